@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rdma
+
+import "errors"
+
+// Errors of the verbs. Providers wrap them with what was being done.
+var (
+	ErrClosed       = errors.New("rdma: object is closed")
+	ErrInvalid      = errors.New("rdma: invalid argument")
+	ErrState        = errors.New("rdma: not allowed in this queue pair state")
+	ErrQueueFull    = errors.New("rdma: queue is full")
+	ErrNoResources  = errors.New("rdma: device has no resources left")
+	ErrNotSupported = errors.New("rdma: not supported by this device")
+	ErrBusy         = errors.New("rdma: object is still in use")
+	ErrCQOverrun    = errors.New("rdma: completion queue overrun")
+)

@@ -1,0 +1,315 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rdma
+
+import (
+	"fmt"
+	"time"
+)
+
+// Device is an RDMA device with one port, shared by everyone who opens it.
+type Device interface {
+	// Name is the device's name, as in "rocep1s0f0" or "soft0".
+	Name() string
+	// Attr returns the device's capabilities; they do not change.
+	Attr() DeviceAttr
+	// Port returns the port's state now.
+	Port() PortAttr
+	// GIDs returns the port's GID table now.
+	GIDs() []GIDEntry
+	// Open gives a context that owns what is created from it.
+	Open() (Context, error)
+}
+
+// Context is one user's open device.
+type Context interface {
+	Device() Device
+	// AllocPD makes a protection domain: keys and queue pairs of one domain
+	// do not work with another's.
+	AllocPD() (PD, error)
+	// CreateCQ makes a completion queue of at least depth entries.
+	CreateCQ(depth int) (CQ, error)
+	// Events delivers asynchronous events. The channel is bounded; a reader
+	// that does not keep up loses the oldest port events, never QP events of
+	// a queue pair it still owns. It is closed by Close.
+	Events() <-chan AsyncEvent
+	// Close destroys all that the context still owns.
+	Close() error
+}
+
+// PD is a protection domain.
+type PD interface {
+	// AllocMR maps size bytes of zeroed memory outside the Go heap, rounded
+	// up to whole pages, and registers them.
+	AllocMR(sizeBytes int, access Access) (MR, error)
+	// CreateQP makes an RC queue pair in state RESET.
+	CreateQP(cfg QPConfig) (QP, error)
+	// Close fails while regions or queue pairs exist.
+	Close() error
+}
+
+// MR is a registered memory region.
+type MR interface {
+	// Bytes is the memory. It must not be used after Close.
+	Bytes() []byte
+	// Addr is the address that work requests and peers use for Bytes()[0].
+	Addr() uint64
+	LKey() LKey
+	RKey() RKey
+	// Close deregisters first, so that no packet can touch the memory, and
+	// then unmaps it.
+	Close() error
+}
+
+// CQ is a completion queue.
+type CQ interface {
+	// Poll moves up to len(dst) completions to dst. It never blocks.
+	// A CQ that overran returns ErrCQOverrun for good.
+	Poll(dst []WC) (int, error)
+	// Arm asks for one notification at the next completion; with
+	// solicitedOnly only for completions of sends with SendSolicited at the
+	// peer, and for errors.
+	Arm(solicitedOnly bool) error
+	// Notify has a token after the completion that Arm asked for.
+	Notify() <-chan struct{}
+	Close() error
+}
+
+// QPConfig describes a queue pair to be made.
+type QPConfig struct {
+	SendCQ, RecvCQ CQ
+	MaxSendWR      int
+	MaxRecvWR      int
+	MaxSGE         int // per work request, sends; receives have one
+}
+
+// QP is an RC queue pair.
+type QP interface {
+	Num() QPN
+	State() QPState
+	// Modify moves the queue pair to attr.State with the attributes of that
+	// transition (see QPAttr); the others are ignored. A transition that IBTA
+	// does not allow is an error and changes nothing.
+	Modify(attr QPAttr) error
+	// PostSend queues work requests in order and returns how many were
+	// taken; fewer than len(wrs) only with an error. Allowed in RTS; in ERR
+	// the requests complete with StatusFlushed. The slices inside wrs belong
+	// to the caller again when it returns; the memory they address must stay
+	// unchanged until the completion.
+	PostSend(wrs []SendWR) (int, error)
+	// PostRecv queues receive buffers; allowed from INIT on.
+	PostRecv(wrs []RecvWR) (int, error)
+	// Close destroys the queue pair: afterwards no packet of it touches
+	// memory, and outstanding requests do not complete.
+	Close() error
+}
+
+// QPState is a queue pair's state (IBTA 10.3.1).
+type QPState uint8
+
+// Queue pair states.
+//
+//	RESET --> INIT --> RTR --> RTS
+//	  ^        |        |       |      any error, or Modify
+//	  |        +--------+-------+--> ERR
+//	  +--- Modify(RESET), from every state
+const (
+	QPReset QPState = iota
+	QPInit          // receives may be posted
+	QPRTR           // ready to receive: the responder works
+	QPRTS           // ready to send: the requester works too
+	QPError         // everything outstanding is flushed
+)
+
+func (s QPState) String() string {
+	switch s {
+	case QPReset:
+		return "RESET"
+	case QPInit:
+		return "INIT"
+	case QPRTR:
+		return "RTR"
+	case QPRTS:
+		return "RTS"
+	case QPError:
+		return "ERR"
+	}
+	return fmt.Sprintf("QPState(%d)", uint8(s))
+}
+
+// QPAttr are the attributes of a transition; the comments say which state
+// takes which.
+type QPAttr struct {
+	State QPState
+
+	// INIT
+	Access Access // what peers may do through this queue pair
+
+	// RTR
+	Path        Path
+	DestQPN     QPN
+	RQPSN       PSN // first PSN expected from the peer
+	MTU         MTU
+	MinRNRTimer uint8 // 5-bit code of IBTA table 46, sent in RNR NAKs
+
+	// RTS
+	SQPSN      PSN   // first PSN sent
+	Timeout    uint8 // ACK timeout 4.096 us * 2^Timeout; 0: none
+	RetryCount uint8 // retransmissions before the queue pair fails, 0 to 7
+	RNRRetry   uint8 // RNR retries, 0 to 6; 7: without end
+}
+
+// Path says how packets reach the peer.
+type Path struct {
+	SGIDIndex    int // row of the local GID table
+	DGID         GID
+	DMAC         MAC // next hop; software providers do not need it
+	HopLimit     uint8
+	TrafficClass uint8
+	FlowLabel    uint32
+}
+
+// Opcode is the operation of a work request or completion.
+type Opcode uint8
+
+// Operations.
+const (
+	OpSend Opcode = iota
+	OpWrite
+	OpWriteImm
+	OpRead
+	OpRecv         // completion: a SEND arrived
+	OpRecvWriteImm // completion: a WRITE with immediate arrived
+)
+
+func (o Opcode) String() string {
+	switch o {
+	case OpSend:
+		return "SEND"
+	case OpWrite:
+		return "RDMA_WRITE"
+	case OpWriteImm:
+		return "RDMA_WRITE_WITH_IMM"
+	case OpRead:
+		return "RDMA_READ"
+	case OpRecv:
+		return "RECV"
+	case OpRecvWriteImm:
+		return "RECV_RDMA_WITH_IMM"
+	}
+	return fmt.Sprintf("Opcode(%d)", uint8(o))
+}
+
+// SendFlags modify a send work request.
+type SendFlags uint8
+
+// Send flags.
+const (
+	SendSignaled  SendFlags = 1 << iota // completes in the send CQ even on success
+	SendSolicited                       // sets the solicited event bit
+	SendInline                          // memory is copied at posting and needs no LKey; up to MaxInline bytes
+)
+
+// SGE is one piece of registered memory.
+type SGE struct {
+	Addr   uint64
+	Length uint32
+	LKey   LKey
+}
+
+// SendWR is a send work request.
+type SendWR struct {
+	ID         uint64 // returned in WC.ID
+	Op         Opcode // OpSend, OpWrite, OpWriteImm, OpRead
+	Flags      SendFlags
+	SGL        []SGE  // gathered; for OpRead one entry to be filled
+	Inline     []byte // the payload instead of SGL, with SendInline
+	Imm        uint32 // OpWriteImm
+	RemoteAddr uint64 // OpWrite, OpWriteImm, OpRead
+	RKey       RKey
+}
+
+// RecvWR is a receive buffer. One SEND or WRITE with immediate takes one.
+type RecvWR struct {
+	ID  uint64
+	SGE SGE
+}
+
+// WC is a work completion.
+type WC struct {
+	ID      uint64
+	Status  Status
+	Op      Opcode
+	Bytes   uint32 // received, or read; valid on success
+	Imm     uint32
+	HasImm  bool
+	QPN     QPN // the local queue pair
+	SrcQP   QPN // the sender's
+	Vendor  uint32
+	Solicit bool // the packet had the solicited event bit
+}
+
+// Status tells how a work request ended.
+type Status uint8
+
+// Completion statuses (IBTA 11.6.2).
+const (
+	StatusSuccess        Status = iota
+	StatusLocalLength           // message longer than the receive buffer, or local request too long
+	StatusLocalProtect          // LKey, bounds or access of a local SGE
+	StatusLocalQP               // internal QP error
+	StatusFlushed               // the QP went to ERR before the request was done
+	StatusRemoteInvalid         // peer: NAK invalid request
+	StatusRemoteAccess          // peer: NAK remote access error
+	StatusRemoteOp              // peer: NAK remote operational error
+	StatusRetryExceeded         // no answer after all retransmissions
+	StatusRNRRetryExceeded      // peer had no receive buffer after all RNR retries
+)
+
+func (s Status) String() string {
+	names := [...]string{
+		"success", "local length error", "local protection error", "local QP operation error",
+		"work request flushed", "remote invalid request error", "remote access error",
+		"remote operation error", "transport retry counter exceeded", "RNR retry counter exceeded",
+	}
+	if int(s) < len(names) {
+		return names[s]
+	}
+	return fmt.Sprintf("Status(%d)", uint8(s))
+}
+
+// EventKind is the kind of an asynchronous event.
+type EventKind uint8
+
+// Asynchronous events.
+const (
+	EventPortActive  EventKind = iota // the port works (again)
+	EventPortDown                     // the port lost its carrier or address
+	EventQPFatal                      // a QP went to ERR for a reason of its own
+	EventPathDown                     // the peer of a QP cannot be reached
+	EventDeviceFatal                  // the device is gone; close the context
+)
+
+func (k EventKind) String() string {
+	names := [...]string{"port active", "port down", "QP fatal", "path down", "device fatal"}
+	if int(k) < len(names) {
+		return names[k]
+	}
+	return fmt.Sprintf("EventKind(%d)", uint8(k))
+}
+
+// AsyncEvent is an event that belongs to no work request.
+type AsyncEvent struct {
+	Kind EventKind
+	QPN  QPN // for QP and path events
+	Err  error
+}
+
+// ACKTimeout returns the duration of an IBTA timeout code, 4.096 us * 2^code;
+// 0 for code 0, which means that no timer runs.
+func ACKTimeout(code uint8) time.Duration {
+	if code == 0 {
+		return 0
+	}
+	return 4096 * time.Nanosecond << (code & 31)
+}
