@@ -254,16 +254,16 @@ type Status uint8
 
 // Completion statuses (IBTA 11.6.2).
 const (
-	StatusSuccess        Status = iota
-	StatusLocalLength           // message longer than the receive buffer, or local request too long
-	StatusLocalProtect          // LKey, bounds or access of a local SGE
-	StatusLocalQP               // internal QP error
-	StatusFlushed               // the QP went to ERR before the request was done
-	StatusRemoteInvalid         // peer: NAK invalid request
-	StatusRemoteAccess          // peer: NAK remote access error
-	StatusRemoteOp              // peer: NAK remote operational error
-	StatusRetryExceeded         // no answer after all retransmissions
-	StatusRNRRetryExceeded      // peer had no receive buffer after all RNR retries
+	StatusSuccess          Status = iota
+	StatusLocalLength             // message longer than the receive buffer, or local request too long
+	StatusLocalProtect            // LKey, bounds or access of a local SGE
+	StatusLocalQP                 // internal QP error
+	StatusFlushed                 // the QP went to ERR before the request was done
+	StatusRemoteInvalid           // peer: NAK invalid request
+	StatusRemoteAccess            // peer: NAK remote access error
+	StatusRemoteOp                // peer: NAK remote operational error
+	StatusRetryExceeded           // no answer after all retransmissions
+	StatusRNRRetryExceeded        // peer had no receive buffer after all RNR retries
 )
 
 func (s Status) String() string {
