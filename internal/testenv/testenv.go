@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package testenv says what a test needs from the machine it runs on.
+//
+//	func TestRedirect(t *testing.T) {
+//		testenv.Need(t, testenv.Root, testenv.NetAdmin, testenv.Nftables)
+//		...
+//	}
+//
+// A test whose needs are not met is skipped, with the reason. A skip must not
+// hide a hole in continuous integration: there KUBE_SMCR_CI_REQUIRE lists,
+// separated by commas, the requirements the machine is known to meet ("root",
+// "bpf", "program:tshark", or "all"), and an unmet requirement of that list
+// fails the test.
+//
+// Every skip of this repository goes through this package.
+package testenv
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// RequireEnv is the environment variable that lists the requirements whose
+// absence is a failure and not a skip.
+const RequireEnv = "KUBE_SMCR_CI_REQUIRE"
+
+// A Requirement is one thing a test needs from its machine. Its text is the
+// name that [RequireEnv] lists.
+type Requirement string
+
+const (
+	// Root is user id 0.
+	Root Requirement = "root"
+	// NetAdmin is CAP_NET_ADMIN and CAP_SYS_ADMIN: the test makes network
+	// namespaces, links, addresses and routes.
+	NetAdmin Requirement = "netadmin"
+	// BPF is the bpf system call with the right to load network programs and
+	// to attach them to a cgroup v2.
+	BPF Requirement = "bpf"
+	// Nftables is nf_tables in the kernel, and the right to use it.
+	Nftables Requirement = "nftables"
+	// Tshark is the tshark program.
+	Tshark Requirement = programPrefix + "tshark"
+)
+
+const programPrefix = "program:"
+
+// Program is the requirement that the program called name is in PATH.
+func Program(name string) Requirement {
+	return Requirement(programPrefix + name)
+}
+
+// Need skips the test at the first requirement that this machine does not
+// meet, or fails it when [RequireEnv] lists that requirement.
+func Need(t testing.TB, reqs ...Requirement) {
+	t.Helper()
+	for _, r := range reqs {
+		err := r.check()
+		if err == nil {
+			continue
+		}
+		if listed(os.Getenv(RequireEnv), r) {
+			t.Fatalf("needs %s, which %s lists as required: %v", r, RequireEnv, err)
+		}
+		t.Skipf("needs %s: %v", r, err)
+	}
+}
+
+// listed reports whether a list as in [RequireEnv] contains r.
+func listed(list string, r Requirement) bool {
+	for name := range strings.SplitSeq(list, ",") {
+		switch strings.ToLower(strings.TrimSpace(name)) {
+		case "":
+		case "all", strings.ToLower(string(r)):
+			return true
+		}
+	}
+	return false
+}
+
+// check returns nil if the machine meets r, and otherwise what is missing.
+func (r Requirement) check() error {
+	if name, ok := strings.CutPrefix(string(r), programPrefix); ok {
+		if _, err := exec.LookPath(name); err != nil {
+			return fmt.Errorf("find program: %w", err)
+		}
+		return nil
+	}
+	switch r {
+	case Root:
+		if uid := os.Getuid(); uid != 0 {
+			return fmt.Errorf("user id is %d, not 0", uid)
+		}
+		return nil
+	case NetAdmin:
+		return haveCaps(capNetAdmin, capSysAdmin)
+	case BPF:
+		return checkBPF()
+	case Nftables:
+		return checkNftables()
+	default:
+		return errors.New("unknown requirement")
+	}
+}
+
+// haveCaps returns an error that names the first of caps that this process
+// does not have in its effective set.
+func haveCaps(caps ...capability) error {
+	status, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		return fmt.Errorf("read capabilities: %w", err)
+	}
+	set, err := effectiveCaps(string(status))
+	if err != nil {
+		return err
+	}
+	for _, c := range caps {
+		if set&(1<<c) == 0 {
+			return fmt.Errorf("%v is missing", c)
+		}
+	}
+	return nil
+}
+
+// effectiveCaps reads the CapEff line of /proc/self/status.
+func effectiveCaps(status string) (uint64, error) {
+	for line := range strings.Lines(status) {
+		hex, ok := strings.CutPrefix(line, "CapEff:")
+		if !ok {
+			continue
+		}
+		set, err := strconv.ParseUint(strings.TrimSpace(hex), 16, 64)
+		if err != nil {
+			return 0, fmt.Errorf("parse CapEff of /proc/self/status: %w", err)
+		}
+		return set, nil
+	}
+	return 0, errors.New("no CapEff line in /proc/self/status")
+}
+
+// A capability is a bit number of a Linux capability set.
+type capability uint
+
+const (
+	capNetAdmin capability = 12
+	capSysAdmin capability = 21
+	capBPF      capability = 39
+)
+
+// String returns the name the manual page gives the capability.
+func (c capability) String() string {
+	switch c {
+	case capNetAdmin:
+		return "CAP_NET_ADMIN"
+	case capSysAdmin:
+		return "CAP_SYS_ADMIN"
+	case capBPF:
+		return "CAP_BPF"
+	default:
+		return fmt.Sprintf("capability %d", uint(c))
+	}
+}
