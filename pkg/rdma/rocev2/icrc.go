@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rocev2
+
+import (
+	"encoding/binary"
+	"hash/crc32"
+	"net/netip"
+)
+
+// Flow is the addresses that the ICRC of a packet covers: both IPv4 or both
+// IPv6, as the packet has them.
+type Flow struct {
+	Src, Dst         netip.Addr
+	SrcPort, DstPort uint16
+}
+
+const (
+	ipv4HeaderLen = 20
+	ipv6HeaderLen = 40
+	udpHeaderLen  = 8
+	lrhDummyLen   = 8 // RoCEv2 annex A17: the CRC starts with 64 one bits
+)
+
+// ICRC computes the invariant CRC of one flow's packets (IBTA annex A17): the
+// Ethernet CRC-32 over 64 one bits, the IP and UDP headers and the packet
+// from BTH to pad, with all that routers may change (TOS or traffic class,
+// TTL or hop limit, flow label, checksums, and BTH byte 4 with the congestion
+// marks) taken as ones.
+//
+// CRCs are linear: the CRC of a header with some lengths and ID is that of
+// the header with zeros, xor what each of these fields adds. So the headers
+// cost six table look-ups per packet.
+//
+// The IPv4 header is taken to have the don't-fragment bit and no options, as
+// the annex demands. An ICRC is a value; it is safe for concurrent use.
+type ICRC struct {
+	base uint32 // register after the headers with all lengths and ID zero
+	v6   bool
+}
+
+// NewICRC prepares the ICRC of a flow.
+func NewICRC(f Flow) ICRC {
+	var h [lrhDummyLen + ipv6HeaderLen + udpHeaderLen]byte
+	b := h[:0]
+	for range lrhDummyLen {
+		b = append(b, 0xff)
+	}
+	v6 := !f.Src.Is4()
+	if v6 {
+		src, dst := f.Src.As16(), f.Dst.As16()
+		b = append(b, 0x6f, 0xff, 0xff, 0xff, 0, 0, 17, 0xff)
+		b = append(b, src[:]...)
+		b = append(b, dst[:]...)
+	} else {
+		src, dst := f.Src.As4(), f.Dst.Unmap().As4()
+		b = append(b, 0x45, 0xff, 0, 0, 0, 0, 0x40, 0, 0xff, 17, 0xff, 0xff)
+		b = append(b, src[:]...)
+		b = append(b, dst[:]...)
+	}
+	b = binary.BigEndian.AppendUint16(b, f.SrcPort)
+	b = binary.BigEndian.AppendUint16(b, f.DstPort)
+	b = append(b, 0, 0, 0xff, 0xff)
+	return ICRC{base: crc32.ChecksumIEEE(b), v6: v6}
+}
+
+// icrcTables are what each byte value at the position of a header field adds
+// to the CRC register after the UDP header.
+type icrcTables struct {
+	udpLen, ip4Len, ip4ID, ip6Len [2][256]uint32
+}
+
+// icrcTable is a constant table.
+var icrcTable = makeICRCTables()
+
+func makeICRCTables() *icrcTables {
+	t := new(icrcTables)
+	// The distances from the field's first byte to the end of the headers.
+	fill := func(dst *[2][256]uint32, distance int) {
+		for i := range dst {
+			for v := range dst[i] {
+				r := crc32.IEEETable[v]
+				for range distance - i - 1 {
+					r = crc32.IEEETable[r&0xff] ^ r>>8
+				}
+				dst[i][v] = r
+			}
+		}
+	}
+	fill(&t.udpLen, 4)
+	fill(&t.ip4Len, ipv4HeaderLen+udpHeaderLen-2)
+	fill(&t.ip4ID, ipv4HeaderLen+udpHeaderLen-4)
+	fill(&t.ip6Len, ipv6HeaderLen+udpHeaderLen-4)
+	return t
+}
+
+func look(t *[2][256]uint32, v int) uint32 {
+	return t[0][v>>8&0xff] ^ t[1][v&0xff]
+}
+
+// Begin returns the CRC over the headers of a packet whose UDP payload, ICRC
+// included, is n bytes. ipID is ignored for IPv6. Continue with [AddHeader],
+// crc32.Update over the payload and pad, and append the result in little
+// endian order.
+func (c *ICRC) Begin(ipID uint16, n int) uint32 {
+	t := icrcTable
+	udp := n + udpHeaderLen
+	crc := c.base ^ look(&t.udpLen, udp)
+	if c.v6 {
+		return crc ^ look(&t.ip6Len, udp)
+	}
+	return crc ^ look(&t.ip4Len, udp+ipv4HeaderLen) ^ look(&t.ip4ID, int(ipID))
+}
+
+// AddHeader continues crc over BTH and extended headers.
+func AddHeader(crc uint32, hdr []byte) uint32 {
+	t := crc32.IEEETable
+	r := ^crc
+	for i, v := range hdr {
+		if i == 4 { // FECN, BECN and reserved bits: variant
+			v = 0xff
+		}
+		r = t[byte(r)^v] ^ r>>8
+	}
+	return ^r
+}
+
+// Sum returns the ICRC of a packet in pieces. hdr is BTH and extended
+// headers, pad the number of pad bytes.
+func (c *ICRC) Sum(ipID uint16, hdr []byte, payload [][]byte, pad int) uint32 {
+	n := len(hdr) + pad + ICRCLen
+	for _, p := range payload {
+		n += len(p)
+	}
+	crc := AddHeader(c.Begin(ipID, n), hdr)
+	for _, p := range payload {
+		crc = crc32.Update(crc, crc32.IEEETable, p)
+	}
+	return addZeros(crc, pad)
+}
+
+// SumTx returns the ICRC of a packet from PollTx.
+func (c *ICRC) SumTx(ipID uint16, t *TxPacket) uint32 {
+	crc := AddHeader(c.Begin(ipID, t.UDPLen()), t.Hdr[:t.HdrLen])
+	for i := range t.Segs {
+		crc = crc32.Update(crc, crc32.IEEETable, t.Payload[i])
+	}
+	return addZeros(crc, t.Pad)
+}
+
+// addZeros continues crc over n zero bytes.
+func addZeros(crc uint32, n int) uint32 {
+	r := ^crc
+	for range n {
+		r = crc32.IEEETable[byte(r)] ^ r>>8
+	}
+	return ^r
+}
+
+// Check reports whether the ICRC at the end of a UDP payload is right.
+//
+// IPv4 headers have an ID, which the CRC covers and a UDP socket does not
+// show. Check tries idHint; if that does not fit, it accepts the packet if
+// any ID explains the CRC, because the wire's other 16 bits of redundancy
+// still hold: for peers whose IDs cannot be guessed (rxe counts them) the
+// check misses one corruption in 2^16 instead of 2^32, behind the UDP
+// checksum and the Ethernet CRC. IPv6 always has the whole check.
+func (c *ICRC) Check(b []byte, idHint uint16) bool {
+	if len(b) < bthLen+ICRCLen || len(b) > MaxPacketLen {
+		return false
+	}
+	end := len(b) - ICRCLen
+	crc := AddHeader(c.Begin(idHint, len(b)), b[:bthLen])
+	crc = crc32.Update(crc, crc32.IEEETable, b[bthLen:end])
+	diff := crc ^ binary.LittleEndian.Uint32(b[end:])
+	if diff == 0 {
+		return true
+	}
+	if c.v6 {
+		return false
+	}
+	// Take the difference back to where the register met the ID. There it is
+	// the difference of the IDs in the low 16 bits, or the packet is wrong.
+	d := unshift(diff, end+ipv4HeaderLen+udpHeaderLen-4)
+	return d>>16 == 0
+}
+
+// unshift undoes n zero bytes on a register difference: it multiplies by
+// x^(-8n) modulo the CRC polynomial.
+func unshift(r uint32, n int) uint32 {
+	for k := 0; n != 0; k, n = k+1, n>>1 {
+		if n&1 != 0 {
+			r = gfMul(r, unshiftPowers[k])
+		}
+	}
+	return r
+}
+
+// unshiftPowers[k] is x^(-8*2^k), enough for every packet; a constant table.
+var unshiftPowers = makeUnshiftPowers()
+
+const (
+	gfOne     = 1 << 31 // the reflected 1
+	gfPowers  = 13      // 2^13 > MaxPacketLen and headers
+	gfPolyRev = crc32.IEEE
+)
+
+func makeUnshiftPowers() (p [gfPowers]uint32) {
+	// x^-1 is what shifted once gives 1: in the reflected register, one
+	// multiplication by x is a shift to the right with reduction.
+	v := uint32(gfOne)
+	for range 8 {
+		v = gfDivX(v)
+	}
+	for k := range p {
+		p[k] = v
+		v = gfMul(v, v)
+	}
+	return p
+}
+
+// gfDivX divides by x.
+func gfDivX(v uint32) uint32 {
+	if v&gfOne != 0 { // bit 31 of the polynomial is set: it was reduced
+		return (v^gfPolyRev)<<1 | 1
+	}
+	return v << 1
+}
+
+// gfMul multiplies two reflected polynomials modulo the CRC polynomial.
+func gfMul(a, b uint32) uint32 {
+	var r uint32
+	for ; a != 0; a <<= 1 {
+		if a&gfOne != 0 {
+			r ^= b
+		}
+		b = b>>1 ^ gfPolyRev&-(b&1)
+	}
+	return r
+}
