@@ -1,0 +1,77 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# Runs every fuzz target of the module, each for the given time (60s unless
+# told), two at a time on two or more processors. Ends with an error if one
+# finds a failing input; the input stays in the package's testdata/fuzz.
+#
+#   hack/fuzz.sh [TIME] [PACKAGE_PATTERN]
+set -euo pipefail
+
+fuzztime=${1:-60s}
+pattern=${2:-./...}
+go=${GO:-go}
+jobs=$(nproc)
+[ "$jobs" -le 4 ] || jobs=4
+
+# Package and target of each "func FuzzX(f *testing.F)".
+targets=()
+while IFS=$'\t' read -r pkg dir files; do
+	for file in $files; do
+		while read -r name; do
+			targets+=("$pkg $name")
+		done < <(sed -nE 's/^func (Fuzz[A-Za-z0-9_]*)\([a-z]+ \*testing\.F\).*/\1/p' "$dir/$file")
+	done
+done < <("$go" list -f '{{.ImportPath}}	{{.Dir}}	{{range .TestGoFiles}}{{.}} {{end}}{{range .XTestGoFiles}}{{.}} {{end}}' "$pattern")
+
+if [ ${#targets[@]} -eq 0 ]; then
+	echo "fuzz: no target under $pattern" >&2
+	exit 1
+fi
+echo "fuzz: ${#targets[@]} targets, $fuzztime each, $jobs at a time"
+
+logs=$(mktemp -d)
+pids=()
+cleanup() {
+	for pid in "${pids[@]}"; do
+		kill "$pid" 2>/dev/null || true
+	done
+	wait
+	rm -rf "$logs"
+}
+trap cleanup EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
+# run fuzzes target number $1. Seed inputs ran in the tests, so -run matches
+# nothing. The outcome is one line, and the whole log if it failed.
+run() {
+	local pkg=${targets[$1]% *} name=${targets[$1]#* } log=$logs/$1 began=$SECONDS
+	if "$go" test -run='^$' -fuzz="^$name\$" -fuzztime="$fuzztime" -parallel=1 "$pkg" >"$log" 2>&1; then
+		printf 'fuzz: ok   %3d/%d  %-28s %s  %s (%ds)\n' $(($1 + 1)) ${#targets[@]} "$name" "$pkg" \
+			"$(sed -nE 's/.*execs: ([0-9]+).*/\1 execs/p' "$log" | tail -n 1)" $((SECONDS - began))
+		return 0
+	fi
+	printf 'fuzz: FAIL %3d/%d  %s  %s\n' $(($1 + 1)) ${#targets[@]} "$name" "$pkg"
+	sed 's/^/    /' "$log"
+	return 1
+}
+
+failed=0
+for ((i = 0; i < ${#targets[@]}; i++)); do
+	if [ "$(jobs -rp | wc -l)" -ge "$jobs" ]; then
+		wait -n || failed=1
+	fi
+	run "$i" &
+	pids+=($!)
+done
+for pid in "${pids[@]}"; do
+	wait "$pid" || failed=1
+done
+pids=()
+
+if [ "$failed" -ne 0 ]; then
+	echo "fuzz: FAILED in ${SECONDS}s"
+	exit 1
+fi
+echo "fuzz: ok, ${#targets[@]} targets in ${SECONDS}s"
