@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package linux
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// Sizes of the messages of socket diagnosis: struct nlmsghdr, and struct
+// inet_diag_req_v2 behind it.
+const (
+	nlHeaderSize = 16
+	diagReqSize  = 56
+	// tcpListen is the state of a listener, which the kernel returns when no
+	// connection matches.
+	tcpListen = 10
+)
+
+// tupleFree tells whether the calling thread's namespace has no connection,
+// not even one in TIME_WAIT, with these two ends. A kernel without socket
+// diagnosis is taken at its word that it does not know of any.
+func tupleFree(local, remote netip.AddrPort) (bool, error) {
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_INET_DIAG)
+	if errors.Is(err, unix.EPROTONOSUPPORT) {
+		return true, nil
+	}
+	if err != nil {
+		return false, os.NewSyscallError("socket NETLINK_SOCK_DIAG", err)
+	}
+	defer unix.Close(fd)
+	if err := unix.Sendto(fd, appendDiagRequest(nil, local, remote), 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+		return false, os.NewSyscallError("send to NETLINK_SOCK_DIAG", err)
+	}
+	var buf [1024]byte
+	n, _, err := unix.Recvfrom(fd, buf[:], 0)
+	if err != nil {
+		return false, os.NewSyscallError("receive from NETLINK_SOCK_DIAG", err)
+	}
+	return parseDiagAnswer(buf[:n])
+}
+
+// appendDiagRequest appends the question for one exact connection.
+func appendDiagRequest(b []byte, local, remote netip.AddrPort) []byte {
+	fam := byte(unix.AF_INET6)
+	if local.Addr().Is4() {
+		fam = unix.AF_INET
+	}
+	b = binary.NativeEndian.AppendUint32(b, nlHeaderSize+diagReqSize)
+	b = binary.NativeEndian.AppendUint16(b, unix.SOCK_DIAG_BY_FAMILY)
+	b = binary.NativeEndian.AppendUint16(b, unix.NLM_F_REQUEST)
+	b = append(b, make([]byte, 8)...) // sequence and port: one exchange per socket
+
+	b = append(b, fam, unix.IPPROTO_TCP, 0, 0)
+	b = binary.NativeEndian.AppendUint32(b, 1<<32-1) // all states
+	b = binary.BigEndian.AppendUint16(b, local.Port())
+	b = binary.BigEndian.AppendUint16(b, remote.Port())
+	for _, a := range []netip.Addr{local.Addr(), remote.Addr()} {
+		var full [16]byte
+		copy(full[:], a.AsSlice())
+		b = append(b, full[:]...)
+	}
+	b = binary.NativeEndian.AppendUint32(b, 0)          // any interface
+	return binary.NativeEndian.AppendUint64(b, 1<<64-1) // any cookie
+}
+
+// parseDiagAnswer reads the answer: an error, or a socket with its state.
+func parseDiagAnswer(b []byte) (free bool, err error) {
+	if len(b) < nlHeaderSize+4 {
+		return false, fmt.Errorf("socket diagnosis: answer of %d bytes", len(b))
+	}
+	switch binary.NativeEndian.Uint16(b[4:]) {
+	case unix.NLMSG_ERROR:
+		errno := unix.Errno(-int32(binary.NativeEndian.Uint32(b[nlHeaderSize:])))
+		if errno == unix.ENOENT { // no such connection, or no diagnosis of TCP
+			return true, nil
+		}
+		return false, fmt.Errorf("socket diagnosis: %w", errno)
+	case unix.SOCK_DIAG_BY_FAMILY:
+		return b[nlHeaderSize+1] == tcpListen, nil
+	default:
+		return false, fmt.Errorf("socket diagnosis: answer of type %d", binary.NativeEndian.Uint16(b[4:]))
+	}
+}

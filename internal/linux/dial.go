@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package linux
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// DialInNS connects to dst from inside ns. control prepares the socket; local
+// is the address to connect from, or the zero Addr for the kernel's choice.
+// Only the making of the socket happens in the namespace: no thread waits
+// there for the peer.
+func DialInNS(ctx context.Context, ns *NetNS, control Control, local netip.Addr, dst netip.AddrPort) (*net.TCPConn, error) {
+	dst = unmap(dst)
+	var s *rawSocket
+	err := ns.Do(func() (err error) {
+		s, err = newRawSocket(dst.Addr())
+		return err
+	})
+	if err == nil {
+		err = s.prepare(control, local, dst)
+	}
+	var c *net.TCPConn
+	if err == nil {
+		c, err = s.connect(ctx, dst)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("dial in %s: %w", ns, &net.OpError{Op: "dial", Net: "tcp", Addr: net.TCPAddrFromAddrPort(dst), Err: err})
+	}
+	return c, nil
+}
+
+// DialFrom connects to an application at dst, a local address of ns, with
+// client as the source address, so that the application sees who its client
+// is. mark is the redirection's AppMark. The source port is another one than
+// the client's: that pair is taken by the connection from the network.
+func DialFrom(ctx context.Context, ns *NetNS, client netip.Addr, mark uint32, dst netip.AddrPort) (*net.TCPConn, error) {
+	dst, client = unmap(dst), client.Unmap()
+	c, err := dialFrom(ctx, ns, client, mark, dst)
+	if err != nil {
+		return nil, fmt.Errorf("dial in %s: %w", ns, &net.OpError{
+			Op: "dial", Net: "tcp",
+			Source: net.TCPAddrFromAddrPort(netip.AddrPortFrom(client, 0)), Addr: net.TCPAddrFromAddrPort(dst), Err: err,
+		})
+	}
+	return c, nil
+}
+
+func dialFrom(ctx context.Context, ns *NetNS, client netip.Addr, mark uint32, dst netip.AddrPort) (*net.TCPConn, error) {
+	if client.Is4() != dst.Addr().Is4() {
+		return nil, fmt.Errorf("client %v and application %v are of different address families", client, dst)
+	}
+	if client.IsLinkLocalUnicast() {
+		return nil, fmt.Errorf("client address %v is link-local: it cannot be taken on loopback", client)
+	}
+	for range portTries {
+		var s *rawSocket
+		free := false
+		err := ns.Do(func() (err error) {
+			s, free, err = foreignSocket(client, mark, dst)
+			return err
+		})
+		if err != nil {
+			return nil, err
+		}
+		if !free {
+			s.close()
+			continue
+		}
+		c, err := s.connect(ctx, dst)
+		if errors.Is(err, unix.EADDRNOTAVAIL) {
+			continue // the pair of addresses is in TIME_WAIT
+		}
+		return c, err
+	}
+	return nil, ErrNoPort
+}
+
+// foreignSocket makes a socket that is bound to the client's address and a
+// port, and tells whether the application's end of the connection-to-be is
+// free. That is not a matter of course: the client itself chooses its ports
+// from the same range. A SYN that meets an established connection of the
+// client would make its TCP answer with an acknowledgment and ours, in turn,
+// with a reset that fits: it would kill a connection that is not ours.
+// Binding to port 0 makes collisions rare, because Linux prefers odd ports for
+// bind and even ones for connect; the look at the socket table excludes them
+// but for the instant between the look and the SYN.
+func foreignSocket(client netip.Addr, mark uint32, dst netip.AddrPort) (s *rawSocket, free bool, err error) {
+	s, err = newRawSocket(client)
+	if err != nil {
+		return nil, false, err
+	}
+	var local netip.AddrPort
+	err = withFD(s.raw, func(fd int) error {
+		err := errors.Join(setTransparent(fd, client.Is4()), setMark(fd, mark))
+		if err != nil {
+			return err
+		}
+		if err := unix.Bind(fd, sockaddr(netip.AddrPortFrom(client, 0))); err != nil {
+			return os.NewSyscallError("bind", err)
+		}
+		local, err = sockName(fd)
+		return err
+	})
+	if err == nil {
+		free, err = tupleFree(dst, local)
+	}
+	if err != nil {
+		s.close()
+		return nil, false, err
+	}
+	return s, free, nil
+}
+
+// rawSocket is a TCP socket that is not connected yet, known to the network
+// poller. It is owned by one dial.
+type rawSocket struct {
+	f   *os.File
+	raw syscall.RawConn
+}
+
+func newRawSocket(a netip.Addr) (*rawSocket, error) {
+	fam := unix.AF_INET6
+	if a.Is4() {
+		fam = unix.AF_INET
+	}
+	fd, err := unix.Socket(fam, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, unix.IPPROTO_TCP)
+	if err != nil {
+		return nil, os.NewSyscallError("socket", err)
+	}
+	f := os.NewFile(uintptr(fd), "tcp")
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return &rawSocket{f: f, raw: raw}, nil
+}
+
+func (s *rawSocket) close() { _ = s.f.Close() } // never connected: nothing can be lost
+
+// prepare runs control and binds the socket. The port is chosen when the
+// socket connects, so that one port serves many destinations.
+func (s *rawSocket) prepare(control Control, local netip.Addr, dst netip.AddrPort) error {
+	err := Controls(control)(tcpNetwork(dst.Addr()), dst.String(), s.raw)
+	if err == nil && local.IsValid() {
+		err = withFD(s.raw, func(fd int) error {
+			if err := unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_BIND_ADDRESS_NO_PORT, 1); err != nil {
+				return sockopt("IP_BIND_ADDRESS_NO_PORT", err)
+			}
+			return os.NewSyscallError("bind", unix.Bind(fd, sockaddr(netip.AddrPortFrom(local.Unmap(), 0))))
+		})
+	}
+	if err != nil {
+		s.close()
+	}
+	return err
+}
+
+// connect connects and gives the socket to the net package.
+func (s *rawSocket) connect(ctx context.Context, dst netip.AddrPort) (*net.TCPConn, error) {
+	defer s.close() // FileConn works on a duplicate
+	stop := context.AfterFunc(ctx, func() { _ = s.f.SetWriteDeadline(time.Unix(1, 0)) })
+	defer stop()
+	err := withFD(s.raw, func(fd int) error { return unix.Connect(fd, sockaddr(dst)) })
+	if errors.Is(err, unix.EINPROGRESS) || errors.Is(err, unix.EINTR) {
+		err = s.waitConnected()
+	}
+	if cerr := ctx.Err(); err != nil && cerr != nil {
+		return nil, cerr
+	}
+	if err != nil {
+		return nil, os.NewSyscallError("connect", err)
+	}
+	c, err := net.FileConn(s.f)
+	if err != nil {
+		return nil, err
+	}
+	return c.(*net.TCPConn), nil
+}
+
+// waitConnected waits for the end of the handshake. The poller may wake
+// without reason, so the socket is asked each time.
+func (s *rawSocket) waitConnected() error {
+	var err error
+	werr := s.raw.Write(func(fd uintptr) bool {
+		code, gerr := unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_ERROR)
+		switch {
+		case gerr != nil:
+			err = os.NewSyscallError("getsockopt SO_ERROR", gerr)
+			return true
+		case code != 0:
+			err = unix.Errno(code)
+			return true
+		}
+		_, perr := unix.Getpeername(int(fd))
+		return perr == nil
+	})
+	return errors.Join(err, werr)
+}
+
+func unmap(a netip.AddrPort) netip.AddrPort {
+	return netip.AddrPortFrom(a.Addr().Unmap(), a.Port())
+}
+
+// sockaddr is a in the kernel's form. A zone is a number or the name of an
+// interface of the namespace, which only the kernel's own answers use.
+func sockaddr(a netip.AddrPort) unix.Sockaddr {
+	if a.Addr().Is4() {
+		return &unix.SockaddrInet4{Port: int(a.Port()), Addr: a.Addr().As4()}
+	}
+	return &unix.SockaddrInet6{Port: int(a.Port()), Addr: a.Addr().As16()}
+}

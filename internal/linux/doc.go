@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package linux is the kernel room of the node agent: network namespaces,
+// nftables, policy routing, socket options and socket diagnosis live here and
+// nowhere else in internal/.
+//
+// # Namespaces
+//
+// [OpenNetNS] gives a [NetNS], a handle on one network namespace. [NetNS.Do]
+// is the only place of the program that calls setns. A handle keeps its
+// namespace alive, so the owner watches [NetNS.Gone] and closes it.
+//
+// # Redirection
+//
+// [InstallRedirect] puts into one pod's namespace everything that the agent
+// needs there, and a [Redirect] is the handle on it:
+//
+//   - the nftables table inet kube-smcr, always replaced as a whole in one
+//     transaction;
+//   - chain outbound (nat, output) and outbound-to: a new TCP connection to a
+//     selected destination goes to the agent's listener on loopback. The
+//     agent's own sockets (by mark) and everything on the loopback interface
+//     are left alone. The agent learns the destination with [OriginalDst];
+//   - chain inbound (filter, prerouting) and inbound-to: a SYN that carries
+//     the SMC-R option (RFC 7609 appendix A.1: kind 254, E2D4C3D9) goes to the
+//     agent's transparent listener ([ControlTransparent]). A SYN without the
+//     option never leaves its way to the application;
+//   - a rule, a route and a sysctl that bring the answers of the application
+//     back to the agent when it connects under the client's address
+//     ([DialFrom]).
+//
+// # Fail open
+//
+// Every diversion begins with a look into the set "alive", whose one element
+// expires after [RedirectConfig.FailOpenTTL]. The agent renews it
+// ([Redirect.Renew]) about three times per period. An agent that was killed,
+// hangs or was stopped renews nothing, and from then on new connections go
+// straight to where they would go without it. One element instead of a
+// timeout on each destination makes the renewal cost the same for every
+// policy.
+//
+// The kernel resets redirected connections when the last nat chain of a
+// namespace goes away, even for an instant, and cuts them when the last rule
+// goes that needs connection tracking. So [Redirect.Update] replaces the table
+// inside one transaction, [Redirect.Remove] only empties "alive", and only
+// [Sweep] deletes.
+//
+// # Who owns what
+//
+// A Redirect belongs to one attachment of the agent; its methods may be called
+// from several goroutines. The caller owns the listeners and their ports.
+//
+// # Limitations
+//
+// A client that has a link-local IPv6 address cannot be impersonated by
+// DialFrom. Concatenated interval sets need Linux 5.6; [Probe] says what else
+// is missing on a machine. Sweep sets net.ipv4.tcp_fwmark_accept back to 0 if
+// it finds anything of ours, because nothing remembers its value once the
+// agent is dead.
+package linux

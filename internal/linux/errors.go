@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package linux
+
+import (
+	"errors"
+	"fmt"
+)
+
+// Decisions of this package.
+var (
+	// ErrGone means that the network namespace has disappeared: the pod ended.
+	ErrGone = errors.New("network namespace is gone")
+	// ErrClosed means that the handle was closed before.
+	ErrClosed = errors.New("handle is closed")
+	// ErrNoTable means that somebody deleted the table kube-smcr; Update puts
+	// it back.
+	ErrNoTable = errors.New("nftables table " + tableName + " does not exist")
+	// ErrBypassFull means that the negative cache has no room.
+	ErrBypassFull = errors.New("negative cache is full")
+	// ErrNotRedirected means that a connection to the agent's listener was
+	// not diverted but made to the listener itself.
+	ErrNotRedirected = errors.New("connection was not redirected")
+	// ErrNoPort means that there is no local port under which the client can
+	// be impersonated.
+	ErrNoPort = errors.New("no free local port under the client's address")
+)
+
+// A FeatureError names what this kernel or this process lacks, and what to do
+// about it.
+type FeatureError struct {
+	Feature string // for example "nftables: match on a TCP option"
+	Remedy  string // what an administrator does about it
+	Err     error  // what the kernel said
+}
+
+// Error implements error.
+func (e *FeatureError) Error() string {
+	return fmt.Sprintf("%s: %v: %s", e.Feature, e.Err, e.Remedy)
+}
+
+// Unwrap returns what the kernel said.
+func (e *FeatureError) Unwrap() error { return e.Err }
+
+// A ConfigError names the field of a configuration that cannot be used.
+type ConfigError struct {
+	Field  string
+	Reason string
+}
+
+// Error implements error.
+func (e *ConfigError) Error() string { return fmt.Sprintf("redirect: %s: %s", e.Field, e.Reason) }

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package linux
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
+)
+
+// wantClean fails unless the namespace has nothing of ours.
+func wantClean(t *testing.T, ns *NetNS) {
+	t.Helper()
+	conn, err := openNFT(ns)
+	mustDo(t, err)
+	tables, err := conn.ListTables()
+	mustDo(t, err)
+	mustDo(t, conn.CloseLasting())
+	for _, table := range tables {
+		t.Errorf("nftables table %s is left", table.Name)
+	}
+	mustDo(t, inNetlink(ns, func(h *netlink.Handle) error {
+		for _, fam := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+			rules, err := h.RuleList(fam)
+			if err != nil {
+				return err
+			}
+			for _, r := range rules {
+				if r.Table == routeTable || r.Mark != 0 {
+					t.Errorf("rule is left: %v", r)
+				}
+			}
+			routes, err := h.RouteListFiltered(fam, &netlink.Route{Table: routeTable}, netlink.RT_FILTER_TABLE)
+			if err != nil {
+				return err
+			}
+			for _, r := range routes {
+				t.Errorf("route is left: %v", r)
+			}
+		}
+		b, err := os.ReadFile(fwmarkAccept)
+		if s := strings.TrimSpace(string(b)); s != "0" {
+			t.Errorf("tcp_fwmark_accept is left at %s", s)
+		}
+		return err
+	})())
+}
+
+func TestInstallRedirect_failsEachStep(t *testing.T) {
+	ns := newNS(t)
+	boom := errors.New("boom")
+	n := len((&Redirect{ns: ns}).installSteps())
+	for i := range n {
+		r := &Redirect{ns: ns, cfg: testConfig(families[0])}
+		steps := r.installSteps()
+		t.Run(fmt.Sprintf("%d %s", i, steps[i].Name), func(t *testing.T) {
+			before := openFDs(t)
+			steps[i].Do = func() error { return boom }
+			var u Undo
+			if err := u.Run(steps...); !errors.Is(err, boom) || !strings.Contains(err.Error(), steps[i].Name) {
+				t.Fatalf("run: %v, want boom with the name of the step", err)
+			}
+			wantClean(t, ns)
+			if after := openFDs(t); after != before {
+				t.Errorf("%d files are open, %d before", after, before)
+			}
+		})
+	}
+}
+
+func TestUndo(t *testing.T) {
+	var log []string
+	step := func(name string, undo error) Step {
+		return Step{
+			Name: name,
+			Do:   func() error { log = append(log, "do "+name); return nil },
+			Undo: func() error { log = append(log, "undo "+name); return undo },
+		}
+	}
+	boom, stuck := errors.New("boom"), errors.New("stuck")
+	var u Undo
+	mustDo(t, u.Run(step("a", nil)))
+	err := u.Run(step("b", stuck), Step{Name: "c", Do: func() error { return nil }}, Step{Name: "d", Do: func() error { return boom }})
+	if !errors.Is(err, boom) || !errors.Is(err, stuck) {
+		t.Errorf("error %v, want boom and stuck", err)
+	}
+	if diff := cmp.Diff([]string{"do a", "do b", "undo b", "undo a"}, log); diff != "" {
+		t.Error(diff)
+	}
+	log = nil
+	mustDo(t, u.Run(step("a", nil)))
+	u.Keep()
+	mustDo(t, u.Back())
+	if diff := cmp.Diff([]string{"do a"}, log); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestRedirectConfig_Validate(t *testing.T) {
+	for _, c := range []struct {
+		name, field string
+		change      func(*RedirectConfig)
+	}{
+		{"no mark", "Mark", func(c *RedirectConfig) { c.Mark = 0 }},
+		{"no application mark", "AppMark", func(c *RedirectConfig) { c.AppMark = 0 }},
+		{"equal marks", "AppMark", func(c *RedirectConfig) { c.AppMark = c.Mark }},
+		{"no outbound port", "OutboundPort", func(c *RedirectConfig) { c.OutboundPort = 0 }},
+		{"no inbound port", "InboundPort", func(c *RedirectConfig) { c.InboundPort = 0 }},
+		{"equal ports", "InboundPort", func(c *RedirectConfig) { c.InboundPort = c.OutboundPort }},
+		{"short ttl", "FailOpenTTL", func(c *RedirectConfig) { c.FailOpenTTL = time.Millisecond }},
+		{"long ttl", "FailOpenTTL", func(c *RedirectConfig) { c.FailOpenTTL = time.Hour }},
+		{"negative ttl", "FailOpenTTL", func(c *RedirectConfig) { c.FailOpenTTL = -1 }},
+		{"many rules", "Outbound", func(c *RedirectConfig) { c.Outbound = make([]OutboundRule, maxOutboundRules+1) }},
+		{"many ranges", "Inbound", func(c *RedirectConfig) { c.Inbound = make([]PortRange, maxInboundRanges+1) }},
+		{"many port ranges", "Outbound", func(c *RedirectConfig) { c.Outbound[0].Ports = make([]PortRange, maxOutboundRanges+1) }},
+		{"no prefix", "Outbound[0].Prefix", func(c *RedirectConfig) { c.Outbound[0].Prefix = netip.Prefix{} }},
+		{"mapped prefix", "Outbound[0].Prefix", func(c *RedirectConfig) {
+			c.Outbound[0].Prefix = netip.MustParsePrefix("::ffff:10.0.0.0/104")
+		}},
+		{"reversed ports", "Outbound[0].Ports[1]", func(c *RedirectConfig) {
+			c.Outbound[0].Ports = []PortRange{{1, 2}, {4, 3}}
+		}},
+		{"reversed range", "Inbound[0]", func(c *RedirectConfig) { c.Inbound = []PortRange{{2, 1}} }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			cfg := testConfig(families[0])
+			c.change(&cfg)
+			var ce *ConfigError
+			if err := cfg.Validate(); !errors.As(err, &ce) || ce.Field != c.field {
+				t.Fatalf("validate: %v, want a ConfigError of %s", err, c.field)
+			}
+			if _, err := InstallRedirect(nil, cfg); !errors.As(err, &ce) {
+				t.Errorf("install: %v, want a ConfigError", err)
+			}
+		})
+	}
+	cfg := testConfig(families[0])
+	cfg.FailOpenTTL = 0
+	mustDo(t, cfg.Validate())
+}
+
+func TestProbe(t *testing.T) {
+	newNS(t) // has the needs of the probes
+	before := openFDs(t)
+	mustDo(t, Probe())
+	if after := openFDs(t); after != before {
+		t.Errorf("%d files are open, %d before", after, before)
+	}
+	err := feature("f", "remedy", os.ErrInvalid)
+	var fe *FeatureError
+	if !errors.As(err, &fe) || !errors.Is(err, os.ErrInvalid) || !strings.Contains(err.Error(), "remedy") {
+		t.Errorf("feature error is %v", err)
+	}
+}

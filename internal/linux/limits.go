@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package linux
+
+import "time"
+
+const (
+	// maxOutboundRules and maxOutboundRanges bound the policy of one pod: the
+	// compilation takes time proportional to the product of port boundaries
+	// and port ranges.
+	maxOutboundRules  = 256
+	maxOutboundRanges = 512
+	// maxOutboundElements bounds what they compile to, per address family: a
+	// netlink transaction is charged to the send buffer of its socket.
+	maxOutboundElements = 1024
+	// maxInboundRanges bounds the port ranges of one pod, as above.
+	maxInboundRanges = 256
+	// maxBypass bounds the negative cache of one pod and address family. An
+	// application that walks through an address range must not fill kernel
+	// memory; a full cache only costs a fallback. It also has to fit into the
+	// transaction of an Update.
+	maxBypass = 1024
+
+	// DefaultFailOpenTTL is how long a dead or hung agent may hold up new
+	// connections: the time that users call an outage starts above it.
+	DefaultFailOpenTTL = 2 * time.Second
+	// minFailOpenTTL: the kernel keeps set timeouts in jiffies of up to 10 ms,
+	// and the agent must get three renewals into one period.
+	minFailOpenTTL = 100 * time.Millisecond
+	// maxFailOpenTTL is what an operator can still call failing open.
+	maxFailOpenTTL = time.Minute
+	// maxBypassTTL bounds how long a destination that learned SMC-R in the
+	// meantime is still left alone.
+	maxBypassTTL = time.Hour
+
+	// routeTable and rulePriority are ours in a pod's namespace. The number
+	// is that of the RFC: no other tool uses it by default, and it lies
+	// before main (32766) and before source-based routing rules, which the
+	// kernel numbers downwards from there.
+	routeTable   = 7609
+	rulePriority = 7609
+
+	// maxElementsPerMessage keeps a list of set elements, of at most 120 bytes
+	// each, below the 64 KiB of a netlink attribute.
+	maxElementsPerMessage = 256
+	// netlinkBufferBytes holds the largest transaction (about 3000 elements)
+	// and its answers: the kernel takes or refuses a transaction as a whole.
+	netlinkBufferBytes = 1 << 20
+
+	// portTries bounds the search for a local port in DialFrom. Each try
+	// fails with the share of the client's ports that are in use towards this
+	// server port, so eight failures in a row mean exhaustion.
+	portTries = 8
+)

@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package linux
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/google/nftables"
+	"golang.org/x/sys/unix"
+)
+
+// Redirect is what the agent has put into one pod's namespace. Its methods may
+// be called from several goroutines.
+type Redirect struct {
+	ns *NetNS
+
+	mu     sync.Mutex // guards what is below, and makes each transaction whole
+	conn   *nftables.Conn
+	cfg    RedirectConfig
+	bypass map[netip.AddrPort]time.Time // when it ends; to survive an Update
+	closed bool
+}
+
+// InstallRedirect puts the redirection into ns, in place of whatever an
+// earlier agent left there, or leaves nothing behind. The agent's listeners
+// are expected to be ready. Diversion begins at once and ends after
+// FailOpenTTL unless Renew is called.
+//
+// The error unwraps to a *ConfigError if cfg cannot be used and to a
+// *FeatureError if the kernel lacks something.
+func InstallRedirect(ns *NetNS, cfg RedirectConfig) (*Redirect, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	r := &Redirect{ns: ns, cfg: cfg, bypass: map[netip.AddrPort]time.Time{}}
+	var u Undo
+	if err := u.Run(r.installSteps()...); err != nil {
+		return nil, fmt.Errorf("install redirection in %s: %w", ns, err)
+	}
+	u.Keep()
+	return r, nil
+}
+
+// installSteps are the steps of InstallRedirect, the diversion last: nothing
+// is diverted before the way back is ready.
+func (r *Redirect) installSteps() []Step {
+	steps := routingSteps(r.ns, r.cfg.AppMark)
+	return append(steps,
+		Step{
+			Name: "open netlink",
+			Do: func() (err error) {
+				r.conn, err = openNFT(r.ns)
+				return err
+			},
+			Undo: func() error { return r.conn.CloseLasting() },
+		},
+		Step{
+			Name: "replace nftables table " + tableName,
+			Do:   func() error { return explain(r.replaceLocked(r.cfg)) },
+			Undo: func() error { return dropTable(r.conn) },
+		})
+}
+
+// replaceLocked replaces the table in one transaction.
+func (r *Redirect) replaceLocked(cfg RedirectConfig) error {
+	now := time.Now()
+	left := make(map[netip.AddrPort]time.Duration, len(r.bypass))
+	for dst, end := range r.bypass {
+		if d := end.Sub(now); d >= time.Millisecond {
+			left[dst] = d
+		} else {
+			delete(r.bypass, dst)
+		}
+	}
+	rs := newRuleset(r.conn)
+	rs.build(cfg, left)
+	return rs.commit()
+}
+
+// Update puts cfg in force, in one transaction: there is no moment without
+// rules, and established connections are not touched. The negative cache is
+// kept. Update also repairs a table that somebody damaged or deleted. The
+// marks cannot change, because connections carry them.
+func (r *Redirect) Update(cfg RedirectConfig) error {
+	if err := cfg.Validate(); err != nil {
+		return err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return fmt.Errorf("update redirection in %s: %w", r.ns, ErrClosed)
+	}
+	if cfg.Mark != r.cfg.Mark || cfg.AppMark != r.cfg.AppMark {
+		return &ConfigError{Field: "Mark", Reason: "cannot change while the redirection stands: remove it first"}
+	}
+	if err := r.replaceLocked(cfg); err != nil {
+		return fmt.Errorf("update redirection in %s: %w", r.ns, err)
+	}
+	r.cfg = cfg
+	return nil
+}
+
+// Renew keeps the diversion alive for another FailOpenTTL. The error is
+// [ErrNoTable] if somebody deleted the table.
+func (r *Redirect) Renew() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return fmt.Errorf("renew redirection in %s: %w", r.ns, ErrClosed)
+	}
+	// Older kernels do not extend the life of an element that is added again,
+	// and deleting one that has just expired would fail; emptying never does.
+	// Both in one transaction: no packet sees the set empty.
+	s := aliveSet(kubeTable())
+	r.conn.FlushSet(s)
+	if err := r.conn.SetAddElements(s, aliveElement(r.cfg.ttl())); err != nil {
+		return fmt.Errorf("renew redirection in %s: %w", r.ns, err)
+	}
+	if err := r.conn.Flush(); err != nil {
+		return fmt.Errorf("renew redirection in %s: %w", r.ns, noTable(err))
+	}
+	return nil
+}
+
+// Bypass remembers that connections to dst are not worth diverting: for ttl
+// they go straight there. Calling it again starts a new ttl. The error is
+// [ErrBypassFull] if there is no room.
+func (r *Redirect) Bypass(dst netip.AddrPort, ttl time.Duration) error {
+	dst = netip.AddrPortFrom(dst.Addr().Unmap().WithZone(""), dst.Port())
+	if !dst.IsValid() || ttl < time.Millisecond || ttl > maxBypassTTL {
+		return &ConfigError{Field: "Bypass", Reason: fmt.Sprintf("%v for %v: need an address and between 1ms and %v", dst, ttl, maxBypassTTL)}
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return fmt.Errorf("bypass %v in %s: %w", dst, r.ns, ErrClosed)
+	}
+	now := time.Now()
+	if _, ok := r.bypass[dst]; !ok && len(r.bypass) >= maxBypass {
+		for d, end := range r.bypass {
+			if !end.After(now) {
+				delete(r.bypass, d)
+			}
+		}
+		if len(r.bypass) >= maxBypass {
+			return fmt.Errorf("bypass %v in %s: %w", dst, r.ns, ErrBypassFull)
+		}
+	}
+	// Add, delete, add: right whether the element exists, has expired or is
+	// new, on kernels that extend elements and on those that do not.
+	s := bypassSet(kubeTable(), dst.Addr().Is4())
+	elem := []nftables.SetElement{{Key: destinationKey(dst.Addr(), dst.Port()), Timeout: ttl}}
+	if err := errors.Join(r.conn.SetAddElements(s, elem), r.conn.SetDeleteElements(s, elem), r.conn.SetAddElements(s, elem)); err != nil {
+		return fmt.Errorf("bypass %v in %s: %w", dst, r.ns, err)
+	}
+	if err := r.conn.Flush(); err != nil {
+		if errors.Is(err, unix.ENFILE) {
+			err = errors.Join(ErrBypassFull, err)
+		}
+		return fmt.Errorf("bypass %v in %s: %w", dst, r.ns, noTable(err))
+	}
+	r.bypass[dst] = now.Add(ttl)
+	return nil
+}
+
+// Remove ends the diversion of new connections and closes r. It empties the set
+// "alive" and leaves the rest: connections that were redirected and are still
+// open live on. Emptying the chains instead would cut them, because the kernel
+// stops tracking connections in a namespace when the last rule that needs it
+// goes. [Sweep] deletes everything.
+func (r *Redirect) Remove() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return nil
+	}
+	r.conn.FlushSet(aliveSet(kubeTable()))
+	err := r.conn.Flush()
+	if errors.Is(err, unix.ENOENT) {
+		err = nil // the table is gone, and with it the diversion
+	}
+	if err != nil {
+		err = fmt.Errorf("remove redirection from %s: %w", r.ns, err)
+	}
+	return errors.Join(err, r.closeLocked())
+}
+
+// Close gives up r and leaves everything in the namespace as it is: for a
+// namespace that is gone, and for an agent that hands over to its successor.
+func (r *Redirect) Close() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return nil
+	}
+	return r.closeLocked()
+}
+
+func (r *Redirect) closeLocked() error {
+	r.closed = true
+	return r.conn.CloseLasting()
+}
+
+// dropTable deletes the table; a missing one is no error.
+func dropTable(conn *nftables.Conn) error {
+	rs := newRuleset(conn)
+	rs.dropTable()
+	return rs.commit()
+}
+
+// Sweep removes everything that an agent, dead or alive, put into ns. The
+// kernel resets connections that were redirected and are still open. A
+// namespace with nothing of ours in it is left as it is.
+func Sweep(ns *NetNS) error {
+	conn, err := openNFT(ns)
+	if err != nil {
+		return fmt.Errorf("sweep: %w", err)
+	}
+	err = errors.Join(dropTable(conn), conn.CloseLasting(), sweepRouting(ns))
+	if err != nil {
+		return fmt.Errorf("sweep %s: %w", ns, err)
+	}
+	return nil
+}

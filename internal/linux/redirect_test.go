@@ -1,0 +1,279 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package linux
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+)
+
+// outbound sets up a pod with redirection: a server of the peer and the
+// agent's listener both answer with their name.
+func outbound(t *testing.T, f ipFamily, change func(*RedirectConfig)) (pod *NetNS, r *Redirect, dst netip.AddrPort) {
+	t.Helper()
+	pod, peer := newPair(t)
+	server := listen(t, peer, nil, f.peer, 0)
+	answer(t, server, "server")
+	answer(t, listen(t, pod, marked, f.loopback, testOutPort), "agent")
+	cfg := testConfig(f)
+	if change != nil {
+		change(&cfg)
+	}
+	return pod, install(t, pod, cfg), server.Addr().(*net.TCPAddr).AddrPort()
+}
+
+func want(t *testing.T, got, want string) {
+	t.Helper()
+	if got != want {
+		t.Fatalf("the connection reached %q, want %q", got, want)
+	}
+}
+
+func TestRedirect_outboundOriginalDestination(t *testing.T) {
+	for _, f := range families {
+		t.Run(f.name, func(t *testing.T) {
+			pod, _ := newPair(t)
+			agent := listen(t, pod, marked, f.loopback, testOutPort)
+			install(t, pod, testConfig(f))
+			dst := netip.AddrPortFrom(f.peer, 4711) // nothing listens there
+			app := mustDial(t, pod, nil, dst)
+			c := mustAccept(t, agent)
+			got, err := OriginalDst(c)
+			if err != nil || got != dst {
+				t.Fatalf("original destination %v, %v, want %v", got, err, dst)
+			}
+			if got := app.RemoteAddr().(*net.TCPAddr).AddrPort(); got != dst {
+				t.Errorf("the application sees %v as its peer, want %v", got, dst)
+			}
+			if got := app.LocalAddr().(*net.TCPAddr).AddrPort().Addr(); got != f.pod {
+				t.Errorf("the application's own address is %v, want %v", got, f.pod)
+			}
+			exchange(t, app, c)
+		})
+	}
+}
+
+func TestOriginalDst_direct(t *testing.T) {
+	for _, f := range families {
+		t.Run(f.name, func(t *testing.T) {
+			pod, _ := newPair(t)
+			agent := listen(t, pod, marked, f.loopback, testOutPort)
+			install(t, pod, testConfig(f))
+			mustDial(t, pod, nil, netip.AddrPortFrom(f.loopback, testOutPort))
+			if dst, err := OriginalDst(mustAccept(t, agent)); !errors.Is(err, ErrNotRedirected) {
+				t.Fatalf("original destination %v, %v, want ErrNotRedirected", dst, err)
+			}
+		})
+	}
+}
+
+func TestRedirect_leavesAlone(t *testing.T) {
+	for _, f := range families {
+		t.Run(f.name, func(t *testing.T) {
+			pod, _, dst := outbound(t, f, nil)
+			want(t, served(t, pod, nil, dst), "agent")
+			t.Run("the agent's sockets", func(t *testing.T) {
+				want(t, served(t, pod, marked, dst), "server")
+			})
+			t.Run("the agent's sockets towards the application", func(t *testing.T) {
+				own := listen(t, pod, nil, f.pod, 0)
+				answer(t, own, "own")
+				want(t, served(t, pod, ControlMark(testAppMark), own.Addr().(*net.TCPAddr).AddrPort()), "own")
+			})
+			t.Run("loopback", func(t *testing.T) {
+				own := listen(t, pod, nil, f.pod, 0)
+				answer(t, own, "own")
+				want(t, served(t, pod, nil, own.Addr().(*net.TCPAddr).AddrPort()), "own")
+			})
+		})
+	}
+}
+
+func TestRedirect_selects(t *testing.T) {
+	for _, f := range families {
+		port := func(p uint16) []PortRange { return []PortRange{{p, p}} }
+		exact := netip.PrefixFrom(f.peer, f.peer.BitLen())
+		for _, c := range []struct {
+			name  string
+			rules func(port uint16) []OutboundRule
+			want  string
+		}{
+			{"nothing", func(uint16) []OutboundRule { return nil }, "server"},
+			{"prefix", func(uint16) []OutboundRule { return []OutboundRule{{Prefix: f.all()}} }, "agent"},
+			{"host", func(uint16) []OutboundRule { return []OutboundRule{{Prefix: exact}} }, "agent"},
+			{"everything", func(uint16) []OutboundRule {
+				return []OutboundRule{{Prefix: netip.PrefixFrom(f.pod, 0)}}
+			}, "agent"},
+			{"port", func(p uint16) []OutboundRule { return []OutboundRule{{Prefix: f.all(), Ports: port(p)}} }, "agent"},
+			{"another port", func(p uint16) []OutboundRule {
+				return []OutboundRule{{Prefix: f.all(), Ports: port(p + 1)}}
+			}, "server"},
+			{"another host", func(uint16) []OutboundRule {
+				return []OutboundRule{{Prefix: netip.PrefixFrom(f.peer.Next().Next(), f.peer.BitLen())}}
+			}, "server"},
+			{"excluded host", func(uint16) []OutboundRule {
+				return []OutboundRule{{Prefix: exact, Exclude: true}, {Prefix: f.all()}}
+			}, "server"},
+			{"excluded port", func(p uint16) []OutboundRule {
+				return []OutboundRule{{Prefix: f.all()}, {Prefix: f.all(), Ports: port(p), Exclude: true}}
+			}, "server"},
+			{"another port excluded", func(p uint16) []OutboundRule {
+				return []OutboundRule{{Prefix: f.all()}, {Prefix: f.all(), Ports: port(p + 1), Exclude: true}}
+			}, "agent"},
+			{"overlapping", func(p uint16) []OutboundRule {
+				return []OutboundRule{
+					{Prefix: f.all(), Ports: []PortRange{{1, 65535}}}, {Prefix: exact, Ports: []PortRange{{p, 65535}}},
+				}
+			}, "agent"},
+		} {
+			t.Run(f.name+"/"+c.name, func(t *testing.T) {
+				pod, r, dst := outbound(t, f, nil)
+				cfg := testConfig(f)
+				cfg.Outbound = c.rules(dst.Port())
+				mustDo(t, r.Update(cfg))
+				want(t, served(t, pod, nil, dst), c.want)
+			})
+		}
+	}
+}
+
+func TestRedirect_bypass(t *testing.T) {
+	for _, f := range families {
+		t.Run(f.name, func(t *testing.T) {
+			pod, r, dst := outbound(t, f, nil)
+			mustDo(t, r.Bypass(dst, time.Minute))
+			want(t, served(t, pod, nil, dst), "server")
+			mustDo(t, r.Update(testConfig(f)))
+			want(t, served(t, pod, nil, dst), "server") // the cache outlives an update
+			// Again, and shorter: the new time counts.
+			mustDo(t, r.Bypass(dst, 50*time.Millisecond))
+			waitFor(t, "the end of the bypass", func() bool { return served(t, pod, nil, dst) == "agent" })
+			mustDo(t, r.Bypass(dst, time.Minute)) // the element has expired, and may still be there
+			want(t, served(t, pod, nil, dst), "server")
+		})
+	}
+}
+
+func TestRedirect_bypassLimit(t *testing.T) {
+	ns := newNS(t)
+	r := install(t, ns, testConfig(families[0]))
+	for i := range maxBypass {
+		r.bypass[netip.AddrPortFrom(families[0].peer, uint16(i))] = time.Now().Add(time.Hour)
+	}
+	dst := netip.AddrPortFrom(families[0].peer, maxBypass)
+	if err := r.Bypass(dst, time.Second); !errors.Is(err, ErrBypassFull) {
+		t.Fatalf("bypass: %v, want ErrBypassFull", err)
+	}
+	mustDo(t, r.Bypass(netip.AddrPortFrom(families[0].peer, 1), time.Second)) // known: no new room needed
+	r.bypass[netip.AddrPortFrom(families[0].peer, 2)] = time.Now().Add(-time.Second)
+	mustDo(t, r.Bypass(dst, time.Second)) // an expired one makes room
+	if err := r.Update(testConfig(families[0])); err != nil {
+		t.Fatalf("update with a full cache: %v", err)
+	}
+}
+
+func TestRedirect_failsOpen(t *testing.T) {
+	for _, f := range families {
+		t.Run(f.name, func(t *testing.T) {
+			const ttl = 500 * time.Millisecond
+			pod, r, dst := outbound(t, f, func(c *RedirectConfig) { c.FailOpenTTL = ttl })
+			stop := time.Now().Add(3 * ttl)
+			for time.Now().Before(stop) { // renewed: diverted beyond the ttl
+				mustDo(t, r.Renew())
+				want(t, served(t, pod, nil, dst), "agent")
+			}
+			mustDo(t, r.Renew())
+			last := time.Now()
+			waitFor(t, "failing open", func() bool { return served(t, pod, nil, dst) == "server" })
+			if d := time.Since(last); d < ttl/2 || d > ttl+2*time.Second {
+				t.Errorf("failed open after %v, want about %v", d, ttl)
+			}
+			mustDo(t, r.Renew()) // the agent is back
+			want(t, served(t, pod, nil, dst), "agent")
+		})
+	}
+}
+
+func TestRedirect_updateKeepsConnections(t *testing.T) {
+	for _, f := range families {
+		t.Run(f.name, func(t *testing.T) {
+			pod, peer := newPair(t)
+			agent := listen(t, pod, marked, f.loopback, testOutPort)
+			server := listen(t, peer, nil, f.peer, 0)
+			r := install(t, pod, testConfig(f))
+			dst := server.Addr().(*net.TCPAddr).AddrPort()
+			app := mustDial(t, pod, nil, dst)
+			carried := mustAccept(t, agent)
+			wire := mustDial(t, pod, marked, dst)
+			remote := mustAccept(t, server)
+			for range 60 {
+				mustDo(t, r.Update(testConfig(f)))
+				exchange(t, app, carried)
+				exchange(t, wire, remote)
+			}
+			mustDo(t, r.Remove())
+			exchange(t, app, carried)
+			exchange(t, wire, remote)
+		})
+	}
+}
+
+func TestRedirect_repairsTable(t *testing.T) {
+	f := families[0]
+	pod, r, dst := outbound(t, f, nil)
+	mustDo(t, dropTable(r.conn))
+	if err := r.Renew(); !errors.Is(err, ErrNoTable) {
+		t.Errorf("renew: %v, want ErrNoTable", err)
+	}
+	if err := r.Bypass(dst, time.Second); !errors.Is(err, ErrNoTable) {
+		t.Errorf("bypass: %v, want ErrNoTable", err)
+	}
+	want(t, served(t, pod, nil, dst), "server")
+	mustDo(t, r.Update(testConfig(f)))
+	want(t, served(t, pod, nil, dst), "agent")
+	mustDo(t, r.Renew())
+}
+
+func TestRedirect_largePolicy(t *testing.T) {
+	f := families[0]
+	pod, r, dst := outbound(t, f, nil)
+	cfg := testConfig(f)
+	for i := range maxOutboundRules - 1 {
+		cfg.Outbound = append(cfg.Outbound, OutboundRule{
+			Prefix: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 3, byte(i), 0}), 24),
+		})
+	}
+	cfg.InboundAll = false
+	for i := range maxInboundRanges {
+		cfg.Inbound = append(cfg.Inbound, PortRange{uint16(2 * i), uint16(2 * i)})
+	}
+	mustDo(t, r.Update(cfg))
+	want(t, served(t, pod, nil, dst), "agent")
+}
+
+func TestRedirect_removeAndSweep(t *testing.T) {
+	f := families[0]
+	pod, r, dst := outbound(t, f, nil)
+	want(t, served(t, pod, nil, dst), "agent")
+	mustDo(t, r.Remove())
+	want(t, served(t, pod, nil, dst), "server")
+	mustDo(t, r.Remove())
+	for name, err := range map[string]error{
+		"Renew": r.Renew(), "Update": r.Update(testConfig(f)), "Bypass": r.Bypass(dst, time.Second),
+	} {
+		if !errors.Is(err, ErrClosed) {
+			t.Errorf("%s: %v, want ErrClosed", name, err)
+		}
+	}
+	mustDo(t, Sweep(pod))
+	wantClean(t, pod)
+	mustDo(t, Sweep(pod)) // nothing there
+	// A dead agent's table, half of it from another version.
+	r = install(t, pod, testConfig(f))
+	mustDo(t, r.Close())
+	install(t, pod, testConfig(f))
+	want(t, served(t, pod, nil, dst), "agent")
+}

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package linux
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// fwmarkAccept makes accepted connections inherit the mark of their SYN, so
+// that the application's answers carry the mark of the agent's connection. It
+// covers IPv6 too.
+const fwmarkAccept = "/proc/sys/net/ipv4/tcp_fwmark_accept"
+
+// routingSteps bring the answers of an application, whose peer is a socket of
+// this machine that was bound to the client's address, to loopback: "ip rule
+// fwmark M lookup T", "local default dev lo table T", for both families, and
+// the inheritance of the mark.
+func routingSteps(ns *NetNS, mark uint32) []Step {
+	var steps []Step
+	for _, fam := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+		steps = append(steps,
+			Step{
+				Name: "add local route to table " + familyName(fam),
+				Do:   inNetlink(ns, func(h *netlink.Handle) error { return addLocalRoute(h, fam) }),
+				Undo: inNetlink(ns, func(h *netlink.Handle) error { return sweepRoutes(h, fam) }),
+			},
+			Step{
+				Name: "add rule for marked packets " + familyName(fam),
+				Do:   inNetlink(ns, func(h *netlink.Handle) error { return replaceRule(h, fam, mark) }),
+				Undo: inNetlink(ns, func(h *netlink.Handle) error { _, err := sweepRules(h, fam); return err }),
+			})
+	}
+	var before string
+	return append(steps, Step{
+		Name: "set net.ipv4.tcp_fwmark_accept",
+		Do: func() error {
+			return ns.Do(func() error {
+				b, err := os.ReadFile(fwmarkAccept)
+				if err != nil {
+					return err
+				}
+				before = strings.TrimSpace(string(b))
+				return os.WriteFile(fwmarkAccept, []byte("1"), 0)
+			})
+		},
+		Undo: func() error {
+			return ns.Do(func() error { return os.WriteFile(fwmarkAccept, []byte(before), 0) })
+		},
+	})
+}
+
+// inNetlink returns f with a route netlink handle of ns.
+func inNetlink(ns *NetNS, f func(*netlink.Handle) error) func() error {
+	return func() error {
+		return ns.Do(func() error {
+			h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+			if err != nil {
+				return fmt.Errorf("open route netlink: %w", err)
+			}
+			defer h.Close()
+			return f(h)
+		})
+	}
+}
+
+func familyName(fam int) string {
+	if fam == netlink.FAMILY_V4 {
+		return "(IPv4)"
+	}
+	return "(IPv6)"
+}
+
+// noFamily tells that the kernel was started without IPv6: there is nothing
+// to carry, so nothing is missing.
+func noFamily(fam int, err error) bool {
+	return fam == netlink.FAMILY_V6 && errors.Is(err, unix.EAFNOSUPPORT)
+}
+
+func localRoute(link int, fam int) *netlink.Route {
+	dst := &net.IPNet{IP: net.IPv4zero.To4(), Mask: net.CIDRMask(0, 32)}
+	if fam == netlink.FAMILY_V6 {
+		dst = &net.IPNet{IP: net.IPv6zero, Mask: net.CIDRMask(0, 128)}
+	}
+	return &netlink.Route{
+		Family: fam, LinkIndex: link, Dst: dst, Table: routeTable,
+		Type: unix.RTN_LOCAL, Scope: netlink.SCOPE_HOST,
+	}
+}
+
+func addLocalRoute(h *netlink.Handle, fam int) error {
+	lo, err := h.LinkByName("lo")
+	if err != nil {
+		return fmt.Errorf("find loopback interface: %w", err)
+	}
+	if lo.Attrs().Flags&net.FlagUp == 0 {
+		return errors.New("loopback interface is down: the CNI loopback plugin sets it up before pods start")
+	}
+	if err := h.RouteReplace(localRoute(lo.Attrs().Index, fam)); err != nil && !noFamily(fam, err) {
+		return err
+	}
+	return nil
+}
+
+// replaceRule makes the one rule of ours that there is the one for mark.
+func replaceRule(h *netlink.Handle, fam int, mark uint32) error {
+	if _, err := sweepRules(h, fam); err != nil {
+		return err
+	}
+	rule := netlink.NewRule()
+	rule.Family, rule.Mark, rule.Table, rule.Priority = fam, mark, routeTable, rulePriority
+	if err := h.RuleAdd(rule); err != nil && !noFamily(fam, err) {
+		return err
+	}
+	return nil
+}
+
+// sweepRules deletes our rules and tells how many there were.
+func sweepRules(h *netlink.Handle, fam int) (int, error) {
+	rules, err := h.RuleList(fam)
+	if noFamily(fam, err) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, fmt.Errorf("list rules %s: %w", familyName(fam), err)
+	}
+	n := 0
+	for _, r := range rules {
+		if r.Table != routeTable || r.Priority != rulePriority {
+			continue
+		}
+		r.Family = fam
+		if err := h.RuleDel(&r); err != nil && !errors.Is(err, unix.ENOENT) {
+			return n, fmt.Errorf("delete rule %s: %w", familyName(fam), err)
+		}
+		n++
+	}
+	return n, nil
+}
+
+// sweepRoutes deletes our local route.
+func sweepRoutes(h *netlink.Handle, fam int) error {
+	lo, err := h.LinkByName("lo")
+	if err != nil {
+		return fmt.Errorf("find loopback interface: %w", err)
+	}
+	err = h.RouteDel(localRoute(lo.Attrs().Index, fam))
+	if err == nil || errors.Is(err, unix.ESRCH) || errors.Is(err, unix.ENOENT) || noFamily(fam, err) {
+		return nil
+	}
+	return fmt.Errorf("delete local route %s: %w", familyName(fam), err)
+}
+
+// sweepRouting removes what routingSteps put into ns. The sysctl goes back to
+// its default only if a rule shows that it was we who set it.
+func sweepRouting(ns *NetNS) error {
+	return inNetlink(ns, func(h *netlink.Handle) error {
+		var errs []error
+		found := 0
+		for _, fam := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+			n, err := sweepRules(h, fam)
+			found += n
+			errs = append(errs, err, sweepRoutes(h, fam))
+		}
+		if found > 0 {
+			errs = append(errs, os.WriteFile(fwmarkAccept, []byte("0"), 0))
+		}
+		return errors.Join(errs...)
+	})()
+}

@@ -1,0 +1,286 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package linux
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/netip"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// inbound is a pod behind a wire that adds the SMC-R option to the SYNs of
+// its peer: an application and the agent's transparent listener.
+type inbound struct {
+	pod, peer  *NetNS
+	app, agent *net.TCPListener
+	dst        netip.AddrPort
+	wire       *optionWire
+}
+
+func newInbound(t *testing.T, f ipFamily, change func(*RedirectConfig)) *inbound {
+	t.Helper()
+	in := &inbound{}
+	in.pod, in.peer, in.wire = newWiredPair(t)
+	in.app = listen(t, in.pod, nil, f.pod, 0)
+	in.dst = in.app.Addr().(*net.TCPAddr).AddrPort()
+	in.agent = listen(t, in.pod, Controls(ControlTransparent, marked), f.loopback, testInPort)
+	cfg := testConfig(f)
+	if change != nil {
+		change(&cfg)
+	}
+	install(t, in.pod, cfg)
+	return in
+}
+
+func (in *inbound) answer(t *testing.T) {
+	t.Helper()
+	answer(t, in.app, "app")
+	answer(t, in.agent, "agent")
+}
+
+func TestRedirect_inboundWholeChain(t *testing.T) {
+	for _, f := range families {
+		t.Run(f.name, func(t *testing.T) {
+			in := newInbound(t, f, nil)
+			in.wire.addOption(true)
+			client := mustDial(t, in.peer, nil, in.dst)
+			carried := mustAccept(t, in.agent)
+			if got := carried.LocalAddr().(*net.TCPAddr).AddrPort(); got != in.dst {
+				t.Errorf("the agent's connection is to %v, want %v", got, in.dst)
+			}
+			if got, want := carried.RemoteAddr().String(), client.LocalAddr().String(); got != want {
+				t.Errorf("the agent's connection is from %v, want %v", got, want)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), waitLimit)
+			defer cancel()
+			toApp, err := DialFrom(ctx, in.pod, f.peer, testAppMark, in.dst)
+			mustDo(t, err)
+			defer func() { _ = toApp.Close() }()
+			mustDo(t, toApp.SetDeadline(time.Now().Add(waitLimit)))
+			app := mustAccept(t, in.app)
+			if got := app.RemoteAddr().(*net.TCPAddr).AddrPort().Addr(); got != f.peer {
+				t.Errorf("the application sees client %v, want %v", got, f.peer)
+			}
+			exchange(t, client, carried)
+			exchange(t, toApp, app)
+			mustDo(t, toApp.CloseWrite())
+			if b, err := io.ReadAll(app); err != nil || len(b) > 0 {
+				t.Errorf("half close: the application read %q, %v", b, err)
+			}
+		})
+	}
+}
+
+func TestRedirect_inboundOnlyWithOption(t *testing.T) {
+	for _, f := range families {
+		t.Run(f.name, func(t *testing.T) {
+			in := newInbound(t, f, nil)
+			in.answer(t)
+			want(t, served(t, in.peer, nil, in.dst), "app")
+			in.wire.addOption(true)
+			want(t, served(t, in.peer, nil, in.dst), "agent")
+			in.wire.addOption(false)
+			want(t, served(t, in.peer, nil, in.dst), "app")
+		})
+	}
+}
+
+func TestRedirect_inboundPorts(t *testing.T) {
+	f := families[0]
+	in := newInbound(t, f, nil)
+	in.answer(t)
+	in.wire.addOption(true)
+	for _, c := range []struct {
+		name string
+		in   func(p uint16) []PortRange
+		want string
+	}{
+		{"none", func(uint16) []PortRange { return nil }, "app"},
+		{"port", func(p uint16) []PortRange { return []PortRange{{p, p}} }, "agent"},
+		{"up to the last", func(p uint16) []PortRange { return []PortRange{{p, 65535}} }, "agent"},
+		{"below", func(p uint16) []PortRange { return []PortRange{{0, p - 1}} }, "app"},
+		{"above", func(p uint16) []PortRange { return []PortRange{{p + 1, 65535}, {p + 3, p + 4}} }, "app"},
+		{"around", func(p uint16) []PortRange { return []PortRange{{p - 1, p}, {p + 1, p + 1}} }, "agent"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			cfg := testConfig(f)
+			cfg.InboundAll, cfg.Inbound = false, c.in(in.dst.Port())
+			install(t, in.pod, cfg)
+			want(t, served(t, in.peer, nil, in.dst), c.want)
+		})
+	}
+}
+
+func TestRedirect_inboundFailsOpen(t *testing.T) {
+	for _, f := range families {
+		t.Run(f.name+"/no listener", func(t *testing.T) {
+			in := newInbound(t, f, nil)
+			in.answer(t)
+			in.wire.addOption(true)
+			want(t, served(t, in.peer, nil, in.dst), "agent")
+			mustDo(t, in.agent.Close())
+			want(t, served(t, in.peer, nil, in.dst), "app")
+		})
+		t.Run(f.name+"/hung agent", func(t *testing.T) {
+			in := newInbound(t, f, func(c *RedirectConfig) { c.FailOpenTTL = 200 * time.Millisecond })
+			in.answer(t)
+			in.wire.addOption(true)
+			waitFor(t, "failing open", func() bool { return served(t, in.peer, nil, in.dst) == "app" })
+		})
+	}
+}
+
+func TestDialFrom_avoidsTheClientsConnections(t *testing.T) {
+	for _, f := range families {
+		t.Run(f.name, func(t *testing.T) {
+			pod, peer := newPair(t)
+			install(t, pod, testConfig(f))
+			app := listen(t, pod, nil, f.pod, 0)
+			dst := app.Addr().(*net.TCPAddr).AddrPort()
+			client := mustDial(t, peer, nil, dst)
+			conn := mustAccept(t, app)
+			tuple := func(remote netip.AddrPort) (free bool) {
+				t.Helper()
+				mustDo(t, pod.Do(func() (err error) {
+					free, err = tupleFree(dst, remote)
+					return err
+				}))
+				return free
+			}
+			taken := client.LocalAddr().(*net.TCPAddr).AddrPort()
+			if tuple(taken) {
+				t.Errorf("%v is called free, but it is connected", taken)
+			}
+			if other := netip.AddrPortFrom(taken.Addr(), taken.Port()^1); !tuple(other) {
+				t.Errorf("%v is called taken, but nobody has it", other)
+			}
+			mustDo(t, client.Close())
+			_, err := io.ReadAll(conn)
+			mustDo(t, err)
+		})
+	}
+}
+
+// TestDialFrom_portsTaken leaves one single port under the client's address
+// and has the client use it: the dial must give up, and the client's
+// connection must not notice.
+func TestDialFrom_portsTaken(t *testing.T) {
+	f := families[0]
+	pod, peer := newPair(t)
+	install(t, pod, testConfig(f))
+	for _, ns := range []*NetNS{pod, peer} {
+		setSysctl(t, ns, "net/ipv4/ip_local_port_range", "40001 40001")
+	}
+	app, err := ListenInNS(t.Context(), pod, nil, netip.AddrPortFrom(f.pod, 4711))
+	mustDo(t, err)
+	defer func() { _ = app.Close() }()
+	dst := app.Addr().(*net.TCPAddr).AddrPort()
+	client := mustDial(t, peer, nil, dst)
+	conn := mustAccept(t, app)
+	c, err := DialFrom(t.Context(), pod, f.peer, testAppMark, dst)
+	if !errors.Is(err, ErrNoPort) {
+		if err == nil {
+			_ = c.Close()
+		}
+		t.Fatalf("dial: %v, want ErrNoPort", err)
+	}
+	exchange(t, client, conn)
+}
+
+func TestDialFrom_refuses(t *testing.T) {
+	ns := newNS(t)
+	install(t, ns, testConfig(families[0]))
+	dst := netip.AddrPortFrom(families[0].loopback, 1)
+	for _, c := range []struct {
+		name   string
+		client string
+		dst    netip.AddrPort
+	}{
+		{"mixed families", "fd99::1", dst},
+		{"link-local", "fe80::1", netip.AddrPortFrom(families[1].loopback, 1)},
+		{"closed port", "127.0.0.1", dst},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			conn, err := DialFrom(t.Context(), ns, netip.MustParseAddr(c.client), testAppMark, c.dst)
+			if err == nil {
+				_ = conn.Close()
+				t.Fatal("dial succeeded")
+			}
+			var oe *net.OpError
+			if !errors.As(err, &oe) || oe.Op != "dial" {
+				t.Errorf("error %v is no dial error", err)
+			}
+		})
+	}
+}
+
+func TestDialInNS(t *testing.T) {
+	f := families[0]
+	pod, peer := newPair(t)
+	server := listen(t, peer, nil, f.peer, 0)
+	dst := server.Addr().(*net.TCPAddr).AddrPort()
+	t.Run("local address", func(t *testing.T) {
+		second := netip.MustParseAddr("127.0.0.9")
+		own := listen(t, pod, nil, f.loopback, 0)
+		c, err := DialInNS(t.Context(), pod, nil, second, own.Addr().(*net.TCPAddr).AddrPort())
+		mustDo(t, err)
+		defer func() { _ = c.Close() }()
+		if got := mustAccept(t, own).RemoteAddr().(*net.TCPAddr).AddrPort().Addr(); got != second {
+			t.Errorf("connected from %v, want %v", got, second)
+		}
+	})
+	t.Run("mapped destination", func(t *testing.T) {
+		mapped := netip.AddrPortFrom(netip.AddrFrom16(f.peer.As16()), dst.Port())
+		mustDial(t, pod, nil, mapped)
+		mustAccept(t, server)
+	})
+	t.Run("refused", func(t *testing.T) {
+		before := openFDs(t)
+		for range 10 {
+			_, err := DialInNS(t.Context(), pod, nil, netip.Addr{}, netip.AddrPortFrom(f.peer, 1))
+			if !errors.Is(err, syscall.ECONNREFUSED) {
+				t.Fatalf("dial: %v, want ECONNREFUSED", err)
+			}
+		}
+		if after := openFDs(t); after != before {
+			t.Errorf("%d files are open, %d before", after, before)
+		}
+	})
+	t.Run("control fails", func(t *testing.T) {
+		boom := errors.New("boom")
+		control := func(_, _ string, _ syscall.RawConn) error { return boom }
+		if _, err := DialInNS(t.Context(), pod, control, netip.Addr{}, dst); !errors.Is(err, boom) {
+			t.Fatalf("dial: %v, want boom", err)
+		}
+	})
+	t.Run("canceled", func(t *testing.T) {
+		// Nobody answers for this address on the wire; without a neighbour
+		// the SYN waits for longer than the test.
+		silent := netip.AddrPortFrom(f.peer.Next().Next().Next(), 1)
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+		defer cancel()
+		if _, err := DialInNS(ctx, pod, nil, netip.Addr{}, silent); !errors.Is(err, context.DeadlineExceeded) {
+			t.Fatalf("dial: %v, want the context's error", err)
+		}
+	})
+	t.Run("foreign local address", func(t *testing.T) {
+		_, err := DialInNS(t.Context(), pod, nil, netip.MustParseAddr("192.0.2.1"), dst)
+		if !errors.Is(err, syscall.EADDRNOTAVAIL) {
+			t.Fatalf("dial: %v, want EADDRNOTAVAIL", err)
+		}
+	})
+}
+
+func TestListenInNS_portTaken(t *testing.T) {
+	ns := newNS(t)
+	ln := listen(t, ns, nil, families[0].loopback, 0)
+	_, err := ListenInNS(t.Context(), ns, nil, ln.Addr().(*net.TCPAddr).AddrPort())
+	if !errors.Is(err, syscall.EADDRINUSE) {
+		t.Fatalf("listen: %v, want EADDRINUSE", err)
+	}
+}
