@@ -1,0 +1,446 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cdc
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/smcr-io/kube-smcr/internal/invariant"
+)
+
+// Limits of a transmission.
+const (
+	// MaxTransmission bounds the bytes that one message announces, so that
+	// the peer starts to read while the rest is on its way. It is what one
+	// segmented UDP send can carry.
+	MaxTransmission = 64 << 10
+	// corkBytes is the size from which data no longer waits for company; the
+	// value Linux uses.
+	corkBytes = 64 << 10
+)
+
+// Config describes a connection to be made.
+type Config struct {
+	Local      Ring   // our RMBE, which the peer writes
+	SendBuffer uint32 // bytes that the application may be ahead of the network
+}
+
+// Conn is one TCP connection on a link group: where both streams stand, what
+// must be told to the peer, and how far the connection is closed. It moves no
+// bytes and keeps no time: it says which bytes to write and which message to
+// send after them.
+//
+// All positions are counted from the start of their stream in bytes and only
+// grow; the cursors of the wire are derived from them.
+//
+//	send:     completed <= sent <= produced       and sent-peerConsumed <= peer capacity
+//	receive:  announced <= consumed <= peerProduced <= announced+capacity
+//
+// A Conn is owned by the owner of its link group.
+type Conn struct {
+	local, peer Ring
+	sendBuffer  uint32
+	token       AlertToken // the peer's, put into each message
+	state       State
+
+	produced     uint64 // by the application
+	sent         uint64 // told to the peer
+	completed    uint64 // delivered, the send buffer before it is free
+	peerConsumed uint64
+	seq          uint16 // of the last message sent
+	told         inflight
+	blocked      bool // the last message had B
+
+	peerProduced uint64
+	consumed     uint64 // by the application
+	announced    uint64 // told to the peer
+	peerSeq      uint16 // of the last message accepted
+	peerBlocked  bool
+	updateAsked  bool
+
+	wantDone, wantClose, wantAbort bool
+	sentFlags                      Flags // D, C, A that we have sent
+	peerFlags                      Flags // D, C, A that the peer has sent
+}
+
+// inflight is the queue of messages whose delivery is not confirmed: for each
+// the send position it announced.
+type inflight struct {
+	pos        [MaxInflight]uint64
+	head, size uint8
+}
+
+func (q *inflight) push(p uint64) {
+	invariant.Must(q.size < MaxInflight, "more CDC messages in flight than MaxInflight")
+	q.pos[(q.head+q.size)%MaxInflight] = p
+	q.size++
+}
+
+func (q *inflight) pop() uint64 {
+	invariant.Must(q.size > 0, "CDC completion without a message in flight")
+	p := q.pos[q.head]
+	q.head = (q.head + 1) % MaxInflight
+	q.size--
+	return p
+}
+
+// Events is a set of things the application side should know.
+type Events uint8
+
+// Events of a connection.
+const (
+	Readable Events = 1 << iota // the peer wrote more
+	Writable                    // send buffer space became free
+	PeerDone                    // the peer will write no more (D or C)
+	Aborted                     // the connection was reset
+	Ended                       // state Closed: nothing more will happen
+)
+
+// Errors of HandleMessage. ErrStale is harmless; the others are the peer's
+// fault and end in an abort.
+var (
+	ErrStaleMessage = errors.New("cdc: message is older than the last one")
+	ErrOverrun      = errors.New("cdc: producer cursor passes the consumer cursor")
+	ErrUnsent       = errors.New("cdc: consumer cursor passes what was sent")
+	ErrLostData     = errors.New("cdc: failover validation names a message that never arrived")
+)
+
+// NewConn returns a connection that can receive; Activate makes it send.
+func NewConn(cfg Config) Conn {
+	return Conn{local: cfg.Local, sendBuffer: cfg.SendBuffer, state: Active}
+}
+
+// Activate gives the peer's half, learned from its Accept or Confirm.
+func (c *Conn) Activate(peer Ring, token AlertToken) {
+	c.peer, c.token = peer, token
+}
+
+// Getters.
+
+// State returns the connection's state.
+func (c *Conn) State() State { return c.state }
+
+// Produced, Sent and Completed are the send positions.
+func (c *Conn) Produced() uint64 { return c.produced }
+
+// Sent is the position up to which the peer was told.
+func (c *Conn) Sent() uint64 { return c.sent }
+
+// Completed is the position up to which the send buffer is free.
+func (c *Conn) Completed() uint64 { return c.completed }
+
+// PeerProduced is the position up to which the peer wrote our RMBE.
+func (c *Conn) PeerProduced() uint64 { return c.peerProduced }
+
+// Announced is the consumer position that the peer knows.
+func (c *Conn) Announced() uint64 { return c.announced }
+
+// PeerBlocked reports whether the peer waits for window (its B bit).
+func (c *Conn) PeerBlocked() bool { return c.peerBlocked || c.updateAsked }
+
+// Window is how many bytes the peer's RMBE can take now.
+func (c *Conn) Window() uint32 {
+	if c.peer.Size == 0 {
+		return 0
+	}
+	return c.peer.Capacity() - uint32(c.sent-c.peerConsumed)
+}
+
+// PeerIsDone reports that the peer writes no more.
+func (c *Conn) PeerIsDone() bool { return c.peerFlags.SendingDone() || c.peerFlags.Closed() }
+
+// PeerReleased reports that the peer said it will never write again: the
+// RMBE may be reused (§4.8.1, 3C).
+func (c *Conn) PeerReleased() bool { return c.peerFlags.Closed() || c.peerFlags.Abort() }
+
+// WasAborted reports that the connection was reset by either side.
+func (c *Conn) WasAborted() bool { return c.sentFlags.Abort() || c.peerFlags.Abort() || c.wantAbort }
+
+// HasSentClose reports that the peer was told that we are gone.
+func (c *Conn) HasSentClose() bool { return c.sentFlags.Closed() || c.sentFlags.Abort() }
+
+// Commands.
+
+// Produce tells that the application put bytes into the send buffer up to
+// position pos.
+func (c *Conn) Produce(pos uint64) {
+	invariant.Must(pos >= c.produced && pos-c.completed <= uint64(c.sendBuffer), "produced outside the send buffer")
+	c.produced = pos
+}
+
+// Consume tells that the application took bytes from the RMBE up to pos.
+func (c *Conn) Consume(pos uint64) {
+	invariant.Must(pos >= c.consumed && pos <= c.peerProduced, "consumed what was not received")
+	c.consumed = pos
+}
+
+// Shutdown ends our stream after all that was produced (shutdown for write).
+func (c *Conn) Shutdown() { c.wantDone = true }
+
+// Close ends the connection after all that was produced. Unread data makes it
+// an abort, so that the peer learns that its data was lost (§4.8.1, 3A).
+func (c *Conn) Close() Events {
+	if c.peerProduced > c.consumed {
+		return c.Abort()
+	}
+	c.wantClose = true
+	return c.abortIfUndeliverable()
+}
+
+// Abort resets the connection.
+func (c *Conn) Abort() Events {
+	switch c.state {
+	case Closed, PeerAbortWait, ProcessAbort:
+		return 0
+	case Active, PeerCloseWait1, PeerCloseWait2, AppCloseWait1, AppCloseWait2, AppFinCloseWait, PeerFinCloseWait:
+	}
+	c.wantAbort = true
+	c.state = PeerAbortWait
+	if c.peerFlags.Closed() && c.sentFlags.Closed() {
+		c.state = Closed
+		return Aborted | Ended
+	}
+	return Aborted
+}
+
+// Fail ends the connection at once because its link group is gone or a
+// close timer expired; nothing is sent.
+func (c *Conn) Fail() Events {
+	if c.state == Closed {
+		return 0
+	}
+	c.state = Closed
+	c.wantAbort = true
+	return Aborted | Ended
+}
+
+// abortIfUndeliverable resets a connection whose peer closed while we still
+// have data for it (§4.8.1, 4A).
+func (c *Conn) abortIfUndeliverable() Events {
+	if c.peerFlags.Closed() && c.produced > c.completed && !c.wantAbort {
+		return c.Abort()
+	}
+	return 0
+}
+
+// Input.
+
+// HandleSent tells that the oldest message in flight was delivered.
+func (c *Conn) HandleSent() Events {
+	pos := c.told.pop()
+	if pos > c.completed {
+		c.completed = pos
+		return Writable
+	}
+	return 0
+}
+
+// HandleMessage takes a CDC message for this connection. An error other than
+// ErrStaleMessage is a violation by the peer; the connection is aborted then.
+func (c *Conn) HandleMessage(m Message) (Events, error) {
+	if c.state == Closed {
+		return 0, nil
+	}
+	if m.Flags.FailoverValidation() {
+		// RFC 7609 §4.6.1: what the peer believes delivered must have arrived.
+		if m.Seq != c.peerSeq && SeqNewer(m.Seq, c.peerSeq) {
+			return c.Abort(), fmt.Errorf("%w: sequence number %d after %d", ErrLostData, m.Seq, c.peerSeq)
+		}
+		return 0, nil
+	}
+	if m.Seq != c.peerSeq && !SeqNewer(m.Seq, c.peerSeq) {
+		return 0, ErrStaleMessage
+	}
+	if m.Flags.Abort() {
+		return c.handleAbort(), nil
+	}
+	if err := c.moveCursors(m); err != nil {
+		return c.Abort(), err
+	}
+	c.peerSeq = m.Seq
+	c.peerBlocked = m.Flags.WriterBlocked()
+	c.updateAsked = c.updateAsked || m.Flags.CursorUpdateRequested()
+	ev := Readable
+	if m.Flags.SendingDone() && !c.peerFlags.SendingDone() {
+		c.peerFlags = c.peerFlags.WithSendingDone()
+		c.peerDone()
+		ev |= PeerDone
+	}
+	if m.Flags.Closed() && !c.peerFlags.Closed() {
+		c.peerFlags = c.peerFlags.WithClosed()
+		c.peerClosed()
+		ev |= PeerDone | c.abortIfUndeliverable()
+	}
+	if c.state == Closed {
+		ev |= Ended
+	}
+	return ev, nil
+}
+
+// handleAbort answers the peer's reset (§4.8.2, 2A and 2B).
+func (c *Conn) handleAbort() Events {
+	c.peerFlags = c.peerFlags.WithAbort()
+	if c.HasSentClose() || c.token == 0 {
+		// It has our A or C already, or cannot be answered yet.
+		c.state = Closed
+		return Aborted | Ended
+	}
+	c.wantAbort = true
+	c.state = ProcessAbort
+	return Aborted
+}
+
+// moveCursors checks and takes over both cursors of a message; nothing
+// changes on error.
+func (c *Conn) moveCursors(m Message) error {
+	prod, err := c.local.Advance(c.peerProduced, c.local.Cursor(c.peerProduced), m.Prod)
+	if err != nil {
+		return fmt.Errorf("producer cursor: %w", err)
+	}
+	if prod-c.announced > uint64(c.local.Capacity()) {
+		return fmt.Errorf("%w: position %d, announced %d, capacity %d", ErrOverrun, prod, c.announced, c.local.Capacity())
+	}
+	if c.peer.Size != 0 {
+		cons, err := c.peer.Advance(c.peerConsumed, c.peer.Cursor(c.peerConsumed), m.Cons)
+		if err != nil {
+			return fmt.Errorf("consumer cursor: %w", err)
+		}
+		if cons > c.sent {
+			return fmt.Errorf("%w: position %d, sent %d", ErrUnsent, cons, c.sent)
+		}
+		c.peerConsumed = cons
+	}
+	c.peerProduced = prod
+	return nil
+}
+
+// Output.
+
+// Transmission is what must go to the peer now, in order: the stream bytes
+// [Pos, Pos+Len) by RDMA WRITE, then the message by SEND.
+type Transmission struct {
+	Pos     uint64
+	Len     uint32
+	Message Message
+}
+
+// Pending reports whether Next has something to send.
+func (c *Conn) Pending() bool {
+	return c.token != 0 && c.state != Closed && c.told.size < MaxInflight &&
+		(c.abortDue() || (!c.wantAbort && (c.sendable() > 0 || c.blockNoticeDue() || c.UpdateDue() || c.closeDue() != 0)))
+}
+
+// sendable is how many bytes may be written now.
+func (c *Conn) sendable() uint32 {
+	n := min(c.produced-c.sent, uint64(c.Window()), MaxTransmission)
+	if c.sentFlags.Closed() || c.peerFlags.Closed() {
+		return 0
+	}
+	// Small pieces wait for the delivery of the last message, so that they
+	// travel together (§4.5.2); delivery needs no timer, it always comes.
+	if c.told.size > 0 && n < min(uint64(c.sendBuffer/2), corkBytes) && n == c.produced-c.sent && !c.wantDone && !c.wantClose {
+		return 0
+	}
+	return uint32(n)
+}
+
+// UpdateDue reports whether the consumer cursor must be told by a message of
+// its own (§4.5.1): the peer asked, is blocked, or has less than half of the
+// window and would gain a tenth.
+func (c *Conn) UpdateDue() bool {
+	gain := c.consumed - c.announced
+	if gain == 0 || c.peerFlags.Closed() || c.sentFlags.Closed() {
+		return false
+	}
+	if c.peerBlocked || c.updateAsked {
+		return true
+	}
+	size := uint64(c.local.Capacity())
+	return gain >= size/10 && size-(c.peerProduced-c.announced) < size/2
+}
+
+// blockNoticeDue: data waits, the window is closed, and the peer does not
+// know it.
+func (c *Conn) blockNoticeDue() bool {
+	return !c.blocked && c.produced > c.sent && c.Window() == 0 && !c.peerFlags.Closed()
+}
+
+// closeDue returns the closing flag that may go out now: only after all data
+// was delivered (§4.8.1, 3A).
+func (c *Conn) closeDue() Flags {
+	if c.completed != c.produced {
+		return 0
+	}
+	var f Flags
+	if c.wantClose && !c.sentFlags.Closed() {
+		return f.WithClosed()
+	}
+	if c.wantDone && !c.sentFlags.SendingDone() && !c.sentFlags.Closed() {
+		return f.WithSendingDone()
+	}
+	return 0
+}
+
+func (c *Conn) abortDue() bool {
+	return c.wantAbort && !c.sentFlags.Abort() && !c.sentFlags.Closed()
+}
+
+// Next returns the next transmission. Call it only when Pending.
+func (c *Conn) Next() (Transmission, Events) {
+	t := Transmission{Pos: c.sent}
+	if c.abortDue() {
+		c.sentFlags = c.sentFlags.WithAbort()
+		t.Message = c.message()
+		if c.state == ProcessAbort {
+			c.state = Closed
+			return t, Ended
+		}
+		return t, 0
+	}
+	closing := c.closeDue()
+	if t.Len = c.sendable(); t.Len > 0 {
+		c.sent += uint64(t.Len)
+	}
+	c.blocked = c.produced > c.sent && c.Window() == 0
+	c.announced = c.consumed
+	c.updateAsked = false
+	switch {
+	case closing.Closed():
+		c.sentFlags = c.sentFlags.WithClosed()
+		c.sentClosed()
+	case closing.SendingDone():
+		c.sentFlags = c.sentFlags.WithSendingDone()
+		c.sentDone()
+	}
+	t.Message = c.message()
+	if c.state == Closed {
+		return t, Ended
+	}
+	return t, 0
+}
+
+// message builds the message of the positions and flags as they are and
+// counts it as in flight.
+func (c *Conn) message() Message {
+	c.seq++
+	c.told.push(c.sent)
+	f := c.sentFlags
+	if c.blocked {
+		f = f.WithWriterBlocked()
+	}
+	return Message{
+		Seq:   c.seq,
+		Token: c.token,
+		Prod:  c.peer.Cursor(c.sent),
+		Cons:  c.local.Cursor(c.announced),
+		Flags: f,
+	}
+}
+
+// WriteSpans returns where the bytes of a transmission lie in the peer's RMBE:
+// one span, or two when they wrap.
+func (c *Conn) WriteSpans(t Transmission) [2]Span { return c.peer.Spans(t.Pos, t.Len) }
+
+// InFlight is how many messages were sent and not yet delivered.
+func (c *Conn) InFlight() int { return int(c.told.size) }

@@ -1,0 +1,392 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package linkgroup
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/smcr-io/kube-smcr/internal/invariant"
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/cdc"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/llc"
+)
+
+// Conn is one TCP connection carried by the group. It belongs to the group's
+// owner.
+type Conn struct {
+	// User is the shell's; the group does not look at it.
+	User any
+
+	g        *Group
+	data     cdc.Conn
+	token    cdc.AlertToken
+	rmb      *rmb
+	element  int
+	peerAddr uint64 // of the peer's RMBE
+	peerKey  rdma.RKey
+	peerSize uint32
+	peerTok  cdc.AlertToken
+	deadline time.Time // zero unless closing
+	queued   bool
+	done     bool
+	next     *Conn // in the ready queue
+
+	writes, messagesSent, messagesRecv uint64
+}
+
+// connQueue is a first-in first-out list of connections with something to
+// send, each at most once: nobody starves.
+type connQueue struct{ head, tail *Conn }
+
+func (q *connQueue) empty() bool { return q.head == nil }
+
+func (q *connQueue) push(c *Conn) {
+	if c.queued {
+		return
+	}
+	c.queued = true
+	c.next = nil
+	if q.tail == nil {
+		q.head = c
+	} else {
+		q.tail.next = c
+	}
+	q.tail = c
+}
+
+func (q *connQueue) pop() *Conn {
+	c := q.head
+	q.head = c.next
+	if q.head == nil {
+		q.tail = nil
+	}
+	c.next, c.queued = nil, false
+	return c
+}
+
+// RMBE describes a receive buffer as CLC messages do.
+type RMBE struct {
+	RMB   RMBID  // ours only
+	Index uint8  // 1 is the first element of its RMB, as Linux counts
+	Size  uint32 // bytes
+	RToken
+	Token cdc.AlertToken
+}
+
+// OpenConn takes a free RMBE of the wanted size and a token. It fails with
+// ErrNeedRMB, ErrFull or, in a group that ends, ErrProtocol.
+func (g *Group) OpenConn(size uint32) (*Conn, error) {
+	if g.state != Active && g.state != Forming {
+		return nil, fmt.Errorf("%w: group is %v", ErrProtocol, g.state)
+	}
+	if g.nconns >= MaxConns {
+		return nil, ErrFull
+	}
+	r, i, err := g.takeRMBE(size)
+	if err != nil {
+		return nil, err
+	}
+	if g.state == Forming {
+		r.state = rmbConfirmed // first contact confirms its RMB (§3.5.1)
+	}
+	c := &Conn{g: g, rmb: r, element: i}
+	slot := -1
+	for j, o := range g.conns {
+		if o == nil {
+			slot = j
+			break
+		}
+	}
+	if slot < 0 {
+		slot = len(g.conns)
+		g.conns = append(g.conns, nil)
+	}
+	g.conns[slot] = c
+	g.nconns++
+	// The slot makes the token unique in the group, the random part makes a
+	// stale one recognizable; it is never 0.
+	c.token = cdc.AlertToken(g.cfg.Rand.Uint32()<<8 | uint32(slot+1))
+	c.restart()
+	return c, nil
+}
+
+// conn finds the connection of one of our tokens.
+func (g *Group) conn(t cdc.AlertToken) *Conn {
+	slot := int(t&0xff) - 1
+	if slot < 0 || slot >= len(g.conns) || g.conns[slot] == nil || g.conns[slot].token != t {
+		return nil
+	}
+	return g.conns[slot]
+}
+
+// ring is the geometry of an RMBE in the group's dialect (§4.3).
+func (g *Group) ring(size uint32) cdc.Ring {
+	if g.dialect == llc.DialectRFC {
+		return cdc.Ring{Origin: 4, Size: size}
+	}
+	return cdc.Ring{Size: size}
+}
+
+// restart sets the positions to the start, once the dialect is known.
+func (c *Conn) restart() {
+	c.data = cdc.NewConn(cdc.Config{Local: c.g.ring(c.rmb.elementSize), SendBuffer: c.g.cfg.SendBuffer})
+	if c.peerSize != 0 {
+		c.data.Activate(c.g.ring(c.peerSize), c.peerTok)
+	}
+}
+
+// Local describes our RMBE, for the Accept or Confirm.
+func (c *Conn) Local() RMBE {
+	return RMBE{
+		RMB: c.rmb.id, Index: uint8(c.element + 1), Size: c.rmb.elementSize,
+		RToken: c.rmb.tokens[c.g.link.index], Token: c.token,
+	}
+}
+
+// Ring is the geometry of our RMBE. It is settled once the group is Active.
+func (c *Conn) Ring() cdc.Ring { return c.g.ring(c.rmb.elementSize) }
+
+// ErrPeerRMBE means that the peer's description of its RMBE is impossible.
+var ErrPeerRMBE = errors.New("link group: impossible RMBE of the peer")
+
+// Activate takes the peer's RMBE from its Accept or Confirm. On a subsequent
+// contact its RKey must have been confirmed before (§3.5.2).
+func (c *Conn) Activate(peer RMBE) error {
+	g := c.g
+	if peer.Token == 0 || peer.Index == 0 || peer.Size < 16<<10 {
+		return fmt.Errorf("%w: token %d, index %d, %d bytes", ErrPeerRMBE, peer.Token, peer.Index, peer.Size)
+	}
+	switch {
+	case g.state == Forming:
+		if !g.learnToken(g.link.index, peer.RToken) {
+			return ErrFull
+		}
+	case g.state == Active:
+		if _, ok := g.peerToken(g.link.index, peer.RKey); !ok {
+			return fmt.Errorf("%w: 0x%08x", ErrUnknownRToken, uint32(peer.RKey))
+		}
+	default:
+		return fmt.Errorf("%w: group is %v", ErrProtocol, g.state)
+	}
+	c.peerAddr = peer.VAddr + uint64(peer.Size)*uint64(peer.Index-1)
+	c.peerKey, c.peerSize, c.peerTok = peer.RKey, peer.Size, peer.Token
+	c.data.Activate(g.ring(peer.Size), peer.Token)
+	c.enqueue()
+	return nil
+}
+
+// Abandon drops a connection whose rendezvous failed. If the peer may have
+// learned of the RMBE and did not decline, the RMBE stays out of use until
+// the group ends.
+func (c *Conn) Abandon(peerDeclined bool) {
+	c.data.Fail()
+	if peerDeclined {
+		c.finish()
+	}
+}
+
+// Release gives a finished connection's RMBE back; the shell has zeroed it.
+func (c *Conn) Release(now time.Time) {
+	invariant.Must(c.done, "connection released before it was done")
+	g := c.g
+	slot := int(c.token&0xff) - 1
+	if g.conns[slot] != c {
+		return
+	}
+	g.conns[slot] = nil
+	g.nconns--
+	c.stopClock()
+	g.idleSince = now
+	c.rmb.give(c.element)
+	g.dropEmptyRMB(c.rmb)
+}
+
+// Getters.
+
+// Token is our alert token.
+func (c *Conn) Token() cdc.AlertToken { return c.token }
+
+// Data is the state of the connection's streams, to be read only.
+func (c *Conn) Data() *cdc.Conn { return &c.data }
+
+// Link is the link that carries the connection.
+func (c *Conn) Link() llc.LinkID { return c.g.link.id }
+
+// PeerRMBESize is the size of the peer's buffer in bytes.
+func (c *Conn) PeerRMBESize() uint32 { return c.peerSize }
+
+// Counters returns RDMA writes, CDC messages sent and received.
+func (c *Conn) Counters() (writes, sent, recv uint64) {
+	return c.writes, c.messagesSent, c.messagesRecv
+}
+
+// Commands.
+
+// Produce tells the position up to which the application filled the send
+// buffer.
+func (c *Conn) Produce(pos uint64) {
+	if pos != c.data.Produced() && c.data.State() != cdc.Closed {
+		c.data.Produce(pos)
+		c.enqueue()
+	}
+}
+
+// Consume tells the position up to which the application emptied the RMBE.
+func (c *Conn) Consume(pos uint64) {
+	if c.data.State() != cdc.Closed {
+		c.data.Consume(pos)
+		c.enqueue()
+	}
+}
+
+// Shutdown ends our stream after what was produced.
+func (c *Conn) Shutdown() {
+	c.data.Shutdown()
+	c.enqueue()
+}
+
+// Close ends the connection; the application neither reads nor writes again.
+func (c *Conn) Close(now time.Time) {
+	ev := c.data.Close()
+	c.startClock(now)
+	c.raise(ev)
+	c.enqueue()
+}
+
+// Abort resets the connection.
+func (c *Conn) Abort(now time.Time) {
+	ev := c.data.Abort()
+	c.startClock(now)
+	c.raise(ev)
+	c.enqueue()
+}
+
+// startClock bounds the wait for the peer's close (§4.8.1).
+func (c *Conn) startClock(now time.Time) {
+	if c.deadline.IsZero() && !c.done {
+		c.deadline = now.Add(c.g.cfg.CloseTimeout)
+		c.g.closing++
+	}
+}
+
+func (c *Conn) stopClock() {
+	if !c.deadline.IsZero() {
+		c.deadline = time.Time{}
+		c.g.closing--
+	}
+}
+
+func (c *Conn) enqueue() {
+	if c.data.Pending() {
+		c.g.ready.push(c)
+	}
+	c.finishIfOver()
+}
+
+// raise tells the shell about events.
+func (c *Conn) raise(ev cdc.Events) {
+	if ev != 0 {
+		c.g.out = append(c.g.out, Output{Kind: OutEvent, Event: EventConn, Conn: c, Events: ev})
+	}
+}
+
+// finishIfOver ends a closed connection when the peer has said that it will
+// not write again and nothing of ours is in flight.
+func (c *Conn) finishIfOver() {
+	if c.data.State() == cdc.Closed && c.data.PeerReleased() && c.data.InFlight() == 0 {
+		c.finish()
+	}
+}
+
+func (c *Conn) finish() {
+	if c.done {
+		return
+	}
+	c.done = true
+	c.stopClock()
+	c.g.out = append(c.g.out, Output{Kind: OutEvent, Event: EventConnDone, Conn: c})
+}
+
+// fail ends the connection without the peer: its group died, or it does not
+// close. In a dead group nobody can write the RMBE any more.
+func (c *Conn) fail() {
+	c.raise(c.data.Fail())
+	c.stopClock()
+	if c.g.state == Dead {
+		c.finish()
+	}
+}
+
+func (c *Conn) handleSent() {
+	c.raise(c.data.HandleSent())
+	c.enqueue()
+}
+
+func (c *Conn) handleMessage(now time.Time, m cdc.Message) error {
+	c.messagesRecv++
+	before := c.data.PeerProduced()
+	ev, err := c.data.HandleMessage(m)
+	c.g.link.recv += c.data.PeerProduced() - before
+	if errors.Is(err, cdc.ErrStaleMessage) {
+		c.g.Discarded++
+		err = nil
+	}
+	if err != nil {
+		c.startClock(now)
+	}
+	c.raise(ev)
+	c.enqueue()
+	return err
+}
+
+// pumpData turns what connections have to send into RDMA writes and
+// messages, as far as the link's send budget goes.
+func (g *Group) pumpData(now time.Time, dst []Output) []Output {
+	if g.state != Active {
+		return dst
+	}
+	for !g.ready.empty() && g.link.inflight < SendBudget-llcReserve {
+		c := g.ready.pop()
+		if !c.data.Pending() {
+			continue
+		}
+		t, ev := c.data.Next()
+		dst = c.appendWrites(dst, t)
+		o := Output{Kind: OutSend, Link: g.link.index, ID: uint64(c.token)}
+		t.Message.Append(o.Msg[:0])
+		dst = append(dst, o)
+		g.link.inflight++
+		g.link.sent += uint64(t.Len)
+		c.messagesSent++
+		if ev != 0 {
+			dst = append(dst, Output{Kind: OutEvent, Event: EventConn, Conn: c, Events: ev})
+		}
+		if c.data.Pending() {
+			g.ready.push(c)
+		}
+	}
+	return dst
+}
+
+// appendWrites cuts a transmission where the peer's RMBE wraps, and each
+// piece where our send buffer wraps.
+func (c *Conn) appendWrites(dst []Output, t cdc.Transmission) []Output {
+	source := cdc.Ring{Size: c.g.cfg.SendBuffer}
+	pos := t.Pos
+	for _, s := range c.data.WriteSpans(t) {
+		if s.Len == 0 {
+			continue
+		}
+		dst = append(dst, Output{
+			Kind: OutWrite, Link: c.g.link.index, Conn: c,
+			Local:      source.Spans(pos, s.Len),
+			RemoteAddr: c.peerAddr + uint64(s.Offset),
+			RKey:       c.peerKey,
+		})
+		pos += uint64(s.Len)
+		c.writes++
+	}
+	return dst
+}

@@ -1,0 +1,422 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package linkgroup
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/cdc"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/llc"
+)
+
+// Role is our side of the group, fixed at first contact.
+type Role uint8
+
+// Roles.
+const (
+	Client Role = iota
+	Server
+)
+
+func (r Role) String() string {
+	if r == Server {
+		return "server"
+	}
+	return "client"
+}
+
+// State is the life of a group.
+//
+//	Forming --> Active --> Draining --> Dead
+//	   |          |                      ^
+//	   +----------+----------------------+
+type State uint8
+
+// Group states.
+const (
+	Forming  State = iota // first contact
+	Active                // data may flow
+	Draining              // DELETE LINK for all links is under way
+	Dead
+)
+
+func (s State) String() string {
+	switch s {
+	case Forming:
+		return "FORMING"
+	case Active:
+		return "ACTIVE"
+	case Draining:
+		return "DRAINING"
+	case Dead:
+		return "DEAD"
+	}
+	return fmt.Sprintf("State(%d)", uint8(s))
+}
+
+// Endpoint is one side of a link.
+type Endpoint struct {
+	QPN rdma.QPN
+	GID rdma.GID
+	MAC rdma.MAC
+	PSN rdma.PSN // first that this side sends
+	MTU rdma.MTU
+}
+
+// Config describes a group.
+type Config struct {
+	Role       Role
+	AllowRFC   bool   // accept RFC 7609's dialect with RMBE eye catchers
+	UserID     uint32 // link user ID, for displays
+	SendBuffer uint32 // bytes, of each connection
+	// Timers; 0 means the defaults in limits.go.
+	IdleTimeout, CloseTimeout, TestLinkInterval time.Duration
+	Rand                                        *rand.Rand // alert tokens
+}
+
+// link is one queue pair between the two peers.
+type link struct {
+	index       LinkIndex
+	id          llc.LinkID
+	local, peer Endpoint
+	peerUserID  uint32
+	state       linkState
+	inflight    int // SENDs that have not completed
+	heard       time.Time
+	testSent    time.Time // zero: no TEST LINK is unanswered
+	testData    [16]byte
+	sent, recv  uint64 // stream bytes
+}
+
+type linkState uint8
+
+const (
+	linkDown linkState = iota
+	linkForming
+	linkActive
+)
+
+func (s linkState) String() string {
+	switch s {
+	case linkForming:
+		return "FORMING"
+	case linkActive:
+		return "ACTIVE"
+	case linkDown:
+	}
+	return "DOWN"
+}
+
+// Group is a link group. See the package comment for who may call what.
+type Group struct {
+	cfg      Config
+	state    State
+	step     setupStep
+	deadline time.Time // of step
+	dialect  llc.Dialect
+	maxLinks uint8
+	link     link
+	spare    Endpoint // server: offered in ADD LINK
+	hasSpare bool
+	err      error
+
+	rmbs     []*rmb
+	nextRMB  RMBID
+	rmbsGone []RMBID
+	rtokens  []rtoken
+
+	conns     []*Conn // by token slot
+	nconns    int
+	ready     connQueue
+	closing   int // connections with a close deadline
+	idleSince time.Time
+
+	flows      []flow // the first one is under way once flowSent
+	flowSent   bool
+	flowExpiry time.Time
+	llcQueue   [][llc.Size]byte
+	deleted    bool // the peer ended the group; dead once our answer is delivered
+
+	out       []Output
+	Discarded uint64 // messages that were dropped without harm
+}
+
+// New returns a group in state Forming.
+func New(cfg Config) *Group {
+	def := func(d *time.Duration, v time.Duration) {
+		if *d == 0 {
+			*d = v
+		}
+	}
+	idle := IdleTimeoutClient
+	if cfg.Role == Server {
+		idle = IdleTimeoutServer
+	}
+	def(&cfg.IdleTimeout, idle)
+	def(&cfg.CloseTimeout, CloseTimeout)
+	def(&cfg.TestLinkInterval, TestLinkInterval)
+	return &Group{cfg: cfg, dialect: llc.DialectLinux, maxLinks: 1}
+}
+
+// Role returns our side.
+func (g *Group) Role() Role { return g.cfg.Role }
+
+// State returns the group's state.
+func (g *Group) State() State { return g.state }
+
+// Dialect returns the wire dialect; it is settled when the group is Active.
+func (g *Group) Dialect() llc.Dialect { return g.dialect }
+
+// Err returns why a dead group died; nil after an orderly end.
+func (g *Group) Err() error { return g.err }
+
+// Conns returns the number of connections.
+func (g *Group) Conns() int { return g.nconns }
+
+// Usable reports whether a further connection can use the group.
+func (g *Group) Usable() bool { return g.state == Active && g.nconns < MaxConns }
+
+// LinkInfo describes a link.
+type LinkInfo struct {
+	Index       LinkIndex
+	ID          llc.LinkID
+	State       string
+	Local, Peer Endpoint
+	PeerUserID  uint32
+	Sent, Recv  uint64 // stream bytes
+}
+
+// Links returns the links of the group.
+func (g *Group) Links() []LinkInfo {
+	l := &g.link
+	return []LinkInfo{{l.index, l.id, l.state.String(), l.local, l.peer, l.peerUserID, l.sent, l.recv}}
+}
+
+// event queues an event.
+func (g *Group) event(kind EventKind, err error) {
+	g.out = append(g.out, Output{Kind: OutEvent, Event: kind, Err: err})
+}
+
+// Errors of input handling.
+var (
+	// ErrLink: the queue pair reported an error.
+	ErrLink = errors.New("link failed")
+	// ErrTestLink: the peer did not answer TEST LINK, or wrongly.
+	ErrTestLink = errors.New("no valid answer to TEST LINK")
+	// ErrProtocol: the peer sent what it may not send now.
+	ErrProtocol = errors.New("protocol violation")
+	// ErrFlowTimeout: the peer did not answer an LLC request.
+	ErrFlowTimeout = errors.New("no answer to an LLC request")
+	// ErrPeerDeleted: the peer ended the group.
+	ErrPeerDeleted = errors.New("peer deleted the link group")
+)
+
+// HandleLinkFailure takes a queue pair's error. With its last link the group
+// ends, and all connections are reset.
+func (g *Group) HandleLinkFailure(_ time.Time, _ LinkIndex, err error) {
+	g.fail(FaultLink, fmt.Errorf("%w: %w", ErrLink, err))
+}
+
+// fail ends the set-up or the group.
+func (g *Group) fail(f SetupFault, err error) {
+	switch g.state {
+	case Forming:
+		g.becomeDead(err)
+		g.event(EventSetupFailed, &SetupError{Fault: f, Err: err})
+	case Active, Draining:
+		g.becomeDead(err)
+	case Dead:
+	}
+}
+
+func (g *Group) becomeActive(now time.Time) {
+	g.state = Active
+	g.step = setupDone
+	g.deadline = time.Time{}
+	g.idleSince = now
+	g.link.state = linkActive
+	g.link.heard = now
+	for _, c := range g.conns {
+		if c != nil {
+			c.restart()
+		}
+	}
+	g.event(EventReady, nil)
+}
+
+// becomeDead resets every connection and drops the link.
+func (g *Group) becomeDead(err error) {
+	if g.state == Dead {
+		return
+	}
+	wasForming := g.state == Forming
+	g.state = Dead
+	g.err = err
+	g.link.state = linkDown
+	g.flows, g.llcQueue = nil, nil
+	g.out = append(g.out, Output{Kind: OutCloseLink, Link: g.link.index})
+	for _, c := range g.conns {
+		if c != nil {
+			c.fail()
+		}
+	}
+	if !wasForming {
+		g.event(EventDead, err)
+	}
+}
+
+// Terminate ends the group in order: DELETE LINK for all links (§3.5.4).
+func (g *Group) Terminate(now time.Time, reason llc.DeleteReason) {
+	switch g.state {
+	case Forming:
+		g.becomeDead(nil)
+	case Active:
+		g.state = Draining
+		g.flows = g.flows[:0]
+		g.flowSent = false
+		g.startFlow(flow{kind: flowDeleteAll, reason: reason})
+		g.pumpFlows(now)
+	case Draining, Dead:
+	}
+}
+
+// NextTimeout returns when HandleTimeout wants to be called.
+func (g *Group) NextTimeout() (time.Time, bool) {
+	var next time.Time
+	earliest := func(t time.Time) {
+		if !t.IsZero() && (next.IsZero() || t.Before(next)) {
+			next = t
+		}
+	}
+	switch g.state {
+	case Dead:
+		return next, false
+	case Forming:
+		earliest(g.deadline)
+	case Active, Draining:
+		earliest(g.deadline)
+		if g.flowSent {
+			earliest(g.flowExpiry)
+		}
+		if g.link.testSent.IsZero() {
+			earliest(g.link.heard.Add(g.cfg.TestLinkInterval))
+		} else {
+			earliest(g.link.testSent.Add(TestLinkTimeout))
+		}
+		if g.nconns == 0 {
+			earliest(g.idleSince.Add(g.cfg.IdleTimeout))
+		}
+		if g.closing > 0 {
+			for _, c := range g.conns {
+				if c != nil {
+					earliest(c.deadline)
+				}
+			}
+		}
+	}
+	return next, !next.IsZero()
+}
+
+// HandleTimeout does what is due at now.
+func (g *Group) HandleTimeout(now time.Time) {
+	due := func(t time.Time) bool { return !t.IsZero() && !now.Before(t) }
+	switch g.state {
+	case Dead:
+	case Forming:
+		if due(g.deadline) {
+			g.setupExpired(now)
+		}
+	case Active, Draining:
+		if due(g.deadline) {
+			g.becomeDead(ErrPeerDeleted)
+			return
+		}
+		if g.flowSent && due(g.flowExpiry) {
+			g.becomeDead(fmt.Errorf("%w: %v", ErrFlowTimeout, g.flows[0].kind))
+			return
+		}
+		if g.testLink(now) {
+			return
+		}
+		if g.closing > 0 {
+			for _, c := range g.conns {
+				if c != nil && due(c.deadline) {
+					c.fail()
+				}
+			}
+		}
+		if g.state == Active && g.nconns == 0 && due(g.idleSince.Add(g.cfg.IdleTimeout)) {
+			g.Terminate(now, llc.DeleteInactivity)
+		}
+	}
+}
+
+// testLink keeps the link proven (§4.5.3): it sends TEST LINK after silence
+// and reports true when the link failed.
+func (g *Group) testLink(now time.Time) bool {
+	l := &g.link
+	if !l.testSent.IsZero() {
+		if now.Before(l.testSent.Add(TestLinkTimeout)) {
+			return false
+		}
+		g.becomeDead(ErrTestLink)
+		return true
+	}
+	if l.state == linkActive && !now.Before(l.heard.Add(g.cfg.TestLinkInterval)) {
+		l.testSent = now
+		for i := range l.testData {
+			l.testData[i] = byte(g.cfg.Rand.Uint32())
+		}
+		g.sendLLC(llc.TestLink{UserData: l.testData})
+	}
+	return false
+}
+
+// HandleSent takes the completion of a SEND.
+func (g *Group) HandleSent(_ time.Time, _ LinkIndex, id uint64) {
+	g.link.inflight--
+	if id == 0 {
+		if g.deleted && g.link.inflight == 0 && len(g.llcQueue) == 0 {
+			g.becomeDead(ErrPeerDeleted)
+		}
+		return
+	}
+	if c := g.conn(cdc.AlertToken(id)); c != nil {
+		c.handleSent()
+	}
+}
+
+// Poll appends what the shell must do, in order.
+func (g *Group) Poll(now time.Time, dst []Output) []Output {
+	g.pumpFlows(now)
+	g.pumpLLC()
+	dst = append(dst, g.out...)
+	clear(g.out)
+	g.out = g.out[:0]
+	return g.pumpData(now, dst)
+}
+
+// Idle reports whether Poll would return nothing.
+func (g *Group) Idle() bool {
+	return len(g.out) == 0 && (len(g.llcQueue) == 0 || g.link.inflight >= SendBudget) &&
+		(g.ready.empty() || g.link.inflight >= SendBudget-llcReserve)
+}
+
+// sendLLC queues an LLC message on the link.
+func (g *Group) sendLLC(m llc.Message) {
+	var b [llc.Size]byte
+	m.Append(b[:0])
+	g.llcQueue = append(g.llcQueue, b)
+}
+
+func (g *Group) pumpLLC() {
+	for len(g.llcQueue) > 0 && g.link.inflight < SendBudget {
+		g.link.inflight++
+		g.out = append(g.out, Output{Kind: OutSend, Link: g.link.index, Msg: g.llcQueue[0]})
+		g.llcQueue = g.llcQueue[1:]
+	}
+}

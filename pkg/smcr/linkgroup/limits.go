@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package linkgroup
+
+import "time"
+
+// Limits of a link group.
+const (
+	// MaxLinks is the largest link group of RFC 7609 §2.2.2.
+	MaxLinks = 8
+	// MaxConns is what Linux carries on one group; more connections start a
+	// parallel group (§3.5.3).
+	MaxConns = 255
+	// MaxRTokens bounds the peer's RMBs that we remember, as Linux does.
+	MaxRTokens = 255
+	// MaxRMBs bounds our own RMBs, because the peer remembers no more.
+	MaxRMBs = 255
+	// SendBudget is how many SENDs may be unacknowledged on a link: Linux
+	// posts 48 receive buffers and answers a 49th with RNR NAK.
+	SendBudget = 40
+	// llcReserve is the part of SendBudget that only LLC messages may use, so
+	// that data cannot starve them.
+	llcReserve = 4
+	// RecvDepth is how many receive buffers the shell posts on a link; more
+	// than any peer's SendBudget.
+	RecvDepth = 64
+	// SendDepth is the send queue a link needs: each message may follow two
+	// RDMA writes.
+	SendDepth = 3 * SendBudget
+	// maxFlows bounds the LLC exchanges that wait for their turn.
+	maxFlows = 2 * MaxRMBs
+)
+
+// Timers. RFC 7609 leaves the values open.
+const (
+	// ConfirmLinkTimeout is how long each side waits for the other's CONFIRM
+	// LINK; Linux's client waits 4 s.
+	ConfirmLinkTimeout = 4 * time.Second
+	// FlowTimeout is how long an LLC request waits for its answer.
+	FlowTimeout = 5 * time.Second
+	// TestLinkInterval is the quiet time after which a link is tested.
+	TestLinkInterval = 10 * time.Second
+	// TestLinkTimeout is how long a TEST LINK waits for its answer.
+	TestLinkTimeout = 2 * time.Second
+	// IdleTimeoutServer and IdleTimeoutClient end a group without
+	// connections; the client waits longer, so that the server does it.
+	IdleTimeoutServer = 600 * time.Second
+	IdleTimeoutClient = 610 * time.Second
+	// CloseTimeout bounds the wait for a peer that does not close (§4.8.1).
+	CloseTimeout = 60 * time.Second
+)

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package linkgroup
+
+import (
+	"fmt"
+
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/cdc"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/llc"
+)
+
+// LinkIndex is a link's place in its group, 0 to MaxLinks-1; unlike the link
+// number on the wire it is known before the peer has agreed.
+type LinkIndex uint8
+
+// OutputKind says what the shell must do.
+type OutputKind uint8
+
+// Outputs.
+const (
+	// OutReceive: move the link's queue pair to INIT and RTR towards Peer and
+	// post RecvDepth receive buffers.
+	OutReceive OutputKind = iota
+	// OutTransmit: move the link's queue pair to RTS.
+	OutTransmit
+	// OutWrite: RDMA WRITE, unsignaled: gather Local from the connection's
+	// send buffer to RemoteAddr.
+	OutWrite
+	// OutSend: SEND Msg, signaled and solicited, with work request ID ID.
+	OutSend
+	// OutCloseLink: destroy the link's queue pair.
+	OutCloseLink
+	// OutEvent: tell whoever waits.
+	OutEvent
+)
+
+// Output is one thing to do. Which fields count depends on Kind.
+type Output struct {
+	Kind  OutputKind
+	Link  LinkIndex
+	Event EventKind
+
+	Peer Endpoint // OutReceive
+
+	Conn       *Conn // OutWrite, connection events
+	Local      [2]cdc.Span
+	RemoteAddr uint64
+	RKey       rdma.RKey
+
+	ID  uint64 // OutSend
+	Msg [llc.Size]byte
+
+	RMB    RMBID      // RMB events
+	Events cdc.Events // EventConn
+	Err    error      // EventSetupFailed, EventDead
+}
+
+// EventKind is what happened.
+type EventKind uint8
+
+// Events.
+const (
+	// EventPointOfNoReturn: from here on a failure resets the TCP connection
+	// of the first contact instead of falling back (appendix C.3).
+	EventPointOfNoReturn EventKind = iota
+	// EventReady: the first contact is complete, data may flow.
+	EventReady
+	// EventSetupFailed: the first contact failed; Err is a *SetupError.
+	EventSetupFailed
+	// EventRMBConfirmed and EventRMBRefused end a ConfirmRMB.
+	EventRMBConfirmed
+	EventRMBRefused
+	// EventConn: Events happened to Conn.
+	EventConn
+	// EventConnDone: the peer will not write Conn's RMBE any more and nothing
+	// of it is in flight. The shell gives the RMBE back with Release.
+	EventConnDone
+	// EventDead: the group is over; Err says why, nil after an orderly end.
+	EventDead
+)
+
+func (k EventKind) String() string {
+	names := [...]string{
+		"point of no return", "ready", "set-up failed", "RMB confirmed", "RMB refused", "connection", "connection done", "dead",
+	}
+	if int(k) < len(names) {
+		return names[k]
+	}
+	return fmt.Sprintf("EventKind(%d)", uint8(k))
+}
+
+// SetupFault says at which step of the first contact the group failed.
+type SetupFault uint8
+
+// Set-up faults.
+const (
+	FaultConfirmLinkTimeout SetupFault = iota // no CONFIRM LINK, or no answer to it
+	FaultAddLinkTimeout                       // no ADD LINK, or no answer to it
+	FaultEyeCatcher                           // the peer insists on RMBE eye catchers
+	FaultProtocol                             // an impossible message
+	FaultLink                                 // the queue pair failed
+)
+
+func (f SetupFault) String() string {
+	names := [...]string{
+		"CONFIRM LINK timeout", "ADD LINK timeout", "peer insists on RMBE eye catchers", "protocol violation", "link failure",
+	}
+	if int(f) < len(names) {
+		return names[f]
+	}
+	return fmt.Sprintf("SetupFault(%d)", uint8(f))
+}
+
+// SetupError tells why a first contact failed.
+type SetupError struct {
+	Fault SetupFault
+	Err   error // nil for time-outs
+}
+
+func (e *SetupError) Error() string {
+	if e.Err == nil {
+		return "first contact: " + e.Fault.String()
+	}
+	return fmt.Sprintf("first contact: %v: %v", e.Fault, e.Err)
+}
+
+func (e *SetupError) Unwrap() error { return e.Err }

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package linkgroup
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/smcr-io/kube-smcr/pkg/smcr/cdc"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/llc"
+)
+
+// HandleRecv takes a message that arrived on a link. The error, if any, is
+// for logs and counters: the group has already done what follows from it.
+func (g *Group) HandleRecv(now time.Time, index LinkIndex, b []byte) error {
+	if g.state == Dead {
+		return nil
+	}
+	g.link.heard = now
+	if len(b) > 0 && b[0] == cdc.Type {
+		return g.handleCDC(now, b)
+	}
+	m, err := llc.Parse(g.dialect, 1, b)
+	var unknown *llc.UnknownTypeError
+	switch {
+	case errors.As(err, &unknown) && (unknown.Optional || g.dialect == llc.DialectLinux):
+		// Optional opcodes are discarded (A.3); Linux discards all unknown
+		// ones, and so do we towards it.
+		g.Discarded++
+		return nil
+	case err != nil:
+		g.fail(FaultProtocol, err)
+		return err
+	}
+	if err := g.handleLLC(now, m); err != nil {
+		err = fmt.Errorf("link %d: %w", g.link.id, err)
+		g.fail(FaultProtocol, err)
+		return err
+	}
+	return nil
+}
+
+func (g *Group) handleCDC(now time.Time, b []byte) error {
+	m, err := cdc.Parse(b)
+	if err != nil {
+		g.Discarded++ // as Linux does; the link itself is sound
+		return err
+	}
+	c := g.conn(m.Token)
+	if c == nil || c.done {
+		g.Discarded++ // a late message for a connection that is gone
+		return nil
+	}
+	if g.state == Forming && g.cfg.Role == Server {
+		// Data may not flow before the set-up is complete (§3.5.1.6).
+		return fmt.Errorf("%w: CDC message during first contact", ErrProtocol)
+	}
+	if err := c.handleMessage(now, m); err != nil {
+		return fmt.Errorf("connection 0x%08x: %w", uint32(c.token), err)
+	}
+	return nil
+}
+
+// handleLLC acts on one LLC message.
+func (g *Group) handleLLC(now time.Time, m llc.Message) error {
+	switch m := m.(type) {
+	case llc.ConfirmLink:
+		if m.Response {
+			return g.handleConfirmLinkReply(now, m)
+		}
+		return g.handleConfirmLink(now, m)
+	case llc.AddLink:
+		if m.Response {
+			return g.handleAddLinkReply(now, m)
+		}
+		return g.handleAddLink(now, m)
+	case llc.DeleteLink:
+		return g.handleDeleteLink(now, m)
+	case llc.ConfirmRKey:
+		if m.Response {
+			g.handleConfirmRKeyReply(m)
+		} else {
+			g.handleConfirmRKey(m)
+		}
+	case llc.ConfirmRKeyContinuation:
+		if !m.Response { // other links' keys: there are none here
+			m.Response = true
+			g.sendLLC(m)
+		}
+	case llc.DeleteRKey:
+		if m.Response {
+			g.handleDeleteRKeyReply()
+		} else {
+			g.handleDeleteRKey(m)
+		}
+	case llc.TestLink:
+		return g.handleTestLink(m)
+	default: // ADD LINK CONTINUATION and version 2 messages belong to flows that we did not start
+		g.Discarded++
+	}
+	return nil
+}
+
+// handleDeleteLink ends the group, since it has but one link, or the spare
+// link that the peer wanted.
+func (g *Group) handleDeleteLink(now time.Time, m llc.DeleteLink) error {
+	if m.Response {
+		if g.state == Forming && g.step == waitDeleteReply {
+			g.becomeActive(now)
+			return nil
+		}
+		if _, ok := g.endFlow(flowDeleteAll); ok {
+			g.becomeDead(nil)
+		}
+		return nil
+	}
+	ours := m.All || m.Link == g.link.id
+	m.Response = true
+	if !ours {
+		m.Reason = llc.DeleteUnknownLink
+	}
+	if ours && g.state == Draining && g.flowSent && g.flows[0].kind == flowDeleteAll {
+		// Both sides end the group at once.
+		g.becomeDead(nil)
+		return nil
+	}
+	g.sendLLC(m)
+	if ours && g.state == Forming {
+		return fmt.Errorf("%w: DELETE LINK during first contact", ErrProtocol)
+	}
+	if ours {
+		g.state = Draining
+		g.flows, g.flowSent = nil, false
+		g.deleted = true
+		g.deadline = now.Add(FlowTimeout)
+	}
+	return nil
+}
+
+func (g *Group) handleTestLink(m llc.TestLink) error {
+	if !m.Response {
+		m.Response = true
+		g.sendLLC(m)
+		return nil
+	}
+	if g.link.testSent.IsZero() {
+		g.Discarded++
+		return nil
+	}
+	if m.UserData != g.link.testData {
+		return fmt.Errorf("%w: user data differs", ErrTestLink)
+	}
+	g.link.testSent = time.Time{}
+	return nil
+}

@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package linkgroup
+
+import (
+	"errors"
+
+	"github.com/smcr-io/kube-smcr/internal/invariant"
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
+)
+
+// RMBID names one of our RMBs in its group.
+type RMBID uint16
+
+// RToken addresses a registered RMB over one link: its RKey and the virtual
+// address of its first byte (RFC 7609 §2.1).
+type RToken struct {
+	RKey  rdma.RKey
+	VAddr uint64
+}
+
+// rmb is one of our RMBs: a registered region cut into elements of one size.
+type rmb struct {
+	id          RMBID
+	elementSize uint32
+	used        []bool
+	usedCount   int
+	tokens      [MaxLinks]RToken // per link; one PD per device gives equal ones
+	state       rmbState
+}
+
+type rmbState uint8
+
+const (
+	rmbNew        rmbState = iota // the peer does not know it
+	rmbConfirming                 // CONFIRM RKEY waits for its turn or answer
+	rmbConfirmed
+	rmbDeleting
+)
+
+func (r *rmb) take() (int, bool) {
+	if r.state == rmbDeleting {
+		return 0, false
+	}
+	for i, u := range r.used {
+		if !u {
+			r.used[i] = true
+			r.usedCount++
+			return i, true
+		}
+	}
+	return 0, false
+}
+
+func (r *rmb) give(i int) {
+	invariant.Must(r.used[i], "RMBE released twice")
+	r.used[i] = false
+	r.usedCount--
+}
+
+// rtoken is one of the peer's RMBs.
+type rtoken struct {
+	tokens [MaxLinks]RToken
+}
+
+// Errors of RMB handling.
+var (
+	// ErrNeedRMB: no element of the wanted size is free; AddRMB one.
+	ErrNeedRMB = errors.New("link group: no free RMB element of this size")
+	// ErrFull: the group carries as many connections or RMBs as it may.
+	ErrFull = errors.New("link group: full")
+	// ErrUnknownRToken: the peer named an RMB that it never announced.
+	ErrUnknownRToken = errors.New("link group: unknown RKey")
+)
+
+// AddRMB adds a registered region of elements×elementSize bytes, reachable on
+// each link by its token; with one link only tokens[0] counts.
+func (g *Group) AddRMB(elementSize uint32, elements int, token RToken) (RMBID, error) {
+	if len(g.rmbs) >= MaxRMBs {
+		return 0, ErrFull
+	}
+	g.nextRMB++
+	r := &rmb{id: g.nextRMB, elementSize: elementSize, used: make([]bool, elements)}
+	for i := range r.tokens {
+		r.tokens[i] = token
+	}
+	g.rmbs = append(g.rmbs, r)
+	return r.id, nil
+}
+
+func (g *Group) rmb(id RMBID) *rmb {
+	for _, r := range g.rmbs {
+		if r.id == id {
+			return r
+		}
+	}
+	return nil
+}
+
+// takeRMBE finds a free element of the given size, in a confirmed RMB if
+// there is one.
+func (g *Group) takeRMBE(size uint32) (*rmb, int, error) {
+	for _, confirmed := range [...]bool{true, false} {
+		for _, r := range g.rmbs {
+			if r.elementSize != size || (r.state == rmbConfirmed) != confirmed {
+				continue
+			}
+			if i, ok := r.take(); ok {
+				return r, i, nil
+			}
+		}
+	}
+	return nil, 0, ErrNeedRMB
+}
+
+// dropEmptyRMB deletes an RMB that nobody uses when another one of its size
+// still has room, so that memory follows the load with some slack.
+func (g *Group) dropEmptyRMB(r *rmb) {
+	if r.usedCount > 0 || r.state != rmbConfirmed || g.state != Active {
+		return
+	}
+	for _, o := range g.rmbs {
+		if o != r && o.elementSize == r.elementSize && o.state == rmbConfirmed && o.usedCount < len(o.used) {
+			r.state = rmbDeleting
+			g.startFlow(flow{kind: flowDeleteRKey, rmb: r.id})
+			return
+		}
+	}
+}
+
+func (g *Group) removeRMB(id RMBID) {
+	for i, r := range g.rmbs {
+		if r.id == id {
+			g.rmbs = append(g.rmbs[:i], g.rmbs[i+1:]...)
+			g.rmbsGone = append(g.rmbsGone, id)
+			return
+		}
+	}
+}
+
+// TakeGoneRMBs returns the RMBs that the peer was told to forget since the
+// last call; their memory may be deregistered.
+func (g *Group) TakeGoneRMBs() []RMBID {
+	gone := g.rmbsGone
+	g.rmbsGone = nil
+	return gone
+}
+
+// peerToken finds the peer's RMB by the RKey it has on a link.
+func (g *Group) peerToken(link LinkIndex, key rdma.RKey) (int, bool) {
+	for i := range g.rtokens {
+		if g.rtokens[i].tokens[link].RKey == key {
+			return i, true
+		}
+	}
+	return 0, false
+}
+
+// learnToken remembers a peer's RMB; false when the table is full.
+func (g *Group) learnToken(link LinkIndex, t RToken) bool {
+	if i, ok := g.peerToken(link, t.RKey); ok {
+		g.rtokens[i].tokens[link] = t
+		return true
+	}
+	if len(g.rtokens) >= MaxRTokens {
+		return false
+	}
+	var n rtoken
+	n.tokens[link] = t
+	g.rtokens = append(g.rtokens, n)
+	return true
+}
+
+func (g *Group) forgetToken(link LinkIndex, key rdma.RKey) bool {
+	i, ok := g.peerToken(link, key)
+	if ok {
+		g.rtokens[i] = g.rtokens[len(g.rtokens)-1]
+		g.rtokens = g.rtokens[:len(g.rtokens)-1]
+	}
+	return ok
+}
