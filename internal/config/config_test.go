@@ -1,0 +1,335 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"errors"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+)
+
+const minimal = "node:\n  name: n\n  device: {soft: {address: 192.0.2.1}}\n"
+
+var comparers = cmp.Options{
+	cmpopts.EquateComparable(netip.Addr{}, netip.AddrPort{}, netip.Prefix{}),
+}
+
+func mustParse(t testing.TB, text string) *Node {
+	t.Helper()
+	n, err := Parse("test.yaml", []byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+func TestParse_sample(t *testing.T) {
+	b, err := os.ReadFile("../../config/samples/node-agent.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := Parse("node-agent.yaml", b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := &Node{
+		Name:             "node-a",
+		Device:           Device{SoftAddress: netip.MustParseAddr("192.0.2.1"), SoftMTU: 4096},
+		NodeBudget:       Budget{MemoryBytes: 4 << 30, Conns: 65536},
+		PodBudget:        Budget{MemoryBytes: 256 << 20, Conns: 4096},
+		RMBEBytes:        256 << 10,
+		SendBufferBytes:  256 << 10,
+		DataDir:          "/var/lib/kube-smcr",
+		APISocket:        "/run/kube-smcr/agent.sock",
+		MetricsAddress:   netip.MustParseAddrPort("127.0.0.1:9464"),
+		RedirectTTL:      2 * time.Second,
+		NegativeCacheTTL: 5 * time.Minute,
+		DrainTimeout:     30 * time.Second,
+		Policies: []Policy{{
+			Name:   "cache",
+			Pods:   PodSelector{Namespaces: []string{"shop"}, Names: []string{"redis-*", "web-*"}, Interfaces: []string{"eth0"}},
+			Peers:  []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("2001:db8::/64")},
+			Except: []netip.Prefix{netip.MustParsePrefix("192.0.2.53/32")},
+			Ports:  []PortRange{{6379, 6379}, {16379, 16384}},
+		}, {
+			Name: "ledger", Mode: ModeRequired,
+			Pods:  PodSelector{Namespaces: []string{"bank"}},
+			Ports: []PortRange{{5432, 5432}},
+		}},
+	}
+	if diff := cmp.Diff(want, got, comparers); diff != "" {
+		t.Errorf("sample (-want +got):\n%s", diff)
+	}
+
+	// The sample shows the defaults: leaving the fields out means the same.
+	def := mustParse(t, "node:\n  name: node-a\n  device: {soft: {address: 192.0.2.1}}\n")
+	got.Policies = nil
+	if diff := cmp.Diff(got, def, comparers); diff != "" {
+		t.Errorf("defaults differ from what the sample says they are (-sample +defaults):\n%s", diff)
+	}
+}
+
+func TestParse_errors(t *testing.T) {
+	tests := []struct {
+		name, text string
+		want       []string // of each error, in order: parts that it has
+	}{
+		{"empty", "", []string{"t:1:1: file: is empty"}},
+		{"not yaml", "node: [", []string{"t:1:1: file: is not YAML"}},
+		{"not a mapping", "- a", []string{"t:1:1: : is a list"}},
+		{"no node", "policies: []", []string{"t:1:1: node: is missing"}},
+		{"two documents", minimal + "---\nnode: {}\n", []string{"file: has a second document"}},
+		{"unknown field at the top", minimal + "polices: []\n", []string{"t:4:1: polices: unknown field (did you mean policies?)"}},
+		{"unknown field in node", minimal + "  redirectTtl: 2s\n", []string{"t:4:3: node.redirectTtl: unknown field (did you mean redirectTTL?)"}},
+		{"unknown field in a policy", minimal + "policies:\n- name: a\n  port: [1]\n", []string{"t:6:3: policies[0].port: unknown field (did you mean ports?)"}},
+		{"field twice", minimal + "  name: m\n", []string{"t:4:3: node.name: is given twice"}},
+		{"alias", minimal + "policies:\n- name: &a x\n- name: *a\n", []string{
+			"t:6:9: policies[1].name: is an alias", "t:6:9: policies[1].name: \"\", want a name",
+		}},
+		{"both devices", "node:\n  name: n\n  device: {soft: {address: 192.0.2.1}, rdma: mlx5_0}\n", []string{"t:3:46: node.device.rdma: contradicts soft"}},
+		{"no device", "node:\n  name: n\n  device: {}\n", []string{"t:3:11: node.device: names no device"}},
+		{"device is text", "node:\n  name: n\n  device: soft\n", []string{"t:3:11: node.device: is a single value"}},
+		{"soft without address", "node:\n  name: n\n  device: {soft: {mtu: 4096}}\n", []string{"node.device.soft.address"}},
+		{"any address", "node:\n  name: n\n  device: {soft: {address: 0.0.0.0}}\n", []string{"node.device.soft.address"}},
+		{"mtu", "node:\n  name: n\n  device: {soft: {address: 192.0.2.1, mtu: 1500}}\n", []string{"node.device.soft.mtu: 1500, want an InfiniBand path MTU"}},
+		{"sizes", minimal + "  rmbe: 100KiB\n  sendBuffer: 1PB\n", []string{
+			"t:4:9: node.rmbe: 102400 bytes, want a power of two", "t:5:15: node.sendBuffer: \"1PB\"",
+		}},
+		{"huge size", minimal + "  rmbe: 9999999999GiB\n", []string{"node.rmbe: \"9999999999GiB\": want a size"}},
+		{"pod over node", minimal + "  budgets:\n    node: {memory: 1MiB, connections: 1}\n    pod: {memory: 2MiB, connections: 2}\n", []string{
+			"t:6:10: node.budgets.pod: memory of a pod", "t:6:10: node.budgets.pod: connections of a pod",
+		}},
+		{"budget under one connection", minimal + "  budgets: {pod: {memory: 64KiB}}\n", []string{"node.budgets.pod: memory (65536 bytes) does not hold"}},
+		{"paths", minimal + "  dataDir: var\n  apiSocket: /run/../x\n", []string{"t:4:12: node.dataDir", "t:5:14: node.apiSocket"}},
+		{"long socket", minimal + "  apiSocket: /" + strings.Repeat("x", 120) + "\n", []string{"node.apiSocket: is 121 bytes long; the kernel allows 107"}},
+		{"metrics", minimal + "  metricsAddress: localhost\n", []string{"node.metricsAddress: \"localhost\""}},
+		{"durations", minimal + "  redirectTTL: 10\n  drainTimeout: -1s\n", []string{"node.redirectTTL: \"10\"", "node.drainTimeout: \"-1s\""}},
+		{"words", minimal + "  dialects: rfc\n  logLevel: loud\n  anyPrefix: maybe\n", []string{"node.dialects", "node.logLevel", "node.anyPrefix"}},
+		{"policy words", minimal + "policies:\n- {name: a, mode: Must}\n", []string{"t:5:19: policies[0].mode: \"Must\", want one of Prefer, Required"}},
+		{"cidrs", minimal + "policies:\n- name: a\n  peers:\n    cidrs: [10.0.0.1/8, 10.0.0.0/8, 10.1.0.0/16, ten]\n", []string{
+			"t:7:13: policies[0].peers.cidrs[0]: \"10.0.0.1/8\" has bits set behind its length: did you mean 10.0.0.0/8?",
+			"t:7:37: policies[0].peers.cidrs[2]: 10.1.0.0/16 overlaps with 10.0.0.0/8", "cidrs[3]",
+		}},
+		{"useless exclusion", minimal + "policies:\n- name: a\n  peers: {cidrs: [10.0.0.0/8], except: [192.0.2.0/24]}\n", []string{"excludes nothing"}},
+		{"nothing left", minimal + "policies:\n- name: a\n  peers: {cidrs: [10.0.0.0/31], except: [10.0.0.0, 10.0.0.1]}\n", []string{"nothing is left of 10.0.0.0/31"}},
+		{"ports", minimal + "policies:\n- name: a\n  ports: [0, 70000, 9-8, 1-5, 3, http]\n", []string{
+			"ports[0]", "ports[1]", "ports[2]: \"9-8\": runs backwards: did you mean 8-9?", "ports[4]: \"3\" overlaps with 1-5", "ports[5]",
+		}},
+		{"patterns", minimal + "policies:\n- name: a\n  pods: {names: [\"a b\", x, x]}\n", []string{"names[0]", "names[2]: \"x\" is given twice"}},
+		{"policy without name", minimal + "policies:\n- mode: Prefer\n", []string{"t:5:3: policies[0].name"}},
+		{"same name", minimal + "policies:\n- {name: a, ports: [1]}\n- {name: a, ports: [2]}\n", []string{"t:6:3: policies[1]: the name \"a\" is taken"}},
+		{"overlap", minimal + "policies:\n- {name: a, ports: [1-9]}\n- {name: b, ports: [5], mode: Required}\n", []string{"t:6:3: policies[1]: policy \"b\" overlaps with policy \"a\" (peer 0.0.0.0/0, port 5)"}},
+		{"several at once", "node:\n  nam: n\n  rmbe: 1\npolicies: 5\n", []string{"t:2:3: node.nam:", "t:2:3: node.name:", "t:2:3: node.device", "t:3:9: node.rmbe", "t:4:11: policies"}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			n, err := Parse("t", []byte(tt.text))
+			var errs Errors
+			if n != nil || !errors.As(err, &errs) {
+				t.Fatalf("Parse = %v, %v; want Errors", n, err)
+			}
+			if len(errs) != len(tt.want) {
+				t.Fatalf("%d errors, want %d:\n%v", len(errs), len(tt.want), err)
+			}
+			for i, e := range errs {
+				if !strings.Contains(e.Error(), tt.want[i]) {
+					t.Errorf("error %d = %q, want it to have %q", i, e, tt.want[i])
+				}
+			}
+		})
+	}
+}
+
+const policies = minimal + `policies:
+- {name: db, mode: Required, pods: {namespaces: [bank]}, peers: {cidrs: [10.0.0.0/8], except: [10.9.0.0/16]}, ports: [5432, 6000-6010]}
+- {name: excepted, pods: {namespaces: [bank]}, peers: {cidrs: [10.9.0.0/16]}, ports: [80]}
+- {name: six, pods: {namespaces: [bank]}, peers: {cidrs: ["2001:db8::/32"]}}
+- {name: any, pods: {names: ["web-*"], namespaces: [shop]}}
+`
+
+func TestNode_Decide(t *testing.T) {
+	n := mustParse(t, policies)
+	bank, web := Pod{Namespace: "bank", Name: "a"}, Pod{Namespace: "shop", Name: "web-1"}
+	tests := []struct {
+		name string
+		pod  Pod
+		peer string
+		want Decision
+	}{
+		{"required", bank, "10.1.2.3:5432", Decision{true, true, "db", ReasonMatch}},
+		{"last of a range", bank, "10.1.2.3:6010", Decision{true, true, "db", ReasonMatch}},
+		{"mapped address", bank, "[::ffff:10.1.2.3]:5432", Decision{true, true, "db", ReasonMatch}},
+		{"other port", bank, "10.1.2.3:6011", Decision{false, false, "db", ReasonPort}},
+		{"excluded", bank, "10.9.2.3:5432", Decision{false, false, "excepted", ReasonPort}},
+		{"the other policy", bank, "10.9.2.3:80", Decision{true, false, "excepted", ReasonMatch}},
+		{"other peer", bank, "192.0.2.1:5432", Decision{false, false, "db", ReasonPeer}},
+		{"ipv6", bank, "[2001:db8::1]:1", Decision{true, false, "six", ReasonMatch}},
+		{"zone", bank, "[2001:db8::1%eth0]:1", Decision{true, false, "six", ReasonMatch}},
+		{"everything", web, "198.51.100.7:1", Decision{true, false, "any", ReasonMatch}},
+		{"pod not selected", Pod{Namespace: "shop", Name: "db"}, "10.1.2.3:5432", Decision{Reason: ReasonNoPolicy}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			for _, dir := range []Direction{Outbound, Inbound} {
+				got := n.Decide(tt.pod, netip.MustParseAddrPort(tt.peer), dir)
+				if diff := cmp.Diff(tt.want, got); diff != "" {
+					t.Errorf("%v (-want +got):\n%s", dir, diff)
+				}
+			}
+		})
+	}
+}
+
+func TestNode_Outbound(t *testing.T) {
+	p := netip.MustParsePrefix
+	single := mustParse(t, minimal+"policies:\n- {name: a, peers: {cidrs: [10.0.0.0/8], except: [10.9.0.0/16]}, ports: [80]}\n")
+	want := []Selection{{Prefix: p("10.0.0.0/8"), Ports: []PortRange{{80, 80}}}, {Prefix: p("10.9.0.0/16"), Exclude: true}}
+	if diff := cmp.Diff(want, single.Outbound(Pod{}), comparers); diff != "" {
+		t.Errorf("one policy (-want +got):\n%s", diff)
+	}
+
+	// With several policies the selections must say exactly what Decide says.
+	n := mustParse(t, policies)
+	pod := Pod{Namespace: "bank"}
+	sel := n.Outbound(pod)
+	for _, peer := range []string{"10.1.0.1:5432", "10.8.255.255:5432", "10.9.0.0:5432", "10.9.0.0:80", "10.10.0.0:6005", "9.0.0.0:80", "[2001:db8::]:9", "10.0.0.0:80"} {
+		ap := netip.MustParseAddrPort(peer)
+		got := false
+		for _, s := range sel {
+			if s.Exclude {
+				t.Fatalf("exclusion %v although several policies select the pod", s.Prefix)
+			}
+			pol := Policy{Ports: s.Ports}
+			got = got || s.Prefix.Contains(ap.Addr()) && pol.hasPort(ap.Port())
+		}
+		if want := n.Decide(pod, ap, Outbound).Accelerate; got != want {
+			t.Errorf("%s: selected %t, decided %t", peer, got, want)
+		}
+	}
+	if got := n.Outbound(Pod{Namespace: "other"}); len(got) != 0 {
+		t.Errorf("pod without policy has selections %v", got)
+	}
+}
+
+func TestNode_InboundPorts(t *testing.T) {
+	n := mustParse(t, minimal+"policies:\n"+
+		"- {name: a, pods: {names: [x]}, peers: {cidrs: [10.0.0.0/8]}, ports: [80, 90-95]}\n"+
+		"- {name: b, pods: {names: [x]}, peers: {cidrs: [11.0.0.0/8]}, ports: [93-99, 81]}\n"+
+		"- {name: c, pods: {names: [y]}}\n")
+	ports, all := n.InboundPorts(Pod{Name: "x"})
+	if diff := cmp.Diff([]PortRange{{80, 81}, {90, 99}}, ports); diff != "" || all {
+		t.Errorf("all = %t (-want +got):\n%s", all, diff)
+	}
+	if ports, all := n.InboundPorts(Pod{Name: "y"}); !all || ports != nil {
+		t.Errorf("InboundPorts = %v, %t, want all", ports, all)
+	}
+}
+
+func TestPatterns(t *testing.T) {
+	tests := []struct {
+		a, b string
+		want bool // some string matches both
+	}{
+		{"a", "a", true},
+		{"a", "b", false},
+		{"*", "b", true},
+		{"*", "*", true},
+		{"a*", "*b", true},
+		{"a*", "b*", false},
+		{"*a", "*b", false},
+		{"a*c", "ab*", true},
+		{"web-*", "web-", true},
+		{"web-*", "web", false},
+		{"a*b*c", "a*d*c", true},
+		{"ab", "a*b*", true},
+		{"ab", "a*c*", false},
+	}
+	for _, tt := range tests {
+		if got := patternMeets(tt.a, tt.b); got != tt.want {
+			t.Errorf("patternMeets(%q, %q) = %t", tt.a, tt.b, got)
+		}
+		if got := patternMeets(tt.b, tt.a); got != tt.want {
+			t.Errorf("patternMeets(%q, %q) = %t", tt.b, tt.a, got)
+		}
+		if !strings.Contains(tt.a, "*") {
+			if got := matchPattern(tt.b, tt.a); got != tt.want {
+				t.Errorf("matchPattern(%q, %q) = %t", tt.b, tt.a, got)
+			}
+		}
+	}
+}
+
+// TestOverlap_brute compares overlap with trying every address and port of a
+// small world.
+func TestOverlap_brute(t *testing.T) {
+	world := netip.MustParsePrefix("10.0.0.0/29")
+	lists := [][]netip.Prefix{
+		nil,
+		{netip.MustParsePrefix("10.0.0.0/30")},
+		{netip.MustParsePrefix("10.0.0.4/30")},
+		{netip.MustParsePrefix("10.0.0.2/31"), netip.MustParsePrefix("10.0.0.7/32")},
+		{netip.MustParsePrefix("10.0.0.0/31")},
+	}
+	var all []Policy
+	for _, peers := range lists[1:] {
+		for _, except := range lists {
+			for _, ports := range [][]PortRange{{{1, 2}}, {{2, 3}}, {{4, 4}}} {
+				all = append(all, Policy{Peers: peers, Except: except, Ports: ports})
+			}
+		}
+	}
+	for i := range all {
+		for j := range all {
+			a, b := &all[i], &all[j]
+			want := false
+			for addr := world.Addr(); world.Contains(addr); addr = addr.Next() {
+				for port := range uint16(6) {
+					na, nb := Node{Policies: []Policy{*a}}, Node{Policies: []Policy{*b}}
+					ap := netip.AddrPortFrom(addr, port)
+					want = want || na.Decide(Pod{}, ap, Outbound).Accelerate && nb.Decide(Pod{}, ap, Outbound).Accelerate
+				}
+			}
+			if got := overlap(a, b); (got != "") != want {
+				t.Errorf("overlap(%+v, %+v) = %q, want overlap %t", a, b, got, want)
+			}
+		}
+	}
+}
+
+func TestNode_Immutable(t *testing.T) {
+	a := mustParse(t, minimal)
+	b := mustParse(t, minimal+"  dataDir: /x\n  redirectTTL: 9s\npolicies:\n- {name: p}\n")
+	if diff := cmp.Diff([]string{"node.dataDir"}, a.Immutable(b)); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	b, err := os.ReadFile("../../config/samples/node-agent.yaml")
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(b)
+	f.Add([]byte(policies))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		n, err := Parse("f", b)
+		if (n == nil) == (err == nil) {
+			t.Fatalf("Parse = %v, %v", n, err)
+		}
+		var errs Errors
+		if err != nil && !errors.As(err, &errs) {
+			t.Fatalf("error %T has no lines", err)
+		}
+		if n != nil {
+			pod := Pod{Namespace: "shop", Name: "web-1", Interface: "eth0"}
+			n.Outbound(pod)
+			n.Decide(pod, netip.MustParseAddrPort("192.0.2.1:80"), Inbound)
+		}
+	})
+}

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"fmt"
+	"net/netip"
+)
+
+// Direction is seen from the pod.
+type Direction uint8
+
+// Directions.
+const (
+	Outbound Direction = iota
+	Inbound
+)
+
+func (d Direction) String() string {
+	if d == Inbound {
+		return "inbound"
+	}
+	return "outbound"
+}
+
+// DecisionReason says why a connection may or may not be accelerated.
+type DecisionReason uint8
+
+// Decision reasons.
+const (
+	ReasonNoPolicy DecisionReason = iota // no policy selects the pod
+	ReasonPeer                           // policies select the pod, but not this peer
+	ReasonExcluded                       // the peer is among the exclusions
+	ReasonPort                           // pod and peer are selected, the port is not
+	ReasonMatch                          // a policy selects the connection
+)
+
+func (r DecisionReason) String() string {
+	switch r {
+	case ReasonNoPolicy:
+		return "no policy selects the pod"
+	case ReasonPeer:
+		return "no policy of the pod selects the peer's address"
+	case ReasonExcluded:
+		return "the peer's address is excluded by the policy"
+	case ReasonPort:
+		return "no policy of the pod selects the port"
+	case ReasonMatch:
+		return "selected by the policy"
+	}
+	return fmt.Sprintf("decision reason %d", uint8(r))
+}
+
+// Decision is the answer of [Node.Decide].
+type Decision struct {
+	Accelerate bool
+	// Required says that without SMC-R the connection is to be reset.
+	Required bool
+	// Policy is the policy that matched, or the one that came nearest.
+	Policy string
+	Reason DecisionReason
+}
+
+// Decide says whether a connection of the pod may use SMC-R. The peer is the
+// other side's address with the port of the service: the destination port of
+// an outbound connection, the pod's own port of an inbound one. A policy holds
+// for both directions; dir is there for the caller's symmetry and for
+// policies that will tell them apart.
+func (n *Node) Decide(pod Pod, peer netip.AddrPort, dir Direction) Decision {
+	_ = dir
+	d := Decision{Reason: ReasonNoPolicy}
+	nearer := func(r DecisionReason, policy string) {
+		if r > d.Reason {
+			d.Reason, d.Policy = r, policy
+		}
+	}
+	addr := peer.Addr().Unmap().WithZone("")
+	for i := range n.Policies {
+		p := &n.Policies[i]
+		switch {
+		case !p.Pods.Matches(pod):
+		case !anyPrefix(p.Peers, addr):
+			nearer(ReasonPeer, p.Name)
+		case len(p.Except) > 0 && anyPrefix(p.Except, addr):
+			nearer(ReasonExcluded, p.Name)
+		case !p.hasPort(peer.Port()):
+			nearer(ReasonPort, p.Name)
+		default:
+			return Decision{Accelerate: true, Required: p.Mode == ModeRequired, Policy: p.Name, Reason: ReasonMatch}
+		}
+	}
+	return d
+}
+
+// Selects says whether any policy selects the pod, so that it needs a
+// redirection at all.
+func (n *Node) Selects(pod Pod) bool { return len(n.PoliciesFor(pod)) > 0 }
+
+// PoliciesFor returns the policies that select the pod.
+func (n *Node) PoliciesFor(pod Pod) []Policy {
+	var out []Policy
+	for _, p := range n.Policies {
+		if p.Pods.Matches(pod) {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+// Matches says whether the selector selects the pod.
+func (s PodSelector) Matches(pod Pod) bool {
+	return anyPattern(s.Namespaces, pod.Namespace) &&
+		anyPattern(s.Names, pod.Name) &&
+		anyPattern(s.Interfaces, pod.Interface)
+}
+
+func (p *Policy) hasPort(port uint16) bool {
+	for _, r := range p.Ports {
+		if r.Contains(port) {
+			return true
+		}
+	}
+	return len(p.Ports) == 0
+}
+
+// anyPrefix is true for an empty list: no restriction.
+func anyPrefix(ps []netip.Prefix, a netip.Addr) bool {
+	for _, p := range ps {
+		if p.Contains(a) {
+			return true
+		}
+	}
+	return len(ps) == 0
+}
+
+func anyPattern(patterns []string, s string) bool {
+	for _, p := range patterns {
+		if matchPattern(p, s) {
+			return true
+		}
+	}
+	return len(patterns) == 0
+}
+
+// matchPattern matches s with a pattern in which * is any run of characters.
+// It backtracks to the last star only, so it takes len(p)*len(s) steps at
+// most.
+func matchPattern(p, s string) bool {
+	star, mark := -1, 0
+	i, j := 0, 0
+	for j < len(s) {
+		switch {
+		case i < len(p) && p[i] == '*':
+			star, mark = i, j
+			i++
+		case i < len(p) && p[i] == s[j]:
+			i++
+			j++
+		case star >= 0:
+			mark++
+			i, j = star+1, mark
+		default:
+			return false
+		}
+	}
+	for i < len(p) && p[i] == '*' {
+		i++
+	}
+	return i == len(p)
+}

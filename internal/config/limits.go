@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import "time"
+
+// Limits of a configuration file. They bound what the agent holds and how long
+// a reload takes, whatever the file says.
+const (
+	maxFileBytes = 1 << 20 // a file of that size has a mistake in it
+	maxErrors    = 100     // nobody reads more
+	maxPolicies  = 1024    // every pair is compared for overlap: half a million comparisons
+	maxListItems = 1024    // CIDRs, ports or patterns of one policy
+	maxNameLen   = 253     // a Kubernetes object name
+
+	// The buffer sizes that the SMC-R size code can say (RFC 7609 A.2.2) and
+	// that Linux peers use.
+	minBufferBytes = 16 << 10
+	maxBufferBytes = 512 << 10
+
+	minMTU = 256
+	maxMTU = 4096
+
+	// maxSocketPath is what fits into sun_path with its terminating zero.
+	maxSocketPath = 107
+
+	minRedirectTTL = 500 * time.Millisecond // below it a short stall of the node looks like a hung agent
+	maxRedirectTTL = time.Minute // a hung agent is noticed after this long
+	maxTTL         = time.Hour // a destination that learned SMC-R meanwhile is left alone no longer
+)
+
+// Defaults of fields that a file leaves out.
+const (
+	defaultMTU              = 4096
+	defaultBufferBytes      = 256 << 10
+	defaultPodMemoryBytes   = 256 << 20
+	defaultPodConns         = 4096
+	defaultNodeMemoryBytes  = 4 << 30
+	defaultNodeConns        = 65536
+	defaultRedirectTTL      = 2 * time.Second
+	defaultNegativeCacheTTL = 5 * time.Minute
+	defaultDrainTimeout     = 30 * time.Second
+	defaultDataDir          = "/var/lib/kube-smcr"
+	defaultAPISocket        = "/run/kube-smcr/agent.sock"
+	defaultMetricsAddress   = "127.0.0.1:9464"
+)
