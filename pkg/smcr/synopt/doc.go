@@ -58,6 +58,10 @@
 //     use [net.ListenConfig] with SetMultipathTCP(false). ControlListen says so.
 //   - A process that moves to another cgroup is not followed: its new sockets
 //     carry no option, and PeerOffered returns [ErrNotTracked].
+//   - Several Options, of one process or of several, may be at work on one
+//     cgroup. A foreign sock_ops program that asks for header calls on a listener
+//     of this cgroup which is not marked makes ours answer there too: for a
+//     SYN-ACK the kernel does not tell which listener it is of.
 //   - A device on the path that strips the option from one direction only
 //     leaves the two ends of different opinion, and one that echoes options it
 //     does not know makes a plain peer look like an SMC-R peer. A timeout for

@@ -3,6 +3,7 @@
 package synopt
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -219,8 +220,11 @@ func (h *host) tap(t testing.TB) *wire {
 // A segment is a TCP packet on the wire.
 type segment struct {
 	syn, ack bool
-	option   bool // SMC-R
+	options  int // how many SMC-R options
 }
+
+// carries reports whether a receiver sees the option.
+func (s segment) carries() bool { return s.options > 0 }
 
 // read returns the TCP packets until enough says so.
 func (w *wire) read(t testing.TB, enough func([]segment) bool) []segment {
@@ -244,12 +248,20 @@ func (w *wire) read(t testing.TB, enough func([]segment) bool) []segment {
 		}
 		end := int(tcp[12]>>4) * 4
 		segs = append(segs, segment{
-			syn:    tcp[13]&tcpFlagSYN != 0,
-			ack:    tcp[13]&0x10 != 0,
-			option: HasOption(tcp[tcpHeaderBytes:end]),
+			syn:     tcp[13]&tcpFlagSYN != 0,
+			ack:     tcp[13]&0x10 != 0,
+			options: countOptions(tcp[tcpHeaderBytes:end]),
 		})
 	}
 	return segs
+}
+
+// countOptions returns 0 where HasOption finds nothing.
+func countOptions(tcpOptions []byte) int {
+	if !HasOption(tcpOptions) {
+		return 0
+	}
+	return bytes.Count(tcpOptions, []byte{optionKind, optionLen, 0xe2, 0xd4, 0xc3, 0xd9})
 }
 
 // count returns how many of segs are as f says.

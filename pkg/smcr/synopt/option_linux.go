@@ -16,30 +16,37 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A handshake is what the program knows of a connecting socket. The values are
-// those of enum handshake in bpf/synopt.bpf.c.
-type handshake uint32
+// A handshake is what the program keeps for a connecting socket: struct
+// handshake of bpf/synopt.bpf.c.
+type handshake struct {
+	Answer answer
+	Shared uint32
+}
+
+// An answer is what came of an offer. The values are those of enum answer in
+// bpf/synopt.bpf.c.
+type answer uint32
 
 const (
-	handshakeUnknown handshake = 0 // never seen by the program
-	handshakeWaiting handshake = 1 // SYN sent, SYN-ACK not yet evaluated
-	handshakePlain   handshake = 2 // the SYN-ACK came without the option
-	handshakeOffered handshake = 3 // the SYN-ACK carried the option
+	answerUnknown answer = 0 // the program never saw the socket connect
+	answerWaiting answer = 1 // SYN sent, SYN-ACK not yet evaluated
+	answerPlain   answer = 2 // the SYN-ACK came without the option
+	answerOffered answer = 3 // the SYN-ACK carried the option
 )
 
-// String returns the name of the state.
-func (h handshake) String() string {
-	switch h {
-	case handshakeUnknown:
+// String returns the name of the answer.
+func (a answer) String() string {
+	switch a {
+	case answerUnknown:
 		return "unknown"
-	case handshakeWaiting:
+	case answerWaiting:
 		return "waiting"
-	case handshakePlain:
+	case answerPlain:
 		return "plain"
-	case handshakeOffered:
+	case answerOffered:
 		return "offered"
 	default:
-		return fmt.Sprintf("handshake(%d)", uint32(h))
+		return fmt.Sprintf("answer(%d)", uint32(a))
 	}
 }
 
@@ -201,54 +208,54 @@ func (o *Option) setMark(fd int) error {
 // SYN-ACK carried the option. With [ErrNotTracked] it was not even asked for.
 // On any error the connection is plain TCP for this side.
 func (o *Option) PeerOffered(c syscall.Conn) (bool, error) {
-	var h handshake
+	var a answer
 	err := withFD(c, func(fd int) (err error) {
-		h, err = o.handshake(fd)
+		a, err = o.answer(fd)
 		return err
 	})
-	if err != nil {
-		return false, fmt.Errorf("look up the peer's SMC-R option: %w", err)
+	if err == nil {
+		switch a {
+		case answerOffered:
+			return true, nil
+		case answerPlain:
+			return false, nil
+		case answerUnknown:
+			err = ErrNotTracked
+		case answerWaiting:
+			err = unix.ENOTCONN
+		default:
+			err = fmt.Errorf("the program says %v", a)
+		}
 	}
-	switch h {
-	case handshakeOffered:
-		return true, nil
-	case handshakePlain:
-		return false, nil
-	case handshakeUnknown:
-		return false, fmt.Errorf("look up the peer's SMC-R option: %w", ErrNotTracked)
-	case handshakeWaiting:
-		return false, fmt.Errorf("look up the peer's SMC-R option: %w", unix.ENOTCONN)
-	default:
-		return false, fmt.Errorf("look up the peer's SMC-R option: unknown state %v", h)
-	}
+	return false, fmt.Errorf("look up the peer's SMC-R option: %w", err)
 }
 
-// handshake returns what the program knows of the socket fd.
-func (o *Option) handshake(fd int) (handshake, error) {
+// answer returns what the program knows of the socket fd.
+func (o *Option) answer(fd int) (answer, error) {
 	o.mu.RLock()
 	defer o.mu.RUnlock()
 	if o.closed {
-		return 0, os.ErrClosed
+		return answerUnknown, os.ErrClosed
 	}
-	h, err := o.lookup(fd)
-	if err != nil || h == handshakePlain || h == handshakeOffered {
-		return h, err
+	a, err := o.lookup(fd)
+	if err != nil || a == answerPlain || a == answerOffered {
+		return a, err
 	}
 	// A poll can tell that a socket is connected before the kernel is done
 	// with the SYN-ACK. TCP_INFO takes the socket's lock, so it waits for that.
 	if _, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO); err != nil {
-		return 0, fmt.Errorf("TCP_INFO: %w", err)
+		return answerUnknown, fmt.Errorf("TCP_INFO: %w", err)
 	}
 	return o.lookup(fd)
 }
 
-func (o *Option) lookup(fd int) (handshake, error) {
-	var h uint32
+func (o *Option) lookup(fd int) (answer, error) {
+	var h handshake
 	err := o.handshakes.Lookup(int32(fd), &h)
 	if errors.Is(err, ebpf.ErrKeyNotExist) {
-		return handshakeUnknown, nil
+		return answerUnknown, nil
 	}
-	return handshake(h), err
+	return h.Answer, err
 }
 
 // SYNOffered tells, on an accepted socket of a listener prepared with

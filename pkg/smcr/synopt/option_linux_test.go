@@ -120,7 +120,7 @@ func TestOption_handshakes(t *testing.T) {
 				segs := w.read(t, func(segs []segment) bool { return count(segs, isData) >= 4 })
 				for _, s := range segs {
 					want := isSYN(s) && tt.wantSYN || isSYNACK(s) && tt.wantACK
-					if s.option != want {
+					if s.carries() != want {
 						t.Errorf("on the wire: %+v, want the option: %v", s, want)
 					}
 				}
@@ -179,6 +179,51 @@ func TestOption_missesNothing(t *testing.T) {
 	}
 }
 
+// TestOption_twoPrograms: two agents on one cgroup do not disturb each other,
+// though the kernel calls both programs for the sockets of either.
+func TestOption_twoPrograms(t *testing.T) {
+	needAll(t)
+	first, second := openOption(t, Config{}), openOption(t, Config{})
+	for _, tt := range []struct {
+		name           string
+		client, server *Option
+		want           bool
+	}{
+		{name: "first to first", client: first, server: first, want: true},
+		{name: "first to second", client: first, server: second, want: true},
+		{name: "second to first", client: second, server: first, want: true},
+		{name: "second to second", client: second, server: second, want: true},
+		{name: "first to none", client: first},
+		{name: "second to none", client: second},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			client, server := newHosts(t)
+			l := server.listen(t, tt.server, false)
+			w := server.tap(t)
+			c := client.dial(t, tt.client, l.Addr())
+			if got, err := tt.client.PeerOffered(c); err != nil || got != tt.want {
+				t.Errorf("PeerOffered() = %v, %v; want %v", got, err, tt.want)
+			}
+			s := accept(t, l)
+			if tt.server != nil {
+				if got, err := tt.server.SYNOffered(s); err != nil || got != tt.want {
+					t.Errorf("SYNOffered() = %v, %v; want %v", got, err, tt.want)
+				}
+			}
+			exchange(t, c, s)
+			for _, s := range w.read(t, func(segs []segment) bool { return count(segs, isData) >= 4 }) {
+				want := 0
+				if isSYN(s) || isSYNACK(s) && tt.want {
+					want = 1
+				}
+				if s.options != want {
+					t.Errorf("on the wire: %+v, want %d options", s, want)
+				}
+			}
+		})
+	}
+}
+
 // TestOption_synackLost: the retransmitted SYN-ACK answers as the first did.
 func TestOption_synackLost(t *testing.T) {
 	needAll(t)
@@ -201,7 +246,7 @@ func TestOption_synackLost(t *testing.T) {
 		t.Errorf("the SYN-ACK was sent %d times, want a retransmission", n)
 	}
 	for _, s := range segs {
-		if s.syn && !s.option {
+		if s.syn && !s.carries() {
 			t.Errorf("on the wire: %+v, want the option", s)
 		}
 	}
@@ -226,8 +271,8 @@ func TestOption_droppedOnPath(t *testing.T) {
 		t.Errorf("SYNOffered() = %v, %v; want false", got, err)
 	}
 	segs := w.read(t, func(segs []segment) bool { return count(segs, isData) >= 1 })
-	with := count(segs, func(s segment) bool { return isSYN(s) && s.option })
-	without := count(segs, func(s segment) bool { return isSYN(s) && !s.option })
+	with := count(segs, func(s segment) bool { return isSYN(s) && s.carries() })
+	without := count(segs, func(s segment) bool { return isSYN(s) && !s.carries() })
 	if with != 2 || without != 1 {
 		t.Errorf("%d SYNs with the option and %d without, want 2 and 1", with, without)
 	}

@@ -15,8 +15,13 @@
  *                              its state is kept (no syncookie)
  *   -> ACK     PASSIVE_ESTABLISHED_CB  no more calls for the child
  *
+ * Other programs may be on the same cgroup or above it: one of another agent,
+ * or something else that writes options. They share the flag that asks for
+ * HDR_OPT calls, so a call says nothing about whose socket it is, and the flag
+ * must not be taken from somebody who set it before us.
+ *
  * Rebuild the object with `go generate` in the directory above. The Go side is
- * option_linux.go; the values of enum handshake are known there too.
+ * option_linux.go; it knows struct handshake and enum answer too.
  */
 
 #include <linux/bpf.h>
@@ -37,10 +42,15 @@
  */
 #define SYN_RETRIES_WITH_OPTION 1
 
-enum handshake {
+enum answer {
 	WAITING = 1, /* the SYN offers, the SYN-ACK is not here yet */
 	PLAIN = 2,   /* the SYN-ACK came without the option */
 	OFFERED = 3, /* the SYN-ACK carried the option */
+};
+
+struct handshake {
+	__u32 answer; /* enum answer */
+	__u32 shared; /* somebody else wanted HDR_OPT calls before */
 };
 
 struct option {
@@ -52,12 +62,12 @@ struct option {
 /* Which sockets are ours; 0 selects none. Set before the program is loaded. */
 volatile const __u32 wanted_mark = 0;
 
-/* enum handshake of each connecting socket; goes away with the socket. */
+/* One for each socket that connects; goes away with the socket. */
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, int);
-	__type(value, __u32);
+	__type(value, struct handshake);
 } handshakes SEC(".maps");
 
 static __always_inline bool is_wanted(const struct bpf_sock *sk)
@@ -88,12 +98,24 @@ static __always_inline bool has_option(struct bpf_sock_ops *ctx, __u64 flags)
 	return bpf_load_hdr_opt(ctx, &o, sizeof(o), flags) == OPT_LEN;
 }
 
+/* Whether the SYN now being built shall carry the option. */
+static __always_inline bool syn_carries_option(struct bpf_sock_ops *ctx)
+{
+	struct bpf_sock *sk = ctx->sk;
+	struct handshake *h;
+
+	if (!sk || ctx->total_retrans > SYN_RETRIES_WITH_OPTION)
+		return false;
+	h = bpf_sk_storage_get(&handshakes, sk, 0, 0);
+	return h && h->answer == WAITING;
+}
+
 /* Whether the packet now being built shall carry the option. */
 static __always_inline bool carries_option(struct bpf_sock_ops *ctx)
 {
 	switch (ctx->skb_tcp_flags & (TCP_SYN | TCP_ACK)) {
 	case TCP_SYN:
-		return ctx->total_retrans <= SYN_RETRIES_WITH_OPTION;
+		return syn_carries_option(ctx);
 	case TCP_SYN | TCP_ACK:
 		/*
 		 * With a syncookie nothing is kept of the SYN: we would offer
@@ -110,45 +132,62 @@ static __always_inline bool carries_option(struct bpf_sock_ops *ctx)
 static __always_inline void on_connect(struct bpf_sock_ops *ctx)
 {
 	struct bpf_sock *sk = ctx->sk;
-	__u32 *state;
+	struct handshake *h;
 
 	if (!sk || !is_wanted(sk))
 		return;
 	/* Without a place for the answer there must be no offer. */
-	state = bpf_sk_storage_get(&handshakes, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
-	if (!state)
+	h = bpf_sk_storage_get(&handshakes, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+	if (!h)
 		return;
-	*state = WAITING;
+	h->answer = WAITING;
+	h->shared = gets_header_calls(ctx);
 	want_header_calls(ctx, true);
 }
 
 static __always_inline void on_connected(struct bpf_sock_ops *ctx)
 {
 	struct bpf_sock *sk = ctx->sk;
-	__u32 *state;
+	struct handshake *h;
 
-	if (!sk || !gets_header_calls(ctx))
+	if (!sk)
 		return;
-	state = bpf_sk_storage_get(&handshakes, sk, 0, 0);
-	if (state)
-		*state = has_option(ctx, 0) ? OFFERED : PLAIN;
-	want_header_calls(ctx, false);
+	h = bpf_sk_storage_get(&handshakes, sk, 0, 0);
+	if (!h || h->answer != WAITING)
+		return;
+	h->answer = has_option(ctx, 0) ? OFFERED : PLAIN;
+	if (!h->shared)
+		want_header_calls(ctx, false);
+}
+
+static __always_inline void on_listen(struct bpf_sock_ops *ctx)
+{
+	struct bpf_sock *sk = ctx->sk;
+
+	if (sk && is_wanted(sk))
+		want_header_calls(ctx, true);
+}
+
+/* A child has its listener's mark and its wish for HDR_OPT calls. */
+static __always_inline void on_accepted(struct bpf_sock_ops *ctx)
+{
+	struct bpf_sock *sk = ctx->sk;
+
+	if (sk && is_wanted(sk))
+		want_header_calls(ctx, false);
 }
 
 SEC("sockops")
 int smcr_option(struct bpf_sock_ops *ctx)
 {
 	struct option o = { OPT_KIND, OPT_LEN, bpf_htonl(OPT_MAGIC) };
-	struct bpf_sock *sk;
 
 	switch (ctx->op) {
 	case BPF_SOCK_OPS_TCP_CONNECT_CB:
 		on_connect(ctx);
 		break;
 	case BPF_SOCK_OPS_TCP_LISTEN_CB:
-		sk = ctx->sk;
-		if (sk && is_wanted(sk))
-			want_header_calls(ctx, true);
+		on_listen(ctx);
 		break;
 	case BPF_SOCK_OPS_HDR_OPT_LEN_CB:
 		if (carries_option(ctx))
@@ -162,8 +201,7 @@ int smcr_option(struct bpf_sock_ops *ctx)
 		on_connected(ctx);
 		break;
 	case BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB:
-		if (gets_header_calls(ctx))
-			want_header_calls(ctx, false);
+		on_accepted(ctx);
 		break;
 	}
 	return 1;
