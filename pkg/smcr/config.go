@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package smcr
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"syscall"
+	"time"
+
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
+)
+
+// Option puts the SMC-R TCP option (RFC 7609 A.1) on handshakes and tells
+// what the peer sent. Package synopt implements it for Linux.
+type Option interface {
+	// ControlDial prepares a socket before it connects, as in
+	// [net.Dialer.Control].
+	ControlDial(network, address string, c syscall.RawConn) error
+	// ControlListen prepares a socket before it listens, as in
+	// [net.ListenConfig.Control].
+	ControlListen(network, address string, c syscall.RawConn) error
+	// PeerOffered tells, on a connected socket, whether the SYN-ACK carried
+	// the option.
+	PeerOffered(c syscall.Conn) (bool, error)
+	// SYNOffered tells, on an accepted socket, whether the SYN carried it.
+	SYNOffered(c syscall.Conn) (bool, error)
+}
+
+// DialectSet says which wire dialects of version 1 may be used.
+type DialectSet uint8
+
+// Dialect sets. Linux's dialect has no RMBE eye catchers and cursors from 0;
+// RFC 7609's has them, and cursors from 4 (section 4.3).
+const (
+	DialectsBoth  DialectSet = iota // ask for Linux's, accept either
+	DialectsLinux                   // Linux's only: decline a peer that insists on eye catchers
+)
+
+// Config says how a Stack behaves. The zero value of each field but Device is
+// useful.
+type Config struct {
+	// Device carries the links. Required.
+	Device rdma.Device
+	// Option is the TCP option. nil means that this stack offers SMC-R to
+	// nobody: every connection is plain TCP with reason PEERNOSMC.
+	Option Option
+	// RMBESizeBytes is the receive buffer of a connection, 16 KiB to 512 KiB,
+	// a power of two. Default 256 KiB.
+	RMBESizeBytes int
+	// SendBufferBytes is the send buffer of a connection, a power of two.
+	// Default: RMBESizeBytes.
+	SendBufferBytes int
+	// RMBESPerRMB is how many connections share one registered RMB.
+	// Default 8.
+	RMBEsPerRMB int
+	// MemoryBytes bounds the registered memory of the stack; a connection
+	// that would exceed it is declined with MEM. Default 256 MiB.
+	MemoryBytes int
+	// MaxConns bounds the connections of the stack. Default 4096.
+	MaxConns int
+	// Dialects limits the wire dialects. Default DialectsBoth.
+	Dialects DialectSet
+	// Prefixes are the IP prefixes of the interface that TCP uses; version 1
+	// needs one in common with the peer (RFC 7609 3.5.1.2). Empty: the
+	// stack derives them from the connection's local address (/24 and /64)
+	// unless AnyPrefix is set.
+	Prefixes []netip.Prefix
+	// AnyPrefix makes a server accept clients from other IP subnets, where
+	// the operator knows that the RoCE fabric is routed.
+	AnyPrefix bool
+	// CloseTimeout bounds the wait for the peer's close (RFC 7609 4.8.1).
+	// Default 60 s.
+	CloseTimeout time.Duration
+	// IdleGroupTimeout ends a link group that carries no connection.
+	// Default 600 s for servers and 610 s for clients.
+	IdleGroupTimeout time.Duration
+	// Hooks report what happens. They are called from the stack's own
+	// goroutines and must not block.
+	Hooks Hooks
+}
+
+// Hooks are callbacks of a Stack; nil ones are skipped.
+type Hooks struct {
+	// ConnOpened is called when a rendezvous ends with SMC-R or fallback.
+	ConnOpened func(Info)
+	// ConnClosed is called once for each Conn that was opened, with its last
+	// counters.
+	ConnClosed func(Info)
+	// GroupChanged is called when a link group changes state.
+	GroupChanged func(GroupInfo)
+	// Malformed is called for each message that was not understood.
+	Malformed func(where string, err error)
+}
+
+func (c *Config) setDefaults() {
+	def := func(v *int, d int) {
+		if *v == 0 {
+			*v = d
+		}
+	}
+	def(&c.RMBESizeBytes, 256<<10)
+	def(&c.SendBufferBytes, c.RMBESizeBytes)
+	def(&c.RMBEsPerRMB, 8)
+	def(&c.MemoryBytes, 256<<20)
+	def(&c.MaxConns, 4096)
+	if c.CloseTimeout == 0 {
+		c.CloseTimeout = 60 * time.Second
+	}
+}
+
+// Validate reports the first field that cannot work.
+func (c Config) Validate() error {
+	c.setDefaults()
+	switch {
+	case c.Device == nil:
+		return errors.New("smcr config: Device is required")
+	case !validBuffer(c.RMBESizeBytes):
+		return fmt.Errorf("smcr config: RMBESizeBytes %d: want a power of two from 16384 to 524288", c.RMBESizeBytes)
+	case !validBuffer(c.SendBufferBytes):
+		return fmt.Errorf("smcr config: SendBufferBytes %d: want a power of two from 16384 to 524288", c.SendBufferBytes)
+	case c.RMBEsPerRMB < 1 || c.RMBEsPerRMB > 255:
+		return fmt.Errorf("smcr config: RMBEsPerRMB %d: want 1 to 255", c.RMBEsPerRMB)
+	case c.MemoryBytes < 0 || c.MaxConns < 0 || c.CloseTimeout < 0 || c.IdleGroupTimeout < 0:
+		return errors.New("smcr config: limits and timeouts must not be negative")
+	case c.Dialects > DialectsLinux:
+		return fmt.Errorf("smcr config: unknown dialect set %d", c.Dialects)
+	}
+	return nil
+}
+
+func validBuffer(n int) bool { return n >= 16<<10 && n <= 512<<10 && n&(n-1) == 0 }
+
+// Mode says what carries a connection.
+type Mode uint8
+
+// Modes.
+const (
+	ModeTCP Mode = iota
+	ModeSMCR
+)
+
+func (m Mode) String() string {
+	if m == ModeSMCR {
+		return "SMC-R"
+	}
+	return "TCP"
+}
+
+// Role is the side in the rendezvous: whoever opened the TCP connection that
+// made the link group is its client.
+type Role uint8
+
+// Roles.
+const (
+	RoleClient Role = iota
+	RoleServer
+)
+
+func (r Role) String() string {
+	if r == RoleServer {
+		return "server"
+	}
+	return "client"
+}
+
+// Info describes a connection.
+type Info struct {
+	Local, Peer net.Addr
+	Mode        Mode
+	// Reason says why the connection is TCP; 0 with SMC-R.
+	Reason clc.Reason
+	// PeerDeclined is set when the peer sent the reason.
+	PeerDeclined bool
+	Role         Role
+	Opened       time.Time
+	Setup        time.Duration // of the rendezvous, after the TCP handshake
+	BytesSent    uint64        // by the application
+	BytesRecv    uint64
+	// With SMC-R:
+	GroupID      uint32 // link group, unique in the process
+	LinkID       uint8
+	FirstContact bool
+	Token        uint32 // our alert token
+	State        string // of RFC 7609 4.8
+	SendBuffer   int    // bytes
+	RMBE         int    // bytes, ours
+	PeerRMBE     int    // bytes, the peer's
+	RDMAWrites   uint64
+	CDCSent      uint64
+	CDCRecv      uint64
+}
+
+// GroupInfo describes a link group.
+type GroupInfo struct {
+	ID       uint32
+	Role     Role
+	PeerID   clc.PeerID
+	State    string
+	Dialect  string
+	Version  uint8
+	Conns    int
+	RMBBytes int
+	Opened   time.Time
+	Links    []LinkInfo
+	Err      error // why it ended
+}
+
+// LinkInfo describes a link of a group.
+type LinkInfo struct {
+	ID        uint8
+	State     string
+	Device    string
+	LocalGID  rdma.GID
+	PeerGID   rdma.GID
+	LocalQPN  rdma.QPN
+	PeerQPN   rdma.QPN
+	MTU       rdma.MTU
+	UserID    uint32
+	Conns     int
+	BytesSent uint64
+	BytesRecv uint64
+}
+
+// Stats are the counters of a Stack since it started.
+type Stats struct {
+	MemoryBytes   uint64 // registered now
+	Groups        int
+	Conns         int
+	ConnsSMCR     uint64
+	ConnsTCP      uint64
+	BytesSentSMCR uint64 // of connections that ended and live ones
+	BytesRecvSMCR uint64
+	MessagesBad   uint64
+}

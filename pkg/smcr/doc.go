@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package smcr carries TCP connections over RDMA with SMC-R (RFC 7609),
+// compatible on the wire with the Linux kernel's.
+//
+// A [Stack] is one SMC-R instance: a peer ID, a protection domain and its link
+// groups. A [Dialer] and a [Listener] make a [Conn], which is a net.Conn: it
+// is carried by SMC-R when both ends can, and by plain TCP otherwise.
+// [Conn.Info] says which, and why.
+//
+//	dev, err := soft.Open(soft.Config{Addr: netip.MustParseAddr("192.0.2.1")})
+//	stack, err := smcr.NewStack(smcr.Config{Device: dev, Option: opt})
+//	conn, err := (&smcr.Dialer{Stack: stack}).DialContext(ctx, "tcp", "192.0.2.2:80")
+//
+// # Who owns what
+//
+// The protocol state (package linkgroup) belongs to the holder of the stack's
+// turn. A goroutine of the stack takes the turn when completions arrive or
+// timers expire. A goroutine that writes or reads a Conn takes it too when it
+// is free, and otherwise leaves its wish on a queue which the holder empties
+// before it goes: application goroutines never wait for the turn.
+//
+// The bytes of a connection lie in two rings of registered memory. In the send
+// buffer the writer owns the span from completed to produced+free, the device
+// the rest; in the RMBE the reader owns the span from consumed to
+// peerProduced. The positions are atomics, and they order the accesses: the
+// device writes the RMBE, then a completion is taken from the CQ, then the
+// holder of the turn stores peerProduced, then the reader loads it.
+//
+// # The TCP connection
+//
+// It stays open and idle under the SMC-R connection and ends last. Its reset
+// resets the SMC-R connection, so that a peer that died is noticed at once.
+//
+// # Limitations
+//
+// Link groups have one link. Urgent data is not carried. Only SMC-R version 1
+// is spoken; version 2 proposals are understood and answered with version 1.
+package smcr

@@ -1,0 +1,724 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package smcr
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"time"
+
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/cdc"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/linkgroup"
+)
+
+// negotiation is what clc.Client and clc.Server have in common.
+type negotiation interface {
+	Want() int
+	HandleData(now time.Time, b []byte) error
+	HandleEOF(now time.Time)
+	HandleTimeout(now time.Time)
+	NextTimeout() (time.Time, bool)
+	Poll(dst []clc.Output) []clc.Output
+	State() clc.State
+	Decline(now time.Time, r clc.Reason, outOfSync bool)
+	PassPointOfNoReturn(now time.Time)
+	Complete(now time.Time)
+}
+
+// rendezvous runs one CLC negotiation on one TCP connection. It is owned by
+// the goroutine that dials or accepts.
+type rendezvous struct {
+	s       *Stack
+	tcp     *net.TCPConn
+	m       negotiation
+	client  *clc.Client // m, if we dial
+	server  *clc.Server // m, if we accept
+	refusal clc.Reason  // server: decline with this
+	started time.Time
+
+	group *group
+	first bool
+	conn  *Conn
+	peer  clc.PeerID
+
+	reads   chan readResult // the answer of the read under way
+	reading bool
+	partial []byte // of a message that is not complete
+}
+
+type readResult struct {
+	b   []byte
+	err error
+}
+
+// Client runs the rendezvous on a connection that was dialed with the
+// option's ControlDial. It owns tcp. An error means that the connection was
+// broken; every other failure gives a connection in ModeTCP.
+func (s *Stack) Client(ctx context.Context, tcp *net.TCPConn) (*Conn, error) {
+	r := &rendezvous{s: s, tcp: tcp, started: time.Now(), reads: make(chan readResult, 1)}
+	if s.cfg.Option == nil {
+		return r.plain(clc.ReasonPeerNoSMC), nil
+	}
+	offered, err := s.cfg.Option.PeerOffered(tcp)
+	if err != nil {
+		s.malformed("TCP option", err)
+	}
+	if !offered {
+		return r.plain(clc.ReasonPeerNoSMC), nil
+	}
+	r.client = clc.NewClient(clc.Config{PeerID: s.peerID})
+	r.m = r.client
+	r.client.Propose(r.started, s.proposal(tcp))
+	return r.run(ctx)
+}
+
+// Server runs the rendezvous on a connection that was accepted from a
+// listener made with the option's ControlListen. It owns tcp, as Client does.
+func (s *Stack) Server(ctx context.Context, tcp *net.TCPConn) (*Conn, error) {
+	return s.ServerDecline(ctx, tcp, 0)
+}
+
+// ServerDecline is Server, but declines the proposal with reason unless it
+// is 0.
+func (s *Stack) ServerDecline(ctx context.Context, tcp *net.TCPConn, reason clc.Reason) (*Conn, error) {
+	r := &rendezvous{s: s, tcp: tcp, started: time.Now(), reads: make(chan readResult, 1), refusal: reason}
+	if s.cfg.Option == nil {
+		return r.plain(clc.ReasonPeerNoSMC), nil
+	}
+	offered, err := s.cfg.Option.SYNOffered(tcp)
+	if err != nil {
+		s.malformed("TCP option", err)
+	}
+	if !offered {
+		return r.plain(clc.ReasonPeerNoSMC), nil
+	}
+	r.server = clc.NewServer(r.started, clc.Config{PeerID: s.peerID})
+	r.m = r.server
+	return r.run(ctx)
+}
+
+func (s *Stack) malformed(where string, err error) {
+	if h := s.cfg.Hooks.Malformed; h != nil {
+		h(where, err)
+	}
+}
+
+// plain wraps a connection that carries no CLC messages.
+func (r *rendezvous) plain(reason clc.Reason) *Conn {
+	c := newTCPConn(r.s, r.tcp, r.info(ModeTCP), nil)
+	c.info.Reason = reason
+	r.opened(c)
+	return c
+}
+
+func (r *rendezvous) info(m Mode) Info {
+	role := RoleServer
+	if r.client != nil {
+		role = RoleClient
+	}
+	return Info{
+		Local: r.tcp.LocalAddr(), Peer: r.tcp.RemoteAddr(), Mode: m, Role: role,
+		Opened: r.started, Setup: time.Since(r.started), FirstContact: r.first,
+	}
+}
+
+func (r *rendezvous) opened(c *Conn) {
+	r.s.lock()
+	if c.info.Mode == ModeSMCR {
+		r.s.stats.ConnsSMCR++
+	} else {
+		r.s.stats.ConnsTCP++
+	}
+	r.s.unlock()
+	if h := r.s.cfg.Hooks.ConnOpened; h != nil {
+		h(c.Info())
+	}
+}
+
+// run drives the negotiation to one of its three ends.
+func (r *rendezvous) run(ctx context.Context) (*Conn, error) {
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	var outs []clc.Output
+	for {
+		outs = r.m.Poll(outs[:0])
+		for i := range outs {
+			c, done, err := r.do(ctx, &outs[i])
+			if done || err != nil {
+				return c, err
+			}
+		}
+		if len(outs) > 0 {
+			continue
+		}
+		r.startRead()
+		if t, ok := r.m.NextTimeout(); ok {
+			timer.Reset(time.Until(t))
+		} else {
+			timer.Reset(time.Hour)
+		}
+		var events chan setupEvent
+		if r.first && r.group != nil {
+			events = r.group.setup.events
+		}
+		select {
+		case res := <-r.reads:
+			r.reading = false
+			r.handleRead(res)
+		case ev := <-events:
+			r.handleSetup(ev)
+		case <-timer.C:
+			r.m.HandleTimeout(time.Now())
+		case <-r.s.closing:
+			return nil, r.abort(errStackClosed)
+		case <-ctx.Done():
+			return nil, r.abort(fmt.Errorf("smcr: rendezvous with %v: %w", r.tcp.RemoteAddr(), context.Cause(ctx)))
+		}
+	}
+}
+
+// startRead reads what the negotiation wants, and not a byte more: what
+// follows may be the application's.
+func (r *rendezvous) startRead() {
+	want := r.m.Want()
+	if want == 0 || r.reading {
+		return
+	}
+	r.reading = true
+	go func() {
+		b := make([]byte, want)
+		n, err := io.ReadFull(r.tcp, b)
+		r.reads <- readResult{b[:n], err}
+	}()
+}
+
+// stopRead ends a read under way, keeping what it got.
+func (r *rendezvous) stopRead() {
+	if r.reading {
+		_ = r.tcp.SetReadDeadline(time.Unix(1, 0)) // fails only on a closed connection, where the read ends too
+		res := <-r.reads
+		r.reading = false
+		r.partial = append(r.partial, res.b...)
+	}
+	_ = r.tcp.SetDeadline(time.Time{}) // likewise
+}
+
+func (r *rendezvous) handleRead(res readResult) {
+	now := time.Now()
+	if res.err != nil {
+		r.m.HandleEOF(now)
+		return
+	}
+	r.partial = append(r.partial, res.b...)
+	if err := r.m.HandleData(now, res.b); err != nil {
+		r.s.malformed("CLC", fmt.Errorf("from %v: %w", r.tcp.RemoteAddr(), err))
+	}
+	if r.m.Want() == 0 || r.m.Want() == clc.HeaderLen {
+		r.partial = nil // the message is complete
+	}
+}
+
+// handleSetup takes what the first contact's LLC part reports.
+func (r *rendezvous) handleSetup(ev setupEvent) {
+	now := time.Now()
+	switch ev.kind {
+	case linkgroup.EventPointOfNoReturn:
+		r.m.PassPointOfNoReturn(now)
+	case linkgroup.EventReady:
+		r.m.Complete(now)
+	case linkgroup.EventSetupFailed:
+		r.s.malformed("link group", ev.err)
+		r.m.Decline(now, setupReason(ev.err), false)
+	case linkgroup.EventRMBConfirmed, linkgroup.EventRMBRefused, linkgroup.EventConn, linkgroup.EventConnDone, linkgroup.EventDead:
+	}
+}
+
+// setupReason is the diagnosis code for a failed first contact.
+func setupReason(err error) clc.Reason {
+	var se *linkgroup.SetupError
+	if !errors.As(err, &se) {
+		return clc.ReasonInternal
+	}
+	switch se.Fault {
+	case linkgroup.FaultConfirmLinkTimeout:
+		return clc.ReasonTimeoutCL
+	case linkgroup.FaultAddLinkTimeout:
+		return clc.ReasonTimeoutAL
+	case linkgroup.FaultEyeCatcher:
+		return clc.ReasonRMBEEC
+	case linkgroup.FaultProtocol:
+		return clc.ReasonInternal
+	case linkgroup.FaultLink:
+		return clc.ReasonErrReadyLnk
+	}
+	return clc.ReasonInternal
+}
+
+// do carries out one output; done means that the rendezvous has ended.
+func (r *rendezvous) do(ctx context.Context, o *clc.Output) (_ *Conn, done bool, _ error) {
+	switch o.Kind {
+	case clc.OutputSend:
+		_ = r.tcp.SetWriteDeadline(time.Now().Add(clc.DefaultMessageTimeout)) // the write below reports a dead connection
+		if _, err := r.tcp.Write(o.Data); err != nil {
+			return nil, true, r.abort(fmt.Errorf("send CLC message: %w", err))
+		}
+	case clc.OutputProposed:
+		r.propose(ctx, o.Proposal)
+	case clc.OutputAccepted:
+		r.accept(ctx, o.Accept)
+	case clc.OutputConfirmed:
+		r.confirm(o.Confirm)
+	case clc.OutputDeclined:
+		return r.fallBack(o.Declined), true, nil
+	case clc.OutputAbort:
+		return nil, true, r.abort(o.Err)
+	case clc.OutputEstablished:
+		c, err := r.establish()
+		return c, true, err
+	}
+	return nil, false, nil
+}
+
+// decline gives up SMC-R for a reason of ours.
+func (r *rendezvous) decline(err error) {
+	reason, outOfSync := declineReason(err)
+	r.s.malformed("rendezvous", err)
+	r.m.Decline(time.Now(), reason, outOfSync)
+}
+
+// errOutOfSync: the peer names a link group that we do not have (appendix
+// C.4). errNoLink: it names none of the group's links.
+var (
+	errOutOfSync = errors.New("smcr: peer uses a link group that does not exist here")
+	errNoLink    = errors.New("smcr: peer names an unknown link")
+	errMaxConns  = errors.New("smcr: connection limit of the stack reached")
+	errRMB       = errors.New("smcr: peer did not confirm the RMB")
+)
+
+func declineReason(err error) (_ clc.Reason, outOfSync bool) {
+	var mem *errMemory
+	var de *clc.DeclineError
+	switch {
+	case errors.As(err, &de):
+		return de.Reason, false
+	case errors.As(err, &mem), errors.Is(err, errMaxConns), errors.Is(err, rdma.ErrNoResources), errors.Is(err, linkgroup.ErrFull):
+		return clc.ReasonMem, false
+	case errors.Is(err, errOutOfSync):
+		return clc.ReasonSyncErr, true
+	case errors.Is(err, errNoLink):
+		return clc.ReasonNoSrvLink, false
+	case errors.Is(err, linkgroup.ErrUnknownRToken), errors.Is(err, linkgroup.ErrPeerRMBE):
+		return clc.ReasonErrRToken, false
+	case errors.Is(err, errRMB):
+		return clc.ReasonErrRegBuf, false
+	}
+	return clc.ReasonInternal, false
+}
+
+// admit makes the connection's shell in a group; the caller holds the turn.
+func (r *rendezvous) admit(g *group) error {
+	if len(r.s.conns) >= r.s.cfg.MaxConns {
+		return errMaxConns
+	}
+	lc, err := g.openConn()
+	if err != nil {
+		return err
+	}
+	c, err := newSMCConn(r.s, g, lc, r.tcp)
+	if err != nil {
+		lc.Abandon(true) // the peer has not seen it
+		g.flush(time.Now())
+		return err
+	}
+	r.conn, r.group = c, g
+	return nil
+}
+
+// confirmRMB makes sure that the peer knows the connection's RMB before CLC
+// names it (RFC 7609 3.5.2).
+func (r *rendezvous) confirmRMB(ctx context.Context) error {
+	g := r.group
+	r.s.lock()
+	id := r.conn.lc.Local().RMB
+	if g.lg.IsConfirmed(id) {
+		r.s.unlock()
+		return nil
+	}
+	wait := make(chan bool, 1)
+	g.rmbWait[id] = append(g.rmbWait[id], wait)
+	g.lg.ConfirmRMB(id)
+	g.flush(time.Now())
+	r.s.unlock()
+	r.s.poke()
+	select {
+	case ok := <-wait:
+		if !ok {
+			return errRMB
+		}
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-r.s.closing:
+		return errStackClosed
+	}
+}
+
+// endpoint fills what Accept and Confirm have in common; the caller holds
+// the turn.
+func (r *rendezvous) endpoint() clc.Endpoint {
+	e := r.conn.lc.Local()
+	l := r.group.lg.LocalEndpoint()
+	return clc.Endpoint{
+		Version: clc.V1, FirstContact: r.first, PeerID: r.s.peerID,
+		GID: l.GID, MAC: l.MAC, QPN: l.QPN, PSN: l.PSN, MTU: l.MTU,
+		RKey: e.RKey, RMBAddr: e.VAddr, RMBEIndex: e.Index, RMBESize: clc.RMBESizeFor(int(e.Size)), AlertToken: uint32(e.Token),
+	}
+}
+
+func peerEndpoint(e *clc.Endpoint) linkgroup.Endpoint {
+	return linkgroup.Endpoint{QPN: e.QPN, GID: e.GID, MAC: e.MAC, PSN: e.PSN, MTU: e.MTU}
+}
+
+func peerRMBE(e *clc.Endpoint) linkgroup.RMBE {
+	return linkgroup.RMBE{
+		Index: e.RMBEIndex, Size: uint32(e.RMBESize.Bytes()), Token: cdc.AlertToken(e.AlertToken),
+		RToken: linkgroup.RToken{RKey: e.RKey, VAddr: e.RMBAddr},
+	}
+}
+
+// propose answers a Proposal, at the server.
+func (r *rendezvous) propose(ctx context.Context, p *clc.Proposal) {
+	if r.refusal != 0 {
+		r.m.Decline(time.Now(), r.refusal, false)
+		return
+	}
+	a, err := r.prepareAccept(ctx, p)
+	if err != nil {
+		r.decline(err)
+		return
+	}
+	r.server.Accept(time.Now(), a)
+}
+
+func (r *rendezvous) prepareAccept(ctx context.Context, p *clc.Proposal) (clc.Accept, error) {
+	s := r.s
+	if _, err := clc.SelectVersion(*p, clc.Support{V1: true}); err != nil {
+		return clc.Accept{}, err
+	}
+	local := addrOf(r.tcp.LocalAddr())
+	if !s.cfg.AnyPrefix && !p.MatchesPrefix(local, s.prefixes(local)) {
+		return clc.Accept{}, &clc.DeclineError{Reason: clc.ReasonDiffPrefix}
+	}
+	r.peer = p.PeerID
+	if err := r.joinGroup(ctx); err != nil {
+		return clc.Accept{}, err
+	}
+	if !r.first {
+		if err := r.confirmRMB(ctx); err != nil {
+			return clc.Accept{}, err
+		}
+	}
+	s.lock()
+	defer s.unlock()
+	return clc.Accept{Endpoint: r.endpoint()}, nil
+}
+
+// joinGroup finds a group for a client, or starts one. One first contact per
+// client is under way at a time; others wait for it.
+func (r *rendezvous) joinGroup(ctx context.Context) error {
+	s := r.s
+	for {
+		s.lock()
+		g, forming := s.serverGroup(r.peer)
+		if g != nil || forming == nil {
+			err := r.admitTo(g)
+			s.unlock()
+			return err
+		}
+		s.unlock()
+		select {
+		case <-forming:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-s.closing:
+			return errStackClosed
+		}
+	}
+}
+
+// admitTo puts the connection into a group, a new one if g is nil; the caller
+// holds the turn.
+func (r *rendezvous) admitTo(g *group) error {
+	if r.s.closed {
+		return errStackClosed
+	}
+	if g == nil {
+		var err error
+		role := linkgroup.Server
+		if r.client != nil {
+			role = linkgroup.Client
+		}
+		if g, err = r.s.newGroup(role, r.peer); err != nil {
+			return err
+		}
+		r.first = true
+		r.group = g
+	}
+	return r.admit(g)
+}
+
+// serverGroup returns a usable group with a client or, if there is none, the
+// end of a first contact to wait for; the caller holds the turn.
+func (s *Stack) serverGroup(peer clc.PeerID) (*group, <-chan struct{}) {
+	var forming <-chan struct{}
+	for _, g := range s.groups {
+		if g.role != linkgroup.Server || g.peer != peer {
+			continue
+		}
+		if g.lg.Usable() {
+			return g, nil
+		}
+		if g.lg.State() == linkgroup.Forming {
+			forming = g.formed
+		}
+	}
+	return nil, forming
+}
+
+// accept answers an Accept, at the client.
+func (r *rendezvous) accept(ctx context.Context, a *clc.Accept) {
+	r.peer = a.PeerID
+	if err := r.prepareConfirm(ctx, a); err != nil {
+		r.decline(err)
+		return
+	}
+	r.s.lock()
+	c := clc.Confirm{Endpoint: r.endpoint()}
+	c.MTU = min(c.MTU, a.MTU)
+	r.s.unlock()
+	r.client.Confirm(time.Now(), c, r.first)
+	if !r.first {
+		r.client.Complete(time.Now())
+	}
+}
+
+func (r *rendezvous) prepareConfirm(ctx context.Context, a *clc.Accept) error {
+	s := r.s
+	s.lock()
+	if a.FirstContact {
+		err := r.admitTo(nil)
+		if err == nil {
+			err = r.connect(&a.Endpoint)
+		}
+		s.unlock()
+		s.poke()
+		return err
+	}
+	g, err := s.clientGroup(a)
+	if err == nil {
+		err = r.admit(g)
+	}
+	s.unlock()
+	if err == nil {
+		err = r.confirmRMB(ctx)
+	}
+	if err != nil {
+		return err
+	}
+	s.lock()
+	defer s.unlock()
+	return r.activate(&a.Endpoint)
+}
+
+// connect brings a first contact's link up; the caller holds the turn.
+func (r *rendezvous) connect(e *clc.Endpoint) error {
+	now := time.Now()
+	if err := r.conn.lc.Activate(peerRMBE(e)); err != nil {
+		return err
+	}
+	r.group.lg.ConnectPeer(now, peerEndpoint(e))
+	r.group.flush(now)
+	return nil
+}
+
+// activate gives a subsequent connection the peer's RMBE; the caller holds
+// the turn.
+func (r *rendezvous) activate(e *clc.Endpoint) error {
+	if err := r.conn.lc.Activate(peerRMBE(e)); err != nil {
+		return err
+	}
+	r.group.flush(time.Now())
+	return nil
+}
+
+// clientGroup finds the group that an Accept of a subsequent contact means;
+// the caller holds the turn.
+func (s *Stack) clientGroup(a *clc.Accept) (*group, error) {
+	err := errOutOfSync
+	for _, g := range s.groups {
+		if g.role != linkgroup.Client || g.peer != a.PeerID {
+			continue
+		}
+		if g.lg.MatchesPeer(a.QPN, a.GID, a.MAC) {
+			return g, nil
+		}
+		err = errNoLink
+	}
+	return nil, err
+}
+
+// confirm takes the client's Confirm, at the server.
+func (r *rendezvous) confirm(c *clc.Confirm) {
+	if c.PeerID != r.peer {
+		r.decline(fmt.Errorf("smcr: Confirm of peer %v, the Proposal was from %v", c.PeerID, r.peer))
+		return
+	}
+	r.s.lock()
+	var err error
+	if r.first {
+		err = r.connect(&c.Endpoint)
+	} else {
+		err = r.activate(&c.Endpoint)
+	}
+	r.s.unlock()
+	r.s.poke()
+	switch {
+	case err != nil:
+		r.decline(err)
+	case !r.first:
+		r.server.Complete(time.Now())
+	}
+}
+
+// establish hands the connection over.
+func (r *rendezvous) establish() (*Conn, error) {
+	r.stopRead()
+	if len(r.partial) > 0 {
+		return nil, r.abort(fmt.Errorf("%w: %d bytes after the last CLC message", clc.ErrUnexpectedData, len(r.partial)))
+	}
+	c := r.conn
+	c.info = r.info(ModeSMCR)
+	r.s.lock()
+	c.settle()
+	closed := r.s.closed
+	if !closed {
+		r.s.wg.Go(c.watchTCP)
+	}
+	r.s.unlock()
+	if closed {
+		return nil, r.abort(errStackClosed)
+	}
+	r.opened(c)
+	return c, nil
+}
+
+// fallBack gives the TCP connection to the application.
+func (r *rendezvous) fallBack(d clc.Declined) *Conn {
+	r.stopRead()
+	r.discard(d.FromPeer)
+	if d.OutOfSync {
+		r.s.dropPeer(r.peer, d)
+	}
+	c := newTCPConn(r.s, r.tcp, r.info(ModeTCP), r.partial)
+	c.info.Reason, c.info.PeerDeclined = d.Reason, d.FromPeer
+	c.mayCross = d.MayCross
+	r.opened(c)
+	return c
+}
+
+// dropPeer ends the link groups that the peer does not know (appendix C.4).
+func (s *Stack) dropPeer(peer clc.PeerID, d clc.Declined) {
+	if d.FromPeer {
+		peer = d.PeerID
+	}
+	s.lock()
+	defer s.unlock()
+	for _, g := range s.groups {
+		if g.peer == peer {
+			g.kill(errOutOfSync)
+		}
+	}
+}
+
+// abort resets the TCP connection.
+func (r *rendezvous) abort(err error) error {
+	_ = r.tcp.SetLinger(0) // Close resets; there is nothing to do about an error
+	_ = r.tcp.Close()
+	if r.reading {
+		<-r.reads
+		r.reading = false
+	}
+	r.discard(false)
+	return &net.OpError{Op: "rendezvous", Net: "tcp", Source: r.tcp.LocalAddr(), Addr: r.tcp.RemoteAddr(), Err: err}
+}
+
+// discard gives back what the rendezvous took.
+func (r *rendezvous) discard(peerDeclined bool) {
+	s := r.s
+	s.lock()
+	if r.conn != nil {
+		r.conn.keepTCP = true
+		r.conn.closed.Store(true)
+		r.conn.lc.Abandon(peerDeclined)
+		r.group.flush(time.Now())
+	}
+	if r.first && r.group != nil {
+		r.group.abandon()
+	}
+	s.unlock()
+	if r.conn != nil {
+		r.conn.drop()
+		r.conn = nil
+	}
+}
+
+// proposal offers version 1, as RFC 7609 A.2.2 has it.
+func (s *Stack) proposal(tcp *net.TCPConn) clc.Proposal {
+	p := clc.Proposal{Version: clc.V1, V1: clc.ModeR, V2: clc.ModeNone, PeerID: s.peerID, GID: s.gid.GID, MAC: s.gid.MAC}
+	local := addrOf(tcp.LocalAddr())
+	for _, pre := range s.prefixes(local) {
+		if local.Is4() {
+			p.IPv4 = pre
+			break
+		}
+		if len(p.IPv6) < clc.MaxPrefixes {
+			p.IPv6 = append(p.IPv6, pre)
+		}
+	}
+	return p
+}
+
+// prefixes returns our subnets of the address's family that contain it.
+func (s *Stack) prefixes(a netip.Addr) []netip.Prefix {
+	var ps []netip.Prefix
+	for _, p := range s.cfg.Prefixes {
+		if p.Contains(a) {
+			ps = append(ps, p.Masked())
+		}
+	}
+	if len(ps) > 0 {
+		return ps
+	}
+	bits := 64
+	if a.Is4() {
+		bits = 24
+	}
+	p, err := a.Prefix(bits)
+	if err != nil {
+		return nil // an address that is not valid has no prefix
+	}
+	return []netip.Prefix{p}
+}
+
+func addrOf(a net.Addr) netip.Addr {
+	if t, ok := a.(*net.TCPAddr); ok {
+		return t.AddrPort().Addr().Unmap().WithZone("")
+	}
+	return netip.Addr{}
+}

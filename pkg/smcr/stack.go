@@ -1,0 +1,370 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package smcr
+
+import (
+	crand "crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/linkgroup"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/llc"
+)
+
+// Stack is one SMC-R instance: a peer ID, a protection domain and its link
+// groups (RFC 7609 A.2.1). What belongs to one stack cannot be reached with
+// the keys of another. Its methods may be called from any goroutine.
+type Stack struct {
+	cfg     Config
+	peerID  clc.PeerID
+	dev     rdma.Context
+	gid     rdma.GIDEntry
+	closing chan struct{}
+	wg      sync.WaitGroup
+
+	// turn guards what follows, and all machines. Application goroutines only
+	// try it on the data path; see the package comment.
+	turn   sync.Mutex
+	rand   *rand.Rand
+	cq     rdma.CQ
+	mem    memory
+	groups map[uint32]*group
+	byQPN  map[rdma.QPN]*group
+	conns  map[*Conn]struct{}
+	closed bool
+	wcs    []rdma.WC
+	outs   []linkgroup.Output
+	stats  Stats
+
+	// dirty is the queue of connections whose positions moved.
+	dirty atomic.Pointer[Conn]
+	// wake gets the stack's goroutine to look at timers and queues again.
+	wake chan struct{}
+}
+
+// groupIDs numbers link groups uniquely in the process.
+type groupIDs struct{ last atomic.Uint32 }
+
+var groupNumbers groupIDs //nolint:gochecknoglobals // a process-wide counter is what makes the IDs unique in the process
+
+// errStackClosed ends what a closed stack was asked to do.
+var errStackClosed = fmt.Errorf("smcr: stack is closed: %w", net.ErrClosed)
+
+// NewStack opens the device and starts the stack's goroutine.
+func NewStack(cfg Config) (*Stack, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	cfg.setDefaults()
+	gid, err := pickGID(cfg.Device)
+	if err != nil {
+		return nil, err
+	}
+	var seed [32]byte
+	if _, err := crand.Read(seed[:]); err != nil {
+		return nil, fmt.Errorf("random seed: %w", err)
+	}
+	s := &Stack{
+		cfg:     cfg,
+		gid:     gid,
+		closing: make(chan struct{}),
+		rand:    rand.New(rand.NewChaCha8(seed)),
+		groups:  map[uint32]*group{},
+		byQPN:   map[rdma.QPN]*group{},
+		conns:   map[*Conn]struct{}{},
+		wcs:     make([]rdma.WC, 64),
+		wake:    make(chan struct{}, 1),
+	}
+	s.peerID = newPeerID(s.rand)
+	if s.dev, err = cfg.Device.Open(); err != nil {
+		return nil, fmt.Errorf("open device %s: %w", cfg.Device.Name(), err)
+	}
+	pd, err := s.dev.AllocPD()
+	if err == nil {
+		s.mem = memory{pd: pd, budget: cfg.MemoryBytes, size: cfg.SendBufferBytes}
+		s.cq, err = s.dev.CreateCQ(completionQueueDepth(cfg))
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("set up device %s: %w", cfg.Device.Name(), err), s.dev.Close())
+	}
+	s.wg.Go(s.run)
+	return s, nil
+}
+
+// completionQueueDepth allows for the groups that MaxConns can fill.
+func completionQueueDepth(cfg Config) int {
+	groups := 16 + cfg.MaxConns/8
+	return min(groups*(linkgroup.RecvDepth+linkgroup.SendBudget), cfg.Device.Attr().MaxCQE)
+}
+
+// newPeerID makes an ID that no other stack has. RFC 7609 A.2.1 takes a RoCE
+// MAC and an instance number; many stacks share an RNIC here, so the MAC is a
+// random, locally administered one.
+func newPeerID(r *rand.Rand) clc.PeerID {
+	var b [8]byte
+	binary.BigEndian.PutUint64(b[:], r.Uint64())
+	mac := rdma.MAC(b[2:])
+	mac[0] = mac[0]&^1 | 2
+	return clc.NewPeerID(binary.BigEndian.Uint16(b[:]), mac)
+}
+
+// pickGID returns the first RoCEv2 GID.
+func pickGID(d rdma.Device) (rdma.GIDEntry, error) {
+	for _, e := range d.GIDs() {
+		if e.Type == rdma.GIDTypeRoCEv2 {
+			return e, nil
+		}
+	}
+	return rdma.GIDEntry{}, fmt.Errorf("device %s has no RoCE v2 GID: give its network interface an IP address", d.Name())
+}
+
+// PeerID returns the ID under which peers know this stack.
+func (s *Stack) PeerID() clc.PeerID { return s.peerID }
+
+// Close resets what is left, waits for the stack's goroutines and frees its
+// memory.
+func (s *Stack) Close() error {
+	s.lock()
+	if s.closed {
+		s.unlock()
+		s.wg.Wait()
+		return nil
+	}
+	s.closed = true
+	now := time.Now()
+	for c := range s.conns {
+		c.lc.Abort(now)
+	}
+	for _, g := range s.groups {
+		g.lg.Terminate(now, llc.DeleteOperator)
+	}
+	s.step(now)
+	open := make([]*Conn, 0, len(s.conns))
+	for c := range s.conns {
+		open = append(open, c)
+	}
+	for _, g := range s.groups {
+		g.kill(errStackClosed)
+	}
+	s.step(now)
+	s.unlock()
+	close(s.closing)
+	for _, c := range open {
+		_ = c.Close() // it was reset above; this frees its memory
+	}
+	s.wg.Wait()
+	s.lock()
+	defer s.unlock()
+	s.mem.close()
+	return s.dev.Close()
+}
+
+// lock takes the turn, waiting for it; unlock gives it up and sees to what
+// came meanwhile. Only slow paths wait for the turn.
+func (s *Stack) lock() { s.turn.Lock() }
+
+func (s *Stack) unlock() {
+	s.turn.Unlock()
+	s.kick()
+}
+
+// poke makes the stack's goroutine run, for new timers.
+func (s *Stack) poke() {
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+// markDirty puts a connection on the queue of those whose positions moved.
+func (s *Stack) markDirty(c *Conn) {
+	if c.dirty.Swap(true) {
+		return
+	}
+	for {
+		head := s.dirty.Load()
+		c.nextDirty = head
+		if s.dirty.CompareAndSwap(head, c) {
+			return
+		}
+	}
+}
+
+// kick sees to dirty connections if the turn is free; otherwise its holder
+// will, since it looks again after giving up the turn.
+func (s *Stack) kick() {
+	for s.dirty.Load() != nil && s.turn.TryLock() {
+		s.step(time.Now())
+		s.turn.Unlock()
+	}
+}
+
+// run is the stack's goroutine: it waits for completions and timers.
+func (s *Stack) run() {
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	events := s.dev.Events()
+	for {
+		s.lock()
+		now := time.Now()
+		s.step(now)
+		s.expire(now)
+		next := s.nextTimeout(now)
+		if err := s.cq.Arm(false); err != nil {
+			s.failAll(fmt.Errorf("arm completion queue: %w", err))
+		}
+		s.step(now) // completions that came before Arm
+		s.unlock()
+		timer.Reset(next)
+		select {
+		case <-s.cq.Notify():
+		case <-s.wake:
+		case <-timer.C:
+		case ev, ok := <-events:
+			if !ok {
+				events = nil
+				continue
+			}
+			s.handleEvent(ev)
+		case <-s.closing:
+			return
+		}
+	}
+}
+
+// idleWait is how long the stack sleeps without timers.
+const idleWait = time.Hour
+
+func (s *Stack) nextTimeout(now time.Time) time.Duration {
+	wait := idleWait
+	for _, g := range s.groups {
+		if t, ok := g.lg.NextTimeout(); ok {
+			wait = min(wait, max(t.Sub(now), 0))
+		}
+	}
+	return wait
+}
+
+func (s *Stack) expire(now time.Time) {
+	for _, g := range s.groups {
+		if t, ok := g.lg.NextTimeout(); ok && !now.Before(t) {
+			g.lg.HandleTimeout(now)
+			g.flush(now)
+		}
+	}
+}
+
+// handleEvent acts on the device's asynchronous events. A lost port is left to
+// the queue pairs' retries: with one link there is nowhere else to go.
+func (s *Stack) handleEvent(ev rdma.AsyncEvent) {
+	s.lock()
+	defer s.unlock()
+	switch ev.Kind {
+	case rdma.EventQPFatal, rdma.EventPathDown:
+		if g := s.byQPN[ev.QPN]; g != nil {
+			g.lg.HandleLinkFailure(time.Now(), 0, fmt.Errorf("%v: %w", ev.Kind, ev.Err))
+			g.flush(time.Now())
+		}
+	case rdma.EventDeviceFatal:
+		s.failAll(fmt.Errorf("device %s: %w", s.cfg.Device.Name(), ev.Err))
+	case rdma.EventPortActive, rdma.EventPortDown:
+	}
+}
+
+// failAll ends every group.
+func (s *Stack) failAll(err error) {
+	for _, g := range s.groups {
+		g.kill(err)
+	}
+}
+
+// maxSteps bounds the rounds of one step, so that one turn cannot last while
+// completions keep coming.
+const maxSteps = 16
+
+// step moves everything that can move: completions in, positions in, work
+// requests out. The caller holds the turn.
+func (s *Stack) step(now time.Time) {
+	for range maxSteps {
+		n, err := s.cq.Poll(s.wcs)
+		if err != nil {
+			s.failAll(fmt.Errorf("poll completion queue: %w", err))
+			return
+		}
+		for i := range s.wcs[:n] {
+			wc := &s.wcs[i]
+			if g := s.byQPN[wc.QPN]; g != nil {
+				g.handleCompletion(now, wc)
+			}
+		}
+		moved := s.takeDirty()
+		for _, g := range s.groups {
+			g.flush(now)
+		}
+		if n < len(s.wcs) && !moved {
+			return
+		}
+	}
+	s.poke()
+}
+
+// takeDirty tells the machines how far applications have come.
+func (s *Stack) takeDirty() bool {
+	c := s.dirty.Swap(nil)
+	if c == nil {
+		return false
+	}
+	for c != nil {
+		next := c.nextDirty
+		c.nextDirty = nil
+		c.dirty.Store(false)
+		c.sync()
+		c = next
+	}
+	return true
+}
+
+// Stats returns the stack's counters.
+func (s *Stack) Stats() Stats {
+	s.lock()
+	defer s.unlock()
+	st := s.stats
+	st.MemoryBytes = uint64(s.mem.bytes)
+	st.Groups = len(s.groups)
+	st.Conns = len(s.conns)
+	for c := range s.conns {
+		st.BytesSentSMCR += c.produced.Load()
+		st.BytesRecvSMCR += c.consumed.Load()
+	}
+	return st
+}
+
+// LinkGroups describes the link groups.
+func (s *Stack) LinkGroups() []GroupInfo {
+	s.lock()
+	defer s.unlock()
+	infos := make([]GroupInfo, 0, len(s.groups))
+	for _, g := range s.groups {
+		infos = append(infos, g.info())
+	}
+	return infos
+}
+
+// Conns describes the connections that SMC-R carries.
+func (s *Stack) Conns() []Info {
+	s.lock()
+	defer s.unlock()
+	infos := make([]Info, 0, len(s.conns))
+	for c := range s.conns {
+		infos = append(infos, c.infoLocked())
+	}
+	return infos
+}
