@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cni
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
+)
+
+// NetConf is the configuration of the plugin in a CNI configuration list. The
+// zero value of each field of its own is useful.
+type NetConf struct {
+	CNIVersion string `json:"cniVersion"`
+	Name       string `json:"name"` // of the network
+	Type       string `json:"type"`
+
+	// DataDir holds the directory attachments. Default: DefaultDataDir.
+	DataDir string `json:"dataDir"`
+	// AgentSocket is the agent's Unix socket. Default: agent.sock in DataDir.
+	AgentSocket string `json:"agentSocket"`
+	// AgentTimeoutMilliseconds bounds the wait for the agent. Default: 2000.
+	AgentTimeoutMilliseconds int `json:"agentTimeoutMilliseconds"`
+	// Required makes ADD and STATUS fail while the agent does not answer.
+	Required bool `json:"required"`
+
+	prevResult json.RawMessage
+	valid      []types.GCAttachment
+	hasValid   bool
+}
+
+// DefaultDataDir is where plugin and agent meet.
+const DefaultDataDir = "/var/run/kube-smcr"
+
+// wireConf is NetConf with what container runtimes and libraries put into
+// every plugin's configuration.
+type wireConf struct {
+	NetConf
+	PrevResult       json.RawMessage       `json:"prevResult"`
+	ValidAttachments *[]types.GCAttachment `json:"cni.dev/valid-attachments"`
+}
+
+// foreignKeys are the keys that CNI and its callers define; any other one that
+// is not ours is a mistake, and CNI lets plugins say so. Keys with a slash
+// belong to the domain before it.
+var foreignKeys = []string{
+	"args", "capabilities", "cniVersions", "deviceID", "disableCheck", "disableGC", "dns", "ipMasq", "ipam",
+	"pciBusID", "prevResult", "runtimeConfig",
+}
+
+// ownKeys are the keys of NetConf.
+var ownKeys = []string{
+	"agentSocket", "agentTimeoutMilliseconds", "cniVersion", "dataDir", "name", "required", "type",
+}
+
+// ParseNetConf reads the configuration that a runtime passes to the plugin.
+// Its errors are CNI errors that name the field.
+func ParseNetConf(b []byte) (NetConf, error) {
+	var keys map[string]json.RawMessage
+	if err := json.Unmarshal(b, &keys); err != nil {
+		return NetConf{}, types.NewError(types.ErrDecodingFailure, "network configuration is not a JSON object", err.Error())
+	}
+	for k := range keys {
+		if !slices.Contains(ownKeys, k) && !slices.Contains(foreignKeys, k) && !strings.Contains(k, "/") {
+			return NetConf{}, confError(k, "no such field; this plugin has %s", strings.Join(ownKeys, ", "))
+		}
+	}
+	var w wireConf
+	if err := json.Unmarshal(b, &w); err != nil {
+		field := "JSON"
+		var te *json.UnmarshalTypeError
+		if errors.As(err, &te) {
+			field = te.Field
+		}
+		return NetConf{}, confError(field, "%v", err)
+	}
+	c := w.NetConf
+	if len(w.PrevResult) > 0 && !bytes.Equal(w.PrevResult, []byte("null")) {
+		c.prevResult = w.PrevResult
+	}
+	if w.ValidAttachments != nil {
+		c.valid, c.hasValid = *w.ValidAttachments, true
+	}
+	if c.DataDir == "" {
+		c.DataDir = DefaultDataDir
+	}
+	if c.AgentSocket == "" {
+		c.AgentSocket = filepath.Join(c.DataDir, "agent.sock")
+	}
+	return c, c.validate()
+}
+
+func (c NetConf) validate() error {
+	switch {
+	case !filepath.IsAbs(c.DataDir):
+		return confError("dataDir", "%q is not an absolute path", c.DataDir)
+	case !filepath.IsAbs(c.AgentSocket):
+		return confError("agentSocket", "%q is not an absolute path", c.AgentSocket)
+	case len(c.AgentSocket) > maxSocketPath:
+		return confError("agentSocket", "has %d bytes, a Unix socket's path has at most %d", len(c.AgentSocket), maxSocketPath)
+	case c.AgentTimeoutMilliseconds < 0 || c.agentTimeout() > maxAgentTimeout:
+		return confError("agentTimeoutMilliseconds", "is %d, must be between 0 (default, %d) and %d",
+			c.AgentTimeoutMilliseconds, defaultAgentTimeout.Milliseconds(), maxAgentTimeout.Milliseconds())
+	}
+	return nil
+}
+
+// maxSocketPath is the size of sun_path, with its final zero byte.
+const maxSocketPath = 107
+
+func (c NetConf) agentTimeout() time.Duration {
+	if c.AgentTimeoutMilliseconds == 0 {
+		return defaultAgentTimeout
+	}
+	return time.Duration(c.AgentTimeoutMilliseconds) * time.Millisecond
+}
+
+func (c NetConf) store() Store { return NewStore(c.DataDir) }
+
+// result is what the plugin reads of a CNI result; the versions it supports
+// agree in these fields.
+type result struct {
+	CNIVersion string `json:"cniVersion"`
+	Interfaces []struct {
+		Name    string `json:"name"`
+		Sandbox string `json:"sandbox"`
+	} `json:"interfaces"`
+	IPs []struct {
+		Interface *int   `json:"interface"`
+		Address   string `json:"address"`
+	} `json:"ips"`
+}
+
+// addresses returns the addresses that the previous result gives to the pod's
+// interface. An address without an interface is the pod's: that is how plugins
+// answered before they listed interfaces.
+func (c NetConf) addresses(ifName string) ([]netip.Prefix, error) {
+	if c.prevResult == nil {
+		return nil, confError("prevResult", "is missing: list this plugin behind the one that makes the interface")
+	}
+	var r result
+	if err := json.Unmarshal(c.prevResult, &r); err != nil {
+		return nil, confError("prevResult", "%v", err)
+	}
+	if r.CNIVersion != "" && r.CNIVersion != c.CNIVersion {
+		return nil, confError("prevResult.cniVersion", "is %q, the configuration's is %q", r.CNIVersion, c.CNIVersion)
+	}
+	var out []netip.Prefix
+	for i, ip := range r.IPs {
+		if n := ip.Interface; n != nil {
+			if *n < 0 || *n >= len(r.Interfaces) {
+				return nil, confError(fmt.Sprintf("prevResult.ips[%d].interface", i), "is %d, but there are %d interfaces", *n, len(r.Interfaces))
+			}
+			if it := r.Interfaces[*n]; it.Name != ifName || it.Sandbox == "" {
+				continue
+			}
+		}
+		p, err := netip.ParsePrefix(ip.Address)
+		if err != nil {
+			return nil, confError(fmt.Sprintf("prevResult.ips[%d].address", i), "%v", err)
+		}
+		out = append(out, p)
+	}
+	if len(out) > maxIPs {
+		return nil, confError("prevResult.ips", "has %d addresses of %s, at most %d are allowed", len(out), ifName, maxIPs)
+	}
+	return out, nil
+}
+
+// parsePod reads the pod's identity from CNI_ARGS, as Kubernetes' runtimes
+// write it. It is empty outside Kubernetes.
+func parsePod(args string) (Pod, error) {
+	var p Pod
+	for pair := range strings.SplitSeq(args, ";") {
+		if pair == "" {
+			continue
+		}
+		k, v, ok := strings.Cut(pair, "=")
+		if !ok || k == "" {
+			return Pod{}, envError("CNI_ARGS", "%q is not a pair KEY=VALUE", pair)
+		}
+		var dst *string
+		switch k {
+		case "K8S_POD_NAMESPACE":
+			dst = &p.Namespace
+		case "K8S_POD_NAME":
+			dst = &p.Name
+		case "K8S_POD_UID":
+			dst = &p.UID
+		default:
+			continue // others' arguments
+		}
+		if err := checkPodField(v); err != nil {
+			return Pod{}, envError("CNI_ARGS", "%s: %v", k, err)
+		}
+		*dst = v
+	}
+	return p, nil
+}
+
+// checkPodField accepts what Kubernetes accepts as a name or UID, and a bit
+// more: it keeps out what could not be printed.
+func checkPodField(v string) error {
+	if len(v) > maxPodField {
+		return fmt.Errorf("has %d bytes, at most %d are allowed", len(v), maxPodField)
+	}
+	for _, r := range v {
+		if (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && r != '-' && r != '.' && r != '_' {
+			return fmt.Errorf("%q has the character %q", v, r)
+		}
+	}
+	return nil
+}
