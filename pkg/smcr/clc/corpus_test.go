@@ -38,20 +38,7 @@ func corpus(tb testing.TB, dirs ...string) []sample {
 			tb.Fatalf("corpus %s is empty", d)
 		}
 		for _, f := range files {
-			text, err := os.ReadFile(f)
-			if err != nil {
-				tb.Fatal(err)
-			}
-			var digits strings.Builder
-			for line := range strings.Lines(string(text)) {
-				if !strings.HasPrefix(line, "#") {
-					digits.WriteString(strings.TrimSpace(line))
-				}
-			}
-			raw, err := hex.DecodeString(digits.String())
-			if err != nil {
-				tb.Fatalf("%s: %v", f, err)
-			}
+			raw := readHex(tb, f)
 			all = append(all, sample{name: d + "/" + strings.TrimSuffix(filepath.Base(f), ".hex"), raw: raw})
 		}
 	}
@@ -61,13 +48,26 @@ func corpus(tb testing.TB, dirs ...string) []sample {
 // load returns one message of the corpus.
 func load(tb testing.TB, name string) []byte {
 	tb.Helper()
-	for _, s := range corpus(tb) {
-		if s.name == name {
-			return s.raw
+	return readHex(tb, filepath.Join("testdata", name+".hex"))
+}
+
+func readHex(tb testing.TB, file string) []byte {
+	tb.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	var digits strings.Builder
+	for line := range strings.Lines(string(text)) {
+		if !strings.HasPrefix(line, "#") {
+			digits.WriteString(strings.TrimSpace(line))
 		}
 	}
-	tb.Fatalf("no %s in the corpus", name)
-	return nil
+	raw, err := hex.DecodeString(digits.String())
+	if err != nil {
+		tb.Fatalf("%s: %v", file, err)
+	}
+	return raw
 }
 
 // opts compares messages field by field; netip.Prefix has unexported fields.
