@@ -402,7 +402,7 @@ func (g *Group) Poll(now time.Time, dst []Output) []Output {
 
 // Idle reports whether Poll would return nothing.
 func (g *Group) Idle() bool {
-	return len(g.out) == 0 && (len(g.llcQueue) == 0 || g.link.inflight >= SendBudget) &&
+	return len(g.out) == 0 && (g.flowSent || len(g.flows) == 0) && (len(g.llcQueue) == 0 || g.link.inflight >= SendBudget) &&
 		(g.ready.empty() || g.link.inflight >= SendBudget-llcReserve)
 }
 

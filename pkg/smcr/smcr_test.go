@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package smcr_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"net"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"golang.org/x/net/nettest"
+
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/smcr"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// fakeOption stands for the TCP option: both sides see it, or not.
+type fakeOption struct{ offered bool }
+
+func (fakeOption) ControlDial(string, string, syscall.RawConn) error   { return nil }
+func (fakeOption) ControlListen(string, string, syscall.RawConn) error { return nil }
+func (o fakeOption) PeerOffered(syscall.Conn) (bool, error)            { return o.offered, nil }
+func (o fakeOption) SYNOffered(syscall.Conn) (bool, error)             { return o.offered, nil }
+
+// pair is two stacks on one fabric, and a listener on the second.
+type pair struct {
+	fabric         *fakeFabric
+	client, server *smcr.Stack
+	l              *smcr.Listener
+}
+
+func newPair(tb testing.TB, edit ...func(*smcr.Config)) *pair {
+	tb.Helper()
+	f := newFakeFabric()
+	p := &pair{fabric: f}
+	p.client = newStack(tb, f.device("c", 1), edit...)
+	p.server = newStack(tb, f.device("s", 2), edit...)
+	l, err := smcr.Listen(tb.Context(), p.server, "tcp", "127.0.0.1:0")
+	if err != nil {
+		tb.Fatal(err)
+	}
+	p.l = l
+	tb.Cleanup(func() {
+		if err := l.Close(); err != nil {
+			tb.Error(err)
+		}
+	})
+	return p
+}
+
+func newStack(tb testing.TB, d rdma.Device, edit ...func(*smcr.Config)) *smcr.Stack {
+	tb.Helper()
+	cfg := smcr.Config{Device: d, Option: fakeOption{true}, Hooks: smcr.Hooks{
+		Malformed: func(where string, err error) { tb.Logf("%s: %v", where, err) },
+	}}
+	for _, e := range edit {
+		e(&cfg)
+	}
+	s, err := smcr.NewStack(cfg)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			tb.Error(err)
+		}
+		if st := s.Stats(); st.MemoryBytes != 0 || st.Groups != 0 || st.Conns != 0 {
+			tb.Errorf("closed stack still has %+v", st)
+		}
+	})
+	return s
+}
+
+// dial opens a connection and returns both ends.
+func (p *pair) dial(tb testing.TB) (client, server *smcr.Conn) {
+	tb.Helper()
+	ctx, cancel := context.WithTimeout(tb.Context(), 20*time.Second)
+	defer cancel()
+	accepted := make(chan net.Conn, 1)
+	go func() {
+		c, err := p.l.Accept()
+		if err != nil {
+			tb.Error(err)
+		}
+		accepted <- c
+	}()
+	c, err := (&smcr.Dialer{Stack: p.client}).DialContext(ctx, "tcp", p.l.Addr().String())
+	if err != nil {
+		tb.Fatal(err)
+	}
+	s := <-accepted
+	if s == nil {
+		tb.FailNow()
+	}
+	return c.(*smcr.Conn), s.(*smcr.Conn)
+}
+
+func TestConn_netTest(t *testing.T) {
+	for _, tc := range []struct {
+		name    string
+		offered bool
+		want    smcr.Mode
+	}{{"SMC-R", true, smcr.ModeSMCR}, {"fallback", false, smcr.ModeTCP}} {
+		t.Run(tc.name, func(t *testing.T) {
+			p := newPair(t, func(c *smcr.Config) { c.Option = fakeOption{tc.offered} })
+			nettest.TestConn(t, func() (c1, c2 net.Conn, stop func(), err error) {
+				a, b := p.dial(t)
+				if a.Mode() != tc.want || b.Mode() != tc.want {
+					return nil, nil, nil, errors.New("wrong mode")
+				}
+				return a, b, func() { _ = a.Close(); _ = b.Close() }, nil
+			})
+		})
+	}
+}
+
+func TestConn_streamsBothWays(t *testing.T) {
+	for _, size := range []int{16 << 10, 64 << 10, 512 << 10} {
+		p := newPair(t, func(c *smcr.Config) { c.RMBESizeBytes = size })
+		a, b := p.dial(t)
+		var wg sync.WaitGroup
+		send := func(c *smcr.Conn, seed uint64) {
+			src := io.LimitReader(randomReader(seed), 3<<20)
+			if n, err := c.ReadFrom(src); err != nil || n != 3<<20 {
+				t.Errorf("sent %d: %v", n, err)
+			}
+			if err := c.CloseWrite(); err != nil {
+				t.Error(err)
+			}
+		}
+		receive := func(c *smcr.Conn, seed uint64) {
+			var got bytes.Buffer
+			if _, err := c.WriteTo(&got); err != nil {
+				t.Error(err)
+			}
+			want, _ := io.ReadAll(io.LimitReader(randomReader(seed), 3<<20))
+			if !bytes.Equal(got.Bytes(), want) {
+				t.Errorf("size %d: stream differs, %d bytes", size, got.Len())
+			}
+		}
+		wg.Go(func() { send(a, 1) })
+		wg.Go(func() { send(b, 2) })
+		wg.Go(func() { receive(a, 2) })
+		wg.Go(func() { receive(b, 1) })
+		wg.Wait()
+		for _, c := range []*smcr.Conn{a, b} {
+			if err := c.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+}
+
+func randomReader(seed uint64) io.Reader {
+	return rand.NewChaCha8([32]byte{byte(seed)})
+}
+
+func TestStack_reusesGroup(t *testing.T) {
+	p := newPair(t)
+	var conns []*smcr.Conn
+	for i := range 20 {
+		a, b := p.dial(t)
+		conns = append(conns, a, b)
+		if a.Info().FirstContact != (i == 0) || a.Info().GroupID != conns[0].Info().GroupID {
+			t.Errorf("connection %d: %+v", i, a.Info())
+		}
+		if _, err := a.Write([]byte("hello")); err != nil {
+			t.Fatal(err)
+		}
+		var buf [8]byte
+		if n, err := b.Read(buf[:]); err != nil || string(buf[:n]) != "hello" {
+			t.Fatalf("read %q, %v", buf[:n], err)
+		}
+	}
+	if g := p.client.LinkGroups(); len(g) != 1 || g[0].Conns != 20 || g[0].State != "ACTIVE" {
+		t.Errorf("groups: %+v", g)
+	}
+	for _, c := range conns {
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	waitFor(t, "connections gone", func() bool { return p.client.Stats().Conns == 0 && p.server.Stats().Conns == 0 })
+}
+
+func waitFor(tb testing.TB, what string, ok func() bool) {
+	tb.Helper()
+	deadline := time.Now().Add(10 * time.Second)
+	for !ok() {
+		if time.Now().After(deadline) {
+			tb.Fatalf("%s: not within 10 s", what)
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+func TestConn_abortIsReset(t *testing.T) {
+	p := newPair(t)
+	a, b := p.dial(t)
+	if err := a.Abort(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("read after the peer's abort: %v", err)
+	}
+	_ = b.Close()
+}
+
+func TestConn_closeWithUnreadDataIsReset(t *testing.T) {
+	p := newPair(t)
+	a, b := p.dial(t)
+	if _, err := a.Write([]byte("unread")); err != nil {
+		t.Fatal(err)
+	}
+	waitFor(t, "data there", func() bool { return b.Info().CDCRecv > 0 })
+	_ = b.Close()
+	if _, err := a.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("read: %v", err)
+	}
+	_ = a.Close()
+}
+
+func TestConn_linkFailureResetsAll(t *testing.T) {
+	p := newPair(t)
+	a, b := p.dial(t)
+	p.fabric.cut()
+	for _, c := range []*smcr.Conn{a, b} {
+		if _, err := c.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+			t.Errorf("read after link failure: %v", err)
+		}
+		_ = c.Close()
+	}
+	c, d := p.dial(t) // a new group
+	if !c.Info().FirstContact {
+		t.Error("the dead group was used again")
+	}
+	_, _ = c.Close(), d.Close()
+}
+
+func TestConn_tcpResetResets(t *testing.T) {
+	p := newPair(t)
+	a, b := p.dial(t)
+	smcr.BreakTCP(a)
+	if _, err := b.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("read after the TCP connection was reset: %v", err)
+	}
+	_, _ = a.Close(), b.Close()
+}
+
+func BenchmarkConn_pingPong(b *testing.B) {
+	p := newPair(b)
+	c, s := p.dial(b)
+	go func() { _, _ = io.Copy(s, s) }()
+	buf := make([]byte, 64)
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := c.Write(buf); err != nil {
+			b.Fatal(err)
+		}
+		if _, err := io.ReadFull(c, buf); err != nil {
+			b.Fatal(err)
+		}
+	}
+	_, _ = c.Close(), s.Close()
+}
