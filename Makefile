@@ -23,6 +23,8 @@ endif
 # Directory and binary names differ only for the CNI plugin: its file name is
 # what a CNI configuration calls it.
 binary   = $(if $(filter cni-plugin,$(1)),smcr-cni,$(1))
+# Go reads the version from git; a checkout that git does not trust has none.
+BUILDVCS := $(shell git status >/dev/null 2>&1 && echo true || echo false)
 COMMANDS := $(sort $(notdir $(patsubst %/main.go,%,$(wildcard cmd/*/main.go))))
 
 ##@ General
@@ -48,7 +50,7 @@ build: $(addprefix build-,$(COMMANDS)) ## Build static binaries into bin/.
 
 .PHONY: build-%
 build-%:
-	CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=auto -o bin/$(call binary,$*) ./cmd/$*
+	CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=$(BUILDVCS) -o bin/$(call binary,$*) ./cmd/$*
 
 .PHONY: generate
 generate: ## Rebuild generated files (eBPF objects; needs clang).

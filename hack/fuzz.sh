@@ -44,10 +44,15 @@ trap 'exit 130' INT
 trap 'exit 143' TERM
 
 # run fuzzes target number $1. Seed inputs ran in the tests, so -run matches
-# nothing. The outcome is one line, and the whole log if it failed.
+# nothing. The outcome is one line, and the whole log if it failed. The fuzzer
+# gets a process group of its own (set -m), so that ending it ends its workers.
 run() {
-	local pkg=${targets[$1]% *} name=${targets[$1]#* } log=$logs/$1 began=$SECONDS
-	if "$go" test -run='^$' -fuzz="^$name\$" -fuzztime="$fuzztime" -parallel=1 "$pkg" >"$log" 2>&1; then
+	local pkg=${targets[$1]% *} name=${targets[$1]#* } log=$logs/$1 began=$SECONDS fuzzer
+	set -m
+	"$go" test -run='^$' -fuzz="^$name\$" -fuzztime="$fuzztime" -parallel=1 "$pkg" >"$log" 2>&1 &
+	fuzzer=$!
+	trap 'kill -- -$fuzzer 2>/dev/null || true; exit 143' TERM
+	if wait "$fuzzer"; then
 		printf 'fuzz: ok   %3d/%d  %-28s %s  %s (%ds)\n' $(($1 + 1)) ${#targets[@]} "$name" "$pkg" \
 			"$(sed -nE 's/.*execs: ([0-9]+).*/\1 execs/p' "$log" | tail -n 1)" $((SECONDS - began))
 		return 0
