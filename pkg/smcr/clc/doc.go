@@ -37,8 +37,9 @@
 //
 // While the LLC messages of a first contact are exchanged, Want is not 0,
 // because the peer may still decline; the shell reads and drives LLC at the same
-// time, and stops reading when Want becomes 0. Bytes it had read by then go to
-// HandleData nevertheless, which resets the connection. In the states
+// time, and stops reading when Want becomes 0. Bytes it had read by then, and bytes
+// that come after the point of no return, go to HandleData nevertheless: the peer
+// has declined too late, and the connection is reset. In the states
 // [StateDeciding], [StateLinkSetup] and [StateCommitted] no timer of this
 // package runs: the peer's next move is awaited elsewhere, and the shell or the
 // LLC timers call Decline.

@@ -54,85 +54,53 @@ const (
 
 // describe returns the short name, as Linux's source has it, and one sentence.
 func (r Reason) describe() (name, text string) {
-	switch r {
-	case ReasonNone:
-		return "NONE", "no reason given"
-	case ReasonMem:
-		return "MEM", "not enough memory for buffers or queue pairs"
-	case ReasonTimeoutCL:
-		return "TIMEOUT_CL", "the RDMA path was not confirmed in time (CONFIRM LINK)"
-	case ReasonTimeoutAL:
-		return "TIMEOUT_AL", "the second RDMA path was not answered in time (ADD LINK)"
-	case ReasonConfigErr:
-		return "CNFERR", "configuration error"
-	case ReasonPeerNoSMC:
-		return "PEERNOSMC", "the peer does not speak SMC: no TCP option in its handshake"
-	case ReasonIPSec:
-		return "IPSEC", "IPsec protects this connection"
-	case ReasonNoDev:
-		return "NOSMCDEV", "no usable SMC device, or no enterprise ID in common"
-	case ReasonNoDevD:
-		return "NOSMCDDEV", "no usable SMC-D device"
-	case ReasonNoDevR:
-		return "NOSMCRDEV", "no usable RDMA device"
-	case ReasonNoISMv2:
-		return "NOISM2SUPP", "the hardware has no ISMv2 support"
-	case ReasonNoV2Ext:
-		return "NOV2EXT", "the peer's Proposal has no version 2 extension"
-	case ReasonNoV2DExt:
-		return "NOV2DEXT", "the peer's Proposal has no SMC-Dv2 extension"
-	case ReasonNoSEID:
-		return "NOSEID", "the peer's Proposal has no system enterprise ID"
-	case ReasonNoDevD2:
-		return "NOSMCD2DEV", "no usable SMC-Dv2 device"
-	case ReasonNoUEID:
-		return "NOUEID", "no enterprise ID in common"
-	case ReasonReleaseErr:
-		return "RELEASEERR", "the releases of SMC-Rv2 do not agree"
-	case ReasonMaxConnErr:
-		return "MAXCONNERR", "the numbers of connections per link group do not agree"
-	case ReasonMaxLinkErr:
-		return "MAXLINKERR", "the numbers of links per link group do not agree"
-	case ReasonVendorErr:
-		return "VENDORERR", "the vendor extensions do not agree"
-	case ReasonModeUnsupp:
-		return "MODEUNSUPP", "one side offers SMC-R only, the other SMC-D only"
-	case ReasonRMBEEC:
-		return "RMBE_EC", "the peer insists on eye catchers in RMB elements"
-	case ReasonOptUnsupp:
-		return "OPTUNSUPP", "a socket option in use is not supported"
-	case ReasonDiffPrefix:
-		return "DIFFPREFIX", "the peers are in different IP subnets, which SMC-R version 1 does not allow"
-	case ReasonGetVLANErr:
-		return "GETVLANERR", "the VLAN of the interface could not be read"
-	case ReasonISMVLANErr:
-		return "ISMVLANERR", "the ISM device did not take the VLAN"
-	case ReasonNoActLink:
-		return "NOACTLINK", "the link group has no active link"
-	case ReasonNoSrvLink:
-		return "NOSRVLINK", "the link that the server chose was not found"
-	case ReasonVersMismat:
-		return "VERSMISMAT", "no SMC version in common"
-	case ReasonMaxDMB:
-		return "MAX_DMB", "the SMC-D device has no buffers left"
-	case ReasonNoRoute:
-		return "NOROUTE", "no route to the peer's RDMA address"
-	case ReasonNoIndirect:
-		return "NOINDIRECT", "the peers differ on whether a gateway is between them"
-	case ReasonSyncErr:
-		return "SYNCERR", "the peers' views of the link group differ; it is made anew"
-	case ReasonPeerDecl:
-		return "PEERDECL", "the peer declined"
-	case ReasonInternal:
-		return "INTERR", "internal error"
-	case ReasonErrRToken:
-		return "ERR_RTOK", "the peer's RMB could not be entered in the link group"
-	case ReasonErrReadyLnk:
-		return "ERR_RDYLNK", "the queue pair could not be made ready"
-	case ReasonErrRegBuf:
-		return "ERR_REGBUF", "the RMB could not be registered, or the peer did not confirm its RKey"
-	case ReasonCreditsErr:
-		return "CREDITSERR", "the announcement of credits went wrong"
+	for _, e := range [...]struct {
+		r          Reason
+		name, text string
+	}{
+		{ReasonNone, "NONE", "no reason given"},
+		{ReasonMem, "MEM", "not enough memory for buffers or queue pairs"},
+		{ReasonTimeoutCL, "TIMEOUT_CL", "the RDMA path was not confirmed in time (CONFIRM LINK)"},
+		{ReasonTimeoutAL, "TIMEOUT_AL", "the second RDMA path was not answered in time (ADD LINK)"},
+		{ReasonConfigErr, "CNFERR", "configuration error"},
+		{ReasonPeerNoSMC, "PEERNOSMC", "the peer does not speak SMC: no TCP option in its handshake"},
+		{ReasonIPSec, "IPSEC", "IPsec protects this connection"},
+		{ReasonNoDev, "NOSMCDEV", "no usable SMC device, or no enterprise ID in common"},
+		{ReasonNoDevD, "NOSMCDDEV", "no usable SMC-D device"},
+		{ReasonNoDevR, "NOSMCRDEV", "no usable RDMA device"},
+		{ReasonNoISMv2, "NOISM2SUPP", "the hardware has no ISMv2 support"},
+		{ReasonNoV2Ext, "NOV2EXT", "the peer's Proposal has no version 2 extension"},
+		{ReasonNoV2DExt, "NOV2DEXT", "the peer's Proposal has no SMC-Dv2 extension"},
+		{ReasonNoSEID, "NOSEID", "the peer's Proposal has no system enterprise ID"},
+		{ReasonNoDevD2, "NOSMCD2DEV", "no usable SMC-Dv2 device"},
+		{ReasonNoUEID, "NOUEID", "no enterprise ID in common"},
+		{ReasonReleaseErr, "RELEASEERR", "the releases of SMC-Rv2 do not agree"},
+		{ReasonMaxConnErr, "MAXCONNERR", "the numbers of connections per link group do not agree"},
+		{ReasonMaxLinkErr, "MAXLINKERR", "the numbers of links per link group do not agree"},
+		{ReasonVendorErr, "VENDORERR", "the vendor extensions do not agree"},
+		{ReasonModeUnsupp, "MODEUNSUPP", "one side offers SMC-R only, the other SMC-D only"},
+		{ReasonRMBEEC, "RMBE_EC", "the peer insists on eye catchers in RMB elements"},
+		{ReasonOptUnsupp, "OPTUNSUPP", "a socket option in use is not supported"},
+		{ReasonDiffPrefix, "DIFFPREFIX", "the peers are in different IP subnets, which SMC-R version 1 does not allow"},
+		{ReasonGetVLANErr, "GETVLANERR", "the VLAN of the interface could not be read"},
+		{ReasonISMVLANErr, "ISMVLANERR", "the ISM device did not take the VLAN"},
+		{ReasonNoActLink, "NOACTLINK", "the link group has no active link"},
+		{ReasonNoSrvLink, "NOSRVLINK", "the link that the server chose was not found"},
+		{ReasonVersMismat, "VERSMISMAT", "no SMC version in common"},
+		{ReasonMaxDMB, "MAX_DMB", "the SMC-D device has no buffers left"},
+		{ReasonNoRoute, "NOROUTE", "no route to the peer's RDMA address"},
+		{ReasonNoIndirect, "NOINDIRECT", "the peers differ on whether a gateway is between them"},
+		{ReasonSyncErr, "SYNCERR", "the peers' views of the link group differ; it is made anew"},
+		{ReasonPeerDecl, "PEERDECL", "the peer declined"},
+		{ReasonInternal, "INTERR", "internal error"},
+		{ReasonErrRToken, "ERR_RTOK", "the peer's RMB could not be entered in the link group"},
+		{ReasonErrReadyLnk, "ERR_RDYLNK", "the queue pair could not be made ready"},
+		{ReasonErrRegBuf, "ERR_REGBUF", "the RMB could not be registered, or the peer did not confirm its RKey"},
+		{ReasonCreditsErr, "CREDITSERR", "the announcement of credits went wrong"},
+	} {
+		if e.r == r {
+			return e.name, e.text
+		}
 	}
 	return "", ""
 }
