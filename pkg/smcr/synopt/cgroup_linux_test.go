@@ -47,7 +47,7 @@ func TestOpen_ownCgroup(t *testing.T) {
 
 			var out strings.Builder
 			cmd := exec.Command("/proc/self/exe")
-			cmd.Env = append(os.Environ(), cgroupEnv+"=1")
+			cmd.Env = append(os.Environ(), childEnv+"="+childCgroup)
 			cmd.Stderr = &out
 			cmd.ExtraFiles = []*os.File{w}
 			cmd.SysProcAttr = &syscall.SysProcAttr{
@@ -84,15 +84,41 @@ func TestOpen_ownCgroup(t *testing.T) {
 	}
 }
 
-// cgroupMain is the child of [TestOpen_ownCgroup].
-func cgroupMain() int {
-	if err := cgroupChild(); err != nil {
+// TestProbe_unprivileged starts this test program again as a user who may do
+// nothing.
+func TestProbe_unprivileged(t *testing.T) {
+	needAll(t)
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), childEnv+"="+childProbe)
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Credential: &syscall.Credential{Uid: 65534, Gid: 65534},
+		Pdeathsig:  syscall.SIGKILL,
+	}
+	out, err := cmd.CombinedOutput()
+	if err == nil {
+		t.Fatalf("the child had the privilege: %s", out)
+	}
+	for _, want := range []string{"load the eBPF program", "CAP_BPF", "CAP_NET_ADMIN", "operation not permitted"} {
+		if !strings.Contains(string(out), want) {
+			t.Errorf("Probe() = %s, want it to say %q", out, want)
+		}
+	}
+}
+
+// childMain is what this test program does when it is started by a test.
+func childMain(role string) int {
+	f := Probe
+	if role == childCgroup {
+		f = cgroupChild
+	}
+	if err := f(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
 	return 0
 }
 
+// cgroupChild is the child of [TestOpen_ownCgroup].
 func cgroupChild() error {
 	o, err := Open(Config{Mark: newMark()})
 	if err != nil {

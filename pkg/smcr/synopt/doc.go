@@ -11,21 +11,8 @@
 // the cgroup of the process that made it, in whatever network namespace it is:
 // one program covers the sockets that a node agent opens inside all pods, and
 // touches no socket of the pods themselves. Within the cgroup it acts on
-// sockets with one SO_MARK only.
-//
-//	opt, err := synopt.Open(synopt.Config{Mark: 0x534d4352})
-//	...
-//	defer opt.Close()
-//
-//	d := net.Dialer{Control: opt.ControlDial}
-//	c, err := d.Dial("tcp", "192.0.2.7:80")
-//	offered, err := opt.PeerOffered(c.(*net.TCPConn))
-//
-//	lc := net.ListenConfig{Control: opt.ControlListen}
-//	lc.SetMultipathTCP(false)
-//	l, err := lc.Listen(ctx, "tcp", ":80")
-//	c, err := l.Accept()
-//	offered, err := opt.SYNOffered(c.(*net.TCPConn))
+// sockets with one SO_MARK only. The example
+// shows both sides.
 //
 // # Who owns what
 //
@@ -54,8 +41,10 @@
 //   - Linux 5.10 or later with cgroup v2 (mounted or not), CAP_BPF and
 //     CAP_NET_ADMIN. [Probe] tells beforehand; [UnsupportedError] says what is
 //     missing and what to do.
-//   - [net.Listen] makes Multipath TCP listeners, which have no TCP_SAVE_SYN:
-//     use [net.ListenConfig] with SetMultipathTCP(false). ControlListen says so.
+//   - [net.ListenConfig] makes Multipath TCP listeners unless told otherwise,
+//     and those have no TCP_SAVE_SYN: ControlListen refuses them. net then
+//     tries plain TCP; SetMultipathTCP(false) spares the first try, and is
+//     needed where the listening socket is made in another way.
 //   - A process that moves to another cgroup is not followed: its new sockets
 //     carry no option, and PeerOffered returns [ErrNotTracked].
 //   - Several Options, of one process or of several, may be at work on one

@@ -88,8 +88,11 @@ func newHosts(t testing.TB) (client, server *host) {
 	if err := h.LinkAdd(veth); err != nil {
 		t.Fatalf("add veth pair: %v", err)
 	}
+	s := server.netlink(t)
 	client.up(t, h)
-	server.up(t, server.netlink(t))
+	server.up(t, s)
+	waitLink(t, h)
+	waitLink(t, s)
 	return client, server
 }
 
@@ -146,6 +149,24 @@ func (h *host) up(t testing.TB, n *netlink.Handle) {
 	}
 	if err := n.LinkSetUp(link); err != nil {
 		t.Fatalf("set veth up: %v", err)
+	}
+}
+
+// waitLink waits until the kernel lets packets through the new link, which it
+// may do up to a second after the carrier came: until then SYNs are lost.
+func waitLink(t testing.TB, n *netlink.Handle) {
+	t.Helper()
+	for end := time.Now().Add(waitTime); ; time.Sleep(2 * time.Millisecond) {
+		link, err := n.LinkByName("ks0")
+		if err != nil {
+			t.Fatalf("find veth: %v", err)
+		}
+		if link.Attrs().OperState == netlink.OperUp {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("veth is still %v after %v", link.Attrs().OperState, waitTime)
+		}
 	}
 }
 

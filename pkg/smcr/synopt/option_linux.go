@@ -92,14 +92,8 @@ func open(cfg Config) (*Option, error) {
 	defer dir.close()
 
 	// Kernels before 5.11 charge programs to RLIMIT_MEMLOCK; later ones are
-	// left alone by this.
-	if err := rlimit.RemoveMemlock(); err != nil {
-		return nil, &UnsupportedError{
-			What: "raise RLIMIT_MEMLOCK",
-			Need: "CAP_SYS_RESOURCE, an unlimited memlock limit, or Linux 5.11",
-			Err:  err,
-		}
-	}
+	// left alone by this. Whether it matters is seen when the program is loaded.
+	memlockErr := rlimit.RemoveMemlock()
 	spec, err := loadProgram()
 	if err != nil {
 		return nil, err
@@ -109,6 +103,9 @@ func open(cfg Config) (*Option, error) {
 	}
 	var objects programObjects
 	if err := spec.LoadAndAssign(&objects, nil); err != nil {
+		if memlockErr != nil {
+			err = fmt.Errorf("%w (and before: %w)", err, memlockErr)
+		}
 		return nil, loadError(err)
 	}
 	// The link keeps the program.
@@ -134,7 +131,7 @@ func loadError(err error) error {
 	case errors.Is(err, unix.ENOSYS):
 		e.Need = "a kernel with CONFIG_BPF_SYSCALL"
 	case errors.Is(err, unix.EPERM):
-		e.Need = "root, or CAP_BPF and CAP_NET_ADMIN, and a seccomp profile that allows bpf"
+		e.Need = "root, or CAP_BPF and CAP_NET_ADMIN (before Linux 5.11 CAP_SYS_ADMIN and CAP_SYS_RESOURCE), and a seccomp profile that allows bpf"
 	case errors.As(err, &verifier):
 		e.Need = "Linux 5.10 or later; on such a kernel please report this with the verifier's log"
 	default:
@@ -164,8 +161,8 @@ func (o *Option) ControlDial(network, address string, c syscall.RawConn) error {
 }
 
 // ControlListen makes a listener answer the option, and keep what its peers
-// sent for [Option.SYNOffered]. It is for [net.ListenConfig.Control]; the
-// ListenConfig must have had SetMultipathTCP(false).
+// sent for [Option.SYNOffered]. It is for [net.ListenConfig.Control], and
+// refuses Multipath TCP sockets: use SetMultipathTCP(false).
 func (o *Option) ControlListen(network, address string, c syscall.RawConn) error {
 	return control("offer SMC-R at", network, address, c, func(fd int) error {
 		if err := o.setMark(fd); err != nil {

@@ -24,13 +24,16 @@ import (
 	"github.com/smcr-io/kube-smcr/internal/testenv"
 )
 
-// cgroupEnv tells the test process again, started inside a cgroup by
-// [TestOpen_ownCgroup], what to do.
-const cgroupEnv = "KUBE_SMCR_SYNOPT_TEST_CGROUP"
+// childEnv tells this test program, when a test starts it again, what to do.
+const (
+	childEnv    = "KUBE_SMCR_SYNOPT_TEST_CHILD"
+	childCgroup = "cgroup"
+	childProbe  = "probe"
+)
 
 func TestMain(m *testing.M) {
-	if os.Getenv(cgroupEnv) != "" {
-		os.Exit(cgroupMain())
+	if role := os.Getenv(childEnv); role != "" {
+		os.Exit(childMain(role))
 	}
 	goleak.VerifyTestMain(m)
 }
@@ -78,6 +81,7 @@ func TestOption_handshakes(t *testing.T) {
 	needAll(t)
 	o := openOption(t, Config{})
 	other := &Option{mark: o.mark ^ 2} // marks sockets with what no program wants
+	client, server := newHosts(t)
 
 	tests := []struct {
 		name             string
@@ -99,9 +103,9 @@ func TestOption_handshakes(t *testing.T) {
 	for _, tt := range tests {
 		for _, v6 := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s/v6=%v", tt.name, v6), func(t *testing.T) {
-				client, server := newHosts(t)
 				if tt.syncookies {
 					server.sysctl(t, "ipv4/tcp_syncookies", "2") // for IPv6 as well
+					defer server.sysctl(t, "ipv4/tcp_syncookies", "1")
 				}
 				l := server.listen(t, tt.server, v6)
 				w := server.tap(t)
@@ -184,6 +188,7 @@ func TestOption_missesNothing(t *testing.T) {
 func TestOption_twoPrograms(t *testing.T) {
 	needAll(t)
 	first, second := openOption(t, Config{}), openOption(t, Config{})
+	client, server := newHosts(t)
 	for _, tt := range []struct {
 		name           string
 		client, server *Option
@@ -197,7 +202,6 @@ func TestOption_twoPrograms(t *testing.T) {
 		{name: "second to none", client: second},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			client, server := newHosts(t)
 			l := server.listen(t, tt.server, false)
 			w := server.tap(t)
 			c := client.dial(t, tt.client, l.Addr())
@@ -321,18 +325,45 @@ func TestOption_costsNothingLater(t *testing.T) {
 	}
 }
 
+// TestOption_ControlListen_multipathTCP: net tries Multipath TCP first, and
+// plain TCP when that is refused.
 func TestOption_ControlListen_multipathTCP(t *testing.T) {
 	needAll(t)
 	o := openOption(t, Config{})
-	lc := net.ListenConfig{Control: o.ControlListen}
+	var results []error
+	var lc net.ListenConfig
+	lc.Control = func(n, a string, c syscall.RawConn) error {
+		err := o.ControlListen(n, a, c)
+		results = append(results, err)
+		return err
+	}
 	lc.SetMultipathTCP(true)
 	l, err := lc.Listen(context.Background(), "tcp", "127.0.0.1:0")
-	if err == nil {
-		_ = l.Close()
-		t.Skip("this kernel makes no Multipath TCP listeners")
+	if err != nil {
+		t.Fatal(err)
 	}
-	if !errors.Is(err, unix.ENOPROTOOPT) || !strings.Contains(err.Error(), "SetMultipathTCP(false)") {
-		t.Errorf("Listen() = %v, want ENOPROTOOPT and what to do", err)
+	defer func() { _ = l.Close() }()
+	last := len(results) - 1
+	if results[last] != nil {
+		t.Errorf("ControlListen() of the plain socket = %v", results[last])
+	}
+	for _, err := range results[:last] { // none if the kernel has no Multipath TCP
+		if !errors.Is(err, unix.ENOPROTOOPT) || !strings.Contains(err.Error(), "SetMultipathTCP(false)") {
+			t.Errorf("ControlListen() of a Multipath TCP socket = %v, want ENOPROTOOPT and what to do", err)
+		}
+	}
+
+	d := net.Dialer{Control: o.ControlDial}
+	c, err := d.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = c.Close() }()
+	if got, err := o.PeerOffered(c.(*net.TCPConn)); err != nil || !got {
+		t.Errorf("PeerOffered() = %v, %v; want true", got, err)
+	}
+	if got, err := o.SYNOffered(accept(t, l.(*net.TCPListener))); err != nil || !got {
+		t.Errorf("SYNOffered() = %v, %v; want true", got, err)
 	}
 }
 
