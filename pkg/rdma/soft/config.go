@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package soft
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/rdma/rocev2"
+)
+
+// Config describes a device to open.
+type Config struct {
+	// Name is the device's name.
+	Name string
+	// Addr is the local address, which is also the device's only GID.
+	Addr netip.Addr
+	// Port is the UDP port of this device and of its peers; 0: 4791.
+	Port uint16
+	// MTU is the active path MTU; 0: the largest that fits the interface.
+	MTU rdma.MTU
+	// Wire carries the datagrams; nil: a UDP socket in the network namespace
+	// of the calling thread. The device closes it.
+	Wire Wire
+	// SocketBufferBytes is what the socket's buffers should hold in each
+	// direction; 0: 16 MiB. Without CAP_NET_ADMIN the system's limits apply.
+	SocketBufferBytes int
+	// NoSegmentation sends and receives every packet by itself, as on a
+	// kernel without UDP_SEGMENT and UDP_GRO.
+	NoSegmentation bool
+	// WindowPackets is the number of packets in flight of a queue pair;
+	// 0: rocev2.DefaultWindow.
+	WindowPackets int
+}
+
+// Validate reports all that is wrong with c.
+func (c Config) Validate() error {
+	var errs []error
+	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	if c.Name == "" {
+		bad("name is empty")
+	}
+	if !c.Addr.IsValid() || c.Addr.IsUnspecified() || c.Addr.IsMulticast() {
+		bad("address %v is not a unicast address", c.Addr)
+	}
+	if c.Addr.Is4In6() {
+		bad("address %v: write it as IPv4", c.Addr)
+	}
+	if c.MTU != 0 && !c.MTU.Valid() {
+		bad("path MTU code %d is not one of 1 to 5", uint8(c.MTU))
+	}
+	if c.SocketBufferBytes < 0 {
+		bad("socket buffer of %d bytes", c.SocketBufferBytes)
+	}
+	if c.WindowPackets < 0 || c.WindowPackets > rocev2.MaxWindow {
+		bad("window of %d packets is not in 0 to %d", c.WindowPackets, rocev2.MaxWindow)
+	}
+	return errors.Join(errs...)
+}
+
+func (c Config) withDefaults() Config {
+	if c.Port == 0 {
+		c.Port = rocev2.Port
+	}
+	if c.SocketBufferBytes == 0 {
+		c.SocketBufferBytes = defaultSocketBufferBytes
+	}
+	return c
+}

@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package soft
+
+import (
+	"fmt"
+	"sync"
+
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
+)
+
+// deviceContext is one user's open device.
+type deviceContext struct {
+	dev    *Device
+	events chan rdma.AsyncEvent
+	kick   chan struct{} // capacity 1: queue has something
+	done   chan struct{}
+	wg     sync.WaitGroup
+
+	eventMu sync.Mutex
+	queue   []rdma.AsyncEvent
+
+	mu     sync.Mutex // guards what follows and the sets of the PDs
+	pds    map[*pd]struct{}
+	cqs    map[*cq]struct{}
+	closed bool
+}
+
+var _ rdma.Context = (*deviceContext)(nil)
+
+func newContext(d *Device) *deviceContext {
+	return &deviceContext{
+		dev:    d,
+		events: make(chan rdma.AsyncEvent, 1),
+		kick:   make(chan struct{}, 1),
+		done:   make(chan struct{}),
+		pds:    make(map[*pd]struct{}),
+		cqs:    make(map[*cq]struct{}),
+	}
+}
+
+func (c *deviceContext) start() {
+	c.wg.Add(1)
+	go c.deliver()
+}
+
+// Device implements [rdma.Context].
+func (c *deviceContext) Device() rdma.Device { return c.dev }
+
+// Events implements [rdma.Context].
+func (c *deviceContext) Events() <-chan rdma.AsyncEvent { return c.events }
+
+// post queues an event for deliver. Queue pair events are kept, each kind
+// once for a queue pair; of port events the newest portEvents.
+func (c *deviceContext) post(e rdma.AsyncEvent) {
+	c.eventMu.Lock()
+	defer c.eventMu.Unlock()
+	port, oldest := 0, -1
+	for i, o := range c.queue {
+		if o.QPN != 0 || o.Kind == rdma.EventDeviceFatal {
+			if o.QPN == e.QPN && o.Kind == e.Kind {
+				return
+			}
+			continue
+		}
+		if port++; oldest < 0 {
+			oldest = i
+		}
+	}
+	if e.QPN == 0 && port >= portEvents {
+		c.queue = append(c.queue[:oldest], c.queue[oldest+1:]...)
+	}
+	c.queue = append(c.queue, e)
+	select {
+	case c.kick <- struct{}{}:
+	default:
+	}
+}
+
+// forget drops the waiting events of a queue pair that is closed.
+func (c *deviceContext) forget(n rdma.QPN) {
+	c.eventMu.Lock()
+	defer c.eventMu.Unlock()
+	kept := c.queue[:0]
+	for _, e := range c.queue {
+		if e.QPN != n {
+			kept = append(kept, e)
+		}
+	}
+	c.queue = kept
+}
+
+func (c *deviceContext) take() (rdma.AsyncEvent, bool) {
+	c.eventMu.Lock()
+	defer c.eventMu.Unlock()
+	if len(c.queue) == 0 {
+		return rdma.AsyncEvent{}, false
+	}
+	e := c.queue[0]
+	c.queue = append(c.queue[:0], c.queue[1:]...)
+	return e, true
+}
+
+// deliver moves events to the channel until Close.
+func (c *deviceContext) deliver() {
+	defer c.wg.Done()
+	defer close(c.events)
+	for {
+		e, ok := c.take()
+		if !ok {
+			select {
+			case <-c.kick:
+			case <-c.done:
+				return
+			}
+			continue
+		}
+		select {
+		case c.events <- e:
+		case <-c.done:
+			// Leave the reader what fits, the fatal event above all.
+			select {
+			case c.events <- e:
+			default:
+			}
+			return
+		}
+	}
+}
+
+// AllocPD implements [rdma.Context].
+func (c *deviceContext) AllocPD() (rdma.PD, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return nil, fmt.Errorf("allocate protection domain: %w", rdma.ErrClosed)
+	}
+	p := &pd{ctx: c, mrs: make(map[*mr]struct{}), qps: make(map[*qp]struct{})}
+	c.pds[p] = struct{}{}
+	return p, nil
+}
+
+// CreateCQ implements [rdma.Context].
+func (c *deviceContext) CreateCQ(depth int) (rdma.CQ, error) {
+	if depth <= 0 || depth > maxCQE {
+		return nil, fmt.Errorf("create completion queue of %d entries: %w", depth, rdma.ErrInvalid)
+	}
+	q := &cq{ctx: c, slots: make([]rdma.WC, ringSize(depth)), notify: make(chan struct{}, 1)}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return nil, fmt.Errorf("create completion queue: %w", rdma.ErrClosed)
+	}
+	c.cqs[q] = struct{}{}
+	return q, nil
+}
+
+// Close implements [rdma.Context].
+func (c *deviceContext) Close() error {
+	c.mu.Lock()
+	if c.closed {
+		c.mu.Unlock()
+		return nil
+	}
+	c.closed = true
+	var qps []*qp
+	var mrs []*mr
+	var pds []*pd
+	for p := range c.pds {
+		pds = append(pds, p)
+		for q := range p.qps {
+			qps = append(qps, q)
+		}
+		for m := range p.mrs {
+			mrs = append(mrs, m)
+		}
+	}
+	c.mu.Unlock()
+
+	var first error
+	keep := func(err error) {
+		if first == nil {
+			first = err
+		}
+	}
+	for _, q := range qps {
+		keep(q.Close())
+	}
+	for _, m := range mrs {
+		keep(m.Close())
+	}
+	for _, p := range pds {
+		keep(p.Close())
+	}
+	c.mu.Lock()
+	cqs := make([]*cq, 0, len(c.cqs))
+	for q := range c.cqs {
+		cqs = append(cqs, q)
+	}
+	c.mu.Unlock()
+	for _, q := range cqs {
+		keep(q.Close())
+	}
+	c.dev.mu.Lock()
+	delete(c.dev.contexts, c)
+	c.dev.mu.Unlock()
+	close(c.done)
+	c.wg.Wait()
+	return first
+}
+
+// pd is a protection domain. Its sets are guarded by the context's lock.
+type pd struct {
+	ctx    *deviceContext
+	mrs    map[*mr]struct{}
+	qps    map[*qp]struct{}
+	closed bool
+}
+
+var _ rdma.PD = (*pd)(nil)
+
+// Close implements [rdma.PD].
+func (p *pd) Close() error {
+	p.ctx.mu.Lock()
+	defer p.ctx.mu.Unlock()
+	if len(p.qps)+len(p.mrs) != 0 {
+		return fmt.Errorf("close protection domain with %d queue pairs and %d memory regions: %w",
+			len(p.qps), len(p.mrs), rdma.ErrBusy)
+	}
+	p.closed = true
+	delete(p.ctx.pds, p)
+	return nil
+}

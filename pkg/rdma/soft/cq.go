@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package soft
+
+import (
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/rdma/rocev2"
+)
+
+// cq is a completion queue: a ring with one consumer, which takes no lock,
+// and the owners of its queue pairs as producers, which lock each other out.
+type cq struct {
+	ctx    *deviceContext
+	slots  []rdma.WC
+	head   atomic.Uint32 // next to poll
+	tail   atomic.Uint32 // next to fill
+	armed  atomic.Uint32
+	over   atomic.Bool
+	closed atomic.Bool
+	notify chan struct{}
+	users  atomic.Int32 // queue pairs, one for each direction
+
+	mu sync.Mutex // orders the producers
+}
+
+const (
+	armNone uint32 = iota
+	armSolicited
+	armAny
+)
+
+var _ rdma.CQ = (*cq)(nil)
+
+// Poll implements [rdma.CQ].
+func (c *cq) Poll(dst []rdma.WC) (int, error) {
+	if c.closed.Load() {
+		return 0, fmt.Errorf("poll completion queue: %w", rdma.ErrClosed)
+	}
+	head := c.head.Load()
+	n := min(int(c.tail.Load()-head), len(dst))
+	if c.over.Load() {
+		return 0, rdma.ErrCQOverrun
+	}
+	if n == 0 {
+		return 0, nil
+	}
+	for k := range n {
+		dst[k] = c.slots[int(head+uint32(k))&(len(c.slots)-1)]
+	}
+	c.head.Store(head + uint32(n))
+	return n, nil
+}
+
+// Arm implements [rdma.CQ].
+func (c *cq) Arm(solicitedOnly bool) error {
+	if c.closed.Load() {
+		return fmt.Errorf("arm completion queue: %w", rdma.ErrClosed)
+	}
+	if !solicitedOnly {
+		c.armed.Store(armAny)
+	} else {
+		c.armed.CompareAndSwap(armNone, armSolicited) // any stays any
+	}
+	if c.over.Load() {
+		c.wake()
+	}
+	return nil
+}
+
+// Notify implements [rdma.CQ].
+func (c *cq) Notify() <-chan struct{} { return c.notify }
+
+// Close implements [rdma.CQ].
+func (c *cq) Close() error {
+	c.ctx.mu.Lock()
+	defer c.ctx.mu.Unlock()
+	if c.closed.Load() {
+		return nil
+	}
+	if n := c.users.Load(); n != 0 {
+		return fmt.Errorf("close completion queue with %d users: %w", n, rdma.ErrBusy)
+	}
+	c.closed.Store(true)
+	delete(c.ctx.cqs, c)
+	return nil
+}
+
+// push adds a completion; false means that the queue overran.
+//
+// The consumer arms and then polls once more; we publish and then look at
+// armed. Whatever the order, one of the two sees the other.
+func (c *cq) push(w *rocev2.Completion) bool {
+	c.mu.Lock()
+	tail := c.tail.Load()
+	if c.over.Load() || int(tail-c.head.Load()) == len(c.slots) {
+		c.over.Store(true)
+		c.mu.Unlock()
+		c.armed.Store(armNone)
+		c.wake()
+		return false
+	}
+	c.slots[int(tail)&(len(c.slots)-1)] = w.WC
+	c.tail.Store(tail + 1)
+	c.mu.Unlock()
+	if a := c.armed.Load(); a == armAny || a == armSolicited && w.Wake {
+		if c.armed.CompareAndSwap(a, armNone) || c.armed.CompareAndSwap(armAny, armNone) {
+			c.wake()
+		}
+	}
+	return true
+}
+
+func (c *cq) wake() {
+	select {
+	case c.notify <- struct{}{}:
+	default: // a token is there already
+	}
+}

@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package soft
+
+import (
+	cryptorand "crypto/rand"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/rdma/rocev2"
+)
+
+// Device is a software RDMA device.
+type Device struct {
+	cfg     Config
+	wire    Wire
+	watcher LinkWatcher // nil: always up
+	epoch   time.Time
+	stats   counters
+	done    chan struct{}
+	wg      sync.WaitGroup
+	batches chan *batch // free ones
+
+	link atomic.Pointer[LinkState]
+
+	qps table[qp]
+	mrs table[mr]
+
+	alarm atomic.Int64 // when the timer fires, since epoch; 0: it does not
+
+	timerMu sync.Mutex
+	timer   *time.Timer
+
+	mu       sync.Mutex // guards the changes of the tables and what follows
+	rng      *rand.Rand
+	contexts map[*deviceContext]struct{}
+	closed   bool
+}
+
+var _ rdma.Device = (*Device)(nil)
+
+// Open opens a device. Its socket belongs to the network namespace of the
+// calling thread.
+func Open(cfg Config) (*Device, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, fmt.Errorf("open soft device %q: %w: %w", cfg.Name, rdma.ErrInvalid, err)
+	}
+	cfg = cfg.withDefaults()
+	wire := cfg.Wire
+	if wire == nil {
+		u, err := openUDP(cfg)
+		if err != nil {
+			return nil, fmt.Errorf("open soft device %q: %w", cfg.Name, err)
+		}
+		wire = u
+	}
+	var seed [32]byte
+	_, _ = cryptorand.Read(seed[:]) // never fails
+	d := &Device{
+		cfg:      cfg,
+		wire:     wire,
+		epoch:    time.Now(),
+		done:     make(chan struct{}),
+		batches:  make(chan *batch, freeBatches),
+		timer:    time.NewTimer(time.Hour),
+		rng:      rand.New(rand.NewChaCha8(seed)),
+		contexts: make(map[*deviceContext]struct{}),
+	}
+	d.timer.Stop()
+	d.qps.init(maxQP)
+	d.mrs.init(maxMR)
+	d.watcher, _ = wire.(LinkWatcher)
+	state := LinkState{Up: true, MTUBytes: rocev2.MaxMTUBytes + packetOverhead}
+	if d.watcher != nil {
+		state = d.watcher.Link()
+	}
+	d.link.Store(&state)
+	d.wg.Add(2)
+	go d.receiveLoop()
+	go d.timerLoop()
+	return d, nil
+}
+
+// Close closes the device with all its contexts and waits for its goroutines.
+// Open contexts see EventDeviceFatal first.
+func (d *Device) Close() error {
+	d.mu.Lock()
+	if d.closed {
+		d.mu.Unlock()
+		return nil
+	}
+	d.closed = true
+	open := make([]*deviceContext, 0, len(d.contexts))
+	for c := range d.contexts {
+		open = append(open, c)
+	}
+	d.mu.Unlock()
+
+	for _, c := range open {
+		c.post(rdma.AsyncEvent{Kind: rdma.EventDeviceFatal, Err: rdma.ErrClosed})
+		_ = c.Close()
+	}
+	close(d.done)
+	err := d.wire.Close()
+	d.wg.Wait()
+	d.timer.Stop()
+	if err != nil {
+		return fmt.Errorf("close soft device %q: %w", d.cfg.Name, err)
+	}
+	return nil
+}
+
+// Name implements [rdma.Device].
+func (d *Device) Name() string { return d.cfg.Name }
+
+// Addr returns the address and port of the device.
+func (d *Device) Addr() netip.AddrPort { return netip.AddrPortFrom(d.cfg.Addr, d.cfg.Port) }
+
+// Attr implements [rdma.Device].
+func (d *Device) Attr() rdma.DeviceAttr {
+	return rdma.DeviceAttr{
+		Provider:     "soft",
+		MaxQP:        maxQP - 1,
+		MaxCQE:       maxCQE,
+		MaxMRBytes:   maxMRBytes,
+		MaxSGE:       rocev2.MaxSGE,
+		MaxSendWR:    rocev2.MaxQueue,
+		MaxRecvWR:    rocev2.MaxQueue,
+		MaxInline:    maxInline,
+		WriteWithImm: true,
+		RDMARead:     true,
+		GIDTypes:     []rdma.GIDType{rdma.GIDTypeRoCEv2},
+	}
+}
+
+// Port implements [rdma.Device].
+func (d *Device) Port() rdma.PortAttr {
+	l := d.link.Load()
+	a := rdma.PortAttr{State: rdma.PortDown, MaxMTU: rdma.MTU4096, ActiveMTU: d.cfg.MTU}
+	if l.Up {
+		a.State = rdma.PortActive
+	}
+	if a.ActiveMTU == 0 {
+		a.ActiveMTU = pathMTU(l.MTUBytes)
+	}
+	return a
+}
+
+// pathMTU returns the largest path MTU whose packets fit an interface MTU.
+func pathMTU(bytes int) rdma.MTU {
+	m := rdma.MTU4096
+	for m > rdma.MTU256 && m.Bytes()+packetOverhead > bytes {
+		m--
+	}
+	return m
+}
+
+// GIDs implements [rdma.Device].
+func (d *Device) GIDs() []rdma.GIDEntry {
+	l := d.link.Load()
+	return []rdma.GIDEntry{{
+		Index:  0,
+		GID:    rdma.GIDFromAddr(d.cfg.Addr),
+		Type:   rdma.GIDTypeRoCEv2,
+		MAC:    l.MAC,
+		NetDev: l.NetDev,
+	}}
+}
+
+// Open implements [rdma.Device].
+func (d *Device) Open() (rdma.Context, error) {
+	c := newContext(d)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return nil, fmt.Errorf("open context of %q: %w", d.cfg.Name, rdma.ErrClosed)
+	}
+	d.contexts[c] = struct{}{}
+	c.start()
+	return c, nil
+}
+
+// random32 is called with mu held.
+func (d *Device) random32() uint32 { return d.rng.Uint32() }
+
+func (d *Device) since(t time.Time) int64 { return int64(t.Sub(d.epoch)) }
+
+// schedule makes the timer fire at a time since the epoch, or earlier.
+func (d *Device) schedule(at int64) {
+	if a := d.alarm.Load(); a != 0 && a <= at {
+		return
+	}
+	d.timerMu.Lock()
+	defer d.timerMu.Unlock()
+	if a := d.alarm.Load(); a != 0 && a <= at {
+		return
+	}
+	d.alarm.Store(at)
+	d.timer.Reset(time.Duration(at) - time.Since(d.epoch))
+}
+
+// timerLoop serves the timeouts of all queue pairs and the link's changes.
+func (d *Device) timerLoop() {
+	defer d.wg.Done()
+	var changed <-chan struct{}
+	if d.watcher != nil {
+		changed = d.watcher.LinkChanged()
+	}
+	var all []*qp
+	for {
+		select {
+		case <-d.done:
+			return
+		case <-changed:
+			d.linkChanged()
+		case <-d.timer.C:
+			d.timerMu.Lock()
+			d.alarm.Store(0)
+			d.timerMu.Unlock()
+			all = d.qps.all(all[:0])
+			d.timeouts(all)
+			clear(all)
+		}
+	}
+}
+
+// timeouts serves what is due; the timer's alarm is off.
+func (d *Device) timeouts(all []*qp) {
+	now := time.Now()
+	limit, next := d.since(now), int64(0)
+	for _, q := range all {
+		at := q.deadline.Load()
+		if at != 0 && at <= limit {
+			q.own.lock()
+			if !q.dead {
+				q.m.HandleTimeout(now)
+				q.step(now)
+			}
+			q.unlock()
+			at = q.deadline.Load()
+		}
+		if at != 0 && (next == 0 || at < next) {
+			next = at
+		}
+	}
+	if next != 0 {
+		d.schedule(next)
+	}
+}
+
+func (d *Device) linkChanged() {
+	now, before := d.watcher.Link(), d.link.Load()
+	d.link.Store(&now)
+	if now.Up == before.Up {
+		return
+	}
+	kind := rdma.EventPortDown
+	if now.Up {
+		kind = rdma.EventPortActive
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for c := range d.contexts {
+		c.post(rdma.AsyncEvent{Kind: kind})
+	}
+}

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package soft
+
+import "github.com/smcr-io/kube-smcr/pkg/rdma/rocev2"
+
+const (
+	// maxQP bounds the queue pairs of a device. Queue pair numbers are an
+	// index of qpIndexBits and random bits above it, so that a late packet
+	// for a closed queue pair does not meet its successor.
+	maxQP       = 1 << qpIndexBits
+	qpIndexBits = 14
+
+	// maxMR bounds the memory regions of a device: keys are an index of
+	// mrIndexBits and random bits above it.
+	maxMR       = 1 << mrIndexBits
+	mrIndexBits = 16
+
+	// tableChunk is the number of slots that the QP and MR tables grow by.
+	tableChunk = 256
+
+	// maxMRBytes bounds one region. A length of a work request has 32 bits.
+	maxMRBytes = 1 << 32
+
+	// maxCQE bounds a completion queue: 64 bytes for each entry.
+	maxCQE = 1 << 20
+
+	// maxInline is what SendInline copies at posting: it holds the 44-byte
+	// SMC-R message and costs every send slot that much memory.
+	maxInline = 64
+
+	// txBatch is the number of packets that are made and sent together. With
+	// the smallest usual path MTU, 1024, that is one WRITE of 64 KiB.
+	txBatch = 64
+
+	// maxSegments and maxMessageBytes bound a UDP_SEGMENT send: the kernel
+	// takes 64 segments before 6.9 and at most 65507 bytes in all.
+	maxSegments     = 64
+	maxMessageBytes = 65000
+
+	// rxBatch is the number of datagram buffers of a device's receive call,
+	// of rxBufferBytes each, which is the most that UDP_GRO hands over.
+	rxBatch       = 16
+	rxBufferBytes = 1 << 16
+
+	// defaultSocketBufferBytes holds several windows of several queue pairs.
+	// The kernel counts about twice the bytes of small datagrams.
+	defaultSocketBufferBytes = 16 << 20
+
+	// portEvents bounds the port events that wait for a slow reader.
+	portEvents = 16
+
+	// packetOverhead is what IPv6, UDP, the longest headers and the ICRC add
+	// to a payload, rounded as verbs do when they derive a path MTU.
+	packetOverhead = 40 + 8 + rocev2.MaxHeaderLen + rocev2.ICRCLen
+
+	// flowCache is the number of peers whose ICRC state the receiver keeps
+	// at hand; more peers than that only cost time.
+	flowCache = 256
+)

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package soft
+
+import (
+	"fmt"
+	"os"
+	"sync/atomic"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
+)
+
+// mr is a memory region. All its fields but closed are constant while it is
+// in the table.
+type mr struct {
+	pd     *pd
+	index  int
+	mem    []byte
+	addr   uint64
+	lkey   rdma.LKey
+	rkey   rdma.RKey
+	access rdma.Access
+	closed atomic.Bool
+}
+
+var _ rdma.MR = (*mr)(nil)
+
+// mapArena maps n zeroed bytes of a memfd. The mapping keeps the memory after
+// the descriptor is closed.
+func mapArena(n int) ([]byte, error) {
+	fd, err := unix.MemfdCreate("kube-smcr-mr", unix.MFD_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("create memfd: %w", err)
+	}
+	defer func() { _ = unix.Close(fd) }()
+	if err := unix.Ftruncate(fd, int64(n)); err != nil {
+		return nil, fmt.Errorf("size memfd to %d bytes: %w", n, err)
+	}
+	b, err := unix.Mmap(fd, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return nil, fmt.Errorf("map %d bytes of a memfd: %w", n, err)
+	}
+	return b, nil
+}
+
+// AllocMR implements [rdma.PD].
+func (p *pd) AllocMR(sizeBytes int, access rdma.Access) (rdma.MR, error) {
+	if sizeBytes <= 0 || uint64(sizeBytes) > maxMRBytes {
+		return nil, fmt.Errorf("allocate memory region of %d bytes: %w", sizeBytes, rdma.ErrInvalid)
+	}
+	if access&^(rdma.LocalWrite|rdma.RemoteWrite|rdma.RemoteRead) != 0 ||
+		access&(rdma.RemoteWrite|rdma.LocalWrite) == rdma.RemoteWrite {
+		return nil, fmt.Errorf("allocate memory region with access %#x: %w", access, rdma.ErrInvalid)
+	}
+	page := os.Getpagesize()
+	mem, err := mapArena((sizeBytes + page - 1) / page * page)
+	if err != nil {
+		return nil, fmt.Errorf("allocate memory region: %w: %w", rdma.ErrNoResources, err)
+	}
+	m := &mr{pd: p, mem: mem, addr: uint64(uintptr(unsafe.Pointer(unsafe.SliceData(mem)))), access: access}
+	if err := p.addMR(m); err != nil {
+		_ = unix.Munmap(mem)
+		return nil, err
+	}
+	return m, nil
+}
+
+func (p *pd) addMR(m *mr) error {
+	c, d := p.ctx, p.ctx.dev
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if p.closed {
+		return fmt.Errorf("allocate memory region: protection domain: %w", rdma.ErrClosed)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	i, ok := d.mrs.free()
+	if !ok {
+		return fmt.Errorf("allocate memory region: %d exist: %w", maxMR-1, rdma.ErrNoResources)
+	}
+	m.index = i
+	m.lkey = rdma.LKey(uint32(i) | d.random32()<<mrIndexBits)
+	m.rkey = rdma.RKey(uint32(i) | d.random32()<<mrIndexBits)
+	d.mrs.set(i, m)
+	p.mrs[m] = struct{}{}
+	return nil
+}
+
+// Bytes implements [rdma.MR].
+func (m *mr) Bytes() []byte { return m.mem }
+
+// Addr implements [rdma.MR].
+func (m *mr) Addr() uint64 { return m.addr }
+
+// LKey implements [rdma.MR].
+func (m *mr) LKey() rdma.LKey { return m.lkey }
+
+// RKey implements [rdma.MR].
+func (m *mr) RKey() rdma.RKey { return m.rkey }
+
+// Close implements [rdma.MR].
+func (m *mr) Close() error {
+	if !m.closed.CompareAndSwap(false, true) {
+		return nil
+	}
+	p := m.pd
+	p.ctx.mu.Lock()
+	p.ctx.dev.mu.Lock()
+	p.ctx.dev.mrs.clear(m.index)
+	p.ctx.dev.mu.Unlock()
+	delete(p.mrs, m)
+	qps := make([]*qp, 0, len(p.qps))
+	for q := range p.qps {
+		qps = append(qps, q)
+	}
+	p.ctx.mu.Unlock()
+
+	// Nobody finds the region any more. Whoever found it before did so while
+	// it owned a queue pair of the domain; own each of them once. A queue
+	// pair made since then starts after the region was gone.
+	for _, q := range qps {
+		q.own.lock()
+		q.forgetMemory()
+		q.unlock()
+	}
+	if err := unix.Munmap(m.mem); err != nil {
+		return fmt.Errorf("unmap memory region: %w", err)
+	}
+	return nil
+}
+
+// span returns the n bytes at addr if the region holds them all.
+func (m *mr) span(addr uint64, n uint32) ([]byte, bool) {
+	off := addr - m.addr
+	if addr < m.addr || off > uint64(len(m.mem)) || uint64(n) > uint64(len(m.mem))-off {
+		return nil, false
+	}
+	return m.mem[off : off+uint64(n) : off+uint64(n)], true
+}
+
+// pdMemory is the memory of a protection domain as the machine sees it.
+type pdMemory struct{ pd *pd }
+
+// Local implements [rocev2.Memory].
+func (v pdMemory) Local(s rdma.SGE, write bool) ([]byte, rdma.Status) {
+	m := v.pd.ctx.dev.mrs.get(int(s.LKey & (maxMR - 1)))
+	if m == nil || m.pd != v.pd || m.lkey != s.LKey || write && m.access&rdma.LocalWrite == 0 {
+		return nil, rdma.StatusLocalProtect
+	}
+	b, ok := m.span(s.Addr, s.Length)
+	if !ok {
+		return nil, rdma.StatusLocalProtect
+	}
+	return b, rdma.StatusSuccess
+}
+
+// Remote implements [rocev2.Memory].
+func (v pdMemory) Remote(rkey rdma.RKey, addr uint64, n uint32, acc rdma.Access) ([]byte, bool) {
+	m := v.pd.ctx.dev.mrs.get(int(rkey & (maxMR - 1)))
+	if m == nil || m.pd != v.pd || m.rkey != rkey || m.access&acc != acc {
+		return nil, false
+	}
+	return m.span(addr, n)
+}

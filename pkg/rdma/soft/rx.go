@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package soft
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+	"time"
+
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/rdma/rocev2"
+)
+
+// stepBytes is how much a queue pair receives before it may answer: often
+// enough that the peer's window does not run dry, seldom enough that small
+// packets share an acknowledgement.
+const stepBytes = 32 << 10
+
+// receiver is the state of a device's receive goroutine.
+type receiver struct {
+	dev    *Device
+	now    time.Time
+	pkt    rocev2.Packet
+	q      *qp // owned
+	since  int // bytes since its last step
+	peer   netip.AddrPort
+	icrc   *rocev2.ICRC // of peer
+	flows  map[netip.AddrPort]*rocev2.ICRC
+	counts [numRxCounters]uint64
+}
+
+func (d *Device) receiveLoop() {
+	defer d.wg.Done()
+	r := &receiver{dev: d, flows: make(map[netip.AddrPort]*rocev2.ICRC)}
+	msgs := make([]Message, rxBatch)
+	for {
+		n, err := d.wire.Recv(msgs)
+		if err != nil {
+			select {
+			case <-d.done:
+				return
+			default:
+			}
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			d.stats.rxErrors.Add(1)
+			continue
+		}
+		r.now = time.Now()
+		for i := range n {
+			r.message(&msgs[i])
+		}
+		r.release()
+		for i, v := range r.counts {
+			if v != 0 {
+				d.stats.rx[i].Add(v)
+				r.counts[i] = 0
+			}
+		}
+	}
+}
+
+// message takes one message apart.
+func (r *receiver) message(m *Message) {
+	if m.Peer != r.peer || r.icrc == nil {
+		r.peer, r.icrc = m.Peer, r.flow(m.Peer)
+	}
+	b, size := m.Data, m.SegmentBytes
+	if size <= 0 {
+		size = len(b)
+	}
+	for i := uint16(0); len(b) > 0; i++ {
+		n := min(size, len(b))
+		r.packet(b[:n], i)
+		b = b[n:]
+	}
+}
+
+// flow returns the ICRC state of packets from a peer.
+func (r *receiver) flow(peer netip.AddrPort) *rocev2.ICRC {
+	if c := r.flows[peer]; c != nil {
+		return c
+	}
+	if len(r.flows) >= flowCache {
+		clear(r.flows)
+	}
+	local := r.dev.Addr()
+	if peer.Addr().Is4() != local.Addr().Is4() {
+		peer = local // never fits; a wire of ours does not do that
+	}
+	c := rocev2.NewICRC(rocev2.Flow{
+		Src: peer.Addr(), SrcPort: peer.Port(), Dst: local.Addr(), DstPort: local.Port(),
+	})
+	r.flows[peer] = &c
+	return &c
+}
+
+// packet handles one UDP payload, the i-th of its message.
+func (r *receiver) packet(b []byte, i uint16) {
+	r.counts[rxPackets]++
+	if !r.icrc.Check(b, i) {
+		r.counts[rxBadICRC]++
+		return
+	}
+	if err := r.pkt.Parse(b); err != nil {
+		r.counts[rxMalformed]++
+		return
+	}
+	n := r.pkt.BTH.DestQP
+	if r.q == nil || r.q.num != n {
+		r.release()
+		q := r.dev.qps.get(int(n & (maxQP - 1)))
+		if q == nil || q.num != n {
+			r.counts[rxUnknownQP]++
+			return
+		}
+		q.own.lock()
+		r.q, r.since = q, 0
+	}
+	if r.q.dead {
+		r.counts[rxUnknownQP]++
+		return
+	}
+	if r.peer.Addr() != r.q.peer.Addr() {
+		r.counts[rxWrongSource]++
+		return
+	}
+	r.q.m.HandlePacket(r.now, &r.pkt)
+	if r.since += len(b); r.since >= stepBytes {
+		r.since = 0
+		r.q.step(r.now)
+	}
+}
+
+// release lets the queue pair answer and gives it back.
+func (r *receiver) release() {
+	if q := r.q; q != nil {
+		r.q = nil
+		if !q.dead {
+			q.step(r.now)
+		}
+		q.unlock()
+	}
+}
+
+// QPStats returns the protocol counters of a queue pair of this device.
+func (d *Device) QPStats(n rdma.QPN) (rocev2.Stats, bool) {
+	q := d.qps.get(int(n & (maxQP - 1)))
+	if q == nil || q.num != n {
+		return rocev2.Stats{}, false
+	}
+	q.own.lock()
+	defer q.unlock()
+	return q.m.Stats(), true
+}

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package soft
+
+import "sync/atomic"
+
+const (
+	rxPackets = iota
+	rxBadICRC
+	rxMalformed
+	rxUnknownQP
+	rxWrongSource
+	numRxCounters
+)
+
+type counters struct {
+	rx                           [numRxCounters]atomic.Uint64
+	rxErrors                     atomic.Uint64
+	txPackets, txWaits, txErrors atomic.Uint64
+}
+
+// Stats counts what happened to a device's packets. Those of the protocol are
+// in [Device.QPStats].
+type Stats struct {
+	RxPackets     uint64
+	RxBadICRC     uint64 // dropped: damaged on the way
+	RxMalformed   uint64 // dropped: no RC packet
+	RxUnknownQP   uint64 // dropped: late, or not for us
+	RxWrongSource uint64 // dropped: not from the queue pair's peer
+	RxErrors      uint64 // receive calls that failed
+	TxPackets     uint64
+	TxWaits       uint64 // the wire was full
+	TxErrors      uint64 // messages that the wire refused
+}
+
+// Stats returns the counters now.
+func (d *Device) Stats() Stats {
+	s := &d.stats
+	return Stats{
+		RxPackets:     s.rx[rxPackets].Load(),
+		RxBadICRC:     s.rx[rxBadICRC].Load(),
+		RxMalformed:   s.rx[rxMalformed].Load(),
+		RxUnknownQP:   s.rx[rxUnknownQP].Load(),
+		RxWrongSource: s.rx[rxWrongSource].Load(),
+		RxErrors:      s.rxErrors.Load(),
+		TxPackets:     s.txPackets.Load(),
+		TxWaits:       s.txWaits.Load(),
+		TxErrors:      s.txErrors.Load(),
+	}
+}

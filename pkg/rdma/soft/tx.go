@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package soft
+
+import (
+	"encoding/binary"
+	"errors"
+	"net"
+	"time"
+
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/rdma/rocev2"
+)
+
+const (
+	// sendRetry is when a queue pair tries again after the wire was full.
+	sendRetry = 500 * time.Microsecond
+
+	// freeBatches is the number of idle batches that a device keeps. More
+	// goroutines than that rarely transmit at once.
+	freeBatches = 8
+
+	// trailerBytes is the room for pad and ICRC.
+	trailerBytes = 3 + rocev2.ICRCLen
+)
+
+// batch is the packets of one queue pair on their way to the wire.
+type batch struct {
+	pkts    [txBatch]rocev2.TxPacket
+	msgs    [txBatch]Message
+	bufs    [txBatch * (rocev2.MaxSGE + 2)][]byte
+	scratch [txBatch * (rocev2.MaxHeaderLen + trailerBytes)]byte
+	made    int // messages
+	sent    int
+}
+
+func (d *Device) getBatch() *batch {
+	select {
+	case b := <-d.batches:
+		return b
+	default:
+		return new(batch)
+	}
+}
+
+func (d *Device) putBatch(b *batch) {
+	select {
+	case d.batches <- b:
+	default:
+	}
+}
+
+// run returns how many of pkts make one message: all of one size, but the
+// last may be shorter.
+func run(pkts []rocev2.TxPacket, most int) int {
+	size := pkts[0].UDPLen()
+	n, total := 1, size
+	for n < len(pkts) && n < most {
+		s := pkts[n].UDPLen()
+		if s > size || total+s > maxMessageBytes {
+			break
+		}
+		n, total = n+1, total+s
+		if s < size {
+			break
+		}
+	}
+	return n
+}
+
+// build makes messages of the first n packets. A packet's trailer and the
+// next one's header lie together in scratch, so that a packet costs two
+// pieces.
+//
+// The ICRC covers the IPv4 identification: 0 for a packet by itself, and i
+// for packet i of a segmented send.
+func (b *batch) build(n, segments int, q *qp) {
+	s, bufs := b.scratch[:0], b.bufs[:0]
+	b.made, b.sent = 0, 0
+	for i := 0; i < n; {
+		count := run(b.pkts[i:n], segments)
+		first, open := len(bufs), len(s)
+		for k := range count {
+			p := &b.pkts[i+k]
+			crc := q.txICRC.SumTx(uint16(k), p)
+			s = append(s, p.Hdr[:p.HdrLen]...)
+			if p.PayloadLen > 0 {
+				bufs = append(bufs, s[open:len(s):len(s)])
+				open = len(s)
+				bufs = append(bufs, p.Payload[:p.Segs]...)
+			}
+			s = append(s, "\x00\x00\x00"[:p.Pad]...)
+			s = binary.LittleEndian.AppendUint32(s, crc)
+		}
+		bufs = append(bufs, s[open:len(s):len(s)])
+		m := &b.msgs[b.made]
+		b.made++
+		m.Peer = q.peer
+		m.Bufs = bufs[first:len(bufs):len(bufs)]
+		m.SegmentBytes = 0
+		if count > 1 {
+			m.SegmentBytes = b.pkts[i].UDPLen()
+		}
+		i += count
+	}
+}
+
+// transmit sends what the machine has to send. The caller owns q.
+func (q *qp) transmit(now time.Time) {
+	b := q.unsent
+	q.unsent = nil
+	if b == nil {
+		b = q.dev.getBatch()
+	} else if !q.dev.send(b) {
+		q.unsent = b
+		return
+	}
+	for {
+		n := q.m.PollTx(now, b.pkts[:])
+		if n == 0 {
+			break
+		}
+		b.build(n, q.dev.wire.MaxSegments(), q)
+		q.dev.stats.txPackets.Add(uint64(n))
+		if !q.dev.send(b) {
+			q.unsent = b
+			return
+		}
+	}
+	q.dev.putBatch(b)
+}
+
+// send gives a batch to the wire. False means that some of it has to wait.
+func (d *Device) send(b *batch) bool {
+	for b.sent < b.made {
+		n, err := d.wire.Send(b.msgs[b.sent:b.made])
+		b.sent += n
+		switch {
+		case err == nil:
+		case errors.Is(err, ErrWouldBlock):
+			d.stats.txWaits.Add(1)
+			return false
+		case errors.Is(err, net.ErrClosed):
+			b.sent = b.made
+		default:
+			// No route, a neighbour that does not answer, a packet above the
+			// path's MTU: as if it was lost on the way.
+			d.stats.txErrors.Add(1)
+			b.sent++
+		}
+	}
+	return true
+}
+
+// dropUnsent forgets what waits for the wire, as if it was lost.
+func (q *qp) dropUnsent() {
+	if q.unsent != nil {
+		q.dev.putBatch(q.unsent)
+		q.unsent = nil
+	}
+}
+
+func isQueueFull(err error) bool { return errors.Is(err, rdma.ErrQueueFull) }

@@ -1,0 +1,345 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package soft
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"sync/atomic"
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// mmsghdr is struct mmsghdr of sendmmsg(2).
+type mmsghdr struct {
+	hdr unix.Msghdr
+	n   uint32
+	_   [4]byte
+}
+
+// cmsgRoom is the room for one control message of a 4-byte value.
+const cmsgRoom = 24
+
+// udpWire is a UDP socket.
+type udpWire struct {
+	conn     *net.UDPConn
+	raw      syscall.RawConn
+	link     *linkWatch
+	scope    uint32 // of link-local addresses
+	v6       bool
+	segments atomic.Int32
+	senders  chan *udpSender // free ones
+
+	// owned by the receiver
+	rxRing []byte // rxBatch buffers outside the Go heap
+	rxHdr  [rxBatch]mmsghdr
+	rxIov  [rxBatch]unix.Iovec
+	rxName [rxBatch]unix.RawSockaddrInet6 // also holds an IPv4 one
+	rxCtl  [rxBatch][cmsgRoom]byte
+	rxN    int
+	rxErr  error
+	rxFn   func(fd uintptr) bool
+}
+
+var (
+	_ Wire        = (*udpWire)(nil)
+	_ LinkWatcher = (*udpWire)(nil)
+)
+
+// openUDP opens the socket and the link watch in the current namespace.
+func openUDP(cfg Config) (_ *udpWire, err error) {
+	network := "udp4"
+	if cfg.Addr.Is6() {
+		network = "udp6"
+	}
+	link, err := watchLink(cfg.Addr)
+	if err != nil {
+		return nil, fmt.Errorf("watch the link of %v: %w", cfg.Addr, err)
+	}
+	defer func() {
+		if err != nil {
+			_ = link.close()
+		}
+	}()
+	local := netip.AddrPortFrom(cfg.Addr, cfg.Port)
+	conn, err := net.ListenUDP(network, net.UDPAddrFromAddrPort(local))
+	if err != nil {
+		return nil, fmt.Errorf("bind the RoCEv2 socket (is another RDMA device or rxe using %v?): %w", local, err)
+	}
+	w := &udpWire{conn: conn, link: link, v6: cfg.Addr.Is6(), scope: uint32(link.index()), senders: make(chan *udpSender, freeBatches)}
+	defer func() {
+		if err != nil {
+			_ = conn.Close()
+		}
+	}()
+	if w.raw, err = conn.SyscallConn(); err != nil {
+		return nil, fmt.Errorf("get the socket: %w", err)
+	}
+	var optErr error
+	if err := w.raw.Control(func(fd uintptr) { optErr = w.options(int(fd), cfg) }); err != nil {
+		return nil, fmt.Errorf("set socket options: %w", err)
+	}
+	if optErr != nil {
+		return nil, optErr
+	}
+	w.rxRing, err = unix.Mmap(-1, 0, rxBatch*rxBufferBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		return nil, fmt.Errorf("map receive buffers: %w", err)
+	}
+	w.rxFn = w.recvmmsg
+	link.start()
+	return w, nil
+}
+
+// options sets up the socket. Packets are never fragmented: with DF an
+// unconnected socket also sends the identification 0 that the ICRC expects.
+func (w *udpWire) options(fd int, cfg Config) error {
+	level, opt, val := unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DO
+	if w.v6 {
+		level, opt, val = unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_DO
+	}
+	if err := unix.SetsockoptInt(fd, level, opt, val); err != nil {
+		return fmt.Errorf("forbid fragmentation: %w", err)
+	}
+	for _, o := range []struct{ force, plain int }{
+		{unix.SO_RCVBUFFORCE, unix.SO_RCVBUF}, {unix.SO_SNDBUFFORCE, unix.SO_SNDBUF},
+	} {
+		if unix.SetsockoptInt(fd, unix.SOL_SOCKET, o.force, cfg.SocketBufferBytes) == nil {
+			continue
+		}
+		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, o.plain, cfg.SocketBufferBytes); err != nil {
+			return fmt.Errorf("set socket buffers: %w", err)
+		}
+	}
+	w.segments.Store(1)
+	if cfg.NoSegmentation {
+		return nil
+	}
+	// Kernels without the option refuse to set even 0, which means off.
+	if unix.SetsockoptInt(fd, unix.SOL_UDP, unix.UDP_SEGMENT, 0) == nil {
+		w.segments.Store(maxSegments)
+	}
+	// Without UDP_GRO packets come one by one: slower, nothing else.
+	_ = unix.SetsockoptInt(fd, unix.SOL_UDP, unix.UDP_GRO, 1)
+	return nil
+}
+
+// MaxSegments implements [Wire].
+func (w *udpWire) MaxSegments() int { return int(w.segments.Load()) }
+
+// Link implements [LinkWatcher].
+func (w *udpWire) Link() LinkState { return w.link.get() }
+
+// LinkChanged implements [LinkWatcher].
+func (w *udpWire) LinkChanged() <-chan struct{} { return w.link.changed }
+
+// Close implements [Wire].
+func (w *udpWire) Close() error {
+	err := errors.Join(w.conn.Close(), w.link.close())
+	// The receiver is in Recv or about to find the socket closed: the read
+	// lock of the connection makes sure that it is out.
+	return err
+}
+
+// release unmaps the receive buffers; nobody is in Recv any more.
+func (w *udpWire) release() {
+	if w.rxRing != nil {
+		_ = unix.Munmap(w.rxRing)
+		w.rxRing = nil
+	}
+}
+
+// Recv implements [Wire].
+func (w *udpWire) Recv(msgs []Message) (int, error) {
+	n := min(len(msgs), rxBatch)
+	for i := range n {
+		h := &w.rxHdr[i].hdr
+		w.rxIov[i].Base = &w.rxRing[i*rxBufferBytes]
+		w.rxIov[i].SetLen(rxBufferBytes)
+		h.Name = (*byte)(unsafe.Pointer(&w.rxName[i]))
+		h.Namelen = unix.SizeofSockaddrInet6
+		h.Iov = &w.rxIov[i]
+		h.SetIovlen(1)
+		h.Control = &w.rxCtl[i][0]
+		h.SetControllen(cmsgRoom)
+	}
+	w.rxN = n
+	if err := w.raw.Read(w.rxFn); err != nil {
+		w.release()
+		return 0, fmt.Errorf("receive: %w", err)
+	}
+	if w.rxErr != nil {
+		return 0, fmt.Errorf("receive: %w", w.rxErr)
+	}
+	for i := range w.rxN {
+		m := &msgs[i]
+		off := i * rxBufferBytes
+		m.Data = w.rxRing[off : off+int(w.rxHdr[i].n)]
+		m.Peer = w.source(&w.rxName[i])
+		m.SegmentBytes = segmentSize(w.rxCtl[i][:w.rxHdr[i].hdr.Controllen])
+	}
+	return w.rxN, nil
+}
+
+// recvmmsg is called by the network poller's loop.
+func (w *udpWire) recvmmsg(fd uintptr) bool {
+	for {
+		n, _, errno := unix.Syscall6(unix.SYS_RECVMMSG, fd, uintptr(unsafe.Pointer(&w.rxHdr[0])), uintptr(w.rxN), unix.MSG_DONTWAIT, 0, 0)
+		switch errno {
+		case 0:
+			w.rxN, w.rxErr = int(n), nil
+			return true
+		case unix.EINTR:
+			continue
+		case unix.EAGAIN:
+			return false
+		default:
+			w.rxN, w.rxErr = 0, os.NewSyscallError("recvmmsg", errno)
+			return true
+		}
+	}
+}
+
+// source returns the sender's address.
+func (w *udpWire) source(n *unix.RawSockaddrInet6) netip.AddrPort {
+	if w.v6 {
+		return netip.AddrPortFrom(netip.AddrFrom16(n.Addr), swap16(n.Port))
+	}
+	n4 := (*unix.RawSockaddrInet4)(unsafe.Pointer(n))
+	return netip.AddrPortFrom(netip.AddrFrom4(n4.Addr), swap16(n4.Port))
+}
+
+// swap16 turns a port in network order, read as native, into its number.
+func swap16(p uint16) uint16 {
+	var b [2]byte
+	binary.NativeEndian.PutUint16(b[:], p)
+	return binary.BigEndian.Uint16(b[:])
+}
+
+// segmentSize finds the UDP_GRO value among control messages; 0 if none.
+func segmentSize(ctl []byte) int {
+	const hdr = unix.SizeofCmsghdr
+	if len(ctl) < hdr+4 {
+		return 0
+	}
+	c := (*unix.Cmsghdr)(unsafe.Pointer(unsafe.SliceData(ctl)))
+	if c.Level != unix.SOL_UDP || c.Type != unix.UDP_GRO {
+		return 0
+	}
+	return int(int32(binary.NativeEndian.Uint32(ctl[hdr:])))
+}
+
+// udpSender is the system call's view of messages.
+type udpSender struct {
+	w    *udpWire
+	hdr  [txBatch]mmsghdr
+	iov  [len(batch{}.bufs)]unix.Iovec
+	name [txBatch]unix.RawSockaddrInet6
+	ctl  [txBatch][cmsgRoom]byte
+	n    int
+	fn   func(fd uintptr)
+
+	sent int
+	err  error
+}
+
+// Send implements [Wire].
+func (w *udpWire) Send(msgs []Message) (int, error) {
+	var s *udpSender
+	select {
+	case s = <-w.senders:
+	default:
+		s = &udpSender{w: w}
+		s.fn = s.sendmmsg
+	}
+	s.fill(msgs)
+	// Control, not Write: Write would make senders wait for each other.
+	err := w.raw.Control(s.fn)
+	sent := s.sent
+	if err == nil {
+		err = s.err
+	}
+	s.err = nil
+	select {
+	case w.senders <- s:
+	default:
+	}
+	switch {
+	case err == nil:
+		return sent, nil
+	case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.ENOBUFS), errors.Is(err, unix.ENOMEM):
+		return sent, ErrWouldBlock
+	case errors.Is(err, unix.EIO) && msgs[sent].SegmentBytes != 0:
+		// The route leads to an interface that cannot checksum segments.
+		w.segments.Store(1)
+	}
+	return sent, err
+}
+
+func (s *udpSender) fill(msgs []Message) {
+	s.n = min(len(msgs), txBatch)
+	iovs := 0
+	for i := range s.n {
+		m := &msgs[i]
+		if iovs+len(m.Bufs) > len(s.iov) {
+			s.n = i
+			break
+		}
+		h := &s.hdr[i].hdr
+		first := iovs
+		for _, b := range m.Bufs {
+			s.iov[iovs].Base = unsafe.SliceData(b)
+			s.iov[iovs].SetLen(len(b))
+			iovs++
+		}
+		h.Iov = &s.iov[first]
+		h.SetIovlen(iovs - first)
+		h.Name = (*byte)(unsafe.Pointer(&s.name[i]))
+		h.Namelen = s.w.sockaddr(&s.name[i], m.Peer)
+		h.Control = nil
+		h.SetControllen(0)
+		if m.SegmentBytes != 0 {
+			h.Control = &s.ctl[i][0]
+			h.SetControllen(cmsgRoom)
+			c := (*unix.Cmsghdr)(unsafe.Pointer(&s.ctl[i][0]))
+			c.Level, c.Type = unix.SOL_UDP, unix.UDP_SEGMENT
+			c.SetLen(unix.CmsgLen(2))
+			binary.NativeEndian.PutUint16(s.ctl[i][unix.SizeofCmsghdr:], uint16(m.SegmentBytes))
+		}
+	}
+}
+
+// sockaddr writes the address and returns its length.
+func (w *udpWire) sockaddr(n *unix.RawSockaddrInet6, to netip.AddrPort) uint32 {
+	if w.v6 {
+		*n = unix.RawSockaddrInet6{Family: unix.AF_INET6, Port: swap16(to.Port()), Addr: to.Addr().As16()}
+		if to.Addr().IsLinkLocalUnicast() {
+			n.Scope_id = w.scope
+		}
+		return unix.SizeofSockaddrInet6
+	}
+	n4 := (*unix.RawSockaddrInet4)(unsafe.Pointer(n))
+	*n4 = unix.RawSockaddrInet4{Family: unix.AF_INET, Port: swap16(to.Port()), Addr: to.Addr().As4()}
+	return unix.SizeofSockaddrInet4
+}
+
+func (s *udpSender) sendmmsg(fd uintptr) {
+	s.sent, s.err = 0, nil
+	for s.sent < s.n {
+		n, _, errno := unix.Syscall6(unix.SYS_SENDMMSG, fd, uintptr(unsafe.Pointer(&s.hdr[s.sent])), uintptr(s.n-s.sent), unix.MSG_DONTWAIT, 0, 0)
+		switch errno {
+		case 0:
+			s.sent += int(n)
+		case unix.EINTR:
+		default:
+			s.err = errno
+			return
+		}
+	}
+}

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package soft
+
+import (
+	"errors"
+	"net/netip"
+
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
+)
+
+// ErrWouldBlock says that a wire cannot take more now. The device tries the
+// rest again soon.
+var ErrWouldBlock = errors.New("soft: the wire takes no more now")
+
+// Wire moves datagrams for a device. Send may be called by several goroutines
+// at once, Recv by one.
+type Wire interface {
+	// Send sends messages in order and returns how many were taken. With an
+	// error other than ErrWouldBlock, msgs[n] is the message that could not
+	// be sent: it is lost, and the rest may still go.
+	Send(msgs []Message) (n int, err error)
+	// Recv waits for datagrams and fills msgs from the start. Their data is
+	// valid until the next call. After Close it returns an error.
+	Recv(msgs []Message) (n int, err error)
+	// MaxSegments is the largest number of datagrams in a message to send.
+	MaxSegments() int
+	// Close ends Recv.
+	Close() error
+}
+
+// Message is one datagram, or a run of datagrams to or from one peer that all
+// have SegmentBytes but the last, which may be shorter.
+type Message struct {
+	Peer         netip.AddrPort
+	SegmentBytes int      // 0: one datagram
+	Bufs         [][]byte // to send: gathered
+	Data         []byte   // received
+}
+
+// LinkWatcher is a [Wire] that knows the state of its link. Without it a
+// device's port is always active.
+type LinkWatcher interface {
+	Link() LinkState
+	// LinkChanged has a token after Link changed.
+	LinkChanged() <-chan struct{}
+}
+
+// LinkState is the state of the interface and address under a wire.
+type LinkState struct {
+	Up       bool // the address is there and the interface has a carrier
+	MTUBytes int
+	NetDev   string
+	MAC      rdma.MAC
+}
