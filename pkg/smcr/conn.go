@@ -141,6 +141,7 @@ func (c *Conn) release() {
 		return
 	}
 	delete(s.conns, c)
+	defer s.checkEmpty()
 	s.stats.BytesSentSMCR += c.produced.Load()
 	s.stats.BytesRecvSMCR += c.consumed.Load()
 	info := c.infoLocked()

@@ -323,6 +323,9 @@ func declineReason(err error) (_ clc.Reason, outOfSync bool) {
 
 // admit makes the connection's shell in a group; the caller holds the turn.
 func (r *rendezvous) admit(g *group) error {
+	if r.s.closed {
+		return errStackClosed
+	}
 	if len(r.s.conns) >= r.s.cfg.MaxConns {
 		return errMaxConns
 	}
@@ -455,9 +458,6 @@ func (r *rendezvous) joinGroup(ctx context.Context) error {
 // admitTo puts the connection into a group, a new one if g is nil; the caller
 // holds the turn.
 func (r *rendezvous) admitTo(g *group) error {
-	if r.s.closed {
-		return errStackClosed
-	}
 	if g == nil {
 		var err error
 		role := linkgroup.Server

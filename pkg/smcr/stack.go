@@ -40,6 +40,7 @@ type Stack struct {
 	byQPN  map[rdma.QPN]*group
 	conns  map[*Conn]struct{}
 	closed bool
+	empty  chan struct{} // closed when the stack is closed and has no connections
 	wcs    []rdma.WC
 	outs   []linkgroup.Output
 	stats  Stats
@@ -82,6 +83,7 @@ func NewStack(cfg Config) (*Stack, error) {
 		conns:   map[*Conn]struct{}{},
 		wcs:     make([]rdma.WC, 64),
 		wake:    make(chan struct{}, 1),
+		empty:   make(chan struct{}),
 	}
 	s.peerID = newPeerID(s.rand)
 	if s.dev, err = cfg.Device.Open(); err != nil {
@@ -129,16 +131,18 @@ func pickGID(d rdma.Device) (rdma.GIDEntry, error) {
 // PeerID returns the ID under which peers know this stack.
 func (s *Stack) PeerID() clc.PeerID { return s.peerID }
 
-// Close resets what is left, waits for the stack's goroutines and frees its
-// memory.
+// Close resets what is left, waits for the stack's goroutines and for calls
+// under way on its connections, and frees its memory.
 func (s *Stack) Close() error {
 	s.lock()
 	if s.closed {
 		s.unlock()
+		<-s.empty
 		s.wg.Wait()
 		return nil
 	}
 	s.closed = true
+	s.checkEmpty()
 	now := time.Now()
 	for c := range s.conns {
 		c.lc.Abort(now)
@@ -160,11 +164,20 @@ func (s *Stack) Close() error {
 	for _, c := range open {
 		_ = c.Close() // it was reset above; this frees its memory
 	}
+	<-s.empty
 	s.wg.Wait()
 	s.lock()
 	defer s.unlock()
 	s.mem.close()
 	return s.dev.Close()
+}
+
+// checkEmpty tells Close that the last connection is gone; the caller holds
+// the turn.
+func (s *Stack) checkEmpty() {
+	if s.closed && len(s.conns) == 0 {
+		close(s.empty)
+	}
 }
 
 // lock takes the turn, waiting for it; unlock gives it up and sees to what
