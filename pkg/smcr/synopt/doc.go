@@ -11,8 +11,7 @@
 // the cgroup of the process that made it, in whatever network namespace it is:
 // one program covers the sockets that a node agent opens inside all pods, and
 // touches no socket of the pods themselves. Within the cgroup it acts on
-// sockets with one SO_MARK only. The example
-// shows both sides.
+// sockets with one SO_MARK only. The example shows both sides.
 //
 // # Who owns what
 //

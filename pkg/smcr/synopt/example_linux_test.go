@@ -8,9 +8,18 @@ import (
 	"fmt"
 	"log"
 	"net"
+	"testing"
 
+	"github.com/smcr-io/kube-smcr/internal/testenv"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/synopt"
 )
+
+// TestExample runs the example where it can work: an example itself cannot be
+// skipped.
+func TestExample(t *testing.T) {
+	testenv.Need(t, testenv.Root, testenv.NetAdmin, testenv.BPF)
+	Example()
+}
 
 // A client and a server of one process, both with the option.
 func Example() {

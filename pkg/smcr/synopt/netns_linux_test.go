@@ -156,7 +156,9 @@ func (h *host) up(t testing.TB, n *netlink.Handle) {
 // may do up to a second after the carrier came: until then SYNs are lost.
 func waitLink(t testing.TB, n *netlink.Handle) {
 	t.Helper()
-	for end := time.Now().Add(waitTime); ; time.Sleep(2 * time.Millisecond) {
+	tick := time.NewTicker(2 * time.Millisecond)
+	defer tick.Stop()
+	for end := time.Now().Add(waitTime); ; <-tick.C {
 		link, err := n.LinkByName("ks0")
 		if err != nil {
 			t.Fatalf("find veth: %v", err)

@@ -7,12 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"net"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 
@@ -44,8 +44,11 @@ func needAll(t testing.TB) {
 	testenv.Need(t, testenv.Root, testenv.NetAdmin, testenv.BPF)
 }
 
-// newMark returns a mark that no other test uses now.
-func newMark() uint32 { return rand.Uint32() | 1 }
+// marks counts what newMark returned.
+var marks atomic.Uint32
+
+// newMark returns a mark that no other test uses, of this process or another.
+func newMark() uint32 { return uint32(os.Getpid())<<8 | marks.Add(1)&0xff }
 
 func openOption(t testing.TB, cfg Config) *Option {
 	t.Helper()
@@ -80,7 +83,7 @@ func exchange(t testing.TB, a, b net.Conn) {
 func TestOption_handshakes(t *testing.T) {
 	needAll(t)
 	o := openOption(t, Config{})
-	other := &Option{mark: o.mark ^ 2} // marks sockets with what no program wants
+	other := &Option{mark: o.mark ^ 1<<7} // marks sockets with what no program wants
 	client, server := newHosts(t)
 
 	tests := []struct {
@@ -156,7 +159,7 @@ func TestOption_missesNothing(t *testing.T) {
 			offered, err := o.SYNOffered(c)
 			_ = c.Close()
 			if err != nil || !offered {
-				served <- fmt.Errorf("accept %d: SYNOffered() = %v, %v", i, offered, err)
+				served <- fmt.Errorf("accept %d: SYNOffered() = %v, %w", i, offered, err)
 				return
 			}
 		}
@@ -173,7 +176,7 @@ func TestOption_missesNothing(t *testing.T) {
 			offered, err := o.PeerOffered(c.(*net.TCPConn))
 			_ = c.Close()
 			if err != nil || !offered {
-				return fmt.Errorf("connect %d: PeerOffered() = %v, %v", i, offered, err)
+				return fmt.Errorf("connect %d: PeerOffered() = %v, %w", i, offered, err)
 			}
 		}
 		return nil
@@ -517,8 +520,9 @@ func newCgroup(t testing.TB) string {
 		t.Fatal(err)
 	}
 	t.Cleanup(own.close)
-	dir := filepath.Join(own.path, fmt.Sprintf("ks-synopt-%d-%d", os.Getpid(), rand.Uint32()))
-	if err := os.Mkdir(dir, 0o755); err != nil {
+	//nolint:usetesting // a cgroup must be below this process's own
+	dir, err := os.MkdirTemp(own.path, "ks-synopt-")
+	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
