@@ -89,6 +89,10 @@ demo: deps ## Carry nginx, redis and iperf3 between two pods over SMC-R and show
 lint: ## Run golangci-lint, the import rules included.
 	$(GOTOOL) golangci-lint run $(ARGS)
 
+.PHONY: fmt
+fmt: ## Format the code as lint wants it (gofumpt, goimports).
+	$(GOTOOL) golangci-lint fmt
+
 .PHONY: verify
 verify: ## Check modules, formatting, and that generated files are up to date.
 	@hack/verify.sh

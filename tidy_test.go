@@ -1,0 +1,392 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package tidy_test holds the rules of the repository that a compiler and a
+// linter do not check. A new rule goes here when it was broken once.
+package tidy_test
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const (
+	module = "github.com/smcr-io/kube-smcr"
+
+	// maxLines is what a reader still takes in as one thing.
+	maxLines = 800
+
+	spdx = "SPDX-License-Identifier: Apache-2.0"
+)
+
+// pure are the packages without sockets, clock, locks and goroutines:
+// everything that decides, as opposed to what carries decisions out.
+var pure = []string{
+	"internal/config",
+	"pkg/rdma",
+	"pkg/rdma/rocev2",
+	"pkg/smcr/cdc",
+	"pkg/smcr/clc",
+	"pkg/smcr/linkgroup",
+	"pkg/smcr/llc",
+}
+
+// impureImports are the standard packages that a PURE package does without.
+var impureImports = []string{
+	"context", "crypto/rand", "log", "log/slog", "math/rand", "net", "os", "os/exec", "os/signal",
+	"runtime", "sync", "sync/atomic", "syscall", "unsafe",
+}
+
+// mayUseUnsafe are the packages of pkg/ that cannot do without: soft maps
+// registered memory, synopt makes the one getsockopt call that x/sys lacks.
+var mayUseUnsafe = []string{"pkg/rdma/soft", "pkg/smcr/synopt"}
+
+// binary are the files that are data and not text.
+var binary = []string{".o", ".pcap", ".pcapng", ".png", ".gz", ".bin"}
+
+// file is one file of the repository.
+type file struct {
+	name string // relative to the root, with slashes
+	text []byte
+}
+
+func (f *file) is(ext string) bool { return strings.HasSuffix(f.name, ext) }
+
+func (f *file) generated() bool {
+	head, _, _ := bytes.Cut(f.text, []byte("\npackage "))
+	return generatedMark.Match(head)
+}
+
+var generatedMark = regexp.MustCompile(`(?m)^// Code generated .* DO NOT EDIT\.$`)
+
+// repository reads every file of the checkout but what building leaves there.
+func repository(t *testing.T) []*file {
+	t.Helper()
+	var files []*file
+	err := filepath.WalkDir(".", func(name string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir() && slices.Contains([]string{".git", "bin", "out"}, name):
+			return fs.SkipDir
+		case !d.Type().IsRegular():
+			return nil
+		}
+		text, err := os.ReadFile(name)
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil // another test of this run removed its scratch file
+		}
+		if err != nil {
+			return err
+		}
+		files = append(files, &file{name: filepath.ToSlash(name), text: text})
+		return nil
+	})
+	if err != nil {
+		t.Fatalf("read the repository: %v", err)
+	}
+	if len(files) == 0 {
+		t.Fatal("the repository has no files")
+	}
+	return files
+}
+
+// sources are the Go files outside testdata.
+func sources(t *testing.T) []*file {
+	t.Helper()
+	var files []*file
+	for _, f := range repository(t) {
+		if f.is(".go") && !strings.Contains("/"+f.name, "/testdata/") {
+			files = append(files, f)
+		}
+	}
+	return files
+}
+
+func TestEveryFileNamesItsLicense(t *testing.T) {
+	for _, f := range repository(t) {
+		lines := strings.SplitN(string(f.text), "\n", 4)
+		switch {
+		case strings.Contains("/"+f.name, "/testdata/") || f.generated():
+		case f.is(".go"):
+			if lines[0] != "// "+spdx || len(lines) < 2 || lines[1] != "" {
+				t.Errorf("%s: does not begin with %q and a blank line", f.name, "// "+spdx)
+			}
+		case f.is(".bpf.c"): // the kernel's helpers ask for a license compatible with the GPL
+			if !strings.HasPrefix(lines[0], "// SPDX-License-Identifier: ") {
+				t.Errorf("%s: its first line names no license", f.name)
+			}
+		case f.is(".sh"), f.is(".c"), f.is(".h"), f.name == "Makefile", f.name == ".ci/run":
+			if !strings.Contains(strings.Join(lines[:min(2, len(lines))], "\n"), spdx) {
+				t.Errorf("%s: %q is not in its first two lines", f.name, spdx)
+			}
+		}
+	}
+}
+
+func TestEveryFileIsShort(t *testing.T) {
+	for _, f := range repository(t) {
+		if !f.is(".go") && !f.is(".sh") && !f.is(".c") || f.generated() {
+			continue
+		}
+		if n := bytes.Count(f.text, []byte("\n")); n >= maxLines {
+			t.Errorf("%s: %d lines; the limit is %d: cut it where its subject changes", f.name, n, maxLines)
+		}
+	}
+}
+
+func TestEveryPackageHasADoc(t *testing.T) {
+	packages := map[string]bool{} // directory to "its doc.go, or a command's main.go, has a package comment"
+	for _, f := range sources(t) {
+		dir := path.Dir(f.name)
+		if dir == "." {
+			continue // this file is its own doc
+		}
+		base := path.Base(f.name)
+		isDoc := base == "doc.go" || base == "main.go" && strings.HasPrefix(dir, "cmd/")
+		packages[dir] = packages[dir] || isDoc && packageComment(t, f) != ""
+	}
+	for dir, documented := range packages {
+		if !documented {
+			t.Errorf("%s: no doc.go with a package comment: what it is, who owns what, how to use it, limitations", dir)
+		}
+	}
+}
+
+func packageComment(t *testing.T, f *file) string {
+	t.Helper()
+	tree, err := parser.ParseFile(token.NewFileSet(), f.name, f.text, parser.ParseComments|parser.PackageClauseOnly)
+	if err != nil {
+		t.Fatalf("parse: %v", err)
+	}
+	return tree.Doc.Text()
+}
+
+func TestNothingIsLeftForLater(t *testing.T) {
+	// Put together here so that this file does not find itself.
+	mark := regexp.MustCompile(`\b(` + strings.Join([]string{"TO" + "DO", "FIX" + "ME", "XX" + "X"}, "|") + `)\b`)
+	for _, f := range repository(t) {
+		if isBinary(f) || path.Base(f.name) == "go.sum" || strings.Contains("/"+f.name, "/testdata/") {
+			continue
+		}
+		for n, line := range bytes.Split(f.text, []byte("\n")) {
+			if m := mark.Find(line); m != nil {
+				t.Errorf("%s:%d: %s: finish it, or open an issue and say in the text what is so today", f.name, n+1, m)
+			}
+		}
+	}
+}
+
+func TestNoFileNamesAPathOfThisMachine(t *testing.T) {
+	checkout, err := os.Getwd()
+	if err != nil {
+		t.Fatalf("find the checkout: %v", err)
+	}
+	home := regexp.MustCompile(`(^|[\s"'=(:])/(home/[a-z][a-z0-9_-]*|Users/[A-Za-z]+|root)/`)
+	for _, f := range repository(t) {
+		if isBinary(f) {
+			continue
+		}
+		for n, line := range bytes.Split(f.text, []byte("\n")) {
+			if len(checkout) > len("/src") && bytes.Contains(line, []byte(checkout)) || home.Match(line) {
+				t.Errorf("%s:%d: names a path of one machine: %s", f.name, n+1, line)
+			}
+		}
+	}
+}
+
+func TestEveryFuzzTargetHasSeeds(t *testing.T) {
+	target := regexp.MustCompile(`(?m)^func (Fuzz\w*)\((\w+) \*testing\.F\) \{\n((?s:.*?))^\}`)
+	found := 0
+	for _, f := range sources(t) {
+		if !f.is("_test.go") {
+			continue
+		}
+		for _, m := range target.FindAllSubmatch(f.text, -1) {
+			found++
+			name, param, body := string(m[1]), string(m[2]), m[3]
+			corpus := path.Join(path.Dir(f.name), "testdata", "fuzz", name)
+			entries, err := os.ReadDir(corpus)
+			if err != nil && !errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("read corpus: %v", err)
+			}
+			// Seeds are added in the target itself, by a helper that takes the
+			// *testing.F, or lie in the corpus.
+			uses := regexp.MustCompile(`\b` + param + `\.Add\(|\(` + param + `[,)]`)
+			if !uses.Match(body) && len(entries) == 0 {
+				t.Errorf("%s: %s has no seeds; take them from captures", f.name, name)
+			}
+		}
+	}
+	if found == 0 {
+		t.Error("no fuzz target found; every parser has one")
+	}
+}
+
+func TestEveryCorpusHasFiles(t *testing.T) {
+	err := filepath.WalkDir(".", func(name string, d fs.DirEntry, err error) error {
+		if err != nil || !d.IsDir() {
+			return err
+		}
+		if name == ".git" {
+			return fs.SkipDir
+		}
+		if !strings.Contains("/"+filepath.ToSlash(name)+"/", "/testdata/") {
+			return nil
+		}
+		entries, err := os.ReadDir(name)
+		if err == nil && len(entries) == 0 {
+			t.Errorf("%s: empty, so its test tests nothing", name)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatalf("walk: %v", err)
+	}
+}
+
+func TestEveryLinkOfTheDocsLeadsSomewhere(t *testing.T) {
+	link := regexp.MustCompile(`\]\(([^)#:\s]+)(#[^)]*)?\)`)
+	for _, f := range repository(t) {
+		if !f.is(".md") {
+			continue
+		}
+		for _, m := range link.FindAllSubmatch(f.text, -1) {
+			name := filepath.Join(filepath.Dir(f.name), string(m[1]))
+			if _, err := os.Stat(name); err != nil {
+				t.Errorf("%s: link to %s: %v", f.name, m[1], err)
+			}
+		}
+	}
+}
+
+// imports are the direct imports of each package of the module, without those
+// of its tests.
+func imports(t *testing.T) map[string][]string {
+	t.Helper()
+	all := map[string][]string{}
+	for _, line := range goList(t, "-f", `{{.ImportPath}} {{join .Imports " "}}`, "./...") {
+		words := strings.Fields(line)
+		all[strings.TrimPrefix(words[0], module+"/")] = words[1:]
+	}
+	return all
+}
+
+func goList(t *testing.T, args ...string) []string {
+	t.Helper()
+	cmd := exec.Command("go", append([]string{"list", "-e"}, args...)...)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("go list: %v\n%s", err, stderr.Bytes())
+	}
+	var lines []string
+	for s := bufio.NewScanner(bytes.NewReader(out)); s.Scan(); {
+		lines = append(lines, s.Text())
+	}
+	return lines
+}
+
+func TestPurePackagesImportNoShell(t *testing.T) {
+	all := imports(t)
+	for _, name := range pure {
+		for _, imp := range all[name] {
+			local, ours := strings.CutPrefix(imp, module+"/")
+			switch {
+			case slices.Contains(impureImports, imp):
+				t.Errorf("%s imports %s; PURE packages take what they need from the caller", name, imp)
+			case ours && local != "internal/invariant" && !slices.Contains(pure, local):
+				t.Errorf("%s imports %s, which is not PURE", name, local)
+			case !ours && strings.Contains(strings.Split(imp, "/")[0], ".") && name != "internal/config":
+				t.Errorf("%s imports %s; the protocol engine uses the standard library only", name, imp)
+			}
+		}
+	}
+}
+
+func TestPurePackagesStartNoGoroutine(t *testing.T) {
+	for _, f := range sources(t) {
+		if f.is("_test.go") || !slices.Contains(pure, path.Dir(f.name)) {
+			continue
+		}
+		set := token.NewFileSet()
+		tree, err := parser.ParseFile(set, f.name, f.text, 0)
+		if err != nil {
+			t.Fatalf("parse: %v", err)
+		}
+		ast.Inspect(tree, func(n ast.Node) bool {
+			switch n.(type) {
+			case *ast.GoStmt, *ast.SelectStmt, *ast.SendStmt:
+				t.Errorf("%s: PURE packages have one owner and never wait", set.Position(n.Pos()))
+			}
+			return true
+		})
+	}
+}
+
+func TestLibraryDoesNotImportTheProduct(t *testing.T) {
+	for name, imps := range imports(t) {
+		if !strings.HasPrefix(name, "pkg/") {
+			continue
+		}
+		for _, imp := range imps {
+			local, ours := strings.CutPrefix(imp, module+"/")
+			switch {
+			case ours && strings.HasPrefix(local, "internal/") &&
+				local != "internal/invariant" && local != "internal/testenv":
+				t.Errorf("%s imports %s; pkg/ stands without the product", name, local)
+			case imp == "unsafe" && !slices.Contains(mayUseUnsafe, name):
+				t.Errorf("%s imports unsafe; only pkg/rdma/soft maps memory", name)
+			}
+		}
+	}
+}
+
+func TestPluginStaysSmall(t *testing.T) {
+	const plugin = "cmd/cni-plugin"
+	if _, err := os.Stat(plugin); errors.Is(err, fs.ErrNotExist) {
+		t.Fatalf("%s is gone: this test checks nothing", plugin)
+	}
+	for _, dep := range goList(t, "-deps", "./"+plugin) {
+		for _, heavy := range []string{
+			"k8s.io/", "sigs.k8s.io/", "github.com/prometheus/",
+			module + "/internal/agent", module + "/pkg/",
+		} {
+			if strings.HasPrefix(dep, heavy) {
+				t.Errorf("%s depends on %s; it is executed once per pod and only talks to the agent's socket", plugin, dep)
+			}
+		}
+	}
+}
+
+func isBinary(f *file) bool {
+	return slices.Contains(binary, path.Ext(f.name))
+}
+
+// Every rule above reads the list of PURE packages; one that was renamed would
+// silently not be checked.
+func TestPurePackagesExist(t *testing.T) {
+	all := imports(t)
+	var missing []string
+	for _, name := range pure {
+		if _, ok := all[name]; !ok {
+			missing = append(missing, name)
+		}
+	}
+	if len(missing) > 0 {
+		t.Errorf("no such packages: %s; mend the list of this test", strings.Join(missing, ", "))
+	}
+}
