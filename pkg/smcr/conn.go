@@ -85,8 +85,10 @@ func newSMCConn(s *Stack, g *group, lc *linkgroup.Conn, tcp *net.TCPConn) (*Conn
 	c := &Conn{
 		tcp: tcp, stack: s, group: g, lc: lc, buf: buf, rmbe: g.rmbe(lc.Local()), ring: lc.Ring(),
 		readable: make(chan struct{}, 1), writable: make(chan struct{}, 1),
-		rdeadline: newDeadline(), wdeadline: newDeadline(), tcpEnd: make(chan struct{}),
+		tcpEnd: make(chan struct{}),
 	}
+	c.rdeadline.init()
+	c.wdeadline.init()
 	c.users.Store(2)
 	lc.User = c
 	s.conns[c] = struct{}{}
@@ -218,6 +220,7 @@ func (c *Conn) sync() {
 	}
 	c.lc.Consume(c.consumed.Load())
 	c.lc.Produce(c.produced.Load())
+	c.stack.touch(c.group)
 }
 
 // wakeUp leaves a token for a waiter.
@@ -316,7 +319,7 @@ func (c *Conn) peek(wait bool) ([]byte, error) {
 		switch {
 		case c.closed.Load():
 			return nil, net.ErrClosed
-		case c.rdeadline.passedNow():
+		case c.rdeadline.past.Load():
 			return nil, os.ErrDeadlineExceeded
 		case flags&flagAborted != 0:
 			return nil, syscall.ECONNRESET
@@ -387,7 +390,7 @@ func (c *Conn) reserve(wait bool) ([]byte, error) {
 			return nil, net.ErrClosed
 		case c.wroteEOF:
 			return nil, syscall.EPIPE
-		case c.wdeadline.passedNow():
+		case c.wdeadline.past.Load():
 			return nil, os.ErrDeadlineExceeded
 		case c.state.Load()&flagAborted != 0:
 			return nil, syscall.ECONNRESET

@@ -4,6 +4,7 @@ package smcr
 
 import (
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -12,9 +13,11 @@ type deadline struct {
 	mu    sync.Mutex // guards what follows
 	timer *time.Timer
 	over  chan struct{} // closed when the deadline has passed
+	// past says the same without the lock, for the data path.
+	past atomic.Bool
 }
 
-func newDeadline() deadline { return deadline{over: make(chan struct{})} }
+func (d *deadline) init() { d.over = make(chan struct{}) }
 
 // set moves the deadline; the zero time means never.
 func (d *deadline) set(t time.Time) {
@@ -24,42 +27,24 @@ func (d *deadline) set(t time.Time) {
 		<-d.over // the timer fired: wait until it has closed the channel
 	}
 	d.timer = nil
-	passed := d.passed()
-	if t.IsZero() {
-		if passed {
-			d.over = make(chan struct{})
-		}
-		return
-	}
 	wait := time.Until(t)
-	if wait <= 0 {
-		if !passed {
+	if !t.IsZero() && wait <= 0 {
+		if !d.past.Swap(true) {
 			close(d.over)
 		}
 		return
 	}
-	if passed {
+	if d.past.Swap(false) {
 		d.over = make(chan struct{})
 	}
-	over := d.over
-	d.timer = time.AfterFunc(wait, func() { close(over) })
-}
-
-// passed reports whether over is closed.
-func (d *deadline) passed() bool {
-	select {
-	case <-d.over:
-		return true
-	default:
-		return false
+	if t.IsZero() {
+		return
 	}
-}
-
-// passedNow reports whether the deadline has passed.
-func (d *deadline) passedNow() bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.passed()
+	over := d.over
+	d.timer = time.AfterFunc(wait, func() {
+		d.past.Store(true)
+		close(over)
+	})
 }
 
 // wait returns a channel that is closed when the deadline passes.

@@ -31,6 +31,7 @@ type group struct {
 
 	qp       rdma.QP
 	spare    rdma.QP // the server's offer of a second link; never used
+	touched  bool    // on the stack's list
 	slots    rdma.MR // receive slots, then send slots
 	nextSend int
 	local    linkgroup.Endpoint

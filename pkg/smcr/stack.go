@@ -41,9 +41,11 @@ type Stack struct {
 	conns  map[*Conn]struct{}
 	closed bool
 	empty  chan struct{} // closed when the stack is closed and has no connections
-	wcs    []rdma.WC
-	outs   []linkgroup.Output
-	stats  Stats
+	// touched are the groups that have something to do.
+	touched []*group
+	wcs     []rdma.WC
+	outs    []linkgroup.Output
+	stats   Stats
 
 	// dirty is the queue of connections whose positions moved.
 	dirty atomic.Pointer[Conn]
@@ -149,8 +151,8 @@ func (s *Stack) Close() error {
 	}
 	for _, g := range s.groups {
 		g.lg.Terminate(now, llc.DeleteOperator)
+		g.flush(now) // the resets and DELETE LINK leave at once
 	}
-	s.step(now)
 	open := make([]*Conn, 0, len(s.conns))
 	for c := range s.conns {
 		open = append(open, c)
@@ -158,7 +160,6 @@ func (s *Stack) Close() error {
 	for _, g := range s.groups {
 		g.kill(errStackClosed)
 	}
-	s.step(now)
 	s.unlock()
 	close(s.closing)
 	for _, c := range open {
@@ -316,17 +317,29 @@ func (s *Stack) step(now time.Time) {
 			wc := &s.wcs[i]
 			if g := s.byQPN[wc.QPN]; g != nil {
 				g.handleCompletion(now, wc)
+				s.touch(g)
 			}
 		}
 		moved := s.takeDirty()
-		for _, g := range s.groups {
+		for i, g := range s.touched {
+			g.touched = false
 			g.flush(now)
+			s.touched[i] = nil
 		}
+		s.touched = s.touched[:0]
 		if n < len(s.wcs) && !moved {
 			return
 		}
 	}
 	s.poke()
+}
+
+// touch puts a group on the list of those that step flushes.
+func (s *Stack) touch(g *group) {
+	if !g.touched {
+		g.touched = true
+		s.touched = append(s.touched, g)
+	}
 }
 
 // takeDirty tells the machines how far applications have come.
