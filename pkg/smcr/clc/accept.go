@@ -67,10 +67,7 @@ type FirstContactExtension struct {
 	Release  uint8 // 4 bits
 	Hostname [32]byte
 
-	// Short says that an Accept ends after the host name, as kernels of
-	// release 0 may send it. The fields below are then zero.
-	Short bool
-
+	// Since release 1; reserved before.
 	MaxConns    uint8
 	MaxLinks    uint8
 	FeatureMask uint16
@@ -106,21 +103,18 @@ func ParseAccept(b []byte) (Accept, error) {
 	if err != nil {
 		return Accept{}, err
 	}
-	short := false
 	switch {
 	case h.Version < V2:
 		err = checkLen(b, h.Type, acceptV1Len)
 	case !h.flag():
 		err = checkLen(b, h.Type, acceptV2Base+trailerLen)
-	case len(b) == acceptV2Base+fceShortLen+trailerLen:
-		short = true
 	default:
 		err = checkLen(b, h.Type, acceptV2Base+fceLen+trailerLen)
 	}
 	if err != nil {
 		return Accept{}, err
 	}
-	a := Accept{Endpoint: parseEndpoint(b, h, short)}
+	a := Accept{Endpoint: parseEndpoint(b, h)}
 	return a, a.check(h)
 }
 
@@ -149,7 +143,7 @@ func ParseConfirm(b []byte) (Confirm, error) {
 	if err != nil {
 		return Confirm{}, err
 	}
-	c := Confirm{Endpoint: parseEndpoint(b, h, false)}
+	c := Confirm{Endpoint: parseEndpoint(b, h)}
 	if gids > 0 {
 		c.GIDs = make([]rdma.GID, gids)
 		for i := range c.GIDs {
@@ -167,7 +161,7 @@ func checkLen(b []byte, t Type, want int) error {
 }
 
 // parseEndpoint decodes what checkLen has found to be there.
-func parseEndpoint(b []byte, h Header, short bool) Endpoint {
+func parseEndpoint(b []byte, h Header) Endpoint {
 	e := Endpoint{
 		Version:      h.Version,
 		FirstContact: h.flag(),
@@ -192,17 +186,14 @@ func parseEndpoint(b []byte, h Header, short bool) Endpoint {
 	}
 	x := b[acceptV2Base:]
 	e.Ext = FirstContactExtension{
-		Direct:   x[0]&0x80 != 0,
-		OS:       OSType(x[1] >> 4),
-		Release:  x[1] & 0x0f,
-		Hostname: [32]byte(x[4:]),
-		Short:    short,
-	}
-	if !short {
-		e.Ext.MaxConns = x[36]
-		e.Ext.MaxLinks = x[37]
-		e.Ext.FeatureMask = binary.BigEndian.Uint16(x[38:])
-		e.Ext.Vendor = [4]byte(x[40:])
+		Direct:      x[0]&0x80 != 0,
+		OS:          OSType(x[1] >> 4),
+		Release:     x[1] & 0x0f,
+		Hostname:    [32]byte(x[4:]),
+		MaxConns:    x[36],
+		MaxLinks:    x[37],
+		FeatureMask: binary.BigEndian.Uint16(x[38:]),
+		Vendor:      [4]byte(x[40:]),
 	}
 	return e
 }
@@ -266,19 +257,16 @@ func (e Endpoint) append(b []byte, t Type) []byte {
 	if !e.FirstContact {
 		return b
 	}
-	return e.Ext.append(b, t == TypeAccept && e.Ext.Short)
+	return e.Ext.append(b)
 }
 
-func (x FirstContactExtension) append(b []byte, short bool) []byte {
+func (x FirstContactExtension) append(b []byte) []byte {
 	direct := byte(0)
 	if x.Direct {
 		direct = 0x80
 	}
 	b = append(b, direct, byte(x.OS)<<4|x.Release&0x0f, 0, 0)
 	b = append(b, x.Hostname[:]...)
-	if short {
-		return b
-	}
 	b = append(b, x.MaxConns, x.MaxLinks)
 	b = binary.BigEndian.AppendUint16(b, x.FeatureMask)
 	b = append(b, x.Vendor[:]...)

@@ -135,8 +135,6 @@ func TestRoundTrip(t *testing.T) {
 	fc := v2
 	fc.FirstContact = true
 	fc.Ext = FirstContactExtension{OS: OSzOS, Release: 1, MaxConns: 16, MaxLinks: 1, FeatureMask: 0x8001, Vendor: [4]byte{1, 2, 3, 4}}
-	short := fc
-	short.Ext = FirstContactExtension{OS: OSLinux, Short: true}
 	tests := []struct {
 		name string
 		msg  interface{ Append([]byte) []byte }
@@ -152,7 +150,6 @@ func TestRoundTrip(t *testing.T) {
 		{"v1 accept (A.2.3)", Accept{base}, 68},
 		{"v2 accept, subsequent contact", Accept{v2}, 108},
 		{"v2 accept, first contact", Accept{fc}, 160},
-		{"v2 accept, first contact, short extension", Accept{short}, 144},
 		{"v1 confirm (A.2.4)", Confirm{Endpoint: base}, 68},
 		{"v2 confirm, no GIDs", Confirm{Endpoint: fc}, 164},
 		{"v2 confirm, all GIDs", Confirm{Endpoint: fc, GIDs: make([]rdma.GID, MaxGIDs)}, maxConfirmLen},

@@ -22,7 +22,6 @@ const (
 	acceptV1Len    = 68 // RFC 7609 A.2.3, A.2.4
 	acceptV2Base   = 104
 	fceLen         = 52
-	fceShortLen    = 36
 	gidListHeadLen = 4
 	gidLen         = 16
 
