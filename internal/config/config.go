@@ -43,7 +43,8 @@ type Node struct {
 type Device struct {
 	// SoftAddress is the local address of the software RoCEv2 device.
 	SoftAddress netip.Addr
-	// SoftMTU is its path MTU.
+	// SoftMTU is its path MTU in bytes; 0 means the largest that fits the
+	// interface.
 	SoftMTU int
 	// RDMA is the name of an RDMA device of the kernel.
 	RDMA string

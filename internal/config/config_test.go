@@ -40,7 +40,7 @@ func TestParse_sample(t *testing.T) {
 	}
 	want := &Node{
 		Name:             "node-a",
-		Device:           Device{SoftAddress: netip.MustParseAddr("192.0.2.1"), SoftMTU: 4096},
+		Device:           Device{SoftAddress: netip.MustParseAddr("192.0.2.1")},
 		NodeBudget:       Budget{MemoryBytes: 4 << 30, Conns: 65536},
 		PodBudget:        Budget{MemoryBytes: 256 << 20, Conns: 4096},
 		RMBEBytes:        256 << 10,

@@ -25,13 +25,12 @@ const (
 	maxSocketPath = 107
 
 	minRedirectTTL = 500 * time.Millisecond // below it a short stall of the node looks like a hung agent
-	maxRedirectTTL = time.Minute // a hung agent is noticed after this long
-	maxTTL         = time.Hour // a destination that learned SMC-R meanwhile is left alone no longer
+	maxRedirectTTL = time.Minute            // a hung agent is noticed after this long
+	maxTTL         = time.Hour              // a destination that learned SMC-R meanwhile is left alone no longer
 )
 
 // Defaults of fields that a file leaves out.
 const (
-	defaultMTU              = 4096
 	defaultBufferBytes      = 256 << 10
 	defaultPodMemoryBytes   = 256 << 20
 	defaultPodConns         = 4096

@@ -169,7 +169,6 @@ func (d *decoder) device(f field) Device {
 
 func (d *decoder) soft(f field, dev *Device) {
 	fs := d.mapping(f, "address", "mtu")
-	dev.SoftMTU = defaultMTU
 	var addr string
 	d.text(fs, "address", &addr)
 	a, err := netip.ParseAddr(addr)

@@ -1,0 +1,449 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/smcr-io/kube-smcr/internal/agentapi"
+	"github.com/smcr-io/kube-smcr/internal/config"
+	"github.com/smcr-io/kube-smcr/internal/linux"
+	"github.com/smcr-io/kube-smcr/pkg/smcr"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
+)
+
+// flow is one connection that the agent carries. The fields above mu do not
+// change after it was registered.
+type flow struct {
+	id       uint64
+	run      *run
+	pod      config.Pod
+	dir      config.Direction
+	src, dst netip.AddrPort
+	decision config.Decision
+	opened   time.Time
+	cancel   context.CancelCauseFunc
+
+	mu      sync.Mutex // guards what is below
+	app     *net.TCPConn
+	carrier carrier // once the rendezvous is over
+	mode    string
+	code    agentapi.Code
+	ended   agentapi.Code // why the agent ended it
+}
+
+// errEnded is why flows end that the agent itself ends.
+var errEnded = errors.New("ended by the agent")
+
+// peer is the other side's address with the port of the service.
+func (f *flow) peer() netip.AddrPort {
+	if f.dir == config.Inbound {
+		return netip.AddrPortFrom(f.src.Addr(), f.dst.Port())
+	}
+	return f.dst
+}
+
+// abort ends the flow: both sides see a reset.
+func (f *flow) abort(code agentapi.Code) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.ended != "" {
+		return
+	}
+	f.ended = code
+	f.cancel(errEnded)
+	reset(f.app)
+	if f.carrier != nil {
+		_ = f.carrier.Abort() // it may be over already
+	}
+}
+
+// carry enters what the rendezvous gave; false if the flow was ended
+// meanwhile.
+func (f *flow) carry(c carrier, mode string, code agentapi.Code) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.ended != "" {
+		return false
+	}
+	f.carrier, f.mode, f.code = c, mode, code
+	return true
+}
+
+func (f *flow) endedBy() agentapi.Code {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.ended
+}
+
+func (f *flow) modeNow() string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.mode
+}
+
+func (f *flow) info() agentapi.Conn {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	c := agentapi.Conn{
+		ID: f.id, Pod: f.pod.String(), Direction: f.dir.String(), Source: f.src, Dest: f.dst,
+		Mode: f.mode, Reason: f.code, Policy: f.decision.Policy, Opened: f.opened,
+	}
+	if f.carrier == nil {
+		return c
+	}
+	i := f.carrier.Info()
+	c.SetupUS = i.Setup.Microseconds()
+	c.BytesSent, c.BytesRecv = i.BytesSent, i.BytesRecv
+	if i.Mode == smcr.ModeSMCR {
+		c.LinkGroup, c.Link, c.FirstContact, c.Token, c.State = i.GroupID, i.LinkID, i.FirstContact, i.Token, i.State
+		c.SendBuffer, c.RMBE, c.PeerRMBE = i.SendBuffer, i.RMBE, i.PeerRMBE
+		c.RDMAWrites, c.CDCSent, c.CDCRecv = i.RDMAWrites, i.CDCSent, i.CDCRecv
+	}
+	return c
+}
+
+// flows are the live flows of the agent.
+type flows struct {
+	mu   sync.Mutex // guards what is below
+	last uint64
+	all  map[uint64]*flow
+}
+
+func (fs *flows) add(f *flow) {
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	fs.last++
+	f.id = fs.last
+	fs.all[f.id] = f
+}
+
+func (fs *flows) remove(f *flow) {
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	delete(fs.all, f.id)
+}
+
+// list returns the live flows of a run, or of all if it is nil, the oldest
+// first.
+func (fs *flows) list(r *run) []*flow {
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	out := make([]*flow, 0, len(fs.all))
+	for _, f := range fs.all {
+		if r == nil || f.run == r {
+			out = append(out, f)
+		}
+	}
+	slices.SortFunc(out, func(a, b *flow) int { return cmp.Compare(a.id, b.id) })
+	return out
+}
+
+// begin registers a connection that was accepted in the pod. end takes it off
+// again.
+func (r *run) begin(ctx context.Context, app *net.TCPConn, f *flow) (_ *flow, flowCtx context.Context, end func()) {
+	flowCtx, f.cancel = context.WithCancelCause(ctx)
+	f.run, f.app, f.mode, f.opened = r, app, agentapi.ModeConnecting, time.Now()
+	local := f.src.Addr()
+	if f.dir == config.Inbound {
+		local = f.dst.Addr()
+	}
+	f.pod = r.identity(local)
+	f.decision = r.agent.node.Load().Decide(f.pod, f.peer(), f.dir)
+	r.agent.flows.add(f)
+	if ctx.Err() != nil {
+		// abort ended the run's life before it looked for flows, so one of the
+		// two sees the other.
+		f.abort(agentapi.CodeDraining)
+	}
+	return f, flowCtx, func() {
+		r.agent.flows.remove(f)
+		f.cancel(nil)
+	}
+}
+
+// outbound carries a connection that the application made. It owns app.
+func (r *run) outbound(ctx context.Context, app *net.TCPConn) {
+	dst, err := r.net.originalDst(app)
+	if err == nil {
+		err = mortal(app)
+	}
+	if err != nil {
+		// Somebody connected to the agent's port itself, or is gone already.
+		r.log.Debug("connection refused", "err", err)
+		reset(app)
+		return
+	}
+	f, ctx, end := r.begin(ctx, app, &flow{dir: config.Outbound, src: addrPort(app.RemoteAddr()), dst: dst})
+	defer end()
+
+	var t *ticket
+	code := r.accelerate(f)
+	if code == agentapi.CodeOK {
+		t, code = admit(&r.pool, &r.agent.pool, r.agent.connBytes())
+	}
+	defer t.release()
+	if code != agentapi.CodeOK && f.decision.Required {
+		r.refuse(f, nil, code, false)
+		return
+	}
+	control := linux.ControlMark(markWire)
+	if code == agentapi.CodeOK && r.agent.option != nil {
+		control = r.agent.option.ControlDial
+	}
+	dctx, stop := context.WithTimeout(ctx, dialTimeout)
+	tcp, err := r.net.dialOut(dctx, control, f.src.Addr(), dst)
+	stop()
+	if err == nil {
+		err = mortal(tcp)
+	}
+	if err != nil {
+		r.broken(f, tcp, agentapi.CodeConnect, err)
+		return
+	}
+	if code != agentapi.CodeOK {
+		r.carryPlain(f, tcp, code)
+		return
+	}
+	c, err := r.stack.client(ctx, tcp)
+	if err != nil {
+		if !errors.Is(err, syscall.ECONNRESET) && ctx.Err() == nil {
+			r.bypass(f, agentapi.CodeRendezvous, false) // the next one goes without
+		}
+		r.broken(f, nil, agentapi.CodeRendezvous, err)
+		return
+	}
+	r.settled(f, c, tcp, t)
+}
+
+// inbound carries a connection from the network whose SYN had the option. It
+// owns tcp. The application is asked first: if it refuses, the client learns
+// it as it would without SMC-R, by a reset.
+func (r *run) inbound(ctx context.Context, tcp *net.TCPConn) {
+	src, dst := addrPort(tcp.RemoteAddr()), addrPort(tcp.LocalAddr())
+	f := &flow{dir: config.Inbound, src: src, dst: dst}
+	if err := mortal(tcp); err != nil {
+		reset(tcp)
+		return
+	}
+	dctx, stop := context.WithTimeout(ctx, appTimeout)
+	app, err := r.net.dialApp(dctx, src.Addr(), dst)
+	stop()
+	if err == nil {
+		if err = mortal(app); err != nil {
+			reset(app)
+		}
+	}
+	if err != nil {
+		// There is no application's side yet; the network's takes its place.
+		f, _, end := r.begin(ctx, tcp, f)
+		defer end()
+		r.broken(f, nil, agentapi.CodeApplication, err)
+		return
+	}
+	f, ctx, end := r.begin(ctx, app, f)
+	defer end()
+
+	var t *ticket
+	code := r.accelerate(f)
+	if code == agentapi.CodeOK {
+		t, code = admit(&r.pool, &r.agent.pool, r.agent.connBytes())
+	}
+	defer t.release()
+	c, err := r.stack.server(ctx, tcp, declineReason(code))
+	if err != nil {
+		r.broken(f, nil, agentapi.CodeRendezvous, err)
+		return
+	}
+	if code != agentapi.CodeOK {
+		r.tcpMode(f, c, tcp, code, false)
+		return
+	}
+	r.settled(f, c, tcp, t)
+}
+
+// declineReason is what a client is told.
+func declineReason(code agentapi.Code) clc.Reason {
+	switch code {
+	case agentapi.CodeOK:
+		return clc.ReasonNone
+	case agentapi.CodeBudgetConns, agentapi.CodeBudgetMemory:
+		return clc.ReasonMem
+	}
+	return clc.ReasonConfigErr
+}
+
+// accelerate says why a flow may not be on SMC-R, before the peer is asked.
+func (r *run) accelerate(f *flow) agentapi.Code {
+	switch {
+	case !f.decision.Accelerate:
+		return agentapi.CodeNoPolicy
+	case r.agent.option == nil:
+		return agentapi.CodeNoOption
+	}
+	return agentapi.CodeOK
+}
+
+// settled goes on after the rendezvous.
+func (r *run) settled(f *flow, c carrier, tcp *net.TCPConn, t *ticket) {
+	i := c.Info()
+	r.agent.metrics.setup.Observe(i.Setup.Seconds())
+	if i.Mode != smcr.ModeSMCR {
+		t.release()
+		code := agentapi.CodeOf(i.Reason)
+		if f.dir == config.Outbound && !f.decision.Required {
+			r.bypass(f, code, temporary(i.Reason))
+		}
+		r.tcpMode(f, c, tcp, code, i.PeerDeclined)
+		return
+	}
+	if !f.carry(c, i.Mode.String(), agentapi.CodeOK) {
+		_ = c.Abort() // the flow was ended during the rendezvous
+		return
+	}
+	r.record(f, i.Mode.String(), agentapi.CodeOK, false, "")
+	r.agent.metrics.opened(f.dir, i.Mode)
+	sent, recv, err := relay(f.app, c, tcp)
+	r.agent.metrics.relayed(smcr.ModeSMCR, uint64(sent+recv))
+	r.finished(f, err)
+}
+
+// tcpMode relays a connection that stays TCP, or resets it if SMC-R is
+// required.
+func (r *run) tcpMode(f *flow, c carrier, tcp *net.TCPConn, code agentapi.Code, peerDeclined bool) {
+	if f.decision.Required {
+		r.refuse(f, c, code, peerDeclined)
+		return
+	}
+	if !f.carry(c, smcr.ModeTCP.String(), code) {
+		_ = c.Abort() // the flow was ended during the rendezvous
+		return
+	}
+	detail := ""
+	if code == agentapi.CodeNoPolicy {
+		detail = f.decision.Reason.String()
+	}
+	r.record(f, smcr.ModeTCP.String(), code, peerDeclined, detail)
+	r.agent.metrics.opened(f.dir, smcr.ModeTCP)
+	r.agent.metrics.fallback(code)
+	sent, recv, err := relay(f.app, c, tcp)
+	r.agent.metrics.relayed(smcr.ModeTCP, uint64(sent+recv))
+	r.finished(f, err)
+}
+
+// carryPlain relays without having asked the peer.
+func (r *run) carryPlain(f *flow, tcp *net.TCPConn, code agentapi.Code) {
+	r.tcpMode(f, plainTCP{tcp, f.opened}, tcp, code, false)
+}
+
+// refuse resets a connection that the policy does not want without SMC-R.
+func (r *run) refuse(f *flow, c carrier, why agentapi.Code, peerDeclined bool) {
+	if c != nil {
+		_ = c.Abort() // it is being reset anyway
+	}
+	reset(f.app)
+	r.record(f, agentapi.ModeReset, agentapi.CodeRequired, peerDeclined, string(why)+": "+why.Text())
+	r.agent.metrics.fallback(why)
+	r.agent.metrics.reset(agentapi.CodeRequired)
+}
+
+// broken resets the application's connection because the network's side, or
+// the other way round, could not be had.
+func (r *run) broken(f *flow, tcp *net.TCPConn, code agentapi.Code, err error) {
+	if tcp != nil {
+		reset(tcp)
+	}
+	reset(f.app)
+	if by := f.endedBy(); by != "" {
+		code = by
+	}
+	r.record(f, agentapi.ModeReset, code, false, err.Error())
+	r.agent.metrics.reset(code)
+}
+
+// finished notes how a relay ended.
+func (r *run) finished(f *flow, err error) {
+	by := f.endedBy()
+	if by == "" {
+		if err != nil {
+			r.log.Debug("connection reset", "conn", f.id, "peer", f.peer(), "err", err)
+		}
+		return
+	}
+	r.record(f, agentapi.ModeReset, by, false, "")
+	r.agent.metrics.reset(by)
+}
+
+// record keeps a decision for explain, and logs it when it is news.
+func (r *run) record(f *flow, mode string, code agentapi.Code, peerDeclined bool, detail string) {
+	news := r.agent.decisions.record(agentapi.Decision{
+		Pod: f.pod.String(), Direction: f.dir.String(), Source: f.src.Addr(), Dest: f.dst,
+		Mode: mode, Reason: code, PeerDeclined: peerDeclined, Detail: detail, Policy: f.decision.Policy, Last: time.Now(),
+	})
+	if !news {
+		return
+	}
+	log := r.log.Info
+	if mode == agentapi.ModeReset {
+		log = r.log.Warn
+	}
+	log("connection settled", "conn", f.id, "direction", f.dir, "peer", f.peer(), "mode", mode,
+		"reason", code, "detail", cmp.Or(detail, code.Text()), "policy", f.decision.Policy)
+}
+
+// bypass lets the next connections to the flow's destination go straight
+// there.
+func (r *run) bypass(f *flow, code agentapi.Code, passing bool) {
+	ttl := r.agent.node.Load().NegativeCacheTTL
+	if passing {
+		ttl /= tempShare
+	}
+	if ttl < time.Millisecond || f.decision.Required {
+		return
+	}
+	if err := r.redirect.Bypass(f.dst, ttl); err != nil {
+		r.log.Debug("destination not remembered", "peer", f.dst, "err", err) // costs one more rendezvous
+		return
+	}
+	r.agent.bypasses.add(agentapi.Bypass{Pod: f.pod.String(), Dest: f.dst, Reason: code, Until: time.Now().Add(ttl)}, time.Now())
+}
+
+// temporary says which reasons pass by themselves.
+func temporary(r clc.Reason) bool {
+	switch r {
+	case clc.ReasonMem, clc.ReasonSyncErr, clc.ReasonNoActLink, clc.ReasonNoSrvLink, clc.ReasonInternal,
+		clc.ReasonErrRToken, clc.ReasonErrReadyLnk, clc.ReasonErrRegBuf:
+		return true
+	}
+	return false
+}
+
+func addrPort(a net.Addr) netip.AddrPort {
+	ap := a.(*net.TCPAddr).AddrPort() // both sockets of a flow are TCP
+	return netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port())
+}
+
+// plainTCP makes a TCP connection a carrier.
+type plainTCP struct {
+	*net.TCPConn
+	opened time.Time
+}
+
+// Abort resets the connection.
+func (p plainTCP) Abort() error {
+	reset(p.TCPConn)
+	return nil
+}
+
+// Info describes the connection.
+func (p plainTCP) Info() smcr.Info {
+	return smcr.Info{Local: p.LocalAddr(), Peer: p.RemoteAddr(), Mode: smcr.ModeTCP, Opened: p.opened}
+}

@@ -1,0 +1,310 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/smcr-io/kube-smcr/internal/agentapi"
+	"github.com/smcr-io/kube-smcr/internal/cni"
+	"github.com/smcr-io/kube-smcr/internal/config"
+	"github.com/smcr-io/kube-smcr/internal/linux"
+)
+
+// manager brings the pods in line with the attachment records. Its goroutine
+// alone starts and stops runs.
+type manager struct {
+	a     *agent
+	syncs chan chan struct{}
+
+	mu        sync.Mutex // guards what is below
+	pods      map[string]*pod
+	malformed []string
+}
+
+// pod is one network namespace with attachments. The manager replaces a pod in
+// the map and never changes one that is there, so a snapshot may be read
+// without a lock.
+type pod struct {
+	atts  []cni.Attachment
+	state string // agentapi.State...
+	err   error  // of the last try
+	run   *run   // StateReady only
+	swept bool   // leftovers of an earlier agent are gone
+
+	retryAt time.Time
+	pause   time.Duration
+}
+
+func (m *manager) init(a *agent) {
+	m.a = a
+	m.syncs = make(chan chan struct{})
+	m.pods = map[string]*pod{}
+}
+
+// sync makes the manager read the records now, and waits until it has.
+func (m *manager) sync(ctx context.Context) error {
+	done := make(chan struct{})
+	select {
+	case m.syncs <- done:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// run reads the records until ctx ends.
+func (m *manager) run(ctx context.Context) {
+	tick := time.NewTicker(pollEvery)
+	defer tick.Stop()
+	m.reconcile(ctx, time.Now(), true)
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			m.reconcile(ctx, time.Now(), false)
+		case done := <-m.syncs:
+			m.reconcile(ctx, time.Now(), true)
+			close(done)
+		case <-m.a.cfg.Reload:
+			m.a.reload()
+			m.reconcile(ctx, time.Now(), true)
+		}
+	}
+}
+
+// reconcile compares what is with what the records and policies want, and acts.
+// With force it does not wait for the pause after a failure.
+func (m *manager) reconcile(ctx context.Context, now time.Time, force bool) {
+	atts, junk, err := m.a.store.List()
+	if err != nil {
+		m.a.cfg.Log.Warn("attachment records not read; pods stay as they are", "err", err)
+		return
+	}
+	m.noteJunk(junk)
+	wanted := map[string][]cni.Attachment{}
+	for _, att := range atts {
+		wanted[att.NetNS] = append(wanted[att.NetNS], att)
+	}
+	have := m.snapshot()
+	for key, p := range have {
+		if _, ok := wanted[key]; !ok {
+			m.end(p, agentapi.CodeDraining)
+			m.put(key, nil)
+		}
+	}
+	for _, key := range slices.Sorted(maps.Keys(wanted)) {
+		p := have[key]
+		if p == nil {
+			p = &pod{}
+		}
+		next := m.step(ctx, *p, wanted[key], now, force)
+		m.put(key, &next)
+	}
+}
+
+// step brings one pod nearer to what is wanted.
+func (m *manager) step(ctx context.Context, p pod, atts []cni.Attachment, now time.Time, force bool) pod {
+	changed := !reflect.DeepEqual(p.atts, atts)
+	if p.run != nil && (p.run.net.gone() || replaced(p.atts, atts)) {
+		m.end(&p, agentapi.CodePodFailed)
+		p.run, p.state, p.swept, changed = nil, "", false, true
+	}
+	p.atts = atts
+	want := m.a.diverts(atts)
+	switch {
+	case p.run != nil && !want:
+		m.end(&p, agentapi.CodePolicyChange)
+		p.run, p.state, p.err, p.swept = nil, agentapi.StateIdle, nil, true
+	case p.run != nil:
+		if force || changed {
+			if err := p.run.update(atts); err != nil {
+				p.err = err
+				p.run.log.Warn("redirection not updated; the old one stays in force", "err", err)
+			} else {
+				p.err = nil
+			}
+		}
+	case p.state == agentapi.StateFailed && !changed && !force && now.Before(p.retryAt):
+	case want || !p.swept:
+		p.run, p.err = m.try(ctx, atts, want)
+		switch {
+		case p.err != nil:
+			p = m.failed(p, now)
+		case want:
+			p.state, p.pause, p.swept = agentapi.StateReady, 0, true
+			p.run.log.Info("pod attached", "addresses", addresses(atts))
+		default:
+			p.state, p.pause, p.swept = agentapi.StateIdle, 0, true
+		}
+	default:
+		p.state = agentapi.StateIdle
+	}
+	return p
+}
+
+// try opens the namespace and starts a run in it, or only removes what an
+// earlier agent left there.
+func (m *manager) try(ctx context.Context, atts []cni.Attachment, want bool) (*run, error) {
+	n, err := m.a.cfg.kernel.open(atts[0].NetNS)
+	if err != nil {
+		return nil, err
+	}
+	if id := atts[0].NetNSID; id != 0 && id != n.id() {
+		return nil, errors.Join(fmt.Errorf("%s is another namespace now: %w", atts[0].NetNS, linux.ErrGone), n.close())
+	}
+	if !want {
+		return nil, errors.Join(n.sweep(), n.close())
+	}
+	r, err := m.a.start(ctx, n, atts)
+	if err != nil {
+		return nil, errors.Join(err, n.close())
+	}
+	return r, nil
+}
+
+// failed sets the pause before the next try, which doubles each time.
+func (m *manager) failed(p pod, now time.Time) pod {
+	first := p.state != agentapi.StateFailed
+	p.state = agentapi.StateFailed
+	p.pause = min(max(2*p.pause, retryFirst), retryMost)
+	p.retryAt = now.Add(p.pause)
+	m.a.metrics.podErrors.Inc()
+	if first {
+		m.a.cfg.Log.Warn("pod not set up; its connections go directly, and it is tried again", "pod", podOf(p.atts[0]).String(), "netns", p.atts[0].NetNS, "err", p.err)
+	}
+	return p
+}
+
+// end stops a pod's run, if it has one.
+func (m *manager) end(p *pod, code agentapi.Code) {
+	if p.run == nil {
+		return
+	}
+	gone := p.run.net.gone()
+	if err := p.run.stop(code, gone); err != nil {
+		p.run.log.Warn("pod not left clean", "err", err)
+	}
+	p.run.log.Info("pod detached", "gone", gone)
+}
+
+// shutdown drains all pods at once and stops them.
+func (m *manager) shutdown(ctx context.Context) error {
+	m.a.draining.Store(true)
+	ctx, cancel := context.WithTimeout(ctx, m.a.node.Load().DrainTimeout)
+	defer cancel()
+	over := make(chan struct{})
+	defer close(over)
+	go func() {
+		select {
+		case <-m.a.cfg.Hurry:
+			cancel()
+		case <-over:
+		}
+	}()
+	var (
+		wg   sync.WaitGroup
+		mu   sync.Mutex // guards errs
+		errs []error
+	)
+	for key, p := range m.snapshot() {
+		if p.run == nil {
+			continue
+		}
+		wg.Go(func() {
+			p.run.drain(ctx)
+			err := p.run.stop(agentapi.CodeDraining, p.run.net.gone())
+			m.put(key, &pod{atts: p.atts, state: agentapi.StateIdle})
+			mu.Lock()
+			defer mu.Unlock()
+			errs = append(errs, err)
+		})
+	}
+	wg.Wait()
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("leave pods: %w", err)
+	}
+	return nil
+}
+
+func (m *manager) snapshot() map[string]*pod {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return maps.Clone(m.pods)
+}
+
+func (m *manager) put(key string, p *pod) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if p == nil {
+		delete(m.pods, key)
+		return
+	}
+	m.pods[key] = p
+}
+
+// noteJunk keeps what cannot be read, and logs what is new in it.
+func (m *manager) noteJunk(junk []*cni.JunkError) {
+	var texts []string
+	for _, j := range junk[:min(len(junk), maxMalformed)] {
+		texts = append(texts, j.Error())
+	}
+	m.mu.Lock()
+	old := m.malformed
+	m.malformed = texts
+	m.mu.Unlock()
+	for _, t := range texts {
+		if !slices.Contains(old, t) {
+			m.a.cfg.Log.Warn("attachment record ignored", "err", t)
+		}
+	}
+}
+
+func (m *manager) junk() []string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.malformed
+}
+
+// diverts says whether anything is to be diverted in a pod: a policy selects
+// it, and either SMC-R is possible or the policy forbids to go without.
+func (a *agent) diverts(atts []cni.Attachment) bool {
+	n := a.node.Load()
+	for _, att := range atts {
+		for _, p := range n.PoliciesFor(podOf(att)) {
+			if a.option != nil || p.Mode == config.ModeRequired {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// replaced says whether the records now mean another namespace at the same
+// path.
+func replaced(old, now []cni.Attachment) bool {
+	return len(old) > 0 && old[0].NetNSID != now[0].NetNSID
+}
+
+func addresses(atts []cni.Attachment) []string {
+	var out []string
+	for _, att := range atts {
+		for _, ip := range att.IPs {
+			out = append(out, ip.String())
+		}
+	}
+	return out
+}

@@ -1,0 +1,356 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/smcr-io/kube-smcr/internal/agentapi"
+	"github.com/smcr-io/kube-smcr/internal/cni"
+	"github.com/smcr-io/kube-smcr/internal/config"
+	"github.com/smcr-io/kube-smcr/internal/linux"
+	"github.com/smcr-io/kube-smcr/pkg/smcr"
+)
+
+// run is one pod's working set. It is made by start and ended by stop, both
+// called by the manager; its other methods may be called by any goroutine.
+type run struct {
+	agent *agent
+	log   *slog.Logger
+	net   podNet
+	stack stack
+	pool  pool
+
+	atts     atomic.Pointer[[]cni.Attachment] // of this namespace, at least one
+	out, in  *door
+	redirect redirect
+	install  atomic.Pointer[linux.RedirectConfig] // in force
+
+	// life ends the goroutines; draining makes the doors close once nobody
+	// is waiting.
+	life     context.Context //nolint:containedctx // it is the run's life, ended by stop
+	kill     context.CancelFunc
+	draining atomic.Bool
+	tasks    sync.WaitGroup // doors and heartbeat
+	flows    sync.WaitGroup
+}
+
+// door is one kind of listener, on both address families.
+type door struct {
+	name      string
+	port      uint16
+	listeners []*net.TCPListener
+	handle    func(context.Context, *net.TCPConn)
+	// progress is when each listener's loop last came round, in nanoseconds
+	// since the run's start.
+	progress []atomic.Int64
+}
+
+func (d *door) close() error {
+	var errs []error
+	for _, l := range d.listeners {
+		if err := l.Close(); !errors.Is(err, net.ErrClosed) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// start sets a pod up, or leaves nothing behind.
+func (a *agent) start(ctx context.Context, n podNet, atts []cni.Attachment) (_ *run, err error) {
+	r := &run{
+		agent: a, net: n,
+		log:  a.cfg.Log.With("pod", podOf(atts[0]).String(), "netns", atts[0].NetNS),
+		pool: pool{limit: a.node.Load().PodBudget},
+	}
+	r.atts.Store(&atts)
+	r.life, r.kill = context.WithCancel(context.WithoutCancel(ctx))
+	var u linux.Undo
+	err = u.Run(
+		linux.Step{Name: "start SMC-R stack", Do: func() (err error) {
+			r.stack, err = a.cfg.newStack(r.stackConfig())
+			return err
+		}, Undo: func() error { return r.stack.Close() }},
+		linux.Step{Name: "listen for outbound connections", Do: func() (err error) {
+			r.out, err = r.openDoor(ctx, "outbound", linux.ControlMark(markWire), r.outbound)
+			return err
+		}, Undo: func() error { return r.out.close() }},
+		linux.Step{Name: "listen for inbound connections", Do: func() (err error) {
+			control := linux.ControlMark(markWire)
+			if a.option != nil {
+				control = a.option.ControlListen
+			}
+			r.in, err = r.openDoor(ctx, "inbound", linux.Controls(linux.ControlTransparent, control), r.inbound)
+			return err
+		}, Undo: func() error { return r.in.close() }},
+		linux.Step{Name: "install redirection", Do: func() (err error) {
+			cfg := r.redirectConfig()
+			r.install.Store(&cfg)
+			r.redirect, err = n.install(cfg)
+			return err
+		}},
+	)
+	if err != nil {
+		r.kill()
+		return nil, fmt.Errorf("set up pod %v in %s: %w", podOf(atts[0]), atts[0].NetNS, err)
+	}
+	u.Keep()
+	for _, d := range []*door{r.out, r.in} {
+		for i := range d.listeners {
+			r.tasks.Go(func() { r.accept(d, i) })
+		}
+	}
+	r.tasks.Go(r.heartbeat)
+	return r, nil
+}
+
+func (r *run) openDoor(ctx context.Context, name string, control linux.Control, handle func(context.Context, *net.TCPConn)) (*door, error) {
+	ls, port, err := r.net.listen(ctx, control)
+	if err != nil {
+		return nil, err
+	}
+	d := &door{name: name, port: port, listeners: ls, handle: handle, progress: make([]atomic.Int64, len(ls))}
+	return d, nil
+}
+
+// stackConfig is the configuration of the pod's SMC-R stack.
+func (r *run) stackConfig() smcr.Config {
+	n := r.agent.node.Load()
+	cfg := smcr.Config{
+		Device: r.agent.device, Option: r.agent.option,
+		RMBESizeBytes: n.RMBEBytes, SendBufferBytes: n.SendBufferBytes,
+		MemoryBytes: n.PodBudget.MemoryBytes, MaxConns: n.PodBudget.Conns, AnyPrefix: n.AnyPrefix,
+		Hooks: smcr.Hooks{Malformed: func(where string, err error) {
+			r.agent.metrics.malformed.Inc()
+			r.log.Debug("message not understood", "where", where, "err", err)
+		}},
+	}
+	if n.Dialects == config.DialectsLinux {
+		cfg.Dialects = smcr.DialectsLinux
+	}
+	for _, att := range *r.atts.Load() {
+		cfg.Prefixes = append(cfg.Prefixes, att.IPs...)
+	}
+	return cfg
+}
+
+// redirectConfig says what the policies want diverted in the pod.
+func (r *run) redirectConfig() linux.RedirectConfig {
+	n := r.agent.node.Load()
+	cfg := linux.RedirectConfig{
+		Mark: markWire, AppMark: markApp,
+		OutboundPort: r.out.port, InboundPort: r.in.port, FailOpenTTL: n.RedirectTTL,
+	}
+	for _, att := range *r.atts.Load() {
+		pod := podOf(att)
+		for _, s := range n.Outbound(pod) {
+			cfg.Outbound = append(cfg.Outbound, linux.OutboundRule{Prefix: s.Prefix, Ports: portRanges(s.Ports), Exclude: s.Exclude})
+		}
+		if r.agent.option == nil {
+			continue // a SYN-ACK could not answer the option
+		}
+		ports, all := n.InboundPorts(pod)
+		cfg.InboundAll = cfg.InboundAll || all
+		cfg.Inbound = append(cfg.Inbound, portRanges(ports)...)
+	}
+	if cfg.InboundAll {
+		cfg.Inbound = nil
+	}
+	return cfg
+}
+
+func portRanges(ps []config.PortRange) []linux.PortRange {
+	out := make([]linux.PortRange, len(ps))
+	for i, p := range ps {
+		out[i] = linux.PortRange(p)
+	}
+	return out
+}
+
+// update brings the redirection and the live connections in line with the
+// policies and addresses in force.
+func (r *run) update(atts []cni.Attachment) error {
+	r.atts.Store(&atts)
+	cfg := r.redirectConfig()
+	if err := r.redirect.Update(cfg); err != nil {
+		return err
+	}
+	r.install.Store(&cfg)
+	n := r.agent.node.Load()
+	for _, f := range r.agent.flows.list(r) {
+		was, is := f.decision, n.Decide(f.pod, f.peer(), f.dir)
+		mode := f.modeNow()
+		switch {
+		case was.Accelerate && !is.Accelerate && mode != smcr.ModeTCP.String(),
+			is.Required && mode == smcr.ModeTCP.String():
+			f.abort(agentapi.CodePolicyChange)
+		}
+	}
+	return nil
+}
+
+// identity is who the pod is on one of its addresses.
+func (r *run) identity(local netip.Addr) config.Pod {
+	atts := *r.atts.Load()
+	for _, att := range atts {
+		for _, ip := range att.IPs {
+			if ip.Addr() == local {
+				return podOf(att)
+			}
+		}
+	}
+	return podOf(atts[0])
+}
+
+func podOf(att cni.Attachment) config.Pod {
+	p := config.Pod{Namespace: att.Pod.Namespace, Name: att.Pod.Name, Interface: att.IfName}
+	if p.Name == "" {
+		p.Name = att.ContainerID // outside Kubernetes
+	}
+	return p
+}
+
+// accept is the loop of one listener. It comes round at least beatsPerTTL
+// times in a redirection's TTL, which is what heartbeat looks at.
+func (r *run) accept(d *door, i int) {
+	l := d.listeners[i]
+	for {
+		d.progress[i].Store(int64(time.Since(r.agent.started)))
+		wait := r.beat()
+		if r.draining.Load() {
+			wait = drainAccept
+		}
+		// A listener that was closed says so in Accept.
+		_ = l.SetDeadline(time.Now().Add(wait))
+		c, err := l.AcceptTCP()
+		switch {
+		case err == nil:
+			r.flows.Go(func() { d.handle(r.life, c) })
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			if r.draining.Load() {
+				return
+			}
+		case errors.Is(err, net.ErrClosed):
+			return
+		default:
+			r.agent.metrics.acceptErrors.Inc()
+			if !r.pause(acceptPause) {
+				return
+			}
+		}
+	}
+}
+
+// pause waits, or returns false when the run ends.
+func (r *run) pause(d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-r.life.Done():
+		return false
+	}
+}
+
+func (r *run) beat() time.Duration { return r.agent.node.Load().RedirectTTL / beatsPerTTL }
+
+// heartbeat keeps the diversion in force while the pod is really served: all
+// accept loops came round lately, and the stack answers. An agent that hangs,
+// in whatever part, renews nothing, and new connections go directly to their
+// destination after the TTL.
+func (r *run) heartbeat() {
+	for r.pause(r.beat()) {
+		if r.draining.Load() {
+			return
+		}
+		r.stack.Stats() // takes the stack's turn: a stack that hangs never answers
+		if late := r.late(); late != "" {
+			r.log.Warn("diversion not renewed: accept loop is late", "door", late)
+			continue
+		}
+		err := r.redirect.Renew()
+		if errors.Is(err, linux.ErrNoTable) {
+			r.log.Warn("redirection was deleted by somebody; it is put back")
+			err = r.redirect.Update(*r.install.Load())
+		}
+		if err != nil && !errors.Is(err, linux.ErrClosed) {
+			r.agent.metrics.renewErrors.Inc()
+			r.log.Warn("diversion not renewed", "err", err)
+		}
+	}
+}
+
+// late names a door whose loop did not come round within a TTL.
+func (r *run) late() string {
+	oldest := int64(time.Since(r.agent.started) - r.agent.node.Load().RedirectTTL)
+	for _, d := range []*door{r.out, r.in} {
+		for i := range d.progress {
+			if d.progress[i].Load() < oldest {
+				return d.name
+			}
+		}
+	}
+	return ""
+}
+
+// drain ends the diversion, then takes what is queued and waits for the
+// connections to end until ctx does.
+func (r *run) drain(ctx context.Context) {
+	r.draining.Store(true)
+	if err := r.redirect.Remove(); err != nil {
+		r.log.Warn("diversion not removed; it ends by itself", "err", err)
+	}
+	done := make(chan struct{})
+	go func() {
+		r.tasks.Wait()
+		r.flows.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+	case <-ctx.Done():
+		r.abort(agentapi.CodeDraining)
+		<-done
+	}
+}
+
+// abort resets the live connections.
+func (r *run) abort(code agentapi.Code) {
+	_ = r.out.close() // closing listeners cannot leave anything behind
+	_ = r.in.close()
+	r.kill()
+	for _, f := range r.agent.flows.list(r) {
+		f.abort(code)
+	}
+}
+
+// stop ends what is left, at once, and frees everything. With gone the
+// namespace is not touched any more.
+func (r *run) stop(code agentapi.Code, gone bool) error {
+	r.draining.Store(true)
+	var errs []error
+	if gone {
+		errs = append(errs, r.redirect.Close())
+	} else {
+		errs = append(errs, r.redirect.Remove())
+	}
+	r.abort(code)
+	r.tasks.Wait()
+	errs = append(errs, r.stack.Close())
+	r.flows.Wait()
+	if !gone {
+		errs = append(errs, r.net.sweep())
+	}
+	r.agent.bypasses.forget(podOf((*r.atts.Load())[0]).String())
+	return errors.Join(append(errs, r.net.close())...)
+}

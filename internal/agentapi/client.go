@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agentapi
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"net/http"
+	"net/url"
+	"syscall"
+	"time"
+)
+
+const (
+	// maxAnswer bounds what a client reads: 64 Ki connections of about 700
+	// bytes each.
+	maxAnswer = 64 << 20
+	// DefaultSocket is where the agent listens unless configured otherwise.
+	DefaultSocket = "/run/kube-smcr/agent.sock"
+)
+
+// ErrNotRunning means that no agent answers on the socket.
+var ErrNotRunning = errors.New("the node agent is not running")
+
+// Client asks the agent at one socket. Close it after use.
+type Client struct {
+	socket string
+	http   http.Client
+}
+
+// NewClient makes a client; it connects with the first question.
+func NewClient(socket string) *Client {
+	return &Client{socket: socket, http: http.Client{
+		Timeout: 10 * time.Second,
+		Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", socket)
+		}},
+	}}
+}
+
+// Close drops idle connections.
+func (c *Client) Close() { c.http.CloseIdleConnections() }
+
+// Status asks for the agent's status.
+func (c *Client) Status(ctx context.Context) (Status, error) {
+	return get[Status](ctx, c, PathStatus, nil)
+}
+
+// Links asks for link groups.
+func (c *Client) Links(ctx context.Context) (Links, error) {
+	return get[Links](ctx, c, PathLinks, nil)
+}
+
+// Conns asks for connections.
+func (c *Client) Conns(ctx context.Context) (Conns, error) {
+	return get[Conns](ctx, c, PathConns, nil)
+}
+
+// Attachments asks for attached pods.
+func (c *Client) Attachments(ctx context.Context) (Attachments, error) {
+	return get[Attachments](ctx, c, PathAttachments, nil)
+}
+
+// Explain asks why connections from src (an address, or namespace/name of a
+// pod) to dst (address:port) are carried as they are.
+func (c *Client) Explain(ctx context.Context, src, dst string) (Explanation, error) {
+	return get[Explanation](ctx, c, PathExplain, url.Values{"src": {src}, "dst": {dst}})
+}
+
+// Sync makes the agent read the attachment records now.
+func (c *Client) Sync(ctx context.Context) error {
+	_, err := c.do(ctx, http.MethodPost, PathSync, nil)
+	return err
+}
+
+func get[T any](ctx context.Context, c *Client, path string, q url.Values) (T, error) {
+	var v T
+	b, err := c.do(ctx, http.MethodGet, path, q)
+	if err != nil {
+		return v, err
+	}
+	if err := json.Unmarshal(b, &v); err != nil {
+		return v, fmt.Errorf("ask the agent at %s for %s: %w", c.socket, path, err)
+	}
+	return v, nil
+}
+
+func (c *Client) do(ctx context.Context, method, path string, q url.Values) (body []byte, err error) {
+	u := url.URL{Scheme: "http", Host: "agent", Path: path, RawQuery: q.Encode()}
+	req, err := http.NewRequestWithContext(ctx, method, u.String(), nil)
+	if err != nil {
+		return nil, fmt.Errorf("ask the agent: %w", err)
+	}
+	resp, err := c.http.Do(req)
+	if err != nil {
+		return nil, c.explain(err)
+	}
+	defer func() { err = errors.Join(err, resp.Body.Close()) }()
+	body, err = io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
+	if err != nil {
+		return nil, fmt.Errorf("read the answer of the agent at %s: %w", c.socket, err)
+	}
+	if resp.StatusCode >= http.StatusBadRequest {
+		var p Problem
+		if json.Unmarshal(body, &p) != nil || p.Error == "" {
+			p.Error = resp.Status
+		}
+		return nil, fmt.Errorf("the agent at %s refused: %s", c.socket, p.Error)
+	}
+	return body, nil
+}
+
+// explain turns what connecting said into what to do.
+func (c *Client) explain(err error) error {
+	switch {
+	case errors.Is(err, fs.ErrPermission):
+		return fmt.Errorf("no permission for %s: run as root or as the agent's user", c.socket)
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ECONNREFUSED):
+		return fmt.Errorf("%w: nothing answers on %s; start node-agent, or name its socket with --socket", ErrNotRunning, c.socket)
+	}
+	return fmt.Errorf("ask the agent at %s: %w", c.socket, err)
+}

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agentapi
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
+)
+
+// Code says why a connection is not on SMC-R. It is the name of a diagnosis
+// code of CLC (clc.Reason), or one of the agent's own below.
+type Code string
+
+// The agent's own codes.
+const (
+	CodeOK           Code = ""              // it is on SMC-R
+	CodeNoPolicy     Code = "NO_POLICY"     // the configuration does not select it
+	CodeNotAttached  Code = "NOT_ATTACHED"  // the pod is none of the agent's
+	CodePodFailed    Code = "POD_FAILED"    // the set-up in the pod failed
+	CodeNoOption     Code = "NO_OPTION"     // the TCP option cannot be written here
+	CodeBudgetConns  Code = "BUDGET_CONNS"  // out of connections
+	CodeBudgetMemory Code = "BUDGET_MEMORY" // out of memory for buffers
+	CodeConnect      Code = "CONNECT"       // the destination did not answer
+	CodeApplication  Code = "APPLICATION"   // the pod's application did not answer
+	CodeRendezvous   Code = "RENDEZVOUS"    // broken during the rendezvous
+	CodeRequired     Code = "REQUIRED"      // reset because a policy requires SMC-R
+	CodePolicyChange Code = "POLICY_CHANGE" // ended by a changed policy
+	CodeDraining     Code = "DRAINING"      // the agent stops
+	CodeUnseen       Code = "UNSEEN"        // no connection was seen yet
+)
+
+// CodeOf is the code of a CLC diagnosis.
+func CodeOf(r clc.Reason) Code {
+	if r == clc.ReasonNone {
+		return CodeOK
+	}
+	return Code(r.String())
+}
+
+// Text says what the code means, for people.
+func (c Code) Text() string {
+	text, _ := c.describe()
+	return text
+}
+
+// Advice says what to do about it, "" if nothing.
+func (c Code) Advice() string {
+	_, advice := c.describe()
+	return advice
+}
+
+// Codes returns every code that has a text of its own, sorted.
+func Codes() []Code {
+	out := []Code{
+		CodeNoPolicy, CodeNotAttached, CodePodFailed, CodeNoOption, CodeBudgetConns, CodeBudgetMemory, CodeConnect,
+		CodeApplication, CodeRendezvous, CodeRequired, CodePolicyChange, CodeDraining, CodeUnseen,
+	}
+	for _, r := range clcReasons() {
+		out = append(out, CodeOf(r))
+	}
+	slices.Sort(out)
+	return out
+}
+
+func (c Code) describe() (text, advice string) {
+	switch c {
+	case CodeOK:
+		return "on SMC-R", ""
+	case CodeNoPolicy:
+		return "no policy selects this connection", "add or widen a policy in the agent's configuration and send it SIGHUP"
+	case CodeNotAttached:
+		return "no attached pod has this source", "check that the pod's network has the smcr-cni plugin in its chain and that it was created after that; smcrctl status counts attached pods"
+	case CodePodFailed:
+		return "the agent could not set up the pod's network", "see the detail, and smcrctl preflight; the agent tries again by itself"
+	case CodeNoOption:
+		return "this agent cannot write the SMC-R TCP option, so everything is plain TCP", "run smcrctl preflight as root: it says which kernel feature or privilege is missing"
+	case CodeBudgetConns:
+		return "the connection budget of the pod or the node is used up", "raise node.budgets, or narrow the policies"
+	case CodeBudgetMemory:
+		return "the memory budget of the pod or the node is used up", "raise node.budgets, or use smaller rmbe and sendBuffer"
+	case CodeConnect:
+		return "the destination did not accept the TCP connection", "as without SMC-R: check the service and the network between"
+	case CodeApplication:
+		return "the application in the pod did not accept the connection", "as without SMC-R: check that the application listens on this address and port"
+	case CodeRendezvous:
+		return "the connection broke during the SMC-R rendezvous", "if it happens again, look at the agents' logs on both sides; a peer that echoes unknown TCP options belongs into the policy's except list"
+	case CodeRequired:
+		return "the policy requires SMC-R and it was not possible, so the connection was reset", "see the decision's detail for the reason; mode Prefer would let it be plain TCP"
+	case CodePolicyChange:
+		return "a changed policy no longer allows the connection, so it was ended", ""
+	case CodeDraining:
+		return "the agent is stopping", "connections go directly to their destination until it runs again"
+	case CodeUnseen:
+		return "the policy selects this connection, but none was seen yet", "make a connection and ask again"
+	}
+	for _, r := range clcReasons() {
+		if CodeOf(r) == c {
+			return r.Text(), adviceFor(r)
+		}
+	}
+	return fmt.Sprintf("unknown reason %s", string(c)), ""
+}
+
+// adviceFor covers the diagnoses that this implementation, or a Linux peer
+// that speaks to it, can give.
+func adviceFor(r clc.Reason) string {
+	switch r {
+	case clc.ReasonPeerNoSMC:
+		return "run the agent on the peer's node and attach the peer's pod, or load the smc module there; a middlebox may also drop the TCP option"
+	case clc.ReasonMem:
+		return "raise the budgets of the side that declined"
+	case clc.ReasonDiffPrefix:
+		return "put both pods' interfaces into one IP subnet, or set node.anyPrefix on both sides if the RoCE fabric is routed"
+	case clc.ReasonTimeoutCL, clc.ReasonTimeoutAL, clc.ReasonNoRoute:
+		return "check that UDP port 4791 passes between the nodes' RDMA addresses"
+	case clc.ReasonNoDev, clc.ReasonNoDevR:
+		return "check the RDMA device of the side that declined: smcrctl preflight"
+	case clc.ReasonRMBEEC:
+		return "set node.dialects to both"
+	case clc.ReasonConfigErr:
+		return "the peer's configuration does not allow it: ask smcrctl explain on the peer's node"
+	case clc.ReasonModeUnsupp, clc.ReasonVersMismat:
+		return "the peer offers another kind or version of SMC only"
+	case clc.ReasonPeerDecl, clc.ReasonInternal, clc.ReasonErrRToken, clc.ReasonErrReadyLnk, clc.ReasonErrRegBuf:
+		return "look at the log of the side that declined"
+	case clc.ReasonIPSec:
+		return "none: connections that IPsec protects stay as they are"
+	}
+	return ""
+}
+
+func clcReasons() []clc.Reason {
+	return []clc.Reason{
+		clc.ReasonMem, clc.ReasonTimeoutCL, clc.ReasonTimeoutAL, clc.ReasonConfigErr, clc.ReasonPeerNoSMC, clc.ReasonIPSec,
+		clc.ReasonNoDev, clc.ReasonNoDevD, clc.ReasonNoDevR, clc.ReasonNoISMv2, clc.ReasonNoV2Ext, clc.ReasonNoV2DExt,
+		clc.ReasonNoSEID, clc.ReasonNoDevD2, clc.ReasonNoUEID, clc.ReasonReleaseErr, clc.ReasonMaxConnErr, clc.ReasonMaxLinkErr,
+		clc.ReasonVendorErr, clc.ReasonModeUnsupp, clc.ReasonRMBEEC, clc.ReasonOptUnsupp, clc.ReasonDiffPrefix, clc.ReasonGetVLANErr,
+		clc.ReasonISMVLANErr, clc.ReasonNoActLink, clc.ReasonNoSrvLink, clc.ReasonVersMismat, clc.ReasonMaxDMB, clc.ReasonNoRoute,
+		clc.ReasonNoIndirect, clc.ReasonSyncErr, clc.ReasonPeerDecl, clc.ReasonInternal, clc.ReasonErrRToken, clc.ReasonErrReadyLnk,
+		clc.ReasonErrRegBuf, clc.ReasonCreditsErr,
+	}
+}

@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agentapi
+
+import (
+	"net/netip"
+	"time"
+)
+
+// Version is the apiVersion of all documents of this package.
+const Version = "smcr.io/agent/v1"
+
+// Paths of the API.
+const (
+	PathStatus      = "/v1/status"
+	PathLinks       = "/v1/links"
+	PathConns       = "/v1/conns"
+	PathExplain     = "/v1/explain"
+	PathAttachments = "/v1/attachments"
+	PathSync        = "/v1/attachments/sync"
+	PathMetrics     = "/metrics"
+)
+
+// Problem is the body of an error answer.
+type Problem struct {
+	APIVersion string `json:"apiVersion"`
+	Error      string `json:"error"`
+}
+
+// Status is the answer of /v1/status.
+type Status struct {
+	APIVersion string    `json:"apiVersion"`
+	Node       string    `json:"node"`
+	Version    string    `json:"version"`
+	Started    time.Time `json:"started"`
+	// Accelerating is false while nothing can be on SMC-R; Problems says why.
+	Accelerating bool     `json:"accelerating"`
+	Problems     []string `json:"problems,omitempty"`
+	Draining     bool     `json:"draining,omitempty"`
+	Device       Device   `json:"device"`
+	Policies     []string `json:"policies"`
+	Pods         PodCount `json:"pods"`
+	Conns        ConnSums `json:"conns"`
+	LinkGroups   int      `json:"linkGroups"`
+	// NodeBudget is of all pods together.
+	NodeBudget Budget `json:"nodeBudget"`
+	// Reasons counts the connections since the start that were not on SMC-R,
+	// by reason code.
+	Reasons map[Code]uint64 `json:"reasons"`
+}
+
+// Device is the RDMA device that carries the links.
+type Device struct {
+	Name     string `json:"name"`
+	Provider string `json:"provider"` // soft
+	Address  string `json:"address,omitempty"`
+	MTU      int    `json:"mtu,omitempty"`
+}
+
+// PodCount counts attached pods.
+type PodCount struct {
+	Attached int `json:"attached"`
+	Ready    int `json:"ready"`
+	Failed   int `json:"failed"`
+}
+
+// ConnSums counts connections and their bytes since the start, and the live
+// ones. BytesSMCR and BytesTCP are both directions together, of connections
+// through the agent.
+type ConnSums struct {
+	Live      int    `json:"live"`
+	LiveSMCR  int    `json:"liveSMCR"`
+	TotalSMCR uint64 `json:"totalSMCR"`
+	TotalTCP  uint64 `json:"totalTCP"`
+	Reset     uint64 `json:"reset"`
+	BytesSMCR uint64 `json:"bytesSMCR"`
+	BytesTCP  uint64 `json:"bytesTCP"`
+}
+
+// Budget is a budget and what is used of it.
+type Budget struct {
+	MemoryBytes     int `json:"memoryBytes"`
+	MemoryUsedBytes int `json:"memoryUsedBytes"`
+	Conns           int `json:"conns"`
+	ConnsUsed       int `json:"connsUsed"`
+}
+
+// Links is the answer of /v1/links.
+type Links struct {
+	APIVersion string      `json:"apiVersion"`
+	LinkGroups []LinkGroup `json:"linkGroups"`
+}
+
+// LinkGroup is one SMC-R link group.
+type LinkGroup struct {
+	ID       uint32    `json:"id"`
+	Pod      string    `json:"pod"`
+	Role     string    `json:"role"` // client or server
+	PeerID   string    `json:"peerID"`
+	State    string    `json:"state"`
+	Dialect  string    `json:"dialect"`
+	Version  uint8     `json:"version"`
+	Conns    int       `json:"conns"`
+	RMBBytes int       `json:"rmbBytes"`
+	Opened   time.Time `json:"opened"`
+	Links    []Link    `json:"links"`
+	Error    string    `json:"error,omitempty"`
+}
+
+// Link is one link of a group.
+type Link struct {
+	ID        uint8  `json:"id"`
+	State     string `json:"state"`
+	Device    string `json:"device"`
+	LocalGID  string `json:"localGID"`
+	PeerGID   string `json:"peerGID"`
+	LocalQPN  uint32 `json:"localQPN"`
+	PeerQPN   uint32 `json:"peerQPN"`
+	MTU       int    `json:"mtu"`
+	UserID    uint32 `json:"userID"`
+	Conns     int    `json:"conns"`
+	BytesSent uint64 `json:"bytesSent"`
+	BytesRecv uint64 `json:"bytesRecv"`
+}
+
+// Conns is the answer of /v1/conns.
+type Conns struct {
+	APIVersion string `json:"apiVersion"`
+	Conns      []Conn `json:"conns"`
+}
+
+// Conn is a connection that the agent carries. Connections that are not
+// diverted are not known to it.
+type Conn struct {
+	ID        uint64         `json:"id"`
+	Pod       string         `json:"pod"`
+	Direction string         `json:"direction"` // outbound or inbound
+	Source    netip.AddrPort `json:"source"`
+	Dest      netip.AddrPort `json:"destination"`
+	Mode      string         `json:"mode"` // SMC-R, TCP, or connecting
+	Reason    Code           `json:"reason,omitempty"`
+	Policy    string         `json:"policy,omitempty"`
+	Opened    time.Time      `json:"opened"`
+	SetupUS   int64          `json:"setupMicroseconds"`
+	BytesSent uint64         `json:"bytesSent"` // by the pod; of TCP only when it ended
+	BytesRecv uint64         `json:"bytesReceived"`
+	// With SMC-R:
+	LinkGroup    uint32 `json:"linkGroup,omitempty"`
+	Link         uint8  `json:"link,omitempty"`
+	FirstContact bool   `json:"firstContact,omitempty"`
+	Token        uint32 `json:"alertToken,omitempty"`
+	State        string `json:"state,omitempty"`
+	SendBuffer   int    `json:"sendBufferBytes,omitempty"`
+	RMBE         int    `json:"rmbeBytes,omitempty"`
+	PeerRMBE     int    `json:"peerRMBEBytes,omitempty"`
+	RDMAWrites   uint64 `json:"rdmaWrites,omitempty"`
+	CDCSent      uint64 `json:"cdcSent,omitempty"`
+	CDCRecv      uint64 `json:"cdcReceived,omitempty"`
+}
+
+// Explanation is the answer of /v1/explain: why connections from a pod to a
+// destination are, or are not, on SMC-R.
+type Explanation struct {
+	APIVersion string `json:"apiVersion"`
+	// Verdict is one sentence, and Code its reason code.
+	Verdict string `json:"verdict"`
+	Code    Code   `json:"code"`
+	Advice  string `json:"advice,omitempty"`
+	// Pod is empty when no attached pod has the source.
+	Pod    string `json:"pod,omitempty"`
+	Policy string `json:"policy,omitempty"`
+	// Required says that a connection without SMC-R is reset.
+	Required bool `json:"required,omitempty"`
+	// Bypassed is set while the destination is not diverted.
+	Bypassed *Bypass `json:"bypassed,omitempty"`
+	// Recent are the last decisions, the latest first.
+	Recent []Decision `json:"recent"`
+	Live   []Conn     `json:"live"`
+}
+
+// Bypass is an entry of the negative cache.
+type Bypass struct {
+	Pod    string         `json:"pod"`
+	Dest   netip.AddrPort `json:"destination"`
+	Reason Code           `json:"reason"`
+	Until  time.Time      `json:"until"`
+}
+
+// Decision is what became of connections of one pod with one peer.
+type Decision struct {
+	Pod          string         `json:"pod"`
+	Direction    string         `json:"direction"`
+	Source       netip.Addr     `json:"source"`
+	Dest         netip.AddrPort `json:"destination"`
+	Mode         string         `json:"mode"` // SMC-R, TCP or reset
+	Reason       Code           `json:"reason,omitempty"`
+	PeerDeclined bool           `json:"peerDeclined,omitempty"` // the peer gave the reason
+	Detail       string         `json:"detail,omitempty"`
+	Policy       string         `json:"policy,omitempty"`
+	Count        uint64         `json:"count"` // how often in a row
+	Last         time.Time      `json:"last"`
+}
+
+// Attachments is the answer of /v1/attachments.
+type Attachments struct {
+	APIVersion  string       `json:"apiVersion"`
+	Attachments []Attachment `json:"attachments"`
+	Bypasses    []Bypass     `json:"bypasses"`
+	// Malformed are the records that could not be read, with the reason.
+	Malformed []string `json:"malformed,omitempty"`
+}
+
+// Attachment is a pod's network attachment and what the agent did for it.
+type Attachment struct {
+	ContainerID string         `json:"containerID"`
+	Interface   string         `json:"interface"`
+	Pod         string         `json:"pod"`
+	NetNS       string         `json:"netns"`
+	Addresses   []netip.Prefix `json:"addresses"`
+	State       string         `json:"state"` // ready, idle, failed
+	Detail      string         `json:"detail,omitempty"`
+	Policies    []string       `json:"policies"`
+	Budget      Budget         `json:"budget"`
+}
+
+// States of an attachment.
+const (
+	StateReady  = "ready"  // connections are diverted
+	StateIdle   = "idle"   // no policy selects the pod, or nothing can be accelerated
+	StateFailed = "failed" // see Detail; tried again
+)
+
+// Modes of a connection beyond those of pkg/smcr.
+const (
+	ModeConnecting = "connecting"
+	ModeReset      = "reset"
+)
