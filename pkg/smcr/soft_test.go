@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package smcr_test
+
+import (
+	"io"
+	"net"
+	"net/netip"
+	"sync"
+	"testing"
+
+	"golang.org/x/net/nettest"
+
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/rdma/soft"
+	"github.com/smcr-io/kube-smcr/pkg/smcr"
+)
+
+// openSoft opens a software device on a loopback address. The port is not
+// 4791, so that the tests do not meet a device of the machine.
+func openSoft(tb testing.TB, addr string, mtu rdma.MTU) rdma.Device {
+	tb.Helper()
+	d, err := soft.Open(soft.Config{Name: "soft-" + addr, Addr: netip.MustParseAddr(addr), Port: 24791, MTU: mtu})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() {
+		if err := d.Close(); err != nil {
+			tb.Error(err)
+		}
+	})
+	return d
+}
+
+func newSoftPair(tb testing.TB, mtu rdma.MTU) *pair {
+	tb.Helper()
+	p := &pair{}
+	p.client = newStack(tb, openSoft(tb, "127.92.0.1", mtu))
+	p.server = newStack(tb, openSoft(tb, "127.92.0.2", mtu))
+	l, err := smcr.Listen(tb.Context(), p.server, "tcp", "127.0.0.1:0")
+	if err != nil {
+		tb.Fatal(err)
+	}
+	p.l = l
+	tb.Cleanup(func() { _ = l.Close() })
+	return p
+}
+
+func TestConn_netTestOverSoftwareRoCE(t *testing.T) {
+	p := newSoftPair(t, rdma.MTU1024)
+	nettest.TestConn(t, func() (c1, c2 net.Conn, stop func(), err error) {
+		a, b := p.dial(t)
+		if a.Mode() != smcr.ModeSMCR || b.Mode() != smcr.ModeSMCR {
+			t.Fatal("not SMC-R")
+		}
+		return a, b, func() { _ = a.Close(); _ = b.Close() }, nil
+	})
+}
+
+// tcpPair is the base of the benchmarks.
+func tcpPair(tb testing.TB) (net.Conn, net.Conn) {
+	tb.Helper()
+	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		tb.Fatal(err)
+	}
+	a, err := net.Dial("tcp4", l.Addr().String())
+	if err != nil {
+		tb.Fatal(err)
+	}
+	b, err := l.Accept()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	_ = l.Close()
+	return a, b
+}
+
+func bothWays(b *testing.B, run func(b *testing.B, c, s net.Conn)) {
+	b.Run("tcp", func(b *testing.B) {
+		c, s := tcpPair(b)
+		run(b, c, s)
+		_, _ = c.Close(), s.Close()
+	})
+	for _, mtu := range []rdma.MTU{rdma.MTU1024, rdma.MTU4096} {
+		b.Run("smcr-mtu"+mtu.String(), func(b *testing.B) {
+			c, s := newSoftPair(b, mtu).dial(b)
+			run(b, c, s)
+			_, _ = c.Close(), s.Close()
+		})
+	}
+}
+
+func BenchmarkSoft_pingPong(b *testing.B) {
+	bothWays(b, func(b *testing.B, c, s net.Conn) {
+		go func() {
+			buf := make([]byte, 64)
+			for {
+				if _, err := io.ReadFull(s, buf); err != nil {
+					return
+				}
+				if _, err := s.Write(buf); err != nil {
+					return
+				}
+			}
+		}()
+		buf := make([]byte, 64)
+		b.ReportAllocs()
+		for b.Loop() {
+			if _, err := c.Write(buf); err != nil {
+				b.Fatal(err)
+			}
+			if _, err := io.ReadFull(c, buf); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+}
+
+func BenchmarkSoft_stream(b *testing.B) {
+	const chunk = 64 << 10
+	bothWays(b, func(b *testing.B, c, s net.Conn) {
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			buf := make([]byte, chunk)
+			for left := int64(b.N) * chunk; left > 0; {
+				n, err := s.Read(buf)
+				if err != nil {
+					b.Error(err)
+					return
+				}
+				left -= int64(n)
+			}
+		})
+		buf := make([]byte, chunk)
+		b.SetBytes(chunk)
+		b.ReportAllocs()
+		b.ResetTimer()
+		for range b.N {
+			if _, err := c.Write(buf); err != nil {
+				b.Fatal(err)
+			}
+		}
+		wg.Wait()
+	})
+}
