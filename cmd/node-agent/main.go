@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Command node-agent carries the TCP connections of attached pods over SMC-R.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"runtime/debug"
+	"syscall"
+
+	"github.com/smcr-io/kube-smcr/internal/agent"
+	"github.com/smcr-io/kube-smcr/internal/config"
+)
+
+const help = `node-agent carries the TCP connections of attached pods over SMC-R (RFC 7609).
+
+Usage:
+  node-agent --config FILE [--check]
+  node-agent --version
+
+Examples:
+  node-agent --config /etc/kube-smcr/node-agent.yaml
+  node-agent --config node-agent.yaml --check    say what is wrong with a file
+  kill -HUP $(pidof node-agent)                  take over changed policies
+
+It runs as root (CAP_NET_ADMIN, CAP_SYS_ADMIN and CAP_BPF); "smcrctl preflight"
+says what a node lacks. SIGTERM ends it: new connections go directly to their
+destination at once, carried ones may end until node.drainTimeout. A second
+SIGTERM resets them.
+
+Exit codes: 0 ended in order, 1 error, 2 wrong usage or configuration.
+
+Flags:
+`
+
+const (
+	exitError = 1
+	exitUsage = 2
+)
+
+func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
+
+func run(args []string, stdout, stderr io.Writer) int {
+	fs := flag.NewFlagSet("node-agent", flag.ContinueOnError)
+	fs.SetOutput(stderr)
+	fs.Usage = func() {
+		fmt.Fprint(fs.Output(), help)
+		fs.PrintDefaults()
+	}
+	file := fs.String("config", "", "configuration `FILE`, see config/samples/node-agent.yaml")
+	check := fs.Bool("check", false, "only check the configuration")
+	version := fs.Bool("version", false, "print the version")
+	if err := fs.Parse(args); errors.Is(err, flag.ErrHelp) {
+		return 0
+	} else if err != nil {
+		return exitUsage
+	}
+	switch {
+	case *version:
+		fmt.Fprintln(stdout, "node-agent", buildVersion())
+		return 0
+	case *file == "" || fs.NArg() > 0:
+		fmt.Fprintln(stderr, "node-agent: want --config FILE and nothing else; --help shows examples")
+		return exitUsage
+	}
+	load := func() (*config.Node, error) { return loadConfig(*file) }
+	node, err := load()
+	if err != nil {
+		fmt.Fprintln(stderr, err)
+		return exitUsage
+	}
+	if *check {
+		fmt.Fprintf(stdout, "%s: good: node %s, %d policies\n", *file, node.Name, len(node.Policies))
+		return 0
+	}
+	if err := serve(node, load, stderr); err != nil {
+		fmt.Fprintf(stderr, "node-agent: %v\n", err)
+		return exitError
+	}
+	return 0
+}
+
+func loadConfig(file string) (*config.Node, error) {
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return nil, fmt.Errorf("read configuration: %w", err)
+	}
+	return config.Parse(file, b)
+}
+
+// serve runs the agent and turns signals into what it understands.
+func serve(node *config.Node, load func() (*config.Node, error), stderr io.Writer) error {
+	ctx, stop := context.WithCancel(context.Background())
+	defer stop()
+	var (
+		level  slog.LevelVar
+		reload = make(chan struct{}, 1)
+		hurry  = make(chan struct{})
+		sigs   = make(chan os.Signal, 4)
+		done   = make(chan struct{})
+	)
+	signal.Notify(sigs, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
+	go func() {
+		defer close(done)
+		ends := 0
+		for s := range sigs {
+			switch {
+			case s == syscall.SIGHUP:
+				select {
+				case reload <- struct{}{}:
+				default: // one is waiting already
+				}
+			case ends == 0:
+				ends++
+				stop()
+			case ends == 1:
+				ends++
+				close(hurry)
+			}
+		}
+	}()
+	defer func() {
+		signal.Stop(sigs)
+		close(sigs)
+		<-done
+	}()
+	return agent.Run(ctx, agent.Config{
+		Node: node, Load: load, Reload: reload, Hurry: hurry, Level: &level, Version: buildVersion(),
+		Log: slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: &level})),
+	})
+}
+
+func buildVersion() string {
+	bi, ok := debug.ReadBuildInfo()
+	if !ok || bi.Main.Version == "" {
+		return "unknown"
+	}
+	return bi.Main.Version
+}

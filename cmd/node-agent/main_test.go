@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func TestRun(t *testing.T) {
+	bad := filepath.Join(t.TempDir(), "bad.yaml")
+	if err := os.WriteFile(bad, []byte("node: {nam: x}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	tests := []struct {
+		name           string
+		args           []string
+		code           int
+		stdout, stderr string
+	}{
+		{"help", []string{"--help"}, 0, "", "Examples:"},
+		{"version", []string{"--version"}, 0, "node-agent ", ""},
+		{"no config", nil, exitUsage, "", "want --config FILE"},
+		{"unknown flag", []string{"--confg", "x"}, exitUsage, "", "flag provided but not defined"},
+		{"argument", []string{"--config", bad, "more"}, exitUsage, "", "nothing else"},
+		{"missing file", []string{"--config", "/nowhere"}, exitUsage, "", "read configuration: open /nowhere"},
+		{"bad file", []string{"--config", bad, "--check"}, exitUsage, "", bad + ":1:8: node.nam: unknown field (did you mean name?)"},
+		{"sample", []string{"--config", "../../config/samples/node-agent.yaml", "--check"}, 0, "good: node node-a, 2 policies", ""},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			var stdout, stderr bytes.Buffer
+			if code := run(tt.args, &stdout, &stderr); code != tt.code {
+				t.Errorf("exit code %d, want %d", code, tt.code)
+			}
+			if !strings.Contains(stdout.String(), tt.stdout) || !strings.Contains(stderr.String(), tt.stderr) {
+				t.Errorf("stdout %q, want %q in it\nstderr %q, want %q in it", stdout.String(), tt.stdout, stderr.String(), tt.stderr)
+			}
+		})
+	}
+}

@@ -1,0 +1,313 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"go.uber.org/goleak"
+
+	"github.com/smcr-io/kube-smcr/internal/agentapi"
+	"github.com/smcr-io/kube-smcr/internal/cni"
+	"github.com/smcr-io/kube-smcr/internal/config"
+	"github.com/smcr-io/kube-smcr/internal/linux"
+	"github.com/smcr-io/kube-smcr/internal/testenv"
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/rdma/soft"
+	"github.com/smcr-io/kube-smcr/pkg/smcr"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/synopt"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const waitLimit = 20 * time.Second // for what takes milliseconds
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func value[T any](v T, err error) func(testing.TB) T {
+	return func(t testing.TB) T {
+		t.Helper()
+		must(t, err)
+		return v
+	}
+}
+
+// eventually waits until f returns "", which otherwise says what is missing.
+func eventually(t testing.TB, f func() string) {
+	t.Helper()
+	deadline := time.Now().Add(waitLimit)
+	for {
+		missing := f()
+		if missing == "" {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("after %v: %s", waitLimit, missing)
+		}
+		runtime.Gosched()
+		<-time.After(5 * time.Millisecond)
+	}
+}
+
+// space is a network namespace of a test.
+type space struct {
+	name string
+	path string
+	ns   *linux.NetNS
+}
+
+func newSpace(t testing.TB) *space {
+	t.Helper()
+	testenv.Need(t, testenv.Root, testenv.NetAdmin, testenv.Nftables)
+	s := &space{name: fmt.Sprintf("ks-%08x", rand.Uint32())}
+	s.path = filepath.Join("/run/netns", s.name)
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // the thread dies with its goroutine, unless it goes back
+		home, err := netns.Get()
+		if err == nil {
+			var h netns.NsHandle
+			if h, err = netns.NewNamed(s.name); err == nil {
+				_ = h.Close()
+				err = netns.Set(home)
+			}
+			_ = home.Close()
+		}
+		if err == nil {
+			runtime.UnlockOSThread()
+		}
+		done <- err
+	}()
+	must(t, <-done)
+	t.Cleanup(func() { _ = netns.DeleteNamed(s.name) }) // a test may have done it
+	s.ns = value(linux.OpenNetNS(s.path))(t)
+	t.Cleanup(func() { must(t, s.ns.Close()) })
+	s.links(t, func(h *netlink.Handle) error {
+		lo, err := h.LinkByName("lo")
+		if err != nil {
+			return err
+		}
+		return h.LinkSetUp(lo)
+	})
+	return s
+}
+
+func (s *space) links(t testing.TB, f func(*netlink.Handle) error) {
+	t.Helper()
+	fd := value(netns.GetFromName(s.name))(t)
+	defer fd.Close()
+	h := value(netlink.NewHandleAt(fd))(t)
+	defer h.Close()
+	must(t, f(h))
+}
+
+// join puts the ends of a veth called eth0 into both, with these addresses.
+func join(t testing.TB, a, b *space, aAddrs, bAddrs []string) {
+	t.Helper()
+	fd := value(netns.GetFromName(b.name))(t)
+	defer fd.Close()
+	a.links(t, func(h *netlink.Handle) error {
+		la := netlink.NewLinkAttrs()
+		la.Name = "eth0"
+		la.MTU = 9000
+		return h.LinkAdd(&netlink.Veth{LinkAttrs: la, PeerName: "eth0", PeerMTU: 9000, PeerNamespace: netlink.NsFd(fd)})
+	})
+	for s, addrs := range map[*space][]string{a: aAddrs, b: bAddrs} {
+		s.links(t, func(h *netlink.Handle) error {
+			l, err := h.LinkByName("eth0")
+			if err != nil {
+				return err
+			}
+			for _, text := range addrs {
+				addr, err := netlink.ParseAddr(text)
+				if err != nil {
+					return err
+				}
+				addr.Flags = 2 // IFA_F_NODAD
+				if err := h.AddrAdd(l, addr); err != nil {
+					return err
+				}
+			}
+			return h.LinkSetUp(l)
+		})
+	}
+}
+
+func (s *space) listen(t testing.TB, addr string) *net.TCPListener {
+	t.Helper()
+	l := value(linux.ListenInNS(t.Context(), s.ns, nil, netip.MustParseAddrPort(addr)))(t)
+	t.Cleanup(func() { _ = l.Close() })
+	return l
+}
+
+func (s *space) dial(t testing.TB, addr string) (*net.TCPConn, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), waitLimit)
+	defer cancel()
+	c, err := linux.DialInNS(ctx, s.ns, nil, netip.Addr{}, netip.MustParseAddrPort(addr))
+	if err == nil {
+		_ = c.SetDeadline(time.Now().Add(waitLimit))
+		t.Cleanup(func() { _ = c.Close() })
+	}
+	return c, err
+}
+
+// testNode is an agent with its node's and its pod's namespaces.
+type testNode struct {
+	name   string
+	host   *space
+	pod    *space
+	dir    string
+	node   *config.Node
+	client *agentapi.Client
+	cfg    Config
+
+	stop func() error
+}
+
+// lab is two nodes whose pods are on one network and whose RDMA devices are on
+// another.
+type lab struct {
+	a, b   *testNode
+	option smcr.Option
+}
+
+const (
+	podA, podB   = "10.78.0.1", "10.78.0.2"
+	podA6, podB6 = "fd78::1", "fd78::2"
+)
+
+const preferAll = "policies:\n- name: all\n"
+
+// newLab makes the namespaces, the option and the nodes; agents are started
+// by start.
+func newLab(t testing.TB) *lab {
+	t.Helper()
+	testenv.Need(t, testenv.Root, testenv.NetAdmin, testenv.Nftables, testenv.BPF)
+	l := &lab{a: &testNode{name: "a"}, b: &testNode{name: "b"}}
+	for _, n := range []*testNode{l.a, l.b} {
+		n.host, n.pod, n.dir = newSpace(t), newSpace(t), t.TempDir()
+	}
+	join(t, l.a.host, l.b.host, []string{"10.77.0.1/24"}, []string{"10.77.0.2/24"})
+	join(t, l.a.pod, l.b.pod, []string{podA + "/24", podA6 + "/64"}, []string{podB + "/24", podB6 + "/64"})
+	o := value(synopt.Open(synopt.Config{Mark: markWire}))(t)
+	t.Cleanup(func() { must(t, o.Close()) })
+	l.option = o
+	l.a.configure(t, l.option, "10.77.0.1", preferAll)
+	l.b.configure(t, l.option, "10.77.0.2", preferAll)
+	l.a.attach(t, podA+"/24", podA6+"/64")
+	l.b.attach(t, podB+"/24", podB6+"/64")
+	return l
+}
+
+// text is the configuration of the node.
+func (n *testNode) text(roce, rest string) string {
+	return fmt.Sprintf(`node:
+  name: %s
+  device: {soft: {address: %s}}
+  dataDir: %s
+  apiSocket: %s/agent.sock
+  metricsAddress: none
+  redirectTTL: 1s
+  drainTimeout: 5s
+  logLevel: debug
+%s`, n.name, roce, n.dir, n.dir, rest)
+}
+
+func (n *testNode) configure(t testing.TB, option smcr.Option, roce, rest string) {
+	t.Helper()
+	n.node = value(config.Parse("test", []byte(n.text(roce, rest))))(t)
+	n.client = agentapi.NewClient(n.node.APISocket)
+	t.Cleanup(n.client.Close)
+	n.cfg = Config{
+		Node: n.node, Log: testLog(t, n.name), Version: "test",
+		openDevice: func(d config.Device) (dev rdma.Device, stop func() error, err error) {
+			err = n.host.ns.Do(func() error {
+				s, err := soft.Open(soft.Config{Name: "soft-" + n.name, Addr: d.SoftAddress})
+				if err == nil {
+					dev, stop = s, s.Close
+				}
+				return err
+			})
+			return dev, stop, err
+		},
+		openOption: func() (smcr.Option, func() error, error) { return option, func() error { return nil }, nil },
+		preflight:  func() error { return nil },
+	}
+}
+
+func (n *testNode) attach(t testing.TB, addrs ...string) {
+	t.Helper()
+	att := cni.Attachment{
+		ContainerID: "pod" + n.name, IfName: "eth0", NetNS: n.pod.path, NetNSID: n.pod.ns.ID(),
+		Network: "test", Pod: cni.Pod{Namespace: "test", Name: n.name}, Created: time.Now(),
+	}
+	for _, a := range addrs {
+		att.IPs = append(att.IPs, netip.MustParsePrefix(a))
+	}
+	must(t, cni.NewStore(n.dir).Write(att))
+}
+
+// start runs the agent until the test ends or stop is called.
+func (n *testNode) start(t testing.TB) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- Run(ctx, n.cfg) }()
+	stopped := false
+	n.stop = func() error {
+		if stopped {
+			return nil
+		}
+		stopped = true
+		cancel()
+		return <-done
+	}
+	t.Cleanup(func() {
+		if err := n.stop(); err != nil {
+			t.Errorf("agent %s: %v", n.name, err)
+		}
+	})
+	eventually(t, func() string {
+		select {
+		case err := <-done:
+			stopped = true
+			t.Fatalf("agent %s ended: %v", n.name, err)
+		default:
+		}
+		if _, err := n.client.Status(t.Context()); err != nil {
+			return err.Error()
+		}
+		return ""
+	})
+	must(t, n.client.Sync(t.Context()))
+}
+
+func (n *testNode) status(t testing.TB) agentapi.Status {
+	t.Helper()
+	return value(n.client.Status(t.Context()))(t)
+}
+
+func testLog(t testing.TB, name string) *slog.Logger {
+	if os.Getenv("KUBE_SMCR_TEST_LOG") == "" {
+		return slog.New(slog.DiscardHandler)
+	}
+	return slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})).With("node", name)
+}

@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"syscall"
+	"testing"
+
+	"github.com/smcr-io/kube-smcr/internal/agentapi"
+)
+
+// serveOne accepts connections and runs f on each, until the listener ends.
+func serveOne(t testing.TB, l *net.TCPListener, f func(*net.TCPConn)) {
+	t.Helper()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			c, err := l.AcceptTCP()
+			if err != nil {
+				return
+			}
+			f(c)
+			_ = c.Close()
+		}
+	}()
+	t.Cleanup(func() {
+		_ = l.Close()
+		<-done
+	})
+}
+
+func echo(c *net.TCPConn) { _, _ = io.Copy(c, c) }
+
+// exchange sends what an echo server returns, ends its own direction and reads
+// until the end.
+func exchange(t testing.TB, c *net.TCPConn, size int) {
+	t.Helper()
+	sent := make([]byte, size)
+	rng := rand.NewChaCha8([32]byte{1})
+	_, _ = rng.Read(sent)
+	errs := make(chan error, 1)
+	go func() {
+		_, err := c.Write(sent)
+		errs <- errors.Join(err, c.CloseWrite())
+	}()
+	got, err := io.ReadAll(c)
+	if err != nil {
+		t.Fatalf("after %d of %d bytes: %v", len(got), size, err)
+	}
+	must(t, <-errs)
+	if sha256.Sum256(got) != sha256.Sum256(sent) {
+		i := 0
+		for i < min(len(got), len(sent)) && got[i] == sent[i] {
+			i++
+		}
+		t.Fatalf("%d bytes came back of %d, the first difference at %d", len(got), size, i)
+	}
+}
+
+func TestAgent_carries(t *testing.T) {
+	l := newLab(t)
+	l.a.start(t)
+	l.b.start(t)
+	for _, addr := range []string{podB, podB6} {
+		for _, size := range []int{0, 1, 5000, 3 << 20} {
+			t.Run(fmt.Sprintf("%s/%d", addr, size), func(t *testing.T) {
+				peers := make(chan netip.AddrPort, 4)
+				ln := l.b.pod.listen(t, netip.AddrPortFrom(netip.MustParseAddr(addr), 0).String())
+				serveOne(t, ln, func(c *net.TCPConn) {
+					peers <- addrPort(c.RemoteAddr())
+					echo(c)
+				})
+				before := [2]agentapi.Status{l.a.status(t), l.b.status(t)}
+				c, err := l.a.pod.dial(t, ln.Addr().String())
+				must(t, err)
+				if got := addrPort(c.RemoteAddr()); got != addrPort(ln.Addr()) {
+					t.Errorf("the client sees peer %v, want %v", got, ln.Addr())
+				}
+				exchange(t, c, size)
+				if got := (<-peers).Addr(); got != addrPort(c.LocalAddr()).Addr() {
+					t.Errorf("the server sees client %v, want %v", got, c.LocalAddr())
+				}
+				for i, n := range []*testNode{l.a, l.b} {
+					eventually(t, func() string {
+						s := n.status(t)
+						if s.Conns.TotalSMCR != before[i].Conns.TotalSMCR+1 || s.Conns.Live != 0 {
+							return fmt.Sprintf("node %s: %+v after %+v", n.name, s, before[i].Conns)
+						}
+						if got := s.Conns.BytesSMCR - before[i].Conns.BytesSMCR; got != uint64(2*size) {
+							return fmt.Sprintf("node %s: %d bytes on SMC-R, want %d", n.name, got, 2*size)
+						}
+						return ""
+					})
+				}
+			})
+		}
+	}
+	links := value(l.a.client.Links(t.Context()))(t)
+	if len(links.LinkGroups) == 0 || len(links.LinkGroups[0].Links) == 0 {
+		t.Errorf("no links: %+v", links)
+	}
+}
+
+func TestAgent_plainPeer(t *testing.T) {
+	l := newLab(t)
+	l.a.start(t) // the peer's node has no agent
+	ln := l.b.pod.listen(t, podB+":0")
+	serveOne(t, ln, echo)
+	c, err := l.a.pod.dial(t, ln.Addr().String())
+	must(t, err)
+	exchange(t, c, 1<<20)
+	e := value(l.a.client.Explain(t.Context(), "test/a", ln.Addr().String()))(t)
+	if e.Code != "PEERNOSMC" || e.Bypassed == nil || len(e.Recent) != 1 || e.Recent[0].Mode != "TCP" {
+		t.Errorf("explanation %+v", e)
+	}
+	// The next connection is not diverted.
+	c, err = l.a.pod.dial(t, ln.Addr().String())
+	must(t, err)
+	exchange(t, c, 1000)
+	if s := l.a.status(t); s.Conns.TotalTCP != 1 || s.Reasons["PEERNOSMC"] != 1 {
+		t.Errorf("status %+v", s)
+	}
+}
+
+func TestAgent_required(t *testing.T) {
+	l := newLab(t)
+	l.a.configure(t, l.option, "10.77.0.1", "policies:\n- {name: must, mode: Required}\n")
+	l.a.start(t)
+	ln := l.b.pod.listen(t, podB+":0")
+	serveOne(t, ln, echo)
+	for range 2 { // the second one must not find a bypass
+		c, err := l.a.pod.dial(t, ln.Addr().String())
+		if err == nil {
+			_, err = c.Read(make([]byte, 1))
+		}
+		if !errors.Is(err, syscall.ECONNRESET) {
+			t.Errorf("read = %v, want ECONNRESET", err)
+		}
+	}
+	e := value(l.a.client.Explain(t.Context(), podA, ln.Addr().String()))(t)
+	if e.Code != agentapi.CodeRequired || !e.Required || e.Recent[0].Count != 2 {
+		t.Errorf("explanation %+v", e)
+	}
+	l.b.start(t)
+	c, err := l.a.pod.dial(t, ln.Addr().String())
+	must(t, err)
+	exchange(t, c, 1000)
+}
+
+func TestAgent_refused(t *testing.T) {
+	l := newLab(t)
+	l.a.start(t)
+	for _, withPeer := range []bool{false, true} {
+		t.Run(fmt.Sprintf("peer agent %t", withPeer), func(t *testing.T) {
+			if withPeer {
+				l.b.start(t)
+			}
+			c, err := l.a.pod.dial(t, podB+":9")
+			if err == nil {
+				_, err = c.Read(make([]byte, 1))
+			}
+			if !errors.Is(err, syscall.ECONNRESET) && !errors.Is(err, syscall.ECONNREFUSED) {
+				t.Errorf("read = %v, want a reset", err)
+			}
+		})
+	}
+}
+
+// TestAgent_reset sees that each side's reset reaches the other, and that an
+// end of one direction is not an end of both.
+func TestAgent_ends(t *testing.T) {
+	l := newLab(t)
+	l.a.start(t)
+	l.b.start(t)
+	ln := l.b.pod.listen(t, podB+":0")
+	accepted := func(t *testing.T) (client, server *net.TCPConn) {
+		t.Helper()
+		client, err := l.a.pod.dial(t, ln.Addr().String())
+		must(t, err)
+		server = value(ln.AcceptTCP())(t)
+		t.Cleanup(func() { _ = server.Close() })
+		for _, p := range [][2]*net.TCPConn{{client, server}, {server, client}} {
+			value(p[0].Write([]byte("x")))(t)
+			value(io.ReadFull(p[1], make([]byte, 1)))(t)
+		}
+		return client, server
+	}
+	t.Run("client resets", func(t *testing.T) {
+		client, server := accepted(t)
+		reset(client)
+		if _, err := server.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+			t.Errorf("server reads %v", err)
+		}
+	})
+	t.Run("server resets", func(t *testing.T) {
+		client, server := accepted(t)
+		reset(server)
+		if _, err := client.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+			t.Errorf("client reads %v", err)
+		}
+	})
+	t.Run("half close", func(t *testing.T) {
+		client, server := accepted(t)
+		must(t, client.CloseWrite())
+		if b, err := io.ReadAll(server); err != nil || len(b) > 0 {
+			t.Errorf("server reads %q, %v", b, err)
+		}
+		value(server.Write([]byte("still here")))(t)
+		must(t, server.Close())
+		if b, err := io.ReadAll(client); err != nil || !bytes.Equal(b, []byte("still here")) {
+			t.Errorf("client reads %q, %v", b, err)
+		}
+	})
+	t.Run("agent stops", func(t *testing.T) {
+		client, server := accepted(t)
+		l.b.cfg.Node.DrainTimeout = 0
+		must(t, l.b.stop())
+		for _, c := range []*net.TCPConn{client, server} {
+			if _, err := c.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+				t.Errorf("read %v", err)
+			}
+		}
+		// New connections work without it.
+		c, err := l.a.pod.dial(t, ln.Addr().String())
+		must(t, err)
+		s := value(ln.AcceptTCP())(t)
+		must(t, s.Close())
+		if _, err := c.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
+			t.Errorf("read %v, want the end", err)
+		}
+	})
+}
