@@ -402,8 +402,11 @@ func (g *Group) Poll(now time.Time, dst []Output) []Output {
 
 // Idle reports whether Poll would return nothing.
 func (g *Group) Idle() bool {
-	return len(g.out) == 0 && (g.flowSent || len(g.flows) == 0) && (len(g.llcQueue) == 0 || g.link.inflight >= SendBudget) &&
-		(g.ready.empty() || g.link.inflight >= SendBudget-llcReserve)
+	canFlow := g.state == Active || g.state == Draining
+	return len(g.out) == 0 &&
+		(len(g.llcQueue) == 0 || g.link.inflight >= SendBudget) &&
+		(len(g.flows) == 0 || g.flowSent || !canFlow) &&
+		(g.ready.empty() || g.state != Active || g.link.inflight >= SendBudget-llcReserve)
 }
 
 // sendLLC queues an LLC message on the link.
