@@ -163,10 +163,12 @@ func (c *Conn) HasSentClose() bool { return c.sentFlags.Closed() || c.sentFlags.
 // Commands.
 
 // Produce tells that the application put bytes into the send buffer up to
-// position pos.
-func (c *Conn) Produce(pos uint64) {
+// position pos. Data for a peer that has closed resets the connection, since
+// it can never be delivered (§4.8.1, 4A).
+func (c *Conn) Produce(pos uint64) Events {
 	invariant.Must(pos >= c.produced && pos-c.completed <= uint64(c.sendBuffer), "produced outside the send buffer")
 	c.produced = pos
+	return c.abortIfUndeliverable()
 }
 
 // Consume tells that the application took bytes from the RMBE up to pos.
@@ -197,10 +199,6 @@ func (c *Conn) Abort() Events {
 	}
 	c.wantAbort = true
 	c.state = PeerAbortWait
-	if c.peerFlags.Closed() && c.sentFlags.Closed() {
-		c.state = Closed
-		return Aborted | Ended
-	}
 	return Aborted
 }
 
@@ -216,9 +214,10 @@ func (c *Conn) Fail() Events {
 }
 
 // abortIfUndeliverable resets a connection whose peer closed while we still
-// have data for it (§4.8.1, 4A).
+// have data for it (§4.8.1, 4A). What the peer consumed was delivered, even
+// if the completion that says so is still on its way.
 func (c *Conn) abortIfUndeliverable() Events {
-	if c.peerFlags.Closed() && c.produced > c.completed && !c.wantAbort {
+	if c.peerFlags.Closed() && c.produced > max(c.completed, c.peerConsumed) && !c.WasAborted() {
 		return c.Abort()
 	}
 	return 0
@@ -240,6 +239,8 @@ func (c *Conn) HandleSent() Events {
 // ErrStaleMessage is a violation by the peer; the connection is aborted then.
 func (c *Conn) HandleMessage(m Message) (Events, error) {
 	if c.state == Closed {
+		// Given up without the peer; what counts is that it writes no more.
+		c.peerFlags |= m.Flags & (flagClosed | flagAbort)
 		return 0, nil
 	}
 	if m.Flags.FailoverValidation() {
@@ -363,7 +364,7 @@ func (c *Conn) UpdateDue() bool {
 // blockNoticeDue: data waits, the window is closed, and the peer does not
 // know it.
 func (c *Conn) blockNoticeDue() bool {
-	return !c.blocked && c.produced > c.sent && c.Window() == 0 && !c.peerFlags.Closed()
+	return !c.blocked && c.produced > c.sent && c.Window() == 0 && !c.peerFlags.Closed() && !c.sentFlags.Closed()
 }
 
 // closeDue returns the closing flag that may go out now: only after all data
@@ -392,11 +393,16 @@ func (c *Conn) Next() (Transmission, Events) {
 	if c.abortDue() {
 		c.sentFlags = c.sentFlags.WithAbort()
 		t.Message = c.message()
-		if c.state == ProcessAbort {
+		if c.state == ProcessAbort || c.PeerReleased() {
+			// The peer has said its last word: its A, or its C, after which
+			// it does not answer ours.
 			c.state = Closed
 			return t, Ended
 		}
 		return t, 0
+	}
+	if c.consumed > c.announced {
+		c.updateAsked = false
 	}
 	closing := c.closeDue()
 	if t.Len = c.sendable(); t.Len > 0 {
@@ -404,7 +410,6 @@ func (c *Conn) Next() (Transmission, Events) {
 	}
 	c.blocked = c.produced > c.sent && c.Window() == 0
 	c.announced = c.consumed
-	c.updateAsked = false
 	switch {
 	case closing.Closed():
 		c.sentFlags = c.sentFlags.WithClosed()

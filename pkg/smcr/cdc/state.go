@@ -7,22 +7,22 @@ import "fmt"
 // State is where a connection stands between its rendezvous and the reuse of
 // its RMBE (RFC 7609 §4.8, figures 22 and 23).
 //
-//	                        +--------+
-//	     +----------------->| Closed |<------------------+
-//	     |                  +--------+                   |
-//	     |                       | Activate              |
-//	     |                  +--------+                   |
-//	     |       +----------| Active |---------+         |
-//	     |       | we send D or C    | peer sends D or C |
-//	     |       v                             v         |
-//	     | PeerCloseWait1                AppCloseWait1   |
-//	     |       | peer sends D                | we send D
-//	     |       v                             v         |
-//	     | PeerCloseWait2                AppCloseWait2   |
-//	     |       | peer sends C                | we send C
-//	     |       v                             v         |
-//	     +- AppFinCloseWait              PeerFinCloseWait+
-//	        (we have not closed yet)     (the peer has not closed yet)
+//	                   +--------+
+//	+----------------->| Closed |<------------------+
+//	|                  +--------+                   |
+//	|                       | Activate              |
+//	|                  +--------+                   |
+//	|       +----------| Active |---------+         |
+//	|       | we send D or C    | peer sends D or C |
+//	|       v                             v         |
+//	| PeerCloseWait1                AppCloseWait1   |
+//	|       | peer sends D                | we send D
+//	|       v                             v         |
+//	| PeerCloseWait2                AppCloseWait2   |
+//	|       | peer sends C                | we send C
+//	|       v                             v         |
+//	+- AppFinCloseWait              PeerFinCloseWait+
+//	   (we have not closed yet)     (the peer has not closed yet)
 //
 // Each of the wait states goes straight to Closed when both sides' C has been
 // exchanged. From every state: our A leads to PeerAbortWait until the peer
@@ -120,8 +120,12 @@ func (c *Conn) peerClosed() {
 		} else {
 			c.state = AppFinCloseWait
 		}
-	case PeerFinCloseWait, PeerAbortWait:
+	case PeerFinCloseWait:
 		c.state = Closed
+	case PeerAbortWait:
+		if c.HasSentClose() { // else our A must still go out
+			c.state = Closed
+		}
 	case Closed, AppCloseWait1, AppCloseWait2, AppFinCloseWait, ProcessAbort:
 	}
 }
