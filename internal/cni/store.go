@@ -66,6 +66,8 @@ func checkKey(containerID, ifName string) error {
 	return nil
 }
 
+func validKey(containerID, ifName string) bool { return checkKey(containerID, ifName) == nil }
+
 // ParseAttachment reads a record.
 func ParseAttachment(b []byte) (Attachment, error) {
 	if len(b) > maxRecordBytes {
@@ -172,10 +174,10 @@ func (s Store) sync() error {
 // Delete removes a record. A missing one is no error, nor is a file of that
 // name that is no record. The record of another attachment stays.
 func (s Store) Delete(containerID, ifName string) error {
-	if err := checkKey(containerID, ifName); err != nil {
+	name := fileName(containerID, ifName)
+	if !validKey(containerID, ifName) {
 		return nil // such a record cannot exist
 	}
-	name := fileName(containerID, ifName)
 	if a, err := s.read(name); err == nil && (a.ContainerID != containerID || a.IfName != ifName) {
 		return nil
 	}

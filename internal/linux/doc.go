@@ -24,7 +24,8 @@
 //   - chain inbound (filter, prerouting) and inbound-to: a SYN that carries
 //     the SMC-R option (RFC 7609 appendix A.1: kind 254, E2D4C3D9) goes to the
 //     agent's transparent listener ([ControlTransparent]). A SYN without the
-//     option never leaves its way to the application;
+//     option never leaves its way to the application, nor does one to a port
+//     on which nobody listens: its sender is refused as ever;
 //   - a rule, a route and a sysctl that bring the answers of the application
 //     back to the agent when it connects under the client's address
 //     ([DialFrom]).

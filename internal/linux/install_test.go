@@ -159,3 +159,30 @@ func TestProbe(t *testing.T) {
 		t.Errorf("feature error is %v", err)
 	}
 }
+
+// TestInstallRedirect_withoutIPv6 is a pod on a cluster with IPv4 only: many
+// runtimes switch IPv6 off in it.
+func TestInstallRedirect_withoutIPv6(t *testing.T) {
+	ns := newNS(t)
+	for _, scope := range []string{"all", "default", "lo"} {
+		setSysctl(t, ns, "net/ipv6/conf/"+scope+"/disable_ipv6", "1")
+	}
+	r := install(t, ns, testConfig(families[0]))
+	mustDo(t, errors.Join(r.Update(testConfig(families[0])), r.Renew(), r.Remove(), Sweep(ns)))
+	wantClean(t, ns)
+}
+
+func TestInstallRedirect_loopbackDown(t *testing.T) {
+	ns := newNS(t)
+	mustDo(t, inNetlink(ns, func(h *netlink.Handle) error {
+		lo, err := h.LinkByName("lo")
+		if err != nil {
+			return err
+		}
+		return h.LinkSetDown(lo)
+	})())
+	if _, err := InstallRedirect(ns, testConfig(families[0])); err == nil || !strings.Contains(err.Error(), "loopback") {
+		t.Fatalf("install: %v, want an error about loopback", err)
+	}
+	wantClean(t, ns)
+}

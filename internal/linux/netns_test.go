@@ -114,7 +114,7 @@ func TestNetNS_discardsThread(t *testing.T) {
 	mustDo(t, broken.Do(func() error { tid = unix.Gettid(); return nil }))
 	mustDo(t, broken.Close())
 	if tid != os.Getpid() { // the main thread parks for good instead
-		waitFor(t, "the end of the thread", func() bool { return unix.Tgkill(os.Getpid(), tid, 0) == unix.ESRCH })
+		waitFor(t, "the end of the thread", func() bool { return errors.Is(unix.Tgkill(os.Getpid(), tid, 0), unix.ESRCH) })
 	}
 	for range 50 {
 		done := make(chan uint64)

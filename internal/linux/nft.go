@@ -189,7 +189,7 @@ func (r *ruleset) build(cfg RedirectConfig, bypass map[netip.AddrPort]time.Durat
 			})
 	}
 
-	match := [][]expr.Any{tcpIn(alive), ours, notLoopback(expr.MetaKeyIIFNAME), synOnly(), smcOption()}
+	match := [][]expr.Any{tcpIn(alive), ours, notLoopback(expr.MetaKeyIIFNAME), synOnly(), smcOption(), hasSocket()}
 	if ports != nil {
 		match = append(match, loadPort(regA), lookup(regA, ports, false))
 	}
@@ -313,6 +313,13 @@ func smcOption() []expr.Any {
 		&expr.Exthdr{DestRegister: regA, Op: expr.ExthdrOpTcpopt, Type: smcOptionKind, Offset: 2, Len: 4},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: regA, Data: binary.BigEndian.AppendUint32(nil, smcOptionID)},
 	}
+}
+
+// hasSocket matches if a socket waits for the packet: loading anything about it
+// ends the rule if there is none. A SYN to a port that nobody listens on must
+// reach the kernel's refusal and not the agent, who would accept it.
+func hasSocket() []expr.Any {
+	return []expr.Any{&expr.Socket{Key: expr.SocketKeyTransparent, Register: regA}}
 }
 
 // tproxy is "counter tproxy to 127.0.0.1:port", or ::1. If nothing listens

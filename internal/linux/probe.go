@@ -81,6 +81,9 @@ func nftFeatures() []struct {
 		{"nftables: match on a TCP option", "load the module nft_exthdr or use a kernel of which it is part (CONFIG_NFT_EXTHDR before Linux 4.20)", func(r *ruleset) {
 			r.rule(pre(r), tcpHeader(), smcOption())
 		}},
+		{"nftables: match on a socket", "load the module nft_socket (CONFIG_NFT_SOCKET)", func(r *ruleset) {
+			r.rule(pre(r), tcpHeader(), hasSocket())
+		}},
 	}
 }
 

@@ -102,10 +102,20 @@ func addLocalRoute(h *netlink.Handle, fam int) error {
 	if lo.Attrs().Flags&net.FlagUp == 0 {
 		return errors.New("loopback interface is down: the CNI loopback plugin sets it up before pods start")
 	}
+	if fam == netlink.FAMILY_V6 && ipv6Off() {
+		return nil
+	}
 	if err := h.RouteReplace(localRoute(lo.Attrs().Index, fam)); err != nil && !noFamily(fam, err) {
 		return err
 	}
 	return nil
+}
+
+// ipv6Off tells whether IPv6 is switched off on loopback, as runtimes do it in
+// the pods of clusters with IPv4 only; the kernel refuses routes there.
+func ipv6Off() bool {
+	b, err := os.ReadFile("/proc/sys/net/ipv6/conf/lo/disable_ipv6")
+	return err != nil || strings.TrimSpace(string(b)) == "1"
 }
 
 // replaceRule makes the one rule of ours that there is the one for mark.

@@ -90,6 +90,50 @@ func TestRedirect_inboundOnlyWithOption(t *testing.T) {
 	}
 }
 
+func TestRedirect_inboundListenersOnly(t *testing.T) {
+	for _, f := range families {
+		t.Run(f.name, func(t *testing.T) {
+			in := newInbound(t, f, nil)
+			in.wire.addOption(true)
+			closed := netip.AddrPortFrom(f.pod, in.dst.Port()^1)
+			want(t, served(t, in.peer, nil, closed), "refused")
+			answer(t, in.agent, "agent")
+			for name, wildcard := range map[string]netip.Addr{
+				"wildcard": wildcardOf(f.pod), "dual stack": netip.IPv6Unspecified(),
+			} {
+				t.Run(name, func(t *testing.T) {
+					app := listenDual(t, in.pod, wildcard)
+					want(t, served(t, in.peer, nil, netip.AddrPortFrom(f.pod, app)), "agent")
+				})
+			}
+		})
+	}
+}
+
+func wildcardOf(a netip.Addr) netip.Addr {
+	if a.Is4() {
+		return netip.IPv4Unspecified()
+	}
+	return netip.IPv6Unspecified()
+}
+
+// listenDual listens like most servers do: on [::] for both families. It
+// returns the port.
+func listenDual(t *testing.T, ns *NetNS, wildcard netip.Addr) uint16 {
+	t.Helper()
+	var ln net.Listener
+	mustDo(t, ns.Do(func() (err error) {
+		network := "tcp"
+		if wildcard.Is4() {
+			network = "tcp4"
+		}
+		ln, err = net.Listen(network, netip.AddrPortFrom(wildcard, 0).String())
+		return err
+	}))
+	t.Cleanup(func() { _ = ln.Close() })
+	return ln.Addr().(*net.TCPAddr).AddrPort().Port()
+}
+
 func TestRedirect_inboundPorts(t *testing.T) {
 	f := families[0]
 	in := newInbound(t, f, nil)
