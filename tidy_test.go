@@ -155,7 +155,7 @@ func TestEveryPackageHasADoc(t *testing.T) {
 			continue // this file is its own doc
 		}
 		base := path.Base(f.name)
-		isDoc := base == "doc.go" || base == "main.go" && strings.HasPrefix(dir, "cmd/")
+		isDoc := base == "doc.go" || base == "main.go" && (strings.HasPrefix(dir, "cmd/") || strings.HasPrefix(dir, "hack/"))
 		packages[dir] = packages[dir] || isDoc && packageComment(t, f) != ""
 	}
 	for dir, documented := range packages {
