@@ -12,6 +12,7 @@ export PATH := $(PATH):/usr/local/go/bin:/usr/sbin:/sbin
 GO       ?= go
 GOTOOL   := $(GO) tool -modfile=hack/tools/go.mod
 FUZZTIME ?= 60s
+SIMCOUNT ?= 200
 PKG      ?= ./...
 ARGS     ?=
 
@@ -68,8 +69,8 @@ test-race: deps ## Look for rare races: every test five times, in random order.
 	$(GO) test -race -count=5 -shuffle=on -timeout=45m $(ARGS) $(PKG)
 
 .PHONY: sim
-sim: ## Run the seeded simulations for long (SIMTIME=10m).
-	KUBE_SMCR_SIM_TIME=$${SIMTIME:-10m} $(GO) test -timeout=2h -count=1 -v -run='Sim' $(ARGS) $(PKG)
+sim: ## Repeat the simulations and model tests, each with new seeds (SIMCOUNT=200).
+	$(GO) test -count=$(SIMCOUNT) -timeout=2h -run='Sim|Model|Random|Fault|Fabric' $(ARGS) $(PKG)
 
 .PHONY: fuzz
 fuzz: ## Run every fuzz target for FUZZTIME (60s).
