@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Command smcrctl asks the node agent what it does and why.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"runtime/debug"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/smcr-io/kube-smcr/internal/agentapi"
+)
+
+// Exit codes, as in the help text.
+const (
+	exitOK         = 0
+	exitError      = 1
+	exitUsage      = 2
+	exitNotRunning = 3
+	exitNot        = 4 // explain: not on SMC-R; preflight: something fails
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	code := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	stop()
+	os.Exit(code)
+}
+
+// errNot ends a command whose answer was "no" and was printed.
+var errNot = errors.New("the answer is no")
+
+// usageError is a mistake in the command line.
+type usageError struct{ error }
+
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	cmd := newRoot(stdout)
+	cmd.SetArgs(args)
+	cmd.SetOut(stdout)
+	cmd.SetErr(stderr)
+	err := cmd.ExecuteContext(ctx)
+	switch {
+	case err == nil:
+		return exitOK
+	case errors.Is(err, errNot):
+		return exitNot
+	}
+	fmt.Fprintf(stderr, "smcrctl: %v\n", err)
+	switch {
+	case errors.As(err, new(usageError)):
+		return exitUsage
+	case errors.Is(err, agentapi.ErrNotRunning):
+		return exitNotRunning
+	}
+	return exitError
+}
+
+// options are the flags of all commands.
+type options struct {
+	socket string
+	output string
+	out    io.Writer
+}
+
+func newRoot(stdout io.Writer) *cobra.Command {
+	o := &options{out: stdout}
+	root := &cobra.Command{
+		Use:   "smcrctl",
+		Short: "Ask the node agent what it does and why",
+		Long: `smcrctl asks the kube-smcr node agent of this machine what it does and why.
+
+Exit codes: 0 done, 1 error, 2 wrong usage, 3 the agent is not running,
+4 the answer is no (explain: not on SMC-R; preflight: something fails).`,
+		Example: `  smcrctl status
+  smcrctl links -o json
+  smcrctl conns
+  smcrctl explain shop/web-1 192.0.2.7:6379
+  smcrctl preflight`,
+		Version:       buildVersion(),
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		Args:          cobra.NoArgs,
+		PersistentPreRunE: func(*cobra.Command, []string) error {
+			if o.output != "table" && o.output != "json" {
+				return usageError{fmt.Errorf("output %q: want table or json", o.output)}
+			}
+			return nil
+		},
+	}
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
+	root.PersistentFlags().StringVar(&o.socket, "socket", agentapi.DefaultSocket, "the agent's API socket (node.apiSocket of its configuration)")
+	root.PersistentFlags().StringVarP(&o.output, "output", "o", "table", "table or json")
+	root.CompletionOptions.HiddenDefaultCmd = true
+	root.AddCommand(newStatus(o), newLinks(o), newConns(o), newAttachments(o), newExplain(o), newPreflight(o))
+	return root
+}
+
+// args is like cobra's checks, with the error of our kind.
+func args(check cobra.PositionalArgs) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, a []string) error {
+		if err := check(cmd, a); err != nil {
+			return usageError{fmt.Errorf("%w; see smcrctl %s --help", err, cmd.Name())}
+		}
+		return nil
+	}
+}
+
+// ask makes the body of a command: ask the agent, print the answer.
+func ask[T any](o *options, cmd *cobra.Command, question func(context.Context, *agentapi.Client) (T, error), table func(io.Writer, T) error) error {
+	c := agentapi.NewClient(o.socket)
+	defer c.Close()
+	v, err := question(cmd.Context(), c)
+	if err != nil {
+		return err
+	}
+	return show(o, v, table)
+}
+
+func show[T any](o *options, v T, table func(io.Writer, T) error) error {
+	if o.output == "json" {
+		e := json.NewEncoder(o.out)
+		e.SetIndent("", "  ")
+		return e.Encode(v)
+	}
+	return table(o.out, v)
+}
+
+func newStatus(o *options) *cobra.Command {
+	return &cobra.Command{
+		Use:     "status",
+		Short:   "What the agent does, and what keeps connections off SMC-R",
+		Example: "  smcrctl status\n  smcrctl status -o json",
+		Args:    args(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return ask(o, cmd, func(ctx context.Context, c *agentapi.Client) (agentapi.Status, error) { return c.Status(ctx) }, printStatus)
+		},
+	}
+}
+
+func newLinks(o *options) *cobra.Command {
+	return &cobra.Command{
+		Use:     "links",
+		Short:   "Link groups and their links",
+		Example: "  smcrctl links\n  smcrctl links -o json",
+		Args:    args(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return ask(o, cmd, func(ctx context.Context, c *agentapi.Client) (agentapi.Links, error) { return c.Links(ctx) }, printLinks)
+		},
+	}
+}
+
+func newConns(o *options) *cobra.Command {
+	return &cobra.Command{
+		Use:     "conns",
+		Short:   "Connections that the agent carries now",
+		Example: "  smcrctl conns\n  smcrctl conns -o json",
+		Args:    args(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return ask(o, cmd, func(ctx context.Context, c *agentapi.Client) (agentapi.Conns, error) { return c.Conns(ctx) }, printConns)
+		},
+	}
+}
+
+func newAttachments(o *options) *cobra.Command {
+	return &cobra.Command{
+		Use:     "attachments",
+		Short:   "Attached pods, and destinations that are not diverted for a while",
+		Example: "  smcrctl attachments",
+		Args:    args(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return ask(o, cmd, func(ctx context.Context, c *agentapi.Client) (agentapi.Attachments, error) { return c.Attachments(ctx) }, printAttachments)
+		},
+	}
+}
+
+func newExplain(o *options) *cobra.Command {
+	return &cobra.Command{
+		Use:   "explain SRC DST:PORT",
+		Short: "Why connections are, or are not, on SMC-R",
+		Long: `explain says why connections from SRC to DST:PORT are, or are not, on SMC-R.
+SRC is an address, or NAMESPACE/NAME of a pod of this node. Ask on the node of
+either side. The exit code is 0 if they are on SMC-R, and 4 if not.`,
+		Example: "  smcrctl explain shop/web-1 192.0.2.7:6379\n  smcrctl explain 192.0.2.5 192.0.2.7:6379 -o json\n  smcrctl explain 2001:db8::5 [2001:db8::7]:6379",
+		Args:    args(cobra.ExactArgs(2)),
+		RunE: func(cmd *cobra.Command, a []string) error {
+			var code agentapi.Code
+			err := ask(o, cmd, func(ctx context.Context, c *agentapi.Client) (agentapi.Explanation, error) {
+				e, err := c.Explain(ctx, a[0], a[1])
+				code = e.Code
+				return e, err
+			}, printExplanation)
+			if err == nil && code != agentapi.CodeOK {
+				return errNot
+			}
+			return err
+		},
+	}
+}
+
+func newPreflight(o *options) *cobra.Command {
+	return &cobra.Command{
+		Use:   "preflight",
+		Short: "What this node has and lacks for SMC-R; works without the agent",
+		Long: `preflight tries what the agent needs, without leaving anything behind, and says
+what to do about what is missing. Run it as root on the node. FAIL: the agent
+does not run. WARN: it runs, with less. The exit code is 4 if anything fails.`,
+		Example: "  smcrctl preflight\n  smcrctl preflight -o json",
+		Args:    args(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			r := examine(cmd.Context(), realMachine())
+			if err := show(o, r, printReport); err != nil {
+				return err
+			}
+			if r.Worst == resultFail {
+				return errNot
+			}
+			return nil
+		},
+	}
+}
+
+func buildVersion() string {
+	bi, ok := debug.ReadBuildInfo()
+	if !ok || bi.Main.Version == "" {
+		return "unknown"
+	}
+	return bi.Main.Version
+}

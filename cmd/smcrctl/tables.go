@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/smcr-io/kube-smcr/internal/agentapi"
+)
+
+// table aligns columns; rows are tab separated.
+func table(w io.Writer, rows ...string) error {
+	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	for _, r := range rows {
+		if _, err := fmt.Fprintln(tw, r); err != nil {
+			return err
+		}
+	}
+	return tw.Flush()
+}
+
+func row(fields ...any) string {
+	s := make([]string, len(fields))
+	for i, f := range fields {
+		s[i] = cmp.Or(fmt.Sprint(f), "-")
+	}
+	return strings.Join(s, "\t")
+}
+
+func printStatus(w io.Writer, s agentapi.Status) error {
+	state := "carrying connections over SMC-R"
+	switch {
+	case s.Draining:
+		state = "stopping"
+	case !s.Accelerating && len(s.Problems) == 0:
+		state = "ready, no pod is attached that a policy selects"
+	case !s.Accelerating:
+		state = "everything is plain TCP"
+	}
+	device := s.Device.Name + " (" + s.Device.Provider
+	if s.Device.Address != "" {
+		device += ", " + s.Device.Address
+	}
+	rows := []string{
+		row("node", s.Node),
+		row("agent", fmt.Sprintf("%s, up %s", s.Version, age(s.Started))),
+		row("state", state),
+		row("device", device+")"),
+		row("policies", strings.Join(s.Policies, ", ")),
+		row("pods", fmt.Sprintf("%d attached, %d ready, %d failed", s.Pods.Attached, s.Pods.Ready, s.Pods.Failed)),
+		row("link groups", s.LinkGroups),
+		row("connections", fmt.Sprintf("%d now, %d of them on SMC-R", s.Conns.Live, s.Conns.LiveSMCR)),
+		row("since start", fmt.Sprintf("%d on SMC-R (%s), %d on TCP (%s), %d reset",
+			s.Conns.TotalSMCR, size(s.Conns.BytesSMCR), s.Conns.TotalTCP, size(s.Conns.BytesTCP), s.Conns.Reset)),
+		row("budget", fmt.Sprintf("%s of %s memory, %d of %d connections",
+			size(uint64(s.NodeBudget.MemoryUsedBytes)), size(uint64(s.NodeBudget.MemoryBytes)), s.NodeBudget.ConnsUsed, s.NodeBudget.Conns)),
+	}
+	for _, p := range s.Problems {
+		rows = append(rows, row("problem", p))
+	}
+	if err := table(w, rows...); err != nil || len(s.Reasons) == 0 {
+		return err
+	}
+	rows = []string{row("\nNOT ON SMC-R", "COUNT", "MEANING")}
+	for _, c := range slices.Sorted(maps.Keys(s.Reasons)) {
+		rows = append(rows, row(c, s.Reasons[c], c.Text()))
+	}
+	return table(w, rows...)
+}
+
+func printLinks(w io.Writer, l agentapi.Links) error {
+	if len(l.LinkGroups) == 0 {
+		_, err := fmt.Fprintln(w, "no link groups")
+		return err
+	}
+	rows := []string{row("GROUP", "POD", "ROLE", "STATE", "PEER ID", "DIALECT", "CONNS", "RMBS", "LINK", "LINK STATE", "LOCAL", "PEER", "MTU", "SENT", "RECEIVED", "AGE")}
+	for _, g := range l.LinkGroups {
+		state := g.State
+		if g.Error != "" {
+			state += " (" + g.Error + ")"
+		}
+		group := []any{g.ID, g.Pod, g.Role, state, g.PeerID, fmt.Sprintf("v%d %s", g.Version, g.Dialect), g.Conns, size(uint64(g.RMBBytes))}
+		for _, k := range g.Links {
+			rows = append(rows, row(append(group, k.ID, k.State,
+				fmt.Sprintf("%s qp %d", address(k.LocalGID), k.LocalQPN), fmt.Sprintf("%s qp %d", address(k.PeerGID), k.PeerQPN),
+				k.MTU, size(k.BytesSent), size(k.BytesRecv), age(g.Opened))...))
+			group = []any{"", "", "", "", "", "", "", ""}
+		}
+		if len(g.Links) == 0 {
+			rows = append(rows, row(append(group, "", "", "", "", "", "", "", age(g.Opened))...))
+		}
+	}
+	return table(w, rows...)
+}
+
+// address shows an IPv4 GID as IPv4.
+func address(gid string) string { return strings.TrimPrefix(gid, "::ffff:") }
+
+func printConns(w io.Writer, c agentapi.Conns) error {
+	if len(c.Conns) == 0 {
+		_, err := fmt.Fprintln(w, "no connections")
+		return err
+	}
+	rows := []string{row("ID", "POD", "DIRECTION", "SOURCE", "DESTINATION", "MODE", "REASON", "GROUP", "STATE", "SENT", "RECEIVED", "AGE")}
+	for _, x := range c.Conns {
+		group := ""
+		if x.LinkGroup != 0 {
+			group = fmt.Sprintf("%d/%d", x.LinkGroup, x.Link)
+		}
+		rows = append(rows, row(x.ID, x.Pod, x.Direction, x.Source, x.Dest, x.Mode, x.Reason, group, x.State,
+			size(x.BytesSent), size(x.BytesRecv), age(x.Opened)))
+	}
+	return table(w, rows...)
+}
+
+func printAttachments(w io.Writer, a agentapi.Attachments) error {
+	rows := []string{row("POD", "INTERFACE", "STATE", "ADDRESSES", "POLICIES", "NETNS", "DETAIL")}
+	for _, x := range a.Attachments {
+		var addrs []string
+		for _, p := range x.Addresses {
+			addrs = append(addrs, p.String())
+		}
+		rows = append(rows, row(x.Pod, x.Interface, x.State, strings.Join(addrs, ","), strings.Join(x.Policies, ","), x.NetNS, x.Detail))
+	}
+	if len(a.Bypasses) > 0 {
+		rows = append(rows, "", row("POD", "NOT DIVERTED", "REASON", "FOR"))
+		for _, b := range a.Bypasses {
+			rows = append(rows, row(b.Pod, b.Dest, b.Reason, time.Until(b.Until).Round(time.Second)))
+		}
+	}
+	for _, m := range a.Malformed {
+		rows = append(rows, "ignored: "+m)
+	}
+	return table(w, rows...)
+}
+
+func printExplanation(w io.Writer, e agentapi.Explanation) error {
+	rows := []string{row("verdict", e.Verdict)}
+	add := func(name, value string) {
+		if value != "" {
+			rows = append(rows, row(name, value))
+		}
+	}
+	add("reason", string(e.Code))
+	add("what to do", e.Advice)
+	add("pod", e.Pod)
+	add("policy", e.Policy)
+	if e.Required {
+		add("mode", "Required: connections without SMC-R are reset")
+	}
+	if e.Bypassed != nil {
+		add("not diverted until", e.Bypassed.Until.Format(time.TimeOnly))
+	}
+	if err := table(w, rows...); err != nil {
+		return err
+	}
+	if len(e.Live) > 0 {
+		if _, err := fmt.Fprintln(w); err != nil {
+			return err
+		}
+		if err := printConns(w, agentapi.Conns{Conns: e.Live}); err != nil {
+			return err
+		}
+	}
+	if len(e.Recent) == 0 {
+		return nil
+	}
+	rows = []string{"", row("LAST", "COUNT", "SEEN FROM", "MODE", "REASON", "DETAIL")}
+	for _, d := range e.Recent {
+		detail := cmp.Or(d.Detail, d.Reason.Text())
+		if d.PeerDeclined {
+			detail = "the peer: " + detail
+		}
+		rows = append(rows, row(age(d.Last)+" ago", d.Count, d.Direction, d.Mode, d.Reason, detail))
+	}
+	return table(w, rows...)
+}
+
+func age(t time.Time) string {
+	d := time.Since(t)
+	switch {
+	case d < time.Minute:
+		return fmt.Sprintf("%ds", int(d.Seconds()))
+	case d < time.Hour:
+		return fmt.Sprintf("%dm%ds", int(d.Minutes()), int(d.Seconds())%60)
+	case d < 48*time.Hour:
+		return fmt.Sprintf("%dh%dm", int(d.Hours()), int(d.Minutes())%60)
+	}
+	return fmt.Sprintf("%dd", int(d.Hours()/24))
+}
+
+func size(n uint64) string {
+	for _, u := range []struct {
+		shift uint
+		name  string
+	}{{40, "TiB"}, {30, "GiB"}, {20, "MiB"}, {10, "KiB"}} {
+		if n >= 1<<u.shift {
+			return fmt.Sprintf("%.1f %s", float64(n)/float64(uint64(1)<<u.shift), u.name)
+		}
+	}
+	return fmt.Sprintf("%d B", n)
+}
