@@ -4,7 +4,6 @@ package rocev2
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
@@ -200,16 +199,6 @@ type Packet struct {
 	Ext     []byte // extended header of an operation that this package does not perform, as it came
 	Payload []byte // without pad; aliases the input
 }
-
-// Errors of ParsePacket.
-var (
-	ErrShort  = errors.New("rocev2: packet is shorter than its headers")
-	ErrLong   = errors.New("rocev2: packet is longer than the largest path MTU")
-	ErrOpCode = errors.New("rocev2: not an operation of the reliable connected service")
-	ErrTVer   = errors.New("rocev2: unknown transport header version")
-	ErrLength = errors.New("rocev2: packet length is wrong for its operation")
-	ErrMisfit = errors.New("rocev2: packet is not a multiple of four bytes")
-)
 
 // ParsePacket parses a packet, the UDP payload from BTH to ICRC. It checks
 // everything that needs no queue pair; it does not check the ICRC.

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rocev2
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
+)
+
+// PostSend queues work requests in order and returns how many were taken,
+// fewer than all only with an error: [rdma.ErrQueueFull] when completions
+// have to be polled first. In ERR they complete as flushed.
+func (q *QP) PostSend(_ time.Time, wrs []rdma.SendWR) (int, error) {
+	st := q.attr.State
+	if st != rdma.QPRTS && st != rdma.QPError {
+		return 0, fmt.Errorf("post send to queue pair %v in %v: %w", q.cfg.Num, st, rdma.ErrState)
+	}
+	for i := range wrs {
+		wr := &wrs[i]
+		n, err := q.checkSend(wr)
+		if err != nil {
+			return i, err
+		}
+		r := &q.req
+		if int(r.tail-r.head)+q.wcs.sends >= q.cfg.MaxSendWR {
+			return i, rdma.ErrQueueFull
+		}
+		if st == rdma.QPError {
+			q.completeSend(wr.ID, wr.Op, 0, rdma.StatusFlushed)
+			continue
+		}
+		w := r.at(r.tail)
+		w.id, w.op, w.flags = wr.ID, wr.Op, wr.Flags
+		w.imm, w.addr, w.rkey = wr.Imm, wr.RemoteAddr, wr.RKey
+		w.length = n
+		w.status = rdma.StatusSuccess
+		w.sges = copy(w.sgl[:], wr.SGL)
+		if wr.Flags&rdma.SendInline != 0 {
+			w.sges = 0
+			copy(q.inlineOf(r.tail), wr.Inline)
+		}
+		w.first = r.post
+		w.last = r.post + packets(n, q.mtu) - 1
+		r.post = w.last + 1
+		r.tail++
+	}
+	return len(wrs), nil
+}
+
+// inlineOf returns the inline bytes of the slot of index i.
+func (q *QP) inlineOf(i uint32) []byte {
+	k := (int(i) & (len(q.req.ring) - 1)) * q.cfg.MaxInline
+	return q.req.inline[k : k+q.cfg.MaxInline]
+}
+
+// checkSend returns the length of a work request's message.
+func (q *QP) checkSend(wr *rdma.SendWR) (uint32, error) {
+	var n uint64
+	maxSGE := q.cfg.MaxSGE
+	switch wr.Op {
+	case rdma.OpSend, rdma.OpWrite, rdma.OpWriteImm:
+	case rdma.OpRead:
+		maxSGE = 1
+	default:
+		return 0, fmt.Errorf("post %v as a send: %w", wr.Op, rdma.ErrInvalid)
+	}
+	if wr.Flags&rdma.SendInline != 0 {
+		if wr.Op == rdma.OpRead || len(wr.SGL) != 0 || len(wr.Inline) > q.cfg.MaxInline {
+			return 0, fmt.Errorf("post %v with %d bytes inline and %d SGEs, want at most %d bytes and no SGE: %w",
+				wr.Op, len(wr.Inline), len(wr.SGL), q.cfg.MaxInline, rdma.ErrInvalid)
+		}
+		n = uint64(len(wr.Inline))
+	} else {
+		if len(wr.SGL) > maxSGE || len(wr.Inline) != 0 {
+			return 0, fmt.Errorf("post %v with %d SGEs, want at most %d and no inline bytes without SendInline: %w",
+				wr.Op, len(wr.SGL), maxSGE, rdma.ErrInvalid)
+		}
+		for i := range wr.SGL {
+			n += uint64(wr.SGL[i].Length)
+		}
+	}
+	if n > MaxMessage {
+		return 0, fmt.Errorf("post %v of %d bytes, want at most %d: %w", wr.Op, n, uint64(MaxMessage), rdma.ErrInvalid)
+	}
+	return uint32(n), nil
+}
+
+// PostRecv queues receive buffers in order and returns how many were taken,
+// fewer than all only with an error. In ERR they complete as flushed.
+func (q *QP) PostRecv(wrs []rdma.RecvWR) (int, error) {
+	st := q.attr.State
+	if st == rdma.QPReset {
+		return 0, fmt.Errorf("post receive to queue pair %v in %v: %w", q.cfg.Num, st, rdma.ErrState)
+	}
+	r := &q.rsp
+	for i := range wrs {
+		if int(r.tail-r.head)+q.wcs.recvs() >= q.cfg.MaxRecvWR {
+			return i, rdma.ErrQueueFull
+		}
+		if st == rdma.QPError {
+			q.completeRecv(rdma.WC{ID: wrs[i].ID, Status: rdma.StatusFlushed, Op: rdma.OpRecv})
+			continue
+		}
+		*r.at(r.tail) = recvWQE{id: wrs[i].ID, sge: wrs[i].SGE}
+		r.tail++
+	}
+	return len(wrs), nil
+}
+
+func (q *QP) completeSend(id uint64, op rdma.Opcode, n uint32, s rdma.Status) {
+	q.wcs.push(Completion{
+		WC:   rdma.WC{ID: id, Status: s, Op: op, Bytes: n, QPN: q.cfg.Num, SrcQP: q.attr.DestQPN},
+		Send: true,
+		Wake: s != rdma.StatusSuccess,
+	})
+}
+
+func (q *QP) completeRecv(wc rdma.WC) {
+	wc.QPN, wc.SrcQP = q.cfg.Num, q.attr.DestQPN
+	q.wcs.push(Completion{WC: wc, Wake: wc.Solicit || wc.Status != rdma.StatusSuccess})
+}
+
+// flushSends completes all outstanding sends as flushed.
+func (q *QP) flushSends() {
+	r := &q.req
+	for ; r.head != r.tail; r.head++ {
+		w := r.at(r.head)
+		q.completeSend(w.id, w.op, 0, rdma.StatusFlushed)
+	}
+	r.stop()
+}
+
+// flushRecvs completes all receive buffers as flushed.
+func (q *QP) flushRecvs() {
+	r := &q.rsp
+	for ; r.head != r.tail; r.head++ {
+		q.completeRecv(rdma.WC{ID: r.at(r.head).id, Status: rdma.StatusFlushed, Op: rdma.OpRecv})
+	}
+	r.stop()
+}

@@ -1,0 +1,471 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rocev2
+
+import (
+	"fmt"
+
+	"github.com/smcr-io/kube-smcr/internal/invariant"
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
+)
+
+// recvWQE is a receive buffer in the queue.
+type recvWQE struct {
+	id  uint64
+	sge rdma.SGE
+}
+
+// message is what the responder is in the middle of.
+type message uint8
+
+const (
+	msgNone message = iota
+	msgSend
+	msgWrite
+)
+
+// nakState is the responder's NAK that is not resolved.
+//
+//	none --gap, no receive buffer--> pending --sent by PollTx--> sent
+//	 ^                                                            |
+//	 +---------- the expected packet arrives ---------------------+
+type nakState uint8
+
+const (
+	nakNone nakState = iota
+	nakPending
+	nakSent
+)
+
+// readOp is a READ request that is being answered.
+type readOp struct {
+	psn    uint64 // of the first response
+	n      uint64 // responses
+	next   uint64 // responses sent
+	addr   uint64
+	length uint32
+	msn    uint32
+	key    rdma.RKey
+	buf    []byte
+	ready  bool
+}
+
+// responder is the receiving half of a queue pair.
+type responder struct {
+	ring       []recvWQE
+	head, tail uint32
+
+	psn uint64 // expected next
+	msn uint32 // messages done
+
+	msg   message
+	total uint32 // bytes of the message so far (SEND) or announced (WRITE)
+	buf   []byte // room of the message that is not filled yet
+	ready bool   // buf is resolved
+	// The rest of a WRITE, of the length that its RETH announced.
+	left uint32
+	addr uint64
+	key  rdma.RKey
+
+	ack    bool // an ACK is to be sent
+	nak    nakState
+	nakSyn Syndrome
+	gap    uint64 // highest PSN that came too early
+	reads  [MaxReads]readOp // by PSN
+	nreads int
+}
+
+func (r *responder) at(i uint32) *recvWQE { return &r.ring[i&uint32(len(r.ring)-1)] }
+
+// stop forgets what is going on, but a NAK that is still to be sent.
+func (r *responder) stop() {
+	r.msg = msgNone
+	r.ack = false
+	r.forgetMemory()
+	r.nreads = 0
+}
+
+func (r *responder) forgetMemory() {
+	r.buf, r.ready = nil, false
+	for i := range r.reads {
+		r.reads[i].buf, r.reads[i].ready = nil, false
+	}
+}
+
+// handleRequest takes a request packet.
+func (q *QP) handleRequest(p *Packet, info opInfo) {
+	r := &q.rsp
+	psn := near(r.psn, p.BTH.PSN)
+	switch {
+	case psn > r.psn:
+		// IBTA 9.7.5.2.6: one NAK until the expected packet comes; behind an
+		// RNR NAK none at all.
+		r.gap = max(r.gap, psn)
+		if r.nak == nakNone {
+			r.nak, r.nakSyn = nakPending, SyndromeNAK(NAKSequence)
+		}
+		return
+	case psn < r.psn:
+		q.stats.Duplicates++
+		q.handleDuplicate(p, psn)
+		return
+	}
+	var ok bool
+	switch {
+	case info&opIETH != 0:
+		q.refuse(NAKInvalidRequest, errRequest) // no memory windows here
+	case info&opSend != 0:
+		ok = q.handleSend(p, info)
+	case info&opWrite != 0:
+		ok = q.handleWrite(p, info)
+	case p.BTH.OpCode == ReadRequest:
+		ok = q.handleRead(p)
+	default:
+		q.refuse(NAKInvalidRequest, errRequest) // atomics
+	}
+	if !ok {
+		return
+	}
+	if p.BTH.OpCode != ReadRequest {
+		r.psn++
+		if p.BTH.AckReq {
+			r.ack = true
+		}
+	}
+	if info&(opLast|opOnly) != 0 {
+		r.msg = msgNone
+		r.countMessage()
+		q.stats.RxMessages++
+	}
+	switch {
+	case r.nak == nakSent:
+		r.nak = nakNone
+	case r.nak == nakPending && r.psn > r.gap:
+		// Reordered, and complete again before we complained.
+		r.nak, r.ack = nakNone, true
+	case r.nak == nakPending:
+		// What came early was dropped: ask for it, even if the NAK would
+		// have said that no receive buffer was there.
+		r.nakSyn = SyndromeNAK(NAKSequence)
+	}
+}
+
+func (r *responder) countMessage() { r.msn = (r.msn + 1) & msnMask }
+
+// refuse answers a request with a NAK that ends the queue pair.
+func (q *QP) refuse(c NAKCode, err error) {
+	q.rsp.nak, q.rsp.nakSyn = nakPending, SyndromeNAK(c)
+	q.fail(rdma.EventQPFatal, fmt.Errorf("queue pair %v from %v, NAK %v: %w", q.cfg.Num, q.attr.DestQPN, c, err))
+}
+
+// rnr answers a request for which no receive buffer is there.
+func (q *QP) rnr() {
+	q.rsp.nak, q.rsp.nakSyn = nakPending, SyndromeRNR(q.attr.MinRNRTimer)
+}
+
+// sizeOK checks the payload length against the position of the packet in its
+// message (IBTA 9.7.4.1.6).
+func (q *QP) sizeOK(n int, info opInfo) bool {
+	switch {
+	case info&(opFirst|opMiddle) != 0:
+		return n == q.mtu
+	case info&opLast != 0:
+		return n > 0 && n <= q.mtu
+	}
+	return n <= q.mtu
+}
+
+// handleSend takes the expected packet, of a SEND.
+func (q *QP) handleSend(p *Packet, info opInfo) bool {
+	r := &q.rsp
+	starts := info&(opFirst|opOnly) != 0
+	if starts != (r.msg == msgNone) || !starts && r.msg != msgSend || !q.sizeOK(len(p.Payload), info) {
+		q.refuse(NAKInvalidRequest, errRequest)
+		return false
+	}
+	if starts {
+		if r.head == r.tail {
+			q.rnr()
+			return false
+		}
+		r.msg = msgSend
+		r.total = 0
+		r.ready = false
+	}
+	wr := r.at(r.head)
+	if !r.ready && len(p.Payload) > 0 {
+		if wr.sge.Length == 0 {
+			r.buf, r.ready = nil, true
+		} else {
+			b, st := q.cfg.Memory.Local(wr.sge, true)
+			if st != rdma.StatusSuccess {
+				q.failRecv(st, NAKRemoteOp, errRecvSpace)
+				return false
+			}
+			invariant.Must(len(b) == int(wr.sge.Length), "rocev2: memory of another length than its SGE")
+			r.buf, r.ready = b[r.total:], true
+		}
+	}
+	if len(p.Payload) > len(r.buf) && len(p.Payload) > 0 {
+		// IBTA 9.9.3.1.1: the peer sees an invalid request, we a length error.
+		q.failRecv(rdma.StatusLocalLength, NAKInvalidRequest, errTooLong)
+		return false
+	}
+	copy(r.buf, p.Payload)
+	r.buf = r.buf[len(p.Payload):]
+	r.total += uint32(len(p.Payload))
+	if info&(opLast|opOnly) != 0 {
+		q.received(p, info, rdma.OpRecv)
+	}
+	return true
+}
+
+// received completes the receive buffer of a message.
+func (q *QP) received(p *Packet, info opInfo, op rdma.Opcode) {
+	r := &q.rsp
+	wc := rdma.WC{ID: r.at(r.head).id, Op: op, Bytes: r.total, Solicit: p.BTH.Solicited}
+	if info&opImm != 0 {
+		wc.Imm, wc.HasImm = p.Imm, true
+	}
+	q.completeRecv(wc)
+	r.head++
+	r.buf, r.ready = nil, false
+}
+
+// failRecv completes the receive buffer of the SEND with an error and ends
+// the queue pair.
+func (q *QP) failRecv(s rdma.Status, c NAKCode, err error) {
+	r := &q.rsp
+	q.completeRecv(rdma.WC{ID: r.at(r.head).id, Status: s, Op: rdma.OpRecv})
+	r.head++
+	q.refuse(c, err)
+}
+
+// handleWrite takes the expected packet, of an RDMA WRITE. Nothing is written
+// before all that can be checked is: the whole region at the first packet,
+// and of each packet that it stays within the length announced.
+func (q *QP) handleWrite(p *Packet, info opInfo) bool {
+	r := &q.rsp
+	starts := info&(opFirst|opOnly) != 0
+	if starts != (r.msg == msgNone) || !starts && r.msg != msgWrite || !q.sizeOK(len(p.Payload), info) {
+		q.refuse(NAKInvalidRequest, errRequest)
+		return false
+	}
+	n := uint32(len(p.Payload))
+	key, addr, left := r.key, r.addr, r.left
+	if starts {
+		key, addr, left = p.RETH.RKey, p.RETH.Addr, p.RETH.Length
+	}
+	ends := info&(opLast|opOnly) != 0
+	if left > MaxMessage || ends && left != n || !ends && left <= n {
+		q.refuse(NAKInvalidRequest, errRequest)
+		return false
+	}
+	if q.attr.Access&rdma.RemoteWrite == 0 {
+		q.refuse(NAKRemoteAccess, errAccess)
+		return false
+	}
+	// IBTA 9.4.3: a WRITE of no bytes needs no valid key.
+	if left > 0 && (starts || !r.ready) {
+		b, ok := q.cfg.Memory.Remote(key, addr, left, rdma.RemoteWrite)
+		if !ok {
+			q.refuse(NAKRemoteAccess, errAccess)
+			return false
+		}
+		invariant.Must(len(b) == int(left), "rocev2: region of another length than asked for")
+		r.buf, r.ready = b, true
+	}
+	if info&opImm != 0 && r.head == r.tail {
+		if starts {
+			r.buf, r.ready = nil, false
+		}
+		q.rnr()
+		return false
+	}
+	if starts {
+		r.msg = msgWrite
+		r.total = left
+	}
+	if n > 0 {
+		copy(r.buf, p.Payload)
+		r.buf = r.buf[n:]
+	}
+	r.key, r.addr, r.left = key, addr+uint64(n), left-n
+	if ends {
+		if info&opImm != 0 {
+			q.received(p, info, rdma.OpRecvWriteImm)
+		}
+		r.buf, r.ready = nil, false
+	}
+	return true
+}
+
+// handleRead takes the expected packet, a READ request.
+func (q *QP) handleRead(p *Packet) bool {
+	r := &q.rsp
+	n := p.RETH.Length
+	if r.msg != msgNone || n > MaxMessage || r.nreads == MaxReads {
+		q.refuse(NAKInvalidRequest, errRequest)
+		return false
+	}
+	op, ok := q.readOpOf(p, r.psn)
+	if !ok {
+		q.refuse(NAKRemoteAccess, errAccess)
+		return false
+	}
+	// IBTA 9.7.7.2: the message counts when the request is taken.
+	r.countMessage()
+	q.stats.RxMessages++
+	op.msn = r.msn
+	r.reads[r.nreads] = op
+	r.nreads++
+	r.psn += op.n
+	return true
+}
+
+// readOpOf resolves a READ request.
+func (q *QP) readOpOf(p *Packet, psn uint64) (readOp, bool) {
+	op := readOp{
+		psn: psn, n: packets(p.RETH.Length, q.mtu),
+		addr: p.RETH.Addr, key: p.RETH.RKey, length: p.RETH.Length,
+		msn: q.rsp.msn,
+	}
+	if q.attr.Access&rdma.RemoteRead == 0 {
+		return op, false
+	}
+	return op, q.resolveRead(&op)
+}
+
+func (q *QP) resolveRead(op *readOp) bool {
+	if op.length > 0 {
+		b, ok := q.cfg.Memory.Remote(op.key, op.addr, op.length, rdma.RemoteRead)
+		if !ok {
+			return false
+		}
+		invariant.Must(len(b) == int(op.length), "rocev2: region of another length than asked for")
+		op.buf = b
+	}
+	op.ready = true
+	return true
+}
+
+// handleDuplicate takes a request that was executed before (IBTA 9.7.4.1.2):
+// SEND and WRITE are acknowledged again, READ is executed again.
+func (q *QP) handleDuplicate(p *Packet, psn uint64) {
+	r := &q.rsp
+	if p.BTH.OpCode != ReadRequest {
+		r.ack = true
+		return
+	}
+	n := packets(p.RETH.Length, q.mtu)
+	if p.RETH.Length > MaxMessage || psn+n > r.psn {
+		q.stats.Bad++
+		return
+	}
+	op, ok := q.readOpOf(p, psn)
+	if !ok {
+		q.stats.Bad++
+		return
+	}
+	// It takes the place of what is still to be sent of the same PSNs; what
+	// comes later stays, as the duplicate may be the network's.
+	i := 0
+	for i < r.nreads && r.reads[i].psn+r.reads[i].n <= psn {
+		i++
+	}
+	if i < r.nreads && r.reads[i].psn < psn+n {
+		r.reads[i] = op
+		return
+	}
+	if r.nreads == MaxReads {
+		q.stats.Bad++
+		return
+	}
+	copy(r.reads[i+1:], r.reads[i:r.nreads])
+	r.reads[i] = op
+	r.nreads++
+}
+
+// pollResponses fills dst with READ responses, ACK and NAK, in the order of
+// the requests.
+func (q *QP) pollResponses(dst []TxPacket) int {
+	r := &q.rsp
+	n := 0
+	for r.nreads > 0 {
+		op := &r.reads[0]
+		if !op.ready && !q.resolveRead(op) {
+			// The region went away after the request was accepted.
+			r.psn = op.psn + op.next
+			q.refuse(NAKRemoteAccess, errAccess)
+			break
+		}
+		for n < len(dst) && op.next < op.n {
+			q.txReadResponse(&dst[n], op)
+			n++
+		}
+		if op.next < op.n {
+			return n
+		}
+		r.nreads--
+		copy(r.reads[:], r.reads[1:r.nreads+1])
+		r.reads[r.nreads] = readOp{}
+	}
+	if n == len(dst) {
+		return n
+	}
+	switch {
+	case r.nak == nakPending:
+		q.put(&dst[n], Acknowledge, r.psn, 0, 0)
+		dst[n].putAETH(r.nakSyn, r.msn)
+		q.countNAK(r.nakSyn)
+		r.nak = nakSent
+		r.ack = false
+		n++
+	case r.ack:
+		q.put(&dst[n], Acknowledge, r.psn-1, 0, 0)
+		dst[n].putAETH(SyndromeACK(creditsInvalid), r.msn)
+		r.ack = false
+		n++
+	}
+	return n
+}
+
+func (q *QP) countNAK(s Syndrome) {
+	if _, ok := s.RNR(); ok {
+		q.stats.RNRSent++
+	} else if s == SyndromeNAK(NAKSequence) {
+		q.stats.NAKSeqSent++
+	} else {
+		q.stats.NAKErrSent++
+	}
+}
+
+// txReadResponse makes the next response packet of op.
+func (q *QP) txReadResponse(t *TxPacket, op *readOp) {
+	isFirst, isLast := op.next == 0, op.next == op.n-1
+	code := ReadRespMiddle
+	size := q.mtu
+	off := int(op.next) * q.mtu
+	if isLast {
+		code = ReadRespLast
+		size = int(op.length) - off
+	}
+	if isFirst {
+		code = ReadRespFirst
+		if isLast {
+			code = ReadRespOnly
+		}
+	}
+	q.put(t, code, op.psn+op.next, uint32(padLen(size))<<20, 0)
+	if code != ReadRespMiddle {
+		t.putAETH(SyndromeACK(creditsInvalid), op.msn)
+	}
+	if size > 0 {
+		t.Payload[0] = op.buf[off : off+size : off+size]
+		t.Segs = 1
+	}
+	t.PayloadLen = size
+	t.Pad = padLen(size)
+	q.stats.TxBytes += uint64(size)
+	op.next++
+}

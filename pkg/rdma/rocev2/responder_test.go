@@ -1,0 +1,335 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rocev2
+
+import (
+	"bytes"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
+)
+
+func TestResponder_sendOnly(t *testing.T) {
+	b := newBench(t, nil)
+	b.recv(100)
+	b.in(SendOnly, 0, func(p *Packet) { data(44, 'x')(p); p.BTH.Solicited = true })
+	b.wantOut("Acknowledge 0 [ACK credit 31 msn 1]")
+	b.wantWC("100 RECV success 44 SE")
+	if d := cmp.Diff(bytes.Repeat([]byte("x"), 44), b.mr.buf[0x8000:0x8000+44]); d != "" {
+		t.Error(d)
+	}
+}
+
+func TestResponder_sendOfManyPackets(t *testing.T) {
+	b := newBench(t, nil)
+	b.recv(1000, 0)
+	b.in(SendFirst, 0, data(256, 'a'))
+	b.in(SendMiddle, 1, data(256, 'b'))
+	b.in(SendLastImm, 2, func(p *Packet) { data(3, 'c')(p); p.Imm = 0xabcd })
+	b.in(SendOnlyImm, 3, func(p *Packet) { p.Imm = 7 })
+	b.wantOut("Acknowledge 2 [ACK credit 31 msn 2]")
+	b.wantWC("100 RECV success 515 imm 0xabcd", "101 RECV success 0 imm 0x7")
+}
+
+func TestResponder_coalescesACKs(t *testing.T) {
+	b := newBench(t, nil)
+	for i := range 5 {
+		b.in(WriteOnly, i, b.write(i*8, 8, 8, 'w'))
+	}
+	b.wantOut("Acknowledge 4 [ACK credit 31 msn 5]")
+	b.wantOut()
+}
+
+func TestResponder_noACKUnlessAsked(t *testing.T) {
+	b := newBench(t, nil)
+	b.in(WriteOnly, 0, func(p *Packet) { b.write(0, 8, 8, 'w')(p); p.BTH.AckReq = false })
+	b.wantOut()
+	if string(b.mr.buf[:8]) != "wwwwwwww" {
+		t.Error("not written")
+	}
+}
+
+func TestResponder_writeOfManyPackets(t *testing.T) {
+	b := newBench(t, nil)
+	b.recv(0)
+	b.mem.lookups = 0
+	b.in(WriteFirst, 0, b.write(10, 700, 256, 'a'))
+	b.in(WriteMiddle, 1, data(256, 'b'))
+	b.in(WriteLastImm, 2, func(p *Packet) { data(188, 'c')(p); p.Imm = 5 })
+	b.wantOut("Acknowledge 2 [ACK credit 31 msn 1]")
+	b.wantWC("100 RECV_RDMA_WITH_IMM success 700 imm 0x5")
+	want := bytes.Repeat([]byte("a"), 256)
+	want = append(want, bytes.Repeat([]byte("b"), 256)...)
+	want = append(want, bytes.Repeat([]byte("c"), 188)...)
+	if !bytes.Equal(b.mr.buf[10:710], want) || b.mr.buf[9] != 0 || b.mr.buf[710] != 0 {
+		t.Error("wrong bytes written")
+	}
+	if b.mem.lookups != 1 {
+		t.Errorf("%d memory look-ups for one WRITE", b.mem.lookups)
+	}
+}
+
+func TestResponder_writeOfNothingNeedsNoKey(t *testing.T) {
+	b := newBench(t, nil)
+	b.in(WriteOnly, 0, func(p *Packet) { p.BTH.AckReq = true })
+	b.wantOut("Acknowledge 0 [ACK credit 31 msn 1]")
+	b.wantState(rdma.QPRTS)
+}
+
+func TestResponder_nakSequenceOnGap(t *testing.T) {
+	b := newBench(t, nil)
+	b.recv(8, 8, 8)
+	b.in(SendOnly, 0, data(1, 'a'))
+	b.in(SendOnly, 2, data(1, 'c'))
+	b.in(SendOnly, 3, data(1, 'd'))
+	b.wantOut("Acknowledge 1 [NAK PSN sequence error msn 1]")
+	b.in(SendOnly, 4, data(1, 'e'))
+	b.wantOut() // once
+	b.in(SendOnly, 1, data(1, 'b'))
+	b.in(SendOnly, 3, data(1, 'd')) // the next gap is another
+	b.wantOut("Acknowledge 2 [NAK PSN sequence error msn 2]")
+}
+
+func TestResponder_noNAKWhenGapClosed(t *testing.T) {
+	b := newBench(t, nil)
+	b.recv(8, 8, 8)
+	b.in(SendOnly, 1, data(1, 'b'))
+	b.in(SendOnly, 0, data(1, 'a'))
+	b.in(SendOnly, 1, data(1, 'b'))
+	b.wantOut("Acknowledge 1 [ACK credit 31 msn 2]")
+}
+
+func TestResponder_duplicateIsAcknowledgedAgain(t *testing.T) {
+	b := newBench(t, nil)
+	b.recv(8, 8)
+	b.in(SendOnly, 0, data(1, 'a'))
+	b.in(SendOnly, 1, data(1, 'b'))
+	b.wantOut("Acknowledge 1 [ACK credit 31 msn 2]")
+	b.in(SendOnly, 0, func(p *Packet) { data(1, 'z')(p); p.BTH.AckReq = false })
+	b.wantOut("Acknowledge 1 [ACK credit 31 msn 2]")
+	b.wantWC("100 RECV success 1", "101 RECV success 1")
+	if b.mr.buf[0x8000] != 'a' {
+		t.Error("duplicate executed")
+	}
+}
+
+func TestResponder_rnrNAK(t *testing.T) {
+	tests := []struct {
+		name string
+		op   OpCode
+		edit func(b *bench) func(*Packet)
+		wc   string
+	}{
+		{"SEND", SendOnly, func(*bench) func(*Packet) { return data(4, 'x') }, "100 RECV success 4"},
+		{
+			"WRITE with immediate", WriteOnlyImm,
+			func(b *bench) func(*Packet) { return b.write(0, 4, 4, 'x') },
+			"100 RECV_RDMA_WITH_IMM success 4 imm 0x0",
+		},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			b := newBench(t, nil)
+			b.in(tt.op, 0, tt.edit(b))
+			b.wantOut("Acknowledge 0 [RNR NAK, 640µs msn 0]")
+			b.in(tt.op, 1, tt.edit(b)) // behind an RNR NAK: silence
+			b.wantOut()
+			if b.mr.buf[0] != 0 {
+				t.Error("written before the receive buffer was there")
+			}
+			b.in(tt.op, 0, tt.edit(b))
+			b.wantOut("Acknowledge 0 [RNR NAK, 640µs msn 0]")
+			b.recv(64)
+			b.in(tt.op, 0, tt.edit(b))
+			b.wantOut("Acknowledge 0 [ACK credit 31 msn 1]")
+			b.wantWC(tt.wc)
+			b.wantState(rdma.QPRTS)
+		})
+	}
+}
+
+// TestResponder_refuses has the requests that end a queue pair, each with the
+// NAK it gets. Nothing of the refused packet may be in memory.
+func TestResponder_refuses(t *testing.T) {
+	type step struct {
+		op   OpCode
+		edit func(b *bench) func(*Packet)
+	}
+	plain := func(n int) func(*bench) func(*Packet) {
+		return func(*bench) func(*Packet) { return data(n, 'X') }
+	}
+	wr := func(off, total, n int) func(*bench) func(*Packet) {
+		return func(b *bench) func(*Packet) { return b.write(off, total, n, 'X') }
+	}
+	reth := func(f func(b *bench, r *RETH)) func(*bench) func(*Packet) {
+		return func(b *bench) func(*Packet) {
+			return func(p *Packet) {
+				if p.BTH.OpCode != ReadRequest {
+					data(16, 'X')(p)
+				}
+				p.RETH = RETH{Addr: b.mr.addr, RKey: b.mr.rkey, Length: 16}
+				f(b, &p.RETH)
+			}
+		}
+	}
+	const invalid, access, op = "NAK invalid request", "NAK remote access error", "NAK remote operational error"
+	tests := []struct {
+		name  string
+		steps []step
+		nak   string
+		wc    []string
+	}{
+		{"middle without first", []step{{SendMiddle, plain(256)}}, invalid, []string{"100 RECV work request flushed"}},
+		{"last without first", []step{{WriteLast, plain(3)}}, invalid, []string{"100 RECV work request flushed"}},
+		{"write middle in send", []step{{SendFirst, plain(256)}, {WriteMiddle, plain(256)}}, invalid, []string{"100 RECV work request flushed"}},
+		{"first in send", []step{{SendFirst, plain(256)}, {SendFirst, plain(256)}}, invalid, []string{"100 RECV work request flushed"}},
+		{"only in write", []step{{WriteFirst, wr(0, 512, 256)}, {WriteOnly, wr(0, 4, 4)}}, invalid, []string{"100 RECV work request flushed"}},
+		{"read in write", []step{{WriteFirst, wr(0, 512, 256)}, {ReadRequest, reth(func(*bench, *RETH) {})}}, invalid, []string{"100 RECV work request flushed"}},
+		{"first shorter than MTU", []step{{SendFirst, plain(252)}}, invalid, []string{"100 RECV work request flushed"}},
+		{"only longer than MTU", []step{{SendOnly, plain(257)}}, invalid, []string{"100 RECV work request flushed"}},
+		{"last empty", []step{{SendFirst, plain(256)}, {SendLast, plain(0)}}, invalid, []string{"100 RECV work request flushed"}},
+		{"send longer than buffer", []step{{SendOnly, plain(201)}}, invalid, []string{"100 RECV local length error"}},
+		{"send of many longer than buffer", []step{{SendFirst, plain(256)}}, invalid, []string{"100 RECV local length error"}},
+		{"send with invalidate", []step{{SendOnlyInv, func(*bench) func(*Packet) {
+			return func(p *Packet) { p.Ext = make([]byte, iethLen) }
+		}}}, invalid, []string{"100 RECV work request flushed"}},
+		{"atomic", []step{{FetchAdd, func(*bench) func(*Packet) {
+			return func(p *Packet) { p.Ext = make([]byte, atomicETHLen) }
+		}}}, invalid, []string{"100 RECV work request flushed"}},
+		{"write longer than RETH", []step{{WriteFirst, wr(0, 300, 256)}, {WriteMiddle, plain(256)}}, invalid, []string{"100 RECV work request flushed"}},
+		{"write last longer than RETH", []step{{WriteFirst, wr(0, 300, 256)}, {WriteLast, plain(45)}}, invalid, []string{"100 RECV work request flushed"}},
+		{"write last shorter than RETH", []step{{WriteFirst, wr(0, 300, 256)}, {WriteLast, plain(43)}}, invalid, []string{"100 RECV work request flushed"}},
+		{"write only longer than RETH", []step{{WriteOnly, wr(0, 3, 4)}}, invalid, []string{"100 RECV work request flushed"}},
+		{"write first of one packet", []step{{WriteFirst, wr(0, 256, 256)}}, invalid, []string{"100 RECV work request flushed"}},
+		{"message too long", []step{{WriteFirst, wr(0, MaxMessage+1, 256)}}, invalid, []string{"100 RECV work request flushed"}},
+		{"unknown rkey", []step{{WriteOnly, reth(func(_ *bench, r *RETH) { r.RKey++ })}}, access, []string{"100 RECV work request flushed"}},
+		{"write before region", []step{{WriteOnly, reth(func(_ *bench, r *RETH) { r.Addr-- })}}, access, []string{"100 RECV work request flushed"}},
+		{"write behind region", []step{{WriteOnly, reth(func(b *bench, r *RETH) { r.Addr += uint64(len(b.mr.buf)) - 15 })}}, access, []string{"100 RECV work request flushed"}},
+		{"write wraps address space", []step{{WriteOnly, reth(func(_ *bench, r *RETH) { r.Addr = 1<<64 - 8 })}}, access, []string{"100 RECV work request flushed"}},
+		{"first packet of a write beyond the region", []step{{WriteFirst, wr(0, 1<<16+1, 256)}}, access, []string{"100 RECV work request flushed"}},
+		{"read behind region", []step{{ReadRequest, reth(func(_ *bench, r *RETH) { r.Length = 1<<16 + 1 })}}, access, []string{"100 RECV work request flushed"}},
+		{"write to read only", []step{{WriteOnly, reth(func(b *bench, r *RETH) {
+			b.mr.access = rdma.RemoteRead
+		})}}, access, []string{"100 RECV work request flushed"}},
+		{"receive buffer not registered", []step{{SendOnly, func(b *bench) func(*Packet) {
+			b.mr.gone = true
+			return data(4, 'X')
+		}}}, op, []string{"100 RECV local protection error"}},
+		{"region gone in a write", []step{{WriteFirst, wr(0, 512, 256)}, {WriteLast, func(b *bench) func(*Packet) {
+			b.mr.gone = true
+			b.q.ForgetMemory()
+			return data(256, 'X')
+		}}}, access, []string{"100 RECV work request flushed"}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			b := newBench(t, nil)
+			b.recv(200)
+			if tt.steps[0].op == SendFirst && len(tt.steps) == 2 {
+				b.q.rsp.at(0).sge.Length = 1000
+			}
+			var before []byte
+			for i, s := range tt.steps {
+				edit := s.edit(b)
+				before = bytes.Clone(b.mr.buf)
+				b.wantState(rdma.QPRTS)
+				b.in(s.op, i, edit)
+			}
+			if !bytes.Equal(before, b.mr.buf) {
+				t.Error("memory changed by the refused packet")
+			}
+			b.mem.intact(t)
+			last := len(tt.steps) - 1
+			want := Packet{BTH: BTH{OpCode: Acknowledge, PSN: benchRQ.Add(last)}}
+			for _, c := range []NAKCode{NAKInvalidRequest, NAKRemoteAccess, NAKRemoteOp} {
+				if s := SyndromeNAK(c); s.String() == tt.nak {
+					want.AETH.Syndrome = s
+				}
+			}
+			b.wantOut(describe(&want))
+			b.wantOut()
+			b.wantWC(tt.wc...)
+			b.wantState(rdma.QPError)
+			b.in(SendOnly, last, data(1, 'x'))
+			b.wantOut()
+		})
+	}
+}
+
+func TestResponder_accessOfQueuePair(t *testing.T) {
+	for _, op := range []OpCode{WriteOnly, ReadRequest} {
+		b := newBench(t, func(_ *QPConfig, a *rdma.QPAttr) { a.Access = 0 })
+		b.in(op, 0, func(p *Packet) { p.RETH = RETH{Addr: b.mr.addr, RKey: b.mr.rkey} })
+		b.wantOut("Acknowledge 0 [NAK remote access error msn 0]")
+		b.wantState(rdma.QPError)
+	}
+}
+
+func readReq(b *bench, off, n int) func(*Packet) {
+	return func(p *Packet) {
+		p.BTH.AckReq = true
+		p.RETH = RETH{Addr: b.mr.addr + uint64(off), RKey: b.mr.rkey, Length: uint32(n)}
+	}
+}
+
+func TestResponder_read(t *testing.T) {
+	b := newBench(t, nil)
+	b.in(ReadRequest, 0, readReq(b, 0, 600))
+	b.in(ReadRequest, 3, readReq(b, 0, 0))
+	b.in(WriteOnly, 4, b.write(0, 4, 4, 'x'))
+	b.wantOut(
+		"RDMA READ response First 0 [ACK credit 31 msn 1] 256 bytes",
+		"RDMA READ response Middle 1 256 bytes",
+		"RDMA READ response Last 2 [ACK credit 31 msn 1] 88 bytes",
+		"RDMA READ response Only 3 [ACK credit 31 msn 2]",
+		"Acknowledge 4 [ACK credit 31 msn 3]",
+	)
+}
+
+func TestResponder_duplicateReadIsExecutedAgain(t *testing.T) {
+	b := newBench(t, nil)
+	b.in(ReadRequest, 0, readReq(b, 0, 600))
+	b.out()
+	b.in(ReadRequest, 1, readReq(b, 256, 344)) // the rest of it
+	b.wantOut(
+		"RDMA READ response First 1 [ACK credit 31 msn 1] 256 bytes",
+		"RDMA READ response Last 2 [ACK credit 31 msn 1] 88 bytes",
+	)
+	b.in(ReadRequest, 1, readReq(b, 256, 600)) // beyond what was asked before
+	b.wantOut()
+	b.in(ReadRequest, 1, readReq(b, 1<<20, 256)) // somewhere else
+	b.wantOut()
+	b.wantState(rdma.QPRTS)
+}
+
+func TestResponder_duplicateReadReplacesPending(t *testing.T) {
+	b := newBench(t, nil)
+	b.in(ReadRequest, 0, readReq(b, 0, 512))
+	b.in(ReadRequest, 2, readReq(b, 0, 8))
+	b.in(ReadRequest, 0, readReq(b, 0, 512))
+	b.wantOut(
+		"RDMA READ response First 0 [ACK credit 31 msn 2] 256 bytes",
+		"RDMA READ response Last 1 [ACK credit 31 msn 2] 256 bytes",
+		"RDMA READ response Only 2 [ACK credit 31 msn 2] 8 bytes",
+	)
+}
+
+func TestResponder_tooManyReads(t *testing.T) {
+	b := newBench(t, nil)
+	for i := range MaxReads + 1 {
+		b.in(ReadRequest, i, readReq(b, 0, 8))
+	}
+	b.wantOut("Acknowledge 16 [NAK invalid request msn 16]")
+	b.wantState(rdma.QPError)
+}
+
+func TestResponder_regionGoneBeforeResponses(t *testing.T) {
+	b := newBench(t, nil)
+	b.in(ReadRequest, 0, readReq(b, 0, 8))
+	b.mr.gone = true
+	b.q.ForgetMemory()
+	b.wantOut("Acknowledge 0 [NAK remote access error msn 1]")
+	b.wantState(rdma.QPError)
+}
