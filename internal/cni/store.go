@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/utils"
@@ -210,7 +211,8 @@ func (s Store) Get(containerID, ifName string) (Attachment, error) {
 
 // read reads the file of a record.
 func (s Store) read(name string) (Attachment, error) {
-	f, err := os.Open(filepath.Join(s.dir, name))
+	// A pipe must not block, nor a link lead elsewhere.
+	f, err := os.OpenFile(filepath.Join(s.dir, name), os.O_RDONLY|syscall.O_NONBLOCK|syscall.O_NOFOLLOW, 0)
 	if err != nil {
 		return Attachment{}, &JunkError{Name: name, Err: err}
 	}

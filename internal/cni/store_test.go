@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -101,6 +102,7 @@ func TestStore_junk(t *testing.T) {
 	write("a-nons.json", strings.Replace(string(valid), "/run/netns/x", "", 1))
 	write(".tmp-123", "half")
 	must(t, os.Mkdir(filepath.Join(s.Dir(), "dir.json"), 0o700))
+	must(t, syscall.Mkfifo(filepath.Join(s.Dir(), "pipe.json"), 0o600))
 	must(t, os.Symlink("/nowhere", filepath.Join(s.Dir(), "link.json")))
 	as, junk, err := s.List()
 	must(t, err)
@@ -116,6 +118,7 @@ func TestStore_junk(t *testing.T) {
 	}
 	want := []string{
 		"README", "a-array.json", "a-copy.json", "a-cut.json", "a-empty.json", "a-huge.json", "a-new.json", "a-nons.json", "dir.json",
+		"link.json", "pipe.json",
 	}
 	if diff := cmp.Diff(want, names); diff != "" {
 		t.Error(diff)

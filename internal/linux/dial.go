@@ -106,6 +106,9 @@ func foreignSocket(client netip.Addr, mark uint32, dst netip.AddrPort) (s *rawSo
 			return err
 		}
 		if err := unix.Bind(fd, sockaddr(netip.AddrPortFrom(client, 0))); err != nil {
+			if errors.Is(err, unix.EADDRINUSE) {
+				err = errors.Join(ErrNoPort, err)
+			}
 			return os.NewSyscallError("bind", err)
 		}
 		local, err = sockName(fd)

@@ -186,3 +186,30 @@ func TestInstallRedirect_loopbackDown(t *testing.T) {
 	}
 	wantClean(t, ns)
 }
+
+func TestInstallRedirect_oneRule(t *testing.T) {
+	ns := newNS(t)
+	for _, mark := range []uint32{testAppMark, testAppMark, testAppMark + 1} {
+		cfg := testConfig(families[0])
+		cfg.AppMark = mark
+		mustDo(t, install(t, ns, cfg).Close())
+		mustDo(t, inNetlink(ns, func(h *netlink.Handle) error {
+			for _, fam := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+				rules, err := h.RuleList(fam)
+				if err != nil {
+					return err
+				}
+				var marks []uint32
+				for _, r := range rules {
+					if r.Priority == rulePriority {
+						marks = append(marks, r.Mark)
+					}
+				}
+				if diff := cmp.Diff([]uint32{mark}, marks); diff != "" {
+					t.Errorf("rules %s: %s", familyName(fam), diff)
+				}
+			}
+			return nil
+		})())
+	}
+}

@@ -118,9 +118,12 @@ func ipv6Off() bool {
 	return err != nil || strings.TrimSpace(string(b)) == "1"
 }
 
-// replaceRule makes the one rule of ours that there is the one for mark.
+// replaceRule makes the one rule of ours that there is the one for mark. A rule
+// of an earlier agent that is right stays untouched: without it, answers to
+// connections that are handed over would go to the network.
 func replaceRule(h *netlink.Handle, fam int, mark uint32) error {
-	if _, err := sweepRules(h, fam); err != nil {
+	_, kept, err := deleteRules(h, fam, func(r netlink.Rule) bool { return r.Mark == mark })
+	if err != nil || kept > 0 {
 		return err
 	}
 	rule := netlink.NewRule()
@@ -133,25 +136,34 @@ func replaceRule(h *netlink.Handle, fam int, mark uint32) error {
 
 // sweepRules deletes our rules and tells how many there were.
 func sweepRules(h *netlink.Handle, fam int) (int, error) {
+	deleted, _, err := deleteRules(h, fam, func(netlink.Rule) bool { return false })
+	return deleted, err
+}
+
+// deleteRules deletes our rules but those to keep, and counts both.
+func deleteRules(h *netlink.Handle, fam int, keep func(netlink.Rule) bool) (deleted, kept int, err error) {
 	rules, err := h.RuleList(fam)
 	if noFamily(fam, err) {
-		return 0, nil
+		return 0, 0, nil
 	}
 	if err != nil {
-		return 0, fmt.Errorf("list rules %s: %w", familyName(fam), err)
+		return 0, 0, fmt.Errorf("list rules %s: %w", familyName(fam), err)
 	}
-	n := 0
 	for _, r := range rules {
-		if r.Table != routeTable || r.Priority != rulePriority {
+		switch {
+		case r.Table != routeTable || r.Priority != rulePriority:
+			continue
+		case keep(r):
+			kept++
 			continue
 		}
 		r.Family = fam
 		if err := h.RuleDel(&r); err != nil && !errors.Is(err, unix.ENOENT) {
-			return n, fmt.Errorf("delete rule %s: %w", familyName(fam), err)
+			return deleted, kept, fmt.Errorf("delete rule %s: %w", familyName(fam), err)
 		}
-		n++
+		deleted++
 	}
-	return n, nil
+	return deleted, kept, nil
 }
 
 // sweepRoutes deletes our local route.

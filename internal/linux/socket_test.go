@@ -234,6 +234,18 @@ func TestDialFrom_portsTaken(t *testing.T) {
 		t.Fatalf("dial: %v, want ErrNoPort", err)
 	}
 	exchange(t, client, conn)
+
+	setSysctl(t, pod, "net/ipv4/ip_local_port_range", "40002 40002")
+	c, err = DialFrom(t.Context(), pod, f.peer, testAppMark, dst)
+	mustDo(t, err)
+	defer func() { _ = c.Close() }()
+	if second, err := DialFrom(t.Context(), pod, f.peer, testAppMark, dst); !errors.Is(err, ErrNoPort) {
+		if err == nil {
+			_ = second.Close()
+		}
+		t.Fatalf("second dial: %v, want ErrNoPort", err)
+	}
+	exchange(t, c, mustAccept(t, app))
 }
 
 func TestDialFrom_refuses(t *testing.T) {
