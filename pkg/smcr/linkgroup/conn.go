@@ -31,6 +31,8 @@ type Conn struct {
 	deadline time.Time // zero unless closing
 	queued   bool
 	done     bool
+	zombie   bool  // given up; the peer may still write the RMBE
+	replaced bool  // the peer uses its RMBE for another connection
 	next     *Conn // in the ready queue
 
 	writes, messagesSent, messagesRecv uint64
@@ -172,6 +174,11 @@ func (c *Conn) Activate(peer RMBE) error {
 	}
 	c.peerAddr = peer.VAddr + uint64(peer.Size)*uint64(peer.Index-1)
 	c.peerKey, c.peerSize, c.peerTok = peer.RKey, peer.Size, peer.Token
+	for _, o := range g.conns {
+		if o != nil && o != c && !o.done && o.peerSize != 0 && o.peerKey == c.peerKey && o.peerAddr == c.peerAddr {
+			o.replace()
+		}
+	}
 	c.data.Activate(g.ring(peer.Size), peer.Token)
 	c.enqueue()
 	return nil
@@ -182,9 +189,12 @@ func (c *Conn) Activate(peer RMBE) error {
 // the group ends.
 func (c *Conn) Abandon(peerDeclined bool) {
 	c.data.Fail()
+	c.stopClock()
 	if peerDeclined {
 		c.finish()
+		return
 	}
+	c.becomeZombie()
 }
 
 // Release gives a finished connection's RMBE back; the shell has zeroed it.
@@ -197,7 +207,6 @@ func (c *Conn) Release(now time.Time) {
 	}
 	g.conns[slot] = nil
 	g.nconns--
-	c.stopClock()
 	g.idleSince = now
 	c.rmb.give(c.element)
 	g.dropEmptyRMB(c.rmb)
@@ -228,7 +237,7 @@ func (c *Conn) Counters() (writes, sent, recv uint64) {
 // buffer.
 func (c *Conn) Produce(pos uint64) {
 	if pos != c.data.Produced() && c.data.State() != cdc.Closed {
-		c.data.Produce(pos)
+		c.raise(c.data.Produce(pos))
 		c.enqueue()
 	}
 }
@@ -295,7 +304,7 @@ func (c *Conn) raise(ev cdc.Events) {
 // finishIfOver ends a closed connection when the peer has said that it will
 // not write again and nothing of ours is in flight.
 func (c *Conn) finishIfOver() {
-	if c.data.State() == cdc.Closed && c.data.PeerReleased() && c.data.InFlight() == 0 {
+	if c.data.State() == cdc.Closed && (c.data.PeerReleased() || c.replaced) && c.data.InFlight() == 0 {
 		c.finish()
 	}
 }
@@ -306,6 +315,10 @@ func (c *Conn) finish() {
 	}
 	c.done = true
 	c.stopClock()
+	if c.zombie {
+		c.zombie = false
+		c.g.zombies--
+	}
 	c.g.out = append(c.g.out, Output{Kind: OutEvent, Event: EventConnDone, Conn: c})
 }
 
@@ -316,7 +329,39 @@ func (c *Conn) fail() {
 	c.stopClock()
 	if c.g.state == Dead {
 		c.finish()
+		return
 	}
+	c.becomeZombie()
+}
+
+// becomeZombie keeps the RMBE out of use until the peer says that it writes
+// no more, or the group ends.
+func (c *Conn) becomeZombie() {
+	if !c.zombie && !c.done {
+		c.zombie = true
+		c.g.zombies++
+	}
+}
+
+// expire gives up waiting for the peer's close (§4.8.1, §4.8.2): first the
+// peer learns of it, if it did not know that we close.
+func (c *Conn) expire(now time.Time) {
+	if c.data.HasSentClose() || c.data.State() == cdc.PeerAbortWait {
+		c.fail()
+		return
+	}
+	c.deadline = now.Add(c.g.cfg.CloseTimeout)
+	c.raise(c.data.Abort())
+	c.enqueue()
+}
+
+// replace ends a connection of which the peer knows nothing any more, since it
+// gave its RMBE to another one (§4.4.2). Nothing may be written there.
+func (c *Conn) replace() {
+	c.replaced = true
+	c.raise(c.data.Fail())
+	c.stopClock()
+	c.finishIfOver()
 }
 
 func (c *Conn) handleSent() {
@@ -333,8 +378,11 @@ func (c *Conn) handleMessage(now time.Time, m cdc.Message) error {
 		c.g.Discarded++
 		err = nil
 	}
-	if err != nil {
+	switch {
+	case ev&cdc.Aborted != 0 && c.data.State() != cdc.Closed:
 		c.startClock(now)
+	case !c.deadline.IsZero() && !c.data.HasSentClose():
+		c.deadline = now.Add(c.g.cfg.CloseTimeout) // the peer still takes what was written before the close
 	}
 	c.raise(ev)
 	c.enqueue()

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/llc"
 )
 
@@ -15,6 +16,7 @@ type flow struct {
 	kind   flowKind
 	rmb    RMBID
 	reason llc.DeleteReason
+	tries  int // answers that asked for a retry
 }
 
 type flowKind uint8
@@ -70,6 +72,17 @@ func (g *Group) pumpFlows(now time.Time) {
 	if g.flowSent || len(g.flows) == 0 || g.state == Forming || g.state == Dead {
 		return
 	}
+	g.sendRequest()
+	g.flowSent = true
+	g.flowExpiry = now.Add(FlowTimeout)
+	g.flowResend = time.Time{}
+	if g.flows[0].kind != flowDeleteAll {
+		g.flowResend = now.Add(ResendInterval)
+	}
+}
+
+// sendRequest sends the request of the flow under way.
+func (g *Group) sendRequest() {
 	f := g.flows[0]
 	switch f.kind {
 	case flowConfirmRKey:
@@ -82,8 +95,16 @@ func (g *Group) pumpFlows(now time.Time) {
 	case flowDeleteAll:
 		g.sendLLC(llc.DeleteLink{All: true, Orderly: true, Reason: f.reason})
 	}
-	g.flowSent = true
-	g.flowExpiry = now.Add(FlowTimeout)
+}
+
+// endRKeyFlow finishes the flow under way if the answer is for its RMB;
+// another one answers a request that was sent again.
+func (g *Group) endRKeyFlow(kind flowKind, key rdma.RKey) (flow, bool) {
+	if g.flowSent && g.flows[0].kind == kind && g.rmb(g.flows[0].rmb).tokens[g.link.index].RKey != key {
+		g.Discarded++
+		return flow{}, false
+	}
+	return g.endFlow(kind)
 }
 
 // endFlow finishes the flow under way if it is of this kind.
@@ -99,7 +120,7 @@ func (g *Group) endFlow(kind flowKind) (flow, bool) {
 }
 
 func (g *Group) handleConfirmRKeyReply(m llc.ConfirmRKey) {
-	f, ok := g.endFlow(flowConfirmRKey)
+	f, ok := g.endRKeyFlow(flowConfirmRKey, m.This.RKey)
 	if !ok {
 		return
 	}
@@ -108,7 +129,8 @@ func (g *Group) handleConfirmRKeyReply(m llc.ConfirmRKey) {
 	switch {
 	case !m.Negative:
 		r.state = rmbConfirmed
-	case m.Retry: // the peer's configuration is changing: again at once (A.3.5, C bit)
+	case m.Retry && f.tries < maxRKeyRetries: // the peer's configuration is changing: again at once (A.3.5, C bit)
+		f.tries++
 		g.startFlow(f)
 		return
 	default:
@@ -118,10 +140,10 @@ func (g *Group) handleConfirmRKeyReply(m llc.ConfirmRKey) {
 	g.out = append(g.out, Output{Kind: OutEvent, Event: ev, RMB: f.rmb})
 }
 
-func (g *Group) handleDeleteRKeyReply() {
+func (g *Group) handleDeleteRKeyReply(m llc.DeleteRKey) {
 	// A negative answer means that the peer did not know the key: logged by
 	// nobody, harmless (A.3.7).
-	if f, ok := g.endFlow(flowDeleteRKey); ok {
+	if f, ok := g.endRKeyFlow(flowDeleteRKey, m.RKeys[0]); ok {
 		g.removeRMB(f.rmb)
 	}
 }

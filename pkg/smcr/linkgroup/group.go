@@ -133,11 +133,13 @@ type Group struct {
 	nconns    int
 	ready     connQueue
 	closing   int // connections with a close deadline
+	zombies   int // connections given up whose RMBE the peer has not released
 	idleSince time.Time
 
 	flows      []flow // the first one is under way once flowSent
 	flowSent   bool
 	flowExpiry time.Time
+	flowResend time.Time // zero: not sent again
 	llcQueue   [][llc.Size]byte
 	deleted    bool // the peer ended the group; dead once our answer is delivered
 
@@ -227,10 +229,20 @@ func (g *Group) fail(f SetupFault, err error) {
 	case Forming:
 		g.becomeDead(err)
 		g.event(EventSetupFailed, &SetupError{Fault: f, Err: err})
-	case Active, Draining:
+	case Active:
 		g.becomeDead(err)
+	case Draining: // the peer may be gone before its answer is
+		g.becomeDead(g.drainErr())
 	case Dead:
 	}
+}
+
+// drainErr is why a group in state Draining ends.
+func (g *Group) drainErr() error {
+	if g.deleted {
+		return ErrPeerDeleted
+	}
+	return nil
 }
 
 func (g *Group) becomeActive(now time.Time) {
@@ -241,7 +253,7 @@ func (g *Group) becomeActive(now time.Time) {
 	g.link.state = linkActive
 	g.link.heard = now
 	for _, c := range g.conns {
-		if c != nil {
+		if c != nil && c.data.State() != cdc.Closed {
 			c.restart()
 		}
 	}
@@ -301,13 +313,14 @@ func (g *Group) NextTimeout() (time.Time, bool) {
 		earliest(g.deadline)
 		if g.flowSent {
 			earliest(g.flowExpiry)
+			earliest(g.flowResend)
 		}
 		if g.link.testSent.IsZero() {
 			earliest(g.link.heard.Add(g.cfg.TestLinkInterval))
 		} else {
 			earliest(g.link.testSent.Add(TestLinkTimeout))
 		}
-		if g.nconns == 0 {
+		if g.isUnused() {
 			earliest(g.idleSince.Add(g.cfg.IdleTimeout))
 		}
 		if g.closing > 0 {
@@ -335,8 +348,7 @@ func (g *Group) HandleTimeout(now time.Time) {
 			g.becomeDead(ErrPeerDeleted)
 			return
 		}
-		if g.flowSent && due(g.flowExpiry) {
-			g.becomeDead(fmt.Errorf("%w: %v", ErrFlowTimeout, g.flows[0].kind))
+		if g.flowTimeout(due) {
 			return
 		}
 		if g.testLink(now) {
@@ -345,14 +357,36 @@ func (g *Group) HandleTimeout(now time.Time) {
 		if g.closing > 0 {
 			for _, c := range g.conns {
 				if c != nil && due(c.deadline) {
-					c.fail()
+					c.expire(now)
 				}
 			}
 		}
-		if g.state == Active && g.nconns == 0 && due(g.idleSince.Add(g.cfg.IdleTimeout)) {
+		if g.isUnused() && due(g.idleSince.Add(g.cfg.IdleTimeout)) {
 			g.Terminate(now, llc.DeleteInactivity)
 		}
 	}
+}
+
+// isUnused reports whether the group only waits for another connection.
+// Connections that the peer does not end must not keep it forever.
+func (g *Group) isUnused() bool { return g.state == Active && g.nconns == g.zombies }
+
+// flowTimeout looks after the request under way; true when the group ended.
+func (g *Group) flowTimeout(due func(time.Time) bool) bool {
+	switch {
+	case !g.flowSent:
+	case due(g.flowExpiry):
+		var err error
+		if kind := g.flows[0].kind; kind != flowDeleteAll {
+			err = fmt.Errorf("%w: %v", ErrFlowTimeout, kind)
+		}
+		g.becomeDead(err)
+		return true
+	case due(g.flowResend):
+		g.flowResend = g.flowResend.Add(ResendInterval)
+		g.sendRequest()
+	}
+	return false
 }
 
 // testLink keeps the link proven (§4.5.3): it sends TEST LINK after silence
@@ -380,8 +414,9 @@ func (g *Group) testLink(now time.Time) bool {
 func (g *Group) HandleSent(_ time.Time, _ LinkIndex, id uint64) {
 	g.link.inflight--
 	if id == 0 {
-		if g.deleted && g.link.inflight == 0 && len(g.llcQueue) == 0 {
-			g.becomeDead(ErrPeerDeleted)
+		if g.state == Draining && g.link.inflight == 0 && len(g.llcQueue) == 0 && (g.deleted || g.cfg.Role == Server) {
+			// What the server decides is done when it is delivered (C.7.1).
+			g.becomeDead(g.drainErr())
 		}
 		return
 	}

@@ -29,6 +29,14 @@ const (
 	SendDepth = 3 * SendBudget
 	// maxFlows bounds the LLC exchanges that wait for their turn.
 	maxFlows = 2 * MaxRMBs
+	// maxLLCQueue bounds the LLC messages that wait for the send budget. Only a
+	// peer that asks without taking the answers fills it.
+	maxLLCQueue = 256
+	// maxRMBEs is what the one-byte index of CLC messages can say (A.2.3).
+	maxRMBEs = 255
+	// maxRKeyRetries bounds how often the peer may ask for a CONFIRM RKEY
+	// again before the RMB counts as refused.
+	maxRKeyRetries = 8
 )
 
 // Timers. RFC 7609 leaves the values open.
@@ -38,6 +46,9 @@ const (
 	ConfirmLinkTimeout = 4 * time.Second
 	// FlowTimeout is how long an LLC request waits for its answer.
 	FlowTimeout = 5 * time.Second
+	// ResendInterval is when a CONFIRM RKEY or DELETE RKEY without an answer
+	// is sent again: Linux drops a request that crosses one of its own.
+	ResendInterval = 2 * time.Second
 	// TestLinkInterval is the quiet time after which a link is tested.
 	TestLinkInterval = 10 * time.Second
 	// TestLinkTimeout is how long a TEST LINK waits for its answer.

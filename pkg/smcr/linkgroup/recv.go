@@ -21,6 +21,11 @@ func (g *Group) HandleRecv(now time.Time, index LinkIndex, b []byte) error {
 	if len(b) > 0 && b[0] == cdc.Type {
 		return g.handleCDC(now, b)
 	}
+	if len(g.llcQueue) >= maxLLCQueue {
+		err := fmt.Errorf("%w: %d LLC answers wait for the peer to take them", ErrProtocol, len(g.llcQueue))
+		g.fail(FaultProtocol, err)
+		return err
+	}
 	m, err := llc.Parse(g.dialect, 1, b)
 	var unknown *llc.UnknownTypeError
 	switch {
@@ -52,9 +57,18 @@ func (g *Group) handleCDC(now time.Time, b []byte) error {
 		g.Discarded++ // a late message for a connection that is gone
 		return nil
 	}
-	if g.state == Forming && g.cfg.Role == Server {
-		// Data may not flow before the set-up is complete (§3.5.1.6).
-		return fmt.Errorf("%w: CDC message during first contact", ErrProtocol)
+	if g.state == Forming {
+		// Data may not flow before the set-up is complete (§3.5.1.6), but
+		// the end of the set-up may be the peer's to decide.
+		switch g.step {
+		case waitAddLink, waitDeleteReply:
+			g.event(EventPointOfNoReturn, nil)
+			g.becomeActive(now)
+		case waitPeer, waitConfirmLinkReply, waitAddLinkReply, waitConfirmLink, setupDone:
+			err := fmt.Errorf("%w: CDC message during first contact", ErrProtocol)
+			g.fail(FaultProtocol, err)
+			return err
+		}
 	}
 	if err := c.handleMessage(now, m); err != nil {
 		return fmt.Errorf("connection 0x%08x: %w", uint32(c.token), err)
@@ -90,7 +104,7 @@ func (g *Group) handleLLC(now time.Time, m llc.Message) error {
 		}
 	case llc.DeleteRKey:
 		if m.Response {
-			g.handleDeleteRKeyReply()
+			g.handleDeleteRKeyReply(m)
 		} else {
 			g.handleDeleteRKey(m)
 		}
@@ -103,7 +117,7 @@ func (g *Group) handleLLC(now time.Time, m llc.Message) error {
 }
 
 // handleDeleteLink ends the group, since it has but one link, or the spare
-// link that the peer wanted.
+// link that the peer wanted. The group is over when the peer has our answer.
 func (g *Group) handleDeleteLink(now time.Time, m llc.DeleteLink) error {
 	if m.Response {
 		if g.state == Forming && g.step == waitDeleteReply {
@@ -115,26 +129,33 @@ func (g *Group) handleDeleteLink(now time.Time, m llc.DeleteLink) error {
 		}
 		return nil
 	}
-	ours := m.All || m.Link == g.link.id
-	m.Response = true
-	if !ours {
+	switch {
+	case !m.All && m.Link != g.link.id:
+		m.Response = true
 		m.Reason = llc.DeleteUnknownLink
-	}
-	if ours && g.state == Draining && g.flowSent && g.flows[0].kind == flowDeleteAll {
-		// Both sides end the group at once.
+		g.sendLLC(m)
+		return nil
+	case g.state == Forming:
+		m.Response = true
+		g.sendLLC(m)
+		return fmt.Errorf("%w: DELETE LINK during first contact", ErrProtocol)
+	case g.flowSent && g.flows[0].kind == flowDeleteAll:
+		// Both sides end the group at once, or the server answers our request
+		// with its own (§3.5.5.1.5).
 		g.becomeDead(nil)
 		return nil
+	case g.deleted:
+		g.Discarded++ // the same once more: the answer is on its way
+		return nil
 	}
+	// A client answers the server; a server answers the client's request by
+	// starting the exchange itself.
+	m.Response = g.cfg.Role == Client
 	g.sendLLC(m)
-	if ours && g.state == Forming {
-		return fmt.Errorf("%w: DELETE LINK during first contact", ErrProtocol)
-	}
-	if ours {
-		g.state = Draining
-		g.flows, g.flowSent = nil, false
-		g.deleted = true
-		g.deadline = now.Add(FlowTimeout)
-	}
+	g.state = Draining
+	g.flows, g.flowSent = nil, false
+	g.deleted = true
+	g.deadline = now.Add(FlowTimeout)
 	return nil
 }
 

@@ -74,8 +74,9 @@ var (
 )
 
 // AddRMB adds a registered region of elements×elementSize bytes, reachable on
-// each link by its token; with one link only tokens[0] counts.
+// each link by its token.
 func (g *Group) AddRMB(elementSize uint32, elements int, token RToken) (RMBID, error) {
+	invariant.Must(elements > 0 && elements <= maxRMBEs, "RMB with an impossible number of elements")
 	if len(g.rmbs) >= MaxRMBs {
 		return 0, ErrFull
 	}

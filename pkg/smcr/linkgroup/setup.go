@@ -108,14 +108,14 @@ func (g *Group) checkConfirmLink(m llc.ConfirmLink) error {
 }
 
 // settleDialect takes the peer's flags; false when it wants what we do not
-// allow.
+// allow, or one of the two directions only.
 func (g *Group) settleDialect(flags llc.ConfirmLinkFlags) bool {
 	if flags.Has(noEyeCatcher) {
 		g.dialect = llc.DialectLinux
 		return true
 	}
 	g.dialect = llc.DialectRFC
-	return g.cfg.AllowRFC
+	return g.cfg.AllowRFC && flags&noEyeCatcher == 0
 }
 
 // handleConfirmLink takes the server's request at the client.
@@ -226,11 +226,19 @@ func (g *Group) handleAddLinkReply(now time.Time, m llc.AddLink) error {
 }
 
 // setupExpired is what a missing answer means at each step (C.7.1).
-func (g *Group) setupExpired(_ time.Time) {
+func (g *Group) setupExpired(now time.Time) {
 	switch g.step {
 	case waitConfirmLinkReply, waitConfirmLink:
 		g.fail(FaultConfirmLinkTimeout, nil)
-	case waitAddLinkReply, waitDeleteReply, waitAddLink:
+	case waitAddLinkReply, waitAddLink:
+		g.fail(FaultAddLinkTimeout, nil)
+	case waitDeleteReply:
+		if g.dialect == llc.DialectLinux {
+			// Linux drops the DELETE LINK when it comes in place of ADD LINK
+			// CONTINUATION, and goes on with one link by itself (C.8).
+			g.becomeActive(now)
+			return
+		}
 		g.fail(FaultAddLinkTimeout, nil)
 	case waitPeer, setupDone:
 	}
