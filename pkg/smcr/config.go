@@ -72,6 +72,9 @@ type Config struct {
 	// AnyPrefix makes a server accept clients from other IP subnets, where
 	// the operator knows that the RoCE fabric is routed.
 	AnyPrefix bool
+	// MessageTimeout bounds the wait for each CLC message of the peer
+	// (RFC 7609 C.5). Default 6 s, as in Linux.
+	MessageTimeout time.Duration
 	// CloseTimeout bounds the wait for the peer's close (RFC 7609 4.8.1).
 	// Default 60 s.
 	CloseTimeout time.Duration
@@ -107,6 +110,9 @@ func (c *Config) setDefaults() {
 	def(&c.RMBEsPerRMB, 8)
 	def(&c.MemoryBytes, 256<<20)
 	def(&c.MaxConns, 4096)
+	if c.MessageTimeout == 0 {
+		c.MessageTimeout = clc.DefaultMessageTimeout
+	}
 	if c.CloseTimeout == 0 {
 		c.CloseTimeout = 60 * time.Second
 	}
@@ -124,7 +130,7 @@ func (c Config) Validate() error {
 		return fmt.Errorf("smcr config: SendBufferBytes %d: want a power of two from 16384 to 524288", c.SendBufferBytes)
 	case c.RMBEsPerRMB < 1 || c.RMBEsPerRMB > 255:
 		return fmt.Errorf("smcr config: RMBEsPerRMB %d: want 1 to 255", c.RMBEsPerRMB)
-	case c.MemoryBytes < 0 || c.MaxConns < 0 || c.CloseTimeout < 0 || c.IdleGroupTimeout < 0:
+	case c.MemoryBytes < 0 || c.MaxConns < 0 || c.MessageTimeout < 0 || c.CloseTimeout < 0 || c.IdleGroupTimeout < 0:
 		return errors.New("smcr config: limits and timeouts must not be negative")
 	case c.Dialects > DialectsLinux:
 		return fmt.Errorf("smcr config: unknown dialect set %d", c.Dialects)

@@ -63,16 +63,16 @@ type readResult struct {
 func (s *Stack) Client(ctx context.Context, tcp *net.TCPConn) (*Conn, error) {
 	r := &rendezvous{s: s, tcp: tcp, started: time.Now(), reads: make(chan readResult, 1)}
 	if s.cfg.Option == nil {
-		return r.plain(clc.ReasonPeerNoSMC), nil
+		return r.plain(), nil
 	}
 	offered, err := s.cfg.Option.PeerOffered(tcp)
 	if err != nil {
 		s.malformed("TCP option", err)
 	}
 	if !offered {
-		return r.plain(clc.ReasonPeerNoSMC), nil
+		return r.plain(), nil
 	}
-	r.client = clc.NewClient(clc.Config{PeerID: s.peerID})
+	r.client = clc.NewClient(clc.Config{PeerID: s.peerID, MessageTimeout: s.cfg.MessageTimeout})
 	r.m = r.client
 	r.client.Propose(r.started, s.proposal(tcp))
 	return r.run(ctx)
@@ -89,16 +89,16 @@ func (s *Stack) Server(ctx context.Context, tcp *net.TCPConn) (*Conn, error) {
 func (s *Stack) ServerDecline(ctx context.Context, tcp *net.TCPConn, reason clc.Reason) (*Conn, error) {
 	r := &rendezvous{s: s, tcp: tcp, started: time.Now(), reads: make(chan readResult, 1), refusal: reason}
 	if s.cfg.Option == nil {
-		return r.plain(clc.ReasonPeerNoSMC), nil
+		return r.plain(), nil
 	}
 	offered, err := s.cfg.Option.SYNOffered(tcp)
 	if err != nil {
 		s.malformed("TCP option", err)
 	}
 	if !offered {
-		return r.plain(clc.ReasonPeerNoSMC), nil
+		return r.plain(), nil
 	}
-	r.server = clc.NewServer(r.started, clc.Config{PeerID: s.peerID})
+	r.server = clc.NewServer(r.started, clc.Config{PeerID: s.peerID, MessageTimeout: s.cfg.MessageTimeout})
 	r.m = r.server
 	return r.run(ctx)
 }
@@ -110,9 +110,9 @@ func (s *Stack) malformed(where string, err error) {
 }
 
 // plain wraps a connection that carries no CLC messages.
-func (r *rendezvous) plain(reason clc.Reason) *Conn {
+func (r *rendezvous) plain() *Conn {
 	c := newTCPConn(r.s, r.tcp, r.info(ModeTCP), nil)
-	c.info.Reason = reason
+	c.info.Reason = clc.ReasonPeerNoSMC
 	r.opened(c)
 	return c
 }
@@ -264,7 +264,7 @@ func setupReason(err error) clc.Reason {
 func (r *rendezvous) do(ctx context.Context, o *clc.Output) (_ *Conn, done bool, _ error) {
 	switch o.Kind {
 	case clc.OutputSend:
-		_ = r.tcp.SetWriteDeadline(time.Now().Add(clc.DefaultMessageTimeout)) // the write below reports a dead connection
+		_ = r.tcp.SetWriteDeadline(time.Now().Add(r.s.cfg.MessageTimeout)) // the write below reports a dead connection
 		if _, err := r.tcp.Write(o.Data); err != nil {
 			return nil, true, r.abort(fmt.Errorf("send CLC message: %w", err))
 		}

@@ -194,12 +194,13 @@ func TestStack_reusesGroup(t *testing.T) {
 
 func waitFor(tb testing.TB, what string, ok func() bool) {
 	tb.Helper()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
 	deadline := time.Now().Add(10 * time.Second)
 	for !ok() {
-		if time.Now().After(deadline) {
+		if now := <-tick.C; now.After(deadline) {
 			tb.Fatalf("%s: not within 10 s", what)
 		}
-		time.Sleep(time.Millisecond)
 	}
 }
 
