@@ -181,9 +181,10 @@ func (q *QP) prepare(w *sendWQE) bool {
 		return true
 	}
 	// IBTA 10.7.3.1: requests before it complete first. The one that does
-	// not, because its answer was not asked for, goes out once more.
+	// not, because its answer was not asked for, goes out once more. A message
+	// that is partly acknowledged has none before it.
 	switch {
-	case r.una == w.first:
+	case r.una >= w.first:
 		q.failSend(w.status, errMemory)
 	case r.sinceAR != 0 && r.nxt == w.first:
 		r.goBack(r.nxt - 1)
