@@ -24,6 +24,18 @@ type Faults struct {
 	Delay     time.Duration // of every datagram
 	Jitter    time.Duration // up to that much more for a run of datagrams
 	ReorderBy time.Duration // 0: a millisecond
+
+	// KeepFatalNAKs spares the NAKs that end a queue pair. They are sent
+	// once; without them the requester ends with StatusRetryExceeded, and a
+	// test that wants to see the real reason could not tell.
+	KeepFatalNAKs bool
+}
+
+// fatalNAK reports whether b is an acknowledge packet with a NAK other than
+// the one for a PSN sequence error.
+func fatalNAK(b []byte) bool {
+	const acknowledge, aeth, kind, kindNAK, value = 17, 12, 0xe0, 0x60, 0x1f
+	return len(b) > aeth && b[0] == acknowledge && b[aeth]&kind == kindNAK && b[aeth]&value != 0
 }
 
 // fabricQueue bounds the datagrams that wait for a receiver, as a socket's
@@ -204,7 +216,14 @@ func (w *fabricWire) chance(p float64) bool { return p > 0 && w.rng.Float64() < 
 func (w *fabricWire) deliver(to netip.AddrPort, b []byte) {
 	f := w.f
 	dst := f.wires[to]
-	if dst == nil || !w.up || !dst.up || f.cuts[[2]netip.Addr{w.at.Addr(), to.Addr()}] || w.chance(f.faults.Loss) {
+	if dst == nil || !w.up || !dst.up || f.cuts[[2]netip.Addr{w.at.Addr(), to.Addr()}] {
+		return
+	}
+	if f.faults.KeepFatalNAKs && fatalNAK(b) {
+		w.schedule(dst, datagram{w.at, b})
+		return
+	}
+	if w.chance(f.faults.Loss) {
 		return
 	}
 	if w.chance(f.faults.Corrupt) && len(b) > 0 {

@@ -307,6 +307,7 @@ func (q *qp) drain(now time.Time) {
 // settle hands out completions and events and sets the timer. It reports
 // whether there was a completion, which may have made room in the queues.
 func (q *qp) settle() (completed bool) {
+	q.state.Store(uint32(q.m.State())) // before anybody can see why
 	var wcs [8]rocev2.Completion
 	for {
 		n := q.m.PollWC(wcs[:])
@@ -319,6 +320,7 @@ func (q *qp) settle() (completed bool) {
 			if !to.push(w) && !q.overrun {
 				q.overrun = true
 				_ = q.m.Modify(time.Now(), rdma.QPAttr{State: rdma.QPError})
+				q.state.Store(uint32(rdma.QPError))
 				q.pd.ctx.post(rdma.AsyncEvent{Kind: rdma.EventQPFatal, QPN: q.num, Err: rdma.ErrCQOverrun})
 			}
 		}
@@ -335,7 +337,6 @@ func (q *qp) settle() (completed bool) {
 		e.QPN = q.num
 		q.pd.ctx.post(e)
 	}
-	q.state.Store(uint32(q.m.State()))
 	var at int64
 	if t, ok := q.m.NextTimeout(); ok {
 		at = max(q.dev.since(t), 1)

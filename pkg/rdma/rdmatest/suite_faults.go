@@ -1,0 +1,380 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rdmatest
+
+import (
+	"bytes"
+	"slices"
+	"testing"
+
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
+)
+
+// faultCases are about what must fail, and how.
+var faultCases = []Case{
+	{"WrongKeys", testWrongKeys},
+	{"Permissions", testPermissions},
+	{"DomainIsolation", testDomainIsolation},
+	{"LocalProtection", testLocalProtection},
+	{"ReceiveTooSmall", testReceiveTooSmall},
+	{"ReceiverNotReady", testReceiverNotReady},
+	{"ReceiverNeverReady", testReceiverNeverReady},
+	{"RetryExceeded", testRetryExceeded},
+	{"FlushOnError", testFlushOnError},
+	{"RegionClosedUnderWrites", testRegionClosedUnderWrites},
+	{"ClosedDuringTraffic", testClosedDuringTraffic},
+	{"QPFatalEvent", testQPFatalEvent},
+}
+
+// remoteFault posts w, which the peer must refuse with status s; both queue
+// pairs end in ERR and the peer's memory is as it was.
+func remoteFault(t *testing.T, name string, x, y *End, w rdma.SendWR, s rdma.Status) {
+	t.Helper()
+	before := bytes.Clone(y.MR.Bytes())
+	x.Send(t, w)
+	c := Await(t, x.SendCQ, 1)[0]
+	if c.Status != s || c.ID != w.ID {
+		t.Errorf("%s: completion %+v (%v), want %v", name, c, c.Status, s)
+	}
+	if st := x.QP.State(); st != rdma.QPError {
+		t.Errorf("%s: requester in %v, want ERR", name, st)
+	}
+	AwaitEvent(t, y.Ctx, rdma.EventQPFatal)
+	if st := y.QP.State(); st != rdma.QPError {
+		t.Errorf("%s: responder in %v, want ERR", name, st)
+	}
+	if !bytes.Equal(before, y.MR.Bytes()) {
+		t.Errorf("%s: the peer's memory changed", name)
+	}
+}
+
+func testWrongKeys(t *testing.T, a, b rdma.Device) {
+	size := uint64(len(NewEnd(t, b, Options{MRBytes: 8192}).MR.Bytes()))
+	for _, c := range []struct {
+		name string
+		edit func(w *rdma.SendWR, y *End)
+	}{
+		{"unknown RKey", func(w *rdma.SendWR, y *End) { w.RKey ^= 0x5a5a0000 }},
+		{"RKey of no region", func(w *rdma.SendWR, y *End) { w.RKey = 0xfffffff0 }},
+		{"one byte too far", func(w *rdma.SendWR, y *End) { w.RemoteAddr = y.MR.Addr() + size - 5000 + 1 }},
+		{"below the region", func(w *rdma.SendWR, y *End) { w.RemoteAddr = y.MR.Addr() - 1 }},
+		{"address wraps", func(w *rdma.SendWR, y *End) { w.RemoteAddr = ^uint64(0) - 100 }},
+		{"zero address", func(w *rdma.SendWR, y *End) { w.RemoteAddr = 0 }},
+		{"stale RKey", func(w *rdma.SendWR, y *End) {
+			old, err := y.PD.AllocMR(8192, y.opt.Access)
+			if err != nil {
+				t.Fatal(err)
+			}
+			w.RKey, w.RemoteAddr = old.RKey(), old.Addr()
+			if err := old.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}},
+	} {
+		for _, op := range []rdma.Opcode{rdma.OpWrite, rdma.OpRead} {
+			x, y := Pair(t, a, b, Options{MRBytes: 8192, MTU: rdma.MTU1024})
+			fill(x.MR.Bytes(), 1)
+			fill(y.MR.Bytes(), 2)
+			before := bytes.Clone(x.MR.Bytes())
+			w := x.Write(1, y, 0, 5000)
+			w.Op = op
+			c.edit(&w, y)
+			remoteFault(t, c.name+" "+op.String(), x, y, w, rdma.StatusRemoteAccess)
+			if !bytes.Equal(before, x.MR.Bytes()) {
+				t.Errorf("%s %v: our memory changed", c.name, op)
+			}
+		}
+	}
+}
+
+func testPermissions(t *testing.T, a, b rdma.Device) {
+	all := rdma.LocalWrite | rdma.RemoteWrite | rdma.RemoteRead
+	for _, c := range []struct {
+		name   string
+		access rdma.Access // of the region and the queue pair
+		op     rdma.Opcode
+	}{
+		{"write without right", rdma.LocalWrite | rdma.RemoteRead, rdma.OpWrite},
+		{"read without right", rdma.LocalWrite | rdma.RemoteWrite, rdma.OpRead},
+	} {
+		// The region of a queue pair that may do all.
+		x, y := NewEnd(t, a, Options{}), NewEnd(t, b, Options{})
+		x.Connect(t, y)
+		y.Connect(t, x)
+		m, err := y.PD.AllocMR(4096, c.access)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w := x.Write(1, y, 0, 100)
+		w.Op, w.RemoteAddr, w.RKey = c.op, m.Addr(), m.RKey()
+		remoteFault(t, c.name+" on the region", x, y, w, rdma.StatusRemoteAccess)
+
+		// The queue pair, with a region that allows all.
+		x, y = NewEnd(t, a, Options{}), NewEnd(t, b, Options{Access: c.access})
+		x.Connect(t, y)
+		y.Connect(t, x)
+		if m, err = y.PD.AllocMR(4096, all); err != nil {
+			t.Fatal(err)
+		}
+		w = x.Write(1, y, 0, 100)
+		w.Op, w.RemoteAddr, w.RKey = c.op, m.Addr(), m.RKey()
+		want := []rdma.Status{rdma.StatusRemoteInvalid, rdma.StatusRemoteAccess} // IBTA leaves room
+		before := bytes.Clone(y.MR.Bytes())
+		x.Send(t, w)
+		if got := Await(t, x.SendCQ, 1)[0].Status; !slices.Contains(want, got) {
+			t.Errorf("%s on the queue pair: %v", c.name, got)
+		}
+		if !bytes.Equal(before, y.MR.Bytes()) {
+			t.Errorf("%s on the queue pair: memory changed", c.name)
+		}
+	}
+}
+
+func testDomainIsolation(t *testing.T, a, b rdma.Device) {
+	x, y := Pair(t, a, b, Options{})
+	other, err := y.Ctx.AllocPD()
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := other.AllocMR(4096, y.opt.Access)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := x.Write(1, y, 0, 100)
+	w.RemoteAddr, w.RKey = m.Addr(), m.RKey()
+	remoteFault(t, "RKey of another domain", x, y, w, rdma.StatusRemoteAccess)
+	if slices.ContainsFunc(m.Bytes(), func(c byte) bool { return c != 0 }) {
+		t.Error("a region of another domain was written")
+	}
+
+	// Locally the LKey of another domain is as good as none.
+	x, y = Pair(t, a, b, Options{})
+	if other, err = x.Ctx.AllocPD(); err != nil {
+		t.Fatal(err)
+	}
+	if m, err = other.AllocMR(4096, x.opt.Access); err != nil {
+		t.Fatal(err)
+	}
+	w = x.Write(1, y, 0, 100)
+	w.SGL = []rdma.SGE{{Addr: m.Addr(), Length: 100, LKey: m.LKey()}}
+	x.Send(t, w)
+	AwaitOne(t, x.SendCQ, 1, rdma.StatusLocalProtect)
+}
+
+func testLocalProtection(t *testing.T, a, b rdma.Device) {
+	for _, c := range []struct {
+		name string
+		sge  func(x *End) rdma.SGE
+	}{
+		{"LKey", func(x *End) rdma.SGE { s := x.SGE(0, 10); s.LKey ^= 0xffff0000; return s }},
+		{"bounds", func(x *End) rdma.SGE { return x.SGE(len(x.MR.Bytes())-5, 10) }},
+		{"wrap", func(x *End) rdma.SGE { s := x.SGE(0, 10); s.Addr = ^uint64(0) - 3; return s }},
+	} {
+		x, y := Pair(t, a, b, Options{})
+		x.Send(t, rdma.SendWR{ID: 4, Op: rdma.OpSend, SGL: []rdma.SGE{c.sge(x)}}) // errors always complete
+		if w := Await(t, x.SendCQ, 1)[0]; w.Status != rdma.StatusLocalProtect || w.ID != 4 {
+			t.Errorf("%s: completion %+v (%v)", c.name, w, w.Status)
+		}
+		if s := x.QP.State(); s != rdma.QPError {
+			t.Errorf("%s: state %v, want ERR", c.name, s)
+		}
+		if s := y.QP.State(); s != rdma.QPRTS {
+			t.Errorf("%s: the peer is in %v, want RTS", c.name, s)
+		}
+		// A receive buffer that the region does not hold.
+		x, y = Pair(t, a, b, Options{})
+		if n, err := y.QP.PostRecv([]rdma.RecvWR{{ID: 6, SGE: c.sge(y)}}); n != 1 || err != nil {
+			continue // refused at posting is as good
+		}
+		x.Send(t, rdma.SendWR{ID: 5, Op: rdma.OpSend, Flags: rdma.SendSignaled, SGL: []rdma.SGE{x.SGE(0, 10)}})
+		AwaitOne(t, y.RecvCQ, 6, rdma.StatusLocalProtect)
+		AwaitOne(t, x.SendCQ, 5, rdma.StatusRemoteOp)
+	}
+}
+
+func testReceiveTooSmall(t *testing.T, a, b rdma.Device) {
+	for _, n := range []int{101, 70_000} {
+		x, y := Pair(t, a, b, Options{})
+		y.Recv(t, 1, 0, 100)
+		x.Send(t, rdma.SendWR{ID: 2, Op: rdma.OpSend, Flags: rdma.SendSignaled, SGL: []rdma.SGE{x.SGE(0, n)}})
+		AwaitOne(t, y.RecvCQ, 1, rdma.StatusLocalLength)
+		AwaitOne(t, x.SendCQ, 2, rdma.StatusRemoteInvalid)
+		if slices.ContainsFunc(y.MR.Bytes()[100:], func(c byte) bool { return c != 0 }) {
+			t.Error("bytes behind the buffer changed")
+		}
+	}
+}
+
+func testReceiverNotReady(t *testing.T, a, b rdma.Device) {
+	x, y := Pair(t, a, b, Options{MinRNRTimer: 10})
+	fill(x.MR.Bytes()[:100], 1)
+	for i := range uint64(5) {
+		x.Send(t, rdma.SendWR{ID: i, Op: rdma.OpSend, Flags: rdma.SendSignaled, SGL: []rdma.SGE{x.SGE(int(i), 44)}})
+	}
+	for i := range uint64(5) {
+		y.Recv(t, 10+i, int(i)*64, 64)
+		AwaitOne(t, y.RecvCQ, 10+i, rdma.StatusSuccess)
+		AwaitOne(t, x.SendCQ, i, rdma.StatusSuccess)
+		if !bytes.Equal(x.MR.Bytes()[i:i+44], y.MR.Bytes()[i*64:i*64+44]) {
+			t.Fatalf("message %d differs", i)
+		}
+	}
+}
+
+func testReceiverNeverReady(t *testing.T, a, b rdma.Device) {
+	x, y := Pair(t, a, b, Options{RNRRetry: 2})
+	x.Send(t, rdma.SendWR{ID: 1, Op: rdma.OpSend, Flags: rdma.SendSignaled, SGL: []rdma.SGE{x.SGE(0, 44)}})
+	x.Send(t, x.Write(2, y, 0, 10))
+	AwaitOne(t, x.SendCQ, 1, rdma.StatusRNRRetryExceeded)
+	AwaitOne(t, x.SendCQ, 2, rdma.StatusFlushed)
+}
+
+func testRetryExceeded(t *testing.T, a, b rdma.Device) {
+	x, y := Pair(t, a, b, Options{Timeout: 10, RetryCount: 2})
+	y.Recv(t, 9, 0, 10)
+	if err := y.QP.Close(); err != nil {
+		t.Fatal(err)
+	}
+	x.Recv(t, 3, 0, 10)
+	x.Send(t, x.Write(1, y, 0, 5000))
+	x.Send(t, x.Write(2, y, 0, 10))
+	AwaitOne(t, x.SendCQ, 1, rdma.StatusRetryExceeded)
+	AwaitOne(t, x.SendCQ, 2, rdma.StatusFlushed)
+	AwaitOne(t, x.RecvCQ, 3, rdma.StatusFlushed)
+	if s := x.QP.State(); s != rdma.QPError {
+		t.Errorf("state %v, want ERR", s)
+	}
+	AwaitEvent(t, x.Ctx, rdma.EventPathDown)
+	if n, err := y.RecvCQ.Poll(make([]rdma.WC, 1)); n != 0 || err != nil {
+		t.Errorf("a closed queue pair completed %d receives, %v", n, err)
+	}
+}
+
+func testFlushOnError(t *testing.T, a, b rdma.Device) {
+	x, y := NewEnd(t, a, Options{}), NewEnd(t, b, Options{})
+	x.Connect(t, y) // one side only: the sends stay outstanding
+	for i := range uint64(10) {
+		x.Recv(t, 100+i, 0, 8)
+		w := x.Write(i, y, 0, 2000)
+		if i%2 == 0 {
+			w.Flags = 0 // flushed requests complete whether signaled or not
+		}
+		x.Send(t, w)
+	}
+	if err := x.QP.Modify(rdma.QPAttr{State: rdma.QPError}); err != nil {
+		t.Fatal(err)
+	}
+	for i, w := range Await(t, x.SendCQ, 10) {
+		if w.ID != uint64(i) || w.Status != rdma.StatusFlushed {
+			t.Errorf("send %d: %+v (%v)", i, w, w.Status)
+		}
+	}
+	for i, w := range Await(t, x.RecvCQ, 10) {
+		if w.ID != uint64(100+i) || w.Status != rdma.StatusFlushed {
+			t.Errorf("receive %d: %+v (%v)", i, w, w.Status)
+		}
+	}
+}
+
+// testRegionClosedUnderWrites closes a region while the peer writes to it:
+// the writes end in an access error and never in unmapped memory.
+func testRegionClosedUnderWrites(t *testing.T, a, b rdma.Device) {
+	for range 10 {
+		x, y := Pair(t, a, b, Options{MRBytes: 512 << 10})
+		for i := range uint64(8) {
+			x.Send(t, x.Write(i, y, 0, 300_000))
+		}
+		AwaitOne(t, x.SendCQ, 0, rdma.StatusSuccess)
+		if err := y.MR.Close(); err != nil {
+			t.Fatalf("close region: %v", err)
+		}
+		x.drain(t, 7, rdma.StatusRemoteAccess)
+
+		// And at the sender's side.
+		x, y = Pair(t, a, b, Options{MRBytes: 512 << 10})
+		for i := range uint64(8) {
+			x.Send(t, x.Write(i, y, 0, 300_000))
+		}
+		AwaitOne(t, x.SendCQ, 0, rdma.StatusSuccess)
+		if err := x.MR.Close(); err != nil {
+			t.Fatalf("close region: %v", err)
+		}
+		x.drain(t, 7, rdma.StatusLocalProtect)
+	}
+}
+
+// drain awaits n completions: successes, then perhaps one with status s and
+// flushed ones behind it.
+func (e *End) drain(t *testing.T, n int, s rdma.Status) {
+	t.Helper()
+	failed := false
+	for _, w := range Await(t, e.SendCQ, n) {
+		switch {
+		case !failed && w.Status == rdma.StatusSuccess:
+		case !failed && w.Status == s:
+			failed = true
+		case failed && w.Status == rdma.StatusFlushed:
+		default:
+			t.Errorf("completion %+v (%v), failed before: %v", w, w.Status, failed)
+		}
+	}
+}
+
+func testClosedDuringTraffic(t *testing.T, a, b rdma.Device) {
+	for round := range 12 {
+		x, y := Pair(t, a, b, Options{Timeout: 13, CQDepth: 4096})
+		stop, done := make(chan struct{}), make(chan struct{})
+		go func() {
+			defer close(done)
+			wcs := make([]rdma.WC, 64)
+			for i := uint64(0); ; i++ {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				if _, err := x.QP.PostSend([]rdma.SendWR{x.Write(i, y, 0, 100_000)}); err != nil {
+					if err := x.SendCQ.Arm(false); err != nil {
+						return
+					}
+					if n, err := x.SendCQ.Poll(wcs); err != nil || n > 0 {
+						continue
+					}
+					select {
+					case <-x.SendCQ.Notify():
+					case <-stop:
+						return
+					}
+				}
+				_, _ = x.SendCQ.Poll(wcs)
+			}
+		}()
+		stream(t, y, x, 512<<10, 1000, 3, uint64(round))
+		var err error
+		switch round % 4 {
+		case 0:
+			err = x.QP.Close()
+		case 1:
+			err = y.QP.Close()
+		case 2:
+			err = y.Ctx.Close()
+		case 3:
+			err = x.QP.Modify(rdma.QPAttr{State: rdma.QPReset})
+		}
+		if err != nil {
+			t.Errorf("round %d: %v", round, err)
+		}
+		close(stop)
+		<-done
+	}
+}
+
+func testQPFatalEvent(t *testing.T, a, b rdma.Device) {
+	x, y := Pair(t, a, b, Options{})
+	w := x.Write(1, y, 0, 100)
+	w.RKey ^= 0x10000
+	x.Send(t, w)
+	if e := AwaitEvent(t, y.Ctx, rdma.EventQPFatal); e.QPN != y.QP.Num() {
+		t.Errorf("event %+v names another queue pair", e)
+	}
+}

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rdmatest
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
+)
+
+// queueCases are about completion queues.
+var queueCases = []Case{
+	{"Overrun", testOverrun},
+	{"Notify", testNotify},
+	{"NotifySolicited", testNotifySolicited},
+	{"NotifyNeverLost", testNotifyNeverLost},
+}
+
+func testOverrun(t *testing.T, a, b rdma.Device) {
+	x, y := Pair(t, a, b, Options{CQDepth: 4, SendWR: 64, RecvWR: 64})
+	for i := range uint64(32) {
+		if _, err := x.QP.PostSend([]rdma.SendWR{x.Write(i, y, 0, 8)}); err != nil && !errors.Is(err, rdma.ErrState) {
+			t.Fatalf("post: %v", err)
+		}
+	}
+	e := AwaitEvent(t, x.Ctx, rdma.EventQPFatal)
+	if e.QPN != x.QP.Num() {
+		t.Errorf("event %+v", e)
+	}
+	for range 3 {
+		if n, err := x.SendCQ.Poll(make([]rdma.WC, 2)); n != 0 || !errors.Is(err, rdma.ErrCQOverrun) {
+			t.Errorf("poll after overrun: %d, %v", n, err)
+		}
+	}
+	if s := x.QP.State(); s != rdma.QPError {
+		t.Errorf("state %v, want ERR", s)
+	}
+}
+
+// notified waits for the notification; quiet asserts that there is none now.
+func notified(t *testing.T, q rdma.CQ) {
+	t.Helper()
+	select {
+	case <-q.Notify():
+	case <-time.After(patience):
+		t.Fatal("no notification")
+	}
+}
+
+func quiet(t *testing.T, q rdma.CQ, why string) {
+	t.Helper()
+	select {
+	case <-q.Notify():
+		t.Errorf("a notification %s", why)
+	default:
+	}
+}
+
+func testNotify(t *testing.T, a, b rdma.Device) {
+	x, y := Pair(t, a, b, Options{})
+	send := func(id uint64) {
+		y.Recv(t, id, 0, 64)
+		x.Send(t, rdma.SendWR{ID: id, Op: rdma.OpSend, Flags: rdma.SendSignaled, SGL: []rdma.SGE{x.SGE(0, 4)}})
+		AwaitOne(t, x.SendCQ, id, rdma.StatusSuccess) // so it has arrived
+		for len(x.SendCQ.Notify()) > 0 {
+			<-x.SendCQ.Notify()
+		}
+	}
+	send(1)
+	quiet(t, y.RecvCQ, "without Arm")
+	if err := y.RecvCQ.Arm(false); err != nil {
+		t.Fatal(err)
+	}
+	quiet(t, y.RecvCQ, "for a completion before Arm")
+	send(2)
+	notified(t, y.RecvCQ)
+	send(3)
+	quiet(t, y.RecvCQ, "for the second completion after one Arm")
+	if n := len(Await(t, y.RecvCQ, 3)); n != 3 {
+		t.Errorf("%d completions", n)
+	}
+}
+
+func testNotifySolicited(t *testing.T, a, b rdma.Device) {
+	x, y := Pair(t, a, b, Options{})
+	send := func(id uint64, f rdma.SendFlags) {
+		y.Recv(t, id, 0, 64)
+		x.Send(t, rdma.SendWR{ID: id, Op: rdma.OpSend, Flags: rdma.SendSignaled | f, SGL: []rdma.SGE{x.SGE(0, 4)}})
+		AwaitOne(t, x.SendCQ, id, rdma.StatusSuccess)
+	}
+	if err := y.RecvCQ.Arm(true); err != nil {
+		t.Fatal(err)
+	}
+	send(1, 0)
+	quiet(t, y.RecvCQ, "for a completion that was not solicited")
+	send(2, rdma.SendSolicited)
+	notified(t, y.RecvCQ)
+	// Errors wake too.
+	if err := y.RecvCQ.Arm(true); err != nil {
+		t.Fatal(err)
+	}
+	y.Recv(t, 3, 0, 1)
+	if err := y.QP.Modify(rdma.QPAttr{State: rdma.QPError}); err != nil {
+		t.Fatal(err)
+	}
+	notified(t, y.RecvCQ)
+}
+
+// testNotifyNeverLost plays ping-pong with waits on both sides: one lost
+// notification stops it.
+func testNotifyNeverLost(t *testing.T, a, b rdma.Device) {
+	const rounds = 3000
+	x, y := Pair(t, a, b, Options{})
+	player := func(e *End, serve bool) {
+		for i := range uint64(rounds) {
+			if serve || i > 0 {
+				// The receive was posted a round earlier.
+				AwaitOne(t, e.RecvCQ, i, rdma.StatusSuccess)
+			}
+			e.Recv(t, i+1, 0, 64)
+			e.Send(t, rdma.SendWR{ID: i, Op: rdma.OpSend, Flags: rdma.SendSignaled | rdma.SendSolicited, SGL: []rdma.SGE{e.SGE(128, 44)}})
+			AwaitOne(t, e.SendCQ, i, rdma.StatusSuccess)
+		}
+	}
+	y.Recv(t, 0, 0, 64)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		player(y, true)
+	}()
+	player(x, false)
+	<-done
+}
