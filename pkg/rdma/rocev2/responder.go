@@ -70,7 +70,7 @@ type responder struct {
 	ack    bool // an ACK is to be sent
 	nak    nakState
 	nakSyn Syndrome
-	gap    uint64 // highest PSN that came too early
+	gap    uint64           // highest PSN that came too early
 	reads  [MaxReads]readOp // by PSN
 	nreads int
 }

@@ -29,7 +29,7 @@ func TestResponder_sendOfManyPackets(t *testing.T) {
 	b.in(SendMiddle, 1, data(256, 'b'))
 	b.in(SendLastImm, 2, func(p *Packet) { data(3, 'c')(p); p.Imm = 0xabcd })
 	b.in(SendOnlyImm, 3, func(p *Packet) { p.Imm = 7 })
-	b.wantOut("Acknowledge 2 [ACK credit 31 msn 2]")
+	b.wantOut("Acknowledge 3 [ACK credit 31 msn 2]")
 	b.wantWC("100 RECV success 515 imm 0xabcd", "101 RECV success 0 imm 0x7")
 }
 
