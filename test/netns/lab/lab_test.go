@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"go.uber.org/goleak"
+
+	"github.com/smcr-io/kube-smcr/internal/testenv"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const pluginDir = "/usr/lib/cni"
+
+func newLab(t *testing.T) *Lab {
+	t.Helper()
+	testenv.Need(t, testenv.Root, testenv.NetAdmin, testenv.Program("setpriv"),
+		testenv.Program(pluginDir+"/bridge"), testenv.Program(pluginDir+"/host-local"))
+	l, err := New(Config{PluginDirs: []string{pluginDir}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := l.Close(); err != nil {
+			t.Errorf("close: %v", err)
+		}
+		left, err := l.Leftovers()
+		if err != nil || len(left) > 0 {
+			t.Errorf("left behind: %q, %v", left, err)
+		}
+	})
+	return l
+}
+
+func TestLab_podsOfBothNodesReachEachOther(t *testing.T) {
+	l := newLab(t)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	var pods [2]*Pod
+	for i, n := range l.Nodes {
+		p, err := n.AddPod(ctx, PodConfig{Name: fmt.Sprintf("pod%d", i), WithoutSMCR: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		pods[i] = p
+	}
+	if _, err := pods[1].Start(Command{Args: []string{"bash", "-c", "cat >&2; sleep 600 & wait"}}); err != nil {
+		t.Fatal(err)
+	}
+	for _, addr := range []string{pods[1].Addr4.String(), pods[1].Addr6.String()} {
+		before, err := pods[0].ActiveOpens()
+		if err != nil {
+			t.Fatal(err)
+		}
+		// Nobody listens, so the pod answers with a reset: it was reached.
+		_, err = pods[0].Run(ctx, Command{Args: []string{"bash", "-c", "exec 3<>/dev/tcp/" + addr + "/9"}})
+		if err == nil || !strings.Contains(err.Error(), "refused") {
+			t.Errorf("connect to %s: %v, want a refusal", addr, err)
+		}
+		after, err := pods[0].ActiveOpens()
+		if err != nil || after != before+1 {
+			t.Errorf("connections: %d and then %d, %v", before, after, err)
+		}
+	}
+	if rx, tx, err := pods[0].Bytes(); rx == 0 || tx == 0 || err != nil {
+		t.Errorf("bytes of the pod: %d, %d, %v", rx, tx, err)
+	}
+	if err := l.SplitSegments(true); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestPod_hasNoPrivileges(t *testing.T) {
+	l := newLab(t)
+	p, err := l.Nodes[0].AddPod(t.Context(), PodConfig{Name: "pod", WithoutSMCR: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := p.Run(t.Context(), Command{Args: []string{"grep", "-E", "^(Uid|Cap...|NoNewPrivs):", "/proc/self/status"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	none := "0000000000000000"
+	want := strings.Join([]string{
+		"Uid:\t65534\t65534\t65534\t65534", "CapInh:\t" + none, "CapPrm:\t" + none, "CapEff:\t" + none,
+		"CapBnd:\t" + none, "CapAmb:\t" + none, "NoNewPrivs:\t1", "",
+	}, "\n")
+	if diff := cmp.Diff(want, out); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestProc_endsWithItsChildren(t *testing.T) {
+	l := newLab(t)
+	p, err := l.Nodes[0].Start(Command{Args: []string{"bash", "-c", "trap '' TERM; sleep 600 & echo $!; wait"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	must(t, poll(ctx, "output", func() error {
+		if p.Output() == "" {
+			return errors.New("none yet")
+		}
+		return nil
+	}))
+	must(t, p.Kill())
+	must(t, p.Kill())
+	child := "/proc/" + strings.TrimSpace(p.Output())
+	must(t, poll(ctx, "end of "+child, func() error {
+		if cwd, err := os.Readlink(child + "/cwd"); err == nil {
+			return fmt.Errorf("still in %s", cwd)
+		}
+		return nil
+	}))
+	var ee *ExitError
+	if err := p.Wait(ctx); !errors.As(err, &ee) || ee.Code != -1 {
+		t.Errorf("wait: %v, want a signal", err)
+	}
+}
+
+func TestNew_leavesNothingWhenItFails(t *testing.T) {
+	testenv.Need(t, testenv.Root, testenv.NetAdmin)
+	if _, err := New(Config{MTU: 1}); err == nil {
+		t.Error("a lab with MTU 1")
+	}
+	names, err := namespaces()
+	must(t, err)
+	for _, n := range names {
+		if pid, ok := labPID(n); ok && pid == os.Getpid() {
+			t.Errorf("namespace %s was left", n)
+		}
+	}
+}
+
+func TestSweep_removesLabsOfDeadProcesses(t *testing.T) {
+	testenv.Need(t, testenv.Root, testenv.NetAdmin)
+	cmd := exec.Command("true")
+	must(t, cmd.Run()) // its id is nobody's for a good while
+	l := &Lab{Prefix: fmt.Sprintf("%s%d-00ff", namePrefix, cmd.Process.Pid)}
+	ns, err := l.makeNS("node1")
+	must(t, err)
+	must(t, ns.Close())
+	must(t, l.makeDir())
+	if _, err := Sweep(); err != nil {
+		t.Error(err)
+	}
+	left, err := l.Leftovers()
+	if err != nil || len(left) > 0 {
+		t.Errorf("left: %q, %v", left, err)
+	}
+}
+
+func TestLabPID(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		pid  int
+		ok   bool
+	}{
+		{"ks-1234-5f3a-node1", 1234, true},
+		{"ks-1234-5f3a", 1234, true},
+		{"ks-1-5f3a-node1", 0, false},
+		{"ks-0a1b2c3d", 0, false},
+		{"ks--5f3a", 0, false},
+		{"ks-1234-xyza-node1", 0, false},
+		{"other-1234-5f3a-node1", 0, false},
+	} {
+		pid, ok := labPID(tc.name)
+		if ok != tc.ok || ok && pid != tc.pid {
+			t.Errorf("%s: %d, %v", tc.name, pid, ok)
+		}
+	}
+}
+
+func TestTCPCounter(t *testing.T) {
+	const text = "Ip: Forwarding DefaultTTL\nIp: 1 64\nTcp: RtoAlgorithm ActiveOpens PassiveOpens\nTcp: 1 42 7\n"
+	if n, err := tcpCounter([]byte(text), "ActiveOpens"); n != 42 || err != nil {
+		t.Errorf("ActiveOpens: %d, %v", n, err)
+	}
+	if n, err := tcpCounter([]byte(text), "Else"); err == nil {
+		t.Errorf("unknown counter: %d", n)
+	}
+}
+
+func TestListens(t *testing.T) {
+	const table = `  sl  local_address rem_address   st tx_queue rx_queue
+   0: 00000000:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000
+   1: 0100007F:1F91 0100007F:A3B2 01 00000000:00000000 00:00000000 00000000
+`
+	for port, want := range map[uint16]bool{8080: true, 8081: false, 80: false} {
+		if got := listens([]byte(table), port); got != want {
+			t.Errorf("port %d: %v, want %v", port, got, want)
+		}
+	}
+}
+
+func TestPathMTU(t *testing.T) {
+	for mtu, want := range map[int]int{9000: 4096, 4196: 4096, 4195: 2048, 1500: 1024, 576: 256, 100: 256} {
+		if got := pathMTU(mtu); got != want {
+			t.Errorf("MTU %d: %d, want %d", mtu, got, want)
+		}
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
