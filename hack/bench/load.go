@@ -1,0 +1,294 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// load is one measurement: the same code for every path, so that only the
+// path makes the difference.
+type load struct {
+	Kind      kind          `json:"kind,omitempty"`
+	SizeBytes int           `json:"sizeBytes,omitempty"` // of a message or of a write
+	Conns     int           `json:"conns,omitempty"`
+	Duration  time.Duration `json:"duration,omitempty"`
+	Max       int           `json:"max,omitempty"` // operations per connection; 0: no bound
+}
+
+// kind is the first byte of a connection: what the server shall do.
+type kind byte
+
+const (
+	echo   kind = 'e' // send every message of SizeBytes back
+	stream kind = 's' // read to the end, then say how many bytes came
+	setup  kind = 'c' // one byte back: the connection works
+)
+
+// result is what a load gave.
+type result struct {
+	Ops     int           `json:"ops"`
+	Bytes   int64         `json:"bytes"`
+	Elapsed time.Duration `json:"elapsed"`
+	P50     time.Duration `json:"p50"`
+	P99     time.Duration `json:"p99"`
+}
+
+const (
+	headerBytes = 8
+	// lateLimit is more than any measurement may take: a path that stalls is
+	// an error, not a wait for ever.
+	lateLimit = 20 * time.Second
+)
+
+func (l load) header() []byte {
+	b := make([]byte, headerBytes)
+	b[0] = byte(l.Kind)
+	binary.BigEndian.PutUint32(b[4:], uint32(l.SizeBytes))
+	return b
+}
+
+// serve answers the connections of a listener until it is closed.
+func serve(l net.Listener) {
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		go func() {
+			defer c.Close() //nolint:errcheck // the client sees what counts
+			_ = answer(c)   // likewise
+		}()
+	}
+}
+
+func answer(c net.Conn) error {
+	var h [headerBytes]byte
+	if _, err := io.ReadFull(c, h[:]); err != nil {
+		return err
+	}
+	size := binary.BigEndian.Uint32(h[4:])
+	if size > 1<<24 {
+		return fmt.Errorf("message of %d bytes", size)
+	}
+	switch kind(h[0]) {
+	case echo:
+		return answerEcho(c, make([]byte, size))
+	case stream:
+		return answerStream(c, make([]byte, size))
+	case setup:
+		_, err := c.Write(h[:1])
+		_, _ = c.Read(h[:]) // the client closes first
+		return err
+	}
+	return fmt.Errorf("unknown load %q", h[0])
+}
+
+func answerEcho(c net.Conn, buf []byte) error {
+	for {
+		if _, err := io.ReadFull(c, buf); err != nil {
+			return err
+		}
+		if _, err := c.Write(buf); err != nil {
+			return err
+		}
+	}
+}
+
+func answerStream(c net.Conn, buf []byte) error {
+	var total uint64
+	for {
+		n, err := c.Read(buf)
+		total += uint64(n)
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return err
+		}
+	}
+	var b [8]byte
+	binary.BigEndian.PutUint64(b[:], total)
+	_, err := c.Write(b[:])
+	return err
+}
+
+// run does the load and waits for its end.
+func (l load) run(ctx context.Context, dial dialFunc) (result, error) {
+	switch l.Kind {
+	case echo:
+		return l.runEcho(ctx, dial)
+	case stream:
+		return l.runStreams(ctx, dial)
+	case setup:
+		return l.runSetups(ctx, dial)
+	}
+	return result{}, fmt.Errorf("unknown load %q", l.Kind)
+}
+
+// closing ends a connection and what was made for it.
+func closing(c net.Conn, end func() error) error {
+	err := c.Close()
+	if end != nil {
+		err = errors.Join(err, end())
+	}
+	return err
+}
+
+func (l load) runEcho(ctx context.Context, dial dialFunc) (r result, err error) {
+	c, end, err := dial(ctx)
+	if err != nil {
+		return r, err
+	}
+	defer func() { err = errors.Join(err, closing(c, end)) }()
+	if err := c.SetDeadline(time.Now().Add(lateLimit)); err != nil {
+		return r, err
+	}
+	if _, err := c.Write(l.header()); err != nil {
+		return r, err
+	}
+	buf := make([]byte, l.SizeBytes)
+	turn := func() error {
+		if _, err := c.Write(buf); err != nil {
+			return err
+		}
+		_, err := io.ReadFull(c, buf)
+		return err
+	}
+	for range 100 { // until everything is warm
+		if err := turn(); err != nil {
+			return r, err
+		}
+	}
+	times := make([]time.Duration, 0, 1<<16)
+	begin := time.Now()
+	last := begin
+	for last.Sub(begin) < l.Duration {
+		if err := turn(); err != nil {
+			return r, err
+		}
+		now := time.Now()
+		times = append(times, now.Sub(last))
+		last = now
+	}
+	return result{
+		Ops: len(times), Bytes: int64(len(times)) * int64(l.SizeBytes), Elapsed: last.Sub(begin),
+		P50: quantile(times, 0.5), P99: quantile(times, 0.99),
+	}, nil
+}
+
+// runStreams writes on all connections for the duration, and counts until the
+// last byte has arrived.
+func (l load) runStreams(ctx context.Context, dial dialFunc) (result, error) {
+	conns := make([]net.Conn, l.Conns)
+	for i := range conns {
+		c, _, err := dial(ctx)
+		if err != nil {
+			return result{}, err
+		}
+		defer c.Close() //nolint:errcheck // its end was awaited
+		if err := c.SetDeadline(time.Now().Add(lateLimit)); err != nil {
+			return result{}, err
+		}
+		if _, err := c.Write(l.header()); err != nil {
+			return result{}, err
+		}
+		conns[i] = c
+	}
+	var wg sync.WaitGroup
+	var total, writes atomic.Int64
+	errs := make([]error, len(conns))
+	begin := time.Now()
+	for i, c := range conns {
+		wg.Go(func() {
+			n, w, err := l.stream(c, begin.Add(l.Duration))
+			total.Add(n)
+			writes.Add(w)
+			errs[i] = err
+		})
+	}
+	wg.Wait()
+	return result{Ops: int(writes.Load()), Bytes: total.Load(), Elapsed: time.Since(begin)}, errors.Join(errs...)
+}
+
+func (l load) stream(c net.Conn, until time.Time) (total, writes int64, err error) {
+	buf := make([]byte, l.SizeBytes)
+	for time.Now().Before(until) {
+		n, err := c.Write(buf)
+		total += int64(n)
+		if err != nil {
+			return total, writes, err
+		}
+		writes++
+	}
+	half, ok := c.(interface{ CloseWrite() error })
+	if !ok {
+		return total, writes, fmt.Errorf("%T has no half close", c)
+	}
+	if err := half.CloseWrite(); err != nil {
+		return total, writes, err
+	}
+	var b [8]byte
+	if _, err := io.ReadFull(c, b[:]); err != nil {
+		return total, writes, fmt.Errorf("wait for the server's count: %w", err)
+	}
+	if got := binary.BigEndian.Uint64(b[:]); got != uint64(total) {
+		return total, writes, fmt.Errorf("wrote %d bytes, %d arrived", total, got)
+	}
+	return total, writes, nil
+}
+
+// runSetups opens connections one after the other, on Conns goroutines. The
+// time of one goes from the call of dial to the first byte from the server:
+// behind a proxy the end of dial alone says nothing.
+func (l load) runSetups(ctx context.Context, dial dialFunc) (result, error) {
+	var wg sync.WaitGroup
+	errs := make([]error, l.Conns)
+	times := make([][]time.Duration, l.Conns)
+	begin := time.Now()
+	for i := range l.Conns {
+		wg.Go(func() {
+			for time.Since(begin) < l.Duration && (l.Max == 0 || len(times[i]) < l.Max) {
+				d, err := l.setup(ctx, dial)
+				if err != nil {
+					errs[i] = err
+					return
+				}
+				times[i] = append(times[i], d)
+			}
+		})
+	}
+	wg.Wait()
+	r := result{Elapsed: time.Since(begin)}
+	var all []time.Duration
+	for _, t := range times {
+		all = append(all, t...)
+	}
+	r.Ops, r.P50, r.P99 = len(all), quantile(all, 0.5), quantile(all, 0.99)
+	return r, errors.Join(errs...)
+}
+
+func (l load) setup(ctx context.Context, dial dialFunc) (time.Duration, error) {
+	begin := time.Now()
+	c, end, err := dial(ctx)
+	if err != nil {
+		return 0, err
+	}
+	err = c.SetDeadline(begin.Add(lateLimit))
+	if err == nil {
+		_, err = c.Write(l.header())
+	}
+	if err == nil {
+		_, err = io.ReadFull(c, make([]byte, 1))
+	}
+	d := time.Since(begin)
+	return d, errors.Join(err, closing(c, end))
+}

@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Bench compares SMC-R with TCP and with a proxy on one machine: make bench.
+//
+// Every measurement is made over all paths of its group in turn, round after
+// round, and what counts are the ratios within a round: other work on the
+// machine and its clock hit all paths alike. A ratio is printed as median
+// (minimum to maximum) of the rounds. The groups are those of -groups:
+//
+//	conn   smcr.Conn over software RoCEv2 against TCP on the same veth pair
+//	path   unmodified programs in two pods, two node agents between them,
+//	       against direct TCP and against haproxy
+//	setup  opening connections
+//	micro  the benchmarks of the packages: time and allocations per message
+//
+// # Who owns what
+//
+// The main process owns the network namespaces, which have no names, and starts
+// itself again in them as workers: one is the server, one the client. All
+// children die with the main process, and the namespaces with the last of
+// them, so that nothing stays behind however a run ends. Only the main
+// goroutine makes namespaces and children, because it owns the main thread.
+//
+// # Limitations
+//
+// Everything runs on the cores of one machine, so that a path with more busy
+// processes is worse off than between two machines. A veth pair hands packets
+// of 64 KiB on in one piece, for TCP as for UDP: no NIC is measured.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+func main() {
+	if len(os.Args) > 1 && os.Args[1] == workerArg {
+		// The main process decides when a worker ends.
+		signal.Ignore(os.Interrupt)
+		exit(runWorker(os.Stdin, os.Stdout))
+	}
+	runtime.LockOSThread() // see newSpace and start
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := run(ctx, os.Args[1:])
+	stop()
+	exit(err)
+}
+
+func exit(err error) {
+	if err != nil && !errors.Is(err, flag.ErrHelp) {
+		fmt.Fprintln(os.Stderr, "bench: "+err.Error())
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+// settings are the flags.
+type settings struct {
+	groups   []string
+	rounds   int
+	duration time.Duration
+	json     bool
+	jsonFile string
+	profile  string
+}
+
+var allGroups = []string{"conn", "path", "setup", "micro"}
+
+func parseFlags(args []string) (settings, error) {
+	var s settings
+	f := flag.NewFlagSet("bench", flag.ContinueOnError)
+	groups := f.String("groups", strings.Join(allGroups, ","), "what to measure")
+	f.IntVar(&s.rounds, "rounds", 5, "rounds of each measurement")
+	f.DurationVar(&s.duration, "time", 400*time.Millisecond, "length of a measurement")
+	output := f.String("o", "table", "output: table or json")
+	f.StringVar(&s.jsonFile, "json-file", "", "write JSON to this file too")
+	f.StringVar(&s.profile, "profile", "", "write CPU profiles of workers and agents into this directory")
+	if err := f.Parse(args); err != nil {
+		return s, err
+	}
+	s.groups = strings.Split(*groups, ",")
+	for _, g := range s.groups {
+		if !slices.Contains(allGroups, g) {
+			return s, fmt.Errorf("-groups: unknown group %q, there are %s", g, strings.Join(allGroups, ", "))
+		}
+	}
+	switch *output {
+	case "table":
+	case "json":
+		s.json = true
+	default:
+		return s, fmt.Errorf("-o: unknown output %q, there are table and json", *output)
+	}
+	if s.rounds < 1 || s.rounds > 1000 || s.duration < time.Millisecond || s.duration > 10*time.Second || f.NArg() > 0 {
+		return s, errors.New("want -rounds from 1 to 1000, -time from 1ms to 10s, and no arguments")
+	}
+	return s, nil
+}
+
+// bench is one run.
+type bench struct {
+	settings
+	report *Report
+	log    io.Writer
+}
+
+func run(ctx context.Context, args []string) error {
+	s, err := parseFlags(args)
+	if err != nil {
+		return err
+	}
+	b := &bench{settings: s, log: os.Stderr}
+	if b.report, err = newReport(s); err != nil {
+		return err
+	}
+	for _, g := range s.groups {
+		if err = b.group(ctx, g); err != nil {
+			err = fmt.Errorf("%s: %w", g, err)
+			break
+		}
+	}
+	if ctx.Err() != nil {
+		err = errors.New("interrupted")
+	}
+	// What was measured before a mistake is shown all the same.
+	for _, c := range b.report.Cases {
+		c.judge()
+	}
+	return errors.Join(err, b.print(os.Stdout))
+}
+
+func (b *bench) group(ctx context.Context, name string) error {
+	switch name {
+	case "conn":
+		return b.conn(ctx)
+	}
+	return nil
+}
+
+func (b *bench) print(w io.Writer) error {
+	if b.jsonFile != "" {
+		f, err := os.Create(b.jsonFile)
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(b.report.writeJSON(f), f.Close()); err != nil {
+			return err
+		}
+	}
+	if b.json {
+		return b.report.writeJSON(w)
+	}
+	return b.report.writeTable(w)
+}
+
+func (r *Report) writeJSON(w io.Writer) error {
+	enc := json.NewEncoder(w)
+	enc.SetIndent("", "  ")
+	return enc.Encode(r)
+}
+
+func newReport(s settings) (*Report, error) {
+	var u unix.Utsname
+	if err := unix.Uname(&u); err != nil {
+		return nil, fmt.Errorf("uname: %w", err)
+	}
+	info, err := os.ReadFile("/proc/cpuinfo")
+	if err != nil {
+		return nil, err
+	}
+	return &Report{
+		CPU: cpuModel(string(info)), Cores: runtime.NumCPU(), MaxProcs: runtime.GOMAXPROCS(0),
+		Kernel: unix.ByteSliceToString(u.Release[:]), Go: runtime.Version(),
+		Rounds: s.rounds, Seconds: s.duration.Seconds(),
+	}, nil
+}
+
+// cpuModel finds the model in /proc/cpuinfo.
+func cpuModel(info string) string {
+	for line := range strings.Lines(info) {
+		if name, value, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(name) == "model name" {
+			return strings.TrimSpace(value)
+		}
+	}
+	return runtime.GOARCH
+}

@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"text/tabwriter"
+)
+
+// Report is the outcome of a run.
+type Report struct {
+	CPU      string   `json:"cpu"`
+	Cores    int      `json:"cores"`
+	MaxProcs int      `json:"gomaxprocs"`
+	Kernel   string   `json:"kernel"`
+	Go       string   `json:"go"`
+	Rounds   int      `json:"rounds"`
+	Seconds  float64  `json:"secondsPerMeasurement"`
+	Cases    []*Case  `json:"cases"`
+	Micro    []Micro  `json:"micro,omitempty"`
+	Notes    []string `json:"notes,omitempty"`
+}
+
+// Case is one measurement over several paths. Series have one value per round,
+// and the same index is the same round.
+type Case struct {
+	Group  string   `json:"group"`
+	Name   string   `json:"name"`
+	Unit   string   `json:"unit"`
+	Lower  bool     `json:"lowerIsBetter"`
+	Series []Series `json:"series"`
+	// Base is the path that ratios refer to.
+	Base    string   `json:"base"`
+	Targets []Target `json:"targets,omitempty"`
+}
+
+// Series is what one path gave.
+type Series struct {
+	Path   string    `json:"path"`
+	Values []float64 `json:"values"`
+	Spread Spread    `json:"spread"`
+	Ratio  Spread    `json:"ratioToBase"`
+	// CPU is the processor time of all processes of the path, in microseconds
+	// per operation or per MiB.
+	CPU     []float64 `json:"cpuMicros,omitempty"`
+	CPUUnit string    `json:"cpuUnit,omitempty"`
+}
+
+// Target is what a path has to reach against another: at least Limit times its
+// value, or at most where lower is better.
+type Target struct {
+	Path    string  `json:"path"`
+	Against string  `json:"against"`
+	Limit   float64 `json:"limit"`
+	Ratio   Spread  `json:"ratio"`
+	Reached bool    `json:"reached"`
+}
+
+// Micro is a benchmark of one package.
+type Micro struct {
+	Package   string  `json:"package"`
+	Name      string  `json:"name"`
+	Nanos     float64 `json:"nsPerOp"`
+	Bytes     float64 `json:"bytesPerOp"`
+	Allocs    float64 `json:"allocsPerOp"`
+	MBPerSec  float64 `json:"megabytesPerSecond,omitempty"`
+	Judged    bool    `json:"judged"` // it is held to the target of no allocation
+	NoAllocs  bool    `json:"noAllocations"`
+	Iteration int     `json:"iterations"`
+}
+
+// add notes the value of one path in the round under way.
+func (c *Case) add(path string, value, cpu float64, cpuUnit string) {
+	i := slices.IndexFunc(c.Series, func(s Series) bool { return s.Path == path })
+	if i < 0 {
+		i = len(c.Series)
+		c.Series = append(c.Series, Series{Path: path, CPUUnit: cpuUnit})
+	}
+	s := &c.Series[i]
+	s.Values = append(s.Values, value)
+	s.CPU = append(s.CPU, cpu)
+}
+
+func (c *Case) values(path string) []float64 {
+	for _, s := range c.Series {
+		if s.Path == path {
+			return s.Values
+		}
+	}
+	return nil
+}
+
+// judge computes spreads, ratios and targets from the values.
+func (c *Case) judge() {
+	base := c.values(c.Base)
+	for i := range c.Series {
+		s := &c.Series[i]
+		s.Spread = spreadOf(s.Values)
+		s.Ratio = spreadOf(ratios(s.Values, base))
+	}
+	for i := range c.Targets {
+		t := &c.Targets[i]
+		t.Ratio = spreadOf(ratios(c.values(t.Path), c.values(t.Against)))
+		t.Reached = t.Ratio.Median > 0 && (c.Lower && t.Ratio.Median <= t.Limit || !c.Lower && t.Ratio.Median >= t.Limit)
+	}
+}
+
+func (t Target) text(lower bool) string {
+	verdict, want := "not reached", "at least"
+	if t.Reached {
+		verdict = "reached"
+	}
+	if lower {
+		want = "at most"
+	}
+	return fmt.Sprintf("%s: %s %.2f of %s, is %s", verdict, want, t.Limit, t.Against, t.Ratio.ratio())
+}
+
+func (s Spread) ratio() string {
+	if s.Median == 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%.2f (%.2f to %.2f)", s.Median, s.Min, s.Max)
+}
+
+// number prints three significant digits without an exponent.
+func number(v float64) string {
+	switch {
+	case v == 0:
+		return "0"
+	case v >= 100:
+		return fmt.Sprintf("%.0f", v)
+	case v >= 10:
+		return fmt.Sprintf("%.1f", v)
+	}
+	return fmt.Sprintf("%.2f", v)
+}
+
+// writeTable prints the report for eyes.
+func (r *Report) writeTable(w io.Writer) error {
+	fmt.Fprintf(w, "%s, %d cores, GOMAXPROCS %d, Linux %s, %s; %d rounds of %.1f s\n",
+		r.CPU, r.Cores, r.MaxProcs, r.Kernel, r.Go, r.Rounds, r.Seconds)
+	group := ""
+	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	for _, c := range r.Cases {
+		if c.Group != group {
+			group = c.Group
+			if err := tw.Flush(); err != nil {
+				return err
+			}
+			fmt.Fprintf(w, "\n%s\n", group)
+			fmt.Fprintln(tw, "measurement\tpath\tmedian\tunit\tratio to "+c.Base+"\tCPU\ttarget")
+		}
+		c.writeRows(tw)
+	}
+	if err := tw.Flush(); err != nil {
+		return err
+	}
+	return r.writeRest(w)
+}
+
+func (c *Case) writeRows(w io.Writer) {
+	name, unit := c.Name, c.Unit
+	if c.Lower {
+		unit += " (less is better)"
+	}
+	for _, s := range c.Series {
+		ratio := s.Ratio.ratio()
+		if s.Path == c.Base {
+			ratio = ""
+		}
+		cpu := ""
+		if m := spreadOf(s.CPU).Median; m > 0 {
+			cpu = number(m) + " " + s.CPUUnit
+		}
+		var targets []string
+		for _, t := range c.Targets {
+			if t.Path == s.Path {
+				targets = append(targets, t.text(c.Lower))
+			}
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", name, s.Path, number(s.Spread.Median), unit, ratio, cpu, strings.Join(targets, "; "))
+		name, unit = "", ""
+	}
+}
+
+// writeRest prints the benchmarks of the packages and the notes.
+func (r *Report) writeRest(w io.Writer) error {
+	if len(r.Micro) > 0 {
+		fmt.Fprintf(w, "\ncodecs and data path: go test -bench\n")
+		tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+		fmt.Fprintln(tw, "package\tbenchmark\tns/op\tMB/s\tB/op\tallocs/op\ttarget")
+		for _, m := range r.Micro {
+			speed, target := "", ""
+			if m.MBPerSec > 0 {
+				speed = number(m.MBPerSec)
+			}
+			switch {
+			case m.Judged && m.NoAllocs:
+				target = "reached: no allocation"
+			case m.Judged:
+				target = "not reached: no allocation"
+			}
+			fmt.Fprintf(tw, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", m.Package, m.Name, number(m.Nanos), speed, number(m.Bytes), number(m.Allocs), target)
+		}
+		if err := tw.Flush(); err != nil {
+			return err
+		}
+	}
+	if len(r.Notes) > 0 {
+		fmt.Fprintln(w)
+	}
+	for _, n := range r.Notes {
+		fmt.Fprintln(w, "note: "+n)
+	}
+	return nil
+}

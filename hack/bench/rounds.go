@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+)
+
+// path is one way between client and server.
+type path struct {
+	name  string
+	run   func(load) (result, error)
+	procs []*process // everything that works for it
+}
+
+// metric takes one figure out of a result.
+type metric func(result) float64
+
+func p50(r result) float64 { return micros(r.P50) }
+func p99(r result) float64 { return micros(r.P99) }
+
+func micros(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) }
+
+// gigabits is the throughput in Gbit/s.
+func gigabits(r result) float64 { return float64(r.Bytes) * 8 / float64(r.Elapsed) }
+
+func perSecond(r result) float64 { return float64(r.Ops) / r.Elapsed.Seconds() }
+
+// job is one load with the figures to be taken of it.
+type job struct {
+	load    load
+	cases   []*Case
+	metrics []metric // of the cases
+}
+
+// echoJob is a round trip of 64 bytes.
+func (b *bench) echoJob(group, prefix, base string, targets ...Target) job {
+	return job{
+		load: load{Kind: echo, SizeBytes: 64, Duration: b.duration},
+		cases: []*Case{
+			{Group: group, Name: prefix + "64 B round trip, p50", Unit: "us", Lower: true, Base: base, Targets: targets},
+			{Group: group, Name: prefix + "64 B round trip, p99", Unit: "us", Lower: true, Base: base},
+		},
+		metrics: []metric{p50, p99},
+	}
+}
+
+// streamJobs are streams of two sizes of write, on one connection and on
+// eight.
+func (b *bench) streamJobs(group, prefix, base string, targets ...Target) []job {
+	var jobs []job
+	for _, size := range []int{64 << 10, 1 << 20} {
+		for _, n := range []int{1, 8} {
+			conns := "1 connection"
+			if n > 1 {
+				conns = fmt.Sprintf("%d connections", n)
+			}
+			jobs = append(jobs, job{
+				load: load{Kind: stream, SizeBytes: size, Conns: n, Duration: b.duration},
+				cases: []*Case{{
+					Group: group, Name: fmt.Sprintf("%sstream of %d KiB writes, %s", prefix, size>>10, conns),
+					Unit: "Gbit/s", Base: base, Targets: append([]Target(nil), targets...),
+				}},
+				metrics: []metric{gigabits},
+			})
+		}
+	}
+	return jobs
+}
+
+// rounds runs every job over every path, round after round, and adds the
+// cases to the report.
+func (b *bench) rounds(ctx context.Context, title string, jobs []job, paths func(job) []path) error {
+	for _, j := range jobs {
+		b.report.Cases = append(b.report.Cases, j.cases...)
+	}
+	for round := range b.settings.rounds {
+		fmt.Fprintf(b.log, "bench: %s: round %d of %d\n", title, round+1, b.settings.rounds)
+		for _, j := range jobs {
+			all := paths(j)
+			for i := range all {
+				if err := ctx.Err(); err != nil {
+					return err
+				}
+				// Another one begins each round: none always runs with the
+				// caches of the same predecessor.
+				p := all[(i+round)%len(all)]
+				if err := j.once(p); err != nil {
+					return fmt.Errorf("%s over %s: %w", j.cases[0].Name, p.name, err)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+func (j job) once(p path) error {
+	before := cpu(p.procs)
+	r, err := p.run(j.load)
+	if err != nil {
+		return err
+	}
+	used := cpu(p.procs) - before
+	unit, per := "us each", float64(r.Ops)
+	if j.load.Kind == stream {
+		unit, per = "us/MiB", float64(r.Bytes)/(1<<20)
+	}
+	for i, c := range j.cases {
+		c.add(p.name, j.metrics[i](r), micros(used)/max(per, 1), unit)
+	}
+	return nil
+}

@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"runtime/pprof"
+	"time"
+
+	"github.com/smcr-io/kube-smcr/pkg/rdma/soft"
+	"github.com/smcr-io/kube-smcr/pkg/smcr"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/synopt"
+)
+
+// workerArg is the first argument of this program as a worker.
+const workerArg = "worker"
+
+// request is what the main process asks of a worker, one JSON value per line.
+type request struct {
+	Op   operation `json:"op"`
+	Addr string    `json:"addr,omitempty"` // to serve, or to connect to; of the device for openStack
+	SMCR bool      `json:"smcr,omitempty"` // with the stack, not with plain TCP
+	// FirstContact opens a stack for each connection.
+	FirstContact bool `json:"firstContact,omitempty"`
+	Load         load `json:"load"`
+}
+
+type operation string
+
+const (
+	opOpenStack operation = "open stack"
+	opServe     operation = "serve"
+	opLoad      operation = "load"
+	opProfile   operation = "profile" // to the file Addr; "" ends it
+)
+
+type response struct {
+	Err    string `json:"err,omitempty"`
+	Result result `json:"result"`
+}
+
+// workload is what a worker has open.
+type workload struct {
+	device    *soft.Device
+	option    *synopt.Option
+	stack     *smcr.Stack
+	listeners []net.Listener
+	profile   *os.File
+}
+
+// runWorker obeys requests until the input ends.
+func runWorker(in io.Reader, out io.Writer) error {
+	w := &workload{}
+	lines := bufio.NewScanner(in)
+	lines.Buffer(nil, 1<<20)
+	enc := json.NewEncoder(out)
+	var err error
+	for err == nil && lines.Scan() {
+		var req request
+		if err = json.Unmarshal(lines.Bytes(), &req); err != nil {
+			break
+		}
+		var resp response
+		var opErr error
+		if resp.Result, opErr = w.do(context.Background(), req); opErr != nil {
+			resp.Err = opErr.Error()
+		}
+		err = enc.Encode(resp)
+	}
+	return errors.Join(err, lines.Err(), w.close())
+}
+
+func (w *workload) do(ctx context.Context, req request) (result, error) {
+	switch req.Op {
+	case opOpenStack:
+		return result{}, w.openStack(req.Addr)
+	case opServe:
+		return result{}, w.serve(ctx, req)
+	case opLoad:
+		return req.Load.run(ctx, w.dialer(req))
+	case opProfile:
+		return result{}, w.setProfile(req.Addr)
+	}
+	return result{}, fmt.Errorf("unknown operation %q", req.Op)
+}
+
+func (w *workload) openStack(addr string) error {
+	a, err := netip.ParseAddr(addr)
+	if err != nil {
+		return err
+	}
+	if w.device, err = soft.Open(soft.Config{Name: "bench", Addr: a}); err != nil {
+		return err
+	}
+	// The option program sees all sockets of the cgroup: a mark per process
+	// keeps the two sides apart.
+	mark := uint32(0x5b000000 | os.Getpid()&0xffffff)
+	if w.option, err = synopt.Open(synopt.Config{Mark: mark}); err != nil {
+		return err
+	}
+	w.stack, err = smcr.NewStack(w.config())
+	return err
+}
+
+func (w *workload) config() smcr.Config {
+	return smcr.Config{Device: w.device, Option: w.option}
+}
+
+func (w *workload) serve(ctx context.Context, req request) error {
+	var l net.Listener
+	var err error
+	if req.SMCR {
+		l, err = smcr.Listen(ctx, w.stack, "tcp", req.Addr)
+	} else {
+		var lc net.ListenConfig
+		lc.SetMultipathTCP(false)
+		l, err = lc.Listen(ctx, "tcp", req.Addr)
+	}
+	if err != nil {
+		return err
+	}
+	w.listeners = append(w.listeners, l)
+	go serve(l)
+	return nil
+}
+
+// dialFunc opens a connection and tells whether SMC-R carries it, and a
+// function to be called after its end.
+type dialFunc func(ctx context.Context) (c net.Conn, end func() error, err error)
+
+// dialTimeout is far above what any rendezvous takes.
+const dialTimeout = 10 * time.Second
+
+func (w *workload) dialer(req request) dialFunc {
+	switch {
+	case req.FirstContact:
+		return func(ctx context.Context) (net.Conn, func() error, error) {
+			s, err := smcr.NewStack(w.config())
+			if err != nil {
+				return nil, nil, err
+			}
+			c, err := dialStack(ctx, s, req.Addr)
+			if err != nil {
+				return nil, nil, errors.Join(err, s.Close())
+			}
+			return c, s.Close, nil
+		}
+	case req.SMCR:
+		return func(ctx context.Context) (net.Conn, func() error, error) {
+			c, err := dialStack(ctx, w.stack, req.Addr)
+			return c, nil, err
+		}
+	}
+	return func(ctx context.Context) (net.Conn, func() error, error) {
+		d := net.Dialer{Timeout: dialTimeout}
+		d.SetMultipathTCP(false)
+		c, err := d.DialContext(ctx, "tcp", req.Addr)
+		return c, nil, err
+	}
+}
+
+func dialStack(ctx context.Context, s *smcr.Stack, addr string) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+	defer cancel()
+	return (&smcr.Dialer{Stack: s, Require: true}).DialContext(ctx, "tcp", addr)
+}
+
+func (w *workload) setProfile(file string) error {
+	if w.profile != nil {
+		pprof.StopCPUProfile()
+		err := w.profile.Close()
+		w.profile = nil
+		return err
+	}
+	if file == "" {
+		return nil
+	}
+	f, err := os.Create(file)
+	if err != nil {
+		return err
+	}
+	w.profile = f
+	return pprof.StartCPUProfile(f)
+}
+
+func (w *workload) close() error {
+	errs := []error{w.setProfile("")}
+	for _, l := range w.listeners {
+		errs = append(errs, l.Close())
+	}
+	if w.stack != nil {
+		errs = append(errs, w.stack.Close())
+	}
+	if w.option != nil {
+		errs = append(errs, w.option.Close())
+	}
+	if w.device != nil {
+		errs = append(errs, w.device.Close())
+	}
+	return errors.Join(errs...)
+}
