@@ -269,6 +269,13 @@ func (q *QP) PollTx(now time.Time, dst []TxPacket) int {
 	return n
 }
 
+// OnlyACK reports whether an acknowledgement is all that PollTx has to send.
+// A shell may hold it back for the moment in which the program that was just
+// woken answers, so that both leave together.
+func (q *QP) OnlyACK() bool {
+	return q.rsp.ack && q.rsp.nak != nakPending && q.rsp.nreads == 0 && q.req.cur == q.req.tail
+}
+
 // PollWC moves completions to dst, in order, and returns how many.
 func (q *QP) PollWC(dst []Completion) int { return q.wcs.poll(dst) }
 

@@ -76,8 +76,9 @@ type requester struct {
 
 	// single is set after a timeout or probe: one packet goes out, and its
 	// answer tells how much of what was in flight arrived.
-	single bool
-	resent uint64 // PSNs below were sent more than once, perhaps
+	single  bool
+	probing uint64 // PSN of the probe that may turn out to be needless; 0: none
+	resent  uint64 // PSNs below were sent more than once, perhaps
 
 	probe probeTimer
 }
@@ -341,6 +342,7 @@ func (r *requester) goBack(psn uint64) {
 	r.forceAR = true
 	r.sinceAR = 0
 	r.resent = r.max
+	r.probing = 0
 	r.probe.stop()
 	for r.nreads > 0 && r.reads[r.nreads-1].end > psn {
 		r.nreads--
@@ -428,8 +430,27 @@ func (q *QP) progress(now time.Time, psn uint64) {
 	r.backAt = 0
 	r.deadline = time.Time{}
 	r.single = false
+	if r.probing != 0 {
+		r.probed(psn)
+	}
 	r.probe.acked(now, psn)
 	r.arm(now)
+}
+
+// probed judges the answer to a probe. One that acknowledges the probe alone
+// says that what came after it is lost. One that acknowledges more says that
+// the peer was slow: what is in flight is not sent again.
+func (r *requester) probed(una uint64) {
+	if una == r.probing+1 {
+		r.loss()
+	} else {
+		r.nxt = r.max
+		for r.cur != r.tail && r.at(r.cur).last < r.nxt {
+			r.cur++
+		}
+		r.ready = false
+	}
+	r.probing = 0
 }
 
 // grow opens the window again after loss shrank it: fast up to half of where
@@ -640,9 +661,13 @@ func (q *QP) HandleTimeout(now time.Time) {
 	if r.probe.due(now) {
 		q.stats.Probes++
 		deadline := r.deadline // a probe is not a retry: the timer runs on
+		skip := r.nreads == 0  // the count of READs would not survive a skip
 		r.goBack(r.una)
 		r.deadline = deadline
 		r.single = true
+		if skip {
+			r.probing = r.una
+		}
 		r.probe.backOff()
 	}
 }

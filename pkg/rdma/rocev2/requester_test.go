@@ -316,6 +316,26 @@ func TestRequester_probesBeforeTheTimeout(t *testing.T) {
 	b.wantOut("SEND Middle 2 256 bytes", "SEND Last 3 88 bytes A")
 }
 
+// TestRequester_probeOfSlowPeer: the answer to the probe acknowledges more
+// than the probe, so that the rest of the window is still on its way.
+func TestRequester_probeOfSlowPeer(t *testing.T) {
+	b := newBench(t, nil)
+	b.send(b.wr(1, rdma.OpSend, 1))
+	b.out()
+	b.in(Acknowledge, 0, ackPacket)
+	b.send(b.wr(2, rdma.OpSend, 600), b.wr(3, rdma.OpSend, 1), b.wr(4, rdma.OpSend, 600))
+	b.out()
+	b.expire()
+	b.wantOut("SEND First 1 256 bytes A")
+	b.in(Acknowledge, 3, ackPacket)
+	b.wantOut()
+	b.wantWC("1 SEND success 1", "2 SEND success 600")
+	b.send(b.wr(5, rdma.OpSend, 1))
+	b.wantOut("SEND Only 8 1 bytes A")
+	b.in(Acknowledge, 8, ackPacket)
+	b.wantWC("3 SEND success 1", "4 SEND success 600", "5 SEND success 1")
+}
+
 func resp(n int) func(*Packet) {
 	return func(p *Packet) { ackPacket(p); p.Payload = []byte(strings.Repeat("r", n)) }
 }

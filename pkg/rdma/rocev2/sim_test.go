@@ -18,6 +18,7 @@ import (
 type faults struct {
 	loss, dup, corrupt float64
 	jitter             time.Duration // reorders
+	noBuffers          int           // of ten times, how often receive buffers are not posted
 }
 
 // flight is a packet on its way, or a wake-up.
@@ -228,7 +229,7 @@ func (s *sim) work(i int) {
 		}
 		n.posted += k
 	}
-	if s.rng.IntN(3) > 0 { // or the peer gets RNR NAKs
+	if s.rng.IntN(10) >= s.f.noBuffers { // or the peer gets RNR NAKs
 		for n.q.rsp.tail-n.q.rsp.head+uint32(n.q.wcs.recvs()) < simRecvs {
 			wr := rdma.RecvWR{ID: uint64(n.rxSlot), SGE: n.rcv.sge(n.rxSlot*simRecvSize, simRecvSize)}
 			if _, err := n.q.PostRecv([]rdma.RecvWR{wr}); err != nil {
@@ -388,7 +389,9 @@ func TestSim(t *testing.T) {
 		{"duplication", faults{dup: 0.1}},
 		{"reordering", faults{jitter: 300 * time.Microsecond}},
 		{"corruption", faults{corrupt: 0.05}},
-		{"all", faults{loss: 0.02, dup: 0.02, corrupt: 0.02, jitter: 100 * time.Microsecond}},
+		{"slow receiver", faults{noBuffers: 9}},
+		{"slow receiver and loss", faults{noBuffers: 9, loss: 0.05, dup: 0.05}},
+		{"all", faults{loss: 0.02, dup: 0.02, corrupt: 0.02, jitter: 100 * time.Microsecond, noBuffers: 5}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
