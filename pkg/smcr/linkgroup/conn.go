@@ -340,6 +340,9 @@ func (c *Conn) becomeZombie() {
 	if !c.zombie && !c.done {
 		c.zombie = true
 		c.g.zombies++
+		if g := c.g; g.link.heard.After(g.idleSince) {
+			g.idleSince = g.link.heard
+		}
 	}
 }
 

@@ -61,8 +61,10 @@ func (g *Group) handleCDC(now time.Time, b []byte) error {
 		// Data may not flow before the set-up is complete (§3.5.1.6), but
 		// the end of the set-up may be the peer's to decide.
 		switch g.step {
-		case waitAddLink, waitDeleteReply:
+		case waitAddLink:
 			g.event(EventPointOfNoReturn, nil)
+			g.becomeActive(now)
+		case waitDeleteReply:
 			g.becomeActive(now)
 		case waitPeer, waitConfirmLinkReply, waitAddLinkReply, waitConfirmLink, setupDone:
 			err := fmt.Errorf("%w: CDC message during first contact", ErrProtocol)

@@ -1,0 +1,479 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package linkgroup_test
+
+import (
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/datadriven"
+
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/cdc"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/linkgroup"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/llc"
+)
+
+// The endpoints of all scripts. The peer is what the scripts write.
+var (
+	ourEnd   = linkgroup.Endpoint{QPN: 0x11, GID: rdma.GID{15: 1}, MAC: rdma.MAC{5: 1}, PSN: 100, MTU: rdma.MTU1024}
+	ourSpare = linkgroup.Endpoint{QPN: 0x12, GID: rdma.GID{15: 1}, MAC: rdma.MAC{5: 1}, PSN: 200, MTU: rdma.MTU1024}
+	peerEnd  = linkgroup.Endpoint{QPN: 0x21, GID: rdma.GID{15: 2}, MAC: rdma.MAC{5: 2}, PSN: 300, MTU: rdma.MTU4096}
+)
+
+const (
+	ourRKey  = 0x1000
+	peerRKey = 0x2000
+	rmbeSize = 16 << 10
+)
+
+// rig drives one group: time is the script's, the queue pair delivers at once
+// unless held.
+type rig struct {
+	t        testing.TB
+	g        *linkgroup.Group
+	now      time.Time
+	conns    map[string]*linkgroup.Conn
+	names    map[*linkgroup.Conn]string
+	produced map[string]uint64
+	consumed map[string]uint64
+	peerSeq  map[string]uint16
+	nextRMB  int
+	elements int
+	held     bool
+	answers  bool     // the peer answers TEST LINK, which is not logged then
+	waiting  []uint64 // IDs of SENDs not completed
+	most     int      // SENDs in flight at once
+	log      []string
+	sent     [][llc.Size]byte
+}
+
+func newRig(t testing.TB, role linkgroup.Role, rfc, spare bool) *rig {
+	r := &rig{
+		t: t, now: time.Unix(1000, 0), elements: 2,
+		conns: map[string]*linkgroup.Conn{}, names: map[*linkgroup.Conn]string{},
+		produced: map[string]uint64{}, consumed: map[string]uint64{}, peerSeq: map[string]uint16{},
+	}
+	r.g = linkgroup.New(linkgroup.Config{
+		Role: role, AllowRFC: rfc, UserID: 7, SendBuffer: 1 << 15, Rand: rand.New(rand.NewPCG(1, 2)),
+	})
+	r.g.AddFirstLink(ourEnd)
+	if role == linkgroup.Server && spare {
+		r.g.OfferSpare(ourSpare)
+	}
+	return r
+}
+
+// open opens a connection, with a new RMB if need be.
+func (r *rig) open(name string) error {
+	c, err := r.g.OpenConn(rmbeSize)
+	if errors.Is(err, linkgroup.ErrNeedRMB) {
+		r.nextRMB++
+		token := linkgroup.RToken{RKey: rdma.RKey(ourRKey + r.nextRMB), VAddr: uint64(r.nextRMB) << 32}
+		if _, err := r.g.AddRMB(rmbeSize, r.elements, token); err != nil {
+			return err
+		}
+		c, err = r.g.OpenConn(rmbeSize)
+	}
+	if err != nil {
+		return err
+	}
+	r.conns[name], r.names[c] = c, name
+	r.produced[name], r.consumed[name], r.peerSeq[name] = 0, 0, 0
+	return nil
+}
+
+func (r *rig) activate(name string, key rdma.RKey, index uint8) error {
+	return r.conns[name].Activate(linkgroup.RMBE{
+		Index: index, Size: rmbeSize, RToken: linkgroup.RToken{RKey: key, VAddr: 1 << 40}, Token: 0xabc,
+	})
+}
+
+// form brings a group to state Active with connection "a".
+func (r *rig) form(dialect llc.Dialect) {
+	r.t.Helper()
+	r.connect()
+	flags := llc.NoRMBEEyecatcher
+	if dialect == llc.DialectRFC {
+		flags = 0
+	}
+	confirm := llc.ConfirmLink{MAC: peerEnd.MAC, GID: peerEnd.GID, QPN: peerEnd.QPN, Link: 1, MaxLinks: 2, Flags: flags}
+	add := llc.AddLink{Dialect: dialect, Link: 2, MTU: rdma.MTU1024, GID: peerEnd.GID, MAC: peerEnd.MAC, QPN: 0x22}
+	if r.g.Role() == linkgroup.Server {
+		confirm.Response = true
+		add.Response, add.Reject, add.Reason = true, true, llc.RejectNoAlternatePath
+	}
+	r.recv(confirm)
+	r.recv(add)
+	r.poll()
+	if r.g.State() != linkgroup.Active {
+		r.t.Fatalf("group is %v after the set-up:\n%s", r.g.State(), strings.Join(r.log, "\n"))
+	}
+	r.log = nil
+}
+
+func (r *rig) connect() {
+	r.t.Helper()
+	if err := r.open("a"); err != nil {
+		r.t.Fatal(err)
+	}
+	if err := r.activate("a", peerRKey, 1); err != nil {
+		r.t.Fatal(err)
+	}
+	r.g.ConnectPeer(r.now, peerEnd)
+	r.poll()
+}
+
+// recv hands over a message of the peer.
+func (r *rig) recv(m interface{ Append([]byte) []byte }) {
+	r.recvRaw(m.Append(nil))
+}
+
+func (r *rig) recvRaw(b []byte) {
+	if err := r.g.HandleRecv(r.now, 0, b); err != nil {
+		r.logf("error: %v", err)
+	}
+}
+
+func (r *rig) logf(format string, args ...any) { r.log = append(r.log, fmt.Sprintf(format, args...)) }
+
+// poll carries out what the group wants until it wants nothing.
+func (r *rig) poll() {
+	for range 1000 {
+		if r.g.Idle() {
+			for _, id := range r.g.TakeGoneRMBs() {
+				r.logf("RMB %d is gone", id)
+			}
+			return
+		}
+		for _, o := range r.g.Poll(r.now, nil) {
+			r.do(o)
+		}
+	}
+	r.t.Fatal("the group does not come to rest")
+}
+
+func (r *rig) do(o linkgroup.Output) {
+	switch o.Kind {
+	case linkgroup.OutReceive:
+		r.logf("RTR towards QP %v of %v, MTU %v", o.Peer.QPN, o.Peer.GID, o.Peer.MTU)
+	case linkgroup.OutTransmit:
+		r.logf("RTS")
+	case linkgroup.OutWrite:
+		r.logf("WRITE %s %v to 0x%x rkey 0x%x", r.names[o.Conn], o.Local, o.RemoteAddr, uint32(o.RKey))
+	case linkgroup.OutSend:
+		if m, err := llc.ParseTestLink(o.Msg[:]); err == nil && r.answers && !m.Response {
+			r.g.HandleSent(r.now, 0, o.ID)
+			m.Response = true
+			r.recv(m)
+			return
+		}
+		r.logf("SEND %s", r.describe(o.Msg[:]))
+		r.sent = append(r.sent, o.Msg)
+		r.waiting = append(r.waiting, o.ID)
+		r.most = max(r.most, len(r.waiting))
+		if !r.held {
+			r.complete(len(r.waiting))
+		}
+	case linkgroup.OutCloseLink:
+		r.logf("close the link")
+		r.waiting = nil
+	case linkgroup.OutEvent:
+		s := "event: " + o.Event.String()
+		switch o.Event {
+		case linkgroup.EventConn:
+			s += fmt.Sprintf(" %s %s", r.names[o.Conn], eventNames(o.Events))
+		case linkgroup.EventConnDone:
+			s += " " + r.names[o.Conn]
+		case linkgroup.EventRMBConfirmed, linkgroup.EventRMBRefused:
+			s += fmt.Sprintf(" %d", o.RMB)
+		case linkgroup.EventPointOfNoReturn, linkgroup.EventReady, linkgroup.EventSetupFailed, linkgroup.EventDead:
+		}
+		if o.Err != nil {
+			s += ": " + o.Err.Error()
+		}
+		r.logf("%s", s)
+	}
+}
+
+func eventNames(ev cdc.Events) string {
+	var names []string
+	for i, n := range []string{"readable", "writable", "peer done", "aborted", "ended"} {
+		if ev&(1<<i) != 0 {
+			names = append(names, n)
+		}
+	}
+	return strings.Join(names, ", ")
+}
+
+func (r *rig) describe(b []byte) string {
+	if b[0] == cdc.Type {
+		m, err := cdc.Parse(b)
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		return m.String()
+	}
+	m, err := llc.Parse(r.g.Dialect(), 1, b)
+	if err != nil {
+		r.t.Fatalf("we sent %x: %v", b, err)
+	}
+	return m.String()
+}
+
+// complete delivers the n oldest SENDs.
+func (r *rig) complete(n int) {
+	for range min(n, len(r.waiting)) {
+		id := r.waiting[0]
+		r.waiting = r.waiting[1:]
+		r.g.HandleSent(r.now, 0, id)
+	}
+}
+
+// advance lets time pass, with every timer on the way.
+func (r *rig) advance(d time.Duration) {
+	end := r.now.Add(d)
+	for range 1000 {
+		next, ok := r.g.NextTimeout()
+		if !ok || next.After(end) {
+			r.now = end
+			return
+		}
+		if next.After(r.now) {
+			r.now = next
+		}
+		before := len(r.log)
+		r.g.HandleTimeout(r.now)
+		r.poll()
+		if len(r.log) > before {
+			r.log = slices.Insert(r.log, before, fmt.Sprintf("+%v", r.now.Sub(time.Unix(1000, 0))))
+		}
+	}
+	r.t.Fatal("a timer does not go away")
+}
+
+func TestGroup_scripts(t *testing.T) {
+	files := 0
+	datadriven.Walk(t, "testdata/scripts", func(t *testing.T, path string) {
+		files++
+		var r *rig
+		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
+			if d.Cmd == "group" {
+				role := linkgroup.Client
+				if d.HasArg("server") {
+					role = linkgroup.Server
+				}
+				r = newRig(t, role, d.HasArg("rfc"), !d.HasArg("no-spare"))
+				d.MaybeScanArgs(t, "elements", &r.elements)
+				r.answers = d.HasArg("answer")
+				if d.HasArg("ready") {
+					dialect := llc.DialectLinux
+					if d.HasArg("rfc") {
+						dialect = llc.DialectRFC
+					}
+					r.form(dialect)
+				}
+			} else if err := r.run(d); err != nil {
+				r.logf("refused: %v", err)
+			}
+			r.poll()
+			out := strings.Join(r.log, "\n")
+			r.log = nil
+			return out
+		})
+	})
+	if files == 0 {
+		t.Fatal("no scripts")
+	}
+}
+
+// run runs one command of a script; see the files in testdata/scripts.
+func (r *rig) run(d *datadriven.TestData) error {
+	name := "a"
+	if len(d.CmdArgs) > 0 && len(d.CmdArgs[0].Vals) == 0 {
+		name = d.CmdArgs[0].Key
+	}
+	n := uint64(0)
+	d.MaybeScanArgs(r.t, "n", &n)
+	switch d.Cmd {
+	case "connect":
+		r.connect()
+	case "recv":
+		for _, line := range strings.Split(strings.TrimSpace(d.Input), "\n") {
+			r.recvRaw(r.message(line))
+			r.poll()
+		}
+	case "advance":
+		dur, err := time.ParseDuration(name)
+		if err != nil {
+			return err
+		}
+		r.answers = r.answers || d.HasArg("answer")
+		r.advance(dur)
+	case "hold":
+		r.held = true
+	case "complete":
+		r.held = d.HasArg("held")
+		if n == 0 {
+			n = uint64(len(r.waiting))
+		}
+		r.complete(int(n))
+	case "fail-link":
+		r.g.HandleLinkFailure(r.now, 0, errors.New("retry counter exceeded"))
+	case "terminate":
+		r.g.Terminate(r.now, llc.DeleteOperator)
+	case "state":
+		r.logf("%v %v conns=%d usable=%t discarded=%d err=%v", r.g.State(), r.g.Dialect(), r.g.Conns(), r.g.Usable(), r.g.Discarded, r.g.Err())
+	default:
+		return r.runConn(d, name, n)
+	}
+	return nil
+}
+
+// runConn runs a command for one connection.
+func (r *rig) runConn(d *datadriven.TestData, name string, n uint64) error {
+	c := r.conns[name]
+	switch d.Cmd {
+	case "open":
+		if err := r.open(name); err != nil {
+			return err
+		}
+		l := r.conns[name].Local()
+		r.logf("RMB %d index %d rkey 0x%x confirmed=%t", l.RMB, l.Index, uint32(l.RKey), r.g.IsConfirmed(l.RMB))
+	case "confirm":
+		r.g.ConfirmRMB(c.Local().RMB)
+	case "activate":
+		key, index := strconv.Itoa(peerRKey), uint8(1)
+		d.MaybeScanArgs(r.t, "rkey", &key)
+		d.MaybeScanArgs(r.t, "index", &index)
+		k, err := strconv.ParseUint(key, 0, 32)
+		if err != nil {
+			return err
+		}
+		return r.activate(name, rdma.RKey(k), index)
+	case "produce":
+		r.produced[name] += n
+		c.Produce(r.produced[name])
+	case "consume":
+		r.consumed[name] += n
+		c.Consume(r.consumed[name])
+	case "shutdown":
+		c.Shutdown()
+	case "close":
+		c.Close(r.now)
+	case "abort":
+		c.Abort(r.now)
+	case "abandon":
+		c.Abandon(d.HasArg("declined"))
+	case "release":
+		c.Release(r.now)
+	case "conn":
+		s := c.Data()
+		r.logf("%v produced=%d sent=%d completed=%d received=%d announced=%d window=%d",
+			s.State(), s.Produced(), s.Sent(), s.Completed(), s.PeerProduced(), s.Announced(), s.Window())
+	default:
+		return fmt.Errorf("unknown command %q", d.Cmd)
+	}
+	return nil
+}
+
+// message builds a message of the peer from its description: a kind, then
+// flags and fields.
+func (r *rig) message(line string) []byte {
+	words := strings.Fields(line)
+	args := map[string]string{}
+	for _, w := range words[1:] {
+		k, v, _ := strings.Cut(w, "=")
+		args[k] = v
+	}
+	has := func(k string) bool { _, ok := args[k]; return ok }
+	num := func(k string, def uint64) uint64 {
+		if !has(k) {
+			return def
+		}
+		v, err := strconv.ParseUint(args[k], 0, 64)
+		if err != nil {
+			r.t.Fatalf("%s: %v", line, err)
+		}
+		return v
+	}
+	h := llc.Header{Response: has("resp")}
+	switch words[0] {
+	case "confirm-link":
+		m := llc.ConfirmLink{
+			Header: h, MAC: peerEnd.MAC, GID: peerEnd.GID, QPN: rdma.QPN(num("qpn", uint64(peerEnd.QPN))),
+			Link: llc.LinkID(num("link", 1)), Flags: llc.ConfirmLinkFlags(num("flags", 3)), MaxLinks: uint8(num("max", 2)), UserID: 9,
+		}
+		m.GID[15] = byte(num("gid", 2))
+		return m.Append(nil)
+	case "add-link":
+		return llc.AddLink{
+			Header: h, Dialect: r.g.Dialect(), Reject: has("reject"), Reason: llc.RejectReason(num("reason", 0)),
+			Link: llc.LinkID(num("link", 2)), MTU: rdma.MTU(num("mtu", 3)), QPN: 0x22, GID: peerEnd.GID, MAC: peerEnd.MAC,
+		}.Append(nil)
+	case "delete-link":
+		return llc.DeleteLink{Header: h, All: has("all"), Orderly: has("orderly"), Link: llc.LinkID(num("link", 1)),
+			Reason: llc.DeleteReason(num("reason", 0x30000))}.Append(nil)
+	case "confirm-rkey":
+		return llc.ConfirmRKey{Header: h, Negative: has("negative"), Retry: has("retry"),
+			This: llc.RToken{RKey: rdma.RKey(num("rkey", 0)), VAddr: 1 << 40}}.Append(nil)
+	case "confirm-rkey-cont":
+		return llc.ConfirmRKeyContinuation{Header: h}.Append(nil)
+	case "delete-rkey":
+		m := llc.DeleteRKey{Header: h, Negative: has("negative")}
+		for _, k := range strings.Split(args["keys"], ",") {
+			v, err := strconv.ParseUint(k, 0, 32)
+			if err != nil {
+				r.t.Fatal(err)
+			}
+			m.RKeys[m.Count] = rdma.RKey(v)
+			m.Count++
+		}
+		return m.Append(nil)
+	case "test-link":
+		m := llc.TestLink{Header: h}
+		if has("echo") { // what we sent last
+			copy(m.UserData[:], r.sent[len(r.sent)-1][4:20])
+		}
+		return m.Append(nil)
+	case "cdc":
+		return r.cdcMessage(args, num).Append(nil)
+	case "raw":
+		b, err := hex.DecodeString(words[1])
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		return append(b, make([]byte, max(0, llc.Size-len(b)))...)
+	}
+	r.t.Fatalf("unknown message %q", line)
+	return nil
+}
+
+// cdcMessage builds a CDC message for connection "to"; the sequence number
+// goes up by itself.
+func (r *rig) cdcMessage(args map[string]string, num func(string, uint64) uint64) cdc.Message {
+	name := args["to"]
+	if name == "" {
+		name = "a"
+	}
+	c := r.conns[name]
+	r.peerSeq[name]++
+	m := cdc.Message{
+		Seq: uint16(num("seq", uint64(r.peerSeq[name]))), Token: c.Token() ^ cdc.AlertToken(num("stale", 0)),
+		Prod: c.Ring().Cursor(num("prod", 0)), Cons: c.Ring().Cursor(num("cons", 0)),
+	}
+	for _, f := range args["flags"] {
+		m.Flags = map[rune]func() cdc.Flags{
+			'B': m.Flags.WithWriterBlocked, 'R': m.Flags.WithCursorUpdateRequested, 'F': m.Flags.WithFailoverValidation,
+			'D': m.Flags.WithSendingDone, 'C': m.Flags.WithClosed, 'A': m.Flags.WithAbort,
+		}[f]()
+	}
+	return m
+}
