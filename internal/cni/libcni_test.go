@@ -21,7 +21,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/google/go-cmp/cmp"
-	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
 
 	"github.com/smcr-io/kube-smcr/internal/linux"
 	"github.com/smcr-io/kube-smcr/internal/testenv"
@@ -33,19 +33,20 @@ const pluginDir = "/usr/lib/cni"
 // newNS makes a network namespace that ends with the test.
 func newNS(t *testing.T) *linux.NetNS {
 	t.Helper()
-	name := fmt.Sprintf("ks-%08x", rand.Uint32())
+	path := filepath.Join(t.TempDir(), fmt.Sprintf("ks-%08x", rand.Uint32()))
+	must(t, os.WriteFile(path, nil, 0o400))
 	done := make(chan error)
 	go func() {
 		runtime.LockOSThread() // and never unlocked: the thread ends here
-		h, err := netns.NewNamed(name)
+		err := unix.Unshare(unix.CLONE_NEWNET)
 		if err == nil {
-			err = h.Close()
+			err = unix.Mount("/proc/thread-self/ns/net", path, "", unix.MS_BIND, "")
 		}
 		done <- err
 	}()
 	must(t, <-done)
-	t.Cleanup(func() { must(t, netns.DeleteNamed(name)) })
-	ns, err := linux.OpenNetNS(filepath.Join("/run/netns", name))
+	t.Cleanup(func() { must(t, errors.Join(unix.Unmount(path, unix.MNT_DETACH), os.Remove(path))) })
+	ns, err := linux.OpenNetNS(path)
 	must(t, err)
 	t.Cleanup(func() { must(t, ns.Close()) })
 	return ns

@@ -4,6 +4,7 @@ package linux
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -17,7 +18,6 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
@@ -51,23 +51,24 @@ var families = []ipFamily{
 func (f ipFamily) all() netip.Prefix { return netip.PrefixFrom(f.pod, f.bits).Masked() }
 
 // newNS makes a namespace with loopback up and a name of its own; it ends with
-// the test.
+// the test. The name is not in /run/netns: "ip netns add" mounts that directory
+// over itself, and what was in it can then no longer be unmounted.
 func newNS(t testing.TB) *NetNS {
 	t.Helper()
 	testenv.Need(t, testenv.Root, testenv.NetAdmin, testenv.Nftables)
-	name := fmt.Sprintf("ks-%08x", rand.Uint32())
+	path := filepath.Join(t.TempDir(), fmt.Sprintf("ks-%08x", rand.Uint32()))
+	mustDo(t, os.WriteFile(path, nil, 0o400))
 	var err error
 	onDisposableThread(func() {
-		var h netns.NsHandle
-		if h, err = netns.NewNamed(name); err == nil {
-			err = h.Close()
+		if err = unix.Unshare(unix.CLONE_NEWNET); err == nil {
+			err = unix.Mount(selfNetNS, path, "", unix.MS_BIND, "")
 		}
 	})
 	if err != nil {
-		t.Fatalf("make network namespace %s: %v", name, err)
+		t.Fatalf("make network namespace %s: %v", path, err)
 	}
-	t.Cleanup(func() { deleteNS(t, name) })
-	ns, err := OpenNetNS(filepath.Join("/run/netns", name))
+	t.Cleanup(func() { deleteNS(t, path) })
+	ns, err := OpenNetNS(path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -84,11 +85,17 @@ func newNS(t testing.TB) *NetNS {
 	return ns
 }
 
-func deleteNS(t testing.TB, name string) {
+// deleteNS takes the name away, like a container runtime; once more is no error.
+func deleteNS(t testing.TB, path string) {
 	t.Helper()
-	err := netns.DeleteNamed(name)
-	if err != nil && !os.IsNotExist(err) && !strings.Contains(err.Error(), "no such file") {
-		t.Errorf("delete network namespace %s: %v", name, err)
+	if _, err := os.Lstat(path); os.IsNotExist(err) {
+		return
+	}
+	if err := unix.Unmount(path, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) { // not mounted
+		t.Errorf("unmount network namespace %s: %v", path, err)
+	}
+	if err := os.Remove(path); err != nil {
+		t.Errorf("delete network namespace %s: %v", path, err)
 	}
 }
 

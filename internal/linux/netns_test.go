@@ -6,7 +6,6 @@ import (
 	"errors"
 	"net"
 	"os"
-	"path/filepath"
 	"runtime"
 	"sync"
 	"testing"
@@ -156,7 +155,7 @@ func TestNetNS_gone(t *testing.T) {
 	if ns.Gone() {
 		t.Fatal("gone at once")
 	}
-	deleteNS(t, filepath.Base(ns.Path()))
+	deleteNS(t, ns.Path())
 	if !ns.Gone() {
 		t.Fatal("not gone")
 	}
