@@ -101,7 +101,14 @@ func listenUnix(ctx context.Context, path string) (net.Listener, error) {
 	case err == nil:
 		return nil, errors.Join(fmt.Errorf("API socket %s: another agent answers there: stop it, or choose another node.apiSocket", path), c.Close())
 	case errors.Is(err, syscall.ECONNREFUSED):
-		if err := os.Remove(path); err != nil {
+		st, err := os.Lstat(path)
+		if err == nil && st.Mode().Type() != fs.ModeSocket {
+			err = fmt.Errorf("%s is not a socket: remove it, or choose another node.apiSocket", path)
+		}
+		if err == nil {
+			err = os.Remove(path)
+		}
+		if err != nil {
 			return nil, fmt.Errorf("API socket: %w", err)
 		}
 	case !errors.Is(err, fs.ErrNotExist):

@@ -11,30 +11,32 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
+	"sync"
 	"syscall"
 	"testing"
 
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
 )
 
-// serveOne accepts connections and runs f on each, until the listener ends.
-func serveOne(t testing.TB, l *net.TCPListener, f func(*net.TCPConn)) {
+// serve accepts connections and runs f on each, until the listener ends.
+func serve(t testing.TB, l *net.TCPListener, f func(*net.TCPConn)) {
 	t.Helper()
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
+	var wg sync.WaitGroup
+	wg.Go(func() {
 		for {
 			c, err := l.AcceptTCP()
 			if err != nil {
 				return
 			}
-			f(c)
-			_ = c.Close()
+			wg.Go(func() {
+				f(c)
+				_ = c.Close()
+			})
 		}
-	}()
+	})
 	t.Cleanup(func() {
 		_ = l.Close()
-		<-done
+		wg.Wait()
 	})
 }
 
@@ -75,7 +77,7 @@ func TestAgent_carries(t *testing.T) {
 			t.Run(fmt.Sprintf("%s/%d", addr, size), func(t *testing.T) {
 				peers := make(chan netip.AddrPort, 4)
 				ln := l.b.pod.listen(t, netip.AddrPortFrom(netip.MustParseAddr(addr), 0).String())
-				serveOne(t, ln, func(c *net.TCPConn) {
+				serve(t, ln, func(c *net.TCPConn) {
 					peers <- addrPort(c.RemoteAddr())
 					echo(c)
 				})
@@ -114,7 +116,7 @@ func TestAgent_plainPeer(t *testing.T) {
 	l := newLab(t)
 	l.a.start(t) // the peer's node has no agent
 	ln := l.b.pod.listen(t, podB+":0")
-	serveOne(t, ln, echo)
+	serve(t, ln, echo)
 	c, err := l.a.pod.dial(t, ln.Addr().String())
 	must(t, err)
 	exchange(t, c, 1<<20)
@@ -136,7 +138,7 @@ func TestAgent_required(t *testing.T) {
 	l.a.configure(t, l.option, "10.77.0.1", "policies:\n- {name: must, mode: Required}\n")
 	l.a.start(t)
 	ln := l.b.pod.listen(t, podB+":0")
-	serveOne(t, ln, echo)
+	serve(t, ln, echo)
 	for range 2 { // the second one must not find a bypass
 		c, err := l.a.pod.dial(t, ln.Addr().String())
 		if err == nil {
