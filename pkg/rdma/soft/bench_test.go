@@ -8,6 +8,8 @@ import (
 	"net/netip"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/rdmatest"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/soft"
@@ -84,6 +86,7 @@ func BenchmarkStream(b *testing.B) {
 			b.SetBytes(size)
 			b.ReportAllocs()
 			posted, done := 0, 0
+			defer cpu(b)()
 			for b.Loop() {
 				for posted-done == depth {
 					done += awaitSome(b, x.SendCQ, wcs)
@@ -104,6 +107,9 @@ func BenchmarkStream(b *testing.B) {
 			}
 			s, _ := d.QPStats(x.QP.Num())
 			b.ReportMetric(float64(s.Retransmits)/float64(b.N), "resent/op")
+			b.ReportMetric(float64(s.Timeouts), "timeouts")
+			b.ReportMetric(float64(s.Probes), "probes")
+			b.ReportMetric(float64(s.NAKSeqReceived), "naks")
 		})
 		b.Run(p.name+"/tcp", func(b *testing.B) {
 			x, y := p.tcp(b)
@@ -119,6 +125,7 @@ func BenchmarkStream(b *testing.B) {
 			}()
 			buf := make([]byte, size)
 			b.SetBytes(size)
+			defer cpu(b)()
 			for b.Loop() {
 				if _, err := x.Write(buf); err != nil {
 					b.Fatal(err)
@@ -128,6 +135,18 @@ func BenchmarkStream(b *testing.B) {
 			<-done
 		})
 	}
+}
+
+// cpu reports the processor time of an operation, of both sides together: it
+// says more than the clock on a busy machine.
+func cpu(b *testing.B) (report func()) {
+	used := func() float64 {
+		var u unix.Rusage
+		_ = unix.Getrusage(unix.RUSAGE_SELF, &u)
+		return float64(unix.TimevalToNsec(u.Utime) + unix.TimevalToNsec(u.Stime))
+	}
+	start := used()
+	return func() { b.ReportMetric((used()-start)/float64(b.N), "cpu-ns/op") }
 }
 
 // awaitSome returns the number of completions that came, at least one.
@@ -188,14 +207,8 @@ func BenchmarkPingPong(b *testing.B) {
 				play(y)(false, func() bool { return !stop })
 			}()
 			b.ReportAllocs()
-			n := 0
-			play(x)(true, func() bool {
-				if b.Loop() {
-					n++
-					return true
-				}
-				return false
-			})
+			defer cpu(b)()
+			play(x)(true, b.Loop)
 			stop = true // the other side sees it after the last message
 			_, _ = x.QP.PostRecv([]rdma.RecvWR{{SGE: x.SGE(0, 64)}})
 			if _, err := x.QP.PostSend([]rdma.SendWR{{Op: rdma.OpSend, SGL: []rdma.SGE{x.SGE(0, 1)}}}); err != nil {
@@ -219,6 +232,7 @@ func BenchmarkPingPong(b *testing.B) {
 				}
 			}()
 			buf := make([]byte, size)
+			defer cpu(b)()
 			for b.Loop() {
 				if _, err := x.Write(buf); err != nil {
 					b.Fatal(err)

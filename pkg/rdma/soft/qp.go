@@ -33,6 +33,7 @@ type qp struct {
 	txICRC  rocev2.ICRC
 	unsent  *batch // what the wire did not take
 	overrun bool   // a completion queue overran
+	woke    bool   // a completion woke somebody since the receiver reset it
 	dead    bool   // Close was here
 }
 
@@ -317,7 +318,9 @@ func (q *qp) settle() (completed bool) {
 			if w.Send {
 				to = q.sendCQ
 			}
-			if !to.push(w) && !q.overrun {
+			ok, woke := to.push(w)
+			q.woke = q.woke || woke
+			if !ok && !q.overrun {
 				q.overrun = true
 				_ = q.m.Modify(time.Now(), rdma.QPAttr{State: rdma.QPError})
 				q.state.Store(uint32(rdma.QPError))

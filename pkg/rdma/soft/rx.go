@@ -6,6 +6,7 @@ import (
 	"errors"
 	"net"
 	"net/netip"
+	"runtime"
 	"time"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
@@ -13,9 +14,13 @@ import (
 )
 
 // stepBytes is how much a queue pair receives before it may answer: often
-// enough that the peer's window does not run dry, seldom enough that small
-// packets share an acknowledgement.
-const stepBytes = 32 << 10
+// enough that the peer's window does not run dry, seldom enough that the
+// messages of a busy stream share an acknowledgement.
+const stepBytes = 128 << 10
+
+// holdBytes is how much a queue pair may have received for its acknowledgement
+// to be held back: a few SMC-R messages, never a stream.
+const holdBytes = 1024
 
 // receiver is the state of a device's receive goroutine.
 type receiver struct {
@@ -27,6 +32,7 @@ type receiver struct {
 	peer   netip.AddrPort
 	icrc   *rocev2.ICRC // of peer
 	flows  map[netip.AddrPort]*rocev2.ICRC
+	held   []*qp // whose acknowledgement waits for the program's answer
 	counts [numRxCounters]uint64
 }
 
@@ -53,6 +59,7 @@ func (d *Device) receiveLoop() {
 			r.message(&msgs[i])
 		}
 		r.release()
+		r.answerHeld()
 		for i, v := range r.counts {
 			if v != 0 {
 				d.stats.rx[i].Add(v)
@@ -117,6 +124,7 @@ func (r *receiver) packet(b []byte, i uint16) {
 			return
 		}
 		q.own.lock()
+		q.woke = false
 		r.q, r.since = q, 0
 	}
 	if r.q.dead {
@@ -134,15 +142,44 @@ func (r *receiver) packet(b []byte, i uint16) {
 	}
 }
 
-// release lets the queue pair answer and gives it back.
+// release lets the queue pair answer and gives it back. After little data,
+// if the program was woken and there is only an acknowledgement to send, it
+// waits until answerHeld: most likely the program answers at once, and then
+// one system call sends both, and one wakes the peer.
 func (r *receiver) release() {
-	if q := r.q; q != nil {
-		r.q = nil
-		if !q.dead {
+	q := r.q
+	if q == nil {
+		return
+	}
+	r.q = nil
+	if !q.dead {
+		q.drain(r.now)
+		q.settle()
+		if q.woke && r.since <= holdBytes && q.unsent == nil && q.m.OnlyACK() {
+			r.held = append(r.held, q)
+		} else {
 			q.step(r.now)
 		}
-		q.unlock()
 	}
+	q.unlock()
+}
+
+// answerHeld lets the programs that were woken run, and then sends the
+// acknowledgements that did not go with their answers.
+func (r *receiver) answerHeld() {
+	if len(r.held) == 0 {
+		return
+	}
+	runtime.Gosched()
+	for i, q := range r.held {
+		q.own.lock()
+		if !q.dead {
+			q.transmit(r.now)
+		}
+		q.unlock()
+		r.held[i] = nil
+	}
+	r.held = r.held[:0]
 }
 
 // QPStats returns the protocol counters of a queue pair of this device.
