@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/smcr-io/kube-smcr/test/netns/lab"
+)
+
+// markedLines is the length of the marked transfer: 256 KiB, so that it is
+// larger than a packet and fits into no single one.
+const markedLines = 256 << 10 / markedLine
+
+// capture records a marked transfer on both of the client's node's links, and
+// looks at the records with tshark.
+func (d *demo) capture(ctx context.Context) error {
+	marker := fmt.Sprintf("kube-smcr-demo-%016x", rand.Uint64())
+	if err := writeFile(filepath.Join(d.server.Dir, "marked"), markedText(marker)); err != nil {
+		return err
+	}
+	if err := d.lab.SplitSegments(true); err != nil {
+		return err
+	}
+	defer func() {
+		if err := d.lab.SplitSegments(false); err != nil {
+			d.check("batches on the underlay again", false, "%v", err)
+		}
+	}()
+	dir := filepath.Join(d.lab.Dir, "capture")
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		return err
+	}
+	files := map[string]string{}
+	var dumps []*lab.Proc
+	for _, link := range []string{lab.Underlay, lab.Trunk} {
+		files[link] = filepath.Join(dir, link+".pcap")
+		p, err := d.startDump(ctx, link, files[link])
+		if err != nil {
+			return err
+		}
+		dumps = append(dumps, p)
+	}
+	var got bytes.Buffer
+	proc, err := d.client.Start(lab.Command{
+		Args: []string{"curl", "--silent", "--show-error", "--fail", "--header", "Marker: " + marker,
+			fmt.Sprintf("http://%s:%d/marked", d.server.Addr4, portHTTP)},
+		Stdout: &got,
+	})
+	if err != nil {
+		return err
+	}
+	rctx, cancel := context.WithTimeout(ctx, runTimeout)
+	defer cancel()
+	if err := proc.Wait(rctx); err != nil {
+		return err
+	}
+	if err := d.settle(ctx); err != nil {
+		return err
+	}
+	for _, p := range dumps {
+		if err := p.Stop(); err != nil {
+			return err
+		}
+		if s := dropped(p.Stderr()); s != "" {
+			d.check("the capture is complete", false, "%s", s)
+		}
+	}
+	d.check("the marked transfer is right", got.String() == markedText(marker), "%s", byteCount(uint64(got.Len())))
+	return d.inspect(ctx, files, marker)
+}
+
+// startDump starts tcpdump on a link of the client's node and waits until it
+// listens.
+func (d *demo) startDump(ctx context.Context, link, file string) (*lab.Proc, error) {
+	p, err := d.client.Node.Start(lab.Command{Args: []string{
+		"tcpdump", "-i", link, "-n", "-s", "0", "-U", "-B", "16384", "--immediate-mode", "-Z", "root", "-w", file,
+	}})
+	if err != nil {
+		return nil, err
+	}
+	t := time.NewTicker(tryEvery / 5)
+	defer t.Stop()
+	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
+	defer cancel()
+	for !strings.Contains(p.Stderr(), "listening on") {
+		select {
+		case <-p.Done():
+			return nil, errors.Join(errors.New("tcpdump ended"), p.Wait(ctx))
+		case <-ctx.Done():
+			return nil, fmt.Errorf("tcpdump does not listen: %s", p.Stderr())
+		case <-t.C:
+		}
+	}
+	return p, nil
+}
+
+// dropped finds in tcpdump's last words whether it lost packets.
+func dropped(s string) string {
+	for line := range strings.Lines(s) {
+		if n, ok := strings.CutSuffix(strings.TrimSpace(line), " packets dropped by kernel"); ok && n != "0" {
+			return strings.TrimSpace(line)
+		}
+	}
+	return ""
+}
+
+// inspect lets tshark decode the captures and checks what it says.
+func (d *demo) inspect(ctx context.Context, files map[string]string, marker string) error {
+	c := &d.report.Capture
+	var roce, tcp []frame
+	for link, into := range map[string]*[]frame{lab.Underlay: &roce, lab.Trunk: &tcp} {
+		out, err := tshark(ctx, files[link])
+		if err != nil {
+			return err
+		}
+		if *into, err = parseFrames(out); err != nil {
+			return fmt.Errorf("%s: %w", files[link], err)
+		}
+		kept, err := keepCapture(files[link], d.opts.pcapDir)
+		if err != nil {
+			return err
+		}
+		c.Files = append(c.Files, kept)
+	}
+	c.look(roce, tcp, marker)
+	// A packet boundary may cut a marker, and then the packet's share is not
+	// counted.
+	const least = markedLines * markedLine * 98 / 100
+	d.check("the payload is in RoCE packets", c.RoCEPayload >= least,
+		"%s of the marked transfer in %d packets to UDP port 4791, RDMA WRITE by tshark's account", byteCount(c.RoCEPayload), c.RoCEPackets)
+	d.check("nothing of it is on TCP", c.TCPPayload == 0, "%d bytes", c.TCPPayload)
+	d.check("TCP carries CLC messages only", c.TCPOther == 0 && strings.Join(c.CLCMessages, " ") == "Proposal Accept Confirm",
+		"%s; %d packets with other data", describe(c.CLCMessages, "no CLC"), c.TCPOther)
+	d.check("tshark finds nothing malformed", len(c.MalformedFrames) == 0 && len(roce) > 0 && len(tcp) > 0,
+		"%d and %d frames, malformed %v; captures in %s", len(roce), len(tcp), c.MalformedFrames, d.opts.pcapDir)
+	return nil
+}
+
+// tshark decodes a capture. The ports of the servers are other protocols' for
+// it, but CLC has an eyecatcher, so that is looked at first. Its guess that
+// payload of an RDMA WRITE may be RPC over RDMA is switched off: the file's
+// bytes are anything.
+func tshark(ctx context.Context, file string) (string, error) {
+	args := []string{"-n", "-r", file, "--disable-protocol", "rpcordma", "-o", "tcp.try_heuristic_first:TRUE", "-T", "fields", "-E", "separator=|"}
+	for _, f := range frameFields {
+		args = append(args, "-e", f)
+	}
+	var stderr strings.Builder
+	cmd := exec.CommandContext(ctx, "tshark", args...)
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return "", fmt.Errorf("tshark %s: %w: %s", file, err, stderr.String())
+	}
+	return string(out), nil
+}
+
+// keepCapture copies a capture to where the user finds it.
+func keepCapture(file, dir string) (_ string, err error) {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", err
+	}
+	in, err := os.Open(file)
+	if err != nil {
+		return "", err
+	}
+	defer in.Close()
+	name := filepath.Join(dir, filepath.Base(file))
+	out, err := os.Create(name)
+	if err != nil {
+		return "", err
+	}
+	_, err = io.Copy(out, in)
+	return name, errors.Join(err, out.Close())
+}

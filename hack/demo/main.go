@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Command demo shows the main job: applications of the distribution, unchanged,
+// in pods without privileges on two nodes, talk over SMC-R.
+//
+// It builds the nodes from network namespaces (package lab), attaches pods
+// through a CNI configuration with smcr-cni in its chain, measures nginx,
+// redis and iperf3 without and with the node agents, looks at a capture with
+// tshark, takes SMC-R away in several ways, and removes everything again.
+// Every statement it makes is a check; one that does not hold ends the demo
+// with exit code 1.
+//
+// # Where the figures come from
+//
+// Connections are counted by the pod's own kernel (the ActiveOpens counter of
+// its namespace), so also those are seen that no agent knows; less those that
+// the agent made itself. How many of them were on SMC-R, and the bytes by
+// RDMA, say the agents. The bytes by TCP are what passed the pod's interface
+// in both directions, headers included: RoCE packets do not go that way. The
+// throughput is what the application says.
+//
+// # Limitations
+//
+// One machine stands for two, so sender, receiver and both agents share its
+// cores, and a ratio to TCP says what the same cores do with and without
+// SMC-R. It needs root; make demo installs what else it needs.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/smcr-io/kube-smcr/test/netns/lab"
+)
+
+const (
+	exitFailed      = 1
+	exitUsage       = 2
+	exitInterrupted = 130
+)
+
+func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
+
+// options are the flags.
+type options struct {
+	output, bin, pcapDir string
+	keep, quick, verbose bool
+}
+
+func run(args []string, stdout, stderr io.Writer) int {
+	o, code := parseFlags(args, stderr)
+	if code >= 0 {
+		return code
+	}
+	if err := ready(o.bin); err != nil {
+		fmt.Fprintf(stderr, "demo: %v\n", err)
+		return exitFailed
+	}
+	// Under "go run" a signal to the group of a shell may end our parent only;
+	// then we end too, in order.
+	if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGTERM), 0, 0, 0); err != nil {
+		fmt.Fprintf(stderr, "demo: ask for a signal at the parent's end: %v\n", err)
+		return exitFailed
+	}
+	// SIGPIPE too: a reader of our output that goes away must not keep us from
+	// cleaning up.
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE)
+	defer stop()
+	progress := stdout
+	if o.output == "json" {
+		progress = stderr
+	}
+	d := &demo{opts: o, out: progress, began: time.Now()}
+	if err := d.run(ctx); err != nil {
+		d.check("demo complete", false, "%v", err)
+	}
+	interrupted := ctx.Err() != nil
+	d.clean()
+	d.report.Seconds = time.Since(d.began).Seconds()
+	d.summary()
+	if o.output == "json" {
+		if err := d.report.writeJSON(stdout); err != nil {
+			fmt.Fprintf(stderr, "demo: %v\n", err)
+			return exitFailed
+		}
+	}
+	switch {
+	case interrupted:
+		return exitInterrupted
+	case len(d.report.failed()) > 0:
+		return exitFailed
+	}
+	return 0
+}
+
+// parseFlags returns an exit code of 0 or more if that is all there is to do.
+func parseFlags(args []string, stderr io.Writer) (options, int) {
+	var o options
+	fs := flag.NewFlagSet("demo", flag.ContinueOnError)
+	fs.SetOutput(stderr)
+	fs.Usage = func() {
+		fmt.Fprint(stderr, "demo shows unmodified applications of two pods talking over SMC-R.\n\n"+
+			"  make demo\n  make demo ARGS=--quick\n  make demo ARGS=--keep     leave everything running until Ctrl-C\n  make demo ARGS='-o json'\n\n"+
+			"Exit codes: 0 all checks hold, 1 one does not, 2 wrong usage, 130 interrupted.\n\n")
+		fs.PrintDefaults()
+	}
+	fs.StringVar(&o.output, "o", "table", "`FORMAT` of the result: table, or json (progress then goes to stderr)")
+	fs.StringVar(&o.bin, "bin", "bin", "`DIR` with the programs that make build makes")
+	fs.StringVar(&o.pcapDir, "pcap", filepath.Join("out", "demo"), "`DIR` for the captures")
+	fs.BoolVar(&o.keep, "keep", false, "keep the pods and agents until Ctrl-C")
+	fs.BoolVar(&o.quick, "quick", false, "smaller transfers")
+	fs.BoolVar(&o.verbose, "v", false, "show the agents' logs")
+	err := fs.Parse(args)
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+		return o, 0
+	case err != nil:
+		return o, exitUsage
+	case fs.NArg() > 0 || o.output != "table" && o.output != "json":
+		fmt.Fprintln(stderr, "demo: want no arguments, and table or json for -o; --help shows more")
+		return o, exitUsage
+	}
+	return o, -1
+}
+
+// needed are the programs of the distribution; those of util-linux and the
+// like are everywhere.
+var needed = []string{
+	"nginx", "curl", "redis-server", "redis-benchmark", "iperf3", "tcpdump", "tshark", "nft", "setpriv",
+	filepath.Join(cniDir, "bridge"), filepath.Join(cniDir, "host-local"),
+}
+
+// cniDir is where distributions put the CNI plugins.
+const cniDir = "/usr/lib/cni"
+
+var ours = []string{"node-agent", "smcr-cni", "smcrctl"}
+
+// ready says what is missing before anything was made.
+func ready(bin string) error {
+	if os.Geteuid() != 0 {
+		return errors.New("needs root, to make network namespaces: sudo make demo")
+	}
+	var missing []string
+	for _, p := range needed {
+		if _, err := exec.LookPath(p); err != nil {
+			missing = append(missing, p)
+		}
+	}
+	if len(missing) > 0 {
+		return fmt.Errorf("not on this machine: %s: make deps installs them", strings.Join(missing, ", "))
+	}
+	for _, p := range ours {
+		if _, err := os.Stat(filepath.Join(bin, p)); err != nil {
+			return fmt.Errorf("%w: make build makes it", err)
+		}
+	}
+	return nil
+}
+
+// clean removes everything and looks whether it did. It is never interrupted.
+func (d *demo) clean() {
+	if d.lab == nil {
+		return
+	}
+	d.progress("clean up")
+	var left []string
+	err := d.lab.Close()
+	if err == nil {
+		left, err = d.lab.Leftovers()
+	}
+	if err == nil {
+		var tables []string
+		tables, err = ownTables(context.Background())
+		left = append(left, d.newTables(tables)...)
+	}
+	switch {
+	case err != nil:
+		d.check("nothing is left behind", false, "%v", err)
+	default:
+		d.check("nothing is left behind", len(left) == 0, "%s", describe(left, "no namespace, process, directory or table"))
+	}
+}
+
+// sweep removes what killed runs left.
+func (d *demo) sweep() error {
+	swept, err := lab.Sweep()
+	for _, s := range swept {
+		d.progress("removed %s, left by a run that was killed", s)
+	}
+	return err
+}
