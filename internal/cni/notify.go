@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"strconv"
 	"strings"
 	"time"
@@ -32,8 +33,11 @@ type Event struct {
 // the standard client, with TLS and HTTP/2, would triple the plugin.
 func Notify(ctx context.Context, socket string, event Event) error {
 	if err := notify(ctx, socket, event); err != nil {
-		if ctx.Err() != nil {
+		switch {
+		case ctx.Err() != nil:
 			err = ctx.Err()
+		case errors.Is(err, os.ErrDeadlineExceeded): // the dialer's clock was first
+			err = context.DeadlineExceeded
 		}
 		return fmt.Errorf("notify agent at %s: %w", socket, err)
 	}
