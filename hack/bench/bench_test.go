@@ -84,10 +84,10 @@ func TestCase_judge(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			c := &Case{Lower: tt.lower, Base: "base", Targets: []Target{{Path: "ours", Against: "base", Limit: tt.limit}}}
 			for range 3 {
-				c.add("base", 10, 0, "")
+				c.add("base", 10, Cost{})
 			}
 			for _, v := range tt.values {
-				c.add("ours", v, 0, "")
+				c.add("ours", v, Cost{})
 			}
 			c.judge()
 			if got := c.Targets[0].Reached; got != tt.reached {
@@ -103,8 +103,8 @@ func TestReport_writeTable(t *testing.T) {
 		Targets: []Target{{Path: "smcr.Conn", Against: "TCP", Limit: 0.5}},
 	}
 	for _, v := range []float64{10, 20, 16} {
-		c.add("TCP", v, 100, "us/MiB")
-		c.add("smcr.Conn", v/4+1, 300, "us/MiB")
+		c.add("TCP", v, Cost{Per: "MiB", CPUMicros: 100, Switches: 2.5, TCPSends: 16})
+		c.add("smcr.Conn", v/4+1, Cost{Per: "MiB", CPUMicros: v * 30, UDPSends: 20, TCPSends: 1})
 	}
 	c.judge()
 	r := &Report{
@@ -128,9 +128,9 @@ func TestReport_writeTable(t *testing.T) {
 		"some CPU, 2 cores, GOMAXPROCS 2, Linux 6.1, go1.26; 3 rounds of 0.4 s",
 		"",
 		"group",
-		"measurement path median unit ratio to TCP CPU target",
-		"stream TCP 16.0 Gbit/s 100 us/MiB",
-		"smcr.Conn 5.00 0.31 (0.30 to 0.35) 300 us/MiB not reached: at least 0.50 of TCP, is 0.31 (0.30 to 0.35)",
+		"measurement path median unit ratio to TCP cost of the path target",
+		"stream TCP 16.0 Gbit/s CPU 100 us, 2.50 switches, 0 UDP sends per MiB",
+		"smcr.Conn 5.00 0.31 (0.30 to 0.35) CPU 480 us, 0 switches, 20.0 UDP sends per MiB not reached: at least 0.50 of TCP, is 0.31 (0.30 to 0.35)",
 		"",
 		"codecs and data path: go test -bench",
 		"package benchmark ns/op MB/s B/op allocs/op target",
@@ -168,5 +168,31 @@ func TestParseFlags(t *testing.T) {
 func TestCPUModel(t *testing.T) {
 	if got := cpuModel("processor\t: 0\nmodel name\t: Some CPU 3000\nmodel name\t: Some CPU 3000\n"); got != "Some CPU 3000" {
 		t.Errorf("got %q", got)
+	}
+}
+
+func TestSwitches(t *testing.T) {
+	const status = "Name:\tx\nvoluntary_ctxt_switches:\t40\nnonvoluntary_ctxt_switches:\t2\n"
+	if got := switches(status); got != 42 {
+		t.Errorf("got %d, want 42", got)
+	}
+}
+
+func TestSNMPCounter(t *testing.T) {
+	const snmp = "Udp: InDatagrams NoPorts InErrors OutDatagrams\nUdp: 1 2 3 4\nUdpLite: InDatagrams OutDatagrams\nUdpLite: 8 9\n"
+	for _, tt := range []struct {
+		name, protocol, counter string
+		want                    int64
+	}{
+		{"there", "Udp", "OutDatagrams", 4},
+		{"of the protocol whose name begins alike", "UdpLite", "OutDatagrams", 9},
+		{"no such counter", "Udp", "OutSegs", 0},
+		{"no such protocol", "Tcp", "OutSegs", 0},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if got := snmpCounter(snmp, tt.protocol, tt.counter); got != tt.want {
+				t.Errorf("got %d, want %d", got, tt.want)
+			}
+		})
 	}
 }

@@ -11,8 +11,6 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -65,24 +63,6 @@ func (p *process) stop() {
 		case <-time.After(killGrace):
 		}
 	}
-}
-
-// cpu returns the processor time that the live threads of processes have used.
-func cpu(procs []*process) time.Duration {
-	var sum time.Duration
-	for _, p := range procs {
-		files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", p.cmd.Process.Pid))
-		for _, f := range files {
-			b, err := os.ReadFile(f)
-			if err != nil {
-				continue // the thread has just ended
-			}
-			field, _, _ := strings.Cut(string(b), " ")
-			ns, _ := strconv.ParseInt(field, 10, 64)
-			sum += time.Duration(ns)
-		}
-	}
-	return sum
 }
 
 // worker is this program as a load generator or server inside a namespace.

@@ -43,10 +43,9 @@ type Series struct {
 	Values []float64 `json:"values"`
 	Spread Spread    `json:"spread"`
 	Ratio  Spread    `json:"ratioToBase"`
-	// CPU is the processor time of all processes of the path, in microseconds
-	// per operation or per MiB.
-	CPU     []float64 `json:"cpuMicros,omitempty"`
-	CPUUnit string    `json:"cpuUnit,omitempty"`
+	// Costs are those of the rounds, Cost their medians.
+	Costs []Cost `json:"-"`
+	Cost  Cost   `json:"cost"`
 }
 
 // Target is what a path has to reach against another: at least Limit times its
@@ -73,15 +72,15 @@ type Micro struct {
 }
 
 // add notes the value of one path in the round under way.
-func (c *Case) add(path string, value, cpu float64, cpuUnit string) {
+func (c *Case) add(path string, value float64, cost Cost) {
 	i := slices.IndexFunc(c.Series, func(s Series) bool { return s.Path == path })
 	if i < 0 {
 		i = len(c.Series)
-		c.Series = append(c.Series, Series{Path: path, CPUUnit: cpuUnit})
+		c.Series = append(c.Series, Series{Path: path})
 	}
 	s := &c.Series[i]
 	s.Values = append(s.Values, value)
-	s.CPU = append(s.CPU, cpu)
+	s.Costs = append(s.Costs, cost)
 }
 
 func (c *Case) values(path string) []float64 {
@@ -99,6 +98,7 @@ func (c *Case) judge() {
 	for i := range c.Series {
 		s := &c.Series[i]
 		s.Spread = spreadOf(s.Values)
+		s.Cost = medianCost(s.Costs)
 		s.Ratio = spreadOf(ratios(s.Values, base))
 	}
 	for i := range c.Targets {
@@ -152,7 +152,7 @@ func (r *Report) writeTable(w io.Writer) error {
 				return err
 			}
 			fmt.Fprintf(w, "\n%s\n", group)
-			fmt.Fprintln(tw, "measurement\tpath\tmedian\tunit\tratio to "+c.Base+"\tCPU\ttarget")
+			fmt.Fprintln(tw, "measurement\tpath\tmedian\tunit\tratio to "+c.Base+"\tcost of the path\ttarget")
 		}
 		c.writeRows(tw)
 	}
@@ -172,17 +172,13 @@ func (c *Case) writeRows(w io.Writer) {
 		if s.Path == c.Base {
 			ratio = ""
 		}
-		cpu := ""
-		if m := spreadOf(s.CPU).Median; m > 0 {
-			cpu = number(m) + " " + s.CPUUnit
-		}
 		var targets []string
 		for _, t := range c.Targets {
 			if t.Path == s.Path {
 				targets = append(targets, t.text(c.Lower))
 			}
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", name, s.Path, number(s.Spread.Median), unit, ratio, cpu, strings.Join(targets, "; "))
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", name, s.Path, number(s.Spread.Median), unit, ratio, s.Cost.text(), strings.Join(targets, "; "))
 		name, unit = "", ""
 	}
 }

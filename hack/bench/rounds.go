@@ -97,18 +97,22 @@ func (b *bench) rounds(ctx context.Context, title string, jobs []job, paths func
 }
 
 func (j job) once(p path) error {
-	before := cpu(p.procs)
+	before := usageOf(p.procs)
 	r, err := p.run(j.load)
 	if err != nil {
 		return err
 	}
-	used := cpu(p.procs) - before
-	unit, per := "us each", float64(r.Ops)
-	if j.load.Kind == stream {
-		unit, per = "us/MiB", float64(r.Bytes)/(1<<20)
+	used := usageOf(p.procs).minus(before)
+	cost := used.per("round trip", float64(r.Ops))
+	switch j.load.Kind {
+	case stream:
+		cost = used.per("MiB", float64(r.Bytes)/(1<<20))
+	case setup:
+		cost = used.per("connection", float64(r.Ops))
+	case echo:
 	}
 	for i, c := range j.cases {
-		c.add(p.name, j.metrics[i](r), micros(used)/max(per, 1), unit)
+		c.add(p.name, j.metrics[i](r), cost)
 	}
 	return nil
 }
