@@ -75,16 +75,7 @@ func (*pair) ask(w *worker, r request) error {
 
 func (p *pair) close() error {
 	var errs []error
-	for _, w := range []*worker{p.client, p.server} {
-		if w != nil {
-			_ = w.in.Close() // it ends by itself
-		}
-	}
-	for _, w := range []*worker{p.client, p.server} {
-		if w != nil {
-			w.finish()
-		}
-	}
+	stopWorkers(p.client, p.server)
 	for _, s := range p.spaces {
 		errs = append(errs, s.close())
 	}
@@ -100,7 +91,7 @@ func (p *pair) profile(dir, name string) error {
 
 // paths are plain TCP and smcr.Conn.
 func (p *pair) paths() []path {
-	procs := []*process{p.client.process, p.server.process}
+	pids := []int{p.client.pid(), p.server.pid()}
 	run := func(r request) func(load) (result, error) {
 		return func(l load) (result, error) {
 			r.Op, r.Load = opLoad, l
@@ -109,8 +100,8 @@ func (p *pair) paths() []path {
 		}
 	}
 	return []path{
-		{"TCP", run(request{Addr: serverPort(portTCP)}), procs},
-		{"smcr.Conn", run(request{Addr: serverPort(portSMCR), SMCR: true}), procs},
+		{name: pathTCP, run: run(request{Addr: serverPort(portTCP)}), pids: pids},
+		{name: pathConn, run: run(request{Addr: serverPort(portSMCR), SMCR: true}), pids: pids},
 	}
 }
 
@@ -135,14 +126,14 @@ func (b *bench) connMTU(ctx context.Context, mtu int) (err error) {
 	defer func() { err = errors.Join(err, p.close()) }()
 	const group = "smcr.Conn over software RoCEv2 against TCP, one veth pair"
 	prefix := fmt.Sprintf("MTU %d: ", mtu)
-	jobs := append([]job{b.echoJob(group, prefix, "TCP")},
-		b.streamJobs(group, prefix, "TCP", Target{Path: "smcr.Conn", Against: "TCP", Limit: half})...)
+	jobs := append([]job{b.echoJob(group, prefix, pathTCP)},
+		b.streamJobs(group, prefix, pathTCP, Target{Path: pathConn, Against: pathTCP, Limit: half})...)
 	paths := p.paths()
 	if err := warmUp(paths); err != nil {
 		return err
 	}
 	title := fmt.Sprintf("smcr.Conn, MTU %d", mtu)
-	if err := b.rounds(ctx, title, jobs, func(job) []path { return paths }); err != nil || b.settings.profile == "" {
+	if err := b.rounds(ctx, title, jobs, paths); err != nil || b.settings.profile == "" {
 		return err
 	}
 	return b.profiles(fmt.Sprintf("conn-%d", mtu), p, jobs, paths)

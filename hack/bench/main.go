@@ -146,6 +146,8 @@ func (b *bench) group(ctx context.Context, name string) error {
 	switch name {
 	case "conn":
 		return b.conn(ctx)
+	case "path":
+		return b.path(ctx)
 	}
 	return nil
 }

@@ -44,6 +44,8 @@ func start(in *space, name string, cmd *exec.Cmd) (*process, error) {
 	return p, nil
 }
 
+func (p *process) pid() int { return p.cmd.Process.Pid }
+
 func (p *process) ended() bool {
 	select {
 	case <-p.done:
@@ -119,12 +121,23 @@ func (w *worker) call(req request) (response, error) {
 	return resp, nil
 }
 
-// finish waits for a worker whose input has ended.
-func (w *worker) finish() {
-	select {
-	case <-w.done:
-	case <-time.After(killGrace):
-		w.stop()
+// stopWorkers ends the input of workers, so that they end, and waits. Some may
+// not have been started.
+func stopWorkers(workers ...*worker) {
+	for _, w := range workers {
+		if w != nil {
+			_ = w.in.Close() // it may have ended
+		}
+	}
+	for _, w := range workers {
+		if w == nil {
+			continue
+		}
+		select {
+		case <-w.done:
+		case <-time.After(killGrace):
+			w.stop()
+		}
 	}
 }
 

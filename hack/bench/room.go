@@ -40,8 +40,14 @@ func newSpace(name string) (*space, error) {
 	return s, s.configure(func(h *netlink.Handle) error { return s.up(h, "lo") })
 }
 
-// path is how other processes open the namespace.
-func (s *space) path() string { return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), s.file.Fd()) }
+// openSpace opens a namespace that somebody else made.
+func openSpace(name, path string) (*space, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("open network namespace %s: %w", name, err)
+	}
+	return &space{name, f}, nil
+}
 
 // do runs f inside the namespace, on the calling thread: see newSpace.
 func (s *space) do(f func() error) error {
@@ -81,10 +87,9 @@ func (s *space) up(h *netlink.Handle, name string) error {
 
 // end is one end of a veth pair.
 type end struct {
-	in     *space
-	name   string
-	addr   netip.Prefix // may be invalid
-	bridge string       // a bridge of the namespace to be a port of; may be ""
+	in   *space
+	name string
+	addr netip.Prefix
 }
 
 // join connects two namespaces by a veth pair.
@@ -108,46 +113,14 @@ func (e end) settle() error {
 		if err != nil {
 			return fmt.Errorf("interface %s in %s: %w", e.name, e.in.name, err)
 		}
-		if e.bridge != "" {
-			br, err := h.LinkByName(e.bridge)
-			if err != nil {
-				return fmt.Errorf("bridge %s in %s: %w", e.bridge, e.in.name, err)
-			}
-			if err := h.LinkSetMaster(l, br); err != nil {
-				return fmt.Errorf("make %s a port of %s: %w", e.name, e.bridge, err)
-			}
-		}
-		if e.addr.IsValid() {
-			if err := e.in.address(h, l, e.addr); err != nil {
-				return err
-			}
-		}
-		return e.in.up(h, e.name)
-	})
-}
-
-func (s *space) address(h *netlink.Handle, l netlink.Link, p netip.Prefix) error {
-	a, err := netlink.ParseAddr(p.String())
-	if err != nil {
-		return err
-	}
-	if err := h.AddrAdd(l, a); err != nil {
-		return fmt.Errorf("address %s on %s in %s: %w", p, l.Attrs().Name, s.name, err)
-	}
-	return nil
-}
-
-// bridge makes a bridge with an address.
-func (s *space) bridge(name string, mtu int, p netip.Prefix) error {
-	return s.configure(func(h *netlink.Handle) error {
-		l := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: name, MTU: mtu}}
-		if err := h.LinkAdd(l); err != nil {
-			return fmt.Errorf("bridge %s in %s: %w", name, s.name, err)
-		}
-		if err := s.address(h, l, p); err != nil {
+		a, err := netlink.ParseAddr(e.addr.String())
+		if err != nil {
 			return err
 		}
-		return s.up(h, name)
+		if err := h.AddrAdd(l, a); err != nil {
+			return fmt.Errorf("address %s on %s in %s: %w", e.addr, e.name, e.in.name, err)
+		}
+		return e.in.up(h, e.name)
 	})
 }
 

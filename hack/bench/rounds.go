@@ -10,9 +10,12 @@ import (
 
 // path is one way between client and server.
 type path struct {
-	name  string
-	run   func(load) (result, error)
-	procs []*process // everything that works for it
+	name string
+	run  func(load) (result, error)
+	pids []int // of the processes that work for it
+	// check says, if there, whether that many connections went the way that
+	// the name says.
+	check func(least int) error
 }
 
 // metric takes one figure out of a result.
@@ -72,21 +75,20 @@ func (b *bench) streamJobs(group, prefix, base string, targets ...Target) []job 
 
 // rounds runs every job over every path, round after round, and adds the
 // cases to the report.
-func (b *bench) rounds(ctx context.Context, title string, jobs []job, paths func(job) []path) error {
+func (b *bench) rounds(ctx context.Context, title string, jobs []job, paths []path) error {
 	for _, j := range jobs {
 		b.report.Cases = append(b.report.Cases, j.cases...)
 	}
 	for round := range b.settings.rounds {
 		fmt.Fprintf(b.log, "bench: %s: round %d of %d\n", title, round+1, b.settings.rounds)
 		for _, j := range jobs {
-			all := paths(j)
-			for i := range all {
+			for i := range paths {
 				if err := ctx.Err(); err != nil {
 					return err
 				}
 				// Another one begins each round: none always runs with the
 				// caches of the same predecessor.
-				p := all[(i+round)%len(all)]
+				p := paths[(i+round)%len(paths)]
 				if err := j.once(p); err != nil {
 					return fmt.Errorf("%s over %s: %w", j.cases[0].Name, p.name, err)
 				}
@@ -97,12 +99,17 @@ func (b *bench) rounds(ctx context.Context, title string, jobs []job, paths func
 }
 
 func (j job) once(p path) error {
-	before := usageOf(p.procs)
+	before := usageOf(p.pids)
 	r, err := p.run(j.load)
 	if err != nil {
 		return err
 	}
-	used := usageOf(p.procs).minus(before)
+	used := usageOf(p.pids).minus(before)
+	if p.check != nil {
+		if err := p.check(max(j.load.Conns, 1)); err != nil {
+			return err
+		}
+	}
 	cost := used.per("round trip", float64(r.Ops))
 	switch j.load.Kind {
 	case stream:

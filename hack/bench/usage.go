@@ -69,11 +69,11 @@ func medianCost(costs []Cost) Cost {
 
 // usageOf reads what processes have used so far. Threads that have ended are
 // not counted.
-func usageOf(procs []*process) Usage {
+func usageOf(pids []int) Usage {
 	var u Usage
 	seen := map[string]bool{}
-	for _, p := range procs {
-		dir := fmt.Sprintf("/proc/%d", p.cmd.Process.Pid)
+	for _, pid := range pids {
+		dir := fmt.Sprintf("/proc/%d", pid)
 		tasks, _ := filepath.Glob(dir + "/task/*") // none: it has ended
 		for _, t := range tasks {
 			u.CPU += time.Duration(firstNumber(readAll(t + "/schedstat")))
