@@ -38,9 +38,7 @@ func paths() []path {
 			name: p.name,
 			open: func(b *testing.B) (x, y *soft.Device) {
 				v := newVethPair(b, p.mtu)
-				inNS(b, v.a, func() { x = openUDP(b, soft.Config{Addr: v.a4}) })
-				inNS(b, v.b, func() { y = openUDP(b, soft.Config{Addr: v.b4}) })
-				return x, y
+				return active(b, v.a, soft.Config{Addr: v.a4}), active(b, v.b, soft.Config{Addr: v.b4})
 			},
 			tcp: func(b *testing.B) (x, y net.Conn) {
 				v := newVethPair(b, p.mtu)

@@ -16,6 +16,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/smcr-io/kube-smcr/internal/testenv"
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/rdma/rdmatest"
+	"github.com/smcr-io/kube-smcr/pkg/rdma/soft"
 )
 
 // vethPair is two network namespaces joined by one veth pair, v0 in a and v1
@@ -54,6 +57,22 @@ func newVethPair(t testing.TB, mtuBytes int) *vethPair {
 		run(t, "ip", "-n", e.ns, "link", "set", e.dev, "up")
 	}
 	return v
+}
+
+// active opens a device in a namespace and waits for its port: the carrier
+// of a new interface comes a moment later.
+func active(t testing.TB, ns string, cfg soft.Config) (d *soft.Device) {
+	t.Helper()
+	inNS(t, ns, func() { d = openUDP(t, cfg) })
+	c, err := d.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = c.Close() }()
+	for d.Port().State != rdma.PortActive {
+		rdmatest.AwaitEvent(t, c, rdma.EventPortActive)
+	}
+	return d
 }
 
 func run(t testing.TB, name string, args ...string) {

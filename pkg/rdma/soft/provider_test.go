@@ -3,6 +3,7 @@
 package soft_test
 
 import (
+	"fmt"
 	"net/netip"
 	"testing"
 	"testing/synctest"
@@ -54,6 +55,61 @@ func TestProvider_fabric(t *testing.T) {
 					c.Run(t, a, b)
 				})
 			})
+		}
+	}
+}
+
+// TestProvider_loopback6 has one device at both ends: a machine has only one
+// IPv6 loopback address.
+func TestProvider_loopback6(t *testing.T) {
+	rdmatest.TestProvider(t, func(t *testing.T) (a, b rdma.Device) {
+		d := openUDP(t, soft.Config{Addr: netip.IPv6Loopback(), Port: testPort})
+		return d, d
+	})
+}
+
+func TestProvider_veth(t *testing.T) {
+	for _, mtu := range []int{1500, 9000} {
+		v := newVethPair(t, mtu)
+		for name, at := range map[string][2]netip.Addr{"IPv4": {v.a4, v.b4}, "IPv6": {v.a6, v.b6}} {
+			t.Run(fmt.Sprint(name, " ", mtu), func(t *testing.T) {
+				rdmatest.TestProvider(t, func(t *testing.T) (a, b rdma.Device) {
+					return active(t, v.a, soft.Config{Addr: at[0]}), active(t, v.b, soft.Config{Addr: at[1]})
+				})
+			})
+		}
+	}
+}
+
+// TestLink follows an interface and its address.
+func TestLink(t *testing.T) {
+	v := newVethPair(t, 1500)
+	a := active(t, v.a, soft.Config{Addr: v.a4})
+	c, err := a.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p, g := a.Port(), a.GIDs()[0]; p.State != rdma.PortActive || p.ActiveMTU != rdma.MTU1024 || g.NetDev != "v0" || g.MAC == (rdma.MAC{}) {
+		t.Errorf("port %+v, GID %+v", p, g)
+	}
+	for _, step := range []struct {
+		name string
+		down []string
+		up   []string
+	}{
+		{"carrier", []string{"-n", v.b, "link", "set", "v1", "down"}, []string{"-n", v.b, "link", "set", "v1", "up"}},
+		{"interface", []string{"-n", v.a, "link", "set", "v0", "down"}, []string{"-n", v.a, "link", "set", "v0", "up"}},
+		{"address", []string{"-n", v.a, "addr", "del", v.a4.String() + "/24", "dev", "v0"}, []string{"-n", v.a, "addr", "add", v.a4.String() + "/24", "dev", "v0"}},
+		{"deleted", []string{"-n", v.a, "link", "del", "v0"}, nil},
+	} {
+		run(t, "ip", step.down...)
+		rdmatest.AwaitEvent(t, c, rdma.EventPortDown)
+		if s := a.Port().State; s != rdma.PortDown {
+			t.Errorf("%s: port is %v", step.name, s)
+		}
+		if step.up != nil {
+			run(t, "ip", step.up...)
+			rdmatest.AwaitEvent(t, c, rdma.EventPortActive)
 		}
 	}
 }
