@@ -485,6 +485,12 @@ func TestAPI(t *testing.T) {
 	p.dst = b.server()
 	b.start()
 	exchange(t, b.dial(p, 0), 10)
+	eventually(t, func() string {
+		if b.status().Conns.Live != 0 {
+			return "the connection does not end"
+		}
+		return ""
+	})
 
 	get := func(path string) (int, string) {
 		t.Helper()

@@ -10,8 +10,11 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"runtime"
+	"syscall"
 	"testing"
 	"time"
 
@@ -30,7 +33,34 @@ import (
 	"github.com/smcr-io/kube-smcr/pkg/smcr/synopt"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// childEnv makes the test binary an agent with the configuration file that it
+// names: tests that kill agents need processes.
+const childEnv = "KUBE_SMCR_TEST_AGENT"
+
+func TestMain(m *testing.M) {
+	if file := os.Getenv(childEnv); file != "" {
+		os.Exit(child(file))
+	}
+	goleak.VerifyTestMain(m)
+}
+
+func child(file string) int {
+	b, err := os.ReadFile(file)
+	var n *config.Node
+	if err == nil {
+		n, err = config.Parse(file, b)
+	}
+	if err == nil {
+		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+		defer stop()
+		err = Run(ctx, Config{Node: n, Log: slog.New(slog.NewTextHandler(os.Stderr, nil)), Version: "child"})
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return 0
+}
 
 const waitLimit = 20 * time.Second // for what takes milliseconds
 
@@ -179,7 +209,9 @@ type testNode struct {
 	client *agentapi.Client
 	cfg    Config
 
-	stop func() error
+	stop   func() error
+	kill   func(os.Signal) error // and wait
+	freeze func(bool)
 }
 
 // lab is two nodes whose pods are on one network and whose RDMA devices are on
@@ -200,6 +232,19 @@ const preferAll = "policies:\n- name: all\n"
 // by start.
 func newLab(t testing.TB) *lab {
 	t.Helper()
+	l := newSpaces(t)
+	l.attach(t)
+	o := value(synopt.Open(synopt.Config{Mark: markWire}))(t)
+	t.Cleanup(func() { must(t, o.Close()) })
+	l.option = o
+	l.a.configure(t, l.option, "10.77.0.1", preferAll)
+	l.b.configure(t, l.option, "10.77.0.2", preferAll)
+	return l
+}
+
+// newSpaces makes the namespaces of a lab.
+func newSpaces(t testing.TB) *lab {
+	t.Helper()
 	testenv.Need(t, testenv.Root, testenv.NetAdmin, testenv.Nftables, testenv.BPF)
 	l := &lab{a: &testNode{name: "a"}, b: &testNode{name: "b"}}
 	for _, n := range []*testNode{l.a, l.b} {
@@ -207,14 +252,23 @@ func newLab(t testing.TB) *lab {
 	}
 	join(t, l.a.host, l.b.host, []string{"10.77.0.1/24"}, []string{"10.77.0.2/24"})
 	join(t, l.a.pod, l.b.pod, []string{podA + "/24", podA6 + "/64"}, []string{podB + "/24", podB6 + "/64"})
-	o := value(synopt.Open(synopt.Config{Mark: markWire}))(t)
-	t.Cleanup(func() { must(t, o.Close()) })
-	l.option = o
-	l.a.configure(t, l.option, "10.77.0.1", preferAll)
-	l.b.configure(t, l.option, "10.77.0.2", preferAll)
+	return l
+}
+
+// newProcessLab is a lab whose agents are processes.
+func newProcessLab(t testing.TB) *lab {
+	t.Helper()
+	l := newSpaces(t)
+	l.attach(t)
+	l.a.writeConfig(t, "10.77.0.1", preferAll)
+	l.b.writeConfig(t, "10.77.0.2", preferAll)
+	return l
+}
+
+func (l *lab) attach(t testing.TB) {
+	t.Helper()
 	l.a.attach(t, podA+"/24", podA6+"/64")
 	l.b.attach(t, podB+"/24", podB6+"/64")
-	return l
 }
 
 // text is the configuration of the node.
@@ -298,6 +352,58 @@ func (n *testNode) start(t testing.TB) {
 		return ""
 	})
 	must(t, n.client.Sync(t.Context()))
+}
+
+func (n *testNode) writeConfig(t testing.TB, roce, rest string) {
+	t.Helper()
+	text := n.text(roce, rest)
+	n.node = value(config.Parse("test", []byte(text)))(t)
+	must(t, os.WriteFile(filepath.Join(n.dir, "config.yaml"), []byte(text), 0o600))
+	n.client = agentapi.NewClient(n.node.APISocket)
+	t.Cleanup(n.client.Close)
+}
+
+// spawn runs the agent as a process in the node's namespace.
+func (n *testNode) spawn(t testing.TB) {
+	t.Helper()
+	cmd := exec.Command(value(os.Executable())(t))
+	cmd.Env = append(os.Environ(), childEnv+"="+filepath.Join(n.dir, "config.yaml"))
+	cmd.Stderr = t.Output()
+	must(t, n.host.ns.Do(cmd.Start)) // a new process begins in the namespace of the thread
+	exited := make(chan error, 1)
+	go func() { exited <- cmd.Wait() }()
+	n.kill = func(sig os.Signal) error {
+		if err := cmd.Process.Signal(sig); err != nil {
+			return err
+		}
+		err := <-exited
+		exited <- err
+		return err
+	}
+	n.freeze = func(frozen bool) {
+		sig := syscall.SIGCONT
+		if frozen {
+			sig = syscall.SIGSTOP
+		}
+		must(t, cmd.Process.Signal(sig))
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill() // it may have ended
+		<-exited
+	})
+	eventually(t, func() string {
+		select {
+		case err := <-exited:
+			exited <- err
+			t.Fatalf("agent %s ended: %v", n.name, err)
+		default:
+		}
+		n.client.Close()
+		if err := n.client.Sync(t.Context()); err != nil {
+			return err.Error()
+		}
+		return ""
+	})
 }
 
 func (n *testNode) status(t testing.TB) agentapi.Status {

@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/smcr-io/kube-smcr/internal/cni"
+	"github.com/smcr-io/kube-smcr/internal/linux"
+)
+
+// wantDirect sees that new connections work, and do not come by the agent: the
+// server sees the client's own port.
+func wantDirect(t testing.TB, l *lab, ln *net.TCPListener) {
+	t.Helper()
+	eventually(t, func() string {
+		c, err := l.a.pod.dial(t, ln.Addr().String())
+		if err != nil {
+			return err.Error()
+		}
+		defer c.Close()
+		// A frozen agent's listener may have taken it.
+		must(t, ln.SetDeadline(time.Now().Add(200*time.Millisecond)))
+		s, err := ln.AcceptTCP()
+		if err != nil {
+			return err.Error()
+		}
+		defer s.Close()
+		if addrPort(s.RemoteAddr()) != addrPort(c.LocalAddr()) {
+			return "the connection does not go directly"
+		}
+		return ""
+	})
+	must(t, ln.SetDeadline(time.Now().Add(waitLimit)))
+	c, err := l.a.pod.dial(t, ln.Addr().String())
+	must(t, err)
+	s := value(ln.AcceptTCP())(t)
+	defer s.Close()
+	value(s.Write([]byte("direct")))(t)
+	must(t, s.CloseWrite())
+	if b, err := io.ReadAll(c); err != nil || string(b) != "direct" {
+		t.Errorf("read %q, %v", b, err)
+	}
+}
+
+// wantCarried sees that new connections are on SMC-R.
+func wantCarried(t testing.TB, l *lab, ln *net.TCPListener) (client, server *net.TCPConn) {
+	t.Helper()
+	before := l.a.status(t).Conns.TotalSMCR
+	client, err := l.a.pod.dial(t, ln.Addr().String())
+	must(t, err)
+	server = value(ln.AcceptTCP())(t)
+	t.Cleanup(func() { _ = server.Close() })
+	for _, p := range [][2]*net.TCPConn{{client, server}, {server, client}} {
+		value(p[0].Write([]byte("x")))(t)
+		value(io.ReadFull(p[1], make([]byte, 1)))(t)
+	}
+	if got := l.a.status(t).Conns.TotalSMCR; got != before+1 {
+		t.Fatalf("%d connections on SMC-R, want %d: %+v", got, before+1, l.a.status(t))
+	}
+	return client, server
+}
+
+// TestAgent_dies goes through the deaths of an agent: what it carried is reset
+// on both sides and never ends as if it were complete; new connections work.
+func TestAgent_dies(t *testing.T) {
+	for _, who := range []string{"client's", "server's"} {
+		t.Run(who+" agent", func(t *testing.T) {
+			l := newProcessLab(t)
+			l.a.spawn(t)
+			l.b.spawn(t)
+			victim := l.a
+			if who == "server's" {
+				victim = l.b
+			}
+			ln := l.b.pod.listen(t, podB+":0")
+			client, server := wantCarried(t, l, ln)
+
+			if err := victim.kill(syscall.SIGKILL); err == nil {
+				t.Error("a killed agent ended in order")
+			}
+			for name, c := range map[string]*net.TCPConn{"client": client, "server": server} {
+				if _, err := c.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+					t.Errorf("%s reads %v, want ECONNRESET", name, err)
+				}
+			}
+			if victim == l.b {
+				// The client's agent finds a peer without SMC-R, and passes.
+				c, err := l.a.pod.dial(t, ln.Addr().String())
+				must(t, err)
+				must(t, value(ln.AcceptTCP())(t).Close())
+				if _, err := c.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
+					t.Errorf("read %v, want the end", err)
+				}
+			}
+			wantDirect(t, l, ln)
+
+			// A new agent takes over what the dead one left.
+			victim.spawn(t)
+			if victim == l.a {
+				wantCarried(t, l, ln)
+			}
+		})
+	}
+}
+
+func TestAgent_hangs(t *testing.T) {
+	l := newProcessLab(t)
+	l.a.spawn(t)
+	l.b.spawn(t)
+	ln := l.b.pod.listen(t, podB+":0")
+	client, server := wantCarried(t, l, ln)
+	l.a.freeze(true)
+	wantDirect(t, l, ln)
+	l.a.freeze(false)
+	// It goes on where it was, and with what it had not taken.
+	serve(t, ln, echo)
+	value(client.Write([]byte("y")))(t)
+	value(io.ReadFull(server, make([]byte, 1)))(t)
+	before := l.a.status(t).Conns.TotalSMCR
+	eventually(t, func() string {
+		c, err := l.a.pod.dial(t, ln.Addr().String())
+		must(t, err)
+		exchange(t, c, 10)
+		if l.a.status(t).Conns.TotalSMCR == before {
+			return "connections are not diverted again"
+		}
+		return ""
+	})
+}
+
+// TestAgent_leavesNothing: after SIGTERM there is no table, rule or route of
+// ours in the pod.
+func TestAgent_leavesNothing(t *testing.T) {
+	l := newProcessLab(t)
+	l.a.spawn(t)
+	if err := l.a.kill(syscall.SIGTERM); err != nil {
+		t.Errorf("agent ended with %v", err)
+	}
+	left, err := os.ReadDir(l.a.dir)
+	must(t, err)
+	for _, e := range left {
+		if e.Name() != "attachments" && e.Name() != "config.yaml" {
+			t.Errorf("left behind: %s", e.Name())
+		}
+	}
+	must(t, l.a.pod.ns.Do(func() error {
+		b, err := os.ReadFile("/proc/sys/net/ipv4/tcp_fwmark_accept")
+		if err == nil && string(b) != "0\n" {
+			t.Errorf("tcp_fwmark_accept is %q", b)
+		}
+		return err
+	}))
+}
+
+// TestAgent_noDescriptorLeak opens and ends many connections and counts
+// descriptors.
+func TestAgent_noDescriptorLeak(t *testing.T) {
+	l := newLab(t)
+	l.a.start(t)
+	l.b.start(t)
+	ln := l.b.pod.listen(t, podB+":0")
+	serve(t, ln, echo)
+	round := func() {
+		for i := range 20 {
+			c, err := l.a.pod.dial(t, ln.Addr().String())
+			must(t, err)
+			switch i % 3 {
+			case 0:
+				exchange(t, c, 10_000)
+			case 1:
+				value(c.Write([]byte("x")))(t)
+				value(io.ReadFull(c, make([]byte, 1)))(t)
+				reset(c)
+			}
+			_ = c.Close() // in the other cases it is closed already
+		}
+		eventually(t, func() string {
+			for _, n := range []*testNode{l.a, l.b} {
+				if s := n.status(t); s.Conns.Live != 0 || s.NodeBudget.ConnsUsed != 0 {
+					return fmt.Sprintf("node %s: %+v", n.name, s)
+				}
+			}
+			return ""
+		})
+	}
+	descriptors := func() int { return len(value(os.ReadDir("/proc/self/fd"))(t)) }
+	round()
+	eventually(t, func() string {
+		before := descriptors()
+		round()
+		if after := descriptors(); after > before {
+			return fmt.Sprintf("%d descriptors, %d after another round", before, after)
+		}
+		return ""
+	})
+}
+
+// TestStore_diskFull: a record that could not be written leaves the old ones,
+// and the agent goes on.
+func TestStore_diskFull(t *testing.T) {
+	l := newLab(t)
+	small := t.TempDir()
+	must(t, unix.Mount("none", small, "tmpfs", 0, "size=64k"))
+	t.Cleanup(func() { must(t, unix.Unmount(small, unix.MNT_DETACH)) })
+	l.a.dir = small
+	l.a.configure(t, l.option, "10.77.0.1", preferAll)
+	l.a.attach(t, podA+"/24")
+	l.a.start(t)
+	fill := make([]byte, 64<<10)
+	_ = os.WriteFile(filepath.Join(small, "filler"), fill, 0o600) // as much as fits
+	if err := cni.NewStore(small).Write(cni.Attachment{ContainerID: "x", IfName: "eth0", NetNS: "/x"}); !errors.Is(err, syscall.ENOSPC) {
+		t.Fatalf("Write on a full disk = %v", err)
+	}
+	must(t, l.a.client.Sync(t.Context()))
+	if s := l.a.status(t); s.Pods.Ready != 1 || s.Pods.Attached != 1 {
+		t.Errorf("status %+v", s)
+	}
+}
+
+// TestListen_bothFamilies: the doors are one port for both families.
+func TestListen_bothFamilies(t *testing.T) {
+	s := newSpace(t)
+	n := linuxNet{s.ns}
+	ls, port, err := n.listen(t.Context(), linux.ControlMark(markWire))
+	must(t, err)
+	if len(ls) != 2 || port == 0 {
+		t.Errorf("%d listeners on port %d", len(ls), port)
+	}
+	for _, l := range ls {
+		must(t, l.Close())
+	}
+}
