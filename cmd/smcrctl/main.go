@@ -87,7 +87,13 @@ Exit codes: 0 done, 1 error, 2 wrong usage, 3 the agent is not running,
 		Version:       buildVersion(),
 		SilenceUsage:  true,
 		SilenceErrors: true,
-		Args:          cobra.NoArgs,
+		Args: func(cmd *cobra.Command, a []string) error {
+			if len(a) > 0 {
+				return usageError{fmt.Errorf("unknown command %q; see smcrctl --help", a[0])}
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 		PersistentPreRunE: func(*cobra.Command, []string) error {
 			if o.output != "table" && o.output != "json" {
 				return usageError{fmt.Errorf("output %q: want table or json", o.output)}

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agentapi
+
+import (
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
+)
+
+func TestCodes_haveTexts(t *testing.T) {
+	seen := map[string]Code{}
+	for _, c := range Codes() {
+		text := c.Text()
+		if text == "" || strings.HasPrefix(text, "unknown") {
+			t.Errorf("%s has the text %q", c, text)
+		}
+		if other, ok := seen[text]; ok {
+			t.Errorf("%s and %s have the same text", c, other)
+		}
+		seen[text] = c
+	}
+	if got := Code("NEW").Text(); got != "unknown reason NEW" {
+		t.Errorf("text of an unknown code: %q", got)
+	}
+	if CodeOf(clc.ReasonNone) != CodeOK || CodeOf(0x12345678) != "0x12345678" {
+		t.Error("CodeOf is wrong")
+	}
+}
+
+// TestCodes_documented: the operations manual says what to do about each code.
+func TestCodes_documented(t *testing.T) {
+	b, err := os.ReadFile("../../docs/operations.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range Codes() {
+		if !strings.Contains(string(b), "`"+string(c)+"`") {
+			t.Errorf("docs/operations.md does not have %s", c)
+		}
+	}
+}
