@@ -30,5 +30,6 @@
 // Poll until it returns fewer than asked, Arm, poll once more (a completion
 // may have come in between), then wait on Notify. Notify is a channel, so it
 // waits in the Go scheduler without a thread; providers with a completion
-// file descriptor feed it from the network poller.
+// file descriptor feed it from the network poller. OnNotify saves the switch
+// to a waiting goroutine: the provider's own goroutine goes on with the work.
 package rdma

@@ -72,6 +72,11 @@ type CQ interface {
 	Arm(solicitedOnly bool) error
 	// Notify has a token after the completion that Arm asked for.
 	Notify() <-chan struct{}
+	// OnNotify has the provider call f instead of leaving a token: in a
+	// goroutine of the provider, or in the one that posts, with none of the
+	// provider's locks held. f must not block; it may poll, arm and post. Set
+	// it before the first Arm.
+	OnNotify(f func())
 	Close() error
 }
 

@@ -15,10 +15,10 @@
 // # Who owns what
 //
 // The protocol state (package linkgroup) belongs to the holder of the stack's
-// turn. A goroutine of the stack takes the turn when completions arrive or
-// timers expire. A goroutine that writes or reads a Conn takes it too when it
-// is free, and otherwise leaves its wish on a queue which the holder empties
-// before it goes: application goroutines never wait for the turn.
+// turn. The device's goroutine takes the turn when completions arrive, the
+// stack's own when timers expire, and a goroutine that writes or reads a Conn
+// when it has something to tell. On the data path nobody waits for the turn:
+// who finds it taken leaves a mark, which the holder sees before it goes.
 //
 // The bytes of a connection lie in two rings of registered memory. In the send
 // buffer the writer owns the span from completed to produced+free, the device

@@ -108,6 +108,7 @@ type fakeCQ struct {
 	f      *fakeFabric
 	wcs    []rdma.WC
 	armed  bool
+	call   func()
 	notify chan struct{}
 }
 
@@ -115,6 +116,10 @@ func (q *fakeCQ) push(wc rdma.WC) {
 	q.wcs = append(q.wcs, wc)
 	if q.armed {
 		q.armed = false
+		if q.call != nil {
+			go q.call()
+			return
+		}
 		select {
 		case q.notify <- struct{}{}:
 		default:
@@ -137,6 +142,7 @@ func (q *fakeCQ) Arm(bool) error {
 	return nil
 }
 
+func (q *fakeCQ) OnNotify(f func())       { q.call = f }
 func (q *fakeCQ) Notify() <-chan struct{} { return q.notify }
 func (q *fakeCQ) Close() error            { return nil }
 

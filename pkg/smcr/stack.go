@@ -51,6 +51,8 @@ type Stack struct {
 	dirty atomic.Pointer[Conn]
 	// wake gets the stack's goroutine to look at timers and queues again.
 	wake chan struct{}
+	// ready says that the completion queue called: there is something in it.
+	ready atomic.Bool
 }
 
 // groupIDs numbers link groups uniquely in the process.
@@ -95,6 +97,10 @@ func NewStack(cfg Config) (*Stack, error) {
 	if err == nil {
 		s.mem = memory{pd: pd, budget: cfg.MemoryBytes, size: cfg.SendBufferBytes}
 		s.cq, err = s.dev.CreateCQ(completionQueueDepth(cfg))
+	}
+	if err == nil {
+		s.cq.OnNotify(s.completed)
+		s.ready.Store(true) // the first step arms the queue
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("set up device %s: %w", cfg.Device.Name(), err), s.dev.Close())
@@ -212,16 +218,23 @@ func (s *Stack) markDirty(c *Conn) {
 	}
 }
 
-// kick sees to dirty connections if the turn is free; otherwise its holder
-// will, since it looks again after giving up the turn.
+// kick sees to dirty connections and completions if the turn is free;
+// otherwise its holder will, since it looks again after giving up the turn.
 func (s *Stack) kick() {
-	for s.dirty.Load() != nil && s.turn.TryLock() {
+	for (s.dirty.Load() != nil || s.ready.Load()) && s.turn.TryLock() {
 		s.step(time.Now())
 		s.turn.Unlock()
 	}
 }
 
-// run is the stack's goroutine: it waits for completions and timers.
+// completed is called by the device when there are completions, in whatever
+// goroutine found them; the work is done right there.
+func (s *Stack) completed() {
+	s.ready.Store(true)
+	s.kick()
+}
+
+// run is the stack's goroutine: it sees to timers and the device's events.
 func (s *Stack) run() {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
@@ -232,14 +245,9 @@ func (s *Stack) run() {
 		s.step(now)
 		s.expire(now)
 		next := s.nextTimeout(now)
-		if err := s.cq.Arm(false); err != nil {
-			s.failAll(fmt.Errorf("arm completion queue: %w", err))
-		}
-		s.step(now) // completions that came before Arm
 		s.unlock()
 		timer.Reset(next)
 		select {
-		case <-s.cq.Notify():
 		case <-s.wake:
 		case <-timer.C:
 		case ev, ok := <-events:
@@ -307,6 +315,13 @@ const maxSteps = 16
 // step moves everything that can move: completions in, positions in, work
 // requests out. The caller holds the turn.
 func (s *Stack) step(now time.Time) {
+	if s.ready.Load() {
+		// Arm before the queue is emptied, so that no completion is missed.
+		s.ready.Store(false)
+		if err := s.cq.Arm(false); err != nil {
+			s.failAll(fmt.Errorf("arm completion queue: %w", err))
+		}
+	}
 	for range maxSteps {
 		n, err := s.cq.Poll(s.wcs)
 		if err != nil {

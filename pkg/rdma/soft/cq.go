@@ -22,6 +22,8 @@ type cq struct {
 	over   atomic.Bool
 	closed atomic.Bool
 	notify chan struct{}
+	call   func()       // instead of notify
+	due    atomic.Bool  // call is to be made by fire
 	users  atomic.Int32 // queue pairs, one for each direction
 
 	mu sync.Mutex // orders the producers
@@ -34,6 +36,13 @@ const (
 )
 
 var _ rdma.CQ = (*cq)(nil)
+
+// fire makes the call that is due. The caller owns no queue pair.
+func (c *cq) fire() {
+	if c.due.Load() && c.due.Swap(false) {
+		c.call()
+	}
+}
 
 // Poll implements [rdma.CQ].
 func (c *cq) Poll(dst []rdma.WC) (int, error) {
@@ -67,12 +76,16 @@ func (c *cq) Arm(solicitedOnly bool) error {
 	}
 	if c.over.Load() {
 		c.wake()
+		c.fire()
 	}
 	return nil
 }
 
 // Notify implements [rdma.CQ].
 func (c *cq) Notify() <-chan struct{} { return c.notify }
+
+// OnNotify implements [rdma.CQ].
+func (c *cq) OnNotify(f func()) { c.call = f }
 
 // Close implements [rdma.CQ].
 func (c *cq) Close() error {
@@ -116,7 +129,12 @@ func (c *cq) push(w *rocev2.Completion) (ok, woke bool) {
 	return true, false
 }
 
+// wake notifies, or leaves it to fire: wake runs while queue pairs are owned.
 func (c *cq) wake() {
+	if c.call != nil {
+		c.due.Store(true)
+		return
+	}
 	select {
 	case c.notify <- struct{}{}:
 	default: // a token is there already

@@ -266,6 +266,10 @@ func (q *qp) unlock() {
 			q.step(time.Now())
 		}
 	}
+	q.recvCQ.fire()
+	if q.sendCQ != q.recvCQ {
+		q.sendCQ.fire()
+	}
 }
 
 // step moves everything that can move. The caller owns the queue pair.
