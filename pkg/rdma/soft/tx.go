@@ -105,6 +105,18 @@ func (b *batch) build(n, segments int, q *qp) {
 	}
 }
 
+// answerFirst puts an acknowledgement behind the few packets that leave with
+// it: they are what the peer waits for.
+func (b *batch) answerFirst(n int) {
+	const few = 4
+	if n < 2 || n > few || rocev2.OpCode(b.pkts[0].Hdr[0]) != rocev2.Acknowledge {
+		return
+	}
+	ack := b.pkts[0]
+	copy(b.pkts[:n-1], b.pkts[1:n])
+	b.pkts[n-1] = ack
+}
+
 // transmit sends what the machine has to send. The caller owns q.
 func (q *qp) transmit(now time.Time) {
 	b := q.unsent
@@ -120,6 +132,7 @@ func (q *qp) transmit(now time.Time) {
 		if n == 0 {
 			break
 		}
+		b.answerFirst(n)
 		b.build(n, q.dev.wire.MaxSegments(), q)
 		q.dev.stats.txPackets.Add(uint64(n))
 		if !q.dev.send(b) {
