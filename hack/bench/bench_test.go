@@ -114,7 +114,6 @@ func TestReport_writeTable(t *testing.T) {
 			{Package: "cdc", Name: "Parse", Nanos: 3.25, Judged: true, NoAllocs: true},
 			{Package: "soft", Name: "Open", Nanos: 32512, Allocs: 3, Bytes: 99, Judged: true},
 		},
-		Notes: []string{"one"},
 	}
 	var out strings.Builder
 	if err := r.writeTable(&out); err != nil {
@@ -137,7 +136,7 @@ func TestReport_writeTable(t *testing.T) {
 		"cdc Parse 3.25 0 0 reached: no allocation",
 		"soft Open 32512 99.0 3.00 not reached: no allocation",
 		"",
-		"note: one",
+		"targets: 1 of 3 reached",
 	}
 	if d := cmp.Diff(want, got); d != "" {
 		t.Error(d)
@@ -194,5 +193,30 @@ func TestSNMPCounter(t *testing.T) {
 				t.Errorf("got %d, want %d", got, tt.want)
 			}
 		})
+	}
+}
+
+func TestParseBenchmarks(t *testing.T) {
+	const out = `goos: linux
+pkg: github.com/smcr-io/kube-smcr/pkg/smcr/cdc
+cpu: Some CPU
+BenchmarkParse-2             	  316	        37.25 ns/op	       0 B/op	       0 allocs/op
+BenchmarkNoise
+    cdc_test.go:1: something
+ok  	github.com/smcr-io/kube-smcr/pkg/smcr/cdc	0.1s
+pkg: github.com/smcr-io/kube-smcr/pkg/smcr
+BenchmarkSoft_stream/tcp-2   	 1000	     50000 ns/op	1310.72 MB/s	       3 B/op	       1 allocs/op
+BenchmarkSoft_stream/smcr-mtu1024 	 1000	     60000 ns/op	1092.27 MB/s	     600 B/op	       2 allocs/op
+`
+	want := []Micro{
+		{Package: "pkg/smcr/cdc", Name: "Parse", Nanos: 37.25, Judged: true, NoAllocs: true, Iteration: 316},
+		{Package: "pkg/smcr", Name: "Soft_stream/tcp", Nanos: 50000, MBPerSec: 1310.72, Bytes: 3, Allocs: 1, Iteration: 1000},
+		{Package: "pkg/smcr", Name: "Soft_stream/smcr-mtu1024", Nanos: 60000, MBPerSec: 1092.27, Bytes: 600, Allocs: 2, Judged: true, Iteration: 1000},
+	}
+	if d := cmp.Diff(want, parseBenchmarks(out)); d != "" {
+		t.Error(d)
+	}
+	if got, want := complaints(out), "BenchmarkNoise\n    cdc_test.go:1: something\n"; got != want {
+		t.Errorf("complaints are %q, want %q", got, want)
 	}
 }

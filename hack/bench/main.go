@@ -15,11 +15,12 @@
 //
 // # Who owns what
 //
-// The main process owns the network namespaces, which have no names, and starts
-// itself again in them as workers: one is the server, one the client. All
-// children die with the main process, and the namespaces with the last of
-// them, so that nothing stays behind however a run ends. Only the main
-// goroutine makes namespaces and children, because it owns the main thread.
+// The main process starts itself again as workers, one the server, one the
+// client, each in a network namespace. The namespaces of conn have no names and
+// die with the processes in them; those of path are a lab (test/netns/lab),
+// which is removed at the end and, should this process be killed, by the next
+// run. Workers and haproxies die with the main process. Only the main goroutine
+// makes namespaces and children, because it owns the main thread.
 //
 // # Limitations
 //
@@ -53,9 +54,14 @@ func main() {
 		exit(runWorker(os.Stdin, os.Stdout))
 	}
 	runtime.LockOSThread() // see newSpace and start
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := run(ctx, os.Args[1:])
-	stop()
+	// Under "go run" a signal may end our parent only; then we end too, in
+	// order.
+	err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGTERM), 0, 0, 0)
+	if err == nil {
+		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE)
+		err = run(ctx, os.Args[1:])
+		stop()
+	}
 	exit(err)
 }
 
@@ -87,7 +93,7 @@ func parseFlags(args []string) (settings, error) {
 	f.DurationVar(&s.duration, "time", 400*time.Millisecond, "length of a measurement")
 	output := f.String("o", "table", "output: table or json")
 	f.StringVar(&s.jsonFile, "json-file", "", "write JSON to this file too")
-	f.StringVar(&s.profile, "profile", "", "write CPU profiles of workers and agents into this directory")
+	f.StringVar(&s.profile, "profile", "", "write CPU profiles of the workers of group conn into this directory")
 	if err := f.Parse(args); err != nil {
 		return s, err
 	}
@@ -126,28 +132,36 @@ func run(ctx context.Context, args []string) error {
 	if b.report, err = newReport(s); err != nil {
 		return err
 	}
+	var errs []error
 	for _, g := range s.groups {
-		if err = b.group(ctx, g); err != nil {
-			err = fmt.Errorf("%s: %w", g, err)
-			break
+		// One group that fails does not keep the others from being measured,
+		// and what was measured before a mistake is shown all the same.
+		if err := b.group(ctx, g); err != nil && ctx.Err() == nil {
+			errs = append(errs, fmt.Errorf("%s: %w", g, err))
 		}
 	}
 	if ctx.Err() != nil {
-		err = errors.New("interrupted")
+		errs = append(errs, errors.New("interrupted"))
 	}
-	// What was measured before a mistake is shown all the same.
 	for _, c := range b.report.Cases {
 		c.judge()
 	}
-	return errors.Join(err, b.print(os.Stdout))
+	return errors.Join(append(errs, b.print(os.Stdout))...)
 }
 
 func (b *bench) group(ctx context.Context, name string) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
 	switch name {
 	case "conn":
 		return b.conn(ctx)
 	case "path":
 		return b.path(ctx)
+	case "setup":
+		return b.setup(ctx)
+	case "micro":
+		return b.micro(ctx)
 	}
 	return nil
 }

@@ -12,16 +12,15 @@ import (
 
 // Report is the outcome of a run.
 type Report struct {
-	CPU      string   `json:"cpu"`
-	Cores    int      `json:"cores"`
-	MaxProcs int      `json:"gomaxprocs"`
-	Kernel   string   `json:"kernel"`
-	Go       string   `json:"go"`
-	Rounds   int      `json:"rounds"`
-	Seconds  float64  `json:"secondsPerMeasurement"`
-	Cases    []*Case  `json:"cases"`
-	Micro    []Micro  `json:"micro,omitempty"`
-	Notes    []string `json:"notes,omitempty"`
+	CPU      string  `json:"cpu"`
+	Cores    int     `json:"cores"`
+	MaxProcs int     `json:"gomaxprocs"`
+	Kernel   string  `json:"kernel"`
+	Go       string  `json:"go"`
+	Rounds   int     `json:"rounds"`
+	Seconds  float64 `json:"secondsPerMeasurement"`
+	Cases    []*Case `json:"cases"`
+	Micro    []Micro `json:"micro,omitempty"`
 }
 
 // Case is one measurement over several paths. Series have one value per round,
@@ -206,11 +205,28 @@ func (r *Report) writeRest(w io.Writer) error {
 			return err
 		}
 	}
-	if len(r.Notes) > 0 {
-		fmt.Fprintln(w)
+	reached, all := r.verdict()
+	_, err := fmt.Fprintf(w, "\ntargets: %d of %d reached\n", reached, all)
+	return err
+}
+
+// verdict counts the targets.
+func (r *Report) verdict() (reached, all int) {
+	count := func(good bool) {
+		all++
+		if good {
+			reached++
+		}
 	}
-	for _, n := range r.Notes {
-		fmt.Fprintln(w, "note: "+n)
+	for _, c := range r.Cases {
+		for _, t := range c.Targets {
+			count(t.Reached)
+		}
 	}
-	return nil
+	for _, m := range r.Micro {
+		if m.Judged {
+			count(m.NoAllocs)
+		}
+	}
+	return reached, all
 }
