@@ -53,6 +53,7 @@ type Conn struct {
 	state        atomic.Uint32 // connFlags
 	_            [64]byte
 
+	sink      atomic.Pointer[sink] // of the WriteTo under way
 	dirty     atomic.Bool
 	nextDirty *Conn // owned by the dirty queue
 
@@ -194,8 +195,11 @@ func (c *Conn) handle(ev cdc.Events) {
 	// The reader may have gone on since it last told us, without a reason to
 	// tell; now there may be one.
 	if ev&cdc.Readable != 0 {
+		poured := f == 0 && c.pour()
 		c.lc.Consume(c.consumed.Load())
-		wakeUp(c.readable)
+		if !poured {
+			wakeUp(c.readable)
+		}
 	}
 	if ev&cdc.Writable != 0 {
 		wakeUp(c.writable)
@@ -331,10 +335,13 @@ func (c *Conn) peek(wait bool) ([]byte, error) {
 		case !wait:
 			return nil, nil
 		}
+		k := c.sink.Load()
+		k.park()
 		select {
 		case <-c.readable:
 		case <-c.rdeadline.wait():
 		}
+		k.unpark()
 	}
 }
 
@@ -458,20 +465,22 @@ func (c *Conn) WriteTo(w io.Writer) (int64, error) {
 		return 0, c.opError("read", net.ErrClosed)
 	}
 	defer c.drop()
-	var total int64
+	c.sink.Store(newSink(w))
+	defer c.sink.Store(nil)
+	start := c.consumed.Load()
+	total := func() int64 { return int64(c.consumed.Load() - start) }
 	for {
 		b, err := c.peek(true)
 		if errors.Is(err, io.EOF) {
-			return total, nil
+			return total(), nil
 		}
 		if err != nil {
-			return total, c.opError("read", err)
+			return total(), c.opError("read", err)
 		}
 		n, err := w.Write(b)
 		c.consume(n)
-		total += int64(n)
 		if err != nil {
-			return total, err
+			return total(), err
 		}
 	}
 }

@@ -3,9 +3,12 @@
 package smcr_test
 
 import (
+	"bytes"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/netip"
+	"runtime"
 	"sync"
 	"testing"
 
@@ -181,4 +184,56 @@ func TestConn_dataPathAllocatesNothing(t *testing.T) {
 	_ = c.Close()
 	wg.Wait()
 	_ = s.Close()
+}
+
+// A relay writes to a socket what arrives, in pieces of all sizes: little ones
+// go through the sink, bulk through WriteTo itself.
+func TestConn_relaysToSocket(t *testing.T) {
+	c, s := newSoftPair(t, rdma.MTU1024).dial(t)
+	from, to := tcpPair(t)
+	const total = 4 << 20
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		n, err := s.WriteTo(from)
+		if n != total || err != nil {
+			t.Errorf("relayed %d of %d bytes: %v", n, total, err)
+		}
+		_ = from.Close()
+	})
+	wg.Go(func() {
+		r := rand.New(rand.NewPCG(1, 2))
+		src := io.LimitReader(randomReader(3), total)
+		buf := make([]byte, 40<<10)
+		for {
+			n, err := io.ReadFull(src, buf[:1+r.IntN([]int{64, 2000, len(buf)}[r.IntN(3)])])
+			if _, werr := c.Write(buf[:n]); werr != nil {
+				t.Error(werr)
+			}
+			if err != nil {
+				break
+			}
+			if r.IntN(8) == 0 {
+				runtime.Gosched()
+			}
+		}
+		_ = c.CloseWrite()
+	})
+	want := randomReader(3)
+	got, exp := make([]byte, 8192), make([]byte, 8192)
+	for at := 0; at < total; {
+		n, err := to.Read(got)
+		if err != nil {
+			t.Fatalf("at %d: %v", at, err)
+		}
+		_, _ = io.ReadFull(want, exp[:n])
+		if !bytes.Equal(got[:n], exp[:n]) {
+			t.Fatalf("bytes differ after %d", at)
+		}
+		at += n
+	}
+	if n, err := to.Read(got); err != io.EOF {
+		t.Errorf("after the stream: %d bytes, %v", n, err)
+	}
+	wg.Wait()
+	_, _, _ = c.Close(), s.Close(), to.Close()
 }
