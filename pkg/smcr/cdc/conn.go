@@ -282,8 +282,7 @@ func (c *Conn) HandleMessage(m Message) (Events, error) {
 // handleAbort answers the peer's reset (§4.8.2, 2A and 2B).
 func (c *Conn) handleAbort() Events {
 	c.peerFlags = c.peerFlags.WithAbort()
-	if c.HasSentClose() || c.token == 0 {
-		// It has our A or C already, or cannot be answered yet.
+	if c.HasSentClose() { // it has our last word already
 		c.state = Closed
 		return Aborted | Ended
 	}

@@ -320,7 +320,8 @@ func TestSection4_8_1_PeerClosedWithUndeliveredData(t *testing.T) {
 	}
 }
 
-// A peer that has no half of ours yet cannot be answered.
+// A peer whose half we do not know yet is answered once we do: it may reset
+// the connection before its Confirm is read.
 func TestConn_abortBeforeActivate(t *testing.T) {
 	ring := cdc.Ring{Size: 1 << 14}
 	c := cdc.NewConn(cdc.Config{Local: ring, SendBuffer: 1 << 14})
@@ -329,8 +330,15 @@ func TestConn_abortBeforeActivate(t *testing.T) {
 		t.Error("something to send without a peer")
 	}
 	ev, err := c.HandleMessage(cdc.Message{Seq: 1, Token: testToken, Prod: ring.Start(), Cons: ring.Start(), Flags: cdc.Flags(0).WithAbort()})
-	if err != nil || ev != cdc.Aborted|cdc.Ended || c.State() != cdc.Closed {
-		t.Errorf("%b, %v, state %v", ev, err, c.State())
+	if err != nil || ev != cdc.Aborted || c.State() != cdc.ProcessAbort || c.Pending() {
+		t.Errorf("%b, %v, state %v, pending %t", ev, err, c.State(), c.Pending())
+	}
+	c.Activate(ring, testPeerToken)
+	if !c.Pending() {
+		t.Fatal("no answer")
+	}
+	if tr, ev := c.Next(); !tr.Message.Flags.Abort() || ev != cdc.Ended || c.State() != cdc.Closed {
+		t.Errorf("%v, events %b, state %v", tr.Message, ev, c.State())
 	}
 }
 

@@ -222,6 +222,9 @@ func (g *Group) handleAddLinkReply(now time.Time, m llc.AddLink) error {
 	g.sendLLC(llc.DeleteLink{Link: spareLinkID, Orderly: true, Reason: llc.DeleteAsymmetric})
 	g.step = waitDeleteReply
 	g.deadline = now.Add(FlowTimeout)
+	if g.dialect == llc.DialectLinux {
+		g.deadline = now.Add(ResendInterval) // as long as Linux waits; see setupExpired
+	}
 	return nil
 }
 

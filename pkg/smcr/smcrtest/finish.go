@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package smcrtest
+
+import "time"
+
+// ends returns both ends of a connection; one that was released is nil.
+func (c *pair) ends() [2]end {
+	var e [2]end
+	if c.path != nil {
+		for i, n := range c.path.nodes {
+			e[i] = n.end(c.name)
+		}
+	}
+	return e
+}
+
+// do runs f on one end of a connection that has been opened.
+func (w *World) do(name string, side int, f func(end)) bool {
+	c := w.conns[name]
+	if c == nil || !c.opened || c.failed != nil {
+		return false
+	}
+	e := c.ends()[side]
+	if e == nil {
+		return false
+	}
+	f(e)
+	w.pump()
+	return true
+}
+
+// Write writes up to n bytes at one end and returns how many fitted.
+func (w *World) Write(name string, side, n int) (done int) {
+	w.do(name, side, func(e end) { done = e.write(n) })
+	return done
+}
+
+// Read reads up to n bytes at one end, compares them with what was written,
+// and returns how many there were.
+func (w *World) Read(name string, side, n int) (done int) {
+	w.do(name, side, func(e end) { done = e.read(w, n) })
+	return done
+}
+
+// Shutdown ends the stream that one end writes.
+func (w *World) Shutdown(name string, side int) { w.do(name, side, func(e end) { e.shutdown() }) }
+
+// Close closes one end.
+func (w *World) Close(name string, side int) { w.do(name, side, func(e end) { e.close(w.now) }) }
+
+// Abort resets a connection from one end.
+func (w *World) Abort(name string, side int) { w.do(name, side, func(e end) { e.abort(w.now) }) }
+
+// Finish lets everything end: both applications read what there is to read,
+// end their streams, read the rest and close. Then it waits for the machines
+// and reports what was lost, what is stuck and what was not given back.
+func (w *World) Finish() error {
+	w.Run(3 * patience)
+	w.drain(func(e end) { e.shutdown() })
+	for _, name := range w.Names() {
+		w.checkStreams(name)
+	}
+	for _, name := range w.Names() {
+		for side := range 2 {
+			w.Close(name, side)
+		}
+	}
+	w.Run(4 * time.Minute) // twice the time a close may take
+	for _, p := range w.paths {
+		for _, n := range p.nodes {
+			for _, l := range n.leaks() {
+				w.fault("%s", l)
+			}
+		}
+	}
+	return w.Check()
+}
+
+// drain reads everywhere until nothing comes any more.
+func (w *World) drain(after func(end)) {
+	for _, last := range []bool{false, true} {
+		for idle := 0; idle < 3; {
+			moved := 0
+			for _, name := range w.Names() {
+				for side := range 2 {
+					moved += w.Read(name, side, 1<<30)
+				}
+			}
+			w.Run(50 * time.Millisecond)
+			if idle++; moved > 0 {
+				idle = 0
+			}
+		}
+		if !last {
+			for _, name := range w.Names() {
+				for side := range 2 {
+					w.do(name, side, after)
+				}
+			}
+		}
+	}
+}
+
+// checkStreams compares what one end wrote with what the other one read.
+func (w *World) checkStreams(name string) {
+	c := w.conns[name]
+	ends := c.ends()
+	if !c.opened || c.failed != nil || ends[0] == nil || ends[1] == nil {
+		return
+	}
+	a, b := ends[0].progress(), ends[1].progress()
+	for side, p := range [2][2]progress{{a, b}, {b, a}} {
+		from, to := p[0], p[1]
+		switch {
+		case from.aborted || to.aborted:
+			if to.consumed > from.produced {
+				w.fault("%s: peer %d read %d bytes of %d", name, 1-side, to.consumed, from.produced)
+			}
+		case to.closed: // nobody reads any more
+		case from.produced != to.consumed:
+			w.fault("%s is stuck: peer %d wrote %d bytes and is %s, peer %d read %d and is %s",
+				name, side, from.produced, from.state, 1-side, to.consumed, to.state)
+		case !to.eof:
+			w.fault("%s: peer %d is %s and has not seen the end of the stream of peer %d, which is %s", name, 1-side, to.state, side, from.state)
+		}
+	}
+	for _, p := range [2][2]progress{{a, b}, {b, a}} {
+		// One that was closed may be reset alone, when the other never closes.
+		if p[0].aborted && !p[0].closed && !p[1].aborted && !c.path.broken() {
+			w.fault("%s: reset at one end only: %s, %s", name, a.state, b.state)
+		}
+	}
+}
+
+// broken reports whether a queue pair of the path has failed.
+func (p *path) broken() bool { return !p.alive[0] || !p.alive[1] }

@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package smcrtest
+
+import (
+	"errors"
+	"time"
+
+	"github.com/smcr-io/kube-smcr/pkg/smcr/linkgroup"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/llc"
+)
+
+// node is one side of a path: a peer's link group.
+type node interface {
+	// Set-up, in the order of a rendezvous (RFC 7609 §3.5).
+	endpoint() linkgroup.Endpoint
+	connectPeer(now time.Time, peer linkgroup.Endpoint)
+	open(now time.Time, name string) error
+	confirmed(name string) (bool, error) // the peer knows the connection's RMB
+	rmbe(name string) linkgroup.RMBE
+	activate(now time.Time, name string, peer linkgroup.RMBE) error
+	abandon(now time.Time, name string)
+	condition() condition
+	giveUp(now time.Time) // a first contact
+
+	// Input and output.
+	recv(now time.Time, b []byte) error
+	sent(now time.Time, id uint64)
+	place(conn string, rkey uint32, addr uint64, b []byte) error
+	linkFailed(now time.Time, err error)
+	timeout(now time.Time)
+	nextTimeout() (time.Time, bool)
+	poll(now time.Time, post func(work)) bool // false when there was nothing
+
+	// What it is.
+	end(name string) end // nil after it was released
+	dialect() llc.Dialect
+	sendLimit() int
+	leaks() []string // what is still held when nothing should be
+	String() string
+}
+
+type condition uint8
+
+const (
+	forming condition = iota
+	active
+	dead
+)
+
+// end is one end of a connection, as its application sees it.
+type end interface {
+	write(n int) int // how many fitted
+	read(t reader, n int) int
+	shutdown()
+	close(now time.Time)
+	abort(now time.Time)
+	progress() progress
+}
+
+// reader takes complaints about bytes that are not the ones written.
+type reader interface {
+	fault(format string, args ...any)
+}
+
+// progress is how far an end of a connection has come.
+type progress struct {
+	produced, consumed uint64
+	unread             uint64
+	eof, aborted, over bool // over: the machine is done with it
+	closed             bool // by the application
+	state              string
+}
+
+// Errors of a rendezvous. Where the shell would fall back to TCP, the
+// connection just fails.
+var (
+	errPathDead = errors.New("the link group died during the rendezvous")
+	errPatience = errors.New("the rendezvous took too long")
+)
+
+// patience is how long a rendezvous may take, as CLC timers have it.
+const patience = 6 * time.Second
+
+// Connect starts a connection from a peer to the other one; Run completes it.
+func (w *World) Connect(client int, name string) {
+	c := &pair{name: name, client: client}
+	w.conns[name] = c
+	w.join(c)
+}
+
+// join puts a connection on a path of its direction.
+func (w *World) join(c *pair) {
+	for _, p := range w.paths {
+		if p.client != c.client {
+			continue
+		}
+		server := p.nodes[1-c.client].condition()
+		switch {
+		case server == forming && p.nodes[c.client].condition() != dead:
+			w.after(time.Millisecond, func() { w.join(c) }) // one first contact at a time
+			return
+		case server == active && p.nodes[c.client].condition() == active:
+			c.path = p
+			w.accept(c)
+			return
+		}
+	}
+	w.firstContact(c)
+}
+
+func (c *pair) fail(w *World, err error) {
+	if c.failed != nil {
+		return
+	}
+	w.trace("%v rendezvous of %s: %v", w.Elapsed(), c.name, err)
+	c.failed = err
+	if c.path != nil {
+		for _, n := range c.path.nodes {
+			n.abandon(w.now, c.name)
+			if n.condition() == forming {
+				n.giveUp(w.now)
+			}
+		}
+	}
+}
+
+// firstContact makes a path (§3.5.1).
+func (w *World) firstContact(c *pair) {
+	p := &path{w: w, id: len(w.paths), client: c.client, alive: [2]bool{true, true}}
+	c.path = p
+	for i := range p.nodes {
+		role := linkgroup.Server
+		if i == c.client {
+			role = linkgroup.Client
+		}
+		if w.cfg.Linux[i] {
+			p.nodes[i] = newLinux(w, p, i, role)
+		} else {
+			p.nodes[i] = newEngine(w, p, i, role)
+		}
+	}
+	w.paths = append(w.paths, p)
+	client, server := p.nodes[c.client], p.nodes[1-c.client]
+	if err := server.open(w.now, c.name); err != nil {
+		w.fault("first RMBE: %w", err)
+		return
+	}
+	w.message(c, func() { // Accept
+		err := client.open(w.now, c.name)
+		if err == nil {
+			err = client.activate(w.now, c.name, server.rmbe(c.name))
+		}
+		if err != nil {
+			w.fault("first contact of %s at the client: %w", c.name, err)
+			return
+		}
+		client.connectPeer(w.now, server.endpoint())
+		w.message(c, func() { // Confirm
+			if err := server.activate(w.now, c.name, client.rmbe(c.name)); err != nil {
+				w.fault("first contact of %s at the server: %w", c.name, err)
+				return
+			}
+			server.connectPeer(w.now, client.endpoint())
+			w.await(c, func() (bool, error) {
+				return client.condition() == active && server.condition() == active, nil
+			}, func() { c.opened = true })
+		})
+	})
+}
+
+// accept is a subsequent contact (§3.5.2).
+func (w *World) accept(c *pair) {
+	client, server := c.path.nodes[c.client], c.path.nodes[1-c.client]
+	if err := server.open(w.now, c.name); err != nil {
+		c.fail(w, err)
+		return
+	}
+	w.await(c, func() (bool, error) { return server.confirmed(c.name) }, func() {
+		w.message(c, func() { // Accept
+			if err := client.open(w.now, c.name); err != nil {
+				c.fail(w, err)
+				return
+			}
+			w.await(c, func() (bool, error) { return client.confirmed(c.name) }, func() {
+				if err := client.activate(w.now, c.name, server.rmbe(c.name)); err != nil {
+					c.fail(w, err)
+					return
+				}
+				c.opened = true // the client may write before its Confirm is read
+				confirm := client.rmbe(c.name)
+				w.after(w.delay(), func() {
+					if server.condition() == dead {
+						return
+					}
+					if err := server.activate(w.now, c.name, confirm); err != nil {
+						w.fault("Confirm of %s: %w", c.name, err)
+					}
+				})
+			})
+		})
+	})
+}
+
+// message is a CLC message: what the other side does when it arrives.
+func (w *World) message(c *pair, then func()) {
+	w.after(w.delay(), func() {
+		if c.path.nodes[0].condition() == dead || c.path.nodes[1].condition() == dead {
+			c.fail(w, errPathDead)
+			return
+		}
+		then()
+	})
+}
+
+// await polls for a condition, as the goroutine of a rendezvous waits for it.
+func (w *World) await(c *pair, cond func() (bool, error), then func()) {
+	began := w.now
+	var try func()
+	try = func() {
+		ok, err := cond()
+		for _, n := range c.path.nodes {
+			if n.condition() == dead {
+				err = errPathDead
+			}
+		}
+		switch {
+		case err != nil:
+			c.fail(w, err)
+		case ok:
+			then()
+		case w.now.Sub(began) > patience:
+			c.fail(w, errPatience)
+		default:
+			w.after(20*time.Microsecond, try)
+		}
+	}
+	try()
+}
