@@ -30,7 +30,7 @@ func (o options) sizes() sizes {
 	if o.quick {
 		return sizes{64 << 20, 1 << 20, 10_000, 20, 2, 4}
 	}
-	return sizes{512 << 20, 1 << 20, 100_000, 20, 5, 4}
+	return sizes{512 << 20, 1 << 20, 50_000, 20, 5, 4}
 }
 
 // bodies are the files that nginx serves, with their checksums.

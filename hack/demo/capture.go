@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -53,8 +52,10 @@ func (d *demo) capture(ctx context.Context) error {
 	}
 	var got bytes.Buffer
 	proc, err := d.client.Start(lab.Command{
-		Args: []string{"curl", "--silent", "--show-error", "--fail", "--header", "Marker: " + marker,
-			fmt.Sprintf("http://%s:%d/marked", d.server.Addr4, portHTTP)},
+		Args: []string{
+			"curl", "--silent", "--show-error", "--fail", "--header", "Marker: " + marker,
+			fmt.Sprintf("http://%s:%d/marked", d.server.Addr4, portHTTP),
+		},
 		Stdout: &got,
 	})
 	if err != nil {
@@ -167,20 +168,14 @@ func tshark(ctx context.Context, file string) (string, error) {
 }
 
 // keepCapture copies a capture to where the user finds it.
-func keepCapture(file, dir string) (_ string, err error) {
+func keepCapture(file, dir string) (string, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return "", err
 	}
-	in, err := os.Open(file)
+	b, err := os.ReadFile(file)
 	if err != nil {
 		return "", err
 	}
-	defer in.Close()
 	name := filepath.Join(dir, filepath.Base(file))
-	out, err := os.Create(name)
-	if err != nil {
-		return "", err
-	}
-	_, err = io.Copy(out, in)
-	return name, errors.Join(err, out.Close())
+	return name, os.WriteFile(name, b, 0o644)
 }

@@ -58,7 +58,7 @@ func (d *demo) progress(format string, args ...any) {
 }
 
 // check notes whether a statement holds, and goes on.
-func (d *demo) check(what string, holds bool, format string, args ...any) bool {
+func (d *demo) check(what string, holds bool, format string, args ...any) {
 	c := check{Name: what, OK: holds, Detail: fmt.Sprintf(format, args...)}
 	d.report.Checks = append(d.report.Checks, c)
 	verdict := "ok"
@@ -66,7 +66,6 @@ func (d *demo) check(what string, holds bool, format string, args ...any) bool {
 		verdict = "NOT SO"
 	}
 	d.progress("  %-6s %s: %s", verdict, c.Name, c.Detail)
-	return holds
 }
 
 func (d *demo) run(ctx context.Context) error {
@@ -94,14 +93,14 @@ func (d *demo) run(ctx context.Context) error {
 			return fmt.Errorf("%s: %w", step.title, err)
 		}
 	}
-	if d.opts.keep {
-		d.keep(ctx)
-	}
 	return nil
 }
 
 // keep shows how to look around, and waits.
 func (d *demo) keep(ctx context.Context) {
+	if d.lab == nil || d.server == nil {
+		return
+	}
 	abs, err := filepath.Abs(d.opts.bin)
 	if err != nil {
 		abs = d.opts.bin

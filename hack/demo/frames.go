@@ -91,11 +91,11 @@ func (c *captured) look(roce, tcp []frame, marker string) {
 		}
 		c.RoCEPackets++
 		if rdmaWrite(f.opcode) && bytes.Contains(f.payload, []byte(marker)) {
-			c.RoCEPayload += uint64(len(f.payload) - headerBytes(f.opcode))
+			c.RoCEPayload += uint64(max(0, len(f.payload)-overhead(f.payload, f.opcode)))
 		}
 	}
 	for _, f := range tcp {
-		if f.malformed {
+		if f.malformed && !f.shortProposal() {
 			c.MalformedFrames = append(c.MalformedFrames, f.number)
 		}
 		if f.tcpLen == 0 {
@@ -113,11 +113,21 @@ func (c *captured) look(roce, tcp []frame, marker string) {
 	}
 }
 
-// headerBytes is what of a packet of RDMA WRITE is not payload: BTH, RETH in
-// the first one, immediate data in the last one, ICRC.
-func headerBytes(opcode int) int {
+// shortProposal says whether the frame has a Proposal without the growth area of
+// 40 bytes that Linux sends (RFC 7609 A.2.2: the offset to the mask/prefix area
+// is 0). It is right, but tshark's dissector always expects that area, and calls
+// the message malformed without it.
+func (f *frame) shortProposal() bool {
+	const offset = 38
+	return slices.Equal(f.clc, []int{1}) && f.tcpLen > offset+2 && len(f.payload) == f.tcpLen &&
+		f.payload[offset] == 0 && f.payload[offset+1] == 0
+}
+
+// overhead is how much of a packet of RDMA WRITE is not payload: BTH, RETH in
+// the first one, immediate data in the last one, padding, ICRC.
+func overhead(packet []byte, opcode int) int {
 	const bth, reth, immediate, icrc = 12, 16, 4, 4
-	n := bth + icrc
+	n := bth + icrc + int(packet[1]>>4&3)
 	switch opcode {
 	case 0x06, 0x0a:
 		n += reth

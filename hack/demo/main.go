@@ -68,8 +68,8 @@ func run(args []string, stdout, stderr io.Writer) int {
 		fmt.Fprintf(stderr, "demo: %v\n", err)
 		return exitFailed
 	}
-	// Under "go run" a signal to the group of a shell may end our parent only;
-	// then we end too, in order.
+	// Who stops "go run" or make by a signal may reach our parent only; then we
+	// end too, in order.
 	if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGTERM), 0, 0, 0); err != nil {
 		fmt.Fprintf(stderr, "demo: ask for a signal at the parent's end: %v\n", err)
 		return exitFailed
@@ -83,13 +83,20 @@ func run(args []string, stdout, stderr io.Writer) int {
 		progress = stderr
 	}
 	d := &demo{opts: o, out: progress, began: time.Now()}
-	if err := d.run(ctx); err != nil {
-		d.check("demo complete", false, "%v", err)
-	}
+	err := d.run(ctx)
 	interrupted := ctx.Err() != nil
+	switch {
+	case interrupted:
+		d.progress("interrupted")
+	case err != nil:
+		d.check("the demo is complete", false, "%v", err)
+	}
+	if o.keep && !interrupted {
+		d.keep(ctx)
+	}
 	d.clean()
 	d.report.Seconds = time.Since(d.began).Seconds()
-	d.summary()
+	d.summary(interrupted)
 	if o.output == "json" {
 		if err := d.report.writeJSON(stdout); err != nil {
 			fmt.Fprintf(stderr, "demo: %v\n", err)

@@ -116,9 +116,12 @@ func byteCount(n uint64) string {
 }
 
 // summary prints the result for people.
-func (d *demo) summary() {
+func (d *demo) summary(interrupted bool) {
 	failed := d.report.failed()
-	if len(failed) == 0 {
+	switch {
+	case interrupted && len(failed) == 0:
+		return
+	case len(failed) == 0:
 		fmt.Fprintf(d.out, "\n%d checks, all hold (%.0f s)\n", len(d.report.Checks), d.report.Seconds)
 		return
 	}

@@ -181,12 +181,12 @@ func (l *Lab) removeNS(name string, ns *linux.NetNS) error {
 
 // connect joins the nodes by a pair of interfaces of this name. The pair goes
 // away with a node.
-func (l *Lab) connect(name string) error {
+func (l *Lab) connect(name string) (err error) {
 	peer, err := os.Open(l.Nodes[1].NS.Path())
 	if err != nil {
 		return err
 	}
-	defer peer.Close()
+	defer func() { err = errors.Join(err, peer.Close()) }()
 	err = l.Nodes[0].NS.Do(func() error {
 		return netlink.LinkAdd(&netlink.Veth{
 			LinkAttrs: netlink.LinkAttrs{Name: name, MTU: l.mtu},

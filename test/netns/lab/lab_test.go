@@ -152,6 +152,14 @@ func TestSweep_removesLabsOfDeadProcesses(t *testing.T) {
 	must(t, err)
 	must(t, ns.Close())
 	must(t, l.makeDir())
+	orphan := exec.Command("sleep", "600")
+	orphan.Dir = l.Dir
+	must(t, orphan.Start())
+	t.Cleanup(func() {
+		if err := orphan.Wait(); err == nil {
+			t.Error("the orphan ended by itself")
+		}
+	})
 	if _, err := Sweep(); err != nil {
 		t.Error(err)
 	}

@@ -38,25 +38,58 @@ func (l *Lab) Leftovers() ([]string, error) {
 	if _, err := os.Lstat(l.Dir); l.Dir != "" && err == nil {
 		out = append(out, "directory "+l.Dir)
 	}
-	procs, err := filepath.Glob("/proc/[0-9]*/cwd")
+	procs, err := processesIn(l.Dir)
+	for _, p := range procs {
+		out = append(out, p.String())
+	}
+	return out, err
+}
+
+// process is a process that works in a lab's directory.
+type process struct {
+	pid  int
+	comm string
+}
+
+func (p process) String() string { return fmt.Sprintf("process %d (%s)", p.pid, p.comm) }
+
+// processesIn lists the processes in or below a directory.
+func processesIn(dir string) ([]process, error) {
+	if dir == "" {
+		return nil, nil
+	}
+	links, err := filepath.Glob("/proc/[0-9]*/cwd")
 	if err != nil {
 		return nil, err
 	}
-	for _, p := range procs {
-		// A process may end while we look.
-		cwd, err := os.Readlink(p)
-		if err == nil && l.Dir != "" && strings.HasPrefix(cwd, l.Dir) {
-			comm, _ := os.ReadFile(filepath.Join(filepath.Dir(p), "comm"))
-			out = append(out, fmt.Sprintf("process %s (%s)", filepath.Base(filepath.Dir(p)), strings.TrimSpace(string(comm))))
+	var out []process
+	for _, link := range links {
+		cwd, err := os.Readlink(link)
+		if err != nil {
+			continue // it ended while we looked
 		}
+		cwd = strings.TrimSuffix(cwd, " (deleted)")
+		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(link)))
+		if err != nil || cwd != dir && !strings.HasPrefix(cwd, dir+"/") {
+			continue
+		}
+		comm, err := os.ReadFile(filepath.Join(filepath.Dir(link), "comm"))
+		if err != nil {
+			continue // likewise
+		}
+		out = append(out, process{pid, strings.TrimSpace(string(comm))})
 	}
 	return out, nil
 }
 
-// Sweep removes the namespaces and directories of labs whose process was
-// killed before it could. It returns what it removed.
+// Sweep removes the processes, namespaces and directories of labs whose own
+// process was killed before it could. It returns what it removed.
 func Sweep() ([]string, error) {
 	names, err := namespaces()
+	if err != nil {
+		return nil, err
+	}
+	dirs, err := filepath.Glob(filepath.Join(os.TempDir(), namePrefix+"*"))
 	if err != nil {
 		return nil, err
 	}
@@ -64,6 +97,23 @@ func Sweep() ([]string, error) {
 		out  []string
 		errs []error
 	)
+	for _, d := range dirs {
+		if !dead(filepath.Base(d)) {
+			continue
+		}
+		procs, err := processesIn(d)
+		errs = append(errs, err)
+		for _, p := range procs {
+			if err := syscall.Kill(p.pid, syscall.SIGKILL); err == nil {
+				out = append(out, p.String())
+			}
+		}
+		if err := os.RemoveAll(d); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		out = append(out, "directory "+d)
+	}
 	for _, n := range names {
 		if !dead(n) {
 			continue
@@ -73,18 +123,6 @@ func Sweep() ([]string, error) {
 			continue
 		}
 		out = append(out, "network namespace "+n)
-	}
-	dirs, err := filepath.Glob(filepath.Join(os.TempDir(), namePrefix+"*"))
-	errs = append(errs, err)
-	for _, d := range dirs {
-		if !dead(filepath.Base(d)) {
-			continue
-		}
-		if err := os.RemoveAll(d); err != nil {
-			errs = append(errs, err)
-			continue
-		}
-		out = append(out, "directory "+d)
 	}
 	return out, errors.Join(errs...)
 }

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/invoke"
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
@@ -117,6 +118,7 @@ type attachment struct {
 	cni  *libcni.CNIConfig
 	list *libcni.NetworkConfigList
 	rt   *libcni.RuntimeConf
+	said *bytes.Buffer // what the plugins wrote about it
 }
 
 func (n *Node) newAttachment(p *Pod, withSMCR bool) (attachment, error) {
@@ -128,9 +130,11 @@ func (n *Node) newAttachment(p *Pod, withSMCR bool) (attachment, error) {
 	if err != nil {
 		return attachment{}, fmt.Errorf("network configuration: %w", err)
 	}
+	said := &bytes.Buffer{}
+	exec := &invoke.DefaultExec{RawExec: &invoke.RawExec{Stderr: said}}
 	return attachment{
-		pod: p, list: list,
-		cni: libcni.NewCNIConfigWithCacheDir(n.lab.pluginDirs, filepath.Join(n.Dir, "cni-cache"), nil),
+		pod: p, list: list, said: said,
+		cni: libcni.NewCNIConfigWithCacheDir(n.lab.pluginDirs, filepath.Join(n.Dir, "cni-cache"), exec),
 		rt: &libcni.RuntimeConf{
 			ContainerID: n.lab.nsName(p.Name), NetNS: p.NS.Path(), IfName: podIf,
 			// As the container runtimes of Kubernetes pass them.
@@ -156,7 +160,7 @@ func (a *attachment) add(ctx context.Context) error {
 		return err
 	})
 	if err != nil {
-		return errors.Join(err, a.del())
+		return errors.Join(fmt.Errorf("%w: %s", err, a.said), a.del())
 	}
 	res, err := types100.NewResultFromResult(r)
 	if err != nil {
@@ -180,7 +184,7 @@ func (a *attachment) del() error {
 	ctx, cancel := context.WithTimeout(context.Background(), cniTimeout)
 	defer cancel()
 	if err := a.pod.Node.NS.Do(func() error { return a.cni.DelNetworkList(ctx, a.list, a.rt) }); err != nil {
-		return fmt.Errorf("detach pod %s: %w", a.pod.Name, err)
+		return fmt.Errorf("detach pod %s: %w: %s", a.pod.Name, err, a.said)
 	}
 	return nil
 }

@@ -74,7 +74,9 @@ func (p *Pod) Start(c Command) (*Proc, error) {
 	id := fmt.Sprint(nobody)
 	args := append([]string{
 		"setpriv", "--reuid", id, "--regid", id, "--clear-groups",
-		"--bounding-set", "-all", "--inh-caps", "-all", "--ambient-caps", "-all", "--no-new-privs", "--",
+		"--bounding-set", "-all", "--inh-caps", "-all", "--ambient-caps", "-all", "--no-new-privs",
+		// The change of user cancels the signal that start asks for.
+		"--pdeathsig", "KILL", "--",
 	}, c.Args...)
 	return p.Node.lab.start(p.NS, p.Dir, c, args)
 }
@@ -100,8 +102,9 @@ func (l *Lab) start(ns *linux.NetNS, dir string, c Command, args []string) (*Pro
 	}
 	p.cmd.Env = append(os.Environ(), "LC_ALL=C", "HOME="+dir, "TMPDIR="+dir)
 	// A group of its own: a Ctrl-C at the terminal is for us alone, and what
-	// the process starts ends with it.
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	// the process starts ends with it. And it must not outlive us: the thread
+	// that Do hands back to the scheduler lives as long as we do.
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	p.cmd.WaitDelay = time.Second
 	if err := ns.Do(p.cmd.Start); err != nil {
 		return nil, fmt.Errorf("start %s: %w", name, err)
