@@ -68,15 +68,7 @@ func newPods(ctx context.Context, dir string) (p *pods, err error) {
 	var spaces [2]*space
 	var addrs [2]netip.Addr
 	for i, name := range []string{"client", "server"} {
-		n := p.lab.Nodes[i]
-		p.agents[i], err = n.StartAgent(lab.AgentConfig{
-			Binary:   filepath.Join(dir, "node-agent"),
-			Policies: fmt.Sprintf("  - name: bench\n    ports: [%d]\n", portCarried),
-		})
-		if err != nil {
-			return p, err
-		}
-		pod, err := n.AddPod(ctx, lab.PodConfig{Name: name})
+		pod, err := p.lab.Nodes[i].AddPod(ctx, lab.PodConfig{Name: name})
 		if err != nil {
 			return p, err
 		}
@@ -86,6 +78,15 @@ func newPods(ctx context.Context, dir string) (p *pods, err error) {
 		}
 		p.undo = append(p.undo, spaces[i].close)
 		if err := spaces[i].manyConns(); err != nil {
+			return p, err
+		}
+	}
+	for i, n := range p.lab.Nodes {
+		p.agents[i], err = n.StartAgent(lab.AgentConfig{
+			Binary:   filepath.Join(dir, "node-agent"),
+			Policies: fmt.Sprintf("  - name: bench\n    ports: [%d]\n", portCarried),
+		})
+		if err != nil {
 			return p, err
 		}
 	}
@@ -258,7 +259,7 @@ func (p *pods) close() error {
 // inPods builds the room, runs jobs over the paths in it, and checks that
 // connections of the transparent path were on SMC-R.
 func (b *bench) inPods(ctx context.Context, title string, jobs []job) (err error) {
-	dir, err := os.MkdirTemp("", "kube-smcr-bench-")
+	dir, err := os.MkdirTemp("", fmt.Sprintf("ks-%d-0000-bench-", os.Getpid())) // a name that lab.Sweep knows
 	if err != nil {
 		return err
 	}
