@@ -22,6 +22,9 @@ const stepBytes = 128 << 10
 // to be held back: a few SMC-R messages, never a stream.
 const holdBytes = 1024
 
+// receiveRetry is the pause after a receive call that failed.
+const receiveRetry = 10 * time.Millisecond
+
 // receiver is the state of a device's receive goroutine.
 type receiver struct {
 	dev    *Device
@@ -49,9 +52,14 @@ func (d *Device) receiveLoop() {
 			default:
 			}
 			if errors.Is(err, net.ErrClosed) {
-				return
+				return // the wire was closed by somebody else
 			}
 			d.stats.rxErrors.Add(1)
+			select { // it may last, and must not cost a processor
+			case <-d.done:
+				return
+			case <-time.After(receiveRetry):
+			}
 			continue
 		}
 		r.now = time.Now()
@@ -174,7 +182,7 @@ func (r *receiver) answerHeld() {
 	for i, q := range r.held {
 		q.own.lock()
 		if !q.dead {
-			q.transmit(r.now)
+			q.step(r.now)
 		}
 		q.unlock()
 		r.held[i] = nil
