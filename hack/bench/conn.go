@@ -133,7 +133,7 @@ func (b *bench) connMTU(ctx context.Context, mtu int) (err error) {
 		return err
 	}
 	title := fmt.Sprintf("smcr.Conn, MTU %d", mtu)
-	if err := b.rounds(ctx, title, jobs, paths); err != nil || b.settings.profile == "" {
+	if err := b.rounds(ctx, title, jobs, paths); err != nil || b.profile == "" {
 		return err
 	}
 	return b.profiles(fmt.Sprintf("conn-%d", mtu), p, jobs, paths)
@@ -154,13 +154,13 @@ func (b *bench) profiles(name string, p *pair, jobs []job, paths []path) error {
 	for i, j := range jobs {
 		for _, path := range paths {
 			file := fmt.Sprintf("%s-%d-%s", name, i, path.name)
-			if err := p.profile(b.settings.profile, file); err != nil {
+			if err := p.profile(b.profile, file); err != nil {
 				return err
 			}
 			j.load.Duration *= 3
 			_, err := path.run(j.load)
 			j.load.Duration /= 3
-			if err := errors.Join(err, p.profile(b.settings.profile, "")); err != nil {
+			if err := errors.Join(err, p.profile(b.profile, "")); err != nil {
 				return err
 			}
 		}

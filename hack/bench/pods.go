@@ -294,7 +294,7 @@ func (b *bench) inPods(ctx context.Context, title string, jobs []job) (err error
 			return err
 		}
 	}
-	if err := b.rounds(ctx, title, jobs, paths); err != nil || b.settings.profile == "" {
+	if err := b.rounds(ctx, title, jobs, paths); err != nil || b.profile == "" {
 		return err
 	}
 	return nil
