@@ -159,8 +159,8 @@ func (d *demo) apps() []app {
 		{fmt.Sprintf("nginx + curl, %s", byteCount(uint64(n.fileBytes))), func(ctx context.Context) (outcome, error) {
 			return d.curl(ctx, d.server.Addr4.String(), "large", d.bodies.large)
 		}},
-		{fmt.Sprintf("nginx + curl, %s, IPv6", byteCount(uint64(n.smallBytes))), func(ctx context.Context) (outcome, error) {
-			return d.curl(ctx, "["+d.server.Addr6.String()+"]", "small", d.bodies.small)
+		{fmt.Sprintf("nginx + curl, %s, IPv6", byteCount(uint64(n.fileBytes))), func(ctx context.Context) (outcome, error) {
+			return d.curl(ctx, "["+d.server.Addr6.String()+"]", "large", d.bodies.large)
 		}},
 		{fmt.Sprintf("redis-benchmark, %d clients", n.redisClients), d.redisApp},
 		{fmt.Sprintf("iperf3, %d streams", n.iperfStreams), d.iperfApp},

@@ -119,16 +119,20 @@ func dropped(s string) string {
 // inspect lets tshark decode the captures and checks what it says.
 func (d *demo) inspect(ctx context.Context, files map[string]string, marker string) error {
 	c := &d.report.Capture
+	c.MalformedFrames = []int{}
 	var roce, tcp []frame
-	for link, into := range map[string]*[]frame{lab.Underlay: &roce, lab.Trunk: &tcp} {
-		out, err := tshark(ctx, files[link])
+	for _, l := range []struct {
+		link string
+		into *[]frame
+	}{{lab.Underlay, &roce}, {lab.Trunk, &tcp}} {
+		out, err := tshark(ctx, files[l.link])
 		if err != nil {
 			return err
 		}
-		if *into, err = parseFrames(out); err != nil {
-			return fmt.Errorf("%s: %w", files[link], err)
+		if *l.into, err = parseFrames(out); err != nil {
+			return fmt.Errorf("%s: %w", files[l.link], err)
 		}
-		kept, err := keepCapture(files[link], d.opts.pcapDir)
+		kept, err := keepCapture(files[l.link], d.opts.pcapDir)
 		if err != nil {
 			return err
 		}
@@ -139,7 +143,7 @@ func (d *demo) inspect(ctx context.Context, files map[string]string, marker stri
 	// counted.
 	const least = markedLines * markedLine * 98 / 100
 	d.check("the payload is in RoCE packets", c.RoCEPayload >= least,
-		"%s of the marked transfer in %d packets to UDP port 4791, RDMA WRITE by tshark's account", byteCount(c.RoCEPayload), c.RoCEPackets)
+		"%s of the marked transfer in RDMA WRITE packets to UDP port %d (%d RoCE packets in all)", byteCount(c.RoCEPayload), rocePort, c.RoCEPackets)
 	d.check("nothing of it is on TCP", c.TCPPayload == 0, "%d bytes", c.TCPPayload)
 	d.check("TCP carries CLC messages only", c.TCPOther == 0 && strings.Join(c.CLCMessages, " ") == "Proposal Accept Confirm",
 		"%s; %d packets with other data", describe(c.CLCMessages, "no CLC"), c.TCPOther)

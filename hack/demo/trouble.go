@@ -98,6 +98,9 @@ func (d *demo) killAgent(ctx context.Context) error {
 	d.agents[0] = nil
 	died := time.Now()
 	d.saidReset(ctx, slow)
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
 
 	before, err := d.count(ctx) // waits until the server's agent let go, too
 	if err != nil {
@@ -105,6 +108,9 @@ func (d *demo) killAgent(ctx context.Context) error {
 	}
 	d.check("the server's agent ended its side", true, "%.1f s after the kill", time.Since(died).Seconds())
 	tries, err := d.untilDirect(ctx, died)
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
 	if err != nil {
 		d.check("new connections work directly", false, "not within %v: %v", directTimeout, err)
 		return nil

@@ -267,14 +267,18 @@ func (p *Pod) procNet(file string) (text []byte, err error) {
 func poll(ctx context.Context, what string, look func() error) error {
 	t := time.NewTicker(pollEvery)
 	defer t.Stop()
+	var seen error // the last one that is not only the end of the wait
 	for {
 		err := look()
 		if err == nil {
 			return nil
 		}
+		if seen == nil || ctx.Err() == nil {
+			seen = err
+		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("wait for %s: %w: %w", what, err, context.Cause(ctx))
+			return fmt.Errorf("wait for %s: %w: %w", what, seen, context.Cause(ctx))
 		case <-t.C:
 		}
 	}
