@@ -5,6 +5,7 @@ package cdc
 import (
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/smcr-io/kube-smcr/internal/invariant"
 )
@@ -96,6 +97,20 @@ const (
 	Aborted                     // the connection was reset
 	Ended                       // state Closed: nothing more will happen
 )
+
+// String names the events.
+func (ev Events) String() string {
+	if ev == 0 {
+		return "none"
+	}
+	var names []string
+	for i, n := range [...]string{"readable", "writable", "peer done", "aborted", "ended"} {
+		if ev&(1<<i) != 0 {
+			names = append(names, n)
+		}
+	}
+	return strings.Join(names, ", ")
+}
 
 // Errors of HandleMessage. ErrStale is harmless; the others are the peer's
 // fault and end in an abort.

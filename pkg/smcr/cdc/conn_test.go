@@ -157,6 +157,9 @@ func TestConn_tellsThatItIsBlocked(t *testing.T) {
 		t.Fatalf("nothing waits yet: %v", tr.Message)
 	}
 	s.write(1)
+	if !s.c.Pending() {
+		t.Fatal("does not tell that it is blocked")
+	}
 	tr, _ = s.c.Next()
 	s.c.HandleSent()
 	if tr.Len != 0 || !tr.Message.Flags.WriterBlocked() {

@@ -357,6 +357,12 @@ func TestConn_failedHearsTheLastWord(t *testing.T) {
 	}
 }
 
+func TestEvents_String(t *testing.T) {
+	if got := (cdc.Readable | cdc.PeerDone).String() + "; " + cdc.Events(0).String(); got != "readable, peer done; none" {
+		t.Error(got)
+	}
+}
+
 func TestState_String(t *testing.T) {
 	if got := cdc.State(99).String(); got != "State(99)" {
 		t.Error(got)

@@ -189,7 +189,7 @@ func (r *rig) do(o linkgroup.Output) {
 		s := "event: " + o.Event.String()
 		switch o.Event {
 		case linkgroup.EventConn:
-			s += fmt.Sprintf(" %s %s", r.names[o.Conn], eventNames(o.Events))
+			s += fmt.Sprintf(" %s %v", r.names[o.Conn], o.Events)
 		case linkgroup.EventConnDone:
 			s += " " + r.names[o.Conn]
 		case linkgroup.EventRMBConfirmed, linkgroup.EventRMBRefused:
@@ -201,16 +201,6 @@ func (r *rig) do(o linkgroup.Output) {
 		}
 		r.logf("%s", s)
 	}
-}
-
-func eventNames(ev cdc.Events) string {
-	var names []string
-	for i, n := range []string{"readable", "writable", "peer done", "aborted", "ended"} {
-		if ev&(1<<i) != 0 {
-			names = append(names, n)
-		}
-	}
-	return strings.Join(names, ", ")
 }
 
 func (r *rig) describe(b []byte) string {

@@ -272,8 +272,19 @@ func (e *engine) do(now time.Time, o *linkgroup.Output, post func(work)) {
 	}
 }
 
+func eventText(o *linkgroup.Output) string {
+	s := o.Event.String()
+	if o.Events != 0 {
+		s += " " + o.Events.String()
+	}
+	if o.Err != nil {
+		s += ": " + o.Err.Error()
+	}
+	return s
+}
+
 func (e *engine) event(now time.Time, o *linkgroup.Output) {
-	e.w.trace("%v %v: %v %v %b", e.w.Elapsed(), e, o.Event, o.Err, o.Events)
+	e.w.trace("%v %v: %s", e.w.Elapsed(), e, eventText(o))
 	c := (*engineConn)(nil)
 	if o.Conn != nil {
 		c, _ = o.Conn.User.(*engineConn)

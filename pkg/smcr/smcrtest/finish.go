@@ -2,7 +2,10 @@
 
 package smcrtest
 
-import "time"
+import (
+	"fmt"
+	"time"
+)
 
 // ends returns both ends of a connection; one that was released is nil.
 func (c *pair) ends() [2]end {
@@ -135,3 +138,42 @@ func (w *World) checkStreams(name string) {
 
 // broken reports whether a queue pair of the path has failed.
 func (p *path) broken() bool { return !p.alive[0] || !p.alive[1] }
+
+// Describe says how far a connection has come, at peer 0 and at peer 1.
+func (w *World) Describe(name string) string {
+	c := w.conns[name]
+	switch {
+	case c == nil:
+		return name + ": unknown"
+	case c.failed != nil:
+		return fmt.Sprintf("%s: failed: %v", name, c.failed)
+	case !c.opened:
+		return name + ": opening"
+	}
+	s := name
+	for side, e := range c.ends() {
+		if e == nil {
+			s += fmt.Sprintf("; %d: gone", side)
+			continue
+		}
+		p := e.progress()
+		s += fmt.Sprintf("; %d: %s, wrote %d, read %d, unread %d", side, p.state, p.produced, p.consumed, p.unread)
+		if p.eof {
+			s += ", end seen"
+		}
+		if p.aborted {
+			s += ", reset"
+		}
+	}
+	return s
+}
+
+// Groups describes the paths between the peers.
+func (w *World) Groups() []string {
+	var s []string
+	for _, p := range w.paths {
+		s = append(s, fmt.Sprintf("group %d of peer %d: %v, %v, %d RDMA writes so far", p.id, p.client,
+			p.nodes[p.client].condition(), p.nodes[1-p.client].condition(), w.writes))
+	}
+	return s
+}

@@ -48,6 +48,17 @@ const (
 	dead
 )
 
+func (c condition) String() string {
+	switch c {
+	case forming:
+		return "forming"
+	case active:
+		return "active"
+	case dead:
+	}
+	return "dead"
+}
+
 // end is one end of a connection, as its application sees it.
 type end interface {
 	write(n int) int // how many fitted
