@@ -195,7 +195,7 @@ func (r *run) outbound(ctx context.Context, app *net.TCPConn) {
 		r.refuse(f, nil, code, false)
 		return
 	}
-	control := linux.ControlMark(markWire)
+	control := linux.ControlMark(markPlain)
 	if code == agentapi.CodeOK && r.agent.option != nil {
 		control = r.agent.option.ControlDial
 	}

@@ -5,11 +5,13 @@ package agent
 import "time"
 
 const (
-	// markWire and markApp select the agent's sockets towards the network and
-	// towards applications. The first is "SMCR" and the second its successor:
-	// other users of marks set bits, and this value is in nobody's mask alone.
-	markWire = 0x534d4352
-	markApp  = 0x534d4353
+	// The agent's sockets: towards the network with the option, towards
+	// applications, and towards the network without the option. The first is
+	// "SMCR" and the others its successors: other users of marks set bits, and
+	// these values are in nobody's mask alone.
+	markWire  = 0x534d4352
+	markApp   = 0x534d4353
+	markPlain = 0x534d4354
 
 	// pollEvery is how often the attachment records are read without a nudge.
 	// Only a plugin that could not reach the agent waits for it.

@@ -120,7 +120,14 @@ func TestAgent_plainPeer(t *testing.T) {
 	c, err := l.a.pod.dial(t, ln.Addr().String())
 	must(t, err)
 	exchange(t, c, 1<<20)
-	e := value(l.a.client.Explain(t.Context(), "test/a", ln.Addr().String()))(t)
+	var e agentapi.Explanation
+	eventually(t, func() string {
+		e = value(l.a.client.Explain(t.Context(), "test/a", ln.Addr().String()))(t)
+		if len(e.Live) > 0 {
+			return "the connection does not end"
+		}
+		return ""
+	})
 	if e.Code != "PEERNOSMC" || e.Bypassed == nil || len(e.Recent) != 1 || e.Recent[0].Mode != "TCP" {
 		t.Errorf("explanation %+v", e)
 	}
@@ -148,10 +155,13 @@ func TestAgent_required(t *testing.T) {
 			t.Errorf("read = %v, want ECONNRESET", err)
 		}
 	}
-	e := value(l.a.client.Explain(t.Context(), podA, ln.Addr().String()))(t)
-	if e.Code != agentapi.CodeRequired || !e.Required || e.Recent[0].Count != 2 {
-		t.Errorf("explanation %+v", e)
-	}
+	eventually(t, func() string {
+		e := value(l.a.client.Explain(t.Context(), podA, ln.Addr().String()))(t)
+		if e.Code != agentapi.CodeRequired || !e.Required || len(e.Recent) != 1 || e.Recent[0].Count != 2 {
+			return fmt.Sprintf("explanation %+v", e)
+		}
+		return ""
+	})
 	l.b.start(t)
 	c, err := l.a.pod.dial(t, ln.Addr().String())
 	must(t, err)
@@ -240,4 +250,45 @@ func TestAgent_ends(t *testing.T) {
 			t.Errorf("read %v, want the end", err)
 		}
 	})
+}
+
+// TestAgent_manyAtOnce carries more connections at a time than share an RMB,
+// and more than the budget allows: those are TCP, and none fails.
+func TestAgent_manyAtOnce(t *testing.T) {
+	l := newLab(t)
+	const most = 20
+	l.a.configure(t, l.option, "10.77.0.1", fmt.Sprintf("  budgets: {pod: {connections: %d}}\n", most)+preferAll)
+	l.a.start(t)
+	l.b.start(t)
+	// Each server begins to answer when all connections are there.
+	const conns = 2 * most
+	ln := l.b.pod.listen(t, podB+":0")
+	var arrived sync.WaitGroup
+	arrived.Add(conns)
+	serve(t, ln, func(c *net.TCPConn) {
+		arrived.Done()
+		arrived.Wait()
+		echo(c)
+	})
+	var wg sync.WaitGroup
+	for range conns {
+		wg.Go(func() {
+			c, err := l.a.pod.dial(t, ln.Addr().String())
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			b := make([]byte, 100_000)
+			go func() { _, _ = c.Write(b) }() // a failure shows in the read
+			if _, err := io.ReadFull(c, b); err != nil {
+				t.Error(err)
+			}
+			_ = c.Close()
+		})
+	}
+	wg.Wait()
+	s := l.a.status(t)
+	if s.Conns.TotalSMCR != most || s.Reasons[agentapi.CodeBudgetConns] != conns-most {
+		t.Errorf("%+v, reasons %v", s.Conns, s.Reasons)
+	}
 }

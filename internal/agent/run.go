@@ -81,11 +81,11 @@ func (a *agent) start(ctx context.Context, n podNet, atts []cni.Attachment) (_ *
 			return err
 		}, Undo: func() error { return r.stack.Close() }},
 		linux.Step{Name: "listen for outbound connections", Do: func() (err error) {
-			r.out, err = r.openDoor(ctx, "outbound", linux.ControlMark(markWire), r.outbound)
+			r.out, err = r.openDoor(ctx, "outbound", linux.ControlMark(markPlain), r.outbound)
 			return err
 		}, Undo: func() error { return r.out.close() }},
 		linux.Step{Name: "listen for inbound connections", Do: func() (err error) {
-			control := linux.ControlMark(markWire)
+			control := linux.ControlMark(markPlain)
 			if a.option != nil {
 				control = a.option.ControlListen
 			}
@@ -127,7 +127,7 @@ func (r *run) stackConfig() smcr.Config {
 	n := r.agent.node.Load()
 	cfg := smcr.Config{
 		Device: r.agent.device, Option: r.agent.option,
-		RMBESizeBytes: n.RMBEBytes, SendBufferBytes: n.SendBufferBytes,
+		RMBESizeBytes: n.RMBEBytes, SendBufferBytes: n.SendBufferBytes, RMBEsPerRMB: config.ConnsPerRegion,
 		MemoryBytes: n.PodBudget.MemoryBytes, MaxConns: n.PodBudget.Conns, AnyPrefix: n.AnyPrefix,
 		Hooks: smcr.Hooks{Malformed: func(where string, err error) {
 			r.agent.metrics.malformed.Inc()
@@ -147,7 +147,7 @@ func (r *run) stackConfig() smcr.Config {
 func (r *run) redirectConfig() linux.RedirectConfig {
 	n := r.agent.node.Load()
 	cfg := linux.RedirectConfig{
-		Mark: markWire, AppMark: markApp,
+		Mark: markWire, AppMark: markApp, PlainMark: markPlain,
 		OutboundPort: r.out.port, InboundPort: r.in.port, FailOpenTTL: n.RedirectTTL,
 	}
 	for _, att := range *r.atts.Load() {

@@ -102,10 +102,10 @@ func TestParse_errors(t *testing.T) {
 			"t:4:9: node.rmbe: 102400 bytes, want a power of two", "t:5:15: node.sendBuffer: \"1PB\"",
 		}},
 		{"huge size", minimal + "  rmbe: 9999999999GiB\n", []string{"node.rmbe: \"9999999999GiB\": want a size"}},
-		{"pod over node", minimal + "  budgets:\n    node: {memory: 1MiB, connections: 1}\n    pod: {memory: 2MiB, connections: 2}\n", []string{
+		{"pod over node", minimal + "  budgets:\n    node: {memory: 4MiB, connections: 1}\n    pod: {memory: 5MiB, connections: 2}\n", []string{
 			"t:6:10: node.budgets.pod: memory of a pod", "t:6:10: node.budgets.pod: connections of a pod",
 		}},
-		{"budget under one connection", minimal + "  budgets: {pod: {memory: 64KiB}}\n", []string{"node.budgets.pod: memory (65536 bytes) does not hold"}},
+		{"budget under one connection", minimal + "  budgets: {pod: {memory: 64KiB}}\n", []string{"node.budgets.pod: memory (65536 bytes) is less than"}},
 		{"paths", minimal + "  dataDir: var\n  apiSocket: /run/../x\n", []string{"t:4:12: node.dataDir", "t:5:14: node.apiSocket"}},
 		{"long socket", minimal + "  apiSocket: /" + strings.Repeat("x", 120) + "\n", []string{"node.apiSocket: is 121 bytes long; the kernel allows 107"}},
 		{"metrics", minimal + "  metricsAddress: localhost\n", []string{"node.metricsAddress: \"localhost\""}},

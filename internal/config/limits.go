@@ -18,6 +18,11 @@ const (
 	minBufferBytes = 16 << 10
 	maxBufferBytes = 512 << 10
 
+	// ConnsPerRegion is how many connections' buffers are registered at a
+	// time: fewer regions, each an entry in the device's tables, against
+	// memory that nobody uses yet.
+	ConnsPerRegion = 8
+
 	minMTU = 256
 	maxMTU = 4096
 

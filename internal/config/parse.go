@@ -201,8 +201,8 @@ func (d *decoder) budgets(f field, n *Node) {
 	if n.PodBudget.Conns > n.NodeBudget.Conns {
 		d.errorf(fs.where("pod"), "connections of a pod (%d) are more than those of the node (%d)", n.PodBudget.Conns, n.NodeBudget.Conns)
 	}
-	if need := n.RMBEBytes + n.SendBufferBytes; n.PodBudget.MemoryBytes < need {
-		d.errorf(fs.where("pod"), "memory (%d bytes) does not hold one connection's rmbe and sendBuffer (%d)", n.PodBudget.MemoryBytes, need)
+	if need := ConnsPerRegion * (n.RMBEBytes + n.SendBufferBytes); n.PodBudget.MemoryBytes < need {
+		d.errorf(fs.where("pod"), "memory (%d bytes) is less than the rmbe and sendBuffer of %d connections (%d), which are registered at a time", n.PodBudget.MemoryBytes, ConnsPerRegion, need)
 	}
 }
 

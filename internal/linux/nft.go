@@ -178,6 +178,9 @@ func (r *ruleset) build(cfg RedirectConfig, bypass map[netip.AddrPort]time.Durat
 
 	notLoopback := func(key expr.MetaKey) []expr.Any { return metaNot(key, ifname("lo")) }
 	ours := append(metaNot(expr.MetaKeyMARK, nativeU32(cfg.Mark)), metaNot(expr.MetaKeyMARK, nativeU32(cfg.AppMark))...)
+	if cfg.PlainMark != 0 {
+		ours = append(ours, metaNot(expr.MetaKeyMARK, nativeU32(cfg.PlainMark))...)
+	}
 
 	r.rule(out, tcpIn(alive), ours, notLoopback(expr.MetaKeyOIFNAME), goTo(outTo))
 	for i, is4 := range []bool{true, false} {

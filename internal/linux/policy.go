@@ -30,6 +30,10 @@ type RedirectConfig struct {
 	// application under a client's address (see DialFrom); what carries it
 	// is routed to loopback. It differs from Mark.
 	AppMark uint32
+	// PlainMark, unless 0, is the mark of the agent's connections towards the
+	// network that are not to offer SMC-R: never diverted either, and unknown
+	// to what writes the option.
+	PlainMark uint32
 	// OutboundPort is where the agent listens for diverted connections of the
 	// application, on 127.0.0.1 and ::1 of the pod's namespace.
 	OutboundPort uint16
@@ -59,6 +63,8 @@ func (c RedirectConfig) Validate() error {
 		return bad("AppMark", "must not be 0, the mark of unmarked sockets")
 	case c.Mark == c.AppMark:
 		return bad("AppMark", "must differ from Mark (%#x): connections to the network would be routed to loopback", c.Mark)
+	case c.PlainMark != 0 && (c.PlainMark == c.Mark || c.PlainMark == c.AppMark):
+		return bad("PlainMark", "must differ from Mark (%#x) and AppMark (%#x)", c.Mark, c.AppMark)
 	case c.OutboundPort == 0:
 		return bad("OutboundPort", "must not be 0")
 	case c.InboundPort == 0:

@@ -94,7 +94,7 @@ func (r *Redirect) Update(cfg RedirectConfig) error {
 	if r.closed {
 		return fmt.Errorf("update redirection in %s: %w", r.ns, ErrClosed)
 	}
-	if cfg.Mark != r.cfg.Mark || cfg.AppMark != r.cfg.AppMark {
+	if cfg.Mark != r.cfg.Mark || cfg.AppMark != r.cfg.AppMark || cfg.PlainMark != r.cfg.PlainMark {
 		return &ConfigError{Field: "Mark", Reason: "cannot change while the redirection stands: remove it first"}
 	}
 	if err := r.replaceLocked(cfg); err != nil {
