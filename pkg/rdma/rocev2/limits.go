@@ -32,6 +32,11 @@ const (
 	// the largest RMBEs.
 	DefaultWindow = 512
 
+	// initialCwnd is the number of packets in flight before the first answer.
+	// More than that can be lost where the neighbour's address is not yet
+	// resolved: Linux queues about 200 KiB meanwhile.
+	initialCwnd = 32
+
 	// MaxWindow keeps the packets in flight far below half the PSN space
 	// (IBTA 9.7.1: at most 2^23), where old and new could be confused.
 	MaxWindow = 1 << 16

@@ -90,7 +90,7 @@ func (r *requester) at(i uint32) *sendWQE { return &r.ring[i&uint32(len(r.ring)-
 
 func (r *requester) start(psn uint64, window int, a *rdma.QPAttr) {
 	r.una, r.nxt, r.max, r.post = psn, psn, psn, psn
-	r.window, r.cwnd, r.ssthresh = window, window, window
+	r.window, r.cwnd, r.ssthresh = window, min(window, initialCwnd), window
 	r.timeout = rdma.ACKTimeout(a.Timeout)
 	r.retryMax, r.rnrMax = int(a.RetryCount), int(a.RNRRetry)
 	r.retries, r.rnrTries = r.retryMax, r.rnrMax

@@ -121,6 +121,34 @@ func TestRequester_ackRequests(t *testing.T) {
 	}
 }
 
+// TestRequester_opensTheWindow: few packets before the first answer, then
+// twice as many with each round trip; half after a loss, then slowly.
+func TestRequester_opensTheWindow(t *testing.T) {
+	b := newBench(t, func(c *QPConfig, _ *rdma.QPAttr) { c.Window = 128 })
+	b.q.req.cwnd = initialCwnd
+	w := b.wr(1, rdma.OpWrite, 1<<16) // of 256 packets, thrice
+	w.SGL = append(w.SGL, w.SGL[0], w.SGL[0])
+	b.send(w)
+	sent := 0
+	for _, want := range []int{32, 64, 128, 128} {
+		got := len(b.out())
+		if sent += got; got != want {
+			t.Errorf("%d packets in flight, want %d", got, want)
+		}
+		b.in(Acknowledge, sent-1, ackPacket)
+	}
+	sent += len(b.out())
+	b.in(Acknowledge, sent-128, aeth(SyndromeNAK(NAKSequence)))
+	for _, want := range []int{64, 65, 66} {
+		got := len(b.out())
+		if got != want {
+			t.Errorf("%d packets in flight after a loss, want %d", got, want)
+		}
+		b.in(Acknowledge, sent-129+got, ackPacket)
+		sent += got
+	}
+}
+
 func TestRequester_completesInOrder(t *testing.T) {
 	b := newBench(t, nil)
 	quiet := b.wr(2, rdma.OpSend, 1)
