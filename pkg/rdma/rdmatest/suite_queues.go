@@ -16,6 +16,7 @@ var queueCases = []Case{
 	{"Notify", testNotify},
 	{"NotifySolicited", testNotifySolicited},
 	{"NotifyNeverLost", testNotifyNeverLost},
+	{"OnNotify", testOnNotify},
 }
 
 func testOverrun(t *testing.T, a, b rdma.Device) {
@@ -132,4 +133,55 @@ func testNotifyNeverLost(t *testing.T, a, b rdma.Device) {
 	}()
 	player(x, false)
 	<-done
+}
+
+// testOnNotify answers every message from the call itself.
+func testOnNotify(t *testing.T, a, b rdma.Device) {
+	const rounds = 500
+	x, y := Pair(t, a, b, Options{})
+	wcs := make([]rdma.WC, 16)
+	answer := func() {
+		for armed := false; ; armed = !armed {
+			n, err := y.RecvCQ.Poll(wcs)
+			if err != nil {
+				t.Errorf("poll: %v", err)
+				return
+			}
+			for _, w := range wcs[:n] {
+				if w.Status != rdma.StatusSuccess {
+					return // flushed by the end of the test
+				}
+				if k, err := y.QP.PostRecv([]rdma.RecvWR{{SGE: y.SGE(0, 64)}}); k != 1 || err != nil {
+					t.Errorf("post receive in the call: %d, %v", k, err)
+				}
+				if k, err := y.QP.PostSend([]rdma.SendWR{{Op: rdma.OpSend, Flags: rdma.SendSignaled, SGL: []rdma.SGE{y.SGE(64, int(w.Bytes))}}}); k != 1 || err != nil {
+					t.Errorf("post in the call: %d, %v", k, err)
+				}
+			}
+			if n > 0 {
+				armed = true // becomes false
+				continue
+			}
+			if armed {
+				return
+			}
+			if err := y.RecvCQ.Arm(false); err != nil {
+				t.Errorf("arm: %v", err)
+			}
+		}
+	}
+	y.RecvCQ.OnNotify(answer)
+	if err := y.RecvCQ.Arm(false); err != nil {
+		t.Fatal(err)
+	}
+	y.Recv(t, 0, 0, 64)
+	for i := range uint64(rounds) {
+		x.Recv(t, i, 0, 64)
+		x.Send(t, rdma.SendWR{ID: i, Op: rdma.OpSend, Flags: rdma.SendSignaled, SGL: []rdma.SGE{x.SGE(128, 1+int(i%60))}})
+		if w := AwaitOne(t, x.RecvCQ, i, rdma.StatusSuccess); w.Bytes != uint32(1+i%60) {
+			t.Fatalf("answer %d has %d bytes", i, w.Bytes)
+		}
+		AwaitOne(t, x.SendCQ, i, rdma.StatusSuccess)
+		AwaitOne(t, y.SendCQ, 0, rdma.StatusSuccess)
+	}
 }

@@ -160,16 +160,27 @@ func (r *receiver) release() {
 		return
 	}
 	r.q = nil
+	hold := false
 	if !q.dead {
 		q.drain(r.now)
 		q.settle()
-		if q.woke && r.since <= holdBytes && q.unsent == nil && q.m.OnlyACK() {
-			r.held = append(r.held, q)
-		} else {
+		if hold = q.woke && r.since <= holdBytes && q.unsent == nil && q.m.OnlyACK(); !hold {
 			q.step(r.now)
 		}
 	}
 	q.unlock()
+	switch {
+	case !hold:
+	case q.recvCQ.call != nil:
+		// The program has run already, in unlock.
+		q.own.lock()
+		if !q.dead {
+			q.step(r.now)
+		}
+		q.unlock()
+	default:
+		r.held = append(r.held, q)
+	}
 }
 
 // answerHeld lets the programs that were woken run, and then sends the
