@@ -209,7 +209,7 @@ func (l *linux) activate(_ time.Time, name string, peer linkgroup.RMBE) error {
 
 func (l *linux) abandon(_ time.Time, name string) {
 	if c := l.conns[name]; c != nil {
-		c.closed = true
+		c.closed, c.killed = true, true
 		l.release(c)
 	}
 }

@@ -72,7 +72,7 @@ type linuxConn struct {
 	shut, closed, reset       bool // by the application
 	sentD, sentC, sentA       bool
 	gotD, gotC, gotA, eofSeen bool
-	killed                    bool // with its group
+	killed                    bool // with its group or its rendezvous
 }
 
 func newLinuxConn(l *linux, name string, token cdc.AlertToken, r *linuxRMB) *linuxConn {
@@ -96,7 +96,7 @@ func (c *linuxConn) over() bool {
 	if c.killed {
 		return c.closed
 	}
-	return c.closed && (c.sentC || c.sentA || !c.ready) && (c.gotC || c.gotA || !c.ready) && len(c.unacked) == 0
+	return c.closed && (c.sentC || c.sentA) && (c.gotC || c.gotA) && len(c.unacked) == 0
 }
 
 // recv takes a message of the peer and checks what the kernel could not: that
