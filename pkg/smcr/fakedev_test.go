@@ -40,6 +40,7 @@ func (d *fakeDevice) Name() string { return d.name }
 func (d *fakeDevice) Attr() rdma.DeviceAttr {
 	return rdma.DeviceAttr{Provider: "fake", MaxCQE: 1 << 16}
 }
+
 func (d *fakeDevice) Port() rdma.PortAttr {
 	return rdma.PortAttr{State: rdma.PortActive, MaxMTU: rdma.MTU4096, ActiveMTU: rdma.MTU1024}
 }

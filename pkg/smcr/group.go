@@ -52,7 +52,6 @@ type group struct {
 type rmbMemory struct {
 	mr   rdma.MR
 	size int // bytes
-
 }
 
 // rendezvousWait is how a first contact's goroutine hears of its group.

@@ -4,6 +4,7 @@ package smcr_test
 
 import (
 	"bytes"
+	"errors"
 	"io"
 	"math/rand/v2"
 	"net"
@@ -231,7 +232,7 @@ func TestConn_relaysToSocket(t *testing.T) {
 		}
 		at += n
 	}
-	if n, err := to.Read(got); err != io.EOF {
+	if n, err := to.Read(got); !errors.Is(err, io.EOF) {
 		t.Errorf("after the stream: %d bytes, %v", n, err)
 	}
 	wg.Wait()

@@ -13,9 +13,9 @@ import (
 // Limits of a transmission.
 const (
 	// MaxTransmission bounds the bytes that one message announces, so that
-	// the peer starts to read while the rest is on its way. It is what one
-	// segmented UDP send can carry.
-	MaxTransmission = 64 << 10
+	// the peer starts to read while the rest is on its way: half of the
+	// default buffer.
+	MaxTransmission = 128 << 10
 	// corkBytes is the size from which data no longer waits for company; the
 	// value Linux uses.
 	corkBytes = 64 << 10

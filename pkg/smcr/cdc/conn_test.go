@@ -297,8 +297,10 @@ func TestSection4_6_1_FailoverValidation(t *testing.T) {
 				}
 			}
 			// Nothing else in the message counts, whatever it says.
-			m := cdc.Message{Seq: tt.seq, Token: testToken, Prod: cdc.Cursor{Wrap: 9, Count: 1 << 30},
-				Flags: cdc.Flags(0).WithFailoverValidation().WithClosed()}
+			m := cdc.Message{
+				Seq: tt.seq, Token: testToken, Prod: cdc.Cursor{Wrap: 9, Count: 1 << 30},
+				Flags: cdc.Flags(0).WithFailoverValidation().WithClosed(),
+			}
 			ev, err := s.c.HandleMessage(m)
 			if errors.Is(err, cdc.ErrLostData) != tt.aborted || (ev&cdc.Aborted != 0) != tt.aborted {
 				t.Errorf("events %b, error %v, want abort: %t", ev, err, tt.aborted)

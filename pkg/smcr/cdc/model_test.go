@@ -108,7 +108,7 @@ func (e *end) complete() {
 // Two connections, queues that keep order, and everything else at random:
 // no byte is lost, changed or written over, and when both sides go on reading
 // everything arrives.
-func TestConn_randomStreams(t *testing.T) {
+func TestModel_streams(t *testing.T) {
 	seed := rand.Uint64()
 	rng := rand.New(rand.NewPCG(seed, 0))
 	defer func() {

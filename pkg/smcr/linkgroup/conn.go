@@ -160,16 +160,16 @@ func (c *Conn) Activate(peer RMBE) error {
 	if peer.Token == 0 || peer.Index == 0 || peer.Size < 16<<10 {
 		return fmt.Errorf("%w: token %d, index %d, %d bytes", ErrPeerRMBE, peer.Token, peer.Index, peer.Size)
 	}
-	switch {
-	case g.state == Forming:
+	switch g.state {
+	case Forming:
 		if !g.learnToken(g.link.index, peer.RToken) {
 			return ErrFull
 		}
-	case g.state == Active:
+	case Active:
 		if _, ok := g.peerToken(g.link.index, peer.RKey); !ok {
 			return fmt.Errorf("%w: 0x%08x", ErrUnknownRToken, uint32(peer.RKey))
 		}
-	default:
+	case Draining, Dead:
 		return fmt.Errorf("%w: group is %v", ErrProtocol, g.state)
 	}
 	c.peerAddr = peer.VAddr + uint64(peer.Size)*uint64(peer.Index-1)
@@ -394,7 +394,7 @@ func (c *Conn) handleMessage(now time.Time, m cdc.Message) error {
 
 // pumpData turns what connections have to send into RDMA writes and
 // messages, as far as the link's send budget goes.
-func (g *Group) pumpData(now time.Time, dst []Output) []Output {
+func (g *Group) pumpData(dst []Output) []Output {
 	if g.state != Active {
 		return dst
 	}

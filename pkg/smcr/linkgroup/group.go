@@ -432,7 +432,7 @@ func (g *Group) Poll(now time.Time, dst []Output) []Output {
 	dst = append(dst, g.out...)
 	clear(g.out)
 	g.out = g.out[:0]
-	return g.pumpData(now, dst)
+	return g.pumpData(dst)
 }
 
 // Idle reports whether Poll would return nothing.

@@ -143,7 +143,7 @@ func TestGroup_MaxRMBs(t *testing.T) {
 
 // No RMBE has two connections, whatever order connections come and go in, and
 // none is given out between its end and its release.
-func TestGroup_RMBEsAreNeverShared(t *testing.T) {
+func TestModel_RMBEsAreNeverShared(t *testing.T) {
 	seed := rand.Uint64()
 	rng := rand.New(rand.NewPCG(seed, 0))
 	r := ready(t, linkgroup.Server)

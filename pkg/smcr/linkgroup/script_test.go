@@ -409,11 +409,15 @@ func (r *rig) message(line string) []byte {
 			Link: llc.LinkID(num("link", 2)), MTU: rdma.MTU(num("mtu", 3)), QPN: 0x22, GID: peerEnd.GID, MAC: peerEnd.MAC,
 		}.Append(nil)
 	case "delete-link":
-		return llc.DeleteLink{Header: h, All: has("all"), Orderly: has("orderly"), Link: llc.LinkID(num("link", 1)),
-			Reason: llc.DeleteReason(num("reason", 0x30000))}.Append(nil)
+		return llc.DeleteLink{
+			Header: h, All: has("all"), Orderly: has("orderly"), Link: llc.LinkID(num("link", 1)),
+			Reason: llc.DeleteReason(num("reason", 0x30000)),
+		}.Append(nil)
 	case "confirm-rkey":
-		return llc.ConfirmRKey{Header: h, Negative: has("negative"), Retry: has("retry"),
-			This: llc.RToken{RKey: rdma.RKey(num("rkey", 0)), VAddr: 1 << 40}}.Append(nil)
+		return llc.ConfirmRKey{
+			Header: h, Negative: has("negative"), Retry: has("retry"),
+			This: llc.RToken{RKey: rdma.RKey(num("rkey", 0)), VAddr: 1 << 40},
+		}.Append(nil)
 	case "confirm-rkey-cont":
 		return llc.ConfirmRKeyContinuation{Header: h}.Append(nil)
 	case "delete-rkey":

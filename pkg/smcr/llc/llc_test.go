@@ -46,20 +46,24 @@ func samples() map[string]llc.Message {
 		}
 		return p
 	}
-	addLink := llc.AddLink{Header: header(1), MAC: rdma.MAC{1, 2, 3, 4, 5, 6}, GID: seq16(0x20),
-		QPN: 0x123456, Link: 7, MTU: rdma.MTU2048, PSN: 0xabcdef}
-	addLinkLinux, addLinkReject, addLinkV2, addLinkBig, addLinkRejectV2 := addLink, addLink, addLink, addLink, addLink
+	addLink := llc.AddLink{
+		Header: header(1), MAC: rdma.MAC{1, 2, 3, 4, 5, 6}, GID: seq16(0x20),
+		QPN: 0x123456, Link: 7, MTU: rdma.MTU2048, PSN: 0xabcdef,
+	}
+	addLinkLinux, addLinkReject, addLinkV2, addLinkRejectV2 := addLink, addLink, addLink, addLink
 	addLinkLinux.Dialect = llc.DialectLinux
 	addLinkReject.Reject, addLinkReject.Reason = true, llc.RejectInvalidMTU
 	addLinkV2.Header, addLinkV2.Dialect = header(2), llc.DialectLinux
 	addLinkV2.Ext = llc.AddLinkExt{Direct: true, TargetGID: seq16(0x60), Pairs: pairs(llc.MaxPairsV2)}
-	addLinkBig = addLinkV2
+	addLinkBig := addLinkV2
 	addLinkBig.BigEndian = true
 	// 72+16*124 = 0x0808 bytes: only the number of pairs shows the order.
 	addLinkBig.Ext.Pairs = pairs(124)
 	addLinkRejectV2.Header, addLinkRejectV2.Dialect, addLinkRejectV2.Reject = header(2), llc.DialectLinux, true
-	confirmLink := llc.ConfirmLink{Header: header(1), Flags: llc.NoRMBEEyecatcher, MAC: rdma.MAC{6, 5, 4, 3, 2, 1},
-		GID: seq16(0x40), QPN: rdma.MaxQPN, Link: 255, UserID: 0xdeadbeef, MaxLinks: 8}
+	confirmLink := llc.ConfirmLink{
+		Header: header(1), Flags: llc.NoRMBEEyecatcher, MAC: rdma.MAC{6, 5, 4, 3, 2, 1},
+		GID: seq16(0x40), QPN: rdma.MaxQPN, Link: 255, UserID: 0xdeadbeef, MaxLinks: 8,
+	}
 	confirmLinkV2 := confirmLink
 	confirmLinkV2.Version, confirmLinkV2.MaxConns = 2, 255
 	confirmLinkBig := confirmLinkV2
@@ -238,8 +242,10 @@ func TestAppend_panicsOnOurMistakes(t *testing.T) {
 		"keys":         llc.DeleteRKeyV2{RKeys: make([]rdma.RKey, 256)},
 		"too few keys": llc.DeleteRKeyV2{Invalid: 1},
 		"gids":         llc.RequestAddLink{GIDs: make([]rdma.GID, 256)},
-		"pairs": llc.AddLink{Header: llc.Header{Version: 2},
-			Ext: llc.AddLinkExt{Pairs: make([]llc.RTokenPair, llc.MaxPairsV2+1)}},
+		"pairs": llc.AddLink{
+			Header: llc.Header{Version: 2},
+			Ext:    llc.AddLinkExt{Pairs: make([]llc.RTokenPair, llc.MaxPairsV2+1)},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			defer func() {

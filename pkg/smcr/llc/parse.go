@@ -218,8 +218,10 @@ func ParseAddLink(d Dialect, b []byte) (AddLink, error) {
 // is right whatever the length field said.
 func parseAddLinkExt(bigEndian bool, b []byte) (AddLinkExt, bool, error) {
 	if len(b) < addLinkPairsOffset {
-		return AddLinkExt{}, false, &ParseError{TypeAddLink,
-			fmt.Sprintf("%d bytes without room for the extension, want %d at least", len(b), addLinkPairsOffset)}
+		return AddLinkExt{}, false, &ParseError{
+			TypeAddLink,
+			fmt.Sprintf("%d bytes without room for the extension, want %d at least", len(b), addLinkPairsOffset),
+		}
 	}
 	little, big := int(binary.LittleEndian.Uint16(b[70:])), int(binary.BigEndian.Uint16(b[70:]))
 	room := len(b) - addLinkPairsOffset
@@ -231,8 +233,10 @@ func parseAddLinkExt(bigEndian bool, b []byte) (AddLinkExt, bool, error) {
 		n = big
 	}
 	if n*pairSize > room {
-		return AddLinkExt{}, false, &ParseError{TypeAddLink,
-			fmt.Sprintf("%d RToken pairs do not fit into %d bytes", n, len(b))}
+		return AddLinkExt{}, false, &ParseError{
+			TypeAddLink,
+			fmt.Sprintf("%d RToken pairs do not fit into %d bytes", n, len(b)),
+		}
 	}
 	x := AddLinkExt{Direct: b[44]&extDirect != 0, TargetGID: rdma.GID(b[46:62])}
 	if n > 0 {
@@ -301,8 +305,10 @@ func ParseConfirmRKeyContinuation(b []byte) (ConfirmRKeyContinuation, error) {
 		return ConfirmRKeyContinuation{}, err
 	}
 	if b[4] > MaxOtherLinks {
-		return ConfirmRKeyContinuation{}, &ParseError{TypeConfirmRKeyContinuation,
-			fmt.Sprintf("%d other links, want %d at most", b[4], MaxOtherLinks)}
+		return ConfirmRKeyContinuation{}, &ParseError{
+			TypeConfirmRKeyContinuation,
+			fmt.Sprintf("%d other links, want %d at most", b[4], MaxOtherLinks),
+		}
 	}
 	m := ConfirmRKeyContinuation{Header: h, Negative: flags&rkeyNegative != 0, Remaining: b[4]}
 	for i := range m.Other {
