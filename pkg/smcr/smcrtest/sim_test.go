@@ -36,7 +36,7 @@ func configure(seed uint64) (smcrtest.Config, smcrtest.Options) {
 	}
 }
 
-func TestWorld_random(t *testing.T) {
+func TestSimulation(t *testing.T) {
 	if *simSeed != 0 {
 		cfg, o := configure(*simSeed)
 		t.Logf("%+v %+v", cfg, o)
