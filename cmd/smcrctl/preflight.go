@@ -14,8 +14,6 @@ import (
 	"strings"
 	"syscall"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
 	"github.com/smcr-io/kube-smcr/internal/linux"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/synopt"
@@ -67,11 +65,8 @@ func realMachine() machine {
 	return machine{
 		sysfs: "/sys", proc: "/proc", uid: os.Geteuid(),
 		release: func() (string, error) {
-			var u unix.Utsname
-			if err := unix.Uname(&u); err != nil {
-				return "", err
-			}
-			return unix.ByteSliceToString(u.Release[:]), nil
+			b, err := os.ReadFile("/proc/sys/kernel/osrelease")
+			return strings.TrimSpace(string(b)), err
 		},
 		option: synopt.Probe, netns: linux.ProbeNetNS, nftables: linux.ProbeNftables, tproxy: linux.ProbeTProxy,
 		transparent: linux.ProbeTransparent, sysctl: linux.ProbeSysctl,

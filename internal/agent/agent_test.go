@@ -3,6 +3,7 @@
 package agent
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -494,7 +495,7 @@ func TestAPI(t *testing.T) {
 
 	get := func(path string) (int, string) {
 		t.Helper()
-		c := http.Client{Transport: &http.Transport{DisableKeepAlives: true, Dial: func(string, string) (net.Conn, error) {
+		c := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(context.Context, string, string) (net.Conn, error) {
 			return net.Dial("unix", b.cfg.Node.APISocket)
 		}}}
 		resp := value(c.Get("http://agent" + path))(t)

@@ -16,7 +16,6 @@ import (
 	"syscall"
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
-	"golang.org/x/sys/unix"
 
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
 )
@@ -169,8 +168,10 @@ func withPeer(ctx context.Context, c net.Conn) context.Context {
 	var p peer
 	rc, err := u.SyscallConn()
 	if err == nil {
-		var cred *unix.Ucred
-		cerr := rc.Control(func(fd uintptr) { cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
+		var cred *syscall.Ucred
+		cerr := rc.Control(func(fd uintptr) {
+			cred, err = syscall.GetsockoptUcred(int(fd), syscall.SOL_SOCKET, syscall.SO_PEERCRED)
+		})
 		if err = errors.Join(cerr, err); err == nil {
 			p.uid = cred.Uid
 		}

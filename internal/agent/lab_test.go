@@ -4,6 +4,7 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
@@ -21,6 +22,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
 
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
 	"github.com/smcr-io/kube-smcr/internal/cni"
@@ -98,7 +100,6 @@ func eventually(t testing.TB, f func() string) {
 
 // space is a network namespace of a test.
 type space struct {
-	name string
 	path string
 	ns   *linux.NetNS
 }
@@ -106,19 +107,21 @@ type space struct {
 func newSpace(t testing.TB) *space {
 	t.Helper()
 	testenv.Need(t, testenv.Root, testenv.NetAdmin, testenv.Nftables)
-	s := &space{name: fmt.Sprintf("ks-%08x", rand.Uint32())}
-	s.path = filepath.Join("/run/netns", s.name)
+	// Not in /run/netns: "ip netns add" mounts that directory over itself, and
+	// what was in it can then no longer be unmounted.
+	s := &space{path: filepath.Join(t.TempDir(), fmt.Sprintf("ks-%08x", rand.Uint32()))}
+	must(t, os.WriteFile(s.path, nil, 0o400))
 	done := make(chan error)
 	go func() {
 		runtime.LockOSThread() // the thread dies with its goroutine, unless it goes back
 		home, err := netns.Get()
 		if err == nil {
 			var h netns.NsHandle
-			if h, err = netns.NewNamed(s.name); err == nil {
-				_ = h.Close()
-				err = netns.Set(home)
+			if h, err = netns.New(); err == nil {
+				err = unix.Mount("/proc/thread-self/ns/net", s.path, "", unix.MS_BIND, "")
+				err = errors.Join(err, h.Close(), netns.Set(home))
 			}
-			_ = home.Close()
+			err = errors.Join(err, home.Close())
 		}
 		if err == nil {
 			runtime.UnlockOSThread()
@@ -126,9 +129,13 @@ func newSpace(t testing.TB) *space {
 		done <- err
 	}()
 	must(t, <-done)
-	t.Cleanup(func() { _ = netns.DeleteNamed(s.name) }) // a test may have done it
+	t.Cleanup(func() { must(t, errors.Join(unix.Unmount(s.path, unix.MNT_DETACH), os.Remove(s.path))) })
 	s.ns = value(linux.OpenNetNS(s.path))(t)
 	t.Cleanup(func() { must(t, s.ns.Close()) })
+	// Duplicate address detection of link-local addresses costs a second.
+	must(t, s.ns.Do(func() error {
+		return os.WriteFile("/proc/sys/net/ipv6/conf/default/accept_dad", []byte("0"), 0)
+	}))
 	s.links(t, func(h *netlink.Handle) error {
 		lo, err := h.LinkByName("lo")
 		if err != nil {
@@ -141,7 +148,7 @@ func newSpace(t testing.TB) *space {
 
 func (s *space) links(t testing.TB, f func(*netlink.Handle) error) {
 	t.Helper()
-	fd := value(netns.GetFromName(s.name))(t)
+	fd := value(netns.GetFromPath(s.path))(t)
 	defer fd.Close()
 	h := value(netlink.NewHandleAt(fd))(t)
 	defer h.Close()
@@ -151,7 +158,7 @@ func (s *space) links(t testing.TB, f func(*netlink.Handle) error) {
 // join puts the ends of a veth called eth0 into both, with these addresses.
 func join(t testing.TB, a, b *space, aAddrs, bAddrs []string) {
 	t.Helper()
-	fd := value(netns.GetFromName(b.name))(t)
+	fd := value(netns.GetFromPath(b.path))(t)
 	defer fd.Close()
 	a.links(t, func(h *netlink.Handle) error {
 		la := netlink.NewLinkAttrs()
