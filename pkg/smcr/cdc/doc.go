@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package cdc is the data path of a connection carried by SMC-R: the
-// Connection Data Control message (RFC 7609 A.4) with its codec, and the
-// arithmetic of the cursors that it carries (RFC 7609 4.2, 4.5, 4.6).
+// Connection Data Control message (RFC 7609 A.4) with its codec, the
+// arithmetic of the cursors that it carries (RFC 7609 4.2, 4.5, 4.6), and the
+// machine of a connection's two streams and of its end (4.5, 4.8).
 //
 // The package is pure: no clock, no lock, no I/O. [Message], [Cursor] and
-// [Ring] are plain values without an owner. Nothing on the data path
-// allocates: [Parse], [Message.Append] into a slice with room, and all
-// methods of [Ring].
+// [Ring] are plain values without an owner; a [Conn] belongs to the owner of
+// its link group. Nothing on the data path allocates: [Parse],
+// [Message.Append] into a slice with room, and all methods of [Ring] and
+// [Conn].
 //
 // # Use
 //
@@ -16,9 +18,17 @@
 // What the peer sends becomes a position again with [Ring.Advance], which
 // refuses what no correct peer can send.
 //
+// A [Conn] moves no bytes. Its owner tells it how far the application has come
+// ([Conn.Produce], [Conn.Consume], [Conn.Shutdown], [Conn.Close]), what
+// arrived ([Conn.HandleMessage]) and what was delivered ([Conn.HandleSent]);
+// while [Conn.Pending], [Conn.Next] says which bytes to write to the peer and
+// which message to send after them.
+//
 // # Limitations
 //
 // A cursor says no more than one capacity ahead of the last one known, which
 // is also all that a correct peer can send. Bytes 26 to 43 of a message are
-// reserved; they are not kept, and sent as zeros.
+// reserved; they are not kept, and sent as zeros. Urgent data (4.7.5) and the
+// sender's side of failover (4.6.1) are not in [Conn] yet: urgent bytes are
+// read in line, as ordinary ones.
 package cdc

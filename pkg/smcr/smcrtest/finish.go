@@ -19,18 +19,15 @@ func (c *pair) ends() [2]end {
 }
 
 // do runs f on one end of a connection that has been opened.
-func (w *World) do(name string, side int, f func(end)) bool {
+func (w *World) do(name string, side int, f func(end)) {
 	c := w.conns[name]
 	if c == nil || !c.opened || c.failed != nil {
-		return false
+		return
 	}
-	e := c.ends()[side]
-	if e == nil {
-		return false
+	if e := c.ends()[side]; e != nil {
+		f(e)
+		w.pump()
 	}
-	f(e)
-	w.pump()
-	return true
 }
 
 // Write writes up to n bytes at one end and returns how many fitted.
