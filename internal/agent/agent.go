@@ -60,6 +60,7 @@ type agent struct {
 	flows     flows
 	decisions *decisions
 	bypasses  bypasses
+	news      gate
 	manager   manager
 	draining  atomic.Bool
 }

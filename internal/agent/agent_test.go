@@ -591,6 +591,21 @@ func TestBypasses_bounded(t *testing.T) {
 	}
 }
 
+func TestGate(t *testing.T) {
+	var g gate
+	now := time.Unix(1000, 0)
+	passed := 0
+	for range logBurst + 20 {
+		if ok, _ := g.pass(now); ok {
+			passed++
+		}
+	}
+	ok, dropped := g.pass(now.Add(time.Second))
+	if passed != logBurst || !ok || dropped != 20 {
+		t.Errorf("%d passed; a second later %t after %d left out", passed, ok, dropped)
+	}
+}
+
 func TestAdmit(t *testing.T) {
 	node := &pool{limit: config.Budget{MemoryBytes: 25, Conns: 3}}
 	one, two := &pool{limit: config.Budget{MemoryBytes: 20, Conns: 9}}, &pool{limit: config.Budget{MemoryBytes: 20, Conns: 9}}

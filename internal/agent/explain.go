@@ -72,6 +72,35 @@ func (s *decisions) find(sources []netip.Addr, dst netip.AddrPort) []agentapi.De
 	return out
 }
 
+// gate lets through so many log records a second, and counts the others: a pod
+// that walks through addresses is news with each of them.
+type gate struct {
+	mu      sync.Mutex // guards what is below
+	tokens  float64
+	last    time.Time
+	dropped int
+}
+
+// pass says whether to log now, and how many were left out since the last
+// time.
+func (g *gate) pass(now time.Time) (ok bool, dropped int) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.last.IsZero() {
+		g.tokens = logBurst
+	} else {
+		g.tokens = min(logBurst, g.tokens+now.Sub(g.last).Seconds()*logPerSecond)
+	}
+	g.last = now
+	if g.tokens < 1 {
+		g.dropped++
+		return false, 0
+	}
+	g.tokens--
+	dropped, g.dropped = g.dropped, 0
+	return true, dropped
+}
+
 // bypasses is what the negative caches of all pods hold, for show: the truth
 // is in the kernel, where the entries end by themselves.
 type bypasses struct {

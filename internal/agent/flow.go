@@ -391,12 +391,16 @@ func (r *run) record(f *flow, mode string, code agentapi.Code, peerDeclined bool
 	if !news {
 		return
 	}
+	ok, dropped := r.agent.news.pass(time.Now())
+	if !ok {
+		return // explain has it all the same
+	}
 	log := r.log.Info
 	if mode == agentapi.ModeReset {
 		log = r.log.Warn
 	}
 	log("connection settled", "conn", f.id, "direction", f.dir, "peer", f.peer(), "mode", mode,
-		"reason", code, "detail", cmp.Or(detail, code.Text()), "policy", f.decision.Policy)
+		"reason", code, "detail", cmp.Or(detail, code.Text()), "policy", f.decision.Policy, "leftOut", dropped)
 }
 
 // bypass lets the next connections to the flow's destination go straight

@@ -43,6 +43,9 @@ const (
 
 	// maxDecisions bounds the memory of explain: about 300 bytes each.
 	maxDecisions = 4096
+	// logPerSecond and logBurst bound the records about connections.
+	logPerSecond = 5
+	logBurst     = 50
 	// maxBypasses bounds the list of the negative cache that the agent shows;
 	// the kernel's own set has a limit of its own.
 	maxBypasses = 4096

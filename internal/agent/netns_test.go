@@ -292,3 +292,25 @@ func TestAgent_manyAtOnce(t *testing.T) {
 		t.Errorf("%+v, reasons %v", s.Conns, s.Reasons)
 	}
 }
+
+// TestAgent_sameNode: two pods of one node, so one agent with two stacks on
+// one device.
+func TestAgent_sameNode(t *testing.T) {
+	l := newLab(t)
+	l.b.dir = l.a.dir
+	l.b.attach(t, podB+"/24", podB6+"/64")
+	l.a.start(t)
+	ln := l.b.pod.listen(t, podB+":0")
+	serve(t, ln, echo)
+	for range 3 {
+		c, err := l.a.pod.dial(t, ln.Addr().String())
+		must(t, err)
+		exchange(t, c, 1<<20)
+	}
+	eventually(t, func() string {
+		if s := l.a.status(t); s.Conns.TotalSMCR != 6 || s.Conns.Live != 0 || s.Pods.Ready != 2 {
+			return fmt.Sprintf("%+v %+v", s.Conns, s.Reasons)
+		}
+		return ""
+	})
+}

@@ -223,8 +223,9 @@ func podOf(att cni.Attachment) config.Pod {
 // times in a redirection's TTL, which is what heartbeat looks at.
 func (r *run) accept(d *door, i int) {
 	l := d.listeners[i]
+	progress := func() { d.progress[i].Store(int64(time.Since(r.agent.started))) }
+	progress()
 	for {
-		d.progress[i].Store(int64(time.Since(r.agent.started)))
 		wait := r.beat()
 		if r.draining.Load() {
 			wait = drainAccept
@@ -234,14 +235,16 @@ func (r *run) accept(d *door, i int) {
 		c, err := l.AcceptTCP()
 		switch {
 		case err == nil:
+			progress()
 			r.flows.Go(func() { d.handle(r.life, c) })
 		case errors.Is(err, os.ErrDeadlineExceeded):
+			progress()
 			if r.draining.Load() {
 				return
 			}
 		case errors.Is(err, net.ErrClosed):
 			return
-		default:
+		default: // no progress: if it lasts, the diversion ends
 			r.agent.metrics.acceptErrors.Inc()
 			if !r.pause(acceptPause) {
 				return
