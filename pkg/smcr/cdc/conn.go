@@ -59,6 +59,7 @@ type Conn struct {
 	peerSeq      uint16 // of the last message accepted
 	peerBlocked  bool
 	updateAsked  bool
+	urgentEnd    uint64 // one past the peer's last urgent byte
 
 	wantDone, wantClose, wantAbort bool
 	sentFlags                      Flags // D, C, A that we have sent
@@ -151,8 +152,11 @@ func (c *Conn) PeerProduced() uint64 { return c.peerProduced }
 // Announced is the consumer position that the peer knows.
 func (c *Conn) Announced() uint64 { return c.announced }
 
-// PeerBlocked reports whether the peer waits for window (its B bit).
-func (c *Conn) PeerBlocked() bool { return c.peerBlocked || c.updateAsked }
+// PeerBlocked reports whether the peer waits to hear how far we have read: for
+// window (its B bit), because it asked (R), or after urgent data (U).
+func (c *Conn) PeerBlocked() bool {
+	return c.peerBlocked || c.updateAsked || c.announced < c.urgentEnd
+}
 
 // Window is how many bytes the peer's RMBE can take now.
 func (c *Conn) Window() uint32 {
@@ -277,6 +281,9 @@ func (c *Conn) HandleMessage(m Message) (Events, error) {
 	c.peerSeq = m.Seq
 	c.peerBlocked = m.Flags.WriterBlocked()
 	c.updateAsked = c.updateAsked || m.Flags.CursorUpdateRequested()
+	if m.Flags.UrgentPresent() {
+		c.urgentEnd = c.peerProduced
+	}
 	ev := Readable
 	if m.Flags.SendingDone() && !c.peerFlags.SendingDone() {
 		c.peerFlags = c.peerFlags.WithSendingDone()
@@ -369,6 +376,11 @@ func (c *Conn) UpdateDue() bool {
 		return false
 	}
 	if c.peerBlocked || c.updateAsked {
+		return true
+	}
+	// §4.7.5: after urgent data the peer writes nothing until it hears that
+	// all of it was consumed, whatever the window.
+	if c.announced < c.urgentEnd && c.consumed >= c.urgentEnd {
 		return true
 	}
 	size := uint64(c.local.Capacity())

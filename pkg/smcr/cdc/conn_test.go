@@ -147,6 +147,32 @@ func TestSection4_5_1_UpdateRequested(t *testing.T) {
 	}
 }
 
+// After urgent data the peer waits until it hears that all of it was consumed.
+func TestSection4_7_5_UrgentData(t *testing.T) {
+	s := newSide(t, cdc.Ring{Size: 1 << 14})
+	s.prod = 20
+	if err := s.receive(cdc.Flags(0).WithUrgentPending().WithUrgentPresent()); err != nil {
+		t.Fatal(err)
+	}
+	s.c.Consume(19)
+	if s.c.Pending() || !s.c.PeerBlocked() {
+		t.Fatalf("before the urgent byte: Pending() = %t, PeerBlocked() = %t", s.c.Pending(), s.c.PeerBlocked())
+	}
+	s.c.Consume(20)
+	s.flush()
+	if len(s.sent) != 1 || s.sent[0].Cons.Count != 20 || s.c.PeerBlocked() {
+		t.Fatalf("sent %v, PeerBlocked() = %t", s.sent, s.c.PeerBlocked())
+	}
+	s.prod = 30
+	if err := s.receive(0); err != nil {
+		t.Fatal(err)
+	}
+	s.c.Consume(30)
+	if s.c.Pending() {
+		t.Error("ordinary data is told at once, too")
+	}
+}
+
 // Our own B: set when data waits for window, once, cleared when it goes out.
 func TestConn_tellsThatItIsBlocked(t *testing.T) {
 	s := newSide(t, cdc.Ring{Size: 1 << 14})
@@ -429,6 +455,7 @@ func TestConn_replaysCaptures(t *testing.T) {
 	for _, name := range []string{
 		"40-v1-first-contact-two-links", "41-v1-subsequent-contact", "43-v1-abnormal-close-unread-data",
 		"01-first-contact-orderly-close", "02-subsequent-contact", "08-flow-control-slow-reader", "10-abnormal-close-unread-data",
+		"07-oob-urgent", "45-v1-oob-urgent",
 	} {
 		for _, first := range []bool{true, false} {
 			who := map[bool]string{true: "first sender", false: "second sender"}[first]

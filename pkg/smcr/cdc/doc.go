@@ -28,7 +28,7 @@
 //
 // A cursor says no more than one capacity ahead of the last one known, which
 // is also all that a correct peer can send. Bytes 26 to 43 of a message are
-// reserved; they are not kept, and sent as zeros. Urgent data (4.7.5) and the
-// sender's side of failover (4.6.1) are not in [Conn] yet: urgent bytes are
-// read in line, as ordinary ones.
+// reserved; they are not kept, and sent as zeros. [Conn] sends no
+// urgent data, and reads the peer's in line (4.7.5); of failover (4.6.1) it
+// has the receiver's side.
 package cdc

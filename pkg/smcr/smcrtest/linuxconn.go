@@ -61,6 +61,8 @@ type linuxConn struct {
 	unacked             []place32 // sent, at each message under way
 	produced            uint64
 	blocked             bool
+	urgent              bool // the next message ends with an urgent byte
+	urgentSent          bool // nothing is sent until the peer has read it
 
 	// Receiving.
 	peerProd, cons, told place32
@@ -126,7 +128,10 @@ func (c *linuxConn) recv(now time.Time, m cdc.Message) error {
 	if c.ready {
 		k := fromCursor(m.Cons).minus(c.peerCons, c.peer.Size)
 		c.peerCons = fromCursor(m.Cons)
-		if c.space += k; c.space > int(c.peer.Size) {
+		if c.space += k; c.space == int(c.peer.Size) {
+			c.urgentSent = false
+		}
+		if c.space > int(c.peer.Size) {
 			return fmt.Errorf("consumer cursor %v passes what was sent", m.Cons)
 		}
 	}
@@ -170,7 +175,7 @@ func (c *linuxConn) transmit(post func(work)) bool {
 	sendD := c.shut && !c.sentD && c.unsent() == 0
 	sendC := c.closed && !abort && c.unsent() == 0
 	n := 0
-	if !abort && !c.gotA && !c.gotC {
+	if !abort && !c.gotA && !c.gotC && !c.urgentSent {
 		n = min(c.unsent(), c.space)
 	}
 	if n == 0 && !abort && (c.gotA || !sendD && !sendC && !c.tell && !c.updateDue()) {
@@ -179,6 +184,7 @@ func (c *linuxConn) transmit(post func(work)) bool {
 	if n > 0 {
 		c.blocked = c.unsent() >= c.space
 		c.writes(n, post)
+		c.urgentSent = c.urgent && c.unsent() == 0
 	} else if c.unsent() == 0 {
 		c.blocked = false
 	}
@@ -188,6 +194,10 @@ func (c *linuxConn) transmit(post func(work)) bool {
 	c.sentC, c.sentA = sendC, abort
 	c.seq++
 	m := cdc.Message{Seq: c.seq, Token: c.peer.Token, Prod: c.prod.cursor(), Cons: c.cons.cursor()}
+	if c.urgentSent && n > 0 {
+		m.Flags = m.Flags.WithUrgentPending().WithUrgentPresent()
+		c.urgent = false
+	}
 	if c.blocked {
 		m.Flags = m.Flags.WithWriterBlocked()
 	}
@@ -234,6 +244,9 @@ func (c *linuxConn) write(n int) int {
 		return 0
 	}
 	n = min(n, len(c.buf)-c.prepared.minus(c.fin, c.bufSize()))
+	if n > 0 && c.l.w.rng.IntN(10) == 0 {
+		c.urgent = true // the last byte of these
+	}
 	for range n {
 		c.buf[c.prepared.count] = streamByte(c.key, c.produced)
 		c.prepared = c.prepared.plus(c.bufSize(), 1)
