@@ -77,11 +77,11 @@ fuzz: ## Run every fuzz target for FUZZTIME (60s).
 	@GO='$(GO)' hack/fuzz.sh $(FUZZTIME)
 
 .PHONY: bench
-bench: deps ## Compare with TCP and with haproxy; table and JSON.
+bench: deps build ## Compare with TCP and with haproxy; table and JSON.
 	$(GO) run ./hack/bench $(ARGS)
 
 .PHONY: demo
-demo: deps ## Carry nginx, redis and iperf3 between two pods over SMC-R and show it.
+demo: deps build ## Carry nginx, redis and iperf3 between two pods over SMC-R and show it.
 	$(GO) run ./hack/demo $(ARGS)
 
 ##@ Check

@@ -95,7 +95,7 @@ func (c *captured) look(roce, tcp []frame, marker string) {
 		}
 	}
 	for _, f := range tcp {
-		if f.malformed && !f.shortProposal() {
+		if f.malformed {
 			c.MalformedFrames = append(c.MalformedFrames, f.number)
 		}
 		if f.tcpLen == 0 {
@@ -111,16 +111,6 @@ func (c *captured) look(roce, tcp []frame, marker string) {
 			c.TCPPayload += uint64(f.tcpLen)
 		}
 	}
-}
-
-// shortProposal says whether the frame has a Proposal without the growth area of
-// 40 bytes that Linux sends (RFC 7609 A.2.2: the offset to the mask/prefix area
-// is 0). It is right, but tshark's dissector always expects that area, and calls
-// the message malformed without it.
-func (f *frame) shortProposal() bool {
-	const offset = 38
-	return slices.Equal(f.clc, []int{1}) && f.tcpLen > offset+2 && len(f.payload) == f.tcpLen &&
-		f.payload[offset] == 0 && f.payload[offset+1] == 0
 }
 
 // overhead is how much of a packet of RDMA WRITE is not payload: BTH, RETH in

@@ -38,7 +38,7 @@ type NetConf struct {
 }
 
 // DefaultDataDir is where plugin and agent meet.
-const DefaultDataDir = "/var/run/kube-smcr"
+const DefaultDataDir = "/run/kube-smcr"
 
 // wireConf is NetConf with what container runtimes and libraries put into
 // every plugin's configuration.

@@ -45,11 +45,11 @@ func TestParse_sample(t *testing.T) {
 		PodBudget:        Budget{MemoryBytes: 256 << 20, Conns: 4096},
 		RMBEBytes:        256 << 10,
 		SendBufferBytes:  256 << 10,
-		DataDir:          "/var/lib/kube-smcr",
+		DataDir:          "/run/kube-smcr",
 		APISocket:        "/run/kube-smcr/agent.sock",
 		MetricsAddress:   netip.MustParseAddrPort("127.0.0.1:9464"),
 		RedirectTTL:      2 * time.Second,
-		NegativeCacheTTL: 5 * time.Minute,
+		NegativeCacheTTL: time.Minute,
 		DrainTimeout:     30 * time.Second,
 		Policies: []Policy{{
 			Name:   "cache",

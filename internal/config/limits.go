@@ -42,9 +42,9 @@ const (
 	defaultNodeMemoryBytes  = 4 << 30
 	defaultNodeConns        = 65536
 	defaultRedirectTTL      = 2 * time.Second
-	defaultNegativeCacheTTL = 5 * time.Minute
+	defaultNegativeCacheTTL = time.Minute
 	defaultDrainTimeout     = 30 * time.Second
-	defaultDataDir          = "/var/lib/kube-smcr"
+	defaultDataDir          = "/run/kube-smcr"
 	defaultAPISocket        = "/run/kube-smcr/agent.sock"
 	defaultMetricsAddress   = "127.0.0.1:9464"
 )
