@@ -110,12 +110,12 @@ func printConns(w io.Writer, c agentapi.Conns) error {
 	}
 	rows := []string{row("ID", "POD", "DIRECTION", "SOURCE", "DESTINATION", "MODE", "REASON", "GROUP", "STATE", "SENT", "RECEIVED", "AGE")}
 	for _, x := range c.Conns {
-		group := ""
+		group, sent, recv := "", "", "" // the kernel moves the bytes of TCP
 		if x.LinkGroup != 0 {
 			group = fmt.Sprintf("%d/%d", x.LinkGroup, x.Link)
+			sent, recv = size(x.BytesSent), size(x.BytesRecv)
 		}
-		rows = append(rows, row(x.ID, x.Pod, x.Direction, x.Source, x.Dest, x.Mode, x.Reason, group, x.State,
-			size(x.BytesSent), size(x.BytesRecv), age(x.Opened)))
+		rows = append(rows, row(x.ID, x.Pod, x.Direction, x.Source, x.Dest, x.Mode, x.Reason, group, x.State, sent, recv, age(x.Opened)))
 	}
 	return table(w, rows...)
 }

@@ -300,6 +300,25 @@ func TestManager_failuresAreRetried(t *testing.T) {
 	}
 }
 
+// TestManager_directoryDisappears: what an unmounted disk does must not reset
+// anybody's connections.
+func TestManager_directoryDisappears(t *testing.T) {
+	b := newBench(t, "", preferAll)
+	b.attach("a", 1)
+	b.start()
+	away := b.store.Dir() + ".away"
+	must(t, os.Rename(b.store.Dir(), away))
+	b.sync()
+	if a := b.attachment("a"); a.State != agentapi.StateReady {
+		t.Errorf("attachment %+v", a)
+	}
+	must(t, os.Rename(away, b.store.Dir()))
+	b.sync()
+	if a := b.attachment("a"); a.State != agentapi.StateReady {
+		t.Errorf("attachment %+v", a)
+	}
+}
+
 func TestManager_malformedRecords(t *testing.T) {
 	b := newBench(t, "", preferAll)
 	must(t, b.store.MakeDir())

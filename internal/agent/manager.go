@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"reflect"
 	"slices"
 	"sync"
@@ -90,6 +91,10 @@ func (m *manager) run(ctx context.Context) {
 // With force it does not wait for the pause after a failure.
 func (m *manager) reconcile(ctx context.Context, now time.Time, force bool) {
 	atts, junk, err := m.a.store.List()
+	if err == nil {
+		// A directory that went away says nothing about pods.
+		_, err = os.Stat(m.a.store.Dir())
+	}
 	if err != nil {
 		m.a.cfg.Log.Warn("attachment records not read; pods stay as they are", "err", err)
 		return
