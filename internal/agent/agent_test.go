@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
+	"github.com/smcr-io/kube-smcr/internal/cni"
 	"github.com/smcr-io/kube-smcr/internal/config"
 	"github.com/smcr-io/kube-smcr/internal/linux"
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
@@ -297,6 +298,38 @@ func TestManager_failuresAreRetried(t *testing.T) {
 				return ""
 			})
 		})
+	}
+}
+
+// TestManager_twoInterfaces: attachments of one namespace share what the agent
+// puts there, and policies see each by its own name.
+func TestManager_twoInterfaces(t *testing.T) {
+	b := newBench(t, "", "policies:\n- {name: p, pods: {interfaces: [net1]}, ports: [80]}\n")
+	p := b.attach("a", 1)
+	b.start()
+	if a := b.attachment("a"); a.State != agentapi.StateIdle {
+		t.Errorf("attachment %+v", a)
+	}
+	must(t, b.store.Write(cni.Attachment{
+		ContainerID: "a2", IfName: "net1", NetNS: "/netns/a", NetNSID: 1, Network: "n",
+		Pod: cni.Pod{Namespace: "test", Name: "a"}, IPs: []netip.Prefix{netip.MustParsePrefix("192.0.2.4/24")},
+	}))
+	b.sync()
+	if one, two := b.attachment("a"), b.attachment("a2"); one.State != agentapi.StateReady || two.State != agentapi.StateReady {
+		t.Errorf("attachments %+v %+v", one, two)
+	}
+	if n := b.kernel.handles(); n != 1 {
+		t.Errorf("%d handles", n)
+	}
+	p.redir.look(func() {
+		if len(p.redir.cfg.Outbound) != 2 || p.redir.cfg.Outbound[0].Ports[0].First != 80 { // IPv4 and IPv6
+			t.Errorf("redirection %+v", p.redir.cfg)
+		}
+	})
+	for src, want := range map[string]agentapi.Code{"127.0.0.1": agentapi.CodeNoPolicy, "192.0.2.4": agentapi.CodeUnseen} {
+		if e := value(b.client.Explain(t.Context(), src, "192.0.2.9:80"))(t); e.Code != want {
+			t.Errorf("%s: %+v, want %s", src, e, want)
+		}
 	}
 }
 
