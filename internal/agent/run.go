@@ -125,10 +125,13 @@ func (r *run) openDoor(ctx context.Context, name string, control linux.Control, 
 // stackConfig is the configuration of the pod's SMC-R stack.
 func (r *run) stackConfig() smcr.Config {
 	n := r.agent.node.Load()
+	// The stack makes its queues for MaxConns, so it should not be told of
+	// more than there is memory for.
+	conns := max(1, min(n.PodBudget.Conns, n.PodBudget.MemoryBytes/r.agent.connBytes()))
 	cfg := smcr.Config{
 		Device: r.agent.device, Option: r.agent.option,
 		RMBESizeBytes: n.RMBEBytes, SendBufferBytes: n.SendBufferBytes, RMBEsPerRMB: config.ConnsPerRegion,
-		MemoryBytes: n.PodBudget.MemoryBytes, MaxConns: n.PodBudget.Conns, AnyPrefix: n.AnyPrefix,
+		MemoryBytes: n.PodBudget.MemoryBytes, MaxConns: conns, AnyPrefix: n.AnyPrefix,
 		Hooks: smcr.Hooks{Malformed: func(where string, err error) {
 			r.agent.metrics.malformed.Inc()
 			r.log.Debug("message not understood", "where", where, "err", err)
