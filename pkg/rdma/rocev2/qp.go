@@ -32,7 +32,11 @@ type QPConfig struct {
 	MaxSGE    int // per send, at most [MaxSGE]; 0: 1
 	MaxInline int // at most [MaxInlineLimit]
 	Memory    Memory
-	Window    int // request packets in flight, at most [MaxWindow]; 0: [DefaultWindow]
+	// ACKDelay is how long the acknowledgement of a few bytes may wait for a
+	// request to travel with; 0: not at all. It must be far below the peer's
+	// ACK timeout.
+	ACKDelay time.Duration
+	Window   int // request packets in flight, at most [MaxWindow]; 0: [DefaultWindow]
 }
 
 // Validate reports what is wrong with the configuration.
@@ -247,6 +251,9 @@ func (q *QP) HandlePacket(now time.Time, p *Packet) {
 	q.stats.RxBytes += uint64(len(p.Payload))
 	if info&opRequest != 0 {
 		q.handleRequest(p, info)
+		if q.rsp.ack {
+			q.delayACK(now, len(p.Payload))
+		}
 		return
 	}
 	q.handleResponse(now, p, info)
@@ -263,17 +270,20 @@ func (q *QP) PollTx(now time.Time, dst []TxPacket) int {
 	case rdma.QPRTS:
 	}
 	n := q.pollResponses(dst)
-	if q.attr.State == rdma.QPRTS {
-		n += q.pollRequests(now, dst[n:])
+	if q.attr.State != rdma.QPRTS || n == len(dst) {
+		return n
+	}
+	if !q.rsp.ack || n+1 == len(dst) {
+		return n + q.pollRequests(now, dst[n:])
+	}
+	// An ACK waits for company. If there is a request it goes along, behind it:
+	// the peer's program waits for the request.
+	if m := q.pollRequests(now, dst[n:len(dst)-1]); m > 0 {
+		n += m
+		q.putACK(&dst[n])
+		n++
 	}
 	return n
-}
-
-// OnlyACK reports whether an acknowledgement is all that PollTx has to send.
-// A shell may hold it back for the moment in which the program that was just
-// woken answers, so that both leave together.
-func (q *QP) OnlyACK() bool {
-	return q.rsp.ack && q.rsp.nak != nakPending && q.rsp.nreads == 0 && q.req.cur == q.req.tail
 }
 
 // PollWC moves completions to dst, in order, and returns how many.

@@ -4,6 +4,7 @@ package rocev2
 
 import (
 	"fmt"
+	"time"
 
 	"github.com/smcr-io/kube-smcr/internal/invariant"
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
@@ -68,11 +69,15 @@ type responder struct {
 	key  rdma.RKey
 
 	ack    bool // an ACK is to be sent
-	nak    nakState
-	nakSyn Syndrome
-	gap    uint64           // highest PSN that came too early
-	reads  [MaxReads]readOp // by PSN
-	nreads int
+	ackNow bool // and not to wait for company
+	// ackAt is when it has waited long enough; zero: nothing waits.
+	ackAt    time.Time
+	ackBytes int // received since the last ACK
+	nak      nakState
+	nakSyn   Syndrome
+	gap      uint64           // highest PSN that came too early
+	reads    [MaxReads]readOp // by PSN
+	nreads   int
 }
 
 func (r *responder) at(i uint32) *recvWQE { return &r.ring[i&uint32(len(r.ring)-1)] }
@@ -80,7 +85,7 @@ func (r *responder) at(i uint32) *recvWQE { return &r.ring[i&uint32(len(r.ring)-
 // stop forgets what is going on, but a NAK that is still to be sent.
 func (r *responder) stop() {
 	r.msg = msgNone
-	r.ack = false
+	r.acked()
 	r.forgetMemory()
 	r.nreads = 0
 }
@@ -142,7 +147,7 @@ func (q *QP) handleRequest(p *Packet, info opInfo) {
 		r.nak = nakNone
 	case r.nak == nakPending && r.psn > r.gap:
 		// Reordered, and complete again before we complained.
-		r.nak, r.ack = nakNone, true
+		r.nak, r.ack, r.ackNow = nakNone, true, true
 	case r.nak == nakPending:
 		// What came early was dropped: ask for it, even if the NAK would
 		// have said that no receive buffer was there.
@@ -354,7 +359,7 @@ func (q *QP) resolveRead(op *readOp) bool {
 func (q *QP) handleDuplicate(p *Packet, psn uint64) {
 	r := &q.rsp
 	if p.BTH.OpCode != ReadRequest {
-		r.ack = true
+		r.ack, r.ackNow = true, true // the peer's timer runs
 		return
 	}
 	n := packets(p.RETH.Length, q.mtu)
@@ -419,16 +424,41 @@ func (q *QP) pollResponses(dst []TxPacket) int {
 		dst[n].putAETH(r.nakSyn, r.msn)
 		q.countNAK(r.nakSyn)
 		r.nak = nakSent
-		r.ack = false
+		r.acked()
 		n++
-	case r.ack:
-		q.put(&dst[n], Acknowledge, r.psn-1, 0, 0)
-		dst[n].putAETH(SyndromeACK(creditsInvalid), r.msn)
-		r.ack = false
+	case r.ack && r.ackNow:
+		q.putACK(&dst[n])
 		n++
 	}
 	return n
 }
+
+func (q *QP) putACK(t *TxPacket) {
+	r := &q.rsp
+	q.put(t, Acknowledge, r.psn-1, 0, 0)
+	t.putAETH(SyndromeACK(creditsInvalid), r.msn)
+	r.acked()
+}
+
+func (r *responder) acked() {
+	r.ack, r.ackNow, r.ackBytes = false, false, 0
+	r.ackAt = time.Time{}
+}
+
+// delayACK lets the ACK that is due wait for a request that goes the same way:
+// in a dialogue the answer takes it along, which saves both sides a wake-up.
+// Bulk data is acknowledged at once.
+func (q *QP) delayACK(now time.Time, n int) {
+	r := &q.rsp
+	if r.ackBytes += n; q.cfg.ACKDelay == 0 || r.ackBytes > maxDelayedBytes {
+		r.ackNow = true
+	} else if r.ackAt.IsZero() && !r.ackNow {
+		r.ackAt = now.Add(q.cfg.ACKDelay)
+	}
+}
+
+// maxDelayedBytes is how much may be received before an ACK no longer waits.
+const maxDelayedBytes = 4096
 
 func (q *QP) countNAK(s Syndrome) {
 	if _, ok := s.RNR(); ok {

@@ -33,7 +33,6 @@ type qp struct {
 	txICRC  rocev2.ICRC
 	unsent  *batch // what the wire did not take
 	overrun bool   // a completion queue overran
-	woke    bool   // a completion woke somebody since the receiver reset it
 	dead    bool   // Close was here
 }
 
@@ -83,6 +82,7 @@ func (p *pd) CreateQP(cfg rdma.QPConfig) (rdma.QP, error) {
 		MaxInline: maxInline,
 		Memory:    pdMemory{p},
 		Window:    d.cfg.WindowPackets,
+		ACKDelay:  ackDelay,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("create queue pair: %w", err)
@@ -322,8 +322,7 @@ func (q *qp) settle() (completed bool) {
 			if w.Send {
 				to = q.sendCQ
 			}
-			ok, woke := to.push(w)
-			q.woke = q.woke || woke
+			ok, _ := to.push(w)
 			if !ok && !q.overrun {
 				q.overrun = true
 				_ = q.m.Modify(time.Now(), rdma.QPAttr{State: rdma.QPError})

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"net"
 	"net/netip"
-	"runtime"
 	"time"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
@@ -18,9 +17,10 @@ import (
 // messages of a busy stream share an acknowledgement.
 const stepBytes = 128 << 10
 
-// holdBytes is how much a queue pair may have received for its acknowledgement
-// to be held back: a few SMC-R messages, never a stream.
-const holdBytes = 1024
+// ackDelay is how long the acknowledgement of a few bytes waits for the
+// program's answer. Bulk data is not held back, and a peer's ACK timeout is a
+// hundred times longer. The runtime's timers are no finer when it is idle.
+const ackDelay = time.Millisecond
 
 // receiveRetry is the pause after a receive call that failed.
 const receiveRetry = 10 * time.Millisecond
@@ -35,7 +35,6 @@ type receiver struct {
 	peer   netip.AddrPort
 	icrc   *rocev2.ICRC // of peer
 	flows  map[netip.AddrPort]*rocev2.ICRC
-	held   []*qp // whose acknowledgement waits for the program's answer
 	counts [numRxCounters]uint64
 }
 
@@ -67,7 +66,6 @@ func (d *Device) receiveLoop() {
 			r.message(&msgs[i])
 		}
 		r.release()
-		r.answerHeld()
 		for i, v := range r.counts {
 			if v != 0 {
 				d.stats.rx[i].Add(v)
@@ -132,7 +130,6 @@ func (r *receiver) packet(b []byte, i uint16) {
 			return
 		}
 		q.own.lock()
-		q.woke = false
 		r.q, r.since = q, 0
 	}
 	if r.q.dead {
@@ -150,55 +147,15 @@ func (r *receiver) packet(b []byte, i uint16) {
 	}
 }
 
-// release lets the queue pair answer and gives it back. After little data,
-// if the program was woken and there is only an acknowledgement to send, it
-// waits until answerHeld: most likely the program answers at once, and then
-// one system call sends both, and one wakes the peer.
+// release lets the queue pair answer and gives it back.
 func (r *receiver) release() {
-	q := r.q
-	if q == nil {
-		return
-	}
-	r.q = nil
-	hold := false
-	if !q.dead {
-		q.drain(r.now)
-		q.settle()
-		if hold = q.woke && r.since <= holdBytes && q.unsent == nil && q.m.OnlyACK(); !hold {
-			q.step(r.now)
-		}
-	}
-	q.unlock()
-	switch {
-	case !hold:
-	case q.recvCQ.call != nil:
-		// The program has run already, in unlock.
-		q.own.lock()
+	if q := r.q; q != nil {
+		r.q = nil
 		if !q.dead {
 			q.step(r.now)
 		}
 		q.unlock()
-	default:
-		r.held = append(r.held, q)
 	}
-}
-
-// answerHeld lets the programs that were woken run, and then sends the
-// acknowledgements that did not go with their answers.
-func (r *receiver) answerHeld() {
-	if len(r.held) == 0 {
-		return
-	}
-	runtime.Gosched()
-	for i, q := range r.held {
-		q.own.lock()
-		if !q.dead {
-			q.step(r.now)
-		}
-		q.unlock()
-		r.held[i] = nil
-	}
-	r.held = r.held[:0]
 }
 
 // QPStats returns the protocol counters of a queue pair of this device.

@@ -19,6 +19,10 @@ const (
 	// corkBytes is the size from which data no longer waits for company; the
 	// value Linux uses.
 	corkBytes = 64 << 10
+	// corkMessages is how many messages may be on their way before a small
+	// piece waits: enough that a request written in pieces does not meet the
+	// peer's delayed acknowledgement.
+	corkMessages = 4
 )
 
 // Config describes a connection to be made.
@@ -361,7 +365,7 @@ func (c *Conn) sendable() uint32 {
 	}
 	// Small pieces wait for the delivery of the last message, so that they
 	// travel together (§4.5.2); delivery needs no timer, it always comes.
-	if c.told.size > 0 && n < min(uint64(c.sendBuffer/2), corkBytes) && n == c.produced-c.sent && !c.wantDone && !c.wantClose {
+	if c.told.size >= corkMessages && n < min(uint64(c.sendBuffer/2), corkBytes) && n == c.produced-c.sent && !c.wantDone && !c.wantClose {
 		return 0
 	}
 	return uint32(n)

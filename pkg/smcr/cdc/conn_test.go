@@ -220,8 +220,10 @@ func TestSection4_5_2_Cork(t *testing.T) {
 			}
 		}
 	}
-	s.write(10)
-	next(10)
+	for range 4 { // pieces of one request wait for nobody
+		s.write(10)
+		next(10)
+	}
 	s.write(10)
 	s.write(20)
 	next(0)
