@@ -12,6 +12,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"runtime"
 	"runtime/debug"
 	"syscall"
 
@@ -80,11 +81,21 @@ func run(args []string, stdout, stderr io.Writer) int {
 		fmt.Fprintf(stdout, "%s: good: node %s, %d policies\n", *file, node.Name, len(node.Policies))
 		return 0
 	}
+	leaveProcessors()
 	if err := serve(node, load, stderr); err != nil {
 		fmt.Fprintf(stderr, "node-agent: %v\n", err)
 		return exitError
 	}
 	return 0
+}
+
+// leaveProcessors keeps half of the node's processors for the pods, unless
+// GOMAXPROCS says otherwise. It also keeps the runtime from handing each small
+// piece of work to another thread, which costs more than the work.
+func leaveProcessors() {
+	if os.Getenv("GOMAXPROCS") == "" {
+		runtime.GOMAXPROCS(max(1, runtime.GOMAXPROCS(0)/2))
+	}
 }
 
 func loadConfig(file string) (*config.Node, error) {
