@@ -4,7 +4,9 @@ package rocev2
 
 import (
 	"bytes"
+	"fmt"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -332,4 +334,42 @@ func TestResponder_regionGoneBeforeResponses(t *testing.T) {
 	b.q.ForgetMemory()
 	b.wantOut("Acknowledge 0 [NAK remote access error msn 1]")
 	b.wantState(rdma.QPError)
+}
+
+// delayed is a bench whose ACKs may wait.
+func delayed(t *testing.T) *bench {
+	t.Helper()
+	return newBench(t, func(c *QPConfig, _ *rdma.QPAttr) { c.ACKDelay = time.Millisecond })
+}
+
+func TestResponder_delayedACKGoesAlone(t *testing.T) {
+	b := delayed(t)
+	b.in(WriteOnly, 0, b.write(0, 8, 8, 'w'))
+	b.wantOut()
+	if d := b.expire(); d != time.Millisecond {
+		t.Errorf("waited %v", d)
+	}
+	b.wantOut("Acknowledge 0 [ACK credit 31 msn 1]")
+	b.wantOut()
+}
+
+func TestResponder_delayedACKGoesWithTheAnswer(t *testing.T) {
+	b := delayed(t)
+	b.in(WriteOnly, 0, b.write(0, 8, 8, 'w'))
+	b.send(b.wr(1, rdma.OpSend, 44))
+	b.wantOut("SEND Only 0 44 bytes A", "Acknowledge 0 [ACK credit 31 msn 1]")
+	if at, ok := b.q.NextTimeout(); ok && !at.After(b.now.Add(time.Millisecond)) {
+		t.Error("the timer of the ACK still runs")
+	}
+}
+
+func TestResponder_whatDoesNotDelay(t *testing.T) {
+	b := delayed(t)
+	for i := range maxDelayedBytes/256 + 1 { // bulk
+		b.in(WriteOnly, i, b.write(0, 256, 256, 'w'))
+	}
+	last := maxDelayedBytes / 256
+	b.wantOut(fmt.Sprintf("Acknowledge %d [ACK credit 31 msn %d]", last, last+1))
+	b.in(WriteOnly, 0, b.write(0, 256, 256, 'w')) // a duplicate: the peer's timer has run out
+	b.wantOut(fmt.Sprintf("Acknowledge %d [ACK credit 31 msn %d]", last, last+1))
 }
