@@ -84,10 +84,10 @@ func TestCase_judge(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			c := &Case{Lower: tt.lower, Base: "base", Targets: []Target{{Path: "ours", Against: "base", Limit: tt.limit}}}
 			for range 3 {
-				c.add("base", 10, Cost{})
+				c.add("base", 10, 0.4, Cost{})
 			}
 			for _, v := range tt.values {
-				c.add("ours", v, Cost{})
+				c.add("ours", v, 0.4, Cost{})
 			}
 			c.judge()
 			if got := c.Targets[0].Reached; got != tt.reached {
@@ -103,8 +103,8 @@ func TestReport_writeTable(t *testing.T) {
 		Targets: []Target{{Path: "smcr.Conn", Against: "TCP", Limit: 0.5}},
 	}
 	for _, v := range []float64{10, 20, 16} {
-		c.add("TCP", v, Cost{Per: "MiB", CPUMicros: 100, Switches: 2.5, TCPSends: 16})
-		c.add("smcr.Conn", v/4+1, Cost{Per: "MiB", CPUMicros: v * 30, UDPSends: 20, TCPSends: 1})
+		c.add("TCP", v, 0.4, Cost{Per: "MiB", CPUMicros: 100, Switches: 2.5, TCPSends: 16})
+		c.add("smcr.Conn", v/4+1, 0.4, Cost{Per: "MiB", CPUMicros: v * 30, UDPSends: 20, TCPSends: 1})
 	}
 	c.judge()
 	r := &Report{

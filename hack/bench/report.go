@@ -40,8 +40,10 @@ type Case struct {
 type Series struct {
 	Path   string    `json:"path"`
 	Values []float64 `json:"values"`
-	Spread Spread    `json:"spread"`
-	Ratio  Spread    `json:"ratioToBase"`
+	// Seconds is how long each round took: much more than asked for is a stall.
+	Seconds []float64 `json:"seconds"`
+	Spread  Spread    `json:"spread"`
+	Ratio   Spread    `json:"ratioToBase"`
 	// Costs are those of the rounds, Cost their medians.
 	Costs []Cost `json:"-"`
 	Cost  Cost   `json:"cost"`
@@ -71,7 +73,7 @@ type Micro struct {
 }
 
 // add notes the value of one path in the round under way.
-func (c *Case) add(path string, value float64, cost Cost) {
+func (c *Case) add(path string, value, seconds float64, cost Cost) {
 	i := slices.IndexFunc(c.Series, func(s Series) bool { return s.Path == path })
 	if i < 0 {
 		i = len(c.Series)
@@ -79,6 +81,7 @@ func (c *Case) add(path string, value float64, cost Cost) {
 	}
 	s := &c.Series[i]
 	s.Values = append(s.Values, value)
+	s.Seconds = append(s.Seconds, seconds)
 	s.Costs = append(s.Costs, cost)
 }
 

@@ -119,7 +119,7 @@ func (j job) once(p path) error {
 	case echo:
 	}
 	for i, c := range j.cases {
-		c.add(p.name, j.metrics[i](r), cost)
+		c.add(p.name, j.metrics[i](r), r.Elapsed.Seconds(), cost)
 	}
 	return nil
 }
