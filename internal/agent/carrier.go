@@ -14,7 +14,7 @@ import (
 // carrier is *smcr.Conn: the network's side of a relay.
 type carrier interface {
 	io.ReaderFrom
-	io.WriterTo
+	RelayTo(w *net.TCPConn) (int64, error)
 	CloseWrite() error
 	Close() error
 	Abort() error

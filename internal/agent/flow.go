@@ -447,6 +447,9 @@ func (p plainTCP) Abort() error {
 	return nil
 }
 
+// RelayTo writes what arrives to w.
+func (p plainTCP) RelayTo(w *net.TCPConn) (int64, error) { return p.WriteTo(w) }
+
 // Info describes the connection.
 func (p plainTCP) Info() smcr.Info {
 	return smcr.Info{Local: p.LocalAddr(), Peer: p.RemoteAddr(), Mode: smcr.ModeTCP, Opened: p.opened}

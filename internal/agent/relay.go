@@ -50,7 +50,7 @@ func relay(app *net.TCPConn, net carrier, tcp *net.TCPConn) (sent, recv int64, e
 		}
 	})
 	wg.Go(func() { // network to application
-		n, e := net.WriteTo(app)
+		n, e := net.RelayTo(app)
 		if recv = n; e == nil {
 			e = app.CloseWrite()
 		}

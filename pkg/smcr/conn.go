@@ -25,6 +25,9 @@ type Conn struct {
 	stack *Stack
 	info  Info   // what is fixed at the rendezvous
 	early []byte // read before the fallback; guarded by rmu, like mayCross
+	// opened: the rendezvous has handed the connection over. Guarded by the
+	// turn.
+	opened bool
 	// mayCross: the peer's Decline may still come, after ours.
 	mayCross bool
 	keepTCP  bool // the TCP connection outlives this one: fallback
@@ -149,6 +152,8 @@ func (c *Conn) release() {
 	s.stats.BytesRecvSMCR += c.consumed.Load()
 	info := c.infoLocked()
 	_ = s.mem.giveSend(c.buf) // the region is unmapped either way
+	c.rdeadline.stop()
+	c.wdeadline.stop()
 	c.lc.Release(time.Now())
 	c.group.flush(time.Now())
 	c.group.freeIfUnused()
@@ -156,7 +161,7 @@ func (c *Conn) release() {
 		_ = c.tcp.Close() // SMC-R has ended in order; TCP ends last
 	}
 	close(c.tcpEnd)
-	if h := s.cfg.Hooks.ConnClosed; h != nil {
+	if h := s.cfg.Hooks.ConnClosed; h != nil && c.opened {
 		h(info)
 	}
 	s.poke()
@@ -255,7 +260,10 @@ func (c *Conn) Read(p []byte) (int, error) {
 		return 0, c.opError("read", net.ErrClosed)
 	}
 	defer c.drop()
-	b, err := c.peek(len(p) > 0)
+	if len(p) == 0 {
+		return 0, nil // as package net: not even the end of the stream
+	}
+	b, err := c.peek(true)
 	if err != nil {
 		return 0, c.opError("read", err)
 	}
@@ -325,13 +333,13 @@ func (c *Conn) peek(wait bool) ([]byte, error) {
 			return nil, net.ErrClosed
 		case c.rdeadline.past.Load():
 			return nil, os.ErrDeadlineExceeded
-		case flags&flagAborted != 0:
-			return nil, syscall.ECONNRESET
-		case avail > 0:
+		case avail > 0: // also after a reset, as with TCP: it was acknowledged
 			off := c.ring.Offset(pos)
 			return c.rmbe[off:min(uint64(off)+avail, uint64(c.ring.Size))], nil
-		case flags&flagPeerDone != 0:
+		case flags&flagPeerDone != 0: // also if we reset it since
 			return nil, io.EOF
+		case flags&flagAborted != 0:
+			return nil, syscall.ECONNRESET
 		case !wait:
 			return nil, nil
 		}
@@ -400,6 +408,9 @@ func (c *Conn) reserve(wait bool) ([]byte, error) {
 		case c.wdeadline.past.Load():
 			return nil, os.ErrDeadlineExceeded
 		case c.state.Load()&flagAborted != 0:
+			if c.state.Load()&flagPeerDone != 0 {
+				return nil, syscall.EPIPE // nobody is there to take it, as with TCP in CLOSE-WAIT
+			}
 			return nil, syscall.ECONNRESET
 		case free > 0:
 			off := pos & (size - 1)
@@ -459,13 +470,26 @@ func (c *Conn) WriteTo(w io.Writer) (int64, error) {
 	if c.group == nil {
 		return c.writeTCPTo(w)
 	}
+	return c.writeTo(w, nil)
+}
+
+// RelayTo is WriteTo for a caller that is the only writer of w. Small arrivals
+// are written by whoever finds them, without waking the caller.
+func (c *Conn) RelayTo(w *net.TCPConn) (int64, error) {
+	if c.group == nil {
+		return c.writeTCPTo(w)
+	}
+	return c.writeTo(w, newSink(w))
+}
+
+func (c *Conn) writeTo(w io.Writer, k *sink) (int64, error) {
 	c.rmu.Lock()
 	defer c.rmu.Unlock()
 	if !c.hold() {
 		return 0, c.opError("read", net.ErrClosed)
 	}
 	defer c.drop()
-	c.sink.Store(newSink(w))
+	c.sink.Store(k)
 	defer c.sink.Store(nil)
 	start := c.consumed.Load()
 	total := func() int64 { return int64(c.consumed.Load() - start) }

@@ -47,6 +47,15 @@ func (d *deadline) set(t time.Time) {
 	})
 }
 
+// stop lets go of the timer, which would keep the connection in memory.
+func (d *deadline) stop() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.timer != nil {
+		d.timer.Stop()
+	}
+}
+
 // wait returns a channel that is closed when the deadline passes.
 func (d *deadline) wait() <-chan struct{} {
 	d.mu.Lock()

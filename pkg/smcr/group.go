@@ -348,12 +348,10 @@ func (g *group) changed() {
 
 // abandon ends a first contact that its rendezvous gave up.
 func (g *group) abandon() {
-	if g.lg.State() == linkgroup.Dead {
-		return // it failed by itself, and was removed then
-	}
+	forming := g.lg.State() == linkgroup.Forming
 	g.lg.Terminate(time.Now(), llc.DeleteOperator)
 	g.flush(time.Now())
-	if g.lg.State() == linkgroup.Dead {
+	if forming { // no event says it; every other group is removed by one
 		g.remove()
 		close(g.formed)
 	}

@@ -45,6 +45,7 @@ type rendezvous struct {
 	group *group
 	first bool
 	conn  *Conn
+	named bool // our Accept or Confirm went out: the peer may know the RMBE
 	peer  clc.PeerID
 
 	reads   chan readResult // the answer of the read under way
@@ -406,6 +407,7 @@ func (r *rendezvous) propose(ctx context.Context, p *clc.Proposal) {
 		r.decline(err)
 		return
 	}
+	r.named = true
 	r.server.Accept(time.Now(), a)
 }
 
@@ -438,6 +440,10 @@ func (r *rendezvous) joinGroup(ctx context.Context) error {
 	s := r.s
 	for {
 		s.lock()
+		if s.closed {
+			s.unlock()
+			return errStackClosed
+		}
 		g, forming := s.serverGroup(r.peer)
 		if g != nil || forming == nil {
 			err := r.admitTo(g)
@@ -502,6 +508,7 @@ func (r *rendezvous) accept(ctx context.Context, a *clc.Accept) {
 	c := clc.Confirm{Endpoint: r.endpoint()}
 	c.MTU = min(c.MTU, a.MTU)
 	r.s.unlock()
+	r.named = true
 	r.client.Confirm(time.Now(), c, r.first)
 	if !r.first {
 		r.client.Complete(time.Now())
@@ -511,6 +518,10 @@ func (r *rendezvous) accept(ctx context.Context, a *clc.Accept) {
 func (r *rendezvous) prepareConfirm(ctx context.Context, a *clc.Accept) error {
 	s := r.s
 	s.lock()
+	if s.closed {
+		s.unlock()
+		return errStackClosed
+	}
 	if a.FirstContact {
 		err := r.admitTo(nil)
 		if err == nil {
@@ -603,11 +614,12 @@ func (r *rendezvous) establish() (*Conn, error) {
 		return nil, r.abort(fmt.Errorf("%w: %d bytes after the last CLC message", clc.ErrUnexpectedData, len(r.partial)))
 	}
 	c := r.conn
-	c.info = r.info(ModeSMCR)
 	r.s.lock()
+	c.info = r.info(ModeSMCR)
 	c.settle()
 	closed := r.s.closed
 	if !closed {
+		c.opened = true
 		r.s.wg.Go(c.watchTCP)
 	}
 	r.s.unlock()
@@ -622,8 +634,8 @@ func (r *rendezvous) establish() (*Conn, error) {
 func (r *rendezvous) fallBack(d clc.Declined) *Conn {
 	r.stopRead()
 	r.discard(d.FromPeer)
-	if d.OutOfSync {
-		r.s.dropPeer(r.peer, d)
+	if d.OutOfSync && d.FromPeer {
+		r.dropGroup()
 	}
 	c := newTCPConn(r.s, r.tcp, r.info(ModeTCP), r.partial)
 	c.info.Reason, c.info.PeerDeclined = d.Reason, d.FromPeer
@@ -632,17 +644,13 @@ func (r *rendezvous) fallBack(d clc.Declined) *Conn {
 	return c
 }
 
-// dropPeer ends the link groups that the peer does not know (appendix C.4).
-func (s *Stack) dropPeer(peer clc.PeerID, d clc.Declined) {
-	if d.FromPeer {
-		peer = d.PeerID
-	}
-	s.lock()
-	defer s.unlock()
-	for _, g := range s.groups {
-		if g.peer == peer {
-			g.kill(errOutOfSync)
-		}
+// dropGroup ends the link group that we named and the peer does not know
+// (RFC 7609 A.2.5, S bit). Its other groups with us are none the worse.
+func (r *rendezvous) dropGroup() {
+	r.s.lock()
+	defer r.s.unlock()
+	if r.group != nil {
+		r.group.kill(errOutOfSync)
 	}
 }
 
@@ -665,7 +673,7 @@ func (r *rendezvous) discard(peerDeclined bool) {
 	if r.conn != nil {
 		r.conn.keepTCP = true
 		r.conn.closed.Store(true)
-		r.conn.lc.Abandon(peerDeclined)
+		r.conn.lc.Abandon(peerDeclined || !r.named)
 		r.group.flush(time.Now())
 	}
 	if r.first && r.group != nil {

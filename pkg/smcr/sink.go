@@ -3,7 +3,6 @@
 package smcr
 
 import (
-	"io"
 	"net"
 	"runtime"
 	"sync/atomic"
@@ -38,19 +37,10 @@ const (
 // another processor and may wait.
 const sinkBytes = 8 << 10
 
-// newSink returns a sink to w, or nil if w is not a socket of package net:
-// only those are certain not to block.
-func newSink(w io.Writer) *sink {
-	var sc syscall.Conn
-	switch w := w.(type) {
-	case *net.TCPConn:
-		sc = w
-	case *net.UnixConn:
-		sc = w
-	default:
-		return nil
-	}
-	raw, err := sc.SyscallConn()
+// newSink returns a sink to w. Nobody else may write to w: a write that waits
+// there has the socket's lock, and the holder of the turn would wait with it.
+func newSink(w *net.TCPConn) *sink {
+	raw, err := w.SyscallConn()
 	if err != nil {
 		return nil // it is closed; the first ordinary write says so
 	}

@@ -16,7 +16,6 @@ import (
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/linkgroup"
-	"github.com/smcr-io/kube-smcr/pkg/smcr/llc"
 )
 
 // Stack is one SMC-R instance: a peer ID, a protection domain and its link
@@ -156,12 +155,13 @@ func (s *Stack) Close() error {
 		c.lc.Abort(now)
 	}
 	for _, g := range s.groups {
-		g.lg.Terminate(now, llc.DeleteOperator)
-		g.flush(now) // the resets and DELETE LINK leave at once
+		g.abandon() // the resets and DELETE LINK leave at once
 	}
 	open := make([]*Conn, 0, len(s.conns))
 	for c := range s.conns {
-		open = append(open, c)
+		if c.opened { // the others belong to their rendezvous, which ends too
+			open = append(open, c)
+		}
 	}
 	for _, g := range s.groups {
 		g.kill(errStackClosed)
@@ -325,8 +325,9 @@ func (s *Stack) step(now time.Time) {
 	for range maxSteps {
 		n, err := s.cq.Poll(s.wcs)
 		if err != nil {
+			// All groups end; what is dirty must still leave the queue.
 			s.failAll(fmt.Errorf("poll completion queue: %w", err))
-			return
+			n = 0
 		}
 		for i := range s.wcs[:n] {
 			wc := &s.wcs[i]
@@ -405,7 +406,9 @@ func (s *Stack) Conns() []Info {
 	defer s.unlock()
 	infos := make([]Info, 0, len(s.conns))
 	for c := range s.conns {
-		infos = append(infos, c.infoLocked())
+		if c.opened {
+			infos = append(infos, c.infoLocked())
+		}
 	}
 	return infos
 }

@@ -532,6 +532,7 @@ func TestStack_closeUnderTraffic(t *testing.T) {
 			}
 			wg.Wait()
 		}},
+		{"device first", func(p *pair, devs []*soft.Device) { _, _ = devs[0].Close(), p.client.Close() }},
 		{"listener first", func(p *pair, _ []*soft.Device) { _, _ = p.l.Close(), p.server.Close() }},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

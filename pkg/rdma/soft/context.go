@@ -3,6 +3,7 @@
 package soft
 
 import (
+	"cmp"
 	"fmt"
 	"sync"
 
@@ -157,15 +158,21 @@ func (c *deviceContext) CreateCQ(depth int) (rdma.CQ, error) {
 
 // Close implements [rdma.Context].
 func (c *deviceContext) Close() error {
-	c.mu.Lock()
-	if c.closed {
-		c.mu.Unlock()
-		return nil
+	first := c.shut()
+	_, mrs, pds := c.owned()
+	for _, m := range mrs {
+		first = cmp.Or(first, m.Close())
 	}
-	c.closed = true
-	var qps []*qp
-	var mrs []*mr
-	var pds []*pd
+	for _, p := range pds {
+		first = cmp.Or(first, p.Close())
+	}
+	return first
+}
+
+// owned returns what the context's domains have, and the domains.
+func (c *deviceContext) owned() (qps []*qp, mrs []*mr, pds []*pd) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	for p := range c.pds {
 		pds = append(pds, p)
 		for q := range p.qps {
@@ -175,7 +182,20 @@ func (c *deviceContext) Close() error {
 			mrs = append(mrs, m)
 		}
 	}
+	return qps, mrs, pds
+}
+
+// shut ends everything but the mappings of the memory, which the context's
+// user may be reading: they end with Close.
+func (c *deviceContext) shut() error {
+	c.mu.Lock()
+	if c.closed {
+		c.mu.Unlock()
+		return nil
+	}
+	c.closed = true
 	c.mu.Unlock()
+	qps, mrs, _ := c.owned()
 
 	var first error
 	keep := func(err error) {
@@ -187,10 +207,7 @@ func (c *deviceContext) Close() error {
 		keep(q.Close())
 	}
 	for _, m := range mrs {
-		keep(m.Close())
-	}
-	for _, p := range pds {
-		keep(p.Close())
+		m.deregister()
 	}
 	c.mu.Lock()
 	cqs := make([]*cq, 0, len(c.cqs))

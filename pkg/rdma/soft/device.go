@@ -86,8 +86,9 @@ func Open(cfg Config) (*Device, error) {
 	return d, nil
 }
 
-// Close closes the device with all its contexts and waits for its goroutines.
-// Open contexts see EventDeviceFatal first.
+// Close ends the device with all its contexts and waits for its goroutines.
+// Open contexts see EventDeviceFatal first; their memory stays mapped until
+// they are closed.
 func (d *Device) Close() error {
 	d.mu.Lock()
 	if d.closed {
@@ -103,7 +104,7 @@ func (d *Device) Close() error {
 
 	for _, c := range open {
 		c.post(rdma.AsyncEvent{Kind: rdma.EventDeviceFatal, Err: rdma.ErrClosed})
-		_ = c.Close()
+		_ = c.shut()
 	}
 	close(d.done)
 	err := d.wire.Close()

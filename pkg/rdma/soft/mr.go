@@ -106,12 +106,26 @@ func (m *mr) Close() error {
 	if !m.closed.CompareAndSwap(false, true) {
 		return nil
 	}
+	m.deregister()
+	m.pd.ctx.mu.Lock()
+	delete(m.pd.mrs, m)
+	m.pd.ctx.mu.Unlock()
+	if err := unix.Munmap(m.mem); err != nil {
+		return fmt.Errorf("unmap memory region: %w", err)
+	}
+	return nil
+}
+
+// deregister takes the region out of the device: afterwards no packet touches
+// the memory.
+func (m *mr) deregister() {
 	p := m.pd
 	p.ctx.mu.Lock()
 	p.ctx.dev.mu.Lock()
-	p.ctx.dev.mrs.clear(m.index)
+	if t := &p.ctx.dev.mrs; t.get(m.index) == m {
+		t.clear(m.index)
+	}
 	p.ctx.dev.mu.Unlock()
-	delete(p.mrs, m)
 	qps := make([]*qp, 0, len(p.qps))
 	for q := range p.qps {
 		qps = append(qps, q)
@@ -126,10 +140,6 @@ func (m *mr) Close() error {
 		q.forgetMemory()
 		q.unlock()
 	}
-	if err := unix.Munmap(m.mem); err != nil {
-		return fmt.Errorf("unmap memory region: %w", err)
-	}
-	return nil
 }
 
 // span returns the n bytes at addr if the region holds them all.

@@ -405,7 +405,7 @@ func (g *Group) pumpData(dst []Output) []Output {
 		}
 		t, ev := c.data.Next()
 		dst = c.appendWrites(dst, t)
-		o := Output{Kind: OutSend, Link: g.link.index, ID: uint64(c.token)}
+		o := Output{Kind: OutSend, Link: g.link.index, Conn: c, ID: uint64(c.token)}
 		t.Message.Append(o.Msg[:0])
 		dst = append(dst, o)
 		g.link.inflight++

@@ -43,7 +43,7 @@ type Output struct {
 
 	Peer Endpoint // OutReceive
 
-	Conn       *Conn // OutWrite, connection events
+	Conn       *Conn // OutWrite, OutSend of a CDC message, connection events
 	Local      [2]cdc.Span
 	RemoteAddr uint64
 	RKey       rdma.RKey

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package smcr_test
+
+import (
+	"net"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/smcr-io/kube-smcr/pkg/smcr"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
+)
+
+// Conns may be asked while rendezvous are under way.
+func TestStack_connsDuringRendezvous(t *testing.T) {
+	p := newPair(t)
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	for _, s := range []*smcr.Stack{p.client, p.server} {
+		wg.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				for _, i := range s.Conns() {
+					if i.Local == nil || i.Peer == nil || i.Mode != smcr.ModeSMCR {
+						t.Errorf("Conns shows a connection that nobody has: %+v", i)
+						return
+					}
+				}
+			}
+		})
+	}
+	for range 30 {
+		a, b := p.dial(t)
+		_, _ = a.Close(), b.Close()
+	}
+	close(stop)
+	wg.Wait()
+}
+
+// ConnClosed comes once for each connection that was opened, and only then.
+func TestHooks_closedMatchesOpened(t *testing.T) {
+	var opened, closed atomic.Int64
+	s := newStack(t, newFakeFabric().device("c", 1), quick, func(c *smcr.Config) {
+		c.Hooks.ConnOpened = func(smcr.Info) { opened.Add(1) }
+		c.Hooks.ConnClosed = func(i smcr.Info) {
+			closed.Add(1)
+			if i.Local == nil {
+				t.Errorf("closed: %+v", i)
+			}
+		}
+	})
+	l, err := smcr.Listen(t.Context(), s, "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	good := testProposal("127.0.0.0/24")
+	for range 3 {
+		c, err := net.Dial("tcp", l.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _ = c.Write(good.Append(nil))
+		readMessage(t, c)
+		_, _ = c.Write(clc.Decline{Version: clc.V1, PeerID: good.PeerID, Reason: clc.ReasonMem}.Append(nil))
+		a, err := l.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _ = a.Close(), c.Close()
+	}
+	waitFor(t, "end", func() bool { st := s.Stats(); return st.Conns == 0 && st.Groups == 0 })
+	if o, c := opened.Load(), closed.Load(); o != 3 || c != 3 {
+		t.Errorf("opened %d, closed %d, want 3 and 3", o, c)
+	}
+}
+
+// Close during a first contact leaves nothing behind: the check is newStack's.
+func TestStack_closeDuringFirstContact(t *testing.T) {
+	good := testProposal("127.0.0.0/24")
+	for _, tc := range []struct {
+		name string
+		talk func(t *testing.T, c net.Conn)
+	}{
+		{"after the Accept", func(t *testing.T, c net.Conn) { _, _ = c.Write(good.Append(nil)); readMessage(t, c) }},
+		{"after the Confirm", func(t *testing.T, c net.Conn) {
+			_, _ = c.Write(good.Append(nil))
+			readMessage(t, c)
+			_, _ = c.Write(clc.Confirm{Endpoint: testEndpoint(true)}.Append(nil))
+		}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			s := newStack(t, newFakeFabric().device("c", 1))
+			l, err := smcr.Listen(t.Context(), s, "tcp", "127.0.0.1:0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer l.Close()
+			c, err := net.Dial("tcp", l.Addr().String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			tc.talk(t, c)
+			waitFor(t, "group", func() bool { return s.Stats().Groups == 1 })
+			if err := s.Close(); err != nil {
+				t.Error(err)
+			}
+			_ = l.Close()
+			if st := s.Stats(); st.MemoryBytes != 0 || st.Groups != 0 || st.Conns != 0 {
+				t.Errorf("closed stack still has %+v", st)
+			}
+		})
+	}
+}
