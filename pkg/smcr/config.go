@@ -79,10 +79,11 @@ type Config struct {
 	// Default 60 s.
 	CloseTimeout time.Duration
 	// IdleGroupTimeout ends a link group that carries no connection.
-	// Default 600 s for servers and 610 s for clients.
+	// Default 600 s; a client waits 10 s longer, so that the server does it.
 	IdleGroupTimeout time.Duration
-	// Hooks report what happens. They are called from the stack's own
-	// goroutines and must not block.
+	// Hooks report what happens. They are called while the stack's state is
+	// held, some by the device's goroutine: they must neither block nor call
+	// methods of the stack or its connections.
 	Hooks Hooks
 }
 

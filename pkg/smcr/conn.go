@@ -73,6 +73,7 @@ const (
 	flagPeerDone    uint32 = 1 << iota // no more data will come
 	flagAborted                        // the connection was reset
 	flagPeerBlocked                    // the peer waits for window
+	flagReset                          // it did not end in order
 )
 
 // newTCPConn wraps a connection that stays TCP.
@@ -131,8 +132,13 @@ func (c *Conn) drop() {
 	if c.users.Add(-1) != 0 {
 		return
 	}
-	// The next user must not see this one's bytes.
-	clear(c.rmbe[:min(c.peerProduced.Load()+uint64(c.ring.Origin), uint64(len(c.rmbe)))])
+	// The next user must not see this one's bytes. After a reset there may be
+	// some that were written and never announced.
+	used := min(c.peerProduced.Load()+uint64(c.ring.Origin), uint64(len(c.rmbe)))
+	if c.state.Load()&flagReset != 0 {
+		used = uint64(len(c.rmbe))
+	}
+	clear(c.rmbe[:used])
 	clear(c.buf.mem[:min(c.produced.Load(), uint64(len(c.buf.mem)))])
 	s := c.stack
 	s.lock()
@@ -185,7 +191,7 @@ func (c *Conn) handle(ev cdc.Events) {
 		f |= flagPeerDone
 	}
 	if ev&cdc.Aborted != 0 {
-		f |= flagAborted
+		f |= flagAborted | flagReset
 	}
 	if d.PeerBlocked() != (c.state.Load()&flagPeerBlocked != 0) {
 		if d.PeerBlocked() {

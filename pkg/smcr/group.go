@@ -15,6 +15,10 @@ import (
 	"github.com/smcr-io/kube-smcr/pkg/smcr/llc"
 )
 
+// clientIdleExtra lets the server end an idle group first, so that a client
+// does not name a group that its server is just giving up.
+const clientIdleExtra = 10 * time.Second
+
 // slotBytes is the room of one LLC or CDC message in registered memory: 44
 // bytes, on a cache line of its own.
 const slotBytes = 64
@@ -90,10 +94,14 @@ func (s *Stack) newGroup(role linkgroup.Role, peer clc.PeerID) (_ *group, err er
 	if err = g.qp.Modify(rdma.QPAttr{State: rdma.QPInit, Access: rdma.RemoteWrite}); err != nil {
 		return nil, fmt.Errorf("queue pair to INIT: %w", err)
 	}
+	idle := s.cfg.IdleGroupTimeout
+	if idle > 0 && role == linkgroup.Client {
+		idle += clientIdleExtra
+	}
 	g.lg = linkgroup.New(linkgroup.Config{
 		Role: role, AllowRFC: s.cfg.Dialects == DialectsBoth, UserID: g.id,
 		SendBuffer:  uint32(s.cfg.SendBufferBytes),
-		IdleTimeout: s.cfg.IdleGroupTimeout, CloseTimeout: s.cfg.CloseTimeout,
+		IdleTimeout: idle, CloseTimeout: s.cfg.CloseTimeout,
 		Rand: rand.New(rand.NewPCG(s.rand.Uint64(), s.rand.Uint64())),
 	})
 	g.local = g.endpoint(g.qp)

@@ -36,7 +36,10 @@ func outcome(n int, err error) string {
 		err  error
 		name string
 	}{
-		{io.EOF, "EOF"}, {net.ErrClosed, "closed"}, {syscall.ECONNRESET, "ECONNRESET"}, {syscall.EPIPE, "EPIPE"},
+		{io.EOF, "EOF"},
+		{net.ErrClosed, "closed"},
+		{syscall.ECONNRESET, "ECONNRESET"},
+		{syscall.EPIPE, "EPIPE"},
 		{syscall.ENOTCONN, "ENOTCONN"},
 	} {
 		if errors.Is(err, e.err) {

@@ -104,8 +104,10 @@ func isReset(err error) bool {
 }
 
 // onlyWriter and onlyReader hide ReadFrom and WriteTo.
-type onlyWriter struct{ io.Writer }
-type onlyReader struct{ io.Reader }
+type (
+	onlyWriter struct{ io.Writer }
+	onlyReader struct{ io.Reader }
+)
 
 // drain reads a stream to its end in a way that the seed chooses.
 func drain(c *smcr.Conn, w io.Writer, seed uint64) (int64, error) {
@@ -387,7 +389,9 @@ func TestChurn_badNetwork(t *testing.T) {
 		{"reordering, jitter", rdmatest.Faults{Reorder: 0.05, Jitter: 2 * time.Millisecond, Loss: 0.005}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			p, _ := newLossyPair(t, rand.Uint64(), tc.faults, small)
+			seed := rand.Uint64()
+			t.Logf("seed %d", seed)
+			p, _ := newLossyPair(t, seed, tc.faults, small)
 			churn(t, bothDirections(t, p), 150, 12, 40_000)
 		})
 	}

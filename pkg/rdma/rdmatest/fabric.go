@@ -58,7 +58,8 @@ func NewFabric(t interface {
 	Cleanup(func())
 	Failed() bool
 	Logf(string, ...any)
-}, seed uint64) *Fabric {
+}, seed uint64,
+) *Fabric {
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("fabric seed: %d", seed)
@@ -144,7 +145,8 @@ func (f *Fabric) Wire(at netip.AddrPort) soft.Wire {
 func (f *Fabric) Open(t interface {
 	Cleanup(func())
 	Fatalf(string, ...any)
-}, cfg soft.Config) *soft.Device {
+}, cfg soft.Config,
+) *soft.Device {
 	port := cfg.Port
 	if port == 0 {
 		port = 4791

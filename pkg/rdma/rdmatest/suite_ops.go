@@ -85,6 +85,7 @@ func operations(mtu rdma.MTU) func(t *testing.T, a, b rdma.Device) {
 						r.HasImm && r.Imm != 0xdeadbeef || r.QPN != y.QP.Num() || r.SrcQP != x.QP.Num() {
 						t.Fatalf("%v of %d bytes: receive completion %+v", op, n, r)
 					}
+				case rdma.OpWrite, rdma.OpRecv, rdma.OpRecvWriteImm:
 				case rdma.OpRead:
 					if c.Bytes != uint32(n) {
 						t.Fatalf("READ of %d bytes: completion says %d", n, c.Bytes)

@@ -72,7 +72,7 @@ func newFuzzed(t *testing.T) *fuzzed {
 	for i := range z.secret.buf {
 		z.secret.buf[i] = 0x55
 	}
-	q, err := NewQP(QPConfig{Num: 1, MaxSendWR: 8, MaxRecvWR: 4, MaxSGE: 2, Memory: z.mem, Window: 16})
+	q, err := NewQP(QPConfig{Num: 1, MaxSendWR: 8, MaxRecvWR: 4, MaxSGE: 2, Memory: z.mem, Window: 16, ACKDelay: 500 * time.Microsecond})
 	if err != nil {
 		t.Fatal(err)
 	}

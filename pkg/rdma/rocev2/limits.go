@@ -60,6 +60,11 @@ const (
 	// (BTH and AtomicETH), the largest MTU and the ICRC.
 	MaxPacketLen = bthLen + atomicETHLen + MaxMTUBytes + ICRCLen
 
+	// maxDelayedBytes is how much may be received before an ACK no longer
+	// waits for a request to travel with: one packet of the largest MTU. More
+	// is bulk data, whose sender waits for the window and not for an answer.
+	maxDelayedBytes = MaxMTUBytes
+
 	// maxEvents bounds the asynchronous events of a queue pair. It dies
 	// once, so that one is enough; after a reset it may die again before
 	// anybody looked.

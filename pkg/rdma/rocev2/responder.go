@@ -457,9 +457,6 @@ func (q *QP) delayACK(now time.Time, n int) {
 	}
 }
 
-// maxDelayedBytes is how much may be received before an ACK no longer waits.
-const maxDelayedBytes = 4096
-
 func (q *QP) countNAK(s Syndrome) {
 	if _, ok := s.RNR(); ok {
 		q.stats.RNRSent++

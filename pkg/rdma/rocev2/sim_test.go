@@ -5,6 +5,7 @@ package rocev2
 import (
 	"bytes"
 	"container/heap"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
@@ -91,6 +92,7 @@ func newSim(tb testing.TB, seed uint64, f faults) *sim {
 	s := &sim{tb: tb, rng: rand.New(rand.NewPCG(seed, 1)), f: f, now: time.Unix(0, 0)}
 	mtu := rdma.MTU(1 + s.rng.IntN(5))
 	window := []int{1, 4, 33, 256}[s.rng.IntN(4)]
+	delay := []time.Duration{0, 100 * time.Microsecond, 3 * time.Millisecond}[s.rng.IntN(3)]
 	psn := [2]rdma.PSN{rdma.PSN(s.rng.Uint32()) & rdma.PSNMask, rdma.PSNMask - rdma.PSN(s.rng.IntN(50))}
 	addr := [2]netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2")}
 	for i := range s.n {
@@ -104,7 +106,7 @@ func newSim(tb testing.TB, seed uint64, f faults) *sim {
 		}
 		q, err := NewQP(QPConfig{
 			Num: rdma.QPN(i + 1), MaxSendWR: 1 + s.rng.IntN(20), MaxRecvWR: simRecvs,
-			MaxSGE: 3, MaxInline: 64, Memory: n.mem, Window: window,
+			MaxSGE: 3, MaxInline: 64, Memory: n.mem, Window: window, ACKDelay: delay,
 		})
 		if err != nil {
 			tb.Fatal(err)
@@ -224,7 +226,7 @@ func (s *sim) work(i int) {
 	if s.rng.IntN(4) > 0 && n.posted < len(n.todo) {
 		m := min(len(n.todo)-n.posted, 1+s.rng.IntN(4))
 		k, err := n.q.PostSend(s.now, n.todo[n.posted:n.posted+m])
-		if err != nil && err != rdma.ErrQueueFull {
+		if err != nil && !errors.Is(err, rdma.ErrQueueFull) {
 			s.tb.Fatal(err)
 		}
 		n.posted += k

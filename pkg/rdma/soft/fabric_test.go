@@ -91,7 +91,7 @@ func TestFabric_cutHeals(t *testing.T) {
 		x, y := rdmatest.Pair(t, a, b, rdmatest.Options{})
 		n.Cut(fabricAddrs[0], fabricAddrs[1], true)
 		x.Send(t, x.Write(1, y, 0, 100_000))
-		time.Sleep(100 * time.Millisecond) // virtual
+		time.Sleep(100 * time.Millisecond) //nolint:forbidigo // virtual time: the test runs in a synctest bubble
 		n.Cut(fabricAddrs[0], fabricAddrs[1], false)
 		rdmatest.AwaitOne(t, x.SendCQ, 1, rdma.StatusSuccess)
 	})

@@ -123,7 +123,7 @@ func (q *qp) Modify(a rdma.QPAttr) error {
 		local := q.dev.Addr()
 		q.peer = netip.AddrPortFrom(a.Path.DGID.Addr(), local.Port())
 		q.txICRC = rocev2.NewICRC(rocev2.Flow{
-			Src: local.Addr(), SrcPort: local.Port(), Dst: q.peer.Addr(), DstPort: q.peer.Port(),
+			Src: local.Addr(), SrcPort: q.dev.sourcePort(), Dst: q.peer.Addr(), DstPort: q.peer.Port(),
 		})
 	case rdma.QPReset:
 		q.dropUnsent()
@@ -236,7 +236,17 @@ func (q *qp) askStep() {
 
 // Close implements [rdma.QP].
 func (q *qp) Close() error {
-	if !q.closed.CompareAndSwap(false, true) {
+	first := q.closed.CompareAndSwap(false, true)
+	// Whoever comes second waits here too: it will unmap memory next. Until
+	// the queue pair is dead its domain knows it, for the same reason.
+	q.own.lock()
+	if !q.dead {
+		q.dead = true
+		q.dropUnsent()
+		q.deadline.Store(0)
+	}
+	q.unlock()
+	if !first {
 		return nil
 	}
 	c, d := q.pd.ctx, q.dev
@@ -246,12 +256,6 @@ func (q *qp) Close() error {
 	d.qps.clear(int(q.num & (maxQP - 1)))
 	d.mu.Unlock()
 	c.mu.Unlock()
-
-	q.own.lock()
-	q.dead = true
-	q.dropUnsent()
-	q.deadline.Store(0)
-	q.unlock()
 	q.sendCQ.users.Add(-1)
 	q.recvCQ.users.Add(-1)
 	c.forget(q.num)

@@ -34,6 +34,14 @@ type batch struct {
 	sent    int
 }
 
+// sourcePort is the UDP source port of what the device sends.
+func (d *Device) sourcePort() uint16 {
+	if p, ok := d.wire.(PortSender); ok {
+		return p.SourcePort()
+	}
+	return d.Addr().Port()
+}
+
 func (d *Device) getBatch() *batch {
 	select {
 	case b := <-d.batches:

@@ -26,10 +26,15 @@ type mmsghdr struct {
 // cmsgRoom is the room for one control message of a 4-byte value.
 const cmsgRoom = 24
 
-// udpWire is a UDP socket.
+// udpWire is a UDP socket to receive and one to send. The second one is not in
+// the network poller: there, each datagram that leaves would wake a thread,
+// because the poller also watches for room to send.
 type udpWire struct {
 	conn     *net.UDPConn
 	raw      syscall.RawConn
+	out      *os.File
+	rawOut   syscall.RawConn
+	source   uint16 // port of out
 	link     *linkWatch
 	scope    uint32 // of link-local addresses
 	v6       bool
@@ -50,6 +55,7 @@ type udpWire struct {
 var (
 	_ Wire        = (*udpWire)(nil)
 	_ LinkWatcher = (*udpWire)(nil)
+	_ PortSender  = (*udpWire)(nil)
 )
 
 // openUDP opens the socket and the link watch in the current namespace.
@@ -88,6 +94,14 @@ func openUDP(cfg Config) (_ *udpWire, err error) {
 	if optErr != nil {
 		return nil, optErr
 	}
+	if err := w.openOut(cfg); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			_ = w.out.Close()
+		}
+	}()
 	w.rxRing, err = unix.Mmap(-1, 0, rxBatch*rxBufferBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err != nil {
 		return nil, fmt.Errorf("map receive buffers: %w", err)
@@ -97,7 +111,58 @@ func openUDP(cfg Config) (_ *udpWire, err error) {
 	return w, nil
 }
 
-// options sets up the socket. Packets are never fragmented: with DF an
+// openOut opens the sending socket, on a port of its own: RoCEv2 lets senders
+// choose the source port.
+func (w *udpWire) openOut(cfg Config) error {
+	family := unix.AF_INET
+	if w.v6 {
+		family = unix.AF_INET6
+	}
+	fd, err := unix.Socket(family, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("open the sending socket: %w", err)
+	}
+	// A blocking descriptor stays out of the poller; each send says that it
+	// does not wait.
+	w.out = os.NewFile(uintptr(fd), "roce-send")
+	err = func() error {
+		if err := unix.Bind(fd, w.sendAddr(cfg.Addr)); err != nil {
+			return fmt.Errorf("bind the sending socket to %v: %w", cfg.Addr, err)
+		}
+		name, err := unix.Getsockname(fd)
+		if err != nil {
+			return fmt.Errorf("name the sending socket: %w", err)
+		}
+		switch a := name.(type) {
+		case *unix.SockaddrInet4:
+			w.source = uint16(a.Port)
+		case *unix.SockaddrInet6:
+			w.source = uint16(a.Port)
+		}
+		if err := w.options(fd, cfg); err != nil {
+			return err
+		}
+		w.rawOut, err = w.out.SyscallConn()
+		return err
+	}()
+	if err != nil {
+		return errors.Join(err, w.out.Close())
+	}
+	return nil
+}
+
+// sendAddr is the local address with a port of the kernel's choice.
+func (w *udpWire) sendAddr(a netip.Addr) unix.Sockaddr {
+	if w.v6 {
+		return &unix.SockaddrInet6{Addr: a.As16(), ZoneId: w.scope}
+	}
+	return &unix.SockaddrInet4{Addr: a.As4()}
+}
+
+// SourcePort implements [PortSender].
+func (w *udpWire) SourcePort() uint16 { return w.source }
+
+// options sets up a socket. Packets are never fragmented: with DF an
 // unconnected socket also sends the identification 0 that the ICRC expects.
 func (w *udpWire) options(fd int, cfg Config) error {
 	level, opt, val := unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DO
@@ -141,7 +206,7 @@ func (w *udpWire) LinkChanged() <-chan struct{} { return w.link.changed }
 
 // Close implements [Wire].
 func (w *udpWire) Close() error {
-	err := errors.Join(w.conn.Close(), w.link.close())
+	err := errors.Join(w.conn.Close(), w.out.Close(), w.link.close())
 	// The receiver is in Recv or about to find the socket closed: the read
 	// lock of the connection makes sure that it is out.
 	return err
@@ -181,7 +246,7 @@ func (w *udpWire) Recv(msgs []Message) (int, error) {
 		m := &msgs[i]
 		off := i * rxBufferBytes
 		m.Data = w.rxRing[off : off+int(w.rxHdr[i].n)]
-		m.Peer = w.source(&w.rxName[i])
+		m.Peer = w.sender(&w.rxName[i])
 		m.SegmentBytes = segmentSize(w.rxCtl[i][:w.rxHdr[i].hdr.Controllen])
 	}
 	return w.rxN, nil
@@ -206,8 +271,8 @@ func (w *udpWire) recvmmsg(fd uintptr) bool {
 	}
 }
 
-// source returns the sender's address.
-func (w *udpWire) source(n *unix.RawSockaddrInet6) netip.AddrPort {
+// sender returns the sender's address.
+func (w *udpWire) sender(n *unix.RawSockaddrInet6) netip.AddrPort {
 	if w.v6 {
 		return netip.AddrPortFrom(netip.AddrFrom16(n.Addr), swap16(n.Port))
 	}
@@ -260,7 +325,7 @@ func (w *udpWire) Send(msgs []Message) (int, error) {
 	}
 	s.fill(msgs)
 	// Control, not Write: Write would make senders wait for each other.
-	err := w.raw.Control(s.fn)
+	err := w.rawOut.Control(s.fn)
 	sent := s.sent
 	if err == nil {
 		err = s.err

@@ -46,6 +46,12 @@ type LinkWatcher interface {
 	LinkChanged() <-chan struct{}
 }
 
+// PortSender is a [Wire] whose datagrams have another source port than the
+// device's, which the ICRC covers.
+type PortSender interface {
+	SourcePort() uint16
+}
+
 // LinkState is the state of the interface and address under a wire.
 type LinkState struct {
 	Up       bool // the address is there and the interface has a carrier
