@@ -42,9 +42,9 @@ func TestParse_sample(t *testing.T) {
 		Name:             "node-a",
 		Device:           Device{SoftAddress: netip.MustParseAddr("192.0.2.1")},
 		NodeBudget:       Budget{MemoryBytes: 4 << 30, Conns: 65536},
-		PodBudget:        Budget{MemoryBytes: 256 << 20, Conns: 4096},
-		RMBEBytes:        256 << 10,
-		SendBufferBytes:  256 << 10,
+		PodBudget:        Budget{MemoryBytes: 512 << 20, Conns: 4096},
+		RMBEBytes:        512 << 10,
+		SendBufferBytes:  512 << 10,
 		DataDir:          "/run/kube-smcr",
 		APISocket:        "/run/kube-smcr/agent.sock",
 		MetricsAddress:   netip.MustParseAddrPort("127.0.0.1:9464"),
@@ -102,7 +102,7 @@ func TestParse_errors(t *testing.T) {
 			"t:4:9: node.rmbe: 102400 bytes, want a power of two", "t:5:15: node.sendBuffer: \"1PB\"",
 		}},
 		{"huge size", minimal + "  rmbe: 9999999999GiB\n", []string{"node.rmbe: \"9999999999GiB\": want a size"}},
-		{"pod over node", minimal + "  budgets:\n    node: {memory: 4MiB, connections: 1}\n    pod: {memory: 5MiB, connections: 2}\n", []string{
+		{"pod over node", minimal + "  budgets:\n    node: {memory: 8MiB, connections: 1}\n    pod: {memory: 9MiB, connections: 2}\n", []string{
 			"t:6:10: node.budgets.pod: memory of a pod", "t:6:10: node.budgets.pod: connections of a pod",
 		}},
 		{"budget under one connection", minimal + "  budgets: {pod: {memory: 64KiB}}\n", []string{"node.budgets.pod: memory (65536 bytes) is less than"}},

@@ -36,8 +36,8 @@ const (
 
 // Defaults of fields that a file leaves out.
 const (
-	defaultBufferBytes      = 256 << 10
-	defaultPodMemoryBytes   = 256 << 20
+	defaultBufferBytes      = 512 << 10
+	defaultPodMemoryBytes   = 512 << 20
 	defaultPodConns         = 4096
 	defaultNodeMemoryBytes  = 4 << 30
 	defaultNodeConns        = 65536

@@ -49,7 +49,7 @@ type Config struct {
 	// nobody: every connection is plain TCP with reason PEERNOSMC.
 	Option Option
 	// RMBESizeBytes is the receive buffer of a connection, 16 KiB to 512 KiB,
-	// a power of two. Default 256 KiB.
+	// a power of two. Default 512 KiB.
 	RMBESizeBytes int
 	// SendBufferBytes is the send buffer of a connection, a power of two.
 	// Default: RMBESizeBytes.
@@ -58,7 +58,7 @@ type Config struct {
 	// Default 8.
 	RMBEsPerRMB int
 	// MemoryBytes bounds the registered memory of the stack; a connection
-	// that would exceed it is declined with MEM. Default 256 MiB.
+	// that would exceed it is declined with MEM. Default 512 MiB.
 	MemoryBytes int
 	// MaxConns bounds the connections of the stack. Default 4096.
 	MaxConns int
@@ -106,10 +106,10 @@ func (c *Config) setDefaults() {
 			*v = d
 		}
 	}
-	def(&c.RMBESizeBytes, 256<<10)
+	def(&c.RMBESizeBytes, 512<<10)
 	def(&c.SendBufferBytes, c.RMBESizeBytes)
 	def(&c.RMBEsPerRMB, 8)
-	def(&c.MemoryBytes, 256<<20)
+	def(&c.MemoryBytes, 512<<20)
 	def(&c.MaxConns, 4096)
 	if c.MessageTimeout == 0 {
 		c.MessageTimeout = clc.DefaultMessageTimeout

@@ -15,7 +15,7 @@ const (
 	// MaxTransmission bounds the bytes that one message announces, so that
 	// the peer starts to read while the rest is on its way: half of the
 	// default buffer.
-	MaxTransmission = 128 << 10
+	MaxTransmission = 256 << 10
 	// corkBytes is the size from which data no longer waits for company; the
 	// value Linux uses.
 	corkBytes = 64 << 10
