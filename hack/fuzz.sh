@@ -45,8 +45,9 @@ trap 'exit 143' TERM
 
 # run fuzzes target number $1. Seed inputs ran in the tests, so -run matches
 # nothing. Making an interesting input small is bounded: by default it may
-# take a minute, all of a target's time. The outcome is one line, and the whole log if it failed. The fuzzer
-# gets a process group of its own (set -m), so that ending it ends its workers.
+# take a minute, all of a target's time. The outcome is one line, and the whole
+# log if it failed. The fuzzer gets a process group of its own (set -m), so that
+# ending it ends its workers.
 run() {
 	local pkg=${targets[$1]% *} name=${targets[$1]#* } log=$logs/$1 began=$SECONDS fuzzer
 	set -m

@@ -54,7 +54,7 @@ type Config struct {
 	// SendBufferBytes is the send buffer of a connection, a power of two.
 	// Default: RMBESizeBytes.
 	SendBufferBytes int
-	// RMBESPerRMB is how many connections share one registered RMB.
+	// RMBEsPerRMB is how many connections share one registered RMB.
 	// Default 8.
 	RMBEsPerRMB int
 	// MemoryBytes bounds the registered memory of the stack; a connection

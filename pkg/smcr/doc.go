@@ -21,9 +21,9 @@
 // who finds it taken leaves a mark, which the holder sees before it goes.
 //
 // The bytes of a connection lie in two rings of registered memory. In the send
-// buffer the writer owns the span from completed to produced+free, the device
-// the rest; in the RMBE the reader owns the span from consumed to
-// peerProduced. The positions are atomics, and they order the accesses: the
+// buffer the device owns the span from completed to produced, the writer the
+// rest; in the RMBE the reader owns the span from consumed to
+// peerProduced, the device the rest. The positions are atomics, and they order the accesses: the
 // device writes the RMBE, then a completion is taken from the CQ, then the
 // holder of the turn stores peerProduced, then the reader loads it.
 //

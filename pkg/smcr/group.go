@@ -46,8 +46,9 @@ type group struct {
 	sges []rdma.SGE
 	recv [1]rdma.RecvWR
 
-	// waiters of set-up and RMB events.
-	setup   *rendezvousWait
+	// Who waits for set-up and RMB events. setup has room for all events of
+	// one set-up.
+	setup   chan setupEvent
 	formed  chan struct{} // closed when the first contact ended, either way
 	rmbWait map[linkgroup.RMBID][]chan bool
 }
@@ -58,11 +59,7 @@ type rmbMemory struct {
 	size int // bytes
 }
 
-// rendezvousWait is how a first contact's goroutine hears of its group.
-type rendezvousWait struct {
-	events chan setupEvent // room for all events of one set-up
-}
-
+// setupEvent is what a first contact's goroutine hears of its group.
 type setupEvent struct {
 	kind linkgroup.EventKind
 	err  error
@@ -72,9 +69,9 @@ type setupEvent struct {
 // exchange.
 func (s *Stack) newGroup(role linkgroup.Role, peer clc.PeerID) (_ *group, err error) {
 	g := &group{
-		s: s, id: groupNumbers.last.Add(1), role: role, peer: peer, opened: time.Now(),
+		s: s, id: lastGroupID.Add(1), role: role, peer: peer, opened: time.Now(),
 		rmbs:    map[linkgroup.RMBID]*rmbMemory{},
-		setup:   &rendezvousWait{events: make(chan setupEvent, 4)},
+		setup:   make(chan setupEvent, 4),
 		formed:  make(chan struct{}),
 		rmbWait: map[linkgroup.RMBID][]chan bool{},
 		wrs:     make([]rdma.SendWR, 0, 2*linkgroup.SendDepth),
@@ -329,13 +326,13 @@ func (g *group) event(o *linkgroup.Output) {
 			g.freeIfUnused()
 		}
 	case linkgroup.EventPointOfNoReturn:
-		g.setup.events <- setupEvent{kind: o.Event}
+		g.setup <- setupEvent{kind: o.Event}
 	case linkgroup.EventReady:
 		g.changed()
-		g.setup.events <- setupEvent{kind: o.Event}
+		g.setup <- setupEvent{kind: o.Event}
 		close(g.formed)
 	case linkgroup.EventSetupFailed:
-		g.setup.events <- setupEvent{kind: o.Event, err: o.Err}
+		g.setup <- setupEvent{kind: o.Event, err: o.Err}
 		g.remove()
 		close(g.formed)
 	case linkgroup.EventRMBConfirmed, linkgroup.EventRMBRefused:

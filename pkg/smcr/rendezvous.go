@@ -166,7 +166,7 @@ func (r *rendezvous) run(ctx context.Context) (*Conn, error) {
 		}
 		var events chan setupEvent
 		if r.first && r.group != nil {
-			events = r.group.setup.events
+			events = r.group.setup
 		}
 		select {
 		case res := <-r.reads:

@@ -54,10 +54,8 @@ type Stack struct {
 	ready atomic.Bool
 }
 
-// groupIDs numbers link groups uniquely in the process.
-type groupIDs struct{ last atomic.Uint32 }
-
-var groupNumbers groupIDs //nolint:gochecknoglobals // a process-wide counter is what makes the IDs unique in the process
+// lastGroupID numbers link groups uniquely in the process.
+var lastGroupID atomic.Uint32 //nolint:gochecknoglobals // a process-wide counter is what makes the IDs unique in the process
 
 // errStackClosed ends what a closed stack was asked to do.
 var errStackClosed = fmt.Errorf("smcr: stack is closed: %w", net.ErrClosed)
@@ -236,7 +234,7 @@ func (s *Stack) completed() {
 
 // run is the stack's goroutine: it sees to timers and the device's events.
 func (s *Stack) run() {
-	timer := time.NewTimer(time.Hour)
+	timer := time.NewTimer(idleWait)
 	defer timer.Stop()
 	events := s.dev.Events()
 	for {

@@ -102,12 +102,11 @@ func (c *cq) Close() error {
 	return nil
 }
 
-// push adds a completion and reports whether there was room and whether
-// somebody was woken.
+// push adds a completion; false means that the queue overran.
 //
 // The consumer arms and then polls once more; we publish and then look at
 // armed. Whatever the order, one of the two sees the other.
-func (c *cq) push(w *rocev2.Completion) (ok, woke bool) {
+func (c *cq) push(w *rocev2.Completion) bool {
 	c.mu.Lock()
 	tail := c.tail.Load()
 	if c.over.Load() || int(tail-c.head.Load()) == len(c.slots) {
@@ -115,7 +114,7 @@ func (c *cq) push(w *rocev2.Completion) (ok, woke bool) {
 		c.mu.Unlock()
 		c.armed.Store(armNone)
 		c.wake()
-		return false, true
+		return false
 	}
 	c.slots[int(tail)&(len(c.slots)-1)] = w.WC
 	c.tail.Store(tail + 1)
@@ -123,10 +122,9 @@ func (c *cq) push(w *rocev2.Completion) (ok, woke bool) {
 	if a := c.armed.Load(); a == armAny || a == armSolicited && w.Wake {
 		if c.armed.CompareAndSwap(a, armNone) || c.armed.CompareAndSwap(armAny, armNone) {
 			c.wake()
-			return true, true
 		}
 	}
-	return true, false
+	return true
 }
 
 // wake notifies, or leaves it to fire: wake runs while queue pairs are owned.

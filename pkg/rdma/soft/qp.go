@@ -326,8 +326,7 @@ func (q *qp) settle() (completed bool) {
 			if w.Send {
 				to = q.sendCQ
 			}
-			ok, _ := to.push(w)
-			if !ok && !q.overrun {
+			if !to.push(w) && !q.overrun {
 				q.overrun = true
 				_ = q.m.Modify(time.Now(), rdma.QPAttr{State: rdma.QPError})
 				q.state.Store(uint32(rdma.QPError))
