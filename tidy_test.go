@@ -50,8 +50,8 @@ var impureImports = []string{
 }
 
 // mayUseUnsafe are the packages of pkg/ that cannot do without: soft maps
-// registered memory, synopt makes the one getsockopt call that x/sys lacks.
-var mayUseUnsafe = []string{"pkg/rdma/soft", "pkg/smcr/synopt"}
+// registered memory, smcr and synopt make system calls that x/sys lacks.
+var mayUseUnsafe = []string{"pkg/rdma/soft", "pkg/smcr", "pkg/smcr/synopt"}
 
 // binary are the files that are data and not text.
 var binary = []string{".o", ".pcap", ".pcapng", ".png", ".gz", ".bin"}

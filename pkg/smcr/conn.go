@@ -452,6 +452,11 @@ func (c *Conn) ReadFrom(r io.Reader) (int64, error) {
 		return 0, c.opError("write", net.ErrClosed)
 	}
 	defer c.drop()
+	if t, ok := r.(*net.TCPConn); ok {
+		if s := newSocket(t); s != nil {
+			r = s
+		}
+	}
 	var total int64
 	for {
 		b, err := c.reserve(true)
@@ -485,7 +490,10 @@ func (c *Conn) RelayTo(w *net.TCPConn) (int64, error) {
 	if c.group == nil {
 		return c.writeTCPTo(w)
 	}
-	return c.writeTo(w, newSink(w))
+	if s := newSocket(w); s != nil {
+		return c.writeTo(s, newSink(s))
+	}
+	return c.writeTo(w, nil) // which says that it is closed
 }
 
 func (c *Conn) writeTo(w io.Writer, k *sink) (int64, error) {

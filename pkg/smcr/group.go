@@ -44,7 +44,7 @@ type group struct {
 	// Work requests being gathered for one post.
 	wrs  []rdma.SendWR
 	sges []rdma.SGE
-	recv [1]rdma.RecvWR
+	recv []rdma.RecvWR // receive slots to give back
 
 	// Who waits for set-up and RMB events. setup has room for all events of
 	// one set-up.
@@ -76,6 +76,7 @@ func (s *Stack) newGroup(role linkgroup.Role, peer clc.PeerID) (_ *group, err er
 		rmbWait: map[linkgroup.RMBID][]chan bool{},
 		wrs:     make([]rdma.SendWR, 0, 2*linkgroup.SendDepth),
 		sges:    make([]rdma.SGE, 0, 4*linkgroup.SendDepth),
+		recv:    make([]rdma.RecvWR, 0, linkgroup.RecvDepth),
 	}
 	defer func() {
 		if err != nil {
@@ -184,24 +185,41 @@ func (g *group) handleCompletion(now time.Time, wc *rdma.WC) {
 			h("link group", err)
 		}
 	}
-	g.postRecv(slot)
+	g.freeSlot(slot)
 }
 
-// postRecv gives a receive slot back to the device.
-func (g *group) postRecv(slot int) {
-	if g.qp == nil {
-		return
-	}
-	g.recv[0] = rdma.RecvWR{ID: uint64(slot), SGE: rdma.SGE{
+// freeSlot notes that a receive slot can go back to the device.
+func (g *group) freeSlot(slot int) {
+	g.recv = append(g.recv, rdma.RecvWR{ID: uint64(slot), SGE: rdma.SGE{
 		Addr: g.slots.Addr() + uint64(slot*slotBytes), Length: llc.Size, LKey: g.slots.LKey(),
-	}}
-	if _, err := g.qp.PostRecv(g.recv[:]); err != nil {
-		g.lg.HandleLinkFailure(time.Now(), 0, fmt.Errorf("post receive: %w", err))
+	}})
+}
+
+// postRecv gives the free receive slots back to the device. That can wait
+// until the messages are dealt with: peers have fewer on their way than there
+// are slots.
+func (g *group) postRecv(now time.Time) {
+	if g.qp != nil && len(g.recv) > 0 {
+		if _, err := g.qp.PostRecv(g.recv); err != nil {
+			g.lg.HandleLinkFailure(now, 0, fmt.Errorf("post receive: %w", err))
+		}
 	}
+	g.recv = g.recv[:0]
 }
 
 // flush carries out what the machine wants, in order.
 func (g *group) flush(now time.Time) {
+	g.carryOut(now)
+	if len(g.recv) > 0 {
+		g.postRecv(now)
+		g.carryOut(now) // if it failed
+	}
+	for _, id := range g.lg.TakeGoneRMBs() {
+		g.freeRMB(id)
+	}
+}
+
+func (g *group) carryOut(now time.Time) {
 	for !g.lg.Idle() {
 		g.s.outs = g.lg.Poll(now, g.s.outs[:0])
 		outs := g.s.outs
@@ -210,9 +228,6 @@ func (g *group) flush(now time.Time) {
 		}
 		g.post(now)
 		clear(outs)
-	}
-	for _, id := range g.lg.TakeGoneRMBs() {
-		g.freeRMB(id)
 	}
 }
 
@@ -223,7 +238,7 @@ func (g *group) do(now time.Time, o *linkgroup.Output) {
 	case linkgroup.OutSend:
 		g.send(o)
 	case linkgroup.OutReceive:
-		g.check(now, "queue pair to RTR", g.toRTR(o.Peer))
+		g.check(now, "queue pair to RTR", g.toRTR(now, o.Peer))
 	case linkgroup.OutTransmit:
 		g.check(now, "queue pair to RTS", g.qp.Modify(rdma.QPAttr{
 			State: rdma.QPRTS, SQPSN: g.local.PSN, Timeout: ackTimeoutCode, RetryCount: 7, RNRRetry: 7,
@@ -243,7 +258,7 @@ const (
 	hopLimit        = 64
 )
 
-func (g *group) toRTR(peer linkgroup.Endpoint) error {
+func (g *group) toRTR(now time.Time, peer linkgroup.Endpoint) error {
 	err := g.qp.Modify(rdma.QPAttr{
 		State: rdma.QPRTR, Path: rdma.Path{SGIDIndex: g.s.gid.Index, DGID: peer.GID, DMAC: peer.MAC, HopLimit: hopLimit},
 		DestQPN: peer.QPN, RQPSN: peer.PSN, MTU: peer.MTU, MinRNRTimer: minRNRTimerCode,
@@ -252,8 +267,9 @@ func (g *group) toRTR(peer linkgroup.Endpoint) error {
 		return err
 	}
 	for slot := range linkgroup.RecvDepth {
-		g.postRecv(slot)
+		g.freeSlot(slot)
 	}
+	g.postRecv(now)
 	return nil
 }
 

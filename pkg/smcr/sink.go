@@ -3,10 +3,8 @@
 package smcr
 
 import (
-	"net"
 	"runtime"
 	"sync/atomic"
-	"syscall"
 )
 
 // sink lets the holder of the turn write arriving bytes straight to the
@@ -18,12 +16,10 @@ import (
 //	 +--WriteTo woke up-----+  +---------------------------------+
 type sink struct {
 	state atomic.Uint32
-	raw   syscall.RawConn
-	// What the write under way works on; owned by whoever made state busy.
-	buf []byte
-	n   int
-	// write is allocated once, not for every call.
-	write func(fd uintptr) bool
+	// to is written by whoever made state busy, or by WriteTo while it is off.
+	to *socket
+	// try makes one write that does not wait; allocated once.
+	try func(fd uintptr) bool
 }
 
 const (
@@ -39,18 +35,11 @@ const sinkBytes = 8 << 10
 
 // newSink returns a sink to w. Nobody else may write to w: a write that waits
 // there has the socket's lock, and the holder of the turn would wait with it.
-func newSink(w *net.TCPConn) *sink {
-	raw, err := w.SyscallConn()
-	if err != nil {
-		return nil // it is closed; the first ordinary write says so
-	}
-	k := &sink{raw: raw}
-	k.write = func(fd uintptr) bool {
-		n, err := syscall.Write(int(fd), k.buf)
-		if err == nil {
-			k.n = n
-		}
-		return true // never wait here
+func newSink(w *socket) *sink {
+	k := &sink{to: w}
+	k.try = func(fd uintptr) bool {
+		w.writeFn(fd)
+		return true
 	}
 	return k
 }
@@ -82,14 +71,15 @@ func (c *Conn) pour() bool {
 	avail = c.peerProduced.Load() - pos
 	for avail > 0 {
 		off := c.ring.Offset(pos)
-		k.buf, k.n = c.rmbe[off:min(uint64(off)+avail, uint64(c.ring.Size))], 0
-		if err := k.raw.Write(k.write); err != nil || k.n == 0 {
+		w := &k.to.w
+		w.buf, w.n, w.calls = c.rmbe[off:min(uint64(off)+avail, uint64(c.ring.Size))], 0, 0
+		if err := k.to.raw.Write(k.try); err != nil || w.n == 0 {
 			break // full or broken: WriteTo finds out
 		}
-		pos += uint64(k.n)
-		avail -= uint64(k.n)
+		pos += uint64(w.n)
+		avail -= uint64(w.n)
 	}
-	k.buf = nil
+	k.to.w.buf = nil
 	c.consumed.Store(pos)
 	k.state.Store(sinkParked)
 	return avail == 0

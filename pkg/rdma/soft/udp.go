@@ -49,7 +49,9 @@ type udpWire struct {
 	rxCtl  [rxBatch][cmsgRoom]byte
 	rxN    int
 	rxErr  error
-	rxFn   func(fd uintptr) bool
+	// rxCalls counts calls since the goroutine last waited.
+	rxCalls int
+	rxFn    func(fd uintptr) bool
 }
 
 var (
@@ -252,10 +254,21 @@ func (w *udpWire) Recv(msgs []Message) (int, error) {
 	return w.rxN, nil
 }
 
+// quietCalls is how many system calls may follow each other without the Go
+// scheduler seeing them. None of them waits. A call that it sees wakes its
+// monitor thread if the process was idle before, which is before every message
+// of a dialogue: two context switches for nothing. A process that goes on
+// working does need the monitor: it polls the network and preempts.
+const quietCalls = 4
+
 // recvmmsg is called by the network poller's loop.
 func (w *udpWire) recvmmsg(fd uintptr) bool {
 	for {
-		n, _, errno := unix.Syscall6(unix.SYS_RECVMMSG, fd, uintptr(unsafe.Pointer(&w.rxHdr[0])), uintptr(w.rxN), unix.MSG_DONTWAIT, 0, 0)
+		call := unix.RawSyscall6
+		if w.rxCalls++; w.rxCalls > quietCalls {
+			call = unix.Syscall6
+		}
+		n, _, errno := call(unix.SYS_RECVMMSG, fd, uintptr(unsafe.Pointer(&w.rxHdr[0])), uintptr(w.rxN), unix.MSG_DONTWAIT, 0, 0)
 		switch errno {
 		case 0:
 			w.rxN, w.rxErr = int(n), nil
@@ -263,6 +276,7 @@ func (w *udpWire) recvmmsg(fd uintptr) bool {
 		case unix.EINTR:
 			continue
 		case unix.EAGAIN:
+			w.rxCalls = 0 // the goroutine waits now
 			return false
 		default:
 			w.rxN, w.rxErr = 0, os.NewSyscallError("recvmmsg", errno)
@@ -396,8 +410,12 @@ func (w *udpWire) sockaddr(n *unix.RawSockaddrInet6, to netip.AddrPort) uint32 {
 
 func (s *udpSender) sendmmsg(fd uintptr) {
 	s.sent, s.err = 0, nil
+	call := unix.Syscall6
+	if s.n <= quietCalls {
+		call = unix.RawSyscall6 // a message or two; bulk goes the ordinary way
+	}
 	for s.sent < s.n {
-		n, _, errno := unix.Syscall6(unix.SYS_SENDMMSG, fd, uintptr(unsafe.Pointer(&s.hdr[s.sent])), uintptr(s.n-s.sent), unix.MSG_DONTWAIT, 0, 0)
+		n, _, errno := call(unix.SYS_SENDMMSG, fd, uintptr(unsafe.Pointer(&s.hdr[s.sent])), uintptr(s.n-s.sent), unix.MSG_DONTWAIT, 0, 0)
 		switch errno {
 		case 0:
 			s.sent += int(n)
