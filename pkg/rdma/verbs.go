@@ -42,6 +42,10 @@ type PD interface {
 	// AllocMR maps size bytes of zeroed memory outside the Go heap, rounded
 	// up to whole pages, and registers them.
 	AllocMR(sizeBytes int, access Access) (MR, error)
+	// RegMR registers the memory of another region here too, with keys of its
+	// own: with several devices of one provider each can reach it. The memory
+	// is unmapped with the last of its regions.
+	RegMR(of MR, access Access) (MR, error)
 	// CreateQP makes an RC queue pair in state RESET.
 	CreateQP(cfg QPConfig) (QP, error)
 	// Close fails while regions or queue pairs exist.
@@ -50,14 +54,15 @@ type PD interface {
 
 // MR is a registered memory region.
 type MR interface {
-	// Bytes is the memory. It must not be used after Close.
+	// Bytes is the memory. It must not be used after the last region with it
+	// is closed.
 	Bytes() []byte
 	// Addr is the address that work requests and peers use for Bytes()[0].
 	Addr() uint64
 	LKey() LKey
 	RKey() RKey
-	// Close deregisters first, so that no packet can touch the memory, and
-	// then unmaps it.
+	// Close deregisters first, so that no packet can touch the memory through
+	// this region, and then unmaps it unless another region has it.
 	Close() error
 }
 

@@ -76,6 +76,17 @@ func (p *fakePD) AllocMR(size int, _ rdma.Access) (rdma.MR, error) {
 	return m, nil
 }
 
+// RegMR gives the region another key; the test's memory is the garbage
+// collector's.
+func (p *fakePD) RegMR(of rdma.MR, _ rdma.Access) (rdma.MR, error) {
+	p.f.mu.Lock()
+	defer p.f.mu.Unlock()
+	p.f.nextKey++
+	m := &fakeMR{f: p.f, mem: of.Bytes(), addr: of.Addr(), key: p.f.nextKey}
+	p.f.mrs[rdma.RKey(m.key)] = m
+	return m, nil
+}
+
 func (p *fakePD) CreateQP(cfg rdma.QPConfig) (rdma.QP, error) {
 	p.f.mu.Lock()
 	defer p.f.mu.Unlock()

@@ -4,6 +4,7 @@ package rdmatest
 
 import (
 	"bytes"
+	"errors"
 	"slices"
 	"testing"
 
@@ -22,6 +23,7 @@ var faultCases = []Case{
 	{"RetryExceeded", testRetryExceeded},
 	{"FlushOnError", testFlushOnError},
 	{"RegionClosedUnderWrites", testRegionClosedUnderWrites},
+	{"SharedMemory", testSharedMemory},
 	{"ClosedDuringTraffic", testClosedDuringTraffic},
 	{"QPFatalEvent", testQPFatalEvent},
 }
@@ -159,6 +161,51 @@ func testDomainIsolation(t *testing.T, a, b rdma.Device) {
 	w.SGL = []rdma.SGE{{Addr: m.Addr(), Length: 100, LKey: m.LKey()}}
 	x.Send(t, w)
 	AwaitOne(t, x.SendCQ, 1, rdma.StatusLocalProtect)
+}
+
+// testSharedMemory: two domains have the same memory; each region has a life of
+// its own, and the memory lives as long as one of them.
+func testSharedMemory(t *testing.T, a, b rdma.Device) {
+	x, y := Pair(t, a, b, Options{})
+	u, v := Pair(t, a, b, Options{})
+	first, err := y.PD.AllocMR(8192, y.opt.Access)
+	if err != nil {
+		t.Fatal(err)
+	}
+	second, err := v.PD.RegMR(first, v.opt.Access)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if second.RKey() == first.RKey() || len(second.Bytes()) != len(first.Bytes()) {
+		t.Errorf("keys %v and %v, %d and %d bytes", first.RKey(), second.RKey(), len(first.Bytes()), len(second.Bytes()))
+	}
+	write := func(id uint64, from, to *End, m rdma.MR, fill byte, want rdma.Status) {
+		t.Helper()
+		copy(from.MR.Bytes(), bytes.Repeat([]byte{fill}, 100))
+		w := from.Write(id, to, 0, 100)
+		w.RemoteAddr, w.RKey = m.Addr(), m.RKey()
+		from.Send(t, w)
+		AwaitOne(t, from.SendCQ, id, want)
+		if want == rdma.StatusSuccess && !bytes.Equal(second.Bytes()[:100], bytes.Repeat([]byte{fill}, 100)) {
+			t.Errorf("write %d is not in the memory", id)
+		}
+	}
+	write(1, x, y, first, 1, rdma.StatusSuccess)
+	write(2, u, v, second, 2, rdma.StatusSuccess)
+	if err := first.Close(); err != nil {
+		t.Fatal(err)
+	}
+	write(3, u, v, second, 3, rdma.StatusSuccess)
+	write(4, x, y, first, 4, rdma.StatusRemoteAccess)
+	if second.Bytes()[0] != 3 {
+		t.Error("a closed region was written")
+	}
+	if _, err := y.PD.RegMR(first, y.opt.Access); !errors.Is(err, rdma.ErrClosed) {
+		t.Errorf("register a closed region: %v", err)
+	}
+	if err := second.Close(); err != nil {
+		t.Error(err)
+	}
 }
 
 func testLocalProtection(t *testing.T, a, b rdma.Device) {

@@ -18,7 +18,7 @@ import (
 type mr struct {
 	pd     *pd
 	index  int
-	mem    []byte
+	mem    *mapping
 	addr   uint64
 	lkey   rdma.LKey
 	rkey   rdma.RKey
@@ -28,9 +28,38 @@ type mr struct {
 
 var _ rdma.MR = (*mr)(nil)
 
+// mapping is mapped memory with the number of its regions.
+type mapping struct {
+	bytes   []byte
+	regions atomic.Int32
+}
+
+// hold keeps the memory mapped for one more region; false if it is too late.
+func (m *mapping) hold() bool {
+	for {
+		n := m.regions.Load()
+		if n == 0 {
+			return false
+		}
+		if m.regions.CompareAndSwap(n, n+1) {
+			return true
+		}
+	}
+}
+
+func (m *mapping) drop() error {
+	if m.regions.Add(-1) > 0 {
+		return nil
+	}
+	if err := unix.Munmap(m.bytes); err != nil {
+		return fmt.Errorf("unmap memory region: %w", err)
+	}
+	return nil
+}
+
 // mapArena maps n zeroed bytes of a memfd. The mapping keeps the memory after
 // the descriptor is closed.
-func mapArena(n int) ([]byte, error) {
+func mapArena(n int) (*mapping, error) {
 	fd, err := unix.MemfdCreate("kube-smcr-mr", unix.MFD_CLOEXEC)
 	if err != nil {
 		return nil, fmt.Errorf("create memfd: %w", err)
@@ -43,7 +72,13 @@ func mapArena(n int) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("map %d bytes of a memfd: %w", n, err)
 	}
-	return b, nil
+	m := &mapping{bytes: b}
+	m.regions.Store(1)
+	return m, nil
+}
+
+func validAccess(a rdma.Access) bool {
+	return a&^(rdma.LocalWrite|rdma.RemoteWrite|rdma.RemoteRead) == 0 && a&(rdma.RemoteWrite|rdma.LocalWrite) != rdma.RemoteWrite
 }
 
 // AllocMR implements [rdma.PD].
@@ -51,8 +86,7 @@ func (p *pd) AllocMR(sizeBytes int, access rdma.Access) (rdma.MR, error) {
 	if sizeBytes <= 0 || uint64(sizeBytes) > maxMRBytes {
 		return nil, fmt.Errorf("allocate memory region of %d bytes: %w", sizeBytes, rdma.ErrInvalid)
 	}
-	if access&^(rdma.LocalWrite|rdma.RemoteWrite|rdma.RemoteRead) != 0 ||
-		access&(rdma.RemoteWrite|rdma.LocalWrite) == rdma.RemoteWrite {
+	if !validAccess(access) {
 		return nil, fmt.Errorf("allocate memory region with access %#x: %w", access, rdma.ErrInvalid)
 	}
 	page := os.Getpagesize()
@@ -60,9 +94,26 @@ func (p *pd) AllocMR(sizeBytes int, access rdma.Access) (rdma.MR, error) {
 	if err != nil {
 		return nil, fmt.Errorf("allocate memory region: %w: %w", rdma.ErrNoResources, err)
 	}
-	m := &mr{pd: p, mem: mem, addr: uint64(uintptr(unsafe.Pointer(unsafe.SliceData(mem)))), access: access}
+	return p.newMR(mem, access)
+}
+
+// RegMR implements [rdma.PD].
+func (p *pd) RegMR(of rdma.MR, access rdma.Access) (rdma.MR, error) {
+	o, ok := of.(*mr)
+	if !ok || !validAccess(access) {
+		return nil, fmt.Errorf("register memory region of %T with access %#x: %w", of, access, rdma.ErrInvalid)
+	}
+	if o.closed.Load() || !o.mem.hold() {
+		return nil, fmt.Errorf("register memory region: %w", rdma.ErrClosed)
+	}
+	return p.newMR(o.mem, access)
+}
+
+// newMR makes a region; it takes over the caller's hold of the memory.
+func (p *pd) newMR(mem *mapping, access rdma.Access) (rdma.MR, error) {
+	m := &mr{pd: p, mem: mem, addr: uint64(uintptr(unsafe.Pointer(unsafe.SliceData(mem.bytes)))), access: access}
 	if err := p.addMR(m); err != nil {
-		_ = unix.Munmap(mem)
+		_ = mem.drop() // the region is not needed
 		return nil, err
 	}
 	return m, nil
@@ -90,7 +141,7 @@ func (p *pd) addMR(m *mr) error {
 }
 
 // Bytes implements [rdma.MR].
-func (m *mr) Bytes() []byte { return m.mem }
+func (m *mr) Bytes() []byte { return m.mem.bytes }
 
 // Addr implements [rdma.MR].
 func (m *mr) Addr() uint64 { return m.addr }
@@ -110,10 +161,7 @@ func (m *mr) Close() error {
 	m.pd.ctx.mu.Lock()
 	delete(m.pd.mrs, m)
 	m.pd.ctx.mu.Unlock()
-	if err := unix.Munmap(m.mem); err != nil {
-		return fmt.Errorf("unmap memory region: %w", err)
-	}
-	return nil
+	return m.mem.drop()
 }
 
 // deregister takes the region out of the device: afterwards no packet touches
@@ -145,10 +193,11 @@ func (m *mr) deregister() {
 // span returns the n bytes at addr if the region holds them all.
 func (m *mr) span(addr uint64, n uint32) ([]byte, bool) {
 	off := addr - m.addr
-	if addr < m.addr || off > uint64(len(m.mem)) || uint64(n) > uint64(len(m.mem))-off {
+	b := m.mem.bytes
+	if addr < m.addr || off > uint64(len(b)) || uint64(n) > uint64(len(b))-off {
 		return nil, false
 	}
-	return m.mem[off : off+uint64(n) : off+uint64(n)], true
+	return b[off : off+uint64(n) : off+uint64(n)], true
 }
 
 // pdMemory is the memory of a protection domain as the machine sees it.

@@ -213,7 +213,7 @@ func TestTable(t *testing.T) {
 
 func TestMR_span(t *testing.T) {
 	const base, size = 0x7000_0000_0000, 8192
-	m := &mr{mem: make([]byte, size), addr: base}
+	m := &mr{mem: &mapping{bytes: make([]byte, size)}, addr: base}
 	for _, c := range []struct {
 		name string
 		addr uint64
