@@ -53,42 +53,55 @@ type Conn struct {
 	sent         uint64 // told to the peer
 	completed    uint64 // delivered, the send buffer before it is free
 	peerConsumed uint64
+	announcedTo  uint64 // the furthest position ever told to the peer: sent, but after a failover
 	seq          uint16 // of the last message sent
+	written      uint16 // §4.6.1, SS: of the last delivered message that described a write
 	told         inflight
 	blocked      bool // the last message had B
+	validate     bool // the link changed: the validation message is next
+	repeat       bool // what the last messages told may be lost
 
 	peerProduced uint64
 	consumed     uint64 // by the application
 	announced    uint64 // told to the peer
-	peerSeq      uint16 // of the last message accepted
+	peerSeq      uint16 // of the last message accepted (§4.6.1: SR)
+	replaying    bool   // the peer changed its link and has not caught up
 	peerBlocked  bool
 	updateAsked  bool
 	urgentEnd    uint64 // one past the peer's last urgent byte
 
 	wantDone, wantClose, wantAbort bool
+	failed                         bool  // ended without the peer: nothing may be sent
 	sentFlags                      Flags // D, C, A that we have sent
 	peerFlags                      Flags // D, C, A that the peer has sent
 }
 
-// inflight is the queue of messages whose delivery is not confirmed: for each
-// the send position it announced.
+// inflight is the queue of messages whose delivery is not confirmed.
 type inflight struct {
-	pos        [MaxInflight]uint64
+	q          [MaxInflight]sentMessage
 	head, size uint8
 }
 
-func (q *inflight) push(p uint64) {
+// sentMessage is what the delivery of a message means.
+type sentMessage struct {
+	pos        uint64 // the send position it announced
+	seq        uint16
+	write      bool // it described a write
+	validation bool // it announced nothing
+}
+
+func (q *inflight) push(m sentMessage) {
 	invariant.Must(q.size < MaxInflight, "more CDC messages in flight than MaxInflight")
-	q.pos[(q.head+q.size)%MaxInflight] = p
+	q.q[(q.head+q.size)%MaxInflight] = m
 	q.size++
 }
 
-func (q *inflight) pop() uint64 {
+func (q *inflight) pop() sentMessage {
 	invariant.Must(q.size > 0, "CDC completion without a message in flight")
-	p := q.pos[q.head]
+	m := q.q[q.head]
 	q.head = (q.head + 1) % MaxInflight
 	q.size--
-	return p
+	return m
 }
 
 // Events is a set of things the application side should know.
@@ -229,10 +242,12 @@ func (c *Conn) Abort() Events {
 // close timer expired; nothing is sent.
 func (c *Conn) Fail() Events {
 	if c.state == Closed {
+		c.failed, c.validate, c.repeat = true, false, false
 		return 0
 	}
 	c.state = Closed
-	c.wantAbort = true
+	c.wantAbort, c.failed = true, true
+	c.validate, c.repeat = false, false
 	return Aborted | Ended
 }
 
@@ -250,9 +265,13 @@ func (c *Conn) abortIfUndeliverable() Events {
 
 // HandleSent tells that the oldest message in flight was delivered.
 func (c *Conn) HandleSent() Events {
-	pos := c.told.pop()
-	if pos > c.completed {
-		c.completed = pos
+	m := c.told.pop()
+	if m.validation {
+		return 0
+	}
+	c.acknowledge(m)
+	if m.pos > c.completed {
+		c.completed = m.pos
 		return Writable
 	}
 	return 0
@@ -263,15 +282,13 @@ func (c *Conn) HandleSent() Events {
 func (c *Conn) HandleMessage(m Message) (Events, error) {
 	if c.state == Closed {
 		// Given up without the peer; what counts is that it writes no more.
-		c.peerFlags |= m.Flags & (flagClosed | flagAbort)
+		if !m.Flags.FailoverValidation() {
+			c.peerFlags |= m.Flags & (flagClosed | flagAbort)
+		}
 		return 0, nil
 	}
 	if m.Flags.FailoverValidation() {
-		// RFC 7609 §4.6.1: what the peer believes delivered must have arrived.
-		if m.Seq != c.peerSeq && SeqNewer(m.Seq, c.peerSeq) {
-			return c.Abort(), fmt.Errorf("%w: sequence number %d after %d", ErrLostData, m.Seq, c.peerSeq)
-		}
-		return 0, nil
+		return c.handleValidation(m.Seq)
 	}
 	if m.Seq != c.peerSeq && !SeqNewer(m.Seq, c.peerSeq) {
 		return 0, ErrStaleMessage
@@ -321,6 +338,9 @@ func (c *Conn) handleAbort() Events {
 // changes on error.
 func (c *Conn) moveCursors(m Message) error {
 	prod, err := c.local.Advance(c.peerProduced, c.local.Cursor(c.peerProduced), m.Prod)
+	if errors.Is(err, ErrStale) && c.replaying {
+		prod, err = c.repeated(m.Prod)
+	}
 	if err != nil {
 		return fmt.Errorf("producer cursor: %w", err)
 	}
@@ -332,11 +352,13 @@ func (c *Conn) moveCursors(m Message) error {
 		if err != nil {
 			return fmt.Errorf("consumer cursor: %w", err)
 		}
-		if cons > c.sent {
-			return fmt.Errorf("%w: position %d, sent %d", ErrUnsent, cons, c.sent)
+		if cons > c.announcedTo {
+			return fmt.Errorf("%w: position %d, sent %d", ErrUnsent, cons, c.announcedTo)
 		}
 		c.peerConsumed = cons
+		c.sent = max(c.sent, cons) // what was read need not be sent again
 	}
+	c.replaying = c.replaying && c.local.Cursor(prod) != m.Prod
 	c.peerProduced = prod
 	return nil
 }
@@ -344,24 +366,35 @@ func (c *Conn) moveCursors(m Message) error {
 // Output.
 
 // Transmission is what must go to the peer now, in order: the stream bytes
-// [Pos, Pos+Len) by RDMA WRITE, then the message by SEND.
+// [Pos, Pos+Len) by RDMA WRITE, then the message by SEND. A failover validation
+// message goes alone.
 type Transmission struct {
-	Pos     uint64
-	Len     uint32
-	Message Message
+	Pos        uint64
+	Len        uint32
+	Validation bool
+	Message    Message
 }
 
 // Pending reports whether Next has something to send.
 func (c *Conn) Pending() bool {
-	return c.token != 0 && c.state != Closed && c.told.size < MaxInflight &&
+	if c.token == 0 || c.failed || c.told.size == MaxInflight {
+		return false
+	}
+	if c.validate || c.repeat {
+		return true
+	}
+	return c.state != Closed &&
 		(c.abortDue() || (!c.wantAbort && (c.sendable() > 0 || c.blockNoticeDue() || c.UpdateDue() || c.closeDue() != 0)))
 }
 
 // sendable is how many bytes may be written now.
 func (c *Conn) sendable() uint32 {
-	n := min(c.produced-c.sent, uint64(c.Window()), MaxTransmission)
-	if c.sentFlags.Closed() || c.peerFlags.Closed() {
+	if c.wantAbort || c.sentFlags.Closed() || c.peerFlags.Closed() {
 		return 0
+	}
+	n := min(c.produced-c.sent, uint64(c.Window()), MaxTransmission)
+	if c.sent < c.announcedTo {
+		return max(uint32(n), uint32(c.announcedTo-c.sent))
 	}
 	// Small pieces wait for the delivery of the last message, so that they
 	// travel together (§4.5.2); delivery needs no timer, it always comes.
@@ -400,7 +433,7 @@ func (c *Conn) blockNoticeDue() bool {
 // closeDue returns the closing flag that may go out now: only after all data
 // was delivered (§4.8.1, 3A).
 func (c *Conn) closeDue() Flags {
-	if c.completed != c.produced {
+	if c.completed != c.produced || c.wantAbort {
 		return 0
 	}
 	var f Flags
@@ -420,9 +453,15 @@ func (c *Conn) abortDue() bool {
 // Next returns the next transmission. Call it only when Pending.
 func (c *Conn) Next() (Transmission, Events) {
 	t := Transmission{Pos: c.sent}
+	if c.validate {
+		t.Validation, t.Message = true, c.validation()
+		return t, 0
+	}
+	c.repeat = false
+	over := c.state == Closed // an end that was told before
 	if c.abortDue() {
 		c.sentFlags = c.sentFlags.WithAbort()
-		t.Message = c.message()
+		t.Message = c.message(false)
 		if c.state == ProcessAbort || c.PeerReleased() {
 			// The peer has said its last word: its A, or its C, after which
 			// it does not answer ours.
@@ -437,6 +476,7 @@ func (c *Conn) Next() (Transmission, Events) {
 	closing := c.closeDue()
 	if t.Len = c.sendable(); t.Len > 0 {
 		c.sent += uint64(t.Len)
+		c.announcedTo = c.sent
 	}
 	c.blocked = c.produced > c.sent && c.Window() == 0
 	c.announced = c.consumed
@@ -448,18 +488,18 @@ func (c *Conn) Next() (Transmission, Events) {
 		c.sentFlags = c.sentFlags.WithSendingDone()
 		c.sentDone()
 	}
-	t.Message = c.message()
-	if c.state == Closed {
+	t.Message = c.message(t.Len > 0)
+	if c.state == Closed && !over {
 		return t, Ended
 	}
 	return t, 0
 }
 
 // message builds the message of the positions and flags as they are and
-// counts it as in flight.
-func (c *Conn) message() Message {
+// counts it as in flight; write tells that it describes one.
+func (c *Conn) message(write bool) Message {
 	c.seq++
-	c.told.push(c.sent)
+	c.told.push(sentMessage{pos: c.sent, seq: c.seq, write: write})
 	f := c.sentFlags
 	if c.blocked {
 		f = f.WithWriterBlocked()
@@ -467,7 +507,7 @@ func (c *Conn) message() Message {
 	return Message{
 		Seq:   c.seq,
 		Token: c.token,
-		Prod:  c.peer.Cursor(c.sent),
+		Prod:  c.peer.Cursor(max(c.sent, c.announcedTo)),
 		Cons:  c.local.Cursor(c.announced),
 		Flags: f,
 	}
@@ -477,5 +517,11 @@ func (c *Conn) message() Message {
 // one span, or two when they wrap.
 func (c *Conn) WriteSpans(t Transmission) [2]Span { return c.peer.Spans(t.Pos, t.Len) }
 
-// InFlight is how many messages were sent and not yet delivered.
-func (c *Conn) InFlight() int { return int(c.told.size) }
+// InFlight is how many messages were sent and not yet delivered. After a
+// failover those that were lost count as one until they are told again.
+func (c *Conn) InFlight() int {
+	if c.repeat {
+		return int(c.told.size) + 1
+	}
+	return int(c.told.size)
+}

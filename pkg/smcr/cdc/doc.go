@@ -24,11 +24,16 @@
 // while [Conn.Pending], [Conn.Next] says which bytes to write to the peer and
 // which message to send after them.
 //
+// When the link of a connection is lost, [Conn.Failover] makes the next
+// transmissions the failover validation message (4.6.1) and the repetition of
+// all that may be lost (4.6.2). A message that came over the lost link may be
+// handed in late; one that was acknowledged there must be handed in before the
+// peer's validation message, or else the connection is reset.
+//
 // # Limitations
 //
 // A cursor says no more than one capacity ahead of the last one known, which
 // is also all that a correct peer can send. Bytes 26 to 43 of a message are
 // reserved; they are not kept, and sent as zeros. [Conn] sends no
-// urgent data, and reads the peer's in line (4.7.5); of failover (4.6.1) it
-// has the receiver's side.
+// urgent data, and reads the peer's in line (4.7.5).
 package cdc

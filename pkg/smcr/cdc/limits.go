@@ -11,3 +11,8 @@ const Size = 44
 // posts 48 for all connections; fewer than those, so that one connection
 // cannot run the link dry.
 const MaxInflight = 32
+
+// maxSeqLag is how far the sequence number of a failover validation message
+// may be behind: a quarter of the number space, since the peer tells old from
+// new within half of it.
+const maxSeqLag = 1 << 14

@@ -3,6 +3,7 @@
 package cdc_test
 
 import (
+	"errors"
 	"math/rand/v2"
 	"testing"
 
@@ -22,6 +23,7 @@ type end struct {
 	consumed uint64
 	key      byte               // of the stream that this side sends
 	wire     []cdc.Transmission // sent and not arrived
+	late     []cdc.Message      // of a lost link: arrived, and not looked at
 	acks     int                // arrived, completion not seen
 	done     bool               // shut down or closed
 }
@@ -82,6 +84,18 @@ func (e *end) arrive(t *testing.T, peer *end) {
 	}
 	tr := e.wire[0]
 	e.wire = e.wire[1:]
+	e.place(t, peer, tr)
+	if _, err := peer.c.HandleMessage(tr.Message); err != nil {
+		t.Fatalf("%s refuses %v: %v", peer.name, tr.Message, err)
+	}
+	e.acks++
+}
+
+// place writes the bytes of a transmission into the peer's RMBE.
+func (e *end) place(t *testing.T, peer *end, tr cdc.Transmission) {
+	if tr.Len == 0 {
+		return
+	}
 	if tr.Pos+uint64(tr.Len)-peer.consumed > uint64(peer.rmbeRing.Capacity()) {
 		t.Fatalf("%s writes up to %d over unread bytes from %d", e.name, tr.Pos+uint64(tr.Len), peer.consumed)
 	}
@@ -92,10 +106,31 @@ func (e *end) arrive(t *testing.T, peer *end) {
 			pos++
 		}
 	}
-	if _, err := peer.c.HandleMessage(tr.Message); err != nil {
-		t.Fatalf("%s refuses %v: %v", peer.name, tr.Message, err)
+}
+
+// failover loses the link of one direction: some of what was sent has arrived
+// and waits to be looked at, the rest never will, and nothing is acknowledged
+// any more.
+func (e *end) failover(t *testing.T, rng *rand.Rand, peer *end) {
+	for _, tr := range e.wire[:rng.IntN(len(e.wire)+1)] {
+		e.place(t, peer, tr)
+		e.late = append(e.late, tr.Message)
 	}
-	e.acks++
+	e.wire, e.acks = nil, 0
+	e.c.Failover()
+}
+
+// arriveLate looks at the oldest message that came over a lost link, maybe
+// long after newer ones.
+func (e *end) arriveLate(t *testing.T, peer *end) {
+	if len(e.late) == 0 {
+		return
+	}
+	m := e.late[0]
+	e.late = e.late[1:]
+	if _, err := peer.c.HandleMessage(m); err != nil && !errors.Is(err, cdc.ErrStaleMessage) {
+		t.Fatalf("%s refuses %v: %v", peer.name, m, err)
+	}
 }
 
 func (e *end) complete() {
@@ -108,7 +143,14 @@ func (e *end) complete() {
 // Two connections, queues that keep order, and everything else at random:
 // no byte is lost, changed or written over, and when both sides go on reading
 // everything arrives.
-func TestModel_streams(t *testing.T) {
+func TestModel_streams(t *testing.T) { model(t, false) }
+
+// The same with links lost at any moment, in each direction apart; only then
+// may bytes that the peer has read be written again, and only those of the
+// same stream positions.
+func TestSection4_6_2_ModelFailover(t *testing.T) { model(t, true) }
+
+func model(t *testing.T, failovers bool) {
 	seed := rand.Uint64()
 	rng := rand.New(rand.NewPCG(seed, 0))
 	defer func() {
@@ -127,7 +169,7 @@ func TestModel_streams(t *testing.T) {
 			if rng.IntN(2) == 0 {
 				e, p = b, a
 			}
-			switch rng.IntN(7) {
+			switch rng.IntN(8) {
 			case 0:
 				e.write(rng.Uint64N(4000))
 			case 1:
@@ -143,13 +185,18 @@ func TestModel_streams(t *testing.T) {
 					e.c.Shutdown()
 					e.done = true
 				}
+			case 7:
+				e.arriveLate(t, p)
+				if failovers && rng.IntN(10) == 0 {
+					e.failover(t, rng, p)
+				}
 			}
 		}
-		settle(t, a, b)
+		settle(t, a, b, rng, failovers)
 		for _, e := range []*end{a, b} {
 			e.c.Shutdown()
 		}
-		settle(t, a, b)
+		settle(t, a, b, rng, failovers)
 		for _, e := range []*end{a, b} {
 			if !e.c.PeerIsDone() {
 				t.Fatalf("%s: the peer is not done, state %v", e.name, e.c.State())
@@ -158,7 +205,7 @@ func TestModel_streams(t *testing.T) {
 				t.Fatalf("%s: close gives events %b", e.name, ev)
 			}
 		}
-		settle(t, a, b)
+		settle(t, a, b, rng, failovers)
 		for _, e := range []*end{a, b} {
 			if e.c.State() != cdc.Closed || !e.c.PeerReleased() || e.c.WasAborted() || e.c.InFlight() != 0 {
 				t.Fatalf("%s: state %v, %d in flight", e.name, e.c.State(), e.c.InFlight())
@@ -169,16 +216,25 @@ func TestModel_streams(t *testing.T) {
 
 // settle goes on, reading all, until nothing moves; then all that was
 // produced must have been consumed.
-func settle(t *testing.T, a, b *end) {
+func settle(t *testing.T, a, b *end, rng *rand.Rand, failovers bool) {
 	t.Helper()
+	left := 0 // links to be lost meanwhile
+	if failovers {
+		left = rng.IntN(4)
+	}
 	for range 10000 {
 		for _, e := range [][2]*end{{a, b}, {b, a}} {
+			if left > 0 && rng.IntN(5) == 0 {
+				e[0].failover(t, rng, e[1])
+				left--
+			}
 			e[0].transmit()
+			e[0].arriveLate(t, e[1])
 			e[0].arrive(t, e[1])
 			e[0].complete()
 			e[1].read(t, 1<<20, e[0])
 		}
-		if len(a.wire)+len(b.wire)+a.acks+b.acks == 0 && !a.c.Pending() && !b.c.Pending() {
+		if len(a.wire)+len(b.wire)+len(a.late)+len(b.late)+a.acks+b.acks == 0 && !a.c.Pending() && !b.c.Pending() {
 			break
 		}
 	}

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cdc
+
+import "fmt"
+
+// Failover moves the connection to another link after its own is closed: what
+// was under way there is neither delivered nor reported any more. The next
+// transmission is the failover validation message (§4.6.1), the one after it
+// says everything again that the peer may not have heard (§4.6.2): one write
+// of all data not known to have arrived, with new data if there is room, one
+// message with a new sequence number, and the flags of our end.
+//
+// A connection whose link works moves without this once nothing is in flight.
+func (c *Conn) Failover() Events {
+	for c.told.size > 0 {
+		if m := c.told.pop(); !m.validation {
+			c.repeat = true
+		}
+	}
+	if c.failed {
+		c.repeat = false
+		return 0
+	}
+	// A connection that ended or was reset has no data left to be lost.
+	c.validate = !c.WasAborted() && (c.state != Closed || c.repeat)
+	// What the peer has read has arrived.
+	delivered := max(c.completed, c.peerConsumed)
+	c.sent = delivered
+	if delivered > c.completed {
+		c.completed = delivered
+		return Writable
+	}
+	return 0
+}
+
+// acknowledge notes how far the peer's RNIC has acknowledged writes (§4.6.1).
+// Messages without a write do not count, since losing one loses no data; but
+// the number must not fall so far behind that the peer takes it for a future
+// one.
+func (c *Conn) acknowledge(m sentMessage) {
+	if m.write || m.seq-c.written > maxSeqLag {
+		c.written = m.seq
+	}
+}
+
+// validation builds the failover validation message. It has no sequence
+// number of its own, and nothing in it counts but token, number and flag.
+func (c *Conn) validation() Message {
+	c.validate = false
+	c.told.push(sentMessage{validation: true})
+	return Message{Seq: c.written, Token: c.token, Flags: Flags(0).WithFailoverValidation()}
+}
+
+// handleValidation checks that what the peer believes delivered has arrived,
+// or else data is lost and the connection must be reset (§4.6.1).
+func (c *Conn) handleValidation(seq uint16) (Events, error) {
+	if c.WasAborted() {
+		return 0, nil
+	}
+	if SeqNewer(seq, c.peerSeq) {
+		return c.Abort(), fmt.Errorf("%w: sequence number %d after %d", ErrLostData, seq, c.peerSeq)
+	}
+	c.replaying = true
+	return 0, nil
+}
+
+// repeated is the position of a producer cursor that is behind the last one.
+// After a change of link that is no fault: Linux goes back to what it knows to
+// be delivered, and may say so before it has written all again. It cannot be
+// further behind than the RMBE is large; the position never goes back.
+func (c *Conn) repeated(prod Cursor) (uint64, error) {
+	if _, err := c.local.Distance(prod, c.local.Cursor(c.peerProduced)); err != nil {
+		return 0, ErrStale
+	}
+	return c.peerProduced, nil
+}
