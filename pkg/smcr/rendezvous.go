@@ -696,9 +696,7 @@ func (s *Stack) proposal(tcp *net.TCPConn) clc.Proposal {
 			p.IPv4 = pre
 			break
 		}
-		if len(p.IPv6) < clc.MaxPrefixes {
-			p.IPv6 = append(p.IPv6, pre)
-		}
+		p.IPv6.Add(pre) // what is beyond clc.MaxPrefixes is left out
 	}
 	return p
 }

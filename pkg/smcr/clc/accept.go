@@ -5,7 +5,6 @@ package clc
 import (
 	"encoding/binary"
 
-	"github.com/smcr-io/kube-smcr/internal/invariant"
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 )
 
@@ -92,7 +91,7 @@ type Accept struct {
 // Confirm is the client's answer to an Accept (RFC 7609 §3.5.1.3, A.2.4).
 type Confirm struct {
 	Endpoint
-	GIDs []rdma.GID // version 2 first contact: where more links may end
+	GIDs List[rdma.GID] // version 2 first contact: where more links may end
 }
 
 // ParseAccept decodes a whole Accept. Errors are of type *[ParseError], or of
@@ -144,11 +143,8 @@ func ParseConfirm(b []byte) (Confirm, error) {
 		return Confirm{}, err
 	}
 	c := Confirm{Endpoint: parseEndpoint(b, h)}
-	if gids > 0 {
-		c.GIDs = make([]rdma.GID, gids)
-		for i := range c.GIDs {
-			c.GIDs[i] = rdma.GID(b[acceptV2Base+fceLen+gidListHeadLen+i*gidLen:])
-		}
+	for i := range gids {
+		c.GIDs.Add(rdma.GID(b[acceptV2Base+fceLen+gidListHeadLen+i*gidLen:]))
 	}
 	return c, c.check(h)
 }
@@ -220,13 +216,12 @@ func (a Accept) Append(b []byte) []byte {
 
 // Append encodes the Confirm.
 func (c Confirm) Append(b []byte) []byte {
-	invariant.Must(len(c.GIDs) <= MaxGIDs, "clc: Confirm with too many GIDs")
 	start := len(b)
 	b = c.append(b, TypeConfirm)
 	if c.Version >= V2 && c.FirstContact {
-		b = append(b, byte(len(c.GIDs)), 0, 0, 0)
-		for i := range c.GIDs {
-			b = append(b, c.GIDs[i][:]...)
+		b = append(b, byte(c.GIDs.Len()), 0, 0, 0)
+		for _, g := range c.GIDs.Slice() {
+			b = append(b, g[:]...)
 		}
 	}
 	return finish(b, start)

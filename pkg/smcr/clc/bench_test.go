@@ -4,23 +4,27 @@ package clc
 
 import "testing"
 
-// Lists of version 2 (EIDs, GIDs) are the one thing whose parsing allocates.
-// CLC messages are sent at the opening of a connection only.
+// benched are one message of each form, the longest included.
+func benched(tb testing.TB) []sample {
+	return []sample{
+		{"proposal", load(tb, "captured/proposal-40")},
+		{"proposal-v2", load(tb, "captured/proposal-01")},
+		{"proposal-full", fullProposal().Append(nil)},
+		{"accept", load(tb, "captured/accept-40")},
+		{"accept-v2", load(tb, "captured/accept-01")},
+		{"confirm", load(tb, "captured/confirm-40")},
+		{"confirm-v2", load(tb, "captured/confirm-20")},
+		{"decline", load(tb, "captured/decline-11")},
+		{"decline-v2", load(tb, "captured/decline-12")},
+	}
+}
+
 func BenchmarkParse(b *testing.B) {
-	for _, tt := range []struct{ name, file string }{
-		{"proposal", "proposal-40"},
-		{"proposal-v2", "proposal-01"},
-		{"accept", "accept-40"},
-		{"accept-v2", "accept-01"},
-		{"confirm", "confirm-40"},
-		{"confirm-v2", "confirm-01"},
-		{"decline", "decline-11"},
-	} {
-		raw := load(b, "captured/"+tt.file)
-		b.Run(tt.name, func(b *testing.B) {
+	for _, s := range benched(b) {
+		b.Run(s.name, func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
-				if err := parseOne(raw); err != nil {
+				if _, err := recode(nil, s.raw); err != nil {
 					b.Fatal(err)
 				}
 			}
@@ -28,22 +32,64 @@ func BenchmarkParse(b *testing.B) {
 	}
 }
 
-// parseOne decodes without an interface, which would be an allocation of the
-// benchmark and not of the codec.
-func parseOne(raw []byte) error {
+func BenchmarkParseAppend(b *testing.B) {
+	for _, s := range benched(b) {
+		buf := make([]byte, 0, MaxLen)
+		b.Run(s.name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				if _, err := recode(buf, s.raw); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+// recode decodes a message and, unless dst is nil, encodes it again. It uses
+// no interface, which would be an allocation of the benchmark and not of the
+// codec.
+func recode(dst, raw []byte) ([]byte, error) {
 	h, err := ParseHeader([HeaderLen]byte(raw))
 	if err != nil {
-		return err
+		return nil, err
 	}
 	switch h.Type {
 	case TypeProposal:
-		_, err = ParseProposal(raw)
+		m, err := ParseProposal(raw)
+		if err != nil || dst == nil {
+			return nil, err
+		}
+		return m.Append(dst), nil
 	case TypeAccept:
-		_, err = ParseAccept(raw)
+		m, err := ParseAccept(raw)
+		if err != nil || dst == nil {
+			return nil, err
+		}
+		return m.Append(dst), nil
 	case TypeConfirm:
-		_, err = ParseConfirm(raw)
+		m, err := ParseConfirm(raw)
+		if err != nil || dst == nil {
+			return nil, err
+		}
+		return m.Append(dst), nil
 	case TypeDecline:
-		_, err = ParseDecline(raw)
+		m, err := ParseDecline(raw)
+		if err != nil || dst == nil {
+			return nil, err
+		}
+		return m.Append(dst), nil
 	}
-	return err
+	return nil, parseErr(4, "unknown message type %d", raw[4])
+}
+
+// A message of any form is decoded and encoded without allocation.
+func TestCodecAllocatesNothing(t *testing.T) {
+	for _, s := range benched(t) {
+		buf := make([]byte, 0, MaxLen)
+		var err error
+		if n := testing.AllocsPerRun(100, func() { _, err = recode(buf, s.raw) }); n != 0 || err != nil {
+			t.Errorf("%s: %v allocations, %v", s.name, n, err)
+		}
+	}
 }

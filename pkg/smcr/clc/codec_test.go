@@ -53,7 +53,7 @@ func TestCapturedFields(t *testing.T) {
 		{"captured/proposal-01", Proposal{
 			Version: 2, V1: ModeNone, V2: ModeR, HasSMCD: true,
 			Ext: V2Extension{
-				EIDs: []EID{eid("SMCV2-DEFAULT-UEID")}, Release: 1, GID: gid("10.0.0.2"),
+				EIDs: ListOf(eid("SMCV2-DEFAULT-UEID")), Release: 1, GID: gid("10.0.0.2"),
 				MaxConns: 255, MaxLinks: 2, FeatureMask: 1,
 			},
 		}},
@@ -80,7 +80,7 @@ func TestCapturedFields(t *testing.T) {
 					MaxConns: 255, MaxLinks: 2, FeatureMask: 1,
 				},
 			},
-			GIDs: []rdma.GID{gid("10.0.0.2"), gid("10.0.0.12")},
+			GIDs: ListOf(gid("10.0.0.2"), gid("10.0.0.12")),
 		}},
 		{"captured/decline-11", Decline{
 			Version: 1, PeerID: NewPeerID(0xd1bc, macClient), Reason: ReasonNoDev,
@@ -111,14 +111,14 @@ func fullProposal() Proposal {
 		Ext:  V2Extension{Release: 1, SEID: true, MaxConns: 255, MaxLinks: 2, FeatureMask: 1, GID: rdma.GID{15: 3}},
 	}
 	for i := range MaxPrefixes {
-		p.IPv6 = append(p.IPv6, netip.PrefixFrom(netip.AddrFrom16([16]byte{0x20, 1, 15: byte(i)}), 64+i))
+		p.IPv6.Add(netip.PrefixFrom(netip.AddrFrom16([16]byte{0x20, 1, 15: byte(i)}), 64+i))
 	}
 	for range MaxEIDs {
-		p.Ext.EIDs = append(p.Ext.EIDs, eid("E"))
+		p.Ext.EIDs.Add(eid("E"))
 	}
-	p.SMCDv2 = make([]byte, smcdV2ExtLen+MaxISMGIDs*ismGIDLen)
-	for i := range p.SMCDv2 {
-		p.SMCDv2[i] = byte(i)
+	p.SMCDv2.SEID = eid("S")
+	for i := range MaxISMGIDs {
+		p.SMCDv2.Devices.Add(ISMDevice{GID: 1<<63 + uint64(i), CHID: uint16(0xff00 + i)})
 	}
 	return p
 }
@@ -141,18 +141,18 @@ func TestRoundTrip(t *testing.T) {
 		len  int
 	}{
 		{"v1 proposal over IPv4 (A.2.2)", Proposal{Version: 1, V2: ModeNone, IPv4: netip.MustParsePrefix("10.1.0.0/16")}, 52},
-		{"v1 proposal over IPv6 (A.2.2)", Proposal{Version: 1, V2: ModeNone, IPv6: []netip.Prefix{netip.MustParsePrefix("fe80::/64")}}, 69},
+		{"v1 proposal over IPv6 (A.2.2)", Proposal{Version: 1, V2: ModeNone, IPv6: ListOf(netip.MustParsePrefix("fe80::/64"))}, 69},
 		{"v1 proposal, address with host bits", Proposal{Version: 1, V2: ModeNone, IPv4: netip.MustParsePrefix("10.1.2.3/16")}, 52},
 		{"v1 proposal of a kernel with SMC-D", Proposal{Version: 1, V1: ModeBoth, V2: ModeNone, IPv4: netip.MustParsePrefix("10.1.0.0/16"), HasSMCD: true, SMCD: SMCDArea{GID: 1}}, 92},
 		{"v2 header, nothing offered", Proposal{Version: 2, V1: ModeNone, V2: ModeNone, HasSMCD: true}, 84},
-		{"v1 and v2", Proposal{Version: 2, V2: ModeR, IPv4: netip.MustParsePrefix("10.0.0.0/24"), HasSMCD: true, Ext: V2Extension{EIDs: []EID{eid("A")}}}, 164},
+		{"v1 and v2", Proposal{Version: 2, V2: ModeR, IPv4: netip.MustParsePrefix("10.0.0.0/24"), HasSMCD: true, Ext: V2Extension{EIDs: ListOf(eid("A"))}}, 164},
 		{"everything", fullProposal(), MaxLen},
 		{"v1 accept (A.2.3)", Accept{base}, 68},
 		{"v2 accept, subsequent contact", Accept{v2}, 108},
 		{"v2 accept, first contact", Accept{fc}, 160},
 		{"v1 confirm (A.2.4)", Confirm{Endpoint: base}, 68},
 		{"v2 confirm, no GIDs", Confirm{Endpoint: fc}, 164},
-		{"v2 confirm, all GIDs", Confirm{Endpoint: fc, GIDs: make([]rdma.GID, MaxGIDs)}, maxConfirmLen},
+		{"v2 confirm, all GIDs", Confirm{Endpoint: fc, GIDs: ListOf(make([]rdma.GID, MaxGIDs)...)}, maxConfirmLen},
 		{"v1 decline, S bit (A.2.5)", Decline{Version: 1, OutOfSync: true, Reason: ReasonSyncErr}, 28},
 		{"v2 decline", Decline{Version: 2, Reason: ReasonMem, OS: OSAIX, Extra: [4]uint32{1, 2, 3, 4}}, 44},
 	}
@@ -294,7 +294,7 @@ func TestParseErrors(t *testing.T) {
 			}
 		})
 	}
-	long := Proposal{Version: 1, V2: ModeNone, IPv6: []netip.Prefix{netip.MustParsePrefix("fe80::/64")}}.Append(nil)
+	long := Proposal{Version: 1, V2: ModeNone, IPv6: ListOf(netip.MustParsePrefix("fe80::/64"))}.Append(nil)
 	long[48+16] = 129
 	if _, err := ParseProposal(long); !isParseError(err) {
 		t.Errorf("IPv6 prefix of 129 bits: %v", err)
@@ -437,7 +437,7 @@ func TestMatchesPrefix(t *testing.T) {
 		return p
 	}
 	v4 := Proposal{IPv4: netip.MustParsePrefix("10.0.1.0/24")}
-	v6 := Proposal{IPv6: prefixes("fd00:1::/64", "fd00:2::/64")}
+	v6 := Proposal{IPv6: ListOf(prefixes("fd00:1::/64", "fd00:2::/64")...)}
 	tests := []struct {
 		name  string
 		p     Proposal

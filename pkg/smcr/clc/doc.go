@@ -55,5 +55,5 @@
 //
 // # Limitations
 //
-// SMC-D is recognized and declined. Its version 2 extension is kept as bytes.
+// SMC-D is recognized and declined.
 package clc

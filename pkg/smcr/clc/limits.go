@@ -29,8 +29,8 @@ const (
 	declineV2Len = 44
 )
 
-// Limits of what a peer may announce. They bound what one message can make us
-// allocate.
+// Limits of what a peer may announce. Every list has room for as many and is
+// part of its message, so nothing that a peer sends makes us allocate.
 const (
 	// MaxPrefixes is the most IPv6 prefixes of a Proposal (RFC 7609 A.2.2).
 	MaxPrefixes = 8

@@ -51,10 +51,10 @@ func SelectVersion(p Proposal, ours Support) (Selection, error) {
 }
 
 func selectV2(e V2Extension, ours Support) (Selection, error) {
-	if len(e.EIDs) == 0 {
+	if e.EIDs.Len() == 0 {
 		return Selection{}, declineErr(ReasonNoUEID, "the client offers no enterprise ID")
 	}
-	i := slices.IndexFunc(ours.EIDs, func(x EID) bool { return slices.Contains(e.EIDs, x) })
+	i := slices.IndexFunc(ours.EIDs, e.EIDs.Has)
 	if i < 0 {
 		return Selection{}, declineErr(ReasonNoUEID, "no enterprise ID in common with the client's %v", e.EIDs)
 	}
@@ -87,7 +87,7 @@ func CheckAccept(p Proposal, a Accept) error {
 	if p.Version < V2 || !p.V2.HasR() {
 		return declineErr(ReasonVersMismat, "the server accepts version %d, which was not offered", a.Version)
 	}
-	if !slices.Contains(p.Ext.EIDs, a.EID) {
+	if !p.Ext.EIDs.Has(a.EID) {
 		return declineErr(ReasonNoUEID, "the server chose the enterprise ID %q, which was not offered", a.EID)
 	}
 	if !a.FirstContact {

@@ -20,7 +20,7 @@ func reasonOf(err error) Reason {
 
 func TestSelectVersion(t *testing.T) {
 	ext := func(change func(*V2Extension)) V2Extension {
-		e := V2Extension{EIDs: []EID{eid("A"), eid("B")}, Release: 1, MaxConns: 255, MaxLinks: 2}
+		e := V2Extension{EIDs: ListOf(eid("A"), eid("B")), Release: 1, MaxConns: 255, MaxLinks: 2}
 		if change != nil {
 			change(&e)
 		}
@@ -47,9 +47,9 @@ func TestSelectVersion(t *testing.T) {
 		{"client's limits are lower", Proposal{Version: 2, Ext: ext(func(e *V2Extension) { e.MaxConns, e.MaxLinks = 16, 1 })}, both, Selection{Version: 2, EID: eid("B"), Release: 1, MaxConns: 16, MaxLinks: 1}, 0},
 		{"release 0 has no limits", Proposal{Version: 2, Ext: ext(func(e *V2Extension) { e.Release, e.MaxConns, e.MaxLinks = 0, 0, 0 })}, both, Selection{Version: 2, EID: eid("B"), MaxConns: 64, MaxLinks: 1}, 0},
 		{"we have release 0", Proposal{Version: 2, Ext: ext(nil)}, old, Selection{Version: 2, EID: eid("B"), MaxConns: 64, MaxLinks: 1}, 0},
-		{"no common EID, version 1 remains", Proposal{Version: 2, Ext: ext(func(e *V2Extension) { e.EIDs = []EID{eid("C")} })}, both, Selection{Version: 1}, 0},
-		{"no common EID", Proposal{Version: 2, V1: ModeNone, Ext: ext(func(e *V2Extension) { e.EIDs = []EID{eid("C")} })}, both, Selection{}, ReasonNoUEID},
-		{"no EID", Proposal{Version: 2, V1: ModeNone, Ext: ext(func(e *V2Extension) { e.EIDs = nil })}, both, Selection{}, ReasonNoUEID},
+		{"no common EID, version 1 remains", Proposal{Version: 2, Ext: ext(func(e *V2Extension) { e.EIDs = ListOf(eid("C")) })}, both, Selection{Version: 1}, 0},
+		{"no common EID", Proposal{Version: 2, V1: ModeNone, Ext: ext(func(e *V2Extension) { e.EIDs = ListOf(eid("C")) })}, both, Selection{}, ReasonNoUEID},
+		{"no EID", Proposal{Version: 2, V1: ModeNone, Ext: ext(func(e *V2Extension) { e.EIDs = List[EID]{} })}, both, Selection{}, ReasonNoUEID},
 		{"too few connections", Proposal{Version: 2, V1: ModeNone, Ext: ext(func(e *V2Extension) { e.MaxConns = 15 })}, both, Selection{}, ReasonMaxConnErr},
 		{"no links", Proposal{Version: 2, V1: ModeNone, Ext: ext(func(e *V2Extension) { e.MaxLinks = 0 })}, both, Selection{}, ReasonMaxLinkErr},
 		{"they 2, we 1", Proposal{Version: 2, V1: ModeNone, Ext: ext(nil)}, only1, Selection{}, ReasonVersMismat},

@@ -6,7 +6,6 @@ import (
 	"encoding/binary"
 	"net/netip"
 
-	"github.com/smcr-io/kube-smcr/internal/invariant"
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 )
 
@@ -47,7 +46,7 @@ type Proposal struct {
 	// IPv4 is the client's subnet, not valid on an IPv6 connection.
 	IPv4 netip.Prefix
 	// IPv6 has the client's prefixes, empty on an IPv4 connection.
-	IPv6 []netip.Prefix
+	IPv6 List[netip.Prefix]
 
 	// HasSMCD says that the growth area has the layout of SMC-D. It is
 	// implied by a V2 other than ModeNone.
@@ -55,9 +54,8 @@ type Proposal struct {
 	SMCD    SMCDArea
 
 	Ext V2Extension // if V2 is not ModeNone
-	// SMCDv2 is the SMC-Dv2 extension with its GIDs as it came, if V2 has
-	// SMC-D.
-	SMCDv2 []byte
+	// SMCDv2 is the SMC-Dv2 extension, if V2 has SMC-D.
+	SMCDv2 SMCDv2Extension
 }
 
 // SMCDArea is the growth area of a Proposal as Linux uses it.
@@ -68,9 +66,22 @@ type SMCDArea struct {
 	VendorOptions [5]byte
 }
 
+// SMCDv2Extension is the part of a Proposal with the SMC-D devices beyond the
+// first.
+type SMCDv2Extension struct {
+	SEID    EID // the system's own
+	Devices List[ISMDevice]
+}
+
+// ISMDevice is a device of SMC-D.
+type ISMDevice struct {
+	GID  uint64
+	CHID uint16
+}
+
 // V2Extension is what a Proposal offers as version 2.
 type V2Extension struct {
-	EIDs        []EID
+	EIDs        List[EID]
 	Release     uint8 // 4 bits
 	SEID        bool  // the system's own EID is offered (SMC-D)
 	GID         rdma.GID
@@ -202,13 +213,12 @@ func (r *proposalReader) prefixArea(p *Proposal) error {
 	if err != nil || n == 0 {
 		return err
 	}
-	p.IPv6 = make([]netip.Prefix, n)
-	for i := range p.IPv6 {
+	for i := range n {
 		e := a[i*prefixLen:]
 		if e[16] > 128 {
 			return parseErr(at+i*prefixLen+16, "IPv6 prefix of %d bits", e[16])
 		}
-		p.IPv6[i] = netip.PrefixFrom(netip.AddrFrom16([16]byte(e)), int(e[16]))
+		p.IPv6.Add(netip.PrefixFrom(netip.AddrFrom16([16]byte(e)), int(e[16])))
 	}
 	return nil
 }
@@ -240,11 +250,8 @@ func (r *proposalReader) v2Extension(p *Proposal) error {
 	if a, err = r.take(eids*EIDLen, "enterprise IDs"); err != nil {
 		return err
 	}
-	if eids > 0 {
-		p.Ext.EIDs = make([]EID, eids)
-		for i := range p.Ext.EIDs {
-			p.Ext.EIDs[i] = EID(a[i*EIDLen:])
-		}
+	for i := range eids {
+		p.Ext.EIDs.Add(EID(a[i*EIDLen:]))
 	}
 	if !p.V2.HasD() {
 		return nil
@@ -252,13 +259,15 @@ func (r *proposalReader) v2Extension(p *Proposal) error {
 	if a, err = r.take(smcdV2ExtLen+isms*ismGIDLen, "SMC-Dv2 extension"); err != nil {
 		return err
 	}
-	p.SMCDv2 = append([]byte(nil), a...)
+	p.SMCDv2.SEID = EID(a)
+	for d := a[smcdV2ExtLen:]; len(d) > 0; d = d[ismGIDLen:] {
+		p.SMCDv2.Devices.Add(ISMDevice{GID: binary.BigEndian.Uint64(d), CHID: binary.BigEndian.Uint16(d[8:])})
+	}
 	return nil
 }
 
 // Append encodes the Proposal.
 func (p Proposal) Append(b []byte) []byte {
-	invariant.Must(len(p.IPv6) <= MaxPrefixes && len(p.Ext.EIDs) <= MaxEIDs, "clc: Proposal with too long a list")
 	h := Header{Type: TypeProposal, Version: p.Version, Flags: uint8(p.V1) & modeV1Mask, SMCD: p.EyeCatcherD}
 	v2 := p.Version >= V2 && p.V2 != ModeNone
 	if p.Version >= V2 {
@@ -294,7 +303,7 @@ func (p Proposal) appendSMCDArea(b []byte, v2 bool) []byte {
 	if v2 {
 		off = propSMCD + smcdAreaLen - propV2ExtBase
 		if p.hasPrefixArea() {
-			off += prefixAreaLen + len(p.IPv6)*prefixLen
+			off += prefixAreaLen + p.IPv6.Len()*prefixLen
 		}
 	}
 	b = binary.BigEndian.AppendUint16(b, uint16(off))
@@ -311,8 +320,8 @@ func (p Proposal) appendPrefixArea(b []byte) []byte {
 	} else {
 		b = append(b, 0, 0, 0, 0, 0)
 	}
-	b = append(b, 0, 0, byte(len(p.IPv6)))
-	for _, x := range p.IPv6 {
+	b = append(b, 0, 0, byte(p.IPv6.Len()))
+	for _, x := range p.IPv6.Slice() {
 		a := x.Addr().As16()
 		b = append(b, a[:]...)
 		b = append(b, byte(x.Bits()))
@@ -324,26 +333,34 @@ func (p Proposal) appendV2Extension(b []byte) []byte {
 	e := p.Ext
 	isms, smcdOff := 0, 0
 	if p.V2.HasD() {
-		invariant.Must(len(p.SMCDv2) >= smcdV2ExtLen && (len(p.SMCDv2)-smcdV2ExtLen)%ismGIDLen == 0 &&
-			len(p.SMCDv2) <= smcdV2ExtLen+MaxISMGIDs*ismGIDLen, "clc: length of the SMC-Dv2 extension")
-		isms = (len(p.SMCDv2) - smcdV2ExtLen) / ismGIDLen
-		smcdOff = v2ExtLen - v2ExtOptsLen + len(e.EIDs)*EIDLen
+		isms = p.SMCDv2.Devices.Len()
+		smcdOff = v2ExtLen - v2ExtOptsLen + e.EIDs.Len()*EIDLen
 	}
 	flags := e.Release << 4
 	if e.SEID {
 		flags |= 0x01
 	}
-	b = append(b, byte(len(e.EIDs)), byte(isms), 0, flags, 0, 0)
+	b = append(b, byte(e.EIDs.Len()), byte(isms), 0, flags, 0, 0)
 	b = binary.BigEndian.AppendUint16(b, uint16(smcdOff))
 	b = append(b, e.GID[:]...)
 	b = append(b, e.MaxConns, e.MaxLinks)
 	b = binary.BigEndian.AppendUint16(b, e.FeatureMask)
 	b = append(b, make([]byte, 12)...)
-	for i := range e.EIDs {
-		b = append(b, e.EIDs[i][:]...)
+	for _, x := range e.EIDs.Slice() {
+		b = append(b, x[:]...)
 	}
 	if p.V2.HasD() {
-		b = append(b, p.SMCDv2...)
+		b = p.SMCDv2.append(b)
+	}
+	return b
+}
+
+func (x SMCDv2Extension) append(b []byte) []byte {
+	b = append(b, x.SEID[:]...)
+	b = append(b, make([]byte, 16)...)
+	for _, d := range x.Devices.Slice() {
+		b = binary.BigEndian.AppendUint64(b, d.GID)
+		b = binary.BigEndian.AppendUint16(b, d.CHID)
 	}
 	return b
 }
@@ -364,7 +381,7 @@ func (p Proposal) MatchesPrefix(local netip.Addr, ours []netip.Prefix) bool {
 	}
 	// The lengths may differ with IPv6: an address from DHCPv6 is a /128
 	// inside the prefix that routers advertise.
-	for _, theirs := range p.IPv6 {
+	for _, theirs := range p.IPv6.Slice() {
 		for _, o := range ours {
 			if o.Addr().Is6() && theirs.Contains(o.Addr().WithZone("")) {
 				return true
