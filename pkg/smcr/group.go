@@ -142,7 +142,7 @@ func (g *group) addRMB() error {
 	if err != nil {
 		return err
 	}
-	id, err := g.lg.AddRMB(uint32(g.s.cfg.RMBESizeBytes), g.s.cfg.RMBEsPerRMB, linkgroup.RToken{RKey: mr.RKey(), VAddr: mr.Addr()})
+	id, err := g.lg.AddRMB(uint32(g.s.cfg.RMBESizeBytes), g.s.cfg.RMBEsPerRMB, []linkgroup.RToken{{RKey: mr.RKey(), VAddr: mr.Addr()}})
 	if err != nil {
 		return errors.Join(err, g.s.mem.unregister(mr, size))
 	}

@@ -47,7 +47,7 @@ func newStage(t *testing.T, script []llcScript, server bool) *stage {
 		r.g.OfferSpare(ourSpare)
 	}
 	s := &stage{rig: r, server: server, ring: cdc.Ring{Size: 64 << 10}}
-	if _, err := r.g.AddRMB(s.ring.Size, 1, linkgroup.RToken{RKey: 0x77, VAddr: 0x7700}); err != nil {
+	if _, err := r.g.AddRMB(s.ring.Size, 1, []linkgroup.RToken{{RKey: 0x77, VAddr: 0x7700}}); err != nil {
 		t.Fatal(err)
 	}
 	c, err := r.g.OpenConn(s.ring.Size)

@@ -20,6 +20,7 @@ type Conn struct {
 	User any
 
 	g        *Group
+	link     *link // that carries what we send
 	data     cdc.Conn
 	token    cdc.AlertToken
 	rmb      *rmb
@@ -93,7 +94,8 @@ func (g *Group) OpenConn(size uint32) (*Conn, error) {
 	if g.state == Forming {
 		r.state = rmbConfirmed // first contact confirms its RMB (§3.5.1)
 	}
-	c := &Conn{g: g, rmb: r, element: i}
+	c := &Conn{g: g, rmb: r, element: i, link: g.firstLink()}
+	c.link.conns++
 	slot := -1
 	for j, o := range g.conns {
 		if o == nil {
@@ -143,7 +145,7 @@ func (c *Conn) restart() {
 func (c *Conn) Local() RMBE {
 	return RMBE{
 		RMB: c.rmb.id, Index: uint8(c.element + 1), Size: c.rmb.elementSize,
-		RToken: c.rmb.tokens[c.g.link.index], Token: c.token,
+		RToken: c.rmb.token(c.link), Token: c.token,
 	}
 }
 
@@ -162,11 +164,11 @@ func (c *Conn) Activate(peer RMBE) error {
 	}
 	switch g.state {
 	case Forming:
-		if !g.learnToken(g.link.index, peer.RToken) {
+		if !g.learnToken(c.link.index, peer.RToken) {
 			return ErrFull
 		}
 	case Active:
-		if _, ok := g.peerToken(g.link.index, peer.RKey); !ok {
+		if _, ok := g.peerToken(c.link.index, peer.RKey); !ok {
 			return fmt.Errorf("%w: 0x%08x", ErrUnknownRToken, uint32(peer.RKey))
 		}
 	case Draining, Dead:
@@ -207,6 +209,7 @@ func (c *Conn) Release(now time.Time) {
 	}
 	g.conns[slot] = nil
 	g.nconns--
+	c.link.conns--
 	g.idleSince = now
 	c.rmb.give(c.element)
 	g.dropEmptyRMB(c.rmb)
@@ -221,7 +224,7 @@ func (c *Conn) Token() cdc.AlertToken { return c.token }
 func (c *Conn) Data() *cdc.Conn { return &c.data }
 
 // Link is the link that carries the connection.
-func (c *Conn) Link() llc.LinkID { return c.g.link.id }
+func (c *Conn) Link() llc.LinkID { return c.link.id }
 
 // PeerRMBESize is the size of the peer's buffer in bytes.
 func (c *Conn) PeerRMBESize() uint32 { return c.peerSize }
@@ -289,7 +292,7 @@ func (c *Conn) stopClock() {
 
 func (c *Conn) enqueue() {
 	if c.data.Pending() {
-		c.g.ready.push(c)
+		c.link.ready.push(c)
 	}
 	c.finishIfOver()
 }
@@ -340,8 +343,8 @@ func (c *Conn) becomeZombie() {
 	if !c.zombie && !c.done {
 		c.zombie = true
 		c.g.zombies++
-		if g := c.g; g.link.heard.After(g.idleSince) {
-			g.idleSince = g.link.heard
+		if g := c.g; c.link.heard.After(g.idleSince) {
+			g.idleSince = c.link.heard
 		}
 	}
 }
@@ -372,11 +375,11 @@ func (c *Conn) handleSent() {
 	c.enqueue()
 }
 
-func (c *Conn) handleMessage(now time.Time, m cdc.Message) error {
+func (c *Conn) handleMessage(now time.Time, l *link, m cdc.Message) error {
 	c.messagesRecv++
 	before := c.data.PeerProduced()
 	ev, err := c.data.HandleMessage(m)
-	c.g.link.recv += c.data.PeerProduced() - before
+	l.recv += c.data.PeerProduced() - before
 	if errors.Is(err, cdc.ErrStaleMessage) {
 		c.g.Discarded++
 		err = nil
@@ -394,28 +397,28 @@ func (c *Conn) handleMessage(now time.Time, m cdc.Message) error {
 
 // pumpData turns what connections have to send into RDMA writes and
 // messages, as far as the link's send budget goes.
-func (g *Group) pumpData(dst []Output) []Output {
+func (g *Group) pumpData(dst []Output, l *link) []Output {
 	if g.state != Active {
 		return dst
 	}
-	for !g.ready.empty() && g.link.inflight < SendBudget-llcReserve {
-		c := g.ready.pop()
+	for !l.ready.empty() && l.inflight < SendBudget-llcReserve {
+		c := l.ready.pop()
 		if !c.data.Pending() {
 			continue
 		}
 		t, ev := c.data.Next()
 		dst = c.appendWrites(dst, t)
-		o := Output{Kind: OutSend, Link: g.link.index, Conn: c, ID: uint64(c.token)}
+		o := Output{Kind: OutSend, Link: l.index, Conn: c, ID: uint64(c.token)}
 		t.Message.Append(o.Msg[:0])
 		dst = append(dst, o)
-		g.link.inflight++
-		g.link.sent += uint64(t.Len)
+		l.inflight++
+		l.sent += uint64(t.Len)
 		c.messagesSent++
 		if ev != 0 {
 			dst = append(dst, Output{Kind: OutEvent, Event: EventConn, Conn: c, Events: ev})
 		}
 		if c.data.Pending() {
-			g.ready.push(c)
+			l.ready.push(c)
 		}
 	}
 	return dst
@@ -431,7 +434,7 @@ func (c *Conn) appendWrites(dst []Output, t cdc.Transmission) []Output {
 			continue
 		}
 		dst = append(dst, Output{
-			Kind: OutWrite, Link: c.g.link.index, Conn: c,
+			Kind: OutWrite, Link: c.link.index, Conn: c,
 			Local:      source.Spans(pos, s.Len),
 			RemoteAddr: c.peerAddr + uint64(s.Offset),
 			RKey:       c.peerKey,

@@ -67,11 +67,17 @@ func (g *Group) startFlow(f flow) {
 	g.flows = append(g.flows, f)
 }
 
+// canPumpFlows reports whether the first waiting flow can start.
+func (g *Group) canPumpFlows() bool {
+	return !g.flowSent && len(g.flows) > 0 && (g.state == Active || g.state == Draining)
+}
+
 // pumpFlows sends the first waiting flow's request.
 func (g *Group) pumpFlows(now time.Time) {
-	if g.flowSent || len(g.flows) == 0 || g.state == Forming || g.state == Dead {
+	if !g.canPumpFlows() {
 		return
 	}
+	g.flowVia = g.llcLink()
 	g.sendRequest()
 	g.flowSent = true
 	g.flowExpiry = now.Add(FlowTimeout)
@@ -83,24 +89,23 @@ func (g *Group) pumpFlows(now time.Time) {
 
 // sendRequest sends the request of the flow under way.
 func (g *Group) sendRequest() {
-	f := g.flows[0]
+	f, l := g.flows[0], g.flowVia
 	switch f.kind {
 	case flowConfirmRKey:
-		t := g.rmb(f.rmb).tokens[g.link.index]
-		g.sendLLC(llc.ConfirmRKey{This: llc.RToken(t)})
+		l.send(llc.ConfirmRKey{This: llc.RToken(g.rmb(f.rmb).token(l))})
 	case flowDeleteRKey:
 		m := llc.DeleteRKey{Count: 1}
-		m.RKeys[0] = g.rmb(f.rmb).tokens[g.link.index].RKey
-		g.sendLLC(m)
+		m.RKeys[0] = g.rmb(f.rmb).token(l).RKey
+		l.send(m)
 	case flowDeleteAll:
-		g.sendLLC(llc.DeleteLink{All: true, Orderly: true, Reason: f.reason})
+		l.send(llc.DeleteLink{All: true, Orderly: true, Reason: f.reason})
 	}
 }
 
 // endRKeyFlow finishes the flow under way if the answer is for its RMB;
 // another one answers a request that was sent again.
 func (g *Group) endRKeyFlow(kind flowKind, key rdma.RKey) (flow, bool) {
-	if g.flowSent && g.flows[0].kind == kind && g.rmb(g.flows[0].rmb).tokens[g.link.index].RKey != key {
+	if g.flowSent && g.flows[0].kind == kind && g.rmb(g.flows[0].rmb).token(g.flowVia).RKey != key {
 		g.Discarded++
 		return flow{}, false
 	}
@@ -149,24 +154,24 @@ func (g *Group) handleDeleteRKeyReply(m llc.DeleteRKey) {
 }
 
 // handleConfirmRKey remembers a new RMB of the peer and echoes the message.
-func (g *Group) handleConfirmRKey(m llc.ConfirmRKey) {
+func (g *Group) handleConfirmRKey(l *link, m llc.ConfirmRKey) {
 	m.Response = true
-	if !g.learnToken(g.link.index, RToken(m.This)) {
+	if !g.learnToken(l.index, RToken(m.This)) {
 		m.Negative = true
 	}
-	g.sendLLC(m)
+	l.send(m)
 }
 
 // handleDeleteRKey forgets RMBs of the peer and echoes the message, with a
 // mask of those it did not know.
-func (g *Group) handleDeleteRKey(m llc.DeleteRKey) {
+func (g *Group) handleDeleteRKey(l *link, m llc.DeleteRKey) {
 	m.Response = true
 	m.ErrorMask = 0
 	for i := range min(int(m.Count), len(m.RKeys)) {
-		if !g.forgetToken(g.link.index, m.RKeys[i]) {
+		if !g.forgetToken(l.index, m.RKeys[i]) {
 			m.Negative = true
 			m.ErrorMask |= 0x80 >> i
 		}
 	}
-	g.sendLLC(m)
+	l.send(m)
 }

@@ -60,11 +60,12 @@ func (s State) String() string {
 
 // Endpoint is one side of a link.
 type Endpoint struct {
-	QPN rdma.QPN
-	GID rdma.GID
-	MAC rdma.MAC
-	PSN rdma.PSN // first that this side sends
-	MTU rdma.MTU
+	QPN  rdma.QPN
+	GID  rdma.GID
+	MAC  rdma.MAC
+	PSN  rdma.PSN // first that this side sends
+	MTU  rdma.MTU
+	RNIC uint8 // our own only: number of the device in the shell's list, below MaxRNICs
 }
 
 // Config describes a group.
@@ -78,39 +79,6 @@ type Config struct {
 	Rand                                        *rand.Rand // alert tokens
 }
 
-// link is one queue pair between the two peers.
-type link struct {
-	index       LinkIndex
-	id          llc.LinkID
-	local, peer Endpoint
-	peerUserID  uint32
-	state       linkState
-	inflight    int // SENDs that have not completed
-	heard       time.Time
-	testSent    time.Time // zero: no TEST LINK is unanswered
-	testData    [16]byte
-	sent, recv  uint64 // stream bytes
-}
-
-type linkState uint8
-
-const (
-	linkDown linkState = iota
-	linkForming
-	linkActive
-)
-
-func (s linkState) String() string {
-	switch s {
-	case linkForming:
-		return "FORMING"
-	case linkActive:
-		return "ACTIVE"
-	case linkDown:
-	}
-	return "DOWN"
-}
-
 // Group is a link group. See the package comment for who may call what.
 type Group struct {
 	cfg      Config
@@ -119,7 +87,7 @@ type Group struct {
 	deadline time.Time // of step
 	dialect  llc.Dialect
 	maxLinks uint8
-	link     link
+	links    [MaxLinks]link
 	spare    Endpoint // server: offered in ADD LINK
 	hasSpare bool
 	err      error
@@ -131,7 +99,6 @@ type Group struct {
 
 	conns     []*Conn // by token slot
 	nconns    int
-	ready     connQueue
 	closing   int // connections with a close deadline
 	zombies   int // connections given up whose RMBE the peer has not released
 	idleSince time.Time
@@ -140,8 +107,8 @@ type Group struct {
 	flowSent   bool
 	flowExpiry time.Time
 	flowResend time.Time // zero: not sent again
-	llcQueue   [][llc.Size]byte
-	deleted    bool // the peer ended the group; dead once our answer is delivered
+	flowVia    *link     // that carried the request
+	deleted    bool      // the peer ended the group; dead once our answer is delivered
 
 	out       []Output
 	Discarded uint64 // messages that were dropped without harm
@@ -161,7 +128,11 @@ func New(cfg Config) *Group {
 	def(&cfg.IdleTimeout, idle)
 	def(&cfg.CloseTimeout, CloseTimeout)
 	def(&cfg.TestLinkInterval, TestLinkInterval)
-	return &Group{cfg: cfg, dialect: llc.DialectLinux, maxLinks: 1}
+	g := &Group{cfg: cfg, dialect: llc.DialectLinux, maxLinks: 1}
+	for i := range g.links {
+		g.links[i].index = LinkIndex(i)
+	}
+	return g
 }
 
 // Role returns our side.
@@ -181,22 +152,6 @@ func (g *Group) Conns() int { return g.nconns }
 
 // Usable reports whether a further connection can use the group.
 func (g *Group) Usable() bool { return g.state == Active && g.nconns < MaxConns }
-
-// LinkInfo describes a link.
-type LinkInfo struct {
-	Index       LinkIndex
-	ID          llc.LinkID
-	State       string
-	Local, Peer Endpoint
-	PeerUserID  uint32
-	Sent, Recv  uint64 // stream bytes
-}
-
-// Links returns the links of the group.
-func (g *Group) Links() []LinkInfo {
-	l := &g.link
-	return []LinkInfo{{l.index, l.id, l.state.String(), l.local, l.peer, l.peerUserID, l.sent, l.recv}}
-}
 
 // event queues an event.
 func (g *Group) event(kind EventKind, err error) {
@@ -250,8 +205,9 @@ func (g *Group) becomeActive(now time.Time) {
 	g.step = setupDone
 	g.deadline = time.Time{}
 	g.idleSince = now
-	g.link.state = linkActive
-	g.link.heard = now
+	l := g.firstLink()
+	l.state = linkActive
+	l.heard = now
 	for _, c := range g.conns {
 		if c != nil && c.data.State() != cdc.Closed {
 			c.restart()
@@ -268,9 +224,10 @@ func (g *Group) becomeDead(err error) {
 	wasForming := g.state == Forming
 	g.state = Dead
 	g.err = err
-	g.link.state = linkDown
-	g.flows, g.llcQueue = nil, nil
-	g.out = append(g.out, Output{Kind: OutCloseLink, Link: g.link.index})
+	g.flows, g.flowSent = nil, false
+	for i := range g.links {
+		g.closeLink(&g.links[i])
+	}
 	for _, c := range g.conns {
 		if c != nil {
 			c.fail()
@@ -315,10 +272,8 @@ func (g *Group) NextTimeout() (time.Time, bool) {
 			earliest(g.flowExpiry)
 			earliest(g.flowResend)
 		}
-		if g.link.testSent.IsZero() {
-			earliest(g.link.heard.Add(g.cfg.TestLinkInterval))
-		} else {
-			earliest(g.link.testSent.Add(TestLinkTimeout))
+		for i := range g.links {
+			earliest(g.testDue(&g.links[i]))
 		}
 		if g.isUnused() {
 			earliest(g.idleSince.Add(g.cfg.IdleTimeout))
@@ -351,8 +306,11 @@ func (g *Group) HandleTimeout(now time.Time) {
 		if g.flowTimeout(due) {
 			return
 		}
-		if g.testLink(now) {
-			return
+		for i := range g.links {
+			if g.testLink(now, &g.links[i]) {
+				g.becomeDead(ErrTestLink)
+				return
+			}
 		}
 		if g.closing > 0 {
 			for _, c := range g.conns {
@@ -389,32 +347,13 @@ func (g *Group) flowTimeout(due func(time.Time) bool) bool {
 	return false
 }
 
-// testLink keeps the link proven (§4.5.3): it sends TEST LINK after silence
-// and reports true when the link failed.
-func (g *Group) testLink(now time.Time) bool {
-	l := &g.link
-	if !l.testSent.IsZero() {
-		if now.Before(l.testSent.Add(TestLinkTimeout)) {
-			return false
-		}
-		g.becomeDead(ErrTestLink)
-		return true
-	}
-	if l.state == linkActive && !now.Before(l.heard.Add(g.cfg.TestLinkInterval)) {
-		l.testSent = now
-		for i := range l.testData {
-			l.testData[i] = byte(g.cfg.Rand.Uint32())
-		}
-		g.sendLLC(llc.TestLink{UserData: l.testData})
-	}
-	return false
-}
-
-// HandleSent takes the completion of a SEND.
-func (g *Group) HandleSent(_ time.Time, _ LinkIndex, id uint64) {
-	g.link.inflight--
+// HandleSent takes the completion of a SEND on a link. A link that was closed
+// has none any more.
+func (g *Group) HandleSent(_ time.Time, index LinkIndex, id uint64) {
+	l := &g.links[index]
+	l.inflight--
 	if id == 0 {
-		if g.state == Draining && g.link.inflight == 0 && len(g.llcQueue) == 0 && (g.deleted || g.cfg.Role == Server) {
+		if g.state == Draining && l.inflight == 0 && len(l.queue) == 0 && (g.deleted || g.cfg.Role == Server) {
 			// What the server decides is done when it is delivered (C.7.1).
 			g.becomeDead(g.drainErr())
 		}
@@ -428,33 +367,27 @@ func (g *Group) HandleSent(_ time.Time, _ LinkIndex, id uint64) {
 // Poll appends what the shell must do, in order.
 func (g *Group) Poll(now time.Time, dst []Output) []Output {
 	g.pumpFlows(now)
-	g.pumpLLC()
+	for i := range g.links {
+		g.pumpLLC(&g.links[i])
+	}
 	dst = append(dst, g.out...)
 	clear(g.out)
 	g.out = g.out[:0]
-	return g.pumpData(dst)
+	for i := range g.links {
+		dst = g.pumpData(dst, &g.links[i])
+	}
+	return dst
 }
 
 // Idle reports whether Poll would return nothing.
 func (g *Group) Idle() bool {
-	canFlow := g.state == Active || g.state == Draining
-	return len(g.out) == 0 &&
-		(len(g.llcQueue) == 0 || g.link.inflight >= SendBudget) &&
-		(len(g.flows) == 0 || g.flowSent || !canFlow) &&
-		(g.ready.empty() || g.state != Active || g.link.inflight >= SendBudget-llcReserve)
-}
-
-// sendLLC queues an LLC message on the link.
-func (g *Group) sendLLC(m llc.Message) {
-	var b [llc.Size]byte
-	m.Append(b[:0])
-	g.llcQueue = append(g.llcQueue, b)
-}
-
-func (g *Group) pumpLLC() {
-	for len(g.llcQueue) > 0 && g.link.inflight < SendBudget {
-		g.link.inflight++
-		g.out = append(g.out, Output{Kind: OutSend, Link: g.link.index, Msg: g.llcQueue[0]})
-		g.llcQueue = g.llcQueue[1:]
+	if len(g.out) > 0 || g.canPumpFlows() {
+		return false
 	}
+	for i := range g.links {
+		if !g.links[i].isIdle(g) {
+			return false
+		}
+	}
+	return true
 }

@@ -126,7 +126,7 @@ func TestGroup_MaxConns(t *testing.T) {
 func TestGroup_MaxRMBs(t *testing.T) {
 	r := ready(t, linkgroup.Client)
 	for i := range linkgroup.MaxRMBs + 1 {
-		_, err := r.g.AddRMB(1<<15, 1, linkgroup.RToken{RKey: rdma.RKey(i)})
+		_, err := r.g.AddRMB(1<<15, 1, []linkgroup.RToken{{RKey: rdma.RKey(i)}})
 		if got, want := errors.Is(err, linkgroup.ErrFull), i >= linkgroup.MaxRMBs-1; got != want {
 			t.Fatalf("RMB %d: %v", i, err)
 		}
@@ -193,8 +193,8 @@ func TestGroup_panicsOnOurMistakes(t *testing.T) {
 		"released before it was done": func(r *rig) { r.conns["a"].Release(r.now) },
 		"peer connected twice":        func(r *rig) { r.g.ConnectPeer(r.now, peerEnd) },
 		"first link twice":            func(r *rig) { r.g.AddFirstLink(ourEnd) },
-		"RMB without elements":        func(r *rig) { _, _ = r.g.AddRMB(rmbeSize, 0, linkgroup.RToken{}) },
-		"RMB of 256 elements":         func(r *rig) { _, _ = r.g.AddRMB(rmbeSize, 256, linkgroup.RToken{}) },
+		"RMB without elements":        func(r *rig) { _, _ = r.g.AddRMB(rmbeSize, 0, nil) },
+		"RMB of 256 elements":         func(r *rig) { _, _ = r.g.AddRMB(rmbeSize, 256, nil) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := ready(t, linkgroup.Client)

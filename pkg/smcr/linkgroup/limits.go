@@ -8,6 +8,8 @@ import "time"
 const (
 	// MaxLinks is the largest link group of RFC 7609 §2.2.2.
 	MaxLinks = 8
+	// MaxRNICs is how many of our devices a group can use: one for each link.
+	MaxRNICs = MaxLinks
 	// MaxConns is what Linux carries on one group; more connections start a
 	// parallel group (§3.5.3).
 	MaxConns = 255

@@ -17,12 +17,17 @@ func (g *Group) HandleRecv(now time.Time, index LinkIndex, b []byte) error {
 	if g.state == Dead {
 		return nil
 	}
-	g.link.heard = now
-	if len(b) > 0 && b[0] == cdc.Type {
-		return g.handleCDC(now, b)
+	l := &g.links[index]
+	if l.state == linkDown {
+		g.Discarded++
+		return nil
 	}
-	if len(g.llcQueue) >= maxLLCQueue {
-		err := fmt.Errorf("%w: %d LLC answers wait for the peer to take them", ErrProtocol, len(g.llcQueue))
+	l.heard = now
+	if len(b) > 0 && b[0] == cdc.Type {
+		return g.handleCDC(now, l, b)
+	}
+	if len(l.queue) >= maxLLCQueue {
+		err := fmt.Errorf("%w: %d LLC answers wait for the peer to take them", ErrProtocol, len(l.queue))
 		g.fail(FaultProtocol, err)
 		return err
 	}
@@ -38,15 +43,15 @@ func (g *Group) HandleRecv(now time.Time, index LinkIndex, b []byte) error {
 		g.fail(FaultProtocol, err)
 		return err
 	}
-	if err := g.handleLLC(now, m); err != nil {
-		err = fmt.Errorf("link %d: %w", g.link.id, err)
+	if err := g.handleLLC(now, l, m); err != nil {
+		err = fmt.Errorf("link %d: %w", l.id, err)
 		g.fail(FaultProtocol, err)
 		return err
 	}
 	return nil
 }
 
-func (g *Group) handleCDC(now time.Time, b []byte) error {
+func (g *Group) handleCDC(now time.Time, l *link, b []byte) error {
 	m, err := cdc.Parse(b)
 	if err != nil {
 		g.Discarded++ // as Linux does; the link itself is sound
@@ -72,46 +77,46 @@ func (g *Group) handleCDC(now time.Time, b []byte) error {
 			return err
 		}
 	}
-	if err := c.handleMessage(now, m); err != nil {
+	if err := c.handleMessage(now, l, m); err != nil {
 		return fmt.Errorf("connection 0x%08x: %w", uint32(c.token), err)
 	}
 	return nil
 }
 
 // handleLLC acts on one LLC message.
-func (g *Group) handleLLC(now time.Time, m llc.Message) error {
+func (g *Group) handleLLC(now time.Time, l *link, m llc.Message) error {
 	switch m := m.(type) {
 	case llc.ConfirmLink:
 		if m.Response {
-			return g.handleConfirmLinkReply(now, m)
+			return g.handleConfirmLinkReply(now, l, m)
 		}
-		return g.handleConfirmLink(now, m)
+		return g.handleConfirmLink(now, l, m)
 	case llc.AddLink:
 		if m.Response {
-			return g.handleAddLinkReply(now, m)
+			return g.handleAddLinkReply(now, l, m)
 		}
-		return g.handleAddLink(now, m)
+		return g.handleAddLink(now, l, m)
 	case llc.DeleteLink:
-		return g.handleDeleteLink(now, m)
+		return g.handleDeleteLink(now, l, m)
 	case llc.ConfirmRKey:
 		if m.Response {
 			g.handleConfirmRKeyReply(m)
 		} else {
-			g.handleConfirmRKey(m)
+			g.handleConfirmRKey(l, m)
 		}
 	case llc.ConfirmRKeyContinuation:
 		if !m.Response { // other links' keys: there are none here
 			m.Response = true
-			g.sendLLC(m)
+			l.send(m)
 		}
 	case llc.DeleteRKey:
 		if m.Response {
 			g.handleDeleteRKeyReply(m)
 		} else {
-			g.handleDeleteRKey(m)
+			g.handleDeleteRKey(l, m)
 		}
 	case llc.TestLink:
-		return g.handleTestLink(m)
+		return g.handleTestLink(l, m)
 	default: // ADD LINK CONTINUATION and version 2 messages belong to flows that we did not start
 		g.Discarded++
 	}
@@ -120,7 +125,7 @@ func (g *Group) handleLLC(now time.Time, m llc.Message) error {
 
 // handleDeleteLink ends the group, since it has but one link, or the spare
 // link that the peer wanted. The group is over when the peer has our answer.
-func (g *Group) handleDeleteLink(now time.Time, m llc.DeleteLink) error {
+func (g *Group) handleDeleteLink(now time.Time, l *link, m llc.DeleteLink) error {
 	if m.Response {
 		if g.state == Forming && g.step == waitDeleteReply {
 			g.becomeActive(now)
@@ -132,14 +137,14 @@ func (g *Group) handleDeleteLink(now time.Time, m llc.DeleteLink) error {
 		return nil
 	}
 	switch {
-	case !m.All && m.Link != g.link.id:
+	case !m.All && m.Link != g.firstLink().id:
 		m.Response = true
 		m.Reason = llc.DeleteUnknownLink
-		g.sendLLC(m)
+		l.send(m)
 		return nil
 	case g.state == Forming:
 		m.Response = true
-		g.sendLLC(m)
+		l.send(m)
 		return fmt.Errorf("%w: DELETE LINK during first contact", ErrProtocol)
 	case g.flowSent && g.flows[0].kind == flowDeleteAll:
 		// Both sides end the group at once, or the server answers our request
@@ -153,7 +158,7 @@ func (g *Group) handleDeleteLink(now time.Time, m llc.DeleteLink) error {
 	// A client answers the server; a server answers the client's request by
 	// starting the exchange itself.
 	m.Response = g.cfg.Role == Client
-	g.sendLLC(m)
+	l.send(m)
 	g.state = Draining
 	g.flows, g.flowSent = nil, false
 	g.deleted = true
@@ -161,19 +166,19 @@ func (g *Group) handleDeleteLink(now time.Time, m llc.DeleteLink) error {
 	return nil
 }
 
-func (g *Group) handleTestLink(m llc.TestLink) error {
+func (g *Group) handleTestLink(l *link, m llc.TestLink) error {
 	if !m.Response {
 		m.Response = true
-		g.sendLLC(m)
+		l.send(m)
 		return nil
 	}
-	if g.link.testSent.IsZero() {
+	if l.testSent.IsZero() {
 		g.Discarded++
 		return nil
 	}
-	if m.UserData != g.link.testData {
+	if m.UserData != l.testData {
 		return fmt.Errorf("%w: user data differs", ErrTestLink)
 	}
-	g.link.testSent = time.Time{}
+	l.testSent = time.Time{}
 	return nil
 }

@@ -25,7 +25,8 @@ type rmb struct {
 	elementSize uint32
 	used        []bool
 	usedCount   int
-	tokens      [MaxLinks]RToken // per link; one PD per device gives equal ones
+	tokens      [MaxRNICs]RToken
+	registered  uint8 // bit set of the RNICs that tokens has an entry for
 	state       rmbState
 }
 
@@ -73,20 +74,36 @@ var (
 	ErrUnknownRToken = errors.New("link group: unknown RKey")
 )
 
-// AddRMB adds a registered region of elements×elementSize bytes, reachable on
-// each link by its token.
-func (g *Group) AddRMB(elementSize uint32, elements int, token RToken) (RMBID, error) {
+// token is what the peer needs to write to the RMB over a link.
+func (r *rmb) token(l *link) RToken {
+	invariant.Must(r.registered&(1<<l.local.RNIC) != 0, "RMB is not registered with the RNIC of a link")
+	return r.tokens[l.local.RNIC]
+}
+
+// AddRMB adds a registered region of elements×elementSize bytes, with its
+// token on each RNIC, by number.
+func (g *Group) AddRMB(elementSize uint32, elements int, tokens []RToken) (RMBID, error) {
 	invariant.Must(elements > 0 && elements <= maxRMBEs, "RMB with an impossible number of elements")
 	if len(g.rmbs) >= MaxRMBs {
 		return 0, ErrFull
 	}
 	g.nextRMB++
 	r := &rmb{id: g.nextRMB, elementSize: elementSize, used: make([]bool, elements)}
-	for i := range r.tokens {
-		r.tokens[i] = token
+	for i, t := range tokens {
+		r.tokens[i] = t
+		r.registered |= 1 << i
 	}
 	g.rmbs = append(g.rmbs, r)
 	return r.id, nil
+}
+
+// SetRMBToken gives the token of an RMB on an RNIC that it was registered with
+// later. All RMBs must be registered with the RNIC of a link that is offered.
+func (g *Group) SetRMBToken(id RMBID, rnic uint8, t RToken) {
+	if r := g.rmb(id); r != nil {
+		r.tokens[rnic] = t
+		r.registered |= 1 << rnic
+	}
 }
 
 func (g *Group) rmb(id RMBID) *rmb {

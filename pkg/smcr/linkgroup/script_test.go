@@ -77,7 +77,7 @@ func (r *rig) open(name string) error {
 	if errors.Is(err, linkgroup.ErrNeedRMB) {
 		r.nextRMB++
 		token := linkgroup.RToken{RKey: rdma.RKey(ourRKey + r.nextRMB), VAddr: uint64(r.nextRMB) << 32}
-		if _, err := r.g.AddRMB(rmbeSize, r.elements, token); err != nil {
+		if _, err := r.g.AddRMB(rmbeSize, r.elements, []linkgroup.RToken{token}); err != nil {
 			return err
 		}
 		c, err = r.g.OpenConn(rmbeSize)

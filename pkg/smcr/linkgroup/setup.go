@@ -48,13 +48,14 @@ const noEyeCatcher = llc.NoRMBEEyecatcher
 
 // AddFirstLink gives the group its first queue pair, in state RESET or INIT.
 func (g *Group) AddFirstLink(local Endpoint) LinkIndex {
-	invariant.Must(g.state == Forming && g.link.state == linkDown, "first link added twice")
-	g.link.local = local
-	g.link.state = linkForming
+	invariant.Must(g.state == Forming && g.firstLink().state == linkDown, "first link added twice")
+	l := g.firstLink()
+	l.local = local
+	l.state = linkForming
 	if g.cfg.Role == Server {
-		g.link.id = firstLinkID
+		l.id = firstLinkID
 	}
-	return g.link.index
+	return l.index
 }
 
 // OfferSpare gives a server the endpoint that it offers as second link. With
@@ -65,7 +66,7 @@ func (g *Group) OfferSpare(e Endpoint) { g.spare, g.hasSpare = e, true }
 // ConnectPeer gives the peer's half of the first link, from its Accept or
 // Confirm, and starts the LLC part.
 func (g *Group) ConnectPeer(now time.Time, peer Endpoint) {
-	l := &g.link
+	l := g.firstLink()
 	invariant.Must(g.state == Forming && l.state == linkForming, "peer connected without a forming link")
 	l.peer = peer
 	l.peer.MTU = min(peer.MTU, l.local.MTU)
@@ -77,11 +78,10 @@ func (g *Group) ConnectPeer(now time.Time, peer Endpoint) {
 	}
 	g.out = append(g.out, Output{Kind: OutTransmit, Link: l.index})
 	g.step = waitConfirmLinkReply
-	g.sendLLC(g.confirmLink(noEyeCatcher, false))
+	l.send(g.confirmLink(l, noEyeCatcher, false))
 }
 
-func (g *Group) confirmLink(flags llc.ConfirmLinkFlags, response bool) llc.ConfirmLink {
-	l := &g.link
+func (g *Group) confirmLink(l *link, flags llc.ConfirmLinkFlags, response bool) llc.ConfirmLink {
 	return llc.ConfirmLink{
 		Header:   llc.Header{Response: response},
 		Flags:    flags,
@@ -96,8 +96,8 @@ func (g *Group) confirmLink(flags llc.ConfirmLinkFlags, response bool) llc.Confi
 
 // checkConfirmLink compares what the peer echoes with what its CLC message
 // said (C.7.1: incorrect link information is a protocol error).
-func (g *Group) checkConfirmLink(m llc.ConfirmLink) error {
-	p := &g.link.peer
+func checkConfirmLink(l *link, m llc.ConfirmLink) error {
+	p := &l.peer
 	if m.QPN != p.QPN || m.GID != p.GID {
 		return fmt.Errorf("%w: CONFIRM LINK names QP %v of %v, expected QP %v of %v", ErrProtocol, m.QPN, m.GID, p.QPN, p.GID)
 	}
@@ -119,52 +119,52 @@ func (g *Group) settleDialect(flags llc.ConfirmLinkFlags) bool {
 }
 
 // handleConfirmLink takes the server's request at the client.
-func (g *Group) handleConfirmLink(now time.Time, m llc.ConfirmLink) error {
+func (g *Group) handleConfirmLink(now time.Time, l *link, m llc.ConfirmLink) error {
 	if g.step != waitConfirmLink {
 		return fmt.Errorf("%w: CONFIRM LINK in step %d", ErrProtocol, g.step)
 	}
-	if err := g.checkConfirmLink(m); err != nil {
+	if err := checkConfirmLink(l, m); err != nil {
 		return err
 	}
 	if !g.settleDialect(m.Flags) {
 		g.fail(FaultEyeCatcher, nil)
 		return nil
 	}
-	g.link.id = m.Link
-	g.link.peerUserID = m.UserID
-	g.out = append(g.out, Output{Kind: OutTransmit, Link: g.link.index})
+	l.id = m.Link
+	l.peerUserID = m.UserID
+	g.out = append(g.out, Output{Kind: OutTransmit, Link: l.index})
 	var flags llc.ConfirmLinkFlags
 	if g.dialect == llc.DialectLinux {
 		flags = noEyeCatcher
 	}
-	g.sendLLC(g.confirmLink(flags, true))
+	l.send(g.confirmLink(l, flags, true))
 	g.step = waitAddLink
 	g.deadline = now.Add(FlowTimeout)
 	return nil
 }
 
 // handleConfirmLinkReply takes the client's answer at the server.
-func (g *Group) handleConfirmLinkReply(now time.Time, m llc.ConfirmLink) error {
+func (g *Group) handleConfirmLinkReply(now time.Time, l *link, m llc.ConfirmLink) error {
 	if g.step != waitConfirmLinkReply {
 		return fmt.Errorf("%w: CONFIRM LINK response in step %d", ErrProtocol, g.step)
 	}
-	if err := g.checkConfirmLink(m); err != nil {
+	if err := checkConfirmLink(l, m); err != nil {
 		return err
 	}
-	if m.Link != g.link.id {
-		return fmt.Errorf("%w: CONFIRM LINK response for link %d, expected %d", ErrProtocol, m.Link, g.link.id)
+	if m.Link != l.id {
+		return fmt.Errorf("%w: CONFIRM LINK response for link %d, expected %d", ErrProtocol, m.Link, l.id)
 	}
 	if !g.settleDialect(m.Flags) {
 		g.fail(FaultEyeCatcher, nil)
 		return nil
 	}
-	g.link.peerUserID = m.UserID
+	l.peerUserID = m.UserID
 	if !g.hasSpare {
 		g.becomeActive(now)
 		return nil
 	}
 	g.event(EventPointOfNoReturn, nil)
-	g.sendLLC(llc.AddLink{
+	l.send(llc.AddLink{
 		Dialect: g.dialect,
 		MAC:     g.spare.MAC,
 		GID:     g.spare.GID,
@@ -181,7 +181,7 @@ func (g *Group) handleConfirmLinkReply(now time.Time, m llc.ConfirmLink) error {
 // handleAddLink takes the server's request at the client. There is no second
 // RNIC here, so the answer is always no, and at once: a kernel server waits
 // for it with a lock held.
-func (g *Group) handleAddLink(now time.Time, m llc.AddLink) error {
+func (g *Group) handleAddLink(now time.Time, l *link, m llc.AddLink) error {
 	if g.cfg.Role == Server {
 		g.Discarded++ // a suggestion (§3.5.5.1.2) that cannot be followed with one RNIC
 		return nil
@@ -197,7 +197,7 @@ func (g *Group) handleAddLink(now time.Time, m llc.AddLink) error {
 	if g.state == Forming {
 		g.event(EventPointOfNoReturn, nil)
 	}
-	g.sendLLC(m)
+	l.send(m)
 	if g.state == Forming {
 		g.becomeActive(now)
 	}
@@ -205,7 +205,7 @@ func (g *Group) handleAddLink(now time.Time, m llc.AddLink) error {
 }
 
 // handleAddLinkReply takes the client's answer at the server.
-func (g *Group) handleAddLinkReply(now time.Time, m llc.AddLink) error {
+func (g *Group) handleAddLinkReply(now time.Time, l *link, m llc.AddLink) error {
 	if g.step != waitAddLinkReply {
 		return fmt.Errorf("%w: ADD LINK response in step %d", ErrProtocol, g.step)
 	}
@@ -219,7 +219,7 @@ func (g *Group) handleAddLinkReply(now time.Time, m llc.AddLink) error {
 	// The client has a second RNIC and would take an asymmetric link. The
 	// group stays with one link; no data flows until the client has agreed
 	// (C.7.1, second link of the first contact).
-	g.sendLLC(llc.DeleteLink{Link: spareLinkID, Orderly: true, Reason: llc.DeleteAsymmetric})
+	l.send(llc.DeleteLink{Link: spareLinkID, Orderly: true, Reason: llc.DeleteAsymmetric})
 	g.step = waitDeleteReply
 	g.deadline = now.Add(FlowTimeout)
 	if g.dialect == llc.DialectLinux {
@@ -248,11 +248,11 @@ func (g *Group) setupExpired(now time.Time) {
 }
 
 // LocalEndpoint returns our half of the link, for CLC messages.
-func (g *Group) LocalEndpoint() Endpoint { return g.link.local }
+func (g *Group) LocalEndpoint() Endpoint { return g.firstLink().local }
 
 // MatchesPeer reports whether an Accept with F=0 means this group: it names
 // the peer's half of one of its links (§3.5.2.3).
 func (g *Group) MatchesPeer(qpn rdma.QPN, gid rdma.GID, mac rdma.MAC) bool {
-	p := &g.link.peer
+	p := &g.firstLink().peer
 	return g.state == Active && p.QPN == qpn && p.GID == gid && p.MAC == mac
 }

@@ -164,7 +164,7 @@ func (e *engine) addRMB(size uint32) error {
 	e.w.keys++
 	key := e.w.keys
 	r := &region{addr: uint64(key) << 32, mem: make([]byte, int(size)*n), element: size, owners: make([]string, n)}
-	id, err := e.g.AddRMB(size, n, linkgroup.RToken{RKey: rdma.RKey(key), VAddr: r.addr})
+	id, err := e.g.AddRMB(size, n, []linkgroup.RToken{{RKey: rdma.RKey(key), VAddr: r.addr}})
 	if err != nil {
 		return err
 	}
