@@ -57,9 +57,15 @@ type Conn struct {
 	seq          uint16 // of the last message sent
 	written      uint16 // §4.6.1, SS: of the last delivered message that described a write
 	told         inflight
-	blocked      bool // the last message had B
-	validate     bool // the link changed: the validation message is next
-	repeat       bool // what the last messages told may be lost
+	blocked      bool   // the last message had B
+	validate     bool   // the link changed: the validation message is next
+	repeat       bool   // what the last messages told may be lost
+	askUpdate    bool   // R goes with the next message
+	urgent       uint64 // one past our urgent byte, if it is not announced as present
+	urgentTold   bool   // P was sent for it
+	urgentSent   uint64 // one past our last urgent byte announced as present
+	coalesce     uint32 // less data than this waits for Flush
+	flushed      uint64 // up to here data does not wait
 
 	peerProduced uint64
 	consumed     uint64 // by the application
@@ -68,6 +74,7 @@ type Conn struct {
 	replaying    bool   // the peer changed its link and has not caught up
 	peerBlocked  bool
 	updateAsked  bool
+	peerUrgent   bool   // the last message had P without U
 	urgentEnd    uint64 // one past the peer's last urgent byte
 
 	wantDone, wantClose, wantAbort bool
@@ -109,11 +116,12 @@ type Events uint8
 
 // Events of a connection.
 const (
-	Readable Events = 1 << iota // the peer wrote more
-	Writable                    // send buffer space became free
-	PeerDone                    // the peer will write no more (D or C)
-	Aborted                     // the connection was reset
-	Ended                       // state Closed: nothing more will happen
+	Readable   Events = 1 << iota // the peer wrote more
+	Writable                      // send buffer space became free
+	PeerDone                      // the peer will write no more (D or C)
+	Aborted                       // the connection was reset
+	Ended                         // state Closed: nothing more will happen
+	PeerUrgent                    // the peer announced or wrote urgent data
 )
 
 // String names the events.
@@ -122,7 +130,7 @@ func (ev Events) String() string {
 		return "none"
 	}
 	var names []string
-	for i, n := range [...]string{"readable", "writable", "peer done", "aborted", "ended"} {
+	for i, n := range [...]string{"readable", "writable", "peer done", "aborted", "ended", "peer urgent"} {
 		if ev&(1<<i) != 0 {
 			names = append(names, n)
 		}
@@ -136,6 +144,7 @@ var (
 	ErrStaleMessage = errors.New("cdc: message is older than the last one")
 	ErrOverrun      = errors.New("cdc: producer cursor passes the consumer cursor")
 	ErrUnsent       = errors.New("cdc: consumer cursor passes what was sent")
+	ErrAfterEnd     = errors.New("cdc: data after the end of the stream")
 	ErrLostData     = errors.New("cdc: failover validation names a message that never arrived")
 )
 
@@ -170,9 +179,10 @@ func (c *Conn) PeerProduced() uint64 { return c.peerProduced }
 func (c *Conn) Announced() uint64 { return c.announced }
 
 // PeerBlocked reports whether the peer waits to hear how far we have read: for
-// window (its B bit), because it asked (R), or after urgent data (U).
+// window (its B bit), because it asked (R), or before (P) or after urgent data
+// (U).
 func (c *Conn) PeerBlocked() bool {
-	return c.peerBlocked || c.updateAsked || c.announced < c.urgentEnd
+	return c.peerBlocked || c.peerUrgent || c.updateAsked || c.announced < c.urgentEnd
 }
 
 // Window is how many bytes the peer's RMBE can take now.
@@ -302,10 +312,7 @@ func (c *Conn) HandleMessage(m Message) (Events, error) {
 	c.peerSeq = m.Seq
 	c.peerBlocked = m.Flags.WriterBlocked()
 	c.updateAsked = c.updateAsked || m.Flags.CursorUpdateRequested()
-	if m.Flags.UrgentPresent() {
-		c.urgentEnd = c.peerProduced
-	}
-	ev := Readable
+	ev := Readable | c.handleUrgent(m)
 	if m.Flags.SendingDone() && !c.peerFlags.SendingDone() {
 		c.peerFlags = c.peerFlags.WithSendingDone()
 		c.peerDone()
@@ -343,6 +350,9 @@ func (c *Conn) moveCursors(m Message) error {
 	}
 	if err != nil {
 		return fmt.Errorf("producer cursor: %w", err)
+	}
+	if prod > c.peerProduced && c.PeerIsDone() {
+		return fmt.Errorf("%w: position %d after %d", ErrAfterEnd, prod, c.peerProduced)
 	}
 	if prod-c.announced > uint64(c.local.Capacity()) {
 		return fmt.Errorf("%w: position %d, announced %d, capacity %d", ErrOverrun, prod, c.announced, c.local.Capacity())
@@ -384,7 +394,7 @@ func (c *Conn) Pending() bool {
 		return true
 	}
 	return c.state != Closed &&
-		(c.abortDue() || (!c.wantAbort && (c.sendable() > 0 || c.blockNoticeDue() || c.UpdateDue() || c.closeDue() != 0)))
+		(c.abortDue() || (!c.wantAbort && (c.sendable() > 0 || c.noticeDue() || c.UpdateDue() || c.closeDue() != 0)))
 }
 
 // sendable is how many bytes may be written now.
@@ -392,17 +402,46 @@ func (c *Conn) sendable() uint32 {
 	if c.wantAbort || c.sentFlags.Closed() || c.peerFlags.Closed() {
 		return 0
 	}
-	n := min(c.produced-c.sent, uint64(c.Window()), MaxTransmission)
+	limit := c.sendLimit()
 	if c.sent < c.announcedTo {
-		return max(uint32(n), uint32(c.announcedTo-c.sent))
+		// §4.6.2: a repetition leaves nothing out.
+		return uint32(max(c.announcedTo-c.sent, min(limit-c.sent, uint64(c.Window()), MaxTransmission)))
 	}
-	// Small pieces wait for the delivery of the last message, so that they
-	// travel together (§4.5.2); delivery needs no timer, it always comes.
-	if c.told.size >= corkMessages && n < min(uint64(c.sendBuffer/2), corkBytes) && n == c.produced-c.sent && !c.wantDone && !c.wantClose {
+	n := uint32(min(limit-c.sent, uint64(c.Window()), MaxTransmission))
+	if n == uint32(c.produced-c.sent) && c.waitsForCompany(n) {
 		return 0
 	}
-	return uint32(n)
+	return n
 }
+
+// waitsForCompany: n bytes, all there are, could travel with more (§4.5.2).
+func (c *Conn) waitsForCompany(n uint32) bool {
+	if c.urgent != 0 || c.wantDone || c.wantClose || n >= c.sendBuffer/2 {
+		return false
+	}
+	// With messages on their way their delivery is the timer, since it always
+	// comes; without, the owner has one.
+	return c.told.size >= corkMessages && n < corkBytes || n < c.coalesce && c.flushed <= c.sent
+}
+
+// Coalesce makes less than n bytes wait until more are produced or Flush is
+// called; 0 lets nothing wait, which is what an application that switched
+// Nagle's algorithm off has asked for (§4.5.2).
+func (c *Conn) Coalesce(n uint32) { c.coalesce = n }
+
+// Held reports that data waits only for company: its owner calls Flush after
+// the time that it may wait.
+func (c *Conn) Held() bool {
+	return c.coalesce > 0 && c.flushed <= c.sent && c.sendLimit() > c.sent && c.Window() > 0 && c.sendable() == 0 &&
+		!c.wantAbort && !c.sentFlags.Closed() && !c.peerFlags.Closed()
+}
+
+// Flush sends what was produced until now without further waiting.
+func (c *Conn) Flush() { c.flushed = c.produced }
+
+// RequestUpdate asks the peer how far it has read, whatever the window: to
+// find out whether a reader stalls (§4.5.1). It is not for the data path.
+func (c *Conn) RequestUpdate() { c.askUpdate = true }
 
 // UpdateDue reports whether the consumer cursor must be told by a message of
 // its own (§4.5.1): the peer asked, is blocked, or has less than half of the
@@ -412,7 +451,7 @@ func (c *Conn) UpdateDue() bool {
 	if gain == 0 || c.peerFlags.Closed() || c.sentFlags.Closed() {
 		return false
 	}
-	if c.peerBlocked || c.updateAsked {
+	if c.peerBlocked || c.peerUrgent || c.updateAsked {
 		return true
 	}
 	// §4.7.5: after urgent data the peer writes nothing until it hears that
@@ -428,6 +467,11 @@ func (c *Conn) UpdateDue() bool {
 // know it.
 func (c *Conn) blockNoticeDue() bool {
 	return !c.blocked && c.produced > c.sent && c.Window() == 0 && !c.peerFlags.Closed() && !c.sentFlags.Closed()
+}
+
+// noticeDue: the peer should hear of something, even without data.
+func (c *Conn) noticeDue() bool {
+	return c.blockNoticeDue() || c.urgentNoticeDue() || c.askUpdate && !c.peerFlags.Closed() && !c.sentFlags.Closed()
 }
 
 // closeDue returns the closing flag that may go out now: only after all data
@@ -461,7 +505,7 @@ func (c *Conn) Next() (Transmission, Events) {
 	over := c.state == Closed // an end that was told before
 	if c.abortDue() {
 		c.sentFlags = c.sentFlags.WithAbort()
-		t.Message = c.message(false)
+		t.Message = c.message(false, 0)
 		if c.state == ProcessAbort || c.PeerReleased() {
 			// The peer has said its last word: its A, or its C, after which
 			// it does not answer ours.
@@ -488,7 +532,14 @@ func (c *Conn) Next() (Transmission, Events) {
 		c.sentFlags = c.sentFlags.WithSendingDone()
 		c.sentDone()
 	}
-	t.Message = c.message(t.Len > 0)
+	var notices Flags
+	if !c.wantAbort {
+		notices = c.urgentFlags(t.Pos)
+		if c.askUpdate {
+			notices, c.askUpdate = notices.WithCursorUpdateRequested(), false
+		}
+	}
+	t.Message = c.message(t.Len > 0, notices)
 	if c.state == Closed && !over {
 		return t, Ended
 	}
@@ -496,11 +547,12 @@ func (c *Conn) Next() (Transmission, Events) {
 }
 
 // message builds the message of the positions and flags as they are and
-// counts it as in flight; write tells that it describes one.
-func (c *Conn) message(write bool) Message {
+// counts it as in flight; write tells that it describes one, notices are flags
+// of this message alone.
+func (c *Conn) message(write bool, notices Flags) Message {
 	c.seq++
 	c.told.push(sentMessage{pos: c.sent, seq: c.seq, write: write})
-	f := c.sentFlags
+	f := c.sentFlags | notices
 	if c.blocked {
 		f = f.WithWriterBlocked()
 	}

@@ -24,6 +24,12 @@
 // while [Conn.Pending], [Conn.Next] says which bytes to write to the peer and
 // which message to send after them.
 //
+// An urgent byte is announced with [Conn.Urgent] before it is produced; the
+// peer's is told by the event [PeerUrgent] and lies before position
+// [Conn.PeerUrgent] (4.7.5, 4.7.6). Small pieces wait for company when
+// [Conn.Coalesce] says so; while [Conn.Held], the owner runs a timer and calls
+// [Conn.Flush] when it ends (4.5.2).
+//
 // When the link of a connection is lost, [Conn.Failover] makes the next
 // transmissions the failover validation message (4.6.1) and the repetition of
 // all that may be lost (4.6.2). A message that came over the lost link may be
@@ -34,6 +40,7 @@
 //
 // A cursor says no more than one capacity ahead of the last one known, which
 // is also all that a correct peer can send. Bytes 26 to 43 of a message are
-// reserved; they are not kept, and sent as zeros. [Conn] sends no
-// urgent data, and reads the peer's in line (4.7.5).
+// reserved; they are not kept, and sent as zeros. There is one urgent byte at a
+// time in each direction, as with TCP; that the byte is read out of the stream
+// is the owner's part.
 package cdc
