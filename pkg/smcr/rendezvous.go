@@ -39,7 +39,6 @@ type rendezvous struct {
 	m       negotiation
 	client  *clc.Client // m, if we dial
 	server  *clc.Server // m, if we accept
-	refusal clc.Reason  // server: decline with this
 	started time.Time
 
 	group *group
@@ -88,7 +87,7 @@ func (s *Stack) Server(ctx context.Context, tcp *net.TCPConn) (*Conn, error) {
 // ServerDecline is Server, but declines the proposal with reason unless it
 // is 0.
 func (s *Stack) ServerDecline(ctx context.Context, tcp *net.TCPConn, reason clc.Reason) (*Conn, error) {
-	r := &rendezvous{s: s, tcp: tcp, started: time.Now(), reads: make(chan readResult, 1), refusal: reason}
+	r := &rendezvous{s: s, tcp: tcp, started: time.Now(), reads: make(chan readResult, 1)}
 	if s.cfg.Option == nil {
 		return r.plain(), nil
 	}
@@ -99,8 +98,13 @@ func (s *Stack) ServerDecline(ctx context.Context, tcp *net.TCPConn, reason clc.
 	if !offered {
 		return r.plain(), nil
 	}
-	r.server = clc.NewServer(r.started, clc.Config{PeerID: s.peerID, MessageTimeout: s.cfg.MessageTimeout})
+	cfg := clc.Config{PeerID: s.peerID, MessageTimeout: s.cfg.MessageTimeout}
+	cfg.Subnets, cfg.AnySubnet = s.prefixes(addrOf(tcp.LocalAddr())), s.cfg.AnyPrefix
+	r.server = clc.NewServer(r.started, cfg)
 	r.m = r.server
+	if reason != 0 {
+		r.m.Decline(r.started, reason, false)
+	}
 	return r.run(ctx)
 }
 
@@ -398,10 +402,6 @@ func peerRMBE(e *clc.Endpoint) linkgroup.RMBE {
 
 // propose answers a Proposal, at the server.
 func (r *rendezvous) propose(ctx context.Context, p *clc.Proposal) {
-	if r.refusal != 0 {
-		r.m.Decline(time.Now(), r.refusal, false)
-		return
-	}
 	a, err := r.prepareAccept(ctx, p)
 	if err != nil {
 		r.decline(err)
@@ -413,13 +413,6 @@ func (r *rendezvous) propose(ctx context.Context, p *clc.Proposal) {
 
 func (r *rendezvous) prepareAccept(ctx context.Context, p *clc.Proposal) (clc.Accept, error) {
 	s := r.s
-	if _, err := clc.SelectVersion(*p, clc.Support{V1: true}); err != nil {
-		return clc.Accept{}, err
-	}
-	local := addrOf(r.tcp.LocalAddr())
-	if !s.cfg.AnyPrefix && !p.MatchesPrefix(local, s.prefixes(local)) {
-		return clc.Accept{}, &clc.DeclineError{Reason: clc.ReasonDiffPrefix}
-	}
 	r.peer = p.PeerID
 	if err := r.joinGroup(ctx); err != nil {
 		return clc.Accept{}, err

@@ -38,7 +38,8 @@ func NewClient(cfg Config) *Client {
 	return &Client{machine: machine{cfg: cfg.withDefaults(), state: StateIdle, version: V1}}
 }
 
-// Propose sends the Proposal and waits for the Accept.
+// Propose sends the Proposal, as [Config.Proposal] makes it, and waits for the
+// Accept.
 func (c *Client) Propose(now time.Time, p Proposal) {
 	if c.state != StateIdle {
 		c.misuse("Propose")
@@ -51,12 +52,23 @@ func (c *Client) Propose(now time.Time, p Proposal) {
 
 // Confirm answers the Accept. On first contact the LLC set-up follows; on
 // subsequent contact there is no way back from here (RFC 7609 C.1).
+//
+// The machine fills in what was negotiated: the version and, in version 2, EID
+// and first contact extension but Direct. On first contact of version 2, GIDs
+// are the RNICs where more links may end; it has at least the link's own.
 func (c *Client) Confirm(_ time.Time, m Confirm, firstContact bool) {
 	if c.state != StateDeciding {
 		c.misuse("Confirm")
 		return
 	}
 	c.first = firstContact
+	c.selected.put(&m.Endpoint, c.cfg)
+	if m.Version >= V2 {
+		m.FirstContact = firstContact
+		if m.GIDs.Len() == 0 {
+			m.GIDs.Add(m.GID)
+		}
+	}
 	c.send(m.Append(nil))
 	if firstContact {
 		c.becomeLinkSetup()
@@ -83,13 +95,13 @@ func (c *Client) HandleData(_ time.Time, b []byte) error {
 		return nil
 	}
 	if err == nil {
-		err = CheckAccept(c.proposal, a)
+		c.selected, err = accepted(c.proposal, a)
 	}
 	if err != nil {
 		return c.refuse(err)
 	}
 	c.first = a.FirstContact
 	c.becomeDeciding()
-	c.out = append(c.out, Output{Kind: OutputAccepted, Accept: &a})
+	c.out = append(c.out, Output{Kind: OutputAccepted, Accept: &a, Selected: c.selected})
 	return nil
 }

@@ -236,6 +236,23 @@ func NewEID(s string) (e EID, ok bool) {
 	return e, true
 }
 
+// ParseUEID returns the user-defined enterprise ID that s names: at most 32
+// capital letters, digits, dots and hyphens, the first a letter or digit, which
+// is what Linux takes.
+func ParseUEID(s string) (EID, error) {
+	e, ok := NewEID(s)
+	if !ok {
+		return EID{}, fmt.Errorf("clc: enterprise ID %q has %d characters, want 1 to %d", s, len(s), EIDLen)
+	}
+	for i, c := range []byte(s) {
+		alnum := c >= 'A' && c <= 'Z' || c >= '0' && c <= '9'
+		if !alnum && (i == 0 || c != '.' && c != '-') {
+			return EID{}, fmt.Errorf("clc: enterprise ID %q: character %d is not a capital letter or digit nor, after the first, a dot or hyphen", s, i+1)
+		}
+	}
+	return e, nil
+}
+
 func (e EID) String() string { return string(trimBlanks(e[:])) }
 
 // trimBlanks cuts padding of blanks or zeros.

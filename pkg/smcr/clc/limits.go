@@ -57,13 +57,28 @@ const (
 	maxConfirmLen  = acceptV2Base + fceLen + gidListHeadLen + MaxGIDs*gidLen + trailerLen
 )
 
+// Releases of version 2. Release 1 (2.1) lets both sides announce the limits of
+// a link group and optional features.
+const (
+	Release0 uint8 = 0
+	Release1 uint8 = 1
+
+	MaxRelease = Release1
+)
+
 // What SMC-Rv2 release 1 demands of the numbers both sides announce; Linux
 // declines below them.
 const (
 	MinMaxConns = 16
 	MinMaxLinks = 1
-	// MaxMaxLinks is the most links per group that a server may answer with.
-	MaxMaxLinks = 2
+	// MaxMaxLinks is the most links of a group (RFC 7609 §2.2.2). Linux offers
+	// and takes two, so with it the smaller number is never more.
+	MaxMaxLinks = 8
+
+	// DefaultMaxConns is what the one-byte number of an RMB element allows.
+	DefaultMaxConns = 255
+	// DefaultMaxLinks is what failover needs, and what Linux has.
+	DefaultMaxLinks = 2
 )
 
 // Timers of the rendezvous machines (RFC 7609 C.5 leaves them to us; these are

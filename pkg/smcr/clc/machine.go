@@ -26,26 +26,6 @@ var (
 	ErrState = errors.New("clc: command not allowed in this state")
 )
 
-// Config are the settings of a machine. The zero value of a timer means its
-// default.
-type Config struct {
-	PeerID PeerID // ours, for Declines
-	OS     OSType // ours, for Declines of version 2
-
-	MessageTimeout     time.Duration // for each message of the peer
-	LateDeclineTimeout time.Duration // for a Decline that explains an LLC timeout
-}
-
-func (c Config) withDefaults() Config {
-	if c.MessageTimeout <= 0 {
-		c.MessageTimeout = DefaultMessageTimeout
-	}
-	if c.LateDeclineTimeout <= 0 {
-		c.LateDeclineTimeout = DefaultLateDeclineTimeout
-	}
-	return c
-}
-
 // State is where a machine stands. Both sides have the same states; only the
 // first ones differ.
 type State uint8
@@ -139,6 +119,7 @@ type Output struct {
 	Proposal *Proposal
 	Accept   *Accept
 	Confirm  *Confirm
+	Selected Selection // with Proposal, Accept and Confirm: what was agreed on
 	Declined Declined
 	Err      error
 }
@@ -173,7 +154,8 @@ type machine struct {
 	buf      []byte // the message that is being read
 	deadline time.Time
 	version  uint8 // of our Decline
-	first    bool  // first contact
+	selected Selection
+	first    bool // first contact
 	pending  *pendingDecline
 }
 

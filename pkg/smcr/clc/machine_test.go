@@ -29,7 +29,13 @@ type peer interface {
 
 var (
 	epoch   = time.Unix(1_000_000, 0)
-	testCfg = Config{PeerID: NewPeerID(9, macClient), OS: OSLinux}
+	testCfg = Config{PeerID: NewPeerID(9, macClient), OS: OSLinux, Hostname: "g2", Support: testSupport}
+	// testSupport is what the kernels of the captures have, and no look at
+	// subnets.
+	testSupport = Support{
+		V1: true, V2: true, AnySubnet: true, EIDs: []EID{eid("SMCV2-DEFAULT-UEID")},
+		Release: Release1, MaxConns: 255, MaxLinks: 2, FeatureMask: 1,
+	}
 )
 
 // feed gives a message to a machine as the shell does, in the pieces that Want
@@ -383,10 +389,10 @@ func TestClientScripts(t *testing.T) {
 			Send(Decline v1 NOSMCDEV) Declined(NOSMCDEV) -> Declined`},
 		{"version 1 accepted, not offered", captured(t, "proposal-01", "accept-40", "confirm-40"), "propose <accept", `
 			Send(Proposal v2) -> WaitAccept
-			Send(Decline v1 VERSMISMAT) Declined(VERSMISMAT) -> Declined`},
+			Send(Decline v1 MODEUNSUPP) Declined(MODEUNSUPP) -> Declined`},
 		{"version 2 accepted, not offered", captured(t, "proposal-40", "accept-01", "confirm-01"), "propose <accept", `
 			Send(Proposal v2) -> WaitAccept
-			Send(Decline v2 VERSMISMAT) Declined(VERSMISMAT) -> Declined`},
+			Send(Decline v2 MODEUNSUPP) Declined(MODEUNSUPP) -> Declined`},
 		{"the server closes", first, "propose eof", `
 			Send(Proposal v2) -> WaitAccept
 			Abort(peer closed the connection) -> Aborted`},

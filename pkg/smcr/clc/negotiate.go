@@ -2,26 +2,27 @@
 
 package clc
 
-import "slices"
+import (
+	"slices"
 
-// Support is what a server can do.
-type Support struct {
-	V1, V2   bool
-	EIDs     []EID // version 2
-	Release  uint8 // highest release of version 2
-	MaxConns uint8 // per link group
-	MaxLinks uint8
-}
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
+)
 
-// Selection is what a server and a client have in common.
+// Selection is what a server and a client agreed on.
 type Selection struct {
 	Version uint8
 
-	// Of version 2 only.
-	EID      EID
-	Release  uint8
-	MaxConns uint8
-	MaxLinks uint8
+	// NoV2 is why version 1 was chosen though both sides know version 2.
+	NoV2 Reason
+
+	// Of version 2 only. The numbers hold for a new link group; on subsequent
+	// contact the client learns the first two fields only, the others are
+	// those of the group.
+	EID         EID
+	Release     uint8
+	MaxConns    uint8
+	MaxLinks    uint8
+	FeatureMask uint16
 }
 
 // SelectVersion chooses the version for the Accept: version 2 if both sides
@@ -29,7 +30,7 @@ type Selection struct {
 // Decline.
 func SelectVersion(p Proposal, ours Support) (Selection, error) {
 	v2 := p.Version >= V2 && p.V2.HasR()
-	var v2Err error
+	var v2Err *DeclineError
 	if v2 && ours.V2 {
 		s, err := selectV2(p.Ext, ours)
 		if err == nil {
@@ -38,11 +39,20 @@ func SelectVersion(p Proposal, ours Support) (Selection, error) {
 		v2Err = err
 	}
 	v1 := p.V1.HasR() && !p.EyeCatcherD
+	subnet := ours.AnySubnet || p.inSubnets(ours.Subnets)
 	switch {
-	case v1 && ours.V1:
-		return Selection{Version: V1}, nil
+	case v1 && ours.V1 && subnet:
+		s := Selection{Version: V1}
+		if v2Err != nil {
+			s.NoV2 = v2Err.Reason
+		}
+		return s, nil
 	case v2Err != nil:
+		// Version 2 is for peers in any subnet, so what it lacks is what there
+		// is to repair.
 		return Selection{}, v2Err
+	case v1 && ours.V1:
+		return Selection{}, declineErr(ReasonDiffPrefix, "the client's subnet %v %v is none of ours, %v", p.IPv4, p.IPv6, ours.Subnets)
 	case !v1 && !v2 && (p.V1.HasD() || p.Version >= V2 && p.V2.HasD()):
 		return Selection{}, declineErr(ReasonModeUnsupp, "the client offers SMC-D only")
 	}
@@ -50,16 +60,16 @@ func SelectVersion(p Proposal, ours Support) (Selection, error) {
 		v1, v2, ours.V1, ours.V2)
 }
 
-func selectV2(e V2Extension, ours Support) (Selection, error) {
+func selectV2(e V2Extension, ours Support) (Selection, *DeclineError) {
 	if e.EIDs.Len() == 0 {
 		return Selection{}, declineErr(ReasonNoUEID, "the client offers no enterprise ID")
 	}
 	i := slices.IndexFunc(ours.EIDs, e.EIDs.Has)
 	if i < 0 {
-		return Selection{}, declineErr(ReasonNoUEID, "no enterprise ID in common with the client's %v", e.EIDs)
+		return Selection{}, declineErr(ReasonNoUEID, "none of the client's enterprise IDs %v is ours", e.EIDs)
 	}
 	s := Selection{Version: V2, EID: ours.EIDs[i], Release: min(e.Release, ours.Release)}
-	if s.Release == 0 {
+	if s.Release == Release0 {
 		// Release 0 announces no limits; ours hold alone.
 		s.MaxConns, s.MaxLinks = ours.MaxConns, ours.MaxLinks
 		return s, nil
@@ -72,41 +82,51 @@ func selectV2(e V2Extension, ours Support) (Selection, error) {
 	}
 	s.MaxConns = min(e.MaxConns, ours.MaxConns)
 	s.MaxLinks = min(e.MaxLinks, ours.MaxLinks)
+	s.FeatureMask = e.FeatureMask & ours.FeatureMask
 	return s, nil
 }
 
 // CheckAccept reports whether a client that sent p can go on with a. The error
 // is a *[DeclineError].
 func CheckAccept(p Proposal, a Accept) error {
+	_, err := accepted(p, a)
+	return err
+}
+
+// accepted is what a client that sent p and got a goes on with.
+func accepted(p Proposal, a Accept) (Selection, error) {
 	if a.Version < V2 {
 		if !p.V1.HasR() {
-			return declineErr(ReasonVersMismat, "the server accepts version 1, which was not offered")
+			return Selection{}, declineErr(ReasonModeUnsupp, "the server accepts version 1, which was not offered")
 		}
-		return nil
+		return Selection{Version: V1}, nil
 	}
 	if p.Version < V2 || !p.V2.HasR() {
-		return declineErr(ReasonVersMismat, "the server accepts version %d, which was not offered", a.Version)
+		return Selection{}, declineErr(ReasonModeUnsupp, "the server accepts version %d, which was not offered", a.Version)
 	}
 	if !p.Ext.EIDs.Has(a.EID) {
-		return declineErr(ReasonNoUEID, "the server chose the enterprise ID %q, which was not offered", a.EID)
+		return Selection{}, declineErr(ReasonNoUEID, "the server chose the enterprise ID %q, which was not offered", a.EID)
 	}
+	s := Selection{Version: V2, EID: a.EID}
 	if !a.FirstContact {
-		return nil
+		return s, nil
 	}
 	x := a.Ext
 	if x.Release > p.Ext.Release {
-		return declineErr(ReasonReleaseErr, "the server chose release %d, we offered %d", x.Release, p.Ext.Release)
+		return Selection{}, declineErr(ReasonReleaseErr, "the server chose release %d, we offered %d", x.Release, p.Ext.Release)
 	}
-	if x.Release == 0 {
-		return nil
+	s.Release = x.Release
+	if x.Release == Release0 {
+		return s, nil
 	}
 	if x.MaxConns < MinMaxConns || x.MaxConns > p.Ext.MaxConns {
-		return declineErr(ReasonMaxConnErr, "the server chose %d connections per link group, want %d to %d", x.MaxConns, MinMaxConns, p.Ext.MaxConns)
+		return Selection{}, declineErr(ReasonMaxConnErr, "the server chose %d connections per link group, want %d to %d", x.MaxConns, MinMaxConns, p.Ext.MaxConns)
 	}
-	if x.MaxLinks < MinMaxLinks || x.MaxLinks > min(p.Ext.MaxLinks, MaxMaxLinks) {
-		return declineErr(ReasonMaxLinkErr, "the server chose %d links per link group, want %d to %d", x.MaxLinks, MinMaxLinks, min(p.Ext.MaxLinks, MaxMaxLinks))
+	if x.MaxLinks < MinMaxLinks || x.MaxLinks > p.Ext.MaxLinks {
+		return Selection{}, declineErr(ReasonMaxLinkErr, "the server chose %d links per link group, want %d to %d", x.MaxLinks, MinMaxLinks, p.Ext.MaxLinks)
 	}
-	return nil
+	s.MaxConns, s.MaxLinks, s.FeatureMask = x.MaxConns, x.MaxLinks, x.FeatureMask&p.Ext.FeatureMask
+	return s, nil
 }
 
 // CheckConfirm reports whether a server that sent a can go on with c. The
@@ -125,7 +145,7 @@ func CheckConfirm(a Accept, c Confirm) error {
 	if c.Ext.Release != a.Ext.Release {
 		return declineErr(ReasonReleaseErr, "the client confirms release %d, the Accept had %d", c.Ext.Release, a.Ext.Release)
 	}
-	if a.Ext.Release == 0 {
+	if a.Ext.Release == Release0 {
 		return nil
 	}
 	if c.Ext.MaxConns != a.Ext.MaxConns {
@@ -135,4 +155,54 @@ func CheckConfirm(a Accept, c Confirm) error {
 		return declineErr(ReasonMaxLinkErr, "the client confirms %d links per link group, the Accept had %d", c.Ext.MaxLinks, a.Ext.MaxLinks)
 	}
 	return nil
+}
+
+// put writes what was negotiated into our Accept or Confirm: version, EID and,
+// at first contact, the extension. Whether we are reached directly is for the
+// caller to say.
+func (s Selection) put(e *Endpoint, c Config) {
+	e.Version = s.Version
+	if s.Version < V2 {
+		return
+	}
+	e.EID = s.EID
+	x := FirstContactExtension{Direct: e.Ext.Direct, OS: c.OS, Release: s.Release, Vendor: e.Ext.Vendor}
+	x.SetHost(c.Hostname)
+	if s.Release >= Release1 {
+		x.MaxConns, x.MaxLinks, x.FeatureMask = s.MaxConns, s.MaxLinks, s.FeatureMask
+	}
+	e.Ext = x
+}
+
+// Route is how the IP routing table reaches the peer's GID of version 2.
+type Route struct {
+	Found   bool
+	Gateway bool     // the GID is behind a router
+	MAC     rdma.MAC // of the router
+}
+
+// NextHop returns the destination MAC address for a client's link to the
+// server. In version 2 the server says whether it is reached directly. If not,
+// the address is the router's, and a client without one declines: the error is
+// a *[DeclineError].
+func (a Accept) NextHop(r Route) (rdma.MAC, error) {
+	switch {
+	case a.Version < V2 || a.Ext.Direct:
+		return a.MAC, nil
+	case !r.Found:
+		return rdma.MAC{}, declineErr(ReasonNoRoute, "no route to the server's GID %v", a.GID)
+	case !r.Gateway:
+		return rdma.MAC{}, declineErr(ReasonNoIndirect, "the server sees a router between us, the route to its GID %v has none", a.GID)
+	}
+	return r.MAC, nil
+}
+
+// NextHop returns the destination MAC address for a server's link to the
+// client. The route is the one by which the server set [FirstContactExtension].Direct
+// in its Accept.
+func (c Confirm) NextHop(r Route) rdma.MAC {
+	if c.Version >= V2 && r.Gateway {
+		return r.MAC
+	}
+	return c.MAC
 }

@@ -365,6 +365,11 @@ func (x SMCDv2Extension) append(b []byte) []byte {
 	return b
 }
 
+// inSubnets is [Proposal.MatchesPrefix] for subnets of one address family.
+func (p Proposal) inSubnets(ours []netip.Prefix) bool {
+	return len(ours) > 0 && p.MatchesPrefix(ours[0].Addr(), ours)
+}
+
 // MatchesPrefix reports whether the client is in one of our IP subnets, which
 // version 1 demands at first contact (RFC 7609 §3.5.1.2); if not, the code to
 // decline with is [ReasonDiffPrefix]. local is our address of the TCP

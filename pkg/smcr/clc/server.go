@@ -32,7 +32,8 @@ import (
 // A Server is owned by one goroutine, the one that reads the TCP connection.
 type Server struct {
 	machine
-	accept Accept
+	proposal Proposal
+	accept   Accept
 }
 
 // NewServer returns a machine that waits for a Proposal from now on.
@@ -42,12 +43,38 @@ func NewServer(now time.Time, cfg Config) *Server {
 	return s
 }
 
-// Accept answers the Proposal and waits for the Confirm.
+// WithoutV2 takes version 2 back for reason r, for example because no RNIC
+// reaches the client's GID. If version 1 can do it becomes the selection;
+// otherwise r is declined, and ok is false.
+func (s *Server) WithoutV2(_ time.Time, r Reason) (_ Selection, ok bool) {
+	if s.state != StateDeciding {
+		s.misuse("WithoutV2")
+		return Selection{}, false
+	}
+	if s.selected.Version < V2 {
+		return s.selected, true
+	}
+	ours := s.cfg.Support
+	ours.V2 = false
+	sel, err := SelectVersion(s.proposal, ours)
+	if err != nil {
+		s.sendDecline(r, false, false)
+		return Selection{}, false
+	}
+	sel.NoV2 = r
+	s.selected = sel
+	return sel, true
+}
+
+// Accept answers the Proposal and waits for the Confirm. The machine fills in
+// what was negotiated: the version and, in version 2, EID and first contact
+// extension but Direct.
 func (s *Server) Accept(now time.Time, a Accept) {
 	if s.state != StateDeciding {
 		s.misuse("Accept")
 		return
 	}
+	s.selected.put(&a.Endpoint, s.cfg)
 	s.accept, s.first = a, a.FirstContact
 	s.send(a.Append(nil))
 	s.becomeWaiting(now, StateWaitConfirm)
@@ -78,8 +105,12 @@ func (s *Server) handleProposal(msg []byte) error {
 		s.sendDecline(d.reason, d.outOfSync, false)
 		return nil
 	}
+	if s.selected, err = SelectVersion(p, s.cfg.Support); err != nil {
+		return s.refuse(err)
+	}
+	s.proposal = p
 	s.becomeDeciding()
-	s.out = append(s.out, Output{Kind: OutputProposed, Proposal: &p})
+	s.out = append(s.out, Output{Kind: OutputProposed, Proposal: &p, Selected: s.selected})
 	return nil
 }
 
@@ -105,6 +136,6 @@ func (s *Server) handleConfirm(msg []byte) error {
 	} else {
 		s.becomeCommitted()
 	}
-	s.out = append(s.out, Output{Kind: OutputConfirmed, Confirm: &c})
+	s.out = append(s.out, Output{Kind: OutputConfirmed, Confirm: &c, Selected: s.selected})
 	return nil
 }
