@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Command rfcmatrix writes docs/rfc7609.md: what RFC 7609 demands, statement
+// by statement, where it is in the code, and which test proves it.
+//
+// It reads docs/rfc7609/*.txt and checks that each function, type, constant
+// and test named there exists, so that the table cannot rot: who renames or
+// removes one of them hears of it from the test in this package.
+//
+// # The files
+//
+// A line that begins with § opens a section: its number and its title. A
+// statement follows; a line that begins with blanks continues the one before
+// it, and # begins a comment.
+//
+//	§4.5.1 Window updates
+//
+//	R4.5.1-1 MUST In our words, never the RFC's.
+//	code: cdc.Conn.UpdateDue; linkgroup.MaxLinks
+//	test: cdc.TestSection4_5_1_WindowUpdate; clc.TestParseErrors/trailer
+//	exception: What we do instead, and why.
+//
+// The number is for good: later statements get later numbers, and the number
+// of one that goes is not used again. The level is MUST, SHOULD or MAY, as
+// the RFC means it: it often says must without capitals, or just says what
+// happens on the wire.
+//
+//   - code: names as in Go: package and function, type, constant, variable,
+//     or Type.Method, Type.field. Where two packages share a name, its
+//     directory goes before it: internal/config.Config.
+//   - test: a test or fuzz target, perhaps with a subtest, which is a string
+//     of the test's file or a file below the package's testdata; or the path
+//     of a file.
+//   - exception: not done as the RFC says, on purpose.
+//   - unused: a permission (MAY) that we do not use.
+//   - open: what is still missing. A statement that has none of code, test,
+//     exception and unused is open, too.
+//
+// # Limitations
+//
+// That a name exists does not say that it does what the statement asks for;
+// reviewers do. Comments of pkg/smcr that name a section of the RFC are
+// checked for sections that there are.
+package main
+
+import (
+	"bytes"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+)
+
+const (
+	exitFailed = 1
+	exitUsage  = 2
+
+	dataDir = "docs/rfc7609"
+	output  = "docs/rfc7609.md"
+)
+
+func main() { os.Exit(run(os.Args[1:], os.Stderr)) }
+
+func run(args []string, stderr io.Writer) int {
+	flags := flag.NewFlagSet("rfcmatrix", flag.ContinueOnError)
+	flags.SetOutput(stderr)
+	check := flags.Bool("check", false, "write nothing; fail if "+output+" is not up to date")
+	if err := flags.Parse(args); err != nil || flags.NArg() > 0 {
+		return exitUsage
+	}
+	root, err := findRoot()
+	if err == nil {
+		err = update(root, *check)
+	}
+	if err != nil {
+		fmt.Fprintf(stderr, "rfcmatrix: %v\n", err)
+		return exitFailed
+	}
+	return 0
+}
+
+// findRoot looks for the module's root at and above the working directory.
+func findRoot() (string, error) {
+	dir, err := os.Getwd()
+	if err != nil {
+		return "", err
+	}
+	for {
+		if _, err := os.Stat(filepath.Join(dir, dataDir)); err == nil {
+			return dir, nil
+		}
+		up := filepath.Dir(dir)
+		if up == dir {
+			return "", errors.New("no " + dataDir + " here or above: run it in the repository")
+		}
+		dir = up
+	}
+}
+
+// update writes the document, or with check only compares it.
+func update(root string, check bool) error {
+	repo := os.DirFS(root)
+	want, err := document(repo)
+	if err != nil {
+		return err
+	}
+	if !check {
+		return os.WriteFile(filepath.Join(root, output), want, 0o644)
+	}
+	got, err := fs.ReadFile(repo, output)
+	if err != nil {
+		return err
+	}
+	if !bytes.Equal(got, want) {
+		return fmt.Errorf("%s is not up to date: run make rfcmatrix and commit it", output)
+	}
+	return nil
+}
+
+// document reads the statements, checks them against the code, and writes
+// them as Markdown.
+func document(repo fs.FS) ([]byte, error) {
+	sections, err := readStatements(repo)
+	if err != nil {
+		return nil, err
+	}
+	ix, err := readSource(repo)
+	if err != nil {
+		return nil, err
+	}
+	if err := errors.Join(ix.resolve(sections), ix.checkCitations(sections)); err != nil {
+		return nil, err
+	}
+	return render(sections), nil
+}
