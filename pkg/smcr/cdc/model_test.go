@@ -26,6 +26,7 @@ type end struct {
 	late     []cdc.Message      // of a lost link: arrived, and not looked at
 	acks     int                // arrived, completion not seen
 	done     bool               // shut down or closed
+	state    cdc.State          // last seen
 }
 
 // streamByte is the byte of a stream at a position.
@@ -58,7 +59,7 @@ func (e *end) write(n uint64) {
 	e.c.Produce(e.produced)
 }
 
-func (e *end) read(t *testing.T, n uint64, peer *end) {
+func (e *end) read(t testing.TB, n uint64, peer *end) {
 	n = min(n, e.c.PeerProduced()-e.consumed)
 	for range n {
 		if got, want := e.rmbe[e.rmbeRing.Offset(e.consumed)], streamByte(peer.key, e.consumed); got != want {
@@ -92,7 +93,7 @@ func (e *end) arrive(t *testing.T, peer *end) {
 }
 
 // place writes the bytes of a transmission into the peer's RMBE.
-func (e *end) place(t *testing.T, peer *end, tr cdc.Transmission) {
+func (e *end) place(t testing.TB, peer *end, tr cdc.Transmission) {
 	if tr.Len == 0 {
 		return
 	}

@@ -100,80 +100,81 @@ func (s *side) do(op string) {
 func TestSection4_8_Transitions(t *testing.T) {
 	events := []string{"shutdown", "close", "abort", "D", "C", "A", "fail"}
 	for _, tt := range []struct {
+		name       string
 		state, way string // how to get there
 		want       string // one entry per event
 	}{
 		{
-			"ACTIVE", "",
+			"open", "ACTIVE", "",
 			"PEERCLW1/D PEERCLW1/C PEERABORTW/A APPLCLW1 APPLCLW1 CLOSED/A CLOSED",
 		},
 		{
-			"PEERCLW1", "shutdown",
+			"active close: we are done", "PEERCLW1", "shutdown",
 			"PEERCLW1 PEERCLW1/DC PEERABORTW/DA PEERCLW2 APPLFINCLW CLOSED/DA CLOSED",
 		},
-		{"PEERCLW1", "close", // §4.8.2: no A once C was sent
+		{"active close: we closed", "PEERCLW1", "close", // §4.8.2: no A once C was sent
 			"PEERCLW1 PEERCLW1 PEERABORTW PEERCLW2 CLOSED CLOSED CLOSED"},
 		{
-			"PEERCLW2", "shutdown D",
+			"both are done, we first", "PEERCLW2", "shutdown D",
 			"PEERCLW2 PEERCLW2/DC PEERABORTW/DA PEERCLW2 APPLFINCLW CLOSED/DA CLOSED",
 		},
 		{
-			"PEERCLW2", "close D",
+			"we closed, the peer is done", "PEERCLW2", "close D",
 			"PEERCLW2 PEERCLW2 PEERABORTW PEERCLW2 CLOSED CLOSED CLOSED",
 		},
 		{
-			"APPLCLW1", "D",
+			"passive close: the peer is done", "APPLCLW1", "D",
 			"APPLCLW2/D PEERFINCLW/C PEERABORTW/A APPLCLW1 APPLCLW1 CLOSED/A CLOSED",
 		},
-		{"APPLCLW1", "C", // the peer is gone: our A is the last word
+		{"passive close: the peer closed", "APPLCLW1", "C", // the peer is gone: our A is the last word
 			"APPLCLW2/D CLOSED/C CLOSED/A APPLCLW1 APPLCLW1 CLOSED/A CLOSED"},
 		{
-			"APPLCLW1", "DC",
+			"passive close: the peer is done, then closed", "APPLCLW1", "DC",
 			"APPLCLW2/D CLOSED/C CLOSED/A APPLCLW1 APPLCLW1 CLOSED/A CLOSED",
 		},
 		{
-			"APPLCLW2", "D shutdown",
+			"both are done, the peer first", "APPLCLW2", "D shutdown",
 			"APPLCLW2 PEERFINCLW/DC PEERABORTW/DA APPLCLW2 APPLCLW2 CLOSED/DA CLOSED",
 		},
 		{
-			"APPLCLW2", "D shutdown C",
+			"both are done, the peer closed", "APPLCLW2", "D shutdown C",
 			"APPLCLW2 CLOSED/DC CLOSED/DA APPLCLW2 APPLCLW2 CLOSED/DA CLOSED",
 		},
 		{
-			"APPLFINCLW", "shutdown C",
+			"we are done, the peer closed", "APPLFINCLW", "shutdown C",
 			"APPLFINCLW CLOSED/DC CLOSED/DA APPLFINCLW APPLFINCLW CLOSED/DA CLOSED",
 		},
 		{
-			"PEERFINCLW", "D close",
+			"the peer is done, we closed", "PEERFINCLW", "D close",
 			"PEERFINCLW PEERFINCLW PEERABORTW PEERFINCLW CLOSED CLOSED CLOSED",
 		},
-		{"PEERABORTW", "abort", // everything but the peer's last word is ignored
+		{"active abort", "PEERABORTW", "abort", // everything but the peer's last word is ignored
 			"PEERABORTW PEERABORTW PEERABORTW PEERABORTW CLOSED CLOSED CLOSED"},
 		{
-			"PEERABORTW", "close abort",
+			"active abort after our close", "PEERABORTW", "close abort",
 			"PEERABORTW PEERABORTW PEERABORTW PEERABORTW CLOSED CLOSED CLOSED",
 		},
-		{"PEERABORTW", "abort-", // the peer's last word before our A went out
+		{"active abort not told yet", "PEERABORTW", "abort-", // the peer's last word before our A went out
 			"PEERABORTW/A PEERABORTW/A PEERABORTW/A PEERABORTW/A CLOSED/A CLOSED/A CLOSED"},
 		{
-			"PROCESSABORT", "A-",
+			"passive abort not answered yet", "PROCESSABORT", "A-",
 			"CLOSED/A CLOSED/A CLOSED/A CLOSED/A CLOSED/A CLOSED/A CLOSED",
 		},
 		{
-			"CLOSED", "close C",
+			"closed by both", "CLOSED", "close C",
 			"CLOSED CLOSED CLOSED CLOSED CLOSED CLOSED CLOSED",
 		},
 		{
-			"CLOSED", "A",
+			"aborted by the peer", "CLOSED", "A",
 			"CLOSED CLOSED CLOSED CLOSED CLOSED CLOSED CLOSED",
 		},
 		{
-			"CLOSED", "fail",
+			"given up", "CLOSED", "fail",
 			"CLOSED CLOSED CLOSED CLOSED CLOSED CLOSED CLOSED",
 		},
 	} {
 		for i, want := range strings.Fields(tt.want) {
-			t.Run(fmt.Sprintf("%s[%s]/%s", tt.state, tt.way, events[i]), func(t *testing.T) {
+			t.Run(fmt.Sprintf("%s/%s", tt.name, events[i]), func(t *testing.T) {
 				s := newSide(t, cdc.Ring{Size: 1 << 14})
 				for _, op := range strings.Fields(tt.way) {
 					s.do(op)
