@@ -15,6 +15,7 @@ import (
 	"runtime/pprof"
 	"time"
 
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/soft"
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/synopt"
@@ -111,7 +112,7 @@ func (w *workload) openStack(addr string) error {
 }
 
 func (w *workload) config() smcr.Config {
-	return smcr.Config{Device: w.device, Option: w.option}
+	return smcr.Config{Devices: []rdma.Device{w.device}, Option: w.option}
 }
 
 func (w *workload) serve(ctx context.Context, req request) error {

@@ -18,6 +18,7 @@ import (
 	"github.com/smcr-io/kube-smcr/internal/cni"
 	"github.com/smcr-io/kube-smcr/internal/config"
 	"github.com/smcr-io/kube-smcr/internal/linux"
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
 )
 
@@ -129,7 +130,7 @@ func (r *run) stackConfig() smcr.Config {
 	// more than there is memory for.
 	conns := max(1, min(n.PodBudget.Conns, n.PodBudget.MemoryBytes/r.agent.connBytes()))
 	cfg := smcr.Config{
-		Device: r.agent.device, Option: r.agent.option,
+		Devices: []rdma.Device{r.agent.device}, Option: r.agent.option,
 		RMBESizeBytes: n.RMBEBytes, SendBufferBytes: n.SendBufferBytes, RMBEsPerRMB: config.ConnsPerRegion,
 		MemoryBytes: n.PodBudget.MemoryBytes, MaxConns: conns, AnyPrefix: n.AnyPrefix,
 		Hooks: smcr.Hooks{Malformed: func(where string, err error) {

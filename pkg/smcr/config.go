@@ -7,11 +7,13 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"syscall"
 	"time"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/linkgroup"
 )
 
 // Option puts the SMC-R TCP option (RFC 7609 A.1) on handshakes and tells
@@ -40,11 +42,12 @@ const (
 	DialectsLinux                   // Linux's only: decline a peer that insists on eye catchers
 )
 
-// Config says how a Stack behaves. The zero value of each field but Device is
+// Config says how a Stack behaves. The zero value of each field but Devices is
 // useful.
 type Config struct {
-	// Device carries the links. Required.
-	Device rdma.Device
+	// Devices carry the links, 1 to 8 of one provider. Link groups with a
+	// peer that also has several get a link through each of two.
+	Devices []rdma.Device
 	// Option is the TCP option. nil means that this stack offers SMC-R to
 	// nobody: every connection is plain TCP with reason PEERNOSMC.
 	Option Option
@@ -123,8 +126,8 @@ func (c *Config) setDefaults() {
 func (c Config) Validate() error {
 	c.setDefaults()
 	switch {
-	case c.Device == nil:
-		return errors.New("smcr config: Device is required")
+	case len(c.Devices) == 0 || len(c.Devices) > linkgroup.MaxLinks || slices.Contains(c.Devices, nil):
+		return fmt.Errorf("smcr config: %d Devices: want 1 to %d, none of them nil", len(c.Devices), linkgroup.MaxLinks)
 	case !validBuffer(c.RMBESizeBytes):
 		return fmt.Errorf("smcr config: RMBESizeBytes %d: want a power of two from 16384 to 524288", c.RMBESizeBytes)
 	case !validBuffer(c.SendBufferBytes):

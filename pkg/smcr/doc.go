@@ -9,7 +9,7 @@
 // [Conn.Info] says which, and why.
 //
 //	dev, err := soft.Open(soft.Config{Addr: netip.MustParseAddr("192.0.2.1")})
-//	stack, err := smcr.NewStack(smcr.Config{Device: dev, Option: opt})
+//	stack, err := smcr.NewStack(smcr.Config{Devices: []rdma.Device{dev}, Option: opt})
 //	conn, err := (&smcr.Dialer{Stack: stack}).DialContext(ctx, "tcp", "192.0.2.2:80")
 //
 // # Who owns what

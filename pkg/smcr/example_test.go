@@ -9,6 +9,7 @@ import (
 	"log"
 	"net/netip"
 
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/soft"
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
 )
@@ -22,7 +23,7 @@ func Example() {
 		if err != nil {
 			log.Fatal(err)
 		}
-		stack, err := smcr.NewStack(smcr.Config{Device: dev, Option: smcr.BothSpeak{}})
+		stack, err := smcr.NewStack(smcr.Config{Devices: []rdma.Device{dev}, Option: smcr.BothSpeak{}})
 		if err != nil {
 			log.Fatal(err)
 		}

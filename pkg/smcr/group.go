@@ -4,11 +4,9 @@ package smcr
 
 import (
 	"errors"
-	"fmt"
 	"math/rand/v2"
 	"time"
 
-	"github.com/smcr-io/kube-smcr/internal/invariant"
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/linkgroup"
@@ -18,10 +16,6 @@ import (
 // clientIdleExtra lets the server end an idle group first, so that a client
 // does not name a group that its server is just giving up.
 const clientIdleExtra = 10 * time.Second
-
-// slotBytes is the room of one LLC or CDC message in registered memory: 44
-// bytes, on a cache line of its own.
-const slotBytes = 64
 
 // group is a link group with what it needs of the device. It is guarded by
 // the stack's turn.
@@ -33,30 +27,16 @@ type group struct {
 	lg     *linkgroup.Group
 	opened time.Time
 
-	qp       rdma.QP
-	spare    rdma.QP // the server's offer of a second link; never used
-	touched  bool    // on the stack's list
-	slots    rdma.MR // receive slots, then send slots
-	nextSend int
-	local    linkgroup.Endpoint
-	rmbs     map[linkgroup.RMBID]*rmbMemory
-
-	// Work requests being gathered for one post.
-	wrs  []rdma.SendWR
-	sges []rdma.SGE
-	recv []rdma.RecvWR // receive slots to give back
+	links   [linkgroup.MaxLinks]*link
+	spare   *link // the server's offer of a second link; never used
+	touched bool  // on the stack's list
+	rmbs    map[linkgroup.RMBID]*region
 
 	// Who waits for set-up and RMB events. setup has room for all events of
 	// one set-up.
 	setup   chan setupEvent
 	formed  chan struct{} // closed when the first contact ended, either way
 	rmbWait map[linkgroup.RMBID][]chan bool
-}
-
-// rmbMemory is one of our RMBs.
-type rmbMemory struct {
-	mr   rdma.MR
-	size int // bytes
 }
 
 // setupEvent is what a first contact's goroutine hears of its group.
@@ -70,27 +50,23 @@ type setupEvent struct {
 func (s *Stack) newGroup(role linkgroup.Role, peer clc.PeerID) (_ *group, err error) {
 	g := &group{
 		s: s, id: lastGroupID.Add(1), role: role, peer: peer, opened: time.Now(),
-		rmbs:    map[linkgroup.RMBID]*rmbMemory{},
+		rmbs:    map[linkgroup.RMBID]*region{},
 		setup:   make(chan setupEvent, 4),
 		formed:  make(chan struct{}),
 		rmbWait: map[linkgroup.RMBID][]chan bool{},
-		wrs:     make([]rdma.SendWR, 0, 2*linkgroup.SendDepth),
-		sges:    make([]rdma.SGE, 0, 4*linkgroup.SendDepth),
-		recv:    make([]rdma.RecvWR, 0, linkgroup.RecvDepth),
 	}
 	defer func() {
 		if err != nil {
 			g.free()
 		}
 	}()
-	if g.slots, err = s.mem.register((linkgroup.RecvDepth+linkgroup.SendBudget)*slotBytes, rdma.LocalWrite); err != nil {
-		return nil, err
+	r := s.pickRNIC(0)
+	if r == nil {
+		return nil, errNoDevice
 	}
-	if g.qp, err = g.newQP(); err != nil {
+	first, err := g.newLink(0, r)
+	if err != nil {
 		return nil, err
-	}
-	if err = g.qp.Modify(rdma.QPAttr{State: rdma.QPInit, Access: rdma.RemoteWrite}); err != nil {
-		return nil, fmt.Errorf("queue pair to INIT: %w", err)
 	}
 	idle := s.cfg.IdleGroupTimeout
 	if idle > 0 && role == linkgroup.Client {
@@ -102,51 +78,31 @@ func (s *Stack) newGroup(role linkgroup.Role, peer clc.PeerID) (_ *group, err er
 		IdleTimeout: idle, CloseTimeout: s.cfg.CloseTimeout,
 		Rand: rand.New(rand.NewPCG(s.rand.Uint64(), s.rand.Uint64())),
 	})
-	g.local = g.endpoint(g.qp)
-	g.lg.AddFirstLink(g.local)
+	g.lg.AddFirstLink(first.local)
 	if role == linkgroup.Server {
 		// The offer of a second link needs a queue pair of its own, even if
 		// the client must refuse it because both ends have one RNIC.
-		if g.spare, err = g.newQP(); err != nil {
+		if g.spare, err = g.newLink(1, r); err != nil {
 			return nil, err
 		}
-		g.lg.OfferSpare(g.endpoint(g.spare))
+		g.lg.OfferSpare(g.spare.local)
 	}
 	s.groups[g.id] = g
-	s.byQPN[g.qp.Num()] = g
 	return g, nil
-}
-
-func (g *group) newQP() (rdma.QP, error) {
-	qp, err := g.s.mem.pd.CreateQP(rdma.QPConfig{
-		SendCQ: g.s.cq, RecvCQ: g.s.cq,
-		MaxSendWR: linkgroup.SendDepth + 8, MaxRecvWR: linkgroup.RecvDepth, MaxSGE: 2,
-	})
-	if err != nil {
-		return nil, fmt.Errorf("create queue pair: %w", err)
-	}
-	return qp, nil
-}
-
-func (g *group) endpoint(qp rdma.QP) linkgroup.Endpoint {
-	return linkgroup.Endpoint{
-		QPN: qp.Num(), GID: g.s.gid.GID, MAC: g.s.gid.MAC,
-		PSN: rdma.PSN(g.s.rand.Uint32()) & rdma.PSNMask, MTU: g.s.cfg.Device.Port().ActiveMTU,
-	}
 }
 
 // addRMB registers a new RMB of the configured element size.
 func (g *group) addRMB() error {
 	size := g.s.cfg.RMBESizeBytes * g.s.cfg.RMBEsPerRMB
-	mr, err := g.s.mem.register(size, rdma.LocalWrite|rdma.RemoteWrite)
+	r, err := g.s.mem.register(size, rdma.LocalWrite|rdma.RemoteWrite)
 	if err != nil {
 		return err
 	}
-	id, err := g.lg.AddRMB(uint32(g.s.cfg.RMBESizeBytes), g.s.cfg.RMBEsPerRMB, []linkgroup.RToken{{RKey: mr.RKey(), VAddr: mr.Addr()}})
+	id, err := g.lg.AddRMB(uint32(g.s.cfg.RMBESizeBytes), g.s.cfg.RMBEsPerRMB, r.tokens())
 	if err != nil {
-		return errors.Join(err, g.s.mem.unregister(mr, size))
+		return errors.Join(err, g.s.mem.unregister(r))
 	}
-	g.rmbs[id] = &rmbMemory{mr: mr, size: size}
+	g.rmbs[id] = r
 	return nil
 }
 
@@ -163,56 +119,14 @@ func (g *group) openConn() (*linkgroup.Conn, error) {
 	return lc, err
 }
 
-// handleCompletion takes one work completion.
-func (g *group) handleCompletion(now time.Time, wc *rdma.WC) {
-	if wc.Status != rdma.StatusSuccess {
-		if wc.Status != rdma.StatusFlushed {
-			g.lg.HandleLinkFailure(now, 0, fmt.Errorf("%v: %v", wc.Op, wc.Status))
-		} else if g.lg.State() != linkgroup.Dead {
-			g.lg.HandleLinkFailure(now, 0, errors.New("queue pair went to ERR"))
-		}
-		return
-	}
-	if wc.Op != rdma.OpRecv {
-		g.lg.HandleSent(now, 0, wc.ID)
-		return
-	}
-	slot := int(wc.ID)
-	msg := g.slots.Bytes()[slot*slotBytes:][:wc.Bytes]
-	if err := g.lg.HandleRecv(now, 0, msg); err != nil {
-		g.s.stats.MessagesBad++
-		if h := g.s.cfg.Hooks.Malformed; h != nil {
-			h("link group", err)
-		}
-	}
-	g.freeSlot(slot)
-}
-
-// freeSlot notes that a receive slot can go back to the device.
-func (g *group) freeSlot(slot int) {
-	g.recv = append(g.recv, rdma.RecvWR{ID: uint64(slot), SGE: rdma.SGE{
-		Addr: g.slots.Addr() + uint64(slot*slotBytes), Length: llc.Size, LKey: g.slots.LKey(),
-	}})
-}
-
-// postRecv gives the free receive slots back to the device. That can wait
-// until the messages are dealt with: peers have fewer on their way than there
-// are slots.
-func (g *group) postRecv(now time.Time) {
-	if g.qp != nil && len(g.recv) > 0 {
-		if _, err := g.qp.PostRecv(g.recv); err != nil {
-			g.lg.HandleLinkFailure(now, 0, fmt.Errorf("post receive: %w", err))
-		}
-	}
-	g.recv = g.recv[:0]
-}
-
 // flush carries out what the machine wants, in order.
 func (g *group) flush(now time.Time) {
 	g.carryOut(now)
-	if len(g.recv) > 0 {
-		g.postRecv(now)
-		g.carryOut(now) // if it failed
+	for _, l := range g.links {
+		if l != nil && len(l.recv) > 0 {
+			l.postRecv(now)
+			g.carryOut(now) // if it failed
+		}
 	}
 	for _, id := range g.lg.TakeGoneRMBs() {
 		g.freeRMB(id)
@@ -226,105 +140,38 @@ func (g *group) carryOut(now time.Time) {
 		for i := range outs {
 			g.do(now, &outs[i])
 		}
-		g.post(now)
+		for _, l := range g.links {
+			if l != nil {
+				l.post(now)
+			}
+		}
 		clear(outs)
 	}
 }
 
 func (g *group) do(now time.Time, o *linkgroup.Output) {
-	switch o.Kind {
-	case linkgroup.OutWrite:
-		g.write(o)
-	case linkgroup.OutSend:
-		g.send(o)
-	case linkgroup.OutReceive:
-		g.check(now, "queue pair to RTR", g.toRTR(now, o.Peer))
-	case linkgroup.OutTransmit:
-		g.check(now, "queue pair to RTS", g.qp.Modify(rdma.QPAttr{
-			State: rdma.QPRTS, SQPSN: g.local.PSN, Timeout: ackTimeoutCode, RetryCount: 7, RNRRetry: 7,
-		}))
-	case linkgroup.OutCloseLink:
-		g.post(now)
-		g.closeQP()
-	case linkgroup.OutEvent:
+	if o.Kind == linkgroup.OutEvent {
 		g.event(o)
-	}
-}
-
-// Queue pair attributes, those that Linux uses for SMC-R.
-const (
-	ackTimeoutCode  = 15 // 134 ms
-	minRNRTimerCode = 5  // 0.06 ms
-	hopLimit        = 64
-)
-
-func (g *group) toRTR(now time.Time, peer linkgroup.Endpoint) error {
-	err := g.qp.Modify(rdma.QPAttr{
-		State: rdma.QPRTR, Path: rdma.Path{SGIDIndex: g.s.gid.Index, DGID: peer.GID, DMAC: peer.MAC, HopLimit: hopLimit},
-		DestQPN: peer.QPN, RQPSN: peer.PSN, MTU: peer.MTU, MinRNRTimer: minRNRTimerCode,
-	})
-	if err != nil {
-		return err
-	}
-	for slot := range linkgroup.RecvDepth {
-		g.freeSlot(slot)
-	}
-	g.postRecv(now)
-	return nil
-}
-
-func (g *group) check(now time.Time, what string, err error) {
-	if err != nil {
-		g.lg.HandleLinkFailure(now, 0, fmt.Errorf("%s: %w", what, err))
-	}
-}
-
-// write gathers an RDMA WRITE out of the connection's send buffer.
-func (g *group) write(o *linkgroup.Output) {
-	c, ok := o.Conn.User.(*Conn)
-	invariant.Must(ok, "RDMA write for a connection without a shell")
-	start := len(g.sges)
-	for _, s := range o.Local {
-		if s.Len > 0 {
-			g.sges = append(g.sges, rdma.SGE{Addr: c.buf.addr + uint64(s.Offset), Length: s.Len, LKey: c.buf.arena.mr.LKey()})
-		}
-	}
-	g.wrs = append(g.wrs, rdma.SendWR{
-		Op: rdma.OpWrite, SGL: g.sges[start:len(g.sges):len(g.sges)], RemoteAddr: o.RemoteAddr, RKey: o.RKey,
-	})
-}
-
-// send copies a message to the next send slot. Slots are used in turn, and
-// completions come in order, so a slot is free again when the machine's send
-// budget allows the next message.
-func (g *group) send(o *linkgroup.Output) {
-	slot := linkgroup.RecvDepth + g.nextSend
-	g.nextSend = (g.nextSend + 1) % linkgroup.SendBudget
-	copy(g.slots.Bytes()[slot*slotBytes:], o.Msg[:])
-	g.sges = append(g.sges, rdma.SGE{Addr: g.slots.Addr() + uint64(slot*slotBytes), Length: llc.Size, LKey: g.slots.LKey()})
-	g.wrs = append(g.wrs, rdma.SendWR{
-		ID: o.ID, Op: rdma.OpSend, Flags: rdma.SendSignaled | rdma.SendSolicited,
-		SGL: g.sges[len(g.sges)-1 : len(g.sges) : len(g.sges)],
-	})
-	if o.Conn != nil {
-		if c, ok := o.Conn.User.(*Conn); ok {
-			c.announced.Store(o.Conn.Data().Announced())
-		}
-	}
-}
-
-// post hands the gathered work requests to the device at once.
-func (g *group) post(now time.Time) {
-	if len(g.wrs) == 0 {
 		return
 	}
-	if g.qp != nil {
-		if _, err := g.qp.PostSend(g.wrs); err != nil {
-			g.lg.HandleLinkFailure(now, 0, fmt.Errorf("post send: %w", err))
-		}
+	l := g.links[o.Link]
+	if l == nil {
+		return // it failed while the machine's outputs were carried out
 	}
-	clear(g.wrs)
-	g.wrs, g.sges = g.wrs[:0], g.sges[:0]
+	switch o.Kind {
+	case linkgroup.OutWrite:
+		l.write(o)
+	case linkgroup.OutSend:
+		l.send(o)
+	case linkgroup.OutReceive:
+		l.check(now, "queue pair to RTR", l.toRTR(now, o.Peer))
+	case linkgroup.OutTransmit:
+		l.check(now, "queue pair to RTS", l.toRTS())
+	case linkgroup.OutCloseLink:
+		l.post(now)
+		l.close()
+	case linkgroup.OutEvent:
+	}
 }
 
 // event tells whoever waits.
@@ -392,21 +239,16 @@ func (g *group) remove() {
 	g.freeIfUnused()
 }
 
-// kill ends the group because the device or the stack does.
+// kill ends the group because the stack does, or because the peer does not
+// have it.
 func (g *group) kill(err error) {
-	g.lg.HandleLinkFailure(time.Now(), 0, err)
-	g.flush(time.Now())
-}
-
-// closeQP destroys the queue pairs; afterwards the peer cannot write.
-func (g *group) closeQP() {
-	for _, qp := range []rdma.QP{g.qp, g.spare} {
-		if qp != nil {
-			delete(g.s.byQPN, qp.Num())
-			_ = qp.Close() // it is gone either way
+	now := time.Now()
+	for _, l := range g.links {
+		if l != nil {
+			l.fail(now, err)
 		}
 	}
-	g.qp, g.spare = nil, nil
+	g.flush(now)
 }
 
 // freeIfUnused frees a dead group once no connection uses its memory.
@@ -417,19 +259,19 @@ func (g *group) freeIfUnused() {
 }
 
 func (g *group) free() {
-	g.closeQP()
+	for _, l := range g.links {
+		if l != nil {
+			l.close()
+		}
+	}
 	for id := range g.rmbs {
 		g.freeRMB(id)
-	}
-	if g.slots != nil {
-		_ = g.s.mem.unregister(g.slots, (linkgroup.RecvDepth+linkgroup.SendBudget)*slotBytes) // nothing uses it any more
-		g.slots = nil
 	}
 }
 
 func (g *group) freeRMB(id linkgroup.RMBID) {
-	if m := g.rmbs[id]; m != nil {
-		_ = g.s.mem.unregister(m.mr, m.size) // nothing uses it any more
+	if r := g.rmbs[id]; r != nil {
+		_ = g.s.mem.unregister(r) // nothing uses it any more
 		delete(g.rmbs, id)
 	}
 }
@@ -437,7 +279,15 @@ func (g *group) freeRMB(id linkgroup.RMBID) {
 // rmbe returns the memory of an RMBE.
 func (g *group) rmbe(e linkgroup.RMBE) []byte {
 	off := int(e.Size) * int(e.Index-1)
-	return g.rmbs[e.RMB].mr.Bytes()[off : off+int(e.Size) : off+int(e.Size)]
+	return g.rmbs[e.RMB].mem[off : off+int(e.Size) : off+int(e.Size)]
+}
+
+// deviceName names the device of a link.
+func (g *group) deviceName(i linkgroup.LinkIndex) string {
+	if l := g.links[i]; l != nil {
+		return l.rnic.dev.Name()
+	}
+	return ""
 }
 
 func (g *group) info() GroupInfo {
@@ -445,12 +295,12 @@ func (g *group) info() GroupInfo {
 		ID: g.id, Role: Role(g.role), PeerID: g.peer, State: g.lg.State().String(), Dialect: g.lg.Dialect().String(),
 		Version: 1, Conns: g.lg.Conns(), Opened: g.opened, Err: g.lg.Err(),
 	}
-	for _, m := range g.rmbs {
-		info.RMBBytes += m.size
+	for _, r := range g.rmbs {
+		info.RMBBytes += len(r.mem)
 	}
 	for _, l := range g.lg.Links() {
 		info.Links = append(info.Links, LinkInfo{
-			ID: uint8(l.ID), State: l.State, Device: g.s.cfg.Device.Name(),
+			ID: uint8(l.ID), State: l.State, Device: g.deviceName(l.Index),
 			LocalGID: l.Local.GID, PeerGID: l.Peer.GID, LocalQPN: l.Local.QPN, PeerQPN: l.Peer.QPN,
 			MTU: l.Peer.MTU, UserID: g.id, Conns: info.Conns, BytesSent: l.Sent, BytesRecv: l.Recv,
 		})

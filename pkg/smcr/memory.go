@@ -3,32 +3,58 @@
 package smcr
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/linkgroup"
 )
 
 // sendBuffersPerArena is how many send buffers share one registered region:
 // few regions, each an mmap and an entry in the device's table.
 const sendBuffersPerArena = 8
 
-// sendBuffer is one connection's send ring.
-type sendBuffer struct {
-	arena *arena
-	addr  uint64
-	mem   []byte
+// region is memory registered with the stack's devices, or with one of them.
+type region struct {
+	mem []byte
+	mrs []rdma.MR // by number of the device; nil where it is not registered
 }
 
-// arena is a registered region cut into send buffers.
+// sge addresses the region from an offset on, as a device does.
+func (r *region) sge(n *rnic, off int) rdma.SGE {
+	mr := r.mrs[n.index]
+	return rdma.SGE{Addr: mr.Addr() + uint64(off), LKey: mr.LKey()}
+}
+
+// tokens name the region to the peer, by number of the device that it writes
+// through.
+func (r *region) tokens() []linkgroup.RToken {
+	ts := make([]linkgroup.RToken, len(r.mrs))
+	for i, mr := range r.mrs {
+		if mr != nil {
+			ts[i] = linkgroup.RToken{RKey: mr.RKey(), VAddr: mr.Addr()}
+		}
+	}
+	return ts
+}
+
+// sendBuffer is one connection's send ring.
+type sendBuffer struct {
+	*arena
+	off int // in the arena's region
+	mem []byte
+}
+
+// arena is a region cut into send buffers.
 type arena struct {
-	mr   rdma.MR
-	used int
+	region *region
+	used   int
 }
 
 // memory hands out registered memory within the stack's budget. It is guarded
 // by the stack's turn.
 type memory struct {
-	pd     rdma.PD
+	rnics  []*rnic
 	budget int
 	bytes  int // registered now
 	free   []*sendBuffer
@@ -43,37 +69,72 @@ func (e *errMemory) Error() string {
 	return fmt.Sprintf("registered memory: %d more bytes would exceed the budget of %d (in use: %d)", e.want, e.budget, e.have)
 }
 
-// register maps and registers a region.
-func (m *memory) register(size int, access rdma.Access) (rdma.MR, error) {
+// register maps a region and registers it with every device that lives: any
+// of them may carry the links of tomorrow.
+func (m *memory) register(size int, access rdma.Access) (*region, error) {
+	return m.registerOn(size, access, m.rnics...)
+}
+
+func (m *memory) registerOn(size int, access rdma.Access, on ...*rnic) (_ *region, err error) {
 	if m.bytes+size > m.budget {
 		return nil, &errMemory{want: size, have: m.bytes, budget: m.budget}
 	}
-	mr, err := m.pd.AllocMR(size, access)
-	if err != nil {
-		return nil, fmt.Errorf("register %d bytes: %w", size, err)
+	r := &region{mrs: make([]rdma.MR, len(m.rnics))}
+	var first rdma.MR
+	for _, n := range on {
+		if n.dead {
+			continue
+		}
+		var mr rdma.MR
+		if first == nil {
+			mr, err = n.pd.AllocMR(size, access)
+		} else {
+			mr, err = n.pd.RegMR(first, access)
+		}
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("register %d bytes with %s: %w", size, n.dev.Name(), err), r.close())
+		}
+		r.mrs[n.index] = mr
+		if first == nil {
+			first = mr
+		}
 	}
+	if first == nil {
+		return nil, fmt.Errorf("register %d bytes: no device is left: %w", size, rdma.ErrNoResources)
+	}
+	r.mem = first.Bytes()[:size:size]
 	m.bytes += size
-	return mr, nil
+	return r, nil
 }
 
-// unregister gives a region of size bytes back.
-func (m *memory) unregister(mr rdma.MR, size int) error {
-	m.bytes -= size
-	return mr.Close()
+// unregister gives a region back.
+func (m *memory) unregister(r *region) error {
+	m.bytes -= len(r.mem)
+	return r.close()
+}
+
+func (r *region) close() error {
+	var err error
+	for _, mr := range r.mrs {
+		if mr != nil {
+			err = errors.Join(err, mr.Close())
+		}
+	}
+	return err
 }
 
 // takeSend returns a send buffer.
 func (m *memory) takeSend() (*sendBuffer, error) {
 	if len(m.free) == 0 {
 		size := m.size * sendBuffersPerArena
-		mr, err := m.register(size, rdma.LocalWrite)
+		r, err := m.register(size, rdma.LocalWrite)
 		if err != nil {
 			return nil, err
 		}
-		a := &arena{mr: mr}
+		a := &arena{region: r}
 		m.arenas = append(m.arenas, a)
 		for off := 0; off < size; off += m.size {
-			m.free = append(m.free, &sendBuffer{arena: a, addr: mr.Addr() + uint64(off), mem: mr.Bytes()[off : off+m.size : off+m.size]})
+			m.free = append(m.free, &sendBuffer{arena: a, off: off, mem: r.mem[off : off+m.size : off+m.size]})
 		}
 	}
 	b := m.free[len(m.free)-1]
@@ -105,13 +166,13 @@ func (m *memory) giveSend(b *sendBuffer) error {
 			break
 		}
 	}
-	return m.unregister(gone.mr, m.size*sendBuffersPerArena)
+	return m.unregister(gone.region)
 }
 
 // close unmaps all arenas.
 func (m *memory) close() {
 	for _, a := range m.arenas {
-		_ = m.unregister(a.mr, m.size*sendBuffersPerArena) // the stack ends; nothing is left to do about an error
+		_ = m.unregister(a.region) // the stack ends; nothing is left to do about an error
 	}
 	m.arenas, m.free = nil, nil
 }

@@ -682,7 +682,9 @@ func (r *rendezvous) discard(peerDeclined bool) {
 // proposal offers version 1 (RFC 7609 A.2.2) with the growth area that Linux
 // always sends: receivers skip it by its offset, and tools expect it.
 func (s *Stack) proposal(tcp *net.TCPConn) clc.Proposal {
-	p := clc.Proposal{Version: clc.V1, V1: clc.ModeR, V2: clc.ModeNone, HasSMCD: true, PeerID: s.peerID, GID: s.gid.GID, MAC: s.gid.MAC}
+	// A client need not use the RNIC that it proposes from.
+	n := s.rnics[0]
+	p := clc.Proposal{Version: clc.V1, V1: clc.ModeR, V2: clc.ModeNone, HasSMCD: true, PeerID: s.peerID, GID: n.gid.GID, MAC: n.gid.MAC}
 	local := addrOf(tcp.LocalAddr())
 	for _, pre := range s.prefixes(local) {
 		if local.Is4() {

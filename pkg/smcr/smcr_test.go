@@ -59,7 +59,7 @@ func newPair(tb testing.TB, edit ...func(*smcr.Config)) *pair {
 
 func newStack(tb testing.TB, d rdma.Device, edit ...func(*smcr.Config)) *smcr.Stack {
 	tb.Helper()
-	cfg := smcr.Config{Device: d, Option: smcr.BothSpeak{}, Hooks: smcr.Hooks{
+	cfg := smcr.Config{Devices: []rdma.Device{d}, Option: smcr.BothSpeak{}, Hooks: smcr.Hooks{
 		Malformed: func(where string, err error) { tb.Logf("%s: %v", where, err) },
 	}}
 	for _, e := range edit {

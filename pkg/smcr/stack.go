@@ -24,8 +24,7 @@ import (
 type Stack struct {
 	cfg     Config
 	peerID  clc.PeerID
-	dev     rdma.Context
-	gid     rdma.GIDEntry
+	rnics   []*rnic
 	closing chan struct{}
 	wg      sync.WaitGroup
 
@@ -33,10 +32,8 @@ type Stack struct {
 	// try it on the data path; see the package comment.
 	turn   sync.Mutex
 	rand   *rand.Rand
-	cq     rdma.CQ
 	mem    memory
 	groups map[uint32]*group
-	byQPN  map[rdma.QPN]*group
 	conns  map[*Conn]struct{}
 	closed bool
 	empty  chan struct{} // closed when the stack is closed and has no connections
@@ -50,7 +47,7 @@ type Stack struct {
 	dirty atomic.Pointer[Conn]
 	// wake gets the stack's goroutine to look at timers and queues again.
 	wake chan struct{}
-	// ready says that the completion queue called: there is something in it.
+	// ready says that a completion queue called: there is something in it.
 	ready atomic.Bool
 }
 
@@ -60,56 +57,75 @@ var lastGroupID atomic.Uint32 //nolint:gochecknoglobals // a process-wide counte
 // errStackClosed ends what a closed stack was asked to do.
 var errStackClosed = fmt.Errorf("smcr: stack is closed: %w", net.ErrClosed)
 
-// NewStack opens the device and starts the stack's goroutine.
+// errNoDevice: all devices are gone or have no carrier.
+var errNoDevice = errors.New("smcr: no RDMA device with an active port")
+
+// NewStack opens the devices and starts the stack's goroutine.
 func NewStack(cfg Config) (*Stack, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
 	cfg.setDefaults()
-	gid, err := pickGID(cfg.Device)
-	if err != nil {
-		return nil, err
-	}
 	var seed [32]byte
 	if _, err := crand.Read(seed[:]); err != nil {
 		return nil, fmt.Errorf("random seed: %w", err)
 	}
 	s := &Stack{
 		cfg:     cfg,
-		gid:     gid,
 		closing: make(chan struct{}),
 		rand:    rand.New(rand.NewChaCha8(seed)),
 		groups:  map[uint32]*group{},
-		byQPN:   map[rdma.QPN]*group{},
 		conns:   map[*Conn]struct{}{},
 		wcs:     make([]rdma.WC, 64),
 		wake:    make(chan struct{}, 1),
 		empty:   make(chan struct{}),
 	}
 	s.peerID = newPeerID(s.rand)
-	if s.dev, err = cfg.Device.Open(); err != nil {
-		return nil, fmt.Errorf("open device %s: %w", cfg.Device.Name(), err)
+	for i, d := range cfg.Devices {
+		r, err := s.openRNIC(i, d)
+		if err != nil {
+			return nil, errors.Join(err, s.closeRNICs())
+		}
+		s.rnics = append(s.rnics, r)
 	}
-	pd, err := s.dev.AllocPD()
-	if err == nil {
-		s.mem = memory{pd: pd, budget: cfg.MemoryBytes, size: cfg.SendBufferBytes}
-		s.cq, err = s.dev.CreateCQ(completionQueueDepth(cfg))
-	}
-	if err == nil {
-		s.cq.OnNotify(s.completed)
-		s.ready.Store(true) // the first step arms the queue
-	}
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("set up device %s: %w", cfg.Device.Name(), err), s.dev.Close())
+	s.mem = memory{rnics: s.rnics, budget: cfg.MemoryBytes, size: cfg.SendBufferBytes}
+	s.ready.Store(true) // the first step arms the queues
+	for _, r := range s.rnics {
+		s.wg.Go(r.watch)
 	}
 	s.wg.Go(s.run)
 	return s, nil
 }
 
+// closeRNICs closes the devices, which ends their watchers.
+func (s *Stack) closeRNICs() error {
+	var err error
+	for _, r := range s.rnics {
+		err = errors.Join(err, r.ctx.Close())
+	}
+	return err
+}
+
+// pickRNIC returns a device whose number is not in the set, the first of
+// those with an active port and the fewest links; nil if there is none. The
+// first link of a group may take a port that is not active: an interface
+// reports its carrier up to a second late.
+func (s *Stack) pickRNIC(not uint8) *rnic {
+	var best *rnic
+	for _, r := range s.rnics {
+		switch {
+		case r.dead || not>>r.index&1 != 0:
+		case best == nil, r.active() && !best.active(), r.active() == best.active() && len(r.links) < len(best.links):
+			best = r
+		}
+	}
+	return best
+}
+
 // completionQueueDepth allows for the groups that MaxConns can fill.
-func completionQueueDepth(cfg Config) int {
+func completionQueueDepth(cfg Config, d rdma.Device) int {
 	groups := 16 + cfg.MaxConns/8
-	return min(groups*(linkgroup.RecvDepth+linkgroup.SendBudget), cfg.Device.Attr().MaxCQE)
+	return min(groups*linkSlots, d.Attr().MaxCQE)
 }
 
 // newPeerID makes an ID that no other stack has. RFC 7609 A.2.1 takes a RoCE
@@ -121,16 +137,6 @@ func newPeerID(r *rand.Rand) clc.PeerID {
 	mac := rdma.MAC(b[2:])
 	mac[0] = mac[0]&^1 | 2
 	return clc.NewPeerID(binary.BigEndian.Uint16(b[:]), mac)
-}
-
-// pickGID returns the first RoCEv2 GID.
-func pickGID(d rdma.Device) (rdma.GIDEntry, error) {
-	for _, e := range d.GIDs() {
-		if e.Type == rdma.GIDTypeRoCEv2 {
-			return e, nil
-		}
-	}
-	return rdma.GIDEntry{}, fmt.Errorf("device %s has no RoCE v2 GID: give its network interface an IP address", d.Name())
 }
 
 // PeerID returns the ID under which peers know this stack.
@@ -170,11 +176,12 @@ func (s *Stack) Close() error {
 		_ = c.Close() // it was reset above; this frees its memory
 	}
 	<-s.empty
-	s.wg.Wait()
 	s.lock()
-	defer s.unlock()
 	s.mem.close()
-	return s.dev.Close()
+	s.turn.Unlock()
+	err := s.closeRNICs()
+	s.wg.Wait()
+	return err
 }
 
 // checkEmpty tells Close that the last connection is gone; the caller holds
@@ -225,18 +232,10 @@ func (s *Stack) kick() {
 	}
 }
 
-// completed is called by the device when there are completions, in whatever
-// goroutine found them; the work is done right there.
-func (s *Stack) completed() {
-	s.ready.Store(true)
-	s.kick()
-}
-
-// run is the stack's goroutine: it sees to timers and the device's events.
+// run is the stack's goroutine: it sees to timers.
 func (s *Stack) run() {
 	timer := time.NewTimer(idleWait)
 	defer timer.Stop()
-	events := s.dev.Events()
 	for {
 		s.lock()
 		now := time.Now()
@@ -248,12 +247,6 @@ func (s *Stack) run() {
 		select {
 		case <-s.wake:
 		case <-timer.C:
-		case ev, ok := <-events:
-			if !ok {
-				events = nil
-				continue
-			}
-			s.handleEvent(ev)
 		case <-s.closing:
 			return
 		}
@@ -282,29 +275,10 @@ func (s *Stack) expire(now time.Time) {
 	}
 }
 
-// handleEvent acts on the device's asynchronous events. A lost port is left to
-// the queue pairs' retries: with one link there is nowhere else to go.
-func (s *Stack) handleEvent(ev rdma.AsyncEvent) {
-	s.lock()
-	defer s.unlock()
-	switch ev.Kind {
-	case rdma.EventQPFatal, rdma.EventPathDown:
-		if g := s.byQPN[ev.QPN]; g != nil {
-			g.lg.HandleLinkFailure(time.Now(), 0, fmt.Errorf("%v: %w", ev.Kind, ev.Err))
-			g.flush(time.Now())
-		}
-	case rdma.EventDeviceFatal:
-		s.failAll(fmt.Errorf("device %s: %w", s.cfg.Device.Name(), ev.Err))
-	case rdma.EventPortActive, rdma.EventPortDown:
-	}
-}
-
-// failAll ends every group.
-func (s *Stack) failAll(err error) {
-	for _, g := range s.groups {
-		g.kill(err)
-	}
-}
+// portChanged tells the groups about a port; the caller holds the turn. A lost
+// port is left to the queue pairs' retries: with one link there is nowhere else
+// to go.
+func (s *Stack) portChanged(_ time.Time, _ *rnic, _ bool) {}
 
 // maxSteps bounds the rounds of one step, so that one turn cannot last while
 // completions keep coming.
@@ -313,35 +287,19 @@ const maxSteps = 16
 // step moves everything that can move: completions in, positions in, work
 // requests out. The caller holds the turn.
 func (s *Stack) step(now time.Time) {
-	if s.ready.Load() {
-		// Arm before the queue is emptied, so that no completion is missed.
-		s.ready.Store(false)
-		if err := s.cq.Arm(false); err != nil {
-			s.failAll(fmt.Errorf("arm completion queue: %w", err))
+	if s.ready.Swap(false) {
+		for _, r := range s.rnics {
+			r.arm(now)
 		}
 	}
 	for range maxSteps {
-		n, err := s.cq.Poll(s.wcs)
-		if err != nil {
-			// All groups end; what is dirty must still leave the queue.
-			s.failAll(fmt.Errorf("poll completion queue: %w", err))
-			n = 0
-		}
-		for i := range s.wcs[:n] {
-			wc := &s.wcs[i]
-			if g := s.byQPN[wc.QPN]; g != nil {
-				g.handleCompletion(now, wc)
-				s.touch(g)
-			}
+		more := false
+		for _, r := range s.rnics {
+			more = r.poll(now) || more
 		}
 		moved := s.takeDirty()
-		for i, g := range s.touched {
-			g.touched = false
-			g.flush(now)
-			s.touched[i] = nil
-		}
-		s.touched = s.touched[:0]
-		if n < len(s.wcs) && !moved {
+		s.flushTouched(now)
+		if !more && !moved {
 			return
 		}
 	}
@@ -354,6 +312,17 @@ func (s *Stack) touch(g *group) {
 		g.touched = true
 		s.touched = append(s.touched, g)
 	}
+}
+
+// flushTouched carries out what the groups on the list want.
+func (s *Stack) flushTouched(now time.Time) {
+	for i := 0; i < len(s.touched); i++ { // a group may put another one there
+		g := s.touched[i]
+		g.touched = false
+		g.flush(now)
+		s.touched[i] = nil
+	}
+	s.touched = s.touched[:0]
 }
 
 // takeDirty tells the machines how far applications have come.

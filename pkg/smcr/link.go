@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package smcr
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/smcr-io/kube-smcr/internal/invariant"
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/linkgroup"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/llc"
+)
+
+// slotBytes is the room of one LLC or CDC message in registered memory: 44
+// bytes, on a cache line of its own.
+const slotBytes = 64
+
+// linkSlots is how many slots a link has: first those that receive.
+const linkSlots = linkgroup.RecvDepth + linkgroup.SendBudget
+
+// link is a link's queue pair with what surrounds it. It is guarded by the
+// stack's turn.
+type link struct {
+	g     *group
+	index linkgroup.LinkIndex
+	rnic  *rnic
+	qp    rdma.QP
+	local linkgroup.Endpoint
+
+	slots    *region // on the link's device only
+	nextSend int
+
+	// Work requests being gathered for one post, and receive slots to give
+	// back.
+	wrs  []rdma.SendWR
+	sges []rdma.SGE
+	recv []rdma.RecvWR
+}
+
+// newLink makes a queue pair in state INIT for a link.
+func (g *group) newLink(index linkgroup.LinkIndex, r *rnic) (_ *link, err error) {
+	l := &link{
+		g: g, index: index, rnic: r,
+		wrs:  make([]rdma.SendWR, 0, 2*linkgroup.SendDepth),
+		sges: make([]rdma.SGE, 0, 4*linkgroup.SendDepth),
+		recv: make([]rdma.RecvWR, 0, linkgroup.RecvDepth),
+	}
+	defer func() {
+		if err != nil {
+			l.close()
+		}
+	}()
+	if l.slots, err = g.s.mem.registerOn(linkSlots*slotBytes, rdma.LocalWrite, r); err != nil {
+		return nil, err
+	}
+	if l.qp, err = r.pd.CreateQP(rdma.QPConfig{
+		SendCQ: r.cq, RecvCQ: r.cq,
+		MaxSendWR: linkgroup.SendDepth + 8, MaxRecvWR: linkgroup.RecvDepth, MaxSGE: 2,
+	}); err != nil {
+		return nil, fmt.Errorf("create queue pair: %w", err)
+	}
+	if err = l.qp.Modify(rdma.QPAttr{State: rdma.QPInit, Access: rdma.RemoteWrite}); err != nil {
+		return nil, fmt.Errorf("queue pair to INIT: %w", err)
+	}
+	l.local = linkgroup.Endpoint{
+		QPN: l.qp.Num(), GID: r.gid.GID, MAC: r.gid.MAC, RNIC: r.index,
+		PSN: rdma.PSN(g.s.rand.Uint32()) & rdma.PSNMask, MTU: r.dev.Port().ActiveMTU,
+	}
+	r.links[l.qp.Num()] = l
+	g.links[index] = l
+	return l, nil
+}
+
+// close destroys the queue pair; afterwards the peer cannot write through it.
+func (l *link) close() {
+	if l.qp != nil {
+		delete(l.rnic.links, l.qp.Num())
+		_ = l.qp.Close() // it is gone either way
+		l.qp = nil
+	}
+	if l.slots != nil {
+		_ = l.g.s.mem.unregister(l.slots) // nothing uses it any more
+		l.slots = nil
+	}
+	if l.g.links[l.index] == l {
+		l.g.links[l.index] = nil
+	}
+}
+
+func (l *link) fail(now time.Time, err error) { l.g.lg.HandleLinkFailure(now, l.index, err) }
+
+// handleCompletion takes one work completion.
+func (l *link) handleCompletion(now time.Time, wc *rdma.WC) {
+	g := l.g
+	if wc.Status != rdma.StatusSuccess {
+		if wc.Status != rdma.StatusFlushed {
+			l.fail(now, fmt.Errorf("%v: %v", wc.Op, wc.Status))
+		} else if g.lg.State() != linkgroup.Dead {
+			l.fail(now, errors.New("queue pair went to ERR"))
+		}
+		return
+	}
+	if wc.Op != rdma.OpRecv {
+		g.lg.HandleSent(now, l.index, wc.ID)
+		return
+	}
+	slot := int(wc.ID)
+	msg := l.slots.mem[slot*slotBytes:][:wc.Bytes]
+	if err := g.lg.HandleRecv(now, l.index, msg); err != nil {
+		g.s.stats.MessagesBad++
+		if h := g.s.cfg.Hooks.Malformed; h != nil {
+			h("link group", err)
+		}
+	}
+	l.freeSlot(slot)
+}
+
+// slot is the scatter-gather element of a message slot.
+func (l *link) slot(i int) rdma.SGE {
+	sge := l.slots.sge(l.rnic, i*slotBytes)
+	sge.Length = llc.Size
+	return sge
+}
+
+// freeSlot notes that a receive slot can go back to the device.
+func (l *link) freeSlot(slot int) {
+	l.recv = append(l.recv, rdma.RecvWR{ID: uint64(slot), SGE: l.slot(slot)})
+}
+
+// postRecv gives the free receive slots back to the device. That can wait
+// until the messages are dealt with: peers have fewer on their way than there
+// are slots.
+func (l *link) postRecv(now time.Time) {
+	if l.qp != nil && len(l.recv) > 0 {
+		if _, err := l.qp.PostRecv(l.recv); err != nil {
+			l.fail(now, fmt.Errorf("post receive: %w", err))
+		}
+	}
+	l.recv = l.recv[:0]
+}
+
+// Queue pair attributes, those that Linux uses for SMC-R.
+const (
+	ackTimeoutCode  = 15 // 134 ms
+	minRNRTimerCode = 5  // 0.06 ms
+	hopLimit        = 64
+)
+
+func (l *link) toRTR(now time.Time, peer linkgroup.Endpoint) error {
+	err := l.qp.Modify(rdma.QPAttr{
+		State: rdma.QPRTR, Path: rdma.Path{SGIDIndex: l.rnic.gid.Index, DGID: peer.GID, DMAC: peer.MAC, HopLimit: hopLimit},
+		DestQPN: peer.QPN, RQPSN: peer.PSN, MTU: peer.MTU, MinRNRTimer: minRNRTimerCode,
+	})
+	if err != nil {
+		return err
+	}
+	for slot := range linkgroup.RecvDepth {
+		l.freeSlot(slot)
+	}
+	l.postRecv(now)
+	return nil
+}
+
+func (l *link) toRTS() error {
+	return l.qp.Modify(rdma.QPAttr{
+		State: rdma.QPRTS, SQPSN: l.local.PSN, Timeout: ackTimeoutCode, RetryCount: 7, RNRRetry: 7,
+	})
+}
+
+func (l *link) check(now time.Time, what string, err error) {
+	if err != nil {
+		l.fail(now, fmt.Errorf("%s: %w", what, err))
+	}
+}
+
+// write gathers an RDMA WRITE out of the connection's send buffer.
+func (l *link) write(o *linkgroup.Output) {
+	c, ok := o.Conn.User.(*Conn)
+	invariant.Must(ok, "RDMA write for a connection without a shell")
+	start := len(l.sges)
+	for _, s := range o.Local {
+		if s.Len > 0 {
+			sge := c.buf.region.sge(l.rnic, c.buf.off+int(s.Offset))
+			sge.Length = s.Len
+			l.sges = append(l.sges, sge)
+		}
+	}
+	l.wrs = append(l.wrs, rdma.SendWR{
+		Op: rdma.OpWrite, SGL: l.sges[start:len(l.sges):len(l.sges)], RemoteAddr: o.RemoteAddr, RKey: o.RKey,
+	})
+}
+
+// send copies a message to the next send slot. Slots are used in turn, and
+// completions come in order, so a slot is free again when the machine's send
+// budget allows the next message.
+func (l *link) send(o *linkgroup.Output) {
+	slot := linkgroup.RecvDepth + l.nextSend
+	l.nextSend = (l.nextSend + 1) % linkgroup.SendBudget
+	copy(l.slots.mem[slot*slotBytes:], o.Msg[:])
+	l.sges = append(l.sges, l.slot(slot))
+	l.wrs = append(l.wrs, rdma.SendWR{
+		ID: o.ID, Op: rdma.OpSend, Flags: rdma.SendSignaled | rdma.SendSolicited,
+		SGL: l.sges[len(l.sges)-1 : len(l.sges) : len(l.sges)],
+	})
+	if o.Conn != nil {
+		if c, ok := o.Conn.User.(*Conn); ok {
+			c.announced.Store(o.Conn.Data().Announced())
+		}
+	}
+}
+
+// post hands the gathered work requests to the device at once.
+func (l *link) post(now time.Time) {
+	if len(l.wrs) == 0 {
+		return
+	}
+	if l.qp != nil {
+		if _, err := l.qp.PostSend(l.wrs); err != nil {
+			l.fail(now, fmt.Errorf("post send: %w", err))
+		}
+	}
+	clear(l.wrs)
+	l.wrs, l.sges = l.wrs[:0], l.sges[:0]
+}
