@@ -55,7 +55,8 @@ R2-1 MUST Do it,
   and well.
 code: a.B;
   a.C
-test: a.TestB; a.TestC/d, and e
+test: a.TestB; a.TestC/d,
+  and e
 
 R2-2 MUST Do it.
 code: a.B

@@ -25,6 +25,7 @@ type section struct {
 type statement struct {
 	id, level, text         string
 	line                    string // file:line
+	codeText, testText      string
 	code, tests             []reference
 	exception, unused, open string
 }
@@ -111,6 +112,7 @@ func parseStatements(name, text string) ([]*section, error) {
 	}
 	for _, sec := range p.sections {
 		for _, s := range sec.statements {
+			s.code, s.tests = references(s.codeText), references(s.testText)
 			if err := s.check(); err != nil {
 				return nil, fmt.Errorf("%s: %s: %w", s.line, s.id, err)
 			}
@@ -176,33 +178,27 @@ func (p *statementParser) begin(where string, m []string) error {
 
 func (p *statementParser) field(name, value string) error {
 	s := p.current
-	list := func(to *[]reference) func(string) {
-		return func(v string) {
-			for name := range strings.SplitSeq(v, ";") {
-				if name = strings.TrimSpace(name); name != "" {
-					*to = append(*to, reference{name: name})
-				}
-			}
-		}
-	}
-	reason := func(to *string) func(string) { return func(v string) { *to += v } }
-	fields := map[string]struct {
-		add func(string)
-		set bool
-	}{
-		"code":      {list(&s.code), len(s.code) > 0},
-		"test":      {list(&s.tests), len(s.tests) > 0},
-		"exception": {reason(&s.exception), s.exception != ""},
-		"unused":    {reason(&s.unused), s.unused != ""},
-		"open":      {reason(&s.open), s.open != ""},
-	}
-	f := fields[name]
-	if f.set {
+	to := map[string]*string{
+		"code": &s.codeText, "test": &s.testText,
+		"exception": &s.exception, "unused": &s.unused, "open": &s.open,
+	}[name]
+	if *to != "" {
 		return fmt.Errorf("%s: a second %s", s.id, name)
 	}
-	f.add(value)
-	p.extend = f.add
+	*to = value
+	p.extend = func(more string) { *to += more }
 	return nil
+}
+
+// references splits the value of code or test.
+func references(text string) []reference {
+	var all []reference
+	for name := range strings.SplitSeq(text, ";") {
+		if name = strings.TrimSpace(name); name != "" {
+			all = append(all, reference{name: name})
+		}
+	}
+	return all
 }
 
 // check finds what contradicts itself.
