@@ -26,9 +26,9 @@ func TestParseStatements_rejects(t *testing.T) {
 	const head = "§4.5.1 Window updates\n\nR4.5.1-1 MUST Do it.\n"
 	for _, tt := range []struct{ name, text, want string }{
 		{"prose", "Do it.", "f:1: neither a section"},
-		{"statement before a section", "R1-1 MUST Do it.", "f:1: R1-1 does not stand in its section"},
-		{"statement of another section", "§2 Links\nR1-1 MUST Do it.", "f:2: R1-1 does not stand in its section"},
-		{"number again", head + "\nR4.5.1-1 MAY Do it.", "f:5: R4.5.1-1 after number 1"},
+		{"statement before a section", "R1-1 MUST Do it.", "f:1: statement R1-1 does not stand in its section"},
+		{"statement of another section", "§2 Links\nR1-1 MUST Do it.", "f:2: statement R1-1 does not stand in its section"},
+		{"number again", head + "\nR4.5.1-1 MAY Do it.", "f:5: statement R4.5.1-1 after number 1"},
 		{"level", "§2 Links\nR2-1 SHALL Do it.", "f:2: neither a section"},
 		{"field without a statement", "§2 Links\ncode: a.B", "f:2: code without a statement"},
 		{"continuation of nothing", head + "\n  and more", "f:5: nothing to continue"},

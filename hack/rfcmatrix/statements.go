@@ -161,11 +161,11 @@ func (p *statementParser) take(where, line string) error {
 
 func (p *statementParser) begin(where string, m []string) error {
 	if len(p.sections) == 0 || p.sections[len(p.sections)-1].number != m[1] {
-		return fmt.Errorf("R%s-%s does not stand in its section", m[1], m[2])
+		return fmt.Errorf("statement R%s-%s does not stand in its section", m[1], m[2])
 	}
 	n, err := strconv.Atoi(m[2])
 	if err != nil || n <= p.last {
-		return fmt.Errorf("R%s-%s after number %d", m[1], m[2], p.last)
+		return fmt.Errorf("statement R%s-%s after number %d", m[1], m[2], p.last)
 	}
 	p.last = n
 	s := &statement{id: "R" + m[1] + "-" + m[2], level: m[3], text: m[4], line: where}
