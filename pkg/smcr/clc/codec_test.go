@@ -369,62 +369,78 @@ func TestRMBEAddr(t *testing.T) {
 	}
 }
 
+// reasons are the diagnosis codes with the names that Linux has for them.
+var reasons = map[Reason]string{
+	0x01010000: "MEM",
+	0x02010000: "TIMEOUT_CL",
+	0x02020000: "TIMEOUT_AL",
+	0x03000000: "CNFERR",
+	0x03010000: "PEERNOSMC",
+	0x03020000: "IPSEC",
+	0x03030000: "NOSMCDEV",
+	0x03030001: "NOSMCDDEV",
+	0x03030002: "NOSMCRDEV",
+	0x03030003: "NOISM2SUPP",
+	0x03030004: "NOV2EXT",
+	0x03030005: "NOV2DEXT",
+	0x03030006: "NOSEID",
+	0x03030007: "NOSMCD2DEV",
+	0x03030008: "NOUEID",
+	0x03030009: "RELEASEERR",
+	0x0303000a: "MAXCONNERR",
+	0x0303000b: "MAXLINKERR",
+	0x0303000c: "VENDORERR",
+	0x03040000: "MODEUNSUPP",
+	0x03050000: "RMBE_EC",
+	0x03060000: "OPTUNSUPP",
+	0x03070000: "DIFFPREFIX",
+	0x03080000: "GETVLANERR",
+	0x03090000: "ISMVLANERR",
+	0x030a0000: "NOACTLINK",
+	0x030b0000: "NOSRVLINK",
+	0x030c0000: "VERSMISMAT",
+	0x030d0000: "MAX_DMB",
+	0x030e0000: "NOROUTE",
+	0x030f0000: "NOINDIRECT",
+	0x04000000: "SYNCERR",
+	0x05000000: "PEERDECL",
+	0x09990000: "INTERR",
+	0x09990001: "ERR_RTOK",
+	0x09990002: "ERR_RDYLNK",
+	0x09990003: "ERR_REGBUF",
+	0x09990004: "CREDITSERR",
+}
+
 func TestReasons(t *testing.T) {
-	tests := []struct {
-		r    Reason
-		name string
-	}{
-		{0x01010000, "MEM"},
-		{0x02010000, "TIMEOUT_CL"},
-		{0x02020000, "TIMEOUT_AL"},
-		{0x03000000, "CNFERR"},
-		{0x03010000, "PEERNOSMC"},
-		{0x03020000, "IPSEC"},
-		{0x03030000, "NOSMCDEV"},
-		{0x03030001, "NOSMCDDEV"},
-		{0x03030002, "NOSMCRDEV"},
-		{0x03030003, "NOISM2SUPP"},
-		{0x03030004, "NOV2EXT"},
-		{0x03030005, "NOV2DEXT"},
-		{0x03030006, "NOSEID"},
-		{0x03030007, "NOSMCD2DEV"},
-		{0x03030008, "NOUEID"},
-		{0x03030009, "RELEASEERR"},
-		{0x0303000a, "MAXCONNERR"},
-		{0x0303000b, "MAXLINKERR"},
-		{0x0303000c, "VENDORERR"},
-		{0x03040000, "MODEUNSUPP"},
-		{0x03050000, "RMBE_EC"},
-		{0x03060000, "OPTUNSUPP"},
-		{0x03070000, "DIFFPREFIX"},
-		{0x03080000, "GETVLANERR"},
-		{0x03090000, "ISMVLANERR"},
-		{0x030a0000, "NOACTLINK"},
-		{0x030b0000, "NOSRVLINK"},
-		{0x030c0000, "VERSMISMAT"},
-		{0x030d0000, "MAX_DMB"},
-		{0x030e0000, "NOROUTE"},
-		{0x030f0000, "NOINDIRECT"},
-		{0x04000000, "SYNCERR"},
-		{0x05000000, "PEERDECL"},
-		{0x09990000, "INTERR"},
-		{0x09990001, "ERR_RTOK"},
-		{0x09990002, "ERR_RDYLNK"},
-		{0x09990003, "ERR_REGBUF"},
-		{0x09990004, "CREDITSERR"},
-	}
 	texts := map[string]Reason{}
-	for _, tt := range tests {
-		if got := tt.r.String(); got != tt.name {
-			t.Errorf("Reason(%08x) = %s, want %s", uint32(tt.r), got, tt.name)
+	for r, name := range reasons {
+		if got := r.String(); got != name {
+			t.Errorf("Reason(%08x) = %s, want %s", uint32(r), got, name)
 		}
-		if o, dup := texts[tt.r.Text()]; dup || tt.r.Text() == "" {
-			t.Errorf("%v and %v have the text %q", o, tt.r, tt.r.Text())
+		if o, dup := texts[r.Text()]; dup || r.Text() == "" {
+			t.Errorf("%v and %v have the text %q", o, r, r.Text())
 		}
-		texts[tt.r.Text()] = tt.r
+		texts[r.Text()] = r
 	}
 	if r := Reason(0x12345678); r.Known() || r.String() != "0x12345678" || r.Text() == "" {
 		t.Errorf("unknown code: %v, %q", r, r.Text())
+	}
+}
+
+// Every reason reaches the peer, in both versions of the message.
+func TestDeclineCarriesEveryReason(t *testing.T) {
+	for r := range reasons {
+		for version := V1; version <= V2; version++ {
+			s := NewServer(epoch, Config{})
+			d := Decline{Version: version, PeerID: NewPeerID(1, macClient), Reason: r, OutOfSync: r == ReasonSyncErr}
+			if left, err := feed(s, epoch, d.Append(nil)); len(left) > 0 || err != nil {
+				t.Errorf("%v, version %d: %v", r, version, err)
+			}
+			want := Declined{Reason: r, FromPeer: true, OutOfSync: r == ReasonSyncErr, PeerID: d.PeerID}
+			if outs := s.Poll(nil); len(outs) != 1 || outs[0].Declined != want {
+				t.Errorf("%v, version %d: %+v, want %+v", r, version, outs, want)
+			}
+		}
 	}
 }
 

@@ -44,11 +44,22 @@
 // package runs: the peer's next move is awaited elsewhere, and the shell or the
 // LLC timers call Decline.
 //
+// # Versions
+//
+// [Config] says which versions are allowed and what we have of each; zero means
+// version 1. A client proposes what [Config.Proposal] makes of it. A server
+// chooses version 2 if there is an enterprise ID in common, else version 1 if it
+// is offered and the IP subnets fit, else it declines ([SelectVersion]). What was
+// agreed is in [Output].Selected, and the machines write it into Accept and
+// Confirm: the shell fills in the link, the RMB element and, in version 2,
+// whether the peer is reached without a router ([FirstContactExtension].Direct,
+// [Accept.NextHop], [Confirm.NextHop]). A link group belongs to one version.
+//
 // # Who decides what
 //
-// The machine decides whether a Decline is still allowed. The shell decides
-// whether to accept ([SelectVersion], [Proposal.MatchesPrefix], its devices and
-// budgets), and tells the machine when LLC has passed the point of no return.
+// The machine decides on the version and whether a Decline is still allowed. The
+// shell decides whether to accept (its devices, routes and budgets), and tells
+// the machine when LLC has passed the point of no return.
 // Receive buffers must be posted, and the RMB element must be ready for RDMA
 // writes, before Accept or Confirm is called: data may come before the TCP
 // segment with the next CLC message does (RFC 7609 §3.5.2.4).

@@ -266,6 +266,9 @@ func FuzzMachines(f *testing.F) {
 	f.Add([]byte{0, 2, 3, 5}, m.raw[TypeAccept])
 	f.Add([]byte{2, 1, 2, 3, 4}, append(bytes.Clone(m.raw[TypeProposal]), m.raw[TypeConfirm]...))
 	f.Add([]byte{0, 2, 2}, m.raw[TypeDecline])
+	m2 := firstV2(f)
+	f.Add([]byte{2, 131, 2, 3, 4}, append(bytes.Clone(m2.raw[TypeProposal]), m2.raw[TypeConfirm]...))
+	f.Add([]byte{2, 10, 131, 2}, append(bytes.Clone(m2.raw[TypeProposal]), m2.raw[TypeConfirm]...))
 	f.Fuzz(func(t *testing.T, steps, stream []byte) {
 		if len(steps) > 256 {
 			return
@@ -278,7 +281,9 @@ func FuzzMachines(f *testing.F) {
 				switch step % 10 {
 				case 0:
 					if p == peer(c) {
-						c.Propose(now, m.proposal)
+						c.Propose(now, []messages{m, m2}[step/10%2].proposal)
+					} else {
+						s.WithoutV2(now, ReasonNoRoute)
 					}
 				case 1:
 					if p == peer(c) {
