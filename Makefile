@@ -13,6 +13,7 @@ GO       ?= go
 GOTOOL   := $(GO) tool -modfile=hack/tools/go.mod
 FUZZTIME ?= 60s
 SIMCOUNT ?= 200
+SIM_SCHEDULES ?= 100000
 PKG      ?= ./...
 ARGS     ?=
 
@@ -69,8 +70,9 @@ test-race: deps ## Look for rare races: every test five times, in random order.
 	$(GO) test -race -count=5 -shuffle=on -timeout=45m $(ARGS) $(PKG)
 
 .PHONY: sim
-sim: ## Repeat the simulations and model tests, each with new seeds (SIMCOUNT=200).
-	$(GO) test -count=$(SIMCOUNT) -timeout=2h -run='Sim|Model|Random|Fault|Fabric' $(ARGS) $(PKG)
+sim: ## Play SIM_SCHEDULES (100000) random schedules of SMC-R, and repeat the other simulations (SIMCOUNT=200).
+	SIM_SCHEDULES=$(SIM_SCHEDULES) $(GO) test -count=1 -v -timeout=12h -run=TestSimulation $(ARGS) ./pkg/smcr/smcrtest
+	$(GO) test -short -count=$(SIMCOUNT) -timeout=2h -run='Sim|Model|Random|Fault|Fabric' $(ARGS) $(PKG)
 
 .PHONY: fuzz
 fuzz: ## Run every fuzz target for FUZZTIME (60s).

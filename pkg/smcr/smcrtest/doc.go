@@ -1,31 +1,46 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package smcrtest is the room where SMC-R peers meet without a network: two
-// peers, their link groups, links that behave as reliable queue pairs, and
-// faults. Time and chance are the simulation's, so that a seed or a script
-// always gives the same run.
+// peers or more, their RNICs, their link groups, links that behave as reliable
+// queue pairs, and faults. Time and chance are the simulation's, so that a seed
+// or a script always gives the same run.
 //
 // # Use
 //
-// A [World] has two peers. Connect starts a connection with its rendezvous;
-// Write, Read, Shutdown, Close and Abort are what the applications at its two
-// ends do; KillLink breaks a queue pair; Run lets time pass. Check says whether
-// anything is wrong so far, and Finish ends everything in order and says
-// whether something was lost, left or stuck. [Random] does all of that by
-// chance.
+// A [World] has peers with RNICs, each of which reaches all of the others'.
+// Connect starts a connection with its rendezvous; Write, Read, Shutdown, Close
+// and Abort are what the applications at its two ends do; Port, Remove, Insert,
+// Blackhole, Heal, KillLink, Restart and JumpClock are what goes wrong; Run
+// lets time pass. Check says whether anything is wrong so far, and Finish mends
+// all faults, ends everything in order and says whether something was lost,
+// left or stuck.
 //
-// Real bytes move between real buffers: each end writes a stream that the
-// other end can recompute, and every byte read is compared. The link takes
-// them from the send buffer as late as a retransmission would, and puts them
-// where the RDMA write says.
+// A [Schedule] is a world and a list of such events, each an [Op]. [Random]
+// draws one from a seed; Shorten removes what a failure does not need; String
+// prints it as a scenario for testdata, which a reader of the protocol can
+// follow.
+//
+// # What is checked
+//
+// Real bytes move between real buffers: each end writes a stream that the other
+// end can recompute. Each RDMA write must carry bytes of its stream to where
+// they belong, into an RMBE that the connection holds, over no byte that is
+// still to be read; every byte read is compared. The queue pair takes the bytes
+// from the send buffer as late as a retransmission would. At the end both sides
+// must agree on links and states, and nothing may be held that nobody uses.
 //
 // A peer is either this project's package linkgroup, or a model of the Linux
 // kernel's SMC-R, written apart from it: one RMBE per RMB, CONFIRM RKEY before
-// and DELETE RKEY after each connection, its own rules for window updates, and
-// requests dropped when exchanges cross.
+// and DELETE RKEY after each connection, its own rules for window updates, two
+// links, one LLC flow at a time, and requests dropped when exchanges cross.
+//
+// # Queue pairs
+//
+// Loss shows as delay, and at last as an error of the queue pair: what it then
+// had under way has arrived or not. A blackhole of one direction lets requests
+// arrive whose acknowledgements never come.
 //
 // # Limitations
 //
-// The CLC messages of the rendezvous are function calls with a delay. A path
-// between the peers has one link.
+// The CLC messages of the rendezvous are function calls with a delay.
 package smcrtest

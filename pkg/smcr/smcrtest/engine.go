@@ -15,39 +15,6 @@ import (
 	"github.com/smcr-io/kube-smcr/pkg/smcr/llc"
 )
 
-// region is a registered RMB.
-type region struct {
-	addr     uint64
-	mem      []byte
-	element  uint32   // bytes
-	owners   []string // connection of each element, "" when free
-	released bool     // deregistered: nothing may arrive any more
-}
-
-// place is an RDMA write into the region on behalf of a connection.
-func (r *region) place(conn string, addr uint64, b []byte, origin uint32) error {
-	if r.released {
-		return errors.New("the RMB is deregistered")
-	}
-	if addr < r.addr || addr+uint64(len(b)) > r.addr+uint64(len(r.mem)) {
-		return fmt.Errorf("0x%x+%d is outside the RMB at 0x%x", addr, len(b), r.addr)
-	}
-	off := uint32(addr - r.addr)
-	i := off / r.element
-	switch {
-	case len(b) == 0:
-		return errors.New("nothing to write")
-	case (off+uint32(len(b))-1)/r.element != i:
-		return errors.New("more than one RMBE")
-	case off%r.element < origin:
-		return errors.New("into the eye catcher")
-	case r.owners[i] != conn:
-		return fmt.Errorf("into the RMBE of %q", r.owners[i])
-	}
-	copy(r.mem[off:], b)
-	return nil
-}
-
 // engine is a peer that runs this project's link group, with what its shell
 // does around it.
 type engine struct {
@@ -64,58 +31,37 @@ type engine struct {
 	outs    []linkgroup.Output
 }
 
-// engineConn is one end of a connection.
-type engineConn struct {
-	e        *engine
-	name     string
-	lc       *linkgroup.Conn
-	key      byte // of the stream that this end writes
-	send     []byte
-	ring     cdc.Ring // of send
-	produced uint64
-	consumed uint64
-	shut     bool
-	closed   bool // by the application
-	done     bool // EventConnDone
-	aborted  bool
-	eof      bool
-}
-
 const rmbeEyeCatcher = "\xd9\xd4\xc2\xc5"
 
-func newEngine(w *World, p *path, side int, role linkgroup.Role) *engine {
+func newEngine(w *World, p *path, side int, role linkgroup.Role, r *rnic) *engine {
 	e := &engine{
 		w: w, p: p, side: side, regions: map[linkgroup.RMBID]*region{}, byKey: map[uint32]*region{},
 		conns: map[string]*engineConn{}, refused: map[linkgroup.RMBID]bool{},
 		sendBuf: w.cfg.SendBuffers[w.rng.IntN(len(w.cfg.SendBuffers))],
-		ep:      newEndpoint(w, side),
+		ep:      w.newEndpoint(r),
 	}
 	e.g = linkgroup.New(linkgroup.Config{
 		Role: role, AllowRFC: w.cfg.RFC, UserID: uint32(p.id), SendBuffer: e.sendBuf,
 		Rand: rand.New(rand.NewPCG(w.rng.Uint64(), w.rng.Uint64())),
 	})
-	e.g.AddFirstLink(e.ep)
+	p.newQP(side, int(e.g.AddFirstLink(e.ep)), r, e.ep)
 	if role == linkgroup.Server {
-		e.g.OfferSpare(newEndpoint(w, side))
+		e.g.OfferSpare(w.newEndpoint(r))
 	}
 	return e
 }
 
-func newEndpoint(w *World, side int) linkgroup.Endpoint {
-	w.keys++
-	return linkgroup.Endpoint{
-		QPN: rdma.QPN(w.keys), GID: rdma.GID{15: byte(side + 1)}, MAC: rdma.MAC{5: byte(side + 1)},
-		PSN: rdma.PSN(w.rng.Uint32()) & rdma.PSNMask, MTU: rdma.MTU1024,
-	}
-}
+// peer is our number.
+func (e *engine) peer() int { return e.p.peers[e.side] }
 
 func (e *engine) String() string {
-	return fmt.Sprintf("peer %d, group %d, %v", e.side, e.p.id, e.g.Role())
+	return fmt.Sprintf("peer %d, group %d, %v", e.peer(), e.p.id, e.g.Role())
 }
 
-func (e *engine) endpoint() linkgroup.Endpoint { return e.ep }
-func (e *engine) dialect() llc.Dialect         { return e.g.Dialect() }
-func (e *engine) sendLimit() int               { return linkgroup.SendBudget }
+func (e *engine) firstEndpoint() linkgroup.Endpoint { return e.ep }
+func (e *engine) carrier(string) linkgroup.Endpoint { return e.ep }
+func (e *engine) dialect() llc.Dialect              { return e.g.Dialect() }
+func (e *engine) sendLimit() int                    { return linkgroup.SendBudget }
 
 func (e *engine) connectPeer(now time.Time, peer linkgroup.Endpoint) { e.g.ConnectPeer(now, peer) }
 
@@ -132,7 +78,7 @@ func (e *engine) condition() condition {
 
 func (e *engine) giveUp(now time.Time) { e.g.Terminate(now, llc.DeleteOperator) }
 
-func (e *engine) open(_ time.Time, name string) error {
+func (e *engine) open(_ time.Time, name string, _ *linkgroup.Endpoint) error {
 	size := e.w.cfg.RMBESizes[e.w.rng.IntN(len(e.w.cfg.RMBESizes))]
 	lc, err := e.g.OpenConn(size)
 	if errors.Is(err, linkgroup.ErrNeedRMB) {
@@ -161,14 +107,24 @@ func (e *engine) open(_ time.Time, name string) error {
 
 func (e *engine) addRMB(size uint32) error {
 	n := 1 + e.w.rng.IntN(3)
-	e.w.keys++
-	key := e.w.keys
-	r := &region{addr: uint64(key) << 32, mem: make([]byte, int(size)*n), element: size, owners: make([]string, n)}
-	id, err := e.g.AddRMB(size, n, []linkgroup.RToken{{RKey: rdma.RKey(key), VAddr: r.addr}})
+	r := &region{mem: make([]byte, int(size)*n), element: size, owners: make([]string, n)}
+	for range e.w.peers[e.peer()].rnics {
+		e.w.keys++
+		r.keys = append(r.keys, e.w.keys)
+	}
+	r.addr = uint64(r.keys[0]) << 32
+	var tokens []linkgroup.RToken
+	for _, k := range r.keys {
+		tokens = append(tokens, linkgroup.RToken{RKey: rdma.RKey(k), VAddr: r.addr})
+	}
+	id, err := e.g.AddRMB(size, n, tokens)
 	if err != nil {
 		return err
 	}
-	e.regions[id], e.byKey[key] = r, r
+	e.regions[id] = r
+	for _, k := range r.keys {
+		e.byKey[k] = r
+	}
 	return nil
 }
 
@@ -215,19 +171,50 @@ func (e *engine) abandon(now time.Time, name string) {
 	}
 }
 
-func (e *engine) recv(now time.Time, b []byte) error { return e.g.HandleRecv(now, 0, b) }
-func (e *engine) sent(now time.Time, id uint64)      { e.g.HandleSent(now, 0, id) }
-func (e *engine) timeout(now time.Time)              { e.g.HandleTimeout(now) }
-func (e *engine) nextTimeout() (time.Time, bool)     { return e.g.NextTimeout() }
+func (e *engine) recv(now time.Time, index int, b []byte) error {
+	return e.g.HandleRecv(now, linkgroup.LinkIndex(index), b)
+}
 
-func (e *engine) linkFailed(now time.Time, err error) { e.g.HandleLinkFailure(now, 0, err) }
+func (e *engine) sent(now time.Time, index int, id uint64) {
+	e.g.HandleSent(now, linkgroup.LinkIndex(index), id)
+}
 
-func (e *engine) place(conn string, rkey uint32, addr uint64, b []byte) error {
+func (e *engine) timeout(now time.Time)          { e.g.HandleTimeout(now) }
+func (e *engine) nextTimeout() (time.Time, bool) { return e.g.NextTimeout() }
+
+func (e *engine) linkFailed(now time.Time, index int, err error) {
+	e.g.HandleLinkFailure(now, linkgroup.LinkIndex(index), err)
+}
+
+func (e *engine) port(time.Time, int, bool) {}
+
+func (e *engine) links() []linkView {
+	var v []linkView
+	for _, l := range e.g.Links() {
+		v = append(v, linkView{int(l.Index), l.ID, l.Local, l.Peer, l.State == "ACTIVE"})
+	}
+	return v
+}
+
+func (e *engine) place(index int, conn string, rkey uint32, addr uint64, b []byte) error {
 	r := e.byKey[rkey]
 	if r == nil {
 		return fmt.Errorf("unknown RKey %d", rkey)
 	}
-	return r.place(conn, addr, b, e.origin())
+	if q := e.p.qp(e.side, index); q == nil || r.keys[q.rnic.index] != rkey {
+		return fmt.Errorf("RKey %d is another device's", rkey)
+	}
+	return r.place(conn, addr, b, e.origin(), func() (window, bool) {
+		c := e.conns[conn]
+		if c == nil || c.done || c.lc.Data().State() == cdc.Closed {
+			return window{}, false
+		}
+		d, l := c.lc.Data(), c.lc.Local()
+		return window{
+			key: streamKey(conn, 1-e.side), ring: c.lc.Ring(), base: uint32(l.Index-1) * r.element,
+			told: d.Announced(), prod: d.PeerProduced(),
+		}, true
+	})
 }
 
 func (e *engine) origin() uint32 {
@@ -237,7 +224,7 @@ func (e *engine) origin() uint32 {
 	return cdc.OriginLinux
 }
 
-func (e *engine) poll(now time.Time, post func(work)) bool {
+func (e *engine) poll(now time.Time, post func(int, work)) bool {
 	e.free()
 	if e.g.Idle() {
 		return false
@@ -249,13 +236,23 @@ func (e *engine) poll(now time.Time, post func(work)) bool {
 	return true
 }
 
-func (e *engine) do(now time.Time, o *linkgroup.Output, post func(work)) {
+func (e *engine) do(now time.Time, o *linkgroup.Output, post func(int, work)) {
+	index := int(o.Link)
 	switch o.Kind {
-	case linkgroup.OutReceive, linkgroup.OutTransmit:
+	case linkgroup.OutReceive:
+		if q := e.p.qp(e.side, index); q != nil {
+			q.connect(o.Peer)
+		}
+	case linkgroup.OutTransmit:
+		if q := e.p.qp(e.side, index); q != nil {
+			q.transmit()
+		}
 	case linkgroup.OutCloseLink:
-		e.p.alive[e.side] = false
+		if q := e.p.qp(e.side, index); q != nil {
+			q.close()
+		}
 	case linkgroup.OutSend:
-		post(work{send: true, msg: o.Msg, id: o.ID})
+		post(index, work{send: true, msg: o.Msg, id: o.ID})
 	case linkgroup.OutWrite:
 		c, ok := o.Conn.User.(*engineConn)
 		if !ok {
@@ -263,7 +260,7 @@ func (e *engine) do(now time.Time, o *linkgroup.Output, post func(work)) {
 			return
 		}
 		spans := o.Local
-		post(work{conn: c.name, addr: o.RemoteAddr, rkey: uint32(o.RKey), source: func() []byte {
+		post(index, work{conn: c.name, addr: o.RemoteAddr, rkey: uint32(o.RKey), source: func() []byte {
 			b := append([]byte(nil), c.send[spans[0].Offset:][:spans[0].Len]...)
 			return append(b, c.send[spans[1].Offset:][:spans[1].Len]...)
 		}})
@@ -314,7 +311,11 @@ func (e *engine) event(now time.Time, o *linkgroup.Output) {
 // free deregisters RMBs that the peer has forgotten.
 func (e *engine) free() {
 	for _, id := range e.g.TakeGoneRMBs() {
-		e.regions[id].released = true
+		r := e.regions[id]
+		r.released = true
+		for _, k := range r.keys {
+			delete(e.byKey, k)
+		}
 		delete(e.regions, id)
 	}
 }
@@ -343,101 +344,4 @@ func (e *engine) leaks() []string {
 	}
 	sort.Strings(l)
 	return l
-}
-
-// releaseIfOver gives the RMBE back when both the application and the machine
-// are done, as the shell does.
-func (c *engineConn) releaseIfOver(now time.Time) {
-	if !c.done || !c.closed || c.e.conns[c.name] != c {
-		return
-	}
-	l := c.lc.Local()
-	r := c.e.regions[l.RMB]
-	mem := r.mem[uint32(l.Index-1)*r.element:][:r.element]
-	if origin := c.e.origin(); origin > 0 && string(mem[:origin]) != rmbeEyeCatcher && c.e.g.State() == linkgroup.Active {
-		c.e.w.fault("eye catcher of %s is %x", c.name, mem[:origin])
-	}
-	clear(mem[c.e.origin():])
-	r.owners[l.Index-1] = ""
-	delete(c.e.conns, c.name)
-	c.lc.Release(now)
-}
-
-// streamKey makes the streams of a connection differ from all others.
-func streamKey(name string, side int) byte {
-	k := byte(side)
-	for i := range len(name) {
-		k = k*31 + name[i]
-	}
-	return k
-}
-
-// streamByte is the byte of a stream at a position.
-func streamByte(key byte, pos uint64) byte { return byte((pos*0x9e3779b97f4a7c15)>>56) ^ key }
-
-func (c *engineConn) write(n int) int {
-	room := int(c.e.sendBuf) - int(c.produced-c.lc.Data().Completed())
-	if c.shut || c.closed || c.aborted || c.done {
-		return 0
-	}
-	n = min(n, room)
-	for range n {
-		c.send[c.ring.Offset(c.produced)] = streamByte(c.key, c.produced)
-		c.produced++
-	}
-	c.lc.Produce(c.produced)
-	return n
-}
-
-func (c *engineConn) read(t reader, n int) int {
-	if c.closed || c.aborted || c.done {
-		return 0
-	}
-	d := c.lc.Data()
-	n = min(n, int(d.PeerProduced()-c.consumed))
-	l, ring := c.lc.Local(), c.lc.Ring()
-	mem := c.e.regions[l.RMB].mem[uint32(l.Index-1)*l.Size:][:l.Size]
-	key := streamKey(c.name, 1-c.e.side)
-	for range n {
-		if got, want := mem[ring.Offset(c.consumed)], streamByte(key, c.consumed); got != want {
-			t.fault("%s at peer %d: byte %d is 0x%02x, want 0x%02x", c.name, c.e.side, c.consumed, got, want)
-			break
-		}
-		c.consumed++
-	}
-	c.lc.Consume(c.consumed)
-	if c.consumed == d.PeerProduced() && d.PeerIsDone() {
-		c.eof = true
-	}
-	return n
-}
-
-func (c *engineConn) shutdown() {
-	if !c.closed {
-		c.shut = true
-		c.lc.Shutdown()
-	}
-}
-
-func (c *engineConn) close(now time.Time) { c.finish(now, c.lc.Close) }
-
-func (c *engineConn) abort(now time.Time) { c.finish(now, c.lc.Abort) }
-
-func (c *engineConn) finish(now time.Time, f func(time.Time)) {
-	if c.closed {
-		return
-	}
-	c.closed = true
-	if !c.done {
-		f(now)
-	}
-	c.releaseIfOver(now)
-}
-
-func (c *engineConn) progress() progress {
-	d := c.lc.Data()
-	return progress{
-		produced: c.produced, consumed: c.consumed, unread: d.PeerProduced() - c.consumed, eof: c.eof,
-		aborted: c.aborted || d.WasAborted(), over: c.done, closed: c.closed, state: d.State().String(),
-	}
 }

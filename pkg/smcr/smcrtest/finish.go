@@ -47,15 +47,20 @@ func (w *World) Read(name string, side, n int) (done int) {
 func (w *World) Shutdown(name string, side int) { w.do(name, side, func(e end) { e.shutdown() }) }
 
 // Close closes one end.
-func (w *World) Close(name string, side int) { w.do(name, side, func(e end) { e.close(w.now) }) }
+func (w *World) Close(name string, side int) {
+	w.do(name, side, func(e end) { e.close(w.conns[name].path.clock(side)) })
+}
 
 // Abort resets a connection from one end.
-func (w *World) Abort(name string, side int) { w.do(name, side, func(e end) { e.abort(w.now) }) }
+func (w *World) Abort(name string, side int) {
+	w.do(name, side, func(e end) { e.abort(w.conns[name].path.clock(side)) })
+}
 
 // Finish lets everything end: both applications read what there is to read,
 // end their streams, read the rest and close. Then it waits for the machines
 // and reports what was lost, what is stuck and what was not given back.
 func (w *World) Finish() error {
+	w.healAll()
 	w.Run(3 * patience)
 	w.drain(func(e end) { e.shutdown() })
 	for _, name := range w.Names() {
@@ -67,13 +72,8 @@ func (w *World) Finish() error {
 		}
 	}
 	w.Run(4 * time.Minute) // twice the time a close may take
-	for _, p := range w.paths {
-		for _, n := range p.nodes {
-			for _, l := range n.leaks() {
-				w.fault("%s", l)
-			}
-		}
-	}
+	w.checkLeaks()
+	w.checkAgreement()
 	return w.Check()
 }
 
@@ -127,14 +127,11 @@ func (w *World) checkStreams(name string) {
 	}
 	for _, p := range [2][2]progress{{a, b}, {b, a}} {
 		// One that was closed may be reset alone, when the other never closes.
-		if p[0].aborted && !p[0].closed && !p[1].aborted && !c.path.broken() {
+		if p[0].aborted && !p[0].closed && !p[1].aborted && !c.path.dead[0] && !c.path.dead[1] {
 			w.fault("%s: reset at one end only: %s, %s", name, a.state, b.state)
 		}
 	}
 }
-
-// broken reports whether a queue pair of the path has failed.
-func (p *path) broken() bool { return !p.alive[0] || !p.alive[1] }
 
 // Describe says how far a connection has come, at peer 0 and at peer 1.
 func (w *World) Describe(name string) string {
@@ -169,8 +166,40 @@ func (w *World) Describe(name string) string {
 func (w *World) Groups() []string {
 	var s []string
 	for _, p := range w.paths {
-		s = append(s, fmt.Sprintf("group %d of peer %d: %v, %v, %d RDMA writes so far", p.id, p.client,
-			p.nodes[p.client].condition(), p.nodes[1-p.client].condition(), w.writes))
+		c := p.client
+		line := fmt.Sprintf("group %d of peer %d: %v, %v, %d RDMA writes so far", p.id, p.peers[c],
+			p.nodes[c].condition(), p.nodes[1-c].condition(), w.writes)
+		if w.multiLink() {
+			for side, n := range p.nodes {
+				line += fmt.Sprintf("\n  peer %d:%s", p.peers[side], describeLinks(n))
+			}
+		}
+		s = append(s, line)
+	}
+	return s
+}
+
+// multiLink reports whether groups may have more than one link.
+func (w *World) multiLink() bool {
+	for _, h := range w.peers {
+		if len(h.rnics) > 1 {
+			return true
+		}
+	}
+	return false
+}
+
+func describeLinks(n node) string {
+	s := ""
+	for _, l := range n.links() {
+		state := "forming"
+		if l.active {
+			state = "active"
+		}
+		s += fmt.Sprintf(" link %d (%d to %d) %s;", l.id, l.local.GID[14], l.peer.GID[14], state)
+	}
+	if s == "" {
+		return " no link"
 	}
 	return s
 }

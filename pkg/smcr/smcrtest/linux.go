@@ -5,6 +5,7 @@ package smcrtest
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"sort"
 	"time"
 
@@ -16,9 +17,11 @@ import (
 
 // What Linux 6.12 does, as observed on the wire.
 const (
-	linuxSendSlots       = 16
+	linuxSendSlots       = 16              // of a link
+	linuxLinks           = 3               // the third one only while one is replaced
 	linuxAnswerWait      = 2 * time.Second // for the answer to an LLC request
 	linuxConfirmLinkWait = 4 * time.Second
+	linuxNewLinkWait     = 5 * time.Second // for CONFIRM LINK on a further link
 	linuxTestLinkIdle    = 30 * time.Second
 	linuxMinUpdate       = 2304 // bytes read before an update that nobody asked for
 	linuxRTokens         = 255
@@ -30,23 +33,21 @@ type linux struct {
 	p      *path
 	side   int
 	role   linkgroup.Role
-	ep     linkgroup.Endpoint
-	peer   linkgroup.Endpoint
+	first  linkgroup.Endpoint
 	step   linuxStep
 	timer  time.Time // of step
+	slots  [linuxLinks]*linuxLink
+	lastID llc.LinkID
 	conns  map[string]*linuxConn
 	order  []*linuxConn // to send, in turn
 	rmbs   []*linuxRMB
-	tokens map[rdma.RKey]bool // of the peer's RMBs
-	size   uint32             // of RMBs and send buffers
-	flow   *linuxFlow         // of ours, under way
-	queue  []*linuxFlow
-	busy   bool // with a request of the peer
-	llcs   []llc.Message
-	posted int // SENDs that have not completed
-	heard  time.Time
-	tested time.Time
-	ending bool // DELETE LINK was sent, nothing else matters
+	tokens []*linuxToken // the peer's RMBs
+	size   uint32        // of RMBs and send buffers
+	queue  []*linuxFlow  // of ours, waiting
+	lcl    *linuxFlow    // of ours, under way
+	rmt    *linuxFlow    // the peer's
+	parked func()        // one ADD LINK or DELETE LINK of the peer
+	ending bool          // DELETE LINK for all was sent, nothing else matters
 }
 
 type linuxStep uint8
@@ -55,42 +56,63 @@ const (
 	linuxNew linuxStep = iota
 	linuxWaitConfirmLink
 	linuxWaitAddLink
-	linuxWaitContinuation
+	linuxSecondLink // its set-up is under way
 	linuxUp
 	linuxDead
 )
 
-// linuxRMB holds one RMBE.
+// linuxLink is one queue pair.
+type linuxLink struct {
+	slot        int
+	id          llc.LinkID
+	rnic        *rnic
+	local, peer linkgroup.Endpoint
+	active      bool
+	asymmetric  bool // shares an RNIC of either side with the other link
+	llcs        []llc.Message
+	posted      int // SENDs that have not completed
+	heard       time.Time
+	tested      time.Time
+}
+
+// linuxRMB holds one RMBE; each link has its own protection domain and so its
+// own RKey.
 type linuxRMB struct {
 	region
-	key       uint32
 	confirmed bool
 	refused   error
 	asked     bool
 }
 
-// linuxFlow is an LLC exchange that we start.
-type linuxFlow struct {
-	request llc.Message
-	answer  llc.Type
-	timer   time.Time
-	end     func(m llc.Message) // nil: no answer came
+// linuxToken is one of the peer's RMBs, by link.
+type linuxToken struct {
+	on    [linuxLinks]llc.RToken
+	known [linuxLinks]bool
 }
 
-func newLinux(w *World, p *path, side int, role linkgroup.Role) *linux {
-	return &linux{
-		w: w, p: p, side: side, role: role, ep: newEndpoint(w, side), conns: map[string]*linuxConn{}, tokens: map[rdma.RKey]bool{},
-		size: w.cfg.RMBESizes[w.rng.IntN(len(w.cfg.RMBESizes))], heard: w.now,
+func newLinux(w *World, p *path, side int, role linkgroup.Role, r *rnic) *linux {
+	l := &linux{
+		w: w, p: p, side: side, role: role, conns: map[string]*linuxConn{},
+		size: w.cfg.RMBESizes[w.rng.IntN(len(w.cfg.RMBESizes))],
 	}
+	lk := l.newLink(r)
+	if role == linkgroup.Server {
+		lk.id = l.nextID()
+	}
+	l.first = lk.local
+	return l
 }
+
+func (l *linux) now() time.Time { return l.p.clock(l.side) }
+func (l *linux) peer() int      { return l.p.peers[l.side] }
 
 func (l *linux) String() string {
-	return fmt.Sprintf("Linux peer %d, group %d, %v", l.side, l.p.id, l.role)
+	return fmt.Sprintf("Linux peer %d, group %d, %v", l.peer(), l.p.id, l.role)
 }
 
-func (l *linux) endpoint() linkgroup.Endpoint { return l.ep }
-func (l *linux) dialect() llc.Dialect         { return llc.DialectLinux }
-func (l *linux) sendLimit() int               { return linuxSendSlots }
+func (l *linux) firstEndpoint() linkgroup.Endpoint { return l.first }
+func (l *linux) dialect() llc.Dialect              { return llc.DialectLinux }
+func (l *linux) sendLimit() int                    { return linuxSendSlots }
 
 func (l *linux) condition() condition {
 	switch {
@@ -102,41 +124,51 @@ func (l *linux) condition() condition {
 	return forming
 }
 
+func (l *linux) allLinks() []*linuxLink {
+	var s []*linuxLink
+	for _, lk := range l.slots {
+		if lk != nil {
+			s = append(s, lk)
+		}
+	}
+	return s
+}
+
 func (l *linux) giveUp(now time.Time) { l.die(now) }
 
 func (l *linux) connectPeer(now time.Time, peer linkgroup.Endpoint) {
 	if l.step != linuxNew {
 		return
 	}
-	l.peer = peer
+	lk := l.slots[0]
+	if lk == nil {
+		return // its device was removed
+	}
+	l.connect(lk, peer)
 	l.step = linuxWaitConfirmLink
 	l.timer = now.Add(linuxConfirmLinkWait)
 	if l.role == linkgroup.Server {
-		l.llcs = append(l.llcs, l.confirmLink(false))
+		l.qp(lk).transmit()
+		l.send(lk, l.confirmLink(lk, false))
 	}
 }
 
-func (l *linux) confirmLink(response bool) llc.Message {
-	return llc.ConfirmLink{
-		Header: llc.Header{Response: response}, Flags: llc.NoRMBEEyecatcher, MAC: l.ep.MAC, GID: l.ep.GID, QPN: l.ep.QPN,
-		Link: 1, UserID: 0x101, MaxLinks: 2,
+func (l *linux) open(_ time.Time, name string, via *linkgroup.Endpoint) error {
+	lk := l.choose()
+	if via != nil {
+		lk = nil
+		for _, o := range l.allLinks() {
+			if o.active && o.peer.QPN == via.QPN && o.peer.GID == via.GID {
+				lk = o
+			}
+		}
 	}
-}
-
-// addLink is the offer of a second link, with the first one's GID and MAC if
-// there is no other device.
-func (l *linux) addLink() llc.AddLink {
-	m := llc.AddLink{
-		Dialect: llc.DialectLinux, MAC: l.ep.MAC, GID: l.ep.GID, QPN: l.ep.QPN + 1<<16, Link: 2, MTU: rdma.MTU1024, PSN: 1,
+	if l.step == linuxNew {
+		lk = l.slots[0]
 	}
-	if l.w.cfg.LinuxTwoDevices {
-		m.GID[14]++
-		m.MAC[4]++
+	if lk == nil {
+		return errLinkLost
 	}
-	return m
-}
-
-func (l *linux) open(_ time.Time, name string) error {
 	var r *linuxRMB
 	for _, o := range l.rmbs {
 		if o.owners[0] == "" {
@@ -145,19 +177,60 @@ func (l *linux) open(_ time.Time, name string) error {
 	}
 	if r == nil {
 		l.w.keys++
-		r = &linuxRMB{key: l.w.keys, region: region{
-			addr: uint64(l.w.keys) << 32, mem: make([]byte, l.size), element: l.size, owners: make([]string, 1),
+		r = &linuxRMB{region: region{
+			addr: uint64(l.w.keys) << 32, mem: make([]byte, l.size), element: l.size, owners: make([]string, 1), keys: make([]uint32, linuxLinks),
 		}}
+		for _, o := range l.allLinks() {
+			l.register(r, o)
+		}
 		l.rmbs = append(l.rmbs, r)
 	}
 	r.owners[0] = name
 	r.confirmed = l.step == linuxNew // the first contact confirms it
 	r.refused, r.asked = nil, false
 	l.w.tokens++
-	c := newLinuxConn(l, name, cdc.AlertToken(l.w.tokens), r)
+	c := newLinuxConn(l, name, cdc.AlertToken(l.w.tokens), r, lk)
 	l.conns[name] = c
 	l.order = append(l.order, c)
 	return nil
+}
+
+// choose is the link of a new connection: both in turn when they are
+// symmetric, else not the asymmetric one.
+func (l *linux) choose() *linuxLink {
+	var usable []*linuxLink
+	for _, lk := range l.allLinks() {
+		if lk.active && !lk.asymmetric {
+			usable = append(usable, lk)
+		}
+	}
+	if len(usable) == 0 {
+		return l.any(nil)
+	}
+	return usable[len(l.conns)%len(usable)]
+}
+
+// any is an active link other than one.
+func (l *linux) any(not *linuxLink) *linuxLink {
+	for _, lk := range l.allLinks() {
+		if lk.active && lk != not {
+			return lk
+		}
+	}
+	return nil
+}
+
+// register gives an RMB a key on a link.
+func (l *linux) register(r *linuxRMB, lk *linuxLink) {
+	l.w.keys++
+	r.keys[lk.slot] = l.w.keys
+}
+
+func (l *linux) carrier(name string) linkgroup.Endpoint {
+	if c := l.conns[name]; c != nil && c.via != nil {
+		return c.via.local
+	}
+	return linkgroup.Endpoint{}
 }
 
 func (l *linux) confirmed(name string) (bool, error) {
@@ -168,18 +241,9 @@ func (l *linux) confirmed(name string) (bool, error) {
 	r := c.rmb
 	if !r.asked && !r.confirmed {
 		r.asked = true
-		l.start(&linuxFlow{
-			request: llc.ConfirmRKey{This: llc.RToken{RKey: rdma.RKey(r.key), VAddr: r.addr}}, answer: llc.TypeConfirmRKey,
-			end: func(m llc.Message) {
-				a, ok := m.(llc.ConfirmRKey)
-				if r.confirmed = ok && !a.Negative; !r.confirmed {
-					r.refused = errors.New("CONFIRM RKEY failed")
-				}
-			},
-		})
-		if l.role == linkgroup.Server && l.w.rng.IntN(4) == 0 {
-			// It still wants a second link; meanwhile it drops requests.
-			l.start(&linuxFlow{request: l.addLink(), answer: llc.TypeAddLink, end: func(llc.Message) {}})
+		l.confirmRKey(r)
+		if l.role == linkgroup.Server && l.w.rng.IntN(4) == 0 && l.any(l.any(nil)) == nil {
+			l.queue = append(l.queue, &linuxFlow{kind: linuxAdd, run: l.serverAdd}) // it still wants a second link
 		}
 	}
 	return r.confirmed, r.refused
@@ -187,8 +251,11 @@ func (l *linux) confirmed(name string) (bool, error) {
 
 func (l *linux) rmbe(name string) linkgroup.RMBE {
 	c := l.conns[name]
+	if c == nil {
+		return linkgroup.RMBE{}
+	}
 	return linkgroup.RMBE{
-		Index: 1, Size: l.size, Token: c.token, RToken: linkgroup.RToken{RKey: rdma.RKey(c.rmb.key), VAddr: c.rmb.addr},
+		Index: 1, Size: l.size, Token: c.token, RToken: linkgroup.RToken{RKey: rdma.RKey(c.rmb.keys[c.via.slot]), VAddr: c.rmb.addr},
 	}
 }
 
@@ -197,14 +264,52 @@ func (l *linux) activate(_ time.Time, name string, peer linkgroup.RMBE) error {
 	if c == nil || l.condition() == dead {
 		return nil
 	}
-	if l.step == linuxNew {
-		l.tokens[peer.RKey] = true
+	if l.slots[c.via.slot] != c.via {
+		return errLinkLost
 	}
-	if !l.tokens[peer.RKey] {
+	if l.step == linuxNew {
+		l.learn(c.via.slot, llc.RToken(peer.RToken))
+	}
+	t := l.token(c.via.slot, peer.RKey)
+	if t == nil {
 		return fmt.Errorf("unknown RKey %d", peer.RKey)
 	}
-	c.activate(peer)
+	c.activate(peer, t)
 	return nil
+}
+
+// token finds the peer's RMB by the key it has on a link.
+func (l *linux) token(slot int, k rdma.RKey) *linuxToken {
+	for _, t := range l.tokens {
+		if t.known[slot] && t.on[slot].RKey == k {
+			return t
+		}
+	}
+	return nil
+}
+
+// learn remembers an RMB of the peer; nil when the table is full.
+func (l *linux) learn(slot int, k llc.RToken) *linuxToken {
+	t := l.token(slot, k.RKey)
+	if t == nil {
+		if len(l.tokens) >= linuxRTokens {
+			return nil
+		}
+		t = &linuxToken{}
+		l.tokens = append(l.tokens, t)
+	}
+	t.on[slot], t.known[slot] = k, true
+	return t
+}
+
+func (l *linux) forget(slot int, k rdma.RKey) bool {
+	for i, t := range l.tokens {
+		if t.known[slot] && t.on[slot].RKey == k {
+			l.tokens = append(l.tokens[:i:i], l.tokens[i+1:]...)
+			return true
+		}
+	}
+	return false
 }
 
 func (l *linux) abandon(_ time.Time, name string) {
@@ -212,27 +317,6 @@ func (l *linux) abandon(_ time.Time, name string) {
 		c.closed, c.killed = true, true
 		l.release(c)
 	}
-}
-
-// start begins an exchange, or queues it: one at a time.
-func (l *linux) start(f *linuxFlow) { l.queue = append(l.queue, f) }
-
-func (l *linux) recv(now time.Time, b []byte) error {
-	if l.step == linuxDead {
-		return nil
-	}
-	l.heard = now
-	if b[0] == cdc.Type {
-		return l.recvCDC(now, b)
-	}
-	m, err := llc.Parse(llc.DialectLinux, 1, b)
-	if err != nil {
-		return err
-	}
-	if m.IsResponse() {
-		return l.recvAnswer(now, m)
-	}
-	return l.recvRequest(now, m)
 }
 
 func (l *linux) recvCDC(now time.Time, b []byte) error {
@@ -248,156 +332,37 @@ func (l *linux) recvCDC(now time.Time, b []byte) error {
 	return nil // late
 }
 
-func (l *linux) recvAnswer(now time.Time, m llc.Message) error {
-	switch m := m.(type) {
-	case llc.ConfirmLink:
-		if l.role != linkgroup.Server || l.step != linuxWaitConfirmLink || m.QPN != l.peer.QPN || m.GID != l.peer.GID || m.Link != 1 {
-			return fmt.Errorf("unexpected %v", m)
-		}
-		if !m.Flags.Has(llc.NoRMBEEyecatcher) {
-			return errors.New("peer insists on eye catchers")
-		}
-		l.step = linuxWaitAddLink
-		l.timer = now.Add(linuxAnswerWait)
-		l.llcs = append(l.llcs, l.addLink())
-		return nil
-	case llc.AddLink:
-		if l.step == linuxWaitAddLink {
-			if !m.Reject || m.Reason != llc.RejectNoAlternatePath {
-				return fmt.Errorf("unexpected %v", m)
-			}
-			l.step = linuxUp
-			return nil
-		}
-	case llc.TestLink:
-		l.tested = time.Time{}
-		return nil
+func (l *linux) sent(now time.Time, index int, id uint64) {
+	lk := l.slots[index]
+	if lk == nil {
+		return
 	}
-	if f := l.flow; f != nil && m.Type() == f.answer {
-		l.flow = nil
-		f.end(m)
-	}
-	return nil
-}
-
-func (l *linux) recvRequest(now time.Time, m llc.Message) error {
-	switch m := m.(type) {
-	case llc.ConfirmLink:
-		if l.role != linkgroup.Client || l.step != linuxWaitConfirmLink || m.QPN != l.peer.QPN || m.GID != l.peer.GID {
-			return fmt.Errorf("unexpected %v", m)
-		}
-		if !m.Flags.Has(llc.NoRMBEEyecatcher) {
-			return errors.New("peer insists on eye catchers")
-		}
-		l.step = linuxWaitAddLink
-		l.timer = now.Add(linuxAnswerWait)
-		l.llcs = append(l.llcs, l.confirmLink(true))
-	case llc.AddLink:
-		l.answerAddLink(now, m)
-	case llc.TestLink:
-		m.Response = true
-		l.llcs = append(l.llcs, m)
-	case llc.DeleteLink:
-		l.recvDeleteLink(now, m)
-	case llc.ConfirmRKey, llc.DeleteRKey:
-		if l.busy || l.flow != nil && l.flow.answer == llc.TypeAddLink {
-			l.w.trace("%v %v drops %v", l.w.Elapsed(), l, m)
-			return nil
-		}
-		l.busy = true
-		l.w.after(time.Duration(l.w.rng.IntN(100))*time.Microsecond, func() {
-			l.busy = false
-			l.answerRKey(m)
-		})
-	default:
-		return fmt.Errorf("unexpected %v", m)
-	}
-	return nil
-}
-
-func (l *linux) answerAddLink(now time.Time, m llc.AddLink) {
-	first := l.step == linuxWaitAddLink
-	m.Response = true
-	if l.w.cfg.LinuxTwoDevices && first {
-		// A second link, even to the same device of the server: it waits for
-		// ADD LINK CONTINUATION now.
-		l.step = linuxWaitContinuation
-		l.timer = now.Add(linuxAnswerWait)
-		m.QPN, m.GID[14] = l.ep.QPN+1<<16, 1
-	} else {
-		m.Reject, m.Reason = true, llc.RejectNoAlternatePath
-		if first {
-			l.step = linuxUp
-		}
-	}
-	l.llcs = append(l.llcs, m)
-}
-
-func (l *linux) recvDeleteLink(now time.Time, m llc.DeleteLink) {
-	switch {
-	case l.step == linuxWaitContinuation:
-		if l.side == 0 { // it comes in place of a continuation: dropped, or heard
-			m.Response = true
-			l.llcs = append(l.llcs, m)
-			l.step = linuxUp
-		}
-	case !m.All && m.Link != 1:
-		m.Response, m.Reason = true, llc.DeleteUnknownLink
-		l.llcs = append(l.llcs, m)
-	case l.role == linkgroup.Client:
-		l.die(now)
-	default:
-		m.All, m.Orderly = true, true
-		l.llcs = append(l.llcs, m)
-		l.ending = true
-	}
-}
-
-func (l *linux) answerRKey(m llc.Message) {
-	switch m := m.(type) {
-	case llc.ConfirmRKey:
-		m.Response = true
-		if len(l.tokens) >= linuxRTokens {
-			m.Negative = true
-		} else {
-			l.tokens[m.This.RKey] = true
-		}
-		l.llcs = append(l.llcs, m)
-	case llc.DeleteRKey:
-		m.Response = true
-		for i := range m.N() {
-			if !l.tokens[m.RKeys[i]] {
-				m.Negative = true
-				m.ErrorMask |= 0x80 >> i
-			}
-			delete(l.tokens, m.RKeys[i])
-		}
-		l.llcs = append(l.llcs, m)
-	}
-}
-
-func (l *linux) sent(now time.Time, id uint64) {
-	l.posted--
+	lk.posted--
 	for _, c := range l.order {
-		if uint64(c.token) == id {
+		if id != 0 && uint64(c.token) == id {
 			c.delivered()
+			break
 		}
 	}
-	if l.ending && id == 0 && l.posted == 0 && len(l.llcs) == 0 {
+	if l.ending && id == 0 && lk.posted == 0 && len(lk.llcs) == 0 {
 		l.die(now)
 	}
 }
 
-func (l *linux) place(conn string, rkey uint32, addr uint64, b []byte) error {
+func (l *linux) place(index int, conn string, rkey uint32, addr uint64, b []byte) error {
 	for _, r := range l.rmbs {
-		if r.key == rkey {
-			return r.place(conn, addr, b, 0)
+		if r.keys[index] == rkey {
+			return r.place(conn, addr, b, 0, func() (window, bool) {
+				c := l.conns[conn]
+				if c == nil || c.aborted() || c.closed {
+					return window{}, false
+				}
+				return c.window(), true
+			})
 		}
 	}
-	return fmt.Errorf("unknown RKey %d", rkey)
+	return fmt.Errorf("unknown RKey %d on link index %d", rkey, index)
 }
-
-func (l *linux) linkFailed(now time.Time, _ error) { l.die(now) }
 
 // die ends the group and resets its connections.
 func (l *linux) die(_ time.Time) {
@@ -405,9 +370,16 @@ func (l *linux) die(_ time.Time) {
 		return
 	}
 	l.step = linuxDead
-	l.p.alive[l.side] = false
 	l.w.trace("%v %v: dead", l.w.Elapsed(), l)
-	l.llcs, l.flow, l.queue = nil, nil, nil
+	for i, lk := range l.slots {
+		if lk != nil {
+			l.slots[i] = nil
+			if q := l.p.qp(l.side, i); q != nil {
+				q.close()
+			}
+		}
+	}
+	l.lcl, l.rmt, l.queue, l.parked = nil, nil, nil, nil
 	for _, c := range l.order {
 		c.killed = true
 	}
@@ -429,66 +401,80 @@ func (l *linux) nextTimeout() (time.Time, bool) {
 	if l.step == linuxDead || l.step == linuxNew {
 		return time.Time{}, false
 	}
-	next := l.heard.Add(linuxTestLinkIdle)
-	if !l.tested.IsZero() {
-		next = l.tested.Add(linuxAnswerWait)
+	var next time.Time
+	earliest := func(t time.Time) {
+		if !t.IsZero() && (next.IsZero() || t.Before(next)) {
+			next = t
+		}
 	}
-	if l.step != linuxUp && l.timer.Before(next) {
-		next = l.timer
+	for _, lk := range l.slots {
+		switch {
+		case lk == nil || !lk.active:
+		case lk.tested.IsZero():
+			earliest(lk.heard.Add(linuxTestLinkIdle))
+		default:
+			earliest(lk.tested.Add(linuxAnswerWait))
+		}
 	}
-	if l.flow != nil && l.flow.timer.Before(next) {
-		next = l.flow.timer
+	if l.step != linuxUp && l.step != linuxSecondLink {
+		earliest(l.timer)
 	}
-	return next, true
+	for _, f := range []*linuxFlow{l.lcl, l.rmt} {
+		if f != nil {
+			earliest(f.timer)
+		}
+	}
+	return next, !next.IsZero()
 }
 
 func (l *linux) timeout(now time.Time) {
-	due := func(t time.Time) bool { return !now.Before(t) }
+	due := func(t time.Time) bool { return !t.IsZero() && !now.Before(t) }
 	switch {
 	case l.step == linuxWaitConfirmLink && due(l.timer):
 		l.die(now)
 		return
-	case l.step != linuxUp && l.step != linuxDead && due(l.timer):
-		l.step = linuxUp // with one link
+	case l.step == linuxWaitAddLink && due(l.timer):
+		l.becomeUp() // with one link
 	}
-	if f := l.flow; f != nil && due(f.timer) {
-		l.flow = nil
-		f.end(nil)
-	}
-	switch {
-	case !l.tested.IsZero():
-		if due(l.tested.Add(linuxAnswerWait)) {
-			l.die(now)
+	for _, f := range []*linuxFlow{l.lcl, l.rmt} {
+		if f != nil && due(f.timer) {
+			f.answer(nil)
 		}
-	case due(l.heard.Add(linuxTestLinkIdle)):
-		l.tested = now
-		l.llcs = append(l.llcs, llc.TestLink{})
+	}
+	for _, lk := range l.allLinks() {
+		switch {
+		case l.step == linuxDead || !lk.active || l.slots[lk.slot] != lk:
+		case !lk.tested.IsZero():
+			if due(lk.tested.Add(linuxAnswerWait)) {
+				l.linkDown(lk)
+			}
+		case due(lk.heard.Add(linuxTestLinkIdle)):
+			lk.tested = now
+			l.send(lk, llc.TestLink{})
+		}
 	}
 }
 
-func (l *linux) poll(now time.Time, post func(work)) bool {
-	did := false
+func (l *linux) poll(_ time.Time, post func(int, work)) bool {
 	if l.step == linuxDead {
 		return false
 	}
-	if l.flow == nil && len(l.queue) > 0 && l.step == linuxUp {
-		l.flow, l.queue = l.queue[0], l.queue[1:]
-		l.flow.timer = now.Add(linuxAnswerWait)
-		l.llcs = append(l.llcs, l.flow.request)
-		did = true
-	}
-	for len(l.llcs) > 0 && l.posted < linuxSendSlots {
-		wr := work{send: true}
-		l.llcs[0].Append(wr.msg[:0])
-		l.llcs = l.llcs[1:]
-		l.posted++
-		post(wr)
-		did = true
+	did := l.runQueue()
+	for _, lk := range l.slots {
+		for lk != nil && len(lk.llcs) > 0 && lk.posted < linuxSendSlots {
+			wr := work{send: true}
+			lk.llcs[0].Append(wr.msg[:0])
+			lk.llcs = lk.llcs[1:]
+			lk.posted++
+			post(lk.slot, wr)
+			did = true
+		}
 	}
 	if l.step == linuxUp && !l.ending {
-		for _, c := range append([]*linuxConn(nil), l.order...) {
-			if l.posted < linuxSendSlots && c.transmit(post) {
-				l.posted++
+		for _, c := range slices.Clone(l.order) {
+			lk := c.link
+			if lk != nil && lk.active && lk.posted < linuxSendSlots && c.transmit(post) {
+				lk.posted++
 				did = true
 			}
 			l.release(c)
@@ -509,18 +495,16 @@ func (l *linux) release(c *linuxConn) {
 			l.order = append(l.order[:i:i], l.order[i+1:]...)
 		}
 	}
-	free := func(llc.Message) {
+	free := func() {
 		clear(c.rmb.mem)
 		c.rmb.confirmed = false
 		c.rmb.owners[0] = ""
 	}
 	if l.condition() == dead || !c.rmb.confirmed {
-		free(nil)
+		free()
 		return
 	}
-	m := llc.DeleteRKey{Count: 1}
-	m.RKeys[0] = rdma.RKey(c.rmb.key)
-	l.start(&linuxFlow{request: m, answer: llc.TypeDeleteRKey, end: free})
+	l.deleteRKey(c.rmb, free)
 }
 
 func (l *linux) end(name string) end {
@@ -528,6 +512,14 @@ func (l *linux) end(name string) end {
 		return c
 	}
 	return nil
+}
+
+func (l *linux) links() []linkView {
+	var v []linkView
+	for _, lk := range l.allLinks() {
+		v = append(v, linkView{lk.slot, lk.id, lk.local, lk.peer, lk.active})
+	}
+	return v
 }
 
 func (l *linux) leaks() []string {
@@ -538,9 +530,11 @@ func (l *linux) leaks() []string {
 	if l.step != linuxDead {
 		for _, r := range l.rmbs {
 			if r.owners[0] != "" {
-				s = append(s, fmt.Sprintf("%v: RMB %d belongs to %s", l, r.key, r.owners[0]))
+				s = append(s, fmt.Sprintf("%v: RMB %v belongs to %s", l, r.keys, r.owners[0]))
 			}
 		}
 	}
 	return s
 }
+
+var errEyeCatchers = errors.New("peer insists on eye catchers")

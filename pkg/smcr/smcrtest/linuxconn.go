@@ -27,13 +27,9 @@ func (p place32) plus(size uint32, n int) place32 {
 	return p
 }
 
-// minus is how far p is ahead of o.
+// minus is how far p is ahead of o, 0 when it is behind.
 func (p place32) minus(o place32, size uint32) int {
-	d := int(p.count) - int(o.count)
-	if p.wrap != o.wrap {
-		d += int(size)
-	}
-	return max(d, 0)
+	return max(int(p.count)-int(o.count)+int(int16(p.wrap-o.wrap))*int(size), 0)
 }
 
 func fromCursor(c cdc.Cursor) place32 { return place32{c.Wrap, c.Count} }
@@ -46,19 +42,29 @@ type linuxConn struct {
 	token   cdc.AlertToken
 	rmb     *linuxRMB
 	peer    linkgroup.RMBE
-	ready   bool // the peer's half is known
+	keys    *linuxToken // of the peer's RMB
+	via     *linuxLink  // of the rendezvous
+	link    *linuxLink  // that carries what we send
+	moved   bool        // the link changed: old messages may still come
+	ready   bool        // the peer's half is known
 	key     byte
 	seq     uint16
 	peerSeq uint16
 	heard   bool
+	// peerMoved: a validation message came, so that old messages may follow.
+	peerMoved bool
+	resend    bool // closing flags may be lost with a link
 
 	// Sending. The send buffer is as large as the RMB.
 	buf                 []byte
 	prepared, sent, fin place32 // in buf
-	prod                place32 // in the peer's RMBE
+	prod, prodFin       place32 // in the peer's RMBE
+	seqFin              uint16  // one less than the last message delivered had
+	validate            bool    // the validation message is next
 	space               int     // of the peer's RMBE
 	peerCons            place32
-	unacked             []place32 // sent, at each message under way
+	furthest            place32     // prod at its greatest
+	unacked             []linuxSent // messages under way
 	produced            uint64
 	blocked             bool
 	urgent              bool // the next message ends with an urgent byte
@@ -68,6 +74,7 @@ type linuxConn struct {
 	peerProd, cons, told place32
 	unread               int
 	consumed             uint64
+	urgentCame           bool
 	peerFlags            cdc.Flags
 
 	tell                      bool // a message is due
@@ -77,12 +84,20 @@ type linuxConn struct {
 	killed                    bool // with its group or its rendezvous
 }
 
-func newLinuxConn(l *linux, name string, token cdc.AlertToken, r *linuxRMB) *linuxConn {
-	return &linuxConn{l: l, name: name, token: token, rmb: r, key: streamKey(name, l.side), buf: make([]byte, l.size)}
+// linuxSent is a message under way: the positions after it, and its number
+// less one.
+type linuxSent struct {
+	sent, prod place32
+	seq        uint16
+	validation bool
 }
 
-func (c *linuxConn) activate(peer linkgroup.RMBE) {
-	c.peer, c.ready = peer, true
+func newLinuxConn(l *linux, name string, token cdc.AlertToken, r *linuxRMB, lk *linuxLink) *linuxConn {
+	return &linuxConn{l: l, name: name, token: token, rmb: r, via: lk, link: lk, key: streamKey(name, l.side), buf: make([]byte, l.size)}
+}
+
+func (c *linuxConn) activate(peer linkgroup.RMBE, keys *linuxToken) {
+	c.peer, c.keys, c.ready = peer, keys, true
 	c.space = int(peer.Size)
 }
 
@@ -103,12 +118,23 @@ func (c *linuxConn) over() bool {
 
 // recv takes a message of the peer and checks what the kernel could not: that
 // the peer keeps the rules.
-func (c *linuxConn) recv(now time.Time, m cdc.Message) error {
-	if d := int16(m.Seq - c.peerSeq); c.heard && d < 0 || !c.heard && m.Seq != 1 {
+func (c *linuxConn) recv(_ time.Time, m cdc.Message) error {
+	if m.Flags.FailoverValidation() {
+		c.peerMoved = true
+		if c.heard && int16(c.peerSeq-m.Seq) < 0 || !c.heard && m.Seq != 0 {
+			// What it believes delivered never arrived.
+			return fmt.Errorf("%s: validation of message %d after %d", c.name, m.Seq, c.peerSeq)
+		}
+		return nil
+	}
+	if d := int16(m.Seq - c.peerSeq); c.heard && d < 0 || !c.heard && m.Seq != 1 && !c.peerMoved {
+		if c.heard && (c.peerMoved || c.moved) {
+			return nil // late, from the old link
+		}
 		return fmt.Errorf("sequence number %d after %d", m.Seq, c.peerSeq)
 	}
 	c.heard, c.peerSeq = true, m.Seq
-	if c.gotC || c.gotA {
+	if (c.gotA || c.gotC) && !c.peerMoved {
 		return errors.New("a message after the last word")
 	}
 	size := c.l.size
@@ -122,17 +148,15 @@ func (c *linuxConn) recv(now time.Time, m cdc.Message) error {
 	if fromCursor(m.Prod).minus(c.told, size) > int(size) {
 		return fmt.Errorf("producer cursor %v passes the consumer cursor %v", m.Prod, c.told)
 	}
-	c.peerProd = fromCursor(m.Prod)
-	c.unread += n
+	if n > 0 { // cursors never move back
+		c.peerProd = fromCursor(m.Prod)
+		c.unread += n
+	}
 	c.peerFlags = m.Flags
+	c.urgentCame = c.urgentCame || m.Flags.UrgentPresent()
 	if c.ready {
-		k := fromCursor(m.Cons).minus(c.peerCons, c.peer.Size)
-		c.peerCons = fromCursor(m.Cons)
-		if c.space += k; c.space == int(c.peer.Size) {
-			c.urgentSent = false
-		}
-		if c.space > int(c.peer.Size) {
-			return fmt.Errorf("consumer cursor %v passes what was sent", m.Cons)
+		if err := c.takeSpace(m); err != nil {
+			return err
 		}
 	}
 	if m.Flags.CursorUpdateRequested() {
@@ -145,13 +169,69 @@ func (c *linuxConn) recv(now time.Time, m cdc.Message) error {
 		c.reset = true
 	}
 	c.l.release(c)
-	_ = now
 	return nil
+}
+
+// takeSpace takes the peer's consumer cursor.
+func (c *linuxConn) takeSpace(m cdc.Message) error {
+	size := c.peer.Size
+	cons := fromCursor(m.Cons)
+	k := cons.minus(c.peerCons, size)
+	if k == 0 {
+		return nil
+	}
+	if cons.minus(c.furthest, size) > 0 {
+		return fmt.Errorf("consumer cursor %v passes what was sent, %v", m.Cons, c.furthest)
+	}
+	c.peerCons = cons
+	if gap := cons.minus(c.prod, size); gap > 0 { // it has what we would send again
+		c.prod, c.sent = cons, c.sent.plus(c.bufSize(), gap)
+	}
+	c.space = int(size) - c.prod.minus(c.peerCons, size)
+	if c.space == int(size) {
+		c.urgentSent = false
+	}
+	return nil
+}
+
+// switchTo moves the connection to another link. What was not acknowledged is
+// sent again, after a validation message; a connection that is closing just
+// moves.
+func (c *linuxConn) switchTo(to *linuxLink) {
+	underWay := len(c.unacked) > 0
+	c.link, c.moved = to, true
+	c.unacked = nil
+	if !c.ready || c.killed || !underWay && (c.closed || c.gotC || c.gotA || c.reset) {
+		return
+	}
+	size := c.peer.Size
+	c.sent, c.prod = c.fin, c.prodFin
+	if gap := c.peerCons.minus(c.prod, size); gap > 0 {
+		c.prod, c.sent = c.peerCons, c.sent.plus(c.bufSize(), gap)
+	}
+	c.space = int(size) - c.prod.minus(c.peerCons, size)
+	c.validate = true
+	c.tell = true // its consumer cursor may be lost
+	c.resend = c.sentD || c.sentC || c.sentA
+	c.urgentSent = false
+}
+
+// window is where the peer may write.
+func (c *linuxConn) window() window {
+	return window{
+		key: streamKey(c.name, 1-c.l.side), ring: cdc.Ring{Size: c.l.size},
+		told: c.consumed - uint64(c.cons.minus(c.told, c.l.size)), prod: c.consumed + uint64(c.unread),
+	}
 }
 
 // delivered is the completion of the oldest message under way.
 func (c *linuxConn) delivered() {
-	c.fin = c.unacked[0]
+	if len(c.unacked) == 0 {
+		return // of the link that it left
+	}
+	if s := c.unacked[0]; !s.validation {
+		c.fin, c.prodFin, c.seqFin = s.sent, s.prod, s.seq
+	}
 	c.unacked = c.unacked[1:]
 	c.l.release(c)
 }
@@ -166,8 +246,14 @@ func (c *linuxConn) updateDue() bool {
 }
 
 // transmit sends one message, after its data, if there is a reason to.
-func (c *linuxConn) transmit(post func(work)) bool {
-	if !c.ready || c.killed || c.sentC || c.sentA {
+func (c *linuxConn) transmit(post func(int, work)) bool {
+	if c.ready && !c.killed && c.validate {
+		c.validate = false
+		var f cdc.Flags
+		c.post(cdc.Message{Seq: c.seqFin, Token: c.peer.Token, Flags: f.WithFailoverValidation()}, true, post)
+		return true
+	}
+	if !c.ready || c.killed || (c.sentC || c.sentA) && !c.resend {
 		return false
 	}
 	// A reset by the peer is answered when the application closes.
@@ -178,7 +264,7 @@ func (c *linuxConn) transmit(post func(work)) bool {
 	if !abort && !c.gotA && !c.gotC && !c.urgentSent {
 		n = min(c.unsent(), c.space)
 	}
-	if n == 0 && !abort && (c.gotA || !sendD && !sendC && !c.tell && !c.updateDue()) {
+	if n == 0 && !abort && !c.resend && (c.gotA || !sendD && !sendC && !c.tell && !c.updateDue()) {
 		return false
 	}
 	if n > 0 {
@@ -188,10 +274,10 @@ func (c *linuxConn) transmit(post func(work)) bool {
 	} else if c.unsent() == 0 {
 		c.blocked = false
 	}
-	c.tell = false
+	c.tell, c.resend = false, false
 	c.told = c.cons
 	c.sentD = c.sentD || sendD && !abort
-	c.sentC, c.sentA = sendC, abort
+	c.sentC, c.sentA = c.sentC || sendC, c.sentA || abort
 	c.seq++
 	m := cdc.Message{Seq: c.seq, Token: c.peer.Token, Prod: c.prod.cursor(), Cons: c.cons.cursor()}
 	if c.urgentSent && n > 0 {
@@ -210,21 +296,29 @@ func (c *linuxConn) transmit(post func(work)) bool {
 	if c.sentA {
 		m.Flags = m.Flags.WithAbort()
 	}
-	wr := work{send: true, id: uint64(c.token)}
-	m.Append(wr.msg[:0])
-	c.unacked = append(c.unacked, c.sent)
-	post(wr)
+	c.post(m, false, post)
 	return true
 }
 
+func (c *linuxConn) post(m cdc.Message, validation bool, post func(int, work)) {
+	wr := work{send: true, id: uint64(c.token)}
+	m.Append(wr.msg[:0])
+	c.unacked = append(c.unacked, linuxSent{c.sent, c.prod, c.seq - 1, validation})
+	post(c.link.slot, wr)
+}
+
 // writes posts the RDMA writes of n bytes, cut where the peer's RMBE wraps.
-func (c *linuxConn) writes(n int, post func(work)) {
+func (c *linuxConn) writes(n int, post func(int, work)) {
 	for n > 0 {
 		part := min(n, int(c.peer.Size-c.prod.count))
 		from := c.sent.count
-		post(work{
-			conn: c.name, rkey: uint32(c.peer.RKey),
-			addr: c.peer.VAddr + uint64(c.peer.Size)*uint64(c.peer.Index-1) + uint64(c.prod.count),
+		t := c.keys.on[c.link.slot]
+		if !c.keys.known[c.link.slot] {
+			c.l.w.fault("%v: no RKey of the peer for %s on link %d", c.l, c.name, c.link.id)
+		}
+		post(c.link.slot, work{
+			conn: c.name, rkey: uint32(t.RKey),
+			addr: t.VAddr + uint64(c.peer.Size)*uint64(c.peer.Index-1) + uint64(c.prod.count),
 			source: func() []byte {
 				b := make([]byte, part)
 				k := copy(b, c.buf[from:])
@@ -234,6 +328,9 @@ func (c *linuxConn) writes(n int, post func(work)) {
 		})
 		c.sent = c.sent.plus(c.bufSize(), part)
 		c.prod = c.prod.plus(c.peer.Size, part)
+		if c.prod.minus(c.furthest, c.peer.Size) > 0 {
+			c.furthest = c.prod
+		}
 		c.space -= part
 		n -= part
 	}
@@ -269,6 +366,9 @@ func (c *linuxConn) read(t reader, n int) int {
 		c.cons = c.cons.plus(c.l.size, 1)
 		c.consumed++
 		c.unread--
+	}
+	if c.urgentCame && c.unread == 0 {
+		c.urgentCame, c.tell = false, true // the peer waits for it
 	}
 	c.eofSeen = c.unread == 0 && (c.gotD || c.gotC)
 	return n

@@ -8,76 +8,137 @@ import (
 	"time"
 )
 
-// Options says what Random may do.
-type Options struct {
-	Steps     int
-	Conns     int  // at most at once
-	KillLinks bool // break queue pairs
-	Abort     bool // reset connections
+// Random draws a world and what happens in it. The seed decides.
+func Random(seed uint64) Schedule {
+	rng := rand.New(rand.NewPCG(seed, 2))
+	g := &generator{rng: rng, cfg: Config{
+		Seed: seed, Peers: 2, Delays: rng.IntN(2) == 0,
+		RMBESizes:   []uint32{16 << 10, 32 << 10, 64 << 10}[:1+rng.IntN(3)],
+		SendBuffers: []uint32{4 << 10, 16 << 10, 64 << 10},
+	}}
+	if rng.IntN(10) == 0 {
+		g.cfg.Peers = 3
+	}
+	if rng.IntN(3) == 0 {
+		g.cfg.Loss = 1 + rng.IntN(50)
+	}
+	if rng.IntN(3) == 0 {
+		g.cfg.Retry = 50 * time.Millisecond
+	}
+	for i := range g.cfg.Peers {
+		g.cfg.RNICs[i] = []int{1, 2, 2, 2, 3}[rng.IntN(5)]
+	}
+	switch rng.IntN(6) {
+	case 0:
+		g.cfg.RFC = true
+		for i := range g.cfg.Peers {
+			g.cfg.MaxLinks[i] = []int{0, 1, 2, 3, 8}[rng.IntN(5)]
+			g.cfg.RNICs[i] = 1 + rng.IntN(8)
+		}
+	case 1, 2:
+		g.cfg.Linux[rng.IntN(2)] = true
+		if rng.IntN(8) == 0 {
+			g.cfg.Linux[0], g.cfg.Linux[1] = true, true // the model against itself
+		}
+	}
+	g.faults = rng.IntN(3) > 0
+	g.aborts = rng.IntN(2) == 0
+	conns := 1 + rng.IntN(8)
+	for range 40 + rng.IntN(400) {
+		g.step(conns)
+	}
+	return Schedule{g.cfg, g.ops}
 }
 
-// Random lets applications do what they like for a number of steps, and then
-// ends everything. The world's seed decides.
-func (w *World) Random(o Options) error {
-	rng := rand.New(rand.NewPCG(w.cfg.Seed, 1))
-	opened := 0
-	var names []string
-	for range o.Steps {
-		if len(names) < o.Conns && rng.IntN(len(names)*4+2) == 0 {
-			opened++
-			name := fmt.Sprintf("c%d", opened)
-			names = append(names, name)
-			w.Connect(rng.IntN(2), name)
-		}
-		if len(names) > 0 {
-			i := rng.IntN(len(names))
-			if w.randomOp(rng, o, names[i]) {
-				names = append(names[:i], names[i+1:]...)
-			}
-		}
-		if o.KillLinks && rng.IntN(400) == 0 {
-			w.KillLink(rng.IntN(2), rng.IntN(3)-1)
-		}
-		if rng.IntN(3) == 0 {
-			w.Run(time.Duration(rng.IntN(200)) * time.Microsecond)
-		}
-		if rng.IntN(300) == 0 {
-			w.Run(time.Duration(rng.IntN(20)) * time.Second)
-		}
-		if len(w.errs) > 0 {
-			return w.Check()
-		}
-	}
-	if err := w.Finish(); err != nil {
-		return err
-	}
-	for _, name := range w.Names() {
-		if c := w.conns[name]; c.failed != nil && !o.KillLinks {
-			return fmt.Errorf("rendezvous of %s: %w", name, c.failed)
-		}
-	}
-	return nil
+// generator draws the events of a schedule.
+type generator struct {
+	rng    *rand.Rand
+	cfg    Config
+	ops    []Op
+	names  []string
+	opened int
+	faults bool
+	aborts bool
 }
 
-// randomOp does something to one connection; true when it is over for its
+func (g *generator) add(o Op) { g.ops = append(g.ops, o) }
+
+func (g *generator) step(conns int) {
+	rng := g.rng
+	if len(g.names) < conns && rng.IntN(len(g.names)*4+2) == 0 {
+		g.opened++
+		name := fmt.Sprintf("c%d", g.opened)
+		g.names = append(g.names, name)
+		from := rng.IntN(g.cfg.Peers)
+		g.add(Op{Kind: OpConnect, Name: name, Peer: from, To: (from + 1 + rng.IntN(g.cfg.Peers-1)) % g.cfg.Peers})
+	}
+	if len(g.names) > 0 {
+		i := rng.IntN(len(g.names))
+		if g.use(g.names[i]) {
+			g.names = append(g.names[:i], g.names[i+1:]...)
+		}
+	}
+	if g.faults && rng.IntN(25) == 0 {
+		g.fault()
+	}
+	if rng.IntN(3) == 0 {
+		g.add(Op{Kind: OpRun, D: time.Duration(rng.IntN(200)) * time.Microsecond})
+	}
+	switch rng.IntN(60) {
+	case 0:
+		g.add(Op{Kind: OpRun, D: time.Duration(rng.IntN(20)) * time.Second})
+	case 1, 2:
+		g.add(Op{Kind: OpRun, D: time.Duration(rng.IntN(300)) * time.Millisecond})
+	}
+}
+
+// use does something with a connection; true when it is over for its
 // applications.
-func (w *World) randomOp(rng *rand.Rand, o Options, name string) bool {
-	side := rng.IntN(2)
-	switch k := rng.IntN(100); {
+func (g *generator) use(name string) bool {
+	side := g.rng.IntN(2)
+	n := g.rng.IntN(40_000)
+	switch k := g.rng.IntN(100); {
 	case k < 45:
-		w.Write(name, side, rng.IntN(40_000))
-	case k < 93:
-		w.Read(name, side, rng.IntN(40_000))
+		g.add(Op{Kind: OpWrite, Name: name, Side: side, N: n})
 	case k < 94:
-		w.Shutdown(name, side)
+		g.add(Op{Kind: OpRead, Name: name, Side: side, N: n})
 	case k < 95:
-		w.Close(name, side)
-	case k < 96 && o.Abort:
-		w.Abort(name, side)
-	case k < 97:
-		w.Close(name, 0)
-		w.Close(name, 1)
+		g.add(Op{Kind: OpShutdown, Name: name, Side: side})
+	case k < 96:
+		g.add(Op{Kind: OpClose, Name: name, Side: side})
+	case k < 97 && g.aborts:
+		g.add(Op{Kind: OpAbort, Name: name, Side: side})
+	case k < 98:
+		g.add(Op{Kind: OpClose, Name: name, Side: 0})
+		g.add(Op{Kind: OpClose, Name: name, Side: 1})
 		return true
 	}
 	return false
+}
+
+// fault breaks something, or mends it.
+func (g *generator) fault() {
+	rng := g.rng
+	peer := rng.IntN(g.cfg.Peers)
+	nic := rng.IntN(g.cfg.RNICs[peer])
+	switch k := rng.IntN(30); {
+	case k < 6:
+		g.add(Op{Kind: OpPortDown, Peer: peer, RNIC: nic})
+	case k < 12:
+		g.add(Op{Kind: OpPortUp, Peer: peer, RNIC: nic})
+	case k < 14:
+		g.add(Op{Kind: OpRemove, Peer: peer, RNIC: nic})
+	case k < 16:
+		g.add(Op{Kind: OpInsert, Peer: peer, RNIC: nic})
+	case k < 20:
+		g.add(Op{Kind: OpBlackhole, Peer: peer, RNIC: nic, Dir: Direction(rng.IntN(3))})
+	case k < 24:
+		g.add(Op{Kind: OpHeal, Peer: peer, RNIC: nic})
+	case k < 28:
+		g.add(Op{Kind: OpKillLink, Peer: peer, Side: rng.IntN(3) - 1, Link: rng.IntN(3)})
+	case k < 29:
+		g.add(Op{Kind: OpJumpClock, Peer: peer, D: time.Duration(rng.IntN(100_000)) * time.Millisecond})
+	default:
+		g.add(Op{Kind: OpRestart, Peer: peer})
+	}
 }

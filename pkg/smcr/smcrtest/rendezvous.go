@@ -10,13 +10,17 @@ import (
 	"github.com/smcr-io/kube-smcr/pkg/smcr/llc"
 )
 
-// node is one side of a path: a peer's link group.
+// node is one side of a path: a peer's link group. Links and their queue pairs
+// have the index that the node gave them.
 type node interface {
 	// Set-up, in the order of a rendezvous (RFC 7609 §3.5).
-	endpoint() linkgroup.Endpoint
+	firstEndpoint() linkgroup.Endpoint
 	connectPeer(now time.Time, peer linkgroup.Endpoint)
-	open(now time.Time, name string) error
-	confirmed(name string) (bool, error) // the peer knows the connection's RMB
+	// open makes a connection's half; via is the peer's half of the link that
+	// the Accept named, nil at the server.
+	open(now time.Time, name string, via *linkgroup.Endpoint) error
+	carrier(name string) linkgroup.Endpoint // our half of the connection's link
+	confirmed(name string) (bool, error)    // the peer knows the connection's RMB
 	rmbe(name string) linkgroup.RMBE
 	activate(now time.Time, name string, peer linkgroup.RMBE) error
 	abandon(now time.Time, name string)
@@ -24,20 +28,30 @@ type node interface {
 	giveUp(now time.Time) // a first contact
 
 	// Input and output.
-	recv(now time.Time, b []byte) error
-	sent(now time.Time, id uint64)
-	place(conn string, rkey uint32, addr uint64, b []byte) error
-	linkFailed(now time.Time, err error)
+	recv(now time.Time, index int, b []byte) error
+	sent(now time.Time, index int, id uint64)
+	place(index int, conn string, rkey uint32, addr uint64, b []byte) error
+	linkFailed(now time.Time, index int, err error)
+	port(now time.Time, rnic int, up bool)
 	timeout(now time.Time)
 	nextTimeout() (time.Time, bool)
-	poll(now time.Time, post func(work)) bool // false when there was nothing
+	poll(now time.Time, post func(index int, wr work)) bool // false when there was nothing
 
 	// What it is.
 	end(name string) end // nil after it was released
+	links() []linkView
 	dialect() llc.Dialect
-	sendLimit() int
+	sendLimit() int  // on each link
 	leaks() []string // what is still held when nothing should be
 	String() string
+}
+
+// linkView is a link as one side sees it.
+type linkView struct {
+	index       int
+	id          llc.LinkID
+	local, peer linkgroup.Endpoint
+	active      bool
 }
 
 type condition uint8
@@ -88,22 +102,31 @@ type progress struct {
 var (
 	errPathDead = errors.New("the link group died during the rendezvous")
 	errPatience = errors.New("the rendezvous took too long")
+	errNoDevice = errors.New("no RNIC")
+	errLinkLost = errors.New("the link of the rendezvous is gone")
 )
 
 // patience is how long a rendezvous may take, as CLC timers have it.
 const patience = 6 * time.Second
 
-// Connect starts a connection from a peer to the other one; Run completes it.
-func (w *World) Connect(client int, name string) {
-	c := &pair{name: name, client: client}
+// Connect starts a connection from a peer to another one; Run completes it.
+func (w *World) Connect(client, server int, name string) {
+	if w.conns[name] != nil || client == server {
+		return
+	}
+	c := &pair{name: name, peers: [2]int{client, server}}
+	if client > server {
+		c.peers, c.client = [2]int{server, client}, 1
+	}
 	w.conns[name] = c
 	w.join(c)
+	w.pump()
 }
 
 // join puts a connection on a path of its direction.
 func (w *World) join(c *pair) {
 	for _, p := range w.paths {
-		if p.client != c.client {
+		if p.client != c.client || p.peers != c.peers {
 			continue
 		}
 		server := p.nodes[1-c.client].condition()
@@ -127,10 +150,10 @@ func (c *pair) fail(w *World, err error) {
 	w.trace("%v rendezvous of %s: %v", w.Elapsed(), c.name, err)
 	c.failed = err
 	if c.path != nil {
-		for _, n := range c.path.nodes {
-			n.abandon(w.now, c.name)
+		for side, n := range c.path.nodes {
+			n.abandon(c.path.clock(side), c.name)
 			if n.condition() == forming {
-				n.giveUp(w.now)
+				n.giveUp(c.path.clock(side))
 			}
 		}
 	}
@@ -138,27 +161,35 @@ func (c *pair) fail(w *World, err error) {
 
 // firstContact makes a path (§3.5.1).
 func (w *World) firstContact(c *pair) {
-	p := &path{w: w, id: len(w.paths), client: c.client, alive: [2]bool{true, true}}
+	p := &path{w: w, id: len(w.paths), peers: c.peers, client: c.client}
+	var rnics [2]*rnic
+	for side, peer := range p.peers {
+		if rnics[side] = w.anyRNIC(peer, nil); rnics[side] == nil {
+			c.failed = errNoDevice
+			w.trace("%v rendezvous of %s: %v", w.Elapsed(), c.name, c.failed)
+			return
+		}
+	}
 	c.path = p
-	for i := range p.nodes {
+	for side, peer := range p.peers {
 		role := linkgroup.Server
-		if i == c.client {
+		if side == c.client {
 			role = linkgroup.Client
 		}
-		if w.cfg.Linux[i] {
-			p.nodes[i] = newLinux(w, p, i, role)
+		if w.cfg.Linux[peer] {
+			p.nodes[side] = newLinux(w, p, side, role, rnics[side])
 		} else {
-			p.nodes[i] = newEngine(w, p, i, role)
+			p.nodes[side] = newEngine(w, p, side, role, rnics[side])
 		}
 	}
 	w.paths = append(w.paths, p)
 	client, server := p.nodes[c.client], p.nodes[1-c.client]
-	if err := server.open(w.now, c.name); err != nil {
+	if err := server.open(w.now, c.name, nil); err != nil {
 		w.fault("first RMBE: %w", err)
 		return
 	}
 	w.message(c, func() { // Accept
-		err := client.open(w.now, c.name)
+		err := client.open(w.now, c.name, nil)
 		if err == nil {
 			err = client.activate(w.now, c.name, server.rmbe(c.name))
 		}
@@ -166,13 +197,13 @@ func (w *World) firstContact(c *pair) {
 			w.fault("first contact of %s at the client: %w", c.name, err)
 			return
 		}
-		client.connectPeer(w.now, server.endpoint())
+		client.connectPeer(p.clock(c.client), server.firstEndpoint())
 		w.message(c, func() { // Confirm
 			if err := server.activate(w.now, c.name, client.rmbe(c.name)); err != nil {
 				w.fault("first contact of %s at the server: %w", c.name, err)
 				return
 			}
-			server.connectPeer(w.now, client.endpoint())
+			server.connectPeer(p.clock(1-c.client), client.firstEndpoint())
 			w.await(c, func() (bool, error) {
 				return client.condition() == active && server.condition() == active, nil
 			}, func() { c.opened = true })
@@ -180,31 +211,48 @@ func (w *World) firstContact(c *pair) {
 	})
 }
 
+// anyRNIC is the first RNIC that works and is not among those to avoid.
+func (w *World) anyRNIC(peer int, avoid func(*rnic) bool) *rnic {
+	for _, r := range w.peers[peer].rnics {
+		if r.usable() && (avoid == nil || !avoid(r)) {
+			return r
+		}
+	}
+	return nil
+}
+
 // accept is a subsequent contact (§3.5.2).
 func (w *World) accept(c *pair) {
-	client, server := c.path.nodes[c.client], c.path.nodes[1-c.client]
-	if err := server.open(w.now, c.name); err != nil {
+	p := c.path
+	client, server := p.nodes[c.client], p.nodes[1-c.client]
+	if err := server.open(p.clock(1-c.client), c.name, nil); err != nil {
 		c.fail(w, err)
 		return
 	}
 	w.await(c, func() (bool, error) { return server.confirmed(c.name) }, func() {
+		via, offer := server.carrier(c.name), server.rmbe(c.name)
 		w.message(c, func() { // Accept
-			if err := client.open(w.now, c.name); err != nil {
+			if err := client.open(p.clock(c.client), c.name, &via); err != nil {
 				c.fail(w, err)
 				return
 			}
 			w.await(c, func() (bool, error) { return client.confirmed(c.name) }, func() {
-				if err := client.activate(w.now, c.name, server.rmbe(c.name)); err != nil {
+				if err := client.activate(p.clock(c.client), c.name, offer); err != nil {
 					c.fail(w, err)
 					return
 				}
 				c.opened = true // the client may write before its Confirm is read
 				confirm := client.rmbe(c.name)
 				w.after(w.delay(), func() {
+					server := p.nodes[1-c.client] // it may have restarted
 					if server.condition() == dead {
 						return
 					}
-					if err := server.activate(w.now, c.name, confirm); err != nil {
+					err := server.activate(p.clock(1-c.client), c.name, confirm)
+					switch {
+					case errors.Is(err, errLinkLost):
+						c.fail(w, err) // the server resets the TCP connection
+					case err != nil:
 						w.fault("Confirm of %s: %w", c.name, err)
 					}
 				})
@@ -243,7 +291,8 @@ func (w *World) await(c *pair, cond func() (bool, error), then func()) {
 		case w.now.Sub(began) > patience:
 			c.fail(w, errPatience)
 		default:
-			w.after(20*time.Microsecond, try)
+			// The longer it takes, the less often it looks.
+			w.after(min(20*time.Microsecond+w.now.Sub(began)/8, 10*time.Millisecond), try)
 		}
 	}
 	try()

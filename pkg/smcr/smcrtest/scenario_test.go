@@ -4,6 +4,7 @@ package smcrtest_test
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -15,17 +16,23 @@ import (
 
 // Scenarios are files in testdata:
 //
-//	world [linux=0|1] [two-devices] [rfc] [rmbe=BYTES] [send=BYTES] [trace]
-//	connect NAME [from=0|1]      and until it stands, or failed
+//	world [seed=N] [peers=N] [rnics=(N,N)] [max-links=(N,N)] [linux=PEER] [rfc]
+//	      [rmbe=BYTES] [send=BYTES] [delays] [loss=PER-MILLE] [retry=DURATION] [trace]
+//	connect NAME [from=PEER] [to=PEER]   and until it stands, or failed
 //	write NAME side=0|1 n=BYTES
 //	read NAME side=0|1 [n=BYTES]
 //	shutdown|close|abort NAME side=0|1
-//	kill-link [side=0|1] [of=0|1]   at both sides without side=
+//	port-down|port-up|remove|insert|heal peer=N rnic=N
+//	blackhole peer=N rnic=N [dir=both|in|out]
+//	kill-link [of=PEER] [link=INDEX] [side=0|1]   at both sides without side=
+//	restart peer=N
+//	jump-clock peer=N by=DURATION
 //	run DURATION
 //	state
 //	finish
 //
-// With trace, the messages under way are part of the output, but for TEST LINK.
+// Side 0 is the peer with the lower number. With trace, the messages under way
+// are part of the output, but for TEST LINK.
 func TestWorld_scenarios(t *testing.T) {
 	files := 0
 	datadriven.Walk(t, "testdata/scenarios", func(t *testing.T, path string) {
@@ -52,46 +59,10 @@ type scenario struct {
 }
 
 func (s *scenario) run(t *testing.T, d *datadriven.TestData) string {
-	if d.Cmd == "world" {
+	switch d.Cmd {
+	case "world":
 		s.world(t, d)
 		return ""
-	}
-	name, side, n := "", 0, 1<<30
-	if len(d.CmdArgs) > 0 && len(d.CmdArgs[0].Vals) == 0 {
-		name = d.CmdArgs[0].Key
-	}
-	d.MaybeScanArgs(t, "side", &side)
-	d.MaybeScanArgs(t, "n", &n)
-	switch d.Cmd {
-	case "connect":
-		from := 0
-		d.MaybeScanArgs(t, "from", &from)
-		s.w.Connect(from, name)
-		s.w.Run(10 * time.Millisecond)
-		return s.w.Describe(name)
-	case "write":
-		return fmt.Sprintf("%d bytes", s.w.Write(name, side, n))
-	case "read":
-		return fmt.Sprintf("%d bytes", s.w.Read(name, side, n))
-	case "shutdown":
-		s.w.Shutdown(name, side)
-	case "close":
-		s.w.Close(name, side)
-	case "abort":
-		s.w.Abort(name, side)
-	case "kill-link":
-		of := 0
-		if !d.HasArg("side") {
-			side = -1
-		}
-		d.MaybeScanArgs(t, "of", &of)
-		s.w.KillLink(of, side)
-	case "run":
-		dur, err := time.ParseDuration(name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		s.w.Run(dur)
 	case "state":
 		var b strings.Builder
 		for _, n := range s.w.Names() {
@@ -106,22 +77,107 @@ func (s *scenario) run(t *testing.T, d *datadriven.TestData) string {
 			return err.Error()
 		}
 		return "ok"
+	}
+	o := parseOp(t, d)
+	n := s.w.Do(o)
+	switch o.Kind {
+	case smcrtest.OpConnect:
+		s.w.Run(10 * time.Millisecond)
+		return s.w.Describe(o.Name)
+	case smcrtest.OpWrite, smcrtest.OpRead:
+		return fmt.Sprintf("%d bytes", n)
 	default:
+		return ""
+	}
+}
+
+func parseOp(t *testing.T, d *datadriven.TestData) smcrtest.Op {
+	t.Helper()
+	kind, ok := smcrtest.OpKindOf(d.Cmd)
+	if !ok {
 		t.Fatalf("unknown command %q", d.Cmd)
 	}
-	return ""
+	o := smcrtest.Op{Kind: kind, N: 1 << 30}
+	if len(d.CmdArgs) > 0 && len(d.CmdArgs[0].Vals) == 0 {
+		o.Name = d.CmdArgs[0].Key
+	}
+	if kind == smcrtest.OpKillLink && !d.HasArg("side") {
+		o.Side = -1
+	}
+	d.MaybeScanArgs(t, "side", &o.Side)
+	d.MaybeScanArgs(t, "n", &o.N)
+	d.MaybeScanArgs(t, "rnic", &o.RNIC)
+	d.MaybeScanArgs(t, "link", &o.Link)
+	for _, key := range []string{"from", "peer", "of"} {
+		d.MaybeScanArgs(t, key, &o.Peer)
+	}
+	if o.Peer == 0 {
+		o.To = 1
+	}
+	d.MaybeScanArgs(t, "to", &o.To)
+	dur, dir := "", ""
+	if kind == smcrtest.OpRun {
+		dur = o.Name
+	}
+	d.MaybeScanArgs(t, "by", &dur)
+	if dur != "" {
+		var err error
+		if o.D, err = time.ParseDuration(dur); err != nil {
+			t.Fatal(err)
+		}
+	}
+	d.MaybeScanArgs(t, "dir", &dir)
+	switch dir {
+	case "in":
+		o.Dir = smcrtest.Incoming
+	case "out":
+		o.Dir = smcrtest.Outgoing
+	}
+	return o
+}
+
+// numbers are the values of an argument.
+func numbers(t *testing.T, d *datadriven.TestData, key string) []int {
+	t.Helper()
+	var v []int
+	for _, a := range d.CmdArgs {
+		if a.Key != key {
+			continue
+		}
+		for _, s := range a.Vals {
+			n, err := strconv.Atoi(strings.TrimSpace(s))
+			if err != nil {
+				t.Fatal(err)
+			}
+			v = append(v, n)
+		}
+	}
+	return v
 }
 
 func (s *scenario) world(t *testing.T, d *datadriven.TestData) {
-	cfg := smcrtest.Config{Seed: 1, RFC: d.HasArg("rfc"), LinuxTwoDevices: d.HasArg("two-devices")}
-	if linux := -1; d.MaybeScanArgs(t, "linux", &linux) {
-		cfg.Linux[linux] = true
+	cfg := smcrtest.Config{Seed: 1, RFC: d.HasArg("rfc"), Delays: d.HasArg("delays")}
+	d.MaybeScanArgs(t, "seed", &cfg.Seed)
+	d.MaybeScanArgs(t, "peers", &cfg.Peers)
+	d.MaybeScanArgs(t, "loss", &cfg.Loss)
+	retry := ""
+	d.MaybeScanArgs(t, "retry", &retry)
+	if retry != "" {
+		var err error
+		if cfg.Retry, err = time.ParseDuration(retry); err != nil {
+			t.Fatal(err)
+		}
 	}
-	if size := uint32(0); d.MaybeScanArgs(t, "rmbe", &size) {
-		cfg.RMBESizes = []uint32{size}
+	copy(cfg.RNICs[:], numbers(t, d, "rnics"))
+	copy(cfg.MaxLinks[:], numbers(t, d, "max-links"))
+	for _, i := range numbers(t, d, "linux") {
+		cfg.Linux[i] = true
 	}
-	if size := uint32(0); d.MaybeScanArgs(t, "send", &size) {
-		cfg.SendBuffers = []uint32{size}
+	for _, n := range numbers(t, d, "rmbe") {
+		cfg.RMBESizes = append(cfg.RMBESizes, uint32(n))
+	}
+	for _, n := range numbers(t, d, "send") {
+		cfg.SendBuffers = append(cfg.SendBuffers, uint32(n))
 	}
 	s.w = smcrtest.New(cfg)
 	if d.HasArg("trace") {

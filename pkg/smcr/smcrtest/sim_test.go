@@ -5,56 +5,55 @@ package smcrtest_test
 import (
 	"flag"
 	"math/rand/v2"
+	"os"
+	"runtime"
+	"strconv"
+	"sync"
+	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/smcr-io/kube-smcr/pkg/smcr/smcrtest"
 )
 
-var (
-	simTime = flag.Duration("sim.time", 3*time.Second, "how long to simulate with random seeds")
-	simSeed = flag.Uint64("sim.seed", 0, "simulate this seed only, with a trace")
-)
+// schedules is how many are played without SIM_SCHEDULES.
+const schedules = 2000
 
-// configure makes a world of a seed.
-func configure(seed uint64) (smcrtest.Config, smcrtest.Options) {
-	rng := rand.New(rand.NewPCG(seed, 2))
-	cfg := smcrtest.Config{
-		Seed: seed, Delays: rng.IntN(2) == 0,
-		RMBESizes:   []uint32{16 << 10, 32 << 10, 64 << 10}[:1+rng.IntN(3)],
-		SendBuffers: []uint32{4 << 10, 16 << 10, 64 << 10, 128 << 10},
-	}
-	switch rng.IntN(6) {
-	case 0:
-		cfg.RFC = true
-	case 1, 2:
-		cfg.Linux[rng.IntN(2)] = true
-		cfg.LinuxTwoDevices = rng.IntN(2) == 0
-	}
-	return cfg, smcrtest.Options{
-		Steps: 200 + rng.IntN(3000), Conns: 1 + rng.IntN(12), KillLinks: rng.IntN(3) == 0, Abort: rng.IntN(2) == 0,
-	}
-}
+var simSeed = flag.Uint64("sim.seed", 0, "play the schedule of this seed only, with a trace")
 
 func TestSimulation(t *testing.T) {
 	if *simSeed != 0 {
-		cfg, o := configure(*simSeed)
-		t.Logf("%+v %+v", cfg, o)
-		w := smcrtest.New(cfg)
-		w.Trace(t.Logf)
-		if err := w.Random(o); err != nil {
+		if err := smcrtest.Random(*simSeed).Run(t.Logf); err != nil {
 			t.Fatal(err)
 		}
 		return
 	}
-	n := 0
-	for end := time.Now().Add(*simTime); time.Now().Before(end); n++ {
-		seed := rand.Uint64() | 1
-		cfg, o := configure(seed)
-		w := smcrtest.New(cfg)
-		if err := w.Random(o); err != nil {
-			t.Fatalf("-sim.seed %d: %v", seed, err)
+	n := int64(schedules)
+	if s := os.Getenv("SIM_SCHEDULES"); s != "" {
+		var err error
+		if n, err = strconv.ParseInt(s, 10, 64); err != nil {
+			t.Fatalf("SIM_SCHEDULES: %v", err)
 		}
 	}
-	t.Logf("%d worlds", n)
+	if testing.Short() {
+		n /= 10
+	}
+	var wg sync.WaitGroup
+	var done atomic.Int64
+	var failed atomic.Bool
+	for range runtime.GOMAXPROCS(0) {
+		wg.Go(func() {
+			for done.Add(1) <= n && !failed.Load() {
+				seed := rand.Uint64() | 1
+				s := smcrtest.Random(seed)
+				if err := s.Try(); err != nil && !failed.Swap(true) {
+					s = s.Shorten(3000)
+					t.Errorf("-sim.seed %d: %v\nshortened to %d events:\n\n%v\n%v", seed, err, len(s.Ops), s, s.Try())
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if !failed.Load() {
+		t.Logf("%d schedules", n)
+	}
 }

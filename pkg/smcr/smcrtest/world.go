@@ -10,19 +10,23 @@ import (
 	"sort"
 	"time"
 
-	"github.com/smcr-io/kube-smcr/pkg/smcr/cdc"
-	"github.com/smcr-io/kube-smcr/pkg/smcr/llc"
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
 )
 
-// Config describes a world. The zero value is two peers of this project on a
-// good network, in Linux's dialect.
+// MaxPeers is how many peers a world may have.
+const MaxPeers = 4
+
+// Config describes a world. The zero value is two peers of this project with
+// one RNIC each on a good network, in Linux's dialect.
 type Config struct {
-	Seed uint64
+	Seed  uint64
+	Peers int // 0 means 2
+	// RNICs of each peer; 0 means 1.
+	RNICs [MaxPeers]int
+	// MaxLinks that each peer of this project allows; 0 is its default.
+	MaxLinks [MaxPeers]int
 	// Linux makes a peer the model of the kernel.
-	Linux [2]bool
-	// LinuxTwoDevices gives the model a second RNIC, so that it accepts the
-	// second link it is offered.
-	LinuxTwoDevices bool
+	Linux [MaxPeers]bool
 	// RFC removes the flags from CONFIRM LINK under way, so that both peers
 	// take the dialect with RMBE eye catchers.
 	RFC bool
@@ -31,9 +35,14 @@ type Config struct {
 	SendBuffers []uint32
 	// Delays makes messages and completions late now and then.
 	Delays bool
+	// Loss is the share of packets that are sent again, of 1000.
+	Loss int
+	// Retry is how long a queue pair sends again before it fails; 0 draws
+	// from 1 to 4 s for each one, which is what RNICs do.
+	Retry time.Duration
 }
 
-// World is two peers, what is under way between them, and the time. It belongs
+// World is the peers, what is under way between them, and the time. It belongs
 // to one goroutine.
 type World struct {
 	cfg    Config
@@ -42,19 +51,30 @@ type World struct {
 	start  time.Time
 	events eventHeap
 	seq    uint64
+	peers  []*host
+	holes  map[wire]bool
 	paths  []*path
+	qps    map[rdma.QPN]*qp
 	conns  map[string]*pair
-	keys   uint32 // RKeys given out so far
+	keys   uint32 // RKeys and QPNs given out so far
 	tokens uint32
 	errs   []error
 	writes int // RDMA writes delivered
 	trace  func(format string, args ...any)
 }
 
-// pair is the two ends of one connection; what its rendezvous has reached.
+// host is a peer: what its link groups share.
+type host struct {
+	rnics []*rnic
+	skew  time.Duration // of its clock, which jumps forward
+}
+
+// pair is the two ends of one connection; what its rendezvous has reached. Its
+// sides are its peers in the order of their numbers.
 type pair struct {
 	name   string
-	client int
+	peers  [2]int
+	client int // side
 	path   *path
 	opened bool // both ends are there
 	failed error
@@ -68,11 +88,20 @@ func New(cfg Config) *World {
 	if len(cfg.SendBuffers) == 0 {
 		cfg.SendBuffers = []uint32{32 << 10}
 	}
+	cfg.Peers = max(cfg.Peers, 2)
 	start := time.Unix(1_000_000, 0)
-	return &World{
+	w := &World{
 		cfg: cfg, rng: rand.New(rand.NewPCG(cfg.Seed, 0)), now: start, start: start,
-		conns: map[string]*pair{}, trace: func(string, ...any) {},
+		conns: map[string]*pair{}, qps: map[rdma.QPN]*qp{}, holes: map[wire]bool{}, trace: func(string, ...any) {},
 	}
+	for i := range cfg.Peers {
+		h := &host{}
+		for n := range max(cfg.RNICs[i], 1) {
+			h.rnics = append(h.rnics, &rnic{peer: i, index: n, present: true, up: true})
+		}
+		w.peers = append(w.peers, h)
+	}
+	return w
 }
 
 // Trace sends a line per message and event to f.
@@ -137,6 +166,9 @@ func (w *World) delay() time.Duration {
 	if w.cfg.Delays && w.rng.IntN(20) == 0 {
 		d += time.Duration(w.rng.IntN(20_000)) * time.Microsecond
 	}
+	if w.cfg.Loss > 0 && w.rng.IntN(1000) < w.cfg.Loss {
+		d += minRTO << w.rng.IntN(3)
+	}
 	return d
 }
 
@@ -147,8 +179,8 @@ func (w *World) Run(d time.Duration) {
 		w.pump()
 		next, timers := end, false
 		for _, p := range w.paths {
-			for _, n := range p.nodes {
-				if t, ok := n.nextTimeout(); ok && t.Before(next) {
+			for side := range p.nodes {
+				if t, ok := p.nextTimeout(side); ok && t.Before(next) {
 					next, timers = t, true
 				}
 			}
@@ -163,16 +195,7 @@ func (w *World) Run(d time.Duration) {
 			e.f()
 		case timers:
 			w.advance(next)
-			for _, p := range w.paths {
-				for _, n := range p.nodes {
-					if t, ok := n.nextTimeout(); ok && !t.After(w.now) {
-						n.timeout(w.now)
-						if t, ok := n.nextTimeout(); ok && !t.After(w.now) {
-							w.spin(n)
-						}
-					}
-				}
-			}
+			w.runTimers()
 		default:
 			w.advance(end)
 			return
@@ -180,15 +203,29 @@ func (w *World) Run(d time.Duration) {
 	}
 }
 
+// runTimers runs the timers that are due now.
+func (w *World) runTimers() {
+	for _, p := range w.paths {
+		for side, n := range p.nodes {
+			if t, ok := p.nextTimeout(side); ok && !t.After(w.now) {
+				n.timeout(p.clock(side))
+				if t, ok := p.nextTimeout(side); ok && !t.After(w.now) {
+					w.spin(p, side)
+				}
+			}
+		}
+	}
+}
+
 // spin runs a timer that is due again at once; after a few turns it is a bug.
-func (w *World) spin(n node) {
+func (w *World) spin(p *path, side int) {
 	for range 8 {
-		n.timeout(w.now)
-		if t, ok := n.nextTimeout(); !ok || t.After(w.now) {
+		p.nodes[side].timeout(p.clock(side))
+		if t, ok := p.nextTimeout(side); !ok || t.After(w.now) {
 			return
 		}
 	}
-	w.fault("a timer of %v is due again and again", n)
+	w.fault("a timer of %v is due again and again", p.nodes[side])
 	w.now = w.now.Add(time.Second)
 }
 
@@ -201,138 +238,35 @@ func (w *World) advance(t time.Time) {
 // pump carries out what the peers want.
 func (w *World) pump() {
 	for _, p := range w.paths {
-		for i, n := range p.nodes {
-			for n.poll(w.now, func(wr work) { p.post(i, wr) }) {
+		for side, n := range p.nodes {
+			for n.poll(p.clock(side), func(index int, wr work) { p.post(side, index, wr) }) {
 				continue
 			}
 		}
+		w.watch(p)
 	}
 }
 
-// work is a work request on its way.
-type work struct {
-	send   bool
-	msg    [llc.Size]byte
-	id     uint64
-	source func() []byte // RDMA write: the bytes, taken when they arrive
-	addr   uint64
-	rkey   uint32
-	conn   string // that writes
-}
-
-// path is a link group between the peers, with one link.
+// path is a link group between two peers.
 type path struct {
-	w       *World
-	id      int
-	client  int
-	nodes   [2]node
-	alive   [2]bool // the queue pairs
-	last    [2]time.Time
-	lastAck [2]time.Time
-	inQueue [2]int // SENDs that have not completed
-	dying   [2]bool
+	w      *World
+	id     int
+	peers  [2]int
+	client int // side
+	nodes  [2]node
+	qps    [2][]*qp // by the number that the node gave
+	// excused says why the group may die though a link is sound.
+	excused string
+	dead    [2]bool // the checker has seen it
 }
 
-// post puts a work request on the wire, behind those before it.
-func (p *path) post(from int, wr work) {
-	w := p.w
-	if !p.alive[from] {
-		return // flushed
-	}
-	if wr.send {
-		p.inQueue[from]++
-		if limit := p.nodes[from].sendLimit(); p.inQueue[from] > limit {
-			w.fault("peer %d has %d SENDs under way, limit %d", from, p.inQueue[from], limit)
-		}
-		w.trace("%v %d> %s", w.Elapsed(), from, describe(p.nodes[from].dialect(), wr.msg[:]))
-	}
-	t := w.now.Add(w.delay())
-	if t.Before(p.last[from]) {
-		t = p.last[from]
-	}
-	p.last[from] = t
-	w.at(t, func() { p.deliver(from, wr) })
-}
+// clock is what a peer thinks the time is.
+func (p *path) clock(side int) time.Time { return p.w.now.Add(p.w.peers[p.peers[side]].skew) }
 
-func describe(d llc.Dialect, b []byte) string {
-	if b[0] == cdc.Type {
-		if m, err := cdc.Parse(b); err == nil {
-			return m.String()
-		}
-	}
-	if m, err := llc.Parse(d, 1, b); err == nil {
-		return m.String()
-	}
-	return fmt.Sprintf("%x", b)
-}
-
-// deliver is the arrival of a work request at the other queue pair.
-func (p *path) deliver(from int, wr work) {
-	w, to := p.w, 1-from
-	if !p.alive[from] {
-		return
-	}
-	if !p.alive[to] {
-		p.exhaust(from)
-		return
-	}
-	if !wr.send {
-		w.writes++
-		if err := p.nodes[to].place(wr.conn, wr.rkey, wr.addr, wr.source()); err != nil {
-			w.fault("RDMA write of %s, peer %d: %w", wr.conn, from, err)
-			p.fail(from, "remote access error")
-		}
-		return
-	}
-	if w.cfg.RFC && wr.msg[0] == byte(llc.TypeConfirmLink) {
-		wr.msg[3] &^= byte(llc.NoRMBEEyecatcher)
-	}
-	t := w.now.Add(w.delay())
-	if t.Before(p.lastAck[from]) {
-		t = p.lastAck[from]
-	}
-	p.lastAck[from] = t
-	w.at(t, func() {
-		if p.alive[from] {
-			p.inQueue[from]--
-			p.nodes[from].sent(w.now, wr.id)
-		}
-	})
-	if err := p.nodes[to].recv(w.now, wr.msg[:]); err != nil {
-		w.fault("peer %d refuses %s: %w", to, describe(p.nodes[from].dialect(), wr.msg[:]), err)
-	}
-}
-
-// exhaust fails a queue pair whose peer does not answer, after its retries.
-func (p *path) exhaust(side int) {
-	if !p.dying[side] {
-		p.dying[side] = true
-		p.w.after(time.Second+time.Duration(p.w.rng.IntN(3000))*time.Millisecond, func() { p.fail(side, "retries exceeded") })
-	}
-}
-
-// fail puts one queue pair into state ERR.
-func (p *path) fail(side int, why string) {
-	if p.alive[side] {
-		p.w.trace("%v %d! %s", p.w.Elapsed(), side, why)
-		p.alive[side] = false
-		p.nodes[side].linkFailed(p.w.now, errors.New(why))
-	}
-}
-
-// KillLink breaks the queue pairs of the paths that peer 0 or 1 began, at one
-// side or, with side -1, at both.
-func (w *World) KillLink(client, side int) {
-	for _, p := range w.paths {
-		if p.client != client {
-			continue
-		}
-		for i := range p.nodes {
-			if side < 0 || side == i {
-				p.fail(i, "killed")
-			}
-		}
-	}
+// nextTimeout is when a node wants to be called, in the world's time.
+func (p *path) nextTimeout(side int) (time.Time, bool) {
+	t, ok := p.nodes[side].nextTimeout()
+	return t.Add(-p.w.peers[p.peers[side]].skew), ok
 }
 
 // Names returns the names of all connections in order.

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package smcrtest
+
+import (
+	"time"
+
+	"github.com/smcr-io/kube-smcr/pkg/smcr/cdc"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/linkgroup"
+)
+
+// engineConn is one end of a connection.
+type engineConn struct {
+	e        *engine
+	name     string
+	lc       *linkgroup.Conn
+	key      byte // of the stream that this end writes
+	send     []byte
+	ring     cdc.Ring // of send
+	produced uint64
+	consumed uint64
+	shut     bool
+	closed   bool // by the application
+	done     bool // EventConnDone
+	aborted  bool
+	eof      bool
+}
+
+// releaseIfOver gives the RMBE back when both the application and the machine
+// are done, as the shell does.
+func (c *engineConn) releaseIfOver(now time.Time) {
+	if !c.done || !c.closed || c.e.conns[c.name] != c {
+		return
+	}
+	l := c.lc.Local()
+	r := c.e.regions[l.RMB]
+	mem := r.mem[uint32(l.Index-1)*r.element:][:r.element]
+	if origin := c.e.origin(); origin > 0 && string(mem[:origin]) != rmbeEyeCatcher && c.e.g.State() == linkgroup.Active {
+		c.e.w.fault("eye catcher of %s is %x", c.name, mem[:origin])
+	}
+	clear(mem[c.e.origin():])
+	r.owners[l.Index-1] = ""
+	delete(c.e.conns, c.name)
+	c.lc.Release(now)
+}
+
+// streamKey makes the streams of a connection differ from all others.
+func streamKey(name string, side int) byte {
+	k := byte(side)
+	for i := range len(name) {
+		k = k*31 + name[i]
+	}
+	return k
+}
+
+// streamByte is the byte of a stream at a position.
+func streamByte(key byte, pos uint64) byte { return byte((pos*0x9e3779b97f4a7c15)>>56) ^ key }
+
+func (c *engineConn) write(n int) int {
+	room := int(c.e.sendBuf) - int(c.produced-c.lc.Data().Completed())
+	if c.shut || c.closed || c.aborted || c.done {
+		return 0
+	}
+	n = min(n, room)
+	for range n {
+		c.send[c.ring.Offset(c.produced)] = streamByte(c.key, c.produced)
+		c.produced++
+	}
+	c.lc.Produce(c.produced)
+	return n
+}
+
+func (c *engineConn) read(t reader, n int) int {
+	if c.closed || c.aborted || c.done {
+		return 0
+	}
+	d := c.lc.Data()
+	n = min(n, int(d.PeerProduced()-c.consumed))
+	l, ring := c.lc.Local(), c.lc.Ring()
+	mem := c.e.regions[l.RMB].mem[uint32(l.Index-1)*l.Size:][:l.Size]
+	key := streamKey(c.name, 1-c.e.side)
+	for range n {
+		if got, want := mem[ring.Offset(c.consumed)], streamByte(key, c.consumed); got != want {
+			t.fault("%s at peer %d: byte %d is 0x%02x, want 0x%02x", c.name, c.e.peer(), c.consumed, got, want)
+			break
+		}
+		c.consumed++
+	}
+	c.lc.Consume(c.consumed)
+	if c.consumed == d.PeerProduced() && d.PeerIsDone() {
+		c.eof = true
+	}
+	return n
+}
+
+func (c *engineConn) shutdown() {
+	if !c.closed {
+		c.shut = true
+		c.lc.Shutdown()
+	}
+}
+
+func (c *engineConn) close(now time.Time) { c.finish(now, c.lc.Close) }
+
+func (c *engineConn) abort(now time.Time) { c.finish(now, c.lc.Abort) }
+
+func (c *engineConn) finish(now time.Time, f func(time.Time)) {
+	if c.closed {
+		return
+	}
+	c.closed = true
+	if !c.done {
+		f(now)
+	}
+	c.releaseIfOver(now)
+}
+
+func (c *engineConn) progress() progress {
+	d := c.lc.Data()
+	return progress{
+		produced: c.produced, consumed: c.consumed, unread: d.PeerProduced() - c.consumed, eof: c.eof,
+		aborted: c.aborted || d.WasAborted(), over: c.done, closed: c.closed, state: d.State().String(),
+	}
+}

@@ -1,0 +1,348 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package smcrtest
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/cdc"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/linkgroup"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/llc"
+)
+
+// minRTO is how long a queue pair waits before it sends again for the first
+// time; later it waits longer.
+const minRTO = 4 * time.Millisecond
+
+// rnic is a port of a peer.
+type rnic struct {
+	peer, index int
+	present, up bool
+}
+
+// usable reports whether packets pass.
+func (r *rnic) usable() bool { return r.present && r.up }
+
+func (r *rnic) String() string { return fmt.Sprintf("RNIC %d of peer %d", r.index, r.peer) }
+
+// wire is the way from one RNIC to another; all RNICs reach each other.
+type wire struct{ from, to *rnic }
+
+// passes reports whether a packet sent now arrives.
+func (w *World) passes(from, to *rnic) bool {
+	return from.usable() && to.usable() && !w.holes[wire{from, to}]
+}
+
+// work is a work request on its way.
+type work struct {
+	send   bool
+	msg    [llc.Size]byte
+	id     uint64
+	source func() []byte // RDMA write: the bytes, taken when they arrive
+	addr   uint64
+	rkey   uint32
+	conn   string // that writes
+	at     time.Time
+}
+
+// stall is since when one direction of a queue pair makes no progress.
+type stall struct {
+	since   time.Time
+	retries int
+}
+
+type qpState uint8
+
+const (
+	qpInit qpState = iota
+	qpReceive
+	qpTransmit
+	qpError
+	qpGone
+)
+
+// qp is a reliable queue pair. The network's losses it hides by sending again,
+// until it gives up; what it then had on its way has arrived or not.
+type qp struct {
+	w     *World
+	p     *path
+	side  int
+	index int // what its node calls it
+	rnic  *rnic
+	local linkgroup.Endpoint
+	peer  linkgroup.Endpoint
+	state qpState
+
+	wire   []work // posted, not arrived
+	acks   []work // SENDs that arrived, not completed
+	posted int    // SENDs that have not completed
+	armed  bool   // an event for the first of wire is made
+	acking bool   // and for acks
+	out    stall  // of wire
+	back   stall  // of acks
+	// tainted: something happened to it that may break it.
+	tainted bool
+}
+
+// newQP makes a queue pair on an RNIC.
+func (p *path) newQP(side, index int, r *rnic, local linkgroup.Endpoint) *qp {
+	w := p.w
+	q := &qp{w: w, p: p, side: side, index: index, rnic: r, local: local}
+	for len(p.qps[side]) <= index {
+		p.qps[side] = append(p.qps[side], nil)
+	}
+	if old := p.qps[side][index]; old != nil {
+		w.fault("%v: link index %d is used again before its queue pair is destroyed", p.nodes[side], index)
+	}
+	p.qps[side][index] = q
+	w.qps[local.QPN] = q
+	if !r.present {
+		q.state = qpError
+	}
+	return q
+}
+
+func (p *path) qp(side, index int) *qp {
+	if index < len(p.qps[side]) {
+		return p.qps[side][index]
+	}
+	return nil
+}
+
+// newEndpoint is the local half of a link that does not exist yet.
+func (w *World) newEndpoint(r *rnic) linkgroup.Endpoint {
+	w.keys++
+	return linkgroup.Endpoint{
+		QPN: rdma.QPN(w.keys), GID: rdma.GID{14: byte(r.index), 15: byte(r.peer + 1)}, MAC: rdma.MAC{4: byte(r.index), 5: byte(r.peer + 1)},
+		PSN: rdma.PSN(w.rng.Uint32()) & rdma.PSNMask, MTU: rdma.MTU1024, RNIC: uint8(r.index),
+	}
+}
+
+func (q *qp) String() string {
+	return fmt.Sprintf("queue pair 0x%x on %v", uint32(q.local.QPN), q.rnic)
+}
+
+// connect moves the queue pair to RTR.
+func (q *qp) connect(peer linkgroup.Endpoint) {
+	q.peer = peer
+	if q.state == qpInit {
+		q.state = qpReceive
+	}
+}
+
+// transmit moves it to RTS.
+func (q *qp) transmit() {
+	if q.state == qpReceive {
+		q.state = qpTransmit
+	} else if q.state == qpInit {
+		q.w.fault("%v: RTS before RTR", q)
+	}
+}
+
+// close destroys it.
+func (q *qp) close() {
+	if q.state == qpGone {
+		return
+	}
+	q.state = qpGone
+	q.lose()
+	delete(q.w.qps, q.local.QPN)
+	q.p.qps[q.side][q.index] = nil
+}
+
+// lose ends what is under way: some of it has arrived, unacknowledged.
+func (q *qp) lose() {
+	w := q.w
+	if t := q.target(); t != nil && w.passes(q.rnic, t.rnic) && q.out.since.IsZero() {
+		for _, wr := range q.wire[:w.rng.IntN(len(q.wire)+1)] {
+			q.capture(&wr)
+			w.at(w.now, func() { q.arrive(wr) })
+		}
+	}
+	q.wire, q.acks = nil, nil
+}
+
+// capture takes the bytes of a write now.
+func (q *qp) capture(wr *work) {
+	if wr.source != nil {
+		b := wr.source()
+		wr.source = func() []byte { return b }
+	}
+}
+
+// fail puts it into state ERR and tells its node.
+func (q *qp) fail(why error) {
+	if q.state == qpError || q.state == qpGone {
+		return
+	}
+	q.w.trace("%v %v! %v: %v", q.w.Elapsed(), q.side, q, why)
+	q.state = qpError
+	q.lose()
+	q.p.nodes[q.side].linkFailed(q.p.clock(q.side), q.index, why)
+}
+
+// target is the queue pair at the other end, if it listens.
+func (q *qp) target() *qp {
+	t := q.w.qps[q.peer.QPN]
+	if t == nil || t.state == qpInit || t.state == qpError || t.local.GID != q.peer.GID || t.peer.QPN != q.local.QPN {
+		return nil
+	}
+	return t
+}
+
+// post puts a work request on the wire, behind those before it.
+func (p *path) post(side, index int, wr work) {
+	w, q := p.w, p.qp(side, index)
+	if q == nil || q.state == qpInit || q.state == qpReceive {
+		w.fault("%v posts to link index %d, which cannot send", p.nodes[side], index)
+		return
+	}
+	if q.state == qpError {
+		return // flushed
+	}
+	if wr.send {
+		q.posted++
+		if limit := p.nodes[side].sendLimit(); q.posted > limit {
+			w.fault("%v has %d SENDs under way on link index %d, limit %d", p.nodes[side], q.posted, index, limit)
+		}
+		on := ""
+		if index > 0 {
+			on = fmt.Sprintf("/%d", index)
+		}
+		w.trace("%v %d%s> %s", w.Elapsed(), side, on, describe(p.nodes[side].dialect(), wr.msg[:]))
+	}
+	wr.at = w.now.Add(w.delay())
+	if n := len(q.wire); n > 0 && wr.at.Before(q.wire[n-1].at) {
+		wr.at = q.wire[n-1].at
+	}
+	q.wire = append(q.wire, wr)
+	q.arm(wr.at)
+}
+
+func describe(d llc.Dialect, b []byte) string {
+	if b[0] == cdc.Type {
+		if m, err := cdc.Parse(b); err == nil {
+			return m.String()
+		}
+	}
+	if m, err := llc.Parse(d, 1, b); err == nil {
+		return m.String()
+	}
+	return fmt.Sprintf("%x", b)
+}
+
+// arm makes the event that carries the first work request.
+func (q *qp) arm(t time.Time) {
+	if !q.armed {
+		q.armed = true
+		q.w.at(t, q.carry)
+	}
+}
+
+// carry delivers what is due, as far as the other end takes it.
+func (q *qp) carry() {
+	q.armed = false
+	w := q.w
+	for len(q.wire) > 0 && !q.wire[0].at.After(w.now) && q.state == qpTransmit {
+		t := q.target()
+		if t == nil || !w.passes(q.rnic, t.rnic) {
+			q.arm(w.now.Add(q.retry(&q.out)))
+			return
+		}
+		q.out = stall{}
+		wr := q.wire[0]
+		q.wire = q.wire[1:]
+		if !q.arrive(wr) {
+			return
+		}
+		if wr.send {
+			wr.at = w.now.Add(w.delay())
+			if n := len(q.acks); n > 0 && wr.at.Before(q.acks[n-1].at) {
+				wr.at = q.acks[n-1].at
+			}
+			q.acks = append(q.acks, wr)
+			if !q.acking {
+				q.acking = true
+				w.at(wr.at, q.complete)
+			}
+		}
+	}
+	if len(q.wire) > 0 && q.state == qpTransmit {
+		q.arm(q.wire[0].at)
+	}
+}
+
+// complete tells the node of SENDs whose acknowledgements have come.
+func (q *qp) complete() {
+	q.acking = false
+	w := q.w
+	for len(q.acks) > 0 && q.state == qpTransmit {
+		if q.acks[0].at.After(w.now) {
+			q.acking = true
+			w.at(q.acks[0].at, q.complete)
+			return
+		}
+		// A destroyed peer has acknowledged what it took, or not: it did.
+		if t := q.w.qps[q.peer.QPN]; t != nil && !w.passes(t.rnic, q.rnic) {
+			q.acking = true
+			w.after(q.retry(&q.back), q.complete)
+			return
+		}
+		q.back = stall{}
+		wr := q.acks[0]
+		q.acks = q.acks[1:]
+		q.posted--
+		q.p.nodes[q.side].sent(q.p.clock(q.side), q.index, wr.id)
+	}
+}
+
+// retry is how long to wait before sending again. After enough of it the
+// queue pair fails.
+func (q *qp) retry(s *stall) time.Duration {
+	w := q.w
+	if s.since.IsZero() {
+		s.since = w.now
+		limit := w.cfg.Retry
+		if limit == 0 {
+			limit = time.Second + time.Duration(w.rng.IntN(3000))*time.Millisecond
+		}
+		began := w.now
+		w.after(limit, func() {
+			if s.since.Equal(began) {
+				q.fail(errRetries)
+			}
+		})
+	}
+	d := minRTO << min(s.retries, 4)
+	s.retries++
+	return d
+}
+
+// arrive is the arrival of a work request at the other end; false when it
+// broke both queue pairs.
+func (q *qp) arrive(wr work) bool {
+	w, p, to := q.w, q.p, 1-q.side
+	t := q.target()
+	if t == nil {
+		return true
+	}
+	if !wr.send {
+		w.writes++
+		if err := p.nodes[to].place(t.index, wr.conn, wr.rkey, wr.addr, wr.source()); err != nil {
+			w.fault("RDMA write of %s, peer %d, link index %d: %w", wr.conn, p.peers[q.side], q.index, err)
+			q.fail(errAccess)
+			t.fail(errAccess)
+			return false
+		}
+		return true
+	}
+	if w.cfg.RFC && wr.msg[0] == byte(llc.TypeConfirmLink) {
+		wr.msg[3] &^= byte(llc.NoRMBEEyecatcher)
+	}
+	if err := p.nodes[to].recv(p.clock(to), t.index, wr.msg[:]); err != nil {
+		w.fault("peer %d refuses %s: %w", p.peers[to], describe(p.nodes[q.side].dialect(), wr.msg[:]), err)
+	}
+	return true
+}

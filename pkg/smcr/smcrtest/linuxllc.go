@@ -1,0 +1,319 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package smcrtest
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/cdc"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/linkgroup"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/llc"
+)
+
+type linuxFlowKind uint8
+
+const (
+	linuxRKey linuxFlowKind = iota
+	linuxAdd
+	linuxDelete
+)
+
+// linuxFlow is an LLC exchange: it waits for one message at a time.
+type linuxFlow struct {
+	kind   linuxFlowKind
+	run    func(*linuxFlow)
+	expect func(lk *linuxLink, m llc.Message) bool
+	then   func(m llc.Message) // nil: no answer came
+	timer  time.Time
+}
+
+// await makes the flow wait.
+func (l *linux) await(f *linuxFlow, d time.Duration, expect func(*linuxLink, llc.Message) bool, then func(llc.Message)) {
+	f.expect, f.then, f.timer = expect, then, l.now().Add(d)
+}
+
+func (f *linuxFlow) answer(m llc.Message) {
+	then := f.then
+	f.expect, f.then, f.timer = nil, nil, time.Time{}
+	if then != nil {
+		then(m)
+	}
+}
+
+// takes gives a message to the flow if it waits for it.
+func (f *linuxFlow) takes(lk *linuxLink, m llc.Message) bool {
+	if f == nil || f.expect == nil || !f.expect(lk, m) {
+		return false
+	}
+	f.answer(m)
+	return true
+}
+
+// end finishes a flow; what was parked or waits may run.
+func (l *linux) endFlow(f *linuxFlow) {
+	if l.lcl == f {
+		l.lcl = nil
+	}
+	if l.rmt == f {
+		l.rmt = nil
+	}
+	f.expect, f.then, f.timer = nil, nil, time.Time{}
+	if run := l.parked; run != nil && l.rmt == nil && l.step != linuxDead {
+		l.parked = nil
+		run()
+	}
+}
+
+// runQueue begins the next flow of ours; flows of both sides run at a time
+// only when both are about RKeys.
+func (l *linux) runQueue() bool {
+	if l.lcl != nil || len(l.queue) == 0 || l.step != linuxUp || l.ending {
+		return false
+	}
+	f := l.queue[0]
+	if l.rmt != nil && (f.kind != linuxRKey || l.rmt.kind != linuxRKey) {
+		return false
+	}
+	l.queue = l.queue[1:]
+	l.lcl = f
+	f.run(f)
+	return true
+}
+
+// remote begins a flow of the peer, or parks it, or drops it.
+func (l *linux) remote(kind linuxFlowKind, m llc.Message, run func(*linuxFlow)) {
+	begin := func() {
+		f := &linuxFlow{kind: kind}
+		l.rmt = f
+		run(f)
+	}
+	busy := l.rmt
+	if kind != linuxRKey && busy == nil && l.lcl != nil {
+		busy = l.lcl
+	}
+	if kind == linuxRKey && busy == nil && l.lcl != nil && l.lcl.kind == linuxAdd && l.w.rng.IntN(2) == 0 {
+		busy = l.lcl
+	}
+	switch {
+	case busy == nil:
+		begin()
+	case kind != linuxRKey && busy.kind != kind && l.parked == nil:
+		l.parked = begin
+		if l.rmt == nil { // it waits for a flow of ours, which may end without another
+			l.retryParked()
+		}
+	default:
+		l.w.trace("%v %v drops %v", l.w.Elapsed(), l, m)
+	}
+}
+
+// retryParked runs the parked request when nothing else runs.
+func (l *linux) retryParked() {
+	l.w.after(10*time.Millisecond, func() {
+		run := l.parked
+		switch {
+		case run == nil || l.step == linuxDead:
+		case l.lcl == nil && l.rmt == nil:
+			l.parked = nil
+			run()
+		default:
+			l.retryParked()
+		}
+	})
+}
+
+func (l *linux) send(lk *linuxLink, m llc.Message) { lk.llcs = append(lk.llcs, m) }
+
+func (l *linux) recv(now time.Time, index int, b []byte) error {
+	lk := l.slots[index]
+	if l.step == linuxDead || lk == nil {
+		return nil
+	}
+	lk.heard = now
+	if b[0] == cdc.Type {
+		return l.recvCDC(now, b)
+	}
+	m, err := llc.Parse(llc.DialectLinux, 1, b)
+	if err != nil {
+		return err
+	}
+	if l.step == linuxWaitConfirmLink {
+		return l.firstConfirmLink(lk, m)
+	}
+	switch m := m.(type) {
+	case llc.TestLink:
+		if m.Response {
+			lk.tested = time.Time{}
+			return nil
+		}
+		m.Response = true
+		l.send(lk, m)
+		return nil
+	case llc.AddLink:
+		if l.step == linuxWaitAddLink && l.role == linkgroup.Client && !m.Response {
+			l.step = linuxSecondLink
+			l.lcl = &linuxFlow{kind: linuxAdd}
+			l.clientAdd(l.lcl, lk, m)
+			return nil
+		}
+	case llc.DeleteLink:
+		if l.step == linuxSecondLink && !m.Response {
+			// It takes the place of what the set-up waits for: dropped, and
+			// the set-up of the second link is over.
+			l.w.trace("%v %v drops %v", l.w.Elapsed(), l, m)
+			l.lcl.answer(nil)
+			return nil
+		}
+	}
+	if l.lcl.takes(lk, m) || l.rmt.takes(lk, m) {
+		return nil
+	}
+	if m.IsResponse() {
+		l.w.trace("%v %v drops %v", l.w.Elapsed(), l, m)
+		return nil
+	}
+	return l.recvRequest(lk, m)
+}
+
+// firstConfirmLink is the CONFIRM LINK of the first contact.
+func (l *linux) firstConfirmLink(lk *linuxLink, m llc.Message) error {
+	c, ok := m.(llc.ConfirmLink)
+	server := l.role == linkgroup.Server
+	if !ok || c.Response != server || c.QPN != lk.peer.QPN || c.GID != lk.peer.GID || server && c.Link != lk.id {
+		return fmt.Errorf("unexpected %v", m)
+	}
+	if !c.Flags.Has(llc.NoRMBEEyecatcher) {
+		return errEyeCatchers
+	}
+	lk.active, lk.heard = true, l.now()
+	if !server {
+		lk.id = c.Link
+		l.qp(lk).transmit()
+		l.send(lk, l.confirmLink(lk, true))
+		l.step = linuxWaitAddLink
+		l.timer = l.now().Add(linuxAnswerWait)
+		return nil
+	}
+	l.step = linuxSecondLink
+	l.lcl = &linuxFlow{kind: linuxAdd}
+	l.serverAdd(l.lcl)
+	return nil
+}
+
+func (l *linux) becomeUp() {
+	if l.step != linuxDead {
+		l.step = linuxUp
+	}
+}
+
+func (l *linux) confirmLink(lk *linuxLink, response bool) llc.ConfirmLink {
+	return llc.ConfirmLink{
+		Header: llc.Header{Response: response}, Flags: llc.NoRMBEEyecatcher, MAC: lk.local.MAC, GID: lk.local.GID, QPN: lk.local.QPN,
+		Link: lk.id, UserID: 0x100 + uint32(lk.id), MaxLinks: 2,
+	}
+}
+
+func (l *linux) recvRequest(lk *linuxLink, m llc.Message) error {
+	switch m := m.(type) {
+	case llc.AddLink:
+		if l.role == linkgroup.Server { // an invitation
+			l.remote(linuxAdd, m, l.serverAdd)
+			return nil
+		}
+		l.remote(linuxAdd, m, func(f *linuxFlow) { l.clientAdd(f, lk, m) })
+	case llc.DeleteLink:
+		l.remote(linuxDelete, m, func(f *linuxFlow) { l.recvDeleteLink(f, lk, m) })
+	case llc.ConfirmRKey, llc.DeleteRKey:
+		l.remote(linuxRKey, m, func(f *linuxFlow) {
+			l.w.after(time.Duration(l.w.rng.IntN(100))*time.Microsecond, func() {
+				if l.rmt == f {
+					l.answerRKey(lk, m)
+					l.endFlow(f)
+				}
+			})
+		})
+	case llc.AddLinkContinuation, llc.ConfirmLink: // of a set-up that is over here
+		l.w.trace("%v %v drops %v", l.w.Elapsed(), l, m)
+	default:
+		return fmt.Errorf("unexpected %v", m)
+	}
+	return nil
+}
+
+// confirmRKey tells the peer about an RMB, on all active links.
+func (l *linux) confirmRKey(r *linuxRMB) {
+	l.queue = append(l.queue, &linuxFlow{kind: linuxRKey, run: func(f *linuxFlow) {
+		lk := l.any(nil)
+		if lk == nil {
+			l.endFlow(f)
+			return
+		}
+		m := llc.ConfirmRKey{This: llc.RToken{RKey: rdma.RKey(r.keys[lk.slot]), VAddr: r.addr}}
+		for _, o := range l.allLinks() {
+			if o.active && o != lk && int(m.Others) < len(m.Other) {
+				m.Other[m.Others] = llc.LinkRToken{Link: o.id, RToken: llc.RToken{RKey: rdma.RKey(r.keys[o.slot]), VAddr: r.addr}}
+				m.Others++
+			}
+		}
+		l.send(lk, m)
+		l.await(f, linuxAnswerWait, isResponse(llc.TypeConfirmRKey), func(m llc.Message) {
+			a, ok := m.(llc.ConfirmRKey)
+			if r.confirmed = ok && !a.Negative; !r.confirmed {
+				r.refused = errors.New("CONFIRM RKEY failed")
+			}
+			l.endFlow(f)
+		})
+	}})
+}
+
+// deleteRKey makes the peer forget an RMB.
+func (l *linux) deleteRKey(r *linuxRMB, then func()) {
+	l.queue = append(l.queue, &linuxFlow{kind: linuxRKey, run: func(f *linuxFlow) {
+		lk := l.any(nil)
+		if lk == nil {
+			l.endFlow(f)
+			return
+		}
+		m := llc.DeleteRKey{Count: 1}
+		m.RKeys[0] = rdma.RKey(r.keys[lk.slot])
+		l.send(lk, m)
+		l.await(f, linuxAnswerWait, isResponse(llc.TypeDeleteRKey), func(llc.Message) {
+			then()
+			l.endFlow(f)
+		})
+	}})
+}
+
+func isResponse(t llc.Type) func(*linuxLink, llc.Message) bool {
+	return func(_ *linuxLink, m llc.Message) bool { return m.IsResponse() && m.Type() == t }
+}
+
+// answerRKey remembers or forgets RMBs of the peer.
+func (l *linux) answerRKey(lk *linuxLink, m llc.Message) {
+	switch m := m.(type) {
+	case llc.ConfirmRKey:
+		m.Response = true
+		t := l.learn(lk.slot, m.This)
+		m.Negative = t == nil
+		for _, o := range m.Other[:m.N()] {
+			for _, other := range l.allLinks() {
+				if t != nil && other.id == o.Link {
+					t.on[other.slot], t.known[other.slot] = o.RToken, true
+				}
+			}
+		}
+		l.send(lk, m)
+	case llc.DeleteRKey:
+		m.Response = true
+		for i := range m.N() {
+			if !l.forget(lk.slot, m.RKeys[i]) {
+				m.Negative = true
+				m.ErrorMask |= 0x80 >> i
+			}
+		}
+		l.send(lk, m)
+	}
+}
