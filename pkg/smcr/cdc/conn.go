@@ -387,7 +387,7 @@ type Transmission struct {
 
 // Pending reports whether Next has something to send.
 func (c *Conn) Pending() bool {
-	if c.token == 0 || c.failed || c.told.size == MaxInflight {
+	if c.token == 0 || c.told.size == MaxInflight {
 		return false
 	}
 	if c.validate || c.repeat {

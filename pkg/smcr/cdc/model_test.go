@@ -26,6 +26,9 @@ type end struct {
 	late     []cdc.Message      // of a lost link: arrived, and not looked at
 	acks     int                // arrived, completion not seen
 	done     bool               // shut down or closed
+	urgent   uint64             // one past the last urgent byte made
+	marks    map[uint64]bool    // all of them
+	heardOf  uint64             // the peer's last one
 	state    cdc.State          // last seen
 }
 
@@ -41,6 +44,7 @@ func newEnds(rng *rand.Rand, origin uint32) (a, b *end) {
 		e.send = make([]byte, e.sendRing.Size)
 		e.rmbe = make([]byte, e.rmbeRing.Size)
 		e.c = cdc.NewConn(cdc.Config{Local: e.rmbeRing, SendBuffer: e.sendRing.Size})
+		e.marks = make(map[uint64]bool)
 	}
 	a.c.Activate(b.rmbeRing, 1)
 	b.c.Activate(a.rmbeRing, 2)
@@ -70,23 +74,57 @@ func (e *end) read(t testing.TB, n uint64, peer *end) {
 	e.c.Consume(e.consumed)
 }
 
-func (e *end) transmit() {
-	if e.c.Pending() {
-		tr, _ := e.c.Next()
-		e.wire = append(e.wire, tr)
+// writeUrgent is write with the last byte urgent.
+func (e *end) writeUrgent(n uint64) {
+	n = min(n, uint64(e.sendRing.Size)-(e.produced-e.c.Completed()))
+	if e.done || n == 0 {
+		return
 	}
+	if pos := e.produced + n; e.c.Urgent(pos) {
+		e.urgent = pos
+		e.marks[pos] = true
+	}
+	e.write(n)
+}
+
+func (e *end) transmit(t testing.TB, peer *end) {
+	if !e.c.Pending() {
+		return
+	}
+	tr, _ := e.c.Next()
+	f, to := tr.Message.Flags, tr.Pos+uint64(tr.Len)
+	if f.UrgentPresent() && (tr.Len == 0 || !e.marks[to]) {
+		t.Fatalf("%s announces an urgent byte with %d bytes up to %d", e.name, tr.Len, to)
+	}
+	for m := range e.marks {
+		if m > peer.consumed && m <= tr.Pos && tr.Len > 0 && peer.heardOf == m {
+			t.Fatalf("%s writes from %d on, its urgent byte before %d is not consumed", e.name, tr.Pos, m)
+		}
+	}
+	e.wire = append(e.wire, tr)
+}
+
+// hear hands a message in.
+func (e *end) hear(t testing.TB, m cdc.Message, peer *end) error {
+	ev, err := e.c.HandleMessage(m)
+	if ev&cdc.PeerUrgent != 0 && !e.c.PeerUrgentPending() {
+		if e.heardOf = e.c.PeerUrgent(); !peer.marks[e.heardOf] {
+			t.Fatalf("%s hears of an urgent byte before %d: %v", e.name, e.heardOf, m)
+		}
+	}
+	return err
 }
 
 // arrive delivers the oldest transmission: the bytes are taken from the send
 // buffer only now, as a retransmission would.
-func (e *end) arrive(t *testing.T, peer *end) {
+func (e *end) arrive(t testing.TB, peer *end) {
 	if len(e.wire) == 0 {
 		return
 	}
 	tr := e.wire[0]
 	e.wire = e.wire[1:]
 	e.place(t, peer, tr)
-	if _, err := peer.c.HandleMessage(tr.Message); err != nil {
+	if err := peer.hear(t, tr.Message, e); err != nil {
 		t.Fatalf("%s refuses %v: %v", peer.name, tr.Message, err)
 	}
 	e.acks++
@@ -100,6 +138,9 @@ func (e *end) place(t testing.TB, peer *end, tr cdc.Transmission) {
 	if tr.Pos+uint64(tr.Len)-peer.consumed > uint64(peer.rmbeRing.Capacity()) {
 		t.Fatalf("%s writes up to %d over unread bytes from %d", e.name, tr.Pos+uint64(tr.Len), peer.consumed)
 	}
+	if peer.c.PeerReleased() {
+		t.Fatalf("%s writes up to %d into an RMBE that it has released", e.name, tr.Pos+uint64(tr.Len))
+	}
 	pos := tr.Pos
 	for _, s := range e.c.WriteSpans(tr) {
 		for i := range s.Len {
@@ -112,7 +153,7 @@ func (e *end) place(t testing.TB, peer *end, tr cdc.Transmission) {
 // failover loses the link of one direction: some of what was sent has arrived
 // and waits to be looked at, the rest never will, and nothing is acknowledged
 // any more.
-func (e *end) failover(t *testing.T, rng *rand.Rand, peer *end) {
+func (e *end) failover(t testing.TB, rng *rand.Rand, peer *end) {
 	for _, tr := range e.wire[:rng.IntN(len(e.wire)+1)] {
 		e.place(t, peer, tr)
 		e.late = append(e.late, tr.Message)
@@ -123,13 +164,13 @@ func (e *end) failover(t *testing.T, rng *rand.Rand, peer *end) {
 
 // arriveLate looks at the oldest message that came over a lost link, maybe
 // long after newer ones.
-func (e *end) arriveLate(t *testing.T, peer *end) {
+func (e *end) arriveLate(t testing.TB, peer *end) {
 	if len(e.late) == 0 {
 		return
 	}
 	m := e.late[0]
 	e.late = e.late[1:]
-	if _, err := peer.c.HandleMessage(m); err != nil && !errors.Is(err, cdc.ErrStaleMessage) {
+	if err := peer.hear(t, m, e); err != nil && !errors.Is(err, cdc.ErrStaleMessage) {
 		t.Fatalf("%s refuses %v: %v", peer.name, m, err)
 	}
 }
@@ -172,19 +213,32 @@ func model(t *testing.T, failovers bool) {
 			}
 			switch rng.IntN(8) {
 			case 0:
-				e.write(rng.Uint64N(4000))
+				if rng.IntN(8) == 0 {
+					e.writeUrgent(1 + rng.Uint64N(4000))
+				} else {
+					e.write(rng.Uint64N(4000))
+				}
 			case 1:
 				e.read(t, rng.Uint64N(4000), p)
 			case 2, 3:
-				e.transmit()
+				e.transmit(t, p)
 			case 4:
 				e.arrive(t, p)
 			case 5:
 				e.complete()
 			case 6:
-				if rng.IntN(500) == 0 {
+				switch rng.IntN(500) {
+				case 0:
 					e.c.Shutdown()
 					e.done = true
+				case 1, 2:
+					e.c.Coalesce(rng.Uint32N(2000))
+				case 3, 4:
+					e.c.RequestUpdate()
+				default:
+					if rng.IntN(4) == 0 {
+						e.c.Flush()
+					}
 				}
 			case 7:
 				e.arriveLate(t, p)
@@ -229,13 +283,16 @@ func settle(t *testing.T, a, b *end, rng *rand.Rand, failovers bool) {
 				e[0].failover(t, rng, e[1])
 				left--
 			}
-			e[0].transmit()
+			if e[0].c.Held() {
+				e[0].c.Flush()
+			}
+			e[0].transmit(t, e[1])
 			e[0].arriveLate(t, e[1])
 			e[0].arrive(t, e[1])
 			e[0].complete()
 			e[1].read(t, 1<<20, e[0])
 		}
-		if len(a.wire)+len(b.wire)+len(a.late)+len(b.late)+a.acks+b.acks == 0 && !a.c.Pending() && !b.c.Pending() {
+		if len(a.wire)+len(b.wire)+len(a.late)+len(b.late)+a.acks+b.acks == 0 && !a.c.Pending() && !b.c.Pending() && !a.c.Held() && !b.c.Held() {
 			break
 		}
 	}
@@ -244,64 +301,227 @@ func settle(t *testing.T, a, b *end, rng *rand.Rand, failovers bool) {
 			t.Fatalf("%s produced %d, %s consumed %d; window %d, pending %t",
 				e[0].name, e[0].produced, e[1].name, e[1].consumed, e[0].c.Window(), e[0].c.Pending())
 		}
+		if e[0].urgent != e[1].heardOf {
+			t.Fatalf("%s made the byte before %d urgent, %s heard of %d", e[0].name, e[0].urgent, e[1].name, e[1].heardOf)
+		}
 	}
 }
 
-// Whatever bytes a peer sends, the invariants of the positions hold and the
-// connection can still be ended.
+// Connections that end in any way at any moment, with links lost meanwhile:
+// both sides end, nothing is written into an RMBE that was released, and both
+// may use theirs again.
+func TestSection4_8_ModelEnds(t *testing.T) {
+	seed := rand.Uint64()
+	rng := rand.New(rand.NewPCG(seed, 0))
+	defer func() {
+		if t.Failed() {
+			t.Logf("seed %d", seed)
+		}
+	}()
+	for range 2000 {
+		a, b := newEnds(rng, cdc.OriginRFC)
+		for range 50 + rng.IntN(200) {
+			e, p := a, b
+			if rng.IntN(2) == 0 {
+				e, p = b, a
+			}
+			e.endingStep(t, rng, p)
+		}
+		for range 3000 {
+			for _, e := range [][2]*end{{a, b}, {b, a}} {
+				e[0].transmit(t, e[1])
+				e[0].arriveAny(t, e[1])
+				e[0].arriveAny(t, e[1])
+				e[0].complete()
+				e[1].readAny(t, e[0])
+			}
+			if len(a.wire)+len(b.wire)+len(a.late)+len(b.late)+a.acks+b.acks > 0 || a.c.Pending() || b.c.Pending() {
+				continue
+			}
+			a.c.Close()
+			b.c.Close()
+			if a.c.State() == cdc.Closed && b.c.State() == cdc.Closed {
+				break
+			}
+		}
+		for _, e := range []*end{a, b} {
+			if e.c.State() != cdc.Closed || !e.c.PeerReleased() || e.c.InFlight() != 0 {
+				t.Fatalf("%s: state %v, peer released: %t, %d in flight", e.name, e.c.State(), e.c.PeerReleased(), e.c.InFlight())
+			}
+		}
+	}
+}
+
+// endingStep is any step, also of the end.
+func (e *end) endingStep(t testing.TB, rng *rand.Rand, peer *end) {
+	switch rng.IntN(40) {
+	case 0:
+		e.c.Shutdown()
+		e.done = true
+	case 1:
+		e.c.Close()
+		e.done = true
+	case 2:
+		if rng.IntN(4) == 0 {
+			e.c.Abort()
+			e.done = true
+		}
+	case 3, 4:
+		e.failover(t, rng, peer)
+	case 5, 6, 7, 8, 9:
+		if e.c.State() != cdc.Closed {
+			e.write(rng.Uint64N(2000))
+		}
+	case 10, 11, 12, 13, 14:
+		e.readAny(t, peer)
+	case 15, 16, 17, 18, 19, 20, 21, 22:
+		e.transmit(t, peer)
+	case 23, 24, 25, 26, 27, 28, 29, 30:
+		e.arriveAny(t, peer)
+	default:
+		e.complete()
+	}
+}
+
+// readAny reads all there is, unless the connection was reset.
+func (e *end) readAny(t testing.TB, peer *end) {
+	if !e.c.WasAborted() && e.c.State() != cdc.Closed {
+		e.read(t, 1<<20, peer)
+	}
+}
+
+// arriveAny delivers the oldest transmission, over a lost link or not.
+func (e *end) arriveAny(t testing.TB, peer *end) {
+	e.arriveLate(t, peer)
+	e.arrive(t, peer)
+}
+
+// fuzzed is a connection whose peer may say anything; what it sends itself is
+// checked.
+type fuzzed struct {
+	t                  *testing.T
+	c                  cdc.Conn
+	ring               cdc.Ring
+	produced, consumed uint64
+	told               uint64 // send position announced
+	ended              bool   // our C or A is out
+	seq                uint16
+}
+
+// transmit checks all that the connection sends.
+func (f *fuzzed) transmit(deliver bool) {
+	for f.c.Pending() {
+		window := f.c.Window()
+		tr, _ := f.c.Next()
+		m, to := tr.Message, tr.Pos+uint64(tr.Len)
+		switch {
+		case tr.Validation != m.Flags.FailoverValidation() || tr.Validation && (tr.Len != 0 || cdc.SeqNewer(m.Seq, f.seq)):
+			f.t.Fatalf("validation %+v after message %d", tr, f.seq)
+		case tr.Validation:
+		case m.Seq != f.seq+1:
+			f.t.Fatalf("%v after %d", m, f.seq)
+		case tr.Len > window || tr.Len > 0 && (to < f.told || f.ended):
+			f.t.Fatalf("%+v with a window of %d, told %d, ended %t", tr, window, f.told, f.ended)
+		case m.Prod != f.ring.Cursor(max(f.told, to)) || to > f.produced:
+			f.t.Fatalf("%+v, told %d, produced %d", tr, f.told, f.produced)
+		default:
+			f.seq, f.told = m.Seq, max(f.told, to)
+			f.ended = f.ended || m.Flags.Closed() || m.Flags.Abort()
+		}
+		if deliver {
+			f.c.HandleSent()
+		}
+	}
+}
+
+// hear hands a message in and checks what it did.
+func (f *fuzzed) hear(m cdc.Message) {
+	before := f.c.PeerProduced()
+	_, err := f.c.HandleMessage(m)
+	p := f.c.PeerProduced()
+	if p < before || p-f.c.Announced() > uint64(f.ring.Capacity()) || err != nil && p != before {
+		f.t.Fatalf("%v, error %v: position from %d to %d, announced %d", m, err, before, p, f.c.Announced())
+	}
+	if f.c.PeerUrgent() > p {
+		f.t.Fatalf("%v: urgent byte before %d, the peer wrote %d", m, f.c.PeerUrgent(), p)
+	}
+	if f.c.Window() > f.ring.Capacity() {
+		f.t.Fatalf("%v: window of %d", m, f.c.Window())
+	}
+}
+
+// step is the application and the link after a message; the reserved bytes of
+// the message choose what happens.
+func (f *fuzzed) step(choice []byte) {
+	const buffer = 1 << 16
+	if choice[0] == 1 {
+		f.c.Failover()
+	}
+	if room := uint64(buffer) - (f.produced - f.c.Completed()); room > 100 && f.c.State() != cdc.Closed {
+		if choice[1] == 1 {
+			f.c.Urgent(f.produced + 100)
+		}
+		f.produced += 100 + min(uint64(choice[2])<<8, room-100)
+		f.c.Produce(f.produced)
+	}
+	f.consumed += (f.c.PeerProduced() - f.consumed) / 2
+	f.c.Consume(f.consumed)
+	switch choice[3] {
+	case 1:
+		f.c.Shutdown()
+	case 2:
+		f.c.Close()
+	case 3:
+		f.c.RequestUpdate()
+	case 4:
+		f.c.Coalesce(1000)
+	case 5:
+		f.c.Flush()
+	}
+}
+
+// Whatever bytes a peer sends, and whenever links are lost, the invariants of
+// the positions hold, what we send is right, and the connection can still be
+// ended.
 func FuzzConnHandleMessage(f *testing.F) {
-	for _, name := range []string{"41-v1-subsequent-contact", "43-v1-abnormal-close-unread-data", "08-flow-control-slow-reader"} {
+	for _, name := range []string{"41-v1-subsequent-contact", "43-v1-abnormal-close-unread-data", "08-flow-control-slow-reader", "07-oob-urgent", "21-failover-client-netdev-down"} {
 		msgs, _ := conversation(f, name)
 		var b []byte
-		for _, m := range msgs[:min(len(msgs), 20)] {
+		for i, m := range msgs[:min(len(msgs), 20)] {
 			b = m.Append(b)
+			b[len(b)-4] = byte(i % 3)
+			b[len(b)-3] = byte(i % 2)
+			b[len(b)-2] = byte(i % 7)
+			b[len(b)-1] = byte(i % 11)
 		}
 		f.Add(b, false)
 		f.Add(b, true)
 	}
 	f.Fuzz(func(t *testing.T, b []byte, eyecatcher bool) {
-		ring := cdc.Ring{Size: 1 << 16}
+		x := fuzzed{t: t, ring: cdc.Ring{Size: 1 << 16}}
 		if eyecatcher {
-			ring.Origin = cdc.OriginRFC
+			x.ring.Origin = cdc.OriginRFC
 		}
-		c := cdc.NewConn(cdc.Config{Local: ring, SendBuffer: 1 << 16})
-		c.Activate(ring, 1)
-		var produced, consumed uint64
+		x.c = cdc.NewConn(cdc.Config{Local: x.ring, SendBuffer: 1 << 16})
+		x.c.Activate(x.ring, 1)
 		for ; len(b) >= cdc.Size; b = b[cdc.Size:] {
 			m, err := cdc.Parse(b)
 			if err != nil {
 				continue
 			}
-			before := c.PeerProduced()
-			_, err = c.HandleMessage(m)
-			if p := c.PeerProduced(); p < before || p-c.Announced() > uint64(ring.Capacity()) || err != nil && p != before {
-				t.Fatalf("%v, error %v: position from %d to %d, announced %d", m, err, before, p, c.Announced())
-			}
-			if c.Window() > ring.Capacity() {
-				t.Fatalf("%v: window of %d", m, c.Window())
-			}
-			if room := uint64(1<<16) - (produced - c.Completed()); room > 100 && c.State() != cdc.Closed {
-				produced += 100
-				c.Produce(produced)
-			}
-			consumed += (c.PeerProduced() - consumed) / 2
-			c.Consume(consumed)
-			for c.Pending() {
-				c.Next()
-				if b[2]&1 == 0 {
-					c.HandleSent()
-				}
+			x.hear(m)
+			x.step(b[cdc.Size-4:])
+			x.transmit(b[2]&1 == 0)
+		}
+		x.c.Abort()
+		for x.c.Pending() || x.c.InFlight() > 0 {
+			x.transmit(true)
+			for x.c.InFlight() > 0 {
+				x.c.HandleSent()
 			}
 		}
-		c.Abort()
-		for c.InFlight() > 0 {
-			c.HandleSent()
-		}
-		for c.Pending() {
-			c.Next()
-		}
-		if !c.WasAborted() && c.State() != cdc.Closed {
-			t.Fatalf("not ended: %v", c.State())
+		if !x.c.WasAborted() && x.c.State() != cdc.Closed {
+			t.Fatalf("not ended: %v", x.c.State())
 		}
 	})
 }
