@@ -170,7 +170,6 @@ func (c *Conn) release() {
 	if h := s.cfg.Hooks.ConnClosed; h != nil && c.opened {
 		h(info)
 	}
-	s.poke()
 }
 
 // groupDone is told by the machine: the peer will not write the RMBE again.
@@ -594,7 +593,6 @@ func (c *Conn) end(abort bool) error {
 	}
 	c.group.flush(time.Now())
 	s.unlock()
-	s.poke() // for the close timer
 	wakeUp(c.readable)
 	wakeUp(c.writable)
 	c.drop()
@@ -704,7 +702,6 @@ func (c *Conn) watchTCP() {
 	if c.users.Load() > 0 {
 		c.lc.Abort(time.Now())
 		c.group.flush(time.Now())
-		s.poke()
 	}
 }
 

@@ -131,6 +131,10 @@ func (g *group) flush(now time.Time) {
 	for _, id := range g.lg.TakeGoneRMBs() {
 		g.freeRMB(id)
 	}
+	if t, ok := g.lg.NextTimeout(); ok && t.Before(g.s.alarm) {
+		g.s.alarm = t // once is enough
+		g.s.poke()
+	}
 }
 
 func (g *group) carryOut(now time.Time) {

@@ -363,7 +363,6 @@ func (r *rendezvous) confirmRMB(ctx context.Context) error {
 	g.lg.ConfirmRMB(id)
 	g.flush(time.Now())
 	r.s.unlock()
-	r.s.poke()
 	select {
 	case ok := <-wait:
 		if !ok {
@@ -521,7 +520,6 @@ func (r *rendezvous) prepareConfirm(ctx context.Context, a *clc.Accept) error {
 			err = r.connect(&a.Endpoint)
 		}
 		s.unlock()
-		s.poke()
 		return err
 	}
 	g, err := s.clientGroup(a)
@@ -591,7 +589,6 @@ func (r *rendezvous) confirm(c *clc.Confirm) {
 		err = r.activate(&c.Endpoint)
 	}
 	r.s.unlock()
-	r.s.poke()
 	switch {
 	case err != nil:
 		r.decline(err)

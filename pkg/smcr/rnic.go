@@ -104,7 +104,6 @@ func (r *rnic) watch() {
 		r.s.lock()
 		r.handleEvent(time.Now(), ev)
 		r.s.unlock()
-		r.s.poke() // there may be new timers
 	}
 }
 

@@ -37,6 +37,7 @@ type Stack struct {
 	conns  map[*Conn]struct{}
 	closed bool
 	empty  chan struct{} // closed when the stack is closed and has no connections
+	alarm  time.Time     // when the stack's goroutine looks at timers next
 	// touched are the groups that have something to do.
 	touched []*group
 	wcs     []rdma.WC
@@ -242,6 +243,7 @@ func (s *Stack) run() {
 		s.step(now)
 		s.expire(now)
 		next := s.nextTimeout(now)
+		s.alarm = now.Add(next)
 		s.unlock()
 		timer.Reset(next)
 		select {
