@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package smcr_test
+
+import (
+	"testing"
+
+	"github.com/smcr-io/kube-smcr/pkg/smcr"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
+)
+
+// RFC 7609 §2.2.4, A.2.1: a stack that starts again, on the same device, has
+// another peer ID, so that its peers do not take it for the one they know.
+func TestSection2_2_4_PeerIDIsNew(t *testing.T) {
+	d := newFakeFabric().device("c", 1)
+	seen := map[clc.PeerID]bool{}
+	for i := range 16 {
+		id := newStack(t, d).PeerID()
+		if id.IsZero() || seen[id] {
+			t.Fatalf("stack %d has peer ID %v; before: %v", i, id, seen)
+		}
+		seen[id] = true
+	}
+}
+
+// RFC 7609 A.3.1: a link user ID is unique over all groups of a stack, those
+// in the other role included.
+func TestSectionA_3_1_LinkUserIDs(t *testing.T) {
+	p := newPair(t)
+	for _, d := range bothDirections(t, p) {
+		c, s := d.dial(t)
+		defer c.Close()
+		defer s.Close()
+	}
+	for _, s := range []*smcr.Stack{p.client, p.server} {
+		seen := map[uint32]bool{}
+		for _, g := range s.LinkGroups() {
+			for _, l := range g.Links {
+				if l.UserID == 0 || seen[l.UserID] {
+					t.Errorf("link user ID %d; before: %v", l.UserID, seen)
+				}
+				seen[l.UserID] = true
+			}
+		}
+		if len(seen) < 2 {
+			t.Errorf("%d links, want one per direction", len(seen))
+		}
+	}
+}
