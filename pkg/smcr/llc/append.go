@@ -143,7 +143,7 @@ func (m DeleteRKey) Append(b []byte) []byte {
 // Append appends the message to b. Its version is 2 whatever m.Version says.
 func (m DeleteRKeyV2) Append(b []byte) []byte {
 	invariant.Must(len(m.RKeys) <= MaxDeleteRKeysV2, "llc: too many keys in DELETE RKEY")
-	invariant.Must(int(m.Invalid) <= len(m.RKeys), "llc: more invalid keys than keys in DELETE RKEY")
+	invariant.Must(m.Response || int(m.Invalid) <= len(m.RKeys), "llc: more invalid keys than keys in DELETE RKEY")
 	m.Version = Version2
 	b, p := m.grow(b, TypeDeleteRKey, max(Size, rkeysOffset+4*len(m.RKeys)), flag(m.Negative, rkeyNegative))
 	p[4], p[5] = byte(len(m.RKeys)), m.Invalid

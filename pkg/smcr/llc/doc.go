@@ -32,5 +32,8 @@
 //
 // # Limitations
 //
-// Reserved fields are not checked, not kept, and sent as zeros.
+// Reserved fields are not checked, not kept, and sent as zeros. Lengths are
+// exact in both versions, with two exceptions that Linux needs: a rejected ADD
+// LINK of version 2 may be the whole request sent back, and the response to a
+// DELETE RKEY of version 2 has 44 bytes whatever it counts.
 package llc

@@ -293,8 +293,9 @@ func (m DeleteRKey) String() string {
 		m.describe(TypeDeleteRKey), m.Negative, m.ErrorMask, m.RKeys[:m.N()])
 }
 
-// DeleteRKeyV2 is [DeleteRKey] of version 2. A response lists the keys that
-// the peer did not know; Linux sends zeros in place of the others.
+// DeleteRKeyV2 is [DeleteRKey] of version 2. A response counts the keys that
+// the peer did not know. Linux's has zeros for keys and always 44 bytes, so that
+// RKeys may have fewer elements than the request.
 //
 //	+---------------+---------------+-------------------------------+
 //	|     Count     |    Invalid    |           Reserved            |
@@ -304,7 +305,7 @@ func (m DeleteRKey) String() string {
 type DeleteRKeyV2 struct {
 	Header
 	Negative bool
-	Invalid  uint8       // keys unknown to the sender of a response
+	Invalid  uint8       // of a response: how many keys its sender did not know
 	RKeys    []rdma.RKey // at most MaxDeleteRKeysV2
 }
 

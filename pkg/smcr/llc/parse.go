@@ -138,6 +138,22 @@ func parseHeader(t Type, b []byte) (Header, byte, error) {
 	return h, b[3] &^ flagResponse, nil
 }
 
+// parseFixed is parseHeader for a message whose length is always the same.
+func parseFixed(t Type, b []byte) (Header, byte, error) {
+	h, flags, err := parseHeader(t, b)
+	if err == nil {
+		err = checkLen(t, b, Size)
+	}
+	return h, flags, err
+}
+
+func checkLen(t Type, b []byte, want int) error {
+	if len(b) != want {
+		return &ParseError{t, fmt.Sprintf("%d bytes, want %d", len(b), want)}
+	}
+	return nil
+}
+
 // lengthIsBigEndian finds the order of the length field of version 2: the
 // one that gives the number of bytes delivered, else the one that gives a
 // possible length. The field decides nothing else.
@@ -157,7 +173,7 @@ func lengthIsBigEndian(b []byte) bool {
 
 // ParseConfirmLink parses a CONFIRM LINK of either version.
 func ParseConfirmLink(b []byte) (ConfirmLink, error) {
-	h, flags, err := parseHeader(TypeConfirmLink, b)
+	h, flags, err := parseFixed(TypeConfirmLink, b)
 	if err != nil {
 		return ConfirmLink{}, err
 	}
@@ -204,7 +220,7 @@ func ParseAddLink(d Dialect, b []byte) (AddLink, error) {
 		return m, nil
 	}
 	if m.Reject {
-		return m, nil
+		return m, nil // it may be the whole request, sent back
 	}
 	m.Ext, m.BigEndian, err = parseAddLinkExt(h.BigEndian, b)
 	if err != nil {
@@ -224,18 +240,18 @@ func parseAddLinkExt(bigEndian bool, b []byte) (AddLinkExt, bool, error) {
 		}
 	}
 	little, big := int(binary.LittleEndian.Uint16(b[70:])), int(binary.BigEndian.Uint16(b[70:]))
-	room := len(b) - addLinkPairsOffset
-	if little != big && room%pairSize == 0 && (little == room/pairSize || big == room/pairSize) {
-		bigEndian = big == room/pairSize
+	n, room := little, len(b)-addLinkPairsOffset
+	switch {
+	case little == big: // as the length field has it
+	case little*pairSize == room:
+		bigEndian = false
+	default:
+		n, bigEndian = big, true
 	}
-	n := little
-	if bigEndian {
-		n = big
-	}
-	if n*pairSize > room {
+	if n*pairSize != room {
 		return AddLinkExt{}, false, &ParseError{
 			TypeAddLink,
-			fmt.Sprintf("%d RToken pairs do not fit into %d bytes", n, len(b)),
+			fmt.Sprintf("%d or %d RToken pairs in %d bytes, which have room for %d", little, big, len(b), room/pairSize),
 		}
 	}
 	x := AddLinkExt{Direct: b[44]&extDirect != 0, TargetGID: rdma.GID(b[46:62])}
@@ -250,7 +266,7 @@ func parseAddLinkExt(bigEndian bool, b []byte) (AddLinkExt, bool, error) {
 
 // ParseAddLinkContinuation parses an ADD LINK CONTINUATION.
 func ParseAddLinkContinuation(b []byte) (AddLinkContinuation, error) {
-	h, _, err := parseHeader(TypeAddLinkContinuation, b)
+	h, _, err := parseFixed(TypeAddLinkContinuation, b)
 	if err != nil {
 		return AddLinkContinuation{}, err
 	}
@@ -263,7 +279,7 @@ func ParseAddLinkContinuation(b []byte) (AddLinkContinuation, error) {
 
 // ParseDeleteLink parses a DELETE LINK of either version.
 func ParseDeleteLink(b []byte) (DeleteLink, error) {
-	h, flags, err := parseHeader(TypeDeleteLink, b)
+	h, flags, err := parseFixed(TypeDeleteLink, b)
 	if err != nil {
 		return DeleteLink{}, err
 	}
@@ -278,7 +294,7 @@ func ParseDeleteLink(b []byte) (DeleteLink, error) {
 
 // ParseConfirmRKey parses a CONFIRM RKEY of either version.
 func ParseConfirmRKey(b []byte) (ConfirmRKey, error) {
-	h, flags, err := parseHeader(TypeConfirmRKey, b)
+	h, flags, err := parseFixed(TypeConfirmRKey, b)
 	if err != nil {
 		return ConfirmRKey{}, err
 	}
@@ -300,7 +316,7 @@ func ParseConfirmRKey(b []byte) (ConfirmRKey, error) {
 
 // ParseConfirmRKeyContinuation parses a CONFIRM RKEY CONTINUATION.
 func ParseConfirmRKeyContinuation(b []byte) (ConfirmRKeyContinuation, error) {
-	h, flags, err := parseHeader(TypeConfirmRKeyContinuation, b)
+	h, flags, err := parseFixed(TypeConfirmRKeyContinuation, b)
 	if err != nil {
 		return ConfirmRKeyContinuation{}, err
 	}
@@ -346,11 +362,15 @@ func ParseDeleteRKeyV2(b []byte) (DeleteRKeyV2, error) {
 		return DeleteRKeyV2{}, &UnknownTypeError{Type: b[0]}
 	}
 	n := int(b[4])
-	if rkeysOffset+4*n > len(b) {
-		return DeleteRKeyV2{}, &ParseError{TypeDeleteRKey, fmt.Sprintf("%d keys do not fit into %d bytes", n, len(b))}
-	}
-	if int(b[5]) > n {
+	if !h.Response && int(b[5]) > n {
 		return DeleteRKeyV2{}, &ParseError{TypeDeleteRKey, fmt.Sprintf("%d invalid keys of %d", b[5], n)}
+	}
+	if h.Response && len(b) == Size {
+		// Linux answers in 44 bytes however many keys the request had.
+		n = min(n, (Size-rkeysOffset)/4)
+	}
+	if err := checkLen(TypeDeleteRKey, b, max(Size, rkeysOffset+4*n)); err != nil {
+		return DeleteRKeyV2{}, err
 	}
 	m := DeleteRKeyV2{Header: h, Negative: flags&rkeyNegative != 0, Invalid: b[5]}
 	if n > 0 {
@@ -364,7 +384,7 @@ func ParseDeleteRKeyV2(b []byte) (DeleteRKeyV2, error) {
 
 // ParseTestLink parses a TEST LINK of either version.
 func ParseTestLink(b []byte) (TestLink, error) {
-	h, _, err := parseHeader(TypeTestLink, b)
+	h, _, err := parseFixed(TypeTestLink, b)
 	if err != nil {
 		return TestLink{}, err
 	}
@@ -381,8 +401,8 @@ func ParseRequestAddLink(b []byte) (RequestAddLink, error) {
 		return RequestAddLink{}, &UnknownTypeError{Type: b[0]}
 	}
 	n := int(b[24])
-	if gidsOffset+gidSize*n > len(b) {
-		return RequestAddLink{}, &ParseError{TypeRequestAddLink, fmt.Sprintf("%d GIDs do not fit into %d bytes", n, len(b))}
+	if err := checkLen(TypeRequestAddLink, b, max(Size, gidsOffset+gidSize*n)); err != nil {
+		return RequestAddLink{}, err
 	}
 	m := RequestAddLink{Header: h}
 	if n > 0 {
