@@ -21,7 +21,8 @@ const (
 	linuxLinks           = 3               // the third one only while one is replaced
 	linuxAnswerWait      = 2 * time.Second // for the answer to an LLC request
 	linuxConfirmLinkWait = 4 * time.Second
-	linuxNewLinkWait     = 5 * time.Second // for CONFIRM LINK on a further link
+	linuxNewLinkWait     = 5 * time.Second       // for CONFIRM LINK on a further link
+	linuxAddAgain        = 50 * time.Millisecond // after the loss of a link
 	linuxTestLinkIdle    = 30 * time.Second
 	linuxMinUpdate       = 2304 // bytes read before an update that nobody asked for
 	linuxRTokens         = 255

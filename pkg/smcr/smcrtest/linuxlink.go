@@ -69,10 +69,12 @@ func (l *linux) clearLink(lk *linuxLink) {
 }
 
 // spare is an RNIC for a further link; that of lk itself if there is no other.
+// An asymmetric link keeps none from being used, since it goes when a symmetric
+// one comes.
 func (l *linux) spare(lk *linuxLink) (r *rnic, other bool) {
 	r = l.w.anyRNIC(l.peer(), func(r *rnic) bool {
 		for _, o := range l.allLinks() {
-			if o.rnic == r {
+			if o.rnic == r && !o.asymmetric {
 				return true
 			}
 		}
@@ -90,7 +92,7 @@ func addLinkFrom(e linkgroup.Endpoint, id llc.LinkID) llc.AddLink {
 
 // serverAdd offers a link, on the same RNIC if there is no other.
 func (l *linux) serverAdd(f *linuxFlow) {
-	lk := l.any(nil)
+	lk := l.main()
 	var n *linuxLink
 	if lk != nil && (len(l.allLinks()) < 2 || l.asymmetricLink() != nil) {
 		if r, other := l.spare(lk); other || len(l.allLinks()) < 2 {
@@ -117,6 +119,14 @@ func (l *linux) serverAdd(f *linuxFlow) {
 		l.connect(n, linkgroup.Endpoint{QPN: a.QPN, GID: a.GID, MAC: a.MAC, PSN: a.PSN, MTU: a.MTU})
 		l.serverKeys(f, lk, n, l.usedRMBs())
 	})
+}
+
+// main is the link that new ones are compared with.
+func (l *linux) main() *linuxLink {
+	if lk := l.any(l.asymmetricLink()); lk != nil {
+		return lk
+	}
+	return l.any(nil)
 }
 
 // usedRMBs are those that the peer must know on a new link.
@@ -224,7 +234,11 @@ func (l *linux) asymmetricLink() *linuxLink {
 }
 
 // clientAdd answers the offer of a link.
-func (l *linux) clientAdd(f *linuxFlow, lk *linuxLink, m llc.AddLink) {
+func (l *linux) clientAdd(f *linuxFlow, via *linuxLink, m llc.AddLink) {
+	lk := l.main()
+	if lk == nil {
+		lk = via
+	}
 	r, other := l.spare(lk)
 	samePeer := m.GID == lk.peer.GID && m.MAC == lk.peer.MAC
 	var n *linuxLink
@@ -305,6 +319,7 @@ func (l *linux) linkDown(lk *linuxLink) {
 	}
 	id := lk.id
 	l.queue = append(l.queue, &linuxFlow{kind: linuxDelete, run: func(f *linuxFlow) { l.requestDelete(f, nil, id, llc.DeleteLostPath) }})
+	l.w.after(linuxAddAgain, l.wantLink)
 }
 
 // switchConns moves the connections of a link.
@@ -371,7 +386,7 @@ func (l *linux) recvDeleteLink(f *linuxFlow, on *linuxLink, m llc.DeleteLink) {
 	case server:
 		l.deleteLink(f, lk, m.Reason)
 		if m.Reason != llc.DeleteAsymmetric {
-			l.wantLink()
+			l.w.after(linuxAddAgain, l.wantLink)
 		}
 	default:
 		m.Response, m.Reason = true, 0
@@ -406,7 +421,7 @@ func (l *linux) wantLink() {
 	if lk == nil {
 		return
 	}
-	if r, other := l.spare(lk); other {
+	if r, other := l.spare(l.main()); other {
 		e := linkgroup.Endpoint{GID: rdma.GID{14: byte(r.index), 15: byte(r.peer + 1)}, MAC: rdma.MAC{4: byte(r.index), 5: byte(r.peer + 1)}, MTU: rdma.MTU1024}
 		l.send(lk, addLinkFrom(e, 0))
 	}
