@@ -312,7 +312,10 @@ func (c *Conn) HandleMessage(m Message) (Events, error) {
 	c.peerSeq = m.Seq
 	c.peerBlocked = m.Flags.WriterBlocked()
 	c.updateAsked = c.updateAsked || m.Flags.CursorUpdateRequested()
-	ev := Readable | c.handleUrgent(m)
+	ev := Readable
+	if m.Flags != 0 || c.peerUrgent {
+		ev |= c.handleUrgent(m)
+	}
 	if m.Flags.SendingDone() && !c.peerFlags.SendingDone() {
 		c.peerFlags = c.peerFlags.WithSendingDone()
 		c.peerDone()
@@ -532,18 +535,24 @@ func (c *Conn) Next() (Transmission, Events) {
 		c.sentFlags = c.sentFlags.WithSendingDone()
 		c.sentDone()
 	}
-	var notices Flags
-	if !c.wantAbort {
-		notices = c.urgentFlags(t.Pos)
-		if c.askUpdate {
-			notices, c.askUpdate = notices.WithCursorUpdateRequested(), false
-		}
-	}
-	t.Message = c.message(t.Len > 0, notices)
+	t.Message = c.message(t.Len > 0, c.notices(t.Pos))
 	if c.state == Closed && !over {
 		return t, Ended
 	}
 	return t, 0
+}
+
+// notices are the flags that only the message after a write of [from, c.sent)
+// has.
+func (c *Conn) notices(from uint64) Flags {
+	if c.wantAbort || c.urgent == 0 && from >= c.urgentSent && !c.askUpdate {
+		return 0
+	}
+	f := c.urgentFlags(from)
+	if c.askUpdate {
+		f, c.askUpdate = f.WithCursorUpdateRequested(), false
+	}
+	return f
 }
 
 // message builds the message of the positions and flags as they are and

@@ -508,14 +508,35 @@ func TestConn_replaysCaptures(t *testing.T) {
 
 // The data path allocates nothing.
 func TestConn_allocatesNothing(t *testing.T) {
-	if n := testing.AllocsPerRun(1000, echo(t)); n != 0 {
-		t.Errorf("%v allocations per message", n)
+	for name, f := range map[string]func(testing.TB) func(){
+		"data": echo, "urgent data": urgentEcho, "failovers": failoverEcho,
+	} {
+		if n := testing.AllocsPerRun(1000, f(t)); n != 0 {
+			t.Errorf("%s: %v allocations per message", name, n)
+		}
 	}
+}
+
+// urgentEcho is echo with each last byte urgent.
+func urgentEcho(t testing.TB) func() {
+	return echoWith(t, func(a *cdc.Conn, pos uint64) { a.Urgent(pos) }, nil)
+}
+
+// failoverEcho is echo with a link lost after each write.
+func failoverEcho(t testing.TB) func() {
+	return echoWith(t, nil, func(a *cdc.Conn) {
+		a.Next()
+		a.Failover()
+	})
 }
 
 // echo returns a function that sends one message with data from one
 // connection to another, which consumes it.
-func echo(t testing.TB) func() {
+func echo(t testing.TB) func() { return echoWith(t, nil, nil) }
+
+// echoWith calls before with the position of the write to be made, and after
+// once it is made.
+func echoWith(t testing.TB, before func(a *cdc.Conn, pos uint64), after func(a *cdc.Conn)) func() {
 	ring := cdc.Ring{Size: 1 << 16}
 	a := cdc.NewConn(cdc.Config{Local: ring, SendBuffer: 1 << 16})
 	b := cdc.NewConn(cdc.Config{Local: ring, SendBuffer: 1 << 16})
@@ -524,7 +545,13 @@ func echo(t testing.TB) func() {
 	var pos uint64
 	return func() {
 		pos += 4000
+		if before != nil {
+			before(&a, pos)
+		}
 		a.Produce(pos)
+		if after != nil {
+			after(&a)
+		}
 		for a.Pending() {
 			tr, _ := a.Next()
 			a.WriteSpans(tr)

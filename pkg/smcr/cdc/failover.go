@@ -22,8 +22,9 @@ func (c *Conn) Failover() Events {
 		c.repeat = false
 		return 0
 	}
-	// A connection that ended or was reset has no data left to be lost.
-	c.validate = !c.WasAborted() && (c.state != Closed || c.repeat)
+	// A connection that ended or was reset has no data left to be lost, and one
+	// whose peer is not known yet has none so far.
+	c.validate = c.token != 0 && !c.WasAborted() && (c.state != Closed || c.repeat)
 	// What the peer has read has arrived.
 	delivered := max(c.completed, c.peerConsumed)
 	c.sent = delivered

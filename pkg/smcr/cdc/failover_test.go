@@ -303,3 +303,17 @@ func TestSection4_6_1_ValidationDuringReset(t *testing.T) {
 		t.Errorf("events %v, error %v, state %v", ev, err, s.c.State())
 	}
 }
+
+// A connection that does not know its peer yet has sent nothing.
+func TestSection4_6_1_BeforeActivate(t *testing.T) {
+	ring := cdc.Ring{Size: 1 << 14}
+	c := cdc.NewConn(cdc.Config{Local: ring, SendBuffer: 1 << 14})
+	if ev := c.Failover(); ev != 0 {
+		t.Errorf("events %v", ev)
+	}
+	c.Activate(ring, testPeerToken)
+	if c.Pending() {
+		tr, _ := c.Next()
+		t.Errorf("sends %+v", tr)
+	}
+}

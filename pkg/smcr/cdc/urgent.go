@@ -41,13 +41,13 @@ func (c *Conn) awaitsUrgentRead() bool { return c.peerConsumed < c.urgentSent }
 // sake: none beyond an urgent byte that the peer has not consumed, and no
 // write past one that is to be announced.
 func (c *Conn) sendLimit() uint64 {
-	switch {
-	case c.awaitsUrgentRead():
-		return c.urgentSent
-	case c.urgent != 0:
-		return min(c.urgent, c.produced)
+	if c.urgent == 0 && !c.awaitsUrgentRead() {
+		return c.produced
 	}
-	return c.produced
+	if c.awaitsUrgentRead() {
+		return c.urgentSent
+	}
+	return min(c.urgent, c.produced)
 }
 
 // urgentNoticeDue: urgent data waits for window and the peer does not know of
