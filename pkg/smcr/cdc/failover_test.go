@@ -134,6 +134,16 @@ func TestSection4_6_Sender(t *testing.T) {
 			name: "the answer to a reset is told again", before: steps{hear(0, 0, cdc.Flags(0).WithAbort()), func(s *side) { s.transmissions() }},
 			want: "seq 2 prod 0:0 cons 0:0 A",
 		},
+		{
+			name: "reset after the failover", before: steps{write(10)},
+			after: steps{func(s *side) { s.c.Abort() }},
+			want:  "seq 2 prod 0:10 cons 0:0 A",
+		},
+		{
+			name: "reset by the peer after the failover", before: steps{write(10)},
+			after: steps{hear(0, 0, cdc.Flags(0).WithAbort())},
+			want:  "seq 2 prod 0:10 cons 0:0 A",
+		},
 		{name: "given up", before: steps{write(10), func(s *side) { s.c.Fail() }}},
 		{
 			name: "twice", before: steps{
