@@ -36,11 +36,16 @@
 //   - open: what is still missing. A statement that has none of code, test,
 //     exception and unused is open, too.
 //
+// Comments of pkg/smcr that name a section of the RFC are checked for sections
+// that there are.
+//
+// With -prove it also runs the tests, each for itself, and says where no test
+// of a statement runs a function that the statement names.
+//
 // # Limitations
 //
-// That a name exists does not say that it does what the statement asks for;
-// reviewers do. Comments of pkg/smcr that name a section of the RFC are
-// checked for sections that there are.
+// That a test runs a function does not say that they do what the statement
+// asks for; reviewers do.
 package main
 
 import (
@@ -68,11 +73,16 @@ func run(args []string, stderr io.Writer) int {
 	flags := flag.NewFlagSet("rfcmatrix", flag.ContinueOnError)
 	flags.SetOutput(stderr)
 	check := flags.Bool("check", false, "write nothing; fail if "+output+" is not up to date")
-	if err := flags.Parse(args); err != nil || flags.NArg() > 0 {
+	proveIt := flags.Bool("prove", false, "write nothing; run the tests and see that they run the code")
+	if err := flags.Parse(args); err != nil || flags.NArg() > 0 || *check && *proveIt {
 		return exitUsage
 	}
 	root, err := findRoot()
-	if err == nil {
+	switch {
+	case err != nil:
+	case *proveIt:
+		err = prove(root)
+	default:
 		err = update(root, *check)
 	}
 	if err != nil {
@@ -120,9 +130,17 @@ func update(root string, check bool) error {
 	return nil
 }
 
-// document reads the statements, checks them against the code, and writes
-// them as Markdown.
+// document writes the statements as Markdown.
 func document(repo fs.FS) ([]byte, error) {
+	sections, err := load(repo)
+	if err != nil {
+		return nil, err
+	}
+	return render(sections), nil
+}
+
+// load reads the statements and checks them against the code.
+func load(repo fs.FS) ([]*section, error) {
 	sections, err := readStatements(repo)
 	if err != nil {
 		return nil, err
@@ -131,8 +149,5 @@ func document(repo fs.FS) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := errors.Join(ix.resolve(sections), ix.checkCitations(sections)); err != nil {
-		return nil, err
-	}
-	return render(sections), nil
+	return sections, errors.Join(ix.resolve(sections), ix.checkCitations(sections))
 }

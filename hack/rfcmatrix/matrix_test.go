@@ -187,3 +187,15 @@ func TestRender(t *testing.T) {
 		}
 	}
 }
+
+func TestParseProfile(t *testing.T) {
+	const text = `mode: set
+github.com/smcr-io/kube-smcr/pkg/smcr/cdc/conn.go:10.20,12.3 2 1
+github.com/smcr-io/kube-smcr/pkg/smcr/cdc/conn.go:14.20,16.3 2 0
+github.com/smcr-io/kube-smcr/pkg/smcr/cdc/state.go:7.2,7.9 1 23
+`
+	want := []lines{{"pkg/smcr/cdc/conn.go", 10, 12}, {"pkg/smcr/cdc/state.go", 7, 7}}
+	if diff := cmp.Diff(want, parseProfile(text), cmp.AllowUnexported(lines{})); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}

@@ -25,10 +25,16 @@ type source struct {
 
 // pkg is a package with its tests, the external ones included.
 type pkg struct {
-	symbols map[string]string          // name, or Type.Name, to file
+	symbols map[string]symbol          // by name, or Type.Name
 	tests   map[string]string          // test function to file
 	strings map[string]map[string]bool // file of tests to the strings in it
 	data    map[string]string          // base names below testdata to path
+}
+
+// symbol is where a name is declared. A function has lines, too.
+type symbol struct {
+	file     string
+	from, to int
 }
 
 // citation is a section of the RFC named by a comment.
@@ -48,7 +54,9 @@ func readSource(repo fs.FS) (*source, error) {
 			return nil
 		case strings.Contains("/"+name, "/testdata/"):
 			dir, _, _ := strings.Cut("/"+name, "/testdata/")
-			ix.at(strings.TrimPrefix(dir, "/")).data[path.Base(name)] = name
+			base, data := path.Base(name), ix.at(strings.TrimPrefix(dir, "/")).data
+			data[base] = name
+			data[strings.TrimSuffix(base, ".txt")] = name // as datadriven calls its subtests
 			return nil
 		case strings.HasSuffix(name, ".go"):
 			return ix.parse(name)
@@ -61,7 +69,7 @@ func readSource(repo fs.FS) (*source, error) {
 func (ix *source) at(dir string) *pkg {
 	p := ix.packages[dir]
 	if p == nil {
-		p = &pkg{map[string]string{}, map[string]string{}, map[string]map[string]bool{}, map[string]string{}}
+		p = &pkg{map[string]symbol{}, map[string]string{}, map[string]map[string]bool{}, map[string]string{}}
 		ix.packages[dir] = p
 	}
 	return p
@@ -81,7 +89,7 @@ func (ix *source) parse(name string) error {
 	if strings.HasSuffix(name, "_test.go") {
 		p.addTests(f, name)
 	} else {
-		p.addSymbols(f, name)
+		p.addSymbols(f, fset, name)
 	}
 	if strings.HasPrefix(name, "pkg/smcr/") {
 		for _, group := range f.Comments {
@@ -110,7 +118,7 @@ func (p *pkg) addTests(f *ast.File, name string) {
 	})
 }
 
-func (p *pkg) addSymbols(f *ast.File, file string) {
+func (p *pkg) addSymbols(f *ast.File, fset *token.FileSet, file string) {
 	for _, d := range f.Decls {
 		switch d := d.(type) {
 		case *ast.FuncDecl:
@@ -118,7 +126,7 @@ func (p *pkg) addSymbols(f *ast.File, file string) {
 			if d.Recv != nil {
 				name = receiver(d.Recv.List[0].Type) + "." + name
 			}
-			p.symbols[name] = file
+			p.symbols[name] = symbol{file, fset.Position(d.Pos()).Line, fset.Position(d.End()).Line}
 		case *ast.GenDecl:
 			for _, spec := range d.Specs {
 				p.addSpec(spec, file)
@@ -131,10 +139,10 @@ func (p *pkg) addSpec(spec ast.Spec, file string) {
 	switch s := spec.(type) {
 	case *ast.ValueSpec:
 		for _, n := range s.Names {
-			p.symbols[n.Name] = file
+			p.symbols[n.Name] = symbol{file: file}
 		}
 	case *ast.TypeSpec:
-		p.symbols[s.Name.Name] = file
+		p.symbols[s.Name.Name] = symbol{file: file}
 		var fields *ast.FieldList
 		switch t := s.Type.(type) {
 		case *ast.StructType:
@@ -146,7 +154,7 @@ func (p *pkg) addSpec(spec ast.Spec, file string) {
 		}
 		for _, f := range fields.List {
 			for _, n := range f.Names {
-				p.symbols[s.Name.Name+"."+n.Name] = file
+				p.symbols[s.Name.Name+"."+n.Name] = symbol{file: file}
 			}
 		}
 	}
@@ -236,15 +244,17 @@ func (ix *source) find(s *statement, r *reference, test bool) error {
 	if m == nil {
 		return fail("neither package.Name nor a file")
 	}
-	p, err := ix.lookUp(m[1])
+	dir, err := ix.lookUp(m[1])
 	if err != nil {
 		return fail("%v", err)
 	}
+	p := ix.packages[dir]
 	switch {
 	case test:
-		r.file = p.tests[m[2]]
+		r.file, r.dir, r.test, r.subtest = p.tests[m[2]], dir, m[2], m[3]
 	case m[3] == "":
-		r.file = p.symbols[m[2]]
+		r.symbol = p.symbols[m[2]]
+		r.file = r.symbol.file
 	}
 	switch sub := m[3]; {
 	case r.file == "" && test:
@@ -262,7 +272,7 @@ func (ix *source) find(s *statement, r *reference, test bool) error {
 }
 
 // lookUp finds a package by the end of its directory.
-func (ix *source) lookUp(name string) (*pkg, error) {
+func (ix *source) lookUp(name string) (string, error) {
 	var dirs []string
 	for dir, p := range ix.packages {
 		if (dir == name || strings.HasSuffix(dir, "/"+name)) && len(p.symbols)+len(p.tests) > 0 {
@@ -272,10 +282,10 @@ func (ix *source) lookUp(name string) (*pkg, error) {
 	slices.Sort(dirs)
 	switch len(dirs) {
 	case 0:
-		return nil, errors.New("there is no such package")
+		return "", errors.New("there is no such package")
 	case 1:
-		return ix.packages[dirs[0]], nil
+		return dirs[0], nil
 	default:
-		return nil, fmt.Errorf("name one of %s", strings.Join(dirs, ", "))
+		return "", fmt.Errorf("name one of %s", strings.Join(dirs, ", "))
 	}
 }

@@ -33,7 +33,11 @@ type statement struct {
 // reference is a name in the code, or the path of a file.
 type reference struct {
 	name string
-	file string // where it is; filled in by resolve
+
+	// Filled in by resolve.
+	file               string
+	symbol             symbol // of code
+	dir, test, subtest string // of a test
 }
 
 // state is how far a statement has come.
