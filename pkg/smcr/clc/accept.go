@@ -113,7 +113,8 @@ func ParseAccept(b []byte) (Accept, error) {
 	if err != nil {
 		return Accept{}, err
 	}
-	a := Accept{Endpoint: parseEndpoint(b, h)}
+	var a Accept
+	a.parse(b, h)
 	return a, a.check(h)
 }
 
@@ -142,7 +143,8 @@ func ParseConfirm(b []byte) (Confirm, error) {
 	if err != nil {
 		return Confirm{}, err
 	}
-	c := Confirm{Endpoint: parseEndpoint(b, h)}
+	var c Confirm
+	c.parse(b, h)
 	for i := range gids {
 		c.GIDs.Add(rdma.GID(b[acceptV2Base+fceLen+gidListHeadLen+i*gidLen:]))
 	}
@@ -156,9 +158,9 @@ func checkLen(b []byte, t Type, want int) error {
 	return nil
 }
 
-// parseEndpoint decodes what checkLen has found to be there.
-func parseEndpoint(b []byte, h Header) Endpoint {
-	e := Endpoint{
+// parse decodes what checkLen has found to be there.
+func (e *Endpoint) parse(b []byte, h Header) {
+	*e = Endpoint{
 		Version:      h.Version,
 		FirstContact: h.flag(),
 		PeerID:       PeerID(b[8:]),
@@ -174,11 +176,11 @@ func parseEndpoint(b []byte, h Header) Endpoint {
 		PSN:          rdma.PSN(uint24(b[61:])),
 	}
 	if h.Version < V2 {
-		return e
+		return
 	}
 	e.EID = EID(b[64:])
 	if !h.flag() {
-		return e
+		return
 	}
 	x := b[acceptV2Base:]
 	e.Ext = FirstContactExtension{
@@ -191,12 +193,11 @@ func parseEndpoint(b []byte, h Header) Endpoint {
 		FeatureMask: binary.BigEndian.Uint16(x[38:]),
 		Vendor:      [4]byte(x[40:]),
 	}
-	return e
 }
 
 // check finds values that a later version may define (RFC 7609 C.6). The MTU
 // counts at first contact only (A.2.3).
-func (e Endpoint) check(h Header) error {
+func (e *Endpoint) check(h Header) error {
 	// In version 1 the mode bits are reserved; an SMC-D message of version 1
 	// has another eye catcher.
 	if m := Mode(h.Flags & modeV1Mask); e.Version >= V2 && m != ModeR {
@@ -227,7 +228,7 @@ func (c Confirm) Append(b []byte) []byte {
 	return finish(b, start)
 }
 
-func (e Endpoint) append(b []byte, t Type) []byte {
+func (e *Endpoint) append(b []byte, t Type) []byte {
 	h := Header{Type: t, Version: e.Version}
 	if e.FirstContact {
 		h.Flags = flagBit
@@ -255,7 +256,7 @@ func (e Endpoint) append(b []byte, t Type) []byte {
 	return e.Ext.append(b)
 }
 
-func (x FirstContactExtension) append(b []byte) []byte {
+func (x *FirstContactExtension) append(b []byte) []byte {
 	direct := byte(0)
 	if x.Direct {
 		direct = 0x80

@@ -105,45 +105,51 @@ const (
 )
 
 // hasPrefixArea reports whether the mask/prefix area is there.
-func (p Proposal) hasPrefixArea() bool { return p.V1 != ModeNone }
+func (p *Proposal) hasPrefixArea() bool { return p.V1 != ModeNone }
 
 // ParseProposal decodes a whole Proposal. Errors are of type *[ParseError].
 func ParseProposal(b []byte) (Proposal, error) {
-	h, err := parseEnvelope(b, TypeProposal)
-	if err != nil {
+	var p Proposal
+	if err := p.parse(b); err != nil {
 		return Proposal{}, err
 	}
-	p := Proposal{
-		Version: h.Version, EyeCatcherD: h.SMCD,
-		V1:     Mode(h.Flags & modeV1Mask),
-		V2:     ModeNone,
-		PeerID: PeerID(b[propPeerID:]),
-		GID:    rdma.GID(b[propGID:]),
-		MAC:    rdma.MAC(b[propMAC:]),
+	return p, nil
+}
+
+// parse fills in a zero Proposal, which is too large to be copied about.
+func (p *Proposal) parse(b []byte) error {
+	h, err := parseEnvelope(b, TypeProposal)
+	if err != nil {
+		return err
 	}
+	p.Version, p.EyeCatcherD = h.Version, h.SMCD
+	p.V1, p.V2 = Mode(h.Flags&modeV1Mask), ModeNone
+	p.PeerID = PeerID(b[propPeerID:])
+	p.GID = rdma.GID(b[propGID:])
+	p.MAC = rdma.MAC(b[propMAC:])
 	if h.Version >= V2 {
 		p.V2 = Mode(h.Flags & modeV2Mask >> modeV2Shift)
 	} else if p.V1 == ModeNone {
-		return Proposal{}, parseErr(7, "version 1 Proposal offers no mode")
+		return parseErr(7, "version 1 Proposal offers no mode")
 	}
 	r := proposalReader{b: b, end: len(b) - trailerLen, off: propSMCD}
-	if err := r.growthArea(&p); err != nil {
-		return Proposal{}, err
+	if err := r.growthArea(p); err != nil {
+		return err
 	}
 	if p.hasPrefixArea() {
-		if err := r.prefixArea(&p); err != nil {
-			return Proposal{}, err
+		if err := r.prefixArea(p); err != nil {
+			return err
 		}
 	}
 	if p.V2 != ModeNone {
-		if err := r.v2Extension(&p); err != nil {
-			return Proposal{}, err
+		if err := r.v2Extension(p); err != nil {
+			return err
 		}
 	}
 	if r.off != r.end {
-		return Proposal{}, parseErr(5, "Proposal has %d bytes more than its parts", r.end-r.off)
+		return parseErr(5, "Proposal has %d bytes more than its parts", r.end-r.off)
 	}
-	return p, nil
+	return nil
 }
 
 // proposalReader walks over the variable part of a Proposal.
@@ -296,7 +302,7 @@ func (p Proposal) Append(b []byte) []byte {
 	return finish(b, start)
 }
 
-func (p Proposal) appendSMCDArea(b []byte, v2 bool) []byte {
+func (p *Proposal) appendSMCDArea(b []byte, v2 bool) []byte {
 	b = binary.BigEndian.AppendUint64(b, p.SMCD.GID)
 	b = binary.BigEndian.AppendUint16(b, p.SMCD.CHID)
 	off := 0
@@ -312,7 +318,7 @@ func (p Proposal) appendSMCDArea(b []byte, v2 bool) []byte {
 	return append(b, make([]byte, 20)...)
 }
 
-func (p Proposal) appendPrefixArea(b []byte) []byte {
+func (p *Proposal) appendPrefixArea(b []byte) []byte {
 	if p.IPv4.IsValid() {
 		a := p.IPv4.Addr().As4()
 		b = append(b, a[:]...)
@@ -329,8 +335,8 @@ func (p Proposal) appendPrefixArea(b []byte) []byte {
 	return b
 }
 
-func (p Proposal) appendV2Extension(b []byte) []byte {
-	e := p.Ext
+func (p *Proposal) appendV2Extension(b []byte) []byte {
+	e := &p.Ext
 	isms, smcdOff := 0, 0
 	if p.V2.HasD() {
 		isms = p.SMCDv2.Devices.Len()
@@ -355,7 +361,7 @@ func (p Proposal) appendV2Extension(b []byte) []byte {
 	return b
 }
 
-func (x SMCDv2Extension) append(b []byte) []byte {
+func (x *SMCDv2Extension) append(b []byte) []byte {
 	b = append(b, x.SEID[:]...)
 	b = append(b, make([]byte, 16)...)
 	for _, d := range x.Devices.Slice() {

@@ -344,16 +344,55 @@ func TestAppend_panicsOnOurMistakes(t *testing.T) {
 	}
 }
 
+// What a receiver asks of lists that go on in further messages, and of a mask.
+func TestLists(t *testing.T) {
+	for _, tt := range []struct {
+		remaining uint8
+		pairs     int
+		others    int
+		lastPairs bool
+		lastOther bool
+	}{
+		{0, 0, 0, true, true}, {1, 1, 1, true, true}, {2, 2, 2, true, true},
+		{3, 2, 3, false, true}, {4, 2, 3, false, false}, {7, 2, 3, false, false},
+	} {
+		a := llc.AddLinkContinuation{Remaining: tt.remaining}
+		c := llc.ConfirmRKeyContinuation{Remaining: tt.remaining}
+		if a.N() != tt.pairs || a.Last() != tt.lastPairs || c.N() != tt.others || c.Last() != tt.lastOther {
+			t.Errorf("%d remaining: pairs %d last %t, others %d last %t", tt.remaining, a.N(), a.Last(), c.N(), c.Last())
+		}
+	}
+	d := llc.DeleteRKey{Count: 3, ErrorMask: 0b1010_0000}
+	if !d.Failed(0) || d.Failed(1) || !d.Failed(2) || d.N() != 3 {
+		t.Errorf("errors of %08b: %t %t %t", d.ErrorMask, d.Failed(0), d.Failed(1), d.Failed(2))
+	}
+	if f := llc.NoRMBEEyecatcher; !f.Has(1) || llc.ConfirmLinkFlags(1).Has(f) {
+		t.Error("Has does not ask for all bits")
+	}
+}
+
 func TestString(t *testing.T) {
 	for want, got := range map[string]string{
-		"CONFIRM LINK":             llc.TypeConfirmLink.String(),
-		"Type(0x0f)":               llc.Type(15).String(),
-		"Linux":                    llc.DialectLinux.String(),
-		"RFC":                      llc.DialectRFC.String(),
-		"no alternate path":        llc.RejectNoAlternatePath.String(),
-		"lost path":                llc.DeleteLostPath.String(),
-		"unknown link group":       llc.DeleteUnknownGroup.String(),
-		"DeleteReason(0x00990000)": llc.DeleteReason(0x990000).String(),
+		"DELETE RKEY v2 response negative=true invalid=3 rkeys=[0x5]": llc.DeleteRKeyV2{Header: header(2), Negative: true, Invalid: 3, RKeys: []rdma.RKey{5}}.String(),
+		"REQUEST ADD LINK":               llc.RequestAddLink{}.Type().String(),
+		"DELETE RKEY":                    llc.DeleteRKeyV2{}.Type().String(),
+		"operator":                       llc.DeleteOperator.String(),
+		"none":                           llc.RejectReason(0).String(),
+		"RejectReason(9)":                llc.RejectReason(9).String(),
+		"Dialect(7)":                     llc.Dialect(7).String(),
+		"no-eyecatcher":                  llc.NoRMBEEyecatcher.String(),
+		"0x02":                           llc.ConfirmLinkFlags(2).String(),
+		"llc: unknown message type 0x0f": (&llc.UnknownTypeError{Type: 15}).Error(),
+		"llc: unknown optional message type 0x8f": (&llc.UnknownTypeError{Type: 0x8f, Optional: true}).Error(),
+		"llc: parse TEST LINK: x":                 (&llc.ParseError{Type: llc.TypeTestLink, Detail: "x"}).Error(),
+		"CONFIRM LINK":                            llc.TypeConfirmLink.String(),
+		"Type(0x0f)":                              llc.Type(15).String(),
+		"Linux":                                   llc.DialectLinux.String(),
+		"RFC":                                     llc.DialectRFC.String(),
+		"no alternate path":                       llc.RejectNoAlternatePath.String(),
+		"lost path":                               llc.DeleteLostPath.String(),
+		"unknown link group":                      llc.DeleteUnknownGroup.String(),
+		"DeleteReason(0x00990000)":                llc.DeleteReason(0x990000).String(),
 		"TEST LINK response data=0102030405060708090a0b0c0d0e0f10":            samples()["test link"].String(),
 		"DELETE LINK v2 response all orderly=false reason=unknown link group": samples()["delete link all"].String(),
 	} {
