@@ -35,7 +35,7 @@ type prover struct {
 
 // prove runs every test that a statement names and looks for functions that a
 // statement names and none of its tests runs.
-func prove(root string) error {
+func prove(root string) (err error) {
 	sections, err := load(os.DirFS(root))
 	if err != nil {
 		return err
@@ -44,7 +44,7 @@ func prove(root string) error {
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(tmp) // only scratch files are in it
+	defer func() { err = errors.Join(err, os.RemoveAll(tmp)) }()
 	p := prover{root: root, tmp: tmp, binaries: map[string]string{}, runs: map[string][]lines{}, failed: map[string]bool{}}
 	var errs []error
 	for _, sec := range sections {
