@@ -269,6 +269,9 @@ func model(t *testing.T, failovers bool) {
 	}
 }
 
+// settleSteps is more than a full send buffer needs through an RMBE of one byte.
+const settleSteps = 50000
+
 // settle goes on, reading all, until nothing moves; then all that was
 // produced must have been consumed.
 func settle(t *testing.T, a, b *end, rng *rand.Rand, failovers bool) {
@@ -277,7 +280,7 @@ func settle(t *testing.T, a, b *end, rng *rand.Rand, failovers bool) {
 	if failovers {
 		left = rng.IntN(4)
 	}
-	for range 10000 {
+	for range settleSteps {
 		for _, e := range [][2]*end{{a, b}, {b, a}} {
 			if left > 0 && rng.IntN(5) == 0 {
 				e[0].failover(t, rng, e[1])
@@ -327,7 +330,7 @@ func TestSection4_8_ModelEnds(t *testing.T) {
 			}
 			e.endingStep(t, rng, p)
 		}
-		for range 3000 {
+		for range settleSteps {
 			for _, e := range [][2]*end{{a, b}, {b, a}} {
 				e[0].transmit(t, e[1])
 				e[0].arriveAny(t, e[1])
