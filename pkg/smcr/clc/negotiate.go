@@ -206,3 +206,24 @@ func (c Confirm) NextHop(r Route) rdma.MAC {
 	}
 	return c.MAC
 }
+
+// PeerKey tells clients apart at a server: a client with the same key may use a
+// link group that exists.
+type PeerKey struct {
+	Version uint8
+	PeerID  PeerID
+	GID     rdma.GID // version 2
+}
+
+// Key returns the client's key in the version that was chosen. Linux leaves the
+// peer ID out of a Proposal of version 2 only; its RNIC's GID stands for it.
+func (p Proposal) Key(version uint8) PeerKey {
+	k := PeerKey{Version: version, PeerID: p.PeerID}
+	if version >= V2 {
+		k.GID = p.Ext.GID
+	}
+	return k
+}
+
+// Matches reports whether a Confirm comes from the client with this key.
+func (k PeerKey) Matches(c Confirm) bool { return k.PeerID.IsZero() || k.PeerID == c.PeerID }

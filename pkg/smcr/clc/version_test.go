@@ -393,3 +393,44 @@ func TestServer_WithoutV2(t *testing.T) {
 		t.Errorf("before the Proposal: %v, state %v", ok, s.State())
 	}
 }
+
+// The key of a client stays the same from contact to contact.
+func TestPeerKey(t *testing.T) {
+	v1, v2 := firstV1(t), firstV2(t)
+	other := v2.proposal
+	other.Ext.GID = gidOf("10.0.0.9")
+	for name, same := range map[string]bool{
+		"version 1, Confirm":                   v1.proposal.Key(V1).Matches(v1.confirm),
+		"version 1, Confirm of another":        !v1.proposal.Key(V1).Matches(v2.confirm),
+		"version 2, no peer ID":                v2.proposal.Key(V2).Matches(v2.confirm),
+		"version 2, another RNIC":              v2.proposal.Key(V2) != other.Key(V2),
+		"version 1 ignores what version 2 has": v2.proposal.Key(V1) == other.Key(V1),
+		"versions have groups of their own":    v1.proposal.Key(V1) != v1.proposal.Key(V2),
+	} {
+		if !same {
+			t.Error(name)
+		}
+	}
+}
+
+// A kernel that offers another EID is declined as a kernel would, with the more
+// exact reason; and the kernel's own Decline is understood.
+func TestCapturedDecline(t *testing.T) {
+	s := NewServer(epoch, testCfg)
+	if _, err := feed(s, epoch, load(t, "captured/proposal-12")); reasonOf(err) != ReasonNoUEID {
+		t.Errorf("%v", err)
+	}
+	theirs, err := ParseDecline(load(t, "captured/decline-12"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	theirs.PeerID, theirs.Reason = testCfg.PeerID, ReasonNoUEID
+	if diff := cmp.Diff(theirs.Append(nil), s.Poll(nil)[0].Data); diff != "" {
+		t.Errorf("(-as captured +ours):\n%s", diff)
+	}
+	c := NewClient(testCfg)
+	c.Propose(epoch, firstV2(t).proposal)
+	if _, err := feed(c, epoch, load(t, "captured/decline-12")); err != nil || c.State() != StateDeclined {
+		t.Errorf("%v, state %v", err, c.State())
+	}
+}

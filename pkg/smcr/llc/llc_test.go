@@ -353,8 +353,12 @@ func TestLists(t *testing.T) {
 		lastPairs bool
 		lastOther bool
 	}{
-		{0, 0, 0, true, true}, {1, 1, 1, true, true}, {2, 2, 2, true, true},
-		{3, 2, 3, false, true}, {4, 2, 3, false, false}, {7, 2, 3, false, false},
+		{0, 0, 0, true, true},
+		{1, 1, 1, true, true},
+		{2, 2, 2, true, true},
+		{3, 2, 3, false, true},
+		{4, 2, 3, false, false},
+		{7, 2, 3, false, false},
 	} {
 		a := llc.AddLinkContinuation{Remaining: tt.remaining}
 		c := llc.ConfirmRKeyContinuation{Remaining: tt.remaining}
