@@ -28,8 +28,7 @@ type group struct {
 	opened time.Time
 
 	links   [linkgroup.MaxLinks]*link
-	spare   *link // the server's offer of a second link; never used
-	touched bool  // on the stack's list
+	touched bool // on the stack's list
 	rmbs    map[linkgroup.RMBID]*region
 
 	// Who waits for set-up and RMB events. setup has room for all events of
@@ -79,14 +78,6 @@ func (s *Stack) newGroup(role linkgroup.Role, peer clc.PeerID) (_ *group, err er
 		Rand: rand.New(rand.NewPCG(s.rand.Uint64(), s.rand.Uint64())),
 	})
 	g.lg.AddFirstLink(first.local)
-	if role == linkgroup.Server {
-		// The offer of a second link needs a queue pair of its own, even if
-		// the client must refuse it because both ends have one RNIC.
-		if g.spare, err = g.newLink(1, r); err != nil {
-			return nil, err
-		}
-		g.lg.OfferSpare(g.spare.local)
-	}
 	s.groups[g.id] = g
 	return g, nil
 }
@@ -155,7 +146,7 @@ func (g *group) carryOut(now time.Time) {
 
 func (g *group) do(now time.Time, o *linkgroup.Output) {
 	if o.Kind == linkgroup.OutEvent {
-		g.event(o)
+		g.event(now, o)
 		return
 	}
 	l := g.links[o.Link]
@@ -179,7 +170,7 @@ func (g *group) do(now time.Time, o *linkgroup.Output) {
 }
 
 // event tells whoever waits.
-func (g *group) event(o *linkgroup.Output) {
+func (g *group) event(now time.Time, o *linkgroup.Output) {
 	switch o.Event {
 	case linkgroup.EventConn:
 		if c, ok := o.Conn.User.(*Conn); ok {
@@ -209,6 +200,31 @@ func (g *group) event(o *linkgroup.Output) {
 		delete(g.rmbWait, o.RMB)
 	case linkgroup.EventDead:
 		g.remove()
+	case linkgroup.EventWantLink:
+		g.offerLink(now, o)
+	case linkgroup.EventLink:
+		g.changed()
+	}
+}
+
+// offerLink gives the machine another queue pair: over a device that carries
+// none of its links, or else over one that does, in case the peer has two.
+func (g *group) offerLink(now time.Time, o *linkgroup.Output) {
+	r := g.s.pickRNIC(g.lg.RNICsInUse())
+	if (r == nil || !r.active()) && !o.Fresh {
+		r = g.s.pickRNIC(0)
+	}
+	if r == nil || !r.active() {
+		g.lg.NoLink(now, o.Link)
+		return
+	}
+	l, err := g.newLink(o.Link, r)
+	if err != nil {
+		g.lg.NoLink(now, o.Link)
+		return
+	}
+	if !g.lg.OfferLink(now, o.Link, l.local) {
+		l.close()
 	}
 }
 

@@ -240,7 +240,8 @@ func (r *rendezvous) handleSetup(ev setupEvent) {
 	case linkgroup.EventSetupFailed:
 		r.s.malformed("link group", ev.err)
 		r.m.Decline(now, setupReason(ev.err), false)
-	case linkgroup.EventRMBConfirmed, linkgroup.EventRMBRefused, linkgroup.EventConn, linkgroup.EventConnDone, linkgroup.EventDead:
+	case linkgroup.EventRMBConfirmed, linkgroup.EventRMBRefused, linkgroup.EventConn, linkgroup.EventConnDone, linkgroup.EventDead,
+		linkgroup.EventWantLink, linkgroup.EventLink:
 	}
 }
 
@@ -380,7 +381,7 @@ func (r *rendezvous) confirmRMB(ctx context.Context) error {
 // the turn.
 func (r *rendezvous) endpoint() clc.Endpoint {
 	e := r.conn.lc.Local()
-	l := r.group.lg.LocalEndpoint()
+	l := r.conn.lc.Endpoint()
 	return clc.Endpoint{
 		Version: clc.V1, FirstContact: r.first, PeerID: r.s.peerID,
 		GID: l.GID, MAC: l.MAC, QPN: l.QPN, PSN: l.PSN, MTU: l.MTU,
@@ -552,6 +553,9 @@ func (r *rendezvous) connect(e *clc.Endpoint) error {
 // activate gives a subsequent connection the peer's RMBE; the caller holds
 // the turn.
 func (r *rendezvous) activate(e *clc.Endpoint) error {
+	if i, ok := r.group.lg.FindLink(e.QPN, e.GID, e.MAC); ok {
+		r.conn.lc.UseLink(i) // its RKey is the one for this link
+	}
 	if err := r.conn.lc.Activate(peerRMBE(e)); err != nil {
 		return err
 	}

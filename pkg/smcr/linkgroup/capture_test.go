@@ -43,9 +43,7 @@ func newStage(t *testing.T, script []llcScript, server bool) *stage {
 	}
 	r.g = linkgroup.New(linkgroup.Config{Role: role, UserID: 1, SendBuffer: 1 << 16, Rand: rand.New(rand.NewPCG(1, 2))})
 	r.g.AddFirstLink(ours)
-	if server {
-		r.g.OfferSpare(ourSpare)
-	}
+	r.spare = server
 	s := &stage{rig: r, server: server, ring: cdc.Ring{Size: 64 << 10}}
 	if _, err := r.g.AddRMB(s.ring.Size, 1, []linkgroup.RToken{{RKey: 0x77, VAddr: 0x7700}}); err != nil {
 		t.Fatal(err)
@@ -175,6 +173,7 @@ func (s *stage) finishSetUp() {
 		confirm.Response, add.Response, add.Reject = true, true, true
 	}
 	s.recv(confirm)
+	s.poll()
 	s.recv(add)
 	s.poll()
 }
@@ -194,7 +193,7 @@ func (s *stage) checkAnswers(script []llcScript) {
 		}
 		switch want := append([]byte(nil), m.raw...); llc.Type(want[0]) {
 		case llc.TypeConfirmLink:
-			copy(want[30:], []byte{0, 0, 0, 1, 1}) // user ID and number of links: ours
+			copy(want[30:], []byte{0, 0, 0, 1, 2}) // user ID and number of links: ours
 			if !ours[string(want)] {
 				s.t.Errorf("no answer like %s among\n%v", s.describe(want), s.log)
 			}

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/smcr-io/kube-smcr/internal/invariant"
-	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/cdc"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/llc"
 )
@@ -20,13 +19,16 @@ type Conn struct {
 	User any
 
 	g        *Group
-	link     *link // that carries what we send
+	link     *link    // that carries what we send
+	target   *link    // where it moves once nothing is under way; nil: nowhere
+	named    *link    // that CLC messages about it name
+	endpoint Endpoint // our half of that
 	data     cdc.Conn
 	token    cdc.AlertToken
 	rmb      *rmb
 	element  int
-	peerAddr uint64 // of the peer's RMBE
-	peerKey  rdma.RKey
+	peerRMB  *rtoken // nil until Activate
+	offset   uint64  // of the peer's RMBE in it
 	peerSize uint32
 	peerTok  cdc.AlertToken
 	deadline time.Time // zero unless closing
@@ -94,8 +96,8 @@ func (g *Group) OpenConn(size uint32) (*Conn, error) {
 	if g.state == Forming {
 		r.state = rmbConfirmed // first contact confirms its RMB (§3.5.1)
 	}
-	c := &Conn{g: g, rmb: r, element: i, link: g.firstLink()}
-	c.link.conns++
+	c := &Conn{g: g, rmb: r, element: i}
+	c.useLink(g.bestLink(c, nil))
 	slot := -1
 	for j, o := range g.conns {
 		if o == nil {
@@ -115,6 +117,26 @@ func (g *Group) OpenConn(size uint32) (*Conn, error) {
 	c.restart()
 	return c, nil
 }
+
+func (c *Conn) useLink(l *link) {
+	if c.link != nil {
+		c.dest().conns--
+	}
+	c.link, c.target, c.named, c.endpoint = l, nil, l, l.local
+	l.conns++
+}
+
+// UseLink binds a connection, before Activate, to the link that the peer's CLC
+// message named.
+func (c *Conn) UseLink(index LinkIndex) {
+	if l := &c.g.links[index]; l.isUp() {
+		c.useLink(l)
+	}
+}
+
+// Endpoint is our half of the link that CLC messages about the connection
+// name.
+func (c *Conn) Endpoint() Endpoint { return c.endpoint }
 
 // conn finds the connection of one of our tokens.
 func (g *Group) conn(t cdc.AlertToken) *Conn {
@@ -145,7 +167,7 @@ func (c *Conn) restart() {
 func (c *Conn) Local() RMBE {
 	return RMBE{
 		RMB: c.rmb.id, Index: uint8(c.element + 1), Size: c.rmb.elementSize,
-		RToken: c.rmb.token(c.link), Token: c.token,
+		RToken: c.rmb.tokens[c.endpoint.RNIC], Token: c.token,
 	}
 }
 
@@ -162,26 +184,35 @@ func (c *Conn) Activate(peer RMBE) error {
 	if peer.Token == 0 || peer.Index == 0 || peer.Size < 16<<10 {
 		return fmt.Errorf("%w: token %d, index %d, %d bytes", ErrPeerRMBE, peer.Token, peer.Index, peer.Size)
 	}
+	var t *rtoken
+	at := c.named.index
 	switch g.state {
 	case Forming:
-		if !g.learnToken(c.link.index, peer.RToken) {
+		if t = g.learnToken(at, peer.RToken); t == nil {
 			return ErrFull
 		}
 	case Active:
-		if _, ok := g.peerToken(c.link.index, peer.RKey); !ok {
+		if t = g.peerToken(at, peer.RKey); t == nil {
+			t, at = g.findToken(peer.RToken)
+		}
+		if t == nil {
 			return fmt.Errorf("%w: 0x%08x", ErrUnknownRToken, uint32(peer.RKey))
 		}
 	case Draining, Dead:
 		return fmt.Errorf("%w: group is %v", ErrProtocol, g.state)
 	}
-	c.peerAddr = peer.VAddr + uint64(peer.Size)*uint64(peer.Index-1)
-	c.peerKey, c.peerSize, c.peerTok = peer.RKey, peer.Size, peer.Token
+	c.peerRMB = t
+	c.offset = peer.VAddr + uint64(peer.Size)*uint64(peer.Index-1) - t.tokens[at].VAddr
+	c.peerSize, c.peerTok = peer.Size, peer.Token
 	for _, o := range g.conns {
-		if o != nil && o != c && !o.done && o.peerSize != 0 && o.peerKey == c.peerKey && o.peerAddr == c.peerAddr {
+		if o != nil && o != c && !o.done && o.peerSize != 0 && o.peerRMB == t && o.offset == c.offset {
 			o.replace()
 		}
 	}
 	c.data.Activate(g.ring(peer.Size), peer.Token)
+	if g.state == Active && !c.canUse(c.dest()) {
+		c.moveTo(g.bestLink(c, c.dest()))
+	}
 	c.enqueue()
 	return nil
 }
@@ -209,7 +240,7 @@ func (c *Conn) Release(now time.Time) {
 	}
 	g.conns[slot] = nil
 	g.nconns--
-	c.link.conns--
+	c.dest().conns--
 	g.idleSince = now
 	c.rmb.give(c.element)
 	g.dropEmptyRMB(c.rmb)
@@ -223,7 +254,7 @@ func (c *Conn) Token() cdc.AlertToken { return c.token }
 // Data is the state of the connection's streams, to be read only.
 func (c *Conn) Data() *cdc.Conn { return &c.data }
 
-// Link is the link that carries the connection.
+// Link is the link that carries what we send; the peer chooses its own.
 func (c *Conn) Link() llc.LinkID { return c.link.id }
 
 // PeerRMBESize is the size of the peer's buffer in bytes.
@@ -291,7 +322,10 @@ func (c *Conn) stopClock() {
 }
 
 func (c *Conn) enqueue() {
-	if c.data.Pending() {
+	if c.target != nil && c.data.InFlight() == 0 {
+		c.arrive()
+	}
+	if c.target == nil && c.data.Pending() {
 		c.link.ready.push(c)
 	}
 	c.finishIfOver()
@@ -403,6 +437,10 @@ func (g *Group) pumpData(dst []Output, l *link) []Output {
 	}
 	for !l.ready.empty() && l.inflight < SendBudget-llcReserve {
 		c := l.ready.pop()
+		if c.link != l || c.target != nil { // it moves, or has moved
+			c.enqueue()
+			continue
+		}
 		if !c.data.Pending() {
 			continue
 		}
@@ -427,7 +465,11 @@ func (g *Group) pumpData(dst []Output, l *link) []Output {
 // appendWrites cuts a transmission where the peer's RMBE wraps, and each
 // piece where our send buffer wraps.
 func (c *Conn) appendWrites(dst []Output, t cdc.Transmission) []Output {
+	if t.Len == 0 {
+		return dst
+	}
 	source := cdc.Ring{Size: c.g.cfg.SendBuffer}
+	to := c.peerRMB.tokens[c.link.index]
 	pos := t.Pos
 	for _, s := range c.data.WriteSpans(t) {
 		if s.Len == 0 {
@@ -436,8 +478,8 @@ func (c *Conn) appendWrites(dst []Output, t cdc.Transmission) []Output {
 		dst = append(dst, Output{
 			Kind: OutWrite, Link: c.link.index, Conn: c,
 			Local:      source.Spans(pos, s.Len),
-			RemoteAddr: c.peerAddr + uint64(s.Offset),
-			RKey:       c.peerKey,
+			RemoteAddr: to.VAddr + c.offset + uint64(s.Offset),
+			RKey:       to.RKey,
 		})
 		pos += uint64(s.Len)
 		c.writes++

@@ -6,17 +6,18 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/llc"
 )
 
 // flow is an LLC exchange that we start. One is under way at a time, because
-// Linux drops requests that cross (§3.5.5.3 allows more).
+// Linux drops requests that cross (RFC 7609 §3.5.5.3 allows more).
 type flow struct {
-	kind   flowKind
-	rmb    RMBID
-	reason llc.DeleteReason
-	tries  int // answers that asked for a retry
+	kind     flowKind
+	rmbs     [llc.MaxDeleteRKeys]RMBID // CONFIRM RKEY: the first; DELETE RKEY: count of them
+	count    int
+	tries    int            // CONFIRM RKEY: answers that asked for a retry
+	deletion llc.DeleteLink // DELETE LINK
+	fresh    bool           // ADD LINK: only over an RNIC that is not in use
 }
 
 type flowKind uint8
@@ -24,6 +25,9 @@ type flowKind uint8
 const (
 	flowConfirmRKey flowKind = iota
 	flowDeleteRKey
+	flowAddLink    // server
+	flowDeleteLink // server
+	flowAskDelete  // client: a request that the server delete a link
 	flowDeleteAll
 )
 
@@ -33,145 +37,175 @@ func (k flowKind) String() string {
 		return "CONFIRM RKEY"
 	case flowDeleteRKey:
 		return "DELETE RKEY"
-	case flowDeleteAll:
+	case flowAddLink:
+		return "ADD LINK"
+	case flowDeleteLink, flowAskDelete, flowDeleteAll:
 		return "DELETE LINK"
 	}
 	return fmt.Sprintf("flowKind(%d)", uint8(k))
 }
 
-// ConfirmRMB tells the peer about an RMB (§3.5.5.2.1); EventRMBConfirmed or
-// EventRMBRefused follows, at once if it is confirmed already.
-func (g *Group) ConfirmRMB(id RMBID) {
-	r := g.rmb(id)
-	switch {
-	case r == nil || r.state == rmbDeleting || g.state != Active:
-		g.out = append(g.out, Output{Kind: OutEvent, Event: EventRMBRefused, RMB: id})
-	case r.state == rmbConfirmed:
-		g.out = append(g.out, Output{Kind: OutEvent, Event: EventRMBConfirmed, RMB: id})
-	case r.state == rmbNew:
-		r.state = rmbConfirming
-		g.startFlow(flow{kind: flowConfirmRKey, rmb: id})
-	}
-}
-
-// IsConfirmed reports whether the peer knows the RMB.
-func (g *Group) IsConfirmed(id RMBID) bool {
-	r := g.rmb(id)
-	return r != nil && r.state == rmbConfirmed
-}
-
+// startFlow puts an exchange in line. Deletions go before what has not begun:
+// the peer should not use a dead link longer than it must.
 func (g *Group) startFlow(f flow) {
 	if len(g.flows) >= maxFlows {
 		return // every RMB has at most two flows waiting, so this cannot be
 	}
-	g.flows = append(g.flows, f)
+	at := len(g.flows)
+	if f.kind == flowDeleteLink || f.kind == flowAskDelete {
+		at = 0
+		for at < len(g.flows) && ((at == 0 && g.flowSent) || g.flows[at].kind == f.kind) {
+			at++
+		}
+	}
+	g.flows = append(g.flows, flow{})
+	copy(g.flows[at+1:], g.flows[at:])
+	g.flows[at] = f
 }
 
-// canPumpFlows reports whether the first waiting flow can start.
+// popFlow ends the flow under way.
+func (g *Group) popFlow() flow {
+	f := g.flows[0]
+	g.flows = g.flows[1:]
+	g.flowSent = false
+	return f
+}
+
+// changing reports whether the server changes the configuration of links:
+// RKeys must not change then (§3.5.5.3).
+func (g *Group) changing() bool {
+	return g.adding.step != addNone || (g.flowSent && g.flows[0].kind == flowDeleteLink)
+}
+
+// canPumpFlows reports whether the first waiting flow can start. A client's
+// requests to delete links can flow at any time; all else waits for the end of
+// the exchange that adds a link.
 func (g *Group) canPumpFlows() bool {
-	return !g.flowSent && len(g.flows) > 0 && (g.state == Active || g.state == Draining)
+	if g.flowSent || len(g.flows) == 0 || (g.state != Active && g.state != Draining) {
+		return false
+	}
+	kind := g.flows[0].kind
+	return g.adding.step == addNone || kind == flowAskDelete || kind == flowDeleteAll
 }
 
 // pumpFlows sends the first waiting flow's request.
 func (g *Group) pumpFlows(now time.Time) {
-	if !g.canPumpFlows() {
-		return
+	for g.canPumpFlows() {
+		via := g.otherLink(nil)
+		if via == nil {
+			return
+		}
+		g.flowVia = via
+		g.flowSent = true
+		g.flowBegan = now
+		g.flowExpiry = now.Add(FlowTimeout)
+		g.flowResend = time.Time{}
+		switch g.flows[0].kind {
+		case flowAddLink:
+			g.flowExpiry = time.Time{} // the exchange has deadlines of its own
+			g.beginAdd(now, via, g.flows[0].fresh)
+		case flowDeleteLink:
+			g.sendDelete(now)
+		case flowConfirmRKey, flowDeleteRKey, flowAskDelete:
+			g.flowResend = now.Add(ResendInterval)
+			g.sendRequest()
+		case flowDeleteAll:
+			g.sendRequest()
+		}
 	}
-	g.flowVia = g.llcLink()
+}
+
+// sendDelete starts the deletion of a link at the server. One that the client
+// asked for during another exchange has still to be taken out of service.
+func (g *Group) sendDelete(now time.Time) {
+	m := g.flows[0].deletion
+	if l := g.linkByID(m.Link); l != nil && l.state == linkActive {
+		if g.otherLink(l) == nil { // the last one meanwhile
+			g.popFlow()
+			g.Terminate(now, m.Reason)
+			return
+		}
+		if !isUrgent(m) {
+			g.popFlow()
+			g.drain(now, l, m)
+			return
+		}
+		g.dropLink(l, fmt.Errorf("%w: %v", ErrPeerDeleted, m.Reason))
+		if !g.flowSent { // it carried this flow
+			return
+		}
+	}
+	g.flowResend = now.Add(ResendInterval)
 	g.sendRequest()
-	g.flowSent = true
-	g.flowExpiry = now.Add(FlowTimeout)
-	g.flowResend = time.Time{}
-	if g.flows[0].kind != flowDeleteAll {
-		g.flowResend = now.Add(ResendInterval)
-	}
 }
 
 // sendRequest sends the request of the flow under way.
 func (g *Group) sendRequest() {
-	f, l := g.flows[0], g.flowVia
+	f, l := &g.flows[0], g.flowVia
 	switch f.kind {
 	case flowConfirmRKey:
-		l.send(llc.ConfirmRKey{This: llc.RToken(g.rmb(f.rmb).token(l))})
+		g.sendConfirmRKey(l, g.rmb(f.rmbs[0]))
 	case flowDeleteRKey:
-		m := llc.DeleteRKey{Count: 1}
-		m.RKeys[0] = g.rmb(f.rmb).token(l).RKey
+		g.sendDeleteRKey(l, f)
+	case flowDeleteLink, flowAskDelete:
+		m := f.deletion
+		m.Response = false
 		l.send(m)
 	case flowDeleteAll:
-		l.send(llc.DeleteLink{All: true, Orderly: true, Reason: f.reason})
+		l.send(llc.DeleteLink{All: true, Orderly: true, Reason: f.deletion.Reason})
+	case flowAddLink:
 	}
 }
 
-// endRKeyFlow finishes the flow under way if the answer is for its RMB;
-// another one answers a request that was sent again.
-func (g *Group) endRKeyFlow(kind flowKind, key rdma.RKey) (flow, bool) {
-	if g.flowSent && g.flows[0].kind == kind && g.rmb(g.flows[0].rmb).token(g.flowVia).RKey != key {
-		g.Discarded++
-		return flow{}, false
-	}
-	return g.endFlow(kind)
-}
-
-// endFlow finishes the flow under way if it is of this kind.
-func (g *Group) endFlow(kind flowKind) (flow, bool) {
-	if !g.flowSent || g.flows[0].kind != kind {
-		g.Discarded++
-		return flow{}, false
-	}
-	f := g.flows[0]
-	g.flows = g.flows[1:]
-	g.flowSent = false
-	return f, true
-}
-
-func (g *Group) handleConfirmRKeyReply(m llc.ConfirmRKey) {
-	f, ok := g.endRKeyFlow(flowConfirmRKey, m.This.RKey)
-	if !ok {
-		return
-	}
-	r := g.rmb(f.rmb)
-	ev := EventRMBConfirmed
+// flowTimeout looks after the request under way.
+func (g *Group) flowTimeout(now time.Time, due func(time.Time) bool) {
 	switch {
-	case !m.Negative:
-		r.state = rmbConfirmed
-	case m.Retry && f.tries < maxRKeyRetries: // the peer's configuration is changing: again at once (A.3.5, C bit)
-		f.tries++
-		g.startFlow(f)
-		return
-	default:
-		r.state = rmbNew
-		ev = EventRMBRefused
-	}
-	g.out = append(g.out, Output{Kind: OutEvent, Event: ev, RMB: f.rmb})
-}
-
-func (g *Group) handleDeleteRKeyReply(m llc.DeleteRKey) {
-	// A negative answer means that the peer did not know the key: logged by
-	// nobody, harmless (A.3.7).
-	if f, ok := g.endRKeyFlow(flowDeleteRKey, m.RKeys[0]); ok {
-		g.removeRMB(f.rmb)
+	case !g.flowSent:
+	case due(g.flowExpiry):
+		g.flowExpired(now)
+	case due(g.flowResend):
+		g.flowResend = g.flowResend.Add(ResendInterval)
+		g.sendRequest()
 	}
 }
 
-// handleConfirmRKey remembers a new RMB of the peer and echoes the message.
-func (g *Group) handleConfirmRKey(l *link, m llc.ConfirmRKey) {
-	m.Response = true
-	if !g.learnToken(l.index, RToken(m.This)) {
-		m.Negative = true
-	}
-	l.send(m)
-}
-
-// handleDeleteRKey forgets RMBs of the peer and echoes the message, with a
-// mask of those it did not know.
-func (g *Group) handleDeleteRKey(l *link, m llc.DeleteRKey) {
-	m.Response = true
-	m.ErrorMask = 0
-	for i := range min(int(m.Count), len(m.RKeys)) {
-		if !g.forgetToken(l.index, m.RKeys[i]) {
-			m.Negative = true
-			m.ErrorMask |= 0x80 >> i
+// flowExpired is what a missing answer means (C.7.1): the link that carried
+// the request has failed, and another one carries it again. But a Linux that
+// is heard on the link is there: it drops what crosses with something of its
+// own.
+func (g *Group) flowExpired(now time.Time) {
+	f, via := g.flows[0], g.flowVia
+	if f.kind == flowDeleteAll {
+		if g.otherLink(via) == nil {
+			g.becomeDead(nil)
+			return
 		}
+		g.dropLink(via, fmt.Errorf("%w: %v", ErrFlowTimeout, f.kind))
+		return
 	}
-	l.send(m)
+	if g.dialect == llc.DialectLinux && via.heard.After(g.flowBegan) {
+		g.giveUpFlow(f)
+		return
+	}
+	g.loseLink(now, via, llc.DeleteLostPath, FaultLink, fmt.Errorf("%w: %v", ErrFlowTimeout, f.kind))
+}
+
+// giveUpFlow ends a flow that the peer does not answer although it is there.
+func (g *Group) giveUpFlow(f flow) {
+	switch f.kind {
+	case flowConfirmRKey:
+		g.popFlow()
+		if r := g.rmb(f.rmbs[0]); r != nil {
+			r.state = rmbNew
+		}
+		g.out = append(g.out, Output{Kind: OutEvent, Event: EventRMBRefused, RMB: f.rmbs[0]})
+	case flowDeleteRKey:
+		g.popFlow()
+		for _, id := range f.rmbs[:f.count] {
+			g.removeRMB(id)
+		}
+	case flowDeleteLink, flowAskDelete:
+		g.endDelete(f.deletion.Link)
+	case flowAddLink, flowDeleteAll:
+	}
 }

@@ -72,6 +72,7 @@ type Endpoint struct {
 type Config struct {
 	Role       Role
 	AllowRFC   bool   // accept RFC 7609's dialect with RMBE eye catchers
+	MaxLinks   uint8  // at most this many, negotiated with the peer; 0 means DefaultMaxLinks
 	UserID     uint32 // link user ID, for displays
 	SendBuffer uint32 // bytes, of each connection
 	// Timers; 0 means the defaults in limits.go.
@@ -87,15 +88,23 @@ type Group struct {
 	deadline time.Time // of step
 	dialect  llc.Dialect
 	maxLinks uint8
-	links    [MaxLinks]link
-	spare    Endpoint // server: offered in ADD LINK
-	hasSpare bool
 	err      error
+
+	links      [MaxLinks]link
+	lastSlot   LinkIndex  // taken last
+	births     uint64     // links that became ACTIVE
+	lastLinkID llc.LinkID // server: assigned last
+	adding     adding
+	spare      *link // client: what our hint to the server is about
+	spareUntil time.Time
+	deleting   llc.LinkID    // waitDeleteReply: the second link that failed
+	retryWait  time.Duration // until a failed second link is tried again
+	retryAt    time.Time
 
 	rmbs     []*rmb
 	nextRMB  RMBID
 	rmbsGone []RMBID
-	rtokens  []rtoken
+	rtokens  []*rtoken
 
 	conns     []*Conn // by token slot
 	nconns    int
@@ -105,10 +114,14 @@ type Group struct {
 
 	flows      []flow // the first one is under way once flowSent
 	flowSent   bool
+	flowBegan  time.Time
 	flowExpiry time.Time
 	flowResend time.Time // zero: not sent again
 	flowVia    *link     // that carried the request
-	deleted    bool      // the peer ended the group; dead once our answer is delivered
+	others     otherTokens
+	confirming confirming
+	deleted    bool  // the peer ended the group; dead once our answer is delivered
+	lastWord   *link // that carries this answer, or our own DELETE LINK
 
 	out       []Output
 	Discarded uint64 // messages that were dropped without harm
@@ -128,7 +141,10 @@ func New(cfg Config) *Group {
 	def(&cfg.IdleTimeout, idle)
 	def(&cfg.CloseTimeout, CloseTimeout)
 	def(&cfg.TestLinkInterval, TestLinkInterval)
-	g := &Group{cfg: cfg, dialect: llc.DialectLinux, maxLinks: 1}
+	if cfg.MaxLinks == 0 {
+		cfg.MaxLinks = DefaultMaxLinks
+	}
+	g := &Group{cfg: cfg, dialect: llc.DialectLinux, maxLinks: min(cfg.MaxLinks, MaxLinks)}
 	for i := range g.links {
 		g.links[i].index = LinkIndex(i)
 	}
@@ -172,12 +188,6 @@ var (
 	ErrPeerDeleted = errors.New("peer deleted the link group")
 )
 
-// HandleLinkFailure takes a queue pair's error. With its last link the group
-// ends, and all connections are reset.
-func (g *Group) HandleLinkFailure(_ time.Time, _ LinkIndex, err error) {
-	g.fail(FaultLink, fmt.Errorf("%w: %w", ErrLink, err))
-}
-
 // fail ends the set-up or the group.
 func (g *Group) fail(f SetupFault, err error) {
 	switch g.state {
@@ -205,9 +215,8 @@ func (g *Group) becomeActive(now time.Time) {
 	g.step = setupDone
 	g.deadline = time.Time{}
 	g.idleSince = now
-	l := g.firstLink()
-	l.state = linkActive
-	l.heard = now
+	g.deleting = 0
+	g.linkUp(now, g.firstLink())
 	for _, c := range g.conns {
 		if c != nil && c.data.State() != cdc.Closed {
 			c.restart()
@@ -224,7 +233,7 @@ func (g *Group) becomeDead(err error) {
 	wasForming := g.state == Forming
 	g.state = Dead
 	g.err = err
-	g.flows, g.flowSent = nil, false
+	g.stopExchanges()
 	for i := range g.links {
 		g.closeLink(&g.links[i])
 	}
@@ -238,17 +247,35 @@ func (g *Group) becomeDead(err error) {
 	}
 }
 
+// becomeDraining ends all exchanges: nothing but the end of the group matters
+// now.
+func (g *Group) becomeDraining() {
+	g.state = Draining
+	if g.adding.step != addNone {
+		g.closeLink(&g.links[g.adding.link])
+	}
+	if g.spare != nil {
+		g.closeLink(g.spare)
+	}
+	g.stopExchanges()
+}
+
+func (g *Group) stopExchanges() {
+	g.flows, g.flowSent = nil, false
+	g.adding, g.spare = adding{}, nil
+	g.retryAt = time.Time{}
+}
+
 // Terminate ends the group in order: DELETE LINK for all links (§3.5.4).
 func (g *Group) Terminate(now time.Time, reason llc.DeleteReason) {
 	switch g.state {
 	case Forming:
 		g.becomeDead(nil)
 	case Active:
-		g.state = Draining
-		g.flows = g.flows[:0]
-		g.flowSent = false
-		g.startFlow(flow{kind: flowDeleteAll, reason: reason})
+		g.becomeDraining()
+		g.startFlow(flow{kind: flowDeleteAll, deletion: llc.DeleteLink{Reason: reason}})
 		g.pumpFlows(now)
+		g.lastWord = g.flowVia
 	case Draining, Dead:
 	}
 }
@@ -266,14 +293,21 @@ func (g *Group) NextTimeout() (time.Time, bool) {
 		return next, false
 	case Forming:
 		earliest(g.deadline)
+		earliest(g.adding.deadline)
 	case Active, Draining:
 		earliest(g.deadline)
+		earliest(g.adding.deadline)
+		earliest(g.retryAt)
+		if g.spare != nil {
+			earliest(g.spareUntil)
+		}
 		if g.flowSent {
 			earliest(g.flowExpiry)
 			earliest(g.flowResend)
 		}
 		for i := range g.links {
 			earliest(g.testDue(&g.links[i]))
+			earliest(g.links[i].drainBy)
 		}
 		if g.isUnused() {
 			earliest(g.idleSince.Add(g.cfg.IdleTimeout))
@@ -295,23 +329,19 @@ func (g *Group) HandleTimeout(now time.Time) {
 	switch g.state {
 	case Dead:
 	case Forming:
-		if due(g.deadline) {
+		switch {
+		case due(g.deadline):
 			g.setupExpired(now)
+		case due(g.adding.deadline):
+			g.addExpired(now)
 		}
 	case Active, Draining:
 		if due(g.deadline) {
 			g.becomeDead(ErrPeerDeleted)
 			return
 		}
-		if g.flowTimeout(due) {
-			return
-		}
-		for i := range g.links {
-			if g.testLink(now, &g.links[i]) {
-				g.becomeDead(ErrTestLink)
-				return
-			}
-		}
+		g.flowTimeout(now, due)
+		g.linkTimeouts(now, due)
 		if g.closing > 0 {
 			for _, c := range g.conns {
 				if c != nil && due(c.deadline) {
@@ -329,37 +359,45 @@ func (g *Group) HandleTimeout(now time.Time) {
 // Connections that the peer does not end must not keep it forever.
 func (g *Group) isUnused() bool { return g.state == Active && g.nconns == g.zombies }
 
-// flowTimeout looks after the request under way; true when the group ended.
-func (g *Group) flowTimeout(due func(time.Time) bool) bool {
-	switch {
-	case !g.flowSent:
-	case due(g.flowExpiry):
-		var err error
-		if kind := g.flows[0].kind; kind != flowDeleteAll {
-			err = fmt.Errorf("%w: %v", ErrFlowTimeout, kind)
-		}
-		g.becomeDead(err)
-		return true
-	case due(g.flowResend):
-		g.flowResend = g.flowResend.Add(ResendInterval)
-		g.sendRequest()
+// linkTimeouts looks after each link and the exchanges about them.
+func (g *Group) linkTimeouts(now time.Time, due func(time.Time) bool) {
+	if due(g.adding.deadline) {
+		g.addExpired(now)
 	}
-	return false
+	if g.spare != nil && due(g.spareUntil) { // the server has no use for it
+		g.closeLink(g.spare)
+		g.spare = nil
+	}
+	if due(g.retryAt) {
+		g.retryAdd()
+	}
+	for i := range g.links {
+		l := &g.links[i]
+		if due(l.drainBy) {
+			g.drainExpired(l)
+		}
+		if g.testLink(now, l) {
+			g.loseLink(now, l, llc.DeleteLostPath, FaultLink, ErrTestLink)
+		}
+	}
 }
 
 // HandleSent takes the completion of a SEND on a link. A link that was closed
 // has none any more.
 func (g *Group) HandleSent(_ time.Time, index LinkIndex, id uint64) {
 	l := &g.links[index]
+	if l.state <= linkWanted {
+		return // it was closed meanwhile: what was under way counts as lost
+	}
 	l.inflight--
 	if id == 0 {
-		if g.state == Draining && l.inflight == 0 && len(l.queue) == 0 && (g.deleted || g.cfg.Role == Server) {
+		if g.state == Draining && l == g.lastWord && l.inflight == 0 && len(l.queue) == 0 && (g.deleted || g.cfg.Role == Server) {
 			// What the server decides is done when it is delivered (C.7.1).
 			g.becomeDead(g.drainErr())
 		}
 		return
 	}
-	if c := g.conn(cdc.AlertToken(id)); c != nil {
+	if c := g.conn(cdc.AlertToken(id)); c != nil && c.link == l {
 		c.handleSent()
 	}
 }

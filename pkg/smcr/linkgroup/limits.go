@@ -10,6 +10,8 @@ const (
 	MaxLinks = 8
 	// MaxRNICs is how many of our devices a group can use: one for each link.
 	MaxRNICs = MaxLinks
+	// DefaultMaxLinks is what RFC 7609 §2.2.2 demands at least.
+	DefaultMaxLinks = 2
 	// MaxConns is what Linux carries on one group; more connections start a
 	// parallel group (§3.5.3).
 	MaxConns = 255
@@ -51,6 +53,15 @@ const (
 	// ResendInterval is when a CONFIRM RKEY or DELETE RKEY without an answer
 	// is sent again: Linux drops a request that crosses one of its own.
 	ResendInterval = 2 * time.Second
+	// DrainTimeout is how long the messages under way on a link that is
+	// deleted in order may take before they are repeated over another one: a
+	// multiple of any round trip, well below what peers wait for an answer.
+	DrainTimeout = 500 * time.Millisecond
+	// AddLinkRetryMin and AddLinkRetryMax are the first and the longest time
+	// after which a server tries again to add a second link (C.8). Ports that
+	// come up, and clients that say so, are not waited for.
+	AddLinkRetryMin = 10 * time.Second
+	AddLinkRetryMax = 10 * time.Minute
 	// TestLinkInterval is the quiet time after which a link is tested.
 	TestLinkInterval = 10 * time.Second
 	// TestLinkTimeout is how long a TEST LINK waits for its answer.

@@ -3,8 +3,11 @@
 package linkgroup
 
 import (
+	"fmt"
 	"time"
 
+	"github.com/smcr-io/kube-smcr/internal/invariant"
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/llc"
 )
 
@@ -15,40 +18,61 @@ type link struct {
 	local, peer Endpoint
 	peerUserID  uint32
 	state       linkState
+	born        uint64           // order in which links became ACTIVE
+	asymmetric  bool             // shares an RNIC of one side with an older link
 	queue       [][llc.Size]byte // LLC messages that wait for the send budget
 	ready       connQueue        // connections that write over this link and have something to send
-	conns       int              // connections that write over this link
+	conns       int              // connections that write over this link, or are about to
 	inflight    int              // SENDs that have not completed
-	heard       time.Time
-	testSent    time.Time // zero: no TEST LINK is unanswered
-	testData    [16]byte
-	sent, recv  uint64 // stream bytes
+	heard       time.Time        // when the peer last sent something over it
+	testSent    time.Time        // zero: no TEST LINK is unanswered
+	testData    [16]byte         // of that TEST LINK
+	drainBy     time.Time        // DRAINING: when connections that still use it fail over
+	deletion    llc.DeleteLink   // DRAINING: what the peer is told once no connection uses it
+	sent, recv  uint64           // stream bytes
 }
 
+// linkState is the life of a link.
+//
+//	DOWN --> WANTED --> FORMING --> ACTIVE --> DRAINING --> DOWN
+//	           |           |          |                      ^
+//	           +-----------+----------+----------------------+
 type linkState uint8
 
 const (
-	linkDown linkState = iota
-	linkForming
-	linkActive
+	linkDown     linkState = iota // no such link
+	linkWanted                    // the shell was asked for a queue pair
+	linkForming                   // the queue pair exists, its path is not proven
+	linkActive                    // carries connections
+	linkDraining                  // connections leave it, then the peer is told
 )
 
 func (s linkState) String() string {
 	switch s {
-	case linkForming:
+	case linkWanted, linkForming:
 		return "FORMING"
 	case linkActive:
 		return "ACTIVE"
+	case linkDraining:
+		return "DRAINING"
 	case linkDown:
 	}
 	return "DOWN"
 }
+
+// isUp reports whether messages can be sent over the link in an established
+// group.
+func (l *link) isUp() bool { return l.state == linkActive || l.state == linkDraining }
+
+// samePeer reports whether two links end at the same RNIC of the peer.
+func (l *link) samePeer(e Endpoint) bool { return l.peer.GID == e.GID && l.peer.MAC == e.MAC }
 
 // LinkInfo describes a link.
 type LinkInfo struct {
 	Index       LinkIndex
 	ID          llc.LinkID
 	State       string
+	Asymmetric  bool
 	Local, Peer Endpoint
 	PeerUserID  uint32
 	Conns       int    // that write over it
@@ -59,45 +83,231 @@ type LinkInfo struct {
 func (g *Group) Links() []LinkInfo {
 	var infos []LinkInfo
 	for i := range g.links {
-		if l := &g.links[i]; l.state != linkDown {
-			infos = append(infos, LinkInfo{l.index, l.id, l.state.String(), l.local, l.peer, l.peerUserID, l.conns, l.sent, l.recv})
+		if l := &g.links[i]; l.state > linkWanted {
+			infos = append(infos, LinkInfo{
+				l.index, l.id, l.state.String(), l.asymmetric, l.local, l.peer, l.peerUserID, l.conns, l.sent, l.recv,
+			})
 		}
 	}
 	return infos
 }
 
+// Redundancy tells how many RNICs a group can lose (RFC 7609 §2.2.1).
+type Redundancy uint8
+
+// Redundancies.
+const (
+	Single          Redundancy = iota // one link
+	Symmetric                         // two links or more that share no RNIC
+	AsymmetricLocal                   // the second link shares our RNIC: the peer has two
+	AsymmetricPeer                    // the second link shares the peer's RNIC: we have two
+)
+
+func (r Redundancy) String() string {
+	switch r {
+	case Single:
+		return "SINGLE"
+	case Symmetric:
+		return "SYMMETRIC"
+	case AsymmetricLocal:
+		return "ASYMMETRIC LOCAL"
+	case AsymmetricPeer:
+		return "ASYMMETRIC PEER"
+	}
+	return fmt.Sprintf("Redundancy(%d)", uint8(r))
+}
+
+// Redundancy returns the redundancy of the group's ACTIVE links.
+func (g *Group) Redundancy() Redundancy {
+	symmetric, odd := g.countLinks()
+	switch {
+	case symmetric > 1:
+		return Symmetric
+	case odd == nil:
+		return Single
+	}
+	for i := range g.links {
+		if l := &g.links[i]; l != odd && l.state == linkActive && l.local.RNIC == odd.local.RNIC {
+			return AsymmetricLocal
+		}
+	}
+	return AsymmetricPeer
+}
+
+// countLinks returns how many ACTIVE links share no RNIC with an older one,
+// and the one that does, if there is one: it does not count towards the
+// negotiated maximum, and there may be one only (§2.2.2).
+func (g *Group) countLinks() (symmetric int, asymmetric *link) {
+	for i := range g.links {
+		switch l := &g.links[i]; {
+		case l.state != linkActive:
+		case l.asymmetric:
+			asymmetric = l
+		default:
+			symmetric++
+		}
+	}
+	return symmetric, asymmetric
+}
+
+// classify finds the asymmetric links anew after a link came or went: of two
+// links that share an RNIC it is the younger one.
+func (g *Group) classify() {
+	for i := range g.links {
+		g.links[i].asymmetric = false
+	}
+	for age := uint64(1); age <= g.births; {
+		l := g.bornFrom(age)
+		if l == nil {
+			return
+		}
+		l.asymmetric = g.sharesRNIC(l)
+		age = l.born + 1
+	}
+}
+
+// bornFrom returns the oldest ACTIVE link that is not older than age.
+func (g *Group) bornFrom(age uint64) *link {
+	var oldest *link
+	for i := range g.links {
+		if l := &g.links[i]; l.state == linkActive && l.born >= age && (oldest == nil || l.born < oldest.born) {
+			oldest = l
+		}
+	}
+	return oldest
+}
+
+// sharesRNIC reports whether a link shares an RNIC of either side with an
+// older symmetric one.
+func (g *Group) sharesRNIC(l *link) bool {
+	for i := range g.links {
+		o := &g.links[i]
+		if o == l || o.state != linkActive || o.asymmetric || (l.born != 0 && o.born > l.born) {
+			continue
+		}
+		if o.local.RNIC == l.local.RNIC || o.samePeer(l.peer) {
+			return true
+		}
+	}
+	return false
+}
+
+// isParallel reports whether another link joins the same two RNICs, which is
+// not permitted (§2.2.1).
+func (g *Group) isParallel(l *link) bool {
+	for i := range g.links {
+		if o := &g.links[i]; o != l && o.isUp() && o.local.RNIC == l.local.RNIC && o.samePeer(l.peer) {
+			return true
+		}
+	}
+	return false
+}
+
+// RNICsInUse returns the set of our RNICs, bit n for number n, that carry
+// links. One that carries an asymmetric link only is not in it: it is free for
+// the symmetric link that replaces the asymmetric one.
+func (g *Group) RNICsInUse() uint8 {
+	var set uint8
+	for i := range g.links {
+		l := &g.links[i]
+		if (l.isUp() && !l.asymmetric) || (g.state == Forming && l == g.firstLink()) {
+			set |= 1 << l.local.RNIC
+		}
+	}
+	return set
+}
+
 // firstLink is the link of the first contact while the group forms.
 func (g *Group) firstLink() *link { return &g.links[0] }
 
-// llcLink is the link that carries our next LLC request: any active one will
-// do, since messages name the link they are about.
-func (g *Group) llcLink() *link {
+// linkByID finds a link by the number that it has on the wire.
+func (g *Group) linkByID(id llc.LinkID) *link {
 	for i := range g.links {
-		if l := &g.links[i]; l.state == linkActive {
+		if l := &g.links[i]; l.state > linkWanted && l.id == id && l.id != 0 {
 			return l
 		}
 	}
 	return nil
 }
 
+// otherLink returns a link for LLC messages other than l: an ACTIVE one if
+// there is one. Any will do, since messages name the link they are about.
+func (g *Group) otherLink(l *link) *link {
+	var draining *link
+	for i := range g.links {
+		switch o := &g.links[i]; {
+		case o == l:
+		case o.state == linkActive:
+			return o
+		case o.state == linkDraining && draining == nil:
+			draining = o
+		}
+	}
+	return draining
+}
+
+// freeSlot returns a place for another link, with nothing of the last one
+// there. Until then its RTokens are remembered, since a CLC message may still
+// name them; so places are taken in turn.
+func (g *Group) freeSlot() *link {
+	for range g.links {
+		g.lastSlot = (g.lastSlot + 1) % MaxLinks
+		l := &g.links[g.lastSlot]
+		if l.state != linkDown {
+			continue
+		}
+		*l = link{index: l.index}
+		for _, t := range g.rtokens {
+			t.known &^= 1 << l.index
+		}
+		return l
+	}
+	return nil
+}
+
+// nextLinkID assigns a link number. None is used again before all of them
+// were (§2.2.4), so that nobody takes a new link for one being cleaned up.
+func (g *Group) nextLinkID() llc.LinkID {
+	for {
+		g.lastLinkID++
+		if id := g.lastLinkID; id != 0 && g.linkByID(id) == nil && !g.isDeleting(id) {
+			return id
+		}
+	}
+}
+
 // closeLink destroys the link's queue pair: afterwards the peer cannot write
-// over it.
+// over it, and nothing of it completes any more.
 func (g *Group) closeLink(l *link) {
 	if l.state == linkDown {
 		return
 	}
+	wanted := l.state == linkWanted
 	l.state = linkDown
 	l.queue = nil
-	l.ready = connQueue{}
+	for !l.ready.empty() {
+		l.ready.pop()
+	}
 	l.inflight = 0
-	l.testSent = time.Time{}
-	g.out = append(g.out, Output{Kind: OutCloseLink, Link: l.index})
+	l.testSent, l.drainBy = time.Time{}, time.Time{}
+	if !wanted {
+		g.out = append(g.out, Output{Kind: OutCloseLink, Link: l.index})
+	}
+}
+
+// linkUp makes a link ACTIVE after both sides have confirmed it.
+func (g *Group) linkUp(now time.Time, l *link) {
+	l.state = linkActive
+	l.heard = now
+	g.births++
+	l.born = g.births
+	g.classify()
 }
 
 // testLink keeps the link proven (§4.5.3): it sends TEST LINK after silence
 // and reports true when the link failed.
 func (g *Group) testLink(now time.Time, l *link) bool {
-	if l.state != linkActive {
+	if !l.isUp() {
 		return false
 	}
 	if !l.testSent.IsZero() {
@@ -116,7 +326,7 @@ func (g *Group) testLink(now time.Time, l *link) bool {
 // testDue is when testLink wants to be called.
 func (g *Group) testDue(l *link) time.Time {
 	switch {
-	case l.state != linkActive:
+	case !l.isUp():
 		return time.Time{}
 	case l.testSent.IsZero():
 		return l.heard.Add(g.cfg.TestLinkInterval)
@@ -126,6 +336,7 @@ func (g *Group) testDue(l *link) time.Time {
 
 // send queues an LLC message on the link.
 func (l *link) send(m llc.Message) {
+	invariant.Must(l.state > linkWanted, "LLC message for a link without a queue pair")
 	var b [llc.Size]byte
 	m.Append(b[:0])
 	l.queue = append(l.queue, b)
@@ -143,4 +354,29 @@ func (g *Group) pumpLLC(l *link) {
 func (l *link) isIdle(g *Group) bool {
 	return (len(l.queue) == 0 || l.inflight >= SendBudget) &&
 		(l.ready.empty() || g.state != Active || l.inflight >= SendBudget-llcReserve)
+}
+
+// LocalEndpoint returns our half of the group's oldest link.
+func (g *Group) LocalEndpoint() Endpoint {
+	if l := g.bornFrom(0); l != nil {
+		return l.local
+	}
+	return g.firstLink().local
+}
+
+// FindLink finds the link whose half at the peer an Accept with F=0 names
+// (§3.5.2.3).
+func (g *Group) FindLink(qpn rdma.QPN, gid rdma.GID, mac rdma.MAC) (LinkIndex, bool) {
+	for i := range g.links {
+		if l := &g.links[i]; g.state == Active && l.isUp() && l.peer.QPN == qpn && l.peer.GID == gid && l.peer.MAC == mac {
+			return l.index, true
+		}
+	}
+	return 0, false
+}
+
+// MatchesPeer reports whether an Accept with F=0 means this group.
+func (g *Group) MatchesPeer(qpn rdma.QPN, gid rdma.GID, mac rdma.MAC) bool {
+	_, ok := g.FindLink(qpn, gid, mac)
+	return ok
 }

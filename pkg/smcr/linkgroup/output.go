@@ -41,7 +41,8 @@ type Output struct {
 	Link  LinkIndex
 	Event EventKind
 
-	Peer Endpoint // OutReceive
+	Peer  Endpoint // OutReceive; EventWantLink: the peer's half if it is known
+	Fresh bool     // EventWantLink: an RNIC that carries a link already will not do
 
 	Conn       *Conn // OutWrite, OutSend of a CDC message, connection events
 	Local      [2]cdc.Span
@@ -53,7 +54,7 @@ type Output struct {
 
 	RMB    RMBID      // RMB events
 	Events cdc.Events // EventConn
-	Err    error      // EventSetupFailed, EventDead
+	Err    error      // EventSetupFailed, EventDead, EventLink
 }
 
 // EventKind is what happened.
@@ -78,11 +79,19 @@ const (
 	EventConnDone
 	// EventDead: the group is over; Err says why, nil after an orderly end.
 	EventDead
+	// EventWantLink: the group can use another queue pair, as link Link. The
+	// shell answers with OfferLink, best over an RNIC that is not among
+	// RNICsInUse, or with NoLink.
+	EventWantLink
+	// EventLink: link Link went ACTIVE, or it went down; Err says why, nil
+	// after an orderly end. The first link's life is the group's.
+	EventLink
 )
 
 func (k EventKind) String() string {
 	names := [...]string{
 		"point of no return", "ready", "set-up failed", "RMB confirmed", "RMB refused", "connection", "connection done", "dead",
+		"link wanted", "link",
 	}
 	if int(k) < len(names) {
 		return names[k]

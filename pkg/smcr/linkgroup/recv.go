@@ -18,8 +18,8 @@ func (g *Group) HandleRecv(now time.Time, index LinkIndex, b []byte) error {
 		return nil
 	}
 	l := &g.links[index]
-	if l.state == linkDown {
-		g.Discarded++
+	if l.state <= linkWanted {
+		g.Discarded++ // it was closed while the message was on its way here
 		return nil
 	}
 	l.heard = now
@@ -28,7 +28,7 @@ func (g *Group) HandleRecv(now time.Time, index LinkIndex, b []byte) error {
 	}
 	if len(l.queue) >= maxLLCQueue {
 		err := fmt.Errorf("%w: %d LLC answers wait for the peer to take them", ErrProtocol, len(l.queue))
-		g.fail(FaultProtocol, err)
+		g.loseLink(now, l, llc.DeleteProtocolViolation, FaultProtocol, err)
 		return err
 	}
 	m, err := llc.Parse(g.dialect, 1, b)
@@ -40,16 +40,29 @@ func (g *Group) HandleRecv(now time.Time, index LinkIndex, b []byte) error {
 		g.Discarded++
 		return nil
 	case err != nil:
-		g.fail(FaultProtocol, err)
+		g.loseLink(now, l, llc.DeleteProtocolViolation, FaultProtocol, err)
 		return err
 	}
 	if err := g.handleLLC(now, l, m); err != nil {
+		// C.7.1: a link whose messages make no sense counts as failed.
 		err = fmt.Errorf("link %d: %w", l.id, err)
-		g.fail(FaultProtocol, err)
+		var other *linkError
+		if errors.As(err, &other) {
+			l = other.link
+		}
+		g.loseLink(now, l, llc.DeleteProtocolViolation, FaultProtocol, err)
 		return err
 	}
 	return nil
 }
+
+// linkError is an error of another link than the one that brought the message.
+type linkError struct {
+	link *link
+	error
+}
+
+func (e *linkError) Unwrap() error { return e.error }
 
 func (g *Group) handleCDC(now time.Time, l *link, b []byte) error {
 	m, err := cdc.Parse(b)
@@ -71,7 +84,14 @@ func (g *Group) handleCDC(now time.Time, l *link, b []byte) error {
 			g.becomeActive(now)
 		case waitDeleteReply:
 			g.becomeActive(now)
-		case waitPeer, waitConfirmLinkReply, waitAddLinkReply, waitConfirmLink, setupDone:
+		case waitSecondLink:
+			if g.dataInSetup(now) {
+				break
+			}
+			err := fmt.Errorf("%w: CDC message during first contact", ErrProtocol)
+			g.fail(FaultProtocol, err)
+			return err
+		case waitPeer, waitConfirmLinkReply, waitConfirmLink, setupDone:
 			err := fmt.Errorf("%w: CDC message during first contact", ErrProtocol)
 			g.fail(FaultProtocol, err)
 			return err
@@ -93,21 +113,24 @@ func (g *Group) handleLLC(now time.Time, l *link, m llc.Message) error {
 		return g.handleConfirmLink(now, l, m)
 	case llc.AddLink:
 		if m.Response {
-			return g.handleAddLinkReply(now, l, m)
+			return g.handleAddLinkReply(now, m)
 		}
 		return g.handleAddLink(now, l, m)
+	case llc.AddLinkContinuation:
+		return g.handleContinuation(now, l, m)
 	case llc.DeleteLink:
 		return g.handleDeleteLink(now, l, m)
 	case llc.ConfirmRKey:
 		if m.Response {
 			g.handleConfirmRKeyReply(m)
 		} else {
-			g.handleConfirmRKey(l, m)
+			return g.handleConfirmRKey(l, m)
 		}
 	case llc.ConfirmRKeyContinuation:
-		if !m.Response { // other links' keys: there are none here
-			m.Response = true
-			l.send(m)
+		if m.Response {
+			g.handleConfirmContReply(m)
+		} else {
+			return g.handleConfirmCont(l, m)
 		}
 	case llc.DeleteRKey:
 		if m.Response {
@@ -117,53 +140,27 @@ func (g *Group) handleLLC(now time.Time, l *link, m llc.Message) error {
 		}
 	case llc.TestLink:
 		return g.handleTestLink(l, m)
-	default: // ADD LINK CONTINUATION and version 2 messages belong to flows that we did not start
+	default: // messages of version 2
 		g.Discarded++
 	}
 	return nil
 }
 
-// handleDeleteLink ends the group, since it has but one link, or the spare
-// link that the peer wanted. The group is over when the peer has our answer.
-func (g *Group) handleDeleteLink(now time.Time, l *link, m llc.DeleteLink) error {
-	if m.Response {
-		if g.state == Forming && g.step == waitDeleteReply {
+// dataInSetup deals with data that arrives while the second link is being set
+// up. A server that sends has ended the set-up with one link; a client that
+// sends has confirmed the second one, and its CONFIRM LINK is still to come
+// over that.
+func (g *Group) dataInSetup(now time.Time) bool {
+	if g.cfg.Role == Server {
+		if g.adding.step == addWaitConfirm {
 			g.becomeActive(now)
-			return nil
+			return true
 		}
-		if _, ok := g.endFlow(flowDeleteAll); ok {
-			g.becomeDead(nil)
-		}
-		return nil
+		return false
 	}
-	switch {
-	case !m.All && m.Link != g.firstLink().id:
-		m.Response = true
-		m.Reason = llc.DeleteUnknownLink
-		l.send(m)
-		return nil
-	case g.state == Forming:
-		m.Response = true
-		l.send(m)
-		return fmt.Errorf("%w: DELETE LINK during first contact", ErrProtocol)
-	case g.flowSent && g.flows[0].kind == flowDeleteAll:
-		// Both sides end the group at once, or the server answers our request
-		// with its own (§3.5.5.1.5).
-		g.becomeDead(nil)
-		return nil
-	case g.deleted:
-		g.Discarded++ // the same once more: the answer is on its way
-		return nil
-	}
-	// A client answers the server; a server answers the client's request by
-	// starting the exchange itself.
-	m.Response = g.cfg.Role == Client
-	l.send(m)
-	g.state = Draining
-	g.flows, g.flowSent = nil, false
-	g.deleted = true
-	g.deadline = now.Add(FlowTimeout)
-	return nil
+	g.dropSecond()
+	g.becomeActive(now)
+	return true
 }
 
 func (g *Group) handleTestLink(l *link, m llc.TestLink) error {

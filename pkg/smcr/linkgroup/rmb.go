@@ -4,9 +4,11 @@ package linkgroup
 
 import (
 	"errors"
+	"slices"
 
 	"github.com/smcr-io/kube-smcr/internal/invariant"
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/llc"
 )
 
 // RMBID names one of our RMBs in its group.
@@ -62,6 +64,14 @@ func (r *rmb) give(i int) {
 // rtoken is one of the peer's RMBs.
 type rtoken struct {
 	tokens [MaxLinks]RToken
+	known  uint8 // bit set of the links that tokens has an entry for
+}
+
+func (t *rtoken) knows(l LinkIndex) bool { return t.known&(1<<l) != 0 }
+
+func (t *rtoken) set(l LinkIndex, v RToken) {
+	t.tokens[l] = v
+	t.known |= 1 << l
 }
 
 // Errors of RMB handling.
@@ -140,7 +150,7 @@ func (g *Group) dropEmptyRMB(r *rmb) {
 	for _, o := range g.rmbs {
 		if o != r && o.elementSize == r.elementSize && o.state == rmbConfirmed && o.usedCount < len(o.used) {
 			r.state = rmbDeleting
-			g.startFlow(flow{kind: flowDeleteRKey, rmb: r.id})
+			g.startFlow(flow{kind: flowDeleteRKey, rmbs: [llc.MaxDeleteRKeys]RMBID{r.id}, count: 1})
 			return
 		}
 	}
@@ -165,35 +175,48 @@ func (g *Group) TakeGoneRMBs() []RMBID {
 }
 
 // peerToken finds the peer's RMB by the RKey it has on a link.
-func (g *Group) peerToken(link LinkIndex, key rdma.RKey) (int, bool) {
-	for i := range g.rtokens {
-		if g.rtokens[i].tokens[link].RKey == key {
-			return i, true
+func (g *Group) peerToken(link LinkIndex, key rdma.RKey) *rtoken {
+	for _, t := range g.rtokens {
+		if t.knows(link) && t.tokens[link].RKey == key {
+			return t
 		}
 	}
-	return 0, false
+	return nil
 }
 
-// learnToken remembers a peer's RMB; false when the table is full.
-func (g *Group) learnToken(link LinkIndex, t RToken) bool {
-	if i, ok := g.peerToken(link, t.RKey); ok {
-		g.rtokens[i].tokens[link] = t
-		return true
+// findToken finds the peer's RMB by an RToken of whatever link: the one that a
+// CLC message named may have been lost meanwhile.
+func (g *Group) findToken(v RToken) (*rtoken, LinkIndex) {
+	for _, t := range g.rtokens {
+		for i := range LinkIndex(MaxLinks) {
+			if t.knows(i) && t.tokens[i] == v {
+				return t, i
+			}
+		}
 	}
-	if len(g.rtokens) >= MaxRTokens {
-		return false
+	return nil, 0
+}
+
+// learnToken remembers a peer's RMB; nil when the table is full.
+func (g *Group) learnToken(link LinkIndex, v RToken) *rtoken {
+	t := g.peerToken(link, v.RKey)
+	if t == nil {
+		if len(g.rtokens) >= MaxRTokens {
+			return nil
+		}
+		t = &rtoken{}
+		g.rtokens = append(g.rtokens, t)
 	}
-	var n rtoken
-	n.tokens[link] = t
-	g.rtokens = append(g.rtokens, n)
-	return true
+	t.set(link, v)
+	return t
 }
 
 func (g *Group) forgetToken(link LinkIndex, key rdma.RKey) bool {
-	i, ok := g.peerToken(link, key)
-	if ok {
-		g.rtokens[i] = g.rtokens[len(g.rtokens)-1]
-		g.rtokens = g.rtokens[:len(g.rtokens)-1]
+	t := g.peerToken(link, key)
+	if t == nil {
+		return false
 	}
-	return ok
+	i := slices.Index(g.rtokens, t)
+	g.rtokens = slices.Delete(g.rtokens, i, i+1)
+	return true
 }

@@ -48,27 +48,68 @@ type rig struct {
 	nextRMB  int
 	elements int
 	held     bool
+	spare    bool  // a server with one RNIC has a queue pair to offer at first contact
+	rnics    uint8 // how many we have; those of the set down do not count
+	down     uint8
+	qps      uint32   // made for further links
 	answers  bool     // the peer answers TEST LINK, which is not logged then
-	waiting  []uint64 // IDs of SENDs not completed
+	waiting  []sentID // SENDs not completed
 	most     int      // SENDs in flight at once
 	log      []string
 	sent     [][llc.Size]byte
 }
 
+// sentID is a SEND under way.
+type sentID struct {
+	link linkgroup.LinkIndex
+	id   uint64
+}
+
 func newRig(t testing.TB, role linkgroup.Role, rfc, spare bool) *rig {
+	return newRigOf(t, 1, linkgroup.Config{Role: role, AllowRFC: rfc}, spare)
+}
+
+// newRigOf makes a rig with several RNICs.
+func newRigOf(t testing.TB, rnics uint8, cfg linkgroup.Config, spare bool) *rig {
+	cfg.UserID, cfg.SendBuffer, cfg.Rand = 7, 1<<15, rand.New(rand.NewPCG(1, 2))
 	r := &rig{
-		t: t, now: time.Unix(1000, 0), elements: 2,
+		t: t, now: time.Unix(1000, 0), elements: 2, rnics: rnics, spare: spare && cfg.Role == linkgroup.Server,
 		conns: map[string]*linkgroup.Conn{}, names: map[*linkgroup.Conn]string{},
 		produced: map[string]uint64{}, consumed: map[string]uint64{}, peerSeq: map[string]uint16{},
 	}
-	r.g = linkgroup.New(linkgroup.Config{
-		Role: role, AllowRFC: rfc, UserID: 7, SendBuffer: 1 << 15, Rand: rand.New(rand.NewPCG(1, 2)),
-	})
+	r.g = linkgroup.New(cfg)
 	r.g.AddFirstLink(ourEnd)
-	if role == linkgroup.Server && spare {
-		r.g.OfferSpare(ourSpare)
-	}
 	return r
+}
+
+// ourEndOn is our half of a further link: RNIC n has GID ::1, ::101 ...
+func (r *rig) ourEndOn(rnic uint8) linkgroup.Endpoint {
+	e := ourSpare
+	e.QPN += rdma.QPN(r.qps)
+	e.PSN += rdma.PSN(r.qps) * 100
+	r.qps++
+	e.GID[14], e.MAC[4], e.RNIC = rnic, rnic, rnic
+	return e
+}
+
+// wantLink answers the group's wish for another queue pair as the shell does:
+// an RNIC that carries no link, or else one that does.
+func (r *rig) wantLink(o linkgroup.Output) {
+	used := r.g.RNICsInUse() | r.down
+	for _, set := range [...]uint8{used, r.down} {
+		for n := range r.rnics {
+			if set&(1<<n) == 0 && (r.rnics > 1 || (r.spare && r.g.State() == linkgroup.Forming)) {
+				if !r.g.OfferLink(r.now, o.Link, r.ourEndOn(n)) {
+					r.logf("link %d is not wanted", o.Link)
+				}
+				return
+			}
+		}
+		if o.Fresh {
+			break
+		}
+	}
+	r.g.NoLink(r.now, o.Link)
 }
 
 // open opens a connection, with a new RMB if need be.
@@ -77,7 +118,11 @@ func (r *rig) open(name string) error {
 	if errors.Is(err, linkgroup.ErrNeedRMB) {
 		r.nextRMB++
 		token := linkgroup.RToken{RKey: rdma.RKey(ourRKey + r.nextRMB), VAddr: uint64(r.nextRMB) << 32}
-		if _, err := r.g.AddRMB(rmbeSize, r.elements, []linkgroup.RToken{token}); err != nil {
+		tokens := make([]linkgroup.RToken, r.rnics)
+		for n := range tokens {
+			tokens[n] = linkgroup.RToken{RKey: token.RKey + rdma.RKey(n)<<16, VAddr: token.VAddr + uint64(n)<<16}
+		}
+		if _, err := r.g.AddRMB(rmbeSize, r.elements, tokens); err != nil {
 			return err
 		}
 		c, err = r.g.OpenConn(rmbeSize)
@@ -111,6 +156,7 @@ func (r *rig) form(dialect llc.Dialect) {
 		add.Response, add.Reject, add.Reason = true, true, llc.RejectNoAlternatePath
 	}
 	r.recv(confirm)
+	r.poll()
 	r.recv(add)
 	r.poll()
 	if r.g.State() != linkgroup.Active {
@@ -136,8 +182,10 @@ func (r *rig) recv(m interface{ Append([]byte) []byte }) {
 	r.recvRaw(m.Append(nil))
 }
 
-func (r *rig) recvRaw(b []byte) {
-	if err := r.g.HandleRecv(r.now, 0, b); err != nil {
+func (r *rig) recvRaw(b []byte) { r.recvOn(0, b) }
+
+func (r *rig) recvOn(link linkgroup.LinkIndex, b []byte) {
+	if err := r.g.HandleRecv(r.now, link, b); err != nil {
 		r.logf("error: %v", err)
 	}
 }
@@ -161,46 +209,72 @@ func (r *rig) poll() {
 }
 
 func (r *rig) do(o linkgroup.Output) {
+	logf := func(format string, args ...any) {
+		if o.Link > 0 {
+			format, args = "link %d: "+format, append([]any{o.Link}, args...)
+		}
+		r.logf(format, args...)
+	}
 	switch o.Kind {
 	case linkgroup.OutReceive:
-		r.logf("RTR towards QP %v of %v, MTU %v", o.Peer.QPN, o.Peer.GID, o.Peer.MTU)
+		logf("RTR towards QP %v of %v, MTU %v", o.Peer.QPN, o.Peer.GID, o.Peer.MTU)
 	case linkgroup.OutTransmit:
-		r.logf("RTS")
+		logf("RTS")
 	case linkgroup.OutWrite:
-		r.logf("WRITE %s %v to 0x%x rkey 0x%x", r.names[o.Conn], o.Local, o.RemoteAddr, uint32(o.RKey))
+		logf("WRITE %s %v to 0x%x rkey 0x%x", r.names[o.Conn], o.Local, o.RemoteAddr, uint32(o.RKey))
 	case linkgroup.OutSend:
 		if m, err := llc.ParseTestLink(o.Msg[:]); err == nil && r.answers && !m.Response {
-			r.g.HandleSent(r.now, 0, o.ID)
+			r.g.HandleSent(r.now, o.Link, o.ID)
 			m.Response = true
-			r.recv(m)
+			r.recvOn(o.Link, m.Append(nil))
 			return
 		}
-		r.logf("SEND %s", r.describe(o.Msg[:]))
+		logf("SEND %s", r.describe(o.Msg[:]))
 		r.sent = append(r.sent, o.Msg)
-		r.waiting = append(r.waiting, o.ID)
+		r.waiting = append(r.waiting, sentID{o.Link, o.ID})
 		r.most = max(r.most, len(r.waiting))
 		if !r.held {
 			r.complete(len(r.waiting))
 		}
 	case linkgroup.OutCloseLink:
-		r.logf("close the link")
-		r.waiting = nil
+		logf("close the link")
+		r.waiting = slices.DeleteFunc(r.waiting, func(s sentID) bool { return s.link == o.Link })
 	case linkgroup.OutEvent:
+		if o.Event == linkgroup.EventWantLink {
+			r.wantLink(o)
+			return
+		}
 		s := "event: " + o.Event.String()
 		switch o.Event {
+		case linkgroup.EventLink:
+			s += fmt.Sprintf(" %d %s", o.Link, r.linkState(o.Link))
 		case linkgroup.EventConn:
 			s += fmt.Sprintf(" %s %v", r.names[o.Conn], o.Events)
 		case linkgroup.EventConnDone:
 			s += " " + r.names[o.Conn]
 		case linkgroup.EventRMBConfirmed, linkgroup.EventRMBRefused:
 			s += fmt.Sprintf(" %d", o.RMB)
-		case linkgroup.EventPointOfNoReturn, linkgroup.EventReady, linkgroup.EventSetupFailed, linkgroup.EventDead:
+		case linkgroup.EventPointOfNoReturn, linkgroup.EventReady, linkgroup.EventSetupFailed, linkgroup.EventDead, linkgroup.EventWantLink:
 		}
 		if o.Err != nil {
 			s += ": " + o.Err.Error()
 		}
 		r.logf("%s", s)
 	}
+}
+
+// linkState tells a link's state and number on the wire.
+func (r *rig) linkState(index linkgroup.LinkIndex) string {
+	for _, l := range r.g.Links() {
+		if l.Index == index {
+			s := fmt.Sprintf("%s number %d", l.State, l.ID)
+			if l.Asymmetric {
+				s += " asymmetric"
+			}
+			return s
+		}
+	}
+	return "DOWN"
 }
 
 func (r *rig) describe(b []byte) string {
@@ -221,9 +295,9 @@ func (r *rig) describe(b []byte) string {
 // complete delivers the n oldest SENDs.
 func (r *rig) complete(n int) {
 	for range min(n, len(r.waiting)) {
-		id := r.waiting[0]
+		s := r.waiting[0]
 		r.waiting = r.waiting[1:]
-		r.g.HandleSent(r.now, 0, id)
+		r.g.HandleSent(r.now, s.link, s.id)
 	}
 }
 

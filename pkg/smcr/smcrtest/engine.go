@@ -41,13 +41,10 @@ func newEngine(w *World, p *path, side int, role linkgroup.Role, r *rnic) *engin
 		ep:      w.newEndpoint(r),
 	}
 	e.g = linkgroup.New(linkgroup.Config{
-		Role: role, AllowRFC: w.cfg.RFC, UserID: uint32(p.id), SendBuffer: e.sendBuf,
+		Role: role, AllowRFC: w.cfg.RFC, UserID: uint32(p.id), SendBuffer: e.sendBuf, MaxLinks: 1,
 		Rand: rand.New(rand.NewPCG(w.rng.Uint64(), w.rng.Uint64())),
 	})
 	p.newQP(side, int(e.g.AddFirstLink(e.ep)), r, e.ep)
-	if role == linkgroup.Server {
-		e.g.OfferSpare(w.newEndpoint(r))
-	}
 	return e
 }
 
@@ -59,9 +56,14 @@ func (e *engine) String() string {
 }
 
 func (e *engine) firstEndpoint() linkgroup.Endpoint { return e.ep }
-func (e *engine) carrier(string) linkgroup.Endpoint { return e.ep }
-func (e *engine) dialect() llc.Dialect              { return e.g.Dialect() }
-func (e *engine) sendLimit() int                    { return linkgroup.SendBudget }
+func (e *engine) carrier(name string) linkgroup.Endpoint {
+	if c := e.conns[name]; c != nil {
+		return c.lc.Endpoint()
+	}
+	return e.ep
+}
+func (e *engine) dialect() llc.Dialect { return e.g.Dialect() }
+func (e *engine) sendLimit() int       { return linkgroup.SendBudget }
 
 func (e *engine) connectPeer(now time.Time, peer linkgroup.Endpoint) { e.g.ConnectPeer(now, peer) }
 
@@ -78,7 +80,7 @@ func (e *engine) condition() condition {
 
 func (e *engine) giveUp(now time.Time) { e.g.Terminate(now, llc.DeleteOperator) }
 
-func (e *engine) open(_ time.Time, name string, _ *linkgroup.Endpoint) error {
+func (e *engine) open(_ time.Time, name string, via *linkgroup.Endpoint) error {
 	size := e.w.cfg.RMBESizes[e.w.rng.IntN(len(e.w.cfg.RMBESizes))]
 	lc, err := e.g.OpenConn(size)
 	if errors.Is(err, linkgroup.ErrNeedRMB) {
@@ -94,6 +96,11 @@ func (e *engine) open(_ time.Time, name string, _ *linkgroup.Endpoint) error {
 		e: e, name: name, lc: lc, key: streamKey(name, e.side), send: make([]byte, e.sendBuf), ring: cdc.Ring{Size: e.sendBuf},
 	}
 	lc.User = c
+	if via != nil {
+		if i, ok := e.g.FindLink(via.QPN, via.GID, via.MAC); ok {
+			lc.UseLink(i)
+		}
+	}
 	e.conns[name] = c
 	l := lc.Local()
 	r := e.regions[l.RMB]
@@ -159,13 +166,12 @@ func (e *engine) activate(_ time.Time, name string, peer linkgroup.RMBE) error {
 	return err
 }
 
-// abandon drops a connection whose rendezvous failed; the peer cannot say
-// that it knows.
-func (e *engine) abandon(now time.Time, name string) {
+// abandon drops a connection whose rendezvous failed.
+func (e *engine) abandon(now time.Time, name string, declined bool) {
 	if c := e.conns[name]; c != nil {
 		c.closed = true
 		if !c.done {
-			c.lc.Abandon(false)
+			c.lc.Abandon(declined)
 		}
 		c.releaseIfOver(now)
 	}
@@ -281,6 +287,10 @@ func eventText(o *linkgroup.Output) string {
 }
 
 func (e *engine) event(now time.Time, o *linkgroup.Output) {
+	if o.Event == linkgroup.EventWantLink {
+		e.offerLink(now, o)
+		return
+	}
 	e.w.trace("%v %v: %s", e.w.Elapsed(), e, eventText(o))
 	c := (*engineConn)(nil)
 	if o.Conn != nil {
@@ -304,7 +314,32 @@ func (e *engine) event(now time.Time, o *linkgroup.Output) {
 				}
 			}
 		}
-	case linkgroup.EventPointOfNoReturn, linkgroup.EventSetupFailed, linkgroup.EventRMBConfirmed, linkgroup.EventDead:
+	case linkgroup.EventPointOfNoReturn, linkgroup.EventSetupFailed, linkgroup.EventRMBConfirmed, linkgroup.EventDead,
+		linkgroup.EventWantLink, linkgroup.EventLink:
+	}
+}
+
+// offerLink gives the group another queue pair: over an RNIC that carries none
+// of its links, or else over one that does.
+func (e *engine) offerLink(now time.Time, o *linkgroup.Output) {
+	var pick *rnic
+	for _, r := range e.w.peers[e.peer()].rnics {
+		used := e.g.RNICsInUse()>>r.index&1 != 0
+		if r.present && r.up && (!used || (pick == nil && !o.Fresh)) {
+			pick = r
+			if !used {
+				break
+			}
+		}
+	}
+	if pick == nil {
+		e.g.NoLink(now, o.Link)
+		return
+	}
+	ep := e.w.newEndpoint(pick)
+	q := e.p.newQP(e.side, int(o.Link), pick, ep)
+	if !e.g.OfferLink(now, o.Link, ep) {
+		q.close()
 	}
 }
 

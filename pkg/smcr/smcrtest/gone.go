@@ -23,7 +23,7 @@ func (g *gone) carrier(string) linkgroup.Endpoint                 { return linkg
 func (g *gone) confirmed(string) (bool, error)                    { return false, errPathDead }
 func (g *gone) rmbe(string) linkgroup.RMBE                        { return linkgroup.RMBE{} }
 func (g *gone) activate(time.Time, string, linkgroup.RMBE) error  { return errPathDead }
-func (g *gone) abandon(time.Time, string)                         {}
+func (g *gone) abandon(time.Time, string, bool)                   {}
 func (g *gone) condition() condition                              { return dead }
 func (g *gone) giveUp(time.Time)                                  {}
 func (g *gone) recv(time.Time, int, []byte) error                 { return nil }

@@ -313,7 +313,7 @@ func (l *linux) forget(slot int, k rdma.RKey) bool {
 	return false
 }
 
-func (l *linux) abandon(_ time.Time, name string) {
+func (l *linux) abandon(_ time.Time, name string, _ bool) {
 	if c := l.conns[name]; c != nil {
 		c.closed, c.killed = true, true
 		l.release(c)

@@ -23,7 +23,7 @@ type node interface {
 	confirmed(name string) (bool, error)    // the peer knows the connection's RMB
 	rmbe(name string) linkgroup.RMBE
 	activate(now time.Time, name string, peer linkgroup.RMBE) error
-	abandon(now time.Time, name string)
+	abandon(now time.Time, name string, declined bool)
 	condition() condition
 	giveUp(now time.Time) // a first contact
 
@@ -151,7 +151,9 @@ func (c *pair) fail(w *World, err error) {
 	c.failed = err
 	if c.path != nil {
 		for side, n := range c.path.nodes {
-			n.abandon(c.path.clock(side), c.name)
+			// Before the client could write, each side hears the other's
+			// Decline, or has not heard of the other's RMBE.
+			n.abandon(c.path.clock(side), c.name, !c.opened)
 			if n.condition() == forming {
 				n.giveUp(c.path.clock(side))
 			}

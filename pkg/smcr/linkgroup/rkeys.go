@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package linkgroup
+
+import (
+	"fmt"
+
+	"github.com/smcr-io/kube-smcr/pkg/smcr/llc"
+)
+
+// ConfirmRMB tells the peer about an RMB (RFC 7609 §3.5.5.2.1); EventRMBConfirmed
+// or EventRMBRefused follows, at once if it is confirmed already.
+func (g *Group) ConfirmRMB(id RMBID) {
+	r := g.rmb(id)
+	switch {
+	case r == nil || r.state == rmbDeleting || g.state != Active:
+		g.out = append(g.out, Output{Kind: OutEvent, Event: EventRMBRefused, RMB: id})
+	case r.state == rmbConfirmed:
+		g.out = append(g.out, Output{Kind: OutEvent, Event: EventRMBConfirmed, RMB: id})
+	case r.state == rmbNew:
+		r.state = rmbConfirming
+		g.startFlow(confirmFlow(id))
+	}
+}
+
+func confirmFlow(id RMBID) flow {
+	return flow{kind: flowConfirmRKey, rmbs: [llc.MaxDeleteRKeys]RMBID{id}, count: 1}
+}
+
+// IsConfirmed reports whether the peer knows the RMB.
+func (g *Group) IsConfirmed(id RMBID) bool {
+	r := g.rmb(id)
+	return r != nil && r.state == rmbConfirmed
+}
+
+// otherTokens are the RTokens that go into CONFIRM RKEY and its continuations
+// besides the one for the link that carries them.
+type otherTokens struct {
+	list      [MaxLinks]llc.LinkRToken
+	n, told   int
+	continued bool // the last message was a continuation
+}
+
+// sendConfirmRKey announces an RMB on all links (A.3.5).
+func (g *Group) sendConfirmRKey(via *link, r *rmb) {
+	o := otherTokens{}
+	for i := range g.links {
+		if l := &g.links[i]; l != via && l.isUp() {
+			o.list[o.n] = llc.LinkRToken{Link: l.id, RToken: llc.RToken(r.token(l))}
+			o.n++
+		}
+	}
+	m := llc.ConfirmRKey{This: llc.RToken(r.token(via)), Others: uint8(o.n)}
+	o.told = copy(m.Other[:], o.list[:o.n])
+	g.others = o
+	via.send(m)
+}
+
+// continueConfirm sends what did not fit (A.3.6); false if everything did.
+// Linux does not know this message, but has no more than three links.
+func (g *Group) continueConfirm(via *link) bool {
+	o := &g.others
+	if o.told == o.n {
+		return false
+	}
+	m := llc.ConfirmRKeyContinuation{Remaining: uint8(o.n - o.told)}
+	o.told += copy(m.Other[:], o.list[o.told:o.n])
+	o.continued = true
+	via.send(m)
+	return true
+}
+
+func (g *Group) handleConfirmRKeyReply(m llc.ConfirmRKey) {
+	if !g.flowSent || g.flows[0].kind != flowConfirmRKey || g.others.continued ||
+		g.rmb(g.flows[0].rmbs[0]).token(g.flowVia).RKey != m.This.RKey {
+		g.Discarded++ // answers a request that was sent again, or none
+		return
+	}
+	g.endConfirm(m.Negative, m.Retry)
+}
+
+func (g *Group) handleConfirmContReply(m llc.ConfirmRKeyContinuation) {
+	if !g.flowSent || g.flows[0].kind != flowConfirmRKey || !g.others.continued {
+		g.Discarded++
+		return
+	}
+	g.endConfirm(m.Negative, false)
+}
+
+// endConfirm acts on an answer to our CONFIRM RKEY or its continuation.
+func (g *Group) endConfirm(negative, retry bool) {
+	if !negative && g.continueConfirm(g.flowVia) {
+		return
+	}
+	f := g.popFlow()
+	r := g.rmb(f.rmbs[0])
+	ev := EventRMBConfirmed
+	switch {
+	case !negative:
+		r.state = rmbConfirmed
+	case retry && f.tries < maxRKeyRetries:
+		// The peer's configuration is changing: again at once, or after the
+		// exchange that changes it (A.3.5, C bit).
+		f.tries++
+		g.startFlow(f)
+		return
+	default:
+		r.state = rmbNew
+		ev = EventRMBRefused
+	}
+	g.out = append(g.out, Output{Kind: OutEvent, Event: ev, RMB: r.id})
+}
+
+// sendDeleteRKey takes RMBs back, several at once if more wait for it (A.3.7).
+func (g *Group) sendDeleteRKey(via *link, f *flow) {
+	rest := g.flows[1:]
+	for len(rest) > 0 && rest[0].kind == flowDeleteRKey && f.count < llc.MaxDeleteRKeys {
+		f.rmbs[f.count] = rest[0].rmbs[0]
+		f.count++
+		rest = rest[1:]
+	}
+	g.flows = append(g.flows[:1], rest...)
+	m := llc.DeleteRKey{Count: uint8(f.count)}
+	for i, id := range f.rmbs[:f.count] {
+		m.RKeys[i] = g.rmb(id).token(via).RKey
+	}
+	via.send(m)
+}
+
+func (g *Group) handleDeleteRKeyReply(m llc.DeleteRKey) {
+	if !g.flowSent || g.flows[0].kind != flowDeleteRKey || g.rmb(g.flows[0].rmbs[0]).token(g.flowVia).RKey != m.RKeys[0] {
+		g.Discarded++
+		return
+	}
+	// A negative answer means that the peer did not know a key: harmless
+	// (A.3.7).
+	f := g.popFlow()
+	for _, id := range f.rmbs[:f.count] {
+		g.removeRMB(id)
+	}
+}
+
+// handleConfirmRKey remembers a new RMB of the peer and echoes the message.
+func (g *Group) handleConfirmRKey(from *link, m llc.ConfirmRKey) error {
+	m.Response = true
+	g.confirming = confirming{}
+	if g.cfg.Role == Server && g.changing() && g.dialect == llc.DialectRFC {
+		// §3.5.5.3: the client has to compute its RKeys anew when the exchange
+		// is over. A Linux client would decline its connection instead; it
+		// tells the key for a new link in ADD LINK CONTINUATION anyway.
+		m.Negative, m.Retry = true, true
+		from.send(m)
+		return nil
+	}
+	t := g.learnToken(from.index, RToken(m.This))
+	if t == nil {
+		m.Negative = true
+		from.send(m)
+		return nil
+	}
+	g.learnOthers(t, m.Other[:m.N()])
+	from.send(m)
+	if int(m.Others) > m.N() {
+		g.confirming = confirming{token: t, left: int(m.Others) - m.N()}
+		return nil
+	}
+	return g.checkTokens(t)
+}
+
+// confirming is a CONFIRM RKEY of the peer that continues.
+type confirming struct {
+	token *rtoken
+	left  int
+}
+
+func (g *Group) handleConfirmCont(from *link, m llc.ConfirmRKeyContinuation) error {
+	m.Response = true
+	p := &g.confirming
+	if p.token == nil || int(m.Remaining) != p.left {
+		m.Negative = m.Remaining > 0 // it continues nothing
+		from.send(m)
+		return nil
+	}
+	t := p.token
+	g.learnOthers(t, m.Other[:m.N()])
+	from.send(m)
+	if p.left -= m.N(); p.left > 0 {
+		return nil
+	}
+	g.confirming = confirming{}
+	return g.checkTokens(t)
+}
+
+func (g *Group) learnOthers(t *rtoken, list []llc.LinkRToken) {
+	for _, o := range list {
+		if l := g.linkByID(o.Link); l != nil {
+			t.set(l.index, RToken(o.RToken))
+		} else {
+			g.Discarded++ // a link that is gone, or not there yet
+		}
+	}
+}
+
+// checkTokens finds links for which the peer gave no RToken: the RFC takes
+// them for failed (C.7.1). From a Linux that crossed with a new link it only
+// means that connections of this RMB do not use that link.
+func (g *Group) checkTokens(t *rtoken) error {
+	if g.dialect != llc.DialectRFC {
+		return nil
+	}
+	for i := range g.links {
+		if l := &g.links[i]; l.state == linkActive && !t.knows(l.index) {
+			return &linkError{l, fmt.Errorf("%w: CONFIRM RKEY without an RToken for link %d", ErrProtocol, l.id)}
+		}
+	}
+	return nil
+}
+
+// handleDeleteRKey forgets RMBs of the peer and echoes the message, with a
+// mask of those it did not know.
+func (g *Group) handleDeleteRKey(from *link, m llc.DeleteRKey) {
+	m.Response = true
+	m.ErrorMask = 0
+	for i := range min(int(m.Count), len(m.RKeys)) {
+		if !g.forgetToken(from.index, m.RKeys[i]) {
+			m.Negative = true
+			m.ErrorMask |= 0x80 >> i
+		}
+	}
+	from.send(m)
+}
