@@ -132,6 +132,18 @@ func (g *Group) mayOffer(l *link) bool {
 	return !g.adding.fresh && symmetric < 2 && odd == nil
 }
 
+// isAdding reports whether the exchange under way is about this link. At the
+// client the link has no number of its own before there is a queue pair.
+func (g *Group) isAdding(id llc.LinkID) bool {
+	switch {
+	case g.adding.step == addNone:
+		return false
+	case g.adding.step == addWantEndpoint && g.cfg.Role == Client:
+		return g.adding.request.Link == id
+	}
+	return g.links[g.adding.link].id == id
+}
+
 func (g *Group) stepAdd(now time.Time, s addStep, d time.Duration) {
 	g.adding.step = s
 	g.adding.since = now
@@ -158,7 +170,7 @@ func (g *Group) handleAddLink(now time.Time, from *link, m llc.AddLink) error {
 	case g.adding.step != addNone && m.Link == g.adding.request.Link:
 		g.Discarded++ // the same once more
 		return nil
-	case g.state == Forming && g.step != waitAddLink:
+	case g.state == Forming && g.step != waitAddLink && g.step != waitSecondLink:
 		return fmt.Errorf("%w: ADD LINK in step %d", ErrProtocol, g.step)
 	case m.Link == 0 || g.linkByID(m.Link) != nil:
 		return fmt.Errorf("%w: ADD LINK with number %d, which is in use", ErrProtocol, m.Link)

@@ -142,7 +142,7 @@ func (g *Group) handleDeleteLink(now time.Time, from *link, m llc.DeleteLink) er
 	}
 	l := g.linkByID(m.Link)
 	switch {
-	case l != nil && g.adding.step != addNone && g.adding.link == l.index:
+	case g.isAdding(m.Link):
 		g.addDeleted(now, from, m)
 	case l == nil && g.cfg.Role == Client && g.isDeleting(m.Link):
 		// The server does what we asked for.
@@ -218,9 +218,8 @@ func (g *Group) addDeleted(now time.Time, from *link, m llc.DeleteLink) {
 // handleDeleteForming takes a request during first contact: it may be about
 // the second link only.
 func (g *Group) handleDeleteForming(now time.Time, from *link, m llc.DeleteLink) error {
-	l := g.linkByID(m.Link)
 	switch {
-	case !m.All && l != nil && g.adding.step != addNone && g.adding.link == l.index:
+	case !m.All && g.isAdding(m.Link):
 		g.addDeleted(now, from, m)
 		return nil
 	case !m.All && g.step == waitDeleteReply && m.Link == g.deleting:
