@@ -5,7 +5,9 @@ package smcrtest
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
+	"slices"
 	"sort"
 	"time"
 
@@ -41,7 +43,7 @@ func newEngine(w *World, p *path, side int, role linkgroup.Role, r *rnic) *engin
 		ep:      w.newEndpoint(r),
 	}
 	e.g = linkgroup.New(linkgroup.Config{
-		Role: role, AllowRFC: w.cfg.RFC, UserID: uint32(p.id), SendBuffer: e.sendBuf, MaxLinks: 1,
+		Role: role, AllowRFC: w.cfg.RFC, UserID: uint32(p.id), SendBuffer: e.sendBuf, MaxLinks: uint8(w.cfg.MaxLinks[p.peers[side]]),
 		Rand: rand.New(rand.NewPCG(w.rng.Uint64(), w.rng.Uint64())),
 	})
 	p.newQP(side, int(e.g.AddFirstLink(e.ep)), r, e.ep)
@@ -56,11 +58,12 @@ func (e *engine) String() string {
 }
 
 func (e *engine) firstEndpoint() linkgroup.Endpoint { return e.ep }
+
 func (e *engine) carrier(name string) linkgroup.Endpoint {
 	if c := e.conns[name]; c != nil {
 		return c.lc.Endpoint()
 	}
-	return e.ep
+	return linkgroup.Endpoint{}
 }
 func (e *engine) dialect() llc.Dialect { return e.g.Dialect() }
 func (e *engine) sendLimit() int       { return linkgroup.SendBudget }
@@ -81,6 +84,13 @@ func (e *engine) condition() condition {
 func (e *engine) giveUp(now time.Time) { e.g.Terminate(now, llc.DeleteOperator) }
 
 func (e *engine) open(_ time.Time, name string, via *linkgroup.Endpoint) error {
+	var index linkgroup.LinkIndex
+	if via != nil {
+		var ok bool
+		if index, ok = e.g.FindLink(via.QPN, via.GID, via.MAC); !ok {
+			return errLinkLost
+		}
+	}
 	size := e.w.cfg.RMBESizes[e.w.rng.IntN(len(e.w.cfg.RMBESizes))]
 	lc, err := e.g.OpenConn(size)
 	if errors.Is(err, linkgroup.ErrNeedRMB) {
@@ -96,12 +106,10 @@ func (e *engine) open(_ time.Time, name string, via *linkgroup.Endpoint) error {
 		e: e, name: name, lc: lc, key: streamKey(name, e.side), send: make([]byte, e.sendBuf), ring: cdc.Ring{Size: e.sendBuf},
 	}
 	lc.User = c
-	if via != nil {
-		if i, ok := e.g.FindLink(via.QPN, via.GID, via.MAC); ok {
-			lc.UseLink(i)
-		}
-	}
 	e.conns[name] = c
+	if via != nil {
+		lc.UseLink(index)
+	}
 	l := lc.Local()
 	r := e.regions[l.RMB]
 	if r.owners[l.Index-1] != "" {
@@ -115,9 +123,10 @@ func (e *engine) open(_ time.Time, name string, via *linkgroup.Endpoint) error {
 func (e *engine) addRMB(size uint32) error {
 	n := 1 + e.w.rng.IntN(3)
 	r := &region{mem: make([]byte, int(size)*n), element: size, owners: make([]string, n)}
-	for range e.w.peers[e.peer()].rnics {
+	for _, n := range e.w.peers[e.peer()].rnics {
 		e.w.keys++
 		r.keys = append(r.keys, e.w.keys)
+		r.life = append(r.life, n.life)
 	}
 	r.addr = uint64(r.keys[0]) << 32
 	var tokens []linkgroup.RToken
@@ -163,6 +172,9 @@ func (e *engine) activate(_ time.Time, name string, peer linkgroup.RMBE) error {
 	if e.g.State() == linkgroup.Draining {
 		return nil
 	}
+	if errors.Is(err, linkgroup.ErrUnknownRToken) && !e.hasLink(c.lc.Endpoint()) {
+		return errLinkLost
+	}
 	return err
 }
 
@@ -192,7 +204,69 @@ func (e *engine) linkFailed(now time.Time, index int, err error) {
 	e.g.HandleLinkFailure(now, linkgroup.LinkIndex(index), err)
 }
 
-func (e *engine) port(time.Time, int, bool) {}
+func (e *engine) port(now time.Time, rnic int, up bool) { e.g.HandlePort(now, uint8(rnic), up) }
+
+// hasLink reports whether there is still a link with this half of ours.
+func (e *engine) hasLink(local linkgroup.Endpoint) bool {
+	for _, l := range e.g.Links() {
+		if l.Local.QPN == local.QPN && l.State == "ACTIVE" {
+			return true
+		}
+	}
+	return false
+}
+
+// wantLink answers the group's wish for another queue pair, at once or soon.
+func (e *engine) wantLink(o *linkgroup.Output) {
+	index, fresh := o.Link, o.Fresh
+	if e.w.rng.IntN(2) == 0 {
+		e.offer(index, fresh)
+		return
+	}
+	e.w.after(time.Duration(e.w.rng.IntN(2000))*time.Microsecond, func() { e.offer(index, fresh) })
+}
+
+// offer gives the group a queue pair on an RNIC that has none, or else, if
+// that will do, on any.
+func (e *engine) offer(index linkgroup.LinkIndex, fresh bool) {
+	if e.p.nodes[e.side] != node(e) || e.p.qp(e.side, int(index)) != nil {
+		return // a restart, or an earlier answer
+	}
+	now, used := e.p.clock(e.side), e.g.RNICsInUse()
+	r := e.w.anyRNIC(e.peer(), func(r *rnic) bool { return used&(1<<r.index) != 0 })
+	if r == nil && !fresh {
+		r = e.w.anyRNIC(e.peer(), nil)
+	}
+	if r == nil || e.w.cfg.Delays && e.w.rng.IntN(30) == 0 { // or no memory
+		e.g.NoLink(now, index)
+		return
+	}
+	for _, id := range sortedIDs(e.regions) {
+		e.renew(id, r)
+	}
+	local := e.w.newEndpoint(r)
+	q := e.p.newQP(e.side, int(index), r, local)
+	if !e.g.OfferLink(now, index, local) {
+		q.close()
+	}
+}
+
+func sortedIDs(m map[linkgroup.RMBID]*region) []linkgroup.RMBID {
+	return slices.Sorted(maps.Keys(m))
+}
+
+// renew registers an RMB anew with an RNIC that was removed meanwhile.
+func (e *engine) renew(id linkgroup.RMBID, r *rnic) {
+	g := e.regions[id]
+	if g.life[r.index] == r.life {
+		return
+	}
+	delete(e.byKey, g.keys[r.index])
+	e.w.keys++
+	g.keys[r.index], g.life[r.index] = e.w.keys, r.life
+	e.byKey[e.w.keys] = g
+	e.g.SetRMBToken(id, uint8(r.index), linkgroup.RToken{RKey: rdma.RKey(e.w.keys), VAddr: g.addr})
+}
 
 func (e *engine) links() []linkView {
 	var v []linkView
@@ -277,6 +351,9 @@ func (e *engine) do(now time.Time, o *linkgroup.Output, post func(int, work)) {
 
 func eventText(o *linkgroup.Output) string {
 	s := o.Event.String()
+	if o.Event == linkgroup.EventLink || o.Event == linkgroup.EventWantLink {
+		s += fmt.Sprintf(" %d", o.Link)
+	}
 	if o.Events != 0 {
 		s += " " + o.Events.String()
 	}
@@ -287,10 +364,6 @@ func eventText(o *linkgroup.Output) string {
 }
 
 func (e *engine) event(now time.Time, o *linkgroup.Output) {
-	if o.Event == linkgroup.EventWantLink {
-		e.offerLink(now, o)
-		return
-	}
 	e.w.trace("%v %v: %s", e.w.Elapsed(), e, eventText(o))
 	c := (*engineConn)(nil)
 	if o.Conn != nil {
@@ -314,32 +387,9 @@ func (e *engine) event(now time.Time, o *linkgroup.Output) {
 				}
 			}
 		}
-	case linkgroup.EventPointOfNoReturn, linkgroup.EventSetupFailed, linkgroup.EventRMBConfirmed, linkgroup.EventDead,
-		linkgroup.EventWantLink, linkgroup.EventLink:
-	}
-}
-
-// offerLink gives the group another queue pair: over an RNIC that carries none
-// of its links, or else over one that does.
-func (e *engine) offerLink(now time.Time, o *linkgroup.Output) {
-	var pick *rnic
-	for _, r := range e.w.peers[e.peer()].rnics {
-		used := e.g.RNICsInUse()>>r.index&1 != 0
-		if r.present && r.up && (!used || (pick == nil && !o.Fresh)) {
-			pick = r
-			if !used {
-				break
-			}
-		}
-	}
-	if pick == nil {
-		e.g.NoLink(now, o.Link)
-		return
-	}
-	ep := e.w.newEndpoint(pick)
-	q := e.p.newQP(e.side, int(o.Link), pick, ep)
-	if !e.g.OfferLink(now, o.Link, ep) {
-		q.close()
+	case linkgroup.EventWantLink:
+		e.wantLink(o)
+	case linkgroup.EventLink, linkgroup.EventPointOfNoReturn, linkgroup.EventSetupFailed, linkgroup.EventRMBConfirmed, linkgroup.EventDead:
 	}
 }
 
@@ -362,19 +412,24 @@ func (e *engine) end(name string) end {
 	return nil
 }
 
-func (e *engine) leaks() []string {
+func (e *engine) leaks(excused func(conn string) bool) []string {
 	var l []string
+	known := 0
 	for name, c := range e.conns {
+		if excused(name) {
+			known++
+			continue
+		}
 		l = append(l, fmt.Sprintf("%v, %v, holds %s: %+v", e, e.g.State(), name, c.progress()))
 	}
 	for id, r := range e.regions {
 		for i, o := range r.owners {
-			if o != "" {
+			if o != "" && !excused(o) {
 				l = append(l, fmt.Sprintf("%v: RMBE %d of RMB %d belongs to %s", e, i+1, id, o))
 			}
 		}
 	}
-	if n := e.g.Conns(); n != 0 {
+	if n := e.g.Conns(); n != known {
 		l = append(l, fmt.Sprintf("%v has %d connections", e, n))
 	}
 	sort.Strings(l)

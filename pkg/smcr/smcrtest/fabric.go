@@ -20,6 +20,7 @@ const minRTO = 4 * time.Millisecond
 type rnic struct {
 	peer, index int
 	present, up bool
+	life        int // grows with each insertion
 }
 
 // usable reports whether packets pass.

@@ -88,6 +88,7 @@ func (w *World) Insert(peer, index int) {
 		return
 	}
 	r.present, r.up = true, true
+	r.life++
 	w.trace("%v %v is back", w.Elapsed(), r)
 	w.nodesOf(peer, func(p *path, side int) { p.nodes[side].port(p.clock(side), index, true) })
 	w.pump()

@@ -38,4 +38,4 @@ func (g *gone) end(string) end                                    { return nil }
 func (g *gone) links() []linkView                                 { return nil }
 func (g *gone) dialect() llc.Dialect                              { return g.dialectOf }
 func (g *gone) sendLimit() int                                    { return 0 }
-func (g *gone) leaks() []string                                   { return nil }
+func (g *gone) leaks(func(string) bool) []string                  { return nil }

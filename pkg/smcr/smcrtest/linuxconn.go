@@ -113,7 +113,7 @@ func (c *linuxConn) over() bool {
 	if c.killed {
 		return c.closed
 	}
-	return c.closed && (c.sentC || c.sentA) && (c.gotC || c.gotA) && len(c.unacked) == 0
+	return c.closed && (c.sentC || c.sentA) && (c.gotC || c.gotA) && len(c.unacked) == 0 && !c.validate && !c.resend
 }
 
 // recv takes a message of the peer and checks what the kernel could not: that
@@ -127,13 +127,16 @@ func (c *linuxConn) recv(_ time.Time, m cdc.Message) error {
 		}
 		return nil
 	}
-	if d := int16(m.Seq - c.peerSeq); c.heard && d < 0 || !c.heard && m.Seq != 1 && !c.peerMoved {
+	if d := int16(m.Seq - c.peerSeq); c.heard && d < 0 || !c.heard && m.Seq != 1 && !c.peerMoved && !m.Flags.Abort() {
 		if c.heard && (c.peerMoved || c.moved) {
 			return nil // late, from the old link
 		}
 		return fmt.Errorf("sequence number %d after %d", m.Seq, c.peerSeq)
 	}
 	c.heard, c.peerSeq = true, m.Seq
+	if c.gotA && m.Flags.Abort() || c.gotC && m.Flags.Closed() && fromCursor(m.Prod) == c.peerProd {
+		return nil // once more over another link
+	}
 	if (c.gotA || c.gotC) && !c.peerMoved {
 		return errors.New("a message after the last word")
 	}
@@ -210,6 +213,9 @@ func (c *linuxConn) switchTo(to *linuxLink) {
 		c.prod, c.sent = c.peerCons, c.sent.plus(c.bufSize(), gap)
 	}
 	c.space = int(size) - c.prod.minus(c.peerCons, size)
+	if c.gotC && c.unsent() > 0 {
+		c.reset = true // it cannot be delivered
+	}
 	c.validate = true
 	c.tell = true // its consumer cursor may be lost
 	c.resend = c.sentD || c.sentC || c.sentA

@@ -41,8 +41,10 @@ type node interface {
 	end(name string) end // nil after it was released
 	links() []linkView
 	dialect() llc.Dialect
-	sendLimit() int  // on each link
-	leaks() []string // what is still held when nothing should be
+	sendLimit() int // on each link
+	// leaks is what is still held when nothing should be, but for connections
+	// that are excused.
+	leaks(excused func(conn string) bool) []string
 	String() string
 }
 

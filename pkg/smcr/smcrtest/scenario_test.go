@@ -18,7 +18,7 @@ import (
 //
 //	world [seed=N] [peers=N] [rnics=(N,N)] [max-links=(N,N)] [linux=PEER] [rfc]
 //	      [rmbe=BYTES] [send=BYTES] [delays] [loss=PER-MILLE] [retry=DURATION] [trace]
-//	connect NAME [from=PEER] [to=PEER]   and until it stands, or failed
+//	connect NAME [from=PEER] [to=PEER] [at-once]   and 10 ms, until it stands or failed
 //	write NAME side=0|1 n=BYTES
 //	read NAME side=0|1 [n=BYTES]
 //	shutdown|close|abort NAME side=0|1
@@ -82,7 +82,9 @@ func (s *scenario) run(t *testing.T, d *datadriven.TestData) string {
 	n := s.w.Do(o)
 	switch o.Kind {
 	case smcrtest.OpConnect:
-		s.w.Run(10 * time.Millisecond)
+		if !d.HasArg("at-once") {
+			s.w.Run(10 * time.Millisecond)
+		}
 		return s.w.Describe(o.Name)
 	case smcrtest.OpWrite, smcrtest.OpRead:
 		return fmt.Sprintf("%d bytes", n)

@@ -67,7 +67,7 @@ func (o Op) String() string {
 	s := opNames[o.Kind]
 	switch o.Kind {
 	case OpConnect:
-		return fmt.Sprintf("%s %s from=%d to=%d", s, o.Name, o.Peer, o.To)
+		return fmt.Sprintf("%s %s from=%d to=%d at-once", s, o.Name, o.Peer, o.To)
 	case OpWrite, OpRead:
 		return fmt.Sprintf("%s %s side=%d n=%d", s, o.Name, o.Side, o.N)
 	case OpShutdown, OpClose, OpAbort:
