@@ -173,7 +173,7 @@ func (m machine) rdma() check {
 	devs, err := os.ReadDir(dir)
 	if errors.Is(err, os.ErrNotExist) || err == nil && len(devs) == 0 {
 		c.Result, c.Detail = resultWarn, "none"
-		c.Advice = "use the software device (node.device.soft), or install the RNIC's driver and check rdma link"
+		c.Advice = "use the software device (soft in node.devices), or install the RNIC's driver and check rdma link"
 		return c
 	}
 	if err != nil {

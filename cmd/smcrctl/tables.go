@@ -44,15 +44,15 @@ func printStatus(w io.Writer, s agentapi.Status) error {
 	case !s.Accelerating:
 		state = "everything is plain TCP"
 	}
-	device := s.Device.Name + " (" + s.Device.Provider
-	if s.Device.Address != "" {
-		device += ", " + s.Device.Address
-	}
 	rows := []string{
 		row("node", s.Node),
 		row("agent", fmt.Sprintf("%s, up %s", s.Version, age(s.Started))),
 		row("state", state),
-		row("device", device+")"),
+	}
+	for _, d := range s.Devices {
+		rows = append(rows, row("device", describeDevice(d)))
+	}
+	rows = append(rows,
 		row("policies", strings.Join(s.Policies, ", ")),
 		row("pods", fmt.Sprintf("%d attached, %d ready, %d failed", s.Pods.Attached, s.Pods.Ready, s.Pods.Failed)),
 		row("link groups", s.LinkGroups),
@@ -61,7 +61,7 @@ func printStatus(w io.Writer, s agentapi.Status) error {
 			s.Conns.TotalSMCR, size(s.Conns.BytesSMCR), s.Conns.TotalTCP, size(s.Conns.BytesTCP), s.Conns.Reset)),
 		row("budget", fmt.Sprintf("%s of %s memory, %d of %d connections",
 			size(uint64(s.NodeBudget.MemoryUsedBytes)), size(uint64(s.NodeBudget.MemoryBytes)), s.NodeBudget.ConnsUsed, s.NodeBudget.Conns)),
-	}
+	)
 	for _, p := range s.Problems {
 		rows = append(rows, row("problem", p))
 	}
@@ -75,12 +75,23 @@ func printStatus(w io.Writer, s agentapi.Status) error {
 	return table(w, rows...)
 }
 
+func describeDevice(d agentapi.Device) string {
+	text := d.Name + ": " + d.Provider
+	if d.Address != "" {
+		text += ", " + d.Address
+	}
+	if d.Interface != "" {
+		text += " on " + d.Interface
+	}
+	return fmt.Sprintf("%s, MTU %d, port %s", text, d.MTU, d.Port)
+}
+
 func printLinks(w io.Writer, l agentapi.Links) error {
 	if len(l.LinkGroups) == 0 {
 		_, err := fmt.Fprintln(w, "no link groups")
 		return err
 	}
-	rows := []string{row("GROUP", "POD", "ROLE", "STATE", "PEER ID", "DIALECT", "CONNS", "RMBS", "LINK", "LINK STATE", "LOCAL", "PEER", "MTU", "SENT", "RECEIVED", "AGE")}
+	rows := []string{row("GROUP", "POD", "ROLE", "STATE", "PEER ID", "DIALECT", "CONNS", "RMBS", "LINK", "LINK STATE", "DEVICE", "LOCAL", "PEER", "MTU", "SENT", "RECEIVED", "AGE")}
 	for _, g := range l.LinkGroups {
 		state := g.State
 		if g.Error != "" {
@@ -88,13 +99,13 @@ func printLinks(w io.Writer, l agentapi.Links) error {
 		}
 		group := []any{g.ID, g.Pod, g.Role, state, g.PeerID, fmt.Sprintf("v%d %s", g.Version, g.Dialect), g.Conns, size(uint64(g.RMBBytes))}
 		for _, k := range g.Links {
-			rows = append(rows, row(append(group, k.ID, k.State,
+			rows = append(rows, row(append(group, k.ID, k.State, k.Device,
 				fmt.Sprintf("%s qp %d", address(k.LocalGID), k.LocalQPN), fmt.Sprintf("%s qp %d", address(k.PeerGID), k.PeerQPN),
 				k.MTU, size(k.BytesSent), size(k.BytesRecv), age(g.Opened))...))
 			group = []any{"", "", "", "", "", "", "", ""}
 		}
 		if len(g.Links) == 0 {
-			rows = append(rows, row(append(group, "", "", "", "", "", "", "", age(g.Opened))...))
+			rows = append(rows, row(append(group, "", "", "", "", "", "", "", "", age(g.Opened))...))
 		}
 	}
 	return table(w, rows...)

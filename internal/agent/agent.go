@@ -38,7 +38,7 @@ type Config struct {
 
 	// What the machine gives; nil is the real thing.
 	kernel     kernel
-	openDevice func(config.Device) (rdma.Device, func() error, error)
+	openDevice func(name string, cfg config.Device) (rdma.Device, func() error, error)
 	openOption func() (smcr.Option, func() error, error)
 	newStack   func(smcr.Config) (stack, error)
 	preflight  func() error
@@ -50,7 +50,7 @@ type agent struct {
 	cfg     Config
 	started time.Time
 	node    atomic.Pointer[config.Node]
-	device  rdma.Device
+	devices []device    // as they are configured
 	option  smcr.Option // nil: everything is plain TCP
 	problem string      // why option is nil
 	store   cni.Store
@@ -84,12 +84,10 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	if err := a.store.MakeDir(); err != nil {
 		return fmt.Errorf("data directory: %w: make it writable for the agent", err)
 	}
-	device, closeDevice, err := cfg.openDevice(cfg.Node.Device)
-	if err != nil {
-		return fmt.Errorf("open RDMA device: %w", err)
+	defer func() { err = errors.Join(err, a.closeDevices()) }()
+	if err := a.openDevices(); err != nil {
+		return err
 	}
-	defer func() { err = errors.Join(err, closeDevice()) }()
-	a.device = device
 	option, closeOption, err := cfg.openOption()
 	if err != nil {
 		a.problem = fmt.Sprintf("the SMC-R TCP option cannot be written: %v", err)

@@ -410,11 +410,29 @@ func TestRun_cannotStart(t *testing.T) {
 			}
 		}, "this node cannot run the agent: nftables: operation not permitted: load the module"},
 		{"device", func(b *bench) {
-			b.cfg.openDevice = func(config.Device) (rdma.Device, func() error, error) { return nil, nil, syscall.EADDRINUSE }
-		}, "open RDMA device: address already in use"},
+			b.cfg.openDevice = func(string, config.Device) (rdma.Device, func() error, error) { return nil, nil, syscall.EADDRINUSE }
+		}, "open RDMA device node.devices[0], 192.0.2.1: address already in use"},
+		{"second device", func(b *bench) {
+			b.cfg.Node.Devices = append(b.cfg.Node.Devices, config.Device{SoftAddress: netip.MustParseAddr("192.0.2.2")})
+			open := b.cfg.openDevice
+			opened := 0
+			b.cfg.openDevice = func(name string, d config.Device) (rdma.Device, func() error, error) {
+				if d.SoftAddress == b.cfg.Node.Devices[1].SoftAddress {
+					return nil, nil, syscall.EADDRNOTAVAIL
+				}
+				opened++
+				dev, _, err := open(name, d)
+				return dev, func() error { opened--; return nil }, err
+			}
+			b.t.Cleanup(func() {
+				if opened != 0 {
+					b.t.Errorf("%d devices are still open", opened)
+				}
+			})
+		}, "open RDMA device node.devices[1], 192.0.2.2: cannot assign requested address"},
 		{"unsupported device", func(b *bench) {
 			b.cfg.openDevice = openDevice
-			b.cfg.Node.Device = config.Device{RDMA: "mlx5_0"}
+			b.cfg.Node.Devices = []config.Device{{RDMA: "mlx5_0"}}
 		}, "no provider"},
 		{"data directory", func(b *bench) {
 			must(t, os.WriteFile(filepath.Join(b.dir, "attachments"), nil, 0o600))

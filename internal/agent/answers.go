@@ -15,6 +15,7 @@ import (
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
 	"github.com/smcr-io/kube-smcr/internal/cni"
 	"github.com/smcr-io/kube-smcr/internal/config"
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
 )
 
@@ -24,19 +25,21 @@ func (a *agent) apiStatus(*http.Request) (agentapi.Status, error) {
 	s := agentapi.Status{
 		APIVersion: agentapi.Version, Node: n.Name, Version: a.cfg.Version, Started: a.started,
 		Accelerating: a.option != nil && g.ready > 0, Draining: a.draining.Load(),
-		Device: agentapi.Device{Name: a.device.Name(), Provider: "verbs"},
-		Pods:   agentapi.PodCount{Attached: g.ready + g.idle + g.failed, Ready: g.ready, Failed: g.failed},
+		Devices: a.deviceInfo(),
+		Pods:    agentapi.PodCount{Attached: g.ready + g.idle + g.failed, Ready: g.ready, Failed: g.failed},
 		Conns: agentapi.ConnSums{
 			Live: g.flowsSMCR + g.flowsTCP, LiveSMCR: g.flowsSMCR,
 			TotalSMCR: t.connsSMCR, TotalTCP: t.connsTCP, Reset: t.resets, BytesSMCR: t.bytesSMCR, BytesTCP: t.bytesTCP,
 		},
 		LinkGroups: g.groups, NodeBudget: a.pool.info(), Policies: []string{}, Reasons: t.reasons,
 	}
-	if n.Device.Soft() {
-		s.Device.Provider, s.Device.Address, s.Device.MTU = "soft", n.Device.SoftAddress.String(), n.Device.SoftMTU
-	}
 	for _, p := range n.Policies {
 		s.Policies = append(s.Policies, p.Name)
+	}
+	for _, d := range s.Devices {
+		if d.Port != rdma.PortActive.String() {
+			s.Problems = append(s.Problems, fmt.Sprintf("device %s: its port is %s: check the interface and its address %s", d.Name, d.Port, d.Address))
+		}
 	}
 	if a.problem != "" {
 		s.Problems = append(s.Problems, a.problem)
@@ -53,6 +56,22 @@ func (a *agent) apiStatus(*http.Request) (agentapi.Status, error) {
 		}
 	}
 	return s, nil
+}
+
+// deviceInfo describes the devices as they are now.
+func (a *agent) deviceInfo() []agentapi.Device {
+	out := make([]agentapi.Device, len(a.devices))
+	for i, d := range a.devices {
+		port := d.Port()
+		out[i] = agentapi.Device{Name: d.Name(), Provider: d.Attr().Provider, MTU: port.ActiveMTU.Bytes(), Port: port.State.String()}
+		if d.cfg.Soft() {
+			out[i].Address = d.cfg.SoftAddress.String()
+		}
+		for _, g := range d.GIDs() {
+			out[i].Interface = cmp.Or(out[i].Interface, g.NetDev)
+		}
+	}
+	return out
 }
 
 func (a *agent) apiLinks(*http.Request) (agentapi.Links, error) {

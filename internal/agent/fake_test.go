@@ -269,7 +269,12 @@ func (c fakeConn) Info() smcr.Info { return smcr.Info{Mode: c.mode, Reason: c.re
 
 type fakeDevice struct{ rdma.Device }
 
-func (fakeDevice) Name() string { return "fake0" }
+func (fakeDevice) Name() string          { return "fake0" }
+func (fakeDevice) Attr() rdma.DeviceAttr { return rdma.DeviceAttr{Provider: "fake"} }
+func (fakeDevice) GIDs() []rdma.GIDEntry { return nil }
+func (fakeDevice) Port() rdma.PortAttr {
+	return rdma.PortAttr{State: rdma.PortActive, MaxMTU: rdma.MTU4096, ActiveMTU: rdma.MTU4096}
+}
 
 type fakeOption struct{ smcr.Option }
 
@@ -327,7 +332,7 @@ func newBench(t testing.TB, nodeExtra, policies string) *bench {
 		Load:      func() (*config.Node, error) { return config.Parse("test", []byte(b.text)) },
 		kernel:    b.kernel,
 		preflight: func() error { return nil },
-		openDevice: func(config.Device) (rdma.Device, func() error, error) {
+		openDevice: func(string, config.Device) (rdma.Device, func() error, error) {
 			return fakeDevice{}, func() error { return nil }, nil
 		},
 		openOption: func() (smcr.Option, func() error, error) {
@@ -339,7 +344,7 @@ func newBench(t testing.TB, nodeExtra, policies string) *bench {
 }
 
 func (b *bench) configure(nodeExtra, policies string) {
-	b.text = fmt.Sprintf("node:\n  name: n\n  device: {soft: {address: 192.0.2.1}}\n  dataDir: %s\n  apiSocket: %s\n  metricsAddress: none\n  redirectTTL: 500ms\n  drainTimeout: 200ms\n%s%s",
+	b.text = fmt.Sprintf("node:\n  name: n\n  devices: [{soft: {address: 192.0.2.1}}]\n  dataDir: %s\n  apiSocket: %s\n  metricsAddress: none\n  redirectTTL: 500ms\n  drainTimeout: 200ms\n%s%s",
 		b.dir, filepath.Join(b.dir, "a.sock"), nodeExtra, policies)
 }
 

@@ -155,20 +155,20 @@ func (s *space) links(t testing.TB, f func(*netlink.Handle) error) {
 	must(t, f(h))
 }
 
-// join puts the ends of a veth called eth0 into both, with these addresses.
-func join(t testing.TB, a, b *space, aAddrs, bAddrs []string) {
+// join puts the ends of a veth of this name into both, with these addresses.
+func join(t testing.TB, name string, a, b *space, aAddrs, bAddrs []string) {
 	t.Helper()
 	fd := value(netns.GetFromPath(b.path))(t)
 	defer fd.Close()
 	a.links(t, func(h *netlink.Handle) error {
 		la := netlink.NewLinkAttrs()
-		la.Name = "eth0"
+		la.Name = name
 		la.MTU = 9000
-		return h.LinkAdd(&netlink.Veth{LinkAttrs: la, PeerName: "eth0", PeerMTU: 9000, PeerNamespace: netlink.NsFd(fd)})
+		return h.LinkAdd(&netlink.Veth{LinkAttrs: la, PeerName: name, PeerMTU: 9000, PeerNamespace: netlink.NsFd(fd)})
 	})
 	for s, addrs := range map[*space][]string{a: aAddrs, b: bAddrs} {
 		s.links(t, func(h *netlink.Handle) error {
-			l, err := h.LinkByName("eth0")
+			l, err := h.LinkByName(name)
 			if err != nil {
 				return err
 			}
@@ -212,6 +212,7 @@ type testNode struct {
 	host   *space
 	pod    *space
 	dir    string
+	roce   []string // addresses of its RDMA devices
 	node   *config.Node
 	client *agentapi.Client
 	cfg    Config
@@ -221,8 +222,8 @@ type testNode struct {
 	freeze func(bool)
 }
 
-// lab is two nodes whose pods are on one network and whose RDMA devices are on
-// another.
+// lab is two nodes whose pods are on one network and whose two RDMA devices
+// each are on two others.
 type lab struct {
 	a, b   *testNode
 	option smcr.Option
@@ -244,8 +245,8 @@ func newLab(t testing.TB) *lab {
 	o := value(synopt.Open(synopt.Config{Mark: markWire}))(t)
 	t.Cleanup(func() { must(t, o.Close()) })
 	l.option = o
-	l.a.configure(t, l.option, "10.77.0.1", preferAll)
-	l.b.configure(t, l.option, "10.77.0.2", preferAll)
+	l.a.configure(t, l.option, preferAll)
+	l.b.configure(t, l.option, preferAll)
 	return l
 }
 
@@ -257,8 +258,12 @@ func newSpaces(t testing.TB) *lab {
 	for _, n := range []*testNode{l.a, l.b} {
 		n.host, n.pod, n.dir = newSpace(t), newSpace(t), t.TempDir()
 	}
-	join(t, l.a.host, l.b.host, []string{"10.77.0.1/24"}, []string{"10.77.0.2/24"})
-	join(t, l.a.pod, l.b.pod, []string{podA + "/24", podA6 + "/64"}, []string{podB + "/24", podB6 + "/64"})
+	for i := range 2 {
+		a, b := fmt.Sprintf("10.77.%d.1", i), fmt.Sprintf("10.77.%d.2", i)
+		join(t, fmt.Sprintf("roce%d", i), l.a.host, l.b.host, []string{a + "/24"}, []string{b + "/24"})
+		l.a.roce, l.b.roce = append(l.a.roce, a), append(l.b.roce, b)
+	}
+	join(t, "eth0", l.a.pod, l.b.pod, []string{podA + "/24", podA6 + "/64"}, []string{podB + "/24", podB6 + "/64"})
 	return l
 }
 
@@ -267,8 +272,8 @@ func newProcessLab(t testing.TB) *lab {
 	t.Helper()
 	l := newSpaces(t)
 	l.attach(t)
-	l.a.writeConfig(t, "10.77.0.1", preferAll)
-	l.b.writeConfig(t, "10.77.0.2", preferAll)
+	l.a.writeConfig(t, preferAll)
+	l.b.writeConfig(t, preferAll)
 	return l
 }
 
@@ -279,29 +284,33 @@ func (l *lab) attach(t testing.TB) {
 }
 
 // text is the configuration of the node.
-func (n *testNode) text(roce, rest string) string {
+func (n *testNode) text(rest string) string {
+	devices := ""
+	for _, a := range n.roce {
+		devices += fmt.Sprintf("\n  - soft: {address: %s}", a)
+	}
 	return fmt.Sprintf(`node:
   name: %s
-  device: {soft: {address: %s}}
+  devices:%s
   dataDir: %s
   apiSocket: %s/agent.sock
   metricsAddress: none
   redirectTTL: 1s
   drainTimeout: 5s
   logLevel: debug
-%s`, n.name, roce, n.dir, n.dir, rest)
+%s`, n.name, devices, n.dir, n.dir, rest)
 }
 
-func (n *testNode) configure(t testing.TB, option smcr.Option, roce, rest string) {
+func (n *testNode) configure(t testing.TB, option smcr.Option, rest string) {
 	t.Helper()
-	n.node = value(config.Parse("test", []byte(n.text(roce, rest))))(t)
+	n.node = value(config.Parse("test", []byte(n.text(rest))))(t)
 	n.client = agentapi.NewClient(n.node.APISocket)
 	t.Cleanup(n.client.Close)
 	n.cfg = Config{
 		Node: n.node, Log: testLog(t, n.name), Version: "test",
-		openDevice: func(d config.Device) (dev rdma.Device, stop func() error, err error) {
+		openDevice: func(name string, d config.Device) (dev rdma.Device, stop func() error, err error) {
 			err = n.host.ns.Do(func() error {
-				s, err := soft.Open(soft.Config{Name: "soft-" + n.name, Addr: d.SoftAddress})
+				s, err := soft.Open(soft.Config{Name: name, Addr: d.SoftAddress})
 				if err == nil {
 					dev, stop = s, s.Close
 				}
@@ -361,9 +370,9 @@ func (n *testNode) start(t testing.TB) {
 	must(t, n.client.Sync(t.Context()))
 }
 
-func (n *testNode) writeConfig(t testing.TB, roce, rest string) {
+func (n *testNode) writeConfig(t testing.TB, rest string) {
 	t.Helper()
-	text := n.text(roce, rest)
+	text := n.text(rest)
 	n.node = value(config.Parse("test", []byte(text)))(t)
 	must(t, os.WriteFile(filepath.Join(n.dir, "config.yaml"), []byte(text), 0o600))
 	n.client = agentapi.NewClient(n.node.APISocket)

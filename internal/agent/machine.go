@@ -3,6 +3,7 @@
 package agent
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/smcr-io/kube-smcr/internal/config"
@@ -12,10 +13,47 @@ import (
 	"github.com/smcr-io/kube-smcr/pkg/smcr/synopt"
 )
 
+// device is an open RNIC and what is configured for it.
+type device struct {
+	rdma.Device
+	cfg   config.Device
+	close func() error
+}
+
+// openDevices opens all that are configured, or fails: an agent that started
+// without one of them would be redundant on paper only. A device whose port is
+// down opens all the same.
+func (a *agent) openDevices() error {
+	for i, cfg := range a.cfg.Node.Devices {
+		dev, stop, err := a.cfg.openDevice(deviceName(i, cfg), cfg)
+		if err != nil {
+			return fmt.Errorf("open RDMA device node.devices[%d], %v: %w", i, cfg, err)
+		}
+		a.devices = append(a.devices, device{dev, cfg, stop})
+	}
+	return nil
+}
+
+func (a *agent) closeDevices() error {
+	var err error
+	for _, d := range a.devices {
+		err = errors.Join(err, d.close())
+	}
+	return err
+}
+
+// deviceName is the name of a device in answers and logs.
+func deviceName(i int, cfg config.Device) string {
+	if cfg.Soft() {
+		return fmt.Sprintf("soft%d", i)
+	}
+	return cfg.RDMA
+}
+
 // openDevice picks the provider. This is the only place that knows providers.
-func openDevice(cfg config.Device) (rdma.Device, func() error, error) {
+func openDevice(name string, cfg config.Device) (rdma.Device, func() error, error) {
 	if !cfg.Soft() {
-		return nil, nil, fmt.Errorf("device %s: this build has no provider for RDMA devices of the kernel: use node.device.soft", cfg.RDMA)
+		return nil, nil, errors.New("this build has no provider for RDMA devices of the kernel: use soft")
 	}
 	var mtu rdma.MTU // 0: what fits the interface
 	for m := rdma.MTU256; m <= rdma.MTU4096; m++ {
@@ -23,7 +61,7 @@ func openDevice(cfg config.Device) (rdma.Device, func() error, error) {
 			mtu = m
 		}
 	}
-	d, err := soft.Open(soft.Config{Name: "soft0", Addr: cfg.SoftAddress, MTU: mtu})
+	d, err := soft.Open(soft.Config{Name: name, Addr: cfg.SoftAddress, MTU: mtu})
 	if err != nil {
 		return nil, nil, err
 	}

@@ -11,9 +11,13 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
 
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
 )
@@ -112,6 +116,78 @@ func TestAgent_carries(t *testing.T) {
 	}
 }
 
+// TestAgent_devices: the status shows every device with the state of its port,
+// and one whose port is down keeps neither the agent from starting nor
+// connections from working.
+func TestAgent_devices(t *testing.T) {
+	l := newLab(t)
+	port := func(up bool) {
+		l.a.host.links(t, func(h *netlink.Handle) error {
+			link, err := h.LinkByName("roce1")
+			if err == nil && up {
+				return h.LinkSetUp(link)
+			} else if err == nil {
+				return h.LinkSetDown(link)
+			}
+			return err
+		})
+	}
+	want := []agentapi.Device{
+		{Name: "soft0", Provider: "soft", Address: "10.77.0.1", Interface: "roce0", MTU: 4096, Port: "ACTIVE"},
+		{Name: "soft1", Provider: "soft", Address: "10.77.1.1", Interface: "roce1", MTU: 4096, Port: "DOWN"},
+	}
+	shown := func(problems int) {
+		t.Helper()
+		eventually(t, func() string {
+			s := l.a.status(t)
+			if len(s.Problems) != problems {
+				return fmt.Sprintf("problems %q", s.Problems)
+			}
+			return cmp.Diff(want, s.Devices)
+		})
+	}
+	port(false)
+	l.a.start(t)
+	l.b.start(t)
+	shown(1)
+	ln := l.b.pod.listen(t, podB+":0")
+	serve(t, ln, echo)
+	carried := func() {
+		t.Helper()
+		before := l.a.status(t).Conns.TotalSMCR
+		c, err := l.a.pod.dial(t, ln.Addr().String())
+		must(t, err)
+		exchange(t, c, 1000)
+		if s := l.a.status(t); s.Conns.TotalSMCR != before+1 {
+			t.Errorf("not on SMC-R: %+v", s.Reasons)
+		}
+	}
+	carried()
+	port(true)
+	want[1].Port = "ACTIVE"
+	shown(0)
+	carried()
+	for _, g := range value(l.a.client.Links(t.Context()))(t).LinkGroups {
+		for _, k := range g.Links {
+			if k.Device != "soft0" && k.Device != "soft1" {
+				t.Errorf("link %d has device %q", k.ID, k.Device)
+			}
+		}
+	}
+}
+
+// TestAgent_needsEveryDevice: an agent with a device that is not there says
+// which one, and does not start.
+func TestAgent_needsEveryDevice(t *testing.T) {
+	l := newLab(t)
+	l.a.roce[1] = "10.99.0.1"
+	l.a.configure(t, l.option, preferAll)
+	err := Run(t.Context(), l.a.cfg)
+	if !errors.Is(err, syscall.EADDRNOTAVAIL) || !strings.Contains(err.Error(), "node.devices[1], 10.99.0.1") {
+		t.Errorf("Run = %v", err)
+	}
+}
+
 func TestAgent_plainPeer(t *testing.T) {
 	l := newLab(t)
 	l.a.start(t) // the peer's node has no agent
@@ -142,7 +218,7 @@ func TestAgent_plainPeer(t *testing.T) {
 
 func TestAgent_required(t *testing.T) {
 	l := newLab(t)
-	l.a.configure(t, l.option, "10.77.0.1", "policies:\n- {name: must, mode: Required}\n")
+	l.a.configure(t, l.option, "policies:\n- {name: must, mode: Required}\n")
 	l.a.start(t)
 	ln := l.b.pod.listen(t, podB+":0")
 	serve(t, ln, echo)
@@ -257,7 +333,7 @@ func TestAgent_ends(t *testing.T) {
 func TestAgent_manyAtOnce(t *testing.T) {
 	l := newLab(t)
 	const most = 20
-	l.a.configure(t, l.option, "10.77.0.1", fmt.Sprintf("  budgets: {pod: {connections: %d}}\n", most)+preferAll)
+	l.a.configure(t, l.option, fmt.Sprintf("  budgets: {pod: {connections: %d}}\n", most)+preferAll)
 	l.a.start(t)
 	l.b.start(t)
 	// Each server begins to answer when all connections are there.

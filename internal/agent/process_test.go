@@ -214,7 +214,7 @@ func TestStore_diskFull(t *testing.T) {
 	must(t, unix.Mount("none", small, "tmpfs", 0, "size=64k"))
 	t.Cleanup(func() { must(t, unix.Unmount(small, unix.MNT_DETACH)) })
 	l.a.dir = small
-	l.a.configure(t, l.option, "10.77.0.1", preferAll)
+	l.a.configure(t, l.option, preferAll)
 	l.a.attach(t, podA+"/24")
 	l.a.start(t)
 	fill := make([]byte, 64<<10)

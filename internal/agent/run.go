@@ -18,7 +18,6 @@ import (
 	"github.com/smcr-io/kube-smcr/internal/cni"
 	"github.com/smcr-io/kube-smcr/internal/config"
 	"github.com/smcr-io/kube-smcr/internal/linux"
-	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
 )
 
@@ -130,13 +129,16 @@ func (r *run) stackConfig() smcr.Config {
 	// more than there is memory for.
 	conns := max(1, min(n.PodBudget.Conns, n.PodBudget.MemoryBytes/r.agent.connBytes()))
 	cfg := smcr.Config{
-		Devices: []rdma.Device{r.agent.device}, Option: r.agent.option,
+		Option:        r.agent.option,
 		RMBESizeBytes: n.RMBEBytes, SendBufferBytes: n.SendBufferBytes, RMBEsPerRMB: config.ConnsPerRegion,
 		MemoryBytes: n.PodBudget.MemoryBytes, MaxConns: conns, AnyPrefix: n.AnyPrefix,
 		Hooks: smcr.Hooks{Malformed: func(where string, err error) {
 			r.agent.metrics.malformed.Inc()
 			r.log.Debug("message not understood", "where", where, "err", err)
 		}},
+	}
+	for _, d := range r.agent.devices {
+		cfg.Devices = append(cfg.Devices, d.Device)
 	}
 	if n.Dialects == config.DialectsLinux {
 		cfg.Dialects = smcr.DialectsLinux

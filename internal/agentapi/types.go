@@ -37,7 +37,7 @@ type Status struct {
 	Accelerating bool     `json:"accelerating"`
 	Problems     []string `json:"problems,omitempty"`
 	Draining     bool     `json:"draining,omitempty"`
-	Device       Device   `json:"device"`
+	Devices      []Device `json:"devices"`
 	Policies     []string `json:"policies"`
 	Pods         PodCount `json:"pods"`
 	Conns        ConnSums `json:"conns"`
@@ -49,12 +49,16 @@ type Status struct {
 	Reasons map[Code]uint64 `json:"reasons"`
 }
 
-// Device is the RDMA device that carries the links.
+// Device is an RDMA device that carries links.
 type Device struct {
 	Name     string `json:"name"`
 	Provider string `json:"provider"` // soft
 	Address  string `json:"address,omitempty"`
-	MTU      int    `json:"mtu,omitempty"`
+	// Interface is the network interface of the address, the last one while
+	// there is none.
+	Interface string `json:"interface,omitempty"`
+	MTU       int    `json:"mtu"`  // path MTU in bytes
+	Port      string `json:"port"` // ACTIVE or DOWN
 }
 
 // PodCount counts attached pods.

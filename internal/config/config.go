@@ -10,8 +10,9 @@ import (
 // Node is the whole configuration of an agent. Nobody changes it after [Parse].
 type Node struct {
 	// Name is the node's name in records and answers.
-	Name   string
-	Device Device
+	Name string
+	// Devices carry the links: 1 to 8, all of one kind.
+	Devices []Device
 	// NodeBudget bounds all pods together, PodBudget each of them.
 	NodeBudget, PodBudget Budget
 	// RMBEBytes and SendBufferBytes are the buffers of one connection.
@@ -39,7 +40,7 @@ type Node struct {
 	Policies     []Policy
 }
 
-// Device says what carries the links: exactly one of its two kinds is set.
+// Device is an RNIC that carries links: exactly one of its two kinds is set.
 type Device struct {
 	// SoftAddress is the local address of the software RoCEv2 device.
 	SoftAddress netip.Addr
@@ -52,6 +53,13 @@ type Device struct {
 
 // Soft says whether the device is the software one.
 func (d Device) Soft() bool { return d.RDMA == "" }
+
+func (d Device) String() string {
+	if d.Soft() {
+		return d.SoftAddress.String()
+	}
+	return d.RDMA
+}
 
 // Budget bounds resources. Short of them a connection is plain TCP.
 type Budget struct {

@@ -14,7 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 )
 
-const minimal = "node:\n  name: n\n  device: {soft: {address: 192.0.2.1}}\n"
+const minimal = "node:\n  name: n\n  devices: [{soft: {address: 192.0.2.1}}]\n"
 
 var comparers = cmp.Options{
 	cmpopts.EquateComparable(netip.Addr{}, netip.AddrPort{}, netip.Prefix{}),
@@ -40,7 +40,7 @@ func TestParse_sample(t *testing.T) {
 	}
 	want := &Node{
 		Name:             "node-a",
-		Device:           Device{SoftAddress: netip.MustParseAddr("192.0.2.1")},
+		Devices:          []Device{{SoftAddress: netip.MustParseAddr("192.0.2.1")}},
 		NodeBudget:       Budget{MemoryBytes: 4 << 30, Conns: 65536},
 		PodBudget:        Budget{MemoryBytes: 512 << 20, Conns: 4096},
 		RMBEBytes:        512 << 10,
@@ -68,7 +68,7 @@ func TestParse_sample(t *testing.T) {
 	}
 
 	// The sample shows the defaults: leaving the fields out means the same.
-	def := mustParse(t, "node:\n  name: node-a\n  device: {soft: {address: 192.0.2.1}}\n")
+	def := mustParse(t, "node:\n  name: node-a\n  devices: [{soft: {address: 192.0.2.1}}]\n")
 	got.Policies = nil
 	if diff := cmp.Diff(got, def, comparers); diff != "" {
 		t.Errorf("defaults differ from what the sample says they are (-sample +defaults):\n%s", diff)
@@ -92,12 +92,23 @@ func TestParse_errors(t *testing.T) {
 		{"alias", minimal + "policies:\n- name: &a x\n- name: *a\n", []string{
 			"t:6:9: policies[1].name: is an alias", "t:6:9: policies[1].name: \"\", want a name",
 		}},
-		{"both devices", "node:\n  name: n\n  device: {soft: {address: 192.0.2.1}, rdma: mlx5_0}\n", []string{"t:3:46: node.device.rdma: contradicts soft"}},
-		{"no device", "node:\n  name: n\n  device: {}\n", []string{"t:3:11: node.device: names no device"}},
-		{"device is text", "node:\n  name: n\n  device: soft\n", []string{"t:3:11: node.device: is a single value"}},
-		{"soft without address", "node:\n  name: n\n  device: {soft: {mtu: 4096}}\n", []string{"node.device.soft.address"}},
-		{"any address", "node:\n  name: n\n  device: {soft: {address: 0.0.0.0}}\n", []string{"node.device.soft.address"}},
-		{"mtu", "node:\n  name: n\n  device: {soft: {address: 192.0.2.1, mtu: 1500}}\n", []string{"node.device.soft.mtu: 1500, want an InfiniBand path MTU"}},
+		{"old name", "node:\n  name: n\n  device: {soft: {address: 192.0.2.1}}\n", []string{"t:3:3: node.device: is called node.devices now, and is a list: devices: [{soft: {address: ADDRESS}}]"}},
+		{"old name and new", minimal + "  device: {}\n", []string{"t:4:3: node.device: is called node.devices"}},
+		{"no devices", "node:\n  name: n\n", []string{"t:2:3: node.devices: is missing"}},
+		{"devices are no list", "node:\n  name: n\n  devices: {soft: {address: 192.0.2.1}}\n", []string{"t:3:12: node.devices: is a mapping, want a list"}},
+		{"empty list", "node:\n  name: n\n  devices: []\n", []string{"t:3:12: node.devices: is empty: want soft:"}},
+		{"too many devices", "node:\n  name: n\n  devices: [" + strings.Repeat("{rdma: x}, ", 9) + "]\n", []string{"t:3:12: node.devices: has 9 devices, at most 8"}},
+		{"both kinds in one", "node:\n  name: n\n  devices: [{soft: {address: 192.0.2.1}, rdma: mlx5_0}]\n", []string{"t:3:48: node.devices[0].rdma: contradicts soft"}},
+		{"neither kind", "node:\n  name: n\n  devices: [{}]\n", []string{"t:3:13: node.devices[0]: names no device"}},
+		{"device is text", "node:\n  name: n\n  devices: [soft]\n", []string{"t:3:13: node.devices[0]: is a single value"}},
+		{"soft without address", "node:\n  name: n\n  devices: [{soft: {mtu: 4096}}]\n", []string{"node.devices[0].soft.address"}},
+		{"any address", "node:\n  name: n\n  devices: [{soft: {address: 0.0.0.0}}]\n", []string{"node.devices[0].soft.address"}},
+		{"mtu", "node:\n  name: n\n  devices: [{soft: {address: 192.0.2.1, mtu: 1500}}]\n", []string{"node.devices[0].soft.mtu: 1500, want an InfiniBand path MTU"}},
+		{"same address", "node:\n  name: n\n  devices:\n  - soft: {address: 192.0.2.1}\n  - soft: {address: 192.0.2.1, mtu: 1024}\n", []string{"t:5:5: node.devices[1]: 192.0.2.1 is given twice"}},
+		{"same name of a device", "node:\n  name: n\n  devices: [{rdma: mlx5_0}, {rdma: mlx5_1}, {rdma: mlx5_0}]\n", []string{"t:3:45: node.devices[2]: mlx5_0 is given twice"}},
+		{"address families", "node:\n  name: n\n  devices:\n  - soft: {address: 192.0.2.1}\n  - soft: {address: \"2001:db8::1\"}\n", []string{"t:5:5: node.devices[1]: 2001:db8::1 is of another address family than 192.0.2.1"}},
+		{"kinds", "node:\n  name: n\n  devices: [{soft: {address: 192.0.2.1}}, {rdma: mlx5_0}]\n", []string{"t:3:43: node.devices[1]: mlx5_0 is of another kind than 192.0.2.1"}},
+		{"second device", "node:\n  name: n\n  devices:\n  - soft: {address: 192.0.2.1}\n  - soft: {addres: 192.0.2.2}\n", []string{"t:5:11: node.devices[1].soft.address: \"\"", "t:5:12: node.devices[1].soft.addres: unknown field (did you mean address?)"}},
 		{"sizes", minimal + "  rmbe: 100KiB\n  sendBuffer: 1PB\n", []string{
 			"t:4:9: node.rmbe: 102400 bytes, want a power of two", "t:5:15: node.sendBuffer: \"1PB\"",
 		}},
@@ -125,7 +136,7 @@ func TestParse_errors(t *testing.T) {
 		{"policy without name", minimal + "policies:\n- mode: Prefer\n", []string{"t:5:3: policies[0].name"}},
 		{"same name", minimal + "policies:\n- {name: a, ports: [1]}\n- {name: a, ports: [2]}\n", []string{"t:6:3: policies[1]: the name \"a\" is taken"}},
 		{"overlap", minimal + "policies:\n- {name: a, ports: [1-9]}\n- {name: b, ports: [5], mode: Required}\n", []string{"t:6:3: policies[1]: policy \"b\" overlaps with policy \"a\" (peer 0.0.0.0/0, port 5)"}},
-		{"several at once", "node:\n  nam: n\n  rmbe: 1\npolicies: 5\n", []string{"t:2:3: node.nam:", "t:2:3: node.name:", "t:2:3: node.device", "t:3:9: node.rmbe", "t:4:11: policies"}},
+		{"several at once", "node:\n  nam: n\n  rmbe: 1\npolicies: 5\n", []string{"t:2:3: node.nam:", "t:2:3: node.name:", "t:2:3: node.devices", "t:3:9: node.rmbe", "t:4:11: policies"}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -302,11 +313,36 @@ func TestOverlap_brute(t *testing.T) {
 	}
 }
 
+func TestParse_devices(t *testing.T) {
+	a := netip.MustParseAddr
+	tests := []struct {
+		name, text string
+		want       []Device
+	}{
+		{"one", "[{soft: {address: 192.0.2.1}}]", []Device{{SoftAddress: a("192.0.2.1")}}},
+		{"two", "[{soft: {address: 192.0.2.1, mtu: 4096}}, {soft: {address: 198.51.100.1}}]", []Device{{SoftAddress: a("192.0.2.1"), SoftMTU: 4096}, {SoftAddress: a("198.51.100.1")}}},
+		{"IPv6", "[{soft: {address: \"2001:db8::1\"}}, {soft: {address: \"2001:db8:1::1\"}}]", []Device{{SoftAddress: a("2001:db8::1")}, {SoftAddress: a("2001:db8:1::1")}}},
+		{"of the kernel", "[{rdma: mlx5_0}, {rdma: mlx5_1}]", []Device{{RDMA: "mlx5_0"}, {RDMA: "mlx5_1"}}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			n := mustParse(t, "node:\n  name: n\n  devices: "+tt.text+"\n")
+			if diff := cmp.Diff(tt.want, n.Devices, comparers); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
 func TestNode_Immutable(t *testing.T) {
 	a := mustParse(t, minimal)
 	b := mustParse(t, minimal+"  dataDir: /x\n  redirectTTL: 9s\npolicies:\n- {name: p}\n")
 	if diff := cmp.Diff([]string{"node.dataDir"}, a.Immutable(b)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
+	}
+	c := mustParse(t, strings.Replace(minimal, "}}]", "}}, {soft: {address: 192.0.2.2}}]", 1))
+	if diff := cmp.Diff([]string{"node.devices"}, a.Immutable(c)); diff != "" {
+		t.Errorf("another device (-want +got):\n%s", diff)
 	}
 }
 
@@ -317,6 +353,9 @@ func FuzzParse(f *testing.F) {
 	}
 	f.Add(b)
 	f.Add([]byte(policies))
+	f.Add([]byte("node:\n  name: n\n  devices:\n  - soft: {address: 192.0.2.1, mtu: 1024}\n  - soft: {address: 198.51.100.1}\n"))
+	f.Add([]byte("node:\n  name: n\n  devices: [{rdma: mlx5_0}, {rdma: mlx5_0}, {soft: {address: \"::1\"}}]\n"))
+	f.Add([]byte("node:\n  name: n\n  device: {soft: {address: 192.0.2.1}}\n"))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		n, err := Parse("f", b)
 		if (n == nil) == (err == nil) {

@@ -48,6 +48,11 @@ func (d *decoder) sorted() error {
 	return d.errs
 }
 
+// renamed are fields of earlier versions, and what says the same now.
+var renamed = [...]struct{ old, now string }{
+	{"node.device", "node.devices now, and is a list: devices: [{soft: {address: ADDRESS}}]"},
+}
+
 // fields are the entries of a mapping that was walked.
 type fields struct {
 	self field
@@ -64,7 +69,10 @@ func (d *decoder) mapping(f field, keys ...string) fields {
 	for i := 0; i+1 < len(f.node.Content); i += 2 {
 		key, value := f.node.Content[i], f.node.Content[i+1]
 		kf := field{path: join(f.path, key.Value), node: key}
-		switch {
+		switch old := slices.IndexFunc(renamed[:], func(r struct{ old, now string }) bool { return r.old == kf.path }); {
+		case old >= 0:
+			d.errorf(kf, "is called %s", renamed[old].now)
+			fs.at[key.Value] = kf
 		case key.Kind != yaml.ScalarNode || !slices.Contains(keys, key.Value):
 			d.errorf(kf, "unknown field%s; known here: %s", didYouMean(key.Value, keys), strings.Join(keys, ", "))
 		case fs.has(key.Value):

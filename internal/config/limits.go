@@ -12,6 +12,7 @@ const (
 	maxPolicies  = 1024    // every pair is compared for overlap: half a million comparisons
 	maxListItems = 1024    // CIDRs, ports or patterns of one policy
 	maxNameLen   = 253     // a Kubernetes object name
+	maxDevices   = 8       // links of a link group: more RNICs would never all be used
 
 	// The buffer sizes that the SMC-R size code can say (RFC 7609 A.2.2) and
 	// that Linux peers use.

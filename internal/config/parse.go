@@ -82,16 +82,16 @@ func defaults() *Node {
 }
 
 func (d *decoder) node(f field, n *Node) {
-	fs := d.mapping(f, "name", "device", "budgets", "rmbe", "sendBuffer", "dialects", "anyPrefix", "dataDir",
+	fs := d.mapping(f, "name", "devices", "budgets", "rmbe", "sendBuffer", "dialects", "anyPrefix", "dataDir",
 		"apiSocket", "metricsAddress", "redirectTTL", "negativeCacheTTL", "drainTimeout", "logLevel")
 	d.text(fs, "name", &n.Name)
 	if !validName(n.Name, "") {
 		d.errorf(fs.where("name"), "%q, want the node's name: letters, digits, '-', '_' and '.'", n.Name)
 	}
-	if f, ok := fs.get("device"); ok {
-		n.Device = d.device(f)
-	} else {
-		d.errorf(fs.where("device"), "is missing: want soft: {address: ADDRESS} or rdma: NAME")
+	if f, ok := fs.get("devices"); ok {
+		n.Devices = d.devices(f)
+	} else if !fs.has("device") { // the old name was complained about
+		d.errorf(fs.where("devices"), "is missing: want a list of soft: {address: ADDRESS} or rdma: NAME")
 	}
 	d.size(fs, "rmbe", &n.RMBEBytes)
 	d.size(fs, "sendBuffer", &n.SendBufferBytes)
@@ -144,6 +144,39 @@ func (d *decoder) metricsAddress(fs fields, n *Node) {
 		return
 	}
 	n.MetricsAddress = a
+}
+
+// devices reads the list of RNICs, which must be able to work together: one
+// provider, so that each can register the memory of the others, and one address
+// family, because a link has the same at both ends.
+func (d *decoder) devices(f field) []Device {
+	items := d.list(f)
+	switch {
+	case f.node.Kind == yaml.SequenceNode && len(f.node.Content) == 0:
+		d.errorf(f, "is empty: want soft: {address: ADDRESS} or rdma: NAME")
+	case len(items) > maxDevices:
+		d.errorf(f, "has %d devices, at most %d are used", len(items), maxDevices)
+		return nil
+	}
+	var out []Device
+	for _, item := range items {
+		before := len(d.errs)
+		dev := d.device(item)
+		if len(d.errs) > before {
+			continue // half a device would only lead to more complaints
+		}
+		i := slices.IndexFunc(out, func(o Device) bool { return o.SoftAddress == dev.SoftAddress && o.RDMA == dev.RDMA })
+		switch {
+		case i >= 0:
+			d.errorf(item, "%v is given twice", dev)
+		case len(out) > 0 && out[0].Soft() != dev.Soft():
+			d.errorf(item, "%v is of another kind than %v: use soft or rdma for all", dev, out[0])
+		case len(out) > 0 && out[0].SoftAddress.Is4() != dev.SoftAddress.Is4():
+			d.errorf(item, "%v is of another address family than %v: use IPv4 or IPv6 for all", dev, out[0])
+		}
+		out = append(out, dev)
+	}
+	return out
 }
 
 func (d *decoder) device(f field) Device {
@@ -284,7 +317,7 @@ func (n *Node) Immutable(next *Node) []string {
 		}
 	}
 	diff("name", n.Name != next.Name)
-	diff("device", n.Device != next.Device)
+	diff("devices", !slices.Equal(n.Devices, next.Devices))
 	diff("budgets", n.NodeBudget != next.NodeBudget || n.PodBudget != next.PodBudget)
 	diff("rmbe", n.RMBEBytes != next.RMBEBytes)
 	diff("sendBuffer", n.SendBufferBytes != next.SendBufferBytes)
