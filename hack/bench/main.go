@@ -86,6 +86,7 @@ type settings struct {
 	json     bool
 	jsonFile string
 	profile  string
+	rnics    int
 }
 
 var allGroups = []string{"conn", "path", "setup", "micro"}
@@ -99,6 +100,7 @@ func parseFlags(args []string) (settings, error) {
 	output := f.String("o", "table", "output: table or json")
 	f.StringVar(&s.jsonFile, "json-file", "", "write JSON to this file too")
 	f.StringVar(&s.profile, "profile", "", "write CPU profiles of the workers of group conn into this directory")
+	f.IntVar(&s.rnics, "rnics", 1, "RNICs of each node in groups path and setup: 1 to 8")
 	if err := f.Parse(args); err != nil {
 		return s, err
 	}
@@ -115,8 +117,9 @@ func parseFlags(args []string) (settings, error) {
 	default:
 		return s, fmt.Errorf("-o: unknown output %q, there are table and json", *output)
 	}
-	if s.rounds < 1 || s.rounds > 1000 || s.duration < time.Millisecond || s.duration > 10*time.Second || f.NArg() > 0 {
-		return s, errors.New("want -rounds from 1 to 1000, -time from 1ms to 10s, and no arguments")
+	if s.rounds < 1 || s.rounds > 1000 || s.duration < time.Millisecond || s.duration > 10*time.Second ||
+		s.rnics < 1 || s.rnics > 8 || f.NArg() > 0 {
+		return s, errors.New("want -rounds from 1 to 1000, -time from 1ms to 10s, -rnics from 1 to 8, and no arguments")
 	}
 	return s, nil
 }

@@ -52,7 +52,7 @@ type pods struct {
 }
 
 // newPods builds the room. The agents' log goes with the error if it fails.
-func newPods(ctx context.Context, dir string) (p *pods, err error) {
+func newPods(ctx context.Context, dir string, rnics int) (p *pods, err error) {
 	p = &pods{}
 	defer func() {
 		if err != nil {
@@ -62,7 +62,7 @@ func newPods(ctx context.Context, dir string) (p *pods, err error) {
 	if _, err := lab.Sweep(); err != nil {
 		return p, err
 	}
-	if p.lab, err = lab.New(lab.Config{PluginDirs: []string{dir, pluginDir}}); err != nil {
+	if p.lab, err = lab.New(lab.Config{PluginDirs: []string{dir, pluginDir}, RNICs: rnics}); err != nil {
 		return p, err
 	}
 	var spaces [2]*space
@@ -268,7 +268,7 @@ func (b *bench) inPods(ctx context.Context, title string, jobs []job) (err error
 	if err := buildPrograms(ctx, dir); err != nil {
 		return err
 	}
-	p, err := newPods(ctx, dir)
+	p, err := newPods(ctx, dir, b.rnics)
 	if err != nil {
 		return err
 	}

@@ -21,7 +21,7 @@ import (
 // larger than a packet and fits into no single one.
 const markedLines = 256 << 10 / markedLine
 
-// capture records a marked transfer on both of the client's node's links, and
+// capture records a marked transfer on all links of the client's node, and
 // looks at the records with tshark.
 func (d *demo) capture(ctx context.Context) error {
 	marker := fmt.Sprintf("kube-smcr-demo-%016x", rand.Uint64())
@@ -42,7 +42,7 @@ func (d *demo) capture(ctx context.Context) error {
 	}
 	files := map[string]string{}
 	var dumps []*lab.Proc
-	for _, link := range []string{lab.Underlay, lab.Trunk} {
+	for _, link := range append(d.underlays(), lab.Trunk) {
 		files[link] = filepath.Join(dir, link+".pcap")
 		p, err := d.startDump(ctx, link, files[link])
 		if err != nil {
@@ -79,6 +79,15 @@ func (d *demo) capture(ctx context.Context) error {
 	}
 	d.check("the marked transfer is right", got.String() == markedText(marker), "%s", byteCount(uint64(got.Len())))
 	return d.inspect(ctx, files, marker)
+}
+
+// underlays are the names of the client's node's links for RoCE.
+func (d *demo) underlays() []string {
+	var out []string
+	for _, r := range d.client.Node.RNICs {
+		out = append(out, r.Name)
+	}
+	return out
 }
 
 // startDump starts tcpdump on a link of the client's node and waits until it
@@ -121,18 +130,21 @@ func (d *demo) inspect(ctx context.Context, files map[string]string, marker stri
 	c := &d.report.Capture
 	c.MalformedFrames = []int{}
 	var roce, tcp []frame
-	for _, l := range []struct {
-		link string
-		into *[]frame
-	}{{lab.Underlay, &roce}, {lab.Trunk, &tcp}} {
-		out, err := tshark(ctx, files[l.link])
+	for _, link := range append(d.underlays(), lab.Trunk) {
+		out, err := tshark(ctx, files[link])
 		if err != nil {
 			return err
 		}
-		if *l.into, err = parseFrames(out); err != nil {
-			return fmt.Errorf("%s: %w", files[l.link], err)
+		frames, err := parseFrames(out)
+		if err != nil {
+			return fmt.Errorf("%s: %w", files[link], err)
 		}
-		kept, err := keepCapture(files[l.link], d.opts.pcapDir)
+		if link == lab.Trunk {
+			tcp = frames
+		} else {
+			roce = append(roce, frames...)
+		}
+		kept, err := keepCapture(files[link], d.opts.pcapDir)
 		if err != nil {
 			return err
 		}

@@ -108,7 +108,7 @@ func TestParse_errors(t *testing.T) {
 		{"same name of a device", "node:\n  name: n\n  devices: [{rdma: mlx5_0}, {rdma: mlx5_1}, {rdma: mlx5_0}]\n", []string{"t:3:45: node.devices[2]: mlx5_0 is given twice"}},
 		{"address families", "node:\n  name: n\n  devices:\n  - soft: {address: 192.0.2.1}\n  - soft: {address: \"2001:db8::1\"}\n", []string{"t:5:5: node.devices[1]: 2001:db8::1 is of another address family than 192.0.2.1"}},
 		{"kinds", "node:\n  name: n\n  devices: [{soft: {address: 192.0.2.1}}, {rdma: mlx5_0}]\n", []string{"t:3:43: node.devices[1]: mlx5_0 is of another kind than 192.0.2.1"}},
-		{"second device", "node:\n  name: n\n  devices:\n  - soft: {address: 192.0.2.1}\n  - soft: {addres: 192.0.2.2}\n", []string{"t:5:11: node.devices[1].soft.address: \"\"", "t:5:12: node.devices[1].soft.addres: unknown field (did you mean address?)"}},
+		{"second device", "node:\n  name: n\n  devices:\n  - soft: {address: 192.0.2.1}\n  - soft: {Address: 192.0.2.2}\n", []string{"t:5:11: node.devices[1].soft.address: \"\"", "t:5:12: node.devices[1].soft.Address: unknown field (did you mean address?)"}},
 		{"sizes", minimal + "  rmbe: 100KiB\n  sendBuffer: 1PB\n", []string{
 			"t:4:9: node.rmbe: 102400 bytes, want a power of two", "t:5:15: node.sendBuffer: \"1PB\"",
 		}},

@@ -38,7 +38,8 @@ type Agent struct {
 
 var agentYAML = template.Must(template.New("agent").Parse(`node:
   name: {{.Name}}
-  device: {soft: {address: {{.Address}}, mtu: {{.MTU}}}}
+  devices:{{range .RNICs}}
+  - soft: {address: {{.Address}}, mtu: {{$.MTU}}}{{end}}
   dataDir: {{.DataDir}}
   apiSocket: {{.Socket}}
   metricsAddress: none
@@ -57,7 +58,7 @@ func (n *Node) StartAgent(cfg AgentConfig) (*Agent, error) {
 	}
 	var b bytes.Buffer
 	err = agentYAML.Execute(&b, map[string]any{
-		"Name": n.Name, "Address": n.Address, "MTU": pathMTU(n.lab.mtu), "DataDir": n.DataDir(), "Socket": n.Socket(),
+		"Name": n.Name, "RNICs": n.RNICs, "MTU": pathMTU(n.lab.cfg.MTU), "DataDir": n.DataDir(), "Socket": n.Socket(),
 		"More": cfg.Node, "Policies": cfg.Policies,
 	})
 	if err != nil {

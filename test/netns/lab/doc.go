@@ -15,14 +15,18 @@
 //
 //	+- namespace PREFIX-node1 ------+        +- namespace PREFIX-node2 ------+
 //	|  agent                        |        |                       agent   |
-//	|  underlay 192.168.89.1 -------|--veth--|------- underlay 192.168.89.2  |
+//	|  underlay0 192.168.89.1 ------|--veth--|------ underlay0 192.168.89.2  |
+//	|  underlay1 192.168.90.1 ------|--veth--|------ underlay1 192.168.90.2  |
 //	|  bridge pods0 -- trunk -------|--veth--|------- trunk -- bridge pods0  |
 //	|     |                         |        |                    |          |
 //	+-----|-------------------------+        +--------------------|----------+
 //	   eth0 10.89.0.16..                        eth0 10.89.0.32..
 //	   namespace PREFIX-client                  namespace PREFIX-server
 //
-// RoCE packets go over underlay, the pods' TCP over trunk. The two bridges are
+// RoCE packets go over the underlays, one for each RNIC of a node, the pods' TCP
+// over trunk. With Config.Switched there is a switch in each underlay, a bridge in
+// a third namespace, and RNICs can be broken in the ways that [Node.SetPort],
+// [Node.Unplug] and [Node.Deafen] know. The two bridges are
 // one layer 2 segment, so all pods share an IP subnet, as SMC-R version 1
 // demands (RFC 7609 §3.5.2). Pods are attached as a container runtime does it:
 // libcni executes the plugins of a configuration list, the distribution's

@@ -20,16 +20,23 @@ import (
 
 // Names of the interfaces inside a node.
 const (
-	Underlay = "underlay" // carries the RoCE packets
-	Trunk    = "trunk"    // joins the bridges, carries the pods' TCP
+	Trunk    = "trunk" // joins the bridges, carries the pods' TCP
 	bridge   = "pods0"
 	podIf    = "eth0"
+	underlay = "underlay" // and a number: carries RoCE packets
+	fabric   = "fabric"   // the namespace of the switches
 )
 
 // Config says how to build a lab. The zero value is a good lab.
 type Config struct {
 	// MTU of all links; 9000 if 0.
 	MTU int
+	// RNICs of each node, each with a network of its own: 1 to 8; 2 if 0.
+	RNICs int
+	// Switched puts a switch between the RNICs of a network, so that one
+	// node does not see what happens to the port of the other. Otherwise a
+	// cable joins them, which is faster.
+	Switched bool
 	// PluginDirs are searched for CNI plugins, the first one first. Needed for
 	// pods only.
 	PluginDirs []string
@@ -43,7 +50,8 @@ type Lab struct {
 	Dir   string
 	Nodes [2]*Node
 
-	mtu        int
+	cfg        Config
+	fabric     *linux.NetNS // nil unless switched
 	pluginDirs []string
 	undo       linux.Undo
 }
@@ -53,8 +61,8 @@ type Node struct {
 	// Name is node1 or node2.
 	Name string
 	NS   *linux.NetNS
-	// Address is the node's address on the underlay.
-	Address netip.Addr
+	// RNICs are the node's interfaces for RoCE packets.
+	RNICs []RNIC
 	// Dir is the node's directory below the lab's.
 	Dir string
 
@@ -62,11 +70,19 @@ type Node struct {
 	index int
 }
 
+// RNIC is a network interface that carries RoCE packets.
+type RNIC struct {
+	Name    string
+	Address netip.Addr
+
+	prefix netip.Prefix
+	mac    net.HardwareAddr
+}
+
 // Prefixes of the pods' network.
 var (
-	podPrefix4      = netip.MustParsePrefix("10.89.0.0/24")
-	podPrefix6      = netip.MustParsePrefix("fd89::/64")
-	underlayAddress = [2]string{"192.168.89.1/24", "192.168.89.2/24"}
+	podPrefix4 = netip.MustParsePrefix("10.89.0.0/24")
+	podPrefix6 = netip.MustParsePrefix("fd89::/64")
 )
 
 // PodPrefixes returns the subnets that all pods share, of IPv4 and IPv6.
@@ -76,7 +92,7 @@ func PodPrefixes() []netip.Prefix { return []netip.Prefix{podPrefix4, podPrefix6
 func New(cfg Config) (*Lab, error) {
 	l := &Lab{
 		Prefix: fmt.Sprintf("%s%d-%04x", namePrefix, os.Getpid(), rand.Uint32()&0xffff),
-		mtu:    cfg.MTU,
+		cfg:    cfg,
 	}
 	for _, d := range cfg.PluginDirs {
 		abs, err := filepath.Abs(d)
@@ -85,8 +101,14 @@ func New(cfg Config) (*Lab, error) {
 		}
 		l.pluginDirs = append(l.pluginDirs, abs)
 	}
-	if l.mtu == 0 {
-		l.mtu = defaultMTU
+	if l.cfg.MTU == 0 {
+		l.cfg.MTU = defaultMTU
+	}
+	if l.cfg.RNICs == 0 {
+		l.cfg.RNICs = defaultRNICs
+	}
+	if l.cfg.RNICs < 1 || l.cfg.RNICs > maxRNICs {
+		return nil, fmt.Errorf("lab: %d RNICs, want 1 to %d", l.cfg.RNICs, maxRNICs)
 	}
 	steps := []linux.Step{{Name: "make directory", Do: l.makeDir, Undo: func() error { return os.RemoveAll(l.Dir) }}}
 	for i := range l.Nodes {
@@ -94,8 +116,13 @@ func New(cfg Config) (*Lab, error) {
 		l.Nodes[i] = n
 		steps = append(steps, linux.Step{Name: "make " + n.Name, Do: n.build, Undo: n.remove})
 	}
+	if cfg.Switched {
+		steps = append(steps, linux.Step{Name: "make switches", Do: l.makeFabric, Undo: func() error { return l.removeNS(fabric, l.fabric) }})
+	}
+	for i := range l.cfg.RNICs {
+		steps = append(steps, linux.Step{Name: fmt.Sprintf("connect the nodes with underlay %d", i), Do: func() error { return l.connectRNICs(i) }})
+	}
 	steps = append(steps,
-		linux.Step{Name: "connect the nodes with the underlay", Do: func() error { return l.connect(Underlay) }},
 		linux.Step{Name: "connect the nodes with the trunk", Do: func() error { return l.connect(Trunk) }},
 		linux.Step{Name: "make bridges", Do: func() error {
 			return errors.Join(l.Nodes[0].makeBridge(), l.Nodes[1].makeBridge())
@@ -131,11 +158,14 @@ func (n *Node) build() error {
 	if err := os.Mkdir(n.Dir, 0o755); err != nil {
 		return err
 	}
-	addr, err := netip.ParsePrefix(underlayAddress[n.index])
-	if err != nil {
-		return err
+	for i := range n.lab.cfg.RNICs {
+		addr := netip.AddrFrom4([4]byte{192, 168, byte(89 + i), byte(1 + n.index)})
+		n.RNICs = append(n.RNICs, RNIC{
+			Name: fmt.Sprintf("%s%d", underlay, i), Address: addr, prefix: netip.PrefixFrom(addr, 24),
+			mac: net.HardwareAddr{0x02, 0x89, 0, 0, byte(i), byte(1 + n.index)},
+		})
 	}
-	n.Address = addr.Addr()
+	var err error
 	n.NS, err = n.lab.makeNS(n.Name)
 	return err
 }
@@ -181,40 +211,41 @@ func (l *Lab) removeNS(name string, ns *linux.NetNS) error {
 
 // connect joins the nodes by a pair of interfaces of this name. The pair goes
 // away with a node.
-func (l *Lab) connect(name string) (err error) {
-	peer, err := os.Open(l.Nodes[1].NS.Path())
-	if err != nil {
+func (l *Lab) connect(name string) error {
+	if err := l.veth(l.Nodes[0].NS, netlink.LinkAttrs{Name: name}, l.Nodes[1].NS, name); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, peer.Close()) }()
-	err = l.Nodes[0].NS.Do(func() error {
-		return netlink.LinkAdd(&netlink.Veth{
-			LinkAttrs: netlink.LinkAttrs{Name: name, MTU: l.mtu},
-			PeerName:  name, PeerNamespace: netlink.NsFd(int(peer.Fd())), PeerMTU: uint32(l.mtu),
-		})
-	})
-	if err != nil {
-		return fmt.Errorf("make veth %s: %w", name, err)
-	}
-	for i, n := range l.Nodes {
-		err := n.NS.Do(func() error {
-			if name == Underlay {
-				if err := addAddress(name, underlayAddress[i]); err != nil {
-					return err
-				}
-			}
-			return setUp(name)
-		})
-		if err != nil {
+	for _, n := range l.Nodes {
+		if err := n.NS.Do(func() error { return setUp(name) }); err != nil {
 			return fmt.Errorf("%s of %s: %w", name, n.Name, err)
 		}
 	}
 	return nil
 }
 
+// veth makes a pair of interfaces in two namespaces.
+func (l *Lab) veth(ns *linux.NetNS, attrs netlink.LinkAttrs, peerNS *linux.NetNS, peerName string) (err error) {
+	peer, err := os.Open(peerNS.Path())
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, peer.Close()) }()
+	attrs.MTU = l.cfg.MTU
+	err = ns.Do(func() error {
+		return netlink.LinkAdd(&netlink.Veth{
+			LinkAttrs: attrs,
+			PeerName:  peerName, PeerNamespace: netlink.NsFd(int(peer.Fd())), PeerMTU: uint32(l.cfg.MTU),
+		})
+	})
+	if err != nil {
+		return fmt.Errorf("make veth %s: %w", attrs.Name, err)
+	}
+	return nil
+}
+
 func (n *Node) makeBridge() error {
 	return n.NS.Do(func() error {
-		br := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: bridge, MTU: n.lab.mtu}}
+		br := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: bridge, MTU: n.lab.cfg.MTU}}
 		if err := netlink.LinkAdd(br); err != nil {
 			return fmt.Errorf("make bridge %s: %w", bridge, err)
 		}
@@ -229,7 +260,7 @@ func (n *Node) makeBridge() error {
 	})
 }
 
-// SplitSegments makes the underlay carry every packet by itself, as a wire
+// SplitSegments makes the underlays carry every packet by itself, as a wire
 // does, instead of whole batches of them: a capture then shows packets. It
 // costs speed, so it is switched off again.
 func (l *Lab) SplitSegments(on bool) error {
@@ -238,15 +269,17 @@ func (l *Lab) SplitSegments(on bool) error {
 		segments = 1
 	}
 	for _, n := range l.Nodes {
-		err := n.NS.Do(func() error {
-			link, err := netlink.LinkByName(Underlay)
+		for _, r := range n.RNICs {
+			err := n.NS.Do(func() error {
+				link, err := netlink.LinkByName(r.Name)
+				if err != nil {
+					return err
+				}
+				return netlink.LinkSetGSOMaxSegs(link, segments)
+			})
 			if err != nil {
-				return err
+				return fmt.Errorf("gso_max_segs of %s on %s: %w", r.Name, n.Name, err)
 			}
-			return netlink.LinkSetGSOMaxSegs(link, segments)
-		})
-		if err != nil {
-			return fmt.Errorf("gso_max_segs of %s on %s: %w", Underlay, n.Name, err)
 		}
 	}
 	return nil
@@ -254,22 +287,6 @@ func (l *Lab) SplitSegments(on bool) error {
 
 // maxSegments is the kernel's default (GSO_MAX_SEGS).
 const maxSegments = 65535
-
-func addAddress(link, prefix string) error {
-	l, err := netlink.LinkByName(link)
-	if err != nil {
-		return fmt.Errorf("find %s: %w", link, err)
-	}
-	ip, ipnet, err := net.ParseCIDR(prefix)
-	if err != nil {
-		return err
-	}
-	ipnet.IP = ip
-	if err := netlink.AddrAdd(l, &netlink.Addr{IPNet: ipnet}); err != nil {
-		return fmt.Errorf("give %s the address %s: %w", link, prefix, err)
-	}
-	return nil
-}
 
 func setUp(link string) error {
 	l, err := netlink.LinkByName(link)
@@ -300,5 +317,14 @@ func linkBytes(ns *linux.NetNS, link string) (rx, tx uint64, err error) {
 	return rx, tx, nil
 }
 
-// UnderlayBytes returns what the node received and sent on the underlay.
-func (n *Node) UnderlayBytes() (rx, tx uint64, err error) { return linkBytes(n.NS, Underlay) }
+// UnderlayBytes returns what the node received and sent on its underlays.
+func (n *Node) UnderlayBytes() (rx, tx uint64, err error) {
+	for _, r := range n.RNICs {
+		r, t, err := linkBytes(n.NS, r.Name)
+		if err != nil {
+			return 0, 0, err
+		}
+		rx, tx = rx+r, tx+t
+	}
+	return rx, tx, nil
+}

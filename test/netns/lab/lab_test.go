@@ -24,9 +24,15 @@ const pluginDir = "/usr/lib/cni"
 
 func newLab(t *testing.T) *Lab {
 	t.Helper()
+	return newLabWith(t, Config{})
+}
+
+func newLabWith(t *testing.T, cfg Config) *Lab {
+	t.Helper()
 	testenv.Need(t, testenv.Root, testenv.NetAdmin, testenv.Program("setpriv"),
 		testenv.Program(pluginDir+"/bridge"), testenv.Program(pluginDir+"/host-local"))
-	l, err := New(Config{PluginDirs: []string{pluginDir}})
+	cfg.PluginDirs = []string{pluginDir}
+	l, err := New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}

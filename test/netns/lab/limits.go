@@ -8,6 +8,13 @@ const (
 	// defaultMTU is what RoCE networks use: a packet with 4096 bytes of
 	// payload, the largest path MTU, fits.
 	defaultMTU = 9000
+	// defaultRNICs is what link groups need to survive the loss of one.
+	defaultRNICs = 2
+	// maxRNICs is what a node agent can use.
+	maxRNICs = 8
+	// toggleTimeout bounds a program that changes a node's network; it takes
+	// some 10 ms.
+	toggleTimeout = 10 * time.Second
 
 	// stopTimeout is how long a process may take to end after SIGTERM.
 	stopTimeout = 3 * time.Second

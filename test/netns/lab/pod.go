@@ -61,7 +61,7 @@ func (n *Node) conflist(withSMCR bool) ([]byte, error) {
 		return map[string]any{"subnet": p.String(), "rangeStart": at(first), "rangeEnd": at(first + 15), "gateway": at(1)}
 	}
 	plugins := []map[string]any{{
-		"type": "bridge", "bridge": bridge, "mtu": n.lab.mtu,
+		"type": "bridge", "bridge": bridge, "mtu": n.lab.cfg.MTU,
 		"ipam": map[string]any{
 			"type": "host-local", "dataDir": filepath.Join(n.Dir, "ipam"),
 			"ranges": [][]any{{span(podPrefix4)}, {span(podPrefix6)}},
