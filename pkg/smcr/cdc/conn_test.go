@@ -329,9 +329,15 @@ func TestSection4_6_1_FailoverValidation(t *testing.T) {
 				Seq: tt.seq, Token: testToken, Prod: cdc.Cursor{Wrap: 9, Count: 1 << 30},
 				Flags: cdc.Flags(0).WithFailoverValidation().WithClosed(),
 			}
+			if !cdc.IsValidation(m.Append(nil)) || s.c.Misses(m) != tt.aborted {
+				t.Errorf("IsValidation() = %t, Misses() = %t", cdc.IsValidation(m.Append(nil)), s.c.Misses(m))
+			}
 			ev, err := s.c.HandleMessage(m)
 			if errors.Is(err, cdc.ErrLostData) != tt.aborted || (ev&cdc.Aborted != 0) != tt.aborted {
 				t.Errorf("events %b, error %v, want abort: %t", ev, err, tt.aborted)
+			}
+			if s.c.Misses(m) {
+				t.Error("misses a message after all was decided")
 			}
 			if s.c.PeerProduced() != 50 || s.c.PeerIsDone() {
 				t.Errorf("the message changed more: %d, done %t", s.c.PeerProduced(), s.c.PeerIsDone())

@@ -34,7 +34,8 @@
 // transmissions the failover validation message (4.6.1) and the repetition of
 // all that may be lost (4.6.2). A message that came over the lost link may be
 // handed in late; one that was acknowledged there must be handed in before the
-// peer's validation message, or else the connection is reset.
+// peer's validation message, or else the connection is reset. [Conn.Misses]
+// tells when to look for such messages first.
 //
 // # Limitations
 //

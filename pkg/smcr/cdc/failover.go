@@ -66,6 +66,20 @@ func (c *Conn) handleValidation(seq uint16) (Events, error) {
 	return 0, nil
 }
 
+// IsValidation reports whether a message, not parsed yet, is a failover
+// validation message.
+func IsValidation(b []byte) bool {
+	return len(b) >= Size && b[0] == Type && Flags(b[24])<<8&flagFailoverValidation != 0
+}
+
+// Misses reports whether a failover validation message would reset the
+// connection, since it names a message that was not handed in. That is data
+// loss only if it does not wait in the completion queue of the lost link, which
+// the owner must look at first.
+func (c *Conn) Misses(m Message) bool {
+	return m.Flags.FailoverValidation() && c.state != Closed && !c.WasAborted() && SeqNewer(m.Seq, c.peerSeq)
+}
+
 // repeated is the position of a producer cursor that is behind the last one.
 // After a change of link that is no fault: Linux goes back to what it knows to
 // be delivered, and may say so before it has written all again. It cannot be
