@@ -211,12 +211,16 @@ func (g *Group) drainErr() error {
 }
 
 func (g *Group) becomeActive(now time.Time) {
+	failed := g.step == waitDeleteReply // the second link
 	g.state = Active
 	g.step = setupDone
 	g.deadline = time.Time{}
 	g.idleSince = now
 	g.deleting = 0
 	g.linkUp(now, g.firstLink())
+	if failed {
+		g.scheduleRetry(now) // C.8, and C.7.1 for a client
+	}
 	for _, c := range g.conns {
 		if c != nil && c.data.State() != cdc.Closed {
 			c.restart()

@@ -145,6 +145,10 @@ func (g *Group) handleConfirmLink(now time.Time, l *link, m llc.ConfirmLink) err
 	l.peerUserID = m.UserID
 	g.out = append(g.out, Output{Kind: OutTransmit, Link: l.index})
 	l.send(g.confirmLink(l, g.eyeCatcherFlags(), true))
+	if g.maxLinks < 2 && g.dialect == llc.DialectRFC { // the server has no reason to offer a second one
+		g.becomeActive(now)
+		return nil
+	}
 	g.step = waitAddLink
 	g.deadline = now.Add(FlowTimeout)
 	return nil
