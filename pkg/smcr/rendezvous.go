@@ -317,7 +317,7 @@ func declineReason(err error) (_ clc.Reason, outOfSync bool) {
 		return clc.ReasonMem, false
 	case errors.Is(err, errOutOfSync):
 		return clc.ReasonSyncErr, true
-	case errors.Is(err, errNoLink):
+	case errors.Is(err, errNoLink), errors.Is(err, linkgroup.ErrLinkLost):
 		return clc.ReasonNoSrvLink, false
 	case errors.Is(err, linkgroup.ErrUnknownRToken), errors.Is(err, linkgroup.ErrPeerRMBE):
 		return clc.ReasonErrRToken, false

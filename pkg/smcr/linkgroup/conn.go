@@ -134,6 +134,9 @@ func (c *Conn) UseLink(index LinkIndex) {
 	}
 }
 
+// ErrLinkLost: the link that CLC messages name was lost during the rendezvous.
+var ErrLinkLost = errors.New("link group: the connection's link was lost")
+
 // Endpoint is our half of the link that CLC messages about the connection
 // name.
 func (c *Conn) Endpoint() Endpoint { return c.endpoint }
@@ -192,6 +195,11 @@ func (c *Conn) Activate(peer RMBE) error {
 			return ErrFull
 		}
 	case Active:
+		if g.cfg.Role == Client && (!c.named.isUp() || c.named.local != c.endpoint) {
+			// The Confirm must name the Accept's link: a Linux server looks for
+			// our RKey there only.
+			return fmt.Errorf("%w before the Confirm", ErrLinkLost)
+		}
 		if t = g.peerToken(at, peer.RKey); t == nil {
 			t, at = g.findToken(peer.RToken)
 		}

@@ -195,7 +195,16 @@ func (c *Conn) stay() {
 func (c *Conn) arrive() {
 	old := c.link
 	c.link, c.target = c.target, nil
+	c.rename()
 	c.g.drained(old)
+}
+
+// rename makes an Accept that is still to be sent name the link to which the
+// connection has moved: the client may not know our RMB on the old one.
+func (c *Conn) rename() {
+	if c.peerRMB == nil && c.g.cfg.Role == Server {
+		c.named, c.endpoint = c.link, c.link.local
+	}
 }
 
 // failover moves the connection off a link that is lost (§4.6): what was under
@@ -204,6 +213,7 @@ func (c *Conn) arrive() {
 func (c *Conn) failover(l *link) {
 	c.dest().conns--
 	c.link, c.target = l, nil
+	c.rename()
 	l.conns++
 	c.raise(c.data.Failover())
 	if !c.canUse(l) {

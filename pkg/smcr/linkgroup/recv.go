@@ -46,23 +46,11 @@ func (g *Group) HandleRecv(now time.Time, index LinkIndex, b []byte) error {
 	if err := g.handleLLC(now, l, m); err != nil {
 		// C.7.1: a link whose messages make no sense counts as failed.
 		err = fmt.Errorf("link %d: %w", l.id, err)
-		var other *linkError
-		if errors.As(err, &other) {
-			l = other.link
-		}
 		g.loseLink(now, l, llc.DeleteProtocolViolation, FaultProtocol, err)
 		return err
 	}
 	return nil
 }
-
-// linkError is an error of another link than the one that brought the message.
-type linkError struct {
-	link *link
-	error
-}
-
-func (e *linkError) Unwrap() error { return e.error }
 
 func (g *Group) handleCDC(now time.Time, l *link, b []byte) error {
 	m, err := cdc.Parse(b)
@@ -124,13 +112,13 @@ func (g *Group) handleLLC(now time.Time, l *link, m llc.Message) error {
 		if m.Response {
 			g.handleConfirmRKeyReply(m)
 		} else {
-			return g.handleConfirmRKey(l, m)
+			g.handleConfirmRKey(now, l, m)
 		}
 	case llc.ConfirmRKeyContinuation:
 		if m.Response {
 			g.handleConfirmContReply(m)
 		} else {
-			return g.handleConfirmCont(l, m)
+			g.handleConfirmCont(now, l, m)
 		}
 	case llc.DeleteRKey:
 		if m.Response {

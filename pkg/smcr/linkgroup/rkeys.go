@@ -4,6 +4,7 @@ package linkgroup
 
 import (
 	"fmt"
+	"time"
 
 	"github.com/smcr-io/kube-smcr/pkg/smcr/llc"
 )
@@ -141,7 +142,7 @@ func (g *Group) handleDeleteRKeyReply(m llc.DeleteRKey) {
 }
 
 // handleConfirmRKey remembers a new RMB of the peer and echoes the message.
-func (g *Group) handleConfirmRKey(from *link, m llc.ConfirmRKey) error {
+func (g *Group) handleConfirmRKey(now time.Time, from *link, m llc.ConfirmRKey) {
 	m.Response = true
 	g.confirming = confirming{}
 	if g.cfg.Role == Server && g.changing() && g.dialect == llc.DialectRFC {
@@ -150,21 +151,21 @@ func (g *Group) handleConfirmRKey(from *link, m llc.ConfirmRKey) error {
 		// tells the key for a new link in ADD LINK CONTINUATION anyway.
 		m.Negative, m.Retry = true, true
 		from.send(m)
-		return nil
+		return
 	}
 	t := g.learnToken(from.index, RToken(m.This))
 	if t == nil {
 		m.Negative = true
 		from.send(m)
-		return nil
+		return
 	}
 	g.learnOthers(t, m.Other[:m.N()])
 	from.send(m)
 	if int(m.Others) > m.N() {
 		g.confirming = confirming{token: t, left: int(m.Others) - m.N()}
-		return nil
+		return
 	}
-	return g.checkTokens(t)
+	g.checkTokens(now, t)
 }
 
 // confirming is a CONFIRM RKEY of the peer that continues.
@@ -173,22 +174,22 @@ type confirming struct {
 	left  int
 }
 
-func (g *Group) handleConfirmCont(from *link, m llc.ConfirmRKeyContinuation) error {
+func (g *Group) handleConfirmCont(now time.Time, from *link, m llc.ConfirmRKeyContinuation) {
 	m.Response = true
 	p := &g.confirming
 	if p.token == nil || int(m.Remaining) != p.left {
 		m.Negative = m.Remaining > 0 // it continues nothing
 		from.send(m)
-		return nil
+		return
 	}
 	t := p.token
 	g.learnOthers(t, m.Other[:m.N()])
 	from.send(m)
 	if p.left -= m.N(); p.left > 0 {
-		return nil
+		return
 	}
 	g.confirming = confirming{}
-	return g.checkTokens(t)
+	g.checkTokens(now, t)
 }
 
 func (g *Group) learnOthers(t *rtoken, list []llc.LinkRToken) {
@@ -201,19 +202,20 @@ func (g *Group) learnOthers(t *rtoken, list []llc.LinkRToken) {
 	}
 }
 
-// checkTokens finds links for which the peer gave no RToken: the RFC takes
-// them for failed (C.7.1). From a Linux that crossed with a new link it only
-// means that connections of this RMB do not use that link.
-func (g *Group) checkTokens(t *rtoken) error {
+// checkTokens finds links for which the peer gave no RToken: they count as
+// failed (C.7.1), and for the peer they mostly have. From a Linux that crossed
+// with a new link it only means that connections of this RMB do not use that
+// link.
+func (g *Group) checkTokens(now time.Time, t *rtoken) {
 	if g.dialect != llc.DialectRFC {
-		return nil
+		return
 	}
 	for i := range g.links {
 		if l := &g.links[i]; l.state == linkActive && !t.knows(l.index) {
-			return &linkError{l, fmt.Errorf("%w: CONFIRM RKEY without an RToken for link %d", ErrProtocol, l.id)}
+			err := fmt.Errorf("%w: CONFIRM RKEY without an RToken for link %d", ErrProtocol, l.id)
+			g.loseLink(now, l, llc.DeleteProtocolViolation, FaultLink, err)
 		}
 	}
-	return nil
 }
 
 // handleDeleteRKey forgets RMBs of the peer and echoes the message, with a
