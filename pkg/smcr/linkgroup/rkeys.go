@@ -192,14 +192,30 @@ func (g *Group) handleConfirmCont(now time.Time, from *link, m llc.ConfirmRKeyCo
 	g.checkTokens(now, t)
 }
 
+// learnOthers takes the RTokens for other links, also for one that is gone
+// here: a Confirm may still name it.
 func (g *Group) learnOthers(t *rtoken, list []llc.LinkRToken) {
 	for _, o := range list {
-		if l := g.linkByID(o.Link); l != nil {
+		if l := g.lastWithID(o.Link); l != nil {
 			t.set(l.index, RToken(o.RToken))
 		} else {
-			g.Discarded++ // a link that is gone, or not there yet
+			g.Discarded++ // a link that is not there yet, or not any more
 		}
 	}
+}
+
+// lastWithID is linkByID with links that are down, but whose place nobody has
+// taken.
+func (g *Group) lastWithID(id llc.LinkID) *link {
+	if l := g.linkByID(id); l != nil || id == 0 {
+		return l
+	}
+	for i := range g.links {
+		if l := &g.links[i]; l.state == linkDown && l.id == id {
+			return l
+		}
+	}
+	return nil
 }
 
 // checkTokens finds links for which the peer gave no RToken: they count as
