@@ -35,7 +35,7 @@ COMMANDS := $(sort $(notdir $(patsubst %/main.go,%,$(wildcard cmd/*/main.go))))
 help: ## Show this list.
 	@awk 'BEGIN {FS = ":.*## "} \
 		/^##@ / {printf "\n%s\n", substr($$0, 5)} \
-		/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+		/^[a-z-]+:.*## / {printf "  %-13s  %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: deps
 deps: ## Install the distribution packages that are missing (needs root if any is).
@@ -81,6 +81,10 @@ fuzz: ## Run every fuzz target for FUZZTIME (60s).
 .PHONY: bench
 bench: deps build ## Compare with TCP and with haproxy; table and JSON.
 	$(GO) run ./hack/bench $(ARGS)
+
+.PHONY: demo-failover
+demo-failover: deps build ## Cut links under running applications and print how long they stall.
+	$(GO) run ./hack/demo --failover $(ARGS)
 
 .PHONY: demo
 demo: deps build ## Carry nginx, redis and iperf3 between two pods over SMC-R and show it.

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -168,22 +169,22 @@ func (d *demo) apps() []app {
 }
 
 // curl fetches a file from nginx and compares its checksum.
-func (d *demo) curl(ctx context.Context, host, file string, want body) (outcome, error) {
+func (d *demo) curl(ctx context.Context, host, file string, want body, options ...string) (outcome, error) {
 	h := sha256.New()
 	url := fmt.Sprintf("http://%s:%d/%s", host, portHTTP, file)
 	proc, err := d.client.Start(lab.Command{
-		Args:   []string{"curl", "--silent", "--show-error", "--fail", "--globoff", "--write-out", "%{stderr}%{size_download} %{speed_download}\n", url},
+		Args: append([]string{
+			"curl", "--silent", "--show-error", "--fail", "--globoff", "--write-out", "%{stderr}%{size_download} %{speed_download}\n", url,
+		}, options...),
 		Stdout: h,
 	})
 	if err != nil {
 		return outcome{}, err
 	}
-	if err := proc.Wait(ctx); err != nil {
-		return outcome{}, err
-	}
+	werr := proc.Wait(ctx)
 	o, err := parseCurl(proc.Stderr())
-	if err != nil {
-		return outcome{}, err
+	if werr != nil || err != nil {
+		return o, cmp.Or(werr, err)
 	}
 	if sum := hex.EncodeToString(h.Sum(nil)); sum != want.sha256 || int64(o.bytes) != want.bytes {
 		o.wrong = fmt.Sprintf("%d bytes with checksum %.16s, want %d with %.16s", o.bytes, sum, want.bytes, want.sha256)

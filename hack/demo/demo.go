@@ -51,6 +51,7 @@ type demo struct {
 	legacy         *lab.Pod      // no agent knows it
 	agents         [2]*lab.Agent // nil while they do not run
 	bodies         bodies
+	failovers      failovers // with --failover
 }
 
 func (d *demo) progress(format string, args ...any) {
@@ -69,15 +70,32 @@ func (d *demo) check(what string, holds bool, format string, args ...any) {
 }
 
 func (d *demo) run(ctx context.Context) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, demoTimeout, fmt.Errorf("the demo took longer than %v", demoTimeout))
+	limit, steps := demoTimeout, d.steps()
+	if d.opts.failover {
+		limit, steps = failoverTimeout, d.failoverSteps()
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("the demo took longer than %v", limit))
 	defer cancel()
 	if err := d.sweep(); err != nil {
 		return err
 	}
-	for _, step := range []struct {
-		title string
-		do    func(context.Context) error
-	}{
+	for _, step := range steps {
+		d.progress("%s", step.title)
+		if err := step.do(ctx); err != nil {
+			return fmt.Errorf("%s: %w", step.title, err)
+		}
+	}
+	return nil
+}
+
+// step is a part of the demo.
+type step struct {
+	title string
+	do    func(context.Context) error
+}
+
+func (d *demo) steps() []step {
+	return []step{
 		{"two nodes, and pods attached by bridge, host-local and smcr-cni", d.build},
 		{"servers, without any privilege", d.startServers},
 		{"the applications over plain TCP, no agent runs", d.measurePlain},
@@ -87,13 +105,7 @@ func (d *demo) run(ctx context.Context) error {
 		{"a server that has no SMC-R", d.fallback},
 		{"the client's agent is killed", d.killAgent},
 		{"the agent starts again", d.restartAgent},
-	} {
-		d.progress("%s", step.title)
-		if err := step.do(ctx); err != nil {
-			return fmt.Errorf("%s: %w", step.title, err)
-		}
 	}
-	return nil
 }
 
 // keep shows how to look around, and waits.
@@ -118,7 +130,7 @@ func (d *demo) build(ctx context.Context) (err error) {
 	if d.tables, err = ownTables(ctx); err != nil {
 		return err
 	}
-	if d.lab, err = lab.New(lab.Config{PluginDirs: []string{d.opts.bin, cniDir}}); err != nil {
+	if d.lab, err = lab.New(lab.Config{PluginDirs: []string{d.opts.bin, cniDir}, Switched: d.opts.failover}); err != nil {
 		return err
 	}
 	for _, p := range []struct {
@@ -165,9 +177,18 @@ func (d *demo) startAgent(i int) error {
 	if d.opts.verbose {
 		log = &prefixed{out: d.out, prefix: d.lab.Nodes[i].Name}
 	}
-	a, err := d.lab.Nodes[i].StartAgent(lab.AgentConfig{Binary: filepath.Join(d.opts.bin, "node-agent"), Log: log})
+	a, err := d.lab.Nodes[i].StartAgent(lab.AgentConfig{Binary: filepath.Join(d.opts.bin, "node-agent"), Node: d.settings(), Log: log})
 	d.agents[i] = a
 	return err
+}
+
+// settings are what the agents are told beyond addresses and paths.
+func (d *demo) settings() string {
+	if d.opts.failover {
+		// A connection that fell back must not make the next ones TCP.
+		return "  negativeCacheTTL: 0s\n"
+	}
+	return ""
 }
 
 func (d *demo) waitAgent(ctx context.Context, i int) error {
@@ -179,10 +200,10 @@ func (d *demo) waitAgent(ctx context.Context, i int) error {
 	return nil
 }
 
-// smcrctl runs it against a node's agent, and returns what it prints. Exit
+// smcrctl runs it against the client's agent, and returns what it prints. Exit
 // code 4 is an answer too.
-func (d *demo) smcrctl(ctx context.Context, node int, args ...string) (string, error) {
-	args = append([]string{"--socket", d.lab.Nodes[node].Socket()}, args...)
+func (d *demo) smcrctl(ctx context.Context, args ...string) (string, error) {
+	args = append([]string{"--socket", d.client.Node.Socket()}, args...)
 	var stderr strings.Builder
 	cmd := exec.CommandContext(ctx, filepath.Join(d.opts.bin, "smcrctl"), args...)
 	cmd.Stderr = &stderr

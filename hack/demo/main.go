@@ -10,6 +10,10 @@
 // Every statement it makes is a check; one that does not hold ends the demo
 // with exit code 1.
 //
+// With --failover it shows the other main job: connections survive the loss of
+// a link. It cuts one link after the other under running applications, in every
+// way that a lab knows, and measures how long they stall (see failover.go).
+//
 // # Where the figures come from
 //
 // Connections are counted by the pod's own kernel (the ActiveOpens counter of
@@ -57,6 +61,8 @@ func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
 type options struct {
 	output, bin, pcapDir string
 	keep, quick, verbose bool
+	failover             bool
+	repeat               int
 }
 
 func run(args []string, stdout, stderr io.Writer) int {
@@ -98,7 +104,7 @@ func run(args []string, stdout, stderr io.Writer) int {
 	d.report.Seconds = time.Since(d.began).Seconds()
 	d.summary(interrupted)
 	if o.output == "json" {
-		if err := d.report.writeJSON(stdout); err != nil {
+		if err := d.writeJSON(stdout); err != nil {
 			fmt.Fprintf(stderr, "demo: %v\n", err)
 			return exitFailed
 		}
@@ -119,7 +125,7 @@ func parseFlags(args []string, stderr io.Writer) (options, int) {
 	fs.SetOutput(stderr)
 	fs.Usage = func() {
 		fmt.Fprint(stderr, "demo shows unmodified applications of two pods talking over SMC-R.\n\n"+
-			"  make demo\n  make demo ARGS=--quick\n  make demo ARGS=--keep     leave everything running until Ctrl-C\n  make demo ARGS='-o json'\n\n"+
+			"  make demo\n  make demo-failover        cut one link after the other under the applications\n  make demo ARGS=--quick\n  make demo ARGS=--keep     leave everything running until Ctrl-C\n  make demo ARGS='-o json'\n\n"+
 			"Exit codes: 0 all checks hold, 1 one does not, 2 wrong usage, 130 interrupted.\n\n")
 		fs.PrintDefaults()
 	}
@@ -128,12 +134,17 @@ func parseFlags(args []string, stderr io.Writer) (options, int) {
 	fs.StringVar(&o.pcapDir, "pcap", filepath.Join("out", "demo"), "`DIR` for the captures")
 	fs.BoolVar(&o.keep, "keep", false, "keep the pods and agents until Ctrl-C")
 	fs.BoolVar(&o.quick, "quick", false, "smaller transfers")
+	fs.BoolVar(&o.failover, "failover", false, "cut links of two RNICs per node, and measure how long the applications stall")
+	fs.IntVar(&o.repeat, "repeat", 5, "with --failover, how often each fault happens: 1 to 100; 2 with --quick")
 	fs.BoolVar(&o.verbose, "v", false, "show the agents' logs")
 	err := fs.Parse(args)
 	switch {
 	case errors.Is(err, flag.ErrHelp):
 		return o, 0
 	case err != nil:
+		return o, exitUsage
+	case o.repeat < 1 || o.repeat > 100:
+		fmt.Fprintln(stderr, "demo: want 1 to 100 for --repeat; --help shows more")
 		return o, exitUsage
 	case fs.NArg() > 0 || o.output != "table" && o.output != "json":
 		fmt.Fprintln(stderr, "demo: want no arguments, and table or json for -o; --help shows more")

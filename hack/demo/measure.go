@@ -198,9 +198,9 @@ func (d *demo) look(ctx context.Context) (v view) {
 	if v.conns, v.err = d.agents[0].API.Conns(ctx); v.err != nil {
 		return v
 	}
-	if v.linksText, v.err = d.smcrctl(ctx, 0, "links"); v.err != nil {
+	if v.linksText, v.err = d.smcrctl(ctx, "links"); v.err != nil {
 		return v
 	}
-	v.connsText, v.err = d.smcrctl(ctx, 0, "conns")
+	v.connsText, v.err = d.smcrctl(ctx, "conns")
 	return v
 }

@@ -22,12 +22,13 @@ const (
 	unitRequests = "requests/s"
 )
 
-// parseCurl reads what curl wrote about a transfer: bytes and bytes per
-// second.
+// parseCurl reads what curl wrote about a transfer: bytes and bytes per second,
+// after what it complained about.
 func parseCurl(s string) (outcome, error) {
 	var o outcome
 	var speed float64
-	if n, err := fmt.Sscanf(strings.TrimSpace(s), "%d %g", &o.bytes, &speed); n != 2 || err != nil {
+	s = strings.TrimSpace(s)
+	if n, err := fmt.Sscanf(s[strings.LastIndexByte(s, '\n')+1:], "%d %g", &o.bytes, &speed); n != 2 || err != nil {
 		return outcome{}, fmt.Errorf("curl said %q, want bytes and bytes per second", s)
 	}
 	o.rate = rate{speed, unitBytes}

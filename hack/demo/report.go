@@ -70,10 +70,19 @@ func (r *report) failed() []check {
 	return out
 }
 
-func (r *report) writeJSON(w io.Writer) error {
+// writeJSON writes what this run has to say.
+func (d *demo) writeJSON(w io.Writer) error {
+	var v any = d.report
+	if d.opts.failover {
+		v = struct {
+			*failovers
+			Checks  []check `json:"checks"`
+			Seconds float64 `json:"seconds"`
+		}{&d.failovers, d.report.Checks, d.report.Seconds}
+	}
 	e := json.NewEncoder(w)
 	e.SetIndent("", "  ")
-	return e.Encode(r)
+	return e.Encode(v)
 }
 
 // writeTable writes the table of applications.

@@ -58,7 +58,7 @@ func (d *demo) fallback(ctx context.Context) error {
 	if d.report.Fallback, err = d.agents[0].API.Explain(ctx, src, dst); err != nil {
 		return err
 	}
-	text, err := d.smcrctl(ctx, 0, "explain", src, dst)
+	text, err := d.smcrctl(ctx, "explain", src, dst)
 	if err != nil {
 		return err
 	}

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/smcr-io/kube-smcr/test/netns/lab"
+)
+
+const (
+	// downloadRate leaves the cores of one machine, which stands for two, some
+	// time: else the probes would measure the scheduler.
+	downloadRate = 150 << 20
+	// maxFailures ends an application that cannot work any more.
+	maxFailures = 20
+)
+
+// loadResult is what an application in the background did.
+type loadResult struct {
+	Application string `json:"application"`
+	Runs        int    `json:"runs"`
+	Failed      int    `json:"failed"`
+	// Bytes were received with the right checksum, Lost were not.
+	Bytes  int64    `json:"bytes"`
+	Lost   int64    `json:"bytesLost"`
+	Errors []string `json:"errors,omitempty"`
+}
+
+func (r *loadResult) String() string {
+	text := fmt.Sprintf("%d runs, %d failed", r.Runs, r.Failed)
+	if r.Bytes+r.Lost > 0 {
+		text = fmt.Sprintf("%d of %s, %d failed, bytes lost: %d", r.Runs, byteCount(uint64(r.Bytes+r.Lost)/uint64(r.Runs)), r.Failed, r.Lost)
+	}
+	if len(r.Errors) > 0 {
+		text += "; the first error: " + strings.ReplaceAll(r.Errors[0], "\n", "; ")
+	}
+	return text
+}
+
+// load is the applications in the background. They run again and again; each
+// run that was begun is finished.
+type load struct {
+	wg       sync.WaitGroup
+	stop     chan struct{}
+	download loadResult // read it after wait
+	redis    loadResult
+}
+
+// startLoad starts them.
+func (d *demo) startLoad(ctx context.Context) *load {
+	l := &load{
+		stop:     make(chan struct{}),
+		download: loadResult{Application: "nginx + curl"},
+		redis:    loadResult{Application: "redis-benchmark"},
+	}
+	host, file := d.server.Addr4.String(), d.bodies.large
+	l.loop(ctx, &l.download, func(ctx context.Context) error {
+		o, err := d.curl(ctx, host, "large", file, "--limit-rate", strconv.Itoa(downloadRate))
+		if err == nil && o.wrong != "" {
+			err = errors.New(o.wrong)
+		}
+		if err != nil {
+			l.download.Lost += file.bytes - min(int64(o.bytes), file.bytes-1)
+			return err
+		}
+		l.download.Bytes += file.bytes
+		return nil
+	})
+	l.loop(ctx, &l.redis, func(ctx context.Context) error {
+		_, err := d.client.Run(ctx, lab.Command{Args: []string{
+			"redis-benchmark", "-h", host, "-p", strconv.Itoa(portRedis), "-c", "2", "-n", "5000", "-d", "64", "-t", "set,get", "--csv",
+		}})
+		return err
+	})
+	return l
+}
+
+// loop runs f until the load ends. Who fails tries again a little later.
+func (l *load) loop(ctx context.Context, r *loadResult, f func(context.Context) error) {
+	l.wg.Go(func() {
+		for {
+			rctx, cancel := context.WithTimeoutCause(ctx, runTimeout, fmt.Errorf("no end after %v", runTimeout))
+			err := f(rctx)
+			cancel()
+			if ctx.Err() != nil {
+				return // interrupted: nothing is known of this run
+			}
+			r.Runs++
+			wait := time.Duration(0)
+			if err != nil {
+				r.Failed++
+				r.Errors = append(r.Errors, err.Error())
+				wait = tryEvery
+			}
+			if r.Failed >= maxFailures {
+				return
+			}
+			select {
+			case <-time.After(wait):
+			case <-ctx.Done():
+				return
+			case <-l.stop:
+				return
+			}
+			select {
+			case <-l.stop: // without a wait both were ready
+				return
+			default:
+			}
+		}
+	})
+}
+
+// finish lets the runs that were begun end, and waits for that.
+func (l *load) finish() {
+	close(l.stop)
+	l.wg.Wait()
+}
+
+// startFailoverServers starts what the applications talk to.
+func (d *demo) startFailoverServers(ctx context.Context) (err error) {
+	size := int64(1 << 30)
+	if d.opts.quick {
+		size = 256 << 20
+	}
+	if d.bodies.large, err = makeBody(filepath.Join(d.server.Dir, "large"), size); err != nil {
+		return err
+	}
+	if err := startNginx(ctx, d.server); err != nil {
+		return err
+	}
+	return startServer(ctx, d.server, portRedis, "redis-server", "--port", strconv.Itoa(portRedis), "--save", "",
+		"--appendonly", "no", "--protected-mode", "no", "--dir", d.server.Dir)
+}
