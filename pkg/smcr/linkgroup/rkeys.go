@@ -145,7 +145,7 @@ func (g *Group) handleDeleteRKeyReply(m llc.DeleteRKey) {
 func (g *Group) handleConfirmRKey(now time.Time, from *link, m llc.ConfirmRKey) {
 	m.Response = true
 	g.confirming = confirming{}
-	if g.cfg.Role == Server && g.changing() && g.dialect == llc.DialectRFC {
+	if g.cfg.Role == Server && g.changing() && g.adding.step != addWantEndpoint && g.dialect == llc.DialectRFC {
 		// §3.5.5.3: the client has to compute its RKeys anew when the exchange
 		// is over. A Linux client would decline its connection instead; it
 		// tells the key for a new link in ADD LINK CONTINUATION anyway.

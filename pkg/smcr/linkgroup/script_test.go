@@ -51,6 +51,8 @@ type rig struct {
 	spare    bool  // a server with one RNIC has a queue pair to offer at first contact
 	rnics    uint8 // how many we have; those of the set down do not count
 	down     uint8
+	two      bool     // form leaves the second link to second
+	peerMax  uint8    // links that the peer allows
 	qps      uint32   // made for further links
 	answers  bool     // the peer answers TEST LINK, which is not logged then
 	waiting  []sentID // SENDs not completed
@@ -155,8 +157,14 @@ func (r *rig) form(dialect llc.Dialect) {
 		confirm.Response = true
 		add.Response, add.Reject, add.Reason = true, true, llc.RejectNoAlternatePath
 	}
+	if r.peerMax != 0 {
+		confirm.MaxLinks = r.peerMax
+	}
 	r.recv(confirm)
 	r.poll()
+	if r.two {
+		return
+	}
 	r.recv(add)
 	r.poll()
 	if r.g.State() != linkgroup.Active {
@@ -175,6 +183,44 @@ func (r *rig) connect() {
 	}
 	r.g.ConnectPeer(r.now, peerEnd)
 	r.poll()
+}
+
+// peerEndOn is the peer's half of a further link: its RNIC n has GID ::2,
+// ::102 ...
+func peerEndOn(rnic uint8) linkgroup.Endpoint {
+	e := peerEnd
+	e.QPN, e.MTU = 0x22, rdma.MTU1024
+	e.GID[14], e.MAC[4] = rnic, rnic
+	return e
+}
+
+// second adds a second link, which the peer's second RNIC carries unless it
+// shares the first one.
+func (r *rig) second(asymmetric bool) {
+	r.t.Helper()
+	p := peerEndOn(1)
+	if asymmetric {
+		p = peerEndOn(0)
+	}
+	flags := llc.NoRMBEEyecatcher
+	if r.g.Dialect() == llc.DialectRFC {
+		flags = 0
+	}
+	h := llc.Header{Response: r.g.Role() == linkgroup.Server}
+	r.recv(llc.AddLink{Header: h, Dialect: r.g.Dialect(), Link: 2, MTU: p.MTU, GID: p.GID, MAC: p.MAC, QPN: p.QPN})
+	r.poll()
+	m := llc.AddLinkContinuation{Header: h, Link: 2, Remaining: 1}
+	m.Pairs[0] = llc.RTokenPair{Reference: peerRKey, New: llc.RToken{RKey: peerRKey + 1<<16, VAddr: 1<<40 + 1<<16}}
+	r.recv(m)
+	r.poll()
+	r.recvOn(1, llc.ConfirmLink{
+		Header: h, MAC: p.MAC, GID: p.GID, QPN: p.QPN, Link: 2, MaxLinks: 2, Flags: flags,
+	}.Append(nil))
+	r.poll()
+	if len(r.g.Links()) != 2 || r.g.State() != linkgroup.Active {
+		r.t.Fatalf("group is %v with %d links:\n%s", r.g.State(), len(r.g.Links()), strings.Join(r.log, "\n"))
+	}
+	r.log = nil
 }
 
 // recv hands over a message of the peer.
@@ -334,15 +380,26 @@ func TestGroup_scripts(t *testing.T) {
 				if d.HasArg("server") {
 					role = linkgroup.Server
 				}
-				r = newRig(t, role, d.HasArg("rfc"), !d.HasArg("no-spare"))
+				rnics, most := 1, 0
+				d.MaybeScanArgs(t, "rnics", &rnics)
+				d.MaybeScanArgs(t, "max-links", &most)
+				cfg := linkgroup.Config{Role: role, AllowRFC: d.HasArg("rfc"), MaxLinks: uint8(most)}
+				r = newRigOf(t, uint8(rnics), cfg, !d.HasArg("no-spare"))
 				d.MaybeScanArgs(t, "elements", &r.elements)
+				d.MaybeScanArgs(t, "down", &r.down)
 				r.answers = d.HasArg("answer")
-				if d.HasArg("ready") {
+				r.two = d.HasArg("two")
+				r.peerMax = 2
+				d.MaybeScanArgs(t, "peer-max", &r.peerMax)
+				if d.HasArg("ready") || d.HasArg("two") {
 					dialect := llc.DialectLinux
 					if d.HasArg("rfc") {
 						dialect = llc.DialectRFC
 					}
 					r.form(dialect)
+				}
+				if d.HasArg("two") {
+					r.second(d.HasArg("asymmetric"))
 				}
 			} else if err := r.run(d); err != nil {
 				r.logf("refused: %v", err)
@@ -370,8 +427,10 @@ func (r *rig) run(d *datadriven.TestData) error {
 	case "connect":
 		r.connect()
 	case "recv":
+		on := 0
+		d.MaybeScanArgs(r.t, "on", &on)
 		for _, line := range strings.Split(strings.TrimSpace(d.Input), "\n") {
-			r.recvRaw(r.message(line))
+			r.recvOn(linkgroup.LinkIndex(on), r.message(line))
 			r.poll()
 		}
 	case "advance":
@@ -390,7 +449,21 @@ func (r *rig) run(d *datadriven.TestData) error {
 		}
 		r.complete(int(n))
 	case "fail-link":
-		r.g.HandleLinkFailure(r.now, 0, errors.New("retry counter exceeded"))
+		r.g.HandleLinkFailure(r.now, linkgroup.LinkIndex(n), errors.New("retry counter exceeded"))
+	case "port":
+		if d.HasArg("down") {
+			r.down |= 1 << n
+		} else {
+			r.down &^= 1 << n
+		}
+		r.g.HandlePort(r.now, uint8(n), !d.HasArg("down"))
+	case "delete-link":
+		r.g.DeleteLink(r.now, linkgroup.LinkIndex(n), llc.DeleteOperator)
+	case "links":
+		for _, l := range r.g.Links() {
+			r.logf("%d: %s conns=%d, RNIC %d to %v", l.Index, r.linkState(l.Index), l.Conns, l.Local.RNIC, l.Peer.GID)
+		}
+		r.logf("%v", r.g.Redundancy())
 	case "terminate":
 		r.g.Terminate(r.now, llc.DeleteOperator)
 	case "state":
@@ -476,24 +549,45 @@ func (r *rig) message(line string) []byte {
 			Link: llc.LinkID(num("link", 1)), Flags: llc.ConfirmLinkFlags(num("flags", 3)), MaxLinks: uint8(num("max", 2)), UserID: 9,
 		}
 		m.GID[15] = byte(num("gid", 2))
+		if has("rnic") {
+			p := peerEndOn(uint8(num("rnic", 0)))
+			m.QPN, m.GID, m.MAC = p.QPN, p.GID, p.MAC
+		}
 		return m.Append(nil)
 	case "add-link":
+		p := peerEndOn(uint8(num("rnic", 0)))
 		return llc.AddLink{
 			Header: h, Dialect: r.g.Dialect(), Reject: has("reject"), Reason: llc.RejectReason(num("reason", 0)),
-			Link: llc.LinkID(num("link", 2)), MTU: rdma.MTU(num("mtu", 3)), QPN: 0x22, GID: peerEnd.GID, MAC: peerEnd.MAC,
+			Link: llc.LinkID(num("link", 2)), MTU: rdma.MTU(num("mtu", 3)), QPN: p.QPN, GID: p.GID, MAC: p.MAC,
 		}.Append(nil)
+	case "add-link-cont": // the peer's RKey k is k+0x10000 on the new link
+		m := llc.AddLinkContinuation{Header: h, Link: llc.LinkID(num("link", 2))}
+		for i, k := range strings.Split(args["keys"], ",") {
+			if v, err := strconv.ParseUint(k, 0, 32); err == nil {
+				m.Pairs[i] = llc.RTokenPair{Reference: rdma.RKey(v), New: llc.RToken{RKey: rdma.RKey(v + 1<<16), VAddr: 1<<40 + 1<<16}}
+				m.Remaining++
+			}
+		}
+		m.Remaining = uint8(num("remaining", uint64(m.Remaining)))
+		return m.Append(nil)
 	case "delete-link":
 		return llc.DeleteLink{
 			Header: h, All: has("all"), Orderly: has("orderly"), Link: llc.LinkID(num("link", 1)),
 			Reason: llc.DeleteReason(num("reason", 0x30000)),
 		}.Append(nil)
-	case "confirm-rkey":
-		return llc.ConfirmRKey{
+	case "confirm-rkey": // on link n the RKey is higher by n<<16
+		m := llc.ConfirmRKey{
 			Header: h, Negative: has("negative"), Retry: has("retry"),
 			This: llc.RToken{RKey: rdma.RKey(num("rkey", 0)), VAddr: 1 << 40},
-		}.Append(nil)
+		}
+		m.Others = uint8(copy(m.Other[:], otherTokens(args["others"], num("rkey", 0))))
+		m.Others = uint8(num("total", uint64(m.Others)))
+		return m.Append(nil)
 	case "confirm-rkey-cont":
-		return llc.ConfirmRKeyContinuation{Header: h}.Append(nil)
+		m := llc.ConfirmRKeyContinuation{Header: h, Negative: has("negative")}
+		m.Remaining = uint8(copy(m.Other[:], otherTokens(args["others"], num("rkey", 0))))
+		m.Remaining = uint8(num("remaining", uint64(m.Remaining)))
+		return m.Append(nil)
 	case "delete-rkey":
 		m := llc.DeleteRKey{Header: h, Negative: has("negative")}
 		for _, k := range strings.Split(args["keys"], ",") {
@@ -522,6 +616,19 @@ func (r *rig) message(line string) []byte {
 	}
 	r.t.Fatalf("unknown message %q", line)
 	return nil
+}
+
+// otherTokens are the RTokens of a key on the links with these numbers.
+func otherTokens(ids string, key uint64) []llc.LinkRToken {
+	var list []llc.LinkRToken
+	for _, s := range strings.Split(ids, ",") {
+		if id, err := strconv.ParseUint(s, 0, 8); err == nil {
+			list = append(list, llc.LinkRToken{
+				Link: llc.LinkID(id), RToken: llc.RToken{RKey: rdma.RKey(key + (id-1)<<16), VAddr: 1<<40 + (id-1)<<16},
+			})
+		}
+	}
+	return list
 }
 
 // cdcMessage builds a CDC message for connection "to"; the sequence number
