@@ -157,6 +157,8 @@ func (g *Group) handleDeleteLink(now time.Time, from *link, m llc.DeleteLink) er
 		from.send(m)
 	case l.state == linkForming: // our own wish for a link; it has no number yet
 		g.Discarded++
+	case g.cfg.Role == Server && g.changing():
+		g.tellDeleted(m) // §3.5.5.3: after the exchange under way
 	case g.otherLink(l) == nil:
 		g.handleDeleteAll(now, from, m)
 	case g.cfg.Role == Client:
@@ -180,7 +182,7 @@ func (g *Group) obeyDelete(now time.Time, l *link, m llc.DeleteLink) {
 	case l.state == linkDraining:
 		l.deletion = m
 	case isUrgent(m):
-		g.dropLink(l, fmt.Errorf("%w: %v", ErrPeerDeleted, m.Reason))
+		g.dropLink(l, fmt.Errorf("%w: %v", ErrLinkDeleted, m.Reason))
 		g.otherLink(l).send(m)
 	default:
 		g.drain(now, l, m)
@@ -188,18 +190,14 @@ func (g *Group) obeyDelete(now time.Time, l *link, m llc.DeleteLink) {
 }
 
 // deleteForClient is what the server does when a client asks (§3.5.5.1.4).
-// During another exchange the request waits (§3.5.5.3).
 func (g *Group) deleteForClient(now time.Time, l *link, m llc.DeleteLink) {
-	switch {
-	case g.changing():
-		g.tellDeleted(m)
-	case isUrgent(m):
-		g.tellDeleted(m)
-		g.dropLink(l, fmt.Errorf("%w: %v", ErrPeerDeleted, m.Reason))
-		g.addIfUseful()
-	default:
+	if !isUrgent(m) {
 		g.drain(now, l, m)
+		return
 	}
+	g.tellDeleted(m)
+	g.dropLink(l, fmt.Errorf("%w: %v", ErrLinkDeleted, m.Reason))
+	g.addIfUseful()
 }
 
 // addDeleted ends the exchange that adds a link because the peer has given

@@ -130,7 +130,7 @@ func (g *Group) sendDelete(now time.Time) {
 			g.drain(now, l, m)
 			return
 		}
-		g.dropLink(l, fmt.Errorf("%w: %v", ErrPeerDeleted, m.Reason))
+		g.dropLink(l, fmt.Errorf("%w: %v", ErrLinkDeleted, m.Reason))
 		if !g.flowSent { // it carried this flow
 			return
 		}

@@ -184,6 +184,8 @@ var (
 	ErrProtocol = errors.New("protocol violation")
 	// ErrFlowTimeout: the peer did not answer an LLC request.
 	ErrFlowTimeout = errors.New("no answer to an LLC request")
+	// ErrLinkDeleted: the peer deleted the link.
+	ErrLinkDeleted = errors.New("peer deleted the link")
 	// ErrPeerDeleted: the peer ended the group.
 	ErrPeerDeleted = errors.New("peer deleted the link group")
 )
