@@ -17,11 +17,12 @@ func (g *Group) HandleLinkFailure(now time.Time, index LinkIndex, err error) {
 }
 
 // HandlePort takes a port event of one of our RNICs. The links of one that is
-// down have failed; one that comes up may carry another link.
+// down have failed, but the last one, which the port may come back for before
+// its queue pair gives up. One that comes up may carry another link.
 func (g *Group) HandlePort(now time.Time, rnic uint8, up bool) {
 	if !up {
 		for i := range g.links {
-			if l := &g.links[i]; l.state > linkWanted && l.local.RNIC == rnic {
+			if l := &g.links[i]; l.state > linkWanted && l.local.RNIC == rnic && g.otherLink(l) != nil {
 				g.loseLink(now, l, llc.DeleteLostPath, FaultLink, fmt.Errorf("%w: port of RNIC %d is down", ErrLink, rnic))
 			}
 		}

@@ -180,6 +180,8 @@ var (
 	ErrLink = errors.New("link failed")
 	// ErrTestLink: the peer did not answer TEST LINK, or wrongly.
 	ErrTestLink = errors.New("no valid answer to TEST LINK")
+	// ErrStalled: nothing sent over the link was acknowledged for a while.
+	ErrStalled = errors.New("no acknowledgements")
 	// ErrProtocol: the peer sent what it may not send now.
 	ErrProtocol = errors.New("protocol violation")
 	// ErrFlowTimeout: the peer did not answer an LLC request.
@@ -313,6 +315,7 @@ func (g *Group) NextTimeout() (time.Time, bool) {
 		}
 		for i := range g.links {
 			earliest(g.testDue(&g.links[i]))
+			earliest(g.stallDue(&g.links[i]))
 			earliest(g.links[i].drainBy)
 		}
 		if g.isUnused() {
@@ -385,17 +388,21 @@ func (g *Group) linkTimeouts(now time.Time, due func(time.Time) bool) {
 		if g.testLink(now, l) {
 			g.loseLink(now, l, llc.DeleteLostPath, FaultLink, ErrTestLink)
 		}
+		if due(g.stallDue(l)) {
+			g.loseLink(now, l, llc.DeleteLostPath, FaultLink, ErrStalled)
+		}
 	}
 }
 
 // HandleSent takes the completion of a SEND on a link. A link that was closed
 // has none any more.
-func (g *Group) HandleSent(_ time.Time, index LinkIndex, id uint64) {
+func (g *Group) HandleSent(now time.Time, index LinkIndex, id uint64) {
 	l := &g.links[index]
 	if l.state <= linkWanted {
 		return // it was closed meanwhile: what was under way counts as lost
 	}
 	l.inflight--
+	l.waiting = now
 	if id == 0 {
 		if g.state == Draining && l == g.lastWord && l.inflight == 0 && len(l.queue) == 0 && (g.deleted || g.cfg.Role == Server) {
 			// What the server decides is done when it is delivered (C.7.1).
@@ -412,13 +419,23 @@ func (g *Group) HandleSent(_ time.Time, index LinkIndex, id uint64) {
 func (g *Group) Poll(now time.Time, dst []Output) []Output {
 	g.pumpFlows(now)
 	for i := range g.links {
-		g.pumpLLC(&g.links[i])
+		l := &g.links[i]
+		idle := l.inflight == 0
+		g.pumpLLC(l)
+		if idle && l.inflight > 0 {
+			l.waiting = now
+		}
 	}
 	dst = append(dst, g.out...)
 	clear(g.out)
 	g.out = g.out[:0]
 	for i := range g.links {
-		dst = g.pumpData(dst, &g.links[i])
+		l := &g.links[i]
+		idle := l.inflight == 0
+		dst = g.pumpData(dst, l)
+		if idle && l.inflight > 0 {
+			l.waiting = now
+		}
 	}
 	return dst
 }

@@ -24,6 +24,7 @@ type link struct {
 	ready       connQueue        // connections that write over this link and have something to send
 	conns       int              // connections that write over this link, or are about to
 	inflight    int              // SENDs that have not completed
+	waiting     time.Time        // when the SENDs in flight last made progress
 	heard       time.Time        // when the peer last sent something over it
 	testSent    time.Time        // zero: no TEST LINK is unanswered
 	testData    [16]byte         // of that TEST LINK
@@ -332,6 +333,16 @@ func (g *Group) testDue(l *link) time.Time {
 		return l.heard.Add(g.cfg.TestLinkInterval)
 	}
 	return l.testSent.Add(TestLinkTimeout)
+}
+
+// stallDue is when a link without acknowledgements is given up. Its queue pair
+// would take seconds to find out. That is right for the last link, on which
+// connections depend; with another one it only costs time.
+func (g *Group) stallDue(l *link) time.Time {
+	if o := g.otherLink(l); l.state != linkActive || l.inflight == 0 || o == nil || o.state != linkActive {
+		return time.Time{}
+	}
+	return l.waiting.Add(StallTimeout)
 }
 
 // send queues an LLC message on the link.

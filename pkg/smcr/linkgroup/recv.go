@@ -18,12 +18,15 @@ func (g *Group) HandleRecv(now time.Time, index LinkIndex, b []byte) error {
 		return nil
 	}
 	l := &g.links[index]
-	if l.state <= linkWanted {
+	isCDC := len(b) > 0 && b[0] == cdc.Type
+	if l.state <= linkWanted && !(isCDC && g.state == Active) {
 		g.Discarded++ // it was closed while the message was on its way here
 		return nil
 	}
 	l.heard = now
-	if len(b) > 0 && b[0] == cdc.Type {
+	if isCDC {
+		// Also of a link that is closed by now: the peer has had the
+		// acknowledgement and will not send it again (§4.6.1).
 		return g.handleCDC(now, l, b)
 	}
 	if len(l.queue) >= maxLLCQueue {
