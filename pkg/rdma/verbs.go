@@ -69,7 +69,9 @@ type MR interface {
 // CQ is a completion queue.
 type CQ interface {
 	// Poll moves up to len(dst) completions to dst. It never blocks.
-	// A CQ that overran returns ErrCQOverrun for good.
+	// A CQ that overran returns ErrCQOverrun for good; one that was closed,
+	// also by the end of its device, still returns what it had, and then
+	// ErrClosed.
 	Poll(dst []WC) (int, error)
 	// Arm asks for one notification at the next completion; with
 	// solicitedOnly only for completions of sends with SendSolicited at the

@@ -46,15 +46,15 @@ func (c *cq) fire() {
 
 // Poll implements [rdma.CQ].
 func (c *cq) Poll(dst []rdma.WC) (int, error) {
-	if c.closed.Load() {
-		return 0, fmt.Errorf("poll completion queue: %w", rdma.ErrClosed)
-	}
 	head := c.head.Load()
 	n := min(int(c.tail.Load()-head), len(dst))
-	if c.over.Load() {
+	switch {
+	case c.over.Load():
 		return 0, rdma.ErrCQOverrun
-	}
-	if n == 0 {
+	case n > 0:
+	case c.closed.Load():
+		return 0, fmt.Errorf("poll completion queue: %w", rdma.ErrClosed)
+	default:
 		return 0, nil
 	}
 	for k := range n {
