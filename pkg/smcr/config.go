@@ -206,17 +206,19 @@ type Info struct {
 
 // GroupInfo describes a link group.
 type GroupInfo struct {
-	ID       uint32
-	Role     Role
-	PeerID   clc.PeerID
-	State    string
-	Dialect  string
-	Version  uint8
-	Conns    int
-	RMBBytes int
-	Opened   time.Time
-	Links    []LinkInfo
-	Err      error // why it ended
+	ID      uint32
+	Role    Role
+	PeerID  clc.PeerID
+	State   string
+	Dialect string
+	// Redundancy is "Single", "Symmetric" or "Asymmetric" (RFC 7609 2.2.3).
+	Redundancy string
+	Version    uint8
+	Conns      int
+	RMBBytes   int
+	Opened     time.Time
+	Links      []LinkInfo
+	Err        error // why it ended
 }
 
 // LinkInfo describes a link of a group.

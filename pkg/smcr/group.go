@@ -164,7 +164,7 @@ func (g *group) do(now time.Time, o *linkgroup.Output) {
 		l.check(now, "queue pair to RTS", l.toRTS())
 	case linkgroup.OutCloseLink:
 		l.post(now)
-		l.close()
+		l.shut(now)
 	case linkgroup.OutEvent:
 	}
 }
@@ -198,33 +198,35 @@ func (g *group) event(now time.Time, o *linkgroup.Output) {
 			w <- o.Event == linkgroup.EventRMBConfirmed
 		}
 		delete(g.rmbWait, o.RMB)
-	case linkgroup.EventDead:
-		g.remove()
 	case linkgroup.EventWantLink:
-		g.offerLink(now, o)
+		g.wantLink(now, o)
 	case linkgroup.EventLink:
 		g.changed()
+	case linkgroup.EventDead:
+		g.remove()
 	}
 }
 
-// offerLink gives the machine another queue pair: over a device that carries
-// none of its links, or else over one that does, in case the peer has two.
-func (g *group) offerLink(now time.Time, o *linkgroup.Output) {
+// wantLink gives the machine a queue pair for another link: on a device that
+// carries none of the group's links or, unless it has to be such a one, on
+// another (RFC 7609 3.5.1.6).
+func (g *group) wantLink(now time.Time, o *linkgroup.Output) {
 	r := g.s.pickRNIC(g.lg.RNICsInUse())
 	if (r == nil || !r.active()) && !o.Fresh {
 		r = g.s.pickRNIC(0)
 	}
-	if r == nil || !r.active() {
+	if r == nil || o.Fresh && !r.active() {
 		g.lg.NoLink(now, o.Link)
 		return
 	}
 	l, err := g.newLink(o.Link, r)
 	if err != nil {
+		g.s.malformed("another link", err)
 		g.lg.NoLink(now, o.Link)
 		return
 	}
 	if !g.lg.OfferLink(now, o.Link, l.local) {
-		l.close()
+		l.close() // the machine wants it no more
 	}
 }
 
@@ -313,7 +315,7 @@ func (g *group) deviceName(i linkgroup.LinkIndex) string {
 func (g *group) info() GroupInfo {
 	info := GroupInfo{
 		ID: g.id, Role: Role(g.role), PeerID: g.peer, State: g.lg.State().String(), Dialect: g.lg.Dialect().String(),
-		Version: 1, Conns: g.lg.Conns(), Opened: g.opened, Err: g.lg.Err(),
+		Redundancy: g.lg.Redundancy().String(), Version: 1, Conns: g.lg.Conns(), Opened: g.opened, Err: g.lg.Err(),
 	}
 	for _, r := range g.rmbs {
 		info.RMBBytes += len(r.mem)
@@ -322,7 +324,7 @@ func (g *group) info() GroupInfo {
 		info.Links = append(info.Links, LinkInfo{
 			ID: uint8(l.ID), State: l.State, Device: g.deviceName(l.Index),
 			LocalGID: l.Local.GID, PeerGID: l.Peer.GID, LocalQPN: l.Local.QPN, PeerQPN: l.Peer.QPN,
-			MTU: l.Peer.MTU, UserID: g.id, Conns: info.Conns, BytesSent: l.Sent, BytesRecv: l.Recv,
+			MTU: l.Peer.MTU, UserID: g.id, Conns: l.Conns, BytesSent: l.Sent, BytesRecv: l.Recv,
 		})
 	}
 	return info

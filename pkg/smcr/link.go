@@ -73,6 +73,16 @@ func (g *group) newLink(index linkgroup.LinkIndex, r *rnic) (_ *link, err error)
 	return l, nil
 }
 
+// shut is close for a link that had a peer. What its queue pair has taken it
+// has acknowledged: the peer counts it as delivered, so it is handled first.
+func (l *link) shut(now time.Time) {
+	if l.qp != nil {
+		_ = l.qp.Close() // it is gone either way
+		l.rnic.drain(now)
+	}
+	l.close()
+}
+
 // close destroys the queue pair; afterwards the peer cannot write through it.
 func (l *link) close() {
 	if l.qp != nil {
@@ -108,6 +118,11 @@ func (l *link) handleCompletion(now time.Time, wc *rdma.WC) {
 	}
 	slot := int(wc.ID)
 	msg := l.slots.mem[slot*slotBytes:][:wc.Bytes]
+	if g.lg.AwaitsEarlier(msg) {
+		// It says what came over a link that was lost: maybe it is here, and
+		// only its queue was not looked at yet.
+		g.s.drainOthers(now, l.rnic)
+	}
 	if err := g.lg.HandleRecv(now, l.index, msg); err != nil {
 		g.s.stats.MessagesBad++
 		if h := g.s.cfg.Hooks.Malformed; h != nil {

@@ -23,6 +23,9 @@ type rnic struct {
 	gid   rdma.GIDEntry
 	links map[rdma.QPN]*link
 	dead  bool // the device is gone
+	wcs   [64]rdma.WC
+	// taking: the completions in wcs are being dealt with.
+	taking bool
 	// ready says that the completion queue called: there is something in it.
 	ready atomic.Bool
 }
@@ -82,27 +85,48 @@ func (r *rnic) poll(now time.Time) bool {
 	if r.dead {
 		return false
 	}
-	wcs := r.s.wcs
-	n, err := r.cq.Poll(wcs)
+	n, err := r.take(now)
 	if err != nil {
 		r.fail(now, fmt.Errorf("poll completion queue: %w", err))
-		return false
 	}
-	for i := range wcs[:n] {
-		wc := &wcs[i]
+	return n == len(r.wcs)
+}
+
+// drain takes all completions that are there, also of a device that is gone.
+// Their groups are flushed in the next step.
+func (r *rnic) drain(now time.Time) {
+	for !r.taking {
+		n, err := r.take(now)
+		if n == 0 || err != nil {
+			break
+		}
+	}
+	if len(r.s.touched) > 0 {
+		r.s.ready.Store(true) // the step comes when the turn is given up
+	}
+}
+
+func (r *rnic) take(now time.Time) (int, error) {
+	r.taking = true
+	defer func() { r.taking = false }()
+	n, err := r.cq.Poll(r.wcs[:])
+	for i := range r.wcs[:n] {
+		wc := &r.wcs[i]
 		if l := r.links[wc.QPN]; l != nil {
 			l.handleCompletion(now, wc)
 			r.s.touch(l.g)
 		}
 	}
-	return n == len(wcs)
+	return n, err
 }
 
 // watch acts on the device's asynchronous events until it is closed.
 func (r *rnic) watch() {
 	for ev := range r.ctx.Events() {
 		r.s.lock()
-		r.handleEvent(time.Now(), ev)
+		now := time.Now()
+		r.drain(now) // what came before the event
+		r.handleEvent(now, ev)
 		r.s.unlock()
 	}
 }
@@ -127,6 +151,7 @@ func (r *rnic) fail(now time.Time, err error) {
 		return
 	}
 	r.dead = true
+	r.drain(now) // what was acknowledged before
 	err = fmt.Errorf("device %s: %w", r.dev.Name(), err)
 	for _, l := range r.links {
 		l.fail(now, err)

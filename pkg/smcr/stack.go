@@ -40,7 +40,6 @@ type Stack struct {
 	alarm  time.Time     // when the stack's goroutine looks at timers next
 	// touched are the groups that have something to do.
 	touched []*group
-	wcs     []rdma.WC
 	outs    []linkgroup.Output
 	stats   Stats
 
@@ -77,7 +76,6 @@ func NewStack(cfg Config) (*Stack, error) {
 		rand:    rand.New(rand.NewChaCha8(seed)),
 		groups:  map[uint32]*group{},
 		conns:   map[*Conn]struct{}{},
-		wcs:     make([]rdma.WC, 64),
 		wake:    make(chan struct{}, 1),
 		empty:   make(chan struct{}),
 	}
@@ -277,10 +275,13 @@ func (s *Stack) expire(now time.Time) {
 	}
 }
 
-// portChanged tells the groups about a port; the caller holds the turn. A lost
-// port is left to the queue pairs' retries: with one link there is nowhere else
-// to go.
-func (s *Stack) portChanged(_ time.Time, _ *rnic, _ bool) {}
+// portChanged tells the groups about a port; the caller holds the turn.
+func (s *Stack) portChanged(now time.Time, r *rnic, up bool) {
+	for _, g := range s.groups {
+		g.lg.HandlePort(now, r.index, up)
+		g.flush(now)
+	}
+}
 
 // maxSteps bounds the rounds of one step, so that one turn cannot last while
 // completions keep coming.
@@ -325,6 +326,15 @@ func (s *Stack) flushTouched(now time.Time) {
 		s.touched[i] = nil
 	}
 	s.touched = s.touched[:0]
+}
+
+// drainOthers takes the completions of all devices but one.
+func (s *Stack) drainOthers(now time.Time, but *rnic) {
+	for _, r := range s.rnics {
+		if r != but {
+			r.drain(now)
+		}
+	}
 }
 
 // takeDirty tells the machines how far applications have come.
