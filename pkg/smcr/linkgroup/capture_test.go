@@ -5,6 +5,7 @@ package linkgroup_test
 import (
 	"errors"
 	"math/rand/v2"
+	"strings"
 	"testing"
 	"time"
 
@@ -30,22 +31,35 @@ func newStage(t *testing.T, script []llcScript, server bool) *stage {
 		role = linkgroup.Server
 	}
 	ours, theirs := ourEnd, peerEnd
+	tokens := []linkgroup.RToken{{RKey: 0x77, VAddr: 0x7700}}
 	for _, m := range script {
-		c, err := llc.ParseConfirmLink(m.raw)
-		if err != nil {
-			continue
-		}
 		e := &theirs
 		if m.fromServer == server {
 			e = &ours
 		}
-		e.QPN, e.GID, e.MAC = c.QPN, c.GID, c.MAC
+		parsed, err := llc.Parse(llc.DialectLinux, 1, m.raw)
+		switch c := parsed.(type) {
+		case llc.ConfirmLink:
+			if c.Link == 1 {
+				e.QPN, e.GID, e.MAC = c.QPN, c.GID, c.MAC
+			}
+		case llc.AddLink:
+			if m.fromServer == server {
+				r.offer = &linkgroup.Endpoint{QPN: c.QPN, GID: c.GID, MAC: c.MAC, PSN: c.PSN, MTU: c.MTU, RNIC: 1}
+			}
+		case llc.AddLinkContinuation:
+			if p := c.Pairs[0]; m.fromServer == server {
+				tokens = []linkgroup.RToken{{RKey: p.Reference, VAddr: p.New.VAddr}, linkgroup.RToken(p.New)}
+			}
+		default:
+			_ = err // CDC
+		}
 	}
 	r.g = linkgroup.New(linkgroup.Config{Role: role, UserID: 1, SendBuffer: 1 << 16, Rand: rand.New(rand.NewPCG(1, 2))})
 	r.g.AddFirstLink(ours)
 	r.spare = server
 	s := &stage{rig: r, server: server, ring: cdc.Ring{Size: 64 << 10}}
-	if _, err := r.g.AddRMB(s.ring.Size, 1, []linkgroup.RToken{{RKey: 0x77, VAddr: 0x7700}}); err != nil {
+	if _, err := r.g.AddRMB(s.ring.Size, 1, tokens); err != nil {
 		t.Fatal(err)
 	}
 	c, err := r.g.OpenConn(s.ring.Size)
@@ -106,7 +120,11 @@ func (s *stage) hear(b []byte) error {
 		m.Token = s.conns["a"].Token()
 		b = m.Append(b[:0])
 	}
-	return s.g.HandleRecv(s.now, 0, b)
+	link := linkgroup.LinkIndex(0)
+	if m, err := llc.ParseConfirmLink(b); err == nil && m.Link == 2 {
+		link = 1 // it goes over the link it is about
+	}
+	return s.g.HandleRecv(s.now, link, b)
 }
 
 // Conversations of two Linux kernels with us in the place of either: nothing
@@ -144,6 +162,9 @@ func TestGroup_replaysLinux(t *testing.T) {
 					s.poll()
 				}
 				s.checkAnswers(script)
+				if tt.setUp && s.g.Redundancy() != linkgroup.Symmetric {
+					t.Errorf("group is %v", s.g.Redundancy())
+				}
 				c := s.conns["a"]
 				if tt.dead {
 					if s.g.State() != linkgroup.Dead || server != errors.Is(s.g.Err(), linkgroup.ErrPeerDeleted) {
@@ -179,7 +200,7 @@ func (s *stage) finishSetUp() {
 }
 
 // checkAnswers compares our answers with those of the kernel whose place we
-// took. The second link is another matter: we do not have one.
+// took, and what we ask to set up links.
 func (s *stage) checkAnswers(script []llcScript) {
 	s.t.Helper()
 	ours := map[string]bool{}
@@ -188,21 +209,19 @@ func (s *stage) checkAnswers(script []llcScript) {
 	}
 	n := 0
 	for _, m := range script {
-		if m.fromServer != s.server || m.raw[0] == cdc.Type || m.raw[3]&0x80 == 0 {
+		if m.fromServer != s.server || m.raw[0] == cdc.Type {
 			continue
 		}
-		switch want := append([]byte(nil), m.raw...); llc.Type(want[0]) {
-		case llc.TypeConfirmLink:
+		want := append([]byte(nil), m.raw...)
+		switch kind := llc.Type(want[0]); {
+		case kind == llc.TypeConfirmLink:
 			copy(want[30:], []byte{0, 0, 0, 1, 2}) // user ID and number of links: ours
-			if !ours[string(want)] {
-				s.t.Errorf("no answer like %s among\n%v", s.describe(want), s.log)
-			}
-		case llc.TypeAddLink, llc.TypeAddLinkContinuation:
+		case kind == llc.TypeAddLink, kind == llc.TypeAddLinkContinuation:
+		case m.raw[3]&0x80 == 0:
 			continue
-		default:
-			if !ours[string(want)] {
-				s.t.Errorf("no answer like %s among\n%v", s.describe(want), s.log)
-			}
+		}
+		if !ours[string(want)] {
+			s.t.Errorf("no message like %s among\n%v", s.describe(want), strings.Join(s.log, "\n"))
 		}
 		n++
 	}

@@ -51,12 +51,13 @@ type rig struct {
 	spare    bool  // a server with one RNIC has a queue pair to offer at first contact
 	rnics    uint8 // how many we have; those of the set down do not count
 	down     uint8
-	two      bool     // form leaves the second link to second
-	peerMax  uint8    // links that the peer allows
-	qps      uint32   // made for further links
-	answers  bool     // the peer answers TEST LINK, which is not logged then
-	waiting  []sentID // SENDs not completed
-	most     int      // SENDs in flight at once
+	offer    *linkgroup.Endpoint // for a further link, whatever the rest says
+	two      bool                // form leaves the second link to second
+	peerMax  uint8               // links that the peer allows
+	qps      uint32              // made for further links
+	answers  bool                // the peer answers TEST LINK, which is not logged then
+	waiting  []sentID            // SENDs not completed
+	most     int                 // SENDs in flight at once
 	log      []string
 	sent     [][llc.Size]byte
 }
@@ -97,6 +98,10 @@ func (r *rig) ourEndOn(rnic uint8) linkgroup.Endpoint {
 // wantLink answers the group's wish for another queue pair as the shell does:
 // an RNIC that carries no link, or else one that does.
 func (r *rig) wantLink(o linkgroup.Output) {
+	if r.offer != nil {
+		r.g.OfferLink(r.now, o.Link, *r.offer)
+		return
+	}
 	used := r.g.RNICsInUse() | r.down
 	for _, set := range [...]uint8{used, r.down} {
 		for n := range r.rnics {
