@@ -131,6 +131,7 @@ func (g *Group) sendDelete(now time.Time) {
 			return
 		}
 		g.dropLink(l, fmt.Errorf("%w: %v", ErrLinkDeleted, m.Reason))
+		g.addIfUseful()
 		if !g.flowSent { // it carried this flow
 			return
 		}
