@@ -16,6 +16,86 @@ func (w *World) watch(p *path) {
 			continue
 		}
 		p.dead[side] = true
+		if p.lostSound[side] == w.now && p.excused == "" && !w.cfg.Linux[p.peers[0]] && !w.cfg.Linux[p.peers[1]] {
+			w.fault("%v died with a sound link and connections", n)
+		}
+	}
+}
+
+// isSound reports whether nothing has ever happened to an established link.
+func (q *qp) isSound() bool {
+	t := q.target()
+	return q.state == qpTransmit && q.active && !q.tainted && t != nil && t.state == qpTransmit && t.active && !t.tainted &&
+		q.w.passes(q.rnic, t.rnic) && q.w.passes(t.rnic, q.rnic)
+}
+
+// isUsed reports whether applications hold connections of the path at both
+// ends.
+func (p *path) isUsed() bool {
+	for _, c := range p.w.conns {
+		if c.path != p || !c.opened || c.failed != nil {
+			continue
+		}
+		ends := c.ends()
+		if ends[0] != nil && ends[1] != nil && !ends[0].progress().closed && !ends[1].progress().closed {
+			return true
+		}
+	}
+	return false
+}
+
+// checkOpen finds connections that did not come about, and ones that were
+// reset, with nobody to blame.
+func (w *World) checkOpen() {
+	for _, name := range w.Names() {
+		c := w.conns[name]
+		switch {
+		case c.failed != nil:
+			// Two kernels drop requests that cross, and give up.
+			if !w.faulted && !(w.cfg.Linux[c.peers[0]] && w.cfg.Linux[c.peers[1]]) {
+				w.fault("rendezvous of %s: %w", name, c.failed)
+			}
+		case c.ended || !c.opened || c.path.excused != "" || c.path.dead[0] || c.path.dead[1]:
+		default:
+			for side, e := range c.ends() {
+				if e != nil && e.progress().aborted {
+					w.fault("%s was reset at peer %d, though its group lives", name, c.peers[side])
+				}
+			}
+		}
+	}
+}
+
+// checkRedundancy finds groups without a second link that they could have,
+// long after everything was mended. Nobody hears of the end of a blackhole, and
+// the server tries less and less often.
+func (w *World) checkRedundancy() {
+	if w.holed {
+		return
+	}
+	for _, p := range w.paths {
+		want := 2
+		for side, peer := range p.peers {
+			if w.cfg.Linux[peer] || p.nodes[side].condition() == dead {
+				want = 0
+			}
+			limit := w.cfg.MaxLinks[peer]
+			if limit == 0 {
+				limit = 2
+			}
+			want = min(want, limit, len(w.peers[peer].rnics))
+		}
+		for side, n := range p.nodes {
+			got := 0
+			for _, l := range n.links() {
+				if l.active {
+					got++
+				}
+			}
+			if got < want {
+				w.fault("group %d: peer %d could have %d links and has%s", p.id, p.peers[side], want, describeLinks(n))
+			}
+		}
 	}
 }
 
@@ -27,7 +107,7 @@ func (w *World) checkLeaks() {
 			// keeps its RMBE as long as the group lives.
 			excused := func(name string) bool {
 				c := w.conns[name]
-				return c.failed != nil && c.opened && n.condition() != dead
+				return n.condition() != dead && (c.failed != nil && c.opened || p.excused != "")
 			}
 			for _, l := range n.leaks(excused) {
 				w.fault("%s", l)

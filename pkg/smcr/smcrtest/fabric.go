@@ -85,6 +85,7 @@ type qp struct {
 	back   stall  // of acks
 	// tainted: something happened to it that may break it.
 	tainted bool
+	active  bool // its node has said so
 }
 
 // newQP makes a queue pair on an RNIC.
@@ -146,6 +147,9 @@ func (q *qp) transmit() {
 func (q *qp) close() {
 	if q.state == qpGone {
 		return
+	}
+	if q.isSound() && q.p.isUsed() {
+		q.p.lostSound[q.side] = q.w.now
 	}
 	q.state = qpGone
 	q.lose()

@@ -17,6 +17,7 @@ var (
 
 // taint marks the queue pairs that a fault of an RNIC may break.
 func (w *World) taint(r *rnic) {
+	w.faulted = true
 	for _, q := range w.qps {
 		if t := w.qps[q.peer.QPN]; q.rnic == r || t != nil && t.rnic == r || q.peerIsOn(r) {
 			q.tainted = true
@@ -117,6 +118,7 @@ func (w *World) hole(peer, index int, dir Direction, on bool) {
 		return
 	}
 	w.taint(r)
+	w.holed = w.holed || on
 	w.trace("%v blackhole %d at %v: %t", w.Elapsed(), dir, r, on)
 	for i, h := range w.peers {
 		if i == peer {
@@ -139,6 +141,7 @@ func (w *World) hole(peer, index int, dir Direction, on bool) {
 // KillLink breaks the queue pairs of a link index in the groups that a peer
 // began, at one side or, with side -1, at both.
 func (w *World) KillLink(client, side, index int) {
+	w.faulted = true
 	for _, p := range w.paths {
 		if p.peers[p.client] != client {
 			continue
@@ -161,6 +164,7 @@ func (w *World) KillLink(client, side, index int) {
 // Restart makes a peer's process forget everything. Its queue pairs are
 // destroyed with it; the others must find out.
 func (w *World) Restart(peer int) {
+	w.faulted = true
 	w.trace("%v peer %d restarts", w.Elapsed(), peer)
 	w.nodesOf(peer, func(p *path, side int) {
 		p.excused = "a peer restarted"
@@ -177,6 +181,7 @@ func (w *World) Restart(peer int) {
 // JumpClock moves a peer's clock forward.
 func (w *World) JumpClock(peer int, d time.Duration) {
 	w.trace("%v the clock of peer %d jumps by %v", w.Elapsed(), peer, d)
+	w.faulted = true
 	w.peers[peer].skew += d
 	w.nodesOf(peer, func(p *path, _ int) { p.excused = "a clock jumped" })
 	w.runTimers()

@@ -154,6 +154,7 @@ func (c *linuxConn) recv(_ time.Time, m cdc.Message) error {
 	if n > 0 { // cursors never move back
 		c.peerProd = fromCursor(m.Prod)
 		c.unread += n
+		c.reset = c.reset || c.closed // nobody will read it
 	}
 	c.peerFlags = m.Flags
 	c.urgentCame = c.urgentCame || m.Flags.UrgentPresent()
@@ -320,7 +321,11 @@ func (c *linuxConn) writes(n int, post func(int, work)) {
 		from := c.sent.count
 		t := c.keys.on[c.link.slot]
 		if !c.keys.known[c.link.slot] {
-			c.l.w.fault("%v: no RKey of the peer for %s on link %d", c.l, c.name, c.link.id)
+			if !c.l.w.cfg.Linux[c.l.p.peers[1-c.l.side]] {
+				c.l.w.fault("%v: no RKey of the peer for %s on link %d", c.l, c.name, c.link.id)
+			}
+			c.reset = true // it was told while the link was being added
+			return
 		}
 		post(c.link.slot, work{
 			conn: c.name, rkey: uint32(t.RKey),

@@ -4,6 +4,7 @@ package smcrtest
 
 import (
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/smcr-io/kube-smcr/pkg/smcr/linkgroup"
@@ -157,6 +158,7 @@ func (c *pair) fail(w *World, err error) {
 			// Decline, or has not heard of the other's RMBE.
 			n.abandon(c.path.clock(side), c.name, !c.opened)
 			if n.condition() == forming {
+				c.path.excused = "its first contact failed"
 				n.giveUp(c.path.clock(side))
 			}
 		}
@@ -254,8 +256,8 @@ func (w *World) accept(c *pair) {
 					}
 					err := server.activate(p.clock(1-c.client), c.name, confirm)
 					switch {
-					case errors.Is(err, errLinkLost):
-						c.fail(w, err) // the server resets the TCP connection
+					case err != nil && !p.carries(via):
+						c.fail(w, fmt.Errorf("%w: %w", errLinkLost, err)) // the server resets the TCP connection
 					case err != nil:
 						w.fault("Confirm of %s: %w", c.name, err)
 					}
@@ -263,6 +265,23 @@ func (w *World) accept(c *pair) {
 			})
 		})
 	})
+}
+
+// carries reports whether both sides have a link with this half of the server.
+func (p *path) carries(via linkgroup.Endpoint) bool {
+	sides := 0
+	for side, n := range p.nodes {
+		for _, l := range n.links() {
+			half := l.local
+			if side == p.client {
+				half = l.peer
+			}
+			if l.active && half.QPN == via.QPN {
+				sides++
+			}
+		}
+	}
+	return sides == 2
 }
 
 // message is a CLC message: what the other side does when it arrives.

@@ -60,7 +60,10 @@ type World struct {
 	tokens uint32
 	errs   []error
 	writes int // RDMA writes delivered
-	trace  func(format string, args ...any)
+	// faulted: something happened that may make a rendezvous fail.
+	faulted bool
+	holed   bool // there was a blackhole
+	trace   func(format string, args ...any)
 }
 
 // host is a peer: what its link groups share.
@@ -77,6 +80,7 @@ type pair struct {
 	client int // side
 	path   *path
 	opened bool // both ends are there
+	ended  bool // an application closed or reset it
 	failed error
 }
 
@@ -258,6 +262,8 @@ type path struct {
 	// excused says why the group may die though a link is sound.
 	excused string
 	dead    [2]bool // the checker has seen it
+	// lostSound is when a side destroyed a link that was sound and in use.
+	lostSound [2]time.Time
 }
 
 // clock is what a peer thinks the time is.
