@@ -203,7 +203,7 @@ func (c *Conn) Activate(peer RMBE) error {
 		if t = g.peerToken(at, peer.RKey); t == nil {
 			t, at = g.findToken(peer.RToken)
 		}
-		if t == nil {
+		if t == nil || !g.isReachable(t) {
 			return fmt.Errorf("%w: 0x%08x", ErrUnknownRToken, uint32(peer.RKey))
 		}
 	case Draining, Dead:
@@ -219,7 +219,7 @@ func (c *Conn) Activate(peer RMBE) error {
 	}
 	c.data.Activate(g.ring(peer.Size), peer.Token)
 	if g.state == Active && !c.canUse(c.dest()) {
-		c.moveTo(g.bestLink(c, c.dest()))
+		c.moveTo(g.bestLink(c, nil))
 	}
 	c.enqueue()
 	return nil

@@ -96,6 +96,9 @@ func (g *Group) handleCDC(now time.Time, l *link, b []byte) error {
 
 // handleLLC acts on one LLC message.
 func (g *Group) handleLLC(now time.Time, l *link, m llc.Message) error {
+	if _, ok := m.(llc.ConfirmLink); !ok && l.state == linkForming && (g.state != Forming || l != g.firstLink()) {
+		return fmt.Errorf("%w: %v on a link that is not confirmed", ErrProtocol, m.Type())
+	}
 	switch m := m.(type) {
 	case llc.ConfirmLink:
 		if m.Response {

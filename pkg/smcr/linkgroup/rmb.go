@@ -197,6 +197,16 @@ func (g *Group) findToken(v RToken) (*rtoken, LinkIndex) {
 	return nil, 0
 }
 
+// isReachable reports whether we can write to the RMB over any link.
+func (g *Group) isReachable(t *rtoken) bool {
+	for i := range g.links {
+		if l := &g.links[i]; l.isUp() && t.knows(l.index) {
+			return true
+		}
+	}
+	return false
+}
+
 // learnToken remembers a peer's RMB; nil when the table is full.
 func (g *Group) learnToken(link LinkIndex, v RToken) *rtoken {
 	t := g.peerToken(link, v.RKey)
