@@ -128,6 +128,15 @@ type GIDEntry struct {
 	Type   GIDType
 	MAC    MAC    // of the network interface
 	NetDev string // name of the network interface, "" if none
+	// PrefixBits is the length of the address's subnet, as it counts for the
+	// IP address; 0 if it is not known.
+	PrefixBits int
+}
+
+// OnLink reports whether another GID is in the entry's subnet. It is not if
+// that is not known.
+func (e GIDEntry) OnLink(g GID) bool {
+	return e.PrefixBits > 0 && netip.PrefixFrom(e.GID.Addr(), e.PrefixBits).Contains(g.Addr())
 }
 
 // PortState is the state of a device's port.

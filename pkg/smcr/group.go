@@ -45,8 +45,9 @@ type setupEvent struct {
 }
 
 // newGroup makes a group with a queue pair in state INIT, ready for the CLC
-// exchange.
-func (s *Stack) newGroup(role linkgroup.Role, peer clc.PeerID) (_ *group, err error) {
+// exchange. peerGID is the peer's RNIC that the first link will end at, at a
+// server the one that the client thinks of.
+func (s *Stack) newGroup(role linkgroup.Role, peer clc.PeerID, peerGID rdma.GID) (_ *group, err error) {
 	g := &group{
 		s: s, id: lastGroupID.Add(1), role: role, peer: peer, opened: time.Now(),
 		rmbs:    map[linkgroup.RMBID]*region{},
@@ -59,7 +60,7 @@ func (s *Stack) newGroup(role linkgroup.Role, peer clc.PeerID) (_ *group, err er
 			g.free()
 		}
 	}()
-	r := s.pickRNIC(0)
+	r := s.pickRNIC(0, peerGID, role == linkgroup.Client)
 	if r == nil {
 		return nil, errNoDevice
 	}
@@ -211,9 +212,9 @@ func (g *group) event(now time.Time, o *linkgroup.Output) {
 // carries none of the group's links or, unless it has to be such a one, on
 // another (RFC 7609 3.5.1.6).
 func (g *group) wantLink(now time.Time, o *linkgroup.Output) {
-	r := g.s.pickRNIC(g.lg.RNICsInUse())
+	r := g.s.pickRNIC(g.lg.RNICsInUse(), o.Peer.GID, true)
 	if (r == nil || !r.active()) && !o.Fresh {
-		r = g.s.pickRNIC(0)
+		r = g.s.pickRNIC(0, o.Peer.GID, true)
 	}
 	if r == nil || o.Fresh && !r.active() {
 		g.lg.NoLink(now, o.Link)

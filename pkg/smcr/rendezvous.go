@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
@@ -46,6 +47,7 @@ type rendezvous struct {
 	conn  *Conn
 	named bool // our Accept or Confirm went out: the peer may know the RMBE
 	peer  clc.PeerID
+	gid   rdma.GID // of the peer's RNIC
 
 	reads   chan readResult // the answer of the read under way
 	reading bool
@@ -413,7 +415,7 @@ func (r *rendezvous) propose(ctx context.Context, p *clc.Proposal) {
 
 func (r *rendezvous) prepareAccept(ctx context.Context, p *clc.Proposal) (clc.Accept, error) {
 	s := r.s
-	r.peer = p.PeerID
+	r.peer, r.gid = p.PeerID, p.GID
 	if err := r.joinGroup(ctx); err != nil {
 		return clc.Accept{}, err
 	}
@@ -463,7 +465,7 @@ func (r *rendezvous) admitTo(g *group) error {
 		if r.client != nil {
 			role = linkgroup.Client
 		}
-		if g, err = r.s.newGroup(role, r.peer); err != nil {
+		if g, err = r.s.newGroup(role, r.peer, r.gid); err != nil {
 			return err
 		}
 		r.first = true
@@ -515,6 +517,7 @@ func (r *rendezvous) prepareConfirm(ctx context.Context, a *clc.Accept) error {
 		s.unlock()
 		return errStackClosed
 	}
+	r.gid = a.GID
 	if a.FirstContact {
 		err := r.admitTo(nil)
 		if err == nil {
@@ -683,8 +686,15 @@ func (r *rendezvous) discard(peerDeclined bool) {
 // proposal offers version 1 (RFC 7609 A.2.2) with the growth area that Linux
 // always sends: receivers skip it by its offset, and tools expect it.
 func (s *Stack) proposal(tcp *net.TCPConn) clc.Proposal {
-	// A client need not use the RNIC that it proposes from.
+	// A client need not use the RNIC that it proposes from, but a server may
+	// take it as a hint. It is always the same one while that works: Linux
+	// looks for a link group that has a link to it.
 	n := s.rnics[0]
+	s.lock()
+	if i := slices.IndexFunc(s.rnics, (*rnic).active); i >= 0 {
+		n = s.rnics[i]
+	}
+	s.unlock()
 	p := clc.Proposal{Version: clc.V1, V1: clc.ModeR, V2: clc.ModeNone, HasSMCD: true, PeerID: s.peerID, GID: n.gid.GID, MAC: n.gid.MAC}
 	local := addrOf(tcp.LocalAddr())
 	for _, pre := range s.prefixes(local) {

@@ -3,12 +3,14 @@
 package smcr
 
 import (
+	"cmp"
 	crand "crypto/rand"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -105,20 +107,36 @@ func (s *Stack) closeRNICs() error {
 	return err
 }
 
-// pickRNIC returns a device whose number is not in the set, the first of
-// those with an active port and the fewest links; nil if there is none. The
-// first link of a group may take a port that is not active: an interface
-// reports its carrier up to a second late.
-func (s *Stack) pickRNIC(not uint8) *rnic {
+// pickRNIC returns a device whose number is not in the set, or nil if there is
+// none: one with an active port, in the subnet of the peer's RNIC, with few
+// links, in this order. If the link ends at that RNIC of the peer (bound), and
+// some of our devices are in its subnet, only those will do: a link across
+// subnets would depend on both of them. The first link of a group may take a
+// port that is not active: an interface reports its carrier up to a second late.
+func (s *Stack) pickRNIC(not uint8, peer rdma.GID, bound bool) *rnic {
+	near := func(r *rnic) bool { return r.gid.OnLink(peer) }
+	bound = bound && slices.ContainsFunc(s.rnics, near)
 	var best *rnic
 	for _, r := range s.rnics {
-		switch {
-		case r.dead || not>>r.index&1 != 0:
-		case best == nil, r.active() && !best.active(), r.active() == best.active() && len(r.links) < len(best.links):
+		if r.dead || not>>r.index&1 != 0 || bound && !near(r) {
+			continue
+		}
+		if best == nil || cmp.Or(compareBool(r.active(), best.active()), compareBool(near(r), near(best)), len(best.links)-len(r.links)) > 0 {
 			best = r
 		}
 	}
 	return best
+}
+
+// compareBool orders false before true.
+func compareBool(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case a:
+		return 1
+	}
+	return -1
 }
 
 // completionQueueDepth allows for the groups that MaxConns can fill.

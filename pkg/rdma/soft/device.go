@@ -170,6 +170,8 @@ func (d *Device) GIDs() []rdma.GIDEntry {
 		Type:   rdma.GIDTypeRoCEv2,
 		MAC:    l.MAC,
 		NetDev: l.NetDev,
+
+		PrefixBits: l.PrefixBits,
 	}}
 }
 

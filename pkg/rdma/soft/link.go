@@ -45,6 +45,15 @@ type addrKey struct {
 	addr  netip.Addr
 }
 
+// bitsFor is the length of the subnet of an address; a single address tells
+// nothing about who else is on its link.
+func (k addrKey) bitsFor(a netip.Addr) int {
+	if int(k.bits) == a.BitLen() {
+		return 0
+	}
+	return int(k.bits)
+}
+
 // netlinkBuffer holds the largest dump message of the kernel.
 const netlinkBuffer = 64 << 10
 
@@ -247,7 +256,7 @@ func (w *linkWatch) compute() LinkState {
 	for k := range w.addrs {
 		l, ok := w.links[k.index]
 		if ok && (k.addr == w.addr || l.loopback) {
-			return LinkState{Up: l.up, MTUBytes: l.mtu, NetDev: l.name, MAC: l.mac}
+			return LinkState{Up: l.up, MTUBytes: l.mtu, NetDev: l.name, MAC: l.mac, PrefixBits: k.bitsFor(w.addr)}
 		}
 	}
 	s := LinkState{MTUBytes: 1500}

@@ -58,4 +58,6 @@ type LinkState struct {
 	MTUBytes int
 	NetDev   string
 	MAC      rdma.MAC
+	// PrefixBits is the length of the address's subnet; 0 if it is not known.
+	PrefixBits int
 }
