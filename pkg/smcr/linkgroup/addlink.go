@@ -51,6 +51,7 @@ func (g *Group) wantSlot(peer Endpoint, fresh bool) (*link, bool) {
 		return nil, false
 	}
 	l.state = linkWanted
+	g.present |= 1 << l.index
 	g.out = append(g.out, Output{Kind: OutEvent, Event: EventWantLink, Link: l.index, Peer: peer, Fresh: fresh})
 	return l, true
 }

@@ -17,6 +17,9 @@ func (g *Group) Check() error {
 		if l.isUp() {
 			up++
 		}
+		if (l.state != linkDown) != (g.present&(1<<i) != 0) {
+			return fmt.Errorf("link %d is %v, the set of links is %08b", i, l.state, g.present)
+		}
 		if l.state == linkDown && (len(l.queue) > 0 || l.inflight != 0 || !l.ready.empty() || !l.drainBy.IsZero()) {
 			return fmt.Errorf("link %d is down and has something to do", i)
 		}

@@ -5,6 +5,7 @@ package linkgroup
 import (
 	"errors"
 	"fmt"
+	"math/bits"
 	"math/rand/v2"
 	"time"
 
@@ -91,6 +92,7 @@ type Group struct {
 	err      error
 
 	links      [MaxLinks]link
+	present    uint8      // bit set of those that are not down
 	lastSlot   LinkIndex  // taken last
 	births     uint64     // links that became ACTIVE
 	lastLinkID llc.LinkID // server: assigned last
@@ -445,8 +447,8 @@ func (g *Group) Idle() bool {
 	if len(g.out) > 0 || g.canPumpFlows() {
 		return false
 	}
-	for i := range g.links {
-		if !g.links[i].isIdle(g) {
+	for m := g.present; m != 0; m &= m - 1 {
+		if !g.links[bits.TrailingZeros8(m)].isIdle(g) {
 			return false
 		}
 	}

@@ -285,6 +285,7 @@ func (g *Group) closeLink(l *link) {
 	}
 	wanted := l.state == linkWanted
 	l.state = linkDown
+	g.present &^= 1 << l.index
 	l.queue = nil
 	for !l.ready.empty() {
 		l.ready.pop()

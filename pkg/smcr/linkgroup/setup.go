@@ -44,6 +44,7 @@ func (g *Group) AddFirstLink(local Endpoint) LinkIndex {
 	l := g.firstLink()
 	l.local = local
 	l.state = linkForming
+	g.present |= 1 << l.index
 	if g.cfg.Role == Server {
 		l.id = g.nextLinkID()
 	}
