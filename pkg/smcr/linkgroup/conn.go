@@ -200,8 +200,12 @@ func (c *Conn) Activate(peer RMBE) error {
 			// our RKey there only.
 			return fmt.Errorf("%w before the Confirm", ErrLinkLost)
 		}
-		if t = g.peerToken(at, peer.RKey); t == nil {
-			t, at = g.findToken(peer.RToken)
+		if t = g.peerToken(at, peer.RKey); t == nil || t.tokens[at] != peer.RToken {
+			// It may name a link that is lost; the same RKey means another
+			// RMB on this one.
+			if o, i := g.findToken(peer.RToken); o != nil {
+				t, at = o, i
+			}
 		}
 		if t == nil || !g.isReachable(t) {
 			return fmt.Errorf("%w: 0x%08x", ErrUnknownRToken, uint32(peer.RKey))
