@@ -27,17 +27,23 @@ type engine struct {
 	ep      linkgroup.Endpoint
 	sendBuf uint32
 	regions map[linkgroup.RMBID]*region
-	byKey   map[uint32]*region
+	byKey   map[keyOf]*region
 	conns   map[string]*engineConn
 	refused map[linkgroup.RMBID]bool
 	outs    []linkgroup.Output
+}
+
+// keyOf is an RKey of an RNIC.
+type keyOf struct {
+	rnic int
+	key  uint32
 }
 
 const rmbeEyeCatcher = "\xd9\xd4\xc2\xc5"
 
 func newEngine(w *World, p *path, side int, role linkgroup.Role, r *rnic) *engine {
 	e := &engine{
-		w: w, p: p, side: side, regions: map[linkgroup.RMBID]*region{}, byKey: map[uint32]*region{},
+		w: w, p: p, side: side, regions: map[linkgroup.RMBID]*region{}, byKey: map[keyOf]*region{},
 		conns: map[string]*engineConn{}, refused: map[linkgroup.RMBID]bool{},
 		sendBuf: w.cfg.SendBuffers[w.rng.IntN(len(w.cfg.SendBuffers))],
 		ep:      w.newEndpoint(r),
@@ -122,24 +128,22 @@ func (e *engine) open(_ time.Time, name string, via *linkgroup.Endpoint) error {
 
 func (e *engine) addRMB(size uint32) error {
 	n := 1 + e.w.rng.IntN(3)
-	r := &region{mem: make([]byte, int(size)*n), element: size, owners: make([]string, n)}
-	for _, n := range e.w.peers[e.peer()].rnics {
-		e.w.keys++
-		r.keys = append(r.keys, e.w.keys)
-		r.life = append(r.life, n.life)
-	}
-	r.addr = uint64(r.keys[0]) << 32
+	e.w.keys++
+	r := &region{addr: uint64(e.w.keys) << 32, mem: make([]byte, int(size)*n), element: size, owners: make([]string, n)}
 	var tokens []linkgroup.RToken
-	for _, k := range r.keys {
-		tokens = append(tokens, linkgroup.RToken{RKey: rdma.RKey(k), VAddr: r.addr})
+	for i, n := range e.w.peers[e.peer()].rnics {
+		r.keys = append(r.keys, n.newKey())
+		r.shift = append(r.shift, uint64(i)<<24)
+		r.life = append(r.life, n.life)
+		tokens = append(tokens, linkgroup.RToken{RKey: rdma.RKey(r.keys[i]), VAddr: r.addr + r.shift[i]})
 	}
 	id, err := e.g.AddRMB(size, n, tokens)
 	if err != nil {
 		return err
 	}
 	e.regions[id] = r
-	for _, k := range r.keys {
-		e.byKey[k] = r
+	for i, k := range r.keys {
+		e.byKey[keyOf{i, k}] = r
 	}
 	return nil
 }
@@ -163,10 +167,13 @@ func (e *engine) confirmed(name string) (bool, error) {
 
 func (e *engine) rmbe(name string) linkgroup.RMBE { return e.conns[name].lc.Local() }
 
-func (e *engine) activate(_ time.Time, name string, peer linkgroup.RMBE) error {
+func (e *engine) activate(_ time.Time, name string, peer linkgroup.RMBE, half linkgroup.Endpoint) error {
 	c := e.conns[name]
 	if c == nil || e.g.State() == linkgroup.Dead {
 		return nil // reset before its rendezvous was complete
+	}
+	if i, ok := e.g.FindLink(half.QPN, half.GID, half.MAC); ok {
+		c.lc.UseLink(i) // the RKey is the one for this link
 	}
 	err := c.lc.Activate(peer)
 	if e.g.State() == linkgroup.Draining {
@@ -251,11 +258,11 @@ func (e *engine) renew(id linkgroup.RMBID, r *rnic) {
 	if g.life[r.index] == r.life {
 		return
 	}
-	delete(e.byKey, g.keys[r.index])
-	e.w.keys++
-	g.keys[r.index], g.life[r.index] = e.w.keys, r.life
-	e.byKey[e.w.keys] = g
-	e.g.SetRMBToken(id, uint8(r.index), linkgroup.RToken{RKey: rdma.RKey(e.w.keys), VAddr: g.addr})
+	delete(e.byKey, keyOf{r.index, g.keys[r.index]})
+	k := r.newKey()
+	g.keys[r.index], g.life[r.index] = k, r.life
+	e.byKey[keyOf{r.index, k}] = g
+	e.g.SetRMBToken(id, uint8(r.index), linkgroup.RToken{RKey: rdma.RKey(k), VAddr: g.addr + g.shift[r.index]})
 }
 
 func (e *engine) links() []linkView {
@@ -267,14 +274,12 @@ func (e *engine) links() []linkView {
 }
 
 func (e *engine) place(index int, conn string, rkey uint32, addr uint64, b []byte) error {
-	r := e.byKey[rkey]
+	n := e.p.qp(e.side, index).rnic.index
+	r := e.byKey[keyOf{n, rkey}]
 	if r == nil {
-		return fmt.Errorf("unknown RKey %d", rkey)
+		return fmt.Errorf("RKey 0x%x is unknown to RNIC %d", rkey, n)
 	}
-	if q := e.p.qp(e.side, index); q == nil || r.keys[q.rnic.index] != rkey {
-		return fmt.Errorf("RKey %d is another device's", rkey)
-	}
-	return r.place(conn, addr, b, e.origin(), func() (window, bool) {
+	return r.place(conn, addr-r.shift[n], b, e.origin(), func() (window, bool) {
 		c := e.conns[conn]
 		if c == nil || c.done || c.lc.Data().State() == cdc.Closed {
 			return window{}, false
@@ -395,8 +400,8 @@ func (e *engine) free() {
 	for _, id := range e.g.TakeGoneRMBs() {
 		r := e.regions[id]
 		r.released = true
-		for _, k := range r.keys {
-			delete(e.byKey, k)
+		for i, k := range r.keys {
+			delete(e.byKey, keyOf{i, k})
 		}
 		delete(e.regions, id)
 	}

@@ -21,6 +21,14 @@ type rnic struct {
 	peer, index int
 	present, up bool
 	life        int // grows with each insertion
+	keys        uint32
+}
+
+// newKey is the RKey of a registration. RNICs count apart, so that keys of
+// different ones are often equal.
+func (r *rnic) newKey() uint32 {
+	r.keys++
+	return 0x1000 + r.keys
 }
 
 // usable reports whether packets pass.

@@ -22,20 +22,22 @@ func (g *gone) open(time.Time, string, *linkgroup.Endpoint) error { return errPa
 func (g *gone) carrier(string) linkgroup.Endpoint                 { return linkgroup.Endpoint{} }
 func (g *gone) confirmed(string) (bool, error)                    { return false, errPathDead }
 func (g *gone) rmbe(string) linkgroup.RMBE                        { return linkgroup.RMBE{} }
-func (g *gone) activate(time.Time, string, linkgroup.RMBE) error  { return errPathDead }
-func (g *gone) abandon(time.Time, string, bool)                   {}
-func (g *gone) condition() condition                              { return dead }
-func (g *gone) giveUp(time.Time)                                  {}
-func (g *gone) recv(time.Time, int, []byte) error                 { return nil }
-func (g *gone) sent(time.Time, int, uint64)                       {}
-func (g *gone) place(int, string, uint32, uint64, []byte) error   { return errPathDead }
-func (g *gone) linkFailed(time.Time, int, error)                  {}
-func (g *gone) port(time.Time, int, bool)                         {}
-func (g *gone) timeout(time.Time)                                 {}
-func (g *gone) nextTimeout() (time.Time, bool)                    { return time.Time{}, false }
-func (g *gone) poll(time.Time, func(int, work)) bool              { return false }
-func (g *gone) end(string) end                                    { return nil }
-func (g *gone) links() []linkView                                 { return nil }
-func (g *gone) dialect() llc.Dialect                              { return g.dialectOf }
-func (g *gone) sendLimit() int                                    { return 0 }
-func (g *gone) leaks(func(string) bool) []string                  { return nil }
+func (g *gone) activate(time.Time, string, linkgroup.RMBE, linkgroup.Endpoint) error {
+	return errPathDead
+}
+func (g *gone) abandon(time.Time, string, bool)                 {}
+func (g *gone) condition() condition                            { return dead }
+func (g *gone) giveUp(time.Time)                                {}
+func (g *gone) recv(time.Time, int, []byte) error               { return nil }
+func (g *gone) sent(time.Time, int, uint64)                     {}
+func (g *gone) place(int, string, uint32, uint64, []byte) error { return errPathDead }
+func (g *gone) linkFailed(time.Time, int, error)                {}
+func (g *gone) port(time.Time, int, bool)                       {}
+func (g *gone) timeout(time.Time)                               {}
+func (g *gone) nextTimeout() (time.Time, bool)                  { return time.Time{}, false }
+func (g *gone) poll(time.Time, func(int, work)) bool            { return false }
+func (g *gone) end(string) end                                  { return nil }
+func (g *gone) links() []linkView                               { return nil }
+func (g *gone) dialect() llc.Dialect                            { return g.dialectOf }
+func (g *gone) sendLimit() int                                  { return 0 }
+func (g *gone) leaks(func(string) bool) []string                { return nil }

@@ -223,8 +223,7 @@ func (l *linux) any(not *linuxLink) *linuxLink {
 
 // register gives an RMB a key on a link.
 func (l *linux) register(r *linuxRMB, lk *linuxLink) {
-	l.w.keys++
-	r.keys[lk.slot] = l.w.keys
+	r.keys[lk.slot] = lk.rnic.newKey()
 }
 
 func (l *linux) carrier(name string) linkgroup.Endpoint {
@@ -260,7 +259,7 @@ func (l *linux) rmbe(name string) linkgroup.RMBE {
 	}
 }
 
-func (l *linux) activate(_ time.Time, name string, peer linkgroup.RMBE) error {
+func (l *linux) activate(_ time.Time, name string, peer linkgroup.RMBE, _ linkgroup.Endpoint) error {
 	c := l.conns[name]
 	if c == nil || l.condition() == dead {
 		return nil

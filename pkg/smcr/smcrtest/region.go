@@ -16,6 +16,7 @@ type region struct {
 	element  uint32   // bytes
 	owners   []string // connection of each element, "" when free
 	keys     []uint32 // by RNIC or, at the kernel's model, by link
+	shift    []uint64 // what the RNIC adds to addr; nil for nothing
 	life     []int    // of the RNIC that keys are for
 	released bool     // deregistered: nothing may arrive any more
 }

@@ -23,7 +23,9 @@ type node interface {
 	carrier(name string) linkgroup.Endpoint // our half of the connection's link
 	confirmed(name string) (bool, error)    // the peer knows the connection's RMB
 	rmbe(name string) linkgroup.RMBE
-	activate(now time.Time, name string, peer linkgroup.RMBE) error
+	// activate takes the peer's RMBE from its Accept or Confirm, and its half of
+	// the link that this message named.
+	activate(now time.Time, name string, peer linkgroup.RMBE, half linkgroup.Endpoint) error
 	abandon(now time.Time, name string, declined bool)
 	condition() condition
 	giveUp(now time.Time) // a first contact
@@ -197,7 +199,7 @@ func (w *World) firstContact(c *pair) {
 	w.message(c, func() { // Accept
 		err := client.open(w.now, c.name, nil)
 		if err == nil {
-			err = client.activate(w.now, c.name, server.rmbe(c.name))
+			err = client.activate(w.now, c.name, server.rmbe(c.name), server.firstEndpoint())
 		}
 		if err != nil {
 			w.fault("first contact of %s at the client: %w", c.name, err)
@@ -205,7 +207,7 @@ func (w *World) firstContact(c *pair) {
 		}
 		client.connectPeer(p.clock(c.client), server.firstEndpoint())
 		w.message(c, func() { // Confirm
-			if err := server.activate(w.now, c.name, client.rmbe(c.name)); err != nil {
+			if err := server.activate(w.now, c.name, client.rmbe(c.name), client.firstEndpoint()); err != nil {
 				w.fault("first contact of %s at the server: %w", c.name, err)
 				return
 			}
@@ -243,18 +245,18 @@ func (w *World) accept(c *pair) {
 				return
 			}
 			w.await(c, func() (bool, error) { return client.confirmed(c.name) }, func() {
-				if err := client.activate(p.clock(c.client), c.name, offer); err != nil {
+				if err := client.activate(p.clock(c.client), c.name, offer, via); err != nil {
 					c.fail(w, err)
 					return
 				}
 				c.opened = true // the client may write before its Confirm is read
-				confirm := client.rmbe(c.name)
+				confirm, half := client.rmbe(c.name), client.carrier(c.name)
 				w.after(w.delay(), func() {
 					server := p.nodes[1-c.client] // it may have restarted
 					if server.condition() == dead {
 						return
 					}
-					err := server.activate(p.clock(1-c.client), c.name, confirm)
+					err := server.activate(p.clock(1-c.client), c.name, confirm, half)
 					switch {
 					case err != nil && !p.carries(via):
 						c.fail(w, fmt.Errorf("%w: %w", errLinkLost, err)) // the server resets the TCP connection
