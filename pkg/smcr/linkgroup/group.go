@@ -391,7 +391,7 @@ func (g *Group) linkTimeouts(now time.Time, due func(time.Time) bool) {
 			g.loseLink(now, l, llc.DeleteLostPath, FaultLink, ErrTestLink)
 		}
 		if due(g.stallDue(l)) {
-			g.loseLink(now, l, llc.DeleteLostPath, FaultLink, ErrStalled)
+			g.handleStall(now, l)
 		}
 	}
 }
@@ -405,6 +405,7 @@ func (g *Group) HandleSent(now time.Time, index LinkIndex, id uint64) {
 	}
 	l.inflight--
 	l.waiting = now
+	l.pace.completed(now)
 	if id == 0 {
 		if g.state == Draining && l == g.lastWord && l.inflight == 0 && len(l.queue) == 0 && (g.deleted || g.cfg.Role == Server) {
 			// What the server decides is done when it is delivered (C.7.1).
@@ -421,23 +422,17 @@ func (g *Group) HandleSent(now time.Time, index LinkIndex, id uint64) {
 func (g *Group) Poll(now time.Time, dst []Output) []Output {
 	g.pumpFlows(now)
 	for i := range g.links {
-		l := &g.links[i]
-		idle := l.inflight == 0
-		g.pumpLLC(l)
-		if idle && l.inflight > 0 {
-			l.waiting = now
-		}
+		before := g.links[i].inflight
+		g.pumpLLC(&g.links[i])
+		g.links[i].sentSince(now, before)
 	}
 	dst = append(dst, g.out...)
 	clear(g.out)
 	g.out = g.out[:0]
 	for i := range g.links {
-		l := &g.links[i]
-		idle := l.inflight == 0
-		dst = g.pumpData(dst, l)
-		if idle && l.inflight > 0 {
-			l.waiting = now
-		}
+		before := g.links[i].inflight
+		dst = g.pumpData(dst, &g.links[i])
+		g.links[i].sentSince(now, before)
 	}
 	return dst
 }

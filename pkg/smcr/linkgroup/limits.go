@@ -57,9 +57,9 @@ const (
 	// deleted in order may take before they are repeated over another one: a
 	// multiple of any round trip, well below what peers wait for an answer.
 	DrainTimeout = 500 * time.Millisecond
-	// StallTimeout is how long a link may owe all acknowledgements while
-	// another link could carry its connections: longer than a busy peer takes
-	// to be scheduled, shorter than people notice.
+	// StallTimeout is how long a link may at least owe all acknowledgements
+	// while another link could carry its connections: longer than a busy peer
+	// takes to be scheduled, shorter than people notice.
 	StallTimeout = 200 * time.Millisecond
 	// AddLinkRetryMin and AddLinkRetryMax are the first and the longest time
 	// after which a server tries again to add a second link (C.8). Ports that

@@ -25,6 +25,7 @@ type link struct {
 	conns       int              // connections that write over this link, or are about to
 	inflight    int              // SENDs that have not completed
 	waiting     time.Time        // when the SENDs in flight last made progress
+	pace        pace             // of their acknowledgements
 	heard       time.Time        // when the peer last sent something over it
 	testSent    time.Time        // zero: no TEST LINK is unanswered
 	testData    [16]byte         // of that TEST LINK
@@ -291,6 +292,7 @@ func (g *Group) closeLink(l *link) {
 		l.ready.pop()
 	}
 	l.inflight = 0
+	l.pace = pace{}
 	l.testSent, l.drainBy = time.Time{}, time.Time{}
 	if !wanted {
 		g.out = append(g.out, Output{Kind: OutCloseLink, Link: l.index})
@@ -316,13 +318,17 @@ func (g *Group) testLink(now time.Time, l *link) bool {
 		return !now.Before(l.testSent.Add(TestLinkTimeout))
 	}
 	if !now.Before(l.heard.Add(g.cfg.TestLinkInterval)) {
-		l.testSent = now
-		for i := range l.testData {
-			l.testData[i] = byte(g.cfg.Rand.Uint32())
-		}
-		l.send(llc.TestLink{UserData: l.testData})
+		g.sendTestLink(now, l)
 	}
 	return false
+}
+
+func (g *Group) sendTestLink(now time.Time, l *link) {
+	l.testSent = now
+	for i := range l.testData {
+		l.testData[i] = byte(g.cfg.Rand.Uint32())
+	}
+	l.send(llc.TestLink{UserData: l.testData})
 }
 
 // testDue is when testLink wants to be called.
@@ -336,14 +342,70 @@ func (g *Group) testDue(l *link) time.Time {
 	return l.testSent.Add(TestLinkTimeout)
 }
 
-// stallDue is when a link without acknowledgements is given up. Its queue pair
-// would take seconds to find out. That is right for the last link, on which
-// connections depend; with another one it only costs time.
+// stallDue is when something has to be done about a link that owes
+// acknowledgements. Its queue pair would take seconds to find out. That is right
+// for the last link, on which connections depend; with another one it only costs
+// time. But which of two is the dead one shows only when the other one brings
+// something: if the peer is just slow, both are silent.
 func (g *Group) stallDue(l *link) time.Time {
-	if o := g.otherLink(l); l.state != linkActive || l.inflight == 0 || o == nil || o.state != linkActive {
+	o := g.otherLink(l)
+	switch {
+	case l.state != linkActive || l.inflight == 0 || o == nil || o.state != linkActive:
 		return time.Time{}
+	case o.heard.After(l.waiting):
+		return l.waiting.Add(l.pace.patience())
+	case o.testSent.IsZero():
+		return l.waiting.Add(l.pace.patience() / 2)
 	}
-	return l.waiting.Add(StallTimeout)
+	return time.Time{} // until the TEST LINK is answered
+}
+
+// pace measures how long a link's SENDs wait for their acknowledgement, one at
+// a time. Behind bulk data on a busy machine that may be long, which is no
+// reason to give the link up.
+type pace struct {
+	slowest time.Duration // of late
+	done    uint64        // SENDs that have completed
+	mark    uint64        // measured: the one with this number; 0: none
+	since   time.Time
+}
+
+// sent notes that n SENDs are in flight, the last of them since now.
+func (p *pace) sent(now time.Time, n int) {
+	if p.mark == 0 {
+		p.mark, p.since = p.done+uint64(n), now
+	}
+}
+
+// sentSince notes the SENDs that joined the given number in flight.
+func (l *link) sentSince(now time.Time, before int) {
+	if l.inflight == before {
+		return
+	}
+	if before == 0 {
+		l.waiting = now
+	}
+	l.pace.sent(now, l.inflight)
+}
+
+func (p *pace) completed(now time.Time) {
+	if p.done++; p.done == p.mark {
+		p.mark = 0
+		p.slowest = max(p.slowest-p.slowest/8, now.Sub(p.since))
+	}
+}
+
+// patience is how long a link may be silent.
+func (p *pace) patience() time.Duration { return max(StallTimeout, 4*p.slowest) }
+
+// handleStall gives a silent link up, or asks the other one whether it is
+// alive.
+func (g *Group) handleStall(now time.Time, l *link) {
+	if o := g.otherLink(l); !o.heard.After(l.waiting) {
+		g.sendTestLink(now, o)
+		return
+	}
+	g.loseLink(now, l, llc.DeleteLostPath, FaultLink, ErrStalled)
 }
 
 // send queues an LLC message on the link.
