@@ -32,6 +32,7 @@
 //     of the test's file or a file below the package's testdata; or the path
 //     of a file.
 //   - exception: not done as the RFC says, on purpose.
+//   - linux: done as the RFC says, but otherwise towards a Linux kernel.
 //   - unused: a permission (MAY) that we do not use.
 //   - open: what is still missing. A statement that has none of code, test,
 //     exception and unused is open, too.

@@ -36,6 +36,7 @@ func TestParseStatements_rejects(t *testing.T) {
 		{"unused duty", head + "unused: no", "only a MAY can be unused"},
 		{"unused exception", "§2 Links\nR2-1 MAY Do it.\nunused: no\nexception: no", "unused, and an exception"},
 		{"open exception", head + "exception: no\nopen: no", "an exception, and open"},
+		{"exception of an exception", head + "exception: no\nlinux: no", "an exception towards Linux of what"},
 		{"test without code", head + "test: a.TestB", "a test, but no code"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -75,6 +76,11 @@ R2-7 MUST Do it.
 code: a.B
 test: a.TestB
 open: Half of it.
+
+R2-8 MUST Do it.
+code: a.B
+test: a.TestB
+linux: Not to Linux.
 `
 	sections, err := parseStatements("f", text)
 	if err != nil {
@@ -84,7 +90,7 @@ open: Half of it.
 	for _, s := range sections[0].statements {
 		got = append(got, s.id+" "+s.state().String())
 	}
-	want := []string{"R2-1 tested", "R2-2 implemented", "R2-3 exception", "R2-4 not used", "R2-5 open", "R2-7 open"}
+	want := []string{"R2-1 tested", "R2-2 implemented", "R2-3 exception", "R2-4 not used", "R2-5 open", "R2-7 open", "R2-8 tested"}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("states (-want +got):\n%s", diff)
 	}
@@ -169,7 +175,7 @@ func TestDocument_citations(t *testing.T) {
 }
 
 func TestRender(t *testing.T) {
-	sections, err := parseStatements("f", "§2.2 Groups\n\n§2.2.1 Types\nR2.2.1-1 MUST A|B.\ncode: a.B\ntest: a.TestB/x[y]\n\nR2.2.1-2 MAY C.\nexception: D.\n")
+	sections, err := parseStatements("f", "§2.2 Groups\n\n§2.2.1 Types\nR2.2.1-1 MUST A|B.\ncode: a.B\ntest: a.TestB/x[y]\n\nR2.2.1-2 MAY C.\nexception: D.\n\nR2.2.1-3 MUST E.\ncode: a.B\nlinux: F.\n")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -177,10 +183,12 @@ func TestRender(t *testing.T) {
 	s.code[0].file, s.tests[0].file = "a/b.go", "a/b_test.go"
 	doc := string(render(sections))
 	for _, want := range []string{
-		"| 2.2 | Groups | 1 | | 1 | | | 2 |\n",
+		"| 2.2 | Groups | 1 | 1 | 1 | | | 3 |\n",
 		"| R2.2.1-1 | MUST | A\\|B. | tested | [a.B](../a/b.go) | [a.TestB/x\\[y\\]](../a/b_test.go) |\n",
 		"## Open\n\nNone.\n",
 		"| R2.2.1-2 | MAY | C. | D. |\n",
+		"| R2.2.1-3 | MUST | E. | F. |\n",
+		"| R2.2.1-3 | MUST | E. | implemented, [towards Linux](#towards-linux) otherwise |",
 	} {
 		if !strings.Contains(doc, want) {
 			t.Errorf("no %q in:\n%s", want, doc)

@@ -18,7 +18,7 @@ document checks that all these names exist. MUST, SHOULD and MAY are what the RF
 what happens on the wire.
 
 Our rule: what the RFC demands is done as it says, unless it stands among the [exceptions](#exceptions). "Linux" is the SMC-R of the
-Linux kernel, with which we are wire compatible.
+Linux kernel, with which we are wire compatible; some rules hold towards all others, but [not towards it](#towards-linux).
 
 - **tested**: in the code, and a test proves it
 - **implemented**: in the code, no test names it
@@ -34,8 +34,9 @@ func render(sections []*section) []byte {
 	var b bytes.Buffer
 	b.WriteString(intro)
 	renderSummary(&b, sections)
-	renderReasons(&b, sections, open, "Open", "what there is", func(s *statement) string { return s.open })
-	renderReasons(&b, sections, excepted, "Exceptions", "what we do, and why", func(s *statement) string { return s.exception })
+	renderReasons(&b, sections, "Open", "what there is", func(s *statement) (string, bool) { return s.open, s.state() == open })
+	renderReasons(&b, sections, "Exceptions", "what we do, and why", func(s *statement) (string, bool) { return s.exception, s.exception != "" })
+	renderReasons(&b, sections, "Towards Linux", "what we do, and why", func(s *statement) (string, bool) { return s.linux, s.linux != "" })
 	b.WriteString("## Statements\n")
 	for _, sec := range sections {
 		renderSection(&b, sec)
@@ -98,19 +99,20 @@ func renderCounts(b *bytes.Buffer, head string, counts [states]int) {
 	fmt.Fprintf(b, " %d |\n", sum)
 }
 
-// renderReasons lists the statements in one state with their reasons.
-func renderReasons(b *bytes.Buffer, sections []*section, st state, title, column string, reason func(*statement) string) {
+// renderReasons lists the statements that have a reason of one kind.
+func renderReasons(b *bytes.Buffer, sections []*section, title, column string, reason func(*statement) (string, bool)) {
 	fmt.Fprintf(b, "## %s\n\n", title)
 	n := 0
 	for _, sec := range sections {
 		for _, s := range sec.statements {
-			if s.state() != st {
+			why, ok := reason(s)
+			if !ok {
 				continue
 			}
 			if n++; n == 1 {
 				fmt.Fprintf(b, "| number | level | the RFC | %s |\n|---|---|---|---|\n", column)
 			}
-			fmt.Fprintf(b, "| %s | %s | %s | %s |\n", s.id, s.level, cell(s.text), cell(reason(s)))
+			fmt.Fprintf(b, "| %s | %s | %s | %s |\n", s.id, s.level, cell(s.text), cell(why))
 		}
 	}
 	if n == 0 {
@@ -127,8 +129,11 @@ func renderSection(b *bytes.Buffer, sec *section) {
 	b.WriteString("\n| number | level | the RFC | state | code | tests |\n|---|---|---|---|---|---|\n")
 	for _, s := range sec.statements {
 		st := s.state().String()
-		if s.unused != "" {
+		switch {
+		case s.unused != "":
 			st += ": " + s.unused
+		case s.linux != "":
+			st += ", [towards Linux](#towards-linux) otherwise"
 		}
 		fmt.Fprintf(b, "| %s | %s | %s | %s | %s | %s |\n", s.id, s.level, cell(s.text), cell(st), links(s.code), links(s.tests))
 	}

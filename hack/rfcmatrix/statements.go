@@ -23,11 +23,12 @@ type section struct {
 
 // statement is one thing that the RFC asks for.
 type statement struct {
-	id, level, text         string
-	line                    string // file:line
-	codeText, testText      string
-	code, tests             []reference
-	exception, unused, open string
+	id, level, text    string
+	line               string // file:line
+	codeText, testText string
+	code, tests        []reference
+	exception, linux   string
+	unused, open       string
 }
 
 // reference is a name in the code, or the path of a file.
@@ -73,7 +74,7 @@ func (s *statement) state() state {
 var (
 	headLine      = regexp.MustCompile(`^§([0-9ABC][0-9.]*) (\S.*)$`)
 	statementLine = regexp.MustCompile(`^R([0-9ABC][0-9.]*)-([0-9]+) (MUST|SHOULD|MAY) (\S.*)$`)
-	fieldLine     = regexp.MustCompile(`^(code|test|exception|unused|open): (\S.*)$`)
+	fieldLine     = regexp.MustCompile(`^(code|test|exception|linux|unused|open): (\S.*)$`)
 )
 
 // readStatements reads all files, in the order of their sections.
@@ -184,7 +185,7 @@ func (p *statementParser) field(name, value string) error {
 	s := p.current
 	to := map[string]*string{
 		"code": &s.codeText, "test": &s.testText,
-		"exception": &s.exception, "unused": &s.unused, "open": &s.open,
+		"exception": &s.exception, "linux": &s.linux, "unused": &s.unused, "open": &s.open,
 	}[name]
 	if *to != "" {
 		return fmt.Errorf("%s: a second %s", s.id, name)
@@ -214,6 +215,8 @@ func (s *statement) check() error {
 		return errors.New("unused, and an exception or open")
 	case s.exception != "" && s.open != "":
 		return errors.New("an exception, and open")
+	case s.linux != "" && (s.exception != "" || s.unused != ""):
+		return errors.New("an exception towards Linux of what is not done at all")
 	case len(s.tests) > 0 && len(s.code) == 0:
 		return errors.New("a test, but no code")
 	}
