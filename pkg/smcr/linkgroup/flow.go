@@ -12,12 +12,13 @@ import (
 // flow is an LLC exchange that we start. One is under way at a time, because
 // Linux drops requests that cross (RFC 7609 §3.5.5.3 allows more).
 type flow struct {
-	kind     flowKind
-	rmbs     [llc.MaxDeleteRKeys]RMBID // CONFIRM RKEY: the first; DELETE RKEY: count of them
-	count    int
-	tries    int            // CONFIRM RKEY: answers that asked for a retry
-	deletion llc.DeleteLink // DELETE LINK
-	fresh    bool           // ADD LINK: only over an RNIC that is not in use
+	kind      flowKind
+	rmbs      [llc.MaxDeleteRKeys]RMBID // CONFIRM RKEY: the first; DELETE RKEY: count of them
+	count     int
+	tries     int            // CONFIRM RKEY: answers that asked for a retry
+	holdUntil time.Time      // of the next try; zero: now
+	deletion  llc.DeleteLink // DELETE LINK
+	fresh     bool           // ADD LINK: only over an RNIC that is not in use
 }
 
 type flowKind uint8
@@ -82,6 +83,9 @@ func (g *Group) changing() bool {
 // the exchange that adds a link.
 func (g *Group) canPumpFlows() bool {
 	if g.flowSent || len(g.flows) == 0 || (g.state != Active && g.state != Draining) {
+		return false
+	}
+	if !g.flows[0].holdUntil.IsZero() {
 		return false
 	}
 	kind := g.flows[0].kind
@@ -162,6 +166,9 @@ func (g *Group) sendRequest() {
 func (g *Group) flowTimeout(now time.Time, due func(time.Time) bool) {
 	switch {
 	case !g.flowSent:
+		if len(g.flows) > 0 && due(g.flows[0].holdUntil) {
+			g.flows[0].holdUntil = time.Time{}
+		}
 	case due(g.flowExpiry):
 		g.flowExpired(now)
 	case due(g.flowResend):

@@ -314,6 +314,8 @@ func (g *Group) NextTimeout() (time.Time, bool) {
 		if g.flowSent {
 			earliest(g.flowExpiry)
 			earliest(g.flowResend)
+		} else if len(g.flows) > 0 {
+			earliest(g.flows[0].holdUntil)
 		}
 		for i := range g.links {
 			earliest(g.testDue(&g.links[i]))

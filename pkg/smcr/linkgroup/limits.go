@@ -40,7 +40,7 @@ const (
 	maxRMBEs = 255
 	// maxRKeyRetries bounds how often the peer may ask for a CONFIRM RKEY
 	// again before the RMB counts as refused.
-	maxRKeyRetries = 8
+	maxRKeyRetries = 16
 )
 
 // Timers. RFC 7609 leaves the values open.
@@ -66,6 +66,10 @@ const (
 	// come up, and clients that say so, are not waited for.
 	AddLinkRetryMin = 10 * time.Second
 	AddLinkRetryMax = 10 * time.Minute
+	// RKeyRetryInterval is between further tries of a CONFIRM RKEY while the
+	// peer's configuration changes; maxRKeyRetries of them outlast FlowTimeout
+	// by little.
+	RKeyRetryInterval = 350 * time.Millisecond
 	// TestLinkInterval is the quiet time after which a link is tested.
 	TestLinkInterval = 10 * time.Second
 	// TestLinkTimeout is how long a TEST LINK waits for its answer.

@@ -116,13 +116,13 @@ func (g *Group) handleLLC(now time.Time, l *link, m llc.Message) error {
 		return g.handleDeleteLink(now, l, m)
 	case llc.ConfirmRKey:
 		if m.Response {
-			g.handleConfirmRKeyReply(m)
+			g.handleConfirmRKeyReply(now, m)
 		} else {
 			g.handleConfirmRKey(now, l, m)
 		}
 	case llc.ConfirmRKeyContinuation:
 		if m.Response {
-			g.handleConfirmContReply(m)
+			g.handleConfirmContReply(now, m)
 		} else {
 			g.handleConfirmCont(now, l, m)
 		}

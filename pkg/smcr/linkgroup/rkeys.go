@@ -71,25 +71,25 @@ func (g *Group) continueConfirm(via *link) bool {
 	return true
 }
 
-func (g *Group) handleConfirmRKeyReply(m llc.ConfirmRKey) {
+func (g *Group) handleConfirmRKeyReply(now time.Time, m llc.ConfirmRKey) {
 	if !g.flowSent || g.flows[0].kind != flowConfirmRKey || g.others.continued ||
 		g.rmb(g.flows[0].rmbs[0]).token(g.flowVia).RKey != m.This.RKey {
 		g.Discarded++ // answers a request that was sent again, or none
 		return
 	}
-	g.endConfirm(m.Negative, m.Retry)
+	g.endConfirm(now, m.Negative, m.Retry)
 }
 
-func (g *Group) handleConfirmContReply(m llc.ConfirmRKeyContinuation) {
+func (g *Group) handleConfirmContReply(now time.Time, m llc.ConfirmRKeyContinuation) {
 	if !g.flowSent || g.flows[0].kind != flowConfirmRKey || !g.others.continued {
 		g.Discarded++
 		return
 	}
-	g.endConfirm(m.Negative, false)
+	g.endConfirm(now, m.Negative, false)
 }
 
 // endConfirm acts on an answer to our CONFIRM RKEY or its continuation.
-func (g *Group) endConfirm(negative, retry bool) {
+func (g *Group) endConfirm(now time.Time, negative, retry bool) {
 	if !negative && g.continueConfirm(g.flowVia) {
 		return
 	}
@@ -101,8 +101,12 @@ func (g *Group) endConfirm(negative, retry bool) {
 		r.state = rmbConfirmed
 	case retry && f.tries < maxRKeyRetries:
 		// The peer's configuration is changing: again at once, or after the
-		// exchange that changes it (A.3.5, C bit).
+		// exchange that changes it (A.3.5, C bit). The peer may see its end
+		// later than we do, so further tries come more slowly.
 		f.tries++
+		if f.tries > 1 {
+			f.holdUntil = now.Add(RKeyRetryInterval)
+		}
 		g.startFlow(f)
 		return
 	default:
