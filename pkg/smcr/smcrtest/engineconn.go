@@ -39,7 +39,7 @@ func (c *engineConn) releaseIfOver(now time.Time) {
 		c.e.w.fault("eye catcher of %s is %x", c.name, mem[:origin])
 	}
 	clear(mem[c.e.origin():])
-	r.owners[l.Index-1] = ""
+	r.owners[l.Index-1], r.last[l.Index-1] = "", c.name
 	delete(c.e.conns, c.name)
 	c.lc.Release(now)
 }

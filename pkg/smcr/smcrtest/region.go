@@ -18,6 +18,7 @@ type region struct {
 	keys     []uint32 // by RNIC or, at the kernel's model, by link
 	shift    []uint64 // what the RNIC adds to addr; nil for nothing
 	life     []int    // of the RNIC that keys are for
+	last     []string // connection that held each element before, at an engine
 	released bool     // deregistered: nothing may arrive any more
 }
 
@@ -55,6 +56,9 @@ func (v window) check(off uint32, b []byte) error {
 	return nil
 }
 
+// errLate: the connection has just ended here.
+var errLate = errors.New("the connection is over")
+
 // place is an RDMA write into the region on behalf of a connection, of which
 // view tells the window if it still has one.
 func (r *region) place(conn string, addr uint64, b []byte, origin uint32, view func() (window, bool)) error {
@@ -73,6 +77,11 @@ func (r *region) place(conn string, addr uint64, b []byte, origin uint32, view f
 		return errors.New("more than one RMBE")
 	case off%r.element < origin:
 		return errors.New("into the eye catcher")
+	case r.owners[i] == "" && r.last != nil && r.last[i] == conn:
+		// The peer fails over and says again what it had said before its last
+		// word, while our answer to that is on its way. It may not be given
+		// to another connection in this time.
+		return errLate
 	case r.owners[i] != conn:
 		return fmt.Errorf("into the RMBE of %q", r.owners[i])
 	}
