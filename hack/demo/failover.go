@@ -223,31 +223,14 @@ func (f *failing) happen(ctx context.Context, x fault, row *faultRow, show bool)
 	row.Runs++
 	row.Stalls = append(row.Stalls, millis(stall))
 	said := ""
+	if died == nil {
+		if said, died, err = f.recover(ctx, x, row, mended); err != nil {
+			return err
+		}
+	}
 	if died != nil {
 		row.Died++
-		said = fmt.Sprintf("; a connection died: %v", died)
-	} else {
-		back, died, err := f.watch(ctx, mended, x.look)
-		if err != nil {
-			return err
-		}
-		if died != nil {
-			row.Died++
-			said = fmt.Sprintf("; a connection died when it was mended: %v", died)
-		}
-		row.Mended = append(row.Mended, millis(back))
-	}
-	if !f.alone && died == nil {
-		took, err := f.redundant(ctx)
-		if err != nil {
-			return err
-		}
-		if took < 0 {
-			row.Alone++
-			said += fmt.Sprintf("; no two links within %v", redundantLimit)
-		} else {
-			row.Redundant = append(row.Redundant, millis(f.probes[0].now()-mended))
-		}
+		said += fmt.Sprintf("; a connection died: %v", died)
 	}
 	f.progress("    stall %s%s", ms(stall), said)
 	if show {
@@ -256,6 +239,27 @@ func (f *failing) happen(ctx context.Context, x fault, row *faultRow, show bool)
 		}
 	}
 	return nil
+}
+
+// recover waits for the second link after a fault was mended, and watches the
+// probes.
+func (f *failing) recover(ctx context.Context, x fault, row *faultRow, mended time.Duration) (said string, died, err error) {
+	if !f.alone {
+		took, err := f.redundant(ctx)
+		if err != nil {
+			return "", nil, err
+		}
+		if took < 0 {
+			row.Alone++
+			said = fmt.Sprintf("; no two links within %v", redundantLimit)
+		} else {
+			row.Redundant = append(row.Redundant, millis(took))
+			said = fmt.Sprintf("; two links %s after it was mended", ms(took))
+		}
+	}
+	stall, died, err := f.watch(ctx, mended, x.look)
+	row.Mended = append(row.Mended, millis(stall))
+	return said, died, err
 }
 
 // watch looks at the probes from a moment on, at least for a while and until
