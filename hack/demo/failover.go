@@ -28,8 +28,9 @@ const (
 	silentFor = time.Second
 	// stallLimit is where nobody waits for a stalled connection any longer.
 	stallLimit = 8 * time.Second
-	// redundantLimit is how long a second link may take.
-	redundantLimit = 8 * time.Second
+	// redundantLimit is how long a second link may take: after a silence, which
+	// ends without notice, a server tries every 10 s at first.
+	redundantLimit = 15 * time.Second
 )
 
 // Targets of SMC-R's failover for the applications.
