@@ -334,7 +334,7 @@ func (g *Group) handleContinuation(now time.Time, from *link, m llc.AddLinkConti
 	a.peerLeft = max(0, int(m.Remaining)-llc.PairsPerContinuation)
 	for _, p := range m.Pairs[:m.N()] {
 		if t := g.peerToken(from.index, p.Reference); t != nil {
-			t.set(a.link, RToken(p.New))
+			g.setToken(t, a.link, RToken(p.New))
 		} else {
 			g.Discarded++ // an RMB that it has not told us about, or has deleted meanwhile
 		}

@@ -8,8 +8,8 @@
 // owns a [Group] and drives it with four kinds of methods:
 //
 //	A  getters         State, Links, Conn, Info …
-//	B  input           HandleRecv, HandleSent, HandleLinkFailure, HandleTimeout
-//	C  commands        AddFirstLink, ConnectPeer, OpenConn, Conn.Produce …
+//	B  input           HandleRecv, HandleSent, HandleLinkFailure, HandlePort, HandleTimeout
+//	C  commands        AddFirstLink, ConnectPeer, OfferLink, OpenConn, Conn.Produce …
 //	D  output          Poll, NextTimeout
 //
 // After any number of B and C calls the shell takes the outputs with Poll and
@@ -24,9 +24,29 @@
 // time. The bytes of RMBs and send buffers are not seen here; positions in
 // them are.
 //
+// # Links
+//
+// A link is a place in the group (LinkIndex), which is known before the peer
+// has agreed, and has a number on the wire (llc.LinkID), which the server
+// gives. When a group can use another link it says EventWantLink; the shell
+// answers with a queue pair over an RNIC of its choice (OfferLink) or NoLink.
+// After OutCloseLink nothing of the link completes any more; its place is used
+// again later. Files: links.go (states, redundancy), setup.go (first contact),
+// addlink.go, dellink.go, failover.go, rkeys.go, and flow.go, which lets one
+// exchange of ours run at a time.
+//
+// # Connections
+//
+// Each side writes over a link of its choice. A connection moves in order, once
+// nothing of it is under way, when links are balanced or deleted in order; off
+// a lost link it fails over: validation, then everything again that may not
+// have arrived (§4.6).
+//
 // # Limitations
 //
-// A group has one link. The server offers a second one at once, as Linux and
-// §3.5.1.6 demand, and the client declines it; a peer's second link is given
-// back with DELETE LINK. The structures hold up to [MaxLinks] links.
+// LLC messages are of version 1; those of version 2 are discarded. An
+// established group takes the link of a wrong message down, not the connections
+// on it (C.7.1). A CONFIRM LINK that meets a CONFIRM RKEY of ours is answered at
+// once, not queued (§3.5.5.3.3): the server has answered, or will, in the
+// negative. A link is not deleted because nothing uses it (§3.5.5.1.3); the group is.
 package linkgroup

@@ -201,7 +201,7 @@ func (g *Group) handleConfirmCont(now time.Time, from *link, m llc.ConfirmRKeyCo
 func (g *Group) learnOthers(t *rtoken, list []llc.LinkRToken) {
 	for _, o := range list {
 		if l := g.lastWithID(o.Link); l != nil {
-			t.set(l.index, RToken(o.RToken))
+			g.setToken(t, l.index, RToken(o.RToken))
 		} else {
 			g.Discarded++ // a link that is not there yet, or not any more
 		}

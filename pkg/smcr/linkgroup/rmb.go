@@ -211,14 +211,28 @@ func (g *Group) isReachable(t *rtoken) bool {
 func (g *Group) learnToken(link LinkIndex, v RToken) *rtoken {
 	t := g.peerToken(link, v.RKey)
 	if t == nil {
+		if len(g.rtokens) >= MaxRTokens { // make room: those that no link knows any more
+			g.rtokens = slices.DeleteFunc(g.rtokens, func(t *rtoken) bool { return t.known == 0 })
+		}
 		if len(g.rtokens) >= MaxRTokens {
 			return nil
 		}
 		t = &rtoken{}
 		g.rtokens = append(g.rtokens, t)
 	}
-	t.set(link, v)
+	g.setToken(t, link, v)
 	return t
+}
+
+// setToken notes an RToken of a peer's RMB. An RKey means one RMB on each link:
+// an older RMB that had it there is gone, although nobody told us.
+func (g *Group) setToken(t *rtoken, link LinkIndex, v RToken) {
+	for _, o := range g.rtokens {
+		if o != t && o.knows(link) && o.tokens[link].RKey == v.RKey {
+			o.known &^= 1 << link
+		}
+	}
+	t.set(link, v)
 }
 
 func (g *Group) forgetToken(link LinkIndex, key rdma.RKey) bool {
