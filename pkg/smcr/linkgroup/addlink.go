@@ -42,6 +42,7 @@ type adding struct {
 	peerLeft int         // pairs that the peer announced beyond its last message; -1: not known yet
 	since    time.Time
 	deadline time.Time
+	again    bool // a port came up meanwhile
 }
 
 // wantSlot asks the shell for a queue pair for another link.
@@ -392,6 +393,9 @@ func (g *Group) confirmSecond(now time.Time, l *link, m llc.ConfirmLink) error {
 
 // endAdd ends the exchange, whether or not there is a new link.
 func (g *Group) endAdd(now time.Time, added bool) {
+	if g.adding.again {
+		defer g.retryAdd()
+	}
 	g.adding = adding{}
 	if g.flowSent && g.flows[0].kind == flowAddLink {
 		g.popFlow()

@@ -29,11 +29,11 @@ func (g *Group) HandlePort(now time.Time, rnic uint8, up bool) {
 		return
 	}
 	g.retryWait = 0
-	if g.cfg.Role == Server {
-		g.addIfUseful()
-	} else {
-		g.wishLink()
+	if g.adding.step != addNone {
+		g.adding.again = true // the exchange may have had to do without it
+		return
 	}
+	g.retryAdd()
 }
 
 // loseLink is what a link that is of no use any more means for the group: the
