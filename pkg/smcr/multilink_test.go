@@ -29,13 +29,6 @@ func newSoftPeer(tb testing.TB, f *rdmatest.Fabric, addrs ...string) *softPeer {
 		p.devices = append(p.devices, f.Open(tb, soft.Config{Name: "soft-" + a, Addr: netip.MustParseAddr(a), MTU: rdma.MTU4096}))
 	}
 	p.Stack = newStack(tb, p.devices[0], func(c *smcr.Config) {
-		c.Hooks.GroupChanged = func(g smcr.GroupInfo) {
-			links := ""
-			for _, l := range g.Links {
-				links += fmt.Sprintf(" %d:%s:%s", l.ID, l.State, l.Device)
-			}
-			tb.Logf("%s %s %s %s%s %v", time.Now().Format("05.000"), g.Role, g.State, g.Redundancy, links, g.Err)
-		}
 		c.Devices = nil
 		for _, d := range p.devices {
 			c.Devices = append(c.Devices, d)

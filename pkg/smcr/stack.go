@@ -242,12 +242,27 @@ func (s *Stack) markDirty(c *Conn) {
 
 // kick sees to dirty connections and completions if the turn is free;
 // otherwise its holder will, since it looks again after giving up the turn.
+//
+// Work may come as fast as it is done. A caller that it does not let go hands
+// it to the stack's goroutine: it may be a device's, whose packets wait.
 func (s *Stack) kick() {
+	var start time.Time
 	for (s.dirty.Load() != nil || s.ready.Load()) && s.turn.TryLock() {
-		s.step(time.Now())
+		now := time.Now()
+		s.step(now)
 		s.turn.Unlock()
+		if start.IsZero() {
+			start = now
+		} else if now.Sub(start) > maxKick {
+			s.poke()
+			return
+		}
 	}
 }
+
+// maxKick bounds how long a caller of kick works for others: a few rounds of
+// bulk data.
+const maxKick = time.Millisecond
 
 // run is the stack's goroutine: it sees to timers.
 func (s *Stack) run() {
@@ -303,7 +318,7 @@ func (s *Stack) portChanged(now time.Time, r *rnic, up bool) {
 
 // maxSteps bounds the rounds of one step, so that one turn cannot last while
 // completions keep coming.
-const maxSteps = 16
+const maxSteps = 4
 
 // step moves everything that can move: completions in, positions in, work
 // requests out. The caller holds the turn.
