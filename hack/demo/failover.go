@@ -23,8 +23,9 @@ const (
 	// portEcho is the port of the probes' server.
 	portEcho = 7777
 	// shownFor is how long at least is looked at the probes after a fault that
-	// is seen at once, and silentFor after one that must be found out.
-	shownFor  = 500 * time.Millisecond
+	// is seen at once, and silentFor after one that must be found out. Other
+	// work on the machine stalls the probes too, so it is no longer than needed.
+	shownFor  = 200 * time.Millisecond
 	silentFor = time.Second
 	// stallLimit is where nobody waits for a stalled connection any longer.
 	stallLimit = 8 * time.Second
@@ -79,7 +80,7 @@ func (d *demo) faults() []fault {
 	}
 	nothing := func(context.Context, int) error { return nil }
 	return []fault{
-		{"nothing, for comparison", nothing, nothing, silentFor, target{}},
+		{"nothing, for comparison", nothing, nothing, shownFor, target{}},
 		{"port down, client's node", port(client, false), port(client, true), shownFor, targetSeen},
 		{"port down, server's node", port(server, false), port(server, true), shownFor, targetSeen},
 		{"device removed, client's node", unplug(client), plug(client), shownFor, targetSeen},

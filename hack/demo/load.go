@@ -18,7 +18,7 @@ import (
 const (
 	// downloadRate leaves the cores of one machine, which stands for two, some
 	// time: else the probes would measure the scheduler.
-	downloadRate = 150 << 20
+	downloadRate = 100 << 20
 	// maxFailures ends an application that cannot work any more.
 	maxFailures = 20
 )
@@ -76,7 +76,7 @@ func (d *demo) startLoad(ctx context.Context) *load {
 	})
 	l.loop(ctx, &l.redis, func(ctx context.Context) error {
 		_, err := d.client.Run(ctx, lab.Command{Args: []string{
-			"redis-benchmark", "-h", host, "-p", strconv.Itoa(portRedis), "-c", "2", "-n", "5000", "-d", "64", "-t", "set,get", "--csv",
+			"redis-benchmark", "-h", host, "-p", strconv.Itoa(portRedis), "-c", "1", "-n", "5000", "-d", "64", "-t", "set,get", "--csv",
 		}})
 		return err
 	})
