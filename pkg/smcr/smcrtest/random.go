@@ -41,7 +41,10 @@ func Random(seed uint64) Schedule {
 			g.cfg.Linux[0], g.cfg.Linux[1] = true, true // the model against itself
 		}
 	}
-	g.faults = rng.IntN(3) > 0
+	if rng.IntN(3) > 0 {
+		g.faults = 10 + rng.IntN(50)
+	}
+	g.gentle = rng.IntN(3) == 0
 	g.aborts = rng.IntN(2) == 0
 	conns := 1 + rng.IntN(8)
 	for range 40 + rng.IntN(400) {
@@ -57,7 +60,8 @@ type generator struct {
 	ops    []Op
 	names  []string
 	opened int
-	faults bool
+	faults int  // one in so many steps; 0 is none
+	gentle bool // the first RNIC of each peer stays sound
 	aborts bool
 }
 
@@ -78,7 +82,7 @@ func (g *generator) step(conns int) {
 			g.names = append(g.names[:i], g.names[i+1:]...)
 		}
 	}
-	if g.faults && rng.IntN(25) == 0 {
+	if g.faults > 0 && rng.IntN(g.faults) == 0 {
 		g.fault()
 	}
 	if rng.IntN(3) == 0 {
@@ -121,7 +125,14 @@ func (g *generator) fault() {
 	rng := g.rng
 	peer := rng.IntN(g.cfg.Peers)
 	nic := rng.IntN(g.cfg.RNICs[peer])
-	switch k := rng.IntN(30); {
+	kinds, link := 30, rng.IntN(3)
+	if g.gentle {
+		if nic == 0 {
+			return
+		}
+		kinds, link = 28, 1+rng.IntN(2)
+	}
+	switch k := rng.IntN(kinds); {
 	case k < 6:
 		g.add(Op{Kind: OpPortDown, Peer: peer, RNIC: nic})
 	case k < 12:
@@ -135,7 +146,7 @@ func (g *generator) fault() {
 	case k < 24:
 		g.add(Op{Kind: OpHeal, Peer: peer, RNIC: nic})
 	case k < 28:
-		g.add(Op{Kind: OpKillLink, Peer: peer, Side: rng.IntN(3) - 1, Link: rng.IntN(3)})
+		g.add(Op{Kind: OpKillLink, Peer: peer, Side: rng.IntN(3) - 1, Link: link})
 	case k < 29:
 		g.add(Op{Kind: OpJumpClock, Peer: peer, D: time.Duration(rng.IntN(100_000)) * time.Millisecond})
 	default:

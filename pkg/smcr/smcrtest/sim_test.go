@@ -46,7 +46,7 @@ func TestSimulation(t *testing.T) {
 				seed := rand.Uint64() | 1
 				s := smcrtest.Random(seed)
 				if err := s.Try(); err != nil && !failed.Swap(true) {
-					s = s.Shorten(3000)
+					s = s.Shorten(1000)
 					t.Errorf("-sim.seed %d: %v\nshortened to %d events:\n\n%v\n%v", seed, err, len(s.Ops), s, s.Try())
 				}
 			}
