@@ -34,6 +34,6 @@
 //
 // # Limitations
 //
-// Link groups have one link. Urgent data is not carried. Only SMC-R version 1
-// is spoken; version 2 proposals are understood and answered with version 1.
+// Urgent data is not carried as urgent. Only SMC-R version 1 is spoken; version
+// 2 proposals are understood and answered with version 1.
 package smcr
