@@ -91,18 +91,18 @@ func printLinks(w io.Writer, l agentapi.Links) error {
 		_, err := fmt.Fprintln(w, "no link groups")
 		return err
 	}
-	rows := []string{row("GROUP", "POD", "ROLE", "STATE", "PEER ID", "DIALECT", "CONNS", "RMBS", "LINK", "LINK STATE", "DEVICE", "LOCAL", "PEER", "MTU", "SENT", "RECEIVED", "AGE")}
+	rows := []string{row("GROUP", "POD", "ROLE", "STATE", "REDUNDANCY", "PEER ID", "DIALECT", "CONNS", "RMBS", "LINK", "LINK STATE", "DEVICE", "LOCAL", "PEER", "MTU", "SENT", "RECEIVED", "AGE")}
 	for _, g := range l.LinkGroups {
 		state := g.State
 		if g.Error != "" {
 			state += " (" + g.Error + ")"
 		}
-		group := []any{g.ID, g.Pod, g.Role, state, g.PeerID, fmt.Sprintf("v%d %s", g.Version, g.Dialect), g.Conns, size(uint64(g.RMBBytes))}
+		group := []any{g.ID, g.Pod, g.Role, state, g.Redundancy, g.PeerID, fmt.Sprintf("v%d %s", g.Version, g.Dialect), g.Conns, size(uint64(g.RMBBytes))}
 		for _, k := range g.Links {
 			rows = append(rows, row(append(group, k.ID, k.State, k.Device,
 				fmt.Sprintf("%s qp %d", address(k.LocalGID), k.LocalQPN), fmt.Sprintf("%s qp %d", address(k.PeerGID), k.PeerQPN),
 				k.MTU, size(k.BytesSent), size(k.BytesRecv), age(g.Opened))...))
-			group = []any{"", "", "", "", "", "", "", ""}
+			group = []any{"", "", "", "", "", "", "", "", ""}
 		}
 		if len(g.Links) == 0 {
 			rows = append(rows, row(append(group, "", "", "", "", "", "", "", "", age(g.Opened))...))

@@ -11,6 +11,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -167,12 +168,21 @@ func TestAgent_devices(t *testing.T) {
 	want[1].Port = "ACTIVE"
 	shown(0)
 	carried()
-	for _, g := range value(l.a.client.Links(t.Context()))(t).LinkGroups {
-		for _, k := range g.Links {
-			if k.Device != "soft0" && k.Device != "soft1" {
-				t.Errorf("link %d has device %q", k.ID, k.Device)
+	for _, n := range []*testNode{l.a, l.b} {
+		eventually(t, func() string {
+			links := value(n.client.Links(t.Context()))(t)
+			var devices []string
+			for _, g := range links.LinkGroups {
+				for _, k := range g.Links {
+					devices = append(devices, k.Device+" "+k.State)
+				}
 			}
-		}
+			slices.Sort(devices)
+			if len(links.LinkGroups) != 1 || links.LinkGroups[0].Redundancy != "SYMMETRIC" {
+				return fmt.Sprintf("node %s: %+v", n.name, links)
+			}
+			return cmp.Diff([]string{"soft0 ACTIVE", "soft1 ACTIVE"}, devices)
+		})
 	}
 }
 

@@ -97,18 +97,22 @@ type Links struct {
 
 // LinkGroup is one SMC-R link group.
 type LinkGroup struct {
-	ID       uint32    `json:"id"`
-	Pod      string    `json:"pod"`
-	Role     string    `json:"role"` // client or server
-	PeerID   string    `json:"peerID"`
-	State    string    `json:"state"`
-	Dialect  string    `json:"dialect"`
-	Version  uint8     `json:"version"`
-	Conns    int       `json:"conns"`
-	RMBBytes int       `json:"rmbBytes"`
-	Opened   time.Time `json:"opened"`
-	Links    []Link    `json:"links"`
-	Error    string    `json:"error,omitempty"`
+	ID      uint32 `json:"id"`
+	Pod     string `json:"pod"`
+	Role    string `json:"role"` // client or server
+	PeerID  string `json:"peerID"`
+	State   string `json:"state"`
+	Dialect string `json:"dialect"`
+	Version uint8  `json:"version"`
+	// Redundancy tells how many RNICs the group can lose: SINGLE (none),
+	// SYMMETRIC (any one), ASYMMETRIC LOCAL or ASYMMETRIC PEER (one of the
+	// side that has two).
+	Redundancy string    `json:"redundancy"`
+	Conns      int       `json:"conns"`
+	RMBBytes   int       `json:"rmbBytes"`
+	Opened     time.Time `json:"opened"`
+	Links      []Link    `json:"links"`
+	Error      string    `json:"error,omitempty"`
 }
 
 // Link is one link of a group.
