@@ -212,11 +212,14 @@ func (g *group) event(now time.Time, o *linkgroup.Output) {
 // carries none of the group's links or, unless it has to be such a one, on
 // another (RFC 7609 3.5.1.6).
 func (g *group) wantLink(now time.Time, o *linkgroup.Output) {
-	r := g.s.pickRNIC(g.lg.RNICsInUse(), o.Peer.GID, true)
+	used := g.lg.RNICsInUse()
+	r := g.s.pickRNIC(used, o.Peer.GID, true)
 	if (r == nil || !r.active()) && !o.Fresh {
 		r = g.s.pickRNIC(0, o.Peer.GID, true)
 	}
-	if r == nil || o.Fresh && !r.active() {
+	// Only a port that already works for the group may be said to be down: that
+	// is the late report of its carrier.
+	if r == nil || !r.active() && (o.Fresh || used>>r.index&1 == 0) {
 		g.lg.NoLink(now, o.Link)
 		return
 	}
