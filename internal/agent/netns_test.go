@@ -151,6 +151,13 @@ func TestAgent_devices(t *testing.T) {
 	l.a.start(t)
 	l.b.start(t)
 	shown(1)
+	// The kernel tells of a carrier up to a second late.
+	eventually(t, func() string {
+		if d := l.b.status(t).Devices; d[0].Port != "ACTIVE" || d[1].Port != "DOWN" {
+			return fmt.Sprintf("node b: %+v", d)
+		}
+		return ""
+	})
 	ln := l.b.pod.listen(t, podB+":0")
 	serve(t, ln, echo)
 	carried := func() {
