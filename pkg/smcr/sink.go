@@ -72,7 +72,7 @@ func (c *Conn) pour() bool {
 	for avail > 0 {
 		off := c.ring.Offset(pos)
 		w := &k.to.w
-		w.buf, w.n, w.calls = c.rmbe[off:min(uint64(off)+avail, uint64(c.ring.Size))], 0, 0
+		w.buf, w.n = c.rmbe[off:min(uint64(off)+avail, uint64(c.ring.Size))], 0
 		if err := k.to.raw.Write(k.try); err != nil || w.n == 0 {
 			break // full or broken: WriteTo finds out
 		}

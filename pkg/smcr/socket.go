@@ -10,13 +10,12 @@ import (
 	"unsafe"
 )
 
-// socket reads and writes a TCP connection; small transfers by system calls
-// that the Go scheduler does not see. They never wait, since the descriptor is
+// socket reads and writes a TCP connection, mostly by system calls that the Go
+// scheduler does not see. They never wait, since the descriptor is
 // non-blocking. An ordinary call would wake the scheduler's monitor thread
 // each time the process was idle before, which a relay of small messages is
 // before every message: two context switches that do nothing. A process that
-// goes on working does need the monitor, so after a few calls, and for bulk
-// data, it learns of them.
+// goes on working needs the monitor at times, so some calls are ordinary.
 //
 // Waiting is left to the network poller, and deadlines and Close of the
 // connection work as ever. Reads and writes may run at the same time.
@@ -33,15 +32,11 @@ type transfer struct {
 	buf   []byte
 	n     int
 	errno syscall.Errno
-	calls int // since the last one that would have waited
+	calls uint
 }
 
-const (
-	// quietCalls is how many calls in a row the scheduler does not see.
-	quietCalls = 4
-	// quietBytes is the most that such a call writes.
-	quietBytes = sinkBytes
-)
+// quietCalls: of so many calls one is ordinary.
+const quietCalls = 128
 
 // newSocket returns nil if c is closed.
 func newSocket(c *net.TCPConn) *socket {
@@ -59,7 +54,7 @@ func newSocket(c *net.TCPConn) *socket {
 func (t *transfer) do(call, fd uintptr) bool {
 	for {
 		enter := syscall.RawSyscall
-		if t.calls++; t.calls > quietCalls || call == syscall.SYS_WRITE && len(t.buf) > quietBytes {
+		if t.calls++; t.calls%quietCalls == 0 {
 			enter = syscall.Syscall
 		}
 		n, _, errno := enter(call, fd, uintptr(unsafe.Pointer(unsafe.SliceData(t.buf))), uintptr(len(t.buf)))
@@ -69,7 +64,6 @@ func (t *transfer) do(call, fd uintptr) bool {
 			return true
 		case syscall.EINTR:
 		case syscall.EAGAIN:
-			t.calls = 0
 			return false
 		default:
 			t.n, t.errno = 0, errno

@@ -42,15 +42,14 @@ type udpWire struct {
 	senders  chan *udpSender // free ones
 
 	// owned by the receiver
-	rxRing []byte // rxBatch buffers outside the Go heap
-	rxHdr  [rxBatch]mmsghdr
-	rxIov  [rxBatch]unix.Iovec
-	rxName [rxBatch]unix.RawSockaddrInet6 // also holds an IPv4 one
-	rxCtl  [rxBatch][cmsgRoom]byte
-	rxN    int
-	rxErr  error
-	// rxCalls counts calls since the goroutine last waited.
-	rxCalls int
+	rxRing  []byte // rxBatch buffers outside the Go heap
+	rxHdr   [rxBatch]mmsghdr
+	rxIov   [rxBatch]unix.Iovec
+	rxName  [rxBatch]unix.RawSockaddrInet6 // also holds an IPv4 one
+	rxCtl   [rxBatch][cmsgRoom]byte
+	rxN     int
+	rxErr   error
+	rxCalls uint // of recvmmsg
 	rxFn    func(fd uintptr) bool
 }
 
@@ -254,18 +253,18 @@ func (w *udpWire) Recv(msgs []Message) (int, error) {
 	return w.rxN, nil
 }
 
-// quietCalls is how many system calls may follow each other without the Go
-// scheduler seeing them. None of them waits. A call that it sees wakes its
+// quietCalls: of so many system calls one is ordinary, and the Go scheduler
+// does not see the others. None of them waits. A call that it sees wakes its
 // monitor thread if the process was idle before, which is before every message
-// of a dialogue: two context switches for nothing. A process that goes on
-// working does need the monitor: it polls the network and preempts.
-const quietCalls = 4
+// of a dialogue: two context switches for nothing. But a process that goes on
+// working needs the monitor at times: it polls the network and preempts.
+const quietCalls = 128
 
 // recvmmsg is called by the network poller's loop.
 func (w *udpWire) recvmmsg(fd uintptr) bool {
 	for {
 		call := unix.RawSyscall6
-		if w.rxCalls++; w.rxCalls > quietCalls {
+		if w.rxCalls++; w.rxCalls%quietCalls == 0 {
 			call = unix.Syscall6
 		}
 		n, _, errno := call(unix.SYS_RECVMMSG, fd, uintptr(unsafe.Pointer(&w.rxHdr[0])), uintptr(w.rxN), unix.MSG_DONTWAIT, 0, 0)
@@ -276,7 +275,6 @@ func (w *udpWire) recvmmsg(fd uintptr) bool {
 		case unix.EINTR:
 			continue
 		case unix.EAGAIN:
-			w.rxCalls = 0 // the goroutine waits now
 			return false
 		default:
 			w.rxN, w.rxErr = 0, os.NewSyscallError("recvmmsg", errno)
@@ -324,8 +322,9 @@ type udpSender struct {
 	n    int
 	fn   func(fd uintptr)
 
-	sent int
-	err  error
+	calls uint // of sendmmsg
+	sent  int
+	err   error
 }
 
 // Send implements [Wire].
@@ -410,9 +409,9 @@ func (w *udpWire) sockaddr(n *unix.RawSockaddrInet6, to netip.AddrPort) uint32 {
 
 func (s *udpSender) sendmmsg(fd uintptr) {
 	s.sent, s.err = 0, nil
-	call := unix.Syscall6
-	if s.n <= quietCalls {
-		call = unix.RawSyscall6 // a message or two; bulk goes the ordinary way
+	call := unix.RawSyscall6
+	if s.calls++; s.calls%quietCalls == 0 {
+		call = unix.Syscall6
 	}
 	for s.sent < s.n {
 		n, _, errno := call(unix.SYS_SENDMMSG, fd, uintptr(unsafe.Pointer(&s.hdr[s.sent])), uintptr(s.n-s.sent), unix.MSG_DONTWAIT, 0, 0)
