@@ -139,16 +139,16 @@ func (m *memory) takeSend() (*sendBuffer, error) {
 	}
 	b := m.free[len(m.free)-1]
 	m.free = m.free[:len(m.free)-1]
-	b.arena.used++
+	b.used++
 	return b, nil
 }
 
 // giveSend takes a send buffer back and unmaps an arena that nobody uses if
 // another one still has free buffers.
 func (m *memory) giveSend(b *sendBuffer) error {
-	b.arena.used--
+	b.used--
 	m.free = append(m.free, b)
-	if b.arena.used > 0 || len(m.free) < 2*sendBuffersPerArena {
+	if b.used > 0 || len(m.free) < 2*sendBuffersPerArena {
 		return nil
 	}
 	gone := b.arena

@@ -3,6 +3,7 @@
 package smcr_test
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"net/netip"
@@ -55,14 +56,11 @@ func multiPair(tb testing.TB, f *rdmatest.Fabric, client, server []string) (c, s
 func waitGroup(tb testing.TB, s *smcr.Stack, redundancy string, links int) smcr.GroupInfo {
 	tb.Helper()
 	var last []smcr.GroupInfo
-	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
+	waitFor(tb, fmt.Sprintf("one group %s with %d links", redundancy, links), func() bool {
 		last = s.LinkGroups()
-		if len(last) == 1 && last[0].Redundancy == redundancy && len(last[0].Links) == links {
-			return last[0]
-		}
-	}
-	tb.Fatalf("want one group %s with %d links, have %+v", redundancy, links, last)
-	return smcr.GroupInfo{}
+		return len(last) == 1 && last[0].Redundancy == redundancy && len(last[0].Links) == links
+	})
+	return last[0]
 }
 
 var (
@@ -147,7 +145,7 @@ func TestGroup_survivesDevice(t *testing.T) {
 									half <- struct{}{}
 								}
 								total += n
-								if err == io.EOF && total == size {
+								if errors.Is(err, io.EOF) && total == size {
 									return
 								}
 								if err != nil {
@@ -236,14 +234,10 @@ func TestGroup_cuts(t *testing.T) {
 				}
 			}()
 			tc.cut(f, true)
-			for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
-				if gs := p.client.LinkGroups(); len(gs) == 1 && gs[0].Redundancy != "SYMMETRIC" {
-					break
-				}
-				if time.Now().After(end) {
-					t.Fatal("the group does not notice the cut")
-				}
-			}
+			waitFor(t, "the group notices the cut", func() bool {
+				gs := p.client.LinkGroups()
+				return len(gs) == 1 && gs[0].Redundancy != "SYMMETRIC"
+			})
 			if tc.left != "" {
 				waitGroup(t, p.client, tc.left, 2)
 			}

@@ -293,7 +293,7 @@ func TestSection4_6_2_Receiver(t *testing.T) {
 					_, err = s.c.HandleMessage(cdc.Message{Seq: s.seq, Token: testToken, Prod: prod, Cons: ring.Start()})
 				}
 				var cursorErr *cdc.CursorError
-				if _, ok := tt.want.(*cdc.CursorError); ok && !errors.As(err, &cursorErr) || !ok && !errors.Is(err, tt.want) {
+				if wantCursor := errors.As(tt.want, new(*cdc.CursorError)); wantCursor && !errors.As(err, &cursorErr) || !wantCursor && !errors.Is(err, tt.want) {
 					t.Errorf("error %v, want %v", err, tt.want)
 				}
 				if s.c.PeerProduced() != tt.pos || s.c.WasAborted() != (tt.want != nil) {

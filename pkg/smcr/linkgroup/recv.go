@@ -19,7 +19,7 @@ func (g *Group) HandleRecv(now time.Time, index LinkIndex, b []byte) error {
 	}
 	l := &g.links[index]
 	isCDC := len(b) > 0 && b[0] == cdc.Type
-	if l.state <= linkWanted && !(isCDC && g.state == Active) {
+	if l.state <= linkWanted && (!isCDC || g.state != Active) {
 		g.Discarded++ // it was closed while the message was on its way here
 		return nil
 	}

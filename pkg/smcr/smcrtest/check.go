@@ -16,7 +16,7 @@ func (w *World) watch(p *path) {
 			continue
 		}
 		p.dead[side] = true
-		if p.lostSound[side] == w.now && p.excused == "" && !w.cfg.Linux[p.peers[0]] && !w.cfg.Linux[p.peers[1]] {
+		if p.lostSound[side].Equal(w.now) && p.excused == "" && !w.cfg.Linux[p.peers[0]] && !w.cfg.Linux[p.peers[1]] {
 			w.fault("%v died with a sound link and connections", n)
 		}
 	}
@@ -52,7 +52,7 @@ func (w *World) checkOpen() {
 		switch {
 		case c.failed != nil:
 			// Two kernels drop requests that cross, and give up.
-			if !w.faulted && !(w.cfg.Linux[c.peers[0]] && w.cfg.Linux[c.peers[1]]) {
+			if !w.faulted && (!w.cfg.Linux[c.peers[0]] || !w.cfg.Linux[c.peers[1]]) {
 				w.fault("rendezvous of %s: %w", name, c.failed)
 			}
 		case c.ended || !c.opened || c.path.excused != "" || c.path.dead[0] || c.path.dead[1]:

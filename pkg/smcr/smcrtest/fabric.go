@@ -144,10 +144,12 @@ func (q *qp) connect(peer linkgroup.Endpoint) {
 
 // transmit moves it to RTS.
 func (q *qp) transmit() {
-	if q.state == qpReceive {
+	switch q.state {
+	case qpReceive:
 		q.state = qpTransmit
-	} else if q.state == qpInit {
+	case qpInit:
 		q.w.fault("%v: RTS before RTR", q)
+	default: // it is gone, or repeats itself
 	}
 }
 
