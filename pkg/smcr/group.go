@@ -217,9 +217,11 @@ func (g *group) wantLink(now time.Time, o *linkgroup.Output) {
 	if (r == nil || !r.active()) && !o.Fresh {
 		r = g.s.pickRNIC(0, o.Peer.GID, true)
 	}
-	// Only a port that already works for the group may be said to be down: that
-	// is the late report of its carrier.
-	if r == nil || !r.active() && (o.Fresh || used>>r.index&1 == 0) {
+	// A port that is said to be down may just be reported late; it is taken
+	// where the group works over it already. At first contact the client waits
+	// for an offer, even of a link that it will refuse.
+	forming := g.lg.State() == linkgroup.Forming
+	if r == nil || !forming && !r.active() && (o.Fresh || used>>r.index&1 == 0) {
 		g.lg.NoLink(now, o.Link)
 		return
 	}
