@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/netip"
 	"testing"
-	"time"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
@@ -48,11 +47,12 @@ func TestGroup_pairsDevicesOfASubnet(t *testing.T) {
 			want = 2
 		}
 		var g smcr.GroupInfo
-		for end := time.Now().Add(10 * time.Second); len(g.Links) < want && time.Now().Before(end); time.Sleep(time.Millisecond) { // polls the second link
+		waitFor(t, fmt.Sprintf("server %d on subnets %d: %d links", i, nets, want), func() bool {
 			if gs := server.LinkGroups(); len(gs) == 1 {
 				g = gs[0]
 			}
-		}
+			return len(g.Links) >= want
+		})
 		if len(g.Links) != want {
 			t.Errorf("server %d on subnets %d has links %+v, want %d", i, nets, g.Links, want)
 		}

@@ -141,13 +141,13 @@ func (l *linux) usedRMBs() []*linuxRMB {
 }
 
 // continuation carries the next keys.
-func (l *linux) continuation(lk, n *linuxLink, todo []*linuxRMB) (llc.AddLinkContinuation, []*linuxRMB) {
-	m := llc.AddLinkContinuation{Link: n.id, Remaining: uint8(len(todo))}
-	k := min(len(todo), len(m.Pairs))
-	for i, r := range todo[:k] {
+func (l *linux) continuation(lk, n *linuxLink, untold []*linuxRMB) (llc.AddLinkContinuation, []*linuxRMB) {
+	m := llc.AddLinkContinuation{Link: n.id, Remaining: uint8(len(untold))}
+	k := min(len(untold), len(m.Pairs))
+	for i, r := range untold[:k] {
 		m.Pairs[i] = llc.RTokenPair{Reference: rdma.RKey(r.keys[lk.slot]), New: llc.RToken{RKey: rdma.RKey(r.keys[n.slot]), VAddr: r.addr}}
 	}
-	return m, todo[k:]
+	return m, untold[k:]
 }
 
 // learnPairs takes the peer's keys on a new link; what it does not know on the
@@ -168,8 +168,8 @@ func isContinuation(response bool, id llc.LinkID) func(*linuxLink, llc.Message) 
 }
 
 // serverKeys exchanges keys until both sides have no more, once at least.
-func (l *linux) serverKeys(f *linuxFlow, lk, n *linuxLink, todo []*linuxRMB) {
-	m, rest := l.continuation(lk, n, todo)
+func (l *linux) serverKeys(f *linuxFlow, lk, n *linuxLink, untold []*linuxRMB) {
+	m, rest := l.continuation(lk, n, untold)
 	l.send(lk, m)
 	l.await(f, linuxAnswerWait, isContinuation(true, n.id), func(m llc.Message) {
 		c, ok := m.(llc.AddLinkContinuation)
@@ -260,7 +260,7 @@ func (l *linux) clientAdd(f *linuxFlow, via *linuxLink, m llc.AddLink) {
 	l.clientKeys(f, lk, n, l.usedRMBs())
 }
 
-func (l *linux) clientKeys(f *linuxFlow, lk, n *linuxLink, todo []*linuxRMB) {
+func (l *linux) clientKeys(f *linuxFlow, lk, n *linuxLink, untold []*linuxRMB) {
 	l.await(f, linuxAnswerWait, isContinuation(false, n.id), func(m llc.Message) {
 		c, ok := m.(llc.AddLinkContinuation)
 		if !ok || l.slots[n.slot] != n || !lk.active {
@@ -268,7 +268,7 @@ func (l *linux) clientKeys(f *linuxFlow, lk, n *linuxLink, todo []*linuxRMB) {
 			return
 		}
 		l.learnPairs(lk, n, c)
-		a, rest := l.continuation(lk, n, todo)
+		a, rest := l.continuation(lk, n, untold)
 		a.Response = true
 		l.send(lk, a)
 		if len(rest) > 0 || !c.Last() {
