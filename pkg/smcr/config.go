@@ -211,7 +211,8 @@ type GroupInfo struct {
 	PeerID  clc.PeerID
 	State   string
 	Dialect string
-	// Redundancy is "Single", "Symmetric" or "Asymmetric" (RFC 7609 2.2.3).
+	// Redundancy is SINGLE, SYMMETRIC, ASYMMETRIC LOCAL (both links share our
+	// RNIC) or ASYMMETRIC PEER (they share the peer's); RFC 7609 2.2.1.
 	Redundancy string
 	Version    uint8
 	Conns      int

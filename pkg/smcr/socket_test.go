@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package smcr
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// tcpConns returns both ends of a TCP connection.
+func tcpConns(t *testing.T) (a, b *net.TCPConn) {
+	t.Helper()
+	l, err := net.ListenTCP("tcp4", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if a, err = net.DialTCP("tcp4", nil, l.Addr().(*net.TCPAddr)); err != nil {
+		t.Fatal(err)
+	}
+	if b, err = l.AcceptTCP(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _, _ = a.Close(), b.Close() })
+	return a, b
+}
+
+// TestSocket_likeNet: more calls than quietCalls, more bytes than the kernel
+// buffers, and the end of the stream.
+func TestSocket_likeNet(t *testing.T) {
+	a, b := tcpConns(t)
+	want := bytes.Repeat([]byte("0123456789abcdef"), 1<<20)
+	go func() {
+		if n, err := newSocket(a).Write(want); n != len(want) || err != nil {
+			t.Errorf("wrote %d bytes, %v", n, err)
+		}
+		_ = a.CloseWrite()
+	}()
+	got, err := io.ReadAll(newSocket(b))
+	if err != nil || !bytes.Equal(got, want) {
+		t.Errorf("read %d bytes of %d, %v", len(got), len(want), err)
+	}
+}
+
+func TestSocket_errors(t *testing.T) {
+	p := make([]byte, 16)
+	a, b := tcpConns(t)
+	if err := a.SetReadDeadline(time.Unix(1, 0)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := newSocket(a).Read(p); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("after the deadline: %v", err)
+	}
+	s := newSocket(b)
+	if err := a.SetLinger(0); err != nil {
+		t.Fatal(err)
+	}
+	_ = a.Close()
+	if _, err := s.Read(p); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("read after a reset: %v", err)
+	}
+	if _, err := s.Write(p); !errors.Is(err, syscall.EPIPE) {
+		t.Errorf("write after a reset: %v", err)
+	}
+	_ = b.Close()
+	if _, err := s.Read(p); !errors.Is(err, net.ErrClosed) {
+		t.Errorf("read of a closed socket: %v", err)
+	}
+}
