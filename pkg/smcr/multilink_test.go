@@ -15,6 +15,7 @@ import (
 	"github.com/smcr-io/kube-smcr/pkg/rdma/rdmatest"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/soft"
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
 )
 
 // softPeer is a stack on several software devices, any of which can be lost.
@@ -255,4 +256,21 @@ func TestGroup_cuts(t *testing.T) {
 			_, _ = a.Close(), b.Close()
 		})
 	}
+}
+
+// TestStack_noDeviceLeft: the reason is told, and the connection is TCP.
+func TestStack_noDeviceLeft(t *testing.T) {
+	_, s, p := multiPair(t, rdmatest.NewFabric(t, 1), oneClient, oneServer)
+	a, b := p.dial(t)
+	if err := s.devices[0].Close(); err != nil {
+		t.Fatal(err)
+	}
+	waitFor(t, "the server's group is over", func() bool { return len(p.server.LinkGroups()) == 0 })
+	_, _ = a.Close(), b.Close()
+	c, d := p.dial(t)
+	if i := c.Info(); i.Mode != smcr.ModeTCP || i.Reason != clc.ReasonNoDevR || !i.PeerDeclined {
+		t.Errorf("%v because of %v, peer declined %v; want TCP because of %v of the peer", i.Mode, i.Reason, i.PeerDeclined, clc.ReasonNoDevR)
+	}
+	exchange(t, c, d)
+	_, _ = c.Close(), d.Close()
 }

@@ -317,6 +317,8 @@ func declineReason(err error) (_ clc.Reason, outOfSync bool) {
 		return de.Reason, false
 	case errors.As(err, &mem), errors.Is(err, errMaxConns), errors.Is(err, rdma.ErrNoResources), errors.Is(err, linkgroup.ErrFull):
 		return clc.ReasonMem, false
+	case errors.Is(err, errNoDevice):
+		return clc.ReasonNoDevR, false
 	case errors.Is(err, errOutOfSync):
 		return clc.ReasonSyncErr, true
 	case errors.Is(err, errNoLink), errors.Is(err, linkgroup.ErrLinkLost):

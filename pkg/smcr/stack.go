@@ -59,8 +59,8 @@ var lastGroupID atomic.Uint32 //nolint:gochecknoglobals // a process-wide counte
 // errStackClosed ends what a closed stack was asked to do.
 var errStackClosed = fmt.Errorf("smcr: stack is closed: %w", net.ErrClosed)
 
-// errNoDevice: all devices are gone or have no carrier.
-var errNoDevice = errors.New("smcr: no RDMA device with an active port")
+// errNoDevice: all devices are gone.
+var errNoDevice = errors.New("smcr: no RDMA device is left")
 
 // NewStack opens the devices and starts the stack's goroutine.
 func NewStack(cfg Config) (*Stack, error) {
