@@ -243,7 +243,7 @@ func (c *Conn) Abort() Events {
 		return 0
 	case Active, PeerCloseWait1, PeerCloseWait2, AppCloseWait1, AppCloseWait2, AppFinCloseWait, PeerFinCloseWait:
 	}
-	c.wantAbort, c.validate = true, false
+	c.wantAbort = true
 	c.state = PeerAbortWait
 	return Aborted
 }
@@ -339,7 +339,7 @@ func (c *Conn) handleAbort() Events {
 		c.state = Closed
 		return Aborted | Ended
 	}
-	c.wantAbort, c.validate = true, false
+	c.wantAbort = true
 	c.state = ProcessAbort
 	return Aborted
 }

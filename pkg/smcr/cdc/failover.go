@@ -22,9 +22,10 @@ func (c *Conn) Failover() Events {
 		c.repeat = false
 		return 0
 	}
-	// A connection that ended or was reset has no data left to be lost, and one
-	// whose peer is not known yet has none so far.
-	c.validate = c.token != 0 && !c.WasAborted() && (c.state != Closed || c.repeat)
+	// Whatever is said next: also an end or a reset is a message over another
+	// link, of which the peer may have missed the one before. Nothing is said
+	// once the end was delivered, nor to a peer that is not known yet.
+	c.validate = c.token != 0 && (c.state != Closed || c.repeat)
 	// What the peer has read has arrived.
 	delivered := max(c.completed, c.peerConsumed)
 	c.sent = delivered
@@ -56,13 +57,10 @@ func (c *Conn) validation() Message {
 // handleValidation checks that what the peer believes delivered has arrived,
 // or else data is lost and the connection must be reset (§4.6.1).
 func (c *Conn) handleValidation(seq uint16) (Events, error) {
-	if c.WasAborted() {
-		return 0, nil
-	}
-	if SeqNewer(seq, c.peerSeq) {
+	c.replaying = true
+	if !c.WasAborted() && SeqNewer(seq, c.peerSeq) {
 		return c.Abort(), fmt.Errorf("%w: sequence number %d after %d", ErrLostData, seq, c.peerSeq)
 	}
-	c.replaying = true
 	return 0, nil
 }
 
