@@ -160,7 +160,7 @@ func (g *group) do(now time.Time, o *linkgroup.Output) {
 	case linkgroup.OutSend:
 		l.send(o)
 	case linkgroup.OutReceive:
-		l.check(now, "queue pair to RTR", l.toRTR(now, o.Peer))
+		l.check(now, "queue pair to RTR", l.toRTR(now, *o.Peer))
 	case linkgroup.OutTransmit:
 		l.check(now, "queue pair to RTS", l.toRTS())
 	case linkgroup.OutCloseLink:

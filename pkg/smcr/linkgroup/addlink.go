@@ -53,7 +53,7 @@ func (g *Group) wantSlot(peer Endpoint, fresh bool) (*link, bool) {
 	}
 	l.state = linkWanted
 	g.present |= 1 << l.index
-	g.out = append(g.out, Output{Kind: OutEvent, Event: EventWantLink, Link: l.index, Peer: peer, Fresh: fresh})
+	g.out = append(g.out, Output{Kind: OutEvent, Event: EventWantLink, Link: l.index, Peer: &peer, Fresh: fresh})
 	return l, true
 }
 
@@ -239,7 +239,7 @@ func (g *Group) acceptFromServer(now time.Time, l *link) {
 		return
 	}
 	l.id = m.Link
-	g.out = append(g.out, Output{Kind: OutReceive, Link: l.index, Peer: l.peer})
+	g.out = append(g.out, Output{Kind: OutReceive, Link: l.index, Peer: l.peerHalf()})
 	m.Response = true
 	m.QPN, m.GID, m.MAC, m.PSN, m.MTU = l.local.QPN, l.local.GID, l.local.MAC, l.local.PSN, l.local.MTU
 	g.adding.via.send(m)
@@ -281,7 +281,7 @@ func (g *Group) handleAddLinkReply(now time.Time, m llc.AddLink) error {
 	case g.sharesRNIC(l) && (odd != nil || symmetric > 1):
 		g.abandonAdd(now, llc.DeleteAsymmetric, true)
 	default:
-		g.out = append(g.out, Output{Kind: OutReceive, Link: l.index, Peer: l.peer})
+		g.out = append(g.out, Output{Kind: OutReceive, Link: l.index, Peer: l.peerHalf()})
 		g.adding.rmbs = g.announcedRMBs()
 		g.sendContinuation(false)
 		g.stepAdd(now, addWaitCont, FlowTimeout)

@@ -86,7 +86,7 @@ func (g *Group) OpenConn(size uint32) (*Conn, error) {
 	if g.state != Active && g.state != Forming {
 		return nil, fmt.Errorf("%w: group is %v", ErrProtocol, g.state)
 	}
-	if g.nconns >= MaxConns {
+	if g.nconns >= g.maxConns {
 		return nil, ErrFull
 	}
 	r, i, err := g.takeRMBE(size)

@@ -35,6 +35,24 @@
 // addlink.go, dellink.go, failover.go, rkeys.go, and flow.go, which lets one
 // exchange of ours run at a time.
 //
+// # Versions
+//
+// A group speaks the version of the protocol that CLC settled (Config.Version)
+// for its whole life. In version 2 the shell does four things more:
+//
+//   - It takes LLC messages of up to llc.MaxSizeV2 bytes: OutSend has the bytes in
+//     Output.Long when they are more than Output.Msg has room for, and HandleRecv
+//     gets exactly what the completion's byte count says. CDC messages and most
+//     LLC messages have 44 bytes in either version.
+//   - It sends to Endpoint.NextHop of the peer's half that OutReceive has. Where a
+//     router is between the two sides, the shell sets Endpoint.Router in the half
+//     given to ConnectPeer, and in our own half with OfferLink; ADD LINK
+//     tells the peer. Zero means that both are on one subnet.
+//   - It gives New the release and the limits that CLC negotiated.
+//   - It answers a client's EventWantLink as in version 1: the queue pair's GID
+//     goes into REQUEST ADD LINK. At the server, EventWantLink has the GID that the
+//     client asked for in Output.Peer.
+//
 // # Connections
 //
 // Each side writes over a link of its choice. A connection moves in order, once

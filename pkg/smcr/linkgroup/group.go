@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"github.com/smcr-io/kube-smcr/internal/invariant"
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/cdc"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/llc"
@@ -67,13 +68,27 @@ type Endpoint struct {
 	PSN  rdma.PSN // first that this side sends
 	MTU  rdma.MTU
 	RNIC uint8 // our own only: number of the device in the shell's list, below MaxRNICs
+	// Router is the MAC address of the router between the two sides, version 2
+	// only; zero if there is none. See [Endpoint.NextHop].
+	Router rdma.MAC
+}
+
+// NextHop is the destination MAC address of packets to a peer's endpoint.
+func (e Endpoint) NextHop() rdma.MAC {
+	if e.Router != (rdma.MAC{}) {
+		return e.Router
+	}
+	return e.MAC
 }
 
 // Config describes a group.
 type Config struct {
 	Role       Role
-	AllowRFC   bool   // accept RFC 7609's dialect with RMBE eye catchers
+	Version    uint8  // of the protocol, as CLC settled it; 0 means 1
+	Release    uint8  // of version 2; from 1 on MaxLinks and MaxConns are what CLC negotiated
+	AllowRFC   bool   // version 1: accept RFC 7609's dialect with RMBE eye catchers
 	MaxLinks   uint8  // at most this many, negotiated with the peer; 0 means DefaultMaxLinks
+	MaxConns   uint8  // at most this many; 0 means [MaxConns]
 	UserID     uint32 // link user ID, for displays
 	SendBuffer uint32 // bytes, of each connection
 	// Timers; 0 means the defaults in limits.go.
@@ -89,6 +104,7 @@ type Group struct {
 	deadline time.Time // of step
 	dialect  llc.Dialect
 	maxLinks uint8
+	maxConns int
 	err      error
 
 	links      [MaxLinks]link
@@ -146,7 +162,17 @@ func New(cfg Config) *Group {
 	if cfg.MaxLinks == 0 {
 		cfg.MaxLinks = DefaultMaxLinks
 	}
-	g := &Group{cfg: cfg, dialect: llc.DialectLinux, maxLinks: min(cfg.MaxLinks, MaxLinks)}
+	if cfg.MaxConns == 0 {
+		cfg.MaxConns = MaxConns
+	}
+	if cfg.Version == 0 {
+		cfg.Version = llc.Version1
+	}
+	invariant.Must(cfg.Version <= llc.Version2, "link group of an unknown version")
+	g := &Group{
+		cfg: cfg, dialect: llc.DialectLinux,
+		maxLinks: min(cfg.MaxLinks, MaxLinks), maxConns: min(int(cfg.MaxConns), MaxConns),
+	}
 	for i := range g.links {
 		g.links[i].index = LinkIndex(i)
 	}
@@ -155,6 +181,9 @@ func New(cfg Config) *Group {
 
 // Role returns our side.
 func (g *Group) Role() Role { return g.cfg.Role }
+
+// Version returns the version of the protocol that the group speaks.
+func (g *Group) Version() uint8 { return g.cfg.Version }
 
 // State returns the group's state.
 func (g *Group) State() State { return g.state }
@@ -169,7 +198,7 @@ func (g *Group) Err() error { return g.err }
 func (g *Group) Conns() int { return g.nconns }
 
 // Usable reports whether a further connection can use the group.
-func (g *Group) Usable() bool { return g.state == Active && g.nconns < MaxConns }
+func (g *Group) Usable() bool { return g.state == Active && g.nconns < g.maxConns }
 
 // event queues an event.
 func (g *Group) event(kind EventKind, err error) {

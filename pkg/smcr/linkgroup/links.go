@@ -18,20 +18,20 @@ type link struct {
 	local, peer Endpoint
 	peerUserID  uint32
 	state       linkState
-	born        uint64           // order in which links became ACTIVE
-	asymmetric  bool             // shares an RNIC of one side with an older link
-	queue       [][llc.Size]byte // LLC messages that wait for the send budget
-	ready       connQueue        // connections that write over this link and have something to send
-	conns       int              // connections that write over this link, or are about to
-	inflight    int              // SENDs that have not completed
-	waiting     time.Time        // when the SENDs in flight last made progress
-	pace        pace             // of their acknowledgements
-	heard       time.Time        // when the peer last sent something over it
-	testSent    time.Time        // zero: no TEST LINK is unanswered
-	testData    [16]byte         // of that TEST LINK
-	drainBy     time.Time        // DRAINING: when connections that still use it fail over
-	deletion    llc.DeleteLink   // DRAINING: what the peer is told once no connection uses it
-	sent, recv  uint64           // stream bytes
+	born        uint64         // order in which links became ACTIVE
+	asymmetric  bool           // shares an RNIC of one side with an older link
+	queue       []message      // LLC messages that wait for the send budget
+	ready       connQueue      // connections that write over this link and have something to send
+	conns       int            // connections that write over this link, or are about to
+	inflight    int            // SENDs that have not completed
+	waiting     time.Time      // when the SENDs in flight last made progress
+	pace        pace           // of their acknowledgements
+	heard       time.Time      // when the peer last sent something over it
+	testSent    time.Time      // zero: no TEST LINK is unanswered
+	testData    [16]byte       // of that TEST LINK
+	drainBy     time.Time      // DRAINING: when connections that still use it fail over
+	deletion    llc.DeleteLink // DRAINING: what the peer is told once no connection uses it
+	sent, recv  uint64         // stream bytes
 }
 
 // linkState is the life of a link.
@@ -68,6 +68,15 @@ func (l *link) isUp() bool { return l.state == linkActive || l.state == linkDrai
 
 // samePeer reports whether two links end at the same RNIC of the peer.
 func (l *link) samePeer(e Endpoint) bool { return l.peer.GID == e.GID && l.peer.MAC == e.MAC }
+
+// peerHalf is the peer's half of the link, for the shell.
+func (l *link) peerHalf() *Endpoint {
+	e := l.peer
+	if e.Router == (rdma.MAC{}) {
+		e.Router = l.local.Router
+	}
+	return &e
+}
 
 // LinkInfo describes a link.
 type LinkInfo struct {
@@ -408,18 +417,28 @@ func (g *Group) handleStall(now time.Time, l *link) {
 	g.loseLink(now, l, llc.DeleteLostPath, FaultLink, ErrStalled)
 }
 
+// message is an LLC message as Output has it: one that does not fit into short
+// is in long.
+type message struct {
+	short [llc.Size]byte
+	long  []byte
+}
+
 // send queues an LLC message on the link.
 func (l *link) send(m llc.Message) {
 	invariant.Must(l.state > linkWanted, "LLC message for a link without a queue pair")
-	var b [llc.Size]byte
-	m.Append(b[:0])
-	l.queue = append(l.queue, b)
+	var q message
+	if b := m.Append(q.short[:0]); len(b) > llc.Size {
+		q.long = b
+	}
+	l.queue = append(l.queue, q)
 }
 
 func (g *Group) pumpLLC(l *link) {
 	for len(l.queue) > 0 && l.inflight < SendBudget {
 		l.inflight++
-		g.out = append(g.out, Output{Kind: OutSend, Link: l.index, Msg: l.queue[0]})
+		g.out = append(g.out, Output{Kind: OutSend, Link: l.index, Msg: l.queue[0].short, Long: l.queue[0].long})
+		l.queue[0] = message{}
 		l.queue = l.queue[1:]
 	}
 }

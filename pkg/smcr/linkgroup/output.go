@@ -27,7 +27,8 @@ const (
 	// OutWrite: RDMA WRITE, unsignaled: gather Local from the connection's
 	// send buffer to RemoteAddr.
 	OutWrite
-	// OutSend: SEND Msg, signaled and solicited, with work request ID ID.
+	// OutSend: SEND Long or, if that is nil, Msg; signaled and solicited, with
+	// work request ID ID.
 	OutSend
 	// OutCloseLink: destroy the link's queue pair.
 	OutCloseLink
@@ -41,16 +42,17 @@ type Output struct {
 	Link  LinkIndex
 	Event EventKind
 
-	Peer  Endpoint // OutReceive; EventWantLink: the peer's half if it is known
-	Fresh bool     // EventWantLink: an RNIC that carries a link already will not do
+	Peer  *Endpoint // OutReceive; EventWantLink: what is known of the peer's half; never nil there
+	Fresh bool      // EventWantLink: an RNIC that carries a link already will not do
 
 	Conn       *Conn // OutWrite, OutSend of a CDC message, connection events
 	Local      [2]cdc.Span
 	RemoteAddr uint64
 	RKey       rdma.RKey
 
-	ID  uint64 // OutSend
-	Msg [llc.Size]byte
+	ID   uint64 // OutSend
+	Msg  [llc.Size]byte
+	Long []byte // OutSend of an LLC message of version 2 that is longer than Msg
 
 	RMB    RMBID      // RMB events
 	Events cdc.Events // EventConn

@@ -58,7 +58,7 @@ func (g *Group) ConnectPeer(now time.Time, peer Endpoint) {
 	invariant.Must(g.state == Forming && l.state == linkForming, "peer connected without a forming link")
 	l.peer = peer
 	l.peer.MTU = min(peer.MTU, l.local.MTU)
-	g.out = append(g.out, Output{Kind: OutReceive, Link: l.index, Peer: l.peer})
+	g.out = append(g.out, Output{Kind: OutReceive, Link: l.index, Peer: l.peerHalf()})
 	g.deadline = now.Add(ConfirmLinkTimeout)
 	if g.cfg.Role == Client {
 		g.step = waitConfirmLink

@@ -320,7 +320,7 @@ func (e *engine) do(now time.Time, o *linkgroup.Output, post func(int, work)) {
 	switch o.Kind {
 	case linkgroup.OutReceive:
 		if q := e.p.qp(e.side, index); q != nil {
-			q.connect(o.Peer)
+			q.connect(*o.Peer)
 		}
 	case linkgroup.OutTransmit:
 		if q := e.p.qp(e.side, index); q != nil {
