@@ -3,6 +3,7 @@
 package main
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -218,5 +219,41 @@ BenchmarkSoft_stream/smcr-mtu1024 	 1000	     60000 ns/op	1092.27 MB/s	     600 
 	}
 	if got, want := complaints(out), "BenchmarkNoise\n    cdc_test.go:1: something\n"; got != want {
 		t.Errorf("complaints are %q, want %q", got, want)
+	}
+}
+
+func TestStatusBytes(t *testing.T) {
+	const status = "Name:\tx\nVmHWM:\t  12 kB\nVmRSS:\t    2048 kB\n"
+	for _, tt := range []struct {
+		name, status string
+		want         int64
+	}{
+		{"resident", status, 2 << 20},
+		{"ended", "", 0},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if got := statusBytes(tt.status, "VmRSS"); got != tt.want {
+				t.Errorf("statusBytes = %d, want %d", got, tt.want)
+			}
+		})
+	}
+}
+
+// What a table of scale says of each level has to be there in whatever order
+// the levels report it.
+func TestBench_figure(t *testing.T) {
+	b := &bench{report: &Report{}}
+	b.figure("g", "size", "KiB", "few", "few", 2)
+	b.figure("g", "time", "us", "few", "few", 5)
+	b.figure("g", "size", "KiB", "few", "many", 6)
+	var got []string
+	for _, c := range b.report.Cases {
+		c.judge()
+		for _, s := range c.Series {
+			got = append(got, fmt.Sprintf("%s/%s %g %g", c.Name, s.Path, s.Spread.Median, s.Ratio.Median))
+		}
+	}
+	if d := cmp.Diff([]string{"size/few 2 1", "size/many 6 3", "time/few 5 1"}, got); d != "" {
+		t.Error(d)
 	}
 }

@@ -29,8 +29,9 @@ type pair struct {
 }
 
 // newPair joins two namespaces by one veth pair, with a worker and a stack in
-// each.
-func newPair(mtu int) (p *pair, err error) {
+// each. maxConns is 0, or how many connections with small buffers there will
+// be.
+func newPair(mtu, maxConns int) (p *pair, err error) {
 	p = &pair{}
 	defer func() {
 		if err != nil {
@@ -60,8 +61,8 @@ func newPair(mtu int) (p *pair, err error) {
 		return p, err
 	}
 	return p, errors.Join(
-		p.ask(p.client, request{Op: opOpenStack, Addr: clientAddr.Addr().String()}),
-		p.ask(p.server, request{Op: opOpenStack, Addr: serverAddr.Addr().String()}),
+		p.ask(p.client, request{Op: opOpenStack, Addr: clientAddr.Addr().String(), MaxConns: maxConns}),
+		p.ask(p.server, request{Op: opOpenStack, Addr: serverAddr.Addr().String(), MaxConns: maxConns}),
 		p.ask(p.server, request{Op: opServe, Addr: serverPort(portTCP)}),
 		p.ask(p.server, request{Op: opServe, Addr: serverPort(portSMCR), SMCR: true}))
 }
@@ -119,7 +120,7 @@ func (b *bench) conn(ctx context.Context) error {
 }
 
 func (b *bench) connMTU(ctx context.Context, mtu int) (err error) {
-	p, err := newPair(mtu)
+	p, err := newPair(mtu, 0)
 	if err != nil {
 		return err
 	}

@@ -31,6 +31,7 @@ const (
 	echo   kind = 'e' // send every message of SizeBytes back
 	stream kind = 's' // read to the end, then say how many bytes came
 	setup  kind = 'c' // one byte back: the connection works
+	idle   kind = 'i' // likewise, and it stays open
 )
 
 // result is what a load gave.
@@ -56,40 +57,72 @@ func (l load) header() []byte {
 	return b
 }
 
+// held are connections that stay open without a goroutine that looks at them.
+type held struct {
+	mu    sync.Mutex // guards conns
+	conns []net.Conn
+}
+
+func (h *held) add(c net.Conn) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.conns = append(h.conns, c)
+}
+
+func (h *held) close() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	var err error
+	for _, c := range h.conns {
+		err = errors.Join(err, c.Close())
+	}
+	h.conns = nil
+	return err
+}
+
 // serve answers the connections of a listener until it is closed.
-func serve(l net.Listener) {
+func serve(l net.Listener, h *held) {
 	for {
 		c, err := l.Accept()
 		if err != nil {
 			return
 		}
 		go func() {
-			defer c.Close() //nolint:errcheck // the client sees what counts
-			_ = answer(c)   // likewise
+			stays, _ := answer(c) // the client sees what counts
+			if stays {
+				h.add(c)
+				return
+			}
+			_ = c.Close() // likewise
 		}()
 	}
 }
 
-func answer(c net.Conn) error {
+// answer does what the client asks for; stays means that the connection is to
+// be kept.
+func answer(c net.Conn) (stays bool, err error) {
 	var h [headerBytes]byte
 	if _, err := io.ReadFull(c, h[:]); err != nil {
-		return err
+		return false, err
 	}
 	size := binary.BigEndian.Uint32(h[4:])
 	if size > 1<<24 {
-		return fmt.Errorf("message of %d bytes", size)
+		return false, fmt.Errorf("message of %d bytes", size)
 	}
 	switch kind(h[0]) {
 	case echo:
-		return answerEcho(c, make([]byte, size))
+		return false, answerEcho(c, make([]byte, size))
 	case stream:
-		return answerStream(c, make([]byte, size))
+		return false, answerStream(c, make([]byte, size))
 	case setup:
 		_, err := c.Write(h[:1])
 		_, _ = c.Read(h[:]) // the client closes first
-		return err
+		return false, err
+	case idle:
+		_, err := c.Write(h[:1])
+		return err == nil, err
 	}
-	return fmt.Errorf("unknown load %q", h[0])
+	return false, fmt.Errorf("unknown load %q", h[0])
 }
 
 func answerEcho(c net.Conn, buf []byte) error {
@@ -130,6 +163,7 @@ func (l load) run(ctx context.Context, dial dialFunc) (result, error) {
 		return l.runStreams(ctx, dial)
 	case setup:
 		return l.runSetups(ctx, dial)
+	case idle: // see workload.hold
 	}
 	return result{}, fmt.Errorf("unknown load %q", l.Kind)
 }
@@ -278,17 +312,53 @@ func (l load) runSetups(ctx context.Context, dial dialFunc) (result, error) {
 
 func (l load) setup(ctx context.Context, dial dialFunc) (time.Duration, error) {
 	begin := time.Now()
-	c, end, err := dial(ctx)
+	c, end, err := l.open(ctx, dial, begin.Add(lateLimit))
 	if err != nil {
 		return 0, err
 	}
-	err = c.SetDeadline(begin.Add(lateLimit))
+	d := time.Since(begin)
+	return d, closing(c, end)
+}
+
+// open dials and waits for the server's first byte.
+func (l load) open(ctx context.Context, dial dialFunc, deadline time.Time) (net.Conn, func() error, error) {
+	c, end, err := dial(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	err = c.SetDeadline(deadline)
 	if err == nil {
 		_, err = c.Write(l.header())
 	}
 	if err == nil {
 		_, err = io.ReadFull(c, make([]byte, 1))
 	}
-	d := time.Since(begin)
-	return d, errors.Join(err, closing(c, end))
+	if err != nil {
+		return nil, nil, errors.Join(err, closing(c, end))
+	}
+	return c, end, nil
+}
+
+// hold opens Conns connections, a few at a time, which stay open.
+func (l load) hold(ctx context.Context, dial dialFunc, h *held) (result, error) {
+	const atOnce = 8
+	var wg sync.WaitGroup
+	var left atomic.Int64
+	left.Store(int64(l.Conns))
+	errs := make([]error, atOnce)
+	begin := time.Now()
+	for i := range atOnce {
+		wg.Go(func() {
+			for errs[i] == nil && left.Add(-1) >= 0 {
+				c, _, err := l.open(ctx, dial, time.Now().Add(lateLimit))
+				if err == nil {
+					err = c.SetDeadline(time.Time{})
+					h.add(c)
+				}
+				errs[i] = err
+			}
+		})
+	}
+	wg.Wait()
+	return result{Ops: l.Conns, Elapsed: time.Since(begin)}, errors.Join(errs...)
 }

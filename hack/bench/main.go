@@ -11,6 +11,8 @@
 //	path   unmodified programs in two pods, two node agents between them,
 //	       against direct TCP and against haproxy
 //	setup  opening connections
+//	scale  thousands of open connections: what they cost, and whether they
+//	       slow others down
 //	micro  the benchmarks of the packages: time and allocations per message
 //
 // # Who owns what
@@ -89,7 +91,7 @@ type settings struct {
 	rnics    int
 }
 
-var allGroups = []string{"conn", "path", "setup", "micro"}
+var allGroups = []string{"conn", "path", "setup", "scale", "micro"}
 
 func parseFlags(args []string) (settings, error) {
 	var s settings
@@ -168,6 +170,8 @@ func (b *bench) group(ctx context.Context, name string) error {
 		return b.path(ctx)
 	case "setup":
 		return b.setup(ctx)
+	case "scale":
+		return b.scale(ctx)
 	case "micro":
 		return b.micro(ctx)
 	}

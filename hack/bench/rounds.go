@@ -116,7 +116,7 @@ func (j job) once(p path) error {
 		cost = used.per("MiB", float64(r.Bytes)/(1<<20))
 	case setup:
 		cost = used.per("connection", float64(r.Ops))
-	case echo:
+	case echo, idle:
 	}
 	for i, c := range j.cases {
 		c.add(p.name, j.metrics[i](r), r.Elapsed.Seconds(), cost)

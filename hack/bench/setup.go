@@ -34,7 +34,7 @@ func (b *bench) setupJobs(group string) []job {
 }
 
 func (b *bench) setupConns(ctx context.Context) (err error) {
-	p, err := newPair(9000)
+	p, err := newPair(9000, 0)
 	if err != nil {
 		return err
 	}

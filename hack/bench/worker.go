@@ -12,6 +12,8 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"runtime"
+	"runtime/debug"
 	"runtime/pprof"
 	"time"
 
@@ -31,7 +33,9 @@ type request struct {
 	SMCR bool      `json:"smcr,omitempty"` // with the stack, not with plain TCP
 	// FirstContact opens a stack for each connection.
 	FirstContact bool `json:"firstContact,omitempty"`
-	Load         load `json:"load"`
+	// MaxConns is for openStack: so many connections with small buffers.
+	MaxConns int  `json:"maxConns,omitempty"`
+	Load     load `json:"load"`
 }
 
 type operation string
@@ -41,11 +45,27 @@ const (
 	opServe     operation = "serve"
 	opLoad      operation = "load"
 	opProfile   operation = "profile" // to the file Addr; "" ends it
+	opHold      operation = "hold"    // open connections that stay open
+	opState     operation = "state"   // how much the worker has of what
 )
 
 type response struct {
 	Err    string `json:"err,omitempty"`
 	Result result `json:"result"`
+	State  state  `json:"state"`
+}
+
+// state is what a worker has of what. Messages are those sent since the
+// start.
+type state struct {
+	HeapBytes       int64 `json:"heapBytes"` // of the Go heap, and stacks
+	Goroutines      int64 `json:"goroutines"`
+	RegisteredBytes int64 `json:"registeredBytes"`
+	Conns           int64 `json:"conns"`
+	Groups          int64 `json:"groups"`
+	CLC             int64 `json:"clc"`
+	LLC             int64 `json:"llc"`
+	CDC             int64 `json:"cdc"`
 }
 
 // workload is what a worker has open.
@@ -54,6 +74,8 @@ type workload struct {
 	option    *synopt.Option
 	stack     *smcr.Stack
 	listeners []net.Listener
+	held      held
+	maxConns  int
 	profile   *os.File
 }
 
@@ -71,7 +93,12 @@ func runWorker(in io.Reader, out io.Writer) error {
 		}
 		var resp response
 		var opErr error
-		if resp.Result, opErr = w.do(context.Background(), req); opErr != nil {
+		if req.Op == opState {
+			resp.State = w.state()
+		} else {
+			resp.Result, opErr = w.do(context.Background(), req)
+		}
+		if opErr != nil {
 			resp.Err = opErr.Error()
 		}
 		err = enc.Encode(resp)
@@ -82,13 +109,17 @@ func runWorker(in io.Reader, out io.Writer) error {
 func (w *workload) do(ctx context.Context, req request) (result, error) {
 	switch req.Op {
 	case opOpenStack:
+		w.maxConns = req.MaxConns
 		return result{}, w.openStack(req.Addr)
 	case opServe:
 		return result{}, w.serve(ctx, req)
 	case opLoad:
 		return req.Load.run(ctx, w.dialer(req))
+	case opHold:
+		return req.Load.hold(ctx, w.dialer(req), &w.held)
 	case opProfile:
 		return result{}, w.setProfile(req.Addr)
+	case opState: // see runWorker
 	}
 	return result{}, fmt.Errorf("unknown operation %q", req.Op)
 }
@@ -112,7 +143,30 @@ func (w *workload) openStack(addr string) error {
 }
 
 func (w *workload) config() smcr.Config {
-	return smcr.Config{Devices: []rdma.Device{w.device}, Option: w.option}
+	c := smcr.Config{Devices: []rdma.Device{w.device}, Option: w.option}
+	if w.maxConns > 0 {
+		c.MaxConns = w.maxConns
+		c.RMBESizeBytes = smallBuffer
+		c.MemoryBytes = 4 * smallBuffer * w.maxConns // twice what the buffers take
+	}
+	return c
+}
+
+// smallBuffer is the size of RMBEs and send buffers where there are many.
+const smallBuffer = 16 << 10
+
+// state collects garbage first: what is left is in use.
+func (w *workload) state() state {
+	debug.FreeOSMemory()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	s := state{HeapBytes: int64(m.HeapAlloc + m.StackInuse), Goroutines: int64(runtime.NumGoroutine())}
+	if w.stack != nil {
+		st := w.stack.Stats()
+		s.RegisteredBytes, s.Conns, s.Groups = int64(st.MemoryBytes), int64(st.Conns), int64(st.Groups)
+		s.CLC, s.LLC, s.CDC = int64(st.CLCSent), int64(st.LLCSent), int64(st.CDCSent)
+	}
+	return s
 }
 
 func (w *workload) serve(ctx context.Context, req request) error {
@@ -129,7 +183,7 @@ func (w *workload) serve(ctx context.Context, req request) error {
 		return err
 	}
 	w.listeners = append(w.listeners, l)
-	go serve(l)
+	go serve(l, &w.held)
 	return nil
 }
 
@@ -194,6 +248,7 @@ func (w *workload) setProfile(file string) error {
 
 func (w *workload) close() error {
 	errs := []error{w.setProfile("")}
+	_ = w.held.close() // the other side may have ended first
 	for _, l := range w.listeners {
 		errs = append(errs, l.Close())
 	}

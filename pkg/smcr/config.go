@@ -247,5 +247,8 @@ type Stats struct {
 	ConnsTCP      uint64
 	BytesSentSMCR uint64 // of connections that ended and live ones
 	BytesRecvSMCR uint64
+	CLCSent       uint64 // messages, also those that follow
+	LLCSent       uint64
+	CDCSent       uint64
 	MessagesBad   uint64
 }

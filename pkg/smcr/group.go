@@ -258,6 +258,8 @@ func (g *group) abandon() {
 func (g *group) remove() {
 	g.changed()
 	delete(g.s.groups, g.id)
+	g.s.stats.LLCSent += g.lg.LLCSent
+	g.s.stats.CDCSent += g.lg.CDCSent
 	for id, ws := range g.rmbWait {
 		for _, w := range ws {
 			w <- false

@@ -276,6 +276,7 @@ func (r *rendezvous) do(ctx context.Context, o *clc.Output) (_ *Conn, done bool,
 		if _, err := r.tcp.Write(o.Data); err != nil {
 			return nil, true, r.abort(fmt.Errorf("send CLC message: %w", err))
 		}
+		r.s.clcSent.Add(1)
 	case clc.OutputProposed:
 		r.propose(ctx, o.Proposal)
 	case clc.OutputAccepted:

@@ -43,8 +43,9 @@ type Stack struct {
 	// touched are the groups that have something to do.
 	touched []*group
 	outs    []linkgroup.Output
-	stats   Stats
+	stats   Stats // of the past; LLCSent and CDCSent without those of live groups
 
+	clcSent atomic.Uint64
 	// dirty is the queue of connections whose positions moved.
 	dirty atomic.Pointer[Conn]
 	// wake gets the stack's goroutine to look at timers and queues again.
@@ -394,6 +395,11 @@ func (s *Stack) Stats() Stats {
 	st.MemoryBytes = uint64(s.mem.bytes)
 	st.Groups = len(s.groups)
 	st.Conns = len(s.conns)
+	st.CLCSent = s.clcSent.Load()
+	for _, g := range s.groups {
+		st.LLCSent += g.lg.LLCSent
+		st.CDCSent += g.lg.CDCSent
+	}
 	for c := range s.conns {
 		st.BytesSentSMCR += c.produced.Load()
 		st.BytesRecvSMCR += c.consumed.Load()

@@ -464,6 +464,7 @@ func (g *Group) pumpData(dst []Output, l *link) []Output {
 		l.inflight++
 		l.sent += uint64(t.Len)
 		c.messagesSent++
+		g.CDCSent++
 		if ev != 0 {
 			dst = append(dst, Output{Kind: OutEvent, Event: EventConn, Conn: c, Events: ev})
 		}

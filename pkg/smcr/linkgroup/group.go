@@ -143,6 +143,8 @@ type Group struct {
 
 	out       []Output
 	Discarded uint64 // messages that were dropped without harm
+	LLCSent   uint64 // messages
+	CDCSent   uint64
 }
 
 // New returns a group in state Forming.

@@ -440,6 +440,7 @@ func (g *Group) pumpLLC(l *link) {
 		g.out = append(g.out, Output{Kind: OutSend, Link: l.index, Msg: l.queue[0].short, Long: l.queue[0].long})
 		l.queue[0] = message{}
 		l.queue = l.queue[1:]
+		g.LLCSent++
 	}
 }
 
