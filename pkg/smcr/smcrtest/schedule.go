@@ -165,20 +165,22 @@ func (s Schedule) Try() (err error) {
 	return s.Run(nil)
 }
 
-// Shorten removes events from a schedule that fails, as long as it still does,
-// with at most tries runs.
-func (s Schedule) Shorten(tries int) Schedule {
+// Shorten removes events from a schedule that fails, as long as it still does
+// and more says that there is time.
+func (s Schedule) Shorten(more func() bool) Schedule {
 	for n := max(len(s.Ops)/2, 1); ; n /= 2 {
-		for i := 0; i+n <= len(s.Ops) && tries > 0; {
+		for i := 0; i+n <= len(s.Ops); {
+			if !more() {
+				return s
+			}
 			t := Schedule{s.Config, append(append([]Op(nil), s.Ops[:i]...), s.Ops[i+n:]...)}
-			tries--
 			if t.Try() != nil {
 				s = t
 			} else {
 				i += n
 			}
 		}
-		if n <= 1 || tries <= 0 {
+		if n <= 1 {
 			return s
 		}
 	}

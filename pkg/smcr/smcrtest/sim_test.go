@@ -9,8 +9,8 @@ import (
 	"runtime"
 	"strconv"
 	"sync"
-	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/smcr-io/kube-smcr/pkg/smcr/smcrtest"
 )
@@ -18,7 +18,39 @@ import (
 // schedules is how many are played without SIM_SCHEDULES.
 const schedules = 2000
 
-var simSeed = flag.Uint64("sim.seed", 0, "play the schedule of this seed only, with a trace")
+// shortening is how long a failing schedule may be made shorter.
+const shortening = 20 * time.Second
+
+var (
+	simSeed = flag.Uint64("sim.seed", 0, "play the schedule of this seed only, with a trace")
+	simBase = flag.Uint64("sim.base", 0, "play the schedules that this number stands for, in the order of their seeds; 0 draws one")
+)
+
+// seeds are those of the schedules of a number.
+type seeds struct {
+	mu   sync.Mutex
+	rng  *rand.Rand
+	left int64 // -1: stopped
+}
+
+func (s *seeds) next() (uint64, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.left <= 0 {
+		return 0, false
+	}
+	s.left--
+	return s.rng.Uint64() | 1, true
+}
+
+// stop ends the sequence; false if it was stopped before.
+func (s *seeds) stop() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	first := s.left >= 0
+	s.left = -1
+	return first
+}
 
 func TestSimulation(t *testing.T) {
 	if *simSeed != 0 {
@@ -37,23 +69,39 @@ func TestSimulation(t *testing.T) {
 	if testing.Short() {
 		n /= 10
 	}
+	base := *simBase
+	if base == 0 {
+		base = rand.Uint64() | 1
+	}
+	play(t, n, base)
+}
+
+// play plays n schedules of a base on all processors.
+func play(t *testing.T, n int64, base uint64) {
+	t.Helper()
+	s := &seeds{rng: rand.New(rand.NewPCG(base, 1)), left: n}
+	began := time.Now()
 	var wg sync.WaitGroup
-	var done atomic.Int64
-	var failed atomic.Bool
 	for range runtime.GOMAXPROCS(0) {
 		wg.Go(func() {
-			for done.Add(1) <= n && !failed.Load() {
-				seed := rand.Uint64() | 1
-				s := smcrtest.Random(seed)
-				if err := s.Try(); err != nil && !failed.Swap(true) {
-					s = s.Shorten(1000)
-					t.Errorf("-sim.seed %d: %v\nshortened to %d events:\n\n%v\n%v", seed, err, len(s.Ops), s, s.Try())
+			for {
+				seed, ok := s.next()
+				if !ok {
+					return
 				}
+				err := smcrtest.Random(seed).Try()
+				if err == nil || !s.stop() {
+					continue
+				}
+				t.Errorf("-sim.seed %d, of -sim.base %d: %v", seed, base, err)
+				until := time.Now().Add(shortening)
+				short := smcrtest.Random(seed).Shorten(func() bool { return time.Now().Before(until) })
+				t.Errorf("shortened to %d events:\n\n%v\n%v", len(short.Ops), short, short.Try())
 			}
 		})
 	}
 	wg.Wait()
-	if !failed.Load() {
-		t.Logf("%d schedules", n)
+	if !t.Failed() {
+		t.Logf("%d schedules of -sim.base %d in %v", n, base, time.Since(began).Round(time.Millisecond))
 	}
 }
