@@ -39,14 +39,16 @@ func (g *Group) IsConfirmed(id RMBID) bool {
 type otherTokens struct {
 	list      [MaxLinks]llc.LinkRToken
 	n, told   int
-	continued bool // the last message was a continuation
+	continued bool  // the last message was a continuation
+	links     uint8 // bit set of the links that are covered
 }
 
 // sendConfirmRKey announces an RMB on all links (A.3.5).
 func (g *Group) sendConfirmRKey(via *link, r *rmb) {
-	o := otherTokens{}
+	o := otherTokens{links: 1 << via.index}
 	for i := range g.links {
 		if l := &g.links[i]; l != via && l.isUp() {
+			o.links |= 1 << l.index
 			o.list[o.n] = llc.LinkRToken{Link: l.id, RToken: llc.RToken(r.token(l))}
 			o.n++
 		}
@@ -97,6 +99,10 @@ func (g *Group) endConfirm(now time.Time, negative, retry bool) {
 	r := g.rmb(f.rmbs[0])
 	ev := EventRMBConfirmed
 	switch {
+	case !negative && g.hasOutrun() && f.tries < maxRKeyRetries:
+		f.tries++
+		g.startFlow(f)
+		return
 	case !negative:
 		r.state = rmbConfirmed
 	case retry && f.tries < maxRKeyRetries:
@@ -114,6 +120,20 @@ func (g *Group) endConfirm(now time.Time, negative, retry bool) {
 		ev = EventRMBRefused
 	}
 	g.out = append(g.out, Output{Kind: OutEvent, Event: ev, RMB: r.id})
+}
+
+// hasOutrun reports whether a link came up, or may come up without the peer
+// knowing the RMB on it, while the peer was told about the RMB. §3.5.5.3.1 has
+// the server refuse a CONFIRM RKEY that crosses with its ADD LINK. Linux takes
+// it afterwards, when it has dropped what ADD LINK CONTINUATION said of an RMB
+// that it did not know yet: it is told once more, with the new link.
+func (g *Group) hasOutrun() bool {
+	for i := range g.links {
+		if l := &g.links[i]; l.state == linkActive && g.others.links&(1<<l.index) == 0 {
+			return true
+		}
+	}
+	return g.adding.step != addNone && g.adding.via != g.flowVia
 }
 
 // sendDeleteRKey takes RMBs back, several at once if more wait for it (A.3.7).
