@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/llc"
 )
 
@@ -60,7 +61,11 @@ func (g *Group) wantSlot(peer Endpoint, fresh bool) (*link, bool) {
 // beginAdd starts the server's exchange.
 func (g *Group) beginAdd(now time.Time, via *link, fresh bool) {
 	g.adding = adding{step: addWantEndpoint, via: via, fresh: fresh, since: now, deadline: now.Add(FlowTimeout), peerLeft: -1}
-	l, ok := g.wantSlot(Endpoint{}, fresh)
+	if g.held != heldByNobody {
+		g.endAdd(now, false)
+		return
+	}
+	l, ok := g.wantSlot(Endpoint{GID: g.asked.gid}, fresh)
 	if !ok {
 		g.endAdd(now, false)
 		return
@@ -117,10 +122,19 @@ func (g *Group) offerToClient(now time.Time, l *link) {
 		g.event(EventPointOfNoReturn, nil)
 	}
 	l.id = g.nextLinkID()
-	g.adding.via.send(llc.AddLink{
-		Dialect: g.dialect, MAC: l.local.MAC, GID: l.local.GID, QPN: l.local.QPN, Link: l.id, MTU: l.local.MTU, PSN: l.local.PSN,
-	})
+	m := g.addLink(l)
+	m.Link, m.Ext = l.id, g.extension(g.adding.via, l)
+	g.adding.via.send(m)
+	g.asked = request{} // this is the answer
 	g.stepAdd(now, addWaitReply, FlowTimeout)
+}
+
+// addLink is ADD LINK with our half of a link.
+func (g *Group) addLink(l *link) llc.AddLink {
+	return llc.AddLink{
+		Header: g.header(false), Dialect: g.dialect,
+		MAC: l.local.MAC, GID: l.local.GID, QPN: l.local.QPN, MTU: l.local.MTU, PSN: l.local.PSN,
+	}
 }
 
 // mayOffer reports whether a further link through l's RNIC can be of use: a
@@ -183,13 +197,14 @@ func (g *Group) handleAddLink(now time.Time, from *link, m llc.AddLink) error {
 		g.deadline = time.Time{}
 	}
 	g.dropSecond() // the server gave up the last one without a word
+	g.peerReleases()
 	m.Dialect = g.dialect
 	g.adding = adding{step: addWantEndpoint, via: from, request: m, since: now, deadline: now.Add(FlowTimeout), peerLeft: -1}
 	symmetric, _ := g.countLinks()
 	switch {
 	case !m.MTU.Valid():
 		g.rejectLink(now, llc.RejectInvalidMTU)
-	case g.maxLinks < 2 || symmetric >= int(g.maxLinks):
+	case g.maxLinks < 2 || symmetric >= int(g.maxLinks) || g.held != heldByNobody:
 		g.rejectLink(now, llc.RejectNoAlternatePath)
 	case g.spare != nil: // the queue pair that our hint was about
 		l := g.spare
@@ -240,16 +255,22 @@ func (g *Group) acceptFromServer(now time.Time, l *link) {
 	}
 	l.id = m.Link
 	g.out = append(g.out, Output{Kind: OutReceive, Link: l.index, Peer: l.peerHalf()})
+	g.learnPairs(g.adding.via, l.index, m.Ext.Pairs)
 	m.Response = true
 	m.QPN, m.GID, m.MAC, m.PSN, m.MTU = l.local.QPN, l.local.GID, l.local.MAC, l.local.PSN, l.local.MTU
+	m.Ext = g.extension(g.adding.via, l)
 	g.adding.via.send(m)
+	if g.isV2() {
+		g.stepAdd(now, addWaitConfirm, FlowTimeout)
+		return
+	}
 	g.adding.rmbs = g.announcedRMBs()
 	g.stepAdd(now, addWaitCont, FlowTimeout)
 }
 
 // handleAddLinkReply takes the client's answer at the server.
-func (g *Group) handleAddLinkReply(now time.Time, m llc.AddLink) error {
-	if g.adding.step != addWaitReply {
+func (g *Group) handleAddLinkReply(now time.Time, from *link, m llc.AddLink) error {
+	if g.adding.step != addWaitReply || from != g.adding.via {
 		if g.state != Forming || g.step == waitDeleteReply {
 			g.Discarded++ // we had given up
 			return nil
@@ -282,11 +303,23 @@ func (g *Group) handleAddLinkReply(now time.Time, m llc.AddLink) error {
 		g.abandonAdd(now, llc.DeleteAsymmetric, true)
 	default:
 		g.out = append(g.out, Output{Kind: OutReceive, Link: l.index, Peer: l.peerHalf()})
+		if g.isV2() {
+			g.learnPairs(from, l.index, m.Ext.Pairs)
+			g.confirmNewLink(now, l)
+			break
+		}
 		g.adding.rmbs = g.announcedRMBs()
 		g.sendContinuation(false)
 		g.stepAdd(now, addWaitCont, FlowTimeout)
 	}
 	return nil
+}
+
+// confirmNewLink proves the path of a new link at the server.
+func (g *Group) confirmNewLink(now time.Time, l *link) {
+	g.out = append(g.out, Output{Kind: OutTransmit, Link: l.index})
+	l.send(g.confirmLink(l, g.eyeCatcherFlags(), false))
+	g.stepAdd(now, addWaitConfirm, ConfirmLinkTimeout)
 }
 
 // announcedRMBs lists the RMBs that the peer knows or is being told about:
@@ -306,11 +339,11 @@ func (g *Group) announcedRMBs() []RMBID {
 func (g *Group) sendContinuation(response bool) {
 	a := &g.adding
 	l := &g.links[a.link]
-	m := llc.AddLinkContinuation{Header: llc.Header{Response: response}, Link: l.id}
+	m := llc.AddLinkContinuation{Header: g.header(response), Link: l.id}
 	n := 0
 	for ; n < llc.PairsPerContinuation && n < len(a.rmbs); n++ {
 		if r := g.rmb(a.rmbs[n]); r != nil {
-			m.Pairs[n] = llc.RTokenPair{Reference: r.token(a.via).RKey, New: llc.RToken(r.token(l))}
+			m.Pairs[n] = r.pair(a.via, l)
 		}
 	}
 	m.Remaining = uint8(len(a.rmbs))
@@ -333,13 +366,7 @@ func (g *Group) handleContinuation(now time.Time, from *link, m llc.AddLinkConti
 		return fmt.Errorf("%w: %d RTokens remain in ADD LINK CONTINUATION, expected %d", ErrProtocol, m.Remaining, a.peerLeft)
 	}
 	a.peerLeft = max(0, int(m.Remaining)-llc.PairsPerContinuation)
-	for _, p := range m.Pairs[:m.N()] {
-		if t := g.peerToken(from.index, p.Reference); t != nil {
-			g.setToken(t, a.link, RToken(p.New))
-		} else {
-			g.Discarded++ // an RMB that it has not told us about, or has deleted meanwhile
-		}
-	}
+	g.learnPairs(from, a.link, m.Pairs[:m.N()])
 	more := len(a.rmbs) > 0 || a.peerLeft > 0
 	if g.cfg.Role == Client {
 		g.sendContinuation(true)
@@ -354,10 +381,7 @@ func (g *Group) handleContinuation(now time.Time, from *link, m llc.AddLinkConti
 		g.stepAdd(now, addWaitCont, FlowTimeout)
 		return nil
 	}
-	l := &g.links[a.link]
-	g.out = append(g.out, Output{Kind: OutTransmit, Link: l.index})
-	l.send(g.confirmLink(l, g.eyeCatcherFlags(), false))
-	g.stepAdd(now, addWaitConfirm, ConfirmLinkTimeout)
+	g.confirmNewLink(now, &g.links[a.link])
 	return nil
 }
 
@@ -400,6 +424,7 @@ func (g *Group) endAdd(now time.Time, added bool) {
 	if g.flowSent && g.flows[0].kind == flowAddLink {
 		g.popFlow()
 	}
+	g.rejectRequest()
 	if g.state == Forming {
 		g.becomeActive(now)
 	}
@@ -440,7 +465,7 @@ func (g *Group) abandonAdd(now time.Time, why llc.DeleteReason, orderly bool) {
 		g.endAdd(now, false)
 		return
 	}
-	m := llc.DeleteLink{Link: id, Orderly: orderly, Reason: why}
+	m := llc.DeleteLink{Header: g.header(false), Link: id, Orderly: orderly, Reason: why}
 	if g.state == Forming {
 		// C.7.1: no data on the first link until both agree that there is no
 		// second one.
@@ -495,6 +520,7 @@ func (g *Group) handleAddLinkHint() {
 		g.Discarded++
 		return
 	}
+	g.peerReleases()
 	if !g.addIfUseful() {
 		g.Discarded++
 	}
@@ -504,7 +530,7 @@ func (g *Group) handleAddLinkHint() {
 // link and gains from it.
 func (g *Group) addIfUseful() bool {
 	symmetric, odd := g.countLinks()
-	if g.state != Active || g.cfg.Role != Server || symmetric >= int(g.maxLinks) {
+	if g.state != Active || g.cfg.Role != Server || symmetric >= int(g.maxLinks) || g.held != heldByNobody {
 		return false
 	}
 	for _, f := range g.flows {
@@ -516,24 +542,28 @@ func (g *Group) addIfUseful() bool {
 	return true
 }
 
-// askForLink sends a client's ADD LINK: it has another RNIC. The queue pair is
+// askForLink sends a client's ADD LINK or, in version 2, REQUEST ADD LINK: it has another RNIC. The queue pair is
 // kept for the server's answer, for a while.
 func (g *Group) askForLink(now time.Time, l *link) {
 	via := g.otherLink(l)
 	symmetric, _ := g.countLinks()
 	if g.state != Active || g.cfg.Role != Client || via == nil || g.spare != nil || g.adding.step != addNone ||
-		symmetric >= int(g.maxLinks) || g.RNICsInUse()&(1<<l.local.RNIC) != 0 {
+		symmetric >= int(g.maxLinks) || g.RNICsInUse()&(1<<l.local.RNIC) != 0 || g.held != heldByNobody {
 		g.closeLink(l)
 		return
 	}
 	g.spare = l
 	g.spareUntil = now.Add(FlowTimeout)
-	via.send(llc.AddLink{Dialect: g.dialect, MAC: l.local.MAC, GID: l.local.GID, QPN: l.local.QPN, MTU: l.local.MTU, PSN: l.local.PSN})
+	if g.isV2() {
+		via.send(llc.RequestAddLink{GIDs: []rdma.GID{l.local.GID}})
+		return
+	}
+	via.send(g.addLink(l))
 }
 
 // wishLink makes a client ask for another link if it has an RNIC for it.
 func (g *Group) wishLink() {
-	if symmetric, _ := g.countLinks(); g.state == Active && g.adding.step == addNone && g.spare == nil && symmetric < int(g.maxLinks) {
+	if symmetric, _ := g.countLinks(); g.state == Active && g.held == heldByNobody && g.adding.step == addNone && g.spare == nil && symmetric < int(g.maxLinks) {
 		g.wantSlot(Endpoint{}, true)
 	}
 }
@@ -541,7 +571,7 @@ func (g *Group) wishLink() {
 // scheduleRetry sets the timer after which a failed second link is tried once
 // more (C.8), each time later.
 func (g *Group) scheduleRetry(now time.Time) {
-	if g.state != Active || g.maxLinks < 2 || g.Redundancy() == Symmetric {
+	if g.state != Active || g.maxLinks < 2 || g.held != heldByNobody || g.Redundancy() == Symmetric {
 		return
 	}
 	g.retryWait = min(max(2*g.retryWait, AddLinkRetryMin), AddLinkRetryMax)

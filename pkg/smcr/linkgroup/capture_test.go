@@ -215,7 +215,7 @@ func (s *stage) checkAnswers(script []llcScript) {
 		want := append([]byte(nil), m.raw...)
 		switch kind := llc.Type(want[0]); {
 		case kind == llc.TypeConfirmLink:
-			copy(want[30:], []byte{0, 0, 0, 1, 2}) // user ID and number of links: ours
+			copy(want[30:], []byte{want[29] - 1, 0, 0, 1, 2}) // user ID and number of links: ours
 		case kind == llc.TypeAddLink, kind == llc.TypeAddLinkContinuation:
 		case m.raw[3]&0x80 == 0:
 			continue

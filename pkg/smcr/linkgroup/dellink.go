@@ -11,13 +11,16 @@ import (
 
 // DeleteLink takes a link out of service in order, for an operator: its
 // connections move to another link first (RFC 7609 §3.5.5.1.3). The client asks
-// the server to do it (§3.5.5.1.4). With the last link the group ends.
+// the server to do it (§3.5.5.1.4). With the last link the group ends. After
+// llc.DeleteOperator no other link takes its place before AllowLinks, or before
+// a port comes up.
 func (g *Group) DeleteLink(now time.Time, index LinkIndex, why llc.DeleteReason) {
 	l := &g.links[index]
 	if g.state != Active || l.state != linkActive {
 		return
 	}
 	other := g.otherLink(l)
+	g.hold(why, heldByUs)
 	switch m := (llc.DeleteLink{Link: l.id, Orderly: true, Reason: why}); {
 	case other == nil:
 		g.Terminate(now, why)
@@ -112,6 +115,7 @@ func (g *Group) undrain() {
 		}
 		l.state = linkActive
 		l.drainBy = time.Time{}
+		g.held = heldByNobody // what the operator wanted has not come about
 		for j := range g.flows {
 			if f := &g.flows[j]; f.kind == flowDeleteLink && f.deletion.Link == l.id && (j > 0 || !g.flowSent) {
 				g.flows = append(g.flows[:j], g.flows[j+1:]...)
@@ -177,6 +181,7 @@ func isUrgent(m llc.DeleteLink) bool { return !m.Orderly || m.Reason == llc.Dele
 // (§3.5.5.1.3).
 func (g *Group) obeyDelete(now time.Time, l *link, m llc.DeleteLink) {
 	m.Response = true
+	g.hold(m.Reason, heldByPeer)
 	g.endDelete(l.id) // we may have asked for it
 	switch {
 	case l.state == linkDraining:
@@ -191,6 +196,7 @@ func (g *Group) obeyDelete(now time.Time, l *link, m llc.DeleteLink) {
 
 // deleteForClient is what the server does when a client asks (§3.5.5.1.4).
 func (g *Group) deleteForClient(now time.Time, l *link, m llc.DeleteLink) {
+	g.hold(m.Reason, heldByPeer)
 	if !isUrgent(m) {
 		g.drain(now, l, m)
 		return

@@ -19,7 +19,9 @@ type duo struct {
 	t     testing.TB
 	now   time.Time
 	sides [2]*duoSide
+	wire  wire
 	kinds map[llc.Type]int // LLC requests by type
+	long  int              // messages of more than 44 bytes
 }
 
 // duoSide is one of them with its RNICs.
@@ -37,16 +39,29 @@ type duoSide struct {
 	placed  map[*linkgroup.Conn]uint64 // bytes that we wrote for it
 }
 
+// wire is what two groups speak.
+type wire struct {
+	name    string
+	version uint8
+	rfc     bool
+}
+
+func (w wire) String() string { return w.name }
+
+// wires are all that there are.
+var wires = []wire{{"v1 RFC", 1, true}, {"v1 Linux", 1, false}, {"v2", 2, false}}
+
 // newDuo connects two groups with one connection.
-func newDuo(t testing.TB, rnics [2]uint8, maxLinks uint8, rfc bool) (*duo, [2]*linkgroup.Conn) {
-	d := &duo{t: t, now: time.Unix(1000, 0), kinds: map[llc.Type]int{}}
+func newDuo(t testing.TB, w wire, rnics [2]uint8, maxLinks uint8) (*duo, [2]*linkgroup.Conn) {
+	d := &duo{t: t, now: time.Unix(1000, 0), kinds: map[llc.Type]int{}, wire: w}
 	for n := range d.sides {
 		s := &duoSide{
 			d: d, n: n, rnics: rnics[n], qps: map[rdma.QPN]linkgroup.LinkIndex{}, placed: map[*linkgroup.Conn]uint64{},
 			nextQPN: rdma.QPN(0x100 * (n + 1)),
 		}
 		s.g = linkgroup.New(linkgroup.Config{
-			Role: linkgroup.Role(n), AllowRFC: rfc, MaxLinks: maxLinks, SendBuffer: 1 << 15, Rand: rand.New(rand.NewPCG(1, uint64(n))),
+			Role: linkgroup.Role(n), Version: w.version, Release: 1, AllowRFC: w.rfc, MaxLinks: maxLinks,
+			SendBuffer: 1 << 15, Rand: rand.New(rand.NewPCG(1, uint64(n))),
 		})
 		d.sides[n] = s
 		s.g.AddFirstLink(s.endpoint(0, 0))
@@ -184,11 +199,20 @@ func (s *duoSide) do(o linkgroup.Output) {
 		if !ok {
 			return // the peer's half is gone
 		}
-		if m, err := llc.Parse(s.g.Dialect(), 1, o.Msg[:]); err == nil && !m.IsResponse() {
-			d.kinds[m.Type()]++
+		b := bytesOf(&o)
+		if m, err := llc.Parse(s.g.Dialect(), d.wire.version, b); err == nil {
+			if !m.IsResponse() {
+				d.kinds[m.Type()]++
+			}
+			if v2 := b[0]>>4 == 2; v2 != (d.wire.version == 2) {
+				d.t.Errorf("side %d sends %v", s.n, m)
+			}
+		}
+		if len(b) > llc.Size {
+			d.long++
 		}
 		s.g.HandleSent(d.now, o.Link, o.ID)
-		if err := other.g.HandleRecv(d.now, to, o.Msg[:]); err != nil {
+		if err := other.g.HandleRecv(d.now, to, b); err != nil {
 			d.t.Errorf("side %d: %v", other.n, err)
 		}
 	case linkgroup.OutEvent:
@@ -196,6 +220,14 @@ func (s *duoSide) do(o linkgroup.Output) {
 			s.wantLink(o)
 		}
 	}
+}
+
+// bytesOf is what OutSend sends.
+func bytesOf(o *linkgroup.Output) []byte {
+	if o.Long != nil {
+		return o.Long
+	}
+	return o.Msg[:]
 }
 
 func (s *duoSide) wantLink(o linkgroup.Output) {
@@ -250,9 +282,9 @@ func (d *duo) links(want int, r linkgroup.Redundancy) {
 // RFC 7609 §2.2.2: from one link to the largest group, and back link by link,
 // with connections that never notice.
 func TestSection2_2_2_EightLinks(t *testing.T) {
-	for _, rfc := range []bool{false, true} {
-		t.Run(fmt.Sprintf("rfc=%t", rfc), func(t *testing.T) {
-			d, first := newDuo(t, [2]uint8{8, 8}, 8, rfc)
+	for _, w := range wires {
+		t.Run(w.name, func(t *testing.T) {
+			d, first := newDuo(t, w, [2]uint8{8, 8}, 8)
 			d.links(8, linkgroup.Symmetric)
 			conns := [][2]*linkgroup.Conn{first}
 			for range 16 {
@@ -260,6 +292,9 @@ func TestSection2_2_2_EightLinks(t *testing.T) {
 			}
 			if d.kinds[llc.TypeConfirmRKeyContinuation] == 0 {
 				t.Error("RMBs of eight links were confirmed without a continuation")
+			}
+			if v2 := w.version == 2; (d.long > 0) != v2 || (d.kinds[llc.TypeAddLinkContinuation] == 0) != v2 {
+				t.Errorf("%d long messages, %d continuations of ADD LINK", d.long, d.kinds[llc.TypeAddLinkContinuation])
 			}
 			for _, s := range d.sides {
 				for _, l := range s.g.Links() {
@@ -306,48 +341,57 @@ func TestSection2_2_1_Redundancy(t *testing.T) {
 		{"two each", [2]uint8{2, 2}, 2, linkgroup.Symmetric, linkgroup.Symmetric},
 		{"two and three", [2]uint8{2, 3}, 2, linkgroup.Symmetric, linkgroup.Symmetric},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			d, conns := newDuo(t, tt.rnics, 8, false)
-			d.exchange(conns, 100)
-			for n, want := range []linkgroup.Redundancy{tt.client, tt.server} {
-				if g := d.sides[n].g; len(g.Links()) != tt.links || g.Redundancy() != want {
-					t.Errorf("side %d: %d links, %v, want %d, %v", n, len(g.Links()), g.Redundancy(), tt.links, want)
+		for _, w := range wires {
+			t.Run(tt.name+"/"+w.name, func(t *testing.T) {
+				d, conns := newDuo(t, w, tt.rnics, 8)
+				d.exchange(conns, 100)
+				for n, want := range []linkgroup.Redundancy{tt.client, tt.server} {
+					if g := d.sides[n].g; len(g.Links()) != tt.links || g.Redundancy() != want {
+						t.Errorf("side %d: %d links, %v, want %d, %v", n, len(g.Links()), g.Redundancy(), tt.links, want)
+					}
 				}
-			}
-			d.advance(30 * time.Minute) // nothing comes of the retries
-			for n, s := range d.sides {
-				if len(s.g.Links()) != tt.links {
-					t.Errorf("side %d: %d links later", n, len(s.g.Links()))
+				d.advance(30 * time.Minute) // nothing comes of the retries
+				for n, s := range d.sides {
+					if len(s.g.Links()) != tt.links {
+						t.Errorf("side %d: %d links later", n, len(s.g.Links()))
+					}
 				}
-			}
-		})
+			})
+		}
 	}
 }
 
 // Either side's second RNIC goes and comes back: the symmetric group becomes an
 // asymmetric one and recovers; only one asymmetric link exists at any time.
 func TestDuo_portsFlap(t *testing.T) {
-	for side := range 2 {
-		d, conns := newDuo(t, [2]uint8{2, 2}, 2, false)
-		for round := range 5 {
-			rnic := uint8(round & 1)
-			d.sides[side].port(rnic, false)
-			d.settle()
-			d.exchange(conns, 1000)
-			if r := d.sides[side].g.Redundancy(); r != linkgroup.AsymmetricLocal {
-				t.Fatalf("side %d lost RNIC %d: %v", side, rnic, r)
-			}
-			d.sides[side].port(rnic, true)
-			d.settle()
-			d.links(2, linkgroup.Symmetric)
-			d.exchange(conns, 1000)
+	for _, w := range wires {
+		for side := range 2 {
+			t.Run(fmt.Sprintf("%v/side %d", w, side), func(t *testing.T) {
+				d, conns := newDuo(t, w, [2]uint8{2, 2}, 2)
+				for round := range 5 {
+					rnic := uint8(round & 1)
+					d.sides[side].port(rnic, false)
+					d.settle()
+					d.exchange(conns, 1000)
+					if r := d.sides[side].g.Redundancy(); r != linkgroup.AsymmetricLocal {
+						t.Fatalf("lost RNIC %d: %v", rnic, r)
+					}
+					d.sides[side].port(rnic, true)
+					d.settle()
+					d.links(2, linkgroup.Symmetric)
+					d.exchange(conns, 1000)
+				}
+				if asks := w.version == 2 && side == 0; (d.kinds[llc.TypeRequestAddLink] > 0) != asks {
+					t.Errorf("%d times REQUEST ADD LINK", d.kinds[llc.TypeRequestAddLink])
+				}
+			})
 		}
 	}
 }
 
 // §2.2.4: a link number comes back only after all others.
 func TestSection2_2_4_LinkNumbers(t *testing.T) {
-	d, _ := newDuo(t, [2]uint8{2, 2}, 2, false)
+	d, _ := newDuo(t, wires[1], [2]uint8{2, 2}, 2)
 	used := map[llc.LinkID]bool{}
 	for round := range 200 {
 		for _, l := range d.sides[1].g.Links() {
@@ -368,7 +412,7 @@ func TestSection2_2_4_LinkNumbers(t *testing.T) {
 
 // Nothing is allocated for a message while links fail over around it.
 func TestGroup_failoverDataPathAllocatesNothing(t *testing.T) {
-	d, conns := newDuo(t, [2]uint8{2, 2}, 2, false)
+	d, conns := newDuo(t, wires[1], [2]uint8{2, 2}, 2)
 	d.sides[0].g.HandleLinkFailure(d.now, 0, errors.New("test"))
 	d.settle()
 	s, c := d.sides[0], conns[0]

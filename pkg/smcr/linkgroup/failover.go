@@ -18,7 +18,8 @@ func (g *Group) HandleLinkFailure(now time.Time, index LinkIndex, err error) {
 
 // HandlePort takes a port event of one of our RNICs. The links of one that is
 // down have failed, but the last one, which the port may come back for before
-// its queue pair gives up. One that comes up may carry another link.
+// its queue pair gives up. One that comes up may carry another link, also if an
+// operator has deleted one.
 func (g *Group) HandlePort(now time.Time, rnic uint8, up bool) {
 	if !up {
 		for i := range g.links {
@@ -28,12 +29,7 @@ func (g *Group) HandlePort(now time.Time, rnic uint8, up bool) {
 		}
 		return
 	}
-	g.retryWait = 0
-	if g.adding.step != addNone {
-		g.adding.again = true // the exchange may have had to do without it
-		return
-	}
-	g.retryAdd()
+	g.AllowLinks()
 }
 
 // loseLink is what a link that is of no use any more means for the group: the

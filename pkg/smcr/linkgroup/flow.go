@@ -13,8 +13,7 @@ import (
 // Linux drops requests that cross (RFC 7609 §3.5.5.3 allows more).
 type flow struct {
 	kind      flowKind
-	rmbs      [llc.MaxDeleteRKeys]RMBID // CONFIRM RKEY: the first; DELETE RKEY: count of them
-	count     int
+	rmbs      []RMBID        // CONFIRM RKEY: one; DELETE RKEY
 	tries     int            // CONFIRM RKEY: answers that asked for a retry
 	holdUntil time.Time      // of the next try; zero: now
 	deletion  llc.DeleteLink // DELETE LINK
@@ -154,10 +153,10 @@ func (g *Group) sendRequest() {
 		g.sendDeleteRKey(l, f)
 	case flowDeleteLink, flowAskDelete:
 		m := f.deletion
-		m.Response = false
+		m.Header = g.header(false)
 		l.send(m)
 	case flowDeleteAll:
-		l.send(llc.DeleteLink{All: true, Orderly: true, Reason: f.deletion.Reason})
+		l.send(llc.DeleteLink{Header: g.header(false), All: true, Orderly: true, Reason: f.deletion.Reason})
 	case flowAddLink:
 	}
 }
@@ -209,7 +208,7 @@ func (g *Group) giveUpFlow(f flow) {
 		g.out = append(g.out, Output{Kind: OutEvent, Event: EventRMBRefused, RMB: f.rmbs[0]})
 	case flowDeleteRKey:
 		g.popFlow()
-		for _, id := range f.rmbs[:f.count] {
+		for _, id := range f.rmbs {
 			g.removeRMB(id)
 		}
 	case flowDeleteLink, flowAskDelete:

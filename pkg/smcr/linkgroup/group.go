@@ -116,6 +116,8 @@ type Group struct {
 	spare      *link // client: what our hint to the server is about
 	spareUntil time.Time
 	deleting   llc.LinkID    // waitDeleteReply: the second link that failed
+	held       holder        // whether an operator keeps links from being added
+	asked      request       // server: the client's REQUEST ADD LINK
 	retryWait  time.Duration // until a failed second link is tried again
 	retryAt    time.Time
 
@@ -303,7 +305,7 @@ func (g *Group) becomeDraining() {
 
 func (g *Group) stopExchanges() {
 	g.flows, g.flowSent = nil, false
-	g.adding, g.spare = adding{}, nil
+	g.adding, g.spare, g.asked = adding{}, nil, request{}
 	g.retryAt = time.Time{}
 }
 

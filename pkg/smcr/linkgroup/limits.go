@@ -31,6 +31,8 @@ const (
 	// SendDepth is the send queue a link needs: each message may follow two
 	// RDMA writes.
 	SendDepth = 3 * SendBudget
+	// release1 is the release of version 2 since which CLC negotiates the limits.
+	release1 = 1
 	// maxFlows bounds the LLC exchanges that wait for their turn.
 	maxFlows = 2 * MaxRMBs
 	// maxLLCQueue bounds the LLC messages that wait for the send budget. Only a
@@ -64,7 +66,7 @@ const (
 	// AddLinkRetryMin and AddLinkRetryMax are the first and the longest time
 	// after which a server tries again to add a second link (C.8). Ports that
 	// come up, and clients that say so, are not waited for.
-	AddLinkRetryMin = 10 * time.Second
+	AddLinkRetryMin = time.Second
 	AddLinkRetryMax = 10 * time.Minute
 	// RKeyRetryInterval is between further tries of a CONFIRM RKEY while the
 	// peer's configuration changes; maxRKeyRetries of them outlast FlowTimeout

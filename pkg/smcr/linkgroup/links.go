@@ -337,7 +337,7 @@ func (g *Group) sendTestLink(now time.Time, l *link) {
 	for i := range l.testData {
 		l.testData[i] = byte(g.cfg.Rand.Uint32())
 	}
-	l.send(llc.TestLink{UserData: l.testData})
+	l.send(llc.TestLink{Header: g.header(false), UserData: l.testData})
 }
 
 // testDue is when testLink wants to be called.

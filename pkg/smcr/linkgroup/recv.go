@@ -34,7 +34,7 @@ func (g *Group) HandleRecv(now time.Time, index LinkIndex, b []byte) error {
 		g.loseLink(now, l, llc.DeleteProtocolViolation, FaultProtocol, err)
 		return err
 	}
-	m, err := llc.Parse(g.dialect, 1, b)
+	m, err := llc.Parse(g.dialect, g.cfg.Version, b)
 	var unknown *llc.UnknownTypeError
 	switch {
 	case errors.As(err, &unknown) && (unknown.Optional || g.dialect == llc.DialectLinux):
@@ -99,6 +99,10 @@ func (g *Group) handleLLC(now time.Time, l *link, m llc.Message) error {
 	if _, ok := m.(llc.ConfirmLink); !ok && l.state == linkForming && (g.state != Forming || l != g.firstLink()) {
 		return fmt.Errorf("%w: %v on a link that is not confirmed", ErrProtocol, m.Type())
 	}
+	if !g.fits(m) {
+		g.Discarded++
+		return nil
+	}
 	switch m := m.(type) {
 	case llc.ConfirmLink:
 		if m.Response {
@@ -107,7 +111,7 @@ func (g *Group) handleLLC(now time.Time, l *link, m llc.Message) error {
 		return g.handleConfirmLink(now, l, m)
 	case llc.AddLink:
 		if m.Response {
-			return g.handleAddLinkReply(now, m)
+			return g.handleAddLinkReply(now, l, m)
 		}
 		return g.handleAddLink(now, l, m)
 	case llc.AddLinkContinuation:
@@ -128,14 +132,20 @@ func (g *Group) handleLLC(now time.Time, l *link, m llc.Message) error {
 		}
 	case llc.DeleteRKey:
 		if m.Response {
-			g.handleDeleteRKeyReply(m)
+			g.handleDeleteRKeyReply(m.RKeys[:m.N()])
 		} else {
 			g.handleDeleteRKey(l, m)
 		}
+	case llc.DeleteRKeyV2:
+		if m.Response {
+			g.handleDeleteRKeyReply(m.RKeys)
+		} else {
+			g.handleDeleteRKeyV2(l, m)
+		}
+	case llc.RequestAddLink:
+		g.handleRequestAddLink(l, m)
 	case llc.TestLink:
 		return g.handleTestLink(l, m)
-	default: // messages of version 2
-		g.Discarded++
 	}
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/llc"
 )
 
@@ -25,7 +26,7 @@ func (g *Group) ConfirmRMB(id RMBID) {
 }
 
 func confirmFlow(id RMBID) flow {
-	return flow{kind: flowConfirmRKey, rmbs: [llc.MaxDeleteRKeys]RMBID{id}, count: 1}
+	return flow{kind: flowConfirmRKey, rmbs: []RMBID{id}}
 }
 
 // IsConfirmed reports whether the peer knows the RMB.
@@ -53,7 +54,7 @@ func (g *Group) sendConfirmRKey(via *link, r *rmb) {
 			o.n++
 		}
 	}
-	m := llc.ConfirmRKey{This: llc.RToken(r.token(via)), Others: uint8(o.n)}
+	m := llc.ConfirmRKey{Header: g.header(false), This: llc.RToken(r.token(via)), Others: uint8(o.n)}
 	o.told = copy(m.Other[:], o.list[:o.n])
 	g.others = o
 	via.send(m)
@@ -66,7 +67,7 @@ func (g *Group) continueConfirm(via *link) bool {
 	if o.told == o.n {
 		return false
 	}
-	m := llc.ConfirmRKeyContinuation{Remaining: uint8(o.n - o.told)}
+	m := llc.ConfirmRKeyContinuation{Header: g.header(false), Remaining: uint8(o.n - o.told)}
 	o.told += copy(m.Other[:], o.list[o.told:o.n])
 	o.continued = true
 	via.send(m)
@@ -138,29 +139,28 @@ func (g *Group) hasOutrun() bool {
 
 // sendDeleteRKey takes RMBs back, several at once if more wait for it (A.3.7).
 func (g *Group) sendDeleteRKey(via *link, f *flow) {
+	most := llc.MaxDeleteRKeys
+	if g.isV2() {
+		most = llc.MaxDeleteRKeysV2
+	}
 	rest := g.flows[1:]
-	for len(rest) > 0 && rest[0].kind == flowDeleteRKey && f.count < llc.MaxDeleteRKeys {
-		f.rmbs[f.count] = rest[0].rmbs[0]
-		f.count++
+	for len(rest) > 0 && rest[0].kind == flowDeleteRKey && len(f.rmbs)+len(rest[0].rmbs) <= most {
+		f.rmbs = append(f.rmbs, rest[0].rmbs...)
 		rest = rest[1:]
 	}
 	g.flows = append(g.flows[:1], rest...)
-	m := llc.DeleteRKey{Count: uint8(f.count)}
-	for i, id := range f.rmbs[:f.count] {
-		m.RKeys[i] = g.rmb(id).token(via).RKey
-	}
-	via.send(m)
+	via.send(g.deleteRKeys(via, f.rmbs))
 }
 
-func (g *Group) handleDeleteRKeyReply(m llc.DeleteRKey) {
-	if !g.flowSent || g.flows[0].kind != flowDeleteRKey || g.rmb(g.flows[0].rmbs[0]).token(g.flowVia).RKey != m.RKeys[0] {
+func (g *Group) handleDeleteRKeyReply(keys []rdma.RKey) {
+	if !g.answersDelete(keys) {
 		g.Discarded++
 		return
 	}
 	// A negative answer means that the peer did not know a key: harmless
 	// (A.3.7).
 	f := g.popFlow()
-	for _, id := range f.rmbs[:f.count] {
+	for _, id := range f.rmbs {
 		g.removeRMB(id)
 	}
 }

@@ -8,7 +8,6 @@ import (
 
 	"github.com/smcr-io/kube-smcr/internal/invariant"
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
-	"github.com/smcr-io/kube-smcr/pkg/smcr/llc"
 )
 
 // RMBID names one of our RMBs in its group.
@@ -150,7 +149,7 @@ func (g *Group) dropEmptyRMB(r *rmb) {
 	for _, o := range g.rmbs {
 		if o != r && o.elementSize == r.elementSize && o.state == rmbConfirmed && o.usedCount < len(o.used) {
 			r.state = rmbDeleting
-			g.startFlow(flow{kind: flowDeleteRKey, rmbs: [llc.MaxDeleteRKeys]RMBID{r.id}, count: 1})
+			g.startFlow(flow{kind: flowDeleteRKey, rmbs: []RMBID{r.id}})
 			return
 		}
 	}

@@ -70,16 +70,20 @@ func (g *Group) ConnectPeer(now time.Time, peer Endpoint) {
 }
 
 func (g *Group) confirmLink(l *link, flags llc.ConfirmLinkFlags, response bool) llc.ConfirmLink {
-	return llc.ConfirmLink{
-		Header:   llc.Header{Response: response},
+	m := llc.ConfirmLink{
+		Header:   g.header(response),
 		Flags:    flags,
 		MAC:      l.local.MAC,
 		GID:      l.local.GID,
 		QPN:      l.local.QPN,
 		Link:     l.id,
-		UserID:   g.cfg.UserID,
+		UserID:   g.userID(l),
 		MaxLinks: g.maxLinks,
 	}
+	if g.hasLimits() {
+		m.MaxConns = uint8(g.maxConns)
+	}
+	return m
 }
 
 // checkConfirmLink compares what the peer echoes with what its CLC message
@@ -92,17 +96,29 @@ func checkConfirmLink(l *link, m llc.ConfirmLink) error {
 	return nil
 }
 
-// settleMaxLinks takes the peer's largest number of links: the smaller one
-// holds for the life of the group. A client may leave it to the server
-// (§2.2.2).
-func (g *Group) settleMaxLinks(n uint8) error {
-	if n == 0 && g.cfg.Role == Client {
+// settleLimits takes the peer's largest numbers of links and connections: the
+// smaller ones hold for the life of the group. A client may leave the links to
+// the server (§2.2.2).
+func (g *Group) settleLimits(m llc.ConfirmLink) error {
+	if m.MaxLinks == 0 && g.cfg.Role == Client {
 		return fmt.Errorf("%w: CONFIRM LINK allows no links", ErrProtocol)
 	}
-	if n != 0 {
-		g.maxLinks = min(g.maxLinks, n)
+	if m.MaxLinks != 0 {
+		g.maxLinks = min(g.maxLinks, m.MaxLinks)
+	}
+	if g.hasLimits() && m.MaxConns != 0 {
+		g.maxConns = min(g.maxConns, int(m.MaxConns))
 	}
 	return nil
+}
+
+// offersSecond reports whether the first contact includes the offer of a second
+// link. Linux waits for it even if it can have none, unless CLC has said so.
+func (g *Group) offersSecond() bool {
+	if g.hasLimits() {
+		return g.cfg.MaxLinks > 1
+	}
+	return g.maxLinks > 1 || g.dialect == llc.DialectLinux
 }
 
 // eyeCatcherFlags are the flags of CONFIRM LINK once the dialect is settled.
@@ -120,8 +136,11 @@ func (g *Group) settleDialect(flags llc.ConfirmLinkFlags) bool {
 		g.dialect = llc.DialectLinux
 		return true
 	}
+	if !g.cfg.AllowRFC || g.isV2() || flags&noEyeCatcher != 0 {
+		return false
+	}
 	g.dialect = llc.DialectRFC
-	return g.cfg.AllowRFC && flags&noEyeCatcher == 0
+	return true
 }
 
 // handleConfirmLink takes the server's request at the client.
@@ -135,7 +154,7 @@ func (g *Group) handleConfirmLink(now time.Time, l *link, m llc.ConfirmLink) err
 	if err := checkConfirmLink(l, m); err != nil {
 		return err
 	}
-	if err := g.settleMaxLinks(m.MaxLinks); err != nil {
+	if err := g.settleLimits(m); err != nil {
 		return err
 	}
 	if !g.settleDialect(m.Flags) {
@@ -146,7 +165,7 @@ func (g *Group) handleConfirmLink(now time.Time, l *link, m llc.ConfirmLink) err
 	l.peerUserID = m.UserID
 	g.out = append(g.out, Output{Kind: OutTransmit, Link: l.index})
 	l.send(g.confirmLink(l, g.eyeCatcherFlags(), true))
-	if g.maxLinks < 2 && g.dialect == llc.DialectRFC { // the server has no reason to offer a second one
+	if !g.offersSecond() {
 		g.becomeActive(now)
 		return nil
 	}
@@ -166,7 +185,7 @@ func (g *Group) handleConfirmLinkReply(now time.Time, l *link, m llc.ConfirmLink
 	if err := checkConfirmLink(l, m); err != nil {
 		return err
 	}
-	if err := g.settleMaxLinks(m.MaxLinks); err != nil {
+	if err := g.settleLimits(m); err != nil {
 		return err
 	}
 	if m.Link != l.id {
@@ -177,11 +196,10 @@ func (g *Group) handleConfirmLinkReply(now time.Time, l *link, m llc.ConfirmLink
 		return nil
 	}
 	l.peerUserID = m.UserID
-	if g.maxLinks < 2 && g.dialect == llc.DialectRFC {
+	if !g.offersSecond() {
 		g.becomeActive(now)
 		return nil
 	}
-	// Linux waits for the offer of a second link even if it can have none.
 	g.step = waitSecondLink
 	g.deadline = time.Time{}
 	g.beginAdd(now, l, false)
