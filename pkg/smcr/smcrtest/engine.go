@@ -331,7 +331,13 @@ func (e *engine) do(now time.Time, o *linkgroup.Output, post func(int, work)) {
 			q.close()
 		}
 	case linkgroup.OutSend:
-		post(index, work{send: true, msg: o.Msg, id: o.ID})
+		wr := work{send: true, msg: o.Msg, id: o.ID}
+		if o.Conn != nil {
+			if c, ok := o.Conn.User.(*engineConn); ok {
+				wr.conn = c.name
+			}
+		}
+		post(index, wr)
 	case linkgroup.OutWrite:
 		c, ok := o.Conn.User.(*engineConn)
 		if !ok {
@@ -363,7 +369,9 @@ func eventText(o *linkgroup.Output) string {
 }
 
 func (e *engine) event(now time.Time, o *linkgroup.Output) {
-	e.w.trace("%v %v: %s", e.w.Elapsed(), e, eventText(o))
+	if e.w.tracing {
+		e.w.trace("%v %v: %s", e.w.Elapsed(), e, eventText(o))
+	}
 	if o.Event == linkgroup.EventReady || o.Event == linkgroup.EventLink {
 		for _, l := range e.links() {
 			if q := e.p.qp(e.side, l.index); q != nil && l.active {

@@ -52,7 +52,7 @@ type work struct {
 	source func() []byte // RDMA write: the bytes, taken when they arrive
 	addr   uint64
 	rkey   uint32
-	conn   string // that writes
+	conn   string // that writes, or that the message is about
 	at     time.Time
 }
 
@@ -172,8 +172,9 @@ func (q *qp) lose() {
 	w := q.w
 	if t := q.target(); t != nil && w.passes(q.rnic, t.rnic) && q.out.since.IsZero() {
 		for _, wr := range q.wire[:w.rng.IntN(len(q.wire)+1)] {
+			// Nothing orders this and what goes over another link.
 			q.capture(&wr)
-			w.at(w.now, func() { q.arrive(wr) })
+			w.at(wr.at, func() { q.arrive(wr) })
 		}
 	}
 	q.wire, q.acks = nil, nil
@@ -222,11 +223,22 @@ func (p *path) post(side, index int, wr work) {
 		if limit := p.nodes[side].sendLimit(); q.posted > limit {
 			w.fault("%v has %d SENDs under way on link index %d, limit %d", p.nodes[side], q.posted, index, limit)
 		}
-		on := ""
-		if index > 0 {
-			on = fmt.Sprintf("/%d", index)
+		if w.tracing {
+			on := ""
+			if index > 0 {
+				on = fmt.Sprintf("/%d", index)
+			}
+			w.trace("%v %d%s> %s", w.Elapsed(), side, on, describe(p.nodes[side].dialect(), wr.msg[:]))
 		}
-		w.trace("%v %d%s> %s", w.Elapsed(), side, on, describe(p.nodes[side].dialect(), wr.msg[:]))
+	}
+	if v := p.voiceOf(side, wr.conn); v != nil {
+		if m, err := cdc.Parse(wr.msg[:]); !wr.send {
+			v.wrote = true
+		} else if err == nil {
+			if err := v.speak(q, m); err != nil {
+				w.fault("%v, %s: %w", p.nodes[side], wr.conn, err)
+			}
+		}
 	}
 	wr.at = w.now.Add(w.delay())
 	if n := len(q.wire); n > 0 && wr.at.Before(q.wire[n-1].at) {
@@ -309,6 +321,11 @@ func (q *qp) complete() {
 		wr := q.acks[0]
 		q.acks = q.acks[1:]
 		q.posted--
+		if v := q.p.voiceOf(q.side, wr.conn); v != nil {
+			if m, err := cdc.Parse(wr.msg[:]); err == nil {
+				v.heard(q, m)
+			}
+		}
 		q.p.nodes[q.side].sent(q.p.clock(q.side), q.index, wr.id)
 	}
 }

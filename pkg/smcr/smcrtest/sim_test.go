@@ -71,7 +71,7 @@ func TestSimulation(t *testing.T) {
 	}
 	base := *simBase
 	if base == 0 {
-		base = rand.Uint64() | 1
+		base = uint64(time.Now().UnixNano()) | 1
 	}
 	play(t, n, base)
 }

@@ -64,6 +64,7 @@ type World struct {
 	faulted bool
 	holed   bool // there was a blackhole
 	trace   func(format string, args ...any)
+	tracing bool
 }
 
 // host is a peer: what its link groups share.
@@ -109,7 +110,7 @@ func New(cfg Config) *World {
 }
 
 // Trace sends a line per message and event to f.
-func (w *World) Trace(f func(format string, args ...any)) { w.trace = f }
+func (w *World) Trace(f func(format string, args ...any)) { w.trace, w.tracing = f, true }
 
 // Elapsed is the time since the world began.
 func (w *World) Elapsed() time.Duration { return w.now.Sub(w.start) }
@@ -259,6 +260,7 @@ type path struct {
 	client int // side
 	nodes  [2]node
 	qps    [2][]*qp // by the number that the node gave
+	voices [2]map[string]*voice
 	// excused says why the group may die though a link is sound.
 	excused string
 	dead    [2]bool // the checker has seen it

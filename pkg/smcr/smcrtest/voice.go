@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package smcrtest
+
+import (
+	"fmt"
+
+	"github.com/smcr-io/kube-smcr/pkg/smcr/cdc"
+)
+
+// voice is what one end of a connection has sent, as its queue pairs see it. It
+// says whether the end keeps the rules of the sender: RFC 7609 §4.6.1, §4.6.2,
+// A.4.
+type voice struct {
+	q       *qp // that carried the last message
+	seq     uint16
+	ss      uint16 // of the last acknowledged message that described a write
+	wrote   bool   // since the last message
+	unacked []said
+}
+
+// said is a message that is not acknowledged.
+type said struct {
+	q     *qp
+	seq   uint16
+	write bool
+}
+
+// speak takes a message that is posted to a queue pair. Whether one that had
+// nothing under way has moved before or after its link was lost does not show.
+func (v *voice) speak(q *qp, m cdc.Message) error {
+	moved := v.q != nil && v.q != q
+	lost := moved && (v.q.state == qpGone || v.q.state == qpError)
+	v.q = q
+	switch {
+	case lost && len(v.unacked) > 0 && !m.Flags.FailoverValidation():
+		return fmt.Errorf("%v is the first message after the loss of a link, and validates nothing", m)
+	case lost:
+		v.unacked = nil
+	case moved && len(v.unacked) > 0:
+		return fmt.Errorf("%v comes over another link with %d messages under way", m, len(v.unacked))
+	}
+	if m.Flags.FailoverValidation() {
+		switch {
+		case len(v.unacked) > 0: // it may have moved to a link and lost that, in silence
+			return fmt.Errorf("%v validates without the loss of a link", m)
+		case v.wrote:
+			return fmt.Errorf("%v comes after a write", m)
+		case m.Seq != v.ss:
+			return fmt.Errorf("%v validates another message than %d", m, v.ss)
+		}
+		return nil
+	}
+	if m.Seq != v.seq+1 {
+		return fmt.Errorf("%v comes after sequence number %d", m, v.seq)
+	}
+	v.seq = m.Seq
+	v.unacked = append(v.unacked, said{q, m.Seq, v.wrote})
+	v.wrote = false
+	return nil
+}
+
+// heard takes the acknowledgement of a message.
+func (v *voice) heard(q *qp, m cdc.Message) {
+	if m.Flags.FailoverValidation() || len(v.unacked) == 0 || v.unacked[0].q != q || v.unacked[0].seq != m.Seq {
+		return // of a link that was lost before
+	}
+	if v.unacked[0].write {
+		v.ss = m.Seq
+	}
+	v.unacked = v.unacked[1:]
+}
+
+// voiceOf is the voice of one end of a path's connection, if its rules are
+// looked at: the kernel's numbers are lower by one, and it moves a connection
+// that is closing without validation.
+func (p *path) voiceOf(side int, conn string) *voice {
+	if conn == "" || p.w.cfg.Linux[p.peers[side]] {
+		return nil
+	}
+	if p.voices[side] == nil {
+		p.voices[side] = map[string]*voice{}
+	}
+	v := p.voices[side][conn]
+	if v == nil {
+		v = &voice{}
+		p.voices[side][conn] = v
+	}
+	return v
+}
