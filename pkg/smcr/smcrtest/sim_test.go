@@ -43,13 +43,14 @@ func (s *seeds) next() (uint64, bool) {
 	return s.rng.Uint64() | 1, true
 }
 
-// stop ends the sequence; false if it was stopped before.
-func (s *seeds) stop() bool {
+// stop ends the sequence and tells how many there are left; false if it was
+// stopped before.
+func (s *seeds) stop() (int64, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	first := s.left >= 0
+	left := s.left
 	s.left = -1
-	return first
+	return left, left >= 0
 }
 
 func TestSimulation(t *testing.T) {
@@ -90,10 +91,14 @@ func play(t *testing.T, n int64, base uint64) {
 					return
 				}
 				err := smcrtest.Random(seed).Try()
-				if err == nil || !s.stop() {
+				if err == nil {
 					continue
 				}
-				t.Errorf("-sim.seed %d, of -sim.base %d: %v", seed, base, err)
+				left, first := s.stop()
+				if !first {
+					return
+				}
+				t.Errorf("-sim.seed %d, among the first %d of -sim.base %d: %v", seed, n-left, base, err)
 				until := time.Now().Add(shortening)
 				short := smcrtest.Random(seed).Shorten(func() bool { return time.Now().Before(until) })
 				t.Errorf("shortened to %d events:\n\n%v\n%v", len(short.Ops), short, short.Try())
