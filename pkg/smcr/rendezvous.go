@@ -346,7 +346,7 @@ func (r *rendezvous) admit(g *group) error {
 	}
 	c, err := newSMCConn(r.s, g, lc, r.tcp)
 	if err != nil {
-		lc.Abandon(true) // the peer has not seen it
+		lc.Abandon(time.Now(), true) // the peer has not seen it
 		g.flush(time.Now())
 		return err
 	}
@@ -673,7 +673,7 @@ func (r *rendezvous) discard(peerDeclined bool) {
 	if r.conn != nil {
 		r.conn.keepTCP = true
 		r.conn.closed.Store(true)
-		r.conn.lc.Abandon(peerDeclined || !r.named)
+		r.conn.lc.Abandon(time.Now(), peerDeclined || !r.named)
 		r.group.flush(time.Now())
 	}
 	if r.first && r.group != nil {

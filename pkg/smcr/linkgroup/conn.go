@@ -5,6 +5,7 @@ package linkgroup
 import (
 	"errors"
 	"fmt"
+	"math/bits"
 	"time"
 
 	"github.com/smcr-io/kube-smcr/internal/invariant"
@@ -32,11 +33,14 @@ type Conn struct {
 	peerSize uint32
 	peerTok  cdc.AlertToken
 	deadline time.Time // zero unless closing
+	since    time.Time // zombie
 	queued   bool
 	done     bool
 	zombie   bool  // given up; the peer may still write the RMBE
 	replaced bool  // the peer uses its RMBE for another connection
 	next     *Conn // in the ready queue
+
+	clockPrev, clockNext *Conn // in the group's clocks
 
 	writes, messagesSent, messagesRecv uint64
 }
@@ -98,17 +102,7 @@ func (g *Group) OpenConn(size uint32) (*Conn, error) {
 	}
 	c := &Conn{g: g, rmb: r, element: i}
 	c.useLink(g.bestLink(c, nil))
-	slot := -1
-	for j, o := range g.conns {
-		if o == nil {
-			slot = j
-			break
-		}
-	}
-	if slot < 0 {
-		slot = len(g.conns)
-		g.conns = append(g.conns, nil)
-	}
+	slot := g.takeSlot()
 	g.conns[slot] = c
 	g.nconns++
 	// The slot makes the token unique in the group, the random part makes a
@@ -116,6 +110,23 @@ func (g *Group) OpenConn(size uint32) (*Conn, error) {
 	c.token = cdc.AlertToken(g.cfg.Rand.Uint32()<<8 | uint32(slot+1))
 	c.restart()
 	return c, nil
+}
+
+// takeSlot finds a place in conns.
+func (g *Group) takeSlot() int {
+	for i, taken := range g.slots {
+		if taken == ^uint64(0) {
+			continue
+		}
+		bit := bits.TrailingZeros64(^taken)
+		g.slots[i] |= 1 << bit
+		slot := 64*i + bit
+		if slot == len(g.conns) {
+			g.conns = append(g.conns, nil)
+		}
+		return slot
+	}
+	panic("linkgroup: more connections than slots") // OpenConn counts them
 }
 
 func (c *Conn) useLink(l *link) {
@@ -230,16 +241,16 @@ func (c *Conn) Activate(peer RMBE) error {
 }
 
 // Abandon drops a connection whose rendezvous failed. If the peer may have
-// learned of the RMBE and did not decline, the RMBE stays out of use until
-// the group ends.
-func (c *Conn) Abandon(peerDeclined bool) {
+// learned of the RMBE and did not decline, the RMBE stays out of use: see
+// becomeZombie.
+func (c *Conn) Abandon(now time.Time, peerDeclined bool) {
 	c.data.Fail()
 	c.stopClock()
 	if peerDeclined {
 		c.finish()
 		return
 	}
-	c.becomeZombie()
+	c.becomeZombie(now)
 }
 
 // Release gives a finished connection's RMBE back; the shell has zeroed it.
@@ -251,11 +262,11 @@ func (c *Conn) Release(now time.Time) {
 		return
 	}
 	g.conns[slot] = nil
+	g.slots[slot/64] &^= 1 << (slot % 64)
 	g.nconns--
 	c.dest().conns--
 	g.idleSince = now
-	c.rmb.give(c.element)
-	g.dropEmptyRMB(c.rmb)
+	g.give(now, c.rmb, c.element)
 }
 
 // Getters.
@@ -318,21 +329,6 @@ func (c *Conn) Abort(now time.Time) {
 	c.enqueue()
 }
 
-// startClock bounds the wait for the peer's close (§4.8.1).
-func (c *Conn) startClock(now time.Time) {
-	if c.deadline.IsZero() && !c.done {
-		c.deadline = now.Add(c.g.cfg.CloseTimeout)
-		c.g.closing++
-	}
-}
-
-func (c *Conn) stopClock() {
-	if !c.deadline.IsZero() {
-		c.deadline = time.Time{}
-		c.g.closing--
-	}
-}
-
 func (c *Conn) enqueue() {
 	if c.target != nil && c.data.InFlight() == 0 {
 		c.arrive()
@@ -364,45 +360,30 @@ func (c *Conn) finish() {
 	}
 	c.done = true
 	c.stopClock()
-	if c.zombie {
-		c.zombie = false
-		c.g.zombies--
-	}
+	c.endZombie()
 	c.g.out = append(c.g.out, Output{Kind: OutEvent, Event: EventConnDone, Conn: c})
 }
 
 // fail ends the connection without the peer: its group died, or it does not
 // close. In a dead group nobody can write the RMBE any more.
-func (c *Conn) fail() {
+func (c *Conn) fail(now time.Time) {
 	c.raise(c.data.Fail())
 	c.stopClock()
 	if c.g.state == Dead {
 		c.finish()
 		return
 	}
-	c.becomeZombie()
-}
-
-// becomeZombie keeps the RMBE out of use until the peer says that it writes
-// no more, or the group ends.
-func (c *Conn) becomeZombie() {
-	if !c.zombie && !c.done {
-		c.zombie = true
-		c.g.zombies++
-		if g := c.g; c.link.heard.After(g.idleSince) {
-			g.idleSince = c.link.heard
-		}
-	}
+	c.becomeZombie(now)
 }
 
 // expire gives up waiting for the peer's close (§4.8.1, §4.8.2): first the
 // peer learns of it, if it did not know that we close.
 func (c *Conn) expire(now time.Time) {
 	if c.data.HasSentClose() || c.data.State() == cdc.PeerAbortWait {
-		c.fail()
+		c.fail(now)
 		return
 	}
-	c.deadline = now.Add(c.g.cfg.CloseTimeout)
+	c.resetClock(now)
 	c.raise(c.data.Abort())
 	c.enqueue()
 }
@@ -434,7 +415,7 @@ func (c *Conn) handleMessage(now time.Time, l *link, m cdc.Message) error {
 	case ev&cdc.Aborted != 0 && c.data.State() != cdc.Closed:
 		c.startClock(now)
 	case !c.deadline.IsZero() && !c.data.HasSentClose():
-		c.deadline = now.Add(c.g.cfg.CloseTimeout) // the peer still takes what was written before the close
+		c.resetClock(now) // the peer still takes what was written before the close
 	}
 	c.raise(ev)
 	c.enqueue()

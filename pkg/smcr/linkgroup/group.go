@@ -128,8 +128,12 @@ type Group struct {
 
 	conns     []*Conn // by token slot
 	nconns    int
-	closing   int // connections with a close deadline
-	zombies   int // connections given up whose RMBE the peer has not released
+	slots     [maxSlots / 64]uint64 // bit set of those taken
+	closing   clocks
+	zombies   int       // connections given up whose RMBE the peer has not released
+	retireAt  time.Time // when something is to be done about the oldest
+	lostLink  bool      // until holdRMBEs
+	heldUntil time.Time // RMBEs that are not in use
 	idleSince time.Time
 
 	flows      []flow // the first one is under way once flowSent
@@ -282,7 +286,7 @@ func (g *Group) becomeDead(err error) {
 	}
 	for _, c := range g.conns {
 		if c != nil {
-			c.fail()
+			c.fail(time.Time{}) // of a dead group: it is over
 		}
 	}
 	if !wasForming {
@@ -358,12 +362,10 @@ func (g *Group) NextTimeout() (time.Time, bool) {
 		if g.isUnused() {
 			earliest(g.idleSince.Add(g.cfg.IdleTimeout))
 		}
-		if g.closing > 0 {
-			for _, c := range g.conns {
-				if c != nil {
-					earliest(c.deadline)
-				}
-			}
+		earliest(g.retireAt)
+		earliest(g.heldUntil)
+		if t, ok := g.closing.due(); ok {
+			earliest(t)
 		}
 	}
 	return next, !next.IsZero()
@@ -388,12 +390,14 @@ func (g *Group) HandleTimeout(now time.Time) {
 		}
 		g.flowTimeout(now, due)
 		g.linkTimeouts(now, due)
-		if g.closing > 0 {
-			for _, c := range g.conns {
-				if c != nil && due(c.deadline) {
-					c.expire(now)
-				}
-			}
+		for t, ok := g.closing.due(); ok && due(t); t, ok = g.closing.due() {
+			g.closing.head.expire(now)
+		}
+		if due(g.retireAt) {
+			g.retireRMBs(now)
+		}
+		if due(g.heldUntil) {
+			g.freeHeld()
 		}
 		if g.isUnused() && due(g.idleSince.Add(g.cfg.IdleTimeout)) {
 			g.Terminate(now, llc.DeleteInactivity)
@@ -455,6 +459,9 @@ func (g *Group) HandleSent(now time.Time, index LinkIndex, id uint64) {
 
 // Poll appends what the shell must do, in order.
 func (g *Group) Poll(now time.Time, dst []Output) []Output {
+	if g.lostLink {
+		g.holdRMBEs(now)
+	}
 	g.pumpFlows(now)
 	for i := range g.links {
 		before := g.links[i].inflight

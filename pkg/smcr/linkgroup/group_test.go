@@ -112,7 +112,7 @@ func TestGroup_MaxConns(t *testing.T) {
 	if err := r.open("x"); !errors.Is(err, linkgroup.ErrFull) || r.g.Usable() {
 		t.Errorf("one too many: %v, usable %t", err, r.g.Usable())
 	}
-	r.conns["c1"].Abandon(true)
+	r.conns["c1"].Abandon(r.now, true)
 	r.poll()
 	if err := r.open("x"); !errors.Is(err, linkgroup.ErrFull) {
 		t.Errorf("before the RMBE is released: %v", err)
@@ -176,7 +176,7 @@ func TestModel_RMBEsAreNeverShared(t *testing.T) {
 			name := open[k]
 			open = append(open[:k], open[k+1:]...)
 			declined := rng.IntN(2) == 0
-			r.conns[name].Abandon(declined)
+			r.conns[name].Abandon(r.now, declined)
 			r.poll()
 			if declined && rng.IntN(4) > 0 {
 				delete(used, place(name))

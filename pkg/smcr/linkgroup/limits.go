@@ -40,6 +40,9 @@ const (
 	maxLLCQueue = 256
 	// maxRMBEs is what the one-byte index of CLC messages can say (A.2.3).
 	maxRMBEs = 255
+	// maxSlots is how many connections an alert token can tell apart: its last
+	// byte is a slot, and is not 0.
+	maxSlots = 256
 	// maxRKeyRetries bounds how often the peer may ask for a CONFIRM RKEY
 	// again before the RMB counts as refused.
 	maxRKeyRetries = 16
@@ -80,6 +83,14 @@ const (
 	// connections; the client waits longer, so that the server does it.
 	IdleTimeoutServer = 600 * time.Second
 	IdleTimeoutClient = 610 * time.Second
+	// RMBEHold is how long RMBEs are kept from other connections after the
+	// group lost a link: longer than the peer takes to hear of it and to
+	// repeat what it thinks was lost.
+	RMBEHold = 500 * time.Millisecond
+	// ZombieGrace is how long a connection that was given up may keep its RMBE
+	// before the RMB is taken out of use: longer than CLC messages and their
+	// time-outs take.
+	ZombieGrace = 15 * time.Second
 	// CloseTimeout bounds the wait for a peer that does not close (§4.8.1).
 	CloseTimeout = 60 * time.Second
 )

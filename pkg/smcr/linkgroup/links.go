@@ -294,6 +294,9 @@ func (g *Group) closeLink(l *link) {
 		return
 	}
 	wanted := l.state == linkWanted
+	if l.isUp() && g.state == Active {
+		g.lostLink = true
+	}
 	l.state = linkDown
 	g.present &^= 1 << l.index
 	l.queue = nil

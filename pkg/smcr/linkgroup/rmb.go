@@ -24,8 +24,10 @@ type RToken struct {
 type rmb struct {
 	id          RMBID
 	elementSize uint32
-	used        []bool
-	usedCount   int
+	elements    []element
+	usedCount   int  // of elements that no connection can have
+	zombies     int  // connections among them that the peer does not end
+	retired     bool // because of them
 	tokens      [MaxRNICs]RToken
 	registered  uint8 // bit set of the RNICs that tokens has an entry for
 	state       rmbState
@@ -37,28 +39,9 @@ const (
 	rmbNew        rmbState = iota // the peer does not know it
 	rmbConfirming                 // CONFIRM RKEY waits for its turn or answer
 	rmbConfirmed
-	rmbDeleting
+	rmbDeleting  // DELETE RKEY waits for its turn or answer
+	rmbForgotten // by the peer; connections that ended are still to be released
 )
-
-func (r *rmb) take() (int, bool) {
-	if r.state == rmbDeleting {
-		return 0, false
-	}
-	for i, u := range r.used {
-		if !u {
-			r.used[i] = true
-			r.usedCount++
-			return i, true
-		}
-	}
-	return 0, false
-}
-
-func (r *rmb) give(i int) {
-	invariant.Must(r.used[i], "RMBE released twice")
-	r.used[i] = false
-	r.usedCount--
-}
 
 // rtoken is one of the peer's RMBs.
 type rtoken struct {
@@ -97,7 +80,7 @@ func (g *Group) AddRMB(elementSize uint32, elements int, tokens []RToken) (RMBID
 		return 0, ErrFull
 	}
 	g.nextRMB++
-	r := &rmb{id: g.nextRMB, elementSize: elementSize, used: make([]bool, elements)}
+	r := &rmb{id: g.nextRMB, elementSize: elementSize, elements: make([]element, elements)}
 	for i, t := range tokens {
 		r.tokens[i] = t
 		r.registered |= 1 << i
@@ -138,31 +121,6 @@ func (g *Group) takeRMBE(size uint32) (*rmb, int, error) {
 		}
 	}
 	return nil, 0, ErrNeedRMB
-}
-
-// dropEmptyRMB deletes an RMB that nobody uses when another one of its size
-// still has room, so that memory follows the load with some slack.
-func (g *Group) dropEmptyRMB(r *rmb) {
-	if r.usedCount > 0 || r.state != rmbConfirmed || g.state != Active {
-		return
-	}
-	for _, o := range g.rmbs {
-		if o != r && o.elementSize == r.elementSize && o.state == rmbConfirmed && o.usedCount < len(o.used) {
-			r.state = rmbDeleting
-			g.startFlow(flow{kind: flowDeleteRKey, rmbs: []RMBID{r.id}})
-			return
-		}
-	}
-}
-
-func (g *Group) removeRMB(id RMBID) {
-	for i, r := range g.rmbs {
-		if r.id == id {
-			g.rmbs = append(g.rmbs[:i], g.rmbs[i+1:]...)
-			g.rmbsGone = append(g.rmbsGone, id)
-			return
-		}
-	}
 }
 
 // TakeGoneRMBs returns the RMBs that the peer was told to forget since the

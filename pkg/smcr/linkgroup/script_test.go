@@ -488,7 +488,11 @@ func (r *rig) runConn(d *datadriven.TestData, name string, n uint64) error {
 			return err
 		}
 		l := r.conns[name].Local()
-		r.logf("RMB %d index %d rkey 0x%x confirmed=%t", l.RMB, l.Index, uint32(l.RKey), r.g.IsConfirmed(l.RMB))
+		stale := ""
+		if r.conns[name].Stale() {
+			stale = " stale"
+		}
+		r.logf("RMB %d index %d rkey 0x%x confirmed=%t%s", l.RMB, l.Index, uint32(l.RKey), r.g.IsConfirmed(l.RMB), stale)
 	case "confirm":
 		r.g.ConfirmRMB(c.Local().RMB)
 	case "activate":
@@ -513,7 +517,7 @@ func (r *rig) runConn(d *datadriven.TestData, name string, n uint64) error {
 	case "abort":
 		c.Abort(r.now)
 	case "abandon":
-		c.Abandon(d.HasArg("declined"))
+		c.Abandon(r.now, d.HasArg("declined"))
 	case "release":
 		c.Release(r.now)
 	case "conn":

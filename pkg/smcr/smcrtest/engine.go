@@ -187,7 +187,7 @@ func (e *engine) abandon(now time.Time, name string, declined bool) {
 	if c := e.conns[name]; c != nil {
 		c.closed = true
 		if !c.done {
-			c.lc.Abandon(declined)
+			c.lc.Abandon(now, declined)
 		}
 		c.releaseIfOver(now)
 	}

@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package linkgroup
+
+import (
+	"time"
+
+	"github.com/smcr-io/kube-smcr/internal/invariant"
+)
+
+// element is an RMBE of one of our RMBs.
+//
+//	free --OpenConn--> used --Release--> free
+//	  |                  |                ^
+//	  +--link lost--> held <--link lost   |
+//	                     +---RMBEHold-----+
+type element struct {
+	used  bool
+	held  bool      // no connection has it, but the peer may still write to it
+	stale bool      // it was held since it was used last
+	freed time.Time // when it was used last; zero: never
+}
+
+// take finds the element that has been free for the longest time: the less
+// likely is a write of the peer that is still on its way there.
+func (r *rmb) take() (int, bool) {
+	if r.state >= rmbDeleting || r.retired {
+		return 0, false
+	}
+	best := -1
+	for i := range r.elements {
+		e := &r.elements[i]
+		if !e.used && !e.held && (best < 0 || e.freed.Before(r.elements[best].freed)) {
+			best = i
+		}
+	}
+	if best < 0 {
+		return 0, false
+	}
+	r.elements[best].used = true
+	r.usedCount++
+	return best, true
+}
+
+// give takes an element back, to be held back if the group has just lost a
+// link.
+func (g *Group) give(now time.Time, r *rmb, i int) {
+	e := &r.elements[i]
+	invariant.Must(e.used, "RMBE released twice")
+	*e = element{freed: now}
+	if (g.lostLink || now.Before(g.heldUntil)) && g.state == Active && r.state != rmbForgotten {
+		e.held = true
+	} else {
+		r.usedCount--
+	}
+	g.dropRMB(r)
+}
+
+// holdRMBEs keeps the RMBEs of connections that have just ended, or will soon,
+// from others for a while: the peer may have missed our last acknowledgements
+// on a link that is lost, and then it writes once more, over another link, what
+// we took long ago (§4.6).
+func (g *Group) holdRMBEs(now time.Time) {
+	g.lostLink = false
+	g.heldUntil = now.Add(RMBEHold)
+	for _, r := range g.rmbs {
+		for i := range r.elements {
+			e := &r.elements[i]
+			if !e.used && !e.held && !e.freed.IsZero() && now.Before(e.freed.Add(RMBEHold)) {
+				e.held = true
+				r.usedCount++
+			}
+		}
+	}
+}
+
+// freeHeld ends holdRMBEs.
+func (g *Group) freeHeld() {
+	g.heldUntil = time.Time{}
+	for _, r := range g.rmbs {
+		r.freeHeld()
+		g.dropRMB(r)
+	}
+}
+
+func (r *rmb) freeHeld() {
+	for i := range r.elements {
+		if e := &r.elements[i]; e.held {
+			e.held, e.stale = false, true
+			r.usedCount--
+		}
+	}
+}
+
+// Stale reports whether bytes may have arrived in the RMBE since it was zeroed
+// last.
+func (c *Conn) Stale() bool { return c.rmb.elements[c.element].stale }
+
+// FreeRMBEs counts the elements of a size that a connection can have without
+// another RMB, those of RMBs included that the peer is just being told of.
+func (g *Group) FreeRMBEs(size uint32) int {
+	n := 0
+	for _, r := range g.rmbs {
+		if r.elementSize == size && r.isKnown() {
+			n += len(r.elements) - r.usedCount
+		}
+	}
+	return n
+}
+
+// isKnown reports whether the peer knows the RMB or is being told of it, and
+// its elements are given to connections.
+func (r *rmb) isKnown() bool {
+	return !r.retired && (r.state == rmbConfirmed || r.state == rmbConfirming)
+}
+
+// dropRMB makes the peer forget an RMB that nobody uses when others of its size
+// have as many free elements as it has (§4.4: with some slack, so that RKeys do
+// not come and go with single connections), or one in which only connections
+// are left that the peer does not end.
+func (g *Group) dropRMB(r *rmb) {
+	switch {
+	case r.state == rmbForgotten && r.usedCount == 0:
+		g.unlistRMB(r)
+		return
+	case r.state != rmbConfirmed || g.state != Active || r.usedCount > r.zombies:
+		return
+	case r.retired:
+	case r.usedCount > 0:
+		return
+	case g.FreeRMBEs(r.elementSize)-len(r.elements) < len(r.elements):
+		return
+	}
+	r.state = rmbDeleting
+	g.startFlow(flow{kind: flowDeleteRKey, rmbs: []RMBID{r.id}})
+}
+
+// removeRMB is called when the peer has forgotten an RMB: it cannot write there
+// any more.
+func (g *Group) removeRMB(id RMBID) {
+	r := g.rmb(id)
+	if r == nil {
+		return
+	}
+	r.state = rmbForgotten
+	r.freeHeld()
+	if r.zombies > 0 {
+		for _, c := range g.conns {
+			if c != nil && c.rmb == r && c.zombie {
+				c.finish()
+			}
+		}
+	}
+	g.dropRMB(r)
+}
+
+func (g *Group) unlistRMB(r *rmb) {
+	for i, o := range g.rmbs {
+		if o == r {
+			g.rmbs = append(g.rmbs[:i], g.rmbs[i+1:]...)
+			g.rmbsGone = append(g.rmbsGone, r.id)
+			return
+		}
+	}
+}
+
+// becomeZombie keeps the RMBE out of use until the peer says that it writes
+// no more, or has forgotten the RMB, or the group ends. The peer may just be
+// late: only ZombieGrace later no other connection gets an element of the RMB,
+// so that it can be taken back when those that have one now are gone.
+func (c *Conn) becomeZombie(now time.Time) {
+	if c.zombie || c.done {
+		return
+	}
+	g := c.g
+	c.zombie = true
+	c.since = now
+	g.zombies++
+	c.rmb.zombies++
+	if c.link.heard.After(g.idleSince) {
+		g.idleSince = c.link.heard
+	}
+	if g.retireAt.IsZero() {
+		g.retireAt = now.Add(ZombieGrace)
+	}
+}
+
+func (c *Conn) endZombie() {
+	if !c.zombie {
+		return
+	}
+	c.zombie = false
+	c.g.zombies--
+	if c.rmb.zombies--; c.rmb.zombies == 0 {
+		c.rmb.retired = false
+	}
+}
+
+// retireRMBs takes the RMBs out of use that have old zombies.
+func (g *Group) retireRMBs(now time.Time) {
+	g.retireAt = time.Time{}
+	for _, c := range g.conns {
+		if c == nil || !c.zombie {
+			continue
+		}
+		at := c.since.Add(ZombieGrace)
+		switch {
+		case now.Before(at):
+			if g.retireAt.IsZero() || at.Before(g.retireAt) {
+				g.retireAt = at
+			}
+		case !c.rmb.retired:
+			c.rmb.retired = true
+			g.dropRMB(c.rmb)
+		}
+	}
+}
