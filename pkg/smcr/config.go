@@ -250,5 +250,6 @@ type Stats struct {
 	CLCSent       uint64 // messages, also those that follow
 	LLCSent       uint64
 	CDCSent       uint64
+	RMBWaits      uint64 // rendezvous that had to wait for CONFIRM RKEY
 	MessagesBad   uint64
 }

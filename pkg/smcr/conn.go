@@ -92,6 +92,9 @@ func newSMCConn(s *Stack, g *group, lc *linkgroup.Conn, tcp *net.TCPConn) (*Conn
 		readable: make(chan struct{}, 1), writable: make(chan struct{}, 1),
 		tcpEnd: make(chan struct{}),
 	}
+	if lc.Stale() {
+		clear(c.rmbe)
+	}
 	c.rdeadline.init()
 	c.wdeadline.init()
 	c.users.Store(2)

@@ -8,3 +8,19 @@ func BreakTCP(c *Conn) {
 	_ = c.tcp.SetLinger(0)
 	_ = c.tcp.Close()
 }
+
+// KnownRMBs returns how many RMBs the peers of a stack know, and how many there
+// are.
+func KnownRMBs(s *Stack) (known, all int) {
+	s.lock()
+	defer s.unlock()
+	for _, g := range s.groups {
+		for id := range g.rmbs {
+			all++
+			if g.lg.IsConfirmed(id) {
+				known++
+			}
+		}
+	}
+	return known, all
+}

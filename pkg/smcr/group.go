@@ -3,7 +3,6 @@
 package smcr
 
 import (
-	"errors"
 	"math/rand/v2"
 	"time"
 
@@ -83,34 +82,6 @@ func (s *Stack) newGroup(role linkgroup.Role, peer clc.PeerID, peerGID rdma.GID)
 	return g, nil
 }
 
-// addRMB registers a new RMB of the configured element size.
-func (g *group) addRMB() error {
-	size := g.s.cfg.RMBESizeBytes * g.s.cfg.RMBEsPerRMB
-	r, err := g.s.mem.register(size, rdma.LocalWrite|rdma.RemoteWrite)
-	if err != nil {
-		return err
-	}
-	id, err := g.lg.AddRMB(uint32(g.s.cfg.RMBESizeBytes), g.s.cfg.RMBEsPerRMB, r.tokens())
-	if err != nil {
-		return errors.Join(err, g.s.mem.unregister(r))
-	}
-	g.rmbs[id] = r
-	return nil
-}
-
-// openConn gives a connection its RMBE, with a new RMB if need be.
-func (g *group) openConn() (*linkgroup.Conn, error) {
-	size := uint32(g.s.cfg.RMBESizeBytes)
-	lc, err := g.lg.OpenConn(size)
-	if errors.Is(err, linkgroup.ErrNeedRMB) {
-		if err := g.addRMB(); err != nil {
-			return nil, err
-		}
-		lc, err = g.lg.OpenConn(size)
-	}
-	return lc, err
-}
-
 // flush carries out what the machine wants, in order.
 func (g *group) flush(now time.Time) {
 	g.carryOut(now)
@@ -187,6 +158,7 @@ func (g *group) event(now time.Time, o *linkgroup.Output) {
 	case linkgroup.EventPointOfNoReturn:
 		g.setup <- setupEvent{kind: o.Event}
 	case linkgroup.EventReady:
+		g.prepareRMB()
 		g.changed()
 		g.setup <- setupEvent{kind: o.Event}
 		close(g.formed)
@@ -297,19 +269,6 @@ func (g *group) free() {
 	for id := range g.rmbs {
 		g.freeRMB(id)
 	}
-}
-
-func (g *group) freeRMB(id linkgroup.RMBID) {
-	if r := g.rmbs[id]; r != nil {
-		_ = g.s.mem.unregister(r) // nothing uses it any more
-		delete(g.rmbs, id)
-	}
-}
-
-// rmbe returns the memory of an RMBE.
-func (g *group) rmbe(e linkgroup.RMBE) []byte {
-	off := int(e.Size) * int(e.Index-1)
-	return g.rmbs[e.RMB].mem[off : off+int(e.Size) : off+int(e.Size)]
 }
 
 // deviceName names the device of a link.

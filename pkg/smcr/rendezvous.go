@@ -364,6 +364,7 @@ func (r *rendezvous) confirmRMB(ctx context.Context) error {
 		r.s.unlock()
 		return nil
 	}
+	r.s.stats.RMBWaits++
 	wait := make(chan bool, 1)
 	g.rmbWait[id] = append(g.rmbWait[id], wait)
 	g.lg.ConfirmRMB(id)

@@ -108,6 +108,17 @@ func (g *Group) FreeRMBEs(size uint32) int {
 	return n
 }
 
+// UnconfirmedRMB finds an RMB with free elements of a size that the peer does
+// not know.
+func (g *Group) UnconfirmedRMB(size uint32) (RMBID, bool) {
+	for _, r := range g.rmbs {
+		if r.elementSize == size && r.state == rmbNew && r.usedCount < len(r.elements) {
+			return r.id, true
+		}
+	}
+	return 0, false
+}
+
 // isKnown reports whether the peer knows the RMB or is being told of it, and
 // its elements are given to connections.
 func (r *rmb) isKnown() bool {
@@ -115,9 +126,9 @@ func (r *rmb) isKnown() bool {
 }
 
 // dropRMB makes the peer forget an RMB that nobody uses when others of its size
-// have as many free elements as it has (§4.4: with some slack, so that RKeys do
-// not come and go with single connections), or one in which only connections
-// are left that the peer does not end.
+// have as many free elements as it has, and two at least (§4.4: with some slack,
+// so that RKeys do not come and go with single connections), or one in which
+// only connections are left that the peer does not end.
 func (g *Group) dropRMB(r *rmb) {
 	switch {
 	case r.state == rmbForgotten && r.usedCount == 0:
@@ -128,7 +139,7 @@ func (g *Group) dropRMB(r *rmb) {
 	case r.retired:
 	case r.usedCount > 0:
 		return
-	case g.FreeRMBEs(r.elementSize)-len(r.elements) < len(r.elements):
+	case g.FreeRMBEs(r.elementSize)-len(r.elements) < max(len(r.elements), 2):
 		return
 	}
 	r.state = rmbDeleting
