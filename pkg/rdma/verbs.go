@@ -92,7 +92,7 @@ type QPConfig struct {
 	SendCQ, RecvCQ CQ
 	MaxSendWR      int
 	MaxRecvWR      int
-	MaxSGE         int // per work request, sends; receives have one
+	MaxSGE         int // per work request, sends; receives have two
 }
 
 // QP is an RC queue pair.
@@ -245,6 +245,10 @@ type SendWR struct {
 type RecvWR struct {
 	ID  uint64
 	SGE SGE
+	// Spill takes what of a message does not fit into SGE; of length 0, the
+	// message must fit. Several work requests may share it, where long messages
+	// are rare: the later one then overwrites the earlier.
+	Spill SGE
 }
 
 // WC is a work completion.

@@ -19,6 +19,7 @@ var opCases = []Case{
 	{"Operations2048", operations(rdma.MTU2048)},
 	{"Operations4096", operations(rdma.MTU4096)},
 	{"Gather", testGather},
+	{"Spill", testSpill},
 	{"Inline", testInline},
 	{"Unsignaled", testUnsignaled},
 	{"SendMakesWritesVisible", testSendMakesWritesVisible},
@@ -135,6 +136,39 @@ func testGather(t *testing.T, a, b rdma.Device) {
 	sgl := make([]rdma.SGE, max+1)
 	if n, err := x.QP.PostSend([]rdma.SendWR{{Op: rdma.OpSend, SGL: sgl}}); n != 0 || !errors.Is(err, rdma.ErrInvalid) {
 		t.Errorf("%d SGEs: %d, %v, want ErrInvalid", max+1, n, err)
+	}
+}
+
+// testSpill receives messages that end in the first element of their buffer, in
+// the second, and behind both.
+func testSpill(t *testing.T, a, b rdma.Device) {
+	const head, spill, headAt, spillAt = 44, 1000, 16, 8192
+	for _, n := range []int{0, 1, head - 1, head, head + 1, 256, 300, head + spill, head + spill + 1} {
+		x, y := Pair(t, a, b, Options{MTU: rdma.MTU256})
+		src, dst := x.MR.Bytes(), y.MR.Bytes()
+		fill(src[:n], uint64(n))
+		r := rdma.RecvWR{ID: 3, SGE: y.SGE(headAt, head), Spill: y.SGE(spillAt, spill)}
+		if k, err := y.QP.PostRecv([]rdma.RecvWR{r}); k != 1 || err != nil {
+			t.Fatalf("post receive: %d, %v", k, err)
+		}
+		x.Send(t, rdma.SendWR{ID: 7, Op: rdma.OpSend, Flags: rdma.SendSignaled, SGL: []rdma.SGE{x.SGE(0, n)}})
+		want := make([]byte, len(dst))
+		if n > head+spill {
+			AwaitOne(t, y.RecvCQ, 3, rdma.StatusLocalLength)
+			AwaitOne(t, x.SendCQ, 7, rdma.StatusRemoteInvalid)
+			// What had come before the length was known may be there.
+			clear(dst[headAt : headAt+head])
+			clear(dst[spillAt : spillAt+spill])
+		} else {
+			if c := AwaitOne(t, y.RecvCQ, 3, rdma.StatusSuccess); int(c.Bytes) != n {
+				t.Errorf("%d bytes: completion says %d", n, c.Bytes)
+			}
+			AwaitOne(t, x.SendCQ, 7, rdma.StatusSuccess)
+			copy(want[spillAt:], src[copy(want[headAt:headAt+head], src[:n]):n])
+		}
+		if !bytes.Equal(dst, want) {
+			t.Errorf("%d bytes: the region is not as it should be", n)
+		}
 	}
 }
 

@@ -103,7 +103,7 @@ func (q *QP) PostRecv(wrs []rdma.RecvWR) (int, error) {
 			q.completeRecv(rdma.WC{ID: wrs[i].ID, Status: rdma.StatusFlushed, Op: rdma.OpRecv})
 			continue
 		}
-		*r.at(r.tail) = recvWQE{id: wrs[i].ID, sge: wrs[i].SGE}
+		*r.at(r.tail) = recvWQE{id: wrs[i].ID, sge: wrs[i].SGE, spill: wrs[i].Spill}
 		r.tail++
 	}
 	return len(wrs), nil

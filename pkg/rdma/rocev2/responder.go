@@ -12,8 +12,24 @@ import (
 
 // recvWQE is a receive buffer in the queue.
 type recvWQE struct {
-	id  uint64
-	sge rdma.SGE
+	id         uint64
+	sge, spill rdma.SGE
+}
+
+// room returns the rest of the buffer's element that has the byte at an offset
+// below the buffer's length.
+func (w *recvWQE) room(m Memory, off uint32) ([]byte, rdma.Status) {
+	sge := w.sge
+	if off >= sge.Length {
+		off -= sge.Length
+		sge = w.spill
+	}
+	b, st := m.Local(sge, true)
+	if st != rdma.StatusSuccess {
+		return nil, st
+	}
+	invariant.Must(len(b) == int(sge.Length), "rocev2: memory of another length than its SGE")
+	return b[off:], st
 }
 
 // message is what the responder is in the middle of.
@@ -198,27 +214,24 @@ func (q *QP) handleSend(p *Packet, info opInfo) bool {
 		r.ready = false
 	}
 	wr := r.at(r.head)
-	if !r.ready && len(p.Payload) > 0 {
-		if wr.sge.Length == 0 {
-			r.buf, r.ready = nil, true
-		} else {
-			b, st := q.cfg.Memory.Local(wr.sge, true)
-			if st != rdma.StatusSuccess {
-				q.failRecv(st, NAKRemoteOp, errRecvSpace)
-				return false
-			}
-			invariant.Must(len(b) == int(wr.sge.Length), "rocev2: memory of another length than its SGE")
-			r.buf, r.ready = b[r.total:], true
-		}
-	}
-	if len(p.Payload) > len(r.buf) && len(p.Payload) > 0 {
+	if uint64(r.total)+uint64(len(p.Payload)) > uint64(wr.sge.Length)+uint64(wr.spill.Length) {
 		// IBTA 9.9.3.1.1: the peer sees an invalid request, we a length error.
 		q.failRecv(rdma.StatusLocalLength, NAKInvalidRequest, errTooLong)
 		return false
 	}
-	copy(r.buf, p.Payload)
-	r.buf = r.buf[len(p.Payload):]
-	r.total += uint32(len(p.Payload))
+	for b := p.Payload; len(b) > 0; {
+		if !r.ready || len(r.buf) == 0 {
+			var st rdma.Status
+			if r.buf, st = wr.room(q.cfg.Memory, r.total); st != rdma.StatusSuccess {
+				q.failRecv(st, NAKRemoteOp, errRecvSpace)
+				return false
+			}
+			r.ready = true
+		}
+		n := copy(r.buf, b)
+		r.buf, b = r.buf[n:], b[n:]
+		r.total += uint32(n)
+	}
 	if info&(opLast|opOnly) != 0 {
 		q.received(p, info, rdma.OpRecv)
 	}
