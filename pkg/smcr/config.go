@@ -32,6 +32,22 @@ type Option interface {
 	SYNOffered(c syscall.Conn) (bool, error)
 }
 
+// VersionSet says which versions of SMC-R may be used.
+type VersionSet uint8
+
+// Version sets. Version 1 is that of RFC 7609 and wants both ends in one IP
+// subnet. Version 2 is for peers in any subnets that have an enterprise ID in
+// common.
+const (
+	VersionsBoth VersionSet = iota // version 2 where the peer can, else version 1
+	VersionsV1
+	VersionsV2
+)
+
+// DefaultEID is the enterprise ID of stacks that are not given any: two of
+// them find each other, wherever they are.
+const DefaultEID = "KUBE-SMCR"
+
 // DialectSet says which wire dialects of version 1 may be used.
 type DialectSet uint8
 
@@ -65,6 +81,25 @@ type Config struct {
 	MemoryBytes int
 	// MaxConns bounds the connections of the stack. Default 4096.
 	MaxConns int
+	// Versions limits the versions of SMC-R. Default VersionsBoth.
+	Versions VersionSet
+	// EIDs are the enterprise IDs for version 2, at most 8, the preferred one
+	// first; peers need one in common (see [clc.ParseUEID] for what they are
+	// made of). Default: DefaultEID.
+	EIDs []clc.EID
+	// Hostname is what peers of version 2 are told to show people; 32 bytes of
+	// it at most.
+	Hostname string
+	// ConnsPerGroup and LinksPerGroup bound a link group: 16 to 255
+	// connections, default 255, and 1 to 8 links, default 2. In version 2 the
+	// smaller numbers of both sides hold.
+	ConnsPerGroup, LinksPerGroup int
+	// Route tells how the device with the address src reaches the RNIC with
+	// the address dst, which is not in its subnet. It is asked for each new
+	// link, some of the time while the stack's state is held, and must not
+	// wait: a gateway whose MAC address is not known yet has none. nil means
+	// that devices find the way themselves, as software devices do.
+	Route func(src, dst netip.Addr) (clc.Route, error)
 	// Dialects limits the wire dialects. Default DialectsBoth.
 	Dialects DialectSet
 	// Prefixes are the IP prefixes of the interface that TCP uses; version 1
@@ -114,6 +149,11 @@ func (c *Config) setDefaults() {
 	def(&c.RMBEsPerRMB, 8)
 	def(&c.MemoryBytes, 512<<20)
 	def(&c.MaxConns, 4096)
+	def(&c.ConnsPerGroup, clc.DefaultMaxConns)
+	def(&c.LinksPerGroup, clc.DefaultMaxLinks)
+	if len(c.EIDs) == 0 {
+		c.EIDs = []clc.EID{defaultEID()}
+	}
 	if c.MessageTimeout == 0 {
 		c.MessageTimeout = clc.DefaultMessageTimeout
 	}
@@ -138,6 +178,19 @@ func (c Config) Validate() error {
 		return errors.New("smcr config: limits and timeouts must not be negative")
 	case c.Dialects > DialectsLinux:
 		return fmt.Errorf("smcr config: unknown dialect set %d", c.Dialects)
+	case c.Versions > VersionsV2:
+		return fmt.Errorf("smcr config: unknown version set %d", c.Versions)
+	case c.ConnsPerGroup < clc.MinMaxConns || c.ConnsPerGroup > clc.DefaultMaxConns:
+		return fmt.Errorf("smcr config: ConnsPerGroup %d: want %d to %d", c.ConnsPerGroup, clc.MinMaxConns, clc.DefaultMaxConns)
+	case c.LinksPerGroup < clc.MinMaxLinks || c.LinksPerGroup > linkgroup.MaxLinks:
+		return fmt.Errorf("smcr config: LinksPerGroup %d: want %d to %d", c.LinksPerGroup, clc.MinMaxLinks, linkgroup.MaxLinks)
+	case len(c.EIDs) > clc.MaxEIDs:
+		return fmt.Errorf("smcr config: %d EIDs: want at most %d", len(c.EIDs), clc.MaxEIDs)
+	}
+	for i, e := range c.EIDs {
+		if _, err := clc.ParseUEID(e.String()); err != nil {
+			return fmt.Errorf("smcr config: EIDs[%d]: %w", i, err)
+		}
 	}
 	return nil
 }
@@ -194,14 +247,18 @@ type Info struct {
 	GroupID      uint32 // link group, unique in the process
 	LinkID       uint8
 	FirstContact bool
-	Token        uint32 // our alert token
-	State        string // of RFC 7609 4.8
-	SendBuffer   int    // bytes
-	RMBE         int    // bytes, ours
-	PeerRMBE     int    // bytes, the peer's
-	RDMAWrites   uint64
-	CDCSent      uint64
-	CDCRecv      uint64
+	Version      uint8 // of SMC-R
+	// NoV2 is why version 1 was chosen though both sides know version 2. Only
+	// the server learns it.
+	NoV2       clc.Reason
+	Token      uint32 // our alert token
+	State      string // of RFC 7609 4.8
+	SendBuffer int    // bytes
+	RMBE       int    // bytes, ours
+	PeerRMBE   int    // bytes, the peer's
+	RDMAWrites uint64
+	CDCSent    uint64
+	CDCRecv    uint64
 }
 
 // GroupInfo describes a link group.
@@ -215,11 +272,19 @@ type GroupInfo struct {
 	// RNIC) or ASYMMETRIC PEER (they share the peer's); RFC 7609 2.2.1.
 	Redundancy string
 	Version    uint8
-	Conns      int
-	RMBBytes   int
-	Opened     time.Time
-	Links      []LinkInfo
-	Err        error // why it ended
+	// Of version 2: the enterprise ID that both sides have, the release, and
+	// the host name that the peer gave.
+	EID      string
+	Release  uint8
+	PeerHost string
+	// NoV2 is, at a server, why a group of version 1 is not of version 2 though
+	// both sides know that.
+	NoV2     clc.Reason
+	Conns    int
+	RMBBytes int
+	Opened   time.Time
+	Links    []LinkInfo
+	Err      error // why it ended
 }
 
 // LinkInfo describes a link of a group.

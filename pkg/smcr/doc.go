@@ -32,8 +32,17 @@
 // It stays open and idle under the SMC-R connection and ends last. Its reset
 // resets the SMC-R connection, so that a peer that died is noticed at once.
 //
+// # Versions
+//
+// Version 2 is used where both ends can: they may be in different IP subnets,
+// and need an enterprise ID in common ([Config].EIDs). Version 1, that of
+// RFC 7609, is used where the peer has nothing else, and both are in one subnet.
+// A link group belongs to one version.
+//
+// In version 2 a link may pass a router. [Config].Route tells how devices
+// reach the peer's; those that find the way themselves do without.
+//
 // # Limitations
 //
-// Urgent data is not carried as urgent. Only SMC-R version 1 is spoken; version
-// 2 proposals are understood and answered with version 1.
+// Urgent data is not carried as urgent.
 package smcr

@@ -246,8 +246,19 @@ func (q *fakeQP) deliver() {
 			}
 			r := p.recvs[0]
 			p.recvs = p.recvs[1:]
-			m := q.f.mrs[rdma.RKey(r.SGE.LKey)]
-			copy(m.mem[r.SGE.Addr-m.addr:], s.data)
+			rest := s.data
+			for _, e := range []rdma.SGE{r.SGE, r.Spill} {
+				n := min(int(e.Length), len(rest))
+				if m := q.f.mrs[rdma.RKey(e.LKey)]; n > 0 {
+					copy(m.mem[e.Addr-m.addr:], rest[:n])
+				}
+				rest = rest[n:]
+			}
+			if len(rest) > 0 {
+				q.state = rdma.QPError
+				q.scq.push(rdma.WC{ID: s.wr.ID, Op: s.wr.Op, Status: rdma.StatusRemoteInvalid, QPN: q.num})
+				return
+			}
 			p.rcq.push(rdma.WC{ID: r.ID, Op: rdma.OpRecv, Bytes: uint32(len(s.data)), QPN: p.num, SrcQP: q.num})
 		}
 		if s.wr.Flags&rdma.SendSignaled != 0 {

@@ -4,6 +4,7 @@ package smcr
 
 import (
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
@@ -19,12 +20,13 @@ const clientIdleExtra = 10 * time.Second
 // group is a link group with what it needs of the device. It is guarded by
 // the stack's turn.
 type group struct {
-	s      *Stack
-	id     uint32
-	role   linkgroup.Role
-	peer   clc.PeerID
-	lg     *linkgroup.Group
-	opened time.Time
+	s  *Stack
+	id uint32
+	contact
+	version uint8
+	gids    clc.List[rdma.GID] // version 2, server: of the client's RNICs
+	lg      *linkgroup.Group
+	opened  time.Time
 
 	links   [linkgroup.MaxLinks]*link
 	touched bool // on the stack's list
@@ -44,11 +46,10 @@ type setupEvent struct {
 }
 
 // newGroup makes a group with a queue pair in state INIT, ready for the CLC
-// exchange. peerGID is the peer's RNIC that the first link will end at, at a
-// server the one that the client thinks of.
-func (s *Stack) newGroup(role linkgroup.Role, peer clc.PeerID, peerGID rdma.GID) (_ *group, err error) {
+// exchange.
+func (s *Stack) newGroup(with *contact) (_ *group, err error) {
 	g := &group{
-		s: s, id: lastGroupID.Add(1), role: role, peer: peer, opened: time.Now(),
+		s: s, id: lastGroupID.Add(1), contact: *with, version: max(with.agreed.Version, clc.V1), opened: time.Now(),
 		rmbs:    map[linkgroup.RMBID]*region{},
 		setup:   make(chan setupEvent, 4),
 		formed:  make(chan struct{}),
@@ -59,7 +60,11 @@ func (s *Stack) newGroup(role linkgroup.Role, peer clc.PeerID, peerGID rdma.GID)
 			g.free()
 		}
 	}()
-	r := s.pickRNIC(0, peerGID, role == linkgroup.Client)
+	var reach *routes
+	if g.version >= clc.V2 {
+		reach = &g.routes
+	}
+	r := s.pickRNIC(0, g.gid, g.role == linkgroup.Client, reach)
 	if r == nil {
 		return nil, errNoDevice
 	}
@@ -67,19 +72,35 @@ func (s *Stack) newGroup(role linkgroup.Role, peer clc.PeerID, peerGID rdma.GID)
 	if err != nil {
 		return nil, err
 	}
-	idle := s.cfg.IdleGroupTimeout
-	if idle > 0 && role == linkgroup.Client {
-		idle += clientIdleExtra
-	}
-	g.lg = linkgroup.New(linkgroup.Config{
-		Role: role, AllowRFC: s.cfg.Dialects == DialectsBoth, UserID: g.id,
-		SendBuffer:  uint32(s.cfg.SendBufferBytes),
-		IdleTimeout: idle, CloseTimeout: s.cfg.CloseTimeout,
-		Rand: rand.New(rand.NewPCG(s.rand.Uint64(), s.rand.Uint64())),
-	})
+	g.lg = linkgroup.New(g.config())
 	g.lg.AddFirstLink(first.local)
 	s.groups[g.id] = g
 	return g, nil
+}
+
+// config is what the group's machine is told.
+func (g *group) config() linkgroup.Config {
+	s := g.s
+	idle := s.cfg.IdleGroupTimeout
+	if idle > 0 && g.role == linkgroup.Client {
+		idle += clientIdleExtra
+	}
+	cfg := linkgroup.Config{
+		Role: g.role, Version: g.version, AllowRFC: s.cfg.Dialects == DialectsBoth, UserID: g.id,
+		MaxLinks: uint8(s.cfg.LinksPerGroup), MaxConns: uint8(s.cfg.ConnsPerGroup),
+		SendBuffer:  uint32(s.cfg.SendBufferBytes),
+		IdleTimeout: idle, CloseTimeout: s.cfg.CloseTimeout,
+		Rand: rand.New(rand.NewPCG(s.rand.Uint64(), s.rand.Uint64())),
+	}
+	if g.agreed.Version >= clc.V2 && g.agreed.Release >= clc.Release1 {
+		cfg.Release, cfg.MaxLinks, cfg.MaxConns = g.agreed.Release, g.agreed.MaxLinks, g.agreed.MaxConns
+	}
+	return cfg
+}
+
+// meet takes what the client's Confirm tells about it.
+func (g *group) meet(c *clc.Confirm) {
+	g.peer, g.host, g.gids = c.PeerID, c.Ext.Host(), c.GIDs
 }
 
 // flush carries out what the machine wants, in order.
@@ -129,7 +150,11 @@ func (g *group) do(now time.Time, o *linkgroup.Output) {
 	case linkgroup.OutWrite:
 		l.write(o)
 	case linkgroup.OutSend:
-		l.send(o)
+		if o.Long != nil {
+			l.sendLong(now, o)
+		} else {
+			l.send(o)
+		}
 	case linkgroup.OutReceive:
 		l.check(now, "queue pair to RTR", l.toRTR(now, *o.Peer))
 	case linkgroup.OutTransmit:
@@ -185,9 +210,11 @@ func (g *group) event(now time.Time, o *linkgroup.Output) {
 // another (RFC 7609 3.5.1.6).
 func (g *group) wantLink(now time.Time, o *linkgroup.Output) {
 	used := g.lg.RNICsInUse()
-	r := g.s.pickRNIC(used, o.Peer.GID, true)
+	peer, reach := g.nextPeer(o.Peer.GID)
+	bound := !o.Peer.GID.IsZero()
+	r := g.s.pickRNIC(used, peer, bound, reach)
 	if (r == nil || !r.active()) && !o.Fresh {
-		r = g.s.pickRNIC(0, o.Peer.GID, true)
+		r = g.s.pickRNIC(0, peer, bound, reach)
 	}
 	// A port that is said to be down may just be reported late; it is taken
 	// where the group works over it already. At first contact the client waits
@@ -203,9 +230,41 @@ func (g *group) wantLink(now time.Time, o *linkgroup.Output) {
 		g.lg.NoLink(now, o.Link)
 		return
 	}
+	if reach != nil && reach[r.index].Gateway {
+		l.local.Router = reach[r.index].MAC
+	}
 	if !g.lg.OfferLink(now, o.Link, l.local) {
 		l.close() // the machine wants it no more
 	}
+}
+
+// nextPeer returns the peer's RNIC where another link may end, zero if any will
+// do, and in version 2 how it is reached. A server that has not been asked for
+// one goes by the client's list.
+func (g *group) nextPeer(asked rdma.GID) (rdma.GID, *routes) {
+	if g.version < clc.V2 {
+		return asked, nil
+	}
+	if asked.IsZero() {
+		links := g.lg.Links()
+		used := func(gid rdma.GID) bool {
+			return slices.ContainsFunc(links, func(l linkgroup.LinkInfo) bool { return l.Peer.GID == gid })
+		}
+		list := g.gids.Slice()
+		if i := slices.IndexFunc(list, func(gid rdma.GID) bool { return !used(gid) }); i >= 0 {
+			asked = list[i]
+		}
+	}
+	to := &routes{}
+	for _, r := range g.s.rnics {
+		if asked.IsZero() {
+			to[r.index] = g.s.route(r, g.gid) // a guess
+			to[r.index].Found = true
+		} else {
+			to[r.index] = g.s.route(r, asked)
+		}
+	}
+	return asked, to
 }
 
 func (g *group) changed() {
@@ -282,7 +341,10 @@ func (g *group) deviceName(i linkgroup.LinkIndex) string {
 func (g *group) info() GroupInfo {
 	info := GroupInfo{
 		ID: g.id, Role: Role(g.role), PeerID: g.peer, State: g.lg.State().String(), Dialect: g.lg.Dialect().String(),
-		Redundancy: g.lg.Redundancy().String(), Version: 1, Conns: g.lg.Conns(), Opened: g.opened, Err: g.lg.Err(),
+		Redundancy: g.lg.Redundancy().String(), Version: g.version, NoV2: g.agreed.NoV2, Conns: g.lg.Conns(), Opened: g.opened, Err: g.lg.Err(),
+	}
+	if g.version >= clc.V2 {
+		info.EID, info.Release, info.PeerHost = g.agreed.EID.String(), g.agreed.Release, g.host
 	}
 	for _, r := range g.rmbs {
 		info.RMBBytes += len(r.mem)

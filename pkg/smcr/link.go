@@ -3,12 +3,14 @@
 package smcr
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"time"
 
 	"github.com/smcr-io/kube-smcr/internal/invariant"
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/linkgroup"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/llc"
 )
@@ -16,6 +18,15 @@ import (
 // slotBytes is the room of one LLC or CDC message in registered memory: 44
 // bytes, on a cache line of its own.
 const slotBytes = 64
+
+// Messages of version 2 that are longer than a slot go on in one of a few
+// spaces: slots share them in turn, since long messages are rare and answered
+// before the next one. Should a peer send so many at once that one overwrites
+// another, it spoils its own messages only.
+const (
+	spills     = 4
+	spillBytes = llc.MaxSizeV2 - llc.Size
+)
 
 // linkSlots is how many slots a link has: first those that receive.
 const linkSlots = linkgroup.RecvDepth + linkgroup.SendBudget
@@ -31,6 +42,11 @@ type link struct {
 
 	slots    *region // on the link's device only
 	nextSend int
+	spill    bool // there is room for long messages
+	// Long messages on their way out, and counts of the messages sent and
+	// completed, which tell when they have arrived.
+	long           []longSend
+	sent, complete uint64
 
 	// Work requests being gathered for one post, and receive slots to give
 	// back.
@@ -52,7 +68,11 @@ func (g *group) newLink(index linkgroup.LinkIndex, r *rnic) (_ *link, err error)
 			l.close()
 		}
 	}()
-	if l.slots, err = g.s.mem.registerOn(linkSlots*slotBytes, rdma.LocalWrite, r); err != nil {
+	size := linkSlots * slotBytes
+	if l.spill = g.version >= clc.V2; l.spill {
+		size += spills * spillBytes
+	}
+	if l.slots, err = g.s.mem.registerOn(size, rdma.LocalWrite, r); err != nil {
 		return nil, err
 	}
 	if l.qp, err = r.pd.CreateQP(rdma.QPConfig{
@@ -94,6 +114,10 @@ func (l *link) close() {
 		_ = l.g.s.mem.unregister(l.slots) // nothing uses it any more
 		l.slots = nil
 	}
+	for _, m := range l.long {
+		_ = l.g.s.mem.unregister(m.region) // likewise
+	}
+	l.long = nil
 	if l.g.links[l.index] == l {
 		l.g.links[l.index] = nil
 	}
@@ -113,11 +137,15 @@ func (l *link) handleCompletion(now time.Time, wc *rdma.WC) {
 		return
 	}
 	if wc.Op != rdma.OpRecv {
+		l.complete++
+		if len(l.long) > 0 {
+			l.freeLong()
+		}
 		g.lg.HandleSent(now, l.index, wc.ID)
 		return
 	}
 	slot := int(wc.ID)
-	msg := l.slots.mem[slot*slotBytes:][:wc.Bytes]
+	msg := l.message(slot, int(wc.Bytes))
 	if g.lg.AwaitsEarlier(msg) {
 		// It says what came over a link that was lost: maybe it is here, and
 		// only its queue was not looked at yet.
@@ -139,9 +167,27 @@ func (l *link) slot(i int) rdma.SGE {
 	return sge
 }
 
+// spillOff is where the space begins that a receive slot spills into.
+func spillOff(slot int) int { return linkSlots*slotBytes + slot%spills*spillBytes }
+
+// message returns what a receive slot got. Of a long message that is a copy:
+// the peer may overwrite its end any time.
+func (l *link) message(slot, n int) []byte {
+	head := l.slots.mem[slot*slotBytes:][:min(n, llc.Size)]
+	if n <= llc.Size {
+		return head
+	}
+	return append(bytes.Clone(head), l.slots.mem[spillOff(slot):][:n-llc.Size]...)
+}
+
 // freeSlot notes that a receive slot can go back to the device.
 func (l *link) freeSlot(slot int) {
-	l.recv = append(l.recv, rdma.RecvWR{ID: uint64(slot), SGE: l.slot(slot)})
+	wr := rdma.RecvWR{ID: uint64(slot), SGE: l.slot(slot)}
+	if l.spill {
+		wr.Spill = l.slots.sge(l.rnic, spillOff(slot))
+		wr.Spill.Length = spillBytes
+	}
+	l.recv = append(l.recv, wr)
 }
 
 // postRecv gives the free receive slots back to the device. That can wait
@@ -160,12 +206,17 @@ func (l *link) postRecv(now time.Time) {
 const (
 	ackTimeoutCode  = 15 // 134 ms
 	minRNRTimerCode = 5  // 0.06 ms
-	hopLimit        = 64
+	hopLimitDirect  = 1  // in our subnet: no router may let it out
+	hopLimitRouted  = 64
 )
 
 func (l *link) toRTR(now time.Time, peer linkgroup.Endpoint) error {
+	hops := uint8(hopLimitRouted)
+	if l.rnic.gid.OnLink(peer.GID) {
+		hops = hopLimitDirect
+	}
 	err := l.qp.Modify(rdma.QPAttr{
-		State: rdma.QPRTR, Path: rdma.Path{SGIDIndex: l.rnic.gid.Index, DGID: peer.GID, DMAC: peer.MAC, HopLimit: hopLimit},
+		State: rdma.QPRTR, Path: rdma.Path{SGIDIndex: l.rnic.gid.Index, DGID: peer.GID, DMAC: peer.NextHop(), HopLimit: hops},
 		DestQPN: peer.QPN, RQPSN: peer.PSN, MTU: peer.MTU, MinRNRTimer: minRNRTimerCode,
 	})
 	if err != nil {
@@ -207,10 +258,45 @@ func (l *link) write(o *linkgroup.Output) {
 	})
 }
 
+// longSend is a message that is too long for a slot, in memory of its own.
+type longSend struct {
+	region *region
+	number uint64 // of the message, among all of the link
+}
+
+// sendLong is send for the few messages of version 2 that no slot has room for.
+func (l *link) sendLong(now time.Time, o *linkgroup.Output) {
+	r, err := l.g.s.mem.registerOn(len(o.Long), rdma.LocalWrite, l.rnic)
+	if err != nil {
+		l.fail(now, fmt.Errorf("send LLC message of %d bytes: %w", len(o.Long), err))
+		return
+	}
+	copy(r.mem, o.Long)
+	sge := r.sge(l.rnic, 0)
+	sge.Length = uint32(len(o.Long))
+	l.sges = append(l.sges, sge)
+	l.wrs = append(l.wrs, rdma.SendWR{
+		ID: o.ID, Op: rdma.OpSend, Flags: rdma.SendSignaled | rdma.SendSolicited,
+		SGL: l.sges[len(l.sges)-1 : len(l.sges) : len(l.sges)],
+	})
+	l.sent++
+	l.long = append(l.long, longSend{r, l.sent})
+}
+
+// freeLong gives back the memory of long messages that have arrived:
+// completions come in order.
+func (l *link) freeLong() {
+	for len(l.long) > 0 && l.long[0].number <= l.complete {
+		_ = l.g.s.mem.unregister(l.long[0].region) // nothing uses it any more
+		l.long = l.long[1:]
+	}
+}
+
 // send copies a message to the next send slot. Slots are used in turn, and
 // completions come in order, so a slot is free again when the machine's send
 // budget allows the next message.
 func (l *link) send(o *linkgroup.Output) {
+	l.sent++
 	slot := linkgroup.RecvDepth + l.nextSend
 	l.nextSend = (l.nextSend + 1) % linkgroup.SendBudget
 	copy(l.slots.mem[slot*slotBytes:], o.Msg[:])

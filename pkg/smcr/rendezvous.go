@@ -8,8 +8,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"net/netip"
-	"slices"
 	"time"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
@@ -45,9 +43,8 @@ type rendezvous struct {
 	group *group
 	first bool
 	conn  *Conn
-	named bool // our Accept or Confirm went out: the peer may know the RMBE
-	peer  clc.PeerID
-	gid   rdma.GID // of the peer's RNIC
+	named bool    // our Accept or Confirm went out: the peer may know the RMBE
+	with  contact // with whom
 
 	reads   chan readResult // the answer of the read under way
 	reading bool
@@ -74,9 +71,15 @@ func (s *Stack) Client(ctx context.Context, tcp *net.TCPConn) (*Conn, error) {
 	if !offered {
 		return r.plain(), nil
 	}
-	r.client = clc.NewClient(clc.Config{PeerID: s.peerID, MessageTimeout: s.cfg.MessageTimeout})
+	cfg := s.clcConfig(tcp)
+	r.client = clc.NewClient(cfg)
 	r.m = r.client
-	r.client.Propose(r.started, s.proposal(tcp))
+	r.with.role = linkgroup.Client
+	if p, err := cfg.Proposal(s.offer()); err == nil {
+		r.client.Propose(r.started, p)
+	} else {
+		r.decline(err)
+	}
 	return r.run(ctx)
 }
 
@@ -100,10 +103,9 @@ func (s *Stack) ServerDecline(ctx context.Context, tcp *net.TCPConn, reason clc.
 	if !offered {
 		return r.plain(), nil
 	}
-	cfg := clc.Config{PeerID: s.peerID, MessageTimeout: s.cfg.MessageTimeout}
-	cfg.Subnets, cfg.AnySubnet = s.prefixes(addrOf(tcp.LocalAddr())), s.cfg.AnyPrefix
-	r.server = clc.NewServer(r.started, cfg)
+	r.server = clc.NewServer(r.started, s.clcConfig(tcp))
 	r.m = r.server
+	r.with.role = linkgroup.Server
 	if reason != 0 {
 		r.m.Decline(r.started, reason, false)
 	}
@@ -132,6 +134,7 @@ func (r *rendezvous) info(m Mode) Info {
 	return Info{
 		Local: r.tcp.LocalAddr(), Peer: r.tcp.RemoteAddr(), Mode: m, Role: role,
 		Opened: r.started, Setup: time.Since(r.started), FirstContact: r.first,
+		Version: r.with.agreed.Version, NoV2: r.with.agreed.NoV2,
 	}
 }
 
@@ -278,11 +281,13 @@ func (r *rendezvous) do(ctx context.Context, o *clc.Output) (_ *Conn, done bool,
 		}
 		r.s.clcSent.Add(1)
 	case clc.OutputProposed:
+		r.with.agreed = o.Selected
 		r.propose(ctx, o.Proposal)
 	case clc.OutputAccepted:
+		r.with.agreed = o.Selected
 		r.accept(ctx, o.Accept)
 	case clc.OutputConfirmed:
-		r.confirm(o.Confirm)
+		r.confirm(ctx, o.Confirm)
 	case clc.OutputDeclined:
 		return r.fallBack(o.Declined), true, nil
 	case clc.OutputAbort:
@@ -388,15 +393,23 @@ func (r *rendezvous) confirmRMB(ctx context.Context) error {
 func (r *rendezvous) endpoint() clc.Endpoint {
 	e := r.conn.lc.Local()
 	l := r.conn.lc.Endpoint()
-	return clc.Endpoint{
-		Version: clc.V1, FirstContact: r.first, PeerID: r.s.peerID,
+	return clc.Endpoint{ // the machine adds what was negotiated
+		FirstContact: r.first, PeerID: r.s.peerID,
 		GID: l.GID, MAC: l.MAC, QPN: l.QPN, PSN: l.PSN, MTU: l.MTU,
 		RKey: e.RKey, RMBAddr: e.VAddr, RMBEIndex: e.Index, RMBESize: clc.RMBESizeFor(int(e.Size)), AlertToken: uint32(e.Token),
+		Ext: clc.FirstContactExtension{Direct: r.first && !r.route().Gateway},
 	}
 }
 
-func peerEndpoint(e *clc.Endpoint) linkgroup.Endpoint {
-	return linkgroup.Endpoint{QPN: e.QPN, GID: e.GID, MAC: e.MAC, PSN: e.PSN, MTU: e.MTU}
+// route is how a first contact's link reaches the peer.
+func (r *rendezvous) route() clc.Route { return r.with.routes[r.group.links[0].rnic.index] }
+
+func (r *rendezvous) peerEndpoint(e *clc.Endpoint) linkgroup.Endpoint {
+	p := linkgroup.Endpoint{QPN: e.QPN, GID: e.GID, MAC: e.MAC, PSN: e.PSN, MTU: e.MTU}
+	if to := r.route(); to.Gateway {
+		p.Router = to.MAC
+	}
+	return p
 }
 
 func peerRMBE(e *clc.Endpoint) linkgroup.RMBE {
@@ -419,7 +432,10 @@ func (r *rendezvous) propose(ctx context.Context, p *clc.Proposal) {
 
 func (r *rendezvous) prepareAccept(ctx context.Context, p *clc.Proposal) (clc.Accept, error) {
 	s := r.s
-	r.peer, r.gid = p.PeerID, p.GID
+	r.with.key, r.with.peer = p.Key(r.with.agreed.Version), p.PeerID
+	if err := r.findRoutes(ctx, p); err != nil {
+		return clc.Accept{}, err
+	}
 	if err := r.joinGroup(ctx); err != nil {
 		return clc.Accept{}, err
 	}
@@ -433,6 +449,32 @@ func (r *rendezvous) prepareAccept(ctx context.Context, p *clc.Proposal) (clc.Ac
 	return clc.Accept{Endpoint: r.endpoint()}, nil
 }
 
+// findRoutes asks how the client's RNIC is reached, at a server, unless a group
+// shows that it is. Version 2 needs a route; without one version 1 is left.
+func (r *rendezvous) findRoutes(ctx context.Context, p *clc.Proposal) error {
+	v2 := r.with.agreed.Version >= clc.V2
+	r.with.gid = p.GID
+	if v2 {
+		r.with.gid = p.Ext.GID
+	}
+	r.s.lock()
+	g, _ := r.s.serverGroup(r.with.key)
+	r.s.unlock()
+	if g != nil {
+		return nil
+	}
+	r.with.routes = r.s.routesTo(ctx, r.with.gid)
+	if !v2 || r.with.routes.any() {
+		return nil
+	}
+	v1, ok := r.server.WithoutV2(time.Now(), clc.ReasonNoRoute)
+	if !ok {
+		return &clc.DeclineError{Reason: clc.ReasonNoRoute, What: fmt.Sprintf("no device has a route to the client's RNIC %v", p.Ext.GID)}
+	}
+	r.with.agreed, r.with.key = v1, p.Key(v1.Version)
+	return r.findRoutes(ctx, p)
+}
+
 // joinGroup finds a group for a client, or starts one. One first contact per
 // client is under way at a time; others wait for it.
 func (r *rendezvous) joinGroup(ctx context.Context) error {
@@ -443,7 +485,7 @@ func (r *rendezvous) joinGroup(ctx context.Context) error {
 			s.unlock()
 			return errStackClosed
 		}
-		g, forming := s.serverGroup(r.peer)
+		g, forming := s.serverGroup(r.with.key)
 		if g != nil || forming == nil {
 			err := r.admitTo(g)
 			s.unlock()
@@ -465,11 +507,7 @@ func (r *rendezvous) joinGroup(ctx context.Context) error {
 func (r *rendezvous) admitTo(g *group) error {
 	if g == nil {
 		var err error
-		role := linkgroup.Server
-		if r.client != nil {
-			role = linkgroup.Client
-		}
-		if g, err = r.s.newGroup(role, r.peer, r.gid); err != nil {
+		if g, err = r.s.newGroup(&r.with); err != nil {
 			return err
 		}
 		r.first = true
@@ -480,10 +518,10 @@ func (r *rendezvous) admitTo(g *group) error {
 
 // serverGroup returns a usable group with a client or, if there is none, the
 // end of a first contact to wait for; the caller holds the turn.
-func (s *Stack) serverGroup(peer clc.PeerID) (*group, <-chan struct{}) {
+func (s *Stack) serverGroup(k clc.PeerKey) (*group, <-chan struct{}) {
 	var forming <-chan struct{}
 	for _, g := range s.groups {
-		if g.role != linkgroup.Server || g.peer != peer {
+		if !g.serves(k) {
 			continue
 		}
 		if g.lg.Usable() {
@@ -498,7 +536,6 @@ func (s *Stack) serverGroup(peer clc.PeerID) (*group, <-chan struct{}) {
 
 // accept answers an Accept, at the client.
 func (r *rendezvous) accept(ctx context.Context, a *clc.Accept) {
-	r.peer = a.PeerID
 	if err := r.prepareConfirm(ctx, a); err != nil {
 		r.decline(err)
 		return
@@ -506,6 +543,7 @@ func (r *rendezvous) accept(ctx context.Context, a *clc.Accept) {
 	r.s.lock()
 	c := clc.Confirm{Endpoint: r.endpoint()}
 	c.MTU = min(c.MTU, a.MTU)
+	c.GIDs = r.s.gids(c.GID)
 	r.s.unlock()
 	r.named = true
 	r.client.Confirm(time.Now(), c, r.first)
@@ -516,19 +554,26 @@ func (r *rendezvous) accept(ctx context.Context, a *clc.Accept) {
 
 func (r *rendezvous) prepareConfirm(ctx context.Context, a *clc.Accept) error {
 	s := r.s
+	r.with.peer, r.with.gid, r.with.host = a.PeerID, a.GID, a.Ext.Host()
+	if a.FirstContact {
+		r.with.routes = s.routesTo(ctx, a.GID)
+		if err := r.checkRoutes(a); err != nil {
+			return err
+		}
+		s.lock()
+		defer s.unlock()
+		if s.closed {
+			return errStackClosed
+		}
+		if err := r.admitTo(nil); err != nil {
+			return err
+		}
+		return r.connect(&a.Endpoint)
+	}
 	s.lock()
 	if s.closed {
 		s.unlock()
 		return errStackClosed
-	}
-	r.gid = a.GID
-	if a.FirstContact {
-		err := r.admitTo(nil)
-		if err == nil {
-			err = r.connect(&a.Endpoint)
-		}
-		s.unlock()
-		return err
 	}
 	g, err := s.clientGroup(a)
 	if err == nil {
@@ -546,13 +591,35 @@ func (r *rendezvous) prepareConfirm(ctx context.Context, a *clc.Accept) error {
 	return r.activate(&a.Endpoint)
 }
 
+// checkRoutes takes away the routes that do not agree with what a server of
+// version 2 says about them. One must be left.
+func (r *rendezvous) checkRoutes(a *clc.Accept) error {
+	if a.Version < clc.V2 {
+		return nil
+	}
+	var refused error
+	to := &r.with.routes
+	for i := range r.s.rnics {
+		if _, err := a.NextHop(to[i]); err != nil {
+			to[i], refused = clc.Route{}, err
+		}
+	}
+	if to.any() {
+		return nil
+	}
+	if refused == nil {
+		return errNoDevice
+	}
+	return refused
+}
+
 // connect brings a first contact's link up; the caller holds the turn.
 func (r *rendezvous) connect(e *clc.Endpoint) error {
 	now := time.Now()
 	if err := r.conn.lc.Activate(peerRMBE(e)); err != nil {
 		return err
 	}
-	r.group.lg.ConnectPeer(now, peerEndpoint(e))
+	r.group.lg.ConnectPeer(now, r.peerEndpoint(e))
 	r.group.flush(now)
 	return nil
 }
@@ -575,7 +642,7 @@ func (r *rendezvous) activate(e *clc.Endpoint) error {
 func (s *Stack) clientGroup(a *clc.Accept) (*group, error) {
 	err := errOutOfSync
 	for _, g := range s.groups {
-		if g.role != linkgroup.Client || g.peer != a.PeerID {
+		if g.role != linkgroup.Client || g.peer != a.PeerID || g.version != min(a.Version, clc.V2) {
 			continue
 		}
 		if g.lg.MatchesPeer(a.QPN, a.GID, a.MAC) {
@@ -587,14 +654,18 @@ func (s *Stack) clientGroup(a *clc.Accept) (*group, error) {
 }
 
 // confirm takes the client's Confirm, at the server.
-func (r *rendezvous) confirm(c *clc.Confirm) {
-	if c.PeerID != r.peer {
-		r.decline(fmt.Errorf("smcr: Confirm of peer %v, the Proposal was from %v", c.PeerID, r.peer))
+func (r *rendezvous) confirm(ctx context.Context, c *clc.Confirm) {
+	if !r.with.key.Matches(*c) {
+		r.decline(fmt.Errorf("smcr: Confirm of peer %v, the Proposal was from %v", c.PeerID, r.with.peer))
 		return
+	}
+	if r.first && c.Version >= clc.V2 && c.GID != r.with.gid {
+		r.with.gid, r.with.routes = c.GID, r.s.routesTo(ctx, c.GID)
 	}
 	r.s.lock()
 	var err error
 	if r.first {
+		r.group.meet(c)
 		err = r.connect(&c.Endpoint)
 	} else {
 		err = r.activate(&c.Endpoint)
@@ -685,57 +756,4 @@ func (r *rendezvous) discard(peerDeclined bool) {
 		r.conn.drop()
 		r.conn = nil
 	}
-}
-
-// proposal offers version 1 (RFC 7609 A.2.2) with the growth area that Linux
-// always sends: receivers skip it by its offset, and tools expect it.
-func (s *Stack) proposal(tcp *net.TCPConn) clc.Proposal {
-	// A client need not use the RNIC that it proposes from, but a server may
-	// take it as a hint. It is always the same one while that works: Linux
-	// looks for a link group that has a link to it.
-	n := s.rnics[0]
-	s.lock()
-	if i := slices.IndexFunc(s.rnics, (*rnic).active); i >= 0 {
-		n = s.rnics[i]
-	}
-	s.unlock()
-	p := clc.Proposal{Version: clc.V1, V1: clc.ModeR, V2: clc.ModeNone, HasSMCD: true, PeerID: s.peerID, GID: n.gid.GID, MAC: n.gid.MAC}
-	local := addrOf(tcp.LocalAddr())
-	for _, pre := range s.prefixes(local) {
-		if local.Is4() {
-			p.IPv4 = pre
-			break
-		}
-		p.IPv6.Add(pre) // what is beyond clc.MaxPrefixes is left out
-	}
-	return p
-}
-
-// prefixes returns our subnets of the address's family that contain it.
-func (s *Stack) prefixes(a netip.Addr) []netip.Prefix {
-	var ps []netip.Prefix
-	for _, p := range s.cfg.Prefixes {
-		if p.Contains(a) {
-			ps = append(ps, p.Masked())
-		}
-	}
-	if len(ps) > 0 {
-		return ps
-	}
-	bits := 64
-	if a.Is4() {
-		bits = 24
-	}
-	p, err := a.Prefix(bits)
-	if err != nil {
-		return nil // an address that is not valid has no prefix
-	}
-	return []netip.Prefix{p}
-}
-
-func addrOf(a net.Addr) netip.Addr {
-	if t, ok := a.(*net.TCPAddr); ok {
-		return t.AddrPort().Addr().Unmap().WithZone("")
-	}
-	return netip.Addr{}
 }

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package smcr
+
+import (
+	"net"
+	"net/netip"
+	"slices"
+
+	"github.com/smcr-io/kube-smcr/internal/invariant"
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/linkgroup"
+)
+
+func defaultEID() clc.EID {
+	e, err := clc.ParseUEID(DefaultEID)
+	invariant.Must(err == nil, "smcr: the default enterprise ID is none")
+	return e
+}
+
+// clcConfig is what a stack can do and may do on a connection.
+func (s *Stack) clcConfig(tcp *net.TCPConn) clc.Config {
+	return clc.Config{
+		PeerID: s.peerID, OS: clc.OSLinux, Hostname: s.cfg.Hostname, MessageTimeout: s.cfg.MessageTimeout,
+		Support: clc.Support{
+			V1: s.cfg.Versions != VersionsV2, V2: s.cfg.Versions != VersionsV1,
+			Subnets: s.prefixes(addrOf(tcp.LocalAddr())), AnySubnet: s.cfg.AnyPrefix,
+			EIDs: s.cfg.EIDs, Release: clc.MaxRelease,
+			MaxConns: uint8(s.cfg.ConnsPerGroup), MaxLinks: uint8(s.cfg.LinksPerGroup),
+		},
+	}
+}
+
+// offer is the RNIC that a client proposes from. The links need not use it, but
+// a server may take it as a hint. It is always the same one while that works:
+// Linux looks for a link group that has a link to it.
+func (s *Stack) offer() clc.Offer {
+	s.lock()
+	defer s.unlock()
+	n := s.rnics[0]
+	if i := slices.IndexFunc(s.rnics, (*rnic).active); i >= 0 {
+		n = s.rnics[i]
+	}
+	return clc.Offer{GID: n.gid.GID, MAC: n.gid.MAC, GIDv2: n.gid.GID}
+}
+
+// prefixes returns our subnets of the address's family that contain it.
+func (s *Stack) prefixes(a netip.Addr) []netip.Prefix {
+	var ps []netip.Prefix
+	for _, p := range s.cfg.Prefixes {
+		if p.Contains(a) {
+			ps = append(ps, p.Masked())
+		}
+	}
+	if len(ps) > 0 {
+		return ps
+	}
+	bits := 64
+	if a.Is4() {
+		bits = 24
+	}
+	p, err := a.Prefix(bits)
+	if err != nil {
+		return nil // an address that is not valid has no prefix
+	}
+	return []netip.Prefix{p}
+}
+
+func addrOf(a net.Addr) netip.Addr {
+	if t, ok := a.(*net.TCPAddr); ok {
+		return t.AddrPort().Addr().Unmap().WithZone("")
+	}
+	return netip.Addr{}
+}
+
+// gids are the addresses of the RNICs where links may end, that of l first.
+// The caller holds the turn.
+func (s *Stack) gids(l rdma.GID) (list clc.List[rdma.GID]) {
+	list.Add(l)
+	for _, r := range s.rnics {
+		if r.active() && !list.Has(r.gid.GID) {
+			list.Add(r.gid.GID) // there are no more devices than it has room for
+		}
+	}
+	return list
+}
+
+// contact is what a first contact knows of the peer when it makes a group.
+type contact struct {
+	role linkgroup.Role
+	key  clc.PeerKey // of a client, at its server
+	peer clc.PeerID  // zero if the peer has not told it yet
+	// gid is of the peer's RNIC where the first link will end, at a server the
+	// one that the client thinks of.
+	gid    rdma.GID
+	routes routes // to it
+	agreed clc.Selection
+	host   string // the peer's name
+}
+
+// serves reports whether a server's group can take further connections of a
+// client, once it is usable. A client of version 2 is known by its RNIC, too:
+// Linux uses one peer ID in all its network namespaces.
+func (g *group) serves(k clc.PeerKey) bool {
+	if g.role != linkgroup.Server || g.version != k.Version || !k.PeerID.IsZero() && g.peer != k.PeerID {
+		return false
+	}
+	if k.Version < clc.V2 || g.key.GID == k.GID {
+		return true
+	}
+	return slices.ContainsFunc(g.lg.Links(), func(l linkgroup.LinkInfo) bool { return l.Peer.GID == k.GID })
+}
