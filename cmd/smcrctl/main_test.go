@@ -49,7 +49,7 @@ func fakeAgent(t *testing.T) string {
 				{ID: 1, State: "ACTIVE", Device: "soft0", LocalGID: "::ffff:192.0.2.1", LocalQPN: 17, PeerGID: "::ffff:192.0.2.2", PeerQPN: 18, MTU: 4096, BytesSent: 1 << 31},
 				{ID: 2, State: "ADD_LINK", Device: "soft1", LocalGID: "::ffff:198.51.100.1", LocalQPN: 19, PeerGID: "::ffff:198.51.100.2", PeerQPN: 20, MTU: 1024},
 			},
-		}}},
+		}, {ID: 2, Pod: "shop/web", Role: "server", State: "ACTIVE", Dialect: "linux", Version: 2, EID: "SHOP.EXAMPLE", Opened: now}}},
 		agentapi.PathConns: agentapi.Conns{Conns: []agentapi.Conn{conn}},
 		agentapi.PathAttachments: agentapi.Attachments{
 			Attachments: []agentapi.Attachment{{Pod: "shop/web", Interface: "eth0", State: agentapi.StateFailed, Detail: "network namespace is gone"}},
@@ -108,7 +108,7 @@ func TestCommands(t *testing.T) {
 	}{
 		{"status", []string{"status"}, 0, []string{"node-a", "carrying connections over SMC-R", "soft0: soft, 192.0.2.1 on eth1, MTU 4096, port ACTIVE", "soft1: soft, 198.51.100.1, MTU 1024, port DOWN", "problem", "PEERNOSMC", "does not speak SMC"}},
 		{"status json", []string{"status", "-o", "json"}, 0, []string{`"apiVersion": "smcr.io/agent/v1"`, `"PEERNOSMC": 4`, `"interface": "eth1"`, `"port": "DOWN"`}},
-		{"links", []string{"links"}, 0, []string{"192.0.2.1 qp 17", "192.0.2.2 qp 18", "v1 linux", "2.0 GiB", "4096", "SINGLE", "soft0", "soft1", "ADD_LINK", "198.51.100.1 qp 19"}},
+		{"links", []string{"links"}, 0, []string{"192.0.2.1 qp 17", "192.0.2.2 qp 18", "v1 linux", "v2 SHOP.EXAMPLE", "2.0 GiB", "4096", "SINGLE", "soft0", "soft1", "ADD_LINK", "198.51.100.1 qp 19"}},
 		{"conns", []string{"conns"}, 0, []string{"192.0.2.5:40000", "192.0.2.7:6379", "SMC-R", "1/1", "5.0 MiB", "12 B"}},
 		{"attachments", []string{"attachments"}, 0, []string{"network namespace is gone", "192.0.2.9:80", "ignored: attachment file"}},
 		{"explain yes", []string{"explain", "shop/web", "192.0.2.7:6379"}, 0, []string{"on SMC-R", "192.0.2.5:40000"}},

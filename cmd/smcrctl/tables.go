@@ -91,13 +91,13 @@ func printLinks(w io.Writer, l agentapi.Links) error {
 		_, err := fmt.Fprintln(w, "no link groups")
 		return err
 	}
-	rows := []string{row("GROUP", "POD", "ROLE", "STATE", "REDUNDANCY", "PEER ID", "DIALECT", "CONNS", "RMBS", "LINK", "LINK STATE", "DEVICE", "LOCAL", "PEER", "MTU", "SENT", "RECEIVED", "AGE")}
+	rows := []string{row("GROUP", "POD", "ROLE", "STATE", "REDUNDANCY", "PEER ID", "VERSION", "CONNS", "RMBS", "LINK", "LINK STATE", "DEVICE", "LOCAL", "PEER", "MTU", "SENT", "RECEIVED", "AGE")}
 	for _, g := range l.LinkGroups {
 		state := g.State
 		if g.Error != "" {
 			state += " (" + g.Error + ")"
 		}
-		group := []any{g.ID, g.Pod, g.Role, state, g.Redundancy, g.PeerID, fmt.Sprintf("v%d %s", g.Version, g.Dialect), g.Conns, size(uint64(g.RMBBytes))}
+		group := []any{g.ID, g.Pod, g.Role, state, g.Redundancy, g.PeerID, version(g), g.Conns, size(uint64(g.RMBBytes))}
 		for _, k := range g.Links {
 			rows = append(rows, row(append(group, k.ID, k.State, k.Device,
 				fmt.Sprintf("%s qp %d", address(k.LocalGID), k.LocalQPN), fmt.Sprintf("%s qp %d", address(k.PeerGID), k.PeerQPN),
@@ -109,6 +109,14 @@ func printLinks(w io.Writer, l agentapi.Links) error {
 		}
 	}
 	return table(w, rows...)
+}
+
+// version shows what two groups with one peer may differ in.
+func version(g agentapi.LinkGroup) string {
+	if g.Version >= 2 {
+		return fmt.Sprintf("v%d %s", g.Version, g.EID)
+	}
+	return fmt.Sprintf("v%d %s", g.Version, g.Dialect)
 }
 
 // address shows an IPv4 GID as IPv4.

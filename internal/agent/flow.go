@@ -104,6 +104,7 @@ func (f *flow) info() agentapi.Conn {
 	c.SetupUS = i.Setup.Microseconds()
 	c.BytesSent, c.BytesRecv = i.BytesSent, i.BytesRecv
 	if i.Mode == smcr.ModeSMCR {
+		c.Version = i.Version
 		c.LinkGroup, c.Link, c.FirstContact, c.Token, c.State = i.GroupID, i.LinkID, i.FirstContact, i.Token, i.State
 		c.SendBuffer, c.RMBE, c.PeerRMBE = i.SendBuffer, i.RMBE, i.PeerRMBE
 		c.RDMAWrites, c.CDCSent, c.CDCRecv = i.RDMAWrites, i.CDCSent, i.CDCRecv

@@ -5,11 +5,14 @@ package agent
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 
 	"github.com/smcr-io/kube-smcr/internal/config"
+	"github.com/smcr-io/kube-smcr/internal/linux"
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/soft"
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/synopt"
 )
 
@@ -66,6 +69,15 @@ func openDevice(name string, cfg config.Device) (rdma.Device, func() error, erro
 		return nil, nil, err
 	}
 	return d, d.Close, nil
+}
+
+// route asks how the devices, which are in the agent's own namespace, reach a
+// peer's.
+func route(src, dst netip.Addr) (clc.Route, error) {
+	r, err := linux.RouteTo(src, dst)
+	out := clc.Route{Found: r.Found, Gateway: r.Gateway}
+	copy(out.MAC[:], r.MAC)
+	return out, err
 }
 
 // openOption attaches the program that writes the TCP option.

@@ -112,17 +112,33 @@ func adviceFor(r clc.Reason) string {
 	case clc.ReasonMem:
 		return "raise the budgets of the side that declined"
 	case clc.ReasonDiffPrefix:
-		return "put both pods' interfaces into one IP subnet, or set node.anyPrefix on both sides if the RoCE fabric is routed"
-	case clc.ReasonTimeoutCL, clc.ReasonTimeoutAL, clc.ReasonNoRoute:
+		return "use version 2 on both sides (node.versions: both, which is the default), or put both pods' interfaces into one IP subnet"
+	case clc.ReasonTimeoutCL, clc.ReasonTimeoutAL:
 		return "check that UDP port 4791 passes between the nodes' RDMA addresses"
+	case clc.ReasonNoRoute:
+		return "give the node whose side declined a route from its RDMA addresses to the peer's (ip route get PEER from OWN), of the same address family"
+	case clc.ReasonNoIndirect:
+		return "make the routes between the nodes' RDMA addresses agree: one side sends through a router, the other does not (ip route get PEER from OWN)"
+	case clc.ReasonNoUEID:
+		return "give both sides an enterprise ID in common: node.eids of the agents, smcr ueid add on a Linux peer"
+	case clc.ReasonReleaseErr:
+		return "the peer answers another release of version 2 than was agreed, which is its fault: update it, or set node.versions to v1"
+	case clc.ReasonMaxConnErr:
+		return "the peer's limit of connections per link group is below 16, or it does not keep to what was agreed: raise it there (on Linux net.smc.smcr_max_conns_per_lgr), or set node.versions to v1"
+	case clc.ReasonMaxLinkErr:
+		return "the peer's limit of links per link group is 0, or it does not keep to what was agreed: raise it there (on Linux net.smc.smcr_max_links_per_lgr), or set node.versions to v1"
 	case clc.ReasonNoDev, clc.ReasonNoDevR:
 		return "check the RDMA device of the side that declined: smcrctl preflight"
 	case clc.ReasonRMBEEC:
 		return "set node.dialects to both"
 	case clc.ReasonConfigErr:
 		return "the peer's configuration does not allow it: ask smcrctl explain on the peer's node"
-	case clc.ReasonModeUnsupp, clc.ReasonVersMismat:
-		return "the peer offers another kind or version of SMC only"
+	case clc.ReasonVersMismat:
+		return "let both sides have a version of SMC-R in common: node.versions"
+	case clc.ReasonModeUnsupp:
+		return "the peer offers another kind of SMC only, or a version that node.versions does not allow"
+	case clc.ReasonNoV2Ext:
+		return "the peer's message is not one of version 2, which is its fault: update it, or set node.versions to v1"
 	case clc.ReasonPeerDecl, clc.ReasonInternal, clc.ReasonErrRToken, clc.ReasonErrReadyLnk, clc.ReasonErrRegBuf:
 		return "look at the log of the side that declined"
 	case clc.ReasonIPSec:

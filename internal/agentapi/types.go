@@ -104,6 +104,14 @@ type LinkGroup struct {
 	State   string `json:"state"`
 	Dialect string `json:"dialect"`
 	Version uint8  `json:"version"`
+	// Of version 2: the enterprise ID in common, the release, and the peer's
+	// host name.
+	EID      string `json:"eid,omitempty"`
+	Release  uint8  `json:"release,omitempty"`
+	PeerHost string `json:"peerHost,omitempty"`
+	// NoV2 is why a group of version 1 is not of version 2 though both sides
+	// know that; only the server knows.
+	NoV2 Code `json:"noV2,omitempty"`
 	// Redundancy tells how many RNICs the group can lose: SINGLE (none),
 	// SYMMETRIC (any one), ASYMMETRIC LOCAL or ASYMMETRIC PEER (one of the
 	// side that has two).
@@ -156,6 +164,7 @@ type Conn struct {
 	LinkGroup    uint32 `json:"linkGroup,omitempty"`
 	Link         uint8  `json:"link,omitempty"`
 	FirstContact bool   `json:"firstContact,omitempty"`
+	Version      uint8  `json:"version,omitempty"`
 	Token        uint32 `json:"alertToken,omitempty"`
 	State        string `json:"state,omitempty"`
 	SendBuffer   int    `json:"sendBufferBytes,omitempty"`

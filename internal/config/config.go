@@ -5,6 +5,8 @@ package config
 import (
 	"net/netip"
 	"time"
+
+	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
 )
 
 // Node is the whole configuration of an agent. Nobody changes it after [Parse].
@@ -17,7 +19,11 @@ type Node struct {
 	NodeBudget, PodBudget Budget
 	// RMBEBytes and SendBufferBytes are the buffers of one connection.
 	RMBEBytes, SendBufferBytes int
-	Dialects                   Dialects
+	// Versions are the versions of SMC-R that may be used. EIDs are the
+	// enterprise IDs of version 2, the preferred one first.
+	Versions Versions
+	EIDs     []clc.EID
+	Dialects Dialects
 	// AnyPrefix lets clients of other IP subnets in, where the RoCE fabric is
 	// routed.
 	AnyPrefix bool
@@ -65,6 +71,27 @@ func (d Device) String() string {
 type Budget struct {
 	MemoryBytes int
 	Conns       int
+}
+
+// Versions says which versions of SMC-R may be used.
+type Versions uint8
+
+// Version choices.
+const (
+	VersionsBoth Versions = iota // version 2 where the peer can, else version 1
+	VersionsV1
+	VersionsV2
+)
+
+func (v Versions) String() string {
+	switch v {
+	case VersionsV1:
+		return "v1"
+	case VersionsV2:
+		return "v2"
+	case VersionsBoth:
+	}
+	return "both"
 }
 
 // Dialects says which dialects of the wire protocol may be used.

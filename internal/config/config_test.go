@@ -12,6 +12,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
 )
 
 const minimal = "node:\n  name: n\n  devices: [{soft: {address: 192.0.2.1}}]\n"
@@ -27,6 +29,36 @@ func mustParse(t testing.TB, text string) *Node {
 		t.Fatal(err)
 	}
 	return n
+}
+
+func mustEID(t testing.TB, s string) clc.EID {
+	t.Helper()
+	e, err := clc.ParseUEID(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
+func TestParse_versions(t *testing.T) {
+	for _, tc := range []struct {
+		text string
+		want Versions
+		eids []clc.EID
+	}{
+		{"", VersionsBoth, []clc.EID{mustEID(t, DefaultEID)}},
+		{"  versions: v1\n", VersionsV1, []clc.EID{mustEID(t, DefaultEID)}},
+		{"  versions: v2\n  eids: [SHOP.EXAMPLE-7, ACME]\n", VersionsV2, []clc.EID{mustEID(t, "SHOP.EXAMPLE-7"), mustEID(t, "ACME")}},
+		{"  eids: [0123456789ABCDEF0123456789ABCDEF]\n", VersionsBoth, []clc.EID{mustEID(t, "0123456789ABCDEF0123456789ABCDEF")}},
+	} {
+		n := mustParse(t, minimal+tc.text)
+		if n.Versions != tc.want {
+			t.Errorf("%q: versions %v, want %v", tc.text, n.Versions, tc.want)
+		}
+		if diff := cmp.Diff(tc.eids, n.EIDs); diff != "" {
+			t.Errorf("%q: enterprise IDs (-want +got):\n%s", tc.text, diff)
+		}
+	}
 }
 
 func TestParse_sample(t *testing.T) {
@@ -45,6 +77,7 @@ func TestParse_sample(t *testing.T) {
 		PodBudget:        Budget{MemoryBytes: 512 << 20, Conns: 4096},
 		RMBEBytes:        512 << 10,
 		SendBufferBytes:  512 << 10,
+		EIDs:             []clc.EID{mustEID(t, "KUBE-SMCR")},
 		DataDir:          "/run/kube-smcr",
 		APISocket:        "/run/kube-smcr/agent.sock",
 		MetricsAddress:   netip.MustParseAddrPort("127.0.0.1:9464"),
@@ -122,6 +155,15 @@ func TestParse_errors(t *testing.T) {
 		{"metrics", minimal + "  metricsAddress: localhost\n", []string{"node.metricsAddress: \"localhost\""}},
 		{"durations", minimal + "  redirectTTL: 10\n  drainTimeout: -1s\n", []string{"node.redirectTTL: \"10\"", "node.drainTimeout: \"-1s\""}},
 		{"words", minimal + "  dialects: rfc\n  logLevel: loud\n  anyPrefix: maybe\n", []string{"node.dialects", "node.logLevel", "node.anyPrefix"}},
+		{"versions", minimal + "  versions: 2\n", []string{"t:4:13: node.versions: \"2\", want one of both, v1, v2"}},
+		{"enterprise IDs", minimal + "  eids: [kube-smcr, A_B, .A, \"\", A, A, " + strings.Repeat("X", 33) + "]\n", []string{
+			"t:4:10: node.eids[0]: \"kube-smcr\", want 1 to 32 capital letters, digits, dots and hyphens, the first a letter or digit (did you mean KUBE-SMCR?)",
+			"t:4:21: node.eids[1]: \"A_B\"", "t:4:26: node.eids[2]: \".A\"", "t:4:30: node.eids[3]: \"\"", "t:4:37: node.eids[5]: \"A\" is given twice",
+			"t:4:40: node.eids[6]",
+		}},
+		{"no enterprise ID", minimal + "  eids: []\n", []string{"t:4:9: node.eids: is empty: want 1 to 8 enterprise IDs"}},
+		{"too many enterprise IDs", minimal + "  eids: [A, B, C, D, E, F, G, H, I]\n", []string{"t:4:9: node.eids: has 9 entries, at most 8"}},
+		{"enterprise ID is text", minimal + "  eids: ACME\n", []string{"t:4:9: node.eids: is a single value, want a list"}},
 		{"policy words", minimal + "policies:\n- {name: a, mode: Must}\n", []string{"t:5:19: policies[0].mode: \"Must\", want one of Prefer, Required"}},
 		{"cidrs", minimal + "policies:\n- name: a\n  peers:\n    cidrs: [10.0.0.1/8, 10.0.0.0/8, 10.1.0.0/16, ten]\n", []string{
 			"t:7:13: policies[0].peers.cidrs[0]: \"10.0.0.1/8\" has bits set behind its length: did you mean 10.0.0.0/8?",

@@ -35,6 +35,10 @@ const (
 	maxTTL         = time.Hour              // a destination that learned SMC-R meanwhile is left alone no longer
 )
 
+// DefaultEID is the enterprise ID of nodes that are not given any: agents find
+// each other out of the box.
+const DefaultEID = "KUBE-SMCR"
+
 // Defaults of fields that a file leaves out.
 const (
 	defaultBufferBytes      = 512 << 10

@@ -10,8 +10,12 @@ import (
 	"regexp"
 	"slices"
 	"strconv"
+	"strings"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/smcr-io/kube-smcr/internal/invariant"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
 )
 
 // yamlLine finds the line in the messages of the YAML parser.
@@ -71,6 +75,7 @@ func defaults() *Node {
 		NodeBudget:       Budget{MemoryBytes: defaultNodeMemoryBytes, Conns: defaultNodeConns},
 		PodBudget:        Budget{MemoryBytes: defaultPodMemoryBytes, Conns: defaultPodConns},
 		RMBEBytes:        defaultBufferBytes,
+		EIDs:             []clc.EID{defaultEID()},
 		SendBufferBytes:  defaultBufferBytes,
 		DataDir:          defaultDataDir,
 		APISocket:        defaultAPISocket,
@@ -82,7 +87,7 @@ func defaults() *Node {
 }
 
 func (d *decoder) node(f field, n *Node) {
-	fs := d.mapping(f, "name", "devices", "budgets", "rmbe", "sendBuffer", "dialects", "anyPrefix", "dataDir",
+	fs := d.mapping(f, "name", "devices", "budgets", "rmbe", "sendBuffer", "versions", "eids", "dialects", "anyPrefix", "dataDir",
 		"apiSocket", "metricsAddress", "redirectTTL", "negativeCacheTTL", "drainTimeout", "logLevel")
 	d.text(fs, "name", &n.Name)
 	if !validName(n.Name, "") {
@@ -106,6 +111,10 @@ func (d *decoder) node(f field, n *Node) {
 	if f, ok := fs.get("budgets"); ok {
 		d.budgets(f, n)
 	}
+	n.Versions = Versions(d.choice(fs, "versions", "both", "v1", "v2"))
+	if f, ok := fs.get("eids"); ok {
+		n.EIDs = d.eids(f)
+	}
 	n.Dialects = Dialects(d.choice(fs, "dialects", "both", "linux"))
 	d.boolean(fs, "anyPrefix", &n.AnyPrefix)
 	d.text(fs, "dataDir", &n.DataDir)
@@ -123,6 +132,45 @@ func (d *decoder) node(f field, n *Node) {
 	d.duration(fs, "negativeCacheTTL", &n.NegativeCacheTTL, 0, maxTTL)
 	d.duration(fs, "drainTimeout", &n.DrainTimeout, 0, maxTTL)
 	n.LogLevel = LogLevel(d.choice(fs, "logLevel", "info", "debug", "warn", "error"))
+}
+
+func defaultEID() clc.EID {
+	e, err := clc.ParseUEID(DefaultEID)
+	invariant.Must(err == nil, "config: the default enterprise ID is none")
+	return e
+}
+
+// eids reads enterprise IDs.
+func (d *decoder) eids(f field) []clc.EID {
+	items := d.list(f)
+	switch {
+	case len(items) > clc.MaxEIDs:
+		d.errorf(f, "has %d entries, at most %d are allowed", len(items), clc.MaxEIDs)
+		return nil
+	case len(items) == 0 && f.node.Kind == yaml.SequenceNode:
+		d.errorf(f, "is empty: want 1 to %d enterprise IDs; versions: v1 does without", clc.MaxEIDs)
+	}
+	var out []clc.EID
+	for _, item := range items {
+		s, ok := d.scalar(item, "an enterprise ID such as "+DefaultEID)
+		if !ok {
+			continue
+		}
+		e, err := clc.ParseUEID(s)
+		switch {
+		case err != nil:
+			hint := ""
+			if _, err := clc.ParseUEID(strings.ToUpper(s)); err == nil {
+				hint = fmt.Sprintf(" (did you mean %s?)", strings.ToUpper(s))
+			}
+			d.errorf(item, "%q, want 1 to %d capital letters, digits, dots and hyphens, the first a letter or digit%s", s, clc.EIDLen, hint)
+		case slices.Contains(out, e):
+			d.errorf(item, "%q is given twice", s)
+		default:
+			out = append(out, e)
+		}
+	}
+	return out
 }
 
 func (d *decoder) metricsAddress(fs fields, n *Node) {
@@ -321,6 +369,8 @@ func (n *Node) Immutable(next *Node) []string {
 	diff("budgets", n.NodeBudget != next.NodeBudget || n.PodBudget != next.PodBudget)
 	diff("rmbe", n.RMBEBytes != next.RMBEBytes)
 	diff("sendBuffer", n.SendBufferBytes != next.SendBufferBytes)
+	diff("versions", n.Versions != next.Versions)
+	diff("eids", !slices.Equal(n.EIDs, next.EIDs))
 	diff("dialects", n.Dialects != next.Dialects)
 	diff("anyPrefix", n.AnyPrefix != next.AnyPrefix)
 	diff("dataDir", n.DataDir != next.DataDir)
