@@ -70,7 +70,7 @@ func (q rfcQP) PostSend(wrs []rdma.SendWR) (int, error) {
 // with eye catchers and cursors from 4.
 func TestConn_rfcDialect(t *testing.T) {
 	f := newFakeFabric()
-	p := &pair{fabric: f, client: newStack(t, f.device("c", 1), small), server: newStack(t, rfcDevice{f.device("s", 2), f}, small)}
+	p := &pair{fabric: f, client: newStack(t, f.device("c", 1), small, versions(smcr.VersionsV1)), server: newStack(t, rfcDevice{f.device("s", 2), f}, small)}
 	var err error
 	if p.l, err = smcr.Listen(t.Context(), p.server, "tcp", "127.0.0.1:0"); err != nil {
 		t.Fatal(err)

@@ -24,13 +24,13 @@ type softPeer struct {
 	devices []*soft.Device
 }
 
-func newSoftPeer(tb testing.TB, f *rdmatest.Fabric, addrs ...string) *softPeer {
+func newSoftPeer(tb testing.TB, f *rdmatest.Fabric, v smcr.VersionSet, addrs ...string) *softPeer {
 	tb.Helper()
 	p := &softPeer{}
 	for _, a := range addrs {
 		p.devices = append(p.devices, f.Open(tb, soft.Config{Name: "soft-" + a, Addr: netip.MustParseAddr(a), MTU: rdma.MTU4096}))
 	}
-	p.Stack = newStack(tb, p.devices[0], func(c *smcr.Config) {
+	p.Stack = newStack(tb, p.devices[0], versions(v), func(c *smcr.Config) {
 		c.Devices = nil
 		for _, d := range p.devices {
 			c.Devices = append(c.Devices, d)
@@ -40,9 +40,9 @@ func newSoftPeer(tb testing.TB, f *rdmatest.Fabric, addrs ...string) *softPeer {
 }
 
 // multiPair is two such peers and a listener.
-func multiPair(tb testing.TB, f *rdmatest.Fabric, client, server []string) (c, s *softPeer, p *pair) {
+func multiPair(tb testing.TB, f *rdmatest.Fabric, v smcr.VersionSet, client, server []string) (c, s *softPeer, p *pair) {
 	tb.Helper()
-	c, s = newSoftPeer(tb, f, client...), newSoftPeer(tb, f, server...)
+	c, s = newSoftPeer(tb, f, v, client...), newSoftPeer(tb, f, v, server...)
 	p = &pair{client: c.Stack, server: s.Stack}
 	l, err := smcr.Listen(tb.Context(), p.server, "tcp", "127.0.0.1:0")
 	if err != nil {
@@ -71,7 +71,9 @@ var (
 	twoServers = []string{"192.0.2.2", "198.51.100.2"}
 )
 
-func TestGroup_redundancy(t *testing.T) {
+func TestGroup_redundancy(t *testing.T) { eachVersion(t, testRedundancy) }
+
+func testRedundancy(t *testing.T, v smcr.VersionSet) {
 	for _, tc := range []struct {
 		name             string
 		client, server   []string
@@ -86,7 +88,7 @@ func TestGroup_redundancy(t *testing.T) {
 		{"two at the server", oneClient, twoServers, "ASYMMETRIC LOCAL", "ASYMMETRIC PEER", 2, time.Second},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			_, _, p := multiPair(t, rdmatest.NewFabric(t, 1), tc.client, tc.server)
+			_, _, p := multiPair(t, rdmatest.NewFabric(t, 1), v, tc.client, tc.server)
 			start := time.Now()
 			a, b := p.dial(t)
 			if d := time.Since(start); d > tc.firstContactTime {
@@ -105,11 +107,13 @@ func TestGroup_redundancy(t *testing.T) {
 
 // TestGroup_survivesDevice loses each device in turn while several
 // connections stream in both directions.
-func TestGroup_survivesDevice(t *testing.T) {
+func TestGroup_survivesDevice(t *testing.T) { eachVersion(t, testSurvivesDevice) }
+
+func testSurvivesDevice(t *testing.T, v smcr.VersionSet) {
 	for side := range 2 {
 		for lost := range 2 {
 			t.Run(fmt.Sprintf("side %d device %d", side, lost), func(t *testing.T) {
-				c, s, p := multiPair(t, rdmatest.NewFabric(t, 1), twoClients, twoServers)
+				c, s, p := multiPair(t, rdmatest.NewFabric(t, 1), v, twoClients, twoServers)
 				first, firstPeer := p.dial(t)
 				waitGroup(t, p.client, "SYMMETRIC", 2)
 				waitGroup(t, p.server, "SYMMETRIC", 2)
@@ -177,7 +181,9 @@ func TestGroup_survivesDevice(t *testing.T) {
 
 // TestGroup_cuts cuts the first link in each way while a dialogue goes on, and
 // restores it. The dialogue must not end, and must not stand still for long.
-func TestGroup_cuts(t *testing.T) {
+func TestGroup_cuts(t *testing.T) { eachVersion(t, testCuts) }
+
+func testCuts(t *testing.T, v smcr.VersionSet) {
 	client, server := netip.MustParseAddr(twoClients[0]), netip.MustParseAddr(twoServers[0])
 	for _, tc := range []struct {
 		name string
@@ -193,7 +199,7 @@ func TestGroup_cuts(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			f := rdmatest.NewFabric(t, 1)
-			_, _, p := multiPair(t, f, twoClients, twoServers)
+			_, _, p := multiPair(t, f, v, twoClients, twoServers)
 			a, b := p.dial(t)
 			waitGroup(t, p.client, "SYMMETRIC", 2)
 			waitGroup(t, p.server, "SYMMETRIC", 2)
@@ -260,7 +266,7 @@ func TestGroup_cuts(t *testing.T) {
 
 // TestStack_noDeviceLeft: the reason is told, and the connection is TCP.
 func TestStack_noDeviceLeft(t *testing.T) {
-	_, s, p := multiPair(t, rdmatest.NewFabric(t, 1), oneClient, oneServer)
+	_, s, p := multiPair(t, rdmatest.NewFabric(t, 1), smcr.VersionsBoth, oneClient, oneServer)
 	a, b := p.dial(t)
 	if err := s.devices[0].Close(); err != nil {
 		t.Fatal(err)

@@ -132,12 +132,14 @@ func TestConn_closesLikeTCP(t *testing.T) {
 			want := play(x.(scriptConn), y.(scriptConn), script, wait)
 			_, _ = x.Close(), y.Close()
 
-			p := newPair(t)
-			a, b := p.dial(t)
-			got := play(a, b, script, wait)
-			_, _ = a.Close(), b.Close()
-			if d := cmp.Diff(want, got); d != "" {
-				t.Errorf("-TCP +SMC-R:\n%s", d)
+			for _, v := range []smcr.VersionSet{smcr.VersionsV1, smcr.VersionsV2} {
+				p := newPair(t, versions(v))
+				a, b := p.dial(t)
+				got := play(a, b, script, wait)
+				_, _ = a.Close(), b.Close()
+				if d := cmp.Diff(want, got); d != "" {
+					t.Errorf("-TCP +SMC-R, versions %d:\n%s", v, d)
+				}
 			}
 		})
 	}

@@ -80,6 +80,21 @@ func newStack(tb testing.TB, d rdma.Device, edit ...func(*smcr.Config)) *smcr.St
 	return s
 }
 
+// versions sets the versions that a stack may use.
+func versions(v smcr.VersionSet) func(*smcr.Config) {
+	return func(c *smcr.Config) { c.Versions = v }
+}
+
+// eachVersion runs a test with each version of the protocol.
+func eachVersion(t *testing.T, test func(t *testing.T, v smcr.VersionSet)) {
+	for _, v := range []struct {
+		name string
+		set  smcr.VersionSet
+	}{{"v1", smcr.VersionsV1}, {"v2", smcr.VersionsV2}} {
+		t.Run(v.name, func(t *testing.T) { test(t, v.set) })
+	}
+}
+
 // dial opens a connection and returns both ends.
 func (p *pair) dial(tb testing.TB) (client, server *smcr.Conn) {
 	tb.Helper()
@@ -106,12 +121,17 @@ func (p *pair) dial(tb testing.TB) (client, server *smcr.Conn) {
 
 func TestConn_netTest(t *testing.T) {
 	for _, tc := range []struct {
-		name    string
-		offered bool
-		want    smcr.Mode
-	}{{"SMC-R", true, smcr.ModeSMCR}, {"fallback", false, smcr.ModeTCP}} {
+		name     string
+		offered  bool
+		versions smcr.VersionSet
+		want     smcr.Mode
+	}{
+		{"version 1", true, smcr.VersionsV1, smcr.ModeSMCR},
+		{"version 2", true, smcr.VersionsV2, smcr.ModeSMCR},
+		{"fallback", false, smcr.VersionsBoth, smcr.ModeTCP},
+	} {
 		t.Run(tc.name, func(t *testing.T) {
-			p := newPair(t, func(c *smcr.Config) { c.Option = fakeOption{tc.offered} })
+			p := newPair(t, versions(tc.versions), func(c *smcr.Config) { c.Option = fakeOption{tc.offered} })
 			nettest.TestConn(t, func() (c1, c2 net.Conn, stop func(), err error) {
 				a, b := p.dial(t)
 				if a.Mode() != tc.want || b.Mode() != tc.want {

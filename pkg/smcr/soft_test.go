@@ -36,11 +36,11 @@ func openSoft(tb testing.TB, addr string, mtu rdma.MTU) rdma.Device {
 	return d
 }
 
-func newSoftPair(tb testing.TB, mtu rdma.MTU) *pair {
+func newSoftPair(tb testing.TB, mtu rdma.MTU, edit ...func(*smcr.Config)) *pair {
 	tb.Helper()
 	p := &pair{}
-	p.client = newStack(tb, openSoft(tb, "127.92.0.1", mtu))
-	p.server = newStack(tb, openSoft(tb, "127.92.0.2", mtu))
+	p.client = newStack(tb, openSoft(tb, "127.92.0.1", mtu), edit...)
+	p.server = newStack(tb, openSoft(tb, "127.92.0.2", mtu), edit...)
 	l, err := smcr.Listen(tb.Context(), p.server, "tcp", "127.0.0.1:0")
 	if err != nil {
 		tb.Fatal(err)
@@ -51,13 +51,15 @@ func newSoftPair(tb testing.TB, mtu rdma.MTU) *pair {
 }
 
 func TestConn_netTestOverSoftwareRoCE(t *testing.T) {
-	p := newSoftPair(t, rdma.MTU1024)
-	nettest.TestConn(t, func() (c1, c2 net.Conn, stop func(), err error) {
-		a, b := p.dial(t)
-		if a.Mode() != smcr.ModeSMCR || b.Mode() != smcr.ModeSMCR {
-			t.Fatal("not SMC-R")
-		}
-		return a, b, func() { _ = a.Close(); _ = b.Close() }, nil
+	eachVersion(t, func(t *testing.T, v smcr.VersionSet) {
+		p := newSoftPair(t, rdma.MTU1024, versions(v))
+		nettest.TestConn(t, func() (c1, c2 net.Conn, stop func(), err error) {
+			a, b := p.dial(t)
+			if a.Mode() != smcr.ModeSMCR || b.Mode() != smcr.ModeSMCR {
+				t.Fatal("not SMC-R")
+			}
+			return a, b, func() { _ = a.Close(); _ = b.Close() }, nil
+		})
 	})
 }
 
