@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -51,8 +52,9 @@ type pods struct {
 	undo           []func() error
 }
 
-// newPods builds the room. The agents' log goes with the error if it fails.
-func newPods(ctx context.Context, dir string, rnics int) (p *pods, err error) {
+// newPods builds the room. node is YAML for the agents' settings. The agents'
+// log goes with the error if it fails.
+func newPods(ctx context.Context, dir string, rnics int, node string) (p *pods, err error) {
 	p = &pods{}
 	defer func() {
 		if err != nil {
@@ -85,6 +87,7 @@ func newPods(ctx context.Context, dir string, rnics int) (p *pods, err error) {
 		p.agents[i], err = n.StartAgent(lab.AgentConfig{
 			Binary:   filepath.Join(dir, "node-agent"),
 			Policies: fmt.Sprintf("  - name: bench\n    ports: [%d]\n", portCarried),
+			Node:     node,
 		})
 		if err != nil {
 			return p, err
@@ -131,8 +134,8 @@ func haproxyConf(bind, server netip.AddrPort) string {
 	return fmt.Sprintf(`defaults
   mode tcp
   timeout connect 5s
-  timeout client 60s
-  timeout server 60s
+  timeout client 10m
+  timeout server 10m
 listen relay
   bind %s
   server one %s
@@ -187,22 +190,28 @@ func (p *pods) ready(ctx context.Context) error {
 
 // paths are the four ways. Each lists the processes that work for it.
 func (p *pods) paths() []path {
-	to := func(ip netip.Addr, port uint16) func(load) (result, error) {
-		return func(l load) (result, error) {
-			r, err := p.client.call(request{Op: opLoad, Addr: netip.AddrPortFrom(ip, port).String(), Load: l})
-			return r.Result, err
+	way := func(name string, ip netip.Addr, port uint16, relays ...int) path {
+		addr := netip.AddrPortFrom(ip, port).String()
+		return path{
+			name: name, relays: relays, pids: append(slices.Clone(relays), p.client.pid(), p.server.pid()),
+			run: func(l load) (result, error) {
+				op := opLoad
+				if l.Kind == idle {
+					op = opHold
+				}
+				r, err := p.client.call(request{Op: op, Addr: addr, Load: l})
+				return r.Result, err
+			},
 		}
 	}
-	ends := []int{p.client.pid(), p.server.pid()}
-	with := func(pids ...int) []int { return append(pids, ends...) }
 	ways := []path{
-		{name: pathTCP, run: to(p.serverIP, portTCP), pids: ends},
-		{name: pathPods, run: to(p.serverIP, portCarried), pids: with(p.agents[0].PID(), p.agents[1].PID())},
+		way(pathTCP, p.serverIP, portTCP),
+		way(pathPods, p.serverIP, portCarried, p.agents[0].PID(), p.agents[1].PID()),
 	}
 	if len(p.proxies) == 2 {
 		ways = append(ways,
-			path{name: pathHAProxy, run: to(p.serverIP, portSidecar), pids: with(p.proxies[1].pid())},
-			path{name: pathSidecar, run: to(netip.AddrFrom4([4]byte{127, 0, 0, 1}), portProxy), pids: with(p.proxies[0].pid(), p.proxies[1].pid())})
+			way(pathHAProxy, p.serverIP, portSidecar, p.proxies[1].pid()),
+			way(pathSidecar, netip.AddrFrom4([4]byte{127, 0, 0, 1}), portProxy, p.proxies[0].pid(), p.proxies[1].pid()))
 	}
 	return ways
 }
@@ -256,9 +265,9 @@ func (p *pods) close() error {
 	return errors.Join(append(errs, err)...)
 }
 
-// inPods builds the room, runs jobs over the paths in it, and checks that
-// connections of the transparent path were on SMC-R.
-func (b *bench) inPods(ctx context.Context, title string, jobs []job) (err error) {
+// withPods builds the room and calls f with it. node is YAML for the agents'
+// settings.
+func (b *bench) withPods(ctx context.Context, node string, f func(*pods) error) (err error) {
 	dir, err := os.MkdirTemp("", fmt.Sprintf("ks-%d-0000-bench-", os.Getpid())) // a name that lab.Sweep knows
 	if err != nil {
 		return err
@@ -268,14 +277,20 @@ func (b *bench) inPods(ctx context.Context, title string, jobs []job) (err error
 	if err := buildPrograms(ctx, dir); err != nil {
 		return err
 	}
-	p, err := newPods(ctx, dir, b.rnics)
+	p, err := newPods(ctx, dir, b.rnics, node)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, p.close()) }()
+	return f(p)
+}
+
+// checkedPaths are the paths, warm, and with a check that connections of the
+// transparent path were on SMC-R.
+func (p *pods) checkedPaths(ctx context.Context) ([]path, error) {
 	paths := p.paths()
 	if err := warmUp(paths); err != nil {
-		return err
+		return nil, err
 	}
 	conns := uint64(0)
 	for i := range paths {
@@ -291,13 +306,21 @@ func (b *bench) inPods(ctx context.Context, title string, jobs []job) (err error
 			return err
 		}
 		if err := paths[i].check(1); err != nil {
-			return err
+			return nil, err
 		}
 	}
-	if err := b.rounds(ctx, title, jobs, paths); err != nil || b.profile == "" {
-		return err
-	}
-	return nil
+	return paths, nil
+}
+
+// inPods builds the room and runs jobs over the paths in it.
+func (b *bench) inPods(ctx context.Context, title string, jobs []job) error {
+	return b.withPods(ctx, "", func(p *pods) error {
+		paths, err := p.checkedPaths(ctx)
+		if err != nil {
+			return err
+		}
+		return b.rounds(ctx, title, jobs, paths)
+	})
 }
 
 // path measures the transparent path.

@@ -13,6 +13,8 @@ type path struct {
 	name string
 	run  func(load) (result, error)
 	pids []int // of the processes that work for it
+	// relays are those among them between client and server.
+	relays []int
 	// check says, if there, whether that many connections went the way that
 	// the name says.
 	check func(least int) error

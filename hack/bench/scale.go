@@ -239,5 +239,69 @@ func (b *bench) idleCPU(ctx context.Context, group, base string, levels []*level
 	return nil
 }
 
+// podsIdle is how many idle connections each path between pods has.
+const podsIdle = 1000
+
 // scalePods measures the whole path: agents and haproxies.
-func (b *bench) scalePods(context.Context) error { return nil }
+func (b *bench) scalePods(ctx context.Context) error {
+	node := fmt.Sprintf("  rmbe: %dKiB\n  sendBuffer: %dKiB\n", smallBuffer>>10, smallBuffer>>10)
+	return b.withPods(ctx, node, func(p *pods) error {
+		paths, err := p.checkedPaths(ctx)
+		if err != nil {
+			return err
+		}
+		const busy = "one more connection between two pods"
+		alone := b.echoJob(busy, "alone: ", pathTCP)
+		if err := b.rounds(ctx, "pods, alone", []job{alone}, paths); err != nil {
+			return err
+		}
+		if err := b.idlePods(ctx, paths[1:]); err != nil {
+			return err
+		}
+		beside := append([]job{b.echoJob(busy, fmt.Sprintf("beside %d idle ones: ", podsIdle), pathTCP)}, b.setupJobs(busy)...)
+		return b.rounds(ctx, "pods, beside idle connections", beside, paths)
+	})
+}
+
+// idlePods opens idle connections over the paths, and watches their relays.
+func (b *bench) idlePods(ctx context.Context, paths []path) error {
+	group := fmt.Sprintf("%d idle connections between two pods, buffers of 16 KiB: all relays together", podsIdle)
+	total := func(p path) (rss, fds int64) {
+		for _, pid := range p.relays {
+			s := sampleProcess(pid)
+			rss, fds = rss+s.rss, fds+s.fds
+		}
+		return rss, fds
+	}
+	for _, p := range paths {
+		rss, fds := total(p)
+		fmt.Fprintf(b.log, "bench: open %d connections over %s\n", podsIdle, p.name)
+		r, err := p.run(load{Kind: idle, Conns: podsIdle})
+		if err == nil && p.check != nil {
+			err = p.check(podsIdle)
+		}
+		if err != nil {
+			return fmt.Errorf("open %d connections over %s: %w", podsIdle, p.name, err)
+		}
+		rss2, fds2 := total(p)
+		b.figure(group, "resident memory per connection, buffers included as far as they were touched", "KiB", pathSidecar, p.name, float64(rss2-rss)/podsIdle/1024)
+		b.figure(group, "file descriptors per connection", "", pathSidecar, p.name, float64(fds2-fds)/podsIdle)
+		b.figure(group, "opening, 8 at a time", "us each", pathSidecar, p.name, micros(r.Elapsed)/podsIdle)
+	}
+	before := make([]Usage, len(paths))
+	for i, p := range paths {
+		before[i] = usageOf(p.relays)
+	}
+	fmt.Fprintf(b.log, "bench: watch the idle connections for %v\n", idleWindow)
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(idleWindow):
+	}
+	for i, p := range paths {
+		u := usageOf(p.relays).minus(before[i])
+		b.figure(group, "processor time of idling", "us per second", pathSidecar, p.name, micros(u.CPU)/idleWindow.Seconds())
+		b.figure(group, "context switches of idling", "per second", pathSidecar, p.name, float64(u.Switches)/idleWindow.Seconds())
+	}
+	return nil
+}
