@@ -65,7 +65,9 @@ type Conn struct {
 	rdeadline          deadline
 	wdeadline          deadline
 	wroteEOF           bool // guarded by wmu
-	tcpEnd             chan struct{}
+	// Guarded by the turn, like tcpWatch.
+	watchID  uint64
+	tcpGrace *time.Timer // once the TCP connection has ended
 }
 
 // What the holder of the turn tells reader and writer.
@@ -90,7 +92,6 @@ func newSMCConn(s *Stack, g *group, lc *linkgroup.Conn, tcp *net.TCPConn) (*Conn
 	c := &Conn{
 		tcp: tcp, stack: s, group: g, lc: lc, buf: buf, rmbe: g.rmbe(lc.Local()), ring: lc.Ring(),
 		readable: make(chan struct{}, 1), writable: make(chan struct{}, 1),
-		tcpEnd: make(chan struct{}),
 	}
 	if lc.Stale() {
 		clear(c.rmbe)
@@ -156,6 +157,7 @@ func (c *Conn) release() {
 		return
 	}
 	delete(s.conns, c)
+	s.tcpWatch.remove(c)
 	defer s.checkEmpty()
 	s.stats.BytesSentSMCR += c.produced.Load()
 	s.stats.BytesRecvSMCR += c.consumed.Load()
@@ -169,7 +171,6 @@ func (c *Conn) release() {
 	if !c.keepTCP {
 		_ = c.tcp.Close() // SMC-R has ended in order; TCP ends last
 	}
-	close(c.tcpEnd)
 	if h := s.cfg.Hooks.ConnClosed; h != nil && c.opened {
 		h(info)
 	}
@@ -672,42 +673,3 @@ func (c *Conn) Mode() Mode { return c.info.Mode }
 
 // Reason returns why the connection is TCP, 0 with SMC-R.
 func (c *Conn) Reason() clc.Reason { return c.info.Reason }
-
-// watchTCP looks at the idle TCP connection under an SMC-R connection. A
-// reset resets it; the orderly end is left to SMC-R for a while, since the
-// peer may close TCP right after its last CDC message.
-func (c *Conn) watchTCP() {
-	var b [1]byte
-	n, err := c.tcp.Read(b[:])
-	switch {
-	case c.users.Load() == 0:
-		return
-	case n > 0: // only SMC-R may carry data now
-	case errors.Is(err, net.ErrClosed):
-		return
-	case errors.Is(err, io.EOF):
-		t := time.NewTimer(tcpEndGrace)
-		defer t.Stop()
-		select {
-		case <-c.tcpEnd:
-			return
-		case <-c.stack.closing:
-			return
-		case <-t.C:
-		}
-		if c.state.Load()&flagPeerDone != 0 {
-			return // the peer closed in order; its close timer does the rest
-		}
-	}
-	s := c.stack
-	s.lock()
-	defer s.unlock()
-	if c.users.Load() > 0 {
-		c.lc.Abort(time.Now())
-		c.group.flush(time.Now())
-	}
-}
-
-// tcpEndGrace is how long SMC-R may take to say what the end of the TCP
-// connection already said.
-const tcpEndGrace = 2 * time.Second

@@ -30,7 +30,8 @@
 // # The TCP connection
 //
 // It stays open and idle under the SMC-R connection and ends last. Its reset
-// resets the SMC-R connection, so that a peer that died is noticed at once.
+// resets the SMC-R connection, so that a peer that died is noticed at once. One
+// goroutine of the stack looks at all of them; connections and links have none.
 //
 // # Versions
 //

@@ -24,3 +24,21 @@ func KnownRMBs(s *Stack) (known, all int) {
 	}
 	return known, all
 }
+
+// EndTCP ends our direction of the TCP connection in order.
+func EndTCP(c *Conn) { _ = c.tcp.CloseWrite() }
+
+// SpoilTCP sends data on the TCP connection.
+func SpoilTCP(c *Conn) { _, _ = c.tcp.Write([]byte("no")) }
+
+// EndGrace ends the time that SMC-R has after the end of the TCP connection;
+// false if that has not come.
+func EndGrace(c *Conn) bool {
+	c.stack.lock()
+	t := c.tcpGrace
+	c.stack.unlock()
+	if t != nil && t.Stop() {
+		c.tcpEnded()
+	}
+	return t != nil
+}

@@ -692,7 +692,9 @@ func (r *rendezvous) establish() (*Conn, error) {
 	closed := r.s.closed
 	if !closed {
 		c.opened = true
-		r.s.wg.Go(c.watchTCP)
+		if err := r.s.tcpWatch.add(c); err != nil {
+			r.s.malformed("TCP connection", err) // it works; a dead peer is noticed later
+		}
 	}
 	r.s.unlock()
 	if closed {

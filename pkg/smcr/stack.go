@@ -30,6 +30,8 @@ type Stack struct {
 	closing chan struct{}
 	wg      sync.WaitGroup
 
+	tcpWatch *tcpWatch
+
 	// turn guards what follows, and all machines. Application goroutines only
 	// try it on the data path; see the package comment.
 	turn   sync.Mutex
@@ -91,10 +93,15 @@ func NewStack(cfg Config) (*Stack, error) {
 		s.rnics = append(s.rnics, r)
 	}
 	s.mem = memory{rnics: s.rnics, budget: cfg.MemoryBytes, size: cfg.SendBufferBytes}
+	var err error
+	if s.tcpWatch, err = newTCPWatch(s); err != nil {
+		return nil, errors.Join(err, s.closeRNICs())
+	}
 	s.ready.Store(true) // the first step arms the queues
 	for _, r := range s.rnics {
 		s.wg.Go(r.watch)
 	}
+	s.wg.Go(s.tcpWatch.run)
 	s.wg.Go(s.run)
 	return s, nil
 }
@@ -198,7 +205,7 @@ func (s *Stack) Close() error {
 	s.lock()
 	s.mem.close()
 	s.turn.Unlock()
-	err := s.closeRNICs()
+	err := errors.Join(s.tcpWatch.close(), s.closeRNICs())
 	s.wg.Wait()
 	return err
 }
