@@ -38,10 +38,10 @@ func (c *chaos) step() {
 	case 0, 1, 2, 3, 4, 5:
 		c.recvOn(link, c.likely(op, arg))
 	case 6: // anything
-		n := min(len(c.in), llc.Size)
+		n := min(len(c.in), llc.Size+int(c.g.Version()-1)*int(arg))
 		b := append([]byte(nil), c.in[:n]...)
 		c.in = c.in[n:]
-		c.recvOn(link, append(b, make([]byte, llc.Size-n)...))
+		c.recvOn(link, append(b, make([]byte, max(0, llc.Size-n))...))
 	case 7:
 		c.advance(time.Duration(arg) * 100 * time.Millisecond)
 	case 8:
@@ -77,8 +77,11 @@ func (c *chaos) step() {
 		c.held = !c.held
 		c.complete(int(arg))
 	case 15:
-		if arg == 0xff {
+		switch {
+		case arg == 0xff:
 			c.g.Terminate(c.now, llc.DeleteOperator)
+		case arg < 0x40:
+			c.g.AllowLinks()
 		}
 	}
 }
@@ -86,7 +89,10 @@ func (c *chaos) step() {
 // likely makes a message that fits somewhere.
 func (c *chaos) likely(op, arg byte) []byte {
 	id := llc.LinkID(c.byte()%5 + 1)
-	h := llc.Header{Response: arg&0x80 != 0}
+	h := llc.Header{Version: c.g.Version(), Response: arg&0x80 != 0}
+	if id == 5 {
+		h.Version = 3 - h.Version // the other one
+	}
 	p := peerEndOn(arg >> 3 & 3)
 	key := rdma.RKey(peerRKey + int(arg>>3&3)<<16)
 	switch op % 16 {
@@ -99,6 +105,7 @@ func (c *chaos) likely(op, arg byte) []byte {
 	case 1:
 		return llc.AddLink{
 			Header: h, Dialect: c.g.Dialect(), Link: id, QPN: p.QPN, GID: p.GID, MAC: p.MAC, MTU: rdma.MTU1024, Reject: arg&0x40 != 0,
+			Ext: llc.AddLinkExt{Pairs: []llc.RTokenPair{{Reference: key, New: llc.RToken{RKey: key + 1<<16, VAddr: 1 << 40}}}},
 		}.Append(nil)
 	case 2:
 		m := llc.AddLinkContinuation{Header: h, Link: id, Remaining: arg & 3}
@@ -112,14 +119,27 @@ func (c *chaos) likely(op, arg byte) []byte {
 		m.Other[0] = llc.LinkRToken{Link: id, RToken: llc.RToken{RKey: key + 1<<16, VAddr: 1 << 40}}
 		return m.Append(nil)
 	}
+	if h.Version == llc.Version2 {
+		switch arg & 7 {
+		case 0:
+			return llc.RequestAddLink{Header: h, GIDs: []rdma.GID{p.GID}}.Append(nil)
+		case 1:
+			return llc.DeleteRKeyV2{Header: h, RKeys: []rdma.RKey{key, key + 1<<16}}.Append(nil)
+		case 2:
+			return llc.RequestAddLink{Header: h}.Append(nil)
+		}
+	}
 	m := llc.ConfirmRKeyContinuation{Header: h, Remaining: arg & 3}
 	m.Other[0] = llc.LinkRToken{Link: id, RToken: llc.RToken{RKey: key + 1<<16, VAddr: 1 << 40}}
 	return m.Append(nil)
 }
 
 // play makes a group in one of its situations and lets chaos happen.
-func play(t testing.TB, mode byte, in []byte) {
-	cfg := linkgroup.Config{Role: linkgroup.Role(mode & 1), AllowRFC: mode&2 != 0, MaxLinks: 2 + mode>>5}
+func play(t testing.TB, mode, version byte, in []byte) {
+	cfg := linkgroup.Config{Role: linkgroup.Role(mode & 1), AllowRFC: mode&2 != 0, MaxLinks: 2 + mode>>5, Version: 1 + version&1, Release: version >> 1 & 1}
+	if cfg.Version == llc.Version2 {
+		mode &^= 2
+	}
 	c := &chaos{rig: newRigOf(t, 1+mode>>2&3, cfg, true), in: in}
 	c.peerMax = 8
 	dialect := llc.DialectLinux
@@ -165,25 +185,25 @@ func play(t testing.TB, mode byte, in []byte) {
 // an invariant of a group with several links.
 func FuzzGroupLinks(f *testing.F) {
 	rng := rand.New(rand.NewPCG(1, 2))
-	for mode := range 32 {
+	for mode := range 64 {
 		b := make([]byte, 200)
 		for i := range b {
 			b[i] = byte(rng.Uint32())
 		}
-		f.Add(byte(mode), b)
+		f.Add(byte(mode&31), byte(mode>>5*3), b)
 	}
-	f.Fuzz(func(t *testing.T, mode byte, in []byte) { play(t, mode, in) })
+	f.Fuzz(func(t *testing.T, mode, version byte, in []byte) { play(t, mode, version, in) })
 }
 
 func TestModel_anyOrderOfEvents(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	rng := rand.New(rand.NewPCG(seed, 0))
-	for range 500 {
+	for range 1000 {
 		b := make([]byte, 50+rng.IntN(400))
 		for i := range b {
 			b[i] = byte(rng.Uint32())
 		}
-		play(t, byte(rng.Uint32()), b)
+		play(t, byte(rng.Uint32()), byte(rng.Uint32()), b)
 	}
 }

@@ -51,15 +51,19 @@ type rig struct {
 	spare    bool  // a server with one RNIC has a queue pair to offer at first contact
 	rnics    uint8 // how many we have; those of the set down do not count
 	down     uint8
-	offer    *linkgroup.Endpoint // for a further link, whatever the rest says
-	two      bool                // form leaves the second link to second
-	peerMax  uint8               // links that the peer allows
-	qps      uint32              // made for further links
-	answers  bool                // the peer answers TEST LINK, which is not logged then
-	waiting  []sentID            // SENDs not completed
-	most     int                 // SENDs in flight at once
+	offer    *linkgroup.Endpoint  // for a further link, whatever the rest says
+	offers   []linkgroup.Endpoint // the same, one after the other
+	two      bool                 // form leaves the second link to second
+	peerMax  uint8                // links that the peer allows
+	qps      uint32               // made for further links
+	answers  bool                 // the peer answers TEST LINK, which is not logged then
+	waiting  []sentID             // SENDs not completed
+	most     int                  // SENDs in flight at once
 	log      []string
-	sent     [][llc.Size]byte
+	sent     [][]byte
+	peers    []linkgroup.Endpoint // that queue pairs were connected to
+	wanted   []linkgroup.Endpoint // what was known of the peer's half
+	release  bool                 // connections are released when they are done
 }
 
 // sentID is a SEND under way.
@@ -98,6 +102,17 @@ func (r *rig) ourEndOn(rnic uint8) linkgroup.Endpoint {
 // wantLink answers the group's wish for another queue pair as the shell does:
 // an RNIC that carries no link, or else one that does.
 func (r *rig) wantLink(o linkgroup.Output) {
+	r.wanted = append(r.wanted, *o.Peer)
+	if r.offers != nil {
+		if len(r.offers) == 0 {
+			r.g.NoLink(r.now, o.Link)
+			return
+		}
+		e := r.offers[0]
+		r.offers = r.offers[1:]
+		r.g.OfferLink(r.now, o.Link, e)
+		return
+	}
 	if r.offer != nil {
 		r.g.OfferLink(r.now, o.Link, *r.offer)
 		return
@@ -156,8 +171,9 @@ func (r *rig) form(dialect llc.Dialect) {
 	if dialect == llc.DialectRFC {
 		flags = 0
 	}
-	confirm := llc.ConfirmLink{MAC: peerEnd.MAC, GID: peerEnd.GID, QPN: peerEnd.QPN, Link: 1, MaxLinks: 2, Flags: flags}
-	add := llc.AddLink{Dialect: dialect, Link: 2, MTU: rdma.MTU1024, GID: peerEnd.GID, MAC: peerEnd.MAC, QPN: 0x22}
+	h := llc.Header{Version: r.g.Version()}
+	confirm := llc.ConfirmLink{Header: h, MAC: peerEnd.MAC, GID: peerEnd.GID, QPN: peerEnd.QPN, Link: 1, MaxLinks: 2, Flags: flags}
+	add := llc.AddLink{Header: h, Dialect: dialect, Link: 2, MTU: rdma.MTU1024, GID: peerEnd.GID, MAC: peerEnd.MAC, QPN: 0x22}
 	if r.g.Role() == linkgroup.Server {
 		confirm.Response = true
 		add.Response, add.Reject, add.Reason = true, true, llc.RejectNoAlternatePath
@@ -211,13 +227,17 @@ func (r *rig) second(asymmetric bool) {
 	if r.g.Dialect() == llc.DialectRFC {
 		flags = 0
 	}
-	h := llc.Header{Response: r.g.Role() == linkgroup.Server}
-	r.recv(llc.AddLink{Header: h, Dialect: r.g.Dialect(), Link: 2, MTU: p.MTU, GID: p.GID, MAC: p.MAC, QPN: p.QPN})
+	h := llc.Header{Version: r.g.Version(), Response: r.g.Role() == linkgroup.Server}
+	pair := llc.RTokenPair{Reference: peerRKey, New: llc.RToken{RKey: peerRKey + 1<<16, VAddr: 1<<40 + 1<<16}}
+	r.recv(llc.AddLink{
+		Header: h, Dialect: r.g.Dialect(), Link: 2, MTU: p.MTU, GID: p.GID, MAC: p.MAC, QPN: p.QPN,
+		Ext: llc.AddLinkExt{Pairs: []llc.RTokenPair{pair}},
+	})
 	r.poll()
-	m := llc.AddLinkContinuation{Header: h, Link: 2, Remaining: 1}
-	m.Pairs[0] = llc.RTokenPair{Reference: peerRKey, New: llc.RToken{RKey: peerRKey + 1<<16, VAddr: 1<<40 + 1<<16}}
-	r.recv(m)
-	r.poll()
+	if h.Version == llc.Version1 {
+		r.recv(llc.AddLinkContinuation{Header: h, Link: 2, Remaining: 1, Pairs: [2]llc.RTokenPair{pair}})
+		r.poll()
+	}
 	r.recvOn(1, llc.ConfirmLink{
 		Header: h, MAC: p.MAC, GID: p.GID, QPN: p.QPN, Link: 2, MaxLinks: 2, Flags: flags,
 	}.Append(nil))
@@ -268,20 +288,21 @@ func (r *rig) do(o linkgroup.Output) {
 	}
 	switch o.Kind {
 	case linkgroup.OutReceive:
+		r.peers = append(r.peers, *o.Peer)
 		logf("RTR towards QP %v of %v, MTU %v", o.Peer.QPN, o.Peer.GID, o.Peer.MTU)
 	case linkgroup.OutTransmit:
 		logf("RTS")
 	case linkgroup.OutWrite:
 		logf("WRITE %s %v to 0x%x rkey 0x%x", r.names[o.Conn], o.Local, o.RemoteAddr, uint32(o.RKey))
 	case linkgroup.OutSend:
-		if m, err := llc.ParseTestLink(o.Msg[:]); err == nil && r.answers && !m.Response {
+		if m, err := llc.ParseTestLink(bytesOf(&o)); err == nil && r.answers && !m.Response {
 			r.g.HandleSent(r.now, o.Link, o.ID)
 			m.Response = true
 			r.recvOn(o.Link, m.Append(nil))
 			return
 		}
-		logf("SEND %s", r.describe(o.Msg[:]))
-		r.sent = append(r.sent, o.Msg)
+		logf("SEND %s", r.describe(bytesOf(&o)))
+		r.sent = append(r.sent, slices.Clone(bytesOf(&o)))
 		r.waiting = append(r.waiting, sentID{o.Link, o.ID})
 		r.most = max(r.most, len(r.waiting))
 		if !r.held {
@@ -303,6 +324,9 @@ func (r *rig) do(o linkgroup.Output) {
 			s += fmt.Sprintf(" %s %v", r.names[o.Conn], o.Events)
 		case linkgroup.EventConnDone:
 			s += " " + r.names[o.Conn]
+			if r.release {
+				o.Conn.Release(r.now)
+			}
 		case linkgroup.EventRMBConfirmed, linkgroup.EventRMBRefused:
 			s += fmt.Sprintf(" %d", o.RMB)
 		case linkgroup.EventPointOfNoReturn, linkgroup.EventReady, linkgroup.EventSetupFailed, linkgroup.EventDead, linkgroup.EventWantLink:
@@ -336,7 +360,7 @@ func (r *rig) describe(b []byte) string {
 		}
 		return m.String()
 	}
-	m, err := llc.Parse(r.g.Dialect(), 1, b)
+	m, err := llc.Parse(r.g.Dialect(), r.g.Version(), b)
 	if err != nil {
 		r.t.Fatalf("we sent %x: %v", b, err)
 	}
@@ -389,6 +413,11 @@ func TestGroup_scripts(t *testing.T) {
 				d.MaybeScanArgs(t, "rnics", &rnics)
 				d.MaybeScanArgs(t, "max-links", &most)
 				cfg := linkgroup.Config{Role: role, AllowRFC: d.HasArg("rfc"), MaxLinks: uint8(most)}
+				if d.HasArg("v2") {
+					cfg.Version, cfg.Release = llc.Version2, 1
+				}
+				d.MaybeScanArgs(t, "release", &cfg.Release)
+				d.MaybeScanArgs(t, "max-conns", &cfg.MaxConns)
 				r = newRigOf(t, uint8(rnics), cfg, !d.HasArg("no-spare"))
 				d.MaybeScanArgs(t, "elements", &r.elements)
 				d.MaybeScanArgs(t, "down", &r.down)
@@ -464,6 +493,8 @@ func (r *rig) run(d *datadriven.TestData) error {
 		r.g.HandlePort(r.now, uint8(n), !d.HasArg("down"))
 	case "delete-link":
 		r.g.DeleteLink(r.now, linkgroup.LinkIndex(n), llc.DeleteOperator)
+	case "allow-links":
+		r.g.AllowLinks()
 	case "links":
 		for _, l := range r.g.Links() {
 			r.logf("%d: %s conns=%d, RNIC %d to %v", l.Index, r.linkState(l.Index), l.Conns, l.Local.RNIC, l.Peer.GID)
@@ -550,12 +581,18 @@ func (r *rig) message(line string) []byte {
 		}
 		return v
 	}
-	h := llc.Header{Response: has("resp")}
+	h := llc.Header{Version: r.g.Version(), Response: has("resp")}
+	if has("v1") { // in a group of version 2, or the reverse
+		h.Version = llc.Version1
+	} else if has("v2") {
+		h.Version = llc.Version2
+	}
 	switch words[0] {
 	case "confirm-link":
 		m := llc.ConfirmLink{
 			Header: h, MAC: peerEnd.MAC, GID: peerEnd.GID, QPN: rdma.QPN(num("qpn", uint64(peerEnd.QPN))),
 			Link: llc.LinkID(num("link", 1)), Flags: llc.ConfirmLinkFlags(num("flags", 3)), MaxLinks: uint8(num("max", 2)), UserID: 9,
+			MaxConns: uint8(num("conns", 0)),
 		}
 		m.GID[15] = byte(num("gid", 2))
 		if has("rnic") {
@@ -568,15 +605,17 @@ func (r *rig) message(line string) []byte {
 		return llc.AddLink{
 			Header: h, Dialect: r.g.Dialect(), Reject: has("reject"), Reason: llc.RejectReason(num("reason", 0)),
 			Link: llc.LinkID(num("link", 2)), MTU: rdma.MTU(num("mtu", 3)), QPN: p.QPN, GID: p.GID, MAC: p.MAC,
+			Ext: llc.AddLinkExt{Direct: !has("routed"), TargetGID: p.GID, Pairs: pairsOf(args["keys"])}, // version 2
 		}.Append(nil)
+	case "request-add-link": // of version 2
+		m := llc.RequestAddLink{Header: h}
+		if has("rnic") {
+			m.GIDs = append(m.GIDs, peerEndOn(uint8(num("rnic", 0))).GID)
+		}
+		return m.Append(nil)
 	case "add-link-cont": // the peer's RKey k is k+0x10000 on the new link
 		m := llc.AddLinkContinuation{Header: h, Link: llc.LinkID(num("link", 2))}
-		for i, k := range strings.Split(args["keys"], ",") {
-			if v, err := strconv.ParseUint(k, 0, 32); err == nil {
-				m.Pairs[i] = llc.RTokenPair{Reference: rdma.RKey(v), New: llc.RToken{RKey: rdma.RKey(v + 1<<16), VAddr: 1<<40 + 1<<16}}
-				m.Remaining++
-			}
-		}
+		m.Remaining = uint8(copy(m.Pairs[:], pairsOf(args["keys"])))
 		m.Remaining = uint8(num("remaining", uint64(m.Remaining)))
 		return m.Append(nil)
 	case "delete-link":
@@ -599,14 +638,18 @@ func (r *rig) message(line string) []byte {
 		return m.Append(nil)
 	case "delete-rkey":
 		m := llc.DeleteRKey{Header: h, Negative: has("negative")}
+		var keys []rdma.RKey
 		for _, k := range strings.Split(args["keys"], ",") {
 			v, err := strconv.ParseUint(k, 0, 32)
 			if err != nil {
 				r.t.Fatal(err)
 			}
-			m.RKeys[m.Count] = rdma.RKey(v)
-			m.Count++
+			keys = append(keys, rdma.RKey(v))
 		}
+		if h.Version == llc.Version2 {
+			return llc.DeleteRKeyV2{Header: h, Negative: m.Negative, Invalid: uint8(num("invalid", 0)), RKeys: keys}.Append(nil)
+		}
+		m.Count = uint8(copy(m.RKeys[:], keys))
 		return m.Append(nil)
 	case "test-link":
 		m := llc.TestLink{Header: h}
@@ -625,6 +668,19 @@ func (r *rig) message(line string) []byte {
 	}
 	r.t.Fatalf("unknown message %q", line)
 	return nil
+}
+
+// pairsOf are the RTokens of the peer's RKeys on a new link: k is k+0x10000 there.
+func pairsOf(keys string) []llc.RTokenPair {
+	var pairs []llc.RTokenPair
+	for _, k := range strings.Split(keys, ",") {
+		if v, err := strconv.ParseUint(k, 0, 32); err == nil {
+			pairs = append(pairs, llc.RTokenPair{
+				Reference: rdma.RKey(v), New: llc.RToken{RKey: rdma.RKey(v + 1<<16), VAddr: 1<<40 + 1<<16},
+			})
+		}
+	}
+	return pairs
 }
 
 // otherTokens are the RTokens of a key on the links with these numbers.
