@@ -353,7 +353,7 @@ func (g *group) info() GroupInfo {
 		info.Links = append(info.Links, LinkInfo{
 			ID: uint8(l.ID), State: l.State, Device: g.deviceName(l.Index),
 			LocalGID: l.Local.GID, PeerGID: l.Peer.GID, LocalQPN: l.Local.QPN, PeerQPN: l.Peer.QPN,
-			MTU: l.Peer.MTU, UserID: g.id, Conns: l.Conns, BytesSent: l.Sent, BytesRecv: l.Recv,
+			MTU: l.Peer.MTU, UserID: l.UserID, Conns: l.Conns, BytesSent: l.Sent, BytesRecv: l.Recv,
 		})
 	}
 	return info

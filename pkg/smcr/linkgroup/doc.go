@@ -62,8 +62,10 @@
 //
 // # Limitations
 //
-// LLC messages are of version 1; those of version 2 are discarded. An
-// established group takes the link of a wrong message down, not the connections
+// A group of version 2 takes messages of version 1 as well, as Linux does, but
+// for those of version 1 that offer a link; one of version 1 takes none of version
+// 2. The target GID of ADD LINK is not looked at. An established group takes the
+// link of a wrong message down, not the connections
 // on it (C.7.1). A CONFIRM LINK that meets a CONFIRM RKEY of ours is answered at
 // once, not queued (§3.5.5.3.3): the server has answered, or will, in the
 // negative. A link is not deleted because nothing uses it (§3.5.5.1.3); the group is.

@@ -89,7 +89,7 @@ type Config struct {
 	AllowRFC   bool   // version 1: accept RFC 7609's dialect with RMBE eye catchers
 	MaxLinks   uint8  // at most this many, negotiated with the peer; 0 means DefaultMaxLinks
 	MaxConns   uint8  // at most this many; 0 means [MaxConns]
-	UserID     uint32 // link user ID, for displays
+	UserID     uint32 // the low 24 bits of the link user IDs, for displays
 	SendBuffer uint32 // bytes, of each connection
 	// Timers; 0 means the defaults in limits.go.
 	IdleTimeout, CloseTimeout, TestLinkInterval time.Duration

@@ -208,6 +208,26 @@ func TestGroup_panicsOnOurMistakes(t *testing.T) {
 	}
 }
 
+// RFC 7609 §2.2.4, A.3.1: each link of a group has a user ID of its own, the peer
+// is told, and it does not change.
+func TestSection2_2_4_LinkUserIDs(t *testing.T) {
+	d, _ := newDuo(t, wires[2], [2]uint8{8, 8}, 8)
+	for n, s := range d.sides {
+		seen := map[uint32]bool{}
+		for _, l := range s.g.Links() {
+			if seen[l.UserID] {
+				t.Errorf("side %d: two links have user ID %08x", n, l.UserID)
+			}
+			seen[l.UserID] = true
+		}
+		for _, l := range d.sides[1-n].g.Links() {
+			if !seen[l.PeerUserID] {
+				t.Errorf("side %d knows user ID %08x of link %d, the peer has %v", 1-n, l.PeerUserID, l.ID, seen)
+			}
+		}
+	}
+}
+
 func TestGroup_info(t *testing.T) {
 	r := ready(t, linkgroup.Client)
 	l := r.g.Links()

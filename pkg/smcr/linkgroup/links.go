@@ -85,6 +85,7 @@ type LinkInfo struct {
 	State       string
 	Asymmetric  bool
 	Local, Peer Endpoint
+	UserID      uint32 // ours and the peer's, for displays
 	PeerUserID  uint32
 	Conns       int    // that write over it
 	Sent, Recv  uint64 // stream bytes
@@ -96,7 +97,7 @@ func (g *Group) Links() []LinkInfo {
 	for i := range g.links {
 		if l := &g.links[i]; l.state > linkWanted {
 			infos = append(infos, LinkInfo{
-				l.index, l.id, l.state.String(), l.asymmetric, l.local, l.peer, l.peerUserID, l.conns, l.sent, l.recv,
+				l.index, l.id, l.state.String(), l.asymmetric, l.local, l.peer, g.userID(l), l.peerUserID, l.conns, l.sent, l.recv,
 			})
 		}
 	}
