@@ -163,6 +163,7 @@ type fakeQP struct {
 	num      rdma.QPN
 	state    rdma.QPState
 	dest     rdma.QPN
+	path     rdma.Path
 	scq, rcq *fakeCQ
 	recvs    []rdma.RecvWR
 	waiting  []fakeSend // no receive buffer at the peer
@@ -184,6 +185,7 @@ func (q *fakeQP) Modify(a rdma.QPAttr) error {
 	q.state = a.State
 	if a.State == rdma.QPRTR {
 		q.dest = a.DestQPN
+		q.path = a.Path
 	}
 	return nil
 }

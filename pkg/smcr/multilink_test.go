@@ -44,12 +44,7 @@ func multiPair(tb testing.TB, f *rdmatest.Fabric, v smcr.VersionSet, client, ser
 	tb.Helper()
 	c, s = newSoftPeer(tb, f, v, client...), newSoftPeer(tb, f, v, server...)
 	p = &pair{client: c.Stack, server: s.Stack}
-	l, err := smcr.Listen(tb.Context(), p.server, "tcp", "127.0.0.1:0")
-	if err != nil {
-		tb.Fatal(err)
-	}
-	p.l = l
-	tb.Cleanup(func() { _ = l.Close() })
+	p.listen(tb)
 	return c, s, p
 }
 

@@ -608,7 +608,7 @@ func (r *rendezvous) checkRoutes(a *clc.Accept) error {
 		return nil
 	}
 	if refused == nil {
-		return errNoDevice
+		return &clc.DeclineError{Reason: clc.ReasonNoRoute, What: fmt.Sprintf("no device has a route to the server's RNIC %v", a.GID)}
 	}
 	return refused
 }

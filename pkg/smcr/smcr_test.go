@@ -4,6 +4,7 @@ package smcr_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -36,6 +37,7 @@ type pair struct {
 	fabric         *fakeFabric
 	client, server *smcr.Stack
 	l              *smcr.Listener
+	dialTo         string // in place of l's address, if something is between
 }
 
 func newPair(tb testing.TB, edit ...func(*smcr.Config)) *pair {
@@ -44,6 +46,13 @@ func newPair(tb testing.TB, edit ...func(*smcr.Config)) *pair {
 	p := &pair{fabric: f}
 	p.client = newStack(tb, f.device("c", 1), edit...)
 	p.server = newStack(tb, f.device("s", 2), edit...)
+	p.listen(tb)
+	return p
+}
+
+// listen opens the pair's listener.
+func (p *pair) listen(tb testing.TB) {
+	tb.Helper()
 	l, err := smcr.Listen(tb.Context(), p.server, "tcp", "127.0.0.1:0")
 	if err != nil {
 		tb.Fatal(err)
@@ -54,7 +63,6 @@ func newPair(tb testing.TB, edit ...func(*smcr.Config)) *pair {
 			tb.Error(err)
 		}
 	})
-	return p
 }
 
 func newStack(tb testing.TB, d rdma.Device, edit ...func(*smcr.Config)) *smcr.Stack {
@@ -108,7 +116,7 @@ func (p *pair) dial(tb testing.TB) (client, server *smcr.Conn) {
 		}
 		accepted <- c
 	}()
-	c, err := (&smcr.Dialer{Stack: p.client}).DialContext(ctx, "tcp", p.l.Addr().String())
+	c, err := (&smcr.Dialer{Stack: p.client}).DialContext(ctx, "tcp", cmp.Or(p.dialTo, p.l.Addr().String()))
 	if err != nil {
 		tb.Fatal(err)
 	}

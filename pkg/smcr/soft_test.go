@@ -41,12 +41,7 @@ func newSoftPair(tb testing.TB, mtu rdma.MTU, edit ...func(*smcr.Config)) *pair 
 	p := &pair{}
 	p.client = newStack(tb, openSoft(tb, "127.92.0.1", mtu), edit...)
 	p.server = newStack(tb, openSoft(tb, "127.92.0.2", mtu), edit...)
-	l, err := smcr.Listen(tb.Context(), p.server, "tcp", "127.0.0.1:0")
-	if err != nil {
-		tb.Fatal(err)
-	}
-	p.l = l
-	tb.Cleanup(func() { _ = l.Close() })
+	p.listen(tb)
 	return p
 }
 

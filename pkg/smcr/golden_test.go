@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package smcr_test
+
+import (
+	"encoding/hex"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/smcr"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
+)
+
+// tap is between a client and a server and keeps what both say.
+type tap struct {
+	net.Listener
+	mu   sync.Mutex // guards said
+	said [2][]byte  // by the client, by the server
+}
+
+func newTap(t *testing.T, server string) *tap {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	k := &tap{Listener: l}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			s, err := net.Dial("tcp", server)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			for i, d := range [2][2]net.Conn{{c, s}, {s, c}} {
+				wg.Go(func() { k.pass(i, d[0], d[1]) })
+			}
+		}
+	})
+	t.Cleanup(func() { _ = l.Close(); wg.Wait() })
+	return k
+}
+
+func (k *tap) pass(who int, from, to net.Conn) {
+	buf := make([]byte, 4096)
+	for {
+		n, err := from.Read(buf)
+		k.mu.Lock()
+		k.said[who] = append(k.said[who], buf[:n]...)
+		k.mu.Unlock()
+		if _, werr := to.Write(buf[:n]); err != nil || werr != nil {
+			_ = to.Close()
+			return
+		}
+	}
+}
+
+// take returns the CLC messages since the last call: Proposal, Accept, Confirm.
+func (k *tap) take(t *testing.T) (out [3][]byte) {
+	t.Helper()
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for i, who := range [3]int{0, 1, 0} {
+		b := k.said[who]
+		if len(b) < clc.HeaderLen {
+			t.Fatalf("message %d is missing", i)
+		}
+		h, err := clc.ParseHeader([clc.HeaderLen]byte(b))
+		if err != nil || len(b) < h.Length {
+			t.Fatalf("message %d: %d bytes: %v", i, len(b), err)
+		}
+		out[i], k.said[who] = b[:h.Length], b[h.Length:]
+	}
+	if len(k.said[0])+len(k.said[1]) > 0 {
+		t.Errorf("bytes after the last CLC message: %x, %x", k.said[0], k.said[1])
+	}
+	return out
+}
+
+// captured reads a message of a Linux kernel.
+func captured(t *testing.T, name string) []byte {
+	t.Helper()
+	text, err := os.ReadFile("clc/testdata/captured/" + name + ".hex")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var digits strings.Builder
+	for line := range strings.Lines(string(text)) {
+		if !strings.HasPrefix(line, "#") {
+			digits.WriteString(strings.TrimSpace(line))
+		}
+	}
+	b, err := hex.DecodeString(digits.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// TestSMCRv2_messagesAsLinux: what two stacks say to each other has, but for the
+// names and numbers of the machines, the bytes that two Linux kernels were
+// captured with: one RNIC each (capture 01), two each (20), first and
+// subsequent contact.
+func TestSMCRv2_messagesAsLinux(t *testing.T) {
+	for _, tc := range []struct {
+		name, capture string
+		rnics         int
+	}{{"one RNIC", "01", 1}, {"two RNICs", "20", 2}} {
+		t.Run(tc.name, func(t *testing.T) {
+			f := newFakeFabric()
+			stack := func(name, host string, last byte) *smcr.Stack {
+				return newStack(t, nil, versions(smcr.VersionsV2), func(c *smcr.Config) {
+					c.Hostname, c.EIDs, c.RMBESizeBytes = host, eids(t, "SMCV2-DEFAULT-UEID"), 64<<10
+					c.Devices = nil
+					for i := range tc.rnics {
+						d := f.device(fmt.Sprintf("%s%d", name, i), last+10*byte(i)).(*fakeDevice)
+						d.gid.PrefixBits = 24
+						c.Devices = append(c.Devices, d)
+					}
+				})
+			}
+			p := &pair{fabric: f, client: stack("c", "g2", 2), server: stack("s", "g1", 1)}
+			p.listen(t)
+			k := newTap(t, p.l.Addr().String())
+			p.dialTo = k.Addr().String()
+			a, b := p.dial(t)
+			first := k.take(t)
+			c, d := p.dial(t)
+			then := k.take(t)
+			checkProposal(t, first[0], captured(t, "proposal-01")) // of capture 20 it is the same
+			checkAccept(t, first[1], captured(t, "accept-"+tc.capture))
+			checkConfirm(t, first[2], captured(t, "confirm-"+tc.capture))
+			checkProposal(t, then[0], captured(t, "proposal-01"))
+			checkAccept(t, then[1], captured(t, "accept-20-2"))
+			checkConfirm(t, then[2], captured(t, "confirm-20-2"))
+			for _, x := range []io.Closer{a, b, c, d} {
+				_ = x.Close()
+			}
+		})
+	}
+}
+
+func checkProposal(t *testing.T, ours, linux []byte) {
+	t.Helper()
+	p, err := clc.ParseProposal(ours)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := clc.ParseProposal(linux)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Linux leaves peer ID and MAC out if it does not offer version 1. Its
+	// feature is one of SMC-D.
+	p.PeerID, p.MAC, p.Ext.GID, p.Ext.FeatureMask = l.PeerID, l.MAC, l.Ext.GID, l.Ext.FeatureMask
+	if d := cmp.Diff(linux, p.Append(nil)); d != "" {
+		t.Errorf("Proposal (-Linux +ours):\n%s", d)
+	}
+}
+
+func checkAccept(t *testing.T, ours, linux []byte) {
+	t.Helper()
+	a, err := clc.ParseAccept(ours)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := clc.ParseAccept(linux)
+	if err != nil {
+		t.Fatal(err)
+	}
+	checkEndpoint(t, &a.Endpoint, &l.Endpoint)
+	if d := cmp.Diff(linux, a.Append(nil)); d != "" {
+		t.Errorf("Accept (-Linux +ours):\n%s", d)
+	}
+}
+
+func checkConfirm(t *testing.T, ours, linux []byte) {
+	t.Helper()
+	c, err := clc.ParseConfirm(ours)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := clc.ParseConfirm(linux)
+	if err != nil {
+		t.Fatal(err)
+	}
+	gids := c.GIDs
+	if c.FirstContact && (gids.Len() != l.GIDs.Len() || gids.At(0) != c.GID) {
+		t.Errorf("the Confirm has the GIDs %v, that of its link is %v; Linux had %v", gids.Slice(), c.GID, l.GIDs.Slice())
+	}
+	checkEndpoint(t, &c.Endpoint, &l.Endpoint)
+	c.GIDs = l.GIDs
+	if d := cmp.Diff(linux, c.Append(nil)); d != "" {
+		t.Errorf("Confirm (-Linux +ours):\n%s", d)
+	}
+}
+
+// checkEndpoint checks names and numbers of a machine, and puts those of Linux
+// in their place.
+func checkEndpoint(t *testing.T, e, linux *clc.Endpoint) {
+	t.Helper()
+	if e.PeerID.IsZero() || e.GID == (rdma.GID{}) || e.MAC == (rdma.MAC{}) || e.QPN == 0 || e.RKey == 0 || e.RMBEIndex == 0 || e.AlertToken == 0 || !e.MTU.Valid() {
+		t.Errorf("a name or number is missing: %+v", e)
+	}
+	e.PeerID, e.GID, e.MAC, e.QPN, e.PSN, e.MTU = linux.PeerID, linux.GID, linux.MAC, linux.QPN, linux.PSN, linux.MTU
+	e.RKey, e.RMBAddr, e.RMBEIndex, e.AlertToken = linux.RKey, linux.RMBAddr, linux.RMBEIndex, linux.AlertToken
+	e.Ext.FeatureMask = linux.Ext.FeatureMask // of SMC-D
+	e.RMBESize = linux.RMBESize
+}
+
+// TestLink_pathAttributes: where packets go, and how far.
+func TestLink_pathAttributes(t *testing.T) {
+	router := rdma.MAC{0x52, 0x54, 0, 0, 0, 0xfe}
+	for _, tc := range []struct {
+		name   string
+		client byte // the client's subnet; the server's is 1
+		bits   int
+		route  func(src, dst netip.Addr) (clc.Route, error)
+		dmac   rdma.MAC
+		hops   uint8
+		direct bool
+	}{
+		{"one subnet", 1, 24, nil, rdma.MAC{2, 0, 0, 0, 1, 1}, 1, true},
+		{"the subnet is not known", 1, 0, nil, rdma.MAC{2, 0, 0, 0, 1, 1}, 64, true},
+		{"other subnets, the device finds the way", 2, 24, nil, rdma.MAC{2, 0, 0, 0, 1, 1}, 64, true},
+		{"behind a router", 2, 24, func(netip.Addr, netip.Addr) (clc.Route, error) {
+			return clc.Route{Found: true, Gateway: true, MAC: router}, nil
+		}, router, 64, false},
+		{"on-link by a route", 2, 24, func(netip.Addr, netip.Addr) (clc.Route, error) {
+			return clc.Route{Found: true}, nil
+		}, rdma.MAC{2, 0, 0, 0, 1, 1}, 64, true},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			f := newFakeFabric()
+			stack := func(net, last byte) *smcr.Stack {
+				return newStack(t, nil, func(c *smcr.Config) {
+					c.Route = tc.route
+					c.Devices = []rdma.Device{&fakeDevice{f: f, name: "d", gid: rdma.GIDEntry{
+						GID: rdma.GIDFromAddr(netip.AddrFrom4([4]byte{10, 0, net, last})), Type: rdma.GIDTypeRoCEv2,
+						MAC: rdma.MAC{2, 0, 0, 0, net, last}, PrefixBits: tc.bits,
+					}}}
+				})
+			}
+			p := &pair{fabric: f, client: stack(tc.client, 2), server: stack(1, 1)}
+			p.listen(t)
+			k := newTap(t, p.l.Addr().String())
+			p.dialTo = k.Addr().String()
+			a, b := p.dial(t)
+			if i := a.Info(); i.Version != 2 {
+				t.Fatalf("version %d, %v because of %v", i.Version, i.Mode, i.Reason)
+			}
+			qpn := p.client.LinkGroups()[0].Links[0].LocalQPN
+			f.mu.Lock()
+			path := f.qps[qpn].path
+			f.mu.Unlock()
+			if path.DMAC != tc.dmac || path.HopLimit != tc.hops {
+				t.Errorf("packets go to %v with hop limit %d, want %v and %d", path.DMAC, path.HopLimit, tc.dmac, tc.hops)
+			}
+			said := k.take(t)
+			acc, err := clc.ParseAccept(said[1])
+			if err != nil || acc.Ext.Direct != tc.direct {
+				t.Errorf("the server says direct %v, %v; want %v", acc.Ext.Direct, err, tc.direct)
+			}
+			con, err := clc.ParseConfirm(said[2])
+			if err != nil || con.Ext.Direct != tc.direct {
+				t.Errorf("the client says direct %v, %v; want %v", con.Ext.Direct, err, tc.direct)
+			}
+			_, _ = a.Close(), b.Close()
+		})
+	}
+}
