@@ -89,6 +89,7 @@ type settings struct {
 	jsonFile string
 	profile  string
 	rnics    int
+	only     string
 }
 
 var allGroups = []string{"conn", "path", "setup", "scale", "micro"}
@@ -102,6 +103,7 @@ func parseFlags(args []string) (settings, error) {
 	output := f.String("o", "table", "output: table or json")
 	f.StringVar(&s.jsonFile, "json-file", "", "write JSON to this file too")
 	f.StringVar(&s.profile, "profile", "", "write CPU profiles of the workers of group conn into this directory")
+	f.StringVar(&s.only, "only", "", "measure only what has this in its name, like \"round trip\"")
 	f.IntVar(&s.rnics, "rnics", 1, "RNICs of each node in groups path and setup: 1 to 8")
 	if err := f.Parse(args); err != nil {
 		return s, err

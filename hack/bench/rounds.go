@@ -5,6 +5,8 @@ package main
 import (
 	"context"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 )
 
@@ -78,6 +80,7 @@ func (b *bench) streamJobs(group, prefix, base string, targets ...Target) []job 
 // rounds runs every job over every path, round after round, and adds the
 // cases to the report.
 func (b *bench) rounds(ctx context.Context, title string, jobs []job, paths []path) error {
+	jobs = slices.DeleteFunc(jobs, func(j job) bool { return !strings.Contains(j.cases[0].Name, b.only) })
 	for _, j := range jobs {
 		b.report.Cases = append(b.report.Cases, j.cases...)
 	}
