@@ -36,7 +36,7 @@ type transfer struct {
 }
 
 // quietCalls: of so many calls one is ordinary.
-const quietCalls = 128
+const quietCalls = 1024
 
 // newSocket returns nil if c is closed.
 func newSocket(c *net.TCPConn) *socket {

@@ -279,29 +279,23 @@ func (w *fabricWire) put(from netip.AddrPort, b []byte) {
 	}
 }
 
-// Recv implements [soft.Wire].
-func (w *fabricWire) Recv(msgs []soft.Message) (int, error) {
-	for n := 0; ; {
-		if n > 0 {
-			select {
-			case d := <-w.in:
-				msgs[n] = soft.Message{Peer: d.from, Data: d.data}
-				n++
-			default:
-				return n, nil
-			}
-		} else {
-			select {
-			case d := <-w.in:
-				msgs[n] = soft.Message{Peer: d.from, Data: d.data}
-				n++
-			case <-w.done:
-				return 0, net.ErrClosed
-			}
+// Receive implements [soft.Wire].
+func (w *fabricWire) Receive(take func([]soft.Message)) error {
+	var msgs [32]soft.Message
+	for {
+		select {
+		case d := <-w.in:
+			msgs[0] = soft.Message{Peer: d.from, Data: d.data}
+		case <-w.done:
+			return net.ErrClosed
 		}
-		if n == len(msgs) {
-			return n, nil
+		n := 1
+		for n < len(msgs) && len(w.in) > 0 { // nobody else takes them
+			d := <-w.in
+			msgs[n] = soft.Message{Peer: d.from, Data: d.data}
+			n++
 		}
+		take(msgs[:n])
 	}
 }
 

@@ -280,6 +280,9 @@ func (q *QP) PollTx(now time.Time, dst []TxPacket) int {
 	// the peer's program waits for the request.
 	if m := q.pollRequests(now, dst[n:len(dst)-1]); m > 0 {
 		n += m
+		if q.rsp.patience.keep(q.rsp.ackPkts) {
+			return n
+		}
 		q.putACK(&dst[n])
 		n++
 	}

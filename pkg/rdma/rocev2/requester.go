@@ -642,6 +642,7 @@ func (q *QP) HandleTimeout(now time.Time) {
 	if at := q.rsp.ackAt; !at.IsZero() && !now.Before(at) {
 		q.rsp.ackAt = time.Time{}
 		q.rsp.ackNow = true
+		q.rsp.patience.expired(now, q.rsp.ackPkts)
 	}
 	if q.attr.State != rdma.QPRTS {
 		return

@@ -89,6 +89,8 @@ type responder struct {
 	// ackAt is when it has waited long enough; zero: nothing waits.
 	ackAt    time.Time
 	ackBytes int // received since the last ACK
+	ackPkts  int
+	patience patience
 	nak      nakState
 	nakSyn   Syndrome
 	gap      uint64           // highest PSN that came too early
@@ -454,8 +456,9 @@ func (q *QP) putACK(t *TxPacket) {
 }
 
 func (r *responder) acked() {
-	r.ack, r.ackNow, r.ackBytes = false, false, 0
+	r.ack, r.ackNow, r.ackBytes, r.ackPkts = false, false, 0, 0
 	r.ackAt = time.Time{}
+	r.patience.kept = 0
 }
 
 // delayACK lets the ACK that is due wait for a request that goes the same way:
@@ -463,11 +466,83 @@ func (r *responder) acked() {
 // Bulk data is acknowledged at once.
 func (q *QP) delayACK(now time.Time, n int) {
 	r := &q.rsp
-	if r.ackBytes += n; q.cfg.ACKDelay == 0 || r.ackBytes > maxDelayedBytes {
+	r.patience.received(now, q.cfg.ACKDelay)
+	r.ackPkts++
+	if r.ackBytes += n; q.cfg.ACKDelay == 0 || r.ackBytes > maxDelayedBytes || r.ackPkts > maxKeptPackets+2 {
 		r.ackNow = true
 	} else if r.ackAt.IsZero() && !r.ackNow {
-		r.ackAt = now.Add(q.cfg.ACKDelay)
+		r.ackAt = now.Add(r.patience.delay(q.cfg.ACKDelay))
 	}
+}
+
+// patience finds out whether the peer goes on without our ACKs. In a dialogue
+// whose next question needs only the answer, the ACK beside each answer is a
+// packet for nothing, which may even wake the peer once more; one ACK does for
+// several questions. But a peer may also wait for the completion of its sends
+// before it goes on. So ACKs are kept back on trial. If the peer is silent until
+// the timer sends one, and then goes on at once, it has waited: ACKs go along
+// with each answer again for a while, longer each time.
+type patience struct {
+	lazy    bool
+	kept    int       // ackPkts when an answer last went without the ACK; 0: none did
+	suspect time.Time // when the timer sent an ACK after such silence; zero: nothing to judge
+	eager   int       // ACKs that went with answers since the last trial
+	pause   int       // how many have to before the next one
+}
+
+const (
+	// maxKeptPackets is how many packets one ACK may stand for. Linux's SMC-R
+	// has 16 SENDs under way on a link and then waits.
+	maxKeptPackets = 12
+	// keptDelays is how many ACKDelays an ACK is kept back at most; it must
+	// stay below the probe time of a peer of our kind.
+	keptDelays = 3
+	// minPause and maxPause bound the ACKs between two trials. A trial in vain
+	// costs the peer one delay.
+	minPause = 64
+	maxPause = 1 << 14
+)
+
+func (p *patience) delay(d time.Duration) time.Duration {
+	if p.lazy {
+		return keptDelays * d
+	}
+	return d
+}
+
+// keep reports whether an answer may leave without the ACK for the pkts
+// packets before it.
+func (p *patience) keep(pkts int) bool {
+	if p.lazy {
+		if pkts > maxKeptPackets {
+			return false
+		}
+		p.kept = pkts
+		return true
+	}
+	p.eager++
+	p.lazy = p.eager > max(p.pause, minPause)
+	return false
+}
+
+// expired is told when the timer sends the ACK for pkts packets.
+func (p *patience) expired(now time.Time, pkts int) {
+	if p.kept != 0 && p.kept == pkts { // silence since the answer
+		p.suspect = now
+	}
+}
+
+// received judges a trial by the next packet.
+func (p *patience) received(now time.Time, d time.Duration) {
+	switch {
+	case p.suspect.IsZero():
+	case now.Sub(p.suspect) < d:
+		p.lazy, p.eager = false, 0
+		p.pause = min(2*max(p.pause, minPause), maxPause)
+	default: // it had nothing to say
+		p.pause = 0
+	}
+	p.suspect = time.Time{}
 }
 
 func (q *QP) countNAK(s Syndrome) {

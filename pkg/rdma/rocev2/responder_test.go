@@ -5,6 +5,7 @@ package rocev2
 import (
 	"bytes"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -372,4 +373,68 @@ func TestResponder_whatDoesNotDelay(t *testing.T) {
 	b.wantOut(fmt.Sprintf("Acknowledge %d [ACK credit 31 msn %d]", last, last+1))
 	b.in(WriteOnly, 0, b.write(0, 256, 256, 'w')) // a duplicate: the peer's timer has run out
 	b.wantOut(fmt.Sprintf("Acknowledge %d [ACK credit 31 msn %d]", last, last+1))
+}
+
+// dialogue is one question and its answer, number n; acked tells whether an
+// ACK went with the answer. The peer acknowledges the answer.
+func dialogue(b *bench, n int) (acked bool) {
+	b.tb.Helper()
+	b.recv(64)
+	b.in(WriteOnly, 2*n, func(p *Packet) { b.write(0, 8, 8, 'w')(p); p.BTH.AckReq = false })
+	b.in(SendOnly, 2*n+1, data(44, 's'))
+	b.send(b.wr(uint64(n), rdma.OpSend, 44))
+	for _, s := range b.out() {
+		acked = acked || strings.HasPrefix(s, "Acknowledge")
+	}
+	b.in(Acknowledge, n, ackPacket)
+	b.q.PollWC(make([]Completion, 4))
+	b.now = b.now.Add(100 * time.Microsecond)
+	return acked
+}
+
+func TestResponder_keepsACKsBack(t *testing.T) {
+	b := delayed(t)
+	n := 0
+	// play returns after how many dialogues each ACK came.
+	play := func(dialogues int) (with []int) {
+		t.Helper()
+		for since := 1; dialogues > 0; dialogues-- {
+			if dialogue(b, n) {
+				with, since = append(with, since), 0
+			}
+			n, since = n+1, since+1
+		}
+		return with
+	}
+	always := func(dialogues int, why string) {
+		t.Helper()
+		if got := len(play(dialogues)); got != dialogues {
+			t.Errorf("%s: %d of %d answers had an ACK", why, got, dialogues)
+		}
+	}
+	seldom := func(why string) {
+		t.Helper()
+		// The ACK goes with the answer to the packet after maxKeptPackets; the
+		// first of a WRITE and a SEND does not ask for one.
+		want := maxKeptPackets/2 + 1
+		if diff := cmp.Diff([]int{want, want, want}, play(3*want)); diff != "" {
+			t.Errorf("%s: dialogues for each ACK (-want +got):\n%s", why, diff)
+		}
+	}
+	always(minPause+1, "a new peer")
+	seldom("a peer that did not wait")
+
+	play(1)
+	if d := b.expire(); d < (keptDelays-1)*time.Millisecond || d > keptDelays*time.Millisecond {
+		t.Errorf("the ACK was kept back for %v more", d)
+	}
+	b.wantOut(fmt.Sprintf("Acknowledge %d [ACK credit 31 msn %d]", 2*n-1, 2*n))
+	b.now = b.now.Add(time.Second)
+	seldom("a peer that had nothing to say")
+
+	play(1)
+	b.expire()
+	b.out()
+	always(2*minPause+1, "a peer that went on when the ACK came")
+	seldom("the next trial")
 }

@@ -41,36 +41,37 @@ type receiver struct {
 func (d *Device) receiveLoop() {
 	defer d.wg.Done()
 	r := &receiver{dev: d, flows: make(map[netip.AddrPort]*rocev2.ICRC)}
-	msgs := make([]Message, rxBatch)
+	take := r.take
 	for {
-		n, err := d.wire.Recv(msgs)
-		if err != nil {
-			select {
-			case <-d.done:
-				return
-			default:
-			}
-			if errors.Is(err, net.ErrClosed) {
-				return // the wire was closed by somebody else
-			}
-			d.stats.rxErrors.Add(1)
-			select { // it may last, and must not cost a processor
-			case <-d.done:
-				return
-			case <-time.After(receiveRetry):
-			}
-			continue
+		err := d.wire.Receive(take)
+		select {
+		case <-d.done:
+			return
+		default:
 		}
-		r.now = time.Now()
-		for i := range n {
-			r.message(&msgs[i])
+		if errors.Is(err, net.ErrClosed) {
+			return // the wire was closed by somebody else
 		}
-		r.release()
-		for i, v := range r.counts {
-			if v != 0 {
-				d.stats.rx[i].Add(v)
-				r.counts[i] = 0
-			}
+		d.stats.rxErrors.Add(1)
+		select { // it may last, and must not cost a processor
+		case <-d.done:
+			return
+		case <-time.After(receiveRetry):
+		}
+	}
+}
+
+// take handles what arrived.
+func (r *receiver) take(msgs []Message) {
+	r.now = time.Now()
+	for i := range msgs {
+		r.message(&msgs[i])
+	}
+	r.release()
+	for i, v := range r.counts {
+		if v != 0 {
+			r.dev.stats.rx[i].Add(v)
+			r.counts[i] = 0
 		}
 	}
 }

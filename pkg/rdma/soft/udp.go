@@ -47,9 +47,11 @@ type udpWire struct {
 	rxIov   [rxBatch]unix.Iovec
 	rxName  [rxBatch]unix.RawSockaddrInet6 // also holds an IPv4 one
 	rxCtl   [rxBatch][cmsgRoom]byte
-	rxN     int
+	rxMsgs  [rxBatch]Message
+	rxUsed  int // messages whose headers the last call changed
 	rxErr   error
 	rxCalls uint // of recvmmsg
+	rxTake  func([]Message)
 	rxFn    func(fd uintptr) bool
 }
 
@@ -107,7 +109,7 @@ func openUDP(cfg Config) (_ *udpWire, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("map receive buffers: %w", err)
 	}
-	w.rxFn = w.recvmmsg
+	w.rxFn = w.receive
 	link.start()
 	return w, nil
 }
@@ -208,12 +210,12 @@ func (w *udpWire) LinkChanged() <-chan struct{} { return w.link.changed }
 // Close implements [Wire].
 func (w *udpWire) Close() error {
 	err := errors.Join(w.conn.Close(), w.out.Close(), w.link.close())
-	// The receiver is in Recv or about to find the socket closed: the read
+	// The receiver is in Receive or about to find the socket closed: the read
 	// lock of the connection makes sure that it is out.
 	return err
 }
 
-// release unmaps the receive buffers; nobody is in Recv any more.
+// release unmaps the receive buffers; nobody is in Receive any more.
 func (w *udpWire) release() {
 	if w.rxRing != nil {
 		_ = unix.Munmap(w.rxRing)
@@ -221,36 +223,54 @@ func (w *udpWire) release() {
 	}
 }
 
-// Recv implements [Wire].
-func (w *udpWire) Recv(msgs []Message) (int, error) {
-	n := min(len(msgs), rxBatch)
-	for i := range n {
-		h := &w.rxHdr[i].hdr
+// Receive implements [Wire].
+func (w *udpWire) Receive(take func([]Message)) error {
+	for i := range w.rxHdr {
 		w.rxIov[i].Base = &w.rxRing[i*rxBufferBytes]
 		w.rxIov[i].SetLen(rxBufferBytes)
+		h := &w.rxHdr[i].hdr
 		h.Name = (*byte)(unsafe.Pointer(&w.rxName[i]))
-		h.Namelen = unix.SizeofSockaddrInet6
 		h.Iov = &w.rxIov[i]
 		h.SetIovlen(1)
 		h.Control = &w.rxCtl[i][0]
-		h.SetControllen(cmsgRoom)
 	}
-	w.rxN = n
-	if err := w.raw.Read(w.rxFn); err != nil {
+	w.rxTake, w.rxUsed = take, rxBatch
+	err := w.raw.Read(w.rxFn)
+	if err != nil {
 		w.release()
-		return 0, fmt.Errorf("receive: %w", err)
+	} else {
+		err = w.rxErr
 	}
-	if w.rxErr != nil {
-		return 0, fmt.Errorf("receive: %w", w.rxErr)
+	return fmt.Errorf("receive: %w", err)
+}
+
+// receive is called by the network poller's loop whenever something may have
+// arrived. It stays in this loop: a batch that is not full has emptied the
+// socket, and what comes later is noticed, so that no call is needed to find it
+// empty. True ends the loop with rxErr.
+func (w *udpWire) receive(fd uintptr) bool {
+	for {
+		n, errno := w.recvmmsg(fd)
+		switch errno {
+		case 0:
+		case unix.EAGAIN:
+			return false
+		default:
+			w.rxErr = os.NewSyscallError("recvmmsg", errno)
+			return true
+		}
+		for i := range n {
+			m := &w.rxMsgs[i]
+			off := i * rxBufferBytes
+			m.Data = w.rxRing[off : off+int(w.rxHdr[i].n)]
+			m.Peer = w.sender(&w.rxName[i])
+			m.SegmentBytes = segmentSize(w.rxCtl[i][:w.rxHdr[i].hdr.Controllen])
+		}
+		w.rxTake(w.rxMsgs[:n])
+		if n < rxBatch {
+			return false
+		}
 	}
-	for i := range w.rxN {
-		m := &msgs[i]
-		off := i * rxBufferBytes
-		m.Data = w.rxRing[off : off+int(w.rxHdr[i].n)]
-		m.Peer = w.sender(&w.rxName[i])
-		m.SegmentBytes = segmentSize(w.rxCtl[i][:w.rxHdr[i].hdr.Controllen])
-	}
-	return w.rxN, nil
 }
 
 // quietCalls: of so many system calls one is ordinary, and the Go scheduler
@@ -258,28 +278,28 @@ func (w *udpWire) Recv(msgs []Message) (int, error) {
 // monitor thread if the process was idle before, which is before every message
 // of a dialogue: two context switches for nothing. But a process that goes on
 // working needs the monitor at times: it polls the network and preempts.
-const quietCalls = 128
+const quietCalls = 1024
 
-// recvmmsg is called by the network poller's loop.
-func (w *udpWire) recvmmsg(fd uintptr) bool {
+func (w *udpWire) recvmmsg(fd uintptr) (int, syscall.Errno) {
+	for i := range w.rxUsed { // the kernel wrote what it used
+		h := &w.rxHdr[i].hdr
+		h.Namelen = unix.SizeofSockaddrInet6
+		h.SetControllen(cmsgRoom)
+	}
 	for {
 		call := unix.RawSyscall6
 		if w.rxCalls++; w.rxCalls%quietCalls == 0 {
 			call = unix.Syscall6
 		}
-		n, _, errno := call(unix.SYS_RECVMMSG, fd, uintptr(unsafe.Pointer(&w.rxHdr[0])), uintptr(w.rxN), unix.MSG_DONTWAIT, 0, 0)
-		switch errno {
-		case 0:
-			w.rxN, w.rxErr = int(n), nil
-			return true
-		case unix.EINTR:
+		n, _, errno := call(unix.SYS_RECVMMSG, fd, uintptr(unsafe.Pointer(&w.rxHdr[0])), rxBatch, unix.MSG_DONTWAIT, 0, 0)
+		if errno == unix.EINTR {
 			continue
-		case unix.EAGAIN:
-			return false
-		default:
-			w.rxN, w.rxErr = 0, os.NewSyscallError("recvmmsg", errno)
-			return true
 		}
+		w.rxUsed = 0
+		if errno == 0 {
+			w.rxUsed = int(n)
+		}
+		return w.rxUsed, errno
 	}
 }
 

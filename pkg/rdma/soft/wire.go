@@ -14,18 +14,19 @@ import (
 var ErrWouldBlock = errors.New("soft: the wire takes no more now")
 
 // Wire moves datagrams for a device. Send may be called by several goroutines
-// at once, Recv by one.
+// at once, Receive by one.
 type Wire interface {
 	// Send sends messages in order and returns how many were taken. With an
 	// error other than ErrWouldBlock, msgs[n] is the message that could not
 	// be sent: it is lost, and the rest may still go.
 	Send(msgs []Message) (n int, err error)
-	// Recv waits for datagrams and fills msgs from the start. Their data is
-	// valid until the next call. After Close it returns an error.
-	Recv(msgs []Message) (n int, err error)
+	// Receive calls take with what arrives, again and again. The messages and
+	// their data are valid until take returns. It returns an error when the
+	// wire is closed, and when receiving failed: then it may be called again.
+	Receive(take func(msgs []Message)) error
 	// MaxSegments is the largest number of datagrams in a message to send.
 	MaxSegments() int
-	// Close ends Recv.
+	// Close ends Receive, and may wait for it.
 	Close() error
 }
 
