@@ -220,7 +220,7 @@ func TestSection4_5_2_Cork(t *testing.T) {
 			}
 		}
 	}
-	for range 4 { // pieces of one request wait for nobody
+	for range 12 { // pieces of one request wait for nobody
 		s.write(10)
 		next(10)
 	}
