@@ -32,8 +32,11 @@
 // answers with a queue pair over an RNIC of its choice (OfferLink) or NoLink.
 // After OutCloseLink nothing of the link completes any more; its place is used
 // again later. Files: links.go (states, redundancy), setup.go (first contact),
-// addlink.go, dellink.go, failover.go, rkeys.go, and flow.go, which lets one
-// exchange of ours run at a time.
+// addlink.go, dellink.go, failover.go, rkeys.go, version.go (what version 2 does
+// otherwise), and flow.go, which lets one exchange of ours run at a time.
+//
+// An operator takes a link out of service with DeleteLink; no other one takes its
+// place before AllowLinks, or before a port comes up.
 //
 // # Versions
 //
@@ -62,11 +65,11 @@
 //
 // # Limitations
 //
-// A group of version 2 takes messages of version 1 as well, as Linux does, but
-// for those of version 1 that offer a link; one of version 1 takes none of version
-// 2. The target GID of ADD LINK is not looked at. An established group takes the
-// link of a wrong message down, not the connections
-// on it (C.7.1). A CONFIRM LINK that meets a CONFIRM RKEY of ours is answered at
-// once, not queued (§3.5.5.3.3): the server has answered, or will, in the
-// negative. A link is not deleted because nothing uses it (§3.5.5.1.3); the group is.
+// A group of version 2 takes messages of version 1 as well, as Linux does, but for
+// those that offer a link; one of version 1 takes none of version 2. The target GID
+// of ADD LINK is not looked at. An established group takes the link of a wrong
+// message down, not the connections on it (C.7.1). A CONFIRM LINK that meets a
+// CONFIRM RKEY of ours is answered at once, not queued (§3.5.5.3.3): the server has
+// answered, or will, in the negative. A link is not deleted because nothing uses it
+// (§3.5.5.1.3); the group is.
 package linkgroup
