@@ -130,7 +130,7 @@ func (d *demo) build(ctx context.Context) (err error) {
 	if d.tables, err = ownTables(ctx); err != nil {
 		return err
 	}
-	if d.lab, err = lab.New(lab.Config{PluginDirs: []string{d.opts.bin, cniDir}, Switched: d.opts.failover}); err != nil {
+	if d.lab, err = lab.New(lab.Config{PluginDirs: []string{d.opts.bin, cniDir}, Switched: d.opts.failover, Routed: true}); err != nil {
 		return err
 	}
 	for _, p := range []struct {

@@ -143,6 +143,7 @@ func (d *demo) measureSMCR(ctx context.Context) error {
 		return v.err
 	}
 	d.report.Links, d.report.Conns = v.links, v.conns
+	d.checkVersion(v.links.LinkGroups)
 	fmt.Fprintf(d.out, "\nsmcrctl links, on %s, while iperf3 ran:\n%s", d.client.Node.Name, v.linksText)
 	fmt.Fprintf(d.out, "\nsmcrctl conns:\n%s\n", v.connsText)
 	live := 0
@@ -170,6 +171,18 @@ func (d *demo) judge(name string, o outcome, u usage) {
 	if o.wrong != "" {
 		d.check(name+": content", false, "%s", o.wrong)
 	}
+}
+
+// checkVersion: the pods are in two IP subnets, so version 1 would not do.
+func (d *demo) checkVersion(groups []agentapi.LinkGroup) {
+	old := 0
+	for _, g := range groups {
+		if g.Version < 2 {
+			old++
+		}
+	}
+	d.check("SMC-R is of version 2", old == 0 && len(groups) > 0,
+		"%d link groups, %d of them of version 1; the pods are in different IP subnets", len(groups), old)
 }
 
 // view is what smcrctl shows at one moment.

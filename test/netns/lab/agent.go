@@ -10,6 +10,8 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"text/template"
 	"time"
 
@@ -54,7 +56,15 @@ func (n *Node) StartAgent(cfg AgentConfig) (*Agent, error) {
 		return nil, fmt.Errorf("agent of %s: %w", n.Name, err)
 	}
 	if cfg.Policies == "" {
-		cfg.Policies = fmt.Sprintf("  - name: pods\n    peers: {cidrs: [%v, %q]}\n", podPrefix4, podPrefix6)
+		var cidrs []string
+		for _, m := range n.lab.Nodes {
+			for _, p := range m.podPrefixes() {
+				if s := fmt.Sprintf("%q", p.String()); !slices.Contains(cidrs, s) {
+					cidrs = append(cidrs, s)
+				}
+			}
+		}
+		cfg.Policies = fmt.Sprintf("  - name: pods\n    peers: {cidrs: [%s]}\n", strings.Join(cidrs, ", "))
 	}
 	var b bytes.Buffer
 	err = agentYAML.Execute(&b, map[string]any{

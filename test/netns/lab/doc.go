@@ -28,7 +28,9 @@
 // a third namespace, and RNICs can be broken in the ways that [Node.SetPort],
 // [Node.Unplug] and [Node.Deafen] know. The two bridges are
 // one layer 2 segment, so all pods share an IP subnet, as SMC-R version 1
-// demands (RFC 7609 §3.5.2). Pods are attached as a container runtime does it:
+// demands (RFC 7609 §3.5.2). With Config.Routed the pods of each node have a
+// subnet of their own, 10.89.1.0/24 and 10.89.2.0/24, and the nodes route between
+// them, as in Kubernetes. Pods are attached as a container runtime does it:
 // libcni executes the plugins of a configuration list, the distribution's
 // bridge and host-local and then smcr-cni.
 //

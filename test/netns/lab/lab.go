@@ -14,6 +14,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
 
 	"github.com/smcr-io/kube-smcr/internal/linux"
 )
@@ -37,6 +38,10 @@ type Config struct {
 	// node does not see what happens to the port of the other. Otherwise a
 	// cable joins them, which is faster.
 	Switched bool
+	// Routed gives the pods of each node an IP subnet of their own, as
+	// Kubernetes does; the nodes are routers between them. Otherwise all pods
+	// share a subnet.
+	Routed bool
 	// PluginDirs are searched for CNI plugins, the first one first. Needed for
 	// pods only.
 	PluginDirs []string
@@ -79,14 +84,26 @@ type RNIC struct {
 	mac    net.HardwareAddr
 }
 
-// Prefixes of the pods' network.
-var (
-	podPrefix4 = netip.MustParsePrefix("10.89.0.0/24")
-	podPrefix6 = netip.MustParsePrefix("fd89::/64")
-)
+// podPrefixes returns the subnets of the node's pods, of IPv4 and IPv6.
+func (n *Node) podPrefixes() [2]netip.Prefix {
+	var subnet byte
+	if n.lab.cfg.Routed {
+		subnet = byte(1 + n.index)
+	}
+	return [2]netip.Prefix{
+		netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 89, subnet, 0}), 24),
+		netip.PrefixFrom(netip.AddrFrom16([16]byte{0: 0xfd, 1: 0x89, 7: subnet}), 64),
+	}
+}
 
-// PodPrefixes returns the subnets that all pods share, of IPv4 and IPv6.
-func PodPrefixes() []netip.Prefix { return []netip.Prefix{podPrefix4, podPrefix6} }
+// trunkAddrs returns the node's addresses between the nodes, if they are routers.
+func (n *Node) trunkAddrs() [2]netip.Prefix {
+	host := byte(1 + n.index)
+	return [2]netip.Prefix{
+		netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 88, 0, host}), 24),
+		netip.PrefixFrom(netip.AddrFrom16([16]byte{0: 0xfd, 1: 0x88, 15: host}), 64),
+	}
+}
 
 // New builds a lab, or leaves nothing behind.
 func New(cfg Config) (*Lab, error) {
@@ -166,8 +183,16 @@ func (n *Node) build() error {
 		})
 	}
 	var err error
-	n.NS, err = n.lab.makeNS(n.Name)
-	return err
+	if n.NS, err = n.lab.makeNS(n.Name); err != nil || !n.lab.cfg.Routed {
+		return err
+	}
+	// A router finds its neighbours by its link-local address, which duplicate
+	// address detection would keep from it for a second.
+	err = n.NS.Do(func() error { return os.WriteFile("/proc/sys/net/ipv6/conf/default/accept_dad", []byte("0"), 0) })
+	if err != nil {
+		return errors.Join(fmt.Errorf("switch duplicate address detection off: %w", err), n.remove())
+	}
+	return nil
 }
 
 func (n *Node) remove() error { return n.lab.removeNS(n.Name, n.NS) }
@@ -253,11 +278,47 @@ func (n *Node) makeBridge() error {
 		if err != nil {
 			return fmt.Errorf("find %s: %w", Trunk, err)
 		}
+		if n.lab.cfg.Routed {
+			return n.makeRouter(br, trunk)
+		}
 		if err := netlink.LinkSetMaster(trunk, br); err != nil {
 			return fmt.Errorf("put %s into the bridge: %w", Trunk, err)
 		}
 		return setUp(bridge)
 	})
+}
+
+// makeRouter makes the node a router between its own pods, behind br, and those
+// of the other node, behind trunk. The caller is in the node's namespace.
+func (n *Node) makeRouter(br, trunk netlink.Link) error {
+	for _, file := range []string{"ipv4/ip_forward", "ipv6/conf/all/forwarding"} {
+		if err := os.WriteFile("/proc/sys/net/"+file, []byte("1"), 0); err != nil {
+			return fmt.Errorf("make %s a router: %w", n.Name, err)
+		}
+	}
+	if err := setUp(bridge); err != nil {
+		return err
+	}
+	other := n.lab.Nodes[1-n.index]
+	for i, pods := range n.podPrefixes() {
+		for link, p := range map[netlink.Link]netip.Prefix{br: netip.PrefixFrom(gateway(pods), pods.Bits()), trunk: n.trunkAddrs()[i]} {
+			if err := netlink.AddrAdd(link, &netlink.Addr{IPNet: ipNet(p), Flags: unix.IFA_F_NODAD}); err != nil {
+				return fmt.Errorf("give %s the address %v: %w", link.Attrs().Name, p, err)
+			}
+		}
+		err := netlink.RouteAdd(&netlink.Route{Dst: ipNet(other.podPrefixes()[i]), Gw: other.trunkAddrs()[i].Addr().AsSlice()})
+		if err != nil {
+			return fmt.Errorf("route to the pods of %s: %w", other.Name, err)
+		}
+	}
+	return nil
+}
+
+// gateway is the address of the pods' router.
+func gateway(pods netip.Prefix) netip.Addr { return pods.Addr().Next() }
+
+func ipNet(p netip.Prefix) *net.IPNet {
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
 
 // SplitSegments makes the underlays carry every packet by itself, as a wire

@@ -49,7 +49,16 @@ func newLabWith(t *testing.T, cfg Config) *Lab {
 }
 
 func TestLab_podsOfBothNodesReachEachOther(t *testing.T) {
-	l := newLab(t)
+	for _, tc := range []struct {
+		name string
+		cfg  Config
+	}{{"one subnet", Config{}}, {"routed", Config{Routed: true}}} {
+		t.Run(tc.name, func(t *testing.T) { testReach(t, tc.cfg) })
+	}
+}
+
+func testReach(t *testing.T, cfg Config) {
+	l := newLabWith(t, cfg)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	var pods [2]*Pod
@@ -62,6 +71,9 @@ func TestLab_podsOfBothNodesReachEachOther(t *testing.T) {
 	}
 	if _, err := pods[1].Start(Command{Args: []string{"bash", "-c", "cat >&2; sleep 600 & wait"}}); err != nil {
 		t.Fatal(err)
+	}
+	if same := l.Nodes[0].podPrefixes()[0].Contains(pods[1].Addr4); same == cfg.Routed {
+		t.Errorf("the pods have the addresses %v and %v", pods[0].Addr4, pods[1].Addr4)
 	}
 	for _, addr := range []string{pods[1].Addr4.String(), pods[1].Addr6.String()} {
 		before, err := pods[0].ActiveOpens()

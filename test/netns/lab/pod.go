@@ -58,14 +58,17 @@ func (n *Node) conflist(withSMCR bool) ([]byte, error) {
 			a, _ := netip.AddrFromSlice(b) // b has the length of an address
 			return a.String()
 		}
-		return map[string]any{"subnet": p.String(), "rangeStart": at(first), "rangeEnd": at(first + 15), "gateway": at(1)}
+		return map[string]any{"subnet": p.String(), "rangeStart": at(first), "rangeEnd": at(first + 15), "gateway": gateway(p).String()}
+	}
+	ipam := map[string]any{"type": "host-local", "dataDir": filepath.Join(n.Dir, "ipam")}
+	pods := n.podPrefixes()
+	ipam["ranges"] = [][]any{{span(pods[0])}, {span(pods[1])}}
+	if n.lab.cfg.Routed {
+		ipam["routes"] = []map[string]any{{"dst": "0.0.0.0/0"}, {"dst": "::/0"}}
 	}
 	plugins := []map[string]any{{
 		"type": "bridge", "bridge": bridge, "mtu": n.lab.cfg.MTU,
-		"ipam": map[string]any{
-			"type": "host-local", "dataDir": filepath.Join(n.Dir, "ipam"),
-			"ranges": [][]any{{span(podPrefix4)}, {span(podPrefix6)}},
-		},
+		"ipam": ipam,
 	}}
 	if withSMCR {
 		plugins = append(plugins, map[string]any{
