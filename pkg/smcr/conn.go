@@ -47,7 +47,7 @@ type Conn struct {
 	// Stream positions, as in package cdc. The writer stores produced, the
 	// reader consumed, the holder of the turn the others.
 	_            [64]byte
-	produced     atomic.Uint64
+	produced     atomic.Uint64 // with endOfStream
 	consumed     atomic.Uint64
 	_            [64]byte
 	completed    atomic.Uint64
@@ -64,11 +64,19 @@ type Conn struct {
 	readable, writable chan struct{}
 	rdeadline          deadline
 	wdeadline          deadline
-	wroteEOF           bool // guarded by wmu
 	// Guarded by the turn, like tcpWatch.
 	watchID  uint64
 	tcpGrace *time.Timer // once the TCP connection has ended
+
+	urgent urgentState
 }
+
+// endOfStream, in produced, says that nothing may follow: CloseWrite ends a
+// Write under way, as with TCP, and does not wait for it.
+const endOfStream = 1 << 63
+
+// written is the stream position up to which the application wrote.
+func (c *Conn) written() uint64 { return c.produced.Load() &^ endOfStream }
 
 // What the holder of the turn tells reader and writer.
 const (
@@ -76,6 +84,7 @@ const (
 	flagAborted                        // the connection was reset
 	flagPeerBlocked                    // the peer waits for window
 	flagReset                          // it did not end in order
+	flagPeerUrgent                     // the peer has urgent data that it could not write yet
 )
 
 // newTCPConn wraps a connection that stays TCP.
@@ -143,7 +152,7 @@ func (c *Conn) drop() {
 		used = uint64(len(c.rmbe))
 	}
 	clear(c.rmbe[:used])
-	clear(c.buf.mem[:min(c.produced.Load(), uint64(len(c.buf.mem)))])
+	clear(c.buf.mem[:min(c.written(), uint64(len(c.buf.mem)))])
 	s := c.stack
 	s.lock()
 	defer s.unlock()
@@ -159,7 +168,7 @@ func (c *Conn) release() {
 	delete(s.conns, c)
 	s.tcpWatch.remove(c)
 	defer s.checkEmpty()
-	s.stats.BytesSentSMCR += c.produced.Load()
+	s.stats.BytesSentSMCR += c.written()
 	s.stats.BytesRecvSMCR += c.consumed.Load()
 	info := c.infoLocked()
 	_ = s.mem.giveSend(c.buf) // the region is unmapped either way
@@ -187,6 +196,10 @@ func (c *Conn) groupDone() {
 // handle takes the machine's events; the caller holds the turn.
 func (c *Conn) handle(ev cdc.Events) {
 	d := c.lc.Data()
+	// The mark before the data, also if its own event is only the next one.
+	if ev&cdc.PeerUrgent != 0 || d.PeerUrgent() != c.urgent.mark.Load() || c.state.Load()&flagPeerUrgent != 0 {
+		c.handleUrgent(d, ev)
+	}
 	c.peerProduced.Store(d.PeerProduced())
 	c.completed.Store(d.Completed())
 	var f uint32
@@ -222,6 +235,9 @@ func (c *Conn) handle(ev cdc.Events) {
 		wakeUp(c.readable)
 		wakeUp(c.writable)
 	}
+	if f&flagReset != 0 {
+		c.sink.Load().giveUp()
+	}
 }
 
 func (c *Conn) raise(f uint32) {
@@ -236,8 +252,14 @@ func (c *Conn) sync() {
 	if c.users.Load() == 0 {
 		return
 	}
+	produced := c.written()
+	// The writer stores the urgent position before produced.
+	if u := c.urgent.at.Load(); u != 0 {
+		c.urgent.at.CompareAndSwap(u, 0)
+		c.lc.Urgent(u)
+	}
 	c.lc.Consume(c.consumed.Load())
-	c.lc.Produce(c.produced.Load())
+	c.lc.Produce(produced)
 	c.stack.touch(c.group)
 }
 
@@ -272,13 +294,13 @@ func (c *Conn) Read(p []byte) (int, error) {
 	if len(p) == 0 {
 		return 0, nil // as package net: not even the end of the stream
 	}
-	b, err := c.peek(true)
+	b, err := c.next()
 	if err != nil {
 		return 0, c.opError("read", err)
 	}
 	n := copy(p, b)
 	c.consume(n)
-	if n < len(p) && n > 0 {
+	if n < len(p) && n > 0 && c.urgent.mark.Load() <= c.consumed.Load() {
 		if b, err = c.peek(false); err == nil && len(b) > 0 { // the part that wrapped
 			m := copy(p[n:], b)
 			c.consume(m)
@@ -395,7 +417,9 @@ func (c *Conn) Write(p []byte) (int, error) {
 			return done, c.opError("write", err)
 		}
 		n := copy(b, p[done:])
-		c.commit(n)
+		if !c.commit(n) {
+			return done, c.opError("write", syscall.EPIPE)
+		}
 		if done += n; done == len(p) {
 			return done, nil
 		}
@@ -412,7 +436,7 @@ func (c *Conn) reserve(wait bool) ([]byte, error) {
 		switch {
 		case c.closed.Load():
 			return nil, net.ErrClosed
-		case c.wroteEOF:
+		case pos&endOfStream != 0:
 			return nil, syscall.EPIPE
 		case c.wdeadline.past.Load():
 			return nil, os.ErrDeadlineExceeded
@@ -434,13 +458,19 @@ func (c *Conn) reserve(wait bool) ([]byte, error) {
 	}
 }
 
-// commit gives n bytes of the send buffer to the network.
-func (c *Conn) commit(n int) {
-	if n > 0 {
-		c.produced.Add(uint64(n))
-		c.stack.markDirty(c)
-		c.stack.kick()
+// commit gives n bytes of the send buffer to the network; false if CloseWrite
+// came first.
+func (c *Conn) commit(n int) bool {
+	if n <= 0 {
+		return true
 	}
+	pos := c.written()
+	if !c.produced.CompareAndSwap(pos, pos+uint64(n)) {
+		return false
+	}
+	c.stack.markDirty(c)
+	c.stack.kick()
+	return true
 }
 
 // ReadFrom implements io.ReaderFrom: r reads straight into registered memory.
@@ -467,7 +497,9 @@ func (c *Conn) ReadFrom(r io.Reader) (int64, error) {
 			return total, c.opError("write", err)
 		}
 		n, err := r.Read(b)
-		c.commit(n)
+		if !c.commit(n) {
+			return total, c.opError("write", syscall.EPIPE)
+		}
 		total += int64(n)
 		if errors.Is(err, io.EOF) {
 			return total, nil
@@ -484,78 +516,72 @@ func (c *Conn) WriteTo(w io.Writer) (int64, error) {
 	if c.group == nil {
 		return c.writeTCPTo(w)
 	}
-	return c.writeTo(w, nil)
+	return c.writeTo(w)
 }
 
-// RelayTo is WriteTo for a caller that is the only writer of w. Small arrivals
-// are written by whoever finds them, without waking the caller.
-func (c *Conn) RelayTo(w *net.TCPConn) (int64, error) {
-	if c.group == nil {
-		return c.writeTCPTo(w)
-	}
-	if s := newSocket(w); s != nil {
-		return c.writeTo(s, newSink(s))
-	}
-	return c.writeTo(w, nil) // which says that it is closed
-}
-
-func (c *Conn) writeTo(w io.Writer, k *sink) (int64, error) {
+func (c *Conn) writeTo(w io.Writer) (int64, error) {
 	c.rmu.Lock()
 	defer c.rmu.Unlock()
 	if !c.hold() {
 		return 0, c.opError("read", net.ErrClosed)
 	}
 	defer c.drop()
-	c.sink.Store(k)
-	defer c.sink.Store(nil)
-	start := c.consumed.Load()
-	total := func() int64 { return int64(c.consumed.Load() - start) }
+	var total int64
 	for {
-		b, err := c.peek(true)
+		b, err := c.next()
 		if errors.Is(err, io.EOF) {
-			return total(), nil
+			return total, nil
 		}
 		if err != nil {
-			return total(), c.opError("read", err)
+			return total, c.opError("read", err)
 		}
 		n, err := w.Write(b)
 		c.consume(n)
+		total += int64(n)
 		if err != nil {
-			return total(), err
+			return total, err
 		}
 	}
 }
 
 func (c *Conn) writeTCPTo(w io.Writer) (int64, error) {
+	n, err := c.writeEarly(w)
+	if err != nil || n < 0 {
+		return max(n, 0), err
+	}
+	m, err := c.tcp.WriteTo(w)
+	return n + m, err
+}
+
+// writeEarly writes what was read before the fallback; -1 says that the stream
+// ended there.
+func (c *Conn) writeEarly(w io.Writer) (int64, error) {
 	c.rmu.Lock()
 	defer c.rmu.Unlock()
 	if err := c.dropCrossing(); err != nil {
 		if errors.Is(err, io.EOF) {
-			err = nil
+			return -1, nil
 		}
 		return 0, err
 	}
 	n, err := w.Write(c.early)
 	c.early = c.early[n:]
-	if err != nil {
-		return int64(n), err
-	}
-	m, err := c.tcp.WriteTo(w)
-	return int64(n) + m, err
+	return int64(n), err
 }
 
-// CloseWrite ends our stream: the peer reads io.EOF after what was written.
+// CloseWrite ends our stream: the peer reads io.EOF after what was written. A
+// Write that waits for room ends with syscall.EPIPE.
 func (c *Conn) CloseWrite() error {
 	if c.group == nil {
 		return c.tcp.CloseWrite()
 	}
-	c.wmu.Lock()
-	defer c.wmu.Unlock()
 	if c.closed.Load() || !c.hold() {
 		return c.opError("close", net.ErrClosed)
 	}
 	defer c.drop()
-	c.wroteEOF = true
+	c.produced.Or(endOfStream)
+	wakeUp(c.writable) // a Write that waits
+	wakeUp(c.readable) // or AwaitEnd
 	s := c.stack
 	s.lock()
 	defer s.unlock()
@@ -659,7 +685,7 @@ func (c *Conn) Info() Info {
 
 func (c *Conn) infoLocked() Info {
 	i := c.info
-	i.BytesSent, i.BytesRecv = c.produced.Load(), c.consumed.Load()
+	i.BytesSent, i.BytesRecv = c.written(), c.consumed.Load()
 	i.GroupID, i.LinkID = c.group.id, uint8(c.lc.Link())
 	i.Token = uint32(c.lc.Token())
 	i.State = c.lc.Data().State().String()

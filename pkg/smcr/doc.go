@@ -43,7 +43,17 @@
 // In version 2 a link may pass a router. [Config].Route tells how devices
 // reach the peer's; those that find the way themselves do without.
 //
+// # What net.Conn does not have
+//
+// Urgent data, one byte of the stream that the peer should look at first:
+// [Conn.WriteUrgent], [Conn.ReadUrgent] and what stands with them. Relays
+// between a program's TCP connection and the network use [Conn.RelayFrom],
+// [Conn.RelayTo], [Conn.AwaitEnd] and, without SMC-R, [RelayTCP]: they carry
+// urgent data at its place, and resets even while no byte can move.
+//
 // # Limitations
 //
-// Urgent data is not carried as urgent.
+// Over TCP no channel tells of urgent data: a program asks UrgentPending. For
+// data before an urgent byte RelayTo makes room in the program's socket only
+// with CAP_NET_ADMIN.
 package smcr

@@ -5,6 +5,8 @@ package smcr
 import (
 	"runtime"
 	"sync/atomic"
+	"syscall"
+	"time"
 )
 
 // sink lets the holder of the turn write arriving bytes straight to the
@@ -38,10 +40,26 @@ const sinkBytes = 8 << 10
 func newSink(w *socket) *sink {
 	k := &sink{to: w}
 	k.try = func(fd uintptr) bool {
-		w.writeFn(fd)
+		w.w.do(syscall.SYS_WRITE, fd)
 		return true
 	}
 	return k
+}
+
+// urge makes room in the socket if WriteTo waits for it: urgent data came. The
+// caller holds the turn.
+func (k *sink) urge(bytes int) {
+	if k != nil && k.to.stalled.Load() {
+		_ = k.to.raw.Control(func(fd uintptr) { growSendBuffer(int(fd), bytes) }) // closed: nobody waits
+	}
+}
+
+// giveUp ends a write that waits for room: the connection was reset. The
+// caller holds the turn.
+func (k *sink) giveUp() {
+	if k != nil && k.to.stalled.Load() {
+		_ = k.to.conn.SetWriteDeadline(time.Unix(1, 0)) // closed: nobody waits
+	}
 }
 
 // park offers the sink to the holder of the turn.
@@ -69,6 +87,10 @@ func (c *Conn) pour() bool {
 	}
 	pos = c.consumed.Load() // WriteTo may have gone on before it parked
 	avail = c.peerProduced.Load() - pos
+	if c.urgent.mark.Load() > pos {
+		k.state.Store(sinkParked)
+		return false // WriteTo knows what to do with urgent data
+	}
 	for avail > 0 {
 		off := c.ring.Offset(pos)
 		w := &k.to.w

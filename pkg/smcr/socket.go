@@ -3,11 +3,15 @@
 package smcr
 
 import (
+	"errors"
 	"io"
 	"net"
 	"os"
+	"sync/atomic"
 	"syscall"
 	"unsafe"
+
+	"golang.org/x/sys/unix"
 )
 
 // socket reads and writes a TCP connection, mostly by system calls that the Go
@@ -25,11 +29,21 @@ type socket struct {
 	r, w transfer
 	// Allocated once, not for every call.
 	readFn, writeFn func(fd uintptr) bool
+	// stalled: a write waits for room, or is about to.
+	stalled atomic.Bool
+	// stall, if set, is asked before a write waits. It may make room; if it
+	// returns false the write ends with errStalled.
+	stall func(fd int) bool
+	ask   pollRequest
 }
+
+// errStalled ends a write that would have to wait.
+var errStalled = errors.New("smcr: the socket takes no more")
 
 // transfer is a call under way.
 type transfer struct {
 	buf   []byte
+	flags uintptr // of a send
 	n     int
 	errno syscall.Errno
 	calls uint
@@ -46,7 +60,7 @@ func newSocket(c *net.TCPConn) *socket {
 	}
 	s := &socket{conn: c, raw: raw}
 	s.readFn = func(fd uintptr) bool { return s.r.do(syscall.SYS_READ, fd) }
-	s.writeFn = func(fd uintptr) bool { return s.w.do(syscall.SYS_WRITE, fd) }
+	s.writeFn = s.write
 	return s
 }
 
@@ -57,7 +71,14 @@ func (t *transfer) do(call, fd uintptr) bool {
 		if t.calls++; t.calls%quietCalls == 0 {
 			enter = syscall.Syscall
 		}
-		n, _, errno := enter(call, fd, uintptr(unsafe.Pointer(unsafe.SliceData(t.buf))), uintptr(len(t.buf)))
+		var n uintptr
+		var errno syscall.Errno
+		if t.flags == 0 {
+			n, _, errno = enter(call, fd, uintptr(unsafe.Pointer(unsafe.SliceData(t.buf))), uintptr(len(t.buf)))
+		} else {
+			n, _, errno = syscall.RawSyscall6(syscall.SYS_SENDTO, fd,
+				uintptr(unsafe.Pointer(unsafe.SliceData(t.buf))), uintptr(len(t.buf)), t.flags, 0, 0)
+		}
 		switch errno {
 		case 0:
 			t.n, t.errno = int(n), 0
@@ -71,6 +92,31 @@ func (t *transfer) do(call, fd uintptr) bool {
 		}
 	}
 }
+
+// write makes one call, and asks stall when it would have to wait.
+func (s *socket) write(fd uintptr) bool {
+	if s.w.do(syscall.SYS_WRITE, fd) {
+		return true
+	}
+	if s.stall == nil {
+		return false
+	}
+	// Whoever makes the stall's answer another one looks at stalled
+	// afterwards, so one of the two sees the other.
+	s.stalled.Store(true)
+	goOn := s.stall(int(fd))
+	if s.w.do(syscall.SYS_WRITE, fd) {
+		return true
+	}
+	if !goOn {
+		s.w.errno = errnoStalled
+		return true
+	}
+	return false
+}
+
+// errnoStalled stands for errStalled; the kernel has no such number.
+const errnoStalled = syscall.Errno(1 << 20)
 
 // Read implements io.Reader.
 func (s *socket) Read(p []byte) (int, error) {
@@ -89,14 +135,27 @@ func (s *socket) Read(p []byte) (int, error) {
 }
 
 // Write implements io.Writer.
-func (s *socket) Write(p []byte) (int, error) {
+func (s *socket) Write(p []byte) (int, error) { return s.send(p, 0) }
+
+// WriteUrgent sends one byte as urgent. Not more: of a longer piece the kernel
+// may take a part, and the mark would stand behind that.
+func (s *socket) WriteUrgent(p []byte) (int, error) { return s.send(p[:1], unix.MSG_OOB) }
+
+func (s *socket) send(p []byte, flags uintptr) (int, error) {
 	done := 0
 	for done < len(p) {
-		s.w.buf, s.w.n, s.w.errno = p[done:], 0, 0
+		s.w.buf, s.w.flags, s.w.n, s.w.errno = p[done:], flags, 0, 0
 		err := s.raw.Write(s.writeFn)
-		s.w.buf = nil
+		s.w.buf, s.w.flags = nil, 0
+		if s.stalled.Load() {
+			s.stalled.Store(false)
+		}
 		done += s.w.n
-		if err == nil && s.w.errno != 0 {
+		switch {
+		case err != nil:
+		case s.w.errno == errnoStalled:
+			err = errStalled
+		case s.w.errno != 0:
 			err = s.opError("write", s.w.errno)
 		}
 		if err != nil {
@@ -110,5 +169,29 @@ func (s *socket) opError(op string, errno syscall.Errno) error {
 	return &net.OpError{
 		Op: op, Net: s.conn.LocalAddr().Network(), Source: s.conn.LocalAddr(), Addr: s.conn.RemoteAddr(),
 		Err: os.NewSyscallError(op, errno),
+	}
+}
+
+// pollRequest is a call of ppoll that does not wait.
+type pollRequest struct {
+	fd   unix.PollFd
+	wait unix.Timespec
+}
+
+// look asks what the socket has, which is at least a hang-up or an error.
+func (s *socket) look(fd uintptr) int16 {
+	s.ask.fd = unix.PollFd{Fd: int32(fd), Events: unix.POLLIN | unix.POLLPRI | unix.POLLRDHUP}
+	for {
+		n, _, errno := syscall.RawSyscall6(unix.SYS_PPOLL,
+			uintptr(unsafe.Pointer(&s.ask.fd)), 1, uintptr(unsafe.Pointer(&s.ask.wait)), 0, 0, 0)
+		switch {
+		case errno == syscall.EINTR:
+		case errno != 0: // never for one descriptor that is open
+			return unix.POLLIN
+		case n == 0:
+			return 0
+		default:
+			return s.ask.fd.Revents
+		}
 	}
 }

@@ -185,14 +185,14 @@ func TestConn_dataPathAllocatesNothing(t *testing.T) {
 }
 
 // A relay writes to a socket what arrives, in pieces of all sizes: little ones
-// go through the sink, bulk through WriteTo itself.
+// go through the sink, bulk through RelayTo itself.
 func TestConn_relaysToSocket(t *testing.T) {
 	c, s := newSoftPair(t, rdma.MTU1024).dial(t)
 	from, to := tcpPair(t)
 	const total = 4 << 20
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		n, err := s.WriteTo(from)
+		n, err := s.RelayTo(from.(*net.TCPConn))
 		if n != total || err != nil {
 			t.Errorf("relayed %d of %d bytes: %v", n, total, err)
 		}

@@ -409,7 +409,7 @@ func (s *Stack) Stats() Stats {
 		st.CDCSent += g.lg.CDCSent
 	}
 	for c := range s.conns {
-		st.BytesSentSMCR += c.produced.Load()
+		st.BytesSentSMCR += c.written()
 		st.BytesRecvSMCR += c.consumed.Load()
 	}
 	return st

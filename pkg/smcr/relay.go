@@ -1,0 +1,434 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package smcr
+
+import (
+	"errors"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Relaying between a program's TCP connection and the network carries what
+// copying bytes does not: urgent data at its place in the stream, and resets,
+// even while the bytes themselves cannot move. Only the kernel knows where the
+// urgent byte is, and only while it is unread, so the relay asks before each
+// read (ppoll). That call takes the place of the read that would find nothing
+// at the end, so a message costs two calls as before.
+
+const (
+	// stallFirst and stallMost are the pauses between looks at a socket whose
+	// bytes have nowhere to go. Only then the poller does not tell what happens
+	// there. The first is longer than bulk data waits for room, the last short
+	// for a person who has pressed interrupt.
+	stallFirst = 5 * time.Millisecond
+	stallMost  = 250 * time.Millisecond
+	// maxUrgentBuffer is how far a socket's send buffer grows so that urgent
+	// data gets past a program that does not read: what Linux gives by itself
+	// to a fast connection, twice.
+	maxUrgentBuffer = 8 << 20
+	// relayBytes is what RelayTCP reads at once.
+	relayBytes = 64 << 10
+)
+
+// receive reads until the end of the stream, with the urgent byte as part of
+// it. room returns where the next bytes go, took takes over how many came; an
+// urgent byte comes alone. It holds the read side of the connection all the
+// time: between two waits no wake-up may get lost, since not every wait comes
+// after a read that found nothing.
+func (s *socket) receive(room func(fd uintptr) ([]byte, error), took func(n int, urgent bool) error) error {
+	var err error
+	first := true
+	werr := s.raw.Read(func(fd uintptr) bool {
+		if first {
+			first = false
+			err = os.NewSyscallError("setsockopt SO_OOBINLINE", unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_OOBINLINE, 1))
+		}
+		for err == nil {
+			var more bool
+			if more, err = s.receiveOnce(fd, room, took); !more && err == nil {
+				return false
+			}
+		}
+		return true
+	})
+	if errors.Is(err, io.EOF) {
+		return nil
+	}
+	return errors.Join(err, werr)
+}
+
+// receiveOnce makes one read; more says that there may be something to read,
+// so that the poller need not be asked.
+func (s *socket) receiveOnce(fd uintptr, room func(uintptr) ([]byte, error), took func(int, bool) error) (more bool, err error) {
+	has := s.look(fd)
+	if has == 0 {
+		return false, nil
+	}
+	// The mark is before the next byte, or elsewhere: then a read does not go
+	// beyond it. In particular, with no urgent byte received yet and other
+	// bytes before it, it may come at any time.
+	urgent := false
+	if has&unix.POLLPRI != 0 {
+		if urgent, err = atMark(int(fd)); err != nil {
+			return false, err
+		}
+	}
+	b, err := room(fd)
+	if err != nil {
+		return false, err
+	}
+	if urgent {
+		b = b[:1]
+	}
+	s.r.buf, s.r.n, s.r.errno = b, 0, 0
+	done := s.r.do(syscall.SYS_READ, fd)
+	s.r.buf = nil
+	switch {
+	case !done:
+		return false, nil
+	case s.r.errno != 0:
+		return false, s.opError("read", s.r.errno)
+	case s.r.n == 0:
+		return false, io.EOF
+	}
+	// A read that was not filled has emptied the socket, if there was nothing
+	// but bytes. What comes later wakes the poller.
+	n := s.r.n
+	return n == len(b) || has != unix.POLLIN, took(n, urgent)
+}
+
+// probe looks at a socket whose bytes have nowhere to go: whether it was
+// reset, and whether there is urgent data in it, or behind what it can take.
+func (s *socket) probe(fd uintptr) (urgent bool, err error) {
+	has := s.look(fd)
+	if has&unix.POLLERR != 0 {
+		return false, s.pendingError(int(fd))
+	}
+	if has&unix.POLLPRI != 0 {
+		return true, nil
+	}
+	// The kernel tells of an urgent byte that did not arrive yet only where it
+	// is not part of the stream. The next byte is here and is an ordinary one,
+	// so that nothing happens to urgent ones meanwhile.
+	if has&unix.POLLIN == 0 {
+		return false, nil
+	}
+	if err := unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_OOBINLINE, 0); err != nil {
+		return false, os.NewSyscallError("setsockopt SO_OOBINLINE", err)
+	}
+	var b [1]byte
+	_, _, err = unix.Recvfrom(int(fd), b[:], unix.MSG_OOB|unix.MSG_PEEK|unix.MSG_DONTWAIT)
+	serr := unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_OOBINLINE, 1)
+	return err == nil || errors.Is(err, unix.EAGAIN), os.NewSyscallError("setsockopt SO_OOBINLINE", serr)
+}
+
+// pendingError is the error that the socket's next call would report.
+func (s *socket) pendingError(fd int) error {
+	code, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
+	if err == nil && code == 0 {
+		code = int(syscall.ECONNRESET) // reported before
+	}
+	return errors.Join(s.opError("read", syscall.Errno(code)), os.NewSyscallError("getsockopt SO_ERROR", err))
+}
+
+// growSendBuffer lets a socket take more bytes at once. Without the privilege
+// for it nothing happens.
+func growSendBuffer(fd, bytes int) {
+	size, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF)
+	if err == nil && size < maxUrgentBuffer {
+		// The kernel doubles the value, to allow for what its buffers cost.
+		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, min(size/2+bytes, maxUrgentBuffer/2))
+	}
+}
+
+// RelayTo is WriteTo for a caller that is the only writer of w. Urgent data is
+// written as such. Small arrivals are written by whoever finds them, without
+// waking the caller. A reset ends it also while w takes no more bytes; what
+// was not written by then is lost.
+func (c *Conn) RelayTo(w *net.TCPConn) (int64, error) {
+	if c.group == nil {
+		n, err := c.writeEarly(w)
+		if err != nil || n < 0 {
+			return max(n, 0), err
+		}
+		m, err := RelayTCP(w, c.tcp)
+		return n + m, err
+	}
+	s := newSocket(w)
+	if s == nil {
+		return 0, c.opError("read", net.ErrClosed)
+	}
+	c.rmu.Lock()
+	defer c.rmu.Unlock()
+	if !c.hold() {
+		return 0, c.opError("read", net.ErrClosed)
+	}
+	defer c.drop()
+	s.stall = c.relayStalls
+	c.sink.Store(newSink(s))
+	defer c.sink.Store(nil)
+	start := c.consumed.Load()
+	err := c.relayTo(s)
+	if errors.Is(err, io.EOF) {
+		err = nil
+	}
+	return int64(c.consumed.Load() - start), err
+}
+
+func (c *Conn) relayTo(s *socket) error {
+	for {
+		b, err := c.peek(true)
+		if err != nil {
+			return c.opError("read", err)
+		}
+		write := s.Write
+		if pos, mark := c.consumed.Load(), c.urgent.mark.Load(); mark > pos {
+			if before := mark - 1 - pos; before > 0 {
+				b = b[:min(before, uint64(len(b)))]
+			} else {
+				b, write = b[:1], s.WriteUrgent
+			}
+		}
+		n, err := write(b)
+		c.consume(n)
+		if err != nil {
+			if c.state.Load()&flagReset != 0 {
+				err = c.opError("read", syscall.ECONNRESET)
+			}
+			return err
+		}
+	}
+}
+
+// relayStalls is asked when the socket that RelayTo writes to is full.
+func (c *Conn) relayStalls(fd int) bool {
+	state := c.state.Load()
+	if state&flagReset != 0 {
+		return false
+	}
+	if state&flagPeerUrgent != 0 || c.urgent.mark.Load() > c.consumed.Load() {
+		// The program hears of urgent data only if its own TCP does. What is
+		// before it must leave the RMBE for that (RFC 7609 §4.7.6).
+		growSendBuffer(fd, len(c.rmbe))
+	}
+	return true
+}
+
+// RelayFrom is ReadFrom for a caller that is the only reader of r. Urgent data
+// is sent as such, and announced while it cannot be sent yet. A reset of r
+// ends it also while the peer takes no more bytes.
+func (c *Conn) RelayFrom(r *net.TCPConn) (int64, error) {
+	if c.group == nil {
+		return RelayTCP(c.tcp, r)
+	}
+	s := newSocket(r)
+	c.wmu.Lock()
+	defer c.wmu.Unlock()
+	if s == nil || !c.hold() {
+		return 0, c.opError("write", net.ErrClosed)
+	}
+	defer c.drop()
+	f := intake{c: c, s: s}
+	err := s.receive(f.room, f.took)
+	return f.total, err
+}
+
+// intake is a RelayFrom under way.
+type intake struct {
+	c         *Conn
+	s         *socket
+	total     int64
+	announced bool // the peer knows that there is urgent data before us
+	timer     *time.Timer
+}
+
+func (f *intake) room(fd uintptr) ([]byte, error) {
+	b, err := f.c.reserve(false)
+	if err == nil && len(b) == 0 {
+		b, err = f.stalled(fd)
+	}
+	return b, f.c.opError("write", err)
+}
+
+// stalled waits for room, and looks at the socket meanwhile.
+func (f *intake) stalled(fd uintptr) ([]byte, error) {
+	c := f.c
+	pause := stallFirst
+	if f.timer == nil {
+		f.timer = time.NewTimer(pause)
+	} else {
+		f.timer.Reset(pause)
+	}
+	defer f.timer.Stop()
+	for {
+		select {
+		case <-c.writable:
+		case <-c.wdeadline.wait():
+		case <-f.timer.C:
+			if err := f.probe(fd); err != nil {
+				return nil, err
+			}
+			pause = min(2*pause, stallMost)
+			f.timer.Reset(pause)
+		}
+		if b, err := c.reserve(false); err != nil || len(b) > 0 {
+			return b, err
+		}
+	}
+}
+
+// probe announces urgent data that has to wait (RFC 7609 §4.7.6).
+func (f *intake) probe(fd uintptr) error {
+	urgent, err := f.s.probe(fd)
+	if urgent && !f.announced {
+		f.announced = true
+		f.c.urgent.at.Store(urgentAhead)
+		f.c.stack.markDirty(f.c)
+		f.c.stack.kick()
+	}
+	return err
+}
+
+func (f *intake) took(n int, urgent bool) error {
+	ok := false
+	if urgent {
+		f.announced = false
+		ok = f.c.commitUrgent()
+	} else {
+		ok = f.c.commit(n)
+	}
+	if !ok {
+		return f.c.opError("write", syscall.EPIPE)
+	}
+	f.total += int64(n)
+	return nil
+}
+
+// RelayTCP writes to dst what arrives on src, urgent data as such, until src
+// ends. The caller must be the only reader of src and the only writer of dst.
+func RelayTCP(dst, src *net.TCPConn) (int64, error) {
+	from, to := newSocket(src), newSocket(dst)
+	if from == nil || to == nil {
+		return 0, net.ErrClosed
+	}
+	f := tcpRelay{from: from, to: to}
+	to.stall = f.stalls
+	err := from.receive(f.room, f.took)
+	if f.buf != nil {
+		relayBuffers.Put(f.buf)
+	}
+	return f.total, err
+}
+
+// tcpRelay is a RelayTCP under way.
+type tcpRelay struct {
+	from, to *socket
+	total    int64
+	fd       uintptr           // of from
+	buf      *[relayBytes]byte // while there is something in it
+	pause    time.Duration     // of the stall; 0: there is none
+	urgent   bool              // there is urgent data in from
+}
+
+// relayBuffers are shared by all connections, so that idle ones have none.
+var relayBuffers = sync.Pool{New: func() any { return new([relayBytes]byte) }} //nolint:gochecknoglobals // a cache of the process
+
+func (f *tcpRelay) room(fd uintptr) ([]byte, error) {
+	f.fd = fd
+	if f.buf == nil {
+		f.buf = relayBuffers.Get().(*[relayBytes]byte)
+	}
+	return f.buf[:], nil
+}
+
+func (f *tcpRelay) took(n int, urgent bool) error {
+	b := f.buf[:n]
+	write := f.to.Write
+	if urgent {
+		write = f.to.WriteUrgent
+	}
+	for len(b) > 0 {
+		m, err := write(b)
+		b = b[m:]
+		f.total += int64(m)
+		if err == nil {
+			break
+		}
+		if !errors.Is(err, os.ErrDeadlineExceeded) {
+			return err
+		}
+		seen, err := f.from.probe(f.fd)
+		if err != nil {
+			return err
+		}
+		f.urgent = f.urgent || seen
+		if err := f.to.conn.SetWriteDeadline(time.Time{}); err != nil {
+			return err
+		}
+	}
+	if f.pause != 0 {
+		f.pause = 0
+		if err := f.to.conn.SetWriteDeadline(time.Time{}); err != nil {
+			return err
+		}
+	}
+	f.urgent = f.urgent && !urgent
+	relayBuffers.Put(f.buf)
+	f.buf = nil
+	return nil
+}
+
+// stalls is asked when the destination is full.
+func (f *tcpRelay) stalls(fd int) bool {
+	if f.urgent {
+		growSendBuffer(fd, relayBytes)
+	}
+	f.pause = min(max(2*f.pause, stallFirst), stallMost)
+	return f.to.conn.SetWriteDeadline(time.Now().Add(f.pause)) == nil
+}
+
+// AwaitEnd waits, after the peer's stream has ended, until ours has too; or for
+// the reset that a reader would not see any more. It returns nil in the first
+// case.
+func (c *Conn) AwaitEnd() error {
+	if c.group == nil {
+		return AwaitTCPEnd(c.tcp)
+	}
+	c.rmu.Lock()
+	defer c.rmu.Unlock()
+	for {
+		switch {
+		case c.closed.Load():
+			return c.opError("read", net.ErrClosed)
+		case c.state.Load()&flagReset != 0:
+			return c.opError("read", syscall.ECONNRESET)
+		case c.produced.Load()&endOfStream != 0:
+			return nil
+		}
+		<-c.readable
+	}
+}
+
+// AwaitTCPEnd is [Conn.AwaitEnd] for a TCP connection: it waits until both
+// streams have ended or the connection was reset.
+func AwaitTCPEnd(t *net.TCPConn) error {
+	s := newSocket(t)
+	if s == nil {
+		return net.ErrClosed
+	}
+	var err error
+	werr := s.raw.Read(func(fd uintptr) bool {
+		has := s.look(fd)
+		if has&unix.POLLERR != 0 {
+			err = s.pendingError(int(fd))
+		}
+		return has&(unix.POLLERR|unix.POLLHUP) != 0
+	})
+	return errors.Join(err, werr)
+}
