@@ -4,7 +4,6 @@ package agent
 
 import (
 	"context"
-	"io"
 	"net"
 
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
@@ -13,8 +12,9 @@ import (
 
 // carrier is *smcr.Conn: the network's side of a relay.
 type carrier interface {
-	io.ReaderFrom
+	RelayFrom(r *net.TCPConn) (int64, error)
 	RelayTo(w *net.TCPConn) (int64, error)
+	AwaitEnd() error
 	CloseWrite() error
 	Close() error
 	Abort() error

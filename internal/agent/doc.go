@@ -34,11 +34,18 @@
 // redirection and the goroutines. A flow is one connection; it is owned by the
 // goroutine that accepted it, which waits for the two goroutines of its relay.
 //
+// # What a relay carries
+//
+// Bytes, the end of each direction, resets, and urgent data: the receiving
+// application gets SIGURG, select's exception set, recv with MSG_OOB and
+// SIOCATMARK as over direct TCP, and hears of it also while it does not read.
+// A connection whose bytes cannot move is looked at in growing steps, at most
+// 250 ms, for a reset or urgent data behind them.
+//
 // # Limitations
 //
 // A policy with mode Required holds for connections that pods make, and for
 // those that come in with the option; a peer without the option reaches the
-// application directly. Urgent data is not carried. While both directions of a
-// connection are idle and one has ended, a reset by the application is noticed
-// only with the next byte for it.
+// application directly. Of urgent data that is more than the buffers behind an
+// application that does not read, that application hears when it reads on.
 package agent

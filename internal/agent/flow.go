@@ -449,7 +449,13 @@ func (p plainTCP) Abort() error {
 }
 
 // RelayTo writes what arrives to w.
-func (p plainTCP) RelayTo(w *net.TCPConn) (int64, error) { return p.WriteTo(w) }
+func (p plainTCP) RelayTo(w *net.TCPConn) (int64, error) { return smcr.RelayTCP(w, p.TCPConn) }
+
+// RelayFrom sends what arrives on r.
+func (p plainTCP) RelayFrom(r *net.TCPConn) (int64, error) { return smcr.RelayTCP(p.TCPConn, r) }
+
+// AwaitEnd waits for the end of both directions, or for a reset.
+func (p plainTCP) AwaitEnd() error { return smcr.AwaitTCPEnd(p.TCPConn) }
 
 // Info describes the connection.
 func (p plainTCP) Info() smcr.Info {

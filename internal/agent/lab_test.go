@@ -43,6 +43,9 @@ func TestMain(m *testing.M) {
 	if file := os.Getenv(childEnv); file != "" {
 		os.Exit(child(file))
 	}
+	if os.Getenv(sigurgEnv) != "" {
+		os.Exit(awaitSIGURG())
+	}
 	goleak.VerifyTestMain(m)
 }
 

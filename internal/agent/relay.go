@@ -6,6 +6,8 @@ import (
 	"errors"
 	"net"
 	"sync"
+
+	"github.com/smcr-io/kube-smcr/pkg/smcr"
 )
 
 // mortal makes a socket reset its connection when it is closed without a word,
@@ -25,7 +27,8 @@ func reset(c *net.TCPConn) {
 // relay carries bytes between the application and the network until both
 // directions ended, and then ends both connections in order; or until one
 // breaks, and then resets both. tcp is the TCP connection below net. It owns
-// all three.
+// all three. A direction that has ended still watches for a reset, which goes
+// to the other side at once.
 //
 // Back-pressure needs no code: each direction reads only after it wrote.
 func relay(app *net.TCPConn, net carrier, tcp *net.TCPConn) (sent, recv int64, err error) {
@@ -41,9 +44,12 @@ func relay(app *net.TCPConn, net carrier, tcp *net.TCPConn) (sent, recv int64, e
 		})
 	}
 	wg.Go(func() { // application to network
-		n, e := net.ReadFrom(app)
+		n, e := net.RelayFrom(app)
 		if sent = n; e == nil {
 			e = net.CloseWrite()
+		}
+		if e == nil {
+			e = smcr.AwaitTCPEnd(app)
 		}
 		if e != nil {
 			fail(e)
@@ -53,6 +59,9 @@ func relay(app *net.TCPConn, net carrier, tcp *net.TCPConn) (sent, recv int64, e
 		n, e := net.RelayTo(app)
 		if recv = n; e == nil {
 			e = app.CloseWrite()
+		}
+		if e == nil {
+			e = net.AwaitEnd()
 		}
 		if e != nil {
 			fail(e)
