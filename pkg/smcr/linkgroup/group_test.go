@@ -5,6 +5,7 @@ package linkgroup_test
 import (
 	"bufio"
 	"bytes"
+	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -302,30 +303,30 @@ func FuzzGroupHandleRecv(f *testing.F) {
 				if err != nil {
 					f.Fatal(err)
 				}
-				if len(b) == llc.Size && len(all) < 20*llc.Size {
+				if len(all) < 20*llc.Size {
 					all = append(all, b...)
 				}
 			}
 			for mode := range uint8(8) {
 				f.Add(mode, all)
+				f.Add(mode|16, all)
 			}
 		}
 	}
 	f.Fuzz(func(t *testing.T, mode uint8, b []byte) {
-		role := linkgroup.Role(mode & 1)
-		r := newRig(t, role, mode&2 != 0, true)
-		r.connect()
-		if mode&4 != 0 && r.g.State() == linkgroup.Forming {
-			r = newRig(t, role, mode&2 != 0, true)
-			dialect := llc.DialectLinux
-			if mode&2 != 0 {
-				dialect = llc.DialectRFC
-			}
-			r.form(dialect)
+		cfg := linkgroup.Config{Role: linkgroup.Role(mode & 1), AllowRFC: mode&2 != 0, Version: 1 + mode>>4&1, Release: mode >> 5 & 1}
+		r := newRigOf(t, 1, cfg, true)
+		switch {
+		case mode&4 == 0:
+			r.connect()
+		case cfg.AllowRFC && cfg.Version == llc.Version1:
+			r.form(llc.DialectRFC)
+		default:
+			r.form(llc.DialectLinux)
 		}
 		r.held = mode&8 != 0
 		for len(b) > 0 {
-			m := b[:min(len(b), llc.Size)]
+			m := b[:messageLen(b)]
 			b = b[len(m):]
 			if len(m) == llc.Size && m[0] == cdc.Type && r.conns["a"] != nil && m[8]&1 == 0 {
 				tok := uint32(r.conns["a"].Token()) // let it find its connection
@@ -353,6 +354,18 @@ func FuzzGroupHandleRecv(f *testing.F) {
 			t.Fatalf("group is %v", r.g.State())
 		}
 	})
+}
+
+// messageLen is how many bytes of b are the first message: 44, or what a message of
+// version 2 says.
+func messageLen(b []byte) int {
+	if len(b) < llc.Size {
+		return len(b)
+	}
+	if n := int(binary.LittleEndian.Uint16(b[1:])); b[0]>>4 == llc.Version2 && n > llc.Size {
+		return min(n, len(b), llc.MaxSizeV2)
+	}
+	return llc.Size
 }
 
 // pingPong returns a function that carries 4000 bytes to a peer group and the
