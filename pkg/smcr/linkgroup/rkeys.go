@@ -139,12 +139,8 @@ func (g *Group) hasOutrun() bool {
 
 // sendDeleteRKey takes RMBs back, several at once if more wait for it (A.3.7).
 func (g *Group) sendDeleteRKey(via *link, f *flow) {
-	most := llc.MaxDeleteRKeys
-	if g.isV2() {
-		most = llc.MaxDeleteRKeysV2
-	}
 	rest := g.flows[1:]
-	for len(rest) > 0 && rest[0].kind == flowDeleteRKey && len(f.rmbs)+len(rest[0].rmbs) <= most {
+	for len(rest) > 0 && rest[0].kind == flowDeleteRKey && len(f.rmbs)+len(rest[0].rmbs) <= g.maxDelete() {
 		f.rmbs = append(f.rmbs, rest[0].rmbs...)
 		rest = rest[1:]
 	}

@@ -123,6 +123,23 @@ func (g *Group) rejectRequest() {
 	}
 }
 
+// A peer of version 2 has little room for messages of more than 44 bytes: Linux one
+// place for all links of a group, in which the next one overwrites the last. So
+// one of ours is under way at a time. The server's are requests, which wait for
+// each other; the client's one is the answer to ADD LINK, so it asks and answers
+// for anything else in 44 bytes.
+
+// maxDelete is how many RMBs one DELETE RKEY of ours may be about.
+func (g *Group) maxDelete() int {
+	switch {
+	case !g.isV2():
+		return llc.MaxDeleteRKeys
+	case g.cfg.Role == Client:
+		return llc.ShortDeleteRKeysV2
+	}
+	return llc.MaxDeleteRKeysV2
+}
+
 // deleteRKeys is DELETE RKEY for the given RMBs.
 func (g *Group) deleteRKeys(via *link, ids []RMBID) llc.Message {
 	var keys []rdma.RKey
@@ -146,6 +163,10 @@ func (g *Group) handleDeleteRKeyV2(from *link, m llc.DeleteRKeyV2) {
 			m.Negative = true
 			m.Invalid++
 		}
+	}
+	if n := len(m.RKeys); n > llc.ShortDeleteRKeysV2 {
+		m.Omitted = uint8(n - llc.ShortDeleteRKeysV2)
+		m.RKeys = m.RKeys[:llc.ShortDeleteRKeysV2]
 	}
 	from.send(m)
 }

@@ -144,9 +144,11 @@ func (m DeleteRKey) Append(b []byte) []byte {
 func (m DeleteRKeyV2) Append(b []byte) []byte {
 	invariant.Must(len(m.RKeys) <= MaxDeleteRKeysV2, "llc: too many keys in DELETE RKEY")
 	invariant.Must(m.Response || int(m.Invalid) <= len(m.RKeys), "llc: more invalid keys than keys in DELETE RKEY")
+	invariant.Must(m.Omitted == 0 || m.Response && len(m.RKeys) == ShortDeleteRKeysV2 && len(m.RKeys)+int(m.Omitted) <= MaxDeleteRKeysV2,
+		"llc: keys left out of DELETE RKEY without need")
 	m.Version = Version2
 	b, p := m.grow(b, TypeDeleteRKey, max(Size, rkeysOffset+4*len(m.RKeys)), flag(m.Negative, rkeyNegative))
-	p[4], p[5] = byte(len(m.RKeys)), m.Invalid
+	p[4], p[5] = byte(len(m.RKeys)+int(m.Omitted)), m.Invalid
 	for i, k := range m.RKeys {
 		binary.BigEndian.PutUint32(p[rkeysOffset+4*i:], uint32(k))
 	}

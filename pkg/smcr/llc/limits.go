@@ -31,6 +31,10 @@ const (
 	// MaxDeleteRKeysV2 is what the one-byte count of version 2 can say.
 	MaxDeleteRKeysV2 = 255
 
+	// ShortDeleteRKeysV2 is how many keys a DELETE RKEY of version 2 has room for
+	// that is no longer than a message of version 1.
+	ShortDeleteRKeysV2 = (Size - rkeysOffset) / 4
+
 	// MaxRequestGIDs is what the one-byte count of REQUEST ADD LINK can say.
 	MaxRequestGIDs = 255
 

@@ -88,6 +88,7 @@ func samples() map[string]llc.Message {
 		"delete rkey":              llc.DeleteRKey{Header: header(1), Negative: true, Count: 8, ErrorMask: 0b0101_0000, RKeys: [8]rdma.RKey{1, 2, 3, 4, 5, 6, 7, 8}},
 		"delete rkey v2 of 1":      llc.DeleteRKeyV2{Header: header(2), RKeys: []rdma.RKey{0xfeedface}},
 		"delete rkey v2 request":   llc.DeleteRKeyV2{Header: llc.Header{Version: 2}, RKeys: []rdma.RKey{0xfeedface}},
+		"delete rkey v2 short":     llc.DeleteRKeyV2{Header: header(2), Negative: true, Invalid: 255, RKeys: make([]rdma.RKey, 9), Omitted: 246},
 		"delete rkey v2 of 255":    llc.DeleteRKeyV2{Header: header(2), Negative: true, Invalid: 3, RKeys: slices.Repeat([]rdma.RKey{5}, 255)},
 		"test link v2":             llc.TestLink{Header: header(2), UserData: seq16(9)},
 		"test link":                llc.TestLink{Header: header(1), UserData: seq16(1)},
@@ -187,7 +188,7 @@ func answersIn44Bytes(m llc.Message) bool {
 func TestParseDeleteRKeyV2_shortResponse(t *testing.T) {
 	b := make([]byte, llc.Size)
 	copy(b, []byte{0x29, llc.Size, 0, 0xa0, 200, 17})
-	want := llc.DeleteRKeyV2{Header: header(2), Negative: true, Invalid: 17, RKeys: make([]rdma.RKey, 9)}
+	want := llc.DeleteRKeyV2{Header: header(2), Negative: true, Invalid: 17, RKeys: make([]rdma.RKey, 9), Omitted: 191}
 	got, err := llc.ParseDeleteRKeyV2(b)
 	if err != nil {
 		t.Fatal(err)
@@ -327,6 +328,9 @@ func TestAppend_panicsOnOurMistakes(t *testing.T) {
 		"v1 keys":      llc.DeleteRKey{Header: llc.Header{Version: 2}},
 		"keys":         llc.DeleteRKeyV2{RKeys: make([]rdma.RKey, 256)},
 		"too few keys": llc.DeleteRKeyV2{Invalid: 1},
+		"short keys":   llc.DeleteRKeyV2{RKeys: make([]rdma.RKey, 9), Omitted: 1},
+		"shorter keys": llc.DeleteRKeyV2{Header: header(2), RKeys: make([]rdma.RKey, 8), Omitted: 1},
+		"omitted keys": llc.DeleteRKeyV2{Header: header(2), RKeys: make([]rdma.RKey, 9), Omitted: 247},
 		"gids":         llc.RequestAddLink{GIDs: make([]rdma.GID, 256)},
 		"pairs": llc.AddLink{
 			Header: llc.Header{Version: 2},
@@ -377,7 +381,8 @@ func TestLists(t *testing.T) {
 
 func TestString(t *testing.T) {
 	for want, got := range map[string]string{
-		"DELETE RKEY v2 response negative=true invalid=3 rkeys=[0x5]": llc.DeleteRKeyV2{Header: header(2), Negative: true, Invalid: 3, RKeys: []rdma.RKey{5}}.String(),
+		"DELETE RKEY v2 response negative=true invalid=3 rkeys=[0x5]":             llc.DeleteRKeyV2{Header: header(2), Negative: true, Invalid: 3, RKeys: []rdma.RKey{5}}.String(),
+		"DELETE RKEY v2 response negative=false invalid=0 rkeys=[0x5] and 3 more": llc.DeleteRKeyV2{Header: header(2), RKeys: []rdma.RKey{5}, Omitted: 3}.String(),
 		"REQUEST ADD LINK":               llc.RequestAddLink{}.Type().String(),
 		"DELETE RKEY":                    llc.DeleteRKeyV2{}.Type().String(),
 		"operator":                       llc.DeleteOperator.String(),

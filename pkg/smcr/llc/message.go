@@ -295,7 +295,7 @@ func (m DeleteRKey) String() string {
 
 // DeleteRKeyV2 is [DeleteRKey] of version 2. A response counts the keys that
 // the peer did not know. Linux's has zeros for keys and always 44 bytes, so that
-// RKeys may have fewer elements than the request.
+// it may leave out keys of the request.
 //
 //	+---------------+---------------+-------------------------------+
 //	|     Count     |    Invalid    |           Reserved            |
@@ -307,13 +307,18 @@ type DeleteRKeyV2 struct {
 	Negative bool
 	Invalid  uint8       // of a response: how many keys its sender did not know
 	RKeys    []rdma.RKey // at most MaxDeleteRKeysV2
+	Omitted  uint8       // of a response: how many keys of the request it counts, but has no room for
 }
 
 // Type returns [TypeDeleteRKey].
 func (m DeleteRKeyV2) Type() Type { return TypeDeleteRKey }
 
 func (m DeleteRKeyV2) String() string {
-	return fmt.Sprintf("%s negative=%t invalid=%d rkeys=%#x", m.describe(TypeDeleteRKey), m.Negative, m.Invalid, m.RKeys)
+	s := fmt.Sprintf("%s negative=%t invalid=%d rkeys=%#x", m.describe(TypeDeleteRKey), m.Negative, m.Invalid, m.RKeys)
+	if m.Omitted > 0 {
+		s += fmt.Sprintf(" and %d more", m.Omitted)
+	}
+	return s
 }
 
 // TestLink asks whether the peer's software still answers on a link

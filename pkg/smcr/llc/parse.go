@@ -361,18 +361,19 @@ func ParseDeleteRKeyV2(b []byte) (DeleteRKeyV2, error) {
 	if h.Version != Version2 {
 		return DeleteRKeyV2{}, &UnknownTypeError{Type: b[0]}
 	}
-	n := int(b[4])
+	n, omitted := int(b[4]), 0
 	if !h.Response && int(b[5]) > n {
 		return DeleteRKeyV2{}, &ParseError{TypeDeleteRKey, fmt.Sprintf("%d invalid keys of %d", b[5], n)}
 	}
 	if h.Response && len(b) == Size {
 		// Linux answers in 44 bytes however many keys the request had.
-		n = min(n, (Size-rkeysOffset)/4)
+		omitted = max(0, n-ShortDeleteRKeysV2)
+		n -= omitted
 	}
 	if err := checkLen(TypeDeleteRKey, b, max(Size, rkeysOffset+4*n)); err != nil {
 		return DeleteRKeyV2{}, err
 	}
-	m := DeleteRKeyV2{Header: h, Negative: flags&rkeyNegative != 0, Invalid: b[5]}
+	m := DeleteRKeyV2{Header: h, Negative: flags&rkeyNegative != 0, Invalid: b[5], Omitted: uint8(omitted)}
 	if n > 0 {
 		m.RKeys = make([]rdma.RKey, n)
 		for i := range m.RKeys {
