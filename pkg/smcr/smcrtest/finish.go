@@ -82,7 +82,7 @@ func (w *World) Finish() error {
 // drain reads everywhere until nothing comes any more.
 func (w *World) drain(after func(end)) {
 	for _, last := range []bool{false, true} {
-		for idle := 0; idle < 3; {
+		for idle := 0; idle < 3 && !w.halted; {
 			moved := 0
 			for _, name := range w.Names() {
 				for side := range 2 {

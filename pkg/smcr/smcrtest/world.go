@@ -65,7 +65,16 @@ type World struct {
 	holed   bool // there was a blackhole
 	trace   func(format string, args ...any)
 	tracing bool
+	steps   int  // events and turns of nodes so far
+	halted  bool // too much went wrong to go on
 }
+
+// What a world may do before it is taken for one that never rests: many times
+// what the longest schedules need.
+const (
+	maxSteps  = 1_000_000
+	maxFaults = 100
+)
 
 // host is a peer: what its link groups share.
 type host struct {
@@ -120,6 +129,16 @@ func (w *World) fault(format string, args ...any) {
 	err := fmt.Errorf("at %v: %w", w.Elapsed(), fmt.Errorf(format, args...))
 	w.errs = append(w.errs, err)
 	w.trace("FAULT %v", err)
+	w.halted = w.halted || len(w.errs) >= maxFaults
+}
+
+// rests counts a step; true when the world must stop.
+func (w *World) rests() bool {
+	if w.steps++; w.steps > maxSteps && !w.halted {
+		w.fault("more than %d steps: something goes on forever", maxSteps)
+		w.halted = true
+	}
+	return w.halted
 }
 
 // Check returns what went wrong so far.
@@ -180,7 +199,7 @@ func (w *World) delay() time.Duration {
 // Run lets time pass.
 func (w *World) Run(d time.Duration) {
 	end := w.now.Add(d)
-	for {
+	for !w.rests() {
 		w.pump()
 		next, timers := end, false
 		for _, p := range w.paths {
@@ -244,7 +263,8 @@ func (w *World) advance(t time.Time) {
 func (w *World) pump() {
 	for _, p := range w.paths {
 		for side, n := range p.nodes {
-			for n.poll(p.clock(side), func(index int, wr work) { p.post(side, index, wr) }) {
+			post := func(index int, wr work) { p.post(side, index, wr) }
+			for n.poll(p.clock(side), post) && !w.rests() {
 				continue
 			}
 		}
