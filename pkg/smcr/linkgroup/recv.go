@@ -153,17 +153,21 @@ func (g *Group) handleLLC(now time.Time, l *link, m llc.Message) error {
 // dataInSetup deals with data that arrives while the second link is being set
 // up. A server that sends has ended the set-up with one link; a client that
 // sends has confirmed the second one, and its CONFIRM LINK is still to come
-// over that.
+// over that. A Linux client that sends earlier has given the second link up,
+// without a word about it.
 func (g *Group) dataInSetup(now time.Time) bool {
-	if g.cfg.Role == Server {
-		if g.adding.step == addWaitConfirm {
-			g.becomeActive(now)
-			return true
-		}
+	confirmed := g.cfg.Role == Server && g.adding.step == addWaitConfirm
+	switch {
+	case confirmed:
+	case g.cfg.Role == Client || g.dialect == llc.DialectLinux:
+		g.dropSecond()
+	default:
 		return false
 	}
-	g.dropSecond()
 	g.becomeActive(now)
+	if g.cfg.Role == Server && !confirmed {
+		g.scheduleRetry(now) // C.8
+	}
 	return true
 }
 
