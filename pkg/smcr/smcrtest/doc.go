@@ -22,6 +22,11 @@
 //
 // # What is checked
 //
+// What each end sends is held against the rules of the sender: one sequence
+// number after the other, a validation message with the right number after the
+// loss of a link, no end before all writes are acknowledged. What the two sides
+// of a rendezvous agree on is compared, and is what their settings demand.
+//
 // Real bytes move between real buffers: each end writes a stream that the other
 // end can recompute. Each RDMA write must carry bytes of its stream to where
 // they belong, into an RMBE that the connection holds, over no byte that is
@@ -40,7 +45,15 @@
 // had under way has arrived or not. A blackhole of one direction lets requests
 // arrive whose acknowledgements never come.
 //
+// # Rendezvous
+//
+// Each connection begins with a [clc.Client] and a [clc.Server], joined by a TCP
+// connection that carries their bytes. What a shell decides, the simulator
+// decides from what that side knows: the group, its link, whether to decline.
+// Peers have version 1, version 2 or both, enterprise IDs, releases and limits;
+// there may be a router between them.
+//
 // # Limitations
 //
-// The CLC messages of the rendezvous are function calls with a delay.
+// The model of the kernel uses package clc for its own CLC messages, too.
 package smcrtest

@@ -13,6 +13,7 @@ import (
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/cdc"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/linkgroup"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/llc"
 )
@@ -41,7 +42,7 @@ type keyOf struct {
 
 const rmbeEyeCatcher = "\xd9\xd4\xc2\xc5"
 
-func newEngine(w *World, p *path, side int, role linkgroup.Role, r *rnic) *engine {
+func newEngine(w *World, p *path, side int, role linkgroup.Role, terms clc.Selection, r *rnic) *engine {
 	e := &engine{
 		w: w, p: p, side: side, regions: map[linkgroup.RMBID]*region{}, byKey: map[keyOf]*region{},
 		conns: map[string]*engineConn{}, refused: map[linkgroup.RMBID]bool{},
@@ -49,7 +50,8 @@ func newEngine(w *World, p *path, side int, role linkgroup.Role, r *rnic) *engin
 		ep:      w.newEndpoint(r),
 	}
 	e.g = linkgroup.New(linkgroup.Config{
-		Role: role, AllowRFC: w.cfg.RFC, UserID: uint32(p.id), SendBuffer: e.sendBuf, MaxLinks: uint8(w.cfg.MaxLinks[p.peers[side]]),
+		Role: role, Version: terms.Version, Release: terms.Release, MaxLinks: terms.MaxLinks, MaxConns: terms.MaxConns,
+		AllowRFC: w.cfg.RFC, UserID: uint32(p.id), SendBuffer: e.sendBuf,
 		Rand: rand.New(rand.NewPCG(w.rng.Uint64(), w.rng.Uint64())),
 	})
 	p.newQP(side, int(e.g.AddFirstLink(e.ep)), r, e.ep)
@@ -86,6 +88,8 @@ func (e *engine) condition() condition {
 	}
 	return dead
 }
+
+func (e *engine) usable() bool { return e.g.Usable() }
 
 func (e *engine) giveUp(now time.Time) { e.g.Terminate(now, llc.DeleteOperator) }
 
@@ -242,6 +246,7 @@ func (e *engine) offer(index linkgroup.LinkIndex, fresh bool) {
 		e.renew(id, r)
 	}
 	local := e.w.newEndpoint(r)
+	local.Router = e.w.router()
 	q := e.p.newQP(e.side, int(index), r, local)
 	if !e.g.OfferLink(now, index, local) {
 		q.close()
@@ -331,7 +336,7 @@ func (e *engine) do(now time.Time, o *linkgroup.Output, post func(int, work)) {
 			q.close()
 		}
 	case linkgroup.OutSend:
-		wr := work{send: true, msg: o.Msg, id: o.ID}
+		wr := work{send: true, msg: o.Msg, long: slices.Clone(o.Long), id: o.ID}
 		if o.Conn != nil {
 			if c, ok := o.Conn.User.(*engineConn); ok {
 				wr.conn = c.name
@@ -378,6 +383,9 @@ func (e *engine) event(now time.Time, o *linkgroup.Output) {
 				q.active = true
 			}
 		}
+	}
+	if t := e.p.first; t != nil {
+		t.setUpEvent(e.side, o.Event, o.Err)
 	}
 	c := (*engineConn)(nil)
 	if o.Conn != nil {

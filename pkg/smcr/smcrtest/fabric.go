@@ -48,12 +48,21 @@ func (w *World) passes(from, to *rnic) bool {
 type work struct {
 	send   bool
 	msg    [llc.Size]byte
+	long   []byte // in place of msg, when it is longer
 	id     uint64
 	source func() []byte // RDMA write: the bytes, taken when they arrive
 	addr   uint64
 	rkey   uint32
 	conn   string // that writes, or that the message is about
 	at     time.Time
+}
+
+// bytes are those of a SEND.
+func (wr *work) bytes() []byte {
+	if wr.long != nil {
+		return wr.long
+	}
+	return wr.msg[:]
 }
 
 // stall is since when one direction of a queue pair makes no progress.
@@ -124,9 +133,16 @@ func (p *path) qp(side, index int) *qp {
 // newEndpoint is the local half of a link that does not exist yet.
 func (w *World) newEndpoint(r *rnic) linkgroup.Endpoint {
 	w.keys++
+	e := r.endpoint()
+	e.QPN, e.PSN = rdma.QPN(w.keys), rdma.PSN(w.rng.Uint32())&rdma.PSNMask
+	return e
+}
+
+// endpoint is what all endpoints of an RNIC share.
+func (r *rnic) endpoint() linkgroup.Endpoint {
 	return linkgroup.Endpoint{
-		QPN: rdma.QPN(w.keys), GID: rdma.GID{14: byte(r.index), 15: byte(r.peer + 1)}, MAC: rdma.MAC{4: byte(r.index), 5: byte(r.peer + 1)},
-		PSN: rdma.PSN(w.rng.Uint32()) & rdma.PSNMask, MTU: rdma.MTU1024, RNIC: uint8(r.index),
+		GID: rdma.GID{14: byte(r.index), 15: byte(r.peer + 1)}, MAC: rdma.MAC{4: byte(r.index), 5: byte(r.peer + 1)},
+		MTU: rdma.MTU1024, RNIC: uint8(r.index),
 	}
 }
 
@@ -134,9 +150,28 @@ func (q *qp) String() string {
 	return fmt.Sprintf("queue pair 0x%x on %v", uint32(q.local.QPN), q.rnic)
 }
 
+// router is the router between the peers, if there is one.
+func (w *World) router() rdma.MAC {
+	if w.cfg.Routed {
+		return rdma.MAC{0: 2, 5: 0xee}
+	}
+	return rdma.MAC{}
+}
+
+// nextHop is where packets to an RNIC must go first.
+func (w *World) nextHop(to linkgroup.Endpoint) rdma.MAC {
+	if w.cfg.Routed {
+		return w.router()
+	}
+	return to.MAC
+}
+
 // connect moves the queue pair to RTR.
 func (q *qp) connect(peer linkgroup.Endpoint) {
 	q.peer = peer
+	if want := q.w.nextHop(peer); peer.NextHop() != want {
+		q.w.fault("%v sends to %v, want %v", q, peer.NextHop(), want)
+	}
 	if q.state == qpInit {
 		q.state = qpReceive
 	}
@@ -228,7 +263,7 @@ func (p *path) post(side, index int, wr work) {
 			if index > 0 {
 				on = fmt.Sprintf("/%d", index)
 			}
-			w.trace("%v %d%s> %s", w.Elapsed(), side, on, describe(p.nodes[side].dialect(), wr.msg[:]))
+			w.trace("%v %d%s> %s", w.Elapsed(), side, on, describe(p.nodes[side].dialect(), wr.bytes()))
 		}
 	}
 	if v := p.voiceOf(side, wr.conn); v != nil {
@@ -254,7 +289,7 @@ func describe(d llc.Dialect, b []byte) string {
 			return m.String()
 		}
 	}
-	if m, err := llc.Parse(d, 1, b); err == nil {
+	if m, err := llc.Parse(d, llc.Version2, b); err == nil {
 		return m.String()
 	}
 	return fmt.Sprintf("%x", b)
@@ -373,8 +408,8 @@ func (q *qp) arrive(wr work) bool {
 	if w.cfg.RFC && wr.msg[0] == byte(llc.TypeConfirmLink) {
 		wr.msg[3] &^= byte(llc.NoRMBEEyecatcher)
 	}
-	if err := p.nodes[to].recv(p.clock(to), t.index, wr.msg[:]); err != nil {
-		w.fault("peer %d refuses %s: %w", p.peers[to], describe(p.nodes[q.side].dialect(), wr.msg[:]), err)
+	if err := p.nodes[to].recv(p.clock(to), t.index, wr.bytes()); err != nil {
+		w.fault("peer %d refuses %s: %w", p.peers[to], describe(p.nodes[q.side].dialect(), wr.bytes()), err)
 	}
 	return true
 }

@@ -166,6 +166,14 @@ func (w *World) KillLink(client, side, index int) {
 func (w *World) Restart(peer int) {
 	w.faulted = true
 	w.trace("%v peer %d restarts", w.Elapsed(), peer)
+	w.peers[peer].instance++
+	for _, t := range w.talks {
+		for side, p := range t.c.peers {
+			if p == peer {
+				t.die(side)
+			}
+		}
+	}
 	w.nodesOf(peer, func(p *path, side int) {
 		p.excused = "a peer restarted"
 		for _, q := range append([]*qp(nil), p.qps[side]...) {
@@ -173,7 +181,7 @@ func (w *World) Restart(peer int) {
 				q.close()
 			}
 		}
-		p.nodes[side] = &gone{dialectOf: p.nodes[side].dialect(), name: p.nodes[side].String()}
+		p.nodes[side] = &gone{state: dead, dialectOf: p.nodes[side].dialect(), name: p.nodes[side].String()}
 	})
 	w.pump()
 }

@@ -21,7 +21,7 @@ func (c *pair) ends() [2]end {
 // do runs f on one end of a connection that has been opened.
 func (w *World) do(name string, side int, f func(end)) {
 	c := w.conns[name]
-	if c == nil || !c.opened || c.failed != nil {
+	if c == nil || !c.stands[side] || c.failed != nil {
 		return
 	}
 	if e := c.ends()[side]; e != nil {

@@ -9,10 +9,12 @@ import (
 	"github.com/smcr-io/kube-smcr/pkg/smcr/llc"
 )
 
-// gone is what is left of a link group when its process has ended: nothing.
+// gone is what is left of a link group when its process has ended, or there is
+// before it exists: nothing.
 type gone struct {
 	dialectOf llc.Dialect
 	name      string
+	state     condition // forming: it is not there yet
 }
 
 func (g *gone) String() string                                    { return g.name + ", gone" }
@@ -26,8 +28,9 @@ func (g *gone) activate(time.Time, string, linkgroup.RMBE, linkgroup.Endpoint) e
 	return errPathDead
 }
 func (g *gone) abandon(time.Time, string, bool)                 {}
-func (g *gone) condition() condition                            { return dead }
-func (g *gone) giveUp(time.Time)                                {}
+func (g *gone) condition() condition                            { return g.state }
+func (g *gone) usable() bool                                    { return false }
+func (g *gone) giveUp(time.Time)                                { g.state = dead }
 func (g *gone) recv(time.Time, int, []byte) error               { return nil }
 func (g *gone) sent(time.Time, int, uint64)                     {}
 func (g *gone) place(int, string, uint32, uint64, []byte) error { return errPathDead }

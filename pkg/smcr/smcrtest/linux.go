@@ -11,6 +11,7 @@ import (
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/cdc"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/linkgroup"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/llc"
 )
@@ -26,6 +27,8 @@ const (
 	linuxTestLinkIdle    = 30 * time.Second
 	linuxMinUpdate       = 2304 // bytes read before an update that nobody asked for
 	linuxRTokens         = 255
+	linuxMaxConns        = 255
+	linuxRKeysBack       = 9 // in an answer to DELETE RKEY of version 2
 )
 
 // linux is a model of the kernel's link group.
@@ -44,10 +47,12 @@ type linux struct {
 	rmbs   []*linuxRMB
 	tokens []*linuxToken // the peer's RMBs
 	size   uint32        // of RMBs and send buffers
+	terms  clc.Selection // of the group
 	queue  []*linuxFlow  // of ours, waiting
 	lcl    *linuxFlow    // of ours, under way
 	rmt    *linuxFlow    // the peer's
 	parked func()        // one ADD LINK or DELETE LINK of the peer
+	asked  *linuxLink    // server, version 2: that carried the REQUEST ADD LINK to be answered
 	ending bool          // DELETE LINK for all was sent, nothing else matters
 }
 
@@ -91,9 +96,9 @@ type linuxToken struct {
 	known [linuxLinks]bool
 }
 
-func newLinux(w *World, p *path, side int, role linkgroup.Role, r *rnic) *linux {
+func newLinux(w *World, p *path, side int, role linkgroup.Role, terms clc.Selection, r *rnic) *linux {
 	l := &linux{
-		w: w, p: p, side: side, role: role, conns: map[string]*linuxConn{},
+		w: w, p: p, side: side, role: role, terms: terms, conns: map[string]*linuxConn{},
 		size: w.cfg.RMBESizes[w.rng.IntN(len(w.cfg.RMBESizes))],
 	}
 	lk := l.newLink(r)
@@ -133,6 +138,14 @@ func (l *linux) allLinks() []*linuxLink {
 		}
 	}
 	return s
+}
+
+func (l *linux) usable() bool {
+	limit := linuxMaxConns
+	if l.isV2() && l.terms.Release >= clc.Release1 {
+		limit = int(l.terms.MaxConns)
+	}
+	return l.condition() == active && len(l.conns) < limit
 }
 
 func (l *linux) giveUp(now time.Time) { l.die(now) }
@@ -463,7 +476,10 @@ func (l *linux) poll(_ time.Time, post func(int, work)) bool {
 	for _, lk := range l.slots {
 		for lk != nil && len(lk.llcs) > 0 && lk.posted < linuxSendSlots {
 			wr := work{send: true}
-			lk.llcs[0].Append(wr.msg[:0])
+			b := lk.llcs[0].Append(wr.msg[:0])
+			if len(b) > len(wr.msg) {
+				wr.long = b
+			}
 			lk.llcs = lk.llcs[1:]
 			lk.posted++
 			post(lk.slot, wr)

@@ -44,6 +44,9 @@ func (l *linux) nextID() llc.LinkID {
 func (l *linux) qp(lk *linuxLink) *qp { return l.p.qp(l.side, lk.slot) }
 
 func (l *linux) connect(lk *linuxLink, peer linkgroup.Endpoint) {
+	if l.isV2() {
+		peer.Router = l.w.router()
+	}
 	lk.peer = peer
 	l.qp(lk).connect(peer)
 }
@@ -99,12 +102,19 @@ func (l *linux) serverAdd(f *linuxFlow) {
 			n = l.newLink(r)
 		}
 	}
+	asked := l.asked
+	l.asked = nil
 	if n == nil {
+		if asked != nil && l.slots[asked.slot] == asked {
+			l.send(asked, llc.RequestAddLink{Header: llc.Header{Response: true}})
+		}
 		l.endAdd(f, nil, false)
 		return
 	}
 	n.id = l.nextID()
-	l.send(lk, addLinkFrom(n.local, n.id))
+	offer := addLinkFrom(n.local, n.id)
+	offer.Ext = l.extension(lk, n)
+	l.send(lk, offer)
 	l.await(f, linuxAnswerWait, isResponse(llc.TypeAddLink), func(m llc.Message) {
 		a, ok := m.(llc.AddLink)
 		if !ok || a.Reject || l.slots[n.slot] != n || !lk.active {
@@ -117,6 +127,11 @@ func (l *linux) serverAdd(f *linuxFlow) {
 		}
 		n.asymmetric = samePeer || n.rnic == lk.rnic
 		l.connect(n, linkgroup.Endpoint{QPN: a.QPN, GID: a.GID, MAC: a.MAC, PSN: a.PSN, MTU: a.MTU})
+		if l.isV2() {
+			l.learnPairs(lk, n, a.Ext.Pairs)
+			l.serverConfirm(f, lk, n)
+			return
+		}
 		l.serverKeys(f, lk, n, l.usedRMBs())
 	})
 }
@@ -152,8 +167,8 @@ func (l *linux) continuation(lk, n *linuxLink, untold []*linuxRMB) (llc.AddLinkC
 
 // learnPairs takes the peer's keys on a new link; what it does not know on the
 // old one it skips.
-func (l *linux) learnPairs(lk, n *linuxLink, m llc.AddLinkContinuation) {
-	for _, p := range m.Pairs[:m.N()] {
+func (l *linux) learnPairs(lk, n *linuxLink, pairs []llc.RTokenPair) {
+	for _, p := range pairs {
 		if t := l.token(lk.slot, p.Reference); t != nil {
 			t.on[n.slot], t.known[n.slot] = p.New, true
 		}
@@ -177,17 +192,36 @@ func (l *linux) serverKeys(f *linuxFlow, lk, n *linuxLink, untold []*linuxRMB) {
 			l.endAdd(f, n, false)
 			return
 		}
-		l.learnPairs(lk, n, c)
+		l.learnPairs(lk, n, c.Pairs[:c.N()])
 		if len(rest) > 0 || !c.Last() {
 			l.serverKeys(f, lk, n, rest)
 			return
 		}
-		l.qp(n).transmit()
-		l.send(n, l.confirmLink(n, false))
-		l.await(f, linuxNewLinkWait, func(on *linuxLink, m llc.Message) bool {
-			return on == n && m.IsResponse() && m.Type() == llc.TypeConfirmLink
-		}, func(m llc.Message) { l.confirmed2(f, lk, n, m) })
+		l.serverConfirm(f, lk, n)
 	})
+}
+
+// serverConfirm proves the path of a further link.
+func (l *linux) serverConfirm(f *linuxFlow, lk, n *linuxLink) {
+	l.qp(n).transmit()
+	l.send(n, l.confirmLink(n, false))
+	l.await(f, linuxNewLinkWait, func(on *linuxLink, m llc.Message) bool {
+		return on == n && m.IsResponse() && m.Type() == llc.TypeConfirmLink
+	}, func(m llc.Message) { l.confirmed2(f, lk, n, m) })
+}
+
+// extension is what ADD LINK of version 2 has besides the link: all keys at once.
+func (l *linux) extension(lk, n *linuxLink) llc.AddLinkExt {
+	if !l.isV2() {
+		return llc.AddLinkExt{}
+	}
+	x := llc.AddLinkExt{Direct: !l.w.cfg.Routed, TargetGID: n.local.GID}
+	for _, r := range l.usedRMBs() {
+		x.Pairs = append(x.Pairs, llc.RTokenPair{
+			Reference: rdma.RKey(r.keys[lk.slot]), New: llc.RToken{RKey: rdma.RKey(r.keys[n.slot]), VAddr: r.addr},
+		})
+	}
+	return x
 }
 
 // confirmed2 is the answer to the CONFIRM LINK of a further link.
@@ -255,8 +289,13 @@ func (l *linux) clientAdd(f *linuxFlow, via *linuxLink, m llc.AddLink) {
 	n.asymmetric = samePeer || !other
 	l.connect(n, linkgroup.Endpoint{QPN: m.QPN, GID: m.GID, MAC: m.MAC, PSN: m.PSN, MTU: m.MTU})
 	a := addLinkFrom(n.local, n.id)
-	a.Response = true
+	a.Response, a.Ext = true, l.extension(lk, n)
 	l.send(lk, a)
+	if l.isV2() {
+		l.learnPairs(lk, n, m.Ext.Pairs)
+		l.clientConfirm(f, lk, n)
+		return
+	}
 	l.clientKeys(f, lk, n, l.usedRMBs())
 }
 
@@ -267,7 +306,7 @@ func (l *linux) clientKeys(f *linuxFlow, lk, n *linuxLink, untold []*linuxRMB) {
 			l.endAdd(f, n, false)
 			return
 		}
-		l.learnPairs(lk, n, c)
+		l.learnPairs(lk, n, c.Pairs[:c.N()])
 		a, rest := l.continuation(lk, n, untold)
 		a.Response = true
 		l.send(lk, a)
@@ -275,20 +314,25 @@ func (l *linux) clientKeys(f *linuxFlow, lk, n *linuxLink, untold []*linuxRMB) {
 			l.clientKeys(f, lk, n, rest)
 			return
 		}
-		l.await(f, linuxNewLinkWait, func(on *linuxLink, m llc.Message) bool {
-			return on == n && !m.IsResponse() && m.Type() == llc.TypeConfirmLink
-		}, func(m llc.Message) {
-			if m == nil || l.slots[n.slot] != n {
-				if lk.active {
-					l.send(lk, llc.DeleteLink{Link: n.id, Orderly: true, Reason: llc.DeleteLostPath})
-				}
-				l.endAdd(f, n, false)
-				return
+		l.clientConfirm(f, lk, n)
+	})
+}
+
+// clientConfirm waits for the proof of a further link's path.
+func (l *linux) clientConfirm(f *linuxFlow, lk, n *linuxLink) {
+	l.await(f, linuxNewLinkWait, func(on *linuxLink, m llc.Message) bool {
+		return on == n && !m.IsResponse() && m.Type() == llc.TypeConfirmLink
+	}, func(m llc.Message) {
+		if m == nil || l.slots[n.slot] != n {
+			if lk.active {
+				l.send(lk, llc.DeleteLink{Link: n.id, Orderly: true, Reason: llc.DeleteLostPath})
 			}
-			l.qp(n).transmit()
-			l.send(n, l.confirmLink(n, true))
-			l.endAdd(f, n, true)
-		})
+			l.endAdd(f, n, false)
+			return
+		}
+		l.qp(n).transmit()
+		l.send(n, l.confirmLink(n, true))
+		l.endAdd(f, n, true)
 	})
 }
 
@@ -410,7 +454,7 @@ func (l *linux) moveLLC(on, lk, to *linuxLink) {
 
 // wantLink makes a server offer a link, and a client ask for one.
 func (l *linux) wantLink() {
-	if l.step != linuxUp || l.ending {
+	if l.step != linuxUp || l.ending || !l.mayAddLinks() {
 		return
 	}
 	if l.role == linkgroup.Server {
@@ -422,9 +466,33 @@ func (l *linux) wantLink() {
 		return
 	}
 	if r, other := l.spare(l.main()); other {
+		if l.isV2() {
+			l.queue = append(l.queue, &linuxFlow{kind: linuxAdd, run: func(f *linuxFlow) { l.requestLink(f, r) }})
+			return
+		}
 		e := linkgroup.Endpoint{GID: rdma.GID{14: byte(r.index), 15: byte(r.peer + 1)}, MAC: rdma.MAC{4: byte(r.index), 5: byte(r.peer + 1)}, MTU: rdma.MTU1024}
 		l.send(lk, addLinkFrom(e, 0))
 	}
+}
+
+// requestLink is how a client of version 2 asks for a link. It does nothing else
+// until it has an answer.
+func (l *linux) requestLink(f *linuxFlow, r *rnic) {
+	lk := l.any(nil)
+	if lk == nil {
+		l.endFlow(f)
+		return
+	}
+	l.send(lk, llc.RequestAddLink{GIDs: []rdma.GID{{14: byte(r.index), 15: byte(r.peer + 1)}}})
+	l.await(f, linuxAnswerWait, func(_ *linuxLink, m llc.Message) bool {
+		return m.Type() == llc.TypeAddLink && !m.IsResponse() || m.Type() == llc.TypeRequestAddLink && m.IsResponse()
+	}, func(m llc.Message) {
+		if a, ok := m.(llc.AddLink); ok && l.step == linuxUp {
+			l.clientAdd(f, lk, a)
+			return
+		}
+		l.endFlow(f)
+	})
 }
 
 func (l *linux) linkFailed(_ time.Time, index int, _ error) {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/cdc"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/linkgroup"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/llc"
 )
@@ -125,7 +126,44 @@ func (l *linux) retryParked() {
 	})
 }
 
-func (l *linux) send(lk *linuxLink, m llc.Message) { lk.llcs = append(lk.llcs, m) }
+// send sends a message in the group's version.
+func (l *linux) send(lk *linuxLink, m llc.Message) {
+	if l.isV2() {
+		switch t := m.(type) {
+		case llc.ConfirmLink:
+			t.Version = llc.Version2
+			m = t
+		case llc.AddLink:
+			t.Version = llc.Version2
+			m = t
+		case llc.DeleteLink:
+			t.Version = llc.Version2
+			m = t
+		case llc.ConfirmRKey:
+			t.Version = llc.Version2
+			m = t
+		case llc.DeleteRKeyV2:
+			t.Version = llc.Version2
+			m = t
+		case llc.RequestAddLink:
+			t.Version = llc.Version2
+			m = t
+		case llc.TestLink:
+			t.Version = llc.Version2
+			m = t
+		default:
+			l.w.fault("%v sends %v in a group of version 2", l, m)
+		}
+	}
+	lk.llcs = append(lk.llcs, m)
+}
+
+func (l *linux) isV2() bool { return l.terms.Version == clc.V2 }
+
+// mayAddLinks: CLC said, since release 1, how many links there may be.
+func (l *linux) mayAddLinks() bool {
+	return !l.isV2() || l.terms.Release < clc.Release1 || l.terms.MaxLinks > 1
+}
 
 func (l *linux) recv(now time.Time, index int, b []byte) error {
 	lk := l.slots[index]
@@ -136,7 +174,7 @@ func (l *linux) recv(now time.Time, index int, b []byte) error {
 	if b[0] == cdc.Type {
 		return l.recvCDC(now, b)
 	}
-	m, err := llc.Parse(llc.DialectLinux, 1, b)
+	m, err := llc.Parse(llc.DialectLinux, max(l.terms.Version, 1), b)
 	if err != nil {
 		return err
 	}
@@ -193,8 +231,16 @@ func (l *linux) firstConfirmLink(lk *linuxLink, m llc.Message) error {
 		lk.id = c.Link
 		l.qp(lk).transmit()
 		l.send(lk, l.confirmLink(lk, true))
+		if !l.mayAddLinks() {
+			l.becomeUp()
+			return nil
+		}
 		l.step = linuxWaitAddLink
 		l.timer = l.now().Add(linuxAnswerWait)
+		return nil
+	}
+	if !l.mayAddLinks() {
+		l.becomeUp()
 		return nil
 	}
 	l.step = linuxSecondLink
@@ -210,10 +256,14 @@ func (l *linux) becomeUp() {
 }
 
 func (l *linux) confirmLink(lk *linuxLink, response bool) llc.ConfirmLink {
-	return llc.ConfirmLink{
+	m := llc.ConfirmLink{
 		Header: llc.Header{Response: response}, Flags: llc.NoRMBEEyecatcher, MAC: lk.local.MAC, GID: lk.local.GID, QPN: lk.local.QPN,
 		Link: lk.id, UserID: 0x100 + uint32(lk.id), MaxLinks: 2,
 	}
+	if l.isV2() && l.terms.Release >= clc.Release1 {
+		m.MaxLinks, m.MaxConns = l.terms.MaxLinks, l.terms.MaxConns
+	}
+	return m
 }
 
 func (l *linux) recvRequest(lk *linuxLink, m llc.Message) error {
@@ -224,9 +274,14 @@ func (l *linux) recvRequest(lk *linuxLink, m llc.Message) error {
 			return nil
 		}
 		l.remote(linuxAdd, m, func(f *linuxFlow) { l.clientAdd(f, lk, m) })
+	case llc.RequestAddLink:
+		l.remote(linuxAdd, m, func(f *linuxFlow) {
+			l.asked = lk
+			l.serverAdd(f)
+		})
 	case llc.DeleteLink:
 		l.remote(linuxDelete, m, func(f *linuxFlow) { l.recvDeleteLink(f, lk, m) })
-	case llc.ConfirmRKey, llc.DeleteRKey:
+	case llc.ConfirmRKey, llc.DeleteRKey, llc.DeleteRKeyV2:
 		l.remote(linuxRKey, m, func(f *linuxFlow) {
 			l.w.after(time.Duration(l.w.rng.IntN(100))*time.Microsecond, func() {
 				if l.rmt == f {
@@ -277,9 +332,13 @@ func (l *linux) deleteRKey(r *linuxRMB, then func()) {
 			l.endFlow(f)
 			return
 		}
-		m := llc.DeleteRKey{Count: 1}
-		m.RKeys[0] = rdma.RKey(r.keys[lk.slot])
-		l.send(lk, m)
+		if k := rdma.RKey(r.keys[lk.slot]); l.isV2() {
+			l.send(lk, llc.DeleteRKeyV2{RKeys: []rdma.RKey{k}})
+		} else {
+			m := llc.DeleteRKey{Count: 1}
+			m.RKeys[0] = k
+			l.send(lk, m)
+		}
 		l.await(f, linuxAnswerWait, isResponse(llc.TypeDeleteRKey), func(llc.Message) {
 			then()
 			l.endFlow(f)
@@ -314,6 +373,17 @@ func (l *linux) answerRKey(lk *linuxLink, m llc.Message) {
 				m.ErrorMask |= 0x80 >> i
 			}
 		}
+		l.send(lk, m)
+	case llc.DeleteRKeyV2:
+		m.Response = true
+		for _, k := range m.RKeys {
+			if !l.forget(lk.slot, k) {
+				m.Negative = true
+				m.Invalid++
+			}
+		}
+		// It answers with 44 bytes, and leaves the keys out.
+		m.RKeys = make([]rdma.RKey, min(len(m.RKeys), linuxRKeysBack))
 		l.send(lk, m)
 	}
 }

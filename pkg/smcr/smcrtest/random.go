@@ -41,6 +41,12 @@ func Random(seed uint64) Schedule {
 			g.cfg.Linux[0], g.cfg.Linux[1] = true, true // the model against itself
 		}
 	}
+	if !g.cfg.RFC && rng.IntN(2) == 0 {
+		g.version2()
+	}
+	if rng.IntN(4) == 0 {
+		g.cfg.Declines = 1 + rng.IntN(100)
+	}
 	if rng.IntN(3) > 0 {
 		g.faults = 10 + rng.IntN(50)
 	}
@@ -51,6 +57,30 @@ func Random(seed uint64) Schedule {
 		g.step(conns)
 	}
 	return Schedule{g.cfg, g.ops}
+}
+
+// version2 gives peers version 2 in all mixtures; some have nothing in common.
+func (g *generator) version2() {
+	rng := g.rng
+	g.cfg.Routed = rng.IntN(3) == 0
+	for i := range g.cfg.Peers {
+		g.cfg.Versions[i] = []int{1, 2, 3, 3, 3, 3}[rng.IntN(6)]
+		g.cfg.EIDs[i] = []int{1, 1, 1, 2, 3}[rng.IntN(5)]
+		g.cfg.Release[i] = rng.IntN(2)
+		if rng.IntN(3) == 0 { // so that groups are full soon
+			g.cfg.MaxConns[i] = 16 + rng.IntN(4)
+		}
+		if !g.cfg.Linux[i] {
+			g.cfg.MaxLinks[i] = []int{0, 1, 2, 3, 8}[rng.IntN(5)]
+		}
+	}
+	if rng.IntN(4) == 0 {
+		from := rng.IntN(g.cfg.Peers)
+		g.add(Op{Kind: OpBurst, Name: "b", Peer: from, To: (from + 1) % g.cfg.Peers, N: 20 + rng.IntN(20)})
+		for i := range 5 {
+			g.names = append(g.names, fmt.Sprintf("b%d", 4*i))
+		}
+	}
 }
 
 // generator draws the events of a schedule.

@@ -16,9 +16,12 @@ import (
 
 // Scenarios are files in testdata:
 //
-//	world [seed=N] [peers=N] [rnics=(N,N)] [max-links=(N,N)] [linux=PEER] [rfc]
-//	      [rmbe=BYTES] [send=BYTES] [delays] [loss=PER-MILLE] [retry=DURATION] [trace]
+//	world [seed=N] [peers=N] [rnics=(N,N)] [max-links=(N,N)] [max-conns=(N,N)]
+//	      [linux=PEER] [rfc] [versions=(BITS,BITS)] [eids=(BITS,BITS)]
+//	      [release=(N,N)] [routed] [declines=PER-MILLE] [rmbe=BYTES] [send=BYTES]
+//	      [delays] [loss=PER-MILLE] [retry=DURATION] [trace]
 //	connect NAME [from=PEER] [to=PEER] [at-once]   and 10 ms, until it stands or failed
+//	burst NAME [from=PEER] [to=PEER] n=CONNECTIONS   named NAME0, NAME1 and so on
 //	write NAME side=0|1 n=BYTES
 //	read NAME side=0|1 [n=BYTES]
 //	shutdown|close|abort NAME side=0|1
@@ -28,7 +31,8 @@ import (
 //	restart peer=N
 //	jump-clock peer=N by=DURATION
 //	run DURATION
-//	state
+//	state    of all connections and groups
+//	groups
 //	finish
 //
 // Side 0 is the peer with the lower number. With trace, the messages under way
@@ -72,6 +76,8 @@ func (s *scenario) run(t *testing.T, d *datadriven.TestData) string {
 			fmt.Fprintln(&b, g)
 		}
 		return b.String()
+	case "groups":
+		return strings.Join(s.w.Groups(), "\n")
 	case "finish":
 		if err := s.w.Finish(); err != nil {
 			return err.Error()
@@ -172,6 +178,12 @@ func (s *scenario) world(t *testing.T, d *datadriven.TestData) {
 	}
 	copy(cfg.RNICs[:], numbers(t, d, "rnics"))
 	copy(cfg.MaxLinks[:], numbers(t, d, "max-links"))
+	copy(cfg.MaxConns[:], numbers(t, d, "max-conns"))
+	copy(cfg.Versions[:], numbers(t, d, "versions"))
+	copy(cfg.EIDs[:], numbers(t, d, "eids"))
+	copy(cfg.Release[:], numbers(t, d, "release"))
+	cfg.Routed = d.HasArg("routed")
+	d.MaybeScanArgs(t, "declines", &cfg.Declines)
 	for _, i := range numbers(t, d, "linux") {
 		cfg.Linux[i] = true
 	}

@@ -45,12 +45,13 @@ const (
 	OpKillLink
 	OpRestart
 	OpJumpClock
+	OpBurst
 )
 
 // opNames are the commands of scenarios.
 var opNames = [...]string{
 	"connect", "write", "read", "shutdown", "close", "abort", "run", "port-down", "port-up", "remove", "insert", "blackhole",
-	"heal", "kill-link", "restart", "jump-clock",
+	"heal", "kill-link", "restart", "jump-clock", "burst",
 }
 
 // OpKindOf finds the kind of a scenario's command.
@@ -68,6 +69,8 @@ func (o Op) String() string {
 	switch o.Kind {
 	case OpConnect:
 		return fmt.Sprintf("%s %s from=%d to=%d at-once", s, o.Name, o.Peer, o.To)
+	case OpBurst:
+		return fmt.Sprintf("%s %s from=%d to=%d n=%d", s, o.Name, o.Peer, o.To, o.N)
 	case OpWrite, OpRead:
 		return fmt.Sprintf("%s %s side=%d n=%d", s, o.Name, o.Side, o.N)
 	case OpShutdown, OpClose, OpAbort:
@@ -97,6 +100,10 @@ func (w *World) Do(o Op) int {
 	switch o.Kind {
 	case OpConnect:
 		w.Connect(o.Peer, o.To, o.Name)
+	case OpBurst:
+		for i := range o.N {
+			w.Connect(o.Peer, o.To, fmt.Sprintf("%s%d", o.Name, i))
+		}
 	case OpWrite:
 		return w.Write(o.Name, o.Side, o.N)
 	case OpRead:
@@ -221,9 +228,16 @@ func (c Config) String() string {
 		add("peers=%d", c.Peers)
 	}
 	list("rnics", func(i int) (int, bool) { return max(c.RNICs[i], 1), true })
-	if c.MaxLinks != [MaxPeers]int{} {
-		list("max-links", func(i int) (int, bool) { return c.MaxLinks[i], true })
+	some := func(name string, v [MaxPeers]int) {
+		if v != [MaxPeers]int{} {
+			list(name, func(i int) (int, bool) { return v[i], true })
+		}
 	}
+	some("max-links", c.MaxLinks)
+	some("versions", c.Versions)
+	some("eids", c.EIDs)
+	some("release", c.Release)
+	some("max-conns", c.MaxConns)
 	list("linux", func(i int) (int, bool) { return i, c.Linux[i] })
 	sizes := func(name string, v []uint32) {
 		if len(v) > 0 {
@@ -234,6 +248,12 @@ func (c Config) String() string {
 	sizes("send", c.SendBuffers)
 	if c.RFC {
 		add("rfc")
+	}
+	if c.Routed {
+		add("routed")
+	}
+	if c.Declines > 0 {
+		add("declines=%d", c.Declines)
 	}
 	if c.Delays {
 		add("delays")

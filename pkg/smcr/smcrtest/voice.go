@@ -4,6 +4,7 @@ package smcrtest
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/smcr-io/kube-smcr/pkg/smcr/cdc"
 )
@@ -54,10 +55,18 @@ func (v *voice) speak(q *qp, m cdc.Message) error {
 	if m.Seq != v.seq+1 {
 		return fmt.Errorf("%v comes after sequence number %d", m, v.seq)
 	}
+	if (m.Flags.SendingDone() || m.Flags.Closed()) && !m.Flags.Abort() && v.isWriting() {
+		return fmt.Errorf("%v comes before all writes are acknowledged", m) // §4.8.1, 3A
+	}
 	v.seq = m.Seq
 	v.unacked = append(v.unacked, said{q, m.Seq, v.wrote})
 	v.wrote = false
 	return nil
+}
+
+// isWriting reports whether a write is under way.
+func (v *voice) isWriting() bool {
+	return v.wrote || slices.ContainsFunc(v.unacked, func(s said) bool { return s.write })
 }
 
 // heard takes the acknowledgement of a message.

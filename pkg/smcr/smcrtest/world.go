@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
 )
 
 // MaxPeers is how many peers a world may have.
@@ -25,6 +26,16 @@ type Config struct {
 	RNICs [MaxPeers]int
 	// MaxLinks that each peer of this project allows; 0 is its default.
 	MaxLinks [MaxPeers]int
+	// Routed puts a router between the peers: version 2 only.
+	Routed bool
+	// Versions of each peer: bit 0 is version 1, bit 1 version 2; 0 means
+	// version 1. The rest is about version 2: the set of enterprise IDs, of which
+	// there are two, 0 being the first one, and the release.
+	Versions, EIDs, Release [MaxPeers]int
+	// MaxConns of each peer on a group; 0 is its default.
+	MaxConns [MaxPeers]int
+	// Declines is how many of 1000 rendezvous each side declines for no reason.
+	Declines int
 	// Linux makes a peer the model of the kernel.
 	Linux [MaxPeers]bool
 	// RFC removes the flags from CONFIRM LINK under way, so that both peers
@@ -56,6 +67,7 @@ type World struct {
 	paths  []*path
 	qps    map[rdma.QPN]*qp
 	conns  map[string]*pair
+	talks  []*talk
 	keys   uint32 // RKeys and QPNs given out so far
 	tokens uint32
 	errs   []error
@@ -80,6 +92,8 @@ const (
 type host struct {
 	rnics []*rnic
 	skew  time.Duration // of its clock, which jumps forward
+	// instance grows with each restart.
+	instance uint16
 }
 
 // pair is the two ends of one connection; what its rendezvous has reached. Its
@@ -89,9 +103,13 @@ type pair struct {
 	peers  [2]int
 	client int // side
 	path   *path
-	opened bool // both ends are there
-	ended  bool // an application closed or reset it
+	opened bool    // the client may write
+	stands [2]bool // an application has the connection
+	ended  bool    // an application closed or reset it
 	failed error
+	// kept: a side may keep its RMBE until the group ends, since nobody told it
+	// that the peer will not write.
+	kept bool
 }
 
 // New returns a world.
@@ -109,7 +127,7 @@ func New(cfg Config) *World {
 		conns: map[string]*pair{}, qps: map[rdma.QPN]*qp{}, holes: map[wire]bool{}, trace: func(string, ...any) {},
 	}
 	for i := range cfg.Peers {
-		h := &host{}
+		h := &host{instance: 1}
 		for n := range max(cfg.RNICs[i], 1) {
 			h.rnics = append(h.rnics, &rnic{peer: i, index: n, present: true, up: true})
 		}
@@ -281,6 +299,9 @@ type path struct {
 	nodes  [2]node
 	qps    [2][]*qp // by the number that the node gave
 	voices [2]map[string]*voice
+	key    clc.PeerKey // of the client
+	server clc.PeerID  // set once the group is being set up
+	first  *talk       // that made it
 	// excused says why the group may die though a link is sound.
 	excused string
 	dead    [2]bool // the checker has seen it
