@@ -90,7 +90,7 @@ func (g *Group) OpenConn(size uint32) (*Conn, error) {
 	if g.state != Active && g.state != Forming {
 		return nil, fmt.Errorf("%w: group is %v", ErrProtocol, g.state)
 	}
-	if g.nconns >= g.maxConns {
+	if g.nconns >= g.limit() {
 		return nil, ErrFull
 	}
 	r, i, err := g.takeRMBE(size)
@@ -107,9 +107,18 @@ func (g *Group) OpenConn(size uint32) (*Conn, error) {
 	g.nconns++
 	// The slot makes the token unique in the group, the random part makes a
 	// stale one recognizable; it is never 0.
-	c.token = cdc.AlertToken(g.cfg.Rand.Uint32()<<8 | uint32(slot+1))
+	c.token = cdc.AlertToken(g.cfg.Rand.Uint32()<<slotBits | uint32(slot+1))
 	c.restart()
 	return c, nil
+}
+
+// limit is how many connections there may be. The server decides whether the
+// group is full; some that it has done with may still be ending at a client.
+func (g *Group) limit() int {
+	if g.cfg.Role == Client {
+		return maxSlots - 1
+	}
+	return g.maxConns
 }
 
 // takeSlot finds a place in conns.
@@ -152,9 +161,11 @@ var ErrLinkLost = errors.New("link group: the connection's link was lost")
 // name.
 func (c *Conn) Endpoint() Endpoint { return c.endpoint }
 
+func slotOf(t cdc.AlertToken) int { return int(t&(maxSlots-1)) - 1 }
+
 // conn finds the connection of one of our tokens.
 func (g *Group) conn(t cdc.AlertToken) *Conn {
-	slot := int(t&0xff) - 1
+	slot := slotOf(t)
 	if slot < 0 || slot >= len(g.conns) || g.conns[slot] == nil || g.conns[slot].token != t {
 		return nil
 	}
@@ -257,7 +268,7 @@ func (c *Conn) Abandon(now time.Time, peerDeclined bool) {
 func (c *Conn) Release(now time.Time) {
 	invariant.Must(c.done, "connection released before it was done")
 	g := c.g
-	slot := int(c.token&0xff) - 1
+	slot := slotOf(c.token)
 	if g.conns[slot] != c {
 		return
 	}

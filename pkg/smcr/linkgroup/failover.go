@@ -99,13 +99,13 @@ func (g *Group) bestLink(c *Conn, not *link) *link {
 	cost := func(l *link) int {
 		n := l.conns
 		if l.asymmetric {
-			n += MaxConns
+			n += maxSlots
 		}
 		if l.state == linkDraining {
-			n += 2 * MaxConns
+			n += 2 * maxSlots
 		}
 		if !c.canUse(l) {
-			n += 4 * MaxConns
+			n += 4 * maxSlots
 		}
 		return n
 	}

@@ -93,7 +93,7 @@ func TestGroup_unreadAnswersAreBounded(t *testing.T) {
 }
 
 func TestGroup_MaxConns(t *testing.T) {
-	r := ready(t, linkgroup.Client)
+	r := ready(t, linkgroup.Server)
 	r.elements = 255
 	tokens := map[cdc.AlertToken]bool{r.conns["a"].Token(): true}
 	for i := 1; i < linkgroup.MaxConns; i++ {
@@ -121,6 +121,31 @@ func TestGroup_MaxConns(t *testing.T) {
 	r.conns["c1"].Release(r.now)
 	if err := r.open("x"); err != nil || tokens[r.conns["x"].Token()] {
 		t.Errorf("after a release: %v, token %v", err, r.conns["x"].Token())
+	}
+}
+
+// The server has released connections that the client still ends, and gives
+// their places to others.
+func TestGroup_clientTakesMore(t *testing.T) {
+	r := ready(t, linkgroup.Client)
+	r.elements = 255
+	tokens := map[cdc.AlertToken]bool{}
+	for i := range 2 * linkgroup.MaxConns {
+		name := fmt.Sprint("c", i)
+		if err := r.open(name); err != nil {
+			t.Fatalf("connection %d: %v", i+2, err)
+		}
+		tokens[r.conns[name].Token()] = true
+	}
+	if len(tokens) != 2*linkgroup.MaxConns || r.g.Usable() {
+		t.Errorf("%d tokens, usable %t", len(tokens), r.g.Usable())
+	}
+	var err error
+	for i := 0; err == nil && i < 1<<12; i++ {
+		err = r.open(fmt.Sprint("d", i))
+	}
+	if !errors.Is(err, linkgroup.ErrFull) {
+		t.Errorf("without end: %v", err)
 	}
 }
 

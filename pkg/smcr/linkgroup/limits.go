@@ -40,9 +40,11 @@ const (
 	maxLLCQueue = 256
 	// maxRMBEs is what the one-byte index of CLC messages can say (A.2.3).
 	maxRMBEs = 255
-	// maxSlots is how many connections an alert token can tell apart: its last
-	// byte is a slot, and is not 0.
-	maxSlots = 256
+	// maxSlots is how many connections an alert token can tell apart, with one:
+	// its last slotBits bits are a slot, and are not 0. That is several times
+	// MaxConns, for clients with connections that the server has done with.
+	maxSlots = 1 << slotBits
+	slotBits = 10
 	// maxRKeyRetries bounds how often the peer may ask for a CONFIRM RKEY
 	// again before the RMB counts as refused.
 	maxRKeyRetries = 16
