@@ -29,7 +29,9 @@ type group struct {
 	opened  time.Time
 
 	links   [linkgroup.MaxLinks]*link
-	touched bool // on the stack's list
+	touched bool      // on the stack's list
+	due     time.Time // when the stack looks at its timers
+	timer   int       // its place among the stack's timers; 0: none
 	rmbs    map[linkgroup.RMBID]*region
 
 	// Who waits for set-up and RMB events. setup has room for all events of
@@ -74,7 +76,7 @@ func (s *Stack) newGroup(with *contact) (_ *group, err error) {
 	}
 	g.lg = linkgroup.New(g.config())
 	g.lg.AddFirstLink(first.local)
-	s.groups[g.id] = g
+	s.addGroup(g)
 	return g, nil
 }
 
@@ -100,7 +102,8 @@ func (g *group) config() linkgroup.Config {
 
 // meet takes what the client's Confirm tells about it.
 func (g *group) meet(c *clc.Confirm) {
-	g.peer, g.host, g.gids = c.PeerID, c.Ext.Host(), c.GIDs
+	g.s.setPeer(g, c.PeerID)
+	g.host, g.gids = c.Ext.Host(), c.GIDs
 }
 
 // flush carries out what the machine wants, in order.
@@ -115,10 +118,7 @@ func (g *group) flush(now time.Time) {
 	for _, id := range g.lg.TakeGoneRMBs() {
 		g.freeRMB(id)
 	}
-	if t, ok := g.lg.NextTimeout(); ok && t.Before(g.s.alarm) {
-		g.s.alarm = t // once is enough
-		g.s.poke()
-	}
+	g.s.schedule(g)
 }
 
 func (g *group) carryOut(now time.Time) {
@@ -288,7 +288,7 @@ func (g *group) abandon() {
 // connection.
 func (g *group) remove() {
 	g.changed()
-	delete(g.s.groups, g.id)
+	g.s.removeGroup(g)
 	g.s.stats.LLCSent += g.lg.LLCSent
 	g.s.stats.CDCSent += g.lg.CDCSent
 	for id, ws := range g.rmbWait {

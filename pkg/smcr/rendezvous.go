@@ -520,7 +520,7 @@ func (r *rendezvous) admitTo(g *group) error {
 // end of a first contact to wait for; the caller holds the turn.
 func (s *Stack) serverGroup(k clc.PeerKey) (*group, <-chan struct{}) {
 	var forming <-chan struct{}
-	for _, g := range s.groups {
+	for g := range s.groupsWith(linkgroup.Server, k.PeerID) {
 		if !g.serves(k) {
 			continue
 		}
@@ -641,7 +641,7 @@ func (r *rendezvous) activate(e *clc.Endpoint) error {
 // the caller holds the turn.
 func (s *Stack) clientGroup(a *clc.Accept) (*group, error) {
 	err := errOutOfSync
-	for _, g := range s.groups {
+	for g := range s.groupsWith(linkgroup.Client, a.PeerID) {
 		if g.role != linkgroup.Client || g.peer != a.PeerID || g.version != min(a.Version, clc.V2) {
 			continue
 		}

@@ -38,12 +38,16 @@ type Stack struct {
 	rand   *rand.Rand
 	mem    memory
 	groups map[uint32]*group
+	byPeer map[peerKey][]*group
+	timers timers
 	conns  map[*Conn]struct{}
 	closed bool
 	empty  chan struct{} // closed when the stack is closed and has no connections
 	alarm  time.Time     // when the stack's goroutine looks at timers next
-	// touched are the groups that have something to do.
+	// touched are the groups that have something to do, expired those whose
+	// timers are being seen to.
 	touched []*group
+	expired []*group
 	outs    []linkgroup.Output
 	stats   Stats // of the past; LLCSent and CDCSent without those of live groups
 
@@ -80,6 +84,7 @@ func NewStack(cfg Config) (*Stack, error) {
 		closing: make(chan struct{}),
 		rand:    rand.New(rand.NewChaCha8(seed)),
 		groups:  map[uint32]*group{},
+		byPeer:  map[peerKey][]*group{},
 		conns:   map[*Conn]struct{}{},
 		wake:    make(chan struct{}, 1),
 		empty:   make(chan struct{}),
@@ -297,25 +302,6 @@ func (s *Stack) run() {
 
 // idleWait is how long the stack sleeps without timers.
 const idleWait = time.Hour
-
-func (s *Stack) nextTimeout(now time.Time) time.Duration {
-	wait := idleWait
-	for _, g := range s.groups {
-		if t, ok := g.lg.NextTimeout(); ok {
-			wait = min(wait, max(t.Sub(now), 0))
-		}
-	}
-	return wait
-}
-
-func (s *Stack) expire(now time.Time) {
-	for _, g := range s.groups {
-		if t, ok := g.lg.NextTimeout(); ok && !now.Before(t) {
-			g.lg.HandleTimeout(now)
-			g.flush(now)
-		}
-	}
-}
 
 // portChanged tells the groups about a port; the caller holds the turn.
 func (s *Stack) portChanged(now time.Time, r *rnic, up bool) {

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package smcr
+
+import (
+	"container/heap"
+	"iter"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/linkgroup"
+)
+
+// A stack may have thousands of link groups. What is done for each message,
+// timer or rendezvous must not look at all of them.
+
+// peerKey finds the groups with a peer in one role.
+type peerKey struct {
+	role linkgroup.Role
+	peer clc.PeerID
+}
+
+// addGroup puts a group on the stack; the caller holds the turn, here and
+// below.
+func (s *Stack) addGroup(g *group) {
+	s.groups[g.id] = g
+	k := peerKey{g.role, g.peer}
+	s.byPeer[k] = append(s.byPeer[k], g)
+}
+
+// removeGroup takes it off again, with its timer.
+func (s *Stack) removeGroup(g *group) {
+	delete(s.groups, g.id)
+	s.forgetPeer(g)
+	if g.timer > 0 {
+		heap.Remove(&s.timers, g.timer-1)
+	}
+}
+
+func (s *Stack) forgetPeer(g *group) {
+	k := peerKey{g.role, g.peer}
+	i := slices.Index(s.byPeer[k], g)
+	if i < 0 {
+		return
+	}
+	if s.byPeer[k] = slices.Delete(s.byPeer[k], i, i+1); len(s.byPeer[k]) == 0 {
+		delete(s.byPeer, k)
+	}
+}
+
+// setPeer tells whose group it is, once that is known.
+func (s *Stack) setPeer(g *group, peer clc.PeerID) {
+	if g.peer == peer {
+		return
+	}
+	s.forgetPeer(g)
+	g.peer = peer
+	if s.groups[g.id] == g { // it has not ended meanwhile
+		s.addGroup(g)
+	}
+}
+
+// groupsWith are the groups with a peer, the oldest first: the youngest are the
+// first to become empty. A peer without an ID may be any of them.
+func (s *Stack) groupsWith(role linkgroup.Role, peer clc.PeerID) iter.Seq[*group] {
+	if peer.IsZero() {
+		return maps.Values(s.groups)
+	}
+	return slices.Values(s.byPeer[peerKey{role, peer}])
+}
+
+// timers are the groups with something to do later, the earliest first. A group
+// that has it later than it was put in for is put in again when its turn comes:
+// most messages move a timer, few timers expire.
+type timers []*group
+
+// Len implements heap.Interface, as the others do.
+func (t timers) Len() int { return len(t) }
+
+// Less orders by time.
+func (t timers) Less(i, j int) bool { return t[i].due.Before(t[j].due) }
+
+// Swap keeps the groups' places.
+func (t timers) Swap(i, j int) {
+	t[i], t[j] = t[j], t[i]
+	t[i].timer, t[j].timer = i+1, j+1
+}
+
+// Push adds a group.
+func (t *timers) Push(x any) {
+	g := x.(*group) //nolint:forcetypeassert // nothing else is in there
+	*t = append(*t, g)
+	g.timer = len(*t)
+}
+
+// Pop removes the last one.
+func (t *timers) Pop() any {
+	last := len(*t) - 1
+	g := (*t)[last]
+	(*t)[last] = nil
+	*t = (*t)[:last]
+	g.timer = 0
+	return g
+}
+
+// schedule wakes the stack's goroutine for a group at a time, or before.
+func (s *Stack) schedule(g *group) {
+	at, ok := g.lg.NextTimeout()
+	if !ok {
+		return
+	}
+	switch {
+	case g.timer == 0:
+		g.due = at
+		heap.Push(&s.timers, g)
+	case at.Before(g.due):
+		g.due = at
+		heap.Fix(&s.timers, g.timer-1)
+	}
+	if at.Before(s.alarm) {
+		s.alarm = at // once is enough
+		s.poke()
+	}
+}
+
+// expire lets groups do what is due.
+func (s *Stack) expire(now time.Time) {
+	for len(s.timers) > 0 && !now.Before(s.timers[0].due) {
+		s.expired = append(s.expired, heap.Pop(&s.timers).(*group)) //nolint:forcetypeassert // see Push
+	}
+	for i, g := range s.expired {
+		if t, ok := g.lg.NextTimeout(); ok && !now.Before(t) {
+			g.lg.HandleTimeout(now)
+			g.flush(now)
+		} else {
+			s.schedule(g)
+		}
+		s.expired[i] = nil
+	}
+	s.expired = s.expired[:0]
+}
+
+// nextTimeout is how long the stack's goroutine may sleep.
+func (s *Stack) nextTimeout(now time.Time) time.Duration {
+	if len(s.timers) == 0 {
+		return idleWait
+	}
+	return min(max(s.timers[0].due.Sub(now), 0), idleWait)
+}
