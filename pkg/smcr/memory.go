@@ -5,6 +5,7 @@ package smcr
 import (
 	"errors"
 	"fmt"
+	"math/bits"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/linkgroup"
@@ -48,8 +49,13 @@ type sendBuffer struct {
 // arena is a region cut into send buffers.
 type arena struct {
 	region *region
-	used   int
+	bufs   [sendBuffersPerArena]sendBuffer
+	free   uint8 // bit set of bufs
+	place  int   // in memory.arenas
+	roomy  int   // place in memory.roomy, -1: it is full
 }
+
+const allFree = 1<<sendBuffersPerArena - 1
 
 // memory hands out registered memory within the stack's budget. It is guarded
 // by the stack's turn.
@@ -57,9 +63,10 @@ type memory struct {
 	rnics  []*rnic
 	budget int
 	bytes  int // registered now
-	free   []*sendBuffer
 	arenas []*arena
-	size   int // of a send buffer
+	roomy  []*arena // those with free buffers
+	nfree  int      // buffers
+	size   int      // of a send buffer
 }
 
 // errMemory means that the budget is used up.
@@ -125,48 +132,65 @@ func (r *region) close() error {
 
 // takeSend returns a send buffer.
 func (m *memory) takeSend() (*sendBuffer, error) {
-	if len(m.free) == 0 {
-		size := m.size * sendBuffersPerArena
-		r, err := m.register(size, rdma.LocalWrite)
-		if err != nil {
+	if len(m.roomy) == 0 {
+		if err := m.addArena(); err != nil {
 			return nil, err
 		}
-		a := &arena{region: r}
-		m.arenas = append(m.arenas, a)
-		for off := 0; off < size; off += m.size {
-			m.free = append(m.free, &sendBuffer{arena: a, off: off, mem: r.mem[off : off+m.size : off+m.size]})
-		}
 	}
-	b := m.free[len(m.free)-1]
-	m.free = m.free[:len(m.free)-1]
-	b.used++
-	return b, nil
+	a := m.roomy[len(m.roomy)-1]
+	i := bits.TrailingZeros8(a.free)
+	a.free &^= 1 << i
+	m.nfree--
+	if a.free == 0 {
+		m.roomy = dropPlace(m.roomy, a.roomy, func(o *arena, to int) { o.roomy = to })
+		a.roomy = -1
+	}
+	return &a.bufs[i], nil
+}
+
+func (m *memory) addArena() error {
+	r, err := m.register(m.size*sendBuffersPerArena, rdma.LocalWrite)
+	if err != nil {
+		return err
+	}
+	a := &arena{region: r, free: allFree, place: len(m.arenas), roomy: len(m.roomy)}
+	for i := range a.bufs {
+		off := i * m.size
+		a.bufs[i] = sendBuffer{arena: a, off: off, mem: r.mem[off : off+m.size : off+m.size]}
+	}
+	m.arenas = append(m.arenas, a)
+	m.roomy = append(m.roomy, a)
+	m.nfree += sendBuffersPerArena
+	return nil
 }
 
 // giveSend takes a send buffer back and unmaps an arena that nobody uses if
-// another one still has free buffers.
+// others have as many free buffers.
 func (m *memory) giveSend(b *sendBuffer) error {
-	b.used--
-	m.free = append(m.free, b)
-	if b.used > 0 || len(m.free) < 2*sendBuffersPerArena {
+	a := b.arena
+	a.free |= 1 << (b.off / m.size)
+	m.nfree++
+	if a.roomy < 0 {
+		a.roomy = len(m.roomy)
+		m.roomy = append(m.roomy, a)
+	}
+	if a.free != allFree || m.nfree < 2*sendBuffersPerArena {
 		return nil
 	}
-	gone := b.arena
-	kept := m.free[:0]
-	for _, f := range m.free {
-		if f.arena != gone {
-			kept = append(kept, f)
-		}
-	}
-	clear(m.free[len(kept):])
-	m.free = kept
-	for i, a := range m.arenas {
-		if a == gone {
-			m.arenas = append(m.arenas[:i], m.arenas[i+1:]...)
-			break
-		}
-	}
-	return m.unregister(gone.region)
+	m.nfree -= sendBuffersPerArena
+	m.roomy = dropPlace(m.roomy, a.roomy, func(o *arena, to int) { o.roomy = to })
+	m.arenas = dropPlace(m.arenas, a.place, func(o *arena, to int) { o.place = to })
+	return m.unregister(a.region)
+}
+
+// dropPlace removes the arena at a place of a list, to which the last one
+// moves.
+func dropPlace(list []*arena, place int, move func(*arena, int)) []*arena {
+	last := len(list) - 1
+	list[place] = list[last]
+	move(list[place], place)
+	list[last] = nil
+	return list[:last]
 }
 
 // close unmaps all arenas.
@@ -174,5 +198,5 @@ func (m *memory) close() {
 	for _, a := range m.arenas {
 		_ = m.unregister(a.region) // the stack ends; nothing is left to do about an error
 	}
-	m.arenas, m.free = nil, nil
+	m.arenas, m.roomy, m.nfree = nil, nil, 0
 }

@@ -26,6 +26,7 @@ type Conn struct {
 	endpoint Endpoint // our half of that
 	data     cdc.Conn
 	token    cdc.AlertToken
+	slot     int // in the group's conns
 	rmb      *rmb
 	element  int
 	peerRMB  *rtoken // nil until Activate
@@ -102,12 +103,10 @@ func (g *Group) OpenConn(size uint32) (*Conn, error) {
 	}
 	c := &Conn{g: g, rmb: r, element: i}
 	c.useLink(g.bestLink(c, nil))
-	slot := g.takeSlot()
-	g.conns[slot] = c
+	c.slot = g.takeSlot()
+	c.token = g.newToken(c.slot)
+	g.conns[c.slot] = c
 	g.nconns++
-	// The slot makes the token unique in the group, the random part makes a
-	// stale one recognizable; it is never 0.
-	c.token = cdc.AlertToken(g.cfg.Rand.Uint32()<<slotBits | uint32(slot+1))
 	c.restart()
 	return c, nil
 }
@@ -116,7 +115,7 @@ func (g *Group) OpenConn(size uint32) (*Conn, error) {
 // group is full; some that it has done with may still be ending at a client.
 func (g *Group) limit() int {
 	if g.cfg.Role == Client {
-		return maxSlots - 1
+		return maxSlots
 	}
 	return g.maxConns
 }
@@ -135,7 +134,7 @@ func (g *Group) takeSlot() int {
 		}
 		return slot
 	}
-	panic("linkgroup: more connections than slots") // OpenConn counts them
+	panic("linkgroup: more connections than slots") // OpenConn has counted them
 }
 
 func (c *Conn) useLink(l *link) {
@@ -161,15 +160,28 @@ var ErrLinkLost = errors.New("link group: the connection's link was lost")
 // name.
 func (c *Conn) Endpoint() Endpoint { return c.endpoint }
 
-func slotOf(t cdc.AlertToken) int { return int(t&(maxSlots-1)) - 1 }
+// newToken makes the alert token of a slot. The slot makes it unique among most
+// connections, and easy to find; the random part makes a stale one recognizable.
+func (g *Group) newToken(slot int) cdc.AlertToken {
+	for {
+		t := cdc.AlertToken(g.cfg.Rand.Uint32()<<8 | uint32(slot%slotsPerByte+1))
+		if g.conn(t) == nil {
+			return t
+		}
+	}
+}
 
 // conn finds the connection of one of our tokens.
 func (g *Group) conn(t cdc.AlertToken) *Conn {
-	slot := slotOf(t)
-	if slot < 0 || slot >= len(g.conns) || g.conns[slot] == nil || g.conns[slot].token != t {
+	if t&0xff == 0 {
 		return nil
 	}
-	return g.conns[slot]
+	for slot := int(t&0xff) - 1; slot < len(g.conns); slot += slotsPerByte {
+		if c := g.conns[slot]; c != nil && c.token == t {
+			return c
+		}
+	}
+	return nil
 }
 
 // ring is the geometry of an RMBE in the group's dialect (§4.3).
@@ -268,12 +280,11 @@ func (c *Conn) Abandon(now time.Time, peerDeclined bool) {
 func (c *Conn) Release(now time.Time) {
 	invariant.Must(c.done, "connection released before it was done")
 	g := c.g
-	slot := slotOf(c.token)
-	if g.conns[slot] != c {
+	if g.conns[c.slot] != c {
 		return
 	}
-	g.conns[slot] = nil
-	g.slots[slot/64] &^= 1 << (slot % 64)
+	g.conns[c.slot] = nil
+	g.slots[c.slot/64] &^= 1 << (c.slot % 64)
 	g.nconns--
 	c.dest().conns--
 	g.idleSince = now

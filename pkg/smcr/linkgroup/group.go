@@ -128,7 +128,7 @@ type Group struct {
 
 	conns     []*Conn // by token slot
 	nconns    int
-	slots     [maxSlots / 64]uint64 // bit set of those taken
+	slots     [(maxSlots + 63) / 64]uint64 // bit set of those taken
 	closing   clocks
 	zombies   int       // connections given up whose RMBE the peer has not released
 	retireAt  time.Time // when something is to be done about the oldest

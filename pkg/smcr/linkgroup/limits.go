@@ -40,11 +40,11 @@ const (
 	maxLLCQueue = 256
 	// maxRMBEs is what the one-byte index of CLC messages can say (A.2.3).
 	maxRMBEs = 255
-	// maxSlots is how many connections an alert token can tell apart, with one:
-	// its last slotBits bits are a slot, and are not 0. That is several times
-	// MaxConns, for clients with connections that the server has done with.
-	maxSlots = 1 << slotBits
-	slotBits = 10
+	// maxSlots is how many connections a client may have, those included that
+	// the server has done with: several times MaxConns. The last byte of an alert
+	// token tells slotsPerByte of them apart, and is not 0.
+	maxSlots     = 4 * slotsPerByte
+	slotsPerByte = 255
 	// maxRKeyRetries bounds how often the peer may ask for a CONFIRM RKEY
 	// again before the RMB counts as refused.
 	maxRKeyRetries = 16
