@@ -320,6 +320,9 @@ func (a *actor) perform(m capturedV2) {
 
 func (a *actor) performData(c *actorConn, m cdc.Message) {
 	if p := position(m.Prod); p > c.pos {
+		if m.Flags.UrgentPresent() && !c.Urgent(p) {
+			a.t.Fatalf("the byte before %d is urgent too late", p)
+		}
 		c.pos = p
 		c.Produce(p)
 	}
@@ -427,6 +430,7 @@ func (a *actor) lateReject(id llc.LinkID) bool {
 // either.
 func TestGroup_replaysLinuxV2(t *testing.T) {
 	type end struct {
+		urgent  int // messages of ours with urgent data
 		conns   int
 		open    int // connections that the capture leaves open
 		aborted int
@@ -436,6 +440,7 @@ func TestGroup_replaysLinuxV2(t *testing.T) {
 	for name, want := range map[string]end{
 		"01-first-contact-orderly-close":           {conns: 1, links: []llc.LinkID{1}},
 		"02-subsequent-contact":                    {conns: 2, links: []llc.LinkID{1}},
+		"07-oob-urgent":                            {conns: 2, urgent: 1, links: []llc.LinkID{1}},
 		"08-flow-control-slow-reader":              {conns: 2, links: []llc.LinkID{1}},
 		"10-abnormal-close-unread-data":            {conns: 2, aborted: 1, links: []llc.LinkID{1}},
 		"14-test-link-keepalive":                   {conns: 1, links: []llc.LinkID{1}},
@@ -452,12 +457,21 @@ func TestGroup_replaysLinuxV2(t *testing.T) {
 				side = "/server"
 			}
 			t.Run(name+side, func(t *testing.T) {
+				want := want
+				if server {
+					want.urgent = 0 // only clients have some
+				}
 				a := newActor(t, capturesV2(t, name), server)
 				a.play()
 				a.checkAnswers()
 				got := end{conns: len(a.conns), is: a.g.Redundancy()}
 				for _, l := range a.g.Links() {
 					got.links = append(got.links, l.ID)
+				}
+				for _, b := range a.sent {
+					if m, err := cdc.Parse(b); err == nil && m.Flags.UrgentPresent() {
+						got.urgent++
+					}
 				}
 				for _, c := range a.conns {
 					d := c.Data()

@@ -4,6 +4,7 @@ package linkgroup
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/smcr-io/kube-smcr/pkg/smcr/llc"
 )
@@ -49,6 +50,9 @@ func (g *Group) Check() error {
 	}
 	if g.spare != nil && g.spare.state != linkForming {
 		return fmt.Errorf("spare link %d is %v", g.spare.index, g.spare.state)
+	}
+	if g.asked.via != nil && !slices.ContainsFunc(g.flows, func(f flow) bool { return f.kind == flowAddLink }) {
+		return fmt.Errorf("no exchange will answer the client's request for a link")
 	}
 	return g.checkConns()
 }
