@@ -197,7 +197,6 @@ func (g *Group) handleAddLink(now time.Time, from *link, m llc.AddLink) error {
 		g.deadline = time.Time{}
 	}
 	g.dropSecond() // the server gave up the last one without a word
-	g.peerReleases()
 	m.Dialect = g.dialect
 	g.adding = adding{step: addWantEndpoint, via: from, request: m, since: now, deadline: now.Add(FlowTimeout), peerLeft: -1}
 	symmetric, _ := g.countLinks()

@@ -181,7 +181,6 @@ func isUrgent(m llc.DeleteLink) bool { return !m.Orderly || m.Reason == llc.Dele
 // (§3.5.5.1.3).
 func (g *Group) obeyDelete(now time.Time, l *link, m llc.DeleteLink) {
 	m.Response = true
-	g.hold(m.Reason, heldByPeer)
 	g.endDelete(l.id) // we may have asked for it
 	switch {
 	case l.state == linkDraining:

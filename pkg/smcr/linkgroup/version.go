@@ -185,7 +185,8 @@ func (g *Group) answersDelete(keys []rdma.RKey) bool {
 }
 
 // holder says whose operator took a link out of service: no other one takes its
-// place until that side allows it, or one of its ports comes up.
+// place until that side allows it, or one of its ports comes up. A client need not
+// remember what the server's operator did: it can only ask.
 type holder uint8
 
 const (
@@ -202,7 +203,8 @@ func (g *Group) hold(why llc.DeleteReason, h holder) {
 	}
 }
 
-// peerReleases ends what the peer's operator began: it asks for a link.
+// peerReleases ends at the server what the client's operator began: it asks for a
+// link.
 func (g *Group) peerReleases() {
 	if g.held == heldByPeer {
 		g.held = heldByNobody
