@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"sync/atomic"
 	"time"
 
@@ -18,6 +19,7 @@ import (
 	"github.com/smcr-io/kube-smcr/internal/linux"
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
 )
 
 // Config says how to run the agent.
@@ -41,6 +43,7 @@ type Config struct {
 	openDevice func(name string, cfg config.Device) (rdma.Device, func() error, error)
 	openOption func() (smcr.Option, func() error, error)
 	newStack   func(smcr.Config) (stack, error)
+	route      func(src, dst netip.Addr) (clc.Route, error)
 	preflight  func() error
 	mayUseAPI  func(uid uint32) bool
 }
@@ -153,6 +156,9 @@ func (c *Config) setDefaults() {
 			}
 			return smcrStack{s}, nil
 		}
+	}
+	if c.route == nil {
+		c.route = route
 	}
 	if c.preflight == nil {
 		c.preflight = linux.Probe

@@ -32,6 +32,7 @@ import (
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/soft"
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/synopt"
 )
 
@@ -323,6 +324,13 @@ func (n *testNode) configure(t testing.TB, option smcr.Option, rest string) {
 		},
 		openOption: func() (smcr.Option, func() error, error) { return option, func() error { return nil }, nil },
 		preflight:  func() error { return nil },
+		route: func(src, dst netip.Addr) (r clc.Route, err error) {
+			err = n.host.ns.Do(func() error {
+				r, err = route(src, dst)
+				return err
+			})
+			return r, err
+		},
 	}
 }
 

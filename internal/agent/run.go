@@ -132,7 +132,7 @@ func (r *run) stackConfig() smcr.Config {
 		Option:        r.agent.option,
 		RMBESizeBytes: n.RMBEBytes, SendBufferBytes: n.SendBufferBytes, RMBEsPerRMB: config.ConnsPerRegion,
 		MemoryBytes: n.PodBudget.MemoryBytes, MaxConns: conns, AnyPrefix: n.AnyPrefix,
-		Versions: smcr.VersionSet(n.Versions), EIDs: n.EIDs, Hostname: n.Name, Route: route,
+		Versions: smcr.VersionSet(n.Versions), EIDs: n.EIDs, Hostname: n.Name, Route: r.agent.cfg.route,
 		Hooks: smcr.Hooks{Malformed: func(where string, err error) {
 			r.agent.metrics.malformed.Inc()
 			r.log.Debug("message not understood", "where", where, "err", err)
