@@ -24,6 +24,7 @@ type group struct {
 	id uint32
 	contact
 	version uint8
+	first   uint8              // number of the first link's device
 	gids    clc.List[rdma.GID] // version 2, server: of the client's RNICs
 	lg      *linkgroup.Group
 	opened  time.Time
@@ -70,6 +71,7 @@ func (s *Stack) newGroup(with *contact) (_ *group, err error) {
 	if r == nil {
 		return nil, errNoDevice
 	}
+	g.first = r.index
 	first, err := g.newLink(0, r)
 	if err != nil {
 		return nil, err

@@ -68,6 +68,10 @@ func TestServer_badClientsOfVersion2(t *testing.T) {
 		{"confirms more connections", confirms(func(m *clc.Confirm) { m.Ext.MaxConns = 200 }), clc.ReasonMaxConnErr},
 		{"confirms more links", confirms(func(m *clc.Confirm) { m.Ext.MaxLinks = 4 }), clc.ReasonMaxLinkErr},
 		{"confirms as somebody else", confirms(func(m *clc.Confirm) { m.PeerID[0]++ }), clc.ReasonInternal},
+		{"confirms an RNIC that cannot be reached", confirms(func(m *clc.Confirm) {
+			m.GID = rdma.GIDFromAddr(netip.MustParseAddr("2001:db8::1"))
+			m.GIDs = clc.ListOf(m.GID)
+		}), clc.ReasonNoRoute},
 		{"confirms an impossible RMBE", confirms(func(m *clc.Confirm) { m.RMBEIndex = 0 }), clc.ReasonErrRToken},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

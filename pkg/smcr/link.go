@@ -20,11 +20,11 @@ import (
 const slotBytes = 64
 
 // Messages of version 2 that are longer than a slot go on in one of a few
-// spaces: slots share them in turn, since long messages are rare and answered
-// before the next one. Should a peer send so many at once that one overwrites
-// another, it spoils its own messages only.
+// spaces, which the slots share in turn: peers have one long message under way
+// at a time, and Linux has one such space. Should a peer send so many at once
+// that one overwrites another, it spoils its own messages only.
 const (
-	spills     = 4
+	spills     = 2
 	spillBytes = llc.MaxSizeV2 - llc.Size
 )
 

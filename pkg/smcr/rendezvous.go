@@ -131,11 +131,14 @@ func (r *rendezvous) info(m Mode) Info {
 	if r.client != nil {
 		role = RoleClient
 	}
-	return Info{
+	i := Info{
 		Local: r.tcp.LocalAddr(), Peer: r.tcp.RemoteAddr(), Mode: m, Role: role,
 		Opened: r.started, Setup: time.Since(r.started), FirstContact: r.first,
-		Version: r.with.agreed.Version, NoV2: r.with.agreed.NoV2,
 	}
+	if m == ModeSMCR {
+		i.Version, i.NoV2 = r.with.agreed.Version, r.with.agreed.NoV2
+	}
+	return i
 }
 
 func (r *rendezvous) opened(c *Conn) {
@@ -402,7 +405,7 @@ func (r *rendezvous) endpoint() clc.Endpoint {
 }
 
 // route is how a first contact's link reaches the peer.
-func (r *rendezvous) route() clc.Route { return r.with.routes[r.group.links[0].rnic.index] }
+func (r *rendezvous) route() clc.Route { return r.with.routes[r.group.first] }
 
 func (r *rendezvous) peerEndpoint(e *clc.Endpoint) linkgroup.Endpoint {
 	p := linkgroup.Endpoint{QPN: e.QPN, GID: e.GID, MAC: e.MAC, PSN: e.PSN, MTU: e.MTU}
@@ -659,8 +662,12 @@ func (r *rendezvous) confirm(ctx context.Context, c *clc.Confirm) {
 		r.decline(fmt.Errorf("smcr: Confirm of peer %v, the Proposal was from %v", c.PeerID, r.with.peer))
 		return
 	}
-	if r.first && c.Version >= clc.V2 && c.GID != r.with.gid {
+	if r.first && c.Version >= clc.V2 && c.GID != r.with.gid { // not the RNIC that the Proposal was about
 		r.with.gid, r.with.routes = c.GID, r.s.routesTo(ctx, c.GID)
+		if !r.route().Found {
+			r.decline(&clc.DeclineError{Reason: clc.ReasonNoRoute, What: fmt.Sprintf("no route to the client's RNIC %v", c.GID)})
+			return
+		}
 	}
 	r.s.lock()
 	var err error

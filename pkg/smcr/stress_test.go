@@ -349,7 +349,9 @@ func TestChurn_perfectFabric(t *testing.T) {
 	if testing.Short() {
 		n = 300
 	}
-	churn(t, bothDirections(t, newPair(t, small)), n, 32, 60_000)
+	eachVersion(t, func(t *testing.T, v smcr.VersionSet) {
+		churn(t, bothDirections(t, newPair(t, small, versions(v))), n, 32, 60_000)
+	})
 }
 
 func TestChurn_softwareRoCE(t *testing.T) {
