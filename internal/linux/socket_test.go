@@ -11,6 +11,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // inbound is a pod behind a wire that adds the SMC-R option to the SYNs of
@@ -338,5 +340,30 @@ func TestListenInNS_portTaken(t *testing.T) {
 	_, err := ListenInNS(t.Context(), ns, nil, ln.Addr().(*net.TCPAddr).AddrPort())
 	if !errors.Is(err, syscall.EADDRINUSE) {
 		t.Fatalf("listen: %v, want EADDRINUSE", err)
+	}
+}
+
+// TestSection4_5_3_Keepalive: the agents' connections, which stay idle under
+// SMC-R, keep the state of proxies and firewalls on their way (RFC 7609
+// §4.5.3), on either side.
+func TestSection4_5_3_Keepalive(t *testing.T) {
+	pod, peer := newPair(t)
+	f := families[0]
+	ln := listen(t, pod, ControlTransparent, f.pod, 0)
+	dst := ln.Addr().(*net.TCPAddr).AddrPort()
+	dialed := mustDial(t, peer, nil, dst)
+	accepted := mustAccept(t, ln)
+	for name, c := range map[string]*net.TCPConn{"dialed": dialed, "accepted": accepted} {
+		raw, err := c.SyscallConn()
+		mustDo(t, err)
+		mustDo(t, withFD(raw, func(fd int) error {
+			on, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_KEEPALIVE)
+			mustDo(t, err)
+			idle, err := unix.GetsockoptInt(fd, unix.SOL_TCP, unix.TCP_KEEPIDLE)
+			if on != 1 || idle != 15 {
+				t.Errorf("%s: keepalive %d after %d s, want 1 after 15 s", name, on, idle)
+			}
+			return err
+		}))
 	}
 }

@@ -79,6 +79,8 @@ type Config struct {
 	// MemoryBytes bounds the registered memory of the stack; a connection
 	// that would exceed it is declined with MEM. Default 512 MiB.
 	MemoryBytes int
+	// Coalesce lets small pieces wait for more. Default: none waits.
+	Coalesce Coalesce
 	// MaxConns bounds the connections of the stack. Default 4096.
 	MaxConns int
 	// Versions limits the versions of SMC-R. Default VersionsBoth.
@@ -192,7 +194,7 @@ func (c Config) Validate() error {
 			return fmt.Errorf("smcr config: EIDs[%d]: %w", i, err)
 		}
 	}
-	return nil
+	return c.Coalesce.validate()
 }
 
 func validBuffer(n int) bool { return n >= 16<<10 && n <= 512<<10 && n&(n-1) == 0 }

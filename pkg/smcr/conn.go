@@ -69,6 +69,7 @@ type Conn struct {
 	tcpGrace *time.Timer // once the TCP connection has ended
 
 	urgent urgentState
+	held   holding
 }
 
 // endOfStream, in produced, says that nothing may follow: CloseWrite ends a
@@ -117,6 +118,7 @@ func newSMCConn(s *Stack, g *group, lc *linkgroup.Conn, tcp *net.TCPConn) (*Conn
 // and no data has moved yet.
 func (c *Conn) settle() {
 	c.ring = c.lc.Ring()
+	c.startCoalescing()
 	if c.ring.Origin > 0 {
 		copy(c.rmbe, rmbeEyeCatcher)
 	}
@@ -174,6 +176,7 @@ func (c *Conn) release() {
 	_ = s.mem.giveSend(c.buf) // the region is unmapped either way
 	c.rdeadline.stop()
 	c.wdeadline.stop()
+	c.held.stop()
 	c.lc.Release(time.Now())
 	c.group.flush(time.Now())
 	c.group.freeIfUnused()
@@ -231,6 +234,9 @@ func (c *Conn) handle(ev cdc.Events) {
 	if ev&cdc.Writable != 0 {
 		wakeUp(c.writable)
 	}
+	if c.held.on {
+		c.holdOn() // what was left of more, or what waited for window
+	}
 	if f&(flagAborted|flagPeerDone) != 0 {
 		wakeUp(c.readable)
 		wakeUp(c.writable)
@@ -260,6 +266,9 @@ func (c *Conn) sync() {
 	}
 	c.lc.Consume(c.consumed.Load())
 	c.lc.Produce(produced)
+	if c.held.on {
+		c.holdOn()
+	}
 	c.stack.touch(c.group)
 }
 

@@ -14,3 +14,16 @@ func (c *Conn) RequestUpdate() {
 	c.data.RequestUpdate()
 	c.enqueue()
 }
+
+// Coalesce makes less than n bytes wait until there are more or Flush is called
+// (§4.5.2); 0 lets nothing wait. Data tells what is held.
+func (c *Conn) Coalesce(n uint32) {
+	c.data.Coalesce(n)
+	c.enqueue()
+}
+
+// Flush sends what was produced until now without further waiting.
+func (c *Conn) Flush() {
+	c.data.Flush()
+	c.enqueue()
+}
