@@ -191,10 +191,6 @@ func (b *bench) scaleConns(ctx context.Context) (err error) {
 		b.figure(group, "link groups", "", base, l.name, float64(l.full[0].Groups))
 		b.figure(group, "opening, 8 at a time", "us each", base, l.name, micros(l.open.Elapsed)/n)
 	}
-	fmt.Fprintf(b.log, "bench: watch the idle connections for %v\n", idleWindow)
-	if err := b.idleCPU(ctx, group, base, levels); err != nil {
-		return err
-	}
 	var paths []path
 	for _, l := range levels {
 		p := l.paths()[1]
@@ -208,8 +204,15 @@ func (b *bench) scaleConns(ctx context.Context) (err error) {
 			c.Base = base
 		}
 	}
-	if err := b.rounds(ctx, "beside idle connections", jobs, paths); err != nil || b.profile == "" {
+	if err := b.rounds(ctx, "beside idle connections", jobs, paths); err != nil {
 		return err
+	}
+	fmt.Fprintf(b.log, "bench: watch the idle connections for %v\n", idleWindow)
+	if err := b.idleCPU(ctx, group, base, levels); err != nil {
+		return err
+	}
+	if b.profile == "" {
+		return nil
 	}
 	for i, l := range levels {
 		if err := b.profiles(fmt.Sprintf("scale-%d", l.conns), l.pair, jobs, paths[i:i+1]); err != nil {
@@ -219,7 +222,8 @@ func (b *bench) scaleConns(ctx context.Context) (err error) {
 	return nil
 }
 
-// idleCPU watches all levels at once.
+// idleCPU watches all levels at once, a while after their link groups were
+// made: until then groups with one link try often to get another.
 func (b *bench) idleCPU(ctx context.Context, group, base string, levels []*level) error {
 	used := func(l *level) Usage { return usageOf([]int{l.client.pid(), l.server.pid()}) }
 	before := make([]Usage, len(levels))
@@ -255,17 +259,20 @@ func (b *bench) scalePods(ctx context.Context) error {
 		if err := b.rounds(ctx, "pods, alone", []job{alone}, paths); err != nil {
 			return err
 		}
-		if err := b.idlePods(ctx, paths[1:]); err != nil {
+		group := fmt.Sprintf("%d idle connections between two pods, buffers of 16 KiB: all relays together", podsIdle)
+		if err := b.idlePods(group, paths[1:]); err != nil {
 			return err
 		}
 		beside := append([]job{b.echoJob(busy, fmt.Sprintf("beside %d idle ones: ", podsIdle), pathTCP)}, b.setupJobs(busy)...)
-		return b.rounds(ctx, "pods, beside idle connections", beside, paths)
+		if err := b.rounds(ctx, "pods, beside idle connections", beside, paths); err != nil {
+			return err
+		}
+		return b.watchPods(ctx, group, paths[1:])
 	})
 }
 
-// idlePods opens idle connections over the paths, and watches their relays.
-func (b *bench) idlePods(ctx context.Context, paths []path) error {
-	group := fmt.Sprintf("%d idle connections between two pods, buffers of 16 KiB: all relays together", podsIdle)
+// idlePods opens idle connections over the paths.
+func (b *bench) idlePods(group string, paths []path) error {
 	total := func(p path) (rss, fds int64) {
 		for _, pid := range p.relays {
 			s := sampleProcess(pid)
@@ -288,6 +295,11 @@ func (b *bench) idlePods(ctx context.Context, paths []path) error {
 		b.figure(group, "file descriptors per connection", "", pathSidecar, p.name, float64(fds2-fds)/podsIdle)
 		b.figure(group, "opening, 8 at a time", "us each", pathSidecar, p.name, micros(r.Elapsed)/podsIdle)
 	}
+	return nil
+}
+
+// watchPods tells what the relays do when the connections are idle.
+func (b *bench) watchPods(ctx context.Context, group string, paths []path) error {
 	before := make([]Usage, len(paths))
 	for i, p := range paths {
 		before[i] = usageOf(p.relays)
