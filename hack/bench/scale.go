@@ -260,6 +260,9 @@ func (b *bench) scalePods(ctx context.Context) error {
 			return err
 		}
 		group := fmt.Sprintf("%d idle connections between two pods, buffers of 16 KiB: all relays together", podsIdle)
+		if err := b.watchPods(ctx, group, "without connections: ", paths[1:]); err != nil {
+			return err
+		}
 		if err := b.idlePods(group, paths[1:]); err != nil {
 			return err
 		}
@@ -267,7 +270,7 @@ func (b *bench) scalePods(ctx context.Context) error {
 		if err := b.rounds(ctx, "pods, beside idle connections", beside, paths); err != nil {
 			return err
 		}
-		return b.watchPods(ctx, group, paths[1:])
+		return b.watchPods(ctx, group, "", paths[1:])
 	})
 }
 
@@ -299,12 +302,12 @@ func (b *bench) idlePods(group string, paths []path) error {
 }
 
 // watchPods tells what the relays do when the connections are idle.
-func (b *bench) watchPods(ctx context.Context, group string, paths []path) error {
+func (b *bench) watchPods(ctx context.Context, group, prefix string, paths []path) error {
 	before := make([]Usage, len(paths))
 	for i, p := range paths {
 		before[i] = usageOf(p.relays)
 	}
-	fmt.Fprintf(b.log, "bench: watch the idle connections for %v\n", idleWindow)
+	fmt.Fprintf(b.log, "bench: watch the relays for %v\n", idleWindow)
 	select {
 	case <-ctx.Done():
 		return ctx.Err()
@@ -312,8 +315,8 @@ func (b *bench) watchPods(ctx context.Context, group string, paths []path) error
 	}
 	for i, p := range paths {
 		u := usageOf(p.relays).minus(before[i])
-		b.figure(group, "processor time of idling", "us per second", pathSidecar, p.name, micros(u.CPU)/idleWindow.Seconds())
-		b.figure(group, "context switches of idling", "per second", pathSidecar, p.name, float64(u.Switches)/idleWindow.Seconds())
+		b.figure(group, prefix+"processor time of idling", "us per second", pathSidecar, p.name, micros(u.CPU)/idleWindow.Seconds())
+		b.figure(group, prefix+"context switches of idling", "per second", pathSidecar, p.name, float64(u.Switches)/idleWindow.Seconds())
 	}
 	return nil
 }
