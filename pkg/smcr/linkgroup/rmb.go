@@ -199,5 +199,13 @@ func (g *Group) forgetToken(link LinkIndex, key rdma.RKey) bool {
 	}
 	i := slices.Index(g.rtokens, t)
 	g.rtokens = slices.Delete(g.rtokens, i, i+1)
+	for _, c := range g.conns {
+		if c != nil && c.peerRMB == t && !c.done && !c.data.HasSentClose() && !c.data.PeerReleased() {
+			// The peer has given up the connection, and what it said of that was
+			// lost. Another write would break the link.
+			c.raise(c.data.Abort())
+			c.enqueue()
+		}
+	}
 	return true
 }
