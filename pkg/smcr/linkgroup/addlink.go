@@ -278,6 +278,10 @@ func (g *Group) handleAddLinkReply(now time.Time, from *link, m llc.AddLink) err
 	}
 	l := &g.links[g.adding.link]
 	if m.Link != l.id && !m.Reject {
+		if g.state == Active {
+			g.Discarded++ // answers one that we have given up
+			return nil
+		}
 		return fmt.Errorf("%w: ADD LINK response for link %d, expected %d", ErrProtocol, m.Link, l.id)
 	}
 	if m.Reject {
