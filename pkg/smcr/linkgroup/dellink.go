@@ -186,7 +186,7 @@ func (g *Group) obeyDelete(now time.Time, l *link, m llc.DeleteLink) {
 	case l.state == linkDraining:
 		l.deletion = m
 	case isUrgent(m):
-		g.dropLink(l, fmt.Errorf("%w: %v", ErrLinkDeleted, m.Reason))
+		g.leaveLink(now, l, fmt.Errorf("%w: %v", ErrLinkDeleted, m.Reason))
 		g.otherLink(l).send(m)
 	default:
 		g.drain(now, l, m)
@@ -201,7 +201,7 @@ func (g *Group) deleteForClient(now time.Time, l *link, m llc.DeleteLink) {
 		return
 	}
 	g.tellDeleted(m)
-	g.dropLink(l, fmt.Errorf("%w: %v", ErrLinkDeleted, m.Reason))
+	g.leaveLink(now, l, fmt.Errorf("%w: %v", ErrLinkDeleted, m.Reason))
 	g.addIfUseful()
 }
 

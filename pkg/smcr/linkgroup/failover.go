@@ -50,15 +50,20 @@ func (g *Group) loseLink(now time.Time, l *link, why llc.DeleteReason, f SetupFa
 		return
 	}
 	id := l.id
-	exchange := g.adding.step != addNone && g.adding.via == l
-	g.dropLink(l, err)
-	if exchange {
-		g.adding.via = g.otherLink(l)
-		g.abandonAdd(now, llc.DeleteLostPath, false)
-	}
+	g.leaveLink(now, l, err)
 	if g.state == Active {
 		g.tellDeleted(llc.DeleteLink{Link: id, Reason: why})
 		g.addIfUseful()
+	}
+}
+
+// leaveLink is dropLink, with the end of the exchange that the link carried, if
+// that adds another one.
+func (g *Group) leaveLink(now time.Time, l *link, err error) {
+	exchange := g.adding.step != addNone && g.adding.via == l
+	g.dropLink(l, err)
+	if exchange {
+		g.abandonAdd(now, llc.DeleteLostPath, false)
 	}
 }
 
@@ -66,6 +71,9 @@ func (g *Group) loseLink(now time.Time, l *link, why llc.DeleteReason, f SetupFa
 // requests that it carried are sent again over another link (§2.3).
 func (g *Group) dropLink(l *link, err error) {
 	g.closeLink(l)
+	if g.adding.via == l {
+		g.adding.via = g.otherLink(l) // for what must still be said; the rest times out
+	}
 	g.undrain()
 	g.classify()
 	if g.flowVia == l && g.flowSent && g.flows[0].kind != flowAddLink {

@@ -133,7 +133,7 @@ func (g *Group) sendDelete(now time.Time) {
 			g.drain(now, l, m)
 			return
 		}
-		g.dropLink(l, fmt.Errorf("%w: %v", ErrLinkDeleted, m.Reason))
+		g.leaveLink(now, l, fmt.Errorf("%w: %v", ErrLinkDeleted, m.Reason))
 		g.addIfUseful()
 		if !g.flowSent { // it carried this flow
 			return

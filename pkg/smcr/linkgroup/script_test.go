@@ -37,33 +37,35 @@ const (
 // rig drives one group: time is the script's, the queue pair delivers at once
 // unless held.
 type rig struct {
-	t        testing.TB
-	g        *linkgroup.Group
-	now      time.Time
-	conns    map[string]*linkgroup.Conn
-	names    map[*linkgroup.Conn]string
-	produced map[string]uint64
-	consumed map[string]uint64
-	peerSeq  map[string]uint16
-	nextRMB  int
-	elements int
-	held     bool
-	spare    bool  // a server with one RNIC has a queue pair to offer at first contact
-	rnics    uint8 // how many we have; those of the set down do not count
-	down     uint8
-	offer    *linkgroup.Endpoint  // for a further link, whatever the rest says
-	offers   []linkgroup.Endpoint // the same, one after the other
-	two      bool                 // form leaves the second link to second
-	peerMax  uint8                // links that the peer allows
-	qps      uint32               // made for further links
-	answers  bool                 // the peer answers TEST LINK, which is not logged then
-	waiting  []sentID             // SENDs not completed
-	most     int                  // SENDs in flight at once
-	log      []string
-	sent     [][]byte
-	peers    []linkgroup.Endpoint // that queue pairs were connected to
-	wanted   []linkgroup.Endpoint // what was known of the peer's half
-	release  bool                 // connections are released when they are done
+	t         testing.TB
+	g         *linkgroup.Group
+	now       time.Time
+	conns     map[string]*linkgroup.Conn
+	names     map[*linkgroup.Conn]string
+	produced  map[string]uint64
+	consumed  map[string]uint64
+	peerSeq   map[string]uint16
+	nextRMB   int
+	elements  int
+	held      bool
+	late      bool // our answer to EventWantLink
+	unoffered []linkgroup.Output
+	spare     bool  // a server with one RNIC has a queue pair to offer at first contact
+	rnics     uint8 // how many we have; those of the set down do not count
+	down      uint8
+	offer     *linkgroup.Endpoint  // for a further link, whatever the rest says
+	offers    []linkgroup.Endpoint // the same, one after the other
+	two       bool                 // form leaves the second link to second
+	peerMax   uint8                // links that the peer allows
+	qps       uint32               // made for further links
+	answers   bool                 // the peer answers TEST LINK, which is not logged then
+	waiting   []sentID             // SENDs not completed
+	most      int                  // SENDs in flight at once
+	log       []string
+	sent      [][]byte
+	peers     []linkgroup.Endpoint // that queue pairs were connected to
+	wanted    []linkgroup.Endpoint // what was known of the peer's half
+	release   bool                 // connections are released when they are done
 }
 
 // sentID is a SEND under way.
@@ -102,6 +104,10 @@ func (r *rig) ourEndOn(rnic uint8) linkgroup.Endpoint {
 // wantLink answers the group's wish for another queue pair as the shell does:
 // an RNIC that carries no link, or else one that does.
 func (r *rig) wantLink(o linkgroup.Output) {
+	if r.late {
+		r.unoffered = append(r.unoffered, o)
+		return
+	}
 	r.wanted = append(r.wanted, *o.Peer)
 	if r.offers != nil {
 		if len(r.offers) == 0 {
@@ -474,6 +480,14 @@ func (r *rig) run(d *datadriven.TestData) error {
 		}
 		r.answers = r.answers || d.HasArg("answer")
 		r.advance(dur)
+	case "late": // answers to EventWantLink
+		r.late = true
+	case "offer":
+		r.late = false
+		for _, o := range r.unoffered {
+			r.wantLink(o)
+		}
+		r.unoffered = nil
 	case "hold":
 		r.held = true
 	case "complete":
