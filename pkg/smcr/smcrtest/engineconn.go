@@ -62,9 +62,11 @@ func (c *engineConn) write(n int) int {
 		return 0
 	}
 	n = min(n, room)
-	for range n {
-		c.send[c.ring.Offset(c.produced)] = streamByte(c.key, c.produced)
-		c.produced++
+	for _, s := range c.ring.Spans(c.produced, uint32(max(n, 0))) {
+		for i := range c.send[s.Offset:][:s.Len] {
+			c.send[int(s.Offset)+i] = streamByte(c.key, c.produced)
+			c.produced++
+		}
 	}
 	c.lc.Produce(c.produced)
 	return n
@@ -79,12 +81,18 @@ func (c *engineConn) read(t reader, n int) int {
 	l, ring := c.lc.Local(), c.lc.Ring()
 	mem := c.e.regions[l.RMB].mem[uint32(l.Index-1)*l.Size:][:l.Size]
 	key := streamKey(c.name, 1-c.e.side)
-	for range n {
-		if got, want := mem[ring.Offset(c.consumed)], streamByte(key, c.consumed); got != want {
-			t.fault("%s at peer %d: byte %d is 0x%02x, want 0x%02x", c.name, c.e.peer(), c.consumed, got, want)
+	for _, s := range ring.Spans(c.consumed, uint32(max(n, 0))) {
+		for _, got := range mem[s.Offset:][:s.Len] {
+			if want := streamByte(key, c.consumed); got != want {
+				t.fault("%s at peer %d: byte %d is 0x%02x, want 0x%02x", c.name, c.e.peer(), c.consumed, got, want)
+				n = 0
+				break
+			}
+			c.consumed++
+		}
+		if n <= 0 {
 			break
 		}
-		c.consumed++
 	}
 	c.lc.Consume(c.consumed)
 	if c.consumed == d.PeerProduced() && d.PeerIsDone() {

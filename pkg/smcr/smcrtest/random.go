@@ -100,11 +100,7 @@ func (g *generator) add(o Op) { g.ops = append(g.ops, o) }
 func (g *generator) step(conns int) {
 	rng := g.rng
 	if len(g.names) < conns && rng.IntN(len(g.names)*4+2) == 0 {
-		g.opened++
-		name := fmt.Sprintf("c%d", g.opened)
-		g.names = append(g.names, name)
-		from := rng.IntN(g.cfg.Peers)
-		g.add(Op{Kind: OpConnect, Name: name, Peer: from, To: (from + 1 + rng.IntN(g.cfg.Peers-1)) % g.cfg.Peers})
+		g.connect()
 	}
 	if len(g.names) > 0 {
 		i := rng.IntN(len(g.names))
@@ -124,6 +120,14 @@ func (g *generator) step(conns int) {
 	case 1, 2:
 		g.add(Op{Kind: OpRun, D: time.Duration(rng.IntN(300)) * time.Millisecond})
 	}
+}
+
+func (g *generator) connect() {
+	g.opened++
+	name := fmt.Sprintf("c%d", g.opened)
+	g.names = append(g.names, name)
+	from := g.rng.IntN(g.cfg.Peers)
+	g.add(Op{Kind: OpConnect, Name: name, Peer: from, To: (from + 1 + g.rng.IntN(g.cfg.Peers-1)) % g.cfg.Peers})
 }
 
 // use does something with a connection; true when it is over for its
@@ -146,8 +150,29 @@ func (g *generator) use(name string) bool {
 		g.add(Op{Kind: OpClose, Name: name, Side: 0})
 		g.add(Op{Kind: OpClose, Name: name, Side: 1})
 		return true
+	case k < 99 && g.faults > 0 && !g.gentle:
+		g.churn(name)
+		return true
 	}
 	return false
+}
+
+// churn ends a connection with data under way while its link is lost, and
+// makes another one, which may get the RMBE.
+func (g *generator) churn(name string) {
+	rng := g.rng
+	pause := func(d time.Duration) { g.add(Op{Kind: OpRun, D: time.Duration(rng.Int64N(int64(d)))}) }
+	side := rng.IntN(2)
+	g.add(Op{Kind: OpWrite, Name: name, Side: side, N: rng.IntN(10_000)})
+	pause(40 * time.Microsecond)
+	g.add(Op{Kind: OpRead, Name: name, Side: 1 - side, N: 10_000})
+	for _, s := range []int{side, 1 - side} {
+		g.add(Op{Kind: OpClose, Name: name, Side: s})
+		pause(60 * time.Microsecond)
+	}
+	g.add(Op{Kind: OpKillLink, Peer: rng.IntN(g.cfg.Peers), Side: rng.IntN(3) - 1, Link: rng.IntN(2)})
+	g.connect()
+	pause(500 * time.Microsecond)
 }
 
 // fault breaks something, or mends it.

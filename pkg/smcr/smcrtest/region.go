@@ -80,7 +80,9 @@ func (r *region) place(conn string, addr uint64, b []byte, origin uint32, view f
 	case r.owners[i] == "" && r.last != nil && r.last[i] == conn:
 		// The peer fails over and says again what it had said before its last
 		// word, while our answer to that is on its way. It may not be given
-		// to another connection in this time.
+		// to another connection in this time. Or it is a packet of a link that
+		// is lost, which something has held up.
+		copy(r.mem[off:], b)
 		return errLate
 	case r.owners[i] != conn:
 		return fmt.Errorf("into the RMBE of %q", r.owners[i])

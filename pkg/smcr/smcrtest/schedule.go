@@ -5,6 +5,7 @@ package smcrtest
 import (
 	"errors"
 	"fmt"
+	"runtime/debug"
 	"strings"
 	"time"
 )
@@ -166,7 +167,7 @@ var errPanic = errors.New("panic")
 func (s Schedule) Try() (err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			err = fmt.Errorf("%w: %v", errPanic, p)
+			err = fmt.Errorf("%w: %v\n%s", errPanic, p, debug.Stack())
 		}
 	}()
 	return s.Run(nil)

@@ -280,12 +280,15 @@ func (t *talk) end(side int, fromPeer bool, err error) {
 	free := fromPeer || !t.named[side]
 	c.kept = c.kept || !free
 	n.abandon(t.p.clock(side), c.name, free)
-	if n.condition() == forming && t.first {
+	if !t.first {
+		return
+	}
+	if n.condition() == forming {
 		t.p.excused = "its first contact failed"
 		n.giveUp(t.p.clock(side))
-		if o, ok := t.p.nodes[1-side].(*gone); ok {
-			o.giveUp(t.w.now) // it will never be there
-		}
+	}
+	if o, ok := t.p.nodes[1-side].(*gone); ok {
+		o.giveUp(w.now) // it will never be there
 	}
 }
 
