@@ -154,6 +154,35 @@ func TestSMCRv2_messagesAsLinux(t *testing.T) {
 	}
 }
 
+// TestStack_proposalOfBothVersions: version 1 comes first, version 2 is an
+// extension behind its subnet, as Linux has it: the version 2 Proposal of capture
+// 01 and the subnet of capture 40.
+func TestStack_proposalOfBothVersions(t *testing.T) {
+	f := newFakeFabric()
+	id := func(c *smcr.Config) { c.EIDs = eids(t, "SMCV2-DEFAULT-UEID") }
+	p := &pair{fabric: f, client: newStack(t, f.device("c", 1), id), server: newStack(t, f.device("s", 2), id)}
+	p.listen(t)
+	k := newTap(t, p.l.Addr().String())
+	p.dialTo = k.Addr().String()
+	a, b := p.dial(t)
+	got := k.take(t)[0]
+	v1, v2 := captured(t, "proposal-40"), captured(t, "proposal-01")
+	const ids, area, subnet = 8, 40, 80 // offsets: names of the machine, growth area, subnet
+	want := append([]byte{}, v1[:subnet]...)
+	want = append(want, 127, 0, 0, 0, 24, 0, 0, 0)
+	want = append(want, v2[subnet:]...) // the extension, where version 2 alone has it
+	want[6], want[7] = byte(len(want)), v1[7]&^0x0c|v2[7]&0x0c
+	want[area+11] = 36 // where the extension begins
+	copy(want[ids:area-2], got[ids:area-2])
+	gid := subnet + 8 + 8 // in the extension
+	copy(want[gid:gid+16], got[gid:gid+16])
+	want[gid+16+3] = 0 // the feature of SMC-D
+	if d := cmp.Diff(want, got); d != "" {
+		t.Errorf("Proposal (-Linux +ours):\n%s", d)
+	}
+	_, _ = a.Close(), b.Close()
+}
+
 func checkProposal(t *testing.T, ours, linux []byte) {
 	t.Helper()
 	p, err := clc.ParseProposal(ours)

@@ -64,6 +64,8 @@ func TestServer_badClientsOfVersion2(t *testing.T) {
 		{"too few connections", proposes(func(p *clc.Proposal) { p.Ext.MaxConns = 15 }), clc.ReasonMaxConnErr},
 		{"no links", proposes(func(p *clc.Proposal) { p.Ext.MaxLinks = 0 }), clc.ReasonMaxLinkErr},
 		{"an RNIC that cannot be reached", proposes(func(p *clc.Proposal) { p.Ext.GID = rdma.GIDFromAddr(netip.MustParseAddr("2001:db8::1")) }), clc.ReasonNoRoute},
+		{"an RNIC that is none", proposes(func(p *clc.Proposal) { p.Ext.GID = rdma.GIDFromAddr(netip.MustParseAddr("224.0.0.1")) }), clc.ReasonNoRoute},
+		{"the server's loopback", proposes(func(p *clc.Proposal) { p.Ext.GID = rdma.GIDFromAddr(netip.MustParseAddr("127.0.0.1")) }), clc.ReasonNoRoute},
 		{"confirms another release", confirms(func(m *clc.Confirm) { m.Ext.Release = clc.Release0 }), clc.ReasonReleaseErr},
 		{"confirms more connections", confirms(func(m *clc.Confirm) { m.Ext.MaxConns = 200 }), clc.ReasonMaxConnErr},
 		{"confirms more links", confirms(func(m *clc.Confirm) { m.Ext.MaxLinks = 4 }), clc.ReasonMaxLinkErr},

@@ -23,8 +23,8 @@ func (s *Stack) route(r *rnic, peer rdma.GID) clc.Route {
 	switch {
 	case r.gid.OnLink(peer):
 		return clc.Route{Found: true}
-	case src.Is4() != dst.Is4():
-		return clc.Route{}
+	case src.Is4() != dst.Is4(), dst.IsUnspecified(), dst.IsMulticast(), dst.IsLoopback() && !src.IsLoopback():
+		return clc.Route{} // no RNIC of a peer has such an address
 	case s.cfg.Route == nil:
 		return clc.Route{Found: true}
 	}
