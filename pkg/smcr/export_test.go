@@ -42,3 +42,6 @@ func EndGrace(c *Conn) bool {
 	}
 	return t != nil
 }
+
+// RMBE returns a connection's receive buffer.
+func RMBE(c *Conn) []byte { return c.rmbe }

@@ -3,10 +3,14 @@
 package smcr_test
 
 import (
+	"bytes"
 	"fmt"
 	"testing"
+	"time"
 
+	"github.com/smcr-io/kube-smcr/pkg/rdma/rdmatest"
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/linkgroup"
 )
 
 // RFC 7609 §3.5.2, §4.4: on an existing group connections come and go without
@@ -87,5 +91,59 @@ func TestGroup_setupNeedsNoLLC(t *testing.T) {
 			})
 			closeBoth(first, other)
 		})
+	}
+}
+
+// RFC 7609 §4.6, §4.4.1: a peer that did not hear on a lost link what we took may
+// write it again into the RMBE of a connection that has ended. Nobody else gets
+// that one so soon, and later it is zero again.
+func TestGroup_holdsRMBEsAfterLoss(t *testing.T) {
+	_, s, p := multiPair(t, rdmatest.NewFabric(t, 1), smcr.VersionsBoth, twoClients, twoServers)
+	first, firstPeer := p.dial(t)
+	waitGroup(t, p.client, "SYMMETRIC", 2)
+	waitGroup(t, p.server, "SYMMETRIC", 2)
+	a, b := p.dial(t)
+	exchange(t, a, b)
+	mem := smcr.RMBE(b)
+	_, _ = a.Close(), b.Close()
+	waitFor(t, "end of a connection", func() bool { return p.server.Stats().Conns == 1 })
+	lost := time.Now()
+	if err := s.devices[1].Close(); err != nil {
+		t.Fatal(err)
+	}
+	waitFor(t, "loss of a link", func() bool {
+		for _, l := range p.server.LinkGroups()[0].Links {
+			if l.Device == "soft-"+twoServers[1] {
+				return false
+			}
+		}
+		return true
+	})
+	for i := range mem { // the peer does so, over the other link
+		mem[i] = 0xee
+	}
+
+	var conns []*smcr.Conn
+	taken := func() bool {
+		c, d := p.dial(t)
+		conns = append(conns, c, d)
+		return &smcr.RMBE(d)[0] == &mem[0]
+	}
+	for range 2 {
+		if taken() && time.Since(lost) < linkgroup.RMBEHold {
+			t.Fatalf("the RMBE was given to a connection %v after the loss", time.Since(lost))
+		}
+	}
+	waitFor(t, "end of the quarantine", func() bool { return time.Since(lost) > linkgroup.RMBEHold })
+	for !taken() {
+		if len(conns) > 40 {
+			t.Fatal("nobody gets the RMBE any more")
+		}
+	}
+	if i := bytes.IndexByte(mem, 0xee); i >= 0 {
+		t.Errorf("its new connection finds byte %d of the old one", i)
+	}
+	for _, c := range append(conns, first, firstPeer) {
+		_ = c.Close()
 	}
 }
