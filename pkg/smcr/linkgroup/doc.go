@@ -64,7 +64,20 @@
 // a lost link it fails over: validation, then everything again that may not
 // have arrived (§4.6).
 //
+// # RMBEs
+//
+// An RMBE is given back when the peer has said its last word on the connection
+// and nothing of ours is under way (Conn.Release). After the loss of a link it
+// may still be written, by a peer that repeats over another link what it does
+// not know we took; so for RMBEHold those that are free go to nobody, and are to
+// be zeroed once more (Conn.Stale). One whose last word does not come keeps its
+// RMB from new connections, until DELETE RKEY can take it back. File: rmbe.go.
+//
 // # Limitations
+//
+// A peer may notice the loss of a link before we do, and then write into an
+// RMBE that has another connection by now; of the free RMBEs the one that has
+// been free for the longest time is given, so that this is unlikely.
 //
 // A group of version 2 takes messages of version 1 as well, as Linux does, but for
 // those that offer a link; one of version 1 takes none of version 2. The target GID
