@@ -7,6 +7,7 @@ import (
 	"fmt"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/linkgroup"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/llc"
 )
@@ -54,8 +55,11 @@ func (w *World) checkOpen() {
 		switch {
 		case c.failed != nil:
 			// Two kernels drop requests that cross, and give up.
+			linux := w.cfg.Linux[c.peers[0]] || w.cfg.Linux[c.peers[1]]
+			// One that drops our refusal of a second link makes us wait for 2 s
+			// at each first contact.
 			mayFail := w.version(c.peers[c.client], c.peers[1-c.client]) == 0 || errors.Is(c.failed, errWish) ||
-				errors.Is(c.failed, linkgroup.ErrFull)
+				errors.Is(c.failed, linkgroup.ErrFull) || errors.Is(c.failed, clc.ErrTimeout) && linux
 			if !w.faulted && !mayFail && (!w.cfg.Linux[c.peers[0]] || !w.cfg.Linux[c.peers[1]]) {
 				w.fault("rendezvous of %s: %w", name, c.failed)
 			}
@@ -65,6 +69,28 @@ func (w *World) checkOpen() {
 				if e != nil && e.progress().aborted {
 					w.fault("%s was reset at peer %d, though its group lives", name, c.peers[side])
 				}
+			}
+		}
+	}
+}
+
+// checkWaiting finds writers that wait for room, long after their reader has made
+// some (§4.5.1).
+func (w *World) checkWaiting() {
+	for _, name := range w.Names() {
+		c := w.conns[name]
+		if !c.opened || c.failed != nil || c.path.dead[0] || c.path.dead[1] {
+			continue
+		}
+		for side, e := range c.ends() {
+			r, ok := e.(*engineConn)
+			v := c.path.voices[1-side][name]
+			if !ok || v == nil || !v.blocked || r.aborted || r.closed {
+				continue
+			}
+			if d := r.lc.Data(); r.consumed > d.Announced() && !d.HasSentClose() && !d.PeerIsDone() && !d.WasAborted() {
+				w.fault("%s: peer %d waits for room, peer %d has read %d bytes and told of %d", name, c.peers[1-side], c.peers[side],
+					r.consumed, d.Announced())
 			}
 		}
 	}

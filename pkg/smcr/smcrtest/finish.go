@@ -62,6 +62,7 @@ func (w *World) Abort(name string, side int) {
 func (w *World) Finish() error {
 	w.healAll()
 	w.Run(3 * patience)
+	w.checkWaiting()
 	w.drain(func(e end) { e.shutdown() })
 	for _, name := range w.Names() {
 		w.checkStreams(name)

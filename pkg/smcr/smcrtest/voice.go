@@ -17,6 +17,7 @@ type voice struct {
 	seq     uint16
 	ss      uint16 // of the last acknowledged message that described a write
 	wrote   bool   // since the last message
+	blocked bool   // the last message said that it waits for room
 	unacked []said
 }
 
@@ -58,7 +59,7 @@ func (v *voice) speak(q *qp, m cdc.Message) error {
 	if (m.Flags.SendingDone() || m.Flags.Closed()) && !m.Flags.Abort() && v.isWriting() {
 		return fmt.Errorf("%v comes before all writes are acknowledged", m) // §4.8.1, 3A
 	}
-	v.seq = m.Seq
+	v.seq, v.blocked = m.Seq, m.Flags.WriterBlocked()
 	v.unacked = append(v.unacked, said{q, m.Seq, v.wrote})
 	v.wrote = false
 	return nil

@@ -84,7 +84,7 @@ type World struct {
 // What a world may do before it is taken for one that never rests: many times
 // what the longest schedules need.
 const (
-	maxSteps  = 1_000_000
+	maxSteps  = 300_000
 	maxFaults = 100
 )
 
