@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -301,6 +302,8 @@ func (a *actor) perform(m capturedV2) {
 		if !p.Response {
 			a.prepare()
 		}
+	case llc.RequestAddLink:
+		a.g.HandlePort(a.now, a.rnic(p.GIDs[len(p.GIDs)-1]), true)
 	case llc.AddLink:
 		if a.server && len(a.offers) > 0 && a.offers[0].QPN == p.QPN && a.offers[0].PSN == p.PSN { // not offered of itself
 			a.g.HandlePort(a.now, a.rnic(p.GID), true)
@@ -400,6 +403,9 @@ func (a *actor) checkAnswers() {
 		if err != nil {
 			a.t.Fatal(err)
 		}
+		if q, ok := p.(llc.RequestAddLink); ok && !a.asked(q) {
+			a.t.Errorf("no message like %v among\n%v", q, strings.Join(a.log, "\n"))
+		}
 		if t := p.Type(); !p.IsResponse() && t != llc.TypeConfirmLink && t != llc.TypeAddLink {
 			continue
 		}
@@ -413,6 +419,15 @@ func (a *actor) checkAnswers() {
 		}
 		ours[key]--
 	}
+}
+
+// asked reports whether we have asked for a link with one of the GIDs in a
+// captured request.
+func (a *actor) asked(q llc.RequestAddLink) bool {
+	return slices.ContainsFunc(a.sent, func(b []byte) bool {
+		m, err := llc.ParseRequestAddLink(b)
+		return err == nil && len(m.GIDs) == 1 && slices.Contains(q.GIDs, m.GIDs[0])
+	})
 }
 
 // lateReject reports whether our side answered an ADD LINK twice: Linux rejects
@@ -450,6 +465,7 @@ func TestGroup_replaysLinuxV2(t *testing.T) {
 		"24-failover-link-cut-recover":             {conns: 1, links: []llc.LinkID{2, 4}, is: linkgroup.Symmetric},
 		"25-failover-silent-drop-udp4791":          {conns: 1, links: []llc.LinkID{2}},
 		"27-failover-client-netdev-down-hub":       {conns: 1, open: 1, links: []llc.LinkID{2}},
+		"28-failover-client-link-cut-recover":      {conns: 1, links: []llc.LinkID{2, 4}, is: linkgroup.Symmetric},
 	} {
 		for _, server := range []bool{false, true} {
 			side := "/client"

@@ -92,14 +92,21 @@ func (g *Group) handleRequestAddLink(from *link, m llc.RequestAddLink) {
 		return
 	}
 	g.peerReleases()
-	if len(m.GIDs) > 0 {
-		g.asked = request{via: from, gid: m.GIDs[0]}
-	} else {
-		g.asked = request{via: from}
-	}
+	g.asked = request{via: from, gid: g.meant(m.GIDs)}
 	if g.adding.step == addNone && !g.addIfUseful() {
 		g.rejectRequest()
 	}
+}
+
+// meant is the RNIC for which a client asks for a link. Linux lists the one of the
+// link that carries the request, too, and before the others.
+func (g *Group) meant(gids []rdma.GID) rdma.GID {
+	for _, gid := range gids {
+		if !slices.ContainsFunc(g.links[:], func(l link) bool { return l.isUp() && !l.asymmetric && l.peer.GID == gid }) {
+			return gid
+		}
+	}
+	return rdma.GID{}
 }
 
 // request is a client's REQUEST ADD LINK that waits for our answer.

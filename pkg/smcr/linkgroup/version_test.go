@@ -133,7 +133,7 @@ func TestGroup_requestNamesGID(t *testing.T) {
 	r.form(llc.DialectLinux)
 	r.wanted = nil
 	want := peerEndOn(3).GID
-	r.recv(llc.RequestAddLink{GIDs: []rdma.GID{want, peerEndOn(2).GID}})
+	r.recv(llc.RequestAddLink{GIDs: []rdma.GID{peerEnd.GID, want, peerEndOn(2).GID}}) // the first one has a link
 	r.poll()
 	if diff := cmp.Diff([]linkgroup.Endpoint{{GID: want}}, r.wanted); diff != "" {
 		t.Error(diff)

@@ -90,6 +90,7 @@ func TestParse_captures(t *testing.T) {
 	for _, k := range []string{
 		"CONFIRM LINK", "ADD LINK", "ADD LINK CONTINUATION", "DELETE LINK", "CONFIRM RKEY", "TEST LINK", "DELETE RKEY",
 		"CONFIRM LINK v2", "ADD LINK v2", "DELETE LINK v2", "CONFIRM RKEY v2", "TEST LINK v2", "DELETE RKEY v2",
+		"REQUEST ADD LINK v2",
 	} {
 		if kinds[k] == 0 {
 			t.Errorf("no %s in the captures", k)
