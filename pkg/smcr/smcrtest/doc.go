@@ -20,6 +20,9 @@
 // prints it as a scenario for testdata, which a reader of the protocol can
 // follow.
 //
+// Of 28 bugs put in on purpose 22 were found within 3,000 schedules, 21 of them
+// within 100: see docs/design/0008-simulation.md.
+//
 // # What is checked
 //
 // What each end sends is held against the rules of the sender: one sequence

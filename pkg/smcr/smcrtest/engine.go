@@ -31,6 +31,7 @@ type engine struct {
 	byKey   map[keyOf]*region
 	conns   map[string]*engineConn
 	refused map[linkgroup.RMBID]bool
+	revoked map[uint32]bool // RKeys of which the peer was told that they are gone
 	outs    []linkgroup.Output
 }
 
@@ -45,7 +46,7 @@ const rmbeEyeCatcher = "\xd9\xd4\xc2\xc5"
 func newEngine(w *World, p *path, side int, role linkgroup.Role, terms clc.Selection, r *rnic) *engine {
 	e := &engine{
 		w: w, p: p, side: side, regions: map[linkgroup.RMBID]*region{}, byKey: map[keyOf]*region{},
-		conns: map[string]*engineConn{}, refused: map[linkgroup.RMBID]bool{},
+		conns: map[string]*engineConn{}, refused: map[linkgroup.RMBID]bool{}, revoked: map[uint32]bool{},
 		sendBuf: w.cfg.SendBuffers[w.rng.IntN(len(w.cfg.SendBuffers))],
 		ep:      w.newEndpoint(r),
 	}
@@ -345,6 +346,7 @@ func (e *engine) do(now time.Time, o *linkgroup.Output, post func(int, work)) {
 				wr.conn = c.name
 			}
 		}
+		e.noteRevoked(wr.bytes())
 		post(index, wr)
 	case linkgroup.OutWrite:
 		c, ok := o.Conn.User.(*engineConn)
@@ -418,10 +420,30 @@ func (e *engine) event(now time.Time, o *linkgroup.Output) {
 	}
 }
 
+// noteRevoked remembers the keys of DELETE RKEY.
+func (e *engine) noteRevoked(b []byte) {
+	if llc.Type(b[0]&0x0f) != llc.TypeDeleteRKey {
+		return
+	}
+	var keys []rdma.RKey
+	switch m, _ := llc.Parse(e.g.Dialect(), llc.Version2, b); m := m.(type) {
+	case llc.DeleteRKey:
+		keys = m.RKeys[:m.N()]
+	case llc.DeleteRKeyV2:
+		keys = m.RKeys
+	}
+	for _, k := range keys {
+		e.revoked[uint32(k)] = true
+	}
+}
+
 // free deregisters RMBs that the peer has forgotten.
 func (e *engine) free() {
 	for _, id := range e.g.TakeGoneRMBs() {
 		r := e.regions[id]
+		if e.g.State() == linkgroup.Active && !slices.ContainsFunc(r.keys, func(k uint32) bool { return e.revoked[k] }) {
+			e.w.fault("%v gives up RMB %d, of which the peer does not know", e, id)
+		}
 		r.released = true
 		for i, k := range r.keys {
 			delete(e.byKey, keyOf{i, k})

@@ -76,7 +76,14 @@ func (g *generator) version2() {
 	}
 	if rng.IntN(4) == 0 {
 		from := rng.IntN(g.cfg.Peers)
-		g.add(Op{Kind: OpBurst, Name: "b", Peer: from, To: (from + 1) % g.cfg.Peers, N: 20 + rng.IntN(20)})
+		n := 20 + rng.IntN(20)
+		g.add(Op{Kind: OpBurst, Name: "b", Peer: from, To: (from + 1) % g.cfg.Peers, N: n})
+		if rng.IntN(2) == 0 { // more messages at once than a link takes
+			g.add(Op{Kind: OpRun, D: time.Duration(rng.IntN(50)) * time.Millisecond})
+			for i := range 4 * n {
+				g.add(Op{Kind: OpWrite, Name: fmt.Sprintf("b%d", i%n), N: 1 + rng.IntN(100)})
+			}
+		}
 		for i := range 5 {
 			g.names = append(g.names, fmt.Sprintf("b%d", 4*i))
 		}
@@ -170,8 +177,10 @@ func (g *generator) churn(name string) {
 		g.add(Op{Kind: OpClose, Name: name, Side: s})
 		pause(60 * time.Microsecond)
 	}
-	g.add(Op{Kind: OpKillLink, Peer: rng.IntN(g.cfg.Peers), Side: rng.IntN(3) - 1, Link: rng.IntN(2)})
+	pause(100 * time.Microsecond)
 	g.connect()
+	pause(100 * time.Microsecond)
+	g.add(Op{Kind: OpKillLink, Peer: rng.IntN(g.cfg.Peers), Side: rng.IntN(3) - 1, Link: rng.IntN(2)})
 	pause(500 * time.Microsecond)
 }
 

@@ -382,6 +382,9 @@ func (t *talk) choose(prop *clc.Proposal) {
 func (t *talk) join(side int) {
 	n := t.p.nodes[side]
 	if err := n.open(t.p.clock(side), t.c.name, nil); err != nil {
+		if errors.Is(err, linkgroup.ErrFull) {
+			t.w.fault("%v is full, and said that it is usable", n)
+		}
 		t.decline(side, err)
 		return
 	}
