@@ -134,7 +134,8 @@ func (g *Group) hasOutrun() bool {
 			return true
 		}
 	}
-	return g.adding.step != addNone && g.adding.via != g.flowVia
+	// What we say of our RMBs for the link under way may have come first.
+	return g.adding.step > addWantEndpoint || g.adding.step != addNone && g.adding.via != g.flowVia
 }
 
 // sendDeleteRKey takes RMBs back, several at once if more wait for it (A.3.7).
