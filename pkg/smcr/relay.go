@@ -19,7 +19,7 @@ import (
 // even while the bytes themselves cannot move. Only the kernel knows where the
 // urgent byte is, and only while it is unread, so the relay asks before each
 // read (ppoll). That call takes the place of the read that would find nothing
-// at the end, so a message costs two calls as before.
+// at the end, so a message costs two calls as it would without.
 
 const (
 	// stallFirst and stallMost are the pauses between looks at a socket whose
@@ -36,36 +36,62 @@ const (
 	relayBytes = 64 << 10
 )
 
-// receive reads until the end of the stream, with the urgent byte as part of
-// it. room returns where the next bytes go, took takes over how many came; an
-// urgent byte comes alone. It holds the read side of the connection all the
-// time: between two waits no wake-up may get lost, since not every wait comes
-// after a read that found nothing.
-func (s *socket) receive(room func(fd uintptr) ([]byte, error), took func(n int, urgent bool) error) error {
-	var err error
-	first := true
-	werr := s.raw.Read(func(fd uintptr) bool {
-		if first {
-			first = false
-			err = os.NewSyscallError("setsockopt SO_OOBINLINE", unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_OOBINLINE, 1))
-		}
-		for err == nil {
-			var more bool
-			if more, err = s.receiveOnce(fd, room, took); !more && err == nil {
-				return false
-			}
-		}
-		return true
-	})
-	if errors.Is(err, io.EOF) {
-		return nil
-	}
-	return errors.Join(err, werr)
+// destination is where the bytes of a relay go.
+type destination interface {
+	// room returns where the next bytes go, nil if there is no room now.
+	room() ([]byte, error)
+	// took takes over how many came; an urgent byte comes alone. False says
+	// that they have to wait.
+	took(n int, urgent bool) (bool, error)
+	// wait waits for room, and for what has to wait.
+	wait() error
 }
 
-// receiveOnce makes one read; more says that there may be something to read,
-// so that the poller need not be asked.
-func (s *socket) receiveOnce(fd uintptr, room func(uintptr) ([]byte, error), took func(int, bool) error) (more bool, err error) {
+// pump moves bytes from a socket to a destination.
+type pump struct {
+	s     *socket
+	to    destination
+	err   error
+	stuck bool
+}
+
+// receive reads until the end of the stream, with the urgent byte as part of
+// it.
+func (s *socket) receive(to destination) error {
+	p := pump{s: s, to: to}
+	err := s.raw.Control(func(fd uintptr) {
+		p.err = os.NewSyscallError("setsockopt SO_OOBINLINE", unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_OOBINLINE, 1))
+	})
+	run := p.run
+	for err == nil && p.err == nil {
+		// As long as nothing is stuck this one call goes on: a new one would
+		// forget what the poller has told, and it is not asked after each read
+		// whether the socket is empty. It keeps the socket from being closed,
+		// so that nothing but the poller may wait inside.
+		p.stuck = false
+		if err = s.raw.Read(run); err == nil && p.stuck {
+			err = to.wait()
+		}
+	}
+	if err != nil || errors.Is(p.err, io.EOF) {
+		return err
+	}
+	return p.err
+}
+
+// run moves bytes until it has to wait: false for more of them, true for
+// anything else.
+func (p *pump) run(fd uintptr) bool {
+	for more := true; more && p.err == nil && !p.stuck; {
+		more, p.err = p.once(fd)
+	}
+	return p.err != nil || p.stuck
+}
+
+// once makes one read; more says that there may be something to read, so that
+// the poller need not be asked.
+func (p *pump) once(fd uintptr) (more bool, err error) {
+	s := p.s
 	has := s.look(fd)
 	if has == 0 {
 		return false, nil
@@ -79,8 +105,9 @@ func (s *socket) receiveOnce(fd uintptr, room func(uintptr) ([]byte, error), too
 			return false, err
 		}
 	}
-	b, err := room(fd)
-	if err != nil {
+	b, err := p.to.room()
+	if err != nil || len(b) == 0 {
+		p.stuck = err == nil
 		return false, err
 	}
 	if urgent {
@@ -100,7 +127,15 @@ func (s *socket) receiveOnce(fd uintptr, room func(uintptr) ([]byte, error), too
 	// A read that was not filled has emptied the socket, if there was nothing
 	// but bytes. What comes later wakes the poller.
 	n := s.r.n
-	return n == len(b) || has != unix.POLLIN, took(n, urgent)
+	ok, err := p.to.took(n, urgent)
+	p.stuck = !ok && err == nil
+	return n == len(b) || has != unix.POLLIN, err
+}
+
+// probeStalled is probe from outside of a read.
+func (s *socket) probeStalled() (urgent bool, err error) {
+	cerr := s.raw.Control(func(fd uintptr) { urgent, err = s.probe(fd) })
+	return urgent, errors.Join(cerr, err)
 }
 
 // probe looks at a socket whose bytes have nowhere to go: whether it was
@@ -235,7 +270,7 @@ func (c *Conn) RelayFrom(r *net.TCPConn) (int64, error) {
 	}
 	defer c.drop()
 	f := intake{c: c, s: s}
-	err := s.receive(f.room, f.took)
+	err := s.receive(&f)
 	return f.total, err
 }
 
@@ -248,16 +283,13 @@ type intake struct {
 	timer     *time.Timer
 }
 
-func (f *intake) room(fd uintptr) ([]byte, error) {
+func (f *intake) room() ([]byte, error) {
 	b, err := f.c.reserve(false)
-	if err == nil && len(b) == 0 {
-		b, err = f.stalled(fd)
-	}
 	return b, f.c.opError("write", err)
 }
 
-// stalled waits for room, and looks at the socket meanwhile.
-func (f *intake) stalled(fd uintptr) ([]byte, error) {
+// wait waits for room, and looks at the socket meanwhile.
+func (f *intake) wait() error {
 	c := f.c
 	pause := stallFirst
 	if f.timer == nil {
@@ -271,21 +303,21 @@ func (f *intake) stalled(fd uintptr) ([]byte, error) {
 		case <-c.writable:
 		case <-c.wdeadline.wait():
 		case <-f.timer.C:
-			if err := f.probe(fd); err != nil {
-				return nil, err
+			if err := f.probe(); err != nil {
+				return err
 			}
 			pause = min(2*pause, stallMost)
 			f.timer.Reset(pause)
 		}
 		if b, err := c.reserve(false); err != nil || len(b) > 0 {
-			return b, err
+			return c.opError("write", err)
 		}
 	}
 }
 
 // probe announces urgent data that has to wait (RFC 7609 §4.7.6).
-func (f *intake) probe(fd uintptr) error {
-	urgent, err := f.s.probe(fd)
+func (f *intake) probe() error {
+	urgent, err := f.s.probeStalled()
 	if urgent && !f.announced {
 		f.announced = true
 		f.c.urgent.at.Store(urgentAhead)
@@ -295,7 +327,7 @@ func (f *intake) probe(fd uintptr) error {
 	return err
 }
 
-func (f *intake) took(n int, urgent bool) error {
+func (f *intake) took(n int, urgent bool) (bool, error) {
 	ok := false
 	if urgent {
 		f.announced = false
@@ -304,10 +336,10 @@ func (f *intake) took(n int, urgent bool) error {
 		ok = f.c.commit(n)
 	}
 	if !ok {
-		return f.c.opError("write", syscall.EPIPE)
+		return false, f.c.opError("write", syscall.EPIPE)
 	}
 	f.total += int64(n)
-	return nil
+	return true, nil
 }
 
 // RelayTCP writes to dst what arrives on src, urgent data as such, until src
@@ -318,8 +350,12 @@ func RelayTCP(dst, src *net.TCPConn) (int64, error) {
 		return 0, net.ErrClosed
 	}
 	f := tcpRelay{from: from, to: to}
+	f.try = func(fd uintptr) bool {
+		to.w.do(syscall.SYS_WRITE, fd)
+		return true
+	}
 	to.stall = f.stalls
-	err := from.receive(f.room, f.took)
+	err := from.receive(&f)
 	if f.buf != nil {
 		relayBuffers.Put(f.buf)
 	}
@@ -330,63 +366,88 @@ func RelayTCP(dst, src *net.TCPConn) (int64, error) {
 type tcpRelay struct {
 	from, to *socket
 	total    int64
-	fd       uintptr           // of from
 	buf      *[relayBytes]byte // while there is something in it
-	pause    time.Duration     // of the stall; 0: there is none
-	urgent   bool              // there is urgent data in from
+	rest     []byte            // of it, that has to wait
+	mark     bool              // rest is the urgent byte
+	pause    time.Duration     // of the stall
+	ahead    bool              // there is urgent data in from
+	try      func(fd uintptr) bool
 }
 
 // relayBuffers are shared by all connections, so that idle ones have none.
 var relayBuffers = sync.Pool{New: func() any { return new([relayBytes]byte) }} //nolint:gochecknoglobals // a cache of the process
 
-func (f *tcpRelay) room(fd uintptr) ([]byte, error) {
-	f.fd = fd
+func (f *tcpRelay) room() ([]byte, error) {
 	if f.buf == nil {
 		f.buf = relayBuffers.Get().(*[relayBytes]byte)
 	}
 	return f.buf[:], nil
 }
 
-func (f *tcpRelay) took(n int, urgent bool) error {
-	b := f.buf[:n]
-	write := f.to.Write
+// took writes what the destination takes at once.
+func (f *tcpRelay) took(n int, urgent bool) (bool, error) {
+	w := &f.to.w
+	w.buf, w.flags, w.n, w.errno = f.buf[:n], 0, 0, 0
 	if urgent {
+		w.flags = unix.MSG_OOB
+	}
+	err := f.to.raw.Write(f.try)
+	f.rest, f.mark = w.buf[w.n:], urgent
+	w.buf, w.flags = nil, 0
+	f.total += int64(n - len(f.rest))
+	switch {
+	case err != nil:
+		return false, err
+	case w.errno != 0:
+		return false, f.to.opError("write", w.errno)
+	case len(f.rest) > 0:
+		return false, nil
+	}
+	f.done()
+	return true, nil
+}
+
+func (f *tcpRelay) done() {
+	f.ahead = f.ahead && !f.mark
+	relayBuffers.Put(f.buf)
+	f.buf, f.rest = nil, nil
+}
+
+// wait writes the rest, and looks at the source meanwhile.
+func (f *tcpRelay) wait() error {
+	write := f.to.Write
+	if f.mark {
 		write = f.to.WriteUrgent
 	}
-	for len(b) > 0 {
-		m, err := write(b)
-		b = b[m:]
-		f.total += int64(m)
-		if err == nil {
-			break
-		}
-		if !errors.Is(err, os.ErrDeadlineExceeded) {
+	f.pause = 0
+	for {
+		n, err := write(f.rest)
+		f.rest = f.rest[n:]
+		f.total += int64(n)
+		stalled := errors.Is(err, os.ErrDeadlineExceeded)
+		if err != nil && !stalled {
 			return err
 		}
-		seen, err := f.from.probe(f.fd)
+		if f.pause > 0 {
+			if err := f.to.conn.SetWriteDeadline(time.Time{}); err != nil {
+				return err
+			}
+		}
+		if !stalled {
+			f.done()
+			return nil
+		}
+		urgent, err := f.from.probeStalled()
 		if err != nil {
 			return err
 		}
-		f.urgent = f.urgent || seen
-		if err := f.to.conn.SetWriteDeadline(time.Time{}); err != nil {
-			return err
-		}
+		f.ahead = f.ahead || urgent
 	}
-	if f.pause != 0 {
-		f.pause = 0
-		if err := f.to.conn.SetWriteDeadline(time.Time{}); err != nil {
-			return err
-		}
-	}
-	f.urgent = f.urgent && !urgent
-	relayBuffers.Put(f.buf)
-	f.buf = nil
-	return nil
 }
 
 // stalls is asked when the destination is full.
 func (f *tcpRelay) stalls(fd int) bool {
-	if f.urgent {
+	if f.ahead || f.mark {
 		growSendBuffer(fd, relayBytes)
 	}
 	f.pause = min(max(2*f.pause, stallFirst), stallMost)

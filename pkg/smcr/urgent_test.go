@@ -289,3 +289,21 @@ func TestConn_relayAllocatesNothing(t *testing.T) {
 		<-done
 	}
 }
+
+// A relay whose bytes cannot move does not keep its sockets from being closed.
+func TestConn_relayCloseWhileStalled(t *testing.T) {
+	for _, offered := range []bool{true, false} {
+		_, b, near, app := relayEnds(t, newPair(t, func(c *smcr.Config) { c.Option = fakeOption{offered}; small(c) }))
+		ended, closed := make(chan error, 1), make(chan error, 1)
+		go func() { _, err := b.RelayFrom(near); ended <- err }()
+		fillUp(app)
+		go func() { closed <- errors.Join(near.Close(), b.Abort()) }()
+		for name, c := range map[string]chan error{"close": closed, "relay": ended} {
+			select {
+			case <-c:
+			case <-time.After(10 * time.Second):
+				t.Fatalf("SMC-R %t: %s hangs", offered, name)
+			}
+		}
+	}
+}
