@@ -37,6 +37,16 @@ type Context interface {
 	Close() error
 }
 
+// IdlePoller is a [Context] whose provider has a goroutine that waits for
+// packets, and may poll for a moment instead.
+type IdlePoller interface {
+	// OnIdle has the provider call f, with none of its locks held, when it has
+	// delivered completions of this context and is about to wait. While f
+	// returns true the provider looks for packets and calls f again, and does
+	// not wait. f must not block. Set it before the first completion.
+	OnIdle(f func() bool)
+}
+
 // PD is a protection domain.
 type PD interface {
 	// AllocMR maps size bytes of zeroed memory outside the Go heap, rounded

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
+	"runtime"
 	"slices"
 	"sync"
 	"time"
@@ -280,9 +281,12 @@ func (w *fabricWire) put(from netip.AddrPort, b []byte) {
 }
 
 // Receive implements [soft.Wire].
-func (w *fabricWire) Receive(take func([]soft.Message)) error {
+func (w *fabricWire) Receive(take func([]soft.Message), idle func() bool) error {
 	var msgs [32]soft.Message
 	for {
+		for len(w.in) == 0 && idle() {
+			runtime.Gosched() // fabric and posters share our processor
+		}
 		select {
 		case d := <-w.in:
 			msgs[0] = soft.Message{Peer: d.from, Data: d.data}

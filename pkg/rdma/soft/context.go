@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"fmt"
 	"sync"
+	"sync/atomic"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 )
@@ -18,6 +19,8 @@ type deviceContext struct {
 	done   chan struct{}
 	wg     sync.WaitGroup
 
+	idle atomic.Pointer[func() bool]
+
 	eventMu sync.Mutex
 	queue   []rdma.AsyncEvent
 
@@ -27,7 +30,10 @@ type deviceContext struct {
 	closed bool
 }
 
-var _ rdma.Context = (*deviceContext)(nil)
+var (
+	_ rdma.Context    = (*deviceContext)(nil)
+	_ rdma.IdlePoller = (*deviceContext)(nil)
+)
 
 func newContext(d *Device) *deviceContext {
 	return &deviceContext{
@@ -47,6 +53,9 @@ func (c *deviceContext) start() {
 
 // Device implements [rdma.Context].
 func (c *deviceContext) Device() rdma.Device { return c.dev }
+
+// OnIdle implements [rdma.IdlePoller].
+func (c *deviceContext) OnIdle(f func() bool) { c.idle.Store(&f) }
 
 // Events implements [rdma.Context].
 func (c *deviceContext) Events() <-chan rdma.AsyncEvent { return c.events }

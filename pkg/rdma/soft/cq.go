@@ -40,6 +40,7 @@ var _ rdma.CQ = (*cq)(nil)
 // fire makes the call that is due. The caller owns no queue pair.
 func (c *cq) fire() {
 	if c.due.Load() && c.due.Swap(false) {
+		c.ctx.dev.recent.Store(c.ctx)
 		c.call()
 	}
 }

@@ -33,6 +33,8 @@ type Device struct {
 
 	alarm atomic.Int64 // when the timer fires, since epoch; 0: it does not
 
+	recent atomic.Pointer[deviceContext] // whose completions were delivered last
+
 	timerMu sync.Mutex
 	timer   *time.Timer
 

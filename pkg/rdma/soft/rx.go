@@ -41,9 +41,9 @@ type receiver struct {
 func (d *Device) receiveLoop() {
 	defer d.wg.Done()
 	r := &receiver{dev: d, flows: make(map[netip.AddrPort]*rocev2.ICRC)}
-	take := r.take
+	take, idle := r.take, d.idle
 	for {
-		err := d.wire.Receive(take)
+		err := d.wire.Receive(take, idle)
 		select {
 		case <-d.done:
 			return
@@ -59,6 +59,19 @@ func (d *Device) receiveLoop() {
 		case <-time.After(receiveRetry):
 		}
 	}
+}
+
+// idle lets the context whose completions came last say whether to poll.
+func (d *Device) idle() bool {
+	c := d.recent.Load()
+	if c == nil {
+		return false
+	}
+	if f := c.idle.Load(); f != nil && (*f)() {
+		return true
+	}
+	d.recent.CompareAndSwap(c, nil) // asked once
+	return false
 }
 
 // take handles what arrived.

@@ -52,6 +52,7 @@ type udpWire struct {
 	rxErr   error
 	rxCalls uint // of recvmmsg
 	rxTake  func([]Message)
+	rxIdle  func() bool
 	rxFn    func(fd uintptr) bool
 }
 
@@ -224,7 +225,7 @@ func (w *udpWire) release() {
 }
 
 // Receive implements [Wire].
-func (w *udpWire) Receive(take func([]Message)) error {
+func (w *udpWire) Receive(take func([]Message), idle func() bool) error {
 	for i := range w.rxHdr {
 		w.rxIov[i].Base = &w.rxRing[i*rxBufferBytes]
 		w.rxIov[i].SetLen(rxBufferBytes)
@@ -234,7 +235,7 @@ func (w *udpWire) Receive(take func([]Message)) error {
 		h.SetIovlen(1)
 		h.Control = &w.rxCtl[i][0]
 	}
-	w.rxTake, w.rxUsed = take, rxBatch
+	w.rxTake, w.rxIdle, w.rxUsed = take, idle, rxBatch
 	err := w.raw.Read(w.rxFn)
 	if err != nil {
 		w.release()
@@ -251,11 +252,7 @@ func (w *udpWire) Receive(take func([]Message)) error {
 func (w *udpWire) receive(fd uintptr) bool {
 	for {
 		n, errno := w.recvmmsg(fd)
-		switch errno {
-		case 0:
-		case unix.EAGAIN:
-			return false
-		default:
+		if errno != 0 && errno != unix.EAGAIN {
 			w.rxErr = os.NewSyscallError("recvmmsg", errno)
 			return true
 		}
@@ -266,8 +263,10 @@ func (w *udpWire) receive(fd uintptr) bool {
 			m.Peer = w.sender(&w.rxName[i])
 			m.SegmentBytes = segmentSize(w.rxCtl[i][:w.rxHdr[i].hdr.Controllen])
 		}
-		w.rxTake(w.rxMsgs[:n])
-		if n < rxBatch {
+		if n > 0 {
+			w.rxTake(w.rxMsgs[:n])
+		}
+		if n < rxBatch && !w.rxIdle() {
 			return false
 		}
 	}

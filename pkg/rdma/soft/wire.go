@@ -21,9 +21,11 @@ type Wire interface {
 	// be sent: it is lost, and the rest may still go.
 	Send(msgs []Message) (n int, err error)
 	// Receive calls take with what arrives, again and again. The messages and
-	// their data are valid until take returns. It returns an error when the
-	// wire is closed, and when receiving failed: then it may be called again.
-	Receive(take func(msgs []Message)) error
+	// their data are valid until take returns. When nothing is left it calls
+	// idle before it waits; if that returns true it looks again at once.
+	// Receive returns an error when the wire is closed, and when receiving
+	// failed: then it may be called again.
+	Receive(take func(msgs []Message), idle func() bool) error
 	// MaxSegments is the largest number of datagrams in a message to send.
 	MaxSegments() int
 	// Close ends Receive, and may wait for it.
