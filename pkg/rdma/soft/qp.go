@@ -365,7 +365,9 @@ func (q *qp) settle() (completed bool) {
 // forgetMemory drops every reference to registered memory.
 func (q *qp) forgetMemory() {
 	if !q.dead {
-		q.dropUnsent()
+		if q.unsent != nil {
+			q.unsent.forgetMemory()
+		}
 		q.m.ForgetMemory()
 	}
 }

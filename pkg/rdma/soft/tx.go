@@ -181,6 +181,19 @@ func (d *Device) send(b *batch) bool {
 	return true
 }
 
+// forgetMemory drops the messages that refer to memory, as if they were lost
+// on the way. The others stay: a NAK is sent only once, and the peer needs it
+// to learn why nobody answers any more.
+func (b *batch) forgetMemory() {
+	kept := b.msgs[:b.sent]
+	for _, m := range b.msgs[b.sent:b.made] {
+		if len(m.Bufs) == 1 { // all in scratch
+			kept = append(kept, m)
+		}
+	}
+	b.made = len(kept)
+}
+
 // dropUnsent forgets what waits for the wire, as if it was lost.
 func (q *qp) dropUnsent() {
 	if q.unsent != nil {
