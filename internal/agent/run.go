@@ -138,6 +138,9 @@ func (r *run) stackConfig() smcr.Config {
 			r.log.Debug("message not understood", "where", where, "err", err)
 		}},
 	}
+	if cfg.AnswerPoll = n.AnswerPoll; cfg.AnswerPoll == 0 {
+		cfg.AnswerPoll = -1
+	}
 	for _, d := range r.agent.devices {
 		cfg.Devices = append(cfg.Devices, d.Device)
 	}

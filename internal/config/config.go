@@ -42,8 +42,11 @@ type Node struct {
 	// DrainTimeout is how long a stopping agent waits for carried
 	// connections before it resets them.
 	DrainTimeout time.Duration
-	LogLevel     LogLevel
-	Policies     []Policy
+	// AnswerPoll is how long the agent looks for a program's answer before it
+	// sleeps; 0: not at all.
+	AnswerPoll time.Duration
+	LogLevel   LogLevel
+	Policies   []Policy
 }
 
 // Device is an RNIC that carries links: exactly one of its two kinds is set.

@@ -48,8 +48,12 @@ const (
 	defaultNodeConns        = 65536
 	defaultRedirectTTL      = 2 * time.Second
 	defaultNegativeCacheTTL = time.Minute
-	defaultDrainTimeout     = 30 * time.Second
-	defaultDataDir          = "/run/kube-smcr"
-	defaultAPISocket        = "/run/kube-smcr/agent.sock"
-	defaultMetricsAddress   = "127.0.0.1:9464"
+	// The agent looks for answers for twice what a program takes to be
+	// scheduled and to answer at once, where processors sleep deeply.
+	defaultAnswerPoll     = 75 * time.Microsecond
+	maxAnswerPoll         = time.Millisecond
+	defaultDrainTimeout   = 30 * time.Second
+	defaultDataDir        = "/run/kube-smcr"
+	defaultAPISocket      = "/run/kube-smcr/agent.sock"
+	defaultMetricsAddress = "127.0.0.1:9464"
 )

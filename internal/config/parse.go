@@ -83,12 +83,13 @@ func defaults() *Node {
 		RedirectTTL:      defaultRedirectTTL,
 		NegativeCacheTTL: defaultNegativeCacheTTL,
 		DrainTimeout:     defaultDrainTimeout,
+		AnswerPoll:       defaultAnswerPoll,
 	}
 }
 
 func (d *decoder) node(f field, n *Node) {
 	fs := d.mapping(f, "name", "devices", "budgets", "rmbe", "sendBuffer", "versions", "eids", "dialects", "anyPrefix", "dataDir",
-		"apiSocket", "metricsAddress", "redirectTTL", "negativeCacheTTL", "drainTimeout", "logLevel")
+		"apiSocket", "metricsAddress", "redirectTTL", "negativeCacheTTL", "drainTimeout", "answerPoll", "logLevel")
 	d.text(fs, "name", &n.Name)
 	if !validName(n.Name, "") {
 		d.errorf(fs.where("name"), "%q, want the node's name: letters, digits, '-', '_' and '.'", n.Name)
@@ -131,6 +132,7 @@ func (d *decoder) node(f field, n *Node) {
 	d.duration(fs, "redirectTTL", &n.RedirectTTL, minRedirectTTL, maxRedirectTTL)
 	d.duration(fs, "negativeCacheTTL", &n.NegativeCacheTTL, 0, maxTTL)
 	d.duration(fs, "drainTimeout", &n.DrainTimeout, 0, maxTTL)
+	d.duration(fs, "answerPoll", &n.AnswerPoll, 0, maxAnswerPoll)
 	n.LogLevel = LogLevel(d.choice(fs, "logLevel", "info", "debug", "warn", "error"))
 }
 

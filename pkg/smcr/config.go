@@ -115,6 +115,11 @@ type Config struct {
 	// MessageTimeout bounds the wait for each CLC message of the peer
 	// (RFC 7609 C.5). Default 6 s, as in Linux.
 	MessageTimeout time.Duration
+	// AnswerPoll is how long the device's goroutine looks, after it has written
+	// a small message to the program behind [Conn.RelayTo], for its answer
+	// before it sleeps, as long as answers come within that time: processor
+	// time for shorter round trips. Default 75 us; negative: not at all.
+	AnswerPoll time.Duration
 	// CloseTimeout bounds the wait for the peer's close (RFC 7609 4.8.1).
 	// Default 60 s.
 	CloseTimeout time.Duration
@@ -159,6 +164,9 @@ func (c *Config) setDefaults() {
 	if c.MessageTimeout == 0 {
 		c.MessageTimeout = clc.DefaultMessageTimeout
 	}
+	if c.AnswerPoll == 0 {
+		c.AnswerPoll = answerTime
+	}
 	if c.CloseTimeout == 0 {
 		c.CloseTimeout = 60 * time.Second
 	}
@@ -178,6 +186,8 @@ func (c Config) Validate() error {
 		return fmt.Errorf("smcr config: RMBEsPerRMB %d: want 1 to 255", c.RMBEsPerRMB)
 	case c.MemoryBytes < 0 || c.MaxConns < 0 || c.MessageTimeout < 0 || c.CloseTimeout < 0 || c.IdleGroupTimeout < 0:
 		return errors.New("smcr config: limits and timeouts must not be negative")
+	case c.AnswerPoll > maxAnswerPoll:
+		return fmt.Errorf("smcr config: AnswerPoll %v: want at most %v", c.AnswerPoll, maxAnswerPoll)
 	case c.Dialects > DialectsLinux:
 		return fmt.Errorf("smcr config: unknown dialect set %d", c.Dialects)
 	case c.Versions > VersionsV2:
@@ -317,6 +327,7 @@ type Stats struct {
 	CLCSent       uint64 // messages, also those that follow
 	LLCSent       uint64
 	CDCSent       uint64
+	AnswersPolled uint64 // answers of programs that were found by looking (Config.AnswerPoll)
 	RMBWaits      uint64 // rendezvous that had to wait for CONFIRM RKEY
 	MessagesBad   uint64
 }

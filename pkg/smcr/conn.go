@@ -56,7 +56,8 @@ type Conn struct {
 	state        atomic.Uint32 // connFlags
 	_            [64]byte
 
-	sink      atomic.Pointer[sink] // of the WriteTo under way
+	sink      atomic.Pointer[sink]   // of the RelayTo under way
+	intake    atomic.Pointer[intake] // of the RelayFrom under way
 	dirty     atomic.Bool
 	nextDirty *Conn // owned by the dirty queue
 
@@ -169,6 +170,10 @@ func (c *Conn) release() {
 	}
 	delete(s.conns, c)
 	s.tcpWatch.remove(c)
+	if s.answering == c {
+		s.answering = nil
+	}
+	s.poured.CompareAndSwap(c, nil)
 	defer s.checkEmpty()
 	s.stats.BytesSentSMCR += c.written()
 	s.stats.BytesRecvSMCR += c.consumed.Load()

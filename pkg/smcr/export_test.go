@@ -25,6 +25,19 @@ func KnownRMBs(s *Stack) (known, all int) {
 	return known, all
 }
 
+// LookForAnswer looks once for something to read in RelayFrom's place.
+func LookForAnswer(c *Conn) bool {
+	in := c.intake.Load()
+	if in == nil {
+		return false
+	}
+	got, _ := in.answered()
+	return got
+}
+
+// StackOf returns the stack of a connection.
+func StackOf(c *Conn) *Stack { return c.stack }
+
 // EndTCP ends our direction of the TCP connection in order.
 func EndTCP(c *Conn) { _ = c.tcp.CloseWrite() }
 

@@ -49,16 +49,19 @@ type destination interface {
 
 // pump moves bytes from a socket to a destination.
 type pump struct {
-	s     *socket
-	to    destination
+	s  *socket
+	to destination
+	// gate lets others call once while the pump waits for the poller. What
+	// follows belongs to whoever is in it, or to receive.
+	gate  gate
 	err   error
 	stuck bool
 }
 
 // receive reads until the end of the stream, with the urgent byte as part of
 // it.
-func (s *socket) receive(to destination) error {
-	p := pump{s: s, to: to}
+func (p *pump) receive() error {
+	s, to := p.s, p.to
 	err := s.raw.Control(func(fd uintptr) {
 		p.err = os.NewSyscallError("setsockopt SO_OOBINLINE", unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_OOBINLINE, 1))
 	})
@@ -69,23 +72,33 @@ func (s *socket) receive(to destination) error {
 		// whether the socket is empty. It keeps the socket from being closed,
 		// so that nothing but the poller may wait inside.
 		p.stuck = false
-		if err = s.raw.Read(run); err == nil && p.stuck {
+		err = s.raw.Read(run)
+		p.gate.unpark()
+		if err == nil && p.stuck {
 			err = to.wait()
 		}
 	}
-	if err != nil || errors.Is(p.err, io.EOF) {
-		return err
+	switch {
+	case errors.Is(p.err, io.EOF):
+		return nil
+	case p.err != nil: // then the other one may be that of a deadline that woke us
+		return p.err
 	}
-	return p.err
+	return err
 }
 
 // run moves bytes until it has to wait: false for more of them, true for
 // anything else.
 func (p *pump) run(fd uintptr) bool {
+	p.gate.unpark()
 	for more := true; more && p.err == nil && !p.stuck; {
 		more, p.err = p.once(fd)
 	}
-	return p.err != nil || p.stuck
+	if p.err != nil || p.stuck {
+		return true
+	}
+	p.gate.park()
+	return false
 }
 
 // once makes one read; more says that there may be something to read, so that
@@ -269,18 +282,11 @@ func (c *Conn) RelayFrom(r *net.TCPConn) (int64, error) {
 		return 0, c.opError("write", net.ErrClosed)
 	}
 	defer c.drop()
-	f := intake{c: c, s: s}
-	err := s.receive(&f)
+	f := newIntake(c, s)
+	c.intake.Store(f)
+	defer c.intake.Store(nil)
+	err := f.receive()
 	return f.total, err
-}
-
-// intake is a RelayFrom under way.
-type intake struct {
-	c         *Conn
-	s         *socket
-	total     int64
-	announced bool // the peer knows that there is urgent data before us
-	timer     *time.Timer
 }
 
 func (f *intake) room() ([]byte, error) {
@@ -355,7 +361,8 @@ func RelayTCP(dst, src *net.TCPConn) (int64, error) {
 		return true
 	}
 	to.stall = f.stalls
-	err := from.receive(&f)
+	p := pump{s: from, to: &f}
+	err := p.receive()
 	if f.buf != nil {
 		relayBuffers.Put(f.buf)
 	}

@@ -26,6 +26,7 @@ type rnic struct {
 	wcs   [64]rdma.WC
 	// taking: the completions in wcs are being dealt with.
 	taking bool
+	answer answerPoll
 	// ready says that the completion queue called: there is something in it.
 	ready atomic.Bool
 }
@@ -54,6 +55,9 @@ func (s *Stack) openRNIC(index int, d rdma.Device) (_ *rnic, err error) {
 		return nil, err
 	}
 	r.cq.OnNotify(r.completed)
+	if p, ok := r.ctx.(rdma.IdlePoller); ok && s.cfg.AnswerPoll > 0 {
+		p.OnIdle(r.pollAnswer)
+	}
 	r.ready.Store(true) // the first step arms the queue
 	return r, nil
 }

@@ -9,26 +9,44 @@ import (
 	"time"
 )
 
-// sink lets the holder of the turn write arriving bytes straight to the
-// socket that WriteTo writes to, while WriteTo waits for them. It saves waking
-// a goroutine for each small message, which is most of a relay's latency.
+// gate lets somebody else do a goroutine's work while that one waits.
 //
-//	off --WriteTo waits--> parked --data, holder of the turn--> busy
-//	 ^                      |  ^                                 |
-//	 +--WriteTo woke up-----+  +---------------------------------+
+//	off --owner waits--> parked --somebody has work--> busy
+//	 ^                    |  ^                          |
+//	 +--owner woke up-----+  +--------------------------+
+type gate struct{ state atomic.Uint32 }
+
+const (
+	gateOff uint32 = iota
+	gateParked
+	gateBusy
+)
+
+// park lets others in.
+func (g *gate) park() { g.state.Store(gateParked) }
+
+// unpark keeps them out, after what one of them is doing has ended.
+func (g *gate) unpark() {
+	for g.state.Load() != gateOff && !g.state.CompareAndSwap(gateParked, gateOff) {
+		runtime.Gosched()
+	}
+}
+
+// enter begins to do the owner's work, if it waits and nobody else does.
+func (g *gate) enter() bool { return g.state.CompareAndSwap(gateParked, gateBusy) }
+
+func (g *gate) leave() { g.state.Store(gateParked) }
+
+// sink lets the holder of the turn write arriving bytes straight to the
+// socket that RelayTo writes to, while RelayTo waits for them. It saves waking
+// a goroutine for each small message, which is most of a relay's latency.
 type sink struct {
-	state atomic.Uint32
-	// to is written by whoever made state busy, or by WriteTo while it is off.
+	gate gate
+	// to is written by whoever is in the gate, or by RelayTo when nobody is.
 	to *socket
 	// try makes one write that does not wait; allocated once.
 	try func(fd uintptr) bool
 }
-
-const (
-	sinkOff uint32 = iota
-	sinkParked
-	sinkBusy
-)
 
 // sinkBytes is the most that the holder of the turn writes for somebody else:
 // bulk data belongs to the connection's own goroutine, which may run on
@@ -65,44 +83,48 @@ func (k *sink) giveUp() {
 // park offers the sink to the holder of the turn.
 func (k *sink) park() {
 	if k != nil {
-		k.state.Store(sinkParked)
+		k.gate.park()
 	}
 }
 
 // unpark takes it back, after a write under way has ended.
 func (k *sink) unpark() {
-	for k != nil && !k.state.CompareAndSwap(sinkParked, sinkOff) {
-		runtime.Gosched()
+	if k != nil {
+		k.gate.unpark()
 	}
 }
 
-// pour writes what has arrived, if WriteTo waits and it is little. It reports
-// whether nothing is left for WriteTo to do. The caller holds the turn.
+// pour writes what has arrived, if RelayTo waits and it is little. It reports
+// whether nothing is left for RelayTo to do. The caller holds the turn.
 func (c *Conn) pour() bool {
 	k := c.sink.Load()
 	pos := c.consumed.Load()
 	avail := c.peerProduced.Load() - pos
-	if k == nil || avail == 0 || avail > sinkBytes || !k.state.CompareAndSwap(sinkParked, sinkBusy) {
+	if k == nil || avail == 0 || avail > sinkBytes || !k.gate.enter() {
 		return false
 	}
-	pos = c.consumed.Load() // WriteTo may have gone on before it parked
+	pos = c.consumed.Load() // RelayTo may have gone on before it parked
 	avail = c.peerProduced.Load() - pos
 	if c.urgent.mark.Load() > pos {
-		k.state.Store(sinkParked)
-		return false // WriteTo knows what to do with urgent data
+		k.gate.leave()
+		return false // RelayTo knows what to do with urgent data
 	}
 	for avail > 0 {
 		off := c.ring.Offset(pos)
 		w := &k.to.w
 		w.buf, w.n = c.rmbe[off:min(uint64(off)+avail, uint64(c.ring.Size))], 0
 		if err := k.to.raw.Write(k.try); err != nil || w.n == 0 {
-			break // full or broken: WriteTo finds out
+			break // full or broken: RelayTo finds out
 		}
 		pos += uint64(w.n)
 		avail -= uint64(w.n)
 	}
 	k.to.w.buf = nil
 	c.consumed.Store(pos)
-	k.state.Store(sinkParked)
-	return avail == 0
+	k.gate.leave()
+	if avail > 0 {
+		return false
+	}
+	c.stack.expectAnswer(c)
+	return true
 }

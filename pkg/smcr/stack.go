@@ -44,6 +44,10 @@ type Stack struct {
 	closed bool
 	empty  chan struct{} // closed when the stack is closed and has no connections
 	alarm  time.Time     // when the stack's goroutine looks at timers next
+	// answering is the connection whose program was last given a small
+	// message, answers how many in a row.
+	answering *Conn
+	answers   int
 	// touched are the groups that have something to do, expired those whose
 	// timers are being seen to.
 	touched []*group
@@ -52,8 +56,11 @@ type Stack struct {
 	stats   Stats // of the past; LLCSent and CDCSent without those of live groups
 
 	clcSent atomic.Uint64
+	polled  atomic.Uint64 // AnswersPolled
 	// dirty is the queue of connections whose positions moved.
 	dirty atomic.Pointer[Conn]
+	// poured is a connection whose program may answer soon.
+	poured atomic.Pointer[Conn]
 	// wake gets the stack's goroutine to look at timers and queues again.
 	wake chan struct{}
 	// ready says that a completion queue called: there is something in it.
@@ -390,6 +397,7 @@ func (s *Stack) Stats() Stats {
 	st.Groups = len(s.groups)
 	st.Conns = len(s.conns)
 	st.CLCSent = s.clcSent.Load()
+	st.AnswersPolled = s.polled.Load()
 	for _, g := range s.groups {
 		st.LLCSent += g.lg.LLCSent
 		st.CDCSent += g.lg.CDCSent

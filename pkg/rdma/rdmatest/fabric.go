@@ -7,7 +7,6 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
-	"runtime"
 	"slices"
 	"sync"
 	"time"
@@ -285,7 +284,7 @@ func (w *fabricWire) Receive(take func([]soft.Message), idle func() bool) error 
 	var msgs [32]soft.Message
 	for {
 		for len(w.in) == 0 && idle() {
-			runtime.Gosched() // fabric and posters share our processor
+			time.Sleep(time.Microsecond) // a virtual clock has to go on
 		}
 		select {
 		case d := <-w.in:

@@ -4,6 +4,7 @@ package rdmatest
 
 import (
 	"errors"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -17,6 +18,7 @@ var queueCases = []Case{
 	{"NotifySolicited", testNotifySolicited},
 	{"NotifyNeverLost", testNotifyNeverLost},
 	{"OnNotify", testOnNotify},
+	{"IdlePoll", testIdlePoll},
 }
 
 func testOverrun(t *testing.T, a, b rdma.Device) {
@@ -107,6 +109,65 @@ func testNotifySolicited(t *testing.T, a, b rdma.Device) {
 		t.Fatal(err)
 	}
 	notified(t, y.RecvCQ)
+}
+
+// testIdlePoll lets the provider poll: it asks after a completion, and what
+// comes meanwhile arrives.
+func testIdlePoll(t *testing.T, a, b rdma.Device) {
+	x, y := Pair(t, a, b, Options{})
+	p, ok := y.Ctx.(rdma.IdlePoller)
+	if !ok {
+		t.Log("this provider does not poll")
+		return
+	}
+	var got atomic.Int32
+	asked, all := make(chan struct{}, 1), make(chan struct{})
+	take := func() {
+		var wcs [4]rdma.WC
+		for {
+			n, err := y.RecvCQ.Poll(wcs[:])
+			if err != nil {
+				t.Error(err)
+			}
+			if n == 0 {
+				return
+			}
+			if got.Add(int32(n)) == 2 {
+				close(all)
+			}
+		}
+	}
+	y.RecvCQ.OnNotify(func() {
+		if err := y.RecvCQ.Arm(false); err != nil {
+			t.Error(err)
+		}
+		take()
+	})
+	p.OnIdle(func() bool {
+		select {
+		case asked <- struct{}{}:
+		default:
+		}
+		return got.Load() == 1
+	})
+	if err := y.RecvCQ.Arm(false); err != nil {
+		t.Fatal(err)
+	}
+	wait := func(what string, c <-chan struct{}) {
+		t.Helper()
+		select {
+		case <-c:
+		case <-time.After(patience):
+			t.Fatal("waited in vain for " + what)
+		}
+	}
+	y.Recv(t, 1, 0, 64)
+	y.Recv(t, 2, 64, 64)
+	send := rdma.SendWR{Op: rdma.OpSend, SGL: []rdma.SGE{x.SGE(0, 4)}}
+	x.Send(t, send)
+	wait("the provider's question", asked)
+	x.Send(t, send)
+	wait("the message that came while it polled", all)
 }
 
 // testNotifyNeverLost plays ping-pong with waits on both sides: one lost

@@ -27,21 +27,22 @@ const receiveRetry = 10 * time.Millisecond
 
 // receiver is the state of a device's receive goroutine.
 type receiver struct {
-	dev    *Device
-	now    time.Time
-	pkt    rocev2.Packet
-	q      *qp // owned
-	since  int // bytes since its last step
-	peer   netip.AddrPort
-	icrc   *rocev2.ICRC // of peer
-	flows  map[netip.AddrPort]*rocev2.ICRC
-	counts [numRxCounters]uint64
+	dev     *Device
+	now     time.Time
+	pkt     rocev2.Packet
+	q       *qp       // owned
+	since   int       // bytes since its last step
+	polling time.Time // since then without waiting; zero: it waited
+	peer    netip.AddrPort
+	icrc    *rocev2.ICRC // of peer
+	flows   map[netip.AddrPort]*rocev2.ICRC
+	counts  [numRxCounters]uint64
 }
 
 func (d *Device) receiveLoop() {
 	defer d.wg.Done()
 	r := &receiver{dev: d, flows: make(map[netip.AddrPort]*rocev2.ICRC)}
-	take, idle := r.take, d.idle
+	take, idle := r.take, r.idle
 	for {
 		err := d.wire.Receive(take, idle)
 		select {
@@ -61,16 +62,29 @@ func (d *Device) receiveLoop() {
 	}
 }
 
+// maxPoll bounds how long the receiver polls before it waits once: other
+// goroutines may need its processor.
+const maxPoll = 200 * time.Microsecond
+
 // idle lets the context whose completions came last say whether to poll.
-func (d *Device) idle() bool {
+func (r *receiver) idle() bool {
+	d := r.dev
 	c := d.recent.Load()
 	if c == nil {
+		r.polling = time.Time{}
 		return false
 	}
 	if f := c.idle.Load(); f != nil && (*f)() {
-		return true
+		now := time.Now()
+		if r.polling.IsZero() {
+			r.polling = now
+		}
+		if now.Sub(r.polling) < maxPoll {
+			return true
+		}
 	}
-	d.recent.CompareAndSwap(c, nil) // asked once
+	d.recent.CompareAndSwap(c, nil) // asked enough
+	r.polling = time.Time{}
 	return false
 }
 

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package smcr
+
+import (
+	"sync/atomic"
+	"time"
+)
+
+// In a dialogue a program answers what it was given, or asks the next question,
+// after a few microseconds. To sleep meanwhile costs more than to look: the
+// processor goes idle, and to be woken takes longer than the program took. So
+// the device's goroutine, when it has written a small message to a program and
+// has nothing else to do, looks for a moment at the program's socket, and at
+// the wire in between.
+//
+//	peer      device's goroutine             program
+//	 |  CDC         |                           |
+//	 |------------->| pour: write(2)            |
+//	 |              |-------------------------->|
+//	 |              | pollAnswer: nothing yet   |
+//	 |              | pollAnswer: read(2)       |
+//	 |              |<--------------------------|
+//	 |<-------------|                           |
+//
+// It does so for one connection that has the stack to itself, and as long as
+// answers come in time: with more of them going on somebody has work to do
+// anyway, and a program that computes, or needs our processor, is not waited
+// for.
+
+const (
+	// answerTime is how long an answer is looked for: twice what a program
+	// takes to be scheduled and to answer at once, where processors sleep
+	// deeply.
+	answerTime = 75 * time.Microsecond
+	// maxAnswerPoll keeps the device's goroutine from being somebody's own.
+	maxAnswerPoll = time.Millisecond
+	// dialogueStreak is how many small messages in a row make a dialogue.
+	dialogueStreak = 8
+	// A connection has credit while answers come in time. Without any it is
+	// left alone for a while, longer each time.
+	mostCredit   = 16
+	missCost     = 4
+	firstPause   = 32
+	longestPause = 1 << 14
+)
+
+// intake is a RelayFrom under way.
+type intake struct {
+	pump
+	c         *Conn
+	total     int64
+	announced bool // the peer knows that there is urgent data before us
+	timer     *time.Timer
+
+	got bool // something, in this try of answered
+	try func(fd uintptr)
+
+	// Owned by the device's goroutine, like answerPoll; the peer may use
+	// several devices in turn.
+	credit, pause, skip atomic.Int32
+}
+
+func newIntake(c *Conn, s *socket) *intake {
+	f := &intake{pump: pump{s: s}, c: c}
+	f.to = f
+	f.credit.Store(mostCredit)
+	f.try = f.tryOnce
+	return f
+}
+
+// tryOnce reads once if there is something to read and room for it.
+func (f *intake) tryOnce(fd uintptr) {
+	if b, err := f.c.reserve(false); f.err != nil || err != nil || len(b) == 0 {
+		return // it is RelayFrom's turn
+	}
+	before := f.total
+	_, f.err = f.once(fd)
+	f.got = f.total > before
+	if f.err != nil {
+		_ = f.s.conn.SetReadDeadline(time.Unix(1, 0)) // RelayFrom has to know; closed: it does
+	}
+}
+
+// answered looks for an answer once; usable tells whether it makes sense to
+// look again.
+func (f *intake) answered() (got, usable bool) {
+	if !f.gate.enter() {
+		return false, false // RelayFrom is at work
+	}
+	f.got = false
+	err := f.s.raw.Control(f.try)
+	got, usable = f.got, err == nil && f.err == nil
+	f.gate.leave()
+	return got, usable
+}
+
+// wanted reports whether an answer shall be looked for.
+func (f *intake) wanted() bool {
+	if f.credit.Load() > 0 {
+		return true
+	}
+	if f.skip.Add(-1) > 0 {
+		return false
+	}
+	f.credit.Store(1) // one more chance
+	return true
+}
+
+func (f *intake) hit() {
+	f.credit.Store(min(f.credit.Load()+1, mostCredit))
+	if f.credit.Load() == mostCredit {
+		f.pause.Store(0)
+	}
+}
+
+func (f *intake) miss() {
+	if f.credit.Add(-missCost) > 0 {
+		return
+	}
+	p := min(max(2*f.pause.Load(), firstPause), longestPause)
+	f.pause.Store(p)
+	f.skip.Store(p)
+}
+
+// answerPoll is a device's look for an answer. It is owned by the device's
+// goroutine.
+type answerPoll struct {
+	in    *intake // nil: none
+	until time.Time
+}
+
+// expectAnswer notes that a small message was written to a program. The caller
+// holds the turn.
+func (s *Stack) expectAnswer(c *Conn) {
+	if s.answering != c {
+		s.answering, s.answers = c, 0
+		return
+	}
+	if s.answers < dialogueStreak {
+		s.answers++
+		return
+	}
+	s.poured.Store(c)
+}
+
+// pollAnswer is called by the device when nothing is left to receive. True
+// means that it should be called again.
+func (r *rnic) pollAnswer() bool {
+	p := &r.answer
+	if c := r.s.poured.Swap(nil); c != nil {
+		p.in = c.intake.Load()
+		if p.in != nil && !p.in.wanted() {
+			p.in = nil
+		}
+		p.until = time.Now().Add(r.s.cfg.AnswerPoll)
+	}
+	if p.in == nil {
+		return false
+	}
+	got, usable := p.in.answered()
+	switch {
+	case got:
+		r.s.polled.Add(1)
+		p.in.hit()
+	case !usable:
+	case time.Now().After(p.until):
+		p.in.miss()
+	default:
+		return true
+	}
+	p.in = nil
+	return false
+}
