@@ -424,8 +424,11 @@ func (g *Group) endAdd(now time.Time, added bool) {
 		defer g.retryAdd()
 	}
 	g.adding = adding{}
-	if g.flowSent && g.flows[0].kind == flowAddLink {
+	switch {
+	case g.flowSent && g.flows[0].kind == flowAddLink:
 		g.popFlow()
+	case g.isKept():
+		g.flowExpiry = now.Add(FlowTimeout)
 	}
 	g.rejectRequest()
 	if g.state == Forming {
@@ -484,10 +487,22 @@ func (g *Group) abandonAdd(now time.Time, why llc.DeleteReason, orderly bool) {
 	}
 	if g.state == Active {
 		g.tellDeleted(m)
+		g.tellAbandoned(m)
 	}
 	g.endAdd(now, false)
 	if g.cfg.Role == Client {
 		g.scheduleRetry(now) // C.7.1: another RNIC of ours may do better
+	}
+}
+
+// tellAbandoned tells the server at once that a client has given a new link up,
+// although another request of the client is under way: that one may be a DELETE
+// LINK, which the server keeps until the exchange is over (§3.5.5.3.1), and the
+// exchange would not be over before this one is told. It stays in line, too, for
+// a server that drops what crosses.
+func (g *Group) tellAbandoned(m llc.DeleteLink) {
+	if via := g.otherLink(nil); g.cfg.Role == Client && g.flowSent && via != nil {
+		via.send(m)
 	}
 }
 

@@ -163,6 +163,9 @@ func (g *Group) handleDeleteLink(now time.Time, from *link, m llc.DeleteLink) er
 		g.Discarded++
 	case g.cfg.Role == Server && g.changing():
 		g.tellDeleted(m) // §3.5.5.3: after the exchange under way
+		if a := g.adding; isUrgent(m) && a.via == l && (a.step == addWaitReply || a.step == addWaitCont) {
+			g.abandonAdd(now, m.Reason, false) // it goes on nowhere: the link was to carry it
+		}
 	case g.otherLink(l) == nil:
 		g.handleDeleteAll(now, from, m)
 	case g.cfg.Role == Client:

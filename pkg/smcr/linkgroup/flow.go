@@ -190,12 +190,20 @@ func (g *Group) flowExpired(now time.Time) {
 		g.dropLink(via, fmt.Errorf("%w: %v", ErrFlowTimeout, f.kind))
 		return
 	}
+	if g.isKept() && g.adding.step != addNone {
+		g.flowExpiry = now.Add(FlowTimeout)
+		return
+	}
 	if g.dialect == llc.DialectLinux && via.heard.After(g.flowBegan) {
 		g.giveUpFlow(f)
 		return
 	}
 	g.loseLink(now, via, llc.DeleteLostPath, FaultLink, fmt.Errorf("%w: %v", ErrFlowTimeout, f.kind))
 }
+
+// isKept reports whether our request under way is one that the server keeps
+// while it adds a link (§3.5.5.3.1): it has its time from the end of that.
+func (g *Group) isKept() bool { return g.flowSent && g.flows[0].kind == flowAskDelete }
 
 // giveUpFlow ends a flow that the peer does not answer although it is there.
 func (g *Group) giveUpFlow(f flow) {
