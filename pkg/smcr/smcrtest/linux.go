@@ -54,6 +54,7 @@ type linux struct {
 	parked func()        // one ADD LINK or DELETE LINK of the peer
 	asked  *linuxLink    // server, version 2: that carried the REQUEST ADD LINK to be answered
 	ending bool          // DELETE LINK for all was sent, nothing else matters
+	misled bool          // it took a late answer about one RMB for that about another
 }
 
 type linuxStep uint8

@@ -5,6 +5,7 @@ package smcrtest
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
@@ -316,6 +317,8 @@ func (l *linux) confirmRKey(r *linuxRMB) {
 		l.send(lk, m)
 		l.await(f, linuxAnswerWait, isResponse(llc.TypeConfirmRKey), func(m llc.Message) {
 			a, ok := m.(llc.ConfirmRKey)
+			// It does not look which RMB the answer is about.
+			l.misled = l.misled || ok && !slices.Contains(r.keys[:], uint32(a.This.RKey))
 			if r.confirmed = ok && !a.Negative; !r.confirmed {
 				r.refused = errors.New("CONFIRM RKEY failed")
 			}
