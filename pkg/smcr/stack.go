@@ -129,10 +129,11 @@ func (s *Stack) closeRNICs() error {
 
 // pickRNIC returns a device whose number is not in the set, or nil if there is
 // none: one with an active port, in the subnet of the peer's RNIC, with few
-// links, in this order, and with a route to that RNIC if reach is given. If the link ends at that RNIC of the peer (bound), and
-// some of our devices are in its subnet, only those will do: a link across
-// subnets would depend on both of them. The first link of a group may take a
-// port that is not active: an interface reports its carrier up to a second late.
+// links, in this order, and with a route to that RNIC if reach is given. If the
+// link ends at that RNIC of the peer (bound), and some of our devices are in its
+// subnet, only those will do: a link across subnets would depend on both of
+// them. The first link of a group may take a port that is not active: an
+// interface reports its carrier up to a second late.
 func (s *Stack) pickRNIC(not uint8, peer rdma.GID, bound bool, reach *routes) *rnic {
 	near := func(r *rnic) bool { return r.gid.OnLink(peer) }
 	bound = bound && slices.ContainsFunc(s.rnics, near)
