@@ -33,6 +33,13 @@
 // resets the SMC-R connection, so that a peer that died is noticed at once. One
 // goroutine of the stack looks at all of them; connections and links have none.
 //
+// # The end of a link group
+//
+// The queue pairs of a group that ended in order stay for 0.3 s and only
+// acknowledge: the peer's last message may be on its way, and some peers wait
+// for the acknowledgement. [Stack.Close] does not wait for those that have
+// answered, nor where RDMA writes were under way: these end at once.
+//
 // # Versions
 //
 // Version 2 is used where both ends can: they may be in different IP subnets,

@@ -58,3 +58,15 @@ func EndGrace(c *Conn) bool {
 
 // RMBE returns a connection's receive buffer.
 func RMBE(c *Conn) []byte { return c.rmbe }
+
+// LingerTime is how long a queue pair outlives its group.
+const LingerTime = lingerTime
+
+// Lingering returns how many queue pairs outlive their group, and whether Close
+// would wait for the peer of one.
+func Lingering(s *Stack) (n int, awaited bool) {
+	awaited = s.awaitsPeer()
+	s.lock()
+	defer s.unlock()
+	return len(s.lingering), awaited
+}

@@ -29,7 +29,10 @@ type group struct {
 	lg      *linkgroup.Group
 	opened  time.Time
 
-	links   [linkgroup.MaxLinks]*link
+	links     [linkgroup.MaxLinks]*link
+	ready     bool // the first contact went well
+	peerEnded bool // the peer said that it ends the group, or answered
+
 	touched bool      // on the stack's list
 	due     time.Time // when the stack looks at its timers
 	timer   int       // its place among the stack's timers; 0: none
@@ -163,7 +166,7 @@ func (g *group) do(now time.Time, o *linkgroup.Output) {
 		l.check(now, "queue pair to RTS", l.toRTS())
 	case linkgroup.OutCloseLink:
 		l.post(now)
-		l.shut(now)
+		g.endLink(now, l)
 	case linkgroup.OutEvent:
 	}
 }
@@ -185,6 +188,7 @@ func (g *group) event(now time.Time, o *linkgroup.Output) {
 	case linkgroup.EventPointOfNoReturn:
 		g.setup <- setupEvent{kind: o.Event}
 	case linkgroup.EventReady:
+		g.ready = true
 		g.prepareRMB()
 		g.changed()
 		g.setup <- setupEvent{kind: o.Event}
@@ -302,8 +306,18 @@ func (g *group) remove() {
 	g.freeIfUnused()
 }
 
-// kill ends the group because the stack does, or because the peer does not
-// have it.
+// finish ends the group because the stack does, and does not wait for the peer.
+func (g *group) finish() {
+	now := time.Now()
+	for _, l := range g.links {
+		if l != nil {
+			g.lg.HandleLinkFailure(now, l.index, errStackClosed)
+		}
+	}
+	g.flush(now)
+}
+
+// kill ends the group because the peer does not have it.
 func (g *group) kill(err error) {
 	now := time.Now()
 	for _, l := range g.links {

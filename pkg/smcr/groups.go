@@ -119,6 +119,11 @@ func (s *Stack) schedule(g *group) {
 		g.due = at
 		heap.Fix(&s.timers, g.timer-1)
 	}
+	s.wakeAt(at)
+}
+
+// wakeAt wakes the stack's goroutine at a time, or before.
+func (s *Stack) wakeAt(at time.Time) {
 	if at.Before(s.alarm) {
 		s.alarm = at // once is enough
 		s.poke()
@@ -144,8 +149,12 @@ func (s *Stack) expire(now time.Time) {
 
 // nextTimeout is how long the stack's goroutine may sleep.
 func (s *Stack) nextTimeout(now time.Time) time.Duration {
-	if len(s.timers) == 0 {
-		return idleWait
+	next := now.Add(idleWait)
+	if len(s.timers) > 0 && s.timers[0].due.Before(next) {
+		next = s.timers[0].due
 	}
-	return min(max(s.timers[0].due.Sub(now), 0), idleWait)
+	if len(s.lingering) > 0 && s.lingering[0].until.Before(next) {
+		next = s.lingering[0].until
+	}
+	return max(next.Sub(now), 0)
 }

@@ -47,6 +47,11 @@ type link struct {
 	// completed, which tell when they have arrived.
 	long           []longSend
 	sent, complete uint64
+	wrote          uint64 // number of the message behind the last RDMA WRITE
+
+	transmits bool      // it is in RTS
+	broken    bool      // its queue pair, device or path is
+	until     time.Time // when it goes; zero unless it lingers
 
 	// Work requests being gathered for one post, and receive slots to give
 	// back.
@@ -123,11 +128,20 @@ func (l *link) close() {
 	}
 }
 
-func (l *link) fail(now time.Time, err error) { l.g.lg.HandleLinkFailure(now, l.index, err) }
+func (l *link) fail(now time.Time, err error) {
+	l.breakOff()
+	if !l.lingers() { // its place in the group may be another link's
+		l.g.lg.HandleLinkFailure(now, l.index, err)
+	}
+}
 
 // handleCompletion takes one work completion.
 func (l *link) handleCompletion(now time.Time, wc *rdma.WC) {
 	g := l.g
+	if l.lingers() {
+		l.lateCompletion(now, wc)
+		return
+	}
 	if wc.Status != rdma.StatusSuccess {
 		if wc.Status != rdma.StatusFlushed {
 			l.fail(now, fmt.Errorf("%v: %v", wc.Op, wc.Status))
@@ -156,6 +170,9 @@ func (l *link) handleCompletion(now time.Time, wc *rdma.WC) {
 		if h := g.s.cfg.Hooks.Malformed; h != nil {
 			h("link group", err)
 		}
+	}
+	if g.lg.State() >= linkgroup.Draining {
+		l.heed(msg)
 	}
 	l.freeSlot(slot)
 }
@@ -230,9 +247,11 @@ func (l *link) toRTR(now time.Time, peer linkgroup.Endpoint) error {
 }
 
 func (l *link) toRTS() error {
-	return l.qp.Modify(rdma.QPAttr{
+	err := l.qp.Modify(rdma.QPAttr{
 		State: rdma.QPRTS, SQPSN: l.local.PSN, Timeout: ackTimeoutCode, RetryCount: 7, RNRRetry: 7,
 	})
+	l.transmits = err == nil
+	return err
 }
 
 func (l *link) check(now time.Time, what string, err error) {
@@ -245,6 +264,7 @@ func (l *link) check(now time.Time, what string, err error) {
 func (l *link) write(o *linkgroup.Output) {
 	c, ok := o.Conn.User.(*Conn)
 	invariant.Must(ok, "RDMA write for a connection without a shell")
+	l.wrote = l.sent + 1
 	start := len(l.sges)
 	for _, s := range o.Local {
 		if s.Len > 0 {

@@ -50,10 +50,11 @@ type Stack struct {
 	answers   int
 	// touched are the groups that have something to do, expired those whose
 	// timers are being seen to.
-	touched []*group
-	expired []*group
-	outs    []linkgroup.Output
-	stats   Stats // of the past; LLCSent and CDCSent without those of live groups
+	touched   []*group
+	expired   []*group
+	lingering []*link // of groups that ended, the oldest first
+	outs      []linkgroup.Output
+	stats     Stats // of the past; LLCSent and CDCSent without those of live groups
 
 	clcSent atomic.Uint64
 	polled  atomic.Uint64 // AnswersPolled
@@ -65,6 +66,8 @@ type Stack struct {
 	wake chan struct{}
 	// ready says that a completion queue called: there is something in it.
 	ready atomic.Bool
+	// heard says that a peer needs no more waiting for, for Close.
+	heard chan struct{}
 }
 
 // lastGroupID numbers link groups uniquely in the process.
@@ -95,6 +98,7 @@ func NewStack(cfg Config) (*Stack, error) {
 		conns:   map[*Conn]struct{}{},
 		wake:    make(chan struct{}, 1),
 		empty:   make(chan struct{}),
+		heard:   make(chan struct{}, 1),
 	}
 	s.peerID = newPeerID(s.rand)
 	for i, d := range cfg.Devices {
@@ -181,8 +185,9 @@ func newPeerID(r *rand.Rand) clc.PeerID {
 // PeerID returns the ID under which peers know this stack.
 func (s *Stack) PeerID() clc.PeerID { return s.peerID }
 
-// Close resets what is left, waits for the stack's goroutines and for calls
-// under way on its connections, and frees its memory.
+// Close resets what is left, waits for the stack's goroutines, for calls under
+// way on its connections and, less than a second, for the answers of its peers,
+// and frees its memory.
 func (s *Stack) Close() error {
 	s.lock()
 	if s.closed {
@@ -207,7 +212,7 @@ func (s *Stack) Close() error {
 		}
 	}
 	for _, g := range s.groups {
-		g.kill(errStackClosed)
+		g.finish()
 	}
 	s.unlock()
 	close(s.closing)
@@ -215,6 +220,7 @@ func (s *Stack) Close() error {
 		_ = c.Close() // it was reset above; this frees its memory
 	}
 	<-s.empty
+	s.awaitPeers()
 	s.lock()
 	s.mem.close()
 	s.turn.Unlock()
@@ -295,6 +301,7 @@ func (s *Stack) run() {
 		now := time.Now()
 		s.step(now)
 		s.expire(now)
+		s.endLingering(now)
 		next := s.nextTimeout(now)
 		s.alarm = now.Add(next)
 		s.unlock()
