@@ -394,7 +394,7 @@ func (c *Conn) Pending() bool {
 	if c.token == 0 || c.told.size == MaxInflight {
 		return false
 	}
-	if c.validate || c.repeat {
+	if c.Repeats() {
 		return true
 	}
 	return c.state != Closed &&

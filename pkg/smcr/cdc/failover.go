@@ -36,6 +36,10 @@ func (c *Conn) Failover() Events {
 	return 0
 }
 
+// Repeats reports whether a failover is not over: the validation message, or
+// what may have been lost, has still to be said over the link that was chosen.
+func (c *Conn) Repeats() bool { return c.validate || c.repeat }
+
 // acknowledge notes how far the peer's RNIC has acknowledged writes (§4.6.1).
 // Messages without a write do not count, since losing one loses no data; but
 // the number must not fall so far behind that the peer takes it for a future

@@ -355,7 +355,7 @@ func (c *Conn) enqueue() {
 	if c.target != nil && c.data.InFlight() == 0 {
 		c.arrive()
 	}
-	if c.target == nil && c.data.Pending() {
+	if (c.target == nil || c.data.Repeats()) && c.data.Pending() { // no move before the end of a failover
 		c.link.ready.push(c)
 	}
 	c.finishIfOver()
@@ -452,7 +452,7 @@ func (g *Group) pumpData(dst []Output, l *link) []Output {
 	}
 	for !l.ready.empty() && l.inflight < SendBudget-llcReserve {
 		c := l.ready.pop()
-		if c.link != l || c.target != nil { // it moves, or has moved
+		if c.link != l || (c.target != nil && !c.data.Repeats()) { // it moves, or has moved
 			c.enqueue()
 			continue
 		}

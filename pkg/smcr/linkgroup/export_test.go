@@ -68,7 +68,7 @@ func (g *Group) checkConns() error {
 			return fmt.Errorf("connection 0x%08x is on link %d, %v, and wants to %d, %v",
 				uint32(c.token), c.link.index, c.link.state, c.dest().index, c.dest().state)
 		}
-		if c.target != nil && c.data.InFlight() == 0 && !c.queued && g.state == Active {
+		if c.target != nil && (c.data.InFlight() == 0 || c.data.Repeats() && c.data.Pending()) && !c.queued && g.state == Active {
 			return fmt.Errorf("connection 0x%08x waits for nothing before it moves", uint32(c.token))
 		}
 	}

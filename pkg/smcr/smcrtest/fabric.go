@@ -403,7 +403,12 @@ func (q *qp) arrive(wr work) bool {
 			return true
 		}
 		if err != nil {
-			w.fault("RDMA write of %s, peer %d, link index %d: %w", wr.conn, p.peers[q.side], q.index, err)
+			// A kernel whose clock jumps gives up a DELETE RKEY, and what another one
+			// has on its way then hits an RMB that is of no connection.
+			kernels := w.cfg.Linux[p.peers[0]] && w.cfg.Linux[p.peers[1]]
+			if !kernels || p.excused == "" {
+				w.fault("RDMA write of %s, peer %d, link index %d: %w", wr.conn, p.peers[q.side], q.index, err)
+			}
 			q.fail(errAccess)
 			t.fail(errAccess)
 			return false

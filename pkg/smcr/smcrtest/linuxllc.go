@@ -318,7 +318,9 @@ func (l *linux) confirmRKey(r *linuxRMB) {
 		l.await(f, linuxAnswerWait, isResponse(llc.TypeConfirmRKey), func(m llc.Message) {
 			a, ok := m.(llc.ConfirmRKey)
 			// It does not look which RMB the answer is about.
-			l.misled = l.misled || ok && !slices.Contains(r.keys[:], uint32(a.This.RKey))
+			l.misled = l.misled || ok && slices.ContainsFunc(l.rmbs, func(o *linuxRMB) bool {
+				return o != r && slices.Contains(o.keys, uint32(a.This.RKey))
+			})
 			if r.confirmed = ok && !a.Negative; !r.confirmed {
 				r.refused = errors.New("CONFIRM RKEY failed")
 			}
