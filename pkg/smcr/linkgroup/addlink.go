@@ -43,7 +43,7 @@ type adding struct {
 	peerLeft int         // pairs that the peer announced beyond its last message; -1: not known yet
 	since    time.Time
 	deadline time.Time
-	again    bool // a port came up meanwhile
+	again    bool // a port came up meanwhile, ours or the peer's
 }
 
 // wantSlot asks the shell for a queue pair for another link.
@@ -420,7 +420,8 @@ func (g *Group) confirmSecond(now time.Time, l *link, m llc.ConfirmLink) error {
 
 // endAdd ends the exchange, whether or not there is a new link.
 func (g *Group) endAdd(now time.Time, added bool) {
-	if g.adding.again {
+	again := g.adding.again
+	if again {
 		defer g.retryAdd()
 	}
 	g.adding = adding{}
@@ -430,7 +431,9 @@ func (g *Group) endAdd(now time.Time, added bool) {
 	case g.isKept():
 		g.flowExpiry = now.Add(FlowTimeout)
 	}
-	g.rejectRequest()
+	if !again {
+		g.rejectRequest()
+	}
 	if g.state == Forming {
 		g.becomeActive(now)
 	}
@@ -532,8 +535,14 @@ func (g *Group) addExpired(now time.Time) {
 
 // handleAddLinkHint takes a client's ADD LINK request (§3.5.5.1.2). It needs
 // no answer. During the exchange that adds a link it has crossed with ours,
-// and counts as answered (§3.5.5.3.1); during another one it waits.
+// and counts as answered (§3.5.5.3.1); during another one it waits. So it does
+// if the exchange is over for the client, whose last answer may arrive after it
+// on another link.
 func (g *Group) handleAddLinkHint() {
+	if g.state == Active && g.clientHasAdded() {
+		g.adding.again = true
+		return
+	}
 	if g.state != Active || (g.adding.step != addNone && g.cfg.Role == Server) {
 		g.Discarded++
 		return
@@ -542,6 +551,12 @@ func (g *Group) handleAddLinkHint() {
 	if !g.addIfUseful() {
 		g.Discarded++
 	}
+}
+
+// clientHasAdded reports whether the client is through with our ADD LINK, as far
+// as we can see, when it asks for another link.
+func (g *Group) clientHasAdded() bool {
+	return g.cfg.Role == Server && g.adding.step == addWaitConfirm
 }
 
 // addIfUseful starts the exchange at the server if the group may have another
@@ -598,9 +613,9 @@ func (g *Group) scheduleRetry(now time.Time) {
 
 func (g *Group) retryAdd() {
 	g.retryAt = time.Time{}
-	if g.cfg.Role == Server {
-		g.addIfUseful()
-	} else {
+	if g.cfg.Role == Client {
 		g.wishLink()
+	} else if !g.addIfUseful() {
+		g.rejectRequest()
 	}
 }

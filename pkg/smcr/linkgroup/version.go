@@ -87,6 +87,8 @@ func (g *Group) handleRequestAddLink(from *link, m llc.RequestAddLink) {
 		g.closeLink(g.spare)
 		g.spare = nil
 		return
+	case g.clientHasAdded():
+		g.adding.again = true
 	case g.adding.step > addWantEndpoint:
 		g.Discarded++ // it has crossed with our ADD LINK, which is the answer
 		return
