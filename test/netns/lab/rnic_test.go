@@ -4,6 +4,7 @@ package lab
 
 import (
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"os"
@@ -43,6 +44,18 @@ func packets(t *testing.T, l *Lab, rnic int) (arrived bool) {
 		}
 	}
 	return false
+}
+
+// waitCarrier waits until an interface is up.
+func waitCarrier(t *testing.T, ns *linux.NetNS, name string) {
+	t.Helper()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for deadline := time.Now().Add(10 * time.Second); carrier(t, ns, name) != "up"; {
+		if now := <-tick.C; now.After(deadline) {
+			t.Fatalf("%s is not up within 10 s", name)
+		}
+	}
 }
 
 func carrier(t *testing.T, ns *linux.NetNS, name string) (state string) {
@@ -107,6 +120,11 @@ func TestRNIC_breaks(t *testing.T) {
 func TestRNIC_cable(t *testing.T) {
 	l := newLabWith(t, Config{RNICs: 3})
 	for i := range 3 {
+		// An interface sends nothing before it is seen to be up, up to a second
+		// late, and asks for an address that got no answer a second later again.
+		for _, n := range l.Nodes {
+			waitCarrier(t, n.NS, fmt.Sprint("underlay", i))
+		}
 		if !packets(t, l, i) {
 			t.Errorf("nothing arrives on underlay %d", i)
 		}
