@@ -327,7 +327,8 @@ type Stats struct {
 	CLCSent       uint64 // messages, also those that follow
 	LLCSent       uint64
 	CDCSent       uint64
-	AnswersPolled uint64 // answers of programs that were found by looking (Config.AnswerPoll)
+	AnswerPolls   uint64 // how often answers of programs were looked for (Config.AnswerPoll)
+	AnswersPolled uint64 // and found
 	RMBWaits      uint64 // rendezvous that had to wait for CONFIRM RKEY
 	MessagesBad   uint64
 }

@@ -150,9 +150,11 @@ func (r *rnic) pollAnswer() bool {
 	p := &r.answer
 	if c := r.s.poured.Swap(nil); c != nil {
 		p.in = c.intake.Load()
-		if p.in != nil && !p.in.wanted() {
+		if p.in == nil || !p.in.wanted() {
 			p.in = nil
+			return false
 		}
+		r.s.polls.Add(1)
 		p.until = time.Now().Add(r.s.cfg.AnswerPoll)
 	}
 	if p.in == nil {

@@ -57,6 +57,7 @@ type Stack struct {
 	stats     Stats // of the past; LLCSent and CDCSent without those of live groups
 
 	clcSent atomic.Uint64
+	polls   atomic.Uint64 // AnswerPolls
 	polled  atomic.Uint64 // AnswersPolled
 	// dirty is the queue of connections whose positions moved.
 	dirty atomic.Pointer[Conn]
@@ -405,7 +406,7 @@ func (s *Stack) Stats() Stats {
 	st.Groups = len(s.groups)
 	st.Conns = len(s.conns)
 	st.CLCSent = s.clcSent.Load()
-	st.AnswersPolled = s.polled.Load()
+	st.AnswerPolls, st.AnswersPolled = s.polls.Load(), s.polled.Load()
 	for _, g := range s.groups {
 		st.LLCSent += g.lg.LLCSent
 		st.CDCSent += g.lg.CDCSent
