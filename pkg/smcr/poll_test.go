@@ -8,6 +8,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"net"
+	"os"
 	"sync"
 	"syscall"
 	"testing"
@@ -75,6 +76,10 @@ func TestConn_answersReadInItsPlace(t *testing.T) {
 			}
 			close(stop)
 			looking.Wait()
+			// Whoever waits for the other direction's end still can.
+			if _, err := near.Read(make([]byte, 1)); errors.Is(err, os.ErrDeadlineExceeded) {
+				t.Error("the socket was left with a deadline")
+			}
 			t.Logf("%d pieces were found by looking", found)
 		})
 	}

@@ -286,6 +286,9 @@ func (c *Conn) RelayFrom(r *net.TCPConn) (int64, error) {
 	c.intake.Store(f)
 	defer c.intake.Store(nil)
 	err := f.receive()
+	if f.err != nil {
+		_ = r.SetReadDeadline(time.Time{}) // pollAnswer may have met it; closed: nobody waits
+	}
 	return f.total, err
 }
 
