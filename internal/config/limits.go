@@ -51,7 +51,7 @@ const (
 	// The agent looks for answers for twice what a program takes to be
 	// scheduled and to answer at once, where processors sleep deeply.
 	defaultAnswerPoll     = 75 * time.Microsecond
-	maxAnswerPoll         = time.Millisecond
+	maxAnswerPoll         = 200 * time.Microsecond
 	defaultDrainTimeout   = 30 * time.Second
 	defaultDataDir        = "/run/kube-smcr"
 	defaultAPISocket      = "/run/kube-smcr/agent.sock"

@@ -43,7 +43,8 @@ type IdlePoller interface {
 	// OnIdle has the provider call f, with none of its locks held, when it has
 	// delivered completions of this context and is about to wait. While f
 	// returns true the provider looks for packets and calls f again, and does
-	// not wait. f must not block. Set it before the first completion.
+	// not wait; it may bound for how long. f must not block. Set it before the
+	// first completion.
 	OnIdle(f func() bool)
 }
 

@@ -118,7 +118,7 @@ type Config struct {
 	// AnswerPoll is how long the device's goroutine looks, after it has written
 	// a small message to the program behind [Conn.RelayTo], for its answer
 	// before it sleeps, as long as answers come within that time: processor
-	// time for shorter round trips. Default 75 us; negative: not at all.
+	// time for shorter round trips. Default 75 us, at most 200 us; negative: not at all.
 	AnswerPoll time.Duration
 	// CloseTimeout bounds the wait for the peer's close (RFC 7609 4.8.1).
 	// Default 60 s.

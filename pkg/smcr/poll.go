@@ -33,8 +33,9 @@ const (
 	// takes to be scheduled and to answer at once, where processors sleep
 	// deeply.
 	answerTime = 75 * time.Microsecond
-	// maxAnswerPoll keeps the device's goroutine from being somebody's own.
-	maxAnswerPoll = time.Millisecond
+	// maxAnswerPoll keeps the device's goroutine from being somebody's own: the
+	// software device does not poll for longer without a wait.
+	maxAnswerPoll = 200 * time.Microsecond
 	// dialogueStreak is how many small messages in a row make a dialogue.
 	dialogueStreak = 8
 	// A connection has credit while answers come in time. Without any it is

@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -247,4 +248,34 @@ func TestDevice_sendsAgainWhenTheWireIsFull(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A context that wants to poll for ever does not keep the receiver from waiting.
+func TestDevice_pollsForAWhile(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := rdmatest.NewFabric(t, 3)
+		open := func(i int) *soft.Device {
+			d, err := soft.Open(soft.Config{Name: "d", Addr: fabricAddrs[i], Wire: n.Wire(netip.AddrPortFrom(fabricAddrs[i], 4791))})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = d.Close() })
+			return d
+		}
+		x, y := rdmatest.Pair(t, open(0), open(1), rdmatest.Options{})
+		var calls atomic.Int64
+		y.Ctx.(rdma.IdlePoller).OnIdle(func() bool { calls.Add(1); return true })
+		y.RecvCQ.OnNotify(func() {})
+		if err := y.RecvCQ.Arm(false); err != nil {
+			t.Fatal(err)
+		}
+		y.Recv(t, 1, 0, 64)
+		x.Send(t, rdma.SendWR{Op: rdma.OpSend, SGL: []rdma.SGE{x.SGE(0, 4)}})
+		<-time.After(time.Second) // of the bubble's clock
+		first := calls.Load()
+		<-time.After(time.Second)
+		if again := calls.Load(); first == 0 || again != first {
+			t.Errorf("asked %d times in the first second, %d in the next one", first, again-first)
+		}
+	})
 }
