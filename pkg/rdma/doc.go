@@ -15,7 +15,8 @@
 // a context (PD, CQ, QP, MR) belongs to it and dies with it. One goroutine at
 // a time posts to a QP and one at a time polls a CQ; they may be different
 // goroutines. Verbs never block: what cannot be done now returns an error
-// ([ErrQueueFull]) or less than was asked for.
+// ([ErrQueueFull]) or less than was asked for. Only a [PathResolver] has something
+// to wait for, and offers to do it before.
 //
 // # Memory
 //

@@ -175,4 +175,11 @@ type DeviceAttr struct {
 	WriteWithImm bool // RDMA WRITE with immediate data
 	RDMARead     bool
 	GIDTypes     []GIDType
+
+	// What IBTA asks for and not every driver does.
+
+	WCDetails       bool // WC.SrcQP and WC.Solicit are set
+	LocalErrors     bool // a request that fails for a local reason says for which, and not StatusLocalQP or StatusFlushed
+	ResponderEvents bool // EventQPFatal also for a queue pair that fails answering its peer
+	SolicitedErrors bool // Arm(true) wakes for failed and flushed requests too
 }

@@ -15,7 +15,8 @@ type Device interface {
 	Attr() DeviceAttr
 	// Port returns the port's state now.
 	Port() PortAttr
-	// GIDs returns the port's GID table now.
+	// GIDs returns the port's GID table now. A provider that has a choice puts
+	// the GID first that it was opened for.
 	GIDs() []GIDEntry
 	// Open gives a context that owns what is created from it.
 	Open() (Context, error)
@@ -46,6 +47,14 @@ type IdlePoller interface {
 	// not wait; it may bound for how long. f must not block. Set it before the
 	// first completion.
 	OnIdle(f func() bool)
+}
+
+// PathResolver is a [Context] whose queue pairs need the MAC address of the next
+// hop in the transition to RTR, and otherwise wait for it there.
+type PathResolver interface {
+	// ResolvePath finds the address out, so that Modify has it at hand. It may
+	// block for seconds, and Close waits for it.
+	ResolvePath(Path) error
 }
 
 // PD is a protection domain.
@@ -92,8 +101,10 @@ type CQ interface {
 	Notify() <-chan struct{}
 	// OnNotify has the provider call f instead of leaving a token: in a
 	// goroutine of the provider, or in the one that posts, with none of the
-	// provider's locks held. f must not block; it may poll, arm and post. Set
-	// it before the first Arm.
+	// provider's locks held. f must not block; it may poll, arm and post. It
+	// may be called without reason, and what it arms may be armed when it has
+	// returned: the provider looks then for what came before. Set it before the
+	// first Arm.
 	OnNotify(f func())
 	Close() error
 }
@@ -109,6 +120,7 @@ type QPConfig struct {
 // QP is an RC queue pair.
 type QP interface {
 	Num() QPN
+	// State may ask the device: it is not for the data path.
 	State() QPState
 	// Modify moves the queue pair to attr.State with the attributes of that
 	// transition (see QPAttr); the others are ignored. A transition that IBTA
@@ -125,6 +137,21 @@ type QP interface {
 	// Close destroys the queue pair: afterwards no packet of it touches
 	// memory, and outstanding requests do not complete.
 	Close() error
+}
+
+// Refuser is a [QP] that can do more in ERR than drop what its peer sends. A peer that
+// repeats its requests without end, as Linux's soft RoCE does, never learns from
+// silence that they are in vain.
+type Refuser interface {
+	// Hold has a device that refuses by itself what comes in ERR say nothing until
+	// Refuse or Close. To others it means nothing. It is called before ERR.
+	Hold()
+	// Refuse has a queue pair in ERR answer the peer's next request with a refusal,
+	// and at once what it dropped before if it knows that, until Modify or Close. For
+	// its user it stays in ERR, and what has not completed before does not any more. It
+	// may block for seconds, needs the peer to be reachable, and may be called again.
+	// ErrNotSupported says that this device cannot.
+	Refuse() error
 }
 
 // QPState is a queue pair's state (IBTA 10.3.1).
@@ -199,7 +226,7 @@ type Opcode uint8
 const (
 	OpSend Opcode = iota
 	OpWrite
-	OpWriteImm
+	OpWriteImm // completes as itself or as OpWrite, which libibverbs does not tell apart
 	OpRead
 	OpRecv         // completion: a SEND arrived
 	OpRecvWriteImm // completion: a WRITE with immediate arrived
@@ -271,9 +298,9 @@ type WC struct {
 	Imm     uint32
 	HasImm  bool
 	QPN     QPN // the local queue pair
-	SrcQP   QPN // the sender's
+	SrcQP   QPN // the sender's, with DeviceAttr.WCDetails
 	Vendor  uint32
-	Solicit bool // the packet had the solicited event bit
+	Solicit bool // the packet had the solicited event bit, with DeviceAttr.WCDetails
 }
 
 // Status tells how a work request ended.
@@ -315,10 +342,11 @@ const (
 	EventQPFatal                      // a QP went to ERR for a reason of its own
 	EventPathDown                     // the peer of a QP cannot be reached
 	EventDeviceFatal                  // the device is gone; close the context
+	EventGIDChange                    // the port's GID table is another one; read it again
 )
 
 func (k EventKind) String() string {
-	names := [...]string{"port active", "port down", "QP fatal", "path down", "device fatal"}
+	names := [...]string{"port active", "port down", "QP fatal", "path down", "device fatal", "GID table changed"}
 	if int(k) < len(names) {
 		return names[k]
 	}

@@ -62,8 +62,14 @@ const (
 // useful.
 type Config struct {
 	// Devices carry the links, 1 to 8 of one provider. Link groups with a
-	// peer that also has several get a link through each of two.
+	// peer that also has several get a link through each of two. Of those that
+	// do equally well the first is taken.
 	Devices []rdma.Device
+	// Rail tells by the name of a device on which rail of the fabric it is, the
+	// ports of one NIC or switch, say: the second link of a group is on another
+	// rail than the first if it can be. nil means that each device is on one of
+	// its own. It is asked while the stack's state is held, and must not wait.
+	Rail func(device string) int
 	// Option is the TCP option. nil means that this stack offers SMC-R to
 	// nobody: every connection is plain TCP with reason PEERNOSMC.
 	Option Option

@@ -68,6 +68,8 @@ type Conn struct {
 	// Guarded by the turn, like tcpWatch.
 	watchID  uint64
 	tcpGrace *time.Timer // once the TCP connection has ended
+	tcpEnd   time.Time   // when it did
+	tcpLook  time.Time   // since when the peer must have spoken
 
 	urgent urgentState
 	held   holding

@@ -19,6 +19,8 @@
 // stack's own when timers expire, and a goroutine that writes or reads a Conn
 // when it has something to tell. On the data path nobody waits for the turn:
 // who finds it taken leaves a mark, which the holder sees before it goes.
+// The device calls for what arrives, but for completed SENDs only while something
+// depends on them ([linkgroup.Group.AwaitsSent]): in a dialogue nothing does.
 //
 // The bytes of a connection lie in two rings of registered memory. In the send
 // buffer the device owns the span from completed to produced, the writer the
@@ -46,6 +48,11 @@
 // and need an enterprise ID in common ([Config].EIDs). Version 1, that of
 // RFC 7609, is used where the peer has nothing else, and both are in one subnet.
 // A link group belongs to one version.
+//
+// A device that is gone takes its links with it, and its place stays empty
+// until [Stack.AddDevice] fills it again. Of a device's GID table each version
+// uses the first row of its type: RoCE v2, and RoCE v1 for version 1 where the
+// device has it.
 //
 // In version 2 a link may pass a router. [Config].Route tells how devices
 // reach the peer's; those that find the way themselves do without.

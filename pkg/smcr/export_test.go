@@ -2,6 +2,13 @@
 
 package smcr
 
+import (
+	"errors"
+	"time"
+
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
+)
+
 // BreakTCP resets the TCP connection under an SMC-R connection, as the
 // kernel does when the process dies.
 func BreakTCP(c *Conn) {
@@ -62,6 +69,10 @@ func RMBE(c *Conn) []byte { return c.rmbe }
 // LingerTime is how long a queue pair outlives its group.
 const LingerTime = lingerTime
 
+// RefuseDelay is how long a lost link's queue pair waits for the peer's word before
+// it refuses what comes.
+const RefuseDelay = refuseDelay
+
 // Lingering returns how many queue pairs outlive their group, and whether Close
 // would wait for the peer of one.
 func Lingering(s *Stack) (n int, awaited bool) {
@@ -69,4 +80,23 @@ func Lingering(s *Stack) (n int, awaited bool) {
 	s.lock()
 	defer s.unlock()
 	return len(s.lingering), awaited
+}
+
+// DeviceActive tells whether links may be made on a device.
+func (s *Stack) DeviceActive(i int) bool {
+	s.lock()
+	defer s.unlock()
+	return s.rnics[i].active()
+}
+
+// LoseLink has the link with a queue pair fail.
+func LoseLink(s *Stack, n rdma.QPN) {
+	s.lock()
+	defer s.unlock()
+	for _, r := range s.rnics {
+		if l := r.links[n]; l != nil {
+			l.fail(time.Now(), errors.New("lost by a test"))
+			l.g.flush(time.Now())
+		}
+	}
 }

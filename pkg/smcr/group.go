@@ -30,8 +30,11 @@ type group struct {
 	opened  time.Time
 
 	links     [linkgroup.MaxLinks]*link
-	ready     bool // the first contact went well
-	peerEnded bool // the peer said that it ends the group, or answered
+	resolving int                // links whose way to the peer is being found out
+	later     []linkgroup.Output // that came meanwhile: see waits
+	ready     bool               // the first contact went well
+	toldOf    time.Time          // when the peer last said that a link is deleted
+	peerEnded bool               // the peer said that it ends the group, or answered
 
 	touched bool      // on the stack's list
 	due     time.Time // when the stack looks at its timers
@@ -115,9 +118,14 @@ func (g *group) meet(c *clc.Confirm) {
 func (g *group) flush(now time.Time) {
 	g.carryOut(now)
 	for _, l := range g.links {
-		if l != nil && len(l.recv) > 0 {
+		if l != nil && len(l.recv) >= recvBatch {
 			l.postRecv(now)
 			g.carryOut(now) // if it failed
+		}
+	}
+	for _, l := range g.links {
+		if l != nil {
+			l.awaitSends(g.lg.AwaitsSent(l.index))
 		}
 	}
 	for _, id := range g.lg.TakeGoneRMBs() {
@@ -151,6 +159,10 @@ func (g *group) do(now time.Time, o *linkgroup.Output) {
 	if l == nil {
 		return // it failed while the machine's outputs were carried out
 	}
+	if g.waits(l, o) {
+		g.later = append(g.later, *o)
+		return
+	}
 	switch o.Kind {
 	case linkgroup.OutWrite:
 		l.write(o)
@@ -161,7 +173,7 @@ func (g *group) do(now time.Time, o *linkgroup.Output) {
 			l.send(o)
 		}
 	case linkgroup.OutReceive:
-		l.check(now, "queue pair to RTR", l.toRTR(now, *o.Peer))
+		l.receive(now, *o.Peer)
 	case linkgroup.OutTransmit:
 		l.check(now, "queue pair to RTS", l.toRTS())
 	case linkgroup.OutCloseLink:
@@ -264,10 +276,10 @@ func (g *group) nextPeer(asked rdma.GID) (rdma.GID, *routes) {
 	to := &routes{}
 	for _, r := range g.s.rnics {
 		if asked.IsZero() {
-			to[r.index] = g.s.route(r, g.gid) // a guess
+			to[r.index] = g.s.route(r, r.gids.v2, g.gid) // a guess
 			to[r.index].Found = true
 		} else {
-			to[r.index] = g.s.route(r, asked)
+			to[r.index] = g.s.route(r, r.gids.v2, asked)
 		}
 	}
 	return asked, to

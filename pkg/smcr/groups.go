@@ -153,8 +153,13 @@ func (s *Stack) nextTimeout(now time.Time) time.Duration {
 	if len(s.timers) > 0 && s.timers[0].due.Before(next) {
 		next = s.timers[0].due
 	}
-	if len(s.lingering) > 0 && s.lingering[0].until.Before(next) {
-		next = s.lingering[0].until
+	if !s.sweepAt.IsZero() && s.sweepAt.Before(next) {
+		next = s.sweepAt
+	}
+	for _, l := range s.lingering {
+		if l.until.Before(next) {
+			next = l.until
+		}
 	}
 	return max(next.Sub(now), 0)
 }

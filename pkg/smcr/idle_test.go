@@ -94,3 +94,29 @@ func TestConn_ordersBeforeTCP(t *testing.T) {
 	}
 	_, _ = a.Close(), b.Close()
 }
+
+// A peer that goes on speaking after the end of the TCP connection has not died: it
+// has other things to say before the end of this connection.
+func TestConn_waitsForPeerThatSpeaks(t *testing.T) {
+	p := newPair(t)
+	a, b := p.dial(t)
+	other, peer := p.dial(t)
+	exchange(t, a, b)
+	smcr.EndTCP(a)
+	for range 3 {
+		waitFor(t, "end of the TCP connection", func() bool {
+			exchange(t, other, peer)
+			return smcr.EndGrace(b)
+		})
+	}
+	if _, err := a.Write([]byte("late")); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := io.ReadAll(b); err != nil || string(got) != "late" {
+		t.Errorf("read %q, %v", got, err)
+	}
+	_, _, _ = b.Close(), other.Close(), peer.Close()
+}

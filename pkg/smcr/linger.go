@@ -3,6 +3,7 @@
 package smcr
 
 import (
+	"errors"
 	"slices"
 	"time"
 
@@ -17,32 +18,147 @@ import (
 // So queue pairs outlive their group for a moment, in which they only
 // acknowledge. The group's RMBs do not: once the group has no connections, a
 // write of the peer meets no memory.
+//
+// A link that a living group gave up goes another way. Its peer may not write
+// through it any more, because it writes the same anew over another link, and
+// then what comes after that. But it may have requests under way, and Linux deletes
+// the link only when none is left: over soft RoCE never, with all of the link group
+// waiting behind it, if nobody answers. So the queue pair goes to ERR, in which a
+// provider that can refuses what comes. To Linux a refusal is an error of its device,
+// and if all links of the group are on that one, the end of the group: then nothing is
+// refused before the peer knows that the link is gone.
 const (
-	// lingerTime allows for the peer's answer, and for two losses of it with
-	// the ACK timeout that Linux and we use.
-	lingerTime = 300 * time.Millisecond
+	// lingerTime allows for the peer's answer from a machine that is slow, and for some
+	// losses of it with the ACK timeout that Linux and we use.
+	lingerTime = 900 * time.Millisecond
+	// refuseTime is how long a path may be cut after which the peer's requests
+	// arrive: longer than a switch takes to start.
+	refuseTime = 10 * time.Minute
+	// refuseInterval is between two tries to have a device refuse what comes: the
+	// path that was lost is what it needs for that.
+	refuseInterval = 300 * time.Millisecond
+	// refuseDelay is how long what comes over a lost link is not refused then, unless
+	// the peer has said that it knows: longer than a busy one takes to take DELETE LINK.
+	refuseDelay = 2 * time.Second
 	// maxLingering bounds the queue pairs of which nobody has any use: the
 	// oldest go before their time.
 	maxLingering = 256
 )
 
 // endLink closes a link whose machine has no use for it any more: at once, or
-// later if its group has ended and the peer may have something to say. Work
-// requests that read the send buffers of connections must not outlive these.
+// later if the peer may have something to say. Work requests that read the send
+// buffers of connections must not outlive these, nor what the peer may get twice.
 func (g *group) endLink(now time.Time, l *link) {
-	if g.lg.State() != linkgroup.Dead || !g.ready || !l.transmits || l.broken || l.complete < l.wrote {
+	stay := lingerTime
+	l.rnic.drainSends(now) // it counts what has arrived
+	dead := g.lg.State() == linkgroup.Dead
+	if dead {
+		g.refuseAll()
+	}
+	switch {
+	case !g.ready || !l.transmits:
 		l.shut(now)
 		return
+	case dead && !l.broken && l.complete >= l.wrote: // it acknowledges
+	default:
+		if !l.refuse(now, dead || g.toldOf.Equal(now) || !g.sharesPeerRNIC(l)) {
+			l.shut(now)
+			return
+		}
+		if !dead {
+			stay = refuseTime
+		}
 	}
 	s := g.s
-	l.until = now.Add(lingerTime)
+	l.until = now.Add(stay)
 	g.links[l.index] = nil
 	s.lingering = append(s.lingering, l)
 	if len(s.lingering) > maxLingering {
 		s.lingering[0].close()
 		s.lingering = slices.Delete(s.lingering, 0, 1)
 	}
+	l.awaitSends(l.sent > l.complete) // Close waits for the peer, or the end of the path to it
 	s.wakeAt(l.until)
+}
+
+// refuse ends the queue pair's work, and handles what it has acknowledged. What comes
+// then is refused at once if the peer knows of the end. It reports false if the queue
+// pair is gone.
+func (l *link) refuse(now time.Time, known bool) bool {
+	r, refuses := l.qp.(rdma.Refuser)
+	if refuses && !known {
+		r.Hold()
+	}
+	if l.qp.Modify(rdma.QPAttr{State: rdma.QPError}) != nil {
+		return false
+	}
+	l.broken = true
+	l.rnic.drain(now)
+	l.forgetSends()
+	if refuses {
+		hold := make(chan struct{})
+		if known {
+			close(hold)
+		} else {
+			l.hold, l.unheard = hold, now.Add(refuseDelay)
+		}
+		l.g.s.wg.Go(func() { l.g.s.haveRefused(r, hold) })
+	}
+	return true
+}
+
+// sharesPeerRNIC reports whether all links of the group end at the peer's RNIC where a lost
+// one did.
+func (g *group) sharesPeerRNIC(lost *link) bool {
+	return !slices.ContainsFunc(g.links[:], func(l *link) bool {
+		return l != nil && l != lost && (l.peer.GID != lost.peer.GID || l.peer.MAC != lost.peer.MAC)
+	})
+}
+
+// heardOfLinks notes a DELETE LINK of the peer: it knows which links were given up.
+func (g *group) heardOfLinks(now time.Time) {
+	g.toldOf = now
+	g.refuseAll()
+	for _, l := range g.s.lingering {
+		if l.g == g {
+			l.unheard = time.Time{}
+		}
+	}
+}
+
+// refuseAll has what comes over links that were given up refused from now on.
+func (g *group) refuseAll() {
+	for _, l := range g.s.lingering {
+		if l.g == g && l.hold != nil {
+			close(l.hold)
+			l.hold = nil
+		}
+	}
+}
+
+// haveRefused tries to have a queue pair refuse what comes, until it does or is
+// closed: when hold is closed, or after a while. It runs without the turn: the
+// device may wait for the peer.
+func (s *Stack) haveRefused(r rdma.Refuser, hold <-chan struct{}) {
+	timer := time.NewTimer(refuseDelay)
+	defer timer.Stop()
+	select {
+	case <-hold:
+	case <-timer.C:
+	case <-s.closing:
+	}
+	for {
+		err := r.Refuse()
+		if err == nil || errors.Is(err, rdma.ErrClosed) || errors.Is(err, rdma.ErrState) || errors.Is(err, rdma.ErrNotSupported) {
+			return
+		}
+		timer.Reset(refuseInterval)
+		select {
+		case <-timer.C:
+		case <-s.closing:
+			return
+		}
+	}
 }
 
 // lingers reports whether the link only acknowledges.
@@ -52,24 +168,29 @@ func (l *link) lingers() bool { return !l.until.IsZero() }
 func (l *link) lateCompletion(now time.Time, wc *rdma.WC) {
 	switch {
 	case wc.Status != rdma.StatusSuccess:
+		l.forgetSends()
 		l.breakOff()
 	case wc.Op == rdma.OpRecv:
 		l.heed(l.message(int(wc.ID), int(wc.Bytes)))
 		l.freeSlot(int(wc.ID))
 		l.postRecv(now)
 	default:
-		l.complete++
-		l.freeLong()
+		l.completed()
+		l.awaitSends(l.sent > l.complete)
 	}
 }
 
 // heed notes that the peer ends the group, or knows that we do.
 func (l *link) heed(msg []byte) {
-	const typeBits = 0x0f // the others tell the version
-	if len(msg) > 0 && llc.Type(msg[0]&typeBits) == llc.TypeDeleteLink {
+	if deletesLink(msg) {
 		l.g.peerEnded = true
 		l.g.s.tellClose()
 	}
+}
+
+func deletesLink(msg []byte) bool {
+	const typeBits = 0x0f // the others tell the version
+	return len(msg) > 0 && llc.Type(msg[0]&typeBits) == llc.TypeDeleteLink
 }
 
 // breakOff notes that the link will not hear of the peer any more.
@@ -80,12 +201,13 @@ func (l *link) breakOff() {
 
 // endLingering closes the links whose time is over.
 func (s *Stack) endLingering(now time.Time) {
-	n := 0
-	for n < len(s.lingering) && !now.Before(s.lingering[n].until) {
-		s.lingering[n].close()
-		n++
-	}
-	s.lingering = slices.Delete(s.lingering, 0, n)
+	s.lingering = slices.DeleteFunc(s.lingering, func(l *link) bool {
+		if now.Before(l.until) {
+			return false
+		}
+		l.close()
+		return true
+	})
 }
 
 // tellClose lets Close look again whether it must wait.
@@ -96,8 +218,8 @@ func (s *Stack) tellClose() {
 	}
 }
 
-// awaitPeers waits until all peers know of the end, but not long, and closes
-// the links that linger.
+// awaitPeers waits until all peers know of the end, or of the end of a link, but not
+// long, and closes the links that linger.
 func (s *Stack) awaitPeers() {
 	timer := time.NewTimer(lingerTime)
 	defer timer.Stop()
@@ -120,5 +242,8 @@ func (s *Stack) awaitPeers() {
 func (s *Stack) awaitsPeer() bool {
 	s.lock()
 	defer s.unlock()
-	return slices.ContainsFunc(s.lingering, func(l *link) bool { return !l.broken && !l.g.peerEnded })
+	now := time.Now()
+	return slices.ContainsFunc(s.lingering, func(l *link) bool {
+		return !l.broken && !l.g.peerEnded || now.Before(l.unheard)
+	})
 }

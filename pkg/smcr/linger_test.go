@@ -3,10 +3,15 @@
 package smcr_test
 
 import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/rdma/rdmatest"
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/llc"
 )
@@ -161,4 +166,197 @@ func TestStack_closeAwaitsPeers(t *testing.T) {
 			})
 		})
 	}
+}
+
+// The queue pair of a link that a living group gave up stays, in ERR: a peer that
+// repeats its requests for ever hears that they are refused.
+func TestGroup_lostLinkRefuses(t *testing.T) {
+	eachVersion(t, func(t *testing.T, v smcr.VersionSet) {
+		f := rdmatest.NewFabric(t, 1)
+		c, _, p := multiPair(t, f, v, twoClients, twoServers)
+		a, b := p.dial(t)
+		exchange(t, a, b)
+		lost := waitGroup(t, p.client, "SYMMETRIC", 2).Links[0].LocalQPN
+		waitGroup(t, p.server, "SYMMETRIC", 2)
+		there := func() bool {
+			_, ok := c.devices[0].QPStats(lost)
+			return ok
+		}
+		// Nothing of the server's arrives on the first link, and what it sends there
+		// is under way until the client has given the link up.
+		client, server := netip.MustParseAddr(twoClients[0]), netip.MustParseAddr(twoServers[0])
+		f.Cut(server, client, true)
+		exchange(t, a, b)
+		waitFor(t, "the client gives the link up", func() bool {
+			n, _ := smcr.Lingering(p.client)
+			return n == 1
+		})
+		if !there() {
+			t.Error("the queue pair is gone")
+		}
+		_, _ = a.Close(), b.Close()
+		_ = p.client.Close()
+		if there() {
+			t.Error("the queue pair is left behind by the stack")
+		}
+	})
+}
+
+// silentDevice is one whose queue pairs say nothing in ERR unless they are told to
+// refuse, at which they do not succeed at once.
+type silentDevice struct {
+	rdma.Device
+	fail  atomic.Int32 // how often Refuse does
+	asked chan rdma.QPN
+}
+
+type silentContext struct {
+	rdma.Context
+	d *silentDevice
+}
+
+type silentPD struct {
+	rdma.PD
+	d *silentDevice
+}
+
+type silentQP struct {
+	rdma.QP
+	d      *silentDevice
+	closed atomic.Bool
+}
+
+func (d *silentDevice) Open() (rdma.Context, error) {
+	c, err := d.Device.Open()
+	return silentContext{c, d}, err
+}
+
+func (c silentContext) AllocPD() (rdma.PD, error) {
+	p, err := c.Context.AllocPD()
+	return silentPD{p, c.d}, err
+}
+
+func (p silentPD) CreateQP(cfg rdma.QPConfig) (rdma.QP, error) {
+	q, err := p.PD.CreateQP(cfg)
+	return &silentQP{QP: q, d: p.d}, err
+}
+
+func (q *silentQP) Close() error {
+	q.closed.Store(true)
+	return q.QP.Close()
+}
+
+// Hold implements [rdma.Refuser].
+func (q *silentQP) Hold() {}
+
+// Refuse implements [rdma.Refuser].
+func (q *silentQP) Refuse() error {
+	switch {
+	case q.closed.Load():
+		return rdma.ErrClosed
+	case q.State() != rdma.QPError:
+		return rdma.ErrState
+	}
+	q.d.asked <- q.Num()
+	if q.d.fail.Add(-1) >= 0 {
+		return errors.New("no answer for the peer's MAC address")
+	}
+	return nil
+}
+
+// silentPair is a pair whose client has a device whose queue pairs say nothing in ERR.
+func silentPair(t *testing.T) (*pair, *silentDevice) {
+	t.Helper()
+	f := newFakeFabric()
+	d := &silentDevice{Device: f.device("c1", 1), asked: make(chan rdma.QPN, 10)}
+	return &pair{fabric: f, client: newStack(t, d), server: newStack(t, f.device("s1", 2))}, d
+}
+
+// twoLinks connects the pair, and gives the client another device and the group a
+// second link.
+func (p *pair) twoLinks(t *testing.T, redundancy string) (a, b *smcr.Conn) {
+	t.Helper()
+	p.listen(t)
+	a, b = p.dial(t)
+	exchange(t, a, b)
+	if err := p.client.AddDevice(p.fabric.device("c2", 11)); err != nil {
+		t.Fatal(err)
+	}
+	waitGroup(t, p.client, redundancy, 2)
+	return a, b
+}
+
+// A device whose queue pairs say nothing in ERR is told to refuse what comes over a
+// lost link, until it can.
+func TestGroup_lostLinkIsToldToRefuse(t *testing.T) {
+	for _, fail := range []int32{0, 2, 1000} {
+		t.Run(fmt.Sprintf("after %d errors", fail), func(t *testing.T) {
+			p, first := silentPair(t)
+			first.fail.Store(fail)
+			a, b := p.twoLinks(t, "ASYMMETRIC PEER")
+			lost := p.client.LinkGroups()[0].Links[0].LocalQPN
+			smcr.LoseLink(p.client, lost)
+			for range min(fail, 2) + 1 {
+				if got := <-first.asked; got != lost {
+					t.Errorf("queue pair %v was told to refuse, want %v", got, lost)
+				}
+			}
+			exchange(t, a, b)
+			_, _ = a.Close(), b.Close()
+			if err := p.client.Close(); err != nil { // also while it is being tried
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// The peer hears of the loss by DELETE LINK first, if it can: what it sends is refused
+// when it has said that it knows, after a while, or when there is nothing else to lose.
+func TestGroup_lostLinkRefusesLater(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		then func(p *pair, other rdma.QPN)
+		wait time.Duration // at least; 0: less than that while
+	}{
+		{"the peer is silent", func(*pair, rdma.QPN) {}, smcr.RefuseDelay},
+		{"the group ends", func(p *pair, other rdma.QPN) { smcr.LoseLink(p.client, other) }, 0},
+		{"the stack ends", func(p *pair, _ rdma.QPN) { _ = p.client.Close() }, 0},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			p, first := silentPair(t)
+			a, b := p.twoLinks(t, "ASYMMETRIC PEER")
+			links := p.client.LinkGroups()[0].Links
+			p.fabric.qp(links[1].PeerQPN).silence()
+			start := time.Now()
+			smcr.LoseLink(p.client, links[0].LocalQPN)
+			tc.then(p, links[1].LocalQPN)
+			<-first.asked
+			if d := time.Since(start); d < tc.wait || tc.wait == 0 && d >= smcr.RefuseDelay {
+				t.Errorf("it was told to refuse after %v", d)
+			}
+			_, _ = a.Close(), b.Close()
+		})
+	}
+}
+
+// A peer with another RNIC loses no group by a refusal.
+func TestGroup_lostLinkRefusesAtOnce(t *testing.T) {
+	p, first := silentPair(t)
+	if err := p.server.AddDevice(p.fabric.device("s2", 12)); err != nil {
+		t.Fatal(err)
+	}
+	a, b := p.twoLinks(t, "SYMMETRIC")
+	links := p.client.LinkGroups()[0].Links
+	lost, other := links[0], links[1]
+	if lost.Device != "c1" {
+		lost, other = other, lost
+	}
+	p.fabric.qp(other.PeerQPN).silence()
+	start := time.Now()
+	smcr.LoseLink(p.client, lost.LocalQPN)
+	<-first.asked
+	if d := time.Since(start); d >= smcr.RefuseDelay {
+		t.Errorf("it was told to refuse after %v", d)
+	}
+	_, _ = a.Close(), b.Close()
 }

@@ -39,6 +39,8 @@ type link struct {
 	rnic  *rnic
 	qp    rdma.QP
 	local linkgroup.Endpoint
+	peer  linkgroup.Endpoint // from RTR on
+	row   rdma.GIDEntry      // of the device's GID table
 
 	slots    *region // on the link's device only
 	nextSend int
@@ -48,10 +50,17 @@ type link struct {
 	long           []longSend
 	sent, complete uint64
 	wrote          uint64 // number of the message behind the last RDMA WRITE
+	awaited        bool   // somebody waits to hear that they have arrived
 
+	resolving bool      // the way to the peer is being found out
 	transmits bool      // it is in RTS
 	broken    bool      // its queue pair, device or path is
 	until     time.Time // when it goes; zero unless it lingers
+	// hold is closed to have what comes refused after the link was given up; nil:
+	// it is closed, or nothing was to be refused. The peer may not know of the loss
+	// until unheard; zero: it does.
+	hold    chan struct{}
+	unheard time.Time
 
 	// Work requests being gathered for one post, and receive slots to give
 	// back.
@@ -63,7 +72,7 @@ type link struct {
 // newLink makes a queue pair in state INIT for a link.
 func (g *group) newLink(index linkgroup.LinkIndex, r *rnic) (_ *link, err error) {
 	l := &link{
-		g: g, index: index, rnic: r,
+		g: g, index: index, rnic: r, row: r.gids.of(g.version),
 		wrs:  make([]rdma.SendWR, 0, 2*linkgroup.SendDepth),
 		sges: make([]rdma.SGE, 0, 4*linkgroup.SendDepth),
 		recv: make([]rdma.RecvWR, 0, linkgroup.RecvDepth),
@@ -81,7 +90,7 @@ func (g *group) newLink(index linkgroup.LinkIndex, r *rnic) (_ *link, err error)
 		return nil, err
 	}
 	if l.qp, err = r.pd.CreateQP(rdma.QPConfig{
-		SendCQ: r.cq, RecvCQ: r.cq,
+		SendCQ: r.sends.CQ, RecvCQ: r.recvs.CQ,
 		MaxSendWR: linkgroup.SendDepth + 8, MaxRecvWR: linkgroup.RecvDepth, MaxSGE: 2,
 	}); err != nil {
 		return nil, fmt.Errorf("create queue pair: %w", err)
@@ -90,7 +99,7 @@ func (g *group) newLink(index linkgroup.LinkIndex, r *rnic) (_ *link, err error)
 		return nil, fmt.Errorf("queue pair to INIT: %w", err)
 	}
 	l.local = linkgroup.Endpoint{
-		QPN: l.qp.Num(), GID: r.gid.GID, MAC: r.gid.MAC, RNIC: r.index,
+		QPN: l.qp.Num(), GID: l.row.GID, MAC: l.row.MAC, RNIC: r.index,
 		PSN: rdma.PSN(g.s.rand.Uint32()) & rdma.PSNMask, MTU: r.dev.Port().ActiveMTU,
 	}
 	r.links[l.qp.Num()] = l
@@ -111,6 +120,7 @@ func (l *link) shut(now time.Time) {
 // close destroys the queue pair; afterwards the peer cannot write through it.
 func (l *link) close() {
 	if l.qp != nil {
+		l.forgetSends()
 		delete(l.rnic.links, l.qp.Num())
 		_ = l.qp.Close() // it is gone either way
 		l.qp = nil
@@ -130,6 +140,8 @@ func (l *link) close() {
 
 func (l *link) fail(now time.Time, err error) {
 	l.breakOff()
+	l.rnic.drainSends(now) // what was acknowledged before
+
 	if !l.lingers() { // its place in the group may be another link's
 		l.g.lg.HandleLinkFailure(now, l.index, err)
 	}
@@ -151,10 +163,7 @@ func (l *link) handleCompletion(now time.Time, wc *rdma.WC) {
 		return
 	}
 	if wc.Op != rdma.OpRecv {
-		l.complete++
-		if len(l.long) > 0 {
-			l.freeLong()
-		}
+		l.completed()
 		g.lg.HandleSent(now, l.index, wc.ID)
 		return
 	}
@@ -164,6 +173,9 @@ func (l *link) handleCompletion(now time.Time, wc *rdma.WC) {
 		// It says what came over a link that was lost: maybe it is here, and
 		// only its queue was not looked at yet.
 		g.s.drainOthers(now, l.rnic)
+	}
+	if deletesLink(msg) {
+		g.heardOfLinks(now)
 	}
 	if err := g.lg.HandleRecv(now, l.index, msg); err != nil {
 		g.s.stats.MessagesBad++
@@ -175,6 +187,45 @@ func (l *link) handleCompletion(now time.Time, wc *rdma.WC) {
 		l.heed(msg)
 	}
 	l.freeSlot(slot)
+}
+
+// forgetSends gives up hope of the SENDs in flight.
+func (l *link) forgetSends() {
+	l.rnic.inflight -= int(l.sent - l.complete)
+	l.sent = l.complete
+	l.awaitSends(false)
+}
+
+// awaitSends says whether the device shall call when SENDs complete.
+func (l *link) awaitSends(yes bool) {
+	switch {
+	case yes == l.awaited:
+		return
+	case yes:
+		l.rnic.awaiting++
+		l.g.s.ready.Store(true) // the next step arms the queue
+	default:
+		l.rnic.awaiting--
+	}
+	l.awaited = yes
+}
+
+// completed counts a SEND that has arrived.
+func (l *link) completed() {
+	if l.complete == l.sent {
+		return // it was given up
+	}
+	l.complete++
+	l.rnic.inflight--
+	if len(l.long) > 0 {
+		l.freeLong()
+	}
+}
+
+// sending counts a SEND that is about to leave.
+func (l *link) sending() {
+	l.sent++
+	l.rnic.inflight++
 }
 
 // slot is the scatter-gather element of a message slot.
@@ -207,6 +258,11 @@ func (l *link) freeSlot(slot int) {
 	l.recv = append(l.recv, wr)
 }
 
+// recvBatch is how many receive slots are given back to the device at once. Peers
+// have linkgroup.SendBudget messages on their way, Linux fewer: as many slots are
+// left meanwhile.
+const recvBatch = (linkgroup.RecvDepth - linkgroup.SendBudget) / 2
+
 // postRecv gives the free receive slots back to the device. That can wait
 // until the messages are dealt with: peers have fewer on their way than there
 // are slots.
@@ -228,12 +284,9 @@ const (
 )
 
 func (l *link) toRTR(now time.Time, peer linkgroup.Endpoint) error {
-	hops := uint8(hopLimitRouted)
-	if l.rnic.gid.OnLink(peer.GID) {
-		hops = hopLimitDirect
-	}
+	l.peer = peer
 	err := l.qp.Modify(rdma.QPAttr{
-		State: rdma.QPRTR, Path: rdma.Path{SGIDIndex: l.rnic.gid.Index, DGID: peer.GID, DMAC: peer.NextHop(), HopLimit: hops},
+		State: rdma.QPRTR, Path: l.path(peer),
 		DestQPN: peer.QPN, RQPSN: peer.PSN, MTU: peer.MTU, MinRNRTimer: minRNRTimerCode,
 	})
 	if err != nil {
@@ -299,7 +352,7 @@ func (l *link) sendLong(now time.Time, o *linkgroup.Output) {
 		ID: o.ID, Op: rdma.OpSend, Flags: rdma.SendSignaled | rdma.SendSolicited,
 		SGL: l.sges[len(l.sges)-1 : len(l.sges) : len(l.sges)],
 	})
-	l.sent++
+	l.sending()
 	l.long = append(l.long, longSend{r, l.sent})
 }
 
@@ -316,7 +369,7 @@ func (l *link) freeLong() {
 // completions come in order, so a slot is free again when the machine's send
 // budget allows the next message.
 func (l *link) send(o *linkgroup.Output) {
-	l.sent++
+	l.sending()
 	slot := linkgroup.RecvDepth + l.nextSend
 	l.nextSend = (l.nextSend + 1) % linkgroup.SendBudget
 	copy(l.slots.mem[slot*slotBytes:], o.Msg[:])
@@ -341,6 +394,7 @@ func (l *link) post(now time.Time) {
 		if _, err := l.qp.PostSend(l.wrs); err != nil {
 			l.fail(now, fmt.Errorf("post send: %w", err))
 		}
+		l.g.s.sweepLater(now)
 	}
 	clear(l.wrs)
 	l.wrs, l.sges = l.wrs[:0], l.sges[:0]

@@ -17,8 +17,9 @@ const sendBuffersPerArena = 8
 
 // region is memory registered with the stack's devices, or with one of them.
 type region struct {
-	mem []byte
-	mrs []rdma.MR // by number of the device; nil where it is not registered
+	mem    []byte
+	access rdma.Access
+	mrs    []rdma.MR // by number of the device; nil where it is not registered
 }
 
 // sge addresses the region from an offset on, as a device does.
@@ -86,7 +87,7 @@ func (m *memory) registerOn(size int, access rdma.Access, on ...*rnic) (_ *regio
 	if m.bytes+size > m.budget {
 		return nil, &errMemory{want: size, have: m.bytes, budget: m.budget}
 	}
-	r := &region{mrs: make([]rdma.MR, len(m.rnics))}
+	r := &region{access: access, mrs: make([]rdma.MR, len(m.rnics))}
 	var first rdma.MR
 	for _, n := range on {
 		if n.dead {

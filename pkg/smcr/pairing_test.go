@@ -67,3 +67,37 @@ func TestGroup_pairsDevicesOfASubnet(t *testing.T) {
 		}
 	}
 }
+
+// TestGroup_secondRail: with two devices on the first's rail and one on another,
+// which come in any order, the second link is on the other rail, at both sides.
+func TestGroup_secondRail(t *testing.T) {
+	rails := map[string]int{"a0": 0, "a1": 0, "b0": 1}
+	stack := func(f *fakeFabric, last byte, names ...string) *smcr.Stack {
+		return newStack(t, nil, quick, func(c *smcr.Config) {
+			c.Devices, c.Rail = nil, func(name string) int { return rails[name] }
+			for i, name := range names {
+				c.Devices = append(c.Devices, &fakeDevice{f: f, name: name, gid: rdma.GIDEntry{
+					GID: rdma.GIDFromAddr(netip.AddrFrom4([4]byte{10, 0, 0, last + byte(i)})), PrefixBits: 24,
+					Type: rdma.GIDTypeRoCEv2, MAC: rdma.MAC{2, 0, 0, 0, 0, last + byte(i)},
+				}})
+			}
+		})
+	}
+	for _, order := range [][2][]string{
+		{{"a0", "a1", "b0"}, {"a0", "a1", "b0"}},
+		{{"a0", "a1", "b0"}, {"b0", "a0", "a1"}},
+		{{"b0", "a0", "a1"}, {"a1", "a0", "b0"}},
+	} {
+		f := newFakeFabric()
+		p := &pair{fabric: f, client: stack(f, 10, order[0]...), server: stack(f, 20, order[1]...)}
+		p.listen(t)
+		a, b := p.dial(t)
+		for _, s := range []*smcr.Stack{p.client, p.server} {
+			g := waitGroup(t, s, "SYMMETRIC", 2)
+			if rails[g.Links[0].Device] == rails[g.Links[1].Device] {
+				t.Errorf("order %v: links of a %v over %s and %s, which are on one rail", order, g.Role, g.Links[0].Device, g.Links[1].Device)
+			}
+		}
+		_, _ = a.Close(), b.Close()
+	}
+}

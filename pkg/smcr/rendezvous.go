@@ -436,10 +436,7 @@ func (r *rendezvous) propose(ctx context.Context, p *clc.Proposal) {
 func (r *rendezvous) prepareAccept(ctx context.Context, p *clc.Proposal) (clc.Accept, error) {
 	s := r.s
 	r.with.key, r.with.peer = p.Key(r.with.agreed.Version), p.PeerID
-	if err := r.findRoutes(ctx, p); err != nil {
-		return clc.Accept{}, err
-	}
-	if err := r.joinGroup(ctx); err != nil {
+	if err := r.joinGroup(ctx, p); err != nil {
 		return clc.Accept{}, err
 	}
 	if !r.first {
@@ -452,19 +449,13 @@ func (r *rendezvous) prepareAccept(ctx context.Context, p *clc.Proposal) (clc.Ac
 	return clc.Accept{Endpoint: r.endpoint()}, nil
 }
 
-// findRoutes asks how the client's RNIC is reached, at a server, unless a group
-// shows that it is. Version 2 needs a route; without one version 1 is left.
+// findRoutes asks how the client's RNIC is reached, at a server. Version 2 needs a
+// route; without one version 1 is left.
 func (r *rendezvous) findRoutes(ctx context.Context, p *clc.Proposal) error {
 	v2 := r.with.agreed.Version >= clc.V2
 	r.with.gid = p.GID
 	if v2 {
 		r.with.gid = p.Ext.GID
-	}
-	r.s.lock()
-	g, _ := r.s.serverGroup(r.with.key)
-	r.s.unlock()
-	if g != nil {
-		return nil
 	}
 	r.with.routes = r.s.routesTo(ctx, r.with.gid)
 	if !v2 || r.with.routes.any() {
@@ -478,23 +469,30 @@ func (r *rendezvous) findRoutes(ctx context.Context, p *clc.Proposal) error {
 	return r.findRoutes(ctx, p)
 }
 
-// joinGroup finds a group for a client, or starts one. One first contact per
-// client is under way at a time; others wait for it.
-func (r *rendezvous) joinGroup(ctx context.Context) error {
+// joinGroup finds a group for a client, or starts one, for which it needs routes.
+// One first contact per client is under way at a time; others wait for it.
+func (r *rendezvous) joinGroup(ctx context.Context, p *clc.Proposal) error {
 	s := r.s
-	for {
+	for routed := false; ; {
 		s.lock()
 		if s.closed {
 			s.unlock()
 			return errStackClosed
 		}
 		g, forming := s.serverGroup(r.with.key)
-		if g != nil || forming == nil {
+		if g != nil || forming == nil && routed {
 			err := r.admitTo(g)
 			s.unlock()
 			return err
 		}
 		s.unlock()
+		if forming == nil {
+			if err := r.findRoutes(ctx, p); err != nil {
+				return err
+			}
+			routed = true
+			continue
+		}
 		select {
 		case <-forming:
 		case <-ctx.Done():
@@ -602,7 +600,10 @@ func (r *rendezvous) checkRoutes(a *clc.Accept) error {
 	}
 	var refused error
 	to := &r.with.routes
-	for i := range r.s.rnics {
+	for i := range to {
+		if !to[i].Found {
+			continue
+		}
 		if _, err := a.NextHop(to[i]); err != nil {
 			to[i], refused = clc.Route{}, err
 		}
@@ -642,16 +643,23 @@ func (r *rendezvous) activate(e *clc.Endpoint) error {
 
 // clientGroup finds the group that an Accept of a subsequent contact means;
 // the caller holds the turn.
+//
+// A device that was lost and came back may give the same numbers again, and the
+// group that it had before may still be here: the youngest is meant.
 func (s *Stack) clientGroup(a *clc.Accept) (*group, error) {
+	var found *group
 	err := errOutOfSync
 	for g := range s.groupsWith(linkgroup.Client, a.PeerID) {
 		if g.role != linkgroup.Client || g.peer != a.PeerID || g.version != min(a.Version, clc.V2) {
 			continue
 		}
-		if g.lg.MatchesPeer(a.QPN, a.GID, a.MAC) {
-			return g, nil
+		if g.lg.MatchesPeer(a.QPN, a.GID, a.MAC) && (found == nil || g.id > found.id) {
+			found = g
 		}
 		err = errNoLink
+	}
+	if found != nil {
+		return found, nil
 	}
 	return nil, err
 }

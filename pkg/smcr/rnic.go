@@ -9,27 +9,50 @@ import (
 	"time"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/linkgroup"
 )
 
-// rnic is a device as a stack uses it: with a protection domain and a
-// completion queue of its own. It is guarded by the stack's turn.
+// rnic is a device as a stack uses it: with a protection domain and
+// completion queues of its own. It is guarded by the stack's turn.
 type rnic struct {
 	s     *Stack
 	index uint8 // in Config.Devices
 	dev   rdma.Device
 	ctx   rdma.Context
 	pd    rdma.PD
-	cq    rdma.CQ
-	gid   rdma.GIDEntry
+	gids  gids
 	links map[rdma.QPN]*link
 	dead  bool // the device is gone
-	wcs   [64]rdma.WC
+
+	// What arrives, and what was sent. To be woken for each of our own SENDs
+	// costs as much as for a message; nobody waits for most of them. So their
+	// queue is armed only while somebody does (awaiting). Else they are found
+	// when a message comes, when a timer expires, or by Stack.sweep.
+	recvs, sends completions
+	inflight     int  // SENDs that have not completed
+	awaiting     int  // links with SENDs that somebody waits for
+	armed        bool // sends will call
+
+	answer answerPoll
+}
+
+// completions is a completion queue with what is taken out of it.
+type completions struct {
+	rdma.CQ
+	wcs [64]rdma.WC
 	// taking: the completions in wcs are being dealt with.
 	taking bool
-	answer answerPoll
-	// ready says that the completion queue called: there is something in it.
-	ready atomic.Bool
+	// look: there may be something in it.
+	look bool
+	// called says that the queue did: there is something in it.
+	called atomic.Bool
 }
+
+// sweepInterval is how long completed SENDs that nobody waits for may be
+// overlooked: a quarter of linkgroup.StallTimeout, which their pace is compared
+// with. A queue pair that gave up is also found out then, where the device tells
+// nobody; to give up takes it seconds anyway.
+const sweepInterval = linkgroup.StallTimeout / 4
 
 // openRNIC opens a device for the stack.
 func (s *Stack) openRNIC(index int, d rdma.Device) (_ *rnic, err error) {
@@ -42,7 +65,7 @@ func (s *Stack) openRNIC(index int, d rdma.Device) (_ *rnic, err error) {
 			}
 		}
 	}()
-	if r.gid, err = pickGID(d); err != nil {
+	if r.gids, err = pickGIDs(d, s.cfg.Versions); err != nil {
 		return nil, err
 	}
 	if r.ctx, err = d.Open(); err != nil {
@@ -51,56 +74,96 @@ func (s *Stack) openRNIC(index int, d rdma.Device) (_ *rnic, err error) {
 	if r.pd, err = r.ctx.AllocPD(); err != nil {
 		return nil, err
 	}
-	if r.cq, err = r.ctx.CreateCQ(completionQueueDepth(s.cfg, d)); err != nil {
+	if err = r.openQueue(&r.recvs, linkgroup.RecvDepth); err != nil {
 		return nil, err
 	}
-	r.cq.OnNotify(r.completed)
+	if err = r.openQueue(&r.sends, linkgroup.SendBudget); err != nil {
+		return nil, err
+	}
 	if p, ok := r.ctx.(rdma.IdlePoller); ok && s.cfg.AnswerPoll > 0 {
 		p.OnIdle(r.pollAnswer)
 	}
-	r.ready.Store(true) // the first step arms the queue
+	r.recvs.called.Store(true) // the first step arms the queue
 	return r, nil
 }
 
-// active reports whether the device's port is.
-func (r *rnic) active() bool { return !r.dead && r.dev.Port().State == rdma.PortActive }
-
-// completed is called by the device when there are completions, in whatever
-// goroutine found them; the work is done right there.
-func (r *rnic) completed() {
-	r.ready.Store(true)
-	r.s.ready.Store(true)
-	r.s.kick()
+// openQueue makes a completion queue for so many requests of each link. It calls
+// in whatever goroutine found the completions; the work is done right there.
+func (r *rnic) openQueue(q *completions, slots int) (err error) {
+	if q.CQ, err = r.ctx.CreateCQ(completionQueueDepth(r.s.cfg, r.dev, slots)); err != nil {
+		return err
+	}
+	q.OnNotify(func() {
+		q.called.Store(true)
+		r.s.ready.Store(true)
+		r.s.kick()
+	})
+	return nil
 }
 
-// arm asks for the next call before the queue is emptied, so that no
+// active reports whether the device's port is, and has an address.
+func (r *rnic) active() bool {
+	return !r.dead && !r.gids.gone && r.dev.Port().State == rdma.PortActive
+}
+
+// arm asks for the next call before the queues are emptied, so that no
 // completion is missed.
 func (r *rnic) arm(now time.Time) {
-	if r.dead || !r.ready.Swap(false) {
+	if r.dead {
 		return
 	}
-	if err := r.cq.Arm(false); err != nil {
-		r.fail(now, fmt.Errorf("arm completion queue: %w", err))
+	if r.recvs.called.Swap(false) {
+		r.recvs.look = true
+		r.sends.look = r.inflight > 0
+		r.check(now, "arm completion queue", r.recvs.Arm(false))
+	}
+	if r.sends.called.Swap(false) {
+		r.sends.look, r.armed = true, false
+	}
+	if r.awaiting > 0 && !r.armed {
+		r.sends.look, r.armed = true, true
+		r.check(now, "arm completion queue", r.sends.Arm(false))
 	}
 }
 
-// poll takes completions; it reports whether there may be more.
-func (r *rnic) poll(now time.Time) bool {
-	if r.dead {
-		return false
-	}
-	n, err := r.take(now)
+// check ends the use of a device that fails.
+func (r *rnic) check(now time.Time, what string, err error) {
 	if err != nil {
-		r.fail(now, fmt.Errorf("poll completion queue: %w", err))
+		r.fail(now, fmt.Errorf("%s: %w", what, err))
 	}
-	return n == len(r.wcs)
+}
+
+// poll takes completions; it reports whether there may be more. Those of SENDs
+// come first: a message may speak of what they carried.
+func (r *rnic) poll(now time.Time) bool {
+	for _, q := range [...]*completions{&r.sends, &r.recvs} {
+		if r.dead || !q.look {
+			continue
+		}
+		n, err := r.take(now, q)
+		q.look = n == len(q.wcs)
+		r.check(now, "poll completion queue", err)
+	}
+	return r.sends.look || r.recvs.look
 }
 
 // drain takes all completions that are there, also of a device that is gone.
 // Their groups are flushed in the next step.
 func (r *rnic) drain(now time.Time) {
-	for !r.taking {
-		n, err := r.take(now)
+	r.drainSends(now)
+	r.drainQueue(now, &r.recvs)
+}
+
+// drainSends is drain for our own SENDs.
+func (r *rnic) drainSends(now time.Time) {
+	if r.inflight > 0 {
+		r.drainQueue(now, &r.sends)
+	}
+}
+
+func (r *rnic) drainQueue(now time.Time, q *completions) {
+	for !q.taking {
+		n, err := r.take(now, q)
 		if n == 0 || err != nil {
 			break
 		}
@@ -110,18 +173,43 @@ func (r *rnic) drain(now time.Time) {
 	}
 }
 
-func (r *rnic) take(now time.Time) (int, error) {
-	r.taking = true
-	defer func() { r.taking = false }()
-	n, err := r.cq.Poll(r.wcs[:])
-	for i := range r.wcs[:n] {
-		wc := &r.wcs[i]
+func (r *rnic) take(now time.Time, q *completions) (int, error) {
+	q.taking = true
+	defer func() { q.taking = false }()
+	n, err := q.Poll(q.wcs[:])
+	for i := range q.wcs[:n] {
+		wc := &q.wcs[i]
 		if l := r.links[wc.QPN]; l != nil {
 			l.handleCompletion(now, wc)
 			r.s.touch(l.g)
 		}
 	}
 	return n, err
+}
+
+// sweepLater has the stack's goroutine look for completed SENDs.
+func (s *Stack) sweepLater(now time.Time) {
+	if s.sweepAt.IsZero() {
+		s.sweepAt = now.Add(sweepInterval)
+		s.wakeAt(s.sweepAt)
+	}
+}
+
+// sweep has the next step look for completed SENDs. Timers, which it is called
+// before, are about what is not there.
+func (s *Stack) sweep(now time.Time) {
+	sending := false
+	for _, r := range s.rnics {
+		if r.inflight > 0 {
+			r.sends.look, sending = true, true
+		}
+	}
+	switch {
+	case !sending:
+		s.sweepAt = time.Time{}
+	case !now.Before(s.sweepAt):
+		s.sweepAt = now.Add(sweepInterval)
+	}
 }
 
 // watch acts on the device's asynchronous events until it is closed.
@@ -146,6 +234,8 @@ func (r *rnic) handleEvent(now time.Time, ev rdma.AsyncEvent) {
 		r.fail(now, ev.Err)
 	case rdma.EventPortActive, rdma.EventPortDown:
 		r.s.portChanged(now, r, ev.Kind == rdma.EventPortActive)
+	case rdma.EventGIDChange:
+		r.readGIDs(now)
 	}
 }
 
@@ -162,14 +252,4 @@ func (r *rnic) fail(now time.Time, err error) {
 		r.s.touch(l.g)
 	}
 	r.s.flushTouched(now)
-}
-
-// pickGID returns the first RoCEv2 GID.
-func pickGID(d rdma.Device) (rdma.GIDEntry, error) {
-	for _, e := range d.GIDs() {
-		if e.Type == rdma.GIDTypeRoCEv2 {
-			return e, nil
-		}
-	}
-	return rdma.GIDEntry{}, errors.New("no RoCE v2 GID: give its network interface an IP address")
 }

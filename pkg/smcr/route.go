@@ -18,10 +18,10 @@ type routes [linkgroup.MaxRNICs]clc.Route
 
 // route tells how a device reaches a peer's RNIC. It is asked with and without
 // the turn.
-func (s *Stack) route(r *rnic, peer rdma.GID) clc.Route {
-	src, dst := r.gid.GID.Addr(), peer.Addr()
+func (s *Stack) route(r *rnic, own rdma.GIDEntry, peer rdma.GID) clc.Route {
+	src, dst := own.GID.Addr(), peer.Addr()
 	switch {
-	case r.gid.OnLink(peer):
+	case own.OnLink(peer):
 		return clc.Route{Found: true}
 	case src.Is4() != dst.Is4(), dst.IsUnspecified(), dst.IsMulticast(), dst.IsLoopback() && !src.IsLoopback():
 		return clc.Route{} // no RNIC of a peer has such an address
@@ -48,12 +48,19 @@ const (
 // that do without one work nevertheless.
 func (s *Stack) routesTo(ctx context.Context, peer rdma.GID) routes {
 	var to routes
+	s.lock()
+	rnics := s.rnics
+	var own [linkgroup.MaxRNICs]rdma.GIDEntry
+	for _, r := range rnics {
+		own[r.index] = r.gids.v2
+	}
+	s.unlock()
 	var poll <-chan time.Time
 	for deadline := time.Now().Add(gatewayWait); ; {
 		missing := false
-		for _, r := range s.rnics {
+		for _, r := range rnics {
 			if t := &to[r.index]; !t.Found || t.Gateway && t.MAC == (rdma.MAC{}) {
-				*t = s.route(r, peer)
+				*t = s.route(r, own[r.index], peer)
 				missing = missing || t.Gateway && t.MAC == (rdma.MAC{})
 			}
 		}

@@ -26,7 +26,8 @@ import (
 type Stack struct {
 	cfg     Config
 	peerID  clc.PeerID
-	rnics   []*rnic
+	rnics   []*rnic // the list is replaced, with the turn, and not changed
+	retired []*rnic // whose places others have; guarded by the turn
 	closing chan struct{}
 	wg      sync.WaitGroup
 
@@ -44,6 +45,9 @@ type Stack struct {
 	closed bool
 	empty  chan struct{} // closed when the stack is closed and has no connections
 	alarm  time.Time     // when the stack's goroutine looks at timers next
+	// sweepAt is when completed SENDs are looked for, though nobody waits for
+	// them; zero: none are in flight.
+	sweepAt time.Time
 	// answering is the connection whose program was last given a small
 	// message, answers how many in a row.
 	answering *Conn
@@ -52,7 +56,7 @@ type Stack struct {
 	// timers are being seen to.
 	touched   []*group
 	expired   []*group
-	lingering []*link // of groups that ended, the oldest first
+	lingering []*link // that the peer may still speak to, the oldest first
 	outs      []linkgroup.Output
 	stats     Stats // of the past; LLCSent and CDCSent without those of live groups
 
@@ -126,33 +130,55 @@ func NewStack(cfg Config) (*Stack, error) {
 // closeRNICs closes the devices, which ends their watchers.
 func (s *Stack) closeRNICs() error {
 	var err error
-	for _, r := range s.rnics {
+	for _, r := range slices.Concat(s.rnics, s.retired) {
 		err = errors.Join(err, r.ctx.Close())
 	}
 	return err
 }
 
 // pickRNIC returns a device whose number is not in the set, or nil if there is
-// none: one with an active port, in the subnet of the peer's RNIC, with few
-// links, in this order, and with a route to that RNIC if reach is given. If the
+// none: one with an active port, in the subnet of the peer's RNIC, on another
+// rail than those in the set, with few links, in this order, and with a route to
+// that RNIC if reach is given. If the
 // link ends at that RNIC of the peer (bound), and some of our devices are in its
 // subnet, only those will do: a link across subnets would depend on both of
 // them. The first link of a group may take a port that is not active: an
 // interface reports its carrier up to a second late.
 func (s *Stack) pickRNIC(not uint8, peer rdma.GID, bound bool, reach *routes) *rnic {
-	near := func(r *rnic) bool { return r.gid.OnLink(peer) }
+	near := func(r *rnic) bool { return r.gids.onLink(peer) }
 	bound = bound && slices.ContainsFunc(s.rnics, near)
 	far := func(r *rnic) bool { return reach != nil && !reach[r.index].Found }
+	rails := s.railsOf(not)
+	fresh := func(r *rnic) bool { return !slices.Contains(rails, s.rail(r)) }
 	var best *rnic
 	for _, r := range s.rnics {
 		if r.dead || not>>r.index&1 != 0 || bound && !near(r) || far(r) {
 			continue
 		}
-		if best == nil || cmp.Or(compareBool(r.active(), best.active()), compareBool(near(r), near(best)), len(best.links)-len(r.links)) > 0 {
+		if best == nil || cmp.Or(compareBool(r.active(), best.active()), compareBool(near(r), near(best)), compareBool(fresh(r), fresh(best)), len(best.links)-len(r.links)) > 0 {
 			best = r
 		}
 	}
 	return best
+}
+
+// railsOf are the rails of a set of devices.
+func (s *Stack) railsOf(set uint8) []int {
+	var rails []int
+	for _, r := range s.rnics {
+		if set>>r.index&1 != 0 {
+			rails = append(rails, s.rail(r))
+		}
+	}
+	return rails
+}
+
+// rail is the rail of a device; without any it is a number that no other has.
+func (s *Stack) rail(r *rnic) int {
+	if s.cfg.Rail == nil {
+		return int(r.index)
+	}
+	return s.cfg.Rail(r.dev.Name())
 }
 
 // compareBool orders false before true.
@@ -166,10 +192,11 @@ func compareBool(a, b bool) int {
 	return -1
 }
 
-// completionQueueDepth allows for the groups that MaxConns can fill.
-func completionQueueDepth(cfg Config, d rdma.Device) int {
+// completionQueueDepth allows for the groups that MaxConns can fill, each with
+// so many slots.
+func completionQueueDepth(cfg Config, d rdma.Device, slots int) int {
 	groups := 16 + cfg.MaxConns/8
-	return min(groups*linkSlots, d.Attr().MaxCQE)
+	return min(groups*slots, d.Attr().MaxCQE)
 }
 
 // newPeerID makes an ID that no other stack has. RFC 7609 A.2.1 takes a RoCE
@@ -300,6 +327,7 @@ func (s *Stack) run() {
 	for {
 		s.lock()
 		now := time.Now()
+		s.sweep(now)
 		s.step(now)
 		s.expire(now)
 		s.endLingering(now)
@@ -334,19 +362,19 @@ const maxSteps = 4
 // step moves everything that can move: completions in, positions in, work
 // requests out. The caller holds the turn.
 func (s *Stack) step(now time.Time) {
-	if s.ready.Swap(false) {
-		for _, r := range s.rnics {
-			r.arm(now)
-		}
-	}
 	for range maxSteps {
+		if s.ready.Swap(false) {
+			for _, r := range s.rnics {
+				r.arm(now)
+			}
+		}
 		more := false
 		for _, r := range s.rnics {
 			more = r.poll(now) || more
 		}
 		moved := s.takeDirty()
 		s.flushTouched(now)
-		if !more && !moved {
+		if !more && !moved && !s.ready.Load() {
 			return
 		}
 	}
@@ -372,7 +400,7 @@ func (s *Stack) flushTouched(now time.Time) {
 	s.touched = s.touched[:0]
 }
 
-// drainOthers takes the completions of all devices but one.
+// drainOthers takes the completions of all devices but one, of all if that is nil.
 func (s *Stack) drainOthers(now time.Time, but *rnic) {
 	for _, r := range s.rnics {
 		if r != but {

@@ -20,7 +20,9 @@ import (
 //
 //	idle --anything to read--> asked once --reset, data--> connection reset
 //	                                |
-//	                                +--end--> tcpEndGrace --> connection reset
+//	                                +--end--> tcpEndGrace --silence--> connection reset
+//	                                           ^      |
+//	                                           +------+ the peer speaks
 //
 // What follows file is guarded by the stack's turn.
 type tcpWatch struct {
@@ -32,8 +34,10 @@ type tcpWatch struct {
 	conns map[uint64]*Conn
 }
 
-// tcpEndGrace is how long SMC-R may take to say what the end of the TCP
-// connection already said.
+// tcpEndGrace is how long a peer may say nothing in the link group after the end of
+// the TCP connection: then nobody is left who could end SMC-R in order. One that
+// ends hundreds of connections at once, or is short of processors, has more to say
+// first; it has CloseTimeout.
 const tcpEndGrace = 2 * time.Second
 
 // tcpEvents is how many connections are looked at in one turn.
@@ -137,6 +141,8 @@ func (w *tcpWatch) look(c *Conn) {
 	case err == nil && n == 0:
 		if c.tcpGrace == nil {
 			w.s.wg.Add(1)
+			c.tcpEnd = time.Now()
+			c.tcpLook = c.tcpEnd
 			c.tcpGrace = time.AfterFunc(tcpEndGrace, c.tcpEnded)
 		}
 	default: // reset, or data, which only SMC-R may carry now
@@ -146,13 +152,23 @@ func (w *tcpWatch) look(c *Conn) {
 
 // tcpEnded is called when the grace is over.
 func (c *Conn) tcpEnded() {
-	defer c.stack.wg.Done()
-	if c.state.Load()&flagPeerDone != 0 {
+	s := c.stack
+	defer s.wg.Done()
+	s.lock()
+	defer s.unlock()
+	now := time.Now()
+	s.drainOthers(now, nil) // this process may be what was slow
+	s.flushTouched(now)
+	switch {
+	case c.state.Load()&flagPeerDone != 0 || c.users.Load() == 0:
 		return // the peer closed in order; its close timer does the rest
+	case !s.closed && c.lc.Heard().After(c.tcpLook) && now.Sub(c.tcpEnd) < s.cfg.CloseTimeout:
+		c.tcpLook = now
+		s.wg.Add(1)
+		c.tcpGrace.Reset(tcpEndGrace)
+	default:
+		c.abortLocked()
 	}
-	c.stack.lock()
-	defer c.stack.unlock()
-	c.abortLocked()
 }
 
 // abortLocked resets the connection; the caller holds the turn.

@@ -42,7 +42,7 @@ func (s *Stack) offer() clc.Offer {
 	if i := slices.IndexFunc(s.rnics, (*rnic).active); i >= 0 {
 		n = s.rnics[i]
 	}
-	return clc.Offer{GID: n.gid.GID, MAC: n.gid.MAC, GIDv2: n.gid.GID}
+	return clc.Offer{GID: n.gids.v1.GID, MAC: n.gids.v1.MAC, GIDv2: n.gids.v2.GID}
 }
 
 // prefixes returns our subnets of the address's family that contain it.
@@ -79,8 +79,8 @@ func addrOf(a net.Addr) netip.Addr {
 func (s *Stack) gids(l rdma.GID) (list clc.List[rdma.GID]) {
 	list.Add(l)
 	for _, r := range s.rnics {
-		if r.active() && !list.Has(r.gid.GID) {
-			list.Add(r.gid.GID) // there are no more devices than it has room for
+		if r.active() && !list.Has(r.gids.v2.GID) {
+			list.Add(r.gids.v2.GID) // there are no more devices than it has room for
 		}
 	}
 	return list

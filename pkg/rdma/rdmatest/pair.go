@@ -133,7 +133,7 @@ func (e *End) Attrs(peer *End) [3]rdma.QPAttr {
 		{State: rdma.QPInit, Access: e.opt.Access},
 		{
 			State: rdma.QPRTR, DestQPN: peer.QP.Num(), RQPSN: psn(peer), MTU: mtu, MinRNRTimer: e.opt.MinRNRTimer,
-			Path: rdma.Path{DGID: dst.GID, DMAC: dst.MAC, HopLimit: 64},
+			Path: rdma.Path{SGIDIndex: e.Dev.GIDs()[0].Index, DGID: dst.GID, DMAC: dst.MAC, HopLimit: 64},
 		},
 		{
 			State: rdma.QPRTS, SQPSN: psn(e), Timeout: e.opt.Timeout,

@@ -100,7 +100,9 @@ func testNotifySolicited(t *testing.T, a, b rdma.Device) {
 	quiet(t, y.RecvCQ, "for a completion that was not solicited")
 	send(2, rdma.SendSolicited)
 	notified(t, y.RecvCQ)
-	// Errors wake too.
+	if !b.Attr().SolicitedErrors {
+		return
+	}
 	if err := y.RecvCQ.Arm(true); err != nil {
 		t.Fatal(err)
 	}
@@ -126,7 +128,7 @@ func testIdlePoll(t *testing.T, a, b rdma.Device) {
 		var wcs [4]rdma.WC
 		for {
 			n, err := y.RecvCQ.Poll(wcs[:])
-			if err != nil {
+			if err != nil && !errors.Is(err, rdma.ErrClosed) { // after the last message the test ends
 				t.Error(err)
 			}
 			if n == 0 {
@@ -138,7 +140,7 @@ func testIdlePoll(t *testing.T, a, b rdma.Device) {
 		}
 	}
 	y.RecvCQ.OnNotify(func() {
-		if err := y.RecvCQ.Arm(false); err != nil {
+		if err := y.RecvCQ.Arm(false); err != nil && !errors.Is(err, rdma.ErrClosed) {
 			t.Error(err)
 		}
 		take()

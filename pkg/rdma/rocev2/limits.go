@@ -32,6 +32,10 @@ const (
 	// the largest RMBEs.
 	DefaultWindow = 512
 
+	// maxTimeoutShift bounds how much the ACK timer grows: IBTA 9.7.6.1.3 has a
+	// timeout between one and four times the queue pair's.
+	maxTimeoutShift = 2
+
 	// initialCwnd is the number of packets in flight before the first answer.
 	// More than that can be lost where the neighbour's address is not yet
 	// resolved: Linux queues about 200 KiB meanwhile.

@@ -87,8 +87,9 @@ type Stats struct {
 //	INIT   PostRecv
 //	RTR    PostRecv, responder
 //	RTS    PostRecv, PostSend, responder, requester
-//	ERR    posted requests complete as flushed; the NAK that tells the peer
-//	       about our reason still leaves, everything that arrives is dropped
+//	ERR    posted requests complete as flushed; the ACK of what was taken
+//	       before, or the NAK that tells the peer about our reason, still
+//	       leaves, everything that arrives is dropped
 //
 // PSNs are 24 bits on the wire and 64 bits here, so that old and new never
 // have to be told apart by wrapping arithmetic but at the packet's entry.
@@ -211,8 +212,8 @@ func (q *QP) becomeRTS(_ time.Time, a rdma.QPAttr) error {
 	return nil
 }
 
-// becomeError flushes everything outstanding (IBTA 10.3.1.6). A NAK that is
-// still to be sent stays.
+// becomeError flushes everything outstanding (IBTA 10.3.1.6). An ACK or NAK that
+// is still to be sent stays.
 func (q *QP) becomeError() {
 	if q.attr.State == rdma.QPError {
 		return
@@ -243,6 +244,10 @@ func (q *QP) ForgetMemory() {
 func (q *QP) HandlePacket(now time.Time, p *Packet) {
 	info := p.BTH.OpCode.info()
 	st := q.attr.State
+	if st == rdma.QPError && info&opRequest != 0 && q.mtu != 0 {
+		q.requestInError(p)
+		return
+	}
 	if st != rdma.QPRTS && (st != rdma.QPRTR || info&opRequest == 0) {
 		q.stats.Bad++
 		return

@@ -126,7 +126,7 @@ func TestQP_flushes(t *testing.T) {
 	b.in(Acknowledge, 0, ackPacket)
 	b.in(SendOnly, 0, data(1, 'x'))
 	b.wantWC()
-	b.wantOut()
+	b.wantOut("Acknowledge 0 [NAK remote operational error msn 0]")
 	if _, ok := b.q.PollEvent(); ok {
 		t.Error("event for an ordered error")
 	}

@@ -165,7 +165,10 @@ func (r *requester) arm(now time.Time) {
 		return
 	}
 	if r.deadline.IsZero() && r.timeout != 0 {
-		r.deadline = now.Add(r.timeout)
+		// From one retry to the next more patience, within the four times the
+		// timeout that the standard allows: who does not answer may be a program
+		// that gets no processor for a while, and eight tries in a row find it so.
+		r.deadline = now.Add(r.timeout << min(r.retryMax-r.retries, maxTimeoutShift))
 	}
 	r.probe.run(now)
 }

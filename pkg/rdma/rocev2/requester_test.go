@@ -279,13 +279,15 @@ func TestRequester_timeoutRetries(t *testing.T) {
 	b := newBench(t, nil) // 2 retries
 	b.send(b.wr(1, rdma.OpSend, 600), b.wr(2, rdma.OpSend, 1))
 	b.out()
-	for range 2 {
-		if d := b.expire(); d != rdma.ACKTimeout(14) {
+	for _, factor := range []time.Duration{1, 2} {
+		if d := b.expire(); d != factor*rdma.ACKTimeout(14) {
 			t.Errorf("timeout after %v", d)
 		}
 		b.wantOut("SEND First 0 256 bytes A") // one packet asks what arrived
 	}
-	b.expire()
+	if d := b.expire(); d != 4*rdma.ACKTimeout(14) {
+		t.Errorf("last timeout after %v", d)
+	}
 	b.wantWC("1 SEND transport retry counter exceeded", "2 SEND work request flushed")
 	if ev, ok := b.q.PollEvent(); !ok || ev.Kind != rdma.EventPathDown || !errors.Is(ev.Err, errTimeout) {
 		t.Errorf("event %+v", ev)

@@ -93,17 +93,23 @@ type responder struct {
 	patience patience
 	nak      nakState
 	nakSyn   Syndrome
-	gap      uint64           // highest PSN that came too early
-	reads    [MaxReads]readOp // by PSN
-	nreads   int
+	// In ERR: requests go without an answer; one did.
+	holds, unanswered bool
+
+	gap    uint64           // highest PSN that came too early
+	reads  [MaxReads]readOp // by PSN
+	nreads int
 }
 
 func (r *responder) at(i uint32) *recvWQE { return &r.ring[i&uint32(len(r.ring)-1)] }
 
-// stop forgets what is going on, but a NAK that is still to be sent.
+// stop forgets what is going on, but an answer that is still to be sent: a peer
+// whose message was taken would repeat it to nobody and report a broken path.
 func (r *responder) stop() {
 	r.msg = msgNone
+	due := r.ack
 	r.acked()
+	r.ack, r.ackNow = due, due
 	r.forgetMemory()
 	r.nreads = 0
 }
@@ -179,6 +185,64 @@ func (r *responder) countMessage() { r.msn = (r.msn + 1) & msnMask }
 func (q *QP) refuse(c NAKCode, err error) {
 	q.rsp.nak, q.rsp.nakSyn = nakPending, SyndromeNAK(c)
 	q.fail(rdma.EventQPFatal, fmt.Errorf("queue pair %v from %v, NAK %v: %w", q.cfg.Num, q.attr.DestQPN, c, err))
+}
+
+// Hold has requests that come in ERR go without an answer until [QP.Refuse] is called
+// or the queue pair is reset.
+func (q *QP) Hold() { q.rsp.holds = true }
+
+// Refuse ends Hold: requests are refused, and what came meanwhile at once. It reports
+// false in another state than ERR.
+func (q *QP) Refuse() bool {
+	r := &q.rsp
+	r.holds = false
+	if q.attr.State != rdma.QPError {
+		return false
+	}
+	if r.unanswered {
+		q.refuseInError()
+	}
+	return true
+}
+
+// requestInError takes a request to a queue pair in ERR. IBTA 10.3.1.6 has it
+// dropped, since the peer gives up after some retries. But not all peers do:
+// Linux's soft RoCE takes the largest retry count for infinity, and net/smc,
+// which sets that, waits for the end with a lock held. So what was done before is
+// acknowledged again, what a lost NAK has said is said again, and the rest is
+// refused, but not while [QP.Hold] holds.
+func (q *QP) requestInError(p *Packet) {
+	r := &q.rsp
+	if psn := near(r.psn, p.BTH.PSN); psn < r.psn {
+		if p.BTH.OpCode != ReadRequest { // nothing is read any more
+			q.stats.Duplicates++
+			r.ack, r.ackNow = true, true // it was done before the end
+		}
+		return
+	}
+	if r.saidFatal() || !r.holds {
+		q.refuseInError()
+	} else {
+		r.unanswered = true
+	}
+}
+
+// saidFatal reports whether the last NAK was one that ends a queue pair.
+func (r *responder) saidFatal() bool {
+	switch r.nakSyn {
+	case SyndromeNAK(NAKInvalidRequest), SyndromeNAK(NAKRemoteAccess), SyndromeNAK(NAKRemoteOp):
+		return true
+	}
+	return false
+}
+
+// refuseInError has the last such NAK sent again, or the first one.
+func (q *QP) refuseInError() {
+	r := &q.rsp
+	if !r.saidFatal() {
+		r.nakSyn = SyndromeNAK(NAKRemoteOp)
+	}
+	r.nak, r.unanswered = nakPending, false
 }
 
 // rnr answers a request for which no receive buffer is there.

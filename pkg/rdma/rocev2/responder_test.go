@@ -256,8 +256,52 @@ func TestResponder_refuses(t *testing.T) {
 			b.wantWC(tt.wc...)
 			b.wantState(rdma.QPError)
 			b.in(SendOnly, last, data(1, 'x'))
+			b.wantOut(describe(&want)) // the first one may have been lost
 			b.wantOut()
 		})
+	}
+}
+
+// A peer that would repeat its requests for ever hears that it is in vain, and
+// that those before were done.
+func TestResponder_refusesInError(t *testing.T) {
+	b := newBench(t, nil)
+	b.recv(8, 8)
+	b.in(SendOnly, 0, data(1, 'x'))
+	b.out()
+	b.wantWC("100 RECV success 1")
+	b.q.Hold()
+	if err := b.q.Modify(b.now, rdma.QPAttr{State: rdma.QPError}); err != nil {
+		t.Fatal(err)
+	}
+	b.wantWC("101 RECV work request flushed")
+	before := bytes.Clone(b.mr.buf)
+	b.in(SendOnly, 0, data(1, 'x'))
+	b.wantOut("Acknowledge 0 [ACK credit 31 msn 1]")
+	b.in(WriteOnly, 1, b.write(0, 4, 4, 'x'))
+	b.wantOut() // not yet
+	if !b.q.Refuse() {
+		t.Error("a queue pair in ERR cannot refuse")
+	}
+	b.wantOut("Acknowledge 1 [NAK remote operational error msn 1]") // to what came before
+	b.wantOut()
+	b.in(WriteOnly, 1, b.write(0, 4, 4, 'x'))
+	b.in(SendOnly, 2, data(1, 'x')) // one answer is enough
+	b.wantOut("Acknowledge 1 [NAK remote operational error msn 1]")
+	b.wantOut()
+	b.in(WriteOnly, 1, b.write(0, 4, 4, 'x'))
+	b.wantOut("Acknowledge 1 [NAK remote operational error msn 1]")
+	b.in(ReadRequest, 0, readReq(b, 0, 8))
+	b.wantOut()
+	b.wantWC()
+	if !bytes.Equal(before, b.mr.buf) {
+		t.Error("memory changed by a refused packet")
+	}
+	if err := b.q.Modify(b.now, rdma.QPAttr{State: rdma.QPReset}); err != nil {
+		t.Fatal(err)
+	}
+	if b.q.Refuse() {
+		t.Error("a queue pair in RESET can refuse")
 	}
 }
 
@@ -349,6 +393,20 @@ func TestResponder_delayedACKGoesAlone(t *testing.T) {
 	b.wantOut()
 	if d := b.expire(); d != time.Millisecond {
 		t.Errorf("waited %v", d)
+	}
+	b.wantOut("Acknowledge 0 [ACK credit 31 msn 1]")
+	b.wantOut()
+}
+
+// TestResponder_delayedACKOutlivesTheQueuePair: the program has its message and
+// ends; the peer must not think that it was lost.
+func TestResponder_delayedACKOutlivesTheQueuePair(t *testing.T) {
+	b := delayed(t)
+	b.recv(8)
+	b.in(SendOnly, 0, data(1, 'a'))
+	b.wantOut()
+	if err := b.q.Modify(b.now, rdma.QPAttr{State: rdma.QPError}); err != nil {
+		t.Fatal(err)
 	}
 	b.wantOut("Acknowledge 0 [ACK credit 31 msn 1]")
 	b.wantOut()

@@ -30,6 +30,12 @@ type Config struct {
 	// NoSegmentation sends and receives every packet by itself, as on a
 	// kernel without UDP_SEGMENT and UDP_GRO.
 	NoSegmentation bool
+	// Share lets one other device that shares be open on the same address and
+	// port, of this process or of another one of the same user: a program that
+	// replaces another one opens its device before the other one closes its own.
+	// A third one has to wait until one of the two is closed: see [ErrShared].
+	// A device that does not share, and rxe, keep all others out.
+	Share bool
 	// WindowPackets is the number of packets in flight of a queue pair;
 	// 0: rocev2.DefaultWindow.
 	WindowPackets int
@@ -50,6 +56,9 @@ func (c Config) Validate() error {
 	}
 	if c.MTU != 0 && !c.MTU.Valid() {
 		bad("path MTU code %d is not one of 1 to 5", uint8(c.MTU))
+	}
+	if c.Share && c.Wire != nil {
+		bad("only a UDP socket can be shared, and a wire is given")
 	}
 	if c.SocketBufferBytes < 0 {
 		bad("socket buffer of %d bytes", c.SocketBufferBytes)

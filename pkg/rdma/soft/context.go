@@ -9,20 +9,14 @@ import (
 	"sync/atomic"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/rdma/internal/provider"
 )
 
 // deviceContext is one user's open device.
 type deviceContext struct {
 	dev    *Device
-	events chan rdma.AsyncEvent
-	kick   chan struct{} // capacity 1: queue has something
-	done   chan struct{}
-	wg     sync.WaitGroup
-
-	idle atomic.Pointer[func() bool]
-
-	eventMu sync.Mutex
-	queue   []rdma.AsyncEvent
+	events *provider.Events
+	idle   atomic.Pointer[func() bool]
 
 	mu     sync.Mutex // guards what follows and the sets of the PDs
 	pds    map[*pd]struct{}
@@ -38,17 +32,10 @@ var (
 func newContext(d *Device) *deviceContext {
 	return &deviceContext{
 		dev:    d,
-		events: make(chan rdma.AsyncEvent, 1),
-		kick:   make(chan struct{}, 1),
-		done:   make(chan struct{}),
+		events: provider.NewEvents(),
 		pds:    make(map[*pd]struct{}),
 		cqs:    make(map[*cq]struct{}),
 	}
-}
-
-func (c *deviceContext) start() {
-	c.wg.Add(1)
-	go c.deliver()
 }
 
 // Device implements [rdma.Context].
@@ -58,85 +45,7 @@ func (c *deviceContext) Device() rdma.Device { return c.dev }
 func (c *deviceContext) OnIdle(f func() bool) { c.idle.Store(&f) }
 
 // Events implements [rdma.Context].
-func (c *deviceContext) Events() <-chan rdma.AsyncEvent { return c.events }
-
-// post queues an event for deliver. Queue pair events are kept, each kind
-// once for a queue pair; of port events the newest portEvents.
-func (c *deviceContext) post(e rdma.AsyncEvent) {
-	c.eventMu.Lock()
-	defer c.eventMu.Unlock()
-	port, oldest := 0, -1
-	for i, o := range c.queue {
-		if o.QPN != 0 || o.Kind == rdma.EventDeviceFatal {
-			if o.QPN == e.QPN && o.Kind == e.Kind {
-				return
-			}
-			continue
-		}
-		if port++; oldest < 0 {
-			oldest = i
-		}
-	}
-	if e.QPN == 0 && port >= portEvents {
-		c.queue = append(c.queue[:oldest], c.queue[oldest+1:]...)
-	}
-	c.queue = append(c.queue, e)
-	select {
-	case c.kick <- struct{}{}:
-	default:
-	}
-}
-
-// forget drops the waiting events of a queue pair that is closed.
-func (c *deviceContext) forget(n rdma.QPN) {
-	c.eventMu.Lock()
-	defer c.eventMu.Unlock()
-	kept := c.queue[:0]
-	for _, e := range c.queue {
-		if e.QPN != n {
-			kept = append(kept, e)
-		}
-	}
-	c.queue = kept
-}
-
-func (c *deviceContext) take() (rdma.AsyncEvent, bool) {
-	c.eventMu.Lock()
-	defer c.eventMu.Unlock()
-	if len(c.queue) == 0 {
-		return rdma.AsyncEvent{}, false
-	}
-	e := c.queue[0]
-	c.queue = append(c.queue[:0], c.queue[1:]...)
-	return e, true
-}
-
-// deliver moves events to the channel until Close.
-func (c *deviceContext) deliver() {
-	defer c.wg.Done()
-	defer close(c.events)
-	for {
-		e, ok := c.take()
-		if !ok {
-			select {
-			case <-c.kick:
-			case <-c.done:
-				return
-			}
-			continue
-		}
-		select {
-		case c.events <- e:
-		case <-c.done:
-			// Leave the reader what fits, the fatal event above all.
-			select {
-			case c.events <- e:
-			default:
-			}
-			return
-		}
-	}
-}
+func (c *deviceContext) Events() <-chan rdma.AsyncEvent { return c.events.Out() }
 
 // AllocPD implements [rdma.Context].
 func (c *deviceContext) AllocPD() (rdma.PD, error) {
@@ -230,8 +139,7 @@ func (c *deviceContext) shut() error {
 	c.dev.mu.Lock()
 	delete(c.dev.contexts, c)
 	c.dev.mu.Unlock()
-	close(c.done)
-	c.wg.Wait()
+	c.events.Close()
 	return first
 }
 

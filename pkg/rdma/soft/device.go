@@ -19,6 +19,7 @@ import (
 type Device struct {
 	cfg     Config
 	wire    Wire
+	share   *share      // nil: the address is ours alone
 	watcher LinkWatcher // nil: always up
 	epoch   time.Time
 	stats   counters
@@ -54,18 +55,20 @@ func Open(cfg Config) (*Device, error) {
 	}
 	cfg = cfg.withDefaults()
 	wire := cfg.Wire
+	var sharing *share
 	if wire == nil {
 		u, err := openUDP(cfg)
 		if err != nil {
 			return nil, fmt.Errorf("open soft device %q: %w", cfg.Name, err)
 		}
-		wire = u
+		wire, sharing = u, u.share
 	}
 	var seed [32]byte
 	_, _ = cryptorand.Read(seed[:]) // never fails
 	d := &Device{
 		cfg:      cfg,
 		wire:     wire,
+		share:    sharing,
 		epoch:    time.Now(),
 		done:     make(chan struct{}),
 		batches:  make(chan *batch, freeBatches),
@@ -105,7 +108,7 @@ func (d *Device) Close() error {
 	d.mu.Unlock()
 
 	for _, c := range open {
-		c.post(rdma.AsyncEvent{Kind: rdma.EventDeviceFatal, Err: rdma.ErrClosed})
+		c.events.Post(rdma.AsyncEvent{Kind: rdma.EventDeviceFatal, Err: rdma.ErrClosed})
 		_ = c.shut()
 	}
 	close(d.done)
@@ -138,6 +141,8 @@ func (d *Device) Attr() rdma.DeviceAttr {
 		WriteWithImm: true,
 		RDMARead:     true,
 		GIDTypes:     []rdma.GIDType{rdma.GIDTypeRoCEv2},
+
+		WCDetails: true, LocalErrors: true, ResponderEvents: true, SolicitedErrors: true,
 	}
 }
 
@@ -179,15 +184,27 @@ func (d *Device) GIDs() []rdma.GIDEntry {
 
 // Open implements [rdma.Device].
 func (d *Device) Open() (rdma.Context, error) {
-	c := newContext(d)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.closed {
 		return nil, fmt.Errorf("open context of %q: %w", d.cfg.Name, rdma.ErrClosed)
 	}
+	c := newContext(d)
 	d.contexts[c] = struct{}{}
-	c.start()
 	return c, nil
+}
+
+// inGeneration gives a queue pair number the generation of a device that
+// shares its address.
+func (d *Device) inGeneration(n rdma.QPN) rdma.QPN {
+	if d.share == nil {
+		return n
+	}
+	n &^= generationBit
+	if d.share.generation == 1 {
+		n |= generationBit
+	}
+	return n
 }
 
 // random32 is called with mu held.
@@ -271,6 +288,6 @@ func (d *Device) linkChanged() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for c := range d.contexts {
-		c.post(rdma.AsyncEvent{Kind: kind})
+		c.events.Post(rdma.AsyncEvent{Kind: kind})
 	}
 }

@@ -31,11 +31,44 @@
 // packets of one size are one send with UDP_SEGMENT, and UDP_GRO gives them
 // back in one piece where the path allows.
 //
+// # Two devices on one address
+//
+// A device with [Config.Share] can be replaced without a pause: its successor
+// is opened on the same address and port before it is closed, and the kernel
+// gives each of the two the packets for its own queue pairs, whose numbers
+// differ in their topmost bit. See share for how.
+//
+// # Against rxe
+//
+// test/vm/rocev2 runs the device against the soft RoCE of Linux 6.12 (Debian's),
+// over IPv4 and IPv6, with each of the two as requester and as responder: the
+// conformance suite of providers as far as it is about two devices (SEND, WRITE,
+// WRITE with immediate, READ, all path MTUs, a PSN that wraps, RNR, wrong keys and
+// rights, buffers too small, memory closed under writes, queue pairs closed under
+// traffic), the same with packets lost, late and repeated, peers that do not keep
+// to the PSN or path MTU that they announced, and a storm of RNR NAKs. So do
+// ibv_rc_pingpong and programs of perftest, in both roles.
+//
+// Where rxe is not as IBTA says, and what that means here:
+//
+//   - It sends IPv6 packets with a UDP checksum of zero: the socket takes them.
+//   - Retry count 7 is without end: a peer that is gone is repeated to for ever. Our
+//     own 7 is seven.
+//   - An ACK that arrives when its timer has just expired does not stop the
+//     repetition. A queue pair that is closed as soon as the last message is there
+//     may leave rxe repeating that message: who closes should know that the peer is
+//     done.
+//   - It takes an ACK of a PSN that it has not sent yet for one of what it has. With
+//     a PSN below the one announced its WRITEs complete and have not been done. We
+//     drop such ACKs (IBTA 9.7.5.1), and the request fails.
+//   - It says nothing to its program when a queue pair fails as a responder.
+//
 // # Limitations
 //
 // Traffic class, flow label and hop limit of a path are not used: a socket
-// serves many queue pairs. The UDP source port is that of the device, so that
-// equal-cost routing does not spread the queue pairs of two devices. There is
+// serves many queue pairs. The UDP source port is one of two of the device, by
+// the topmost bit of the destination's queue pair number, so that equal-cost
+// routing hardly spreads the queue pairs of two devices. There is
 // no congestion control beyond the window of packets in flight. The IPv4
 // identification that the ICRC covers is not visible to a socket; see
 // [rocev2.ICRC] for what that means. Linux only.

@@ -87,6 +87,34 @@ func TestFabric_oneWayCut(t *testing.T) {
 	}
 }
 
+// TestFabric_lastAcknowledgement: a program ends its queue pair as soon as it has
+// what it waited for, and the peer's send is done nevertheless.
+func TestFabric_lastAcknowledgement(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		end  func(y *rdmatest.End) error
+	}{
+		{"close", func(y *rdmatest.End) error { return y.QP.Close() }},
+		{"close context", func(y *rdmatest.End) error { return y.Ctx.Close() }},
+		{"error", func(y *rdmatest.End) error { return y.QP.Modify(rdma.QPAttr{State: rdma.QPError}) }},
+		{"reset", func(y *rdmatest.End) error { return y.QP.Modify(rdma.QPAttr{State: rdma.QPReset}) }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			bubble(t, 1, func(t *testing.T, n *rdmatest.Fabric, a, b *soft.Device) {
+				n.SetFaults(rdmatest.Faults{Delay: 50 * time.Microsecond})
+				x, y := rdmatest.Pair(t, a, b, rdmatest.Options{NoRetry: true})
+				y.Recv(t, 1, 0, 64)
+				x.Send(t, rdma.SendWR{ID: 2, Op: rdma.OpSend, Flags: rdma.SendSignaled, SGL: []rdma.SGE{x.SGE(0, 44)}})
+				rdmatest.AwaitOne(t, y.RecvCQ, 1, rdma.StatusSuccess)
+				if err := c.end(y); err != nil {
+					t.Fatal(err)
+				}
+				rdmatest.AwaitOne(t, x.SendCQ, 2, rdma.StatusSuccess)
+			})
+		})
+	}
+}
+
 func TestFabric_cutHeals(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, n *rdmatest.Fabric, a, b *soft.Device) {
 		x, y := rdmatest.Pair(t, a, b, rdmatest.Options{})

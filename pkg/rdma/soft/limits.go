@@ -2,7 +2,11 @@
 
 package soft
 
-import "github.com/smcr-io/kube-smcr/pkg/rdma/rocev2"
+import (
+	"time"
+
+	"github.com/smcr-io/kube-smcr/pkg/rdma/rocev2"
+)
 
 const (
 	// maxQP bounds the queue pairs of a device. Queue pair numbers are an
@@ -47,9 +51,6 @@ const (
 	// The kernel counts about twice the bytes of small datagrams.
 	defaultSocketBufferBytes = 16 << 20
 
-	// portEvents bounds the port events that wait for a slow reader.
-	portEvents = 16
-
 	// packetOverhead is what IPv6, UDP, the longest headers and the ICRC add
 	// to a payload, rounded as verbs do when they derive a path MTU.
 	packetOverhead = 40 + 8 + rocev2.MaxHeaderLen + rocev2.ICRCLen
@@ -57,4 +58,11 @@ const (
 	// flowCache is the number of peers whose ICRC state the receiver keeps
 	// at hand; more peers than that only cost time.
 	flowCache = 256
+
+	// joinTimeout bounds how long a device that is being opened waits for the
+	// one that shares its address, which answers at once unless it is stopped.
+	joinTimeout = 2 * time.Second
+	// joinPoll is the pause between two looks for one's turn; a turn lasts less
+	// than a millisecond.
+	joinPoll = 2 * time.Millisecond
 )

@@ -4,13 +4,10 @@ package soft
 
 import (
 	"fmt"
-	"os"
 	"sync/atomic"
-	"unsafe"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/rdma/internal/provider"
 )
 
 // mr is a memory region. All its fields but closed are constant while it is
@@ -18,7 +15,7 @@ import (
 type mr struct {
 	pd     *pd
 	index  int
-	mem    *mapping
+	mem    *provider.Memory
 	addr   uint64
 	lkey   rdma.LKey
 	rkey   rdma.RKey
@@ -28,69 +25,15 @@ type mr struct {
 
 var _ rdma.MR = (*mr)(nil)
 
-// mapping is mapped memory with the number of its regions.
-type mapping struct {
-	bytes   []byte
-	regions atomic.Int32
-}
-
-// hold keeps the memory mapped for one more region; false if it is too late.
-func (m *mapping) hold() bool {
-	for {
-		n := m.regions.Load()
-		if n == 0 {
-			return false
-		}
-		if m.regions.CompareAndSwap(n, n+1) {
-			return true
-		}
-	}
-}
-
-func (m *mapping) drop() error {
-	if m.regions.Add(-1) > 0 {
-		return nil
-	}
-	if err := unix.Munmap(m.bytes); err != nil {
-		return fmt.Errorf("unmap memory region: %w", err)
-	}
-	return nil
-}
-
-// mapArena maps n zeroed bytes of a memfd. The mapping keeps the memory after
-// the descriptor is closed.
-func mapArena(n int) (*mapping, error) {
-	fd, err := unix.MemfdCreate("kube-smcr-mr", unix.MFD_CLOEXEC)
-	if err != nil {
-		return nil, fmt.Errorf("create memfd: %w", err)
-	}
-	defer func() { _ = unix.Close(fd) }()
-	if err := unix.Ftruncate(fd, int64(n)); err != nil {
-		return nil, fmt.Errorf("size memfd to %d bytes: %w", n, err)
-	}
-	b, err := unix.Mmap(fd, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	if err != nil {
-		return nil, fmt.Errorf("map %d bytes of a memfd: %w", n, err)
-	}
-	m := &mapping{bytes: b}
-	m.regions.Store(1)
-	return m, nil
-}
-
-func validAccess(a rdma.Access) bool {
-	return a&^(rdma.LocalWrite|rdma.RemoteWrite|rdma.RemoteRead) == 0 && a&(rdma.RemoteWrite|rdma.LocalWrite) != rdma.RemoteWrite
-}
-
 // AllocMR implements [rdma.PD].
 func (p *pd) AllocMR(sizeBytes int, access rdma.Access) (rdma.MR, error) {
 	if sizeBytes <= 0 || uint64(sizeBytes) > maxMRBytes {
 		return nil, fmt.Errorf("allocate memory region of %d bytes: %w", sizeBytes, rdma.ErrInvalid)
 	}
-	if !validAccess(access) {
+	if !provider.ValidAccess(access) {
 		return nil, fmt.Errorf("allocate memory region with access %#x: %w", access, rdma.ErrInvalid)
 	}
-	page := os.Getpagesize()
-	mem, err := mapArena((sizeBytes + page - 1) / page * page)
+	mem, err := provider.MapMemory(sizeBytes)
 	if err != nil {
 		return nil, fmt.Errorf("allocate memory region: %w: %w", rdma.ErrNoResources, err)
 	}
@@ -100,20 +43,20 @@ func (p *pd) AllocMR(sizeBytes int, access rdma.Access) (rdma.MR, error) {
 // RegMR implements [rdma.PD].
 func (p *pd) RegMR(of rdma.MR, access rdma.Access) (rdma.MR, error) {
 	o, ok := of.(*mr)
-	if !ok || !validAccess(access) {
+	if !ok || !provider.ValidAccess(access) {
 		return nil, fmt.Errorf("register memory region of %T with access %#x: %w", of, access, rdma.ErrInvalid)
 	}
-	if o.closed.Load() || !o.mem.hold() {
+	if o.closed.Load() || !o.mem.Hold() {
 		return nil, fmt.Errorf("register memory region: %w", rdma.ErrClosed)
 	}
 	return p.newMR(o.mem, access)
 }
 
 // newMR makes a region; it takes over the caller's hold of the memory.
-func (p *pd) newMR(mem *mapping, access rdma.Access) (rdma.MR, error) {
-	m := &mr{pd: p, mem: mem, addr: uint64(uintptr(unsafe.Pointer(unsafe.SliceData(mem.bytes)))), access: access}
+func (p *pd) newMR(mem *provider.Memory, access rdma.Access) (rdma.MR, error) {
+	m := &mr{pd: p, mem: mem, addr: mem.Addr(), access: access}
 	if err := p.addMR(m); err != nil {
-		_ = mem.drop() // the region is not needed
+		_ = mem.Drop() // the region is not needed
 		return nil, err
 	}
 	return m, nil
@@ -141,7 +84,7 @@ func (p *pd) addMR(m *mr) error {
 }
 
 // Bytes implements [rdma.MR].
-func (m *mr) Bytes() []byte { return m.mem.bytes }
+func (m *mr) Bytes() []byte { return m.mem.Bytes() }
 
 // Addr implements [rdma.MR].
 func (m *mr) Addr() uint64 { return m.addr }
@@ -161,7 +104,7 @@ func (m *mr) Close() error {
 	m.pd.ctx.mu.Lock()
 	delete(m.pd.mrs, m)
 	m.pd.ctx.mu.Unlock()
-	return m.mem.drop()
+	return m.mem.Drop()
 }
 
 // deregister takes the region out of the device: afterwards no packet touches
@@ -193,7 +136,7 @@ func (m *mr) deregister() {
 // span returns the n bytes at addr if the region holds them all.
 func (m *mr) span(addr uint64, n uint32) ([]byte, bool) {
 	off := addr - m.addr
-	b := m.mem.bytes
+	b := m.mem.Bytes()
 	if addr < m.addr || off > uint64(len(b)) || uint64(n) > uint64(len(b))-off {
 		return nil, false
 	}

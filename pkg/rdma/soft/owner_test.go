@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/rdma/internal/provider"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/rocev2"
 )
 
@@ -213,7 +214,12 @@ func TestTable(t *testing.T) {
 
 func TestMR_span(t *testing.T) {
 	const base, size = 0x7000_0000_0000, 8192
-	m := &mr{mem: &mapping{bytes: make([]byte, size)}, addr: base}
+	mem, err := provider.MapMemory(size)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = mem.Drop() })
+	m := &mr{mem: mem, addr: base}
 	for _, c := range []struct {
 		name string
 		addr uint64

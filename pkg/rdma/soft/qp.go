@@ -30,6 +30,7 @@ type qp struct {
 
 	m       *rocev2.QP
 	peer    netip.AddrPort
+	flow    uint8 // of packets to the peer
 	txICRC  rocev2.ICRC
 	unsent  *batch // what the wire did not take
 	overrun bool   // a completion queue overran
@@ -71,6 +72,7 @@ func (p *pd) CreateQP(cfg rdma.QPConfig) (rdma.QP, error) {
 		return nil, fmt.Errorf("create queue pair: %d exist: %w", maxQP-1, rdma.ErrNoResources)
 	}
 	q.num = (rdma.QPN(d.random32())<<qpIndexBits | rdma.QPN(i)) & rdma.MaxQPN
+	q.num = d.inGeneration(q.num)
 	if q.num < maxQP { // 0 and 1 are reserved
 		q.num |= maxQP
 	}
@@ -115,6 +117,9 @@ func (q *qp) Modify(a rdma.QPAttr) error {
 	}
 	now := time.Now()
 	q.drain(now)
+	if a.State == rdma.QPReset {
+		q.sayLast(now)
+	}
 	if err := q.m.Modify(now, a); err != nil {
 		return fmt.Errorf("modify queue pair %v: %w", q.num, err)
 	}
@@ -122,8 +127,9 @@ func (q *qp) Modify(a rdma.QPAttr) error {
 	case rdma.QPRTR:
 		local := q.dev.Addr()
 		q.peer = netip.AddrPortFrom(a.Path.DGID.Addr(), local.Port())
+		q.flow = flowOf(a.DestQPN)
 		q.txICRC = rocev2.NewICRC(rocev2.Flow{
-			Src: local.Addr(), SrcPort: q.dev.sourcePort(), Dst: q.peer.Addr(), DstPort: q.peer.Port(),
+			Src: local.Addr(), SrcPort: q.dev.sourcePort(q.flow), Dst: q.peer.Addr(), DstPort: q.peer.Port(),
 		})
 	case rdma.QPReset:
 		q.dropUnsent()
@@ -131,6 +137,29 @@ func (q *qp) Modify(a rdma.QPAttr) error {
 	case rdma.QPInit, rdma.QPRTS, rdma.QPError:
 	}
 	q.step(now)
+	return nil
+}
+
+var _ rdma.Refuser = (*qp)(nil)
+
+// Hold implements [rdma.Refuser].
+func (q *qp) Hold() {
+	q.own.lock()
+	defer q.unlock()
+	q.m.Hold()
+}
+
+// Refuse implements [rdma.Refuser].
+func (q *qp) Refuse() error {
+	q.own.lock()
+	defer q.unlock()
+	if q.dead {
+		return fmt.Errorf("refuse requests to queue pair %v: %w", q.num, rdma.ErrClosed)
+	}
+	if !q.m.Refuse() {
+		return fmt.Errorf("refuse requests to queue pair %v in %v: %w", q.num, q.State(), rdma.ErrState)
+	}
+	q.transmit(time.Now())
 	return nil
 }
 
@@ -241,6 +270,7 @@ func (q *qp) Close() error {
 	// the queue pair is dead its domain knows it, for the same reason.
 	q.own.lock()
 	if !q.dead {
+		q.sayLast(time.Now())
 		q.dead = true
 		q.dropUnsent()
 		q.deadline.Store(0)
@@ -258,8 +288,20 @@ func (q *qp) Close() error {
 	c.mu.Unlock()
 	q.sendCQ.users.Add(-1)
 	q.recvCQ.users.Add(-1)
-	c.forget(q.num)
+	c.events.Forget(q.num)
 	return nil
+}
+
+// sayLast sends the acknowledgement that still waits for company, and refuses what had
+// to wait for that: after this the peer would learn nothing.
+func (q *qp) sayLast(now time.Time) {
+	if s := q.m.State(); s == rdma.QPRTR || s == rdma.QPRTS {
+		_ = q.m.Modify(now, rdma.QPAttr{State: rdma.QPError}) // allowed from there
+		q.transmit(now)
+	}
+	if q.m.Refuse() {
+		q.transmit(now)
+	}
 }
 
 // unlock gives the ownership back, after it has served what was asked
@@ -330,7 +372,7 @@ func (q *qp) settle() (completed bool) {
 				q.overrun = true
 				_ = q.m.Modify(time.Now(), rdma.QPAttr{State: rdma.QPError})
 				q.state.Store(uint32(rdma.QPError))
-				q.pd.ctx.post(rdma.AsyncEvent{Kind: rdma.EventQPFatal, QPN: q.num, Err: rdma.ErrCQOverrun})
+				q.pd.ctx.events.Post(rdma.AsyncEvent{Kind: rdma.EventQPFatal, QPN: q.num, Err: rdma.ErrCQOverrun})
 			}
 		}
 		completed = completed || n > 0
@@ -344,7 +386,7 @@ func (q *qp) settle() (completed bool) {
 			break
 		}
 		e.QPN = q.num
-		q.pd.ctx.post(e)
+		q.pd.ctx.events.Post(e)
 	}
 	var at int64
 	if t, ok := q.m.NextTimeout(); ok {

@@ -38,10 +38,10 @@ type batch struct {
 	sent    int
 }
 
-// sourcePort is the UDP source port of what the device sends.
-func (d *Device) sourcePort() uint16 {
+// sourcePort is the UDP source port of a flow.
+func (d *Device) sourcePort(flow uint8) uint16 {
 	if p, ok := d.wire.(PortSender); ok {
-		return p.SourcePort()
+		return p.SourcePort(flow)
 	}
 	return d.Addr().Port()
 }
@@ -111,7 +111,7 @@ func (b *batch) build(n, segments int, q *qp) {
 		bufs = append(bufs, s[open:len(s):len(s)])
 		m := &b.msgs[b.made]
 		b.made++
-		m.Peer = q.peer
+		m.Peer, m.Flow = q.peer, q.flow
 		m.Bufs = bufs[first:len(bufs):len(bufs)]
 		m.SegmentBytes = 0
 		if count > 1 {

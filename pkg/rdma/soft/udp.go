@@ -3,6 +3,7 @@
 package soft
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -26,15 +27,14 @@ type mmsghdr struct {
 // cmsgRoom is the room for one control message of a 4-byte value.
 const cmsgRoom = 24
 
-// udpWire is a UDP socket to receive and one to send. The second one is not in
-// the network poller: there, each datagram that leaves would wake a thread,
-// because the poller also watches for room to send.
+// udpWire is a UDP socket to receive and one to send for each flow. The others
+// are not in the network poller: there, each datagram that leaves would wake a
+// thread, because the poller also watches for room to send.
 type udpWire struct {
 	conn     *net.UDPConn
 	raw      syscall.RawConn
-	out      *os.File
-	rawOut   syscall.RawConn
-	source   uint16 // port of out
+	outs     [flows]outSocket
+	share    *share // nil: the address is the device's alone
 	link     *linkWatch
 	scope    uint32 // of link-local addresses
 	v6       bool
@@ -54,6 +54,16 @@ type udpWire struct {
 	rxTake  func([]Message)
 	rxIdle  func() bool
 	rxFn    func(fd uintptr) bool
+}
+
+// flows is the number of flows: see flowOf.
+const flows = 2
+
+// outSocket sends one flow, from a port of its own.
+type outSocket struct {
+	file *os.File
+	raw  syscall.RawConn
+	port uint16
 }
 
 var (
@@ -77,20 +87,15 @@ func openUDP(cfg Config) (_ *udpWire, err error) {
 			_ = link.close()
 		}
 	}()
-	local := netip.AddrPortFrom(cfg.Addr, cfg.Port)
-	conn, err := net.ListenUDP(network, net.UDPAddrFromAddrPort(local))
-	if err != nil {
-		return nil, fmt.Errorf("bind the RoCEv2 socket (is another RDMA device or rxe using %v?): %w", local, err)
+	w := &udpWire{link: link, v6: cfg.Addr.Is6(), scope: uint32(link.index()), senders: make(chan *udpSender, freeBatches)}
+	if err := w.bind(network, cfg); err != nil {
+		return nil, err
 	}
-	w := &udpWire{conn: conn, link: link, v6: cfg.Addr.Is6(), scope: uint32(link.index()), senders: make(chan *udpSender, freeBatches)}
 	defer func() {
 		if err != nil {
-			_ = conn.Close()
+			_ = w.unbind()
 		}
 	}()
-	if w.raw, err = conn.SyscallConn(); err != nil {
-		return nil, fmt.Errorf("get the socket: %w", err)
-	}
 	var optErr error
 	if err := w.raw.Control(func(fd uintptr) { optErr = w.options(int(fd), cfg) }); err != nil {
 		return nil, fmt.Errorf("set socket options: %w", err)
@@ -98,14 +103,16 @@ func openUDP(cfg Config) (_ *udpWire, err error) {
 	if optErr != nil {
 		return nil, optErr
 	}
-	if err := w.openOut(cfg); err != nil {
-		return nil, err
-	}
 	defer func() {
 		if err != nil {
-			_ = w.out.Close()
+			_ = w.closeOuts()
 		}
 	}()
+	for i := range w.outs {
+		if w.outs[i], err = w.openOut(cfg); err != nil {
+			return nil, err
+		}
+	}
 	w.rxRing, err = unix.Mmap(-1, 0, rxBatch*rxBufferBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err != nil {
 		return nil, fmt.Errorf("map receive buffers: %w", err)
@@ -115,44 +122,102 @@ func openUDP(cfg Config) (_ *udpWire, err error) {
 	return w, nil
 }
 
-// openOut opens the sending socket, on a port of its own: RoCEv2 lets senders
+// bind opens the receiving socket.
+func (w *udpWire) bind(network string, cfg Config) (err error) {
+	local := netip.AddrPortFrom(cfg.Addr, cfg.Port)
+	var lc net.ListenConfig
+	if cfg.Share {
+		var j *joining
+		if w.share, j, err = join(cfg); err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, j.end()) }()
+		lc.Control = reusePort
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, w.unbind())
+		}
+	}()
+	conn, err := lc.ListenPacket(context.Background(), network, local.String())
+	if err != nil {
+		return fmt.Errorf("bind the RoCEv2 socket (is another RDMA device or rxe using %v?): %w", local, err)
+	}
+	w.conn = conn.(*net.UDPConn)
+	if w.raw, err = w.conn.SyscallConn(); err != nil {
+		return fmt.Errorf("get the socket: %w", err)
+	}
+	if w.share != nil {
+		return w.share.start(w.raw)
+	}
+	return nil
+}
+
+// unbind undoes bind. The address is given back before the generation.
+func (w *udpWire) unbind() error {
+	var errs []error
+	if w.conn != nil {
+		errs = append(errs, w.conn.Close())
+	}
+	if w.share != nil {
+		errs = append(errs, w.share.close())
+	}
+	return errors.Join(errs...)
+}
+
+func reusePort(_, _ string, c syscall.RawConn) error {
+	var err error
+	cerr := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEPORT, 1) })
+	return errors.Join(cerr, os.NewSyscallError("setsockopt SO_REUSEPORT", err))
+}
+
+// openOut opens a sending socket, on a port of its own: RoCEv2 lets senders
 // choose the source port.
-func (w *udpWire) openOut(cfg Config) error {
+func (w *udpWire) openOut(cfg Config) (o outSocket, err error) {
 	family := unix.AF_INET
 	if w.v6 {
 		family = unix.AF_INET6
 	}
 	fd, err := unix.Socket(family, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
-		return fmt.Errorf("open the sending socket: %w", err)
+		return o, fmt.Errorf("open the sending socket: %w", err)
 	}
 	// A blocking descriptor stays out of the poller; each send says that it
 	// does not wait.
-	w.out = os.NewFile(uintptr(fd), "roce-send")
-	err = func() error {
-		if err := unix.Bind(fd, w.sendAddr(cfg.Addr)); err != nil {
-			return fmt.Errorf("bind the sending socket to %v: %w", cfg.Addr, err)
-		}
-		name, err := unix.Getsockname(fd)
+	o.file = os.NewFile(uintptr(fd), "roce-send")
+	defer func() {
 		if err != nil {
-			return fmt.Errorf("name the sending socket: %w", err)
+			err = errors.Join(err, o.file.Close())
 		}
-		switch a := name.(type) {
-		case *unix.SockaddrInet4:
-			w.source = uint16(a.Port)
-		case *unix.SockaddrInet6:
-			w.source = uint16(a.Port)
-		}
-		if err := w.options(fd, cfg); err != nil {
-			return err
-		}
-		w.rawOut, err = w.out.SyscallConn()
-		return err
 	}()
-	if err != nil {
-		return errors.Join(err, w.out.Close())
+	if err := unix.Bind(fd, w.sendAddr(cfg.Addr)); err != nil {
+		return o, fmt.Errorf("bind the sending socket to %v: %w", cfg.Addr, err)
 	}
-	return nil
+	name, err := unix.Getsockname(fd)
+	if err != nil {
+		return o, fmt.Errorf("name the sending socket: %w", err)
+	}
+	switch a := name.(type) {
+	case *unix.SockaddrInet4:
+		o.port = uint16(a.Port)
+	case *unix.SockaddrInet6:
+		o.port = uint16(a.Port)
+	}
+	if err := w.options(fd, cfg); err != nil {
+		return o, err
+	}
+	o.raw, err = o.file.SyscallConn()
+	return o, err
+}
+
+func (w *udpWire) closeOuts() error {
+	var errs []error
+	for _, o := range w.outs {
+		if o.file != nil {
+			errs = append(errs, o.file.Close())
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // sendAddr is the local address with a port of the kernel's choice.
@@ -164,7 +229,7 @@ func (w *udpWire) sendAddr(a netip.Addr) unix.Sockaddr {
 }
 
 // SourcePort implements [PortSender].
-func (w *udpWire) SourcePort() uint16 { return w.source }
+func (w *udpWire) SourcePort(flow uint8) uint16 { return w.outs[flow%flows].port }
 
 // options sets up a socket. Packets are never fragmented: with DF an
 // unconnected socket also sends the identification 0 that the ICRC expects.
@@ -175,6 +240,13 @@ func (w *udpWire) options(fd int, cfg Config) error {
 	}
 	if err := unix.SetsockoptInt(fd, level, opt, val); err != nil {
 		return fmt.Errorf("forbid fragmentation: %w", err)
+	}
+	// RoCEv2 needs no UDP checksum, as it has the ICRC. NICs and rxe send none, which
+	// a socket of IPv6 takes only if it is told to.
+	if w.v6 {
+		if err := unix.SetsockoptInt(fd, unix.SOL_UDP, unix.UDP_NO_CHECK6_RX, 1); err != nil {
+			return fmt.Errorf("take packets without a UDP checksum: %w", err)
+		}
 	}
 	for _, o := range []struct{ force, plain int }{
 		{unix.SO_RCVBUFFORCE, unix.SO_RCVBUF}, {unix.SO_SNDBUFFORCE, unix.SO_SNDBUF},
@@ -210,7 +282,7 @@ func (w *udpWire) LinkChanged() <-chan struct{} { return w.link.changed }
 
 // Close implements [Wire].
 func (w *udpWire) Close() error {
-	err := errors.Join(w.conn.Close(), w.out.Close(), w.link.close())
+	err := errors.Join(w.unbind(), w.closeOuts(), w.link.close())
 	// The receiver is in Receive or about to find the socket closed: the read
 	// lock of the connection makes sure that it is out.
 	return err
@@ -357,7 +429,7 @@ func (w *udpWire) Send(msgs []Message) (int, error) {
 	}
 	s.fill(msgs)
 	// Control, not Write: Write would make senders wait for each other.
-	err := w.rawOut.Control(s.fn)
+	err := w.outs[msgs[0].Flow%flows].raw.Control(s.fn)
 	sent := s.sent
 	if err == nil {
 		err = s.err

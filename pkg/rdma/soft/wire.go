@@ -37,6 +37,7 @@ type Wire interface {
 type Message struct {
 	Peer         netip.AddrPort
 	SegmentBytes int      // 0: one datagram
+	Flow         uint8    // to send: 0 or 1; all messages of a call have the same
 	Bufs         [][]byte // to send: gathered
 	Data         []byte   // received
 }
@@ -49,10 +50,10 @@ type LinkWatcher interface {
 	LinkChanged() <-chan struct{}
 }
 
-// PortSender is a [Wire] whose datagrams have another source port than the
-// device's, which the ICRC covers.
+// PortSender is a [Wire] whose datagrams have other source ports than the
+// device's, one for each flow. The ICRC covers them.
 type PortSender interface {
-	SourcePort() uint16
+	SourcePort(flow uint8) uint16
 }
 
 // LinkState is the state of the interface and address under a wire.

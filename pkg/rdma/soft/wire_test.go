@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -311,5 +312,43 @@ func dissect(t *testing.T, frames [][]byte) {
 		if seen[fmt.Sprint(uint8(op))] == 0 {
 			t.Errorf("no %v among the packets", op)
 		}
+	}
+}
+
+// TestDevice_takesPacketsWithoutUDPChecksum: over IPv6 too, where it is what NICs
+// and rxe send and not what a socket takes without being asked.
+func TestDevice_takesPacketsWithoutUDPChecksum(t *testing.T) {
+	for _, c := range []struct {
+		name             string
+		addr             netip.Addr
+		level, sendsNone int
+	}{
+		{"IPv4", loopA, unix.SOL_SOCKET, unix.SO_NO_CHECK},
+		{"IPv6", netip.IPv6Loopback(), unix.SOL_UDP, unix.UDP_NO_CHECK6_TX},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			d := openUDP(t, soft.Config{Addr: c.addr, Port: testPort})
+			conn, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(c.addr, testPort)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			raw, err := conn.SyscallConn()
+			if err != nil {
+				t.Fatal(err)
+			}
+			var optErr error
+			if err := raw.Control(func(fd uintptr) { optErr = unix.SetsockoptInt(int(fd), c.level, c.sendsNone, 1) }); err != nil || optErr != nil {
+				t.Fatal(err, optErr)
+			}
+			if _, err := conn.Write([]byte("a packet of 20 bytes")); err != nil {
+				t.Fatal(err)
+			}
+			for end := time.Now().Add(10 * time.Second); d.Stats().RxPackets == 0; time.Sleep(time.Millisecond) { // polls the counter
+				if time.Now().After(end) {
+					t.Fatal("the packet did not arrive")
+				}
+			}
+		})
 	}
 }

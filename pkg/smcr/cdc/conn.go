@@ -24,6 +24,9 @@ const (
 	// on (ours: seven), so that no question waits for the acknowledgement of
 	// earlier ones.
 	corkMessages = 12
+	// patientMessages is how many messages may be on their way before it is
+	// worth while to hear of their delivery at once: more than a dialogue has.
+	patientMessages = 4
 )
 
 // Config describes a connection to be made.
@@ -473,9 +476,30 @@ func (c *Conn) blockNoticeDue() bool {
 	return !c.blocked && c.produced > c.sent && c.Window() == 0 && !c.peerFlags.Closed() && !c.sentFlags.Closed()
 }
 
+// full: the send buffer is, so that the application waits, or will when it writes.
+func (c *Conn) full() bool { return c.produced-c.completed == uint64(c.sendBuffer) }
+
 // noticeDue: the peer should hear of something, even without data.
 func (c *Conn) noticeDue() bool {
 	return c.blockNoticeDue() || c.urgentNoticeDue() || c.askUpdate && !c.peerFlags.Closed() && !c.sentFlags.Closed()
+}
+
+// AwaitsDelivery reports whether anything depends on hearing at once that the
+// messages in flight were delivered: a writer's room in the send buffer, what
+// waits for company, the end of the stream. In a dialogue nothing does, nor while
+// the window is closed.
+func (c *Conn) AwaitsDelivery() bool {
+	switch {
+	case c.told.size == 0:
+		return false
+	case c.state != Active || c.wantDone || c.wantClose || c.wantAbort || c.Repeats():
+		return true
+	case c.blocked && c.Window() == 0:
+		// Nothing could go before the peer tells us that there is room, which
+		// is when its owner looks. But there has to be room for messages.
+		return c.told.size >= corkMessages
+	}
+	return c.told.size >= patientMessages || c.produced != c.sent || c.produced-c.completed >= uint64(c.sendBuffer)/4
 }
 
 // closeDue returns the closing flag that may go out now: only after all data
@@ -526,7 +550,7 @@ func (c *Conn) Next() (Transmission, Events) {
 		c.sent += uint64(t.Len)
 		c.announcedTo = c.sent
 	}
-	c.blocked = c.produced > c.sent && c.Window() == 0
+	c.blocked = c.Window() == 0 && (c.produced > c.sent || c.full())
 	c.announced = c.consumed
 	switch {
 	case closing.Closed():

@@ -205,6 +205,31 @@ func TestConn_tellsThatItIsBlocked(t *testing.T) {
 	}
 }
 
+// A writer that has filled both buffers waits: the message that closes the window
+// says so, and no other one is needed for it.
+func TestConn_tellsThatItIsFull(t *testing.T) {
+	s := newSide(t, cdc.Ring{Size: 1 << 16})
+	s.write(1 << 15)
+	s.c.Next()
+	s.write(1 << 15)
+	tr, _ := s.c.Next()
+	if !tr.Message.Flags.WriterBlocked() || s.c.Window() != 0 {
+		t.Fatalf("%v leaves a window of %d", tr.Message, s.c.Window())
+	}
+	s.c.HandleSent()
+	s.write(1 << 10)
+	if s.c.Pending() {
+		t.Fatal("tells B twice")
+	}
+	s.cons = 1 << 14
+	if err := s.receive(0); err != nil {
+		t.Fatal(err)
+	}
+	if tr, _ = s.c.Next(); tr.Len != 1<<10 || tr.Message.Flags.WriterBlocked() {
+		t.Errorf("%d bytes, %v, want the rest without B", tr.Len, tr.Message)
+	}
+}
+
 // §4.5.2: small pieces travel together while a message is under way, and
 // nothing ever waits for more than its delivery.
 func TestSection4_5_2_Cork(t *testing.T) {
@@ -582,5 +607,53 @@ func BenchmarkConn(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		f()
+	}
+}
+
+func TestConn_AwaitsDelivery(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		do   func(s *side)
+		want bool
+	}{
+		{"nothing is on its way", func(*side) {}, false},
+		{"a question", func(s *side) { s.write(100); s.c.Next() }, false},
+		{"a question that was delivered, and the end", func(s *side) { s.write(100); s.flush(); s.c.Shutdown() }, false},
+		{"a question and the end behind it", func(s *side) { s.write(100); s.c.Next(); s.c.Shutdown() }, true},
+		{"a question, then closed", func(s *side) { s.write(100); s.c.Next(); s.c.Close() }, true},
+		{"a question, then reset", func(s *side) { s.write(100); s.c.Next(); s.c.Abort() }, true},
+		{"more to say than goes out", func(s *side) { s.write(100); s.c.Next(); s.write(100) }, true},
+		{"a quarter of the send buffer", func(s *side) { s.write(1 << 14); s.c.Next() }, true},
+		{"messages one after the other", func(s *side) {
+			for range 4 {
+				s.write(10)
+				s.c.Next()
+			}
+		}, true},
+		{"all of the window, and no more", func(s *side) { s.write(1 << 15); s.c.Next() }, true},
+		{"all of the window, and more behind it", func(s *side) { s.write(1<<15 + 1); s.c.Next() }, false},
+		{"the same, and the end", func(s *side) { s.write(1<<15 + 1); s.c.Next(); s.c.Shutdown() }, true},
+		{"the same, and the peer has read a little", func(s *side) {
+			s.write(1<<15 + 1)
+			s.c.Next()
+			s.cons = 1
+			_ = s.receive(0)
+		}, true},
+		{"many messages until the window is closed", func(s *side) {
+			for range 11 {
+				s.write(10)
+				s.c.Next()
+			}
+			s.write(1 << 15)
+			s.c.Next()
+		}, true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := newSide(t, cdc.Ring{Size: 1 << 15})
+			tt.do(s)
+			if got := s.c.AwaitsDelivery(); got != tt.want {
+				t.Errorf("AwaitsDelivery = %v", got)
+			}
+		})
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 )
@@ -142,9 +143,9 @@ func TestSectionC_7_LLCFailures(t *testing.T) {
 		{"server's CONFIRM LINK cannot be sent", true, false, "<proposal accept <confirm decline", "Send(Decline v2 NOSMCDEV) Declined(NOSMCDEV cross) -> Declined"},
 		{"no CONFIRM LINK at the client: wait for the reason", false, false, "propose <accept confirm decline:cl", "-> LateDecline"},
 		{"no CONFIRM LINK at the client: the reason comes", false, false, "propose <accept confirm decline:cl <decline", "Declined(NOSMCDEV peer) -> Declined"},
-		{"no CONFIRM LINK at the client: no reason comes", false, false, "propose <accept confirm decline:cl wait:1s", "Send(Decline vA TIMEOUT_CL) Declined(TIMEOUT_CL cross) -> Declined"},
-		{"no CONFIRM LINK answer at the server: no reason comes", true, false, "<proposal accept <confirm decline:cl wait:1s", "Send(Decline v2 TIMEOUT_CL) Declined(TIMEOUT_CL cross) -> Declined"},
-		{"no ADD LINK at the client: no reason comes", false, false, "propose <accept confirm decline:al wait:1s", "Send(Decline vA TIMEOUT_AL) Declined(TIMEOUT_AL cross) -> Declined"},
+		{"no CONFIRM LINK at the client: no reason comes", false, false, "propose <accept confirm decline:cl wait:3s", "Send(Decline vA TIMEOUT_CL) Declined(TIMEOUT_CL cross) -> Declined"},
+		{"no CONFIRM LINK answer at the server: no reason comes", true, false, "<proposal accept <confirm decline:cl wait:3s", "Send(Decline v2 TIMEOUT_CL) Declined(TIMEOUT_CL cross) -> Declined"},
+		{"no ADD LINK at the client: no reason comes", false, false, "propose <accept confirm decline:al wait:3s", "Send(Decline vA TIMEOUT_AL) Declined(TIMEOUT_AL cross) -> Declined"},
 		{"no ADD LINK answer at the server", true, false, "<proposal accept <confirm pass decline:al", "Abort(too late to fall back to TCP) -> Aborted"},
 	})
 }
@@ -248,4 +249,28 @@ func ranges(n []int) string {
 		i = j + 1
 	}
 	return strings.Join(parts, ",")
+}
+
+// Both sides wait as long for CONFIRM LINK, so that when no path carries it
+// they time out together. The server tells the client before that would tell
+// the server: Linux takes a Decline that crosses its own for the program's
+// data. Linux itself waits 1 s for a Decline, and was seen to send its own 0.25
+// s later than that.
+func TestSectionC_7_DeclinesDoNotCross(t *testing.T) {
+	const linux, linuxLate = time.Second, 250 * time.Millisecond
+	now := time.Unix(0, 0)
+	client, server := NewClient(Config{}), NewServer(now, Config{})
+	client.becomeLateDecline(now)
+	server.becomeLateDecline(now)
+	clientDeclines, _ := client.NextTimeout()
+	serverDeclines, _ := server.NextTimeout()
+	if d := clientDeclines.Sub(now); d < 2*(linux+linuxLate) {
+		t.Errorf("a client declines after %v: a server of Linux may do so at the same time", d)
+	}
+	if d := serverDeclines.Sub(now); d > linux/2 {
+		t.Errorf("a server declines after %v: a client of Linux may do so at the same time", d)
+	}
+	if d := clientDeclines.Sub(serverDeclines); d < linux {
+		t.Errorf("a client of ours declines only %v after a server of ours", d)
+	}
 }

@@ -35,6 +35,9 @@ type Client struct {
 
 // NewClient returns a machine in [StateIdle].
 func NewClient(cfg Config) *Client {
+	if cfg.LateDeclineTimeout <= 0 {
+		cfg.LateDeclineTimeout = DefaultLateDeclineClient
+	}
 	return &Client{machine: machine{cfg: cfg.withDefaults(), state: StateIdle, version: V1}}
 }
 

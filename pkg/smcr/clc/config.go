@@ -48,13 +48,11 @@ type Support struct {
 	FeatureMask uint16
 }
 
-// withDefaults fills in what is not set.
+// withDefaults fills in what is not set, but for LateDeclineTimeout, whose
+// default is the role's.
 func (c Config) withDefaults() Config {
 	if c.MessageTimeout <= 0 {
 		c.MessageTimeout = DefaultMessageTimeout
-	}
-	if c.LateDeclineTimeout <= 0 {
-		c.LateDeclineTimeout = DefaultLateDeclineTimeout
 	}
 	c.Support = c.Support.withDefaults()
 	return c

@@ -335,7 +335,7 @@ func TestClientScripts(t *testing.T) {
 			-> LinkSetup
 			-> LateDecline
 			Declined(NOSMCDEV peer) -> Declined`},
-		{"a half Decline is never finished", first, "propose <accept confirm <decline-head decline wait:1s", `
+		{"a half Decline is never finished", first, "propose <accept confirm <decline-head decline wait:3s", `
 			Send(Proposal v2) -> WaitAccept
 			Accepted -> Deciding
 			Send(Confirm v1) -> LinkSetup
@@ -348,7 +348,7 @@ func TestClientScripts(t *testing.T) {
 			Send(Confirm v1) -> LinkSetup
 			-> LateDecline
 			Declined(NOSMCDEV peer) -> Declined`},
-		{"LLC timeout, the peer is silent", first, "propose <accept confirm decline:cl wait:999ms wait:1ms", `
+		{"LLC timeout, the peer is silent", first, "propose <accept confirm decline:cl wait:2999ms wait:1ms", `
 			Send(Proposal v2) -> WaitAccept
 			Accepted -> Deciding
 			Send(Confirm v1) -> LinkSetup

@@ -38,6 +38,9 @@ type Server struct {
 
 // NewServer returns a machine that waits for a Proposal from now on.
 func NewServer(now time.Time, cfg Config) *Server {
+	if cfg.LateDeclineTimeout <= 0 {
+		cfg.LateDeclineTimeout = DefaultLateDeclineServer
+	}
 	s := &Server{machine: machine{cfg: cfg.withDefaults(), version: V1}}
 	s.becomeWaiting(now, StateWaitProposal)
 	return s

@@ -4,6 +4,7 @@ package linkgroup
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
@@ -103,6 +104,7 @@ func (g *Group) NoLink(now time.Time, index LinkIndex) {
 	g.closeLink(l)
 	switch {
 	case g.adding.step != addWantEndpoint || g.adding.link != index: // a client's wish
+		g.scheduleRetry(now)
 	case g.cfg.Role == Server:
 		g.endAdd(now, false)
 	default:
@@ -604,11 +606,20 @@ func (g *Group) wishLink() {
 // scheduleRetry sets the timer after which a failed second link is tried once
 // more (C.8), each time later.
 func (g *Group) scheduleRetry(now time.Time) {
-	if g.state != Active || g.maxLinks < 2 || g.held != heldByNobody || g.Redundancy() == Symmetric {
+	r := g.Redundancy()
+	if g.state != Active || g.maxLinks < 2 || g.held != heldByNobody || r == Symmetric {
 		return
+	}
+	if g.cfg.Role == Client && r == AsymmetricPeer {
+		return // it is the server that lacks an RNIC, and will know when it has one
 	}
 	g.retryWait = min(max(2*g.retryWait, AddLinkRetryMin), AddLinkRetryMax)
 	g.retryAt = now.Add(g.retryWait)
+}
+
+// asksToDelete reports whether a DELETE LINK of a client's has no answer yet.
+func (g *Group) asksToDelete() bool {
+	return slices.ContainsFunc(g.flows, func(f flow) bool { return f.kind == flowAskDelete })
 }
 
 func (g *Group) retryAdd() {

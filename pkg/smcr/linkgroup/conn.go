@@ -22,6 +22,7 @@ type Conn struct {
 	g        *Group
 	link     *link    // that carries what we send
 	target   *link    // where it moves once nothing is under way; nil: nowhere
+	awaits   *link    // where it depends on hearing of its SENDs at once; nil: nowhere
 	named    *link    // that CLC messages about it name
 	endpoint Endpoint // our half of that
 	data     cdc.Conn
@@ -234,12 +235,10 @@ func (c *Conn) Activate(peer RMBE) error {
 			// our RKey there only.
 			return fmt.Errorf("%w before the Confirm", ErrLinkLost)
 		}
+		// It may name a link that is lost and whose place another one has by
+		// now, so the RKey alone does not tell.
 		if t = g.peerToken(at, peer.RKey); t == nil || t.tokens[at] != peer.RToken {
-			// It may name a link that is lost; the same RKey means another
-			// RMB on this one.
-			if o, i := g.findToken(peer.RToken); o != nil {
-				t, at = o, i
-			}
+			t = g.findToken(peer.RToken)
 		}
 		if t == nil || !g.isReachable(t) {
 			return fmt.Errorf("%w: 0x%08x", ErrUnknownRToken, uint32(peer.RKey))
@@ -248,7 +247,7 @@ func (c *Conn) Activate(peer RMBE) error {
 		return fmt.Errorf("%w: group is %v", ErrProtocol, g.state)
 	}
 	c.peerRMB = t
-	c.offset = peer.VAddr + uint64(peer.Size)*uint64(peer.Index-1) - t.tokens[at].VAddr
+	c.offset = uint64(peer.Size) * uint64(peer.Index-1)
 	c.peerSize, c.peerTok = peer.Size, peer.Token
 	for _, o := range g.conns {
 		if o != nil && o != c && !o.done && o.peerSize != 0 && o.peerRMB == t && o.offset == c.offset {
@@ -268,6 +267,7 @@ func (c *Conn) Activate(peer RMBE) error {
 // becomeZombie.
 func (c *Conn) Abandon(now time.Time, peerDeclined bool) {
 	c.data.Fail()
+	c.await()
 	c.stopClock()
 	if peerDeclined {
 		c.finish()
@@ -287,6 +287,7 @@ func (c *Conn) Release(now time.Time) {
 	g.slots[c.slot/64] &^= 1 << (c.slot % 64)
 	g.nconns--
 	c.dest().conns--
+	c.setAwaits(nil)
 	g.idleSince = now
 	g.give(now, c.rmb, c.element)
 }
@@ -301,6 +302,17 @@ func (c *Conn) Data() *cdc.Conn { return &c.data }
 
 // Link is the link that carries what we send; the peer chooses its own.
 func (c *Conn) Link() llc.LinkID { return c.link.id }
+
+// Heard is when the peer last said anything in the link group.
+func (c *Conn) Heard() time.Time {
+	var last time.Time
+	for i := range c.g.links {
+		if l := &c.g.links[i]; l.state != linkDown && l.heard.After(last) {
+			last = l.heard
+		}
+	}
+	return last
+}
 
 // PeerRMBESize is the size of the peer's buffer in bytes.
 func (c *Conn) PeerRMBESize() uint32 { return c.peerSize }
@@ -355,10 +367,34 @@ func (c *Conn) enqueue() {
 	if c.target != nil && c.data.InFlight() == 0 {
 		c.arrive()
 	}
+	c.await()
 	if (c.target == nil || c.data.Repeats()) && c.data.Pending() { // no move before the end of a failover
 		c.link.ready.push(c)
 	}
 	c.finishIfOver()
+}
+
+// await tells the link whether the connection depends on hearing at once that
+// what it sent was delivered.
+func (c *Conn) await() {
+	var l *link
+	if c.target != nil || c.data.AwaitsDelivery() {
+		l = c.link
+	}
+	c.setAwaits(l)
+}
+
+func (c *Conn) setAwaits(l *link) {
+	if l == c.awaits {
+		return
+	}
+	if c.awaits != nil {
+		c.awaits.awaiting--
+	}
+	if l != nil {
+		l.awaiting++
+	}
+	c.awaits = l
 }
 
 // raise tells the shell about events.
@@ -390,6 +426,7 @@ func (c *Conn) finish() {
 // close. In a dead group nobody can write the RMBE any more.
 func (c *Conn) fail(now time.Time) {
 	c.raise(c.data.Fail())
+	c.await()
 	c.stopClock()
 	if c.g.state == Dead {
 		c.finish()
@@ -415,6 +452,7 @@ func (c *Conn) expire(now time.Time) {
 func (c *Conn) replace() {
 	c.replaced = true
 	c.raise(c.data.Fail())
+	c.await()
 	c.stopClock()
 	c.finishIfOver()
 }
@@ -468,6 +506,7 @@ func (g *Group) pumpData(dst []Output, l *link) []Output {
 		l.sent += uint64(t.Len)
 		c.messagesSent++
 		g.CDCSent++
+		c.await()
 		if ev != 0 {
 			dst = append(dst, Output{Kind: OutEvent, Event: EventConn, Conn: c, Events: ev})
 		}

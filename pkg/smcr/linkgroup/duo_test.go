@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
@@ -113,6 +114,17 @@ func (s *duoSide) open() *linkgroup.Conn {
 // connect opens a further connection as a rendezvous does.
 func (d *duo) connect() [2]*linkgroup.Conn {
 	d.t.Helper()
+	conns := d.accept()
+	if err := conns[1].Activate(conns[0].Local()); err != nil {
+		d.t.Fatal(err)
+	}
+	d.settle()
+	return conns
+}
+
+// accept opens a connection up to the client's Confirm, which is on its way.
+func (d *duo) accept() [2]*linkgroup.Conn {
+	d.t.Helper()
 	client, server := d.sides[0], d.sides[1]
 	sc := server.open()
 	server.g.ConfirmRMB(sc.Local().RMB)
@@ -129,10 +141,6 @@ func (d *duo) connect() [2]*linkgroup.Conn {
 	if err := cc.Activate(accept); err != nil {
 		d.t.Fatal(err)
 	}
-	if err := sc.Activate(cc.Local()); err != nil {
-		d.t.Fatal(err)
-	}
-	d.settle()
 	return [2]*linkgroup.Conn{cc, sc}
 }
 
@@ -190,8 +198,9 @@ func (s *duoSide) do(o linkgroup.Output) {
 		if !ok {
 			return
 		}
-		if got := uint8(o.RKey); got != other.rnicOf[to] || o.RKey>>24 != rdma.RKey(other.n+1) {
-			d.t.Errorf("side %d writes over link %d, which ends at RNIC %d, with RKey 0x%x", s.n, o.Link, other.rnicOf[to], uint32(o.RKey))
+		if got := uint8(o.RKey); got != other.rnicOf[to] || uint64(got) != o.RemoteAddr>>32 || o.RKey>>24 != rdma.RKey(other.n+1) {
+			d.t.Errorf("side %d writes over link %d, which ends at RNIC %d, to 0x%x with RKey 0x%x",
+				s.n, o.Link, other.rnicOf[to], o.RemoteAddr, uint32(o.RKey))
 		}
 		s.placed[o.Conn] += uint64(o.Local[0].Len + o.Local[1].Len)
 	case linkgroup.OutSend:
@@ -386,6 +395,39 @@ func TestDuo_portsFlap(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// A Confirm names a link that is lost before it arrives, whose place another
+// link has by then, and whose RNIC none.
+func TestDuo_confirmNamesFormerLink(t *testing.T) {
+	for _, w := range wires {
+		t.Run(w.name, func(t *testing.T) {
+			d, _ := newDuo(t, w, [2]uint8{3, 3}, 2)
+			conns := d.accept()
+			confirm, server := conns[0].Local(), d.sides[1].g
+			at := func(l linkgroup.LinkInfo) bool { return l.Local == conns[1].Endpoint() }
+			links := server.Links()
+			named := links[slices.IndexFunc(links, at)].Index
+			d.sides[0].port(conns[0].Endpoint().RNIC, false)
+			for lost := 0; ; lost++ {
+				d.settle()
+				d.advance(2 * time.Second)
+				d.links(2, linkgroup.Symmetric)
+				links = server.Links()
+				if slices.ContainsFunc(links, func(l linkgroup.LinkInfo) bool { return l.Index == named }) {
+					break
+				}
+				if lost > linkgroup.MaxLinks {
+					t.Fatalf("no other link takes place %d: %+v", named, links)
+				}
+				server.HandleLinkFailure(d.now, links[lost%2].Index, errors.New("test"))
+			}
+			if err := conns[1].Activate(confirm); err != nil {
+				t.Fatal(err)
+			}
+			d.exchange(conns, 100)
+		})
 	}
 }
 

@@ -58,12 +58,18 @@ func (g *Group) Check() error {
 }
 
 func (g *Group) checkConns() error {
-	var conns [MaxLinks]int
+	var conns, awaiting [MaxLinks]int
 	for _, c := range g.conns {
 		if c == nil {
 			continue
 		}
 		conns[c.dest().index]++
+		if c.awaits != nil {
+			awaiting[c.awaits.index]++
+		}
+		if g.state == Active && (c.data.AwaitsDelivery() && c.awaits == nil || c.awaits != nil && c.awaits != c.link) {
+			return fmt.Errorf("connection 0x%08x is on link %d and awaits its SENDs on %+v", uint32(c.token), c.link.index, c.awaits)
+		}
 		if (g.state == Active || g.state == Draining) && (!c.link.isUp() || !c.dest().isUp()) {
 			return fmt.Errorf("connection 0x%08x is on link %d, %v, and wants to %d, %v",
 				uint32(c.token), c.link.index, c.link.state, c.dest().index, c.dest().state)
@@ -75,6 +81,9 @@ func (g *Group) checkConns() error {
 	for i, n := range conns {
 		if g.links[i].conns != n {
 			return fmt.Errorf("link %d counts %d connections, there are %d", i, g.links[i].conns, n)
+		}
+		if g.links[i].awaiting != awaiting[i] {
+			return fmt.Errorf("link %d counts %d connections that await their SENDs, there are %d", i, g.links[i].awaiting, awaiting[i])
 		}
 	}
 	return nil

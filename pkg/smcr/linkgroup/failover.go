@@ -65,6 +65,11 @@ func (g *Group) leaveLink(now time.Time, l *link, err error) {
 	if exchange {
 		g.abandonAdd(now, llc.DeleteLostPath, false)
 	}
+	if g.cfg.Role == Client {
+		// A Linux server adds a link in the place of the last but one, and else
+		// only if it is asked to.
+		g.scheduleRetry(now)
+	}
 }
 
 // dropLink closes one of several links and moves what used it elsewhere. LLC
@@ -127,7 +132,8 @@ func (g *Group) bestLink(c *Conn, not *link) *link {
 
 // balance moves connections from the fullest links to the emptiest one until
 // they differ by no more than one. An asymmetric link gets none: it is there
-// for bad times.
+// for bad times. Neither does a client's new link before the server has
+// acknowledged anything on it: it may work in one direction only.
 func (g *Group) balance() {
 	for {
 		var least, most *link
@@ -136,7 +142,7 @@ func (g *Group) balance() {
 			if l.state != linkActive {
 				continue
 			}
-			if !l.asymmetric && (least == nil || l.conns < least.conns) {
+			if !l.asymmetric && !l.isUnproved() && (least == nil || l.conns < least.conns) {
 				least = l
 			}
 			if most == nil || l.conns > most.conns {
@@ -148,6 +154,9 @@ func (g *Group) balance() {
 		}
 	}
 }
+
+// isUnproved reports whether the peer has acknowledged nothing yet of what we sent.
+func (l *link) isUnproved() bool { return l.pace.done == 0 && l.inflight+len(l.queue) > 0 }
 
 // moveOne moves one connection in order.
 func (g *Group) moveOne(from, to *link) bool {

@@ -171,7 +171,7 @@ func (g *Group) flowTimeout(now time.Time, due func(time.Time) bool) {
 	case due(g.flowExpiry):
 		g.flowExpired(now)
 	case due(g.flowResend):
-		g.flowResend = g.flowResend.Add(ResendInterval)
+		g.flowResend = now.Add(ResendInterval)
 		g.sendRequest()
 	}
 }

@@ -414,11 +414,16 @@ func (g *Group) linkTimeouts(now time.Time, due func(time.Time) bool) {
 	if due(g.adding.deadline) {
 		g.addExpired(now)
 	}
-	if g.spare != nil && due(g.spareUntil) { // the server has no use for it
+	if g.spare != nil && due(g.spareUntil) { // the server has no use for it now
 		g.closeLink(g.spare)
 		g.spare = nil
+		g.scheduleRetry(now)
 	}
-	if due(g.retryAt) {
+	switch {
+	case !due(g.retryAt):
+	case g.asksToDelete():
+		g.retryAt = now.Add(AddLinkRetryMin) // the server may still count with the link that was lost
+	default:
 		g.retryAdd()
 	}
 	for i := range g.links {
@@ -444,7 +449,9 @@ func (g *Group) HandleSent(now time.Time, index LinkIndex, id uint64) {
 	}
 	l.inflight--
 	l.waiting = now
-	l.pace.completed(now)
+	if l.pace.completed(now); l.pace.done == 1 && l.state == linkActive && g.state == Active {
+		g.balance()
+	}
 	if id == 0 {
 		if g.state == Draining && l == g.lastWord && l.inflight == 0 && len(l.queue) == 0 && (g.deleted || g.cfg.Role == Server) {
 			// What the server decides is done when it is delivered (C.7.1).

@@ -25,6 +25,10 @@ const (
 	// llcReserve is the part of SendBudget that only LLC messages may use, so
 	// that data cannot starve them.
 	llcReserve = 4
+	// patientSends is how many SENDs of all connections may be unacknowledged
+	// before it is worth while to hear at once when they are not: a quarter of
+	// SendBudget, so that it is not used up meanwhile.
+	patientSends = SendBudget / 4
 	// RecvDepth is how many receive buffers the shell posts on a link; more
 	// than any peer's SendBudget.
 	RecvDepth = 64
@@ -52,9 +56,13 @@ const (
 
 // Timers. RFC 7609 leaves the values open.
 const (
-	// ConfirmLinkTimeout is how long each side waits for the other's CONFIRM
-	// LINK; Linux's client waits 4 s.
+	// ConfirmLinkTimeout is how long a client waits for the server's CONFIRM
+	// LINK, as Linux does, and a server for the confirmation of a further link.
 	ConfirmLinkTimeout = 4 * time.Second
+	// ConfirmLinkReplyTimeout is how long the server of a first contact waits for
+	// the answer to its own. A Linux client whose answer is on its way uses the
+	// connection 3 s later, and a Decline after that would break it.
+	ConfirmLinkReplyTimeout = 2500 * time.Millisecond
 	// FlowTimeout is how long an LLC request waits for its answer.
 	FlowTimeout = 5 * time.Second
 	// ResendInterval is when a CONFIRM RKEY or DELETE RKEY without an answer
@@ -68,9 +76,13 @@ const (
 	// while another link could carry its connections: longer than a busy peer
 	// takes to be scheduled, shorter than people notice.
 	StallTimeout = 200 * time.Millisecond
+	// QuietStallTimeout is that of a link without connections: long enough for the
+	// neighbour's address to be asked for twice, as Linux does after a second.
+	QuietStallTimeout = 2500 * time.Millisecond
 	// AddLinkRetryMin and AddLinkRetryMax are the first and the longest time
-	// after which a server tries again to add a second link (C.8). Ports that
-	// come up, and clients that say so, are not waited for.
+	// after which a server tries again to add a second link (C.8), and a client
+	// asks for one again. Ports that come up, and clients that say so, are not
+	// waited for.
 	AddLinkRetryMin = time.Second
 	AddLinkRetryMax = 10 * time.Minute
 	// RKeyRetryInterval is between further tries of a CONFIRM RKEY while the
@@ -81,6 +93,10 @@ const (
 	TestLinkInterval = 10 * time.Second
 	// TestLinkTimeout is how long a TEST LINK waits for its answer.
 	TestLinkTimeout = 2 * time.Second
+	// LastLinkTimeout is that of a group's only link. With it the connections
+	// end, so it is longer than a peer in user space may be kept from its
+	// processor: 3 s and more where pods compete for two of them.
+	LastLinkTimeout = 8 * time.Second
 	// IdleTimeoutServer and IdleTimeoutClient end a group without
 	// connections; the client waits longer, so that the server does it.
 	IdleTimeoutServer = 600 * time.Second

@@ -24,6 +24,7 @@ type link struct {
 	ready       connQueue      // connections that write over this link and have something to send
 	conns       int            // connections that write over this link, or are about to
 	inflight    int            // SENDs that have not completed
+	awaiting    int            // connections that depend on hearing of that at once
 	waiting     time.Time      // when the SENDs in flight last made progress
 	pace        pace           // of their acknowledgements
 	heard       time.Time      // when the peer last sent something over it
@@ -259,8 +260,8 @@ func (g *Group) otherLink(l *link) *link {
 }
 
 // freeSlot returns a place for another link, with nothing of the last one
-// there. Until then its RTokens are remembered, since a CLC message may still
-// name them; so places are taken in turn.
+// there but its RTokens: a CLC message on its way may name them. For its sake
+// too, places are taken in turn.
 func (g *Group) freeSlot() *link {
 	for range g.links {
 		g.lastSlot = (g.lastSlot + 1) % MaxLinks
@@ -270,7 +271,7 @@ func (g *Group) freeSlot() *link {
 		}
 		*l = link{index: l.index}
 		for _, t := range g.rtokens {
-			t.known &^= 1 << l.index
+			t.retire(l.index)
 		}
 		return l
 	}
@@ -328,7 +329,7 @@ func (g *Group) testLink(now time.Time, l *link) bool {
 		return false
 	}
 	if !l.testSent.IsZero() {
-		return !now.Before(l.testSent.Add(TestLinkTimeout))
+		return !now.Before(l.testSent.Add(g.testPatience(l)))
 	}
 	if !now.Before(l.heard.Add(g.cfg.TestLinkInterval)) {
 		g.sendTestLink(now, l)
@@ -352,7 +353,15 @@ func (g *Group) testDue(l *link) time.Time {
 	case l.testSent.IsZero():
 		return l.heard.Add(g.cfg.TestLinkInterval)
 	}
-	return l.testSent.Add(TestLinkTimeout)
+	return l.testSent.Add(g.testPatience(l))
+}
+
+// testPatience is how long a TEST LINK on a link waits for its answer.
+func (g *Group) testPatience(l *link) time.Duration {
+	if g.otherLink(l) == nil {
+		return LastLinkTimeout
+	}
+	return TestLinkTimeout
 }
 
 // stallDue is when something has to be done about a link that owes
@@ -366,11 +375,21 @@ func (g *Group) stallDue(l *link) time.Time {
 	case l.state != linkActive || l.inflight == 0 || o == nil || o.state != linkActive:
 		return time.Time{}
 	case o.heard.After(l.waiting):
-		return l.waiting.Add(l.pace.patience())
+		return l.waiting.Add(g.patience(l))
 	case o.testSent.IsZero():
-		return l.waiting.Add(l.pace.patience() / 2)
+		return l.waiting.Add(g.patience(l) / 2)
 	}
 	return time.Time{} // until the TEST LINK is answered
+}
+
+// patience is how long a link may be silent. Nobody waits for one that carries
+// nothing but its own messages, and a port that has just come up may drop those.
+func (g *Group) patience(l *link) time.Duration {
+	p := l.pace.patience()
+	if exchange := g.adding.via == l || (g.flowSent && g.flowVia == l); l.conns == 0 && !exchange {
+		p = max(p, QuietStallTimeout)
+	}
+	return p
 }
 
 // pace measures how long a link's SENDs wait for their acknowledgement, one at
@@ -408,7 +427,7 @@ func (p *pace) completed(now time.Time) {
 	}
 }
 
-// patience is how long a link may be silent.
+// patience is how long a link of this pace may be silent.
 func (p *pace) patience() time.Duration { return max(StallTimeout, 4*p.slowest) }
 
 // handleStall gives a silent link up, or asks the other one whether it is
@@ -452,6 +471,15 @@ func (g *Group) pumpLLC(l *link) {
 func (l *link) isIdle(g *Group) bool {
 	return (len(l.queue) == 0 || l.inflight >= SendBudget) &&
 		(l.ready.empty() || g.state != Active || l.inflight >= SendBudget-llcReserve)
+}
+
+// AwaitsSent reports whether anything depends on hearing of completed SENDs of
+// a link at once. If not, it is enough that HandleSent is told of them before
+// messages and timers, and now and then.
+func (g *Group) AwaitsSent(index LinkIndex) bool {
+	l := &g.links[index]
+	return l.inflight > 0 &&
+		(l.awaiting > 0 || g.state != Active || l.state != linkActive || len(l.queue) > 0 || l.inflight >= patientSends)
 }
 
 // LocalEndpoint returns our half of the group's oldest link.

@@ -28,7 +28,7 @@ const (
 	// send buffer to RemoteAddr.
 	OutWrite
 	// OutSend: SEND Long or, if that is nil, Msg; signaled and solicited, with
-	// work request ID ID.
+	// work request ID ID. AwaitsSent says whether its completion is waited for.
 	OutSend
 	// OutCloseLink: destroy the link's queue pair.
 	OutCloseLink

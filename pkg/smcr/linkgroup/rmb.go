@@ -47,9 +47,21 @@ const (
 type rtoken struct {
 	tokens [MaxLinks]RToken
 	known  uint8 // bit set of the links that tokens has an entry for
+	// former are those of the links that had the places before; those that the
+	// peer never told are zero.
+	former [MaxLinks]RToken
 }
 
 func (t *rtoken) knows(l LinkIndex) bool { return t.known&(1<<l) != 0 }
+
+// retire keeps what a link was told in its place, which another link gets.
+func (t *rtoken) retire(l LinkIndex) {
+	t.former[l] = RToken{}
+	if t.knows(l) {
+		t.former[l] = t.tokens[l]
+	}
+	t.known &^= 1 << l
+}
 
 func (t *rtoken) set(l LinkIndex, v RToken) {
 	t.tokens[l] = v
@@ -143,15 +155,20 @@ func (g *Group) peerToken(link LinkIndex, key rdma.RKey) *rtoken {
 
 // findToken finds the peer's RMB by an RToken of whatever link: the one that a
 // CLC message named may have been lost meanwhile.
-func (g *Group) findToken(v RToken) (*rtoken, LinkIndex) {
+func (g *Group) findToken(v RToken) *rtoken {
 	for _, t := range g.rtokens {
 		for i := range LinkIndex(MaxLinks) {
 			if t.knows(i) && t.tokens[i] == v {
-				return t, i
+				return t
 			}
 		}
 	}
-	return nil, 0
+	for _, t := range g.rtokens {
+		if v != (RToken{}) && slices.Contains(t.former[:], v) {
+			return t
+		}
+	}
+	return nil
 }
 
 // isReachable reports whether we can write to the RMB over any link.

@@ -163,9 +163,16 @@ func (r *rig) open(name string) error {
 	return nil
 }
 
+// peerToken is the peer's RToken with a key: on its link n a key is higher by
+// (n-1)<<16, and so is the address.
+func peerToken(key rdma.RKey) linkgroup.RToken {
+	return linkgroup.RToken{RKey: key, VAddr: 1<<40 + uint64(key&^0xffff)}
+}
+
 func (r *rig) activate(name string, key rdma.RKey, index uint8) error {
 	return r.conns[name].Activate(linkgroup.RMBE{
-		Index: index, Size: rmbeSize, RToken: linkgroup.RToken{RKey: key, VAddr: 1 << 40}, Token: 0xabc,
+		Index: index, Size: rmbeSize, Token: 0xabc,
+		RToken: peerToken(key),
 	})
 }
 
@@ -234,7 +241,7 @@ func (r *rig) second(asymmetric bool) {
 		flags = 0
 	}
 	h := llc.Header{Version: r.g.Version(), Response: r.g.Role() == linkgroup.Server}
-	pair := llc.RTokenPair{Reference: peerRKey, New: llc.RToken{RKey: peerRKey + 1<<16, VAddr: 1<<40 + 1<<16}}
+	pair := llc.RTokenPair{Reference: peerRKey, New: llc.RToken(peerToken(peerRKey + 1<<16))}
 	r.recv(llc.AddLink{
 		Header: h, Dialect: r.g.Dialect(), Link: 2, MTU: p.MTU, GID: p.GID, MAC: p.MAC, QPN: p.QPN,
 		Ext: llc.AddLinkExt{Pairs: []llc.RTokenPair{pair}},
@@ -637,10 +644,10 @@ func (r *rig) message(line string) []byte {
 			Header: h, All: has("all"), Orderly: has("orderly"), Link: llc.LinkID(num("link", 1)),
 			Reason: llc.DeleteReason(num("reason", 0x30000)),
 		}.Append(nil)
-	case "confirm-rkey": // on link n the RKey is higher by n<<16
+	case "confirm-rkey":
 		m := llc.ConfirmRKey{
 			Header: h, Negative: has("negative"), Retry: has("retry"),
-			This: llc.RToken{RKey: rdma.RKey(num("rkey", 0)), VAddr: 1 << 40},
+			This: llc.RToken(peerToken(rdma.RKey(num("rkey", 0)))),
 		}
 		m.Others = uint8(copy(m.Other[:], otherTokens(args["others"], num("rkey", 0))))
 		m.Others = uint8(num("total", uint64(m.Others)))
@@ -684,13 +691,13 @@ func (r *rig) message(line string) []byte {
 	return nil
 }
 
-// pairsOf are the RTokens of the peer's RKeys on a new link: k is k+0x10000 there.
+// pairsOf are the RTokens of the peer's RKeys on link 2.
 func pairsOf(keys string) []llc.RTokenPair {
 	var pairs []llc.RTokenPair
 	for _, k := range strings.Split(keys, ",") {
 		if v, err := strconv.ParseUint(k, 0, 32); err == nil {
 			pairs = append(pairs, llc.RTokenPair{
-				Reference: rdma.RKey(v), New: llc.RToken{RKey: rdma.RKey(v + 1<<16), VAddr: 1<<40 + 1<<16},
+				Reference: rdma.RKey(v), New: llc.RToken(peerToken(rdma.RKey(v + 1<<16))),
 			})
 		}
 	}
@@ -703,7 +710,7 @@ func otherTokens(ids string, key uint64) []llc.LinkRToken {
 	for _, s := range strings.Split(ids, ",") {
 		if id, err := strconv.ParseUint(s, 0, 8); err == nil {
 			list = append(list, llc.LinkRToken{
-				Link: llc.LinkID(id), RToken: llc.RToken{RKey: rdma.RKey(key + (id-1)<<16), VAddr: 1<<40 + (id-1)<<16},
+				Link: llc.LinkID(id), RToken: llc.RToken(peerToken(rdma.RKey(key + (id-1)<<16))),
 			})
 		}
 	}

@@ -59,11 +59,12 @@ func (g *Group) ConnectPeer(now time.Time, peer Endpoint) {
 	l.peer = peer
 	l.peer.MTU = min(peer.MTU, l.local.MTU)
 	g.out = append(g.out, Output{Kind: OutReceive, Link: l.index, Peer: l.peerHalf()})
-	g.deadline = now.Add(ConfirmLinkTimeout)
 	if g.cfg.Role == Client {
+		g.deadline = now.Add(ConfirmLinkTimeout)
 		g.step = waitConfirmLink
 		return
 	}
+	g.deadline = now.Add(ConfirmLinkReplyTimeout)
 	g.out = append(g.out, Output{Kind: OutTransmit, Link: l.index})
 	g.step = waitConfirmLinkReply
 	l.send(g.confirmLink(l, noEyeCatcher, false))

@@ -285,10 +285,17 @@ func (l *linux) recvRequest(lk *linuxLink, m llc.Message) error {
 	case llc.ConfirmRKey, llc.DeleteRKey, llc.DeleteRKeyV2:
 		l.remote(linuxRKey, m, func(f *linuxFlow) {
 			l.w.after(time.Duration(l.w.rng.IntN(100))*time.Microsecond, func() {
-				if l.rmt == f {
-					l.answerRKey(lk, m)
-					l.endFlow(f)
+				if l.rmt != f {
+					return
 				}
+				// Its worker looks at the link when it runs. The keys of a link
+				// that is gone would be taken for those of the next in its slot.
+				if l.slots[lk.slot] == lk && lk.active {
+					l.answerRKey(lk, m)
+				} else {
+					l.w.trace("%v %v drops %v, whose link is gone", l.w.Elapsed(), l, m)
+				}
+				l.endFlow(f)
 			})
 		})
 	case llc.AddLinkContinuation, llc.ConfirmLink: // of a set-up that is over here

@@ -24,7 +24,7 @@ const shortening = 20 * time.Second
 
 var (
 	simSeed = flag.Uint64("sim.seed", 0, "play the schedule of this seed only, with a trace")
-	simBase = flag.Uint64("sim.base", 0, "play the schedules that this number stands for, in the order of their seeds; 0 draws one")
+	simBase = flag.Uint64("sim.base", 1, "play the schedules that this number stands for, in the order of their seeds; 0 draws one")
 )
 
 // seeds are those of the schedules of a number.

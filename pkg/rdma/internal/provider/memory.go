@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package provider
+
+import (
+	"fmt"
+	"os"
+	"sync/atomic"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
+)
+
+// Memory is mapped memory with the number of its regions.
+type Memory struct {
+	bytes   []byte
+	regions atomic.Int32
+}
+
+// MapMemory maps zeroed bytes of a memfd, rounded up to whole pages, for one
+// region. The mapping keeps the memory after the descriptor is closed.
+func MapMemory(sizeBytes int) (*Memory, error) {
+	page := os.Getpagesize()
+	n := (sizeBytes + page - 1) / page * page
+	fd, err := unix.MemfdCreate("kube-smcr-mr", unix.MFD_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("create memfd: %w", err)
+	}
+	defer func() { _ = unix.Close(fd) }()
+	if err := unix.Ftruncate(fd, int64(n)); err != nil {
+		return nil, fmt.Errorf("size memfd to %d bytes: %w", n, err)
+	}
+	b, err := unix.Mmap(fd, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return nil, fmt.Errorf("map %d bytes of a memfd: %w", n, err)
+	}
+	m := &Memory{bytes: b}
+	m.regions.Store(1)
+	return m, nil
+}
+
+// Bytes is the memory, until the last region drops it.
+func (m *Memory) Bytes() []byte { return m.bytes }
+
+// Addr is the address of the first byte.
+func (m *Memory) Addr() uint64 { return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(m.bytes)))) }
+
+// Hold keeps the memory mapped for one more region; false if it is too late.
+func (m *Memory) Hold() bool {
+	for {
+		n := m.regions.Load()
+		if n == 0 {
+			return false
+		}
+		if m.regions.CompareAndSwap(n, n+1) {
+			return true
+		}
+	}
+}
+
+// Drop gives up what MapMemory or Hold gave; the last one unmaps the memory.
+func (m *Memory) Drop() error {
+	if m.regions.Add(-1) > 0 {
+		return nil
+	}
+	if err := unix.Munmap(m.bytes); err != nil {
+		return fmt.Errorf("unmap memory region: %w", err)
+	}
+	return nil
+}
+
+// ValidAccess reports whether a region may have these rights: a peer may write
+// only what is locally writable (IBTA 10.6.3.1).
+func ValidAccess(a rdma.Access) bool {
+	return a&^(rdma.LocalWrite|rdma.RemoteWrite|rdma.RemoteRead) == 0 && a&(rdma.RemoteWrite|rdma.LocalWrite) != rdma.RemoteWrite
+}

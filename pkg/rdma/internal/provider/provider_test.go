@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package provider
+
+import (
+	"errors"
+	"os"
+	"testing"
+	"testing/synctest"
+
+	"github.com/google/go-cmp/cmp"
+	"go.uber.org/goleak"
+
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func TestMemory(t *testing.T) {
+	m, err := MapMemory(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := len(m.Bytes()); n != os.Getpagesize() || m.Addr() == 0 || m.Addr()%uint64(n) != 0 {
+		t.Errorf("%d bytes at %#x", n, m.Addr())
+	}
+	if !m.Hold() {
+		t.Error("cannot be held while it is mapped")
+	}
+	for range 2 {
+		m.Bytes()[0] = 1 // mapped until the last drop
+		if err := m.Drop(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if m.Hold() {
+		t.Error("can be held after the last drop")
+	}
+}
+
+func TestValidAccess(t *testing.T) {
+	for a, want := range map[rdma.Access]bool{
+		0: true, rdma.LocalWrite: true, rdma.RemoteRead: true, rdma.RemoteWrite | rdma.LocalWrite: true,
+		rdma.RemoteWrite: false, rdma.RemoteWrite | rdma.RemoteRead: false, 8: false,
+	} {
+		if got := ValidAccess(a); got != want {
+			t.Errorf("access %#x: %v, want %v", a, got, want)
+		}
+	}
+}
+
+func event(k rdma.EventKind, n rdma.QPN) rdma.AsyncEvent { return rdma.AsyncEvent{Kind: k, QPN: n} }
+
+func all(e *Events) (out []rdma.AsyncEvent) {
+	for {
+		synctest.Wait()
+		select {
+		case ev, ok := <-e.Out():
+			if !ok {
+				return out
+			}
+			out = append(out, ev)
+		default:
+			return out
+		}
+	}
+}
+
+func TestEvents_keepsQueuePairs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := NewEvents()
+		defer e.Close()
+		// One is in the channel and one in hand; these two are not counted below.
+		e.Post(event(rdma.EventPortDown, 0))
+		synctest.Wait()
+		e.Post(event(rdma.EventPortActive, 0))
+		synctest.Wait()
+		e.Post(event(rdma.EventQPFatal, 7))
+		e.Post(event(rdma.EventQPFatal, 8))
+		e.Post(event(rdma.EventQPFatal, 7)) // told already
+		e.Post(event(rdma.EventPathDown, 7))
+		for range portEvents {
+			e.Post(event(rdma.EventPortDown, 0))
+		}
+		e.Post(event(rdma.EventGIDChange, 0)) // instead of the oldest
+		e.Forget(8)
+		got := all(e)[2:]
+		want := []rdma.AsyncEvent{event(rdma.EventQPFatal, 7), event(rdma.EventPathDown, 7)}
+		for range portEvents - 1 {
+			want = append(want, event(rdma.EventPortDown, 0))
+		}
+		want = append(want, event(rdma.EventGIDChange, 0))
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("events (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// TestEvents_fatalComesLast: whatever the reader has not taken, the end of the
+// device is there after Close.
+func TestEvents_fatalComesLast(t *testing.T) {
+	for before := range 5 {
+		synctest.Test(t, func(t *testing.T) {
+			e := NewEvents()
+			for i := range before {
+				e.Post(event(rdma.EventQPFatal, rdma.QPN(i+2)))
+				synctest.Wait()
+			}
+			fatal := rdma.AsyncEvent{Kind: rdma.EventDeviceFatal, Err: errors.New("gone")}
+			e.Post(fatal)
+			e.Close()
+			got := all(e)
+			if len(got) == 0 || got[len(got)-1].Kind != rdma.EventDeviceFatal {
+				t.Errorf("after %d events: %+v, the fatal one is missing", before, got)
+			}
+			if _, open := <-e.Out(); open {
+				t.Error("the channel is open")
+			}
+		})
+	}
+}

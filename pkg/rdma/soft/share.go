@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package soft
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
+)
+
+// ErrShared says that two devices share the address already. One of them has
+// to be closed before another one can be opened.
+var ErrShared = errors.New("two devices share the address already")
+
+// generationBit is the bit of a queue pair number by which the kernel tells
+// the packets of two devices on one address apart: the topmost one.
+const generationBit rdma.QPN = 1 << 23
+
+// flowOf is the number of the sending socket for packets to a queue pair. The
+// packets of one flow, as NICs and kernels see it, may arrive merged, and what
+// is merged has one receiver: so a flow must not mix packets for two devices
+// that share an address.
+func flowOf(dest rdma.QPN) uint8 {
+	if dest&generationBit != 0 {
+		return 1
+	}
+	return 0
+}
+
+// share is a device's part in sharing an address and port with one other
+// device, of this process or another one: the sockets of both are bound with
+// SO_REUSEPORT, and a program of the kernel's picks one by a bit of the packet's
+// queue pair number, the generation of the device.
+//
+// The kernel numbers the sockets in the order in which they were bound, and
+// when one is closed the last one takes its number. So with two sockets the
+// older one is 0, and a socket that is alone is 0. The older one's program is
+// in force; it sends its own generation to 0 and the other one to 1. When it
+// is closed, 1 is out of range, and what is out of range goes to the one that is
+// left. That one then puts its own program in force, and tells the next one that
+// it may come. So no packet ever goes to the wrong device. (Queue pair 1, the
+// general services of a real RNIC, has the generation 0. Neither device has
+// such a queue pair, so it does not matter who drops the packet.)
+//
+// The devices find each other by abstract Unix sockets in the network
+// namespace, the tokens, one for each generation: whoever is bound to a token
+// has the generation, for as long as it lives.
+type share struct {
+	generation uint8
+	raw        syscall.RawConn // of the UDP socket, once it is there
+	token      *net.UnixListener
+	older      *net.UnixConn // of the other device's token; nil if alone
+	alone      chan struct{} // closed when the program in force is our own
+	done       chan struct{} // closed by close
+	wg         sync.WaitGroup
+
+	mu     sync.Mutex    // guards what is below
+	guest  *net.UnixConn // of the younger device; its end is ours
+	closed bool
+}
+
+// joining is held by the one device that is opened at a time.
+type joining struct{ ln *net.UnixListener }
+
+func tokenAddr(cfg Config, name string) *net.UnixAddr {
+	return &net.UnixAddr{Net: "unix", Name: fmt.Sprintf("@smcr-soft/%v/%d/%s", cfg.Addr, cfg.Port, name)}
+}
+
+// join takes the first generation that is free and waits until the other
+// device, if there is one, is prepared. The caller binds its UDP socket, calls
+// start, and then closes the joining.
+func join(cfg Config) (_ *share, _ *joining, err error) {
+	j, err := beginJoining(cfg)
+	if err != nil {
+		return nil, nil, err
+	}
+	s := &share{alone: make(chan struct{}), done: make(chan struct{})}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.close(), j.end())
+		}
+	}()
+	for s.token == nil {
+		s.token, err = net.ListenUnix("unix", tokenAddr(cfg, fmt.Sprint(s.generation)))
+		switch {
+		case err == nil:
+		case !errors.Is(err, unix.EADDRINUSE):
+			return nil, nil, fmt.Errorf("take generation %d of %v: %w", s.generation, cfg.Addr, err)
+		case s.generation == 1:
+			return nil, nil, fmt.Errorf("share %v: %w: close one of them first", cfg.Addr, ErrShared)
+		default:
+			s.generation = 1
+		}
+	}
+	if err := s.meet(cfg); err != nil {
+		return nil, nil, err
+	}
+	return s, j, nil
+}
+
+// beginJoining waits for its turn: two devices that are opened at the same
+// time could not tell which of them is the older one.
+func beginJoining(cfg Config) (*joining, error) {
+	deadline := time.Now().Add(joinTimeout)
+	for {
+		ln, err := net.ListenUnix("unix", tokenAddr(cfg, "joining"))
+		switch {
+		case err == nil:
+			return &joining{ln}, nil
+		case !errors.Is(err, unix.EADDRINUSE):
+			return nil, fmt.Errorf("share %v: %w", cfg.Addr, err)
+		case time.Now().After(deadline):
+			return nil, fmt.Errorf("share %v: another device is being opened for more than %v: is its process stopped?", cfg.Addr, joinTimeout)
+		}
+		time.Sleep(joinPoll)
+	}
+}
+
+func (j *joining) end() error { return j.ln.Close() }
+
+// meet looks for the other device and waits for its word.
+func (s *share) meet(cfg Config) error {
+	c, err := net.DialUnix("unix", nil, tokenAddr(cfg, fmt.Sprint(1-s.generation)))
+	if errors.Is(err, unix.ECONNREFUSED) {
+		return nil // there is none
+	}
+	if err != nil {
+		return fmt.Errorf("ask the device that shares %v: %w", cfg.Addr, err)
+	}
+	err = c.SetReadDeadline(time.Now().Add(joinTimeout))
+	if err == nil {
+		_, err = io.ReadFull(c, make([]byte, 1))
+	}
+	switch {
+	case err == nil:
+		s.older = c
+		return nil
+	case errors.Is(err, io.EOF), errors.Is(err, unix.ECONNRESET):
+		return c.Close() // it was closed meanwhile
+	}
+	return errors.Join(fmt.Errorf("the device that shares %v does not answer (is its process stopped?): %w", cfg.Addr, err), c.Close())
+}
+
+// start is called when the UDP socket is bound.
+func (s *share) start(raw syscall.RawConn) error {
+	s.raw = raw
+	if s.older == nil {
+		if err := s.command(); err != nil {
+			return err
+		}
+	} else {
+		s.wg.Add(1)
+		go s.outlive()
+	}
+	s.wg.Add(1)
+	go s.welcome()
+	return nil
+}
+
+// outlive waits for the end of the older device and takes its place.
+func (s *share) outlive() {
+	defer s.wg.Done()
+	_ = s.older.SetReadDeadline(time.Time{})
+	_, _ = s.older.Read(make([]byte, 1)) // nothing comes but the end
+	s.mu.Lock()
+	closed := s.closed
+	s.mu.Unlock()
+	if closed {
+		return // it was our own end
+	}
+	// An error means that the socket is closed. Without the program in force a
+	// third device cannot come, and all else is right.
+	_ = s.command()
+}
+
+// command puts our program in force.
+func (s *share) command() error {
+	var err error
+	cerr := s.raw.Control(func(fd uintptr) {
+		p := program(s.generation)
+		err = unix.SetsockoptSockFprog(int(fd), unix.SOL_SOCKET, unix.SO_ATTACH_REUSEPORT_CBPF,
+			&unix.SockFprog{Len: uint16(len(p)), Filter: &p[0]})
+	})
+	if err = errors.Join(cerr, err); err != nil {
+		return fmt.Errorf("attach the program that picks a device by queue pair: %w", os.NewSyscallError("setsockopt", err))
+	}
+	close(s.alone)
+	return nil
+}
+
+// program returns 0 for packets of a generation, else 1. It sees the payload
+// of UDP, where the base transport header has the destination queue pair in
+// bytes 5 to 7.
+func program(generation uint8) [4]unix.SockFilter {
+	const firstQPNByte, topBit = 5, 0x80
+	own := uint32(generation)
+	return [4]unix.SockFilter{
+		{Code: unix.BPF_LD | unix.BPF_B | unix.BPF_ABS, K: firstQPNByte},
+		{Code: unix.BPF_JMP | unix.BPF_JSET | unix.BPF_K, K: topBit, Jf: 1},
+		{Code: unix.BPF_RET | unix.BPF_K, K: 1 - own}, // generation 1
+		{Code: unix.BPF_RET | unix.BPF_K, K: own},     // generation 0
+	}
+}
+
+// welcome tells a younger device that it may bind.
+func (s *share) welcome() {
+	defer s.wg.Done()
+	for {
+		c, err := s.token.AcceptUnix()
+		if err != nil {
+			return
+		}
+		if !ownUser(c) || !s.seat(c) {
+			_ = c.Close() // nothing is lost
+			continue
+		}
+		// Who asks has the other generation, so the older device is gone.
+		select {
+		case <-s.alone:
+			_, _ = c.Write([]byte{s.generation}) // it may have given up
+		case <-s.done:
+		}
+	}
+}
+
+// seat keeps the connection of the younger device, in place of the one of an
+// earlier younger device, which is dead: there is one at a time.
+func (s *share) seat(c *net.UnixConn) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return false
+	}
+	if s.guest != nil {
+		_ = s.guest.Close()
+	}
+	s.guest = c
+	return true
+}
+
+// ownUser says whether a process of our user is at the other end. The kernel
+// lets no others share the port, and everybody can reach an abstract socket.
+func ownUser(c *net.UnixConn) bool {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return false
+	}
+	var cred *unix.Ucred
+	cerr := raw.Control(func(fd uintptr) { cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
+	return cerr == nil && err == nil && int(cred.Uid) == os.Geteuid()
+}
+
+// close gives the generation back, after the UDP socket was closed.
+func (s *share) close() error {
+	s.mu.Lock()
+	s.closed = true
+	open := []*net.UnixConn{s.older, s.guest}
+	s.mu.Unlock()
+	close(s.done)
+	var errs []error
+	if s.token != nil {
+		errs = append(errs, s.token.Close())
+	}
+	for _, c := range open {
+		if c != nil {
+			errs = append(errs, c.Close())
+		}
+	}
+	s.wg.Wait()
+	return errors.Join(errs...)
+}

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package verbs
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
+)
+
+// ErrNotBuilt is what Open returns in a build without cgo.
+var ErrNotBuilt = errors.New("hardware verbs are not in this build: use the image of kube-smcr, or build with CGO_ENABLED=1 and libibverbs-dev; or use the software device")
+
+// Config describes a device to open.
+type Config struct {
+	// Name is the RDMA device's name, as in "mlx5_0", "rocep1s0f0" or "rxe0".
+	Name string
+	// Port is the number of its port; 0: the only one, or the first active
+	// Ethernet port.
+	Port uint8
+	// Addr is the IP address whose GID is used; the zero Addr: [ChooseGID]
+	// chooses.
+	Addr netip.Addr
+	// GIDType is the type of the GID that is used; GIDTypeUnknown: RoCE v2.
+	GIDType rdma.GIDType
+	// NetDev is the network interface whose GID is used, where others have GIDs
+	// at the port too: VLANs, and ipvlan children in pods. "": any.
+	NetDev string
+	// Interface looks up the network interface of a GID by its index. It is
+	// called again when the port changes. nil: [InterfaceByIndex], which is
+	// right for devices whose interface is in the network namespace of the
+	// process.
+	Interface func(index int) (Interface, error)
+}
+
+// Validate reports all that is wrong with c.
+func (c Config) Validate() error {
+	var errs []error
+	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	if c.Name == "" {
+		bad("name is empty")
+	}
+	if c.Addr.IsValid() && (c.Addr.IsUnspecified() || c.Addr.IsMulticast()) {
+		bad("address %v is not a unicast address", c.Addr)
+	}
+	switch c.GIDType {
+	case rdma.GIDTypeUnknown, rdma.GIDTypeRoCEv1, rdma.GIDTypeRoCEv2:
+	default:
+		bad("GID type %v: only RoCE v1 and RoCE v2 have GIDs that can be chosen", c.GIDType)
+	}
+	return errors.Join(errs...)
+}
+
+// want is what c asks of a GID.
+func (c Config) want() GIDWish { return GIDWish{Addr: c.Addr, Type: c.GIDType, NetDev: c.NetDev} }

@@ -1,0 +1,399 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux && cgo
+
+package verbs
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
+)
+
+// Device is an RDMA device of the kernel, with one of its ports.
+type Device struct {
+	name   string
+	port   uint8
+	attr   rdma.DeviceAttr
+	limits deviceLimits
+	gid    rdma.GIDEntry // that was chosen; Index as of Open
+	why    string
+	inline int
+	soft   bool // it is the kernel's soft RoCE
+	lookUp func(index int) (Interface, error)
+
+	handle ibvContext // for queries and the port's events; owned by watch while it runs, nil after lost
+	node   os.FileInfo
+	async  *waiter
+	wg     sync.WaitGroup
+
+	now atomic.Pointer[portNow]
+
+	// fault makes a call of libibverbs fail in tests: see before.
+	fault atomic.Pointer[func(call string) error]
+
+	mu       sync.Mutex // guards what follows
+	contexts map[*deviceContext]struct{}
+	closed   bool
+	gone     bool
+}
+
+// portNow is the port's state with its GID table, the chosen GID first. A port
+// without that GID is down: no packet gets out of it.
+type portNow struct {
+	attr rdma.PortAttr
+	gids []rdma.GIDEntry
+}
+
+var _ rdma.Device = (*Device)(nil)
+
+// Open opens a device and chooses its GID.
+func Open(cfg Config) (*Device, error) {
+	wrap := func(err error) error { return fmt.Errorf("open RDMA device %q: %w", cfg.Name, err) }
+	if err := cfg.Validate(); err != nil {
+		return nil, wrap(fmt.Errorf("%w: %w", rdma.ErrInvalid, err))
+	}
+	d := &Device{name: cfg.Name, lookUp: cfg.Interface, contexts: make(map[*deviceContext]struct{})}
+	if d.lookUp == nil {
+		d.lookUp = InterfaceByIndex
+	}
+	var err error
+	if d.handle, err = ibvOpen(cfg.Name); err != nil {
+		return nil, wrap(openError(err))
+	}
+	if err := d.setUp(cfg); err != nil {
+		if d.async != nil {
+			_ = d.async.close()
+		}
+		_ = ibvClose(d.handle)
+		return nil, wrap(err)
+	}
+	d.wg.Go(d.watch)
+	return d, nil
+}
+
+// openError says what to do when a device cannot be opened.
+func openError(err error) error {
+	switch {
+	case errors.Is(err, os.ErrPermission):
+		return fmt.Errorf("/dev/infiniband/uverbs* of the device must be readable and writable: %w", err)
+	case errors.Is(err, os.ErrNotExist), isGone(err):
+		names := "there is none"
+		if all, e := Devices(); e == nil && len(all) > 0 {
+			names = "there are"
+			for _, i := range all {
+				names += " " + i.Name
+			}
+		}
+		return fmt.Errorf("no such device, or module ib_uverbs or its provider library is missing (%s): %w", names, err)
+	}
+	return err
+}
+
+// setUp learns what the device is and can do.
+func (d *Device) setUp(cfg Config) error {
+	if ibvIsRNIC(d.handle) {
+		return fmt.Errorf("iWARP connects queue pairs through rdma_cm, which SMC-R does not: %w", rdma.ErrNotSupported)
+	}
+	var err error
+	if d.limits, err = ibvQueryDevice(d.handle); err != nil {
+		return fmt.Errorf("query device: %w", verbError(err))
+	}
+	if d.port, err = d.choosePort(cfg.Port); err != nil {
+		return err
+	}
+	n, err := d.query()
+	if err != nil {
+		return err
+	}
+	if d.gid, d.why, err = ChooseGID(n.gids, cfg.want()); err != nil {
+		return fmt.Errorf("port %d: %w", d.port, err)
+	}
+	d.store(n)
+	d.inline = d.probeInline()
+	d.attr = rdma.DeviceAttr{
+		Provider:     "verbs",
+		MaxQP:        d.limits.qps,
+		MaxCQE:       d.limits.cqe,
+		MaxMRBytes:   d.limits.mrBytes,
+		MaxSGE:       min(d.limits.sge, maxSGE),
+		MaxSendWR:    d.limits.wrs,
+		MaxRecvWR:    d.limits.wrs,
+		MaxInline:    d.inline,
+		WriteWithImm: true,
+		RDMARead:     d.limits.readsStarted > 0,
+	}
+	d.soft = d.driver() == "rxe" // see doc.go
+	d.attr.LocalErrors, d.attr.ResponderEvents, d.attr.SolicitedErrors = !d.soft, !d.soft, !d.soft
+	for _, g := range n.gids {
+		if g.Type != rdma.GIDTypeUnknown && !slices.Contains(d.attr.GIDTypes, g.Type) {
+			d.attr.GIDTypes = append(d.attr.GIDTypes, g.Type)
+		}
+	}
+	if d.node, err = os.Stat(nodePath(d.handle)); err != nil {
+		return fmt.Errorf("look at the device's node: %w", err)
+	}
+	d.async, err = newWaiter(ibvAsyncFD(d.handle), d.name)
+	return err
+}
+
+func nodePath(c ibvContext) string { return "/sys/class/infiniband_verbs/" + ibvNode(c) }
+
+func (d *Device) driver() string { return hostSysfs().driver(d.name) }
+
+// choosePort checks the port that is configured, or finds one.
+func (d *Device) choosePort(want uint8) (uint8, error) {
+	if int(want) > d.limits.ports {
+		return 0, fmt.Errorf("port %d: the device has %d: %w", want, d.limits.ports, rdma.ErrInvalid)
+	}
+	var found uint8
+	for n := uint8(1); int(n) <= min(d.limits.ports, maxPorts); n++ {
+		if want != 0 && n != want {
+			continue
+		}
+		p, err := ibvQueryPort(d.handle, n)
+		switch {
+		case err != nil:
+			return 0, fmt.Errorf("query port %d: %w", n, verbError(err))
+		case !p.ethernet && want != 0:
+			return 0, fmt.Errorf("port %d is not Ethernet: SMC-R needs RoCE: %w", n, rdma.ErrNotSupported)
+		case !p.ethernet:
+		case p.attr.State == rdma.PortActive:
+			return n, nil
+		case found == 0:
+			found = n
+		}
+	}
+	if found == 0 {
+		return 0, fmt.Errorf("no port is Ethernet: SMC-R needs RoCE: %w", rdma.ErrNotSupported)
+	}
+	return found, nil
+}
+
+// probeInline finds out how many bytes a queue pair takes inline: no query
+// tells.
+func (d *Device) probeInline() int {
+	pd, err := ibvAllocPD(d.handle)
+	if err != nil {
+		return 0
+	}
+	defer func() { _ = ibvDeallocPD(pd) }()
+	cq, err := ibvCreateCQ(d.handle, 2, 0)
+	if err != nil {
+		return 0
+	}
+	defer func() { _ = cq.free() }()
+	for n := wantInline; n > 0; n -= 16 {
+		cfg := rdma.QPConfig{MaxSendWR: 1, MaxRecvWR: 1, MaxSGE: min(d.limits.sge, maxSGE)}
+		if qp, err := ibvCreateQP(pd, cq, cq, cfg, n); err == nil {
+			_ = qp.destroy()
+			return n
+		}
+	}
+	return 0
+}
+
+// query asks the device about its port.
+func (d *Device) query() (*portNow, error) {
+	p, err := ibvQueryPort(d.handle, d.port)
+	if err != nil {
+		return nil, fmt.Errorf("query port %d: %w", d.port, verbError(err))
+	}
+	gids, interfaces, err := ibvQueryGIDs(d.handle, d.port, p.gids*max(d.limits.ports, 1))
+	if err != nil {
+		return nil, fmt.Errorf("query GIDs of port %d: %w", d.port, verbError(err))
+	}
+	describeRows(gids, interfaces, d.lookUp)
+	return &portNow{attr: p.attr, gids: gids}, nil
+}
+
+// store makes n what Port and GIDs answer.
+func (d *Device) store(n *portNow) {
+	// The chosen GID first, then that of its address with another type.
+	slices.SortStableFunc(n.gids, func(a, b rdma.GIDEntry) int { return cmp.Compare(d.rank(b), d.rank(a)) })
+	if len(n.gids) == 0 || d.rank(n.gids[0]) < isChosen {
+		n.attr.State = rdma.PortDown
+	}
+	d.now.Store(n)
+}
+
+const isChosen = 2
+
+// rank is isChosen for the chosen GID, and 1 for another one of its address.
+func (d *Device) rank(g rdma.GIDEntry) int {
+	switch {
+	case g.GID != d.gid.GID || g.NetDev != d.gid.NetDev:
+		return 0
+	case g.Type != d.gid.Type:
+		return 1
+	}
+	return isChosen
+}
+
+// Name implements [rdma.Device].
+func (d *Device) Name() string { return d.name }
+
+// PortNum is the number of the port that is used.
+func (d *Device) PortNum() uint8 { return d.port }
+
+// GIDChoice says which GID is used and why.
+func (d *Device) GIDChoice() string { return d.why }
+
+// Attr implements [rdma.Device].
+func (d *Device) Attr() rdma.DeviceAttr { return d.attr }
+
+// Port implements [rdma.Device].
+func (d *Device) Port() rdma.PortAttr { return d.now.Load().attr }
+
+// GIDs implements [rdma.Device]; the first one is the one that was chosen.
+func (d *Device) GIDs() []rdma.GIDEntry { return slices.Clone(d.now.Load().gids) }
+
+// Open implements [rdma.Device].
+func (d *Device) Open() (rdma.Context, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed || d.gone {
+		return nil, fmt.Errorf("open context of %q: %w", d.name, rdma.ErrClosed)
+	}
+	c, err := newContext(d)
+	if err != nil {
+		return nil, fmt.Errorf("open context of %q: %w", d.name, err)
+	}
+	d.contexts[c] = struct{}{}
+	return c, nil
+}
+
+// Close ends the device with all its contexts and waits for its goroutines.
+// Open contexts see EventDeviceFatal first; their memory stays mapped until
+// they are closed.
+func (d *Device) Close() error {
+	d.mu.Lock()
+	if d.closed {
+		d.mu.Unlock()
+		d.wg.Wait()
+		return nil
+	}
+	d.closed = true
+	d.mu.Unlock()
+	d.end(rdma.ErrClosed)
+	_ = d.async.close() // lost may have been faster
+	d.wg.Wait()
+	if d.handle == nil {
+		return nil
+	}
+	if err := ibvClose(d.handle); err != nil {
+		return fmt.Errorf("close RDMA device %q: %w", d.name, verbError(err))
+	}
+	return nil
+}
+
+// end ends all contexts.
+func (d *Device) end(why error) {
+	d.mu.Lock()
+	open := make([]*deviceContext, 0, len(d.contexts))
+	for c := range d.contexts {
+		open = append(open, c)
+	}
+	d.mu.Unlock()
+	for _, c := range open {
+		c.events.Post(rdma.AsyncEvent{Kind: rdma.EventDeviceFatal, Err: why})
+		_ = c.shut() // it is gone either way
+	}
+}
+
+// watch follows the port and the device until Close.
+func (d *Device) watch() {
+	for {
+		var ev asyncEvent
+		var err error
+		if d.async.until(time.Now().Add(goneInterval)) != nil {
+			return // closed
+		}
+		waited := d.async.wait(func(uintptr) bool {
+			ev, err = ibvAsync(d.handle)
+			return !isAgain(err)
+		})
+		switch {
+		case errors.Is(waited, os.ErrDeadlineExceeded):
+			if !d.there() {
+				d.lost(errors.New("it was removed"))
+				return
+			}
+		case waited != nil:
+			return // closed
+		case err != nil:
+			d.lost(fmt.Errorf("read its events: %w", err))
+			return
+		case ev.kind == asyncGone:
+			d.lost(errors.New(ev.name))
+			return
+		case ev.kind == asyncPort && ev.port == d.port:
+			d.refresh()
+		}
+	}
+}
+
+// there reports whether the device is the one that was opened.
+func (d *Device) there() bool {
+	now, err := os.Stat(nodePath(d.handle))
+	return err == nil && os.SameFile(now, d.node)
+}
+
+// lost ends everything of a device that is gone, so that its driver, which may
+// wait for that, can go too.
+func (d *Device) lost(why error) {
+	d.mu.Lock()
+	d.gone = true
+	d.mu.Unlock()
+	n := *d.now.Load()
+	n.attr.State = rdma.PortDown
+	d.now.Store(&n)
+	d.end(fmt.Errorf("RDMA device %s: %w: %w", d.name, rdma.ErrClosed, why))
+	_ = d.async.close()
+	_ = ibvClose(d.handle) // what it returns of a device that is gone says nothing
+	d.handle = nil
+}
+
+// refresh looks at the port again and tells the contexts if it changed.
+func (d *Device) refresh() {
+	n, err := d.query()
+	if err != nil {
+		return // the next event, or the device's end, tells more
+	}
+	before := d.now.Load()
+	d.store(n)
+	if !slices.Equal(n.gids, before.gids) {
+		d.tell(rdma.EventGIDChange)
+	}
+	if n.attr.State != before.attr.State {
+		kind := rdma.EventPortDown
+		if n.attr.State == rdma.PortActive {
+			kind = rdma.EventPortActive
+		}
+		d.tell(kind)
+	}
+}
+
+// tell posts a port event to all contexts.
+func (d *Device) tell(kind rdma.EventKind) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for c := range d.contexts {
+		c.events.Post(rdma.AsyncEvent{Kind: kind})
+	}
+}
+
+// before is called ahead of the calls of libibverbs that take resources.
+func (d *Device) before(call string) error {
+	if f := d.fault.Load(); f != nil {
+		return (*f)(call)
+	}
+	return nil
+}

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package verbs is the provider of RDMA devices that the kernel has: RNICs, and
+// the kernel's soft RoCE (rxe), through libibverbs.
+//
+//	d, err := verbs.Open(verbs.Config{Name: "mlx5_0"})
+//	...
+//	c, err := d.Open() // an rdma.Context
+//
+// [Devices] lists what there is and [ChooseGID] says which GID would be used; they
+// need neither cgo nor rights. docs/rdma-devices.md says what devices need.
+//
+// It is the only package with C. In a build without cgo [Built] is false and Open
+// returns [ErrNotBuilt]; the rest is the same. A build with cgo needs libibverbs
+// at run time, and the user-space driver of the device.
+//
+// # Who owns what
+//
+// A device has a handle of its own for queries and a goroutine that follows the
+// port. A context is a context of libibverbs, with a goroutine for its events; a
+// completion queue has a completion channel and a goroutine that calls OnNotify's
+// function. They all wait in Go's network poller, none of them in C. What that
+// function asks for with Arm is done, in one call of C with all else, when it has
+// returned.
+//
+// Posting and polling take the queue's lock, fill or read memory that belongs to
+// the queue and is not Go's, and call C once for a batch. C never keeps a pointer
+// to Go memory, and never calls Go. Registered memory is a memfd of its own for
+// each region; it is mapped until the last region with it is closed.
+//
+// # What libibverbs does not do
+//
+// State is that of the last Modify until a completion, an event or State finds the
+// queue pair in ERR. The first completion with an error also makes the event
+// (EventQPFatal, EventPathDown), so a user that neither polls nor asks may not
+// learn of it.
+//
+// A queue pair that is closed leaves completions in the completion queue with some
+// drivers and takes them out with others. Here those that arrived before stay, as
+// with the software device, and none comes later, also if the device gives the
+// number to another queue pair.
+//
+// A driver that cannot take a device away from its users waits until they close it,
+// and tells nobody. So the node of the device is looked at four times a second; when
+// it is gone, or the driver says so, all contexts end by themselves and only their
+// memory stays.
+//
+// # Limitations
+//
+// RoCE only: iWARP connects through rdma_cm, InfiniBand addresses by LID. One port
+// is one device. The MAC address of the peer is the kernel's business: it resolves
+// the GID in the transition to RTR, and waits for the answer up to a second; see
+// [rdma.PathResolver]. Of the devices in docs/rdma-devices.md rxe is the one that
+// tests run on.
+package verbs

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux && cgo
+
+package verbs
+
+import "github.com/smcr-io/kube-smcr/pkg/rdma"
+
+// Leave puts completions where those are that a closed queue pair left.
+func Leave(q rdma.CQ, wcs ...rdma.WC) {
+	c, ok := q.(*cq)
+	if !ok {
+		panic("not a completion queue of this package")
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.waiting = append(c.waiting, wcs...)
+}
+
+// Fail makes f decide which calls of libibverbs that take resources fail; nil:
+// none.
+func (d *Device) Fail(f func(call string) error) {
+	if f == nil {
+		d.fault.Store(nil)
+		return
+	}
+	d.fault.Store(&f)
+}

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build !linux || !cgo
+
+package verbs
+
+import (
+	"fmt"
+
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
+)
+
+// Built says that this build has no libibverbs.
+const Built = false
+
+// Device is an RDMA device of the kernel; there are none in this build.
+type Device struct{ rdma.Device }
+
+// Open returns [ErrNotBuilt].
+func Open(cfg Config) (*Device, error) {
+	return nil, fmt.Errorf("open RDMA device %q: %w", cfg.Name, ErrNotBuilt)
+}
+
+// Close does nothing.
+func (d *Device) Close() error { return nil }
