@@ -1,25 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command smcr-cni is the chained CNI plugin of kube-smcr: it records which
-// pods the node agent carries. See package internal/cni.
+// Command smcr-cni is the CNI plugin of kube-smcr: it records which pods the
+// node agent carries, and wires RDMA devices into pods. See package
+// internal/cni.
 package main
 
 import (
 	"os"
 	"runtime"
-	"runtime/debug"
 
 	"github.com/smcr-io/kube-smcr/internal/cni"
+	"github.com/smcr-io/kube-smcr/internal/version"
 )
 
 // init keeps main on the thread that the runtime's namespaces belong to, as
 // CNI plugins do.
 func init() { runtime.LockOSThread() }
 
+// about is what somebody reads who calls the plugin by hand.
+const about = `smcr-cni attaches pods to the node agent of kube-smcr, and wires RDMA devices
+into them. Container runtimes and Multus execute it with a network configuration
+on its standard input:
+
+  {"type": "smcr-cni"}                                   behind the plugin that makes the interface
+  {"type": "smcr-cni", "deviceID": "0000:41:10.2",       makes the interface of a VF
+   "vlan": 100, "ipam": {"type": "host-local", ...}}
+
+Every field, and what each error means: docs/vf.md of kube-smcr.
+
+CNI plugin smcr-cni `
+
 func main() {
-	version := "(devel)"
-	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" {
-		version = info.Main.Version
-	}
-	os.Exit(cni.Main("CNI plugin smcr-cni " + version))
+	os.Exit(cni.Main(about + version.String()))
 }

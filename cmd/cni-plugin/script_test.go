@@ -25,10 +25,10 @@ func TestMain(m *testing.M) {
 }
 
 // TestScripts runs every script with every version of CNI. $V is the version;
-// [gc] and [status] hold for versions that have these verbs.
+// [check] and [v1.1] hold for versions that have CHECK, and GC with STATUS.
 func TestScripts(t *testing.T) {
 	defer goleak.VerifyNone(t)
-	for _, v := range []string{"0.4.0", "1.0.0", "1.1.0"} {
+	for _, v := range []string{"0.3.1", "0.4.0", "1.0.0", "1.1.0"} {
 		t.Run(v, func(t *testing.T) {
 			testscript.Run(t, testscript.Params{
 				Dir:                 "testdata/script",
@@ -44,6 +44,8 @@ func TestScripts(t *testing.T) {
 					switch cond {
 					case "v1.1":
 						return v == "1.1.0", nil
+					case "check":
+						return v != "0.3.1", nil
 					case "root":
 						return os.Getuid() == 0, nil
 					}
@@ -51,6 +53,7 @@ func TestScripts(t *testing.T) {
 				},
 				Cmds: map[string]func(*testscript.TestScript, bool, []string){
 					"conf": conf, "cni": plugin, "agent": agent, "field": field, "fulldisk": fullDisk, "errcode": errCode,
+					"deadsocket": deadSocket,
 				},
 			})
 		})
@@ -175,6 +178,14 @@ func agent(ts *testscript.TestScript, neg bool, args []string) {
 		_ = ln.Close()
 		<-done
 	})
+}
+
+// deadsocket SOCKET leaves the socket of an agent that was killed.
+func deadSocket(ts *testscript.TestScript, neg bool, args []string) {
+	ln, err := net.ListenUnix("unix", &net.UnixAddr{Name: args[0], Net: "unix"})
+	ts.Check(err)
+	ln.SetUnlinkOnClose(false)
+	ts.Check(ln.Close())
 }
 
 // fulldisk DIR mounts a file system at DIR that is full.

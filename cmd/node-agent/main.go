@@ -13,23 +13,31 @@ import (
 	"os"
 	"os/signal"
 	"runtime"
-	"runtime/debug"
 	"syscall"
 
 	"github.com/smcr-io/kube-smcr/internal/agent"
+	"github.com/smcr-io/kube-smcr/internal/agentapi"
+	"github.com/smcr-io/kube-smcr/internal/cli"
 	"github.com/smcr-io/kube-smcr/internal/config"
+	"github.com/smcr-io/kube-smcr/pkg/rdma/verbs"
 )
 
 const help = `node-agent carries the TCP connections of attached pods over SMC-R (RFC 7609).
 
 Usage:
   node-agent --config FILE [--check]
+  node-agent --config FILE --kubernetes [--kubeconfig FILE] [--check]
   node-agent --version
 
 Examples:
   node-agent --config /etc/kube-smcr/node-agent.yaml
   node-agent --config node-agent.yaml --check    say what is wrong with a file
   kill -HUP $(pidof node-agent)                  take over changed policies
+
+With --kubernetes the SMCRPolicy objects and the annotations of pods and
+namespaces say what to carry, and the file has no policies. NODE_NAME and NODE_IP
+in the environment are the node's name and address, POD_NAMESPACE and POD_NAME
+the agent's own pod.
 
 It runs as root (CAP_NET_ADMIN, CAP_SYS_ADMIN and CAP_BPF); "smcrctl preflight"
 says what a node lacks. SIGTERM ends it: new connections go directly to their
@@ -56,6 +64,8 @@ func run(args []string, stdout, stderr io.Writer) int {
 		fs.PrintDefaults()
 	}
 	file := fs.String("config", "", "configuration `FILE`, see config/samples/node-agent.yaml")
+	inCluster := fs.Bool("kubernetes", false, "do what the objects of the cluster want")
+	kubeconfig := fs.String("kubeconfig", "", "how to reach the API server, `FILE`; default: as the pod's service account")
 	check := fs.Bool("check", false, "only check the configuration")
 	version := fs.Bool("version", false, "print the version")
 	if err := fs.Parse(args); errors.Is(err, flag.ErrHelp) {
@@ -65,24 +75,40 @@ func run(args []string, stdout, stderr io.Writer) int {
 	}
 	switch {
 	case *version:
-		fmt.Fprintln(stdout, "node-agent", buildVersion())
+		with := "with hardware verbs"
+		if !verbs.Built {
+			with = "without hardware verbs: only the software device can be used"
+		}
+		fmt.Fprintf(stdout, "node-agent %s, %s\n", cli.Version(), with)
 		return 0
 	case *file == "" || fs.NArg() > 0:
 		fmt.Fprintln(stderr, "node-agent: want --config FILE and nothing else; --help shows examples")
 		return exitUsage
+	case *kubeconfig != "" && !*inCluster:
+		fmt.Fprintln(stderr, "node-agent: --kubeconfig needs --kubernetes")
+		return exitUsage
 	}
-	load := func() (*config.Node, error) { return loadConfig(*file) }
+	machine, err := thisMachine(*inCluster, os.Getenv)
+	if err != nil {
+		fmt.Fprintln(stderr, "node-agent:", err)
+		return exitUsage
+	}
+	load := func() (*config.Node, error) { return loadConfig(machine, *file) }
 	node, err := load()
 	if err != nil {
 		fmt.Fprintln(stderr, err)
 		return exitUsage
 	}
 	if *check {
-		fmt.Fprintf(stdout, "%s: good: node %s, %d policies\n", *file, node.Name, len(node.Policies))
+		policies := fmt.Sprintf("%d policies", len(node.Policies))
+		if node.InCluster() {
+			policies = "policies of the cluster"
+		}
+		fmt.Fprintf(stdout, "%s: good: node %s, %s\n", *file, node.Name, policies)
 		return 0
 	}
 	leaveProcessors()
-	if err := serve(node, load, stderr); err != nil {
+	if err := serve(node, load, runnerFor(*inCluster, *kubeconfig, machine, load), stderr); err != nil {
 		fmt.Fprintf(stderr, "node-agent: %v\n", err)
 		return exitError
 	}
@@ -98,16 +124,16 @@ func leaveProcessors() {
 	}
 }
 
-func loadConfig(file string) (*config.Node, error) {
+func loadConfig(m config.Machine, file string) (*config.Node, error) {
 	b, err := os.ReadFile(file)
 	if err != nil {
 		return nil, fmt.Errorf("read configuration: %w", err)
 	}
-	return config.Parse(file, b)
+	return config.ParseOn(m, file, b)
 }
 
 // serve runs the agent and turns signals into what it understands.
-func serve(node *config.Node, load func() (*config.Node, error), stderr io.Writer) error {
+func serve(node *config.Node, load func() (*config.Node, error), run runner, stderr io.Writer) error {
 	ctx, stop := context.WithCancel(context.Background())
 	defer stop()
 	var (
@@ -142,16 +168,9 @@ func serve(node *config.Node, load func() (*config.Node, error), stderr io.Write
 		close(sigs)
 		<-done
 	}()
-	return agent.Run(ctx, agent.Config{
-		Node: node, Load: load, Reload: reload, Hurry: hurry, Level: &level, Version: buildVersion(),
-		Log: slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: &level})),
+	return run(ctx, agent.Config{
+		Node: node, Load: load, Reload: reload, Hurry: hurry, Level: &level, Version: cli.Version(),
+		Instance: os.Getenv(agentapi.InstanceEnv),
+		Log:      slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: &level})),
 	})
-}
-
-func buildVersion() string {
-	bi, ok := debug.ReadBuildInfo()
-	if !ok || bi.Main.Version == "" {
-		return "unknown"
-	}
-	return bi.Main.Version
 }

@@ -28,12 +28,45 @@ func TestRun(t *testing.T) {
 		{"argument", []string{"--config", bad, "more"}, exitUsage, "", "nothing else"},
 		{"missing file", []string{"--config", "/nowhere"}, exitUsage, "", "read configuration: open /nowhere"},
 		{"bad file", []string{"--config", bad, "--check"}, exitUsage, "", bad + ":1:8: node.nam: unknown field (did you mean name?)"},
+		{"kubeconfig alone", []string{"--config", bad, "--kubeconfig", "x"}, exitUsage, "", "--kubeconfig needs --kubernetes"},
+		{"no node name", []string{"--config", bad, "--kubernetes"}, exitUsage, "", "NODE_NAME is not in the environment"},
 		{"sample", []string{"--config", "../../config/samples/node-agent.yaml", "--check"}, 0, "good: node node-a, 2 policies", ""},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			var stdout, stderr bytes.Buffer
 			if code := run(tt.args, &stdout, &stderr); code != tt.code {
+				t.Errorf("exit code %d, want %d", code, tt.code)
+			}
+			if !strings.Contains(stdout.String(), tt.stdout) || !strings.Contains(stderr.String(), tt.stderr) {
+				t.Errorf("stdout %q, want %q in it\nstderr %q, want %q in it", stdout.String(), tt.stdout, stderr.String(), tt.stderr)
+			}
+		})
+	}
+}
+
+func TestRun_kubernetes(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "node-agent.yaml")
+	if err := os.WriteFile(file, []byte("node:\n  devices: [{soft: {address: node}}]\n  takeover: true\n  cni: {install: true}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	tests := []struct {
+		name           string
+		env            map[string]string
+		code           int
+		stdout, stderr string
+	}{
+		{"good", map[string]string{"NODE_NAME": "n1", "NODE_IP": "192.0.2.1"}, 0, "good: node n1, policies of the cluster", ""},
+		{"no address", map[string]string{"NODE_NAME": "n1"}, exitUsage, "", "the node's address is not known"},
+		{"junk address", map[string]string{"NODE_NAME": "n1", "NODE_IP": "node"}, exitUsage, "", "NODE_IP: ParseAddr"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			for k, v := range tt.env {
+				t.Setenv(k, v)
+			}
+			var stdout, stderr bytes.Buffer
+			if code := run([]string{"--config", file, "--kubernetes", "--check"}, &stdout, &stderr); code != tt.code {
 				t.Errorf("exit code %d, want %d", code, tt.code)
 			}
 			if !strings.Contains(stdout.String(), tt.stdout) || !strings.Contains(stderr.String(), tt.stderr) {

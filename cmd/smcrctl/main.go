@@ -5,18 +5,18 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/signal"
-	"runtime/debug"
 	"syscall"
 
 	"github.com/spf13/cobra"
 
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
+	"github.com/smcr-io/kube-smcr/internal/cli"
+	"github.com/smcr-io/kube-smcr/internal/preflight"
 )
 
 // Exit codes, as in the help text.
@@ -25,7 +25,7 @@ const (
 	exitError      = 1
 	exitUsage      = 2
 	exitNotRunning = 3
-	exitNot        = 4 // explain: not on SMC-R; preflight: something fails
+	exitNot        = 4 // explain: not on SMC-R; preflight: something fails; ready: not yet
 )
 
 func main() {
@@ -37,9 +37,6 @@ func main() {
 
 // errNot ends a command whose answer was "no" and was printed.
 var errNot = errors.New("the answer is no")
-
-// usageError is a mistake in the command line.
-type usageError struct{ error }
 
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	cmd := newRoot(stdout)
@@ -55,7 +52,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	}
 	fmt.Fprintf(stderr, "smcrctl: %v\n", err)
 	switch {
-	case errors.As(err, new(usageError)):
+	case errors.As(err, new(cli.UsageError)):
 		return exitUsage
 	case errors.Is(err, agentapi.ErrNotRunning):
 		return exitNotRunning
@@ -78,46 +75,23 @@ func newRoot(stdout io.Writer) *cobra.Command {
 		Long: `smcrctl asks the kube-smcr node agent of this machine what it does and why.
 
 Exit codes: 0 done, 1 error, 2 wrong usage, 3 the agent is not running,
-4 the answer is no (explain: not on SMC-R; preflight: something fails).`,
+4 the answer is no (explain: not on SMC-R; preflight: something fails; ready: not
+yet).`,
 		Example: `  smcrctl status
   smcrctl links -o json
   smcrctl conns
   smcrctl explain shop/web-1 192.0.2.7:6379
+  smcrctl devices
   smcrctl preflight`,
-		Version:       buildVersion(),
-		SilenceUsage:  true,
-		SilenceErrors: true,
-		Args: func(cmd *cobra.Command, a []string) error {
-			if len(a) > 0 {
-				return usageError{fmt.Errorf("unknown command %q; see smcrctl --help", a[0])}
-			}
-			return nil
-		},
-		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-		PersistentPreRunE: func(*cobra.Command, []string) error {
-			if o.output != "table" && o.output != "json" {
-				return usageError{fmt.Errorf("output %q: want table or json", o.output)}
-			}
-			return nil
-		},
+		Version: cli.Version(),
 	}
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
+	cli.Strict(root, "smcrctl", &o.output)
 	root.PersistentFlags().StringVar(&o.socket, "socket", agentapi.DefaultSocket, "the agent's API socket (node.apiSocket of its configuration)")
-	root.PersistentFlags().StringVarP(&o.output, "output", "o", "table", "table or json")
-	root.CompletionOptions.HiddenDefaultCmd = true
-	root.AddCommand(newStatus(o), newLinks(o), newConns(o), newAttachments(o), newExplain(o), newPreflight(o))
+	root.AddCommand(newStatus(o), newLinks(o), newConns(o), newAttachments(o), newExplain(o), newDevices(o), newPreflight(o), newReady(o), newAlive(o))
 	return root
 }
 
-// args is like cobra's checks, with the error of our kind.
-func args(check cobra.PositionalArgs) cobra.PositionalArgs {
-	return func(cmd *cobra.Command, a []string) error {
-		if err := check(cmd, a); err != nil {
-			return usageError{fmt.Errorf("%w; see smcrctl %s --help", err, cmd.Name())}
-		}
-		return nil
-	}
-}
+func args(check cobra.PositionalArgs) cobra.PositionalArgs { return cli.Args("smcrctl", check) }
 
 // ask makes the body of a command: ask the agent, print the answer.
 func ask[T any](o *options, cmd *cobra.Command, question func(context.Context, *agentapi.Client) (T, error), table func(io.Writer, T) error) error {
@@ -127,16 +101,7 @@ func ask[T any](o *options, cmd *cobra.Command, question func(context.Context, *
 	if err != nil {
 		return err
 	}
-	return show(o, v, table)
-}
-
-func show[T any](o *options, v T, table func(io.Writer, T) error) error {
-	if o.output == "json" {
-		e := json.NewEncoder(o.out)
-		e.SetIndent("", "  ")
-		return e.Encode(v)
-	}
-	return table(o.out, v)
+	return cli.Show(o.out, o.output, v, table)
 }
 
 func newStatus(o *options) *cobra.Command {
@@ -146,7 +111,7 @@ func newStatus(o *options) *cobra.Command {
 		Example: "  smcrctl status\n  smcrctl status -o json",
 		Args:    args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return ask(o, cmd, func(ctx context.Context, c *agentapi.Client) (agentapi.Status, error) { return c.Status(ctx) }, printStatus)
+			return ask(o, cmd, func(ctx context.Context, c *agentapi.Client) (agentapi.Status, error) { return c.Status(ctx) }, cli.PrintStatus)
 		},
 	}
 }
@@ -158,7 +123,7 @@ func newLinks(o *options) *cobra.Command {
 		Example: "  smcrctl links\n  smcrctl links -o json",
 		Args:    args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return ask(o, cmd, func(ctx context.Context, c *agentapi.Client) (agentapi.Links, error) { return c.Links(ctx) }, printLinks)
+			return ask(o, cmd, func(ctx context.Context, c *agentapi.Client) (agentapi.Links, error) { return c.Links(ctx) }, cli.PrintLinks)
 		},
 	}
 }
@@ -170,7 +135,7 @@ func newConns(o *options) *cobra.Command {
 		Example: "  smcrctl conns\n  smcrctl conns -o json",
 		Args:    args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return ask(o, cmd, func(ctx context.Context, c *agentapi.Client) (agentapi.Conns, error) { return c.Conns(ctx) }, printConns)
+			return ask(o, cmd, func(ctx context.Context, c *agentapi.Client) (agentapi.Conns, error) { return c.Conns(ctx) }, cli.PrintConns)
 		},
 	}
 }
@@ -182,7 +147,7 @@ func newAttachments(o *options) *cobra.Command {
 		Example: "  smcrctl attachments",
 		Args:    args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return ask(o, cmd, func(ctx context.Context, c *agentapi.Client) (agentapi.Attachments, error) { return c.Attachments(ctx) }, printAttachments)
+			return ask(o, cmd, func(ctx context.Context, c *agentapi.Client) (agentapi.Attachments, error) { return c.Attachments(ctx) }, cli.PrintAttachments)
 		},
 	}
 }
@@ -202,7 +167,7 @@ either side. The exit code is 0 if they are on SMC-R, and 4 if not.`,
 				e, err := c.Explain(ctx, a[0], a[1])
 				code = e.Code
 				return e, err
-			}, printExplanation)
+			}, cli.PrintExplanation)
 			if err == nil && code != agentapi.CodeOK {
 				return errNot
 			}
@@ -221,22 +186,14 @@ does not run. WARN: it runs, with less. The exit code is 4 if anything fails.`,
 		Example: "  smcrctl preflight\n  smcrctl preflight -o json",
 		Args:    args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			r := examine(cmd.Context(), realMachine())
-			if err := show(o, r, printReport); err != nil {
+			r := preflight.Examine(cmd.Context(), preflight.This())
+			if err := cli.Show(o.out, o.output, r, printPreflight); err != nil {
 				return err
 			}
-			if r.Worst == resultFail {
+			if r.Worst == preflight.Fail {
 				return errNot
 			}
 			return nil
 		},
 	}
-}
-
-func buildVersion() string {
-	bi, ok := debug.ReadBuildInfo()
-	if !ok || bi.Main.Version == "" {
-		return "unknown"
-	}
-	return bi.Main.Version
 }

@@ -4,22 +4,19 @@ package main
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
-	"errors"
 	"net"
 	"net/http"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
-	"github.com/smcr-io/kube-smcr/internal/linux"
-	"github.com/smcr-io/kube-smcr/pkg/smcr/synopt"
+	"github.com/smcr-io/kube-smcr/internal/preflight"
 )
 
 var ap = netip.MustParseAddrPort
@@ -46,11 +43,15 @@ func fakeAgent(t *testing.T) string {
 		agentapi.PathLinks: agentapi.Links{LinkGroups: []agentapi.LinkGroup{{
 			ID: 1, Pod: "shop/web", Role: "client", State: "ACTIVE", Redundancy: "SINGLE", PeerID: "0102", Dialect: "linux", Version: 1, Conns: 1, RMBBytes: 2 << 20, Opened: now,
 			Links: []agentapi.Link{
-				{ID: 1, State: "ACTIVE", Device: "soft0", LocalGID: "::ffff:192.0.2.1", LocalQPN: 17, PeerGID: "::ffff:192.0.2.2", PeerQPN: 18, MTU: 4096, BytesSent: 1 << 31},
+				{ID: 1, State: "ACTIVE", Device: "soft0", PCI: "0000:01:10.2", LocalGID: "::ffff:192.0.2.1", LocalQPN: 17, PeerGID: "::ffff:192.0.2.2", PeerQPN: 18, MTU: 4096, BytesSent: 1 << 31},
 				{ID: 2, State: "ADD_LINK", Device: "soft1", LocalGID: "::ffff:198.51.100.1", LocalQPN: 19, PeerGID: "::ffff:198.51.100.2", PeerQPN: 20, MTU: 1024},
 			},
 		}, {ID: 2, Pod: "shop/web", Role: "server", State: "ACTIVE", Dialect: "linux", Version: 2, EID: "SHOP.EXAMPLE", Opened: now}}},
 		agentapi.PathConns: agentapi.Conns{Conns: []agentapi.Conn{conn}},
+		agentapi.PathDevices: agentapi.Devices{Devices: []agentapi.PodDevice{
+			{ID: "0000:01:10.2", PF: "eth1", VF: 1, Interface: "net1", RDMA: []string{"mlx5_2"}, NUMANode: 1, Rail: 0, State: agentapi.DevicePod, Pods: []string{"shop/web"}, Used: &agentapi.Device{Address: "192.0.2.8"}},
+			{ID: "eth4", VF: -1, NUMANode: -1, Rail: -1, State: agentapi.DeviceUp},
+		}},
 		agentapi.PathAttachments: agentapi.Attachments{
 			Attachments: []agentapi.Attachment{{Pod: "shop/web", Interface: "eth0", State: agentapi.StateFailed, Detail: "network namespace is gone"}},
 			Bypasses:    []agentapi.Bypass{{Pod: "shop/web", Dest: ap("192.0.2.9:80"), Reason: "PEERNOSMC", Until: now.Add(time.Hour)}},
@@ -108,13 +109,15 @@ func TestCommands(t *testing.T) {
 	}{
 		{"status", []string{"status"}, 0, []string{"node-a", "carrying connections over SMC-R", "soft0: soft, 192.0.2.1 on eth1, MTU 4096, port ACTIVE", "soft1: soft, 198.51.100.1, MTU 1024, port DOWN", "problem", "PEERNOSMC", "does not speak SMC"}},
 		{"status json", []string{"status", "-o", "json"}, 0, []string{`"apiVersion": "smcr.io/agent/v1"`, `"PEERNOSMC": 4`, `"interface": "eth1"`, `"port": "DOWN"`}},
-		{"links", []string{"links"}, 0, []string{"192.0.2.1 qp 17", "192.0.2.2 qp 18", "v1 linux", "v2 SHOP.EXAMPLE", "2.0 GiB", "4096", "SINGLE", "soft0", "soft1", "ADD_LINK", "198.51.100.1 qp 19"}},
+		{"links", []string{"links"}, 0, []string{"192.0.2.1 qp 17", "192.0.2.2 qp 18", "v1 linux", "v2 SHOP.EXAMPLE", "2.0 GiB", "4096", "SINGLE", "soft0 0000:01:10.2", "soft1", "ADD_LINK", "198.51.100.1 qp 19"}},
 		{"conns", []string{"conns"}, 0, []string{"192.0.2.5:40000", "192.0.2.7:6379", "SMC-R", "1/1", "5.0 MiB", "12 B"}},
 		{"attachments", []string{"attachments"}, 0, []string{"network namespace is gone", "192.0.2.9:80", "ignored: attachment file"}},
 		{"explain yes", []string{"explain", "shop/web", "192.0.2.7:6379"}, 0, []string{"on SMC-R", "192.0.2.5:40000"}},
 		{"explain no", []string{"explain", "shop/web", "192.0.2.9:80"}, exitNot, []string{"plain TCP", "what to do", "run the agent there", "the peer: ", "Required: "}},
 		{"explain junk", []string{"explain", "shop/web", "x"}, exitError, []string{"refused: want ADDRESS:PORT"}},
 		{"explain with one argument", []string{"explain", "x"}, exitUsage, []string{"accepts 2 arg(s)", "see smcrctl explain --help"}},
+		{"devices", []string{"devices"}, 0, []string{"USED BY THE AGENT", "soft0", "192.0.2.1", "FOR PODS", "0000:01:10.2", "shop/web", "mlx5_2", "192.0.2.8", "hardware verbs are not in this build of the agent"}},
+		{"devices json", []string{"devices", "-o", "json"}, 0, []string{`"devices": [`, `"built": false`, `"name": "soft1"`, `"forPods": [`, `"pods": [`}},
 		{"unknown command", []string{"stat"}, exitUsage, []string{"unknown command"}},
 		{"unknown flag", []string{"status", "--sock", "x"}, exitUsage, []string{"unknown flag"}},
 		{"unknown output", []string{"status", "-o", "yaml"}, exitUsage, []string{"want table or json"}},
@@ -145,72 +148,53 @@ func TestCommands(t *testing.T) {
 	}
 }
 
-func TestExamine(t *testing.T) {
-	good := func(t *testing.T) machine {
-		dir := t.TempDir()
-		for name, text := range map[string]string{
-			"sys/class/infiniband/mlx5_0/ports/1/state": "4: ACTIVE\n",
-			"proc/self/cgroup":                          "1:cpu:/x\n0::/kube\n",
-		} {
-			if err := os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o700); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
-				t.Fatal(err)
-			}
-		}
-		ok := func() error { return nil }
-		return machine{
-			sysfs: filepath.Join(dir, "sys"), proc: filepath.Join(dir, "proc"),
-			release: func() (string, error) { return "6.1.0-13-amd64", nil },
-			option:  ok, netns: ok, nftables: ok, tproxy: ok, transparent: ok, sysctl: ok,
-			roceSocket: func(context.Context) error { return nil },
-		}
+func TestPrintDevices(t *testing.T) {
+	inv := preflight.Inventory{
+		Verbs: preflight.Verbs{Built: true},
+		Devices: []preflight.RDMADevice{
+			{Name: "mlx5_0", Driver: "mlx5_core", Firmware: "28.1", NUMANode: 1, Ports: []preflight.RDMAPort{{
+				Number: 1, State: "ACTIVE", Interface: "eth2", RateGbps: 100, MTU: 4096, Why: "GID 3, RoCE v2, 192.0.2.1 of eth2: the first IPv4 address",
+			}}},
+			{Name: "rxe0", Driver: "rxe", NUMANode: -1},
+		},
+		Agent: []agentapi.Device{
+			{Name: "mlx5_0", Provider: "verbs", Address: "192.0.2.1", Port: "ACTIVE", MTU: 4096, Choice: "GID 3"},
+			{Name: "mlx5_1", Provider: "verbs", Port: "DOWN", Missing: "it is gone"},
+		},
 	}
-	tests := []struct {
-		name   string
-		spoil  func(*machine)
-		check  string
-		want   result
-		detail string
-		advice string
-	}{
-		{"all good", func(*machine) {}, "RDMA devices", resultOK, "mlx5_0 (4: ACTIVE)", ""},
-		{"old kernel", func(m *machine) { m.release = func() (string, error) { return "5.4.0", nil } }, "kernel", resultWarn, "Linux 5.4.0", "use Linux 5.10"},
-		{"odd kernel", func(m *machine) { m.release = func() (string, error) { return "plan9", nil } }, "kernel", resultWarn, "plan9", "not understood"},
-		{"not root", func(m *machine) { m.uid = 1000 }, "privileges", resultFail, "user id 1000", "run as root"},
-		{"no cgroup v2", func(m *machine) { m.proc = "/nowhere" }, "cgroup v2", resultWarn, "no such file", ""},
-		{"no BPF", func(m *machine) {
-			m.option = func() error { return &synopt.UnsupportedError{What: "load", Need: "root", Err: syscall.EPERM} }
-		}, "TCP option (eBPF sock_ops)", resultWarn, "load: operation not permitted", "needs root; everything stays plain TCP"},
-		{"no nftables", func(m *machine) {
-			m.nftables = func() error { return &linux.FeatureError{Feature: "nft", Remedy: "load it", Err: syscall.ENOENT} }
-		}, "nftables", resultFail, "nft: no such file", "load it"},
-		{"another error", func(m *machine) { m.tproxy = func() error { return errors.New("odd") } }, "nftables tproxy", resultFail, "odd", ""},
-		{"no RDMA", func(m *machine) { m.sysfs = "/nowhere" }, "RDMA devices", resultWarn, "none", "soft in node.devices"},
-		{"port in use", func(m *machine) { m.roceSocket = func(context.Context) error { return syscall.EADDRINUSE } }, "software RoCE", resultWarn, "in use", "rxe"},
+	want := `DEVICE  PORT  STATE   DRIVER     FIRMWARE  NUMA  INTERFACE  MTU   GBIT/S  GID
+mlx5_0  1     ACTIVE  mlx5_core  28.1      1     eth2       4096  100     GID 3, RoCE v2, 192.0.2.1 of eth2: the first IPv4 address
+rxe0    -     -       rxe        -         -     -          -     -       it has no ports
+
+USED BY THE AGENT  PROVIDER  PORT    ADDRESS    MTU   WHY
+mlx5_0             verbs     ACTIVE  192.0.2.1  4096  GID 3
+mlx5_1             verbs     DOWN    -          -     it is gone
+`
+	var b bytes.Buffer
+	if err := printDevices(&b, inv); err != nil {
+		t.Fatal(err)
 	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			m := good(t)
-			tt.spoil(&m)
-			r := examine(t.Context(), m)
-			if r.Worst != tt.want {
-				t.Errorf("worst %s, want %s: %+v", r.Worst, tt.want, r)
-			}
-			for _, c := range r.Checks {
-				if c.Name != tt.check {
-					if c.Result != resultOK {
-						t.Errorf("%s is %s too", c.Name, c.Result)
-					}
-				} else if c.Result != tt.want || !strings.Contains(c.Detail, tt.detail) || !strings.Contains(c.Advice, tt.advice) {
-					t.Errorf("%+v", c)
-				}
-			}
-			var b bytes.Buffer
-			if err := printReport(&b, r); err != nil || !strings.Contains(b.String(), tt.advice) {
-				t.Errorf("report %q, %v", b.String(), err)
-			}
-		})
+	if diff := cmp.Diff(want, b.String()); diff != "" {
+		t.Errorf("printed (-want +got):\n%s", diff)
+	}
+}
+
+func TestPrintPreflight(t *testing.T) {
+	r := preflight.Report{Checks: []preflight.Check{
+		{Name: "kernel", Result: preflight.OK, Detail: "Linux 6.1"},
+		{Name: "nftables", Result: preflight.Fail, Detail: "odd\nthing", Means: "no pod", Advice: "load it"},
+	}}
+	want := `CHECK     RESULT  DETAIL
+kernel    OK      Linux 6.1
+nftables  FAIL    odd; thing
+                  -> no pod
+                  -> load it
+`
+	var b bytes.Buffer
+	if err := printPreflight(&b, r); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, b.String()); diff != "" {
+		t.Errorf("printed (-want +got):\n%s", diff)
 	}
 }

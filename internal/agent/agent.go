@@ -11,12 +11,14 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
 	"github.com/smcr-io/kube-smcr/internal/cni"
 	"github.com/smcr-io/kube-smcr/internal/config"
 	"github.com/smcr-io/kube-smcr/internal/linux"
+	"github.com/smcr-io/kube-smcr/internal/vf"
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
@@ -35,17 +37,49 @@ type Config struct {
 	// Reload makes the agent ask Load for the configuration again.
 	Reload <-chan struct{}
 	Load   func() (*config.Node, error)
+	// Observe, if given, is called once, before the agent manages the node.
+	Observe func(View)
+	// Stay lets the agent run where the node lacks a device or a feature: it
+	// says so, and everything is plain TCP. When what was missing is there, Run
+	// ends, and is to be called again. Otherwise Run fails.
+	Stay bool
 	// Hurry ends the draining of a stopping agent.
 	Hurry <-chan struct{}
+	// Instance tells this agent from others of the node, before and after it.
+	Instance string
+	// Manages, if given, is called when the agent begins to manage the node,
+	// and, with false, when it handed over to another one: what else is done
+	// for the node begins and ends then. It is not called in between or at the
+	// end, and must not wait for the agent.
+	Manages func(bool)
+	// Leave, when it is closed, makes the agent take everything of its kind off
+	// the node: Run ends the diversion, lets connections end for a moment,
+	// sweeps all pods, removes the attachment records and its files, and
+	// returns. End first what makes new records: the CNI plugin.
+	Leave <-chan struct{}
+	// Collectors are served with the agent's metrics.
+	Collectors []prometheus.Collector
+
+	// Assigned, if given, says which devices pods got from kubelet. Without an
+	// attachment record that names devices, a pod's connections use these.
+	Assigned Assigned
 
 	// What the machine gives; nil is the real thing.
 	kernel     kernel
-	openDevice func(name string, cfg config.Device) (rdma.Device, func() error, error)
-	openOption func() (smcr.Option, func() error, error)
-	newStack   func(smcr.Config) (stack, error)
-	route      func(src, dst netip.Addr) (clc.Route, error)
-	preflight  func() error
-	mayUseAPI  func(uid uint32) bool
+	openDevice func(name string, cfg config.Device, share bool) (rdma.Device, func() error, error)
+	openOwn    func(d *ownDevice, in podNet) (rdma.Device, func() error, error)
+	// hostDevices are those that the host has for pods.
+	hostDevices func() ([]vf.Device, error)
+	learn       func(d ownDevice) (ownDevice, error)
+	openOption  func() (smcr.Option, func() error, error)
+	newStack    func(smcr.Config) (stack, error)
+	route       func(src, dst netip.Addr) (clc.Route, error)
+	preflight   func() error
+	mayUseAPI   func(uid uint32) bool
+	ableEvery   time.Duration
+	// deviceEvery is how soon a device that is gone is looked for again; the
+	// pause doubles up to ableEvery.
+	deviceEvery time.Duration
 }
 
 // agent is a running agent.
@@ -53,62 +87,89 @@ type agent struct {
 	cfg     Config
 	started time.Time
 	node    atomic.Pointer[config.Node]
-	devices []device    // as they are configured
+	devices devices
+	host    hostDevices
 	option  smcr.Option // nil: everything is plain TCP
-	problem string      // why option is nil
+	unable  unable      // why option is nil
 	store   cni.Store
 	pool    pool
+	stacks  stackPool
+	runs    runs
+	near    func(numaNode int) bool // to the processors that the agent may use
 
 	metrics   *metrics
 	flows     flows
 	decisions *decisions
 	bypasses  bypasses
 	news      gate
+	refusals  refusals
 	manager   manager
 	draining  atomic.Bool
+
+	// owned by the goroutine of Run, or by the manager while it runs
+	claim    *claim // nil: another agent manages the node
+	tookFrom string // instance; changes only while no server runs
+	legacies legacies
 }
 
 // Run runs an agent until ctx ends, and then stops it gracefully: it ends the
 // diversion, waits up to DrainTimeout for the connections, resets the rest and
-// removes what it put into the pods.
+// removes what it put into the pods. An agent that handed over to another one
+// does not touch the pods any more.
 func Run(ctx context.Context, cfg Config) (err error) {
 	cfg.setDefaults()
-	if err := cfg.preflight(); err != nil {
-		return fmt.Errorf("this node cannot run the agent: %w", err)
-	}
 	a := &agent{
 		cfg: cfg, started: time.Now(), store: cni.NewStore(cfg.Node.DataDir),
-		pool: pool{limit: cfg.Node.NodeBudget}, flows: flows{all: map[uint64]*flow{}},
+		pool: pool{limit: cfg.Node.NodeBudget}, runs: runs{all: map[*run]struct{}{}}, near: nearNodes(), flows: flows{all: map[uint64]*flow{}},
 		decisions: newDecisions(), bypasses: bypasses{all: map[bypassKey]agentapi.Bypass{}},
 	}
 	a.manager.init(a)
 	a.metrics = newMetrics(a.gauges)
+	a.metrics.registry.MustRegister(cfg.Collectors...)
 	a.adopt(cfg.Node)
 	if err := a.store.MakeDir(); err != nil {
 		return fmt.Errorf("data directory: %w: make it writable for the agent", err)
 	}
-	defer func() { err = errors.Join(err, a.closeDevices()) }()
-	if err := a.openDevices(); err != nil {
+	defer func() { err = errors.Join(err, a.devices.close()) }()
+	closeOption, err := a.enable(ctx)
+	if err != nil {
 		return err
 	}
-	option, closeOption, err := cfg.openOption()
-	if err != nil {
-		a.problem = fmt.Sprintf("the SMC-R TCP option cannot be written: %v", err)
-		cfg.Log.Warn("everything is plain TCP", "err", err)
-	} else {
-		a.option = option
-		defer func() { err = errors.Join(err, closeOption()) }()
+	defer func() { err = errors.Join(err, closeOption()) }()
+	defer a.keepDevices(context.WithoutCancel(ctx))()
+	if err := a.obtain(ctx); err != nil {
+		return err
 	}
+	defer func() {
+		if a.claim != nil {
+			err = errors.Join(err, a.claim.release())
+		}
+		if a.left() {
+			err = errors.Join(err, a.removeDataDir())
+		}
+	}()
 	api, err := a.listenAPI(ctx)
 	if err != nil {
 		return err
 	}
-	return a.serve(ctx, api)
+	if cfg.Observe != nil {
+		cfg.Observe(View{a})
+	}
+	for api != nil && err == nil {
+		a.manages(true)
+		if err = a.manage(ctx, api); err == nil && a.claim == nil {
+			api, err = a.standBy(ctx)
+			continue
+		}
+		api = nil
+	}
+	a.cfg.Log.Info("agent stopped")
+	return err
 }
 
-// serve runs the agent's tasks. The manager stops last but one: the API
-// answers while the agent drains.
-func (a *agent) serve(ctx context.Context, api *apiServer) error {
+// manage runs the agent's tasks until it ends, leaves or hands over. The
+// manager stops last but one: the API answers while the agent drains.
+func (a *agent) manage(ctx context.Context, api *apiServer) error {
 	a.cfg.Log.Info("agent started", "version", a.cfg.Version, "node", a.node.Load().Name, "socket", a.node.Load().APISocket)
 	g, life := errgroup.WithContext(context.WithoutCancel(ctx))
 	life, stopAPI := context.WithCancel(life)
@@ -128,14 +189,25 @@ func (a *agent) serve(ctx context.Context, api *apiServer) error {
 	for _, s := range api.servers {
 		g.Go(task("serve "+s.name, s.run))
 	}
+	g.Go(task("look again for what is missing", func(context.Context) error {
+		if a.unable.code != "" && a.cfg.Stay && a.awaitAble(managerCtx) {
+			stopManager()
+		}
+		return nil
+	}))
 	g.Go(task("manage pods", func(context.Context) error {
 		defer stopAPI()
-		a.manager.run(managerCtx)
+		defer stopManager()
+		switch h := a.manager.run(managerCtx); {
+		case h != nil:
+			a.handOver(h, api)
+			return nil
+		case a.left():
+			return a.leave(ctx)
+		}
 		return a.manager.shutdown(context.WithoutCancel(ctx))
 	}))
-	err := g.Wait()
-	a.cfg.Log.Info("agent stopped")
-	return err
+	return g.Wait()
 }
 
 func (c *Config) setDefaults() {
@@ -144,6 +216,16 @@ func (c *Config) setDefaults() {
 	}
 	if c.openDevice == nil {
 		c.openDevice = openDevice
+	}
+	if c.openOwn == nil {
+		c.openOwn = openOwn
+	}
+	host := vf.Host{DataDir: c.Node.DataDir}
+	if c.hostDevices == nil {
+		c.hostDevices = host.Devices
+	}
+	if c.learn == nil {
+		c.learn = func(d ownDevice) (ownDevice, error) { return learn(host, d) }
 	}
 	if c.openOption == nil {
 		c.openOption = openOption
@@ -159,6 +241,12 @@ func (c *Config) setDefaults() {
 	}
 	if c.route == nil {
 		c.route = route
+	}
+	if c.ableEvery == 0 {
+		c.ableEvery = ableEvery
+	}
+	if c.deviceEvery == 0 {
+		c.deviceEvery = deviceEvery
 	}
 	if c.preflight == nil {
 		c.preflight = linux.Probe
@@ -202,20 +290,22 @@ func (a *agent) reload() {
 	}
 	a.adopt(n)
 	a.metrics.reloads.WithLabelValues("done").Inc()
+	if n.InCluster() { // that is every day's business
+		a.cfg.Log.Debug("configuration taken over", "pods", len(n.Pods))
+		return
+	}
 	a.cfg.Log.Info("configuration taken over", "policies", len(n.Policies))
 }
 
-// connBytes is the memory of one connection's buffers.
-func (a *agent) connBytes() int {
-	n := a.node.Load()
-	return n.RMBEBytes + n.SendBufferBytes
-}
-
 func (a *agent) gauges() gauges {
-	var g gauges
+	g := gauges{groups: map[string]int{}, devicesUp: map[string]int{}}
+	if n := a.node.Load(); n != nil { // nil while the metrics are registered
+		g.budget = n.NodeBudget
+	}
 	for _, f := range a.flows.list(nil) {
-		if f.modeNow() == smcr.ModeSMCR.String() {
+		if i := f.info(); i.Mode == smcr.ModeSMCR.String() {
 			g.flowsSMCR++
+			g.bytesSMCR += i.BytesSent + i.BytesRecv
 		} else {
 			g.flowsTCP++
 		}
@@ -224,14 +314,23 @@ func (a *agent) gauges() gauges {
 		switch p.state {
 		case agentapi.StateReady:
 			g.ready++
-			st := p.run.stack.Stats()
-			g.groups += st.Groups
-			g.memoryBytes += int(st.MemoryBytes)
 		case agentapi.StateIdle:
 			g.idle++
 		default:
 			g.failed++
 		}
 	}
+	for _, d := range a.devices.all() {
+		g.devicesUp[d.name] = 0
+		if d.open != nil && d.open.Port().State == rdma.PortActive {
+			g.devicesUp[d.name] = 1
+		}
+	}
+	a.eachStack(func(u stackUse) {
+		g.memoryBytes += int(u.stack.Stats().MemoryBytes)
+		for _, lg := range u.stack.LinkGroups() {
+			g.groups[redundancyLabel(lg.Redundancy)]++
+		}
+	})
 	return g
 }

@@ -3,12 +3,10 @@
 package agent
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net"
-	"net/http"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -261,6 +259,7 @@ func TestManager_namespaceDisappears(t *testing.T) {
 func TestManager_failuresAreRetried(t *testing.T) {
 	for _, step := range []string{"open", "other namespace", "listen", "install"} {
 		t.Run(step, func(t *testing.T) {
+			t.Parallel() // each waits for a retry
 			b := newBench(t, "", preferAll)
 			var p *fakePod
 			switch step {
@@ -410,18 +409,20 @@ func TestRun_cannotStart(t *testing.T) {
 			}
 		}, "this node cannot run the agent: nftables: operation not permitted: load the module"},
 		{"device", func(b *bench) {
-			b.cfg.openDevice = func(string, config.Device) (rdma.Device, func() error, error) { return nil, nil, syscall.EADDRINUSE }
+			b.cfg.openDevice = func(string, config.Device, bool) (rdma.Device, func() error, error) {
+				return nil, nil, syscall.EADDRINUSE
+			}
 		}, "open RDMA device node.devices[0], 192.0.2.1: address already in use"},
 		{"second device", func(b *bench) {
 			b.cfg.Node.Devices = append(b.cfg.Node.Devices, config.Device{SoftAddress: netip.MustParseAddr("192.0.2.2")})
 			open := b.cfg.openDevice
 			opened := 0
-			b.cfg.openDevice = func(name string, d config.Device) (rdma.Device, func() error, error) {
+			b.cfg.openDevice = func(name string, d config.Device, share bool) (rdma.Device, func() error, error) {
 				if d.SoftAddress == b.cfg.Node.Devices[1].SoftAddress {
 					return nil, nil, syscall.EADDRNOTAVAIL
 				}
 				opened++
-				dev, _, err := open(name, d)
+				dev, _, err := open(name, d, share)
 				return dev, func() error { opened--; return nil }, err
 			}
 			b.t.Cleanup(func() {
@@ -432,8 +433,8 @@ func TestRun_cannotStart(t *testing.T) {
 		}, "open RDMA device node.devices[1], 192.0.2.2: cannot assign requested address"},
 		{"unsupported device", func(b *bench) {
 			b.cfg.openDevice = openDevice
-			b.cfg.Node.Devices = []config.Device{{RDMA: "mlx5_0"}}
-		}, "no provider"},
+			b.cfg.Node.Devices = []config.Device{{RDMA: "nowhere0"}}
+		}, `open RDMA device "nowhere0"`},
 		{"data directory", func(b *bench) {
 			must(t, os.WriteFile(filepath.Join(b.dir, "attachments"), nil, 0o600))
 		}, "data directory"},
@@ -563,15 +564,6 @@ func TestAPI(t *testing.T) {
 		return ""
 	})
 
-	get := func(path string) (int, string) {
-		t.Helper()
-		c := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(context.Context, string, string) (net.Conn, error) {
-			return net.Dial("unix", b.cfg.Node.APISocket)
-		}}}
-		resp := value(c.Get("http://agent" + path))(t)
-		defer resp.Body.Close()
-		return resp.StatusCode, string(value(io.ReadAll(resp.Body))(t))
-	}
 	tests := []struct {
 		path string
 		code int
@@ -591,10 +583,13 @@ func TestAPI(t *testing.T) {
 		{"/v2/status", 404, ""},
 		{"/metrics", 200, `kube_smcr_connections_total{direction="outbound",mode="SMC-R"} 1`},
 		{"/metrics", 200, `kube_smcr_pods{state="ready"} 1`},
+		{"/metrics", 200, `kube_smcr_relayed_bytes_total{mode="TCP"} 0`},
+		{"/metrics", 200, `kube_smcr_link_groups{redundancy="Symmetric"} 0`},
+		{"/metrics", 200, `kube_smcr_budget_memory_bytes 4.294967296e+09`},
 	}
 	for _, tt := range tests {
 		t.Run(tt.path, func(t *testing.T) {
-			if code, body := get(tt.path); code != tt.code || !strings.Contains(body, tt.want) {
+			if code, body := b.get(tt.path); code != tt.code || !strings.Contains(body, tt.want) {
 				t.Errorf("%d %s, want %d with %q", code, body, tt.code, tt.want)
 			}
 		})

@@ -16,35 +16,50 @@ import (
 	"github.com/smcr-io/kube-smcr/internal/cni"
 	"github.com/smcr-io/kube-smcr/internal/config"
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/rdma/verbs"
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
 )
 
 func (a *agent) apiStatus(*http.Request) (agentapi.Status, error) {
 	n := a.node.Load()
 	g, t := a.gauges(), a.metrics.sum()
+	lack := a.idle()
 	s := agentapi.Status{
-		APIVersion: agentapi.Version, Node: n.Name, Version: a.cfg.Version, Started: a.started,
-		Accelerating: a.option != nil && g.ready > 0, Draining: a.draining.Load(),
-		Devices: a.deviceInfo(),
-		Pods:    agentapi.PodCount{Attached: g.ready + g.idle + g.failed, Ready: g.ready, Failed: g.failed},
+		APIVersion: agentapi.Version, Node: n.Name, Version: a.cfg.Version, Instance: a.cfg.Instance, Started: a.started,
+		Synced: a.manager.synced.Load(), Takeover: n.Takeover,
+		Accelerating: lack.code == "" && g.ready > 0, Draining: a.draining.Load(), Unable: lack.why, UnableCode: lack.code,
+		Devices: a.deviceInfo(), HardwareVerbs: verbs.Built,
+		Pods: agentapi.PodCount{Attached: g.ready + g.idle + g.failed, Ready: g.ready, Failed: g.failed},
 		Conns: agentapi.ConnSums{
 			Live: g.flowsSMCR + g.flowsTCP, LiveSMCR: g.flowsSMCR,
 			TotalSMCR: t.connsSMCR, TotalTCP: t.connsTCP, Reset: t.resets, BytesSMCR: t.bytesSMCR, BytesTCP: t.bytesTCP,
 		},
-		LinkGroups: g.groups, NodeBudget: a.pool.info(), Policies: []string{}, Reasons: t.reasons,
+		LinkGroups: g.linkGroups(), NodeBudget: a.pool.info(), Policies: []string{}, Reasons: t.reasons,
 	}
-	for _, p := range n.Policies {
-		s.Policies = append(s.Policies, p.Name)
-	}
+	s.Policies = append(s.Policies, n.PolicyNames()...)
 	for _, d := range s.Devices {
-		if d.Port != rdma.PortActive.String() {
+		if d.Port != rdma.PortActive.String() && d.Missing == "" {
 			s.Problems = append(s.Problems, fmt.Sprintf("device %s: its port is %s: check the interface and its address %s", d.Name, d.Port, d.Address))
 		}
 	}
-	if a.problem != "" {
-		s.Problems = append(s.Problems, a.problem)
+	for _, d := range a.devices.all() {
+		if d.own != nil && d.err != nil {
+			s.Problems = append(s.Problems, d.err.Error())
+		}
 	}
-	if len(n.Policies) == 0 {
+	if lack.why != "" {
+		s.Problems = append(s.Problems, lack.why)
+	} else {
+		for _, d := range s.Devices {
+			if d.Missing != "" {
+				s.Problems = append(s.Problems, d.Missing)
+			}
+		}
+	}
+	if text := a.refusals.recent(time.Now()); text != "" {
+		s.Problems = append(s.Problems, text)
+	}
+	if len(n.Policies) == 0 && !n.InCluster() {
 		s.Problems = append(s.Problems, "the configuration has no policies, so nothing is selected for SMC-R")
 	}
 	if g.failed > 0 {
@@ -58,41 +73,22 @@ func (a *agent) apiStatus(*http.Request) (agentapi.Status, error) {
 	return s, nil
 }
 
-// deviceInfo describes the devices as they are now.
-func (a *agent) deviceInfo() []agentapi.Device {
-	out := make([]agentapi.Device, len(a.devices))
-	for i, d := range a.devices {
-		port := d.Port()
-		out[i] = agentapi.Device{Name: d.Name(), Provider: d.Attr().Provider, MTU: port.ActiveMTU.Bytes(), Port: port.State.String()}
-		if d.cfg.Soft() {
-			out[i].Address = d.cfg.SoftAddress.String()
-		}
-		for _, g := range d.GIDs() {
-			out[i].Interface = cmp.Or(out[i].Interface, g.NetDev)
-		}
-	}
-	return out
-}
-
 func (a *agent) apiLinks(*http.Request) (agentapi.Links, error) {
 	out := agentapi.Links{APIVersion: agentapi.Version, LinkGroups: []agentapi.LinkGroup{}}
-	for _, p := range a.manager.snapshot() {
-		if p.run == nil {
-			continue
+	a.eachStack(func(u stackUse) {
+		for _, g := range u.stack.LinkGroups() {
+			out.LinkGroups = append(out.LinkGroups, a.linkGroup(&u, g))
 		}
-		for _, g := range p.run.stack.LinkGroups() {
-			out.LinkGroups = append(out.LinkGroups, linkGroup(podOf(p.atts[0]).String(), g))
-		}
-	}
+	})
 	slices.SortFunc(out.LinkGroups, func(x, y agentapi.LinkGroup) int {
 		return cmp.Or(cmp.Compare(x.Pod, y.Pod), cmp.Compare(x.ID, y.ID))
 	})
 	return out, nil
 }
 
-func linkGroup(pod string, g smcr.GroupInfo) agentapi.LinkGroup {
+func (a *agent) linkGroup(u *stackUse, g smcr.GroupInfo) agentapi.LinkGroup {
 	out := agentapi.LinkGroup{
-		ID: g.ID, Pod: pod, Role: g.Role.String(), PeerID: fmt.Sprint(g.PeerID), State: g.State, Dialect: g.Dialect, Redundancy: g.Redundancy,
+		ID: g.ID, Pod: u.pod, Role: g.Role.String(), PeerID: fmt.Sprint(g.PeerID), State: g.State, Dialect: g.Dialect, Redundancy: g.Redundancy,
 		Version: g.Version, EID: g.EID, Release: g.Release, PeerHost: g.PeerHost, NoV2: agentapi.CodeOf(g.NoV2), Conns: g.Conns, RMBBytes: g.RMBBytes, Opened: g.Opened, Links: []agentapi.Link{},
 	}
 	if g.Err != nil {
@@ -100,7 +96,7 @@ func linkGroup(pod string, g smcr.GroupInfo) agentapi.LinkGroup {
 	}
 	for _, l := range g.Links {
 		out.Links = append(out.Links, agentapi.Link{
-			ID: l.ID, State: l.State, Device: l.Device, LocalGID: fmt.Sprint(l.LocalGID), PeerGID: fmt.Sprint(l.PeerGID),
+			ID: l.ID, State: l.State, Device: l.Device, PCI: a.devices.pciOf(u.set, l.Device), LocalGID: fmt.Sprint(l.LocalGID), PeerGID: fmt.Sprint(l.PeerGID),
 			LocalQPN: uint32(l.LocalQPN), PeerQPN: uint32(l.PeerQPN), MTU: l.MTU.Bytes(), UserID: l.UserID,
 			Conns: l.Conns, BytesSent: l.BytesSent, BytesRecv: l.BytesRecv,
 		})
@@ -134,10 +130,18 @@ func (a *agent) apiAttachments(*http.Request) (agentapi.Attachments, error) {
 			for _, pol := range n.PoliciesFor(podOf(att)) {
 				x.Policies = append(x.Policies, pol.Name)
 			}
-			if p.err != nil {
+			switch lack := a.incapable(p.set); {
+			case p.err != nil:
 				x.Detail = p.err.Error()
-			} else if p.state == agentapi.StateIdle {
-				x.Detail = cmp.Or(a.problem, "no policy selects the pod")
+			case p.state == agentapi.StateIdle:
+				x.Detail = idleBecause(lack.why, n, podOf(att), p.set)
+			case p.state == agentapi.StateReady:
+				x.Detail = lack.why // its connections are plain TCP, or refused
+			}
+			for _, d := range a.devices.now(p.set) {
+				if p.set != nil {
+					x.Devices = append(x.Devices, d.own.id)
+				}
 			}
 			if p.run != nil {
 				x.Budget = p.run.pool.info()
@@ -146,6 +150,20 @@ func (a *agent) apiAttachments(*http.Request) (agentapi.Attachments, error) {
 		}
 	}
 	return out, nil
+}
+
+// idleBecause says why nothing is diverted in a pod.
+func idleBecause(unable string, n *config.Node, pod config.Pod, set *deviceSet) string {
+	bar := barOf(n.SettingsFor(pod), set.hardware())
+	switch {
+	case unable != "":
+		return unable
+	case len(n.PoliciesFor(pod)) == 0 && n.InCluster():
+		return config.ReasonOptedOut.String()
+	case bar != config.BarNone:
+		return bar.String()
+	}
+	return "no policy selects the pod"
 }
 
 // attached is an attachment with what became of its pod.
@@ -223,14 +241,17 @@ func (a *agent) judge(e *agentapi.Explanation, src attached, isOurs bool, source
 		peer, dir = netip.AddrPortFrom(sources[0], dst.Port()), config.Inbound
 	}
 	id := podOf(pod.att)
-	d := a.node.Load().Decide(id, peer, dir)
+	n := a.node.Load()
+	d, bar, lack := n.Decide(id, peer, dir), barOf(n.SettingsFor(id), pod.pod.set.hardware()), a.incapable(pod.pod.set)
 	e.Pod, e.Policy, e.Required = id.String(), d.Policy, d.Required
 	e.Bypassed = a.bypasses.get(id.String(), dst, time.Now())
 	switch {
 	case !d.Accelerate:
-		say(agentapi.CodeNoPolicy, "plain TCP: %s", d.Reason)
-	case a.option == nil && !d.Required:
-		say(agentapi.CodeNoOption, "plain TCP: %s", a.problem)
+		say(codeOfDecision(d), "plain TCP: %s", d.Reason)
+	case lack.code != "" && !d.Required:
+		say(lack.code, "plain TCP: %s", lack.why)
+	case bar != config.BarNone && !d.Required:
+		say(codeOfBar(bar), "plain TCP: %s", bar)
 	case pod.pod.state == agentapi.StateFailed:
 		say(agentapi.CodePodFailed, "plain TCP: the pod could not be set up: %v", pod.pod.err)
 	case slices.ContainsFunc(e.Live, func(c agentapi.Conn) bool { return c.Mode == smcr.ModeSMCR.String() }):

@@ -13,6 +13,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"syscall"
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
@@ -26,9 +27,20 @@ type apiServer struct {
 }
 
 type server struct {
-	name string
-	ln   net.Listener
-	http http.Server
+	name    string
+	ln      net.Listener
+	http    http.Server
+	retired atomic.Bool // the listener is closed, answers under way go on
+}
+
+// retire closes the listeners: their addresses are free for another agent.
+func (s *apiServer) retire() error {
+	var errs []error
+	for _, x := range s.servers {
+		x.retired.Store(true)
+		errs = append(errs, x.ln.Close())
+	}
+	return errors.Join(errs...)
 }
 
 // run serves until ctx ends.
@@ -40,13 +52,14 @@ func (s *server) run(ctx context.Context) error {
 		defer cancel()
 		stopped <- errors.Join(s.http.Shutdown(sctx), s.http.Close())
 	}()
-	if err := s.http.Serve(s.ln); !errors.Is(err, http.ErrServerClosed) {
+	if err := s.http.Serve(s.ln); !errors.Is(err, http.ErrServerClosed) && !s.retired.Load() {
 		return err // the group ends ctx, and so the goroutine
 	}
-	if err := <-stopped; err != nil && !errors.Is(err, context.DeadlineExceeded) {
-		return err
+	err := <-stopped
+	if errors.Is(err, context.DeadlineExceeded) || s.retired.Load() && errors.Is(err, net.ErrClosed) {
+		return nil // who asked was slow, or the listener was closed before
 	}
-	return nil
+	return err
 }
 
 // listenAPI opens the API's socket and the metrics' port.
@@ -62,7 +75,9 @@ func (a *agent) listenAPI(ctx context.Context) (*apiServer, error) {
 	mux.HandleFunc("GET "+agentapi.PathConns, answer(a.apiConns))
 	mux.HandleFunc("GET "+agentapi.PathExplain, answer(a.apiExplain))
 	mux.HandleFunc("GET "+agentapi.PathAttachments, answer(a.apiAttachments))
+	mux.HandleFunc("GET "+agentapi.PathDevices, answer(a.apiDevices))
 	mux.HandleFunc("POST "+agentapi.PathSync, a.apiSync)
+	mux.HandleFunc("POST "+agentapi.PathHandover, a.apiHandover)
 	mux.Handle("GET "+agentapi.PathMetrics, a.metricsHandler())
 	api := &apiServer{servers: []*server{newServer("API socket", ln, a.checked(mux))}}
 	if !n.MetricsAddress.IsValid() {
@@ -98,7 +113,7 @@ func listenUnix(ctx context.Context, path string) (net.Listener, error) {
 	c, err := (&net.Dialer{}).DialContext(ctx, "unix", path)
 	switch {
 	case err == nil:
-		return nil, errors.Join(fmt.Errorf("API socket %s: another agent answers there: stop it, or choose another node.apiSocket", path), c.Close())
+		return nil, errors.Join(answersError(path), c.Close())
 	case errors.Is(err, syscall.ECONNREFUSED):
 		st, err := os.Lstat(path)
 		if err == nil && st.Mode().Type() != fs.ModeSocket {
@@ -199,6 +214,9 @@ func (a *agent) checked(h http.Handler) http.Handler {
 	})
 }
 
+// errStopping says that the agent does nothing new.
+var errStopping = errors.New("the agent is stopping")
+
 // badRequest is an error of the one who asks.
 type badRequest struct{ error }
 
@@ -237,7 +255,7 @@ func (a *agent) apiSync(w http.ResponseWriter, req *http.Request) {
 		return
 	}
 	if a.draining.Load() {
-		problem(w, http.StatusServiceUnavailable, errors.New("the agent is stopping"))
+		problem(w, http.StatusServiceUnavailable, errStopping)
 		return
 	}
 	if err := a.manager.sync(req.Context()); err != nil {

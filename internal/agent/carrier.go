@@ -4,8 +4,10 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"net"
 
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
 )
@@ -26,6 +28,8 @@ type stack interface {
 	rendezvous
 	LinkGroups() []smcr.GroupInfo
 	Stats() smcr.Stats
+	AddDevice(d rdma.Device) error
+	RemoveDevice(name string)
 	Close() error
 }
 
@@ -34,6 +38,26 @@ type rendezvous interface {
 	client(ctx context.Context, tcp *net.TCPConn) (carrier, error)
 	server(ctx context.Context, tcp *net.TCPConn, decline clc.Reason) (carrier, error)
 }
+
+// noStack is the stack of pods on a node that cannot use SMC-R. Connections
+// that a policy requires to use it are diverted even so, to be refused.
+type noStack struct{}
+
+func (noStack) client(context.Context, *net.TCPConn) (carrier, error) {
+	return nil, errNoStack
+}
+
+func (noStack) server(context.Context, *net.TCPConn, clc.Reason) (carrier, error) {
+	return nil, errNoStack
+}
+
+func (noStack) LinkGroups() []smcr.GroupInfo { return nil }
+func (noStack) Stats() smcr.Stats            { return smcr.Stats{} }
+func (noStack) AddDevice(rdma.Device) error  { return nil }
+func (noStack) RemoveDevice(string)          {}
+func (noStack) Close() error                 { return nil }
+
+var errNoStack = errors.New("this node cannot use SMC-R")
 
 type smcrStack struct{ *smcr.Stack }
 

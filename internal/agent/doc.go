@@ -17,6 +17,18 @@
 // listener. The agent connects to the application under the client's address,
 // runs the rendezvous, and relays.
 //
+// # Devices
+//
+// A stack runs on the node's devices or, if its pod has some for itself (its
+// attachment records name them, or else kubelet does), on those only. The pod's
+// devices are opened when a policy selects the pod and closed when it ends, when
+// it is no longer selected, and at once when they are gone: who makes them anew
+// waits for that. A pod none of whose devices can be used is on plain TCP
+// (POD_DEVICE), and not on the node's devices, which others use too.
+//
+// Devices are opened in the host's namespace. Where the network interface is in
+// the pod's, so are the addresses and routes that count: they are asked for there.
+//
 // # Failing open, and never silently
 //
 // Every way in which a connection can miss SMC-R has one reason code
@@ -33,6 +45,18 @@
 // run is one pod's working set: namespace handle, stack, listeners,
 // redirection and the goroutines. A flow is one connection; it is owned by the
 // goroutine that accepted it, which waits for the two goroutines of its relay.
+// A deviceSet is the manager's until its pod's run starts, and then the run's; each
+// device of it has a goroutine that looks after it.
+//
+// # Taking over, and leaving
+//
+// With Takeover in its configuration an agent gets the node from one that runs,
+// and gives it to a later one, without a failed connection: see handover. What
+// it carried goes on in the old one, which is told so by nothing but that its
+// process is still there, until it is ended. Config.Leave takes everything off
+// the node.
+//
+// Of several agents the one with the claim manages the node.
 //
 // # What a relay carries
 //
@@ -44,6 +68,8 @@
 //
 // # Limitations
 //
+// A pod's own devices must be of one kind: of the kernel, or software. RNICs that
+// the RDMA subsystem keeps in the pod's namespace (exclusive mode) are out of reach.
 // A policy with mode Required holds for connections that pods make, and for
 // those that come in with the option; a peer without the option reaches the
 // application directly. Of urgent data that is more than the buffers behind an

@@ -72,6 +72,17 @@ func (s *decisions) find(sources []netip.Addr, dst netip.AddrPort) []agentapi.De
 	return out
 }
 
+// list returns all decisions, the latest first.
+func (s *decisions) list() []agentapi.Decision {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := make([]agentapi.Decision, 0, s.order.Len())
+	for e := s.order.Front(); e != nil; e = e.Next() {
+		out = append(out, *e.Value.(*agentapi.Decision))
+	}
+	return out
+}
+
 // gate lets through so many log records a second, and counts the others: a pod
 // that walks through addresses is news with each of them.
 type gate struct {

@@ -10,6 +10,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"net/http"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -24,6 +25,7 @@ import (
 	"github.com/smcr-io/kube-smcr/internal/config"
 	"github.com/smcr-io/kube-smcr/internal/linux"
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/rdma/verbs"
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
 )
@@ -58,7 +60,9 @@ type fakeRedirect struct {
 	updates  int
 	renewErr error
 	bypassed []netip.AddrPort
+	forgot   int
 	removed  bool
+	held     time.Duration
 	closed   bool
 }
 
@@ -103,6 +107,15 @@ func (p *fakePod) gone() bool {
 	return p.isGone
 }
 
+// route is through a router, so that it can be told from the agent's.
+func (p *fakePod) route(netip.Addr, netip.Addr) (clc.Route, error) {
+	return clc.Route{Found: true, Gateway: true}, nil
+}
+
+func (p *fakePod) netInterface(index int) (verbs.Interface, error) {
+	return verbs.Interface{}, fmt.Errorf("no interface %d", index)
+}
+
 func (p *fakePod) sweep() error {
 	p.k.change(func() { p.sweeps++ })
 	return nil
@@ -113,7 +126,7 @@ func (p *fakePod) close() error {
 	return nil
 }
 
-func (p *fakePod) listen(ctx context.Context, _ linux.Control) ([]*net.TCPListener, uint16, error) {
+func (p *fakePod) listen(ctx context.Context, _ linux.Control, _ uint16) ([]*net.TCPListener, uint16, error) {
 	if p.failStep == "listen" {
 		return nil, 0, errors.New("address already in use")
 	}
@@ -182,10 +195,24 @@ func (r *fakeRedirect) Bypass(dst netip.AddrPort, _ time.Duration) error {
 	return nil
 }
 
+func (r *fakeRedirect) Forget() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.forgot++
+	return nil
+}
+
 func (r *fakeRedirect) Remove() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.removed = true
+	return nil
+}
+
+func (r *fakeRedirect) Release(hold time.Duration) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.held, r.closed = hold, true
 	return nil
 }
 
@@ -211,6 +238,9 @@ type fakeStack struct {
 	declined []clc.Reason
 	closed   bool
 	hang     chan struct{} // Stats waits for it
+	added    []rdma.Device
+	removed  []string
+	addErr   error
 }
 
 func (s *fakeStack) set(mode smcr.Mode, reason clc.Reason, err error) {
@@ -250,6 +280,21 @@ func (s *fakeStack) Stats() smcr.Stats {
 		<-hang
 	}
 	return smcr.Stats{Groups: 1}
+}
+
+func (s *fakeStack) AddDevice(d rdma.Device) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.addErr == nil {
+		s.added = append(s.added, d)
+	}
+	return s.addErr
+}
+
+func (s *fakeStack) RemoveDevice(name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.removed = append(s.removed, name)
 }
 
 func (s *fakeStack) Close() error {
@@ -332,7 +377,7 @@ func newBench(t testing.TB, nodeExtra, policies string) *bench {
 		Load:      func() (*config.Node, error) { return config.Parse("test", []byte(b.text)) },
 		kernel:    b.kernel,
 		preflight: func() error { return nil },
-		openDevice: func(string, config.Device) (rdma.Device, func() error, error) {
+		openDevice: func(string, config.Device, bool) (rdma.Device, func() error, error) {
 			return fakeDevice{}, func() error { return nil }, nil
 		},
 		openOption: func() (smcr.Option, func() error, error) {
@@ -456,6 +501,17 @@ func (b *bench) server() netip.AddrPort {
 func (b *bench) status() agentapi.Status {
 	b.t.Helper()
 	return value(b.client.Status(b.t.Context()))(b.t)
+}
+
+// get asks the API as any HTTP client does.
+func (b *bench) get(path string) (code int, body string) {
+	b.t.Helper()
+	c := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(context.Context, string, string) (net.Conn, error) {
+		return net.Dial("unix", b.cfg.Node.APISocket)
+	}}}
+	resp := value(c.Get("http://agent" + path))(b.t)
+	defer resp.Body.Close()
+	return resp.StatusCode, string(value(io.ReadAll(resp.Body))(b.t))
 }
 
 func (b *bench) attachment(name string) agentapi.Attachment {

@@ -189,7 +189,7 @@ func (r *run) outbound(ctx context.Context, app *net.TCPConn) {
 	var t *ticket
 	code := r.accelerate(f)
 	if code == agentapi.CodeOK {
-		t, code = admit(&r.pool, &r.agent.pool, r.agent.connBytes())
+		t, code = admit(&r.pool, &r.agent.pool, r.settings.ConnBytes())
 	}
 	defer t.release()
 	if code != agentapi.CodeOK && f.decision.Required {
@@ -256,7 +256,7 @@ func (r *run) inbound(ctx context.Context, tcp *net.TCPConn) {
 	var t *ticket
 	code := r.accelerate(f)
 	if code == agentapi.CodeOK {
-		t, code = admit(&r.pool, &r.agent.pool, r.agent.connBytes())
+		t, code = admit(&r.pool, &r.agent.pool, r.settings.ConnBytes())
 	}
 	defer t.release()
 	c, err := r.stack.server(ctx, tcp, declineReason(code))
@@ -278,19 +278,41 @@ func declineReason(code agentapi.Code) clc.Reason {
 		return clc.ReasonNone
 	case agentapi.CodeBudgetConns, agentapi.CodeBudgetMemory:
 		return clc.ReasonMem
+	case agentapi.CodePodDevice, agentapi.CodeOf(clc.ReasonNoDev):
+		return clc.ReasonNoDev
 	}
 	return clc.ReasonConfigErr
 }
 
 // accelerate says why a flow may not be on SMC-R, before the peer is asked.
 func (r *run) accelerate(f *flow) agentapi.Code {
-	switch {
-	case !f.decision.Accelerate:
-		return agentapi.CodeNoPolicy
-	case r.agent.option == nil:
-		return agentapi.CodeNoOption
+	if !f.decision.Accelerate {
+		return codeOfDecision(f.decision)
+	}
+	if code := r.agent.incapable(r.set).code; code != "" {
+		return code
+	}
+	return codeOfBar(r.bar())
+}
+
+// codeOfBar is the code of what keeps a pod off SMC-R.
+func codeOfBar(b config.Bar) agentapi.Code {
+	switch b {
+	case config.BarTransport:
+		return agentapi.CodeTransport
+	case config.BarVersion:
+		return agentapi.CodeOf(clc.ReasonVersMismat)
+	case config.BarNone:
 	}
 	return agentapi.CodeOK
+}
+
+// codeOfDecision is the code of a decision against SMC-R.
+func codeOfDecision(d config.Decision) agentapi.Code {
+	if d.Reason == config.ReasonOptedOut {
+		return agentapi.CodeOptedOut
+	}
+	return agentapi.CodeNoPolicy
 }
 
 // settled goes on after the rendezvous.
@@ -407,12 +429,13 @@ func (r *run) record(f *flow, mode string, code agentapi.Code, peerDeclined bool
 // bypass lets the next connections to the flow's destination go straight
 // there.
 func (r *run) bypass(f *flow, code agentapi.Code, passing bool) {
-	ttl := r.agent.node.Load().NegativeCacheTTL
+	n := r.agent.node.Load()
+	ttl := n.NegativeCacheTTL
 	if passing {
 		ttl /= tempShare
 	}
-	if ttl < time.Millisecond || f.decision.Required {
-		return
+	if ttl < time.Millisecond || f.decision.Required || n.Decide(f.pod, f.peer(), f.dir).Required {
+		return // the policy may have changed since it was asked
 	}
 	if err := r.redirect.Bypass(f.dst, ttl); err != nil {
 		r.log.Debug("destination not remembered", "peer", f.dst, "err", err) // costs one more rendezvous

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/smcr-io/kube-smcr/internal/linux"
+	"github.com/smcr-io/kube-smcr/pkg/rdma/verbs"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
 )
 
 // kernel opens pods' namespaces. The product's is linuxKernel; tests have one
@@ -26,14 +28,20 @@ type podNet interface {
 	gone() bool
 	sweep() error
 	close() error
+	// route asks how packets leave the namespace.
+	route(src, dst netip.Addr) (clc.Route, error)
+	// netInterface looks a network interface up by its index.
+	netInterface(index int) (verbs.Interface, error)
 	sockets
 }
 
 // sockets makes and knows connections in a pod's namespace.
 type sockets interface {
 	// listen opens the pod's listeners on loopback, of both address families
-	// where the namespace has both, on one port.
-	listen(ctx context.Context, control linux.Control) ([]*net.TCPListener, uint16, error)
+	// where the namespace has both, on one port: the wanted one if it is not 0
+	// and can be had, else any. If an earlier agent has the wanted one, what
+	// comes from then on comes here.
+	listen(ctx context.Context, control linux.Control, wanted uint16) ([]*net.TCPListener, uint16, error)
 	install(cfg linux.RedirectConfig) (redirect, error)
 	originalDst(c *net.TCPConn) (netip.AddrPort, error)
 	dialOut(ctx context.Context, control linux.Control, local netip.Addr, dst netip.AddrPort) (*net.TCPConn, error)
@@ -45,7 +53,9 @@ type redirect interface {
 	Update(cfg linux.RedirectConfig) error
 	Renew() error
 	Bypass(dst netip.AddrPort, ttl time.Duration) error
+	Forget() error
 	Remove() error
+	Release(hold time.Duration) error
 	Close() error
 }
 
@@ -64,6 +74,22 @@ type linuxNet struct{ ns *linux.NetNS }
 func (n linuxNet) id() uint64   { return n.ns.ID() }
 func (n linuxNet) gone() bool   { return n.ns.Gone() }
 func (n linuxNet) sweep() error { return linux.Sweep(n.ns) }
+
+func (n linuxNet) route(src, dst netip.Addr) (r clc.Route, err error) {
+	err = n.ns.Do(func() error {
+		r, err = route(src, dst)
+		return err
+	})
+	return r, err
+}
+
+func (n linuxNet) netInterface(index int) (i verbs.Interface, err error) {
+	err = n.ns.Do(func() error {
+		i, err = verbs.InterfaceByIndex(index)
+		return err
+	})
+	return i, err
+}
 func (n linuxNet) close() error { return n.ns.Close() }
 
 func (n linuxNet) install(cfg linux.RedirectConfig) (redirect, error) {
@@ -84,27 +110,51 @@ func (n linuxNet) dialApp(ctx context.Context, client netip.Addr, dst netip.Addr
 	return linux.DialFrom(ctx, n.ns, client, markApp, dst)
 }
 
-// listen lets the kernel choose the port for IPv4 and takes the same one for
-// IPv6: a fixed port would one day be an application's.
-func (n linuxNet) listen(ctx context.Context, control linux.Control) ([]*net.TCPListener, uint16, error) {
+// listen takes the same port for both families. One fixed port for all pods
+// would one day be an application's.
+func (n linuxNet) listen(ctx context.Context, control linux.Control, wanted uint16) ([]*net.TCPListener, uint16, error) {
+	if wanted != 0 {
+		ls, err := n.listenAt(ctx, linux.Controls(linux.ControlSucceed, control), wanted)
+		for _, l := range ls {
+			err = errors.Join(err, linux.Succeed(l))
+		}
+		if err == nil {
+			return ls, wanted, nil
+		}
+		for _, l := range ls {
+			err = errors.Join(err, l.Close())
+		}
+		if !errors.Is(err, syscall.EADDRINUSE) {
+			return nil, 0, err
+		}
+	}
 	var last error
 	for range portTries {
-		four, err := linux.ListenInNS(ctx, n.ns, control, netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), 0))
-		if err != nil {
-			return nil, 0, fmt.Errorf("%w (is the loopback interface of the pod up?)", err)
+		ls, err := n.listenAt(ctx, control, 0)
+		if err == nil {
+			return ls, ls[0].Addr().(*net.TCPAddr).AddrPort().Port(), nil
 		}
-		port := four.Addr().(*net.TCPAddr).AddrPort().Port()
-		six, err := linux.ListenInNS(ctx, n.ns, control, netip.AddrPortFrom(netip.IPv6Loopback(), port))
-		switch {
-		case err == nil:
-			return []*net.TCPListener{four, six}, port, nil
-		case errors.Is(err, syscall.EADDRNOTAVAIL), errors.Is(err, syscall.EAFNOSUPPORT):
-			return []*net.TCPListener{four}, port, nil // the pod has no IPv6
-		}
-		last = errors.Join(err, four.Close())
+		last = err
 		if !errors.Is(err, syscall.EADDRINUSE) {
 			break
 		}
 	}
 	return nil, 0, fmt.Errorf("no port that is free for IPv4 and IPv6: %w", last)
+}
+
+// listenAt listens on a port, 0 being one of the kernel's choice.
+func (n linuxNet) listenAt(ctx context.Context, control linux.Control, port uint16) ([]*net.TCPListener, error) {
+	four, err := linux.ListenInNS(ctx, n.ns, control, netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), port))
+	if err != nil {
+		return nil, fmt.Errorf("%w (is the loopback interface of the pod up?)", err)
+	}
+	port = four.Addr().(*net.TCPAddr).AddrPort().Port()
+	six, err := linux.ListenInNS(ctx, n.ns, control, netip.AddrPortFrom(netip.IPv6Loopback(), port))
+	switch {
+	case err == nil:
+		return []*net.TCPListener{four, six}, nil
+	case errors.Is(err, syscall.EADDRNOTAVAIL), errors.Is(err, syscall.EAFNOSUPPORT):
+		return []*net.TCPListener{four}, nil // the pod has no IPv6
+	}
+	return nil, errors.Join(err, four.Close())
 }

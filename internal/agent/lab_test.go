@@ -3,6 +3,8 @@
 package agent
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -59,7 +61,7 @@ func child(file string) int {
 	if err == nil {
 		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 		defer stop()
-		err = Run(ctx, Config{Node: n, Log: slog.New(slog.NewTextHandler(os.Stderr, nil)), Version: "child"})
+		err = Run(ctx, Config{Node: n, Log: slog.New(slog.NewTextHandler(os.Stderr, nil)), Version: "child", Instance: os.Getenv(agentapi.InstanceEnv)})
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -216,7 +218,8 @@ type testNode struct {
 	host   *space
 	pod    *space
 	dir    string
-	roce   []string // addresses of its RDMA devices
+	drain  time.Duration // 0: 5 s
+	roce   []string      // addresses of its RDMA devices
 	node   *config.Node
 	client *agentapi.Client
 	cfg    Config
@@ -300,9 +303,9 @@ func (n *testNode) text(rest string) string {
   apiSocket: %s/agent.sock
   metricsAddress: none
   redirectTTL: 1s
-  drainTimeout: 5s
+  drainTimeout: %v
   logLevel: debug
-%s`, n.name, devices, n.dir, n.dir, rest)
+%s`, n.name, devices, n.dir, n.dir, cmp.Or(n.drain, 5*time.Second), rest)
 }
 
 func (n *testNode) configure(t testing.TB, option smcr.Option, rest string) {
@@ -312,9 +315,9 @@ func (n *testNode) configure(t testing.TB, option smcr.Option, rest string) {
 	t.Cleanup(n.client.Close)
 	n.cfg = Config{
 		Node: n.node, Log: testLog(t, n.name), Version: "test",
-		openDevice: func(name string, d config.Device) (dev rdma.Device, stop func() error, err error) {
+		openDevice: func(name string, d config.Device, share bool) (dev rdma.Device, stop func() error, err error) {
 			err = n.host.ns.Do(func() error {
-				s, err := soft.Open(soft.Config{Name: name, Addr: d.SoftAddress})
+				s, err := soft.Open(soft.Config{Name: name, Addr: d.SoftAddress, Share: share})
 				if err == nil {
 					dev, stop = s, s.Close
 				}
@@ -390,41 +393,92 @@ func (n *testNode) writeConfig(t testing.TB, rest string) {
 	t.Cleanup(n.client.Close)
 }
 
-// spawn runs the agent as a process in the node's namespace.
-func (n *testNode) spawn(t testing.TB) {
+// agentProcess is an agent that is a process.
+type agentProcess struct {
+	t      testing.TB
+	name   string
+	cmd    *exec.Cmd
+	exited chan error
+}
+
+// process starts an agent in the node's namespace, and kills it when the test
+// ends.
+func (n *testNode) process(t testing.TB, instance string) *agentProcess {
 	t.Helper()
 	cmd := exec.Command(value(os.Executable())(t))
-	cmd.Env = append(os.Environ(), childEnv+"="+filepath.Join(n.dir, "config.yaml"))
+	cmd.Env = append(os.Environ(), childEnv+"="+filepath.Join(n.dir, "config.yaml"), agentapi.InstanceEnv+"="+instance)
 	cmd.Stderr = t.Output()
 	must(t, n.host.ns.Do(cmd.Start)) // a new process begins in the namespace of the thread
-	exited := make(chan error, 1)
-	go func() { exited <- cmd.Wait() }()
-	n.kill = func(sig os.Signal) error {
-		if err := cmd.Process.Signal(sig); err != nil {
-			return err
+	p := &agentProcess{t: t, name: n.name + " " + instance, cmd: cmd, exited: make(chan error, 1)}
+	go func() { p.exited <- cmd.Wait() }()
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill() // it may have ended
+		<-p.exited
+	})
+	return p
+}
+
+// kill sends a signal and waits for the end.
+func (p *agentProcess) kill(sig os.Signal) error {
+	p.signal(sig)
+	return p.wait()
+}
+
+func (p *agentProcess) signal(sig os.Signal) {
+	p.t.Helper()
+	must(p.t, p.cmd.Process.Signal(sig))
+}
+
+func (p *agentProcess) wait() error {
+	err := <-p.exited
+	p.exited <- err
+	return err
+}
+
+// stopped waits until no thread of the process runs any more.
+func (p *agentProcess) stopped() {
+	p.t.Helper()
+	eventually(p.t, func() string {
+		files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", p.cmd.Process.Pid))
+		must(p.t, err)
+		for _, f := range files {
+			// "PID (NAME) STATE ..."
+			if text, err := os.ReadFile(f); err == nil && !bytes.Contains(text, []byte(") T ")) {
+				return fmt.Sprintf("%s: %s", f, text)
+			}
 		}
-		err := <-exited
-		exited <- err
-		return err
+		return ""
+	})
+}
+
+// runs fails the test if the process has ended.
+func (p *agentProcess) runs() {
+	p.t.Helper()
+	select {
+	case err := <-p.exited:
+		p.exited <- err
+		p.t.Fatalf("agent %s ended: %v", p.name, err)
+	default:
 	}
+}
+
+// spawn runs the agent as a process.
+func (n *testNode) spawn(t testing.TB) {
+	t.Helper()
+	p := n.process(t, "")
+	n.kill = p.kill
 	n.freeze = func(frozen bool) {
 		sig := syscall.SIGCONT
 		if frozen {
 			sig = syscall.SIGSTOP
 		}
-		must(t, cmd.Process.Signal(sig))
-	}
-	t.Cleanup(func() {
-		_ = cmd.Process.Kill() // it may have ended
-		<-exited
-	})
-	eventually(t, func() string {
-		select {
-		case err := <-exited:
-			exited <- err
-			t.Fatalf("agent %s ended: %v", n.name, err)
-		default:
+		p.signal(sig)
+		if frozen {
+			p.stopped()
 		}
+	}
+	eventually(t, func() string {
+		p.runs()
 		n.client.Close()
 		if err := n.client.Sync(t.Context()); err != nil {
 			return err.Error()
@@ -443,4 +497,12 @@ func testLog(t testing.TB, name string) *slog.Logger {
 		return slog.New(slog.DiscardHandler)
 	}
 	return slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})).With("node", name)
+}
+
+// dialPlain connects from the pod as a program there does. It may be called by
+// any goroutine.
+func (s *space) dialPlain(addr string) (*net.TCPConn, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), waitLimit)
+	defer cancel()
+	return linux.DialInNS(ctx, s.ns, nil, netip.Addr{}, netip.MustParseAddrPort(addr))
 }

@@ -20,6 +20,32 @@ const (
 	retryFirst = time.Second
 	retryMost  = 30 * time.Second
 
+	// handoverHold is how long diversions to the listeners of an agent that
+	// handed over stay in force without it. Its successor replaces them pod by
+	// pod, at some ten milliseconds each.
+	handoverHold = 10 * time.Second
+	// successorPatience is how long nobody may manage the node before the agent
+	// that handed over does so again: while its diversions hold, and not before
+	// a container that crashed at once is there again.
+	successorPatience = 5 * time.Second
+	// doorLinger is how long listeners that nothing is diverted to any more are
+	// kept for handshakes under way: a lost SYN-ACK is repeated after a second.
+	doorLinger = 1200 * time.Millisecond
+	// claimPoll is how often an agent looks whether the node is free, and
+	// claimPatience how long: an agent that handed over, or ends, is about to
+	// give the claim back.
+	claimPoll     = 20 * time.Millisecond
+	claimPatience = 3 * time.Second
+	// takeoverPatience is how long an agent asks another one that does not
+	// answer whole: a little more than one answer may take.
+	takeoverPatience = 12 * time.Second
+	// sharePoll is how often an agent looks whether one of the two before it
+	// has given its RDMA devices back.
+	sharePoll = 200 * time.Millisecond
+	// leaveDrain is how long connections may go on when the agent is
+	// uninstalled, which somebody is waiting for.
+	leaveDrain = 5 * time.Second
+
 	// beatsPerTTL is how often in a redirection's TTL it is renewed: two
 	// renewals may be late before new connections go direct.
 	beatsPerTTL = 3
@@ -37,6 +63,28 @@ const (
 	// appTimeout ends dials to applications on the same node.
 	appTimeout = 10 * time.Second
 
+	// Outbound listeners are on ports that programs use for connections and
+	// not to listen: Linux's default range. The factor spreads the inode numbers
+	// of namespaces, which are close to each other.
+	firstDoorPort  = 32768
+	numDoorPorts   = 28232
+	doorPortFactor = 0x9e3779b97f4a7c15
+
+	// sharedPods is how many pods' budgets an SMC-R stack has that the pods of
+	// a namespace share. Each pod keeps to its own besides.
+	sharedPods = 8
+
+	// ableEvery is how often an agent that cannot use SMC-R looks again.
+	ableEvery = 10 * time.Second
+	// deviceEvery is how soon an agent looks for a device that is gone: a
+	// driver that is loaded again takes a few seconds.
+	deviceEvery = time.Second
+
+	// refusalShown is how long the status shows what a device refused, and
+	// refusalPause how long the log says no other refusal.
+	refusalShown = 10 * time.Minute
+	refusalPause = 10 * time.Second
+
 	// portTries bounds the search for a port that is free for both address
 	// families.
 	portTries = 16
@@ -51,6 +99,11 @@ const (
 	maxBypasses = 4096
 	// maxShownConns bounds one answer of the API.
 	maxShownConns = 65536
+	// hostEvery is the least time between two looks at the host's devices for
+	// pods, each of which reads some files for every VF.
+	hostEvery = time.Second
+	// maxShownPods bounds how many pods are listed that share one device.
+	maxShownPods = 256
 	// maxMalformed bounds how many bad records the API lists.
 	maxMalformed = 64
 

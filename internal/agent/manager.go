@@ -11,6 +11,7 @@ import (
 	"reflect"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
@@ -22,10 +23,18 @@ import (
 // manager brings the pods in line with the attachment records. Its goroutine
 // alone starts and stops runs.
 type manager struct {
-	a     *agent
-	syncs chan chan struct{}
+	a         *agent
+	syncs     chan chan struct{}
+	handovers chan *handover
+	synced    atomic.Bool // all records were looked at
 
-	mu        sync.Mutex // guards what is below
+	applied atomic.Pointer[config.Node] // what the pods were last brought in line with
+
+	equipped uint64 // devices that came and that all stacks have; owned by run
+	equipErr string // why they have not all
+
+	mu        sync.Mutex    // guards what is below
+	ended     chan struct{} // closed when run returned
 	pods      map[string]*pod
 	malformed []string
 }
@@ -38,7 +47,10 @@ type pod struct {
 	state string // agentapi.State...
 	err   error  // of the last try
 	run   *run   // StateReady only
-	swept bool   // leftovers of an earlier agent are gone
+	// set are the devices that the pod has for itself, while it is selected;
+	// nil: it uses the node's. A run has it until its end.
+	set   *deviceSet
+	swept bool // leftovers of an earlier agent are gone
 
 	retryAt time.Time
 	pause   time.Duration
@@ -47,16 +59,24 @@ type pod struct {
 func (m *manager) init(a *agent) {
 	m.a = a
 	m.syncs = make(chan chan struct{})
+	m.handovers = make(chan *handover)
+	m.ended = make(chan struct{})
 	m.pods = map[string]*pod{}
+}
+
+// restart prepares a manager that handed over to run again.
+func (m *manager) restart() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.ended = make(chan struct{})
+	m.synced.Store(false)
 }
 
 // sync makes the manager read the records now, and waits until it has.
 func (m *manager) sync(ctx context.Context) error {
 	done := make(chan struct{})
-	select {
-	case m.syncs <- done:
-	case <-ctx.Done():
-		return context.Cause(ctx)
+	if err := post(ctx, m, m.syncs, done); err != nil {
+		return err
 	}
 	select {
 	case <-done:
@@ -66,23 +86,55 @@ func (m *manager) sync(ctx context.Context) error {
 	}
 }
 
-// run reads the records until ctx ends.
-func (m *manager) run(ctx context.Context) {
+// ask brings a handover to the manager, which then ends.
+func (m *manager) ask(ctx context.Context, h *handover) error { return post(ctx, m, m.handovers, h) }
+
+// post gives v to the manager, if it runs.
+func post[T any](ctx context.Context, m *manager, c chan<- T, v T) error {
+	m.mu.Lock()
+	ended := m.ended
+	m.mu.Unlock()
+	select {
+	case c <- v:
+		return nil
+	case <-ended:
+		return errStopping
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// run reads the records until ctx ends, the agent is to leave the node or,
+// with a result, to hand over.
+func (m *manager) run(ctx context.Context) *handover {
+	m.mu.Lock()
+	ended := m.ended
+	m.mu.Unlock()
+	defer close(ended)
 	tick := time.NewTicker(pollEvery)
 	defer tick.Stop()
 	m.reconcile(ctx, time.Now(), true)
 	for {
 		select {
 		case <-ctx.Done():
-			return
+			return nil
+		case <-m.a.cfg.Leave:
+			return nil
+		case h := <-m.handovers:
+			return h
 		case <-tick.C:
 			m.reconcile(ctx, time.Now(), false)
+			if m.synced.Load() { // there are listeners in place of the earlier ones
+				m.a.legacies.closeDoors(time.Now())
+			}
+			m.a.legacies.tidy(time.Now())
 		case done := <-m.syncs:
 			m.reconcile(ctx, time.Now(), true)
 			close(done)
 		case <-m.a.cfg.Reload:
 			m.a.reload()
 			m.reconcile(ctx, time.Now(), true)
+			m.a.legacies.judge()
 		}
 	}
 }
@@ -100,6 +152,7 @@ func (m *manager) reconcile(ctx context.Context, now time.Time, force bool) {
 		return
 	}
 	m.noteJunk(junk)
+	node := m.a.node.Load()
 	wanted := map[string][]cni.Attachment{}
 	for _, att := range atts {
 		wanted[att.NetNS] = append(wanted[att.NetNS], att)
@@ -107,7 +160,8 @@ func (m *manager) reconcile(ctx context.Context, now time.Time, force bool) {
 	have := m.snapshot()
 	for key, p := range have {
 		if _, ok := wanted[key]; !ok {
-			m.end(p, agentapi.CodeDraining)
+			gone := *p
+			m.end(&gone, agentapi.CodeDraining)
 			m.put(key, nil)
 		}
 	}
@@ -119,6 +173,9 @@ func (m *manager) reconcile(ctx context.Context, now time.Time, force bool) {
 		next := m.step(ctx, *p, wanted[key], now, force)
 		m.put(key, &next)
 	}
+	m.equip()
+	m.applied.Store(node)
+	m.synced.Store(true)
 }
 
 // step brings one pod nearer to what is wanted.
@@ -129,7 +186,20 @@ func (m *manager) step(ctx context.Context, p pod, atts []cni.Attachment, now ti
 		p.run, p.state, p.swept, changed = nil, "", false, true
 	}
 	p.atts = atts
-	want := m.a.diverts(atts)
+	m.provide(ctx, &p)
+	able := m.a.incapable(p.set).code == ""
+	// A pod that is served stays so without devices: its connections are plain
+	// TCP until one is back, and to end them would be worse.
+	want := m.a.diverts(atts, p.set.hardware(), able || p.run != nil && m.a.option != nil)
+	if p.run != nil && able && p.run.bare() {
+		m.end(&p, agentapi.CodePolicyChange)
+		p.run, p.state, p.swept = nil, "", true
+	}
+	if p.run != nil && want && p.run.settings != m.a.node.Load().SettingsFor(podOf(atts[0])) {
+		// Link groups are made with the settings, so they begin anew.
+		m.end(&p, agentapi.CodePolicyChange)
+		p.run, p.state, p.swept = nil, "", true
+	}
 	switch {
 	case p.run != nil && !want:
 		m.end(&p, agentapi.CodePolicyChange)
@@ -145,7 +215,7 @@ func (m *manager) step(ctx context.Context, p pod, atts []cni.Attachment, now ti
 		}
 	case p.state == agentapi.StateFailed && !changed && !force && now.Before(p.retryAt):
 	case want || !p.swept:
-		p.run, p.err = m.try(ctx, atts, want)
+		p.run, p.err = m.try(ctx, &p, want)
 		switch {
 		case p.err != nil:
 			p = m.failed(p, now)
@@ -163,7 +233,8 @@ func (m *manager) step(ctx context.Context, p pod, atts []cni.Attachment, now ti
 
 // try opens the namespace and starts a run in it, or only removes what an
 // earlier agent left there.
-func (m *manager) try(ctx context.Context, atts []cni.Attachment, want bool) (*run, error) {
+func (m *manager) try(ctx context.Context, p *pod, want bool) (*run, error) {
+	atts := p.atts
 	n, err := m.a.cfg.kernel.open(atts[0].NetNS)
 	if err != nil {
 		return nil, err
@@ -174,7 +245,7 @@ func (m *manager) try(ctx context.Context, atts []cni.Attachment, want bool) (*r
 	if !want {
 		return nil, errors.Join(n.sweep(), n.close())
 	}
-	r, err := m.a.start(ctx, n, atts)
+	r, err := m.a.start(ctx, n, atts, p.set)
 	if err != nil {
 		return nil, errors.Join(err, n.close())
 	}
@@ -194,55 +265,37 @@ func (m *manager) failed(p pod, now time.Time) pod {
 	return p
 }
 
-// end stops a pod's run, if it has one.
+// end stops a pod's run, if it has one, and gives its devices back.
 func (m *manager) end(p *pod, code agentapi.Code) {
 	if p.run == nil {
+		m.withdraw(p)
 		return
 	}
 	gone := p.run.net.gone()
 	if err := p.run.stop(code, gone); err != nil {
 		p.run.log.Warn("pod not left clean", "err", err)
 	}
+	p.set = nil // it went with the run
 	p.run.log.Info("pod detached", "gone", gone)
 }
 
 // shutdown drains all pods at once and stops them.
 func (m *manager) shutdown(ctx context.Context) error {
-	m.a.draining.Store(true)
-	ctx, cancel := context.WithTimeout(ctx, m.a.node.Load().DrainTimeout)
-	defer cancel()
-	over := make(chan struct{})
-	defer close(over)
-	go func() {
-		select {
-		case <-m.a.cfg.Hurry:
-			cancel()
-		case <-over:
-		}
-	}()
-	var (
-		wg   sync.WaitGroup
-		mu   sync.Mutex // guards errs
-		errs []error
-	)
+	runs, keys := m.a.legacies.take(), map[*run]string{}
 	for key, p := range m.snapshot() {
-		if p.run == nil {
+		if p.run != nil {
+			runs, keys[p.run] = append(runs, p.run), key
 			continue
 		}
-		wg.Go(func() {
-			p.run.drain(ctx)
-			err := p.run.stop(agentapi.CodeDraining, p.run.net.gone())
-			m.put(key, &pod{atts: p.atts, state: agentapi.StateIdle})
-			mu.Lock()
-			defer mu.Unlock()
-			errs = append(errs, err)
-		})
+		rest := *p
+		m.withdraw(&rest)
+		m.put(key, &rest)
 	}
-	wg.Wait()
-	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("leave pods: %w", err)
-	}
-	return nil
+	return m.a.drainFor(ctx, runs, m.a.node.Load().DrainTimeout, func(r *run) {
+		if key, ok := keys[r]; ok {
+			m.put(key, &pod{atts: *r.atts.Load(), state: agentapi.StateIdle})
+		}
+	})
 }
 
 func (m *manager) snapshot() map[string]*pod {
@@ -284,13 +337,15 @@ func (m *manager) junk() []string {
 	return m.malformed
 }
 
-// diverts says whether anything is to be diverted in a pod: a policy selects
-// it, and either SMC-R is possible or the policy forbids to go without.
-func (a *agent) diverts(atts []cni.Attachment) bool {
+// diverts says whether anything is to be diverted in a pod, with hardware of its
+// own or without: a policy selects it, and either SMC-R is possible or the policy
+// forbids to go without.
+func (a *agent) diverts(atts []cni.Attachment, own, able bool) bool {
 	n := a.node.Load()
 	for _, att := range atts {
+		possible := able && barOf(n.SettingsFor(podOf(att)), own) == config.BarNone
 		for _, p := range n.PoliciesFor(podOf(att)) {
-			if a.option != nil || p.Mode == config.ModeRequired {
+			if possible || p.Mode == config.ModeRequired {
 				return true
 			}
 		}

@@ -4,6 +4,7 @@ package agent
 
 import (
 	"maps"
+	"strings"
 	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -22,7 +23,6 @@ type metrics struct {
 	conns        *prometheus.CounterVec // direction, mode
 	fallbacks    *prometheus.CounterVec // reason
 	resets       *prometheus.CounterVec // reason
-	bytes        *prometheus.CounterVec // mode
 	setup        prometheus.Histogram
 	malformed    prometheus.Counter
 	acceptErrors prometheus.Counter
@@ -30,6 +30,9 @@ type metrics struct {
 	podErrors    prometheus.Counter
 	apiDenied    prometheus.Counter
 	reloads      *prometheus.CounterVec // result
+	// device, change
+	deviceChanges  *prometheus.CounterVec
+	deviceRefusals prometheus.Counter
 
 	sums sums
 
@@ -46,8 +49,37 @@ type totals struct {
 
 // gauges is what a scrape asks the agent for.
 type gauges struct {
-	flowsSMCR, flowsTCP, groups, memoryBytes int
-	ready, idle, failed                      int
+	flowsSMCR, flowsTCP, memoryBytes int
+	bytesSMCR                        uint64         // of live connections
+	groups                           map[string]int // by redundancy
+	ready, idle, failed              int
+	budget                           config.Budget
+	devicesUp                        map[string]int // 1: open, and its port active
+}
+
+// linkGroups is their number.
+func (g *gauges) linkGroups() int {
+	n := 0
+	for _, k := range g.groups {
+		n += k
+	}
+	return n
+}
+
+// redundancies are the values of the label of link groups, as in SMCRLinks.
+var redundancies = [...]string{"Single", "Symmetric", "Asymmetric"}
+
+// redundancyLabel is what an operator asks of a link group: which side of it
+// has one RNIC only is in the API.
+func redundancyLabel(s string) string {
+	switch {
+	case s == "SYMMETRIC":
+		return redundancies[1]
+	case strings.HasPrefix(s, "ASYMMETRIC"):
+		return redundancies[2]
+	default:
+		return redundancies[0]
+	}
 }
 
 const namespace = "kube_smcr"
@@ -59,28 +91,28 @@ func newMetrics(look func() gauges) *metrics {
 	vec := func(name, help string, labels ...string) *prometheus.CounterVec {
 		return prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: namespace, Name: name, Help: help}, labels)
 	}
-	bytes := vec("relayed_bytes_total", "Bytes of ended connections, both directions together, by what carried them.", "mode")
 	m := &metrics{
 		registry:  prometheus.NewRegistry(),
 		conns:     vec("connections_total", "Connections that the agent carried.", "direction", "mode"),
 		fallbacks: vec("fallbacks_total", "Connections that were selected for SMC-R, or came to the agent, and were not on it.", "reason"),
 		resets:    vec("resets_total", "Connections that the agent reset.", "reason"),
-		bytes:     bytes,
 		setup: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Namespace: namespace, Name: "rendezvous_seconds", Help: "Duration of the rendezvous after the TCP handshake.",
 			Buckets: prometheus.ExponentialBuckets(50e-6, 4, 9),
 		}),
-		malformed:    counter("malformed_messages_total", "Messages of peers that were not understood."),
-		acceptErrors: counter("accept_errors_total", "Connections that could not be accepted for want of descriptors or memory."),
-		renewErrors:  counter("renew_errors_total", "Renewals of a diversion that did not work."),
-		podErrors:    counter("pod_errors_total", "Set-ups of pods that did not work."),
-		apiDenied:    counter("api_denied_total", "Requests to the API by users that may not use it."),
-		reloads:      vec("reloads_total", "Reloads of the configuration.", "result"),
-		sums:         sums{look: look},
-		totals:       totals{reasons: map[agentapi.Code]uint64{}},
+		malformed:      counter("malformed_messages_total", "Messages of peers that were not understood."),
+		acceptErrors:   counter("accept_errors_total", "Connections that could not be accepted for want of descriptors or memory."),
+		renewErrors:    counter("renew_errors_total", "Renewals of a diversion that did not work."),
+		podErrors:      counter("pod_errors_total", "Set-ups of pods that did not work."),
+		apiDenied:      counter("api_denied_total", "Requests to the API by users that may not use it."),
+		reloads:        vec("reloads_total", "Reloads of the configuration.", "result"),
+		deviceChanges:  vec("device_changes_total", "What happened to RDMA devices of the kernel: gone, back, port_active, port_down, gid_table.", "device", "change"),
+		deviceRefusals: counter("device_refusals_total", "Connections that were plain TCP because an RDMA device had no memory, queue pair or other resource for them."),
+		totals:         totals{reasons: map[agentapi.Code]uint64{}},
 	}
-	m.registry.MustRegister(m.conns, m.fallbacks, m.resets, bytes, m.setup, m.malformed, m.acceptErrors, m.renewErrors,
-		m.podErrors, m.apiDenied, m.reloads, &m.sums,
+	m.sums = sums{look: look, sum: m.sum}
+	m.registry.MustRegister(m.conns, m.fallbacks, m.resets, m.setup, m.malformed, m.acceptErrors, m.renewErrors,
+		m.podErrors, m.apiDenied, m.reloads, m.deviceChanges, m.deviceRefusals, &m.sums,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
@@ -97,7 +129,6 @@ func (m *metrics) opened(d config.Direction, mode smcr.Mode) {
 }
 
 func (m *metrics) relayed(mode smcr.Mode, bytes uint64) {
-	m.bytes.WithLabelValues(mode.String()).Add(float64(bytes))
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if mode == smcr.ModeSMCR {
@@ -130,8 +161,24 @@ func (m *metrics) sum() totals {
 	return t
 }
 
-// sums collects gauges at the time of the scrape.
-type sums struct{ look func() gauges }
+// sums collects what is summed up at the time of the scrape.
+type sums struct {
+	look func() gauges
+	sum  func() totals
+
+	mu        sync.Mutex // guards what is below
+	bytesSMCR uint64     // as shown last
+}
+
+// carried is the counter of the bytes on SMC-R. A connection that ends is for a
+// moment among both, the ended and the live ones: the counter must not go back
+// then, or Prometheus takes it for a restart.
+func (s *sums) carried(ended, live uint64) uint64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.bytesSMCR = max(s.bytesSMCR, ended+live)
+	return s.bytesSMCR
+}
 
 func desc(name, help string, labels ...string) *prometheus.Desc {
 	return prometheus.NewDesc(prometheus.BuildFQName(namespace, "", name), help, labels, nil)
@@ -149,8 +196,24 @@ func (s *sums) Collect(ch chan<- prometheus.Metric) {
 	conns := desc("connections", "Connections that the agent carries now.", "mode")
 	gauge(conns, g.flowsSMCR, smcr.ModeSMCR.String())
 	gauge(conns, g.flowsTCP, smcr.ModeTCP.String())
-	gauge(desc("link_groups", "SMC-R link groups."), g.groups)
+	t := s.sum()
+	bytes := desc("relayed_bytes_total", "Bytes of connections, both directions together, by what carried them; TCP: of ended ones.", "mode")
+	counter := func(v uint64, mode smcr.Mode) {
+		ch <- prometheus.MustNewConstMetric(bytes, prometheus.CounterValue, float64(v), mode.String())
+	}
+	counter(s.carried(t.bytesSMCR, g.bytesSMCR), smcr.ModeSMCR)
+	counter(t.bytesTCP, smcr.ModeTCP)
+	groups := desc("link_groups", "SMC-R link groups, by how many RNICs they can lose.", "redundancy")
+	for _, r := range redundancies {
+		gauge(groups, g.groups[r], r)
+	}
 	gauge(desc("registered_memory_bytes", "Memory registered for RDMA."), g.memoryBytes)
+	gauge(desc("budget_memory_bytes", "Memory that may be registered for RDMA."), g.budget.MemoryBytes)
+	gauge(desc("budget_connections", "Connections on SMC-R that the node may have."), g.budget.Conns)
+	up := desc("device_up", "Whether an RDMA device is there and its port active.", "device")
+	for name, v := range g.devicesUp {
+		gauge(up, v, name)
+	}
 	pods := desc("pods", "Attached pods.", "state")
 	gauge(pods, g.ready, agentapi.StateReady)
 	gauge(pods, g.idle, agentapi.StateIdle)

@@ -18,6 +18,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/vishvananda/netlink"
 
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
@@ -144,7 +145,7 @@ func TestAgent_devices(t *testing.T) {
 			if len(s.Problems) != problems {
 				return fmt.Sprintf("problems %q", s.Problems)
 			}
-			return cmp.Diff(want, s.Devices)
+			return cmp.Diff(want, s.Devices, cmpopts.IgnoreFields(agentapi.Device{}, "Since"))
 		})
 	}
 	port(false)

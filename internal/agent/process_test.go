@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/nftables"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/smcr-io/kube-smcr/internal/cni"
@@ -119,6 +121,13 @@ func TestAgent_hangs(t *testing.T) {
 	ln := l.b.pod.listen(t, podB+":0")
 	client, server := wantCarried(t, l, ln)
 	l.a.freeze(true)
+	// What the other side sends meanwhile is not acknowledged, for longer than all
+	// its tries would take without growing patience.
+	value(server.Write([]byte("z")))(t)
+	must(t, client.SetDeadline(time.Now().Add(2*time.Second)))
+	if _, err := client.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("read behind a frozen agent: %v", err)
+	}
 	wantDirect(t, l, ln)
 	l.a.freeze(false)
 	// It goes on where it was, and with what it had not taken.
@@ -126,6 +135,7 @@ func TestAgent_hangs(t *testing.T) {
 	for _, c := range []*net.TCPConn{client, server} {
 		must(t, c.SetDeadline(time.Now().Add(waitLimit)))
 	}
+	value(io.ReadFull(client, make([]byte, 1)))(t)
 	value(client.Write([]byte("y")))(t)
 	value(io.ReadFull(server, make([]byte, 1)))(t)
 	before := l.a.status(t).Conns.TotalSMCR
@@ -155,6 +165,7 @@ func TestAgent_leavesNothing(t *testing.T) {
 			t.Errorf("left behind: %s", e.Name())
 		}
 	}
+	wantClean(t, l.a.pod)
 	must(t, l.a.pod.ns.Do(func() error {
 		b, err := os.ReadFile("/proc/sys/net/ipv4/tcp_fwmark_accept")
 		if err == nil && string(b) != "0\n" {
@@ -162,6 +173,84 @@ func TestAgent_leavesNothing(t *testing.T) {
 		}
 		return err
 	}))
+}
+
+// wantClean fails the test if there is anything of ours in a pod.
+func wantClean(t testing.TB, s *space) {
+	t.Helper()
+	const ours = 7609 // table of routes and priority of rules
+	must(t, s.ns.Do(func() error {
+		c, err := nftables.New()
+		if err != nil {
+			return err
+		}
+		tables, err := c.ListTables()
+		for _, x := range tables {
+			t.Errorf("%s: nftables table %s", s.path, x.Name)
+		}
+		if err != nil {
+			return err
+		}
+		for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+			rules, err := netlink.RuleList(family)
+			if err != nil {
+				return err
+			}
+			for _, r := range rules {
+				if r.Priority == ours {
+					t.Errorf("%s: rule %v", s.path, r)
+				}
+			}
+			routes, err := netlink.RouteListFiltered(family, &netlink.Route{Table: ours}, netlink.RT_FILTER_TABLE)
+			if err != nil {
+				return err
+			}
+			if len(routes) != 0 {
+				t.Errorf("%s: routes %v", s.path, routes)
+			}
+		}
+		return nil
+	}))
+}
+
+// TestAgent_leavesTheNode: an agent that is told to leave takes everything with
+// it.
+func TestAgent_leavesTheNode(t *testing.T) {
+	l := newLab(t)
+	l.b.dir = l.a.dir
+	l.b.attach(t, podB+"/24")
+	leave := make(chan struct{})
+	l.a.cfg.Leave = leave
+	l.a.cfg.Node.DrainTimeout = 100 * time.Millisecond
+	l.a.start(t)
+	ln := l.b.pod.listen(t, podB+":0")
+	c, err := l.a.pod.dial(t, ln.Addr().String())
+	must(t, err)
+	s := value(ln.AcceptTCP())(t)
+	defer s.Close()
+	value(c.Write([]byte("x")))(t)
+	value(io.ReadFull(s, make([]byte, 1)))(t)
+	if st := l.a.status(t); st.Conns.LiveSMCR != 2 { // at both ends
+		t.Fatalf("status %+v", st)
+	}
+
+	close(leave)
+	for name, c := range map[string]*net.TCPConn{"client": c, "server": s} {
+		if _, err := c.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+			t.Errorf("%s reads %v, want ECONNRESET", name, err)
+		}
+	}
+	eventually(t, func() string {
+		if left, err := os.ReadDir(l.a.dir); !errors.Is(err, os.ErrNotExist) {
+			return fmt.Sprintf("the data directory is there with %v, %v", left, err)
+		}
+		return ""
+	})
+	must(t, l.a.stop())
+	for _, s := range []*space{l.a.pod, l.b.pod} {
+		wantClean(t, s)
+	}
+	wantDirect(t, l, ln)
 }
 
 // TestAgent_noDescriptorLeak opens and ends many connections and counts
@@ -233,7 +322,7 @@ func TestStore_diskFull(t *testing.T) {
 func TestListen_bothFamilies(t *testing.T) {
 	s := newSpace(t)
 	n := linuxNet{s.ns}
-	ls, port, err := n.listen(t.Context(), linux.ControlMark(markWire))
+	ls, port, err := n.listen(t.Context(), linux.ControlMark(markWire), 0)
 	must(t, err)
 	if len(ls) != 2 || port == 0 {
 		t.Errorf("%d listeners on port %d", len(ls), port)

@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"reflect"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -25,21 +26,28 @@ import (
 // called by the manager; its other methods may be called by any goroutine.
 type run struct {
 	agent *agent
-	log   *slog.Logger
-	net   podNet
-	stack stack
-	pool  pool
+	// settings are the pod's, for the life of the run.
+	settings config.Settings
+	log      *slog.Logger
+	net      podNet
+	stack    stack
+	pool     pool
+	// set are the devices of the stack; nil: the node's. The run has it until
+	// its end.
+	set *deviceSet
 
 	atts     atomic.Pointer[[]cni.Attachment] // of this namespace, at least one
 	out, in  *door
 	redirect redirect
 	install  atomic.Pointer[linux.RedirectConfig] // in force
+	policies []config.Policy                      // that install was made of; the manager's
 
 	// life ends the goroutines; draining makes the doors close once nobody
 	// is waiting.
 	life     context.Context //nolint:containedctx // it is the run's life, ended by stop
 	kill     context.CancelFunc
 	draining atomic.Bool
+	released atomic.Bool    // another agent manages the pod: nothing in it is touched
 	tasks    sync.WaitGroup // doors and heartbeat
 	flows    sync.WaitGroup
 }
@@ -66,22 +74,23 @@ func (d *door) close() error {
 }
 
 // start sets a pod up, or leaves nothing behind.
-func (a *agent) start(ctx context.Context, n podNet, atts []cni.Attachment) (_ *run, err error) {
+func (a *agent) start(ctx context.Context, n podNet, atts []cni.Attachment, set *deviceSet) (_ *run, err error) {
+	settings := a.node.Load().SettingsFor(podOf(atts[0]))
 	r := &run{
-		agent: a, net: n,
+		agent: a, net: n, settings: settings, set: set,
 		log:  a.cfg.Log.With("pod", podOf(atts[0]).String(), "netns", atts[0].NetNS),
-		pool: pool{limit: a.node.Load().PodBudget},
+		pool: pool{limit: settings.Budget},
 	}
 	r.atts.Store(&atts)
 	r.life, r.kill = context.WithCancel(context.WithoutCancel(ctx))
 	var u linux.Undo
 	err = u.Run(
 		linux.Step{Name: "start SMC-R stack", Do: func() (err error) {
-			r.stack, err = a.cfg.newStack(r.stackConfig())
+			r.stack, err = r.openStack()
 			return err
 		}, Undo: func() error { return r.stack.Close() }},
 		linux.Step{Name: "listen for outbound connections", Do: func() (err error) {
-			r.out, err = r.openDoor(ctx, "outbound", linux.ControlMark(markPlain), r.outbound)
+			r.out, err = r.openDoor(ctx, "outbound", linux.ControlMark(markPlain), outboundPort(n.id()), r.outbound)
 			return err
 		}, Undo: func() error { return r.out.close() }},
 		linux.Step{Name: "listen for inbound connections", Do: func() (err error) {
@@ -89,11 +98,12 @@ func (a *agent) start(ctx context.Context, n podNet, atts []cni.Attachment) (_ *
 			if a.option != nil {
 				control = a.option.ControlListen
 			}
-			r.in, err = r.openDoor(ctx, "inbound", linux.Controls(linux.ControlTransparent, control), r.inbound)
+			r.in, err = r.openDoor(ctx, "inbound", linux.Controls(linux.ControlTransparent, control), 0, r.inbound)
 			return err
 		}, Undo: func() error { return r.in.close() }},
 		linux.Step{Name: "install redirection", Do: func() (err error) {
 			cfg := r.redirectConfig()
+			r.policies = a.node.Load().PoliciesFor(podOf(atts[0]))
 			r.install.Store(&cfg)
 			r.redirect, err = n.install(cfg)
 			return err
@@ -104,6 +114,7 @@ func (a *agent) start(ctx context.Context, n podNet, atts []cni.Attachment) (_ *
 		return nil, fmt.Errorf("set up pod %v in %s: %w", podOf(atts[0]), atts[0].NetNS, err)
 	}
 	u.Keep()
+	a.runs.add(r)
 	for _, d := range []*door{r.out, r.in} {
 		for i := range d.listeners {
 			r.tasks.Go(func() { r.accept(d, i) })
@@ -113,8 +124,16 @@ func (a *agent) start(ctx context.Context, n podNet, atts []cni.Attachment) (_ *
 	return r, nil
 }
 
-func (r *run) openDoor(ctx context.Context, name string, control linux.Control, handle func(context.Context, *net.TCPConn)) (*door, error) {
-	ls, port, err := r.net.listen(ctx, control)
+// outboundPort is the port that the agent wants for a pod's outbound listener:
+// the same one for every agent. Connection tracking remembers for two minutes
+// after its end where a connection was diverted, and a connection with the same
+// addresses and ports may be diverted there again.
+func outboundPort(netnsID uint64) uint16 {
+	return firstDoorPort + uint16(netnsID*doorPortFactor>>32%numDoorPorts)
+}
+
+func (r *run) openDoor(ctx context.Context, name string, control linux.Control, wanted uint16, handle func(context.Context, *net.TCPConn)) (*door, error) {
+	ls, port, err := r.net.listen(ctx, control, wanted)
 	if err != nil {
 		return nil, err
 	}
@@ -124,33 +143,47 @@ func (r *run) openDoor(ctx context.Context, name string, control linux.Control, 
 
 // stackConfig is the configuration of the pod's SMC-R stack.
 func (r *run) stackConfig() smcr.Config {
-	n := r.agent.node.Load()
+	n, s := r.agent.node.Load(), r.settings
+	budget := s.Budget
+	if r.shares() {
+		budget.MemoryBytes = min(n.NodeBudget.MemoryBytes, sharedPods*budget.MemoryBytes)
+		budget.Conns = min(n.NodeBudget.Conns, sharedPods*budget.Conns)
+	}
 	// The stack makes its queues for MaxConns, so it should not be told of
-	// more than there is memory for.
-	conns := max(1, min(n.PodBudget.Conns, n.PodBudget.MemoryBytes/r.agent.connBytes()))
+	// more than there is memory for; and where there is not even memory for a
+	// whole region, regions are smaller.
+	fit := budget.MemoryBytes / s.ConnBytes()
 	cfg := smcr.Config{
 		Option:        r.agent.option,
-		RMBESizeBytes: n.RMBEBytes, SendBufferBytes: n.SendBufferBytes, RMBEsPerRMB: config.ConnsPerRegion,
-		MemoryBytes: n.PodBudget.MemoryBytes, MaxConns: conns, AnyPrefix: n.AnyPrefix,
-		Versions: smcr.VersionSet(n.Versions), EIDs: n.EIDs, Hostname: n.Name, Route: r.agent.cfg.route,
-		Hooks: smcr.Hooks{Malformed: func(where string, err error) {
-			r.agent.metrics.malformed.Inc()
-			r.log.Debug("message not understood", "where", where, "err", err)
-		}},
+		RMBESizeBytes: s.RMBEBytes, SendBufferBytes: s.SendBufferBytes, RMBEsPerRMB: max(1, min(fit, config.ConnsPerRegion)),
+		MemoryBytes: max(1, budget.MemoryBytes), MaxConns: max(1, min(budget.Conns, fit)), AnyPrefix: n.AnyPrefix,
+		Versions: smcr.VersionSet(s.Versions), EIDs: n.EIDs, Hostname: n.Name, Route: r.route,
+		Hooks: smcr.Hooks{Malformed: r.noteStack},
 	}
 	if cfg.AnswerPoll = n.AnswerPoll; cfg.AnswerPoll == 0 {
 		cfg.AnswerPoll = -1
 	}
-	for _, d := range r.agent.devices {
-		cfg.Devices = append(cfg.Devices, d.Device)
-	}
+	cfg.Devices, _ = r.agent.devices.usable(r.set)
+	cfg.Rail = r.set.railOf()
 	if n.Dialects == config.DialectsLinux {
 		cfg.Dialects = smcr.DialectsLinux
+	}
+	if s.SingleLink {
+		cfg.LinksPerGroup = 1
+	}
+	if r.shares() {
+		return cfg // its pods have different prefixes: those of each connection's address count
 	}
 	for _, att := range *r.atts.Load() {
 		cfg.Prefixes = append(cfg.Prefixes, att.IPs...)
 	}
 	return cfg
+}
+
+// bare says whether the run was made while there was no device.
+func (r *run) bare() bool {
+	_, ok := r.stack.(noStack)
+	return ok
 }
 
 // redirectConfig says what the policies want diverted in the pod.
@@ -165,8 +198,8 @@ func (r *run) redirectConfig() linux.RedirectConfig {
 		for _, s := range n.Outbound(pod) {
 			cfg.Outbound = append(cfg.Outbound, linux.OutboundRule{Prefix: s.Prefix, Ports: portRanges(s.Ports), Exclude: s.Exclude})
 		}
-		if r.agent.option == nil {
-			continue // a SYN-ACK could not answer the option
+		if r.agent.option == nil || r.bar() != config.BarNone {
+			continue // a SYN-ACK could not, or must not, answer the option
 		}
 		ports, all := n.InboundPorts(pod)
 		cfg.InboundAll = cfg.InboundAll || all
@@ -190,11 +223,29 @@ func portRanges(ps []config.PortRange) []linux.PortRange {
 // policies and addresses in force.
 func (r *run) update(atts []cni.Attachment) error {
 	r.atts.Store(&atts)
-	cfg := r.redirectConfig()
-	if err := r.redirect.Update(cfg); err != nil {
-		return err
+	pod := podOf(atts[0])
+	if now := r.agent.node.Load().PoliciesFor(pod); !reflect.DeepEqual(now, r.policies) {
+		// A destination that was left alone may be one that needs SMC-R now.
+		if err := r.redirect.Forget(); err != nil {
+			return err
+		}
+		r.agent.bypasses.forget(pod.String())
+		r.policies = now
 	}
-	r.install.Store(&cfg)
+	// The same again costs a transaction in each pod of the node, for each
+	// change in one of them. A table that somebody damaged is the heartbeat's.
+	if cfg := r.redirectConfig(); !reflect.DeepEqual(cfg, *r.install.Load()) {
+		if err := r.redirect.Update(cfg); err != nil {
+			return err
+		}
+		r.install.Store(&cfg)
+	}
+	r.judge()
+	return nil
+}
+
+// judge ends the live connections that the policies in force do not allow.
+func (r *run) judge() {
 	n := r.agent.node.Load()
 	for _, f := range r.agent.flows.list(r) {
 		was, is := f.decision, n.Decide(f.pod, f.peer(), f.dir)
@@ -205,7 +256,6 @@ func (r *run) update(atts []cni.Attachment) error {
 			f.abort(agentapi.CodePolicyChange)
 		}
 	}
-	return nil
 }
 
 // identity is who the pod is on one of its addresses.
@@ -222,7 +272,7 @@ func (r *run) identity(local netip.Addr) config.Pod {
 }
 
 func podOf(att cni.Attachment) config.Pod {
-	p := config.Pod{Namespace: att.Pod.Namespace, Name: att.Pod.Name, Interface: att.IfName}
+	p := config.Pod{Namespace: att.Pod.Namespace, Name: att.Pod.Name, Interface: att.IfName, UID: att.Pod.UID}
 	if p.Name == "" {
 		p.Name = att.ContainerID // outside Kubernetes
 	}
@@ -283,7 +333,7 @@ func (r *run) beat() time.Duration { return r.agent.node.Load().RedirectTTL / be
 // destination after the TTL.
 func (r *run) heartbeat() {
 	for r.pause(r.beat()) {
-		if r.draining.Load() {
+		if r.draining.Load() || r.released.Load() {
 			return
 		}
 		r.stack.Stats() // takes the stack's turn: a stack that hangs never answers
@@ -316,16 +366,25 @@ func (r *run) late() string {
 	return ""
 }
 
+// release leaves the pod to another agent. What is diverted here for another
+// while is still accepted.
+func (r *run) release(hold time.Duration) error {
+	r.released.Store(true)
+	return r.redirect.Release(hold)
+}
+
 // drain ends the diversion, then takes what is queued and waits for the
 // connections to end until ctx does.
 func (r *run) drain(ctx context.Context) {
 	r.draining.Store(true)
-	if err := r.redirect.Remove(); err != nil {
-		r.log.Warn("diversion not removed; it ends by itself", "err", err)
+	if !r.released.Load() {
+		if err := r.redirect.Remove(); err != nil {
+			r.log.Warn("diversion not removed; it ends by itself", "err", err)
+		}
 	}
 	done := make(chan struct{})
 	go func() {
-		r.tasks.Wait()
+		r.closeDoors()
 		r.flows.Wait()
 		close(done)
 	}()
@@ -335,6 +394,14 @@ func (r *run) drain(ctx context.Context) {
 		r.abort(agentapi.CodeDraining)
 		<-done
 	}
+}
+
+// closeDoors takes what is queued and stops listening.
+func (r *run) closeDoors() {
+	r.draining.Store(true)
+	r.tasks.Wait()
+	_ = r.out.close() // closing listeners cannot leave anything behind
+	_ = r.in.close()
 }
 
 // abort resets the live connections.
@@ -348,10 +415,11 @@ func (r *run) abort(code agentapi.Code) {
 }
 
 // stop ends what is left, at once, and frees everything. With gone the
-// namespace is not touched any more.
+// namespace is not touched any more, and neither is that of a released run.
 func (r *run) stop(code agentapi.Code, gone bool) error {
 	r.draining.Store(true)
 	var errs []error
+	gone = gone || r.released.Load()
 	if gone {
 		errs = append(errs, r.redirect.Close())
 	} else {
@@ -359,11 +427,15 @@ func (r *run) stop(code agentapi.Code, gone bool) error {
 	}
 	r.abort(code)
 	r.tasks.Wait()
+	r.agent.runs.remove(r)
 	errs = append(errs, r.stack.Close())
 	r.flows.Wait()
+	errs = append(errs, r.set.release())
 	if !gone {
 		errs = append(errs, r.net.sweep())
 	}
-	r.agent.bypasses.forget(podOf((*r.atts.Load())[0]).String())
+	if !r.released.Load() { // an agent that manages the pod again has its own
+		r.agent.bypasses.forget(podOf((*r.atts.Load())[0]).String())
+	}
 	return errors.Join(append(errs, r.net.close())...)
 }

@@ -235,6 +235,7 @@ const farBehind = "reader stands still, far behind"
 // TestAgent_urgent: a program sees urgent data as over direct TCP, and resets
 // too, whatever carries its connection.
 func TestAgent_urgent(t *testing.T) {
+	t.Parallel() // it mostly waits
 	l := newLab(t)
 	// A connection that ends before the agents have seen it made counts as a
 	// reset, so each script moves a byte before that.

@@ -20,12 +20,25 @@ const (
 	// maxAnswer bounds what a client reads: 64 Ki connections of about 700
 	// bytes each.
 	maxAnswer = 64 << 20
+	// answerTimeout bounds how long a client waits for an answer.
+	answerTimeout = 10 * time.Second
 	// DefaultSocket is where the agent listens unless configured otherwise.
 	DefaultSocket = "/run/kube-smcr/agent.sock"
 )
 
 // ErrNotRunning means that no agent answers on the socket.
 var ErrNotRunning = errors.New("the node agent is not running")
+
+// RefusedError is the agent's answer that it does not do what it was asked.
+type RefusedError struct {
+	Socket     string
+	HTTPStatus int
+	Reason     string
+}
+
+func (e *RefusedError) Error() string {
+	return fmt.Sprintf("the agent at %s refused: %s", e.Socket, e.Reason)
+}
 
 // Client asks the agent at one socket. Close it after use.
 type Client struct {
@@ -36,7 +49,7 @@ type Client struct {
 // NewClient makes a client; it connects with the first question.
 func NewClient(socket string) *Client {
 	return &Client{socket: socket, http: http.Client{
-		Timeout: 10 * time.Second,
+		Timeout: answerTimeout,
 		Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return (&net.Dialer{}).DialContext(ctx, "unix", socket)
 		}},
@@ -66,6 +79,11 @@ func (c *Client) Attachments(ctx context.Context) (Attachments, error) {
 	return get[Attachments](ctx, c, PathAttachments, nil)
 }
 
+// Devices asks for the devices that pods can have for themselves.
+func (c *Client) Devices(ctx context.Context) (Devices, error) {
+	return get[Devices](ctx, c, PathDevices, nil)
+}
+
 // Explain asks why connections from src (an address, or namespace/name of a
 // pod) to dst (address:port) are carried as they are.
 func (c *Client) Explain(ctx context.Context, src, dst string) (Explanation, error) {
@@ -75,6 +93,14 @@ func (c *Client) Explain(ctx context.Context, src, dst string) (Explanation, err
 // Sync makes the agent read the attachment records now.
 func (c *Client) Sync(ctx context.Context) error {
 	_, err := c.do(ctx, http.MethodPost, PathSync, nil)
+	return err
+}
+
+// Handover asks the agent to give the node to the one that asks, called
+// instance. When it returns, the agent manages no pod any more, and its socket
+// and metrics port are free.
+func (c *Client) Handover(ctx context.Context, instance string) error {
+	_, err := c.do(ctx, http.MethodPost, PathHandover, url.Values{"instance": {instance}})
 	return err
 }
 
@@ -110,7 +136,7 @@ func (c *Client) do(ctx context.Context, method, path string, q url.Values) (bod
 		if json.Unmarshal(body, &p) != nil || p.Error == "" {
 			p.Error = resp.Status
 		}
-		return nil, fmt.Errorf("the agent at %s refused: %s", c.socket, p.Error)
+		return nil, &RefusedError{Socket: c.socket, HTTPStatus: resp.StatusCode, Reason: p.Error}
 	}
 	return body, nil
 }

@@ -13,7 +13,9 @@
 //	GET  /v1/conns                   Conns: connections that the agent carries
 //	GET  /v1/explain?src=&dst=       Explanation
 //	GET  /v1/attachments             Attachments: pods and what was done there
+//	GET  /v1/devices                 Devices: those that pods can have for themselves
 //	POST /v1/attachments/sync        read the records now; 204
+//	POST /v1/handover?instance=      give the node to the agent that asks; 204
 //	GET  /metrics                    Prometheus text
 //
 // Errors are a Problem with the HTTP status.

@@ -17,9 +17,12 @@ type Code string
 const (
 	CodeOK           Code = ""              // it is on SMC-R
 	CodeNoPolicy     Code = "NO_POLICY"     // the configuration does not select it
+	CodeOptedOut     Code = "OPTED_OUT"     // the pod is not opted in
+	CodeTransport    Code = "TRANSPORT"     // the policy allows no device of this node
+	CodePodDevice    Code = "POD_DEVICE"    // no RDMA device of the pod can be used
 	CodeNotAttached  Code = "NOT_ATTACHED"  // the pod is none of the agent's
 	CodePodFailed    Code = "POD_FAILED"    // the set-up in the pod failed
-	CodeNoOption     Code = "NO_OPTION"     // the TCP option cannot be written here
+	CodeNoOption     Code = "NO_OPTION"     // the node lacks the TCP option, or diversion
 	CodeBudgetConns  Code = "BUDGET_CONNS"  // out of connections
 	CodeBudgetMemory Code = "BUDGET_MEMORY" // out of memory for buffers
 	CodeConnect      Code = "CONNECT"       // the destination did not answer
@@ -54,7 +57,7 @@ func (c Code) Advice() string {
 // Codes returns every code that has a text of its own, sorted.
 func Codes() []Code {
 	out := []Code{
-		CodeNoPolicy, CodeNotAttached, CodePodFailed, CodeNoOption, CodeBudgetConns, CodeBudgetMemory, CodeConnect,
+		CodeNoPolicy, CodeOptedOut, CodeTransport, CodePodDevice, CodeNotAttached, CodePodFailed, CodeNoOption, CodeBudgetConns, CodeBudgetMemory, CodeConnect,
 		CodeApplication, CodeRendezvous, CodeRequired, CodePolicyChange, CodeDraining, CodeUnseen,
 	}
 	for _, r := range clcReasons() {
@@ -69,17 +72,23 @@ func (c Code) describe() (text, advice string) {
 	case CodeOK:
 		return "on SMC-R", ""
 	case CodeNoPolicy:
-		return "no policy selects this connection", "add or widen a policy in the agent's configuration and send it SIGHUP"
+		return "no policy selects this connection", "add or widen a policy: an SMCRPolicy in the pod's namespace; without a cluster in the agent's configuration, and send it SIGHUP"
+	case CodeOptedOut:
+		return "the pod is not opted in", "annotate the pod or its namespace with smcr.io/enabled: \"true\"; kubectl smcr explain says which annotation decided"
+	case CodeTransport:
+		return "the policy allows no RDMA device of the kind that this node has", "add the node's kind to spec.transports of the SMCRPolicy (kubectl get smcrnodes shows it), or let the pod run on another node"
+	case CodePodDevice:
+		return "the pod was given an RDMA device for itself, and it cannot be used", "see the attachment's detail (smcrctl devices shows the device); the pod does not go over the node's devices instead, which others use too; it is tried again by itself"
 	case CodeNotAttached:
-		return "no attached pod has this source", "check that the pod's network has the smcr-cni plugin in its chain and that it was created after that; smcrctl status counts attached pods"
+		return "no attached pod has this source", "a pod that is older than the installation is attached 10 s after it opted in, or recreate it; else check that the pod's network has the smcr-cni plugin in its chain; smcrctl status counts attached pods"
 	case CodePodFailed:
 		return "the agent could not set up the pod's network", "see the detail, and smcrctl preflight; the agent tries again by itself"
 	case CodeNoOption:
-		return "this agent cannot write the SMC-R TCP option, so everything is plain TCP", "run smcrctl preflight as root: it says which kernel feature or privilege is missing"
+		return "this node lacks what SMC-R needs (writing its TCP option, or diverting connections), so everything is plain TCP", "run smcrctl preflight as root: it says which kernel feature or privilege is missing"
 	case CodeBudgetConns:
-		return "the connection budget of the pod or the node is used up", "raise node.budgets, or narrow the policies"
+		return "the connection budget of the pod or the node is used up", "raise node.budgets, or budget of the SMCRPolicy, or narrow the policies"
 	case CodeBudgetMemory:
-		return "the memory budget of the pod or the node is used up", "raise node.budgets, or use smaller rmbe and sendBuffer"
+		return "the memory budget of the pod or the node is used up", "raise node.budgets, or budget of the SMCRPolicy, or use smaller rmbe and sendBuffer (buffers in the SMCRPolicy)"
 	case CodeConnect:
 		return "the destination did not accept the TCP connection", "as without SMC-R: check the service and the network between"
 	case CodeApplication:

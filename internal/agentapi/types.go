@@ -3,6 +3,7 @@
 package agentapi
 
 import (
+	"fmt"
 	"net/netip"
 	"time"
 )
@@ -17,9 +18,15 @@ const (
 	PathConns       = "/v1/conns"
 	PathExplain     = "/v1/explain"
 	PathAttachments = "/v1/attachments"
+	PathDevices     = "/v1/devices"
 	PathSync        = "/v1/attachments/sync"
+	PathHandover    = "/v1/handover"
 	PathMetrics     = "/metrics"
 )
+
+// InstanceEnv is the environment variable that names the agent's instance: the
+// pod's name, in every container of that pod.
+const InstanceEnv = "POD_NAME"
 
 // Problem is the body of an error answer.
 type Problem struct {
@@ -29,19 +36,32 @@ type Problem struct {
 
 // Status is the answer of /v1/status.
 type Status struct {
-	APIVersion string    `json:"apiVersion"`
-	Node       string    `json:"node"`
-	Version    string    `json:"version"`
-	Started    time.Time `json:"started"`
+	APIVersion string `json:"apiVersion"`
+	Node       string `json:"node"`
+	Version    string `json:"version"`
+	// Instance tells agents of one node apart: in Kubernetes the pod's name.
+	Instance string    `json:"instance,omitempty"`
+	Started  time.Time `json:"started"`
+	// Synced is true once the agent has looked at all attachment records.
+	Synced bool `json:"synced"`
+	// Takeover is true if another agent may take over from this one.
+	Takeover bool `json:"takeover,omitempty"`
 	// Accelerating is false while nothing can be on SMC-R; Problems says why.
 	Accelerating bool     `json:"accelerating"`
 	Problems     []string `json:"problems,omitempty"`
-	Draining     bool     `json:"draining,omitempty"`
-	Devices      []Device `json:"devices"`
-	Policies     []string `json:"policies"`
-	Pods         PodCount `json:"pods"`
-	Conns        ConnSums `json:"conns"`
-	LinkGroups   int      `json:"linkGroups"`
+	// Unable is why nothing can be on SMC-R on this node, and UnableCode its
+	// reason code; empty if it can.
+	Unable     string `json:"unable,omitempty"`
+	UnableCode Code   `json:"unableCode,omitempty"`
+	Draining   bool   `json:"draining,omitempty"`
+	// HardwareVerbs says whether the agent's program can use RDMA devices of the
+	// kernel.
+	HardwareVerbs bool     `json:"hardwareVerbs"`
+	Devices       []Device `json:"devices"`
+	Policies      []string `json:"policies"`
+	Pods          PodCount `json:"pods"`
+	Conns         ConnSums `json:"conns"`
+	LinkGroups    int      `json:"linkGroups"`
 	// NodeBudget is of all pods together.
 	NodeBudget Budget `json:"nodeBudget"`
 	// Reasons counts the connections since the start that were not on SMC-R,
@@ -49,17 +69,96 @@ type Status struct {
 	Reasons map[Code]uint64 `json:"reasons"`
 }
 
+// Readiness says whether an agent serves its node.
+type Readiness struct {
+	APIVersion string `json:"apiVersion"`
+	Ready      bool   `json:"ready"`
+	Detail     string `json:"detail"`
+}
+
+// ReadinessOf judges the status that was got from the socket. With instance, it
+// must be that agent's.
+func ReadinessOf(s Status, instance string) Readiness {
+	r := Readiness{APIVersion: Version}
+	switch {
+	case instance != "" && s.Instance != instance:
+		r.Detail = fmt.Sprintf("not ready: agent %q manages this node, and not %q", s.Instance, instance)
+	case s.Draining:
+		r.Detail = "not ready: the agent is stopping"
+	case !s.Synced:
+		r.Detail = "not ready: the agent has not looked at all pods yet"
+	default:
+		r.Ready, r.Detail = true, fmt.Sprintf("ready: %d of %d pods are served", s.Pods.Ready, s.Pods.Attached)
+	}
+	return r
+}
+
 // Device is an RDMA device that carries links.
 type Device struct {
 	Name     string `json:"name"`
-	Provider string `json:"provider"` // soft
-	Address  string `json:"address,omitempty"`
+	Provider string `json:"provider"` // soft or verbs
+	// Missing is why a configured device is not there, "" if it is.
+	Missing string `json:"missing,omitempty"`
+	// Since is when it was opened, or found missing.
+	Since time.Time `json:"since"`
+	// Choice says which GID a device of the kernel uses, and why.
+	Choice string `json:"choice,omitempty"`
+	// Address is that of the links.
+	Address string `json:"address,omitempty"`
 	// Interface is the network interface of the address, the last one while
 	// there is none.
 	Interface string `json:"interface,omitempty"`
 	MTU       int    `json:"mtu"`  // path MTU in bytes
 	Port      string `json:"port"` // ACTIVE or DOWN
 }
+
+// Devices is the answer of /v1/devices.
+type Devices struct {
+	APIVersion string `json:"apiVersion"`
+	// Devices are those that pods can have for themselves, and those they have.
+	Devices []PodDevice `json:"devices"`
+	// Problem is why some may not be in the list.
+	Problem string `json:"problem,omitempty"`
+}
+
+// PodDevice is an RDMA device that a pod can have for itself, or share with the
+// other pods that asked for it.
+type PodDevice struct {
+	// ID is the PCI address of a VF or another function, the name of the network
+	// interface of what is not PCI, or the name of a software device.
+	ID  string `json:"id"`
+	PCI string `json:"pci,omitempty"`
+	// PF is the network interface of the physical function, and VF the number of
+	// the VF there; -1: it is no VF.
+	PF string `json:"pf,omitempty"`
+	VF int    `json:"vf"`
+	// Interface is its network interface: on the host, or in the pod.
+	Interface string   `json:"interface,omitempty"`
+	RDMA      []string `json:"rdma,omitempty"`
+	MAC       string   `json:"mac,omitempty"`
+	// NUMANode is the memory that it is near to, and Rail the number of its part
+	// of the fabric; -1: unknown.
+	NUMANode int `json:"numaNode"`
+	Rail     int `json:"rail"`
+	// State is one of DeviceUp and so on.
+	State string `json:"state"`
+	// Pods have it, NAMESPACE/NAME. Mode says how it is wired: move, ipvlan, or
+	// chained if another plugin did it.
+	Pods []string `json:"pods,omitempty"`
+	Mode string   `json:"mode,omitempty"`
+	// Used is how the agent uses it. It does not if no policy selects the pod.
+	Used *Device `json:"used,omitempty"`
+}
+
+// States of a device that pods can have.
+const (
+	DeviceUp      = "up"      // free, with a carrier
+	DeviceDown    = "down"    // free, without one
+	DevicePod     = "pod"     // a pod has it
+	DeviceVFIO    = "vfio"    // a virtual machine has it
+	DeviceUnbound = "unbound" // no driver has it
+	DeviceMissing = "missing" // a pod has it, and it cannot be used
+)
 
 // PodCount counts attached pods.
 type PodCount struct {
@@ -125,9 +224,11 @@ type LinkGroup struct {
 
 // Link is one link of a group.
 type Link struct {
-	ID        uint8  `json:"id"`
-	State     string `json:"state"`
-	Device    string `json:"device"`
+	ID     uint8  `json:"id"`
+	State  string `json:"state"`
+	Device string `json:"device"`
+	// PCI is the address of a device that the pod has for itself.
+	PCI       string `json:"pci,omitempty"`
 	LocalGID  string `json:"localGID"`
 	PeerGID   string `json:"peerGID"`
 	LocalQPN  uint32 `json:"localQPN"`
@@ -237,7 +338,10 @@ type Attachment struct {
 	State       string         `json:"state"` // ready, idle, failed
 	Detail      string         `json:"detail,omitempty"`
 	Policies    []string       `json:"policies"`
-	Budget      Budget         `json:"budget"`
+	// Devices are the IDs of the RDMA devices that the pod's connections use
+	// instead of the node's.
+	Devices []string `json:"devices,omitempty"`
+	Budget  Budget   `json:"budget"`
 }
 
 // States of an attachment.

@@ -29,13 +29,23 @@ type NetConf struct {
 	AgentSocket string `json:"agentSocket"`
 	// AgentTimeoutMilliseconds bounds the wait for the agent. Default: 2000.
 	AgentTimeoutMilliseconds int `json:"agentTimeoutMilliseconds"`
-	// Required makes ADD and STATUS fail while the agent does not answer.
+	// Required makes ADD fail while the agent does not answer, or when the
+	// record cannot be written.
 	Required bool `json:"required"`
+	// ReportStatus makes STATUS fail while new pods would not be attached.
+	// Required does not imply it: see status.
+	ReportStatus bool `json:"reportStatus"`
 
+	DeviceConf
+
+	raw        []byte // the whole, for IPAM plugins
 	prevResult json.RawMessage
 	valid      []types.GCAttachment
 	hasValid   bool
 }
+
+// PluginType is the plugin's type in configurations, and so the name of its file.
+const PluginType = "smcr-cni"
 
 // DefaultDataDir is where plugin and agent meet.
 const DefaultDataDir = "/run/kube-smcr"
@@ -48,17 +58,20 @@ type wireConf struct {
 	ValidAttachments *[]types.GCAttachment `json:"cni.dev/valid-attachments"`
 }
 
-// foreignKeys are the keys that CNI and its callers define; any other one that
-// is not ours is a mistake, and CNI lets plugins say so. Keys with a slash
-// belong to the domain before it.
+// foreignKeys are the keys that CNI and its callers define, and those of the
+// plugin sriov that say where it logs; any other one that is not ours is a
+// mistake, and CNI lets plugins say so. Keys with a slash belong to the domain
+// before it.
 var foreignKeys = []string{
-	"args", "capabilities", "cniVersions", "deviceID", "disableCheck", "disableGC", "dns", "ipMasq", "ipam",
-	"pciBusID", "prevResult", "runtimeConfig",
+	"args", "capabilities", "cniVersions", "disableCheck", "disableGC", "dns", "ipMasq", "ipam",
+	"logFile", "logLevel", "pciBusID", "prevResult", "runtimeConfig",
 }
 
 // ownKeys are the keys of NetConf.
 var ownKeys = []string{
-	"agentSocket", "agentTimeoutMilliseconds", "cniVersion", "dataDir", "name", "required", "type",
+	"agentSocket", "agentTimeoutMilliseconds", "cniVersion", "dataDir", "deviceID", "link_state", "mac", "max_tx_rate",
+	"min_tx_rate", "mode", "mtu", "name", "pfNames", "reportStatus", "required", "requiredSettings", "spoofchk", "trust",
+	"type", "vlan", "vlanProto", "vlanQoS",
 }
 
 // ParseNetConf reads the configuration that a runtime passes to the plugin.
@@ -69,7 +82,7 @@ func ParseNetConf(b []byte) (NetConf, error) {
 		return NetConf{}, types.NewError(types.ErrDecodingFailure, "network configuration is not a JSON object", err.Error())
 	}
 	for k := range keys {
-		if !slices.Contains(ownKeys, k) && !slices.Contains(foreignKeys, k) && !strings.Contains(k, "/") {
+		if !KnowsField(k) {
 			return NetConf{}, confError(k, "no such field; this plugin has %s", strings.Join(ownKeys, ", "))
 		}
 	}
@@ -83,6 +96,7 @@ func ParseNetConf(b []byte) (NetConf, error) {
 		return NetConf{}, confError(field, "%v", err)
 	}
 	c := w.NetConf
+	c.raw = b
 	if len(w.PrevResult) > 0 && !bytes.Equal(w.PrevResult, []byte("null")) {
 		c.prevResult = w.PrevResult
 	}
@@ -95,7 +109,16 @@ func ParseNetConf(b []byte) (NetConf, error) {
 	if c.AgentSocket == "" {
 		c.AgentSocket = filepath.Join(c.DataDir, "agent.sock")
 	}
-	return c, c.validate()
+	if err := c.validate(); err != nil {
+		return c, err
+	}
+	return c, c.DeviceConf.validate()
+}
+
+// KnowsField tells whether the plugin accepts a field of this name in its
+// configuration. One that it does not know may be of a later version.
+func KnowsField(name string) bool {
+	return slices.Contains(ownKeys, name) || slices.Contains(foreignKeys, name) || strings.Contains(name, "/")
 }
 
 func (c NetConf) validate() error {
@@ -144,7 +167,8 @@ type result struct {
 // answered before they listed interfaces.
 func (c NetConf) addresses(ifName string) ([]netip.Prefix, error) {
 	if c.prevResult == nil {
-		return nil, confError("prevResult", "is missing: list this plugin behind the one that makes the interface")
+		return nil, confError("prevResult", "is missing: list this plugin behind the one that makes the interface, or give it "+
+			"a device (deviceID; with Multus by the annotation k8s.v1.cni.cncf.io/resourceName of the network)")
 	}
 	var r result
 	if err := json.Unmarshal(c.prevResult, &r); err != nil {

@@ -3,12 +3,16 @@
 package cni
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"syscall"
 
 	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/smcr-io/kube-smcr/internal/linux"
+	"github.com/smcr-io/kube-smcr/internal/vf"
 )
 
 // Error codes of this plugin; CNI leaves the numbers from 100 to plugins.
@@ -19,6 +23,20 @@ const (
 	// CodeRecord means that CHECK found no record, or one that says something
 	// else than the container runtime.
 	CodeRecord uint = 101
+	// CodeDevice means that the device cannot be given to a pod: there is none,
+	// it is a PF, it has the wrong driver, or the host needs it.
+	CodeDevice uint = 102
+	// CodeDeviceBusy means that the device belongs to another attachment, or
+	// has not come back from it.
+	CodeDeviceBusy uint = 103
+	// CodeInterface means that the interface could not be made as it should
+	// be: its name is in use, or an address or route could not be set.
+	CodeInterface uint = 104
+	// CodeSetting means that the device does not take a setting.
+	CodeSetting uint = 105
+	// CodeWiring means that CHECK found the device, its interface, its
+	// addresses or routes other than ADD left them.
+	CodeWiring uint = 106
 )
 
 // ErrNoAttachment means that the store has no such record.
@@ -44,6 +62,47 @@ func confError(field, format string, args ...any) *types.Error {
 // envError is the CNI error for an environment variable.
 func envError(name, format string, args ...any) *types.Error {
 	return types.NewError(types.ErrInvalidEnvironmentVariables, name, fmt.Sprintf(format, args...))
+}
+
+// deviceError is the CNI error for what happened to a device; "" is all that an
+// attachment has.
+func deviceError(id string, err error) *types.Error {
+	var busy *vf.BusyError
+	code, remedy := CodeDevice, ""
+	switch {
+	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
+		code, remedy = CodeStoreFull, "free space in dataDir"
+	case errors.As(err, &busy):
+		code, remedy = CodeDeviceBusy, "the runtime gives it back by DEL of its owner, or GC; if nothing ever asks for that, look who allocated it twice"
+	case errors.Is(err, vf.ErrNotReturned):
+		code, remedy = CodeDeviceBusy, "end the process that keeps the ended pod's network namespace"
+	case errors.Is(err, vf.ErrNotFound):
+		remedy = "look for it with smcrctl devices, and at the resource that handed it out"
+	case errors.Is(err, vf.ErrIsPF):
+		remedy = "make VFs (sriov_numvfs) and use one of them"
+	case errors.Is(err, vf.ErrVFIO), errors.Is(err, vf.ErrUnbound):
+		remedy = "bind the device to the driver of its network interface"
+	case errors.Is(err, vf.ErrPFDown):
+		remedy = "set the interface of its PF up"
+	case errors.Is(err, vf.ErrInUse):
+		remedy = "use a device that the host does not need"
+	case errors.Is(err, vf.ErrNameTaken):
+		code, remedy = CodeInterface, "choose another interface name for this network in the pod"
+	case errors.Is(err, vf.ErrSetting):
+		code, remedy = CodeSetting, "take the setting out of the network, or of its requiredSettings, or use another NIC"
+	case errors.Is(err, linux.ErrGone):
+		code, remedy = types.ErrUnknownContainer, "the pod ended meanwhile"
+	case errors.Is(err, context.DeadlineExceeded):
+		code, remedy = types.ErrTryAgainLater, "another plugin works on the device, or the kernel is slow"
+	}
+	what := "device " + id
+	if id == "" {
+		what = "devices of the attachment"
+	}
+	if remedy != "" {
+		what += ": " + remedy
+	}
+	return types.NewError(code, what, err.Error())
 }
 
 // storeError is the CNI error for what the store said.

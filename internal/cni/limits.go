@@ -13,14 +13,25 @@ const (
 	maxRecords = 8192
 	// maxIPs bounds the addresses of one interface.
 	maxIPs = 64
+	// maxDevices bounds the devices of one interface: it has one, and a bond
+	// of all ports of a server has eight.
+	maxDevices = 16
+	// maxDeviceID bounds the name of a device: a PCI address has 12 bytes, an
+	// interface's name 15.
+	maxDeviceID = 64
+	// maxPFs bounds the PFs of one network; a server has at most some sixteen.
+	maxPFs = 64
+	// maxVLAN and maxVLANQoS are those of IEEE 802.1Q.
+	maxVLAN    = 4094
+	maxVLANQoS = 7
+	// minMTU is the least of IPv4, maxMTU what the kernel accepts.
+	minMTU = 68
+	maxMTU = 65535
 	// maxNameBytes is what every file system of Linux takes as a file name,
 	// with room for the suffix of a record.
 	maxNameBytes = 240
 	// maxPodField bounds the names of CNI_ARGS: Kubernetes allows 253 bytes.
 	maxPodField = 253
-	// staleAfter is when a temporary file cannot belong to a running plugin
-	// any more: container runtimes end plugins after a few minutes.
-	staleAfter = time.Hour
 
 	// defaultAgentTimeout is the wait for the agent. The start of a pod takes
 	// seconds, so users do not notice two more, and it is a hundred times what
@@ -29,6 +40,25 @@ const (
 	// maxAgentTimeout keeps the wait below what container runtimes allow a
 	// plugin.
 	maxAgentTimeout = 30 * time.Second
+	// lockWait bounds the wait for another call for the same attachment; runtimes
+	// make one at a time, and give up on the whole after minutes.
+	lockWait = 30 * time.Second
+	// lockPoll is how often the lock is tried; the other call takes at least
+	// some ten milliseconds.
+	lockPoll = 5 * time.Millisecond
+	// ipamTimeout bounds one call of an IPAM plugin: DHCP tries for ten
+	// seconds and more, and container runtimes wait two minutes.
+	ipamTimeout = 60 * time.Second
+	// busyTries and busyPoll are for a plugin whose file is being written: an
+	// installer takes some ten milliseconds for it.
+	busyTries = 5
+	busyPoll  = 100 * time.Millisecond
+	// wireTimeout bounds the work on one device. The slowest part is the port
+	// of the RDMA device, which comes up a few seconds after a move.
+	wireTimeout = 30 * time.Second
+	// maxDeviceInfoBytes bounds a device-info file that is read; they have a
+	// few hundred bytes.
+	maxDeviceInfoBytes = 64 << 10
 	// maxAnswerBytes bounds what is read of the agent's answer.
 	maxAnswerBytes = 4 << 10
 )

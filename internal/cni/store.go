@@ -6,17 +6,15 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"slices"
-	"strings"
-	"syscall"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/utils"
+
+	"github.com/smcr-io/kube-smcr/internal/records"
 )
 
 // SchemaVersion is the version of the records that are written. A reader
@@ -44,6 +42,43 @@ type Attachment struct {
 	// IPs are the addresses of the interface, with the length of its prefix.
 	IPs     []netip.Prefix `json:"ips"`
 	Created time.Time      `json:"created"`
+	// Devices are the RDMA devices that the pod got for itself with this
+	// interface. Without any, the pod's connections use the node's.
+	Devices []AttachedDevice `json:"devices,omitempty"`
+}
+
+// AttachedDevice is a device of a pod, as it is after ADD.
+type AttachedDevice struct {
+	// ID names the device on its node: the PCI address of a VF, or the name
+	// that the interface of another RDMA device has on the host.
+	ID     string   `json:"id"`
+	PCI    string   `json:"pci,omitempty"`
+	RDMA   []string `json:"rdma,omitempty"`   // names of its RDMA devices
+	NetDev string   `json:"netdev,omitempty"` // name of its interface on the host
+	PF     string   `json:"pf,omitempty"`     // name of the interface of its PF
+	PFPCI  string   `json:"pfPCI,omitempty"`  // PCI address of its PF
+	VF     int      `json:"vf"`               // its number at the PF; -1: it is no VF
+	// NUMANode is the memory that the device is near to; -1: none.
+	NUMANode int `json:"numaNode"`
+	Rail     int `json:"rail"`
+	// Mode says where the device is: "move" for one in the pod's namespace,
+	// "ipvlan" for one that stays on the host and has a child in the pod, and
+	// "chained" for one that another plugin wired, or that pods share.
+	Mode string `json:"mode"`
+	// IfName is the name of the interface in the pod that this plugin made, MAC
+	// its address, and IPs those of the network layer with the length of their
+	// prefix.
+	IfName string         `json:"ifName,omitempty"`
+	MAC    string         `json:"mac,omitempty"`
+	IPs    []netip.Prefix `json:"ips,omitempty"`
+}
+
+// modeChained is the mode of a device that this plugin did not wire.
+const modeChained = "chained"
+
+// wired are the devices of an attachment that this plugin wired.
+func (a Attachment) wired() []AttachedDevice {
+	return slices.DeleteFunc(slices.Clone(a.Devices), func(d AttachedDevice) bool { return d.Mode == modeChained })
 }
 
 // FileName is the name of the record's file.
@@ -71,9 +106,6 @@ func validKey(containerID, ifName string) bool { return checkKey(containerID, if
 
 // ParseAttachment reads a record.
 func ParseAttachment(b []byte) (Attachment, error) {
-	if len(b) > maxRecordBytes {
-		return Attachment{}, fmt.Errorf("record is longer than %d bytes", maxRecordBytes)
-	}
 	var a Attachment
 	if err := json.Unmarshal(b, &a); err != nil {
 		return Attachment{}, fmt.Errorf("parse record: %w", err)
@@ -85,6 +117,10 @@ func ParseAttachment(b []byte) (Attachment, error) {
 		return Attachment{}, errors.New("record has no netns")
 	case len(a.IPs) > maxIPs:
 		return Attachment{}, fmt.Errorf("record has %d addresses, at most %d are allowed", len(a.IPs), maxIPs)
+	case len(a.Devices) > maxDevices:
+		return Attachment{}, fmt.Errorf("record has %d devices, at most %d are allowed", len(a.Devices), maxDevices)
+	case slices.ContainsFunc(a.Devices, func(d AttachedDevice) bool { return len(d.IPs) > maxIPs }):
+		return Attachment{}, fmt.Errorf("record has a device with more than %d addresses", maxIPs)
 	}
 	if err := checkKey(a.ContainerID, a.IfName); err != nil {
 		return Attachment{}, fmt.Errorf("parse record: %w", err)
@@ -95,22 +131,21 @@ func ParseAttachment(b []byte) (Attachment, error) {
 // Store is a directory of records. It has no state of its own: several
 // processes may use the same directory.
 type Store struct {
-	dir string
+	dir records.Dir
 }
 
 // NewStore returns the store of a data directory. It need not exist.
-func NewStore(dataDir string) Store { return Store{dir: filepath.Join(dataDir, "attachments")} }
+func NewStore(dataDir string) Store {
+	return Store{records.Dir{Path: filepath.Join(dataDir, "attachments"), MaxBytes: maxRecordBytes, MaxFiles: maxRecords}}
+}
 
 // Dir is the directory of the records, for those who watch it. A record
 // appears by a rename and goes by a removal.
-func (s Store) Dir() string { return s.dir }
-
-// tempPattern are files under construction; no container ID begins with a dot.
-const tempPattern = ".tmp-*"
+func (s Store) Dir() string { return s.dir.Path }
 
 // MakeDir makes the directory if it is missing.
 func (s Store) MakeDir() error {
-	if err := os.MkdirAll(s.dir, 0o700); err != nil {
+	if err := s.dir.Make(); err != nil {
 		return fmt.Errorf("make attachment directory: %w", err)
 	}
 	return nil
@@ -124,50 +159,11 @@ func (s Store) Write(a Attachment) error {
 	if err := checkKey(a.ContainerID, a.IfName); err != nil {
 		return fmt.Errorf("write attachment: %w", err)
 	}
-	b, err := json.MarshalIndent(a, "", "  ")
-	if err != nil {
-		return fmt.Errorf("write attachment: %w", err)
-	}
-	if err := s.MakeDir(); err != nil {
-		return err
-	}
 	if old, err := s.read(a.FileName()); err == nil && (old.ContainerID != a.ContainerID || old.IfName != a.IfName) {
 		return fmt.Errorf("write attachment: file %q is the record of container %q, interface %q", a.FileName(), old.ContainerID, old.IfName)
 	}
-	temp, err := s.writeTemp(append(b, '\n'))
-	if err != nil {
+	if err := s.dir.Write(a.FileName(), a); err != nil {
 		return fmt.Errorf("write attachment: %w", err)
-	}
-	if err := os.Rename(temp, filepath.Join(s.dir, a.FileName())); err != nil {
-		return errors.Join(fmt.Errorf("write attachment: %w", err), os.Remove(temp))
-	}
-	return s.sync()
-}
-
-// writeTemp writes b to a new file aside and returns its path.
-func (s Store) writeTemp(b []byte) (string, error) {
-	f, err := os.CreateTemp(s.dir, tempPattern)
-	if err != nil {
-		return "", err
-	}
-	_, err = f.Write(b)
-	if err == nil {
-		err = f.Sync()
-	}
-	if err = errors.Join(err, f.Close()); err != nil {
-		return "", errors.Join(err, os.Remove(f.Name()))
-	}
-	return f.Name(), nil
-}
-
-// sync makes a rename or a removal survive a power cut.
-func (s Store) sync() error {
-	d, err := os.Open(s.dir)
-	if err != nil {
-		return fmt.Errorf("sync attachment directory: %w", err)
-	}
-	if err := errors.Join(d.Sync(), d.Close()); err != nil {
-		return fmt.Errorf("sync attachment directory: %w", err)
 	}
 	return nil
 }
@@ -186,14 +182,10 @@ func (s Store) Delete(containerID, ifName string) error {
 }
 
 func (s Store) remove(name string) error {
-	err := os.Remove(filepath.Join(s.dir, name))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
+	if err := s.dir.Remove(name); err != nil {
 		return fmt.Errorf("delete attachment: %w", err)
 	}
-	return s.sync()
+	return nil
 }
 
 // Get returns a record. The error is [ErrNoAttachment] if there is none, and a
@@ -211,20 +203,7 @@ func (s Store) Get(containerID, ifName string) (Attachment, error) {
 
 // read reads the file of a record.
 func (s Store) read(name string) (Attachment, error) {
-	// A pipe must not block, nor a link lead elsewhere.
-	f, err := os.OpenFile(filepath.Join(s.dir, name), os.O_RDONLY|syscall.O_NONBLOCK|syscall.O_NOFOLLOW, 0)
-	if err != nil {
-		return Attachment{}, &JunkError{Name: name, Err: err}
-	}
-	defer func() { _ = f.Close() }() // only read
-	st, err := f.Stat()
-	if err == nil && !st.Mode().IsRegular() {
-		err = errors.New("is not a regular file")
-	}
-	if err != nil {
-		return Attachment{}, &JunkError{Name: name, Err: err}
-	}
-	b, err := io.ReadAll(io.LimitReader(f, maxRecordBytes+1))
+	b, err := s.dir.Read(name)
 	if err != nil {
 		return Attachment{}, &JunkError{Name: name, Err: err}
 	}
@@ -242,30 +221,12 @@ func (s Store) read(name string) (Attachment, error) {
 // each file that is none. A missing directory is an empty one. err is about the
 // directory itself; what could be read is returned with it.
 func (s Store) List() (as []Attachment, junk []*JunkError, err error) {
-	d, err := os.Open(s.dir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil, nil
-	}
+	names, err := s.dir.Names()
 	if err != nil {
-		return nil, nil, fmt.Errorf("list attachments: %w", err)
+		err = fmt.Errorf("list attachments: %w", err)
 	}
-	entries, err := d.ReadDir(maxRecords + 1)
-	if errors.Is(err, io.EOF) {
-		err = nil
-	}
-	if cerr := d.Close(); cerr != nil || err != nil {
-		return nil, nil, fmt.Errorf("list attachments: %w", errors.Join(err, cerr))
-	}
-	if len(entries) > maxRecords {
-		entries = entries[:maxRecords]
-		err = fmt.Errorf("list attachments: %s has more than %d files: clean it up", s.dir, maxRecords)
-	}
-	slices.SortFunc(entries, func(a, b os.DirEntry) int { return strings.Compare(a.Name(), b.Name()) })
-	for _, e := range entries {
-		if strings.HasPrefix(e.Name(), ".") {
-			continue // under construction
-		}
-		a, rerr := s.read(e.Name())
+	for _, name := range names {
+		a, rerr := s.read(name)
 		var je *JunkError
 		switch {
 		case rerr == nil:
@@ -288,24 +249,21 @@ func (s Store) CollectGarbage(network string, valid func(containerID, ifName str
 			errs = append(errs, s.remove(a.FileName()))
 		}
 	}
-	temps, err := filepath.Glob(filepath.Join(s.dir, tempPattern))
-	errs = append(errs, err)
-	for _, path := range temps {
-		if st, err := os.Lstat(path); err == nil && now.Sub(st.ModTime()) > staleAfter {
-			errs = append(errs, os.Remove(path))
-		}
+	return errors.Join(append(errs, s.dir.RemoveStale(now))...)
+}
+
+// RemoveAll removes all records, and the directory.
+func (s Store) RemoveAll() error {
+	if err := s.dir.RemoveAll(); err != nil {
+		return fmt.Errorf("remove attachment records: %w", err)
 	}
-	return errors.Join(errs...)
+	return nil
 }
 
 // CheckWritable tells whether a record could be written now.
 func (s Store) CheckWritable() error {
-	if err := s.MakeDir(); err != nil {
-		return err
-	}
-	temp, err := s.writeTemp([]byte(strings.Repeat(" ", os.Getpagesize()))) // at least one block
-	if err != nil {
+	if err := s.dir.CheckWritable(); err != nil {
 		return fmt.Errorf("write to attachment directory: %w", err)
 	}
-	return os.Remove(temp)
+	return nil
 }

@@ -47,6 +47,10 @@ func TestStore_roundTrip(t *testing.T) {
 	}
 	must(t, s.Delete("c1", "eth0"))
 	want := []Attachment{testAttachment("c1", "eth0"), testAttachment("c2", "eth0"), testAttachment("c2", "net1")}
+	want[2].Devices = []AttachedDevice{
+		{ID: "0000:01:10.2", PCI: "0000:01:10.2", RDMA: []string{"rxe0"}, NetDev: "eth3", PF: "eth1", VF: 1, NUMANode: 1, Rail: 1, Mode: "move"},
+		{ID: "eth1", NetDev: "eth1", VF: -1, NUMANode: -1, Mode: "ipvlan"},
+	}
 	for _, a := range want {
 		must(t, s.Write(a))
 	}
@@ -99,6 +103,7 @@ func TestStore_junk(t *testing.T) {
 	write("a-new.json", strings.Replace(string(valid), `"schemaVersion": 1`, `"schemaVersion": 2`, 1))
 	write("a-huge.json", strings.Repeat(" ", maxRecordBytes)+string(valid))
 	write("a-array.json", "[]")
+	write("a-devices.json", strings.Replace(string(valid), `"ips"`, `"devices": [`+strings.Repeat(`{},`, maxDevices)+`{}], "ips"`, 1))
 	write("a-nons.json", strings.Replace(string(valid), "/run/netns/x", "", 1))
 	write(".tmp-123", "half")
 	must(t, os.Mkdir(filepath.Join(s.Dir(), "dir.json"), 0o700))
@@ -117,7 +122,7 @@ func TestStore_junk(t *testing.T) {
 		}
 	}
 	want := []string{
-		"README", "a-array.json", "a-copy.json", "a-cut.json", "a-empty.json", "a-huge.json", "a-new.json", "a-nons.json", "dir.json",
+		"README", "a-array.json", "a-copy.json", "a-cut.json", "a-devices.json", "a-empty.json", "a-huge.json", "a-new.json", "a-nons.json", "dir.json",
 		"link.json", "pipe.json",
 	}
 	if diff := cmp.Diff(want, names); diff != "" {
@@ -169,48 +174,16 @@ func TestStore_readersSeeWholeRecords(t *testing.T) {
 	}
 }
 
-// TestStore_failsEachStep has the file system refuse each step of a write.
-func TestStore_failsEachStep(t *testing.T) {
-	a := testAttachment("c1", "eth0")
-	left := func(dir string) (names []string) {
-		entries, err := os.ReadDir(dir)
-		must(t, err)
-		for _, e := range entries {
-			names = append(names, e.Name())
+func TestStore_badKey(t *testing.T) {
+	s := NewStore(t.TempDir())
+	for _, key := range [][2]string{{"", "eth0"}, {"a/b", "eth0"}, {".", "eth0"}, {"c", ""}, {"c", "a/b"}, {strings.Repeat("c", 300), "eth0"}} {
+		if err := s.Write(testAttachment(key[0], key[1])); err == nil {
+			t.Errorf("%q: no error", key)
 		}
-		return names
 	}
-	t.Run("directory", func(t *testing.T) {
-		data := t.TempDir()
-		must(t, os.WriteFile(filepath.Join(data, "attachments"), nil, 0o600))
-		if err := NewStore(data).Write(a); err == nil {
-			t.Fatal("no error")
-		}
-		if _, _, err := NewStore(data).List(); err == nil {
-			t.Error("list: no error")
-		}
-	})
-	t.Run("rename", func(t *testing.T) {
-		s := NewStore(t.TempDir())
-		must(t, os.MkdirAll(filepath.Join(s.Dir(), a.FileName(), "full"), 0o700))
-		if err := s.Write(a); err == nil {
-			t.Fatal("no error")
-		}
-		if diff := cmp.Diff([]string{a.FileName()}, left(s.Dir())); diff != "" {
-			t.Error(diff)
-		}
-	})
-	t.Run("key", func(t *testing.T) {
-		s := NewStore(t.TempDir())
-		for _, key := range [][2]string{{"", "eth0"}, {"a/b", "eth0"}, {".", "eth0"}, {"c", ""}, {"c", "a/b"}, {strings.Repeat("c", 300), "eth0"}} {
-			if err := s.Write(testAttachment(key[0], key[1])); err == nil {
-				t.Errorf("%q: no error", key)
-			}
-		}
-		if _, err := os.Stat(s.Dir()); !errors.Is(err, os.ErrNotExist) {
-			t.Errorf("the directory was made: %v", err)
-		}
-	})
+	if _, err := os.Stat(s.Dir()); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the directory was made: %v", err)
+	}
 }
 
 func TestStore_collectGarbage(t *testing.T) {
@@ -222,7 +195,7 @@ func TestStore_collectGarbage(t *testing.T) {
 	other := testAttachment("c", "eth0")
 	other.Network = "other"
 	must(t, s.Write(other))
-	for name, age := range map[string]time.Duration{".tmp-old": 2 * staleAfter, ".tmp-new": 0} {
+	for name, age := range map[string]time.Duration{".tmp-old": 24 * time.Hour, ".tmp-new": 0} {
 		path := filepath.Join(s.Dir(), name)
 		must(t, os.WriteFile(path, nil, 0o600))
 		must(t, os.Chtimes(path, now, now.Add(-age)))
@@ -270,6 +243,8 @@ func FuzzParseAttachment(f *testing.F) {
 func FuzzParseNetConf(f *testing.F) {
 	f.Add([]byte(`{"cniVersion":"1.0.0","name":"n","type":"smcr-cni","prevResult":{"ips":[{"interface":0,"address":"10.0.0.1/8"}],"interfaces":[{"name":"eth0","sandbox":"/x"}]}}`))
 	f.Add([]byte(`{"cniVersion":"1.1.0","cni.dev/valid-attachments":[{"containerID":"a","ifname":"b"}],"dataDir":"/x","required":true}`))
+	f.Add([]byte(`{"cniVersion":"1.1.0","name":"rocenet","type":"smcr-cni","deviceID":"0000:03:02.0","mac":"CA:FE:C0:FF:EE:00","vlan":1000,"ipam":{"type":"static"}}`))
+	f.Add([]byte(`{"name":"n","type":"smcr-cni","deviceID":"eth1/17","runtimeConfig":{"mac":"02:00:00:00:00:01"},"prevResult":{"ips":[{"address":"10.0.0.1/8"}]}}`))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		c, err := ParseNetConf(b)
 		if err != nil {
@@ -279,6 +254,11 @@ func FuzzParseNetConf(f *testing.F) {
 			t.Errorf("accepted %+v", c)
 		}
 		_, _ = c.addresses("eth0")
+		_, _ = c.previous()
+		if id, _ := c.deviceID(); strings.ContainsAny(id, "/\x00 ") || c.wires("eth0") && id == "" {
+			t.Errorf("accepted device %q", id)
+		}
+		c.settings()
 	})
 }
 

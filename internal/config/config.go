@@ -3,9 +3,12 @@
 package config
 
 import (
+	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
 )
 
@@ -13,7 +16,8 @@ import (
 type Node struct {
 	// Name is the node's name in records and answers.
 	Name string
-	// Devices carry the links: 1 to 8, all of one kind.
+	// Devices carry the links of pods that have none for themselves: at most 8,
+	// all of one kind.
 	Devices []Device
 	// NodeBudget bounds all pods together, PodBudget each of them.
 	NodeBudget, PodBudget Budget
@@ -46,26 +50,166 @@ type Node struct {
 	// sleeps; 0: not at all.
 	AnswerPoll time.Duration
 	LogLevel   LogLevel
-	Policies   []Policy
+	// Takeover makes a starting agent take the node over from one that runs, and
+	// lets a later one take it over from this one.
+	Takeover bool
+	// CNI says whether the agent installs the CNI plugin.
+	CNI CNI
+	// DevicePlugin says what kubelet is told of the node's devices, and asked.
+	DevicePlugin DevicePlugin
+	// DRA says whether pods can claim devices.
+	DRA DRA
+	// DefaultPeers are the peers of the cluster's policies that name none.
+	DefaultPeers Peers
+	// Policies select connections of all pods, where there is no cluster.
+	Policies []Policy
+	// Pods are the opted-in pods of the node in a cluster; nil means that there
+	// is no cluster and Policies decide. See [FromObjects].
+	Pods map[PodName]PodConfig
+}
+
+// InCluster says whether Kubernetes objects decide, and not the file.
+func (n *Node) InCluster() bool { return n.Pods != nil }
+
+// PodName names a pod.
+type PodName struct {
+	Namespace, Name string
+}
+
+// PodConfig is what the objects of a cluster want for one opted-in pod.
+type PodConfig struct {
+	// UID tells the pod from an earlier one of the same name.
+	UID string
+	// Policies in the order of their rank: the first that selects a connection
+	// decides it.
+	Policies []Policy
+	Settings Settings
+}
+
+// Settings are those of one pod.
+type Settings struct {
+	RMBEBytes, SendBufferBytes int
+	Budget                     Budget
+	Versions                   Versions
+	// SingleLink keeps link groups on one RNIC.
+	SingleLink bool
+	// Shared makes the pod share its link groups with the other pods of its
+	// namespace that say the same.
+	Shared bool
+	// Bar is why the pod cannot use SMC-R on this node at all. BarOwn is the same
+	// for a pod that has RDMA devices of the kernel for itself.
+	Bar, BarOwn Bar
+}
+
+// ConnBytes is the memory of one connection's buffers.
+func (s Settings) ConnBytes() int { return s.RMBEBytes + s.SendBufferBytes }
+
+// Bar is why policies keep a pod off SMC-R on a node.
+type Bar uint8
+
+// Bars.
+const (
+	BarNone      Bar = iota
+	BarTransport     // the node has no RDMA device of an allowed kind
+	BarVersion       // the node's agent may not use an allowed version
+)
+
+func (b Bar) String() string {
+	switch b {
+	case BarTransport:
+		return "the policy allows no RDMA device of the kind that this node has"
+	case BarVersion:
+		return "the policy allows no version of SMC-R that this node may use"
+	case BarNone:
+	}
+	return "none"
+}
+
+// Peers are addresses: a union of networks without some others.
+type Peers struct {
+	CIDRs, Except []netip.Prefix
+}
+
+// CNI says how the agent installs the CNI plugin.
+type CNI struct {
+	Install bool
+	// BinDir and ConfDir are the container runtime's directories, as the agent
+	// sees them.
+	BinDir, ConfDir string
+	// Required and ReportStatus are fields of the plugin's configuration.
+	Required, ReportStatus bool
+}
+
+// DRA says whether the agent is a driver for dynamic resource allocation.
+type DRA struct {
+	Enabled bool
+	// KubeletDir is kubelet's directory. The agent must see it under the same
+	// path as kubelet does, which is told the paths of sockets.
+	KubeletDir string
+}
+
+// DevicePlugin says how the agent and kubelet share out RDMA devices among pods.
+type DevicePlugin struct {
+	// Enabled offers RDMA devices that are not PCI, and software ones, to
+	// kubelet; VFs offers VFs as well.
+	Enabled, VFs bool
+	// Slots is how many pods may have one such device at a time.
+	Slots int
+	// Dir is kubelet's directory of device plugins, PodResources the socket of
+	// its pod resources API, and InfoDir where Multus looks for device
+	// information, all as the agent sees them.
+	Dir, PodResources, InfoDir string
+	// OtherResources are resources of other device plugins, whose PCI devices are
+	// the VFs of pods too: vendor.com/name, or vendor.com/*.
+	OtherResources []string
+}
+
+// Asks says whether kubelet is asked which devices pods have.
+func (p *DevicePlugin) Asks() bool { return p.Enabled || len(p.OtherResources) > 0 }
+
+// Equal says whether both are the same.
+func (p *DevicePlugin) Equal(o *DevicePlugin) bool {
+	return p.Enabled == o.Enabled && p.VFs == o.VFs && p.Slots == o.Slots && p.Dir == o.Dir &&
+		p.PodResources == o.PodResources && p.InfoDir == o.InfoDir && slices.Equal(p.OtherResources, o.OtherResources)
 }
 
 // Device is an RNIC that carries links: exactly one of its two kinds is set.
 type Device struct {
-	// SoftAddress is the local address of the software RoCEv2 device.
+	// SoftAddress is the local address of the software RoCEv2 device. It is
+	// invalid where Interface has none.
 	SoftAddress netip.Addr
+	// Interface is the network interface that SoftAddress was to be taken from.
+	Interface string
 	// SoftMTU is its path MTU in bytes; 0 means the largest that fits the
 	// interface.
 	SoftMTU int
-	// RDMA is the name of an RDMA device of the kernel.
+	// RDMA is the name of an RDMA device of the kernel, and Port the number of
+	// its port; 0: the only one, or the first active one.
 	RDMA string
+	Port uint8
+	// GIDAddress is the address whose GID is used, and GIDType the GID's type.
+	// The zero values: the provider chooses, and says why.
+	GIDAddress netip.Addr
+	GIDType    rdma.GIDType
 }
 
 // Soft says whether the device is the software one.
 func (d Device) Soft() bool { return d.RDMA == "" }
 
 func (d Device) String() string {
+	switch {
+	case !d.Soft():
+		return d.RDMA
+	case !d.SoftAddress.IsValid():
+		return d.Interface
+	}
+	return d.SoftAddress.String()
+}
+
+// DeviceName is what the device at an index of Node.Devices is called.
+func DeviceName(i int, d Device) string {
 	if d.Soft() {
-		return d.SoftAddress.String()
+		return fmt.Sprintf("soft%d", i)
 	}
 	return d.RDMA
 }
@@ -158,8 +302,13 @@ type Policy struct {
 	Name string
 	Mode Mode
 	Pods PodSelector
-	// Peers are the addresses of the other side; empty means all.
+	// Peers are the addresses of the other side; empty means all, unless there
+	// are Addresses or the policy selects none.
 	Peers []netip.Prefix
+	// Addresses are single ones besides, sorted.
+	Addresses []netip.Addr
+	// NoPeers says that there is no other side: selectors that find no pod.
+	NoPeers bool
 	// Except are taken out of Peers.
 	Except []netip.Prefix
 	// Ports are the ports of the service, whichever side it is on; empty means
@@ -188,6 +337,7 @@ type Pod struct {
 	Namespace string
 	Name      string
 	Interface string // of the attachment, in the pod
+	UID       string // "" if it is not known
 }
 
 func (p Pod) String() string { return p.Namespace + "/" + p.Name }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -13,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
 )
 
@@ -85,6 +87,13 @@ func TestParse_sample(t *testing.T) {
 		NegativeCacheTTL: time.Minute,
 		DrainTimeout:     30 * time.Second,
 		AnswerPoll:       75 * time.Microsecond,
+		CNI:              CNI{BinDir: "/opt/cni/bin", ConfDir: "/etc/cni/net.d"},
+		DRA:              DRA{KubeletDir: "/var/lib/kubelet"},
+		DevicePlugin: DevicePlugin{
+			Slots: 100, Dir: "/var/lib/kubelet/device-plugins", PodResources: "/var/lib/kubelet/pod-resources/kubelet.sock",
+			InfoDir: "/var/run/k8s.cni.cncf.io/devinfo/dp",
+		},
+		DefaultPeers: Peers{CIDRs: privateNetworks()},
 		Policies: []Policy{{
 			Name:   "cache",
 			Pods:   PodSelector{Namespaces: []string{"shop"}, Names: []string{"redis-*", "web-*"}, Interfaces: []string{"eth0"}},
@@ -103,6 +112,9 @@ func TestParse_sample(t *testing.T) {
 
 	// The sample shows the defaults: leaving the fields out means the same.
 	def := mustParse(t, "node:\n  name: node-a\n  devices: [{soft: {address: 192.0.2.1}}]\n")
+	if n := mustParse(t, "node:\n  name: node-a\n  devices: []\n"); len(n.Devices) != 0 {
+		t.Errorf("devices %v", n.Devices)
+	}
 	got.Policies = nil
 	if diff := cmp.Diff(got, def, comparers); diff != "" {
 		t.Errorf("defaults differ from what the sample says they are (-sample +defaults):\n%s", diff)
@@ -130,7 +142,6 @@ func TestParse_errors(t *testing.T) {
 		{"old name and new", minimal + "  device: {}\n", []string{"t:4:3: node.device: is called node.devices"}},
 		{"no devices", "node:\n  name: n\n", []string{"t:2:3: node.devices: is missing"}},
 		{"devices are no list", "node:\n  name: n\n  devices: {soft: {address: 192.0.2.1}}\n", []string{"t:3:12: node.devices: is a mapping, want a list"}},
-		{"empty list", "node:\n  name: n\n  devices: []\n", []string{"t:3:12: node.devices: is empty: want soft:"}},
 		{"too many devices", "node:\n  name: n\n  devices: [" + strings.Repeat("{rdma: x}, ", 9) + "]\n", []string{"t:3:12: node.devices: has 9 devices, at most 8"}},
 		{"both kinds in one", "node:\n  name: n\n  devices: [{soft: {address: 192.0.2.1}, rdma: mlx5_0}]\n", []string{"t:3:48: node.devices[0].rdma: contradicts soft"}},
 		{"neither kind", "node:\n  name: n\n  devices: [{}]\n", []string{"t:3:13: node.devices[0]: names no device"}},
@@ -141,6 +152,11 @@ func TestParse_errors(t *testing.T) {
 		{"same address", "node:\n  name: n\n  devices:\n  - soft: {address: 192.0.2.1}\n  - soft: {address: 192.0.2.1, mtu: 1024}\n", []string{"t:5:5: node.devices[1]: 192.0.2.1 is given twice"}},
 		{"same name of a device", "node:\n  name: n\n  devices: [{rdma: mlx5_0}, {rdma: mlx5_1}, {rdma: mlx5_0}]\n", []string{"t:3:45: node.devices[2]: mlx5_0 is given twice"}},
 		{"address families", "node:\n  name: n\n  devices:\n  - soft: {address: 192.0.2.1}\n  - soft: {address: \"2001:db8::1\"}\n", []string{"t:5:5: node.devices[1]: 2001:db8::1 is of another address family than 192.0.2.1"}},
+		{"no name of an RDMA device", "node:\n  name: n\n  devices: [{rdma: {port: 1}}]\n", []string{"t:3:20: node.devices[0].rdma.name: \"\", want the name of an RDMA device"}},
+		{"bad port of an RDMA device", "node:\n  name: n\n  devices: [{rdma: {name: x, port: 256}}]\n", []string{"node.devices[0].rdma.port: \"256\", want a number from 1 to 255"}},
+		{"bad GID address", "node:\n  name: n\n  devices: [{rdma: {name: x, address: eth7}}]\n", []string{"node.devices[0].rdma.address: \"eth7\", want an address of the device's"}},
+		{"bad GID type", "node:\n  name: n\n  devices: [{rdma: {name: x, gidType: v2}}]\n", []string{"node.devices[0].rdma.gidType: \"v2\", want one of auto, RoCEv2, RoCEv1"}},
+		{"two ports of one RDMA device", "node:\n  name: n\n  devices: [{rdma: {name: x, port: 1}}, {rdma: {name: x, port: 2}}]\n", []string{"node.devices[1]: x is given twice"}},
 		{"kinds", "node:\n  name: n\n  devices: [{soft: {address: 192.0.2.1}}, {rdma: mlx5_0}]\n", []string{"t:3:43: node.devices[1]: mlx5_0 is of another kind than 192.0.2.1"}},
 		{"second device", "node:\n  name: n\n  devices:\n  - soft: {address: 192.0.2.1}\n  - soft: {Address: 192.0.2.2}\n", []string{"t:5:11: node.devices[1].soft.address: \"\"", "t:5:12: node.devices[1].soft.Address: unknown field (did you mean address?)"}},
 		{"sizes", minimal + "  rmbe: 100KiB\n  sendBuffer: 1PB\n", []string{
@@ -365,6 +381,9 @@ func TestParse_devices(t *testing.T) {
 		{"one", "[{soft: {address: 192.0.2.1}}]", []Device{{SoftAddress: a("192.0.2.1")}}},
 		{"two", "[{soft: {address: 192.0.2.1, mtu: 4096}}, {soft: {address: 198.51.100.1}}]", []Device{{SoftAddress: a("192.0.2.1"), SoftMTU: 4096}, {SoftAddress: a("198.51.100.1")}}},
 		{"IPv6", "[{soft: {address: \"2001:db8::1\"}}, {soft: {address: \"2001:db8:1::1\"}}]", []Device{{SoftAddress: a("2001:db8::1")}, {SoftAddress: a("2001:db8:1::1")}}},
+		{"of the kernel, in detail", "[{rdma: {name: mlx5_0, port: 2, address: 192.0.2.1, gidType: RoCEv1}}, {rdma: {name: mlx5_1, gidType: auto}}]", []Device{
+			{RDMA: "mlx5_0", Port: 2, GIDAddress: netip.MustParseAddr("192.0.2.1"), GIDType: rdma.GIDTypeRoCEv1}, {RDMA: "mlx5_1"},
+		}},
 		{"of the kernel", "[{rdma: mlx5_0}, {rdma: mlx5_1}]", []Device{{RDMA: "mlx5_0"}, {RDMA: "mlx5_1"}}},
 	}
 	for _, tt := range tests {
@@ -374,6 +393,116 @@ func TestParse_devices(t *testing.T) {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+func TestParseOn(t *testing.T) {
+	m := Machine{
+		Cluster: true, Name: "n1", Address: netip.MustParseAddr("192.0.2.7"),
+		Interfaces: map[string][]netip.Addr{"eth1": {netip.MustParseAddr("198.51.100.7"), netip.MustParseAddr("2001:db8::7")}},
+	}
+	n, err := ParseOn(m, "t", []byte("node:\n  devices: [{soft: {address: node}}, {soft: {interface: eth1, mtu: 1024}}]\n"+
+		"  takeover: true\n  defaultPeers: {cidrs: [10.0.0.0/8], except: [10.96.0.0/12]}\n  cni: {install: true, binDir: /host/bin, reportStatus: true}\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := []any{n.Name, n.Devices, n.Takeover, n.DefaultPeers, n.CNI, n.InCluster()}
+	want := []any{
+		"n1",
+		[]Device{{SoftAddress: m.Address}, {Interface: "eth1", SoftAddress: m.Interfaces["eth1"][0], SoftMTU: 1024}},
+		true,
+		Peers{[]netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}, []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12")}},
+		CNI{Install: true, BinDir: "/host/bin", ConfDir: "/etc/cni/net.d", ReportStatus: true},
+		true,
+	}
+	if diff := cmp.Diff(want, got, comparers); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if n := mustParse(t, "node:\n  name: m\n  devices: [{soft: {address: 192.0.2.1}}]\n"); n.InCluster() {
+		t.Error("a file alone makes a cluster")
+	}
+	for _, tt := range []struct{ name, text, want string }{
+		{"policies", minimal + "policies:\n- {name: p}\n", "t:5:1: policies: are SMCRPolicy objects in a cluster"},
+		{"both", "node:\n  devices: [{soft: {interface: eth1, address: node}}]\n", "node.devices[0].soft.interface: contradicts address"},
+		{"default peers", minimal + "  defaultPeers: {cidrs: []}\n", "node.defaultPeers.cidrs: is empty"},
+		{"default exclusion", minimal + "  defaultPeers: {except: [8.8.8.8]}\n", "8.8.8.8/32 is not inside any"},
+		{"paths", minimal + "  cni: {binDir: bin, confDir: /etc/../x}\n", "node.cni.binDir: \"bin\", want an absolute path"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if _, err := ParseOn(m, "t", []byte(tt.text)); err == nil || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("error %v, want %q", err, tt.want)
+			}
+		})
+	}
+	if _, err := Parse("t", []byte("node:\n  name: n\n  devices: [{soft: {address: node}}]\n")); err == nil || !strings.Contains(err.Error(), "run with --kubernetes") {
+		t.Errorf("address of an unknown node: %v", err)
+	}
+	if _, err := Parse("t", []byte("node:\n  devices: [{soft: {interface: eth9}}]\n  name: n\n")); err == nil ||
+		!strings.Contains(err.Error(), `t:2:32: node.devices[0].soft.interface: "eth9" is no network interface of this machine with an address`) {
+		t.Errorf("interface that is not there: %v", err)
+	}
+}
+
+func TestParse_dra(t *testing.T) {
+	n := mustParse(t, minimal+"  dra: {enabled: true, kubeletDir: /var/lib/k0s/kubelet}\n")
+	if want := (DRA{Enabled: true, KubeletDir: "/var/lib/k0s/kubelet"}); n.DRA != want {
+		t.Errorf("got %+v, want %+v", n.DRA, want)
+	}
+	if diff := cmp.Diff([]string{"node.dra"}, n.Immutable(mustParse(t, minimal))); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	for _, tt := range []struct{ name, text, want string }{
+		{"relative path", "{kubeletDir: kubelet}", `node.dra.kubeletDir: "kubelet", want an absolute path`},
+		{"too long for sockets", "{kubeletDir: /" + strings.Repeat("x", 60) + "}", "node.dra.kubeletDir: is too long for sockets"},
+		{"unknown field", "{enable: true}", "node.dra.enable: unknown field (did you mean enabled?)"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if _, err := Parse("t", []byte(minimal+"  dra: "+tt.text+"\n")); err == nil || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("error %v, want %q", err, tt.want)
+			}
+		})
+	}
+}
+
+func TestParse_devicePlugin(t *testing.T) {
+	n := mustParse(t, minimal+"  devicePlugin: {enabled: true, vfs: true, slots: 20, dir: /host/dp, podResources: /host/pr.sock, infoDir: /host/info, otherResources: [intel.com/sriov_rdma, 'mellanox.com/*']}\n")
+	want := DevicePlugin{
+		Enabled: true, VFs: true, Slots: 20, Dir: "/host/dp", PodResources: "/host/pr.sock", InfoDir: "/host/info",
+		OtherResources: []string{"intel.com/sriov_rdma", "mellanox.com/*"},
+	}
+	if diff := cmp.Diff(want, n.DevicePlugin); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	for _, tt := range []struct {
+		name, text string
+		asks       bool
+		err        string
+	}{
+		{"off", "{}", false, ""},
+		{"of others only", "{otherResources: [intel.com/a]}", true, ""},
+		{"enabled", "{enabled: true}", true, ""},
+		{"VFs alone", "{vfs: true}", false, "node.devicePlugin.vfs: needs enabled: true"},
+		{"no slots", "{slots: 0}", false, `node.devicePlugin.slots: "0", want a number`},
+		{"too many slots", "{slots: 1001}", false, `node.devicePlugin.slots: "1001", want a number`},
+		{"relative path", "{dir: dp}", false, `node.devicePlugin.dir: "dp", want an absolute path`},
+		{"too long for sockets", "{dir: /" + strings.Repeat("x", 90) + "}", false, "node.devicePlugin.dir: is too long for a socket"},
+		{"no vendor", "{otherResources: [sriov]}", false, `node.devicePlugin.otherResources[0]: "sriov", want a resource`},
+		{"half a pattern", "{otherResources: [intel.com/sriov*]}", false, `node.devicePlugin.otherResources[0]: "intel.com/sriov*", want a resource`},
+		{"twice", "{otherResources: [a/b, a/b]}", false, `node.devicePlugin.otherResources[1]: "a/b" is given twice`},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			n, err := Parse("t", []byte(minimal+"  devicePlugin: "+tt.text+"\n"))
+			switch {
+			case tt.err == "" && err != nil, tt.err != "" && (err == nil || !strings.Contains(err.Error(), tt.err)):
+				t.Errorf("error %v, want %q", err, tt.err)
+			case err == nil && n.DevicePlugin.Asks() != tt.asks:
+				t.Errorf("Asks() = %v", n.DevicePlugin.Asks())
+			}
+		})
+	}
+	o := mustParse(t, minimal+"  devicePlugin: {enabled: true, slots: 21}\n")
+	if diff := cmp.Diff([]string{"node.devicePlugin"}, n.Immutable(o)); diff != "" {
+		t.Errorf("Immutable (-want +got):\n%s", diff)
 	}
 }
 
@@ -414,4 +543,24 @@ func FuzzParse(f *testing.F) {
 			n.Decide(pod, netip.MustParseAddrPort("192.0.2.1:80"), Inbound)
 		}
 	})
+}
+
+// TestParseOn_missingInterface: in a cluster one file is for all nodes, and not
+// each has every interface.
+func TestParseOn_missingInterface(t *testing.T) {
+	m := Machine{Cluster: true, Name: "n1", Interfaces: map[string][]netip.Addr{"eth1": {netip.MustParseAddr("192.0.2.1")}}}
+	n, err := ParseOn(m, "t", []byte("node:\n  devices: [{soft: {interface: eth9}}, {soft: {interface: eth1}}]\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []Device{{Interface: "eth9"}, {Interface: "eth1", SoftAddress: netip.MustParseAddr("192.0.2.1")}}
+	if !slices.Equal(n.Devices, want) || n.Devices[0].String() != "eth9" {
+		t.Errorf("devices %+v, want %+v", n.Devices, want)
+	}
+	if _, err := ParseOn(m, "t", []byte("node:\n  devices: [{soft: {interface: eth9}}, {soft: {interface: eth9}}]\n")); err == nil || !strings.Contains(err.Error(), "eth9 is given twice") {
+		t.Errorf("err = %v", err)
+	}
+	if _, err := ParseOn(m, "t", []byte("node:\n  devices: [{soft: {interface: \"a b\"}}]\n")); err == nil || !strings.Contains(err.Error(), "no name of a network interface") {
+		t.Errorf("err = %v", err)
+	}
 }

@@ -5,6 +5,7 @@ package config
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 )
 
 // Direction is seen from the pod.
@@ -29,6 +30,7 @@ type DecisionReason uint8
 // Decision reasons.
 const (
 	ReasonNoPolicy DecisionReason = iota // no policy selects the pod
+	ReasonOptedOut                       // the pod is not opted in
 	ReasonPeer                           // policies select the pod, but not this peer
 	ReasonExcluded                       // the peer is among the exclusions
 	ReasonPort                           // pod and peer are selected, the port is not
@@ -39,6 +41,8 @@ func (r DecisionReason) String() string {
 	switch r {
 	case ReasonNoPolicy:
 		return "no policy selects the pod"
+	case ReasonOptedOut:
+		return "the pod is not opted in"
 	case ReasonPeer:
 		return "no policy of the pod selects the peer's address"
 	case ReasonExcluded:
@@ -66,6 +70,9 @@ type Decision struct {
 // an outbound connection, the pod's own port of an inbound one. A policy holds
 // for both directions; dir is there for the caller's symmetry and for
 // policies that will tell them apart.
+//
+// The first policy that selects the connection decides. In a configuration file
+// there is only one; in a cluster they are in the order of their rank.
 func (n *Node) Decide(pod Pod, peer netip.AddrPort, dir Direction) Decision {
 	_ = dir
 	d := Decision{Reason: ReasonNoPolicy}
@@ -74,12 +81,20 @@ func (n *Node) Decide(pod Pod, peer netip.AddrPort, dir Direction) Decision {
 			d.Reason, d.Policy = r, policy
 		}
 	}
+	policies := n.Policies
+	if n.InCluster() {
+		c, ok := n.podConfig(pod)
+		if !ok {
+			return Decision{Reason: ReasonOptedOut}
+		}
+		policies = c.Policies
+	}
 	addr := peer.Addr().Unmap().WithZone("")
-	for i := range n.Policies {
-		p := &n.Policies[i]
+	for i := range policies {
+		p := &policies[i]
 		switch {
 		case !p.Pods.Matches(pod):
-		case !anyPrefix(p.Peers, addr):
+		case !p.hasPeer(addr):
 			nearer(ReasonPeer, p.Name)
 		case len(p.Except) > 0 && anyPrefix(p.Except, addr):
 			nearer(ReasonExcluded, p.Name)
@@ -92,12 +107,34 @@ func (n *Node) Decide(pod Pod, peer netip.AddrPort, dir Direction) Decision {
 	return d
 }
 
-// Selects says whether any policy selects the pod, so that it needs a
-// redirection at all.
-func (n *Node) Selects(pod Pod) bool { return len(n.PoliciesFor(pod)) > 0 }
+// podConfig returns what the cluster wants for a pod that is opted in.
+func (n *Node) podConfig(pod Pod) (PodConfig, bool) {
+	c, ok := n.Pods[PodName{pod.Namespace, pod.Name}]
+	if ok && c.UID != "" && pod.UID != "" && c.UID != pod.UID {
+		return PodConfig{}, false // another pod had the name
+	}
+	return c, ok
+}
+
+// SettingsFor returns the settings of a pod.
+func (n *Node) SettingsFor(pod Pod) Settings {
+	if c, ok := n.podConfig(pod); ok {
+		return c.Settings
+	}
+	return n.settings()
+}
+
+// settings are those of a pod for which nobody wants anything else.
+func (n *Node) settings() Settings {
+	return Settings{RMBEBytes: n.RMBEBytes, SendBufferBytes: n.SendBufferBytes, Budget: n.PodBudget, Versions: n.Versions}
+}
 
 // PoliciesFor returns the policies that select the pod.
 func (n *Node) PoliciesFor(pod Pod) []Policy {
+	if n.InCluster() {
+		c, _ := n.podConfig(pod)
+		return c.Policies
+	}
 	var out []Policy
 	for _, p := range n.Policies {
 		if p.Pods.Matches(pod) {
@@ -105,6 +142,38 @@ func (n *Node) PoliciesFor(pod Pod) []Policy {
 		}
 	}
 	return out
+}
+
+// PolicyNames returns the names of all policies that select some pod, sorted;
+// in a cluster with their namespace before them.
+func (n *Node) PolicyNames() []string {
+	var out []string
+	for _, p := range n.Policies {
+		out = append(out, p.Name)
+	}
+	for pod, c := range n.Pods {
+		for _, p := range c.Policies {
+			if p.Name != DefaultPolicy {
+				out = append(out, pod.Namespace+"/"+p.Name)
+			}
+		}
+	}
+	if n.InCluster() {
+		slices.Sort(out)
+		out = slices.Compact(out)
+	}
+	return out
+}
+
+// hasPeer says whether the address is among the peers, exclusions aside.
+func (p *Policy) hasPeer(a netip.Addr) bool {
+	if p.NoPeers {
+		return false
+	}
+	if _, found := slices.BinarySearchFunc(p.Addresses, a, netip.Addr.Compare); found {
+		return true
+	}
+	return anyPrefix(p.Peers, a) && (len(p.Peers) > 0 || len(p.Addresses) == 0)
 }
 
 // Matches says whether the selector selects the pod.

@@ -18,8 +18,9 @@ import (
 // decoder walks a YAML tree and collects mistakes. It is owned by one call of
 // Parse.
 type decoder struct {
-	file string
-	errs Errors
+	file    string
+	machine Machine
+	errs    Errors
 }
 
 // field is a node of the file and the path that leads to it.

@@ -12,7 +12,11 @@ const (
 	maxPolicies  = 1024    // every pair is compared for overlap: half a million comparisons
 	maxListItems = 1024    // CIDRs, ports or patterns of one policy
 	maxNameLen   = 253     // a Kubernetes object name
-	maxDevices   = 8       // links of a link group: more RNICs would never all be used
+	// maxShownValue is how much of a wrong annotation is shown.
+	maxShownValue = 64
+	maxDevices    = 8 // links of a link group: more RNICs would never all be used
+
+	maxPort = 255 // verbs number ports with a byte
 
 	// The buffer sizes that the SMC-R size code can say (RFC 7609 A.2.2) and
 	// that Linux peers use.
@@ -24,11 +28,30 @@ const (
 	// memory that nobody uses yet.
 	ConnsPerRegion = 8
 
+	// What one pod's redirection takes: prefixes, port ranges in all of them
+	// together, and blocks of addresses and ports that they make. Beyond it
+	// more than what is selected is diverted, and carried as plain TCP.
+	maxSelections      = 256
+	maxSelectionRanges = 512
+	maxSelectionBlocks = 1024
+	// maxInboundPorts is the same for the ports of a pod.
+	maxInboundPorts = 256
+
 	minMTU = 256
 	maxMTU = 4096
 
 	// maxSocketPath is what fits into sun_path with its terminating zero.
 	maxSocketPath = 107
+	// maxSocketName is the longest name of a socket in kubelet's directory, with
+	// its slash.
+	maxSocketName = 32
+
+	// maxDriverSocketName is the longest name of a DRA driver's socket below
+	// kubelet's directory, /plugins_registry/roce.smcr.io-INSTANCE-reg.sock.
+	maxDriverSocketName = 52
+	// maxSlots bounds how many pods may share a device: kubelet allows 110 pods
+	// on a node if it is not told, and 500 are the most that is heard of.
+	maxSlots = 1000
 
 	minRedirectTTL = 500 * time.Millisecond // below it a short stall of the node looks like a hung agent
 	maxRedirectTTL = time.Minute            // a hung agent is noticed after this long
@@ -56,4 +79,15 @@ const (
 	defaultDataDir        = "/run/kube-smcr"
 	defaultAPISocket      = "/run/kube-smcr/agent.sock"
 	defaultMetricsAddress = "127.0.0.1:9464"
+	// Where container runtimes look unless they are told otherwise.
+	defaultCNIBinDir = "/opt/cni/bin"
+	// As many pods as a node has: a device's capacity is shared by connections,
+	// and the budgets are what bounds these.
+	defaultSlots = 100
+	// Where kubelet and Multus look; kubelet cannot be told.
+	defaultKubeletDir   = "/var/lib/kubelet"
+	defaultPluginDir    = "/var/lib/kubelet/device-plugins"
+	defaultPodResources = "/var/lib/kubelet/pod-resources/kubelet.sock"
+	defaultInfoDir      = "/var/run/k8s.cni.cncf.io/devinfo/dp"
+	defaultCNIConfDir   = "/etc/cni/net.d"
 )

@@ -15,16 +15,34 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/smcr-io/kube-smcr/internal/invariant"
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
 )
 
 // yamlLine finds the line in the messages of the YAML parser.
 var yamlLine = regexp.MustCompile(`line (\d+): (.*)`)
 
+// Machine is what a configuration file may leave to the machine it is read on.
+type Machine struct {
+	// Cluster says that Kubernetes objects decide, so that the file has no
+	// policies.
+	Cluster bool
+	// Name is the node's name if the file does not say it.
+	Name string
+	// Address is what "address: node" stands for.
+	Address netip.Addr
+	// Interfaces are the addresses of each network interface, the preferred one
+	// first.
+	Interfaces map[string][]netip.Addr
+}
+
 // Parse reads a configuration file's bytes; file is its name for messages. The
 // error is [Errors]: every mistake that was found.
-func Parse(file string, b []byte) (*Node, error) {
-	d := &decoder{file: file}
+func Parse(file string, b []byte) (*Node, error) { return ParseOn(Machine{}, file, b) }
+
+// ParseOn is Parse on a machine that is known.
+func ParseOn(m Machine, file string, b []byte) (*Node, error) {
+	d := &decoder{file: file, machine: m}
 	top := func(problem string) error {
 		return Errors{{File: file, Line: 1, Column: 1, Field: "file", Problem: problem}}
 	}
@@ -50,8 +68,14 @@ func Parse(file string, b []byte) (*Node, error) {
 	} else if len(d.errs) == 0 {
 		d.errorf(fs.where("node"), "is missing")
 	}
-	if f, ok := fs.get("policies"); ok {
+	f, ok := fs.get("policies")
+	switch {
+	case ok && m.Cluster:
+		d.errorf(f, "are SMCRPolicy objects in a cluster: remove them from the file")
+	case ok:
 		d.policies(f, n)
+	case m.Cluster:
+		n.Pods = map[PodName]PodConfig{}
 	}
 	if err := d.sorted(); err != nil {
 		return nil, err
@@ -84,12 +108,29 @@ func defaults() *Node {
 		NegativeCacheTTL: defaultNegativeCacheTTL,
 		DrainTimeout:     defaultDrainTimeout,
 		AnswerPoll:       defaultAnswerPoll,
+		CNI:              CNI{BinDir: defaultCNIBinDir, ConfDir: defaultCNIConfDir},
+		DevicePlugin: DevicePlugin{
+			Slots: defaultSlots, Dir: defaultPluginDir, PodResources: defaultPodResources, InfoDir: defaultInfoDir,
+		},
+		DRA:          DRA{KubeletDir: defaultKubeletDir},
+		DefaultPeers: Peers{CIDRs: privateNetworks()},
+	}
+}
+
+// privateNetworks is the private address space: what a cluster's pods and
+// Services have. Middleboxes and strangers who do not know the TCP option are
+// elsewhere.
+func privateNetworks() []netip.Prefix {
+	return []netip.Prefix{
+		netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("172.16.0.0/12"), netip.MustParsePrefix("192.168.0.0/16"),
+		netip.MustParsePrefix("100.64.0.0/10"), netip.MustParsePrefix("fc00::/7"),
 	}
 }
 
 func (d *decoder) node(f field, n *Node) {
 	fs := d.mapping(f, "name", "devices", "budgets", "rmbe", "sendBuffer", "versions", "eids", "dialects", "anyPrefix", "dataDir",
-		"apiSocket", "metricsAddress", "redirectTTL", "negativeCacheTTL", "drainTimeout", "answerPoll", "logLevel")
+		"apiSocket", "metricsAddress", "redirectTTL", "negativeCacheTTL", "drainTimeout", "answerPoll", "logLevel", "takeover", "defaultPeers", "cni", "devicePlugin", "dra")
+	n.Name = d.machine.Name
 	d.text(fs, "name", &n.Name)
 	if !validName(n.Name, "") {
 		d.errorf(fs.where("name"), "%q, want the node's name: letters, digits, '-', '_' and '.'", n.Name)
@@ -120,11 +161,8 @@ func (d *decoder) node(f field, n *Node) {
 	d.boolean(fs, "anyPrefix", &n.AnyPrefix)
 	d.text(fs, "dataDir", &n.DataDir)
 	d.text(fs, "apiSocket", &n.APISocket)
-	for _, p := range []struct{ key, path string }{{"dataDir", n.DataDir}, {"apiSocket", n.APISocket}} {
-		if !path.IsAbs(p.path) || path.Clean(p.path) != p.path {
-			d.errorf(fs.where(p.key), "%q, want an absolute path without . and ..", p.path)
-		}
-	}
+	d.absolute(fs, "dataDir", n.DataDir)
+	d.absolute(fs, "apiSocket", n.APISocket)
 	if len(n.APISocket) > maxSocketPath {
 		d.errorf(fs.where("apiSocket"), "is %d bytes long; the kernel allows %d", len(n.APISocket), maxSocketPath)
 	}
@@ -134,6 +172,104 @@ func (d *decoder) node(f field, n *Node) {
 	d.duration(fs, "drainTimeout", &n.DrainTimeout, 0, maxTTL)
 	d.duration(fs, "answerPoll", &n.AnswerPoll, 0, maxAnswerPoll)
 	n.LogLevel = LogLevel(d.choice(fs, "logLevel", "info", "debug", "warn", "error"))
+	d.boolean(fs, "takeover", &n.Takeover)
+	if f, ok := fs.get("defaultPeers"); ok {
+		n.DefaultPeers = d.defaultPeers(f)
+	}
+	if f, ok := fs.get("cni"); ok {
+		d.cni(f, &n.CNI)
+	}
+	if f, ok := fs.get("devicePlugin"); ok {
+		d.devicePlugin(f, &n.DevicePlugin)
+	}
+	if f, ok := fs.get("dra"); ok {
+		d.dra(f, &n.DRA)
+	}
+}
+
+func (d *decoder) defaultPeers(f field) Peers {
+	ps := d.mapping(f, "cidrs", "except")
+	p := Peers{CIDRs: privateNetworks()}
+	if _, ok := ps.get("cidrs"); ok {
+		if p.CIDRs = d.prefixes(ps, "cidrs"); len(p.CIDRs) == 0 {
+			d.errorf(ps.where("cidrs"), "is empty: want CIDRs such as 10.0.0.0/8; leave it out for the private networks")
+		}
+	}
+	p.Except = d.prefixes(ps, "except")
+	d.exclusions(ps, Policy{Peers: p.CIDRs, Except: p.Except})
+	return p
+}
+
+func (d *decoder) dra(f field, r *DRA) {
+	fs := d.mapping(f, "enabled", "kubeletDir")
+	d.boolean(fs, "enabled", &r.Enabled)
+	d.text(fs, "kubeletDir", &r.KubeletDir)
+	d.absolute(fs, "kubeletDir", r.KubeletDir)
+	if len(r.KubeletDir)+maxDriverSocketName > maxSocketPath {
+		d.errorf(fs.where("kubeletDir"), "is too long for sockets below it, whose path the kernel allows %d bytes", maxSocketPath)
+	}
+}
+
+// resourceName finds extended resources; * stands for all of a vendor's.
+var resourceName = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]*[a-z0-9])?/([A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?|\*)$`)
+
+func (d *decoder) devicePlugin(f field, p *DevicePlugin) {
+	fs := d.mapping(f, "enabled", "vfs", "slots", "dir", "podResources", "infoDir", "otherResources")
+	d.boolean(fs, "enabled", &p.Enabled)
+	d.boolean(fs, "vfs", &p.VFs)
+	d.integer(fs, "slots", &p.Slots, 1, maxSlots)
+	for _, path := range []struct {
+		key  string
+		into *string
+	}{{"dir", &p.Dir}, {"podResources", &p.PodResources}, {"infoDir", &p.InfoDir}} {
+		d.text(fs, path.key, path.into)
+		d.absolute(fs, path.key, *path.into)
+	}
+	for _, path := range []struct {
+		key   string
+		bytes int
+	}{{"dir", len(p.Dir) + maxSocketName}, {"podResources", len(p.PodResources)}} {
+		if path.bytes > maxSocketPath {
+			d.errorf(fs.where(path.key), "is too long for a socket, whose path the kernel allows %d bytes", maxSocketPath)
+		}
+	}
+	if p.VFs && !p.Enabled {
+		d.errorf(fs.where("vfs"), "needs enabled: true")
+	}
+	o, ok := fs.get("otherResources")
+	if !ok {
+		return
+	}
+	for _, item := range d.list(o) {
+		s, ok := d.scalar(item, "a resource such as vendor.com/rdma_vf")
+		switch {
+		case !ok:
+		case !resourceName.MatchString(s) || len(s) > maxNameLen:
+			d.errorf(item, "%q, want a resource of a device plugin such as vendor.com/rdma_vf, or vendor.com/* for all of a vendor", s)
+		case slices.Contains(p.OtherResources, s):
+			d.errorf(item, "%q is given twice", s)
+		default:
+			p.OtherResources = append(p.OtherResources, s)
+		}
+	}
+}
+
+func (d *decoder) cni(f field, c *CNI) {
+	fs := d.mapping(f, "install", "binDir", "confDir", "required", "reportStatus")
+	d.boolean(fs, "install", &c.Install)
+	d.text(fs, "binDir", &c.BinDir)
+	d.text(fs, "confDir", &c.ConfDir)
+	d.boolean(fs, "required", &c.Required)
+	d.boolean(fs, "reportStatus", &c.ReportStatus)
+	d.absolute(fs, "binDir", c.BinDir)
+	d.absolute(fs, "confDir", c.ConfDir)
+}
+
+// absolute checks a path.
+func (d *decoder) absolute(fs fields, key, p string) {
+	if !path.IsAbs(p) || path.Clean(p) != p {
+		d.errorf(fs.where(key), "%q, want an absolute path without . and ..", p)
+	}
 }
 
 func defaultEID() clc.EID {
@@ -198,12 +334,11 @@ func (d *decoder) metricsAddress(fs fields, n *Node) {
 
 // devices reads the list of RNICs, which must be able to work together: one
 // provider, so that each can register the memory of the others, and one address
-// family, because a link has the same at both ends.
+// family, because a link has the same at both ends. Without any, only pods that
+// have devices for themselves use SMC-R.
 func (d *decoder) devices(f field) []Device {
 	items := d.list(f)
 	switch {
-	case f.node.Kind == yaml.SequenceNode && len(f.node.Content) == 0:
-		d.errorf(f, "is empty: want soft: {address: ADDRESS} or rdma: NAME")
 	case len(items) > maxDevices:
 		d.errorf(f, "has %d devices, at most %d are used", len(items), maxDevices)
 		return nil
@@ -215,13 +350,13 @@ func (d *decoder) devices(f field) []Device {
 		if len(d.errs) > before {
 			continue // half a device would only lead to more complaints
 		}
-		i := slices.IndexFunc(out, func(o Device) bool { return o.SoftAddress == dev.SoftAddress && o.RDMA == dev.RDMA })
+		i := slices.IndexFunc(out, func(o Device) bool { return o.String() == dev.String() })
 		switch {
 		case i >= 0:
 			d.errorf(item, "%v is given twice", dev)
 		case len(out) > 0 && out[0].Soft() != dev.Soft():
 			d.errorf(item, "%v is of another kind than %v: use soft or rdma for all", dev, out[0])
-		case len(out) > 0 && out[0].SoftAddress.Is4() != dev.SoftAddress.Is4():
+		case len(out) > 0 && out[0].SoftAddress.IsValid() && dev.SoftAddress.IsValid() && out[0].SoftAddress.Is4() != dev.SoftAddress.Is4():
 			d.errorf(item, "%v is of another address family than %v: use IPv4 or IPv6 for all", dev, out[0])
 		}
 		out = append(out, dev)
@@ -238,10 +373,7 @@ func (d *decoder) device(f field) Device {
 	case isSoft && isRDMA:
 		d.errorf(rdma, "contradicts soft: choose one of the two")
 	case isRDMA:
-		d.text(fs, "rdma", &dev.RDMA)
-		if !validName(dev.RDMA, "") {
-			d.errorf(rdma, "%q, want the name of an RDMA device such as mlx5_0 (rdma link shows them)", dev.RDMA)
-		}
+		d.hardware(fs, rdma, &dev)
 	case isSoft:
 		d.soft(soft, &dev)
 	case f.node.Kind == yaml.MappingNode:
@@ -250,19 +382,92 @@ func (d *decoder) device(f field) Device {
 	return dev
 }
 
-func (d *decoder) soft(f field, dev *Device) {
-	fs := d.mapping(f, "address", "mtu")
-	var addr string
-	d.text(fs, "address", &addr)
-	a, err := netip.ParseAddr(addr)
-	if err != nil || a.IsUnspecified() || a.IsMulticast() || a.Is4In6() {
-		d.errorf(fs.where("address"), "%q, want a local unicast address that the other nodes reach", addr)
+// hardware reads a device of the kernel: its name, or a mapping with it.
+func (d *decoder) hardware(fs fields, f field, dev *Device) {
+	if f.node.Kind == yaml.MappingNode {
+		fs = d.mapping(f, "name", "port", "address", "gidType")
+		f = fs.where("name")
+		d.text(fs, "name", &dev.RDMA)
+		var port int
+		d.integer(fs, "port", &port, 1, maxPort)
+		dev.Port = uint8(port)
+		if a, ok := fs.get("address"); ok {
+			var text string
+			d.text(fs, "address", &text)
+			dev.GIDAddress = d.gidAddress(a, text)
+		}
+		dev.GIDType = [...]rdma.GIDType{rdma.GIDTypeUnknown, rdma.GIDTypeRoCEv2, rdma.GIDTypeRoCEv1}[d.choice(fs, "gidType", "auto", "RoCEv2", "RoCEv1")]
+	} else {
+		d.text(fs, "rdma", &dev.RDMA)
 	}
-	dev.SoftAddress = a
+	if !validName(dev.RDMA, "") {
+		d.errorf(f, "%q, want the name of an RDMA device such as mlx5_0 (smcrctl devices shows them)", dev.RDMA)
+	}
+}
+
+// gidAddress reads the address of a GID: it or, as one file is for all nodes,
+// node or the name of an interface.
+func (d *decoder) gidAddress(f field, text string) netip.Addr {
+	switch addrs := d.machine.Interfaces[text]; {
+	case text == "node" && d.machine.Address.IsValid():
+		return d.machine.Address
+	case text == "node":
+		d.errorf(f, "node: the node's address is not known: run with --kubernetes and NODE_IP in the environment, or give the address")
+		return netip.Addr{}
+	case len(addrs) > 0:
+		return addrs[0]
+	}
+	a, err := netip.ParseAddr(text)
+	if err != nil || a.IsUnspecified() || a.IsMulticast() || a.Is4In6() {
+		d.errorf(f, "%q, want an address of the device's network interface, node, or the name of an interface that has one (smcrctl devices shows them)", text)
+	}
+	return a
+}
+
+func (d *decoder) soft(f field, dev *Device) {
+	fs := d.mapping(f, "address", "interface", "mtu")
+	dev.SoftAddress = d.softAddress(fs)
+	d.text(fs, "interface", &dev.Interface)
 	d.integer(fs, "mtu", &dev.SoftMTU, minMTU, maxMTU)
 	if m := dev.SoftMTU; m&(m-1) != 0 {
 		d.errorf(fs.where("mtu"), "%d, want an InfiniBand path MTU: 256, 512, 1024, 2048 or 4096", m)
 	}
+}
+
+// softAddress finds the address of a software device: given, of an interface,
+// or the node's own.
+func (d *decoder) softAddress(fs fields) netip.Addr {
+	var addr, ifname string
+	d.text(fs, "address", &addr)
+	d.text(fs, "interface", &ifname)
+	if i, ok := fs.get("interface"); ok {
+		addrs := d.machine.Interfaces[ifname]
+		switch {
+		case fs.has("address"):
+			d.errorf(i, "contradicts address: choose one of the two")
+		case len(addrs) == 0 && d.machine.Cluster:
+			// The file is for all nodes, and some may not have it.
+			if !validName(ifname, "") {
+				d.errorf(i, "%q is no name of a network interface", ifname)
+			}
+		case len(addrs) == 0:
+			d.errorf(i, "%q is no network interface of this machine with an address (ip address shows them)", ifname)
+		default:
+			return addrs[0]
+		}
+		return netip.Addr{}
+	}
+	if addr == "node" {
+		if !d.machine.Address.IsValid() {
+			d.errorf(fs.where("address"), "node: the node's address is not known: run with --kubernetes and NODE_IP in the environment, or give the address")
+		}
+		return d.machine.Address
+	}
+	a, err := netip.ParseAddr(addr)
+	if err != nil || a.IsUnspecified() || a.IsMulticast() || a.Is4In6() {
+		d.errorf(fs.where("address"), "%q, want a local unicast address that the other nodes reach, or node", addr)
+	}
+	return a
 }
 
 func (d *decoder) budgets(f field, n *Node) {
@@ -378,5 +583,9 @@ func (n *Node) Immutable(next *Node) []string {
 	diff("dataDir", n.DataDir != next.DataDir)
 	diff("apiSocket", n.APISocket != next.APISocket)
 	diff("metricsAddress", n.MetricsAddress != next.MetricsAddress)
+	diff("takeover", n.Takeover != next.Takeover)
+	diff("cni", n.CNI != next.CNI)
+	diff("dra", n.DRA != next.DRA)
+	diff("devicePlugin", !n.DevicePlugin.Equal(&next.DevicePlugin))
 	return out
 }

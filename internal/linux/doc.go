@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package linux is the kernel room of the node agent: network namespaces,
+// Package linux is the kernel room of the node agent and the CNI plugin: network namespaces,
 // nftables, policy routing, socket options and socket diagnosis live here and
 // nowhere else in internal/.
 //
@@ -9,6 +9,12 @@
 // [OpenNetNS] gives a [NetNS], a handle on one network namespace. [NetNS.Do]
 // is the only place of the program that calls setns. A handle keeps its
 // namespace alive, so the owner watches [NetNS.Gone] and closes it.
+//
+// # Addresses
+//
+// [SetInterfaceIPs] gives an interface of a pod the addresses and routes that
+// IPAM chose, [CheckInterfaceIPs] looks for them, and [Addresses] lists what a
+// namespace has.
 //
 // # Redirection
 //
@@ -28,7 +34,11 @@
 //     on which nobody listens: its sender is refused as ever;
 //   - a rule, a route and a sysctl that bring the answers of the application
 //     back to the agent when it connects under the client's address
-//     ([DialFrom]).
+//     ([DialFrom]);
+//   - a sysctl that makes connection tracking forget at once a connection that
+//     was reset. It remembers for ten seconds otherwise, together with the
+//     diversion, and when a connection of the agent's gets the same port for the
+//     same destination meanwhile, it would come back to the agent.
 //
 // # Fail open
 //
@@ -55,11 +65,15 @@
 //
 // A client that has a link-local IPv6 address cannot be impersonated by
 // DialFrom. A client has one range of ephemeral ports towards a pod, TIME_WAIT
-// included: DialFrom sustains some 470 connections per second and client that
-// the agent closes first, as plain TCP does for one server port.
+// included: plain TCP sustains some 470 connections per second of one client to
+// one server port. On SMC-R the connection between the agents and the one to the
+// application each take such a port, so half as many (measured: 14,085 within a
+// minute, then [ErrNoPort] until some leave TIME_WAIT).
 //
 // Concatenated interval sets need Linux 5.6; [Probe] says what else
-// is missing on a machine. Sweep sets net.ipv4.tcp_fwmark_accept back to 0 if
-// it finds anything of ours, because nothing remembers its value once the
-// agent is dead.
+// is missing on a machine. Sweep sets net.ipv4.tcp_fwmark_accept back to 0,
+// and net.netfilter.nf_conntrack_tcp_timeout_close to 10, if it finds anything
+// of ours, because nothing remembers their values once the agent is dead. In a
+// pod with a user namespace of its own the kernel may hide the second one; it
+// is left alone then.
 package linux

@@ -74,7 +74,7 @@ func newNS(t testing.TB) *NetNS {
 	}
 	t.Cleanup(func() { mustDo(t, ns.Close()) })
 	// Duplicate address detection of link-local addresses costs a second.
-	setSysctl(t, ns, "net/ipv6/conf/default/accept_dad", "0")
+	giveSysctl(t, ns, "net/ipv6/conf/default/accept_dad", "0")
 	mustDo(t, inNetlink(ns, func(h *netlink.Handle) error {
 		lo, err := h.LinkByName("lo")
 		if err != nil {

@@ -45,11 +45,13 @@ func wantClean(t *testing.T, ns *NetNS) {
 				t.Errorf("route is left: %v", r)
 			}
 		}
-		b, err := os.ReadFile(fwmarkAccept)
-		if s := strings.TrimSpace(string(b)); s != "0" {
-			t.Errorf("tcp_fwmark_accept is left at %s", s)
+		for name, want := range map[string]string{fwmarkAccept: "0", closeTimeout: closeTimeoutDefault} {
+			b, err := os.ReadFile("/proc/sys/" + name)
+			if s := strings.TrimSpace(string(b)); err != nil || s != want {
+				t.Errorf("%s is left at %q, %v; want %s", name, s, err, want)
+			}
 		}
-		return err
+		return nil
 	})())
 }
 
@@ -165,7 +167,7 @@ func TestProbe(t *testing.T) {
 func TestInstallRedirect_withoutIPv6(t *testing.T) {
 	ns := newNS(t)
 	for _, scope := range []string{"all", "default", "lo"} {
-		setSysctl(t, ns, "net/ipv6/conf/"+scope+"/disable_ipv6", "1")
+		giveSysctl(t, ns, "net/ipv6/conf/"+scope+"/disable_ipv6", "1")
 	}
 	r := install(t, ns, testConfig(families[0]))
 	mustDo(t, errors.Join(r.Update(testConfig(families[0])), r.Renew(), r.Remove(), Sweep(ns)))

@@ -49,6 +49,12 @@ const (
 
 	// portTries bounds the search for a local port in DialFrom. Each try
 	// fails with the share of the client's ports that are in use towards this
-	// server port, so eight failures in a row mean exhaustion.
-	portTries = 8
+	// server port. A client of short connections, a few hundred per second,
+	// has half of them in TIME_WAIT, where eight tries failed now and then:
+	// with 64 nine tenths may be, and a try costs some ten microseconds.
+	portTries = 64
+
+	// dumpTries bounds how often a list is read again that changed meanwhile;
+	// a pod's interfaces change when it starts and ends.
+	dumpTries = 8
 )

@@ -245,3 +245,16 @@ func onDisposableThread(f func()) {
 	}()
 	<-done
 }
+
+// WithFD calls f with a descriptor of the namespace, for kernel calls that take
+// one. It is valid until f returns.
+func (n *NetNS) WithFD(f func(fd int) error) error {
+	if err := n.acquire(); err != nil {
+		return fmt.Errorf("use network namespace %s: %w", n, err)
+	}
+	return errors.Join(f(n.fd), n.release())
+}
+
+// ScratchNetNS makes a nameless namespace for a probe; it ends when the handle is
+// closed.
+func ScratchNetNS() (*NetNS, error) { return newScratchNetNS() }

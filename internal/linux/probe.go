@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
@@ -156,8 +155,8 @@ func ProbeTransparent() error {
 
 // ProbeSysctl tells whether the sysctls of a namespace can be written.
 func ProbeSysctl() error {
-	err := inScratch(func() error { return os.WriteFile(fwmarkAccept, []byte("1"), 0) })
-	return feature("sysctl net.ipv4.tcp_fwmark_accept", "mount /proc/sys read-write in the agent's container (securityContext.privileged)", err)
+	err := inScratch(func() error { return setSysctl(fwmarkAccept, "1") })
+	return feature("sysctl net.ipv4.tcp_fwmark_accept", "give the agent CAP_SYS_ADMIN, and a seccomp and AppArmor profile that allow it to mount proc; or mount /proc/sys read-write", err)
 }
 
 // explain adds to an error of nftables the feature that is to blame, if a

@@ -62,7 +62,9 @@ func (r *Redirect) installSteps() []Step {
 			Name: "replace nftables table " + tableName,
 			Do:   func() error { return explain(r.replaceLocked(r.cfg)) },
 			Undo: func() error { return dropTable(r.conn) },
-		})
+		},
+		// The table has loaded connection tracking.
+		sysctlStep(r.ns, closeTimeout, "0", true))
 }
 
 // replaceLocked replaces the table in one transaction.
@@ -112,12 +114,16 @@ func (r *Redirect) Renew() error {
 	if r.closed {
 		return fmt.Errorf("renew redirection in %s: %w", r.ns, ErrClosed)
 	}
+	return r.renewLocked(r.cfg.ttl())
+}
+
+func (r *Redirect) renewLocked(ttl time.Duration) error {
 	// Older kernels do not extend the life of an element that is added again,
 	// and deleting one that has just expired would fail; emptying never does.
 	// Both in one transaction: no packet sees the set empty.
 	s := aliveSet(kubeTable())
 	r.conn.FlushSet(s)
-	if err := r.conn.SetAddElements(s, aliveElement(r.cfg.ttl())); err != nil {
+	if err := r.conn.SetAddElements(s, aliveElement(ttl)); err != nil {
 		return fmt.Errorf("renew redirection in %s: %w", r.ns, err)
 	}
 	if err := r.conn.Flush(); err != nil {
@@ -167,6 +173,23 @@ func (r *Redirect) Bypass(dst netip.AddrPort, ttl time.Duration) error {
 	return nil
 }
 
+// Forget empties the negative cache: every selected destination is diverted
+// again.
+func (r *Redirect) Forget() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return fmt.Errorf("forget bypasses in %s: %w", r.ns, ErrClosed)
+	}
+	r.conn.FlushSet(bypassSet(kubeTable(), true))
+	r.conn.FlushSet(bypassSet(kubeTable(), false))
+	if err := r.conn.Flush(); err != nil {
+		return fmt.Errorf("forget bypasses in %s: %w", r.ns, noTable(err))
+	}
+	clear(r.bypass)
+	return nil
+}
+
 // Remove ends the diversion of new connections and closes r. It empties the set
 // "alive" and leaves the rest: connections that were redirected and are still
 // open live on. Emptying the chains instead would cut them, because the kernel
@@ -189,8 +212,20 @@ func (r *Redirect) Remove() error {
 	return errors.Join(err, r.closeLocked())
 }
 
+// Release gives up r for a successor: it keeps the diversion to this agent's
+// listeners alive for hold, in which the successor puts its own redirection in
+// place of this one, and leaves everything as it is.
+func (r *Redirect) Release(hold time.Duration) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return nil
+	}
+	return errors.Join(r.renewLocked(max(hold, r.cfg.ttl())), r.closeLocked())
+}
+
 // Close gives up r and leaves everything in the namespace as it is: for a
-// namespace that is gone, and for an agent that hands over to its successor.
+// namespace that is gone.
 func (r *Redirect) Close() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()

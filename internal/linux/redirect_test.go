@@ -4,10 +4,14 @@ package linux
 
 import (
 	"errors"
+	"io"
 	"net"
 	"net/netip"
+	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // outbound sets up a pod with redirection: a server of the peer and the
@@ -153,6 +157,10 @@ func TestRedirect_bypass(t *testing.T) {
 			waitFor(t, "the end of the bypass", func() bool { return served(t, pod, nil, dst) == "agent" })
 			mustDo(t, r.Bypass(dst, time.Minute)) // the element has expired, and may still be there
 			want(t, served(t, pod, nil, dst), "server")
+			mustDo(t, r.Forget())
+			want(t, served(t, pod, nil, dst), "agent")
+			mustDo(t, r.Update(testConfig(f)))
+			want(t, served(t, pod, nil, dst), "agent")
 		})
 	}
 }
@@ -280,4 +288,44 @@ func TestRedirect_removeAndSweep(t *testing.T) {
 	mustDo(t, r.Close())
 	install(t, pod, testConfig(f))
 	want(t, served(t, pod, nil, dst), "agent")
+}
+
+// TestRedirect_portAgain: a connection of the agent's goes to its destination
+// also from a port from which a connection to there was diverted just before,
+// however the agent ended that.
+func TestRedirect_portAgain(t *testing.T) {
+	for _, f := range families {
+		for _, end := range []struct {
+			name   string
+			linger int
+			want   error
+		}{{"reset", 0, unix.ECONNRESET}, {"in order", -1, io.EOF}} {
+			t.Run(f.name+"/"+end.name, func(t *testing.T) {
+				pod, peer := newPair(t)
+				server := listen(t, peer, nil, f.peer, 0)
+				answer(t, server, "server")
+				agent := listen(t, pod, marked, f.loopback, testOutPort)
+				install(t, pod, testConfig(f))
+				dst := server.Addr().(*net.TCPAddr).AddrPort()
+				app := mustDial(t, pod, nil, dst)
+				from := app.LocalAddr().(*net.TCPAddr).AddrPort()
+				c := mustAccept(t, agent)
+				mustDo(t, c.SetLinger(end.linger))
+				mustDo(t, c.Close())
+				if _, err := app.Read(make([]byte, 1)); !errors.Is(err, end.want) {
+					t.Fatalf("the application reads %v, want %v", err, end.want)
+				}
+				mustDo(t, app.Close())
+				answer(t, agent, "agent")
+				want(t, served(t, pod, Controls(marked, boundTo(from)), dst), "server")
+			})
+		}
+	}
+}
+
+// boundTo binds a socket to an address and a port.
+func boundTo(a netip.AddrPort) Control {
+	return func(_, _ string, c syscall.RawConn) error {
+		return withFD(c, func(fd int) error { return unix.Bind(fd, sockaddr(a)) })
+	}
 }

@@ -16,7 +16,18 @@ import (
 // fwmarkAccept makes accepted connections inherit the mark of their SYN, so
 // that the application's answers carry the mark of the agent's connection. It
 // covers IPv6 too.
-const fwmarkAccept = "/proc/sys/net/ipv4/tcp_fwmark_accept"
+const fwmarkAccept = "net/ipv4/tcp_fwmark_accept"
+
+// closeTimeout is for how many seconds connection tracking remembers a
+// connection that was reset, and where it was diverted to. When a diverted one
+// is reset by the agent, its port is free at once; a connection of the agent's
+// to the same destination that gets the port would then be taken for the old one
+// and be diverted too, to the agent itself. So nothing is remembered. Kernels
+// hide the variable in the namespaces of users' own.
+const (
+	closeTimeout        = "net/netfilter/nf_conntrack_tcp_timeout_close"
+	closeTimeoutDefault = "10"
+)
 
 // routingSteps bring the answers of an application, whose peer is a socket of
 // this machine that was bound to the client's address, to loopback: "ip rule
@@ -25,35 +36,39 @@ const fwmarkAccept = "/proc/sys/net/ipv4/tcp_fwmark_accept"
 func routingSteps(ns *NetNS, mark uint32) []Step {
 	var steps []Step
 	for _, fam := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+		// What an earlier agent left may serve connections that it still has,
+		// and stays when this one fails.
+		var inherited bool
 		steps = append(steps,
+			Step{
+				Name: "look for an earlier agent's rule " + familyName(fam),
+				Do: inNetlink(ns, func(h *netlink.Handle) (err error) {
+					inherited, err = hasRule(h, fam)
+					return err
+				}),
+			},
 			Step{
 				Name: "add local route to table " + familyName(fam),
 				Do:   inNetlink(ns, func(h *netlink.Handle) error { return addLocalRoute(h, fam) }),
-				Undo: inNetlink(ns, func(h *netlink.Handle) error { return sweepRoutes(h, fam) }),
+				Undo: unless(&inherited, inNetlink(ns, func(h *netlink.Handle) error { return sweepRoutes(h, fam) })),
 			},
 			Step{
 				Name: "add rule for marked packets " + familyName(fam),
 				Do:   inNetlink(ns, func(h *netlink.Handle) error { return replaceRule(h, fam, mark) }),
-				Undo: inNetlink(ns, func(h *netlink.Handle) error { _, err := sweepRules(h, fam); return err }),
+				Undo: unless(&inherited, inNetlink(ns, func(h *netlink.Handle) error { _, err := sweepRules(h, fam); return err })),
 			})
 	}
-	var before string
-	return append(steps, Step{
-		Name: "set net.ipv4.tcp_fwmark_accept",
-		Do: func() error {
-			return ns.Do(func() error {
-				b, err := os.ReadFile(fwmarkAccept)
-				if err != nil {
-					return err
-				}
-				before = strings.TrimSpace(string(b))
-				return os.WriteFile(fwmarkAccept, []byte("1"), 0)
-			})
-		},
-		Undo: func() error {
-			return ns.Do(func() error { return os.WriteFile(fwmarkAccept, []byte(before), 0) })
-		},
-	})
+	return append(steps, sysctlStep(ns, fwmarkAccept, "1", false))
+}
+
+// unless returns f, which does nothing if *skip is true by then.
+func unless(skip *bool, f func() error) func() error {
+	return func() error {
+		if *skip {
+			return nil
+		}
+		return f()
+	}
 }
 
 // inNetlink returns f with a route netlink handle of ns.
@@ -134,6 +149,12 @@ func replaceRule(h *netlink.Handle, fam int, mark uint32) error {
 	return nil
 }
 
+// hasRule tells whether there is a rule of ours.
+func hasRule(h *netlink.Handle, fam int) (bool, error) {
+	_, kept, err := deleteRules(h, fam, func(netlink.Rule) bool { return true })
+	return kept > 0, err
+}
+
 // sweepRules deletes our rules and tells how many there were.
 func sweepRules(h *netlink.Handle, fam int) (int, error) {
 	deleted, _, err := deleteRules(h, fam, func(netlink.Rule) bool { return false })
@@ -179,8 +200,18 @@ func sweepRoutes(h *netlink.Handle, fam int) error {
 	return fmt.Errorf("delete local route %s: %w", familyName(fam), err)
 }
 
-// sweepRouting removes what routingSteps put into ns. The sysctl goes back to
-// its default only if a rule shows that it was we who set it.
+// resetCloseTimeout sets the variable back in the thread's namespace, where there
+// is one.
+func resetCloseTimeout() error {
+	err := setSysctl(closeTimeout, closeTimeoutDefault)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// sweepRouting removes what routingSteps put into ns. The sysctls go back to
+// their defaults only if a rule shows that it was we who set them.
 func sweepRouting(ns *NetNS) error {
 	return inNetlink(ns, func(h *netlink.Handle) error {
 		var errs []error
@@ -191,7 +222,7 @@ func sweepRouting(ns *NetNS) error {
 			errs = append(errs, err, sweepRoutes(h, fam))
 		}
 		if found > 0 {
-			errs = append(errs, os.WriteFile(fwmarkAccept, []byte("0"), 0))
+			errs = append(errs, setSysctl(fwmarkAccept, "0"), resetCloseTimeout())
 		}
 		return errors.Join(errs...)
 	})()

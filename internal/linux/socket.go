@@ -100,6 +100,39 @@ func ControlMark(mark uint32) Control {
 	}
 }
 
+// ControlSucceed lets listeners of an earlier and a later agent be on one port.
+// The later one calls [Succeed].
+func ControlSucceed(_, _ string, c syscall.RawConn) error {
+	return withFD(c, func(fd int) error {
+		return sockopt("SO_REUSEPORT", unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1))
+	})
+}
+
+// Succeed makes a listener, prepared with [ControlSucceed], get all new
+// connections to its address in place of the one that was there before; that
+// one keeps what it has not accepted yet. There must not be a third one.
+//
+// The kernel numbers the listeners of an address from 0 in the order in which
+// they came, and when one goes the last one takes its number. The program says
+// 1: the younger of two. If there is no 1, the kernel takes the one that there
+// is. All agents attach the same program, so it is in force already when the
+// younger one begins to listen.
+func Succeed(l *net.TCPListener) error {
+	raw, err := l.SyscallConn()
+	if err != nil {
+		return fmt.Errorf("succeed an earlier listener: %w", err)
+	}
+	filter := [...]unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K, K: 1}}
+	err = withFD(raw, func(fd int) error {
+		return sockopt("SO_ATTACH_REUSEPORT_CBPF", unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_REUSEPORT_CBPF,
+			&unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}))
+	})
+	if err != nil {
+		return fmt.Errorf("succeed an earlier listener at %v: %w", l.Addr(), err)
+	}
+	return nil
+}
+
 // Controls runs several in order; nil ones are left out.
 func Controls(cs ...Control) Control {
 	return func(network, address string, c syscall.RawConn) error {

@@ -220,7 +220,7 @@ func TestDialFrom_portsTaken(t *testing.T) {
 	pod, peer := newPair(t)
 	install(t, pod, testConfig(f))
 	for _, ns := range []*NetNS{pod, peer} {
-		setSysctl(t, ns, "net/ipv4/ip_local_port_range", "40001 40001")
+		giveSysctl(t, ns, "net/ipv4/ip_local_port_range", "40001 40001")
 	}
 	app, err := ListenInNS(t.Context(), pod, nil, netip.AddrPortFrom(f.pod, 4711))
 	mustDo(t, err)
@@ -237,7 +237,7 @@ func TestDialFrom_portsTaken(t *testing.T) {
 	}
 	exchange(t, client, conn)
 
-	setSysctl(t, pod, "net/ipv4/ip_local_port_range", "40002 40002")
+	giveSysctl(t, pod, "net/ipv4/ip_local_port_range", "40002 40002")
 	c, err = DialFrom(t.Context(), pod, f.peer, testAppMark, dst)
 	mustDo(t, err)
 	defer func() { _ = c.Close() }()

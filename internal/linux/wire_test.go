@@ -161,7 +161,7 @@ func checksum(sum uint32, b []byte) uint16 {
 	return ^uint16(sum)
 }
 
-func setSysctl(t testing.TB, ns *NetNS, name, value string) {
+func giveSysctl(t testing.TB, ns *NetNS, name, value string) {
 	t.Helper()
 	mustDo(t, ns.Do(func() error { return os.WriteFile(filepath.Join("/proc/sys", name), []byte(value), 0) }))
 }

@@ -10,11 +10,17 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/smcr-io/kube-smcr/internal/testenv/clustertools"
 )
 
 // RequireEnv is the environment variable that lists the requirements whose
 // absence is a failure and not a skip.
 const RequireEnv = "KUBE_SMCR_CI_REQUIRE"
+
+// RDMADeviceEnv is the environment variable that names the RDMA device that
+// tests may use, as in "rxe0".
+const RDMADeviceEnv = "KUBE_SMCR_RDMA_DEVICE"
 
 // A Requirement is one thing a test needs from its machine. Its text is the
 // name that [RequireEnv] lists.
@@ -31,6 +37,17 @@ const (
 	BPF Requirement = "bpf"
 	// Nftables is nf_tables in the kernel, and the right to use it.
 	Nftables Requirement = "nftables"
+	// ClusterTools is that the programs of a Kubernetes cluster are built:
+	// `make cluster-tools`, or see package clustertools. Envtest asks for it, and
+	// together with Root and NetAdmin it is what the local cluster needs.
+	ClusterTools Requirement = "clustertools"
+	// VM is what it takes to run guests: QEMU, and the programs that build their
+	// image, which package test/vm/lab/image does when it is not in the cache.
+	VM Requirement = "vm"
+	// RDMADevice is that [RDMADeviceEnv] names an RDMA device of the kernel. No
+	// machine has one just so: "all" does not mean it, and test/vm/verbs lists it
+	// for its guests.
+	RDMADevice Requirement = "rdmadevice"
 	// Tshark is the tshark program.
 	Tshark Requirement = programPrefix + "tshark"
 )
@@ -63,8 +80,12 @@ func listed(list string, r Requirement) bool {
 	for name := range strings.SplitSeq(list, ",") {
 		switch strings.ToLower(strings.TrimSpace(name)) {
 		case "":
-		case "all", strings.ToLower(string(r)):
+		case strings.ToLower(string(r)):
 			return true
+		case "all":
+			if r != RDMADevice {
+				return true
+			}
 		}
 	}
 	return false
@@ -88,11 +109,35 @@ func (r Requirement) check() error {
 		return haveCaps(capNetAdmin, capSysAdmin)
 	case BPF:
 		return checkBPF()
+	case ClusterTools:
+		_, err := clustertools.Built()
+		return err
 	case Nftables:
 		return checkNftables()
+	case VM:
+		return checkVM()
+	case RDMADevice:
+		if os.Getenv(RDMADeviceEnv) == "" {
+			return fmt.Errorf("%s names none", RDMADeviceEnv)
+		}
+		return nil
 	default:
 		return errors.New("unknown requirement")
 	}
+}
+
+// checkVM looks for the programs. It runs none: they are of this architecture or
+// not here.
+func checkVM() error {
+	for _, name := range []string{"qemu-system-x86_64", "mke2fs", "depmod", "apt-get", "dpkg-deb", "xz", "zstd", "tar"} {
+		if _, err := exec.LookPath(name); err == nil {
+			continue
+		}
+		if _, err := os.Stat("/usr/sbin/" + name); err != nil { // where others than root do not look
+			return fmt.Errorf("find program %s, with which guests are made; run: make deps", name)
+		}
+	}
+	return nil
 }
 
 // haveCaps returns an error that names the first of caps that this process

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package cli
 
 import (
 	"cmp"
@@ -15,8 +15,8 @@ import (
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
 )
 
-// table aligns columns; rows are tab separated.
-func table(w io.Writer, rows ...string) error {
+// Table aligns columns; rows are tab separated.
+func Table(w io.Writer, rows ...string) error {
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	for _, r := range rows {
 		if _, err := fmt.Fprintln(tw, r); err != nil {
@@ -26,7 +26,8 @@ func table(w io.Writer, rows ...string) error {
 	return tw.Flush()
 }
 
-func row(fields ...any) string {
+// Row is a row of a table. An empty field shows as a hyphen.
+func Row(fields ...any) string {
 	s := make([]string, len(fields))
 	for i, f := range fields {
 		s[i] = cmp.Or(fmt.Sprint(f), "-")
@@ -34,7 +35,8 @@ func row(fields ...any) string {
 	return strings.Join(s, "\t")
 }
 
-func printStatus(w io.Writer, s agentapi.Status) error {
+// PrintStatus prints what an agent does and what keeps connections off SMC-R.
+func PrintStatus(w io.Writer, s agentapi.Status) error {
 	state := "carrying connections over SMC-R"
 	switch {
 	case s.Draining:
@@ -45,34 +47,34 @@ func printStatus(w io.Writer, s agentapi.Status) error {
 		state = "everything is plain TCP"
 	}
 	rows := []string{
-		row("node", s.Node),
-		row("agent", fmt.Sprintf("%s, up %s", s.Version, age(s.Started))),
-		row("state", state),
+		Row("node", s.Node),
+		Row("agent", fmt.Sprintf("%s, up %s", s.Version, age(s.Started))),
+		Row("state", state),
 	}
 	for _, d := range s.Devices {
-		rows = append(rows, row("device", describeDevice(d)))
+		rows = append(rows, Row("device", describeDevice(d)))
 	}
 	rows = append(rows,
-		row("policies", strings.Join(s.Policies, ", ")),
-		row("pods", fmt.Sprintf("%d attached, %d ready, %d failed", s.Pods.Attached, s.Pods.Ready, s.Pods.Failed)),
-		row("link groups", s.LinkGroups),
-		row("connections", fmt.Sprintf("%d now, %d of them on SMC-R", s.Conns.Live, s.Conns.LiveSMCR)),
-		row("since start", fmt.Sprintf("%d on SMC-R (%s), %d on TCP (%s), %d reset",
+		Row("policies", strings.Join(s.Policies, ", ")),
+		Row("pods", fmt.Sprintf("%d attached, %d ready, %d failed", s.Pods.Attached, s.Pods.Ready, s.Pods.Failed)),
+		Row("link groups", s.LinkGroups),
+		Row("connections", fmt.Sprintf("%d now, %d of them on SMC-R", s.Conns.Live, s.Conns.LiveSMCR)),
+		Row("since start", fmt.Sprintf("%d on SMC-R (%s), %d on TCP (%s), %d reset",
 			s.Conns.TotalSMCR, size(s.Conns.BytesSMCR), s.Conns.TotalTCP, size(s.Conns.BytesTCP), s.Conns.Reset)),
-		row("budget", fmt.Sprintf("%s of %s memory, %d of %d connections",
+		Row("budget", fmt.Sprintf("%s of %s memory, %d of %d connections",
 			size(uint64(s.NodeBudget.MemoryUsedBytes)), size(uint64(s.NodeBudget.MemoryBytes)), s.NodeBudget.ConnsUsed, s.NodeBudget.Conns)),
 	)
 	for _, p := range s.Problems {
-		rows = append(rows, row("problem", p))
+		rows = append(rows, Row("problem", p))
 	}
-	if err := table(w, rows...); err != nil || len(s.Reasons) == 0 {
+	if err := Table(w, rows...); err != nil || len(s.Reasons) == 0 {
 		return err
 	}
-	rows = []string{row("\nNOT ON SMC-R", "COUNT", "MEANING")}
+	rows = []string{Row("\nNOT ON SMC-R", "COUNT", "MEANING")}
 	for _, c := range slices.Sorted(maps.Keys(s.Reasons)) {
-		rows = append(rows, row(c, s.Reasons[c], c.Text()))
+		rows = append(rows, Row(c, s.Reasons[c], c.Text()))
 	}
-	return table(w, rows...)
+	return Table(w, rows...)
 }
 
 func describeDevice(d agentapi.Device) string {
@@ -83,36 +85,41 @@ func describeDevice(d agentapi.Device) string {
 	if d.Interface != "" {
 		text += " on " + d.Interface
 	}
+	if d.Missing != "" {
+		return text + ": missing"
+	}
 	return fmt.Sprintf("%s, MTU %d, port %s", text, d.MTU, d.Port)
 }
 
-func printLinks(w io.Writer, l agentapi.Links) error {
+// PrintLinks prints link groups and their links.
+func PrintLinks(w io.Writer, l agentapi.Links) error {
 	if len(l.LinkGroups) == 0 {
 		_, err := fmt.Fprintln(w, "no link groups")
 		return err
 	}
-	rows := []string{row("GROUP", "POD", "ROLE", "STATE", "REDUNDANCY", "PEER ID", "VERSION", "CONNS", "RMBS", "LINK", "LINK STATE", "DEVICE", "LOCAL", "PEER", "MTU", "SENT", "RECEIVED", "AGE")}
+	rows := []string{Row("GROUP", "POD", "ROLE", "STATE", "REDUNDANCY", "PEER ID", "VERSION", "CONNS", "RMBS", "LINK", "LINK STATE", "DEVICE", "LOCAL", "PEER", "MTU", "SENT", "RECEIVED", "AGE")}
 	for _, g := range l.LinkGroups {
 		state := g.State
 		if g.Error != "" {
 			state += " (" + g.Error + ")"
 		}
-		group := []any{g.ID, g.Pod, g.Role, state, g.Redundancy, g.PeerID, version(g), g.Conns, size(uint64(g.RMBBytes))}
+		group := []any{g.ID, g.Pod, g.Role, state, g.Redundancy, g.PeerID, versionOf(g), g.Conns, size(uint64(g.RMBBytes))}
 		for _, k := range g.Links {
-			rows = append(rows, row(append(group, k.ID, k.State, k.Device,
+			device := strings.TrimSuffix(k.Device+" "+k.PCI, " ")
+			rows = append(rows, Row(append(group, k.ID, k.State, device,
 				fmt.Sprintf("%s qp %d", address(k.LocalGID), k.LocalQPN), fmt.Sprintf("%s qp %d", address(k.PeerGID), k.PeerQPN),
 				k.MTU, size(k.BytesSent), size(k.BytesRecv), age(g.Opened))...))
 			group = []any{"", "", "", "", "", "", "", "", ""}
 		}
 		if len(g.Links) == 0 {
-			rows = append(rows, row(append(group, "", "", "", "", "", "", "", "", age(g.Opened))...))
+			rows = append(rows, Row(append(group, "", "", "", "", "", "", "", "", age(g.Opened))...))
 		}
 	}
-	return table(w, rows...)
+	return Table(w, rows...)
 }
 
-// version shows what two groups with one peer may differ in.
-func version(g agentapi.LinkGroup) string {
+// versionOf shows what two groups with one peer may differ in.
+func versionOf(g agentapi.LinkGroup) string {
 	if g.Version >= 2 {
 		return fmt.Sprintf("v%d %s", g.Version, g.EID)
 	}
@@ -122,49 +129,52 @@ func version(g agentapi.LinkGroup) string {
 // address shows an IPv4 GID as IPv4.
 func address(gid string) string { return strings.TrimPrefix(gid, "::ffff:") }
 
-func printConns(w io.Writer, c agentapi.Conns) error {
+// PrintConns prints connections.
+func PrintConns(w io.Writer, c agentapi.Conns) error {
 	if len(c.Conns) == 0 {
 		_, err := fmt.Fprintln(w, "no connections")
 		return err
 	}
-	rows := []string{row("ID", "POD", "DIRECTION", "SOURCE", "DESTINATION", "MODE", "REASON", "GROUP", "STATE", "SENT", "RECEIVED", "AGE")}
+	rows := []string{Row("ID", "POD", "DIRECTION", "SOURCE", "DESTINATION", "MODE", "REASON", "GROUP", "STATE", "SENT", "RECEIVED", "AGE")}
 	for _, x := range c.Conns {
 		group, sent, recv := "", "", "" // the kernel moves the bytes of TCP
 		if x.LinkGroup != 0 {
 			group = fmt.Sprintf("%d/%d", x.LinkGroup, x.Link)
 			sent, recv = size(x.BytesSent), size(x.BytesRecv)
 		}
-		rows = append(rows, row(x.ID, x.Pod, x.Direction, x.Source, x.Dest, x.Mode, x.Reason, group, x.State, sent, recv, age(x.Opened)))
+		rows = append(rows, Row(x.ID, x.Pod, x.Direction, x.Source, x.Dest, x.Mode, x.Reason, group, x.State, sent, recv, age(x.Opened)))
 	}
-	return table(w, rows...)
+	return Table(w, rows...)
 }
 
-func printAttachments(w io.Writer, a agentapi.Attachments) error {
-	rows := []string{row("POD", "INTERFACE", "STATE", "ADDRESSES", "POLICIES", "NETNS", "DETAIL")}
+// PrintAttachments prints attached pods, and destinations that are not diverted.
+func PrintAttachments(w io.Writer, a agentapi.Attachments) error {
+	rows := []string{Row("POD", "INTERFACE", "STATE", "ADDRESSES", "POLICIES", "NETNS", "DETAIL")}
 	for _, x := range a.Attachments {
 		var addrs []string
 		for _, p := range x.Addresses {
 			addrs = append(addrs, p.String())
 		}
-		rows = append(rows, row(x.Pod, x.Interface, x.State, strings.Join(addrs, ","), strings.Join(x.Policies, ","), x.NetNS, x.Detail))
+		rows = append(rows, Row(x.Pod, x.Interface, x.State, strings.Join(addrs, ","), strings.Join(x.Policies, ","), x.NetNS, x.Detail))
 	}
 	if len(a.Bypasses) > 0 {
-		rows = append(rows, "", row("POD", "NOT DIVERTED", "REASON", "FOR"))
+		rows = append(rows, "", Row("POD", "NOT DIVERTED", "REASON", "FOR"))
 		for _, b := range a.Bypasses {
-			rows = append(rows, row(b.Pod, b.Dest, b.Reason, time.Until(b.Until).Round(time.Second)))
+			rows = append(rows, Row(b.Pod, b.Dest, b.Reason, time.Until(b.Until).Round(time.Second)))
 		}
 	}
 	for _, m := range a.Malformed {
 		rows = append(rows, "ignored: "+m)
 	}
-	return table(w, rows...)
+	return Table(w, rows...)
 }
 
-func printExplanation(w io.Writer, e agentapi.Explanation) error {
-	rows := []string{row("verdict", e.Verdict)}
+// PrintExplanation prints why connections are as they are.
+func PrintExplanation(w io.Writer, e agentapi.Explanation) error {
+	rows := []string{Row("verdict", e.Verdict)}
 	add := func(name, value string) {
 		if value != "" {
-			rows = append(rows, row(name, value))
+			rows = append(rows, Row(name, value))
 		}
 	}
 	add("reason", string(e.Code))
@@ -177,29 +187,29 @@ func printExplanation(w io.Writer, e agentapi.Explanation) error {
 	if e.Bypassed != nil {
 		add("not diverted until", e.Bypassed.Until.Format(time.TimeOnly))
 	}
-	if err := table(w, rows...); err != nil {
+	if err := Table(w, rows...); err != nil {
 		return err
 	}
 	if len(e.Live) > 0 {
 		if _, err := fmt.Fprintln(w); err != nil {
 			return err
 		}
-		if err := printConns(w, agentapi.Conns{Conns: e.Live}); err != nil {
+		if err := PrintConns(w, agentapi.Conns{Conns: e.Live}); err != nil {
 			return err
 		}
 	}
 	if len(e.Recent) == 0 {
 		return nil
 	}
-	rows = []string{"", row("LAST", "COUNT", "SEEN FROM", "MODE", "REASON", "DETAIL")}
+	rows = []string{"", Row("LAST", "COUNT", "SEEN FROM", "MODE", "REASON", "DETAIL")}
 	for _, d := range e.Recent {
 		detail := cmp.Or(d.Detail, d.Reason.Text())
 		if d.PeerDeclined {
 			detail = "the peer: " + detail
 		}
-		rows = append(rows, row(age(d.Last)+" ago", d.Count, d.Direction, d.Mode, d.Reason, detail))
+		rows = append(rows, Row(age(d.Last)+" ago", d.Count, d.Direction, d.Mode, d.Reason, detail))
 	}
-	return table(w, rows...)
+	return Table(w, rows...)
 }
 
 func age(t time.Time) string {

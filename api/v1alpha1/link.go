@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package v1alpha1
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// SMCRLink is one link group as one of its two sides sees it. The agent of that
+// side's node writes it when its state changes; people only read it. It ends
+// with the link group, or with the node.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:resource:scope=Cluster,shortName=smcrl,categories=smcr
+// +kubebuilder:printcolumn:name="Node",type=string,JSONPath=`.status.node`
+// +kubebuilder:printcolumn:name="Peer",type=string,JSONPath=`.status.peer`,description="The peer's node, or an address"
+// +kubebuilder:printcolumn:name="Pod",type=string,JSONPath=`.status.pod`
+// +kubebuilder:printcolumn:name="Role",type=string,JSONPath=`.status.role`
+// +kubebuilder:printcolumn:name="State",type=string,JSONPath=`.status.state`
+// +kubebuilder:printcolumn:name="Redundancy",type=string,JSONPath=`.status.redundancy`
+// +kubebuilder:printcolumn:name="Conns",type=integer,JSONPath=`.status.connections`
+// +kubebuilder:printcolumn:name="Device",type=string,JSONPath=`.status.devices`
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.status.openedAt`
+// +kubebuilder:printcolumn:name="RMB-Bytes",type=integer,JSONPath=`.status.rmbBytes`,priority=1
+// +kubebuilder:printcolumn:name="PCI",type=string,JSONPath=`.status.pciAddresses`,priority=1,description="The VFs that the pod has for itself"
+// +kubebuilder:printcolumn:name="GIDs",type=string,JSONPath=`.status.gids`,priority=1
+// +kubebuilder:printcolumn:name="QPNs",type=string,JSONPath=`.status.qpns`,priority=1
+// +kubebuilder:printcolumn:name="MTU",type=integer,JSONPath=`.status.mtuBytes`,priority=1
+// +kubebuilder:printcolumn:name="Version",type=integer,JSONPath=`.status.version`,priority=1
+// +kubebuilder:printcolumn:name="Last-Error",type=string,JSONPath=`.status.lastError`,priority=1
+type SMCRLink struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	// status is the link group.
+	// +optional
+	Status SMCRLinkStatus `json:"status,omitzero"`
+}
+
+// SMCRLinkList is a list of link groups.
+//
+// +kubebuilder:object:root=true
+type SMCRLinkList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+	Items           []SMCRLink `json:"items"`
+}
+
+// LinkState is the state of a link group, or of one link.
+// +kubebuilder:validation:Enum=Establishing;Active;Down;Unknown
+type LinkState string
+
+// Link states.
+const (
+	LinkEstablishing LinkState = "Establishing" // first contact or ADD LINK goes on
+	LinkActive       LinkState = "Active"       // carries connections, or can
+	LinkDown         LinkState = "Down"         // lost
+	LinkUnknown      LinkState = "Unknown"      // the agent of its node does not answer
+)
+
+// Redundancy is how many RNICs a link group can lose.
+// +kubebuilder:validation:Enum=None;Single;Symmetric;Asymmetric
+type Redundancy string
+
+// Redundancies.
+const (
+	RedundancyNone       Redundancy = "None"       // no link
+	RedundancySingle     Redundancy = "Single"     // cannot lose an RNIC
+	RedundancySymmetric  Redundancy = "Symmetric"  // can lose any one RNIC
+	RedundancyAsymmetric Redundancy = "Asymmetric" // can lose an RNIC of one side only
+)
+
+// SMCRLinkStatus describes a link group.
+type SMCRLinkStatus struct {
+	// node is the node of this side.
+	// +required
+	Node string `json:"node"`
+	// peer is the other side: its node (SMC-R version 2 tells it), else its GID
+	// or address.
+	// +optional
+	Peer string `json:"peer,omitempty"`
+	// namespace is the namespace of the pod or pods.
+	// +optional
+	Namespace string `json:"namespace,omitempty"`
+	// pod is NAMESPACE/NAME of the pod, or NAMESPACE/* if pods share the link
+	// group.
+	// +optional
+	Pod string `json:"pod,omitempty"`
+	// policy is the policy that governs the pod, empty for the built-in one.
+	// +optional
+	Policy string `json:"policy,omitempty"`
+	// role is the role of this side in the link group.
+	// +optional
+	// +kubebuilder:validation:Enum=Client;Server
+	Role string `json:"role,omitempty"`
+	// state is the state of the link group.
+	// +optional
+	State LinkState `json:"state,omitempty"`
+	// redundancy is how many RNICs it can lose.
+	// +optional
+	Redundancy Redundancy `json:"redundancy,omitempty"`
+	// connections is how many connections it carried when this was written,
+	// which is on changes of the state and now and then.
+	// +optional
+	Connections int32 `json:"connections"`
+	// rmbBytes is the receive memory of this side, in bytes.
+	// +optional
+	RMBBytes int64 `json:"rmbBytes,omitempty"`
+	// devices are the RDMA devices of this side, with commas between.
+	// +optional
+	Devices string `json:"devices,omitempty"`
+	// pciAddresses are those of the VFs, or other functions, that the pod has for
+	// itself and that carry the links, with commas between.
+	// +optional
+	PCIAddresses string `json:"pciAddresses,omitempty"`
+	// version is the version of SMC-R, 1 or 2.
+	// +optional
+	Version int32 `json:"version,omitempty"`
+	// eid is the enterprise ID in common (version 2).
+	// +optional
+	EID string `json:"eid,omitempty"`
+	// gids are the GIDs of each link, LOCAL-PEER with commas between.
+	// +optional
+	GIDs string `json:"gids,omitempty"`
+	// qpns are the queue pair numbers of each link, LOCAL-PEER with commas
+	// between.
+	// +optional
+	QPNs string `json:"qpns,omitempty"`
+	// mtuBytes is the path MTU, the smallest one of the links.
+	// +optional
+	MTUBytes int32 `json:"mtuBytes,omitempty"`
+	// openedAt is when the link group was made.
+	// +optional
+	OpenedAt metav1.Time `json:"openedAt,omitzero"`
+	// lastError is the last thing that went wrong.
+	// +optional
+	// +kubebuilder:validation:MaxLength=1024
+	LastError string `json:"lastError,omitempty"`
+	// links are the links of the group, at most 8.
+	// +optional
+	// +listType=map
+	// +listMapKey=id
+	// +kubebuilder:validation:MaxItems=8
+	Links []LinkStatus `json:"links,omitempty"`
+	// conditions are Ready and Redundant.
+	// +optional
+	// +listType=map
+	// +listMapKey=type
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// LinkStatus describes one link: a queue pair at each side.
+type LinkStatus struct {
+	// id is the link number within the group.
+	// +required
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=255
+	ID int32 `json:"id"`
+	// state is the state of the link.
+	// +required
+	State LinkState `json:"state"`
+	// device is the RDMA device of this side.
+	// +optional
+	Device string `json:"device,omitempty"`
+	// pci is the PCI address of the device, if the pod has it for itself.
+	// +optional
+	PCI string `json:"pci,omitempty"`
+	// localGID and peerGID are the addresses of the RNIC ports.
+	// +optional
+	LocalGID string `json:"localGID,omitempty"`
+	// peerGID is the GID of the other side.
+	// +optional
+	PeerGID string `json:"peerGID,omitempty"`
+	// localQPN is the queue pair number of this side.
+	// +optional
+	LocalQPN int64 `json:"localQPN,omitempty"`
+	// peerQPN is the queue pair number of the other side.
+	// +optional
+	PeerQPN int64 `json:"peerQPN,omitempty"`
+	// mtuBytes is the path MTU.
+	// +optional
+	MTUBytes int32 `json:"mtuBytes,omitempty"`
+}

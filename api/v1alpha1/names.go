@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package v1alpha1
+
+// Annotations and labels.
+const (
+	// AnnotationEnabled opts a pod in ("true") or out ("false"). On a namespace
+	// it holds for those of its pods that do not have it themselves, and do not
+	// claim an RDMA device, which opts in as well. Anything else means out, and an
+	// event says so.
+	AnnotationEnabled = "smcr.io/enabled"
+	// AnnotationStatus on a pod is what its agent did: one of the PodStatus
+	// words, and behind a colon the reason.
+	AnnotationStatus = "smcr.io/status"
+	// AnnotationUninstall on an SMCRNode tells its agent to leave the node clean
+	// and to set the condition Uninstalled.
+	AnnotationUninstall = "smcr.io/uninstall"
+	// AnnotationStateBefore on an SMCRLink whose state is Unknown is its state
+	// before. It is that again when the agent is back and has nothing to say.
+	AnnotationStateBefore = "smcr.io/state-before"
+
+	// LabelNode on SMCRLinks and SMCRNodes is the node whose agent writes them.
+	LabelNode = "smcr.io/node"
+	// LabelAgent on SMCRLinks is the pod of the agent that has the link group: one
+	// that handed its node over still has those of the connections it carries.
+	LabelAgent = "smcr.io/agent"
+	// LabelNamespace on SMCRLinks is the namespace of the pods they carry.
+	LabelNamespace = "smcr.io/namespace"
+	// LabelPolicy on SMCRPeerSlices is the policy that they belong to.
+	LabelPolicy = "smcr.io/policy"
+
+	// TaintAgentNotReady keeps pods off a node until its agent is ready. It is
+	// put there by whoever adds nodes, and removed by the controller.
+	TaintAgentNotReady = "smcr.io/agent-not-ready"
+)
+
+// DRADriver is the name of the driver by which pods claim RDMA devices
+// (resource.k8s.io).
+const DRADriver = "roce.smcr.io"
+
+// Field managers of server-side apply.
+const (
+	ManagerAgent      = "smcr-agent"
+	ManagerController = "smcr-controller"
+)
+
+// Words of the annotation smcr.io/status.
+const (
+	PodStatusEnabled  = "Enabled"  // new connections try SMC-R
+	PodStatusPending  = "Pending"  // not attached yet
+	PodStatusFallback = "Fallback" // everything is plain TCP
+)
+
+// Conditions of an SMCRPolicy.
+const (
+	// ConditionAccepted says that the controller understood the policy.
+	ConditionAccepted = "Accepted"
+	// ConditionReady of a policy says that all opted-in pods that it selects are
+	// accelerated; of a node, that its agent takes connections; of a link group,
+	// that it carries connections.
+	ConditionReady = "Ready"
+	// ConditionLinksRedundant says that every link group has the redundancy that
+	// the policy wants.
+	ConditionLinksRedundant = "LinksRedundant"
+	// ConditionDegraded says that something that worked does not: links down,
+	// nodes without their agent, pods that fell back.
+	ConditionDegraded = "Degraded"
+	// ConditionConflicting says that another policy of the same priority selects
+	// the same pods and wants something else.
+	ConditionConflicting = "Conflicting"
+)
+
+// Conditions of an SMCRNode, besides Ready.
+const (
+	// ConditionAccelerating says that connections can be on SMC-R.
+	ConditionAccelerating = "Accelerating"
+	// ConditionDevicesHealthy says that the ports of all RDMA devices are up.
+	ConditionDevicesHealthy = "DevicesHealthy"
+	// ConditionCNIInstalled says that the plugin is in the node's CNI chain.
+	ConditionCNIInstalled = "CNIInstalled"
+	// ConditionAgentAlive is written by the controller: the agent's pod and the
+	// node answer.
+	ConditionAgentAlive = "AgentAlive"
+	// ConditionUninstalled says that the agent left the node clean.
+	ConditionUninstalled = "Uninstalled"
+)
+
+// Condition of an SMCRLink, besides Ready.
+const (
+	// ConditionRedundant says that the link group can lose an RNIC.
+	ConditionRedundant = "Redundant"
+)

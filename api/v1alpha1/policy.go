@@ -1,0 +1,374 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package v1alpha1
+
+import (
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// SMCRPolicy says which TCP connections of the opted-in pods of its namespace
+// use SMC-R, and how. It holds for both directions: connections that a selected
+// pod makes, and connections that are made to it. It never touches a pod that
+// is not opted in by the annotation smcr.io/enabled.
+//
+// Several policies may select one pod. They are ranked by priority (higher
+// first), then age (older first), then name. A connection is decided by the
+// first policy of the rank whose peers and ports contain it; the settings of the
+// whole pod (buffers, budget, linkRedundancy, transports, isolation, versions)
+// come from the first policy of the rank.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:subresource:status
+// +kubebuilder:resource:shortName=smcrp,categories=smcr
+// +kubebuilder:printcolumn:name="Mode",type=string,JSONPath=`.spec.mode`
+// +kubebuilder:printcolumn:name="Pods",type=integer,JSONPath=`.status.pods.optedIn`,description="Opted-in pods that the policy selects"
+// +kubebuilder:printcolumn:name="Accelerated",type=integer,JSONPath=`.status.pods.accelerated`
+// +kubebuilder:printcolumn:name="Fallback",type=integer,JSONPath=`.status.pods.fallback`
+// +kubebuilder:printcolumn:name="Links",type=integer,JSONPath=`.status.linkGroups.total`,description="Link groups of the pods"
+// +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
+// +kubebuilder:printcolumn:name="Redundant",type=string,JSONPath=`.status.conditions[?(@.type=="LinksRedundant")].status`
+// +kubebuilder:printcolumn:name="Priority",type=integer,JSONPath=`.spec.priority`,priority=1
+// +kubebuilder:printcolumn:name="Matched",type=integer,JSONPath=`.status.pods.matched`,priority=1,description="Pods that the policy selects, opted in or not"
+// +kubebuilder:printcolumn:name="Peers",type=integer,JSONPath=`.status.peerAddresses`,priority=1,description="Addresses that the peer selectors stand for"
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+// +kubebuilder:validation:XValidation:rule="self.metadata.name.size() <= 63",message="metadata.name is longer than 63 characters, which is too long for the label smcr.io/policy: shorten it"
+type SMCRPolicy struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	// spec is what is wanted.
+	// +optional
+	Spec SMCRPolicySpec `json:"spec,omitzero"`
+	// status is what is, written by the controller.
+	// +optional
+	Status SMCRPolicyStatus `json:"status,omitzero"`
+}
+
+// SMCRPolicyList is a list of policies.
+//
+// +kubebuilder:object:root=true
+type SMCRPolicyList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+	Items           []SMCRPolicy `json:"items"`
+}
+
+// SMCRPolicySpec is what a policy wants.
+//
+// +kubebuilder:validation:XValidation:rule="!has(self.budget) || !has(self.budget.memory) || !has(self.buffers) || !has(self.buffers.rmbe) || !has(self.buffers.send) || quantity(string(self.budget.memory)).asApproximateFloat() >= 8.0 * (quantity(self.buffers.rmbe).asApproximateFloat() + quantity(self.buffers.send).asApproximateFloat())",fieldPath=".budget.memory",message="budget.memory is less than 8 times buffers.rmbe and buffers.send together, so there is no room for any connection (memory is registered for 8 at a time): raise it, or lower the buffers"
+type SMCRPolicySpec struct {
+	// podSelector selects pods of the policy's namespace by their labels. Empty
+	// or left out: all pods of the namespace. Of these only the opted-in ones
+	// are touched.
+	// +optional
+	PodSelector LabelSelector `json:"podSelector,omitzero"`
+
+	// priority ranks policies that select the same pod: higher first. Among
+	// equals the older one comes first, then the name decides. From -1000 to
+	// 1000; default 0.
+	// +optional
+	// +kubebuilder:default=0
+	// +kubebuilder:validation:Minimum=-1000
+	// +kubebuilder:validation:Maximum=1000
+	Priority int32 `json:"priority,omitempty"`
+
+	// mode says what happens to a selected connection that cannot use SMC-R:
+	// with Prefer (default) it is plain TCP, with Required it is reset. The
+	// reason is in the events of the pod either way.
+	// +optional
+	// +kubebuilder:default=Prefer
+	Mode PolicyMode `json:"mode,omitempty"`
+
+	// peers are the other sides. Left out: the addresses of the agents' setting
+	// defaultPeers, by default all private addresses.
+	// +optional
+	Peers *PolicyPeers `json:"peers,omitempty"`
+
+	// ports are the TCP ports of the service, whichever side it is on. Left out:
+	// all. At most 64.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=64
+	Ports []PolicyPort `json:"ports,omitempty"`
+
+	// buffers are the memory of one connection.
+	// +optional
+	Buffers *PolicyBuffers `json:"buffers,omitempty"`
+
+	// budget bounds what one pod may use. What goes beyond it is plain TCP.
+	// +optional
+	Budget *PolicyBudget `json:"budget,omitempty"`
+
+	// linkRedundancy is how many RNICs the pods' link groups use. Symmetric
+	// (default): two where both nodes have two, so that connections outlive the
+	// loss of one; the condition LinksRedundant tells whether all have them.
+	// Single: one.
+	// +optional
+	// +kubebuilder:default=Symmetric
+	LinkRedundancy LinkRedundancy `json:"linkRedundancy,omitempty"`
+
+	// transports are the kinds of RDMA devices that may carry the connections.
+	// Left out: any. A pod on a node that has none of them is on plain TCP, or
+	// has its connections reset if the mode is Required.
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=2
+	Transports []Transport `json:"transports,omitempty"`
+
+	// isolation says who shares link groups, and so a protection domain. Pod
+	// (default): nobody, the memory of a pod cannot be reached with the keys of
+	// another one. Namespace: the pods of the policy's namespace on one node,
+	// which takes fewer queue pairs.
+	// +optional
+	// +kubebuilder:default=Pod
+	Isolation Isolation `json:"isolation,omitempty"`
+
+	// versions are the versions of SMC-R that may be used. Left out: both,
+	// version 2 where the peer can. Version 1 alone needs peers in the same IP
+	// subnet.
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=2
+	Versions []Version `json:"versions,omitempty"`
+}
+
+// PolicyMode says what happens without SMC-R.
+// +kubebuilder:validation:Enum=Prefer;Required
+type PolicyMode string
+
+// Policy modes.
+const (
+	ModePrefer   PolicyMode = "Prefer"
+	ModeRequired PolicyMode = "Required"
+)
+
+// LinkRedundancy is how many RNICs a link group uses.
+// +kubebuilder:validation:Enum=Single;Symmetric
+type LinkRedundancy string
+
+// Link redundancies that a policy can want.
+const (
+	LinksSingle    LinkRedundancy = "Single"
+	LinksSymmetric LinkRedundancy = "Symmetric"
+)
+
+// Transport is a kind of RDMA device.
+// +kubebuilder:validation:Enum=Hardware;SoftwareRoCE
+type Transport string
+
+// Transports.
+const (
+	// TransportHardware is an RDMA device of the kernel.
+	TransportHardware Transport = "Hardware"
+	// TransportSoftwareRoCE is the agent's own RoCEv2 over UDP.
+	TransportSoftwareRoCE Transport = "SoftwareRoCE"
+)
+
+// Isolation says who shares link groups.
+// +kubebuilder:validation:Enum=Pod;Namespace
+type Isolation string
+
+// Isolations.
+const (
+	IsolationPod       Isolation = "Pod"
+	IsolationNamespace Isolation = "Namespace"
+)
+
+// Version is a version of SMC-R.
+// +kubebuilder:validation:Enum=V1;V2
+type Version string
+
+// Versions of SMC-R.
+const (
+	VersionV1 Version = "V1"
+	VersionV2 Version = "V2"
+)
+
+// PolicyPeers are the other sides of connections: the union of cidrs and
+// selectors, without except.
+//
+// +kubebuilder:validation:XValidation:rule="has(self.cidrs) || has(self.selectors) || has(self.except)",message="peers is empty: leave it out for the default peers, or give cidrs, selectors or except"
+// +kubebuilder:validation:XValidation:rule="!has(self.except) || !has(self.cidrs) || has(self.selectors) || self.except.all(e, !isCIDR(e) || self.cidrs.exists(c, isCIDR(c) && cidr(c).containsCIDR(e)))",message="except must lie inside cidrs: an entry excludes nothing; remove it or add the network that contains it to cidrs"
+type PolicyPeers struct {
+	// cidrs are networks, such as 10.0.0.0/8 or 2001:db8::/64. At most 64.
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=64
+	CIDRs []CIDR `json:"cidrs,omitempty"`
+
+	// except are networks that are taken out again. At most 64.
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=64
+	Except []CIDR `json:"except,omitempty"`
+
+	// selectors select pods of the cluster, which stand for their addresses, and
+	// for the cluster addresses of Services that have no other pods. At most 16.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=16
+	Selectors []PeerSelector `json:"selectors,omitempty"`
+}
+
+// CIDR is an IP network.
+//
+// +kubebuilder:validation:MinLength=1
+// +kubebuilder:validation:MaxLength=43
+// +kubebuilder:validation:XValidation:rule="isCIDR(self)",message="not a CIDR: want a network such as 10.0.0.0/8 or 2001:db8::/64; a single address is 10.1.2.3/32"
+// +kubebuilder:validation:XValidation:rule="!isCIDR(self) || cidr(self).masked() == cidr(self)",message="the address has bits set behind the prefix length: write the network address, such as 10.0.0.0/8 and not 10.1.2.3/8"
+type CIDR string
+
+// PeerSelector selects pods by namespace and label. Both must match.
+//
+// +kubebuilder:validation:XValidation:rule="has(self.namespaceSelector) || has(self.podSelector)",message="the selector is empty: give namespaceSelector, podSelector or both"
+type PeerSelector struct {
+	// namespaceSelector selects namespaces by their labels; {} is all. Left out:
+	// the policy's own namespace. The label kubernetes.io/metadata.name is a
+	// namespace's name.
+	// +optional
+	NamespaceSelector *LabelSelector `json:"namespaceSelector,omitempty"`
+	// podSelector selects pods by their labels. Left out or {}: all.
+	// +optional
+	PodSelector *LabelSelector `json:"podSelector,omitempty"`
+}
+
+// PolicyPort is a TCP port or an inclusive range.
+//
+// +kubebuilder:validation:XValidation:rule="!has(self.endPort) || self.endPort >= self.port",message="endPort is less than port: the range runs backwards; swap them"
+type PolicyPort struct {
+	// port is the port, or the first one of the range: 1 to 65535.
+	// +required
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=65535
+	Port int32 `json:"port"`
+	// endPort is the last port of the range. Left out: the port alone.
+	// +optional
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=65535
+	EndPort *int32 `json:"endPort,omitempty"`
+}
+
+// BufferSize is the size of a buffer in bytes, a power of two.
+//
+// +kubebuilder:validation:MaxLength=5
+// +kubebuilder:validation:Enum="16Ki";"32Ki";"64Ki";"128Ki";"256Ki";"512Ki"
+type BufferSize string
+
+// PolicyBuffers are the memory of one connection of a pod. Larger ones carry
+// more on long ways, smaller ones allow more connections.
+type PolicyBuffers struct {
+	// rmbe is the receive buffer, an element of an RMB, which the peer writes
+	// into. Left out: the agents' setting, by default 512Ki.
+	// +optional
+	RMBE BufferSize `json:"rmbe,omitempty"`
+	// send is the send buffer. Left out: the agents' setting, by default 512Ki.
+	// +optional
+	Send BufferSize `json:"send,omitempty"`
+}
+
+// PolicyBudget bounds one pod. It cannot exceed the budget of the node.
+//
+// +kubebuilder:validation:XValidation:rule="has(self.memory) || has(self.connections)",message="budget is empty: leave it out for the agents' setting, or give memory or connections"
+type PolicyBudget struct {
+	// memory is registered memory of RMBs and send buffers in bytes, at least
+	// 1Mi. Left out: the agents' setting, by default 512Mi.
+	// +optional
+	// +kubebuilder:validation:XValidation:rule="quantity(string(self)).compareTo(quantity('1Mi')) >= 0",message="memory is less than 1Mi, which is no room for a connection: give at least 8 times buffers.rmbe and buffers.send together"
+	Memory *resource.Quantity `json:"memory,omitempty"`
+	// connections is the number of connections on SMC-R at a time. Left out: the
+	// agents' setting, by default 4096.
+	// +optional
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=65536
+	Connections *int32 `json:"connections,omitempty"`
+}
+
+// SMCRPolicyStatus is what became of a policy.
+type SMCRPolicyStatus struct {
+	// observedGeneration is the generation of the spec that the status is about.
+	// +optional
+	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
+	// pods counts the pods that the policy selects.
+	// +optional
+	Pods PolicyPods `json:"pods,omitzero"`
+	// fallbackReasons counts the pods on plain TCP by reason code, the most
+	// frequent ones first, at most 16.
+	// +optional
+	// +listType=map
+	// +listMapKey=reason
+	FallbackReasons []ReasonCount `json:"fallbackReasons,omitempty"`
+	// linkGroups counts the link groups of the selected pods.
+	// +optional
+	LinkGroups LinkGroupCounts `json:"linkGroups,omitzero"`
+	// peerAddresses is the number of addresses that peers.selectors stand for.
+	// +optional
+	PeerAddresses int32 `json:"peerAddresses,omitempty"`
+	// conditions are Accepted, Ready, LinksRedundant, Degraded and Conflicting.
+	// +optional
+	// +listType=map
+	// +listMapKey=type
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// PolicyPods counts pods.
+type PolicyPods struct {
+	// matched is the number of running pods that podSelector selects.
+	// +optional
+	Matched int32 `json:"matched"`
+	// optedIn is how many of them are opted in.
+	// +optional
+	OptedIn int32 `json:"optedIn"`
+	// accelerated is how many of these may use SMC-R now.
+	// +optional
+	Accelerated int32 `json:"accelerated"`
+	// fallback is how many are on plain TCP.
+	// +optional
+	Fallback int32 `json:"fallback"`
+	// pending is how many are not attached yet.
+	// +optional
+	Pending int32 `json:"pending"`
+}
+
+// ReasonCount is a reason code and how many pods have it.
+type ReasonCount struct {
+	// reason is the code; see the table of fallback reasons in the documentation.
+	// +required
+	Reason string `json:"reason"`
+	// pods is how many pods have it.
+	// +required
+	Pods int32 `json:"pods"`
+}
+
+// LinkGroupCounts counts link groups by state and redundancy.
+type LinkGroupCounts struct {
+	// total is the number of link groups.
+	// +optional
+	Total int32 `json:"total"`
+	// active is how many of them carry connections or can.
+	// +optional
+	Active int32 `json:"active"`
+	// establishing is how many are being set up.
+	// +optional
+	Establishing int32 `json:"establishing"`
+	// down is how many lost all links.
+	// +optional
+	Down int32 `json:"down"`
+	// unknown is how many belong to a node whose agent does not answer.
+	// +optional
+	Unknown int32 `json:"unknown"`
+	// symmetric is how many can lose any one RNIC.
+	// +optional
+	Symmetric int32 `json:"symmetric"`
+	// asymmetric is how many can lose an RNIC of one side only.
+	// +optional
+	Asymmetric int32 `json:"asymmetric"`
+	// single is how many cannot lose an RNIC.
+	// +optional
+	Single int32 `json:"single"`
+}

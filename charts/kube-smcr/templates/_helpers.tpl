@@ -1,0 +1,206 @@
+{{- /* SPDX-License-Identifier: Apache-2.0 */ -}}
+
+{{- define "smcr.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- /* The prefix of all names: the release's, and the chart's where it is not in that. */ -}}
+{{- define "smcr.fullname" -}}
+{{- $name := include "smcr.name" . -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
+{{- else if contains $name .Release.Name -}}
+{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name $name | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "smcr.agent" -}}{{ include "smcr.fullname" . }}-agent{{- end -}}
+{{- define "smcr.controller" -}}{{ include "smcr.fullname" . }}-controller{{- end -}}
+{{- define "smcr.hookCRDs" -}}{{ include "smcr.fullname" . }}-crds{{- end -}}
+{{- define "smcr.hookUninstall" -}}{{ include "smcr.fullname" . }}-uninstall{{- end -}}
+
+{{- /* Directories of the node inside the agent's container, and the agent's own one. */ -}}
+{{- define "smcr.runDir" -}}/run/kube-smcr{{- end -}}
+{{- define "smcr.binDir" -}}/host/opt/cni/bin{{- end -}}
+{{- define "smcr.confDir" -}}/host/etc/cni/net.d{{- end -}}
+
+{{- define "smcr.kubeletDir" -}}/host/kubelet{{- end -}}
+{{- define "smcr.infoDir" -}}/host/devinfo{{- end -}}
+
+{{- /* Whether the agent asks kubelet which devices pods have. */ -}}
+{{- define "smcr.asksKubelet" -}}
+{{- if or .Values.devicePlugin.enabled .Values.devicePlugin.otherResources -}}true{{- end -}}
+{{- end -}}
+
+{{- define "smcr.image" -}}
+{{- with .Values.image -}}
+{{- if .digest -}}
+{{ .repository }}@{{ .digest }}
+{{- else -}}
+{{ .repository }}:{{ .tag | default $.Chart.AppVersion }}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "smcr.selector" -}}
+app.kubernetes.io/name: {{ include "smcr.name" .root }}
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
+{{- end -}}
+
+{{- /* Labels of an object: {root, component}. */ -}}
+{{- define "smcr.labels" -}}
+{{ include "smcr.selector" . }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/part-of: kube-smcr
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" | trunc 63 }}
+{{- with .root.Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- /* Labels of a pod: {root, component, extra}. No version: a change of labels restarts pods. */ -}}
+{{- define "smcr.podLabels" -}}
+{{ include "smcr.selector" . }}
+app.kubernetes.io/part-of: kube-smcr
+{{- with mergeOverwrite (dict) .root.Values.commonLabels (.extra | default dict) }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- /* What every container that is not the agent has. */ -}}
+{{- define "smcr.restricted" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+runAsNonRoot: true
+runAsUser: 65532
+runAsGroup: 65532
+capabilities:
+  drop: [ALL]
+seccompProfile:
+  type: RuntimeDefault
+{{- end -}}
+
+{{- /* A size of the agent's file (256KiB, 1GiB, 4096) or of Kubernetes (1536Mi, 2G) in bytes. */ -}}
+{{- define "smcr.bytes" -}}
+{{- $s := toString . -}}
+{{- $n := regexFind "^[0-9]+" $s | int64 -}}
+{{- $unit := regexReplaceAll "^[0-9]+" $s "" | trim | trimSuffix "B" -}}
+{{- $factors := dict "" 1 "k" 1000 "K" 1000 "M" 1000000 "G" 1000000000 "T" 1000000000000 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 -}}
+{{- if not (hasKey $factors $unit) -}}
+{{- fail (printf "%q is not a size: want a whole number with Mi, Gi or the like" $s) -}}
+{{- end -}}
+{{- mul $n (get $factors $unit | int64) -}}
+{{- end -}}
+
+{{- /* A duration such as 1m30s in whole seconds, rounded up. */ -}}
+{{- define "smcr.seconds" -}}
+{{- $ms := 0 -}}
+{{- $ns := 0 -}}
+{{- range regexFindAll "[0-9.]+(ns|us|µs|ms|s|m|h)" (toString .) -1 -}}
+{{- $n := regexFind "^[0-9.]+" . | float64 -}}
+{{- $unit := regexReplaceAll "^[0-9.]+" . "" -}}
+{{- $factor := get (dict "ns" 0.000001 "us" 0.001 "µs" 0.001 "ms" 1.0 "s" 1000.0 "m" 60000.0 "h" 3600000.0) $unit -}}
+{{- $ms = addf $ms (mulf $n $factor) -}}
+{{- end -}}
+{{- divf $ms 1000 | ceil | int64 -}}
+{{- end -}}
+
+{{- /* The agent's grace period: it drains, and then resets what is left. */ -}}
+{{- define "smcr.graceSeconds" -}}
+{{- add 15 (include "smcr.seconds" .Values.agent.drainTimeout | int64) -}}
+{{- end -}}
+
+{{- /* Port of the agent's metrics, or nothing. */ -}}
+{{- define "smcr.metricsPort" -}}
+{{- if ne .Values.agent.metricsAddress "none" -}}
+{{- splitList ":" .Values.agent.metricsAddress | last -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* Contradictions between values that a schema cannot see. */ -}}
+{{- define "smcr.check" -}}
+{{- $a := .Values.agent -}}
+{{- $spare := 268435456 -}}
+{{- $memory := include "smcr.bytes" $a.resources.memory | int64 -}}
+{{- $node := include "smcr.bytes" $a.budgets.node.memory | int64 -}}
+{{- $pod := include "smcr.bytes" $a.budgets.pod.memory | int64 -}}
+{{- if gt (add $node $spare) $memory -}}
+{{- fail (printf "agent.budgets.node.memory (%v) and 256MiB for the agent itself do not fit into agent.resources.memory (%v): the agent would be killed for want of memory. Raise the one or lower the other." $a.budgets.node.memory $a.resources.memory) -}}
+{{- end -}}
+{{- if gt $pod $node -}}
+{{- fail (printf "agent.budgets.pod.memory (%v) is more than agent.budgets.node.memory (%v): one pod cannot have more than all together." $a.budgets.pod.memory $a.budgets.node.memory) -}}
+{{- end -}}
+{{- $conn := mul 8 (add (include "smcr.bytes" $a.rmbe | int64) (include "smcr.bytes" $a.sendBuffer | int64)) -}}
+{{- if gt $conn $pod -}}
+{{- fail (printf "agent.budgets.pod.memory (%v) is less than the agent.rmbe and agent.sendBuffer of 8 connections, which are registered together: every connection would be plain TCP." $a.budgets.pod.memory) -}}
+{{- end -}}
+{{- if and (eq (toString $a.update.maxSurge) "0") (eq (toString $a.update.maxUnavailable) "0") -}}
+{{- fail "agent.update: maxSurge and maxUnavailable are both 0: no agent could ever be replaced. Set one of them to 1." -}}
+{{- end -}}
+{{- if and (ne (toString $a.update.maxSurge) "0") (ne (toString $a.update.maxUnavailable) "0") -}}
+{{- fail "agent.update: maxSurge and maxUnavailable are both set: Kubernetes allows one of them. With maxSurge: 1 set maxUnavailable: 0." -}}
+{{- end -}}
+{{- if .Values.monitoring.podMonitor.enabled -}}
+{{- if eq $a.metricsAddress "none" -}}
+{{- fail "monitoring.podMonitor.enabled, but agent.metricsAddress is none: give the agent an address such as 0.0.0.0:9464." -}}
+{{- end -}}
+{{- if or (hasPrefix "127." $a.metricsAddress) (hasPrefix "[::1]" $a.metricsAddress) -}}
+{{- fail (printf "monitoring.podMonitor.enabled, but Prometheus cannot reach agent.metricsAddress %s, which is loopback: use 0.0.0.0:9464." $a.metricsAddress) -}}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.multus.enabled (not .Values.multus.resourceName) -}}
+{{- fail "multus.enabled, but multus.resourceName is empty: name the resource of sriov-network-device-plugin, such as vendor.com/rdma_vf." -}}
+{{- end -}}
+{{- if and .Values.devicePlugin.vfs (not .Values.devicePlugin.enabled) -}}
+{{- fail "devicePlugin.vfs, but devicePlugin.enabled is false: enable both, or neither." -}}
+{{- end -}}
+{{- $seen := dict -}}
+{{- range $d := $a.devices -}}
+{{- range $kind, $_ := $d -}}{{- $_ := set $seen $kind true -}}{{- end -}}
+{{- end -}}
+{{- if gt (len $seen) 1 -}}
+{{- fail "agent.devices: soft and rdma devices together: all devices of a node must be of one kind." -}}
+{{- end -}}
+{{- if and (hasKey $seen "rdma") (not .Values.hardware.enabled) -}}
+{{- fail "agent.devices has rdma devices, but hardware.enabled is false: the agent could not open them." -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* The agent's configuration file: values by the same names, and what the chart decides. */ -}}
+{{- define "smcr.agentConfig" -}}
+{{- $own := list "cni" "resources" "update" "priorityClassName" "resourceQuota" "nodeSelector" "tolerations" "affinity" "podAnnotations" "podLabels" "seLinuxOptions" "appArmorProfile" "extraEnv" -}}
+{{- $node := omit .Values.agent "cni" -}}
+{{- range $own -}}{{- $node = omit $node . -}}{{- end -}}
+{{- $_ := set $node "dataDir" (include "smcr.runDir" .) -}}
+{{- $_ := set $node "apiSocket" (printf "%s/agent.sock" (include "smcr.runDir" .)) -}}
+{{- $_ := set $node "takeover" true -}}
+{{- $_ := set $node "cni" (dict
+      "install" .Values.agent.cni.install
+      "binDir" (include "smcr.binDir" .)
+      "confDir" (include "smcr.confDir" .)
+      "required" .Values.agent.cni.required
+      "reportStatus" .Values.agent.cni.reportStatus) -}}
+{{- with .Values.devicePlugin -}}
+{{- if include "smcr.asksKubelet" $ -}}
+{{- $_ := set $node "devicePlugin" (dict
+      "enabled" .enabled
+      "vfs" .vfs
+      "slots" .slots
+      "dir" (printf "%s/device-plugins" (include "smcr.kubeletDir" $))
+      "podResources" (printf "%s/pod-resources/kubelet.sock" (include "smcr.kubeletDir" $))
+      "infoDir" (include "smcr.infoDir" $)
+      "otherResources" .otherResources) -}}
+{{- end -}}
+{{- end -}}
+{{- if .Values.dra.enabled -}}
+{{- $_ := set $node "dra" (dict "enabled" true "kubeletDir" .Values.devicePlugin.kubeletDir) -}}
+{{- end -}}
+{{- if not $node.defaultPeers.except -}}
+{{- $_ := set $node "defaultPeers" (omit $node.defaultPeers "except") -}}
+{{- end -}}
+{{ toYaml (dict "node" $node) }}
+{{- end -}}

@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Command kubectl-smcr is the kubectl plugin "kubectl smcr": it asks the agents of
+// a cluster what they do and why. See package internal/kubectl.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/cobra"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/smcr-io/kube-smcr/internal/agentapi"
+	"github.com/smcr-io/kube-smcr/internal/cli"
+	"github.com/smcr-io/kube-smcr/internal/kubectl"
+)
+
+// Exit codes, as in the help text.
+const (
+	exitOK      = 0
+	exitError   = 1
+	exitUsage   = 2
+	exitNoAgent = 3
+	exitNot     = 4 // explain: not on SMC-R; preflight: something fails
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	code := run(ctx, os.Args[1:], os.Stdout, os.Stderr, connect)
+	stop()
+	os.Exit(code)
+}
+
+// errNot ends a command whose answer was "no" and was printed.
+var errNot = errors.New("the answer is no")
+
+// errPart ends a command some of whose answers are missing, which were printed.
+var errPart = errors.New("some agents did not answer")
+
+// options are the flags of all commands.
+type options struct {
+	kubeconfig string
+	overrides  clientcmd.ConfigOverrides
+	socket     string
+	output     string
+	out        io.Writer
+	connect    func(*options) (*kubectl.Cluster, error)
+}
+
+// connect finds the cluster as kubectl does.
+func connect(o *options) (*kubectl.Cluster, error) {
+	rules := clientcmd.NewDefaultClientConfigLoadingRules()
+	rules.ExplicitPath = o.kubeconfig
+	loaded := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &o.overrides)
+	namespace, _, err := loaded.Namespace()
+	if err != nil {
+		return nil, fmt.Errorf("read the kubeconfig: %w", err)
+	}
+	c, err := loaded.ClientConfig()
+	if err != nil {
+		return nil, fmt.Errorf("read the kubeconfig: %w", err)
+	}
+	return kubectl.NewCluster(c, namespace)
+}
+
+func (o *options) cluster() (*kubectl.Cluster, error) {
+	c, err := o.connect(o)
+	if err == nil {
+		c.Socket = o.socket
+	}
+	return c, err
+}
+
+func run(ctx context.Context, args []string, stdout, stderr io.Writer, connect func(*options) (*kubectl.Cluster, error)) int {
+	cmd := newRoot(&options{out: stdout, connect: connect})
+	cmd.SetArgs(args)
+	cmd.SetOut(stdout)
+	cmd.SetErr(stderr)
+	err := cmd.ExecuteContext(ctx)
+	switch {
+	case err == nil:
+		return exitOK
+	case errors.Is(err, errNot):
+		return exitNot
+	}
+	fmt.Fprintf(stderr, "kubectl smcr: %v\n", err)
+	switch {
+	case errors.As(err, new(cli.UsageError)), kubectl.IsUsage(err):
+		return exitUsage
+	case errors.Is(err, kubectl.ErrNoAgent):
+		return exitNoAgent
+	}
+	return exitError
+}
+
+func newRoot(o *options) *cobra.Command {
+	root := &cobra.Command{
+		Use:   "kubectl-smcr",
+		Short: "Ask the agents of the cluster what they do and why",
+		Long: `kubectl smcr asks the kube-smcr agents of the cluster what they do and why. It runs
+smcrctl in their pods, so it takes the right to exec there.
+
+Exit codes: 0 done, 1 error, 2 wrong usage, 3 no agent runs there,
+4 the answer is no (explain: not on SMC-R; preflight: something fails).`,
+		Example: `  kubectl smcr status
+  kubectl smcr links --node node-a
+  kubectl smcr explain shop/web-0 redis.shop:6379`,
+		Version:     cli.Version(),
+		Annotations: map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl smcr"},
+	}
+	cli.Strict(root, "kubectl smcr", &o.output)
+	f := root.PersistentFlags()
+	f.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig file, if not that of kubectl")
+	clientcmd.BindOverrideFlags(&o.overrides, f, clientcmd.RecommendedConfigOverrideFlags(""))
+	f.StringVar(&o.socket, "socket", "", "the agents' API socket, if not "+agentapi.DefaultSocket)
+	root.AddCommand(
+		newNodes(o, "status", "What the agents do, and what keeps connections off SMC-R", cli.PrintStatus, nil, nil),
+		newNodes(o, "links", "Link groups and their links", cli.PrintLinks, keepLinks, nil),
+		newNodes(o, "conns", "Connections that the agents carry now", cli.PrintConns, keepConns, nil),
+		newNodes(o, "preflight", "What nodes have and lack for SMC-R", printPreflight, nil, failed),
+		newExplain(o),
+	)
+	return root
+}
+
+func args(check cobra.PositionalArgs) cobra.PositionalArgs { return cli.Args("kubectl smcr", check) }
+
+// nodesAnswer is what commands about nodes print as JSON.
+type nodesAnswer[T any] struct {
+	APIVersion string                  `json:"apiVersion"`
+	Nodes      []kubectl.NodeAnswer[T] `json:"nodes"`
+}
+
+// newNodes makes a command that asks the agents of some nodes, or of all. With
+// keep it can be narrowed to a pod, and no tells whether an answer is a no.
+func newNodes[T any](o *options, verb, short string, table func(io.Writer, T) error, keep func(*T, string), no func(T) bool) *cobra.Command {
+	var nodes []string
+	var pod string
+	cmd := &cobra.Command{
+		Use:     verb,
+		Short:   short,
+		Example: fmt.Sprintf("  kubectl smcr %s\n  kubectl smcr %s --node node-a -o json", verb, verb),
+		Args:    args(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			c, err := o.cluster()
+			if err != nil {
+				return err
+			}
+			if pod != "" {
+				name, node, err := c.PodNode(cmd.Context(), pod)
+				if err != nil {
+					return err
+				}
+				pod, nodes = name, []string{node}
+			}
+			answers, err := kubectl.AskNodes[T](cmd.Context(), c, nodes, verb)
+			if err != nil {
+				return err
+			}
+			var result error
+			for _, a := range answers {
+				switch {
+				case a.Answer == nil && len(answers) == 1:
+					return a.Err
+				case a.Answer == nil:
+					result = errPart
+				case pod != "":
+					keep(a.Answer, pod)
+				case no != nil && no(*a.Answer) && result == nil:
+					result = errNot
+				}
+			}
+			err = cli.Show(o.out, o.output, nodesAnswer[T]{kubectl.APIVersion, answers}, func(w io.Writer, a nodesAnswer[T]) error {
+				return kubectl.PrintNodes(w, a.Nodes, table)
+			})
+			if err != nil {
+				return err
+			}
+			return result
+		},
+	}
+	cmd.Flags().StringSliceVar(&nodes, "node", nil, "ask about this node only; may be repeated")
+	if keep != nil {
+		cmd.Flags().StringVar(&pod, "pod", "", "show what belongs to this pod, [NAMESPACE/]NAME, only")
+		cmd.MarkFlagsMutuallyExclusive("node", "pod")
+	}
+	return cmd
+}
+
+func keepLinks(l *agentapi.Links, pod string) {
+	kept := []agentapi.LinkGroup{}
+	for _, g := range l.LinkGroups {
+		if g.Pod == pod {
+			kept = append(kept, g)
+		}
+	}
+	l.LinkGroups = kept
+}
+
+func keepConns(c *agentapi.Conns, pod string) {
+	kept := []agentapi.Conn{}
+	for _, x := range c.Conns {
+		if x.Pod == pod {
+			kept = append(kept, x)
+		}
+	}
+	c.Conns = kept
+}
+
+// preflight is what smcrctl preflight prints, as far as it is shown here. The
+// package that examines a node is for Linux only; this program runs anywhere.
+type preflight struct {
+	APIVersion string `json:"apiVersion"`
+	Kernel     string `json:"kernel,omitempty"`
+	Worst      string `json:"worst"`
+	Checks     []struct {
+		Name   string `json:"name"`
+		Result string `json:"result"`
+		Detail string `json:"detail,omitempty"`
+		Means  string `json:"means,omitempty"`
+		Advice string `json:"advice,omitempty"`
+	} `json:"checks"`
+}
+
+func failed(p preflight) bool { return p.Worst == "FAIL" }
+
+func printPreflight(w io.Writer, p preflight) error {
+	rows := []string{cli.Row("CHECK", "RESULT", "DETAIL")}
+	for _, c := range p.Checks {
+		rows = append(rows, cli.Row(c.Name, c.Result, strings.ReplaceAll(c.Detail, "\n", "; ")))
+		for _, text := range []string{c.Means, c.Advice} {
+			if text != "" {
+				rows = append(rows, "\t\t-> "+text)
+			}
+		}
+	}
+	return cli.Table(w, rows...)
+}
+
+func newExplain(o *options) *cobra.Command {
+	return &cobra.Command{
+		Use:   "explain SRC DST:PORT",
+		Short: "Why connections are, or are not, on SMC-R",
+		Long: `explain says why connections from the pod SRC to DST:PORT are, or are not, on
+SMC-R, and asks the agents of both ends.
+
+SRC is [NAMESPACE/]NAME of a pod, pod/NAME, or its address. DST is an address,
+SERVICE[.NAMESPACE], svc/SERVICE, or a pod as pod/NAME or NAMESPACE/NAME; PORT a
+number, or of a Service a name. The exit code is 0 if they are on SMC-R, and 4 if
+not.`,
+		Example: `  kubectl smcr explain shop/web-0 redis.shop:6379
+  kubectl smcr explain pod/web-0 10.2.0.9:6379 -n shop
+  kubectl smcr explain web-0 pod/redis-0:6379 -o json`,
+		Args: args(cobra.ExactArgs(2)),
+		RunE: func(cmd *cobra.Command, a []string) error {
+			c, err := o.cluster()
+			if err != nil {
+				return err
+			}
+			answer, err := c.Explain(cmd.Context(), a[0], a[1])
+			if err != nil {
+				return err
+			}
+			if err := cli.Show(o.out, o.output, answer, kubectl.PrintAnswer); err != nil {
+				return err
+			}
+			if !answer.Accelerated() {
+				return errNot
+			}
+			return nil
+		},
+	}
+}

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/smcr-io/kube-smcr/internal/kubectl"
+	"github.com/smcr-io/kube-smcr/internal/kubectl/kubectltest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// server is a cluster of one node with an agent and one pod.
+func server() *kubectltest.Server {
+	agent := `{"metadata":{"namespace":"kube-smcr","name":"agent-a","labels":{"app.kubernetes.io/part-of":"kube-smcr","app.kubernetes.io/component":"agent"}},
+		"spec":{"nodeName":"node-a"},"status":{"phase":"Running"}}`
+	web := `{"metadata":{"namespace":"shop","name":"web-0","annotations":{"smcr.io/enabled":"true"}},"spec":{"nodeName":"node-a"},
+		"status":{"phase":"Running","podIP":"10.1.0.5"}}`
+	answers := map[string]string{
+		"status":    `{"node":"node-a","version":"v1","accelerating":true}`,
+		"links":     `{"linkGroups":[{"id":1,"pod":"shop/web-0","state":"ACTIVE"},{"id":2,"pod":"shop/other","state":"ACTIVE"}]}`,
+		"conns":     `{"conns":[{"id":1,"pod":"shop/web-0","mode":"SMC-R"},{"id":2,"pod":"shop/other","mode":"TCP"}]}`,
+		"preflight": `{"worst":"FAIL","checks":[{"name":"kernel","result":"FAIL","detail":"old","means":"no SMC-R","advice":"update"}]}`,
+	}
+	return &kubectltest.Server{
+		Objects: map[string]string{
+			"/api/v1/namespaces/kube-smcr/pods/agent-a": agent, "/api/v1/namespaces/shop/pods/web-0": web,
+		},
+		Exec: func(_ string, command []string) (string, string, int) {
+			switch {
+			case command[0] != "/usr/bin/smcrctl":
+				return "", "no such program", 127
+			case command[1] == "preflight":
+				return answers["preflight"], "", 4
+			case command[1] == "explain" && strings.Contains(command[3], ":80"):
+				return `{"verdict":"no policy selects it","code":"NO_POLICY"}`, "", 4
+			case command[1] == "explain":
+				return `{"verdict":"carried by SMC-R"}`, "", 0
+			}
+			return answers[command[1]], "", 0
+		},
+	}
+}
+
+func TestCommands(t *testing.T) {
+	for _, tt := range []struct {
+		name      string
+		args      string
+		code      int
+		out, err  string
+		not       string // must not be printed
+		isJSON    bool
+		forbidden string
+	}{
+		{name: "status", args: "status", out: "carrying connections over SMC-R"},
+		{name: "status as JSON", args: "status -o json", out: `"node": "node-a"`, isJSON: true},
+		{name: "links", args: "links", out: "shop/other"},
+		{name: "links of a pod", args: "links --pod web-0", out: "shop/web-0", not: "shop/other"},
+		{name: "conns of a pod", args: "conns --pod shop/web-0", out: "shop/web-0", not: "shop/other"},
+		{name: "conns of a node", args: "conns --node node-a", out: "shop/other"},
+		{name: "preflight", args: "preflight", code: exitNot, out: "-> update"},
+		{name: "on SMC-R", args: "explain web-0 203.0.113.9:443", out: "carried by SMC-R"},
+		{name: "not on SMC-R", args: "explain web-0 203.0.113.9:80", code: exitNot, out: "NO_POLICY"},
+		{name: "explain as JSON", args: "explain web-0 203.0.113.9:443 -o json", out: `"verdict": "carried by SMC-R"`, isJSON: true},
+		{name: "no agent", args: "status --node node-b", code: exitNoAgent, err: "node node-b: no kube-smcr agent runs there"},
+		{name: "no such pod", args: "links --pod nobody", code: exitUsage, err: "there is no pod nobody in namespace shop"},
+		{name: "node and pod", args: "links --pod web-0 --node node-a", code: exitError, err: "node pod"},
+		{name: "unknown command", args: "jump", code: exitUsage, err: `unknown command "jump"`},
+		{name: "unknown flag", args: "status --jump", code: exitUsage, err: "--jump"},
+		{name: "unknown output", args: "status -o yaml", code: exitUsage, err: `output "yaml": want table or json`},
+		{name: "too few arguments", args: "explain web-0", code: exitUsage, err: "accepts 2 arg(s)"},
+		{name: "no right to list pods", args: "status", forbidden: "/api/v1/pods", code: exitError, err: "look for the agents' pods"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := server()
+			if tt.forbidden != "" {
+				s.Forbidden = []string{tt.forbidden}
+			}
+			config := s.Start(t)
+			var out, errOut bytes.Buffer
+			code := run(t.Context(), strings.Fields(tt.args), &out, &errOut, func(*options) (*kubectl.Cluster, error) {
+				return kubectl.NewCluster(config, "shop")
+			})
+			if code != tt.code || !strings.Contains(out.String(), tt.out) || !strings.Contains(errOut.String(), tt.err) {
+				t.Errorf("code %d, want %d\n%s\n%s", code, tt.code, out.String(), errOut.String())
+			}
+			if tt.not != "" && strings.Contains(out.String(), tt.not) {
+				t.Errorf("printed %q:\n%s", tt.not, out.String())
+			}
+			if tt.isJSON && !json.Valid(out.Bytes()) {
+				t.Errorf("not JSON: %s", out.String())
+			}
+		})
+	}
+}
+
+// TestConnect finds the cluster and the namespace as kubectl does.
+func TestConnect(t *testing.T) {
+	config := server().Start(t)
+	path := filepath.Join(t.TempDir(), "config")
+	text := `{"apiVersion":"v1","kind":"Config","current-context":"c","contexts":[{"name":"c","context":{"cluster":"k","namespace":"shop"}}],
+		"clusters":[{"name":"k","cluster":{"server":"` + config.Host + `"}}]}`
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		name, args string
+		code       int
+		err        string
+	}{
+		{"namespace of the context", "links --pod web-0 --kubeconfig " + path, exitOK, ""},
+		{"namespace by flag", "links --pod web-0 -n dull --kubeconfig " + path, exitUsage, "namespace dull"},
+		{"no such context", "status --context x --kubeconfig " + path, exitError, "specified context: x"},
+		{"no such file", "status --kubeconfig /none/at/all", exitError, "/none/at/all"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var out, errOut bytes.Buffer
+			code := run(t.Context(), strings.Fields(tt.args), &out, &errOut, connect)
+			if code != tt.code || !strings.Contains(errOut.String(), tt.err) {
+				t.Errorf("code %d, want %d\n%s", code, tt.code, errOut.String())
+			}
+		})
+	}
+}

@@ -1,0 +1,275 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"sync"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/smcr-io/kube-smcr/api/v1alpha1"
+	"github.com/smcr-io/kube-smcr/internal/agentapi"
+	"github.com/smcr-io/kube-smcr/internal/config"
+	"github.com/smcr-io/kube-smcr/pkg/smcr"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
+)
+
+// clusterBench is an agent whose configuration is made of objects.
+type clusterBench struct {
+	*bench
+	mu     sync.Mutex // guards what is below
+	node   *config.Node
+	stacks []smcr.Config
+}
+
+// newClusterBench opts the pods in that are named, and has the policies for
+// namespace test.
+func newClusterBench(t testing.TB, pods string, policies ...v1alpha1.SMCRPolicy) *clusterBench {
+	t.Helper()
+	c := &clusterBench{bench: newBench(t, "  defaultPeers: {cidrs: [127.0.0.0/8]}\n", "")}
+	c.set(pods, policies...)
+	c.cfg.Node = c.node
+	c.cfg.Load = func() (*config.Node, error) {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return c.node, nil
+	}
+	c.cfg.newStack = func(cfg smcr.Config) (stack, error) {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.stacks = append(c.stacks, cfg)
+		return c.stack, nil
+	}
+	return c
+}
+
+// set replaces the objects; apply tells the agent.
+func (c *clusterBench) set(pods string, policies ...v1alpha1.SMCRPolicy) {
+	c.t.Helper()
+	base := value(config.ParseOn(config.Machine{Cluster: true}, "test", []byte(c.text)))(c.t)
+	yes := "true"
+	o := config.Objects{Policies: policies}
+	for _, name := range strings.Fields(pods) {
+		o.Pods = append(o.Pods, config.PodObject{Namespace: "test", Name: name, Enabled: &yes})
+	}
+	n, _, bad := config.FromObjects(base, o)
+	if len(bad) > 0 {
+		c.t.Fatal(bad)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.node = n
+}
+
+func (c *clusterBench) apply(pods string, policies ...v1alpha1.SMCRPolicy) {
+	c.t.Helper()
+	c.set(pods, policies...)
+	c.reload <- struct{}{}
+}
+
+func (c *clusterBench) made() []smcr.Config {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return append([]smcr.Config(nil), c.stacks...)
+}
+
+func (c *clusterBench) waitState(name, state, detail string) {
+	c.t.Helper()
+	eventually(c.t, func() string {
+		if a := c.attachment(name); a.State != state || !strings.Contains(a.Detail, detail) {
+			return fmt.Sprintf("%s is %s (%s), want %s (%s)", name, a.State, a.Detail, state, detail)
+		}
+		return ""
+	})
+}
+
+func testPolicy(change func(*v1alpha1.SMCRPolicySpec)) v1alpha1.SMCRPolicy {
+	p := v1alpha1.SMCRPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "test", Name: "p"}}
+	change(&p.Spec)
+	return p
+}
+
+func explain(c *clusterBench, pod string, dst netip.AddrPort) agentapi.Explanation {
+	c.t.Helper()
+	return value(c.client.Explain(c.t.Context(), "test/"+pod, dst.String()))(c.t)
+}
+
+func TestCluster_optIn(t *testing.T) {
+	c := newClusterBench(t, "")
+	p := c.attach("a", 1)
+	p.dst = c.server()
+	var view View
+	c.cfg.Observe = func(v View) { view = v }
+	c.start()
+	c.waitState("a", agentapi.StateIdle, "not opted in")
+	if e := explain(c, "a", p.dst); e.Code != agentapi.CodeOptedOut || e.Advice == "" {
+		t.Errorf("explanation %+v", e)
+	}
+	if s := c.status(); len(s.Problems) > 0 {
+		t.Errorf("problems %v, though nobody opted in", s.Problems)
+	}
+
+	c.apply("a")
+	c.waitState("a", agentapi.StateReady, "")
+	eventually(t, func() string {
+		if n, _ := c.cfg.Load(); view.Applied() != n {
+			return "not applied"
+		}
+		return ""
+	})
+	stays := c.dial(p, 0)
+	pingOnce(t, stays)
+	c.apply("") // live connections end
+	wantReset(t, stays)
+	c.waitState("a", agentapi.StateIdle, "not opted in")
+	eventually(t, func() string {
+		if d := view.Decisions(); len(d) == 0 || d[0].Reason != agentapi.CodePolicyChange {
+			return fmt.Sprintf("decisions %+v", d)
+		}
+		return ""
+	})
+}
+
+// TestCluster_settings: link groups are made with the settings of the policy,
+// and made anew when these change.
+func TestCluster_settings(t *testing.T) {
+	c := newClusterBench(t, "a")
+	p := c.attach("a", 1)
+	p.dst = c.server()
+	c.start()
+	stays := c.dial(p, 0)
+	pingOnce(t, stays)
+
+	same := testPolicy(func(*v1alpha1.SMCRPolicySpec) {})
+	c.apply("a", same) // the same settings: nothing happens to the connection
+	eventually(t, func() string {
+		if e := explain(c, "a", p.dst); e.Policy != "p" {
+			return fmt.Sprintf("policy %q", e.Policy)
+		}
+		return ""
+	})
+	pingOnce(t, stays)
+
+	conns := int32(3)
+	c.apply("a", testPolicy(func(s *v1alpha1.SMCRPolicySpec) {
+		s.Buffers = &v1alpha1.PolicyBuffers{RMBE: "64Ki", Send: "32Ki"}
+		s.Budget = &v1alpha1.PolicyBudget{Connections: &conns}
+		s.LinkRedundancy = v1alpha1.LinksSingle
+		s.Versions = []v1alpha1.Version{v1alpha1.VersionV2}
+	}))
+	wantReset(t, stays)
+	eventually(t, func() string {
+		if e := explain(c, "a", p.dst); len(e.Recent) == 0 || e.Recent[0].Reason != agentapi.CodePolicyChange {
+			return fmt.Sprintf("explanation %+v", e)
+		}
+		return ""
+	})
+	eventually(t, func() string { // the old run is shown until the new one is ready
+		if b := c.attachment("a").Budget; b.Conns != 3 {
+			return fmt.Sprintf("budget %+v", b)
+		}
+		return ""
+	})
+	made := c.made()
+	if len(made) != 2 {
+		t.Fatalf("%d stacks made, want 2", len(made))
+	}
+	if got := made[1]; got.RMBESizeBytes != 64<<10 || got.SendBufferBytes != 32<<10 || got.MaxConns != 3 || got.LinksPerGroup != 1 || got.Versions != smcr.VersionsV2 {
+		t.Errorf("stack %+v", got)
+	}
+}
+
+func TestCluster_transport(t *testing.T) {
+	hardware := func(mode v1alpha1.PolicyMode) v1alpha1.SMCRPolicy {
+		return testPolicy(func(s *v1alpha1.SMCRPolicySpec) {
+			s.Mode, s.Transports = mode, []v1alpha1.Transport{v1alpha1.TransportHardware}
+		})
+	}
+	c := newClusterBench(t, "a", hardware(v1alpha1.ModePrefer))
+	p := c.attach("a", 1)
+	p.dst = c.server()
+	c.start()
+	c.waitState("a", agentapi.StateIdle, "no RDMA device of the kind")
+	if e := explain(c, "a", p.dst); e.Code != agentapi.CodeTransport {
+		t.Errorf("explanation %+v", e)
+	}
+	c.apply("a", hardware(v1alpha1.ModeRequired))
+	c.waitState("a", agentapi.StateReady, "")
+	c.dialReset(p, 0)
+	eventually(t, func() string {
+		e := explain(c, "a", p.dst)
+		if len(e.Recent) == 0 || e.Recent[0].Reason != agentapi.CodeRequired || !strings.Contains(e.Recent[0].Detail, "TRANSPORT") {
+			return fmt.Sprintf("explanation %+v", e)
+		}
+		return ""
+	})
+}
+
+// TestCluster_shared: pods of a namespace share one stack while one of them is
+// there.
+func TestCluster_shared(t *testing.T) {
+	shared := testPolicy(func(s *v1alpha1.SMCRPolicySpec) { s.Isolation = v1alpha1.IsolationNamespace })
+	c := newClusterBench(t, "a b", shared)
+	pods := map[string]*fakePod{"a": c.attach("a", 1), "b": c.attach("b", 2)}
+	for _, p := range pods {
+		p.dst = c.server()
+	}
+	c.start()
+	for name, p := range pods {
+		c.waitState(name, agentapi.StateReady, "")
+		pingOnce(t, c.dial(p, 0))
+	}
+	if made := c.made(); len(made) != 1 || len(made[0].Prefixes) != 0 {
+		t.Errorf("stacks %+v, want one for both", made)
+	}
+	links := value(c.client.Links(t.Context()))(t).LinkGroups
+	if len(links) != 1 || links[0].Pod != "test/*" {
+		t.Errorf("link groups %+v", links)
+	}
+	c.apply("b", shared)
+	c.waitState("a", agentapi.StateIdle, "")
+	closed := func() bool {
+		c.stack.mu.Lock()
+		defer c.stack.mu.Unlock()
+		return c.stack.closed
+	}
+	if closed() {
+		t.Error("the shared stack ended with its first pod")
+	}
+	pingOnce(t, c.dial(pods["b"], 0))
+	c.apply("", shared)
+	c.waitState("b", agentapi.StateIdle, "")
+	if !closed() {
+		t.Error("the shared stack outlives its pods")
+	}
+}
+
+// TestCluster_bypassForgotten: a destination that was left alone is tried again
+// when a policy requires SMC-R for it.
+func TestCluster_bypassForgotten(t *testing.T) {
+	c := newClusterBench(t, "a")
+	c.stack.set(smcr.ModeTCP, clc.ReasonPeerNoSMC, nil)
+	p := c.attach("a", 1)
+	p.dst = c.server()
+	c.start()
+	exchange(t, c.dial(p, 0), 10)
+	eventually(t, func() string {
+		if e := explain(c, "a", p.dst); e.Bypassed == nil {
+			return fmt.Sprintf("explanation %+v", e)
+		}
+		return ""
+	})
+	c.apply("a", testPolicy(func(s *v1alpha1.SMCRPolicySpec) { s.Mode = v1alpha1.ModeRequired }))
+	eventually(t, func() string {
+		forgot := 0
+		p.redir.look(func() { forgot = p.redir.forgot })
+		if e := explain(c, "a", p.dst); e.Bypassed != nil || forgot != 1 {
+			return fmt.Sprintf("explanation %+v, forgot %d times", e, forgot)
+		}
+		return ""
+	})
+}

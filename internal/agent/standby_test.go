@@ -1,0 +1,363 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/smcr-io/kube-smcr/internal/agentapi"
+	"github.com/smcr-io/kube-smcr/internal/config"
+)
+
+func notReady(s agentapi.Status, instance string) string {
+	if r := agentapi.ReadinessOf(s, instance); !r.Ready {
+		return r.Detail
+	}
+	return ""
+}
+
+// newHandoverBench is an agent on fakes that hands over.
+func newHandoverBench(t testing.TB, instance string) *bench {
+	t.Helper()
+	b := newBench(t, "  takeover: true\n", preferAll)
+	b.cfg.Instance = instance
+	return b
+}
+
+// successor starts another agent of the same node and waits until it manages
+// it. It ends before b does.
+func (b *bench) successor(instance string) *bench {
+	b.t.Helper()
+	c := *b
+	c.cfg.Instance, c.log, c.hurry, c.reload = instance, &logBuffer{}, make(chan struct{}), make(chan struct{}, 1)
+	c.cfg.Log = slog.New(slog.NewTextHandler(c.log, nil))
+	c.cfg.Hurry, c.cfg.Reload = c.hurry, c.reload
+	var ctx context.Context
+	ctx, c.cancel = context.WithCancel(context.Background())
+	c.done = make(chan error, 1)
+	go func() { c.done <- Run(ctx, c.cfg) }()
+	c.t.Cleanup(func() { close(b.hurry) }) // b need not wait for a successor that is gone
+	c.t.Cleanup(func() {
+		c.stop()
+		if c.t.Failed() {
+			c.t.Log(c.log.String())
+		}
+	})
+	eventually(c.t, func() string {
+		select {
+		case err := <-c.done:
+			c.done = nil
+			c.t.Fatalf("Run ended: %v", err)
+		default:
+		}
+		s, err := c.client.Status(c.t.Context())
+		if err != nil {
+			return err.Error()
+		}
+		return notReady(s, instance)
+	})
+	return &c
+}
+
+// TestHandover_podGoes: an agent that stands by does not keep the namespace of
+// a pod that is gone, and touches nothing in one that is there.
+func TestHandover_podGoes(t *testing.T) {
+	b := newHandoverBench(t, "old")
+	p, q := b.attach("a", 1), b.attach("b", 2)
+	p.dst = b.server()
+	b.start()
+	c := b.dial(p, 0)
+	before := p.redir
+	b.successor("new")
+	if n := b.kernel.handles(); n != 4 {
+		t.Errorf("%d handles of namespaces, want each pod's twice", n)
+	}
+	before.look(func() {
+		if before.held != handoverHold || before.removed {
+			t.Errorf("redirection %+v", before)
+		}
+	})
+	must(t, b.store.Delete("a", "eth0"))
+	b.kernel.change(func() { p.isGone = true })
+	eventually(t, func() string {
+		if n := b.kernel.handles(); n != 2 {
+			return fmt.Sprintf("%d handles are open", n)
+		}
+		return ""
+	})
+	wantReset(t, c)
+	b.stop()
+	if q.sweeps != 0 {
+		t.Errorf("the pod of the successor was swept")
+	}
+}
+
+// pingOnce sends a byte to an echo server and reads it back.
+func pingOnce(t testing.TB, c *net.TCPConn) {
+	t.Helper()
+	value(c.Write([]byte("x")))(t)
+	value(io.ReadFull(c, make([]byte, 1)))(t)
+}
+
+// TestHandover_policyChange: connections that were handed over still end when a
+// policy no longer allows them.
+func TestHandover_policyChange(t *testing.T) {
+	b := newHandoverBench(t, "old")
+	p := b.attach("a", 1)
+	p.dst = b.server()
+	b.start()
+	c := b.dial(p, 0)
+	pingOnce(t, c)
+	b.successor("new")
+	pingOnce(t, c)
+	b.configure("  takeover: true\n", "policies:\n- {name: p, ports: [9]}\n")
+	b.reload <- struct{}{}
+	wantReset(t, c)
+}
+
+// TestHandover_links: an agent that handed over still has its link groups, until
+// it ends.
+func TestHandover_links(t *testing.T) {
+	b := newHandoverBench(t, "old")
+	var old View
+	b.cfg.Observe = func(v View) { old = v }
+	p := b.attach("a", 1)
+	p.dst = b.server()
+	b.start()
+	c := b.dial(p, 0)
+	pingOnce(t, c)
+	want := old.Links()
+	if len(want) == 0 {
+		t.Fatal("no link group")
+	}
+	b.cfg.Observe = nil
+	b.successor("new")
+	pingOnce(t, c)
+	if diff := cmp.Diff(want, old.Links()); diff != "" {
+		t.Errorf("handed over (-before +after):\n%s", diff)
+	}
+	close(b.hurry)
+	b.hurry = make(chan struct{}) // the clean-up closes it, too
+	b.stop()
+	if got := old.Links(); len(got) != 0 {
+		t.Errorf("ended: %+v", got)
+	}
+}
+
+// TestHandover_stillDiverted: what comes to the old agent's listeners before
+// its successor has replaced the table is carried.
+func TestHandover_stillDiverted(t *testing.T) {
+	b := newHandoverBench(t, "old")
+	p := b.attach("a", 1)
+	p.dst = b.server()
+	b.start()
+	ports := p.ports[0]
+	b.successor("new")
+	if p.ports[2] == ports {
+		t.Fatal("both agents have one port")
+	}
+	pingOnce(t, b.dial(p, 0))
+	pingOnce(t, b.dial(p, 2))
+}
+
+// TestHandover_manages: whoever does more for the node hears when it begins and
+// ends to be this agent's.
+func TestHandover_manages(t *testing.T) {
+	var mu sync.Mutex
+	var heard []string
+	hear := func(who string) func(bool) {
+		return func(yes bool) {
+			mu.Lock()
+			defer mu.Unlock()
+			heard = append(heard, fmt.Sprint(who, " ", yes))
+		}
+	}
+	b := newHandoverBench(t, "old")
+	b.cfg.Manages = hear("old")
+	b.start()
+	b.cfg.Manages = hear("new")
+	b.successor("new")
+	mu.Lock()
+	defer mu.Unlock()
+	if diff := cmp.Diff([]string{"old true", "old false", "new true"}, heard); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// TestHandover_refused: who may not take over, and why.
+func TestHandover_refused(t *testing.T) {
+	t.Run("not allowed", func(t *testing.T) {
+		b := newBench(t, "", preferAll)
+		b.start()
+		wantRefused(t, b, http.StatusForbidden, "node.takeover is false")
+		second := *b
+		second.cfg.Node = value(config.Parse("test", []byte(strings.Replace(b.text, "node:\n", "node:\n  takeover: true\n", 1))))(t)
+		if err := Run(t.Context(), second.cfg); err == nil || !strings.Contains(err.Error(), "node.takeover is false: set it for both agents") {
+			t.Errorf("Run = %v", err)
+		}
+	})
+	t.Run("predecessor comes back", func(t *testing.T) {
+		b := newHandoverBench(t, "old")
+		b.start()
+		b.successor("new")
+		wantRefused(t, b, http.StatusConflict, "old handed over to this agent")
+	})
+}
+
+func wantRefused(t *testing.T, b *bench, status int, reason string) {
+	t.Helper()
+	var refused *agentapi.RefusedError
+	err := b.client.Handover(t.Context(), "old")
+	if !errors.As(err, &refused) || refused.HTTPStatus != status || !strings.Contains(refused.Reason, reason) {
+		t.Errorf("handover = %v, want %d %s", err, status, reason)
+	}
+}
+
+// TestHandover_twoAtOnce: two successors at a time, of which one gets the node
+// and the other one gets it from that.
+func TestHandover_twoAtOnce(t *testing.T) {
+	b := newHandoverBench(t, "old")
+	b.attach("a", 1)
+	b.start()
+	var wg sync.WaitGroup
+	ctx, cancel := context.WithCancel(context.Background())
+	for _, name := range []string{"x", "y"} {
+		c := *b
+		c.cfg.Instance = name
+		wg.Go(func() { // ends when the test does
+			if err := Run(ctx, c.cfg); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		})
+	}
+	t.Cleanup(func() {
+		close(b.hurry)
+		cancel()
+		wg.Wait()
+	})
+	seen := map[string]bool{}
+	eventually(t, func() string {
+		s, err := b.client.Status(t.Context())
+		if err != nil {
+			return err.Error()
+		}
+		seen[s.Instance] = true
+		if b.kernel.handles() != 3 || s.Instance == "old" || !s.Synced {
+			return fmt.Sprintf("seen %v, %d handles", seen, b.kernel.handles())
+		}
+		return ""
+	})
+}
+
+// TestClaim: one agent at a time has the claim, also when files come and go.
+func TestClaim(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "sub", "a.sock")
+	var (
+		wg   sync.WaitGroup
+		mu   sync.Mutex // of who has the claim
+		have int
+	)
+	for range 8 {
+		wg.Go(func() {
+			for got := 0; got < 50; {
+				c, err := tryClaim(socket)
+				if errors.Is(err, errClaimed) {
+					continue
+				}
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				got++
+				if !mu.TryLock() {
+					t.Error("two have the claim")
+					return
+				}
+				have++
+				mu.Unlock()
+				if err := c.release(); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if have != 400 {
+		t.Errorf("%d claims, want 400", have)
+	}
+	if _, err := os.Lstat(claimPath(socket)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("lock file: %v", err)
+	}
+}
+
+// TestLeave: all pods with a record are swept, whether they were served or not,
+// and nothing stays on the disk.
+func TestLeave(t *testing.T) {
+	leave := make(chan struct{})
+	b := newBench(t, "", "policies:\n- {name: p, pods: {names: [served, broken]}}\n")
+	b.cfg.Leave = leave
+	pods := map[string]*fakePod{"served": b.attach("served", 1), "idle": b.attach("idle", 2), "broken": b.attach("broken", 3)}
+	pods["broken"].failStep = "install"
+	pods["served"].dst = b.server()
+	b.start()
+	c := b.dial(pods["served"], 0)
+	pingOnce(t, c)
+	before := map[string]int{}
+	b.kernel.change(func() {
+		for name, p := range pods {
+			before[name] = p.sweeps
+		}
+	})
+	close(leave)
+	wantReset(t, c)
+	if err := <-b.done; err != nil {
+		t.Errorf("Run = %v", err)
+	}
+	b.done = nil
+	for name, p := range pods {
+		if p.sweeps == before[name] {
+			t.Errorf("pod %s was not swept", name)
+		}
+	}
+	if _, err := os.Lstat(b.dir); !errors.Is(err, os.ErrNotExist) {
+		left, _ := filepath.Glob(b.dir + "/*")
+		t.Errorf("data directory is there, with %v", left)
+	}
+}
+
+// TestLeave_standingBy: an agent that handed over leaves, too.
+func TestLeave_standingBy(t *testing.T) {
+	b := newHandoverBench(t, "old")
+	leave := make(chan struct{})
+	b.cfg.Leave = leave
+	p := b.attach("a", 1)
+	p.dst = b.server()
+	b.start()
+	c := b.dial(p, 0)
+	pingOnce(t, c)
+	b.cfg.Leave = nil
+	b.successor("new")
+	sweeps := p.sweeps
+	close(leave)
+	wantReset(t, c)
+	if err := <-b.done; err != nil {
+		t.Errorf("Run = %v", err)
+	}
+	b.done = nil
+	if p.sweeps != sweeps {
+		t.Error("the pod of the successor was swept")
+	}
+}

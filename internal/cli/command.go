@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+
+	"github.com/smcr-io/kube-smcr/internal/version"
+)
+
+// UsageError is a mistake in the command line.
+type UsageError struct{ error }
+
+// Unwrap returns what is wrong.
+func (e UsageError) Unwrap() error { return e.error }
+
+// Strict makes root refuse commands, flags and outputs that it does not know,
+// with a UsageError. name is what people type.
+func Strict(root *cobra.Command, name string, output *string) {
+	root.SilenceUsage, root.SilenceErrors = true, true
+	root.CompletionOptions.HiddenDefaultCmd = true
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return UsageError{err} })
+	root.PersistentFlags().StringVarP(output, "output", "o", "table", "table or json")
+	root.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+	root.Args = func(_ *cobra.Command, a []string) error {
+		if len(a) > 0 {
+			return UsageError{fmt.Errorf("unknown command %q; see %s --help", a[0], name)}
+		}
+		return nil
+	}
+	root.PersistentPreRunE = func(*cobra.Command, []string) error {
+		if *output != "table" && *output != "json" {
+			return UsageError{fmt.Errorf("output %q: want table or json", *output)}
+		}
+		return nil
+	}
+}
+
+// Args is like cobra's checks, with a UsageError. name is what people type.
+func Args(name string, check cobra.PositionalArgs) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, a []string) error {
+		if err := check(cmd, a); err != nil {
+			return UsageError{fmt.Errorf("%w; see %s %s --help", err, name, cmd.Name())}
+		}
+		return nil
+	}
+}
+
+// Show prints v as JSON if that is the output, else as a table.
+func Show[T any](w io.Writer, output string, v T, table func(io.Writer, T) error) error {
+	if output == "json" {
+		e := json.NewEncoder(w)
+		e.SetIndent("", "  ")
+		return e.Encode(v)
+	}
+	return table(w, v)
+}
+
+// Version is the version of this program.
+func Version() string { return version.String() }

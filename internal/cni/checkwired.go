@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cni
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/containernetworking/cni/pkg/skel"
+	"github.com/containernetworking/cni/pkg/types"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/smcr-io/kube-smcr/internal/linux"
+	"github.com/smcr-io/kube-smcr/internal/vf"
+)
+
+// checkWired compares the devices of an attachment, their interfaces, addresses
+// and routes with what ADD left.
+func (p Plugin) checkWired(c NetConf, a Attachment, args *skel.CmdArgs) error {
+	devices := a.wired()
+	if len(devices) == 0 {
+		return nil
+	}
+	ns, err := openPod(args.Netns)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = ns.Close() }() // gives back descriptors
+	res, err := c.previous()
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), wireTimeout)
+	defer cancel()
+	for _, d := range devices {
+		if err := (ipam{conf: c, args: args, ifName: d.IfName}).check(ctx); err != nil {
+			return err
+		}
+		wiring, err := p.host(c).Wiring(args.ContainerID, args.IfName, d.ID)
+		if err == nil {
+			err = p.host(c).Check(ctx, wiring)
+		}
+		if err != nil {
+			return types.NewError(CodeWiring, "device "+d.ID+" is not as ADD left it", err.Error())
+		}
+		ips, err := ipsOf(res, d.IfName)
+		if err == nil {
+			err = linux.CheckInterfaceIPs(ns, d.IfName, ips)
+		}
+		if err != nil {
+			return types.NewError(CodeWiring, "interface "+d.IfName+" is not as ADD left it", err.Error())
+		}
+	}
+	return nil
+}
+
+// ipsOf are the addresses that a result gives to an interface, and all its
+// routes: a result does not say whose they are.
+func ipsOf(r *types100.Result, ifName string) (linux.InterfaceIPs, error) {
+	ips, err := interfaceIPs(r)
+	if err != nil {
+		return linux.InterfaceIPs{}, err
+	}
+	own := ips.Addresses[:0]
+	for n, p := range ips.Addresses {
+		if i := r.IPs[n].Interface; i != nil && *i >= 0 && *i < len(r.Interfaces) && r.Interfaces[*i].Name == ifName {
+			own = append(own, p)
+		}
+	}
+	ips.Addresses = own
+	return ips, nil
+}
+
+// gcWired takes back the devices of this network whose attachment is not valid,
+// and lets the IPAM plugin do the same.
+func (p Plugin) gcWired(c NetConf, args *skel.CmdArgs, valid func(containerID, ifName string) bool) error {
+	ctx, cancel := context.WithTimeout(context.Background(), wireTimeout)
+	defer cancel()
+	err := p.host(c).Collect(ctx, func(o vf.Owner) bool { return o.Network != c.Name || valid(o.ContainerID, o.IfName) })
+	if err != nil {
+		err = types.NewError(CodeDevice, "take devices back", err.Error())
+	}
+	return firstError([]error{err, ipam{conf: c, args: args}.gc(ctx)})
+}
+
+// statusWired tells that a network whose VFs are all in pods can make no more
+// pods, and asks the IPAM plugin.
+func (p Plugin) statusWired(c NetConf, args *skel.CmdArgs) error {
+	if len(c.PFNames) > 0 {
+		all, err := p.host(c).Devices()
+		if err != nil {
+			return types.NewError(types.ErrPluginNotAvailable, "the node's devices cannot be listed", err.Error())
+		}
+		all = slices.DeleteFunc(all, func(d vf.Device) bool { return !c.uses(d) })
+		if !slices.ContainsFunc(all, func(d vf.Device) bool { return d.Usable() == nil }) {
+			return types.NewError(types.ErrPluginNotAvailable, "no VF is free",
+				fmt.Sprintf("%s: %d VFs, all in pods or without their driver", strings.Join(c.PFNames, ", "), len(all)))
+		}
+	}
+	return ipam{conf: c, args: args}.status(context.Background())
+}
+
+// printResult prints a result in the version of the configuration.
+func (p Plugin) printResult(c NetConf, r *types100.Result) error {
+	if before11(c.CNIVersion) {
+		for _, it := range r.Interfaces {
+			it.Mtu, it.PciID = 0, "" // which came with CNI 1.1
+		}
+	}
+	r.CNIVersion = types100.ImplementedSpecVersion
+	out, err := r.GetAsVersion(c.CNIVersion)
+	if err == nil {
+		err = out.PrintTo(p.Stdout)
+	}
+	if err != nil {
+		return types.NewError(types.ErrIOFailure, "print result", err.Error())
+	}
+	return nil
+}
+
+func before11(v string) bool { return v == "1.0.0" || strings.HasPrefix(v, "0.") }

@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cni
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/skel"
+	"github.com/containernetworking/cni/pkg/types"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/containernetworking/cni/pkg/types/create"
+
+	"github.com/smcr-io/kube-smcr/internal/linux"
+)
+
+// dhcp is the IPAM plugin that asks the network for addresses and so needs the
+// interface first. The others only look into a list.
+const dhcp = "dhcp"
+
+// ipam calls the IPAM plugin of the configuration for one interface. Without
+// one, everything succeeds and there are no addresses.
+type ipam struct {
+	conf   NetConf
+	args   *skel.CmdArgs
+	ifName string
+}
+
+func (i ipam) needsInterface() bool { return i.conf.IPAM.Type == dhcp }
+
+// add asks for addresses.
+func (i ipam) add(ctx context.Context) (*types100.Result, error) {
+	if i.conf.IPAM.Type == "" {
+		return &types100.Result{}, nil
+	}
+	out, err := i.call(ctx, "ADD")
+	if err != nil {
+		return nil, err
+	}
+	res, err := parseResult(i.conf.CNIVersion, out)
+	if err != nil {
+		return nil, i.fail("ADD", fmt.Errorf("result %.100q: %w", out, err))
+	}
+	if len(res.IPs) > maxIPs {
+		return nil, i.fail("ADD", fmt.Errorf("gives %d addresses, at most %d are allowed", len(res.IPs), maxIPs))
+	}
+	return res, nil
+}
+
+// del gives the addresses back, and check, gc and status ask what CNI says.
+func (i ipam) del(ctx context.Context) error    { return i.run(ctx, "DEL") }
+func (i ipam) check(ctx context.Context) error  { return i.run(ctx, "CHECK") }
+func (i ipam) gc(ctx context.Context) error     { return i.run(ctx, "GC") }
+func (i ipam) status(ctx context.Context) error { return i.run(ctx, "STATUS") }
+
+func (i ipam) run(ctx context.Context, verb string) error {
+	if i.conf.IPAM.Type == "" {
+		return nil
+	}
+	_, err := i.call(ctx, verb)
+	return err
+}
+
+// call executes the plugin as CNI says. Package invoke of CNI would do the same,
+// but it brings the standard HTTP client with it.
+func (i ipam) call(ctx context.Context, verb string) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, ipamTimeout)
+	defer cancel()
+	program, err := i.find()
+	if err != nil {
+		return nil, err
+	}
+	var out, errb bytes.Buffer
+	for try := 0; ; try++ {
+		out.Reset()
+		cmd := exec.CommandContext(ctx, program)
+		cmd.Env = append(os.Environ(),
+			"CNI_COMMAND="+verb, "CNI_CONTAINERID="+i.args.ContainerID, "CNI_NETNS="+i.args.Netns, "CNI_IFNAME="+i.ifName,
+			"CNI_ARGS="+i.args.Args, "CNI_PATH="+i.args.Path)
+		cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(i.conf.raw), &out, &errb
+		cmd.WaitDelay = ipamTimeout // for its children, which have its output
+		err = cmd.Run()
+		if !errors.Is(err, syscall.ETXTBSY) || try == busyTries {
+			break
+		}
+		<-time.After(busyPoll) // an installer is writing the file
+	}
+	if err == nil {
+		return out.Bytes(), nil
+	}
+	if ctx.Err() != nil {
+		return nil, i.fail(verb, fmt.Errorf("no answer within %v: %w", ipamTimeout, ctx.Err()))
+	}
+	var ce types.Error
+	if json.Unmarshal(out.Bytes(), &ce) == nil && ce.Msg != "" {
+		return nil, i.fail(verb, &ce)
+	}
+	return nil, i.fail(verb, fmt.Errorf("%w: %s", err, clip(out.String()+" "+errb.String())))
+}
+
+// find looks for the plugin where the runtime says that plugins are.
+func (i ipam) find() (string, error) {
+	name := i.conf.IPAM.Type
+	if strings.ContainsRune(name, filepath.Separator) {
+		return "", confError("ipam.type", "%q is a path: it is the name of a plugin in CNI_PATH", name)
+	}
+	for _, dir := range filepath.SplitList(i.args.Path) {
+		path := filepath.Join(dir, name)
+		if st, err := os.Stat(path); err == nil && st.Mode().IsRegular() {
+			return path, nil
+		}
+	}
+	return "", confError("ipam.type", "no plugin %q in CNI_PATH (%s): install it on the node, or name another", name, i.args.Path)
+}
+
+// fail says whose error it is, and keeps its code.
+func (i ipam) fail(verb string, err error) error {
+	what := fmt.Sprintf("IPAM plugin %s, %s", i.conf.IPAM.Type, verb)
+	var ce *types.Error
+	switch {
+	case errors.As(err, &ce):
+		return types.NewError(ce.Code, what+": "+ce.Msg, ce.Details)
+	case errors.Is(err, context.DeadlineExceeded):
+		return types.NewError(types.ErrTryAgainLater, what, err.Error())
+	}
+	return types.NewError(types.ErrInternal, what, err.Error())
+}
+
+// parseResult reads a result of any version. Some plugins leave the version
+// out: it is that of the configuration.
+func parseResult(version string, b []byte) (*types100.Result, error) {
+	var keys map[string]json.RawMessage
+	if err := json.Unmarshal(b, &keys); err != nil {
+		return nil, err
+	}
+	if v, ok := keys["cniVersion"]; ok {
+		if err := json.Unmarshal(v, &version); err != nil {
+			return nil, fmt.Errorf("cniVersion: %w", err)
+		}
+	} else {
+		keys["cniVersion"] = json.RawMessage(strconv.Quote(version))
+		var err error
+		if b, err = json.Marshal(keys); err != nil {
+			return nil, err
+		}
+	}
+	r, err := create.Create(version, b)
+	if err != nil {
+		return nil, err
+	}
+	return types100.NewResultFromResult(r)
+}
+
+// interfaceIPs are the addresses and routes of a result of an IPAM plugin. As
+// with other plugins, a route without a gateway goes through the one that its
+// address family has.
+func interfaceIPs(r *types100.Result) (linux.InterfaceIPs, error) {
+	var out linux.InterfaceIPs
+	var gateways [2]netip.Addr // IPv4, IPv6
+	for n, ip := range r.IPs {
+		p, ok := prefixOf(ip.Address)
+		if !ok {
+			return out, fmt.Errorf("address %d, %v, is none", n, ip.Address)
+		}
+		out.Addresses = append(out.Addresses, p)
+		if gw, ok := addrOf(ip.Gateway); ok && !gateways[family(gw)].IsValid() {
+			gateways[family(gw)] = gw
+		}
+	}
+	for n, route := range r.Routes {
+		dst, ok := prefixOf(route.Dst)
+		if !ok {
+			return out, fmt.Errorf("route %d: destination %v is none", n, route.Dst)
+		}
+		gw, ok := addrOf(route.GW)
+		if !ok && !onLink(route) {
+			gw = gateways[family(dst.Addr())]
+		}
+		out.Routes = append(out.Routes, linux.InterfaceRoute{
+			Dst: dst.Masked(), Gateway: gw, MTU: route.MTU, AdvMSS: route.AdvMSS, Priority: route.Priority,
+			Table: route.Table, Scope: route.Scope,
+		})
+	}
+	return out, nil
+}
+
+// onLink tells whether a route says that it needs no gateway: its scope is
+// link or host.
+func onLink(r *types.Route) bool {
+	const host, link = 254, 253 // as in rtnetlink(7)
+	return r.Scope != nil && (*r.Scope == link || *r.Scope == host)
+}
+
+func family(a netip.Addr) int {
+	if a.Is4() {
+		return 0
+	}
+	return 1
+}
+
+func prefixOf(n net.IPNet) (netip.Prefix, bool) {
+	a, ok := addrOf(n.IP)
+	bits, size := n.Mask.Size()
+	if !ok || size == 0 || size == 128 && a.Is4() {
+		return netip.Prefix{}, false
+	}
+	return netip.PrefixFrom(a, bits), true
+}
+
+func addrOf(ip net.IP) (netip.Addr, bool) {
+	a, ok := netip.AddrFromSlice(ip)
+	return a.Unmap(), ok
+}

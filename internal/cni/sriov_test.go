@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cni
+
+import (
+	"encoding/json"
+	"maps"
+	"os"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/smcr-io/kube-smcr/internal/vf"
+)
+
+// sriovRecording reads what the real plugin sriov was called with, and what it
+// answered: see the README beside the files.
+func sriovRecording(t *testing.T, name string) map[string]any {
+	t.Helper()
+	b, err := os.ReadFile("testdata/sriov/" + name)
+	must(t, err)
+	var out map[string]any
+	must(t, json.Unmarshal(b, &out))
+	return out
+}
+
+func parseMap(t *testing.T, m map[string]any) NetConf {
+	t.Helper()
+	b, err := json.Marshal(m)
+	must(t, err)
+	c, err := ParseNetConf(b)
+	must(t, err)
+	return c
+}
+
+// TestSriov_conf: a configuration that the real plugin took carries over.
+func TestSriov_conf(t *testing.T) {
+	conf := sriovRecording(t, "conf.json")
+	conf["type"] = "smcr-cni"
+	c := parseMap(t, conf)
+	if id, shared := c.deviceID(); id != "0000:41:10.0" || shared || !c.wires("net1") {
+		t.Errorf("device %q, shared %v, wires %v", id, shared, c.wires("net1"))
+	}
+	mac, vlan, off, on := "02:00:00:00:00:51", 100, false, true
+	want := vf.Settings{MAC: &mac, VLAN: &vlan, SpoofCheck: &off, Trust: &on}
+	if diff := cmp.Diff(want, c.settings()); diff != "" {
+		t.Errorf("settings (-want +got)\n%s", diff)
+	}
+}
+
+// TestSriov_behind: behind the real plugin ours takes its interface, without
+// addresses as it may be, for what it is.
+func TestSriov_behind(t *testing.T) {
+	conf := sriovRecording(t, "conf.json")
+	maps.DeleteFunc(conf, func(k string, _ any) bool { // what Multus gives to all plugins of a list stays
+		return k != "cniVersion" && k != "name" && k != "deviceID" && k != "runtimeConfig"
+	})
+	conf["type"], conf["prevResult"] = "smcr-cni", sriovRecording(t, "result.json")
+	c := parseMap(t, conf)
+	ips, err := c.addresses("net1")
+	if err != nil || len(ips) > 0 || c.wires("net1") || !c.wires("net2") {
+		t.Errorf("addresses %v, %v; wires net1 %v, net2 %v", ips, err, c.wires("net1"), c.wires("net2"))
+	}
+	must(t, c.nothingToSet("net1"))
+}

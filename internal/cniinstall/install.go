@@ -1,0 +1,450 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cniinstall
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/smcr-io/kube-smcr/internal/cni"
+)
+
+// PluginConf is what the plugin is told in the network's configuration. The zero
+// value of each field is the plugin's default.
+type PluginConf struct {
+	DataDir      string
+	AgentSocket  string
+	AgentTimeout time.Duration
+	// Required makes pods wait for the agent. It concerns every pod of the node.
+	Required bool
+	// ReportStatus makes the node NotReady while the agent is away.
+	ReportStatus bool
+}
+
+// Config says what to install where. All paths are as this process sees them.
+type Config struct {
+	BinSource string // the plugin's program
+	BinDir    string // where the container runtime looks for plugins
+	ConfDir   string // where it looks for networks
+	Plugin    PluginConf
+	Log       *slog.Logger
+	// OnChange is called by Run when the status changed, but for its counters.
+	// It may be nil and must not block for long.
+	OnChange func(Status)
+	// Interval is the time between checks while all is well. Default: 30 s.
+	Interval time.Duration
+}
+
+// Validate tells whether the configuration makes sense.
+func (c Config) Validate() error {
+	for _, p := range []struct{ name, path string }{{"BinSource", c.BinSource}, {"BinDir", c.BinDir}, {"ConfDir", c.ConfDir}} {
+		if !filepath.IsAbs(p.path) {
+			return fmt.Errorf("CNI installation: %s %q is not an absolute path", p.name, p.path)
+		}
+	}
+	if c.Interval < 0 {
+		return fmt.Errorf("CNI installation: Interval %v is negative", c.Interval)
+	}
+	entry, err := c.Plugin.entry()
+	if err != nil {
+		return err
+	}
+	var full map[string]any
+	if err := json.Unmarshal(entry, &full); err != nil {
+		return fmt.Errorf("CNI installation: %w", err)
+	}
+	full["cniVersion"], full["name"] = "1.0.0", "network" // as a runtime adds them
+	b, err := json.Marshal(full)
+	if err != nil {
+		return fmt.Errorf("CNI installation: %w", err)
+	}
+	if _, err := cni.ParseNetConf(b); err != nil {
+		var ce *types.Error
+		if errors.As(err, &ce) {
+			return fmt.Errorf("CNI installation: %s: %s", ce.Msg, ce.Details)
+		}
+		return fmt.Errorf("CNI installation: %w", err)
+	}
+	return nil
+}
+
+// entry is the plugin's element of the list.
+func (p PluginConf) entry() ([]byte, error) {
+	b, err := json.Marshal(struct {
+		Type         string `json:"type"`
+		Managed      bool   `json:"smcr.io/managed"`
+		DataDir      string `json:"dataDir,omitempty"`
+		AgentSocket  string `json:"agentSocket,omitempty"`
+		AgentTimeout int64  `json:"agentTimeoutMilliseconds,omitempty"`
+		Required     bool   `json:"required,omitempty"`
+		ReportStatus bool   `json:"reportStatus,omitempty"`
+	}{
+		Type: cni.PluginType, Managed: true, DataDir: p.DataDir, AgentSocket: p.AgentSocket,
+		AgentTimeout: p.AgentTimeout.Milliseconds(), Required: p.Required, ReportStatus: p.ReportStatus,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("CNI installation: %w", err)
+	}
+	return b, nil
+}
+
+// Installer installs the plugin on one node.
+type Installer struct {
+	c     Config
+	log   *slog.Logger
+	entry []byte
+	now   func() time.Time
+	grace time.Duration // reloadGrace, less in tests
+
+	// Owned by Run, or by Uninstall after it.
+	bin     binary
+	invalid map[string]time.Time // since when a file is not valid
+	writes  []time.Time          // of the last minute
+	said    bool                 // that the configuration is contested
+
+	mu     sync.Mutex
+	status Status
+}
+
+// New makes an installer. It touches nothing yet.
+func New(c Config) (*Installer, error) {
+	if err := c.Validate(); err != nil {
+		return nil, err
+	}
+	entry, err := c.Plugin.entry()
+	if err != nil {
+		return nil, err
+	}
+	if c.Interval == 0 {
+		c.Interval = defaultInterval
+	}
+	in := &Installer{
+		c: c, log: c.Log, entry: entry, now: time.Now, grace: reloadGrace,
+		bin:     binary{source: c.BinSource, dir: c.BinDir, name: cni.PluginType},
+		invalid: map[string]time.Time{},
+	}
+	if in.log == nil {
+		in.log = slog.New(slog.DiscardHandler)
+	}
+	in.status = Status{State: StateStarting, Since: in.now()}
+	return in, nil
+}
+
+// Status is how it stands now.
+func (in *Installer) Status() Status {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	return in.status
+}
+
+// update changes the status, logs what changed, and reports it.
+func (in *Installer) update(fn func(*Status)) {
+	in.mu.Lock()
+	old := in.status
+	fn(&in.status)
+	s := in.status
+	if s.State != old.State {
+		s.Since = in.now()
+		in.status.Since = s.Since
+	}
+	in.mu.Unlock()
+	if s.State == old.State && s.Detail == old.Detail && s.File == old.File {
+		return
+	}
+	switch s.State {
+	case StateBroken:
+		in.log.Warn("the CNI plugin is not installed as it should be", "detail", s.Detail)
+	case StateContested: // said where it is found
+	default:
+		in.log.Info("CNI installation", "state", string(s.State), "file", s.File, "network", s.Network, "detail", s.Detail)
+	}
+	if in.c.OnChange != nil {
+		in.c.OnChange(s)
+	}
+}
+
+// pass looks at the node once and does what is to be done. The caller holds the
+// lock. A file that changes under it is looked at again at once, a few times.
+func (in *Installer) pass() {
+	var d decision
+	var err error
+	for range maxAttempts {
+		if d, err = in.once(); !errors.Is(err, errChanged) {
+			break
+		}
+	}
+	switch {
+	case errors.Is(err, errContested) && !in.said:
+		in.said = true
+		in.log.Warn("another program keeps changing the network's configuration", "file", d.active, "perMinute", maxRepairsPerMinute)
+	case err == nil && len(in.recent()) == 0:
+		in.said = false
+	}
+	switch {
+	case errors.Is(err, errContested), err == nil && in.said:
+		// Also while the plugin happens to be there: it will not be for long.
+		d.state = StateContested
+		d.detail = join(fmt.Sprintf("another program changes %s whenever smcr-cni is put in (at most %d times a minute): tell it to leave foreign plugins alone (Cilium: cni.exclusive=false)",
+			d.active, maxRepairsPerMinute), d.detail)
+	case errors.Is(err, errChanged):
+		d.state, d.detail = StateWaiting, join(err.Error(), d.detail)
+	case err != nil:
+		d.state, d.detail = StateBroken, join(advise(err), d.detail)
+	}
+	in.update(func(s *Status) {
+		s.State, s.Detail, s.File, s.Network, s.CNIVersion = d.state, d.detail, d.active, d.network, d.version
+	})
+}
+
+// errContested means that the configuration was written too often.
+var errContested = errors.New("contested")
+
+// recent are the writes of the last minute.
+func (in *Installer) recent() []time.Time {
+	since := in.now().Add(-time.Minute)
+	in.writes = slices.DeleteFunc(in.writes, func(t time.Time) bool { return t.Before(since) })
+	return in.writes
+}
+
+func (in *Installer) once() (decision, error) {
+	files, err := scan(in.c.ConfDir)
+	if err != nil {
+		return decision{}, err
+	}
+	d := decide(files, wish{entry: in.entry, patient: in.patience(files)})
+	if d.newer && in.bin.usable() {
+		// A later version was here. Its binary understands our configuration,
+		// but ours does not understand the one that is there.
+		if err := in.carryOut(d.changes); err != nil {
+			return d, err
+		}
+		_, err := in.copy()
+		return d, err
+	}
+	if _, err := in.copy(); err != nil {
+		if !in.bin.usable() && chainedIn(files) {
+			// Pods do not start with a plugin that is not there.
+			d = decide(files, wish{patient: never})
+			err = errors.Join(err, in.carryOut(d.changes))
+		}
+		return d, err
+	}
+	return d, in.carryOut(d.changes)
+}
+
+func never(string) bool { return false }
+
+// patience keeps account of the files that are not valid, and tells which of them
+// have not been so for long.
+func (in *Installer) patience(files []file) func(string) bool {
+	now := in.now()
+	next := map[string]time.Time{}
+	for _, f := range files {
+		if f.err == nil {
+			continue
+		}
+		next[f.name] = now
+		if since, ok := in.invalid[f.name]; ok {
+			next[f.name] = since
+		}
+	}
+	in.invalid = next
+	return func(name string) bool { return now.Sub(next[name]) < invalidGrace }
+}
+
+func (in *Installer) copy() (bool, error) {
+	changed, err := in.bin.install()
+	if changed {
+		in.log.Info("installed the CNI plugin", "path", in.bin.path())
+		in.update(func(s *Status) { s.Copies++ })
+	}
+	return changed, err
+}
+
+// carryOut makes the changes, in their order.
+func (in *Installer) carryOut(changes []change) error {
+	for _, c := range changes {
+		if len(in.recent()) >= maxRepairsPerMinute {
+			return errContested
+		}
+		err := apply(in.c.ConfDir, c)
+		if err == nil || errors.Is(err, errChanged) {
+			in.writes = append(in.writes, in.now())
+		}
+		if err != nil {
+			return err
+		}
+		in.log.Info("changed a network's configuration", "file", c.name, "removed", c.new == nil)
+		in.update(func(s *Status) { s.Repairs++ })
+	}
+	return nil
+}
+
+// Inspect looks at a node without changing anything. Detail says what Run would
+// do.
+func Inspect(c Config) (Status, error) {
+	in, err := New(c)
+	if err != nil {
+		return Status{}, err
+	}
+	files, err := scan(c.ConfDir)
+	if err != nil {
+		return Status{State: StateBroken, Detail: advise(err)}, nil
+	}
+	d := decide(files, wish{entry: in.entry, patient: never})
+	s := Status{State: d.state, Detail: d.detail, File: d.active, Network: d.network, CNIVersion: d.version}
+	if s.State != StateInstalled {
+		return s, nil
+	}
+	if len(d.changes) > 0 {
+		s.State, s.Detail = StateAbsent, join(d.active+" does not have the plugin as it should", s.Detail)
+	}
+	err = in.bin.readSource()
+	same := false
+	if err == nil {
+		same, err = in.bin.identical()
+	}
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return Status{}, fmt.Errorf("look for the CNI plugin: %w", err)
+	case err != nil:
+		s.State, s.Detail = StateBroken, join(advise(err), s.Detail)
+	case !same:
+		s.State, s.Detail = StateAbsent, join(in.bin.path()+" is not this version's", s.Detail)
+	}
+	return s, nil
+}
+
+// Uninstall takes the plugin out of the network's configuration, and its binary
+// away a moment later. Run must have ended. What somebody else put there stays.
+// It goes on after an error, and may be called again.
+func (in *Installer) Uninstall(ctx context.Context) error {
+	l, err := in.lock(ctx, lockTimeout)
+	if err != nil {
+		return fmt.Errorf("uninstall the CNI plugin: %w", err)
+	}
+	if l != nil {
+		defer l.release()
+	}
+	errs := []error{removeTemps(in.c.ConfDir), removeTemps(in.c.BinDir)}
+	changed, err := in.unchain()
+	if err != nil {
+		// The binary stays: a list may still name it.
+		return fmt.Errorf("uninstall the CNI plugin: %w", errors.Join(append(errs, err)...))
+	}
+	if changed {
+		t := time.NewTimer(in.grace)
+		defer t.Stop()
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+		}
+	}
+	gone, err := in.bin.remove()
+	if gone {
+		in.log.Info("removed the CNI plugin", "path", in.bin.path())
+	}
+	if err := errors.Join(append(errs, err)...); err != nil {
+		return fmt.Errorf("uninstall the CNI plugin: %w", err)
+	}
+	in.update(func(s *Status) { *s = Status{State: StateAbsent, Since: s.Since, Repairs: s.Repairs, Copies: s.Copies} })
+	return nil
+}
+
+// unchain takes the plugin out of every configuration.
+func (in *Installer) unchain() (changed bool, err error) {
+	for range maxAttempts {
+		var files []file
+		if files, err = scan(in.c.ConfDir); err != nil {
+			if errors.Is(err, fs.ErrNotExist) {
+				err = nil
+			}
+			return changed, err
+		}
+		d := decide(files, wish{patient: never})
+		if d.state == StateBroken {
+			err = errors.New(d.detail)
+		}
+		for _, c := range d.changes {
+			if aerr := apply(in.c.ConfDir, c); aerr != nil {
+				err = errors.Join(err, aerr)
+				continue
+			}
+			changed = true
+			in.log.Info("took smcr-cni out of a network's configuration", "file", c.name, "removed", c.new == nil)
+		}
+		if !errors.Is(err, errChanged) {
+			return changed, err
+		}
+	}
+	return changed, err
+}
+
+// A lock is on the directory of the configurations, and so seen by the installers
+// of other containers, and gone with its process.
+type lock struct{ dir *os.File }
+
+func (l *lock) release() { _ = l.dir.Close() }
+
+// current tells whether the lock is on the directory that is there now.
+func (l *lock) current(path string) bool {
+	a, err := l.dir.Stat()
+	if err != nil {
+		return false
+	}
+	b, err := os.Stat(path)
+	return err == nil && os.SameFile(a, b)
+}
+
+// errBusy means that another installer holds the lock.
+var errBusy = errors.New("another installer is at work on this node")
+
+func tryLock(path string) (*lock, error) {
+	d, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("open the directory of the networks: %w", err)
+	}
+	switch err := syscall.Flock(int(d.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); {
+	case errors.Is(err, syscall.EWOULDBLOCK):
+		return nil, errors.Join(errBusy, d.Close())
+	case err != nil:
+		return nil, errors.Join(fmt.Errorf("lock %s: %w", path, err), d.Close())
+	}
+	return &lock{dir: d}, nil
+}
+
+// lock waits for the lock. It is nil if there is no directory.
+func (in *Installer) lock(ctx context.Context, most time.Duration) (*lock, error) {
+	ctx, cancel := context.WithTimeout(ctx, most)
+	defer cancel()
+	for {
+		l, err := tryLock(in.c.ConfDir)
+		switch {
+		case err == nil:
+			return l, nil
+		case errors.Is(err, fs.ErrNotExist):
+			return nil, nil
+		case !errors.Is(err, errBusy):
+			return nil, err
+		}
+		t := time.NewTimer(lockPoll)
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			t.Stop()
+			return nil, fmt.Errorf("wait for the lock on %s: %w", in.c.ConfDir, err)
+		}
+	}
+}

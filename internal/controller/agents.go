@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/smcr-io/kube-smcr/api/v1alpha1"
+)
+
+// Reasons of the condition AgentAlive.
+const (
+	reasonAgentReady    = "AgentReady"
+	reasonNodeNotReady  = "NodeNotReady"
+	reasonAgentNoPod    = "AgentPodMissing"
+	reasonAgentNotReady = "AgentPodNotReady"
+)
+
+// agentState returns the condition AgentAlive of a node: whether the node and
+// one of the pods that run an agent on it are ready. While the agent is
+// upgraded there are two.
+func agentState(node *corev1.Node, agents []corev1.Pod) metav1.Condition {
+	is := func(status metav1.ConditionStatus, reason, format string, args ...any) metav1.Condition {
+		return condition(v1alpha1.ConditionAgentAlive, status, reason, fmt.Sprintf(format, args...))
+	}
+	if c := nodeCondition(node, corev1.NodeReady); c != nil && c.Status != corev1.ConditionTrue {
+		return is(metav1.ConditionFalse, reasonNodeNotReady, "the node is not ready")
+	}
+	if len(agents) == 0 {
+		return is(metav1.ConditionFalse, reasonAgentNoPod, "no pod of the node agent is on the node: check that the DaemonSet's node selector and tolerations let it in")
+	}
+	for i := range agents {
+		if podReady(&agents[i]) {
+			return is(metav1.ConditionTrue, reasonAgentReady, "the agent's pod is ready")
+		}
+	}
+	return is(metav1.ConditionFalse, reasonAgentNotReady, "pod %s/%s is not ready: see kubectl describe and its log", agents[0].Namespace, agents[0].Name)
+}
+
+func nodeCondition(node *corev1.Node, kind corev1.NodeConditionType) *corev1.NodeCondition {
+	for i := range node.Status.Conditions {
+		if node.Status.Conditions[i].Type == kind {
+			return &node.Status.Conditions[i]
+		}
+	}
+	return nil
+}
+
+func podReady(pod *corev1.Pod) bool {
+	for i := range pod.Status.Conditions {
+		if c := &pod.Status.Conditions[i]; c.Type == corev1.PodReady {
+			return c.Status == corev1.ConditionTrue && pod.Status.Phase == corev1.PodRunning
+		}
+	}
+	return false
+}
+
+// withoutTaint returns the taints of a node but the start-up taint, and whether
+// it was among them.
+func withoutTaint(taints []corev1.Taint) (rest []corev1.Taint, had bool) {
+	rest = []corev1.Taint{} // not nil: null would not be a list in a patch
+	for _, t := range taints {
+		if t.Key == v1alpha1.TaintAgentNotReady {
+			had = true
+		} else {
+			rest = append(rest, t)
+		}
+	}
+	return rest, had
+}

@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/smcr-io/kube-smcr/api/v1alpha1"
+)
+
+// namespaceView is all that the status of the policies of a namespace comes
+// from.
+type namespaceView struct {
+	name        string
+	annotations map[string]string // of the namespace
+	policies    []*policy
+	pods        []corev1.Pod
+	links       []v1alpha1.SMCRLink
+	slices      []v1alpha1.SMCRPeerSlice
+	agentGone   map[string]bool // nodes on which no agent answers
+}
+
+// sums are what is counted for one policy.
+type sums struct {
+	pods      v1alpha1.PolicyPods
+	reasons   map[string]int32
+	links     v1alpha1.LinkGroupCounts
+	unlinked  int32 // active link groups with less redundancy than wanted
+	peers     int32
+	agentless map[string]bool // nodes of opted-in pods whose agent does not answer
+	conflicts []conflict
+}
+
+// aggregate returns the status of each policy of the view, by name. Conditions
+// keep the time of their last change.
+func aggregate(v *namespaceView, now metav1.Time) map[string]v1alpha1.SMCRPolicyStatus {
+	all := make(map[*policy]*sums, len(v.policies))
+	for _, p := range v.policies {
+		all[p] = &sums{reasons: map[string]int32{}, agentless: map[string]bool{}}
+	}
+	slices.SortFunc(v.policies, func(a, b *policy) int { return v1alpha1.CompareRank(a.obj, b.obj) })
+	ofPod, sets := v.countPods(all)
+	for p, cs := range findConflicts(sets) {
+		all[p].conflicts = cs
+	}
+	v.countLinks(all, ofPod)
+	v.countPeers(all)
+	out := make(map[string]v1alpha1.SMCRPolicyStatus, len(v.policies))
+	for p, s := range all {
+		out[p.obj.Name] = s.status(p, v.name, now)
+	}
+	return out
+}
+
+// countPods counts each pod for each policy that selects it. It returns the
+// policies of each pod by its name, and their distinct sets.
+func (v *namespaceView) countPods(all map[*policy]*sums) (ofPod map[string][]*policy, sets [][]*policy) {
+	ofPod = map[string][]*policy{}
+	seen := map[string]bool{}
+	for i := range v.pods {
+		pod := &v.pods[i]
+		if !carries(pod) {
+			continue
+		}
+		enabled, _ := v1alpha1.OptIn(pod.Annotations, v.annotations)
+		enabled = enabled || claimed(pod)
+		var set []*policy
+		key := make([]byte, 0, 2*len(v.policies))
+		for n, p := range v.policies {
+			if !p.selects(pod) {
+				continue
+			}
+			set = append(set, p)
+			key = append(key, byte(n>>8), byte(n))
+			all[p].countPod(pod, enabled, v.agentGone[pod.Spec.NodeName])
+		}
+		if len(set) == 0 {
+			continue
+		}
+		ofPod[pod.Name] = set
+		if !seen[string(key)] {
+			seen[string(key)] = true
+			sets = append(sets, set)
+		}
+	}
+	return ofPod, sets
+}
+
+// claimed says whether a pod is opted in by a claim, which its agent knows: it
+// reports on no other pod that does not say itself what it wants.
+func claimed(pod *corev1.Pod) bool {
+	_, says := pod.Annotations[v1alpha1.AnnotationEnabled]
+	return !says && pod.Annotations[v1alpha1.AnnotationStatus] != ""
+}
+
+func (s *sums) countPod(pod *corev1.Pod, enabled, agentGone bool) {
+	s.pods.Matched++
+	if !enabled {
+		return
+	}
+	s.pods.OptedIn++
+	if agentGone {
+		s.agentless[pod.Spec.NodeName] = true
+	}
+	word, reason := podStatus(pod)
+	switch {
+	case word == v1alpha1.PodStatusEnabled && !agentGone:
+		s.pods.Accelerated++
+	case word == v1alpha1.PodStatusFallback:
+		s.pods.Fallback++
+		s.reasons[reason]++
+	default: // not attached, or nobody is there who could say
+		s.pods.Pending++
+	}
+}
+
+// podStatus reads the annotation that the pod's agent writes.
+func podStatus(pod *corev1.Pod) (word, reason string) {
+	word, reason, _ = strings.Cut(pod.Annotations[v1alpha1.AnnotationStatus], ":")
+	switch word {
+	case v1alpha1.PodStatusEnabled:
+		return word, ""
+	case v1alpha1.PodStatusFallback:
+		return word, cmp.Or(strings.TrimSpace(reason), "UNKNOWN")
+	}
+	return v1alpha1.PodStatusPending, ""
+}
+
+// countLinks counts each link group for the policies of its pod; one that pods
+// share for the policy that its agent names.
+func (v *namespaceView) countLinks(all map[*policy]*sums, ofPod map[string][]*policy) {
+	byName := map[string]*policy{}
+	for _, p := range v.policies {
+		byName[p.obj.Name] = p
+	}
+	for i := range v.links {
+		l := &v.links[i].Status
+		pod, ok := strings.CutPrefix(l.Pod, v.name+"/")
+		if !ok {
+			continue
+		}
+		if pod != "*" {
+			for _, p := range ofPod[pod] {
+				all[p].countLink(l, p.obj.Spec.LinkRedundancy)
+			}
+		} else if p := byName[strings.TrimPrefix(l.Policy, v.name+"/")]; p != nil {
+			all[p].countLink(l, p.obj.Spec.LinkRedundancy)
+		}
+	}
+}
+
+func (s *sums) countLink(l *v1alpha1.SMCRLinkStatus, wanted v1alpha1.LinkRedundancy) {
+	s.links.Total++
+	switch l.State {
+	case v1alpha1.LinkActive:
+		s.links.Active++
+		if wanted != v1alpha1.LinksSingle && l.Redundancy != v1alpha1.RedundancySymmetric {
+			s.unlinked++
+		}
+	case v1alpha1.LinkEstablishing:
+		s.links.Establishing++
+	case v1alpha1.LinkDown:
+		s.links.Down++
+	case v1alpha1.LinkUnknown:
+		s.links.Unknown++
+	}
+	switch l.Redundancy {
+	case v1alpha1.RedundancySymmetric:
+		s.links.Symmetric++
+	case v1alpha1.RedundancyAsymmetric:
+		s.links.Asymmetric++
+	case v1alpha1.RedundancySingle:
+		s.links.Single++
+	case v1alpha1.RedundancyNone:
+	}
+}
+
+func (v *namespaceView) countPeers(all map[*policy]*sums) {
+	n := map[string]int32{}
+	for i := range v.slices {
+		n[v.slices[i].Policy] += int32(len(v.slices[i].Addresses)) //nolint:gosec // at most MaxPeerAddresses
+	}
+	for p, s := range all {
+		s.peers = n[p.obj.Name]
+	}
+}
+
+// status turns the sums into the status of the policy.
+func (s *sums) status(p *policy, namespace string, now metav1.Time) v1alpha1.SMCRPolicyStatus {
+	st := v1alpha1.SMCRPolicyStatus{
+		ObservedGeneration: p.obj.Generation,
+		Pods:               s.pods,
+		LinkGroups:         s.links,
+		PeerAddresses:      s.peers,
+		FallbackReasons:    topReasons(s.reasons),
+		Conditions:         slices.Clone(p.obj.Status.Conditions),
+	}
+	for _, c := range []metav1.Condition{
+		s.accepted(p), s.ready(p, namespace), s.linksRedundant(p), s.degraded(p), s.conflicting(p),
+	} {
+		c.ObservedGeneration = p.obj.Generation
+		c.LastTransitionTime = now // stays if the condition's status does
+		meta.SetStatusCondition(&st.Conditions, c)
+	}
+	return st
+}
+
+// topReasons returns the most frequent reasons, in an order that does not
+// change by itself.
+func topReasons(n map[string]int32) []v1alpha1.ReasonCount {
+	var out []v1alpha1.ReasonCount
+	for r, c := range n {
+		out = append(out, v1alpha1.ReasonCount{Reason: r, Pods: c})
+	}
+	slices.SortFunc(out, func(a, b v1alpha1.ReasonCount) int {
+		return cmp.Or(cmp.Compare(b.Pods, a.Pods), cmp.Compare(a.Reason, b.Reason))
+	})
+	return out[:min(len(out), maxReasons)]
+}
+
+// plural is "1 pod" or "2 pods".
+func plural[N int | int32](n N, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}
+
+// some lists names, the first few of them.
+func some(names map[string]bool) string {
+	list := slices.Sorted(maps.Keys(names))
+	if more := len(list) - maxNames; more > 0 {
+		return strings.Join(list[:maxNames], ", ") + fmt.Sprintf(" and %d more", more)
+	}
+	return strings.Join(list, ", ")
+}

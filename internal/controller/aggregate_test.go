@@ -1,0 +1,306 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/smcr-io/kube-smcr/api/v1alpha1"
+)
+
+// statuses is what a table row expects of the conditions: "Type=Status Reason".
+func statuses(st v1alpha1.SMCRPolicyStatus) map[string]string {
+	out := map[string]string{}
+	for _, c := range st.Conditions {
+		out[c.Type] = string(c.Status) + " " + c.Reason
+	}
+	return out
+}
+
+func TestAggregate(t *testing.T) {
+	pod := func(name string, edits ...func(*corev1.Pod)) corev1.Pod {
+		p := newPod("shop", name, "n1", "10.0.0.1")
+		p.Labels["app"] = "web"
+		for _, e := range edits {
+			e(p)
+		}
+		return *p
+	}
+	link := func(pod string, state v1alpha1.LinkState, r v1alpha1.Redundancy) v1alpha1.SMCRLink {
+		l := newLink("l", "n1", "shop", pod)
+		l.Status.State, l.Status.Redundancy = state, r
+		return *l
+	}
+	const good = "True AllAccelerated"
+	for _, tt := range []struct {
+		name  string
+		spec  func(*v1alpha1.SMCRPolicySpec)
+		view  namespaceView
+		pods  v1alpha1.PolicyPods
+		links v1alpha1.LinkGroupCounts
+		want  map[string]string // conditions that are not as of a policy with one enabled pod and no link
+		says  string            // in the message of Ready or Degraded
+	}{
+		{
+			name: "an enabled pod", view: namespaceView{pods: []corev1.Pod{pod("a", optedIn("Enabled"))}},
+			pods: v1alpha1.PolicyPods{Matched: 1, OptedIn: 1, Accelerated: 1}, want: map[string]string{"Ready": good}, says: "1 opted-in pod may use SMC-R",
+		},
+		{
+			name: "no pods", pods: v1alpha1.PolicyPods{},
+			want: map[string]string{"Ready": "False NoPods"}, says: "selects no running pod of namespace shop",
+		},
+		{
+			name: "pods that do not count", view: namespaceView{pods: []corev1.Pod{
+				pod("host", optedIn("Enabled"), func(p *corev1.Pod) { p.Spec.HostNetwork = true }),
+				pod("done", optedIn("Enabled"), func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded }),
+				pod("starting", optedIn("Enabled"), func(p *corev1.Pod) { p.Status.Phase = corev1.PodPending }),
+				pod("ending", optedIn("Enabled"), func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{Time: time.Unix(1, 0)} }),
+				pod("other", optedIn("Enabled"), labelled("app", "db")),
+			}},
+			spec: selecting("web"), want: map[string]string{"Ready": "False NoPods"},
+		},
+		{
+			name: "opted in by the namespace", view: namespaceView{annotations: map[string]string{v1alpha1.AnnotationEnabled: "true"}, pods: []corev1.Pod{pod("a")}},
+			pods: v1alpha1.PolicyPods{Matched: 1, OptedIn: 1, Pending: 1}, want: map[string]string{"Ready": "False PodsPending"},
+		},
+		{
+			name: "opted in by a claim, on which only agents report", view: namespaceView{
+				annotations: map[string]string{v1alpha1.AnnotationEnabled: "false"}, pods: []corev1.Pod{
+					pod("claims", func(p *corev1.Pod) { p.Annotations[v1alpha1.AnnotationStatus] = "Enabled" }),
+					pod("fails", func(p *corev1.Pod) { p.Annotations[v1alpha1.AnnotationStatus] = "Fallback: POD_DEVICE" }),
+					pod("claims, and is out", func(p *corev1.Pod) {
+						p.Annotations[v1alpha1.AnnotationEnabled], p.Annotations[v1alpha1.AnnotationStatus] = "false", "Enabled"
+					}),
+					pod("claims none"),
+				},
+			},
+			pods: v1alpha1.PolicyPods{Matched: 4, OptedIn: 2, Accelerated: 1, Fallback: 1},
+			want: map[string]string{"Ready": "False PodsFallback", "Degraded": "True PodsFallback"}, says: "1 of 2 opted-in pods on plain TCP: POD_DEVICE (1)",
+		},
+		{
+			name: "junk means off", view: namespaceView{annotations: map[string]string{v1alpha1.AnnotationEnabled: "true"}, pods: []corev1.Pod{
+				pod("a", func(p *corev1.Pod) { p.Annotations[v1alpha1.AnnotationEnabled] = "True" }),
+			}},
+			pods: v1alpha1.PolicyPods{Matched: 1}, want: map[string]string{"Ready": "False NotOptedIn"}, says: "annotate the pods or namespace shop with smcr.io/enabled=true",
+		},
+		{
+			name: "fallback counts more than pending", view: namespaceView{pods: []corev1.Pod{
+				pod("a", optedIn("Enabled")), pod("b", optedIn("Fallback: NO_OPTION")), pod("c", optedIn("Fallback")), pod("d", optedIn("Pending: NOT_ATTACHED")),
+			}},
+			pods: v1alpha1.PolicyPods{Matched: 4, OptedIn: 4, Accelerated: 1, Fallback: 2, Pending: 1},
+			want: map[string]string{"Ready": "False PodsFallback", "Degraded": "True PodsFallback"}, says: "2 of 4 opted-in pods on plain TCP: NO_OPTION (1), UNKNOWN (1)",
+		},
+		{
+			name: "no agent answers", view: namespaceView{agentGone: map[string]bool{"n1": true}, pods: []corev1.Pod{pod("a", optedIn("Enabled"))}},
+			pods: v1alpha1.PolicyPods{Matched: 1, OptedIn: 1, Pending: 1},
+			want: map[string]string{"Ready": "False PodsPending", "Degraded": "True AgentsMissing"}, says: "no agent answers on 1 node with selected pods: n1",
+		},
+		{
+			name: "links of all kinds", view: namespaceView{
+				pods: []corev1.Pod{pod("a", optedIn("Enabled"))},
+				links: []v1alpha1.SMCRLink{
+					link("a", v1alpha1.LinkActive, v1alpha1.RedundancySymmetric), link("a", v1alpha1.LinkActive, v1alpha1.RedundancyAsymmetric),
+					link("a", v1alpha1.LinkActive, v1alpha1.RedundancySingle), link("a", v1alpha1.LinkEstablishing, v1alpha1.RedundancyNone),
+					link("a", v1alpha1.LinkDown, v1alpha1.RedundancyNone), link("a", v1alpha1.LinkUnknown, v1alpha1.RedundancySymmetric),
+					link("of-another-policy", v1alpha1.LinkActive, v1alpha1.RedundancySymmetric),
+				},
+			},
+			pods:  v1alpha1.PolicyPods{Matched: 1, OptedIn: 1, Accelerated: 1},
+			links: v1alpha1.LinkGroupCounts{Total: 6, Active: 3, Establishing: 1, Down: 1, Unknown: 1, Symmetric: 2, Asymmetric: 1, Single: 1},
+			want:  map[string]string{"Ready": good, "LinksRedundant": "False NotRedundant", "Degraded": "True LinksDown"},
+			says:  "1 link group down; 1 link group unknown",
+		},
+		{
+			name: "single links are all that is wanted", spec: func(s *v1alpha1.SMCRPolicySpec) { s.LinkRedundancy = v1alpha1.LinksSingle },
+			view: namespaceView{
+				pods:  []corev1.Pod{pod("a", optedIn("Enabled"))},
+				links: []v1alpha1.SMCRLink{link("a", v1alpha1.LinkActive, v1alpha1.RedundancySingle)},
+			},
+			pods: v1alpha1.PolicyPods{Matched: 1, OptedIn: 1, Accelerated: 1}, links: v1alpha1.LinkGroupCounts{Total: 1, Active: 1, Single: 1},
+			want: map[string]string{"Ready": good, "LinksRedundant": "True AsWanted"},
+		},
+		{
+			name: "links that pods share count for the policy that the agent names",
+			view: namespaceView{
+				pods: []corev1.Pod{pod("a", optedIn("Enabled"))},
+				links: []v1alpha1.SMCRLink{func() v1alpha1.SMCRLink {
+					l := link("*", v1alpha1.LinkActive, v1alpha1.RedundancySymmetric)
+					l.Status.Policy = "p"
+					return l
+				}(), link("*", v1alpha1.LinkActive, v1alpha1.RedundancySymmetric)},
+			},
+			pods: v1alpha1.PolicyPods{Matched: 1, OptedIn: 1, Accelerated: 1}, links: v1alpha1.LinkGroupCounts{Total: 1, Active: 1, Symmetric: 1},
+			want: map[string]string{"Ready": good, "LinksRedundant": "True AsWanted"},
+		},
+		{
+			name: "an invalid policy selects nothing",
+			spec: func(s *v1alpha1.SMCRPolicySpec) {
+				s.PodSelector.MatchLabels = map[string]v1alpha1.LabelValue{"a b": "c"}
+				s.Peers = &v1alpha1.PolicyPeers{CIDRs: []v1alpha1.CIDR{"10.0.0.300/8"}}
+			},
+			view: namespaceView{pods: []corev1.Pod{pod("a", optedIn("Enabled"))}},
+			want: map[string]string{
+				"Accepted": "False Invalid", "Ready": "False NotAccepted", "LinksRedundant": "Unknown NotAccepted",
+				"Degraded": "Unknown NotAccepted", "Conflicting": "Unknown NotAccepted",
+			},
+		},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			p := newPolicy("shop", "p")
+			if tt.spec != nil {
+				tt.spec(&p.Spec)
+			}
+			p.Generation = 3
+			v := tt.view
+			v.name, v.policies = "shop", []*policy{compile(p)}
+			st := aggregate(&v, metav1.Now())["p"]
+			want := map[string]string{
+				"Accepted": "True Valid", "LinksRedundant": "Unknown NoLinkGroups", "Degraded": "False Healthy", "Conflicting": "False NoConflict",
+			}
+			for k, w := range tt.want {
+				want[k] = w
+			}
+			if d := cmp.Diff(want, statuses(st)); d != "" {
+				t.Errorf("conditions (-want +got):\n%s", d)
+			}
+			if d := cmp.Diff(tt.pods, st.Pods); d != "" {
+				t.Errorf("pods (-want +got):\n%s", d)
+			}
+			if d := cmp.Diff(tt.links, st.LinkGroups); d != "" {
+				t.Errorf("link groups (-want +got):\n%s", d)
+			}
+			text := ""
+			for _, kind := range []string{v1alpha1.ConditionReady, v1alpha1.ConditionDegraded} {
+				c := meta.FindStatusCondition(st.Conditions, kind)
+				text += c.Message + "\n"
+				if c.ObservedGeneration != 3 || st.ObservedGeneration != 3 {
+					t.Errorf("observedGeneration of %s is %d, of the status %d, want 3", kind, c.ObservedGeneration, st.ObservedGeneration)
+				}
+			}
+			if !strings.Contains(text, tt.says) {
+				t.Errorf("the messages lack %q:\n%s", tt.says, text)
+			}
+		})
+	}
+}
+
+func TestAggregate_namesWhatIsInvalid(t *testing.T) {
+	p := newPolicy("shop", "p", func(s *v1alpha1.SMCRPolicySpec) {
+		s.PodSelector.MatchLabels = map[string]v1alpha1.LabelValue{"a b": "c"}
+		s.Peers = &v1alpha1.PolicyPeers{
+			Except:    []v1alpha1.CIDR{"10.0.0.300/8"},
+			Selectors: []v1alpha1.PeerSelector{{PodSelector: &v1alpha1.LabelSelector{MatchExpressions: []v1alpha1.LabelRequirement{{Key: "x", Operator: "Near"}}}}},
+		}
+	})
+	v := namespaceView{name: "shop", policies: []*policy{compile(p)}}
+	got := meta.FindStatusCondition(aggregate(&v, metav1.Now())["p"].Conditions, v1alpha1.ConditionAccepted).Message
+	for _, want := range []string{"spec.podSelector: ", "a b", "spec.peers.except[0]: want a network such as 10.0.0.0/8", "spec.peers.selectors[0].podSelector: ", "Near"} {
+		if !strings.Contains(got, want) {
+			t.Errorf("the message lacks %q:\n%s", want, got)
+		}
+	}
+}
+
+// The time of a condition is that of its last change, and what did not change is
+// not written.
+func TestAggregate_isStable(t *testing.T) {
+	p := newPolicy("shop", "p")
+	pods := []corev1.Pod{*newPod("shop", "a", "n", "10.0.0.1")}
+	optedIn("Fallback: X")(&pods[0])
+	look := func(now time.Time) v1alpha1.SMCRPolicyStatus {
+		return aggregate(&namespaceView{name: "shop", policies: []*policy{compile(p)}, pods: pods}, metav1.NewTime(now))["p"]
+	}
+	t0 := time.Unix(1000, 0)
+	p.Status = look(t0)
+	if d := cmp.Diff(p.Status, look(t0.Add(time.Hour))); d != "" {
+		t.Errorf("nothing happened in an hour, and yet (-before +after):\n%s", d)
+	}
+	optedIn("Enabled")(&pods[0])
+	now := look(t0.Add(time.Hour))
+	for kind, want := range map[string]time.Time{v1alpha1.ConditionReady: t0.Add(time.Hour), v1alpha1.ConditionAccepted: t0} {
+		if c := meta.FindStatusCondition(now.Conditions, kind); !c.LastTransitionTime.Time.Equal(want) {
+			t.Errorf("%s turned at %v, want %v", kind, c.LastTransitionTime, want)
+		}
+	}
+}
+
+func TestTopReasons(t *testing.T) {
+	all := map[string]int32{"RARE": 1, "OFTEN": 9}
+	for i := range maxReasons {
+		all[fmt.Sprintf("R%02d", i)] = 2
+	}
+	got := topReasons(all)
+	if len(got) != maxReasons || got[0].Reason != "OFTEN" || got[1].Reason != "R00" || got[maxReasons-1].Reason != "R14" {
+		t.Errorf("reasons are %v, want the %d most frequent, equal ones by name", got, maxReasons)
+	}
+}
+
+func TestFindConflicts(t *testing.T) {
+	mem := resource.MustParse("1Gi")
+	type edit = func(*v1alpha1.SMCRPolicySpec)
+	port := func(first, last int32) edit {
+		return func(s *v1alpha1.SMCRPolicySpec) { s.Ports = []v1alpha1.PolicyPort{{Port: first, EndPort: &last}} }
+	}
+	required := func(s *v1alpha1.SMCRPolicySpec) { s.Mode = v1alpha1.ModeRequired }
+	for _, tt := range []struct {
+		name string
+		a, b []edit
+		want string // what they differ in
+	}{
+		{name: "equal"},
+		{name: "another mode", b: []edit{required}, want: "mode"},
+		{name: "another mode of other ports", a: []edit{port(80, 80)}, b: []edit{required, port(81, 90)}},
+		{name: "another mode of some of the ports", a: []edit{port(80, 85)}, b: []edit{required, port(81, 90)}, want: "mode"},
+		{name: "another mode of one of all ports", b: []edit{required, port(81, 90)}, want: "mode"},
+		{name: "another priority", a: []edit{func(s *v1alpha1.SMCRPolicySpec) { s.Priority = 1 }}, b: []edit{required}},
+		{name: "other pods", a: []edit{selecting("x")}, b: []edit{required, selecting("web")}},
+		{name: "other buffers", b: []edit{func(s *v1alpha1.SMCRPolicySpec) { s.Buffers = &v1alpha1.PolicyBuffers{RMBE: "64Ki"} }}, want: "buffers"},
+		{
+			name: "the same memory, written otherwise", a: []edit{func(s *v1alpha1.SMCRPolicySpec) { s.Budget = &v1alpha1.PolicyBudget{Memory: &mem} }},
+			b: []edit{func(s *v1alpha1.SMCRPolicySpec) {
+				m := resource.MustParse("1024Mi")
+				s.Budget = &v1alpha1.PolicyBudget{Memory: &m}
+			}},
+		},
+		{
+			name: "versions in another order",
+			a:    []edit{func(s *v1alpha1.SMCRPolicySpec) { s.Versions = []v1alpha1.Version{"V1", "V2"} }},
+			b:    []edit{func(s *v1alpha1.SMCRPolicySpec) { s.Versions = []v1alpha1.Version{"V2", "V1"} }},
+		},
+		{
+			name: "everything",
+			b: []edit{required, func(s *v1alpha1.SMCRPolicySpec) {
+				s.LinkRedundancy, s.Isolation = v1alpha1.LinksSingle, v1alpha1.IsolationNamespace
+				s.Transports, s.Versions = []v1alpha1.Transport{v1alpha1.TransportHardware}, []v1alpha1.Version{"V1"}
+				s.Budget = &v1alpha1.PolicyBudget{Memory: &mem}
+			}},
+			want: "mode, budget, linkRedundancy, transports, isolation, versions",
+		},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			a, b := newPolicy("shop", "a", tt.a...), newPolicy("shop", "b", tt.b...)
+			pod := newPod("shop", "p", "n", "10.0.0.1")
+			pod.Labels["app"] = "web"
+			v := namespaceView{name: "shop", policies: []*policy{compile(b), compile(a)}, pods: []corev1.Pod{*pod}}
+			got := aggregate(&v, metav1.Now())
+			for name, other := range map[string]string{"a": "b", "b": "a"} {
+				c := meta.FindStatusCondition(got[name].Conditions, v1alpha1.ConditionConflicting)
+				if (c.Status == metav1.ConditionTrue) != (tt.want != "") {
+					t.Errorf("%s is conflicting: %s, %s", name, c.Status, c.Message)
+				}
+				if want := fmt.Sprintf("%s (%s; a comes first)", other, tt.want); tt.want != "" && !strings.Contains(c.Message, want) {
+					t.Errorf("%s is told %q, want %q in it", name, c.Message, want)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/smcr-io/kube-smcr/api/v1alpha1"
+)
+
+// policy is an SMCRPolicy whose selectors can be used.
+type policy struct {
+	obj   *v1alpha1.SMCRPolicy
+	pods  labels.Selector
+	peers []peerSelector
+	// err says what is wrong with the policy. It selects nothing then.
+	err error
+}
+
+// peerSelector selects pods by namespace and labels.
+type peerSelector struct {
+	namespaces labels.Selector // nil: the policy's own only
+	pods       labels.Selector
+}
+
+// compile reads the selectors of a policy. The API server refuses most of what
+// is wrong with one; an object that was stored under an older definition is
+// looked at here.
+func compile(obj *v1alpha1.SMCRPolicy) *policy {
+	p := &policy{obj: obj}
+	var errs []error
+	selector := func(field string, s *v1alpha1.LabelSelector) labels.Selector {
+		if s == nil {
+			return labels.Everything()
+		}
+		sel, err := s.Selector()
+		if err != nil {
+			errs = append(errs, fmt.Errorf("spec.%s: %w", field, err))
+			return labels.Nothing()
+		}
+		return sel
+	}
+	p.pods = selector("podSelector", &obj.Spec.PodSelector)
+	if peers := obj.Spec.Peers; peers != nil {
+		for i := range peers.Selectors {
+			s := &peers.Selectors[i]
+			c := peerSelector{pods: selector(fmt.Sprintf("peers.selectors[%d].podSelector", i), s.PodSelector)}
+			if s.NamespaceSelector != nil {
+				c.namespaces = selector(fmt.Sprintf("peers.selectors[%d].namespaceSelector", i), s.NamespaceSelector)
+			}
+			p.peers = append(p.peers, c)
+		}
+		networks := func(field string, cidrs []v1alpha1.CIDR) {
+			for i, c := range cidrs {
+				if _, err := netip.ParsePrefix(string(c)); err != nil {
+					errs = append(errs, fmt.Errorf("spec.peers.%s[%d]: want a network such as 10.0.0.0/8: %w", field, i, err))
+				}
+			}
+		}
+		networks("cidrs", peers.CIDRs)
+		networks("except", peers.Except)
+	}
+	p.err = errors.Join(errs...)
+	return p
+}
+
+// selects says whether the policy holds for the pod, which is of its namespace.
+func (p *policy) selects(pod *corev1.Pod) bool {
+	return p.err == nil && p.pods.Matches(labels.Set(pod.Labels))
+}
+
+// mayHavePeersIn says whether a peer selector looks at pods of the namespace.
+func (p *policy) mayHavePeersIn(namespace string, lbls labels.Set) bool {
+	for _, s := range p.peers {
+		if s.inNamespace(p.obj.Namespace, namespace, lbls) {
+			return true
+		}
+	}
+	return false
+}
+
+func (s peerSelector) inNamespace(own, namespace string, lbls labels.Set) bool {
+	if s.namespaces == nil {
+		return own == namespace
+	}
+	return s.namespaces.Matches(lbls)
+}
+
+// carries says whether SMC-R can be used in the pod at all: it runs, and has a
+// network of its own.
+func carries(pod *corev1.Pod) bool {
+	return pod.Status.Phase == corev1.PodRunning && pod.DeletionTimestamp.IsZero() && !pod.Spec.HostNetwork
+}

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"time"
+
+	"github.com/smcr-io/kube-smcr/api/v1alpha1"
+)
+
+const (
+	// coalesce is how long a key waits after the first event. It bounds the
+	// passes, and so the writes, per key and second, whatever the churn.
+	coalesce = time.Second
+
+	// agentGrace is how long an agent may be away before its links are Unknown:
+	// a container that is started again is not worth a write per link.
+	agentGrace = 3 * time.Second
+
+	// nodePasses is how many nodes are looked at at a time. A pass over a dead
+	// node writes all its links; several of them keep 50 dead nodes within
+	// seconds.
+	nodePasses = 8
+
+	// maxReasons is how many fallback reasons a policy's status has, the most
+	// frequent ones. Whoever has more finds all in the metrics.
+	maxReasons = 16
+
+	// maxNames is how many names a condition's message lists.
+	maxNames = 5
+
+	// maxPeerSlices bounds the addresses of one policy's peers: every agent
+	// holds them all, and compares every new connection with them.
+	maxPeerSlices    = 64
+	maxPeerAddresses = maxPeerSlices * v1alpha1.MaxPeerAddresses
+
+	// apiQPS and apiBurst bound the requests to the API server. The worst case
+	// is the links of many nodes at once; priority and fairness of the API
+	// server protects the others from it.
+	apiQPS   = 200
+	apiBurst = 400
+
+	// Times between attempts to start again after the API server was lost.
+	minRestart = time.Second
+	maxRestart = 15 * time.Second
+
+	// callTimeout ends a call to the API server that hangs.
+	callTimeout = 30 * time.Second
+)

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"context"
+	"log/slog"
+	"sync/atomic"
+
+	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/smcr-io/kube-smcr/api/v1alpha1"
+)
+
+// metrics counts objects when it is scraped, from the caches. Only the leader
+// has figures, so that sums over the replicas are right.
+type metrics struct {
+	log *slog.Logger
+	// reader is set while this replica leads.
+	reader atomic.Pointer[client.Reader]
+
+	leader, policies, links, nodes, pods *prometheus.Desc
+}
+
+func newMetrics(log *slog.Logger) *metrics {
+	desc := func(name, help string, labels ...string) *prometheus.Desc {
+		return prometheus.NewDesc("kube_smcr_controller_"+name, help, labels, nil)
+	}
+	return &metrics{
+		log:      log,
+		leader:   desc("leader", "1 on the replica that leads. Only it has the other metrics."),
+		policies: desc("policies", "SMCRPolicies by the status of their condition Ready.", "ready"),
+		links:    desc("links", "SMCRLinks, one per link group and side, by state and redundancy.", "state", "redundancy"),
+		nodes:    desc("nodes", "SMCRNodes by whether their agent is alive and connections can be on SMC-R.", "agent_alive", "accelerating"),
+		pods:     desc("pods", "Opted-in running pods by status and, of those on plain TCP, reason.", "status", "reason"),
+	}
+}
+
+// lead sets what to count; nil when the replica stops leading.
+func (m *metrics) lead(r client.Reader) {
+	if r == nil {
+		m.reader.Store(nil)
+		return
+	}
+	m.reader.Store(&r)
+}
+
+// Describe implements [prometheus.Collector].
+func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{m.leader, m.policies, m.links, m.nodes, m.pods} {
+		ch <- d
+	}
+}
+
+// Collect implements [prometheus.Collector].
+func (m *metrics) Collect(ch chan<- prometheus.Metric) {
+	gauge := func(d *prometheus.Desc, v int, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, float64(v), labels...)
+	}
+	r := m.reader.Load()
+	if r == nil {
+		gauge(m.leader, 0)
+		return
+	}
+	gauge(m.leader, 1)
+	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
+	defer cancel()
+	if err := m.count(ctx, *r, gauge); err != nil {
+		m.log.Warn("count objects for the metrics", "error", err)
+	}
+}
+
+func (m *metrics) count(ctx context.Context, r client.Reader, gauge func(*prometheus.Desc, int, ...string)) error {
+	var policies v1alpha1.SMCRPolicyList
+	if err := r.List(ctx, &policies); err != nil {
+		return err
+	}
+	ready := map[metav1.ConditionStatus]int{metav1.ConditionTrue: 0, metav1.ConditionFalse: 0}
+	for i := range policies.Items {
+		ready[conditionStatus(policies.Items[i].Status.Conditions, v1alpha1.ConditionReady)]++
+	}
+	for status, n := range ready {
+		gauge(m.policies, n, string(status))
+	}
+
+	var links v1alpha1.SMCRLinkList
+	if err := r.List(ctx, &links); err != nil {
+		return err
+	}
+	type linkKind struct {
+		state      v1alpha1.LinkState
+		redundancy v1alpha1.Redundancy
+	}
+	kinds := map[linkKind]int{}
+	for i := range links.Items {
+		kinds[linkKind{links.Items[i].Status.State, links.Items[i].Status.Redundancy}]++
+	}
+	for k, n := range kinds {
+		gauge(m.links, n, string(k.state), string(k.redundancy))
+	}
+
+	var nodes v1alpha1.SMCRNodeList
+	if err := r.List(ctx, &nodes); err != nil {
+		return err
+	}
+	states := map[[2]metav1.ConditionStatus]int{}
+	for i := range nodes.Items {
+		c := nodes.Items[i].Status.Conditions
+		states[[2]metav1.ConditionStatus{conditionStatus(c, v1alpha1.ConditionAgentAlive), conditionStatus(c, v1alpha1.ConditionAccelerating)}]++
+	}
+	for s, n := range states {
+		gauge(m.nodes, n, string(s[0]), string(s[1]))
+	}
+	return m.countPods(ctx, r, gauge)
+}
+
+func (m *metrics) countPods(ctx context.Context, r client.Reader, gauge func(*prometheus.Desc, int, ...string)) error {
+	var namespaces corev1.NamespaceList
+	if err := r.List(ctx, &namespaces); err != nil {
+		return err
+	}
+	annotations := make(map[string]map[string]string, len(namespaces.Items))
+	for i := range namespaces.Items {
+		annotations[namespaces.Items[i].Name] = namespaces.Items[i].Annotations
+	}
+	var pods corev1.PodList
+	if err := r.List(ctx, &pods); err != nil {
+		return err
+	}
+	n := map[[2]string]int{{v1alpha1.PodStatusEnabled, ""}: 0}
+	for i := range pods.Items {
+		pod := &pods.Items[i]
+		if enabled, _ := v1alpha1.OptIn(pod.Annotations, annotations[pod.Namespace]); !enabled || !carries(pod) {
+			continue
+		}
+		status, reason := podStatus(pod)
+		n[[2]string{status, reason}]++
+	}
+	for k, c := range n {
+		gauge(m.pods, c, k[0], k[1])
+	}
+	return nil
+}
+
+func conditionStatus(conditions []metav1.Condition, kind string) metav1.ConditionStatus {
+	if c := meta.FindStatusCondition(conditions, kind); c != nil {
+		return c.Status
+	}
+	return metav1.ConditionUnknown
+}

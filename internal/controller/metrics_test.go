@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"log/slog"
+	"strings"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+
+	"github.com/smcr-io/kube-smcr/api/v1alpha1"
+)
+
+func TestMetrics(t *testing.T) {
+	scheme, err := NewScheme()
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := newMetrics(slog.New(slog.DiscardHandler))
+	expect := func(name, want string) {
+		t.Helper()
+		if err := testutil.CollectAndCompare(m, strings.NewReader(want), name); err != nil {
+			t.Error(err)
+		}
+	}
+	const leader = `
+# HELP kube_smcr_controller_leader 1 on the replica that leads. Only it has the other metrics.
+# TYPE kube_smcr_controller_leader gauge
+`
+	expect("kube_smcr_controller_leader", leader+"kube_smcr_controller_leader 0\n")
+
+	ready := newPolicy("shop", "a")
+	ready.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue}}
+	pods := []*corev1.Pod{
+		newPod("shop", "enabled", "n", "10.0.0.1"), newPod("shop", "fallback", "n", "10.0.0.2"), newPod("shop", "out", "n", "10.0.0.3"),
+		newPod("shop", "host", "n", "192.0.2.1"), newPod("other", "none", "n", "10.0.0.4"),
+	}
+	optedIn("Enabled")(pods[0])
+	optedIn("Fallback: NO_OPTION")(pods[1])
+	pods[2].Annotations[v1alpha1.AnnotationEnabled] = "false"
+	pods[3].Spec.HostNetwork = true
+	down := newLink("b", "n", "shop", "x")
+	down.Status.State, down.Status.Redundancy = v1alpha1.LinkDown, v1alpha1.RedundancyNone
+	b := fake.NewClientBuilder().WithScheme(scheme).WithObjects(
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop", Annotations: map[string]string{v1alpha1.AnnotationEnabled: "true"}}},
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "other"}},
+		ready, newPolicy("shop", "b"), newLink("a", "n", "shop", "x"), newLink("c", "n", "shop", "x"), down, newSMCRNode("n"),
+	)
+	for _, p := range pods {
+		b.WithObjects(p)
+	}
+	m.lead(b.Build())
+	expect("kube_smcr_controller_leader", leader+"kube_smcr_controller_leader 1\n")
+	expect("kube_smcr_controller_policies", `
+# HELP kube_smcr_controller_policies SMCRPolicies by the status of their condition Ready.
+# TYPE kube_smcr_controller_policies gauge
+kube_smcr_controller_policies{ready="False"} 0
+kube_smcr_controller_policies{ready="True"} 1
+kube_smcr_controller_policies{ready="Unknown"} 1
+`)
+	expect("kube_smcr_controller_links", `
+# HELP kube_smcr_controller_links SMCRLinks, one per link group and side, by state and redundancy.
+# TYPE kube_smcr_controller_links gauge
+kube_smcr_controller_links{redundancy="None",state="Down"} 1
+kube_smcr_controller_links{redundancy="Symmetric",state="Active"} 2
+`)
+	expect("kube_smcr_controller_nodes", `
+# HELP kube_smcr_controller_nodes SMCRNodes by whether their agent is alive and connections can be on SMC-R.
+# TYPE kube_smcr_controller_nodes gauge
+kube_smcr_controller_nodes{accelerating="Unknown",agent_alive="Unknown"} 1
+`)
+	expect("kube_smcr_controller_pods", `
+# HELP kube_smcr_controller_pods Opted-in running pods by status and, of those on plain TCP, reason.
+# TYPE kube_smcr_controller_pods gauge
+kube_smcr_controller_pods{reason="",status="Enabled"} 1
+kube_smcr_controller_pods{reason="NO_OPTION",status="Fallback"} 1
+`)
+}

@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/smcr-io/kube-smcr/api/v1alpha1"
+)
+
+// peers writes the SMCRPeerSlices of a policy.
+type peers struct {
+	client   client.Client
+	recorder events.EventRecorder
+
+	mu sync.Mutex
+	// compiled are the policies with peer selectors, which every event of a pod
+	// is compared with.
+	compiled  map[types.NamespacedName]*policy
+	truncated map[types.NamespacedName]bool // told already
+}
+
+func (r *peers) setUp(mgr ctrl.Manager) error {
+	r.compiled, r.truncated = map[types.NamespacedName]*policy{}, map[types.NamespacedName]bool{}
+	return ctrl.NewControllerManagedBy(mgr).Named("peers").WithOptions(options(1)).
+		Watches(&v1alpha1.SMCRPolicy{}, mark(coalesce, r.keep)).
+		Watches(&corev1.Pod{}, mark(coalesce, func(old, now *corev1.Pod) []types.NamespacedName {
+			if old != nil && now != nil && sameForPeers(old, now) {
+				return nil
+			}
+			return r.lookingAt(either(old, now).Namespace)
+		})).
+		Watches(&corev1.Service{}, mark(coalesce, func(old, now *corev1.Service) []types.NamespacedName {
+			if old != nil && now != nil && maps.Equal(old.Spec.Selector, now.Spec.Selector) && slices.Equal(old.Spec.ClusterIPs, now.Spec.ClusterIPs) {
+				return nil
+			}
+			return r.lookingAt(either(old, now).Namespace)
+		})).
+		Watches(&corev1.Namespace{}, mark(coalesce, func(old, now *corev1.Namespace) []types.NamespacedName {
+			switch {
+			case old == nil || now == nil:
+				return nil // its pods have events of their own
+			case maps.Equal(old.Labels, now.Labels):
+				return nil
+			}
+			return append(r.lookingWith(now.Name, old.Labels), r.lookingWith(now.Name, now.Labels)...)
+		})).
+		Watches(&v1alpha1.SMCRPeerSlice{}, mark(coalesce, func(old, now *v1alpha1.SMCRPeerSlice) []types.NamespacedName {
+			s := either(old, now)
+			return []types.NamespacedName{{Namespace: s.Namespace, Name: s.Policy}}
+		})).
+		Complete(r)
+}
+
+// keep keeps the selectors of policies for lookingAt.
+func (r *peers) keep(old, now *v1alpha1.SMCRPolicy) []types.NamespacedName {
+	p := either(old, now)
+	name := client.ObjectKeyFromObject(p)
+	if old != nil && now != nil && old.Generation == now.Generation && old.UID == now.UID {
+		return nil
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.compiled, name)
+	if now != nil {
+		if c := compile(now); len(c.peers) > 0 {
+			r.compiled[name] = c
+		}
+	}
+	return []types.NamespacedName{name}
+}
+
+// lookingAt returns the policies whose peers may be pods of the namespace.
+func (r *peers) lookingAt(namespace string) []types.NamespacedName {
+	r.mu.Lock()
+	idle := len(r.compiled) == 0
+	r.mu.Unlock()
+	if idle {
+		return nil
+	}
+	var ns corev1.Namespace
+	if err := r.client.Get(context.Background(), types.NamespacedName{Name: namespace}, &ns); err != nil {
+		return nil // gone, and its pods with it: their events found it still there
+	}
+	return r.lookingWith(namespace, ns.Labels)
+}
+
+func (r *peers) lookingWith(namespace string, lbls map[string]string) []types.NamespacedName {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var out []types.NamespacedName
+	for name, p := range r.compiled {
+		if p.mayHavePeersIn(namespace, labels.Set(lbls)) {
+			out = append(out, name)
+		}
+	}
+	return out
+}
+
+// Reconcile lets the slices of a policy hold what its peer selectors stand for.
+func (r *peers) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	var have v1alpha1.SMCRPeerSliceList
+	if err := r.client.List(ctx, &have, client.InNamespace(req.Namespace), client.MatchingLabels{v1alpha1.LabelPolicy: req.Name}); err != nil {
+		return ctrl.Result{}, fmt.Errorf("list the peer slices of policy %s: %w", req, err)
+	}
+	var obj v1alpha1.SMCRPolicy
+	err := r.client.Get(ctx, req.NamespacedName, &obj)
+	if apierrors.IsNotFound(err) || err == nil && !obj.DeletionTimestamp.IsZero() {
+		return ctrl.Result{}, r.carryOut(ctx, placement{remove: pointers(have.Items)})
+	}
+	if err != nil {
+		return ctrl.Result{}, fmt.Errorf("get policy %s: %w", req, err)
+	}
+	p := compile(&obj)
+	if p.err != nil {
+		return ctrl.Result{}, nil // the peers stay as they were; the status says what is wrong
+	}
+	if len(p.peers) == 0 {
+		return ctrl.Result{}, r.carryOut(ctx, placement{remove: pointers(have.Items)})
+	}
+	var namespaces corev1.NamespaceList
+	if err := r.client.List(ctx, &namespaces); err != nil {
+		return ctrl.Result{}, fmt.Errorf("list namespaces: %w", err)
+	}
+	addrs, err := resolvePeers(p, peerView{
+		namespaces: namespaces.Items,
+		pods: func(ns string) ([]corev1.Pod, error) {
+			var l corev1.PodList
+			err := r.client.List(ctx, &l, client.InNamespace(ns))
+			return l.Items, err
+		},
+		services: func(ns string) ([]corev1.Service, error) {
+			var l corev1.ServiceList
+			err := r.client.List(ctx, &l, client.InNamespace(ns))
+			return l.Items, err
+		},
+	})
+	if err != nil {
+		return ctrl.Result{}, fmt.Errorf("resolve the peers of policy %s: %w", req, err)
+	}
+	todo := placeAddresses(&obj, have.Items, addrs)
+	r.tell(&obj, req.NamespacedName, todo.truncated)
+	return ctrl.Result{}, r.carryOut(ctx, todo)
+}
+
+// tell records an event when the peers become too many.
+func (r *peers) tell(obj *v1alpha1.SMCRPolicy, name types.NamespacedName, truncated int) {
+	r.mu.Lock()
+	told := r.truncated[name]
+	r.truncated[name] = truncated > 0
+	r.mu.Unlock()
+	if truncated > 0 && !told {
+		r.recorder.Eventf(obj, nil, corev1.EventTypeWarning, "TooManyPeers", "Resolve",
+			"spec.peers.selectors stand for %d addresses more than the %d that a policy can have: narrow them, or name the pods' networks in spec.peers.cidrs",
+			truncated, maxPeerAddresses)
+	}
+}
+
+// carryOut writes. What was read may be old: then the API server refuses the
+// write, and the key is looked at again.
+func (r *peers) carryOut(ctx context.Context, todo placement) error {
+	var errs []error
+	for _, s := range todo.create {
+		errs = append(errs, wrapSlice("create", s, r.client.Create(ctx, s, client.FieldOwner(v1alpha1.ManagerController))))
+	}
+	for _, s := range todo.update {
+		errs = append(errs, wrapSlice("update", s, client.IgnoreNotFound(r.client.Update(ctx, s, client.FieldOwner(v1alpha1.ManagerController)))))
+	}
+	for _, s := range todo.remove {
+		errs = append(errs, wrapSlice("delete", s, client.IgnoreNotFound(r.client.Delete(ctx, s, client.Preconditions{UID: &s.UID}))))
+	}
+	return errors.Join(errs...)
+}
+
+func wrapSlice(what string, s *v1alpha1.SMCRPeerSlice, err error) error {
+	if err != nil {
+		return fmt.Errorf("%s peer slice %s/%s: %w", what, s.Namespace, s.Name, err)
+	}
+	return nil
+}
+
+func pointers[T any](items []T) []*T {
+	out := make([]*T, len(items))
+	for i := range items {
+		out[i] = &items[i]
+	}
+	return out
+}

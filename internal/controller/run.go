@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	ctrl "sigs.k8s.io/controller-runtime"
+	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+
+	"github.com/smcr-io/kube-smcr/api/v1alpha1"
+)
+
+// LeaseName is the Lease that the replicas elect their leader by.
+const LeaseName = "kube-smcr-controller"
+
+// Config is how a controller runs.
+type Config struct {
+	// Namespace is where the add-on is installed: its agents' pods and the Lease.
+	Namespace string
+	// AgentSelector selects the pods of the node agent in Namespace.
+	AgentSelector string
+	// LeaderElect lets one of several replicas work.
+	LeaderElect bool
+	// LeaseDuration, RenewDeadline and RetryPeriod are of the leader election;
+	// 0 means those of controller-runtime: 15, 10 and 2 seconds.
+	LeaseDuration, RenewDeadline, RetryPeriod time.Duration
+	// StartupTaint lets the controller take the taint smcr.io/agent-not-ready off
+	// nodes whose agent is ready.
+	StartupTaint bool
+	// MetricsAddress and HealthAddress are where metrics and health endpoints
+	// are served; empty means nowhere.
+	MetricsAddress, HealthAddress string
+	Log                           *slog.Logger
+}
+
+// DefaultAgentSelector selects the agents' pods that the chart makes.
+const DefaultAgentSelector = "app.kubernetes.io/part-of=kube-smcr,app.kubernetes.io/component=agent"
+
+// Validate says what is wrong with the configuration.
+func (c *Config) Validate() error {
+	if c.Namespace == "" {
+		return errors.New("namespace is empty: give the namespace that the agents run in")
+	}
+	if _, err := labels.Parse(c.AgentSelector); err != nil {
+		return fmt.Errorf("agent selector %q: %w", c.AgentSelector, err)
+	}
+	if c.AgentSelector == "" {
+		return errors.New("agent selector is empty: it would take every pod for an agent")
+	}
+	return nil
+}
+
+// NewScheme returns the types that the controller uses.
+func NewScheme() (*runtime.Scheme, error) {
+	s := runtime.NewScheme()
+	if err := errors.Join(clientgoscheme.AddToScheme(s), v1alpha1.AddToScheme(s)); err != nil {
+		return nil, fmt.Errorf("register the API's types: %w", err)
+	}
+	return s, nil
+}
+
+// Run runs a controller until ctx ends. Losing the API server or the leadership
+// does not end it: it starts again, with empty caches, when it can.
+func Run(ctx context.Context, api *rest.Config, c Config) error {
+	if err := c.Validate(); err != nil {
+		return err
+	}
+	api = rest.CopyConfig(api)
+	if api.QPS == 0 {
+		api.QPS, api.Burst = apiQPS, apiBurst
+	}
+	s := &service{config: c, metrics: newMetrics(c.Log)}
+	stop, err := s.serve()
+	if err != nil {
+		return err
+	}
+	defer stop()
+	for pause := minRestart; ; {
+		worked, err := s.manage(ctx, api)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if worked {
+			pause = minRestart
+		}
+		c.Log.Warn("the controller stopped and starts again", "error", err, "pause", pause)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(pause):
+		}
+		pause = min(2*pause, maxRestart)
+	}
+}
+
+// service is what outlives the managers.
+type service struct {
+	config  Config
+	metrics *metrics
+	synced  atomic.Bool // the caches of the present manager are filled
+}
+
+// manage runs one manager until it ends. worked says that it got as far as
+// reading all objects.
+func (s *service) manage(ctx context.Context, api *rest.Config) (worked bool, err error) {
+	// What a manager that lost its lease leaves behind ends with this.
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer s.metrics.lead(nil)
+	defer s.synced.Store(false)
+	c := &s.config
+	scheme, err := NewScheme()
+	if err != nil {
+		return false, err
+	}
+	selector, err := labels.Parse(c.AgentSelector)
+	if err != nil {
+		return false, fmt.Errorf("agent selector: %w", err)
+	}
+	agents := agentPods{namespace: c.Namespace, selector: selector}
+	mgr, err := ctrl.NewManager(api, ctrl.Options{
+		Scheme: scheme, Cache: cacheOptions(agents), Logger: logr.FromSlogHandler(c.Log.Handler()),
+		// Served by the service, which goes on between two managers.
+		Metrics: metricsserver.Options{BindAddress: "0"}, HealthProbeBindAddress: "0",
+		LeaderElection: c.LeaderElect, LeaderElectionID: LeaseName, LeaderElectionNamespace: c.Namespace,
+		LeaderElectionReleaseOnCancel: true,
+		LeaseDuration:                 orDefault(c.LeaseDuration), RenewDeadline: orDefault(c.RenewDeadline), RetryPeriod: orDefault(c.RetryPeriod),
+	})
+	if err != nil {
+		return false, fmt.Errorf("make a manager: %w", err)
+	}
+	if err := addIndexes(ctx, mgr.GetFieldIndexer(), agents); err != nil {
+		return false, err
+	}
+	recorder := mgr.GetEventRecorder("kube-smcr-controller")
+	for _, r := range []interface{ setUp(ctrl.Manager) error }{
+		&policies{client: mgr.GetClient(), recorder: recorder},
+		&peers{client: mgr.GetClient(), recorder: recorder},
+		&nodes{client: mgr.GetClient(), live: mgr.GetAPIReader(), recorder: recorder, agents: agents, taint: c.StartupTaint},
+	} {
+		if err := r.setUp(mgr); err != nil {
+			return false, fmt.Errorf("set up a reconciler: %w", err)
+		}
+	}
+	var watching sync.WaitGroup
+	defer watching.Wait()
+	defer cancel()
+	watching.Go(func() {
+		if mgr.GetCache().WaitForCacheSync(ctx) {
+			s.synced.Store(true)
+		}
+		select {
+		case <-mgr.Elected():
+			s.metrics.lead(mgr.GetCache())
+			c.Log.Info("this replica leads")
+		case <-ctx.Done():
+		}
+	})
+	err = mgr.Start(ctx)
+	return s.synced.Load(), err
+}
+
+func orDefault(d time.Duration) *time.Duration {
+	if d == 0 {
+		return nil
+	}
+	return &d
+}
+
+// serve serves metrics and health until the returned function is called.
+func (s *service) serve() (stop func(), err error) {
+	registry := prometheus.NewRegistry()
+	if err := registry.Register(s.metrics); err != nil {
+		return nil, fmt.Errorf("register the metrics: %w", err)
+	}
+	health := http.NewServeMux()
+	health.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) })
+	health.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
+		if !s.synced.Load() {
+			http.Error(w, "the caches are not filled: the API server does not answer, or this is the start", http.StatusServiceUnavailable)
+		}
+	})
+	counters := http.NewServeMux()
+	counters.Handle("GET /metrics", promhttp.HandlerFor(prometheus.Gatherers{ctrlmetrics.Registry, registry}, promhttp.HandlerOpts{}))
+
+	var servers []*http.Server
+	var running sync.WaitGroup
+	stop = func() {
+		for _, srv := range servers {
+			srv.Close() //nolint:errcheck // nobody is to be served any more
+		}
+		running.Wait()
+	}
+	for _, one := range []struct {
+		what, address string
+		handler       http.Handler
+	}{{"metrics", s.config.MetricsAddress, counters}, {"health", s.config.HealthAddress, health}} {
+		if one.address == "" || one.address == "0" {
+			continue
+		}
+		l, err := net.Listen("tcp", one.address)
+		if err != nil {
+			stop()
+			return nil, fmt.Errorf("serve %s: %w", one.what, err)
+		}
+		srv := &http.Server{Handler: one.handler, ReadHeaderTimeout: callTimeout}
+		servers = append(servers, srv)
+		running.Go(func() {
+			if err := srv.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+				s.config.Log.Error("a server stopped", "server", one.what, "error", err)
+			}
+		})
+		s.config.Log.Info("serving", "what", one.what, "address", l.Addr().String())
+	}
+	return stop, nil
+}

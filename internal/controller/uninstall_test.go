@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/smcr-io/kube-smcr/api/v1alpha1"
+)
+
+// After an uninstallation nothing is left but policies, though controllers still
+// run, and nodes that could not be cleaned are named.
+func TestUninstall(t *testing.T) {
+	w := newWorld(t)
+	clean, dead, gone := "clean-"+w.ns, "dead-"+w.ns, "gone-"+w.ns
+	_, _, smcr := w.node(clean)
+	deadNode, _, _ := w.node(dead)
+	w.create(newLink("l-"+w.ns, clean, w.ns, "web-0"))
+	w.pod("web-0", clean, "10.5.0.1")
+	p := w.policy("web", func(s *v1alpha1.SMCRPolicySpec) {
+		s.Peers = &v1alpha1.PolicyPeers{Selectors: []v1alpha1.PeerSelector{{PodSelector: &v1alpha1.LabelSelector{}}}}
+	})
+	w.run(w.asController(), quick)
+	w.eventually("the policy has peers", func() error {
+		if err := w.get(p); err != nil || p.Status.PeerAddresses == 1 {
+			return err
+		}
+		return fmt.Errorf("peerAddresses is %d", p.Status.PeerAddresses)
+	})
+	updateStatus(w, deadNode, func(n *corev1.Node) { n.Status.Conditions[0].Status = corev1.ConditionUnknown })
+	w.create(newSMCRNode(gone)) // its node is not there; the controller sweeps it, or it is not waited for
+
+	agent := make(chan error, 1)
+	go func() { // the agent of the node that is alive
+		for {
+			err := w.Get(t.Context(), client.ObjectKeyFromObject(smcr), smcr)
+			if err == nil && smcr.Annotations[v1alpha1.AnnotationUninstall] == "true" {
+				meta.SetStatusCondition(&smcr.Status.Conditions, metav1.Condition{Type: v1alpha1.ConditionUninstalled, Status: metav1.ConditionTrue, Reason: "Clean"})
+				err = w.Update(t.Context(), smcr)
+				if err == nil {
+					agent <- nil
+					return
+				}
+			}
+			select {
+			case <-t.Context().Done():
+				agent <- t.Context().Err()
+				return
+			case <-time.After(50 * time.Millisecond):
+			}
+		}
+	}()
+	left, err := Uninstall(t.Context(), w.limited(w.config, "hooks.yaml", "kube-smcr-uninstall"), UninstallConfig{
+		Namespace: system, Timeout: patient, LeaderGone: 3 * time.Second, Log: testLog(t),
+	})
+	if err != nil || !slices.Equal(left, []string{dead}) {
+		t.Errorf("not clean are %v (%v), want %s", left, err, dead)
+	}
+	if err := <-agent; err != nil {
+		t.Errorf("the agent was not told: %v", err)
+	}
+	w.never("nothing comes back", 2*coalesce, func() error {
+		for _, l := range []client.ObjectList{&v1alpha1.SMCRLinkList{}, &v1alpha1.SMCRNodeList{}, &v1alpha1.SMCRPeerSliceList{}} {
+			if err := w.List(t.Context(), l); err != nil {
+				return err
+			}
+			if n := meta.LenList(l); n > 0 {
+				return fmt.Errorf("%d objects in %T", n, l)
+			}
+		}
+		return w.get(p)
+	})
+	// The next installation is not to wait for the lease of this one.
+	w.releaseLease()
+}
+
+// Without definitions, agents and controllers there is nothing to do.
+func TestUninstall_ofNothing(t *testing.T) {
+	w := newWorld(t)
+	left, err := Uninstall(t.Context(), w.limited(w.config, "hooks.yaml", "kube-smcr-uninstall"), UninstallConfig{
+		Namespace: system, Timeout: time.Second, LeaderGone: time.Millisecond, Log: testLog(t),
+	})
+	if err != nil || len(left) > 0 {
+		t.Errorf("not clean are %v (%v), want none", left, err)
+	}
+	w.releaseLease()
+}

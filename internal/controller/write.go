@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"fmt"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/smcr-io/kube-smcr/api/v1alpha1"
+)
+
+// statusOf is the configuration that says nothing but the status of an object,
+// and annotations. With the object's UID in it, it is refused when the object is
+// gone, instead of making a new one.
+func statusOf(kind string, obj client.Object, status any, annotations map[string]string) (runtime.ApplyConfiguration, error) {
+	fields, ok := status.(map[string]any)
+	if !ok {
+		var err error
+		if fields, err = runtime.DefaultUnstructuredConverter.ToUnstructured(status); err != nil {
+			return nil, fmt.Errorf("encode the status of %s %s: %w", kind, obj.GetName(), err)
+		}
+	}
+	u := &unstructured.Unstructured{Object: map[string]any{"status": fields}}
+	u.SetGroupVersionKind(v1alpha1.GroupVersion().WithKind(kind))
+	u.SetName(obj.GetName())
+	u.SetNamespace(obj.GetNamespace())
+	u.SetUID(obj.GetUID())
+	if annotations != nil {
+		u.SetAnnotations(annotations)
+	}
+	return client.ApplyConfigurationFromUnstructured(u), nil
+}

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kube
+
+import (
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/metadata/metadatainformer"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/smcr-io/kube-smcr/api/v1alpha1"
+)
+
+// noIndexes: informers want an empty map.
+func noIndexes() cache.Indexers { return cache.Indexers{} }
+
+// restClient makes a client for one API group.
+func restClient(base *rest.Config, gv schema.GroupVersion, path string, add func(*runtime.Scheme) error) (*rest.RESTClient, error) {
+	scheme := runtime.NewScheme()
+	if err := add(scheme); err != nil {
+		return nil, fmt.Errorf("register the objects of %v: %w", gv, err)
+	}
+	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"})
+	c := rest.CopyConfig(base)
+	c.GroupVersion, c.APIPath = &gv, path
+	c.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
+	if gv == corev1.SchemeGroupVersion {
+		// A third of the processor time of JSON. Custom resources have JSON only.
+		c.ContentType = runtime.ContentTypeProtobuf
+		c.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
+	}
+	client, err := rest.RESTClientFor(c)
+	if err != nil {
+		return nil, fmt.Errorf("client for %v: %w", gv, err)
+	}
+	return client, nil
+}
+
+// informers are the objects that configurations are made of.
+type informers struct {
+	pods, namespaces, policies, slices cache.SharedIndexInformer
+	self                               cache.SharedIndexInformer // the SMCRNode of the node, metadata only
+}
+
+// needed are those without which there is no configuration.
+func (i informers) needed() map[string]cache.SharedIndexInformer {
+	return map[string]cache.SharedIndexInformer{
+		"pods": i.pods, "namespaces": i.namespaces, "smcrpolicies": i.policies, "smcrpeerslices": i.slices,
+	}
+}
+
+// newInformers makes the informers of a node; they begin to run later.
+func newInformers(base *rest.Config, node string) (informers, error) {
+	core, err := restClient(base, corev1.SchemeGroupVersion, "/api", corev1.AddToScheme)
+	if err != nil {
+		return informers{}, err
+	}
+	smcr, err := restClient(base, v1alpha1.GroupVersion(), "/apis", v1alpha1.AddToScheme)
+	if err != nil {
+		return informers{}, err
+	}
+	meta, err := metadata.NewForConfig(base)
+	if err != nil {
+		return informers{}, fmt.Errorf("metadata client: %w", err)
+	}
+	ofNode := func(o *metav1.ListOptions) {
+		o.FieldSelector = fields.OneTermEqualSelector("spec.nodeName", node).String()
+	}
+	anything := func(*metav1.ListOptions) {}
+	informer := func(c cache.Getter, resource string, narrow func(*metav1.ListOptions), example runtime.Object) cache.SharedIndexInformer {
+		lw := cache.NewFilteredListWatchFromClient(c, resource, metav1.NamespaceAll, narrow)
+		return cache.NewSharedIndexInformer(lw, example, 0, noIndexes())
+	}
+	return informers{
+		pods: informer(core, "pods", ofNode, &corev1.Pod{}),
+		namespaces: metadatainformer.NewFilteredMetadataInformer(meta,
+			corev1.SchemeGroupVersion.WithResource("namespaces"), metav1.NamespaceAll, 0, noIndexes(), nil).Informer(),
+		policies: informer(smcr, "smcrpolicies", anything, &v1alpha1.SMCRPolicy{}),
+		slices:   informer(smcr, "smcrpeerslices", anything, &v1alpha1.SMCRPeerSlice{}),
+		self: metadatainformer.NewFilteredMetadataInformer(meta,
+			v1alpha1.GroupVersion().WithResource("smcrnodes"), metav1.NamespaceAll, 0, noIndexes(), func(o *metav1.ListOptions) {
+				o.FieldSelector = fields.OneTermEqualSelector("metadata.name", node).String()
+			}).Informer(),
+	}, nil
+}
+
+// trim keeps of an object what is used. It is called before an object is
+// stored, so it may change it.
+func trim(obj any) (any, error) {
+	switch o := obj.(type) {
+	case *corev1.Pod:
+		return &corev1.Pod{
+			ObjectMeta: trimMeta(o.ObjectMeta),
+			Spec:       corev1.PodSpec{HostNetwork: o.Spec.HostNetwork},
+			Status:     corev1.PodStatus{Phase: o.Status.Phase, PodIPs: o.Status.PodIPs},
+		}, nil
+	case *metav1.PartialObjectMetadata:
+		o.ObjectMeta = trimMeta(o.ObjectMeta)
+		o.Labels = nil
+	case *v1alpha1.SMCRPolicy:
+		o.ObjectMeta, o.Status = trimMeta(o.ObjectMeta), v1alpha1.SMCRPolicyStatus{}
+		o.Annotations, o.Labels = nil, nil
+	case *v1alpha1.SMCRPeerSlice:
+		o.ObjectMeta = trimMeta(o.ObjectMeta)
+		o.Annotations, o.Labels = nil, nil
+	}
+	return obj, nil
+}
+
+func trimMeta(m metav1.ObjectMeta) metav1.ObjectMeta {
+	out := metav1.ObjectMeta{
+		Namespace: m.Namespace, Name: m.Name, UID: m.UID, ResourceVersion: m.ResourceVersion,
+		Labels: m.Labels, CreationTimestamp: m.CreationTimestamp,
+	}
+	for _, key := range []string{v1alpha1.AnnotationEnabled, v1alpha1.AnnotationStatus, v1alpha1.AnnotationUninstall} {
+		if v, ok := m.Annotations[key]; ok {
+			if out.Annotations == nil {
+				out.Annotations = map[string]string{}
+			}
+			out.Annotations[key] = v
+		}
+	}
+	return out
+}

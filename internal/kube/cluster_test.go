@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/smcr-io/kube-smcr/api/v1alpha1"
+	"github.com/smcr-io/kube-smcr/internal/agent"
+	"github.com/smcr-io/kube-smcr/internal/config"
+	"github.com/smcr-io/kube-smcr/internal/testenv"
+)
+
+// slowly is how soon reports are to arrive on a machine that is busy.
+const slowly = 30 * time.Second
+
+// clusterConfig is for an agent of the world's node, with everything of a node
+// in the world's directory.
+func (w *world) clusterConfig() ClusterConfig {
+	w.t.Helper()
+	for _, d := range []string{"bin", "net.d"} {
+		if err := os.Mkdir(filepath.Join(w.dir, d), 0o755); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+	text := fmt.Sprintf("node:\n  devices: [{soft: {address: node}}]\n  dataDir: %[1]s/data\n  apiSocket: %[1]s/a.sock\n  metricsAddress: none\n"+
+		"  cni: {install: true, binDir: %[1]s/bin, confDir: %[1]s/net.d}\n", w.dir)
+	for name, text := range map[string]string{
+		"node-agent.yaml":        text,
+		"smcr-cni":               "#!/bin/sh\necho smcr-cni, the CNI plugin of kube-smcr\n",
+		"net.d/10-kind.conflist": `{"cniVersion":"1.0.0","name":"kindnet","plugins":[{"type":"ptp"}]}`,
+	} {
+		if err := os.WriteFile(filepath.Join(w.dir, name), []byte(text), 0o755); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+	w.create(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: w.node}})
+	return ClusterConfig{
+		REST: server.Config(w.t), Node: w.node, Pod: "kube-smcr/agent-x", Version: "test", Plugin: filepath.Join(w.dir, "smcr-cni"),
+		Base: w.base, Log: slog.New(slog.NewTextHandler(w.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
+	}
+}
+
+// runAgent runs it until the test ends, or until stop, which wants no error.
+func (w *world) runAgent(cfg ClusterConfig) (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- RunAgent(ctx, cfg) }()
+	stopped := false
+	stop = func() {
+		if stopped {
+			return
+		}
+		stopped = true
+		cancel()
+		select {
+		case err := <-done:
+			if err != nil {
+				w.t.Errorf("RunAgent = %v", err)
+			}
+		case <-time.After(slowly):
+			w.t.Error("the agent does not end")
+		}
+	}
+	w.t.Cleanup(func() {
+		stop()
+		if w.t.Failed() {
+			w.log.mu.Lock()
+			defer w.log.mu.Unlock()
+			w.t.Log(w.log.b.String())
+		}
+	})
+	return stop
+}
+
+// TestRunAgent: the life of an agent in a cluster, from its first report to a
+// node that is left clean.
+func TestRunAgent(t *testing.T) {
+	testenv.Need(t, testenv.Root, testenv.NetAdmin, testenv.Nftables)
+	w := newWorld(t)
+	p := w.pod("a", enabled("true"))
+	cfg := w.clusterConfig()
+	stop := w.runAgent(cfg)
+
+	node := &v1alpha1.SMCRNode{ObjectMeta: metav1.ObjectMeta{Name: w.node}}
+	condition := func(kind string) string {
+		if err := w.client.Get(t.Context(), client.ObjectKeyFromObject(node), node); err != nil {
+			return err.Error()
+		}
+		if c := meta.FindStatusCondition(node.Status.Conditions, kind); c == nil || c.Status != metav1.ConditionTrue {
+			return fmt.Sprintf("condition %s: %+v", kind, c)
+		}
+		return ""
+	}
+	within(t, slowly, func() string { return condition(v1alpha1.ConditionReady) + condition(v1alpha1.ConditionCNIInstalled) })
+	status := func(want string) {
+		t.Helper()
+		within(t, slowly, func() string {
+			if err := w.client.Get(t.Context(), client.ObjectKeyFromObject(p), p); err != nil {
+				return err.Error()
+			}
+			if got := p.Annotations[v1alpha1.AnnotationStatus]; got != want {
+				return fmt.Sprintf("status %q, want %q", got, want)
+			}
+			return ""
+		})
+	}
+	status("Pending: NOT_ATTACHED")
+	w.change(p, func() { p.Annotations[v1alpha1.AnnotationEnabled] = "false" })
+	status("")
+	w.change(p, func() { p.Annotations[v1alpha1.AnnotationEnabled] = "true" })
+	status("Pending: NOT_ATTACHED")
+
+	w.change(node, func() {
+		node.Annotations = map[string]string{v1alpha1.AnnotationUninstall: "true"}
+	})
+	within(t, slowly, func() string { return condition(v1alpha1.ConditionUninstalled) })
+	status("")
+	for _, gone := range []string{"bin/smcr-cni", "data", "a.sock"} {
+		if _, err := os.Stat(filepath.Join(w.dir, gone)); !errors.Is(err, fs.ErrNotExist) {
+			left, _ := filepath.Glob(filepath.Join(w.dir, gone, "*"))
+			t.Errorf("%s is left behind (%v): %v", gone, err, left)
+		}
+	}
+	if b, err := os.ReadFile(filepath.Join(w.dir, "net.d/10-kind.conflist")); err != nil || strings.Contains(string(b), "smcr") {
+		t.Errorf("the network's configuration: %s, %v", b, err)
+	}
+	// A change after that leaves nothing either.
+	w.policy("p", nil)
+	stop()
+	if left, _ := filepath.Glob(filepath.Join(w.dir, "data", "*")); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+}
+
+// TestRunAgent_fails: what is wrong with the agent or its file is said.
+func TestRunAgent_fails(t *testing.T) {
+	w := newWorld(t)
+	cfg := w.clusterConfig()
+	broken := errors.New("no RDMA device")
+	cfg.run = func(_ context.Context, c agent.Config) error {
+		if n := c.Node; n.Name != w.node || !n.InCluster() {
+			t.Errorf("started with %+v", n)
+		}
+		return broken
+	}
+	if err := RunAgent(t.Context(), cfg); !errors.Is(err, broken) {
+		t.Errorf("RunAgent = %v, want %v", err, broken)
+	}
+	cfg.Base = func() (*config.Node, error) { return nil, broken }
+	if err := RunAgent(t.Context(), cfg); !errors.Is(err, broken) {
+		t.Errorf("RunAgent = %v, want %v", err, broken)
+	}
+}
+
+// TestRunAgent_reread: SIGHUP takes over what is new in the file, and no mistake.
+func TestRunAgent_reread(t *testing.T) {
+	w := newWorld(t)
+	p := w.pod("a", enabled("true"))
+	cfg := w.clusterConfig()
+	reread := make(chan struct{})
+	cfg.Reread = reread
+	started := make(chan agent.Config, 1)
+	cfg.run = func(ctx context.Context, c agent.Config) error {
+		started <- c
+		<-ctx.Done()
+		return nil
+	}
+	w.runAgent(cfg)
+	c := <-started
+	write := func(more string) {
+		t.Helper()
+		text := "node:\n  devices: [{soft: {address: node}}]\n" + more
+		if err := os.WriteFile(filepath.Join(w.dir, "node-agent.yaml"), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		reread <- struct{}{}
+	}
+	write("  defaultPeers: {cidrs: [192.0.2.0/24]}\n")
+	<-c.Reload
+	id := config.Pod{Namespace: p.Namespace, Name: p.Name}
+	decide := func() config.Decision {
+		n, err := c.Load()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n.Decide(id, netip.MustParseAddrPort("192.0.2.9:80"), config.Outbound)
+	}
+	within(t, prompt, func() string {
+		if d := decide(); d != byDefault {
+			return fmt.Sprintf("decided %+v", d)
+		}
+		return ""
+	})
+	write("  defaultPers: {}\n")
+	within(t, prompt, func() string {
+		if !w.log.has("did you mean defaultPeers") {
+			return "the mistake was not reported"
+		}
+		return ""
+	})
+	if d := decide(); d != byDefault {
+		t.Errorf("decided %+v", d)
+	}
+}

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kube
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"slices"
+
+	"github.com/smcr-io/kube-smcr/internal/agent"
+	"github.com/smcr-io/kube-smcr/internal/config"
+	"github.com/smcr-io/kube-smcr/internal/deviceplugin"
+	"github.com/smcr-io/kube-smcr/internal/inventory"
+	"github.com/smcr-io/kube-smcr/internal/vf"
+)
+
+// pluginLock is the name of the device plugin's lock in the data directory.
+const pluginLock = "device-plugin.lock"
+
+// ownRail is where the rails begin of devices that belong to none: each has one
+// of its own.
+const ownRail = 1 << 16
+
+// shareDevices prepares what shares out the node's devices among pods.
+func (c *cluster) shareDevices(base *config.Node) error {
+	c.inventory = inventory.New(inventory.Config{
+		Host: vf.Host{DataDir: base.DataDir}, Log: c.cfg.Log,
+		Configured: func() []config.Device { return base.Devices },
+	})
+	if p := &base.DevicePlugin; p.Enabled {
+		metrics := deviceplugin.NewMetrics()
+		changed, _ := c.inventory.Subscribe() // for as long as the process
+		var err error
+		c.devicePlugin, err = deviceplugin.New(deviceplugin.Config{
+			Dir: p.Dir, Lock: filepath.Join(base.DataDir, pluginLock), InfoDir: p.InfoDir, Slots: p.Slots, VFs: p.VFs,
+			Devices: func() ([]deviceplugin.Device, error) { return offered(c.inventory.Devices()), nil }, Changed: changed,
+			Metrics: metrics, Log: c.cfg.Log,
+		})
+		if err != nil {
+			return fmt.Errorf("offer devices to kubelet: %w", err)
+		}
+		c.cfg.Agent.Collectors = append(c.cfg.Agent.Collectors, metrics)
+	}
+	if p := &base.DevicePlugin; p.Asks() {
+		c.assigned = append(c.assigned, deviceplugin.NewAssignments(base.DataDir, p.PodResources, p.OtherResources, c.cfg.Log))
+	}
+	if c.claimed != nil {
+		if err := c.newDriver(base); err != nil {
+			return err
+		}
+		c.assigned = append(c.assigned, c.claimed)
+	}
+	if len(c.assigned) > 0 {
+		c.cfg.Agent.Assigned = c.assigned
+	}
+	return nil
+}
+
+// assigned are all who know which devices pods have.
+type assigned []agent.Assigned
+
+// Devices implements agent.Assigned: a pod has what any of them says.
+func (as assigned) Devices(pod config.PodName) []string {
+	var ids []string
+	for _, a := range as {
+		ids = append(ids, a.Devices(pod)...)
+	}
+	slices.Sort(ids)
+	return slices.Compact(ids)
+}
+
+// offerDevices offers the devices to kubelet until ctx ends.
+func (c *cluster) offerDevices(ctx context.Context) {
+	looked, stop := c.inventory.Subscribe()
+	defer stop()
+	select {
+	case <-looked: // before, kubelet would be told of a node without devices
+		c.devicePlugin.Run(ctx)
+	case <-ctx.Done():
+	}
+}
+
+// offered are the devices that pods can ask kubelet for. Other RNICs are not
+// among them: an RNIC that is PCI and no VF is the node's.
+func offered(all []inventory.Device) []deviceplugin.Device {
+	var out []deviceplugin.Device
+	for i := range all {
+		d := &all[i]
+		if d.Kind == inventory.KindRDMA && d.PCI != "" {
+			continue
+		}
+		x := deviceplugin.Device{ID: d.ID, VF: d.Kind == inventory.KindVF, NUMANode: d.NUMANode, Rail: d.Rail, PF: d.PFPCI}
+		if len(d.RDMA) > 0 {
+			x.RDMA = d.RDMA[0]
+		}
+		if x.Rail < 0 { // not known to be with any other
+			x.Rail = ownRail + i
+		}
+		x.Why = unfit(d)
+		out = append(out, x)
+	}
+	return out
+}
+
+// unfit is why a device cannot be given to a pod; "" if it can. A VF that a pod
+// has stays fit: kubelet knows that it is taken.
+func unfit(d *inventory.Device) string {
+	switch {
+	case !d.Up && d.Kind == inventory.KindVF:
+		return fmt.Sprintf("it is %s, or the port of its PF %s is down", d.State, d.PF)
+	case !d.Up:
+		return "its port is down"
+	case d.Shared() && d.Owner != nil:
+		return fmt.Sprintf("pod %s/%s has it for itself", d.Owner.Pod.Namespace, d.Owner.Pod.Name)
+	}
+	return ""
+}

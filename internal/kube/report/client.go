@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package report
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+
+	"github.com/smcr-io/kube-smcr/api/v1alpha1"
+)
+
+// Resources.
+const (
+	resourceNodes     = "nodes"
+	resourcePods      = "pods"
+	resourceEvents    = "events"
+	resourceSMCRNodes = "smcrnodes"
+	resourceSMCRLinks = "smcrlinks"
+)
+
+// server is the API server as the reporter sees it; tests have another one.
+type server interface {
+	// load reads what an earlier agent of the node left.
+	load(ctx context.Context, node string) (*found, error)
+	// apply writes an object, and returns what it is then.
+	apply(ctx context.Context, k key, body any) (metav1.ObjectMeta, error)
+	// remove deletes an SMCRLink. One that is gone is no error.
+	remove(ctx context.Context, name string) error
+	// watch tells what becomes of the node's objects until ctx ends.
+	watch(ctx context.Context, node string, see func(sight))
+	// event creates an event.
+	event(ctx context.Context, e *corev1.Event) error
+}
+
+// found is what the API server has of a node.
+type found struct {
+	owner types.UID // of the core Node
+	node  *v1alpha1.SMCRNode
+	links []v1alpha1.SMCRLink
+}
+
+// client is the real API server.
+type client struct {
+	core, smcr rest.Interface
+	params     runtime.ParameterCodec
+}
+
+func newClient(config *rest.Config) (*client, error) {
+	scheme := runtime.NewScheme()
+	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"})
+	if err := errors.Join(corev1.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
+		return nil, fmt.Errorf("client of the API server: %w", err)
+	}
+	transport, err := rest.HTTPClientFor(config)
+	if err != nil {
+		return nil, fmt.Errorf("client of the API server: %w", err)
+	}
+	codecs := serializer.NewCodecFactory(scheme).WithoutConversion()
+	restClient := func(path string, gv schema.GroupVersion) (rest.Interface, error) {
+		c := rest.CopyConfig(config)
+		c.APIPath, c.GroupVersion, c.NegotiatedSerializer = path, &gv, codecs
+		c.QPS, c.RateLimiter = -1, nil // the queue limits
+		return rest.RESTClientForConfigAndClient(c, transport)
+	}
+	core, err := restClient("/api", corev1.SchemeGroupVersion)
+	if err != nil {
+		return nil, fmt.Errorf("client of the API server: %w", err)
+	}
+	smcr, err := restClient("/apis", v1alpha1.GroupVersion())
+	if err != nil {
+		return nil, fmt.Errorf("client of the API server: %w", err)
+	}
+	return &client{core: core, smcr: smcr, params: runtime.NewParameterCodec(scheme)}, nil
+}
+
+func (c *client) load(ctx context.Context, node string) (*found, error) {
+	var core corev1.Node
+	if err := c.core.Get().Resource(resourceNodes).Name(node).MaxRetries(0).Do(ctx).Into(&core); err != nil {
+		return nil, fmt.Errorf("read node %s: %w", node, err)
+	}
+	f := &found{owner: core.UID, node: &v1alpha1.SMCRNode{}}
+	err := c.smcr.Get().Resource(resourceSMCRNodes).Name(node).MaxRetries(0).Do(ctx).Into(f.node)
+	if isGone(err) {
+		f.node, err = nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read SMCRNode %s: %w", node, err)
+	}
+	var list v1alpha1.SMCRLinkList
+	options := metav1.ListOptions{LabelSelector: v1alpha1.LabelNode + "=" + labelValue(node)}
+	if err := c.smcr.Get().Resource(resourceSMCRLinks).VersionedParams(&options, c.params).MaxRetries(0).Do(ctx).Into(&list); err != nil {
+		return nil, fmt.Errorf("list the SMCRLinks of node %s: %w", node, err)
+	}
+	f.links = list.Items
+	return f, nil
+}
+
+func (c *client) apply(ctx context.Context, k key, body any) (metav1.ObjectMeta, error) {
+	data, err := json.Marshal(body)
+	if err != nil {
+		return metav1.ObjectMeta{}, fmt.Errorf("encode %s: %w", k, err)
+	}
+	force := true
+	options := metav1.PatchOptions{FieldManager: v1alpha1.ManagerAgent, Force: &force}
+	var req *rest.Request
+	switch k.kind {
+	case kindNode:
+		req = c.smcr.Patch(types.ApplyPatchType).Resource(resourceSMCRNodes)
+	case kindLink:
+		req = c.smcr.Patch(types.ApplyPatchType).Resource(resourceSMCRLinks)
+	case kindPod:
+		req = c.core.Patch(types.ApplyPatchType).Namespace(k.namespace).Resource(resourcePods).SubResource("status")
+	}
+	var out metav1.PartialObjectMetadata
+	raw, err := req.Name(k.name).VersionedParams(&options, c.params).Body(data).MaxRetries(0).Do(ctx).Raw()
+	if err == nil {
+		err = json.Unmarshal(raw, &out)
+	}
+	if err != nil {
+		return metav1.ObjectMeta{}, fmt.Errorf("write %s: %w", k, err)
+	}
+	return out.ObjectMeta, nil
+}
+
+func (c *client) remove(ctx context.Context, name string) error {
+	err := c.smcr.Delete().Resource(resourceSMCRLinks).Name(name).Body(&metav1.DeleteOptions{}).MaxRetries(0).Do(ctx).Error()
+	if err != nil && !isGone(err) {
+		return fmt.Errorf("delete SMCRLink %s: %w", name, err)
+	}
+	return nil
+}
+
+func (c *client) event(ctx context.Context, e *corev1.Event) error {
+	err := c.core.Post().Namespace(e.Namespace).Resource(resourceEvents).Body(e).MaxRetries(0).Do(ctx).Error()
+	if err != nil {
+		return fmt.Errorf("send event %s about %s %s: %w", e.Reason, e.InvolvedObject.Kind, e.InvolvedObject.Name, err)
+	}
+	return nil
+}
+
+// isGone tells whether the object that an answer is about does not exist, as
+// opposed to its whole kind.
+func isGone(err error) bool {
+	var status apierrors.APIStatus
+	return apierrors.IsNotFound(err) && errors.As(err, &status) && status.Status().Details != nil && status.Status().Details.Name != ""
+}
+
+// isAboutObject tells whether an error says something about the object that
+// was to be written. All others are the API server's or the network's.
+func isAboutObject(err error) bool {
+	var status apierrors.APIStatus
+	if !errors.As(err, &status) {
+		return false
+	}
+	switch code := status.Status().Code; code {
+	case http.StatusUnauthorized, http.StatusRequestTimeout, http.StatusTooManyRequests:
+		return false
+	default:
+		return code >= http.StatusBadRequest && code < http.StatusInternalServerError
+	}
+}

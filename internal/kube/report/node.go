@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package report
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/smcr-io/kube-smcr/api/v1alpha1"
+	"github.com/smcr-io/kube-smcr/internal/agentapi"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
+)
+
+// Reasons of the conditions of an SMCRNode. Those of CNIInstalled are the
+// states of the installation besides.
+const (
+	reasonAgentReady     = "AgentReady"
+	reasonStarting       = "Starting"
+	reasonDraining       = "Draining"
+	reasonUninstalled    = "Uninstalled"
+	reasonCNINotReady    = "CNINotInstalled"
+	reasonNotManaged     = "NotManaged"
+	reasonAccelerating   = "PodsReady"
+	reasonNoPods         = "NoPods"
+	reasonNodeUnfit      = "NodeUnfit"
+	reasonNoDevices      = "NoDevices"
+	reasonPortsActive    = "AllPortsActive"
+	reasonPortDown       = "PortDown"
+	reasonDeviceMissing  = "DeviceMissing"
+	reasonNoActiveDevice = "NoActiveDevice"
+)
+
+// The port of a device that works, in the agent's words.
+const portActive = "ACTIVE"
+
+// identity is what does not change while the agent runs.
+type identity struct {
+	node         string
+	linksOnly    bool   // another agent manages the node
+	agentPod     string // NAMESPACE/NAME
+	agentVersion string
+	kernel       string
+	capabilities []v1alpha1.NodeCapability
+}
+
+// agentLabel names the agent on its SMCRLinks.
+func (id *identity) agentLabel() string {
+	_, name, _ := strings.Cut(id.agentPod, "/")
+	return labelValue(name)
+}
+
+// nodeStatus is the status of the SMCRNode; its conditions have no times yet.
+// clean says that nothing else is left to write about an uninstalled node.
+func nodeStatus(id *identity, s *Snapshot, clean bool) v1alpha1.SMCRNodeStatus {
+	out := v1alpha1.SMCRNodeStatus{
+		AgentVersion:   id.agentVersion,
+		AgentPod:       id.agentPod,
+		AgentStartedAt: metav1.Time{Time: s.Status.Started.Truncate(secondOfAPI)},
+		Kernel:         id.kernel,
+		Capabilities:   id.capabilities[:min(len(id.capabilities), maxCapabilities)],
+		Budget: v1alpha1.NodeBudget{
+			MemoryBytes: int64(s.Status.NodeBudget.MemoryBytes), MemoryUsedBytes: int64(s.Status.NodeBudget.MemoryUsedBytes),
+			Connections: clamp(s.Status.NodeBudget.Conns), ConnectionsUsed: clamp(s.Status.NodeBudget.ConnsUsed),
+		},
+		Pods: v1alpha1.NodePods{
+			Attached: clamp(s.Status.Pods.Attached), Ready: clamp(s.Status.Pods.Ready), Failed: clamp(s.Status.Pods.Failed),
+		},
+		LinkGroups: clamp(s.Status.LinkGroups),
+	}
+	up := 0
+	for _, d := range s.Status.Devices {
+		nd := v1alpha1.NodeDevice{
+			Name: d.Name, Transport: transportOf(d), Address: d.Address, Interface: d.Interface, Port: devicePort(d), MTUBytes: clamp(d.MTU),
+			Detail: clip(cmp.Or(d.Missing, d.Choice), maxDetail),
+		}
+		if nd.Port == nodePortActive {
+			up++
+		}
+		if out.Transport != v1alpha1.TransportHardware {
+			out.Transport = nd.Transport
+		}
+		if len(out.Devices) < maxDevices {
+			out.Devices = append(out.Devices, nd)
+		}
+	}
+	out.PodDevices, out.PodDeviceSummary = podDevices(s.PodDevices)
+	out.DeviceSummary = fmt.Sprintf("%d/%d", up, len(s.Status.Devices))
+	out.Conditions = []metav1.Condition{nodeReady(s), nodeAccelerating(s, up), nodeDevices(s, up), nodeCNI(s)}
+	if s.Uninstalled && clean {
+		out.Conditions = append(out.Conditions, condition(v1alpha1.ConditionUninstalled, metav1.ConditionTrue, reasonUninstalled,
+			"the agent removed its rules, files and the CNI plugin from the node"))
+	}
+	return out
+}
+
+// podDevices are the devices that pods can have for themselves, and how many of
+// them pods have.
+func podDevices(all []agentapi.PodDevice) (out []v1alpha1.NodePodDevice, summary string) {
+	if len(all) == 0 {
+		return nil, ""
+	}
+	taken := 0
+	for _, d := range all {
+		if len(d.Pods) > 0 {
+			taken++
+		}
+		if len(out) == maxPodDevices {
+			continue
+		}
+		nd := v1alpha1.NodePodDevice{
+			ID: d.ID, PF: d.PF, Interface: d.Interface, RDMA: strings.Join(d.RDMA, ","), State: podDeviceState(d.State), Pod: strings.Join(d.Pods, ","),
+		}
+		if len(d.Pods) > 1 {
+			nd.Pod = fmt.Sprintf("%d pods", len(d.Pods))
+		}
+		number := func(n int) *int32 {
+			if n < 0 {
+				return nil
+			}
+			v := clamp(n)
+			return &v
+		}
+		nd.VF, nd.NUMANode, nd.Rail = number(d.VF), number(d.NUMANode), number(d.Rail)
+		if d.Used != nil {
+			nd.Address, nd.Detail = d.Used.Address, clip(cmp.Or(d.Used.Missing, d.Used.Choice), maxDetail)
+		}
+		out = append(out, nd)
+	}
+	return out, fmt.Sprintf("%d/%d", taken, len(all))
+}
+
+func podDeviceState(state string) v1alpha1.PodDeviceState {
+	switch state {
+	case agentapi.DeviceUp:
+		return v1alpha1.PodDeviceUp
+	case agentapi.DeviceDown:
+		return v1alpha1.PodDeviceDown
+	case agentapi.DevicePod:
+		return v1alpha1.PodDeviceInPod
+	case agentapi.DeviceMissing:
+		return v1alpha1.PodDeviceMissing
+	case agentapi.DeviceVFIO:
+		return v1alpha1.PodDeviceVFIO
+	}
+	return v1alpha1.PodDeviceUnbound
+}
+
+// States of a device's port in an SMCRNode.
+const (
+	nodePortActive  = "Active"
+	nodePortDown    = "Down"
+	nodePortMissing = "Missing"
+)
+
+func devicePort(d agentapi.Device) string {
+	switch {
+	case d.Missing != "":
+		return nodePortMissing
+	case d.Port == portActive:
+		return nodePortActive
+	}
+	return nodePortDown
+}
+
+func transportOf(d agentapi.Device) v1alpha1.Transport {
+	if d.Provider == "soft" {
+		return v1alpha1.TransportSoftwareRoCE
+	}
+	return v1alpha1.TransportHardware
+}
+
+func nodeReady(s *Snapshot) metav1.Condition {
+	is := func(status metav1.ConditionStatus, reason, message string) metav1.Condition {
+		return condition(v1alpha1.ConditionReady, status, reason, message)
+	}
+	switch c := s.CNI.State; {
+	case s.Uninstalled:
+		return is(metav1.ConditionFalse, reasonUninstalled, "kube-smcr is uninstalled from this node; connections go directly to their destination")
+	case s.Status.Draining:
+		return is(metav1.ConditionFalse, reasonDraining, "the agent is stopping; new connections go directly to their destination until another one runs")
+	case !s.SettledOnce:
+		return is(metav1.ConditionFalse, reasonStarting, "the agent has not yet read the pods and policies of the node; connections go directly to their destination")
+	case c != "" && c != cniInstalled && c != cniContested && c != cniStandby:
+		return is(metav1.ConditionFalse, reasonCNINotReady, "pods that are created now are not attached, see the condition CNIInstalled; attached pods are served")
+	}
+	return is(metav1.ConditionTrue, reasonAgentReady, "the agent serves the attached pods")
+}
+
+func nodeAccelerating(s *Snapshot, up int) metav1.Condition {
+	is := func(status metav1.ConditionStatus, reason, message string) metav1.Condition {
+		return condition(v1alpha1.ConditionAccelerating, status, reason, message)
+	}
+	switch {
+	case s.Uninstalled:
+		return is(metav1.ConditionFalse, reasonUninstalled, "kube-smcr is uninstalled from this node")
+	case s.Status.Unable != "":
+		reason := reasonNodeUnfit
+		if s.Status.UnableCode == agentapi.CodeOf(clc.ReasonNoDev) {
+			reason = reasonNoDevices
+		}
+		return is(metav1.ConditionFalse, reason, fmt.Sprintf("%s; everything is plain TCP: see status.capabilities for what is missing", s.Status.Unable))
+	case len(s.Status.Devices) == 0 && !podsHaveDevices(s):
+		return is(metav1.ConditionFalse, reasonNoDevices, "the agent has no RDMA device; everything is plain TCP: name one in node.devices of the agent's configuration")
+	case up == 0 && !podsHaveDevices(s):
+		return is(metav1.ConditionFalse, reasonNoActiveDevice, "no port of the RDMA devices is up; everything is plain TCP: see the condition DevicesHealthy")
+	case s.Status.Pods.Ready == 0:
+		return is(metav1.ConditionTrue, reasonNoPods, fmt.Sprintf(
+			"connections can be on SMC-R, but no attached pod is opted in: annotate pods or their namespace with %s=true", v1alpha1.AnnotationEnabled))
+	}
+	return is(metav1.ConditionTrue, reasonAccelerating, "connections of the opted-in pods can be on SMC-R")
+}
+
+// podsHaveDevices reports whether pods are on devices that they have for
+// themselves.
+func podsHaveDevices(s *Snapshot) bool {
+	return slices.ContainsFunc(s.PodDevices, func(d agentapi.PodDevice) bool { return d.Used != nil && d.Used.Port == portActive })
+}
+
+func nodeDevices(s *Snapshot, up int) metav1.Condition {
+	is := func(status metav1.ConditionStatus, reason, message string) metav1.Condition {
+		return condition(v1alpha1.ConditionDevicesHealthy, status, reason, message)
+	}
+	if len(s.Status.Devices) == 0 && len(s.PodDevices) == 0 {
+		return is(metav1.ConditionFalse, reasonNoDevices, "the agent has no RDMA device: name one in node.devices of its configuration")
+	}
+	lost := slices.ContainsFunc(s.PodDevices, func(d agentapi.PodDevice) bool { return d.State == agentapi.DeviceMissing })
+	if up == len(s.Status.Devices) && !lost {
+		return is(metav1.ConditionTrue, reasonPortsActive, "the ports of all RDMA devices are up")
+	}
+	var down, missing []string
+	for _, d := range s.PodDevices {
+		if d.Used != nil && d.Used.Missing != "" && len(missing) < maxDevices {
+			missing = append(missing, d.Used.Missing)
+		}
+	}
+	for _, d := range s.Status.Devices {
+		if d.Missing != "" && len(missing) < maxDevices {
+			missing = append(missing, d.Missing)
+			continue
+		}
+		if d.Port != portActive && len(down) < maxDevices {
+			down = append(down, fmt.Sprintf("%s (%s)", d.Name, cmp.Or(d.Interface, d.Address, "no interface")))
+		}
+	}
+	if len(missing) > 0 {
+		return is(metav1.ConditionFalse, reasonDeviceMissing, strings.Join(missing, "; "))
+	}
+	return is(metav1.ConditionFalse, reasonPortDown,
+		fmt.Sprintf("ports that are down: %s: check the interface, its address and the cable", strings.Join(down, ", ")))
+}
+
+func nodeCNI(s *Snapshot) metav1.Condition {
+	is := func(status metav1.ConditionStatus, reason, message string) metav1.Condition {
+		return condition(v1alpha1.ConditionCNIInstalled, status, reason, message)
+	}
+	switch c := s.CNI; {
+	case s.Uninstalled:
+		return is(metav1.ConditionFalse, reasonUninstalled, "kube-smcr is uninstalled from this node")
+	case c.State == "":
+		return is(metav1.ConditionUnknown, reasonNotManaged, "the agent does not install the plugin (cni.install is false)")
+	case c.State == cniStandby:
+		return is(metav1.ConditionUnknown, c.State, cmp.Or(c.Detail, "another agent of this node installs the plugin"))
+	case c.State == cniInstalled:
+		return is(metav1.ConditionTrue, c.State, cmp.Or(c.Detail, "the plugin is in the CNI chain"))
+	default:
+		return is(metav1.ConditionFalse, c.State, cmp.Or(c.Detail, "the plugin is not in the CNI chain, so new pods are not attached: see the agent's log"))
+	}
+}

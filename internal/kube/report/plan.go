@@ -1,0 +1,362 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package report
+
+import (
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/smcr-io/kube-smcr/api/v1alpha1"
+	"github.com/smcr-io/kube-smcr/internal/agentapi"
+	"github.com/smcr-io/kube-smcr/internal/config"
+)
+
+// stateNothing is the state of a pod without an annotation.
+const stateNothing = ""
+
+// planner turns snapshots into what objects are to be, and into events. It has
+// no clock and belongs to the goroutine of [Reporter.Run].
+type planner struct {
+	id    identity
+	owner types.UID // of the core Node
+	queue *queue
+	news  *events
+
+	uninstalled    bool                  // the SMCRNode says so, or is about to: it is left alone
+	nodeConditions []metav1.Condition    // as last planned, or as the API server had them
+	nodeDevices    []v1alpha1.NodeDevice // as last planned
+	nodeUID        types.UID             // of the SMCRNode
+	links          map[string]*linkPlan  // by the name of the object
+	uids           map[string]types.UID  // of SMCRLinks
+	others         map[string]sight      // SMCRLinks of other agents of the node
+	pods           map[types.NamespacedName]*podPlan
+}
+
+// linkPlan is what a link group was planned to be.
+type linkPlan struct {
+	status   v1alpha1.SMCRLinkStatus
+	degraded bool // a link was lost and has not come back
+}
+
+// podPlan is what is remembered of a pod.
+type podPlan struct {
+	uid        string
+	seen       time.Time
+	told       podStatus // the last one that was worth an event
+	traffic    traffic
+	annotation string // that the API server had last
+}
+
+func newPlanner(id identity, q *queue, news *events) *planner {
+	return &planner{
+		id: id, queue: q, news: news,
+		links: map[string]*linkPlan{}, uids: map[string]types.UID{}, others: map[string]sight{}, pods: map[types.NamespacedName]*podPlan{},
+	}
+}
+
+// plan looks at a snapshot.
+func (p *planner) plan(s *Snapshot, now time.Time) {
+	if s.SettledOnce {
+		p.planLinks(s, now)
+		// The pods of an agent that drains are those of the next one.
+		if !p.id.linksOnly && (!s.Status.Draining || s.Uninstalled) {
+			p.planPods(s, now)
+		}
+	}
+	if !p.id.linksOnly {
+		p.planNode(s, now)
+	}
+}
+
+func (p *planner) planNode(s *Snapshot, now time.Time) {
+	if p.uninstalled {
+		return // it is deleted soon, and must not come back
+	}
+	if s.Status.Started.IsZero() && !s.Uninstalled {
+		return // the agent has no devices yet, which says nothing about them
+	}
+	clean := !p.queue.dirty()
+	p.uninstalled = s.Uninstalled && clean
+	status := nodeStatus(&p.id, s, clean)
+	stamp(status.Conditions, p.nodeConditions, now)
+	p.nodeConditions = status.Conditions
+	about := corev1.ObjectReference{APIVersion: v1alpha1.GroupVersion().String(), Kind: "SMCRNode", Name: p.id.node, UID: p.nodeUID}
+	for _, e := range deviceEvents(about, p.nodeDevices, status.Devices, now) {
+		p.news.add(e)
+	}
+	p.nodeDevices = status.Devices
+	object := &v1alpha1.SMCRNode{
+		TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion().String(), Kind: "SMCRNode"},
+		ObjectMeta: p.owned(p.id.node),
+		Status:     status,
+	}
+	p.queue.want(key{kind: kindNode, name: p.id.node}, nodeTarget(object), now)
+}
+
+// nodeTarget is the target for an SMCRNode.
+func nodeTarget(object *v1alpha1.SMCRNode) target {
+	state, n := object.Status, &object.Status
+	counters := []int64{
+		n.Budget.MemoryUsedBytes, int64(n.Budget.ConnectionsUsed),
+		int64(n.Pods.Attached), int64(n.Pods.Ready), int64(n.Pods.Failed), int64(n.LinkGroups),
+	}
+	state.Budget.MemoryUsedBytes, state.Budget.ConnectionsUsed = 0, 0
+	state.Pods, state.LinkGroups = v1alpha1.NodePods{}, 0
+	return target{present: true, state: state, counters: counters, body: object}
+}
+
+// owned are the metadata of an object that ends with the node.
+func (p *planner) owned(name string) metav1.ObjectMeta {
+	return metav1.ObjectMeta{
+		Name:            name,
+		Labels:          map[string]string{v1alpha1.LabelNode: labelValue(p.id.node)},
+		OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: p.id.node, UID: p.owner}},
+	}
+}
+
+// find takes over an SMCRLink of this agent, from before it started again, and
+// remembers one of another agent.
+func (p *planner) find(s sight, now time.Time) {
+	if s.agent != p.id.agentLabel() {
+		p.others[s.key.name] = s
+		return
+	}
+	p.uids[s.key.name] = s.uid
+	p.queue.known(s.key, s.target, now)
+}
+
+// inherit takes over the SMCRLinks of agents that are no more. Those of one that
+// handed over and still has a pod are its own.
+func (p *planner) inherit(s *Snapshot, now time.Time) {
+	namespace, _, _ := strings.Cut(p.id.agentPod, "/")
+	alive := map[string]bool{}
+	for i := range s.Verdicts {
+		if v := &s.Verdicts[i]; v.Namespace == namespace && !s.Uninstalled {
+			alive[labelValue(v.Name)] = true
+		}
+	}
+	for name, o := range p.others {
+		if !alive[o.agent] {
+			delete(p.others, name)
+			p.queue.known(o.key, o.target, now)
+		}
+	}
+}
+
+func (p *planner) planLinks(s *Snapshot, now time.Time) {
+	if !p.id.linksOnly {
+		p.inherit(s, now)
+	}
+	policies := policiesOf(s.Verdicts)
+	groups := s.Links
+	if s.Uninstalled {
+		groups = nil
+	}
+	if len(groups) > maxLinkObjects {
+		groups = slices.Clone(groups)
+		slices.SortStableFunc(groups, func(a, b agentapi.LinkGroup) int { return a.Opened.Compare(b.Opened) })
+		groups = groups[:maxLinkObjects]
+	}
+	seen := map[string]bool{}
+	for i := range groups {
+		g := &groups[i]
+		name := linkName(p.id.node, g)
+		seen[name] = true
+		p.planLink(name, linkStatus(p.id.node, g, policies[g.Pod]), now)
+	}
+	for k := range p.queue.entries {
+		if k.kind == kindLink && !seen[k.name] {
+			p.queue.unwant(k, now)
+			delete(p.links, k.name)
+			delete(p.uids, k.name)
+		}
+	}
+}
+
+func (p *planner) planLink(name string, status v1alpha1.SMCRLinkStatus, now time.Time) {
+	was := p.links[name]
+	if was == nil {
+		was = &linkPlan{status: status}
+		p.links[name] = was
+	}
+	stamp(status.Conditions, was.status.Conditions, now)
+	about := corev1.ObjectReference{APIVersion: v1alpha1.GroupVersion().String(), Kind: "SMCRLink", Name: name, UID: p.uids[name]}
+	var news []event
+	news, was.degraded = linkEvents(about, &was.status, &status, was.degraded, now)
+	for _, e := range news {
+		p.news.add(e)
+	}
+	was.status = status
+	object := &v1alpha1.SMCRLink{
+		TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion().String(), Kind: "SMCRLink"},
+		ObjectMeta: p.owned(name),
+		Status:     status,
+	}
+	if agent := p.id.agentLabel(); agent != "" {
+		object.Labels[v1alpha1.LabelAgent] = agent
+	}
+	if status.Namespace != "" {
+		object.Labels[v1alpha1.LabelNamespace] = status.Namespace
+	}
+	p.queue.want(key{kind: kindLink, name: name}, linkTarget(object), now)
+}
+
+// linkTarget is the target for an SMCRLink.
+func linkTarget(object *v1alpha1.SMCRLink) target {
+	state := object.Status
+	counters := []int64{int64(state.Connections), state.RMBBytes}
+	state.Connections, state.RMBBytes = 0, 0
+	return target{present: true, state: state, counters: counters, body: object}
+}
+
+func (p *planner) planPods(s *Snapshot, now time.Time) {
+	atts := map[string][]*agentapi.Attachment{}
+	for i := range s.Attachments {
+		a := &s.Attachments[i]
+		atts[a.Pod] = append(atts[a.Pod], a)
+	}
+	seen := make(map[types.NamespacedName]bool, len(s.Verdicts))
+	optedIn := map[string]*podPlan{}
+	for i := range s.Verdicts {
+		v := &s.Verdicts[i]
+		name := types.NamespacedName{Namespace: v.Namespace, Name: v.Name}
+		seen[name] = true
+		pp := p.pods[name]
+		if pp == nil || pp.uid != v.UID {
+			p.forget(name)
+			pp = p.meet(name, v, s.Annotations[v.UID], now)
+		}
+		if v.OptedIn {
+			optedIn[name.String()] = pp
+		}
+	}
+	for name := range maps.Keys(p.pods) {
+		if !seen[name] {
+			p.forget(name)
+		}
+	}
+	p.noteTraffic(s, optedIn, now)
+	for i := range s.Verdicts {
+		v := &s.Verdicts[i]
+		name := types.NamespacedName{Namespace: v.Namespace, Name: v.Name}
+		p.planPod(s, v, p.pods[name], atts[name.String()], now)
+	}
+}
+
+// meet begins with a pod that may have a status from an earlier agent.
+func (p *planner) meet(name types.NamespacedName, v *config.Verdict, annotation string, now time.Time) *podPlan {
+	pp := &podPlan{uid: v.UID, seen: now, annotation: annotation}
+	if annotation != stateNothing {
+		pp.told = parsePodStatus(annotation)
+		p.queue.known(podKey(name), podTarget(name, v.UID, annotation), now)
+	}
+	p.pods[name] = pp
+	return pp
+}
+
+func (p *planner) forget(name types.NamespacedName) {
+	delete(p.pods, name)
+	p.queue.drop(podKey(name))
+}
+
+func podKey(name types.NamespacedName) key {
+	return key{kind: kindPod, namespace: name.Namespace, name: name.Name}
+}
+
+// podTarget is the target for the annotation of a pod.
+func podTarget(name types.NamespacedName, uid, annotation string) target {
+	object := &corev1.Pod{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name, UID: types.UID(uid)},
+	}
+	if annotation != stateNothing {
+		object.Annotations = map[string]string{v1alpha1.AnnotationStatus: annotation}
+	}
+	return target{present: annotation != stateNothing, state: annotation, body: object}
+}
+
+// noteTraffic notes what became of the connections of the opted-in pods.
+func (p *planner) noteTraffic(s *Snapshot, optedIn map[string]*podPlan, now time.Time) {
+	var fresh []*agentapi.Decision
+	for i := range s.Decisions {
+		d := &s.Decisions[i]
+		// One from before may be about an earlier pod of the same name.
+		if pp := optedIn[d.Pod]; pp != nil && d.Last.After(pp.traffic.latest) && d.Last.After(pp.seen.Add(-attachGrace)) {
+			fresh = append(fresh, d)
+		}
+	}
+	slices.SortStableFunc(fresh, func(a, b *agentapi.Decision) int { return a.Last.Compare(b.Last) })
+	for _, d := range fresh {
+		pp := optedIn[d.Pod]
+		pp.traffic.note(d)
+		namespace, name, _ := strings.Cut(d.Pod, "/")
+		if e, ok := decisionEvent(podReference(namespace, name, pp.uid), d, now); ok {
+			p.news.add(e)
+		}
+	}
+	// A link group lives on for minutes after its last connection.
+	for i := range s.Links {
+		g := &s.Links[i]
+		if g.State != groupActive {
+			continue
+		}
+		if namespace, ok := strings.CutSuffix(g.Pod, "/*"); ok {
+			for name, pp := range optedIn {
+				if strings.HasPrefix(name, namespace+"/") {
+					pp.traffic.carried(now)
+				}
+			}
+		} else if pp := optedIn[g.Pod]; pp != nil {
+			pp.traffic.carried(now)
+		}
+	}
+}
+
+func (p *planner) planPod(s *Snapshot, v *config.Verdict, pp *podPlan, atts []*agentapi.Attachment, now time.Time) {
+	name := types.NamespacedName{Namespace: v.Namespace, Name: v.Name}
+	about := podReference(v.Namespace, v.Name, v.UID)
+	if v.BadAnnotation {
+		p.news.add(event{about: about, reason: eventBadAnnotation, warning: true, at: now, note: v.Because + "; the pod is not opted in"})
+	}
+	p.observe(s, v, pp, now)
+	status := statusOf(s, v, atts, &pp.traffic, now)
+	if len(atts) == 0 && status.word != "" && now.Sub(pp.seen) < attachGrace {
+		return // its network is being made
+	}
+	var policy string
+	if len(v.Policies) > 0 && v.Policies[0] != config.DefaultPolicy {
+		policy = v.Policies[0]
+	}
+	if status.code != agentapi.CodeNotAttached || now.Sub(pp.seen) >= attachWarn {
+		if e, ok := podEvent(about, pp.told, status, policy, now); ok {
+			p.news.add(e)
+		}
+		pp.told = status
+	}
+	if status.word != "" || p.queue.entries[podKey(name)] != nil {
+		p.queue.want(podKey(name), podTarget(name, v.UID, status.String()), now)
+	}
+}
+
+// observe writes an annotation again that somebody else changed. One that is
+// not to be there and stays in spite of all is somebody else's.
+func (p *planner) observe(s *Snapshot, v *config.Verdict, pp *podPlan, now time.Time) {
+	has := s.Annotations[v.UID]
+	if has == pp.annotation {
+		return
+	}
+	pp.annotation = has
+	name := types.NamespacedName{Namespace: v.Namespace, Name: v.Name}
+	e := p.queue.entries[podKey(name)]
+	switch {
+	case e == nil && has == stateNothing:
+	case e == nil, e.want.present && e.wrote.state != has:
+		p.queue.known(podKey(name), podTarget(name, v.UID, has), now)
+	}
+}

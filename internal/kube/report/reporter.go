@@ -1,0 +1,330 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package report
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+
+	"github.com/smcr-io/kube-smcr/api/v1alpha1"
+	"github.com/smcr-io/kube-smcr/internal/preflight"
+)
+
+// component is the source of events.
+const component = "kube-smcr-agent"
+
+// Config is what a reporter needs.
+type Config struct {
+	// Client says how to reach the API server. Its limits are not used.
+	Client *rest.Config
+	// Node is the name of the node.
+	Node string
+	// AgentPod is NAMESPACE/NAME of the agent's pod, and AgentVersion its
+	// version.
+	AgentPod, AgentVersion string
+	// LinksOnly is for an agent that handed its node over: it goes on reporting
+	// the link groups that it has, and nothing else.
+	LinksOnly bool
+	// Source looks at the agent. It is called by one goroutine, about once a
+	// second and after Poke, and is not to block.
+	Source func() Snapshot
+	// Preflight finds out what the node can do, once; nil tries it.
+	Preflight func(context.Context) preflight.Report
+	Log       *slog.Logger
+}
+
+// Reporter tells Kubernetes what the agent of one node does.
+type Reporter struct {
+	cfg    Config
+	server server
+	poked  chan struct{}
+	sights chan sight
+
+	running  sync.Mutex // held by Run; guards what is below
+	plan     *planner
+	queue    *queue
+	news     *events
+	lookedAt time.Time
+	loaded   bool
+	seed     *rand.Rand
+	logged   map[kind]time.Time // refusals
+	isAway   bool
+}
+
+// New makes a reporter. It connects to nothing before Run.
+func New(cfg Config) (*Reporter, error) {
+	c, err := newClient(cfg.Client)
+	if err != nil {
+		return nil, err
+	}
+	return newReporter(cfg, c), nil
+}
+
+func newReporter(cfg Config, s server) *Reporter {
+	if cfg.Preflight == nil {
+		cfg.Preflight = func(ctx context.Context) preflight.Report { return preflight.Examine(ctx, preflight.Agent()) }
+	}
+	return &Reporter{cfg: cfg, server: s, poked: make(chan struct{}, 1), sights: make(chan sight)}
+}
+
+// Poke makes the reporter look at the agent now. It never blocks.
+func (r *Reporter) Poke() {
+	select {
+	case r.poked <- struct{}{}:
+	default:
+	}
+}
+
+// Run reports until ctx ends. Whatever the API server does, it goes on; what
+// was not written when ctx ends is left to the next agent. It may be called
+// again, and then knows nothing of before.
+func (r *Reporter) Run(ctx context.Context) {
+	r.running.Lock()
+	defer r.running.Unlock()
+	r.begin(ctx)
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	watching := false
+	poked := false
+	for ctx.Err() == nil {
+		now := time.Now()
+		if since := now.Sub(r.lookedAt); since >= collectEvery || poked && since >= collectPause {
+			r.look(now)
+			poked = false
+		}
+		again, busy := r.act(ctx, now)
+		if r.loaded && !watching {
+			watching = true
+			wg.Go(func() { r.server.watch(ctx, r.cfg.Node, func(s sight) { r.see(ctx, s) }) })
+		}
+		if busy {
+			continue
+		}
+		wake := r.lookedAt.Add(collectEvery)
+		if poked {
+			wake = r.lookedAt.Add(collectPause)
+		}
+		if !again.IsZero() && again.Before(wake) {
+			wake = again
+		}
+		timer.Reset(time.Until(wake))
+		select {
+		case <-ctx.Done():
+		case <-timer.C:
+		case <-r.poked:
+			poked = true
+		case s := <-r.sights:
+			if r.plan.seen(s, time.Now()) {
+				r.loaded = false
+			}
+		}
+	}
+}
+
+// begin forgets what an earlier Run knew: another agent may have written since.
+func (r *Reporter) begin(ctx context.Context) {
+	checks := r.cfg.Preflight(ctx)
+	r.seed = rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))
+	r.queue, r.news, r.logged = newQueue(r.seed), newEvents(), map[kind]time.Time{}
+	r.lookedAt, r.loaded, r.isAway = time.Time{}, false, false
+	r.plan = newPlanner(identity{
+		node: r.cfg.Node, linksOnly: r.cfg.LinksOnly, agentPod: r.cfg.AgentPod, agentVersion: r.cfg.AgentVersion,
+		kernel: checks.Kernel, capabilities: checks.Capabilities(),
+	}, r.queue, r.news)
+}
+
+// see hands what the watch sees to the goroutine of Run.
+func (r *Reporter) see(ctx context.Context, s sight) {
+	select {
+	case r.sights <- s:
+	case <-ctx.Done():
+	}
+}
+
+// look takes a snapshot and plans.
+func (r *Reporter) look(now time.Time) {
+	s := r.cfg.Source()
+	r.plan.plan(&s, now)
+	r.lookedAt = now
+}
+
+// act makes at most one write and sends at most one event. It tells whether it
+// did, and else when there will be something to do.
+func (r *Reporter) act(ctx context.Context, now time.Time) (again time.Time, busy bool) {
+	if at := r.queue.awayUntil; at.After(now) {
+		return at, false
+	}
+	if !r.loaded {
+		r.load(ctx)
+		return time.Time{}, r.loaded
+	}
+	e, again := r.queue.next(now)
+	if e != nil {
+		r.write(ctx, e)
+	}
+	if at := r.queue.awayUntil; at.After(now) {
+		return at, false
+	}
+	ev, later := r.news.next(now)
+	if ev != nil {
+		r.send(ctx, ev)
+	}
+	if again.IsZero() || !later.IsZero() && later.Before(again) {
+		again = later
+	}
+	return again, e != nil || ev != nil
+}
+
+// load finds out what the API server has.
+func (r *Reporter) load(ctx context.Context) {
+	cctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	f, err := r.server.load(cctx, r.cfg.Node)
+	now := time.Now()
+	if err != nil {
+		r.away(ctx, err, now)
+		return
+	}
+	r.back()
+	r.loaded, r.queue.held = true, false
+	r.plan.begin(f, now)
+	r.look(now) // with the owner and the times of the conditions
+}
+
+// write brings one object to what it is to be.
+func (r *Reporter) write(ctx context.Context, e *entry) {
+	k, t := e.key, e.want
+	cctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	var (
+		is  metav1.ObjectMeta
+		err error
+	)
+	if k.kind == kindLink && !t.present {
+		err = r.server.remove(cctx, k.name)
+	} else {
+		is, err = r.server.apply(cctx, k, t.body)
+	}
+	now := time.Now()
+	switch {
+	case err == nil:
+		r.back()
+		r.queue.wrote(k, t, is.ResourceVersion, now)
+		if k.kind == kindLink && t.present {
+			r.plan.uids[k.name] = is.UID
+		}
+		if k.kind == kindNode {
+			r.plan.nodeUID = is.UID
+		}
+	case k.kind == kindPod && (isGone(err) || apierrors.IsConflict(err)):
+		r.queue.wrote(k, t, "", now) // that pod is no more; its verdict goes soon
+	case isAboutObject(err):
+		r.back()
+		pause := r.queue.refused(k, now)
+		if now.Sub(r.logged[k.kind]) >= refusalLogPause {
+			r.logged[k.kind] = now
+			r.cfg.Log.Warn("API server refuses what the agent reports; check the agent's ClusterRole and the version of the CRDs",
+				"object", k.String(), "err", err, "again", pause)
+		}
+	default:
+		r.queue.unsure(k, now)
+		r.away(ctx, err, now)
+	}
+}
+
+// send sends one event.
+func (r *Reporter) send(ctx context.Context, e *event) {
+	cctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	err := r.server.event(cctx, r.object(e))
+	switch {
+	case err == nil:
+		r.back()
+		r.news.done()
+	case isAboutObject(err): // the namespace ends, for one
+		r.news.done()
+		r.cfg.Log.Debug("event not accepted", "err", err)
+	default:
+		r.away(ctx, err, time.Now())
+	}
+}
+
+// object is an event as Kubernetes has it.
+func (r *Reporter) object(e *event) *corev1.Event {
+	kind := corev1.EventTypeNormal
+	if e.warning {
+		kind = corev1.EventTypeWarning
+	}
+	namespace := e.about.Namespace
+	if namespace == "" {
+		namespace = metav1.NamespaceDefault // where events of cluster-scoped objects are
+	}
+	at := metav1.Time{Time: e.at}
+	return &corev1.Event{
+		ObjectMeta:     metav1.ObjectMeta{Namespace: namespace, Name: r.eventName(e.about.Name)},
+		InvolvedObject: e.about, Reason: e.reason, Message: e.note, Type: kind,
+		Source:         corev1.EventSource{Component: component, Host: r.cfg.Node},
+		FirstTimestamp: at, LastTimestamp: at, Count: 1,
+		ReportingController: "smcr.io/" + component, ReportingInstance: r.cfg.Node,
+	}
+}
+
+// eventName is a name of its own for each event.
+func (r *Reporter) eventName(about string) string {
+	tail := fmt.Sprintf(".%016x", r.seed.Uint64())
+	return strings.TrimRight(about[:min(len(about), maxObjectName-len(tail))], ".-") + tail
+}
+
+// away notes that the API server did not answer usefully.
+func (r *Reporter) away(ctx context.Context, err error, now time.Time) {
+	if ctx.Err() != nil {
+		return
+	}
+	r.queue.failed(now)
+	if !r.isAway {
+		r.isAway = true
+		r.cfg.Log.Warn("nothing can be reported to the API server now; the agent goes on, and tries again", "err", err)
+	}
+}
+
+func (r *Reporter) back() {
+	if r.isAway {
+		r.isAway = false
+		r.cfg.Log.Info("API server reports are taken again")
+	}
+}
+
+// begin takes over what the API server has.
+func (p *planner) begin(f *found, now time.Time) {
+	p.owner = f.owner
+	if f.node != nil {
+		p.nodeConditions, p.nodeUID = ownConditions(f.node.Status.Conditions), f.node.UID
+		p.queue.known(key{kind: kindNode, name: p.id.node}, readNode(f.node), now)
+	}
+	for i := range f.links {
+		p.find(sightOfLink(&f.links[i]), now)
+	}
+}
+
+// ownConditions are those that the agent writes.
+func ownConditions(all []metav1.Condition) []metav1.Condition {
+	var out []metav1.Condition
+	for _, c := range all {
+		if c.Type != v1alpha1.ConditionAgentAlive {
+			out = append(out, c)
+		}
+	}
+	return out
+}

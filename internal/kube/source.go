@@ -1,0 +1,430 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kube
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"reflect"
+	"slices"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/smcr-io/kube-smcr/api/v1alpha1"
+	"github.com/smcr-io/kube-smcr/internal/config"
+)
+
+// Config says what a Source watches. All fields but Claimed are required.
+type Config struct {
+	// REST is how to reach the API server.
+	REST *rest.Config
+	// Node is the name of the node.
+	Node string
+	// Base reads the configuration that the objects are put into.
+	Base func() (*config.Node, error)
+	// StateFile keeps the last objects.
+	StateFile string
+	// Claimed says whether a pod, by its UID, has a device of the node by a
+	// claim; nil: none has. When its answers change, call [Source.Reconsider].
+	Claimed func(podUID string) bool
+	Log     *slog.Logger
+}
+
+// Source is the configuration of an agent as the objects want it. Its methods
+// may be called by any goroutine.
+type Source struct {
+	cfg       Config
+	informers informers
+	dirty     chan struct{} // an object changed
+	changed   chan struct{} // node differs from what Load returned last
+	uninstall chan struct{} // closed when the SMCRNode says so
+	complain  complaints
+
+	file sync.Mutex // held by who writes or removes the state file; before mu
+
+	mu       sync.Mutex // guards what is below
+	base     *config.Node
+	node     *config.Node
+	verdicts []config.Verdict
+	bad      map[string]string
+	live     bool // node is made of objects of the API server, not of a file
+	first    chan struct{}
+	leaving  bool   // uninstall is closed
+	saved    []byte // what is in the state file
+}
+
+// New makes a source. It does not ask the API server yet.
+func New(cfg Config) (*Source, error) {
+	base, err := cfg.Base()
+	if err != nil {
+		return nil, err
+	}
+	rc := rest.CopyConfig(cfg.REST)
+	rc.UserAgent = "kube-smcr-agent"
+	inf, err := newInformers(rc, cfg.Node)
+	if err != nil {
+		return nil, err
+	}
+	s := &Source{
+		cfg: cfg, informers: inf, base: base, node: base,
+		dirty: make(chan struct{}, 1), changed: make(chan struct{}, 1), first: make(chan struct{}), uninstall: make(chan struct{}),
+		bad: map[string]string{}, complain: complaints{log: cfg.Log, last: map[string]time.Time{}},
+	}
+	all := inf.needed()
+	all["smcrnodes"] = inf.self
+	for name, i := range all {
+		err := errors.Join(i.SetTransform(trim),
+			i.SetWatchErrorHandlerWithContext(func(_ context.Context, _ *cache.Reflector, err error) {
+				s.complain.watch(name, err, time.Now())
+			}))
+		if err == nil {
+			handler := cache.ResourceEventHandlerFuncs{
+				AddFunc:    func(any) { poke(s.dirty) },
+				UpdateFunc: func(any, any) { poke(s.dirty) },
+				DeleteFunc: func(any) { poke(s.dirty) },
+			}
+			if i == inf.self {
+				handler = cache.ResourceEventHandlerFuncs{AddFunc: s.look, UpdateFunc: func(_, now any) { s.look(now) }}
+			}
+			_, err = i.AddEventHandler(handler)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("watch %s: %w", name, err)
+		}
+	}
+	return s, nil
+}
+
+// poke sends without waiting: one that is waiting already is enough.
+func poke(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// Run watches until ctx ends.
+func (s *Source) Run(ctx context.Context) {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() { s.informers.self.RunWithContext(ctx) })
+	for _, i := range s.informers.needed() {
+		wg.Go(func() { i.RunWithContext(ctx) })
+		// An empty list is no event.
+		wg.Go(func() {
+			if cache.WaitForCacheSync(ctx.Done(), i.HasSynced) {
+				poke(s.dirty)
+			}
+		})
+	}
+	var (
+		unsaved *config.Objects
+		saved   time.Time
+		timer   = time.NewTimer(0)
+	)
+	defer timer.Stop()
+	save := func() {
+		if unsaved == nil {
+			return
+		}
+		if err := s.save(*unsaved); err != nil {
+			s.complain.say("objects not kept for a start without the API server", err, time.Now())
+		}
+		unsaved, saved = nil, time.Now()
+	}
+	defer save()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-timer.C:
+			save()
+			continue
+		case <-s.dirty:
+		}
+		if !s.settled(ctx) {
+			return
+		}
+		if s.synced() {
+			o := s.objects()
+			s.rebuild(o, true)
+			unsaved = &o
+			timer.Reset(time.Until(saved.Add(saveEvery)))
+		}
+	}
+}
+
+// settled waits until no change comes for a moment; false when ctx ends.
+func (s *Source) settled(ctx context.Context) bool {
+	end := time.NewTimer(maxSettle)
+	defer end.Stop()
+	quiet := time.NewTimer(settle)
+	defer quiet.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return false
+		case <-end.C:
+			return true
+		case <-quiet.C:
+			return true
+		case <-s.dirty:
+			quiet.Reset(settle)
+		}
+	}
+}
+
+func (s *Source) synced() bool {
+	for _, i := range s.informers.needed() {
+		if !i.HasSynced() {
+			return false
+		}
+	}
+	return true
+}
+
+// First returns the configuration to start with: of the API server if it
+// answers in time, else of the file with the last objects, else one without any
+// pod. Run must be running.
+func (s *Source) First(ctx context.Context) *config.Node {
+	wait := time.NewTimer(firstWait)
+	defer wait.Stop()
+	select {
+	case <-s.first:
+	case <-ctx.Done():
+	case <-wait.C:
+		o, err := s.restore()
+		if err != nil {
+			s.cfg.Log.Warn("the API server does not answer, and there is no last configuration: no pod is accelerated until it does", "err", err)
+			break
+		}
+		s.cfg.Log.Warn("the API server does not answer; the last configuration is used", "pods", len(o.Pods), "policies", len(o.Policies))
+		s.rebuild(o, false)
+	}
+	n, _ := s.Load() // it has no errors
+	return n
+}
+
+// Changed gets a value when Load has something new.
+func (s *Source) Changed() <-chan struct{} { return s.changed }
+
+// Load returns the configuration.
+func (s *Source) Load() (*config.Node, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.node, nil
+}
+
+// Verdicts returns what became of the pods of the node: those that finished are
+// not among them.
+func (s *Source) Verdicts() []config.Verdict {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.verdicts)
+}
+
+// look reads the SMCRNode of the node.
+func (s *Source) look(obj any) {
+	m, ok := obj.(*metav1.PartialObjectMetadata)
+	if !ok || m.Annotations[v1alpha1.AnnotationUninstall] != "true" {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.leaving {
+		s.leaving = true
+		close(s.uninstall)
+	}
+}
+
+// Uninstall is closed when the agent is to leave the node clean.
+func (s *Source) Uninstall() <-chan struct{} { return s.uninstall }
+
+// StatusAnnotations returns the annotations smcr.io/status of the node's pods as
+// the API server has them, by UID of the pod.
+func (s *Source) StatusAnnotations() map[string]string {
+	out := map[string]string{}
+	for _, x := range s.informers.pods.GetStore().List() {
+		p := x.(*corev1.Pod) // the store has nothing else
+		if v, ok := p.Annotations[v1alpha1.AnnotationStatus]; ok {
+			out[string(p.UID)] = v
+		}
+	}
+	return out
+}
+
+// podIPs returns the addresses of the node's pods by their UID.
+func (s *Source) podIPs() map[string][]netip.Addr {
+	out := map[string][]netip.Addr{}
+	for _, x := range s.informers.pods.GetStore().List() {
+		p := x.(*corev1.Pod) // the store has nothing else
+		for _, ip := range p.Status.PodIPs {
+			if a, err := netip.ParseAddr(ip.IP); err == nil && !p.Spec.HostNetwork {
+				out[string(p.UID)] = append(out[string(p.UID)], a)
+			}
+		}
+	}
+	return out
+}
+
+// Live says whether the configuration is made of objects that the API server
+// sent, so that what is not there does not exist.
+func (s *Source) Live() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.live
+}
+
+// Reconsider makes the configuration anew, because of what is no object.
+func (s *Source) Reconsider() { poke(s.dirty) }
+
+// Rebase reads the base configuration again.
+func (s *Source) Rebase() error {
+	base, err := s.cfg.Base()
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	s.base = base
+	s.mu.Unlock()
+	poke(s.dirty)
+	return nil
+}
+
+// rebuild makes a configuration of objects and tells the agent if it differs.
+func (s *Source) rebuild(o config.Objects, live bool) {
+	s.mu.Lock()
+	if s.live && !live {
+		s.mu.Unlock()
+		return // the API server answered meanwhile
+	}
+	node, verdicts, bad := config.FromObjects(s.base, o)
+	differs := !reflect.DeepEqual(node, s.node)
+	if differs {
+		s.node = node
+	}
+	s.verdicts = verdicts
+	first := live && !s.live
+	s.live = s.live || live
+	news := s.noteBad(bad)
+	s.mu.Unlock()
+
+	for _, e := range news {
+		s.cfg.Log.Warn("policy ignored", "err", e)
+	}
+	if first {
+		close(s.first)
+	}
+	if differs {
+		poke(s.changed)
+	}
+}
+
+// noteBad remembers the policies that cannot be used and returns what is new.
+func (s *Source) noteBad(bad []*config.PolicyError) []error {
+	var news []error
+	now := map[string]string{}
+	for _, e := range bad {
+		key := e.Namespace + "/" + e.Name
+		if now[key] = e.Error(); s.bad[key] != now[key] {
+			news = append(news, e)
+		}
+	}
+	s.bad = now
+	return news
+}
+
+// objects copies what the stores hold of the namespaces that have pods here, in
+// a fixed order.
+func (s *Source) objects() config.Objects {
+	var o config.Objects
+	here := map[string]bool{}
+	for _, x := range s.informers.pods.GetStore().List() {
+		p := x.(*corev1.Pod) // the store has nothing else, as below
+		if p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed {
+			continue
+		}
+		here[p.Namespace] = true
+		o.Pods = append(o.Pods, config.PodObject{
+			Namespace: p.Namespace, Name: p.Name, UID: string(p.UID), Labels: p.Labels,
+			Enabled: annotation(p.Annotations, v1alpha1.AnnotationEnabled), HostNetwork: p.Spec.HostNetwork,
+			Claimed: s.cfg.Claimed != nil && s.cfg.Claimed(string(p.UID)),
+		})
+	}
+	for _, x := range s.informers.namespaces.GetStore().List() {
+		ns := x.(*metav1.PartialObjectMetadata)
+		if e := annotation(ns.Annotations, v1alpha1.AnnotationEnabled); e != nil && here[ns.Name] {
+			o.Namespaces = append(o.Namespaces, config.NamespaceObject{Name: ns.Name, Enabled: e})
+		}
+	}
+	for _, x := range s.informers.policies.GetStore().List() {
+		if p := x.(*v1alpha1.SMCRPolicy); here[p.Namespace] {
+			o.Policies = append(o.Policies, *p)
+		}
+	}
+	for _, x := range s.informers.slices.GetStore().List() {
+		if p := x.(*v1alpha1.SMCRPeerSlice); here[p.Namespace] {
+			o.PeerSlices = append(o.PeerSlices, *p)
+		}
+	}
+	slices.SortFunc(o.Pods, func(a, b config.PodObject) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	})
+	slices.SortFunc(o.Namespaces, func(a, b config.NamespaceObject) int { return cmp.Compare(a.Name, b.Name) })
+	byName := func(a, b metav1.Object) int {
+		return cmp.Or(cmp.Compare(a.GetNamespace(), b.GetNamespace()), cmp.Compare(a.GetName(), b.GetName()))
+	}
+	slices.SortFunc(o.Policies, func(a, b v1alpha1.SMCRPolicy) int { return byName(&a, &b) })
+	slices.SortFunc(o.PeerSlices, func(a, b v1alpha1.SMCRPeerSlice) int { return byName(&a, &b) })
+	return o
+}
+
+func annotation(m map[string]string, key string) *string {
+	if v, ok := m[key]; ok {
+		return &v
+	}
+	return nil
+}
+
+// complaints logs what goes wrong all the time now and then.
+type complaints struct {
+	log *slog.Logger
+
+	mu   sync.Mutex // guards last
+	last map[string]time.Time
+}
+
+// watch logs why a list or watch does not work.
+func (c *complaints) watch(resource string, err error, now time.Time) {
+	if errors.Is(err, context.Canceled) {
+		return
+	}
+	c.say("objects not read; the last ones stay in force", fmt.Errorf("watch %s: %w", resource, err), now)
+}
+
+func (c *complaints) say(msg string, err error, now time.Time) {
+	key := msg + err.Error()
+	c.mu.Lock()
+	again := c.last[key].IsZero() || now.Sub(c.last[key]) >= complainEvery
+	if again {
+		for k, t := range c.last {
+			if now.Sub(t) >= complainEvery {
+				delete(c.last, k)
+			}
+		}
+		c.last[key] = now
+	}
+	c.mu.Unlock()
+	if again {
+		c.log.Warn("not in line with the cluster", "what", msg, "err", err)
+	}
+}

@@ -1,0 +1,495 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kube
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/smcr-io/kube-smcr/api/v1alpha1"
+	"github.com/smcr-io/kube-smcr/internal/config"
+	"github.com/smcr-io/kube-smcr/internal/testenv/apiserver"
+)
+
+var server apiserver.Shared
+
+func TestMain(m *testing.M) { os.Exit(server.Main(m)) }
+
+// prompt is how soon a change of an object is to be in force.
+const prompt = 2 * time.Second
+
+// world is a namespace and a node of the API server.
+type world struct {
+	t         testing.TB
+	client    client.Client
+	namespace string
+	node      string
+	dir       string
+	log       *logBuffer
+}
+
+type logBuffer struct {
+	mu sync.Mutex // guards b
+	b  bytes.Buffer
+}
+
+func (l *logBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *logBuffer) has(text string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Contains(l.b.String(), text)
+}
+
+func newWorld(t testing.TB) *world {
+	t.Helper()
+	scheme := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, v1alpha1.AddToScheme} {
+		if err := add(scheme); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c, err := client.New(server.Config(t), client.Options{Scheme: scheme})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &world{t: t, client: c, dir: t.TempDir(), log: &logBuffer{}}
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "shop-"}}
+	w.create(ns)
+	w.namespace, w.node = ns.Name, "node-"+ns.Name
+	return w
+}
+
+func (w *world) create(o client.Object) {
+	w.t.Helper()
+	if err := w.client.Create(w.t.Context(), o); err != nil {
+		w.t.Fatalf("create %T: %v", o, err)
+	}
+}
+
+// change reads an object, changes and writes it.
+func (w *world) change(o client.Object, f func()) {
+	w.t.Helper()
+	if err := w.client.Get(w.t.Context(), client.ObjectKeyFromObject(o), o); err != nil {
+		w.t.Fatal(err)
+	}
+	f()
+	if err := w.client.Update(w.t.Context(), o); err != nil {
+		w.t.Fatalf("update %T: %v", o, err)
+	}
+}
+
+func (w *world) remove(o client.Object) {
+	w.t.Helper()
+	if err := w.client.Delete(w.t.Context(), o, client.GracePeriodSeconds(0)); err != nil {
+		w.t.Fatalf("delete %T: %v", o, err)
+	}
+}
+
+// pod creates a pod on the node.
+func (w *world) pod(name string, change func(*corev1.Pod)) *corev1.Pod {
+	w.t.Helper()
+	p := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: name, Labels: map[string]string{"app": name}, Annotations: map[string]string{"other": "x"}},
+		Spec:       corev1.PodSpec{NodeName: w.node, Containers: []corev1.Container{{Name: "c", Image: "i"}}},
+	}
+	if change != nil {
+		change(p)
+	}
+	w.create(p)
+	return p
+}
+
+func enabled(value string) func(*corev1.Pod) {
+	return func(p *corev1.Pod) { p.Annotations[v1alpha1.AnnotationEnabled] = value }
+}
+
+func (w *world) policy(name string, change func(*v1alpha1.SMCRPolicySpec)) *v1alpha1.SMCRPolicy {
+	w.t.Helper()
+	p := &v1alpha1.SMCRPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: name}}
+	if change != nil {
+		change(&p.Spec)
+	}
+	w.create(p)
+	return p
+}
+
+func (w *world) base() (*config.Node, error) {
+	b, err := os.ReadFile(filepath.Join(w.dir, "node-agent.yaml"))
+	if os.IsNotExist(err) {
+		b, err = []byte("node:\n  devices: [{soft: {address: node}}]\n"), nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return config.ParseOn(config.Machine{Cluster: true, Name: w.node, Address: netip.MustParseAddr("127.0.0.77")}, "t", b)
+}
+
+// source starts a source that connects with rc.
+func (w *world) source(rc *rest.Config) *Source {
+	w.t.Helper()
+	s, err := New(Config{
+		REST: rc, Node: w.node, Base: w.base, StateFile: filepath.Join(w.dir, "policies.json"),
+		Log: slog.New(slog.NewTextHandler(w.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
+	})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		s.Run(ctx)
+	}()
+	w.t.Cleanup(func() {
+		cancel()
+		<-done
+	})
+	return s
+}
+
+// decides says what is decided for a connection of the pod to 10.1.1.1:80.
+func (w *world) decides(s *Source, pod *corev1.Pod) config.Decision {
+	n, _ := s.Load()
+	id := config.Pod{Namespace: pod.Namespace, Name: pod.Name, UID: string(pod.UID)}
+	return n.Decide(id, netip.MustParseAddrPort("10.1.1.1:80"), config.Outbound)
+}
+
+func within(t testing.TB, d time.Duration, cond func() string) time.Duration {
+	t.Helper()
+	start := time.Now()
+	for {
+		problem := cond()
+		if problem == "" {
+			return time.Since(start)
+		}
+		if time.Since(start) > d {
+			t.Fatalf("not within %v: %s", d, problem)
+		}
+		time.Sleep(5 * time.Millisecond) // polls what the API server's watches bring
+	}
+}
+
+func (w *world) wait(s *Source, pod *corev1.Pod, what string, want config.Decision) {
+	w.t.Helper()
+	took := within(w.t, prompt, func() string {
+		if got := w.decides(s, pod); got != want {
+			return fmt.Sprintf("%s: decided %+v, want %+v", what, got, want)
+		}
+		return ""
+	})
+	w.t.Logf("%s: in force after %v", what, took.Round(time.Millisecond))
+}
+
+var (
+	byDefault = config.Decision{Accelerate: true, Policy: config.DefaultPolicy, Reason: config.ReasonMatch}
+	optedOut  = config.Decision{Reason: config.ReasonOptedOut}
+)
+
+func TestSource(t *testing.T) {
+	w := newWorld(t)
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: w.namespace}}
+	there := w.pod("there", enabled("true"))
+	elsewhere := w.pod("elsewhere", func(p *corev1.Pod) {
+		enabled("true")(p)
+		p.Spec.NodeName = "another-" + w.node
+	})
+	s := w.source(server.Config(t))
+	if n := s.First(t.Context()); len(n.Pods) != 1 || n.Name != w.node || !s.Live() {
+		t.Fatalf("first configuration %+v", n)
+	}
+	if got := w.decides(s, there); got != byDefault {
+		t.Errorf("decided %+v", got)
+	}
+	if got := w.decides(s, elsewhere); got != optedOut {
+		t.Errorf("a pod of another node: decided %+v", got)
+	}
+
+	plain := w.pod("plain", nil)
+	w.wait(s, plain, "no annotation", optedOut)
+	w.change(plain, func() { plain.Annotations[v1alpha1.AnnotationEnabled] = "true" })
+	w.wait(s, plain, "annotated", byDefault)
+	w.change(plain, func() { plain.Annotations[v1alpha1.AnnotationEnabled] = "yes" })
+	w.wait(s, plain, "junk", optedOut)
+	var verdict config.Verdict
+	for _, v := range s.Verdicts() {
+		if v.Name == "plain" {
+			verdict = v
+		}
+	}
+	if !verdict.BadAnnotation || verdict.UID != string(plain.UID) {
+		t.Errorf("verdict %+v", verdict)
+	}
+	w.change(plain, func() { delete(plain.Annotations, v1alpha1.AnnotationEnabled) })
+	w.change(ns, func() { ns.Annotations = map[string]string{v1alpha1.AnnotationEnabled: "true"} })
+	w.wait(s, plain, "annotated namespace", byDefault)
+
+	// Policies: made, changed, deleted.
+	pol := w.policy("p", func(s *v1alpha1.SMCRPolicySpec) {
+		s.PodSelector.MatchLabels = map[string]v1alpha1.LabelValue{"app": "plain"}
+		s.Mode = v1alpha1.ModeRequired
+	})
+	w.wait(s, plain, "policy", config.Decision{Accelerate: true, Required: true, Policy: "p", Reason: config.ReasonMatch})
+	w.change(pol, func() { pol.Spec.Ports = []v1alpha1.PolicyPort{{Port: 81}} })
+	w.wait(s, plain, "other port", config.Decision{Policy: "p", Reason: config.ReasonPort})
+	if got := w.decides(s, there); got != byDefault {
+		t.Errorf("a pod that the policy does not select: %+v", got)
+	}
+	w.change(pol, func() {
+		pol.Spec.Ports = nil
+		pol.Spec.Peers = &v1alpha1.PolicyPeers{Selectors: []v1alpha1.PeerSelector{{PodSelector: &v1alpha1.LabelSelector{}}}}
+	})
+	w.wait(s, plain, "selector without slices", config.Decision{Policy: "p", Reason: config.ReasonPeer})
+	slice := &v1alpha1.SMCRPeerSlice{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: "p-1"}, Policy: "p", Addresses: []string{"10.1.1.1"}}
+	w.create(slice)
+	w.wait(s, plain, "peers", config.Decision{Accelerate: true, Required: true, Policy: "p", Reason: config.ReasonMatch})
+	w.remove(pol)
+	w.wait(s, plain, "policy deleted", byDefault)
+
+	// A pod that goes, and another one of its name.
+	old := *plain
+	w.remove(plain)
+	w.wait(s, &old, "pod deleted", optedOut)
+	again := w.pod("plain", enabled("false"))
+	w.wait(s, again, "opted out itself", optedOut)
+	w.change(again, func() { again.Annotations[v1alpha1.AnnotationEnabled] = "true" })
+	w.wait(s, again, "opted in", byDefault)
+	if got := w.decides(s, &old); got != optedOut {
+		t.Errorf("the earlier pod of that name: %+v", got)
+	}
+	w.change(again, func() { again.Annotations[v1alpha1.AnnotationStatus] = "Enabled" })
+	within(t, prompt, func() string {
+		if got := s.StatusAnnotations(); len(got) != 1 || got[string(again.UID)] != "Enabled" {
+			return fmt.Sprint(got)
+		}
+		return ""
+	})
+}
+
+// TestSource_finished: a pod that ended needs nothing.
+func TestSource_finished(t *testing.T) {
+	w := newWorld(t)
+	p := w.pod("job", enabled("true"))
+	host := w.pod("host", func(p *corev1.Pod) {
+		enabled("true")(p)
+		p.Spec.HostNetwork = true
+	})
+	s := w.source(server.Config(t))
+	s.First(t.Context())
+	w.wait(s, p, "running", byDefault)
+	w.wait(s, host, "in the host's network", optedOut)
+	p.Status.Phase = corev1.PodSucceeded
+	if err := w.client.Status().Update(t.Context(), p); err != nil {
+		t.Fatal(err)
+	}
+	w.wait(s, p, "finished", optedOut)
+}
+
+// TestSource_changed: the agent hears of what matters to it and of nothing else.
+func TestSource_changed(t *testing.T) {
+	w := newWorld(t)
+	p := w.pod("a", enabled("true"))
+	s := w.source(server.Config(t))
+	first := s.First(t.Context())
+	select { // First returned it
+	case <-s.Changed():
+	default:
+	}
+	w.change(p, func() { p.Annotations["unrelated"] = "x" })
+	w.pod("b", nil)
+	within(t, prompt, func() string {
+		if len(s.Verdicts()) != 2 {
+			return "the second pod was not seen"
+		}
+		return ""
+	})
+	if n, _ := s.Load(); n != first {
+		t.Error("another configuration, though nothing changed")
+	}
+	select {
+	case <-s.Changed():
+		t.Error("told of a change that is none")
+	default:
+	}
+	w.policy("p", nil)
+	select {
+	case <-s.Changed():
+	case <-time.After(prompt):
+		t.Error("not told of a policy")
+	}
+
+	// The file changes too.
+	if err := os.WriteFile(filepath.Join(w.dir, "node-agent.yaml"), []byte("node:\n  devices: [{soft: {address: node}}]\n  defaultPeers: {cidrs: [192.0.2.0/24]}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Rebase(); err != nil {
+		t.Fatal(err)
+	}
+	w.wait(s, p, "default peers", config.Decision{Policy: "p", Reason: config.ReasonPeer})
+	if err := os.WriteFile(filepath.Join(w.dir, "node-agent.yaml"), []byte("node: {}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Rebase(); err == nil {
+		t.Error("a bad file was taken over")
+	}
+}
+
+// TestSource_serverAway: the last configuration stays, and what was missed is
+// made up for.
+func TestSource_serverAway(t *testing.T) {
+	w := newWorld(t)
+	p := w.pod("a", enabled("true"))
+	proxy, rc := server.NewProxy(t)
+	s := w.source(rc)
+	s.First(t.Context())
+	w.wait(s, p, "at first", byDefault)
+	for _, tt := range []struct {
+		name  string
+		wreck func()
+	}{
+		{"away", proxy.TakeAway},
+		{"errors", func() { proxy.TakeAway(); proxy.GiveBack(); proxy.Answer(http.StatusInternalServerError) }},
+		{"slow", func() { proxy.TakeAway(); proxy.GiveBack(); proxy.Delay(300 * time.Millisecond) }},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			before := proxy.Refused()
+			tt.wreck()
+			w.change(p, func() { p.Annotations[v1alpha1.AnnotationEnabled] = "false" })
+			if tt.name != "slow" {
+				within(t, 10*time.Second, func() string {
+					if tt.name == "away" && proxy.Refused() < before+5 || tt.name == "errors" && !w.log.has("watch pods") {
+						return "nobody asks"
+					}
+					return ""
+				})
+				if got := w.decides(s, p); got != byDefault {
+					t.Errorf("decided %+v while the API server is away", got)
+				}
+			}
+			proxy.GiveBack()
+			// A watch that failed several times is tried again after a pause.
+			within(t, time.Minute, func() string {
+				if got := w.decides(s, p); got != optedOut {
+					return fmt.Sprintf("decided %+v", got)
+				}
+				return ""
+			})
+			w.change(p, func() { p.Annotations[v1alpha1.AnnotationEnabled] = "true" })
+			w.wait(s, p, "afterwards", byDefault)
+		})
+	}
+}
+
+// TestSource_restart: an agent that starts without the API server goes on with
+// what its predecessor had.
+func TestSource_restart(t *testing.T) {
+	w := newWorld(t)
+	p := w.pod("a", enabled("true"))
+	w.policy("p", func(s *v1alpha1.SMCRPolicySpec) { s.Mode = v1alpha1.ModeRequired })
+	must := config.Decision{Accelerate: true, Required: true, Policy: "p", Reason: config.ReasonMatch}
+	first := w.source(server.Config(t))
+	first.First(t.Context())
+	w.wait(first, p, "at first", must)
+	state := filepath.Join(w.dir, "policies.json")
+	var saved []byte
+	within(t, prompt, func() (problem string) {
+		st, err := os.Stat(state)
+		if err != nil {
+			return err.Error()
+		}
+		if st.Mode() != 0o600 {
+			t.Errorf("mode %v", st.Mode())
+		}
+		if saved, err = os.ReadFile(state); err != nil || bytes.Contains(saved, []byte("managedFields")) {
+			t.Errorf("file %s, %v", saved, err)
+		}
+		return ""
+	})
+
+	proxy, rc := server.NewProxy(t)
+	proxy.TakeAway()
+	second := w.source(rc)
+	second.First(t.Context())
+	if got := w.decides(second, p); got != must || second.Live() {
+		t.Errorf("decided %+v", got)
+	}
+	proxy.GiveBack()
+	within(t, time.Minute, func() string {
+		if !second.Live() {
+			return "not in line with the API server"
+		}
+		return ""
+	})
+	w.wait(second, p, "with the API server", must)
+	within(t, prompt, func() string {
+		if left, _ := filepath.Glob(filepath.Join(w.dir, ".tmp-*")); len(left) > 0 {
+			return fmt.Sprintf("left behind: %v", left)
+		}
+		return ""
+	})
+}
+
+func TestSource_restore(t *testing.T) {
+	s := &Source{cfg: Config{Node: "n", StateFile: filepath.Join(t.TempDir(), "policies.json")}}
+	for _, tt := range []struct{ name, text, want string }{
+		{"none", "", "no such file"},
+		{"not JSON", "{", "parse"},
+		{"version", `{"version":2,"node":"n"}`, "want \"n\" and 1"},
+		{"another node", `{"version":1,"node":"m"}`, "is of node \"m\""},
+		{"good", `{"version":1,"node":"n","objects":{"pods":[{"namespace":"a","name":"b","uid":"c"}]}}`, ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if tt.text != "" {
+				if err := os.WriteFile(s.cfg.StateFile, []byte(tt.text), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			o, err := s.restore()
+			if tt.want == "" && (err != nil || len(o.Pods) != 1) || tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)) {
+				t.Errorf("objects %+v, error %v", o, err)
+			}
+		})
+	}
+}
+
+// TestSource_uninstall: the SMCRNode of this node alone says when to leave.
+func TestSource_uninstall(t *testing.T) {
+	w := newWorld(t)
+	s := w.source(server.Config(t))
+	s.First(t.Context())
+	other := &v1alpha1.SMCRNode{ObjectMeta: metav1.ObjectMeta{Name: "other-" + w.node, Annotations: map[string]string{v1alpha1.AnnotationUninstall: "true"}}}
+	own := &v1alpha1.SMCRNode{ObjectMeta: metav1.ObjectMeta{Name: w.node, Annotations: map[string]string{v1alpha1.AnnotationUninstall: "false"}}}
+	w.create(other)
+	w.create(own)
+	select {
+	case <-s.Uninstall():
+		t.Fatal("told to leave by another node's object")
+	case <-time.After(500 * time.Millisecond):
+	}
+	w.change(own, func() { own.Annotations[v1alpha1.AnnotationUninstall] = "true" })
+	select {
+	case <-s.Uninstall():
+	case <-time.After(prompt):
+		t.Fatal("not told to leave")
+	}
+}

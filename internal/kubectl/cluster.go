@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kubectl
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/remotecommand"
+	utilexec "k8s.io/client-go/util/exec"
+	"k8s.io/streaming/pkg/httpstream"
+)
+
+// agentLabels select the agents' pods, of any release of the chart.
+const agentLabels = "app.kubernetes.io/part-of=kube-smcr,app.kubernetes.io/component=agent"
+
+// agentContainer is the container of the agent in its pod.
+const agentContainer = "agent"
+
+// smcrctl is where the image has it.
+const smcrctl = "/usr/bin/smcrctl"
+
+// Exit codes of smcrctl that are answers.
+const (
+	exitNotRunning = 3
+	exitNot        = 4
+)
+
+// ErrNoAgent means that no agent runs on a node.
+var ErrNoAgent = errors.New("no kube-smcr agent runs there")
+
+// An executor runs a command in a container of a pod, and returns what it wrote
+// and its exit code.
+type executor interface {
+	exec(ctx context.Context, pod *corev1.Pod, command []string) (stdout, stderr []byte, code int, err error)
+}
+
+// Cluster asks the agents of a cluster.
+type Cluster struct {
+	client    kubernetes.Interface
+	exec      executor
+	namespace string // of names without one
+	// Socket is the agents' API socket, if it is not where smcrctl looks for it.
+	Socket string
+}
+
+// NewCluster connects to a cluster. The namespace is that of names without one.
+func NewCluster(c *rest.Config, namespace string) (*Cluster, error) {
+	c = rest.CopyConfig(c)
+	if c.QPS == 0 { // a person waits, and asks once
+		c.QPS, c.Burst = 50, 100
+	}
+	client, err := kubernetes.NewForConfig(c)
+	if err != nil {
+		return nil, fmt.Errorf("connect to the cluster: %w", err)
+	}
+	return &Cluster{client: client, exec: &remote{config: c, client: client}, namespace: namespace}, nil
+}
+
+// remote executes through the API server.
+type remote struct {
+	config *rest.Config
+	client kubernetes.Interface
+}
+
+func (r *remote) exec(ctx context.Context, pod *corev1.Pod, command []string) (stdout, stderr []byte, code int, err error) {
+	req := r.client.CoreV1().RESTClient().Post().Resource("pods").Namespace(pod.Namespace).Name(pod.Name).SubResource("exec").
+		VersionedParams(&corev1.PodExecOptions{Container: agentContainer, Command: command, Stdout: true, Stderr: true}, scheme.ParameterCodec)
+	// As kubectl: WebSocket, and SPDY for API servers and proxies without it.
+	ws, err := remotecommand.NewWebSocketExecutor(r.config, "GET", req.URL().String())
+	if err != nil {
+		return nil, nil, 0, err
+	}
+	spdy, err := remotecommand.NewSPDYExecutor(r.config, "POST", req.URL())
+	if err != nil {
+		return nil, nil, 0, err
+	}
+	e, err := remotecommand.NewFallbackExecutor(ws, spdy, func(err error) bool {
+		return httpstream.IsUpgradeFailure(err) || httpstream.IsHTTPSProxyError(err)
+	})
+	if err != nil {
+		return nil, nil, 0, err
+	}
+	out, errOut := &limited{most: maxAnswerBytes}, &limited{most: maxErrorBytes}
+	err = e.StreamWithContext(ctx, remotecommand.StreamOptions{Stdout: out, Stderr: errOut})
+	var exit utilexec.ExitError
+	if errors.As(err, &exit) && exit.Exited() {
+		return out.b.Bytes(), errOut.b.Bytes(), exit.ExitStatus(), nil
+	}
+	if err == nil && out.cut {
+		err = fmt.Errorf("the answer has more than %d bytes", maxAnswerBytes)
+	}
+	return out.b.Bytes(), errOut.b.Bytes(), 0, err
+}
+
+// limited keeps what is written up to a limit, and drops the rest, so that the
+// other side does not block.
+type limited struct {
+	b    bytes.Buffer
+	most int
+	cut  bool
+}
+
+func (l *limited) Write(p []byte) (int, error) {
+	n := min(len(p), l.most-l.b.Len())
+	l.cut = l.cut || n < len(p)
+	l.b.Write(p[:n])
+	return len(p), nil
+}
+
+var _ io.Writer = (*limited)(nil)
+
+// agents returns the agent's pod of each node that has one: the one that is
+// ready, and of several the newest.
+func (c *Cluster) agents(ctx context.Context, node string) (map[string]*corev1.Pod, error) {
+	opts := metav1.ListOptions{LabelSelector: agentLabels, Limit: listLimit}
+	if node != "" {
+		opts.FieldSelector = "spec.nodeName=" + node
+	}
+	best := map[string]*corev1.Pod{}
+	for {
+		pods, err := c.client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, opts)
+		if err != nil {
+			return nil, fmt.Errorf("look for the agents' pods: %w", err)
+		}
+		for i := range pods.Items {
+			p := &pods.Items[i]
+			n := p.Spec.NodeName
+			if n == "" || node != "" && n != node {
+				continue
+			}
+			if old := best[n]; old == nil || compareAgents(old, p) < 0 {
+				best[n] = p
+			}
+		}
+		if opts.Continue = pods.Continue; opts.Continue == "" {
+			return best, nil
+		}
+	}
+}
+
+// compareAgents compares how good pods are to ask.
+func compareAgents(a, b *corev1.Pod) int {
+	rank := func(p *corev1.Pod) int {
+		switch {
+		case p.Status.Phase != corev1.PodRunning:
+			return 0
+		case p.DeletionTimestamp != nil:
+			return 1
+		case !ready(p):
+			return 2
+		}
+		return 3
+	}
+	return cmp.Or(cmp.Compare(rank(a), rank(b)), a.CreationTimestamp.Compare(b.CreationTimestamp.Time), strings.Compare(a.Name, b.Name))
+}
+
+func ready(p *corev1.Pod) bool {
+	return slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+	})
+}
+
+// agent returns the agent's pod of a node.
+func (c *Cluster) agent(ctx context.Context, node string) (*corev1.Pod, error) {
+	agents, err := c.agents(ctx, node)
+	if err != nil {
+		return nil, err
+	}
+	return judgeAgent(node, agents[node])
+}
+
+// judgeAgent says why there is none to ask.
+func judgeAgent(node string, p *corev1.Pod) (*corev1.Pod, error) {
+	switch {
+	case p == nil:
+		return nil, fmt.Errorf("node %s: %w: does the DaemonSet tolerate the node's taints and match its labels? kubectl get daemonset -A -l %s", node, ErrNoAgent, agentLabels)
+	case p.Status.Phase != corev1.PodRunning:
+		return nil, fmt.Errorf("node %s: %w: its pod %s/%s is %s; kubectl describe pod -n %s %s", node, ErrNoAgent, p.Namespace, p.Name, p.Status.Phase, p.Namespace, p.Name)
+	}
+	return p, nil
+}
+
+// ask runs smcrctl in an agent's pod and returns what it printed. An answer of
+// "no" is an answer.
+func (c *Cluster) ask(ctx context.Context, agent *corev1.Pod, args ...string) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	command := append([]string{smcrctl}, args...)
+	if c.Socket != "" {
+		command = append(command, "--socket", c.Socket)
+	}
+	out, errOut, code, err := c.exec.exec(ctx, agent, command)
+	where := fmt.Sprintf("ask the agent of node %s (pod %s/%s)", agent.Spec.NodeName, agent.Namespace, agent.Name)
+	said := strings.TrimPrefix(strings.TrimSpace(string(errOut)), "smcrctl: ")
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("%s: %w", where, err)
+	case code == 0 || code == exitNot && len(out) > 0:
+		return out, nil
+	case code == exitNotRunning:
+		return nil, fmt.Errorf("%s: it does not answer yet: %s", where, said)
+	}
+	return nil, fmt.Errorf("%s: smcrctl %s ends with code %d: %s", where, strings.Join(args, " "), code, said)
+}
+
+// askJSON is ask for an answer of a type.
+func askJSON[T any](ctx context.Context, c *Cluster, agent *corev1.Pod, args ...string) (T, error) {
+	var v T
+	out, err := c.ask(ctx, agent, append(args, "-o", "json")...)
+	if err != nil {
+		return v, err
+	}
+	if err := json.Unmarshal(out, &v); err != nil {
+		return v, fmt.Errorf("read the answer of the agent of node %s to %s: %w", agent.Spec.NodeName, args[0], err)
+	}
+	return v, nil
+}
+
+// NodeAnswer is what the agent of one node answered, or why not.
+type NodeAnswer[T any] struct {
+	Node   string `json:"node"`
+	Agent  string `json:"agent,omitempty"` // NAMESPACE/NAME of its pod
+	Answer *T     `json:"answer,omitempty"`
+	Error  string `json:"error,omitempty"`
+	// Err is Error, for errors.Is.
+	Err error `json:"-"`
+}
+
+// AskNodes asks the agents of the nodes, or of all, in the order of their names.
+// Its error is about the question; what an agent could not answer is in its
+// answer.
+func AskNodes[T any](ctx context.Context, c *Cluster, nodes []string, args ...string) ([]NodeAnswer[T], error) {
+	only := ""
+	if len(nodes) == 1 {
+		only = nodes[0]
+	}
+	agents, err := c.agents(ctx, only)
+	if err != nil {
+		return nil, err
+	}
+	if len(nodes) == 0 {
+		for n := range agents {
+			nodes = append(nodes, n)
+		}
+		if len(nodes) == 0 {
+			return nil, fmt.Errorf("%w: no pod of the cluster has the labels %s; is kube-smcr installed?", ErrNoAgent, agentLabels)
+		}
+	}
+	slices.Sort(nodes)
+	nodes = slices.Compact(nodes)
+	out := make([]NodeAnswer[T], len(nodes))
+	var wg sync.WaitGroup
+	slots := make(chan struct{}, maxAsks)
+	for i, n := range nodes {
+		wg.Go(func() {
+			slots <- struct{}{}
+			defer func() { <-slots }()
+			a := NodeAnswer[T]{Node: n}
+			pod, err := judgeAgent(n, agents[n])
+			if err == nil {
+				var v T
+				a.Agent, a.Answer = pod.Namespace+"/"+pod.Name, &v
+				v, err = askJSON[T](ctx, c, pod, args...)
+			}
+			if err != nil {
+				a.Answer, a.Err, a.Error = nil, err, err.Error()
+			}
+			out[i] = a
+		})
+	}
+	wg.Wait()
+	return out, nil
+}

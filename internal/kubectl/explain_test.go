@@ -1,0 +1,377 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kubectl
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"go.uber.org/goleak"
+
+	"github.com/smcr-io/kube-smcr/api/v1alpha1"
+	"github.com/smcr-io/kube-smcr/internal/agentapi"
+	"github.com/smcr-io/kube-smcr/internal/kubectl/kubectltest"
+)
+
+// The WebSocket of a remote command has a heartbeat that ends with it, a moment
+// later.
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// objects is a cluster: two nodes with agents, one without, and a shop.
+func objects() map[string]string {
+	m := map[string]string{}
+	ns := func(name, annotations string) {
+		m["/api/v1/namespaces/"+name] = fmt.Sprintf(`{"metadata":{"name":%q,"annotations":{%s}}}`, name, annotations)
+	}
+	pod := func(namespace, name, node, ip, annotations, more string) {
+		m["/api/v1/namespaces/"+namespace+"/pods/"+name] = fmt.Sprintf(`{"metadata":{"namespace":%q,"name":%q,"annotations":{%s}},
+			"spec":{"nodeName":%q%s},"status":{"phase":"Running","podIP":%q,"podIPs":[{"ip":%[6]q}]}}`, namespace, name, annotations, node, more, ip)
+	}
+	agent := func(name, node, phase, created, more string) {
+		m["/api/v1/namespaces/kube-smcr/pods/"+name] = fmt.Sprintf(`{"metadata":{"namespace":"kube-smcr","name":%q,"creationTimestamp":%q,
+			"labels":{"app.kubernetes.io/part-of":"kube-smcr","app.kubernetes.io/component":"agent"}%s},
+			"spec":{"nodeName":%q,"hostNetwork":true},"status":{"phase":%q,"podIP":"192.0.2.1","conditions":[{"type":"Ready","status":"True"}]}}`, name, created, more, node, phase)
+	}
+	ns("shop", `"smcr.io/enabled":"true"`)
+	ns("dull", ``)
+	pod("shop", "web-0", "node-a", "10.1.0.5", `"smcr.io/status":"Enabled"`, "")
+	pod("shop", "off", "node-a", "10.1.0.6", `"smcr.io/enabled":"false"`, "")
+	pod("shop", "junk", "node-a", "10.1.0.7", `"smcr.io/enabled":"yes"`, "")
+	pod("shop", "host", "node-a", "192.0.2.1", ``, `,"hostNetwork":true`)
+	pod("shop", "far", "node-c", "10.3.0.5", ``, "")
+	pod("shop", "redis-0", "node-b", "10.2.0.9", ``, "")
+	pod("dull", "db-0", "node-b", "10.2.0.10", ``, "")
+	claiming := func(name, annotations, driver string) {
+		m["/api/v1/namespaces/dull/pods/"+name] = fmt.Sprintf(`{"metadata":{"namespace":"dull","name":%q,"annotations":{%s}},
+			"spec":{"nodeName":"node-b","resourceClaims":[{"name":"later","resourceClaimTemplateName":"t"},{"name":"nic","resourceClaimTemplateName":"t"}]},
+			"status":{"phase":"Running","podIP":"10.2.0.11","resourceClaimStatuses":[{"name":"nic","resourceClaimName":"%[1]s-nic-x"}]}}`, name, annotations)
+		m["/apis/resource.k8s.io/v1/namespaces/dull/resourceclaims/"+name+"-nic-x"] = fmt.Sprintf(`{"metadata":{"namespace":"dull","name":%q},
+			"status":{"allocation":{"devices":{"results":[{"request":"nic","driver":%q,"pool":"node-b","device":"soft0"}]}}}}`, name+"-nic-x", driver)
+	}
+	claiming("rdma", `"smcr.io/status":"Enabled"`, v1alpha1.DRADriver)
+	claiming("rdma-off", `"smcr.io/enabled":"false"`, v1alpha1.DRADriver)
+	claiming("gpu", ``, "gpu.example.com")
+	agent("agent-old", "node-a", "Running", "2026-01-01T00:00:00Z", `,"deletionTimestamp":"2026-01-03T00:00:00Z"`)
+	agent("agent-a", "node-a", "Running", "2026-01-02T00:00:00Z", "")
+	agent("agent-b", "node-b", "Running", "2026-01-02T00:00:00Z", "")
+	agent("agent-d", "node-d", "Pending", "2026-01-02T00:00:00Z", "")
+	svc := func(namespace, name, spec string) {
+		m["/api/v1/namespaces/"+namespace+"/services/"+name] = fmt.Sprintf(`{"metadata":{"namespace":%q,"name":%q},"spec":{%s}}`, namespace, name, spec)
+	}
+	slice := func(namespace, service, pod, ip string) {
+		m["/apis/discovery.k8s.io/v1/namespaces/"+namespace+"/endpointslices/"+service+"-x"] = fmt.Sprintf(`{"metadata":{"namespace":%q,"name":%q,
+			"labels":{"kubernetes.io/service-name":%q}},"addressType":"IPv4","ports":[{"name":"redis","port":6379,"protocol":"TCP"}],
+			"endpoints":[{"addresses":[%q],"conditions":{"ready":true},"targetRef":{"kind":"Pod","namespace":%[1]q,"name":%[5]q}}]}`,
+			namespace, service+"-x", service, ip, pod)
+	}
+	ports := `"ports":[{"name":"redis","port":6380,"protocol":"TCP"},{"name":"dns","port":53,"protocol":"UDP"}]`
+	svc("shop", "redis", `"clusterIP":"10.96.0.7","clusterIPs":["10.96.0.7"],`+ports)
+	svc("shop", "headless", `"clusterIP":"None","clusterIPs":["None"],`+ports)
+	svc("shop", "empty", `"clusterIP":"None","clusterIPs":["None"],`+ports)
+	svc("shop", "outside", `"type":"ExternalName","externalName":"example.com",`+ports)
+	slice("shop", "redis", "redis-0", "10.2.0.9")
+	slice("shop", "headless", "redis-0", "10.2.0.9")
+	return m
+}
+
+// agents answers for smcrctl explain SRC DST and status. Several may be asked at
+// once.
+func agents(t testing.TB, asked *[]string) kubectltest.Exec {
+	var mu sync.Mutex // guards asked
+	return func(pod string, command []string) (string, string, int) {
+		line := pod + ": " + strings.Join(command[1:], " ")
+		mu.Lock()
+		*asked = append(*asked, line)
+		mu.Unlock()
+		e := agentapi.Explanation{APIVersion: agentapi.Version, Verdict: "on SMC-R", Policy: "shop/fast"}
+		switch {
+		case command[1] == "status" && pod == "kube-smcr/agent-b":
+			return "", "smcrctl: nothing answers\n", exitNotRunning
+		case command[1] == "status":
+			b, err := json.Marshal(agentapi.Status{Node: pod})
+			must(t, err)
+			return string(b), "", 0
+		case strings.Contains(line, "10.2.0.10"):
+			e.Code, e.Verdict, e.Advice = "PEERNOSMC", "plain TCP: the peer has no SMC-R", "look at the peer"
+		case strings.Contains(line, ":9999"):
+			return "", "smcrctl: odd thing\n", 1
+		}
+		b, err := json.Marshal(e)
+		must(t, err)
+		if e.Code != agentapi.CodeOK {
+			return string(b), "", exitNot
+		}
+		return string(b), "", 0
+	}
+}
+
+func newCluster(t *testing.T, s *kubectltest.Server) *Cluster {
+	t.Helper()
+	c, err := NewCluster(s.Start(t), "shop")
+	must(t, err)
+	return c
+}
+
+func TestExplain(t *testing.T) {
+	for _, tt := range []struct {
+		name, src, dst string
+		code           agentapi.Code
+		verdict        string
+		advice         []string // parts
+		dest           string
+		peers          []string
+		asked          []string
+		forbidden      []string
+		notes          []string
+	}{
+		{
+			name: "a Service", src: "web-0", dst: "redis:6380", verdict: "on SMC-R", dest: "10.96.0.7:6380 (service shop/redis)",
+			peers: []string{"shop/redis-0 node-b"},
+			asked: []string{
+				"kube-smcr/agent-a: explain shop/web-0 10.96.0.7:6380 -o json",
+				"kube-smcr/agent-b: explain 10.1.0.5 10.2.0.9:6379 -o json",
+			},
+		},
+		{
+			name: "a Service by its full name, a port by name", src: "pod/web-0", dst: "redis.shop.svc.cluster.local:redis", verdict: "on SMC-R",
+			dest: "10.96.0.7:6380 (service shop/redis)", peers: []string{"shop/redis-0 node-b"},
+		},
+		{
+			name: "a Service by its address", src: "10.1.0.5", dst: "10.96.0.7:6380", verdict: "on SMC-R",
+			dest: "10.96.0.7:6380 (service shop/redis)", peers: []string{"shop/redis-0 node-b"},
+		},
+		{
+			name: "a headless Service", src: "shop/web-0", dst: "svc/headless:redis", verdict: "on SMC-R",
+			dest: "10.2.0.9:6379 (service shop/headless)", peers: []string{"shop/redis-0 node-b"},
+		},
+		{
+			name: "a pod", src: "web-0", dst: "pod/redis-0:6379", verdict: "on SMC-R", dest: "10.2.0.9:6379 (pod shop/redis-0)",
+			peers: []string{"shop/redis-0 node-b"},
+		},
+		{
+			name: "a pod that is not opted in", src: "web-0", dst: "dull/db-0:5432", code: "PEERNOSMC", verdict: "the peer has no SMC-R",
+			dest: "10.2.0.10:5432 (pod dull/db-0)", peers: []string{"dull/db-0 node-b"},
+			advice: []string{"look at the peer", "the peer dull/db-0 is not opted in: kubectl annotate pod -n dull db-0 smcr.io/enabled=true"},
+			asked:  []string{"kube-smcr/agent-a: explain shop/web-0 10.2.0.10:5432 -o json"},
+		},
+		{
+			name: "an address outside", src: "web-0", dst: "203.0.113.9:443", verdict: "on SMC-R", dest: "203.0.113.9:443",
+			asked: []string{"kube-smcr/agent-a: explain shop/web-0 203.0.113.9:443 -o json"},
+		},
+		{
+			name: "opted out", src: "off", dst: "redis:6380", code: agentapi.CodeOptedOut, verdict: "pod shop/off is not opted in",
+			advice: []string{"kubectl annotate pod --overwrite -n shop off smcr.io/enabled=true"}, dest: "10.96.0.7:6380 (service shop/redis)",
+			peers: []string{"shop/redis-0 node-b"}, asked: []string{"kube-smcr/agent-b: explain 10.1.0.6 10.2.0.9:6379 -o json"},
+		},
+		{
+			name: "a junk annotation", src: "junk", dst: "203.0.113.9:443", code: agentapi.CodeOptedOut, verdict: "not opted in",
+			advice: []string{"--overwrite"}, dest: "203.0.113.9:443", asked: []string{},
+		},
+		{
+			name: "nothing said", src: "dull/db-0", dst: "203.0.113.9:443", code: agentapi.CodeOptedOut, verdict: "not opted in",
+			advice: []string{"kubectl annotate pod -n dull db-0"}, dest: "203.0.113.9:443",
+		},
+		{
+			name: "a claim", src: "dull/rdma", dst: "203.0.113.9:443", verdict: "on SMC-R", dest: "203.0.113.9:443",
+			asked: []string{"kube-smcr/agent-b: explain dull/rdma 203.0.113.9:443 -o json"},
+		},
+		{
+			name: "a claim that one may not read", src: "dull/rdma", dst: "203.0.113.9:443", forbidden: []string{"/resourceclaims"}, verdict: "on SMC-R",
+			dest: "203.0.113.9:443",
+		},
+		{
+			name: "a claim, and opted out", src: "dull/rdma-off", dst: "203.0.113.9:443", code: agentapi.CodeOptedOut, verdict: "not opted in",
+			advice: []string{"kubectl annotate pod --overwrite -n dull rdma-off"}, dest: "203.0.113.9:443",
+		},
+		{
+			name: "a claim of another driver", src: "dull/gpu", dst: "203.0.113.9:443", code: agentapi.CodeOptedOut, verdict: "not opted in",
+			advice: []string{"kubectl annotate pod -n dull gpu"}, dest: "203.0.113.9:443",
+		},
+		{name: "the node's network", src: "host", dst: "203.0.113.9:443", code: CodeHostNetwork, verdict: "node's network", dest: "203.0.113.9:443"},
+		{
+			name: "no agent on the node", src: "far", dst: "203.0.113.9:443", code: CodeUnknown, verdict: "plain TCP: node node-c: no kube-smcr agent runs there",
+			dest: "203.0.113.9:443",
+		},
+		{
+			name: "an agent that fails", src: "web-0", dst: "203.0.113.9:9999", code: CodeUnknown, verdict: "code 1: odd thing", dest: "203.0.113.9:9999",
+		},
+		{
+			name: "no right to exec", src: "web-0", dst: "203.0.113.9:443", forbidden: []string{"/exec"}, code: CodeUnknown,
+			verdict: "agent-a/exec is forbidden", dest: "203.0.113.9:443",
+		},
+		{
+			name: "no right to see Services", src: "web-0", dst: "203.0.113.9:443", forbidden: []string{"/services"}, verdict: "on SMC-R",
+			dest: "203.0.113.9:443", notes: []string{"look for the Service of 203.0.113.9"},
+		},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			asked := []string{}
+			c := newCluster(t, &kubectltest.Server{Objects: objects(), Exec: agents(t, &asked), Forbidden: tt.forbidden})
+			a, err := c.Explain(t.Context(), tt.src, tt.dst)
+			must(t, err)
+			if a.Code != tt.code || !strings.Contains(a.Verdict, tt.verdict) {
+				t.Errorf("verdict %q, code %q; want %q, %q", a.Verdict, a.Code, tt.verdict, tt.code)
+			}
+			parts(t, "advice", a.Advice, tt.advice)
+			parts(t, "notes", a.Notes, tt.notes)
+			if diff := cmp.Diff(tt.dest, describe(a.Destination)); diff != "" {
+				t.Errorf("destination: %s", diff)
+			}
+			var peers []string
+			for _, p := range a.Peers {
+				peers = append(peers, p.Pod+" "+p.Node)
+			}
+			if diff := cmp.Diff(tt.peers, peers); diff != "" {
+				t.Errorf("peers: %s", diff)
+			}
+			if tt.asked != nil {
+				if diff := cmp.Diff(tt.asked, asked); diff != "" {
+					t.Errorf("asked: %s", diff)
+				}
+			}
+			var b bytes.Buffer
+			must(t, PrintAnswer(&b, a))
+			if !strings.Contains(b.String(), a.Verdict) || !strings.Contains(b.String(), "from pod "+a.Source.Pod) {
+				t.Errorf("printed:\n%s", b.String())
+			}
+		})
+	}
+}
+
+func parts(t *testing.T, what string, got, want []string) {
+	t.Helper()
+	if len(got) != len(want) {
+		t.Errorf("%s %q, want %q", what, got, want)
+		return
+	}
+	for i := range want {
+		if !strings.Contains(got[i], want[i]) {
+			t.Errorf("%s %q, want %q", what, got[i], want[i])
+		}
+	}
+}
+
+func TestExplain_mistakes(t *testing.T) {
+	for _, tt := range []struct{ name, src, dst, want string }{
+		{"no such pod", "nobody", "10.0.0.1:1", "there is no pod nobody in namespace shop"},
+		{"no pod has the address", "10.9.9.9", "10.0.0.1:1", "no running pod of the cluster has the address 10.9.9.9"},
+		{"a name of three parts", "a/b/c", "10.0.0.1:1", `"a/b/c" is no pod`},
+		{"no port", "web-0", "redis", `destination "redis": want HOST:PORT`},
+		{"a port of 0", "web-0", "10.0.0.1:0", `port "0"`},
+		{"a name outside", "web-0", "www.example.com:80", "names outside the cluster"},
+		{"no such Service", "web-0", "nothing:80", "there is no Service nothing in namespace shop"},
+		{"no such port", "web-0", "redis:1", "Service shop/redis has no port 1; it has 6380 redis, 53 dns"},
+		{"UDP", "web-0", "redis:dns", "is UDP; SMC-R carries TCP"},
+		{"an ExternalName", "web-0", "outside:6380", "stands for the name example.com"},
+		{"no endpoints", "web-0", "empty:6380", "no endpoint that is ready"},
+		{"no such peer", "web-0", "pod/nobody:1", "there is no pod nobody"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			c := newCluster(t, &kubectltest.Server{Objects: objects()})
+			_, err := c.Explain(t.Context(), tt.src, tt.dst)
+			if !IsUsage(err) || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("error %v, want %q", err, tt.want)
+			}
+		})
+	}
+}
+
+func TestPrintAnswer(t *testing.T) {
+	asked := []string{}
+	c := newCluster(t, &kubectltest.Server{Objects: objects(), Exec: agents(t, &asked)})
+	a, err := c.Explain(t.Context(), "web-0", "dull/db-0:5432")
+	must(t, err)
+	var b bytes.Buffer
+	must(t, PrintAnswer(&b, a))
+	want := `verdict      plain TCP: the peer has no SMC-R
+reason       PEERNOSMC
+what to do   look at the peer
+             the peer dull/db-0 is not opted in: kubectl annotate pod -n dull db-0 smcr.io/enabled=true
+policy       shop/fast
+destination  10.2.0.10:5432 (pod dull/db-0)
+
+from pod shop/web-0 on node node-a
+opted in  yes: smcr.io/enabled="true" on the namespace
+status    Enabled
+verdict     plain TCP: the peer has no SMC-R
+reason      PEERNOSMC
+what to do  look at the peer
+policy      shop/fast
+
+to pod dull/db-0 on node node-b
+opted in  no: neither the pod nor its namespace has the annotation smcr.io/enabled
+`
+	if diff := cmp.Diff(want, b.String()); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestAskNodes(t *testing.T) {
+	asked := []string{}
+	s := &kubectltest.Server{Objects: objects(), Exec: agents(t, &asked)}
+	c := newCluster(t, s)
+	for _, tt := range []struct {
+		name  string
+		nodes []string
+		want  []string
+	}{
+		{"all", nil, []string{
+			"node-a kube-smcr/agent-a kube-smcr/agent-a",
+			"node-b kube-smcr/agent-b  ask the agent of node node-b (pod kube-smcr/agent-b): it does not answer yet: nothing answers",
+			"node-d   node node-d: no kube-smcr agent runs there: its pod kube-smcr/agent-d is Pending; kubectl describe pod -n kube-smcr agent-d",
+		}},
+		{"one", []string{"node-a"}, []string{"node-a kube-smcr/agent-a kube-smcr/agent-a"}},
+		{"one without agent", []string{"node-c"}, []string{"node-c   node node-c: no kube-smcr agent runs there: does the DaemonSet tolerate the node's taints and match its labels? kubectl get daemonset -A -l " + agentLabels}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			answers, err := AskNodes[agentapi.Status](t.Context(), c, slices.Clone(tt.nodes), "status")
+			must(t, err)
+			var got []string
+			for _, a := range answers {
+				line := a.Node + " " + a.Agent + " "
+				if a.Answer != nil {
+					line += a.Answer.Node
+				}
+				if a.Error != "" {
+					line += " " + a.Error
+				}
+				got = append(got, line)
+			}
+			if diff := cmp.Diff(tt.want, got); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+	t.Run("nothing installed", func(t *testing.T) {
+		c := newCluster(t, &kubectltest.Server{Objects: map[string]string{}})
+		if _, err := AskNodes[agentapi.Status](t.Context(), c, nil, "status"); !errors.Is(err, ErrNoAgent) || !strings.Contains(err.Error(), "is kube-smcr installed") {
+			t.Errorf("error %v", err)
+		}
+	})
+}
+
+func TestLimited(t *testing.T) {
+	l := &limited{most: 5}
+	for _, s := range []string{"abc", "def", "ghi"} {
+		if n, err := l.Write([]byte(s)); n != 3 || err != nil {
+			t.Errorf("write: %d, %v", n, err)
+		}
+	}
+	if l.b.String() != "abcde" || !l.cut {
+		t.Errorf("%q, cut %v", l.b.String(), l.cut)
+	}
+}

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kubectltest
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"strings"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/rest"
+	"k8s.io/streaming/pkg/httpstream/wsstream"
+)
+
+// Exec is what a command in a pod prints, and its exit code.
+type Exec func(pod string, command []string) (stdout, stderr string, code int)
+
+// Server is the API server. Change its fields before the first request.
+type Server struct {
+	// Objects are JSON texts by their path, such as /api/v1/namespaces/shop.
+	// Lists are made of them.
+	Objects map[string]string
+	Exec    Exec
+	// Forbidden are parts of paths that nobody may use.
+	Forbidden []string
+}
+
+// Start runs a server until the test ends, and says how to reach it.
+func (s *Server) Start(t testing.TB) *rest.Config {
+	t.Helper()
+	h := httptest.NewServer(s)
+	t.Cleanup(h.Close)
+	return &rest.Config{Host: h.URL}
+}
+
+// ServeHTTP implements http.Handler.
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	path := r.URL.Path
+	for _, f := range s.Forbidden {
+		if strings.Contains(path, f) {
+			refuse(w, http.StatusForbidden, metav1.StatusReasonForbidden, path+" is forbidden")
+			return
+		}
+	}
+	if pod, ok := strings.CutSuffix(path, "/exec"); ok {
+		s.exec(w, r, strings.ReplaceAll(strings.TrimPrefix(pod, "/api/v1/namespaces/"), "/pods/", "/"))
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	if text, ok := s.Objects[path]; ok {
+		_, _ = fmt.Fprint(w, text)
+		return
+	}
+	if items, ok := s.list(path, r.URL.Query()); ok {
+		_, _ = fmt.Fprintf(w, `{"items":[%s]}`, strings.Join(items, ","))
+		return
+	}
+	refuse(w, http.StatusNotFound, metav1.StatusReasonNotFound, path+" not found")
+}
+
+// list returns the objects of a collection: /api/v1/pods is that of all
+// namespaces.
+func (s *Server) list(path string, q url.Values) (items []string, ok bool) {
+	i := strings.LastIndex(path, "/")
+	kind := path[i+1:]
+	if kind != "pods" && kind != "services" && kind != "endpointslices" {
+		return nil, false
+	}
+	sel, err := labels.Parse(q.Get("labelSelector"))
+	if err != nil {
+		return nil, false
+	}
+	for name, text := range s.Objects {
+		j := strings.LastIndex(name, "/")
+		inOne := name[:j] == path
+		inAll := strings.HasSuffix(name[:j], "/"+kind) && strings.HasPrefix(name, path[:i]+"/namespaces/")
+		var o struct {
+			Metadata metav1.ObjectMeta `json:"metadata"`
+			Spec     struct {
+				NodeName string `json:"nodeName"`
+			} `json:"spec"`
+			Status struct {
+				PodIP string `json:"podIP"`
+			} `json:"status"`
+		}
+		if !inOne && !inAll || json.Unmarshal([]byte(text), &o) != nil || !sel.Matches(labels.Set(o.Metadata.Labels)) {
+			continue
+		}
+		field, want, _ := strings.Cut(q.Get("fieldSelector"), "=")
+		if field == "spec.nodeName" && o.Spec.NodeName != want || field == "status.podIP" && o.Status.PodIP != want {
+			continue
+		}
+		items = append(items, text)
+	}
+	return items, true
+}
+
+func refuse(w http.ResponseWriter, code int, reason metav1.StatusReason, text string) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(code)
+	_ = json.NewEncoder(w).Encode(metav1.Status{
+		TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"},
+		Status:   metav1.StatusFailure, Code: int32(code), Reason: reason, Message: text,
+	})
+}
+
+// exec speaks the protocol of remote commands over a WebSocket.
+func (s *Server) exec(w http.ResponseWriter, r *http.Request, pod string) {
+	c := wsstream.NewConn(map[string]wsstream.ChannelProtocolConfig{"v5.channel.k8s.io": {
+		Binary: true,
+		Channels: []wsstream.ChannelType{
+			wsstream.IgnoreChannel, wsstream.WriteChannel, wsstream.WriteChannel, wsstream.WriteChannel, wsstream.IgnoreChannel,
+		},
+	}})
+	_, streams, err := c.Open(w, r)
+	if err != nil {
+		return // answered
+	}
+	defer func() { _ = c.Close() }()
+	out, errOut, code := s.Exec(pod, r.URL.Query()["command"])
+	_, _ = streams[1].Write([]byte(out))
+	_, _ = streams[2].Write([]byte(errOut))
+	status := metav1.Status{Status: metav1.StatusSuccess}
+	if code != 0 {
+		status = metav1.Status{
+			Status: metav1.StatusFailure, Reason: "NonZeroExitCode", Message: fmt.Sprintf("command terminated with exit code %d", code),
+			Details: &metav1.StatusDetails{Causes: []metav1.StatusCause{{Type: "ExitCode", Message: fmt.Sprint(code)}}},
+		}
+	}
+	_ = json.NewEncoder(streams[3]).Encode(status)
+}

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package linux
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// setSysctl sets a variable below /proc/sys of the calling thread's network
+// namespace.
+//
+// A container that is not privileged sees /proc/sys read-only, whatever its
+// capabilities. There, writing goes through a mount of proc that nobody else
+// sees and that ends with the call. It takes CAP_SYS_ADMIN, which the agent
+// has to enter namespaces, and opens nothing that this capability does not.
+func setSysctl(name, value string) error {
+	err := os.WriteFile("/proc/sys/"+name, []byte(value), 0)
+	if !errors.Is(err, unix.EROFS) {
+		return err
+	}
+	proc, perr := mountProc()
+	if perr != nil {
+		return errors.Join(err, perr)
+	}
+	defer unix.Close(proc)
+	fd, perr := unix.Openat(proc, "sys/"+name, unix.O_WRONLY|unix.O_CLOEXEC, 0)
+	if perr != nil {
+		return errors.Join(err, fmt.Errorf("open it in a proc file system of our own: %w", perr))
+	}
+	defer unix.Close(fd)
+	if _, perr := unix.Write(fd, []byte(value)); perr != nil {
+		return fmt.Errorf("write it in a proc file system of our own: %w", perr)
+	}
+	return nil
+}
+
+// sysctlStep sets a variable below /proc/sys of ns. One that the kernel does not
+// have is left alone if it is optional.
+func sysctlStep(ns *NetNS, name, value string, optional bool) Step {
+	before := ""
+	return Step{
+		Name: "set sysctl " + strings.ReplaceAll(name, "/", "."),
+		Do: func() error {
+			return ns.Do(func() error {
+				b, err := os.ReadFile("/proc/sys/" + name)
+				if optional && errors.Is(err, fs.ErrNotExist) {
+					return nil
+				}
+				if err != nil {
+					return err
+				}
+				before = strings.TrimSpace(string(b))
+				return setSysctl(name, value)
+			})
+		},
+		Undo: func() error {
+			if before == "" {
+				return nil
+			}
+			return ns.Do(func() error { return setSysctl(name, before) })
+		},
+	}
+}
+
+// mountProc makes a mount of proc that is attached nowhere.
+func mountProc() (int, error) {
+	proc, err := unix.Fsopen("proc", unix.FSOPEN_CLOEXEC)
+	if err != nil {
+		return -1, fmt.Errorf("fsopen proc: %w", err)
+	}
+	defer unix.Close(proc)
+	if err := unix.FsconfigCreate(proc); err != nil {
+		return -1, fmt.Errorf("create proc file system: %w", err)
+	}
+	mount, err := unix.Fsmount(proc, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOEXEC)
+	if err != nil {
+		return -1, fmt.Errorf("mount proc: %w", err)
+	}
+	return mount, nil
+}
+
+// SetSysctl sets a variable below /proc/sys in ns, as in
+// "net/ipv6/conf/eth0/accept_ra". The error is fs.ErrNotExist if the kernel does
+// not have it.
+func SetSysctl(ns *NetNS, name, value string) error {
+	if err := ns.Do(func() error { return setSysctl(name, value) }); err != nil {
+		return fmt.Errorf("set sysctl %s: %w", strings.ReplaceAll(name, "/", "."), err)
+	}
+	return nil
+}

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package preflight
+
+import (
+	"strings"
+
+	"github.com/smcr-io/kube-smcr/api/v1alpha1"
+)
+
+// maxDetail is what the CRD takes as a capability's detail, in bytes.
+const maxDetail = 1024
+
+// Capabilities is the report in the words of an SMCRNode.
+func (r Report) Capabilities() []v1alpha1.NodeCapability {
+	out := make([]v1alpha1.NodeCapability, 0, len(r.Checks))
+	for _, c := range r.Checks {
+		out = append(out, v1alpha1.NodeCapability{Name: c.Name, State: c.Result.state(), Detail: c.sentence()})
+	}
+	return out
+}
+
+// state is OK, WARN and FAIL in the words of the CRD.
+func (r Result) state() string {
+	switch r {
+	case OK:
+		return "Available"
+	case Warn:
+		return "Degraded"
+	case Fail:
+	}
+	return "Missing"
+}
+
+// sentence is what was found, what it means and what to do.
+func (c Check) sentence() string {
+	var parts []string
+	for _, s := range []string{c.Detail, c.Means, c.Advice} {
+		if s != "" {
+			parts = append(parts, strings.ReplaceAll(s, "\n", "; "))
+		}
+	}
+	s := strings.Join(parts, ". ")
+	if len(s) > maxDetail {
+		s = strings.ToValidUTF8(s[:maxDetail-len("...")], "") + "..."
+	}
+	return s
+}

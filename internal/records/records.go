@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package records
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// Dir is a directory of records. It need not exist.
+type Dir struct {
+	Path string
+	// MaxBytes bounds a file that is read, MaxFiles how many are listed: what
+	// filled the directory by accident must not fill memory.
+	MaxBytes, MaxFiles int
+}
+
+// tempPattern are files under construction.
+const tempPattern = ".tmp-*"
+
+// Make makes the directory if it is missing.
+func (d Dir) Make() error { return os.MkdirAll(d.Path, 0o700) }
+
+// Write makes v the record of a name.
+func (d Dir) Write(name string, v any) error {
+	b, err := json.MarshalIndent(v, "", "  ")
+	if err != nil {
+		return err
+	}
+	if err := d.Make(); err != nil {
+		return err
+	}
+	temp, err := d.writeTemp(append(b, '\n'))
+	if err != nil {
+		return err
+	}
+	if err := os.Rename(temp, filepath.Join(d.Path, name)); err != nil {
+		return errors.Join(err, os.Remove(temp))
+	}
+	return d.sync()
+}
+
+// writeTemp writes b to a new file aside and returns its path.
+func (d Dir) writeTemp(b []byte) (string, error) {
+	f, err := os.CreateTemp(d.Path, tempPattern)
+	if err != nil {
+		return "", err
+	}
+	_, err = f.Write(b)
+	if err == nil {
+		err = f.Sync()
+	}
+	if err = errors.Join(err, f.Close()); err != nil {
+		return "", errors.Join(err, os.Remove(f.Name()))
+	}
+	return f.Name(), nil
+}
+
+// sync makes a rename or a removal survive a power cut.
+func (d Dir) sync() error {
+	f, err := os.Open(d.Path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
+}
+
+// Remove removes a record. A missing one is no error.
+func (d Dir) Remove(name string) error {
+	err := os.Remove(filepath.Join(d.Path, name))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return d.sync()
+}
+
+// Read returns the text of a record. The error is fs.ErrNotExist if there is none.
+func (d Dir) Read(name string) ([]byte, error) {
+	// A pipe must not block, nor a link lead elsewhere.
+	f, err := os.OpenFile(filepath.Join(d.Path, name), os.O_RDONLY|syscall.O_NONBLOCK|syscall.O_NOFOLLOW, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }() // only read
+	st, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if !st.Mode().IsRegular() {
+		return nil, errors.New("is not a regular file")
+	}
+	b, err := io.ReadAll(io.LimitReader(f, int64(d.MaxBytes)+1))
+	if err != nil {
+		return nil, err
+	}
+	if len(b) > d.MaxBytes {
+		return nil, fmt.Errorf("is longer than %d bytes", d.MaxBytes)
+	}
+	return b, nil
+}
+
+// Names lists the records, in the order of their names. If there are more than
+// MaxFiles it returns so many with an error. A missing directory is an empty one.
+func (d Dir) Names() ([]string, error) {
+	f, err := os.Open(d.Path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	names, err := f.Readdirnames(d.MaxFiles + 1)
+	if errors.Is(err, io.EOF) {
+		err = nil
+	}
+	if err = errors.Join(err, f.Close()); err != nil {
+		return nil, err
+	}
+	if len(names) > d.MaxFiles {
+		names = names[:d.MaxFiles]
+		err = fmt.Errorf("%s has more than %d files: clean it up", d.Path, d.MaxFiles)
+	}
+	names = slices.DeleteFunc(names, func(n string) bool { return strings.HasPrefix(n, ".") }) // under construction
+	slices.Sort(names)
+	return names, err
+}
+
+// RemoveStale removes temporary files that a dead writer left.
+func (d Dir) RemoveStale(now time.Time) error {
+	temps, err := filepath.Glob(filepath.Join(d.Path, tempPattern))
+	errs := []error{err}
+	for _, path := range temps {
+		if st, err := os.Lstat(path); err == nil && now.Sub(st.ModTime()) > staleAfter {
+			if err := os.Remove(path); !errors.Is(err, fs.ErrNotExist) {
+				errs = append(errs, err)
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// RemoveAll removes all records, and the directory.
+func (d Dir) RemoveAll() error { return os.RemoveAll(d.Path) }
+
+// CheckWritable tells whether a record could be written now.
+func (d Dir) CheckWritable() error {
+	if err := d.Make(); err != nil {
+		return err
+	}
+	temp, err := d.writeTemp([]byte(strings.Repeat(" ", os.Getpagesize()))) // at least one block
+	if err != nil {
+		return err
+	}
+	return os.Remove(temp)
+}

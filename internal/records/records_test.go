@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package records
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/smcr-io/kube-smcr/internal/testenv"
+)
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func newDir(path string) Dir { return Dir{Path: path, MaxBytes: 1 << 10, MaxFiles: 4} }
+
+// files are all files of the directory, also those that are no records.
+func (d Dir) files(t *testing.T) []string {
+	t.Helper()
+	entries, err := os.ReadDir(d.Path)
+	must(t, err)
+	var out []string
+	for _, e := range entries {
+		out = append(out, e.Name())
+	}
+	return out
+}
+
+func (d Dir) text(t *testing.T, name string) string {
+	t.Helper()
+	b, err := d.Read(name)
+	must(t, err)
+	return string(b)
+}
+
+func TestDir(t *testing.T) {
+	d := newDir(filepath.Join(t.TempDir(), "deep", "records"))
+	if names, err := d.Names(); len(names) > 0 || err != nil {
+		t.Errorf("no directory: %v, %v", names, err)
+	}
+	must(t, errors.Join(d.Remove("a.json"), d.RemoveStale(time.Now())))
+	if _, err := d.Read("a.json"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("no record: %v", err)
+	}
+	must(t, errors.Join(d.Write("b.json", 1), d.Write("a.json", []int{2}), d.Write("b.json", "three")))
+	names, err := d.Names()
+	if diff := cmp.Diff([]string{"a.json", "b.json"}, names); diff != "" || err != nil {
+		t.Errorf("names: %v (-want +got)\n%s", err, diff)
+	}
+	if got := d.text(t, "b.json"); got != "\"three\"\n" {
+		t.Errorf("record %q", got)
+	}
+	must(t, errors.Join(d.Remove("b.json"), d.CheckWritable()))
+	if diff := cmp.Diff([]string{"a.json"}, d.files(t)); diff != "" {
+		t.Errorf("files (-want +got)\n%s", diff)
+	}
+	must(t, d.RemoveAll())
+	if _, err := os.Lstat(d.Path); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("directory after RemoveAll: %v", err)
+	}
+}
+
+// TestDir_Read: what others put there neither blocks nor leads elsewhere.
+func TestDir_Read(t *testing.T) {
+	for _, tt := range []struct {
+		name, want string
+		put        func(path string) error
+	}{
+		{"longest", "", func(path string) error { return os.WriteFile(path, make([]byte, 1<<10), 0o600) }},
+		{"too long", "is longer than 1024 bytes", func(path string) error { return os.WriteFile(path, make([]byte, 1<<10+1), 0o600) }},
+		{"directory", "is not a regular file", func(path string) error { return os.Mkdir(path, 0o700) }},
+		{"pipe", "is not a regular file", func(path string) error { return syscall.Mkfifo(path, 0o600) }},
+		{"link", "too many levels of symbolic links", func(path string) error { return os.Symlink("/etc/passwd", path) }},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			d := newDir(t.TempDir())
+			must(t, tt.put(filepath.Join(d.Path, "x.json")))
+			_, err := d.Read("x.json")
+			if got := fmt.Sprint(err); tt.want == "" && err != nil || !strings.Contains(got, tt.want) {
+				t.Errorf("error %v, want %q", err, tt.want)
+			}
+		})
+	}
+}
+
+func TestDir_tooMany(t *testing.T) {
+	d := newDir(t.TempDir())
+	for i := range d.MaxFiles + 2 {
+		must(t, d.Write(fmt.Sprint(i), i))
+	}
+	names, err := d.Names()
+	if len(names) != d.MaxFiles || err == nil || !strings.Contains(err.Error(), "clean it up") {
+		t.Errorf("names %v, error %v", names, err)
+	}
+}
+
+// TestDir_failsEachStep has the file system refuse each step of a write: what was
+// there stays, and nothing is left over.
+func TestDir_failsEachStep(t *testing.T) {
+	t.Run("marshal", func(t *testing.T) {
+		d := newDir(filepath.Join(t.TempDir(), "x"))
+		if err := d.Write("a", func() {}); err == nil {
+			t.Error("no error")
+		}
+		if _, err := os.Lstat(d.Path); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("the directory was made: %v", err)
+		}
+	})
+	t.Run("directory", func(t *testing.T) {
+		d := newDir(filepath.Join(t.TempDir(), "x"))
+		must(t, os.WriteFile(d.Path, nil, 0o600))
+		if d.Write("a", 1) == nil || d.CheckWritable() == nil {
+			t.Error("no error")
+		}
+		if _, err := d.Names(); err == nil {
+			t.Error("names: no error")
+		}
+	})
+	t.Run("rename", func(t *testing.T) {
+		d := newDir(t.TempDir())
+		must(t, os.MkdirAll(filepath.Join(d.Path, "a", "full"), 0o700))
+		if d.Write("a", 1) == nil || d.Remove("a") == nil {
+			t.Error("no error")
+		}
+		if diff := cmp.Diff([]string{"a"}, d.files(t)); diff != "" {
+			t.Errorf("files (-want +got)\n%s", diff)
+		}
+	})
+	t.Run("full disk", func(t *testing.T) {
+		testenv.Need(t, testenv.Root, testenv.NetAdmin)
+		d := newDir(t.TempDir())
+		must(t, syscall.Mount("ks-full", d.Path, "tmpfs", 0, "size=16k"))
+		t.Cleanup(func() { must(t, syscall.Unmount(d.Path, syscall.MNT_DETACH)) })
+		must(t, d.Write("a", "before"))
+		ballast := filepath.Join(d.Path, "ballast")
+		if err := os.WriteFile(ballast, make([]byte, 1<<20), 0o600); !errors.Is(err, syscall.ENOSPC) {
+			t.Fatalf("fill the disk: %v", err)
+		}
+		for what, err := range map[string]error{
+			"a new record": d.Write("b", "new"), "another text": d.Write("a", "after"), "CheckWritable": d.CheckWritable(),
+		} {
+			if !errors.Is(err, syscall.ENOSPC) {
+				t.Errorf("%s: error %v, want ENOSPC", what, err)
+			}
+		}
+		if got := d.text(t, "a"); got != "\"before\"\n" {
+			t.Errorf("the record before is %q", got)
+		}
+		if diff := cmp.Diff([]string{"a", "ballast"}, d.files(t)); diff != "" {
+			t.Errorf("files (-want +got)\n%s", diff)
+		}
+		must(t, d.Remove("a")) // a full disk is no reason to keep it
+		must(t, os.Remove(ballast))
+		must(t, errors.Join(d.CheckWritable(), d.Write("b", "new")))
+	})
+}
+
+// TestDir_killed: what a writer leaves that is killed is no record, and goes.
+func TestDir_killed(t *testing.T) {
+	d := newDir(t.TempDir())
+	must(t, d.Write("a", 1))
+	must(t, os.WriteFile(filepath.Join(d.Path, ".tmp-1"), []byte("{"), 0o600))
+	if names, err := d.Names(); len(names) != 1 || err != nil {
+		t.Errorf("names %v, %v", names, err)
+	}
+	for _, tt := range []struct {
+		name string
+		age  time.Duration
+		want []string
+	}{
+		{"soon", 0, []string{".tmp-1", "a"}},
+		{"later", 2 * staleAfter, []string{"a"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			must(t, d.RemoveStale(time.Now().Add(tt.age)))
+			if diff := cmp.Diff(tt.want, d.files(t)); diff != "" {
+				t.Errorf("files (-want +got)\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestDir_wholeRecords: readers see no part of a record, whoever writes.
+func TestDir_wholeRecords(t *testing.T) {
+	d := newDir(t.TempDir())
+	text := strings.Repeat("x", 900)
+	must(t, d.Write("a", text))
+	var wg sync.WaitGroup
+	for range 3 {
+		wg.Go(func() {
+			for range 50 {
+				if err := d.Write("a", text); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Go(func() {
+		for range 500 {
+			b, err := d.Read("a")
+			if err != nil || len(b) != len(text)+3 {
+				t.Errorf("read %d bytes: %v", len(b), err)
+				return
+			}
+		}
+	})
+	wg.Wait()
+	if diff := cmp.Diff([]string{"a"}, d.files(t)); diff != "" {
+		t.Errorf("files (-want +got)\n%s", diff)
+	}
+}

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package vf
+
+import (
+	"errors"
+	"fmt"
+	"net"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// A VF's address is its driver's choice, or the PF assigns one. The driver asks for
+// that when it is reset, which is when its interface goes down, and not before.
+// Until then it is refused every address, and igbvf, once refused, forgets the one
+// it has: its interface still shows an address, but frames to it go nowhere, and the
+// kernel does not tell a driver to take the address that the interface shows already.
+//
+// So an address is never set before the driver was reset. And what the driver chose
+// itself is brought back in the same way: the PF assigns it, the driver takes it over,
+// the PF takes the assignment back, and the driver tells the PF its address, as it
+// does when it is reset.
+//
+// What a PF reports of a VF to which it has assigned nothing is either what the
+// driver told it or nothing, because the driver has not yet, as after a reset of the
+// PF; some PFs never know. The two are the same state.
+
+// noMAC is what a PF reports if it has assigned no address and knows none. To set it
+// takes back an assignment.
+const noMAC = "00:00:00:00:00:00"
+
+// addrRandom is the addr_assign_type of an interface whose driver chose an address.
+const addrRandom = 1
+
+// choseMAC tells whether an interface of the host has an address that its driver chose.
+func (t *task) choseMAC(name string) bool {
+	return t.h.sys().number(0, classNet, name, "addr_assign_type") == addrRandom
+}
+
+// setMAC takes over the address that the PF assigned.
+func (t *task) setMAC(h *netlink.Handle, l netlink.Link) error {
+	if t.w().Settings.MAC == nil {
+		return nil
+	}
+	return t.takeMAC(h, l, *t.w().Settings.MAC)
+}
+
+// takeMAC gives an interface its address, and leaves it down.
+func (t *task) takeMAC(h *netlink.Handle, l netlink.Link, want string) error {
+	mac, err := net.ParseMAC(want)
+	if err != nil {
+		return err
+	}
+	for try := 1; ; try++ {
+		if t.w().Device.VF >= 0 {
+			err = resetVF(h, l)
+		} else {
+			err = setUp(h, l, false)
+		}
+		if err != nil {
+			return err
+		}
+		now, err := h.LinkByIndex(l.Attrs().Index)
+		if err != nil {
+			return fmt.Errorf("look at %s again: %w", l.Attrs().Name, err)
+		}
+		if now.Attrs().HardwareAddr.String() == want {
+			return nil
+		}
+		err = h.LinkSetHardwareAddr(now, mac)
+		if err == nil {
+			return nil
+		}
+		if !errors.Is(err, unix.EADDRNOTAVAIL) || try == macTries {
+			return fmt.Errorf("set MAC of %s to %s: %w", l.Attrs().Name, mac, err)
+		}
+	}
+}
+
+// resetVF resets the driver of a VF, which asks the PF for its address and tells it
+// if it has one of its own. The interface is down afterwards.
+func resetVF(h *netlink.Handle, l netlink.Link) error {
+	now, err := h.LinkByIndex(l.Attrs().Index)
+	if err == nil {
+		err = setUp(h, now, true)
+	}
+	if err == nil {
+		err = h.LinkSetDown(l)
+	}
+	if err != nil {
+		return fmt.Errorf("reset %s: %w", l.Attrs().Name, err)
+	}
+	return nil
+}
+
+// restoreMAC is for a VF also if its interface has the right address: after the PF
+// assigned one, the driver has to be told.
+func (t *task) restoreMAC(h *netlink.Handle, l netlink.Link) error {
+	want := t.w().Original.MAC
+	if !t.assigned && l.Attrs().HardwareAddr.String() == want {
+		return nil
+	}
+	err := t.takeMAC(h, l, want)
+	// The PF has assigned another one, before the pod got the device.
+	if pf := t.w().Original.PF; err != nil && pf != nil && pf.MAC != want && pf.MAC != noMAC && errors.Is(err, unix.EADDRNOTAVAIL) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("bring back: %w", err)
+	}
+	if !t.chosen {
+		return nil
+	}
+	return t.unassignMAC(h, l)
+}
+
+// unassignMAC makes the address of a VF its driver's own choice again.
+func (t *task) unassignMAC(h *netlink.Handle, l netlink.Link) error {
+	w := t.w()
+	for try := 1; ; try++ {
+		pf, err := find(h, w.Device.PF)
+		if err != nil || pf == nil { // without a PF there is no VF
+			return err
+		}
+		if err := (vfPort{h, pf, w.Device.VF}).setMAC(noMAC); err != nil {
+			return fmt.Errorf("take back the MAC that %s assigned to VF %d: %w", w.Device.PF, w.Device.VF, err)
+		}
+		if err := t.did("assignment of the MAC"); err != nil {
+			return err
+		}
+		if err := resetVF(h, l); err != nil {
+			return err
+		}
+		if pf, err = find(h, w.Device.PF); err != nil || pf == nil {
+			return err
+		}
+		now := pfSettings(pf, w.Device.VF)
+		switch {
+		case now == nil || now.MAC == w.Original.MAC, now.MAC == noMAC && try == macTries: // a PF that never knows
+			return nil
+		case try == macTries:
+			return fmt.Errorf("bring back MAC of VF %d: %s reports %s, not %s", w.Device.VF, w.Device.PF, now.MAC, w.Original.MAC)
+		}
+	}
+}
+
+// restoreAssignment has the PF assign the VF the address that it is to have, if
+// ours is assigned, or may be.
+func (t *task) restoreAssignment(p vfPort) error {
+	w := t.w()
+	now := pfSettings(p.pf, p.vf)
+	if now == nil {
+		return nil
+	}
+	want := w.Original.MAC
+	switch had := w.Original.PF; {
+	case had == nil: // it was in the journal, which is lost
+		t.chosen = now.MAC != want || t.choseMAC(t.homeName)
+		t.assigned = t.chosen
+	case t.j.Asked.MAC != nil:
+		t.assigned, t.chosen = true, had.MAC == noMAC
+		if !t.chosen {
+			want = had.MAC
+		}
+	}
+	if t.chosen && t.homeName == "" { // there is no interface that could take it
+		want = noMAC
+	}
+	if !t.assigned || now.MAC == want {
+		return nil
+	}
+	if err := p.setMAC(want); err != nil {
+		return fmt.Errorf("bring back MAC of VF %d by %s: %w", p.vf, p.pf.Attrs().Name, err)
+	}
+	return nil
+}

@@ -1,0 +1,635 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package vf
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/smcr-io/kube-smcr/internal/linux"
+)
+
+// Detach brings a device back as it was. It may be called again, and for an
+// attachment that has no device (any more); a device of another owner is left
+// alone.
+func (h Host) Detach(ctx context.Context, d Detachment) error {
+	ids := []string{d.Device}
+	if d.Device == "" {
+		journals, err := h.journals()
+		if err != nil {
+			return fmt.Errorf("detach: %w", err)
+		}
+		ids = nil
+		for id, j := range journals {
+			if j.Wiring.Owner.Is(d.ContainerID, d.IfName) {
+				ids = append(ids, id)
+			}
+		}
+		slices.Sort(ids)
+	}
+	var errs []error
+	for _, id := range ids {
+		if err := h.detach(ctx, id, d); err != nil {
+			errs = append(errs, fmt.Errorf("detach device %s from interface %s of container %s: %w", id, d.IfName, d.ContainerID, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (h Host) detach(ctx context.Context, id string, d Detachment) error {
+	if checkID(id) != nil {
+		return nil // no attachment has such a device
+	}
+	unlock, err := h.lock(ctx, id)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	j, err := h.readJournal(id)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return h.detachByAlias(ctx, id, d)
+	case err != nil:
+		return err
+	case !j.Wiring.Owner.Is(d.ContainerID, d.IfName):
+		return nil // it is another pod's by now
+	}
+	return h.takeBack(ctx, j)
+}
+
+// takeBack brings back the device of a journal, and ends the journal.
+func (h Host) takeBack(ctx context.Context, j *journal) error {
+	t, err := h.newTask(j)
+	if err != nil {
+		return err
+	}
+	defer t.close()
+	if err := t.restore(ctx); err != nil {
+		return err
+	}
+	return t.forget()
+}
+
+// detachByAlias is for an attachment whose journal is lost.
+func (h Host) detachByAlias(ctx context.Context, id string, d Detachment) error {
+	for _, path := range []string{d.NetNSPath, h.NetNS} {
+		ns, err := h.openMaybe(path, path == d.NetNSPath && path != h.NetNS)
+		if err != nil {
+			return err
+		}
+		if ns == nil {
+			continue
+		}
+		j, err := h.markedDevice(ns, id)
+		err = errors.Join(err, ns.Close())
+		if err != nil {
+			return err
+		}
+		if j == nil || !j.Wiring.Owner.Is(d.ContainerID, d.IfName) {
+			continue
+		}
+		if d.NetNSPath != "" {
+			j.Wiring.Owner.NetNS, j.Wiring.Owner.NetNSID = d.NetNSPath, 0
+		}
+		return h.takeBack(ctx, j)
+	}
+	return nil
+}
+
+// openMaybe opens a pod's namespace, nil if it is gone, or the host's.
+func (h Host) openMaybe(path string, pod bool) (*linux.NetNS, error) {
+	if !pod {
+		return h.openHome()
+	}
+	if path == "" {
+		return nil, nil
+	}
+	ns, err := linux.OpenNetNS(path)
+	if errors.Is(err, linux.ErrGone) {
+		return nil, nil
+	}
+	return ns, err
+}
+
+// markedDevice makes a journal of the alias of the device in ns, nil if it is not there or
+// not marked.
+func (h Host) markedDevice(ns *linux.NetNS, id string) (*journal, error) {
+	var found *journal
+	err := in(ns, func(nh *netlink.Handle) error {
+		_, err := search(nh, func(l netlink.Link) bool {
+			j := h.fromAlias(l.Attrs())
+			if j != nil && j.Wiring.Device.ID == id {
+				found = j
+			}
+			return found != nil
+		})
+		return err
+	})
+	return found, err
+}
+
+// fromAlias makes a journal of an interface's alias, nil if it is not ours.
+func (h Host) fromAlias(a *netlink.LinkAttrs) *journal {
+	w, ok := parseAlias(a.Alias)
+	if !ok {
+		return nil
+	}
+	w.Device.NetDev = w.Original.Name
+	if pciAddress.MatchString(w.Device.ID) {
+		if a.ParentDev != w.Device.ID {
+			return nil
+		}
+		w.Device.PCI = w.Device.ID
+		s := h.sys()
+		if pf := s.link(busPCI, w.Device.PCI, "physfn"); pf != "" {
+			w.Device.PFPCI, w.Device.VF = pf, s.vfIndex(pf, w.Device.PCI)
+			if names := s.list(busPCI, pf, "net"); len(names) > 0 {
+				w.Device.PF = names[0]
+			}
+		}
+	}
+	return &journal{Wiring: w}
+}
+
+// takeBackLeftover brings back a device that somebody left half-way, or whose pod
+// ended without saying so. A *BusyError says that a pod has it.
+func (h Host) takeBackLeftover(ctx context.Context, id string) error {
+	j, err := h.readJournal(id)
+	if errors.Is(err, fs.ErrNotExist) {
+		home, err := h.openHome()
+		if err != nil {
+			return err
+		}
+		j, err = h.markedDevice(home, id)
+		if err := errors.Join(err, home.Close()); err != nil || j == nil {
+			return err
+		}
+		// An interface that was moved and is here has been given back.
+		j.Complete = j.Wiring.Mode == ModeIPVlan
+	} else if err != nil {
+		return err
+	}
+	if j.Complete && alive(j.Wiring.Owner) {
+		return &BusyError{Device: id, Owner: j.Wiring.Owner}
+	}
+	if err := h.takeBack(ctx, j); err != nil {
+		return fmt.Errorf("take device %s back from %s, which is gone: %w", id, j.Wiring.Owner, err)
+	}
+	return nil
+}
+
+// alive tells whether the namespace of an owner still is where it was.
+func alive(o Owner) bool {
+	ns, err := linux.OpenNetNS(o.NetNS)
+	if err != nil {
+		return false
+	}
+	defer func() { _ = ns.Close() }() // gives back descriptors
+	return ns.ID() == o.NetNSID
+}
+
+// Collect brings back every device whose owner is not valid, and every one that
+// was left half-way. A device that another call is busy with is left to it.
+func (h Host) Collect(ctx context.Context, valid func(Owner) bool) error {
+	journals, err := h.journals()
+	if err != nil {
+		return fmt.Errorf("collect devices: %w", err)
+	}
+	ids := map[string]bool{}
+	for id := range journals {
+		ids[id] = true
+	}
+	home, err := h.openHome()
+	if err != nil {
+		return fmt.Errorf("collect devices: %w", err)
+	}
+	err = in(home, func(nh *netlink.Handle) error {
+		_, err := search(nh, func(l netlink.Link) bool {
+			if j := h.fromAlias(l.Attrs()); j != nil {
+				ids[j.Wiring.Device.ID] = true
+			}
+			return false
+		})
+		return err
+	})
+	if err := errors.Join(err, home.Close()); err != nil {
+		return fmt.Errorf("collect devices: %w", err)
+	}
+	errs := []error{h.records().RemoveStale(time.Now())}
+	for id := range ids {
+		if err := h.collect(ctx, id, valid); err != nil {
+			errs = append(errs, fmt.Errorf("collect device %s: %w", id, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (h Host) collect(ctx context.Context, id string, valid func(Owner) bool) error {
+	unlock, err := h.lock(ctx, id)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	j, err := h.readJournal(id)
+	if err == nil && j.Complete && !valid(j.Wiring.Owner) {
+		return h.takeBack(ctx, j)
+	}
+	// Without a journal, or with one of an Attach that died.
+	var busy *BusyError
+	if err := h.takeBackLeftover(ctx, id); err != nil && !errors.As(err, &busy) {
+		return err
+	}
+	if busy != nil && !valid(busy.Owner) {
+		return h.detachByAlias(ctx, id, Detachment{ContainerID: busy.Owner.ContainerID, IfName: busy.Owner.IfName, NetNSPath: busy.Owner.NetNS})
+	}
+	return nil
+}
+
+// restore brings the device to its original state from wherever it is. What is
+// as it was stays untouched, so it may be called at any time and again.
+func (t *task) restore(ctx context.Context) error {
+	if err := t.openPod(); err != nil {
+		return err
+	}
+	if t.pod != nil {
+		if err := t.leavePod(ctx); err != nil {
+			return fmt.Errorf("take the device out of the pod: %w", err)
+		}
+	}
+	name, err := t.awaitReturn(ctx)
+	if err != nil {
+		return err
+	}
+	t.homeName = name
+	return in(t.home, func(h *netlink.Handle) error {
+		if err := errors.Join(t.restorePF(h), t.did("PF's settings")); err != nil {
+			return err
+		}
+		if name == "" {
+			return nil // the device itself is gone
+		}
+		l, err := find(h, name)
+		if err != nil || l == nil {
+			return errors.Join(err, fmt.Errorf("interface %s: %w: somebody took it away; try again", name, ErrNotFound))
+		}
+		return t.restoreLink(ctx, h, l)
+	})
+}
+
+// openPod opens the owner's namespace, if it still is the same one.
+func (t *task) openPod() error {
+	if t.pod != nil {
+		return nil
+	}
+	o := t.w().Owner
+	if o.NetNS == "" {
+		return nil
+	}
+	pod, err := linux.OpenNetNS(o.NetNS)
+	if errors.Is(err, linux.ErrGone) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if o.NetNSID != 0 && pod.ID() != o.NetNSID || pod.ID() == t.home.ID() {
+		return pod.Close() // another one under the same path
+	}
+	t.pod = pod
+	return nil
+}
+
+// leavePod takes everything of ours out of the pod: the RDMA device first, as the
+// kernel would not let it go back once its interface is gone.
+func (t *task) leavePod(ctx context.Context) error {
+	w := t.w()
+	if w.Mode == ModeIPVlan {
+		return t.removeChild()
+	}
+	if w.Device.SoftRDMA == "" && len(w.Device.RDMA) > 0 {
+		if err := t.returnRDMA(); err != nil {
+			return err
+		}
+	}
+	return in(t.pod, func(h *netlink.Handle) error {
+		l, err := find(h, w.IfName)
+		if err != nil {
+			return err
+		}
+		if l == nil || !t.ours(l) {
+			if l, err = search(h, t.ours); err != nil || l == nil { // renamed in the pod, or not there (yet)
+				return err
+			}
+		}
+		if err := setUp(h, l, false); err != nil {
+			return err
+		}
+		if err := t.alone(func(context.Context) error {
+			err := moveLink(l, w.Original.Name, t.home)
+			if errors.Is(err, unix.EEXIST) { // somebody has the name
+				err = moveLink(l, w.temporaryName(), t.home)
+			}
+			return err
+		})(ctx); err != nil {
+			return err
+		}
+		t.moved = true
+		return t.did("moved back")
+	})
+}
+
+// temporaryName is one that no other device of this node uses.
+func (w *Wiring) temporaryName() string {
+	s := strings.Map(func(r rune) rune {
+		if strings.ContainsRune("0123456789abcdefghijklmnopqrstuvwxyz", r) {
+			return r
+		}
+		return -1
+	}, w.Device.ID)
+	s = "vf" + s
+	return s[:min(len(s), maxNameBytes)]
+}
+
+// returnRDMA moves RDMA devices back that followed the interface.
+func (t *task) returnRDMA() error {
+	exclusive, err := t.exclusive()
+	if err != nil || !exclusive {
+		return err
+	}
+	var there []string
+	if err := t.pod.Do(func() (err error) { there, err = t.rdma.Names(); return err }); err != nil {
+		return err
+	}
+	for _, name := range t.w().Device.RDMA {
+		if !slices.Contains(there, name) {
+			continue
+		}
+		if err := t.moveRDMA(name, t.pod, t.home); err != nil {
+			return err
+		}
+		if err := t.did("RDMA device moved back"); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// ours tells whether an interface is the device's.
+func (t *task) ours(l netlink.Link) bool {
+	a, w := l.Attrs(), t.w()
+	if w.Device.PCI != "" {
+		return a.ParentDev == w.Device.PCI
+	}
+	m, ok := parseAlias(a.Alias)
+	return ok && m.Owner.Is(w.Owner.ContainerID, w.Owner.IfName) && m.Original.Name == w.Original.Name
+}
+
+// removeChild deletes the pod's ipvlan child, if it is one of our interface.
+func (t *task) removeChild() error {
+	parent := 0
+	if err := in(t.home, func(h *netlink.Handle) error {
+		l, err := t.findHome(h)
+		if l != nil {
+			parent = l.Attrs().Index
+		}
+		return err
+	}); err != nil || parent == 0 {
+		return err
+	}
+	return in(t.pod, func(h *netlink.Handle) error {
+		// It may have been renamed in the pod.
+		l, err := search(h, func(l netlink.Link) bool { return t.isChild(l, parent) })
+		if err != nil || l == nil {
+			return err
+		}
+		if err := h.LinkDel(l); err != nil {
+			return err
+		}
+		return t.did("child deleted")
+	})
+}
+
+// isChild tells whether l, in a pod, is an ipvlan child of the host's interface
+// of that index.
+func (t *task) isChild(l netlink.Link, parent int) bool {
+	a := l.Attrs()
+	return l.Type() == t.child(netlink.LinkAttrs{}).Type() && a.ParentIndex == parent && a.NetNsID >= 0 // the parent is in another namespace
+}
+
+// findHome looks for the interface in the host; nil is none. It may have another
+// name after it came back by itself.
+func (t *task) findHome(h *netlink.Handle) (netlink.Link, error) {
+	w := t.w()
+	if w.Device.PCI != "" {
+		for _, name := range t.h.sys().list(busPCI, w.Device.PCI, "net") {
+			if l, err := find(h, name); err != nil || l != nil {
+				return l, err
+			}
+		}
+		return search(h, t.ours)
+	}
+	l, err := find(h, w.Original.Name)
+	if err != nil {
+		return nil, err
+	}
+	// Before it was marked it was untouched.
+	if l != nil && (t.ours(l) || l.Attrs().Alias == w.Original.Alias && l.Attrs().HardwareAddr.String() == w.Original.MAC) {
+		return l, nil
+	}
+	return search(h, t.ours)
+}
+
+// awaitReturn waits until the interface is in the host, and returns its name. It is
+// "" if there is nothing (any more) that could come back.
+func (t *task) awaitReturn(ctx context.Context) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, returnWait)
+	defer cancel()
+	for {
+		name := ""
+		if err := in(t.home, func(h *netlink.Handle) error {
+			l, err := t.findHome(h)
+			if l != nil {
+				name = l.Attrs().Name
+			}
+			return err
+		}); err != nil || name != "" {
+			return name, err
+		}
+		if !t.comesBack() {
+			return "", nil
+		}
+		select {
+		case <-ctx.Done():
+			return "", fmt.Errorf("device %s: %w: end the processes that are still in the network namespace of %s",
+				t.w().Device.ID, ErrNotReturned, t.w().Owner)
+		case <-time.After(poll):
+		}
+	}
+}
+
+// comesBack tells whether the kernel gives the interface back when the pod's
+// namespace ends: it does so for hardware with a driver. Interfaces of software
+// end with the namespace.
+func (t *task) comesBack() bool {
+	w, s := t.w(), t.h.sys()
+	if w.Device.PCI == "" {
+		return w.Device.Driver != ""
+	}
+	driver := s.link(busPCI, w.Device.PCI, "driver")
+	return driver != "" && !strings.HasPrefix(driver, "vfio")
+}
+
+func (t *task) restorePF(h *netlink.Handle) error {
+	w := t.w()
+	if w.Device.PF == "" {
+		return nil
+	}
+	pf, err := find(h, w.Device.PF)
+	if err != nil || pf == nil { // without a PF there is no VF
+		return err
+	}
+	p := vfPort{h, pf, w.Device.VF}
+	if w.Original.PF == nil { // it was in the journal, which is lost
+		err = p.reset()
+	} else {
+		err = p.restore(&t.j.Asked, *w.Original.PF)
+	}
+	return errors.Join(err, t.restoreAssignment(p))
+}
+
+// restoreLink brings an interface that is in the host to its original state.
+func (t *task) restoreLink(ctx context.Context, h *netlink.Handle, l netlink.Link) error {
+	o := &t.w().Original
+	if err := errors.Join(t.restoreMAC(h, l), t.did("original MAC")); err != nil {
+		return err
+	}
+	if l.Attrs().Name != o.Name {
+		if err := setUp(h, l, false); err != nil {
+			return err
+		}
+		// A name that somebody took meanwhile stays theirs.
+		if err := h.LinkSetName(l, o.Name); err != nil && !errors.Is(err, unix.EEXIST) {
+			return fmt.Errorf("rename %s to %s: %w", l.Attrs().Name, o.Name, err)
+		}
+		if err := t.did("original name"); err != nil {
+			return err
+		}
+	}
+	if l.Attrs().MTU != o.MTU {
+		if err := h.LinkSetMTU(l, o.MTU); err != nil {
+			return fmt.Errorf("set MTU of %s to %d: %w", l.Attrs().Name, o.MTU, err)
+		}
+		if err := t.did("original MTU"); err != nil {
+			return err
+		}
+	}
+	now, err := h.LinkByIndex(l.Attrs().Index)
+	if err != nil {
+		return fmt.Errorf("look at %s again: %w", l.Attrs().Name, err)
+	}
+	if err := setUp(h, now, o.Up); err != nil {
+		return fmt.Errorf("set %s up: %w", now.Attrs().Name, err)
+	}
+	if err := t.did("original state"); err != nil {
+		return err
+	}
+	if err := errors.Join(restoreAddresses(h, now, o.Addresses), t.did("addresses")); err != nil {
+		return err
+	}
+	if err := errors.Join(t.restoreRDMA(ctx, now), t.did("RDMA device")); err != nil {
+		return err
+	}
+	// The alias last: until here it says to whom the interface belonged.
+	if now.Attrs().Alias != o.Alias {
+		if err := h.LinkSetAlias(now, o.Alias); err != nil {
+			return fmt.Errorf("set alias of %s: %w", now.Attrs().Name, err)
+		}
+		return t.did("original alias")
+	}
+	return nil
+}
+
+func restoreAddresses(h *netlink.Handle, l netlink.Link, want []string) error {
+	if len(want) == 0 {
+		return nil
+	}
+	have, err := addresses(h, l)
+	if err != nil {
+		return err
+	}
+	for _, s := range want {
+		if slices.Contains(have, s) {
+			continue
+		}
+		a, err := netlink.ParseAddr(s)
+		if err != nil {
+			return fmt.Errorf("bring back address %s of %s: %w", s, l.Attrs().Name, err)
+		}
+		if err := h.AddrReplace(l, a); err != nil {
+			return fmt.Errorf("bring back address %s of %s: %w", s, l.Attrs().Name, err)
+		}
+	}
+	return nil
+}
+
+// restoreRDMA makes RDMA devices of software again.
+func (t *task) restoreRDMA(ctx context.Context, l netlink.Link) error {
+	if t.w().Device.SoftRDMA == "" {
+		return nil
+	}
+	for _, name := range t.w().Original.RDMA {
+		there, err := t.livesOn(ctx, name, l)
+		if err != nil {
+			return err
+		}
+		if there {
+			continue // it never died
+		}
+		n, err := t.addRDMA(ctx, t.home, name, l.Attrs().Name)
+		if err != nil {
+			return fmt.Errorf("bring back RDMA device: %w", err)
+		}
+		number(&t.j.AtHome, name, n)
+		if err := t.h.write(t.j); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// livesOn tells whether an RDMA device of software is on its interface in the host,
+// and stays. The one that the pod had is listed, on the same interface, until the
+// kernel has got round to taking it away, which a look does not show.
+func (t *task) livesOn(ctx context.Context, name string, l netlink.Link) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, cmp.Or(t.h.hooks.dyingWait, dyingWait))
+	defer cancel()
+	for {
+		p, err := t.port(t.home, name)
+		inPod, made := t.j.InPod[name]
+		switch {
+		case errors.Is(err, unix.ENODEV):
+			return false, nil
+		case err != nil:
+			return false, err
+		case p.ifindex != l.Attrs().Index, t.moved, made && p.device == inPod:
+			return false, nil
+		case t.w().Mode != ModeMove, p.device == t.j.AtHome[name]:
+			return true, nil
+		}
+		// Attach was killed, or the journal is lost: only time tells.
+		select {
+		case <-ctx.Done():
+			return true, nil
+		case <-time.After(poll):
+		}
+	}
+}

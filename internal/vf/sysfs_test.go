@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package vf
+
+import (
+	"bufio"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// tree makes a directory of a recorded one: lines "path: content", "path -> target"
+// and "path/".
+func tree(t *testing.T, file string) string {
+	t.Helper()
+	f, err := os.Open(filepath.Join("testdata", file))
+	must(t, err)
+	defer func() { _ = f.Close() }()
+	dir := t.TempDir()
+	for sc := bufio.NewScanner(f); sc.Scan(); {
+		line := sc.Text()
+		name, target, isLink := strings.Cut(line, " -> ")
+		switch {
+		case line == "" || strings.HasPrefix(line, "#"):
+		case isLink:
+			must(t, os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755))
+			must(t, os.Symlink(target, filepath.Join(dir, name)))
+		case strings.HasSuffix(line, "/"):
+			must(t, os.MkdirAll(filepath.Join(dir, line), 0o755))
+		default:
+			name, text, ok := strings.Cut(line, ": ")
+			if !ok {
+				t.Fatalf("%s: line %q", file, line)
+			}
+			write(t, filepath.Join(dir, name), text)
+		}
+	}
+	return dir
+}
+
+func TestHost_Devices(t *testing.T) {
+	igbVF := func(n int, netdev, mac string) Device {
+		pci := "0000:41:10." + []string{"0", "2"}[n]
+		return Device{
+			ID: pci, PCI: pci, Driver: "igbvf", NetDev: netdev, PF: "pf0", PFPCI: "0000:41:00.0", VF: n,
+			NUMANode: 0, PCIeRoot: "pci0000:40", MAC: mac, State: StateDown,
+		}
+	}
+	withRXE := igbVF(1, "pf0v1", "8e:72:28:f3:14:e9")
+	withRXE.RDMA, withRXE.SoftRDMA, withRXE.State = []string{"rxe0"}, kindRXE, StateUp
+	for _, tt := range []struct {
+		tree string
+		pfs  []PF
+		want []Device
+	}{
+		{
+			// Of a guest with two PFs; one has VFs, of which one has soft RoCE. A
+			// virtio NIC and the PF without VFs have some too.
+			tree: "igb.txt",
+			pfs: []PF{
+				{PCI: "0000:41:00.0", NetDev: "pf0", Driver: "igb", VFs: 2, TotalVFs: 7, NUMANode: 0, PCIeRoot: "pci0000:40", Rail: 0, State: StateUp},
+				{PCI: "0000:81:00.0", NetDev: "pf1", Driver: "igb", VFs: 0, TotalVFs: 7, NUMANode: 1, PCIeRoot: "pci0000:80", Rail: 1, State: StateDown},
+			},
+			want: []Device{
+				igbVF(0, "pf0v0", "b6:3c:a2:0e:56:44"), withRXE,
+				{
+					ID: "eth0", NetDev: "eth0", RDMA: []string{"rxe1"}, SoftRDMA: kindRXE, Driver: "virtio_net", VF: -1, NUMANode: -1,
+					PCIeRoot: "pci0000:00", Rail: -1, MAC: "52:54:00:00:00:01", State: StateUp,
+				},
+				{
+					ID: "pf1", NetDev: "pf1", RDMA: []string{"siw1"}, SoftRDMA: kindSIW, Driver: "igb", VF: -1, NUMANode: 1,
+					PCIeRoot: "pci0000:80", Rail: -1, MAC: "52:54:00:01:01:01", State: StateDown,
+				},
+			},
+		},
+		{
+			// As a RoCE NIC with two ports shows itself: the first with VFs, of which
+			// one is in a pod and one bound to vfio; and one in a virtual machine,
+			// where a VF has no PF.
+			tree: "mlx5.txt",
+			pfs: []PF{
+				{PCI: "0000:3b:00.0", NetDev: "ens1f0np0", Driver: "mlx5_core", RDMA: []string{"mlx5_0"}, VFs: 3, TotalVFs: 16, NUMANode: 0, PCIeRoot: "pci0000:3a", Rail: 0, State: StateUp},
+				{PCI: "0000:3b:00.1", NetDev: "ens1f1np1", Driver: "mlx5_core", RDMA: []string{"mlx5_1"}, VFs: 0, TotalVFs: 16, NUMANode: 0, PCIeRoot: "pci0000:3a", Rail: 1, State: StateUp},
+			},
+			want: []Device{
+				{ID: "0000:3b:00.2", PCI: "0000:3b:00.2", Driver: "mlx5_core", NetDev: "ens1f0v0", PF: "ens1f0np0", PFPCI: "0000:3b:00.0", VF: 0, RDMA: []string{"mlx5_2"}, NUMANode: 0, PCIeRoot: "pci0000:3a", MAC: "0a:00:00:00:00:01", State: StateUp},
+				{ID: "0000:3b:00.3", PCI: "0000:3b:00.3", Driver: "mlx5_core", PF: "ens1f0np0", PFPCI: "0000:3b:00.0", VF: 1, RDMA: []string{"mlx5_3"}, NUMANode: 0, PCIeRoot: "pci0000:3a", State: StateUnbound},
+				{ID: "0000:3b:00.4", PCI: "0000:3b:00.4", Driver: "vfio-pci", PF: "ens1f0np0", PFPCI: "0000:3b:00.0", VF: 2, NUMANode: 0, PCIeRoot: "pci0000:3a", State: StateVFIO},
+				{ID: "0001:00:02.0", PCI: "0001:00:02.0", Driver: "mlx5_core", NetDev: "eth9", VF: -1, RDMA: []string{"mlx5_9"}, NUMANode: -1, PCIeRoot: "pci0001:00", Rail: -1, MAC: "0a:00:00:00:09:09", State: StateUp},
+			},
+		},
+		{tree: "nothing.txt"},
+	} {
+		t.Run(tt.tree, func(t *testing.T) {
+			h := Host{Sys: tree(t, tt.tree), DataDir: t.TempDir()}
+			pfs, err := h.PFs()
+			must(t, err)
+			if diff := cmp.Diff(tt.pfs, pfs); diff != "" {
+				t.Errorf("PFs (-want +got):\n%s", diff)
+			}
+			got, err := h.Devices()
+			must(t, err)
+			if diff := cmp.Diff(tt.want, got, cmp.AllowUnexported(Host{})); diff != "" {
+				t.Errorf("devices (-want +got):\n%s", diff)
+			}
+			for _, d := range tt.want { // each is found by its ID
+				one, err := h.Device(d.ID)
+				must(t, err)
+				if diff := cmp.Diff(d, one); diff != "" {
+					t.Errorf("device %s (-want +got):\n%s", d.ID, diff)
+				}
+			}
+		})
+	}
+}
+
+func TestHost_Device_refuses(t *testing.T) {
+	for _, tt := range []struct {
+		name, tree, id string
+		want           error
+		text           string
+	}{
+		{"PF", "igb.txt", "0000:41:00.0", ErrIsPF, "sriov_numvfs"},
+		{"interface of a PF with VFs", "igb.txt", "pf0", ErrIsPF, "name one of them"},
+		{"interface of a VF", "igb.txt", "pf0v1", ErrNotFound, "0000:41:10.2"},
+		{"interface without RDMA", "igb.txt", "eth1", ErrNotFound, "rdma link add"},
+		{"no interface", "igb.txt", "eth7", ErrNotFound, "neither"},
+		{"not a NIC", "igb.txt", "0000:00:01.0", ErrNotFound, "not a network controller"},
+		{"no function", "mlx5.txt", "0000:3b:00.7", ErrNotFound, "no PCI function"},
+		{"upper case", "igb.txt", "0000:41:10.F", ErrNotFound, "neither"},
+		{"path", "igb.txt", "../net/eth0", ErrNotFound, "PCI address"},
+		{"empty", "igb.txt", "", ErrNotFound, "PCI address"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			_, err := Host{Sys: tree(t, tt.tree), DataDir: t.TempDir()}.Device(tt.id)
+			if !errors.Is(err, tt.want) || !strings.Contains(err.Error(), tt.text) {
+				t.Errorf("error %v, want %v with %q", err, tt.want, tt.text)
+			}
+		})
+	}
+}
+
+func TestHost_Rails(t *testing.T) {
+	h := Host{Sys: tree(t, "igb.txt"), DataDir: t.TempDir(), Rails: map[string]int{"pf0": 3, "0000:81:00.0": 2, "eth0": 7}}
+	devices, err := h.Devices()
+	must(t, err)
+	got := map[string]int{}
+	for _, d := range devices {
+		got[d.ID] = d.Rail
+	}
+	want := map[string]int{"0000:41:10.0": 3, "0000:41:10.2": 3, "eth0": 7, "pf1": -1}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("rails (-want +got):\n%s", diff)
+	}
+}
+
+func TestDevice_Usable(t *testing.T) {
+	h := Host{Sys: tree(t, "mlx5.txt"), DataDir: t.TempDir()}
+	for id, want := range map[string]error{"0000:3b:00.2": nil, "0000:3b:00.3": ErrUnbound, "0000:3b:00.4": ErrVFIO} {
+		d, err := h.Device(id)
+		must(t, err)
+		if err := d.Usable(); !errors.Is(err, want) {
+			t.Errorf("device %s: %v, want %v", id, err, want)
+		}
+	}
+}
