@@ -9,6 +9,10 @@ MAKEFLAGS   += --no-builtin-rules
 # A shell started by sudo often lacks Go's directory in PATH.
 export PATH := $(PATH):/usr/local/go/bin:/usr/sbin:/sbin
 
+# What is compiled does not name the checkout's directory, so that one elsewhere
+# finds it in the build cache.
+export GOFLAGS := $(strip $(filter-out -trimpath,$(GOFLAGS)) -trimpath)
+
 GO       ?= go
 GOTOOL   := $(GO) tool -modfile=hack/tools/go.mod
 FUZZTIME ?= 60s
@@ -35,7 +39,7 @@ COMMANDS := $(sort $(notdir $(patsubst %/main.go,%,$(wildcard cmd/*/main.go))))
 help: ## Show this list.
 	@awk 'BEGIN {FS = ":.*## "} \
 		/^##@ / {printf "\n%s\n", substr($$0, 5)} \
-		/^[a-z-]+:.*## / {printf "  %-13s  %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+		/^[a-z0-9-]+:.*## / {printf "  %-14s  %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: deps
 deps: ## Install the distribution packages that are missing (needs root if any is).
@@ -48,11 +52,17 @@ clean: ## Remove what the other targets made.
 ##@ Build
 
 .PHONY: build
-build: $(addprefix build-,$(COMMANDS)) ## Build static binaries into bin/.
+build: $(addprefix build-,$(COMMANDS)) ## Build the programs into bin/ (VERBS=0: node-agent without hardware verbs).
+
+# node-agent uses libibverbs, and so C, where a C compiler and the headers are:
+# it is linked dynamically then. All others, and without these node-agent too,
+# are static; node-agent --version says which it is.
+CC    ?= cc
+VERBS ?= $(shell echo '\#include <infiniband/verbs.h>' | $(CC) -E - >/dev/null 2>&1 && echo 1 || echo 0)
 
 .PHONY: build-%
 build-%:
-	CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=$(BUILDVCS) -o bin/$(call binary,$*) ./cmd/$*
+	CGO_ENABLED=$(if $(filter node-agent,$*),$(VERBS),0) $(GO) build -trimpath -buildvcs=$(BUILDVCS) -o bin/$(call binary,$*) ./cmd/$*
 
 .PHONY: generate
 generate: ## Rebuild generated files (eBPF objects; needs clang).
@@ -62,25 +72,77 @@ generate: ## Rebuild generated files (eBPF objects; needs clang).
 ##@ Test
 
 .PHONY: test
-test: deps ## Run all tests with the race detector (PKG=./pkg/smcr/... ARGS=-run=X).
-	$(GO) test -race -timeout=15m $(ARGS) $(PKG)
+test: deps cluster-tools $(if $(filter ./... ./test/vm%,$(PKG)),vm-image) ## Run all tests, with the race detector where it can see something (PKG=./pkg/smcr/... ARGS=-run=X).
+	$(call tested,$(alone))
+	$(call tested,$(together),-race -p=$(TEST_JOBS))
+	$(call tested,$(apart),-p=$(APART_JOBS) -count=1)
+
+# PURE packages have no goroutines, and the simulator's share nothing but a
+# counter: the race detector sees nothing there, and takes ten times the time.
+pure-pattern := /(api/v1alpha1|internal/config|pkg/rdma(/rocev2)?|pkg/smcr/(cdc|clc|linkgroup|llc|smcrtest))$$
+# What starts a cluster or guests is tested after the rest, and without the race
+# detector, which the programs under test do not have either. Go does not know what
+# these tests build and run, so an old result of theirs says nothing. One at a time:
+# they bound how long something takes, and emulated guests want the processors.
+apart-pattern := /test/(cluster(/lab)?$$|vm/)
+APART_JOBS ?= 1
+# These take longest. They go first, so that nothing else waits for them.
+long-pattern := /(test/scale|internal/agent|internal/controller|test/cluster|test/vm/(agent|kernel|links|vf))$$
+
+# Most other packages wait for kernels, timers and API servers most of the time,
+# so twice as many run at a time as there are processors.
+TEST_JOBS ?= $(shell echo $$((2 * $$(nproc))))
+# The cluster takes seven minutes of a package's time, beside guests on a slow
+# machine two to three times that.
+TEST_TIMEOUT ?= 30m
+# A process with the race detector waits for a second when it ends, unless told.
+export GORACE ?= atexit_sleep_ms=0
+
+alone    = grep -E '$(pure-pattern)'
+longest  = sed -E 's!.*$(long-pattern)! &!' | LC_ALL=C sort
+apart    = grep -E '$(apart-pattern)' | $(longest)
+together = grep -vE '$(pure-pattern)|$(apart-pattern)' | $(longest)
+# tested tests the packages that a filter leaves, if there are any.
+tested = @all=$$($(GO) list $(PKG)); pkgs=$$(echo "$$all" | { $(1) || true; }); \
+	[ -z "$$pkgs" ] || { echo "$(GO) test $(2)"; $(GO) test -timeout=$(TEST_TIMEOUT) $(2) $(ARGS) $$pkgs; }
+
+.PHONY: test-cluster
+test-cluster: deps cluster-tools ## Test on a real two-node Kubernetes from end to end (ARGS=-run=TestCluster/optIn).
+	$(GO) test -count=1 -v -timeout=$(TEST_TIMEOUT) $(ARGS) ./test/cluster
+
+.PHONY: test-vm
+test-vm: deps vm-image ## Test on rxe and the kernel's SMC-R, in guests (PKG=./test/vm/kernel ARGS=-run=X).
+	$(GO) test -count=1 -p=$(APART_JOBS) -timeout=$(TEST_TIMEOUT) $(ARGS) $(if $(filter ./...,$(PKG)),./test/vm/...,$(PKG))
+
+.PHONY: test-vf
+test-vf: deps vm-image ## Test the wiring of RoCE VFs into pods, in guests with emulated SR-IOV NICs (ARGS=-run=TestVF/churn).
+	$(GO) test -count=1 -v -timeout=$(TEST_TIMEOUT) $(ARGS) ./test/vm/vf
+
+.PHONY: vm-image
+vm-image: deps ## Build what the guests boot, once; print where it is.
+	@$(GO) run ./hack/vm image
 
 .PHONY: test-race
-test-race: deps ## Look for rare races: every test five times, in random order.
-	$(GO) test -race -count=5 -shuffle=on -timeout=45m $(ARGS) $(PKG)
+test-race: deps cluster-tools ## Look for rare races: every test five times, in random order.
+	$(call tested,$(together),-race -count=5 -shuffle=on -timeout=45m)
 
 .PHONY: sim
 sim: ## Play SIM_SCHEDULES (100000) random schedules of SMC-R, and repeat the other simulations (SIMCOUNT=200).
-	SIM_SCHEDULES=$(SIM_SCHEDULES) $(GO) test -count=1 -v -timeout=12h -run=TestSimulation $(ARGS) ./pkg/smcr/smcrtest
+	SIM_SCHEDULES=$(SIM_SCHEDULES) $(GO) test -count=1 -v -timeout=12h -run=TestSimulation -sim.base=0 $(ARGS) ./pkg/smcr/smcrtest
 	$(GO) test -short -count=$(SIMCOUNT) -timeout=2h -run='Sim|Model|Random|Fault|Fabric' $(ARGS) $(PKG)
 
 .PHONY: fuzz
-fuzz: ## Run every fuzz target for FUZZTIME (60s).
-	@GO='$(GO)' hack/fuzz.sh $(FUZZTIME)
+fuzz: ## Run every fuzz target for FUZZTIME (60s), or all of them for FUZZTOTAL seconds.
+	@GO='$(GO)' FUZZTOTAL='$(FUZZTOTAL)' hack/fuzz.sh $(FUZZTIME)
 
 .PHONY: bench
 bench: deps build ## Compare with TCP and with haproxy; table and JSON.
 	$(GO) run ./hack/bench $(ARGS)
+
+.PHONY: bench-vm
+bench-vm: deps vm-image ## Compare with raw verbs, the kernel's SMC-R, rsockets and TCP in guests; table and JSON.
+	@mkdir -p out
+	$(GO) run ./hack/bench-vm -json-file out/bench-vm.json $(ARGS)
 
 .PHONY: demo-failover
 demo-failover: deps build ## Cut links under running applications and print how long they stall.
@@ -90,11 +152,37 @@ demo-failover: deps build ## Cut links under running applications and print how 
 demo: deps build ## Carry nginx, redis and iperf3 between two pods over SMC-R and show it.
 	$(GO) run ./hack/demo $(ARGS)
 
+.PHONY: demo-vf
+demo-vf: deps vm-image ## Give pods RoCE VFs in guests and show it (ARGS=--times compares ADD and DEL with the reference plugin).
+	$(GO) run ./hack/demo-vf $(ARGS)
+
+##@ Cluster
+
+.PHONY: demo-k8s
+demo-k8s: deps cluster-tools ## Show on a real Kubernetes what its users see (KEEP=1 leaves it running).
+	$(GO) run ./hack/demo-k8s $(if $(KEEP),--keep) $(ARGS)
+
+.PHONY: cluster-tools
+cluster-tools: deps ## Build Kubernetes, helm and containerd for the tests, once; print where they are.
+	@$(GO) run ./hack/cluster tools
+
+.PHONY: cluster-up
+cluster-up: deps ## Start a real two-node Kubernetes on this machine and say how to use it.
+	@$(GO) run ./hack/cluster up --logs out/cluster $(ARGS)
+
+.PHONY: cluster-down
+cluster-down: ## End that cluster, or what is left of it, and remove everything.
+	@$(GO) run ./hack/cluster down $(ARGS)
+
 ##@ Check
 
+# The linters follow the paths of cgo's output, which the build cache has from any
+# checkout, also from one that is gone.
 .PHONY: lint
-lint: ## Run golangci-lint, the import rules included.
+lint: export GOFLAGS =
+lint: ## Run golangci-lint, the import rules included, and actionlint.
 	$(GOTOOL) golangci-lint run $(ARGS)
+	$(GO) tool -modfile=hack/tools/actionlint/go.mod actionlint
 
 .PHONY: fmt
 fmt: ## Format the code as lint wants it (gofumpt, goimports).

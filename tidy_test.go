@@ -34,6 +34,7 @@ const (
 // pure are the packages without sockets, clock, locks and goroutines:
 // everything that decides, as opposed to what carries decisions out.
 var pure = []string{
+	"api/v1alpha1",
 	"internal/config",
 	"pkg/rdma",
 	"pkg/rdma/rocev2",
@@ -49,9 +50,13 @@ var impureImports = []string{
 	"runtime", "sync", "sync/atomic", "syscall", "unsafe",
 }
 
-// mayUseUnsafe are the packages of pkg/ that cannot do without: soft maps
-// registered memory, smcr and synopt make system calls that x/sys lacks.
-var mayUseUnsafe = []string{"pkg/rdma/soft", "pkg/smcr", "pkg/smcr/synopt"}
+// mayUseUnsafe are the packages of pkg/ that cannot do without: provider maps
+// registered memory, verbs is C below, smcr and synopt make system calls that x/sys lacks.
+var mayUseUnsafe = []string{"pkg/rdma/internal/provider", "pkg/rdma/soft", "pkg/rdma/verbs", "pkg/smcr", "pkg/smcr/synopt"}
+
+// cgo is the only package with C: the rest of the project builds, and links
+// statically, with CGO_ENABLED=0.
+const cgo = "pkg/rdma/verbs"
 
 // binary are the files that are data and not text.
 var binary = []string{".o", ".pcap", ".pcapng", ".png", ".gz", ".bin"}
@@ -195,11 +200,12 @@ func TestNoFileNamesAPathOfThisMachine(t *testing.T) {
 		t.Fatalf("find the checkout: %v", err)
 	}
 	home := regexp.MustCompile(`(^|[\s"'=(:])/(home/[a-z][a-z0-9_-]*|Users/[A-Za-z]+|root)/`)
+	gke := []byte("/home/kubernetes/bin") // where every node of GKE has CNI plugins
 	for _, f := range repository(t) {
 		if isBinary(f) {
 			continue
 		}
-		for n, line := range bytes.Split(f.text, []byte("\n")) {
+		for n, line := range bytes.Split(bytes.ReplaceAll(f.text, gke, nil), []byte("\n")) {
 			if len(checkout) > len("/src") && bytes.Contains(line, []byte(checkout)) || home.Match(line) {
 				t.Errorf("%s:%d: names a path of one machine: %s", f.name, n+1, line)
 			}
@@ -308,9 +314,10 @@ func TestPurePackagesImportNoShell(t *testing.T) {
 			switch {
 			case slices.Contains(impureImports, imp):
 				t.Errorf("%s imports %s; PURE packages take what they need from the caller", name, imp)
+			case name == "internal/config" && local == "api/v1alpha1": // types only; they become values here
 			case ours && local != "internal/invariant" && !slices.Contains(pure, local):
 				t.Errorf("%s imports %s, which is not PURE", name, local)
-			case !ours && strings.Contains(strings.Split(imp, "/")[0], ".") && name != "internal/config":
+			case !ours && strings.Contains(strings.Split(imp, "/")[0], ".") && name != "internal/config" && name != "api/v1alpha1":
 				t.Errorf("%s imports %s; the protocol engine uses the standard library only", name, imp)
 			}
 		}
@@ -337,6 +344,40 @@ func TestPurePackagesStartNoGoroutine(t *testing.T) {
 	}
 }
 
+// Tests do not sleep. Only a loop that waits for something outside the program
+// may, and its line says for what.
+func TestSleepsOfTestsArePolls(t *testing.T) {
+	for _, f := range sources(t) {
+		if !f.is("_test.go") || !bytes.Contains(f.text, []byte("// polls ")) {
+			continue
+		}
+		set := token.NewFileSet()
+		tree, err := parser.ParseFile(set, f.name, f.text, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		lines := bytes.Split(f.text, []byte("\n"))
+		var around []ast.Node
+		ast.Inspect(tree, func(n ast.Node) bool {
+			if n == nil {
+				around = around[:len(around)-1]
+				return true
+			}
+			around = append(around, n)
+			call, ok := n.(*ast.SelectorExpr)
+			if !ok || call.Sel.Name != "Sleep" {
+				return true
+			}
+			at := set.Position(n.Pos())
+			loop := slices.ContainsFunc(around, func(n ast.Node) bool { _, ok := n.(*ast.ForStmt); return ok })
+			if !loop && bytes.Contains(lines[at.Line-1], []byte("// polls ")) {
+				t.Errorf("%s: sleeps outside a loop that polls", at)
+			}
+			return true
+		})
+	}
+}
+
 func TestLibraryDoesNotImportTheProduct(t *testing.T) {
 	for name, imps := range imports(t) {
 		if !strings.HasPrefix(name, "pkg/") {
@@ -349,9 +390,25 @@ func TestLibraryDoesNotImportTheProduct(t *testing.T) {
 				local != "internal/invariant" && local != "internal/testenv":
 				t.Errorf("%s imports %s; pkg/ stands without the product", name, local)
 			case imp == "unsafe" && !slices.Contains(mayUseUnsafe, name):
-				t.Errorf("%s imports unsafe; only pkg/rdma/soft maps memory", name)
+				t.Errorf("%s imports unsafe; see mayUseUnsafe", name)
 			}
 		}
+	}
+}
+
+func TestCgoIsInOnePlace(t *testing.T) {
+	found := false
+	for _, f := range sources(t) {
+		if !bytes.Contains(f.text, []byte("\nimport \"C\"\n")) {
+			continue
+		}
+		found = true
+		if path.Dir(f.name) != cgo {
+			t.Errorf("%s imports C; only %s does", f.name, cgo)
+		}
+	}
+	if !found {
+		t.Errorf("nothing in %s imports C: this test checks nothing", cgo)
 	}
 }
 
@@ -388,5 +445,14 @@ func TestPurePackagesExist(t *testing.T) {
 	}
 	if len(missing) > 0 {
 		t.Errorf("no such packages: %s; mend the list of this test", strings.Join(missing, ", "))
+	}
+}
+
+// Every make target begins with this script, and no test runs it.
+func TestDepsRuns(t *testing.T) {
+	text, err := exec.Command("hack/deps.sh", "nothing").CombinedOutput()
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) || exit.ExitCode() != 2 || !strings.HasPrefix(string(text), "usage: ") {
+		t.Errorf("hack/deps.sh with a wrong argument: %v, %q; want exit code 2 and how to use it (an apostrophe in a list?)", err, text)
 	}
 }

@@ -13,6 +13,7 @@ set -euo pipefail
 runtime='
 gcc                         gcc                        the race detector (cgo)
 libc6-dev                   /usr/include/stdlib.h      the race detector (cgo)
+libibverbs-dev              /usr/include/infiniband/verbs.h  RDMA devices of the kernel (cgo)
 ca-certificates             /etc/ssl/certs/ca-certificates.crt  downloads of Go modules
 iproute2                    ip                         network namespaces of tests and demo
 nftables                    nft                        inspection of redirect rules
@@ -25,6 +26,14 @@ redis-tools                 redis-benchmark            demo: redis client
 iperf3                      iperf3                     demo: stream throughput
 haproxy                     haproxy                    benchmark: the relay we compare with
 containernetworking-plugins /usr/lib/cni/host-local    demo: the CNI plugins before ours in the chain
+runc                        runc                       local cluster: starts the containers
+qemu-system-x86             qemu-system-x86_64         guests: rxe and SMC-R of Linux
+debian-archive-keyring      /usr/share/keyrings/debian-archive-keyring.gpg  guests: their programs are of Debian
+e2fsprogs                   mke2fs                     guests: their disk
+kmod                        depmod                     guests: modules of their kernel
+xz-utils                    xz                         guests: modules of their kernel
+zstd                        zstd                       guests: their kernel
+iptables                    iptables                   local cluster: services, by kube-proxy
 '
 generate='
 clang                       clang                      compiles the eBPF programs

@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Runs every fuzz target of the module, each for the given time (60s unless
-# told), two at a time on two or more processors. Ends with an error if one
-# finds a failing input; the input stays in the package's testdata/fuzz.
+# told), two at a time on two or more processors. With FUZZTOTAL the time is
+# that of all targets together, in seconds. Ends with an error if a target finds
+# a failing input; the input stays in the package's testdata/fuzz.
 #
-#   hack/fuzz.sh [TIME] [PACKAGE_PATTERN]
+#   [FUZZTOTAL=SECONDS] hack/fuzz.sh [TIME] [PACKAGE_PATTERN]
 set -euo pipefail
 
 fuzztime=${1:-60s}
@@ -13,20 +14,27 @@ pattern=${2:-./...}
 go=${GO:-go}
 jobs=$(nproc)
 [ "$jobs" -le 4 ] || jobs=4
+cache=$("$go" env GOCACHE)/fuzz
 
-# Package and target of each "func FuzzX(f *testing.F)".
-targets=()
+# Package, its directory and target of each "func FuzzX(f *testing.F)".
+packages=() targets=()
 while IFS=$'\t' read -r pkg dir files; do
+	found=
 	for file in $files; do
 		while read -r name; do
-			targets+=("$pkg $name")
+			found=1
+			targets+=("$pkg $dir $name")
 		done < <(sed -nE 's/^func (Fuzz[A-Za-z0-9_]*)\([a-z]+ \*testing\.F\).*/\1/p' "$dir/$file")
 	done
+	[ -z "$found" ] || packages+=("$pkg")
 done < <("$go" list -f '{{.ImportPath}}	{{.Dir}}	{{range .TestGoFiles}}{{.}} {{end}}{{range .XTestGoFiles}}{{.}} {{end}}' "$pattern")
 
 if [ ${#targets[@]} -eq 0 ]; then
 	echo "fuzz: no target under $pattern" >&2
 	exit 1
+fi
+if [ -n "${FUZZTOTAL:-}" ]; then
+	fuzztime=$((FUZZTOTAL * 1000 * jobs / ${#targets[@]}))ms
 fi
 echo "fuzz: ${#targets[@]} targets, $fuzztime each, $jobs at a time"
 
@@ -43,15 +51,26 @@ trap cleanup EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
-# run fuzzes target number $1. Seed inputs ran in the tests, so -run matches
+# program is the file of a package's fuzz tests.
+program() { echo "$logs/${1//\//-}.test"; }
+
+# Each package is built once, instrumented; the name after -fuzz does not matter
+# for that.
+for pkg in "${packages[@]}"; do
+	"$go" test -c -fuzz=Fuzz -o "$(program "$pkg")" "$pkg"
+done
+
+# run fuzzes target number $1. Seed inputs ran in the tests, so -test.run matches
 # nothing. Making an interesting input small is bounded: by default it may
 # take a minute, all of a target's time. The outcome is one line, and the whole
 # log if it failed. The fuzzer gets a process group of its own (set -m), so that
 # ending it ends its workers.
 run() {
-	local pkg=${targets[$1]% *} name=${targets[$1]#* } log=$logs/$1 began=$SECONDS fuzzer
+	local pkg dir name log=$logs/$1 began=$SECONDS fuzzer
+	read -r pkg dir name <<<"${targets[$1]}"
 	set -m
-	"$go" test -run='^$' -fuzz="^$name\$" -fuzztime="$fuzztime" -fuzzminimizetime=50x -parallel=1 "$pkg" >"$log" 2>&1 &
+	(cd "$dir" && exec "$(program "$pkg")" -test.run='^$' -test.fuzz="^$name\$" -test.fuzztime="$fuzztime" \
+		-test.fuzzminimizetime=50x -test.fuzzcachedir="$cache/$pkg" -test.parallel=1 -test.timeout=0) >"$log" 2>&1 &
 	fuzzer=$!
 	trap 'kill -- -$fuzzer 2>/dev/null || true; exit 143' TERM
 	# The fuzzer fails without a finding when its time ends in the middle of an

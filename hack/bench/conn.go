@@ -8,6 +8,9 @@ import (
 	"fmt"
 	"net/netip"
 	"path/filepath"
+
+	"github.com/smcr-io/kube-smcr/hack/bench/load"
+	"github.com/smcr-io/kube-smcr/hack/bench/report"
 )
 
 // The two ends of a pair, documentation addresses of RFC 5737.
@@ -93,8 +96,8 @@ func (p *pair) profile(dir, name string) error {
 // paths are plain TCP and smcr.Conn.
 func (p *pair) paths() []path {
 	pids := []int{p.client.pid(), p.server.pid()}
-	run := func(r request) func(load) (result, error) {
-		return func(l load) (result, error) {
+	run := func(r request) func(load.Load) (load.Result, error) {
+		return func(l load.Load) (load.Result, error) {
 			r.Op, r.Load = opLoad, l
 			resp, err := p.client.call(r)
 			return resp.Result, err
@@ -128,7 +131,7 @@ func (b *bench) connMTU(ctx context.Context, mtu int) (err error) {
 	const group = "smcr.Conn over software RoCEv2 against TCP, one veth pair"
 	prefix := fmt.Sprintf("MTU %d: ", mtu)
 	jobs := append([]job{b.echoJob(group, prefix, pathTCP)},
-		b.streamJobs(group, prefix, pathTCP, Target{Path: pathConn, Against: pathTCP, Limit: half})...)
+		b.streamJobs(group, prefix, pathTCP, report.Target{Path: pathConn, Against: pathTCP, Limit: half})...)
 	paths := p.paths()
 	if err := warmUp(paths); err != nil {
 		return err
@@ -143,7 +146,7 @@ func (b *bench) connMTU(ctx context.Context, mtu int) (err error) {
 // warmUp makes first contact, and everything else that happens only once.
 func warmUp(paths []path) error {
 	for _, p := range paths {
-		if _, err := p.run(load{Kind: echo, SizeBytes: 64}); err != nil {
+		if _, err := p.run(load.Load{Kind: load.Echo, SizeBytes: 64}); err != nil {
 			return fmt.Errorf("%s: %w", p.name, err)
 		}
 	}

@@ -33,7 +33,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -43,10 +42,10 @@ import (
 	"runtime"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/smcr-io/kube-smcr/hack/bench/report"
+	"github.com/smcr-io/kube-smcr/hack/internal/transcript"
 )
 
 func main() {
@@ -61,11 +60,8 @@ func main() {
 		exit(runWorker(os.Stdin, os.Stdout))
 	}
 	runtime.LockOSThread() // see newSpace and start
-	// Under "go run" a signal may end our parent only; then we end too, in
-	// order.
-	err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGTERM), 0, 0, 0)
+	ctx, stop, err := transcript.Interruptible()
 	if err == nil {
-		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE)
 		err = run(ctx, os.Args[1:])
 		stop()
 	}
@@ -131,7 +127,7 @@ func parseFlags(args []string) (settings, error) {
 // bench is one run.
 type bench struct {
 	settings
-	report *Report
+	report *report.Report
 	log    io.Writer
 }
 
@@ -141,7 +137,7 @@ func run(ctx context.Context, args []string) error {
 		return err
 	}
 	b := &bench{settings: s, log: os.Stderr}
-	if b.report, err = newReport(s); err != nil {
+	if b.report, err = report.New(s.rounds, s.duration); err != nil {
 		return err
 	}
 	var errs []error
@@ -156,7 +152,7 @@ func run(ctx context.Context, args []string) error {
 		errs = append(errs, errors.New("interrupted"))
 	}
 	for _, c := range b.report.Cases {
-		c.judge()
+		c.Judge()
 	}
 	return errors.Join(append(errs, b.print(os.Stdout))...)
 }
@@ -186,44 +182,12 @@ func (b *bench) print(w io.Writer) error {
 		if err != nil {
 			return err
 		}
-		if err := errors.Join(b.report.writeJSON(f), f.Close()); err != nil {
+		if err := errors.Join(b.report.WriteJSON(f), f.Close()); err != nil {
 			return err
 		}
 	}
 	if b.json {
-		return b.report.writeJSON(w)
+		return b.report.WriteJSON(w)
 	}
-	return b.report.writeTable(w)
-}
-
-func (r *Report) writeJSON(w io.Writer) error {
-	enc := json.NewEncoder(w)
-	enc.SetIndent("", "  ")
-	return enc.Encode(r)
-}
-
-func newReport(s settings) (*Report, error) {
-	var u unix.Utsname
-	if err := unix.Uname(&u); err != nil {
-		return nil, fmt.Errorf("uname: %w", err)
-	}
-	info, err := os.ReadFile("/proc/cpuinfo")
-	if err != nil {
-		return nil, err
-	}
-	return &Report{
-		CPU: cpuModel(string(info)), Cores: runtime.NumCPU(), MaxProcs: runtime.GOMAXPROCS(0),
-		Kernel: unix.ByteSliceToString(u.Release[:]), Go: runtime.Version(),
-		Rounds: s.rounds, Seconds: s.duration.Seconds(),
-	}, nil
-}
-
-// cpuModel finds the model in /proc/cpuinfo.
-func cpuModel(info string) string {
-	for line := range strings.Lines(info) {
-		if name, value, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(name) == "model name" {
-			return strings.TrimSpace(value)
-		}
-	}
-	return runtime.GOARCH
+	return b.report.WriteTable(w)
 }

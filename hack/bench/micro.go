@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/smcr-io/kube-smcr/hack/bench/report"
 )
 
 const module = "github.com/smcr-io/kube-smcr/"
@@ -55,8 +57,8 @@ func complaints(out string) string {
 }
 
 // parseBenchmarks reads the output of go test -bench -benchmem.
-func parseBenchmarks(out string) []Micro {
-	var all []Micro
+func parseBenchmarks(out string) []report.Micro {
+	var all []report.Micro
 	pkg := ""
 	for line := range strings.Lines(out) {
 		if p, ok := strings.CutPrefix(line, "pkg: "); ok {
@@ -77,16 +79,16 @@ func parseBenchmarks(out string) []Micro {
 
 // parseBenchmark reads one line: name, iterations, then pairs of value and
 // unit.
-func parseBenchmark(line string) (Micro, bool) {
+func parseBenchmark(line string) (report.Micro, bool) {
 	f := strings.Fields(line)
 	if len(f) < 4 || !strings.HasPrefix(f[0], "Benchmark") {
-		return Micro{}, false
+		return report.Micro{}, false
 	}
 	n, err := strconv.Atoi(f[1])
 	if err != nil {
-		return Micro{}, false
+		return report.Micro{}, false
 	}
-	m := Micro{Name: strings.TrimPrefix(f[0], "Benchmark"), Iteration: n}
+	m := report.Micro{Name: strings.TrimPrefix(f[0], "Benchmark"), Iteration: n}
 	if i := strings.LastIndexByte(m.Name, '-'); i > 0 { // GOMAXPROCS
 		if _, err := strconv.Atoi(m.Name[i+1:]); err == nil {
 			m.Name = m.Name[:i]
@@ -95,7 +97,7 @@ func parseBenchmark(line string) (Micro, bool) {
 	for i := 2; i+1 < len(f); i += 2 {
 		v, err := strconv.ParseFloat(f[i], 64)
 		if err != nil {
-			return Micro{}, false
+			return report.Micro{}, false
 		}
 		switch f[i+1] {
 		case "ns/op":

@@ -14,6 +14,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/smcr-io/kube-smcr/hack/bench/load"
+	"github.com/smcr-io/kube-smcr/hack/bench/report"
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
 	"github.com/smcr-io/kube-smcr/test/netns/lab"
 )
@@ -194,9 +196,9 @@ func (p *pods) paths() []path {
 		addr := netip.AddrPortFrom(ip, port).String()
 		return path{
 			name: name, relays: relays, pids: append(slices.Clone(relays), p.client.pid(), p.server.pid()),
-			run: func(l load) (result, error) {
+			run: func(l load.Load) (load.Result, error) {
 				op := opLoad
-				if l.Kind == idle {
+				if l.Kind == load.Idle {
 					op = opHold
 				}
 				r, err := p.client.call(request{Op: op, Addr: addr, Load: l})
@@ -326,7 +328,7 @@ func (b *bench) inPods(ctx context.Context, title string, jobs []job) error {
 // path measures the transparent path.
 func (b *bench) path(ctx context.Context) error {
 	const group = "unmodified programs in two pods, a node agent on each node, MTU 9000"
-	targets := []Target{
+	targets := []report.Target{
 		{Path: pathPods, Against: pathHAProxy, Limit: 1},
 		{Path: pathPods, Against: pathSidecar, Limit: 1},
 	}

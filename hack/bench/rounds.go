@@ -8,12 +8,15 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/smcr-io/kube-smcr/hack/bench/load"
+	"github.com/smcr-io/kube-smcr/hack/bench/report"
 )
 
 // path is one way between client and server.
 type path struct {
 	name string
-	run  func(load) (result, error)
+	run  func(load.Load) (load.Result, error)
 	pids []int // of the processes that work for it
 	// relays are those among them between client and server.
 	relays []int
@@ -23,30 +26,30 @@ type path struct {
 }
 
 // metric takes one figure out of a result.
-type metric func(result) float64
+type metric func(load.Result) float64
 
-func p50(r result) float64 { return micros(r.P50) }
-func p99(r result) float64 { return micros(r.P99) }
+func p50(r load.Result) float64 { return micros(r.P50) }
+func p99(r load.Result) float64 { return micros(r.P99) }
 
 func micros(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) }
 
 // gigabits is the throughput in Gbit/s.
-func gigabits(r result) float64 { return float64(r.Bytes) * 8 / float64(r.Elapsed) }
+func gigabits(r load.Result) float64 { return float64(r.Bytes) * 8 / float64(r.Elapsed) }
 
-func perSecond(r result) float64 { return float64(r.Ops) / r.Elapsed.Seconds() }
+func perSecond(r load.Result) float64 { return float64(r.Ops) / r.Elapsed.Seconds() }
 
 // job is one load with the figures to be taken of it.
 type job struct {
-	load    load
-	cases   []*Case
+	load    load.Load
+	cases   []*report.Case
 	metrics []metric // of the cases
 }
 
 // echoJob is a round trip of 64 bytes.
-func (b *bench) echoJob(group, prefix, base string, targets ...Target) job {
+func (b *bench) echoJob(group, prefix, base string, targets ...report.Target) job {
 	return job{
-		load: load{Kind: echo, SizeBytes: 64, Duration: b.duration},
-		cases: []*Case{
+		load: load.Load{Kind: load.Echo, SizeBytes: 64, Duration: b.duration},
+		cases: []*report.Case{
 			{Group: group, Name: prefix + "64 B round trip, p50", Unit: "us", Lower: true, Base: base, Targets: targets},
 			{Group: group, Name: prefix + "64 B round trip, p99", Unit: "us", Lower: true, Base: base},
 		},
@@ -56,7 +59,7 @@ func (b *bench) echoJob(group, prefix, base string, targets ...Target) job {
 
 // streamJobs are streams of two sizes of write, on one connection and on
 // eight.
-func (b *bench) streamJobs(group, prefix, base string, targets ...Target) []job {
+func (b *bench) streamJobs(group, prefix, base string, targets ...report.Target) []job {
 	var jobs []job
 	for _, size := range []int{64 << 10, 1 << 20} {
 		for _, n := range []int{1, 8} {
@@ -65,10 +68,10 @@ func (b *bench) streamJobs(group, prefix, base string, targets ...Target) []job 
 				conns = fmt.Sprintf("%d connections", n)
 			}
 			jobs = append(jobs, job{
-				load: load{Kind: stream, SizeBytes: size, Conns: n, Duration: b.duration},
-				cases: []*Case{{
+				load: load.Load{Kind: load.Stream, SizeBytes: size, Conns: n, Duration: b.duration},
+				cases: []*report.Case{{
 					Group: group, Name: fmt.Sprintf("%sstream of %d KiB writes, %s", prefix, size>>10, conns),
-					Unit: "Gbit/s", Base: base, Targets: append([]Target(nil), targets...),
+					Unit: "Gbit/s", Base: base, Targets: append([]report.Target(nil), targets...),
 				}},
 				metrics: []metric{gigabits},
 			})
@@ -117,14 +120,14 @@ func (j job) once(p path) error {
 	}
 	cost := used.per("round trip", float64(r.Ops))
 	switch j.load.Kind {
-	case stream:
+	case load.Stream:
 		cost = used.per("MiB", float64(r.Bytes)/(1<<20))
-	case setup:
+	case load.Setup:
 		cost = used.per("connection", float64(r.Ops))
-	case echo, idle:
+	case load.Echo, load.Idle:
 	}
 	for i, c := range j.cases {
-		c.add(p.name, j.metrics[i](r), r.Elapsed.Seconds(), cost)
+		c.Add(p.name, j.metrics[i](r), r.Elapsed.Seconds(), cost)
 	}
 	return nil
 }

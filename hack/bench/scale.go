@@ -11,6 +11,9 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/smcr-io/kube-smcr/hack/bench/load"
+	"github.com/smcr-io/kube-smcr/hack/bench/report"
 )
 
 // idleWindow is how long idle connections are watched: a TEST LINK of every
@@ -27,7 +30,7 @@ type level struct {
 	*pair
 	conns int
 	name  string
-	open  result // the opening
+	open  load.Result // the opening
 	empty [2]sample
 	full  [2]sample
 }
@@ -125,7 +128,7 @@ func (l *level) fill() (err error) {
 	if l.empty, err = l.sample(); err != nil {
 		return err
 	}
-	resp, err := l.client.call(request{Op: opHold, Addr: serverPort(portSMCR), SMCR: true, Load: load{Kind: idle, Conns: l.conns}})
+	resp, err := l.client.call(request{Op: opHold, Addr: serverPort(portSMCR), SMCR: true, Load: load.Load{Kind: load.Idle, Conns: l.conns}})
 	if err != nil {
 		return err
 	}
@@ -150,17 +153,17 @@ func (l *level) sample() (s [2]sample, err error) {
 
 // figure adds one value of a level.
 func (b *bench) figure(group, name, unit, base, path string, value float64) {
-	var c *Case
+	var c *report.Case
 	for _, o := range b.report.Cases {
 		if o.Group == group && o.Name == name {
 			c = o
 		}
 	}
 	if c == nil {
-		c = &Case{Group: group, Name: name, Unit: unit, Lower: true, Base: base}
+		c = &report.Case{Group: group, Name: name, Unit: unit, Lower: true, Base: base}
 		b.report.Cases = append(b.report.Cases, c)
 	}
-	c.add(path, value, 0, Cost{})
+	c.Add(path, value, 0, report.Cost{})
 }
 
 // scaleConns measures smcr.Conn.
@@ -286,7 +289,7 @@ func (b *bench) idlePods(group string, paths []path) error {
 	for _, p := range paths {
 		rss, fds := total(p)
 		fmt.Fprintf(b.log, "bench: open %d connections over %s\n", podsIdle, p.name)
-		r, err := p.run(load{Kind: idle, Conns: podsIdle})
+		r, err := p.run(load.Load{Kind: load.Idle, Conns: podsIdle})
 		if err == nil && p.check != nil {
 			err = p.check(podsIdle)
 		}

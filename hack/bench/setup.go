@@ -6,6 +6,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+
+	"github.com/smcr-io/kube-smcr/hack/bench/load"
+	"github.com/smcr-io/kube-smcr/hack/bench/report"
 )
 
 // pathFirst is smcr.Conn with a new link group for each connection.
@@ -22,14 +25,14 @@ func (b *bench) setup(ctx context.Context) error {
 
 // setupJobs open connections one by one, and eight at a time.
 func (b *bench) setupJobs(group string) []job {
-	one := load{Kind: setup, Conns: 1, Duration: b.duration}
-	many := load{Kind: setup, Conns: 8, Duration: b.duration}
+	one := load.Load{Kind: load.Setup, Conns: 1, Duration: b.duration}
+	many := load.Load{Kind: load.Setup, Conns: 8, Duration: b.duration}
 	return []job{
-		{one, []*Case{
+		{one, []*report.Case{
 			{Group: group, Name: "to the first byte back, p50", Unit: "us", Lower: true, Base: pathTCP},
 			{Group: group, Name: "to the first byte back, p99", Unit: "us", Lower: true, Base: pathTCP},
 		}, []metric{p50, p99}},
-		{many, []*Case{{Group: group, Name: "8 at a time", Unit: "connections/s", Base: pathTCP}}, []metric{perSecond}},
+		{many, []*report.Case{{Group: group, Name: "8 at a time", Unit: "connections/s", Base: pathTCP}}, []metric{perSecond}},
 	}
 }
 
@@ -40,7 +43,7 @@ func (b *bench) setupConns(ctx context.Context) (err error) {
 	}
 	defer func() { err = errors.Join(err, p.close()) }()
 	paths := p.paths()
-	first := path{name: pathFirst, pids: paths[0].pids, run: func(l load) (result, error) {
+	first := path{name: pathFirst, pids: paths[0].pids, run: func(l load.Load) (load.Result, error) {
 		// A link group has registered memory of its own on both sides. The
 		// bound keeps what lives at once far below the stacks' limits.
 		l.Max = firstContacts

@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/smcr-io/kube-smcr/hack/bench/report"
 )
 
 // Usage is what a measurement cost, of the whole path: all its processes and
@@ -20,50 +22,15 @@ type Usage struct {
 	TCPSends int64 // TCP segments, as the network counts them: after segmentation
 }
 
-// Cost is a Usage per operation or per MiB.
-type Cost struct {
-	Per       string  `json:"per"` // "round trip", "MiB", "connection"
-	CPUMicros float64 `json:"cpuMicros"`
-	Switches  float64 `json:"contextSwitches"`
-	UDPSends  float64 `json:"udpSends"`
-	TCPSends  float64 `json:"tcpSends"`
-}
-
 func (u Usage) minus(v Usage) Usage {
 	return Usage{u.CPU - v.CPU, u.Switches - v.Switches, u.UDPSends - v.UDPSends, u.TCPSends - v.TCPSends}
 }
 
-func (u Usage) per(what string, n float64) Cost {
+func (u Usage) per(what string, n float64) report.Cost {
 	n = max(n, 1)
-	return Cost{what, micros(u.CPU) / n, float64(u.Switches) / n, float64(u.UDPSends) / n, float64(u.TCPSends) / n}
-}
-
-// text is the cost for the table.
-func (c Cost) text() string {
-	if c.Per == "" {
-		return ""
-	}
-	return fmt.Sprintf("CPU %s us, %s switches, %s UDP sends per %s", number(c.CPUMicros), number(c.Switches), number(c.UDPSends), c.Per)
-}
-
-// medianCost takes the median of each figure.
-func medianCost(costs []Cost) Cost {
-	if len(costs) == 0 {
-		return Cost{}
-	}
-	pick := func(f func(Cost) float64) float64 {
-		v := make([]float64, len(costs))
-		for i, c := range costs {
-			v[i] = f(c)
-		}
-		return spreadOf(v).Median
-	}
-	return Cost{
-		Per:       costs[0].Per,
-		CPUMicros: pick(func(c Cost) float64 { return c.CPUMicros }),
-		Switches:  pick(func(c Cost) float64 { return c.Switches }),
-		UDPSends:  pick(func(c Cost) float64 { return c.UDPSends }),
-		TCPSends:  pick(func(c Cost) float64 { return c.TCPSends }),
+	return report.Cost{
+		Per: what, CPUMicros: micros(u.CPU) / n,
+		Counted: true, Switches: float64(u.Switches) / n, UDPSends: float64(u.UDPSends) / n, TCPSends: float64(u.TCPSends) / n,
 	}
 }
 

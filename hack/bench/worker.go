@@ -17,6 +17,7 @@ import (
 	"runtime/pprof"
 	"time"
 
+	"github.com/smcr-io/kube-smcr/hack/bench/load"
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/soft"
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
@@ -34,8 +35,8 @@ type request struct {
 	// FirstContact opens a stack for each connection.
 	FirstContact bool `json:"firstContact,omitempty"`
 	// MaxConns is for openStack: so many connections with small buffers.
-	MaxConns int  `json:"maxConns,omitempty"`
-	Load     load `json:"load"`
+	MaxConns int       `json:"maxConns,omitempty"`
+	Load     load.Load `json:"load"`
 }
 
 type operation string
@@ -50,9 +51,9 @@ const (
 )
 
 type response struct {
-	Err    string `json:"err,omitempty"`
-	Result result `json:"result"`
-	State  state  `json:"state"`
+	Err    string      `json:"err,omitempty"`
+	Result load.Result `json:"result"`
+	State  state       `json:"state"`
 }
 
 // state is what a worker has of what. Messages are those sent since the
@@ -74,7 +75,7 @@ type workload struct {
 	option    *synopt.Option
 	stack     *smcr.Stack
 	listeners []net.Listener
-	held      held
+	held      load.Held
 	maxConns  int
 	profile   *os.File
 }
@@ -106,22 +107,22 @@ func runWorker(in io.Reader, out io.Writer) error {
 	return errors.Join(err, lines.Err(), w.close())
 }
 
-func (w *workload) do(ctx context.Context, req request) (result, error) {
+func (w *workload) do(ctx context.Context, req request) (load.Result, error) {
 	switch req.Op {
 	case opOpenStack:
 		w.maxConns = req.MaxConns
-		return result{}, w.openStack(req.Addr)
+		return load.Result{}, w.openStack(req.Addr)
 	case opServe:
-		return result{}, w.serve(ctx, req)
+		return load.Result{}, w.serve(ctx, req)
 	case opLoad:
-		return req.Load.run(ctx, w.dialer(req))
+		return req.Load.Run(ctx, w.dialer(req))
 	case opHold:
-		return req.Load.hold(ctx, w.dialer(req), &w.held)
+		return req.Load.Hold(ctx, w.dialer(req), &w.held)
 	case opProfile:
-		return result{}, w.setProfile(req.Addr)
+		return load.Result{}, w.setProfile(req.Addr)
 	case opState: // see runWorker
 	}
-	return result{}, fmt.Errorf("unknown operation %q", req.Op)
+	return load.Result{}, fmt.Errorf("unknown operation %q", req.Op)
 }
 
 func (w *workload) openStack(addr string) error {
@@ -183,18 +184,14 @@ func (w *workload) serve(ctx context.Context, req request) error {
 		return err
 	}
 	w.listeners = append(w.listeners, l)
-	go serve(l, &w.held)
+	go load.Serve(l, &w.held)
 	return nil
 }
-
-// dialFunc opens a connection and tells whether SMC-R carries it, and a
-// function to be called after its end.
-type dialFunc func(ctx context.Context) (c net.Conn, end func() error, err error)
 
 // dialTimeout is far above what any rendezvous takes.
 const dialTimeout = 10 * time.Second
 
-func (w *workload) dialer(req request) dialFunc {
+func (w *workload) dialer(req request) load.DialFunc {
 	switch {
 	case req.FirstContact:
 		return func(ctx context.Context) (net.Conn, func() error, error) {
@@ -248,7 +245,7 @@ func (w *workload) setProfile(file string) error {
 
 func (w *workload) close() error {
 	errs := []error{w.setProfile("")}
-	_ = w.held.close() // the other side may have ended first
+	_ = w.held.Close() // the other side may have ended first
 	for _, l := range w.listeners {
 		errs = append(errs, l.Close())
 	}

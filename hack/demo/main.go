@@ -38,14 +38,11 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"os/signal"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
+	"github.com/smcr-io/kube-smcr/hack/internal/transcript"
 	"github.com/smcr-io/kube-smcr/test/netns/lab"
 )
 
@@ -74,22 +71,18 @@ func run(args []string, stdout, stderr io.Writer) int {
 		fmt.Fprintf(stderr, "demo: %v\n", err)
 		return exitFailed
 	}
-	// Who stops "go run" or make by a signal may reach our parent only; then we
-	// end too, in order.
-	if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGTERM), 0, 0, 0); err != nil {
-		fmt.Fprintf(stderr, "demo: ask for a signal at the parent's end: %v\n", err)
+	ctx, stop, err := transcript.Interruptible()
+	if err != nil {
+		fmt.Fprintf(stderr, "demo: %v\n", err)
 		return exitFailed
 	}
-	// SIGPIPE too: a reader of our output that goes away must not keep us from
-	// cleaning up.
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE)
 	defer stop()
 	progress := stdout
 	if o.output == "json" {
 		progress = stderr
 	}
 	d := &demo{opts: o, out: progress, began: time.Now()}
-	err := d.run(ctx)
+	err = d.run(ctx)
 	interrupted := ctx.Err() != nil
 	switch {
 	case interrupted:

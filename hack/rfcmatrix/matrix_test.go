@@ -132,6 +132,7 @@ func helper() {}
 		"internal/config/config.go":             file("package config\ntype Config int\n"),
 		"hack/config/config.go":                 file("package config\ntype Config int\n"),
 		"test/netns/run.sh":                     file("true"),
+		"test/vm/cdc/cdc_test.go":               file("package cdc\nfunc TestInGuests(t *testing.T) {}\n"),
 	}
 }
 
@@ -142,6 +143,9 @@ func TestDocument_references(t *testing.T) {
 		{"code: internal/config.Config", ""},
 		{"code: cdc.Conn\ntest: cdc.TestNext; cdc.FuzzNext; test/netns/run.sh", ""},
 		{"code: cdc.Conn\ntest: cdc.TestNext/row one (C.1); cdc.TestNext/closing", ""},
+		{"code: cdc.Conn\ntest: test/vm/cdc.TestInGuests", ""},
+		{"code: cdc.Conn\ntest: vm/cdc.TestInGuests", ""},
+		{"code: cdc.Conn\ntest: cdc.TestInGuests", "cdc.TestInGuests: there is no such test"},
 		{"code: cdc.Gone", "cdc.Gone: there is no such function"},
 		{"code: cdc.Conn.Gone", "cdc.Conn.Gone: there is no such function"},
 		{"code: cdc.TestNext", "cdc.TestNext: there is no such function"},

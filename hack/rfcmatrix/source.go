@@ -271,7 +271,10 @@ func (ix *source) find(s *statement, r *reference, test bool) error {
 	}
 }
 
-// lookUp finds a package by the end of its directory.
+func underTest(dir string) bool { return strings.HasPrefix(dir, "test/") }
+
+// lookUp finds a package by the end of its directory. A package under test has a
+// name that the one it tests may have too, and is then named from test on.
 func (ix *source) lookUp(name string) (string, error) {
 	var dirs []string
 	for dir, p := range ix.packages {
@@ -280,6 +283,9 @@ func (ix *source) lookUp(name string) (string, error) {
 		}
 	}
 	slices.Sort(dirs)
+	if tested := slices.DeleteFunc(slices.Clone(dirs), underTest); len(tested) == 1 {
+		dirs = tested
+	}
 	switch len(dirs) {
 	case 0:
 		return "", errors.New("there is no such package")

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package report
 
 import (
 	"math"
@@ -15,8 +15,8 @@ type Spread struct {
 	Max    float64 `json:"max"`
 }
 
-// spreadOf sums up values; it is zero without any.
-func spreadOf(values []float64) Spread {
+// SpreadOf sums up values; it is zero without any.
+func SpreadOf(values []float64) Spread {
 	if len(values) == 0 {
 		return Spread{}
 	}
@@ -41,8 +41,8 @@ func ratios(values, base []float64) []float64 {
 	return r
 }
 
-// quantile returns the q-quantile by the nearest-rank rule and sorts d.
-func quantile(d []time.Duration, q float64) time.Duration {
+// Quantile returns the q-Quantile by the nearest-rank rule and sorts d.
+func Quantile(d []time.Duration, q float64) time.Duration {
 	if len(d) == 0 {
 		return 0
 	}

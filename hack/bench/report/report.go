@@ -1,13 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package report
 
 import (
+	"encoding/json"
 	"fmt"
 	"io"
+	"os"
+	"runtime"
 	"slices"
 	"strings"
 	"text/tabwriter"
+	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Report is the outcome of a run.
@@ -17,6 +23,7 @@ type Report struct {
 	MaxProcs int     `json:"gomaxprocs"`
 	Kernel   string  `json:"kernel"`
 	Go       string  `json:"go"`
+	Note     string  `json:"note,omitempty"` // what else a reader should know
 	Rounds   int     `json:"rounds"`
 	Seconds  float64 `json:"secondsPerMeasurement"`
 	Cases    []*Case `json:"cases"`
@@ -72,8 +79,8 @@ type Micro struct {
 	Iteration int     `json:"iterations"`
 }
 
-// add notes the value of one path in the round under way.
-func (c *Case) add(path string, value, seconds float64, cost Cost) {
+// Add notes the value of one path in the round under way.
+func (c *Case) Add(path string, value, seconds float64, cost Cost) {
 	i := slices.IndexFunc(c.Series, func(s Series) bool { return s.Path == path })
 	if i < 0 {
 		i = len(c.Series)
@@ -94,18 +101,18 @@ func (c *Case) values(path string) []float64 {
 	return nil
 }
 
-// judge computes spreads, ratios and targets from the values.
-func (c *Case) judge() {
+// Judge computes spreads, ratios and targets from the values.
+func (c *Case) Judge() {
 	base := c.values(c.Base)
 	for i := range c.Series {
 		s := &c.Series[i]
-		s.Spread = spreadOf(s.Values)
+		s.Spread = SpreadOf(s.Values)
 		s.Cost = medianCost(s.Costs)
-		s.Ratio = spreadOf(ratios(s.Values, base))
+		s.Ratio = SpreadOf(ratios(s.Values, base))
 	}
 	for i := range c.Targets {
 		t := &c.Targets[i]
-		t.Ratio = spreadOf(ratios(c.values(t.Path), c.values(t.Against)))
+		t.Ratio = SpreadOf(ratios(c.values(t.Path), c.values(t.Against)))
 		t.Reached = t.Ratio.Median > 0 && (c.Lower && t.Ratio.Median <= t.Limit || !c.Lower && t.Ratio.Median >= t.Limit)
 	}
 }
@@ -141,10 +148,20 @@ func number(v float64) string {
 	return fmt.Sprintf("%.2f", v)
 }
 
-// writeTable prints the report for eyes.
-func (r *Report) writeTable(w io.Writer) error {
+// WriteJSON prints the report for programs.
+func (r *Report) WriteJSON(w io.Writer) error {
+	enc := json.NewEncoder(w)
+	enc.SetIndent("", "  ")
+	return enc.Encode(r)
+}
+
+// WriteTable prints the report for eyes.
+func (r *Report) WriteTable(w io.Writer) error {
 	fmt.Fprintf(w, "%s, %d cores, GOMAXPROCS %d, Linux %s, %s; %d rounds of %.1f s\n",
 		r.CPU, r.Cores, r.MaxProcs, r.Kernel, r.Go, r.Rounds, r.Seconds)
+	if r.Note != "" {
+		fmt.Fprintln(w, r.Note)
+	}
 	group := ""
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	for _, c := range r.Cases {
@@ -232,4 +249,31 @@ func (r *Report) verdict() (reached, all int) {
 		}
 	}
 	return reached, all
+}
+
+// New returns a report of this machine without any case.
+func New(rounds int, duration time.Duration) (*Report, error) {
+	var u unix.Utsname
+	if err := unix.Uname(&u); err != nil {
+		return nil, fmt.Errorf("uname: %w", err)
+	}
+	info, err := os.ReadFile("/proc/cpuinfo")
+	if err != nil {
+		return nil, err
+	}
+	return &Report{
+		CPU: cpuModel(string(info)), Cores: runtime.NumCPU(), MaxProcs: runtime.GOMAXPROCS(0),
+		Kernel: unix.ByteSliceToString(u.Release[:]), Go: runtime.Version(),
+		Rounds: rounds, Seconds: duration.Seconds(),
+	}, nil
+}
+
+// cpuModel finds the model in /proc/cpuinfo.
+func cpuModel(info string) string {
+	for line := range strings.Lines(info) {
+		if name, value, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(name) == "model name" {
+			return strings.TrimSpace(value)
+		}
+	}
+	return runtime.GOARCH
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package load
 
 import (
 	"context"
@@ -12,36 +12,42 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/smcr-io/kube-smcr/hack/bench/report"
 )
 
-// load is one measurement: the same code for every path, so that only the
+// Load is one measurement: the same code for every path, so that only the
 // path makes the difference.
-type load struct {
-	Kind      kind          `json:"kind,omitempty"`
+type Load struct {
+	Kind      Kind          `json:"kind,omitempty"`
 	SizeBytes int           `json:"sizeBytes,omitempty"` // of a message or of a write
 	Conns     int           `json:"conns,omitempty"`
 	Duration  time.Duration `json:"duration,omitempty"`
 	Max       int           `json:"max,omitempty"` // operations per connection; 0: no bound
 }
 
-// kind is the first byte of a connection: what the server shall do.
-type kind byte
+// Kind is the first byte of a connection: what the server shall do.
+type Kind byte
 
 const (
-	echo   kind = 'e' // send every message of SizeBytes back
-	stream kind = 's' // read to the end, then say how many bytes came
-	setup  kind = 'c' // one byte back: the connection works
-	idle   kind = 'i' // likewise, and it stays open
+	Echo   Kind = 'e' // send every message of SizeBytes back
+	Stream Kind = 's' // read to the end, then say how many bytes came
+	Setup  Kind = 'c' // one byte back: the connection works
+	Idle   Kind = 'i' // likewise, and it stays open
 )
 
-// result is what a load gave.
-type result struct {
+// Result is what a load gave.
+type Result struct {
 	Ops     int           `json:"ops"`
 	Bytes   int64         `json:"bytes"`
 	Elapsed time.Duration `json:"elapsed"`
 	P50     time.Duration `json:"p50"`
 	P99     time.Duration `json:"p99"`
 }
+
+// DialFunc opens a connection and tells whether SMC-R carries it, and a
+// function to be called after its end.
+type DialFunc func(ctx context.Context) (c net.Conn, end func() error, err error)
 
 const (
 	headerBytes = 8
@@ -50,26 +56,26 @@ const (
 	lateLimit = 20 * time.Second
 )
 
-func (l load) header() []byte {
+func (l Load) header() []byte {
 	b := make([]byte, headerBytes)
 	b[0] = byte(l.Kind)
 	binary.BigEndian.PutUint32(b[4:], uint32(l.SizeBytes))
 	return b
 }
 
-// held are connections that stay open without a goroutine that looks at them.
-type held struct {
+// Held are connections that stay open without a goroutine that looks at them.
+type Held struct {
 	mu    sync.Mutex // guards conns
 	conns []net.Conn
 }
 
-func (h *held) add(c net.Conn) {
+func (h *Held) Add(c net.Conn) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.conns = append(h.conns, c)
 }
 
-func (h *held) close() error {
+func (h *Held) Close() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	var err error
@@ -80,8 +86,8 @@ func (h *held) close() error {
 	return err
 }
 
-// serve answers the connections of a listener until it is closed.
-func serve(l net.Listener, h *held) {
+// Serve answers the connections of a listener until it is closed.
+func Serve(l net.Listener, h *Held) {
 	for {
 		c, err := l.Accept()
 		if err != nil {
@@ -90,7 +96,7 @@ func serve(l net.Listener, h *held) {
 		go func() {
 			stays, _ := answer(c) // the client sees what counts
 			if stays {
-				h.add(c)
+				h.Add(c)
 				return
 			}
 			_ = c.Close() // likewise
@@ -109,16 +115,16 @@ func answer(c net.Conn) (stays bool, err error) {
 	if size > 1<<24 {
 		return false, fmt.Errorf("message of %d bytes", size)
 	}
-	switch kind(h[0]) {
-	case echo:
+	switch Kind(h[0]) {
+	case Echo:
 		return false, answerEcho(c, make([]byte, size))
-	case stream:
+	case Stream:
 		return false, answerStream(c, make([]byte, size))
-	case setup:
+	case Setup:
 		_, err := c.Write(h[:1])
 		_, _ = c.Read(h[:]) // the client closes first
 		return false, err
-	case idle:
+	case Idle:
 		_, err := c.Write(h[:1])
 		return err == nil, err
 	}
@@ -154,18 +160,18 @@ func answerStream(c net.Conn, buf []byte) error {
 	return err
 }
 
-// run does the load and waits for its end.
-func (l load) run(ctx context.Context, dial dialFunc) (result, error) {
+// Run does the load and waits for its end.
+func (l Load) Run(ctx context.Context, dial DialFunc) (Result, error) {
 	switch l.Kind {
-	case echo:
+	case Echo:
 		return l.runEcho(ctx, dial)
-	case stream:
+	case Stream:
 		return l.runStreams(ctx, dial)
-	case setup:
+	case Setup:
 		return l.runSetups(ctx, dial)
-	case idle: // see workload.hold
+	case Idle: // see Hold
 	}
-	return result{}, fmt.Errorf("unknown load %q", l.Kind)
+	return Result{}, fmt.Errorf("unknown load %q", l.Kind)
 }
 
 // closing ends a connection and what was made for it.
@@ -177,7 +183,7 @@ func closing(c net.Conn, end func() error) error {
 	return err
 }
 
-func (l load) runEcho(ctx context.Context, dial dialFunc) (r result, err error) {
+func (l Load) runEcho(ctx context.Context, dial DialFunc) (r Result, err error) {
 	c, end, err := dial(ctx)
 	if err != nil {
 		return r, err
@@ -213,27 +219,27 @@ func (l load) runEcho(ctx context.Context, dial dialFunc) (r result, err error) 
 		times = append(times, now.Sub(last))
 		last = now
 	}
-	return result{
+	return Result{
 		Ops: len(times), Bytes: int64(len(times)) * int64(l.SizeBytes), Elapsed: last.Sub(begin),
-		P50: quantile(times, 0.5), P99: quantile(times, 0.99),
+		P50: report.Quantile(times, 0.5), P99: report.Quantile(times, 0.99),
 	}, nil
 }
 
 // runStreams writes on all connections for the duration, and counts until the
 // last byte has arrived.
-func (l load) runStreams(ctx context.Context, dial dialFunc) (result, error) {
+func (l Load) runStreams(ctx context.Context, dial DialFunc) (Result, error) {
 	conns := make([]net.Conn, l.Conns)
 	for i := range conns {
 		c, _, err := dial(ctx)
 		if err != nil {
-			return result{}, err
+			return Result{}, err
 		}
 		defer c.Close() //nolint:errcheck // its end was awaited
 		if err := c.SetDeadline(time.Now().Add(lateLimit)); err != nil {
-			return result{}, err
+			return Result{}, err
 		}
 		if _, err := c.Write(l.header()); err != nil {
-			return result{}, err
+			return Result{}, err
 		}
 		conns[i] = c
 	}
@@ -250,10 +256,10 @@ func (l load) runStreams(ctx context.Context, dial dialFunc) (result, error) {
 		})
 	}
 	wg.Wait()
-	return result{Ops: int(writes.Load()), Bytes: total.Load(), Elapsed: time.Since(begin)}, errors.Join(errs...)
+	return Result{Ops: int(writes.Load()), Bytes: total.Load(), Elapsed: time.Since(begin)}, errors.Join(errs...)
 }
 
-func (l load) stream(c net.Conn, until time.Time) (total, writes int64, err error) {
+func (l Load) stream(c net.Conn, until time.Time) (total, writes int64, err error) {
 	buf := make([]byte, l.SizeBytes)
 	for time.Now().Before(until) {
 		n, err := c.Write(buf)
@@ -283,7 +289,7 @@ func (l load) stream(c net.Conn, until time.Time) (total, writes int64, err erro
 // runSetups opens connections one after the other, on Conns goroutines. The
 // time of one goes from the call of dial to the first byte from the server:
 // behind a proxy the end of dial alone says nothing.
-func (l load) runSetups(ctx context.Context, dial dialFunc) (result, error) {
+func (l Load) runSetups(ctx context.Context, dial DialFunc) (Result, error) {
 	var wg sync.WaitGroup
 	errs := make([]error, l.Conns)
 	times := make([][]time.Duration, l.Conns)
@@ -301,16 +307,16 @@ func (l load) runSetups(ctx context.Context, dial dialFunc) (result, error) {
 		})
 	}
 	wg.Wait()
-	r := result{Elapsed: time.Since(begin)}
+	r := Result{Elapsed: time.Since(begin)}
 	var all []time.Duration
 	for _, t := range times {
 		all = append(all, t...)
 	}
-	r.Ops, r.P50, r.P99 = len(all), quantile(all, 0.5), quantile(all, 0.99)
+	r.Ops, r.P50, r.P99 = len(all), report.Quantile(all, 0.5), report.Quantile(all, 0.99)
 	return r, errors.Join(errs...)
 }
 
-func (l load) setup(ctx context.Context, dial dialFunc) (time.Duration, error) {
+func (l Load) setup(ctx context.Context, dial DialFunc) (time.Duration, error) {
 	begin := time.Now()
 	c, end, err := l.open(ctx, dial, begin.Add(lateLimit))
 	if err != nil {
@@ -321,7 +327,7 @@ func (l load) setup(ctx context.Context, dial dialFunc) (time.Duration, error) {
 }
 
 // open dials and waits for the server's first byte.
-func (l load) open(ctx context.Context, dial dialFunc, deadline time.Time) (net.Conn, func() error, error) {
+func (l Load) open(ctx context.Context, dial DialFunc, deadline time.Time) (net.Conn, func() error, error) {
 	c, end, err := dial(ctx)
 	if err != nil {
 		return nil, nil, err
@@ -339,8 +345,8 @@ func (l load) open(ctx context.Context, dial dialFunc, deadline time.Time) (net.
 	return c, end, nil
 }
 
-// hold opens Conns connections, a few at a time, which stay open.
-func (l load) hold(ctx context.Context, dial dialFunc, h *held) (result, error) {
+// Hold opens Conns connections, a few at a time, which stay open.
+func (l Load) Hold(ctx context.Context, dial DialFunc, h *Held) (Result, error) {
 	const atOnce = 8
 	var wg sync.WaitGroup
 	var left atomic.Int64
@@ -353,12 +359,12 @@ func (l load) hold(ctx context.Context, dial dialFunc, h *held) (result, error) 
 				c, _, err := l.open(ctx, dial, time.Now().Add(lateLimit))
 				if err == nil {
 					err = c.SetDeadline(time.Time{})
-					h.add(c)
+					h.Add(c)
 				}
 				errs[i] = err
 			}
 		})
 	}
 	wg.Wait()
-	return result{Ops: l.Conns, Elapsed: time.Since(begin)}, errors.Join(errs...)
+	return Result{Ops: l.Conns, Elapsed: time.Since(begin)}, errors.Join(errs...)
 }

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"io/fs"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/smcr-io/kube-smcr/config/crd"
+)
+
+func TestReferenceIsUpToDate(t *testing.T) {
+	want, err := generate("../../api/v1alpha1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := os.ReadFile("../../docs/api.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff(string(want), string(got)); d != "" {
+		t.Errorf("docs/api.md is not that of api/v1alpha1; run go generate ./api/... (-want +got):\n%s", d)
+	}
+}
+
+// Each field that the API server knows is in the reference, and has a meaning.
+func TestReferenceHasEveryField(t *testing.T) {
+	text, err := os.ReadFile("../../docs/api.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := crd.Files()
+	names, err := fs.Glob(files, "*.yaml")
+	if err != nil || len(names) == 0 {
+		t.Fatalf("no definitions: %v", err)
+	}
+	seen := 0
+	for _, name := range names {
+		data, err := files.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var def apiextensionsv1.CustomResourceDefinition
+		if err := yaml.Unmarshal(data, &def); err != nil {
+			t.Fatal(err)
+		}
+		var walk func(path string, p *apiextensionsv1.JSONSchemaProps)
+		walk = func(path string, p *apiextensionsv1.JSONSchemaProps) {
+			for field := range p.Properties {
+				if path == "" && (field == "apiVersion" || field == "kind" || field == "metadata") {
+					continue
+				}
+				seen++
+				inner := p.Properties[field]
+				if !strings.Contains(string(text), "| `"+field+"` |") {
+					t.Errorf("%s: %s.%s is not in docs/api.md", name, path, field)
+				}
+				if inner.Description == "" {
+					t.Errorf("%s: %s.%s has no description", name, path, field)
+				}
+				if field != "conditions" {
+					walk(path+"."+field, &inner)
+				}
+			}
+			if p.Items != nil && p.Items.Schema != nil {
+				walk(path+"[]", p.Items.Schema)
+			}
+		}
+		walk("", def.Spec.Versions[0].Schema.OpenAPIV3Schema)
+	}
+	if seen < 50 {
+		t.Errorf("only %d fields in the definitions: this test looks at the wrong place", seen)
+	}
+}

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/smcr-io/kube-smcr/hack/bench/load"
+)
+
+func TestParseFlags(t *testing.T) {
+	for _, tt := range []struct {
+		name, args, err string
+	}{
+		{"defaults", "", ""},
+		{"some", "-rounds 1 -time 100ms -o json -vm x", ""},
+		{"unknown output", "-o xml", `unknown output "xml"`},
+		{"no round", "-rounds 0", "-rounds from 1"},
+		{"too long", "-time 1h", "-time from 1ms"},
+		{"argument", "conn", "no arguments"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			_, err := parseFlags(strings.Fields(tt.args))
+			if tt.err == "" && err != nil || tt.err != "" && (err == nil || !strings.Contains(err.Error(), tt.err)) {
+				t.Errorf("error %v, want %q", err, tt.err)
+			}
+		})
+	}
+}
+
+func TestListens(t *testing.T) {
+	const table = "  sl  local_address rem_address   st tx_queue\n" +
+		"   0: 0100007F:1BBC 00000000:0000 0A 00000000:00000000\n" +
+		"   1: 0100007F:1BBD 0100007F:0001 01 00000000:00000000\n"
+	for _, tt := range []struct {
+		name string
+		port uint16
+		want bool
+	}{
+		{"listens", 7100, true},
+		{"is connected", 7101, false},
+		{"is not there", 7102, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if got := listens(table, tt.port); got != tt.want {
+				t.Errorf("listens = %v", got)
+			}
+		})
+	}
+}
+
+func TestIterations(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		conns int
+		speed float64
+		want  int
+	}{
+		{"nothing known", 1, 0, leastIterations},
+		{"of one", 1, 100, 50},
+		{"of each of 8", 8, 800, 50},
+		{"nonsense", 1, 1e12, mostIterations},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if got := iterations(load.Load{Conns: tt.conns, Duration: 500 * time.Millisecond}, tt.speed, leastIterations); got != tt.want {
+				t.Errorf("iterations = %d, want %d", got, tt.want)
+			}
+		})
+	}
+}
+
+// What the tools of Debian 12 print.
+const (
+	writeLat = ` #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]    t_stdev[usec]   99% percentile[usec]   99.9% percentile[usec]
+ 64      200          100.50        900.00       120.25  	       130.00     	61.71		400.00 		900.00
+`
+	writeBW = ` #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   MsgRate[Mpps]
+ 65536      128              31.41              16.00  		   0.000355
+`
+	rstreamOut = "name      bytes   xfers   iters   total       time     Gb/sec    usec/xfer\n" +
+		"custom    64      1       1k      144k        1.12s      0.00     487.92\n"
+	cmtimeOut = `step              total ms     max ms     min us  us / conn
+create id    :        0.50       0.05       4.00      16.10
+resolve addr :        9.00       8.75    8449.00     453.40
+resolve route:        1.00       0.75     426.00      56.40
+create qp    :        5.00       2.10      92.00     252.75
+connect      :       43.00      42.12   20982.00    2161.65
+disconnect   :       21.23       5.64    1178.00    1061.75
+destroy      :        0.55       0.18       9.00      27.50
+`
+)
+
+func TestParse(t *testing.T) {
+	echo := load.Load{Kind: load.Echo, SizeBytes: 64, Conns: 1}
+	stream := load.Load{Kind: load.Stream, SizeBytes: 64 << 10, Conns: 2}
+	for _, tt := range []struct {
+		name string
+		got  func(out string) (load.Result, error)
+		out  string
+		want load.Result
+	}{
+		{"ib_write_lat", func(out string) (load.Result, error) { return parsePerftest(out, echo, 200) }, writeLat, load.Result{
+			Ops: 200, Elapsed: 52 * time.Millisecond, P50: 240500 * time.Nanosecond, P99: 800 * time.Microsecond,
+		}},
+		{"ib_write_bw", func(out string) (load.Result, error) { return parsePerftest(out, stream, 128) }, writeBW, load.Result{
+			Ops: 256, Bytes: 16 << 20, Elapsed: time.Second,
+		}},
+		{"rstream", func(out string) (load.Result, error) { return parseRstream(out, echo, 1150) }, rstreamOut, load.Result{
+			Ops: 1150, Elapsed: 1122216 * time.Microsecond, P50: 975840 * time.Nanosecond,
+		}},
+		{"cmtime", func(out string) (load.Result, error) { return parseCMTime(out, 20) }, cmtimeOut, load.Result{
+			Ops: 20, Elapsed: 58500 * time.Microsecond,
+		}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			got, err := tt.got(tt.out)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if d := cmp.Diff(tt.want, got); d != "" {
+				t.Error(d)
+			}
+			if _, err := tt.got("Couldn't connect to 10.0.0.1:7100\n"); err == nil {
+				t.Error("no error from a tool that measured nothing")
+			}
+		})
+	}
+}

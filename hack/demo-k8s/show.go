@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/smcr-io/kube-smcr/internal/agentapi"
+	"github.com/smcr-io/kube-smcr/test/cluster/lab"
+	"github.com/smcr-io/kube-smcr/test/cluster/product"
+)
+
+// patience is for what Kubernetes does on a busy machine.
+const patience = time.Minute
+
+// kubectl runs a command, shows it with its output, and returns that.
+func (d *demo) kubectl(ctx context.Context, args ...string) (string, error) {
+	out, err := d.p.Lab.Kubectl(ctx, args...)
+	d.shown("kubectl", args, out)
+	return out, err
+}
+
+// smcr is kubectl for the plugin.
+func (d *demo) smcr(ctx context.Context, args ...string) (string, error) {
+	out, err := d.p.KubectlSMCR(ctx, args...)
+	d.shown("kubectl smcr", args, out)
+	return out, err
+}
+
+func (d *demo) shown(program string, args []string, out string) {
+	words := []string{program}
+	for _, a := range args {
+		if strings.ContainsAny(a, " {}*'\"$") {
+			a = "'" + a + "'"
+		}
+		words = append(words, a)
+	}
+	fmt.Fprintf(d.Out, "$ %s\n%s\n", strings.Join(words, " "), strings.TrimRight(out, "\n")+"\n")
+}
+
+// apply shows and applies objects.
+func (d *demo) apply(ctx context.Context, objects string) error {
+	fmt.Fprintf(d.Out, "$ kubectl apply -f - <<EOF\n%sEOF\n\n", objects)
+	return d.p.Lab.Apply(ctx, objects)
+}
+
+// eventually waits for a condition and notes it as a check.
+func (d *demo) eventually(ctx context.Context, what string, condition func() (string, error)) {
+	began := time.Now()
+	var detail string
+	err := product.Eventually(ctx, what, patience, func() error {
+		var err error
+		detail, err = condition()
+		return err
+	})
+	if err != nil {
+		d.Check(what, false, "%v", err)
+		return
+	}
+	d.Check(what, true, "after %.1f s. %s", time.Since(began).Seconds(), detail)
+}
+
+// exec runs a command in a pod of the shop.
+func (d *demo) exec(ctx context.Context, pod string, args ...string) (string, error) {
+	return d.p.Lab.Kubectl(ctx, append([]string{"exec", "-n", shop, pod, "--"}, args...)...)
+}
+
+// address is a pod's.
+func (d *demo) address(ctx context.Context, pod string) (string, error) {
+	return d.p.Lab.Kubectl(ctx, "get", "pod", "-n", shop, pod, "-o", "jsonpath={.status.podIP}")
+}
+
+// traffic is what a node's agent and a pod's interface count.
+type traffic struct {
+	conns, onSMCR, byRDMA, byTCP uint64
+}
+
+func (a traffic) sub(b traffic) traffic {
+	return traffic{a.conns - b.conns, a.onSMCR - b.onSMCR, a.byRDMA - b.byRDMA, a.byTCP - b.byTCP}
+}
+
+// count reads the counters for a pod's node and the pod.
+func (d *demo) count(ctx context.Context, n *lab.Node, ip string) (traffic, error) {
+	var s agentapi.Status
+	err := product.Eventually(ctx, "the end of connections", patience, func() error {
+		if err := d.p.Ask(ctx, n.Name, &s, "status"); err != nil {
+			return err
+		}
+		if s.Conns.Live > 0 { // bytes are counted at the end
+			return fmt.Errorf("%d are open", s.Conns.Live)
+		}
+		return nil
+	})
+	if err != nil {
+		return traffic{}, err
+	}
+	ns, err := d.p.PodNetNS(ctx, n, ip)
+	if err != nil {
+		return traffic{}, err
+	}
+	out, err := n.Run(ctx, "ip", "-n", ns, "-s", "-j", "link", "show", "eth0")
+	if err != nil {
+		return traffic{}, err
+	}
+	type bytes struct {
+		Bytes uint64 `json:"bytes"`
+	}
+	var links []struct {
+		Stats struct {
+			RX bytes `json:"rx"`
+			TX bytes `json:"tx"`
+		} `json:"stats64"`
+	}
+	if err := json.Unmarshal([]byte(out), &links); err != nil || len(links) != 1 {
+		return traffic{}, fmt.Errorf("read the counters of eth0: %w: %s", err, out)
+	}
+	c := s.Conns
+	return traffic{c.TotalSMCR + c.TotalTCP, c.TotalSMCR, c.BytesSMCR, links[0].Stats.RX.Bytes + links[0].Stats.TX.Bytes}, nil
+}
+
+// size writes a number of bytes for people.
+func size(n uint64) string {
+	const unit = 1024
+	switch {
+	case n < unit:
+		return fmt.Sprintf("%d B", n)
+	case n < unit*unit:
+		return fmt.Sprintf("%.1f KiB", float64(n)/unit)
+	}
+	return fmt.Sprintf("%.1f MiB", float64(n)/unit/unit)
+}

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package transcript
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Exit codes of a demo.
+const (
+	ExitFailed      = 1
+	ExitUsage       = 2
+	ExitInterrupted = 130
+)
+
+// Transcript is that of one demo. It is owned by one goroutine.
+type Transcript struct {
+	Out    io.Writer
+	began  time.Time
+	checks int
+	failed []string
+}
+
+// New begins a transcript.
+func New(out io.Writer) *Transcript { return &Transcript{Out: out, began: time.Now()} }
+
+// Title begins a part.
+func (t *Transcript) Title(format string, args ...any) {
+	fmt.Fprintf(t.Out, "\n== %s  (%.0f s)\n\n", fmt.Sprintf(format, args...), time.Since(t.began).Seconds())
+}
+
+// Say prints a line.
+func (t *Transcript) Say(format string, args ...any) {
+	fmt.Fprintf(t.Out, "%s\n", fmt.Sprintf(format, args...))
+}
+
+// Check notes whether a statement holds, and says what shows it.
+func (t *Transcript) Check(what string, holds bool, format string, args ...any) {
+	t.checks++
+	verdict := "ok"
+	if !holds {
+		verdict = "NOT SO"
+		t.failed = append(t.failed, what)
+	}
+	fmt.Fprintf(t.Out, "  [%s] %s: %s\n", verdict, what, strings.TrimSpace(fmt.Sprintf(format, args...)))
+}
+
+// Failed reports whether a statement does not hold.
+func (t *Transcript) Failed() bool { return len(t.failed) > 0 }
+
+// Summary prints the result and returns the exit code.
+func (t *Transcript) Summary(interrupted bool) int {
+	seconds := time.Since(t.began).Seconds()
+	switch {
+	case interrupted:
+		fmt.Fprintf(t.Out, "\ninterrupted after %.0f s\n", seconds)
+		return ExitInterrupted
+	case !t.Failed():
+		fmt.Fprintf(t.Out, "\n%d checks, all hold (%.0f s)\n", t.checks, seconds)
+		return 0
+	}
+	fmt.Fprintf(t.Out, "\n%d of %d checks do not hold (%.0f s):\n  %s\n", len(t.failed), t.checks, seconds, strings.Join(t.failed, "\n  "))
+	return ExitFailed
+}
+
+// Interruptible returns a context that a signal ends, and the end of the parent: who
+// stops "go run" or make by a signal may reach the parent only. A reader of the output
+// that goes away ends it too, so that a program can still remove what it made.
+func Interruptible() (context.Context, context.CancelFunc, error) {
+	if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGTERM), 0, 0, 0); err != nil {
+		return nil, nil, fmt.Errorf("ask for a signal at the parent's end: %w", err)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE)
+	return ctx, stop, nil
+}

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package chart
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"sigs.k8s.io/yaml"
+)
+
+type schema struct {
+	Ref         string            `json:"$ref"`
+	Properties  map[string]schema `json:"properties"`
+	Definitions map[string]schema `json:"definitions"`
+	Additional  json.RawMessage   `json:"additionalProperties"`
+}
+
+// Every value of the schema is in values.yaml, where its default and meaning
+// stand, and what is an object there takes no other field.
+func TestSchemaAndValuesSayTheSame(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join(chartDir, "values.schema.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var root schema
+	if err := json.Unmarshal(text, &root); err != nil {
+		t.Fatal(err)
+	}
+	text, err = os.ReadFile(filepath.Join(chartDir, "values.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var values map[string]any
+	if err := yaml.UnmarshalStrict(text, &values); err != nil {
+		t.Fatal(err)
+	}
+	var compare func(path string, s schema, value any)
+	compare = func(path string, s schema, value any) {
+		if s.Ref != "" {
+			return // the types of Kubernetes and of settings
+		}
+		object, isObject := value.(map[string]any)
+		if !isObject {
+			return
+		}
+		if s.Properties != nil && string(s.Additional) != "false" {
+			t.Errorf("%s: the schema allows values that do not exist", path)
+		}
+		for key, p := range s.Properties {
+			switch {
+			case path == "" && key == "global":
+			case path == ".agent" && slices.Contains([]string{"seLinuxOptions", "appArmorProfile"}, key):
+			default:
+				v, ok := object[key]
+				if !ok {
+					t.Errorf("%s.%s: in the schema, but not in values.yaml", path, key)
+				}
+				compare(path+"."+key, p, v)
+			}
+		}
+		for key := range object {
+			if _, ok := s.Properties[key]; !ok && s.Properties != nil {
+				t.Errorf("%s.%s: in values.yaml, but not in the schema", path, key)
+			}
+		}
+	}
+	compare("", root, values)
+}
+
+// A value that does not exist, or that has the wrong form, is refused with its
+// name; a contradiction with what to do.
+func TestRefused(t *testing.T) {
+	for _, tt := range []struct{ name, set, want string }{
+		{"unknown value", "agents.logLevel=debug", "additional properties 'agents' not allowed"},
+		{"unknown value of the agent", "agent.logLvl=debug", "at '/agent': additional properties 'logLvl' not allowed"},
+		{"file's field that is the chart's", "agent.dataDir=/tmp", "at '/agent': additional properties 'dataDir' not allowed"},
+		{"unknown value of CNI", "agent.cni.bindir=/x", "at '/agent/cni': additional properties 'bindir' not allowed"},
+		{"unknown field of a device", "agent.devices[0].soft.adress=node", "at '/agent/devices/0"},
+		{"two kinds of address", "agent.devices[0].soft.interface=eth1,agent.devices[0].soft.address=node", "at '/agent/devices/0/soft'"},
+		{"no device", "agent.devices=null", "at '/agent': missing property 'devices'"},
+		{"requests and limits apart", "agent.resources.requests.cpu=1", "at '/agent/resources': additional properties 'requests' not allowed"},
+		{"tag that is none", "image.tag=a:b", "at '/image/tag'"},
+		{"digest that is none", "image.digest=abc", "at '/image/digest'"},
+		{"size of Kubernetes in the agent's file", "agent.budgets.node.memory=1Gi", "at '/agent/budgets/node/memory'"},
+		{"duration that is none", "agent.drainTimeout=30", "at '/agent/drainTimeout'"},
+		{"relative path", "agent.cni.binDir=opt/cni/bin", "at '/agent/cni/binDir'"},
+		{"no controller", "controller.replicas=0", "at '/controller/replicas'"},
+		{"word that is none", "crds.install=Yes", "at '/crds/install'"},
+		{"enterprise ID in small letters", "agent.eids[0]=rack", "at '/agent/eids/0'"},
+		{"resource without a vendor", "devicePlugin.otherResources[0]=vf", "at '/devicePlugin/otherResources/0'"},
+		{"too many slots", "devicePlugin.slots=1001", "at '/devicePlugin/slots'"},
+		{"text for a switch", "monitoring.podMonitor.enabled=yes", "at '/monitoring/podMonitor/enabled'"},
+
+		{"budget larger than the container", "agent.budgets.node.memory=2GiB", "agent.budgets.node.memory (2GiB) and 256MiB for the agent itself do not fit into agent.resources.memory (1536Mi)"},
+		{"pod larger than node", "agent.budgets.pod.memory=1025MiB", "agent.budgets.pod.memory (1025MiB) is more than agent.budgets.node.memory (1GiB)"},
+		{"no room for a connection", "agent.budgets.pod.memory=4MiB", "agent.budgets.pod.memory (4MiB) is less than the agent.rmbe and agent.sendBuffer of 8 connections"},
+		{"hardware that is not enabled", "agent.devices[0].rdma=mlx5_0", "hardware.enabled is false"},
+		{"no update possible", "agent.update.maxSurge=0", "maxSurge and maxUnavailable are both 0"},
+		{"both ways of update", "agent.update.maxUnavailable=1", "maxSurge and maxUnavailable are both set"},
+		{"metrics that are nowhere", "monitoring.podMonitor.enabled=true,agent.metricsAddress=none", "agent.metricsAddress is none"},
+		{"metrics out of reach", "monitoring.podMonitor.enabled=true,agent.metricsAddress=127.0.0.1:9464", "agent.metricsAddress 127.0.0.1:9464, which is loopback"},
+		{"VFs without device plugin", "devicePlugin.vfs=true", "devicePlugin.vfs, but devicePlugin.enabled is false"},
+		{"VF of nobody", "multus.enabled=true", "multus.resourceName is empty"},
+		{"devices of two kinds", "agent.devices[0].soft.address=node,agent.devices[1].rdma=mlx5_0", "all devices of a node must be of one kind"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			out, complaint := helm(t, "template", release, chartDir, "--set", tt.set)
+			switch {
+			case complaint == "":
+				t.Errorf("%s is taken:\n%.200s", tt.set, out)
+			case !strings.Contains(complaint, tt.want):
+				t.Errorf("%s: %s; want %q", tt.set, complaint, tt.want)
+			}
+		})
+	}
+}

@@ -1,0 +1,486 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/smcr-io/kube-smcr/api/v1alpha1"
+	"github.com/smcr-io/kube-smcr/internal/agentapi"
+	"github.com/smcr-io/kube-smcr/test/cluster/lab"
+	"github.com/smcr-io/kube-smcr/test/cluster/lab/image"
+	"github.com/smcr-io/kube-smcr/test/cluster/product"
+)
+
+// pair starts a server on the first node and a client on the second one, both
+// opted in, and waits until connections between them are on SMC-R.
+func (c *cluster) pair(command string) (server, client pod) {
+	c.Helper()
+	ns := c.namespace(optedIn())
+	server = c.start(ns, podSpec{name: "server", node: c.n[0]})[0]
+	c.status(server, v1alpha1.PodStatusEnabled, soon)
+	client = c.start(ns, podSpec{name: "client", node: c.n[1], args: []string{command, server.address()}})[0]
+	c.status(client, v1alpha1.PodStatusEnabled, soon)
+	c.onSMCR(client, server.address())
+	return server, client
+}
+
+// killAgents kills the agents of a node, and not their containers' runtime.
+func (c *cluster) killAgents(n *lab.Node) {
+	c.Helper()
+	out, err := n.Run(c.Context(), "pidof", "node-agent")
+	c.must(err)
+	_, err = n.Run(c.Context(), append([]string{"kill", "-KILL"}, strings.Fields(out)...)...)
+	c.must(err)
+}
+
+// agentKilled: connections of a killed agent are reset, and new ones are refused
+// until the diversion expires or there is an agent again, but no longer.
+func agentKilled(c *cluster) {
+	server, holder := c.pair("hold")
+	loader := c.start(server.ns, podSpec{name: "loader", node: c.n[1], args: []string{"load", server.address(), "--workers=1"}})[0]
+	before := c.grows(loader, sum{}, 20)
+	c.killAgents(c.n[1])
+	c.ends(holder, soon)
+	c.must(c.p.WaitNode(c.Context(), c.n[1].Name))
+	after := c.grows(loader, before, 100)
+	if before.Failed > 0 || after.FailingMillis > bypassed.Milliseconds() {
+		c.Errorf("connections failed for longer than %v: %+v, before %+v", bypassed, after, before)
+	}
+	c.onSMCR(holder, server.address())
+	if s, err := c.last(loader); err != nil || s.Failed > after.Failed {
+		c.Errorf("connections failed afterwards: %+v, %v", s, err)
+	}
+	c.Logf("%d of %d connections failed, all within %d ms: %v", after.Failed, after.OK+after.Failed, after.FailingMillis, after.Errors)
+}
+
+// bypassed is redirectTTL, and what a busy machine adds.
+const bypassed = 3 * time.Second
+
+// records are the attachment records of a node.
+func (c *cluster) records(n *lab.Node) []string {
+	c.Helper()
+	dir, err := n.Path(c.Context(), "/run/kube-smcr/attachments")
+	c.must(err)
+	names, err := filepath.Glob(filepath.Join(dir, "*.json"))
+	c.must(err)
+	return names
+}
+
+// sandboxes counts the network namespaces of the pods of a node.
+func (c *cluster) sandboxes(n *lab.Node) int {
+	c.Helper()
+	dir, err := n.Path(c.Context(), "/run/netns")
+	c.must(err)
+	entries, err := os.ReadDir(dir)
+	c.must(err)
+	return len(entries)
+}
+
+// settled waits until a node has the networks of its pods and no other, and no
+// record of one that is gone. Pods that are older than the installation have
+// none.
+func (c *cluster) settled(n *lab.Node) {
+	c.Helper()
+	c.eventually("nothing of former pods on "+n.Name, soon, func() error {
+		var pods corev1.PodList
+		if err := c.p.Client.List(c.Context(), &pods, client.MatchingFields{"spec.nodeName": n.Name}); err != nil {
+			return err
+		}
+		own := slices.DeleteFunc(pods.Items, func(p corev1.Pod) bool { return p.Spec.HostNetwork || p.Status.Phase == corev1.PodSucceeded })
+		if s := c.sandboxes(n); s != len(own) {
+			return fmt.Errorf("%d networks of %d pods", s, len(own))
+		}
+		for _, r := range c.records(n) {
+			var record struct {
+				NetNS string `json:"netns"`
+			}
+			text, err := os.ReadFile(r)
+			if err == nil {
+				err = json.Unmarshal(text, &record)
+			}
+			if err != nil {
+				return err
+			}
+			netns, err := n.Path(c.Context(), record.NetNS)
+			if err != nil {
+				return err
+			}
+			if _, err := os.Stat(netns); err != nil {
+				return fmt.Errorf("record %s is of a network that is gone", filepath.Base(r))
+			}
+		}
+		return nil
+	})
+}
+
+// delWithoutAgent: pods that end while their agent is away leave nothing.
+func delWithoutAgent(c *cluster) {
+	ns := c.namespace(optedIn())
+	var specs []podSpec
+	for i := range 5 {
+		specs = append(specs, podSpec{name: fmt.Sprintf("p%d", i), node: c.n[1]})
+	}
+	c.start(ns, specs...)
+	c.settled(c.n[1])
+	selector := `{"spec":{"template":{"spec":{"nodeSelector":{"kubernetes.io/hostname":"%s"}}}}}`
+	c.kubectl("patch", "daemonset", "-n", product.Namespace, product.Agent, "--type=merge", "-p", fmt.Sprintf(selector, c.n[0].Name))
+	restore := func(ctx context.Context) error {
+		_, err := c.p.Lab.Kubectl(ctx, "patch", "daemonset", "-n", product.Namespace, product.Agent, "--type=json",
+			"-p", `[{"op":"remove","path":"/spec/template/spec/nodeSelector"}]`)
+		return err
+	}
+	restored := false
+	c.Cleanup(func() {
+		if !restored {
+			_ = restore(context.Background())
+		}
+	})
+	c.eventually("the end of the agent of "+c.n[1].Name, soon, func() error {
+		pods, err := c.p.AgentPods(c.Context(), c.n[1].Name)
+		if err == nil && len(pods) > 0 {
+			err = fmt.Errorf("there is %s", pods[0].Name)
+		}
+		return err
+	})
+	c.kubectl("delete", "pods", "-n", ns, "--all", "--now")
+	c.settled(c.n[1])
+	// Nor does a pod wait for the agent to start.
+	began := time.Now()
+	c.start(ns, podSpec{name: "late", node: c.n[1]})
+	c.Logf("a pod started without an agent after %v", time.Since(began).Round(10*time.Millisecond))
+	restored = true
+	c.must(restore(c.Context()))
+	c.must(c.p.WaitReady(c.Context()))
+	c.rolledOut()
+	c.status(pod{ns: ns, name: "late"}, v1alpha1.PodStatusEnabled, soon)
+}
+
+// rolledOut waits until each node has one agent, of the present template.
+func (c *cluster) rolledOut() {
+	c.Helper()
+	c.kubectl("rollout", "status", "daemonset", "-n", product.Namespace, product.Agent, "--timeout=2m")
+	for _, n := range c.n {
+		c.eventually("the end of the former agent of "+n.Name, soon, func() error {
+			pods, err := c.p.AgentPods(c.Context(), n.Name)
+			if err == nil && len(pods) != 1 {
+				err = fmt.Errorf("there are %d", len(pods))
+			}
+			return err
+		})
+	}
+}
+
+// podDeletedDuringADD: pods that are deleted while their network is made leave
+// nothing.
+func podDeletedDuringADD(c *cluster) {
+	ns := c.namespace(optedIn())
+	n := c.n[1]
+	for i := range 9 {
+		networks, records := c.sandboxes(n), len(c.records(n))
+		o := podSpec{name: fmt.Sprintf("p%d", i), node: n}.object(ns)
+		c.must(c.p.Client.Create(c.Context(), o))
+		switch i % 3 {
+		case 0: // at once
+		case 1: // when it has a network, so that ADD runs
+			c.eventually("the network of a pod", soon, func() error { return more(c.sandboxes(n), networks) })
+		case 2: // when our plugin was there
+			c.eventually("the record of a pod", soon, func() error { return more(len(c.records(n)), records) })
+		}
+		c.must(c.p.Client.Delete(c.Context(), o))
+	}
+	c.eventually("the end of the pods", soon, func() error {
+		if out := c.kubectl("get", "pods", "-n", ns, "-o", "name"); out != "" {
+			return errors.New(out)
+		}
+		return nil
+	})
+	c.settled(n)
+}
+
+func more(now, before int) error {
+	if now <= before {
+		return fmt.Errorf("%d, and %d before", now, before)
+	}
+	return nil
+}
+
+// apiServerAway: everything goes on without the API server, also for an agent
+// that is restarted meanwhile.
+func apiServerAway(c *cluster) {
+	server, holder := c.pair("hold")
+	loader := c.start(server.ns, podSpec{name: "loader", node: c.n[1], args: []string{"load", server.address()}})[0]
+	before := c.grows(loader, sum{}, 5)
+	c.must(c.p.Lab.StopAPIServer(c.Context()))
+	started := false
+	start := func(ctx context.Context) error {
+		started = true
+		return c.p.Lab.StartAPIServer(ctx)
+	}
+	c.Cleanup(func() {
+		if !started {
+			_ = start(context.Background())
+		}
+	})
+	began := time.Now()
+	inOutage := c.growsOnNode(loader, before, 50)
+	// The server's agent dies. Without the API server the kubelet restarts it,
+	// and it has nothing but its file.
+	c.killAgents(c.n[0])
+	c.eventually("the agent without an API server", soon, func() error {
+		var s agentapi.Status
+		out, err := c.n[0].Run(c.Context(), "curl", "-s", "--unix-socket", "/run/kube-smcr/agent.sock", "http://agent"+agentapi.PathStatus)
+		if err == nil {
+			err = json.Unmarshal([]byte(out), &s)
+		}
+		if err == nil && s.Pods.Ready == 0 {
+			err = fmt.Errorf("its pods are %+v", s.Pods)
+		}
+		return err
+	})
+	inOutage = c.growsOnNode(loader, inOutage, 200)
+	c.must(start(c.Context()))
+	c.Logf("the API server was away for %v", time.Since(began).Round(time.Second))
+	after := c.grows(loader, inOutage, 20)
+	// The client's agent lived; the server's was away for a moment.
+	if after.FailingMillis > bypassed.Milliseconds() {
+		c.Errorf("connections failed: %+v, before %+v", after, before)
+	}
+	c.must(c.p.WaitReady(c.Context()))
+	c.onSMCR(holder, server.address())
+	c.status(server, v1alpha1.PodStatusEnabled, soon)
+}
+
+// apiServerHangs: the API server answers nothing, for longer than its clients
+// wait (10 s for a call, 45 s until a connection without life is given up).
+// Traffic goes on, and what was changed meanwhile, or is changed then, counts.
+func apiServerHangs(c *cluster) {
+	const hangs = 50 * time.Second
+	server, holder := c.pair("hold")
+	loader := c.start(server.ns, podSpec{name: "loader", node: c.n[1], args: []string{"load", server.address()}})[0]
+	traffic := c.grows(loader, sum{}, 5)
+	c.must(c.p.Lab.PauseAPIServer(c.Context()))
+	resumed := false
+	resume := func(ctx context.Context) error {
+		resumed = true
+		return c.p.Lab.ResumeAPIServer(ctx)
+	}
+	c.Cleanup(func() {
+		if !resumed {
+			_ = resume(context.Background())
+		}
+	})
+	for began := time.Now(); time.Since(began) < hangs; {
+		traffic = c.growsOnNode(loader, traffic, 20)
+	}
+	c.must(resume(c.Context()))
+	c.must(c.p.WaitReady(c.Context()))
+	if held := c.grows(holder, sum{}, 1); traffic.Failed > 0 || held.Ended {
+		c.Errorf("connections failed meanwhile: %+v and %+v", traffic, held)
+	}
+	c.eventually("a change to be heard of", soon, func() error {
+		if _, err := c.p.Lab.Kubectl(c.Context(), "annotate", "--overwrite", "pod", "-n", holder.ns, holder.name, v1alpha1.AnnotationEnabled+"=false"); err != nil {
+			return err
+		}
+		if t := c.tables(holder); strings.Contains(t, "smcr") {
+			return errors.New(t)
+		}
+		return nil
+	})
+	c.ends(holder, soon)
+	c.status(holder, "", soon)
+	c.status(server, v1alpha1.PodStatusEnabled, soon)
+}
+
+// growsOnNode is grows without the API server.
+func (c *cluster) growsOnNode(p pod, s sum, n int) sum {
+	c.Helper()
+	dir, err := p.node.Path(c.Context(), "/var/log/pods")
+	c.must(err)
+	var now sum
+	c.eventually(fmt.Sprintf("%d connections of %s", n, p), soon, func() error {
+		logs, err := filepath.Glob(filepath.Join(dir, p.ns+"_"+p.name+"_*", "*", "*.log"))
+		if err != nil || len(logs) == 0 {
+			return fmt.Errorf("its logs are %v: %w", logs, err)
+		}
+		text, err := os.ReadFile(logs[len(logs)-1])
+		if err != nil {
+			return err
+		}
+		// 2026-01-02T03:04:05.678Z stdout F {...}
+		lines := strings.Split(strings.TrimSpace(string(text)), "\n")
+		_, object, _ := strings.Cut(lines[len(lines)-1], " F ")
+		if err := json.Unmarshal([]byte(object), &now); err != nil {
+			return err
+		}
+		if now.OK < s.OK+n {
+			return fmt.Errorf("it has %+v", now)
+		}
+		return nil
+	})
+	return now
+}
+
+// railLost: each node has two networks; the loss of one costs no connection, and
+// Kubernetes says so.
+func railLost(c *cluster) {
+	_, holder := c.pair("hold")
+	c.redundancy(holder, v1alpha1.RedundancySymmetric)
+	before := c.grows(holder, sum{}, 1)
+	c.must(c.n[1].SetPort(c.Context(), "eth1", false))
+	mended := false
+	mend := func(ctx context.Context) error {
+		mended = true
+		return c.n[1].SetPort(ctx, "eth1", true)
+	}
+	c.Cleanup(func() {
+		if !mended {
+			_ = mend(context.Background())
+		}
+	})
+	l := c.redundancy(holder, v1alpha1.RedundancySingle)
+	c.event("", l.Name, "RedundancyLost", "")
+	c.eventually("SMCRNode to say that a device is down", soon, func() error {
+		var o v1alpha1.SMCRNode
+		c.must(c.p.Client.Get(c.Context(), key("", c.n[1].Name), &o))
+		if !meta.IsStatusConditionFalse(o.Status.Conditions, v1alpha1.ConditionDevicesHealthy) || o.Status.DeviceSummary != "1/2" {
+			return fmt.Errorf("%s: %+v", o.Status.DeviceSummary, o.Status.Conditions)
+		}
+		return nil
+	})
+	c.must(mend(c.Context()))
+	c.redundancy(holder, v1alpha1.RedundancySymmetric)
+	c.event("", l.Name, "RedundancyRestored", "")
+	after := c.grows(holder, before, 100)
+	if after.Failed > 0 || after.Ended {
+		c.Errorf("the open connection has %+v", after)
+	}
+	c.Logf("the open connection stalled for at most %d ms", after.WorstMillis)
+}
+
+// noDevice: on nodes without any of the configured devices the agent runs, and
+// everything is plain TCP, with the reason where people look.
+func noDevice(c *cluster) {
+	server, client := c.pair("load")
+	c.must(c.p.Install(c.Context(), image.ProductTag, append(slices.Clone(installed),
+		"agent.devices[0].soft.interface=rdma8", "agent.devices[1].soft.interface=rdma9")...))
+	for _, n := range c.n {
+		c.eventually("SMCRNode "+n.Name+" to say that there is no device", soon, func() error {
+			var o v1alpha1.SMCRNode
+			c.must(c.p.Client.Get(c.Context(), key("", n.Name), &o))
+			a := meta.FindStatusCondition(o.Status.Conditions, v1alpha1.ConditionAccelerating)
+			if a == nil || a.Status != metav1.ConditionFalse || a.Reason != "NoDevices" || !strings.Contains(a.Message, "interface rdma8 is not there") ||
+				!meta.IsStatusConditionTrue(o.Status.Conditions, v1alpha1.ConditionReady) || o.Status.DeviceSummary != "0/2" {
+				return fmt.Errorf("%s: %+v", o.Status.DeviceSummary, o.Status.Conditions)
+			}
+			return nil
+		})
+	}
+	c.status(client, v1alpha1.PodStatusFallback+": NOSMCDEV", soon)
+	c.must(c.once(client, server.address()))
+	c.policy(server.ns, "strict", `{"mode": "Required"}`)
+	c.eventually("connections to be refused", soon, func() error {
+		if err := c.once(client, server.address()); err == nil {
+			return errors.New("one was made")
+		}
+		return nil
+	})
+	c.event(client.ns, client.name, "SMCRRefused", "NOSMCDEV")
+	c.kubectl("delete", "smcrpolicy", "-n", server.ns, "strict")
+	c.must(c.p.Install(c.Context(), image.ProductTag, installed...))
+	c.must(c.p.WaitReady(c.Context()))
+	c.onSMCR(client, server.address())
+}
+
+// spreadControllers sees to it that the controllers are on different nodes. The
+// scheduler only prefers that, and what is to be seen here is the loss of a
+// node, not of all controllers.
+func (c *cluster) spreadControllers() {
+	c.Helper()
+	c.eventually("controllers on different nodes", soon, func() error {
+		var list corev1.PodList
+		if err := c.p.Client.List(c.Context(), &list, client.InNamespace(product.Namespace), client.MatchingLabels{"app.kubernetes.io/component": "controller"}); err != nil {
+			return err
+		}
+		nodes := map[string]int{}
+		for _, p := range list.Items {
+			if p.DeletionTimestamp == nil && p.Spec.NodeName != "" {
+				nodes[p.Spec.NodeName]++
+			}
+		}
+		if len(nodes) > 1 {
+			return nil
+		}
+		if len(list.Items) == 2 {
+			c.Logf("both controllers are on one node; one is made anew")
+			if err := c.p.Client.Delete(c.Context(), &list.Items[0]); err != nil {
+				return err
+			}
+		}
+		return fmt.Errorf("they are on %v", nodes)
+	})
+}
+
+// redundancy waits until the SMCRLink of a pod has it, and returns it.
+func (c *cluster) redundancy(p pod, want v1alpha1.Redundancy) (l v1alpha1.SMCRLink) {
+	c.Helper()
+	c.eventually(fmt.Sprintf("the redundancy %s of %s", want, p), soon, func() error {
+		if l = c.active(p); l.Status.Redundancy != want {
+			return fmt.Errorf("%s is %s", l.Name, l.Status.Redundancy)
+		}
+		return nil
+	})
+	return l
+}
+
+// nodeReboot: a node that is switched off and on again.
+func nodeReboot(c *cluster) {
+	server, client := c.pair("load")
+	c.spreadControllers()
+	n := c.n[1]
+	c.must(n.PowerOff(c.Context()))
+	on := false
+	c.Cleanup(func() {
+		if !on {
+			_ = n.PowerOn(context.Background())
+		}
+	})
+	c.eventually("SMCRNode "+n.Name+" to say that its agent is away", soon, func() error {
+		var o v1alpha1.SMCRNode
+		c.must(c.p.Client.Get(c.Context(), key("", n.Name), &o))
+		if meta.IsStatusConditionTrue(o.Status.Conditions, v1alpha1.ConditionAgentAlive) {
+			return fmt.Errorf("its conditions are %+v", o.Status.Conditions)
+		}
+		return nil
+	})
+	c.eventually("its SMCRLink to be Unknown", shown, func() error {
+		links, err := c.links(client)
+		c.must(err)
+		for _, l := range links {
+			if l.Status.State != v1alpha1.LinkUnknown {
+				return fmt.Errorf("%s is %s", l.Name, l.Status.State)
+			}
+		}
+		return nil
+	})
+	c.must(n.PowerOn(c.Context()))
+	on = true
+	c.must(c.p.WaitNode(c.Context(), n.Name))
+	client = c.running(client.ns, client.name, n)
+	c.onSMCR(client, server.address())
+	c.active(client)
+	c.settled(n)
+}

@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// The traffic command is the application of the end-to-end tests: it makes TCP
+// connections in ways whose loss it can tell.
+//
+//	traffic serve :7000                 send back what comes
+//	traffic once ADDR:7000              one connection
+//	traffic load ADDR:7000              short connections, one after the other
+//	traffic hold ADDR:7000              one connection that is never idle for long
+//
+// load and hold write a line of JSON each second, and hold one when the
+// connection ends. It knows nothing of SMC-R.
+package main

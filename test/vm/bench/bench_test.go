@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"bytes"
+	"encoding/json"
+	"os/exec"
+	"testing"
+
+	"github.com/smcr-io/kube-smcr/hack/bench/report"
+	"github.com/smcr-io/kube-smcr/test/vm/lab"
+)
+
+// TestBench makes one short round of two measurements; nobody looks at the
+// figures. The others are the same code with other numbers.
+func TestBench(t *testing.T) {
+	l := lab.ForTest(t, lab.Config{})
+	for _, tt := range []struct {
+		only  string
+		paths []string // that have to be there
+	}{
+		{"round trip", []string{"RDMA WRITE", "smcr.Conn", "kernel SMC-R", "TCP"}},
+		{"64 KiB writes, 1 connection", []string{"RDMA WRITE", "smcr.Conn", "kernel SMC-R", "TCP"}},
+	} {
+		t.Run(tt.only, func(t *testing.T) {
+			var stderr bytes.Buffer
+			cmd := exec.CommandContext(t.Context(), "go", "run", "github.com/smcr-io/kube-smcr/hack/bench-vm",
+				"-vm", l.Name(), "-rounds", "1", "-time", "50ms", "-only", tt.only, "-o", "json")
+			cmd.Stderr = &stderr
+			out, err := cmd.Output()
+			if err != nil {
+				t.Fatalf("%v: %s", err, &stderr)
+			}
+			var r report.Report
+			if err := json.Unmarshal(out, &r); err != nil {
+				t.Fatalf("%v: %s", err, out)
+			}
+			if len(r.Cases) == 0 {
+				t.Fatal("nothing was measured")
+			}
+			for _, name := range tt.paths {
+				found := false
+				for _, s := range r.Cases[0].Series {
+					found = found || s.Path == name && s.Spread.Median > 0
+				}
+				if !found {
+					t.Errorf("%s has no figure in %s", name, out)
+				}
+			}
+		})
+	}
+}

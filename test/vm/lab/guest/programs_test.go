@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+func TestPrograms(t *testing.T) {
+	p := &programs{from: filepath.Join(t.TempDir(), "none"), to: filepath.Join(t.TempDir(), "copies")}
+	refresh := func() {
+		t.Helper()
+		if err := p.refresh(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	refresh() // nothing is there
+	if err := os.Mkdir(p.from, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	write := func(name, text string, age time.Duration) {
+		t.Helper()
+		file := filepath.Join(p.from, name)
+		if err := os.WriteFile(file, []byte(text), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		at := time.Unix(1700000000, 0).Add(-age)
+		if err := os.Chtimes(file, at, at); err != nil {
+			t.Fatal(err)
+		}
+	}
+	is := func(name, want string) {
+		t.Helper()
+		file := filepath.Join(p.to, name)
+		got, err := os.ReadFile(file)
+		if err != nil || string(got) != want {
+			t.Errorf("%s has %q, %v, want %q", name, got, err, want)
+		}
+		if info, err := os.Stat(file); err != nil || info.Mode().Perm() != 0o755 {
+			t.Errorf("%s: %v, %v", name, info.Mode(), err)
+		}
+	}
+	write("one", "first", 0)
+	write("two.new", "half", 0)
+	refresh()
+	is("one", "first")
+	if _, err := os.Stat(filepath.Join(p.to, "two.new")); err == nil {
+		t.Error("a program was copied that is being built")
+	}
+	write("one", "other", time.Hour) // as long
+	write("two", "whole", 0)
+	refresh()
+	is("one", "other")
+	is("two", "whole")
+	write("one", "first", time.Hour) // nothing tells that it is another one
+	refresh()
+	is("one", "other")
+	for command, want := range map[string]string{
+		filepath.Join(p.from, "one"): filepath.Join(p.to, "one"), "one": "one", "/usr/bin/one": "/usr/bin/one",
+	} {
+		if got := p.find(command); got != want {
+			t.Errorf("%s is %s, want %s", command, got, want)
+		}
+	}
+}

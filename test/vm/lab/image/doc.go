@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package image makes what a guest boots: a kernel and its modules, and the
+// programs of a distribution on a disk.
+//
+// The kernel is one version, named by URL and SHA-256: SMC-R over rxe works with
+// Debian's 6.12, not with its 6.1 (the peer's CONFIRM LINK is never sent) and
+// not with its 7.2 (no smc module). The programs are Debian 12's, of the version
+// that the mirror has, with everything they depend on.
+//
+// It needs apt-get, dpkg-deb, tar, xz, zstd, depmod and mke2fs, and the Debian keyring;
+// it needs no rights, and the machine's own apt configuration is not touched. What
+// it made is kept in the cache directory, under the hash of what it is made of,
+// until that changes: a directory there is complete.
+package image

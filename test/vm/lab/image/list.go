@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package image
+
+const (
+	suite    = "bookworm"
+	mirror   = "http://deb.debian.org/debian"
+	snapshot = "https://snapshot.debian.org/archive/debian/20261115T000000Z"
+
+	keyring = "/usr/share/keyrings/debian-archive-keyring.gpg"
+)
+
+// A pinned package is one of a certain version: the mirror keeps it until the next
+// version, the snapshots for good.
+type pinned struct {
+	dir    string // below the archive's root
+	file   string
+	sha256 string
+}
+
+func (p pinned) urls() [2]string {
+	return [2]string{mirror + "/" + p.dir + p.file, snapshot + "/" + p.dir + p.file}
+}
+
+// A Kernel is one that guests can have.
+type Kernel string
+
+const (
+	// SMC is the kernel that guests have unless a test asks for another one: it has
+	// SMC-R, and soft RoCE in the first network namespace.
+	SMC Kernel = "6.12.95+deb12-amd64"
+
+	// NetNS is one whose soft RoCE works in every network namespace. Debian builds
+	// it without SMC.
+	NetNS Kernel = "7.2.12+deb13-amd64"
+)
+
+// A kernelPackages is what has a kernel: the one that is started, and maybe one
+// with its modules.
+type kernelPackages struct {
+	packages []pinned
+	lacks    []string // of the modules of the lists below
+}
+
+var kernels = map[Kernel]kernelPackages{
+	SMC: {packages: []pinned{{
+		dir:    "pool/main/l/linux-signed-amd64/",
+		file:   "linux-image-6.12.95+deb12-amd64_6.12.95-1~bpo12+1_amd64.deb",
+		sha256: "5e524b782be67cb0d6a2e7b51816a2ac519e573ef7324b9a63a4124365653ecc",
+	}}},
+	NetNS: {
+		packages: []pinned{
+			{
+				dir:    "pool/main/l/linux-signed-amd64/",
+				file:   "linux-binary-7.2.12+deb13-amd64_7.2.12-1~bpo13+1_amd64.deb",
+				sha256: "0d916c7f1310a7cb0567f235785d1c4511d894eb95e9810a2bc1f67e7ec18c2f",
+			},
+			{
+				dir:    "pool/main/l/linux/",
+				file:   "linux-base-7.2.12+deb13-amd64_7.2.12-1~bpo13+1_amd64.deb",
+				sha256: "51c6a66bf190239492b16354c6212969d597220c3dbec1deacdab9dc151916f0",
+			},
+			{
+				dir:    "pool/main/l/linux/",
+				file:   "linux-modules-7.2.12+deb13-amd64_7.2.12-1~bpo13+1_amd64.deb",
+				sha256: "abd8aad34e82ae541ec596eafa9ac84bbcddf943c5de051d330516c3dff395d6",
+			},
+		},
+		lacks: []string{"smc", "smc_diag", "crc32_generic", "crc32_pclmul", "crc32c_generic", "nfnetlink"},
+	},
+}
+
+// qemuPackages are a QEMU that emulates igb, a NIC with virtual functions, which
+// Debian 12's own does not. What they depend on is what that one does.
+var qemuPackages = [...]pinned{
+	{
+		dir: "pool/main/q/qemu/", file: "qemu-system-x86_10.0.2+ds-2+deb13u1~bpo12+1_amd64.deb",
+		sha256: "4a6b1856c8b0d7df4ff8e70249e12c473ccf8d516aadb4ae14d3d938faed0c65",
+	},
+	{
+		dir: "pool/main/q/qemu/", file: "qemu-system-common_10.0.2+ds-2+deb13u1~bpo12+1_amd64.deb",
+		sha256: "23a4672a138832d7173855e981aa8282c73ef5e04e080fa7ada9f82c6b34f507",
+	},
+	{
+		dir: "pool/main/q/qemu/", file: "qemu-system-data_10.0.2+ds-2+deb13u1~bpo12+1_all.deb",
+		sha256: "2d831088187087013b3fcbd19bdfb955b182a2d5a08f6dafa0ad1c6d2007fb4e",
+	},
+	{
+		dir: "pool/main/s/seabios/", file: "seabios_1.16.3-2~bpo12+1_all.deb",
+		sha256: "48390d0a534c66d11789e39518aa219773a9d3677b29fe1af8799dfb563ec713",
+	},
+}
+
+// packages are what the guests have, besides what these depend on.
+var packages = [...]string{
+	// A system.
+	"dash", "bash", "coreutils", "grep", "sed", "mawk", "findutils", "util-linux", "mount", "procps", "psmisc", "kmod",
+	"hostname", "netbase",
+	// The network.
+	"iproute2", "iputils-ping", "ethtool", "nftables", "tcpdump", "netcat-openbsd", "socat", "bpftool",
+	// RDMA.
+	"rdma-core", "ibverbs-providers", "ibverbs-utils", "rdmacm-utils", "perftest", "librdmacm1", "libibverbs1",
+	// Applications.
+	"redis-server", "redis-tools", "nginx-light", "curl", "iperf3",
+	// What tells why.
+	"strace",
+}
+
+// bootModules are what it takes to mount the root file system and the host's
+// files, in this order: the guest loads them from the initramfs.
+var bootModules = [...]string{
+	"virtio_blk", "crc32c_generic", "ext4", "overlay", "9p", "9pnet_virtio", "virtio_net", "virtio_rng",
+}
+
+// modules are what the kernel of a guest finds on its disk, besides what these
+// depend on.
+var modules = [...]string{
+	"ib_core", "ib_uverbs", "ib_umad", "rdma_cm", "rdma_ucm", "rdma_rxe", "crc32_generic", "crc32_pclmul",
+	"smc", "smc_diag", "inet_diag", "tcp_diag", "udp_diag",
+	"nf_tables", "nft_nat", "nft_chain_nat", "nft_redir", "nft_masq", "nft_ct", "nft_socket", "nft_tproxy", "nft_compat",
+	"nft_reject_inet", "nft_reject_ipv4", "nft_reject_ipv6", "nft_log", "nft_limit", "nft_quota", "nft_fib_inet", "nf_conntrack", "nf_conntrack_netlink",
+	"xt_mark", "xt_tcpudp", "nfnetlink",
+	"veth", "bridge", "dummy", "macvlan", "ipvlan", "8021q", "bonding", "tun", "vxlan", "ifb", "vrf",
+	"sch_netem", "sch_tbf", "sch_ingress", "sch_htb", "sch_fq", "cls_bpf", "cls_u32", "cls_flower", "cls_matchall",
+	"igb", "igbvf", "pci_stub", "vfio_pci",
+	"act_mirred", "act_gact", "act_bpf", "netconsole", "fuse", "squashfs", "loop",
+}

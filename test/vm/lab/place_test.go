@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lab
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/smcr-io/kube-smcr/internal/testenv"
+	"github.com/smcr-io/kube-smcr/test/vm/lab/image"
+)
+
+// leaseEnv makes this test binary a process that starts guests and waits to be
+// killed.
+const leaseEnv = "KUBE_SMCR_TEST_VM_LEASE"
+
+func holdLease(name string) {
+	_, err := startOnly(name, false)
+	fmt.Println("started", err)
+	select {}
+}
+
+// startOnly starts one guest and does not wait for its boot.
+func startOnly(name string, detach bool) (*Lab, error) {
+	cfg := Config{Name: name, Guests: 1, MemoryMiB: 256, Detach: detach}
+	if err := cfg.setDefaults(); err != nil {
+		return nil, err
+	}
+	img, err := image.Get(context.Background(), image.SMC, os.Stderr)
+	if err != nil {
+		return nil, err
+	}
+	dir, lock, err := claim(name)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = lock.Close() }()
+	l := newLab(cfg, dir)
+	return l, l.start(context.Background(), map[image.Kernel]image.Files{image.SMC: img}, image.Installed(), lock)
+}
+
+// QEMU ends with the process that started it, and Sweep removes what it leaves.
+func TestUp_endsWithItsProcess(t *testing.T) {
+	testenv.Need(t, testenv.VM)
+	name := fmt.Sprintf("lease-%d", os.Getpid())
+	defer func() { _ = Down(context.Background(), name) }() // if it did not end
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), leaseEnv+"="+name)
+	cmd.Stderr = os.Stderr
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	line, err := bufio.NewReader(stdout).ReadString('\n')
+	if err != nil || line != "started <nil>\n" {
+		t.Errorf("the process that starts guests: %q, %v", line, err)
+	}
+	if left := leftovers(t, name); len(left) < 2 {
+		t.Errorf("there is only %q while it runs", left)
+	}
+	if _, _, err := claim(name); !errors.Is(err, errInUse) {
+		t.Errorf("claim the name of guests that are up: %v", err)
+	}
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait() // killed
+	err = poll(t.Context(), "the end of QEMU", stopTimeout, func() error {
+		if err := Sweep(); err != nil {
+			return err
+		}
+		if left := leftovers(t, name); len(left) > 0 {
+			return fmt.Errorf("there is still %q", left)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// Detached guests live on when they are forgotten, and Down ends them.
+func TestDown(t *testing.T) {
+	testenv.Need(t, testenv.VM)
+	name := fmt.Sprintf("down-%d", os.Getpid())
+	l, err := startOnly(name, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	keeper := l.keeper
+	l.Forget()
+	names, err := List()
+	if err != nil || !strings.Contains(strings.Join(names, " "), name) {
+		t.Errorf("list: %q, %v", names, err)
+	}
+	if left := leftovers(t, name); len(left) < 2 {
+		t.Errorf("there is only %q after Forget", left)
+	}
+	if err := Down(t.Context(), name); err != nil {
+		t.Error(err)
+	}
+	if left := leftovers(t, name); len(left) > 0 {
+		t.Errorf("there is still %q after Down", left)
+	}
+	if err := Down(t.Context(), name); err != nil {
+		t.Errorf("once more: %v", err)
+	}
+	if _, err := Open(name); err == nil || !strings.Contains(err.Error(), "hack/vm up --name "+name) {
+		t.Errorf("open what is down: %v", err)
+	}
+	if err := keeper.stop(); err != nil {
+		t.Error(err)
+	}
+}
+
+// A QEMU that does not start is an error that says why.
+func TestUp_tellsWhyQEMUEnded(t *testing.T) {
+	testenv.Need(t, testenv.VM)
+	name := fmt.Sprintf("fail-%d", os.Getpid())
+	_, err := Up(t.Context(), Config{Name: name, Guests: 1, MemoryMiB: 1 << 30})
+	if err == nil || !strings.Contains(err.Error(), "QEMU ended") || !strings.Contains(err.Error(), "memory") {
+		t.Errorf("a guest of a pebibyte: %v", err)
+	}
+	if left := leftovers(t, name); len(left) > 0 {
+		t.Errorf("there is still %q", left)
+	}
+}
+
+func TestConfig(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		cfg  Config
+		want string
+	}{
+		{"capitals", Config{Name: "Lab"}, `name "Lab": want up to 24 lower case letters, digits and dashes`},
+		{"long name", Config{Name: strings.Repeat("a", 25)}, `name "aaaaaaaaaaaaaaaaaaaaaaaaa": want up to 24 lower case letters, digits and dashes`},
+		{"guests", Config{Guests: 10}, "10 guests: want 1 to 9"},
+		{"NICs", Config{NICs: -1}, "-1 NICs: want 1 to 9"},
+		{"MTU", Config{MTU: 576}, "an MTU of 576: want 1280, which IPv6 needs, to 65521"},
+		{"modules", Config{Modules: []string{"smc smc_diag"}}, `module "smc smc_diag": one name, please`},
+		{"zero", Config{}, ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			got := ""
+			if err := c.cfg.setDefaults(); err != nil {
+				got = err.Error()
+			}
+			if diff := cmp.Diff(c.want, got); diff != "" {
+				t.Errorf("error (-want +got):\n%s", diff)
+			}
+		})
+	}
+}

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"strconv"
+
+	"github.com/smcr-io/kube-smcr/test/vm/peer/report"
+	"github.com/smcr-io/kube-smcr/test/vm/smcnl"
+)
+
+// smcCommand prints what the kernel's SMC says, or changes its settings.
+func smcCommand(args []string, w io.Writer) error {
+	if len(args) == 0 {
+		return printKernel(w)
+	}
+	word := func(i int) string {
+		if i < len(args) {
+			return args[i]
+		}
+		return ""
+	}
+	switch word(0) + " " + word(1) {
+	case "ueid add":
+		return smcnl.AddUEID(word(2))
+	case "ueid del":
+		return smcnl.RemoveUEID(word(2))
+	case "ueid flush":
+		return smcnl.FlushUEIDs()
+	case "pnet flush":
+		return smcnl.FlushPNets()
+	case "pnet add":
+		port, err := strconv.ParseUint(word(5), 10, 8)
+		if err != nil {
+			return usageError{fmt.Sprintf("port %q: %v", word(5), err)}
+		}
+		return smcnl.AddPNet(smcnl.PNet{Name: word(2), NetDev: word(3), Device: word(4), Port: uint8(port)})
+	}
+	return usageError{usage()}
+}
+
+func printKernel(w io.Writer) error {
+	var k report.Kernel
+	var err error
+	if k.Counters, err = smcnl.ReadCounters(); err != nil {
+		return err
+	}
+	if k.System, err = smcnl.ReadSystem(); err != nil {
+		return err
+	}
+	if k.Groups, err = smcnl.Groups(); err != nil {
+		return err
+	}
+	if k.Sockets, err = smcnl.Sockets(); err != nil {
+		return err
+	}
+	if k.UEIDs, err = smcnl.UEIDs(); err != nil {
+		return err
+	}
+	if k.PNets, err = smcnl.PNets(); err != nil {
+		return err
+	}
+	return json.NewEncoder(w).Encode(k)
+}

@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package smcnl
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// The kernel's generic netlink families, and the commands that are used.
+const (
+	familyStats = "SMC_GEN_NETLINK"
+	familyPNet  = "SMC_PNETID"
+
+	cmdSystem     = 1
+	cmdLinks      = 3
+	cmdStats      = 7
+	cmdFallbacks  = 8
+	cmdListUEIDs  = 9
+	cmdAddUEID    = 10
+	cmdRemoveUEID = 11
+	cmdFlushUEIDs = 12
+
+	cmdListPNets  = 1
+	cmdAddPNet    = 2
+	cmdFlushPNets = 4
+)
+
+const (
+	familyVersion  = 1
+	genlHeader     = 4
+	sockDiagFamily = 43 // AF_SMC
+	sockDiagByFam  = 20 // SOCK_DIAG_BY_FAMILY
+)
+
+// exchange sends one command and returns the attributes of each answer.
+func exchange(family string, cmd uint8, flags int, data ...nl.NetlinkRequestData) ([][]byte, error) {
+	f, err := netlink.GenlFamilyGet(family)
+	if err != nil {
+		return nil, fmt.Errorf("ask for netlink family %s (is the module smc loaded?): %w", family, err)
+	}
+	req := nl.NewNetlinkRequest(int(f.ID), flags)
+	req.AddData(&nl.Genlmsg{Command: cmd, Version: familyVersion})
+	for _, d := range data {
+		req.AddData(d)
+	}
+	msgs, err := req.Execute(unix.NETLINK_GENERIC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("command %d of netlink family %s: %w", cmd, family, err)
+	}
+	for i, m := range msgs {
+		if len(m) < genlHeader {
+			return nil, fmt.Errorf("command %d of netlink family %s: %w", cmd, family, errShort)
+		}
+		msgs[i] = m[genlHeader:]
+	}
+	return msgs, nil
+}
+
+func dump(family string, cmd uint8) ([][]byte, error) { return exchange(family, cmd, unix.NLM_F_DUMP) }
+
+func do(family string, cmd uint8, data ...nl.NetlinkRequestData) error {
+	_, err := exchange(family, cmd, unix.NLM_F_ACK, data...)
+	return err
+}
+
+// ReadCounters returns the counters of this network namespace.
+func ReadCounters() (Counters, error) {
+	msgs, err := dump(familyStats, cmdStats)
+	if err != nil {
+		return Counters{}, err
+	}
+	if len(msgs) != 1 {
+		return Counters{}, fmt.Errorf("SMC statistics: %d answers, want 1", len(msgs))
+	}
+	c, err := decodeStats(msgs[0])
+	if err != nil {
+		return Counters{}, fmt.Errorf("SMC statistics: %w", err)
+	}
+	if msgs, err = dump(familyStats, cmdFallbacks); err != nil {
+		return Counters{}, err
+	}
+	for _, m := range msgs {
+		if err := decodeFallback(m, &c); err != nil {
+			return Counters{}, fmt.Errorf("SMC fallback statistics: %w", err)
+		}
+	}
+	return c, nil
+}
+
+// ReadSystem returns what the kernel says of itself.
+func ReadSystem() (System, error) {
+	msgs, err := dump(familyStats, cmdSystem)
+	if err != nil {
+		return System{}, err
+	}
+	if len(msgs) != 1 {
+		return System{}, fmt.Errorf("SMC system information: %d answers, want 1", len(msgs))
+	}
+	return decodeSystem(msgs[0])
+}
+
+// Groups returns the kernel's link groups with their links.
+func Groups() ([]Group, error) {
+	msgs, err := dump(familyStats, cmdLinks)
+	if err != nil {
+		return nil, err
+	}
+	return decodeGroups(msgs)
+}
+
+// Sockets returns the sockets of AF_SMC, listening ones included.
+func Sockets() ([]Socket, error) {
+	const requestBytes, allExtensions = 52, 0x1f // family, padding, extensions, then an empty socket identity
+	body := make([]byte, requestBytes)
+	body[0], body[3] = sockDiagFamily, allExtensions
+	req := nl.NewNetlinkRequest(sockDiagByFam, unix.NLM_F_DUMP)
+	req.AddRawData(body)
+	msgs, err := req.Execute(unix.NETLINK_SOCK_DIAG, 0)
+	if err != nil {
+		return nil, fmt.Errorf("list the sockets of AF_SMC (is the module smc_diag loaded?): %w", err)
+	}
+	var all []Socket
+	for _, m := range msgs {
+		s, err := decodeSocket(m)
+		if err != nil {
+			return nil, fmt.Errorf("socket of AF_SMC: %w", err)
+		}
+		all = append(all, s)
+	}
+	return all, nil
+}
+
+// UEIDs returns the user-defined enterprise IDs of the kernel.
+func UEIDs() ([]string, error) {
+	msgs, err := dump(familyStats, cmdListUEIDs)
+	if err != nil {
+		return nil, err
+	}
+	var all []string
+	for _, m := range msgs {
+		a, err := parseAttrs(m)
+		if err != nil {
+			return nil, fmt.Errorf("UEID: %w", err)
+		}
+		all = append(all, a.text(1))
+	}
+	return all, nil
+}
+
+// AddUEID gives the kernel an enterprise ID. Without one in common with the
+// peer it never speaks SMC-Rv2.
+func AddUEID(id string) error { return do(familyStats, cmdAddUEID, ueid(id)) }
+
+// RemoveUEID takes one away.
+func RemoveUEID(id string) error { return do(familyStats, cmdRemoveUEID, ueid(id)) }
+
+// FlushUEIDs takes all away.
+func FlushUEIDs() error { return do(familyStats, cmdFlushUEIDs) }
+
+// ueid is an enterprise ID as the kernel wants it: filled with blanks to its
+// whole length.
+func ueid(id string) *nl.RtAttr {
+	const length = 32
+	return nl.NewRtAttr(1, nl.ZeroTerminated(id+strings.Repeat(" ", max(0, length-len(id)))))
+}
+
+// PNets returns the table of physical networks.
+func PNets() ([]PNet, error) {
+	msgs, err := dump(familyPNet, cmdListPNets)
+	if err != nil {
+		return nil, err
+	}
+	var all []PNet
+	for _, m := range msgs {
+		a, err := parseAttrs(m)
+		if err != nil {
+			return nil, fmt.Errorf("pnet table: %w", err)
+		}
+		all = append(all, PNet{Name: a.text(1), NetDev: a.text(2), Device: a.text(3), Port: uint8(a.num(4))})
+	}
+	return all, nil
+}
+
+// AddPNet says that a network device, or a port of an RDMA device, belongs to
+// a physical network. The kernel takes a second RDMA device into a link group
+// only if both belong to the same one.
+func AddPNet(p PNet) error {
+	data := []nl.NetlinkRequestData{nl.NewRtAttr(1, nl.ZeroTerminated(p.Name))}
+	if p.NetDev != "" {
+		data = append(data, nl.NewRtAttr(2, nl.ZeroTerminated(p.NetDev)))
+	}
+	if p.Device != "" {
+		data = append(data, nl.NewRtAttr(3, nl.ZeroTerminated(p.Device)), nl.NewRtAttr(4, nl.Uint8Attr(p.Port)))
+	}
+	return do(familyPNet, cmdAddPNet, data...)
+}
+
+// FlushPNets empties the table.
+func FlushPNets() error { return do(familyPNet, cmdFlushPNets) }
