@@ -149,8 +149,9 @@ type Refuser interface {
 	// Refuse has a queue pair in ERR answer the peer's next request with a refusal,
 	// and at once what it dropped before if it knows that, until Modify or Close. For
 	// its user it stays in ERR, and what has not completed before does not any more. It
-	// may block for seconds, needs the peer to be reachable, and may be called again.
-	// ErrNotSupported says that this device cannot.
+	// may block for seconds, and needs the peer to be reachable. Some devices refuse one
+	// request and are silent then: called again, it has them refuse another one, because
+	// a refusal may get lost. ErrNotSupported says that this device cannot.
 	Refuse() error
 }
 

@@ -318,7 +318,7 @@ func (g *group) remove() {
 	g.freeIfUnused()
 }
 
-// finish ends the group because the stack does, and does not wait for the peer.
+// finish ends the group because the stack does, and waits for the peer no longer.
 func (g *group) finish() {
 	now := time.Now()
 	for _, l := range g.links {

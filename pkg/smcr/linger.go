@@ -35,8 +35,11 @@ const (
 	// arrive: longer than a switch takes to start.
 	refuseTime = 10 * time.Minute
 	// refuseInterval is between two tries to have a device refuse what comes: the
-	// path that was lost is what it needs for that.
-	refuseInterval = 300 * time.Millisecond
+	// path that was lost is what it needs for that. While that path takes packets only,
+	// a refusal gets lost: so it is tried again when it has succeeded, twice as long
+	// after each time until it is maxRefuseInterval.
+	refuseInterval    = 300 * time.Millisecond
+	maxRefuseInterval = 5 * time.Second
 	// refuseDelay is how long what comes over a lost link is not refused then, unless
 	// the peer has said that it knows: longer than a busy one takes to take DELETE LINK.
 	refuseDelay = 2 * time.Second
@@ -136,9 +139,9 @@ func (g *group) refuseAll() {
 	}
 }
 
-// haveRefused tries to have a queue pair refuse what comes, until it does or is
-// closed: when hold is closed, or after a while. It runs without the turn: the
-// device may wait for the peer.
+// haveRefused has a queue pair refuse what comes until it is closed, beginning when
+// hold is closed, or after a while. It runs without the turn: the device may wait for
+// the peer.
 func (s *Stack) haveRefused(r rdma.Refuser, hold <-chan struct{}) {
 	timer := time.NewTimer(refuseDelay)
 	defer timer.Stop()
@@ -147,12 +150,16 @@ func (s *Stack) haveRefused(r rdma.Refuser, hold <-chan struct{}) {
 	case <-timer.C:
 	case <-s.closing:
 	}
+	interval := refuseInterval
 	for {
 		err := r.Refuse()
-		if err == nil || errors.Is(err, rdma.ErrClosed) || errors.Is(err, rdma.ErrState) || errors.Is(err, rdma.ErrNotSupported) {
+		if errors.Is(err, rdma.ErrClosed) || errors.Is(err, rdma.ErrState) || errors.Is(err, rdma.ErrNotSupported) {
 			return
 		}
-		timer.Reset(refuseInterval)
+		timer.Reset(interval)
+		if err == nil {
+			interval = min(2*interval, maxRefuseInterval)
+		}
 		select {
 		case <-timer.C:
 		case <-s.closing:
@@ -218,8 +225,9 @@ func (s *Stack) tellClose() {
 	}
 }
 
-// awaitPeers waits until all peers know of the end, or of the end of a link, but not
-// long, and closes the links that linger.
+// awaitPeers waits until all peers have said that a group has ended, or know of the end
+// of a link, but not long. Groups go on meanwhile: a Linux peer that has asked something
+// takes DELETE LINK when it has its answer, or 2 s later.
 func (s *Stack) awaitPeers() {
 	timer := time.NewTimer(lingerTime)
 	defer timer.Stop()
@@ -231,19 +239,23 @@ func (s *Stack) awaitPeers() {
 			waiting = false
 		}
 	}
-	s.lock()
-	defer s.unlock()
-	for _, l := range s.lingering {
-		l.close()
-	}
-	s.lingering = nil
 }
 
 func (s *Stack) awaitsPeer() bool {
 	s.lock()
 	defer s.unlock()
+	for _, g := range s.groups {
+		if g.awaitsPeer() {
+			return true
+		}
+	}
 	now := time.Now()
 	return slices.ContainsFunc(s.lingering, func(l *link) bool {
 		return !l.broken && !l.g.peerEnded || now.Before(l.unheard)
 	})
+}
+
+// awaitsPeer reports whether the peer can still say that it knows of the end.
+func (g *group) awaitsPeer() bool {
+	return !g.peerEnded && slices.ContainsFunc(g.links[:], func(l *link) bool { return l != nil && l.transmits && !l.broken })
 }

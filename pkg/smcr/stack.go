@@ -239,17 +239,23 @@ func (s *Stack) Close() error {
 			open = append(open, c)
 		}
 	}
+	s.unlock()
+	close(s.closing)
+	s.awaitPeers()
+	s.lock()
 	for _, g := range s.groups {
 		g.finish()
 	}
 	s.unlock()
-	close(s.closing)
 	for _, c := range open {
 		_ = c.Close() // it was reset above; this frees its memory
 	}
 	<-s.empty
-	s.awaitPeers()
 	s.lock()
+	for _, l := range s.lingering {
+		l.close()
+	}
+	s.lingering = nil
 	s.mem.close()
 	s.turn.Unlock()
 	err := errors.Join(s.tcpWatch.close(), s.closeRNICs())

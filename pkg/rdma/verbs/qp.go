@@ -27,6 +27,8 @@ type qp struct {
 	mu  sync.Mutex
 	ibv *ibvQP      // nil: closed
 	rtr rdma.QPAttr // the last transition to RTR
+
+	refuses bool // Refuse has taken the device's queue pair to RTR
 }
 
 var _ rdma.QP = (*qp)(nil)
@@ -167,6 +169,7 @@ func (q *qp) Modify(a rdma.QPAttr) error {
 	if err := q.check(from, &a); err != nil {
 		return fmt.Errorf("modify queue pair %v from %v to %v: %w", q.num, from, a.State, err)
 	}
+	q.refuses = false
 	d := q.pd.ctx.dev
 	var err error
 	switch a.State {

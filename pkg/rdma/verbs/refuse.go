@@ -21,6 +21,9 @@ func (q *qp) Hold() {}
 // forgets which PSN comes next: a wrong one would acknowledge what never arrived. So
 // this is for soft RoCE, which tells the right one in ERR, and whose peers need it:
 // other devices' requesters give up by themselves.
+//
+// With its NAK the queue pair is in ERR again, and says no more. If the NAK gets lost,
+// Refuse has to be called again.
 func (q *qp) Refuse() error {
 	d := q.pd.ctx.dev
 	if !d.soft {
@@ -28,7 +31,11 @@ func (q *qp) Refuse() error {
 	}
 	q.mu.Lock()
 	path := q.rtr.Path
+	waits := q.refuses && q.ibv != nil && !q.ibv.failed()
 	q.mu.Unlock()
+	if waits {
+		return nil
+	}
 	// The transition to RTR asks for the peer's MAC address. With the lock held
 	// there is no time to wait for it.
 	if err := q.pd.ctx.ResolvePath(path); err != nil {
@@ -48,9 +55,11 @@ func (q *qp) Refuse() error {
 		broken = q.purge(func(*rdma.WC) bool { return false })
 	})
 	if err != nil {
+		q.refuses = false
 		_ = q.ibv.toState(rdma.QPError) // where its user thinks it is
 		return fmt.Errorf("refuse requests to queue pair %v: %w", q.num, pathError(path.DGID, err))
 	}
+	q.refuses = true
 	return nil
 }
 

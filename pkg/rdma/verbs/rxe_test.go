@@ -248,7 +248,8 @@ func TestRXE_refuse(t *testing.T) {
 			if err := r.Refuse(); !errors.Is(err, rdma.ErrState) {
 				t.Errorf("refuse in RTS: %v, want ErrState", err)
 			}
-			for range 3 { // its PSN is not the first one
+			const done = 3
+			for range done { // its PSN is not the first one
 				x.Send(t, x.Write(0, y, 0, 10))
 				rdmatest.AwaitOne(t, x.SendCQ, 0, rdma.StatusSuccess)
 			}
@@ -257,21 +258,30 @@ func TestRXE_refuse(t *testing.T) {
 			}
 			copy(x.MR.Bytes(), "late late late")
 			ops := c.ops(x, y)
-			if n, err := x.QP.PostSend(ops); n != len(ops) || err != nil {
-				t.Fatalf("%d posted, %v", n, err)
-			}
-			for range 2 { // the second time changes nothing
-				if err := r.Refuse(); err != nil {
-					t.Fatal(err)
+			for try := range 2 { // the second time is what a peer does that has not heard of the first
+				if n, err := x.QP.PostSend(ops); n != len(ops) || err != nil {
+					t.Fatalf("%d posted, %v", n, err)
 				}
-			}
-			wcs := rdmatest.Await(t, x.SendCQ, len(ops))
-			if wcs[0].Status != c.status {
-				t.Errorf("the first request: %v, want %v", wcs[0].Status, c.status)
-			}
-			for _, w := range wcs[1:] {
-				if w.Status != rdma.StatusFlushed {
-					t.Errorf("request %d: %v, want %v", w.ID, w.Status, rdma.StatusFlushed)
+				for range 2 { // the second time changes nothing
+					if err := r.Refuse(); err != nil {
+						t.Fatal(err)
+					}
+				}
+				wcs := rdmatest.Await(t, x.SendCQ, len(ops))
+				if wcs[0].Status != c.status {
+					t.Errorf("try %d: the first request: %v, want %v", try, wcs[0].Status, c.status)
+				}
+				for _, w := range wcs[1:] {
+					if w.Status != rdma.StatusFlushed {
+						t.Errorf("try %d: request %d: %v, want %v", try, w.ID, w.Status, rdma.StatusFlushed)
+					}
+				}
+				attrs := x.Attrs(y)
+				attrs[2].SQPSN = (attrs[2].SQPSN + done) & rdma.PSNMask
+				for _, a := range append([]rdma.QPAttr{{State: rdma.QPReset}}, attrs[:]...) {
+					if err := x.QP.Modify(a); err != nil {
+						t.Fatal(err)
+					}
 				}
 			}
 			if got := y.MR.Bytes()[:10]; string(got) == "late late " {
