@@ -31,6 +31,8 @@ const (
 	replaceTime = 3 * time.Second
 	// aliveTime is how long connections are watched that must not end.
 	aliveTime = 300 * time.Millisecond
+	// explainTimeout is for asking what may explain a failure.
+	explainTimeout = 5 * time.Second
 	// testLinkSeconds is the kernel's smcr_testlink_time here; its default of 30
 	// would make tests long.
 	testLinkSeconds = 3
@@ -314,16 +316,18 @@ func (b *bed) awaitKernel(t *testing.T, what string, timeout time.Duration, is f
 	}
 }
 
-// explain logs what the kernel has, before a failed round's programs end, and has it
-// print where its tasks are blocked to its console.
+// explain logs what the kernel has, before a failed round's programs end, and has both
+// guests print where tasks are blocked to their consoles.
 func (b *bed) explain(t *testing.T) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), aliveTime*10)
+	ctx, cancel := context.WithTimeout(context.Background(), explainTimeout)
 	defer cancel()
 	k, err := drive.Kernel(ctx, b.kernel)
 	t.Logf("the kernel has the link groups %+v and the sockets %+v (error: %v)", k.Groups, k.Sockets, err)
-	out, err := b.kernel.Shell(ctx, "echo w >/proc/sysrq-trigger; rdma resource show qp | (grep -v GSI || true); nft list ruleset")
-	t.Logf("its queue pairs and rules (error: %v):\n%s", err, out)
+	for _, g := range []*lab.Guest{b.kernel, b.engine} {
+		out, err := g.Shell(ctx, "echo w >/proc/sysrq-trigger; nft list ruleset; rdma resource show qp")
+		t.Logf("rules and queue pairs of %s (error: %v):\n%s", g.Name(), err, out)
+	}
 }
 
 // settle waits until nothing is left in the kernel: no socket, and no link

@@ -27,7 +27,10 @@ const (
 	// learns of a path that is dead in one direction by nothing else.
 	// rebootTime is for our engine to find that a peer is gone: all retries of two
 	// links, one after the other.
-	rebootTime     = 30 * time.Second
+	rebootTime = 30 * time.Second
+	// refusalsLost is how much longer a blackhole lasts than we use the path: Linux
+	// repeats what it has under way meanwhile, and does not hear our answers.
+	refusalsLost   = time.Second
 	blackholeStall = testLinkSeconds*time.Second + 2*time.Second + cutStall
 )
 
@@ -63,12 +66,13 @@ func (b *bed) testProvider(t *testing.T, p provider) {
 	}{
 		{"asymmetric", ours, both, func(t *testing.T, e role) { b.testAsymmetric(t, e, one) }},
 		{"cut", every, both, func(t *testing.T, e role) { b.testCut(t, e, two) }},
-		{"blackhole", ours, both, func(t *testing.T, e role) { b.testBlackhole(t, e, two) }},
-		{"blackhole", hard, []role{dials}, func(t *testing.T, e role) { b.testBlackhole(t, e, two) }},
-		{"deviceRemoved", ours, both, func(t *testing.T, e role) { b.testDeviceRemoved(t, e, two) }},
+		{"blackhole", every, both, func(t *testing.T, e role) { b.testBlackhole(t, e, two) }},
 		{"weEndTheGroup", ours, []role{serves}, func(t *testing.T, _ role) { b.testIdleGroup(t, two) }},
 		{"killed", hard, []role{serves}, func(t *testing.T, e role) { b.testKilled(t, e, two) }},
 		{"kernelUnloaded", ours, []role{serves}, func(t *testing.T, _ role) { b.testUnloaded(t, two) }},
+		// Behind kernelUnloaded: a kernel that has lost both devices keeps a socket now and
+		// then, and with it the module.
+		{"deviceRemoved", ours, both, func(t *testing.T, e role) { b.testDeviceRemoved(t, e, two) }},
 		{"kernelRebooted", ours, []role{dials}, func(t *testing.T, e role) { b.testReboot(t, e, two) }},
 		{"weGiveUp", every, both, func(t *testing.T, e role) { b.testGivenUp(t, e, two) }},
 	} {
@@ -151,7 +155,7 @@ func (r *round) setLink(of *lab.Guest, up bool) {
 // the other side. The one that sends notices by the acknowledgements that are missing,
 // or by TEST LINK.
 func (b *bed) testBlackhole(t *testing.T, e role, devices string) {
-	r := b.start(t, plan{engine: e, devices: devices})
+	r := b.start(t, plan{engine: e, devices: devices, do: "drip:every=2ms:for=80s"})
 	history := []string{"SYMMETRIC"}
 	r.awaitOurs(history...)
 	r.awaitGroup("SYMMETRIC", "rxe0", "rxe1")
@@ -169,6 +173,7 @@ func (b *bed) testBlackhole(t *testing.T, e role, devices string) {
 		r.note("the blackhole is there, at " + of.Name())
 		history = append(history, "SINGLE")
 		r.awaitOurs(history...)
+		time.Sleep(refusalsLost) // polls nothing: what we refuse gets lost
 		end()
 		r.note("the blackhole is gone")
 		history = append(history, "SYMMETRIC")

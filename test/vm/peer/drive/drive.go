@@ -161,13 +161,17 @@ func (r *Run) Wait() (*report.Report, error) {
 	return rep, errors.Join(err, r.err)
 }
 
-// Log prints what the engine's link groups went through, for a test that failed.
+// Log prints what the engine's link groups went through, and how connections ended,
+// for a test that failed.
 func (r *Run) Log(logf func(format string, args ...any)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, l := range r.lines {
 		if l.Group != nil {
 			logf("%8.0f ms: %v", l.MS, *l.Group)
+		}
+		if l.Conn != nil {
+			logf("%8.0f ms: connection %s: %s after %d rounds, error %q", l.MS, l.Conn.Local, l.Conn.End, l.Conn.Rounds, l.Conn.Err)
 		}
 	}
 }
