@@ -16,6 +16,7 @@ libc6-dev                   /usr/include/stdlib.h      the race detector (cgo)
 libibverbs-dev              /usr/include/infiniband/verbs.h  RDMA devices of the kernel (cgo)
 ca-certificates             /etc/ssl/certs/ca-certificates.crt  downloads of Go modules
 iproute2                    ip                         network namespaces of tests and demo
+ethtool                     ethtool                    tests: segmentation offload
 nftables                    nft                        inspection of redirect rules
 tcpdump                     tcpdump                    capture of the demo traffic
 tshark                      tshark                     independent decoding of our packets
