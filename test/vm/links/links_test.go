@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -25,13 +26,17 @@ const (
 	cutStall   = 10 * time.Second
 	// blackholeStall has the kernel's TEST LINK and its wait for the answer: it
 	// learns of a path that is dead in one direction by nothing else.
+	blackholeStall = testLinkSeconds*time.Second + 2*time.Second + cutStall
 	// rebootTime is for our engine to find that a peer is gone: all retries of two
 	// links, one after the other.
 	rebootTime = 30 * time.Second
-	// refusalsLost is how much longer a blackhole lasts than we use the path: Linux
-	// repeats what it has under way meanwhile, and does not hear our answers.
-	refusalsLost   = time.Second
-	blackholeStall = testLinkSeconds*time.Second + 2*time.Second + cutStall
+)
+
+// A blackhole swallows lostAnswers packets after we have given the link up, if so many
+// come within lostTime.
+const (
+	lostAnswers = 3
+	lostTime    = 2 * time.Second
 )
 
 func TestLinks(t *testing.T) {
@@ -169,11 +174,11 @@ func (b *bed) testBlackhole(t *testing.T, e role, devices string) {
 		end := func() { shell("nft delete table inet blackhole 2>/dev/null || true") }
 		t.Cleanup(end)
 		shell("nft 'add table inet blackhole; add chain inet blackhole in { type filter hook input priority 0; };" +
-			" add rule inet blackhole in iif eth0 udp dport 4791 drop'")
+			" add rule inet blackhole in iif eth0 udp dport 4791 counter drop'")
 		r.note("the blackhole is there, at " + of.Name())
 		history = append(history, "SINGLE")
 		r.awaitOurs(history...)
-		time.Sleep(refusalsLost) // polls nothing: what we refuse gets lost
+		b.awaitDropped(t, of)
 		end()
 		r.note("the blackhole is gone")
 		history = append(history, "SYMMETRIC")
@@ -181,6 +186,24 @@ func (b *bed) testBlackhole(t *testing.T, e role, devices string) {
 		r.awaitGroup("SYMMETRIC", "rxe0", "rxe1") // ours may have been a client's view of a link that the kernel gave up
 	}
 	r.wantStall(blackholeStall)(r.enough())
+}
+
+// awaitDropped waits until a guest's blackhole has swallowed more, so that answers to
+// what is sent after a link was given up get lost too; but not long: maybe nothing is sent.
+func (b *bed) awaitDropped(t *testing.T, of *lab.Guest) {
+	t.Helper()
+	dropped := func() (n int) {
+		out, err := of.Run(t.Context(), "nft", "list", "chain", "inet", "blackhole", "in")
+		_, counter, _ := strings.Cut(out, "counter packets ")
+		if _, err2 := fmt.Sscan(counter, &n); err != nil || err2 != nil {
+			t.Fatalf("the blackhole is %q: %v, %v", out, err, err2)
+		}
+		return n
+	}
+	enough := dropped() + lostAnswers
+	for end := time.Now().Add(lostTime); dropped() < enough && time.Now().Before(end); {
+		time.Sleep(50 * time.Millisecond) // polls the packets that were dropped
+	}
 }
 
 // The kernel's side has one device, ours two: the links share the kernel's. What we ask
