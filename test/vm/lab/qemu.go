@@ -211,7 +211,7 @@ func (k *keeper) start(g *Guest, qemu image.Emulator, args []string, lock *os.Fi
 		defer cancel()
 		err := g.tryOrder(ctx, "query-status", nil)
 		if g.failure() != nil {
-			return nil //nolint:nilerr // it ended
+			return nil // it ended
 		}
 		return err
 	})
