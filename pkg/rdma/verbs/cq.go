@@ -219,17 +219,11 @@ func (c *cq) token() {
 //
 // It takes one event each time the channel becomes readable, and does not look
 // for another, which would be a system call for each notification. An event that
-// came together with another is taken with the next: all of them say the same.
+// came together with another is taken with the next: all of them say the same. The
+// first time it looks unasked: Go's poller forgets what came before it was waited for.
 func (c *cq) wait() {
 	defer close(c.done)
-	began := false
-	_ = c.events.wait(func(uintptr) bool {
-		if !began {
-			began = true
-			return false // the poller has not been asked yet
-		}
-		return !c.woken()
-	})
+	_ = c.events.wait(func(uintptr) bool { return !c.woken() })
 }
 
 // woken tells the user of the event that is in the channel; false ends wait.

@@ -349,3 +349,38 @@ func TestRXE_closeBesideMessage(t *testing.T) {
 		}
 	}
 }
+
+// TestRXE_firstNotification has the first message come before the queue's goroutine has
+// begun to wait: the processor is not given up before it is there.
+func TestRXE_firstNotification(t *testing.T) {
+	d := open(t)
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	for round := range 20 {
+		x, y := rdmatest.NewEnd(t, d, rdmatest.Options{}), rdmatest.NewEnd(t, d, rdmatest.Options{})
+		x.Connect(t, y)
+		y.Connect(t, x)
+		late, err := y.Ctx.CreateCQ(8)
+		if err != nil {
+			t.Fatal(err)
+		}
+		qp, err := y.PD.CreateQP(rdma.QPConfig{SendCQ: late, RecvCQ: late, MaxSendWR: 1, MaxRecvWR: 1, MaxSGE: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		attrs := y.Attrs(x)
+		if err := errors.Join(qp.Modify(attrs[0]), late.Arm(false), qp.Modify(rdma.QPAttr{State: rdma.QPError})); err != nil {
+			t.Fatal(err)
+		}
+		if n, err := qp.PostRecv([]rdma.RecvWR{{ID: 1}}); n != 1 || err != nil {
+			t.Fatal(n, err)
+		}
+		select {
+		case <-late.Notify():
+		case <-time.After(10 * time.Second):
+			t.Fatalf("round %d: the queue's first completion was not told", round)
+		}
+		if err := errors.Join(qp.Close(), late.Close()); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

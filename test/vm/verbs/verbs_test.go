@@ -39,6 +39,7 @@ func TestVerbs(t *testing.T) {
 		{"port", "^TestRXE_port$", 1},
 		{"refuse", "^TestRXE_refuse$", 5},
 		{"close", "^TestRXE_closeBesideMessage$", 1},
+		{"first notification", "^TestRXE_firstNotification$", 1},
 		{"memlock", "^TestRXE_memlock$", 1},
 	} {
 		t.Run(part.name, func(t *testing.T) {
