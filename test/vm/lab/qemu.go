@@ -78,9 +78,16 @@ var kernelArguments = []string{
 
 // processor is all that QEMU emulates but for two things. By fast string moves the
 // kernel would copy, and they are emulated byte by byte: a stream of TCP takes half the
-// processor's time without. By CMPXCHG16B it would allocate memory: two kernels crashed
-// behind that instruction, with flags that were bits of a pointer.
-const processor = "max,-erms,-fsrm,-cx16"
+// processor's time without. By CMPXCHG16B it would allocate memory: two kernels of 6.12
+// crashed behind that instruction, with flags that were bits of a pointer. Later ones
+// need it for the storage of eBPF programs.
+func (g *Guest) processor() string {
+	const p = "max,-erms,-fsrm"
+	if g.kernel() == image.SMC {
+		return p + ",-cx16"
+	}
+	return p
+}
 
 // arguments are those of QEMU. Guest 0 is the hub of the segment: the others are
 // connected to it by sockets, one each.
@@ -96,7 +103,7 @@ func (g *Guest) arguments(img image.Files, initrd string) []string {
 		line = append(line, pfKernelArguments[:]...)
 	}
 	args := []string{
-		"-name", cfg.Name + "-" + g.Name(), "-M", "q35", "-accel", "tcg,thread=multi", "-cpu", processor, "-smp", "1", "-m", strconv.Itoa(cfg.MemoryMiB),
+		"-name", cfg.Name + "-" + g.Name(), "-M", "q35", "-accel", "tcg,thread=multi", "-cpu", g.processor(), "-smp", "1", "-m", strconv.Itoa(cfg.MemoryMiB),
 		"-nodefaults", "-no-user-config", "-display", "none",
 		"-kernel", img.Kernel, "-initrd", initrd, "-append", strings.Join(line, " "),
 		"-serial", "file:" + g.consoleFile(), "-qmp", "unix:" + g.monitorSocket() + ",server=on,wait=off",
