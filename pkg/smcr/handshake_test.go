@@ -278,18 +278,30 @@ func TestClient_badServers(t *testing.T) {
 	}
 }
 
+// A handshake that cannot be looked up says nothing about the peer.
 func TestDialer_requireRefusesFallback(t *testing.T) {
-	p := newPair(t, func(c *smcr.Config) { c.Option = fakeOption{false} })
-	_, err := (&smcr.Dialer{Stack: p.client, Require: true}).DialContext(t.Context(), "tcp", p.l.Addr().String())
-	var fe *smcr.FallbackError
-	if !errors.As(err, &fe) || fe.Reason != clc.ReasonPeerNoSMC {
-		t.Errorf("error %v, want PEERNOSMC", err)
+	for _, tc := range []struct {
+		name   string
+		option fakeOption
+		want   clc.Reason
+	}{
+		{"not offered", fakeOption{}, clc.ReasonPeerNoSMC},
+		{"not known", fakeOption{err: errors.New("no memory for its state")}, clc.ReasonInternal},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			p := newPair(t, func(c *smcr.Config) { c.Option = tc.option })
+			_, err := (&smcr.Dialer{Stack: p.client, Require: true}).DialContext(t.Context(), "tcp", p.l.Addr().String())
+			var fe *smcr.FallbackError
+			if !errors.As(err, &fe) || fe.Reason != tc.want {
+				t.Errorf("error %v, want %v", err, tc.want)
+			}
+			c, err := p.l.Accept()
+			if err != nil {
+				t.Fatal(err)
+			}
+			_ = c.Close()
+		})
 	}
-	c, err := p.l.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
-	_ = c.Close()
 }
 
 func TestStack_declinesBeyondItsBudget(t *testing.T) {

@@ -62,14 +62,14 @@ type readResult struct {
 func (s *Stack) Client(ctx context.Context, tcp *net.TCPConn) (*Conn, error) {
 	r := &rendezvous{s: s, tcp: tcp, started: time.Now(), reads: make(chan readResult, 1)}
 	if s.cfg.Option == nil {
-		return r.plain(), nil
+		return r.plain(clc.ReasonPeerNoSMC), nil
 	}
-	offered, err := s.cfg.Option.PeerOffered(tcp)
-	if err != nil {
+	switch offered, err := s.cfg.Option.PeerOffered(tcp); {
+	case err != nil: // it says nothing about the peer
 		s.malformed("TCP option", err)
-	}
-	if !offered {
-		return r.plain(), nil
+		return r.plain(clc.ReasonInternal), nil
+	case !offered:
+		return r.plain(clc.ReasonPeerNoSMC), nil
 	}
 	cfg := s.clcConfig(tcp)
 	r.client = clc.NewClient(cfg)
@@ -94,14 +94,14 @@ func (s *Stack) Server(ctx context.Context, tcp *net.TCPConn) (*Conn, error) {
 func (s *Stack) ServerDecline(ctx context.Context, tcp *net.TCPConn, reason clc.Reason) (*Conn, error) {
 	r := &rendezvous{s: s, tcp: tcp, started: time.Now(), reads: make(chan readResult, 1)}
 	if s.cfg.Option == nil {
-		return r.plain(), nil
+		return r.plain(clc.ReasonPeerNoSMC), nil
 	}
 	offered, err := s.cfg.Option.SYNOffered(tcp)
 	if err != nil {
 		s.malformed("TCP option", err)
 	}
 	if !offered {
-		return r.plain(), nil
+		return r.plain(clc.ReasonPeerNoSMC), nil
 	}
 	r.server = clc.NewServer(r.started, s.clcConfig(tcp))
 	r.m = r.server
@@ -119,9 +119,9 @@ func (s *Stack) malformed(where string, err error) {
 }
 
 // plain wraps a connection that carries no CLC messages.
-func (r *rendezvous) plain() *Conn {
+func (r *rendezvous) plain(why clc.Reason) *Conn {
 	c := newTCPConn(r.s, r.tcp, r.info(ModeTCP), nil)
-	c.info.Reason = clc.ReasonPeerNoSMC
+	c.info.Reason = why
 	r.opened(c)
 	return c
 }

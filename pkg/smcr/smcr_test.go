@@ -24,12 +24,16 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// fakeOption stands for the TCP option: both sides see it, or not.
-type fakeOption struct{ offered bool }
+// fakeOption stands for the TCP option: both sides see it, or not, or the one that dials
+// cannot tell.
+type fakeOption struct {
+	offered bool
+	err     error
+}
 
 func (fakeOption) ControlDial(string, string, syscall.RawConn) error   { return nil }
 func (fakeOption) ControlListen(string, string, syscall.RawConn) error { return nil }
-func (o fakeOption) PeerOffered(syscall.Conn) (bool, error)            { return o.offered, nil }
+func (o fakeOption) PeerOffered(syscall.Conn) (bool, error)            { return o.offered, o.err }
 func (o fakeOption) SYNOffered(syscall.Conn) (bool, error)             { return o.offered, nil }
 
 // pair is two stacks on one fabric, and a listener on the second.
@@ -139,7 +143,7 @@ func TestConn_netTest(t *testing.T) {
 		{"fallback", false, smcr.VersionsBoth, smcr.ModeTCP},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			p := newPair(t, versions(tc.versions), func(c *smcr.Config) { c.Option = fakeOption{tc.offered} })
+			p := newPair(t, versions(tc.versions), func(c *smcr.Config) { c.Option = fakeOption{offered: tc.offered} })
 			nettest.TestConn(t, func() (c1, c2 net.Conn, stop func(), err error) {
 				a, b := p.dial(t)
 				if a.Mode() != tc.want || b.Mode() != tc.want {

@@ -74,7 +74,7 @@ func playUrgent(t *testing.T, a, b *smcr.Conn, script string) []string {
 // RFC 7609 §4.7.5: a program that uses urgent data need not know what carries
 // its connection.
 func TestSection4_7_5_UrgentLikeTCP(t *testing.T) {
-	tcp := newPair(t, func(c *smcr.Config) { c.Option = fakeOption{false} })
+	tcp := newPair(t, func(c *smcr.Config) { c.Option = fakeOption{} })
 	big, little := newPair(t), newPair(t, small)
 	for _, script := range []string{
 		"b.readurgent b.ispending b.atmark a.urgent:x b.pending b.atmark b.readurgent b.ispending b.readurgent b.atmark a.write:y b.read b.atmark",
@@ -148,7 +148,7 @@ func relayEnds(t *testing.T, p *pair) (a, b *smcr.Conn, near, app *net.TCPConn) 
 // A reset ends a relay also while what it carries cannot move.
 func TestConn_relaySeesResets(t *testing.T) {
 	for _, offered := range []bool{true, false} {
-		opt := func(c *smcr.Config) { c.Option = fakeOption{offered}; small(c) }
+		opt := func(c *smcr.Config) { c.Option = fakeOption{offered: offered}; small(c) }
 		for name, run := range map[string]func(t *testing.T, a, b *smcr.Conn, near, app *net.TCPConn, ended chan error){
 			"by the peer of a program that does not read": func(t *testing.T, a, b *smcr.Conn, near, _ *net.TCPConn, ended chan error) {
 				go func() { _, err := b.RelayTo(near); ended <- err }()
@@ -209,7 +209,7 @@ func abort(c *net.TCPConn) { _, _ = c.SetLinger(0), c.Close() }
 
 func TestConn_awaitEnd(t *testing.T) {
 	for _, offered := range []bool{true, false} {
-		a, b := newPair(t, func(c *smcr.Config) { c.Option = fakeOption{offered} }).dial(t)
+		a, b := newPair(t, func(c *smcr.Config) { c.Option = fakeOption{offered: offered} }).dial(t)
 		ended := make(chan error, 1)
 		_ = a.CloseWrite()
 		if _, err := b.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
@@ -229,7 +229,7 @@ func TestConn_awaitEnd(t *testing.T) {
 // CloseWrite ends a Write that waits, and what that had written arrives.
 func TestConn_closeWriteEndsWrite(t *testing.T) {
 	for _, offered := range []bool{true, false} {
-		a, b := newPair(t, func(c *smcr.Config) { c.Option = fakeOption{offered}; small(c) }).dial(t)
+		a, b := newPair(t, func(c *smcr.Config) { c.Option = fakeOption{offered: offered}; small(c) }).dial(t)
 		type result struct {
 			n   int
 			err error
@@ -258,7 +258,7 @@ func TestConn_closeWriteEndsWrite(t *testing.T) {
 // A relay allocates nothing for a message.
 func TestConn_relayAllocatesNothing(t *testing.T) {
 	for _, offered := range []bool{true, false} {
-		p := newPair(t, func(c *smcr.Config) { c.Option = fakeOption{offered} })
+		p := newPair(t, func(c *smcr.Config) { c.Option = fakeOption{offered: offered} })
 		if offered {
 			p = newSoftPair(t, rdma.MTU1024) // the fake device does allocate
 		}
@@ -293,7 +293,7 @@ func TestConn_relayAllocatesNothing(t *testing.T) {
 // A relay whose bytes cannot move does not keep its sockets from being closed.
 func TestConn_relayCloseWhileStalled(t *testing.T) {
 	for _, offered := range []bool{true, false} {
-		_, b, near, app := relayEnds(t, newPair(t, func(c *smcr.Config) { c.Option = fakeOption{offered}; small(c) }))
+		_, b, near, app := relayEnds(t, newPair(t, func(c *smcr.Config) { c.Option = fakeOption{offered: offered}; small(c) }))
 		ended, closed := make(chan error, 1), make(chan error, 1)
 		go func() { _, err := b.RelayFrom(near); ended <- err }()
 		fillUp(app)
