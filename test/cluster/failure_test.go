@@ -70,24 +70,49 @@ func agentKilled(c *cluster) {
 // bypassed is redirectTTL, and what a busy machine adds.
 const bypassed = 3 * time.Second
 
-// records are the attachment records of a node.
-func (c *cluster) records(n *lab.Node) []string {
+// A record is what the CNI plugin remembers of an attachment.
+type record struct {
+	file  string
+	NetNS string `json:"netns"`
+	Pod   struct {
+		Namespace, Name string
+	} `json:"pod"`
+}
+
+// records reads the attachment records of a node. One may go away meanwhile, which
+// is an error.
+func (c *cluster) records(n *lab.Node) ([]record, error) {
 	c.Helper()
 	dir, err := n.Path(c.Context(), "/run/kube-smcr/attachments")
 	c.must(err)
-	names, err := filepath.Glob(filepath.Join(dir, "*.json"))
+	files, err := filepath.Glob(filepath.Join(dir, "*.json"))
 	c.must(err)
-	return names
+	records := make([]record, len(files))
+	for i, file := range files {
+		text, err := os.ReadFile(file)
+		if err == nil {
+			err = json.Unmarshal(text, &records[i])
+		}
+		if err != nil {
+			return nil, err
+		}
+		records[i].file = filepath.Base(file)
+	}
+	return records, nil
 }
 
-// sandboxes counts the network namespaces of the pods of a node.
-func (c *cluster) sandboxes(n *lab.Node) int {
+// sandboxes are the names of the network namespaces of the pods of a node.
+func (c *cluster) sandboxes(n *lab.Node) []string {
 	c.Helper()
 	dir, err := n.Path(c.Context(), "/run/netns")
 	c.must(err)
 	entries, err := os.ReadDir(dir)
 	c.must(err)
-	return len(entries)
+	names := make([]string, len(entries))
+	for i, e := range entries {
+		names[i] = e.Name()
+	}
+	return names
 }
 
 // settled waits until a node has the networks of its pods and no other, and no
@@ -101,26 +126,20 @@ func (c *cluster) settled(n *lab.Node) {
 			return err
 		}
 		own := slices.DeleteFunc(pods.Items, func(p corev1.Pod) bool { return p.Spec.HostNetwork || p.Status.Phase == corev1.PodSucceeded })
-		if s := c.sandboxes(n); s != len(own) {
-			return fmt.Errorf("%d networks of %d pods", s, len(own))
+		if s := c.sandboxes(n); len(s) != len(own) {
+			return fmt.Errorf("%d networks of %d pods", len(s), len(own))
 		}
-		for _, r := range c.records(n) {
-			var record struct {
-				NetNS string `json:"netns"`
-			}
-			text, err := os.ReadFile(r)
-			if err == nil {
-				err = json.Unmarshal(text, &record)
-			}
-			if err != nil {
-				return err
-			}
-			netns, err := n.Path(c.Context(), record.NetNS)
+		records, err := c.records(n)
+		if err != nil {
+			return err
+		}
+		for _, r := range records {
+			netns, err := n.Path(c.Context(), r.NetNS)
 			if err != nil {
 				return err
 			}
 			if _, err := os.Stat(netns); err != nil {
-				return fmt.Errorf("record %s is of a network that is gone", filepath.Base(r))
+				return fmt.Errorf("record %s is of a network that is gone", r.file)
 			}
 		}
 		return nil
@@ -190,15 +209,28 @@ func podDeletedDuringADD(c *cluster) {
 	ns := c.namespace(optedIn())
 	n := c.n[1]
 	for i := range 9 {
-		networks, records := c.sandboxes(n), len(c.records(n))
+		before := c.sandboxes(n)
 		o := podSpec{name: fmt.Sprintf("p%d", i), node: n}.object(ns)
 		c.must(c.p.Client.Create(c.Context(), o))
 		switch i % 3 {
 		case 0: // at once
 		case 1: // when it has a network, so that ADD runs
-			c.eventually("the network of a pod", soon, func() error { return more(c.sandboxes(n), networks) })
+			c.eventually("the network of "+o.Name, soon, func() error {
+				isNew := func(name string) bool { return !slices.Contains(before, name) }
+				if !slices.ContainsFunc(c.sandboxes(n), isNew) {
+					return errors.New("there is no new one")
+				}
+				return nil
+			})
 		case 2: // when our plugin was there
-			c.eventually("the record of a pod", soon, func() error { return more(len(c.records(n)), records) })
+			c.eventually("the record of "+o.Name, soon, func() error {
+				records, err := c.records(n)
+				isIts := func(r record) bool { return r.Pod.Namespace == ns && r.Pod.Name == o.Name }
+				if err == nil && !slices.ContainsFunc(records, isIts) {
+					err = errors.New("there is none")
+				}
+				return err
+			})
 		}
 		c.must(c.p.Client.Delete(c.Context(), o))
 	}
@@ -209,13 +241,6 @@ func podDeletedDuringADD(c *cluster) {
 		return nil
 	})
 	c.settled(n)
-}
-
-func more(now, before int) error {
-	if now <= before {
-		return fmt.Errorf("%d, and %d before", now, before)
-	}
-	return nil
 }
 
 // apiServerAway: everything goes on without the API server, also for an agent
