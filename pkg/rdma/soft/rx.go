@@ -154,7 +154,11 @@ func (r *receiver) packet(b []byte, i uint16) {
 		r.release()
 		q := r.dev.qps.get(int(n & (maxQP - 1)))
 		if q == nil || q.num != n {
-			r.counts[rxUnknownQP]++
+			if r.dev.inGeneration(n) == n {
+				r.counts[rxUnknownQP]++
+			} else {
+				r.counts[rxOtherDevice]++
+			}
 			return
 		}
 		q.own.lock()

@@ -9,6 +9,7 @@ const (
 	rxBadICRC
 	rxMalformed
 	rxUnknownQP
+	rxOtherDevice
 	rxWrongSource
 	numRxCounters
 )
@@ -26,6 +27,7 @@ type Stats struct {
 	RxBadICRC     uint64 // dropped: damaged on the way
 	RxMalformed   uint64 // dropped: no RC packet
 	RxUnknownQP   uint64 // dropped: late, or not for us
+	RxOtherDevice uint64 // dropped: for the device that shares our address
 	RxWrongSource uint64 // dropped: not from the queue pair's peer
 	RxErrors      uint64 // receive calls that failed
 	TxPackets     uint64
@@ -41,6 +43,7 @@ func (d *Device) Stats() Stats {
 		RxBadICRC:     s.rx[rxBadICRC].Load(),
 		RxMalformed:   s.rx[rxMalformed].Load(),
 		RxUnknownQP:   s.rx[rxUnknownQP].Load(),
+		RxOtherDevice: s.rx[rxOtherDevice].Load(),
 		RxWrongSource: s.rx[rxWrongSource].Load(),
 		RxErrors:      s.rxErrors.Load(),
 		TxPackets:     s.txPackets.Load(),
