@@ -156,12 +156,21 @@ func testSurvivesDevice(t *testing.T, v smcr.VersionSet) {
 						})
 					}
 				}
-				<-half // some are under way, some have not begun
+				ended := make(chan struct{})
+				go func() {
+					wg.Wait()
+					close(ended)
+				}()
+				select {
+				case <-half: // some are under way, some have not begun
+				case <-ended:
+					t.Fatal("nothing is under way when the device goes")
+				}
 				dev := [2]*softPeer{c, s}[side].devices[lost]
 				if err := dev.Close(); err != nil {
 					t.Error(err)
 				}
-				wg.Wait()
+				<-ended
 				// The device that is left carries both links.
 				asym := [2]string{"ASYMMETRIC LOCAL", "ASYMMETRIC PEER"}
 				waitGroup(t, p.client, asym[side], 2)

@@ -434,8 +434,8 @@ func (g *Group) linkTimeouts(now time.Time, due func(time.Time) bool) {
 		if g.testLink(now, l) {
 			g.loseLink(now, l, llc.DeleteLostPath, FaultLink, ErrTestLink)
 		}
-		if due(g.stallDue(l)) {
-			g.handleStall(now, l)
+		if due(g.stallDue(l)) && g.isToBlame(now, l, l.waiting, g.patience(l)) {
+			g.loseLink(now, l, llc.DeleteLostPath, FaultLink, ErrStalled)
 		}
 	}
 }

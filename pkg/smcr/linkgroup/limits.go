@@ -91,11 +91,13 @@ const (
 	RKeyRetryInterval = 350 * time.Millisecond
 	// TestLinkInterval is the quiet time after which a link is tested.
 	TestLinkInterval = 10 * time.Second
-	// TestLinkTimeout is how long a TEST LINK waits for its answer.
+	// TestLinkTimeout is how long a TEST LINK waits for its answer while another link
+	// is alive.
 	TestLinkTimeout = 2 * time.Second
-	// LastLinkTimeout is that of a group's only link. With it the connections
-	// end, so it is longer than a peer in user space may be kept from its
-	// processor: 3 s and more where pods compete for two of them.
+	// LastLinkTimeout is that of a group's only link, and of each if none shows that
+	// it is alive. With it the connections end, so it is longer than a peer in user
+	// space may be kept from its processor: 3 s and more where pods compete for two
+	// of them.
 	LastLinkTimeout = 8 * time.Second
 	// IdleTimeoutServer and IdleTimeoutClient end a group without
 	// connections; the client waits longer, so that the server does it.

@@ -30,6 +30,7 @@ type link struct {
 	heard       time.Time      // when the peer last sent something over it
 	testSent    time.Time      // zero: no TEST LINK is unanswered
 	testData    [16]byte       // of that TEST LINK
+	proven      time.Time      // when the last TEST LINK that was answered was sent
 	drainBy     time.Time      // DRAINING: when connections that still use it fail over
 	deletion    llc.DeleteLink // DRAINING: what the peer is told once no connection uses it
 	sent, recv  uint64         // stream bytes
@@ -307,7 +308,7 @@ func (g *Group) closeLink(l *link) {
 	}
 	l.inflight = 0
 	l.pace = pace{}
-	l.testSent, l.drainBy = time.Time{}, time.Time{}
+	l.testSent, l.proven, l.drainBy = time.Time{}, time.Time{}, time.Time{}
 	if !wanted {
 		g.out = append(g.out, Output{Kind: OutCloseLink, Link: l.index})
 	}
@@ -325,16 +326,16 @@ func (g *Group) linkUp(now time.Time, l *link) {
 // testLink keeps the link proven (§4.5.3): it sends TEST LINK after silence
 // and reports true when the link failed.
 func (g *Group) testLink(now time.Time, l *link) bool {
-	if !l.isUp() {
+	switch due := g.testDue(l); {
+	case due.IsZero() || now.Before(due):
 		return false
-	}
-	if !l.testSent.IsZero() {
-		return !now.Before(l.testSent.Add(g.testPatience(l)))
-	}
-	if !now.Before(l.heard.Add(g.cfg.TestLinkInterval)) {
+	case l.testSent.IsZero():
 		g.sendTestLink(now, l)
+		return false
+	case !now.Before(l.testSent.Add(LastLinkTimeout)):
+		return true
 	}
-	return false
+	return g.isToBlame(now, l, l.testSent, TestLinkTimeout)
 }
 
 func (g *Group) sendTestLink(now time.Time, l *link) {
@@ -353,33 +354,55 @@ func (g *Group) testDue(l *link) time.Time {
 	case l.testSent.IsZero():
 		return l.heard.Add(g.cfg.TestLinkInterval)
 	}
-	return l.testSent.Add(g.testPatience(l))
+	last := l.testSent.Add(LastLinkTimeout)
+	if due := g.blameDue(l, l.testSent, TestLinkTimeout); !due.IsZero() && due.Before(last) {
+		return due
+	}
+	return last
 }
 
-// testPatience is how long a TEST LINK on a link waits for its answer.
-func (g *Group) testPatience(l *link) time.Duration {
-	if g.otherLink(l) == nil {
-		return LastLinkTimeout
+// blameDue is when something has to be done about a link that has been silent for
+// so long and may be for as long as patience, zero if it is the other link's turn.
+//
+// Which of two links is the dead one shows only when the other one is alive: if the
+// peer is just slow, both are silent. And it must be alive in both directions, after
+// this one has fallen silent. On a busy machine each side may find another one of two
+// links slow, and if each gives up its own, the group ends. But then each asks over
+// the link that is slow for the other one: the answer comes behind everything that
+// was late on it, so it clears that link before it counts against this one.
+func (g *Group) blameDue(l *link, since time.Time, patience time.Duration) time.Time {
+	o, ask := g.otherLink(l), since.Add(patience/2)
+	switch {
+	case o == nil || o.state != linkActive:
+		return time.Time{}
+	case !o.proven.Before(ask):
+		return since.Add(patience)
+	case o.testSent.IsZero():
+		return ask
 	}
-	return TestLinkTimeout
+	return time.Time{} // until the TEST LINK is answered
+}
+
+// isToBlame reports, when blameDue is, whether the link is to be given up. If that
+// does not show it asks the other one whether it is alive.
+func (g *Group) isToBlame(now time.Time, l *link, since time.Time, patience time.Duration) bool {
+	o := g.otherLink(l)
+	if o.proven.Before(since.Add(patience / 2)) {
+		g.sendTestLink(now, o)
+		return false
+	}
+	return true
 }
 
 // stallDue is when something has to be done about a link that owes
 // acknowledgements. Its queue pair would take seconds to find out. That is right
 // for the last link, on which connections depend; with another one it only costs
-// time. But which of two is the dead one shows only when the other one brings
-// something: if the peer is just slow, both are silent.
+// time.
 func (g *Group) stallDue(l *link) time.Time {
-	o := g.otherLink(l)
-	switch {
-	case l.state != linkActive || l.inflight == 0 || o == nil || o.state != linkActive:
+	if l.state != linkActive || l.inflight == 0 {
 		return time.Time{}
-	case o.heard.After(l.waiting):
-		return l.waiting.Add(g.patience(l))
-	case o.testSent.IsZero():
-		return l.waiting.Add(g.patience(l) / 2)
 	}
-	return time.Time{} // until the TEST LINK is answered
+	return g.blameDue(l, l.waiting, g.patience(l))
 }
 
 // patience is how long a link may be silent. Nobody waits for one that carries
@@ -429,16 +452,6 @@ func (p *pace) completed(now time.Time) {
 
 // patience is how long a link of this pace may be silent.
 func (p *pace) patience() time.Duration { return max(StallTimeout, 4*p.slowest) }
-
-// handleStall gives a silent link up, or asks the other one whether it is
-// alive.
-func (g *Group) handleStall(now time.Time, l *link) {
-	if o := g.otherLink(l); !o.heard.After(l.waiting) {
-		g.sendTestLink(now, o)
-		return
-	}
-	g.loseLink(now, l, llc.DeleteLostPath, FaultLink, ErrStalled)
-}
 
 // message is an LLC message as Output has it: one that does not fit into short
 // is in long.

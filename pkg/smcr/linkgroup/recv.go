@@ -184,6 +184,6 @@ func (g *Group) handleTestLink(l *link, m llc.TestLink) error {
 	if m.UserData != l.testData {
 		return fmt.Errorf("%w: user data differs", ErrTestLink)
 	}
-	l.testSent = time.Time{}
+	l.testSent, l.proven = time.Time{}, l.testSent
 	return nil
 }
