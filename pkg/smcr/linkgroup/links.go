@@ -31,6 +31,7 @@ type link struct {
 	testSent    time.Time      // zero: no TEST LINK is unanswered
 	testData    [16]byte       // of that TEST LINK
 	proven      time.Time      // when the last TEST LINK that was answered was sent
+	answer      time.Duration  // how long its answer took
 	drainBy     time.Time      // DRAINING: when connections that still use it fail over
 	deletion    llc.DeleteLink // DRAINING: what the peer is told once no connection uses it
 	sent, recv  uint64         // stream bytes
@@ -309,6 +310,7 @@ func (g *Group) closeLink(l *link) {
 	l.inflight = 0
 	l.pace = pace{}
 	l.testSent, l.proven, l.drainBy = time.Time{}, time.Time{}, time.Time{}
+	l.answer = 0
 	if !wanted {
 		g.out = append(g.out, Output{Kind: OutCloseLink, Link: l.index})
 	}
@@ -369,13 +371,17 @@ func (g *Group) testDue(l *link) time.Time {
 // this one has fallen silent. On a busy machine each side may find another one of two
 // links slow, and if each gives up its own, the group ends. But then each asks over
 // the link that is slow for the other one: the answer comes behind everything that
-// was late on it, so it clears that link before it counts against this one.
+// was late on it, so it clears that link before it counts against this one. And if
+// it is we who are slow, the answer is too, and this link has as long again.
 func (g *Group) blameDue(l *link, since time.Time, patience time.Duration) time.Time {
 	o, ask := g.otherLink(l), since.Add(patience/2)
 	switch {
 	case o == nil || o.state != linkActive:
 		return time.Time{}
 	case !o.proven.Before(ask):
+		if again := o.proven.Add(2 * o.answer); again.After(since.Add(patience)) {
+			return again
+		}
 		return since.Add(patience)
 	case o.testSent.IsZero():
 		return ask

@@ -145,7 +145,7 @@ func (g *Group) handleLLC(now time.Time, l *link, m llc.Message) error {
 	case llc.RequestAddLink:
 		g.handleRequestAddLink(l, m)
 	case llc.TestLink:
-		return g.handleTestLink(l, m)
+		return g.handleTestLink(now, l, m)
 	}
 	return nil
 }
@@ -171,7 +171,7 @@ func (g *Group) dataInSetup(now time.Time) bool {
 	return true
 }
 
-func (g *Group) handleTestLink(l *link, m llc.TestLink) error {
+func (g *Group) handleTestLink(now time.Time, l *link, m llc.TestLink) error {
 	if !m.Response {
 		m.Response = true
 		l.send(m)
@@ -184,6 +184,6 @@ func (g *Group) handleTestLink(l *link, m llc.TestLink) error {
 	if m.UserData != l.testData {
 		return fmt.Errorf("%w: user data differs", ErrTestLink)
 	}
-	l.testSent, l.proven = time.Time{}, l.testSent
+	l.testSent, l.proven, l.answer = time.Time{}, l.testSent, now.Sub(l.testSent)
 	return nil
 }

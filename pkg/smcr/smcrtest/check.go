@@ -14,6 +14,7 @@ import (
 
 // watch looks at a path after each step: a group may die only for a reason.
 func (w *World) watch(p *path) {
+	p.stood = p.stood || p.nodes[0].condition() == active && p.nodes[1].condition() == active
 	for side, n := range p.nodes {
 		if p.dead[side] || n.condition() != dead {
 			continue
@@ -21,6 +22,9 @@ func (w *World) watch(p *path) {
 		p.dead[side] = true
 		if p.lostSound[side].Equal(w.now) && p.excused == "" && !w.cfg.Linux[p.peers[0]] && !w.cfg.Linux[p.peers[1]] {
 			w.fault("%v died with a sound link and connections", n)
+		}
+		if !w.faulted && p.stood && p.isInUse() && !w.cfg.Linux[p.peers[0]] && !w.cfg.Linux[p.peers[1]] {
+			w.fault("%v died with connections, though nothing was lost", n)
 		}
 	}
 }
@@ -47,6 +51,17 @@ func (p *path) isUsed() bool {
 	return false
 }
 
+// isInUse reports whether applications hold a connection of the path, which may be
+// reset by now.
+func (p *path) isInUse() bool {
+	for _, c := range p.w.conns {
+		if c.path == p && c.opened && c.failed == nil && !c.ended {
+			return true
+		}
+	}
+	return false
+}
+
 // checkOpen finds connections that did not come about, and ones that were
 // reset, with nobody to blame.
 func (w *World) checkOpen() {
@@ -60,7 +75,7 @@ func (w *World) checkOpen() {
 			// at each first contact.
 			mayFail := w.version(c.peers[c.client], c.peers[1-c.client]) == 0 || errors.Is(c.failed, errWish) ||
 				errors.Is(c.failed, linkgroup.ErrFull) || errors.Is(c.failed, clc.ErrTimeout) && linux
-			if !w.faulted && !mayFail && (!w.cfg.Linux[c.peers[0]] || !w.cfg.Linux[c.peers[1]]) {
+			if !w.faulted && !w.slowed && !mayFail && (!w.cfg.Linux[c.peers[0]] || !w.cfg.Linux[c.peers[1]]) {
 				w.fault("rendezvous of %s: %w", name, c.failed)
 			}
 		case w.cfg.Linux[c.peers[0]] && w.cfg.Linux[c.peers[1]]:

@@ -21,7 +21,8 @@ const minRTO = 4 * time.Millisecond
 type rnic struct {
 	peer, index int
 	present, up bool
-	life        int // grows with each insertion
+	slowUntil   time.Time // what comes before has to wait
+	life        int       // grows with each insertion
 	keys        uint32
 }
 
@@ -210,7 +211,11 @@ func (q *qp) lose() {
 		for _, wr := range q.wire[:w.rng.IntN(len(q.wire)+1)] {
 			// Nothing orders this and what goes over another link.
 			q.capture(&wr)
-			w.at(wr.at, func() { q.arrive(wr) })
+			at := wr.at
+			if slow := t.rnic.slowUntil; slow.After(at) {
+				at = slow
+			}
+			w.at(at, func() { q.arrive(wr) })
 		}
 	}
 	q.wire, q.acks = nil, nil
@@ -314,6 +319,10 @@ func (q *qp) carry() {
 			q.arm(w.now.Add(q.retry(&q.out)))
 			return
 		}
+		if t.rnic.slowUntil.After(w.now) {
+			q.arm(t.rnic.slowUntil)
+			return
+		}
 		q.out = stall{}
 		wr := q.wire[0]
 		q.wire = q.wire[1:]
@@ -354,6 +363,11 @@ func (q *qp) complete() {
 			return
 		}
 		q.back = stall{}
+		if q.rnic.slowUntil.After(w.now) {
+			q.acking = true
+			w.at(q.rnic.slowUntil, q.complete)
+			return
+		}
 		wr := q.acks[0]
 		q.acks = q.acks[1:]
 		q.posted--

@@ -138,6 +138,18 @@ func (w *World) hole(peer, index int, dir Direction, on bool) {
 	}
 }
 
+// Slow makes an RNIC take nothing in for a while, as software does that gets no
+// processor. What it sends goes out, and nothing is lost: no group may end for that.
+func (w *World) Slow(peer, index int, d time.Duration) {
+	r := w.rnic(peer, index)
+	if r == nil {
+		return
+	}
+	r.slowUntil = w.now.Add(d)
+	w.slowed = true
+	w.trace("%v %v takes nothing in for %v", w.Elapsed(), r, d)
+}
+
 // KillLink breaks the queue pairs of a link index in the groups that a peer
 // began, at one side or, with side -1, at both.
 func (w *World) KillLink(client, side, index int) {

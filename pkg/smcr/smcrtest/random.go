@@ -52,6 +52,9 @@ func Random(seed uint64) Schedule {
 	}
 	g.gentle = rng.IntN(3) == 0
 	g.aborts = rng.IntN(2) == 0
+	if rng.IntN(6) == 0 {
+		g.slow, g.faults = true, 4+rng.IntN(20)
+	}
 	conns := 1 + rng.IntN(8)
 	for range 40 + rng.IntN(400) {
 		g.step(conns)
@@ -99,6 +102,7 @@ type generator struct {
 	opened int
 	faults int  // one in so many steps; 0 is none
 	gentle bool // the first RNIC of each peer stays sound
+	slow   bool // the only fault is that RNICs are slow
 	aborts bool
 }
 
@@ -116,7 +120,11 @@ func (g *generator) step(conns int) {
 		}
 	}
 	if g.faults > 0 && rng.IntN(g.faults) == 0 {
-		g.fault()
+		if g.slow {
+			g.slowDown()
+		} else {
+			g.fault()
+		}
 	}
 	if rng.IntN(3) == 0 {
 		g.add(Op{Kind: OpRun, D: time.Duration(rng.IntN(200)) * time.Microsecond})
@@ -157,7 +165,7 @@ func (g *generator) use(name string) bool {
 		g.add(Op{Kind: OpClose, Name: name, Side: 0})
 		g.add(Op{Kind: OpClose, Name: name, Side: 1})
 		return true
-	case k < 99 && g.faults > 0 && !g.gentle:
+	case k < 99 && g.faults > 0 && !g.gentle && !g.slow:
 		g.churn(name)
 		return true
 	}
@@ -182,6 +190,23 @@ func (g *generator) churn(name string) {
 	pause(100 * time.Microsecond)
 	g.add(Op{Kind: OpKillLink, Peer: rng.IntN(g.cfg.Peers), Side: rng.IntN(3) - 1, Link: rng.IntN(2)})
 	pause(500 * time.Microsecond)
+}
+
+// slowDown makes an RNIC of each of two peers slow, about as long as a link may be
+// silent and longer, while something is under way.
+func (g *generator) slowDown() {
+	rng := g.rng
+	for _, peer := range rng.Perm(g.cfg.Peers)[:2] {
+		d := time.Duration(rng.IntN(900)) * time.Millisecond
+		g.add(Op{Kind: OpSlow, Peer: peer, RNIC: rng.IntN(g.cfg.RNICs[peer]), D: d})
+		for range rng.IntN(4) {
+			if len(g.names) > 0 {
+				g.add(Op{Kind: OpWrite, Name: g.names[rng.IntN(len(g.names))], Side: rng.IntN(2), N: 1 + rng.IntN(1000)})
+			}
+		}
+		g.add(Op{Kind: OpRun, D: time.Duration(rng.IntN(300)) * time.Millisecond})
+	}
+	g.add(Op{Kind: OpRun, D: 2 * time.Second})
 }
 
 // fault breaks something, or mends it.

@@ -30,6 +30,7 @@ import (
 //	kill-link [of=PEER] [link=INDEX] [side=0|1]   at both sides without side=
 //	restart peer=N
 //	jump-clock peer=N by=DURATION
+//	slow peer=N rnic=N for=DURATION
 //	run DURATION
 //	state    of all connections and groups
 //	groups
@@ -128,6 +129,7 @@ func parseOp(t *testing.T, d *datadriven.TestData) smcrtest.Op {
 		dur = o.Name
 	}
 	d.MaybeScanArgs(t, "by", &dur)
+	d.MaybeScanArgs(t, "for", &dur)
 	if dur != "" {
 		var err error
 		if o.D, err = time.ParseDuration(dur); err != nil {

@@ -47,12 +47,13 @@ const (
 	OpRestart
 	OpJumpClock
 	OpBurst
+	OpSlow
 )
 
 // opNames are the commands of scenarios.
 var opNames = [...]string{
 	"connect", "write", "read", "shutdown", "close", "abort", "run", "port-down", "port-up", "remove", "insert", "blackhole",
-	"heal", "kill-link", "restart", "jump-clock", "burst",
+	"heal", "kill-link", "restart", "jump-clock", "burst", "slow",
 }
 
 // OpKindOf finds the kind of a scenario's command.
@@ -92,6 +93,8 @@ func (o Op) String() string {
 		return fmt.Sprintf("%s peer=%d", s, o.Peer)
 	case OpJumpClock:
 		return fmt.Sprintf("%s peer=%d by=%v", s, o.Peer, o.D)
+	case OpSlow:
+		return fmt.Sprintf("%s peer=%d rnic=%d for=%v", s, o.Peer, o.RNIC, o.D)
 	}
 	return s
 }
@@ -133,6 +136,8 @@ func (w *World) Do(o Op) int {
 		w.Restart(o.Peer)
 	case OpJumpClock:
 		w.JumpClock(o.Peer, o.D)
+	case OpSlow:
+		w.Slow(o.Peer, o.RNIC, o.D)
 	}
 	return 0
 }

@@ -74,6 +74,8 @@ type World struct {
 	writes int // RDMA writes delivered
 	// faulted: something happened that may make a rendezvous fail.
 	faulted bool
+	// slowed: an RNIC was slow, which may be as long as a rendezvous waits.
+	slowed  bool
 	holed   bool // there was a blackhole
 	trace   func(format string, args ...any)
 	tracing bool
@@ -307,6 +309,7 @@ type path struct {
 	dead    [2]bool // the checker has seen it
 	// lostSound is when a side destroyed a link that was sound and in use.
 	lostSound [2]time.Time
+	stood     bool // both sides have been active at the same time
 }
 
 // clock is what a peer thinks the time is.
