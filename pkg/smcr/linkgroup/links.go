@@ -364,7 +364,7 @@ func (g *Group) testDue(l *link) time.Time {
 }
 
 // blameDue is when something has to be done about a link that has been silent for
-// so long and may be for as long as patience, zero if it is the other link's turn.
+// so long and may be for as long as patience, zero if it is other links' turn.
 //
 // Which of two links is the dead one shows only when the other one is alive: if the
 // peer is just slow, both are silent. And it must be alive in both directions, after
@@ -373,31 +373,48 @@ func (g *Group) testDue(l *link) time.Time {
 // the link that is slow for the other one: the answer comes behind everything that
 // was late on it, so it clears that link before it counts against this one. And if
 // it is we who are slow, the answer is too, and this link has as long again.
-func (g *Group) blameDue(l *link, since time.Time, patience time.Duration) time.Time {
-	o, ask := g.otherLink(l), since.Add(patience/2)
-	switch {
-	case o == nil || o.state != linkActive:
-		return time.Time{}
-	case !o.proven.Before(ask):
-		if again := o.proven.Add(2 * o.answer); again.After(since.Add(patience)) {
-			return again
+func (g *Group) blameDue(l *link, since time.Time, patience time.Duration) (due time.Time) {
+	for i := range g.links {
+		if t, _ := g.witness(&g.links[i], l, since, patience); !t.IsZero() && (due.IsZero() || t.Before(due)) {
+			due = t
 		}
-		return since.Add(patience)
-	case o.testSent.IsZero():
-		return ask
 	}
-	return time.Time{} // until the TEST LINK is answered
+	return due
 }
 
-// isToBlame reports, when blameDue is, whether the link is to be given up. If that
-// does not show it asks the other one whether it is alive.
+// isToBlame reports whether a link is to be given up. If that does not show it asks
+// the others whether they are alive, once that is due.
 func (g *Group) isToBlame(now time.Time, l *link, since time.Time, patience time.Duration) bool {
-	o := g.otherLink(l)
-	if o.proven.Before(since.Add(patience / 2)) {
-		g.sendTestLink(now, o)
-		return false
+	for i := range g.links {
+		due, answered := g.witness(&g.links[i], l, since, patience)
+		switch {
+		case due.IsZero() || now.Before(due):
+		case answered:
+			return true
+		default:
+			g.sendTestLink(now, &g.links[i])
+		}
 	}
-	return true
+	return false
+}
+
+// witness is when another link counts against a silent one, because it has answered
+// since, or is to be asked; zero while it owes its answer.
+func (g *Group) witness(o, l *link, since time.Time, patience time.Duration) (due time.Time, answered bool) {
+	ask := since.Add(patience / 2)
+	switch {
+	case o == l || o.state != linkActive:
+		return time.Time{}, false
+	case !o.proven.Before(ask):
+		due = since.Add(patience)
+		if again := o.proven.Add(2 * o.answer); again.After(due) {
+			due = again
+		}
+		return due, true
+	case o.testSent.IsZero():
+		return ask, false
+	}
+	return time.Time{}, false
 }
 
 // stallDue is when something has to be done about a link that owes
