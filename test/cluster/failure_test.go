@@ -20,6 +20,7 @@ import (
 
 	"github.com/smcr-io/kube-smcr/api/v1alpha1"
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
+	"github.com/smcr-io/kube-smcr/internal/cni"
 	"github.com/smcr-io/kube-smcr/test/cluster/lab"
 	"github.com/smcr-io/kube-smcr/test/cluster/lab/image"
 	"github.com/smcr-io/kube-smcr/test/cluster/product"
@@ -70,33 +71,25 @@ func agentKilled(c *cluster) {
 // bypassed is redirectTTL, and what a busy machine adds.
 const bypassed = 3 * time.Second
 
-// A record is what the CNI plugin remembers of an attachment.
-type record struct {
-	file  string
-	NetNS string `json:"netns"`
-	Pod   struct {
-		Namespace, Name string
-	} `json:"pod"`
-}
-
 // records reads the attachment records of a node. One may go away meanwhile, which
 // is an error.
-func (c *cluster) records(n *lab.Node) ([]record, error) {
+func (c *cluster) records(n *lab.Node) ([]cni.Attachment, error) {
 	c.Helper()
 	dir, err := n.Path(c.Context(), "/run/kube-smcr/attachments")
 	c.must(err)
 	files, err := filepath.Glob(filepath.Join(dir, "*.json"))
 	c.must(err)
-	records := make([]record, len(files))
-	for i, file := range files {
+	var records []cni.Attachment
+	for _, file := range files {
 		text, err := os.ReadFile(file)
-		if err == nil {
-			err = json.Unmarshal(text, &records[i])
-		}
 		if err != nil {
 			return nil, err
 		}
-		records[i].file = filepath.Base(file)
+		r, err := cni.ParseAttachment(text)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", file, err)
+		}
+		records = append(records, r)
 	}
 	return records, nil
 }
@@ -139,7 +132,7 @@ func (c *cluster) settled(n *lab.Node) {
 				return err
 			}
 			if _, err := os.Stat(netns); err != nil {
-				return fmt.Errorf("record %s is of a network that is gone", r.file)
+				return fmt.Errorf("the record of %s of container %s is of a network that is gone", r.IfName, r.ContainerID)
 			}
 		}
 		return nil
@@ -225,7 +218,7 @@ func podDeletedDuringADD(c *cluster) {
 		case 2: // when our plugin was there
 			c.eventually("the record of "+o.Name, soon, func() error {
 				records, err := c.records(n)
-				isIts := func(r record) bool { return r.Pod.Namespace == ns && r.Pod.Name == o.Name }
+				isIts := func(r cni.Attachment) bool { return r.Pod.Namespace == ns && r.Pod.Name == o.Name }
 				if err == nil && !slices.ContainsFunc(records, isIts) {
 					err = errors.New("there is none")
 				}
