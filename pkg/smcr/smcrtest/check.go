@@ -23,7 +23,7 @@ func (w *World) watch(p *path) {
 		if p.lostSound[side].Equal(w.now) && p.excused == "" && !w.cfg.Linux[p.peers[0]] && !w.cfg.Linux[p.peers[1]] {
 			w.fault("%v died with a sound link and connections", n)
 		}
-		if !w.faulted && p.stood && p.isInUse() && !w.cfg.Linux[p.peers[0]] && !w.cfg.Linux[p.peers[1]] {
+		if !w.faulted && p.stood && p.isUsed() && !w.cfg.Linux[p.peers[0]] && !w.cfg.Linux[p.peers[1]] {
 			w.fault("%v died with connections, though nothing was lost", n)
 		}
 	}
@@ -45,17 +45,6 @@ func (p *path) isUsed() bool {
 		}
 		ends := c.ends()
 		if ends[0] != nil && ends[1] != nil && !ends[0].progress().closed && !ends[1].progress().closed {
-			return true
-		}
-	}
-	return false
-}
-
-// isInUse reports whether applications hold a connection of the path, which may be
-// reset by now.
-func (p *path) isInUse() bool {
-	for _, c := range p.w.conns {
-		if c.path == p && c.opened && c.failed == nil && !c.ended {
 			return true
 		}
 	}
