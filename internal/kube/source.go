@@ -45,7 +45,7 @@ type Source struct {
 	cfg       Config
 	informers informers
 	dirty     chan struct{} // an object changed
-	changed   chan struct{} // node differs from what Load returned last
+	changed   chan struct{} // node differs from what First returned, or from the one before
 	uninstall chan struct{} // closed when the SMCRNode says so
 	complain  complaints
 
@@ -210,11 +210,17 @@ func (s *Source) First(ctx context.Context) *config.Node {
 		s.cfg.Log.Warn("the API server does not answer; the last configuration is used", "pods", len(o.Pods), "policies", len(o.Policies))
 		s.rebuild(o, false)
 	}
-	n, _ := s.Load() // it has no errors
-	return n
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	select { // what is returned here is no news
+	case <-s.changed:
+	default:
+	}
+	return s.node
 }
 
-// Changed gets a value when Load has something new.
+// Changed gets a value when Load has something new; what First returned is not
+// new.
 func (s *Source) Changed() <-chan struct{} { return s.changed }
 
 // Load returns the configuration.
@@ -311,6 +317,7 @@ func (s *Source) rebuild(o config.Objects, live bool) {
 	differs := !reflect.DeepEqual(node, s.node)
 	if differs {
 		s.node = node
+		poke(s.changed) // with mu held: First takes back what it returns itself
 	}
 	s.verdicts = verdicts
 	first := live && !s.live
@@ -323,9 +330,6 @@ func (s *Source) rebuild(o config.Objects, live bool) {
 	}
 	if first {
 		close(s.first)
-	}
-	if differs {
-		poke(s.changed)
 	}
 }
 

@@ -311,10 +311,6 @@ func TestSource_changed(t *testing.T) {
 	p := w.pod("a", enabled("true"))
 	s := w.source(server.Config(t))
 	first := s.First(t.Context())
-	select { // First returned it
-	case <-s.Changed():
-	default:
-	}
 	w.change(p, func() { p.Annotations["unrelated"] = "x" })
 	w.pod("b", nil)
 	within(t, prompt, func() string {
