@@ -58,5 +58,5 @@ const (
 	guestGlibcMinor = 36
 
 	// excerptLines is how much of a console goes into an error.
-	excerptLines = 40
+	excerptLines = 80
 )

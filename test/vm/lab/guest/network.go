@@ -24,8 +24,10 @@ var sysctls = map[string]string{
 	"net/ipv4/conf/default/arp_announce": "2",
 	"net/ipv4/conf/all/rp_filter":        "0",
 	"net/ipv4/conf/default/rp_filter":    "0",
-	// A task that hangs is told of on the console while the test still runs.
+	// A task that hangs is told of on the console while the test still runs, with
+	// its stack, which is information to the kernel.
 	"kernel/hung_task_timeout_secs": "40",
+	"kernel/printk":                 "7",
 }
 
 // firstTable is the routing table of NIC 0. Each has one, so that what has its
