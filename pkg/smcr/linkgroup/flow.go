@@ -109,19 +109,13 @@ func (g *Group) pumpFlows(now time.Time) {
 			g.beginAdd(now, via, g.flows[0].fresh)
 		case flowDeleteLink:
 			g.sendDelete(now)
-		case flowConfirmRKey, flowDeleteRKey, flowAskDelete, flowDeleteAll:
-			g.flowResend = now.Add(g.resendInterval())
+		case flowConfirmRKey, flowDeleteRKey, flowAskDelete:
+			g.flowResend = now.Add(ResendInterval)
+			g.sendRequest()
+		case flowDeleteAll:
 			g.sendRequest()
 		}
 	}
-}
-
-// resendInterval is how long the request under way waits until it is sent again.
-func (g *Group) resendInterval() time.Duration {
-	if g.flows[0].kind == flowDeleteAll {
-		return EndResendInterval
-	}
-	return ResendInterval
 }
 
 // sendDelete starts the deletion of a link at the server. One that the client
@@ -177,7 +171,7 @@ func (g *Group) flowTimeout(now time.Time, due func(time.Time) bool) {
 	case due(g.flowExpiry):
 		g.flowExpired(now)
 	case due(g.flowResend):
-		g.flowResend = now.Add(g.resendInterval())
+		g.flowResend = now.Add(ResendInterval)
 		g.sendRequest()
 	}
 }

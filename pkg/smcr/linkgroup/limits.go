@@ -68,10 +68,6 @@ const (
 	// ResendInterval is when a CONFIRM RKEY or DELETE RKEY without an answer
 	// is sent again: Linux drops a request that crosses one of its own.
 	ResendInterval = 2 * time.Second
-	// EndResendInterval is that of the DELETE LINK for all links. Linux drops one
-	// that comes while it asks for an RKey itself, and keeps the link group; who
-	// ends may be gone before ResendInterval is over.
-	EndResendInterval = 300 * time.Millisecond
 	// DrainTimeout is how long the messages under way on a link that is
 	// deleted in order may take before they are repeated over another one: a
 	// multiple of any round trip, well below what peers wait for an answer.
