@@ -4,9 +4,11 @@ package smcr
 
 import (
 	"errors"
+	"net/netip"
 	"time"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
 )
 
 // BreakTCP resets the TCP connection under an SMC-R connection, as the
@@ -30,6 +32,17 @@ func KnownRMBs(s *Stack) (known, all int) {
 		}
 	}
 	return known, all
+}
+
+// PeerIDFor returns the peer ID under which the peer with an address knows a stack.
+func PeerIDFor(s *Stack, a netip.Addr) clc.PeerID { return s.peerIDFor(a) }
+
+// RMBToken returns what the peer needs to write into a connection's receive buffer.
+func RMBToken(c *Conn) (rdma.RKey, uint64) {
+	c.stack.lock()
+	defer c.stack.unlock()
+	e := c.lc.Local()
+	return e.RKey, e.VAddr + uint64(e.Size)*uint64(e.Index-1)
 }
 
 // LookForAnswer looks once for something to read in RelayFrom's place.

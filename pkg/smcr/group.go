@@ -35,6 +35,7 @@ type group struct {
 	ready     bool               // the first contact went well
 	toldOf    time.Time          // when the peer last said that a link is deleted
 	peerEnded bool               // the peer said that it ends the group, or answered
+	doubted   time.Time          // when somebody said that the peer does not have it; see doubt
 
 	touched bool      // on the stack's list
 	due     time.Time // when the stack looks at its timers
@@ -329,16 +330,18 @@ func (g *group) finish() {
 	g.flush(now)
 }
 
-// kill ends the group because the peer does not have it.
-func (g *group) kill(err error) {
+// doubt is called when the peer of a rendezvous says that it does not have the group.
+// The links know better: without answers to TEST LINK they are lost, and until there
+// is one no connection is put into the group.
+func (g *group) doubt() {
 	now := time.Now()
-	for _, l := range g.links {
-		if l != nil {
-			l.fail(now, err)
-		}
-	}
+	g.doubted = now
+	g.lg.TestLinks(now)
 	g.flush(now)
 }
+
+// isTrusted reports whether the peer has the group, as far as we know.
+func (g *group) isTrusted() bool { return g.doubted.IsZero() || g.lg.ProvenSince(g.doubted) }
 
 // freeIfUnused frees a dead group once no connection uses its memory.
 func (g *group) freeIfUnused() {

@@ -4,49 +4,40 @@ package smcr
 
 import (
 	"container/heap"
-	"iter"
-	"maps"
 	"slices"
 	"time"
 
 	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
-	"github.com/smcr-io/kube-smcr/pkg/smcr/linkgroup"
 )
 
 // A stack may have thousands of link groups. What is done for each message,
 // timer or rendezvous must not look at all of them.
 
-// peerKey finds the groups with a peer in one role.
-type peerKey struct {
-	role linkgroup.Role
-	peer clc.PeerID
-}
-
 // addGroup puts a group on the stack; the caller holds the turn, here and
 // below.
 func (s *Stack) addGroup(g *group) {
 	s.groups[g.id] = g
-	k := peerKey{g.role, g.peer}
-	s.byPeer[k] = append(s.byPeer[k], g)
+	k := g.party()
+	s.byParty[k] = append(s.byParty[k], g)
 }
 
 // removeGroup takes it off again, with its timer.
 func (s *Stack) removeGroup(g *group) {
 	delete(s.groups, g.id)
-	s.forgetPeer(g)
+	s.forgetParty(g)
 	if g.timer > 0 {
 		heap.Remove(&s.timers, g.timer-1)
 	}
 }
 
-func (s *Stack) forgetPeer(g *group) {
-	k := peerKey{g.role, g.peer}
-	i := slices.Index(s.byPeer[k], g)
+func (s *Stack) forgetParty(g *group) {
+	k := g.party()
+	i := slices.Index(s.byParty[k], g)
 	if i < 0 {
 		return
 	}
-	if s.byPeer[k] = slices.Delete(s.byPeer[k], i, i+1); len(s.byPeer[k]) == 0 {
-		delete(s.byPeer, k)
+	if s.byParty[k] = slices.Delete(s.byParty[k], i, i+1); len(s.byParty[k]) == 0 {
+		delete(s.byParty, k)
 	}
 }
 
@@ -55,7 +46,7 @@ func (s *Stack) setPeer(g *group, peer clc.PeerID) {
 	if g.peer == peer {
 		return
 	}
-	s.forgetPeer(g)
+	s.forgetParty(g)
 	g.peer = peer
 	if s.groups[g.id] == g { // it has not ended meanwhile
 		s.addGroup(g)
@@ -63,12 +54,12 @@ func (s *Stack) setPeer(g *group, peer clc.PeerID) {
 }
 
 // groupsWith are the groups with a peer, the oldest first: the youngest are the
-// first to become empty. A peer without an ID may be any of them.
-func (s *Stack) groupsWith(role linkgroup.Role, peer clc.PeerID) iter.Seq[*group] {
-	if peer.IsZero() {
-		return maps.Values(s.groups)
+// first to become empty. One that has not said who it is has none.
+func (s *Stack) groupsWith(p party) []*group {
+	if p.peer.IsZero() {
+		return nil
 	}
-	return slices.Values(s.byPeer[peerKey{role, peer}])
+	return s.byParty[p]
 }
 
 // timers are the groups with something to do later, the earliest first. A group

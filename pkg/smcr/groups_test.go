@@ -5,6 +5,7 @@ package smcr
 import (
 	"container/heap"
 	"math/rand/v2"
+	"net/netip"
 	"slices"
 	"testing"
 	"time"
@@ -57,47 +58,45 @@ func TestTimers_earliestFirst(t *testing.T) {
 }
 
 func TestStack_groupsWith(t *testing.T) {
-	s := &Stack{groups: map[uint32]*group{}, byPeer: map[peerKey][]*group{}}
+	s := &Stack{groups: map[uint32]*group{}, byParty: map[party][]*group{}}
+	here, there := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")
 	one, two := clc.PeerID{1}, clc.PeerID{2}
-	add := func(id uint32, role linkgroup.Role, peer clc.PeerID) *group {
-		g := &group{s: s, id: id}
-		g.role, g.peer = role, peer
+	server := func(a netip.Addr, id clc.PeerID) party { return party{linkgroup.Server, a, id} }
+	client := func(a netip.Addr, id clc.PeerID) party { return party{linkgroup.Client, a, id} }
+	add := func(id uint32, p party) *group {
+		g := &group{s: s, id: id, contact: contact{role: p.role, addr: p.addr, peer: p.peer}}
 		s.addGroup(g)
 		return g
 	}
-	ids := func(role linkgroup.Role, peer clc.PeerID) []uint32 {
-		var l []uint32
-		for g := range s.groupsWith(role, peer) {
-			l = append(l, g.id)
-		}
-		if peer.IsZero() {
-			slices.Sort(l)
-		}
-		return l
-	}
-	check := func(what string, role linkgroup.Role, peer clc.PeerID, want ...uint32) {
+	check := func(what string, p party, want ...uint32) {
 		t.Helper()
-		if d := cmp.Diff(want, ids(role, peer)); d != "" {
+		var ids []uint32
+		for _, g := range s.groupsWith(p) {
+			ids = append(ids, g.id)
+		}
+		if d := cmp.Diff(want, ids); d != "" {
 			t.Errorf("%s: %s", what, d)
 		}
 	}
-	a := add(1, linkgroup.Server, one)
-	add(2, linkgroup.Client, one)
-	b := add(3, linkgroup.Server, clc.PeerID{})
-	add(4, linkgroup.Server, one)
-	check("servers", linkgroup.Server, one, 1, 4)
-	check("clients", linkgroup.Client, one, 2)
-	check("nobody", linkgroup.Server, two)
-	check("somebody without an ID", linkgroup.Server, clc.PeerID{}, 1, 2, 3, 4)
+	a := add(1, server(here, one))
+	add(2, client(here, one))
+	b := add(3, server(here, clc.PeerID{}))
+	add(4, server(here, one))
+	add(5, server(there, one))
+	check("servers", server(here, one), 1, 4)
+	check("servers of another address", server(there, one), 5)
+	check("clients", client(here, one), 2)
+	check("nobody", server(here, two))
+	check("somebody without an ID", server(here, clc.PeerID{}))
 	s.setPeer(b, two)
-	check("named later", linkgroup.Server, two, 3)
+	check("named later", server(here, two), 3)
 	s.removeGroup(a)
-	check("one removed", linkgroup.Server, one, 4)
+	check("one removed", server(here, one), 4)
 	s.setPeer(a, two)
-	check("named after its end", linkgroup.Server, two, 3)
+	check("named after its end", server(here, two), 3)
 	s.removeGroup(b)
-	check("all removed", linkgroup.Server, two)
-	if len(s.byPeer) != 2 {
-		t.Errorf("%d lists are left, want 2", len(s.byPeer))
+	check("all removed", server(here, two))
+	if len(s.byParty) != 3 {
+		t.Errorf("%d lists are left, want 3", len(s.byParty))
 	}
 }

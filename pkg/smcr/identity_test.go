@@ -3,6 +3,7 @@
 package smcr_test
 
 import (
+	"net/netip"
 	"testing"
 
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
@@ -10,16 +11,24 @@ import (
 )
 
 // RFC 7609 §2.2.4, A.2.1: a stack that starts again, on the same device, has
-// another peer ID, so that its peers do not take it for the one they know.
+// another peer ID, so that its peers do not take it for the one they know. And each
+// peer address is told another one, the same each time.
 func TestSection2_2_4_PeerIDIsNew(t *testing.T) {
 	d := newFakeFabric().device("c", 1)
+	peers := []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("2001:db8::1"), {}}
 	seen := map[clc.PeerID]bool{}
 	for i := range 16 {
-		id := newStack(t, d).PeerID()
-		if id.IsZero() || seen[id] {
-			t.Fatalf("stack %d has peer ID %v; before: %v", i, id, seen)
+		s := newStack(t, d)
+		for _, a := range peers {
+			id := smcr.PeerIDFor(s, a)
+			if id.IsZero() || seen[id] {
+				t.Fatalf("stack %d has peer ID %v for %v; before: %v", i, id, a, seen)
+			}
+			if again := smcr.PeerIDFor(s, a); again != id {
+				t.Errorf("stack %d has peer ID %v for %v, and then %v", i, id, a, again)
+			}
+			seen[id] = true
 		}
-		seen[id] = true
 	}
 }
 

@@ -74,7 +74,7 @@ func (s *Stack) Client(ctx context.Context, tcp *net.TCPConn) (*Conn, error) {
 	cfg := s.clcConfig(tcp)
 	r.client = clc.NewClient(cfg)
 	r.m = r.client
-	r.with.role = linkgroup.Client
+	r.with.role, r.with.addr = linkgroup.Client, addrOf(tcp.RemoteAddr())
 	if p, err := cfg.Proposal(s.offer()); err == nil {
 		r.client.Propose(r.started, p)
 	} else {
@@ -105,7 +105,7 @@ func (s *Stack) ServerDecline(ctx context.Context, tcp *net.TCPConn, reason clc.
 	}
 	r.server = clc.NewServer(r.started, s.clcConfig(tcp))
 	r.m = r.server
-	r.with.role = linkgroup.Server
+	r.with.role, r.with.addr = linkgroup.Server, addrOf(tcp.RemoteAddr())
 	if reason != 0 {
 		r.m.Decline(r.started, reason, false)
 	}
@@ -316,6 +316,7 @@ var (
 	errNoLink    = errors.New("smcr: peer names an unknown link")
 	errMaxConns  = errors.New("smcr: connection limit of the stack reached")
 	errRMB       = errors.New("smcr: peer did not confirm the RMB")
+	errForming   = errors.New("smcr: the client's first contact takes too long")
 )
 
 func declineReason(err error) (_ clc.Reason, outOfSync bool) {
@@ -330,6 +331,8 @@ func declineReason(err error) (_ clc.Reason, outOfSync bool) {
 		return clc.ReasonNoDevR, false
 	case errors.Is(err, errOutOfSync):
 		return clc.ReasonSyncErr, true
+	case errors.Is(err, errForming):
+		return clc.ReasonNoActLink, false
 	case errors.Is(err, errNoLink), errors.Is(err, linkgroup.ErrLinkLost):
 		return clc.ReasonNoSrvLink, false
 	case errors.Is(err, linkgroup.ErrUnknownRToken), errors.Is(err, linkgroup.ErrPeerRMBE):
@@ -397,7 +400,7 @@ func (r *rendezvous) endpoint() clc.Endpoint {
 	e := r.conn.lc.Local()
 	l := r.conn.lc.Endpoint()
 	return clc.Endpoint{ // the machine adds what was negotiated
-		FirstContact: r.first, PeerID: r.s.peerID,
+		FirstContact: r.first, PeerID: r.s.peerIDFor(r.with.addr),
 		GID: l.GID, MAC: l.MAC, QPN: l.QPN, PSN: l.PSN, MTU: l.MTU,
 		RKey: e.RKey, RMBAddr: e.VAddr, RMBEIndex: e.Index, RMBESize: clc.RMBESizeFor(int(e.Size)), AlertToken: uint32(e.Token),
 		Ext: clc.FirstContactExtension{Direct: r.first && !r.route().Gateway},
@@ -470,16 +473,19 @@ func (r *rendezvous) findRoutes(ctx context.Context, p *clc.Proposal) error {
 }
 
 // joinGroup finds a group for a client, or starts one, for which it needs routes.
-// One first contact per client is under way at a time; others wait for it.
+// One first contact per client is under way at a time; others wait for it, but not as
+// long as the client waits for us: after that it would reset its connection.
 func (r *rendezvous) joinGroup(ctx context.Context, p *clc.Proposal) error {
 	s := r.s
+	patience := time.NewTimer(s.cfg.MessageTimeout * 2 / 3)
+	defer patience.Stop()
 	for routed := false; ; {
 		s.lock()
 		if s.closed {
 			s.unlock()
 			return errStackClosed
 		}
-		g, forming := s.serverGroup(r.with.key)
+		g, forming := s.serverGroup(&r.with)
 		if g != nil || forming == nil && routed {
 			err := r.admitTo(g)
 			s.unlock()
@@ -495,6 +501,8 @@ func (r *rendezvous) joinGroup(ctx context.Context, p *clc.Proposal) error {
 		}
 		select {
 		case <-forming:
+		case <-patience.C:
+			return errForming
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		case <-s.closing:
@@ -519,10 +527,10 @@ func (r *rendezvous) admitTo(g *group) error {
 
 // serverGroup returns a usable group with a client or, if there is none, the
 // end of a first contact to wait for; the caller holds the turn.
-func (s *Stack) serverGroup(k clc.PeerKey) (*group, <-chan struct{}) {
+func (s *Stack) serverGroup(with *contact) (*group, <-chan struct{}) {
 	var forming <-chan struct{}
-	for g := range s.groupsWith(linkgroup.Server, k.PeerID) {
-		if !g.serves(k) {
+	for _, g := range s.groupsWith(with.party()) {
+		if !g.serves(with.key) {
 			continue
 		}
 		if g.lg.Usable() {
@@ -576,7 +584,7 @@ func (r *rendezvous) prepareConfirm(ctx context.Context, a *clc.Accept) error {
 		s.unlock()
 		return errStackClosed
 	}
-	g, err := s.clientGroup(a)
+	g, err := s.clientGroup(r.with.party(), a)
 	if err == nil {
 		err = r.admit(g)
 	}
@@ -646,11 +654,11 @@ func (r *rendezvous) activate(e *clc.Endpoint) error {
 //
 // A device that was lost and came back may give the same numbers again, and the
 // group that it had before may still be here: the youngest is meant.
-func (s *Stack) clientGroup(a *clc.Accept) (*group, error) {
+func (s *Stack) clientGroup(p party, a *clc.Accept) (*group, error) {
 	var found *group
 	err := errOutOfSync
-	for g := range s.groupsWith(linkgroup.Client, a.PeerID) {
-		if g.role != linkgroup.Client || g.peer != a.PeerID || g.version != min(a.Version, clc.V2) {
+	for _, g := range s.groupsWith(p) {
+		if g.version != min(a.Version, clc.V2) {
 			continue
 		}
 		if g.lg.MatchesPeer(a.QPN, a.GID, a.MAC) && (found == nil || g.id > found.id) {
@@ -724,7 +732,7 @@ func (r *rendezvous) fallBack(d clc.Declined) *Conn {
 	r.stopRead()
 	r.discard(d.FromPeer)
 	if d.OutOfSync && d.FromPeer {
-		r.dropGroup()
+		r.doubtGroup()
 	}
 	c := newTCPConn(r.s, r.tcp, r.info(ModeTCP), r.partial)
 	c.info.Reason, c.info.PeerDeclined = d.Reason, d.FromPeer
@@ -733,13 +741,13 @@ func (r *rendezvous) fallBack(d clc.Declined) *Conn {
 	return c
 }
 
-// dropGroup ends the link group that we named and the peer does not know
+// doubtGroup asks for the link group that we named and the peer says it does not know
 // (RFC 7609 A.2.5, S bit). Its other groups with us are none the worse.
-func (r *rendezvous) dropGroup() {
+func (r *rendezvous) doubtGroup() {
 	r.s.lock()
 	defer r.s.unlock()
 	if r.group != nil {
-		r.group.kill(errOutOfSync)
+		r.group.doubt()
 	}
 }
 

@@ -5,7 +5,6 @@ package smcr
 import (
 	"cmp"
 	crand "crypto/rand"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -16,18 +15,18 @@ import (
 	"time"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
-	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/linkgroup"
 )
 
-// Stack is one SMC-R instance: a peer ID, a protection domain and its link
-// groups (RFC 7609 A.2.1). What belongs to one stack cannot be reached with
-// the keys of another. Its methods may be called from any goroutine.
+// Stack is one SMC-R instance with its link groups (RFC 7609 A.2.1). Each link
+// group has a protection domain of its own: what belongs to it cannot be reached
+// with the keys of another one, of this stack or of others. Its methods may be called
+// from any goroutine.
 type Stack struct {
 	cfg     Config
-	peerID  clc.PeerID
-	rnics   []*rnic // the list is replaced, with the turn, and not changed
-	retired []*rnic // whose places others have; guarded by the turn
+	idKey   [32]byte // see peerIDFor
+	rnics   []*rnic  // the list is replaced, with the turn, and not changed
+	retired []*rnic  // whose places others have; guarded by the turn
 	closing chan struct{}
 	wg      sync.WaitGroup
 
@@ -35,16 +34,16 @@ type Stack struct {
 
 	// turn guards what follows, and all machines. Application goroutines only
 	// try it on the data path; see the package comment.
-	turn   sync.Mutex
-	rand   *rand.Rand
-	mem    memory
-	groups map[uint32]*group
-	byPeer map[peerKey][]*group
-	timers timers
-	conns  map[*Conn]struct{}
-	closed bool
-	empty  chan struct{} // closed when the stack is closed and has no connections
-	alarm  time.Time     // when the stack's goroutine looks at timers next
+	turn    sync.Mutex
+	rand    *rand.Rand
+	mem     memory
+	groups  map[uint32]*group
+	byParty map[party][]*group
+	timers  timers
+	conns   map[*Conn]struct{}
+	closed  bool
+	empty   chan struct{} // closed when the stack is closed and has no connections
+	alarm   time.Time     // when the stack's goroutine looks at timers next
 	// sweepAt is when completed SENDs are looked for, though nobody waits for
 	// them; zero: none are in flight.
 	sweepAt time.Time
@@ -90,22 +89,25 @@ func NewStack(cfg Config) (*Stack, error) {
 		return nil, err
 	}
 	cfg.setDefaults()
-	var seed [32]byte
+	var seed, idKey [32]byte
 	if _, err := crand.Read(seed[:]); err != nil {
 		return nil, fmt.Errorf("random seed: %w", err)
 	}
+	if _, err := crand.Read(idKey[:]); err != nil {
+		return nil, fmt.Errorf("random key: %w", err)
+	}
 	s := &Stack{
 		cfg:     cfg,
+		idKey:   idKey,
 		closing: make(chan struct{}),
 		rand:    rand.New(rand.NewChaCha8(seed)),
 		groups:  map[uint32]*group{},
-		byPeer:  map[peerKey][]*group{},
+		byParty: map[party][]*group{},
 		conns:   map[*Conn]struct{}{},
 		wake:    make(chan struct{}, 1),
 		empty:   make(chan struct{}),
 		heard:   make(chan struct{}, 1),
 	}
-	s.peerID = newPeerID(s.rand)
 	for i, d := range cfg.Devices {
 		r, err := s.openRNIC(i, d)
 		if err != nil {
@@ -198,20 +200,6 @@ func completionQueueDepth(cfg Config, d rdma.Device, slots int) int {
 	groups := 16 + cfg.MaxConns/8
 	return min(groups*slots, d.Attr().MaxCQE)
 }
-
-// newPeerID makes an ID that no other stack has. RFC 7609 A.2.1 takes a RoCE
-// MAC and an instance number; many stacks share an RNIC here, so the MAC is a
-// random, locally administered one.
-func newPeerID(r *rand.Rand) clc.PeerID {
-	var b [8]byte
-	binary.BigEndian.PutUint64(b[:], r.Uint64())
-	mac := rdma.MAC(b[2:])
-	mac[0] = mac[0]&^1 | 2
-	return clc.NewPeerID(binary.BigEndian.Uint16(b[:]), mac)
-}
-
-// PeerID returns the ID under which peers know this stack.
-func (s *Stack) PeerID() clc.PeerID { return s.peerID }
 
 // Close resets what is left, waits for the stack's goroutines, for calls under
 // way on its connections and, less than a second, for the answers of its peers,

@@ -22,7 +22,7 @@ func defaultEID() clc.EID {
 // clcConfig is what a stack can do and may do on a connection.
 func (s *Stack) clcConfig(tcp *net.TCPConn) clc.Config {
 	return clc.Config{
-		PeerID: s.peerID, OS: clc.OSLinux, Hostname: s.cfg.Hostname, MessageTimeout: s.cfg.MessageTimeout,
+		PeerID: s.peerIDFor(addrOf(tcp.RemoteAddr())), OS: clc.OSLinux, Hostname: s.cfg.Hostname, MessageTimeout: s.cfg.MessageTimeout,
 		Support: clc.Support{
 			V1: s.cfg.Versions != VersionsV2, V2: s.cfg.Versions != VersionsV1,
 			Subnets: s.prefixes(addrOf(tcp.LocalAddr())), AnySubnet: s.cfg.AnyPrefix,
@@ -89,6 +89,7 @@ func (s *Stack) gids(l rdma.GID) (list clc.List[rdma.GID]) {
 // contact is what a first contact knows of the peer when it makes a group.
 type contact struct {
 	role linkgroup.Role
+	addr netip.Addr  // of the peer, in the TCP connection
 	key  clc.PeerKey // of a client, at its server
 	peer clc.PeerID  // zero if the peer has not told it yet
 	// gid is of the peer's RNIC where the first link will end, at a server the
@@ -97,17 +98,4 @@ type contact struct {
 	routes routes // to it
 	agreed clc.Selection
 	host   string // the peer's name
-}
-
-// serves reports whether a server's group can take further connections of a
-// client, once it is usable. A client of version 2 is known by its RNIC, too:
-// Linux uses one peer ID in all its network namespaces.
-func (g *group) serves(k clc.PeerKey) bool {
-	if g.role != linkgroup.Server || g.version != k.Version || !k.PeerID.IsZero() && g.peer != k.PeerID {
-		return false
-	}
-	if k.Version < clc.V2 || g.key.GID == k.GID {
-		return true
-	}
-	return slices.ContainsFunc(g.lg.Links(), func(l linkgroup.LinkInfo) bool { return l.Peer.GID == k.GID })
 }

@@ -207,22 +207,28 @@ func (c Confirm) NextHop(r Route) rdma.MAC {
 	return c.MAC
 }
 
-// PeerKey tells clients apart at a server: a client with the same key may use a
-// link group that exists.
+// PeerKey is who a client says it is, at a server. To use a link group that exists
+// it has to say the same.
 type PeerKey struct {
 	Version uint8
-	PeerID  PeerID
-	GID     rdma.GID // version 2
+	PeerID  PeerID   // zero: it does not say
+	GID     rdma.GID // of the RNIC that it proposes from, in this version
+	MAC     rdma.MAC // version 1
 }
 
 // Key returns the client's key in the version that was chosen. Linux leaves the
 // peer ID out of a Proposal of version 2 only; its RNIC's GID stands for it.
 func (p Proposal) Key(version uint8) PeerKey {
-	k := PeerKey{Version: version, PeerID: p.PeerID}
 	if version >= V2 {
-		k.GID = p.Ext.GID
+		return PeerKey{Version: version, PeerID: p.PeerID, GID: p.Ext.GID}
 	}
-	return k
+	return PeerKey{Version: version, PeerID: p.PeerID, GID: p.GID, MAC: p.MAC}
+}
+
+// SameRNIC reports whether an RNIC may be the one that the client proposes from. A
+// Proposal of version 2 has no MAC address.
+func (k PeerKey) SameRNIC(gid rdma.GID, mac rdma.MAC) bool {
+	return k.GID == gid && (k.Version >= V2 || k.MAC == mac)
 }
 
 // Matches reports whether a Confirm comes from the client with this key.

@@ -4,6 +4,7 @@ package linkgroup
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/smcr-io/kube-smcr/internal/invariant"
@@ -346,6 +347,23 @@ func (g *Group) sendTestLink(now time.Time, l *link) {
 		l.testData[i] = byte(g.cfg.Rand.Uint32())
 	}
 	l.send(llc.TestLink{Header: g.header(false), UserData: l.testData})
+}
+
+// TestLinks asks the peer on each link whether it still has the group. A link on
+// which it does not answer is lost.
+func (g *Group) TestLinks(now time.Time) {
+	for i := range g.links {
+		if l := &g.links[i]; g.state == Active && l.isUp() && l.testSent.IsZero() {
+			g.sendTestLink(now, l)
+		}
+	}
+}
+
+// ProvenSince reports whether the peer has answered a TEST LINK since a time.
+func (g *Group) ProvenSince(t time.Time) bool {
+	return slices.ContainsFunc(g.links[:], func(l link) bool {
+		return l.isUp() && !l.proven.IsZero() && !l.proven.Add(l.answer).Before(t)
+	})
 }
 
 // testDue is when testLink wants to be called.

@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package smcr_test
+
+import (
+	"context"
+	"io"
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/smcr"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
+)
+
+// In the tests of this file a victim has a link group with a server, and an attacker,
+// who may open TCP connections to the server or is a server of the victim's itself,
+// speaks CLC and RDMA of its own.
+
+// dialFrom opens a TCP connection from an address.
+func dialFrom(t *testing.T, from netip.Addr, to string) net.Conn {
+	t.Helper()
+	d := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(from, 0))}
+	c, err := d.DialContext(t.Context(), "tcp", to)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// propose sends a Proposal and returns the answer.
+func propose(t *testing.T, c net.Conn, p *clc.Proposal) clc.Accept {
+	t.Helper()
+	if _, err := c.Write(p.Append(nil)); err != nil {
+		t.Fatal(err)
+	}
+	a, err := clc.ParseAccept(readMessage(t, c))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+// swallow accepts whatever comes and reads it.
+func swallow(l *smcr.Listener) {
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				_, _ = io.Copy(io.Discard, c)
+				_ = c.Close()
+			}()
+		}
+	}()
+}
+
+// dialOnly opens a connection that somebody else accepts.
+func (p *pair) dialOnly(t *testing.T) *smcr.Conn {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	c, err := (&smcr.Dialer{Stack: p.client}).DialContext(ctx, "tcp", p.l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c.(*smcr.Conn)
+}
+
+// victimPair is a victim's stack and that of its server, with one connection.
+func victimPair(t *testing.T, v smcr.VersionSet, victim, server string) (p *pair, a, b *smcr.Conn) {
+	t.Helper()
+	p = &pair{client: newStack(t, openSoft(t, victim, rdma.MTU1024), versions(v)), server: newStack(t, openSoft(t, server, rdma.MTU1024))}
+	p.listen(t)
+	a, b = p.dial(t)
+	t.Cleanup(func() { _, _ = a.Close(), b.Close() })
+	return p, a, b
+}
+
+// proposalOf is what the victim's next Proposal says.
+func proposalOf(t *testing.T, v smcr.VersionSet, g *smcr.GroupInfo, victim string) clc.Proposal {
+	t.Helper()
+	p := proposalV2(t, smcr.DefaultEID)
+	if v == smcr.VersionsV1 {
+		p = testProposal("127.0.0.0/24")
+		p.GID = rdma.GIDFromAddr(netip.MustParseAddr(victim))
+	} else {
+		p.Ext.GID = rdma.GIDFromAddr(netip.MustParseAddr(victim))
+	}
+	p.PeerID = g.PeerID
+	return p
+}
+
+// Nobody but the victim gets into its link group, whatever a Proposal says.
+func TestAttack_joinOthersGroup(t *testing.T) {
+	eachVersion(t, func(t *testing.T, v smcr.VersionSet) {
+		victim := map[smcr.VersionSet]string{smcr.VersionsV1: "127.92.1.1", smcr.VersionsV2: "127.92.2.1"}[v]
+		p, a, b := victimPair(t, v, victim, victim+"0")
+		exchange(t, a, b)
+		swallow(p.l)
+		groups := p.server.LinkGroups()
+		if len(groups) != 1 {
+			t.Fatalf("%d link groups, want the victim's", len(groups))
+		}
+		loopback := netip.MustParseAddr("127.0.0.1") // the victim's, in TCP
+		other := netip.MustParseAddr("127.0.0.9")
+		for _, tc := range []struct {
+			name  string
+			from  netip.Addr
+			edit  func(*clc.Proposal)
+			joins bool
+		}{
+			{"the victim itself", loopback, func(*clc.Proposal) {}, true},
+			{"no peer ID", loopback, func(p *clc.Proposal) { p.PeerID = clc.PeerID{} }, false},
+			{"another peer ID", loopback, func(p *clc.Proposal) { p.PeerID[7]++ }, false},
+			{"the victim's peer ID from elsewhere", other, func(*clc.Proposal) {}, false},
+			{"no peer ID from elsewhere", other, func(p *clc.Proposal) { p.PeerID = clc.PeerID{} }, false},
+			{"another RNIC", loopback, func(p *clc.Proposal) {
+				p.GID = rdma.GIDFromAddr(netip.MustParseAddr("127.92.1.77"))
+				p.Ext.GID = p.GID
+			}, false},
+			{"another MAC address", loopback, func(p *clc.Proposal) { p.MAC[5]++ }, v == smcr.VersionsV2},
+			{"the other version", loopback, func(p *clc.Proposal) {
+				other := proposalOf(t, smcr.VersionsV1+smcr.VersionsV2-v, &groups[0], victim)
+				*p = other
+			}, false},
+		} {
+			t.Run(tc.name, func(t *testing.T) {
+				m := proposalOf(t, v, &groups[0], victim)
+				tc.edit(&m)
+				c := dialFrom(t, tc.from, p.l.Addr().String())
+				acc := propose(t, c, &m)
+				if acc.FirstContact == tc.joins {
+					t.Errorf("Accept says first contact %v, want %v", acc.FirstContact, !tc.joins)
+				}
+				_ = c.Close()
+			})
+		}
+		exchange(t, a, b)
+	})
+}
+
+// Declines with the S bit, silence and resets of others leave the victim's link group
+// as it is, and those of the victim's own rendezvous end it only if its links are dead.
+func TestAttack_declineOthersGroup(t *testing.T) {
+	p, a, b := victimPair(t, smcr.VersionsV2, "127.92.4.1", "127.92.4.2")
+	swallow(p.l)
+	g := p.server.LinkGroups()
+	loopback := netip.MustParseAddr("127.0.0.1")
+	decline := clc.Decline{Version: clc.V2, PeerID: clc.PeerID{7}, Reason: clc.ReasonSyncErr, OutOfSync: true}.Append(nil)
+	for _, id := range []clc.PeerID{{}, {9, 9, 2, 4, 5, 6, 7, 1}, g[0].PeerID} {
+		m := proposalOf(t, smcr.VersionsV2, &g[0], "127.92.4.1")
+		m.PeerID = id
+		for range 3 {
+			c := dialFrom(t, loopback, p.l.Addr().String())
+			propose(t, c, &m)
+			if _, err := c.Write(decline); err != nil {
+				t.Fatal(err)
+			}
+			_ = c.Close()
+			exchange(t, a, b)
+		}
+	}
+	waitFor(t, "the victim's group is trusted again", func() bool {
+		x := p.dialOnly(t)
+		defer x.Close()
+		return x.Mode() == smcr.ModeSMCR && x.Info().GroupID == a.Info().GroupID
+	})
+	exchange(t, a, b)
+}
+
+// A server must not name another server's link in its Accept: the client would write
+// there what is meant for the one, and tell it where the other one writes.
+func TestAttack_acceptOthersLink(t *testing.T) {
+	p, a, b := victimPair(t, smcr.VersionsV2, "127.92.5.1", "127.92.5.2")
+	groups := p.client.LinkGroups()
+	l := groups[0].Links[0]
+	for _, tc := range []struct {
+		name string
+		at   string
+		id   clc.PeerID
+	}{
+		{"from another address, with the server's peer ID", "127.0.0.9:0", groups[0].PeerID},
+		{"from the same address, with another peer ID", "127.0.0.1:0", clc.PeerID{9, 9, 2, 4, 5, 6, 7, 1}},
+		{"from the same address, without one", "127.0.0.1:0", clc.PeerID{}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			ln, err := net.Listen("tcp", tc.at)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer ln.Close()
+			served := make(chan net.Conn, 1)
+			go func() {
+				c, err := ln.Accept()
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				defer func() { served <- c }()
+				readMessage(t, c)
+				e := endpointV2(t, false)
+				e.PeerID, e.GID, e.QPN, e.MTU = tc.id, l.PeerGID, l.PeerQPN, l.MTU
+				e.RKey, e.RMBAddr = smcr.RMBToken(b)
+				_, _ = c.Write(clc.Accept{Endpoint: e}.Append(nil))
+				if d, err := clc.ParseDecline(readMessage(t, c)); err != nil {
+					t.Errorf("the client's answer: %+v, %v; want a Decline", d, err)
+				}
+			}()
+			ctx, cancel := context.WithTimeout(t.Context(), 15*time.Second)
+			defer cancel()
+			c, err := (&smcr.Dialer{Stack: p.client}).DialContext(ctx, "tcp", ln.Addr().String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if c.(*smcr.Conn).Mode() != smcr.ModeTCP {
+				t.Error("the connection is on SMC-R")
+			}
+			_ = c.Close()
+			if peer := <-served; peer != nil {
+				_ = peer.Close()
+			}
+		})
+	}
+	exchange(t, a, b)
+}
+
+// Silent first contacts under the victim's name do not keep the victim waiting: from
+// elsewhere they do not matter, and from its own address it is answered in time.
+func TestAttack_blockOthers(t *testing.T) {
+	const wait = 3 * time.Second
+	for _, tc := range []struct {
+		name string
+		from string
+	}{{"from elsewhere", "127.0.0.9"}, {"from its address", "127.0.0.1"}} {
+		t.Run(tc.name, func(t *testing.T) {
+			victim := newStack(t, openSoft(t, "127.92.6.1", rdma.MTU1024), versions(smcr.VersionsV2))
+			p := &pair{client: victim, server: newStack(t, openSoft(t, "127.92.6.2", rdma.MTU1024), func(c *smcr.Config) { c.MessageTimeout = wait })}
+			p.listen(t)
+			swallow(p.l)
+			m := proposalV2(t, smcr.DefaultEID)
+			m.PeerID = smcr.PeerIDFor(victim, netip.MustParseAddr("127.0.0.1"))
+			m.Ext.GID = rdma.GIDFromAddr(netip.MustParseAddr("127.92.6.1"))
+			for range 20 {
+				c := dialFrom(t, netip.MustParseAddr(tc.from), p.l.Addr().String())
+				if _, err := c.Write(m.Append(nil)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			waitFor(t, "the silent ones' first contact", func() bool { return p.server.Stats().Groups > 0 })
+			p.client = victim
+			began := time.Now()
+			c := p.dialOnly(t)
+			if d := time.Since(began); d > wait {
+				t.Errorf("the victim waited for %v", d)
+			}
+			if mode := c.Mode(); tc.from != "127.0.0.1" && mode != smcr.ModeSMCR {
+				t.Errorf("the victim's connection is on %v", mode)
+			}
+			_ = c.Close()
+		})
+	}
+}
