@@ -68,21 +68,13 @@ var errTakenAway = errors.New("it was taken away")
 // moveIn registers the memory of the stack with a device and puts the device
 // in its place. After an error nothing has changed.
 func (s *Stack) moveIn(r *rnic) error {
-	var regions []*region
-	for _, a := range s.mem.arenas {
-		regions = append(regions, a.region)
-	}
+	moves := make([]move, 0, len(s.groups))
 	for _, g := range s.groups {
-		for _, m := range g.rmbs {
-			regions = append(regions, m)
-		}
-	}
-	mrs := make([]rdma.MR, len(regions))
-	for i, m := range regions {
-		var err error
-		if mrs[i], err = m.registerToo(r); err != nil {
+		m, err := g.prepareMove(r)
+		if err != nil {
 			return err // the context's end frees what was registered
 		}
+		moves = append(moves, m)
 	}
 	rnics := slices.Clone(s.rnics)
 	if at := int(r.index); at < len(rnics) {
@@ -91,16 +83,63 @@ func (s *Stack) moveIn(r *rnic) error {
 	} else {
 		rnics = append(rnics, r)
 	}
-	s.rnics, s.mem.rnics = rnics, rnics
-	for i, m := range regions {
-		m.put(r, mrs[i])
-	}
-	for _, g := range s.groups {
-		for id, m := range g.rmbs {
-			g.lg.SetRMBToken(id, r.index, m.tokens()[r.index])
-		}
+	s.rnics = rnics
+	for i := range moves {
+		moves[i].do()
 	}
 	return nil
+}
+
+// move is what becomes of a link group's memory when a device comes: a domain there,
+// in which each region is registered.
+type move struct {
+	g       *group
+	to      *domain
+	regions []*region
+	mrs     []rdma.MR
+}
+
+// prepareMove registers the memory of a group with a device, of which the group knows
+// nothing yet.
+func (g *group) prepareMove(r *rnic) (m move, err error) {
+	m.g = g
+	for _, a := range g.mem.arenas {
+		m.regions = append(m.regions, a.region)
+	}
+	for _, rmb := range g.rmbs {
+		m.regions = append(m.regions, rmb)
+	}
+	if len(m.regions) == 0 {
+		return m, nil
+	}
+	if m.to, err = g.mem.newDomain(r); err != nil {
+		return m, err
+	}
+	for _, o := range m.regions {
+		mr, err := m.to.registerToo(o)
+		if err != nil {
+			return m, err
+		}
+		m.mrs = append(m.mrs, mr)
+	}
+	return m, nil
+}
+
+// do puts the registrations in the place of those with the device that was there before.
+func (m *move) do() {
+	if m.to == nil {
+		return
+	}
+	index := m.to.rnic.index
+	m.g.mem.domains[index] = m.to
+	for i, o := range m.regions {
+		_ = o.at[index].close() // its device is gone
+		o.at[index] = registration{m.mrs[i], m.to}
+		m.to.users++
+	}
+	for id, rmb := range m.g.rmbs {
+		m.g.lg.SetRMBToken(id, index, rmb.tokens()[index])
+	}
 }
 
 // retire keeps a device that is gone until nothing needs its memory: programs
@@ -113,29 +152,18 @@ func (s *Stack) retire(old *rnic) {
 		return l.rnic == old
 	})
 	s.retired = slices.DeleteFunc(append(s.retired, old), func(r *rnic) bool {
-		return r.pd.Close() == nil && r.ctx.Close() == nil
+		return r.domains == 0 && r.ctx.Close() == nil
 	})
 }
 
-// registerToo registers a region with another device. The memory is there as
-// long as any region with it, even of a device that is gone.
-func (r *region) registerToo(n *rnic) (rdma.MR, error) {
-	i := slices.IndexFunc(r.mrs, func(mr rdma.MR) bool { return mr != nil })
+// registerToo registers a region's memory here, too. The memory is there as long as
+// any region with it, even of a device that is gone.
+func (d *domain) registerToo(r *region) (rdma.MR, error) {
+	i := slices.IndexFunc(r.at[:], func(a registration) bool { return a.domain != nil })
 	invariant.Must(i >= 0, "a region of memory without a registration")
-	mr, err := n.pd.RegMR(r.mrs[i], r.access)
+	mr, err := d.pd.RegMR(r.at[i].MR, r.access)
 	if err != nil {
 		return nil, fmt.Errorf("register %d bytes: %w", len(r.mem), err)
 	}
 	return mr, nil
-}
-
-// put makes mr the region's registration with a device.
-func (r *region) put(n *rnic, mr rdma.MR) {
-	for len(r.mrs) <= int(n.index) {
-		r.mrs = append(r.mrs, nil)
-	}
-	if old := r.mrs[n.index]; old != nil {
-		_ = old.Close() // its device is gone
-	}
-	r.mrs[n.index] = mr
 }

@@ -3,6 +3,7 @@
 package smcr_test
 
 import (
+	"bytes"
 	"context"
 	"io"
 	"net"
@@ -18,6 +19,31 @@ import (
 // In the tests of this file a victim has a link group with a server, and an attacker,
 // who may open TCP connections to the server or is a server of the victim's itself,
 // speaks CLC and RDMA of its own.
+
+// attacker is a device of its own, and a TCP address.
+type attacker struct {
+	from netip.Addr
+	gid  rdma.GID
+	pd   rdma.PD
+	cq   rdma.CQ
+}
+
+func newAttacker(t *testing.T, addr string) *attacker {
+	t.Helper()
+	m := &attacker{from: netip.MustParseAddr(addr), gid: rdma.GIDFromAddr(netip.MustParseAddr(addr))}
+	ctx, err := openSoft(t, addr, rdma.MTU1024).Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = ctx.Close() })
+	if m.pd, err = ctx.AllocPD(); err != nil {
+		t.Fatal(err)
+	}
+	if m.cq, err = ctx.CreateCQ(1024); err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
 
 // dialFrom opens a TCP connection from an address.
 func dialFrom(t *testing.T, from netip.Addr, to string) net.Conn {
@@ -42,6 +68,62 @@ func propose(t *testing.T, c net.Conn, p *clc.Proposal) clc.Accept {
 		t.Fatal(err)
 	}
 	return a
+}
+
+// contact makes a first contact with a server under a peer ID, and returns the queue
+// pair, which may write, and what the server said.
+func (m *attacker) contact(t *testing.T, to string, id clc.PeerID) (rdma.QP, clc.Accept) {
+	t.Helper()
+	c := dialFrom(t, m.from, to)
+	p := proposalV2(t, smcr.DefaultEID)
+	p.PeerID, p.Ext.GID = id, m.gid
+	a := propose(t, c, &p)
+	qp, err := m.pd.CreateQP(rdma.QPConfig{SendCQ: m.cq, RecvCQ: m.cq, MaxSendWR: 16, MaxRecvWR: 16, MaxSGE: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, attr := range []rdma.QPAttr{
+		{State: rdma.QPInit, Access: rdma.RemoteWrite},
+		{State: rdma.QPRTR, Path: rdma.Path{DGID: a.GID, HopLimit: 64}, DestQPN: a.QPN, RQPSN: a.PSN, MTU: rdma.MTU1024, MinRNRTimer: 5},
+		{State: rdma.QPRTS, SQPSN: 4242, Timeout: 15, RetryCount: 7, RNRRetry: 7},
+	} {
+		if err := qp.Modify(attr); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cf := clc.Confirm{Endpoint: endpointV2(t, true)}
+	cf.PeerID, cf.GID, cf.QPN, cf.PSN, cf.MTU = id, m.gid, qp.Num(), 4242, rdma.MTU1024
+	cf.GIDs.Add(cf.GID)
+	if _, err := c.Write(cf.Append(nil)); err != nil {
+		t.Fatal(err)
+	}
+	return qp, a
+}
+
+// write writes data with a key, and returns how that ended.
+func (m *attacker) write(t *testing.T, qp rdma.QP, key rdma.RKey, addr uint64, data []byte) rdma.Status {
+	t.Helper()
+	mr, err := m.pd.AllocMR(len(data), rdma.LocalWrite)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer mr.Close()
+	copy(mr.Bytes(), data)
+	if _, err = qp.PostSend([]rdma.SendWR{{
+		ID: 1, Op: rdma.OpWrite, Flags: rdma.SendSignaled, RemoteAddr: addr, RKey: key,
+		SGL: []rdma.SGE{{Addr: mr.Addr(), Length: uint32(len(data)), LKey: mr.LKey()}},
+	}}); err != nil {
+		t.Fatal(err)
+	}
+	var wcs [1]rdma.WC
+	waitFor(t, "end of the RDMA WRITE", func() bool {
+		n, err := m.cq.Poll(wcs[:])
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n > 0 && wcs[0].QPN == qp.Num() && wcs[0].Op == rdma.OpWrite
+	})
+	return wcs[0].Status
 }
 
 // swallow accepts whatever comes and reads it.
@@ -143,6 +225,31 @@ func TestAttack_joinOthersGroup(t *testing.T) {
 		}
 		exchange(t, a, b)
 	})
+}
+
+// A key of one link group opens nothing on a queue pair of another one with the same
+// server: the program reads what the victim wrote.
+func TestAttack_writeWithOthersKey(t *testing.T) {
+	p, a, b := victimPair(t, smcr.VersionsBoth, "127.92.3.1", "127.92.3.2")
+	good := []byte("transfer 1 EUR to alice;")
+	if _, err := a.Write(good); err != nil {
+		t.Fatal(err)
+	}
+	swallow(p.l)
+	m := newAttacker(t, "127.92.3.3")
+	qp, own := m.contact(t, p.l.Addr().String(), clc.PeerID{9, 9, 2, 4, 5, 6, 7, 1})
+	if s := m.write(t, qp, own.RKey, own.RMBAddr, []byte("mine")); s != rdma.StatusSuccess {
+		t.Fatalf("write into the attacker's own RMB: %v", s)
+	}
+	key, addr := smcr.RMBToken(b)
+	if s := m.write(t, qp, key, addr, []byte("transfer 9 MIO to mallo;")); s != rdma.StatusRemoteAccess {
+		t.Errorf("write into the victim's RMB: %v, want %v", s, rdma.StatusRemoteAccess)
+	}
+	got := make([]byte, len(good))
+	_ = b.SetReadDeadline(time.Now().Add(5 * time.Second))
+	if _, err := io.ReadFull(b, got); err != nil || !bytes.Equal(got, good) {
+		t.Errorf("the program read %q, %v, the victim wrote %q", got, err, good)
+	}
 }
 
 // Declines with the S bit, silence and resets of others leave the victim's link group

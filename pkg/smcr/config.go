@@ -79,12 +79,15 @@ type Config struct {
 	// SendBufferBytes is the send buffer of a connection, a power of two.
 	// Default: RMBESizeBytes.
 	SendBufferBytes int
-	// RMBEsPerRMB is how many connections share one registered RMB.
-	// Default 8.
+	// RMBEsPerRMB is how many connections share one registered RMB at most. The
+	// first RMB of a link group is smaller. Default 8.
 	RMBEsPerRMB int
 	// MemoryBytes bounds the registered memory of the stack; a connection
 	// that would exceed it is declined with MEM. Default 512 MiB.
 	MemoryBytes int
+	// Account is charged for the registered memory, too: several stacks may share
+	// one. What it refuses is declined likewise. nil: there is none.
+	Account MemoryAccount
 	// Coalesce lets small pieces wait for more. Default: none waits.
 	Coalesce Coalesce
 	// MaxConns bounds the connections of the stack. Default 4096.

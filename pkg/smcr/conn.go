@@ -98,7 +98,7 @@ func newTCPConn(s *Stack, tcp *net.TCPConn, info Info, early []byte) *Conn {
 
 // newSMCConn makes the shell of a connection; the caller holds the turn.
 func newSMCConn(s *Stack, g *group, lc *linkgroup.Conn, tcp *net.TCPConn) (*Conn, error) {
-	buf, err := s.mem.takeSend()
+	buf, err := g.mem.takeSend()
 	if err != nil {
 		return nil, err
 	}
@@ -180,7 +180,7 @@ func (c *Conn) release() {
 	s.stats.BytesSentSMCR += c.written()
 	s.stats.BytesRecvSMCR += c.consumed.Load()
 	info := c.infoLocked()
-	_ = s.mem.giveSend(c.buf) // the region is unmapped either way
+	_ = c.group.mem.giveSend(c.buf) // the region is unmapped either way
 	c.rdeadline.stop()
 	c.wdeadline.stop()
 	c.held.stop()

@@ -3,8 +3,8 @@
 // Package smcr carries TCP connections over RDMA with SMC-R (RFC 7609),
 // compatible on the wire with the Linux kernel's.
 //
-// A [Stack] is one SMC-R instance: a peer ID, a protection domain and its link
-// groups. A [Dialer] and a [Listener] make a [Conn], which is a net.Conn: it
+// A [Stack] is one SMC-R instance with its link groups, each of which has a protection
+// domain of its own. A [Dialer] and a [Listener] make a [Conn], which is a net.Conn: it
 // is carried by SMC-R when both ends can, and by plain TCP otherwise.
 // [Conn.Info] says which, and why.
 //

@@ -40,6 +40,7 @@ type group struct {
 	touched bool      // on the stack's list
 	due     time.Time // when the stack looks at its timers
 	timer   int       // its place among the stack's timers; 0: none
+	mem     memory
 	rmbs    map[linkgroup.RMBID]*region
 
 	// Who waits for set-up and RMB events. setup has room for all events of
@@ -60,6 +61,7 @@ type setupEvent struct {
 func (s *Stack) newGroup(with *contact) (_ *group, err error) {
 	g := &group{
 		s: s, id: lastGroupID.Add(1), contact: *with, version: max(with.agreed.Version, clc.V1), opened: time.Now(),
+		mem:     memory{s: s, size: s.cfg.SendBufferBytes},
 		rmbs:    map[linkgroup.RMBID]*region{},
 		setup:   make(chan setupEvent, 4),
 		formed:  make(chan struct{}),
@@ -359,6 +361,7 @@ func (g *group) free() {
 	for id := range g.rmbs {
 		g.freeRMB(id)
 	}
+	g.mem.trim()
 }
 
 // deviceName names the device of a link.

@@ -38,6 +38,7 @@ type link struct {
 	index linkgroup.LinkIndex
 	rnic  *rnic
 	qp    rdma.QP
+	in    *domain // of the queue pair
 	local linkgroup.Endpoint
 	peer  linkgroup.Endpoint // from RTR on
 	row   rdma.GIDEntry      // of the device's GID table
@@ -86,10 +87,13 @@ func (g *group) newLink(index linkgroup.LinkIndex, r *rnic) (_ *link, err error)
 	if l.spill = g.version >= clc.V2; l.spill {
 		size += spills * spillBytes
 	}
-	if l.slots, err = g.s.mem.registerOn(size, rdma.LocalWrite, r); err != nil {
+	if l.slots, err = g.mem.registerOn(size, rdma.LocalWrite, r); err != nil {
 		return nil, err
 	}
-	if l.qp, err = r.pd.CreateQP(rdma.QPConfig{
+	if l.in, err = g.mem.use(r); err != nil {
+		return nil, err
+	}
+	if l.qp, err = l.in.pd.CreateQP(rdma.QPConfig{
 		SendCQ: r.sends.CQ, RecvCQ: r.recvs.CQ,
 		MaxSendWR: linkgroup.SendDepth + 8, MaxRecvWR: linkgroup.RecvDepth, MaxSGE: 2,
 	}); err != nil {
@@ -126,13 +130,17 @@ func (l *link) close() {
 		l.qp = nil
 	}
 	if l.slots != nil {
-		_ = l.g.s.mem.unregister(l.slots) // nothing uses it any more
+		_ = l.slots.close() // nothing uses it any more
 		l.slots = nil
 	}
 	for _, m := range l.long {
-		_ = l.g.s.mem.unregister(m.region) // likewise
+		_ = m.region.close() // likewise
 	}
 	l.long = nil
+	if l.in != nil {
+		l.in.drop()
+		l.in = nil
+	}
 	if l.g.links[l.index] == l {
 		l.g.links[l.index] = nil
 	}
@@ -339,7 +347,7 @@ type longSend struct {
 
 // sendLong is send for the few messages of version 2 that no slot has room for.
 func (l *link) sendLong(now time.Time, o *linkgroup.Output) {
-	r, err := l.g.s.mem.registerOn(len(o.Long), rdma.LocalWrite, l.rnic)
+	r, err := l.g.mem.registerOn(len(o.Long), rdma.LocalWrite, l.rnic)
 	if err != nil {
 		l.fail(now, fmt.Errorf("send LLC message of %d bytes: %w", len(o.Long), err))
 		return
@@ -360,7 +368,7 @@ func (l *link) sendLong(now time.Time, o *linkgroup.Output) {
 // completions come in order.
 func (l *link) freeLong() {
 	for len(l.long) > 0 && l.long[0].number <= l.complete {
-		_ = l.g.s.mem.unregister(l.long[0].region) // nothing uses it any more
+		_ = l.long[0].region.close() // nothing uses it any more
 		l.long = l.long[1:]
 	}
 }

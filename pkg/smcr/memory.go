@@ -11,33 +11,133 @@ import (
 	"github.com/smcr-io/kube-smcr/pkg/smcr/linkgroup"
 )
 
-// sendBuffersPerArena is how many send buffers share one registered region:
-// few regions, each an mmap and an entry in the device's table.
-const sendBuffersPerArena = 8
+// maxArena is how many send buffers share one registered region at most: few
+// regions, each an mmap and an entry in the device's table. The first region of a link
+// group has one, each further one as many as there are by then.
+const maxArena = 8
 
-// region is memory registered with the stack's devices, or with one of them.
+// MemoryAccount is charged for the memory that a stack registers. Its methods are
+// called while the stack's state is held: they must neither block nor call methods of
+// the stack or its connections.
+type MemoryAccount interface {
+	// Take charges so many bytes, all or none. It reports false if there is not so
+	// much left.
+	Take(bytes int) bool
+	// Give takes a charge back.
+	Give(bytes int)
+}
+
+// account is what a stack has registered and may register. It is guarded by the
+// stack's turn.
+type account struct {
+	budget int
+	bytes  int           // registered now
+	outer  MemoryAccount // nil: none
+}
+
+// errMemory means that the budget is used up, or with outer set the account that the
+// stack was given.
+type errMemory struct {
+	want, have, budget int
+	outer              bool
+}
+
+func (e *errMemory) Error() string {
+	if e.outer {
+		return fmt.Sprintf("registered memory: there are no %d more bytes in the account that the stack shares (in use here: %d)", e.want, e.have)
+	}
+	return fmt.Sprintf("registered memory: %d more bytes would exceed the budget of %d (in use: %d)", e.want, e.budget, e.have)
+}
+
+func (a *account) take(n int) error {
+	outer := a.bytes+n <= a.budget
+	if !outer || a.outer != nil && !a.outer.Take(n) {
+		return &errMemory{want: n, have: a.bytes, budget: a.budget, outer: outer}
+	}
+	a.bytes += n
+	return nil
+}
+
+func (a *account) give(n int) {
+	a.bytes -= n
+	if a.outer != nil {
+		a.outer.Give(n)
+	}
+}
+
+// domain is the protection domain of a link group on a device. It goes when nothing
+// uses it.
+type domain struct {
+	pd    rdma.PD
+	rnic  *rnic
+	of    *memory
+	users int // regions and queue pairs
+}
+
+func (d *domain) drop() {
+	if d.users--; d.users > 0 {
+		return
+	}
+	_ = d.pd.Close() // nothing is in it any more
+	d.rnic.domains--
+	if at := &d.of.domains[d.rnic.index]; *at == d {
+		*at = nil
+	}
+}
+
+// region is memory registered with the devices of a link group's domains.
 type region struct {
+	of     *memory
 	mem    []byte
 	access rdma.Access
-	mrs    []rdma.MR // by number of the device; nil where it is not registered
+	at     [linkgroup.MaxRNICs]registration // by number of the device
+}
+
+// registration is a region's with one device; zero where there is none.
+type registration struct {
+	rdma.MR
+	domain *domain
+}
+
+func (r *registration) close() error {
+	if r.domain == nil {
+		return nil
+	}
+	err := r.MR.Close()
+	r.domain.drop()
+	*r = registration{}
+	return err
 }
 
 // sge addresses the region from an offset on, as a device does.
 func (r *region) sge(n *rnic, off int) rdma.SGE {
-	mr := r.mrs[n.index]
+	mr := r.at[n.index]
 	return rdma.SGE{Addr: mr.Addr() + uint64(off), LKey: mr.LKey()}
 }
 
 // tokens name the region to the peer, by number of the device that it writes
 // through.
 func (r *region) tokens() []linkgroup.RToken {
-	ts := make([]linkgroup.RToken, len(r.mrs))
-	for i, mr := range r.mrs {
-		if mr != nil {
+	ts := make([]linkgroup.RToken, len(r.of.s.rnics))
+	for i := range ts {
+		if mr := r.at[i]; mr.domain != nil {
 			ts[i] = linkgroup.RToken{RKey: mr.RKey(), VAddr: mr.Addr()}
 		}
 	}
 	return ts
+}
+
+// close gives the region back.
+func (r *region) close() error {
+	var err error
+	for i := range r.at {
+		err = errors.Join(err, r.at[i].close())
+	}
+	if r.mem != nil {
+		r.of.s.account.give(len(r.mem))
+		r.mem = nil
+	}
+	return err
 }
 
 // sendBuffer is one connection's send ring.
@@ -50,91 +150,107 @@ type sendBuffer struct {
 // arena is a region cut into send buffers.
 type arena struct {
 	region *region
-	bufs   [sendBuffersPerArena]sendBuffer
-	free   uint8 // bit set of bufs
-	place  int   // in memory.arenas
-	roomy  int   // place in memory.roomy, -1: it is full
+	bufs   []sendBuffer // maxArena at most
+	free   uint8        // bit set of bufs
+	place  int          // in memory.arenas
+	roomy  int          // place in memory.roomy, -1: it is full
 }
 
-const allFree = 1<<sendBuffersPerArena - 1
+func (a *arena) isFree() bool { return int(a.free) == 1<<len(a.bufs)-1 }
 
-// memory hands out registered memory within the stack's budget. It is guarded
-// by the stack's turn.
+// memory hands out the registered memory of one link group, which no other group's
+// queue pairs reach. It is guarded by the stack's turn.
 type memory struct {
-	rnics  []*rnic
-	budget int
-	bytes  int // registered now
-	arenas []*arena
-	roomy  []*arena // those with free buffers
-	nfree  int      // buffers
-	size   int      // of a send buffer
+	s       *Stack
+	domains [linkgroup.MaxRNICs]*domain // by number of the device; nil until it is used
+	size    int                         // of a send buffer
+	arenas  []*arena
+	roomy   []*arena // those with free buffers
+	nbufs   int      // buffers
+	nfree   int      // of them nobody has
 }
 
-// errMemory means that the budget is used up.
-type errMemory struct{ want, have, budget int }
+// newDomain makes a domain on a device without users.
+func (m *memory) newDomain(r *rnic) (*domain, error) {
+	pd, err := r.ctx.AllocPD()
+	if err != nil {
+		return nil, fmt.Errorf("protection domain on %s: %w", r.dev.Name(), err)
+	}
+	r.domains++
+	return &domain{pd: pd, rnic: r, of: m}, nil
+}
 
-func (e *errMemory) Error() string {
-	return fmt.Sprintf("registered memory: %d more bytes would exceed the budget of %d (in use: %d)", e.want, e.budget, e.have)
+// use returns the domain on a device for one more user, who drops it.
+func (m *memory) use(r *rnic) (*domain, error) {
+	d := m.domains[r.index]
+	if d == nil || d.rnic != r {
+		var err error
+		if d, err = m.newDomain(r); err != nil {
+			return nil, err
+		}
+		m.domains[r.index] = d
+	}
+	d.users++
+	return d, nil
 }
 
 // register maps a region and registers it with every device that lives: any
 // of them may carry the links of tomorrow.
 func (m *memory) register(size int, access rdma.Access) (*region, error) {
-	return m.registerOn(size, access, m.rnics...)
+	return m.registerOn(size, access, m.s.rnics...)
 }
 
 func (m *memory) registerOn(size int, access rdma.Access, on ...*rnic) (_ *region, err error) {
-	if m.bytes+size > m.budget {
-		return nil, &errMemory{want: size, have: m.bytes, budget: m.budget}
+	if err := m.s.account.take(size); err != nil {
+		return nil, err
 	}
-	r := &region{access: access, mrs: make([]rdma.MR, len(m.rnics))}
+	r := &region{of: m, access: access}
 	var first rdma.MR
 	for _, n := range on {
 		if n.dead {
 			continue
 		}
-		var mr rdma.MR
-		if first == nil {
-			mr, err = n.pd.AllocMR(size, access)
-		} else {
-			mr, err = n.pd.RegMR(first, access)
-		}
+		mr, err := m.registerWith(n, size, access, first)
 		if err != nil {
+			m.s.account.give(size)
 			return nil, errors.Join(fmt.Errorf("register %d bytes with %s: %w", size, n.dev.Name(), err), r.close())
 		}
-		r.mrs[n.index] = mr
+		r.at[n.index] = mr
 		if first == nil {
-			first = mr
+			first = mr.MR
 		}
 	}
 	if first == nil {
+		m.s.account.give(size)
 		return nil, fmt.Errorf("register %d bytes: no device is left: %w", size, rdma.ErrNoResources)
 	}
 	r.mem = first.Bytes()[:size:size]
-	m.bytes += size
 	return r, nil
 }
 
-// unregister gives a region back.
-func (m *memory) unregister(r *region) error {
-	m.bytes -= len(r.mem)
-	return r.close()
-}
-
-func (r *region) close() error {
-	var err error
-	for _, mr := range r.mrs {
-		if mr != nil {
-			err = errors.Join(err, mr.Close())
-		}
+// registerWith registers new memory with a device or, if of is given, its.
+func (m *memory) registerWith(n *rnic, size int, access rdma.Access, of rdma.MR) (registration, error) {
+	d, err := m.use(n)
+	if err != nil {
+		return registration{}, err
 	}
-	return err
+	var mr rdma.MR
+	if of == nil {
+		mr, err = d.pd.AllocMR(size, access)
+	} else {
+		mr, err = d.pd.RegMR(of, access)
+	}
+	if err != nil {
+		d.drop()
+		return registration{}, err
+	}
+	return registration{mr, d}, nil
 }
 
 // takeSend returns a send buffer.
 func (m *memory) takeSend() (*sendBuffer, error) {
 	if len(m.roomy) == 0 {
-		if err := m.addArena(); err != nil {
+		if err := m.grow(); err != nil {
 			return nil, err
 		}
 	}
@@ -149,19 +265,36 @@ func (m *memory) takeSend() (*sendBuffer, error) {
 	return &a.bufs[i], nil
 }
 
-func (m *memory) addArena() error {
-	r, err := m.register(m.size*sendBuffersPerArena, rdma.LocalWrite)
+// grow adds as many send buffers as there are or, if there is not so much memory, one.
+func (m *memory) grow() error {
+	n := min(max(m.nbufs, 1), maxArena)
+	err := m.addArena(n)
+	if isShort(err) && n > 1 {
+		err = m.addArena(1)
+	}
+	return err
+}
+
+// isShort reports whether it is the budget that memory was not had for.
+func isShort(err error) bool {
+	var short *errMemory
+	return errors.As(err, &short)
+}
+
+func (m *memory) addArena(n int) error {
+	r, err := m.register(m.size*n, rdma.LocalWrite)
 	if err != nil {
 		return err
 	}
-	a := &arena{region: r, free: allFree, place: len(m.arenas), roomy: len(m.roomy)}
+	a := &arena{region: r, bufs: make([]sendBuffer, n), free: 1<<n - 1, place: len(m.arenas), roomy: len(m.roomy)}
 	for i := range a.bufs {
 		off := i * m.size
 		a.bufs[i] = sendBuffer{arena: a, off: off, mem: r.mem[off : off+m.size : off+m.size]}
 	}
 	m.arenas = append(m.arenas, a)
 	m.roomy = append(m.roomy, a)
-	m.nfree += sendBuffersPerArena
+	m.nbufs += n
+	m.nfree += n
 	return nil
 }
 
@@ -175,13 +308,27 @@ func (m *memory) giveSend(b *sendBuffer) error {
 		a.roomy = len(m.roomy)
 		m.roomy = append(m.roomy, a)
 	}
-	if a.free != allFree || m.nfree < 2*sendBuffersPerArena {
+	if !a.isFree() || m.nfree < 2*len(a.bufs) {
 		return nil
 	}
-	m.nfree -= sendBuffersPerArena
+	return m.removeArena(a)
+}
+
+func (m *memory) removeArena(a *arena) error {
+	m.nbufs -= len(a.bufs)
+	m.nfree -= len(a.bufs)
 	m.roomy = dropPlace(m.roomy, a.roomy, func(o *arena, to int) { o.roomy = to })
 	m.arenas = dropPlace(m.arenas, a.place, func(o *arena, to int) { o.place = to })
-	return m.unregister(a.region)
+	return a.region.close()
+}
+
+// trim unmaps all arenas that nobody uses.
+func (m *memory) trim() {
+	for i := len(m.roomy) - 1; i >= 0; i-- { // removal moves those behind
+		if a := m.roomy[i]; a.isFree() {
+			_ = m.removeArena(a) // nothing uses it any more
+		}
+	}
 }
 
 // dropPlace removes the arena at a place of a list, to which the last one
@@ -192,12 +339,4 @@ func dropPlace(list []*arena, place int, move func(*arena, int)) []*arena {
 	move(list[place], place)
 	list[last] = nil
 	return list[:last]
-}
-
-// close unmaps all arenas.
-func (m *memory) close() {
-	for _, a := range m.arenas {
-		_ = m.unregister(a.region) // the stack ends; nothing is left to do about an error
-	}
-	m.arenas, m.roomy, m.nfree = nil, nil, 0
 }

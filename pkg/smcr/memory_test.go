@@ -3,7 +3,6 @@
 package smcr
 
 import (
-	"errors"
 	"math/rand/v2"
 	"net/netip"
 	"testing"
@@ -25,11 +24,13 @@ func newTestMemory(tb testing.TB, size, budget int) *memory {
 			tb.Error(err)
 		}
 	})
-	pd, err := ctx.AllocPD()
-	if err != nil {
-		tb.Fatal(err)
-	}
-	return &memory{rnics: []*rnic{{dev: d, ctx: ctx, pd: pd}}, budget: budget, size: size}
+	s := &Stack{rnics: []*rnic{{dev: d, ctx: ctx}}, account: account{budget: budget}}
+	tb.Cleanup(func() {
+		if n := s.rnics[0].domains; n != 0 {
+			tb.Errorf("%d protection domains are left", n)
+		}
+	})
+	return &memory{s: s, size: size}
 }
 
 // Buffers are handed out once, and arenas go when enough others are free.
@@ -37,7 +38,7 @@ func TestMemory_sendBuffers(t *testing.T) {
 	const size = 16 << 10
 	seed := rand.Uint64()
 	r := rand.New(rand.NewPCG(seed, 0))
-	m := newTestMemory(t, size, 100*sendBuffersPerArena*size)
+	m := newTestMemory(t, size, 1000*size)
 	var taken []*sendBuffer
 	seen := map[*byte]bool{}
 	most := 0
@@ -63,8 +64,8 @@ func TestMemory_sendBuffers(t *testing.T) {
 			}
 		}
 		most = max(most, len(taken))
-		if m.nfree != len(m.arenas)*sendBuffersPerArena-len(taken) {
-			t.Fatalf("seed %d: %d free, %d arenas, %d taken", seed, m.nfree, len(m.arenas), len(taken))
+		if bytes := m.s.account.bytes; m.nfree != m.nbufs-len(taken) || bytes != m.nbufs*size || m.nbufs > 3*len(taken)+2*maxArena {
+			t.Fatalf("seed %d: %d buffers, %d free, %d taken, %d bytes", seed, m.nbufs, m.nfree, len(taken), bytes)
 		}
 		for i, a := range m.roomy {
 			if a.roomy != i || a.free == 0 {
@@ -80,29 +81,65 @@ func TestMemory_sendBuffers(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if len(m.arenas) != 1 {
-		t.Errorf("seed %d: %d arenas without users", seed, len(m.arenas))
+	if m.nbufs == 0 || m.nbufs > 2*maxArena {
+		t.Errorf("seed %d: %d buffers without users", seed, m.nbufs)
 	}
-	m.close()
-	if m.bytes != 0 {
-		t.Errorf("seed %d: %d bytes are left", seed, m.bytes)
+	m.trim()
+	if m.nbufs != 0 || m.nfree != 0 || len(m.arenas) != 0 || m.s.account.bytes != 0 {
+		t.Errorf("seed %d: %d bytes are left", seed, m.s.account.bytes)
 	}
 }
 
 func TestMemory_budget(t *testing.T) {
 	const size = 16 << 10
-	m := newTestMemory(t, size, 2*sendBuffersPerArena*size)
-	defer m.close()
-	for i := range 2 * sendBuffersPerArena {
-		if _, err := m.takeSend(); err != nil {
-			t.Fatalf("buffer %d: %v", i, err)
-		}
-	}
-	var full *errMemory
-	if _, err := m.takeSend(); !errors.As(err, &full) {
-		t.Errorf("beyond the budget: %v", err)
+	for _, tc := range []struct {
+		name          string
+		budget, outer int // buffers
+		want          int
+	}{
+		{"of the stack", 13, 20, 13},
+		{"shared", 20, 13, 13},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			m := newTestMemory(t, size, tc.budget*size)
+			outer := &testAccount{left: tc.outer * size}
+			m.s.account.outer = outer
+			var taken []*sendBuffer
+			for i := range tc.want { // also the last ones, when there is no room for as many again
+				b, err := m.takeSend()
+				if err != nil {
+					t.Fatalf("buffer %d: %v", i, err)
+				}
+				taken = append(taken, b)
+			}
+			if _, err := m.takeSend(); !isShort(err) {
+				t.Errorf("beyond the budget: %v", err)
+			}
+			for _, b := range taken {
+				if err := m.giveSend(b); err != nil {
+					t.Fatal(err)
+				}
+			}
+			m.trim()
+			if outer.left != tc.outer*size {
+				t.Errorf("%d bytes were not given back", tc.outer*size-outer.left)
+			}
+		})
 	}
 }
+
+// testAccount is an account with so many bytes left.
+type testAccount struct{ left int }
+
+func (a *testAccount) Take(n int) bool {
+	if n > a.left {
+		return false
+	}
+	a.left -= n
+	return true
+}
+
+func (a *testAccount) Give(n int) { a.left += n }
 
 // The time of one does not depend on how many there are.
 func BenchmarkMemory_sendBuffers(b *testing.B) {
@@ -112,7 +149,6 @@ func BenchmarkMemory_sendBuffers(b *testing.B) {
 	}{{"10 taken", 10}, {"10000 taken", 10000}} {
 		b.Run(n.name, func(b *testing.B) {
 			m := newTestMemory(b, 16<<10, 1<<30)
-			defer m.close()
 			var taken []*sendBuffer
 			for range n.open {
 				s, err := m.takeSend()
@@ -132,6 +168,10 @@ func BenchmarkMemory_sendBuffers(b *testing.B) {
 				}
 				_ = m.giveSend(s)
 			}
+			for i := 1; i < len(taken); i += 2 {
+				_ = m.giveSend(taken[i])
+			}
+			m.trim()
 		})
 	}
 }

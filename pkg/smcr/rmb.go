@@ -9,28 +9,47 @@ import (
 	"github.com/smcr-io/kube-smcr/pkg/smcr/linkgroup"
 )
 
+// firstRMBEs is how many connections the first RMB of a link group has room for; each
+// further one has as many elements as there are by then, up to Config.RMBEsPerRMB.
+const firstRMBEs = 2
+
+// nextRMBEs is how many elements the next RMB is to have.
+func (g *group) nextRMBEs() int { return min(max(g.rmbes(), firstRMBEs), g.s.cfg.RMBEsPerRMB) }
+
+// rmbes counts the elements of all RMBs.
+func (g *group) rmbes() int {
+	n := 0
+	for _, r := range g.rmbs {
+		n += len(r.mem) / g.s.cfg.RMBESizeBytes
+	}
+	return n
+}
+
 // addRMB registers a new RMB of the configured element size.
-func (g *group) addRMB() (linkgroup.RMBID, error) {
-	r, err := g.s.mem.register(g.s.cfg.rmbBytes(), rdma.LocalWrite|rdma.RemoteWrite)
+func (g *group) addRMB(elements int) (linkgroup.RMBID, error) {
+	r, err := g.mem.register(g.s.cfg.RMBESizeBytes*elements, rdma.LocalWrite|rdma.RemoteWrite)
 	if err != nil {
 		return 0, err
 	}
-	id, err := g.lg.AddRMB(uint32(g.s.cfg.RMBESizeBytes), g.s.cfg.RMBEsPerRMB, r.tokens())
+	id, err := g.lg.AddRMB(uint32(g.s.cfg.RMBESizeBytes), elements, r.tokens())
 	if err != nil {
-		return 0, errors.Join(err, g.s.mem.unregister(r))
+		return 0, errors.Join(err, r.close())
 	}
 	g.rmbs[id] = r
 	return id, nil
 }
-
-func (c *Config) rmbBytes() int { return c.RMBESizeBytes * c.RMBEsPerRMB }
 
 // openConn gives a connection its RMBE, with a new RMB if need be.
 func (g *group) openConn() (*linkgroup.Conn, error) {
 	size := uint32(g.s.cfg.RMBESizeBytes)
 	lc, err := g.lg.OpenConn(size)
 	if errors.Is(err, linkgroup.ErrNeedRMB) {
-		if _, err := g.addRMB(); err != nil {
+		if _, err := g.addRMB(g.nextRMBEs()); isShort(err) {
+			_, err = g.addRMB(1)
+			if err != nil {
+				return nil, err
+			}
+		} else if err != nil {
 			return nil, err
 		}
 		lc, err = g.lg.OpenConn(size)
@@ -46,18 +65,19 @@ func (g *group) openConn() (*linkgroup.Conn, error) {
 // one back when twice as many elements are free (§4.4). The last quarter of the
 // budget is left for connections that are here already.
 func (g *group) prepareRMB() {
-	cfg, mem := &g.s.cfg, &g.s.mem
+	cfg, have := &g.s.cfg, &g.s.account
 	size := uint32(cfg.RMBESizeBytes)
-	if !g.lg.Usable() || 2*g.lg.FreeRMBEs(size) >= cfg.RMBEsPerRMB {
+	next := g.nextRMBEs()
+	if !g.lg.Usable() || 2*g.lg.FreeRMBEs(size) >= next {
 		return
 	}
 	id, ok := g.lg.UnconfirmedRMB(size) // the peer refused it, or its connection was given up
 	if !ok {
-		if mem.bytes+cfg.rmbBytes() > mem.budget/4*3 {
+		if have.bytes+cfg.RMBESizeBytes*next > have.budget/4*3 {
 			return
 		}
 		var err error
-		if id, err = g.addRMB(); err != nil {
+		if id, err = g.addRMB(next); err != nil {
 			return // the rendezvous that needs it says so
 		}
 	}
@@ -66,7 +86,7 @@ func (g *group) prepareRMB() {
 
 func (g *group) freeRMB(id linkgroup.RMBID) {
 	if r := g.rmbs[id]; r != nil {
-		_ = g.s.mem.unregister(r) // nothing uses it any more
+		_ = r.close() // nothing uses it any more
 		delete(g.rmbs, id)
 	}
 }

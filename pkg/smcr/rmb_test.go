@@ -47,9 +47,19 @@ func TestGroup_setupNeedsNoLLC(t *testing.T) {
 					return true
 				})
 			}
-			// so many RMBs do for n connections: half of one, rounded up, is
-			// always free.
-			want := func(n int) int { return (n + (elements+1)/2 + elements - 1) / elements }
+			// so many RMBs do for n connections: each has as many elements as
+			// those before, and half of what the next one has is always free.
+			want := func(n int) int {
+				rmbs, all := 0, 0
+				next := func() int { return min(max(all, 2), elements) }
+				for used := 1; used <= n; used++ {
+					for all < used || 2*(all-used) < next() {
+						all += next()
+						rmbs++
+					}
+				}
+				return rmbs
+			}
 
 			a, b := p.dial(t)
 			confirmed(want(2))

@@ -12,17 +12,18 @@ import (
 	"github.com/smcr-io/kube-smcr/pkg/smcr/linkgroup"
 )
 
-// rnic is a device as a stack uses it: with a protection domain and
-// completion queues of its own. It is guarded by the stack's turn.
+// rnic is a device as a stack uses it: with completion queues of its own, and a
+// protection domain for each link group. It is guarded by the stack's turn.
 type rnic struct {
 	s     *Stack
 	index uint8 // in Config.Devices
 	dev   rdma.Device
 	ctx   rdma.Context
-	pd    rdma.PD
 	gids  gids
 	links map[rdma.QPN]*link
 	dead  bool // the device is gone
+
+	domains int // that are there
 
 	// What arrives, and what was sent. To be woken for each of our own SENDs
 	// costs as much as for a message; nobody waits for most of them. So their
@@ -69,9 +70,6 @@ func (s *Stack) openRNIC(index int, d rdma.Device) (_ *rnic, err error) {
 		return nil, err
 	}
 	if r.ctx, err = d.Open(); err != nil {
-		return nil, err
-	}
-	if r.pd, err = r.ctx.AllocPD(); err != nil {
 		return nil, err
 	}
 	if err = r.openQueue(&r.recvs, linkgroup.RecvDepth); err != nil {

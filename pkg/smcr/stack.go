@@ -36,7 +36,7 @@ type Stack struct {
 	// try it on the data path; see the package comment.
 	turn    sync.Mutex
 	rand    *rand.Rand
-	mem     memory
+	account account
 	groups  map[uint32]*group
 	byParty map[party][]*group
 	timers  timers
@@ -115,7 +115,7 @@ func NewStack(cfg Config) (*Stack, error) {
 		}
 		s.rnics = append(s.rnics, r)
 	}
-	s.mem = memory{rnics: s.rnics, budget: cfg.MemoryBytes, size: cfg.SendBufferBytes}
+	s.account = account{budget: cfg.MemoryBytes, outer: cfg.Account}
 	var err error
 	if s.tcpWatch, err = newTCPWatch(s); err != nil {
 		return nil, errors.Join(err, s.closeRNICs())
@@ -244,7 +244,6 @@ func (s *Stack) Close() error {
 		l.close()
 	}
 	s.lingering = nil
-	s.mem.close()
 	s.turn.Unlock()
 	err := errors.Join(s.tcpWatch.close(), s.closeRNICs())
 	s.wg.Wait()
@@ -424,7 +423,7 @@ func (s *Stack) Stats() Stats {
 	s.lock()
 	defer s.unlock()
 	st := s.stats
-	st.MemoryBytes = uint64(s.mem.bytes)
+	st.MemoryBytes = uint64(s.account.bytes)
 	st.Groups = len(s.groups)
 	st.Conns = len(s.conns)
 	st.CLCSent = s.clcSent.Load()
