@@ -14,4 +14,10 @@ var (
 	ErrNotSupported = errors.New("rdma: not supported by this device")
 	ErrBusy         = errors.New("rdma: object is still in use")
 	ErrCQOverrun    = errors.New("rdma: completion queue overrun")
+
+	// ErrPeerAccess is the reason of an [EventQPFatal] whose queue pair refused a
+	// request with NAK remote access error. What the peer's other mistakes, the end
+	// of a region under a request that had been accepted, or the device did, is
+	// another reason.
+	ErrPeerAccess = errors.New("rdma: peer's request named a key, address or right that it does not have")
 )

@@ -340,7 +340,7 @@ type EventKind uint8
 const (
 	EventPortActive  EventKind = iota // the port works (again)
 	EventPortDown                     // the port lost its carrier or address
-	EventQPFatal                      // a QP went to ERR for a reason of its own
+	EventQPFatal                      // a QP went to ERR for a reason of its own; told again when that was ErrPeerAccess and is known later
 	EventPathDown                     // the peer of a QP cannot be reached
 	EventDeviceFatal                  // the device is gone; close the context
 	EventGIDChange                    // the port's GID table is another one; read it again

@@ -42,20 +42,27 @@ func remoteFault(t *testing.T, name string, x, y *End, w rdma.SendWR, s rdma.Sta
 	if st := x.QP.State(); st != rdma.QPError {
 		t.Errorf("%s: requester in %v, want ERR", name, st)
 	}
-	y.awaitFailed(t)
+	y.awaitFailed(t, s == rdma.StatusRemoteAccess)
 	if !bytes.Equal(before, y.MR.Bytes()) {
 		t.Errorf("%s: the peer's memory changed", name)
 	}
 }
 
 // awaitFailed waits until the queue pair has failed as a responder. Where
-// nothing tells that is seen by asking.
-func (e *End) awaitFailed(t *testing.T) {
+// nothing tells that is seen by asking. The event says whether it was because the
+// peer asked for memory without right.
+func (e *End) awaitFailed(t *testing.T, access bool) {
 	t.Helper()
-	if e.Dev.Attr().ResponderEvents {
-		if ev := AwaitEvent(t, e.Ctx, rdma.EventQPFatal); ev.QPN != e.QP.Num() {
+	for e.Dev.Attr().ResponderEvents {
+		ev := AwaitEvent(t, e.Ctx, rdma.EventQPFatal)
+		if ev.QPN != e.QP.Num() {
 			t.Errorf("event %+v names another queue pair", ev)
 		}
+		if got := errors.Is(ev.Err, rdma.ErrPeerAccess); got == access {
+			break
+		} else if got {
+			t.Fatalf("event %v accuses the peer of access without right", ev.Err)
+		} // it may be told again, with the reason
 	}
 	for end := time.Now().Add(patience); e.QP.State() != rdma.QPError; time.Sleep(time.Millisecond) { // polls the state
 		if time.Now().After(end) {
@@ -463,7 +470,7 @@ func testQPFatalEvent(t *testing.T, a, b rdma.Device) {
 	w := x.Write(1, y, 0, 100)
 	w.RKey ^= 0x10000
 	x.Send(t, w)
-	y.awaitFailed(t)
+	y.awaitFailed(t, true)
 	AwaitOne(t, x.SendCQ, 1, rdma.StatusRemoteAccess) // a provider may learn of it here
 	if e := AwaitEvent(t, x.Ctx, rdma.EventQPFatal); e.QPN != x.QP.Num() {
 		t.Errorf("event %+v names another queue pair", e)

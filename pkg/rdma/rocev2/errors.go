@@ -21,7 +21,7 @@ var (
 	errNAK       = errors.New("peer refused a request")
 	errMemory    = errors.New("memory of a work request is not registered for it")
 	errRequest   = errors.New("peer sent an invalid request")
-	errAccess    = errors.New("peer asked for memory it has no right to")
+	errGone      = errors.New("memory that the peer was using is not registered any more")
 	errTooLong   = errors.New("peer sent a message longer than the receive buffer")
 	errRecvSpace = errors.New("memory of a receive buffer is not registered for it")
 )

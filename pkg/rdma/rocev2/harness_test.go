@@ -288,7 +288,8 @@ func (b *bench) wantWC(want ...string) {
 	}
 }
 
-func (b *bench) wantState(want rdma.QPState) {
+// wantState checks the state, and returns the event that tells of ERR.
+func (b *bench) wantState(want rdma.QPState) rdma.AsyncEvent {
 	b.tb.Helper()
 	if got := b.q.State(); got != want {
 		b.tb.Fatalf("state %v, want %v", got, want)
@@ -297,6 +298,7 @@ func (b *bench) wantState(want rdma.QPState) {
 	if ok != (want == rdma.QPError) {
 		b.tb.Fatalf("event %v %v in state %v", ev, ok, want)
 	}
+	return ev
 }
 
 func (b *bench) send(wrs ...rdma.SendWR) {

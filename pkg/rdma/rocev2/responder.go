@@ -346,14 +346,18 @@ func (q *QP) handleWrite(p *Packet, info opInfo) bool {
 		return false
 	}
 	if q.attr.Access&rdma.RemoteWrite == 0 {
-		q.refuse(NAKRemoteAccess, errAccess)
+		q.refuse(NAKRemoteAccess, rdma.ErrPeerAccess)
 		return false
 	}
 	// IBTA 9.4.3: a WRITE of no bytes needs no valid key.
 	if left > 0 && (starts || !r.ready) {
 		b, ok := q.cfg.Memory.Remote(key, addr, left, rdma.RemoteWrite)
 		if !ok {
-			q.refuse(NAKRemoteAccess, errAccess)
+			why := errGone
+			if starts {
+				why = rdma.ErrPeerAccess
+			}
+			q.refuse(NAKRemoteAccess, why)
 			return false
 		}
 		invariant.Must(len(b) == int(left), "rocev2: region of another length than asked for")
@@ -394,7 +398,7 @@ func (q *QP) handleRead(p *Packet) bool {
 	}
 	op, ok := q.readOpOf(p, r.psn)
 	if !ok {
-		q.refuse(NAKRemoteAccess, errAccess)
+		q.refuse(NAKRemoteAccess, rdma.ErrPeerAccess)
 		return false
 	}
 	// IBTA 9.7.7.2: the message counts when the request is taken.
@@ -480,7 +484,7 @@ func (q *QP) pollResponses(dst []TxPacket) int {
 		if !op.ready && !q.resolveRead(op) {
 			// The region went away after the request was accepted.
 			r.psn = op.psn + op.next
-			q.refuse(NAKRemoteAccess, errAccess)
+			q.refuse(NAKRemoteAccess, errGone)
 			break
 		}
 		for n < len(dst) && op.next < op.n {

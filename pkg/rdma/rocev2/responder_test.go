@@ -4,6 +4,7 @@ package rocev2
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -178,6 +179,7 @@ func TestResponder_refuses(t *testing.T) {
 		}
 	}
 	const invalid, access, op = "NAK invalid request", "NAK remote access error", "NAK remote operational error"
+	const gone = "region gone in a write"
 	tests := []struct {
 		name  string
 		steps []step
@@ -220,7 +222,7 @@ func TestResponder_refuses(t *testing.T) {
 			b.mr.gone = true
 			return data(4, 'X')
 		}}}, op, []string{"100 RECV local protection error"}},
-		{"region gone in a write", []step{{WriteFirst, wr(0, 512, 256)}, {WriteLast, func(b *bench) func(*Packet) {
+		{gone, []step{{WriteFirst, wr(0, 512, 256)}, {WriteLast, func(b *bench) func(*Packet) {
 			b.mr.gone = true
 			b.q.ForgetMemory()
 			return data(256, 'X')
@@ -254,7 +256,10 @@ func TestResponder_refuses(t *testing.T) {
 			b.wantOut(describe(&want))
 			b.wantOut()
 			b.wantWC(tt.wc...)
-			b.wantState(rdma.QPError)
+			ev := b.wantState(rdma.QPError)
+			if got, want := errors.Is(ev.Err, rdma.ErrPeerAccess), tt.nak == access && tt.name != gone; got != want {
+				t.Errorf("event %v accuses the peer of access without right: %v, want %v", ev.Err, got, want)
+			}
 			b.in(SendOnly, last, data(1, 'x'))
 			b.wantOut(describe(&want)) // the first one may have been lost
 			b.wantOut()
@@ -310,7 +315,9 @@ func TestResponder_accessOfQueuePair(t *testing.T) {
 		b := newBench(t, func(_ *QPConfig, a *rdma.QPAttr) { a.Access = 0 })
 		b.in(op, 0, func(p *Packet) { p.RETH = RETH{Addr: b.mr.addr, RKey: b.mr.rkey} })
 		b.wantOut("Acknowledge 0 [NAK remote access error msn 0]")
-		b.wantState(rdma.QPError)
+		if ev := b.wantState(rdma.QPError); !errors.Is(ev.Err, rdma.ErrPeerAccess) {
+			t.Errorf("%v: event %v does not accuse the peer", op, ev.Err)
+		}
 	}
 }
 

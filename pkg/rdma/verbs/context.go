@@ -101,6 +101,10 @@ func (c *deviceContext) watch() {
 			if q := c.queuePair(ev.qpn); q != nil {
 				q.fail(rdma.EventQPFatal, errors.New(ev.name))
 			}
+		case asyncAccess:
+			if q := c.queuePair(ev.qpn); q != nil {
+				q.accuse(ev.name)
+			}
 		case asyncCQ:
 			c.tabMu.Lock()
 			q := c.cqs[ev.cq]

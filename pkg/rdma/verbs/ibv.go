@@ -477,11 +477,12 @@ func (q *ibvQP) postRecv(n int) (int, syscall.Errno) {
 type asyncKind uint8
 
 const (
-	asyncOther asyncKind = iota
-	asyncQP              // the queue pair is in ERR
-	asyncCQ              // the completion queue overran
-	asyncPort            // the port's state or GID table is another
-	asyncGone            // the device is
+	asyncOther  asyncKind = iota
+	asyncQP               // the queue pair is in ERR
+	asyncAccess           // it is because the peer asked for memory that it may not use
+	asyncCQ               // the completion queue overran
+	asyncPort             // the port's state or GID table is another
+	asyncGone             // the device is
 )
 
 // asyncEvent is an asynchronous event.
@@ -504,8 +505,10 @@ func ibvAsync(c ibvContext) (asyncEvent, error) {
 		name: C.GoString(C.ibv_event_type_str(C.enum_ibv_event_type(ev._type))),
 	}
 	switch ev._type {
-	case C.IBV_EVENT_QP_FATAL, C.IBV_EVENT_QP_REQ_ERR, C.IBV_EVENT_QP_ACCESS_ERR:
+	case C.IBV_EVENT_QP_FATAL, C.IBV_EVENT_QP_REQ_ERR:
 		out.kind = asyncQP
+	case C.IBV_EVENT_QP_ACCESS_ERR:
+		out.kind = asyncAccess
 	case C.IBV_EVENT_CQ_ERR:
 		out.kind = asyncCQ
 	case C.IBV_EVENT_PORT_ACTIVE, C.IBV_EVENT_PORT_ERR, C.IBV_EVENT_GID_CHANGE,

@@ -127,6 +127,18 @@ func (q *qp) fail(kind rdma.EventKind, why error) {
 	}
 }
 
+// accuse tells that the queue pair failed because its peer asked for memory that it has
+// no right to. That it failed a flushed request may have told before the device says why.
+func (q *qp) accuse(event string) {
+	q.mark()
+	q.mu.Lock()
+	own := q.known() != rdma.QPError || q.refuses // reset meanwhile, or what Refuse is for
+	q.mu.Unlock()
+	if !own {
+		q.tell(rdma.EventQPFatal, fmt.Errorf("%s: %w", event, rdma.ErrPeerAccess))
+	}
+}
+
 // died is fail after mark, for what a completion told.
 func (q *qp) died(s rdma.Status) {
 	kind := rdma.EventQPFatal

@@ -3,6 +3,7 @@
 package provider
 
 import (
+	"errors"
 	"sync"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
@@ -12,7 +13,8 @@ import (
 const portEvents = 16
 
 // Events is the event queue of one context: see [rdma.Context]. Queue pair
-// events are kept, each kind once for a queue pair; of port events the newest.
+// events are kept, each kind once for a queue pair, but one that accuses the peer
+// takes the place of one that does not; of port events the newest.
 type Events struct {
 	out  chan rdma.AsyncEvent
 	kick chan struct{} // capacity 1: queue has something
@@ -45,6 +47,9 @@ func (e *Events) Post(ev rdma.AsyncEvent) {
 	for i, o := range e.queue {
 		if o.QPN != 0 || o.Kind == rdma.EventDeviceFatal {
 			if o.QPN == ev.QPN && o.Kind == ev.Kind {
+				if errors.Is(ev.Err, rdma.ErrPeerAccess) {
+					e.queue[i] = ev
+				}
 				return
 			}
 			continue

@@ -96,6 +96,26 @@ func TestEvents_keepsQueuePairs(t *testing.T) {
 	})
 }
 
+// TestEvents_keepsAccusation: why a queue pair failed may be known only after that it did.
+func TestEvents_keepsAccusation(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := NewEvents()
+		defer e.Close()
+		for range 2 { // one is in the channel and one in hand
+			e.Post(event(rdma.EventPortDown, 0))
+			synctest.Wait()
+		}
+		flushed := rdma.AsyncEvent{Kind: rdma.EventQPFatal, QPN: 7, Err: errors.New("flushed")}
+		accused := rdma.AsyncEvent{Kind: rdma.EventQPFatal, QPN: 7, Err: rdma.ErrPeerAccess}
+		e.Post(flushed)
+		e.Post(accused)
+		e.Post(flushed)
+		if got := all(e)[2:]; len(got) != 1 || !errors.Is(got[0].Err, rdma.ErrPeerAccess) {
+			t.Errorf("events %v, want the one that accuses the peer", got)
+		}
+	})
+}
+
 // TestEvents_fatalComesLast: whatever the reader has not taken, the end of the
 // device is there after Close.
 func TestEvents_fatalComesLast(t *testing.T) {
