@@ -18,6 +18,6 @@ var (
 	// ErrPeerAccess is the reason of an [EventQPFatal] whose queue pair refused a
 	// request with NAK remote access error. What the peer's other mistakes, the end
 	// of a region under a request that had been accepted, or the device did, is
-	// another reason.
+	// another reason. The event may come when the queue pair is closed already.
 	ErrPeerAccess = errors.New("rdma: peer's request named a key, address or right that it does not have")
 )

@@ -12,6 +12,9 @@ import (
 // portEvents bounds the port events that wait for a slow reader.
 const portEvents = 16
 
+// accusations bounds the events of queue pairs that are closed meanwhile.
+const accusations = 256
+
 // Events is the event queue of one context: see [rdma.Context]. Queue pair
 // events are kept, each kind once for a queue pair, but one that accuses the peer
 // takes the place of one that does not; of port events the newest.
@@ -68,13 +71,14 @@ func (e *Events) Post(ev rdma.AsyncEvent) {
 	}
 }
 
-// Forget drops the waiting events of a queue pair that is closed.
+// Forget drops the waiting events of a queue pair that is closed, but for some that
+// accuse its peer: a user who closes a queue pair because it failed wants to know.
 func (e *Events) Forget(n rdma.QPN) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	kept := e.queue[:0]
 	for _, ev := range e.queue {
-		if ev.QPN != n {
+		if ev.QPN != n || len(e.queue) <= accusations && errors.Is(ev.Err, rdma.ErrPeerAccess) {
 			kept = append(kept, ev)
 		}
 	}

@@ -4,6 +4,7 @@ package provider
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"testing"
 	"testing/synctest"
@@ -137,5 +138,18 @@ func TestEvents_fatalComesLast(t *testing.T) {
 				t.Error("the channel is open")
 			}
 		})
+	}
+}
+
+// A queue pair that is closed has no events any more, but for what accuses its peer.
+func TestEvents_forget(t *testing.T) {
+	e := &Events{out: make(chan rdma.AsyncEvent, 1), kick: make(chan struct{}, 1), done: make(chan struct{})}
+	e.Post(rdma.AsyncEvent{Kind: rdma.EventPathDown, QPN: 5})
+	e.Post(rdma.AsyncEvent{Kind: rdma.EventQPFatal, QPN: 5, Err: fmt.Errorf("NAK: %w", rdma.ErrPeerAccess)})
+	e.Post(rdma.AsyncEvent{Kind: rdma.EventQPFatal, QPN: 6, Err: rdma.ErrCQOverrun})
+	e.Forget(5)
+	e.Forget(6)
+	if len(e.queue) != 1 || e.queue[0].QPN != 5 || e.queue[0].Kind != rdma.EventQPFatal {
+		t.Errorf("left: %+v", e.queue)
 	}
 }
