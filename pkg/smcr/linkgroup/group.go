@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/bits"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/smcr-io/kube-smcr/internal/invariant"
@@ -93,7 +94,10 @@ type Config struct {
 	SendBuffer uint32 // bytes, of each connection
 	// Timers; 0 means the defaults in limits.go.
 	IdleTimeout, CloseTimeout, TestLinkInterval time.Duration
-	Rand                                        *rand.Rand // alert tokens
+	// ReleaseTimeout is how long a group without connections keeps its RMBs; 0: to
+	// its end.
+	ReleaseTimeout time.Duration
+	Rand           *rand.Rand // alert tokens
 }
 
 // Group is a link group. See the package comment for who may call what.
@@ -361,6 +365,9 @@ func (g *Group) NextTimeout() (time.Time, bool) {
 		}
 		if g.isUnused() {
 			earliest(g.idleSince.Add(g.cfg.IdleTimeout))
+			if g.cfg.ReleaseTimeout > 0 && slices.ContainsFunc(g.rmbs, (*rmb).isReleasable) {
+				earliest(g.idleSince.Add(g.cfg.ReleaseTimeout))
+			}
 		}
 		earliest(g.retireAt)
 		earliest(g.heldUntil)
@@ -399,8 +406,12 @@ func (g *Group) HandleTimeout(now time.Time) {
 		if due(g.heldUntil) {
 			g.freeHeld()
 		}
-		if g.isUnused() && due(g.idleSince.Add(g.cfg.IdleTimeout)) {
+		switch {
+		case !g.isUnused():
+		case due(g.idleSince.Add(g.cfg.IdleTimeout)):
 			g.Terminate(now, llc.DeleteInactivity)
+		case g.cfg.ReleaseTimeout > 0 && due(g.idleSince.Add(g.cfg.ReleaseTimeout)):
+			g.releaseRMBs()
 		}
 	}
 }

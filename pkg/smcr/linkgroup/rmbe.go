@@ -142,8 +142,29 @@ func (g *Group) dropRMB(r *rmb) {
 	case g.FreeRMBEs(r.elementSize)-len(r.elements) < max(len(r.elements), 2):
 		return
 	}
+	g.deleteRMB(r)
+}
+
+// deleteRMB makes the peer forget an RMB.
+func (g *Group) deleteRMB(r *rmb) {
 	r.state = rmbDeleting
 	g.startFlow(flow{kind: flowDeleteRKey, rmbs: []RMBID{r.id}})
+}
+
+// isReleasable reports whether the RMB has no use but for connections to come.
+func (r *rmb) isReleasable() bool {
+	return r.usedCount == 0 && (r.state == rmbNew || r.state == rmbConfirmed)
+}
+
+// releaseRMBs gives the RMBs of a group without connections back. The next connection
+// gets a new one, of which the peer has to be told first. The peer may know one that it
+// did not confirm: its answer got lost.
+func (g *Group) releaseRMBs() {
+	for _, r := range g.rmbs {
+		if r.isReleasable() {
+			g.deleteRMB(r)
+		}
+	}
 }
 
 // removeRMB is called when the peer has forgotten an RMB: it cannot write there

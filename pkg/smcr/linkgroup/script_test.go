@@ -431,6 +431,9 @@ func TestGroup_scripts(t *testing.T) {
 				}
 				d.MaybeScanArgs(t, "release", &cfg.Release)
 				d.MaybeScanArgs(t, "max-conns", &cfg.MaxConns)
+				if d.HasArg("releases") {
+					cfg.ReleaseTimeout = 3 * time.Second
+				}
 				r = newRigOf(t, uint8(rnics), cfg, !d.HasArg("no-spare"))
 				d.MaybeScanArgs(t, "elements", &r.elements)
 				d.MaybeScanArgs(t, "down", &r.down)

@@ -52,7 +52,7 @@ func newEngine(w *World, p *path, side int, role linkgroup.Role, terms clc.Selec
 	}
 	e.g = linkgroup.New(linkgroup.Config{
 		Role: role, Version: terms.Version, Release: terms.Release, MaxLinks: terms.MaxLinks, MaxConns: terms.MaxConns,
-		AllowRFC: w.cfg.RFC, UserID: uint32(p.id), SendBuffer: e.sendBuf,
+		AllowRFC: w.cfg.RFC, UserID: uint32(p.id), SendBuffer: e.sendBuf, ReleaseTimeout: w.cfg.releaseTimeout(p.id),
 		Rand: rand.New(rand.NewPCG(w.rng.Uint64(), w.rng.Uint64())),
 	})
 	p.newQP(side, int(e.g.AddFirstLink(e.ep)), r, e.ep)

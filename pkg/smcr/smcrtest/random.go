@@ -15,6 +15,7 @@ func Random(seed uint64) Schedule {
 		Seed: seed, Peers: 2, Delays: rng.IntN(2) == 0,
 		RMBESizes:   []uint32{16 << 10, 32 << 10, 64 << 10}[:1+rng.IntN(3)],
 		SendBuffers: []uint32{4 << 10, 16 << 10, 64 << 10},
+		Releases:    true,
 	}}
 	if rng.IntN(10) == 0 {
 		g.cfg.Peers = 3

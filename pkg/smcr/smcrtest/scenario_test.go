@@ -184,7 +184,7 @@ func (s *scenario) world(t *testing.T, d *datadriven.TestData) {
 	copy(cfg.Versions[:], numbers(t, d, "versions"))
 	copy(cfg.EIDs[:], numbers(t, d, "eids"))
 	copy(cfg.Release[:], numbers(t, d, "release"))
-	cfg.Routed = d.HasArg("routed")
+	cfg.Routed, cfg.Releases = d.HasArg("routed"), d.HasArg("releases")
 	d.MaybeScanArgs(t, "declines", &cfg.Declines)
 	for _, i := range numbers(t, d, "linux") {
 		cfg.Linux[i] = true

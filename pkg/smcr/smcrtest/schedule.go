@@ -258,6 +258,9 @@ func (c Config) String() string {
 	if c.Routed {
 		add("routed")
 	}
+	if c.Releases {
+		add("releases")
+	}
 	if c.Declines > 0 {
 		add("declines=%d", c.Declines)
 	}

@@ -44,6 +44,9 @@ type Config struct {
 	// RMBESizes and SendBuffers are chosen from for each connection or group.
 	RMBESizes   []uint32
 	SendBuffers []uint32
+	// Releases has some groups give their RMBs back soon after the last connection, and
+	// some later.
+	Releases bool
 	// Delays makes messages and completions late now and then.
 	Delays bool
 	// Loss is the share of packets that are sent again, of 1000.
@@ -112,6 +115,14 @@ type pair struct {
 	// kept: a side may keep its RMBE until the group ends, since nobody told it
 	// that the peer will not write.
 	kept bool
+}
+
+// releaseTimeout is that of one of our groups.
+func (c *Config) releaseTimeout(group int) time.Duration {
+	if !c.Releases {
+		return 0
+	}
+	return [...]time.Duration{0, 100 * time.Millisecond, 3 * time.Second}[group%3]
 }
 
 // New returns a world.
