@@ -373,3 +373,58 @@ func TestAttack_blockOthers(t *testing.T) {
 		})
 	}
 }
+
+// Who guesses at keys gets no first contact any more, and others do.
+func TestAttack_guessKeys(t *testing.T) {
+	p := &pair{client: newStack(t, openSoft(t, "127.92.7.1", rdma.MTU1024)), server: newStack(t, openSoft(t, "127.92.7.2", rdma.MTU1024))}
+	p.listen(t)
+	swallow(p.l)
+	m := newAttacker(t, "127.92.7.3")
+	for i := range 3 {
+		qp, own := m.contact(t, p.l.Addr().String(), clc.PeerID{9, 9, 2, 4, 5, 6, 7, byte(i)})
+		if s := m.write(t, qp, own.RKey^1<<20, own.RMBAddr, []byte("guess")); s != rdma.StatusRemoteAccess {
+			t.Fatalf("guess %d: %v", i, s)
+		}
+		waitFor(t, "the server counts it", func() bool { return p.server.Stats().Trespasses == uint64(i+1) })
+	}
+	c := dialFrom(t, m.from, p.l.Addr().String())
+	prop := proposalV2(t, smcr.DefaultEID)
+	prop.PeerID, prop.Ext.GID = clc.PeerID{9, 9, 2, 4, 5, 6, 7, 8}, m.gid
+	if _, err := c.Write(prop.Append(nil)); err != nil {
+		t.Fatal(err)
+	}
+	wantDecline(t, c, clc.ReasonConfigErr, false)
+	if mode := p.dialOnly(t).Mode(); mode != smcr.ModeSMCR {
+		t.Errorf("the connection of another address is on %v", mode)
+	}
+}
+
+// Clients that propose and are silent hold only so much: others have room.
+func TestAttack_silentClients(t *testing.T) {
+	const rmbe = 16 << 10
+	small := func(c *smcr.Config) {
+		c.RMBESizeBytes, c.SendBufferBytes, c.MemoryBytes, c.MaxHalfOpen = rmbe, rmbe, 4<<20, 32
+	}
+	p := &pair{client: newStack(t, openSoft(t, "127.92.8.1", rdma.MTU1024), small), server: newStack(t, openSoft(t, "127.92.8.2", rdma.MTU1024), small)}
+	p.listen(t)
+	swallow(p.l)
+	m := proposalV2(t, smcr.DefaultEID)
+	for i := range 500 {
+		c := dialFrom(t, netip.MustParseAddr("127.0.0.9"), p.l.Addr().String())
+		m.PeerID = clc.PeerID{9, 9, 2, 4, 5, 6, byte(i >> 8), byte(i)}
+		if _, err := c.Write(m.Append(nil)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	waitFor(t, "the silent ones' groups", func() bool { return p.server.Stats().Groups >= 8 })
+	for range 5 {
+		c := p.dialOnly(t)
+		if c.Mode() != smcr.ModeSMCR {
+			t.Errorf("a good client's connection is on %v: %v", c.Mode(), c.Reason())
+		}
+		_ = c.Close()
+	}
+	if st := p.server.Stats(); st.Groups > 8+1 {
+		t.Errorf("%d link groups, want 8 of the silent ones and one", st.Groups)
+	}
+}

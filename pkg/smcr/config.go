@@ -92,6 +92,10 @@ type Config struct {
 	Coalesce Coalesce
 	// MaxConns bounds the connections of the stack. Default 4096.
 	MaxConns int
+	// MaxHalfOpen bounds the rendezvous of a server whose clients have buffers and
+	// have not confirmed yet; a quarter of them may be of one address. Others wait for
+	// two thirds of MessageTimeout, and are declined then. Default 256.
+	MaxHalfOpen int
 	// Versions limits the versions of SMC-R. Default VersionsBoth.
 	Versions VersionSet
 	// EIDs are the enterprise IDs for version 2, at most 8, the preferred one
@@ -165,6 +169,7 @@ func (c *Config) setDefaults() {
 	def(&c.RMBEsPerRMB, 8)
 	def(&c.MemoryBytes, 512<<20)
 	def(&c.MaxConns, 4096)
+	def(&c.MaxHalfOpen, defaultHalfOpen)
 	def(&c.ConnsPerGroup, clc.DefaultMaxConns)
 	def(&c.LinksPerGroup, clc.DefaultMaxLinks)
 	if len(c.EIDs) == 0 {
@@ -193,7 +198,7 @@ func (c Config) Validate() error {
 		return fmt.Errorf("smcr config: SendBufferBytes %d: want a power of two from 16384 to 524288", c.SendBufferBytes)
 	case c.RMBEsPerRMB < 1 || c.RMBEsPerRMB > 255:
 		return fmt.Errorf("smcr config: RMBEsPerRMB %d: want 1 to 255", c.RMBEsPerRMB)
-	case c.MemoryBytes < 0 || c.MaxConns < 0 || c.MessageTimeout < 0 || c.CloseTimeout < 0 || c.IdleGroupTimeout < 0:
+	case c.MemoryBytes < 0 || c.MaxConns < 0 || c.MaxHalfOpen < 0 || c.MessageTimeout < 0 || c.CloseTimeout < 0 || c.IdleGroupTimeout < 0:
 		return errors.New("smcr config: limits and timeouts must not be negative")
 	case c.AnswerPoll > maxAnswerPoll:
 		return fmt.Errorf("smcr config: AnswerPoll %v: want at most %v", c.AnswerPoll, maxAnswerPoll)
@@ -340,4 +345,6 @@ type Stats struct {
 	AnswersPolled uint64 // and found
 	RMBWaits      uint64 // rendezvous that had to wait for CONFIRM RKEY
 	MessagesBad   uint64
+	GroupsGaveWay uint64 // idle ones that ended before their time, for others' sake
+	Trespasses    uint64 // links that ended because the peer asked for memory that is not its own
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"sync"
 	"syscall"
 	"time"
@@ -75,7 +76,7 @@ func (d *Dialer) DialContext(ctx context.Context, network, address string) (net.
 }
 
 // Listener accepts connections over a stack. Each rendezvous runs in its own
-// goroutine, so that a slow peer delays nobody.
+// goroutine, and a peer may have a share of them only, so that it delays nobody.
 type Listener struct {
 	stack  *Stack
 	tcp    *net.TCPListener
@@ -84,13 +85,20 @@ type Listener struct {
 	ready  chan *Conn
 	wg     sync.WaitGroup
 	once   sync.Once
-	mu     sync.Mutex // guards err
+	mu     sync.Mutex // guards what is below
 	err    error
+	by     map[netip.Addr]int // rendezvous under way with an address
 }
 
-// maxRendezvous bounds the rendezvous that a listener runs at once; further
-// connections wait in the TCP backlog.
-const maxRendezvous = 128
+const (
+	// maxRendezvous bounds the rendezvous of a listener and the connections that wait
+	// for Accept; further ones wait in the TCP backlog.
+	maxRendezvous = 4096
+	// maxRendezvousWith bounds the rendezvous with one address; further connections
+	// from there are reset. A client that says nothing has its place for
+	// Config.MessageTimeout, and must not have all of them.
+	maxRendezvousWith = maxRendezvous / 4
+)
 
 // Listen listens on a TCP network and address.
 func Listen(ctx context.Context, s *Stack, network, address string) (*Listener, error) {
@@ -107,7 +115,7 @@ func Listen(ctx context.Context, s *Stack, network, address string) (*Listener, 
 	if !ok {
 		return nil, errors.Join(fmt.Errorf("smcr: listen %s %s: not a TCP network", network, address), nl.Close())
 	}
-	l := &Listener{stack: s, tcp: tcp, ready: make(chan *Conn)}
+	l := &Listener{stack: s, tcp: tcp, ready: make(chan *Conn), by: map[netip.Addr]int{}}
 	l.ctx, l.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	l.wg.Go(l.run)
 	return l, nil
@@ -135,13 +143,19 @@ func (l *Listener) run() {
 			_ = tcp.Close() // the listener ends
 			continue
 		}
+		from := addrOf(tcp.RemoteAddr())
+		if !l.begin(from) {
+			<-slots
+			_ = tcp.SetLinger(0) // Close resets; there is nothing to do about an error
+			_ = tcp.Close()
+			continue
+		}
 		l.wg.Go(func() {
 			defer func() { <-slots }()
 			c, err := l.stack.Server(l.ctx, tcp)
+			l.end(from)
 			if err != nil {
-				if h := l.stack.cfg.Hooks.Malformed; h != nil {
-					h("rendezvous", err)
-				}
+				l.stack.malformed("rendezvous", err)
 				return
 			}
 			select {
@@ -150,6 +164,25 @@ func (l *Listener) run() {
 				_ = c.Abort() // nobody will accept it
 			}
 		})
+	}
+}
+
+// begin counts a rendezvous with an address; false if there are too many.
+func (l *Listener) begin(a netip.Addr) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.by[a] >= maxRendezvousWith {
+		return false
+	}
+	l.by[a]++
+	return true
+}
+
+func (l *Listener) end(a netip.Addr) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.by[a]--; l.by[a] == 0 {
+		delete(l.by, a)
 	}
 }
 

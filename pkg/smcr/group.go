@@ -3,6 +3,7 @@
 package smcr
 
 import (
+	"container/list"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -35,6 +36,7 @@ type group struct {
 	ready     bool               // the first contact went well
 	toldOf    time.Time          // when the peer last said that a link is deleted
 	peerEnded bool               // the peer said that it ends the group, or answered
+	idle      *list.Element      // its place among the idle groups; nil: it is none
 	doubted   time.Time          // when somebody said that the peer does not have it; see doubt
 
 	touched bool      // on the stack's list
@@ -59,6 +61,9 @@ type setupEvent struct {
 // newGroup makes a group with a queue pair in state INIT, ready for the CLC
 // exchange.
 func (s *Stack) newGroup(with *contact) (_ *group, err error) {
+	if s.trespassers.isBarred(time.Now(), with.addr) {
+		return nil, errBarred
+	}
 	g := &group{
 		s: s, id: lastGroupID.Add(1), contact: *with, version: max(with.agreed.Version, clc.V1), opened: time.Now(),
 		mem:     memory{s: s, size: s.cfg.SendBufferBytes},
@@ -102,7 +107,7 @@ func (g *group) config() linkgroup.Config {
 		Role: g.role, Version: g.version, AllowRFC: s.cfg.Dialects == DialectsBoth, UserID: g.id,
 		MaxLinks: uint8(s.cfg.LinksPerGroup), MaxConns: uint8(s.cfg.ConnsPerGroup),
 		SendBuffer:  uint32(s.cfg.SendBufferBytes),
-		IdleTimeout: idle, CloseTimeout: s.cfg.CloseTimeout,
+		IdleTimeout: idle, CloseTimeout: s.cfg.CloseTimeout, ReleaseTimeout: releaseTimeout,
 		Rand: rand.New(rand.NewPCG(s.rand.Uint64(), s.rand.Uint64())),
 	}
 	if g.agreed.Version >= clc.V2 && g.agreed.Release >= clc.Release1 {
@@ -134,6 +139,7 @@ func (g *group) flush(now time.Time) {
 	for _, id := range g.lg.TakeGoneRMBs() {
 		g.freeRMB(id)
 	}
+	g.noteIdle()
 	g.s.schedule(g)
 }
 
@@ -308,6 +314,7 @@ func (g *group) abandon() {
 // remove takes a dead group off the stack. Its memory goes with its last
 // connection.
 func (g *group) remove() {
+	g.noteIdle()
 	g.changed()
 	g.s.removeGroup(g)
 	g.s.stats.LLCSent += g.lg.LLCSent

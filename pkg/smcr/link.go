@@ -53,10 +53,12 @@ type link struct {
 	wrote          uint64 // number of the message behind the last RDMA WRITE
 	awaited        bool   // somebody waits to hear that they have arrived
 
-	resolving bool      // the way to the peer is being found out
-	transmits bool      // it is in RTS
-	broken    bool      // its queue pair, device or path is
-	until     time.Time // when it goes; zero unless it lingers
+	resolving bool // the way to the peer is being found out
+	transmits bool // it is in RTS
+	broken    bool // its queue pair, device or path is
+	// trespassed: its end was the peer's fault, and was counted.
+	trespassed bool
+	until      time.Time // when it goes; zero unless it lingers
 	// hold is closed to have what comes refused after the link was given up; nil:
 	// it is closed, or nothing was to be refused. The peer may not know of the loss
 	// until unheard; zero: it does.
@@ -126,6 +128,9 @@ func (l *link) close() {
 	if l.qp != nil {
 		l.forgetSends()
 		delete(l.rnic.links, l.qp.Num())
+		if (l.broken || !l.g.ready) && !l.trespassed {
+			l.rnic.ended.add(l.qp.Num(), l.g.addr)
+		}
 		_ = l.qp.Close() // it is gone either way
 		l.qp = nil
 	}

@@ -46,6 +46,8 @@ type rendezvous struct {
 	named bool    // our Accept or Confirm went out: the peer may know the RMBE
 	with  contact // with whom
 
+	halfOpen bool // the client owes its Confirm
+
 	reads   chan readResult // the answer of the read under way
 	reading bool
 	partial []byte // of a message that is not complete
@@ -316,7 +318,7 @@ var (
 	errNoLink    = errors.New("smcr: peer names an unknown link")
 	errMaxConns  = errors.New("smcr: connection limit of the stack reached")
 	errRMB       = errors.New("smcr: peer did not confirm the RMB")
-	errForming   = errors.New("smcr: the client's first contact takes too long")
+	errSlow      = errors.New("smcr: no answer for the client in time")
 )
 
 func declineReason(err error) (_ clc.Reason, outOfSync bool) {
@@ -331,8 +333,10 @@ func declineReason(err error) (_ clc.Reason, outOfSync bool) {
 		return clc.ReasonNoDevR, false
 	case errors.Is(err, errOutOfSync):
 		return clc.ReasonSyncErr, true
-	case errors.Is(err, errForming):
+	case errors.Is(err, errSlow):
 		return clc.ReasonNoActLink, false
+	case errors.Is(err, errBarred):
+		return clc.ReasonConfigErr, false
 	case errors.Is(err, errNoLink), errors.Is(err, linkgroup.ErrLinkLost):
 		return clc.ReasonNoSrvLink, false
 	case errors.Is(err, linkgroup.ErrUnknownRToken), errors.Is(err, linkgroup.ErrPeerRMBE):
@@ -341,28 +345,6 @@ func declineReason(err error) (_ clc.Reason, outOfSync bool) {
 		return clc.ReasonErrRegBuf, false
 	}
 	return clc.ReasonInternal, false
-}
-
-// admit makes the connection's shell in a group; the caller holds the turn.
-func (r *rendezvous) admit(g *group) error {
-	if r.s.closed {
-		return errStackClosed
-	}
-	if len(r.s.conns) >= r.s.cfg.MaxConns {
-		return errMaxConns
-	}
-	lc, err := g.openConn()
-	if err != nil {
-		return err
-	}
-	c, err := newSMCConn(r.s, g, lc, r.tcp)
-	if err != nil {
-		lc.Abandon(time.Now(), true) // the peer has not seen it
-		g.flush(time.Now())
-		return err
-	}
-	r.conn, r.group = c, g
-	return nil
 }
 
 // confirmRMB makes sure that the peer knows the connection's RMB before CLC
@@ -427,6 +409,10 @@ func peerRMBE(e *clc.Endpoint) linkgroup.RMBE {
 
 // propose answers a Proposal, at the server.
 func (r *rendezvous) propose(ctx context.Context, p *clc.Proposal) {
+	// The client waits as long as we would, and resets its connection then: so it has
+	// to have an answer before.
+	ctx, stop := context.WithTimeoutCause(ctx, min(r.s.cfg.MessageTimeout, clc.DefaultMessageTimeout)*2/3, errSlow)
+	defer stop()
 	a, err := r.prepareAccept(ctx, p)
 	if err != nil {
 		r.decline(err)
@@ -439,6 +425,10 @@ func (r *rendezvous) propose(ctx context.Context, p *clc.Proposal) {
 func (r *rendezvous) prepareAccept(ctx context.Context, p *clc.Proposal) (clc.Accept, error) {
 	s := r.s
 	r.with.key, r.with.peer = p.Key(r.with.agreed.Version), p.PeerID
+	if err := s.halfOpen.enter(ctx, r.with.addr); err != nil {
+		return clc.Accept{}, err
+	}
+	r.halfOpen = true
 	if err := r.joinGroup(ctx, p); err != nil {
 		return clc.Accept{}, err
 	}
@@ -470,77 +460,6 @@ func (r *rendezvous) findRoutes(ctx context.Context, p *clc.Proposal) error {
 	}
 	r.with.agreed, r.with.key = v1, p.Key(v1.Version)
 	return r.findRoutes(ctx, p)
-}
-
-// joinGroup finds a group for a client, or starts one, for which it needs routes.
-// One first contact per client is under way at a time; others wait for it, but not as
-// long as the client waits for us: after that it would reset its connection.
-func (r *rendezvous) joinGroup(ctx context.Context, p *clc.Proposal) error {
-	s := r.s
-	patience := time.NewTimer(s.cfg.MessageTimeout * 2 / 3)
-	defer patience.Stop()
-	for routed := false; ; {
-		s.lock()
-		if s.closed {
-			s.unlock()
-			return errStackClosed
-		}
-		g, forming := s.serverGroup(&r.with)
-		if g != nil || forming == nil && routed {
-			err := r.admitTo(g)
-			s.unlock()
-			return err
-		}
-		s.unlock()
-		if forming == nil {
-			if err := r.findRoutes(ctx, p); err != nil {
-				return err
-			}
-			routed = true
-			continue
-		}
-		select {
-		case <-forming:
-		case <-patience.C:
-			return errForming
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case <-s.closing:
-			return errStackClosed
-		}
-	}
-}
-
-// admitTo puts the connection into a group, a new one if g is nil; the caller
-// holds the turn.
-func (r *rendezvous) admitTo(g *group) error {
-	if g == nil {
-		var err error
-		if g, err = r.s.newGroup(&r.with); err != nil {
-			return err
-		}
-		r.first = true
-		r.group = g
-	}
-	return r.admit(g)
-}
-
-// serverGroup returns a usable group with a client or, if there is none, the
-// end of a first contact to wait for; the caller holds the turn.
-func (s *Stack) serverGroup(with *contact) (*group, <-chan struct{}) {
-	var forming <-chan struct{}
-	for _, g := range s.groupsWith(with.party()) {
-		if !g.serves(with.key) {
-			continue
-		}
-		if g.lg.Usable() {
-			return g, nil
-		}
-		if g.lg.State() == linkgroup.Forming {
-			forming = g.formed
-		}
-	}
-	return nil, forming
 }
 
 // accept answers an Accept, at the client.
@@ -649,31 +568,9 @@ func (r *rendezvous) activate(e *clc.Endpoint) error {
 	return nil
 }
 
-// clientGroup finds the group that an Accept of a subsequent contact means;
-// the caller holds the turn.
-//
-// A device that was lost and came back may give the same numbers again, and the
-// group that it had before may still be here: the youngest is meant.
-func (s *Stack) clientGroup(p party, a *clc.Accept) (*group, error) {
-	var found *group
-	err := errOutOfSync
-	for _, g := range s.groupsWith(p) {
-		if g.version != min(a.Version, clc.V2) {
-			continue
-		}
-		if g.lg.MatchesPeer(a.QPN, a.GID, a.MAC) && (found == nil || g.id > found.id) {
-			found = g
-		}
-		err = errNoLink
-	}
-	if found != nil {
-		return found, nil
-	}
-	return nil, err
-}
-
 // confirm takes the client's Confirm, at the server.
 func (r *rendezvous) confirm(ctx context.Context, c *clc.Confirm) {
+	r.endHalfOpen()
 	if !r.with.key.Matches(*c) {
 		r.decline(fmt.Errorf("smcr: Confirm of peer %v, the Proposal was from %v", c.PeerID, r.with.peer))
 		return
@@ -741,16 +638,6 @@ func (r *rendezvous) fallBack(d clc.Declined) *Conn {
 	return c
 }
 
-// doubtGroup asks for the link group that we named and the peer says it does not know
-// (RFC 7609 A.2.5, S bit). Its other groups with us are none the worse.
-func (r *rendezvous) doubtGroup() {
-	r.s.lock()
-	defer r.s.unlock()
-	if r.group != nil {
-		r.group.doubt()
-	}
-}
-
 // abort resets the TCP connection.
 func (r *rendezvous) abort(err error) error {
 	_ = r.tcp.SetLinger(0) // Close resets; there is nothing to do about an error
@@ -763,8 +650,17 @@ func (r *rendezvous) abort(err error) error {
 	return &net.OpError{Op: "rendezvous", Net: "tcp", Source: r.tcp.LocalAddr(), Addr: r.tcp.RemoteAddr(), Err: err}
 }
 
+// endHalfOpen gives the place back of a client that owes us its Confirm.
+func (r *rendezvous) endHalfOpen() {
+	if r.halfOpen {
+		r.halfOpen = false
+		r.s.halfOpen.leave(r.with.addr)
+	}
+}
+
 // discard gives back what the rendezvous took.
 func (r *rendezvous) discard(peerDeclined bool) {
+	r.endHalfOpen()
 	s := r.s
 	s.lock()
 	if r.conn != nil {

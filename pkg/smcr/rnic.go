@@ -24,6 +24,7 @@ type rnic struct {
 	dead  bool // the device is gone
 
 	domains int // that are there
+	ended   endedLinks
 
 	// What arrives, and what was sent. To be woken for each of our own SENDs
 	// costs as much as for a message; nobody waits for most of them. So their
@@ -224,6 +225,9 @@ func (r *rnic) watch() {
 func (r *rnic) handleEvent(now time.Time, ev rdma.AsyncEvent) {
 	switch ev.Kind {
 	case rdma.EventQPFatal, rdma.EventPathDown:
+		if errors.Is(ev.Err, rdma.ErrPeerAccess) {
+			r.handleTrespass(now, ev.QPN, ev.Err)
+		}
 		if l := r.links[ev.QPN]; l != nil {
 			l.fail(now, fmt.Errorf("%v: %w", ev.Kind, ev.Err))
 			l.g.flush(now)

@@ -4,6 +4,7 @@ package smcr
 
 import (
 	"cmp"
+	"container/list"
 	crand "crypto/rand"
 	"errors"
 	"fmt"
@@ -31,19 +32,22 @@ type Stack struct {
 	wg      sync.WaitGroup
 
 	tcpWatch *tcpWatch
+	halfOpen halfOpen
 
 	// turn guards what follows, and all machines. Application goroutines only
 	// try it on the data path; see the package comment.
-	turn    sync.Mutex
-	rand    *rand.Rand
-	account account
-	groups  map[uint32]*group
-	byParty map[party][]*group
-	timers  timers
-	conns   map[*Conn]struct{}
-	closed  bool
-	empty   chan struct{} // closed when the stack is closed and has no connections
-	alarm   time.Time     // when the stack's goroutine looks at timers next
+	turn        sync.Mutex
+	rand        *rand.Rand
+	account     account
+	groups      map[uint32]*group
+	byParty     map[party][]*group
+	timers      timers
+	idle        list.List // of groups, see noteIdle
+	conns       map[*Conn]struct{}
+	closed      bool
+	trespassers trespassers
+	empty       chan struct{} // closed when the stack is closed and has no connections
+	alarm       time.Time     // when the stack's goroutine looks at timers next
 	// sweepAt is when completed SENDs are looked for, though nobody waits for
 	// them; zero: none are in flight.
 	sweepAt time.Time
@@ -97,16 +101,17 @@ func NewStack(cfg Config) (*Stack, error) {
 		return nil, fmt.Errorf("random key: %w", err)
 	}
 	s := &Stack{
-		cfg:     cfg,
-		idKey:   idKey,
-		closing: make(chan struct{}),
-		rand:    rand.New(rand.NewChaCha8(seed)),
-		groups:  map[uint32]*group{},
-		byParty: map[party][]*group{},
-		conns:   map[*Conn]struct{}{},
-		wake:    make(chan struct{}, 1),
-		empty:   make(chan struct{}),
-		heard:   make(chan struct{}, 1),
+		cfg:         cfg,
+		idKey:       idKey,
+		closing:     make(chan struct{}),
+		rand:        rand.New(rand.NewChaCha8(seed)),
+		groups:      map[uint32]*group{},
+		byParty:     map[party][]*group{},
+		conns:       map[*Conn]struct{}{},
+		wake:        make(chan struct{}, 1),
+		empty:       make(chan struct{}),
+		heard:       make(chan struct{}, 1),
+		trespassers: trespassers{},
 	}
 	for i, d := range cfg.Devices {
 		r, err := s.openRNIC(i, d)
@@ -120,6 +125,7 @@ func NewStack(cfg Config) (*Stack, error) {
 	if s.tcpWatch, err = newTCPWatch(s); err != nil {
 		return nil, errors.Join(err, s.closeRNICs())
 	}
+	s.halfOpen.init(cfg.MaxHalfOpen)
 	s.ready.Store(true) // the first step arms the queues
 	for _, r := range s.rnics {
 		s.wg.Go(r.watch)

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package smcr
+
+import (
+	"context"
+	"time"
+
+	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/linkgroup"
+)
+
+// How a rendezvous finds or makes its link group.
+
+// joinGroup finds a group for a client, or starts one, for which it needs routes.
+// One first contact per client is under way at a time; others wait for it.
+func (r *rendezvous) joinGroup(ctx context.Context, p *clc.Proposal) error {
+	s := r.s
+	for routed := false; ; {
+		s.lock()
+		if s.closed {
+			s.unlock()
+			return errStackClosed
+		}
+		g, forming := s.serverGroup(&r.with)
+		if g != nil || forming == nil && routed {
+			err := r.admitTo(g)
+			s.unlock()
+			return err
+		}
+		s.unlock()
+		if forming == nil {
+			if err := r.findRoutes(ctx, p); err != nil {
+				return err
+			}
+			routed = true
+			continue
+		}
+		select {
+		case <-forming:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-s.closing:
+			return errStackClosed
+		}
+	}
+}
+
+// admitTo puts the connection into a group, a new one if g is nil; the caller
+// holds the turn.
+func (r *rendezvous) admitTo(g *group) error {
+	if g == nil {
+		if r.s.idle.Len() >= maxIdleGroups {
+			r.s.giveWay(nil)
+		}
+		var err error
+		for g, err = r.s.newGroup(&r.with); err != nil; g, err = r.s.newGroup(&r.with) {
+			if !isScarce(err) || !r.s.giveWay(nil) {
+				return err
+			}
+		}
+		r.first = true
+		r.group = g
+	}
+	return r.admit(g)
+}
+
+// serverGroup returns a usable group with a client or, if there is none, the
+// end of a first contact to wait for; the caller holds the turn.
+func (s *Stack) serverGroup(with *contact) (*group, <-chan struct{}) {
+	var forming <-chan struct{}
+	for _, g := range s.groupsWith(with.party()) {
+		if !g.serves(with.key) {
+			continue
+		}
+		if g.lg.Usable() {
+			return g, nil
+		}
+		if g.lg.State() == linkgroup.Forming {
+			forming = g.formed
+		}
+	}
+	return nil, forming
+}
+
+// clientGroup finds the group that an Accept of a subsequent contact means;
+// the caller holds the turn.
+//
+// A device that was lost and came back may give the same numbers again, and the
+// group that it had before may still be here: the youngest is meant.
+func (s *Stack) clientGroup(p party, a *clc.Accept) (*group, error) {
+	var found *group
+	err := errOutOfSync
+	for _, g := range s.groupsWith(p) {
+		if g.version != min(a.Version, clc.V2) {
+			continue
+		}
+		if g.lg.MatchesPeer(a.QPN, a.GID, a.MAC) && (found == nil || g.id > found.id) {
+			found = g
+		}
+		err = errNoLink
+	}
+	if found != nil {
+		return found, nil
+	}
+	return nil, err
+}
+
+// admit makes the connection's shell in a group; the caller holds the turn.
+func (r *rendezvous) admit(g *group) error {
+	if r.s.closed {
+		return errStackClosed
+	}
+	if len(r.s.conns) >= r.s.cfg.MaxConns {
+		return errMaxConns
+	}
+	c, err := r.open(g)
+	for isScarce(err) && r.s.giveWay(g) {
+		c, err = r.open(g)
+	}
+	if err != nil {
+		return err
+	}
+	r.conn, r.group = c, g
+	return nil
+}
+
+// open gives a connection its buffers.
+func (r *rendezvous) open(g *group) (*Conn, error) {
+	lc, err := g.openConn()
+	if err != nil {
+		return nil, err
+	}
+	c, err := newSMCConn(r.s, g, lc, r.tcp)
+	if err != nil {
+		lc.Abandon(time.Now(), true) // the peer has not seen it
+		g.flush(time.Now())
+		return nil, err
+	}
+	return c, nil
+}
+
+// doubtGroup asks for the link group that we named and the peer says it does not know
+// (RFC 7609 A.2.5, S bit). Its other groups with us are none the worse.
+func (r *rendezvous) doubtGroup() {
+	r.s.lock()
+	defer r.s.unlock()
+	if r.group != nil {
+		r.group.doubt()
+	}
+}
