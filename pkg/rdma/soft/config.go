@@ -15,7 +15,8 @@ import (
 type Config struct {
 	// Name is the device's name.
 	Name string
-	// Addr is the local address, which is also the device's only GID.
+	// Addr is the local address, which is also the device's only GID. A link-local
+	// one of IPv6 needs its zone: the interface, as in fe80::1%eth0.
 	Addr netip.Addr
 	// Port is the UDP port of this device and of its peers; 0: 4791.
 	Port uint16
@@ -54,6 +55,9 @@ func (c Config) Validate() error {
 	if c.Addr.Is4In6() {
 		bad("address %v: write it as IPv4", c.Addr)
 	}
+	if c.Wire == nil && c.scoped() && c.Addr.Zone() == "" {
+		bad("address %v is link-local and may be on any interface: say on which one, as in %v%%eth0", c.Addr, c.Addr)
+	}
 	if c.MTU != 0 && !c.MTU.Valid() {
 		bad("path MTU code %d is not one of 1 to 5", uint8(c.MTU))
 	}
@@ -68,6 +72,9 @@ func (c Config) Validate() error {
 	}
 	return errors.Join(errs...)
 }
+
+// scoped reports whether the address means nothing without its interface.
+func (c Config) scoped() bool { return c.Addr.Is6() && c.Addr.IsLinkLocalUnicast() }
 
 func (c Config) withDefaults() Config {
 	if c.Port == 0 {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"strconv"
 	"sync"
 	"sync/atomic"
 
@@ -19,7 +20,8 @@ import (
 // linkWatch follows the interface that has an address, by the notifications
 // of a netlink socket, which stays in its network namespace.
 type linkWatch struct {
-	addr    netip.Addr
+	addr    netip.Addr // without its zone
+	zone    string     // of the address: an interface's name or index; "": any
 	file    *os.File
 	changed chan struct{}
 	state   atomic.Pointer[LinkState]
@@ -70,6 +72,7 @@ func watchLink(addr netip.Addr) (*linkWatch, error) {
 	}
 	w := &linkWatch{
 		addr:    addr.WithZone(""),
+		zone:    addr.Zone(),
 		file:    os.NewFile(uintptr(fd), "netlink"),
 		changed: make(chan struct{}, 1),
 	}
@@ -86,10 +89,8 @@ func (w *linkWatch) get() LinkState { return *w.state.Load() }
 
 // index returns the interface of the address, 0 if there is none.
 func (w *linkWatch) index() int32 {
-	for k := range w.addrs {
-		return k.index
-	}
-	return 0
+	k, _ := w.holder()
+	return k.index
 }
 
 func (w *linkWatch) start() {
@@ -250,14 +251,31 @@ func (w *linkWatch) parseAddr(added bool, b []byte) {
 	}
 }
 
-// compute returns the state of the interface that has the address: the very
-// address, or on a loopback interface one whose prefix covers it.
-func (w *linkWatch) compute() LinkState {
+// holder returns the interface that has the address: the very address, or on a
+// loopback interface one whose prefix covers it. An address with a zone is on that
+// interface only: a link-local one may be on others too, and its prefix is on all.
+func (w *linkWatch) holder() (_ addrKey, found bool) {
+	var best addrKey
 	for k := range w.addrs {
 		l, ok := w.links[k.index]
-		if ok && (k.addr == w.addr || l.loopback) {
-			return LinkState{Up: l.up, MTUBytes: l.mtu, NetDev: l.name, MAC: l.mac, PrefixBits: k.bitsFor(w.addr)}
+		if !ok || k.addr != w.addr && !l.loopback {
+			continue
 		}
+		if w.zone != "" && w.zone != l.name && w.zone != strconv.Itoa(int(k.index)) {
+			continue
+		}
+		if was := best.addr == w.addr; !found || !was && k.addr == w.addr || was == (k.addr == w.addr) && k.index < best.index {
+			best, found = k, true
+		}
+	}
+	return best, found
+}
+
+// compute returns the state of the interface that has the address.
+func (w *linkWatch) compute() LinkState {
+	if k, ok := w.holder(); ok {
+		l := w.links[k.index]
+		return LinkState{Up: l.up, MTUBytes: l.mtu, NetDev: l.name, MAC: l.mac, PrefixBits: k.bitsFor(w.addr)}
 	}
 	s := LinkState{MTUBytes: 1500}
 	if old := w.state.Load(); old != nil {

@@ -105,6 +105,8 @@ func TestOpen_refusesBadConfig(t *testing.T) {
 		"no address":      {Name: "x"},
 		"unspecified":     {Name: "x", Addr: netip.IPv4Unspecified()},
 		"mapped":          {Name: "x", Addr: netip.MustParseAddr("::ffff:127.0.0.1")},
+		"no zone":         {Name: "x", Addr: netip.MustParseAddr("fe80::1")},
+		"unknown zone":    {Name: "x", Addr: netip.MustParseAddr("fe80::1%nosuchlink")},
 		"path MTU":        {Name: "x", Addr: loopA, MTU: 6},
 		"window":          {Name: "x", Addr: loopA, WindowPackets: 1 << 20},
 		"foreign address": {Name: "x", Addr: netip.MustParseAddr("192.0.2.1"), Port: testPort},

@@ -88,6 +88,9 @@ func openUDP(cfg Config) (_ *udpWire, err error) {
 		}
 	}()
 	w := &udpWire{link: link, v6: cfg.Addr.Is6(), scope: uint32(link.index()), senders: make(chan *udpSender, freeBatches)}
+	if cfg.scoped() && w.scope == 0 {
+		return nil, fmt.Errorf("interface %s does not have the address %v", cfg.Addr.Zone(), cfg.Addr.WithZone(""))
+	}
 	if err := w.bind(network, cfg); err != nil {
 		return nil, err
 	}
