@@ -29,8 +29,9 @@ type Device struct {
 
 	link atomic.Pointer[LinkState]
 
-	qps table[qp]
-	mrs table[mr]
+	qps   table[rdma.QPN, qp]
+	lkeys table[rdma.LKey, mr]
+	rkeys table[rdma.RKey, mr]
 
 	alarm atomic.Int64 // when the timer fires, since epoch; 0: it does not
 
@@ -77,8 +78,9 @@ func Open(cfg Config) (*Device, error) {
 		contexts: make(map[*deviceContext]struct{}),
 	}
 	d.timer.Stop()
-	d.qps.init(maxQP)
-	d.mrs.init(maxMR)
+	d.qps.init()
+	d.lkeys.init()
+	d.rkeys.init()
 	d.watcher, _ = wire.(LinkWatcher)
 	state := LinkState{Up: true, MTUBytes: rocev2.MaxMTUBytes + packetOverhead}
 	if d.watcher != nil {
@@ -131,7 +133,7 @@ func (d *Device) Addr() netip.AddrPort { return netip.AddrPortFrom(d.cfg.Addr, d
 func (d *Device) Attr() rdma.DeviceAttr {
 	return rdma.DeviceAttr{
 		Provider:     "soft",
-		MaxQP:        maxQP - 1,
+		MaxQP:        maxQP,
 		MaxCQE:       maxCQE,
 		MaxMRBytes:   maxMRBytes,
 		MaxSGE:       rocev2.MaxSGE,
@@ -207,8 +209,21 @@ func (d *Device) inGeneration(n rdma.QPN) rdma.QPN {
 	return n
 }
 
-// random32 is called with mu held.
-func (d *Device) random32() uint32 { return d.rng.Uint32() }
+// randomQPN draws a queue pair number. All bits but that of the generation are
+// random, so that nobody guesses it, and a late packet for a closed queue pair does not
+// meet its successor. Drawing is done with mu held.
+func (d *Device) randomQPN() rdma.QPN {
+	for {
+		n := d.inGeneration(rdma.QPN(d.rng.Uint32()) & rdma.MaxQPN)
+		if n >= firstQPN && n < rdma.MaxQPN { // the last one is for multicast
+			return n
+		}
+	}
+}
+
+// randomLKey and randomRKey draw keys of regions: all their bits are random.
+func (d *Device) randomLKey() rdma.LKey { return rdma.LKey(d.rng.Uint32()) }
+func (d *Device) randomRKey() rdma.RKey { return rdma.RKey(d.rng.Uint32()) }
 
 func (d *Device) since(t time.Time) int64 { return int64(t.Sub(d.epoch)) }
 

@@ -24,6 +24,12 @@
 //
 // A completion queue has many producers under a lock and one consumer without.
 //
+// # What peers can guess
+//
+// RKeys and LKeys are 32 random bits, queue pair numbers 24, or 23 on a shared address;
+// none tells anything about another one, and one that is gone hardly ever comes again.
+// They are found in hash tables, without a lock.
+//
 // # The wire
 //
 // [Wire] moves datagrams. The usual one is a UDP socket of the network

@@ -9,19 +9,20 @@ import (
 )
 
 const (
-	// maxQP bounds the queue pairs of a device. Queue pair numbers are an
-	// index of qpIndexBits and random bits above it, so that a late packet
-	// for a closed queue pair does not meet its successor.
-	maxQP       = 1 << qpIndexBits
-	qpIndexBits = 14
+	// maxQP bounds the queue pairs of a device: so few of the numbers that there are
+	// that a late packet, or a guess, hardly ever meets one.
+	maxQP = 1 << 14
 
-	// maxMR bounds the memory regions of a device: keys are an index of
-	// mrIndexBits and random bits above it.
-	maxMR       = 1 << mrIndexBits
-	mrIndexBits = 16
+	// firstQPN is the first queue pair number that a device gives away: 0 and 1 are for
+	// management.
+	firstQPN = 2
 
-	// tableChunk is the number of slots that the QP and MR tables grow by.
-	tableChunk = 256
+	// maxMR bounds the memory regions of a device, likewise.
+	maxMR = 1 << 16
+
+	// minSlots is the number of slots that a table of queue pairs or regions has at
+	// first: 4 KiB.
+	minSlots = 256
 
 	// maxMRBytes bounds one region. A length of a work request has 32 bits.
 	maxMRBytes = 1 << 32

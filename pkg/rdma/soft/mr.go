@@ -14,7 +14,6 @@ import (
 // in the table.
 type mr struct {
 	pd     *pd
-	index  int
 	mem    *provider.Memory
 	addr   uint64
 	lkey   rdma.LKey
@@ -71,14 +70,12 @@ func (p *pd) addMR(m *mr) error {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	i, ok := d.mrs.free()
-	if !ok {
-		return fmt.Errorf("allocate memory region: %d exist: %w", maxMR-1, rdma.ErrNoResources)
+	if d.rkeys.used == maxMR {
+		return fmt.Errorf("allocate memory region: %d exist: %w", maxMR, rdma.ErrNoResources)
 	}
-	m.index = i
-	m.lkey = rdma.LKey(uint32(i) | d.random32()<<mrIndexBits)
-	m.rkey = rdma.RKey(uint32(i) | d.random32()<<mrIndexBits)
-	d.mrs.set(i, m)
+	m.lkey, m.rkey = d.lkeys.free(d.randomLKey), d.rkeys.free(d.randomRKey)
+	d.lkeys.set(m.lkey, m)
+	d.rkeys.set(m.rkey, m)
 	p.mrs[m] = struct{}{}
 	return nil
 }
@@ -110,22 +107,23 @@ func (m *mr) Close() error {
 // deregister takes the region out of the device: afterwards no packet touches
 // the memory.
 func (m *mr) deregister() {
-	p := m.pd
+	p, d := m.pd, m.pd.ctx.dev
 	p.ctx.mu.Lock()
-	p.ctx.dev.mu.Lock()
-	if t := &p.ctx.dev.mrs; t.get(m.index) == m {
-		t.clear(m.index)
+	d.mu.Lock()
+	if d.rkeys.get(m.rkey) == m { // the first time
+		d.lkeys.clear(m.lkey)
+		d.rkeys.clear(m.rkey)
 	}
-	p.ctx.dev.mu.Unlock()
+	d.mu.Unlock()
 	qps := make([]*qp, 0, len(p.qps))
 	for q := range p.qps {
 		qps = append(qps, q)
 	}
 	p.ctx.mu.Unlock()
 
-	// Nobody finds the region any more. Whoever found it before did so while
-	// it owned a queue pair of the domain; own each of them once. A queue
-	// pair made since then starts after the region was gone.
+	// Nobody who looks from now on finds the region. Whoever found it before, or was
+	// looking, did so while it owned a queue pair of the domain; own each of them
+	// once. A queue pair made since then starts after the region was gone.
 	for _, q := range qps {
 		q.own.lock()
 		q.forgetMemory()
@@ -148,8 +146,8 @@ type pdMemory struct{ pd *pd }
 
 // Local implements [rocev2.Memory].
 func (v pdMemory) Local(s rdma.SGE, write bool) ([]byte, rdma.Status) {
-	m := v.pd.ctx.dev.mrs.get(int(s.LKey & (maxMR - 1)))
-	if m == nil || m.pd != v.pd || m.lkey != s.LKey || write && m.access&rdma.LocalWrite == 0 {
+	m := v.pd.ctx.dev.lkeys.get(s.LKey)
+	if m == nil || m.pd != v.pd || write && m.access&rdma.LocalWrite == 0 {
 		return nil, rdma.StatusLocalProtect
 	}
 	b, ok := m.span(s.Addr, s.Length)
@@ -161,8 +159,8 @@ func (v pdMemory) Local(s rdma.SGE, write bool) ([]byte, rdma.Status) {
 
 // Remote implements [rocev2.Memory].
 func (v pdMemory) Remote(rkey rdma.RKey, addr uint64, n uint32, acc rdma.Access) ([]byte, bool) {
-	m := v.pd.ctx.dev.mrs.get(int(rkey & (maxMR - 1)))
-	if m == nil || m.pd != v.pd || m.rkey != rkey || m.access&acc != acc {
+	m := v.pd.ctx.dev.rkeys.get(rkey)
+	if m == nil || m.pd != v.pd || m.access&acc != acc {
 		return nil, false
 	}
 	return m.span(addr, n)

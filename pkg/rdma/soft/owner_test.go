@@ -180,38 +180,6 @@ func TestSendRing(t *testing.T) {
 	}
 }
 
-func TestTable(t *testing.T) {
-	var tab table[int]
-	tab.init(2 * tableChunk)
-	seen := make(map[int]bool)
-	for {
-		i, ok := tab.free()
-		if !ok {
-			break
-		}
-		if i <= 0 || seen[i] {
-			t.Fatalf("index %d is not free", i)
-		}
-		seen[i] = true
-		tab.set(i, &i)
-	}
-	if len(seen) != 2*tableChunk-1 {
-		t.Fatalf("%d slots", len(seen))
-	}
-	for _, i := range []int{-1, 0, 2 * tableChunk} {
-		if tab.get(i) != nil {
-			t.Errorf("index %d is used", i)
-		}
-	}
-	tab.clear(17)
-	if i, ok := tab.free(); !ok || i != 17 {
-		t.Errorf("free slot %d, %v, want 17", i, ok)
-	}
-	if n := len(tab.all(nil)); n != 2*tableChunk-2 {
-		t.Errorf("%d objects", n)
-	}
-}
-
 func TestMR_span(t *testing.T) {
 	const base, size = 0x7000_0000_0000, 8192
 	mem, err := provider.MapMemory(size)

@@ -67,15 +67,10 @@ func (p *pd) CreateQP(cfg rdma.QPConfig) (rdma.QP, error) {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	i, ok := d.qps.free()
-	if !ok {
-		return nil, fmt.Errorf("create queue pair: %d exist: %w", maxQP-1, rdma.ErrNoResources)
+	if d.qps.used == maxQP {
+		return nil, fmt.Errorf("create queue pair: %d exist: %w", maxQP, rdma.ErrNoResources)
 	}
-	q.num = (rdma.QPN(d.random32())<<qpIndexBits | rdma.QPN(i)) & rdma.MaxQPN
-	q.num = d.inGeneration(q.num)
-	if q.num < maxQP { // 0 and 1 are reserved
-		q.num |= maxQP
-	}
+	q.num = d.qps.free(d.randomQPN)
 	m, err := rocev2.NewQP(rocev2.QPConfig{
 		Num:       q.num,
 		MaxSendWR: cfg.MaxSendWR,
@@ -90,7 +85,7 @@ func (p *pd) CreateQP(cfg rdma.QPConfig) (rdma.QP, error) {
 		return nil, fmt.Errorf("create queue pair: %w", err)
 	}
 	q.m = m
-	d.qps.set(i, q)
+	d.qps.set(q.num, q)
 	p.qps[q] = struct{}{}
 	send.users.Add(1)
 	recv.users.Add(1)
@@ -283,7 +278,7 @@ func (q *qp) Close() error {
 	c.mu.Lock()
 	delete(q.pd.qps, q)
 	d.mu.Lock()
-	d.qps.clear(int(q.num & (maxQP - 1)))
+	d.qps.clear(q.num)
 	d.mu.Unlock()
 	c.mu.Unlock()
 	q.sendCQ.users.Add(-1)

@@ -152,8 +152,8 @@ func (r *receiver) packet(b []byte, i uint16) {
 	n := r.pkt.BTH.DestQP
 	if r.q == nil || r.q.num != n {
 		r.release()
-		q := r.dev.qps.get(int(n & (maxQP - 1)))
-		if q == nil || q.num != n {
+		q := r.dev.qps.get(n)
+		if q == nil {
 			if r.dev.inGeneration(n) == n {
 				r.counts[rxUnknownQP]++
 			} else {
@@ -192,8 +192,8 @@ func (r *receiver) release() {
 
 // QPStats returns the protocol counters of a queue pair of this device.
 func (d *Device) QPStats(n rdma.QPN) (rocev2.Stats, bool) {
-	q := d.qps.get(int(n & (maxQP - 1)))
-	if q == nil || q.num != n {
+	q := d.qps.get(n)
+	if q == nil {
 		return rocev2.Stats{}, false
 	}
 	q.own.lock()

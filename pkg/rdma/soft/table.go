@@ -4,78 +4,112 @@ package soft
 
 import "sync/atomic"
 
-// table maps small indexes to objects. Looking up takes no lock; its owner's
-// lock orders the changes.
-type table[T any] struct {
-	chunks []atomic.Pointer[[tableChunk]atomic.Pointer[T]]
-	next   int // where the search for a free slot starts
-	used   int
+// table finds objects by their numbers: queue pairs and regions by numbers and keys
+// that are random, and never 0. Looking up takes no lock and allocates nothing; its
+// owner's lock orders the changes.
+//
+// It is a hash table with open addressing. A number is its own hash: those in the
+// table are random, so that who asks for numbers of his choice meets no longer chains
+// than others. The key of a slot never changes, so that a look-up never sees another
+// object than the one that it looks for: an object that goes leaves its slot taken.
+// When half of the slots are taken, those in use move to new ones. A look-up that
+// has begun before that goes on in the old ones, where an object may be that went
+// meanwhile; one that begins later does not find it.
+type table[K ~uint32, T any] struct {
+	slots atomic.Pointer[[]slot[T]] // a power of two
+	used  int                       // objects
+	taken int                       // slots with a key
 }
 
-func (t *table[T]) init(size int) {
-	t.chunks = make([]atomic.Pointer[[tableChunk]atomic.Pointer[T]], size/tableChunk)
+type slot[T any] struct {
+	key atomic.Uint32 // 0: never taken
+	obj atomic.Pointer[T]
 }
 
-// get returns the object at i, nil if there is none.
-func (t *table[T]) get(i int) *T {
-	if i < 0 || i/tableChunk >= len(t.chunks) {
-		return nil
-	}
-	c := t.chunks[i/tableChunk].Load()
-	if c == nil {
-		return nil
-	}
-	return c[i%tableChunk].Load()
-}
+func (t *table[K, T]) init() { t.become(make([]slot[T], minSlots)) }
 
-// free returns a free index above 0, or false. Indexes are taken in turn, so
-// that one is not used again soon.
-func (t *table[T]) free() (int, bool) {
-	size := len(t.chunks) * tableChunk
-	if t.used >= size-1 {
-		return 0, false
-	}
-	// Small tables stay small: wrap at the next chunk boundary above twice
-	// what is in use.
-	limit := min(size, (2*t.used/tableChunk+1)*tableChunk)
-	for range size {
-		t.next++
-		if t.next >= limit {
-			t.next = 1
-		}
-		if t.get(t.next) == nil {
-			return t.next, true
+// get returns the object of a number, nil if there is none.
+func (t *table[K, T]) get(k K) *T {
+	slots := *t.slots.Load()
+	for i := int(k); ; i++ {
+		s := &slots[i&(len(slots)-1)]
+		switch s.key.Load() {
+		case 0:
+			return nil
+		case uint32(k):
+			return s.obj.Load()
 		}
 	}
-	return 0, false
 }
 
-func (t *table[T]) set(i int, v *T) {
-	c := t.chunks[i/tableChunk].Load()
-	if c == nil {
-		c = new([tableChunk]atomic.Pointer[T])
-		t.chunks[i/tableChunk].Store(c)
+// free draws numbers until there is no object with one, and returns it.
+func (t *table[K, T]) free(draw func() K) K {
+	for {
+		if k := draw(); k != 0 && t.get(k) == nil {
+			return k
+		}
 	}
-	c[i%tableChunk].Store(v)
+}
+
+// set adds the object of a number that is free.
+func (t *table[K, T]) set(k K, v *T) {
+	if slots := *t.slots.Load(); 2*(t.taken+1) > len(slots) {
+		t.move()
+	}
+	s := t.slot(*t.slots.Load(), k)
+	if s.key.Load() == 0 {
+		t.taken++
+	}
+	s.key.Store(uint32(k))
+	s.obj.Store(v)
 	t.used++
 }
 
-func (t *table[T]) clear(i int) {
-	t.chunks[i/tableChunk].Load()[i%tableChunk].Store(nil)
-	t.used--
+// slot returns the slot of a number, or the one that it would take.
+func (t *table[K, T]) slot(slots []slot[T], k K) *slot[T] {
+	for i := int(k); ; i++ {
+		s := &slots[i&(len(slots)-1)]
+		if key := s.key.Load(); key == 0 || key == uint32(k) {
+			return s
+		}
+	}
+}
+
+// move puts the objects into new slots, so many that at most a quarter is taken.
+func (t *table[K, T]) move() {
+	n := minSlots
+	for n < 4*(t.used+1) {
+		n *= 2
+	}
+	slots := make([]slot[T], n)
+	old := *t.slots.Load()
+	for i := range old {
+		if v := old[i].obj.Load(); v != nil {
+			k := K(old[i].key.Load())
+			s := t.slot(slots, k)
+			s.key.Store(uint32(k))
+			s.obj.Store(v)
+		}
+	}
+	t.become(slots)
+	t.taken = t.used
+}
+
+func (t *table[K, T]) become(slots []slot[T]) { t.slots.Store(&slots) }
+
+// clear takes the object of a number out.
+func (t *table[K, T]) clear(k K) {
+	if s := t.slot(*t.slots.Load(), k); s.obj.Swap(nil) != nil {
+		t.used--
+	}
 }
 
 // all appends the objects to dst.
-func (t *table[T]) all(dst []*T) []*T {
-	for i := range t.chunks {
-		c := t.chunks[i].Load()
-		if c == nil {
-			continue
-		}
-		for k := range c {
-			if v := c[k].Load(); v != nil {
-				dst = append(dst, v)
-			}
+func (t *table[K, T]) all(dst []*T) []*T {
+	slots := *t.slots.Load()
+	for i := range slots {
+		if v := slots[i].obj.Load(); v != nil {
+			dst = append(dst, v)
 		}
 	}
 	return dst
