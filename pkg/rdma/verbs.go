@@ -77,7 +77,9 @@ type MR interface {
 	// Bytes is the memory. It must not be used after the last region with it
 	// is closed.
 	Bytes() []byte
-	// Addr is the address that work requests and peers use for Bytes()[0].
+	// Addr is the address that work requests and peers use for Bytes()[0]. It is
+	// the region's own, also where several have the same memory, and says nothing
+	// of where the memory is: peers learn it.
 	Addr() uint64
 	LKey() LKey
 	RKey() RKey

@@ -5,6 +5,7 @@ package rdmatest
 import (
 	"bytes"
 	"errors"
+	"reflect"
 	"slices"
 	"testing"
 	"time"
@@ -24,6 +25,7 @@ var faultCases = []Case{
 	{"RetryExceeded", testRetryExceeded},
 	{"FlushOnError", testFlushOnError},
 	{"RegionClosedUnderWrites", testRegionClosedUnderWrites},
+	{"AddressesTellNothing", testAddressesTellNothing},
 	{"SharedMemory", testSharedMemory},
 	{"ClosedDuringTraffic", testClosedDuringTraffic},
 	{"QPFatalEvent", testQPFatalEvent},
@@ -178,35 +180,159 @@ func testPermissions(t *testing.T, a, b rdma.Device) {
 	}
 }
 
-func testDomainIsolation(t *testing.T, a, b rdma.Device) {
-	x, y := Pair(t, a, b, Options{})
-	other, err := y.Ctx.AllocPD()
-	if err != nil {
-		t.Fatal(err)
-	}
-	m, err := other.AllocMR(4096, y.opt.Access)
-	if err != nil {
-		t.Fatal(err)
-	}
-	w := x.Write(1, y, 0, 100)
-	w.RemoteAddr, w.RKey = m.Addr(), m.RKey()
-	remoteFault(t, "RKey of another domain", x, y, w, rdma.StatusRemoteAccess)
-	if slices.ContainsFunc(m.Bytes(), func(c byte) bool { return c != 0 }) {
-		t.Error("a region of another domain was written")
-	}
+// shared is memory that two protection domains of an end's context have, filled with
+// something: the end's own domain, and another one.
+type shared struct{ own, other rdma.MR }
 
-	// Locally the LKey of another domain is as good as none.
-	x, y = Pair(t, a, b, Options{})
-	if other, err = x.Ctx.AllocPD(); err != nil {
+func newShared(t *testing.T, e *End) shared {
+	t.Helper()
+	domain, err := e.Ctx.AllocPD()
+	if err != nil {
 		t.Fatal(err)
 	}
-	if m, err = other.AllocMR(4096, x.opt.Access); err != nil {
+	var m shared
+	if m.other, err = domain.AllocMR(4096, e.opt.Access); err != nil {
 		t.Fatal(err)
 	}
-	w = x.Write(1, y, 0, 100)
-	w.SGL = []rdma.SGE{{Addr: m.Addr(), Length: 100, LKey: m.LKey()}}
+	if m.own, err = e.PD.RegMR(m.other, e.opt.Access); err != nil {
+		t.Fatal(err)
+	}
+	fill(m.own.Bytes(), 3)
+	return m
+}
+
+// domainCase is a way to name shared memory on a queue pair of the own domain.
+type domainCase struct {
+	name string
+	key  func(m shared) rdma.MR
+	addr func(m shared) rdma.MR
+	good bool
+}
+
+// testDomainIsolation: keys of one protection domain open nothing on queue pairs of
+// another one of the same context, neither to a peer nor to the program, also where both
+// domains have the memory: then each has it by its own key only, and at its own address.
+func testDomainIsolation(t *testing.T, a, b rdma.Device) {
+	own := func(m shared) rdma.MR { return m.own }
+	other := func(m shared) rdma.MR { return m.other }
+	for _, c := range []domainCase{
+		{"key and address of the other domain", other, other, false},
+		{"key of the other domain", other, own, false},
+		{"address of the other domain", own, other, false},
+		{"own key and address", own, own, true},
+	} {
+		for _, op := range []rdma.Opcode{rdma.OpWrite, rdma.OpRead} {
+			if op == rdma.OpWrite || a.Attr().RDMARead {
+				c.remote(t, a, b, op)
+				c.local(t, a, b, op)
+			}
+		}
+		c.receive(t, a, b)
+	}
+}
+
+func written(m rdma.MR) bool {
+	return slices.ContainsFunc(m.Bytes(), func(c byte) bool { return c != 0 })
+}
+
+// remote has the peer name the memory.
+func (c domainCase) remote(t *testing.T, a, b rdma.Device, op rdma.Opcode) {
+	t.Helper()
+	x, y := Pair(t, a, b, Options{MRBytes: 4096})
+	m := newShared(t, y)
+	before := bytes.Clone(m.own.Bytes())
+	w := x.Write(1, y, 0, 100)
+	w.Op, w.RemoteAddr, w.RKey = op, c.addr(m).Addr(), c.key(m).RKey()
+	if c.good {
+		x.Send(t, w)
+		AwaitOne(t, x.SendCQ, 1, rdma.StatusSuccess)
+		if !bytes.Equal(m.other.Bytes()[:100], x.MR.Bytes()[:100]) {
+			t.Errorf("%s, %v by the peer: the memory was not reached", c.name, op)
+		}
+		return
+	}
+	remoteFault(t, c.name+", by the peer", x, y, w, rdma.StatusRemoteAccess)
+	if !bytes.Equal(before, m.own.Bytes()) {
+		t.Errorf("%s, %v by the peer: memory was written", c.name, op)
+	}
+	if written(x.MR) {
+		t.Errorf("%s, %v by the peer: memory was read", c.name, op)
+	}
+}
+
+// local has the program send from the memory, or read into it.
+func (c domainCase) local(t *testing.T, a, b rdma.Device, op rdma.Opcode) {
+	t.Helper()
+	x, y := Pair(t, a, b, Options{MRBytes: 4096})
+	m := newShared(t, x)
+	before := bytes.Clone(m.own.Bytes())
+	w := x.Write(2, y, 0, 100)
+	w.Op, w.SGL = op, []rdma.SGE{{Addr: c.addr(m).Addr(), Length: 100, LKey: c.key(m).LKey()}}
 	x.Send(t, w)
-	x.awaitLocal(t, x.SendCQ, 1, rdma.StatusLocalProtect)
+	if c.good {
+		AwaitOne(t, x.SendCQ, 2, rdma.StatusSuccess)
+	} else {
+		x.awaitLocal(t, x.SendCQ, 2, rdma.StatusLocalProtect)
+	}
+	if got := written(y.MR); got != (c.good && op == rdma.OpWrite) {
+		t.Errorf("%s, %v by the program: memory reached the peer: %v", c.name, op, got)
+	}
+	if got := !bytes.Equal(before, m.own.Bytes()); got != (c.good && op == rdma.OpRead) {
+		t.Errorf("%s, %v by the program: memory was filled: %v", c.name, op, got)
+	}
+}
+
+// receive has the program offer the memory as a receive buffer.
+func (c domainCase) receive(t *testing.T, a, b rdma.Device) {
+	t.Helper()
+	x, y := Pair(t, a, b, Options{MRBytes: 4096})
+	m := newShared(t, y)
+	before := bytes.Clone(m.own.Bytes())
+	buf := rdma.SGE{Addr: c.addr(m).Addr(), Length: 100, LKey: c.key(m).LKey()}
+	if n, err := y.QP.PostRecv([]rdma.RecvWR{{ID: 3, SGE: buf}}); n != 1 || err != nil {
+		if c.good {
+			t.Fatalf("post receive: %d, %v", n, err)
+		}
+		return // refused at posting is as good
+	}
+	x.Send(t, rdma.SendWR{ID: 4, Op: rdma.OpSend, Flags: rdma.SendSignaled, SGL: []rdma.SGE{x.SGE(0, 100)}})
+	if c.good {
+		AwaitOne(t, y.RecvCQ, 3, rdma.StatusSuccess)
+		return
+	}
+	y.awaitLocal(t, y.RecvCQ, 3, rdma.StatusLocalProtect)
+	x.awaitRemote(t, y, 4, rdma.StatusRemoteOp)
+	if !bytes.Equal(before, m.own.Bytes()) {
+		t.Errorf("%s, as a receive buffer: memory was written", c.name)
+	}
+}
+
+// testAddressesTellNothing: what peers learn of a region, its address, is neither where
+// its memory is in the process nor near the address of another region.
+func testAddressesTellNothing(t *testing.T, a, _ rdma.Device) {
+	e := NewEnd(t, a, Options{})
+	const near = 1 << 20
+	apart := func(x, y uint64) bool { return max(x, y)-min(x, y) > near }
+	var seen []uint64
+	for i := range 8 {
+		register := func() (rdma.MR, error) { return e.PD.AllocMR(8192, e.opt.Access) }
+		if i%2 == 1 {
+			register = func() (rdma.MR, error) { return e.PD.RegMR(e.MR, e.opt.Access) }
+		}
+		m, err := register()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if m.Addr()%4096 != 0 {
+			t.Errorf("address %#x is not that of a page", m.Addr())
+		}
+		for _, o := range append(seen, e.MR.Addr(), uint64(reflect.ValueOf(m.Bytes()).Pointer())) {
+			if !apart(m.Addr(), o) {
+				t.Errorf("address %#x is near %#x, of the memory or of another region", m.Addr(), o)
+			}
+		}
+		seen = append(seen, m.Addr())
+	}
 }
 
 // testSharedMemory: two domains have the same memory; each region has a life of

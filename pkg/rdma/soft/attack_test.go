@@ -4,12 +4,31 @@ package soft_test
 
 import (
 	"math/bits"
+	"slices"
 	"testing"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/rdmatest"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/soft"
 )
+
+// TestAttack_memory has the cases of the conformance suite that are attacks of a peer with
+// a queue pair of its own on memory that is not meant for it.
+func TestAttack_memory(t *testing.T) {
+	attacks := []string{"WrongKeys", "Permissions", "DomainIsolation", "AddressesTellNothing", "RegionClosedUnderWrites"}
+	for _, c := range rdmatest.Cases() {
+		if i := slices.Index(attacks, c.Name); i >= 0 {
+			attacks = slices.Delete(attacks, i, i+1)
+			t.Run(c.Name, func(t *testing.T) {
+				a, b := loopback(t)
+				c.Run(t, a, b)
+			})
+		}
+	}
+	if len(attacks) > 0 {
+		t.Errorf("the suite has no cases %v", attacks)
+	}
+}
 
 // TestAttack_keysAreRandom: no bit of a key or queue pair number is told by another one,
 // so that who knows some of them has to guess all the bits of the others: 32 of a key, 24

@@ -28,7 +28,8 @@
 //
 // RKeys and LKeys are 32 random bits, queue pair numbers 24, or 23 on a shared address;
 // none tells anything about another one, and one that is gone hardly ever comes again.
-// They are found in hash tables, without a lock.
+// They are found in hash tables, without a lock. The address of a region is a random one
+// of its own too, and not that of its memory in the process.
 //
 // # The wire
 //

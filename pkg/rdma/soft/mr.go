@@ -15,7 +15,7 @@ import (
 type mr struct {
 	pd     *pd
 	mem    *provider.Memory
-	addr   uint64
+	addr   uint64 // of its first byte, for work requests and peers
 	lkey   rdma.LKey
 	rkey   rdma.RKey
 	access rdma.Access
@@ -53,7 +53,7 @@ func (p *pd) RegMR(of rdma.MR, access rdma.Access) (rdma.MR, error) {
 
 // newMR makes a region; it takes over the caller's hold of the memory.
 func (p *pd) newMR(mem *provider.Memory, access rdma.Access) (rdma.MR, error) {
-	m := &mr{pd: p, mem: mem, addr: mem.Addr(), access: access}
+	m := &mr{pd: p, mem: mem, addr: provider.IOVA(), access: access}
 	if err := p.addMR(m); err != nil {
 		_ = mem.Drop() // the region is not needed
 		return nil, err

@@ -26,7 +26,8 @@
 // Posting and polling take the queue's lock, fill or read memory that belongs to
 // the queue and is not Go's, and call C once for a batch. C never keeps a pointer
 // to Go memory, and never calls Go. Registered memory is a memfd of its own for
-// each region; it is mapped until the last region with it is closed.
+// each region; it is mapped until the last region with it is closed. Work requests and
+// peers name it by a random address of the region's own (ibv_reg_mr_iova).
 //
 // # What libibverbs does not do
 //

@@ -190,8 +190,9 @@ func ibvAccess(a rdma.Access) C.int {
 	return f
 }
 
-func ibvRegMR(p ibvPD, addr uint64, n int, a rdma.Access) (_ ibvMR, l rdma.LKey, r rdma.RKey, err error) {
-	m, err := C.kv_reg_mr(p, C.uint64_t(addr), C.size_t(n), ibvAccess(a))
+// ibvRegMR registers the n bytes at addr, which the device knows by the address iova.
+func ibvRegMR(p ibvPD, addr uint64, n int, iova uint64, a rdma.Access) (_ ibvMR, l rdma.LKey, r rdma.RKey, err error) {
+	m, err := C.kv_reg_mr(p, C.uint64_t(addr), C.size_t(n), C.uint64_t(iova), ibvAccess(a))
 	if m == nil {
 		return nil, 0, 0, orErrno(err)
 	}

@@ -19,6 +19,7 @@ type mr struct {
 	pd     *pd
 	mem    *provider.Memory
 	handle ibvMR // nil: deregistered; guarded by the context's lock
+	addr   uint64
 	lkey   rdma.LKey
 	rkey   rdma.RKey
 	closed atomic.Bool
@@ -56,13 +57,13 @@ func (p *pd) RegMR(of rdma.MR, access rdma.Access) (rdma.MR, error) {
 // register makes a region; it takes over the caller's hold of the memory.
 func (p *pd) register(mem *provider.Memory, access rdma.Access) (_ rdma.MR, err error) {
 	c, n := p.ctx, len(mem.Bytes())
-	m := &mr{pd: p, mem: mem}
+	m := &mr{pd: p, mem: mem, addr: provider.IOVA()}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if p.closed || c.closed {
 		err = fmt.Errorf("register memory region: protection domain: %w", rdma.ErrClosed)
 	} else if err = c.dev.before("reg_mr"); err == nil {
-		m.handle, m.lkey, m.rkey, err = ibvRegMR(p.handle, mem.Addr(), n, access)
+		m.handle, m.lkey, m.rkey, err = ibvRegMR(p.handle, mem.Addr(), n, m.addr, access)
 	}
 	if err != nil {
 		_ = mem.Drop() // the region is not needed
@@ -82,7 +83,7 @@ func (p *pd) register(mem *provider.Memory, access rdma.Access) (_ rdma.MR, err 
 func (m *mr) Bytes() []byte { return m.mem.Bytes() }
 
 // Addr implements [rdma.MR].
-func (m *mr) Addr() uint64 { return m.mem.Addr() }
+func (m *mr) Addr() uint64 { return m.addr }
 
 // LKey implements [rdma.MR].
 func (m *mr) LKey() rdma.LKey { return m.lkey }

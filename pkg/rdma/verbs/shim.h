@@ -334,9 +334,9 @@ static inline ssize_t kv_query_gids(struct ibv_context *ctx, struct ibv_gid_entr
 	return ibv_query_gid_table(ctx, out, n, 0);
 }
 
-static inline struct ibv_mr *kv_reg_mr(struct ibv_pd *pd, uint64_t addr, size_t n, int access)
+static inline struct ibv_mr *kv_reg_mr(struct ibv_pd *pd, uint64_t addr, size_t n, uint64_t iova, int access)
 {
-	return ibv_reg_mr(pd, (void *)(uintptr_t)addr, n, access);
+	return ibv_reg_mr_iova(pd, (void *)(uintptr_t)addr, n, iova, access);
 }
 
 static inline struct ibv_qp *kv_create_qp(struct ibv_pd *pd, struct ibv_cq *send, struct ibv_cq *recv,

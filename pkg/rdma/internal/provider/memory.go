@@ -3,6 +3,8 @@
 package provider
 
 import (
+	"crypto/rand"
+	"encoding/binary"
 	"fmt"
 	"os"
 	"sync/atomic"
@@ -44,7 +46,18 @@ func MapMemory(sizeBytes int) (*Memory, error) {
 // Bytes is the memory, until the last region drops it.
 func (m *Memory) Bytes() []byte { return m.bytes }
 
-// Addr is the address of the first byte.
+// IOVA draws the address by which work requests and peers name the first byte of a
+// region. It is random, so that no peer learns how the process's memory is laid out, or
+// where one region is from where another one is. As whole pages, and with the 47 bits of
+// the addresses of programs, it is what every device takes; a region stays below 2^48.
+func IOVA() uint64 {
+	var b [8]byte
+	_, _ = rand.Read(b[:]) // never fails
+	const top = 1 << 46
+	return (binary.NativeEndian.Uint64(b[:])&(top-1) | top) &^ uint64(os.Getpagesize()-1)
+}
+
+// Addr is the address of the first byte in this process.
 func (m *Memory) Addr() uint64 { return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(m.bytes)))) }
 
 // Hold keeps the memory mapped for one more region; false if it is too late.
