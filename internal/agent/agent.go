@@ -130,7 +130,7 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	if err := a.store.MakeDir(); err != nil {
 		return fmt.Errorf("data directory: %w: make it writable for the agent", err)
 	}
-	defer func() { err = errors.Join(err, a.devices.close()) }()
+	defer func() { err = errors.Join(err, a.devices.close(), a.removeDirs()) }()
 	closeOption, err := a.enable(ctx)
 	if err != nil {
 		return err
@@ -143,9 +143,6 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	defer func() {
 		if a.claim != nil {
 			err = errors.Join(err, a.claim.release())
-		}
-		if a.left() {
-			err = errors.Join(err, a.removeDataDir())
 		}
 	}()
 	api, err := a.listenAPI(ctx)
@@ -215,7 +212,9 @@ func (c *Config) setDefaults() {
 		c.kernel = linuxKernel{}
 	}
 	if c.openDevice == nil {
-		c.openDevice = openDevice
+		c.openDevice = func(name string, cfg config.Device, share bool) (rdma.Device, func() error, error) {
+			return openDevice(c.Node.DataDir, name, cfg, share)
+		}
 	}
 	if c.openOwn == nil {
 		c.openOwn = openOwn

@@ -432,7 +432,7 @@ func TestRun_cannotStart(t *testing.T) {
 			})
 		}, "open RDMA device node.devices[1], 192.0.2.2: cannot assign requested address"},
 		{"unsupported device", func(b *bench) {
-			b.cfg.openDevice = openDevice
+			b.cfg.openDevice = nil // the real ones
 			b.cfg.Node.Devices = []config.Device{{RDMA: "nowhere0"}}
 		}, `open RDMA device "nowhere0"`},
 		{"data directory", func(b *bench) {

@@ -317,7 +317,7 @@ func (n *testNode) configure(t testing.TB, option smcr.Option, rest string) {
 		Node: n.node, Log: testLog(t, n.name), Version: "test",
 		openDevice: func(name string, d config.Device, share bool) (dev rdma.Device, stop func() error, err error) {
 			err = n.host.ns.Do(func() error {
-				s, err := soft.Open(soft.Config{Name: name, Addr: d.SoftAddress, Share: share})
+				s, err := soft.Open(soft.Config{Name: name, Addr: d.SoftAddress, Share: share, Dir: softDir(n.dir)})
 				if err == nil {
 					dev, stop = s, s.Close
 				}

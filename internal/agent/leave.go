@@ -76,13 +76,22 @@ func (a *agent) leaveStandingBy(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(a.leave(ctx), c.release(), a.removeDataDir())
+	return errors.Join(a.leave(ctx), c.release())
 }
 
-// removeDataDir removes the data directory if nothing of others is in it. In a
-// container it is a mount point, perhaps on a read-only root, and stays.
-func (a *agent) removeDataDir() error {
-	err := os.Remove(a.node.Load().DataDir)
+// removeDirs removes the directory of the devices, and of an agent that leaves the node
+// the data directory, if nothing of others is in them. In a container that is a mount
+// point, perhaps on a read-only root, and stays.
+func (a *agent) removeDirs() error {
+	dir := a.node.Load().DataDir
+	if err := removeEmpty(softDir(dir)); err != nil || !a.left() {
+		return err
+	}
+	return removeEmpty(dir)
+}
+
+func removeEmpty(dir string) error {
+	err := os.Remove(dir)
 	for _, stays := range []error{fs.ErrNotExist, syscall.ENOTEMPTY, syscall.EBUSY, syscall.EROFS} {
 		if errors.Is(err, stays) {
 			return nil

@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"path/filepath"
 
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
 	"github.com/smcr-io/kube-smcr/internal/config"
@@ -93,9 +94,9 @@ func (a *agent) able() bool {
 }
 
 // openDevice picks the provider. This is the only place that knows providers.
-// With share another agent may have the device open too;
+// With share another agent with the same data directory may have the device open too;
 // the kernel's devices may be opened by anybody.
-func openDevice(name string, cfg config.Device, share bool) (rdma.Device, func() error, error) {
+func openDevice(dataDir, name string, cfg config.Device, share bool) (rdma.Device, func() error, error) {
 	if !cfg.Soft() {
 		d, err := verbs.Open(verbs.Config{Name: cfg.RDMA, Port: cfg.Port, Addr: cfg.GIDAddress, GIDType: cfg.GIDType})
 		if err != nil {
@@ -112,12 +113,15 @@ func openDevice(name string, cfg config.Device, share bool) (rdma.Device, func()
 			mtu = m
 		}
 	}
-	d, err := soft.Open(soft.Config{Name: name, Addr: cfg.SoftAddress, MTU: mtu, Share: share})
+	d, err := soft.Open(soft.Config{Name: name, Addr: cfg.SoftAddress, MTU: mtu, Share: share, Dir: softDir(dataDir)})
 	if err != nil {
 		return nil, nil, err
 	}
 	return d, d.Close, nil
 }
+
+// softDir is where the software devices of two agents find each other.
+func softDir(dataDir string) string { return filepath.Join(dataDir, "devices.soft") }
 
 // route asks how devices reach a peer's, in the namespace of the calling thread.
 func route(src, dst netip.Addr) (clc.Route, error) {

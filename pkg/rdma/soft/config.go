@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"path/filepath"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/rocev2"
@@ -37,6 +38,12 @@ type Config struct {
 	// A third one has to wait until one of the two is closed: see [ErrShared].
 	// A device that does not share, and rxe, keep all others out.
 	Share bool
+	// Dir is the directory in which devices that share find each other: both need the
+	// same one, which may serve devices of other addresses and network namespaces too. It
+	// is made with mode 0700 if it is not there, and refused if it belongs to another user
+	// or others can enter it. "" is /run/smcr-soft for root, and for others smcr-soft in
+	// $XDG_RUNTIME_DIR or else in the user's cache directory.
+	Dir string
 	// WindowPackets is the number of packets in flight of a queue pair;
 	// 0: rocev2.DefaultWindow.
 	WindowPackets int
@@ -63,6 +70,9 @@ func (c Config) Validate() error {
 	}
 	if c.Share && c.Wire != nil {
 		bad("only a UDP socket can be shared, and a wire is given")
+	}
+	if c.Dir != "" && !filepath.IsAbs(c.Dir) {
+		bad("directory %q is not an absolute path", c.Dir)
 	}
 	if c.SocketBufferBytes < 0 {
 		bad("socket buffer of %d bytes", c.SocketBufferBytes)

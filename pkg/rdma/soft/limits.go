@@ -63,6 +63,9 @@ const (
 	// joinTimeout bounds how long a device that is being opened waits for the
 	// one that shares its address, which answers at once unless it is stopped.
 	joinTimeout = 2 * time.Second
+	// dyingTimeout is how long a device that shares waits for the port of one that gave
+	// its generation up: a process that is killed may give that up first.
+	dyingTimeout = 250 * time.Millisecond
 	// joinPoll is the pause between two looks for one's turn; a turn lasts less
 	// than a millisecond.
 	joinPoll = 2 * time.Millisecond

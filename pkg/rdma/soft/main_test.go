@@ -12,6 +12,13 @@ import (
 
 // TestMain fails when a test leaves a goroutine, descriptor or mapping.
 func TestMain(m *testing.M) {
+	if dir := os.Getenv(holdDirEnv); dir != "" {
+		if err := hold(dir); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
 	before := descriptors()
 	code := m.Run()
 	if code == 0 {

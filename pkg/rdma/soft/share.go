@@ -51,86 +51,68 @@ func flowOf(dest rdma.QPN) uint8 {
 // general services of a real RNIC, has the generation 0. Neither device has
 // such a queue pair, so it does not matter who drops the packet.)
 //
-// The devices find each other by abstract Unix sockets in the network
-// namespace, the tokens, one for each generation: whoever is bound to a token
-// has the generation, for as long as it lives.
+// The devices find each other by Unix sockets, one for each generation, in a place
+// that only their user can enter: see place. Whoever locked a generation has it, for as
+// long as it lives.
+//
+// Who shares says so in its socket's SO_REUSEPORT, and the kernel then lets every
+// process of the user bind to the port. A device that is alone shares with nobody and
+// has the option off; it is on from the moment that a younger device asks until one of
+// the two is left. What joins in between without having asked, which a program of the
+// same user can, gets packets of a generation or is none of the two: keep such programs
+// off the network namespace.
 type share struct {
 	generation uint8
 	raw        syscall.RawConn // of the UDP socket, once it is there
-	token      *net.UnixListener
-	older      *net.UnixConn // of the other device's token; nil if alone
-	alone      chan struct{} // closed when the program in force is our own
-	done       chan struct{} // closed by close
+	place      *place
+	token      *net.UnixListener // nil: no generation was taken
+	older      *net.UnixConn     // of the other device's token; nil if alone
+	alone      chan struct{}     // closed when the program in force is our own
+	done       chan struct{}     // closed by close
 	wg         sync.WaitGroup
 
-	mu     sync.Mutex    // guards what is below
+	mu     sync.Mutex    // guards what is below, and the socket's option
 	guest  *net.UnixConn // of the younger device; its end is ours
 	closed bool
 }
 
-// joining is held by the one device that is opened at a time.
-type joining struct{ ln *net.UnixListener }
-
-func tokenAddr(cfg Config, name string) *net.UnixAddr {
-	return &net.UnixAddr{Net: "unix", Name: fmt.Sprintf("@smcr-soft/%v/%d/%s", cfg.Addr, cfg.Port, name)}
-}
-
 // join takes the first generation that is free and waits until the other
-// device, if there is one, is prepared. The caller binds its UDP socket, calls
-// start, and then closes the joining.
-func join(cfg Config) (_ *share, _ *joining, err error) {
-	j, err := beginJoining(cfg)
-	if err != nil {
-		return nil, nil, err
-	}
+// device, if there is one, is prepared. The caller binds its UDP socket and calls
+// start.
+func join(cfg Config, scope uint32) (_ *share, err error) {
 	s := &share{alone: make(chan struct{}), done: make(chan struct{})}
+	if s.place, err = takeTurn(cfg, scope); err != nil {
+		return nil, fmt.Errorf("share %v: %w", cfg.Addr, err)
+	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, s.close(), j.end())
+			err = errors.Join(err, s.close())
 		}
 	}()
 	for s.token == nil {
-		s.token, err = net.ListenUnix("unix", tokenAddr(cfg, fmt.Sprint(s.generation)))
-		switch {
-		case err == nil:
-		case !errors.Is(err, unix.EADDRINUSE):
-			return nil, nil, fmt.Errorf("take generation %d of %v: %w", s.generation, cfg.Addr, err)
-		case s.generation == 1:
-			return nil, nil, fmt.Errorf("share %v: %w: close one of them first", cfg.Addr, ErrShared)
-		default:
-			s.generation = 1
+		if s.generation > 1 {
+			return nil, fmt.Errorf("share %v: %w: close one of them first", cfg.Addr, ErrShared)
+		}
+		mine, err := s.place.take(s.generation)
+		if mine {
+			s.token, err = s.place.listen(s.generation)
+		} else {
+			s.generation++
+		}
+		if err != nil {
+			return nil, fmt.Errorf("take a generation of %v: %w", cfg.Addr, err)
 		}
 	}
 	if err := s.meet(cfg); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	return s, j, nil
+	return s, nil
 }
-
-// beginJoining waits for its turn: two devices that are opened at the same
-// time could not tell which of them is the older one.
-func beginJoining(cfg Config) (*joining, error) {
-	deadline := time.Now().Add(joinTimeout)
-	for {
-		ln, err := net.ListenUnix("unix", tokenAddr(cfg, "joining"))
-		switch {
-		case err == nil:
-			return &joining{ln}, nil
-		case !errors.Is(err, unix.EADDRINUSE):
-			return nil, fmt.Errorf("share %v: %w", cfg.Addr, err)
-		case time.Now().After(deadline):
-			return nil, fmt.Errorf("share %v: another device is being opened for more than %v: is its process stopped?", cfg.Addr, joinTimeout)
-		}
-		time.Sleep(joinPoll)
-	}
-}
-
-func (j *joining) end() error { return j.ln.Close() }
 
 // meet looks for the other device and waits for its word.
 func (s *share) meet(cfg Config) error {
-	c, err := net.DialUnix("unix", nil, tokenAddr(cfg, fmt.Sprint(1-s.generation)))
-	if errors.Is(err, unix.ECONNREFUSED) {
+	c, err := net.DialUnix("unix", nil, s.place.socket(1-s.generation))
+	if errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, unix.ENOENT) {
 		return nil // there is none
 	}
 	if err != nil {
@@ -163,7 +145,7 @@ func (s *share) start(raw syscall.RawConn) error {
 	}
 	s.wg.Add(1)
 	go s.welcome()
-	return nil
+	return s.place.endTurn()
 }
 
 // outlive waits for the end of the older device and takes its place.
@@ -182,7 +164,7 @@ func (s *share) outlive() {
 	_ = s.command()
 }
 
-// command puts our program in force.
+// command puts our program in force, and lets nobody else in.
 func (s *share) command() error {
 	var err error
 	cerr := s.raw.Control(func(fd uintptr) {
@@ -193,8 +175,26 @@ func (s *share) command() error {
 	if err = errors.Join(cerr, err); err != nil {
 		return fmt.Errorf("attach the program that picks a device by queue pair: %w", os.NewSyscallError("setsockopt", err))
 	}
+	s.mu.Lock()
+	err = s.admits(false)
+	s.mu.Unlock()
+	if err != nil {
+		return err
+	}
 	close(s.alone)
 	return nil
+}
+
+// admits says whether the kernel lets another socket of our user bind to the port. The
+// caller has mu.
+func (s *share) admits(others bool) error {
+	n := 0
+	if others {
+		n = 1
+	}
+	var err error
+	cerr := s.raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEPORT, n) })
+	return errors.Join(cerr, os.NewSyscallError("setsockopt SO_REUSEPORT", err))
 }
 
 // program returns 0 for packets of a generation, else 1. It sees the payload
@@ -226,10 +226,30 @@ func (s *share) welcome() {
 		// Who asks has the other generation, so the older device is gone.
 		select {
 		case <-s.alone:
-			_, _ = c.Write([]byte{s.generation}) // it may have given up
+			s.admit(c)
 		case <-s.done:
 		}
 	}
+}
+
+// admit lets the younger device bind, until it ends.
+func (s *share) admit(c *net.UnixConn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed || s.admits(true) != nil { // closed: the younger one finds out
+		return
+	}
+	s.wg.Go(func() {
+		_, _ = c.Read(make([]byte, 1)) // nothing comes but the end
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.guest == c && !s.closed {
+			_ = c.Close()
+			s.guest = nil
+			_ = s.admits(false) // but if our own socket is closed
+		}
+	})
+	_, _ = c.Write([]byte{s.generation}) // it may have given up
 }
 
 // seat keeps the connection of the younger device, in place of the one of an
@@ -248,7 +268,7 @@ func (s *share) seat(c *net.UnixConn) bool {
 }
 
 // ownUser says whether a process of our user is at the other end. The kernel
-// lets no others share the port, and everybody can reach an abstract socket.
+// lets no others share the port, and some can enter every directory.
 func ownUser(c *net.UnixConn) bool {
 	raw, err := c.SyscallConn()
 	if err != nil {
@@ -276,5 +296,6 @@ func (s *share) close() error {
 		}
 	}
 	s.wg.Wait()
+	errs = append(errs, s.place.leave(s.token != nil, s.generation))
 	return errors.Join(errs...)
 }

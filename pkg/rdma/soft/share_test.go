@@ -3,10 +3,15 @@
 package soft_test
 
 import (
+	"bufio"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"sync"
 	"syscall"
@@ -249,18 +254,209 @@ func TestShare_generalServices(t *testing.T) {
 	}
 }
 
-// TestShare_stoppedProcess: a device whose process does not answer keeps its
-// successor from the socket, with a word about why.
-func TestShare_stoppedProcess(t *testing.T) {
-	ln, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: fmt.Sprintf("@smcr-soft/%v/%d/0", loopA, testPort)})
+// holdDirEnv has the test program open a shared device on loopA, in the directory of that
+// name, say so, and hold it until its standard input ends.
+const holdDirEnv = "SOFT_TEST_HOLD_DIR"
+
+func hold(dir string) error {
+	cfg := shared(loopA, "held")
+	cfg.Dir = dir
+	d, err := soft.Open(cfg)
+	if err != nil {
+		return err
+	}
+	fmt.Println("open")
+	_, err = io.Copy(io.Discard, os.Stdin)
+	return errors.Join(err, d.Close())
+}
+
+// holder is another process with a shared device on loopA.
+func holder(t *testing.T, dir string) (process *os.Process, end func()) {
+	t.Helper()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), holdDirEnv+"="+dir)
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = ln.Close() }()
-	if d, err := soft.Open(shared(loopA, "second")); err == nil || !strings.Contains(err.Error(), "is its process stopped?") {
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if line, err := bufio.NewReader(out).ReadString('\n'); line != "open\n" {
+		t.Fatalf("the other process says %q, %v", line, err)
+	}
+	return cmd.Process, func() {
+		_ = in.Close()
+		_ = cmd.Wait() // it may have been killed
+	}
+}
+
+// TestShare_stoppedProcess: a device whose process does not answer keeps its
+// successor from the socket, with a word about why.
+func TestShare_stoppedProcess(t *testing.T) {
+	cfg := shared(loopA, "second")
+	cfg.Dir = t.TempDir()
+	privately(t, cfg.Dir)
+	p, end := holder(t, cfg.Dir)
+	defer end()
+	if err := p.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	for end := time.Now().Add(10 * time.Second); ; pause(time.Millisecond) { // polls the process's state
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.Pid))
+		if err != nil || time.Now().After(end) {
+			t.Fatalf("the other process does not stop: %s, %v", stat, err)
+		}
+		if strings.Contains(string(stat), ") T ") {
+			break
+		}
+	}
+	if d, err := soft.Open(cfg); err == nil || !strings.Contains(err.Error(), "is its process stopped?") {
 		t.Errorf("open = %v", err)
 		if err == nil {
 			_ = d.Close()
 		}
+	}
+	if err := p.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	openUDP(t, cfg)
+}
+
+func privately(t *testing.T, dir string) {
+	t.Helper()
+	if err := os.Chmod(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestShare_killedProcess: what a process leaves that is killed keeps nobody out, and goes
+// with the next device.
+func TestShare_killedProcess(t *testing.T) {
+	cfg := shared(loopA, "next")
+	cfg.Dir = t.TempDir()
+	privately(t, cfg.Dir)
+	for round := range 5 {
+		older := openUDP(t, cfg) // in every second round the younger of the two is killed
+		p, end := holder(t, cfg.Dir)
+		if round%2 == 0 {
+			if err := older.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := p.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		end()
+		if left := files(t, cfg.Dir); len(left) == 0 {
+			t.Fatal("a killed process left nothing: this test needs to kill earlier")
+		}
+		d := openUDP(t, cfg)
+		if err := errors.Join(older.Close(), d.Close()); err != nil {
+			t.Fatal(err)
+		}
+		if left := files(t, cfg.Dir); len(left) > 1 { // the socket of a generation that nobody had since
+			t.Errorf("round %d: the last device left %v", round, left)
+		}
+	}
+	for range 2 { // both generations again
+		openUDP(t, cfg)
+	}
+}
+
+func files(t *testing.T, dir string) (names []string) {
+	t.Helper()
+	all, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range all {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
+// TestShare_directory: the directory is its user's alone, and may have any path.
+func TestShare_directory(t *testing.T) {
+	base := t.TempDir()
+	dir := func(name string, make func(path string) error) string {
+		path := filepath.Join(base, name)
+		if make != nil {
+			if err := make(path); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return path
+	}
+	mode := func(m os.FileMode) func(string) error {
+		return func(path string) error { return errors.Join(os.Mkdir(path, 0o700), os.Chmod(path, m)) }
+	}
+	for _, c := range []struct {
+		name string
+		dir  string
+		want string // of the error; "": it opens
+	}{
+		{"new", dir("new", nil), ""},
+		{"new, with parents", dir("a/b/c", nil), ""},
+		{"longer than a socket's address", dir(strings.Repeat("long", 30)+"/"+strings.Repeat("long", 30), nil), ""},
+		{"there", dir("there", mode(0o700)), ""},
+		{"relative", "relative", "not an absolute path"},
+		{"others may look", dir("look", mode(0o755)), "chmod 700"},
+		{"the group may write", dir("write", mode(0o730)), "chmod 700"},
+		{"another user's", dir("foreign", func(path string) error {
+			return errors.Join(os.Mkdir(path, 0o700), os.Chown(path, 65534, 65534))
+		}), "belongs to user 65534"},
+		{"link", dir("link", func(path string) error { return os.Symlink(filepath.Join(base, "there"), path) }), "symbolic link"},
+		{"file", dir("file", func(path string) error { return os.WriteFile(path, nil, 0o600) }), "not a directory"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			testenv.Need(t, testenv.Root) // to give a directory away
+			cfg := shared(loopA, "first")
+			cfg.Dir = c.dir
+			d, err := soft.Open(cfg)
+			if c.want != "" {
+				if err == nil {
+					_ = d.Close()
+				}
+				if err == nil || !strings.Contains(err.Error(), c.want) {
+					t.Errorf("open: %v, want %q", err, c.want)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			second := openUDP(t, cfg)
+			if err := errors.Join(d.Close(), second.Close()); err != nil {
+				t.Error(err)
+			}
+			if left := files(t, c.dir); len(left) != 0 {
+				t.Errorf("the devices left %v", left)
+			}
+		})
+	}
+}
+
+// TestShare_namespaces: devices of two network namespaces have the same address and the
+// same directory, and nothing to do with each other.
+func TestShare_namespaces(t *testing.T) {
+	v := newVethPair(t, 1500)
+	dir := filepath.Join(t.TempDir(), "shared")
+	for range 2 {
+		for _, ns := range []string{v.a, v.b} {
+			inNS(t, ns, func() {
+				cfg := shared(loopA, ns)
+				cfg.Dir = dir
+				openUDP(t, cfg)
+			})
+		}
+	}
+	if n := len(files(t, dir)); n != 6 {
+		t.Errorf("%d files of two namespaces, want 6", n)
 	}
 }

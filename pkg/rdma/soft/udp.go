@@ -12,6 +12,7 @@ import (
 	"os"
 	"sync/atomic"
 	"syscall"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -130,11 +131,9 @@ func (w *udpWire) bind(network string, cfg Config) (err error) {
 	local := netip.AddrPortFrom(cfg.Addr, cfg.Port)
 	var lc net.ListenConfig
 	if cfg.Share {
-		var j *joining
-		if w.share, j, err = join(cfg); err != nil {
+		if w.share, err = join(cfg, w.scope); err != nil {
 			return err
 		}
-		defer func() { err = errors.Join(err, j.end()) }()
 		lc.Control = reusePort
 	}
 	defer func() {
@@ -143,6 +142,9 @@ func (w *udpWire) bind(network string, cfg Config) (err error) {
 		}
 	}()
 	conn, err := lc.ListenPacket(context.Background(), network, local.String())
+	for end := time.Now().Add(dyingTimeout); w.share != nil && errors.Is(err, unix.EADDRINUSE) && time.Now().Before(end); time.Sleep(joinPoll) {
+		conn, err = lc.ListenPacket(context.Background(), network, local.String())
+	}
 	if err != nil {
 		return fmt.Errorf("bind the RoCEv2 socket (is another RDMA device or rxe using %v?): %w", local, err)
 	}
