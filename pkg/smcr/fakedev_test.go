@@ -18,6 +18,9 @@ type fakeFabric struct {
 	mrs     map[rdma.RKey]*fakeMR
 	qps     map[rdma.QPN]*fakeQP
 	nextVA  uint64
+	// drops reports whether a queue pair's peer does not heed a message that it has
+	// acknowledged; nil: it heeds all.
+	drops func(from rdma.QPN, msg []byte) bool
 }
 
 func newFakeFabric() *fakeFabric {
@@ -245,6 +248,9 @@ func (q *fakeQP) deliver() {
 		case rdma.OpSend:
 			if len(p.recvs) == 0 {
 				return
+			}
+			if q.f.drops != nil && q.f.drops(q.num, s.data) {
+				break
 			}
 			r := p.recvs[0]
 			p.recvs = p.recvs[1:]

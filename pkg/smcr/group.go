@@ -35,7 +35,6 @@ type group struct {
 	later     []linkgroup.Output // that came meanwhile: see waits
 	ready     bool               // the first contact went well
 	toldOf    time.Time          // when the peer last said that a link is deleted
-	peerEnded bool               // the peer said that it ends the group, or answered
 	idle      *list.Element      // its place among the idle groups; nil: it is none
 	doubted   time.Time          // when somebody said that the peer does not have it; see doubt
 
@@ -165,8 +164,9 @@ func (g *group) do(now time.Time, o *linkgroup.Output) {
 		return
 	}
 	l := g.links[o.Link]
-	if l == nil {
-		return // it failed while the machine's outputs were carried out
+	if l == nil { // it failed while the machine's outputs were carried out, or the group is over
+		g.sayLate(now, o)
+		return
 	}
 	if g.waits(l, o) {
 		g.later = append(g.later, *o)

@@ -15,9 +15,9 @@ import (
 // Our end of a link group is not the peer's: its answer to DELETE LINK, or a
 // DELETE LINK of its own, may still come, and Linux waits until it is
 // acknowledged. On a software RNIC that is for ever if our queue pair is gone.
-// So queue pairs outlive their group for a moment, in which they only
-// acknowledge. The group's RMBs do not: once the group has no connections, a
-// write of the peer meets no memory.
+// So queue pairs outlive their group for a moment, in which they acknowledge, and
+// carry what package linkgroup calls the last words of the group. The group's RMBs do
+// not: once the group has no connections, a write of the peer meets no memory.
 //
 // A link that a living group gave up goes another way. Its peer may not write
 // through it any more, because it writes the same anew over another link, and
@@ -62,7 +62,7 @@ func (g *group) endLink(now time.Time, l *link) {
 	case !g.ready || !l.transmits:
 		l.shut(now)
 		return
-	case dead && !l.broken && l.complete >= l.wrote: // it acknowledges
+	case dead && !l.broken && l.complete >= l.wrote: // it acknowledges, and carries last words
 	default:
 		if !l.refuse(now, dead || g.toldOf.Equal(now) || !g.sharesPeerRNIC(l)) {
 			l.shut(now)
@@ -168,7 +168,7 @@ func (s *Stack) haveRefused(r rdma.Refuser, hold <-chan struct{}) {
 	}
 }
 
-// lingers reports whether the link only acknowledges.
+// lingers reports whether the link outlives its group, or its place in it.
 func (l *link) lingers() bool { return !l.until.IsZero() }
 
 // lateCompletion takes a completion of a link that lingers.
@@ -178,20 +178,42 @@ func (l *link) lateCompletion(now time.Time, wc *rdma.WC) {
 		l.forgetSends()
 		l.breakOff()
 	case wc.Op == rdma.OpRecv:
-		l.heed(l.message(int(wc.ID), int(wc.Bytes)))
+		l.heed(now, l.message(int(wc.ID), int(wc.Bytes)))
 		l.freeSlot(int(wc.ID))
 		l.postRecv(now)
 	default:
 		l.completed()
 		l.awaitSends(l.sent > l.complete)
+		if !l.broken {
+			l.g.lg.HandleSent(now, l.index, wc.ID)
+		}
 	}
 }
 
-// heed notes that the peer ends the group, or knows that we do.
-func (l *link) heed(msg []byte) {
-	if deletesLink(msg) {
-		l.g.peerEnded = true
-		l.g.s.tellClose()
+// heed has a group that is over hear what comes over a link that it ended with. Its
+// answer leaves with the next step.
+func (l *link) heed(now time.Time, msg []byte) {
+	g := l.g
+	if g.lg.State() != linkgroup.Dead || l.broken {
+		return
+	}
+	_ = g.lg.HandleRecv(now, l.index, msg) // it has no errors any more
+	if g.lg.PeerKnows() {
+		g.s.tellClose()
+	}
+}
+
+// sayLate sends a group's last words over a link that lingers, if it still can.
+func (g *group) sayLate(now time.Time, o *linkgroup.Output) {
+	if g.lg.State() != linkgroup.Dead || o.Kind != linkgroup.OutSend {
+		return
+	}
+	for _, l := range g.s.lingering {
+		if l.g == g && l.index == o.Link && !l.broken {
+			l.send(o)
+			l.post(now)
+			l.awaitSends(true)
+		}
 	}
 }
 
@@ -226,17 +248,23 @@ func (s *Stack) tellClose() {
 }
 
 // awaitPeers waits until all peers have said that a group has ended, or know of the end
-// of a link, but not long. Groups go on meanwhile: a Linux peer that has asked something
-// takes DELETE LINK when it has its answer, or 2 s later.
+// of a link, but not long. Groups go on meanwhile, and their timers, which the stack's
+// goroutine has left: a Linux peer that has asked something takes DELETE LINK when it has
+// its answer, and may have to be told again.
 func (s *Stack) awaitPeers() {
-	timer := time.NewTimer(lingerTime)
+	end := time.Now().Add(lingerTime)
+	timer := time.NewTimer(0)
 	defer timer.Stop()
-	for waiting := s.awaitsPeer(); waiting; {
+	for s.awaitsPeer() {
+		left := time.Until(end)
+		if left <= 0 {
+			return
+		}
+		timer.Reset(min(left, s.runTimers()))
 		select {
 		case <-s.heard:
-			waiting = s.awaitsPeer()
+		case <-s.wake:
 		case <-timer.C:
-			waiting = false
 		}
 	}
 }
@@ -251,11 +279,11 @@ func (s *Stack) awaitsPeer() bool {
 	}
 	now := time.Now()
 	return slices.ContainsFunc(s.lingering, func(l *link) bool {
-		return !l.broken && !l.g.peerEnded || now.Before(l.unheard)
+		return !l.broken && !l.g.lg.PeerKnows() || now.Before(l.unheard)
 	})
 }
 
 // awaitsPeer reports whether the peer can still say that it knows of the end.
 func (g *group) awaitsPeer() bool {
-	return !g.peerEnded && slices.ContainsFunc(g.links[:], func(l *link) bool { return l != nil && l.transmits && !l.broken })
+	return !g.lg.PeerKnows() && slices.ContainsFunc(g.links[:], func(l *link) bool { return l != nil && l.transmits && !l.broken })
 }

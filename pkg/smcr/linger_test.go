@@ -13,6 +13,7 @@ import (
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/rdmatest"
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/linkgroup"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/llc"
 )
 
@@ -90,8 +91,7 @@ func speakLate(t *testing.T, v smcr.VersionSet) (inTime bool) {
 	for _, s := range []*smcr.Stack{p.client, p.server} {
 		waitFor(t, "the group's end", func() bool { return s.Stats().Groups == 0 })
 	}
-	msg := make([]byte, llc.Size)
-	msg[0] = byte(llc.TypeDeleteLink)
+	msg := llc.DeleteLink{All: true}.Append(nil)
 	for range 100 { // more than the link had receive slots
 		if !peer.late(rdma.SendWR{Op: rdma.OpSend, Flags: rdma.SendSignaled}, msg) {
 			waitFor(t, "room for a late message", func() bool { return peer.isDone() || gone() })
@@ -120,6 +120,97 @@ func speakLate(t *testing.T, v smcr.VersionSet) (inTime bool) {
 		t.Error("a queue pair is left")
 	}
 	return true
+}
+
+// hear tells of each LLC message that a queue pair sends. If f reports true, the peer
+// acknowledges it and does not heed it.
+func (f *fakeFabric) hear(from rdma.QPN, hear func(m llc.Message) (drop bool)) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.drops = func(q rdma.QPN, b []byte) bool {
+		m, err := llc.Parse(llc.DialectLinux, llc.Version2, b)
+		return q == from && err == nil && hear(m)
+	}
+}
+
+// A Linux that waits for an answer drops DELETE LINK, which it has acknowledged. Close
+// says it again, and is through as soon as the peer has heard it.
+func TestStack_closeIsSaidAgain(t *testing.T) {
+	for _, role := range []string{"server", "client"} {
+		t.Run(role, func(t *testing.T) {
+			inTime(t, func() bool {
+				p := newPair(t)
+				a, b := p.dial(t)
+				exchange(t, a, b)
+				s := map[string]*smcr.Stack{"server": p.server, "client": p.client}[role]
+				said := 0
+				p.fabric.hear(s.LinkGroups()[0].Links[0].LocalQPN, func(m llc.Message) bool {
+					if d, ok := m.(llc.DeleteLink); ok && d.All && !d.Response {
+						said++
+						return said < 3
+					}
+					return false
+				})
+				start := time.Now()
+				if err := s.Close(); err != nil {
+					t.Fatal(err)
+				}
+				d := time.Since(start)
+				_, _ = a.Close(), b.Close()
+				if d < 2*linkgroup.DeleteAllInterval {
+					t.Errorf("Close took %v, and the third DELETE LINK is heard", d)
+				}
+				p.fabric.mu.Lock()
+				defer p.fabric.mu.Unlock()
+				return said == 3 && d < smcr.LingerTime
+			})
+		})
+	}
+}
+
+// Who asks a group that is over gets an answer, so that its exchange ends.
+func TestGroup_answersAfterItsEnd(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		ask  llc.Message
+		want string
+	}{
+		{"CONFIRM RKEY", llc.ConfirmRKey{This: llc.RToken{RKey: 7}}, "CONFIRM RKEY response negative=true retry=false this=0x00000007@0x0000000000000000 others=0 []"},
+		{"DELETE RKEY", llc.DeleteRKey{Count: 1, RKeys: [8]rdma.RKey{7}}, "DELETE RKEY response negative=false errors=00000000 rkeys=[0x7]"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			inTime(t, func() bool {
+				p := newPair(t, idle)
+				a, b := p.dial(t)
+				exchange(t, a, b)
+				link := p.server.LinkGroups()[0].Links[0]
+				peer := p.fabric.qp(link.PeerQPN)
+				answers := make(chan string, 100)
+				p.fabric.hear(link.LocalQPN, func(m llc.Message) bool {
+					if m.IsResponse() {
+						answers <- m.String()
+					}
+					return false
+				})
+				start := time.Now()
+				_, _ = a.Close(), b.Close()
+				waitFor(t, "the group's end", func() bool { return p.server.Stats().Groups == 0 })
+				for len(answers) > 0 {
+					<-answers // of its life
+				}
+				peer.late(rdma.SendWR{Op: rdma.OpSend, Flags: rdma.SendSignaled}, tc.ask.Append(nil))
+				select {
+				case got := <-answers:
+					if got != tc.want {
+						t.Errorf("the answer is %s, want %s", got, tc.want)
+					}
+					return true
+				case <-time.After(time.Until(start.Add(smcr.LingerTime))):
+					return false
+				}
+			})
+		})
+	}
 }
 
 // Close waits for the peer's last word where one can come, and not for long.

@@ -196,8 +196,8 @@ func (l *link) handleCompletion(now time.Time, wc *rdma.WC) {
 			h("link group", err)
 		}
 	}
-	if g.lg.State() >= linkgroup.Draining {
-		l.heed(msg)
+	if g.lg.PeerKnows() {
+		g.s.tellClose()
 	}
 	l.freeSlot(slot)
 }

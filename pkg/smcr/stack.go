@@ -324,16 +324,7 @@ func (s *Stack) run() {
 	timer := time.NewTimer(idleWait)
 	defer timer.Stop()
 	for {
-		s.lock()
-		now := time.Now()
-		s.sweep(now)
-		s.step(now)
-		s.expire(now)
-		s.endLingering(now)
-		next := s.nextTimeout(now)
-		s.alarm = now.Add(next)
-		s.unlock()
-		timer.Reset(next)
+		timer.Reset(s.runTimers())
 		select {
 		case <-s.wake:
 		case <-timer.C:
@@ -341,6 +332,20 @@ func (s *Stack) run() {
 			return
 		}
 	}
+}
+
+// runTimers does what is due, and returns how long nothing more is.
+func (s *Stack) runTimers() time.Duration {
+	s.lock()
+	defer s.unlock()
+	now := time.Now()
+	s.sweep(now)
+	s.step(now)
+	s.expire(now)
+	s.endLingering(now)
+	next := s.nextTimeout(now)
+	s.alarm = now.Add(next)
+	return next
 }
 
 // idleWait is how long the stack sleeps without timers.

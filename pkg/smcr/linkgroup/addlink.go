@@ -184,6 +184,7 @@ func (g *Group) handleAddLink(now time.Time, from *link, m llc.AddLink) error {
 	switch {
 	case g.state == Draining:
 		g.Discarded++
+		g.repeatDeleteAll(now)
 		return nil
 	case g.adding.step != addNone && m.Link == g.adding.request.Link:
 		g.Discarded++ // the same once more
@@ -274,6 +275,7 @@ func (g *Group) handleAddLinkReply(now time.Time, from *link, m llc.AddLink) err
 	if g.adding.step != addWaitReply || from != g.adding.via {
 		if g.state != Forming || g.step == waitDeleteReply {
 			g.Discarded++ // we had given up
+			g.repeatDeleteAll(now)
 			return nil
 		}
 		return fmt.Errorf("%w: ADD LINK response in step %d", ErrProtocol, g.step)

@@ -138,6 +138,7 @@ func (g *Group) handleDeleteLink(now time.Time, from *link, m llc.DeleteLink) er
 		return nil
 	case g.state != Active:
 		if g.flowSent && g.flows[0].kind == flowDeleteAll && g.linkByID(m.Link) != nil && g.otherLink(g.linkByID(m.Link)) == nil {
+			g.heardEnd()
 			g.becomeDead(nil) // both sides end the group
 			return nil
 		}
@@ -255,6 +256,7 @@ func (g *Group) handleDeleteAll(now time.Time, from *link, m llc.DeleteLink) {
 	case g.flowSent && g.flows[0].kind == flowDeleteAll:
 		// Both sides end the group at once, or the server answers our request
 		// with its own (§3.5.4).
+		g.heardEnd()
 		g.becomeDead(nil)
 		return
 	case g.deleted:
@@ -266,6 +268,7 @@ func (g *Group) handleDeleteAll(now time.Time, from *link, m llc.DeleteLink) {
 	m.Response = g.cfg.Role == Client
 	from.send(m)
 	g.becomeDraining()
+	g.heardEnd()
 	g.deleted = true
 	g.lastWord = from
 	g.deadline = now.Add(FlowTimeout)
@@ -287,6 +290,7 @@ func (g *Group) handleDeleteReply(now time.Time, m llc.DeleteLink) {
 	}
 	switch f := g.flows[0]; {
 	case f.kind == flowDeleteAll:
+		g.heardEnd()
 		g.becomeDead(nil)
 	case (f.kind == flowDeleteLink || f.kind == flowAskDelete) && f.deletion.Link == m.Link:
 		g.endDelete(m.Link)
@@ -312,6 +316,7 @@ func (g *Group) endDelete(id llc.LinkID) {
 		switch l := g.linkByID(id); {
 		case l == nil || !l.isUp():
 		case g.otherLink(l) == nil: // it has become the last one
+			g.heardEnd()
 			g.becomeDead(ErrPeerDeleted)
 		default:
 			g.dropLink(l, nil)

@@ -35,6 +35,12 @@
 // addlink.go, dellink.go, failover.go, rkeys.go, version.go (what version 2 does
 // otherwise), and flow.go, which lets one exchange of ours run at a time.
 //
+// A group that has ended (DEAD) has closed its links, but the shell should let the queue
+// pairs that are sound linger for a moment, and go on with HandleRecv, HandleSent,
+// HandleTimeout and Poll for them: the peer may have questions, or may have to be told
+// of the end again, until PeerKnows says that it has heard. OutSend is all that
+// comes then; what has no link any more is dropped. File: lastwords.go.
+//
 // An operator takes a link out of service with DeleteLink; no other one takes its
 // place before AllowLinks, or before a port comes up.
 //

@@ -113,6 +113,7 @@ func (g *Group) pumpFlows(now time.Time) {
 			g.flowResend = now.Add(ResendInterval)
 			g.sendRequest()
 		case flowDeleteAll:
+			g.flowResend = now.Add(DeleteAllInterval)
 			g.sendRequest()
 		}
 	}
@@ -156,7 +157,7 @@ func (g *Group) sendRequest() {
 		m.Header = g.header(false)
 		l.send(m)
 	case flowDeleteAll:
-		l.send(llc.DeleteLink{Header: g.header(false), All: true, Orderly: true, Reason: f.deletion.Reason})
+		l.send(g.deleteAll(f.deletion.Reason))
 	case flowAddLink:
 	}
 }
@@ -170,10 +171,25 @@ func (g *Group) flowTimeout(now time.Time, due func(time.Time) bool) {
 		}
 	case due(g.flowExpiry):
 		g.flowExpired(now)
-	case due(g.flowResend):
+	case !due(g.flowResend):
+	case g.flows[0].kind == flowDeleteAll && (g.flowVia.inflight > 0 || len(g.flowVia.queue) > 0):
+		g.flowResend = now.Add(DeleteAllInterval) // what is under way arrives in its time
+	case g.flows[0].kind == flowDeleteAll:
+		g.repeatDeleteAll(now)
+	default:
 		g.flowResend = now.Add(ResendInterval)
 		g.sendRequest()
 	}
+}
+
+// repeatDeleteAll says once more that the group ends: see lastWords for why it may
+// not have been heeded.
+func (g *Group) repeatDeleteAll(now time.Time) {
+	if !g.flowSent || g.flows[0].kind != flowDeleteAll {
+		return
+	}
+	g.flowResend = now.Add(max(DeleteAllInterval, now.Sub(g.flowBegan))) // less and less often
+	g.sendRequest()
 }
 
 // flowExpired is what a missing answer means (C.7.1): the link that carried
@@ -184,6 +200,7 @@ func (g *Group) flowExpired(now time.Time) {
 	f, via := g.flows[0], g.flowVia
 	if f.kind == flowDeleteAll {
 		if g.otherLink(via) == nil {
+			g.last.owed = false // it was repeated for long enough
 			g.becomeDead(nil)
 			return
 		}

@@ -150,6 +150,8 @@ type Group struct {
 	confirming confirming
 	deleted    bool  // the peer ended the group; dead once our answer is delivered
 	lastWord   *link // that carries this answer, or our own DELETE LINK
+	peerKnows  bool  // the peer has said that the group ends, or that it has heard so
+	last       lastWords
 
 	out       []Output
 	Discarded uint64 // messages that were dropped without harm
@@ -286,6 +288,7 @@ func (g *Group) becomeDead(err error) {
 	g.err = err
 	g.stopExchanges()
 	for i := range g.links {
+		g.last.keep(&g.links[i])
 		g.closeLink(&g.links[i])
 	}
 	for _, c := range g.conns {
@@ -324,6 +327,7 @@ func (g *Group) Terminate(now time.Time, reason llc.DeleteReason) {
 		g.becomeDead(nil)
 	case Active:
 		g.becomeDraining()
+		g.last.owed, g.last.reason = true, reason
 		g.startFlow(flow{kind: flowDeleteAll, deletion: llc.DeleteLink{Reason: reason}})
 		g.pumpFlows(now)
 		g.lastWord = g.flowVia
@@ -341,14 +345,16 @@ func (g *Group) NextTimeout() (time.Time, bool) {
 	}
 	switch g.state {
 	case Dead:
-		return next, false
+		return g.lateTimeout()
 	case Forming:
 		earliest(g.deadline)
 		earliest(g.adding.deadline)
 	case Active, Draining:
 		earliest(g.deadline)
 		earliest(g.adding.deadline)
-		earliest(g.retryAt)
+		if !g.isUnused() {
+			earliest(g.retryAt)
+		}
 		if g.spare != nil {
 			earliest(g.spareUntil)
 		}
@@ -383,6 +389,7 @@ func (g *Group) HandleTimeout(now time.Time) {
 	due := func(t time.Time) bool { return !t.IsZero() && !now.Before(t) }
 	switch g.state {
 	case Dead:
+		g.lateExpired(now)
 	case Forming:
 		switch {
 		case due(g.deadline):
@@ -431,7 +438,7 @@ func (g *Group) linkTimeouts(now time.Time, due func(time.Time) bool) {
 		g.scheduleRetry(now)
 	}
 	switch {
-	case !due(g.retryAt):
+	case !due(g.retryAt), g.isUnused(): // without connections nobody gains by another link
 	case g.asksToDelete():
 		g.retryAt = now.Add(AddLinkRetryMin) // the server may still count with the link that was lost
 	default:
@@ -454,6 +461,10 @@ func (g *Group) linkTimeouts(now time.Time, due func(time.Time) bool) {
 // HandleSent takes the completion of a SEND on a link. A link that was closed
 // has none any more.
 func (g *Group) HandleSent(now time.Time, index LinkIndex, id uint64) {
+	if g.state == Dead {
+		g.last.inflight[index] = max(g.last.inflight[index]-1, 0)
+		return
+	}
 	l := &g.links[index]
 	if l.state <= linkWanted {
 		return // it was closed meanwhile: what was under way counts as lost
@@ -479,6 +490,9 @@ func (g *Group) HandleSent(now time.Time, index LinkIndex, id uint64) {
 func (g *Group) Poll(now time.Time, dst []Output) []Output {
 	if g.lostLink {
 		g.holdRMBEs(now)
+	}
+	if g.state == Dead {
+		g.beginLate(now)
 	}
 	g.pumpFlows(now)
 	for i := range g.links {

@@ -68,6 +68,13 @@ const (
 	// ResendInterval is when a CONFIRM RKEY or DELETE RKEY without an answer
 	// is sent again: Linux drops a request that crosses one of its own.
 	ResendInterval = 2 * time.Second
+	// DeleteAllInterval is after what time DELETE LINK for all is repeated while the
+	// peer has not said that it knows: often enough for several in the time that
+	// queue pairs outlive their group.
+	DeleteAllInterval = 300 * time.Millisecond
+	// lastWordsTime is how long a group that is over repeats it: about as long as its
+	// queue pairs linger.
+	lastWordsTime = time.Second
 	// DrainTimeout is how long the messages under way on a link that is
 	// deleted in order may take before they are repeated over another one: a
 	// multiple of any round trip, well below what peers wait for an answer.

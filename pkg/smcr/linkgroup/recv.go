@@ -15,6 +15,7 @@ import (
 // for logs and counters: the group has already done what follows from it.
 func (g *Group) HandleRecv(now time.Time, index LinkIndex, b []byte) error {
 	if g.state == Dead {
+		g.handleLate(now, index, b)
 		return nil
 	}
 	l := &g.links[index]

@@ -166,18 +166,23 @@ func (g *Group) deleteRKeys(via *link, ids []RMBID) llc.Message {
 // handleDeleteRKeyV2 forgets RMBs of the peer and sends the message back, with
 // the number of those it did not know.
 func (g *Group) handleDeleteRKeyV2(from *link, m llc.DeleteRKeyV2) {
-	m.Response, m.Negative, m.Invalid = true, false, 0
+	unknown := uint8(0)
 	for _, k := range m.RKeys {
 		if !g.forgetToken(from.index, k) {
-			m.Negative = true
-			m.Invalid++
+			unknown++
 		}
 	}
+	from.send(answerDeleteV2(m, unknown))
+}
+
+// answerDeleteV2 is the response to a DELETE RKEY, of which that many keys are unknown.
+func answerDeleteV2(m llc.DeleteRKeyV2, unknown uint8) llc.DeleteRKeyV2 {
+	m.Response, m.Negative, m.Invalid = true, unknown > 0, unknown
 	if n := len(m.RKeys); n > llc.ShortDeleteRKeysV2 {
 		m.Omitted = uint8(n - llc.ShortDeleteRKeysV2)
 		m.RKeys = m.RKeys[:llc.ShortDeleteRKeysV2]
 	}
-	from.send(m)
+	return m
 }
 
 // answersDelete reports whether a response may be the one to the DELETE RKEY

@@ -23,7 +23,7 @@ func (w *World) watch(p *path) {
 		if p.lostSound[side].Equal(w.now) && p.excused == "" && !w.cfg.Linux[p.peers[0]] && !w.cfg.Linux[p.peers[1]] {
 			w.fault("%v died with a sound link and connections", n)
 		}
-		if !w.faulted && p.stood && p.isUsed() && !w.cfg.Linux[p.peers[0]] && !w.cfg.Linux[p.peers[1]] {
+		if !w.faulted && p.excused == "" && p.stood && p.isUsed() && !w.cfg.Linux[p.peers[0]] && !w.cfg.Linux[p.peers[1]] {
 			w.fault("%v died with connections, though nothing was lost", n)
 		}
 	}
@@ -63,7 +63,7 @@ func (w *World) checkOpen() {
 			// One that drops our refusal of a second link makes us wait for 2 s
 			// at each first contact.
 			mayFail := w.version(c.peers[c.client], c.peers[1-c.client]) == 0 || errors.Is(c.failed, errWish) ||
-				errors.Is(c.failed, linkgroup.ErrFull) || errors.Is(c.failed, clc.ErrTimeout) && linux
+				errors.Is(c.failed, linkgroup.ErrFull) || c.path != nil && c.path.excused != "" || errors.Is(c.failed, clc.ErrTimeout) && linux
 			if !w.faulted && !w.slowed && !mayFail && (!w.cfg.Linux[c.peers[0]] || !w.cfg.Linux[c.peers[1]]) {
 				w.fault("rendezvous of %s: %w", name, c.failed)
 			}
@@ -102,14 +102,17 @@ func (w *World) checkWaiting() {
 	}
 }
 
-// checkRedundancy finds groups without a second link that they could have,
-// long after everything was mended. Nobody hears of the end of a blackhole, and
-// the server tries less and less often.
+// checkRedundancy finds groups with connections and without a second link that they
+// could have, long after everything was mended. Nobody hears of the end of a blackhole,
+// and the server tries less and less often.
 func (w *World) checkRedundancy() {
 	if w.holed {
 		return
 	}
 	for _, p := range w.paths {
+		if !p.isUsed() {
+			continue
+		}
 		want := 2
 		for side, peer := range p.peers {
 			if w.cfg.Linux[peer] || p.nodes[side].condition() == dead {
@@ -153,7 +156,7 @@ func (w *World) checkLeaks() {
 				live[l.index] = true
 			}
 			for i, q := range p.qps[side] {
-				if q != nil && (!live[i] || n.condition() == dead) {
+				if q != nil && !q.lingers && (!live[i] || n.condition() == dead) {
 					w.fault("%v: %v of link index %d is not destroyed", n, q, i)
 				}
 			}

@@ -10,8 +10,8 @@
 // A [World] has peers with RNICs, each of which reaches all of the others'.
 // Connect starts a connection with its rendezvous; Write, Read, Shutdown, Close
 // and Abort are what the applications at its two ends do; Port, Remove, Insert,
-// Blackhole, Heal, KillLink, Restart and JumpClock are what goes wrong; Run
-// lets time pass. Check says whether anything is wrong so far, and Finish mends
+// Blackhole, Heal, KillLink, Restart and JumpClock are what goes wrong; End has a peer
+// end its groups in order; Run lets time pass. Check says whether anything is wrong so far, and Finish mends
 // all faults, ends everything in order and says whether something was lost,
 // left or stuck.
 //

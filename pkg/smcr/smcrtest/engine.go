@@ -92,7 +92,8 @@ func (e *engine) condition() condition {
 
 func (e *engine) usable() bool { return e.g.Usable() }
 
-func (e *engine) giveUp(now time.Time) { e.g.Terminate(now, llc.DeleteOperator) }
+func (e *engine) giveUp(now time.Time)    { e.g.Terminate(now, llc.DeleteOperator) }
+func (e *engine) terminate(now time.Time) { e.g.Terminate(now, llc.DeleteOperator) }
 
 func (e *engine) open(_ time.Time, name string, via *linkgroup.Endpoint) error {
 	var index linkgroup.LinkIndex
@@ -337,9 +338,12 @@ func (e *engine) do(now time.Time, o *linkgroup.Output, post func(int, work)) {
 		}
 	case linkgroup.OutCloseLink:
 		if q := e.p.qp(e.side, index); q != nil {
-			q.close()
+			e.endLink(q)
 		}
 	case linkgroup.OutSend:
+		if q := e.p.qp(e.side, index); q == nil && e.g.State() == linkgroup.Dead {
+			return // the link of the last words is gone
+		}
 		wr := work{send: true, msg: o.Msg, long: slices.Clone(o.Long), id: o.ID}
 		if o.Conn != nil {
 			if c, ok := o.Conn.User.(*engineConn); ok {
@@ -362,6 +366,21 @@ func (e *engine) do(now time.Time, o *linkgroup.Output, post func(int, work)) {
 	case linkgroup.OutEvent:
 		e.event(now, o)
 	}
+}
+
+// lingerTime is how long a queue pair outlives its group.
+const lingerTime = 900 * time.Millisecond
+
+// endLink destroys a queue pair, later if the group has last words for the peer and
+// nothing reads the buffers of connections any more.
+func (e *engine) endLink(q *qp) {
+	writes := slices.ContainsFunc(q.wire, func(wr work) bool { return !wr.send })
+	if e.g.State() != linkgroup.Dead || q.state != qpTransmit || writes {
+		q.close()
+		return
+	}
+	q.lingers = true
+	e.w.after(lingerTime, q.close)
 }
 
 func eventText(o *linkgroup.Output) string {

@@ -105,6 +105,7 @@ type qp struct {
 	// tainted: something happened to it that may break it.
 	tainted bool
 	active  bool // its node has said so
+	lingers bool // its group is over, and it carries the last words
 }
 
 // newQP makes a queue pair on an RNIC.
@@ -409,6 +410,11 @@ func (q *qp) arrive(wr work) bool {
 	t := q.target()
 	if t == nil {
 		return true
+	}
+	if !wr.send && t.lingers {
+		q.fail(errAccess) // the memory is gone
+		t.fail(errAccess)
+		return false
 	}
 	if !wr.send {
 		w.writes++

@@ -95,6 +95,30 @@ func (w *World) Insert(peer, index int) {
 	w.pump()
 }
 
+// endTime is how soon both sides must be through with a link group that one of them
+// ends in order: a kernel may wait for an answer for 2 s before it heeds the end.
+const endTime = 4 * time.Second
+
+// End has a peer end its link groups in order, as one does that is shut down. A first
+// contact goes on: its end is that of the rendezvous.
+func (w *World) End(peer int) {
+	w.nodesOf(peer, func(p *path, side int) {
+		n, other := p.nodes[side], p.nodes[1-side]
+		if n.condition() != active || other.condition() != active {
+			return
+		}
+		p.excused = "a peer ended it"
+		n.terminate(p.clock(side))
+		w.after(endTime, func() {
+			if !w.faulted && (n.condition() != dead || other.condition() != dead) {
+				w.fault("group %d: %v after peer %d has ended it, peer %d says %v, peer %d says %v",
+					p.id, endTime, peer, p.peers[side], n.condition(), p.peers[1-side], other.condition())
+			}
+		})
+	})
+	w.pump()
+}
+
 // Direction says which packets of an RNIC are lost.
 type Direction uint8
 

@@ -68,6 +68,10 @@ func (w *World) Finish() error {
 		w.checkStreams(name)
 	}
 	w.checkOpen()
+	if w.multiLink() {
+		w.Run(2 * time.Minute) // links are tried again less and less often
+		w.checkRedundancy()
+	}
 	for _, name := range w.Names() {
 		for side := range 2 {
 			w.Close(name, side)
@@ -76,7 +80,6 @@ func (w *World) Finish() error {
 	w.Run(4 * time.Minute) // twice the time a close may take
 	w.checkLeaks()
 	w.checkAgreement()
-	w.checkRedundancy()
 	return w.Check()
 }
 

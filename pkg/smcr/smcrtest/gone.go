@@ -31,6 +31,7 @@ func (g *gone) abandon(time.Time, string, bool)                 {}
 func (g *gone) condition() condition                            { return g.state }
 func (g *gone) usable() bool                                    { return false }
 func (g *gone) giveUp(time.Time)                                { g.state = dead }
+func (g *gone) terminate(time.Time)                             {}
 func (g *gone) recv(time.Time, int, []byte) error               { return nil }
 func (g *gone) sent(time.Time, int, uint64)                     {}
 func (g *gone) place(int, string, uint32, uint64, []byte) error { return errPathDead }

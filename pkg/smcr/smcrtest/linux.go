@@ -151,6 +151,17 @@ func (l *linux) usable() bool {
 
 func (l *linux) giveUp(now time.Time) { l.die(now) }
 
+// terminate is what the end of the device or of the module does.
+func (l *linux) terminate(now time.Time) {
+	lk := l.any(nil)
+	if l.step != linuxUp || l.ending || lk == nil {
+		l.die(now)
+		return
+	}
+	l.send(lk, llc.DeleteLink{All: true, Orderly: true, Reason: llc.DeleteOperator})
+	l.ending = true
+}
+
 func (l *linux) connectPeer(now time.Time, peer linkgroup.Endpoint) {
 	if l.step != linuxNew {
 		return

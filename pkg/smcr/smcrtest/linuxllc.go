@@ -284,7 +284,7 @@ func (l *linux) recvRequest(lk *linuxLink, m llc.Message) error {
 		l.remote(linuxDelete, m, func(f *linuxFlow) { l.recvDeleteLink(f, lk, m) })
 	case llc.ConfirmRKey, llc.DeleteRKey, llc.DeleteRKeyV2:
 		l.remote(linuxRKey, m, func(f *linuxFlow) {
-			l.w.after(time.Duration(l.w.rng.IntN(100))*time.Microsecond, func() {
+			l.w.after(l.workDelay(), func() {
 				if l.rmt != f {
 					return
 				}
@@ -304,6 +304,16 @@ func (l *linux) recvRequest(lk *linuxLink, m llc.Message) error {
 		return fmt.Errorf("unexpected %v", m)
 	}
 	return nil
+}
+
+// workDelay is how long a request waits for its worker. On a busy machine that is long
+// now and then.
+func (l *linux) workDelay() time.Duration {
+	d := time.Duration(l.w.rng.IntN(100)) * time.Microsecond
+	if l.w.cfg.Delays && l.w.rng.IntN(100) == 0 {
+		d += time.Duration(l.w.rng.IntN(500)) * time.Millisecond
+	}
+	return d
 }
 
 // confirmRKey tells the peer about an RMB, on all active links.

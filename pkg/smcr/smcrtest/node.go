@@ -29,6 +29,8 @@ type node interface {
 	condition() condition
 	usable() bool         // for another connection
 	giveUp(now time.Time) // a first contact
+	// terminate ends a group that stands, and tells the peer.
+	terminate(now time.Time)
 
 	// Input and output.
 	recv(now time.Time, index int, b []byte) error

@@ -135,6 +135,10 @@ func (g *generator) step(conns int) {
 		g.add(Op{Kind: OpRun, D: time.Duration(rng.IntN(20)) * time.Second})
 	case 1, 2:
 		g.add(Op{Kind: OpRun, D: time.Duration(rng.IntN(300)) * time.Millisecond})
+	case 3:
+		if rng.IntN(10) == 0 {
+			g.add(Op{Kind: OpEnd, Peer: rng.IntN(g.cfg.Peers)})
+		}
 	}
 }
 

@@ -29,6 +29,7 @@ import (
 //	blackhole peer=N rnic=N [dir=both|in|out]
 //	kill-link [of=PEER] [link=INDEX] [side=0|1]   at both sides without side=
 //	restart peer=N
+//	end peer=N   its link groups, in order
 //	jump-clock peer=N by=DURATION
 //	slow peer=N rnic=N for=DURATION
 //	run DURATION

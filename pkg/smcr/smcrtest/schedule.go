@@ -48,12 +48,13 @@ const (
 	OpJumpClock
 	OpBurst
 	OpSlow
+	OpEnd
 )
 
 // opNames are the commands of scenarios.
 var opNames = [...]string{
 	"connect", "write", "read", "shutdown", "close", "abort", "run", "port-down", "port-up", "remove", "insert", "blackhole",
-	"heal", "kill-link", "restart", "jump-clock", "burst", "slow",
+	"heal", "kill-link", "restart", "jump-clock", "burst", "slow", "end",
 }
 
 // OpKindOf finds the kind of a scenario's command.
@@ -89,7 +90,7 @@ func (o Op) String() string {
 			s += fmt.Sprintf(" side=%d", o.Side)
 		}
 		return s
-	case OpRestart:
+	case OpRestart, OpEnd:
 		return fmt.Sprintf("%s peer=%d", s, o.Peer)
 	case OpJumpClock:
 		return fmt.Sprintf("%s peer=%d by=%v", s, o.Peer, o.D)
@@ -134,6 +135,8 @@ func (w *World) Do(o Op) int {
 		w.KillLink(o.Peer, o.Side, o.Link)
 	case OpRestart:
 		w.Restart(o.Peer)
+	case OpEnd:
+		w.End(o.Peer)
 	case OpJumpClock:
 		w.JumpClock(o.Peer, o.D)
 	case OpSlow:
