@@ -17,4 +17,7 @@
 // # Limitations
 //
 // Dial blocks a thread for as long as the kernel waits for the peer.
+//
+// A signal makes the kernel drop what it had to tell the peer of a close: a program
+// that uses this package begins with [WithoutPreemption].
 package afsmc

@@ -63,12 +63,7 @@ func Dial(to string, bufferBytes int) (*Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	for {
-		if err = unix.Connect(fd, sa); !errors.Is(err, unix.EINTR) {
-			break
-		}
-	}
-	if err != nil && !errors.Is(err, unix.EISCONN) {
+	if err := connect(fd, sa); err != nil {
 		_ = unix.Close(fd)
 		return nil, fmt.Errorf("connect to %s: %w", to, err)
 	}

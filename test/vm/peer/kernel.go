@@ -8,6 +8,7 @@ import (
 	"flag"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -24,6 +25,13 @@ type kernelOptions struct {
 
 func (o *kernelOptions) register(f *flag.FlagSet) {
 	f.IntVar(&o.buffer, "kernel-buffer", 0, "SO_SNDBUF and SO_RCVBUF of the kernel's sockets; 0: as the system has it")
+}
+
+// usesKernel reports whether a command line asks for the kernel's stack.
+func usesKernel(args []string) bool {
+	return slices.ContainsFunc(args, func(a string) bool {
+		return a == "kernel" || strings.HasSuffix(a, "-stack=kernel")
+	})
 }
 
 // kernelStack is AF_SMC.

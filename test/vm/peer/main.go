@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/smcr-io/kube-smcr/test/vm/afsmc"
 	"github.com/smcr-io/kube-smcr/test/vm/peer/script"
 )
 
@@ -24,7 +25,15 @@ const (
 	exitUsage  = 2
 )
 
-func main() { os.Exit(run(os.Args[1:])) }
+func main() {
+	if usesKernel(os.Args) {
+		if err := afsmc.WithoutPreemption(); err != nil {
+			fmt.Fprintln(os.Stderr, "peer:", err)
+			os.Exit(exitFailed)
+		}
+	}
+	os.Exit(run(os.Args[1:]))
+}
 
 func run(args []string) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)

@@ -160,3 +160,16 @@ func TestPeer_refusesWrongFlags(t *testing.T) {
 		})
 	}
 }
+
+func TestUsesKernel(t *testing.T) {
+	for args, want := range map[string]bool{
+		"serve -stack kernel -listen 10.0.0.1:5000": true,
+		"dial --stack=kernel -to 10.0.0.1:5000":     true,
+		"dial -stack engine -kernel-buffer 1000":    false,
+		"smc links":                                 false,
+	} {
+		if got := usesKernel(strings.Fields(args)); got != want {
+			t.Errorf("%s: %t", args, got)
+		}
+	}
+}
