@@ -53,7 +53,7 @@ type linux struct {
 	rmt    *linuxFlow    // the peer's
 	parked func()        // one ADD LINK or DELETE LINK of the peer
 	asked  *linuxLink    // server, version 2: that carried the REQUEST ADD LINK to be answered
-	ending bool          // DELETE LINK for all was sent, nothing else matters
+	ending *linuxLink    // that carries DELETE LINK for all: nothing else matters
 	misled bool          // it took a late answer about one RMB for that about another
 }
 
@@ -123,7 +123,7 @@ func (l *linux) sendLimit() int                    { return linuxSendSlots }
 
 func (l *linux) condition() condition {
 	switch {
-	case l.step == linuxDead || l.ending:
+	case l.step == linuxDead || l.ending != nil:
 		return dead
 	case l.step == linuxUp:
 		return active
@@ -154,12 +154,12 @@ func (l *linux) giveUp(now time.Time) { l.die(now) }
 // terminate is what the end of the device or of the module does.
 func (l *linux) terminate(now time.Time) {
 	lk := l.any(nil)
-	if l.step != linuxUp || l.ending || lk == nil {
+	if l.step != linuxUp || l.ending != nil || lk == nil {
 		l.die(now)
 		return
 	}
 	l.send(lk, llc.DeleteLink{All: true, Orderly: true, Reason: llc.DeleteOperator})
-	l.ending = true
+	l.ending = lk
 }
 
 func (l *linux) connectPeer(now time.Time, peer linkgroup.Endpoint) {
@@ -292,12 +292,16 @@ func (l *linux) activate(_ time.Time, name string, peer linkgroup.RMBE, _ linkgr
 	if l.slots[c.via.slot] != c.via {
 		return errLinkLost
 	}
-	if l.step == linuxNew {
-		l.learn(c.via.slot, llc.RToken(peer.RToken))
-	}
 	t := l.token(c.via.slot, peer.RKey)
 	if t == nil {
-		return fmt.Errorf("unknown RKey %d", peer.RKey)
+		// It learns a key from CLC, too. The engine has told it before, unless the
+		// contact is the first; two kernels may cross a CONFIRM RKEY with a new link.
+		if l.step != linuxNew && !l.w.cfg.Linux[l.p.peers[1-l.side]] {
+			return fmt.Errorf("unknown RKey %d", peer.RKey)
+		}
+		if t = l.learn(c.via.slot, llc.RToken(peer.RToken)); t == nil {
+			return fmt.Errorf("no room for RKey %d", peer.RKey)
+		}
 	}
 	c.activate(peer, t)
 	return nil
@@ -369,7 +373,7 @@ func (l *linux) sent(now time.Time, index int, id uint64) {
 			break
 		}
 	}
-	if l.ending && id == 0 && lk.posted == 0 && len(lk.llcs) == 0 {
+	if l.ending == lk && id == 0 && lk.posted == 0 && len(lk.llcs) == 0 {
 		l.die(now)
 	}
 }
@@ -498,7 +502,7 @@ func (l *linux) poll(_ time.Time, post func(int, work)) bool {
 			did = true
 		}
 	}
-	if l.step == linuxUp && !l.ending {
+	if l.step == linuxUp && l.ending == nil {
 		for _, c := range slices.Clone(l.order) {
 			lk := c.link
 			if lk != nil && lk.active && lk.posted < linuxSendSlots && c.transmit(post) {

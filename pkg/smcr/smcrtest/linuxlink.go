@@ -69,6 +69,9 @@ func (l *linux) clearLink(lk *linuxLink) {
 	if rest := l.allLinks(); len(rest) == 1 {
 		rest[0].asymmetric = false
 	}
+	if l.ending == lk { // it does not wait for its word to arrive
+		l.die(l.now())
+	}
 }
 
 // spare is an RNIC for a further link; that of lk itself if there is no other.
@@ -351,7 +354,7 @@ func (l *linux) linkDown(lk *linuxLink) {
 	lk.active = false
 	to := l.any(lk)
 	l.w.trace("%v %v: link %d is down", l.w.Elapsed(), l, lk.id)
-	if to == nil {
+	if to == nil || l.ending == lk {
 		l.die(l.now())
 		return
 	}
@@ -418,7 +421,7 @@ func (l *linux) recvDeleteLink(f *linuxFlow, on *linuxLink, m llc.DeleteLink) {
 	case m.All && server || lk != nil && l.any(lk) == nil && server:
 		l.endFlow(f)
 		l.send(on, llc.DeleteLink{All: true, Orderly: true, Reason: m.Reason})
-		l.ending = true
+		l.ending = on
 	case m.All || lk != nil && l.any(lk) == nil:
 		l.die(l.now())
 	case lk == nil && server:
@@ -454,7 +457,7 @@ func (l *linux) moveLLC(on, lk, to *linuxLink) {
 
 // wantLink makes a server offer a link, and a client ask for one.
 func (l *linux) wantLink() {
-	if l.step != linuxUp || l.ending || !l.mayAddLinks() {
+	if l.step != linuxUp || l.ending != nil || !l.mayAddLinks() {
 		return
 	}
 	if l.role == linkgroup.Server {

@@ -72,7 +72,7 @@ func (l *linux) endFlow(f *linuxFlow) {
 // runQueue begins the next flow of ours; flows of both sides run at a time
 // only when both are about RKeys.
 func (l *linux) runQueue() bool {
-	if l.lcl != nil || len(l.queue) == 0 || l.step != linuxUp || l.ending {
+	if l.lcl != nil || len(l.queue) == 0 || l.step != linuxUp || l.ending != nil {
 		return false
 	}
 	f := l.queue[0]
