@@ -34,19 +34,35 @@
 //   - exception: not done as the RFC says, on purpose.
 //   - linux: done as the RFC says, but otherwise towards a Linux kernel.
 //   - unused: a permission (MAY) that we do not use.
+//   - alive: functions without which the tests pass, and why that is right:
+//     NAME, NAME: reason.
 //   - open: what is still missing. A statement that has none of code, test,
 //     exception and unused is open, too.
 //
 // Comments of pkg/smcr that name a section of the RFC are checked for sections
 // that there are.
 //
-// With -prove it also runs the tests, each for itself, and says where no test
-// of a statement runs a function that the statement names.
+// # Proof
+//
+// With -prove it writes nothing, but switches each function off that a statement with
+// tests names, as if it began with a return of zero values, and runs the tests of that
+// statement. If all of them pass, they prove nothing about the function: the statement
+// must name a test that fails, or say under alive why there is none.
+//
+//	make rfcmatrix ARGS='-prove'
+//	make rfcmatrix ARGS='-prove -rows R3.5.2,C-errors -j 2'
+//
+// -rows takes beginnings of numbers, and names of files without .txt. No file of the
+// repository is touched: the switches are in an overlay of "go test", all in one binary
+// for each package with tests, and the environment says which one is off. What is known
+// is kept in the user's cache directory until the binary or the package's testdata
+// changes. All of it takes some minutes, and half an hour after a change of pkg/smcr.
 //
 // # Limitations
 //
-// That a test runs a function does not say that they do what the statement
-// asks for; reviewers do.
+// That a test fails without a function does not say that they do what the statement
+// asks for; reviewers do. Types, constants and fields cannot be switched off, and
+// tests in guests and scripts are not run.
 package main
 
 import (
@@ -58,6 +74,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 )
 
 const (
@@ -74,15 +91,17 @@ func run(args []string, stderr io.Writer) int {
 	flags := flag.NewFlagSet("rfcmatrix", flag.ContinueOnError)
 	flags.SetOutput(stderr)
 	check := flags.Bool("check", false, "write nothing; fail if "+output+" is not up to date")
-	proveIt := flags.Bool("prove", false, "write nothing; run the tests and see that they run the code")
-	if err := flags.Parse(args); err != nil || flags.NArg() > 0 || *check && *proveIt {
+	proveIt := flags.Bool("prove", false, "write nothing; see that tests fail without the code that they prove")
+	rows := flags.String("rows", "", "with -prove: beginnings of statements' numbers, or names of files, separated by commas")
+	jobs := flags.Int("j", 1, "with -prove: how many tests run at a time")
+	if err := flags.Parse(args); err != nil || flags.NArg() > 0 || *check && *proveIt || *jobs < 1 || *rows != "" && !*proveIt {
 		return exitUsage
 	}
 	root, err := findRoot()
 	switch {
 	case err != nil:
 	case *proveIt:
-		err = prove(root)
+		err = prove(root, proof{rows: strings.FieldsFunc(*rows, func(r rune) bool { return r == ',' }), jobs: *jobs, log: stderr})
 	default:
 		err = update(root, *check)
 	}

@@ -38,6 +38,8 @@ func TestParseStatements_rejects(t *testing.T) {
 		{"open exception", head + "exception: no\nopen: no", "an exception, and open"},
 		{"exception of an exception", head + "exception: no\nlinux: no", "an exception towards Linux of what"},
 		{"test without code", head + "test: a.TestB", "a test, but no code"},
+		{"alive, of other code", head + "code: a.B\nalive: a.C: no", `"a.C" is not among its code`},
+		{"alive, without a reason", head + "code: a.B\nalive: because", `"because" is not among its code`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			_, err := parseStatements("f", tt.text)
@@ -197,17 +199,5 @@ func TestRender(t *testing.T) {
 		if !strings.Contains(doc, want) {
 			t.Errorf("no %q in:\n%s", want, doc)
 		}
-	}
-}
-
-func TestParseProfile(t *testing.T) {
-	const text = `mode: set
-github.com/smcr-io/kube-smcr/pkg/smcr/cdc/conn.go:10.20,12.3 2 1
-github.com/smcr-io/kube-smcr/pkg/smcr/cdc/conn.go:14.20,16.3 2 0
-github.com/smcr-io/kube-smcr/pkg/smcr/cdc/state.go:7.2,7.9 1 23
-`
-	want := []lines{{"pkg/smcr/cdc/conn.go", 10, 12}, {"pkg/smcr/cdc/state.go", 7, 7}}
-	if diff := cmp.Diff(want, parseProfile(text), cmp.AllowUnexported(lines{})); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
 	}
 }

@@ -3,158 +3,154 @@
 package main
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"os"
-	"os/exec"
 	"path"
-	"path/filepath"
-	"regexp"
 	"slices"
-	"strconv"
 	"strings"
+	"sync"
 )
 
-// coverPackages are the packages whose functions the tests are watched for.
-const coverPackages = "./pkg/smcr/...,./pkg/rdma/rocev2"
-
-// lines is a range of lines of a file that was executed.
-type lines struct {
-	file     string
-	from, to int
+// proof says what to prove and how.
+type proof struct {
+	rows []string // beginnings of their numbers, or names of their files; none means all
+	jobs int
+	log  io.Writer
 }
 
-// prover runs tests and remembers what they executed.
-type prover struct {
-	root, tmp string
-	binaries  map[string]string  // by directory
-	runs      map[string][]lines // by the test's name
-	failed    map[string]bool    // reported once
+// claim is that a statement's tests fail without a function that it names.
+type claim struct {
+	s     *statement
+	code  reference
+	tests []reference
 }
 
-// prove runs every test that a statement names and looks for functions that a
-// statement names and none of its tests runs.
-func prove(root string) (err error) {
+// prove switches each function off that a statement names and runs the tests of that
+// statement: one of them must fail, or the statement says why none does.
+func prove(root string, p proof) (err error) {
 	sections, err := load(os.DirFS(root))
 	if err != nil {
 		return err
+	}
+	all := claims(sections)
+	chosen := slices.DeleteFunc(slices.Clone(all), func(c claim) bool { return !p.wants(c.s) })
+	if len(chosen) == 0 {
+		return fmt.Errorf("-rows %s: no such row names a function and a test", strings.Join(p.rows, ","))
 	}
 	tmp, err := os.MkdirTemp("", "rfcmatrix-")
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(tmp)) }()
-	p := prover{root: root, tmp: tmp, binaries: map[string]string{}, runs: map[string][]lines{}, failed: map[string]bool{}}
-	var errs []error
+	r, err := newRunner(root, tmp, targets(all))
+	if err != nil {
+		return err
+	}
+	return p.judge(chosen, r.survives)
+}
+
+// wants reports whether a statement is among those that were asked for.
+func (p *proof) wants(s *statement) bool {
+	if len(p.rows) == 0 {
+		return true
+	}
+	file, _, _ := strings.Cut(path.Base(s.line), ".txt:")
+	return slices.ContainsFunc(p.rows, func(row string) bool { return strings.HasPrefix(s.id, row) || file == row })
+}
+
+// claims lists what can be proven: of functions, by tests that run on any machine.
+func claims(sections []*section) []claim {
+	var all []claim
 	for _, sec := range sections {
 		for _, s := range sec.statements {
-			errs = append(errs, p.check(s))
+			tests := slices.DeleteFunc(slices.Clone(s.tests), func(t reference) bool {
+				return t.test == "" || underTest(t.dir) || strings.HasPrefix(t.test, "Benchmark")
+			})
+			for _, c := range s.code {
+				if c.symbol.from > 0 && len(tests) > 0 {
+					all = append(all, claim{s, c, tests})
+				}
+			}
 		}
-	}
-	return errors.Join(errs...)
-}
-
-// check runs the tests of one statement.
-func (p *prover) check(s *statement) error {
-	var executed []lines
-	for _, t := range s.tests {
-		if t.test == "" {
-			return nil // a script, which nobody watches
-		}
-		if p.failed[t.name] {
-			return nil
-		}
-		ran, err := p.run(t)
-		if err != nil {
-			p.failed[t.name] = true
-			return fmt.Errorf("%s: %s: %w", s.line, s.id, err)
-		}
-		executed = append(executed, ran...)
-	}
-	if len(s.tests) == 0 {
-		return nil
-	}
-	var errs []error
-	for _, c := range s.code {
-		if !strings.HasPrefix(c.file, "pkg/smcr/") || c.symbol.from == 0 {
-			continue // not watched, or not a function
-		}
-		hit := func(l lines) bool {
-			return l.file == c.file && l.from <= c.symbol.to && l.to >= c.symbol.from
-		}
-		if !slices.ContainsFunc(executed, hit) {
-			errs = append(errs, fmt.Errorf("%s: %s: none of its tests runs %s", s.line, s.id, c.name))
-		}
-	}
-	return errors.Join(errs...)
-}
-
-// run runs one test, once.
-func (p *prover) run(t reference) ([]lines, error) {
-	if ran, ok := p.runs[t.name]; ok {
-		return ran, nil
-	}
-	binary, err := p.build(t.dir)
-	if err != nil {
-		return nil, err
-	}
-	pattern := "^" + t.test + "$"
-	if t.subtest != "" { // a table may add to the name
-		pattern += "/^" + regexp.QuoteMeta(strings.ReplaceAll(t.subtest, " ", "_"))
-	}
-	profile := filepath.Join(p.tmp, "profile")
-	cmd := exec.Command(binary, "-test.run="+pattern, "-test.v", "-test.coverprofile="+profile, "-test.timeout=5m")
-	cmd.Dir = filepath.Join(p.root, t.dir)
-	out, err := cmd.CombinedOutput()
-	if err != nil {
-		return nil, fmt.Errorf("run %s: %w\n%s", t.name, err, out)
-	}
-	want := "--- PASS: " + t.test
-	if t.subtest != "" {
-		want += "/"
-	}
-	if !bytes.Contains(out, []byte(want)) {
-		return nil, fmt.Errorf("run %s: nothing ran, or it was skipped", t.name)
-	}
-	b, err := os.ReadFile(profile)
-	if err != nil {
-		return nil, err
-	}
-	p.runs[t.name] = parseProfile(string(b))
-	return p.runs[t.name], nil
-}
-
-// build makes a test binary of a package, once.
-func (p *prover) build(dir string) (string, error) {
-	if b, ok := p.binaries[dir]; ok {
-		return b, nil
-	}
-	binary := filepath.Join(p.tmp, strings.ReplaceAll(dir, "/", "-")+".test")
-	cmd := exec.Command("go", "test", "-c", "-o", binary, "-coverpkg="+coverPackages, "./"+dir)
-	cmd.Dir = p.root
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("build the tests of %s: %w\n%s", dir, err, out)
-	}
-	p.binaries[dir] = binary
-	return binary, nil
-}
-
-var profileLine = regexp.MustCompile(`(?m)^(\S+\.go):(\d+)\.\d+,(\d+)\.\d+ \d+ ([1-9]\d*)$`)
-
-// parseProfile returns what a coverage profile says was executed.
-func parseProfile(text string) []lines {
-	var all []lines
-	for _, m := range profileLine.FindAllStringSubmatch(text, -1) {
-		from, _ := strconv.Atoi(m[2]) // digits, by the pattern
-		to, _ := strconv.Atoi(m[3])
-		all = append(all, lines{inModule(m[1]), from, to})
 	}
 	return all
 }
 
-// inModule takes the module's name off the path of a file.
-func inModule(file string) string {
-	const module = "github.com/smcr-io/kube-smcr"
-	return path.Clean(strings.TrimPrefix(file, module+"/"))
+// target is the function that a claim is about.
+func (c *claim) target() target {
+	m := referenceForm.FindStringSubmatch(c.code.name)
+	return target{path.Dir(c.code.file), m[2]}
+}
+
+// targets are the functions of claims.
+func targets(all []claim) []target {
+	var ts []target
+	for _, c := range all {
+		if t := c.target(); !slices.Contains(ts, t) {
+			ts = append(ts, t)
+		}
+	}
+	return ts
+}
+
+// judge asks of each claim whether its tests survive, several at a time, and compares
+// that with what the statements say.
+func (p *proof) judge(all []claim, survives func(claim) (bool, error)) error {
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	errs, next, done := make([]error, len(all)), 0, 0
+	work := func() {
+		for {
+			mu.Lock()
+			i := next
+			next++
+			mu.Unlock()
+			if i >= len(all) {
+				return
+			}
+			c := all[i]
+			alive, err := survives(c)
+			if err == nil {
+				err = c.verdict(alive)
+			} else {
+				err = fmt.Errorf("%s: %s: %w", c.s.line, c.s.id, err)
+			}
+			mu.Lock()
+			errs[i] = err
+			done++
+			fmt.Fprintf(p.log, "%d/%d %s %s: %s\n", done, len(all), c.s.id, c.code.name, outcome(alive, err))
+			mu.Unlock()
+		}
+	}
+	for range max(p.jobs, 1) {
+		wg.Go(work)
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+func outcome(alive bool, err error) string {
+	switch {
+	case err != nil:
+		return "NOT PROVEN"
+	case alive:
+		return "alive, with a reason"
+	}
+	return "dead"
+}
+
+// verdict compares what happened without the function with what the statement says. A
+// reason that is not needed any more is an error, too.
+func (c *claim) verdict(alive bool) error {
+	excused := slices.ContainsFunc(c.s.aliveNames(), func(name string) bool { return name == c.code.name })
+	switch {
+	case alive && !excused:
+		return fmt.Errorf("%s: %s: all its tests pass without %s: name one that fails, or say why in \"alive: %s: ...\"",
+			c.s.line, c.s.id, c.code.name, c.code.name)
+	case !alive && excused:
+		return fmt.Errorf("%s: %s: a test fails without %s, so \"alive\" must not name it", c.s.line, c.s.id, c.code.name)
+	}
+	return nil
 }

@@ -29,6 +29,7 @@ type statement struct {
 	code, tests        []reference
 	exception, linux   string
 	unused, open       string
+	alive              string
 }
 
 // reference is a name in the code, or the path of a file.
@@ -74,7 +75,7 @@ func (s *statement) state() state {
 var (
 	headLine      = regexp.MustCompile(`^§([0-9ABC][0-9.]*) (\S.*)$`)
 	statementLine = regexp.MustCompile(`^R([0-9ABC][0-9.]*)-([0-9]+) (MUST|SHOULD|MAY) (\S.*)$`)
-	fieldLine     = regexp.MustCompile(`^(code|test|exception|linux|unused|open): (\S.*)$`)
+	fieldLine     = regexp.MustCompile(`^(code|test|exception|linux|unused|open|alive): (\S.*)$`)
 )
 
 // readStatements reads all files, in the order of their sections.
@@ -185,7 +186,7 @@ func (p *statementParser) field(name, value string) error {
 	s := p.current
 	to := map[string]*string{
 		"code": &s.codeText, "test": &s.testText,
-		"exception": &s.exception, "linux": &s.linux, "unused": &s.unused, "open": &s.open,
+		"exception": &s.exception, "linux": &s.linux, "unused": &s.unused, "open": &s.open, "alive": &s.alive,
 	}[name]
 	if *to != "" {
 		return fmt.Errorf("%s: a second %s", s.id, name)
@@ -220,7 +221,25 @@ func (s *statement) check() error {
 	case len(s.tests) > 0 && len(s.code) == 0:
 		return errors.New("a test, but no code")
 	}
+	for _, name := range s.aliveNames() {
+		if !slices.ContainsFunc(s.code, func(r reference) bool { return r.name == name }) {
+			return fmt.Errorf("alive: %q is not among its code; the form is NAME, NAME: why", name)
+		}
+	}
 	return nil
+}
+
+// aliveNames are the functions without which the tests of the statement pass.
+func (s *statement) aliveNames() []string {
+	if s.alive == "" {
+		return nil
+	}
+	list, _, _ := strings.Cut(s.alive, ": ")
+	names := strings.Split(list, ",")
+	for i := range names {
+		names[i] = strings.TrimSpace(names[i])
+	}
+	return names
 }
 
 // compareNumbers orders section numbers: 2 before 10 before A.
