@@ -305,6 +305,29 @@ func TestSectionA_4_Sequence(t *testing.T) {
 			}
 		}
 	})
+	t.Run("updates and ends count like writes", func(t *testing.T) {
+		s := newSide(t, cdc.Ring{Size: 1 << 14})
+		s.write(1)
+		s.flush()
+		s.prod = 10_000
+		if err := s.receive(0); err != nil {
+			t.Fatal(err)
+		}
+		s.c.Consume(10_000)
+		s.flush() // an update
+		s.write(1)
+		s.flush()
+		s.c.Shutdown()
+		s.flush()
+		for i, m := range s.sent {
+			if m.Seq != uint16(i+1) {
+				t.Errorf("message %d is %v", i, m)
+			}
+		}
+		if len(s.sent) != 4 || !s.sent[3].Flags.SendingDone() || s.sent[1].Prod != s.sent[0].Prod {
+			t.Errorf("messages: %v", s.sent)
+		}
+	})
 	t.Run("equal accepted, older dropped", func(t *testing.T) {
 		s := newSide(t, cdc.Ring{Size: 1 << 14})
 		for _, tt := range []struct {

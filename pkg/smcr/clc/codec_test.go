@@ -453,6 +453,7 @@ func TestMatchesPrefix(t *testing.T) {
 		return p
 	}
 	v4 := Proposal{IPv4: netip.MustParsePrefix("10.0.1.0/24")}
+	v4first := Proposal{IPv4: netip.MustParsePrefix("10.0.0.0/24")} // its address is that of the /16, too
 	v6 := Proposal{IPv6: ListOf(prefixes("fd00:1::/64", "fd00:2::/64")...)}
 	tests := []struct {
 		name  string
@@ -465,6 +466,9 @@ func TestMatchesPrefix(t *testing.T) {
 		{"IPv4 mapped", v4, "::ffff:10.0.1.7", prefixes("10.0.1.7/24"), true},
 		{"IPv4 other subnet", v4, "10.0.2.7", prefixes("10.0.2.7/24"), false},
 		{"IPv4 other length", v4, "10.0.1.7", prefixes("10.0.1.7/16"), false},
+		{"IPv4 longer, first subnet", v4first, "10.0.0.7", prefixes("10.0.0.7/16"), false},
+		{"IPv4 shorter, first subnet", v4first, "10.0.0.7", prefixes("10.0.0.7/28"), false},
+		{"IPv4 same first subnet", v4first, "10.0.0.7", prefixes("10.0.0.7/24"), true},
 		{"IPv4 none of ours", v4, "10.0.1.7", nil, false},
 		{"IPv4 connection, IPv6 proposal", v6, "10.0.1.7", prefixes("10.0.1.7/24"), false},
 		{"IPv6 second prefix", v6, "fd00:2::7", prefixes("fd00:2::7/64"), true},

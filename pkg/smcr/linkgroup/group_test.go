@@ -254,6 +254,35 @@ func TestSection2_2_4_LinkUserIDs(t *testing.T) {
 	}
 }
 
+// A link is known by MAC, GID and QP number: with any other of them an Accept means
+// another group.
+func TestSection3_5_2_2_FindLink(t *testing.T) {
+	r := ready(t, linkgroup.Client)
+	otherGID, otherMAC := peerEnd.GID, peerEnd.MAC
+	otherGID[15]++
+	otherMAC[5]++
+	for _, tt := range []struct {
+		name string
+		qpn  rdma.QPN
+		gid  rdma.GID
+		mac  rdma.MAC
+		want bool
+	}{
+		{"ours", peerEnd.QPN, peerEnd.GID, peerEnd.MAC, true},
+		{"another QP number", peerEnd.QPN + 1, peerEnd.GID, peerEnd.MAC, false},
+		{"another GID", peerEnd.QPN, otherGID, peerEnd.MAC, false},
+		{"another MAC", peerEnd.QPN, peerEnd.GID, otherMAC, false},
+	} {
+		if i, ok := r.g.FindLink(tt.qpn, tt.gid, tt.mac); ok != tt.want || i != 0 || r.g.MatchesPeer(tt.qpn, tt.gid, tt.mac) != tt.want {
+			t.Errorf("%s: link %d, %t", tt.name, i, ok)
+		}
+	}
+	r.g.Terminate(r.now, llc.DeleteOperator)
+	if r.g.MatchesPeer(peerEnd.QPN, peerEnd.GID, peerEnd.MAC) {
+		t.Error("a group that ends is found")
+	}
+}
+
 func TestGroup_info(t *testing.T) {
 	r := ready(t, linkgroup.Client)
 	l := r.g.Links()
