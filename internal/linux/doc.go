@@ -56,9 +56,22 @@
 // inside one transaction, [Redirect.Remove] only empties "alive", and only
 // [Sweep] deletes.
 //
+// # The wire
+//
+// [InstallWireFilter] puts the table inet kube-smcr-wire into the host's
+// namespace: RoCEv2 packets (UDP port 4791) reach the addresses of our RDMA
+// devices only from the devices of other machines of ours and from configured
+// peers, and never from where pods are; packets of pods to other machines'
+// devices, and of other users' local processes, do not leave. Every reason to
+// drop one has a counter. The table is replaced as a whole in one transaction, the
+// counters go on, and it stays when its agent is killed: the next one replaces
+// it. Only who manages the machine may remove it. Of what an RNIC takes without
+// the kernel it sees nothing.
+//
 // # Who owns what
 //
-// A Redirect belongs to one attachment of the agent; its methods may be called
+// A WireFilter belongs to the agent; its methods may be called from several
+// goroutines. A namespace has one table, so one agent manages it. A Redirect belongs to one attachment of the agent; its methods may be called
 // from several goroutines. The caller owns the listeners and their ports.
 //
 // # Limitations

@@ -54,6 +54,16 @@ const (
 	// with 64 nine tenths may be, and a try costs some ten microseconds.
 	portTries = 64
 
+	// maxWireOwn bounds the RDMA devices of a machine and their interfaces: eight
+	// of the node, and those of pods, as in an SMCRNode.
+	maxWireOwn = 512
+	// maxWireNodes bounds the addresses of the devices of other machines: 4,000
+	// machines of four each. They must fit into one netlink transaction, at 36
+	// bytes each.
+	maxWireNodes = 16384
+	// maxWirePeers bounds the networks of configured peers, as the file does.
+	maxWirePeers = 1024
+
 	// dumpTries bounds how often a list is read again that changed meanwhile;
 	// a pod's interfaces change when it starts and ends.
 	dumpTries = 8

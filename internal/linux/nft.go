@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"net/netip"
 	"slices"
 	"time"
@@ -106,6 +107,12 @@ func aliveElement(ttl time.Duration) []nftables.SetElement {
 func (r *ruleset) set(s *nftables.Set, elems []nftables.SetElement) *nftables.Set {
 	r.nextID++
 	s.ID = r.nextID
+	r.put(s, elems)
+	return s
+}
+
+// put adds a set that has its number.
+func (r *ruleset) put(s *nftables.Set, elems []nftables.SetElement) {
 	err := r.conn.AddSet(s, nil)
 	for part := range slices.Chunk(elems, maxElementsPerMessage) {
 		err = errors.Join(err, r.conn.SetAddElements(s, part))
@@ -113,7 +120,6 @@ func (r *ruleset) set(s *nftables.Set, elems []nftables.SetElement) *nftables.Se
 	if err != nil && r.err == nil {
 		r.err = fmt.Errorf("encode set %s: %w", s.Name, err)
 	}
-	return s
 }
 
 func (r *ruleset) chain(c nftables.Chain) *nftables.Chain {
@@ -121,10 +127,8 @@ func (r *ruleset) chain(c nftables.Chain) *nftables.Chain {
 	return r.conn.AddChain(&c)
 }
 
-// rule collects a rule. The library asks the kernel to echo rules and expects
-// at most one datagram of echoes per transaction; the kernel packs the echoes
-// of neighbouring rules into one. So rules come last, together, and are few:
-// whatever grows with the policy is in sets.
+// rule collects a rule; rules come last, when their chains and sets are there.
+// Whatever grows with the policy is in sets.
 func (r *ruleset) rule(c *nftables.Chain, exprs ...[]expr.Any) {
 	rule := &nftables.Rule{Table: r.table, Chain: c}
 	for _, e := range exprs {
@@ -355,7 +359,7 @@ func ifname(name string) []byte {
 func openNFT(ns *NetNS) (*nftables.Conn, error) {
 	var conn *nftables.Conn
 	err := ns.Do(func() (err error) {
-		conn, err = nftables.New(nftables.AsLasting(), nftables.WithSockOptions(growBuffers))
+		conn, err = nftables.New(nftables.AsLasting(), nftables.WithSockOptions(growBuffers, silenceEchoes))
 		return err
 	})
 	if err != nil {
@@ -366,6 +370,30 @@ func openNFT(ns *NetNS) (*nftables.Conn, error) {
 
 func growBuffers(c *netlink.Conn) error {
 	return errors.Join(c.SetReadBuffer(netlinkBufferBytes), c.SetWriteBuffer(netlinkBufferBytes))
+}
+
+// silenceEchoes keeps the kernel's echoes of rules from the socket. The library
+// asks for them and expects at most one datagram of echoes per transaction; of
+// more than some ten rules there are several.
+func silenceEchoes(c *netlink.Conn) error {
+	const newRule = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWRULE
+	prog := []unix.SockFilter{
+		// The type of the message, which is in the machine's order, is loaded in
+		// network order.
+		{Code: unix.BPF_LD | unix.BPF_H | unix.BPF_ABS, K: 4},
+		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: uint32(binary.BigEndian.Uint16(binaryutil.NativeEndian.PutUint16(newRule))), Jf: 1},
+		{Code: unix.BPF_RET | unix.BPF_K, K: 0},
+		{Code: unix.BPF_RET | unix.BPF_K, K: math.MaxUint32},
+	}
+	rc, err := c.SyscallConn()
+	if err != nil {
+		return err
+	}
+	cerr := rc.Control(func(fd uintptr) {
+		err = unix.SetsockoptSockFprog(int(fd), unix.SOL_SOCKET, unix.SO_ATTACH_FILTER,
+			&unix.SockFprog{Len: uint16(len(prog)), Filter: &prog[0]})
+	})
+	return errors.Join(cerr, err)
 }
 
 // noTable turns the kernel's answer for a missing table into ErrNoTable.

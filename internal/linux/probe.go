@@ -122,7 +122,7 @@ func ProbeTProxy() error {
 // probeTable makes a table in a namespace of its own.
 func probeTable(build func(*ruleset)) error {
 	return inScratch(func() error {
-		conn, err := nftables.New(nftables.AsLasting())
+		conn, err := nftables.New(nftables.AsLasting(), nftables.WithSockOptions(silenceEchoes))
 		if err != nil {
 			return err
 		}

@@ -1,0 +1,413 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package linux
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/binaryutil"
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+)
+
+// WireConfig says who may send RoCEv2 packets to this machine's RDMA devices.
+type WireConfig struct {
+	// Own are the addresses of the devices. What goes to others is left alone.
+	Own []netip.Addr
+	// Nodes are addresses of the devices of other machines of ours. Their packets
+	// come by Interfaces, or by where the route back to them leaves.
+	Nodes []netip.Addr
+	// Peers are networks of others that may send. Their packets come by Interfaces
+	// only: a network may have pods of this machine in it, and the route back to
+	// those is right as well.
+	Peers []netip.Prefix
+	// Interfaces are network interfaces that no pod is behind: those of Own.
+	Interfaces []string
+	// UID is the user whose processes may send to all these.
+	UID uint32
+}
+
+// Validate says what cannot be used.
+func (c *WireConfig) Validate() error {
+	if len(c.Own) > maxWireOwn || len(c.Interfaces) > maxWireOwn {
+		return &ConfigError{Field: "Own", Reason: fmt.Sprintf("%d addresses and %d interfaces, at most %d are allowed", len(c.Own), len(c.Interfaces), maxWireOwn)}
+	}
+	if len(c.Nodes) > maxWireNodes {
+		return &ConfigError{Field: "Nodes", Reason: fmt.Sprintf("%d addresses, at most %d are allowed: give networks instead", len(c.Nodes), maxWireNodes)}
+	}
+	if len(c.Peers) > maxWirePeers {
+		return &ConfigError{Field: "Peers", Reason: fmt.Sprintf("%d networks, at most %d are allowed: use fewer, wider ones", len(c.Peers), maxWirePeers)}
+	}
+	for _, a := range slices.Concat(c.Own, c.Nodes) {
+		if !a.IsValid() || a.Is4In6() || a.Zone() != "" || a.IsUnspecified() || a.IsMulticast() || a.IsLoopback() {
+			return &ConfigError{Field: "Nodes", Reason: fmt.Sprintf("%v is no address of a device", a)}
+		}
+	}
+	for _, p := range c.Peers {
+		if !p.IsValid() || p.Addr().Is4In6() {
+			return &ConfigError{Field: "Peers", Reason: fmt.Sprintf("%v is no network", p)}
+		}
+	}
+	for _, name := range c.Interfaces {
+		if name == "" || len(name) >= unix.IFNAMSIZ {
+			return &ConfigError{Field: "Interfaces", Reason: fmt.Sprintf("%q is no name of a network interface", name)}
+		}
+	}
+	return nil
+}
+
+// WireReason is why a RoCE packet was dropped.
+type WireReason uint8
+
+// Reasons.
+const (
+	WireUnknownSource  WireReason = iota // nobody of the cluster, and no configured peer
+	WireWrongInterface                   // a known address, by an interface of pods or another wrong one
+	WireOwnAddress                       // an own address, from outside
+	WireMalformed                        // shorter than any RoCE packet
+	WireForwarded                        // a pod's, or a stranger's, on its way to a known device
+	WireLocalUser                        // a local process's that is not the agent's
+	numWireReasons
+)
+
+// String is the name of the counter, too.
+func (r WireReason) String() string {
+	switch r {
+	case WireUnknownSource:
+		return "unknown-source"
+	case WireWrongInterface:
+		return "wrong-interface"
+	case WireOwnAddress:
+		return "own-address"
+	case WireMalformed:
+		return "malformed"
+	case WireForwarded:
+		return "forwarded"
+	case WireLocalUser:
+		return "local-user"
+	case numWireReasons:
+	}
+	return fmt.Sprintf("reason %d", uint8(r))
+}
+
+// WireDrops counts packets that were dropped, by [WireReason].
+type WireDrops [numWireReasons]uint64
+
+// Names that an administrator sees in "nft list ruleset".
+const (
+	wireTableName = "kube-smcr-wire"
+
+	setOwn        = "own"
+	setNodes      = "nodes"
+	setPeers      = "peers"
+	setInterfaces = "interfaces"
+
+	chainPrerouting = "prerouting"
+	chainUntracked  = "untracked"
+	chainInput      = "input"
+	chainToOwn      = "to-own"
+	chainFrom       = "from" // and 4 or 6
+	chainFromOwn    = "from-own"
+	chainByRoute    = "by-route"
+	chainByName     = "by-name"
+	chainWhole      = "whole"
+	chainForward    = "forward"
+	chainTransit    = "transit"
+	chainThrough    = "through" // and 4 or 6
+	chainOutput     = "output"
+	chainOutgoing   = "outgoing"
+	chainSender     = "sender"
+)
+
+const (
+	rocePort = 4791
+	// minRoCE is the length of UDP header, BTH and ICRC, which every RoCEv2
+	// packet has.
+	minRoCE = 8 + 12 + 4
+)
+
+// wireRules is the table of a WireConfig as values.
+type wireRules struct {
+	sets   []wireSet
+	chains []wireChain
+}
+
+type wireSet struct {
+	set   nftables.Set
+	elems []nftables.SetElement
+}
+
+type wireChain struct {
+	chain nftables.Chain
+	rules [][]expr.Any
+}
+
+// renderWire makes the table:
+//
+//	prerouting, raw   to an own device: not tracked, so that neither a flood
+//	                  fills the table of connection tracking nor a hostPort of a
+//	                  pod takes the packets
+//	input             to an own device: from a node or peer, by the right
+//	                  interface, whole; from an own address over loopback
+//	forward           to a node's or peer's device: the same, else it is a pod's
+//	output, raw       to any of the devices: the agent's user's or the kernel's
+//
+// Whatever grows is in sets. A good packet costs three lookups in input: of its
+// destination, its source and its interface. Input comes behind everything that
+// rewrites destinations, so that a Service or hostPort is no way round it.
+// Without routes the kernel cannot look up the way back to a source.
+func renderWire(cfg WireConfig, routes bool) wireRules {
+	var w wireRules
+	own, nodes, peers := w.addresses(setOwn, cfg.Own), w.addresses(setNodes, without(cfg.Nodes, cfg.Own)), w.networks(setPeers, cfg.Peers)
+	interfaces := w.interfaces(cfg.Interfaces)
+	families := []bool{true, false}
+
+	base := func(name string, hook *nftables.ChainHook, priority nftables.ChainPriority, next string) {
+		w.chain(nftables.Chain{Name: name, Type: nftables.ChainTypeFilter, Hooknum: hook, Priority: &priority},
+			rule(roce(), goToName(next)))
+	}
+	early := *nftables.ChainPriorityRaw
+	before := *nftables.ChainPriorityFilter - 10 // a firewall's accept or drop comes later
+
+	w.chain(nftables.Chain{Name: chainWhole}, rule(shorter(minRoCE), drop(WireMalformed)))
+	w.chain(nftables.Chain{Name: chainByName},
+		rule(loadInterface(), lookup(regA, interfaces, false), goToName(chainWhole)),
+		rule(drop(WireWrongInterface)))
+	byRoute := [][]expr.Any{
+		rule(loadInterface(), lookup(regA, interfaces, false), goToName(chainWhole)),
+		rule(fromLinkLocal(), drop(WireWrongInterface)), // there is a route to these on every interface
+	}
+	if routes {
+		byRoute = append(byRoute, rule(routeBack(), goToName(chainWhole)))
+	}
+	w.chain(nftables.Chain{Name: chainByRoute}, append(byRoute, rule(drop(WireWrongInterface)))...)
+	w.chain(nftables.Chain{Name: chainFromOwn}, rule(overLoopback(), goToName(chainWhole)), rule(drop(WireOwnAddress)))
+	w.chain(nftables.Chain{Name: chainSender},
+		rule(notUser(cfg.UID), drop(WireLocalUser)), rule([]expr.Any{&expr.Notrack{}}))
+
+	var untracked, toOwn, transit, outgoing [][]expr.Any
+	for i, is4 := range families {
+		from, through := ofFamily(chainFrom, is4), ofFamily(chainThrough, is4)
+		source := func(s *nftables.Set, next string) []expr.Any {
+			return rule(loadAddress(is4, true), lookup(regA, s, false), goToName(next))
+		}
+		w.chain(nftables.Chain{Name: from},
+			source(nodes[i], chainByRoute), source(own[i], chainFromOwn), source(peers[i], chainByName), rule(drop(WireUnknownSource)))
+		w.chain(nftables.Chain{Name: through},
+			source(nodes[i], chainByRoute), source(own[i], chainFromOwn), source(peers[i], chainByName), rule(drop(WireForwarded)))
+
+		to := func(s *nftables.Set, then []expr.Any) []expr.Any {
+			return rule(family(is4), loadAddress(is4, false), lookup(regA, s, false), then)
+		}
+		untracked = append(untracked, to(own[i], []expr.Any{&expr.Notrack{}}))
+		toOwn = append(toOwn, to(own[i], goToName(from)))
+		for _, s := range []*nftables.Set{nodes[i], peers[i]} {
+			transit = append(transit, to(s, goToName(through)))
+			outgoing = append(outgoing, to(s, goToName(chainSender)))
+		}
+		outgoing = append(outgoing, to(own[i], goToName(chainSender)))
+	}
+	w.chain(nftables.Chain{Name: chainUntracked}, untracked...)
+	w.chain(nftables.Chain{Name: chainToOwn}, toOwn...)
+	w.chain(nftables.Chain{Name: chainTransit}, transit...)
+	w.chain(nftables.Chain{Name: chainOutgoing}, outgoing...)
+
+	base(chainPrerouting, nftables.ChainHookPrerouting, early, chainUntracked)
+	base(chainInput, nftables.ChainHookInput, before, chainToOwn)
+	base(chainForward, nftables.ChainHookForward, before, chainTransit)
+	base(chainOutput, nftables.ChainHookOutput, early, chainOutgoing)
+	return w
+}
+
+func ofFamily(name string, is4 bool) string {
+	if is4 {
+		return name + "4"
+	}
+	return name + "6"
+}
+
+func (w *wireRules) add(s nftables.Set, elems []nftables.SetElement) *nftables.Set {
+	s.ID = uint32(len(w.sets) + 1)
+	w.sets = append(w.sets, wireSet{s, elems})
+	return &s
+}
+
+func (w *wireRules) chain(c nftables.Chain, rules ...[]expr.Any) {
+	w.chains = append(w.chains, wireChain{c, rules})
+}
+
+// addresses are the two sets of a list: IPv4, IPv6.
+func (w *wireRules) addresses(name string, all []netip.Addr) (out [2]*nftables.Set) {
+	for i, is4 := range []bool{true, false} {
+		var elems []nftables.SetElement
+		for _, a := range sorted(all) {
+			if a.Is4() == is4 {
+				elems = append(elems, nftables.SetElement{Key: a.AsSlice()})
+			}
+		}
+		// The kernel takes a quicker kind of set if it knows the size.
+		out[i] = w.add(nftables.Set{Name: ofFamily(name, is4), KeyType: addressType(is4), Size: uint32(max(1, len(elems)))}, elems)
+	}
+	return out
+}
+
+// networks are the two interval sets of a list of networks.
+func (w *wireRules) networks(name string, all []netip.Prefix) (out [2]*nftables.Set) {
+	for i, is4 := range []bool{true, false} {
+		var elems []nftables.SetElement
+		for _, r := range mergePrefixes(all, is4) {
+			elems = append(elems, nftables.SetElement{Key: r[0].AsSlice()})
+			if end := r[1].Next(); end.IsValid() {
+				elems = append(elems, nftables.SetElement{Key: end.AsSlice(), IntervalEnd: true})
+			}
+		}
+		out[i] = w.add(nftables.Set{Name: ofFamily(name, is4), KeyType: addressType(is4), Interval: true}, elems)
+	}
+	return out
+}
+
+func (w *wireRules) interfaces(names []string) *nftables.Set {
+	names = slices.Compact(slices.Sorted(slices.Values(names)))
+	elems := make([]nftables.SetElement, len(names))
+	for i, n := range names {
+		elems[i].Key = ifname(n)
+	}
+	return w.add(nftables.Set{Name: setInterfaces, KeyType: nftables.TypeIFName, KeyByteOrder: binaryutil.NativeEndian}, elems)
+}
+
+func addressType(is4 bool) nftables.SetDatatype {
+	if is4 {
+		return nftables.TypeIPAddr
+	}
+	return nftables.TypeIP6Addr
+}
+
+// sorted returns the addresses in order, each once.
+func sorted(all []netip.Addr) []netip.Addr {
+	out := slices.Clone(all)
+	slices.SortFunc(out, netip.Addr.Compare)
+	return slices.Compact(out)
+}
+
+// without returns the addresses that are not among some others.
+func without(all, others []netip.Addr) []netip.Addr {
+	return slices.DeleteFunc(slices.Clone(all), func(a netip.Addr) bool { return slices.Contains(others, a) })
+}
+
+// mergePrefixes returns the networks of a family as ranges, first and last
+// address, that neither overlap nor touch.
+func mergePrefixes(all []netip.Prefix, is4 bool) (out [][2]netip.Addr) {
+	for _, p := range all {
+		if p.Addr().Is4() == is4 {
+			out = append(out, [2]netip.Addr{p.Masked().Addr(), lastOf(p)})
+		}
+	}
+	slices.SortFunc(out, func(a, b [2]netip.Addr) int { return a[0].Compare(b[0]) })
+	n := 0
+	for _, r := range out {
+		if n > 0 && r[0].Compare(out[n-1][1]) <= 0 || n > 0 && r[0] == out[n-1][1].Next() {
+			if out[n-1][1].Less(r[1]) {
+				out[n-1][1] = r[1]
+			}
+			continue
+		}
+		out[n] = r
+		n++
+	}
+	return out[:n]
+}
+
+// lastOf is the last address of a network.
+func lastOf(p netip.Prefix) netip.Addr {
+	b := p.Masked().Addr().AsSlice()
+	for i := p.Bits(); i < len(b)*8; i++ {
+		b[i/8] |= 0x80 >> (i % 8)
+	}
+	a, _ := netip.AddrFromSlice(b)
+	return a
+}
+
+// What follows are pieces of rules, in the words of nft.
+
+func rule(parts ...[]expr.Any) []expr.Any { return slices.Concat(parts...) }
+
+// roce is "udp dport 4791".
+func roce() []expr.Any {
+	return []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: regA},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: regA, Data: []byte{unix.IPPROTO_UDP}},
+		&expr.Payload{DestRegister: regA, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: regA, Data: be16(rocePort)},
+	}
+}
+
+// shorter is "udp length < n".
+func shorter(n uint16) []expr.Any {
+	return []expr.Any{
+		&expr.Payload{DestRegister: regA, Base: expr.PayloadBaseTransportHeader, Offset: 4, Len: 2},
+		&expr.Cmp{Op: expr.CmpOpLt, Register: regA, Data: be16(n)},
+	}
+}
+
+// loadAddress is "ip saddr" or daddr, or of ip6.
+func loadAddress(is4, source bool) []expr.Any {
+	p := expr.Payload{DestRegister: regA, Base: expr.PayloadBaseNetworkHeader, Offset: 24, Len: 16}
+	switch {
+	case is4 && source:
+		p.Offset, p.Len = 12, 4
+	case is4:
+		p.Offset, p.Len = 16, 4
+	case source:
+		p.Offset = 8
+	}
+	return []expr.Any{&p}
+}
+
+// fromLinkLocal is "ip6 saddr fe80::/10".
+func fromLinkLocal() []expr.Any {
+	return append(append(family(false), loadAddress(false, true)...),
+		&expr.Bitwise{SourceRegister: regA, DestRegister: regA, Len: 16, Mask: append([]byte{0xff, 0xc0}, make([]byte, 14)...), Xor: make([]byte, 16)},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: regA, Data: append([]byte{0xfe, 0x80}, make([]byte, 14)...)})
+}
+
+func loadInterface() []expr.Any {
+	return []expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: regA}}
+}
+
+// overLoopback is "iifname lo".
+func overLoopback() []expr.Any {
+	return append(loadInterface(), &expr.Cmp{Op: expr.CmpOpEq, Register: regA, Data: ifname("lo")})
+}
+
+// routeBack is "fib saddr . iif oif exists": the answer would leave by the
+// interface that the packet came by.
+func routeBack() []expr.Any {
+	return []expr.Any{
+		&expr.Fib{Register: regA, FlagSADDR: true, FlagIIF: true, ResultOIF: true, FlagPRESENT: true},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: regA, Data: []byte{1}},
+	}
+}
+
+// notUser is "meta skuid != uid". What the kernel sends itself, as rxe does, has
+// no user, and does not match.
+func notUser(uid uint32) []expr.Any {
+	return []expr.Any{
+		&expr.Meta{Key: expr.MetaKeySKUID, Register: regA},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: regA, Data: nativeU32(uid)},
+	}
+}
+
+// drop is "counter name drop".
+func drop(why WireReason) []expr.Any {
+	return []expr.Any{
+		&expr.Objref{Type: unix.NFT_OBJECT_COUNTER, Name: why.String()},
+		&expr.Verdict{Kind: expr.VerdictDrop},
+	}
+}
+
+func goToName(chain string) []expr.Any {
+	return []expr.Any{&expr.Verdict{Kind: expr.VerdictGoto, Chain: chain}}
+}
