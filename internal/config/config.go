@@ -61,6 +61,8 @@ type Node struct {
 	DRA DRA
 	// DefaultPeers are the peers of the cluster's policies that name none.
 	DefaultPeers Peers
+	// Wire says who may send RoCE packets to the node's devices.
+	Wire Wire
 	// Policies select connections of all pods, where there is no cluster.
 	Policies []Policy
 	// Pods are the opted-in pods of the node in a cluster; nil means that there
@@ -128,6 +130,21 @@ func (b Bar) String() string {
 // Peers are addresses: a union of networks without some others.
 type Peers struct {
 	CIDRs, Except []netip.Prefix
+}
+
+// Wire says who may send RoCE packets to the node's devices, as far as the kernel
+// sees them.
+type Wire struct {
+	// Filter is false if everybody may.
+	Filter bool
+	// Peers are networks that may, and Interfaces where their packets come by, and
+	// those of other nodes, besides the devices' own.
+	Peers      []netip.Prefix
+	Interfaces []string
+	// Nodes are the addresses of the devices of the cluster's other nodes, sorted.
+	// They mean nothing before NodesKnown.
+	Nodes      []netip.Addr
+	NodesKnown bool
 }
 
 // CNI says how the agent installs the CNI plugin.

@@ -42,6 +42,32 @@ func mustEID(t testing.TB, s string) clc.EID {
 	return e
 }
 
+func TestParse_wire(t *testing.T) {
+	tests := []struct {
+		name, text string
+		want       Wire
+	}{
+		{"nothing", "", Wire{Filter: true}},
+		{"empty", "  wire: {}\n", Wire{Filter: true}},
+		{"off", "  wire: {filter: false}\n", Wire{}},
+		{"peers", "  wire: {peers: [192.0.2.2, 198.51.100.0/24, \"2001:db8::/64\"], interfaces: [eth1, bond0.7]}\n", Wire{
+			Filter: true, Interfaces: []string{"eth1", "bond0.7"},
+			Peers: []netip.Prefix{netip.MustParsePrefix("192.0.2.2/32"), netip.MustParsePrefix("198.51.100.0/24"), netip.MustParsePrefix("2001:db8::/64")},
+		}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			n := mustParse(t, minimal+tt.text)
+			if diff := cmp.Diff(tt.want, n.Wire, comparers); diff != "" {
+				t.Errorf("wire (-want +got):\n%s", diff)
+			}
+			if fields := mustParse(t, minimal).Immutable(n); len(fields) != 0 {
+				t.Errorf("a reload refuses %v", fields)
+			}
+		})
+	}
+}
+
 func TestParse_versions(t *testing.T) {
 	for _, tc := range []struct {
 		text string
@@ -94,6 +120,7 @@ func TestParse_sample(t *testing.T) {
 			InfoDir: "/var/run/k8s.cni.cncf.io/devinfo/dp",
 		},
 		DefaultPeers: Peers{CIDRs: privateNetworks()},
+		Wire:         Wire{Filter: true},
 		Policies: []Policy{{
 			Name:   "cache",
 			Pods:   PodSelector{Namespaces: []string{"shop"}, Names: []string{"redis-*", "web-*"}, Interfaces: []string{"eth0"}},
@@ -181,6 +208,12 @@ func TestParse_errors(t *testing.T) {
 		{"no enterprise ID", minimal + "  eids: []\n", []string{"t:4:9: node.eids: is empty: want 1 to 8 enterprise IDs"}},
 		{"too many enterprise IDs", minimal + "  eids: [A, B, C, D, E, F, G, H, I]\n", []string{"t:4:9: node.eids: has 9 entries, at most 8"}},
 		{"enterprise ID is text", minimal + "  eids: ACME\n", []string{"t:4:9: node.eids: is a single value, want a list"}},
+		{"wire", minimal + "  wire: {filter: on, peers: [10.0.0.1/8, x], interfaces: [eth1, eth1, a b, abcdefghijklmnop], nodes: []}\n", []string{
+			"node.wire.filter: \"on\", want true or false", "node.wire.peers[0]: \"10.0.0.1/8\" has bits set", "node.wire.peers[1]: \"x\", want a CIDR",
+			"node.wire.interfaces[1]: \"eth1\" is given twice", "node.wire.interfaces[2]: \"a b\", want the name", "node.wire.interfaces[3]: \"abcdefghijklmnop\"",
+			"node.wire.nodes: unknown field",
+		}},
+		{"wire of too many interfaces", minimal + "  wire: {interfaces: [" + strings.Repeat("x, ", 65) + "]}\n", []string{"node.wire.interfaces: has 65 entries, at most 64"}},
 		{"policy words", minimal + "policies:\n- {name: a, mode: Must}\n", []string{"t:5:19: policies[0].mode: \"Must\", want one of Prefer, Required"}},
 		{"cidrs", minimal + "policies:\n- name: a\n  peers:\n    cidrs: [10.0.0.1/8, 10.0.0.0/8, 10.1.0.0/16, ten]\n", []string{
 			"t:7:13: policies[0].peers.cidrs[0]: \"10.0.0.1/8\" has bits set behind its length: did you mean 10.0.0.0/8?",

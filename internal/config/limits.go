@@ -16,6 +16,14 @@ const (
 	maxShownValue = 64
 	maxDevices    = 8 // links of a link group: more RNICs would never all be used
 
+	// maxWireInterfaces bounds the interfaces that RoCE packets come by: more than
+	// that on one machine are pods'. maxInterfaceName is the kernel's.
+	maxWireInterfaces = 64
+	maxInterfaceName  = 15
+	// maxNodeAddresses bounds the devices of one SMCRNode: those of the node and
+	// those of its pods, as its CRD does.
+	maxNodeAddresses = 8 + 256
+
 	maxPort = 255 // verbs number ports with a byte
 
 	// The buffer sizes that the SMC-R size code can say (RFC 7609 A.2.2) and

@@ -26,6 +26,15 @@ type Objects struct {
 	Namespaces []NamespaceObject        `json:"namespaces"`
 	Policies   []v1alpha1.SMCRPolicy    `json:"policies"`
 	PeerSlices []v1alpha1.SMCRPeerSlice `json:"peerSlices"`
+	// Nodes are the other nodes; nil: they are not known.
+	Nodes []NodeObject `json:"nodes"`
+}
+
+// NodeObject is an SMCRNode of another node.
+type NodeObject struct {
+	Name string `json:"name"`
+	// Addresses are those of its RDMA devices, as it says.
+	Addresses []string `json:"addresses,omitempty"`
 }
 
 // PodObject is a pod.
@@ -91,6 +100,7 @@ func FromObjects(base *Node, o Objects) (*Node, []Verdict, []*PolicyError) {
 	for _, ns := range o.Namespaces {
 		namespaces[ns.Name] = ns.Enabled
 	}
+	n.Wire.Nodes, n.Wire.NodesKnown = deviceAddresses(o.Nodes), o.Nodes != nil
 	ranked, bad := rank(base, o)
 	verdicts := make([]Verdict, 0, len(o.Pods))
 	for _, pod := range o.Pods {
@@ -107,6 +117,22 @@ func FromObjects(base *Node, o Objects) (*Node, []Verdict, []*PolicyError) {
 		verdicts = append(verdicts, v)
 	}
 	return &n, verdicts, bad
+}
+
+// deviceAddresses are the addresses of nodes' devices. A device without a good
+// one is none that could send.
+func deviceAddresses(nodes []NodeObject) []netip.Addr {
+	var out []netip.Addr
+	for _, n := range nodes {
+		for _, s := range n.Addresses[:min(len(n.Addresses), maxNodeAddresses)] {
+			a, err := netip.ParseAddr(s)
+			if a = a.Unmap(); err == nil && a.Zone() == "" && (a.IsGlobalUnicast() || a.IsLinkLocalUnicast()) {
+				out = append(out, a)
+			}
+		}
+	}
+	slices.SortFunc(out, netip.Addr.Compare)
+	return slices.Compact(out)
 }
 
 // optIn reads the annotations of a pod and its namespace.

@@ -102,6 +102,53 @@ func TestFromObjects_optIn(t *testing.T) {
 	}
 }
 
+// TestFromObjects_nodes: the addresses of other nodes' devices, and whether they
+// are known at all.
+func TestFromObjects_nodes(t *testing.T) {
+	tests := []struct {
+		name  string
+		nodes []NodeObject
+		want  []string
+		known bool
+	}{
+		{"not known", nil, nil, false},
+		{"none", []NodeObject{}, nil, true},
+		{"one without devices", []NodeObject{{Name: "n2"}}, nil, true},
+		{"several", []NodeObject{{"n2", []string{"192.0.2.9", "2001:db8::1"}}, {"n3", []string{"192.0.2.3"}}}, []string{"192.0.2.3", "192.0.2.9", "2001:db8::1"}, true},
+		{"the same twice", []NodeObject{{"n2", []string{"192.0.2.9"}}, {"n3", []string{"::ffff:192.0.2.9"}}}, []string{"192.0.2.9"}, true},
+		{"link-local", []NodeObject{{"n2", []string{"fe80::1"}}}, []string{"fe80::1"}, true},
+		{
+			"no addresses of devices",
+			[]NodeObject{{"n2", []string{"", "x", "0.0.0.0", "127.0.0.1", "::1", "224.0.0.1", "255.255.255.255", "0.0.0.0/0", "fe80::1%eth0"}}},
+			nil, true,
+		},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			base := clusterBase(t, "  wire: {peers: [198.51.100.0/24]}\n")
+			n, _, _ := FromObjects(base, Objects{Nodes: tt.nodes})
+			var got []string
+			for _, a := range n.Wire.Nodes {
+				got = append(got, a.String())
+			}
+			if diff := cmp.Diff(tt.want, got); diff != "" || n.Wire.NodesKnown != tt.known || len(n.Wire.Peers) != 1 || !n.Wire.Filter {
+				t.Errorf("%+v, addresses (-want +got):\n%s", n.Wire, diff)
+			}
+			if base.Wire.NodesKnown || base.Wire.Nodes != nil {
+				t.Errorf("the base was changed: %+v", base.Wire)
+			}
+		})
+	}
+	many := NodeObject{Name: "n2"}
+	a := netip.MustParseAddr("10.0.0.1")
+	for range 2 * maxNodeAddresses {
+		many.Addresses, a = append(many.Addresses, a.String()), a.Next()
+	}
+	if n, _, _ := FromObjects(clusterBase(t, ""), Objects{Nodes: []NodeObject{many}}); len(n.Wire.Nodes) != maxNodeAddresses {
+		t.Errorf("one node has %d addresses", len(n.Wire.Nodes))
+	}
+}
+
 // TestFromObjects_decide: which policy decides a connection of the pod.
 func TestFromObjects_decide(t *testing.T) {
 	cidrs := func(cs ...v1alpha1.CIDR) func(*v1alpha1.SMCRPolicySpec) {

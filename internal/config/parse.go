@@ -114,6 +114,7 @@ func defaults() *Node {
 		},
 		DRA:          DRA{KubeletDir: defaultKubeletDir},
 		DefaultPeers: Peers{CIDRs: privateNetworks()},
+		Wire:         Wire{Filter: true},
 	}
 }
 
@@ -129,7 +130,7 @@ func privateNetworks() []netip.Prefix {
 
 func (d *decoder) node(f field, n *Node) {
 	fs := d.mapping(f, "name", "devices", "budgets", "rmbe", "sendBuffer", "versions", "eids", "dialects", "anyPrefix", "dataDir",
-		"apiSocket", "metricsAddress", "redirectTTL", "negativeCacheTTL", "drainTimeout", "answerPoll", "logLevel", "takeover", "defaultPeers", "cni", "devicePlugin", "dra")
+		"apiSocket", "metricsAddress", "redirectTTL", "negativeCacheTTL", "drainTimeout", "answerPoll", "logLevel", "takeover", "defaultPeers", "wire", "cni", "devicePlugin", "dra")
 	n.Name = d.machine.Name
 	d.text(fs, "name", &n.Name)
 	if !validName(n.Name, "") {
@@ -176,6 +177,9 @@ func (d *decoder) node(f field, n *Node) {
 	if f, ok := fs.get("defaultPeers"); ok {
 		n.DefaultPeers = d.defaultPeers(f)
 	}
+	if f, ok := fs.get("wire"); ok {
+		d.wire(f, &n.Wire)
+	}
 	if f, ok := fs.get("cni"); ok {
 		d.cni(f, &n.CNI)
 	}
@@ -198,6 +202,33 @@ func (d *decoder) defaultPeers(f field) Peers {
 	p.Except = d.prefixes(ps, "except")
 	d.exclusions(ps, Policy{Peers: p.CIDRs, Except: p.Except})
 	return p
+}
+
+func (d *decoder) wire(f field, w *Wire) {
+	fs := d.mapping(f, "filter", "peers", "interfaces")
+	d.boolean(fs, "filter", &w.Filter)
+	w.Peers = d.prefixes(fs, "peers")
+	i, ok := fs.get("interfaces")
+	if !ok {
+		return
+	}
+	items := d.list(i)
+	if len(items) > maxWireInterfaces {
+		d.errorf(i, "has %d entries, at most %d are allowed", len(items), maxWireInterfaces)
+		return
+	}
+	for _, item := range items {
+		s, ok := d.scalar(item, "the name of a network interface")
+		switch {
+		case !ok:
+		case !validName(s, "") || len(s) > maxInterfaceName:
+			d.errorf(item, "%q, want the name of a network interface such as eth1 (ip link shows them)", s)
+		case slices.Contains(w.Interfaces, s):
+			d.errorf(item, "%q is given twice", s)
+		default:
+			w.Interfaces = append(w.Interfaces, s)
+		}
+	}
 }
 
 func (d *decoder) dra(f field, r *DRA) {

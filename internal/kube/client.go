@@ -48,12 +48,14 @@ func restClient(base *rest.Config, gv schema.GroupVersion, path string, add func
 type informers struct {
 	pods, namespaces, policies, slices cache.SharedIndexInformer
 	self                               cache.SharedIndexInformer // the SMCRNode of the node, metadata only
+	nodes                              cache.SharedIndexInformer // all SMCRNodes: the addresses of their devices
 }
 
 // needed are those without which there is no configuration.
 func (i informers) needed() map[string]cache.SharedIndexInformer {
 	return map[string]cache.SharedIndexInformer{
 		"pods": i.pods, "namespaces": i.namespaces, "smcrpolicies": i.policies, "smcrpeerslices": i.slices,
+		"smcrnodes": i.nodes,
 	}
 }
 
@@ -85,6 +87,7 @@ func newInformers(base *rest.Config, node string) (informers, error) {
 			corev1.SchemeGroupVersion.WithResource("namespaces"), metav1.NamespaceAll, 0, noIndexes(), nil).Informer(),
 		policies: informer(smcr, "smcrpolicies", anything, &v1alpha1.SMCRPolicy{}),
 		slices:   informer(smcr, "smcrpeerslices", anything, &v1alpha1.SMCRPeerSlice{}),
+		nodes:    informer(smcr, "smcrnodes", anything, &v1alpha1.SMCRNode{}),
 		self: metadatainformer.NewFilteredMetadataInformer(meta,
 			v1alpha1.GroupVersion().WithResource("smcrnodes"), metav1.NamespaceAll, 0, noIndexes(), func(o *metav1.ListOptions) {
 				o.FieldSelector = fields.OneTermEqualSelector("metadata.name", node).String()
@@ -107,6 +110,18 @@ func trim(obj any) (any, error) {
 		o.Labels = nil
 	case *v1alpha1.SMCRPolicy:
 		o.ObjectMeta, o.Status = trimMeta(o.ObjectMeta), v1alpha1.SMCRPolicyStatus{}
+		o.Annotations, o.Labels = nil, nil
+	case *v1alpha1.SMCRNode:
+		var status v1alpha1.SMCRNodeStatus
+		for _, d := range o.Status.Devices {
+			status.Devices = append(status.Devices, v1alpha1.NodeDevice{Name: d.Name, Address: d.Address})
+		}
+		for _, d := range o.Status.PodDevices {
+			if d.Address != "" { // most are free
+				status.PodDevices = append(status.PodDevices, v1alpha1.NodePodDevice{ID: d.ID, Address: d.Address})
+			}
+		}
+		o.ObjectMeta, o.Status = trimMeta(o.ObjectMeta), status
 		o.Annotations, o.Labels = nil, nil
 	case *v1alpha1.SMCRPeerSlice:
 		o.ObjectMeta = trimMeta(o.ObjectMeta)

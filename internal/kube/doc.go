@@ -9,7 +9,8 @@
 //	agent.Config{Node: node, Reload: s.Changed(), Load: s.Load}
 //
 // A [Source] watches the pods of its own node, the namespaces (metadata only),
-// the SMCRPolicies and the SMCRPeerSlices, each trimmed to what is used. Some
+// the SMCRPolicies, the SMCRPeerSlices and the SMCRNodes, whose devices may send
+// RoCE packets to this one's, each trimmed to what is used. Some
 // 50 ms after a change it translates them by [config.FromObjects] and, if the
 // result differs, tells the agent.
 //

@@ -80,7 +80,7 @@ func New(cfg Config) (*Source, error) {
 		bad: map[string]string{}, complain: complaints{log: cfg.Log, last: map[string]time.Time{}},
 	}
 	all := inf.needed()
-	all["smcrnodes"] = inf.self
+	all["the node's smcrnode"] = inf.self
 	for name, i := range all {
 		err := errors.Join(i.SetTransform(trim),
 			i.SetWatchErrorHandlerWithContext(func(_ context.Context, _ *cache.Reflector, err error) {
@@ -92,8 +92,15 @@ func New(cfg Config) (*Source, error) {
 				UpdateFunc: func(any, any) { poke(s.dirty) },
 				DeleteFunc: func(any) { poke(s.dirty) },
 			}
-			if i == inf.self {
+			switch i {
+			case inf.self:
 				handler = cache.ResourceEventHandlerFuncs{AddFunc: s.look, UpdateFunc: func(_, now any) { s.look(now) }}
+			case inf.nodes: // most changes are of counters
+				handler.UpdateFunc = func(was, is any) {
+					if !reflect.DeepEqual(was.(*v1alpha1.SMCRNode).Status, is.(*v1alpha1.SMCRNode).Status) {
+						poke(s.dirty)
+					}
+				}
 			}
 			_, err = i.AddEventHandler(handler)
 		}
@@ -380,6 +387,7 @@ func (s *Source) objects() config.Objects {
 			o.PeerSlices = append(o.PeerSlices, *p)
 		}
 	}
+	o.Nodes = s.otherNodes()
 	slices.SortFunc(o.Pods, func(a, b config.PodObject) int {
 		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 	})
@@ -390,6 +398,28 @@ func (s *Source) objects() config.Objects {
 	slices.SortFunc(o.Policies, func(a, b v1alpha1.SMCRPolicy) int { return byName(&a, &b) })
 	slices.SortFunc(o.PeerSlices, func(a, b v1alpha1.SMCRPeerSlice) int { return byName(&a, &b) })
 	return o
+}
+
+// otherNodes copies what the store has of the other nodes. It is not nil: they are
+// known, also if there are none.
+func (s *Source) otherNodes() []config.NodeObject {
+	out := []config.NodeObject{}
+	for _, x := range s.informers.nodes.GetStore().List() {
+		n := x.(*v1alpha1.SMCRNode) // the store has nothing else
+		if n.Name == s.cfg.Node {
+			continue
+		}
+		o := config.NodeObject{Name: n.Name}
+		for _, d := range n.Status.Devices {
+			o.Addresses = append(o.Addresses, d.Address)
+		}
+		for _, d := range n.Status.PodDevices {
+			o.Addresses = append(o.Addresses, d.Address)
+		}
+		out = append(out, o)
+	}
+	slices.SortFunc(out, func(a, b config.NodeObject) int { return cmp.Compare(a.Name, b.Name) })
+	return out
 }
 
 func annotation(m map[string]string, key string) *string {

@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -284,6 +285,85 @@ func TestSource(t *testing.T) {
 		}
 		return ""
 	})
+}
+
+// TestSource_nodes: the addresses of other nodes' devices are known as soon as
+// their SMCRNode is there, changes of anything else in it are no news, and an
+// agent that starts without the API server has the last ones.
+func TestSource_nodes(t *testing.T) {
+	w := newWorld(t)
+	has := func(s *Source, addr string) bool {
+		n, _ := s.Load()
+		return n.Wire.NodesKnown && slices.Contains(n.Wire.Nodes, netip.MustParseAddr(addr))
+	}
+	wait := func(s *Source, addr string, want bool) {
+		t.Helper()
+		within(t, prompt, func() string {
+			if has(s, addr) != want {
+				n, _ := s.Load()
+				return fmt.Sprintf("%s among %+v: %t", addr, n.Wire, !want)
+			}
+			return ""
+		})
+	}
+	node := func(name, addr string) *v1alpha1.SMCRNode {
+		n := &v1alpha1.SMCRNode{ObjectMeta: metav1.ObjectMeta{Name: name}, Status: v1alpha1.SMCRNodeStatus{
+			Devices: []v1alpha1.NodeDevice{{Name: "soft0", Address: addr}},
+		}}
+		w.create(n)
+		t.Cleanup(func() { _ = w.client.Delete(context.Background(), n) }) // most are deleted by then
+		return n
+	}
+	node(w.node, "192.0.2.1")
+	other := node("other-"+w.node, "192.0.2.2")
+	s := w.source(server.Config(t))
+	s.First(t.Context())
+	wait(s, "192.0.2.2", true)
+	if has(s, "192.0.2.1") {
+		t.Error("the node's own address is another node's")
+	}
+	before, _ := s.Load()
+	w.change(other, func() { other.Status.LinkGroups++ })
+	joined := node("joined-"+w.node, "2001:db8::3")
+	wait(s, "2001:db8::3", true)
+	w.change(joined, func() {
+		joined.Status.PodDevices = []v1alpha1.NodePodDevice{{ID: "eth7", Address: "192.0.2.7"}, {ID: "eth8"}}
+	})
+	wait(s, "192.0.2.7", true)
+	w.change(joined, func() { joined.Status.Devices[0].Address = "192.0.2.3" })
+	wait(s, "192.0.2.3", true)
+	wait(s, "2001:db8::3", false)
+	w.remove(other)
+	wait(s, "192.0.2.2", false)
+	if len(before.Wire.Nodes) == 0 {
+		t.Error("a configuration that was in force was changed")
+	}
+
+	state := filepath.Join(w.dir, "policies.json")
+	within(t, saveEvery+slowly, func() string {
+		if b, err := os.ReadFile(state); err != nil || !bytes.Contains(b, []byte("192.0.2.7")) || bytes.Contains(b, []byte("192.0.2.2")) {
+			return "the file does not have the last addresses"
+		}
+		return ""
+	})
+	away := w.source(&rest.Config{Host: "127.0.0.1:1"})
+	if away.First(t.Context()); !has(away, "192.0.2.3") {
+		n, _ := away.Load()
+		t.Errorf("without the API server: %+v", n.Wire)
+	}
+	// The file of an earlier version does not know of them.
+	b, err := os.ReadFile(state)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b = bytes.Replace(b, []byte(`"nodes":`), []byte(`"other":`), 1)
+	if err := os.WriteFile(state, b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	old := w.source(&rest.Config{Host: "127.0.0.1:1"})
+	if n := old.First(t.Context()); n.Wire.NodesKnown || n.Wire.Nodes != nil {
+		t.Errorf("with an older file: %+v", n.Wire)
+	}
 }
 
 // TestSource_finished: a pod that ended needs nothing.

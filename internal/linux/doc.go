@@ -70,9 +70,10 @@
 //
 // # Who owns what
 //
-// A WireFilter belongs to the agent; its methods may be called from several
-// goroutines. A namespace has one table, so one agent manages it. A Redirect belongs to one attachment of the agent; its methods may be called
-// from several goroutines. The caller owns the listeners and their ports.
+// A Redirect belongs to one attachment of the agent; its methods may be called
+// from several goroutines. The caller owns the listeners and their ports. A
+// WireFilter belongs to the agent, and its methods may be called so, too; a
+// namespace has one table, so one agent manages it.
 //
 // # Limitations
 //
