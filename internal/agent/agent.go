@@ -66,6 +66,7 @@ type Config struct {
 
 	// What the machine gives; nil is the real thing.
 	kernel     kernel
+	host       hostNet
 	openDevice func(name string, cfg config.Device, share bool) (rdma.Device, func() error, error)
 	openOwn    func(d *ownDevice, in podNet) (rdma.Device, func() error, error)
 	// hostDevices are those that the host has for pods.
@@ -94,6 +95,7 @@ type agent struct {
 	store   cni.Store
 	pool    pool
 	stacks  stackPool
+	wire    wire
 	runs    runs
 	near    func(numaNode int) bool // to the processors that the agent may use
 
@@ -124,6 +126,7 @@ func Run(ctx context.Context, cfg Config) (err error) {
 		decisions: newDecisions(), bypasses: bypasses{all: map[bypassKey]agentapi.Bypass{}},
 	}
 	a.manager.init(a)
+	a.wire.a = a
 	a.metrics = newMetrics(a.gauges)
 	a.metrics.registry.MustRegister(cfg.Collectors...)
 	a.adopt(cfg.Node)
@@ -202,7 +205,7 @@ func (a *agent) manage(ctx context.Context, api *apiServer) error {
 		case a.left():
 			return a.leave(ctx)
 		}
-		return a.manager.shutdown(context.WithoutCancel(ctx))
+		return errors.Join(a.manager.shutdown(context.WithoutCancel(ctx)), a.wire.remove())
 	}))
 	return g.Wait()
 }
@@ -210,6 +213,9 @@ func (a *agent) manage(ctx context.Context, api *apiServer) error {
 func (c *Config) setDefaults() {
 	if c.kernel == nil {
 		c.kernel = linuxKernel{}
+	}
+	if c.host == nil {
+		c.host = linuxHost{}
 	}
 	if c.openDevice == nil {
 		c.openDevice = func(name string, cfg config.Device, share bool) (rdma.Device, func() error, error) {
@@ -325,6 +331,7 @@ func (a *agent) gauges() gauges {
 			g.devicesUp[d.name] = 1
 		}
 	}
+	g.wire = a.wire.info()
 	a.eachStack(func(u stackUse) {
 		g.memoryBytes += int(u.stack.Stats().MemoryBytes)
 		for _, lg := range u.stack.LinkGroups() {

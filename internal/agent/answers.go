@@ -34,7 +34,7 @@ func (a *agent) apiStatus(*http.Request) (agentapi.Status, error) {
 			Live: g.flowsSMCR + g.flowsTCP, LiveSMCR: g.flowsSMCR,
 			TotalSMCR: t.connsSMCR, TotalTCP: t.connsTCP, Reset: t.resets, BytesSMCR: t.bytesSMCR, BytesTCP: t.bytesTCP,
 		},
-		LinkGroups: g.linkGroups(), NodeBudget: a.pool.info(), Policies: []string{}, Reasons: t.reasons,
+		Wire: g.wire, LinkGroups: g.linkGroups(), NodeBudget: a.pool.info(), Policies: []string{}, Reasons: t.reasons,
 	}
 	s.Policies = append(s.Policies, n.PolicyNames()...)
 	for _, d := range s.Devices {
@@ -55,6 +55,9 @@ func (a *agent) apiStatus(*http.Request) (agentapi.Status, error) {
 				s.Problems = append(s.Problems, d.Missing)
 			}
 		}
+	}
+	if text := wireProblem(s.Wire); text != "" {
+		s.Problems = append(s.Problems, text)
 	}
 	if text := a.refusals.recent(time.Now()); text != "" {
 		s.Problems = append(s.Problems, text)

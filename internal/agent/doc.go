@@ -29,6 +29,11 @@
 // Devices are opened in the host's namespace. Where the network interface is in
 // the pod's, so are the addresses and routes that count: they are asked for there.
 //
+// # The wire
+//
+// Who manages the node lets only devices of other nodes and configured peers send
+// RoCE packets to its own, by a table in the host's namespace: see wire.go.
+//
 // # Failing open, and never silently
 //
 // Every way in which a connection can miss SMC-R has one reason code

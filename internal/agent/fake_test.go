@@ -331,6 +331,7 @@ type bench struct {
 	t      testing.TB
 	dir    string
 	kernel *fakeKernel
+	wires  *fakeHost
 	stack  *fakeStack
 	store  cni.Store
 	client *agentapi.Client
@@ -363,7 +364,7 @@ func (l *logBuffer) String() string {
 func newBench(t testing.TB, nodeExtra, policies string) *bench {
 	t.Helper()
 	b := &bench{
-		t: t, dir: t.TempDir(), kernel: newFakeKernel(), stack: &fakeStack{mode: smcr.ModeSMCR},
+		t: t, dir: t.TempDir(), kernel: newFakeKernel(), wires: &fakeHost{}, stack: &fakeStack{mode: smcr.ModeSMCR},
 		reload: make(chan struct{}, 1), hurry: make(chan struct{}), log: &logBuffer{},
 	}
 	b.store = cni.NewStore(b.dir)
@@ -376,6 +377,7 @@ func newBench(t testing.TB, nodeExtra, policies string) *bench {
 		Reload: b.reload, Hurry: b.hurry,
 		Load:      func() (*config.Node, error) { return config.Parse("test", []byte(b.text)) },
 		kernel:    b.kernel,
+		host:      b.wires,
 		preflight: func() error { return nil },
 		openDevice: func(string, config.Device, bool) (rdma.Device, func() error, error) {
 			return fakeDevice{}, func() error { return nil }, nil

@@ -83,7 +83,7 @@ func (a *agent) handOver(h *handover, api *apiServer) {
 		}
 		a.manager.put(key, nil)
 	}
-	err := errors.Join(api.retire(), a.claim.release())
+	err := errors.Join(a.wire.release(), api.retire(), a.claim.release())
 	a.claim = nil
 	if err != nil {
 		// The successor finds out what of it matters.

@@ -314,7 +314,7 @@ func (n *testNode) configure(t testing.TB, option smcr.Option, rest string) {
 	n.client = agentapi.NewClient(n.node.APISocket)
 	t.Cleanup(n.client.Close)
 	n.cfg = Config{
-		Node: n.node, Log: testLog(t, n.name), Version: "test",
+		Node: n.node, Log: testLog(t, n.name), Version: "test", host: linuxHost{n.host.path},
 		openDevice: func(name string, d config.Device, share bool) (dev rdma.Device, stop func() error, err error) {
 			err = n.host.ns.Do(func() error {
 				s, err := soft.Open(soft.Config{Name: name, Addr: d.SoftAddress, Share: share, Dir: softDir(n.dir)})

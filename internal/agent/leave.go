@@ -33,7 +33,7 @@ func (a *agent) leave(ctx context.Context) error {
 		a.manager.put(key, nil)
 	}
 	err := a.drainFor(ctx, runs, min(leaveDrain, a.node.Load().DrainTimeout), nil)
-	return errors.Join(err, a.sweepAll(), a.store.RemoveAll())
+	return errors.Join(err, a.sweepAll(), a.store.RemoveAll(), a.wire.remove(), a.cfg.host.sweepWire())
 }
 
 // sweepAll sweeps the namespaces of all records.

@@ -80,6 +80,10 @@ const (
 	// driver that is loaded again takes a few seconds.
 	deviceEvery = time.Second
 
+	// wireLogPause is the least time between two records about dropped RoCE
+	// packets, of which a flood has millions.
+	wireLogPause = time.Minute
+
 	// refusalShown is how long the status shows what a device refused, and
 	// refusalPause how long the log says no other refusal.
 	refusalShown = 10 * time.Minute

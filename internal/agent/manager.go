@@ -113,6 +113,7 @@ func (m *manager) run(ctx context.Context) *handover {
 	defer close(ended)
 	tick := time.NewTicker(pollEvery)
 	defer tick.Stop()
+	m.a.wire.reconcile(time.Now(), true)
 	m.reconcile(ctx, time.Now(), true)
 	for {
 		select {
@@ -124,15 +125,18 @@ func (m *manager) run(ctx context.Context) *handover {
 			return h
 		case <-tick.C:
 			m.reconcile(ctx, time.Now(), false)
+			m.a.wire.reconcile(time.Now(), false)
 			if m.synced.Load() { // there are listeners in place of the earlier ones
 				m.a.legacies.closeDoors(time.Now())
 			}
 			m.a.legacies.tidy(time.Now())
 		case done := <-m.syncs:
 			m.reconcile(ctx, time.Now(), true)
+			m.a.wire.reconcile(time.Now(), false)
 			close(done)
 		case <-m.a.cfg.Reload:
 			m.a.reload()
+			m.a.wire.reconcile(time.Now(), true) // a node that joined waits for it
 			m.reconcile(ctx, time.Now(), true)
 			m.a.legacies.judge()
 		}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
 	"github.com/smcr-io/kube-smcr/internal/config"
+	"github.com/smcr-io/kube-smcr/internal/linux"
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
 )
 
@@ -55,6 +56,7 @@ type gauges struct {
 	ready, idle, failed              int
 	budget                           config.Budget
 	devicesUp                        map[string]int // 1: open, and its port active
+	wire                             agentapi.Wire
 }
 
 // linkGroups is their number.
@@ -213,6 +215,15 @@ func (s *sums) Collect(ch chan<- prometheus.Metric) {
 	up := desc("device_up", "Whether an RDMA device is there and its port active.", "device")
 	for name, v := range g.devicesUp {
 		gauge(up, v, name)
+	}
+	filtered := 0
+	if g.wire.State == agentapi.WireFiltered {
+		filtered = 1
+	}
+	gauge(desc("wire_filtered", "Whether RoCE packets are taken from known addresses only."), filtered)
+	dropped := desc("wire_dropped_packets_total", "RoCE packets of strangers, or by wrong interfaces, that were dropped.", "reason")
+	for _, why := range linux.WireReasons() {
+		ch <- prometheus.MustNewConstMetric(dropped, prometheus.CounterValue, float64(g.wire.Dropped[why.String()]), why.String())
 	}
 	pods := desc("pods", "Attached pods.", "state")
 	gauge(pods, g.ready, agentapi.StateReady)

@@ -62,11 +62,45 @@ type Status struct {
 	Pods          PodCount `json:"pods"`
 	Conns         ConnSums `json:"conns"`
 	LinkGroups    int      `json:"linkGroups"`
+	Wire          Wire     `json:"wire"`
 	// NodeBudget is of all pods together.
 	NodeBudget Budget `json:"nodeBudget"`
 	// Reasons counts the connections since the start that were not on SMC-R,
 	// by reason code.
 	Reasons map[Code]uint64 `json:"reasons"`
+}
+
+// WireState says who may send RoCE packets to the node's devices, as far as the
+// kernel sees them.
+type WireState string
+
+// States of the wire.
+const (
+	WireNone     WireState = ""         // there is no device that the kernel could see
+	WireFiltered WireState = "Filtered" // nodes of the cluster and configured peers
+	WireOpen     WireState = "Open"     // everybody, as configured
+	WirePending  WireState = "Pending"  // everybody, or who the agent before this one let
+	WireFailed   WireState = "Failed"   // not as wanted
+)
+
+// Wire is the filter of RoCE packets.
+type Wire struct {
+	State WireState `json:"state,omitempty"`
+	// Detail says why it is not filtered, or what the filter lacks.
+	Detail string `json:"detail,omitempty"`
+	// Allowed counts the addresses and networks that may send.
+	Allowed int `json:"allowed,omitempty"`
+	// Dropped counts packets since the agent's start, by reason.
+	Dropped map[string]uint64 `json:"dropped,omitempty"`
+}
+
+// Sum is the number of dropped packets.
+func (w *Wire) Sum() uint64 {
+	var n uint64
+	for _, k := range w.Dropped {
+		n += k
+	}
+	return n
 }
 
 // Readiness says whether an agent serves its node.

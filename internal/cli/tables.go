@@ -54,6 +54,9 @@ func PrintStatus(w io.Writer, s agentapi.Status) error {
 	for _, d := range s.Devices {
 		rows = append(rows, Row("device", describeDevice(d)))
 	}
+	if s.Wire.State != agentapi.WireNone {
+		rows = append(rows, Row("wire", describeWire(s.Wire)))
+	}
 	rows = append(rows,
 		Row("policies", strings.Join(s.Policies, ", ")),
 		Row("pods", fmt.Sprintf("%d attached, %d ready, %d failed", s.Pods.Attached, s.Pods.Ready, s.Pods.Failed)),
@@ -89,6 +92,32 @@ func describeDevice(d agentapi.Device) string {
 		return text + ": missing"
 	}
 	return fmt.Sprintf("%s, MTU %d, port %s", text, d.MTU, d.Port)
+}
+
+// describeWire says who may send RoCE packets, and what was dropped of others.
+func describeWire(w agentapi.Wire) string {
+	var text string
+	switch w.State {
+	case agentapi.WireFiltered:
+		text = fmt.Sprintf("RoCE packets of %d addresses and networks", w.Allowed)
+	case agentapi.WireOpen:
+		text = "RoCE packets of everybody"
+	case agentapi.WirePending:
+		text = "RoCE packets not filtered by this agent yet"
+	case agentapi.WireFailed, agentapi.WireNone:
+		text = "RoCE packets not filtered as wanted"
+	}
+	if w.Detail != "" && w.State != agentapi.WireFailed { // that is a problem below
+		text += ": " + w.Detail
+	}
+	if w.Sum() == 0 {
+		return text
+	}
+	var parts []string
+	for _, why := range slices.Sorted(maps.Keys(w.Dropped)) {
+		parts = append(parts, fmt.Sprintf("%d %s", w.Dropped[why], why))
+	}
+	return fmt.Sprintf("%s; dropped: %s", text, strings.Join(parts, ", "))
 }
 
 // PrintLinks prints link groups and their links.

@@ -93,6 +93,15 @@ func (r WireReason) String() string {
 	return fmt.Sprintf("reason %d", uint8(r))
 }
 
+// WireReasons are all reasons.
+func WireReasons() []WireReason {
+	out := make([]WireReason, numWireReasons)
+	for i := range out {
+		out[i] = WireReason(i)
+	}
+	return out
+}
+
 // WireDrops counts packets that were dropped, by [WireReason].
 type WireDrops [numWireReasons]uint64
 
