@@ -21,6 +21,7 @@ import (
 // +kubebuilder:printcolumn:name="Agent",type=string,JSONPath=`.status.agentVersion`
 // +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.type=="Accelerating")].reason`,priority=1
 // +kubebuilder:printcolumn:name="CNI",type=string,JSONPath=`.status.conditions[?(@.type=="CNIInstalled")].reason`,priority=1
+// +kubebuilder:printcolumn:name="Wire",type=string,JSONPath=`.status.wire.state`,priority=1,description="Who may send RoCE packets to the devices, as far as the kernel sees them"
 // +kubebuilder:printcolumn:name="Kernel",type=string,JSONPath=`.status.kernel`,priority=1
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 type SMCRNode struct {
@@ -84,6 +85,9 @@ type SMCRNodeStatus struct {
 	// +listMapKey=name
 	// +kubebuilder:validation:MaxItems=64
 	Capabilities []NodeCapability `json:"capabilities,omitempty"`
+	// wire says who may send RoCE packets to the devices.
+	// +optional
+	Wire NodeWire `json:"wire,omitzero"`
 	// budget is of all pods of the node together.
 	// +optional
 	Budget NodeBudget `json:"budget,omitzero"`
@@ -109,7 +113,7 @@ type NodeDevice struct {
 	// transport is its kind.
 	// +optional
 	Transport Transport `json:"transport,omitempty"`
-	// address is its IP address.
+	// address is its IP address. The other nodes take RoCE packets of it.
 	// +optional
 	Address string `json:"address,omitempty"`
 	// interface is its network interface.
@@ -198,6 +202,34 @@ type NodeCapability struct {
 	// +optional
 	// +kubebuilder:validation:MaxLength=1024
 	Detail string `json:"detail,omitempty"`
+}
+
+// WireState says who may send RoCE packets to the devices of a node.
+// +kubebuilder:validation:Enum=Filtered;Open;Pending;Failed
+type WireState string
+
+// States of a node's wire.
+const (
+	WireFiltered WireState = "Filtered" // devices of the cluster's nodes and configured peers
+	WireOpen     WireState = "Open"     // everybody, as configured
+	WirePending  WireState = "Pending"  // the other nodes are not known yet
+	WireFailed   WireState = "Failed"   // not as wanted
+)
+
+// NodeWire is the filter of RoCE packets. It holds for devices whose packets the
+// kernel sees: software ones, and those of drivers like rxe.
+type NodeWire struct {
+	// state says who may send; left out: the node has no device on the host.
+	// +optional
+	State WireState `json:"state,omitempty"`
+	// detail says why it is so, or what the filter lacks.
+	// +optional
+	// +kubebuilder:validation:MaxLength=1024
+	Detail string `json:"detail,omitempty"`
+	// droppedPackets counts packets of others since the agent started. smcrctl
+	// status on the node counts them by reason.
+	// +optional
+	DroppedPackets int64 `json:"droppedPackets,omitempty"`
 }
 
 // NodeBudget is a budget and what is used of it, when this was written.

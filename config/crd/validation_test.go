@@ -283,6 +283,11 @@ func otherRefusals() []refusal {
 		{name: "link number 256", kind: link, covers: []string{"status.links[].id maximum"}, spec: "{node: n, links: [{id: 256, state: Active}]}", want: []string{"status.links[0].id", "less than or equal to 255"}},
 		{name: "an unknown state of a link", kind: link, covers: []string{"status.links[].state enum"}, spec: "{node: n, links: [{id: 1, state: Up}]}", want: []string{"status.links[0].state", "supported values"}},
 
+		{name: "a node with an unknown wire", kind: node, covers: []string{"status.wire.state enum"}, spec: "wire: {state: Closed}", want: []string{"status.wire.state", "supported values"}},
+		{
+			name: "a node with a long detail of its wire", kind: node, covers: []string{"status.wire.detail maxLength"},
+			spec: "wire: {detail: " + long + "}", want: []string{"status.wire.detail", "may not be more than 1024 bytes"},
+		},
 		{name: "a node with an unknown transport", kind: node, covers: []string{"status.transport enum"}, spec: "transport: TCP", want: []string{"status.transport", "supported values"}},
 		{
 			name: "a node with too many devices", kind: node, covers: []string{"status.devices maxItems"},

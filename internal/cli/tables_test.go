@@ -165,6 +165,36 @@ LAST      COUNT  SEEN FROM  MODE  REASON     DETAIL
 	}
 }
 
+// TestPrintStatus_wire: who may send RoCE packets is said in any case, but where
+// there is no device.
+func TestPrintStatus_wire(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		wire agentapi.Wire
+		want string
+	}{
+		{"filtered", agentapi.Wire{State: agentapi.WireFiltered, Allowed: 7}, "RoCE packets of 7 addresses and networks"},
+		{
+			"dropped", agentapi.Wire{State: agentapi.WireFiltered, Allowed: 1, Detail: "no routes", Dropped: map[string]uint64{"unknown-source": 2, "malformed": 1}},
+			"RoCE packets of 1 addresses and networks: no routes; dropped: 1 malformed, 2 unknown-source",
+		},
+		{"open", agentapi.Wire{State: agentapi.WireOpen, Detail: "name them"}, "RoCE packets of everybody: name them"},
+		{"pending", agentapi.Wire{State: agentapi.WirePending}, "RoCE packets not filtered by this agent yet"},
+		{"failed", agentapi.Wire{State: agentapi.WireFailed, Detail: "in problems"}, "RoCE packets not filtered as wanted"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			got := shown(t, func(w io.Writer, _ time.Time) error { return PrintStatus(w, agentapi.Status{Wire: tt.wire}) })
+			if !strings.Contains(got, "wire         "+tt.want+"\n") {
+				t.Errorf("want %q in\n%s", tt.want, got)
+			}
+		})
+	}
+	got := shown(t, func(w io.Writer, _ time.Time) error { return PrintStatus(w, agentapi.Status{}) })
+	if strings.Contains(got, "wire") {
+		t.Errorf("without a device:\n%s", got)
+	}
+}
+
 // TestPrintStatus_state: the state is in one word of a person's.
 func TestPrintStatus_state(t *testing.T) {
 	for _, tt := range []struct {

@@ -59,6 +59,7 @@ type Machine struct {
 	tproxy      func() error
 	transparent func() error
 	sysctl      func() error
+	wire        func() error
 	roceSocket  func(context.Context) error
 	devices     func() ([]verbs.Info, error)
 	verbs       func() Verbs
@@ -80,6 +81,7 @@ const (
 	nameTProxy      = "nftables tproxy"
 	nameTransparent = "transparent sockets"
 	nameSysctl      = "sysctl tcp_fwmark_accept"
+	nameWire        = "filter of RoCE packets"
 	nameRDMA        = "RDMA devices"
 	nameVerbs       = "hardware verbs"
 	nameSoftRoCE    = "software RoCE"
@@ -99,6 +101,8 @@ func means(name string) string {
 		return "no pod can be set up without it; all connections go directly to their destination, as plain TCP"
 	case nameTProxy, nameSysctl:
 		return "pods cannot be set up to accept connections over SMC-R without it; all connections go directly, as plain TCP"
+	case nameWire:
+		return "links work, but their packets are not told from those of strangers, or by the devices' interfaces only"
 	case nameRDMA, nameVerbs:
 		return "the software device still works, and costs CPU"
 	case namePodDevices:
@@ -136,6 +140,7 @@ func This() Machine {
 		},
 		option: synopt.Probe, netns: linux.ProbeNetNS, nftables: linux.ProbeNftables, tproxy: linux.ProbeTProxy,
 		transparent: linux.ProbeTransparent, sysctl: linux.ProbeSysctl,
+		wire:    func() error { return errors.Join(linux.ProbeWire(), linux.ProbeWireRoutes()) },
 		devices: verbs.Devices, verbs: func() Verbs { return verbsHere(false) }, uverbs: tryUverbs, memlock: linux.LockLimit,
 		podDevices: vf.Host{}.Probe,
 		roceSocket: func(ctx context.Context) error {
@@ -162,6 +167,7 @@ func Examine(ctx context.Context, m Machine) Report {
 		feature(nameTProxy, Fail, m.tproxy),
 		feature(nameTransparent, Fail, m.transparent),
 		feature(nameSysctl, Fail, m.sysctl),
+		feature(nameWire, Warn, m.wire),
 		m.rdma(), m.hardware(), m.softRoCE(ctx), m.kubeletDevices(ctx), m.devicesForPods(),
 	} {
 		if c.Result != OK {

@@ -61,7 +61,7 @@ func TestExamine(t *testing.T) {
 		return Machine{
 			proc:    filepath.Join(dir, "proc"),
 			release: func() (string, error) { return "6.1.0-13-amd64", nil },
-			option:  ok, netns: ok, nftables: ok, tproxy: ok, transparent: ok, sysctl: ok,
+			option:  ok, netns: ok, nftables: ok, tproxy: ok, transparent: ok, sysctl: ok, wire: ok,
 			roceSocket: func(context.Context) error { return nil },
 			devices:    func() ([]verbs.Info, error) { return []verbs.Info{card("ACTIVE")}, nil },
 			verbs:      func() Verbs { return Verbs{Built: true, Detail: "there"} },
@@ -90,6 +90,11 @@ func TestExamine(t *testing.T) {
 		{"no nftables", func(m *Machine) {
 			m.nftables = func() error { return &linux.FeatureError{Feature: "nft", Remedy: "load it", Err: syscall.ENOENT} }
 		}, "nftables", Fail, "nft: no such file", "load it"},
+		{"no look-up of routes", func(m *Machine) {
+			m.wire = func() error {
+				return &linux.FeatureError{Feature: "routes", Remedy: "load nft_fib", Err: syscall.ENOENT}
+			}
+		}, "filter of RoCE packets", Warn, "routes: no such file", "load nft_fib"},
 		{"another error", func(m *Machine) { m.tproxy = func() error { return errors.New("odd") } }, "nftables tproxy", Fail, "odd", ""},
 		{"no RDMA", func(m *Machine) { m.devices = func() ([]verbs.Info, error) { return nil, nil } }, "RDMA devices", Warn, "none", "soft in node.devices"},
 		{"RDMA not readable", func(m *Machine) { m.devices = func() ([]verbs.Info, error) { return nil, syscall.EACCES } }, "RDMA devices", Warn, "permission denied", ""},

@@ -308,6 +308,31 @@ func TestNodeStatus_podDevices(t *testing.T) {
 	}
 }
 
+// TestNodeStatus_wire: the SMCRNode says who may send RoCE packets; of dropped ones
+// only a notable number is worth a write.
+func TestNodeStatus_wire(t *testing.T) {
+	s := healthy()
+	if got := nodeStatus(&identity{node: node}, &s, true); got.Wire != (v1alpha1.NodeWire{}) {
+		t.Errorf("no device: %+v", got.Wire)
+	}
+	s.Status.Wire = agentapi.Wire{State: agentapi.WireFailed, Detail: strings.Repeat("x", 2*maxDetail), Dropped: map[string]uint64{"own-address": 100, "malformed": 5}}
+	first := nodeStatus(&identity{node: node}, &s, true)
+	if first.Wire.State != v1alpha1.WireFailed || len(first.Wire.Detail) > maxDetail || first.Wire.DroppedPackets != 105 {
+		t.Errorf("%+v", first.Wire)
+	}
+	target := func(dropped uint64) target {
+		s.Status.Wire.Dropped = map[string]uint64{"malformed": dropped}
+		return nodeTarget(&v1alpha1.SMCRNode{Status: nodeStatus(&identity{node: node}, &s, true)})
+	}
+	was, little, much := target(105), target(110), target(1000)
+	if d := was.difference(&little); d != inCounters {
+		t.Errorf("some more: %d", d)
+	}
+	if d := was.difference(&much); d != inNotableCounters {
+		t.Errorf("many more: %d", d)
+	}
+}
+
 func TestLinkName(t *testing.T) {
 	g := group("shop/web", 1, 1)
 	name := linkName(node, &g)

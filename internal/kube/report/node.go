@@ -5,6 +5,7 @@ package report
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 
@@ -70,6 +71,10 @@ func nodeStatus(id *identity, s *Snapshot, clean bool) v1alpha1.SMCRNodeStatus {
 			Attached: clamp(s.Status.Pods.Attached), Ready: clamp(s.Status.Pods.Ready), Failed: clamp(s.Status.Pods.Failed),
 		},
 		LinkGroups: clamp(s.Status.LinkGroups),
+		Wire: v1alpha1.NodeWire{
+			State: v1alpha1.WireState(s.Status.Wire.State), Detail: clip(s.Status.Wire.Detail, maxDetail),
+			DroppedPackets: int64(min(s.Status.Wire.Sum(), math.MaxInt64)),
+		},
 	}
 	up := 0
 	for _, d := range s.Status.Devices {

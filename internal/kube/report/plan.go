@@ -105,9 +105,10 @@ func nodeTarget(object *v1alpha1.SMCRNode) target {
 	counters := []int64{
 		n.Budget.MemoryUsedBytes, int64(n.Budget.ConnectionsUsed),
 		int64(n.Pods.Attached), int64(n.Pods.Ready), int64(n.Pods.Failed), int64(n.LinkGroups),
+		n.Wire.DroppedPackets,
 	}
 	state.Budget.MemoryUsedBytes, state.Budget.ConnectionsUsed = 0, 0
-	state.Pods, state.LinkGroups = v1alpha1.NodePods{}, 0
+	state.Pods, state.LinkGroups, state.Wire.DroppedPackets = v1alpha1.NodePods{}, 0, 0
 	return target{present: true, state: state, counters: counters, body: object}
 }
 
