@@ -13,7 +13,7 @@ import (
 // +kubebuilder:object:root=true
 // +kubebuilder:resource:scope=Cluster,shortName=smcrl,categories=smcr
 // +kubebuilder:printcolumn:name="Node",type=string,JSONPath=`.status.node`
-// +kubebuilder:printcolumn:name="Peer",type=string,JSONPath=`.status.peer`,description="The peer's node, or an address"
+// +kubebuilder:printcolumn:name="Peer",type=string,JSONPath=`.status.peer`,description="The peer's node, if all links end at its devices, else an address"
 // +kubebuilder:printcolumn:name="Pod",type=string,JSONPath=`.status.pod`
 // +kubebuilder:printcolumn:name="Role",type=string,JSONPath=`.status.role`
 // +kubebuilder:printcolumn:name="State",type=string,JSONPath=`.status.state`
@@ -21,6 +21,7 @@ import (
 // +kubebuilder:printcolumn:name="Conns",type=integer,JSONPath=`.status.connections`
 // +kubebuilder:printcolumn:name="Device",type=string,JSONPath=`.status.devices`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.status.openedAt`
+// +kubebuilder:printcolumn:name="Peer-Claims",type=string,JSONPath=`.status.peerClaimedName`,priority=1,description="What the peer calls itself; nobody checked it"
 // +kubebuilder:printcolumn:name="RMB-Bytes",type=integer,JSONPath=`.status.rmbBytes`,priority=1
 // +kubebuilder:printcolumn:name="PCI",type=string,JSONPath=`.status.pciAddresses`,priority=1,description="The VFs that the pod has for itself"
 // +kubebuilder:printcolumn:name="GIDs",type=string,JSONPath=`.status.gids`,priority=1
@@ -75,10 +76,16 @@ type SMCRLinkStatus struct {
 	// node is the node of this side.
 	// +required
 	Node string `json:"node"`
-	// peer is the other side: its node (SMC-R version 2 tells it), else its GID
-	// or address.
+	// peer is the other side: the node of the SMCRNode whose devices all links
+	// end at, else its GID. It is never what the peer says of itself.
 	// +optional
 	Peer string `json:"peer,omitempty"`
+	// peerClaimedName is what the peer calls itself (SMC-R version 2): a host
+	// name that nobody checked. Any peer can have that of any node.
+	// +optional
+	// +kubebuilder:validation:MaxLength=32
+	// +kubebuilder:validation:Pattern=`^[A-Za-z0-9._?-]*$`
+	PeerClaimedName string `json:"peerClaimedName,omitempty"`
 	// namespace is the namespace of the pod or pods.
 	// +optional
 	Namespace string `json:"namespace,omitempty"`

@@ -19,7 +19,8 @@ const (
 	// before. It is that again when the agent is back and has nothing to say.
 	AnnotationStateBefore = "smcr.io/state-before"
 
-	// LabelNode on SMCRLinks and SMCRNodes is the node whose agent writes them.
+	// LabelNode on SMCRLinks and SMCRNodes is the node whose agent writes them: its
+	// name, or its UID if the name is longer than a label's value may be.
 	LabelNode = "smcr.io/node"
 	// LabelAgent on SMCRLinks is the pod of the agent that has the link group: one
 	// that handed its node over still has those of the connections it carries.
@@ -37,6 +38,15 @@ const (
 // DRADriver is the name of the driver by which pods claim RDMA devices
 // (resource.k8s.io).
 const DRADriver = "roce.smcr.io"
+
+// Reporting controllers of events.
+const (
+	// ReporterAgent is that of agents: about SMCRNodes, SMCRLinks, and, for pods of
+	// their node, about their own pod with the one that is meant as the related object.
+	ReporterAgent = "smcr.io/kube-smcr-agent"
+	// ReporterController is that of what the controller passes on of these.
+	ReporterController = "smcr.io/kube-smcr-controller"
+)
 
 // Field managers of server-side apply.
 const (

@@ -92,7 +92,7 @@ func (a *agent) apiLinks(*http.Request) (agentapi.Links, error) {
 func (a *agent) linkGroup(u *stackUse, g smcr.GroupInfo) agentapi.LinkGroup {
 	out := agentapi.LinkGroup{
 		ID: g.ID, Pod: u.pod, Role: g.Role.String(), PeerID: fmt.Sprint(g.PeerID), State: g.State, Dialect: g.Dialect, Redundancy: g.Redundancy,
-		Version: g.Version, EID: g.EID, Release: g.Release, PeerHost: g.PeerHost, NoV2: agentapi.CodeOf(g.NoV2), Conns: g.Conns, RMBBytes: g.RMBBytes, Opened: g.Opened, Links: []agentapi.Link{},
+		Version: g.Version, EID: g.EID, Release: g.Release, PeerClaimedName: g.PeerHost, NoV2: agentapi.CodeOf(g.NoV2), Conns: g.Conns, RMBBytes: g.RMBBytes, Opened: g.Opened, Links: []agentapi.Link{},
 	}
 	if g.Err != nil {
 		out.Error = g.Err.Error()

@@ -43,11 +43,11 @@ func TestAgent_versions(t *testing.T) {
 		reason     agentapi.Code // of TCP
 		noV2       agentapi.Code // at b
 	}{
-		{"out of the box", "", "", agentapi.LinkGroup{Version: 2, EID: "KUBE-SMCR", Release: 1, PeerHost: "b"}, "", ""},
+		{"out of the box", "", "", agentapi.LinkGroup{Version: 2, EID: "KUBE-SMCR", Release: 1, PeerClaimedName: "b"}, "", ""},
 		{"version 1", "  versions: v1\n", "", agentapi.LinkGroup{Version: 1}, "", ""},
 		{"other IDs, one subnet", "  eids: [ACME]\n", "", agentapi.LinkGroup{Version: 1}, "", "NOUEID"},
 		{"other IDs, version 2 only", "  eids: [ACME]\n", "  versions: v2\n", agentapi.LinkGroup{}, "NOUEID", ""},
-		{"an ID in common", "  eids: [ACME, B-2.X]\n", "  eids: [B-2.X]\n", agentapi.LinkGroup{Version: 2, EID: "B-2.X", Release: 1, PeerHost: "b"}, "", ""},
+		{"an ID in common", "  eids: [ACME, B-2.X]\n", "  eids: [B-2.X]\n", agentapi.LinkGroup{Version: 2, EID: "B-2.X", Release: 1, PeerClaimedName: "b"}, "", ""},
 		{"no version in common", "  versions: v1\n", "  versions: v2\n", agentapi.LinkGroup{}, "VERSMISMAT", ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

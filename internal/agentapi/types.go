@@ -237,11 +237,11 @@ type LinkGroup struct {
 	State   string `json:"state"`
 	Dialect string `json:"dialect"`
 	Version uint8  `json:"version"`
-	// Of version 2: the enterprise ID in common, the release, and the peer's
-	// host name.
-	EID      string `json:"eid,omitempty"`
-	Release  uint8  `json:"release,omitempty"`
-	PeerHost string `json:"peerHost,omitempty"`
+	// Of version 2: the enterprise ID in common, the release, and what the peer
+	// calls itself, which nobody checked.
+	EID             string `json:"eid,omitempty"`
+	Release         uint8  `json:"release,omitempty"`
+	PeerClaimedName string `json:"peerClaimedName,omitempty"`
 	// NoV2 is why a group of version 1 is not of version 2 though both sides
 	// know that; only the server knows.
 	NoV2 Code `json:"noV2,omitempty"`

@@ -48,7 +48,7 @@ func restClient(base *rest.Config, gv schema.GroupVersion, path string, add func
 type informers struct {
 	pods, namespaces, policies, slices cache.SharedIndexInformer
 	self                               cache.SharedIndexInformer // the SMCRNode of the node, metadata only
-	nodes                              cache.SharedIndexInformer // all SMCRNodes: the addresses of their devices
+	nodes                              cache.SharedIndexInformer // all SMCRNodes: the addresses of their devices, and whose they are
 }
 
 // needed are those without which there is no configuration.

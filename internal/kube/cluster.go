@@ -282,7 +282,7 @@ func (c *cluster) snapshot() report.Snapshot {
 		return s
 	}
 	s.Status, s.Links, s.Attachments, s.Decisions = v.Status(), v.Links(), v.Attachments(), v.Decisions()
-	s.PodDevices = v.Devices()
+	s.PodDevices, s.Nodes = v.Devices(), c.source.peerNodes()
 	node, _ := c.source.Load() // it has no errors
 	s.SettledOnce = c.settled.Load() || c.source.Live() && v.Applied() == node
 	c.settled.Store(s.SettledOnce)

@@ -289,6 +289,28 @@ func (s *Source) podIPs() map[string][]netip.Addr {
 	return out
 }
 
+// peerNodes returns the nodes of the cluster by the addresses of their devices.
+// An address that two nodes say they have names neither.
+func (s *Source) peerNodes() map[netip.Addr]string {
+	out := map[netip.Addr]string{}
+	for _, x := range s.informers.nodes.GetStore().List() {
+		n := x.(*v1alpha1.SMCRNode) // the store has nothing else
+		for _, d := range n.Status.Devices {
+			a, err := netip.ParseAddr(d.Address)
+			if err != nil {
+				continue
+			}
+			a = a.Unmap()
+			if other, ok := out[a]; ok && other != n.Name {
+				out[a] = ""
+				continue
+			}
+			out[a] = n.Name
+		}
+	}
+	return out
+}
+
 // Live says whether the configuration is made of objects that the API server
 // sent, so that what is not there does not exist.
 func (s *Source) Live() bool {

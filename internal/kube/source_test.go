@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -367,6 +368,34 @@ func TestSource_nodes(t *testing.T) {
 }
 
 // TestSource_finished: a pod that ended needs nothing.
+// TestSource_peerNodes: the addresses of the cluster's SMCRNodes name them. One
+// that two nodes say they have names neither: one of them does not tell the truth.
+func TestSource_peerNodes(t *testing.T) {
+	w := newWorld(t)
+	s := w.source(server.Config(t))
+	named := func(name string, addresses ...string) *v1alpha1.SMCRNode {
+		n := &v1alpha1.SMCRNode{ObjectMeta: metav1.ObjectMeta{Name: name + "-of-" + w.namespace}}
+		for i, a := range addresses {
+			n.Status.Devices = append(n.Status.Devices, v1alpha1.NodeDevice{Name: fmt.Sprint("soft", i), Address: a})
+		}
+		return n
+	}
+	all := []*v1alpha1.SMCRNode{
+		named("a", "192.0.2.1", "2001:db8::1"), named("b", "192.0.2.2", ""), named("liar", "192.0.2.2", "192.0.2.9", "junk"), named("twice", "192.0.2.7", "192.0.2.7"),
+	}
+	for _, n := range all {
+		w.create(n)
+		t.Cleanup(func() { _ = w.client.Delete(context.Background(), n) }) // the server ends with the tests
+	}
+	want := map[netip.Addr]string{
+		netip.MustParseAddr("192.0.2.1"): all[0].Name, netip.MustParseAddr("2001:db8::1"): all[0].Name, netip.MustParseAddr("192.0.2.2"): "",
+		netip.MustParseAddr("192.0.2.9"): all[2].Name, netip.MustParseAddr("192.0.2.7"): all[3].Name,
+	}
+	within(t, prompt, func() string {
+		return cmp.Diff(want, s.peerNodes(), cmp.Comparer(func(a, b netip.Addr) bool { return a == b }))
+	})
+}
+
 func TestSource_finished(t *testing.T) {
 	w := newWorld(t)
 	p := w.pod("job", enabled("true"))

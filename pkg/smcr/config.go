@@ -299,7 +299,8 @@ type GroupInfo struct {
 	Redundancy string
 	Version    uint8
 	// Of version 2: the enterprise ID that both sides have, the release, and
-	// the host name that the peer gave.
+	// what the peer calls itself: a claim that nobody checked, of the characters
+	// that host names have, and '?' for others.
 	EID      string
 	Release  uint8
 	PeerHost string

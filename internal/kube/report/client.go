@@ -38,8 +38,9 @@ type server interface {
 	apply(ctx context.Context, k key, body any) (metav1.ObjectMeta, error)
 	// remove deletes an SMCRLink. One that is gone is no error.
 	remove(ctx context.Context, name string) error
-	// watch tells what becomes of the node's objects until ctx ends.
-	watch(ctx context.Context, node string, see func(sight))
+	// watch tells what becomes of the objects of a node, by its name and label,
+	// until ctx ends.
+	watch(ctx context.Context, node, label string, see func(sight))
 	// event creates an event.
 	event(ctx context.Context, e *corev1.Event) error
 }
@@ -99,7 +100,7 @@ func (c *client) load(ctx context.Context, node string) (*found, error) {
 		return nil, fmt.Errorf("read SMCRNode %s: %w", node, err)
 	}
 	var list v1alpha1.SMCRLinkList
-	options := metav1.ListOptions{LabelSelector: v1alpha1.LabelNode + "=" + labelValue(node)}
+	options := metav1.ListOptions{LabelSelector: v1alpha1.LabelNode + "=" + nodeLabel(node, core.UID)}
 	if err := c.smcr.Get().Resource(resourceSMCRLinks).VersionedParams(&options, c.params).MaxRetries(0).Do(ctx).Into(&list); err != nil {
 		return nil, fmt.Errorf("list the SMCRLinks of node %s: %w", node, err)
 	}

@@ -102,7 +102,7 @@ func (s *fakeServer) remove(ctx context.Context, name string) error {
 	return nil
 }
 
-func (s *fakeServer) watch(ctx context.Context, _ string, see func(sight)) {
+func (s *fakeServer) watch(ctx context.Context, _, _ string, see func(sight)) {
 	for {
 		select {
 		case x := <-s.sights:
@@ -234,7 +234,7 @@ func device(name, port string) agentapi.Device {
 // group is a link group of a pod with so many links.
 func group(pod string, id uint32, links int) agentapi.LinkGroup {
 	g := agentapi.LinkGroup{
-		ID: id, Pod: pod, Role: "client", PeerID: fmt.Sprintf("peer-%d", id), State: groupActive, Version: 2, PeerHost: "node-b",
+		ID: id, Pod: pod, Role: "client", PeerID: fmt.Sprintf("peer-%d", id), State: groupActive, Version: 2, PeerClaimedName: "node-b",
 		Redundancy: "SINGLE", Conns: 1, RMBBytes: 1 << 20, Opened: began().Add(time.Duration(id) * time.Second),
 	}
 	for i := range links {

@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/smcr-io/kube-smcr/api/v1alpha1"
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
@@ -38,8 +39,9 @@ const (
 )
 
 // linkStatus is the status of the SMCRLink of a link group; its conditions have
-// no times yet.
-func linkStatus(node string, g *agentapi.LinkGroup, policy string) v1alpha1.SMCRLinkStatus {
+// no times yet. nodes are the nodes of the cluster by the addresses of their
+// devices.
+func linkStatus(node string, g *agentapi.LinkGroup, policy string, nodes map[netip.Addr]string) v1alpha1.SMCRLinkStatus {
 	namespace, _, _ := strings.Cut(g.Pod, "/")
 	out := v1alpha1.SMCRLinkStatus{
 		Node: node, Namespace: namespace, Pod: g.Pod, Policy: policy, Role: titled(g.Role),
@@ -73,14 +75,32 @@ func linkStatus(node string, g *agentapi.LinkGroup, policy string) v1alpha1.SMCR
 	slices.Sort(pcis)
 	out.PCIAddresses = strings.Join(pcis, ",")
 	out.Devices, out.GIDs, out.QPNs = strings.Join(devices, ","), strings.Join(gids, ","), strings.Join(qpns, ",")
-	out.Peer = g.PeerHost
-	if out.Peer == "" && len(out.Links) > 0 {
-		out.Peer = out.Links[0].PeerGID
-	}
-	out.Peer = cmp.Or(out.Peer, g.PeerID)
+	out.Peer, out.PeerClaimedName = cmp.Or(peerNode(out.Links, nodes), peerAddress(out.Links), g.PeerID), g.PeerClaimedName
 	out.State, out.Redundancy = groupState(g, active), redundancyOf(g.Redundancy, active)
 	out.Conditions = []metav1.Condition{linkReady(g, &out), linkRedundant(&out)}
 	return out
+}
+
+// peerNode is the node whose devices all links of a group end at, or nothing. A
+// peer that answers there has the address; what it calls itself does not count.
+func peerNode(links []v1alpha1.LinkStatus, nodes map[netip.Addr]string) string {
+	var node string
+	for _, l := range links {
+		a, err := netip.ParseAddr(l.PeerGID)
+		if err != nil || nodes[a] == "" || node != "" && nodes[a] != node {
+			return ""
+		}
+		node = nodes[a]
+	}
+	return node
+}
+
+// peerAddress is where the first link of a group ends.
+func peerAddress(links []v1alpha1.LinkStatus) string {
+	if len(links) == 0 {
+		return ""
+	}
+	return links[0].PeerGID
 }
 
 // linksOf are the links of a group, one for each number: a link that is being
@@ -173,24 +193,33 @@ func linkRedundant(s *v1alpha1.SMCRLinkStatus) metav1.Condition {
 	return is(metav1.ConditionFalse, reasonNoLink, "no link of the group is active")
 }
 
-// linkName is the name of the SMCRLink of a link group. It stays the same as
-// long as the group lives, and an agent that starts again finds it.
-func linkName(node string, g *agentapi.LinkGroup) string {
+// linkName is the name of the SMCRLink of a link group: the node's label and a
+// number. It stays the same as long as the group lives, and an agent that starts
+// again finds it. The chart's admission policy knows the form.
+func linkName(label string, g *agentapi.LinkGroup) string {
 	h := sha256.New()
 	// The fields have no line breaks.
 	_, _ = fmt.Fprintf(h, "%s\n%s\n%d\n%d\n", g.Pod, g.PeerID, g.ID, g.Opened.UnixNano()) // never fails
-	sum := hex.EncodeToString(h.Sum(nil)[:4])
-	return strings.TrimRight(node[:min(len(node), maxObjectName-1-len(sum))], ".-") + "-" + sum
+	return label + "-" + hex.EncodeToString(h.Sum(nil)[:4])
 }
 
-// labelValue is the name of a node as a label, which may be too long for one.
-func labelValue(node string) string {
+// nodeLabel is the label of a node: its name, or its UID if the name is too long
+// for a label. The admission policy of the chart can tell that too, unlike a hash.
+func nodeLabel(node string, uid types.UID) string {
 	if len(node) <= maxLabelValue {
 		return node
 	}
-	sum := sha256.Sum256([]byte(node))
+	return string(uid)
+}
+
+// podLabel is the name of an agent's pod as a label, which may be too long for one.
+func podLabel(pod string) string {
+	if len(pod) <= maxLabelValue {
+		return pod
+	}
+	sum := sha256.Sum256([]byte(pod))
 	tail := hex.EncodeToString(sum[:4])
-	return strings.TrimRight(node[:maxLabelValue-1-len(tail)], ".-") + "-" + tail
+	return strings.TrimRight(pod[:maxLabelValue-1-len(tail)], ".-") + "-" + tail
 }
 
 // policiesOf is the policy that governs each pod, by NAMESPACE/NAME.

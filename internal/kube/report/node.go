@@ -51,7 +51,7 @@ type identity struct {
 // agentLabel names the agent on its SMCRLinks.
 func (id *identity) agentLabel() string {
 	_, name, _ := strings.Cut(id.agentPod, "/")
-	return labelValue(name)
+	return podLabel(name)
 }
 
 // nodeStatus is the status of the SMCRNode; its conditions have no times yet.

@@ -116,7 +116,7 @@ func nodeTarget(object *v1alpha1.SMCRNode) target {
 func (p *planner) owned(name string) metav1.ObjectMeta {
 	return metav1.ObjectMeta{
 		Name:            name,
-		Labels:          map[string]string{v1alpha1.LabelNode: labelValue(p.id.node)},
+		Labels:          map[string]string{v1alpha1.LabelNode: nodeLabel(p.id.node, p.owner)},
 		OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: p.id.node, UID: p.owner}},
 	}
 }
@@ -139,7 +139,7 @@ func (p *planner) inherit(s *Snapshot, now time.Time) {
 	alive := map[string]bool{}
 	for i := range s.Verdicts {
 		if v := &s.Verdicts[i]; v.Namespace == namespace && !s.Uninstalled {
-			alive[labelValue(v.Name)] = true
+			alive[podLabel(v.Name)] = true
 		}
 	}
 	for name, o := range p.others {
@@ -151,6 +151,10 @@ func (p *planner) inherit(s *Snapshot, now time.Time) {
 }
 
 func (p *planner) planLinks(s *Snapshot, now time.Time) {
+	label := nodeLabel(p.id.node, p.owner)
+	if label == "" {
+		return // the node was not read yet
+	}
 	if !p.id.linksOnly {
 		p.inherit(s, now)
 	}
@@ -167,9 +171,9 @@ func (p *planner) planLinks(s *Snapshot, now time.Time) {
 	seen := map[string]bool{}
 	for i := range groups {
 		g := &groups[i]
-		name := linkName(p.id.node, g)
+		name := linkName(label, g)
 		seen[name] = true
-		p.planLink(name, linkStatus(p.id.node, g, policies[g.Pod]), now)
+		p.planLink(name, linkStatus(p.id.node, g, policies[g.Pod], s.Nodes), now)
 	}
 	for k := range p.queue.entries {
 		if k.kind == kindLink && !seen[k.name] {

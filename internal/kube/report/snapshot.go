@@ -3,6 +3,8 @@
 package report
 
 import (
+	"net/netip"
+
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
 	"github.com/smcr-io/kube-smcr/internal/config"
 )
@@ -26,7 +28,9 @@ type Snapshot struct {
 	// Annotations are the annotations smcr.io/status as the API server has
 	// them, by UID of the pod; pods without one are left out.
 	Annotations map[string]string
-	CNI         CNI
+	// Nodes are the nodes of the cluster by the addresses of their devices.
+	Nodes map[netip.Addr]string
+	CNI   CNI
 	// SettledOnce is set once the pods and policies of the cluster were read and
 	// the agent has done what they want. Until then nothing is said of pods and
 	// links, and nothing is deleted.

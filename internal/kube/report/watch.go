@@ -28,7 +28,7 @@ type sight struct {
 
 // watch tells what becomes of the node's objects until ctx ends. see is called
 // by two goroutines.
-func (c *client) watch(ctx context.Context, node string, see func(sight)) {
+func (c *client) watch(ctx context.Context, node, label string, see func(sight)) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	wg.Go(func() {
@@ -38,7 +38,7 @@ func (c *client) watch(ctx context.Context, node string, see func(sight)) {
 	})
 	wg.Go(func() {
 		watchOne(ctx, c.smcr, resourceSMCRLinks, &v1alpha1.SMCRLink{}, func(o *metav1.ListOptions) {
-			o.LabelSelector = v1alpha1.LabelNode + "=" + labelValue(node)
+			o.LabelSelector = v1alpha1.LabelNode + "=" + label
 		}, see)
 	})
 }

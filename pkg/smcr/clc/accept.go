@@ -3,6 +3,7 @@
 package clc
 
 import (
+	"bytes"
 	"encoding/binary"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
@@ -73,8 +74,24 @@ type FirstContactExtension struct {
 	Vendor      [4]byte
 }
 
-// Host returns the host name without its padding.
-func (x FirstContactExtension) Host() string { return string(trimBlanks(x.Hostname[:])) }
+// Host returns what the peer calls itself, without the padding. Anybody can call
+// himself anything; but people read it in logs and on terminals, so whatever a
+// host name does not have is a question mark.
+func (x FirstContactExtension) Host() string {
+	name := bytes.Clone(trimBlanks(x.Hostname[:]))
+	for i, c := range name {
+		if !inHostName(c) {
+			name[i] = '?'
+		}
+	}
+	return string(name)
+}
+
+// inHostName says whether a byte may be in the name of a host: letters, digits,
+// '-' and '.', and '_', which is in names that are not in DNS.
+func inHostName(c byte) bool {
+	return 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || c == '-' || c == '.' || c == '_'
+}
 
 // SetHost stores a host name, cut to 32 bytes and padded with blanks.
 func (x *FirstContactExtension) SetHost(name string) {
