@@ -26,6 +26,20 @@ const (
 	// frequent ones. Whoever has more finds all in the metrics.
 	maxReasons = 16
 
+	// Events of agents about pods are passed on while they are news: after a
+	// restart not those of the last hour. podWait is how long the pod may be unknown
+	// here that an agent knows already.
+	maxEventAge = 5 * time.Minute
+	podWait     = 10 * time.Second
+	podRetry    = time.Second
+
+	// maxEventName is what is left of a pod's name in that of an event: 253 bytes
+	// without the number.
+	maxEventName = 200
+
+	// maxInstance is what the API server takes of a reporting instance.
+	maxInstance = 128
+
 	// maxNames is how many names a condition's message lists.
 	maxNames = 5
 

@@ -153,6 +153,7 @@ func (s *service) manage(ctx context.Context, api *rest.Config) (worked bool, er
 	for _, r := range []interface{ setUp(ctrl.Manager) error }{
 		&policies{client: mgr.GetClient(), recorder: recorder},
 		&peers{client: mgr.GetClient(), recorder: recorder},
+		&podEvents{client: mgr.GetClient(), log: c.Log},
 		&nodes{client: mgr.GetClient(), live: mgr.GetAPIReader(), recorder: recorder, agents: agents, taint: c.StartupTaint},
 	} {
 		if err := r.setUp(mgr); err != nil {

@@ -10,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/tools/cache"
 	crcache "sigs.k8s.io/controller-runtime/pkg/cache"
@@ -43,6 +44,10 @@ func cacheOptions(agents agentPods) crcache.Options {
 			&v1alpha1.SMCRLink{}:   {Transform: trimmer(trimLink)},
 			&v1alpha1.SMCRNode{}:   {Transform: trimmer(trimSMCRNode)},
 			&v1alpha1.SMCRPolicy{}: {},
+			// Agents' events about pods are about their own pods, in this namespace.
+			&corev1.Event{}: {Namespaces: map[string]crcache.Config{agents.namespace: {
+				FieldSelector: fields.OneTermEqualSelector("reportingComponent", v1alpha1.ReporterAgent),
+			}}},
 		},
 	}
 }

@@ -67,6 +67,8 @@
 //
 // # Limitations
 //
+// Events about pods reach them by way of the controller, and not while that is away.
+//
 // Events are not counted up but created, at most one per object and reason in
 // eventAgain. An event that could not be sent for maxEventAge is lost. A node
 // and agent has at most maxLinkObjects SMCRLinks.

@@ -48,10 +48,15 @@ func rules() []rbacv1.PolicyRule {
 	return []rbacv1.PolicyRule{
 		{APIGroups: []string{""}, Resources: []string{"nodes"}, Verbs: []string{"get"}},
 		{APIGroups: []string{""}, Resources: []string{"pods/status"}, Verbs: []string{"patch"}},
-		{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create"}},
 		{APIGroups: []string{v1alpha1.Group}, Resources: []string{"smcrnodes"}, Verbs: []string{"get", "list", "watch", "create", "patch"}},
 		{APIGroups: []string{v1alpha1.Group}, Resources: []string{"smcrlinks"}, Verbs: []string{"list", "watch", "create", "patch", "delete"}},
 	}
+}
+
+// eventRules are what the chart's Roles allow in the namespaces of the agent and of
+// objects without one.
+func eventRules() []rbacv1.PolicyRule {
+	return []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create"}}}
 }
 
 // world is a cluster with one node and one namespace.
@@ -88,6 +93,17 @@ func newWorld(t *testing.T) *world {
 		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role.Name},
 		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: "agent-" + w.ns}},
 	})
+	for _, space := range []string{metav1.NamespaceDefault, w.ns + "-agent"} {
+		if space != metav1.NamespaceDefault {
+			w.create(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: space}})
+		}
+		w.create(&rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: space, Name: w.ns}, Rules: eventRules()})
+		w.create(&rbacv1.RoleBinding{
+			ObjectMeta: metav1.ObjectMeta{Namespace: space, Name: w.ns},
+			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: w.ns},
+			Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: "agent-" + w.ns}},
+		})
+	}
 	w.proxy, w.agent = shared.NewProxy(t)
 	w.agent.Impersonate = rest.ImpersonationConfig{UserName: "agent-" + w.ns, Groups: []string{"system:authenticated"}}
 	return w
@@ -131,7 +147,7 @@ func (w *world) eventually(what string, f func() error) {
 func (w *world) run(src *source) (r *Reporter, stop func()) {
 	w.t.Helper()
 	r, err := New(Config{
-		Client: w.agent, Node: w.node, AgentPod: "kube-smcr/agent-x", AgentVersion: "v0.4.0", Source: src.get,
+		Client: w.agent, Node: w.node, AgentPod: w.ns + "-agent/agent-x", AgentVersion: "v0.4.0", Source: src.get,
 		Preflight: noPreflight, Log: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
@@ -170,7 +186,14 @@ func (w *world) reasons(about string) []string {
 	}
 	var out []string
 	for _, e := range list.Items {
-		if e.InvolvedObject.Name == about && e.Source.Component == component {
+		if e.Source.Component != component {
+			continue
+		}
+		if e.InvolvedObject.Name == about {
+			out = append(out, e.Reason)
+		}
+		// What is said of a pod is about the agent's own one.
+		if r := e.Related; r != nil && r.Name == about && r.Namespace == w.ns && e.InvolvedObject.Namespace == w.ns+"-agent" && e.InvolvedObject.Name == "agent-x" {
 			out = append(out, e.Reason)
 		}
 	}
@@ -212,6 +235,7 @@ func TestAPIServer_objects(t *testing.T) {
 	src.snap.Verdicts = []config.Verdict{v}
 	src.snap.Attachments = []agentapi.Attachment{attachment(name, agentapi.StateReady)}
 	src.snap.Links = []agentapi.LinkGroup{g}
+	src.snap.Nodes = nodesOfTheTests()
 	src.snap.Status.Devices = append(src.snap.Status.Devices, device("soft1", "DOWN"))
 	r, stop := w.run(src)
 	w.eventually("link", func() error {
@@ -227,7 +251,7 @@ func TestAPIServer_objects(t *testing.T) {
 	owners := []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: w.node, UID: core.UID}}
 	link := w.links()[0]
 	want := v1alpha1.SMCRLinkStatus{
-		Node: w.node, Peer: "node-b", Namespace: w.ns, Pod: name, Policy: "cache", Role: "Client", State: v1alpha1.LinkActive,
+		Node: w.node, Peer: "node-b", PeerClaimedName: "node-b", Namespace: w.ns, Pod: name, Policy: "cache", Role: "Client", State: v1alpha1.LinkActive,
 		Redundancy: v1alpha1.RedundancySymmetric, Connections: 1, RMBBytes: 1 << 20, Devices: "soft0,soft1", Version: 2,
 		GIDs: "192.0.2.1-192.0.2.2,192.0.2.1-192.0.2.2", QPNs: "17-18,17-18", MTUBytes: 1024, LastError: g.Error,
 		OpenedAt: metav1.Time{Time: g.Opened.Local()}, Links: link.Status.Links, Conditions: link.Status.Conditions,

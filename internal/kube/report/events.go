@@ -124,7 +124,7 @@ func (q *events) next(now time.Time) (e *event, again time.Time) {
 func (q *events) done() { q.waiting = q.waiting[1:] }
 
 func podReference(namespace, name, uid string) corev1.ObjectReference {
-	return corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: namespace, Name: name, UID: types.UID(uid)}
+	return corev1.ObjectReference{APIVersion: "v1", Kind: kindOfPods, Namespace: namespace, Name: name, UID: types.UID(uid)}
 }
 
 // podEvent tells of a new status of a pod, if that is worth it.

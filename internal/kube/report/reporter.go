@@ -23,6 +23,9 @@ import (
 // component is the source of events.
 const component = "kube-smcr-agent"
 
+// kindOfPods is the kind of the objects that events are not about themselves.
+const kindOfPods = "Pod"
+
 // Config is what a reporter needs.
 type Config struct {
 	// Client says how to reach the API server. Its limits are not used.
@@ -107,7 +110,8 @@ func (r *Reporter) Run(ctx context.Context) {
 		again, busy := r.act(ctx, now)
 		if r.loaded && !watching {
 			watching = true
-			wg.Go(func() { r.server.watch(ctx, r.cfg.Node, func(s sight) { r.see(ctx, s) }) })
+			label := nodeLabel(r.cfg.Node, r.plan.owner)
+			wg.Go(func() { r.server.watch(ctx, r.cfg.Node, label, func(s sight) { r.see(ctx, s) }) })
 		}
 		if busy {
 			continue
@@ -261,23 +265,29 @@ func (r *Reporter) send(ctx context.Context, e *event) {
 	}
 }
 
-// object is an event as Kubernetes has it.
+// object is an event as Kubernetes has it. Nobody can see in an event where the pod
+// runs that it is about, so agents have no right on events of pods: what there is to
+// say of a pod is an event about the agent's own one, with the pod as the related
+// object, which the controller passes on if that pod runs on this node.
 func (r *Reporter) object(e *event) *corev1.Event {
 	kind := corev1.EventTypeNormal
 	if e.warning {
 		kind = corev1.EventTypeWarning
 	}
-	namespace := e.about.Namespace
-	if namespace == "" {
-		namespace = metav1.NamespaceDefault // where events of cluster-scoped objects are
+	about, namespace := e.about, metav1.NamespaceDefault // where events of cluster-scoped objects are
+	var related *corev1.ObjectReference
+	if about.Kind == kindOfPods {
+		var name string
+		namespace, name, _ = strings.Cut(r.cfg.AgentPod, "/")
+		about, related = podReference(namespace, name, ""), &e.about
 	}
 	at := metav1.Time{Time: e.at}
 	return &corev1.Event{
-		ObjectMeta:     metav1.ObjectMeta{Namespace: namespace, Name: r.eventName(e.about.Name)},
-		InvolvedObject: e.about, Reason: e.reason, Message: e.note, Type: kind,
+		ObjectMeta:     metav1.ObjectMeta{Namespace: namespace, Name: r.eventName(about.Name)},
+		InvolvedObject: about, Related: related, Reason: e.reason, Message: e.note, Type: kind,
 		Source:         corev1.EventSource{Component: component, Host: r.cfg.Node},
 		FirstTimestamp: at, LastTimestamp: at, Count: 1,
-		ReportingController: "smcr.io/" + component, ReportingInstance: r.cfg.Node,
+		ReportingController: v1alpha1.ReporterAgent, ReportingInstance: r.cfg.Node,
 	}
 }
 
