@@ -45,7 +45,7 @@ Examples:
 
 Without --kubeconfig it connects as the pod that it runs in.
 Health: /healthz and /readyz of --health-address. Metrics: /metrics of
---metrics-address.
+--metrics-address, by https and with a token unless --metrics-auth=false.
 
 Exit codes: 0 ended in order, 1 error, 2 wrong usage.
 
@@ -97,6 +97,8 @@ func parse(command string, args []string, stderr io.Writer) (*flags, error) {
 		fs.BoolVar(&c.LeaderElect, "leader-elect", false, "let only one of several replicas work")
 		fs.BoolVar(&c.StartupTaint, "startup-taint", false, "take the taint smcr.io/agent-not-ready off nodes whose agent is ready")
 		fs.StringVar(&c.MetricsAddress, "metrics-address", ":8080", "`ADDRESS` that serves metrics, 0 for none")
+		fs.BoolVar(&c.MetricsAuth, "metrics-auth", true, "give metrics only over TLS, and to who has the token of an account that may get the non-resource URL /metrics")
+		fs.StringVar(&c.MetricsTLS, "metrics-tls", "", "`DIRECTORY` of the certificate, tls.crt and tls.key; default: one that is made now")
 		fs.StringVar(&c.HealthAddress, "health-address", ":8081", "`ADDRESS` that serves health endpoints, 0 for none")
 		fs.BoolVar(&f.version, "version", false, "print the version")
 	}

@@ -73,7 +73,7 @@ func TestInstallAndRun(t *testing.T) {
 	done := make(chan int, 1)
 	var log bytes.Buffer // read after done
 	go func() {
-		done <- run(ctx, []string{"--kubeconfig", kubeconfig, "--metrics-address", metrics, "--health-address", health, "--namespace", "default"}, io.Discard, &log)
+		done <- run(ctx, []string{"--kubeconfig", kubeconfig, "--metrics-address", metrics, "--metrics-auth=false", "--health-address", health, "--namespace", "default"}, io.Discard, &log)
 	}()
 	defer func() {
 		cancel()

@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
+	"net/http"
 	"net/netip"
 	"sync/atomic"
 	"time"
@@ -59,6 +61,10 @@ type Config struct {
 	Leave <-chan struct{}
 	// Collectors are served with the agent's metrics.
 	Collectors []prometheus.Collector
+	// GuardMetrics, if given, wraps what serves node.metricsAddress, and
+	// MetricsListener its listener. Otherwise it serves everybody who gets there.
+	GuardMetrics    func(http.Handler) http.Handler
+	MetricsListener func(net.Listener) net.Listener
 
 	// Assigned, if given, says which devices pods got from kubelet. Without an
 	// attachment record that names devices, a pod's connections use these.

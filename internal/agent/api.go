@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"log/slog"
 	"net"
 	"net/http"
 	"os"
@@ -79,7 +80,7 @@ func (a *agent) listenAPI(ctx context.Context) (*apiServer, error) {
 	mux.HandleFunc("POST "+agentapi.PathSync, a.apiSync)
 	mux.HandleFunc("POST "+agentapi.PathHandover, a.apiHandover)
 	mux.Handle("GET "+agentapi.PathMetrics, a.metricsHandler())
-	api := &apiServer{servers: []*server{newServer("API socket", ln, a.checked(mux))}}
+	api := &apiServer{servers: []*server{a.newServer("API socket", ln, a.checked(mux))}}
 	if !n.MetricsAddress.IsValid() {
 		return api, nil
 	}
@@ -87,16 +88,25 @@ func (a *agent) listenAPI(ctx context.Context) (*apiServer, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("metrics: %w: choose another node.metricsAddress, or none", err), ln.Close())
 	}
+	handler := a.metricsHandler()
+	if a.cfg.GuardMetrics != nil {
+		handler = a.cfg.GuardMetrics(handler)
+	}
+	if a.cfg.MetricsListener != nil {
+		mln = a.cfg.MetricsListener(mln)
+	}
 	mm := http.NewServeMux()
-	mm.Handle("GET "+agentapi.PathMetrics, a.metricsHandler())
-	api.servers = append(api.servers, newServer("metrics", mln, mm))
+	mm.Handle("GET "+agentapi.PathMetrics, handler)
+	api.servers = append(api.servers, a.newServer("metrics", mln, mm))
 	return api, nil
 }
 
-func newServer(name string, ln net.Listener, h http.Handler) *server {
+func (a *agent) newServer(name string, ln net.Listener, h http.Handler) *server {
 	return &server{name: name, ln: ln, http: http.Server{
 		Handler: h, ReadHeaderTimeout: apiHeaderTimeout, ReadTimeout: apiHeaderTimeout, WriteTimeout: apiWriteTimeout,
 		MaxHeaderBytes: apiHeaderBytes, ConnContext: withPeer,
+		// Whoever connects and says nothing is worth no line of the log.
+		ErrorLog: slog.NewLogLogger(a.cfg.Log.Handler(), slog.LevelDebug),
 	}}
 }
 

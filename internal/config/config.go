@@ -38,6 +38,11 @@ type Node struct {
 	// MetricsAddress serves Prometheus metrics; invalid means the API socket
 	// only.
 	MetricsAddress netip.AddrPort
+	// MetricsAuth gives them only over TLS and to those whom the cluster allows to
+	// get /metrics. MetricsTLS is the directory of the certificate; empty: one that
+	// the agent makes.
+	MetricsAuth bool
+	MetricsTLS  string
 	// RedirectTTL is how long a silent agent's diversions stay in force.
 	RedirectTTL time.Duration
 	// NegativeCacheTTL is how long a destination without SMC-R is not

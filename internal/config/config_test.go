@@ -197,6 +197,8 @@ func TestParse_errors(t *testing.T) {
 		{"paths", minimal + "  dataDir: var\n  apiSocket: /run/../x\n", []string{"t:4:12: node.dataDir", "t:5:14: node.apiSocket"}},
 		{"long socket", minimal + "  apiSocket: /" + strings.Repeat("x", 120) + "\n", []string{"node.apiSocket: is 121 bytes long; the kernel allows 107"}},
 		{"metrics", minimal + "  metricsAddress: localhost\n", []string{"node.metricsAddress: \"localhost\""}},
+		{"metrics for who may, without a cluster", minimal + "  metricsAuth: true\n", []string{"node.metricsAuth: true, but there is no cluster to ask"}},
+		{"a certificate that is not used", minimal + "  metricsTLS: /etc/x\n", []string{"node.metricsTLS: a certificate without metricsAuth"}},
 		{"durations", minimal + "  redirectTTL: 10\n  drainTimeout: -1s\n  answerPoll: 1ms\n", []string{"node.redirectTTL: \"10\"", "node.drainTimeout: \"-1s\"", "node.answerPoll: \"1ms\""}},
 		{"words", minimal + "  dialects: rfc\n  logLevel: loud\n  anyPrefix: maybe\n", []string{"node.dialects", "node.logLevel", "node.anyPrefix"}},
 		{"versions", minimal + "  versions: 2\n", []string{"t:4:13: node.versions: \"2\", want one of both, v1, v2"}},

@@ -130,7 +130,7 @@ func privateNetworks() []netip.Prefix {
 
 func (d *decoder) node(f field, n *Node) {
 	fs := d.mapping(f, "name", "devices", "budgets", "rmbe", "sendBuffer", "versions", "eids", "dialects", "anyPrefix", "dataDir",
-		"apiSocket", "metricsAddress", "redirectTTL", "negativeCacheTTL", "drainTimeout", "answerPoll", "logLevel", "takeover", "defaultPeers", "wire", "cni", "devicePlugin", "dra")
+		"apiSocket", "metricsAddress", "metricsAuth", "metricsTLS", "redirectTTL", "negativeCacheTTL", "drainTimeout", "answerPoll", "logLevel", "takeover", "defaultPeers", "wire", "cni", "devicePlugin", "dra")
 	n.Name = d.machine.Name
 	d.text(fs, "name", &n.Name)
 	if !validName(n.Name, "") {
@@ -168,6 +168,7 @@ func (d *decoder) node(f field, n *Node) {
 		d.errorf(fs.where("apiSocket"), "is %d bytes long; the kernel allows %d", len(n.APISocket), maxSocketPath)
 	}
 	d.metricsAddress(fs, n)
+	d.metricsAuth(fs, n)
 	d.duration(fs, "redirectTTL", &n.RedirectTTL, minRedirectTTL, maxRedirectTTL)
 	d.duration(fs, "negativeCacheTTL", &n.NegativeCacheTTL, 0, maxTTL)
 	d.duration(fs, "drainTimeout", &n.DrainTimeout, 0, maxTTL)
@@ -361,6 +362,23 @@ func (d *decoder) metricsAddress(fs fields, n *Node) {
 		return
 	}
 	n.MetricsAddress = a
+}
+
+// metricsAuth reads who gets metrics. It is the cluster that knows who may.
+func (d *decoder) metricsAuth(fs fields, n *Node) {
+	n.MetricsAuth = d.machine.Cluster
+	d.boolean(fs, "metricsAuth", &n.MetricsAuth)
+	if f, ok := fs.get("metricsAuth"); ok && n.MetricsAuth && !d.machine.Cluster {
+		d.errorf(f, "true, but there is no cluster to ask who may read metrics: leave it out, and metricsAddress on loopback")
+	}
+	d.text(fs, "metricsTLS", &n.MetricsTLS)
+	f, ok := fs.get("metricsTLS")
+	if ok {
+		d.absolute(fs, "metricsTLS", n.MetricsTLS)
+	}
+	if ok && !n.MetricsAuth {
+		d.errorf(f, "a certificate without metricsAuth: metrics are plain HTTP then; leave it out")
+	}
 }
 
 // devices reads the list of RNICs, which must be able to work together: one
@@ -614,6 +632,8 @@ func (n *Node) Immutable(next *Node) []string {
 	diff("dataDir", n.DataDir != next.DataDir)
 	diff("apiSocket", n.APISocket != next.APISocket)
 	diff("metricsAddress", n.MetricsAddress != next.MetricsAddress)
+	diff("metricsAuth", n.MetricsAuth != next.MetricsAuth)
+	diff("metricsTLS", n.MetricsTLS != next.MetricsTLS)
 	diff("takeover", n.Takeover != next.Takeover)
 	diff("cni", n.CNI != next.CNI)
 	diff("dra", n.DRA != next.DRA)

@@ -60,4 +60,8 @@ const (
 
 	// callTimeout ends a call to the API server that hangs.
 	callTimeout = 30 * time.Second
+
+	// Who asks for metrics or health has so long to say so, and to ask again.
+	headerTimeout = 5 * time.Second
+	idleTimeout   = 2 * time.Minute
 )

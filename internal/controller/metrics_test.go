@@ -4,6 +4,7 @@ package controller
 
 import (
 	"log/slog"
+	"net"
 	"strings"
 	"testing"
 
@@ -13,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	"github.com/smcr-io/kube-smcr/api/v1alpha1"
+	"github.com/smcr-io/kube-smcr/internal/testenv/apiserver"
 )
 
 func TestMetrics(t *testing.T) {
@@ -79,4 +81,18 @@ kube_smcr_controller_nodes{accelerating="Unknown",agent_alive="Unknown"} 1
 kube_smcr_controller_pods{reason="",status="Enabled"} 1
 kube_smcr_controller_pods{reason="NO_OPTION",status="Fallback"} 1
 `)
+}
+
+// TestMetrics_guarded: the rights of the controller are enough to ask who may get
+// its metrics.
+func TestMetrics_guarded(t *testing.T) {
+	w := newWorld(t)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := l.Addr().String()
+	l.Close()
+	w.run(w.asController(), func(c *Config) { c.MetricsAddress, c.MetricsAuth = address, true })
+	apiserver.MetricsAreGuarded(t, w.config, w.ns, address)
 }

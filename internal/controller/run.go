@@ -4,6 +4,7 @@ package controller
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -25,6 +26,7 @@ import (
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/smcr-io/kube-smcr/api/v1alpha1"
+	"github.com/smcr-io/kube-smcr/internal/scrape"
 )
 
 // LeaseName is the Lease that the replicas elect their leader by.
@@ -47,7 +49,12 @@ type Config struct {
 	// MetricsAddress and HealthAddress are where metrics and health endpoints
 	// are served; empty means nowhere.
 	MetricsAddress, HealthAddress string
-	Log                           *slog.Logger
+	// MetricsAuth gives metrics only over TLS, and to those whom the cluster
+	// allows to get /metrics. MetricsTLS is the directory of the certificate;
+	// empty: one that the controller makes.
+	MetricsAuth bool
+	MetricsTLS  string
+	Log         *slog.Logger
 }
 
 // DefaultAgentSelector selects the agents' pods that the chart makes.
@@ -87,7 +94,7 @@ func Run(ctx context.Context, api *rest.Config, c Config) error {
 		api.QPS, api.Burst = apiQPS, apiBurst
 	}
 	s := &service{config: c, metrics: newMetrics(c.Log)}
-	stop, err := s.serve()
+	stop, err := s.serve(api)
 	if err != nil {
 		return err
 	}
@@ -186,7 +193,7 @@ func orDefault(d time.Duration) *time.Duration {
 }
 
 // serve serves metrics and health until the returned function is called.
-func (s *service) serve() (stop func(), err error) {
+func (s *service) serve(api *rest.Config) (stop func(), err error) {
 	registry := prometheus.NewRegistry()
 	if err := registry.Register(s.metrics); err != nil {
 		return nil, fmt.Errorf("register the metrics: %w", err)
@@ -198,8 +205,20 @@ func (s *service) serve() (stop func(), err error) {
 			http.Error(w, "the caches are not filled: the API server does not answer, or this is the start", http.StatusServiceUnavailable)
 		}
 	})
+	metrics := promhttp.HandlerFor(prometheus.Gatherers{ctrlmetrics.Registry, registry}, promhttp.HandlerOpts{})
+	var secret *tls.Config
+	if s.config.MetricsAuth {
+		guard, err := scrape.NewGuard(api, s.config.Log)
+		if err != nil {
+			return nil, err
+		}
+		if secret, err = scrape.TLS(s.config.MetricsTLS); err != nil {
+			return nil, err
+		}
+		metrics = guard.Wrap(metrics)
+	}
 	counters := http.NewServeMux()
-	counters.Handle("GET /metrics", promhttp.HandlerFor(prometheus.Gatherers{ctrlmetrics.Registry, registry}, promhttp.HandlerOpts{}))
+	counters.Handle("GET "+scrape.Path, metrics)
 
 	var servers []*http.Server
 	var running sync.WaitGroup
@@ -221,14 +240,20 @@ func (s *service) serve() (stop func(), err error) {
 			stop()
 			return nil, fmt.Errorf("serve %s: %w", one.what, err)
 		}
-		srv := &http.Server{Handler: one.handler, ReadHeaderTimeout: callTimeout}
+		address := l.Addr().String()
+		if one.what == "metrics" {
+			l = scrape.Listener(l, secret)
+		}
+		srv := &http.Server{Handler: one.handler, ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout, WriteTimeout: callTimeout,
+			// Whoever connects and says nothing is worth no line of the log.
+			ErrorLog: slog.NewLogLogger(s.config.Log.Handler(), slog.LevelDebug)}
 		servers = append(servers, srv)
 		running.Go(func() {
 			if err := srv.Serve(l); !errors.Is(err, http.ErrServerClosed) {
 				s.config.Log.Error("a server stopped", "server", one.what, "error", err)
 			}
 		})
-		s.config.Log.Info("serving", "what", one.what, "address", l.Addr().String())
+		s.config.Log.Info("serving", "what", one.what, "address", address)
 	}
 	return stop, nil
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"path/filepath"
 	"sync"
 	"sync/atomic"
@@ -20,6 +21,7 @@ import (
 	"github.com/smcr-io/kube-smcr/internal/dra"
 	"github.com/smcr-io/kube-smcr/internal/inventory"
 	"github.com/smcr-io/kube-smcr/internal/kube/report"
+	"github.com/smcr-io/kube-smcr/internal/scrape"
 )
 
 // ClusterConfig says how to run an agent in a cluster.
@@ -100,10 +102,31 @@ func RunAgent(ctx context.Context, cfg ClusterConfig) error {
 	if err := c.shareDevices(base); err != nil {
 		return err
 	}
+	if err := c.guardMetrics(base); err != nil {
+		return err
+	}
 	if c.report, err = c.newReporter(false); err != nil {
 		return fmt.Errorf("connect to the cluster: %w", err)
 	}
 	return c.run(ctx)
+}
+
+// guardMetrics gives metrics only to those whom the cluster allows to read them.
+func (c *cluster) guardMetrics(base *config.Node) error {
+	if !base.MetricsAuth || !base.MetricsAddress.IsValid() {
+		return nil
+	}
+	guard, err := scrape.NewGuard(c.cfg.REST, c.cfg.Log)
+	if err != nil {
+		return err
+	}
+	secret, err := scrape.TLS(base.MetricsTLS)
+	if err != nil {
+		return err
+	}
+	c.cfg.Agent.GuardMetrics = guard.Wrap
+	c.cfg.Agent.MetricsListener = func(ln net.Listener) net.Listener { return scrape.Listener(ln, secret) }
+	return nil
 }
 
 func (c *cluster) newReporter(linksOnly bool) (*report.Reporter, error) {

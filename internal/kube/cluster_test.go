@@ -3,11 +3,13 @@
 package kube
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -24,6 +26,7 @@ import (
 	"github.com/smcr-io/kube-smcr/internal/agent"
 	"github.com/smcr-io/kube-smcr/internal/config"
 	"github.com/smcr-io/kube-smcr/internal/testenv"
+	"github.com/smcr-io/kube-smcr/internal/testenv/apiserver"
 )
 
 // slowly is how soon reports are to arrive on a machine that is busy.
@@ -54,6 +57,30 @@ func (w *world) clusterConfig() ClusterConfig {
 		REST: server.Config(w.t), Node: w.node, Pod: "kube-smcr/agent-x", Version: "test", Plugin: filepath.Join(w.dir, "smcr-cni"),
 		Base: w.base, Log: slog.New(slog.NewTextHandler(w.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	}
+}
+
+// TestRunAgent_metrics: in a cluster an agent gives its metrics by TLS, and to who
+// may get /metrics, unless it is told otherwise.
+func TestRunAgent_metrics(t *testing.T) {
+	w := newWorld(t)
+	cfg := w.clusterConfig()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := l.Addr().String()
+	l.Close()
+	file := filepath.Join(w.dir, "node-agent.yaml")
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text = bytes.Replace(text, []byte("metricsAddress: none"), []byte("metricsAddress: "+address), 1)
+	if err := os.WriteFile(file, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	w.runAgent(cfg)
+	apiserver.MetricsAreGuarded(t, server.Config(t), w.namespace, address)
 }
 
 // runAgent runs it until the test ends, or until stop, which wants no error.

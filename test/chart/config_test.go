@@ -54,6 +54,7 @@ func TestAgentUnderstandsItsConfiguration(t *testing.T) {
 			want.RedirectTTL, want.NegativeCacheTTL, want.AnswerPoll, want.DrainTimeout = 5*time.Second, 0, 0, 90*time.Second
 			want.LogLevel = config.LogDebug
 			want.MetricsAddress = netip.MustParseAddrPort("[::]:9465")
+			want.MetricsAuth, want.MetricsTLS = true, "/etc/kube-smcr-tls"
 			want.CNI.Install, want.CNI.Required, want.CNI.ReportStatus = false, true, true
 			want.DevicePlugin = config.DevicePlugin{
 				Enabled: true, VFs: true, Slots: 20, Dir: "/host/kubelet/device-plugins", PodResources: "/host/kubelet/pod-resources/kubelet.sock",

@@ -63,7 +63,7 @@ func TestAPIServerTakesEveryObject(t *testing.T) {
 		t.Run(r.name, func(t *testing.T) {
 			for _, o := range objects(t, template(t, r.args...)) {
 				switch o.GetKind() {
-				case "PodMonitor", "PrometheusRule", "NetworkAttachmentDefinition", "CustomResourceDefinition":
+				case "ServiceMonitor", "PrometheusRule", "NetworkAttachmentDefinition", "CustomResourceDefinition":
 					continue // kinds that are not there, or there already
 				}
 				if err := c.Create(t.Context(), o, client.DryRunAll, client.FieldValidation("Strict")); err != nil && !apierrors.IsAlreadyExists(err) {

@@ -81,7 +81,7 @@ func startController(t *testing.T, api *rest.Config) *process {
 	address := l.Addr().String()
 	l.Close()
 	p := start(t, exec.Command(program, "--kubeconfig", apiserver.Kubeconfig(t, api), "--namespace", system, "--leader-elect",
-		"--metrics-address", address, "--health-address=0", "--log-level=warn"))
+		"--metrics-address", address, "--metrics-auth=false", "--health-address=0", "--log-level=warn"))
 	p.metrics = "http://" + address + "/metrics"
 	return p
 }

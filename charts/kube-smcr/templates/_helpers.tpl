@@ -26,6 +26,7 @@
 {{- define "smcr.binDir" -}}/host/opt/cni/bin{{- end -}}
 {{- define "smcr.confDir" -}}/host/etc/cni/net.d{{- end -}}
 
+{{- define "smcr.tlsDir" -}}/etc/kube-smcr-tls{{- end -}}
 {{- define "smcr.kubeletDir" -}}/host/kubelet{{- end -}}
 {{- define "smcr.infoDir" -}}/host/devinfo{{- end -}}
 
@@ -144,12 +145,15 @@ seccompProfile:
 {{- if and (ne (toString $a.update.maxSurge) "0") (ne (toString $a.update.maxUnavailable) "0") -}}
 {{- fail "agent.update: maxSurge and maxUnavailable are both set: Kubernetes allows one of them. With maxSurge: 1 set maxUnavailable: 0." -}}
 {{- end -}}
-{{- if .Values.monitoring.podMonitor.enabled -}}
+{{- if and .Values.metrics.tlsSecret (not .Values.metrics.auth) -}}
+{{- fail "metrics.tlsSecret, but metrics.auth is false: metrics are plain http then. Leave one of the two out." -}}
+{{- end -}}
+{{- if .Values.monitoring.serviceMonitor.enabled -}}
 {{- if eq $a.metricsAddress "none" -}}
-{{- fail "monitoring.podMonitor.enabled, but agent.metricsAddress is none: give the agent an address such as 0.0.0.0:9464." -}}
+{{- fail "monitoring.serviceMonitor.enabled, but agent.metricsAddress is none: give the agent an address such as 0.0.0.0:9464." -}}
 {{- end -}}
 {{- if or (hasPrefix "127." $a.metricsAddress) (hasPrefix "[::1]" $a.metricsAddress) -}}
-{{- fail (printf "monitoring.podMonitor.enabled, but Prometheus cannot reach agent.metricsAddress %s, which is loopback: use 0.0.0.0:9464." $a.metricsAddress) -}}
+{{- fail (printf "monitoring.serviceMonitor.enabled, but Prometheus cannot reach agent.metricsAddress %s, which is loopback: use 0.0.0.0:9464." $a.metricsAddress) -}}
 {{- end -}}
 {{- end -}}
 {{- if and .Values.multus.enabled (not .Values.multus.resourceName) -}}
@@ -184,6 +188,10 @@ seccompProfile:
       "confDir" (include "smcr.confDir" .)
       "required" .Values.agent.cni.required
       "reportStatus" .Values.agent.cni.reportStatus) -}}
+{{- $_ := set $node "metricsAuth" .Values.metrics.auth -}}
+{{- if .Values.metrics.tlsSecret -}}
+{{- $_ := set $node "metricsTLS" (include "smcr.tlsDir" .) -}}
+{{- end -}}
 {{- with .Values.devicePlugin -}}
 {{- if include "smcr.asksKubelet" $ -}}
 {{- $_ := set $node "devicePlugin" (dict

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package scrape
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+)
+
+// fake knows tokens without a cluster.
+type fake struct {
+	asked int
+	users map[string]bool // by token, whether they may
+	err   error
+}
+
+func (f *fake) review(_ context.Context, token string) (bool, error) {
+	f.asked++
+	if f.err != nil {
+		return false, f.err
+	}
+	may, ok := f.users[token]
+	if !ok {
+		return false, errNoUser
+	}
+	return may, nil
+}
+
+// clock is a guard with a fake clock, and what it guards.
+type clock struct {
+	*Guard
+	*fake
+	at time.Time
+	h  http.Handler
+}
+
+func newClock() *clock {
+	f := &fake{users: map[string]bool{"prometheus": true, "somebody": false}}
+	c := &clock{Guard: newGuard(f, slog.New(slog.DiscardHandler)), fake: f, at: time.Date(2026, 11, 22, 8, 0, 0, 0, time.UTC)}
+	c.now = func() time.Time { return c.at }
+	c.h = c.Wrap(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "metrics") }))
+	return c
+}
+
+// get is the answer to a request with so many Authorization headers, 0 or 1.
+func (c *clock) get(authorization ...string) *httptest.ResponseRecorder {
+	req := httptest.NewRequest(http.MethodGet, Path, http.NoBody)
+	for _, a := range authorization {
+		req.Header.Set("Authorization", a)
+	}
+	w := httptest.NewRecorder()
+	c.h.ServeHTTP(w, req)
+	return w
+}
+
+func TestGuard_whoMay(t *testing.T) {
+	for _, tt := range []struct {
+		name, authorization string
+		err                 error
+		code                int
+		asked               int
+	}{
+		{name: "no token", code: http.StatusUnauthorized},
+		{name: "an empty token", authorization: "Bearer ", code: http.StatusUnauthorized},
+		{name: "a password", authorization: "Basic cHJvbWV0aGV1czo=", code: http.StatusUnauthorized},
+		{name: "a token that is too long", authorization: "Bearer " + strings.Repeat("x", maxToken+1), code: http.StatusUnauthorized},
+		{name: "a token of nobody", authorization: "Bearer junk", code: http.StatusUnauthorized, asked: 1},
+		{name: "somebody who may not", authorization: "Bearer somebody", code: http.StatusForbidden, asked: 1},
+		{name: "somebody who may", authorization: "Bearer prometheus", code: http.StatusOK, asked: 1},
+		{name: "another spelling", authorization: "bearer  prometheus", code: http.StatusOK, asked: 1},
+		{name: "the API server is away", authorization: "Bearer prometheus", err: errors.New("away"), code: http.StatusServiceUnavailable, asked: 1},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			c := newClock()
+			c.err = tt.err
+			w := c.get(tt.authorization)
+			if w.Code != tt.code || c.asked != tt.asked {
+				t.Errorf("status %d after %d questions, want %d after %d", w.Code, c.asked, tt.code, tt.asked)
+			}
+			if got := w.Body.String() == "metrics"; got != (tt.code == http.StatusOK) {
+				t.Errorf("the answer is %q", w.Body)
+			}
+			if tt.code == http.StatusUnauthorized && w.Header().Get("WWW-Authenticate") != "Bearer" {
+				t.Error("it does not say that it wants a token")
+			}
+		})
+	}
+}
+
+// TestGuard_remembers: who was allowed is asked about once a minute, and loses
+// the right within it.
+func TestGuard_remembers(t *testing.T) {
+	c := newClock()
+	for range 10 {
+		c.get("Bearer prometheus")
+	}
+	if c.asked != 1 {
+		t.Errorf("asked %d times, want 1", c.asked)
+	}
+	c.users["prometheus"] = false
+	if w := c.get("Bearer prometheus"); w.Code != http.StatusOK {
+		t.Errorf("status %d before the answer is old", w.Code)
+	}
+	c.at = c.at.Add(allowedFor)
+	if w := c.get("Bearer prometheus"); w.Code != http.StatusForbidden {
+		t.Errorf("status %d after the right was taken away", w.Code)
+	}
+}
+
+// TestAttack_metricsTokens: junk tokens do not reach the API server without end,
+// take no memory, and do not keep Prometheus out.
+func TestAttack_metricsTokens(t *testing.T) {
+	c := newClock()
+	if w := c.get("Bearer prometheus"); w.Code != http.StatusOK {
+		t.Fatalf("status %d", w.Code)
+	}
+	asked, refused := c.asked, 0
+	for i := range 1000 {
+		if c.get(fmt.Sprint("Bearer junk-", i)).Code == http.StatusTooManyRequests {
+			refused++
+		}
+	}
+	if n := c.asked - asked; n > 2*reviewsBurst || refused < 900 {
+		t.Errorf("1000 junk tokens: asked %d times, refused %d", n, refused)
+	}
+	if len(c.allowed) != 1 {
+		t.Errorf("%d tokens are remembered, want 1", len(c.allowed))
+	}
+	c.at = c.at.Add(allowedFor)
+	if w := c.get("Bearer prometheus"); w.Code != http.StatusOK {
+		t.Errorf("status %d for who was allowed before", w.Code)
+	}
+}
+
+func TestGuard_limits(t *testing.T) {
+	c := newClock()
+	for i := range 3 * maxRemembered {
+		c.note([32]byte{byte(i), byte(i >> 8), 1}, true)
+		c.at = c.at.Add(time.Second)
+	}
+	if len(c.allowed) != maxRemembered {
+		t.Errorf("%d tokens are remembered, want %d", len(c.allowed), maxRemembered)
+	}
+	last := 3*maxRemembered - 1
+	if good, _ := c.look([32]byte{byte(last), byte(last >> 8), 1}); !good {
+		t.Error("the last one was forgotten")
+	}
+	c.at = c.at.Add(rememberedFor + allowedFor)
+	c.note([32]byte{9}, true)
+	if len(c.allowed) != 1 {
+		t.Errorf("%d tokens are remembered after hours, want 1", len(c.allowed))
+	}
+}
