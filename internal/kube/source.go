@@ -289,23 +289,30 @@ func (s *Source) podIPs() map[string][]netip.Addr {
 	return out
 }
 
-// peerNodes returns the nodes of the cluster by the addresses of their devices.
+// peerNodes returns the nodes of the cluster by the addresses of their devices, and
+// of those that pods have.
 // An address that two nodes say they have names neither.
 func (s *Source) peerNodes() map[netip.Addr]string {
 	out := map[netip.Addr]string{}
 	for _, x := range s.informers.nodes.GetStore().List() {
 		n := x.(*v1alpha1.SMCRNode) // the store has nothing else
-		for _, d := range n.Status.Devices {
-			a, err := netip.ParseAddr(d.Address)
+		claim := func(address string) {
+			a, err := netip.ParseAddr(address)
 			if err != nil {
-				continue
+				return
 			}
 			a = a.Unmap()
-			if other, ok := out[a]; ok && other != n.Name {
-				out[a] = ""
-				continue
+			name := n.Name
+			if other, ok := out[a]; ok && other != name {
+				name = ""
 			}
-			out[a] = n.Name
+			out[a] = name
+		}
+		for _, d := range n.Status.Devices {
+			claim(d.Address)
+		}
+		for _, d := range n.Status.PodDevices {
+			claim(d.Address)
 		}
 	}
 	return out

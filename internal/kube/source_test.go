@@ -380,8 +380,10 @@ func TestSource_peerNodes(t *testing.T) {
 		}
 		return n
 	}
+	ofPods := named("vf")
+	ofPods.Status.PodDevices = []v1alpha1.NodePodDevice{{ID: "eth7", State: v1alpha1.PodDeviceInPod, Address: "192.0.2.17"}, {ID: "eth8", State: v1alpha1.PodDeviceUp}}
 	all := []*v1alpha1.SMCRNode{
-		named("a", "192.0.2.1", "2001:db8::1"), named("b", "192.0.2.2", ""), named("liar", "192.0.2.2", "192.0.2.9", "junk"), named("twice", "192.0.2.7", "192.0.2.7"),
+		named("a", "192.0.2.1", "2001:db8::1"), named("b", "192.0.2.2", ""), named("liar", "192.0.2.2", "192.0.2.9", "junk"), named("twice", "192.0.2.7", "192.0.2.7"), ofPods,
 	}
 	for _, n := range all {
 		w.create(n)
@@ -389,7 +391,7 @@ func TestSource_peerNodes(t *testing.T) {
 	}
 	want := map[netip.Addr]string{
 		netip.MustParseAddr("192.0.2.1"): all[0].Name, netip.MustParseAddr("2001:db8::1"): all[0].Name, netip.MustParseAddr("192.0.2.2"): "",
-		netip.MustParseAddr("192.0.2.9"): all[2].Name, netip.MustParseAddr("192.0.2.7"): all[3].Name,
+		netip.MustParseAddr("192.0.2.9"): all[2].Name, netip.MustParseAddr("192.0.2.7"): all[3].Name, netip.MustParseAddr("192.0.2.17"): ofPods.Name,
 	}
 	within(t, prompt, func() string {
 		return cmp.Diff(want, s.peerNodes(), cmp.Comparer(func(a, b netip.Addr) bool { return a == b }))
