@@ -7,10 +7,14 @@
 #
 # The compiler runs on the machine that builds and compiles for the others. Of
 # the programs only node-agent is linked with C: with libibverbs, which loads the
-# driver of the RNIC that it finds. Both are of the distribution that compiled it.
+# driver of the RNIC that it finds. Both are of the distribution that compiled it,
+# and stand in /var/lib/dpkg/status.d, where scanners look.
 # `go version -m` on a program lists the modules it was made of.
-ARG GO_VERSION=1.26
-FROM --platform=$BUILDPLATFORM golang:${GO_VERSION}-bookworm AS build
+#
+# The one image that this is built on. Releases are built on its digest, and say so
+# in their provenance; renovate.json writes the digest here.
+ARG GO_IMAGE=docker.io/library/golang:1.26-bookworm
+FROM --platform=$BUILDPLATFORM ${GO_IMAGE} AS build
 ARG TARGETOS TARGETARCH
 # A C compiler and the headers for the target, and what node-agent needs of it
 # when it runs.
@@ -18,7 +22,8 @@ RUN dpkg --add-architecture $TARGETARCH && apt-get update && \
     apt-get install -y --no-install-recommends crossbuild-essential-$TARGETARCH libibverbs-dev:$TARGETARCH && \
     mkdir /runtime /tmp/deb && cd /tmp/deb && \
     apt-get download libc6:$TARGETARCH libibverbs1:$TARGETARCH ibverbs-providers:$TARGETARCH libnl-3-200:$TARGETARCH libnl-route-3-200:$TARGETARCH && \
-    for deb in *.deb; do dpkg-deb -x $deb /runtime; done && \
+    mkdir -p /runtime/etc /runtime/var/lib/dpkg/status.d && cp -L /etc/os-release /runtime/etc/ && \
+    for deb in *.deb; do dpkg-deb -x $deb /runtime && dpkg-deb -f $deb > /runtime/var/lib/dpkg/status.d/$(dpkg-deb -f $deb Package); done && \
     rm -rf /runtime/usr/lib/*/gconv /runtime/usr/bin /runtime/sbin /runtime/usr/sbin && \
     find /runtime/usr/share -type f ! -name copyright -delete
 WORKDIR /src

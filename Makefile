@@ -184,6 +184,10 @@ lint: ## Run golangci-lint, the import rules included, and actionlint.
 	$(GOTOOL) golangci-lint run $(ARGS)
 	$(GO) tool -modfile=hack/tools/actionlint/go.mod actionlint
 
+.PHONY: vuln
+vuln: ## Look for known vulnerabilities that the code reaches; fails where no database can be read (VULNDB=file:///DIR).
+	@GO='$(GO)' hack/vuln.sh
+
 .PHONY: fmt
 fmt: ## Format the code as lint wants it (gofumpt, goimports).
 	$(GOTOOL) golangci-lint fmt

@@ -14,7 +14,7 @@ fail() {
 }
 
 "$go" mod verify
-for dir in . hack/tools hack/tools/actionlint hack/cluster/tools hack/cluster/tools/runtime hack/vm/tools; do
+for dir in . hack/tools hack/tools/actionlint hack/tools/govulncheck hack/cluster/tools hack/cluster/tools/runtime hack/vm/tools; do
 	(cd "$dir" && "$go" mod tidy -diff) || fail "$dir/go.mod is not tidy; run 'go mod tidy' in $dir"
 done
 
