@@ -31,6 +31,9 @@ type Node struct {
 	// AnyPrefix lets clients of other IP subnets in, where the RoCE fabric is
 	// routed.
 	AnyPrefix bool
+	// PodsAsNode reads the pods of the node with the rights of the node, and not
+	// with rights on all pods. Kubernetes allows that from 1.36 on.
+	PodsAsNode bool
 	// DataDir holds the attachment records.
 	DataDir string
 	// APISocket is the path of the Unix socket of the JSON API.

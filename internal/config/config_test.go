@@ -198,6 +198,7 @@ func TestParse_errors(t *testing.T) {
 		{"long socket", minimal + "  apiSocket: /" + strings.Repeat("x", 120) + "\n", []string{"node.apiSocket: is 121 bytes long; the kernel allows 107"}},
 		{"metrics", minimal + "  metricsAddress: localhost\n", []string{"node.metricsAddress: \"localhost\""}},
 		{"metrics for who may, without a cluster", minimal + "  metricsAuth: true\n", []string{"node.metricsAuth: true, but there is no cluster to ask"}},
+		{"pods without a cluster", minimal + "  podsAsNode: true\n", []string{"node.podsAsNode: true, but there is no cluster"}},
 		{"a certificate that is not used", minimal + "  metricsTLS: /etc/x\n", []string{"node.metricsTLS: a certificate without metricsAuth"}},
 		{"durations", minimal + "  redirectTTL: 10\n  drainTimeout: -1s\n  answerPoll: 1ms\n", []string{"node.redirectTTL: \"10\"", "node.drainTimeout: \"-1s\"", "node.answerPoll: \"1ms\""}},
 		{"words", minimal + "  dialects: rfc\n  logLevel: loud\n  anyPrefix: maybe\n", []string{"node.dialects", "node.logLevel", "node.anyPrefix"}},

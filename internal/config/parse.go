@@ -130,7 +130,7 @@ func privateNetworks() []netip.Prefix {
 
 func (d *decoder) node(f field, n *Node) {
 	fs := d.mapping(f, "name", "devices", "budgets", "rmbe", "sendBuffer", "versions", "eids", "dialects", "anyPrefix", "dataDir",
-		"apiSocket", "metricsAddress", "metricsAuth", "metricsTLS", "redirectTTL", "negativeCacheTTL", "drainTimeout", "answerPoll", "logLevel", "takeover", "defaultPeers", "wire", "cni", "devicePlugin", "dra")
+		"apiSocket", "metricsAddress", "metricsAuth", "metricsTLS", "podsAsNode", "redirectTTL", "negativeCacheTTL", "drainTimeout", "answerPoll", "logLevel", "takeover", "defaultPeers", "wire", "cni", "devicePlugin", "dra")
 	n.Name = d.machine.Name
 	d.text(fs, "name", &n.Name)
 	if !validName(n.Name, "") {
@@ -169,6 +169,10 @@ func (d *decoder) node(f field, n *Node) {
 	}
 	d.metricsAddress(fs, n)
 	d.metricsAuth(fs, n)
+	d.boolean(fs, "podsAsNode", &n.PodsAsNode)
+	if f, ok := fs.get("podsAsNode"); ok && n.PodsAsNode && !d.machine.Cluster {
+		d.errorf(f, "true, but there is no cluster: leave it out")
+	}
 	d.duration(fs, "redirectTTL", &n.RedirectTTL, minRedirectTTL, maxRedirectTTL)
 	d.duration(fs, "negativeCacheTTL", &n.NegativeCacheTTL, 0, maxTTL)
 	d.duration(fs, "drainTimeout", &n.DrainTimeout, 0, maxTTL)
@@ -634,6 +638,7 @@ func (n *Node) Immutable(next *Node) []string {
 	diff("metricsAddress", n.MetricsAddress != next.MetricsAddress)
 	diff("metricsAuth", n.MetricsAuth != next.MetricsAuth)
 	diff("metricsTLS", n.MetricsTLS != next.MetricsTLS)
+	diff("podsAsNode", n.PodsAsNode != next.PodsAsNode)
 	diff("takeover", n.Takeover != next.Takeover)
 	diff("cni", n.CNI != next.CNI)
 	diff("dra", n.DRA != next.DRA)

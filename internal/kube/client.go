@@ -59,9 +59,19 @@ func (i informers) needed() map[string]cache.SharedIndexInformer {
 	}
 }
 
-// newInformers makes the informers of a node; they begin to run later.
-func newInformers(base *rest.Config, node string) (informers, error) {
-	core, err := restClient(base, corev1.SchemeGroupVersion, "/api", corev1.AddToScheme)
+// asNode is how to connect with the rights of a node on its pods. The API server
+// lets the pods of a node do that for this node and no other (impersonation of the
+// associated node), and gives a node no pods but its own.
+func asNode(base *rest.Config, node string) *rest.Config {
+	c := rest.CopyConfig(base)
+	c.Impersonate = rest.ImpersonationConfig{UserName: "system:node:" + node}
+	return c
+}
+
+// newInformers makes the informers of a node; they begin to run later. pods says how
+// to connect for those.
+func newInformers(base, pods *rest.Config, node string) (informers, error) {
+	core, err := restClient(pods, corev1.SchemeGroupVersion, "/api", corev1.AddToScheme)
 	if err != nil {
 		return informers{}, err
 	}

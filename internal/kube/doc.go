@@ -14,6 +14,9 @@
 // 50 ms after a change it translates them by [config.FromObjects] and, if the
 // result differs, tells the agent.
 //
+// The pods are read with the rights of the node ([config.Node.PodsAsNode]), where
+// Kubernetes allows that: an account of an agent then has no right on any other pod.
+//
 // [RunAgent] runs an agent on it, with what belongs to a node in a cluster: the
 // reporter (package report), the installation of the CNI plugin (package
 // cniinstall), records for pods that are older than the plugin, and the end of

@@ -70,7 +70,11 @@ func New(cfg Config) (*Source, error) {
 	}
 	rc := rest.CopyConfig(cfg.REST)
 	rc.UserAgent = "kube-smcr-agent"
-	inf, err := newInformers(rc, cfg.Node)
+	pods := rc
+	if base.PodsAsNode {
+		pods = asNode(rc, cfg.Node)
+	}
+	inf, err := newInformers(rc, pods, cfg.Node)
 	if err != nil {
 		return nil, err
 	}

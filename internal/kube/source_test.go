@@ -18,9 +18,12 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -66,7 +69,7 @@ func (l *logBuffer) has(text string) bool {
 func newWorld(t testing.TB) *world {
 	t.Helper()
 	scheme := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, v1alpha1.AddToScheme} {
+	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, rbacv1.AddToScheme, v1alpha1.AddToScheme} {
 		if err := add(scheme); err != nil {
 			t.Fatal(err)
 		}
@@ -364,6 +367,54 @@ func TestSource_nodes(t *testing.T) {
 	old := w.source(&rest.Config{Host: "127.0.0.1:1"})
 	if n := old.First(t.Context()); n.Wire.NodesKnown || n.Wire.Nodes != nil {
 		t.Errorf("with an older file: %+v", n.Wire)
+	}
+}
+
+// TestSource_podsAsNode: an agent that has no right on pods reads those of its node,
+// with the token of its pod.
+func TestSource_podsAsNode(t *testing.T) {
+	w := newWorld(t)
+	admin, err := kubernetes.NewForConfig(server.Config(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.create(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: w.node}})
+	w.create(&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: "agent"}})
+	agent := w.pod("agent", func(p *corev1.Pod) { p.Spec.ServiceAccountName = "agent" })
+	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "agent-" + w.namespace}, Rules: []rbacv1.PolicyRule{
+		{APIGroups: []string{"authentication.k8s.io"}, Resources: []string{"nodes"}, Verbs: []string{"impersonate:associated-node"}},
+		{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"impersonate-on:associated-node:list", "impersonate-on:associated-node:watch"}},
+		{APIGroups: []string{""}, Resources: []string{"namespaces"}, Verbs: []string{"list", "watch"}},
+		{APIGroups: []string{v1alpha1.Group}, Resources: []string{"smcrpolicies", "smcrpeerslices", "smcrnodes"}, Verbs: []string{"list", "watch"}},
+	}}
+	w.create(role)
+	w.create(&rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: role.Name}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role.Name},
+		Subjects: []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: w.namespace, Name: "agent"}},
+	})
+	token, err := admin.CoreV1().ServiceAccounts(w.namespace).CreateToken(t.Context(), "agent", &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
+		BoundObjectRef: &authenticationv1.BoundObjectReference{Kind: "Pod", APIVersion: "v1", Name: agent.Name, UID: agent.UID},
+	}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	rc := rest.AnonymousClientConfig(server.Config(t))
+	rc.BearerToken = token.Status.Token
+	text := "node:\n  podsAsNode: true\n  devices: [{soft: {address: node}}]\n"
+	if err := os.WriteFile(filepath.Join(w.dir, "node-agent.yaml"), []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s := w.source(rc)
+	there := w.pod("there", enabled("true"))
+	w.wait(s, there, "a pod of the node", byDefault)
+	elsewhere := w.pod("elsewhere", func(p *corev1.Pod) {
+		enabled("true")(p)
+		p.Spec.NodeName = "another-" + w.node
+	})
+	later := w.pod("later", enabled("true"))
+	w.wait(s, later, "a later pod", byDefault)
+	if got := w.decides(s, elsewhere); got != optedOut {
+		t.Errorf("a pod of another node: decided %+v", got)
 	}
 }
 

@@ -106,6 +106,13 @@ func install(t *testing.T, c client.Client) {
 	wanted := []string{"ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
 	for _, o := range objects(t, template(t, "--set", "dra.enabled=true")) {
 		if slices.Contains(wanted, o.GetKind()) && o.GetLabels()["app.kubernetes.io/component"] == "agent" {
+			// As helm has made them, which TestNotes asks helm to do.
+			notes := o.GetAnnotations()
+			if notes == nil {
+				notes = map[string]string{}
+			}
+			notes["meta.helm.sh/release-name"], notes["meta.helm.sh/release-namespace"] = release, namespace
+			o.SetAnnotations(notes)
 			ensure(t, c, o)
 		}
 	}

@@ -22,6 +22,12 @@
 {{- define "smcr.hookUninstall" -}}{{ include "smcr.fullname" . }}-uninstall{{- end -}}
 
 {{- /* Directories of the node inside the agent's container, and the agent's own one. */ -}}
+{{- define "smcr.podsAsNode" -}}
+{{- if eq (toString .Values.podsAsNode) "auto" -}}
+{{- if semverCompare ">=1.36.0-0" .Capabilities.KubeVersion.Version }}true{{ end -}}
+{{- else if .Values.podsAsNode -}}true{{- end -}}
+{{- end -}}
+
 {{- define "smcr.runDir" -}}/run/kube-smcr{{- end -}}
 {{- define "smcr.binDir" -}}/host/opt/cni/bin{{- end -}}
 {{- define "smcr.confDir" -}}/host/etc/cni/net.d{{- end -}}
@@ -188,6 +194,7 @@ seccompProfile:
       "confDir" (include "smcr.confDir" .)
       "required" .Values.agent.cni.required
       "reportStatus" .Values.agent.cni.reportStatus) -}}
+{{- $_ := set $node "podsAsNode" (eq "true" (include "smcr.podsAsNode" .)) -}}
 {{- $_ := set $node "metricsAuth" .Values.metrics.auth -}}
 {{- if .Values.metrics.tlsSecret -}}
 {{- $_ := set $node "metricsTLS" (include "smcr.tlsDir" .) -}}

@@ -94,6 +94,8 @@ func (s *Shared) start() {
 	}
 	// Set here, so that an environment variable has no say in which programs run.
 	env.ControlPlane.GetAPIServer().Path = filepath.Join(s.scratch, "kube-apiserver")
+	// Nodes have the rights of nodes, as in every cluster.
+	env.ControlPlane.GetAPIServer().Configure().Set("authorization-mode", "Node", "RBAC")
 	env.ControlPlane.Etcd = &envtest.Etcd{Path: filepath.Join(s.scratch, "etcd")}
 	env.ControlPlane.KubectlPath = filepath.Join(s.scratch, "kubectl")
 	if !s.Bare {
