@@ -272,7 +272,9 @@ type PolicyBuffers struct {
 	Send BufferSize `json:"send,omitempty"`
 }
 
-// PolicyBudget bounds one pod. It cannot exceed the budget of the node.
+// PolicyBudget bounds one pod. It cannot exceed the agents' setting
+// budgets.podMax, by default four times budgets.pod: what goes beyond it is cut
+// off, and the event SMCRBudgetLimited on the pod says so.
 //
 // +kubebuilder:validation:XValidation:rule="has(self.memory) || has(self.connections)",message="budget is empty: leave it out for the agents' setting, or give memory or connections"
 type PolicyBudget struct {

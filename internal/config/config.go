@@ -19,8 +19,10 @@ type Node struct {
 	// Devices carry the links of pods that have none for themselves: at most 8,
 	// all of one kind.
 	Devices []Device
-	// NodeBudget bounds all pods together, PodBudget each of them.
-	NodeBudget, PodBudget Budget
+	// NodeBudget bounds all pods together, PodBudget each of them. PodMax is the
+	// most memory and connections that a policy may give to a pod; it bounds
+	// nothing else.
+	NodeBudget, PodBudget, PodMax Budget
 	// RMBEBytes and SendBufferBytes are the buffers of one connection.
 	RMBEBytes, SendBufferBytes int
 	// Versions are the versions of SMC-R that may be used. EIDs are the
@@ -239,10 +241,13 @@ func DeviceName(i int, d Device) string {
 	return d.RDMA
 }
 
-// Budget bounds resources. Short of them a connection is plain TCP.
+// Budget bounds resources. Short of the first two a connection is plain TCP;
+// short of the others connections are not diverted.
 type Budget struct {
-	MemoryBytes int
-	Conns       int
+	MemoryBytes int // registered for RDMA
+	Conns       int // on SMC-R
+	Relays      int // carried as plain TCP
+	Pending     int // of which it is not settled yet what carries them
 }
 
 // Versions says which versions of SMC-R may be used.

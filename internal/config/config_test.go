@@ -101,8 +101,9 @@ func TestParse_sample(t *testing.T) {
 	want := &Node{
 		Name:             "node-a",
 		Devices:          []Device{{SoftAddress: netip.MustParseAddr("192.0.2.1")}},
-		NodeBudget:       Budget{MemoryBytes: 4 << 30, Conns: 65536},
-		PodBudget:        Budget{MemoryBytes: 512 << 20, Conns: 4096},
+		NodeBudget:       Budget{MemoryBytes: 4 << 30, Conns: 65536, Relays: 4096, Pending: 4096},
+		PodBudget:        Budget{MemoryBytes: 512 << 20, Conns: 4096, Relays: 1024, Pending: 1024},
+		PodMax:           Budget{MemoryBytes: 2 << 30, Conns: 16384},
 		RMBEBytes:        512 << 10,
 		SendBufferBytes:  512 << 10,
 		EIDs:             []clc.EID{mustEID(t, "KUBE-SMCR")},
@@ -193,6 +194,17 @@ func TestParse_errors(t *testing.T) {
 		{"pod over node", minimal + "  budgets:\n    node: {memory: 8MiB, connections: 1}\n    pod: {memory: 9MiB, connections: 2}\n", []string{
 			"t:6:10: node.budgets.pod: memory of a pod", "t:6:10: node.budgets.pod: connections of a pod",
 		}},
+		{"few relays", minimal + "  budgets: {node: {relays: 15}, pod: {pending: x}}\n", []string{
+			"node.budgets.node.relays: \"15\", want a number from 16", "node.budgets.pod.pending",
+		}},
+		{"relays of a pod over node", minimal + "  budgets: {node: {relays: 16, pending: 17}, pod: {relays: 17, pending: 18}}\n", []string{
+			"relays of a pod (17) is more than of the node (16)", "pending of a pod (18) is more than of the node (17)",
+		}},
+		{"ceiling over node", minimal + "  budgets: {podMax: {memory: 5GiB, connections: 65537}}\n", []string{
+			"node.budgets.podMax: memory that policies may give to a pod", "node.budgets.podMax: connections that policies may give to a pod (65537)",
+		}},
+		{"ceiling under pod", minimal + "  budgets: {podMax: {memory: 64MiB}}\n", []string{"node.budgets.podMax: memory of a pod (536870912 bytes) is more than that policies may give to it"}},
+		{"ceiling of relays", minimal + "  budgets: {podMax: {relays: 64}}\n", []string{"node.budgets.podMax.relays: unknown field"}},
 		{"budget under one connection", minimal + "  budgets: {pod: {memory: 64KiB}}\n", []string{"node.budgets.pod: memory (65536 bytes) is less than"}},
 		{"paths", minimal + "  dataDir: var\n  apiSocket: /run/../x\n", []string{"t:4:12: node.dataDir", "t:5:14: node.apiSocket"}},
 		{"long socket", minimal + "  apiSocket: /" + strings.Repeat("x", 120) + "\n", []string{"node.apiSocket: is 121 bytes long; the kernel allows 107"}},

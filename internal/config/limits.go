@@ -26,6 +26,12 @@ const (
 
 	maxPort = 255 // verbs number ports with a byte
 
+	// minRelays and minPending leave room between the mark at which diversion
+	// pauses, seven eighths, and the limit.
+	minRelays  = 16
+	minPending = 16
+	maxConns   = 1 << 20 // of a budget: as many files as a process may have by default on the largest systems
+
 	// The buffer sizes that the SMC-R size code can say (RFC 7609 A.2.2) and
 	// that Linux peers use.
 	minBufferBytes = 16 << 10
@@ -72,11 +78,22 @@ const DefaultEID = "KUBE-SMCR"
 
 // Defaults of fields that a file leaves out.
 const (
-	defaultBufferBytes      = 512 << 10
-	defaultPodMemoryBytes   = 512 << 20
-	defaultPodConns         = 4096
-	defaultNodeMemoryBytes  = 4 << 30
-	defaultNodeConns        = 65536
+	defaultBufferBytes     = 512 << 10
+	defaultPodMemoryBytes  = 512 << 20
+	defaultPodConns        = 4096
+	defaultNodeMemoryBytes = 4 << 30
+	defaultNodeConns       = 65536
+	// Connections are plain TCP once for each destination without SMC-R, and
+	// then not diverted; so these are for programs that talk to many. A relay
+	// that moves data has two buffers of 64 KiB, so 4096 of them are half a GiB.
+	defaultPodRelays  = 1024
+	defaultNodeRelays = 4096
+	// A rendezvous takes milliseconds, a dial to an address that is silent 130 s.
+	defaultPodPending  = 1024
+	defaultNodePending = 4096
+	// defaultPodMaxShare: a policy may give a pod so many times the budget that
+	// pods have otherwise, if the node has as much.
+	defaultPodMaxShare      = 4
 	defaultRedirectTTL      = 2 * time.Second
 	defaultNegativeCacheTTL = time.Minute
 	// The agent looks for answers for twice what a program takes to be

@@ -66,6 +66,9 @@ type Verdict struct {
 	BadAnnotation bool
 	// Policies are the policies that select an opted-in pod, by rank.
 	Policies []string
+	// Limited says what the first policy asks for beyond what the operator lets
+	// policies give to a pod; "" if nothing.
+	Limited string
 	// Required says that one of them has that mode.
 	Required bool
 	Settings Settings
@@ -106,9 +109,9 @@ func FromObjects(base *Node, o Objects) (*Node, []Verdict, []*PolicyError) {
 	for _, pod := range o.Pods {
 		v := optIn(pod, namespaces[pod.Namespace])
 		if v.OptedIn {
-			c := podConfig(base, pod, ranked[pod.Namespace])
+			c, limited := podConfig(base, pod, ranked[pod.Namespace])
 			n.Pods[PodName{pod.Namespace, pod.Name}] = c
-			v.Settings = c.Settings
+			v.Settings, v.Limited = c.Settings, limited
 			for _, p := range c.Policies {
 				v.Policies = append(v.Policies, p.Name)
 				v.Required = v.Required || p.Mode == ModeRequired
@@ -260,39 +263,52 @@ func prefixesOf(field string, cidrs []v1alpha1.CIDR) ([]netip.Prefix, error) {
 	return out, nil
 }
 
-// podConfig picks the policies of an opted-in pod, and its settings.
-func podConfig(base *Node, pod PodObject, ranked []rankedPolicy) PodConfig {
-	c := PodConfig{UID: pod.UID, Settings: base.settings()}
+// podConfig picks the policies of an opted-in pod, and its settings. limited
+// says what of these is less than the policy wants.
+func podConfig(base *Node, pod PodObject, ranked []rankedPolicy) (c PodConfig, limited string) {
+	c = PodConfig{UID: pod.UID, Settings: base.settings()}
 	for _, r := range ranked {
 		if !r.selector.Matches(labels.Set(pod.Labels)) {
 			continue
 		}
 		if len(c.Policies) == 0 {
-			c.Settings = settingsOf(base, &r.object.Spec)
+			c.Settings, limited = settingsOf(base, &r.object.Spec)
+			if limited != "" {
+				limited = fmt.Sprintf("SMCRPolicy %s asks for more than policies may give to a pod: %s; raise budgets.podMax of the agents, or lower budget of the policy", r.object.Name, limited)
+			}
 		}
 		c.Policies = append(c.Policies, r.policy)
 	}
 	if len(c.Policies) == 0 {
 		c.Policies = []Policy{{Name: DefaultPolicy, Peers: base.DefaultPeers.CIDRs, Except: base.DefaultPeers.Except}}
 	}
-	return c
+	return c, limited
 }
 
 // settingsOf are the settings that a policy wants for a pod. What it leaves
-// out is as in base; nothing goes beyond the budget of the node.
-func settingsOf(base *Node, spec *v1alpha1.SMCRPolicySpec) Settings {
-	s := base.settings()
+// out is as in base; nothing goes beyond what the operator lets policies give,
+// and limited says where they wanted to.
+func settingsOf(base *Node, spec *v1alpha1.SMCRPolicySpec) (s Settings, limited string) {
+	s = base.settings()
 	if b := spec.Buffers; b != nil {
 		s.RMBEBytes = bufferBytes(b.RMBE, s.RMBEBytes)
 		s.SendBufferBytes = bufferBytes(b.Send, s.SendBufferBytes)
 	}
 	if b := spec.Budget; b != nil {
+		var over []string
 		if b.Memory != nil {
-			s.Budget.MemoryBytes = int(max(0, min(b.Memory.Value(), int64(base.NodeBudget.MemoryBytes))))
+			s.Budget.MemoryBytes = int(max(0, min(b.Memory.Value(), int64(base.PodMax.MemoryBytes))))
+			if most := base.PodMax.MemoryBytes; b.Memory.Value() > int64(most) {
+				over = append(over, fmt.Sprintf("%s of memory, and gets %d bytes", b.Memory, most))
+			}
 		}
 		if b.Connections != nil {
-			s.Budget.Conns = int(max(0, min(*b.Connections, int32(base.NodeBudget.Conns))))
+			s.Budget.Conns = max(0, min(int(*b.Connections), base.PodMax.Conns))
+			if most := base.PodMax.Conns; int(*b.Connections) > most {
+				over = append(over, fmt.Sprintf("%d connections, and gets %d", *b.Connections, most))
+			}
 		}
+		limited = strings.Join(over, "; ")
 	}
 	s.SingleLink = spec.LinkRedundancy == v1alpha1.LinksSingle
 	s.Shared = spec.Isolation == v1alpha1.IsolationNamespace
@@ -312,7 +328,7 @@ func settingsOf(base *Node, spec *v1alpha1.SMCRPolicySpec) Settings {
 		}
 		s.Versions = want
 	}
-	return s
+	return s, limited
 }
 
 // Transport is the kind of the device in the words of policies.

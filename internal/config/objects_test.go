@@ -302,7 +302,7 @@ func diverted(sel []Selection, dst netip.AddrPort) bool {
 
 func TestFromObjects_settings(t *testing.T) {
 	mem := func(s string) *resource.Quantity { return ptr(resource.MustParse(s)) }
-	base := Settings{RMBEBytes: 512 << 10, SendBufferBytes: 512 << 10, Budget: Budget{512 << 20, 4096}}
+	base := Settings{RMBEBytes: 512 << 10, SendBufferBytes: 512 << 10, Budget: Budget{512 << 20, 4096, 1024, 1024}}
 	with := func(change func(*Settings)) Settings {
 		s := base
 		change(&s)
@@ -319,9 +319,9 @@ func TestFromObjects_settings(t *testing.T) {
 		{"buffers", "", v1alpha1.SMCRPolicySpec{Buffers: &v1alpha1.PolicyBuffers{RMBE: "16Ki", Send: "128Ki"}}, with(func(s *Settings) { s.RMBEBytes, s.SendBufferBytes = 16<<10, 128<<10 })},
 		{"one buffer", "", v1alpha1.SMCRPolicySpec{Buffers: &v1alpha1.PolicyBuffers{Send: "128Ki"}}, with(func(s *Settings) { s.SendBufferBytes = 128 << 10 })},
 		{"junk buffer", "", v1alpha1.SMCRPolicySpec{Buffers: &v1alpha1.PolicyBuffers{Send: "3Ki", RMBE: "x"}}, base},
-		{"budget", "", v1alpha1.SMCRPolicySpec{Budget: &v1alpha1.PolicyBudget{Memory: mem("64Mi"), Connections: ptr(int32(7))}}, with(func(s *Settings) { s.Budget = Budget{64 << 20, 7} })},
-		{"budget beyond the node's", "", v1alpha1.SMCRPolicySpec{Budget: &v1alpha1.PolicyBudget{Memory: mem("1Ti"), Connections: ptr(int32(1 << 30))}}, with(func(s *Settings) { s.Budget = Budget{4 << 30, 65536} })},
-		{"negative budget", "", v1alpha1.SMCRPolicySpec{Budget: &v1alpha1.PolicyBudget{Memory: mem("-1"), Connections: ptr(int32(-1))}}, with(func(s *Settings) { s.Budget = Budget{} })},
+		{"budget", "", v1alpha1.SMCRPolicySpec{Budget: &v1alpha1.PolicyBudget{Memory: mem("64Mi"), Connections: ptr(int32(7))}}, with(func(s *Settings) { s.Budget.MemoryBytes, s.Budget.Conns = 64<<20, 7 })},
+		{"budget beyond the ceiling", "", v1alpha1.SMCRPolicySpec{Budget: &v1alpha1.PolicyBudget{Memory: mem("1Ti"), Connections: ptr(int32(1 << 30))}}, with(func(s *Settings) { s.Budget.MemoryBytes, s.Budget.Conns = 2<<30, 16384 })},
+		{"negative budget", "", v1alpha1.SMCRPolicySpec{Budget: &v1alpha1.PolicyBudget{Memory: mem("-1"), Connections: ptr(int32(-1))}}, with(func(s *Settings) { s.Budget.MemoryBytes, s.Budget.Conns = 0, 0 })},
 		{"one link", "", v1alpha1.SMCRPolicySpec{LinkRedundancy: v1alpha1.LinksSingle}, with(func(s *Settings) { s.SingleLink = true })},
 		{"two links", "", v1alpha1.SMCRPolicySpec{LinkRedundancy: v1alpha1.LinksSymmetric}, base},
 		{"shared", "", v1alpha1.SMCRPolicySpec{Isolation: v1alpha1.IsolationNamespace}, with(func(s *Settings) { s.Shared = true })},
@@ -349,6 +349,43 @@ func TestFromObjects_settings(t *testing.T) {
 			}
 			if diff := cmp.Diff([]string{"shop/first", "shop/second"}, n.PolicyNames()); diff != "" {
 				t.Errorf("names (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestAttack_policyBeyondTheCeiling: a namespace's policy gives its pods no more
+// than the operator lets it, and says so to who looks at the pod.
+func TestAttack_policyBeyondTheCeiling(t *testing.T) {
+	const ceiling = "  budgets: {pod: {memory: 64MiB, connections: 10}, podMax: {memory: 128MiB, connections: 20}}\n"
+	for _, tt := range []struct {
+		name    string
+		memory  string
+		conns   int32
+		want    Budget
+		limited []string // all of it is in Verdict.Limited
+	}{
+		{"within", "128Mi", 20, Budget{MemoryBytes: 128 << 20, Conns: 20}, nil},
+		{"memory", "1Gi", 20, Budget{MemoryBytes: 128 << 20, Conns: 20}, []string{"SMCRPolicy greedy", "1Gi of memory", "134217728 bytes", "budgets.podMax"}},
+		{"connections", "1Mi", 65536, Budget{MemoryBytes: 1 << 20, Conns: 20}, []string{"65536 connections, and gets 20"}},
+		{"more than a number holds", "9E", 1<<31 - 1, Budget{MemoryBytes: 128 << 20, Conns: 20}, []string{"9E of memory", "connections"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			p := smcrPolicy("greedy", 9, func(s *v1alpha1.SMCRPolicySpec) {
+				s.Budget = &v1alpha1.PolicyBudget{Memory: ptr(resource.MustParse(tt.memory)), Connections: &tt.conns}
+			})
+			n, vs, _ := FromObjects(clusterBase(t, ceiling), Objects{Pods: []PodObject{shopPod()}, Policies: []v1alpha1.SMCRPolicy{p}})
+			tt.want.Relays, tt.want.Pending = n.PodBudget.Relays, n.PodBudget.Pending // policies say nothing of these
+			if got := n.SettingsFor(Pod{Namespace: "shop", Name: "web-0"}).Budget; got != tt.want {
+				t.Errorf("budget %+v, want %+v", got, tt.want)
+			}
+			if limited := vs[0].Limited; (limited != "") != (tt.limited != nil) {
+				t.Errorf("limited: %q", limited)
+			}
+			for _, text := range tt.limited {
+				if !strings.Contains(vs[0].Limited, text) {
+					t.Errorf("%q does not say %q", vs[0].Limited, text)
+				}
 			}
 		})
 	}
@@ -490,7 +527,7 @@ func FuzzFromObjects(f *testing.F) {
 				}
 			}
 			n.InboundPorts(id)
-			if s := n.SettingsFor(id); s.Budget.MemoryBytes > base.NodeBudget.MemoryBytes || s.RMBEBytes < minBufferBytes {
+			if s := n.SettingsFor(id); s.Budget.MemoryBytes > base.PodMax.MemoryBytes || s.Budget.Conns > base.PodMax.Conns || s.RMBEBytes < minBufferBytes {
 				t.Fatalf("settings %+v", s)
 			}
 		}

@@ -95,9 +95,9 @@ func (d *decoder) syntax(err error) error {
 }
 
 func defaults() *Node {
-	return &Node{
-		NodeBudget:       Budget{MemoryBytes: defaultNodeMemoryBytes, Conns: defaultNodeConns},
-		PodBudget:        Budget{MemoryBytes: defaultPodMemoryBytes, Conns: defaultPodConns},
+	n := &Node{
+		NodeBudget:       Budget{MemoryBytes: defaultNodeMemoryBytes, Conns: defaultNodeConns, Relays: defaultNodeRelays, Pending: defaultNodePending},
+		PodBudget:        Budget{MemoryBytes: defaultPodMemoryBytes, Conns: defaultPodConns, Relays: defaultPodRelays, Pending: defaultPodPending},
 		RMBEBytes:        defaultBufferBytes,
 		EIDs:             []clc.EID{defaultEID()},
 		SendBufferBytes:  defaultBufferBytes,
@@ -116,6 +116,8 @@ func defaults() *Node {
 		DefaultPeers: Peers{CIDRs: privateNetworks()},
 		Wire:         Wire{Filter: true},
 	}
+	n.PodMax = defaultPodMax(n)
+	return n
 }
 
 // privateNetworks is the private address space: what a cluster's pods and
@@ -523,30 +525,6 @@ func (d *decoder) softAddress(fs fields) netip.Addr {
 	return a
 }
 
-func (d *decoder) budgets(f field, n *Node) {
-	fs := d.mapping(f, "node", "pod")
-	one := func(key string, b *Budget) {
-		bf, ok := fs.get(key)
-		if !ok {
-			return
-		}
-		bs := d.mapping(bf, "memory", "connections")
-		d.size(bs, "memory", &b.MemoryBytes)
-		d.integer(bs, "connections", &b.Conns, 0, 1<<20)
-	}
-	one("node", &n.NodeBudget)
-	one("pod", &n.PodBudget)
-	if n.PodBudget.MemoryBytes > n.NodeBudget.MemoryBytes {
-		d.errorf(fs.where("pod"), "memory of a pod (%d bytes) is more than that of the node (%d)", n.PodBudget.MemoryBytes, n.NodeBudget.MemoryBytes)
-	}
-	if n.PodBudget.Conns > n.NodeBudget.Conns {
-		d.errorf(fs.where("pod"), "connections of a pod (%d) are more than those of the node (%d)", n.PodBudget.Conns, n.NodeBudget.Conns)
-	}
-	if need := ConnsPerRegion * (n.RMBEBytes + n.SendBufferBytes); n.PodBudget.MemoryBytes < need {
-		d.errorf(fs.where("pod"), "memory (%d bytes) is less than the rmbe and sendBuffer of %d connections (%d), which are registered at a time", n.PodBudget.MemoryBytes, ConnsPerRegion, need)
-	}
-}
-
 func (d *decoder) policies(f field, n *Node) {
 	items := d.list(f)
 	if len(items) > maxPolicies {
@@ -626,7 +604,7 @@ func (n *Node) Immutable(next *Node) []string {
 	}
 	diff("name", n.Name != next.Name)
 	diff("devices", !slices.Equal(n.Devices, next.Devices))
-	diff("budgets", n.NodeBudget != next.NodeBudget || n.PodBudget != next.PodBudget)
+	diff("budgets", n.NodeBudget != next.NodeBudget || n.PodBudget != next.PodBudget || n.PodMax != next.PodMax)
 	diff("rmbe", n.RMBEBytes != next.RMBEBytes)
 	diff("sendBuffer", n.SendBufferBytes != next.SendBufferBytes)
 	diff("versions", n.Versions != next.Versions)

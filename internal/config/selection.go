@@ -23,8 +23,15 @@ type Selection struct {
 //
 // More may be returned than the policies select, where the exact set would be
 // too large for a redirection: [Node.Decide] has the last word.
-func (n *Node) Outbound(pod Pod) []Selection {
-	ps := n.PoliciesFor(pod)
+func (n *Node) Outbound(pod Pod) []Selection { return outbound(n.PoliciesFor(pod)) }
+
+// OutboundRequired is the part of Outbound that may not go without SMC-R.
+func (n *Node) OutboundRequired(pod Pod) []Selection {
+	ps := slices.Clone(n.PoliciesFor(pod))
+	return outbound(slices.DeleteFunc(ps, func(p Policy) bool { return p.Mode != ModeRequired }))
+}
+
+func outbound(ps []Policy) []Selection {
 	var out []Selection
 	for _, p := range ps {
 		if p.NoPeers {

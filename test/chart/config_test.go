@@ -43,8 +43,9 @@ func TestAgentUnderstandsItsConfiguration(t *testing.T) {
 				return
 			}
 			want := *got // what the chart sets by itself, and what is no value
-			want.NodeBudget = config.Budget{MemoryBytes: 8 << 30, Conns: 131072}
-			want.PodBudget = config.Budget{MemoryBytes: 1 << 30, Conns: 8192}
+			want.NodeBudget = config.Budget{MemoryBytes: 8 << 30, Conns: 131072, Relays: 8192, Pending: 2048}
+			want.PodBudget = config.Budget{MemoryBytes: 1 << 30, Conns: 8192, Relays: 2048, Pending: 512}
+			want.PodMax = config.Budget{MemoryBytes: 2 << 30, Conns: 16384}
 			want.Devices = []config.Device{
 				{Interface: "eth1", SoftAddress: netip.MustParseAddr("198.51.100.1"), SoftMTU: 4096},
 				{Interface: "eth2", SoftAddress: netip.MustParseAddr("203.0.113.1")},

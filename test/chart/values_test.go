@@ -98,6 +98,9 @@ func TestRefused(t *testing.T) {
 
 		{"budget larger than the container", "agent.budgets.node.memory=2GiB", "agent.budgets.node.memory (2GiB) and 256MiB for the agent itself do not fit into agent.resources.memory (1536Mi)"},
 		{"pod larger than node", "agent.budgets.pod.memory=1025MiB", "agent.budgets.pod.memory (1025MiB) is more than agent.budgets.node.memory (1GiB)"},
+		{"ceiling larger than node", "agent.budgets.podMax.memory=1025MiB", "agent.budgets.podMax.memory (1025MiB) is not between those of agent.budgets.pod (256MiB) and agent.budgets.node (1GiB)"},
+		{"ceiling smaller than pod", "agent.budgets.podMax.memory=255MiB", "agent.budgets.podMax.memory (255MiB) is not between"},
+		{"hardly any relays", "agent.budgets.pod.relays=15", "at '/agent/budgets/pod/relays'"},
 		{"no room for a connection", "agent.budgets.pod.memory=4MiB", "agent.budgets.pod.memory (4MiB) is less than the agent.rmbe and agent.sendBuffer of 8 connections"},
 		{"hardware that is not enabled", "agent.devices[0].rdma=mlx5_0", "hardware.enabled is false"},
 		{"no update possible", "agent.update.maxSurge=0", "maxSurge and maxUnavailable are both 0"},

@@ -141,6 +141,12 @@ seccompProfile:
 {{- if gt $pod $node -}}
 {{- fail (printf "agent.budgets.pod.memory (%v) is more than agent.budgets.node.memory (%v): one pod cannot have more than all together." $a.budgets.pod.memory $a.budgets.node.memory) -}}
 {{- end -}}
+{{- with $a.budgets.podMax.memory -}}
+{{- $most := include "smcr.bytes" . | int64 -}}
+{{- if and $most (or (gt $most $node) (gt $pod $most)) -}}
+{{- fail (printf "agent.budgets.podMax.memory (%v) is not between those of agent.budgets.pod (%v) and agent.budgets.node (%v): it is the most that a policy may give to a pod." . $a.budgets.pod.memory $a.budgets.node.memory) -}}
+{{- end -}}
+{{- end -}}
 {{- $conn := mul 8 (add (include "smcr.bytes" $a.rmbe | int64) (include "smcr.bytes" $a.sendBuffer | int64)) -}}
 {{- if gt $conn $pod -}}
 {{- fail (printf "agent.budgets.pod.memory (%v) is less than the agent.rmbe and agent.sendBuffer of 8 connections, which are registered together: every connection would be plain TCP." $a.budgets.pod.memory) -}}

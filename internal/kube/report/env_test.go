@@ -347,6 +347,8 @@ func TestAPIServer_bad(t *testing.T) {
 	junk := w.pod("junk")
 	v := add("junk", junk.UID)
 	v.OptedIn, v.BadAnnotation, v.Because = false, true, `annotation smcr.io/enabled of the pod is "yes"`
+	greedy := w.pod("greedy")
+	add("greedy", greedy.UID).Limited = "SMCRPolicy p asks for more"
 	last := w.pod("last")
 	add("last", last.UID)
 	w.run(src)
@@ -369,6 +371,9 @@ func TestAPIServer_bad(t *testing.T) {
 	}
 	w.eventually("event", func() error {
 		if got := w.reasons("junk"); !slices.Equal(got, []string{eventBadAnnotation}) {
+			return fmt.Errorf("events %v", got)
+		}
+		if got := w.reasons("greedy"); !slices.Contains(got, eventBudgetLimited) {
 			return fmt.Errorf("events %v", got)
 		}
 		return nil

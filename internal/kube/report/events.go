@@ -22,6 +22,7 @@ const (
 	eventEnabled            = "SMCREnabled"
 	eventFallback           = "SMCRFallback"
 	eventBadAnnotation      = "SMCRBadAnnotation"
+	eventBudgetLimited      = "SMCRBudgetLimited"
 	eventRefused            = "SMCRRefused"
 	eventLinkDown           = "LinkDown"
 	eventLinkUp             = "LinkUp"

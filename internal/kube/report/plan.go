@@ -326,6 +326,9 @@ func (p *planner) noteTraffic(s *Snapshot, optedIn map[string]*podPlan, now time
 func (p *planner) planPod(s *Snapshot, v *config.Verdict, pp *podPlan, atts []*agentapi.Attachment, now time.Time) {
 	name := types.NamespacedName{Namespace: v.Namespace, Name: v.Name}
 	about := podReference(v.Namespace, v.Name, v.UID)
+	if v.Limited != "" {
+		p.news.add(event{about: about, reason: eventBudgetLimited, warning: true, at: now, note: v.Limited})
+	}
 	if v.BadAnnotation {
 		p.news.add(event{about: about, reason: eventBadAnnotation, warning: true, at: now, note: v.Because + "; the pod is not opted in"})
 	}
