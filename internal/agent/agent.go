@@ -82,6 +82,7 @@ type Config struct {
 	newStack    func(smcr.Config) (stack, error)
 	route       func(src, dst netip.Addr) (clc.Route, error)
 	preflight   func() error
+	files       func() uint64 // how many the process may have open
 	mayUseAPI   func(uid uint32) bool
 	ableEvery   time.Duration
 	// deviceEvery is how soon a device that is gone is looked for again; the
@@ -99,11 +100,13 @@ type agent struct {
 	option  smcr.Option // nil: everything is plain TCP
 	unable  unable      // why option is nil
 	store   cni.Store
-	pool    pool
-	stacks  stackPool
-	wire    wire
-	runs    runs
-	near    func(numaNode int) bool // to the processors that the agent may use
+	ledger  *ledger
+	// fewFiles says what the limit of open files leaves out of the node's budget.
+	fewFiles string
+	stacks   stackPool
+	wire     wire
+	runs     runs
+	near     func(numaNode int) bool // to the processors that the agent may use
 
 	metrics   *metrics
 	flows     flows
@@ -128,8 +131,13 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	cfg.setDefaults()
 	a := &agent{
 		cfg: cfg, started: time.Now(), store: cni.NewStore(cfg.Node.DataDir),
-		pool: pool{limit: cfg.Node.NodeBudget}, runs: runs{all: map[*run]struct{}{}}, near: nearNodes(), flows: flows{all: map[uint64]*flow{}},
+		runs: runs{all: map[*run]struct{}{}}, near: nearNodes(), flows: flows{all: map[uint64]*flow{}},
 		decisions: newDecisions(), bypasses: bypasses{all: map[bypassKey]agentapi.Bypass{}},
+	}
+	budget, few := fitFiles(cfg.Node.NodeBudget, cfg.files())
+	a.ledger, a.fewFiles = newLedger(budget), few
+	if few != "" {
+		a.cfg.Log.Warn(few)
 	}
 	a.manager.init(a)
 	a.wire.a = a
@@ -259,6 +267,9 @@ func (c *Config) setDefaults() {
 	if c.deviceEvery == 0 {
 		c.deviceEvery = deviceEvery
 	}
+	if c.files == nil {
+		c.files = linux.FileLimit
+	}
 	if c.preflight == nil {
 		c.preflight = linux.Probe
 	}
@@ -309,10 +320,7 @@ func (a *agent) reload() {
 }
 
 func (a *agent) gauges() gauges {
-	g := gauges{groups: map[string]int{}, devicesUp: map[string]int{}}
-	if n := a.node.Load(); n != nil { // nil while the metrics are registered
-		g.budget = n.NodeBudget
-	}
+	g := gauges{groups: map[string]int{}, devicesUp: map[string]int{}, budget: a.ledger.info()}
 	for _, f := range a.flows.list(nil) {
 		if i := f.info(); i.Mode == smcr.ModeSMCR.String() {
 			g.flowsSMCR++
@@ -325,6 +333,9 @@ func (a *agent) gauges() gauges {
 		switch p.state {
 		case agentapi.StateReady:
 			g.ready++
+			if p.run.paused() != agentapi.CodeOK {
+				g.paused++
+			}
 		case agentapi.StateIdle:
 			g.idle++
 		default:
@@ -339,7 +350,6 @@ func (a *agent) gauges() gauges {
 	}
 	g.wire = a.wire.info()
 	a.eachStack(func(u stackUse) {
-		g.memoryBytes += int(u.stack.Stats().MemoryBytes)
 		for _, lg := range u.stack.LinkGroups() {
 			g.groups[redundancyLabel(lg.Redundancy)]++
 		}

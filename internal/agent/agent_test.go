@@ -39,10 +39,10 @@ func TestFlow_outbound(t *testing.T) {
 	}{
 		{name: "smcr", policies: preferAll, mode: smcr.ModeSMCR, wantMode: "SMC-R"},
 		{name: "peer without", policies: preferAll, reason: clc.ReasonPeerNoSMC, wantMode: "TCP", wantCode: "PEERNOSMC", wantBypass: true},
-		{name: "passing reason", policies: preferAll, reason: clc.ReasonMem, wantMode: "TCP", wantCode: "MEM", wantBypass: true},
+		{name: "passing reason", policies: preferAll, reason: clc.ReasonMem, wantMode: "TCP", wantCode: agentapi.CodeBudgetMemory, wantBypass: true},
 		{name: "no cache", extra: "  negativeCacheTTL: 0s\n", policies: preferAll, reason: clc.ReasonPeerNoSMC, wantMode: "TCP", wantCode: "PEERNOSMC"},
 		{name: "required", policies: "policies:\n- {name: p, mode: Required}\n", reason: clc.ReasonPeerNoSMC, wantReset: true, wantMode: "reset", wantCode: agentapi.CodeRequired},
-		{name: "no connections left", extra: "  budgets: {pod: {connections: 0}}\n", policies: preferAll, mode: smcr.ModeSMCR, wantMode: "TCP", wantCode: agentapi.CodeBudgetConns},
+		{name: "no connections left", extra: "  budgets: {pod: {connections: 0}}\n", policies: preferAll, mode: smcr.ModeSMCR, wantMode: "TCP", wantCode: agentapi.CodeBudgetConns, wantBypass: true},
 		{name: "no connections left and required", extra: "  budgets: {pod: {connections: 0}}\n", policies: "policies:\n- {name: p, mode: Required}\n", mode: smcr.ModeSMCR, wantReset: true, wantMode: "reset", wantCode: agentapi.CodeRequired},
 		{name: "not selected", policies: "policies:\n- {name: p, ports: [9]}\n", mode: smcr.ModeSMCR, wantMode: "TCP", wantCode: agentapi.CodeNoPolicy},
 		{name: "refused", policies: preferAll, mode: smcr.ModeSMCR, deaf: true, wantReset: true, wantMode: "reset", wantCode: agentapi.CodeConnect},
@@ -669,29 +669,4 @@ func TestGate(t *testing.T) {
 	if passed != logBurst || !ok || dropped != 20 {
 		t.Errorf("%d passed; a second later %t after %d left out", passed, ok, dropped)
 	}
-}
-
-func TestAdmit(t *testing.T) {
-	node := &pool{limit: config.Budget{MemoryBytes: 25, Conns: 3}}
-	one, two := &pool{limit: config.Budget{MemoryBytes: 20, Conns: 9}}, &pool{limit: config.Budget{MemoryBytes: 20, Conns: 9}}
-	take := func(p *pool, want agentapi.Code) *ticket {
-		t.Helper()
-		tk, code := admit(p, node, 10)
-		if code != want {
-			t.Errorf("code %q, want %q", code, want)
-		}
-		return tk
-	}
-	a := take(one, "")
-	take(one, "")
-	take(one, agentapi.CodeBudgetMemory) // the pod's
-	take(two, agentapi.CodeBudgetMemory) // the node's
-	if two.used != (config.Budget{}) {
-		t.Errorf("a refused connection took %+v", two.used)
-	}
-	a.release()
-	a.release()
-	take(two, "")
-	var none *ticket
-	none.release()
 }

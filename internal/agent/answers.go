@@ -29,12 +29,12 @@ func (a *agent) apiStatus(*http.Request) (agentapi.Status, error) {
 		Synced: a.manager.synced.Load(), Takeover: n.Takeover,
 		Accelerating: lack.code == "" && g.ready > 0, Draining: a.draining.Load(), Unable: lack.why, UnableCode: lack.code,
 		Devices: a.deviceInfo(), HardwareVerbs: verbs.Built,
-		Pods: agentapi.PodCount{Attached: g.ready + g.idle + g.failed, Ready: g.ready, Failed: g.failed},
+		Pods: agentapi.PodCount{Attached: g.ready + g.idle + g.failed, Ready: g.ready, Failed: g.failed, Paused: g.paused},
 		Conns: agentapi.ConnSums{
 			Live: g.flowsSMCR + g.flowsTCP, LiveSMCR: g.flowsSMCR,
 			TotalSMCR: t.connsSMCR, TotalTCP: t.connsTCP, Reset: t.resets, BytesSMCR: t.bytesSMCR, BytesTCP: t.bytesTCP,
 		},
-		Wire: g.wire, LinkGroups: g.linkGroups(), NodeBudget: a.pool.info(), Policies: []string{}, Reasons: t.reasons,
+		Wire: g.wire, LinkGroups: g.linkGroups(), NodeBudget: a.ledger.info(), FewFiles: a.fewFiles, Policies: []string{}, Reasons: t.reasons,
 	}
 	s.Policies = append(s.Policies, n.PolicyNames()...)
 	for _, d := range s.Devices {
@@ -147,7 +147,7 @@ func (a *agent) apiAttachments(*http.Request) (agentapi.Attachments, error) {
 				}
 			}
 			if p.run != nil {
-				x.Budget = p.run.pool.info()
+				x.Budget, x.Paused = p.run.account.info(p.run.memory), p.run.paused()
 			}
 			out.Attachments = append(out.Attachments, x)
 		}
@@ -262,6 +262,9 @@ func (a *agent) judge(e *agentapi.Explanation, src attached, isOurs bool, source
 	case e.Bypassed != nil:
 		left := time.Until(e.Bypassed.Until).Round(time.Second)
 		say(e.Bypassed.Reason, "plain TCP, not diverted for another %v: %s", left, e.Bypassed.Reason.Text())
+	case pod.pod.run != nil && pod.pod.run.paused() != agentapi.CodeOK && !d.Required:
+		code := pod.pod.run.paused()
+		say(code, "plain TCP, nothing of the pod is diverted for now: %s", code.Text())
 	case len(e.Recent) > 0:
 		last := e.Recent[0]
 		how := map[string]string{smcr.ModeSMCR.String(): "on SMC-R", agentapi.ModeReset: "reset"}[last.Mode]

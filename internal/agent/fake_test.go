@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"net"
 	"net/http"
 	"net/netip"
@@ -379,6 +380,7 @@ func newBench(t testing.TB, nodeExtra, policies string) *bench {
 		kernel:    b.kernel,
 		host:      b.wires,
 		preflight: func() error { return nil },
+		files:     func() uint64 { return math.MaxUint64 },
 		openDevice: func(string, config.Device, bool) (rdma.Device, func() error, error) {
 			return fakeDevice{}, func() error { return nil }, nil
 		},

@@ -31,6 +31,7 @@ type flow struct {
 	decision config.Decision
 	opened   time.Time
 	cancel   context.CancelCauseFunc
+	place    *place // of the goroutine that accepted the connection
 
 	mu      sync.Mutex // guards what is below
 	app     *net.TCPConn
@@ -64,6 +65,18 @@ func (f *flow) abort(code agentapi.Code) {
 	if f.carrier != nil {
 		_ = f.carrier.Abort() // it may be over already
 	}
+}
+
+// accepted enters the application's side of an inbound flow, which was the
+// network's so far; false if the flow was ended meanwhile.
+func (f *flow) accepted(app *net.TCPConn) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.ended != "" {
+		return false
+	}
+	f.app = app
+	return true
 }
 
 // carry enters what the rendezvous gave; false if the flow was ended
@@ -185,17 +198,16 @@ func (r *run) outbound(ctx context.Context, app *net.TCPConn) {
 	}
 	f, ctx, end := r.begin(ctx, app, &flow{dir: config.Outbound, src: addrPort(app.RemoteAddr()), dst: dst})
 	defer end()
-
-	var t *ticket
-	code := r.accelerate(f)
-	if code == agentapi.CodeOK {
-		t, code = admit(&r.pool, &r.agent.pool, r.settings.ConnBytes())
-	}
-	defer t.release()
-	if code != agentapi.CodeOK && f.decision.Required {
-		r.refuse(f, nil, code, false)
+	if !r.enter(f) {
 		return
 	}
+	defer f.place.leave()
+	why := r.admit(f)
+	if why.code != agentapi.CodeOK && f.decision.Required {
+		r.refuse(f, nil, why)
+		return
+	}
+	code := why.code
 	control := linux.ControlMark(markPlain)
 	if code == agentapi.CodeOK && r.agent.option != nil {
 		control = r.agent.option.ControlDial
@@ -211,9 +223,13 @@ func (r *run) outbound(ctx context.Context, app *net.TCPConn) {
 		return
 	}
 	if code != agentapi.CodeOK {
-		r.carryPlain(f, tcp, code)
+		if code == agentapi.CodeBudgetConns {
+			r.bypass(f, code, true) // the next ones need no agent to be plain TCP
+		}
+		r.carryPlain(f, tcp, why)
 		return
 	}
+	short := r.shortage()
 	c, err := r.stack.client(ctx, tcp)
 	if err != nil {
 		if !errors.Is(err, syscall.ECONNRESET) && ctx.Err() == nil {
@@ -222,7 +238,7 @@ func (r *run) outbound(ctx context.Context, app *net.TCPConn) {
 		r.broken(f, nil, agentapi.CodeRendezvous, err)
 		return
 	}
-	r.settled(f, c, tcp, t)
+	r.settled(f, c, tcp, short)
 }
 
 // inbound carries a connection from the network whose SYN had the option. It
@@ -230,11 +246,17 @@ func (r *run) outbound(ctx context.Context, app *net.TCPConn) {
 // it as it would without SMC-R, by a reset.
 func (r *run) inbound(ctx context.Context, tcp *net.TCPConn) {
 	src, dst := addrPort(tcp.RemoteAddr()), addrPort(tcp.LocalAddr())
-	f := &flow{dir: config.Inbound, src: src, dst: dst}
 	if err := mortal(tcp); err != nil {
 		reset(tcp)
 		return
 	}
+	// Until there is the application's side the network's takes its place.
+	f, ctx, end := r.begin(ctx, tcp, &flow{dir: config.Inbound, src: src, dst: dst})
+	defer end()
+	if !r.enter(f) {
+		return
+	}
+	defer f.place.leave()
 	dctx, stop := context.WithTimeout(ctx, appTimeout)
 	app, err := r.net.dialApp(dctx, src.Addr(), dst)
 	stop()
@@ -243,32 +265,86 @@ func (r *run) inbound(ctx context.Context, tcp *net.TCPConn) {
 			reset(app)
 		}
 	}
+	if err == nil && !f.accepted(app) {
+		reset(app)
+		err = errEnded
+	}
 	if err != nil {
-		// There is no application's side yet; the network's takes its place.
-		f, _, end := r.begin(ctx, tcp, f)
-		defer end()
 		r.broken(f, nil, agentapi.CodeApplication, err)
 		return
 	}
-	f, ctx, end := r.begin(ctx, app, f)
-	defer end()
-
-	var t *ticket
-	code := r.accelerate(f)
-	if code == agentapi.CodeOK {
-		t, code = admit(&r.pool, &r.agent.pool, r.settings.ConnBytes())
-	}
-	defer t.release()
-	c, err := r.stack.server(ctx, tcp, declineReason(code))
+	why := r.admit(f)
+	short := r.shortage()
+	c, err := r.stack.server(ctx, tcp, declineReason(why.code))
 	if err != nil {
 		r.broken(f, nil, agentapi.CodeRendezvous, err)
 		return
 	}
-	if code != agentapi.CodeOK {
-		r.tcpMode(f, c, tcp, code, false)
+	if why.code != agentapi.CodeOK {
+		r.tcpMode(f, c, tcp, why)
 		return
 	}
-	r.settled(f, c, tcp, t)
+	r.settled(f, c, tcp, short)
+}
+
+// enter takes a pending place for a flow, or resets it. It is what an attacker
+// can have most of, so it comes before anything is dialed.
+func (r *run) enter(f *flow) bool {
+	var full string
+	f.place, full = r.account.enter()
+	r.press()
+	if full != "" {
+		r.broken(f, nil, agentapi.CodeBudgetPending, errors.New(full))
+		return false
+	}
+	return true
+}
+
+// admit says why a flow may not be on SMC-R, or gives it one of the places for
+// those that are.
+func (r *run) admit(f *flow) fallback {
+	why := fallback{code: r.accelerate(f)}
+	if why.code != agentapi.CodeOK {
+		return why
+	}
+	if full := f.place.take(conns); full != "" {
+		return fallback{code: agentapi.CodeBudgetConns, detail: full}
+	}
+	return why
+}
+
+// fallback is why a connection is not on SMC-R.
+type fallback struct {
+	code         agentapi.Code
+	peerDeclined bool
+	detail       string // what there is to say beyond the code, or ""
+}
+
+// shortage is how often something was missing for connections of the pod.
+type shortage struct {
+	memory, device uint64
+	full           string // the budget of memory that was full last
+}
+
+func (r *run) shortage() shortage {
+	n, full := r.memory.memoryRefusals()
+	return shortage{memory: n, device: r.refused.Load(), full: full}
+}
+
+// fallbackOf says why a rendezvous ended with TCP. A stack without memory
+// declines with MEM, and so does one whose device has not what it needs.
+func (r *run) fallbackOf(i smcr.Info, before shortage) fallback {
+	why := fallback{code: agentapi.CodeOf(i.Reason), peerDeclined: i.PeerDeclined}
+	if i.Reason != clc.ReasonMem || i.PeerDeclined {
+		return why
+	}
+	switch now := r.shortage(); {
+	case now.memory != before.memory:
+		why.code, why.detail = agentapi.CodeBudgetMemory, now.full
+	case now.device == before.device:
+		why.code, why.detail = agentapi.CodeBudgetMemory, podFull // the stack asks for no more than the pod may have
+	}
+	return why
 }
 
 // declineReason is what a client is told.
@@ -316,23 +392,23 @@ func codeOfDecision(d config.Decision) agentapi.Code {
 }
 
 // settled goes on after the rendezvous.
-func (r *run) settled(f *flow, c carrier, tcp *net.TCPConn, t *ticket) {
+func (r *run) settled(f *flow, c carrier, tcp *net.TCPConn, before shortage) {
 	i := c.Info()
 	r.agent.metrics.setup.Observe(i.Setup.Seconds())
 	if i.Mode != smcr.ModeSMCR {
-		t.release()
-		code := agentapi.CodeOf(i.Reason)
+		why := r.fallbackOf(i, before)
 		if f.dir == config.Outbound && !f.decision.Required {
-			r.bypass(f, code, temporary(i.Reason))
+			r.bypass(f, why.code, temporary(i.Reason))
 		}
-		r.tcpMode(f, c, tcp, code, i.PeerDeclined)
+		r.tcpMode(f, c, tcp, why)
 		return
 	}
+	f.place.settle(conns)
 	if !f.carry(c, i.Mode.String(), agentapi.CodeOK) {
 		_ = c.Abort() // the flow was ended during the rendezvous
 		return
 	}
-	r.record(f, i.Mode.String(), agentapi.CodeOK, false, "")
+	r.record(f, i.Mode.String(), fallback{})
 	r.agent.metrics.opened(f.dir, i.Mode)
 	sent, recv, err := relay(f.app, c, tcp)
 	r.agent.metrics.relayed(smcr.ModeSMCR, uint64(sent+recv))
@@ -341,40 +417,46 @@ func (r *run) settled(f *flow, c carrier, tcp *net.TCPConn, t *ticket) {
 
 // tcpMode relays a connection that stays TCP, or resets it if SMC-R is
 // required.
-func (r *run) tcpMode(f *flow, c carrier, tcp *net.TCPConn, code agentapi.Code, peerDeclined bool) {
+func (r *run) tcpMode(f *flow, c carrier, tcp *net.TCPConn, why fallback) {
 	if f.decision.Required {
-		r.refuse(f, c, code, peerDeclined)
+		r.refuse(f, c, why)
 		return
 	}
-	if !f.carry(c, smcr.ModeTCP.String(), code) {
+	full := f.place.settle(relays)
+	r.press()
+	if full != "" {
+		_ = c.Abort() // it is being reset anyway
+		r.broken(f, nil, agentapi.CodeBudgetRelays, errors.New(full))
+		return
+	}
+	if !f.carry(c, smcr.ModeTCP.String(), why.code) {
 		_ = c.Abort() // the flow was ended during the rendezvous
 		return
 	}
-	detail := ""
-	if code == agentapi.CodeNoPolicy {
-		detail = f.decision.Reason.String()
+	if why.code == agentapi.CodeNoPolicy {
+		why.detail = f.decision.Reason.String()
 	}
-	r.record(f, smcr.ModeTCP.String(), code, peerDeclined, detail)
+	r.record(f, smcr.ModeTCP.String(), why)
 	r.agent.metrics.opened(f.dir, smcr.ModeTCP)
-	r.agent.metrics.fallback(code)
+	r.agent.metrics.fallback(why.code)
 	sent, recv, err := relay(f.app, c, tcp)
 	r.agent.metrics.relayed(smcr.ModeTCP, uint64(sent+recv))
 	r.finished(f, err)
 }
 
 // carryPlain relays without having asked the peer.
-func (r *run) carryPlain(f *flow, tcp *net.TCPConn, code agentapi.Code) {
-	r.tcpMode(f, plainTCP{tcp, f.opened}, tcp, code, false)
+func (r *run) carryPlain(f *flow, tcp *net.TCPConn, why fallback) {
+	r.tcpMode(f, plainTCP{tcp, f.opened}, tcp, why)
 }
 
 // refuse resets a connection that the policy does not want without SMC-R.
-func (r *run) refuse(f *flow, c carrier, why agentapi.Code, peerDeclined bool) {
+func (r *run) refuse(f *flow, c carrier, why fallback) {
 	if c != nil {
 		_ = c.Abort() // it is being reset anyway
 	}
 	reset(f.app)
-	r.record(f, agentapi.ModeReset, agentapi.CodeRequired, peerDeclined, string(why)+": "+why.Text())
-	r.agent.metrics.fallback(why)
+	r.record(f, agentapi.ModeReset, fallback{agentapi.CodeRequired, why.peerDeclined, string(why.code) + ": " + why.code.Text()})
+	r.agent.metrics.fallback(why.code)
 	r.agent.metrics.reset(agentapi.CodeRequired)
 }
 
@@ -388,7 +470,7 @@ func (r *run) broken(f *flow, tcp *net.TCPConn, code agentapi.Code, err error) {
 	if by := f.endedBy(); by != "" {
 		code = by
 	}
-	r.record(f, agentapi.ModeReset, code, false, err.Error())
+	r.record(f, agentapi.ModeReset, fallback{code: code, detail: err.Error()})
 	r.agent.metrics.reset(code)
 }
 
@@ -401,15 +483,15 @@ func (r *run) finished(f *flow, err error) {
 		}
 		return
 	}
-	r.record(f, agentapi.ModeReset, by, false, "")
+	r.record(f, agentapi.ModeReset, fallback{code: by})
 	r.agent.metrics.reset(by)
 }
 
 // record keeps a decision for explain, and logs it when it is news.
-func (r *run) record(f *flow, mode string, code agentapi.Code, peerDeclined bool, detail string) {
+func (r *run) record(f *flow, mode string, why fallback) {
 	news := r.agent.decisions.record(agentapi.Decision{
 		Pod: f.pod.String(), Direction: f.dir.String(), Source: f.src.Addr(), Dest: f.dst,
-		Mode: mode, Reason: code, PeerDeclined: peerDeclined, Detail: detail, Policy: f.decision.Policy, Last: time.Now(),
+		Mode: mode, Reason: why.code, PeerDeclined: why.peerDeclined, Detail: why.detail, Policy: f.decision.Policy, Last: time.Now(),
 	})
 	if !news {
 		return
@@ -423,7 +505,7 @@ func (r *run) record(f *flow, mode string, code agentapi.Code, peerDeclined bool
 		log = r.log.Warn
 	}
 	log("connection settled", "conn", f.id, "direction", f.dir, "peer", f.peer(), "mode", mode,
-		"reason", code, "detail", cmp.Or(detail, code.Text()), "policy", f.decision.Policy, "leftOut", dropped)
+		"reason", why.code, "detail", cmp.Or(why.detail, why.code.Text()), "policy", f.decision.Policy, "leftOut", dropped)
 }
 
 // bypass lets the next connections to the flow's destination go straight

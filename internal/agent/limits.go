@@ -70,6 +70,25 @@ const (
 	numDoorPorts   = 28232
 	doorPortFactor = 0x9e3779b97f4a7c15
 
+	// keptShare is the part of each of the node's budgets that is kept for the
+	// pods in equal shares: one of two.
+	keptShare = 2
+	// A diversion pauses when less than one of pauseShare parts of what the pod
+	// can have is left, which is what comes while the table is replaced, and goes
+	// on when less than one of resumeShare is used. It pauses for pauseLeast at
+	// least: each change is a transaction in the pod. Meanwhile pauseLook is how
+	// often its account is looked at.
+	pauseShare  = 8
+	resumeShare = 2
+	pauseLeast  = time.Second
+	pauseLook   = 250 * time.Millisecond
+	// A carried connection has two sockets. Besides those the agent has some ten
+	// files for each pod (namespace, listeners, netlink, those of a device), which
+	// are at most 250 on a node if kubelet is not told otherwise, and a few
+	// hundred of its own.
+	filesPerConn  = 2
+	reservedFiles = 4096
+
 	// sharedPods is how many pods' budgets an SMC-R stack has that the pods of
 	// a namespace share. Each pod keeps to its own besides.
 	sharedPods = 8

@@ -34,6 +34,7 @@ type metrics struct {
 	// device, change
 	deviceChanges  *prometheus.CounterVec
 	deviceRefusals prometheus.Counter
+	pauses         *prometheus.CounterVec // reason
 
 	sums sums
 
@@ -50,13 +51,14 @@ type totals struct {
 
 // gauges is what a scrape asks the agent for.
 type gauges struct {
-	flowsSMCR, flowsTCP, memoryBytes int
-	bytesSMCR                        uint64         // of live connections
-	groups                           map[string]int // by redundancy
-	ready, idle, failed              int
-	budget                           config.Budget
-	devicesUp                        map[string]int // 1: open, and its port active
-	wire                             agentapi.Wire
+	flowsSMCR, flowsTCP int
+	bytesSMCR           uint64         // of live connections
+	groups              map[string]int // by redundancy
+	ready, idle, failed int
+	paused              int // of the ready ones
+	budget              agentapi.Budget
+	devicesUp           map[string]int // 1: open, and its port active
+	wire                agentapi.Wire
 }
 
 // linkGroups is their number.
@@ -110,11 +112,12 @@ func newMetrics(look func() gauges) *metrics {
 		reloads:        vec("reloads_total", "Reloads of the configuration.", "result"),
 		deviceChanges:  vec("device_changes_total", "What happened to RDMA devices of the kernel: gone, back, port_active, port_down, gid_table.", "device", "change"),
 		deviceRefusals: counter("device_refusals_total", "Connections that were plain TCP because an RDMA device had no memory, queue pair or other resource for them."),
+		pauses:         vec("diversion_pauses_total", "Pauses of a pod's diversion because a budget was nearly used up.", "reason"),
 		totals:         totals{reasons: map[agentapi.Code]uint64{}},
 	}
 	m.sums = sums{look: look, sum: m.sum}
 	m.registry.MustRegister(m.conns, m.fallbacks, m.resets, m.setup, m.malformed, m.acceptErrors, m.renewErrors,
-		m.podErrors, m.apiDenied, m.reloads, m.deviceChanges, m.deviceRefusals, &m.sums,
+		m.podErrors, m.apiDenied, m.reloads, m.deviceChanges, m.deviceRefusals, m.pauses, &m.sums,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
@@ -209,9 +212,14 @@ func (s *sums) Collect(ch chan<- prometheus.Metric) {
 	for _, r := range redundancies {
 		gauge(groups, g.groups[r], r)
 	}
-	gauge(desc("registered_memory_bytes", "Memory registered for RDMA."), g.memoryBytes)
+	gauge(desc("registered_memory_bytes", "Memory registered for RDMA."), g.budget.MemoryUsedBytes)
 	gauge(desc("budget_memory_bytes", "Memory that may be registered for RDMA."), g.budget.MemoryBytes)
 	gauge(desc("budget_connections", "Connections on SMC-R that the node may have."), g.budget.Conns)
+	gauge(desc("relays", "Connections that the agent carries as plain TCP."), g.budget.RelaysUsed)
+	gauge(desc("budget_relays", "Connections that the agent may carry as plain TCP."), g.budget.Relays)
+	gauge(desc("pending_connections", "Connections of which it is not settled yet what carries them."), g.budget.PendingUsed)
+	gauge(desc("budget_pending_connections", "Connections of which it may be unsettled what carries them."), g.budget.Pending)
+	gauge(desc("paused_pods", "Attached pods none of whose new connections are diverted for now, because a budget is nearly used up."), g.paused)
 	up := desc("device_up", "Whether an RDMA device is there and its port active.", "device")
 	for name, v := range g.devicesUp {
 		gauge(up, v, name)

@@ -351,7 +351,7 @@ func TestAgent_ends(t *testing.T) {
 func TestAgent_manyAtOnce(t *testing.T) {
 	l := newLab(t)
 	const most = 20
-	l.a.configure(t, l.option, fmt.Sprintf("  budgets: {pod: {connections: %d}}\n", most)+preferAll)
+	l.a.configure(t, l.option, fmt.Sprintf("  negativeCacheTTL: 0s\n  budgets: {pod: {connections: %d}}\n", most)+preferAll)
 	l.a.start(t)
 	l.b.start(t)
 	// Each server begins to answer when all connections are there.

@@ -49,6 +49,7 @@ func (r *run) noteStack(where string, err error) {
 		r.log.Debug("message not understood", "where", where, "err", err)
 		return
 	}
+	r.refused.Add(1)
 	r.agent.metrics.deviceRefusals.Inc()
 	if r.agent.refusals.note(err, time.Now()) {
 		r.log.Warn("RDMA device refuses what a connection needs; it is plain TCP", "err", err)

@@ -31,7 +31,9 @@ type run struct {
 	log      *slog.Logger
 	net      podNet
 	stack    stack
-	pool     pool
+	// account is the pod's, memory the one that its stack is charged to: the same,
+	// or one that the stack's pods share.
+	account, memory *account
 	// set are the devices of the stack; nil: the node's. The run has it until
 	// its end.
 	set *deviceSet
@@ -39,8 +41,12 @@ type run struct {
 	atts     atomic.Pointer[[]cni.Attachment] // of this namespace, at least one
 	out, in  *door
 	redirect redirect
+	tabling  sync.Mutex                           // held while redirect is brought in line
 	install  atomic.Pointer[linux.RedirectConfig] // in force
 	policies []config.Policy                      // that install was made of; the manager's
+	pausing  atomic.Pointer[pause]                // nil: connections are diverted
+	pressed  chan struct{}                        // wakes govern
+	refused  atomic.Uint64                        // by a device, for want of its resources
 
 	// life ends the goroutines; draining makes the doors close once nobody
 	// is waiting.
@@ -78,13 +84,17 @@ func (a *agent) start(ctx context.Context, n podNet, atts []cni.Attachment, set 
 	settings := a.node.Load().SettingsFor(podOf(atts[0]))
 	r := &run{
 		agent: a, net: n, settings: settings, set: set,
-		log:  a.cfg.Log.With("pod", podOf(atts[0]).String(), "netns", atts[0].NetNS),
-		pool: pool{limit: settings.Budget},
+		log:     a.cfg.Log.With("pod", podOf(atts[0]).String(), "netns", atts[0].NetNS),
+		pressed: make(chan struct{}, 1),
 	}
 	r.atts.Store(&atts)
 	r.life, r.kill = context.WithCancel(context.WithoutCancel(ctx))
 	var u linux.Undo
 	err = u.Run(
+		linux.Step{Name: "open account", Do: r.openAccount, Undo: func() error {
+			r.account.close()
+			return nil
+		}},
 		linux.Step{Name: "start SMC-R stack", Do: func() (err error) {
 			r.stack, err = r.openStack()
 			return err
@@ -121,7 +131,20 @@ func (a *agent) start(ctx context.Context, n podNet, atts []cni.Attachment, set 
 		}
 	}
 	r.tasks.Go(r.heartbeat)
+	r.tasks.Go(r.govern)
 	return r, nil
+}
+
+// openAccount opens the pod's account, without memory if that is in one that the
+// pod shares.
+func (r *run) openAccount() error {
+	b := r.settings.Budget
+	if r.shares() {
+		b.MemoryBytes = 0
+	}
+	r.account = r.agent.ledger.open(b)
+	r.memory = r.account
+	return nil
 }
 
 // outboundPort is the port that the agent wants for a pod's outbound listener:
@@ -141,14 +164,20 @@ func (r *run) openDoor(ctx context.Context, name string, control linux.Control, 
 	return d, nil
 }
 
-// stackConfig is the configuration of the pod's SMC-R stack.
-func (r *run) stackConfig() smcr.Config {
-	n, s := r.agent.node.Load(), r.settings
-	budget := s.Budget
+// stackBudget is what the pod's SMC-R stack may have, which may be others' too.
+func (r *run) stackBudget() config.Budget {
+	b, most := r.settings.Budget, r.agent.ledger.limit
 	if r.shares() {
-		budget.MemoryBytes = min(n.NodeBudget.MemoryBytes, sharedPods*budget.MemoryBytes)
-		budget.Conns = min(n.NodeBudget.Conns, sharedPods*budget.Conns)
+		b.MemoryBytes, b.Conns = sharedPods*b.MemoryBytes, sharedPods*b.Conns
 	}
+	b.MemoryBytes, b.Conns = min(b.MemoryBytes, most[memory]), min(b.Conns, most[conns])
+	return b
+}
+
+// stackConfig is the configuration of the pod's SMC-R stack, whose memory is
+// charged to an account.
+func (r *run) stackConfig(memory *account) smcr.Config {
+	n, s, budget := r.agent.node.Load(), r.settings, r.stackBudget()
 	// The stack makes its queues for MaxConns, so it should not be told of
 	// more than there is memory for; and where there is not even memory for a
 	// whole region, regions are smaller.
@@ -156,7 +185,7 @@ func (r *run) stackConfig() smcr.Config {
 	cfg := smcr.Config{
 		Option:        r.agent.option,
 		RMBESizeBytes: s.RMBEBytes, SendBufferBytes: s.SendBufferBytes, RMBEsPerRMB: max(1, min(fit, config.ConnsPerRegion)),
-		MemoryBytes: max(1, budget.MemoryBytes), MaxConns: max(1, min(budget.Conns, fit)), AnyPrefix: n.AnyPrefix,
+		MemoryBytes: max(1, budget.MemoryBytes), Account: memory, MaxConns: max(1, min(budget.Conns, fit)), AnyPrefix: n.AnyPrefix,
 		Versions: smcr.VersionSet(s.Versions), EIDs: n.EIDs, Hostname: n.Name, Route: r.route,
 		Hooks: smcr.Hooks{Malformed: r.noteStack},
 	}
@@ -195,10 +224,10 @@ func (r *run) redirectConfig() linux.RedirectConfig {
 	}
 	for _, att := range *r.atts.Load() {
 		pod := podOf(att)
-		for _, s := range n.Outbound(pod) {
+		for _, s := range r.selections(n, pod) {
 			cfg.Outbound = append(cfg.Outbound, linux.OutboundRule{Prefix: s.Prefix, Ports: portRanges(s.Ports), Exclude: s.Exclude})
 		}
-		if r.agent.option == nil || r.bar() != config.BarNone {
+		if r.agent.option == nil || r.bar() != config.BarNone || r.paused() != agentapi.CodeOK {
 			continue // a SYN-ACK could not, or must not, answer the option
 		}
 		ports, all := n.InboundPorts(pod)
@@ -232,13 +261,8 @@ func (r *run) update(atts []cni.Attachment) error {
 		r.agent.bypasses.forget(pod.String())
 		r.policies = now
 	}
-	// The same again costs a transaction in each pod of the node, for each
-	// change in one of them. A table that somebody damaged is the heartbeat's.
-	if cfg := r.redirectConfig(); !reflect.DeepEqual(cfg, *r.install.Load()) {
-		if err := r.redirect.Update(cfg); err != nil {
-			return err
-		}
-		r.install.Store(&cfg)
+	if err := r.retable(); err != nil {
+		return err
 	}
 	r.judge()
 	return nil
@@ -344,7 +368,7 @@ func (r *run) heartbeat() {
 		err := r.redirect.Renew()
 		if errors.Is(err, linux.ErrNoTable) {
 			r.log.Warn("redirection was deleted by somebody; it is put back")
-			err = r.redirect.Update(*r.install.Load())
+			err = r.repair()
 		}
 		if err != nil && !errors.Is(err, linux.ErrClosed) {
 			r.agent.metrics.renewErrors.Inc()
@@ -399,6 +423,7 @@ func (r *run) drain(ctx context.Context) {
 // closeDoors takes what is queued and stops listening.
 func (r *run) closeDoors() {
 	r.draining.Store(true)
+	r.press()
 	r.tasks.Wait()
 	_ = r.out.close() // closing listeners cannot leave anything behind
 	_ = r.in.close()
@@ -430,6 +455,7 @@ func (r *run) stop(code agentapi.Code, gone bool) error {
 	r.agent.runs.remove(r)
 	errs = append(errs, r.stack.Close())
 	r.flows.Wait()
+	r.account.close()
 	errs = append(errs, r.set.release())
 	if !gone {
 		errs = append(errs, r.net.sweep())

@@ -27,9 +27,10 @@ type stackPool struct {
 // sharedStack is a stack with several users. The last one to close it ends it.
 type sharedStack struct {
 	stack
-	pool  *stackPool
-	key   stackKey
-	users int // guarded by pool.mu
+	pool    *stackPool
+	key     stackKey
+	account *account // of the memory
+	users   int      // guarded by pool.mu
 }
 
 // openStack gives the run a stack of its own, or one that it shares.
@@ -38,7 +39,7 @@ func (r *run) openStack() (stack, error) {
 		return noStack{}, nil
 	}
 	if !r.shares() {
-		return r.agent.cfg.newStack(r.stackConfig())
+		return r.agent.cfg.newStack(r.stackConfig(r.account))
 	}
 	p := &r.agent.stacks
 	key := stackKey{podOf((*r.atts.Load())[0]).Namespace, r.settings}
@@ -46,16 +47,22 @@ func (r *run) openStack() (stack, error) {
 	defer p.mu.Unlock()
 	if s := p.all[key]; s != nil {
 		s.users++
+		s.account.join(1)
+		r.memory = s.account
 		return s, nil
 	}
-	inner, err := r.agent.cfg.newStack(r.stackConfig())
+	shared := r.agent.ledger.openShared(r.stackBudget().MemoryBytes)
+	inner, err := r.agent.cfg.newStack(r.stackConfig(shared))
 	if err != nil {
+		shared.close()
 		return nil, err
 	}
+	shared.join(1)
+	r.memory = shared
 	if p.all == nil {
 		p.all = map[stackKey]*sharedStack{}
 	}
-	s := &sharedStack{stack: inner, pool: p, key: key, users: 1}
+	s := &sharedStack{stack: inner, pool: p, key: key, account: shared, users: 1}
 	p.all[key] = s
 	return s, nil
 }
@@ -70,10 +77,13 @@ func (s *sharedStack) Close() error {
 	}
 	invariant.Must(s.users >= 0, "a shared stack was closed more often than opened")
 	s.pool.mu.Unlock()
-	if last {
-		return s.stack.Close()
+	s.account.join(-1)
+	if !last {
+		return nil
 	}
-	return nil
+	err := s.stack.Close()
+	s.account.close()
+	return err
 }
 
 // runs are the runs of the agent, those that it handed over included: they have

@@ -15,23 +15,25 @@ type Code string
 
 // The agent's own codes.
 const (
-	CodeOK           Code = ""              // it is on SMC-R
-	CodeNoPolicy     Code = "NO_POLICY"     // the configuration does not select it
-	CodeOptedOut     Code = "OPTED_OUT"     // the pod is not opted in
-	CodeTransport    Code = "TRANSPORT"     // the policy allows no device of this node
-	CodePodDevice    Code = "POD_DEVICE"    // no RDMA device of the pod can be used
-	CodeNotAttached  Code = "NOT_ATTACHED"  // the pod is none of the agent's
-	CodePodFailed    Code = "POD_FAILED"    // the set-up in the pod failed
-	CodeNoOption     Code = "NO_OPTION"     // the node lacks the TCP option, or diversion
-	CodeBudgetConns  Code = "BUDGET_CONNS"  // out of connections
-	CodeBudgetMemory Code = "BUDGET_MEMORY" // out of memory for buffers
-	CodeConnect      Code = "CONNECT"       // the destination did not answer
-	CodeApplication  Code = "APPLICATION"   // the pod's application did not answer
-	CodeRendezvous   Code = "RENDEZVOUS"    // broken during the rendezvous
-	CodeRequired     Code = "REQUIRED"      // reset because a policy requires SMC-R
-	CodePolicyChange Code = "POLICY_CHANGE" // ended by a changed policy
-	CodeDraining     Code = "DRAINING"      // the agent stops
-	CodeUnseen       Code = "UNSEEN"        // no connection was seen yet
+	CodeOK            Code = ""               // it is on SMC-R
+	CodeNoPolicy      Code = "NO_POLICY"      // the configuration does not select it
+	CodeOptedOut      Code = "OPTED_OUT"      // the pod is not opted in
+	CodeTransport     Code = "TRANSPORT"      // the policy allows no device of this node
+	CodePodDevice     Code = "POD_DEVICE"     // no RDMA device of the pod can be used
+	CodeNotAttached   Code = "NOT_ATTACHED"   // the pod is none of the agent's
+	CodePodFailed     Code = "POD_FAILED"     // the set-up in the pod failed
+	CodeNoOption      Code = "NO_OPTION"      // the node lacks the TCP option, or diversion
+	CodeBudgetConns   Code = "BUDGET_CONNS"   // out of connections
+	CodeBudgetMemory  Code = "BUDGET_MEMORY"  // out of memory for buffers
+	CodeBudgetRelays  Code = "BUDGET_RELAYS"  // out of relays
+	CodeBudgetPending Code = "BUDGET_PENDING" // out of places for what is not settled
+	CodeConnect       Code = "CONNECT"        // the destination did not answer
+	CodeApplication   Code = "APPLICATION"    // the pod's application did not answer
+	CodeRendezvous    Code = "RENDEZVOUS"     // broken during the rendezvous
+	CodeRequired      Code = "REQUIRED"       // reset because a policy requires SMC-R
+	CodePolicyChange  Code = "POLICY_CHANGE"  // ended by a changed policy
+	CodeDraining      Code = "DRAINING"       // the agent stops
+	CodeUnseen        Code = "UNSEEN"         // no connection was seen yet
 )
 
 // CodeOf is the code of a CLC diagnosis.
@@ -57,7 +59,7 @@ func (c Code) Advice() string {
 // Codes returns every code that has a text of its own, sorted.
 func Codes() []Code {
 	out := []Code{
-		CodeNoPolicy, CodeOptedOut, CodeTransport, CodePodDevice, CodeNotAttached, CodePodFailed, CodeNoOption, CodeBudgetConns, CodeBudgetMemory, CodeConnect,
+		CodeNoPolicy, CodeOptedOut, CodeTransport, CodePodDevice, CodeNotAttached, CodePodFailed, CodeNoOption, CodeBudgetConns, CodeBudgetMemory, CodeBudgetRelays, CodeBudgetPending, CodeConnect,
 		CodeApplication, CodeRendezvous, CodeRequired, CodePolicyChange, CodeDraining, CodeUnseen,
 	}
 	for _, r := range clcReasons() {
@@ -89,6 +91,10 @@ func (c Code) describe() (text, advice string) {
 		return "the connection budget of the pod or the node is used up", "raise node.budgets, or budget of the SMCRPolicy, or narrow the policies"
 	case CodeBudgetMemory:
 		return "the memory budget of the pod or the node is used up", "raise node.budgets, or budget of the SMCRPolicy, or use smaller rmbe and sendBuffer (buffers in the SMCRPolicy)"
+	case CodeBudgetRelays:
+		return "the agent carries nearly as many connections as plain TCP as the budget of the pod or the node allows, so new ones go directly", "narrow the policies to peers that have SMC-R, or raise relays of node.budgets; it passes by itself when connections end"
+	case CodeBudgetPending:
+		return "so many connections are under way, with dials or peers that do not answer, that new ones go directly", "find out who opens connections and says nothing, or raise pending of node.budgets; it passes by itself"
 	case CodeConnect:
 		return "the destination did not accept the TCP connection", "as without SMC-R: check the service and the network between"
 	case CodeApplication:

@@ -65,6 +65,9 @@ type Status struct {
 	Wire          Wire     `json:"wire"`
 	// NodeBudget is of all pods together.
 	NodeBudget Budget `json:"nodeBudget"`
+	// FewFiles says what of the configured budget the node has not, because the
+	// agent may not open so many files; "" if it has all.
+	FewFiles string `json:"fewFiles,omitempty"`
 	// Reasons counts the connections since the start that were not on SMC-R,
 	// by reason code.
 	Reasons map[Code]uint64 `json:"reasons"`
@@ -199,6 +202,9 @@ type PodCount struct {
 	Attached int `json:"attached"`
 	Ready    int `json:"ready"`
 	Failed   int `json:"failed"`
+	// Paused are those ready ones whose new connections go directly, because a
+	// budget is nearly used up.
+	Paused int `json:"paused,omitempty"`
 }
 
 // ConnSums counts connections and their bytes since the start, and the live
@@ -218,8 +224,17 @@ type ConnSums struct {
 type Budget struct {
 	MemoryBytes     int `json:"memoryBytes"`
 	MemoryUsedBytes int `json:"memoryUsedBytes"`
+	// MemoryKeptBytes is, of a pod, what no other pod can take of the node's
+	// memory. Pods that share link groups have it together.
+	MemoryKeptBytes int `json:"memoryKeptBytes,omitempty"`
 	Conns           int `json:"conns"`
 	ConnsUsed       int `json:"connsUsed"`
+	// Relays are connections that the agent carries as plain TCP.
+	Relays     int `json:"relays"`
+	RelaysUsed int `json:"relaysUsed"`
+	// Pending are connections of which it is not settled yet what carries them.
+	Pending     int `json:"pending"`
+	PendingUsed int `json:"pendingUsed"`
 }
 
 // Links is the answer of /v1/links.
@@ -376,6 +391,9 @@ type Attachment struct {
 	// instead of the node's.
 	Devices []string `json:"devices,omitempty"`
 	Budget  Budget   `json:"budget"`
+	// Paused is why none of the pod's new connections are diverted for now, ""
+	// if they are.
+	Paused Code `json:"paused,omitempty"`
 }
 
 // States of an attachment.

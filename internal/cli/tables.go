@@ -59,14 +59,19 @@ func PrintStatus(w io.Writer, s agentapi.Status) error {
 	}
 	rows = append(rows,
 		Row("policies", strings.Join(s.Policies, ", ")),
-		Row("pods", fmt.Sprintf("%d attached, %d ready, %d failed", s.Pods.Attached, s.Pods.Ready, s.Pods.Failed)),
+		Row("pods", describePods(s.Pods)),
 		Row("link groups", s.LinkGroups),
 		Row("connections", fmt.Sprintf("%d now, %d of them on SMC-R", s.Conns.Live, s.Conns.LiveSMCR)),
 		Row("since start", fmt.Sprintf("%d on SMC-R (%s), %d on TCP (%s), %d reset",
 			s.Conns.TotalSMCR, size(s.Conns.BytesSMCR), s.Conns.TotalTCP, size(s.Conns.BytesTCP), s.Conns.Reset)),
 		Row("budget", fmt.Sprintf("%s of %s memory, %d of %d connections",
 			size(uint64(s.NodeBudget.MemoryUsedBytes)), size(uint64(s.NodeBudget.MemoryBytes)), s.NodeBudget.ConnsUsed, s.NodeBudget.Conns)),
+		Row("plain TCP", fmt.Sprintf("%d of %d relays, %d of %d connections not settled yet",
+			s.NodeBudget.RelaysUsed, s.NodeBudget.Relays, s.NodeBudget.PendingUsed, s.NodeBudget.Pending)),
 	)
+	if s.FewFiles != "" {
+		rows = append(rows, Row("files", s.FewFiles))
+	}
 	for _, p := range s.Problems {
 		rows = append(rows, Row("problem", p))
 	}
@@ -78,6 +83,14 @@ func PrintStatus(w io.Writer, s agentapi.Status) error {
 		rows = append(rows, Row(c, s.Reasons[c], c.Text()))
 	}
 	return Table(w, rows...)
+}
+
+func describePods(p agentapi.PodCount) string {
+	text := fmt.Sprintf("%d attached, %d ready, %d failed", p.Attached, p.Ready, p.Failed)
+	if p.Paused > 0 {
+		text += fmt.Sprintf("; %d not diverted for now: see attachments", p.Paused)
+	}
+	return text
 }
 
 func describeDevice(d agentapi.Device) string {
@@ -180,6 +193,9 @@ func PrintConns(w io.Writer, c agentapi.Conns) error {
 func PrintAttachments(w io.Writer, a agentapi.Attachments) error {
 	rows := []string{Row("POD", "INTERFACE", "STATE", "ADDRESSES", "POLICIES", "NETNS", "DETAIL")}
 	for _, x := range a.Attachments {
+		if x.Paused != agentapi.CodeOK {
+			x.Detail = "not diverted for now: " + x.Paused.Text()
+		}
 		var addrs []string
 		for _, p := range x.Addresses {
 			addrs = append(addrs, p.String())

@@ -74,6 +74,7 @@ link groups  1
 connections  3 now, 2 of them on SMC-R
 since start  9 on SMC-R (3.0 GiB), 4 on TCP (2.0 KiB), 1 reset
 budget       1.5 KiB of 1.0 TiB memory, 2 of 100 connections
+plain TCP    0 of 0 relays, 0 of 0 connections not settled yet
 problem      one
 
 NOT ON SMC-R  COUNT  MEANING

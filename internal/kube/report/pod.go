@@ -114,6 +114,8 @@ func statusOf(s *Snapshot, v *config.Verdict, atts []*agentapi.Attachment, t *tr
 		why = agentapi.CodeOf(clc.ReasonNoDev)
 	case !has(agentapi.StateReady):
 		why = agentapi.CodeNoPolicy
+	case pausedOf(atts) != agentapi.CodeOK:
+		why = pausedOf(atts)
 	default:
 		why = t.reason(now)
 	}
@@ -121,6 +123,16 @@ func statusOf(s *Snapshot, v *config.Verdict, atts []*agentapi.Attachment, t *tr
 		return podStatus{word: v1alpha1.PodStatusEnabled}
 	}
 	return podStatus{v1alpha1.PodStatusFallback, why}
+}
+
+// pausedOf is why the connections of a pod are not diverted for now.
+func pausedOf(atts []*agentapi.Attachment) agentapi.Code {
+	for _, a := range atts {
+		if a.Paused != agentapi.CodeOK {
+			return a.Paused
+		}
+	}
+	return agentapi.CodeOK
 }
 
 // barCode is the reason code of what keeps a pod off SMC-R.

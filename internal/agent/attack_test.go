@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/smcr-io/kube-smcr/internal/agentapi"
+	"github.com/smcr-io/kube-smcr/internal/cni"
+	"github.com/smcr-io/kube-smcr/internal/linux"
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/rdma/soft"
+	"github.com/smcr-io/kube-smcr/pkg/smcr"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/synopt"
+)
+
+// spawnProcess runs the agent as a process, as spawn does, and returns it.
+func (n *testNode) spawnProcess(t testing.TB) *agentProcess {
+	t.Helper()
+	p := n.process(t, "")
+	eventually(t, func() string {
+		p.runs()
+		n.client.Close()
+		if err := n.client.Sync(t.Context()); err != nil {
+			return err.Error()
+		}
+		return ""
+	})
+	return p
+}
+
+// files counts the files that the process has open.
+func (p *agentProcess) files() int {
+	p.t.Helper()
+	return len(value(os.ReadDir(filepath.Join("/proc", strconv.Itoa(p.cmd.Process.Pid), "fd")))(p.t))
+}
+
+// attachMore attaches another pod to the node.
+func (n *testNode) attachMore(t testing.TB, name string, s *space, ifName string, addrs ...string) {
+	t.Helper()
+	att := cni.Attachment{
+		ContainerID: "pod" + name, IfName: ifName, NetNS: s.path, NetNSID: s.ns.ID(),
+		Network: "test", Pod: cni.Pod{Namespace: "test", Name: name}, Created: time.Now(),
+	}
+	for _, a := range addrs {
+		att.IPs = append(att.IPs, netip.MustParsePrefix(a))
+	}
+	must(t, cni.NewStore(n.dir).Write(att))
+}
+
+// hold opens so many connections from a pod, and keeps them until the test ends.
+// It counts those that a server answered.
+func hold(t testing.TB, from *space, to string, n int) (answered int) {
+	t.Helper()
+	var (
+		mu sync.Mutex // guards answered
+		wg sync.WaitGroup
+	)
+	slots := make(chan struct{}, 16)
+	for range n {
+		slots <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			c, err := from.dialPlain(to)
+			if err != nil {
+				return
+			}
+			t.Cleanup(func() { _ = c.Close() })
+			_ = c.SetDeadline(time.Now().Add(waitLimit))
+			_, err = c.Write([]byte("x"))
+			if err == nil {
+				_, err = io.ReadFull(c, make([]byte, 1))
+			}
+			if err == nil {
+				mu.Lock()
+				answered++
+				mu.Unlock()
+			}
+		})
+	}
+	wg.Wait()
+	return answered
+}
+
+// TestAttack_plainFlood: a pod opens ten times as many connections as may be
+// carried as plain TCP. They work, but for a few that were under way: the agent
+// has nothing to do with most.
+func TestAttack_plainFlood(t *testing.T) {
+	const relays = 64
+	l := newProcessLab(t)
+	l.a.writeConfig(t, fmt.Sprintf("  budgets: {pod: {connections: 1, relays: %d, pending: 64}}\n  negativeCacheTTL: 0s\n", relays)+preferAll)
+	p := l.a.spawnProcess(t)
+	l.b.spawnProcess(t)
+	ln := l.b.pod.listen(t, podB+":0")
+	serve(t, ln, echo)
+	before := p.files()
+	const conns = 10 * relays
+	answered := hold(t, l.a.pod, ln.Addr().String(), conns)
+	s := l.a.status(t)
+	if answered < conns*9/10 {
+		t.Errorf("%d of %d connections work: %+v, reasons %v", answered, conns, s.Conns, s.Reasons)
+	}
+	if most := before + filesPerConn*(1+relays+64); p.files() > most {
+		t.Errorf("the agent has %d files open, %d before, want at most %d", p.files(), before, most)
+	}
+	if s.NodeBudget.RelaysUsed > relays || s.Pods.Paused != 1 {
+		t.Errorf("budget %+v, pods %+v", s.NodeBudget, s.Pods)
+	}
+}
+
+// attacker is a machine without an agent that may reach a pod's service: its
+// stacks are peers of their own.
+type attacker struct {
+	dev    rdma.Device
+	option smcr.Option
+	from   *space
+}
+
+func newAttacker(t testing.TB, host, from *space, roce string) *attacker {
+	t.Helper()
+	o := value(synopt.Open(synopt.Config{Mark: markWire}))(t)
+	t.Cleanup(func() { must(t, o.Close()) })
+	a := &attacker{option: o, from: from}
+	must(t, host.ns.Do(func() error {
+		d, err := soft.Open(soft.Config{Name: "attacker", Addr: netip.MustParseAddr(roce)})
+		if err == nil {
+			a.dev = d
+			t.Cleanup(func() { _ = d.Close() })
+		}
+		return err
+	}))
+	return a
+}
+
+// dial opens a connection with the option on its SYN, and says nothing.
+func (a *attacker) dial(ctx context.Context, to string) (*net.TCPConn, error) {
+	return linux.DialInNS(ctx, a.from.ns, a.option.ControlDial, netip.Addr{}, netip.MustParseAddrPort(to))
+}
+
+// visit is a peer that connects once and goes. It reports whether it was on
+// SMC-R.
+func (a *attacker) visit(t testing.TB, to string) bool {
+	t.Helper()
+	s := value(smcr.NewStack(smcr.Config{Devices: []rdma.Device{a.dev}, Option: a.option}))(t)
+	t.Cleanup(func() { _ = s.Close() })
+	tcp := value(a.dial(t.Context(), to))(t)
+	c, err := s.Client(t.Context(), tcp)
+	if err != nil {
+		return false // it was reset, which costs the agent nothing either
+	}
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(waitLimit))
+	if _, err := c.Write([]byte("hello")); err == nil {
+		_, _ = io.ReadFull(c, make([]byte, 5)) // nor does a loss
+	}
+	return c.Mode() == smcr.ModeSMCR
+}
+
+// TestAttack_nodeBudget: many peers come once each, to two pods whose budgets
+// are as large as the node's together. What is registered is never more than the
+// node's budget, and status and metrics say the same of it.
+func TestAttack_nodeBudget(t *testing.T) {
+	const budget = 64 << 20
+	l := newSpaces(t)
+	second := newSpace(t)
+	join(t, "eth1", l.a.pod, second, []string{"10.79.0.1/24"}, []string{"10.79.0.2/24"})
+	l.b.attach(t, podB+"/24")
+	l.b.attachMore(t, "c", second, "eth1", "10.79.0.2/24")
+	l.b.writeConfig(t, "  budgets: {pod: {memory: 64MiB, connections: 4096}, node: {memory: 64MiB, connections: 65536}}\n"+preferAll)
+	l.b.spawnProcess(t)
+	targets := []string{podB + ":9000", "10.79.0.2:9000"}
+	serve(t, l.b.pod.listen(t, targets[0]), echo)
+	serve(t, second.listen(t, targets[1]), echo)
+	a := newAttacker(t, l.a.host, l.a.pod, l.a.roce[0])
+	carried := [2]int{}
+	for i := range 40 {
+		if a.visit(t, targets[i%2]) {
+			carried[i%2]++
+		}
+		s := l.b.status(t)
+		if s.NodeBudget.MemoryUsedBytes > budget {
+			t.Fatalf("after %d peers %d bytes are registered", i+1, s.NodeBudget.MemoryUsedBytes)
+		}
+	}
+	if carried[0] == 0 || carried[1] == 0 {
+		t.Errorf("%v connections of the two pods were on SMC-R", carried)
+	}
+	eventually(t, func() string { // a group may be given back between the two
+		s, m := l.b.status(t), l.b.metric(t, "kube_smcr_registered_memory_bytes")
+		sum := 0
+		for _, x := range value(l.b.client.Attachments(t.Context()))(t).Attachments {
+			sum += x.Budget.MemoryUsedBytes
+		}
+		if used := s.NodeBudget.MemoryUsedBytes; int(m) != used || sum != used {
+			return fmt.Sprintf("status says %d bytes, metrics %v, the pods together %d", used, m, sum)
+		}
+		return ""
+	})
+	if m := l.b.metric(t, "kube_smcr_budget_memory_bytes"); m != budget {
+		t.Errorf("the budget is %v in metrics", m)
+	}
+}
+
+// metric reads one metric without labels.
+func (n *testNode) metric(t testing.TB, name string) float64 {
+	t.Helper()
+	h := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(context.Context, string, string) (net.Conn, error) {
+		return net.Dial("unix", n.node.APISocket)
+	}}}
+	r := value(h.Get("http://agent" + agentapi.PathMetrics))(t)
+	defer r.Body.Close()
+	for line := range strings.Lines(string(value(io.ReadAll(r.Body))(t))) {
+		if v, ok := strings.CutPrefix(line, name+" "); ok {
+			return value(strconv.ParseFloat(strings.TrimSpace(v), 64))(t)
+		}
+	}
+	t.Fatalf("no metric %s", name)
+	return 0
+}
+
+// TestAttack_silentClients: clients that offer the option and say nothing, ten
+// times as many as the pod may have pending. Good clients work, the agent's files
+// are bounded, and all is free again when their time is over.
+func TestAttack_silentClients(t *testing.T) {
+	t.Parallel() // it mostly waits
+	const most = 32
+	l := newSpaces(t)
+	l.attach(t)
+	l.a.writeConfig(t, preferAll)
+	l.b.writeConfig(t, fmt.Sprintf("  budgets: {pod: {pending: %d}}\n", most)+preferAll)
+	p := l.b.spawnProcess(t)
+	ln := l.b.pod.listen(t, podB+":0")
+	serve(t, ln, echo)
+	o := value(synopt.Open(synopt.Config{Mark: markWire}))(t)
+	t.Cleanup(func() { must(t, o.Close()) })
+	a := &attacker{option: o, from: l.a.pod}
+	before := p.files()
+	var silent []*net.TCPConn
+	defer func() {
+		for _, c := range silent {
+			_ = c.Close()
+		}
+	}()
+	for range 10 * most {
+		c, err := a.dial(t.Context(), ln.Addr().String())
+		if err == nil {
+			silent = append(silent, c)
+		} else if !errors.Is(err, syscall.ECONNRESET) {
+			t.Fatal(err)
+		}
+	}
+	if most := before + filesPerConn*2*most; p.files() > most {
+		t.Errorf("the agent has %d files open, %d before, want at most %d", p.files(), before, most)
+	}
+	if s := l.b.status(t); s.NodeBudget.PendingUsed > most || s.Pods.Paused != 1 {
+		t.Errorf("budget %+v, pods %+v", s.NodeBudget, s.Pods)
+	}
+	if x := value(l.b.client.Attachments(t.Context()))(t).Attachments[0]; x.Paused != agentapi.CodeBudgetPending {
+		t.Errorf("attachment %+v", x)
+	}
+	if answered := hold(t, l.a.pod, ln.Addr().String(), 10); answered != 10 {
+		t.Errorf("%d of 10 good clients work", answered)
+	}
+	eventually(t, func() string {
+		if s := l.b.status(t); s.NodeBudget.PendingUsed != 0 || s.Pods.Paused != 0 {
+			return fmt.Sprintf("budget %+v, pods %+v", s.NodeBudget, s.Pods)
+		}
+		return ""
+	})
+}

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package linux
+
+import (
+	"math"
+
+	"golang.org/x/sys/unix"
+)
+
+// FileLimit returns how many files the process may have open. Go raises it to
+// what the process was allowed when it started.
+func FileLimit() uint64 {
+	var l unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &l); err != nil || l.Cur == unix.RLIM_INFINITY {
+		return math.MaxUint64
+	}
+	return l.Cur
+}
