@@ -20,6 +20,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
+	"github.com/smcr-io/kube-smcr/internal/cni"
 )
 
 // apiServer is the agent's servers: the API's socket and the metrics' port.
@@ -257,18 +258,24 @@ func writeJSON(w http.ResponseWriter, code int, v any) {
 	_ = json.NewEncoder(w).Encode(v)
 }
 
-// apiSync reads the records and answers when everything is done. What the
-// event says does not matter: the directory is the truth.
+// apiSync reads the records and answers when everything is done or, if the event
+// names a container, what concerns that. Nothing else of the event matters: the
+// directory is the truth.
 func (a *agent) apiSync(w http.ResponseWriter, req *http.Request) {
-	if _, err := io.Copy(io.Discard, req.Body); err != nil {
+	body, err := io.ReadAll(req.Body)
+	if err != nil {
 		problem(w, http.StatusBadRequest, err)
 		return
+	}
+	var event cni.Event
+	if json.Unmarshal(body, &event) != nil {
+		event = cni.Event{} // then for all
 	}
 	if a.draining.Load() {
 		problem(w, http.StatusServiceUnavailable, errStopping)
 		return
 	}
-	if err := a.manager.sync(req.Context()); err != nil {
+	if err := a.manager.sync(req.Context(), event.ContainerID); err != nil {
 		problem(w, http.StatusServiceUnavailable, err)
 		return
 	}

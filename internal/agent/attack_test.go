@@ -282,3 +282,75 @@ func TestAttack_silentClients(t *testing.T) {
 		return ""
 	})
 }
+
+// TestAttack_slowDetach: pods are opted out whose peers do not answer any more,
+// which the end of their link groups waits for. Meanwhile another pod is attached,
+// and a policy is in force for it, as fast as ever.
+func TestAttack_slowDetach(t *testing.T) {
+	const silent = 6
+	l := newSpaces(t)
+	l.attach(t)
+	l.b.writeConfig(t, preferAll)
+	l.a.writeConfig(t, preferAll)
+	var pods []*space
+	for i := range silent {
+		s := newSpace(t)
+		join(t, fmt.Sprintf("e%d", i), l.a.pod, s, []string{fmt.Sprintf("10.80.%d.1/24", i)}, []string{fmt.Sprintf("10.80.%d.2/24", i)})
+		l.b.attachMore(t, fmt.Sprintf("evil%d", i), s, fmt.Sprintf("e%d", i), fmt.Sprintf("10.80.%d.2/24", i))
+		pods = append(pods, s)
+	}
+	pa, pb := l.a.spawnProcess(t), l.b.spawnProcess(t)
+	for i, s := range pods {
+		addr := fmt.Sprintf("10.80.%d.2:9000", i)
+		serve(t, s.listen(t, addr), echo)
+		if hold(t, l.a.pod, addr, 1) != 1 {
+			t.Fatalf("no connection with %s", addr)
+		}
+	}
+	if s := l.b.status(t); s.Conns.LiveSMCR != silent {
+		t.Fatalf("%+v", s.Conns)
+	}
+	late := newSpace(t)
+	pa.signal(syscall.SIGSTOP)
+	pa.stopped()
+	defer pa.signal(syscall.SIGCONT)
+	text := strings.Replace(l.b.text(preferAll), "- name: all\n", "- name: others\n  pods: {names: [b, late]}\n", 1)
+	must(t, os.WriteFile(filepath.Join(l.b.dir, "config.yaml"), []byte(text), 0o600))
+	start := time.Now()
+	pb.signal(syscall.SIGHUP)
+	l.b.attachMore(t, "late", late, "eth0", "10.81.0.2/24")
+	must(t, cni.Notify(t.Context(), l.b.node.APISocket, cni.Event{Verb: "ADD", ContainerID: "podlate"}))
+	attached := time.Since(start)
+	state := func(pod string) agentapi.Attachment {
+		for _, x := range value(l.b.client.Attachments(t.Context()))(t).Attachments {
+			if x.Pod == pod {
+				return x
+			}
+		}
+		return agentapi.Attachment{}
+	}
+	if x := state("test/late"); x.State != agentapi.StateReady {
+		t.Errorf("answered before the pod was attached: %+v", x)
+	}
+	eventually(t, func() string {
+		if x := state("test/b"); len(x.Policies) != 1 || x.Policies[0] != "others" {
+			return fmt.Sprintf("policy not in force: %+v", x)
+		}
+		return ""
+	})
+	inForce := time.Since(start)
+	// The ends have only begun: in turn they would take silent times this long.
+	must(t, l.b.client.Sync(t.Context()))
+	ended := time.Since(start)
+	t.Logf("attached after %v, policy in force after %v, all detached after %v", attached, inForce, ended)
+	for what, took := range map[string]time.Duration{"an attach": attached, "a policy": inForce, "all ends": ended} {
+		if took > 2*time.Second {
+			t.Errorf("%s took %v while %d pods with silent peers are detached", what, took, silent)
+		}
+	}
+	for i := range silent {
+		if x := state(fmt.Sprintf("test/evil%d", i)); x.State != agentapi.StateIdle {
+			t.Errorf("%+v is not detached", x)
+		}
+	}
+}

@@ -42,6 +42,35 @@ type devices struct {
 	pods []*device  // that pods have for themselves, as long as they do
 	// came counts the devices that were opened after the start.
 	came uint64
+	// opening are the IDs of the pods' devices that are being opened; closed
+	// when that is over.
+	opening map[string]chan struct{}
+}
+
+// turn waits until nobody opens a device of this ID for a pod, and keeps others
+// from it until end is called.
+func (ds *devices) turn(id string) (end func()) {
+	for {
+		ds.mu.Lock()
+		other := ds.opening[id]
+		if other == nil {
+			break
+		}
+		ds.mu.Unlock()
+		<-other
+	}
+	defer ds.mu.Unlock()
+	mine := make(chan struct{})
+	if ds.opening == nil {
+		ds.opening = map[string]chan struct{}{}
+	}
+	ds.opening[id] = mine
+	return func() {
+		ds.mu.Lock()
+		defer ds.mu.Unlock()
+		delete(ds.opening, id)
+		close(mine)
+	}
 }
 
 // deviceNow is a device as it was a moment ago.

@@ -240,7 +240,7 @@ func TestRun_oneDeviceGone(t *testing.T) {
 	b.stack.mu.Unlock()
 	hs[1].set(nil)
 	eventually(t, func() string {
-		if !strings.Contains(b.log.String(), "not used by all pods yet") {
+		if !strings.Contains(b.log.String(), "not used by the pod yet") {
 			return "nothing is said about the stack's refusal"
 		}
 		return ""

@@ -34,6 +34,14 @@
 // Who manages the node lets only devices of other nodes and configured peers send
 // RoCE packets to its own, by a table in the host's namespace: see wire.go.
 //
+// # Budgets
+//
+// The ledger bounds what pods and their peers make the agent hold: registered
+// memory, connections on SMC-R, relays, and connections that are not settled. All
+// of it is in one account for each pod, and half of the node's budget is kept for
+// the pods in equal shares. A pod that nearly used up its relays or its unsettled
+// connections is not diverted for a while, see govern.
+//
 // # Failing open, and never silently
 //
 // Every way in which a connection can miss SMC-R has one reason code
@@ -46,11 +54,11 @@
 //
 // # Who owns what
 //
-// The manager goroutine owns the set of pods and their starts and stops. A
-// run is one pod's working set: namespace handle, stack, listeners,
+// The manager goroutine looks what is wanted of the pods; a pod's job alone starts
+// and stops its run, so that no pod waits for another. A run is one pod's working set: namespace handle, stack, listeners,
 // redirection and the goroutines. A flow is one connection; it is owned by the
 // goroutine that accepted it, which waits for the two goroutines of its relay.
-// A deviceSet is the manager's until its pod's run starts, and then the run's; each
+// A deviceSet is the job's until its pod's run starts, and then the run's; each
 // device of it has a goroutine that looks after it.
 //
 // # Taking over, and leaving

@@ -36,6 +36,8 @@ type fakeKernel struct {
 	mu     sync.Mutex // guards what is below
 	pods   map[string]*fakePod
 	opened int // handles that are open
+	// hang are paths that open waits for.
+	hang map[string]chan struct{}
 }
 
 type fakePod struct {
@@ -90,6 +92,12 @@ func (k *fakeKernel) handles() int {
 }
 
 func (k *fakeKernel) open(path string) (podNet, error) {
+	k.mu.Lock()
+	hang := k.hang[path]
+	k.mu.Unlock()
+	if hang != nil {
+		<-hang
+	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	p := k.pods[path]

@@ -131,44 +131,32 @@ func deviceAddress(dev rdma.Device) string {
 	return ""
 }
 
-// equip gives the stacks the devices that came while they ran.
-func (m *manager) equip() {
-	_, came := m.a.devices.usable(nil)
-	if came == m.equipped {
+// equip gives a pod's stack the devices that came while it ran.
+func (m *manager) equip(p *pod) {
+	open, came := m.a.devices.usable(p.set)
+	if came == p.equipped {
 		return
 	}
-	var errs []error
-	m.a.eachStack(func(u stackUse) {
-		open, _ := m.a.devices.usable(u.set)
-		for _, d := range open {
-			if err := u.stack.AddDevice(d); err != nil {
-				errs = append(errs, fmt.Errorf("pod %s: %w", u.pod, err))
-			}
+	if err := addDevices(p.run.stack, open); err != nil {
+		if text := err.Error(); text != p.equipErr { // it is tried again every second
+			p.equipErr = text
+			p.run.log.Warn("RDMA device not used by the pod yet", "err", err)
 		}
-	})
-	err := errors.Join(errs...)
-	if err == nil {
-		m.equipped, m.equipErr = came, ""
-		m.forgetBypasses()
 		return
 	}
-	if text := err.Error(); text != m.equipErr { // it is tried again every second
-		m.equipErr = text
-		m.a.cfg.Log.Warn("RDMA device not used by all pods yet", "err", err)
+	p.equipped, p.equipErr = came, ""
+	// Destinations may be tried that were left alone for want of a device.
+	if err := p.run.redirect.Forget(); err != nil {
+		p.run.log.Debug("negative cache not emptied; its entries end by themselves", "err", err)
+		return
 	}
+	m.a.bypasses.forget(podOf(p.atts[0]).String())
 }
 
-// forgetBypasses lets destinations be tried that were left alone for want of a
-// device.
-func (m *manager) forgetBypasses() {
-	for _, p := range m.snapshot() {
-		if p.run == nil {
-			continue
-		}
-		if err := p.run.redirect.Forget(); err != nil {
-			p.run.log.Debug("negative cache not emptied; its entries end by themselves", "err", err)
-			continue
-		}
-		m.a.bypasses.forget(podOf(p.atts[0]).String())
+func addDevices(s stack, open []rdma.Device) error {
+	var errs []error
+	for _, d := range open {
+		errs = append(errs, s.AddDevice(d))
 	}
+	return errors.Join(errs...)
 }

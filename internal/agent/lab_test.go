@@ -61,13 +61,34 @@ func child(file string) int {
 	if err == nil {
 		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 		defer stop()
-		err = Run(ctx, Config{Node: n, Log: slog.New(slog.NewTextHandler(os.Stderr, nil)), Version: "child", Instance: os.Getenv(agentapi.InstanceEnv)})
+		err = Run(ctx, Config{
+			Node: n, Log: slog.New(slog.NewTextHandler(os.Stderr, nil)), Version: "child", Instance: os.Getenv(agentapi.InstanceEnv),
+			Reload: hangups(), Load: func() (*config.Node, error) {
+				b, err := os.ReadFile(file)
+				if err != nil {
+					return nil, err
+				}
+				return config.Parse(file, b)
+			},
+		})
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
 	return 0
+}
+
+// hangups tells of SIGHUP, for the life of the process.
+func hangups() <-chan struct{} {
+	hup, reload := make(chan os.Signal, 1), make(chan struct{}, 1)
+	signal.Notify(hup, syscall.SIGHUP)
+	go func() {
+		for range hup {
+			reload <- struct{}{}
+		}
+	}()
+	return reload
 }
 
 const waitLimit = 20 * time.Second // for what takes milliseconds

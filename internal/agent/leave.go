@@ -134,6 +134,7 @@ func (a *agent) drainFor(ctx context.Context, runs []*run, d time.Duration, ende
 		})
 	}
 	wg.Wait()
+	a.legacies.ending.Wait()
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("leave pods: %w", err)
 	}

@@ -3,6 +3,7 @@
 package agent
 
 import (
+	"sync"
 	"time"
 
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
@@ -12,7 +13,10 @@ import (
 // that they have, and touch nothing in their pods. Owned by whoever has the
 // turn: standBy, or the manager of an agent that manages again.
 type legacies struct {
-	runs []legacy
+	runs   []legacy
+	ending sync.WaitGroup // runs that tidy ends
+
+	equipped uint64 // devices that came, and that all stacks have
 }
 
 // legacy is a released run.
@@ -64,12 +68,27 @@ func (ls *legacies) tidy(now time.Time) {
 			kept = append(kept, l)
 			continue
 		}
-		if err := l.stop(agentapi.CodeDraining, true); err != nil {
-			l.log.Warn("handed over pod not closed", "err", err)
-		}
+		ls.ending.Go(func() { // its peers may be silent, and others wait
+			if err := l.stop(agentapi.CodeDraining, true); err != nil {
+				l.log.Warn("handed over pod not closed", "err", err)
+			}
+		})
 	}
 	clear(ls.runs[len(kept):])
 	ls.runs = kept
+}
+
+// equip gives the stacks the devices that came while they ran.
+func (ls *legacies) equip(ds *devices) {
+	if _, came := ds.usable(nil); came != ls.equipped {
+		ls.equipped = came
+		for _, l := range ls.runs {
+			open, _ := ds.usable(l.set)
+			if err := addDevices(l.stack, open); err != nil {
+				l.log.Warn("RDMA device not used by a pod that was handed over", "err", err)
+			}
+		}
+	}
 }
 
 // judge ends the connections that the policies no longer allow.

@@ -21,17 +21,15 @@ import (
 )
 
 // manager brings the pods in line with the attachment records. Its goroutine
-// alone starts and stops runs.
+// looks what is wanted; the job of a pod alone starts and stops the pod's run.
 type manager struct {
 	a         *agent
-	syncs     chan chan struct{}
+	syncs     chan *syncing
 	handovers chan *handover
+	jobs      jobs
 	synced    atomic.Bool // all records were looked at
 
 	applied atomic.Pointer[config.Node] // what the pods were last brought in line with
-
-	equipped uint64 // devices that came and that all stacks have; owned by run
-	equipErr string // why they have not all
 
 	mu        sync.Mutex    // guards what is below
 	ended     chan struct{} // closed when run returned
@@ -39,9 +37,8 @@ type manager struct {
 	malformed []string
 }
 
-// pod is one network namespace with attachments. The manager replaces a pod in
-// the map and never changes one that is there, so a snapshot may be read
-// without a lock.
+// pod is one network namespace with attachments. Its job replaces it in the map
+// and never changes one that is there, so a snapshot may be read without a lock.
 type pod struct {
 	atts  []cni.Attachment
 	state string // agentapi.State...
@@ -52,16 +49,20 @@ type pod struct {
 	set   *deviceSet
 	swept bool // leftovers of an earlier agent are gone
 
+	equipped uint64 // devices that came, and that the stack has
+	equipErr string // why it has not all
+
 	retryAt time.Time
 	pause   time.Duration
 }
 
 func (m *manager) init(a *agent) {
 	m.a = a
-	m.syncs = make(chan chan struct{})
+	m.syncs = make(chan *syncing)
 	m.handovers = make(chan *handover)
 	m.ended = make(chan struct{})
 	m.pods = map[string]*pod{}
+	m.jobs.begin()
 }
 
 // restart prepares a manager that handed over to run again.
@@ -70,20 +71,35 @@ func (m *manager) restart() {
 	defer m.mu.Unlock()
 	m.ended = make(chan struct{})
 	m.synced.Store(false)
+	m.jobs.begin()
 }
 
-// sync makes the manager read the records now, and waits until it has.
-func (m *manager) sync(ctx context.Context) error {
-	done := make(chan struct{})
-	if err := post(ctx, m, m.syncs, done); err != nil {
+// syncing is a request to look at the records now.
+type syncing struct {
+	container string                 // whose pod is waited for; "": all
+	jobs      chan []<-chan struct{} // gets what to wait for, once
+}
+
+// sync makes the manager read the records now, and waits until it has done what
+// they say about a container or, if it is "", about all.
+func (m *manager) sync(ctx context.Context, container string) error {
+	s := &syncing{container: container, jobs: make(chan []<-chan struct{}, 1)}
+	m.mu.Lock()
+	ended := m.ended
+	m.mu.Unlock()
+	if err := post(ctx, m, m.syncs, s); err != nil {
 		return err
 	}
-	select {
-	case <-done:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
+	for _, done := range <-s.jobs {
+		select {
+		case <-done:
+		case <-ended:
+			return errStopping
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
 	}
+	return nil
 }
 
 // ask brings a handover to the manager, which then ends.
@@ -111,10 +127,11 @@ func (m *manager) run(ctx context.Context) *handover {
 	ended := m.ended
 	m.mu.Unlock()
 	defer close(ended)
+	defer m.jobs.finish()
 	tick := time.NewTicker(pollEvery)
 	defer tick.Stop()
 	m.a.wire.reconcile(time.Now(), true)
-	m.reconcile(ctx, time.Now(), true)
+	m.reconcile(ctx, true)
 	for {
 		select {
 		case <-ctx.Done():
@@ -124,28 +141,49 @@ func (m *manager) run(ctx context.Context) *handover {
 		case h := <-m.handovers:
 			return h
 		case <-tick.C:
-			m.reconcile(ctx, time.Now(), false)
+			m.reconcile(ctx, false)
 			m.a.wire.reconcile(time.Now(), false)
 			if m.synced.Load() { // there are listeners in place of the earlier ones
 				m.a.legacies.closeDoors(time.Now())
 			}
 			m.a.legacies.tidy(time.Now())
-		case done := <-m.syncs:
-			m.reconcile(ctx, time.Now(), true)
+			m.a.legacies.equip(&m.a.devices)
+		case s := <-m.syncs:
+			jobs := m.reconcile(ctx, true)
 			m.a.wire.reconcile(time.Now(), false)
-			close(done)
+			s.jobs <- jobs.of(s.container)
 		case <-m.a.cfg.Reload:
 			m.a.reload()
 			m.a.wire.reconcile(time.Now(), true) // a node that joined waits for it
-			m.reconcile(ctx, time.Now(), true)
+			m.reconcile(ctx, true)
 			m.a.legacies.judge()
 		}
 	}
 }
 
-// reconcile compares what is with what the records and policies want, and acts.
-// With force it does not wait for the pause after a failure.
-func (m *manager) reconcile(ctx context.Context, now time.Time, force bool) {
+// looked is what was asked for each pod in a round.
+type looked struct {
+	done       <-chan struct{}
+	containers []string
+}
+
+// looks are those of all pods.
+type looks []looked
+
+// of returns what ends when the wishes for the pods with a container were done,
+// or for all pods if it is "".
+func (ls looks) of(container string) (out []<-chan struct{}) {
+	for _, l := range ls {
+		if container == "" || slices.Contains(l.containers, container) {
+			out = append(out, l.done)
+		}
+	}
+	return out
+}
+
+// reconcile compares what is with what the records and policies want, and has
+// the pods' jobs act. With force they do not wait for the pause after a failure.
+func (m *manager) reconcile(ctx context.Context, force bool) (out looks) {
 	atts, junk, err := m.a.store.List()
 	if err == nil {
 		// A directory that went away says nothing about pods.
@@ -153,10 +191,21 @@ func (m *manager) reconcile(ctx context.Context, now time.Time, force bool) {
 	}
 	if err != nil {
 		m.a.cfg.Log.Warn("attachment records not read; pods stay as they are", "err", err)
-		return
+		return nil
 	}
 	m.noteJunk(junk)
-	node := m.a.node.Load()
+	r := &round{node: m.a.node.Load()}
+	r.left.Store(1)
+	defer m.part(r)
+	ask := func(key string, known, wanted []cni.Attachment) {
+		r.left.Add(1)
+		w := wish{atts: wanted, force: force, rounds: []*round{r}}
+		l := looked{done: m.jobs.ask(key, w, func(w wish) { m.bring(ctx, key, w) })}
+		for _, att := range slices.Concat(known, wanted) {
+			l.containers = append(l.containers, att.ContainerID)
+		}
+		out = append(out, l)
+	}
 	wanted := map[string][]cni.Attachment{}
 	for _, att := range atts {
 		wanted[att.NetNS] = append(wanted[att.NetNS], att)
@@ -164,22 +213,48 @@ func (m *manager) reconcile(ctx context.Context, now time.Time, force bool) {
 	have := m.snapshot()
 	for key, p := range have {
 		if _, ok := wanted[key]; !ok {
-			gone := *p
-			m.end(&gone, agentapi.CodeDraining)
-			m.put(key, nil)
+			ask(key, p.atts, nil)
 		}
 	}
 	for _, key := range slices.Sorted(maps.Keys(wanted)) {
-		p := have[key]
-		if p == nil {
-			p = &pod{}
+		var known []cni.Attachment
+		if p := have[key]; p != nil {
+			known = p.atts
 		}
-		next := m.step(ctx, *p, wanted[key], now, force)
-		m.put(key, &next)
+		ask(key, known, wanted[key])
 	}
-	m.equip()
-	m.applied.Store(node)
-	m.synced.Store(true)
+	return out
+}
+
+// part takes one part of a round as done. After the last one all pods are in line
+// with the configuration of the round, or with a later one.
+func (m *manager) part(r *round) {
+	if r.left.Add(-1) == 0 {
+		m.applied.Store(r.node)
+		m.synced.Store(true)
+	}
+}
+
+// bring does what is wanted of a pod. It is the pod's job.
+func (m *manager) bring(ctx context.Context, key string, w wish) {
+	m.mu.Lock()
+	p := m.pods[key]
+	m.mu.Unlock()
+	switch {
+	case len(w.atts) > 0 && p == nil:
+		p = &pod{}
+		fallthrough
+	case len(w.atts) > 0:
+		next := m.step(ctx, *p, w.atts, time.Now(), w.force)
+		m.put(key, &next)
+	case p != nil:
+		gone := *p
+		m.end(&gone, agentapi.CodeDraining)
+		m.put(key, nil)
+	}
+	for _, r := range w.rounds {
+		m.part(r)
+	}
 }
 
 // step brings one pod nearer to what is wanted.
@@ -232,6 +307,9 @@ func (m *manager) step(ctx context.Context, p pod, atts []cni.Attachment, now ti
 	default:
 		p.state = agentapi.StateIdle
 	}
+	if p.run != nil {
+		m.equip(&p)
+	}
 	return p
 }
 
@@ -249,10 +327,12 @@ func (m *manager) try(ctx context.Context, p *pod, want bool) (*run, error) {
 	if !want {
 		return nil, errors.Join(n.sweep(), n.close())
 	}
+	_, came := m.a.devices.usable(p.set)
 	r, err := m.a.start(ctx, n, atts, p.set)
 	if err != nil {
 		return nil, errors.Join(err, n.close())
 	}
+	p.equipped, p.equipErr = came, ""
 	return r, nil
 }
 

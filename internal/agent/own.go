@@ -185,7 +185,7 @@ func (d *ownDevice) rdmaName(all []verbs.Info, inPod bool) string {
 }
 
 // deviceSet are the devices that one pod's stack runs on, if they are not the
-// node's. The manager owns it, and then the run of the pod.
+// node's. The pod's job owns it, and then the run of the pod.
 type deviceSet struct {
 	a   *agent
 	net podNet // the pod's namespace; nil: it could not be opened
@@ -351,6 +351,7 @@ func (a *agent) obtainDevice(ctx context.Context, in podNet, own ownDevice) *dev
 	if d := a.nodeDevice(&own); d != nil {
 		return d
 	}
+	defer a.devices.turn(own.id)() // of two pods that want it the second one shares it
 	if d := a.shareDevice(&own); d != nil {
 		return d
 	}

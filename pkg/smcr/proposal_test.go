@@ -43,8 +43,8 @@ func TestSection3_5_1_2_Proposal(t *testing.T) {
 				if got.GID != rnic.GID || got.MAC != rnic.MAC || got.IPv4 != netip.MustParsePrefix("127.0.0.0/24") {
 					t.Errorf("version 1 offers GID %v, MAC %v, subnet %v", got.GID, got.MAC, got.IPv4)
 				}
-				if got.PeerID != p.client.PeerID() {
-					t.Errorf("peer ID %v, want %v", got.PeerID, p.client.PeerID())
+				if got.PeerID != smcr.PeerIDFor(p.client, netip.MustParseAddr("127.0.0.1")) {
+					t.Errorf("peer ID %v, want %v", got.PeerID, smcr.PeerIDFor(p.client, netip.MustParseAddr("127.0.0.1")))
 				}
 			}
 			if tc.versions != smcr.VersionsV1 && got.Ext.GID != rnic.GID {
