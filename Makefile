@@ -106,6 +106,18 @@ together = grep -vE '$(pure-pattern)|$(apart-pattern)' | $(longest)
 tested = @all=$$($(GO) list $(PKG)); pkgs=$$(echo "$$all" | { $(1) || true; }); \
 	[ -z "$$pkgs" ] || { echo "$(GO) test $(2)"; $(GO) test -timeout=$(TEST_TIMEOUT) $(2) $(ARGS) $$pkgs; }
 
+# Each attack that is known is a test of this name, in the package that it is
+# against, and one of make test, too; there the race detector watches, and what is
+# said of times and memory is not judged. -long plays random mixes for an hour.
+attack-tests := ^TestAttack_
+ATTACK_LONG  ?= 1h
+attack-packages = $$(grep -rlE '^func TestAttack_' --include=*_test.go . | xargs -n1 dirname | sort -u)
+
+.PHONY: test-attack
+test-attack: deps ## Run the attacks that are known, without the race detector (ARGS=-long: random mixes of them for an hour).
+	$(GO) test -count=1 -timeout=$(TEST_TIMEOUT) -run='$(attack-tests)' $(filter-out -long,$(ARGS)) $(attack-packages)
+	$(if $(filter -long,$(ARGS)),$(GO) test -count=1 -v -timeout=3h -run='^TestAttack_anything$$' $(filter-out -long,$(ARGS)) ./internal/agent -attack.for=$(ATTACK_LONG))
+
 .PHONY: test-cluster
 test-cluster: deps cluster-tools ## Test on a real two-node Kubernetes from end to end (ARGS=-run=TestCluster/optIn).
 	$(GO) test -count=1 -v -timeout=$(TEST_TIMEOUT) $(ARGS) ./test/cluster

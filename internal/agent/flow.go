@@ -31,7 +31,7 @@ type flow struct {
 	decision config.Decision
 	opened   time.Time
 	cancel   context.CancelCauseFunc
-	place    *place // of the goroutine that accepted the connection
+	place    *place // of the goroutine that carries the connection
 
 	mu      sync.Mutex // guards what is below
 	app     *net.TCPConn
@@ -185,7 +185,7 @@ func (r *run) begin(ctx context.Context, app *net.TCPConn, f *flow) (_ *flow, fl
 }
 
 // outbound carries a connection that the application made. It owns app.
-func (r *run) outbound(ctx context.Context, app *net.TCPConn) {
+func (r *run) outbound(ctx context.Context, app *net.TCPConn, p *place) {
 	dst, err := r.net.originalDst(app)
 	if err == nil {
 		err = mortal(app)
@@ -196,12 +196,8 @@ func (r *run) outbound(ctx context.Context, app *net.TCPConn) {
 		reset(app)
 		return
 	}
-	f, ctx, end := r.begin(ctx, app, &flow{dir: config.Outbound, src: addrPort(app.RemoteAddr()), dst: dst})
+	f, ctx, end := r.begin(ctx, app, &flow{dir: config.Outbound, src: addrPort(app.RemoteAddr()), dst: dst, place: p})
 	defer end()
-	if !r.enter(f) {
-		return
-	}
-	defer f.place.leave()
 	why := r.admit(f)
 	if why.code != agentapi.CodeOK && f.decision.Required {
 		r.refuse(f, nil, why)
@@ -244,19 +240,15 @@ func (r *run) outbound(ctx context.Context, app *net.TCPConn) {
 // inbound carries a connection from the network whose SYN had the option. It
 // owns tcp. The application is asked first: if it refuses, the client learns
 // it as it would without SMC-R, by a reset.
-func (r *run) inbound(ctx context.Context, tcp *net.TCPConn) {
+func (r *run) inbound(ctx context.Context, tcp *net.TCPConn, p *place) {
 	src, dst := addrPort(tcp.RemoteAddr()), addrPort(tcp.LocalAddr())
 	if err := mortal(tcp); err != nil {
 		reset(tcp)
 		return
 	}
 	// Until there is the application's side the network's takes its place.
-	f, ctx, end := r.begin(ctx, tcp, &flow{dir: config.Inbound, src: src, dst: dst})
+	f, ctx, end := r.begin(ctx, tcp, &flow{dir: config.Inbound, src: src, dst: dst, place: p})
 	defer end()
-	if !r.enter(f) {
-		return
-	}
-	defer f.place.leave()
 	dctx, stop := context.WithTimeout(ctx, appTimeout)
 	app, err := r.net.dialApp(dctx, src.Addr(), dst)
 	stop()
@@ -285,19 +277,6 @@ func (r *run) inbound(ctx context.Context, tcp *net.TCPConn) {
 		return
 	}
 	r.settled(f, c, tcp, short)
-}
-
-// enter takes a pending place for a flow, or resets it. It is what an attacker
-// can have most of, so it comes before anything is dialed.
-func (r *run) enter(f *flow) bool {
-	var full string
-	f.place, full = r.account.enter()
-	r.press()
-	if full != "" {
-		r.broken(f, nil, agentapi.CodeBudgetPending, errors.New(full))
-		return false
-	}
-	return true
 }
 
 // admit says why a flow may not be on SMC-R, or gives it one of the places for

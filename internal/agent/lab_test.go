@@ -46,6 +46,13 @@ func TestMain(m *testing.M) {
 	if file := os.Getenv(childEnv); file != "" {
 		os.Exit(child(file))
 	}
+	if text := os.Getenv(attackerEnv); text != "" {
+		if err := attack(text); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
 	if os.Getenv(sigurgEnv) != "" {
 		os.Exit(awaitSIGURG())
 	}

@@ -63,7 +63,7 @@ type door struct {
 	name      string
 	port      uint16
 	listeners []*net.TCPListener
-	handle    func(context.Context, *net.TCPConn)
+	handle    func(context.Context, *net.TCPConn, *place)
 	// progress is when each listener's loop last came round, in nanoseconds
 	// since the run's start.
 	progress []atomic.Int64
@@ -155,7 +155,7 @@ func outboundPort(netnsID uint64) uint16 {
 	return firstDoorPort + uint16(netnsID*doorPortFactor>>32%numDoorPorts)
 }
 
-func (r *run) openDoor(ctx context.Context, name string, control linux.Control, wanted uint16, handle func(context.Context, *net.TCPConn)) (*door, error) {
+func (r *run) openDoor(ctx context.Context, name string, control linux.Control, wanted uint16, handle func(context.Context, *net.TCPConn, *place)) (*door, error) {
 	ls, port, err := r.net.listen(ctx, control, wanted)
 	if err != nil {
 		return nil, err
@@ -320,7 +320,7 @@ func (r *run) accept(d *door, i int) {
 		switch {
 		case err == nil:
 			progress()
-			r.flows.Go(func() { d.handle(r.life, c) })
+			r.admitTo(d, c)
 		case errors.Is(err, os.ErrDeadlineExceeded):
 			progress()
 			if r.draining.Load() {
@@ -335,6 +335,23 @@ func (r *run) accept(d *door, i int) {
 			}
 		}
 	}
+}
+
+// admitTo has a connection carried if the pod may have one more that is not
+// settled, and resets it otherwise. It is what an attacker can make most of, so
+// nothing is begun for it before.
+func (r *run) admitTo(d *door, c *net.TCPConn) {
+	p, full := r.account.enter()
+	r.press()
+	if full != "" {
+		reset(c)
+		r.agent.metrics.reset(agentapi.CodeBudgetPending)
+		return
+	}
+	r.flows.Go(func() {
+		defer p.leave()
+		d.handle(r.life, c, p)
+	})
 }
 
 // pause waits, or returns false when the run ends.
