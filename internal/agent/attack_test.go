@@ -191,9 +191,12 @@ func TestAttack_nodeBudget(t *testing.T) {
 		if a.visit(t, targets[i%2]) {
 			carried[i%2]++
 		}
-		s := l.b.status(t)
-		if s.NodeBudget.MemoryUsedBytes > budget {
-			t.Fatalf("after %d peers %d bytes are registered", i+1, s.NodeBudget.MemoryUsedBytes)
+		rmbs := 0 // a part of what is registered
+		for _, g := range value(l.b.client.Links(t.Context()))(t).LinkGroups {
+			rmbs += g.RMBBytes
+		}
+		if s := l.b.status(t); s.NodeBudget.MemoryUsedBytes > budget || rmbs > budget {
+			t.Fatalf("after %d peers %d bytes are registered, %d for RMBs", i+1, s.NodeBudget.MemoryUsedBytes, rmbs)
 		}
 	}
 	if carried[0] == 0 || carried[1] == 0 {

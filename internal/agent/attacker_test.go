@@ -14,6 +14,7 @@ import (
 	"net/netip"
 	"os"
 	"os/signal"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -84,7 +85,8 @@ func attack(text string) error {
 		return err
 	}
 	if v.Spin {
-		for ctx.Err() == nil { // that is all
+		for ctx.Err() == nil {
+			runtime.Gosched() // to nobody
 		}
 		return nil
 	}

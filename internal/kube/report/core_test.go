@@ -141,6 +141,8 @@ func TestDeviceEvents(t *testing.T) {
 
 func TestStatusOf(t *testing.T) {
 	ready, idle, failed := attachment("shop/web", agentapi.StateReady), attachment("shop/web", agentapi.StateIdle), attachment("shop/web", agentapi.StateFailed)
+	paused := ready
+	paused.Paused = agentapi.CodeBudgetRelays
 	tests := []struct {
 		name   string
 		atts   []agentapi.Attachment
@@ -160,6 +162,7 @@ func TestStatusOf(t *testing.T) {
 		{"transport", []agentapi.Attachment{ready}, func(_ *Snapshot, v *config.Verdict) { v.Settings.Bar = config.BarTransport }, "Fallback: TRANSPORT"},
 		{"version", []agentapi.Attachment{ready}, func(_ *Snapshot, v *config.Verdict) { v.Settings.Bar = config.BarVersion }, "Fallback: VERSMISMAT"},
 		{"idle", []agentapi.Attachment{idle}, nil, "Fallback: NO_POLICY"},
+		{"paused", []agentapi.Attachment{ready, paused}, nil, "Fallback: BUDGET_RELAYS"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
