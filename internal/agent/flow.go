@@ -198,7 +198,7 @@ func (r *run) outbound(ctx context.Context, app *net.TCPConn, p *place) {
 	}
 	f, ctx, end := r.begin(ctx, app, &flow{dir: config.Outbound, src: addrPort(app.RemoteAddr()), dst: dst, place: p})
 	defer end()
-	why := r.admit(f)
+	why := r.entitle(f)
 	if why.code != agentapi.CodeOK && f.decision.Required {
 		r.refuse(f, nil, why)
 		return
@@ -265,7 +265,7 @@ func (r *run) inbound(ctx context.Context, tcp *net.TCPConn, p *place) {
 		r.broken(f, nil, agentapi.CodeApplication, err)
 		return
 	}
-	why := r.admit(f)
+	why := r.entitle(f)
 	short := r.shortage()
 	c, err := r.stack.server(ctx, tcp, declineReason(why.code))
 	if err != nil {
@@ -279,9 +279,9 @@ func (r *run) inbound(ctx context.Context, tcp *net.TCPConn, p *place) {
 	r.settled(f, c, tcp, short)
 }
 
-// admit says why a flow may not be on SMC-R, or gives it one of the places for
+// entitle says why a flow may not be on SMC-R, or gives it one of the places for
 // those that are.
-func (r *run) admit(f *flow) fallback {
+func (r *run) entitle(f *flow) fallback {
 	why := fallback{code: r.accelerate(f)}
 	if why.code != agentapi.CodeOK {
 		return why

@@ -181,7 +181,7 @@ type usage struct{ files, goroutines, registered, resident int }
 func (w *watch) now() usage {
 	w.t.Helper()
 	w.agent.runs()
-	u := usage{files: w.agent.files(), goroutines: int(w.node.metric(w.t, "go_goroutines")), registered: int(w.node.metric(w.t, "kube_smcr_registered_memory_bytes"))}
+	u := usage{files: w.agent.files(), goroutines: int(w.node.gauge(w.t, "go_goroutines")), registered: int(w.node.gauge(w.t, "kube_smcr_registered_memory_bytes"))}
 	text := string(value(os.ReadFile(fmt.Sprintf("/proc/%d/status", w.agent.cmd.Process.Pid)))(w.t))
 	_, rss, _ := strings.Cut(text, "VmRSS:")
 	kb, _, _ := strings.Cut(strings.TrimSpace(rss), " ")

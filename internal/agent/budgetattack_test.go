@@ -203,7 +203,7 @@ func TestAttack_nodeBudget(t *testing.T) {
 		t.Errorf("%v connections of the two pods were on SMC-R", carried)
 	}
 	eventually(t, func() string { // a group may be given back between the two
-		s, m := l.b.status(t), l.b.metric(t, "kube_smcr_registered_memory_bytes")
+		s, m := l.b.status(t), l.b.gauge(t, "kube_smcr_registered_memory_bytes")
 		sum := 0
 		for _, x := range value(l.b.client.Attachments(t.Context()))(t).Attachments {
 			sum += x.Budget.MemoryUsedBytes
@@ -213,13 +213,13 @@ func TestAttack_nodeBudget(t *testing.T) {
 		}
 		return ""
 	})
-	if m := l.b.metric(t, "kube_smcr_budget_memory_bytes"); m != budget {
+	if m := l.b.gauge(t, "kube_smcr_budget_memory_bytes"); m != budget {
 		t.Errorf("the budget is %v in metrics", m)
 	}
 }
 
-// metric reads one metric without labels.
-func (n *testNode) metric(t testing.TB, name string) float64 {
+// gauge reads one metric without labels.
+func (n *testNode) gauge(t testing.TB, name string) float64 {
 	t.Helper()
 	h := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(context.Context, string, string) (net.Conn, error) {
 		return net.Dial("unix", n.node.APISocket)
