@@ -176,7 +176,8 @@ func TestPrintStatus_wire(t *testing.T) {
 	}{
 		{"filtered", agentapi.Wire{State: agentapi.WireFiltered, Allowed: 7}, "RoCE packets of 7 addresses and networks"},
 		{
-			"dropped", agentapi.Wire{State: agentapi.WireFiltered, Allowed: 1, Detail: "no routes", Dropped: map[string]uint64{"unknown-source": 2, "malformed": 1}},
+			"dropped",
+			agentapi.Wire{State: agentapi.WireFiltered, Allowed: 1, Detail: "no routes", Dropped: map[string]uint64{"unknown-source": 2, "malformed": 1}},
 			"RoCE packets of 1 addresses and networks: no routes; dropped: 1 malformed, 2 unknown-source",
 		},
 		{"open", agentapi.Wire{State: agentapi.WireOpen, Detail: "name them"}, "RoCE packets of everybody: name them"},
