@@ -47,6 +47,8 @@
 // network namespaces in /run/netns, as containerd and CRI-O do.
 //
 // Every agent gets all SMCRPolicies and SMCRPeerSlices of the cluster; it only
-// works with those of the namespaces of its pods. The file with the last objects
+// works with those of the namespaces of its pods. It gets all SMCRNodes for their
+// devices' addresses, which hardly ever change; the rest of them changes now and
+// then, and is thrown away. The file with the last objects
 // is up to 5 s old.
 package kube

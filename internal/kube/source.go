@@ -100,7 +100,7 @@ func New(cfg Config) (*Source, error) {
 			case inf.self:
 				handler = cache.ResourceEventHandlerFuncs{AddFunc: s.look, UpdateFunc: func(_, now any) { s.look(now) }}
 			case inf.nodes: // most changes are of counters
-				handler.UpdateFunc = func(was, is any) {
+				handler.UpdateFunc = func(was, is any) { // the store has nothing but SMCRNodes
 					if !reflect.DeepEqual(was.(*v1alpha1.SMCRNode).Status, is.(*v1alpha1.SMCRNode).Status) {
 						poke(s.dirty)
 					}

@@ -91,8 +91,8 @@ func untouched(c *cluster) {
 	for _, n := range c.n {
 		rules, err := n.Run(c.Context(), "nft", "list", "tables")
 		c.must(err)
-		if strings.Contains(rules, "smcr") {
-			c.Errorf("the network of node %s has a table of ours:\n%s", n.Name, rules)
+		if ours := strings.Count(rules, "smcr"); ours != 1 || !strings.Contains(rules, "table inet kube-smcr-wire\n") {
+			c.Errorf("the network of node %s has another table of ours than the filter of RoCE packets:\n%s", n.Name, rules)
 		}
 	}
 }
