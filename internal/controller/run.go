@@ -244,9 +244,11 @@ func (s *service) serve(api *rest.Config) (stop func(), err error) {
 		if one.what == "metrics" {
 			l = scrape.Listener(l, secret)
 		}
-		srv := &http.Server{Handler: one.handler, ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout, WriteTimeout: callTimeout,
+		srv := &http.Server{
+			Handler: one.handler, ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout, WriteTimeout: callTimeout,
 			// Whoever connects and says nothing is worth no line of the log.
-			ErrorLog: slog.NewLogLogger(s.config.Log.Handler(), slog.LevelDebug)}
+			ErrorLog: slog.NewLogLogger(s.config.Log.Handler(), slog.LevelDebug),
+		}
 		servers = append(servers, srv)
 		running.Go(func() {
 			if err := srv.Serve(l); !errors.Is(err, http.ErrServerClosed) {

@@ -5,6 +5,7 @@ package apiserver
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -96,9 +97,8 @@ func ask(ctx context.Context, client *http.Client, url, token string, want int) 
 	if err != nil {
 		return err
 	}
-	defer resp.Body.Close()
 	body, err := io.ReadAll(resp.Body)
-	if err != nil {
+	if err := errors.Join(err, resp.Body.Close()); err != nil {
 		return err
 	}
 	given := strings.Contains(string(body), "kube_smcr_")
