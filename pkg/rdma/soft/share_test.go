@@ -265,7 +265,7 @@ func hold(dir string) error {
 	if err != nil {
 		return err
 	}
-	fmt.Println("open")
+	_, _ = fmt.Fprintln(os.Stdout, "open")
 	_, err = io.Copy(io.Discard, os.Stdin)
 	return errors.Join(err, d.Close())
 }
