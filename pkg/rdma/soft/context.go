@@ -64,7 +64,7 @@ func (c *deviceContext) CreateCQ(depth int) (rdma.CQ, error) {
 	if depth <= 0 || depth > maxCQE {
 		return nil, fmt.Errorf("create completion queue of %d entries: %w", depth, rdma.ErrInvalid)
 	}
-	q := &cq{ctx: c, slots: make([]rdma.WC, ringSize(depth)), notify: make(chan struct{}, 1)}
+	q := newCQ(c, depth)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {

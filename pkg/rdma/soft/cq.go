@@ -13,11 +13,18 @@ import (
 
 // cq is a completion queue: a ring with one consumer, which takes no lock,
 // and the owners of its queue pairs as producers, which lock each other out.
+//
+// The ring begins small and doubles when it is full, until it has the depth that was
+// asked for: then it overruns. It stays as it is when it is emptied, so that a queue that
+// has seen its worst allocates no more. The consumer, which looks at the tail first,
+// finds everything before that in whatever ring it sees then: growing copies, and the old
+// ring changes no more.
 type cq struct {
 	ctx    *deviceContext
-	slots  []rdma.WC
-	head   atomic.Uint32 // next to poll
-	tail   atomic.Uint32 // next to fill
+	slots  atomic.Pointer[[]rdma.WC] // a power of two
+	depth  int                       // of the ring at most, likewise
+	head   atomic.Uint32             // next to poll
+	tail   atomic.Uint32             // next to fill
 	armed  atomic.Uint32
 	over   atomic.Bool
 	closed atomic.Bool
@@ -27,6 +34,14 @@ type cq struct {
 	users  atomic.Int32 // queue pairs, one for each direction
 
 	mu sync.Mutex // orders the producers
+}
+
+// newCQ makes a queue of at least depth entries.
+func newCQ(ctx *deviceContext, depth int) *cq {
+	c := &cq{ctx: ctx, depth: ringSize(depth), notify: make(chan struct{}, 1)}
+	slots := make([]rdma.WC, min(c.depth, firstCQE))
+	c.slots.Store(&slots)
+	return c
 }
 
 const (
@@ -58,8 +73,9 @@ func (c *cq) Poll(dst []rdma.WC) (int, error) {
 	default:
 		return 0, nil
 	}
+	slots := *c.slots.Load() // after the tail
 	for k := range n {
-		dst[k] = c.slots[int(head+uint32(k))&(len(c.slots)-1)]
+		dst[k] = slots[int(head+uint32(k))&(len(slots)-1)]
 	}
 	c.head.Store(head + uint32(n))
 	return n, nil
@@ -109,15 +125,18 @@ func (c *cq) Close() error {
 // armed. Whatever the order, one of the two sees the other.
 func (c *cq) push(w *rocev2.Completion) bool {
 	c.mu.Lock()
-	tail := c.tail.Load()
-	if c.over.Load() || int(tail-c.head.Load()) == len(c.slots) {
+	tail, slots := c.tail.Load(), *c.slots.Load()
+	if int(tail-c.head.Load()) == len(slots) && len(slots) < c.depth {
+		slots = c.grow()
+	}
+	if c.over.Load() || int(tail-c.head.Load()) == len(slots) {
 		c.over.Store(true)
 		c.mu.Unlock()
 		c.armed.Store(armNone)
 		c.wake()
 		return false
 	}
-	c.slots[int(tail)&(len(c.slots)-1)] = w.WC
+	slots[int(tail)&(len(slots)-1)] = w.WC
 	c.tail.Store(tail + 1)
 	c.mu.Unlock()
 	if a := c.armed.Load(); a == armAny || a == armSolicited && w.Wake {
@@ -126,6 +145,18 @@ func (c *cq) push(w *rocev2.Completion) bool {
 		}
 	}
 	return true
+}
+
+// grow doubles the full ring. The caller has mu.
+func (c *cq) grow() []rdma.WC {
+	old := *c.slots.Load()
+	slots := make([]rdma.WC, min(2*len(old), c.depth))
+	tail := c.tail.Load()
+	for i := tail - uint32(len(old)); i != tail; i++ {
+		slots[int(i)&(len(slots)-1)] = old[int(i)&(len(old)-1)]
+	}
+	c.slots.Store(&slots)
+	return slots
 }
 
 // wake notifies, or leaves it to fire: wake runs while queue pairs are owned.

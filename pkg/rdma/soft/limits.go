@@ -27,8 +27,11 @@ const (
 	// maxMRBytes bounds one region. A length of a work request has 32 bits.
 	maxMRBytes = 1 << 32
 
-	// maxCQE bounds a completion queue: 64 bytes for each entry.
+	// maxCQE bounds a completion queue: 40 bytes for each entry.
 	maxCQE = 1 << 20
+	// firstCQE is the number of entries that a completion queue has at first, 2.5 KiB:
+	// most are emptied long before they have so many.
+	firstCQE = 64
 
 	// maxInline is what SendInline copies at posting: it holds the 44-byte
 	// SMC-R message and costs every send slot that much memory.

@@ -53,4 +53,8 @@
 // the GID in the transition to RTR, and waits for the answer up to a second; see
 // [rdma.PathResolver]. Of the devices in docs/rdma-devices.md rxe is the one that
 // tests run on.
+//
+// A completion queue has all its entries from the start, where the software device's
+// grows: whether a device can resize one (ibv_resize_cq), and with completions in it,
+// depends on the driver, and an overrun ends every queue pair of the queue.
 package verbs
