@@ -61,7 +61,13 @@ func NewICRC(f Flow) ICRC {
 	b = binary.BigEndian.AppendUint16(b, f.SrcPort)
 	b = binary.BigEndian.AppendUint16(b, f.DstPort)
 	b = append(b, 0, 0, 0xff, 0xff)
-	return ICRC{base: crc32.ChecksumIEEE(b), v6: v6}
+	// Byte by byte: crc32's functions would have the array on the heap, for each
+	// packet from an address that was not seen before.
+	r := ^uint32(0)
+	for _, v := range b {
+		r = crc32.IEEETable[byte(r)^v] ^ r>>8
+	}
+	return ICRC{base: ^r, v6: v6}
 }
 
 // icrcTables are what each byte value at the position of a header field adds

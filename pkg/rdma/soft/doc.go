@@ -31,6 +31,17 @@
 // They are found in hash tables, without a lock. The address of a region is a random one
 // of its own too, and not that of its memory in the process.
 //
+// A packet reaches a queue pair only if its source address is that of the pair's peer;
+// [Device.Stats] counts the others. RoCEv2 authenticates nothing: who can send with the
+// peer's address, knows or guesses the queue pair number, and hits the next PSN, another
+// 24 bits, is the peer. He can end the queue pair with a request that makes no sense, and
+// it would be no better to drop that one and wait for another: with the same three numbers
+// he sends a request that does make sense, and the next one of the real peer, which has the
+// same PSN, counts as its repetition. So IBTA's rule stands, that such a request ends the
+// queue pair (9.7.4.1), and spoofed addresses are for the network to keep out. All other
+// PSNs do no harm, however many: old ones are acknowledged again, new ones asked for again
+// once, and answers to nothing that is outstanding are dropped.
+//
 // # The wire
 //
 // [Wire] moves datagrams. The usual one is a UDP socket of the network

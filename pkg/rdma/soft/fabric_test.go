@@ -177,39 +177,59 @@ func TestFabric_slowEventReader(t *testing.T) {
 	})
 }
 
-// TestFabric_hostilePackets sends a queue pair what it must not act on: junk,
-// damaged packets, and well-formed ones from an address that is not its peer.
-func TestFabric_hostilePackets(t *testing.T) {
+// hostile makes packets to a queue pair as anybody can.
+type hostile struct {
+	victim netip.AddrPort
+	mr     rdma.MR // of the victim
+	key    rdma.RKey
+}
+
+// packet returns a well-formed packet of an operation with its ICRC.
+func (h hostile) packet(from netip.AddrPort, op rocev2.OpCode, dst rdma.QPN, psn rdma.PSN) []byte {
+	p := rocev2.Packet{
+		BTH:  rocev2.BTH{OpCode: op, PKey: rocev2.PKey, DestQP: dst, AckReq: true, PSN: psn},
+		RETH: rocev2.RETH{Addr: h.mr.Addr(), RKey: h.key, Length: 4},
+		AETH: rocev2.AETH{Syndrome: rocev2.SyndromeNAK(rocev2.NAKRemoteAccess)},
+	}
+	switch op {
+	case rocev2.WriteOnly, rocev2.SendOnly:
+		p.Payload = []byte("evil")
+	case rocev2.SendMiddle:
+		p.Payload = make([]byte, 4096)
+	}
+	hdr := p.AppendHeader(nil)
+	c := rocev2.NewICRC(rocev2.Flow{Src: from.Addr(), Dst: h.victim.Addr(), SrcPort: from.Port(), DstPort: h.victim.Port()})
+	sum := c.Sum(0, hdr, [][]byte{p.Payload}, 0)
+	return binary.LittleEndian.AppendUint32(append(hdr, p.Payload...), sum)
+}
+
+// TestAttack_spoofedPackets sends a queue pair what it must not act on: junk, damaged
+// packets, well-formed ones from an address that is not its peer's or for another queue
+// pair. Each is counted by its reason.
+func TestAttack_spoofedPackets(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, n *rdmatest.Fabric, a, b *soft.Device) {
 		x, y := rdmatest.Pair(t, a, b, rdmatest.Options{})
-		victim := b.Addr()
+		h := hostile{b.Addr(), y.MR, y.MR.RKey()}
 		evil := netip.AddrPortFrom(netip.MustParseAddr("fd00::bad"), 4791)
 		before := bytes.Clone(y.MR.Bytes())
 		r := rand.New(rand.NewPCG(1, 1))
-		write := func(from netip.AddrPort, dst rdma.QPN, psn rdma.PSN) []byte {
-			h := (&rocev2.Packet{
-				BTH:     rocev2.BTH{OpCode: rocev2.WriteOnly, PKey: rocev2.PKey, DestQP: dst, AckReq: true, PSN: psn},
-				RETH:    rocev2.RETH{Addr: y.MR.Addr(), RKey: y.MR.RKey(), Length: 4},
-				Payload: []byte("evil"),
-			}).AppendHeader(nil)
-			c := rocev2.NewICRC(rocev2.Flow{Src: from.Addr(), Dst: victim.Addr(), SrcPort: from.Port(), DstPort: victim.Port()})
-			sum := c.Sum(0, h, [][]byte{[]byte("evil")}, 0)
-			return binary.LittleEndian.AppendUint32(append(h, "evil"...), sum)
-		}
 		good := rdma.PSN(x.QP.Num()) & rdma.PSNMask // Pair starts there
+		ops := []rocev2.OpCode{rocev2.WriteOnly, rocev2.SendOnly, rocev2.SendMiddle, rocev2.ReadRequest, rocev2.Acknowledge}
 		for i := range 3000 {
 			b := make([]byte, r.IntN(200))
 			for k := range b {
 				b[k] = byte(r.Uint32())
 			}
-			n.Inject(a.Addr(), victim, b)
-			w := write(a.Addr(), y.QP.Num(), good)
+			n.Inject(a.Addr(), h.victim, b)
+			w := h.packet(a.Addr(), rocev2.WriteOnly, y.QP.Num(), good)
 			w[r.IntN(len(w))] ^= byte(1 << r.IntN(8)) // damaged; the variant byte 4 may pass
 			if w[4] == 0 {
-				n.Inject(a.Addr(), victim, w)
+				n.Inject(a.Addr(), h.victim, w)
 			}
-			n.Inject(evil, victim, write(evil, y.QP.Num(), good))
-			n.Inject(a.Addr(), victim, write(a.Addr(), y.QP.Num()^0x800000, good))
+			op := ops[i%len(ops)]
+			n.Inject(evil, h.victim, h.packet(evil, op, y.QP.Num(), good))
+			n.Inject(a.Addr(), h.victim, h.packet(a.Addr(), op, y.QP.Num()^0x800000, good))
+			n.Inject(a.Addr(), h.victim, h.packet(a.Addr(), 0xff, y.QP.Num(), good)) // no operation
 			if i%100 == 0 {
 				synctest.Wait() // the receiver keeps up
 			}
@@ -219,14 +239,61 @@ func TestFabric_hostilePackets(t *testing.T) {
 			t.Fatal("memory changed")
 		}
 		s := b.Stats()
-		if s.RxWrongSource != 3000 || s.RxUnknownQP != 3000 || s.RxBadICRC < 5000 {
+		if s.RxWrongSource != 3000 || s.RxUnknownQP != 3000 || s.RxBadICRC < 5000 || s.RxMalformed < 3000 {
 			t.Errorf("counters %+v", s)
 		}
+		if s := y.QP.State(); s != rdma.QPRTS {
+			t.Errorf("the queue pair is in %v", s)
+		}
 		// The same packet from the peer is what it needs to be to get in.
-		n.Inject(a.Addr(), victim, write(a.Addr(), y.QP.Num(), good))
+		n.Inject(a.Addr(), h.victim, h.packet(a.Addr(), rocev2.WriteOnly, y.QP.Num(), good))
 		synctest.Wait()
 		if got := string(y.MR.Bytes()[:4]); got != "evil" {
 			t.Errorf("the control packet wrote %q", got)
+		}
+	})
+}
+
+// TestAttack_wrongPSN: who spoofs the peer's address and knows the queue pair number, and
+// even its keys, but not the PSN, changes nothing with any other PSN, near or far.
+func TestAttack_wrongPSN(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, n *rdmatest.Fabric, a, b *soft.Device) {
+		x, y := rdmatest.Pair(t, a, b, rdmatest.Options{})
+		fill := func(id uint64, c byte) {
+			copy(x.MR.Bytes(), bytes.Repeat([]byte{c}, 5000))
+			x.Send(t, x.Write(id, y, 0, 5000))
+			rdmatest.AwaitOne(t, x.SendCQ, id, rdma.StatusSuccess)
+		}
+		fill(1, 'a')
+		s, _ := b.QPStats(y.QP.Num())
+		next := rdma.PSN(x.QP.Num()).Add(int(s.RxPackets)) // one packet each so far
+		y.Recv(t, 9, 900_000, 100)
+		before := bytes.Clone(y.MR.Bytes())
+		for _, key := range []rdma.RKey{y.MR.RKey(), y.MR.RKey() ^ 1} {
+			h := hostile{b.Addr(), y.MR, key}
+			for _, op := range []rocev2.OpCode{rocev2.WriteOnly, rocev2.SendOnly, rocev2.SendMiddle, rocev2.WriteLast, rocev2.ReadRequest, rocev2.Acknowledge} {
+				for _, off := range []int{1, 2, 100, 1 << 16, 1 << 22, 1<<23 - 1} {
+					for _, psn := range []rdma.PSN{next.Add(off), next.Add(-off)} {
+						for range 20 {
+							n.Inject(a.Addr(), h.victim, h.packet(a.Addr(), op, y.QP.Num(), psn))
+						}
+						synctest.Wait()
+					}
+				}
+			}
+		}
+		if !bytes.Equal(before, y.MR.Bytes()) {
+			t.Error("memory changed")
+		}
+		fill(2, 'b')
+		if s := y.QP.State(); s != rdma.QPRTS || y.MR.Bytes()[4999] != 'b' {
+			t.Errorf("the queue pair is in %v", s)
+		}
+		if k, err := y.RecvCQ.Poll(make([]rdma.WC, 1)); k != 0 || err != nil {
+			t.Errorf("%d messages received, %v", k, err)
+		}
+		if n := b.Stats().RxWrongSource; n != 0 {
+			t.Errorf("%d packets from the peer's address were taken for another's", n)
 		}
 	})
 }

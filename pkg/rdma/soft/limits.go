@@ -61,7 +61,8 @@ const (
 
 	// flowCache is the number of peers whose ICRC state the receiver keeps
 	// at hand; more peers than that only cost time.
-	flowCache = 256
+	flowCache = 1 << flowBits
+	flowBits  = 10
 
 	// joinTimeout bounds how long a device that is being opened waits for the
 	// one that shares its address, which answers at once unless it is stopped.

@@ -3,6 +3,7 @@
 package soft
 
 import (
+	"encoding/binary"
 	"errors"
 	"net"
 	"net/netip"
@@ -35,13 +36,19 @@ type receiver struct {
 	polling time.Time // since then without waiting; zero: it waited
 	peer    netip.AddrPort
 	icrc    *rocev2.ICRC // of peer
-	flows   map[netip.AddrPort]*rocev2.ICRC
+	flows   [flowCache]flow
 	counts  [numRxCounters]uint64
+}
+
+// flow is the ICRC state of packets from a peer.
+type flow struct {
+	peer netip.AddrPort
+	icrc rocev2.ICRC
 }
 
 func (d *Device) receiveLoop() {
 	defer d.wg.Done()
-	r := &receiver{dev: d, flows: make(map[netip.AddrPort]*rocev2.ICRC)}
+	r := &receiver{dev: d}
 	take, idle := r.take, r.idle
 	for {
 		err := d.wire.Receive(take, idle)
@@ -106,7 +113,7 @@ func (r *receiver) take(msgs []Message) {
 // message takes one message apart.
 func (r *receiver) message(m *Message) {
 	if m.Peer != r.peer || r.icrc == nil {
-		r.peer, r.icrc = m.Peer, r.flow(m.Peer)
+		r.peer, r.icrc = m.Peer, r.icrcOf(m.Peer)
 	}
 	b, size := m.Data, m.SegmentBytes
 	if size <= 0 {
@@ -119,23 +126,25 @@ func (r *receiver) message(m *Message) {
 	}
 }
 
-// flow returns the ICRC state of packets from a peer.
-func (r *receiver) flow(peer netip.AddrPort) *rocev2.ICRC {
-	if c := r.flows[peer]; c != nil {
-		return c
+// icrcOf returns the ICRC state of packets from a peer. Each peer has one place in the
+// cache; whoever sends from many addresses throws others out, which costs them time.
+func (r *receiver) icrcOf(peer netip.AddrPort) *rocev2.ICRC {
+	a := peer.Addr().As16()
+	i := binary.NativeEndian.Uint32(a[8:]) ^ binary.NativeEndian.Uint32(a[12:]) ^ uint32(peer.Port())
+	i = i * 0x9e3779b1 >> (32 - flowBits) // Fibonacci hashing
+	f := &r.flows[i]
+	if f.peer == peer {
+		return &f.icrc
 	}
-	if len(r.flows) >= flowCache {
-		clear(r.flows)
-	}
+	f.peer = peer
 	local := r.dev.Addr()
 	if peer.Addr().Is4() != local.Addr().Is4() {
 		peer = local // never fits; a wire of ours does not do that
 	}
-	c := rocev2.NewICRC(rocev2.Flow{
+	f.icrc = rocev2.NewICRC(rocev2.Flow{
 		Src: peer.Addr(), SrcPort: peer.Port(), Dst: local.Addr(), DstPort: local.Port(),
 	})
-	r.flows[peer] = &c
-	return &c
+	return &f.icrc
 }
 
 // packet handles one UDP payload, the i-th of its message.

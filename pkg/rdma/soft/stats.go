@@ -21,7 +21,7 @@ type counters struct {
 }
 
 // Stats counts what happened to a device's packets. Those of the protocol are
-// in [Device.QPStats].
+// in [Device.QPStats]. What is dropped here no queue pair has seen.
 type Stats struct {
 	RxPackets     uint64
 	RxBadICRC     uint64 // dropped: damaged on the way
