@@ -305,3 +305,26 @@ func BenchmarkConn_pingPong(b *testing.B) {
 	}
 	_, _ = c.Close(), s.Close()
 }
+
+// RFC 7609 appendix B: the addresses are those of the TCP connection.
+func TestSectionB_addresses(t *testing.T) {
+	p := newPair(t)
+	a, b := p.dial(t)
+	defer func() { _, _ = a.Close(), b.Close() }()
+	listener := p.l.Addr().String()
+	for _, tt := range []struct {
+		name      string
+		got, want net.Addr
+	}{
+		{"the client's peer", a.RemoteAddr(), p.l.Addr()},
+		{"the server's own", b.LocalAddr(), p.l.Addr()},
+		{"the server's peer", b.RemoteAddr(), a.LocalAddr()},
+	} {
+		if tt.got == nil || tt.want == nil || tt.got.String() != tt.want.String() || tt.got.Network() != "tcp" {
+			t.Errorf("%s is %v, want %v", tt.name, tt.got, tt.want)
+		}
+	}
+	if own := a.LocalAddr(); own == nil || own.String() == listener {
+		t.Errorf("the client's own is %v", own)
+	}
+}
