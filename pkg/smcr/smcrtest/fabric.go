@@ -426,7 +426,9 @@ func (q *qp) arrive(wr work) bool {
 			// A kernel whose clock jumps gives up a DELETE RKEY, and what another one
 			// has on its way then hits an RMB that is of no connection.
 			kernels := w.cfg.Linux[p.peers[0]] && w.cfg.Linux[p.peers[1]]
-			if !kernels || p.excused == "" {
+			// One that ends its groups gives RMBs back at once.
+			ends := w.cfg.Linux[p.peers[to]] && p.nodes[to].condition() == dead
+			if !ends && (!kernels || p.excused == "") {
 				w.fault("RDMA write of %s, peer %d, link index %d: %w", wr.conn, p.peers[q.side], q.index, err)
 			}
 			q.fail(errAccess)
