@@ -13,6 +13,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -180,6 +181,7 @@ func TestAttack_spray(t *testing.T) {
 		t.Fatal("no link at the first device")
 	}
 	must(t, evil.ns.Do(func() error { return spray(src, dst, qpn) }))
+	must(t, c.SetDeadline(time.Now().Add(waitLimit))) // what it had may be over
 
 	eventually(t, func() string {
 		if s := l.b.status(t); s.Wire.Dropped["wrong-interface"] == 0 {
