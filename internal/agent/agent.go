@@ -137,7 +137,7 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	budget, few := fitFiles(cfg.Node.NodeBudget, cfg.files())
 	a.ledger, a.fewFiles = newLedger(budget), few
 	if few != "" {
-		a.cfg.Log.Warn(few)
+		a.cfg.Log.Warn("the limit of open files makes the node's budget smaller", "detail", few)
 	}
 	a.manager.init(a)
 	a.wire.a = a

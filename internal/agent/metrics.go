@@ -26,6 +26,7 @@ type metrics struct {
 	resets       *prometheus.CounterVec // reason
 	setup        prometheus.Histogram
 	malformed    prometheus.Counter
+	trespasses   prometheus.Counter
 	acceptErrors prometheus.Counter
 	renewErrors  prometheus.Counter
 	podErrors    prometheus.Counter
@@ -105,6 +106,7 @@ func newMetrics(look func() gauges) *metrics {
 			Buckets: prometheus.ExponentialBuckets(50e-6, 4, 9),
 		}),
 		malformed:      counter("malformed_messages_total", "Messages of peers that were not understood."),
+		trespasses:     counter("trespasses_total", "Links that ended because the peer asked for memory that is not its own."),
 		acceptErrors:   counter("accept_errors_total", "Connections that could not be accepted for want of descriptors or memory."),
 		renewErrors:    counter("renew_errors_total", "Renewals of a diversion that did not work."),
 		podErrors:      counter("pod_errors_total", "Set-ups of pods that did not work."),
@@ -116,7 +118,7 @@ func newMetrics(look func() gauges) *metrics {
 		totals:         totals{reasons: map[agentapi.Code]uint64{}},
 	}
 	m.sums = sums{look: look, sum: m.sum}
-	m.registry.MustRegister(m.conns, m.fallbacks, m.resets, m.setup, m.malformed, m.acceptErrors, m.renewErrors,
+	m.registry.MustRegister(m.conns, m.fallbacks, m.resets, m.setup, m.malformed, m.trespasses, m.acceptErrors, m.renewErrors,
 		m.podErrors, m.apiDenied, m.reloads, m.deviceChanges, m.deviceRefusals, m.pauses, &m.sums,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m

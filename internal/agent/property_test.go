@@ -211,7 +211,7 @@ func (w *watch) look() {
 		{"bytes resident", u.resident, w.base.resident, propertyResident, &w.top.resident, true},
 	} {
 		*x.top = max(*x.top, x.is)
-		if x.is > x.base+x.may && !(x.notWhereRacesShow && underRaceDetector) {
+		if x.is > x.base+x.may && (!x.notWhereRacesShow || !underRaceDetector) {
 			w.t.Errorf("%d %s, %d before, want at most %d more", x.is, x.what, x.base, x.may)
 		}
 	}

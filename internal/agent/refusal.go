@@ -4,6 +4,7 @@ package agent
 
 import (
 	"errors"
+	"net/netip"
 	"sync"
 	"time"
 
@@ -53,5 +54,14 @@ func (r *run) noteStack(where string, err error) {
 	r.agent.metrics.deviceRefusals.Inc()
 	if r.agent.refusals.note(err, time.Now()) {
 		r.log.Warn("RDMA device refuses what a connection needs; it is plain TCP", "err", err)
+	}
+}
+
+// noteTrespass takes what a pod's stack tells of a peer that asked for memory that is
+// not its own: a bug, or somebody who tries out keys.
+func (r *run) noteTrespass(peer netip.Addr, err error) {
+	r.agent.metrics.trespasses.Inc()
+	if ok, dropped := r.agent.news.pass(time.Now()); ok {
+		r.log.Warn("a peer asked for memory that is not its own; if it goes on, it gets no link group for a minute", "peer", peer, "err", err, "leftOut", dropped)
 	}
 }

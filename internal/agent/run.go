@@ -187,7 +187,7 @@ func (r *run) stackConfig(memory *account) smcr.Config {
 		RMBESizeBytes: s.RMBEBytes, SendBufferBytes: s.SendBufferBytes, RMBEsPerRMB: max(1, min(fit, config.ConnsPerRegion)),
 		MemoryBytes: max(1, budget.MemoryBytes), Account: memory, MaxConns: max(1, min(budget.Conns, fit)), AnyPrefix: n.AnyPrefix,
 		Versions: smcr.VersionSet(s.Versions), EIDs: n.EIDs, Hostname: n.Name, Route: r.route,
-		Hooks: smcr.Hooks{Malformed: r.noteStack},
+		Hooks: smcr.Hooks{Malformed: r.noteStack, Trespass: r.noteTrespass},
 	}
 	if cfg.AnswerPoll = n.AnswerPoll; cfg.AnswerPoll == 0 {
 		cfg.AnswerPoll = -1

@@ -161,7 +161,7 @@ func (s *Stack) retire(old *rnic) {
 func (d *domain) registerToo(r *region) (rdma.MR, error) {
 	i := slices.IndexFunc(r.at[:], func(a registration) bool { return a.domain != nil })
 	invariant.Must(i >= 0, "a region of memory without a registration")
-	mr, err := d.pd.RegMR(r.at[i].MR, r.access)
+	mr, err := d.pd.RegMR(r.at[i].mr, r.access)
 	if err != nil {
 		return nil, fmt.Errorf("register %d bytes: %w", len(r.mem), err)
 	}

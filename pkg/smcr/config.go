@@ -156,6 +156,9 @@ type Hooks struct {
 	GroupChanged func(GroupInfo)
 	// Malformed is called for each message that was not understood.
 	Malformed func(where string, err error)
+	// Trespass is called when a link has ended because the peer with this address
+	// asked for memory that is not its own.
+	Trespass func(peer netip.Addr, err error)
 }
 
 func (c *Config) setDefaults() {

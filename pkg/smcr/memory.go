@@ -95,7 +95,7 @@ type region struct {
 
 // registration is a region's with one device; zero where there is none.
 type registration struct {
-	rdma.MR
+	mr     rdma.MR
 	domain *domain
 }
 
@@ -103,7 +103,7 @@ func (r *registration) close() error {
 	if r.domain == nil {
 		return nil
 	}
-	err := r.MR.Close()
+	err := r.mr.Close()
 	r.domain.drop()
 	*r = registration{}
 	return err
@@ -111,7 +111,7 @@ func (r *registration) close() error {
 
 // sge addresses the region from an offset on, as a device does.
 func (r *region) sge(n *rnic, off int) rdma.SGE {
-	mr := r.at[n.index]
+	mr := r.at[n.index].mr
 	return rdma.SGE{Addr: mr.Addr() + uint64(off), LKey: mr.LKey()}
 }
 
@@ -120,7 +120,7 @@ func (r *region) sge(n *rnic, off int) rdma.SGE {
 func (r *region) tokens() []linkgroup.RToken {
 	ts := make([]linkgroup.RToken, len(r.of.s.rnics))
 	for i := range ts {
-		if mr := r.at[i]; mr.domain != nil {
+		if mr := r.at[i].mr; mr != nil {
 			ts[i] = linkgroup.RToken{RKey: mr.RKey(), VAddr: mr.Addr()}
 		}
 	}
@@ -217,7 +217,7 @@ func (m *memory) registerOn(size int, access rdma.Access, on ...*rnic) (_ *regio
 		}
 		r.at[n.index] = mr
 		if first == nil {
-			first = mr.MR
+			first = mr.mr
 		}
 	}
 	if first == nil {

@@ -4,7 +4,6 @@ package smcr
 
 import (
 	"errors"
-	"fmt"
 	"net/netip"
 	"time"
 
@@ -93,7 +92,9 @@ func (r *rnic) handleTrespass(now time.Time, n rdma.QPN, err error) {
 	}
 	r.s.trespassers.note(now, addr)
 	r.s.stats.Trespasses++
-	r.s.malformed("RDMA", fmt.Errorf("from %v: %w", addr, err))
+	if h := r.s.cfg.Hooks.Trespass; h != nil {
+		h(addr, err)
+	}
 }
 
 // endedLinks remembers whose the last queue pairs were that ended by an error: what

@@ -106,7 +106,6 @@ func TestHalfOpen(t *testing.T) {
 		h.leave(testAddr(10))
 		in("first of b, when another one has left", full, true)
 		in("fourth of a", fourth, false)
-		time.Sleep(time.Minute)
 		if err := <-fourth; !errors.Is(err, errSlow) {
 			t.Errorf("fourth of a: %v", err)
 		}
