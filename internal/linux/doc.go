@@ -32,6 +32,11 @@
 //     agent's transparent listener ([ControlTransparent]). A SYN without the
 //     option never leaves its way to the application, nor does one to a port
 //     on which nobody listens: its sender is refused as ever;
+//   - chain doors (filter, input) and doors-to: whoever connects to these
+//     listeners himself is refused. [OriginalDst] and [TransparentDst] know such
+//     a connection, too;
+//   - chains caught-out and caught-in, see below;
+//   - chains untracked-out and untracked-in, with [RedirectConfig.Untracked];
 //   - a rule, a route and a sysctl that bring the answers of the application
 //     back to the agent when it connects under the client's address
 //     ([DialFrom]);
@@ -39,6 +44,30 @@
 //     was reset. It remembers for ten seconds otherwise, together with the
 //     diversion, and when a connection of the agent's gets the same port for the
 //     same destination meanwhile, it would come back to the agent.
+//
+// # Other redirectors
+//
+// Another program may redirect connections in the namespace, as the sidecar of a
+// service mesh does. What the agent sends would then come to that program, whose
+// own connection would be diverted to the agent, and so on. [FindOthers] finds
+// such rules. Rules that come later are caught in the act: when the destination of
+// an agent's SYN was changed, a rule enters that in the set "caught", before the
+// SYN gets anywhere, and nothing is diverted while it is there
+// ([Redirect.Caught]).
+//
+// # Connection tracking
+//
+// The table loads connection tracking for the namespace. With Untracked all is
+// kept from it that is not TCP, and connections that no set selects, so that they
+// take no place in its table (nf_conntrack_max). Their SYNs are kept from it; the
+// packets that follow are not taken up because a sysctl says so. Who else has
+// rules there may count on tracking: then Untracked must not be set.
+//
+// # Sysctls
+//
+// What a variable was before is in the set "found" before it is changed. [Sweep]
+// sets it back, also after an agent that was killed. A variable that somebody else
+// changed meanwhile is left alone.
 //
 // # Fail open
 //
@@ -85,9 +114,8 @@
 // minute, then [ErrNoPort] until some leave TIME_WAIT).
 //
 // Concatenated interval sets need Linux 5.6; [Probe] says what else
-// is missing on a machine. Sweep sets net.ipv4.tcp_fwmark_accept back to 0,
-// and net.netfilter.nf_conntrack_tcp_timeout_close to 10, if it finds anything
-// of ours, because nothing remembers their values once the agent is dead. In a
-// pod with a user namespace of its own the kernel may hide the second one; it
-// is left alone then.
+// is missing on a machine. In a pod with a user namespace of its own the kernel
+// may hide the variables of connection tracking; they are left alone then, and with
+// Untracked TCP is tracked. A redirector that gives packets another mark, or works
+// without connection tracking, is not caught, only found.
 package linux

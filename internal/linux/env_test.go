@@ -297,3 +297,11 @@ func install(t testing.TB, ns *NetNS, cfg RedirectConfig) *Redirect {
 
 // marked is the control of the agent's own sockets towards the network.
 func marked(_, _ string, c syscall.RawConn) error { return ControlMark(testMark)("", "", c) }
+
+// timeout is a context that ends after d, or with the test.
+func timeout(t testing.TB, d time.Duration) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), d)
+	t.Cleanup(cancel)
+	return ctx
+}

@@ -45,10 +45,10 @@ func wantClean(t *testing.T, ns *NetNS) {
 				t.Errorf("route is left: %v", r)
 			}
 		}
-		for name, want := range map[string]string{fwmarkAccept: "0", closeTimeout: closeTimeoutDefault} {
-			b, err := os.ReadFile("/proc/sys/" + name)
-			if s := strings.TrimSpace(string(b)); err != nil || s != want {
-				t.Errorf("%s is left at %q, %v; want %s", name, s, err, want)
+		for _, s := range sysctls {
+			_, want := s.values()
+			if v, err := s.read(); err != nil || v != want {
+				t.Errorf("%s is left at %d, %v; want %d", s, v, err, want)
 			}
 		}
 		return nil

@@ -15,10 +15,10 @@ const (
 	maxOutboundElements = 1024
 	// maxInboundRanges bounds the port ranges of one pod, as above.
 	maxInboundRanges = 256
-	// maxBypass bounds the negative cache of one pod and address family. An
-	// application that walks through an address range must not fill kernel
-	// memory; a full cache only costs a fallback. It also has to fit into the
-	// transaction of an Update.
+	// maxBypass bounds the negative cache of one pod. An application that walks
+	// through an address range must not fill kernel memory; what a full cache
+	// forgets only costs a fallback. It also has to fit into the transaction of an
+	// Update.
 	maxBypass = 1024
 
 	// DefaultFailOpenTTL is how long a dead or hung agent may hold up new
@@ -32,6 +32,15 @@ const (
 	// maxBypassTTL bounds how long a destination that learned SMC-R in the
 	// meantime is still left alone.
 	maxBypassTTL = time.Hour
+
+	// caughtTTL is how long nothing is diverted after somebody else redirected a
+	// connection of the agent's: until then whoever looks through the rules of
+	// others has found them. Where none are found, it is how often one
+	// connection passes the agent that is redirected after it.
+	caughtTTL = time.Minute
+	// maxLegacyBytes bounds one table of iptables that is looked through: a pod's
+	// has some kilobytes.
+	maxLegacyBytes = 4 << 20
 
 	// routeTable and rulePriority are ours in a pod's namespace. The number
 	// is that of the RFC: no other tool uses it by default, and it lies

@@ -15,6 +15,7 @@ import (
 	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
 	"github.com/mdlayher/netlink"
+	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
 )
 
@@ -28,11 +29,20 @@ const (
 	setTo4     = "to4"
 	setTo6     = "to6"
 	setPorts   = "ports"
+	setMarks   = "marks"
+	setCaught  = "caught"
+	setFound   = "found"
 
 	chainOutbound   = "outbound"
 	chainOutboundTo = "outbound-to"
 	chainInbound    = "inbound"
 	chainInboundTo  = "inbound-to"
+	chainDoors      = "doors"
+	chainDoorsTo    = "doors-to"
+	chainCaughtOut  = "caught-out"
+	chainCaughtIn   = "caught-in"
+	chainPlainOut   = "untracked-out"
+	chainPlainIn    = "untracked-in"
 )
 
 // RFC 7609 appendix A.1: an experimental TCP option of six bytes, the kind, the
@@ -73,9 +83,27 @@ func aliveSet(t *nftables.Table) *nftables.Set {
 	return &nftables.Set{Table: t, Name: setAlive, KeyType: nftables.TypeInetProto, HasTimeout: true}
 }
 
+func caughtSet(t *nftables.Table) *nftables.Set {
+	return &nftables.Set{Table: t, Name: setCaught, KeyType: nftables.TypeInetProto, HasTimeout: true, Dynamic: true, Size: 1}
+}
+
+func marksSet(t *nftables.Table) *nftables.Set {
+	return &nftables.Set{Table: t, Name: setMarks, KeyType: nftables.TypeMark}
+}
+
+// markElements are the marks of the agent's sockets.
+func markElements(cfg RedirectConfig) []nftables.SetElement {
+	elems := []nftables.SetElement{{Key: nativeU32(cfg.Mark)}, {Key: nativeU32(cfg.AppMark)}}
+	if cfg.PlainMark != 0 {
+		elems = append(elems, nftables.SetElement{Key: nativeU32(cfg.PlainMark)})
+	}
+	return elems
+}
+
+// bypassSet has room for elements that have expired and were not collected yet.
 func bypassSet(t *nftables.Table, is4 bool) *nftables.Set {
 	s := destinationSet(t, is4)
-	s.Name, s.HasTimeout, s.Size = setBypass6, true, maxBypass
+	s.Name, s.HasTimeout, s.Size = setBypass6, true, 2*maxBypass
 	if is4 {
 		s.Name = setBypass4
 	}
@@ -127,8 +155,8 @@ func (r *ruleset) chain(c nftables.Chain) *nftables.Chain {
 	return r.conn.AddChain(&c)
 }
 
-// rule collects a rule; rules come last, when their chains and sets are there.
-// Whatever grows with the policy is in sets.
+// rule collects a rule: they come last, when all chains and sets are there. They
+// are few: whatever grows with the policy is in sets.
 func (r *ruleset) rule(c *nftables.Chain, exprs ...[]expr.Any) {
 	rule := &nftables.Rule{Table: r.table, Chain: c}
 	for _, e := range exprs {
@@ -154,55 +182,185 @@ func (r *ruleset) dropTable() {
 	r.conn.DelTable(r.table)
 }
 
+// content is what a table is made of besides its configuration.
+type content struct {
+	bypass map[netip.AddrPort]time.Duration
+	caught time.Duration // how long a redirector still counts as seen; 0: none was
+	found  map[sysctl]uint32
+	// looseOff: connection tracking takes up no TCP connection in its middle.
+	looseOff bool
+}
+
 // build puts the whole table for cfg into the transaction.
-func (r *ruleset) build(cfg RedirectConfig, bypass map[netip.AddrPort]time.Duration) {
+func (r *ruleset) build(cfg RedirectConfig, c content) {
 	r.dropTable()
 	r.conn.AddTable(r.table)
+	r.set(foundSet(r.table), foundElements(c.found))
 
-	alive := r.set(aliveSet(r.table), aliveElement(cfg.ttl()))
-	var to, skip [2]*nftables.Set // IPv4, IPv6
-	for i, is4 := range []bool{true, false} {
-		to[i], skip[i] = r.destinations(cfg, is4), r.set(bypassSet(r.table, is4), bypassElements(bypass, is4))
+	s := sets{
+		alive: r.set(aliveSet(r.table), aliveElement(cfg.ttl())),
+		marks: r.set(marksSet(r.table), markElements(cfg)),
 	}
-	var ports *nftables.Set
+	var caught []nftables.SetElement
+	if c.caught > 0 {
+		caught = aliveElement(c.caught)
+	}
+	s.caught = r.set(caughtSet(r.table), caught)
+	for i, is4 := range bothFamilies {
+		s.to[i], s.skip[i] = r.destinations(cfg, is4), r.set(bypassSet(r.table, is4), bypassElements(c.bypass, is4))
+	}
 	if !cfg.InboundAll {
-		ports = r.set(portSet(r.table, cfg.Inbound))
+		s.ports = r.set(portSet(r.table, cfg.Inbound))
 	}
+	r.outbound(cfg, &s)
+	r.inbound(cfg, &s)
+	r.doors(cfg)
+	r.caught(&s)
+	if cfg.Untracked {
+		r.untracked(&s, c.looseOff)
+	}
+}
 
-	outTo := r.chain(nftables.Chain{Name: chainOutboundTo})
+// sets are those that the rules look into.
+type sets struct {
+	alive, marks, caught *nftables.Set
+	to, skip             [2]*nftables.Set // IPv4, IPv6
+	ports                *nftables.Set    // nil: all
+}
+
+var bothFamilies = [...]bool{true, false} // is it IPv4?
+
+// notOurs is "meta mark != @marks": not one of the agent's own sockets.
+func (s *sets) notOurs() []expr.Any {
+	return append([]expr.Any{&expr.Meta{Key: expr.MetaKeyMARK, Register: regA}}, lookup(regA, s.marks, true)...)
+}
+
+// outbound brings what the application sends to a selected destination to the
+// agent's listener.
+func (r *ruleset) outbound(cfg RedirectConfig, s *sets) {
+	to := r.chain(nftables.Chain{Name: chainOutboundTo})
 	out := r.chain(nftables.Chain{
 		Name: chainOutbound, Type: nftables.ChainTypeNAT,
 		Hooknum: nftables.ChainHookOutput, Priority: nftables.ChainPriorityNATDest,
 	})
-	inTo := r.chain(nftables.Chain{Name: chainInboundTo})
+	match := [][]expr.Any{tcpIn(s.alive), s.notOurs(), metaNot(expr.MetaKeyOIFNAME, ifname("lo"))}
+	if !cfg.Strict {
+		match = append(match, tcpNotIn(s.caught))
+	}
+	r.rule(out, append(match, goTo(to))...)
+	for i, is4 := range bothFamilies {
+		selected := append(append(loadDestination(is4), lookup(reg32Base, s.skip[i], true)...), lookup(reg32Base, s.to[i], false)...)
+		if cfg.Strict {
+			r.rule(to, selected, tcpIn(s.caught), counted(expr.VerdictDrop))
+		}
+		r.rule(to, selected, []expr.Any{
+			&expr.Counter{},
+			&expr.Immediate{Register: regA, Data: be16(cfg.OutboundPort)},
+			&expr.Redir{RegisterProtoMin: regA},
+		})
+	}
+}
+
+// inbound hands SYNs with the option to the agent's transparent listener. A
+// program may listen on the port of the listener, on another address: its
+// connections are never taken, so that a connection to that port is none of ours.
+func (r *ruleset) inbound(cfg RedirectConfig, s *sets) {
+	to := r.chain(nftables.Chain{Name: chainInboundTo})
 	in := r.chain(nftables.Chain{
 		Name: chainInbound, Type: nftables.ChainTypeFilter,
 		Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityMangle,
 	})
-
-	notLoopback := func(key expr.MetaKey) []expr.Any { return metaNot(key, ifname("lo")) }
-	ours := append(metaNot(expr.MetaKeyMARK, nativeU32(cfg.Mark)), metaNot(expr.MetaKeyMARK, nativeU32(cfg.AppMark))...)
-	if cfg.PlainMark != 0 {
-		ours = append(ours, metaNot(expr.MetaKeyMARK, nativeU32(cfg.PlainMark))...)
+	match := [][]expr.Any{
+		tcpIn(s.alive), tcpNotIn(s.caught), s.notOurs(), metaNot(expr.MetaKeyIIFNAME, ifname("lo")), synOnly(), smcOption(), hasSocket(),
+		loadPort(regA), {&expr.Cmp{Op: expr.CmpOpNeq, Register: regA, Data: be16(cfg.InboundPort)}},
 	}
-
-	r.rule(out, tcpIn(alive), ours, notLoopback(expr.MetaKeyOIFNAME), goTo(outTo))
-	for i, is4 := range []bool{true, false} {
-		r.rule(outTo, loadDestination(is4), lookup(reg32Base, skip[i], true), lookup(reg32Base, to[i], false),
-			[]expr.Any{
-				&expr.Counter{},
-				&expr.Immediate{Register: regA, Data: be16(cfg.OutboundPort)},
-				&expr.Redir{RegisterProtoMin: regA},
-			})
+	if s.ports != nil {
+		match = append(match, lookup(regA, s.ports, false))
 	}
-
-	match := [][]expr.Any{tcpIn(alive), ours, notLoopback(expr.MetaKeyIIFNAME), synOnly(), smcOption(), hasSocket()}
-	if ports != nil {
-		match = append(match, loadPort(regA), lookup(regA, ports, false))
+	r.rule(in, append(match, goTo(to))...)
+	for _, is4 := range bothFamilies {
+		r.rule(to, family(is4), tproxy(is4, cfg.InboundPort))
 	}
-	r.rule(in, append(match, goTo(inTo))...)
-	for _, is4 := range []bool{true, false} {
-		r.rule(inTo, family(is4), tproxy(is4, cfg.InboundPort))
+}
+
+// doors refuses connections to the agent's listeners that were not diverted:
+// whoever makes them is told what a port says on which nobody listens. Diverted
+// outbound ones have a changed destination, inbound ones keep that which they had.
+func (r *ruleset) doors(cfg RedirectConfig) {
+	to := r.chain(nftables.Chain{Name: chainDoorsTo})
+	doors := r.chain(nftables.Chain{
+		Name: chainDoors, Type: nftables.ChainTypeFilter,
+		Hooknum: nftables.ChainHookInput, Priority: nftables.ChainPriorityFilter,
+	})
+	r.rule(doors, metaIs(expr.MetaKeyIIFNAME, ifname("lo")), tcpHeader(), synOnly(), goTo(to))
+	r.rule(to, loadPort(regA), []expr.Any{&expr.Cmp{Op: expr.CmpOpEq, Register: regA, Data: be16(cfg.OutboundPort)}},
+		destinationChanged(), []expr.Any{&expr.Verdict{Kind: expr.VerdictReturn}})
+	for _, is4 := range bothFamilies {
+		for _, port := range []uint16{cfg.OutboundPort, cfg.InboundPort} {
+			r.rule(to, loadDestination(is4),
+				[]expr.Any{&expr.Cmp{Op: expr.CmpOpEq, Register: reg32Base, Data: loopback(is4).AsSlice()}},
+				loadPort(regA), []expr.Any{
+					&expr.Cmp{Op: expr.CmpOpEq, Register: regA, Data: be16(port)},
+					&expr.Counter{}, &expr.Reject{Type: unix.NFT_REJECT_TCP_RST},
+				})
+		}
+	}
+}
+
+// caught notices somebody else's redirector in the act, before what it redirects
+// can come round: an agent's connection whose destination was changed, or a
+// connection for the agent's listener. From then on nothing is diverted for
+// caughtTTL. The latter's SYN is dropped; its repetition goes where it would
+// without us.
+func (r *ruleset) caught(s *sets) {
+	out := r.chain(nftables.Chain{
+		Name: chainCaughtOut, Type: nftables.ChainTypeFilter,
+		Hooknum: nftables.ChainHookOutput, Priority: nftables.ChainPriorityFilter,
+	})
+	in := r.chain(nftables.Chain{
+		Name: chainCaughtIn, Type: nftables.ChainTypeFilter,
+		Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityRef(*nftables.ChainPriorityNATDest + 1),
+	})
+	note := []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: regA},
+		&expr.Dynset{SrcRegKey: regA, SetName: s.caught.Name, SetID: s.caught.ID, Operation: unix.NFT_DYNSET_OP_UPDATE, Timeout: caughtTTL},
+	}
+	tcp := tcpHeader()
+	own := append([]expr.Any{&expr.Meta{Key: expr.MetaKeyMARK, Register: regA}}, lookup(regA, s.marks, false)...)
+	r.rule(out, own, tcp, synOnly(), destinationChanged(), note, counted(expr.VerdictReturn))
+	r.rule(in, tcpNotIn(s.caught), metaNot(expr.MetaKeyIIFNAME, ifname("lo")), tcp, synOnly(), destinationChanged(),
+		[]expr.Any{
+			&expr.Socket{Key: expr.SocketKeyTransparent, Register: regA},
+			&expr.Cmp{Op: expr.CmpOpEq, Register: regA, Data: []byte{1}},
+		}, note, counted(expr.VerdictDrop))
+}
+
+// untracked keeps from connection tracking, which the table loads, what can never
+// be diverted: all but TCP, and with tcp also connections that no set selects.
+// Their SYNs decide: what follows belongs to no connection that is known, and
+// is not taken up in its middle, see looseTracking.
+func (r *ruleset) untracked(s *sets, tcp bool) {
+	out := r.chain(nftables.Chain{
+		Name: chainPlainOut, Type: nftables.ChainTypeFilter,
+		Hooknum: nftables.ChainHookOutput, Priority: nftables.ChainPriorityRaw,
+	})
+	in := r.chain(nftables.Chain{
+		Name: chainPlainIn, Type: nftables.ChainTypeFilter,
+		Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityRaw,
+	})
+	notrack := []expr.Any{&expr.Notrack{}}
+	for _, c := range []*nftables.Chain{out, in} {
+		r.rule(c, metaNot(expr.MetaKeyL4PROTO, []byte{unix.IPPROTO_TCP}), notrack)
+	}
+	if !tcp {
+		return
+	}
+	syn := append(tcpHeader(), synOnly()...)
+	r.rule(in, syn, notrack)
+	r.rule(out, metaIs(expr.MetaKeyOIFNAME, ifname("lo")), syn, notrack)
+	for i, is4 := range bothFamilies {
+		r.rule(out, syn, s.notOurs(), loadDestination(is4), lookup(reg32Base, s.to[i], true), notrack)
+		r.rule(out, syn, s.notOurs(), loadDestination(is4), lookup(reg32Base, s.skip[i], false), notrack)
 	}
 }
 
@@ -257,11 +415,34 @@ func tcpIn(s *nftables.Set) []expr.Any {
 	return append([]expr.Any{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: regA}}, lookup(regA, s, false)...)
 }
 
+// tcpNotIn is "meta l4proto != @s".
+func tcpNotIn(s *nftables.Set) []expr.Any {
+	return append([]expr.Any{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: regA}}, lookup(regA, s, true)...)
+}
+
 // metaNot is "meta key != value".
-func metaNot(key expr.MetaKey, value []byte) []expr.Any {
+func metaNot(key expr.MetaKey, value []byte) []expr.Any { return metaCmp(key, expr.CmpOpNeq, value) }
+
+// metaIs is "meta key == value".
+func metaIs(key expr.MetaKey, value []byte) []expr.Any { return metaCmp(key, expr.CmpOpEq, value) }
+
+func metaCmp(key expr.MetaKey, op expr.CmpOp, value []byte) []expr.Any {
+	return []expr.Any{&expr.Meta{Key: key, Register: regA}, &expr.Cmp{Op: op, Register: regA, Data: value}}
+}
+
+// counted is "counter" with a verdict.
+func counted(v expr.VerdictKind) []expr.Any {
+	return []expr.Any{&expr.Counter{}, &expr.Verdict{Kind: v}}
+}
+
+// destinationChanged is "ct status dnat". A packet that is not tracked ends the
+// rule.
+func destinationChanged() []expr.Any {
+	const dnat = 1 << 5 // IPS_DST_NAT
 	return []expr.Any{
-		&expr.Meta{Key: key, Register: regA},
-		&expr.Cmp{Op: expr.CmpOpNeq, Register: regA, Data: value},
+		&expr.Ct{Key: expr.CtKeySTATUS, Register: regA},
+		&expr.Bitwise{SourceRegister: regA, DestRegister: regA, Len: 4, Mask: nativeU32(dnat), Xor: nativeU32(0)},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: regA, Data: nativeU32(0)},
 	}
 }
 
@@ -332,16 +513,19 @@ func hasSocket() []expr.Any {
 // tproxy is "counter tproxy to 127.0.0.1:port", or ::1. If nothing listens
 // there, the packet goes on to the application.
 func tproxy(is4 bool, port uint16) []expr.Any {
-	loopback := netip.IPv6Loopback()
-	if is4 {
-		loopback = netip.AddrFrom4([4]byte{127, 0, 0, 1})
-	}
 	return []expr.Any{
 		&expr.Counter{},
-		&expr.Immediate{Register: regA, Data: loopback.AsSlice()},
+		&expr.Immediate{Register: regA, Data: loopback(is4).AsSlice()},
 		&expr.Immediate{Register: regB, Data: be16(port)},
 		&expr.TProxy{Family: nfproto(is4), TableFamily: unix.NFPROTO_INET, RegAddr: regA, RegPort: regB},
 	}
+}
+
+func loopback(is4 bool) netip.Addr {
+	if is4 {
+		return netip.AddrFrom4([4]byte{127, 0, 0, 1})
+	}
+	return netip.IPv6Loopback()
 }
 
 func be16(v uint16) []byte      { return binary.BigEndian.AppendUint16(nil, v) }
@@ -359,7 +543,7 @@ func ifname(name string) []byte {
 func openNFT(ns *NetNS) (*nftables.Conn, error) {
 	var conn *nftables.Conn
 	err := ns.Do(func() (err error) {
-		conn, err = nftables.New(nftables.AsLasting(), nftables.WithSockOptions(growBuffers, silenceEchoes))
+		conn, err = nftables.New(nftables.AsLasting(), nftables.WithSockOptions(prepareNFT))
 		return err
 	})
 	if err != nil {
@@ -368,32 +552,22 @@ func openNFT(ns *NetNS) (*nftables.Conn, error) {
 	return conn, nil
 }
 
-func growBuffers(c *netlink.Conn) error {
-	return errors.Join(c.SetReadBuffer(netlinkBufferBytes), c.SetWriteBuffer(netlinkBufferBytes))
-}
-
-// silenceEchoes keeps the kernel's echoes of rules from the socket. The library
-// asks for them and expects at most one datagram of echoes per transaction; of
-// more than some ten rules there are several.
-func silenceEchoes(c *netlink.Conn) error {
-	const newRule = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWRULE
-	prog := []unix.SockFilter{
-		// The type of the message, which is in the machine's order, is loaded in
-		// network order.
-		{Code: unix.BPF_LD | unix.BPF_H | unix.BPF_ABS, K: 4},
-		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: uint32(binary.BigEndian.Uint16(binaryutil.NativeEndian.PutUint16(newRule))), Jf: 1},
-		{Code: unix.BPF_RET | unix.BPF_K, K: 0},
-		{Code: unix.BPF_RET | unix.BPF_K, K: math.MaxUint32},
-	}
-	rc, err := c.SyscallConn()
+// prepareNFT gives the socket room for whole transactions, and keeps the echoes
+// of rules away from it. The library asks for them and counts on at most one
+// datagram of them; the kernel packs as many as fit into one.
+func prepareNFT(c *netlink.Conn) error {
+	const typeOffset, newRule = 4, unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWRULE
+	filter, err := bpf.Assemble([]bpf.Instruction{
+		bpf.LoadAbsolute{Off: typeOffset, Size: 2},
+		// The type is in the machine's byte order, and the filter reads the network's.
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: uint32(binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, newRule))), SkipTrue: 1},
+		bpf.RetConstant{Val: 1<<32 - 1},
+		bpf.RetConstant{Val: 0},
+	})
 	if err != nil {
 		return err
 	}
-	cerr := rc.Control(func(fd uintptr) {
-		err = unix.SetsockoptSockFprog(int(fd), unix.SOL_SOCKET, unix.SO_ATTACH_FILTER,
-			&unix.SockFprog{Len: uint16(len(prog)), Filter: &prog[0]})
-	})
-	return errors.Join(cerr, err)
+	return errors.Join(c.SetReadBuffer(netlinkBufferBytes), c.SetWriteBuffer(netlinkBufferBytes), c.SetBPF(filter))
 }
 
 // noTable turns the kernel's answer for a missing table into ErrNoTable.

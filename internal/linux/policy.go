@@ -46,6 +46,13 @@ type RedirectConfig struct {
 	// to those in Inbound.
 	InboundAll bool
 	Inbound    []PortRange
+	// Strict: what a selected destination is sent while a redirector of somebody
+	// else was caught is dropped, and not sent directly: the kernel repeats it,
+	// and by then whoever looks after the redirection has decided.
+	Strict bool
+	// Untracked keeps from connection tracking what is not diverted. It must not
+	// be set while somebody else has rules in the namespace, which may need it.
+	Untracked bool
 	// FailOpenTTL is how long diversion outlives the last Renew.
 	// Default: DefaultFailOpenTTL.
 	FailOpenTTL time.Duration

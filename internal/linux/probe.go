@@ -83,16 +83,17 @@ func nftFeatures() []struct {
 		{"nftables: match on a socket", "load the module nft_socket (CONFIG_NFT_SOCKET)", func(r *ruleset) {
 			r.rule(pre(r), tcpHeader(), hasSocket())
 		}},
+		{"nftables: connection tracking", "load the module nft_ct (CONFIG_NFT_CT)", func(r *ruleset) {
+			r.rule(pre(r), destinationChanged(), []expr.Any{&expr.Notrack{}})
+		}},
+		{"nftables: reject", "load the module nft_reject_inet (CONFIG_NFT_REJECT_INET)", func(r *ruleset) {
+			r.rule(base(r, nftables.ChainTypeFilter, nftables.ChainHookInput), tcpHeader(), []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_TCP_RST}})
+		}},
 	}
 }
 
 // tcpHeader is "meta l4proto tcp".
-func tcpHeader() []expr.Any {
-	return []expr.Any{
-		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: regA},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: regA, Data: []byte{unix.IPPROTO_TCP}},
-	}
-}
+func tcpHeader() []expr.Any { return metaIs(expr.MetaKeyL4PROTO, []byte{unix.IPPROTO_TCP}) }
 
 // ProbeNftables tells whether nf_tables has all that the redirection uses but
 // the transparent proxy.
@@ -122,7 +123,7 @@ func ProbeTProxy() error {
 // probeTable makes a table in a namespace of its own.
 func probeTable(build func(*ruleset)) error {
 	return inScratch(func() error {
-		conn, err := nftables.New(nftables.AsLasting(), nftables.WithSockOptions(silenceEchoes))
+		conn, err := nftables.New(nftables.AsLasting(), nftables.WithSockOptions(prepareNFT))
 		if err != nil {
 			return err
 		}
@@ -155,7 +156,7 @@ func ProbeTransparent() error {
 
 // ProbeSysctl tells whether the sysctls of a namespace can be written.
 func ProbeSysctl() error {
-	err := inScratch(func() error { return setSysctl(fwmarkAccept, "1") })
+	err := inScratch(func() error { return fwmarkAccept.write(1) })
 	return feature("sysctl net.ipv4.tcp_fwmark_accept", "give the agent CAP_SYS_ADMIN, and a seccomp and AppArmor profile that allow it to mount proc; or mount /proc/sys read-write", err)
 }
 

@@ -22,6 +22,8 @@ type Redirect struct {
 	conn   *nftables.Conn
 	cfg    RedirectConfig
 	bypass map[netip.AddrPort]time.Time // when it ends; to survive an Update
+	found  map[sysctl]uint32            // before we set it, see foundSet
+	caught time.Time                    // until when a redirector counts as seen
 	closed bool
 }
 
@@ -48,9 +50,8 @@ func InstallRedirect(ns *NetNS, cfg RedirectConfig) (*Redirect, error) {
 // installSteps are the steps of InstallRedirect, the diversion last: nothing
 // is diverted before the way back is ready.
 func (r *Redirect) installSteps() []Step {
-	steps := routingSteps(r.ns, r.cfg.AppMark)
-	return append(steps,
-		Step{
+	steps := append([]Step{
+		{
 			Name: "open netlink",
 			Do: func() (err error) {
 				r.conn, err = openNFT(r.ns)
@@ -58,16 +59,26 @@ func (r *Redirect) installSteps() []Step {
 			},
 			Undo: func() error { return r.conn.CloseLasting() },
 		},
+		{Name: "read what an earlier agent found", Do: r.learnFound}, // by its rules, too
+	}, routingSteps(r.ns, r.cfg.AppMark)...)
+	steps = append(steps,
 		Step{
-			Name: "replace nftables table " + tableName,
-			Do:   func() error { return explain(r.replaceLocked(r.cfg)) },
+			Name: "keep what is found",
+			Do:   func() error { return explain(r.keepFound()) },
 			Undo: func() error { return dropTable(r.conn) },
 		},
+		r.takeStep(fwmarkAccept, true))
+	if r.cfg.Untracked {
+		steps = append(steps, r.takeStep(looseTracking, false))
+	}
+	return append(steps,
+		Step{Name: "replace nftables table " + tableName, Do: func() error { return explain(r.replaceLocked(r.cfg)) }},
 		// The table has loaded connection tracking.
-		sysctlStep(r.ns, closeTimeout, "0", true))
+		r.takeStep(closeTimeout, false))
 }
 
-// replaceLocked replaces the table in one transaction.
+// replaceLocked replaces the table in one transaction. Connections are taken up in
+// their middle again only when none is kept from connection tracking any more.
 func (r *Redirect) replaceLocked(cfg RedirectConfig) error {
 	now := time.Now()
 	left := make(map[netip.AddrPort]time.Duration, len(r.bypass))
@@ -78,9 +89,13 @@ func (r *Redirect) replaceLocked(cfg RedirectConfig) error {
 			delete(r.bypass, dst)
 		}
 	}
+	_, looseOff := r.found[looseTracking]
 	rs := newRuleset(r.conn)
-	rs.build(cfg, left)
-	return rs.commit()
+	rs.build(cfg, content{bypass: left, caught: r.caught.Sub(now).Truncate(time.Millisecond), found: r.found, looseOff: looseOff})
+	if err := rs.commit(); err != nil || cfg.Untracked {
+		return err
+	}
+	return r.give(looseTracking)
 }
 
 // Update puts cfg in force, in one transaction: there is no moment without
@@ -99,7 +114,14 @@ func (r *Redirect) Update(cfg RedirectConfig) error {
 	if cfg.Mark != r.cfg.Mark || cfg.AppMark != r.cfg.AppMark || cfg.PlainMark != r.cfg.PlainMark {
 		return &ConfigError{Field: "Mark", Reason: "cannot change while the redirection stands: remove it first"}
 	}
-	if err := r.replaceLocked(cfg); err != nil {
+	err := error(nil)
+	if cfg.Untracked {
+		_, err = r.take(looseTracking)
+	}
+	if err == nil {
+		err = r.replaceLocked(cfg)
+	}
+	if err != nil {
 		return fmt.Errorf("update redirection in %s: %w", r.ns, err)
 	}
 	r.cfg = cfg
@@ -133,8 +155,8 @@ func (r *Redirect) renewLocked(ttl time.Duration) error {
 }
 
 // Bypass remembers that connections to dst are not worth diverting: for ttl
-// they go straight there. Calling it again starts a new ttl. The error is
-// [ErrBypassFull] if there is no room.
+// they go straight there. Calling it again starts a new ttl. If there is no
+// room, the entry is forgotten that would end first.
 func (r *Redirect) Bypass(dst netip.AddrPort, ttl time.Duration) error {
 	dst = netip.AddrPortFrom(dst.Addr().Unmap().WithZone(""), dst.Port())
 	if !dst.IsValid() || ttl < time.Millisecond || ttl > maxBypassTTL {
@@ -145,22 +167,15 @@ func (r *Redirect) Bypass(dst netip.AddrPort, ttl time.Duration) error {
 	if r.closed {
 		return fmt.Errorf("bypass %v in %s: %w", dst, r.ns, ErrClosed)
 	}
-	now := time.Now()
+	var errs []error
 	if _, ok := r.bypass[dst]; !ok && len(r.bypass) >= maxBypass {
-		for d, end := range r.bypass {
-			if !end.After(now) {
-				delete(r.bypass, d)
-			}
-		}
-		if len(r.bypass) >= maxBypass {
-			return fmt.Errorf("bypass %v in %s: %w", dst, r.ns, ErrBypassFull)
-		}
+		errs = append(errs, r.evictLocked())
 	}
 	// Add, delete, add: right whether the element exists, has expired or is
 	// new, on kernels that extend elements and on those that do not.
-	s := bypassSet(kubeTable(), dst.Addr().Is4())
-	elem := []nftables.SetElement{{Key: destinationKey(dst.Addr(), dst.Port()), Timeout: ttl}}
-	if err := errors.Join(r.conn.SetAddElements(s, elem), r.conn.SetDeleteElements(s, elem), r.conn.SetAddElements(s, elem)); err != nil {
+	set, elem := bypassElement(dst, ttl)
+	errs = append(errs, r.conn.SetAddElements(set, elem), r.conn.SetDeleteElements(set, elem), r.conn.SetAddElements(set, elem))
+	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("bypass %v in %s: %w", dst, r.ns, err)
 	}
 	if err := r.conn.Flush(); err != nil {
@@ -169,8 +184,44 @@ func (r *Redirect) Bypass(dst netip.AddrPort, ttl time.Duration) error {
 		}
 		return fmt.Errorf("bypass %v in %s: %w", dst, r.ns, noTable(err))
 	}
-	r.bypass[dst] = now.Add(ttl)
+	r.bypass[dst] = time.Now().Add(ttl)
 	return nil
+}
+
+// evictLocked makes room in the negative cache. The entry may have expired, so it
+// is added before it is deleted.
+func (r *Redirect) evictLocked() error {
+	var first netip.AddrPort
+	for dst, end := range r.bypass {
+		if !first.IsValid() || end.Before(r.bypass[first]) {
+			first = dst
+		}
+	}
+	delete(r.bypass, first)
+	set, elem := bypassElement(first, time.Second)
+	return errors.Join(r.conn.SetAddElements(set, elem), r.conn.SetDeleteElements(set, elem))
+}
+
+func bypassElement(dst netip.AddrPort, ttl time.Duration) (*nftables.Set, []nftables.SetElement) {
+	return bypassSet(kubeTable(), dst.Addr().Is4()), []nftables.SetElement{{Key: destinationKey(dst.Addr(), dst.Port()), Timeout: ttl}}
+}
+
+// Caught reports whether a connection of the agent's, or for it, was redirected by
+// somebody else within the last caughtTTL. Nothing is diverted then.
+func (r *Redirect) Caught() (bool, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return false, fmt.Errorf("look for redirected connections in %s: %w", r.ns, ErrClosed)
+	}
+	elems, err := r.conn.GetSetElements(caughtSet(kubeTable()))
+	if err != nil {
+		return false, fmt.Errorf("look for redirected connections in %s: %w", r.ns, err)
+	}
+	for _, e := range elems {
+		r.caught = time.Now().Add(e.Expires)
+	}
+	return len(elems) > 0, nil
 }
 
 // Forget empties the negative cache: every selected destination is diverted
@@ -247,17 +298,38 @@ func dropTable(conn *nftables.Conn) error {
 	return rs.commit()
 }
 
-// Sweep removes everything that an agent, dead or alive, put into ns. The
-// kernel resets connections that were redirected and are still open. A
-// namespace with nothing of ours in it is left as it is.
+// Sweep removes everything that an agent, dead or alive, put into ns, and sets
+// sysctls back to what it found. The kernel resets connections that were
+// redirected and are still open. A namespace with nothing of ours in it is left as
+// it is.
 func Sweep(ns *NetNS) error {
 	conn, err := openNFT(ns)
 	if err != nil {
 		return fmt.Errorf("sweep: %w", err)
 	}
-	err = errors.Join(dropTable(conn), conn.CloseLasting(), sweepRouting(ns))
+	err = errors.Join(sweep(ns, conn), conn.CloseLasting())
 	if err != nil {
 		return fmt.Errorf("sweep %s: %w", ns, err)
 	}
 	return nil
+}
+
+func sweep(ns *NetNS, conn *nftables.Conn) error {
+	was, err := isThere(ns, conn)
+	if err != nil || !was {
+		return errors.Join(err, sweepRouting(ns)) // a route may be left
+	}
+	found, err := readFound(conn)
+	if err != nil {
+		return err
+	}
+	// Nothing is diverted any more, and the record goes last.
+	conn.FlushSet(aliveSet(kubeTable()))
+	if err := conn.Flush(); err != nil && !errors.Is(err, unix.ENOENT) {
+		return err
+	}
+	if err := errors.Join(sweepRouting(ns), restoreAll(ns, found)); err != nil {
+		return err
+	}
+	return dropTable(conn)
 }

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/nftables"
 	"golang.org/x/sys/unix"
 )
 
@@ -60,16 +61,73 @@ func TestRedirect_outboundOriginalDestination(t *testing.T) {
 	}
 }
 
+// TestOriginalDst_direct: a listener knows who was not brought to it by the
+// redirection, also when nobody refuses it before.
 func TestOriginalDst_direct(t *testing.T) {
 	for _, f := range families {
 		t.Run(f.name, func(t *testing.T) {
 			pod, _ := newPair(t)
 			agent := listen(t, pod, marked, f.loopback, testOutPort)
-			install(t, pod, testConfig(f))
+			openDoors(t, install(t, pod, testConfig(f)))
 			mustDial(t, pod, nil, netip.AddrPortFrom(f.loopback, testOutPort))
 			if dst, err := OriginalDst(mustAccept(t, agent)); !errors.Is(err, ErrNotRedirected) {
 				t.Fatalf("original destination %v, %v, want ErrNotRedirected", dst, err)
 			}
+		})
+	}
+}
+
+func TestTransparentDst(t *testing.T) {
+	for _, f := range families {
+		t.Run(f.name, func(t *testing.T) {
+			pod, _ := newPair(t)
+			want(t, served(t, pod, nil, netip.AddrPortFrom(f.peer, 9)), "refused") // the addresses are in use
+			for _, c := range []struct {
+				name string
+				at   netip.Addr
+				port uint16 // of the listener for diverted connections
+				want error
+			}{
+				{"loopback", f.loopback, testOutPort, ErrNotRedirected},
+				{"its own port", f.pod, testInPort, ErrNotRedirected},
+				{"diverted", f.pod, testOutPort, nil},
+			} {
+				ln := listen(t, pod, nil, c.at, testInPort)
+				mustDial(t, pod, nil, addrOf(ln))
+				dst, err := TransparentDst(mustAccept(t, ln), c.port)
+				if !errors.Is(err, c.want) || err == nil && dst != addrOf(ln) {
+					t.Errorf("%s: %v, %v, want %v", c.name, dst, err, c.want)
+				}
+				mustDo(t, ln.Close())
+			}
+		})
+	}
+}
+
+func addrOf(ln *net.TCPListener) netip.AddrPort { return ln.Addr().(*net.TCPAddr).AddrPort() }
+
+// openDoors takes away the rules that refuse what was not diverted.
+func openDoors(t *testing.T, r *Redirect) {
+	t.Helper()
+	r.conn.FlushChain(&nftables.Chain{Table: kubeTable(), Name: chainDoors})
+	mustDo(t, r.conn.Flush())
+}
+
+// TestRedirect_doors: who connects to a listener of the agent is refused, and who
+// is brought there is not; a program on the same port of another address has its
+// connections.
+func TestRedirect_doors(t *testing.T) {
+	for _, f := range families {
+		t.Run(f.name, func(t *testing.T) {
+			pod, _, dst := outbound(t, f, nil)
+			answer(t, listen(t, pod, Controls(ControlTransparent, marked), f.loopback, testInPort), "agent")
+			for _, port := range []uint16{testOutPort, testInPort} {
+				answer(t, listen(t, pod, nil, f.pod, port), "program")
+				want(t, served(t, pod, nil, netip.AddrPortFrom(f.loopback, port)), "refused")
+				want(t, served(t, pod, boundTo(netip.AddrPortFrom(f.pod, 0)), netip.AddrPortFrom(f.loopback, port)), "refused")
+				want(t, served(t, pod, nil, netip.AddrPortFrom(f.pod, port)), "program")
+			}
+			want(t, served(t, pod, nil, dst), "agent")
 		})
 	}
 }
@@ -165,22 +223,27 @@ func TestRedirect_bypass(t *testing.T) {
 	}
 }
 
-func TestRedirect_bypassLimit(t *testing.T) {
-	ns := newNS(t)
-	r := install(t, ns, testConfig(families[0]))
-	for i := range maxBypass {
-		r.bypass[netip.AddrPortFrom(families[0].peer, uint16(i))] = time.Now().Add(time.Hour)
+// TestRedirect_bypassFull: a full cache forgets what ends first, in the kernel,
+// too.
+func TestRedirect_bypassFull(t *testing.T) {
+	f := families[0]
+	pod, r, dst := outbound(t, f, nil)
+	mustDo(t, r.Bypass(dst, time.Minute))
+	for i := range maxBypass - 1 {
+		mustDo(t, r.Bypass(netip.AddrPortFrom(f.peer, uint16(i)), time.Hour))
 	}
-	dst := netip.AddrPortFrom(families[0].peer, maxBypass)
-	if err := r.Bypass(dst, time.Second); !errors.Is(err, ErrBypassFull) {
-		t.Fatalf("bypass: %v, want ErrBypassFull", err)
+	want(t, served(t, pod, nil, dst), "server")
+	for i := range 10 {
+		mustDo(t, r.Bypass(netip.AddrPortFrom(f.peer.Next(), uint16(i+1)), time.Hour))
 	}
-	mustDo(t, r.Bypass(netip.AddrPortFrom(families[0].peer, 1), time.Second)) // known: no new room needed
-	r.bypass[netip.AddrPortFrom(families[0].peer, 2)] = time.Now().Add(-time.Second)
-	mustDo(t, r.Bypass(dst, time.Second)) // an expired one makes room
-	if err := r.Update(testConfig(families[0])); err != nil {
-		t.Fatalf("update with a full cache: %v", err)
+	want(t, served(t, pod, nil, dst), "agent")
+	if n := len(r.bypass); n != maxBypass {
+		t.Errorf("%d entries, want %d", n, maxBypass)
 	}
+	mustDo(t, r.Bypass(dst, time.Hour))
+	want(t, served(t, pod, nil, dst), "server")
+	mustDo(t, r.Update(testConfig(f)))
+	want(t, served(t, pod, nil, dst), "server")
 }
 
 func TestRedirect_failsOpen(t *testing.T) {

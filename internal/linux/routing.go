@@ -13,26 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fwmarkAccept makes accepted connections inherit the mark of their SYN, so
-// that the application's answers carry the mark of the agent's connection. It
-// covers IPv6 too.
-const fwmarkAccept = "net/ipv4/tcp_fwmark_accept"
-
-// closeTimeout is for how many seconds connection tracking remembers a
-// connection that was reset, and where it was diverted to. When a diverted one
-// is reset by the agent, its port is free at once; a connection of the agent's
-// to the same destination that gets the port would then be taken for the old one
-// and be diverted too, to the agent itself. So nothing is remembered. Kernels
-// hide the variable in the namespaces of users' own.
-const (
-	closeTimeout        = "net/netfilter/nf_conntrack_tcp_timeout_close"
-	closeTimeoutDefault = "10"
-)
-
 // routingSteps bring the answers of an application, whose peer is a socket of
 // this machine that was bound to the client's address, to loopback: "ip rule
-// fwmark M lookup T", "local default dev lo table T", for both families, and
-// the inheritance of the mark.
+// fwmark M lookup T", "local default dev lo table T", for both families.
 func routingSteps(ns *NetNS, mark uint32) []Step {
 	var steps []Step
 	for _, fam := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
@@ -58,7 +41,7 @@ func routingSteps(ns *NetNS, mark uint32) []Step {
 				Undo: unless(&inherited, inNetlink(ns, func(h *netlink.Handle) error { _, err := sweepRules(h, fam); return err })),
 			})
 	}
-	return append(steps, sysctlStep(ns, fwmarkAccept, "1", false))
+	return steps
 }
 
 // unless returns f, which does nothing if *skip is true by then.
@@ -155,6 +138,21 @@ func hasRule(h *netlink.Handle, fam int) (bool, error) {
 	return kept > 0, err
 }
 
+// hasRules tells whether there is a rule of ours, of either family.
+func hasRules(ns *NetNS) (has bool, err error) {
+	err = inNetlink(ns, func(h *netlink.Handle) error {
+		for _, fam := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+			one, err := hasRule(h, fam)
+			if err != nil {
+				return err
+			}
+			has = has || one
+		}
+		return nil
+	})()
+	return has, err
+}
+
 // sweepRules deletes our rules and tells how many there were.
 func sweepRules(h *netlink.Handle, fam int) (int, error) {
 	deleted, _, err := deleteRules(h, fam, func(netlink.Rule) bool { return false })
@@ -200,29 +198,13 @@ func sweepRoutes(h *netlink.Handle, fam int) error {
 	return fmt.Errorf("delete local route %s: %w", familyName(fam), err)
 }
 
-// resetCloseTimeout sets the variable back in the thread's namespace, where there
-// is one.
-func resetCloseTimeout() error {
-	err := setSysctl(closeTimeout, closeTimeoutDefault)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil
-	}
-	return err
-}
-
-// sweepRouting removes what routingSteps put into ns. The sysctls go back to
-// their defaults only if a rule shows that it was we who set them.
+// sweepRouting removes what routingSteps put into ns.
 func sweepRouting(ns *NetNS) error {
 	return inNetlink(ns, func(h *netlink.Handle) error {
 		var errs []error
-		found := 0
 		for _, fam := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-			n, err := sweepRules(h, fam)
-			found += n
+			_, err := sweepRules(h, fam)
 			errs = append(errs, err, sweepRoutes(h, fam))
-		}
-		if found > 0 {
-			errs = append(errs, setSysctl(fwmarkAccept, "0"), resetCloseTimeout())
 		}
 		return errors.Join(errs...)
 	})()

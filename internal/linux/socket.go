@@ -25,16 +25,20 @@ type Control func(network, address string, c syscall.RawConn) error
 
 // OriginalDst returns where a connection that the outbound redirection brought
 // to the agent's listener was going. The error is [ErrNotRedirected] if it was
-// made to the listener itself.
+// made to the listener itself, or to another address of its own machine: those
+// are never diverted, and the way there may lead back to the listener.
 func OriginalDst(c syscall.Conn) (netip.AddrPort, error) {
 	rc, err := c.SyscallConn()
 	if err != nil {
 		return netip.AddrPort{}, fmt.Errorf("original destination: %w", err)
 	}
-	var dst, local netip.AddrPort
+	var dst, local, peer netip.AddrPort
 	cerr := rc.Control(func(fd uintptr) {
-		if local, err = sockName(int(fd)); err == nil {
-			dst, err = originalDst(int(fd), local.Addr().Is4())
+		if local, err = sockName(int(fd)); err != nil {
+			return
+		}
+		if dst, err = originalDst(int(fd), local.Addr().Is4()); err == nil {
+			peer, err = peerName(int(fd))
 		}
 	})
 	if err = errors.Join(cerr, err); errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOPROTOOPT) {
@@ -43,8 +47,20 @@ func OriginalDst(c syscall.Conn) (netip.AddrPort, error) {
 	if err != nil {
 		return netip.AddrPort{}, fmt.Errorf("original destination of a connection to %v: %w", local, err)
 	}
-	if dst == local {
-		return netip.AddrPort{}, fmt.Errorf("original destination of a connection to %v: %w", local, ErrNotRedirected)
+	if dst == local || dst.Addr().Unmap().IsLoopback() || dst.Addr() == peer.Addr() {
+		return netip.AddrPort{}, fmt.Errorf("connection to %v, originally to %v: %w", local, dst, ErrNotRedirected)
+	}
+	return dst, nil
+}
+
+// TransparentDst returns where a connection from the network was going that came to
+// the agent's transparent listener on port. The error is [ErrNotRedirected] if it
+// was made to the listener itself: the redirection takes none on loopback, and
+// none to that port.
+func TransparentDst(c *net.TCPConn, port uint16) (netip.AddrPort, error) {
+	dst := unmap(c.LocalAddr().(*net.TCPAddr).AddrPort())
+	if dst.Addr().IsLoopback() || dst.Port() == port {
+		return netip.AddrPort{}, fmt.Errorf("connection to %v: %w", dst, ErrNotRedirected)
 	}
 	return dst, nil
 }
@@ -76,6 +92,19 @@ func sockName(fd int) (netip.AddrPort, error) {
 	if err != nil {
 		return netip.AddrPort{}, err
 	}
+	return addrPort(sa)
+}
+
+// peerName is the address of a socket's peer.
+func peerName(fd int) (netip.AddrPort, error) {
+	sa, err := unix.Getpeername(fd)
+	if err != nil {
+		return netip.AddrPort{}, err
+	}
+	return addrPort(sa)
+}
+
+func addrPort(sa unix.Sockaddr) (netip.AddrPort, error) {
 	switch sa := sa.(type) {
 	case *unix.SockaddrInet4:
 		return netip.AddrPortFrom(netip.AddrFrom4(sa.Addr), uint16(sa.Port)), nil

@@ -5,7 +5,6 @@ package linux
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"strings"
 
@@ -38,34 +37,6 @@ func setSysctl(name, value string) error {
 		return fmt.Errorf("write it in a proc file system of our own: %w", perr)
 	}
 	return nil
-}
-
-// sysctlStep sets a variable below /proc/sys of ns. One that the kernel does not
-// have is left alone if it is optional.
-func sysctlStep(ns *NetNS, name, value string, optional bool) Step {
-	before := ""
-	return Step{
-		Name: "set sysctl " + strings.ReplaceAll(name, "/", "."),
-		Do: func() error {
-			return ns.Do(func() error {
-				b, err := os.ReadFile("/proc/sys/" + name)
-				if optional && errors.Is(err, fs.ErrNotExist) {
-					return nil
-				}
-				if err != nil {
-					return err
-				}
-				before = strings.TrimSpace(string(b))
-				return setSysctl(name, value)
-			})
-		},
-		Undo: func() error {
-			if before == "" {
-				return nil
-			}
-			return ns.Do(func() error { return setSysctl(name, before) })
-		},
-	}
 }
 
 // mountProc makes a mount of proc that is attached nowhere.

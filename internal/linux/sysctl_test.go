@@ -37,12 +37,12 @@ func TestSetSysctl_containerThatIsNotPrivileged(t *testing.T) {
 					return err
 				}
 			}
-			plain = os.WriteFile("/proc/sys/"+fwmarkAccept, []byte("1"), 0)
-			if err := setSysctl(fwmarkAccept, "1"); err != nil {
+			plain = os.WriteFile("/proc/sys/"+fwmarkAccept.path(), []byte("1"), 0)
+			if err := fwmarkAccept.write(1); err != nil {
 				return err
 			}
 			var err error
-			got, err = os.ReadFile("/proc/sys/" + fwmarkAccept)
+			got, err = os.ReadFile("/proc/sys/" + fwmarkAccept.path())
 			return err
 		}()
 	})
@@ -55,7 +55,7 @@ func TestSetSysctl_containerThatIsNotPrivileged(t *testing.T) {
 	if s := strings.TrimSpace(string(got)); s != "1" {
 		t.Errorf("%s is %s, want 1", fwmarkAccept, s)
 	}
-	home, err := os.ReadFile("/proc/sys/" + fwmarkAccept)
+	home, err := os.ReadFile("/proc/sys/" + fwmarkAccept.path())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package linux
+
+import (
+	"errors"
+	"io/fs"
+	"net"
+	"net/netip"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func sysctlNow(t testing.TB, ns *NetNS, s sysctl) uint32 {
+	t.Helper()
+	var v uint32
+	mustDo(t, ns.Do(func() (err error) {
+		v, err = s.read()
+		return err
+	}))
+	return v
+}
+
+// TestSysctls_goBack: what was found comes back, whoever takes the redirection
+// away, and what somebody else set meanwhile stays.
+func TestSysctls_goBack(t *testing.T) {
+	f := families[0]
+	untracked := testConfig(f)
+	untracked.Untracked = true
+	for _, c := range []struct {
+		name string
+		do   func(t *testing.T, ns *NetNS)
+		want map[sysctl]uint32
+	}{
+		{"removed", func(t *testing.T, ns *NetNS) {
+			r := install(t, ns, testConfig(f))
+			mustDo(t, r.Update(untracked))
+			mustDo(t, r.Remove())
+		}, map[sysctl]uint32{fwmarkAccept: 0, closeTimeout: 7, looseTracking: 1}},
+		{"the agent dies", func(t *testing.T, ns *NetNS) {
+			mustDo(t, install(t, ns, untracked).Close())
+		}, map[sysctl]uint32{fwmarkAccept: 0, closeTimeout: 7, looseTracking: 1}},
+		{"it dies before there is more than the record", func(t *testing.T, ns *NetNS) {
+			r := &Redirect{ns: ns, cfg: untracked}
+			steps := r.installSteps()
+			for i, s := range steps {
+				if strings.HasPrefix(s.Name, "replace") {
+					steps = steps[:i]
+					break
+				}
+			}
+			var u Undo
+			mustDo(t, u.Run(steps...))
+			u.Keep()
+			mustDo(t, r.Close())
+		}, map[sysctl]uint32{fwmarkAccept: 0, closeTimeout: 7, looseTracking: 1}},
+		{"another agent takes over, and dies", func(t *testing.T, ns *NetNS) {
+			for range 3 {
+				mustDo(t, install(t, ns, untracked).Close())
+			}
+		}, map[sysctl]uint32{fwmarkAccept: 0, closeTimeout: 7, looseTracking: 1}},
+		{"somebody deletes the table, and the agent repairs it", func(t *testing.T, ns *NetNS) {
+			r := install(t, ns, untracked)
+			mustDo(t, dropTable(r.conn))
+			mustDo(t, r.Update(untracked))
+			mustDo(t, r.Close())
+		}, map[sysctl]uint32{fwmarkAccept: 0, closeTimeout: 7, looseTracking: 1}},
+		{"tracked again", func(t *testing.T, ns *NetNS) {
+			r := install(t, ns, untracked)
+			if v := sysctlNow(t, ns, looseTracking); v != 0 {
+				t.Errorf("%v is %d, want 0", looseTracking, v)
+			}
+			mustDo(t, r.Update(testConfig(f)))
+			if v := sysctlNow(t, ns, looseTracking); v != 1 {
+				t.Errorf("%v is %d, want 1", looseTracking, v)
+			}
+			mustDo(t, r.Close())
+		}, map[sysctl]uint32{fwmarkAccept: 0, closeTimeout: 7, looseTracking: 1}},
+		{"set by somebody else", func(t *testing.T, ns *NetNS) {
+			r := install(t, ns, untracked)
+			giveSysctl(t, ns, closeTimeout.path(), "33")
+			mustDo(t, r.Close())
+		}, map[sysctl]uint32{fwmarkAccept: 0, closeTimeout: 33, looseTracking: 1}},
+		{"an agent without a record", func(t *testing.T, ns *NetNS) {
+			mustDo(t, install(t, ns, testConfig(f)).Close())
+			conn, err := openNFT(ns)
+			mustDo(t, err)
+			conn.DelSet(foundSet(kubeTable()))
+			mustDo(t, errors.Join(conn.Flush(), conn.CloseLasting()))
+			mustDo(t, install(t, ns, testConfig(f)).Close())
+		}, map[sysctl]uint32{fwmarkAccept: 0, closeTimeout: 10, looseTracking: 1}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			ns := newNS(t)
+			giveSysctl(t, ns, closeTimeout.path(), "7")
+			c.do(t, ns)
+			mustDo(t, Sweep(ns))
+			got := map[sysctl]uint32{}
+			for _, s := range sysctls {
+				got[s] = sysctlNow(t, ns, s)
+			}
+			if diff := cmp.Diff(c.want, got); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestSysctls_foreign: values that were ours already stay, and so does a namespace
+// in which we were not.
+func TestSysctls_foreign(t *testing.T) {
+	ns := newNS(t)
+	giveSysctl(t, ns, fwmarkAccept.path(), "1")
+	giveSysctl(t, ns, closeTimeout.path(), "0")
+	mustDo(t, Sweep(ns))
+	mustDo(t, install(t, ns, testConfig(families[0])).Close())
+	mustDo(t, Sweep(ns))
+	for s, want := range map[sysctl]uint32{fwmarkAccept: 1, closeTimeout: 0} {
+		if v := sysctlNow(t, ns, s); v != want {
+			t.Errorf("%v is %d, want %d", s, v, want)
+		}
+	}
+}
+
+// tracked counts what connection tracking knows in a namespace.
+func tracked(t testing.TB, ns *NetNS) int {
+	t.Helper()
+	n := 0
+	mustDo(t, ns.Do(func() error {
+		b, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_count")
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil // the kernel has not loaded it
+		}
+		if err == nil {
+			n, err = strconv.Atoi(strings.TrimSpace(string(b)))
+		}
+		return err
+	}))
+	return n
+}
+
+// TestAttack_conntrack: what a pod sends that is never diverted takes no place in
+// its table of connections, and what is diverted works. 5,000 datagrams took
+// 5,000 places once.
+func TestAttack_conntrack(t *testing.T) {
+	for _, f := range families {
+		t.Run(f.name, func(t *testing.T) {
+			pod, peer := newPair(t)
+			server := listen(t, peer, nil, f.peer, 0)
+			answer(t, server, "server")
+			agent := listen(t, pod, marked, f.loopback, testOutPort)
+			early := mustDial(t, pod, nil, addrOf(server)) // before there is a table
+			cfg := testConfig(f)
+			cfg.Outbound = []OutboundRule{{Prefix: f.all(), Ports: []PortRange{{4711, 4712}}}}
+			cfg.Untracked = true
+			r := install(t, pod, cfg)
+			mustDo(t, r.Update(cfg)) // connection tracking was not there before
+			before := tracked(t, pod)
+
+			dst := netip.AddrPortFrom(f.peer, 53)
+			mustDo(t, pod.Do(func() error {
+				for range 5000 {
+					c, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(dst))
+					if err != nil {
+						return err
+					}
+					_, _ = c.Write([]byte("x")) // nobody listens
+					_ = c.Close()
+				}
+				return nil
+			}))
+			want(t, served(t, pod, nil, addrOf(server)), "server")
+			_, _ = early.Write([]byte("x"))
+			inwards := listen(t, pod, nil, f.pod, 0)
+			answer(t, inwards, "program")
+			want(t, served(t, peer, nil, addrOf(inwards)), "program")
+			want(t, served(t, pod, nil, addrOf(inwards)), "program")
+			mustDo(t, r.Bypass(netip.AddrPortFrom(f.peer, 4712), time.Minute))
+			want(t, served(t, pod, nil, netip.AddrPortFrom(f.peer, 4712)), "refused")
+			if n := tracked(t, pod); n != before {
+				t.Errorf("%d connections are tracked, want %d", n, before)
+			}
+
+			app := mustDial(t, pod, nil, netip.AddrPortFrom(f.peer, 4711))
+			c := mustAccept(t, agent)
+			if got, err := OriginalDst(c); err != nil || got != netip.AddrPortFrom(f.peer, 4711) {
+				t.Errorf("original destination %v, %v", got, err)
+			}
+			exchange(t, app, c)
+			if n := tracked(t, pod); n != before+1 {
+				t.Errorf("%d connections are tracked with a diverted one, want %d", n, before+1)
+			}
+			// The policy changes, connections go on; and so they do when others come
+			// who need connection tracking.
+			cfg.Outbound = nil
+			mustDo(t, r.Update(cfg))
+			exchange(t, app, c)
+			cfg.Untracked = false
+			mustDo(t, r.Update(cfg))
+			exchange(t, app, c)
+			want(t, served(t, pod, nil, addrOf(server)), "server")
+			if n := tracked(t, pod); n == before+1 {
+				t.Error("nothing more is tracked: the test shows nothing")
+			}
+			mustDo(t, r.Remove())
+			exchange(t, app, c)
+		})
+	}
+}

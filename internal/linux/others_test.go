@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package linux
+
+import (
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// inNS runs a program in a namespace.
+func inNS(t testing.TB, ns *NetNS, stdin string, args ...string) {
+	t.Helper()
+	var out []byte
+	mustDo(t, ns.Do(func() (err error) {
+		cmd := exec.Command(args[0], args[1:]...)
+		cmd.Stdin = strings.NewReader(stdin)
+		out, err = cmd.CombinedOutput()
+		if err != nil {
+			t.Logf("%v: %s", args, out)
+		}
+		return err
+	}))
+}
+
+// TestFindOthers: what counts as a redirector, in all three forms that rules have.
+func TestFindOthers(t *testing.T) {
+	nft := func(rules string) [][]string { return [][]string{{"nft", rules}} }
+	legacy := func(program string, args ...string) []string { return append([]string{program}, args...) }
+	for _, c := range []struct {
+		name  string
+		do    [][]string // a program and its arguments, or nft and what it reads
+		rules string
+		redir string
+	}{
+		{"nothing", nil, "", ""},
+		{"sidecar", nft("table ip istio {\n chain out { type nat hook output priority -100; tcp dport 80 redirect to :15001\n }\n}"), "nftables table ip istio, chain out", "nftables table ip istio, chain out"},
+		{
+			"in a chain of its own", nft("table inet m {\n chain r { tcp dport 80 dnat ip to 10.1.1.1\n }\n chain out { type nat hook prerouting priority -100; jump r\n }\n}"),
+			"nftables table inet m, chain r", "nftables table inet m, chain r",
+		},
+		{"tproxy", nft("table ip6 m {\n chain p { type filter hook prerouting priority -150; meta l4proto tcp tproxy to :15006\n }\n}"), "nftables table ip6 m, chain p", "nftables table ip6 m, chain p"},
+		{"firewall", nft("table inet f {\n chain i { type filter hook input priority 0; ct state established accept\n }\n}"), "nftables table inet f, chain i", ""},
+		{"source address only", nft("table ip n {\n chain o { type nat hook postrouting priority 100; masquerade\n }\n chain p { type nat hook output priority -100; counter\n }\n}"), "nftables table ip n, chain o", ""},
+		{"chains without rules", nft("table ip n {\n chain o { type nat hook output priority -100;\n }\n}"), "", ""},
+		{"bridge", nft("table bridge b {\n chain o { type filter hook output priority 0; accept\n }\n}"), "", ""},
+		{"iptables-nft", [][]string{legacy("iptables-nft", "-t", "nat", "-A", "OUTPUT", "-p", "tcp", "-j", "REDIRECT", "--to-ports", "15001")}, "nftables table ip nat, chain OUTPUT", "nftables table ip nat, chain OUTPUT"},
+		{"iptables", [][]string{
+			legacy("iptables-legacy", "-t", "nat", "-N", "ISTIO"), legacy("iptables-legacy", "-t", "nat", "-A", "OUTPUT", "-p", "tcp", "-j", "ISTIO"),
+			legacy("iptables-legacy", "-t", "nat", "-A", "ISTIO", "-p", "tcp", "-j", "REDIRECT", "--to-ports", "15001"),
+		}, "iptables table nat", "iptables table nat"},
+		{"ip6tables", [][]string{legacy("ip6tables-legacy", "-t", "nat", "-A", "PREROUTING", "-p", "tcp", "-j", "DNAT", "--to-destination", "[fd00::1]:80")}, "ip6tables table nat", "ip6tables table nat"},
+		{"iptables without rules", [][]string{legacy("iptables-legacy", "-t", "nat", "-S")}, "", ""},
+		{"iptables firewall", [][]string{legacy("iptables-legacy", "-A", "INPUT", "-m", "conntrack", "--ctstate", "NEW", "-j", "DROP")}, "iptables table filter", ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			ns := newNS(t)
+			install(t, ns, testConfig(families[0])) // our own table does not count
+			for _, args := range c.do {
+				if args[0] == "nft" {
+					inNS(t, ns, args[1], "nft", "-f", "-")
+					continue
+				}
+				inNS(t, ns, "", args...)
+			}
+			got, err := FindOthers(ns)
+			mustDo(t, err)
+			if diff := cmp.Diff(Others{Rules: c.rules, Redirector: c.redir}, got); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestFindOthers_leavesNoTable: to look does not make tables of iptables.
+func TestFindOthers_leavesNoTable(t *testing.T) {
+	ns := newNS(t)
+	_, err := FindOthers(ns)
+	mustDo(t, err)
+	mustDo(t, ns.Do(func() error {
+		for _, l := range legacies {
+			if b, err := os.ReadFile(l.names); err == nil && len(b) > 0 {
+				t.Errorf("%s: tables %q", l.program, b)
+			}
+		}
+		return nil
+	}))
+}
+
+// TestRedirect_caught: when somebody else redirects a connection of the agent's,
+// nothing is diverted from that moment on: directly, or with Strict not at all.
+func TestRedirect_caught(t *testing.T) {
+	for _, f := range families {
+		for _, strict := range []bool{false, true} {
+			t.Run(f.name, func(t *testing.T) {
+				pod, r, dst := outbound(t, f, func(c *RedirectConfig) { c.Strict = strict })
+				want(t, served(t, pod, nil, dst), "agent")
+				want(t, served(t, pod, marked, dst), "server")
+				if caught, err := r.Caught(); caught || err != nil {
+					t.Errorf("caught %t, %v before there is a redirector", caught, err)
+				}
+				answer(t, listen(t, pod, nil, f.loopback, 15010), "proxy")
+				inNS(t, pod, "table inet mesh {\n chain out { type nat hook output priority -99; meta mark != 0 meta l4proto tcp redirect to :15010\n }\n}", "nft", "-f", "-")
+				want(t, served(t, pod, nil, dst), "agent")
+				want(t, served(t, pod, marked, dst), "proxy")
+				for range 2 {
+					if caught, err := r.Caught(); !caught || err != nil {
+						t.Errorf("caught %t, %v", caught, err)
+					}
+					if strict {
+						c, err := DialInNS(timeout(t, 200*time.Millisecond), pod, nil, f.pod, dst)
+						if err == nil {
+							_ = c.Close()
+							t.Error("connected, want nothing")
+						}
+					} else {
+						want(t, served(t, pod, nil, dst), "server")
+					}
+					cfg := testConfig(f)
+					cfg.Strict = strict
+					mustDo(t, r.Update(cfg)) // does not forget
+				}
+			})
+		}
+	}
+}
