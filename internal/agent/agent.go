@@ -113,6 +113,7 @@ type agent struct {
 	decisions *decisions
 	bypasses  bypasses
 	news      gate
+	strays    gate // of connections that were not diverted
 	refusals  refusals
 	manager   manager
 	draining  atomic.Bool

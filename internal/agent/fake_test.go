@@ -44,6 +44,7 @@ type fakePod struct {
 	k        *fakeKernel
 	inode    uint64
 	isGone   bool
+	foreign  linux.Others
 	sweeps   int
 	failStep string // "listen" or "install"
 
@@ -64,6 +65,7 @@ type fakeRedirect struct {
 	renewErr error
 	bypassed []netip.AddrPort
 	forgot   int
+	caught   bool
 	removed  bool
 	held     time.Duration
 	closed   bool
@@ -157,6 +159,17 @@ func (p *fakePod) install(cfg linux.RedirectConfig) (redirect, error) {
 	return r, nil
 }
 
+func (p *fakePod) others() (linux.Others, error) {
+	p.k.mu.Lock()
+	defer p.k.mu.Unlock()
+	return p.foreign, nil
+}
+
+// transparentDst takes every connection for a diverted one.
+func (p *fakePod) transparentDst(c *net.TCPConn, _ uint16) (netip.AddrPort, error) {
+	return addrPort(c.LocalAddr()), nil
+}
+
 func (p *fakePod) originalDst(*net.TCPConn) (netip.AddrPort, error) {
 	p.k.mu.Lock()
 	defer p.k.mu.Unlock()
@@ -209,6 +222,12 @@ func (r *fakeRedirect) Forget() error {
 	defer r.mu.Unlock()
 	r.forgot++
 	return nil
+}
+
+func (r *fakeRedirect) Caught() (bool, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.caught, nil
 }
 
 func (r *fakeRedirect) Remove() error {

@@ -184,15 +184,9 @@ func (r *run) begin(ctx context.Context, app *net.TCPConn, f *flow) (_ *flow, fl
 	}
 }
 
-// outbound carries a connection that the application made. It owns app.
-func (r *run) outbound(ctx context.Context, app *net.TCPConn, p *place) {
-	dst, err := r.net.originalDst(app)
-	if err == nil {
-		err = mortal(app)
-	}
-	if err != nil {
-		// Somebody connected to the agent's port itself, or is gone already.
-		r.log.Debug("connection refused", "err", err)
+// outbound carries a connection that the application made to dst. It owns app.
+func (r *run) outbound(ctx context.Context, app *net.TCPConn, dst netip.AddrPort, p *place) {
+	if err := mortal(app); err != nil {
 		reset(app)
 		return
 	}
@@ -237,11 +231,11 @@ func (r *run) outbound(ctx context.Context, app *net.TCPConn, p *place) {
 	r.settled(f, c, tcp, short)
 }
 
-// inbound carries a connection from the network whose SYN had the option. It
-// owns tcp. The application is asked first: if it refuses, the client learns
+// inbound carries a connection from the network to dst whose SYN had the option.
+// It owns tcp. The application is asked first: if it refuses, the client learns
 // it as it would without SMC-R, by a reset.
-func (r *run) inbound(ctx context.Context, tcp *net.TCPConn, p *place) {
-	src, dst := addrPort(tcp.RemoteAddr()), addrPort(tcp.LocalAddr())
+func (r *run) inbound(ctx context.Context, tcp *net.TCPConn, dst netip.AddrPort, p *place) {
+	src := addrPort(tcp.RemoteAddr())
 	if err := mortal(tcp); err != nil {
 		reset(tcp)
 		return

@@ -30,6 +30,8 @@ type podNet interface {
 	close() error
 	// route asks how packets leave the namespace.
 	route(src, dst netip.Addr) (clc.Route, error)
+	// others looks for rules of others in the namespace.
+	others() (linux.Others, error)
 	// netInterface looks a network interface up by its index.
 	netInterface(index int) (verbs.Interface, error)
 	sockets
@@ -43,7 +45,11 @@ type sockets interface {
 	// comes from then on comes here.
 	listen(ctx context.Context, control linux.Control, wanted uint16) ([]*net.TCPListener, uint16, error)
 	install(cfg linux.RedirectConfig) (redirect, error)
+	// originalDst and transparentDst tell where a connection was going that came
+	// to an outbound or inbound listener, the latter's port being given. The error
+	// is linux.ErrNotRedirected if it was made to the listener itself.
 	originalDst(c *net.TCPConn) (netip.AddrPort, error)
+	transparentDst(c *net.TCPConn, port uint16) (netip.AddrPort, error)
 	dialOut(ctx context.Context, control linux.Control, local netip.Addr, dst netip.AddrPort) (*net.TCPConn, error)
 	dialApp(ctx context.Context, client netip.Addr, dst netip.AddrPort) (*net.TCPConn, error)
 }
@@ -54,6 +60,7 @@ type redirect interface {
 	Renew() error
 	Bypass(dst netip.AddrPort, ttl time.Duration) error
 	Forget() error
+	Caught() (bool, error)
 	Remove() error
 	Release(hold time.Duration) error
 	Close() error
@@ -71,9 +78,10 @@ func (linuxKernel) open(path string) (podNet, error) {
 
 type linuxNet struct{ ns *linux.NetNS }
 
-func (n linuxNet) id() uint64   { return n.ns.ID() }
-func (n linuxNet) gone() bool   { return n.ns.Gone() }
-func (n linuxNet) sweep() error { return linux.Sweep(n.ns) }
+func (n linuxNet) id() uint64                    { return n.ns.ID() }
+func (n linuxNet) gone() bool                    { return n.ns.Gone() }
+func (n linuxNet) sweep() error                  { return linux.Sweep(n.ns) }
+func (n linuxNet) others() (linux.Others, error) { return linux.FindOthers(n.ns) }
 
 func (n linuxNet) route(src, dst netip.Addr) (r clc.Route, err error) {
 	err = n.ns.Do(func() error {
@@ -101,6 +109,10 @@ func (n linuxNet) install(cfg linux.RedirectConfig) (redirect, error) {
 }
 
 func (n linuxNet) originalDst(c *net.TCPConn) (netip.AddrPort, error) { return linux.OriginalDst(c) }
+
+func (n linuxNet) transparentDst(c *net.TCPConn, port uint16) (netip.AddrPort, error) {
+	return linux.TransparentDst(c, port)
+}
 
 func (n linuxNet) dialOut(ctx context.Context, control linux.Control, local netip.Addr, dst netip.AddrPort) (*net.TCPConn, error) {
 	return linux.DialInNS(ctx, n.ns, control, local, dst)

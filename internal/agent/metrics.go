@@ -28,6 +28,7 @@ type metrics struct {
 	malformed    prometheus.Counter
 	trespasses   prometheus.Counter
 	acceptErrors prometheus.Counter
+	undiverted   *prometheus.CounterVec // door
 	renewErrors  prometheus.Counter
 	podErrors    prometheus.Counter
 	apiDenied    prometheus.Counter
@@ -108,6 +109,7 @@ func newMetrics(look func() gauges) *metrics {
 		malformed:      counter("malformed_messages_total", "Messages of peers that were not understood."),
 		trespasses:     counter("trespasses_total", "Links that ended because the peer asked for memory that is not its own."),
 		acceptErrors:   counter("accept_errors_total", "Connections that could not be accepted for want of descriptors or memory."),
+		undiverted:     vec("undiverted_connections_total", "Connections to the agent's listeners in pods that were not diverted there, and were reset.", "door"),
 		renewErrors:    counter("renew_errors_total", "Renewals of a diversion that did not work."),
 		podErrors:      counter("pod_errors_total", "Set-ups of pods that did not work."),
 		apiDenied:      counter("api_denied_total", "Requests to the API by users that may not use it."),
@@ -118,7 +120,7 @@ func newMetrics(look func() gauges) *metrics {
 		totals:         totals{reasons: map[agentapi.Code]uint64{}},
 	}
 	m.sums = sums{look: look, sum: m.sum}
-	m.registry.MustRegister(m.conns, m.fallbacks, m.resets, m.setup, m.malformed, m.trespasses, m.acceptErrors, m.renewErrors,
+	m.registry.MustRegister(m.conns, m.fallbacks, m.resets, m.setup, m.malformed, m.trespasses, m.acceptErrors, m.undiverted, m.renewErrors,
 		m.podErrors, m.apiDenied, m.reloads, m.deviceChanges, m.deviceRefusals, m.pauses, &m.sums,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m

@@ -63,7 +63,10 @@ type door struct {
 	name      string
 	port      uint16
 	listeners []*net.TCPListener
-	handle    func(context.Context, *net.TCPConn, *place)
+	// dst tells where a connection was going, or that it was not diverted; handle
+	// carries it there.
+	dst    func(*net.TCPConn) (netip.AddrPort, error)
+	handle func(context.Context, *net.TCPConn, netip.AddrPort, *place)
 	// progress is when each listener's loop last came round, in nanoseconds
 	// since the run's start.
 	progress []atomic.Int64
@@ -100,7 +103,10 @@ func (a *agent) start(ctx context.Context, n podNet, atts []cni.Attachment, set 
 			return err
 		}, Undo: func() error { return r.stack.Close() }},
 		linux.Step{Name: "listen for outbound connections", Do: func() (err error) {
-			r.out, err = r.openDoor(ctx, "outbound", linux.ControlMark(markPlain), outboundPort(n.id()), r.outbound)
+			r.out, err = r.openDoor(ctx, "outbound", linux.ControlMark(markPlain), outboundPort(n.id()))
+			if err == nil {
+				r.out.dst, r.out.handle = n.originalDst, r.outbound
+			}
 			return err
 		}, Undo: func() error { return r.out.close() }},
 		linux.Step{Name: "listen for inbound connections", Do: func() (err error) {
@@ -108,7 +114,11 @@ func (a *agent) start(ctx context.Context, n podNet, atts []cni.Attachment, set 
 			if a.option != nil {
 				control = a.option.ControlListen
 			}
-			r.in, err = r.openDoor(ctx, "inbound", linux.Controls(linux.ControlTransparent, control), 0, r.inbound)
+			r.in, err = r.openDoor(ctx, "inbound", linux.Controls(linux.ControlTransparent, control), 0)
+			if err == nil {
+				r.in.dst = func(c *net.TCPConn) (netip.AddrPort, error) { return n.transparentDst(c, r.in.port) }
+				r.in.handle = r.inbound
+			}
 			return err
 		}, Undo: func() error { return r.in.close() }},
 		linux.Step{Name: "install redirection", Do: func() (err error) {
@@ -155,13 +165,12 @@ func outboundPort(netnsID uint64) uint16 {
 	return firstDoorPort + uint16(netnsID*doorPortFactor>>32%numDoorPorts)
 }
 
-func (r *run) openDoor(ctx context.Context, name string, control linux.Control, wanted uint16, handle func(context.Context, *net.TCPConn, *place)) (*door, error) {
+func (r *run) openDoor(ctx context.Context, name string, control linux.Control, wanted uint16) (*door, error) {
 	ls, port, err := r.net.listen(ctx, control, wanted)
 	if err != nil {
 		return nil, err
 	}
-	d := &door{name: name, port: port, listeners: ls, handle: handle, progress: make([]atomic.Int64, len(ls))}
-	return d, nil
+	return &door{name: name, port: port, listeners: ls, progress: make([]atomic.Int64, len(ls))}, nil
 }
 
 // stackBudget is what the pod's SMC-R stack may have, which may be others' too.
@@ -320,7 +329,7 @@ func (r *run) accept(d *door, i int) {
 		switch {
 		case err == nil:
 			progress()
-			r.admitTo(d, c)
+			r.admit(d, c)
 		case errors.Is(err, os.ErrDeadlineExceeded):
 			progress()
 			if r.draining.Load() {
@@ -337,10 +346,16 @@ func (r *run) accept(d *door, i int) {
 	}
 }
 
-// admitTo has a connection carried if the pod may have one more that is not
-// settled, and resets it otherwise. It is what an attacker can make most of, so
-// nothing is begun for it before.
-func (r *run) admitTo(d *door, c *net.TCPConn) {
+// admit lets a connection in that was diverted to the door, if the pod may have one
+// more that is not settled. Another one is reset before anything is done for it:
+// somebody in the pod connected to the door, and to go where it was going would
+// lead here again. It is what an attacker can make most of.
+func (r *run) admit(d *door, c *net.TCPConn) {
+	dst, err := d.dst(c)
+	if err != nil {
+		r.turnAway(d, c, err)
+		return
+	}
 	p, full := r.account.enter()
 	r.press()
 	if full != "" {
@@ -350,8 +365,21 @@ func (r *run) admitTo(d *door, c *net.TCPConn) {
 	}
 	r.flows.Go(func() {
 		defer p.leave()
-		d.handle(r.life, c, p)
+		d.handle(r.life, c, dst, p)
 	})
+}
+
+// turnAway resets a connection that was not diverted to the door.
+func (r *run) turnAway(d *door, c *net.TCPConn, err error) {
+	reset(c)
+	if !errors.Is(err, linux.ErrNotRedirected) {
+		r.log.Debug("connection refused", "err", err) // it is gone already
+		return
+	}
+	r.agent.metrics.undiverted.WithLabelValues(d.name).Inc()
+	if ok, dropped := r.agent.strays.pass(time.Now()); ok {
+		r.log.Warn("connection reset that was not diverted: a program in the pod connects to the agent's port", "door", d.name, "err", err, "leftOut", dropped)
+	}
 }
 
 // pause waits, or returns false when the run ends.
