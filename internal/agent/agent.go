@@ -88,6 +88,9 @@ type Config struct {
 	// deviceEvery is how soon a device that is gone is looked for again; the
 	// pause doubles up to ableEvery.
 	deviceEvery time.Duration
+	// untrackAfter is how long nobody must have had rules in a pod before packets
+	// are kept from connection tracking there.
+	untrackAfter time.Duration
 }
 
 // agent is a running agent.
@@ -271,6 +274,9 @@ func (c *Config) setDefaults() {
 	if c.files == nil {
 		c.files = linux.FileLimit
 	}
+	if c.untrackAfter == 0 {
+		c.untrackAfter = untrackAfter
+	}
 	if c.preflight == nil {
 		c.preflight = linux.Probe
 	}
@@ -336,6 +342,9 @@ func (a *agent) gauges() gauges {
 			g.ready++
 			if p.run.paused() != agentapi.CodeOK {
 				g.paused++
+			}
+			if p.run.meshed().code != "" {
+				g.meshed++
 			}
 		case agentapi.StateIdle:
 			g.idle++

@@ -65,6 +65,9 @@ func (a *agent) apiStatus(*http.Request) (agentapi.Status, error) {
 	if len(n.Policies) == 0 && !n.InCluster() {
 		s.Problems = append(s.Problems, "the configuration has no policies, so nothing is selected for SMC-R")
 	}
+	if g.meshed > 0 {
+		s.Problems = append(s.Problems, fmt.Sprintf("in %d pods another program redirects connections, so nothing is on SMC-R there: see attachments", g.meshed))
+	}
 	if g.failed > 0 {
 		s.Problems = append(s.Problems, fmt.Sprintf("%d pods could not be set up: see attachments", g.failed))
 	}
@@ -133,13 +136,13 @@ func (a *agent) apiAttachments(*http.Request) (agentapi.Attachments, error) {
 			for _, pol := range n.PoliciesFor(podOf(att)) {
 				x.Policies = append(x.Policies, pol.Name)
 			}
-			switch lack := a.incapable(p.set); {
+			switch lack := a.lackOf(p); {
 			case p.err != nil:
 				x.Detail = p.err.Error()
 			case p.state == agentapi.StateIdle:
 				x.Detail = idleBecause(lack.why, n, podOf(att), p.set)
 			case p.state == agentapi.StateReady:
-				x.Detail = lack.why // its connections are plain TCP, or refused
+				x.Detail, x.Reason = lack.why, lack.code // its connections are plain TCP, or refused
 			}
 			for _, d := range a.devices.now(p.set) {
 				if p.set != nil {
@@ -245,7 +248,7 @@ func (a *agent) judge(e *agentapi.Explanation, src attached, isOurs bool, source
 	}
 	id := podOf(pod.att)
 	n := a.node.Load()
-	d, bar, lack := n.Decide(id, peer, dir), barOf(n.SettingsFor(id), pod.pod.set.hardware()), a.incapable(pod.pod.set)
+	d, bar, lack := n.Decide(id, peer, dir), barOf(n.SettingsFor(id), pod.pod.set.hardware()), a.lackOf(pod.pod)
 	e.Pod, e.Policy, e.Required = id.String(), d.Policy, d.Required
 	e.Bypassed = a.bypasses.get(id.String(), dst, time.Now())
 	switch {

@@ -145,15 +145,23 @@ func TestAttack_doorLoop(t *testing.T) {
 	wantCarried(t, l, ln)
 }
 
-// connect connects from the pod, from an address if one is given, and to addresses
-// as they are written: ::ffff:127.0.0.1 is of a socket for IPv6.
+// connect connects as root.
 func (s *space) connect(from string, to netip.AddrPort) (*net.TCPConn, error) {
+	return s.connectAs(0, from, to)
+}
+
+// connectAs connects from the pod as a user, from an address if one is given, and to addresses
+// as they are written: ::ffff:127.0.0.1 is of a socket for IPv6.
+func (s *space) connectAs(uid int, from string, to netip.AddrPort) (*net.TCPConn, error) {
 	var fd int
 	domain, sa := unix.AF_INET6, unix.Sockaddr(&unix.SockaddrInet6{Addr: to.Addr().As16(), Port: int(to.Port())})
 	if to.Addr().Is4() {
 		domain, sa = unix.AF_INET, &unix.SockaddrInet4{Addr: to.Addr().As4(), Port: int(to.Port())}
 	}
 	if err := s.ns.Do(func() (err error) {
+		// Of the thread alone: the user of a socket is who makes it.
+		unix.RawSyscall(unix.SYS_SETFSUID, uintptr(uid), 0, 0)
+		defer unix.RawSyscall(unix.SYS_SETFSUID, 0, 0, 0)
 		fd, err = unix.Socket(domain, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 		return err
 	}); err != nil {

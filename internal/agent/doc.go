@@ -52,6 +52,11 @@
 // that looks complete. Diversion in a pod lasts only while its accept loops
 // and its SMC-R stack answer, see heartbeat.
 //
+// # Passing the agent once
+//
+// A door takes only what was diverted to it. Of what it takes, nothing comes back:
+// see mesh.go for pods in which somebody else redirects connections, too.
+//
 // # Who owns what
 //
 // The manager goroutine looks what is wanted of the pods; a pod's job alone starts

@@ -198,6 +198,10 @@ func (r *run) outbound(ctx context.Context, app *net.TCPConn, dst netip.AddrPort
 		return
 	}
 	code := why.code
+	if code != agentapi.CodeOK && !r.setAside(f, code) {
+		r.broken(f, nil, code, errors.New("the connection could come back here: its destination was not entered in the negative cache"))
+		return
+	}
 	control := linux.ControlMark(markPlain)
 	if code == agentapi.CodeOK && r.agent.option != nil {
 		control = r.agent.option.ControlDial
@@ -213,9 +217,6 @@ func (r *run) outbound(ctx context.Context, app *net.TCPConn, dst netip.AddrPort
 		return
 	}
 	if code != agentapi.CodeOK {
-		if code == agentapi.CodeBudgetConns {
-			r.bypass(f, code, true) // the next ones need no agent to be plain TCP
-		}
 		r.carryPlain(f, tcp, why)
 		return
 	}
@@ -339,6 +340,9 @@ func (r *run) accelerate(f *flow) agentapi.Code {
 		return codeOfDecision(f.decision)
 	}
 	if code := r.agent.incapable(r.set).code; code != "" {
+		return code
+	}
+	if code := r.meshed().code; code != "" {
 		return code
 	}
 	return codeOfBar(r.bar())
@@ -481,22 +485,36 @@ func (r *run) record(f *flow, mode string, why fallback) {
 		"reason", why.code, "detail", cmp.Or(why.detail, why.code.Text()), "policy", f.decision.Policy, "leftOut", dropped)
 }
 
+// setAside has the next connections to a destination go straight there, before
+// one is made that stays TCP, for reasons for which there can be many at a time or
+// for which it may come back here. It reports whether this one may be made.
+func (r *run) setAside(f *flow, code agentapi.Code) bool {
+	switch code {
+	case agentapi.CodeBudgetConns, agentapi.CodeBudgetMemory:
+		r.bypass(f, code, true)
+	case agentapi.CodeMesh:
+		return r.bypass(f, code, true)
+	}
+	return true
+}
+
 // bypass lets the next connections to the flow's destination go straight
-// there.
-func (r *run) bypass(f *flow, code agentapi.Code, passing bool) {
+// there. It reports whether they do.
+func (r *run) bypass(f *flow, code agentapi.Code, passing bool) bool {
 	n := r.agent.node.Load()
 	ttl := n.NegativeCacheTTL
 	if passing {
 		ttl /= tempShare
 	}
 	if ttl < time.Millisecond || f.decision.Required || n.Decide(f.pod, f.peer(), f.dir).Required {
-		return // the policy may have changed since it was asked
+		return false // the policy may have changed since it was asked
 	}
 	if err := r.redirect.Bypass(f.dst, ttl); err != nil {
 		r.log.Debug("destination not remembered", "peer", f.dst, "err", err) // costs one more rendezvous
-		return
+		return false
 	}
 	r.agent.bypasses.add(agentapi.Bypass{Pod: f.pod.String(), Dest: f.dst, Reason: code, Until: time.Now().Add(ttl)}, time.Now())
+	return true
 }
 
 // temporary says which reasons pass by themselves.

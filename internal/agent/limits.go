@@ -46,6 +46,14 @@ const (
 	// uninstalled, which somebody is waiting for.
 	leaveDrain = 5 * time.Second
 
+	// othersEvery is how often other redirectors are looked for in each pod, which
+	// takes some 100 microseconds. The kernel catches those that come in between.
+	othersEvery = time.Second
+	// untrackAfter is how long nobody else must have had rules in a pod before
+	// packets are kept from connection tracking there. Rules of a sidecar come with
+	// its init container, before the first program runs.
+	untrackAfter = 30 * time.Second
+
 	// beatsPerTTL is how often in a redirection's TTL it is renewed: two
 	// renewals may be late before new connections go direct.
 	beatsPerTTL = 3

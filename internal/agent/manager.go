@@ -284,7 +284,7 @@ func (m *manager) step(ctx context.Context, p pod, atts []cni.Attachment, now ti
 		m.end(&p, agentapi.CodePolicyChange)
 		p.run, p.state, p.err, p.swept = nil, agentapi.StateIdle, nil, true
 	case p.run != nil:
-		if force || changed {
+		if force || changed || p.run.moved.Load() {
 			if err := p.run.update(atts); err != nil {
 				p.err = err
 				p.run.log.Warn("redirection not updated; the old one stays in force", "err", err)

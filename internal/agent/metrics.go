@@ -57,7 +57,7 @@ type gauges struct {
 	bytesSMCR           uint64         // of live connections
 	groups              map[string]int // by redundancy
 	ready, idle, failed int
-	paused              int // of the ready ones
+	paused, meshed      int // of the ready ones
 	budget              agentapi.Budget
 	devicesUp           map[string]int // 1: open, and its port active
 	wire                agentapi.Wire
@@ -241,4 +241,5 @@ func (s *sums) Collect(ch chan<- prometheus.Metric) {
 	gauge(pods, g.ready, agentapi.StateReady)
 	gauge(pods, g.idle, agentapi.StateIdle)
 	gauge(pods, g.failed, agentapi.StateFailed)
+	gauge(desc("meshed_pods", "Ready pods in which another program redirects connections."), g.meshed)
 }

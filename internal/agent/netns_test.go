@@ -347,7 +347,8 @@ func TestAgent_ends(t *testing.T) {
 }
 
 // TestAgent_manyAtOnce carries more connections at a time than share an RMB,
-// and more than the budget allows: those are TCP, and none fails.
+// and more than the budget allows: those are TCP, some of them past the agent, and
+// none fails.
 func TestAgent_manyAtOnce(t *testing.T) {
 	l := newLab(t)
 	const most = 20
@@ -382,7 +383,7 @@ func TestAgent_manyAtOnce(t *testing.T) {
 	}
 	wg.Wait()
 	s := l.a.status(t)
-	if s.Conns.TotalSMCR != most || s.Reasons[agentapi.CodeBudgetConns] != conns-most {
+	if over := s.Reasons[agentapi.CodeBudgetConns]; s.Conns.TotalSMCR != most || over == 0 || over > conns-most {
 		t.Errorf("%+v, reasons %v", s.Conns, s.Reasons)
 	}
 }

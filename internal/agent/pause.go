@@ -107,9 +107,10 @@ func (r *run) repair() error {
 	return r.redirect.Update(*r.install.Load())
 }
 
-// selections are the destinations that are diverted in a pod now.
+// selections are the destinations that are diverted in a pod now: in a pause, or with
+// another redirector, only those of which the policies want nothing without SMC-R.
 func (r *run) selections(n *config.Node, pod config.Pod) []config.Selection {
-	if r.paused() != agentapi.CodeOK {
+	if r.paused() != agentapi.CodeOK || r.meshed().code != "" {
 		return n.OutboundRequired(pod)
 	}
 	return n.Outbound(pod)

@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"os"
 	"reflect"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -44,9 +45,11 @@ type run struct {
 	tabling  sync.Mutex                           // held while redirect is brought in line
 	install  atomic.Pointer[linux.RedirectConfig] // in force
 	policies []config.Policy                      // that install was made of; the manager's
-	pausing  atomic.Pointer[pause]                // nil: connections are diverted
-	pressed  chan struct{}                        // wakes govern
-	refused  atomic.Uint64                        // by a device, for want of its resources
+	around   atomic.Pointer[surroundings]
+	moved    atomic.Bool           // around changed since update
+	pausing  atomic.Pointer[pause] // nil: connections are diverted
+	pressed  chan struct{}         // wakes govern
+	refused  atomic.Uint64         // by a device, for want of its resources
 
 	// life ends the goroutines; draining makes the doors close once nobody
 	// is waiting.
@@ -121,6 +124,7 @@ func (a *agent) start(ctx context.Context, n podNet, atts []cni.Attachment, set 
 			}
 			return err
 		}, Undo: func() error { return r.in.close() }},
+		linux.Step{Name: "look for other redirectors", Do: r.explore},
 		linux.Step{Name: "install redirection", Do: func() (err error) {
 			cfg := r.redirectConfig()
 			r.policies = a.node.Load().PoliciesFor(podOf(atts[0]))
@@ -229,14 +233,21 @@ func (r *run) redirectConfig() linux.RedirectConfig {
 	n := r.agent.node.Load()
 	cfg := linux.RedirectConfig{
 		Mark: markWire, AppMark: markApp, PlainMark: markPlain,
-		OutboundPort: r.out.port, InboundPort: r.in.port, FailOpenTTL: n.RedirectTTL,
+		OutboundPort: r.out.port, InboundPort: r.in.port, FailOpenTTL: n.RedirectTTL, Untracked: r.around.Load().plain,
 	}
+	mesh := r.meshed().code != ""
 	for _, att := range *r.atts.Load() {
 		pod := podOf(att)
+		if slices.ContainsFunc(n.PoliciesFor(pod), func(p config.Policy) bool { return p.Mode == config.ModeRequired }) {
+			cfg.WhenCaught = linux.CaughtDrop // until we know
+			if mesh {
+				cfg.WhenCaught = linux.CaughtDivert
+			}
+		}
 		for _, s := range r.selections(n, pod) {
 			cfg.Outbound = append(cfg.Outbound, linux.OutboundRule{Prefix: s.Prefix, Ports: portRanges(s.Ports), Exclude: s.Exclude})
 		}
-		if r.agent.option == nil || r.bar() != config.BarNone || r.paused() != agentapi.CodeOK {
+		if r.agent.option == nil || r.bar() != config.BarNone || mesh || r.paused() != agentapi.CodeOK {
 			continue // a SYN-ACK could not, or must not, answer the option
 		}
 		ports, all := n.InboundPorts(pod)
@@ -261,6 +272,7 @@ func portRanges(ps []config.PortRange) []linux.PortRange {
 // policies and addresses in force.
 func (r *run) update(atts []cni.Attachment) error {
 	r.atts.Store(&atts)
+	r.moved.Store(false)
 	pod := podOf(atts[0])
 	if now := r.agent.node.Load().PoliciesFor(pod); !reflect.DeepEqual(now, r.policies) {
 		// A destination that was left alone may be one that needs SMC-R now.
@@ -401,9 +413,16 @@ func (r *run) beat() time.Duration { return r.agent.node.Load().RedirectTTL / be
 // in whatever part, renews nothing, and new connections go directly to their
 // destination after the TTL.
 func (r *run) heartbeat() {
+	looked := time.Now()
 	for r.pause(r.beat()) {
 		if r.draining.Load() || r.released.Load() {
 			return
+		}
+		if now := time.Now(); now.Sub(looked) >= othersEvery {
+			looked = now
+			if err := r.lookAround(now); err != nil && !errors.Is(err, linux.ErrClosed) {
+				r.log.Warn("other redirectors not looked for; the last finding counts", "err", err)
+			}
 		}
 		r.stack.Stats() // takes the stack's turn: a stack that hangs never answers
 		if late := r.late(); late != "" {

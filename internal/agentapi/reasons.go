@@ -20,6 +20,7 @@ const (
 	CodeOptedOut      Code = "OPTED_OUT"      // the pod is not opted in
 	CodeTransport     Code = "TRANSPORT"      // the policy allows no device of this node
 	CodePodDevice     Code = "POD_DEVICE"     // no RDMA device of the pod can be used
+	CodeMesh          Code = "MESH"           // somebody else redirects the pod's connections
 	CodeNotAttached   Code = "NOT_ATTACHED"   // the pod is none of the agent's
 	CodePodFailed     Code = "POD_FAILED"     // the set-up in the pod failed
 	CodeNoOption      Code = "NO_OPTION"      // the node lacks the TCP option, or diversion
@@ -59,7 +60,7 @@ func (c Code) Advice() string {
 // Codes returns every code that has a text of its own, sorted.
 func Codes() []Code {
 	out := []Code{
-		CodeNoPolicy, CodeOptedOut, CodeTransport, CodePodDevice, CodeNotAttached, CodePodFailed, CodeNoOption, CodeBudgetConns, CodeBudgetMemory, CodeBudgetRelays, CodeBudgetPending, CodeConnect,
+		CodeNoPolicy, CodeOptedOut, CodeTransport, CodePodDevice, CodeMesh, CodeNotAttached, CodePodFailed, CodeNoOption, CodeBudgetConns, CodeBudgetMemory, CodeBudgetRelays, CodeBudgetPending, CodeConnect,
 		CodeApplication, CodeRendezvous, CodeRequired, CodePolicyChange, CodeDraining, CodeUnseen,
 	}
 	for _, r := range clcReasons() {
@@ -81,6 +82,8 @@ func (c Code) describe() (text, advice string) {
 		return "the policy allows no RDMA device of the kind that this node has", "add the node's kind to spec.transports of the SMCRPolicy (kubectl get smcrnodes shows it), or let the pod run on another node"
 	case CodePodDevice:
 		return "the pod was given an RDMA device for itself, and it cannot be used", "see the attachment's detail (smcrctl devices shows the device); the pod does not go over the node's devices instead, which others use too; it is tried again by itself"
+	case CodeMesh:
+		return "another program redirects connections in the pod, as the sidecar of a service mesh does", "let one of the two have the pod: annotate it with smcr.io/enabled: \"false\", or keep the mesh out of it; the attachment's detail (smcrctl attachments) names the rules"
 	case CodeNotAttached:
 		return "no attached pod has this source", "a pod that is older than the installation is attached 10 s after it opted in, or recreate it; else check that the pod's network has the smcr-cni plugin in its chain; smcrctl status counts attached pods"
 	case CodePodFailed:

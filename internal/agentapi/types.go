@@ -386,7 +386,9 @@ type Attachment struct {
 	Addresses   []netip.Prefix `json:"addresses"`
 	State       string         `json:"state"` // ready, idle, failed
 	Detail      string         `json:"detail,omitempty"`
-	Policies    []string       `json:"policies"`
+	// Reason is why nothing of a pod that is ready can be on SMC-R, "" if it can.
+	Reason   Code     `json:"reason,omitempty"`
+	Policies []string `json:"policies"`
 	// Devices are the IDs of the RDMA devices that the pod's connections use
 	// instead of the node's.
 	Devices []string `json:"devices,omitempty"`

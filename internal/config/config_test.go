@@ -335,6 +335,17 @@ func TestNode_Outbound(t *testing.T) {
 	}
 }
 
+func TestNode_OutboundRequired(t *testing.T) {
+	n := mustParse(t, minimal+"policies:\n- {name: a, peers: {cidrs: [10.0.0.0/8], except: [10.1.0.0/16]}}\n- {name: b, mode: Required, peers: {cidrs: [10.1.0.0/16]}, ports: [80]}\n")
+	want := []Selection{{Prefix: netip.MustParsePrefix("10.1.0.0/16"), Ports: []PortRange{{80, 80}}}}
+	if diff := cmp.Diff(want, n.OutboundRequired(Pod{}), comparers); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if got := len(n.PoliciesFor(Pod{})); got != 2 {
+		t.Errorf("%d policies are left, want 2", got)
+	}
+}
+
 func TestNode_InboundPorts(t *testing.T) {
 	n := mustParse(t, minimal+"policies:\n"+
 		"- {name: a, pods: {names: [x]}, peers: {cidrs: [10.0.0.0/8]}, ports: [80, 90-95]}\n"+

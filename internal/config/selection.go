@@ -25,10 +25,10 @@ type Selection struct {
 // too large for a redirection: [Node.Decide] has the last word.
 func (n *Node) Outbound(pod Pod) []Selection { return outbound(n.PoliciesFor(pod)) }
 
-// OutboundRequired is the part of Outbound that may not go without SMC-R.
+// OutboundRequired returns those of them that need SMC-R, where it is not to be
+// had and the others are to be left alone. Here, too, Decide has the last word.
 func (n *Node) OutboundRequired(pod Pod) []Selection {
-	ps := slices.Clone(n.PoliciesFor(pod))
-	return outbound(slices.DeleteFunc(ps, func(p Policy) bool { return p.Mode != ModeRequired }))
+	return outbound(slices.DeleteFunc(slices.Clone(n.PoliciesFor(pod)), func(p Policy) bool { return p.Mode != ModeRequired }))
 }
 
 func outbound(ps []Policy) []Selection {

@@ -243,13 +243,13 @@ func (r *ruleset) outbound(cfg RedirectConfig, s *sets) {
 		Hooknum: nftables.ChainHookOutput, Priority: nftables.ChainPriorityNATDest,
 	})
 	match := [][]expr.Any{tcpIn(s.alive), s.notOurs(), metaNot(expr.MetaKeyOIFNAME, ifname("lo"))}
-	if !cfg.Strict {
+	if cfg.WhenCaught == CaughtDirect {
 		match = append(match, tcpNotIn(s.caught))
 	}
 	r.rule(out, append(match, goTo(to))...)
 	for i, is4 := range bothFamilies {
 		selected := append(append(loadDestination(is4), lookup(reg32Base, s.skip[i], true)...), lookup(reg32Base, s.to[i], false)...)
-		if cfg.Strict {
+		if cfg.WhenCaught == CaughtDrop {
 			r.rule(to, selected, tcpIn(s.caught), counted(expr.VerdictDrop))
 		}
 		r.rule(to, selected, []expr.Any{

@@ -3,6 +3,7 @@
 package linux
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"strings"
@@ -92,12 +93,12 @@ func TestFindOthers_leavesNoTable(t *testing.T) {
 }
 
 // TestRedirect_caught: when somebody else redirects a connection of the agent's,
-// nothing is diverted from that moment on: directly, or with Strict not at all.
+// nothing is diverted from that moment on, unless that is what is wanted.
 func TestRedirect_caught(t *testing.T) {
 	for _, f := range families {
-		for _, strict := range []bool{false, true} {
-			t.Run(f.name, func(t *testing.T) {
-				pod, r, dst := outbound(t, f, func(c *RedirectConfig) { c.Strict = strict })
+		for _, then := range []WhenCaught{CaughtDirect, CaughtDrop, CaughtDivert} {
+			t.Run(fmt.Sprint(f.name, " ", then), func(t *testing.T) {
+				pod, r, dst := outbound(t, f, func(c *RedirectConfig) { c.WhenCaught = then })
 				want(t, served(t, pod, nil, dst), "agent")
 				want(t, served(t, pod, marked, dst), "server")
 				if caught, err := r.Caught(); caught || err != nil {
@@ -111,17 +112,20 @@ func TestRedirect_caught(t *testing.T) {
 					if caught, err := r.Caught(); !caught || err != nil {
 						t.Errorf("caught %t, %v", caught, err)
 					}
-					if strict {
+					switch then {
+					case CaughtDrop:
 						c, err := DialInNS(timeout(t, 200*time.Millisecond), pod, nil, f.pod, dst)
 						if err == nil {
 							_ = c.Close()
 							t.Error("connected, want nothing")
 						}
-					} else {
+					case CaughtDirect:
 						want(t, served(t, pod, nil, dst), "server")
+					case CaughtDivert:
+						want(t, served(t, pod, nil, dst), "agent")
 					}
 					cfg := testConfig(f)
-					cfg.Strict = strict
+					cfg.WhenCaught = then
 					mustDo(t, r.Update(cfg)) // does not forget
 				}
 			})

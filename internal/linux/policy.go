@@ -46,10 +46,9 @@ type RedirectConfig struct {
 	// to those in Inbound.
 	InboundAll bool
 	Inbound    []PortRange
-	// Strict: what a selected destination is sent while a redirector of somebody
-	// else was caught is dropped, and not sent directly: the kernel repeats it,
-	// and by then whoever looks after the redirection has decided.
-	Strict bool
+	// WhenCaught is what becomes of connections to selected destinations once a
+	// redirector of somebody else was caught.
+	WhenCaught WhenCaught
 	// Untracked keeps from connection tracking what is not diverted. It must not
 	// be set while somebody else has rules in the namespace, which may need it.
 	Untracked bool
@@ -57,6 +56,20 @@ type RedirectConfig struct {
 	// Default: DefaultFailOpenTTL.
 	FailOpenTTL time.Duration
 }
+
+// WhenCaught is what becomes of connections that would be diverted.
+type WhenCaught int
+
+// What becomes of them.
+const (
+	// CaughtDirect: they go directly to their destination.
+	CaughtDirect WhenCaught = iota
+	// CaughtDrop: their SYNs are dropped. The kernel repeats them, and by then
+	// whoever looks after the redirection has decided.
+	CaughtDrop
+	// CaughtDivert: they are diverted all the same, by who resets them all.
+	CaughtDivert
+)
 
 // Validate returns a *ConfigError for the first field that cannot be used.
 func (c RedirectConfig) Validate() error {

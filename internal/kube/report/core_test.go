@@ -161,6 +161,11 @@ func TestStatusOf(t *testing.T) {
 		{"ports down", []agentapi.Attachment{ready}, func(s *Snapshot, _ *config.Verdict) { s.Status.Devices[0].Port = "DOWN" }, "Fallback: NOSMCDEV"},
 		{"transport", []agentapi.Attachment{ready}, func(_ *Snapshot, v *config.Verdict) { v.Settings.Bar = config.BarTransport }, "Fallback: TRANSPORT"},
 		{"version", []agentapi.Attachment{ready}, func(_ *Snapshot, v *config.Verdict) { v.Settings.Bar = config.BarVersion }, "Fallback: VERSMISMAT"},
+		{"mesh", []agentapi.Attachment{func() agentapi.Attachment {
+			a := ready
+			a.Reason = agentapi.CodeMesh
+			return a
+		}()}, nil, "Fallback: MESH"},
 		{"idle", []agentapi.Attachment{idle}, nil, "Fallback: NO_POLICY"},
 		{"paused", []agentapi.Attachment{ready, paused}, nil, "Fallback: BUDGET_RELAYS"},
 	}

@@ -114,6 +114,8 @@ func statusOf(s *Snapshot, v *config.Verdict, atts []*agentapi.Attachment, t *tr
 		why = agentapi.CodeOf(clc.ReasonNoDev)
 	case !has(agentapi.StateReady):
 		why = agentapi.CodeNoPolicy
+	case slices.ContainsFunc(atts, func(a *agentapi.Attachment) bool { return a.Reason == agentapi.CodeMesh }):
+		why = agentapi.CodeMesh
 	case pausedOf(atts) != agentapi.CodeOK:
 		why = pausedOf(atts)
 	default:
