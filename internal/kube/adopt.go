@@ -23,9 +23,14 @@ import (
 const adoptedNetwork = "(adopted)"
 
 // adopter writes attachment records for pods that are older than the plugin on
-// their node: opted-in pods without a record, whose network namespace is found
-// by their address. It removes them when the pod is gone. All else about these
-// pods is as with the plugin's records.
+// their node: opted-in pods without a record. It removes them when the pod is gone.
+// All else about these pods is as with the plugin's records.
+//
+// The namespace of a pod is the one that the container runtime says, if it does,
+// and has the pod's addresses. Addresses alone prove less: a pod with NET_ADMIN can
+// give itself those of another one, and networks can overlap. So where the
+// runtime is silent, no other namespace may have one of them, nor that namespace
+// those of another pod; else the pod is not adopted.
 type adopter struct {
 	store cni.Store
 	log   *slog.Logger
@@ -33,12 +38,17 @@ type adopter struct {
 	namespaces string
 	// look returns the addresses of a namespace and its inode number.
 	look func(path string) (map[string][]netip.Prefix, uint64, error)
+	// sandboxes reads what the runtime says.
+	sandboxes func() (sandboxes, error)
 
 	missing map[string]bool // pods without a record the last time, by UID
 }
 
 func newAdopter(store cni.Store, log *slog.Logger) *adopter {
-	return &adopter{store: store, log: log, namespaces: namespaceDir, look: lookInto, missing: map[string]bool{}}
+	return &adopter{
+		store: store, log: log, namespaces: namespaceDir, look: lookInto, missing: map[string]bool{},
+		sandboxes: func() (sandboxes, error) { return readSandboxes(sandboxDir) },
+	}
 }
 
 // adopt looks for pods to adopt until ctx ends.
@@ -103,41 +113,128 @@ func (a *adopter) pass(pods []config.Verdict, ips map[string][]netip.Addr) error
 	}
 	a.missing = missing
 	if len(wanted) > 0 {
-		errs = append(errs, a.search(wanted, ips, inodes))
+		// Pods that have ended may have had an address before.
+		owners := map[netip.Addr][]config.Verdict{}
+		for _, v := range pods {
+			for _, ip := range ips[v.UID] {
+				owners[ip] = append(owners[ip], v)
+			}
+		}
+		errs = append(errs, a.search(wanted, ips, owners, inodes))
 	}
 	return errors.Join(errs...)
 }
 
-// search goes through the namespaces that have no record.
-func (a *adopter) search(pods []config.Verdict, ips map[string][]netip.Addr, known map[uint64]bool) error {
-	entries, err := os.ReadDir(a.namespaces)
-	if err != nil {
-		return fmt.Errorf("list network namespaces: %w: mount %s into the agent's pod", err, a.namespaces)
+// A place is a namespace that has no record.
+type place struct {
+	name  string // in the directory of namespaces
+	inode uint64
+	ifs   map[string][]netip.Prefix // the addresses of its interfaces
+}
+
+// has reports whether the namespace has an address.
+func (p *place) has(ip netip.Addr) bool {
+	for _, prefixes := range p.ifs {
+		if slices.ContainsFunc(prefixes, func(x netip.Prefix) bool { return x.Addr() == ip }) {
+			return true
+		}
 	}
-	var errs []error
-	for _, e := range entries[:min(len(entries), maxNamespaces)] {
-		path := filepath.Join(a.namespaces, e.Name())
-		ifs, inode, err := a.look(path)
+	return false
+}
+
+// search looks for the pods in the namespaces that have no record.
+func (a *adopter) search(pods []config.Verdict, ips map[string][]netip.Addr, owners map[netip.Addr][]config.Verdict, known map[uint64]bool) error {
+	places, err := a.places(known)
+	errs := []error{err}
+	runtime, err := a.sandboxes()
+	errs = append(errs, err)
+	for _, pod := range pods {
+		p, err := locate(pod, ips[pod.UID], owners, places, runtime)
 		if err != nil {
-			if !errors.Is(err, linux.ErrGone) {
-				errs = append(errs, err)
-			}
+			errs = append(errs, fmt.Errorf("pod %s/%s: %w", pod.Namespace, pod.Name, err))
+		}
+		if p == nil {
 			continue
 		}
-		if known[inode] {
-			continue
-		}
-		for _, pod := range pods {
-			for name, prefixes := range ifs {
-				has := func(p netip.Prefix) bool { return slices.Contains(ips[pod.UID], p.Addr()) }
-				if slices.ContainsFunc(prefixes, has) {
-					errs = append(errs, a.write(pod, path, inode, name, prefixes))
-				}
+		for ifName, prefixes := range p.ifs {
+			// What else the pod gave itself is not what the cluster knows it by.
+			own := slices.DeleteFunc(slices.Clone(prefixes), func(x netip.Prefix) bool { return !slices.Contains(ips[pod.UID], x.Addr()) })
+			if len(own) > 0 {
+				errs = append(errs, a.write(pod, filepath.Join(a.namespaces, p.name), p.inode, ifName, own))
 			}
 		}
 	}
 	return errors.Join(errs...)
 }
+
+// places looks into the namespaces that are not known.
+func (a *adopter) places(known map[uint64]bool) ([]place, error) {
+	entries, err := os.ReadDir(a.namespaces)
+	if err != nil {
+		return nil, fmt.Errorf("list network namespaces: %w: mount %s into the agent's pod", err, a.namespaces)
+	}
+	var (
+		out  []place
+		errs []error
+	)
+	for _, e := range entries[:min(len(entries), maxNamespaces)] {
+		ifs, inode, err := a.look(filepath.Join(a.namespaces, e.Name()))
+		switch {
+		case err == nil && !known[inode]:
+			out = append(out, place{name: e.Name(), inode: inode, ifs: ifs})
+		case err != nil && !errors.Is(err, linux.ErrGone):
+			errs = append(errs, err)
+		}
+	}
+	return out, errors.Join(errs...)
+}
+
+// locate finds the namespace of a pod, nil if there is none that could be, with an
+// error if none that could be is certain to be.
+func locate(pod config.Verdict, ips []netip.Addr, owners map[netip.Addr][]config.Verdict, places []place, runtime sandboxes) (*place, error) {
+	if name, ok := runtime[pod.UID]; ok {
+		i := slices.IndexFunc(places, func(p place) bool { return p.name == name })
+		if i < 0 {
+			return nil, nil
+		}
+		for _, ip := range ips {
+			if !places[i].has(ip) {
+				return nil, fmt.Errorf("%w: the runtime says %s, which does not have its address %v", errUncertain, name, ip)
+			}
+		}
+		return &places[i], nil
+	}
+	var found *place
+	for i := range places {
+		p := &places[i]
+		if !slices.ContainsFunc(ips, p.has) || runtime.owner(p.name) != "" {
+			continue
+		}
+		if found != nil {
+			return nil, fmt.Errorf("%w: %s and %s have its addresses", errUncertain, found.name, p.name)
+		}
+		found = p
+	}
+	if found == nil {
+		return nil, nil
+	}
+	for _, ip := range ips {
+		if !found.has(ip) {
+			return nil, fmt.Errorf("%w: %s has one of its addresses, but not %v", errUncertain, found.name, ip)
+		}
+	}
+	for ip, pods := range owners {
+		for _, other := range pods {
+			if other.UID != pod.UID && found.has(ip) {
+				return nil, fmt.Errorf("%w: %s has its addresses, and %v of pod %s/%s", errUncertain, found.name, ip, other.Namespace, other.Name)
+			}
+		}
+	}
+	return found, nil
+}
+
+// errUncertain says that a pod is not adopted.
+var errUncertain = errors.New("it is not certain which network namespace is the pod's: make the pod anew")
 
 func (a *adopter) write(pod config.Verdict, path string, inode uint64, ifName string, ips []netip.Prefix) error {
 	err := a.store.Write(cni.Attachment{

@@ -3,6 +3,8 @@
 package kube
 
 import (
+	"errors"
+	"fmt"
 	"log/slog"
 	"net/netip"
 	"os"
@@ -72,6 +74,7 @@ func TestAdopter(t *testing.T) {
 				t.Fatal(err)
 			}
 			a := newAdopter(store, slog.New(slog.DiscardHandler))
+			a.sandboxes = func() (sandboxes, error) { return nil, nil }
 			a.namespaces = filepath.Join(dir, "netns")
 			if err := os.Mkdir(a.namespaces, 0o755); err != nil {
 				t.Fatal(err)
@@ -112,5 +115,108 @@ func TestAdopter(t *testing.T) {
 				t.Errorf("records (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// TestAttack_adoptForeignAddress: what decides which namespace is a pod's. A pod
+// with NET_ADMIN that gave itself the address of another one was taken for it.
+func TestAttack_adoptForeignAddress(t *testing.T) {
+	victim, mallory := config.Verdict{Namespace: "shop", Name: "a", UID: "ua"}, config.Verdict{Namespace: "evil", Name: "m", UID: "um"}
+	at := func(name string, ips ...string) place {
+		p := place{name: name, ifs: map[string][]netip.Prefix{}}
+		for i, ip := range ips {
+			p.ifs[fmt.Sprint("eth", i)] = []netip.Prefix{netip.MustParsePrefix(ip)}
+		}
+		return p
+	}
+	own := at("a", "10.0.0.1/24", "fd00::1/64")
+	tests := []struct {
+		name    string
+		places  []place
+		runtime sandboxes
+		want    string // its namespace
+		refused bool
+	}{
+		{"alone", []place{own, at("m", "10.0.0.2/24")}, nil, "a", false},
+		{"not there", []place{at("m", "10.0.0.2/24")}, nil, "", false},
+		{"another one has an address, too", []place{own, at("m", "10.0.0.2/24", "10.0.0.1/32")}, nil, "", true},
+		{"another one before it", []place{at("m", "10.0.0.1/24", "fd00::1/64"), own}, nil, "", true},
+		{"another one alone", []place{at("m", "10.0.0.2/24", "10.0.0.1/24", "fd00::1/64")}, nil, "", true},
+		{"another one alone, with one address", []place{at("m", "10.0.0.1/24")}, nil, "", true},
+		{"overlapping networks", []place{own, at("x", "172.16.0.9/24", "10.0.0.1/24")}, nil, "", true},
+		{"the runtime says", []place{at("m", "10.0.0.2/24", "10.0.0.1/24", "fd00::1/64"), own}, sandboxes{"ua": "a"}, "a", false},
+		{"the runtime says that the other one is another's", []place{at("m", "10.0.0.1/24", "fd00::1/64"), own}, sandboxes{"um": "m"}, "a", false},
+		{"the runtime says that the only one is another's", []place{at("m", "10.0.0.1/24", "fd00::1/64")}, sandboxes{"um": "m"}, "", false},
+		{"the runtime says one that is gone", []place{at("m", "10.0.0.1/24", "fd00::1/64")}, sandboxes{"ua": "a"}, "", false},
+		{"the runtime says one with other addresses", []place{at("a", "10.0.0.7/24"), at("m", "10.0.0.1/24", "fd00::1/64")}, sandboxes{"ua": "a"}, "", true},
+	}
+	ips := []netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("fd00::1")}
+	owners := map[netip.Addr][]config.Verdict{ips[0]: {victim}, ips[1]: {victim}, netip.MustParseAddr("10.0.0.2"): {mallory}}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			got, err := locate(victim, ips, owners, tt.places, tt.runtime)
+			if errors.Is(err, errUncertain) != tt.refused {
+				t.Errorf("error %v, want refused %t", err, tt.refused)
+			}
+			name := ""
+			if got != nil {
+				name = got.name
+			}
+			if name != tt.want {
+				t.Errorf("namespace %q, want %q", name, tt.want)
+			}
+		})
+	}
+}
+
+// TestAdopter_ownAddresses: only addresses that the cluster knows are recorded.
+func TestAdopter_ownAddresses(t *testing.T) {
+	dir := t.TempDir()
+	store := cni.NewStore(dir)
+	a := newAdopter(store, slog.New(slog.DiscardHandler))
+	a.sandboxes = func() (sandboxes, error) { return nil, nil }
+	a.namespaces = filepath.Join(dir, "netns")
+	if err := errors.Join(store.MakeDir(), os.Mkdir(a.namespaces, 0o755), os.WriteFile(filepath.Join(a.namespaces, "y"), nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	known := netip.MustParsePrefix("10.0.0.1/24")
+	a.look = func(string) (map[string][]netip.Prefix, uint64, error) {
+		return map[string][]netip.Prefix{"eth0": {netip.MustParsePrefix("10.0.0.9/24"), known}, "wg0": {netip.MustParsePrefix("10.7.0.1/24")}}, 1, nil
+	}
+	pods := []config.Verdict{{Namespace: "shop", Name: "a", UID: "ua", OptedIn: true}}
+	for range 2 {
+		if err := a.pass(pods, map[string][]netip.Addr{"ua": {known.Addr()}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	records, _, err := store.List()
+	if err != nil || len(records) != 1 || len(records[0].IPs) != 1 || records[0].IPs[0] != known {
+		t.Errorf("records %+v, %v", records, err)
+	}
+}
+
+// TestReadSandboxes: what is understood of the CNI library's files.
+func TestReadSandboxes(t *testing.T) {
+	dir := t.TempDir()
+	const uid = `["IgnoreUnknown","1"],["K8S_POD_UID","%s"]`
+	for name, text := range map[string]string{
+		"net-1-eth0":   `{"kind":"cniCacheV1","netns":"/var/run/netns/cni-1","cniArgs":[` + fmt.Sprintf(uid, "u1") + `],"result":{"ips":[]}}`,
+		"net-1-net1":   `{"kind":"cniCacheV1","netns":"/var/run/netns/cni-1","cniArgs":[` + fmt.Sprintf(uid, "u1") + `]}`,
+		"net-2-eth0":   `{"kind":"cniCacheV1","netns":"/var/run/netns/cni-2","cniArgs":[` + fmt.Sprintf(uid, "u2") + `]}`,
+		"net-2b-eth0":  `{"kind":"cniCacheV1","netns":"/var/run/netns/cni-2b","cniArgs":[` + fmt.Sprintf(uid, "u2") + `]}`,
+		"net-old-eth0": `{"kind":"cniCacheV1","cniArgs":[` + fmt.Sprintf(uid, "u3") + `]}`,
+		"net-raw-eth0": `{"cniVersion":"0.3.1","ips":[]}`,
+		"net-bad-eth0": `{"kind":"cniCacheV1","netns":`,
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := readSandboxes(dir)
+	if diff := cmp.Diff(sandboxes{"u1": "cni-1"}, got); diff != "" || err != nil {
+		t.Errorf("error %v (-want +got):\n%s", err, diff)
+	}
+	if got, err := readSandboxes(filepath.Join(dir, "none")); len(got) != 0 || err != nil {
+		t.Errorf("without a directory: %v, %v", got, err)
 	}
 }

@@ -44,7 +44,9 @@
 // # Limitations
 //
 // Pods that are older than the plugin are found only where the runtime keeps
-// network namespaces in /run/netns, as containerd and CRI-O do.
+// network namespaces in /run/netns, as containerd and CRI-O do. Where the runtime's
+// CNI library is older than 1.3 it does not say whose they are, and a pod whose
+// addresses another namespace has, too, is not adopted.
 //
 // Every agent gets all SMCRPolicies and SMCRPeerSlices of the cluster; it only
 // works with those of the namespaces of its pods. It gets all SMCRNodes for their

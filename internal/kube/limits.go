@@ -21,6 +21,12 @@ const (
 	adoptEvery    = 5 * time.Second
 	namespaceDir  = "/run/netns"
 	maxNamespaces = 4096
+	// sandboxDir is where the CNI library keeps results for runtimes. A node has
+	// some hundred files of some kilobytes; those of pods that ended badly may be
+	// left.
+	sandboxDir      = "/var/lib/cni/results"
+	maxSandboxes    = 8192
+	maxSandboxBytes = 1 << 20
 
 	// saveEvery bounds how often the file with the last objects is written:
 	// peers' addresses change all the time in a large cluster.
