@@ -45,7 +45,7 @@ func readSandboxes(dir string) (sandboxes, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the runtime's records of namespaces: %w", err)
 	}
-	defer d.Close()
+	defer func() { _ = d.Close() }() // it was only read
 	names, err := d.Readdirnames(maxSandboxes)
 	if err != nil && !errors.Is(err, io.EOF) {
 		return nil, fmt.Errorf("read the runtime's records of namespaces: %w", err)
@@ -73,7 +73,7 @@ func readSandbox(path string) (uid, namespace string) {
 	if err != nil {
 		return "", ""
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }() // it was only read
 	b, err := io.ReadAll(io.LimitReader(f, maxSandboxBytes))
 	var r cachedResult
 	if err != nil || json.Unmarshal(b, &r) != nil || r.Kind != "cniCacheV1" || r.NetNS == "" {

@@ -271,7 +271,8 @@ func (r *ruleset) inbound(cfg RedirectConfig, s *sets) {
 	})
 	match := [][]expr.Any{
 		tcpIn(s.alive), tcpNotIn(s.caught), s.notOurs(), metaNot(expr.MetaKeyIIFNAME, ifname("lo")), synOnly(), smcOption(), hasSocket(),
-		loadPort(regA), {&expr.Cmp{Op: expr.CmpOpNeq, Register: regA, Data: be16(cfg.InboundPort)}},
+		loadPort(regA),
+		{&expr.Cmp{Op: expr.CmpOpNeq, Register: regA, Data: be16(cfg.InboundPort)}},
 	}
 	if s.ports != nil {
 		match = append(match, lookup(regA, s.ports, false))

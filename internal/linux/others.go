@@ -116,8 +116,9 @@ func familyWord(f nftables.TableFamily) string {
 		return "ip6"
 	case nftables.TableFamilyINet:
 		return "inet"
+	default:
+		return fmt.Sprint(byte(f)) // none that sees packets of programs
 	}
-	return fmt.Sprint(byte(f))
 }
 
 // foreignRule is what is read of a rule.
@@ -134,7 +135,7 @@ func eachRule(f func(foreignRule)) error {
 	if err != nil {
 		return err
 	}
-	defer c.Close()
+	defer func() { _ = c.Close() }() // it was only read from
 	const get = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETRULE
 	msgs, err := c.Execute(netlink.Message{
 		Header: netlink.Header{Type: get, Flags: netlink.Request | netlink.Dump},
