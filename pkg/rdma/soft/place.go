@@ -187,7 +187,7 @@ func (p *place) endTurn() error {
 }
 
 // leave gives up what was taken, and removes what nobody else uses: the socket of the
-// generation, if that was taken, and the lock file, if it is nobody's turn and the other
+// generation, if that was taken, and all files, if it is nobody's turn and the other
 // generation is free.
 func (p *place) leave(taken bool, generation uint8) error {
 	var errs []error
@@ -204,6 +204,9 @@ func (p *place) leave(taken bool, generation uint8) error {
 		alone, err = p.take(g)
 	}
 	if alone && err == nil {
+		for g := range uint8(2) { // the other one's may be a dead process's
+			remove(p.socket(g).Name)
+		}
 		remove(p.path(".lock"))
 	}
 	return errors.Join(cmp.Or(err, errors.Join(errs...)), p.lock.Close(), p.dir.Close())
