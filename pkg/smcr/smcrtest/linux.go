@@ -369,7 +369,7 @@ func (l *linux) sent(now time.Time, index int, id uint64) {
 	lk.posted--
 	for _, c := range l.order {
 		if id != 0 && uint64(c.token) == id {
-			c.delivered()
+			c.delivered(lk)
 			break
 		}
 	}

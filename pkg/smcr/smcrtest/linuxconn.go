@@ -84,9 +84,10 @@ type linuxConn struct {
 	killed                    bool // with its group or its rendezvous
 }
 
-// linuxSent is a message under way: the positions after it, and its number
-// less one.
+// linuxSent is a message under way: the link that carries it, the positions after
+// it, and its number less one.
 type linuxSent struct {
+	on         *linuxLink
 	sent, prod place32
 	seq        uint16
 	validation bool
@@ -231,10 +232,11 @@ func (c *linuxConn) window() window {
 	}
 }
 
-// delivered is the completion of the oldest message under way.
-func (c *linuxConn) delivered() {
-	if len(c.unacked) == 0 {
-		return // of the link that it left
+// delivered is the completion of a message on a link: the oldest one under way, or
+// one of a link that the connection has left, which may live on while it is deleted.
+func (c *linuxConn) delivered(on *linuxLink) {
+	if len(c.unacked) == 0 || c.unacked[0].on != on {
+		return
 	}
 	if s := c.unacked[0]; !s.validation {
 		c.fin, c.prodFin, c.seqFin = s.sent, s.prod, s.seq
@@ -310,7 +312,7 @@ func (c *linuxConn) transmit(post func(int, work)) bool {
 func (c *linuxConn) post(m cdc.Message, validation bool, post func(int, work)) {
 	wr := work{send: true, id: uint64(c.token)}
 	m.Append(wr.msg[:0])
-	c.unacked = append(c.unacked, linuxSent{c.sent, c.prod, c.seq - 1, validation})
+	c.unacked = append(c.unacked, linuxSent{c.link, c.sent, c.prod, c.seq - 1, validation})
 	post(c.link.slot, wr)
 }
 
