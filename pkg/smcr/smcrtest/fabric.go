@@ -55,8 +55,9 @@ type work struct {
 	source func() []byte // RDMA write: the bytes, taken when they arrive
 	addr   uint64
 	rkey   uint32
-	conn   string // that writes, or that the message is about
-	at     time.Time
+	conn   string    // that writes, or that the message is about
+	sent   time.Time // for the last time
+	at     time.Time // when it arrives
 }
 
 // bytes are those of a SEND.
@@ -210,6 +211,9 @@ func (q *qp) lose() {
 	w := q.w
 	if t := q.target(); t != nil && w.passes(q.rnic, t.rnic) && q.out.since.IsZero() {
 		for _, wr := range q.wire[:w.rng.IntN(len(q.wire)+1)] {
+			if wr.sent.After(w.now) {
+				break // it was lost, and nobody sends it again; what is behind it is out of order
+			}
 			// Nothing orders this and what goes over another link.
 			q.capture(&wr)
 			at := wr.at
@@ -282,7 +286,9 @@ func (p *path) post(side, index int, wr work) {
 			}
 		}
 	}
-	wr.at = w.now.Add(w.delay())
+	wait, way := w.transit()
+	wr.sent = w.now.Add(wait)
+	wr.at = wr.sent.Add(way)
 	if n := len(q.wire); n > 0 && wr.at.Before(q.wire[n-1].at) {
 		wr.at = q.wire[n-1].at
 	}

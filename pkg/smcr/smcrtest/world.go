@@ -217,14 +217,21 @@ func (w *World) after(d time.Duration, f func()) { w.at(w.now.Add(d), f) }
 
 // delay is how long something takes on the network.
 func (w *World) delay() time.Duration {
-	d := time.Duration(5+w.rng.IntN(20)) * time.Microsecond
+	wait, way := w.transit()
+	return wait + way
+}
+
+// transit is how long the sender waits until it sends what was lost again, and how long
+// the way takes.
+func (w *World) transit() (wait, way time.Duration) {
+	way = time.Duration(5+w.rng.IntN(20)) * time.Microsecond
 	if w.cfg.Delays && w.rng.IntN(20) == 0 {
-		d += time.Duration(w.rng.IntN(20_000)) * time.Microsecond
+		way += time.Duration(w.rng.IntN(20_000)) * time.Microsecond
 	}
 	if w.cfg.Loss > 0 && w.rng.IntN(1000) < w.cfg.Loss {
-		d += minRTO << w.rng.IntN(3)
+		wait = minRTO << w.rng.IntN(3)
 	}
-	return d
+	return wait, way
 }
 
 // Run lets time pass.
