@@ -436,15 +436,20 @@ func (c *Conn) fail(now time.Time) {
 }
 
 // expire gives up waiting for the peer's close (§4.8.1, §4.8.2): first the
-// peer learns of it, if it did not know that we close.
+// peer learns of it, if it did not know that we close. Until it has acknowledged that,
+// the word may be lost with its link, and must be said again: a peer that never hears
+// of the end goes on writing to an RMB that we take back.
 func (c *Conn) expire(now time.Time) {
-	if c.data.HasSentClose() || c.data.State() == cdc.PeerAbortWait {
+	told := c.data.HasSentClose() || c.data.State() == cdc.PeerAbortWait
+	if told && c.data.InFlight() == 0 {
 		c.fail(now)
 		return
 	}
 	c.resetClock(now)
-	c.raise(c.data.Abort())
-	c.enqueue()
+	if !told {
+		c.raise(c.data.Abort())
+		c.enqueue()
+	}
 }
 
 // replace ends a connection of which the peer knows nothing any more, since it
