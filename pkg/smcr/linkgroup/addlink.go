@@ -503,12 +503,13 @@ func (g *Group) abandonAdd(now time.Time, why llc.DeleteReason, orderly bool) {
 }
 
 // tellAbandoned tells the server at once that a client has given a new link up,
-// although another request of the client is under way: that one may be a DELETE
-// LINK, which the server keeps until the exchange is over (§3.5.5.3.1), and the
+// although another request of the client is under way or about to be: that one may be a
+// DELETE LINK, which the server keeps until the exchange is over (§3.5.5.3.1), and the
 // exchange would not be over before this one is told. It stays in line, too, for
 // a server that drops what crosses.
 func (g *Group) tellAbandoned(m llc.DeleteLink) {
-	if via := g.otherLink(nil); g.cfg.Role == Client && g.flowSent && via != nil {
+	waits := g.flowSent || (len(g.flows) > 0 && g.flows[0].deletion.Link != m.Link)
+	if via := g.otherLink(nil); g.cfg.Role == Client && waits && via != nil {
 		via.send(m)
 	}
 }
