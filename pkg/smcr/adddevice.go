@@ -87,6 +87,7 @@ func (s *Stack) moveIn(r *rnic) error {
 	for i := range moves {
 		moves[i].do()
 	}
+	s.closeRetired()
 	return nil
 }
 
@@ -143,7 +144,7 @@ func (m *move) do() {
 }
 
 // retire keeps a device that is gone until nothing needs its memory: programs
-// may still read what came last. Those that nothing needs are closed.
+// may still read what came last.
 func (s *Stack) retire(old *rnic) {
 	s.lingering = slices.DeleteFunc(s.lingering, func(l *link) bool {
 		if l.rnic == old {
@@ -151,9 +152,12 @@ func (s *Stack) retire(old *rnic) {
 		}
 		return l.rnic == old
 	})
-	s.retired = slices.DeleteFunc(append(s.retired, old), func(r *rnic) bool {
-		return r.domains == 0 && r.ctx.Close() == nil
-	})
+	s.retired = append(s.retired, old)
+}
+
+// closeRetired closes the devices that are gone and that nothing needs any more.
+func (s *Stack) closeRetired() {
+	s.retired = slices.DeleteFunc(s.retired, func(r *rnic) bool { return r.domains == 0 && r.ctx.Close() == nil })
 }
 
 // registerToo registers a region's memory here, too. The memory is there as long as

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"net/netip"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -36,9 +37,12 @@ type Conn struct {
 	// With SMC-R only.
 	group *group
 	lc    *linkgroup.Conn // guarded by the stack's turn
-	buf   *sendBuffer
-	rmbe  []byte
-	ring  cdc.Ring
+	// halfOpen is the address whose place a connection has that was given up before its
+	// Confirm; not valid: none.
+	halfOpen netip.Addr
+	buf      *sendBuffer
+	rmbe     []byte
+	ring     cdc.Ring
 	// users counts who may touch the connection's memory: the application
 	// until Close, the group until it is done, and each call under way. At
 	// zero the memory goes to the next connection.
@@ -171,6 +175,9 @@ func (c *Conn) release() {
 		return
 	}
 	delete(s.conns, c)
+	if c.halfOpen.IsValid() {
+		s.halfOpen.leave(c.halfOpen)
+	}
 	s.tcpWatch.remove(c)
 	if s.answering == c {
 		s.answering = nil

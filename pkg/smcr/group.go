@@ -36,7 +36,8 @@ type group struct {
 	ready     bool               // the first contact went well
 	toldOf    time.Time          // when the peer last said that a link is deleted
 	idle      *list.Element      // its place among the idle groups; nil: it is none
-	doubted   time.Time          // when somebody said that the peer does not have it; see doubt
+	doubts    int                // how often somebody said that the peer does not have it
+	doubted   time.Time          // when that was the last time; see doubt
 
 	touched bool      // on the stack's list
 	due     time.Time // when the stack looks at its timers
@@ -117,7 +118,7 @@ func (g *group) config() linkgroup.Config {
 
 // meet takes what the client's Confirm tells about it.
 func (g *group) meet(c *clc.Confirm) {
-	g.s.setPeer(g, c.PeerID)
+	g.peer = c.PeerID
 	g.host, g.gids = c.Ext.Host(), c.GIDs
 }
 
@@ -345,12 +346,16 @@ func (g *group) finish() {
 func (g *group) doubt() {
 	now := time.Now()
 	g.doubted = now
+	g.doubts++
 	g.lg.TestLinks(now)
 	g.flush(now)
 }
 
-// isTrusted reports whether the peer has the group, as far as we know.
-func (g *group) isTrusted() bool { return g.doubted.IsZero() || g.lg.ProvenSince(g.doubted) }
+// isTrusted reports whether the peer has the group, as far as we know. Where it says twice
+// that it does not, somebody may have made the group in its name.
+func (g *group) isTrusted() bool {
+	return g.doubts == 0 || g.doubts == 1 && g.lg.ProvenSince(g.doubted)
+}
 
 // freeIfUnused frees a dead group once no connection uses its memory.
 func (g *group) freeIfUnused() {

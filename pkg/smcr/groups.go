@@ -6,8 +6,6 @@ import (
 	"container/heap"
 	"slices"
 	"time"
-
-	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
 )
 
 // A stack may have thousands of link groups. What is done for each message,
@@ -41,26 +39,9 @@ func (s *Stack) forgetParty(g *group) {
 	}
 }
 
-// setPeer tells whose group it is, once that is known.
-func (s *Stack) setPeer(g *group, peer clc.PeerID) {
-	if g.peer == peer {
-		return
-	}
-	s.forgetParty(g)
-	g.peer = peer
-	if s.groups[g.id] == g { // it has not ended meanwhile
-		s.addGroup(g)
-	}
-}
-
 // groupsWith are the groups with a peer, the oldest first: the youngest are the
-// first to become empty. One that has not said who it is has none.
-func (s *Stack) groupsWith(p party) []*group {
-	if p.peer.IsZero() {
-		return nil
-	}
-	return s.byParty[p]
-}
+// first to become empty.
+func (s *Stack) groupsWith(p party) []*group { return s.byParty[p] }
 
 // timers are the groups with something to do later, the earliest first. A group
 // that has it later than it was put in for is put in again when its turn comes:

@@ -64,7 +64,7 @@ func TestStack_groupsWith(t *testing.T) {
 	server := func(a netip.Addr, id clc.PeerID) party { return party{linkgroup.Server, a, id} }
 	client := func(a netip.Addr, id clc.PeerID) party { return party{linkgroup.Client, a, id} }
 	add := func(id uint32, p party) *group {
-		g := &group{s: s, id: id, contact: contact{role: p.role, addr: p.addr, peer: p.peer}}
+		g := &group{s: s, id: id, contact: contact{role: p.role, addr: p.addr, peer: p.peer, key: clc.PeerKey{PeerID: p.peer}}}
 		s.addGroup(g)
 		return g
 	}
@@ -87,15 +87,14 @@ func TestStack_groupsWith(t *testing.T) {
 	check("servers of another address", server(there, one), 5)
 	check("clients", client(here, one), 2)
 	check("nobody", server(here, two))
-	check("somebody without an ID", server(here, clc.PeerID{}))
-	s.setPeer(b, two)
-	check("named later", server(here, two), 3)
+	check("somebody without an ID", server(here, clc.PeerID{}), 3)
+	b.peer = two
+	check("named by its Confirm", server(here, two))
+	check("somebody without an ID, still", server(here, clc.PeerID{}), 3)
 	s.removeGroup(a)
 	check("one removed", server(here, one), 4)
-	s.setPeer(a, two)
-	check("named after its end", server(here, two), 3)
 	s.removeGroup(b)
-	check("all removed", server(here, two))
+	check("all removed", server(here, clc.PeerID{}))
 	if len(s.byParty) != 3 {
 		t.Errorf("%d lists are left, want 3", len(s.byParty))
 	}

@@ -22,7 +22,7 @@ import (
 //
 //   - the peer's address in the TCP connection, which it cannot choose freely: it has
 //     to receive what is sent there;
-//   - its peer ID, and no peer ID is nobody's;
+//   - its peer ID in the Proposal or Accept;
 //   - GID and, in version 1, MAC address of its RNIC;
 //   - its role, and the version of SMC-R.
 //
@@ -30,17 +30,26 @@ import (
 // common with it. It does not know the peer ID: our own stacks tell each peer address
 // another one (see peerIDFor), and no third party any.
 //
-// A client that has no peer ID, as Linux if it proposes version 2 only, makes a link
-// group for each connection.
+// Linux leaves the peer ID out of a Proposal of version 2 only, as between subnets, and
+// otherwise it has one for all. A client without one joins only groups that were made
+// without one, from its address and with a link to its RNIC, and its Confirm has to have
+// the peer ID of the group. So behind the same NAT as a Linux client somebody can be
+// told a queue pair, an RKey and an address of that client's group. They open nothing
+// on a queue pair of his own: see memory.
 
 // party finds the link groups with a peer.
 type party struct {
 	role linkgroup.Role // ours
 	addr netip.Addr
-	peer clc.PeerID
+	peer clc.PeerID // of a client, what its Proposal said
 }
 
-func (c *contact) party() party { return party{c.role, c.addr, c.peer} }
+func (c *contact) party() party {
+	if c.role == linkgroup.Server {
+		return party{c.role, c.addr, c.key.PeerID}
+	}
+	return party{c.role, c.addr, c.peer}
+}
 
 // peerIDFor is our own peer ID for the peer with an address. It is another one for
 // each of them, so that a server is not told under which ID we are known to others;
@@ -63,10 +72,10 @@ func (g *group) serves(k clc.PeerKey) bool {
 	return g.version == k.Version && g.endsAt(k) && g.isTrusted()
 }
 
-// endsAt reports whether the client's RNIC is the one that it proposed when it made the
-// group, or one that a link ends at.
+// endsAt reports whether the client's RNIC is one that a link ends at or, of a client
+// that says who it is, the one that it proposed when it made the group.
 func (g *group) endsAt(k clc.PeerKey) bool {
-	if g.key.SameRNIC(k.GID, k.MAC) {
+	if !k.PeerID.IsZero() && g.key.SameRNIC(k.GID, k.MAC) {
 		return true
 	}
 	return slices.ContainsFunc(g.lg.Links(), func(l linkgroup.LinkInfo) bool { return k.SameRNIC(l.Peer.GID, l.Peer.MAC) })

@@ -41,27 +41,45 @@ func (g *group) noteIdle() {
 	}
 }
 
-// giveWay ends the group that has been idle for the longest time, but for one; false if
-// there is none. The caller holds the turn, and carries out nobody's outputs.
-func (s *Stack) giveWay(but *group) bool {
-	e := s.idle.Front()
-	if e != nil && e.Value == but {
-		e = e.Next()
+// boundIdle ends groups while there are too many idle ones. The caller holds the turn,
+// here and below, and carries out nobody's outputs.
+func (s *Stack) boundIdle() {
+	for range 2 { // more than come
+		if s.idle.Len() >= maxIdleGroups {
+			s.giveWay(nil, nil)
+		}
 	}
-	if e == nil {
+}
+
+// giveWay ends the group that has been idle for the longest time, but for one, because
+// of an error of somebody who needs something. It reports whether there is more memory
+// now. Queue pairs come back later, when the peer has heard of the end.
+func (s *Stack) giveWay(but *group, why error) bool {
+	short := isShort(why)
+	if why != nil && !short && !errors.Is(why, rdma.ErrNoResources) {
 		return false
 	}
-	g := e.Value.(*group) //nolint:forcetypeassert // nothing else is in there
+	for e := s.idle.Front(); e != nil; e = e.Next() {
+		g := e.Value.(*group) //nolint:forcetypeassert // nothing else is in there
+		if g == but || g.lg.Conns() != 0 || short && len(g.rmbs) == 0 && len(g.mem.arenas) == 0 {
+			continue
+		}
+		before := s.account.bytes
+		g.endIdle()
+		return s.account.bytes < before
+	}
+	return false
+}
+
+// endIdle ends a group without connections, and gives its memory back at once: nobody
+// uses it, and the peer need not have heard of it.
+func (g *group) endIdle() {
 	now := time.Now()
 	g.lg.Terminate(now, llc.DeleteInactivity)
 	g.flush(now)
-	for id := range g.rmbs { // no connection uses them; the peer need not have heard of it
+	for id := range g.rmbs {
 		g.freeRMB(id)
 	}
 	g.mem.trim()
-	s.stats.GroupsGaveWay++
-	return true
+	g.s.stats.GroupsGaveWay++
 }
-
-// isScarce reports whether an error may go away when an idle group does.
-func isScarce(err error) bool { return isShort(err) || errors.Is(err, rdma.ErrNoResources) }

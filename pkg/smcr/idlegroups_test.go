@@ -63,3 +63,89 @@ func TestStack_idleGroupsGiveWay(t *testing.T) {
 		t.Error("no group gave way")
 	}
 }
+
+// A group that has a connection again, of which its client has not confirmed anything
+// yet, does not give way: the connection would lose its memory.
+func TestStack_groupsInUseDoNotGiveWay(t *testing.T) {
+	const rmbe = 512 << 10
+	f := newFakeFabric()
+	server := newStack(t, f.device("s", 200), func(c *smcr.Config) { c.MemoryBytes = 4 * rmbe })
+	p := &pair{fabric: f, client: newStack(t, f.device("c", 1), versions(smcr.VersionsV2)), server: server}
+	p.listen(t)
+	a, b := p.dial(t)
+	group := b.Info().GroupID
+	_, _ = a.Close(), b.Close()
+	waitFor(t, "end of the connection", func() bool { return server.Stats().Conns == 0 })
+
+	// It comes again, and its Confirm is held up on the way.
+	hold := make(chan struct{})
+	p.dialTo = holdConfirm(t, p.l.Addr().String(), hold)
+	type ends struct{ a, b *smcr.Conn }
+	again := make(chan ends, 1)
+	go func() {
+		a, b := p.dial(t)
+		again <- ends{a, b}
+	}()
+	waitFor(t, "the connection", func() bool { return server.Stats().Conns == 1 })
+
+	other := newStack(t, f.device("o", 2))
+	c, err := (&smcr.Dialer{Stack: other}).DialContext(t.Context(), "tcp", p.l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if i := c.(*smcr.Conn).Info(); i.Mode != smcr.ModeTCP || i.Reason != clc.ReasonMem {
+		t.Errorf("another client, for which there is no memory: %v, %v", i.Mode, i.Reason)
+	}
+	if n := server.Stats().GroupsGaveWay; n != 0 {
+		t.Errorf("%d groups gave way", n)
+	}
+	taken, err := p.l.Accept() // the other client's
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, _ = c.Close(), taken.Close()
+	close(hold)
+	x := <-again
+	if x.b.Info().GroupID != group {
+		t.Errorf("it is in the link group %d, want %d", x.b.Info().GroupID, group)
+	}
+	exchange(t, x.a, x.b)
+	_, _ = x.a.Close(), x.b.Close()
+}
+
+// holdConfirm is between a client and a server, and passes the client's second message
+// on when hold is closed.
+func holdConfirm(t *testing.T, server string, hold <-chan struct{}) (addr string) {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = ln.Close() })
+	go func() {
+		c, err := ln.Accept()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer c.Close()
+		s, err := net.Dial("tcp", server)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer s.Close()
+		go func() {
+			_, _ = io.Copy(c, s)
+			_ = c.Close()
+		}()
+		_, _ = s.Write(readMessage(t, c))
+		_ = c.SetReadDeadline(time.Time{})
+		confirm := readMessage(t, c)
+		_ = c.SetReadDeadline(time.Time{})
+		<-hold
+		_, _ = s.Write(confirm)
+		_, _ = io.Copy(s, c)
+	}()
+	return ln.Addr().String()
+}

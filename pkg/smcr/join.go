@@ -12,11 +12,19 @@ import (
 
 // How a rendezvous finds or makes its link group.
 
+// placeWait is how long a client waits for a place among those that owe their Confirm:
+// some round trips of those that are good.
+const placeWait = time.Second
+
 // joinGroup finds a group for a client, or starts one, for which it needs routes.
-// One first contact per client is under way at a time; others wait for it.
+// One first contact per client is under way at a time; others wait for it, and have
+// nothing meanwhile.
 func (r *rendezvous) joinGroup(ctx context.Context, p *clc.Proposal) error {
 	s := r.s
 	for routed := false; ; {
+		if err := r.beginHalfOpen(ctx); err != nil {
+			return err
+		}
 		s.lock()
 		if s.closed {
 			s.unlock()
@@ -36,6 +44,7 @@ func (r *rendezvous) joinGroup(ctx context.Context, p *clc.Proposal) error {
 			routed = true
 			continue
 		}
+		r.endHalfOpen()
 		select {
 		case <-forming:
 		case <-ctx.Done():
@@ -46,23 +55,50 @@ func (r *rendezvous) joinGroup(ctx context.Context, p *clc.Proposal) error {
 	}
 }
 
+// beginHalfOpen takes a place for a client that will owe us its Confirm.
+func (r *rendezvous) beginHalfOpen(ctx context.Context) error {
+	if r.halfOpen {
+		return nil
+	}
+	ctx, stop := context.WithTimeoutCause(ctx, placeWait, errNoPlace)
+	defer stop()
+	if err := r.s.halfOpen.enter(ctx, r.with.addr); err != nil {
+		return err
+	}
+	r.halfOpen = true
+	return nil
+}
+
+// endHalfOpen gives the place back.
+func (r *rendezvous) endHalfOpen() {
+	if r.halfOpen {
+		r.halfOpen = false
+		r.s.halfOpen.leave(r.with.addr)
+	}
+}
+
 // admitTo puts the connection into a group, a new one if g is nil; the caller
 // holds the turn.
 func (r *rendezvous) admitTo(g *group) error {
 	if g == nil {
-		if r.s.idle.Len() >= maxIdleGroups {
-			r.s.giveWay(nil)
-		}
 		var err error
-		for g, err = r.s.newGroup(&r.with); err != nil; g, err = r.s.newGroup(&r.with) {
-			if !isScarce(err) || !r.s.giveWay(nil) {
-				return err
-			}
+		if g, err = r.s.newGroupOf(&r.with); err != nil {
+			return err
 		}
 		r.first = true
 		r.group = g
 	}
 	return r.admit(g)
+}
+
+// newGroupOf is newGroup, for which idle groups give way.
+func (s *Stack) newGroupOf(with *contact) (*group, error) {
+	s.boundIdle()
+	g, err := s.newGroup(with)
+	for err != nil && s.giveWay(nil, err) {
+		g, err = s.newGroup(with)
+	}
+	return g, err
 }
 
 // serverGroup returns a usable group with a client or, if there is none, the
@@ -91,6 +127,9 @@ func (s *Stack) serverGroup(with *contact) (*group, <-chan struct{}) {
 func (s *Stack) clientGroup(p party, a *clc.Accept) (*group, error) {
 	var found *group
 	err := errOutOfSync
+	if p.peer.IsZero() {
+		return nil, err
+	}
 	for _, g := range s.groupsWith(p) {
 		if g.version != min(a.Version, clc.V2) {
 			continue
@@ -115,7 +154,7 @@ func (r *rendezvous) admit(g *group) error {
 		return errMaxConns
 	}
 	c, err := r.open(g)
-	for isScarce(err) && r.s.giveWay(g) {
+	for err != nil && r.s.giveWay(g, err) {
 		c, err = r.open(g)
 	}
 	if err != nil {
@@ -137,6 +176,7 @@ func (r *rendezvous) open(g *group) (*Conn, error) {
 		g.flush(time.Now())
 		return nil, err
 	}
+	g.noteIdle() // nobody may take its memory from now on
 	return c, nil
 }
 

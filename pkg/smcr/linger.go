@@ -63,6 +63,7 @@ func (g *group) endLink(now time.Time, l *link) {
 		l.shut(now)
 		return
 	case dead && !l.broken && l.complete >= l.wrote: // it acknowledges, and carries last words
+		l.orderly = true
 	default:
 		if !l.refuse(now, dead || g.toldOf.Equal(now) || !g.sharesPeerRNIC(l)) {
 			l.shut(now)

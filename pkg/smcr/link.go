@@ -56,9 +56,10 @@ type link struct {
 	resolving bool // the way to the peer is being found out
 	transmits bool // it is in RTS
 	broken    bool // its queue pair, device or path is
-	// trespassed: its end was the peer's fault, and was counted.
-	trespassed bool
-	until      time.Time // when it goes; zero unless it lingers
+	// trespassed: its end was the peer's fault, and was counted. orderly: it was not, and
+	// what the peer may not write any more was right when it was sent.
+	trespassed, orderly bool
+	until               time.Time // when it goes; zero unless it lingers
 	// hold is closed to have what comes refused after the link was given up; nil:
 	// it is closed, or nothing was to be refused. The peer may not know of the loss
 	// until unheard; zero: it does.
@@ -128,7 +129,7 @@ func (l *link) close() {
 	if l.qp != nil {
 		l.forgetSends()
 		delete(l.rnic.links, l.qp.Num())
-		if (l.broken || !l.g.ready) && !l.trespassed {
+		if (l.broken || !l.g.ready) && !l.trespassed && !l.orderly {
 			l.rnic.ended.add(l.qp.Num(), l.g.addr)
 		}
 		_ = l.qp.Close() // it is gone either way

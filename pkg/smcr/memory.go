@@ -79,7 +79,9 @@ func (d *domain) drop() {
 		return
 	}
 	_ = d.pd.Close() // nothing is in it any more
-	d.rnic.domains--
+	if d.rnic.domains--; d.rnic.domains == 0 && len(d.of.s.retired) > 0 {
+		d.of.s.closeRetired()
+	}
 	if at := &d.of.domains[d.rnic.index]; *at == d {
 		*at = nil
 	}

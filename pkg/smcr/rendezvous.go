@@ -318,6 +318,7 @@ var (
 	errNoLink    = errors.New("smcr: peer names an unknown link")
 	errMaxConns  = errors.New("smcr: connection limit of the stack reached")
 	errRMB       = errors.New("smcr: peer did not confirm the RMB")
+	errNoPlace   = errors.New("smcr: too many clients of this address, or in all, owe their Confirm")
 	errSlow      = errors.New("smcr: no answer for the client in time")
 )
 
@@ -333,10 +334,10 @@ func declineReason(err error) (_ clc.Reason, outOfSync bool) {
 		return clc.ReasonNoDevR, false
 	case errors.Is(err, errOutOfSync):
 		return clc.ReasonSyncErr, true
-	case errors.Is(err, errSlow):
+	case errors.Is(err, errNoPlace):
+		return clc.ReasonMem, false
+	case errors.Is(err, errSlow), errors.Is(err, errBarred): // it passes
 		return clc.ReasonNoActLink, false
-	case errors.Is(err, errBarred):
-		return clc.ReasonConfigErr, false
 	case errors.Is(err, errNoLink), errors.Is(err, linkgroup.ErrLinkLost):
 		return clc.ReasonNoSrvLink, false
 	case errors.Is(err, linkgroup.ErrUnknownRToken), errors.Is(err, linkgroup.ErrPeerRMBE):
@@ -425,10 +426,6 @@ func (r *rendezvous) propose(ctx context.Context, p *clc.Proposal) {
 func (r *rendezvous) prepareAccept(ctx context.Context, p *clc.Proposal) (clc.Accept, error) {
 	s := r.s
 	r.with.key, r.with.peer = p.Key(r.with.agreed.Version), p.PeerID
-	if err := s.halfOpen.enter(ctx, r.with.addr); err != nil {
-		return clc.Accept{}, err
-	}
-	r.halfOpen = true
 	if err := r.joinGroup(ctx, p); err != nil {
 		return clc.Accept{}, err
 	}
@@ -570,8 +567,10 @@ func (r *rendezvous) activate(e *clc.Endpoint) error {
 
 // confirm takes the client's Confirm, at the server.
 func (r *rendezvous) confirm(ctx context.Context, c *clc.Confirm) {
-	r.endHalfOpen()
-	if !r.with.key.Matches(*c) {
+	if !r.first {
+		r.endHalfOpen() // at first contact only the link proves that there is a client
+	}
+	if !r.with.key.Matches(*c) || !r.first && c.PeerID != r.group.peer {
 		r.decline(fmt.Errorf("smcr: Confirm of peer %v, the Proposal was from %v", c.PeerID, r.with.peer))
 		return
 	}
@@ -605,6 +604,7 @@ func (r *rendezvous) establish() (*Conn, error) {
 	if len(r.partial) > 0 {
 		return nil, r.abort(fmt.Errorf("%w: %d bytes after the last CLC message", clc.ErrUnexpectedData, len(r.partial)))
 	}
+	r.endHalfOpen()
 	c := r.conn
 	r.s.lock()
 	c.info = r.info(ModeSMCR)
@@ -650,20 +650,14 @@ func (r *rendezvous) abort(err error) error {
 	return &net.OpError{Op: "rendezvous", Net: "tcp", Source: r.tcp.LocalAddr(), Addr: r.tcp.RemoteAddr(), Err: err}
 }
 
-// endHalfOpen gives the place back of a client that owes us its Confirm.
-func (r *rendezvous) endHalfOpen() {
-	if r.halfOpen {
-		r.halfOpen = false
-		r.s.halfOpen.leave(r.with.addr)
-	}
-}
-
 // discard gives back what the rendezvous took.
 func (r *rendezvous) discard(peerDeclined bool) {
-	r.endHalfOpen()
 	s := r.s
 	s.lock()
 	if r.conn != nil {
+		if r.halfOpen { // what the peer may know of is not free yet: see becomeZombie
+			r.halfOpen, r.conn.halfOpen = false, r.with.addr
+		}
 		r.conn.keepTCP = true
 		r.conn.closed.Store(true)
 		r.conn.lc.Abandon(time.Now(), peerDeclined || !r.named)
@@ -673,6 +667,7 @@ func (r *rendezvous) discard(peerDeclined bool) {
 		r.group.abandon()
 	}
 	s.unlock()
+	r.endHalfOpen()
 	if r.conn != nil {
 		r.conn.drop()
 		r.conn = nil

@@ -82,8 +82,7 @@ func (ts trespassers) isBarred(now time.Time, addr netip.Addr) bool {
 // handleTrespass is told that a queue pair has refused what its peer asked for.
 func (r *rnic) handleTrespass(now time.Time, n rdma.QPN, err error) {
 	addr, ok := r.ended.take(n)
-	if l := r.links[n]; l != nil && !l.trespassed && (l.broken || !l.lingers()) {
-		// One that only lingers is told what was right when it was sent.
+	if l := r.links[n]; l != nil && !l.trespassed && !l.orderly {
 		l.trespassed = true
 		addr, ok = l.g.addr, true
 	}

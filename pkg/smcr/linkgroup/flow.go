@@ -189,7 +189,9 @@ func (g *Group) repeatDeleteAll(now time.Time) {
 		return
 	}
 	g.flowResend = now.Add(max(DeleteAllInterval, now.Sub(g.flowBegan))) // less and less often
-	g.sendRequest()
+	if len(g.flowVia.queue) == 0 {                                       // else the last one has not left yet
+		g.sendRequest()
+	}
 }
 
 // flowExpired is what a missing answer means (C.7.1): the link that carried

@@ -359,10 +359,10 @@ func (g *Group) TestLinks(now time.Time) {
 	}
 }
 
-// ProvenSince reports whether the peer has answered a TEST LINK since a time.
+// ProvenSince reports whether the peer has answered a TEST LINK of a time or later.
 func (g *Group) ProvenSince(t time.Time) bool {
 	return slices.ContainsFunc(g.links[:], func(l link) bool {
-		return l.isUp() && !l.proven.IsZero() && !l.proven.Add(l.answer).Before(t)
+		return l.isUp() && !l.proven.Before(t)
 	})
 }
 

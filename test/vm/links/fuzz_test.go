@@ -37,7 +37,19 @@ func (b *bed) testFuzz(t *testing.T) {
 	r.awaitOurs("SYMMETRIC")
 	to := fmt.Sprintf("%v:%d", b.engine.Addr(0), port)
 	t.Logf("the seed is %d", *fuzzSeed)
-	out, err := b.kernel.Run(ctx, "fuzzer", "-device", "verbs:rxe0", "-to", to, "-seed", fmt.Sprint(*fuzzSeed), "-rounds", fmt.Sprint(*fuzzRounds))
+	// Who asks for others' memory three times is barred for a minute: so it is three.
+	sources := []string{"10.0.0.101", "10.0.0.102", "10.0.0.103"}
+	for _, a := range sources { // soft RoCE takes no notice of addresses that are no network's
+		if _, err := b.kernel.Run(ctx, "ip", "address", "add", a+"/32", "dev", "lo"); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if _, err := b.kernel.Run(context.WithoutCancel(ctx), "ip", "address", "delete", a+"/32", "dev", "lo"); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	out, err := b.kernel.Run(ctx, "fuzzer", "-device", "verbs:rxe0", "-from", strings.Join(sources, ","), "-to", to, "-seed", fmt.Sprint(*fuzzSeed), "-rounds", fmt.Sprint(*fuzzRounds))
 	var tried []attackLine
 	for line := range strings.Lines(out) {
 		t.Log(strings.TrimSpace(line))
@@ -78,7 +90,6 @@ var outcomes = map[string]struct {
 	ends    string // one of these is why the link group ended
 	lives   bool   // the attack does not end it, the end of the peer does
 	refused int    // writes
-	taken   bool   // one write is not refused
 }{
 	// What is damaged in them, and so what they mean, is the seed's to say.
 	"damaged LLC messages":       {},
@@ -96,9 +107,8 @@ var outcomes = map[string]struct {
 	"writes before the RMB":           {ends: byWrite, refused: 1},
 	// The peer has the RKey of all of its link group's elements, and of nobody else's.
 	"writes into the next elements of its RMB": {lives: true},
-	// Link groups of one stack share a protection domain. A peer that has the RKey of
-	// another one, which it never learns, writes where nobody reads.
-	"writes into the RMB of another link group": {lives: true, taken: true},
+	// Each link group has a protection domain of its own.
+	"writes into the RMB of another link group": {ends: byWrite, refused: 1},
 	"storm of messages":                         {lives: true},
 	"storm without taking the answers":          {ends: "LLC answers wait for the peer to take them"},
 }
@@ -144,9 +154,6 @@ func judgeAttacks(t *testing.T, tried []attackLine, ours *report.Report) {
 		}
 		if a.Refused < want.refused {
 			t.Errorf("%s: %d writes were refused, want %d", a.Attack, a.Refused, want.refused)
-		}
-		if want.taken && a.Done != 1 {
-			t.Errorf("%s: %d writes were taken, want 1", a.Attack, a.Done)
 		}
 		for _, g := range of {
 			// One whose group ended at once was never handed over.

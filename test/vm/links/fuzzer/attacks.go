@@ -84,9 +84,7 @@ var attacks = []attack{
 	}},
 	{name: "writes into the next elements of its RMB", play: func(p *peer) {
 		size := uint64(p.accept.RMBESize.Bytes())
-		for i := range uint64(4) {
-			p.write(p.rmbe()+(i+1)*size, p.accept.RKey, slotBytes)
-		}
+		p.write(p.rmbe()+size, p.accept.RKey, slotBytes) // the first RMB has two elements
 	}},
 	{name: "writes into the RMB of another link group", victim: true, play: func(p *peer) {
 		v := p.victim
