@@ -4,9 +4,13 @@ package smcr_test
 
 import (
 	"fmt"
+	"io"
+	"net"
 	"testing"
+	"time"
 
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
 )
 
 // A link group without connections gives its memory back, but for the slots of its
@@ -80,11 +84,13 @@ func TestStack_groupsInUseDoNotGiveWay(t *testing.T) {
 	// It comes again, and its Confirm is held up on the way.
 	hold := make(chan struct{})
 	p.dialTo = holdConfirm(t, p.l.Addr().String(), hold)
-	type ends struct{ a, b *smcr.Conn }
-	again := make(chan ends, 1)
+	again := make(chan net.Conn, 1)
 	go func() {
-		a, b := p.dial(t)
-		again <- ends{a, b}
+		c, err := (&smcr.Dialer{Stack: p.client}).DialContext(t.Context(), "tcp", p.dialTo)
+		if err != nil {
+			t.Error(err)
+		}
+		again <- c
 	}()
 	waitFor(t, "the connection", func() bool { return server.Stats().Conns == 1 })
 
@@ -105,12 +111,16 @@ func TestStack_groupsInUseDoNotGiveWay(t *testing.T) {
 	}
 	_, _ = c.Close(), taken.Close()
 	close(hold)
-	x := <-again
-	if x.b.Info().GroupID != group {
-		t.Errorf("it is in the link group %d, want %d", x.b.Info().GroupID, group)
+	x, err := p.l.Accept()
+	if err != nil {
+		t.Fatal(err)
 	}
-	exchange(t, x.a, x.b)
-	_, _ = x.a.Close(), x.b.Close()
+	y := <-again
+	if id := x.(*smcr.Conn).Info().GroupID; id != group {
+		t.Errorf("it is in the link group %d, want %d", id, group)
+	}
+	exchange(t, x, y)
+	_, _ = x.Close(), y.Close()
 }
 
 // holdConfirm is between a client and a server, and passes the client's second message

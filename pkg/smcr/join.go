@@ -106,14 +106,13 @@ func (s *Stack) newGroupOf(with *contact) (*group, error) {
 func (s *Stack) serverGroup(with *contact) (*group, <-chan struct{}) {
 	var forming <-chan struct{}
 	for _, g := range s.groupsWith(with.party()) {
-		if !g.serves(with.key) {
-			continue
-		}
-		if g.lg.Usable() {
+		switch {
+		case g.lg.State() == linkgroup.Forming: // where its link will end is not known yet
+			if g.key == with.key {
+				forming = g.formed
+			}
+		case g.lg.Usable() && g.serves(with.key):
 			return g, nil
-		}
-		if g.lg.State() == linkgroup.Forming {
-			forming = g.formed
 		}
 	}
 	return nil, forming
