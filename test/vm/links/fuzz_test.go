@@ -19,7 +19,7 @@ import (
 
 var (
 	fuzzSeed   = flag.Uint64("seed", 1, "seed of the peer that breaks the protocol")
-	fuzzRounds = flag.Int("rounds", 16, "how many attacks it tries")
+	fuzzRounds = flag.Int("rounds", 15, "how many attacks it tries")
 )
 
 const fuzzTimeout = 90 * time.Second
@@ -37,19 +37,7 @@ func (b *bed) testFuzz(t *testing.T) {
 	r.awaitOurs("SYMMETRIC")
 	to := fmt.Sprintf("%v:%d", b.engine.Addr(0), port)
 	t.Logf("the seed is %d", *fuzzSeed)
-	// Who asks for others' memory three times is barred for a minute: so it is three.
-	sources := []string{"10.0.0.101", "10.0.0.102", "10.0.0.103"}
-	for _, a := range sources { // soft RoCE takes no notice of addresses that are no network's
-		if _, err := b.kernel.Run(ctx, "ip", "address", "add", a+"/32", "dev", "lo"); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() {
-			if _, err := b.kernel.Run(context.WithoutCancel(ctx), "ip", "address", "delete", a+"/32", "dev", "lo"); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	out, err := b.kernel.Run(ctx, "fuzzer", "-device", "verbs:rxe0", "-from", strings.Join(sources, ","), "-to", to, "-seed", fmt.Sprint(*fuzzSeed), "-rounds", fmt.Sprint(*fuzzRounds))
+	out, err := b.kernel.Run(ctx, "fuzzer", "-device", "verbs:rxe0", "-to", to, "-seed", fmt.Sprint(*fuzzSeed), "-rounds", fmt.Sprint(*fuzzRounds))
 	var tried []attackLine
 	for line := range strings.Lines(out) {
 		t.Log(strings.TrimSpace(line))
@@ -103,8 +91,7 @@ var outcomes = map[string]struct {
 	"unknown connections":             {lives: true},
 	"impossible cursors":              {lives: true},
 	"wrong rkey":                      {ends: byWrite, refused: 1},
-	"writes beyond the RMB":           {ends: byWrite, refused: 1},
-	"writes before the RMB":           {ends: byWrite, refused: 1},
+	"writes outside the RMB":          {ends: byWrite, refused: 1},
 	// The peer has the RKey of all of its link group's elements, and of nobody else's.
 	"writes into the next elements of its RMB": {lives: true},
 	// Each link group has a protection domain of its own.

@@ -8,7 +8,6 @@ import (
 	"flag"
 	"fmt"
 	"math/rand/v2"
-	"net"
 	"net/netip"
 	"os"
 	"slices"
@@ -72,7 +71,6 @@ func run(args []string) (err error) {
 	f := flag.NewFlagSet("fuzzer", flag.ContinueOnError)
 	name := f.String("device", "", "soft:ADDRESS or verbs:NAME")
 	to := f.String("to", "", "address and port of the server")
-	from := f.String("from", "", "addresses to come from in turn, with commas between them: one that attacks too often is barred")
 	ueid := f.String("eid", "SMCV2-DEFAULT-UEID", "enterprise ID")
 	seed := f.Uint64("seed", 1, "what all that happens follows from")
 	rounds := f.Int("rounds", len(attacks), "number of rounds")
@@ -99,11 +97,7 @@ func run(args []string) (err error) {
 		rnd := rand.New(rand.NewPCG(*seed, uint64(i))) //nolint:gosec // a seed that repeats is the point
 		a := attacks[i%len(attacks)]
 		r := round{Round: i, Seed: *seed, Attack: a.name}
-		way := route{to: *to}
-		if sources := strings.Split(*from, ","); *from != "" {
-			way.from = net.TCPAddr{IP: net.ParseIP(sources[i%len(sources)])}
-		}
-		if err := one(d, o, eid, way, rnd, a, &r); err != nil {
+		if err := one(d, o, eid, *to, rnd, a, &r); err != nil {
 			r.Err = err.Error()
 			failed++
 		}
@@ -117,14 +111,8 @@ func run(args []string) (err error) {
 	return nil
 }
 
-// route is where TCP connections come from, anywhere if it has no address, and go to.
-type route struct {
-	from net.TCPAddr
-	to   string
-}
-
 // one plays one round.
-func one(d rdma.Device, o *synopt.Option, eid clc.EID, way route, rnd *rand.Rand, a attack, r *round) error {
+func one(d rdma.Device, o *synopt.Option, eid clc.EID, to string, rnd *rand.Rand, a attack, r *round) error {
 	var p *peer
 	for others := []*peer(nil); p == nil || a.victim && p.victim == nil; others = append(others, p) {
 		if len(others) == serverDevices+1 {
@@ -132,7 +120,7 @@ func one(d rdma.Device, o *synopt.Option, eid clc.EID, way route, rnd *rand.Rand
 		}
 		p = &peer{d: d, rnd: rnd}
 		defer p.close() //nolint:gocritic // there are few
-		if err := p.join(o, eid, way); err != nil {
+		if err := p.join(o, eid, to); err != nil {
 			return err
 		}
 		r.Groups++

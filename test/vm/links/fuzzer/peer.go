@@ -51,11 +51,11 @@ type peer struct {
 }
 
 // join makes a link group with the server, of one link and one connection.
-func (p *peer) join(o *synopt.Option, eid clc.EID, way route) error {
+func (p *peer) join(o *synopt.Option, eid clc.EID, to string) error {
 	if err := p.open(); err != nil {
 		return err
 	}
-	return p.meet(o, eid, way)
+	return p.meet(o, eid, to)
 }
 
 func (p *peer) open() (err error) {
@@ -93,11 +93,11 @@ func (p *peer) close() {
 }
 
 // meet makes the rendezvous and answers until the peer has nothing to ask.
-func (p *peer) meet(o *synopt.Option, eid clc.EID, way route) error {
-	dialer := net.Dialer{Timeout: meetTime, LocalAddr: &way.from, Control: func(network, address string, c syscall.RawConn) error {
+func (p *peer) meet(o *synopt.Option, eid clc.EID, to string) error {
+	dialer := net.Dialer{Timeout: meetTime, Control: func(network, address string, c syscall.RawConn) error {
 		return o.ControlDial(network, address, c)
 	}}
-	c, err := dialer.Dial("tcp", way.to)
+	c, err := dialer.Dial("tcp", to)
 	if err != nil {
 		return err
 	}
