@@ -117,10 +117,11 @@ type SMCRPolicySpec struct {
 	// +kubebuilder:validation:MaxItems=2
 	Transports []Transport `json:"transports,omitempty"`
 
-	// isolation says who shares link groups, and so a protection domain. Pod
-	// (default): nobody, the memory of a pod cannot be reached with the keys of
-	// another one. Namespace: the pods of the policy's namespace on one node,
-	// which takes fewer queue pairs.
+	// isolation says who shares an SMC-R stack, with its memory budget and its
+	// completion queues. Pod (default): nobody. Namespace: the pods of the policy's
+	// namespace on one node. In either case a link group, which has a protection
+	// domain of its own, is between two addresses of pods: the memory of one cannot be
+	// reached with the keys of another one.
 	// +optional
 	// +kubebuilder:default=Pod
 	Isolation Isolation `json:"isolation,omitempty"`
@@ -167,7 +168,7 @@ const (
 	TransportSoftwareRoCE Transport = "SoftwareRoCE"
 )
 
-// Isolation says who shares link groups.
+// Isolation says who shares an SMC-R stack.
 // +kubebuilder:validation:Enum=Pod;Namespace
 type Isolation string
 

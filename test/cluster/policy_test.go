@@ -127,8 +127,8 @@ func required(c *cluster) {
 	c.contains(out, "strict")
 }
 
-// isolation: with isolation Namespace the pods of a namespace share the link
-// groups of their node, and with Pod, from then on, each has its own.
+// isolation: with isolation Namespace the pods of a namespace share a stack, in which
+// each has link groups of its own, and with Pod, from then on, each has its own stack.
 func isolation(c *cluster) {
 	ns := c.namespace(optedIn())
 	c.policy(ns, "all", "{isolation: Namespace}")
@@ -140,11 +140,14 @@ func isolation(c *cluster) {
 		c.status(p, v1alpha1.PodStatusEnabled, soon)
 		c.onSMCR(p, server.address())
 	}
-	c.eventually("one SMCRLink for both clients", soon, func() error {
+	c.eventually("an SMCRLink of the shared stack for each client", soon, func() error {
 		links, err := c.links(shared)
 		c.must(err)
 		links = slices.DeleteFunc(links, func(l v1alpha1.SMCRLink) bool { return l.Status.Node != c.n[1].Name })
-		if len(links) != 1 || links[0].Status.State != v1alpha1.LinkActive || links[0].Status.Policy != "all" {
+		good := func(l v1alpha1.SMCRLink) bool {
+			return l.Status.State == v1alpha1.LinkActive && l.Status.Policy == "all"
+		}
+		if len(links) != len(clients) || slices.ContainsFunc(links, func(l v1alpha1.SMCRLink) bool { return !good(l) }) {
 			return fmt.Errorf("there are %+v", links)
 		}
 		return nil
