@@ -225,7 +225,7 @@ type Budget struct {
 	MemoryBytes     int `json:"memoryBytes"`
 	MemoryUsedBytes int `json:"memoryUsedBytes"`
 	// MemoryKeptBytes is, of a pod, what no other pod can take of the node's
-	// memory. Pods that share link groups have it together.
+	// memory. Pods that share a stack have it together.
 	MemoryKeptBytes int `json:"memoryKeptBytes,omitempty"`
 	Conns           int `json:"conns"`
 	ConnsUsed       int `json:"connsUsed"`
