@@ -506,6 +506,9 @@ func (r *run) bypass(f *flow, code agentapi.Code, passing bool) bool {
 	if passing {
 		ttl /= tempShare
 	}
+	if code == agentapi.CodeMesh {
+		ttl = max(ttl, leastMeshBypass)
+	}
 	if ttl < time.Millisecond || f.decision.Required || n.Decide(f.pod, f.peer(), f.dir).Required {
 		return false // the policy may have changed since it was asked
 	}

@@ -3,6 +3,7 @@
 package agent
 
 import (
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -53,7 +54,7 @@ func (j *jobs) ask(key string, w wish, do func(wish)) (done <-chan struct{}) {
 		case b.next != nil && !w.force:
 			return b.next.done
 		case b.next != nil:
-			w.rounds, w.done = append(w.rounds, b.next.rounds...), b.next.done
+			w.rounds, w.done = append(slices.Clone(b.next.rounds), w.rounds...), b.next.done // the older ones first
 		case !w.force:
 			return w.done
 		}

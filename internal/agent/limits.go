@@ -147,4 +147,7 @@ const (
 
 	// tempShare divides the TTL of the negative cache for reasons that pass.
 	tempShare = 10
+	// leastMeshBypass is how long a destination is at least left alone in a pod with
+	// another redirector: longer than the table takes to be changed.
+	leastMeshBypass = 2 * time.Second
 )

@@ -79,7 +79,8 @@ func (r *run) steer(now time.Time) {
 		r.log.Info("diversion goes on", "paused", now.Sub(p.since).Round(time.Millisecond))
 	}
 	if err := r.retable(); err != nil && !errors.Is(err, linux.ErrClosed) {
-		r.log.Warn("redirection not updated; the old one stays in force", "err", err)
+		r.log.Warn("redirection not updated; the old one stays in force until that works", "err", err)
+		r.moved.Store(true) // the manager's next look tries again
 	}
 }
 

@@ -270,9 +270,14 @@ func portRanges(ps []config.PortRange) []linux.PortRange {
 
 // update brings the redirection and the live connections in line with the
 // policies and addresses in force.
-func (r *run) update(atts []cni.Attachment) error {
+func (r *run) update(atts []cni.Attachment) (err error) {
 	r.atts.Store(&atts)
 	r.moved.Store(false)
+	defer func() {
+		if err != nil {
+			r.moved.Store(true) // the next look tries again
+		}
+	}()
 	pod := podOf(atts[0])
 	if now := r.agent.node.Load().PoliciesFor(pod); !reflect.DeepEqual(now, r.policies) {
 		// A destination that was left alone may be one that needs SMC-R now.

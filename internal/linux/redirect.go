@@ -61,11 +61,17 @@ func (r *Redirect) installSteps() []Step {
 		},
 		{Name: "read what an earlier agent found", Do: r.learnFound}, // by its rules, too
 	}, routingSteps(r.ns, r.cfg.AppMark)...)
+	var inherited bool // the table of an agent that may still have connections
 	steps = append(steps,
 		Step{
 			Name: "keep what is found",
-			Do:   func() error { return explain(r.keepFound()) },
-			Undo: func() error { return dropTable(r.conn) },
+			Do: func() (err error) {
+				if inherited, err = hasTable(r.conn); err != nil {
+					return explain(err)
+				}
+				return explain(r.keepFound())
+			},
+			Undo: unless(&inherited, func() error { return dropTable(r.conn) }),
 		},
 		r.takeStep(fwmarkAccept, true))
 	if r.cfg.Untracked {
