@@ -121,9 +121,9 @@ func TestAttack_meshLoop(t *testing.T) {
 				if early {
 					sc.install(t, true)
 				}
-				p := l.a.started(t)
+				p := l.a.spawnProcess(t)
 				if tt.usedUp && !early {
-					l.b.started(t)
+					l.b.spawnProcess(t)
 					serve(t, l.b.pod.listen(t, podB+":9000"), echo)
 					c := value(l.a.pod.dialPlain(podB + ":9000"))(t)
 					defer c.Close()
@@ -133,7 +133,7 @@ func TestAttack_meshLoop(t *testing.T) {
 				if tt.full {
 					l.fillCache(t)
 				}
-				before, carried := p.descriptors(), l.a.passes(t)
+				before, carried := p.files(), l.a.passes(t)
 				if !early {
 					sc.install(t, when == "rules before the agent's later")
 				}
@@ -165,7 +165,7 @@ func TestAttack_meshLoop(t *testing.T) {
 					t.Errorf("the sidecar got %d connections of one, want %d at most", n, 1+most)
 				}
 				eventually(t, func() string {
-					if now := p.descriptors(); now > before {
+					if now := p.files(); now > before {
 						return fmt.Sprintf("%d descriptors, %d before", now, before)
 					}
 					return ""
@@ -222,10 +222,10 @@ func (l *lab) fillCache(t testing.TB) {
 // again.
 func TestAttack_meshEnds(t *testing.T) {
 	l := newProcessLab(t)
-	l.b.started(t)
+	l.b.spawnProcess(t)
 	sc := newSidecar(t, l.a.pod)
 	sc.install(t, true)
-	l.a.started(t)
+	l.a.spawnProcess(t)
 	l.wantMesh(t)
 	sc.remove(t)
 	ln := l.b.pod.listen(t, podB+":8000")
@@ -261,8 +261,8 @@ func TestAttack_meshInbound(t *testing.T) {
 			if when == "rules first" {
 				rules()
 			}
-			l.b.started(t)
-			l.a.started(t)
+			l.b.spawnProcess(t)
+			l.a.spawnProcess(t)
 			if when != "rules first" {
 				rules()
 			}

@@ -23,26 +23,6 @@ import (
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
 )
 
-// started runs the agent of a node as a process, until it answers.
-func (n *testNode) started(t testing.TB) *agentProcess {
-	t.Helper()
-	p := n.process(t, "")
-	eventually(t, func() string {
-		p.runs()
-		n.client.Close()
-		if err := n.client.Sync(t.Context()); err != nil {
-			return err.Error()
-		}
-		return ""
-	})
-	return p
-}
-
-// descriptors counts the open files of the process.
-func (p *agentProcess) descriptors() int {
-	return len(value(os.ReadDir(fmt.Sprintf("/proc/%d/fd", p.cmd.Process.Pid)))(p.t))
-}
-
 // metric is the sum of a metric of the node's agent over all labels.
 func (n *testNode) metric(t testing.TB, name string) int {
 	t.Helper()
@@ -80,12 +60,12 @@ func (s *space) listeners(t testing.TB) []uint16 {
 // table and, where there is no rule, reset by the agent.
 func TestAttack_doorLoop(t *testing.T) {
 	l := newProcessLab(t)
-	p := l.b.started(t)
+	p := l.b.spawnProcess(t)
 	ports := l.b.pod.listeners(t)
 	if len(ports) != 2 {
 		t.Fatalf("the agent listens on %v, want two doors", ports)
 	}
-	before := p.descriptors()
+	before := p.files()
 	attack := func(t *testing.T) {
 		t.Helper()
 		for _, port := range ports {
@@ -112,7 +92,7 @@ func TestAttack_doorLoop(t *testing.T) {
 			}
 		}
 		eventually(t, func() string {
-			if now := p.descriptors(); now > before {
+			if now := p.files(); now > before {
 				return fmt.Sprintf("%d descriptors, %d before", now, before)
 			}
 			return ""
@@ -140,7 +120,7 @@ func TestAttack_doorLoop(t *testing.T) {
 		}
 	})
 	// The doors still do what they are for.
-	l.a.started(t)
+	l.a.spawnProcess(t)
 	ln := l.b.pod.listen(t, podB+":0")
 	wantCarried(t, l, ln)
 }

@@ -94,7 +94,7 @@ type Config struct {
 	MaxConns int
 	// MaxHalfOpen bounds the rendezvous of a server whose clients have buffers and
 	// have not confirmed yet; a quarter of them may be of one address. Others wait for
-	// two thirds of MessageTimeout, and are declined then. Default 256.
+	// a second at most, and are declined then. Default 256.
 	MaxHalfOpen int
 	// Versions limits the versions of SMC-R. Default VersionsBoth.
 	Versions VersionSet

@@ -37,7 +37,7 @@
 //
 // # The end of a link group
 //
-// The queue pairs of a group that ended in order stay for 0.3 s and only
+// The queue pairs of a group that ended in order stay for 0.9 s and only
 // acknowledge: the peer's last message may be on its way, and some peers wait
 // for the acknowledgement. [Stack.Close] does not wait for those that have
 // answered, nor where RDMA writes were under way: these end at once.

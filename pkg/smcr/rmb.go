@@ -44,12 +44,10 @@ func (g *group) openConn() (*linkgroup.Conn, error) {
 	size := uint32(g.s.cfg.RMBESizeBytes)
 	lc, err := g.lg.OpenConn(size)
 	if errors.Is(err, linkgroup.ErrNeedRMB) {
-		if _, err := g.addRMB(g.nextRMBEs()); isShort(err) {
+		if _, err = g.addRMB(g.nextRMBEs()); isShort(err) {
 			_, err = g.addRMB(1)
-			if err != nil {
-				return nil, err
-			}
-		} else if err != nil {
+		}
+		if err != nil {
 			return nil, err
 		}
 		lc, err = g.lg.OpenConn(size)
