@@ -14,7 +14,7 @@ export PATH := $(PATH):/usr/local/go/bin:/usr/sbin:/sbin
 export GOFLAGS := $(strip $(filter-out -trimpath,$(GOFLAGS)) -trimpath)
 
 GO       ?= go
-GOTOOL   := $(GO) tool -modfile=hack/tools/go.mod
+GOTOOL   := $(GO) tool -modfile=tools/pinned/go.mod
 FUZZTIME ?= 60s
 SIMCOUNT ?= 200
 SIM_SCHEDULES ?= 100000
@@ -43,7 +43,7 @@ help: ## Show this list.
 
 .PHONY: deps
 deps: ## Install the distribution packages that are missing (needs root if any is).
-	@hack/deps.sh runtime
+	@tools/deps.sh runtime
 
 .PHONY: clean
 clean: ## Remove what the other targets made.
@@ -66,7 +66,7 @@ build-%:
 
 .PHONY: generate
 generate: ## Rebuild generated files (eBPF objects; needs clang).
-	@hack/deps.sh generate
+	@tools/deps.sh generate
 	$(GO) generate $(PKG)
 
 ##@ Test
@@ -74,23 +74,24 @@ generate: ## Rebuild generated files (eBPF objects; needs clang).
 .PHONY: test
 test: deps cluster-tools $(if $(filter ./... ./test/vm%,$(PKG)),vm-image) ## Run all tests, with the race detector where it can see something (PKG=./pkg/smcr/... ARGS=-run=X).
 	$(call tested,$(alone))
-	$(call tested,$(together),-race -p=$(TEST_JOBS))
+	$(call tested,$(together),-race -p=$(TEST_JOBS) -parallel=$(TEST_JOBS))
 	$(call tested,$(apart),-p=$(APART_JOBS) -count=1)
 
 # PURE packages have no goroutines, and the simulator's share nothing but a
 # counter: the race detector sees nothing there, and takes ten times the time.
 pure-pattern := /(api/v1alpha1|internal/config|pkg/rdma(/rocev2)?|pkg/smcr/(cdc|clc|linkgroup|llc|smcrtest))$$
-# What starts a cluster or guests is tested after the rest, and without the race
-# detector, which the programs under test do not have either. Go does not know what
+# What starts a cluster, guests, or agents under load is tested after the rest, and
+# without the race detector, which the programs under test do not have either. Go does not know what
 # these tests build and run, so an old result of theirs says nothing. One at a time:
 # they bound how long something takes, and emulated guests want the processors.
-apart-pattern := /test/(cluster(/lab)?$$|vm/)
+apart-pattern := /test/(cluster(/lab)?$$|netns/twonodes$$|vm/)
 APART_JOBS ?= 1
 # These take longest. They go first, so that nothing else waits for them.
 long-pattern := /(test/scale|internal/agent|internal/controller|test/cluster|test/vm/(agent|kernel|links|vf))$$
 
 # Most other packages wait for kernels, timers and API servers most of the time,
-# so twice as many run at a time as there are processors.
+# so twice as many run at a time as there are processors, and so do the tests of a
+# package that are marked as parallel.
 TEST_JOBS ?= $(shell echo $$((2 * $$(nproc))))
 # The cluster takes seven minutes of a package's time, beside guests on a slow
 # machine two to three times that.
@@ -105,6 +106,10 @@ together = grep -vE '$(pure-pattern)|$(apart-pattern)' | $(longest)
 # tested tests the packages that a filter leaves, if there are any.
 tested = @all=$$($(GO) list $(PKG)); pkgs=$$(echo "$$all" | { $(1) || true; }); \
 	[ -z "$$pkgs" ] || { echo "$(GO) test $(2)"; $(GO) test -timeout=$(TEST_TIMEOUT) $(2) $(ARGS) $$pkgs; }
+
+.PHONY: list-pure
+list-pure:
+	@$(GO) list ./... | $(alone)
 
 # Each attack that is known is a test of this name, in the package that it is
 # against, and one of make test, too; there the race detector watches, and what is
@@ -132,7 +137,7 @@ test-vf: deps vm-image ## Test the wiring of RoCE VFs into pods, in guests with 
 
 .PHONY: vm-image
 vm-image: deps ## Build what the guests boot, once; print where it is.
-	@$(GO) run ./hack/vm image
+	@$(GO) run ./tools/vm image
 
 .PHONY: test-race
 test-race: deps cluster-tools ## Look for rare races: every test five times, in random order.
@@ -140,53 +145,63 @@ test-race: deps cluster-tools ## Look for rare races: every test five times, in 
 
 .PHONY: sim
 sim: ## Play SIM_SCHEDULES (100000) random schedules of SMC-R, and repeat the other simulations (SIMCOUNT=200).
-	SIM_SCHEDULES=$(SIM_SCHEDULES) $(GO) test -count=1 -v -timeout=12h -run=TestSimulation -sim.base=0 $(ARGS) ./pkg/smcr/smcrtest
+	SIM_SCHEDULES=$(SIM_SCHEDULES) $(GO) test -count=1 -v -timeout=12h -run=TestSimulation ./pkg/smcr/smcrtest -sim.base=0 $(ARGS)
 	$(GO) test -short -count=$(SIMCOUNT) -timeout=2h -run='Sim|Model|Random|Fault|Fabric' $(ARGS) $(PKG)
 
 .PHONY: fuzz
 fuzz: ## Run every fuzz target for FUZZTIME (60s), or all of them for FUZZTOTAL seconds.
-	@GO='$(GO)' FUZZTOTAL='$(FUZZTOTAL)' hack/fuzz.sh $(FUZZTIME)
+	@GO='$(GO)' FUZZTOTAL='$(FUZZTOTAL)' tools/fuzz.sh $(FUZZTIME)
 
 .PHONY: bench
 bench: deps build ## Compare with TCP and with haproxy; table and JSON.
-	$(GO) run ./hack/bench $(ARGS)
+	$(GO) run ./bench/namespaces $(ARGS)
 
 .PHONY: bench-vm
 bench-vm: deps vm-image ## Compare with raw verbs, the kernel's SMC-R, rsockets and TCP in guests; table and JSON.
 	@mkdir -p out
-	$(GO) run ./hack/bench-vm -json-file out/bench-vm.json $(ARGS)
+	$(GO) run ./bench/guests -json-file out/bench-vm.json $(ARGS)
 
 .PHONY: demo-failover
 demo-failover: deps build ## Cut links under running applications and print how long they stall.
-	$(GO) run ./hack/demo --failover $(ARGS)
+	$(GO) run ./demo/namespaces --failover $(ARGS)
 
 .PHONY: demo
 demo: deps build ## Carry nginx, redis and iperf3 between two pods over SMC-R and show it.
-	$(GO) run ./hack/demo $(ARGS)
+	$(GO) run ./demo/namespaces $(ARGS)
 
 .PHONY: demo-vf
 demo-vf: deps vm-image ## Give pods RoCE VFs in guests and show it (ARGS=--times compares ADD and DEL with the reference plugin).
-	$(GO) run ./hack/demo-vf $(ARGS)
+	$(GO) run ./demo/vf $(ARGS)
 
 ##@ Cluster
 
 .PHONY: demo-k8s
 demo-k8s: deps cluster-tools ## Show on a real Kubernetes what its users see (KEEP=1 leaves it running).
-	$(GO) run ./hack/demo-k8s $(if $(KEEP),--keep) $(ARGS)
+	$(GO) run ./demo/k8s $(if $(KEEP),--keep) $(ARGS)
 
 .PHONY: cluster-tools
 cluster-tools: deps ## Build Kubernetes, helm and containerd for the tests, once; print where they are.
-	@$(GO) run ./hack/cluster tools
+	@$(GO) run ./tools/cluster tools
+
+.PHONY: image
+image: ## Pack the image that the chart installs, without docker, as a file for kind, minikube, k3s or any containerd.
+	@$(GO) run ./tools/cluster image --chart
 
 .PHONY: cluster-up
 cluster-up: deps ## Start a real two-node Kubernetes on this machine and say how to use it.
-	@$(GO) run ./hack/cluster up --logs out/cluster $(ARGS)
+	@$(GO) run ./tools/cluster up --logs out/cluster $(ARGS)
 
 .PHONY: cluster-down
 cluster-down: ## End that cluster, or what is left of it, and remove everything.
-	@$(GO) run ./hack/cluster down $(ARGS)
+	@$(GO) run ./tools/cluster down $(ARGS)
 
 ##@ Check
+
+CHECK_BASE ?= main
+
+.PHONY: check
+check: ## In two minutes: lint and test what differs from main, and what imports it, without clusters and guests (CHECK_BASE=main ARGS=-for=5m).
+	@$(GO) run ./tools/check -base=$(CHECK_BASE) $(ARGS)
 
 # The linters follow the paths of cgo's output, which the build cache has from any
 # checkout, also from one that is gone.
@@ -194,11 +209,11 @@ cluster-down: ## End that cluster, or what is left of it, and remove everything.
 lint: export GOFLAGS =
 lint: ## Run golangci-lint, the import rules included, and actionlint.
 	$(GOTOOL) golangci-lint run $(ARGS)
-	$(GO) tool -modfile=hack/tools/actionlint/go.mod actionlint
+	$(GO) tool -modfile=tools/pinned/actionlint/go.mod actionlint
 
 .PHONY: vuln
 vuln: ## Look for known vulnerabilities that the code reaches; fails where no database can be read (VULNDB=file:///DIR).
-	@GO='$(GO)' hack/vuln.sh
+	@GO='$(GO)' tools/vuln.sh
 
 .PHONY: fmt
 fmt: ## Format the code as lint wants it (gofumpt, goimports).
@@ -206,8 +221,8 @@ fmt: ## Format the code as lint wants it (gofumpt, goimports).
 
 .PHONY: rfcmatrix
 rfcmatrix: ## Write docs/rfc7609.md: each rule of RFC 7609, its code and test (ARGS=-prove).
-	$(GO) run ./hack/rfcmatrix $(ARGS)
+	$(GO) run ./tools/rfcmatrix $(ARGS)
 
 .PHONY: verify
 verify: ## Check modules, formatting, and that generated files are up to date.
-	@hack/verify.sh
+	@tools/verify.sh

@@ -36,6 +36,7 @@ const (
 var pure = []string{
 	"api/v1alpha1",
 	"internal/config",
+	"internal/synqueue",
 	"pkg/rdma",
 	"pkg/rdma/rocev2",
 	"pkg/smcr/cdc",
@@ -152,6 +153,72 @@ func TestEveryFileIsShort(t *testing.T) {
 	}
 }
 
+// command matches the directories of programs.
+var command = regexp.MustCompile(`^(bench|cmd|demo|tools)/`)
+
+// Limits of a type: above them it is several.
+const (
+	maxMethods = 80
+	maxFields  = 30
+)
+
+func TestEveryTypeIsSmall(t *testing.T) {
+	methods, fields := map[string]int{}, map[string]int{}
+	for _, f := range sources(t) {
+		if strings.HasSuffix(f.name, "_test.go") || f.generated() {
+			continue
+		}
+		tree, err := parser.ParseFile(token.NewFileSet(), f.name, f.text, parser.SkipObjectResolution)
+		if err != nil {
+			t.Fatalf("parse: %v", err)
+		}
+		dir := path.Dir(f.name)
+		ast.Inspect(tree, func(n ast.Node) bool {
+			switch n := n.(type) {
+			case *ast.FuncDecl:
+				if n.Recv != nil {
+					methods[dir+"."+receiver(n)]++
+				}
+				return false // types of a function are its own
+			case *ast.TypeSpec:
+				if s, ok := n.Type.(*ast.StructType); ok {
+					fields[dir+"."+n.Name.Name] = s.Fields.NumFields()
+				}
+			}
+			return true
+		})
+	}
+	for name, n := range methods {
+		if n > maxMethods {
+			t.Errorf("%s: %d methods; the limit is %d: give what belongs together to a type of its own", name, n, maxMethods)
+		}
+	}
+	for name, n := range fields {
+		if n > maxFields {
+			t.Errorf("%s: %d fields; the limit is %d: give what belongs together to a type of its own", name, n, maxFields)
+		}
+	}
+}
+
+// receiver names the type of a method.
+func receiver(f *ast.FuncDecl) string {
+	e := f.Recv.List[0].Type
+	for {
+		switch x := e.(type) {
+		case *ast.StarExpr:
+			e = x.X
+		case *ast.IndexExpr:
+			e = x.X
+		case *ast.IndexListExpr:
+			e = x.X
+		case *ast.Ident:
+			return x.Name
+		default:
+			return ""
+		}
+	}
+}
+
 func TestEveryPackageHasADoc(t *testing.T) {
 	packages := map[string]bool{} // directory to "its doc.go, or a command's main.go, has a package comment"
 	for _, f := range sources(t) {
@@ -160,7 +227,7 @@ func TestEveryPackageHasADoc(t *testing.T) {
 			continue // this file is its own doc
 		}
 		base := path.Base(f.name)
-		isDoc := base == "doc.go" || base == "main.go" && (strings.HasPrefix(dir, "cmd/") || strings.HasPrefix(dir, "hack/"))
+		isDoc := base == "doc.go" || base == "main.go" && command.MatchString(dir)
 		packages[dir] = packages[dir] || isDoc && packageComment(t, f) != ""
 	}
 	for dir, documented := range packages {
@@ -260,6 +327,24 @@ func TestEveryCorpusHasFiles(t *testing.T) {
 	})
 	if err != nil {
 		t.Fatalf("walk: %v", err)
+	}
+}
+
+// Editors and reviewers' tools go by it. Inputs that a fuzzer found have none.
+func TestEveryFixtureHasAnExtension(t *testing.T) {
+	found := 0
+	for _, f := range repository(t) {
+		name := "/" + f.name
+		if !strings.Contains(name, "/testdata/") || strings.Contains(name, "/testdata/fuzz/") {
+			continue
+		}
+		found++
+		if path.Ext(f.name) == "" {
+			t.Errorf("%s: has no extension", f.name)
+		}
+	}
+	if found == 0 {
+		t.Error("no fixture found: this test checks nothing")
 	}
 }
 
@@ -450,9 +535,9 @@ func TestPurePackagesExist(t *testing.T) {
 
 // Every make target begins with this script, and no test runs it.
 func TestDepsRuns(t *testing.T) {
-	text, err := exec.Command("hack/deps.sh", "nothing").CombinedOutput()
+	text, err := exec.Command("tools/deps.sh", "nothing").CombinedOutput()
 	var exit *exec.ExitError
 	if !errors.As(err, &exit) || exit.ExitCode() != 2 || !strings.HasPrefix(string(text), "usage: ") {
-		t.Errorf("hack/deps.sh with a wrong argument: %v, %q; want exit code 2 and how to use it (an apostrophe in a list?)", err, text)
+		t.Errorf("tools/deps.sh with a wrong argument: %v, %q; want exit code 2 and how to use it (an apostrophe in a list?)", err, text)
 	}
 }
