@@ -20,5 +20,5 @@
 // +groupName=smcr.io
 package v1alpha1
 
-//go:generate go tool -modfile=../../hack/tools/go.mod controller-gen object:headerFile=../../hack/license.go.txt crd:headerFile=../../hack/license.yaml.txt paths=. output:crd:dir=../../config/crd
-//go:generate go run ../../hack/apidoc -types . -o ../../docs/api.md
+//go:generate go tool -modfile=../../tools/pinned/go.mod controller-gen object:headerFile=../../tools/license.go.txt crd:headerFile=../../tools/license.yaml.txt paths=. output:crd:dir=../../config/crd
+//go:generate go run ../../tools/apidoc -types . -o ../../docs/api.md

@@ -10,18 +10,17 @@ const (
 	// event says so.
 	AnnotationEnabled = "smcr.io/enabled"
 	// AnnotationStatus on a pod is what its agent did: one of the PodStatus
-	// words, and behind a colon the reason.
+	// words, and behind a colon the reason, as "Fallback: PEERNOSMC".
 	AnnotationStatus = "smcr.io/status"
 	// AnnotationUninstall on an SMCRNode tells its agent to leave the node clean
 	// and to set the condition Uninstalled.
 	AnnotationUninstall = "smcr.io/uninstall"
-	// AnnotationStateBefore on an SMCRLink whose state is Unknown is its state
-	// before. It is that again when the agent is back and has nothing to say.
-	AnnotationStateBefore = "smcr.io/state-before"
-
-	// LabelNode on SMCRLinks and SMCRNodes is the node whose agent writes them: its
+	// LabelNode on SMCRLinks, SMCRNodes and agents' Leases is the node whose agent writes them: its
 	// name, or its UID if the name is longer than a label's value may be.
 	LabelNode = "smcr.io/node"
+	// LabelLeave, "true" on a Node, keeps agents off it: the one that is there leaves the
+	// node clean and ends. "kubectl smcr leave" sets it.
+	LabelLeave = "smcr.io/leave"
 	// LabelAgent on SMCRLinks is the pod of the agent that has the link group: one
 	// that handed its node over still has those of the connections it carries.
 	LabelAgent = "smcr.io/agent"
@@ -34,6 +33,11 @@ const (
 	// put there by whoever adds nodes, and removed by the controller.
 	TaintAgentNotReady = "smcr.io/agent-not-ready"
 )
+
+// AgentLeasePrefix begins the name of the Lease that the agent of a node renews while it
+// lives; the node's label follows, see [LabelNode]. The Lease is in the namespace of the
+// agent's pod.
+const AgentLeasePrefix = "kube-smcr-agent-"
 
 // DRADriver is the name of the driver by which pods claim RDMA devices
 // (resource.k8s.io).
@@ -59,7 +63,12 @@ const (
 	PodStatusEnabled  = "Enabled"  // new connections try SMC-R
 	PodStatusPending  = "Pending"  // not attached yet
 	PodStatusFallback = "Fallback" // everything is plain TCP
+	PodStatusRefused  = "Refused"  // what a policy requires to be on SMC-R is reset, and nothing is on it
 )
+
+// PodStatusNoAgent is the annotation smcr.io/status of opted-in pods on a node whose agent
+// is gone. The controller writes it, in the place of the agent.
+const PodStatusNoAgent = PodStatusFallback + ": NO_AGENT"
 
 // Conditions of an SMCRPolicy.
 const (
@@ -88,12 +97,18 @@ const (
 	ConditionDevicesHealthy = "DevicesHealthy"
 	// ConditionCNIInstalled says that the plugin is in the node's CNI chain.
 	ConditionCNIInstalled = "CNIInstalled"
-	// ConditionAgentAlive is written by the controller: the agent's pod and the
-	// node answer.
+	// ConditionMetricsServed says that the agent serves metrics on its address; it is not
+	// there if the agent is to serve none.
+	ConditionMetricsServed = "MetricsServed"
+	// ConditionAgentAlive is written by the controller: the agent renews its Lease.
 	ConditionAgentAlive = "AgentAlive"
 	// ConditionUninstalled says that the agent left the node clean.
 	ConditionUninstalled = "Uninstalled"
 )
+
+// ReasonAgentGone is the reason of the conditions Ready, Accelerating and DevicesHealthy of
+// an SMCRNode while its agent is gone. The controller sets them to Unknown then.
+const ReasonAgentGone = "AgentGone"
 
 // Condition of an SMCRLink, besides Ready.
 const (

@@ -18,6 +18,7 @@ import (
 // +kubebuilder:printcolumn:name="Pod-Devices",type=string,JSONPath=`.status.podDeviceSummary`,priority=1,description="Devices that pods have for themselves, of all they can have"
 // +kubebuilder:printcolumn:name="Pods",type=integer,JSONPath=`.status.pods.ready`,description="Pods whose connections may use SMC-R"
 // +kubebuilder:printcolumn:name="Links",type=integer,JSONPath=`.status.linkGroups`
+// +kubebuilder:printcolumn:name="Counted",type=date,JSONPath=`.status.countedAt`,description="How long ago pods and links were counted"
 // +kubebuilder:printcolumn:name="Agent",type=string,JSONPath=`.status.agentVersion`
 // +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.type=="Accelerating")].reason`,priority=1
 // +kubebuilder:printcolumn:name="CNI",type=string,JSONPath=`.status.conditions[?(@.type=="CNIInstalled")].reason`,priority=1
@@ -44,42 +45,45 @@ type SMCRNodeList struct {
 
 // SMCRNodeStatus describes a node.
 type SMCRNodeStatus struct {
-	// agentVersion is the version of the agent.
+	// agentVersion is the version of the agent that manages the node, as v0.3.0.
 	// +optional
 	AgentVersion string `json:"agentVersion,omitempty"`
-	// agentPod is NAMESPACE/NAME of the agent's pod.
+	// agentPod is the agent's pod, as kube-smcr/kube-smcr-agent-x7k2p.
 	// +optional
 	AgentPod string `json:"agentPod,omitempty"`
-	// agentStartedAt is when the agent started.
+	// agentStartedAt is when the agent started, in whole seconds.
 	// +optional
 	AgentStartedAt metav1.Time `json:"agentStartedAt,omitzero"`
-	// kernel is the release of the node's kernel.
+	// kernel is the release of the node's kernel, as 6.12.9-amd64.
 	// +optional
 	Kernel string `json:"kernel,omitempty"`
 	// transport is the kind of the node's RDMA devices.
 	// +optional
 	Transport Transport `json:"transport,omitempty"`
-	// deviceSummary is how many devices have their port up, of how many: 1/2.
+	// deviceSummary is how many of the devices have their port up: 1/2 is one of
+	// two.
 	// +optional
 	DeviceSummary string `json:"deviceSummary,omitempty"`
-	// devices are the RDMA devices that carry links.
+	// devices are the RDMA devices that carry the links of pods without devices of
+	// their own.
 	// +optional
 	// +listType=map
 	// +listMapKey=name
 	// +kubebuilder:validation:MaxItems=8
 	Devices []NodeDevice `json:"devices,omitempty"`
-	// podDeviceSummary is how many of the devices that pods can have for
-	// themselves they have: 3/8.
+	// podDeviceSummary is how many of the devices that pods can have for themselves
+	// are with pods: 3/8 is three of eight.
 	// +optional
 	PodDeviceSummary string `json:"podDeviceSummary,omitempty"`
 	// podDevices are the devices that pods can have for themselves: VFs, and other
-	// RDMA devices. smcrctl devices on the node lists all if there are more.
+	// RDMA devices. At most 256; smcrctl devices on the node lists all.
 	// +optional
 	// +listType=map
 	// +listMapKey=id
 	// +kubebuilder:validation:MaxItems=256
 	PodDevices []NodePodDevice `json:"podDevices,omitempty"`
-	// capabilities are what preflight found out about the node.
+	// capabilities are what the agent found that the node can and cannot do; the
+	// same as from smcrctl preflight.
 	// +optional
 	// +listType=map
 	// +listMapKey=name
@@ -88,17 +92,23 @@ type SMCRNodeStatus struct {
 	// wire says who may send RoCE packets to the devices.
 	// +optional
 	Wire NodeWire `json:"wire,omitzero"`
-	// budget is of all pods of the node together.
+	// budget is the budget of all pods of the node together, and what they use of
+	// it.
 	// +optional
 	Budget NodeBudget `json:"budget,omitzero"`
 	// pods counts the attached pods.
 	// +optional
 	Pods NodePods `json:"pods"`
-	// linkGroups is the number of link groups.
+	// linkGroups is the number of link groups of the node's pods.
 	// +optional
 	LinkGroups int32 `json:"linkGroups"`
-	// conditions are Ready, Accelerating, DevicesHealthy, CNIInstalled, AgentAlive
-	// and Uninstalled.
+	// countedAt is when the counters were so: pods, linkGroups, what is used of
+	// budget, and wire.droppedPackets. They are written with changes of the state,
+	// and now and then.
+	// +optional
+	CountedAt metav1.Time `json:"countedAt,omitzero"`
+	// conditions are Ready, Accelerating, DevicesHealthy, CNIInstalled,
+	// MetricsServed, AgentAlive and Uninstalled.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
@@ -107,27 +117,31 @@ type SMCRNodeStatus struct {
 
 // NodeDevice is an RDMA device.
 type NodeDevice struct {
-	// name is the device's name.
+	// name is the name of the device: that of the kernel's RDMA device, as mlx5_0,
+	// or soft0, soft1 and so on of software devices.
 	// +required
 	Name string `json:"name"`
-	// transport is its kind.
+	// transport is the kind of the device.
 	// +optional
 	Transport Transport `json:"transport,omitempty"`
-	// address is its IP address. The other nodes take RoCE packets of it.
+	// address is the IP address of the device. The other nodes take RoCE packets
+	// from this address.
 	// +optional
 	Address string `json:"address,omitempty"`
-	// interface is its network interface.
+	// interface is the network interface of the device, as eth1.
 	// +optional
 	Interface string `json:"interface,omitempty"`
-	// port is the state of its port; Missing means that the whole device is not
-	// there.
+	// port is the state of the device's port; Missing means that the whole device
+	// is not there.
 	// +optional
 	// +kubebuilder:validation:Enum=Active;Down;Missing
 	Port string `json:"port,omitempty"`
-	// mtuBytes is its path MTU.
+	// mtuBytes is the path MTU of the device: the most data in one RDMA packet, 256
+	// to 4096 bytes.
 	// +optional
 	MTUBytes int32 `json:"mtuBytes,omitempty"`
-	// detail says why it is missing, or which GID it uses and why.
+	// detail says why the device is missing, or which GID the agent uses of it and
+	// why.
 	// +optional
 	// +kubebuilder:validation:MaxLength=1024
 	Detail string `json:"detail,omitempty"`
@@ -150,39 +164,45 @@ const (
 // NodePodDevice is a device that a pod can have for itself, or share with the
 // other pods that asked for it.
 type NodePodDevice struct {
-	// id is the PCI address of a VF or another function, the name of the network
-	// interface of what is not PCI, or the name of a software device.
+	// id is the PCI address of a VF or another function, as 0000:3b:10.2; for a
+	// device that is not PCI the name of its network interface, as eth1; for a
+	// software device its name, as soft0.
 	// +required
 	ID string `json:"id"`
-	// state tells whether a pod has it, and its port if none has.
+	// state is Pod if a pod has the device, and Missing if the pod cannot use it
+	// though; Up or Down, by its carrier, if it is free; VFIO if a virtual machine
+	// has it; Unbound if no driver has.
 	// +optional
 	State PodDeviceState `json:"state,omitempty"`
-	// pod is NAMESPACE/NAME of the pod that has it, or how many pods do.
+	// pod is the pod that has the device, as shop/redis-0, or how many pods share
+	// it, as 3 pods.
 	// +optional
 	Pod string `json:"pod,omitempty"`
-	// pf is the network interface of the physical function.
+	// pf is the network interface of the VF's physical function, as ens1f0.
 	// +optional
 	PF string `json:"pf,omitempty"`
-	// vf is the number of the VF at its physical function.
+	// vf is the number of the VF at its physical function, from 0.
 	// +optional
 	VF *int32 `json:"vf,omitempty"`
-	// numaNode is the memory that the device is near to.
+	// numaNode is the number of the NUMA node that the device is near to, from 0.
 	// +optional
 	NUMANode *int32 `json:"numaNode,omitempty"`
-	// rail is the number of its part of the fabric: devices of one rail reach
-	// each other best.
+	// rail is the number of the device's part of the fabric, from 0: devices of one
+	// rail, on whichever nodes, reach each other best.
 	// +optional
 	Rail *int32 `json:"rail,omitempty"`
-	// interface is its network interface, on the host or in the pod.
+	// interface is the network interface of the device: on the host, as ens1f0v2,
+	// or in the pod, as net1.
 	// +optional
 	Interface string `json:"interface,omitempty"`
-	// rdma are the names of its RDMA devices, with commas between.
+	// rdma are the names of the RDMA devices of this device, as mlx5_2,mlx5_3.
 	// +optional
 	RDMA string `json:"rdma,omitempty"`
-	// address is the one that the pod's links have at it.
+	// address is the IP address that the pod's links have at the device.
 	// +optional
 	Address string `json:"address,omitempty"`
-	// detail says why it cannot be used, or which GID it uses and why.
+	// detail says why the device cannot be used, or which GID the agent uses of it
+	// and why.
 	// +optional
 	// +kubebuilder:validation:MaxLength=1024
 	Detail string `json:"detail,omitempty"`
@@ -190,15 +210,16 @@ type NodePodDevice struct {
 
 // NodeCapability is one thing that the node can or cannot do.
 type NodeCapability struct {
-	// name is what was looked at.
+	// name is what was looked at, as nftables or RDMA devices.
 	// +required
 	Name string `json:"name"`
-	// state tells whether it is there. Missing things that are only nice to have
-	// are Degraded.
+	// state tells whether the capability is there. Degraded: it is not, and the
+	// agent runs with less. Missing: it is not, and the agent cannot do its work.
+	// detail says what that means.
 	// +required
 	// +kubebuilder:validation:Enum=Available;Degraded;Missing
 	State string `json:"state"`
-	// detail says what was found, what it means and what to do.
+	// detail says what was found, what that means and what to do.
 	// +optional
 	// +kubebuilder:validation:MaxLength=1024
 	Detail string `json:"detail,omitempty"`
@@ -219,44 +240,58 @@ const (
 // NodeWire is the filter of RoCE packets. It holds for devices whose packets the
 // kernel sees: software ones, and those of drivers like rxe.
 type NodeWire struct {
-	// state says who may send; left out: the node has no device on the host.
+	// state says who may send RoCE packets to the node's devices: Filtered the
+	// devices of the cluster's nodes and the configured peers, Open everybody.
+	// Pending: the other nodes are not known yet. Failed: the filter is not as
+	// wanted, see detail. Left out: the node has no device whose packets the kernel
+	// sees.
 	// +optional
 	State WireState `json:"state,omitempty"`
-	// detail says why it is so, or what the filter lacks.
+	// detail says why the state is what it is, or what the filter lacks.
 	// +optional
 	// +kubebuilder:validation:MaxLength=1024
 	Detail string `json:"detail,omitempty"`
-	// droppedPackets counts packets of others since the agent started. smcrctl
-	// status on the node counts them by reason.
+	// droppedPackets counts the RoCE packets that the filter dropped since the agent
+	// started. smcrctl status on the node counts them by reason.
 	// +optional
-	DroppedPackets int64 `json:"droppedPackets,omitempty"`
+	DroppedPackets int64 `json:"droppedPackets"`
 }
 
-// NodeBudget is a budget and what is used of it, when this was written.
+// NodeBudget is the budget of a node's pods, and what was used of it when the
+// object was written.
 type NodeBudget struct {
-	// memoryBytes is registered memory.
+	// memoryBytes is how much memory may be registered for RDMA, in bytes.
 	// +optional
 	MemoryBytes int64 `json:"memoryBytes,omitempty"`
-	// memoryUsedBytes is what is used of it.
+	// memoryUsedBytes is how much memory is registered for RDMA, in bytes.
 	// +optional
 	MemoryUsedBytes int64 `json:"memoryUsedBytes"`
-	// connections is how many connections may be on SMC-R.
+	// connections is how many connections may be on SMC-R at a time.
 	// +optional
 	Connections int32 `json:"connections,omitempty"`
-	// connectionsUsed is how many are.
+	// connectionsUsed is how many connections are on SMC-R.
 	// +optional
 	ConnectionsUsed int32 `json:"connectionsUsed"`
+	// roomConnections is how many connections on SMC-R the budgets have room for in
+	// all, with the buffers as configured: of memory, sockets and connections the one
+	// that ends first decides.
+	// +optional
+	RoomConnections int32 `json:"roomConnections,omitempty"`
+	// roomPeers is with how many peers, pods or other addresses, the node's pods can
+	// have one connection on SMC-R each: the first one with a peer takes more memory.
+	// +optional
+	RoomPeers int32 `json:"roomPeers,omitempty"`
 }
 
 // NodePods counts pods.
 type NodePods struct {
-	// attached is how many pods of the node the plugin recorded.
+	// attached is how many pods of the node are attached to the agent.
 	// +optional
 	Attached int32 `json:"attached"`
-	// ready is how many of them may use SMC-R.
+	// ready is how many of the attached pods may use SMC-R.
 	// +optional
 	Ready int32 `json:"ready"`
-	// failed is how many could not be set up.
+	// failed is how many of the attached pods could not be set up.
 	// +optional
 	Failed int32 `json:"failed"`
 }

@@ -21,13 +21,15 @@ type SMCRPeerSlice struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// policy is the policy, in the same namespace, that the slice belongs to.
+	// policy is the name of the SMCRPolicy, in the same namespace, that the slice
+	// belongs to.
 	// +required
 	Policy string `json:"policy"`
-	// policyGeneration is the generation of the policy that the slice answers.
+	// policyGeneration is the metadata.generation of the policy for which the
+	// controller wrote the addresses.
 	// +optional
 	PolicyGeneration int64 `json:"policyGeneration,omitempty"`
-	// addresses are IP addresses, at most 256.
+	// addresses are IP addresses, as 10.1.2.3 or 2001:db8::3. At most 256.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=256

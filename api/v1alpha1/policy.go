@@ -25,6 +25,7 @@ import (
 // +kubebuilder:printcolumn:name="Pods",type=integer,JSONPath=`.status.pods.optedIn`,description="Opted-in pods that the policy selects"
 // +kubebuilder:printcolumn:name="Accelerated",type=integer,JSONPath=`.status.pods.accelerated`
 // +kubebuilder:printcolumn:name="Fallback",type=integer,JSONPath=`.status.pods.fallback`
+// +kubebuilder:printcolumn:name="Refused",type=integer,JSONPath=`.status.pods.refused`,priority=1,description="Opted-in pods whose connections are reset, because SMC-R is required"
 // +kubebuilder:printcolumn:name="Links",type=integer,JSONPath=`.status.linkGroups.total`,description="Link groups of the pods"
 // +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
 // +kubebuilder:printcolumn:name="Redundant",type=string,JSONPath=`.status.conditions[?(@.type=="LinksRedundant")].status`
@@ -37,10 +38,10 @@ type SMCRPolicy struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// spec is what is wanted.
+	// spec is what the policy wants.
 	// +optional
 	Spec SMCRPolicySpec `json:"spec,omitzero"`
-	// status is what is, written by the controller.
+	// status is what became of the policy. The controller writes it.
 	// +optional
 	Status SMCRPolicyStatus `json:"status,omitzero"`
 }
@@ -59,8 +60,8 @@ type SMCRPolicyList struct {
 // +kubebuilder:validation:XValidation:rule="!has(self.budget) || !has(self.budget.memory) || !has(self.buffers) || !has(self.buffers.rmbe) || !has(self.buffers.send) || quantity(string(self.budget.memory)).asApproximateFloat() >= 8.0 * (quantity(self.buffers.rmbe).asApproximateFloat() + quantity(self.buffers.send).asApproximateFloat())",fieldPath=".budget.memory",message="budget.memory is less than 8 times buffers.rmbe and buffers.send together, so there is no room for any connection (memory is registered for 8 at a time): raise it, or lower the buffers"
 type SMCRPolicySpec struct {
 	// podSelector selects pods of the policy's namespace by their labels. Empty
-	// or left out: all pods of the namespace. Of these only the opted-in ones
-	// are touched.
+	// or left out: all pods of the namespace. Of the selected pods only those that
+	// are opted in are touched.
 	// +optional
 	PodSelector LabelSelector `json:"podSelector,omitzero"`
 
@@ -80,37 +81,40 @@ type SMCRPolicySpec struct {
 	// +kubebuilder:default=Prefer
 	Mode PolicyMode `json:"mode,omitempty"`
 
-	// peers are the other sides. Left out: the addresses of the agents' setting
-	// defaultPeers, by default all private addresses.
+	// peers are the other sides of the connections. Left out: the addresses of the
+	// agents' setting defaultPeers, by default all private addresses.
 	// +optional
 	Peers *PolicyPeers `json:"peers,omitempty"`
 
-	// ports are the TCP ports of the service, whichever side it is on. Left out:
-	// all. At most 64.
+	// ports are the TCP ports that the server of a connection listens on, whether
+	// the selected pod is the server or the client. With port 6379, for example, a
+	// pod's connections to any redis are selected, and those to a redis in the pod.
+	// Left out: all ports. At most 64.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=64
 	Ports []PolicyPort `json:"ports,omitempty"`
 
-	// buffers are the memory of one connection.
+	// buffers are the buffers of one connection.
 	// +optional
 	Buffers *PolicyBuffers `json:"buffers,omitempty"`
 
-	// budget bounds what one pod may use. What goes beyond it is plain TCP.
+	// budget bounds what one pod may use. A connection for which the budget has no
+	// room is plain TCP, or is reset if the mode is Required.
 	// +optional
 	Budget *PolicyBudget `json:"budget,omitempty"`
 
 	// linkRedundancy is how many RNICs the pods' link groups use. Symmetric
 	// (default): two where both nodes have two, so that connections outlive the
-	// loss of one; the condition LinksRedundant tells whether all have them.
-	// Single: one.
+	// loss of one; the condition LinksRedundant tells whether all link groups have
+	// two. Single: one.
 	// +optional
 	// +kubebuilder:default=Symmetric
 	LinkRedundancy LinkRedundancy `json:"linkRedundancy,omitempty"`
 
 	// transports are the kinds of RDMA devices that may carry the connections.
-	// Left out: any. A pod on a node that has none of them is on plain TCP, or
-	// has its connections reset if the mode is Required.
+	// Left out: any. The connections of a pod whose node has no device of these
+	// kinds are plain TCP, or are reset if the mode is Required.
 	// +optional
 	// +listType=set
 	// +kubebuilder:validation:MinItems=1
@@ -126,9 +130,9 @@ type SMCRPolicySpec struct {
 	// +kubebuilder:default=Pod
 	Isolation Isolation `json:"isolation,omitempty"`
 
-	// versions are the versions of SMC-R that may be used. Left out: both,
-	// version 2 where the peer can. Version 1 alone needs peers in the same IP
-	// subnet.
+	// versions are the versions of SMC-R that may be used. Left out: both, and
+	// version 2 is used where the peer has it. Version 1 alone needs peers in the
+	// same IP subnet.
 	// +optional
 	// +listType=set
 	// +kubebuilder:validation:MinItems=1
@@ -194,22 +198,26 @@ const (
 // +kubebuilder:validation:XValidation:rule="has(self.cidrs) || has(self.selectors) || has(self.except)",message="peers is empty: leave it out for the default peers, or give cidrs, selectors or except"
 // +kubebuilder:validation:XValidation:rule="!has(self.except) || !has(self.cidrs) || has(self.selectors) || self.except.all(e, !isCIDR(e) || self.cidrs.exists(c, isCIDR(c) && cidr(c).containsCIDR(e)))",message="except must lie inside cidrs: an entry excludes nothing; remove it or add the network that contains it to cidrs"
 type PolicyPeers struct {
-	// cidrs are networks, such as 10.0.0.0/8 or 2001:db8::/64. At most 64.
+	// cidrs are the networks of peers, such as 10.0.0.0/8 or 2001:db8::/64. Left
+	// out, without selectors: the agents' setting defaultPeers. At most 64.
 	// +optional
 	// +listType=set
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=64
 	CIDRs []CIDR `json:"cidrs,omitempty"`
 
-	// except are networks that are taken out again. At most 64.
+	// except are networks that are no peers though they are in cidrs or contain a
+	// selected pod. With cidrs 10.0.0.0/8 and except 10.1.0.0/16, for example,
+	// 10.1.2.3 is no peer, and 10.2.3.4 is one. At most 64.
 	// +optional
 	// +listType=set
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=64
 	Except []CIDR `json:"except,omitempty"`
 
-	// selectors select pods of the cluster, which stand for their addresses, and
-	// for the cluster addresses of Services that have no other pods. At most 16.
+	// selectors select pods of the cluster. The addresses of these pods are peers,
+	// and so are the cluster addresses of Services all of whose pods are selected.
+	// At most 16.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MinItems=1
@@ -229,17 +237,19 @@ type CIDR string
 //
 // +kubebuilder:validation:XValidation:rule="has(self.namespaceSelector) || has(self.podSelector)",message="the selector is empty: give namespaceSelector, podSelector or both"
 type PeerSelector struct {
-	// namespaceSelector selects namespaces by their labels; {} is all. Left out:
-	// the policy's own namespace. The label kubernetes.io/metadata.name is a
-	// namespace's name.
+	// namespaceSelector selects namespaces by their labels; {} selects all. Left
+	// out: the policy's own namespace. A namespace has its name as the label
+	// kubernetes.io/metadata.name, so that matchLabels with
+	// kubernetes.io/metadata.name: shop selects the namespace shop.
 	// +optional
 	NamespaceSelector *LabelSelector `json:"namespaceSelector,omitempty"`
-	// podSelector selects pods by their labels. Left out or {}: all.
+	// podSelector selects pods of these namespaces by their labels. Left out or {}:
+	// all.
 	// +optional
 	PodSelector *LabelSelector `json:"podSelector,omitempty"`
 }
 
-// PolicyPort is a TCP port or an inclusive range.
+// PolicyPort is a TCP port, or a range of ports with both its ends.
 //
 // +kubebuilder:validation:XValidation:rule="!has(self.endPort) || self.endPort >= self.port",message="endPort is less than port: the range runs backwards; swap them"
 type PolicyPort struct {
@@ -248,7 +258,8 @@ type PolicyPort struct {
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=65535
 	Port int32 `json:"port"`
-	// endPort is the last port of the range. Left out: the port alone.
+	// endPort is the last port of the range, at least port: with port 8000 and
+	// endPort 8099 the range has 100 ports. Left out: port alone.
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=65535
@@ -261,31 +272,34 @@ type PolicyPort struct {
 // +kubebuilder:validation:Enum="16Ki";"32Ki";"64Ki";"128Ki";"256Ki";"512Ki"
 type BufferSize string
 
-// PolicyBuffers are the memory of one connection of a pod. Larger ones carry
-// more on long ways, smaller ones allow more connections.
+// PolicyBuffers are the buffers of one connection of a pod. Larger buffers carry
+// more data at a time to far peers, smaller ones leave memory for more connections.
 type PolicyBuffers struct {
-	// rmbe is the receive buffer, an element of an RMB, which the peer writes
-	// into. Left out: the agents' setting, by default 512Ki.
+	// rmbe is the size of the receive buffer in bytes: an element of an RMB, which
+	// the peer writes into. Left out: the agents' setting, by default 512Ki.
 	// +optional
 	RMBE BufferSize `json:"rmbe,omitempty"`
-	// send is the send buffer. Left out: the agents' setting, by default 512Ki.
+	// send is the size of the send buffer in bytes. Left out: the agents' setting,
+	// by default 512Ki.
 	// +optional
 	Send BufferSize `json:"send,omitempty"`
 }
 
 // PolicyBudget bounds one pod. It cannot exceed the agents' setting
-// budgets.podMax, by default four times budgets.pod: what goes beyond it is cut
-// off, and the event SMCRBudgetLimited on the pod says so.
+// budgets.podMax, by default four times budgets.pod: a larger budget counts as
+// budgets.podMax, and the event SMCRBudgetLimited on the pod says so.
 //
 // +kubebuilder:validation:XValidation:rule="has(self.memory) || has(self.connections)",message="budget is empty: leave it out for the agents' setting, or give memory or connections"
 type PolicyBudget struct {
-	// memory is registered memory of RMBs and send buffers in bytes, at least
-	// 1Mi. Left out: the agents' setting, by default 512Mi.
+	// memory is how much memory may be registered for RMBs and send buffers, in
+	// bytes: at least 1Mi, and if buffers has rmbe and send, at least 8 times both
+	// together, as memory is registered for 8 connections at a time. With 512Ki each,
+	// for example, that is 8Mi. Left out: the agents' setting, by default 512Mi.
 	// +optional
 	// +kubebuilder:validation:XValidation:rule="quantity(string(self)).compareTo(quantity('1Mi')) >= 0",message="memory is less than 1Mi, which is no room for a connection: give at least 8 times buffers.rmbe and buffers.send together"
 	Memory *resource.Quantity `json:"memory,omitempty"`
-	// connections is the number of connections on SMC-R at a time. Left out: the
-	// agents' setting, by default 4096.
+	// connections is how many connections of the pod may be on SMC-R at a time.
+	// Left out: the agents' setting, by default 4096.
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=65536
@@ -294,14 +308,16 @@ type PolicyBudget struct {
 
 // SMCRPolicyStatus is what became of a policy.
 type SMCRPolicyStatus struct {
-	// observedGeneration is the generation of the spec that the status is about.
+	// observedGeneration is the metadata.generation that the policy had when the
+	// controller wrote this status. If metadata.generation is higher, the status is
+	// about an older spec.
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
 	// pods counts the pods that the policy selects.
 	// +optional
 	Pods PolicyPods `json:"pods,omitzero"`
-	// fallbackReasons counts the pods on plain TCP by reason code, the most
-	// frequent ones first, at most 16.
+	// fallbackReasons counts the pods on plain TCP, and those whose connections are
+	// reset, by reason code, the most frequent codes first. At most 16.
 	// +optional
 	// +listType=map
 	// +listMapKey=reason
@@ -309,9 +325,9 @@ type SMCRPolicyStatus struct {
 	// linkGroups counts the link groups of the selected pods.
 	// +optional
 	LinkGroups LinkGroupCounts `json:"linkGroups,omitzero"`
-	// peerAddresses is the number of addresses that peers.selectors stand for.
+	// peerAddresses is the number of addresses that peers.selectors select.
 	// +optional
-	PeerAddresses int32 `json:"peerAddresses,omitempty"`
+	PeerAddresses int32 `json:"peerAddresses"`
 	// conditions are Accepted, Ready, LinksRedundant, Degraded and Conflicting.
 	// +optional
 	// +listType=map
@@ -324,54 +340,56 @@ type PolicyPods struct {
 	// matched is the number of running pods that podSelector selects.
 	// +optional
 	Matched int32 `json:"matched"`
-	// optedIn is how many of them are opted in.
+	// optedIn is how many of the matched pods are opted in.
 	// +optional
 	OptedIn int32 `json:"optedIn"`
-	// accelerated is how many of these may use SMC-R now.
+	// accelerated is how many of the opted-in pods may use SMC-R now.
 	// +optional
 	Accelerated int32 `json:"accelerated"`
-	// fallback is how many are on plain TCP.
+	// fallback is how many of the opted-in pods are on plain TCP.
 	// +optional
 	Fallback int32 `json:"fallback"`
-	// pending is how many are not attached yet.
+	// refused is how many of the opted-in pods have their connections reset, because a policy requires
+	// SMC-R and none of them can be on it.
+	// +optional
+	Refused int32 `json:"refused"`
+	// pending is how many of the opted-in pods are not attached yet.
 	// +optional
 	Pending int32 `json:"pending"`
 }
 
 // ReasonCount is a reason code and how many pods have it.
 type ReasonCount struct {
-	// reason is the code; see the table of fallback reasons in the documentation.
+	// reason is the code, as PEERNOSMC; docs/operations.md says what each one means
+	// and what to do.
 	// +required
 	Reason string `json:"reason"`
-	// pods is how many pods have it.
+	// pods is how many pods are on plain TCP for this reason.
 	// +required
 	Pods int32 `json:"pods"`
 }
 
 // LinkGroupCounts counts link groups by state and redundancy.
 type LinkGroupCounts struct {
-	// total is the number of link groups.
+	// total is the number of link groups in any state.
 	// +optional
 	Total int32 `json:"total"`
-	// active is how many of them carry connections or can.
+	// active is how many link groups carry connections or can.
 	// +optional
 	Active int32 `json:"active"`
-	// establishing is how many are being set up.
+	// establishing is how many link groups are being set up.
 	// +optional
 	Establishing int32 `json:"establishing"`
-	// down is how many lost all links.
+	// down is how many link groups lost all links.
 	// +optional
 	Down int32 `json:"down"`
-	// unknown is how many belong to a node whose agent does not answer.
-	// +optional
-	Unknown int32 `json:"unknown"`
-	// symmetric is how many can lose any one RNIC.
+	// symmetric is how many link groups can lose any one RNIC.
 	// +optional
 	Symmetric int32 `json:"symmetric"`
-	// asymmetric is how many can lose an RNIC of one side only.
+	// asymmetric is how many link groups can lose an RNIC of one side only.
 	// +optional
 	Asymmetric int32 `json:"asymmetric"`
-	// single is how many cannot lose an RNIC.
+	// single is how many link groups cannot lose an RNIC.
 	// +optional
 	Single int32 `json:"single"`
 }
