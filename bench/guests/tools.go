@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -15,7 +14,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/smcr-io/kube-smcr/hack/bench/load"
+	"github.com/smcr-io/kube-smcr/bench/engine"
+	"github.com/smcr-io/kube-smcr/bench/load"
 )
 
 // Ports of the tools' servers; rstream takes 8.
@@ -24,6 +24,36 @@ const (
 	portCM       = 7101
 	portRstream  = 7110
 )
+
+// tools is the [engine.Peers] of programs that come with what they measure. They are
+// told how often to repeat, and not for how long.
+type tools struct {
+	*pair
+	// run makes a load; speed is that of the load before, 0 for the first.
+	run    func(ctx context.Context, l load.Load, speed float64) (load.Result, error)
+	speeds map[load.Load]float64 // operations per second of the last run; the loads without their duration
+}
+
+func (p *pair) tools(run func(context.Context, load.Load, float64) (load.Result, error)) *tools {
+	return &tools{p, run, map[load.Load]float64{}}
+}
+
+// Start does nothing: each load starts its programs.
+func (*tools) Start(context.Context, load.Load) error { return nil }
+
+// Run makes the load, as often as the load before fits into the duration.
+func (t *tools) Run(ctx context.Context, l load.Load) (load.Result, error) {
+	key := l
+	key.Duration = 0
+	r, err := t.run(ctx, l, t.speeds[key])
+	if err == nil {
+		t.speeds[key] = engine.OpsPerSecond(r)
+	}
+	return r, err
+}
+
+// Check does nothing: what a tool uses is its name.
+func (*tools) Check(context.Context, load.Load, load.Result) error { return nil }
 
 // iterations is how often a tool shall repeat, to take the load's time.
 func iterations(l load.Load, speed float64, least int) int {
@@ -238,12 +268,4 @@ func parseCMTime(out string, n int) (load.Result, error) {
 		r.Elapsed += duration(v[0] * 1000)
 	}
 	return r, nil
-}
-
-func copyFile(from, to string) error {
-	b, err := os.ReadFile(from)
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(to, b, 0o644)
 }

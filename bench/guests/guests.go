@@ -5,62 +5,63 @@ package main
 import (
 	"bufio"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net/netip"
 	"strings"
-	"time"
 
+	"github.com/smcr-io/kube-smcr/bench/engine"
 	"github.com/smcr-io/kube-smcr/test/vm/lab"
 )
 
 // device is the RDMA device of both guests.
 const device = "rxe0"
 
-// pair is a server and a client, each in a guest, with a worker.
+// pair is a bed: a server and a client, each in a guest, with a worker.
 type pair struct {
+	name     string // of guests that are there, and stay; "" for new ones
+	only     string // the names of the paths that are asked for; "" for all
+	profiles string // the directory for them
+	log      io.Writer
+
 	lab            *lab.Lab
-	own            bool // it ends with us
 	server, client *worker
 	gidIndex       int
 }
 
-// newPair starts guests, or takes those of that name.
-func newPair(ctx context.Context, name string, log io.Writer) (p *pair, err error) {
-	p = &pair{own: name == ""}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, p.close())
-		}
-	}()
-	if p.own {
-		fmt.Fprintln(log, "bench-vm: start the guests")
-		p.lab, err = lab.Up(ctx, lab.Config{NICs: 1, Log: log})
+// SetUp implements engine.Bed: it starts guests, or takes those of that name.
+func (p *pair) SetUp(ctx context.Context) (_ []engine.Path, err error) {
+	if p.name == "" {
+		fmt.Fprintln(p.log, "bench-vm: start the guests")
+		p.lab, err = lab.Up(ctx, lab.Config{NICs: 1, Log: p.log})
 	} else {
-		p.lab, err = lab.Open(name)
+		p.lab, err = lab.Open(p.name)
 	}
 	if err != nil {
-		return p, err
+		return nil, err
 	}
-	program, err := p.lab.Build(ctx, "github.com/smcr-io/kube-smcr/hack/bench-vm", lab.BuildOptions{CGO: true})
+	program, err := p.lab.Build(ctx, "github.com/smcr-io/kube-smcr/bench/guests", lab.BuildOptions{CGO: true})
 	if err != nil {
-		return p, err
+		return nil, err
 	}
 	if p.server, err = p.start(ctx, 0, program); err != nil {
-		return p, err
+		return nil, err
 	}
 	if p.client, err = p.start(ctx, 1, program); err != nil {
-		return p, err
+		return nil, err
 	}
 	s, err := p.client.call(request{Op: opState})
+	if err != nil {
+		return nil, err
+	}
 	p.gidIndex = s.State.GIDIndex
 	for st, port := range ports {
-		_, e := p.server.call(request{Op: opServe, Stack: st, Addr: p.addr(port)})
-		err = errors.Join(err, e)
+		if _, err := p.server.call(request{Op: opServe, Stack: st, Addr: p.addr(port)}); err != nil {
+			return nil, err
+		}
 	}
-	return p, err
+	return p.paths(s.State), nil
 }
 
 // start sets a guest up and starts its worker.
@@ -87,20 +88,21 @@ func (p *pair) addr(port uint16) string {
 	return netip.AddrPortFrom(p.lab.Guest(0).Addr(0), port).String()
 }
 
-// busy is the processor time that both guests have taken.
-func (p *pair) busy() (time.Duration, error) {
-	var sum time.Duration
+// Used implements engine.Peers, for every path: both guests are one path's alone.
+func (p *pair) Used() (engine.Usage, error) {
+	var u engine.Usage
 	for i := range p.lab.Guests() {
 		d, err := p.lab.Guest(i).CPU()
 		if err != nil {
-			return 0, err
+			return u, err
 		}
-		sum += d
+		u.CPU += d
 	}
-	return sum, nil
+	return u, nil
 }
 
-func (p *pair) close() error {
+// Close implements engine.Bed.
+func (p *pair) Close() error {
 	var errs []error
 	for _, w := range []*worker{p.client, p.server} {
 		if w != nil {
@@ -109,7 +111,7 @@ func (p *pair) close() error {
 	}
 	switch {
 	case p.lab == nil:
-	case p.own:
+	case p.name == "":
 		errs = append(errs, p.lab.Close())
 	default:
 		p.lab.Forget()
@@ -125,7 +127,7 @@ type worker struct {
 }
 
 func startWorker(ctx context.Context, g *lab.Guest, program string) (*worker, error) {
-	p, err := g.Start(ctx, program, workerArg)
+	p, err := g.Start(ctx, program, engine.WorkerArg)
 	if err != nil {
 		return nil, err
 	}
@@ -134,28 +136,15 @@ func startWorker(ctx context.Context, g *lab.Guest, program string) (*worker, er
 
 // call runs one request in the worker.
 func (w *worker) call(req request) (response, error) {
-	var resp response
-	fail := func(err error) (response, error) {
-		return resp, fmt.Errorf("worker of %s: %s: %w", w.guest.Name(), req.Op, err)
+	resp, err := engine.Ask[request, state](w.p.Stdin, w.out, req)
+	var gone *engine.GoneError
+	if errors.As(err, &gone) {
+		err = errors.Join(err, w.lastWords())
 	}
-	b, err := json.Marshal(req)
 	if err != nil {
-		return fail(err)
+		err = fmt.Errorf("worker of %s: %s: %w", w.guest.Name(), req.Op, err)
 	}
-	if _, err := w.p.Stdin.Write(append(b, '\n')); err != nil {
-		return fail(errors.Join(err, w.lastWords()))
-	}
-	line, err := w.out.ReadBytes('\n')
-	if err != nil {
-		return fail(errors.Join(err, w.lastWords()))
-	}
-	if err := json.Unmarshal(line, &resp); err != nil {
-		return fail(err)
-	}
-	if resp.Err != "" {
-		return fail(errors.New(resp.Err))
-	}
-	return resp, nil
+	return resp, err
 }
 
 // close ends the worker by ending its input.

@@ -11,10 +11,6 @@ const (
 	// toolLimit bounds one run of a tool in a guest. They take a fraction of a
 	// second for what they measure, and two to start on a busy machine.
 	toolLimit = 60 * time.Second
-	// slowLimit is from when on a path is measured once only: rstream takes half
-	// a minute for 1 MiB each way, so that the other rounds would take longer than all
-	// else together.
-	slowLimit = 4 * time.Second
 	// mostIterations bounds what a tool is asked for, should a first run have
 	// told nonsense about its speed.
 	mostIterations = 100000
@@ -23,8 +19,6 @@ const (
 	// rstreamBytes bounds a transfer of rstream on all its connections, which is
 	// sent and comes back: over rxe it makes about half a MiB in a second.
 	rstreamBytes = 1 << 20
-	// lineLimit is far above what a worker writes in one line.
-	lineLimit = 1 << 20
 	// toolTries: on a loaded machine a client may come before its server listens,
 	// or lose its handshake.
 	toolTries = 3

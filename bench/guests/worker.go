@@ -3,22 +3,20 @@
 package main
 
 import (
-	"bufio"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"os"
-	"runtime/pprof"
 	"strconv"
 	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/smcr-io/kube-smcr/hack/bench/load"
+	"github.com/smcr-io/kube-smcr/bench/engine"
+	"github.com/smcr-io/kube-smcr/bench/load"
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/verbs"
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
@@ -26,9 +24,6 @@ import (
 	"github.com/smcr-io/kube-smcr/test/vm/afsmc"
 	"github.com/smcr-io/kube-smcr/test/vm/smcnl"
 )
-
-// workerArg is the first argument of this program as a worker.
-const workerArg = "worker"
 
 // request is what the main process asks of a worker, one JSON value per line.
 type request struct {
@@ -59,11 +54,7 @@ const (
 )
 
 // response is the worker's answer.
-type response struct {
-	Err    string      `json:"err,omitempty"`
-	Result load.Result `json:"result"`
-	State  state       `json:"state"`
-}
+type response = engine.Answer[state]
 
 // state is what a guest has done so far.
 type state struct {
@@ -77,33 +68,16 @@ type state struct {
 
 // workload is what a worker has open.
 type workload struct {
-	device    *verbs.Device
-	option    *synopt.Option
-	engine    *smcr.Stack
-	listeners []net.Listener
-	held      load.Held
-	profile   *os.File
+	device *verbs.Device
+	option *synopt.Option
+	engine *smcr.Stack
+	opened engine.Opened
 }
 
 // runWorker obeys requests until the input ends.
 func runWorker(in io.Reader, out io.Writer) error {
 	w := &workload{}
-	lines := bufio.NewScanner(in)
-	lines.Buffer(nil, lineLimit)
-	enc := json.NewEncoder(out)
-	var err error
-	for err == nil && lines.Scan() {
-		var req request
-		if err = json.Unmarshal(lines.Bytes(), &req); err != nil {
-			break
-		}
-		resp, opErr := w.do(req)
-		if opErr != nil {
-			resp.Err = opErr.Error()
-		}
-		err = enc.Encode(resp)
-	}
-	return errors.Join(err, lines.Err(), w.close())
+	return errors.Join(engine.Serve(in, out, w.do), w.opened.Close())
 }
 
 func (w *workload) do(req request) (resp response, err error) {
@@ -123,7 +97,7 @@ func (w *workload) do(req request) (resp response, err error) {
 	case opAwait:
 		return resp, awaitListener(ctx, req.Addr)
 	case opProfile:
-		return resp, w.setProfile(req.Addr)
+		return resp, w.opened.Profile.Set(req.Addr)
 	}
 	return resp, fmt.Errorf("unknown operation %q", req.Op)
 }
@@ -143,11 +117,16 @@ func (w *workload) open(device string) error {
 	if w.device, err = verbs.Open(verbs.Config{Name: device}); err != nil {
 		return err
 	}
+	w.opened.Add(w.device.Close)
 	if w.option, err = synopt.Open(synopt.Config{Mark: optionMark}); err != nil {
 		return err
 	}
-	w.engine, err = smcr.NewStack(smcr.Config{Devices: []rdma.Device{w.device}, Option: w.option})
-	return err
+	w.opened.Add(w.option.Close)
+	if w.engine, err = smcr.NewStack(smcr.Config{Devices: []rdma.Device{w.device}, Option: w.option}); err != nil {
+		return err
+	}
+	w.opened.Add(w.engine.Close)
+	return nil
 }
 
 func (w *workload) serve(ctx context.Context, req request) error {
@@ -159,15 +138,12 @@ func (w *workload) serve(ctx context.Context, req request) error {
 	case stackKernel:
 		l, err = afsmc.Listen(req.Addr, 0)
 	case stackTCP:
-		var lc net.ListenConfig
-		lc.SetMultipathTCP(false)
-		l, err = lc.Listen(ctx, "tcp", req.Addr)
+		l, err = engine.ListenTCP(ctx, req.Addr)
 	}
 	if err != nil {
 		return err
 	}
-	w.listeners = append(w.listeners, l)
-	go load.Serve(l, &w.held)
+	w.opened.Serve(l)
 	return nil
 }
 
@@ -179,9 +155,7 @@ func (w *workload) dialer(req request) load.DialFunc {
 		case stackKernel:
 			c, err = afsmc.Dial(req.Addr, 0)
 		case stackTCP:
-			var d net.Dialer
-			d.SetMultipathTCP(false)
-			c, err = d.DialContext(ctx, "tcp", req.Addr)
+			c, err = engine.DialTCP(ctx, req.Addr)
 		}
 		return c, nil, err
 	}
@@ -234,39 +208,4 @@ func listens(table string, port uint16) bool {
 		}
 	}
 	return false
-}
-
-func (w *workload) setProfile(file string) error {
-	if w.profile != nil {
-		pprof.StopCPUProfile()
-		err := w.profile.Close()
-		w.profile = nil
-		return err
-	}
-	if file == "" {
-		return nil
-	}
-	f, err := os.Create(file)
-	if err != nil {
-		return err
-	}
-	w.profile = f
-	return pprof.StartCPUProfile(f)
-}
-
-func (w *workload) close() error {
-	errs := []error{w.setProfile("")}
-	for _, l := range w.listeners {
-		errs = append(errs, l.Close())
-	}
-	if w.engine != nil {
-		errs = append(errs, w.engine.Close())
-	}
-	if w.option != nil {
-		errs = append(errs, w.option.Close())
-	}
-	if w.device != nil {
-		errs = append(errs, w.device.Close())
-	}
-	return errors.Join(errs...)
 }

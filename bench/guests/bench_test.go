@@ -9,7 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/smcr-io/kube-smcr/hack/bench/load"
+	"github.com/smcr-io/kube-smcr/bench/load"
 )
 
 func TestParseFlags(t *testing.T) {
@@ -18,9 +18,7 @@ func TestParseFlags(t *testing.T) {
 	}{
 		{"defaults", "", ""},
 		{"some", "-rounds 1 -time 100ms -o json -vm x", ""},
-		{"unknown output", "-o xml", `unknown output "xml"`},
-		{"no round", "-rounds 0", "-rounds from 1"},
-		{"too long", "-time 1h", "-time from 1ms"},
+		{"no round", "-rounds 0", "want -rounds from 1 to 1000, -time from 1ms to 10s, and no arguments"},
 		{"argument", "conn", "no arguments"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/smcr-io/kube-smcr/bench/report"
+)
+
+// What was measured before a mistake or an interruption is printed.
+func TestEngine_Run(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		fails  string // what goes wrong in the first group
+		err    string
+		groups int // that are measured after the first
+	}{
+		{"all is measured", "", "", 1},
+		{"a group fails", "run", "first: round trip over bad: made to fail", 1},
+		{"interrupted", "interrupted", "interrupted", 0},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			ctx, stop := context.WithCancel(t.Context())
+			defer stop()
+			e := fakeEngine(t, 2)
+			e.JSONFile = filepath.Join(t.TempDir(), "report.json")
+			group := func(name string, bad *fakePeers) (*fakeBed, Group) {
+				b := &fakeBed{}
+				b.add(Path{Name: "good"}, &fakePeers{ops: 10})
+				b.add(Path{Name: "bad"}, bad)
+				return b, Group{name, func(ctx context.Context) error {
+					return e.Compare(ctx, name, b, []Job{e.fakeJob("round trip", "good")})
+				}}
+			}
+			bad := &fakePeers{ops: 20, fails: tt.fails}
+			if tt.fails == "interrupted" {
+				bad.ran = stop
+			}
+			_, first := group("first", bad)
+			beds, second := group("second", &fakePeers{ops: 20})
+			var table strings.Builder
+			err := e.Run(ctx, &table, first, second)
+			if got := fmt.Sprint(err); err != nil && got != tt.err || err == nil && tt.err != "" {
+				t.Errorf("error %q, want %q", got, tt.err)
+			}
+			if n := strings.Count(strings.Join(beds.did, "\n"), "run good"); n != 2*tt.groups {
+				t.Errorf("%d loads in the second group, want %d", n, 2*tt.groups)
+			}
+			if n := strings.Count(table.String(), "round trip   good"); n != 1+tt.groups {
+				t.Errorf("the table has %d rows, want %d:\n%s", n, 1+tt.groups, table.String())
+			}
+			var r report.Report
+			text, err := os.ReadFile(e.JSONFile)
+			if err = errors.Join(err, json.Unmarshal(text, &r)); err != nil || len(r.Cases) != 1+tt.groups {
+				t.Errorf("JSON: %v: %s", err, text)
+			}
+		})
+	}
+}
+
+func TestEngine_Run_json(t *testing.T) {
+	e := fakeEngine(t, 1)
+	e.JSON = true
+	b := &fakeBed{}
+	b.add(Path{Name: "base"}, &fakePeers{ops: 10})
+	b.add(Path{Name: "path"}, &fakePeers{ops: 5})
+	job := e.fakeJob("round trip", "base")
+	job.Figures[0].Case.Targets = []report.Target{{Path: "path", Against: "base", Limit: 0.5}}
+	var out strings.Builder
+	err := e.Run(t.Context(), &out, Group{"group", func(ctx context.Context) error {
+		return e.Compare(ctx, "test", b, []Job{job})
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var r report.Report
+	if err := json.Unmarshal([]byte(out.String()), &r); err != nil || len(r.Cases) != 1 {
+		t.Fatalf("%v: %s", err, out.String())
+	}
+	if c := r.Cases[0]; !c.Targets[0].Reached || c.Series[1].Ratio.Median != 0.5 {
+		t.Errorf("it was not judged: %+v", c)
+	}
+}
+
+// A run that fails before its first figure does not write over the figures of another.
+func TestEngine_Run_nothing(t *testing.T) {
+	e := fakeEngine(t, 1)
+	e.JSONFile = filepath.Join(t.TempDir(), "report.json")
+	if err := os.WriteFile(e.JSONFile, []byte("before"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	b := &fakeBed{err: errFake}
+	var out strings.Builder
+	err := e.Run(t.Context(), &out, Group{"group", func(ctx context.Context) error {
+		return e.Compare(ctx, "test", b, nil)
+	}})
+	if !errors.Is(err, errFake) || out.String() != "" {
+		t.Errorf("%v; printed %q", err, out.String())
+	}
+	if text, err := os.ReadFile(e.JSONFile); err != nil || string(text) != "before" {
+		t.Errorf("the file has %q, %v", text, err)
+	}
+}
+
+// What a table says of each path has to be there in whatever order they report it.
+func TestEngine_Value(t *testing.T) {
+	e := fakeEngine(t, 1)
+	e.Value("g", "size", "KiB", "few", "few", 2)
+	e.Value("g", "time", "us", "few", "few", 5)
+	e.Value("g", "size", "KiB", "few", "many", 6)
+	var got []string
+	for _, c := range e.Report.Cases {
+		c.Judge()
+		for _, s := range c.Series {
+			got = append(got, fmt.Sprintf("%s/%s %g %g", c.Name, s.Path, s.Spread.Median, s.Ratio.Median))
+		}
+	}
+	if d := cmp.Diff([]string{"size/few 2 1", "size/many 6 3", "time/few 5 1"}, got); d != "" {
+		t.Error(d)
+	}
+}

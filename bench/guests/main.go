@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Bench-vm compares SMC-R on RDMA devices of the kernel with what else can use
+// them, in two guests with soft RoCE (rxe): make bench-vm.
+//
+// Every measurement is made over all paths in turn, round after round, and what
+// counts are the ratios within a round: see package engine. The paths are:
+//
+//	RDMA WRITE    ib_write_lat and ib_write_bw of perftest, and cmtime for
+//	              connections: what the device gives to a program of its own.
+//	              8 connections are 8 queue pairs
+//	smcr.Conn     pkg/smcr over pkg/rdma/verbs
+//	kernel SMC-R  AF_SMC
+//	rsockets      rstream of librdmacm, 8 times for 8 connections
+//	TCP
+//
+// smcr.Conn, the kernel's SMC-R and TCP run the same load (bench/load). That
+// the kernel's connections were SMC-R is proved by its own counters.
+//
+// # Who owns what
+//
+// The main process starts the guests and in each of them itself as a worker. Both
+// end with it, unless the guests were there before (-vm).
+//
+// # Limitations
+//
+// The guests have one processor each, and it is emulated (TCG): absolute figures
+// mean nothing, and those who need many system calls or atomic instructions pay
+// more for them than on a real processor. What a tool needs to start, as far as
+// processor time goes, is measured beforehand and taken off; the tools' round
+// trips are medians (ib_write_lat) or means (rstream).
+package main
+
+import (
+	"context"
+	"flag"
+	"os"
+	"time"
+
+	"github.com/smcr-io/kube-smcr/bench/engine"
+)
+
+func main() { engine.Main("bench-vm", runWorker, run) }
+
+// settings are the flags.
+type settings struct {
+	engine.Settings
+	paths string
+	vm    string
+}
+
+func parseFlags(args []string) (settings, error) {
+	var s settings
+	f := flag.NewFlagSet("bench-vm", flag.ContinueOnError)
+	output := s.Define(f, 500*time.Millisecond, "the workers")
+	f.StringVar(&s.paths, "paths", "", "measure only these paths, separated by commas")
+	f.StringVar(&s.vm, "vm", "", "use the guests of this name, see go run ./tools/vm up, instead of new ones")
+	if err := f.Parse(args); err != nil {
+		return s, err
+	}
+	return s, s.Check(*output, f.NArg(), "", true)
+}
+
+func run(ctx context.Context, args []string) error {
+	s, err := parseFlags(args)
+	if err != nil {
+		return err
+	}
+	e, err := engine.New("bench-vm", s.Settings)
+	if err != nil {
+		return err
+	}
+	e.Report.Note = "two guests under emulation (QEMU TCG), one processor each, Linux 6.12, soft RoCE, MTU 9000: " +
+		"only ratios mean something; CPU is what this machine spent on both guests"
+	return e.Run(ctx, os.Stdout, engine.Group{Name: "guests", Measure: func(ctx context.Context) error {
+		return e.Compare(ctx, "guests", &pair{name: s.vm, only: s.paths, profiles: s.Profile, log: e.Log}, s.jobs())
+	}})
+}
