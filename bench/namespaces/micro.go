@@ -11,7 +11,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/smcr-io/kube-smcr/hack/bench/report"
+	"github.com/smcr-io/kube-smcr/bench/report"
 )
 
 const module = "github.com/smcr-io/kube-smcr/"
@@ -23,21 +23,21 @@ var microPackages = []string{
 
 // micro runs the packages' own benchmarks.
 func (b *bench) micro(ctx context.Context) error {
-	args := []string{"test", "-run=^$", "-bench=.", "-benchmem", "-benchtime=" + (b.duration / 4).String()}
+	args := []string{"test", "-run=^$", "-bench=.", "-benchmem", "-benchtime=" + (b.Duration / 4).String()}
 	for _, p := range microPackages {
 		args = append(args, module+p)
 	}
-	fmt.Fprintln(b.log, "bench: the benchmarks of the packages")
+	b.Logf("the benchmarks of the packages")
 	cmd := exec.CommandContext(ctx, "go", args...)
 	// go test ends the test when it is interrupted, not when it is killed.
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.WaitDelay = killGrace
 	out, err := cmd.CombinedOutput()
-	b.report.Micro = parseBenchmarks(string(out))
+	b.Report.Micro = parseBenchmarks(string(out))
 	switch {
 	case err != nil:
 		return fmt.Errorf("go test -bench: %w: %s", err, complaints(string(out)))
-	case len(b.report.Micro) == 0:
+	case len(b.Report.Micro) == 0:
 		return fmt.Errorf("go test -bench gave no figures: %s", out)
 	}
 	return nil

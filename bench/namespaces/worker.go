@@ -3,9 +3,7 @@
 package main
 
 import (
-	"bufio"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -14,18 +12,15 @@ import (
 	"os"
 	"runtime"
 	"runtime/debug"
-	"runtime/pprof"
 	"time"
 
-	"github.com/smcr-io/kube-smcr/hack/bench/load"
+	"github.com/smcr-io/kube-smcr/bench/engine"
+	"github.com/smcr-io/kube-smcr/bench/load"
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/soft"
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/synopt"
 )
-
-// workerArg is the first argument of this program as a worker.
-const workerArg = "worker"
 
 // request is what the main process asks of a worker, one JSON value per line.
 type request struct {
@@ -50,11 +45,8 @@ const (
 	opState     operation = "state"   // how much the worker has of what
 )
 
-type response struct {
-	Err    string      `json:"err,omitempty"`
-	Result load.Result `json:"result"`
-	State  state       `json:"state"`
-}
+// response is the worker's answer.
+type response = engine.Answer[state]
 
 // state is what a worker has of what. Messages are those sent since the
 // start.
@@ -71,58 +63,40 @@ type state struct {
 
 // workload is what a worker has open.
 type workload struct {
-	device    *soft.Device
-	option    *synopt.Option
-	stack     *smcr.Stack
-	listeners []net.Listener
-	held      load.Held
-	maxConns  int
-	profile   *os.File
+	device   *soft.Device
+	option   *synopt.Option
+	stack    *smcr.Stack
+	maxConns int
+	opened   engine.Opened
 }
 
 // runWorker obeys requests until the input ends.
 func runWorker(in io.Reader, out io.Writer) error {
 	w := &workload{}
-	lines := bufio.NewScanner(in)
-	lines.Buffer(nil, 1<<20)
-	enc := json.NewEncoder(out)
-	var err error
-	for err == nil && lines.Scan() {
-		var req request
-		if err = json.Unmarshal(lines.Bytes(), &req); err != nil {
-			break
-		}
-		var resp response
-		var opErr error
-		if req.Op == opState {
-			resp.State = w.state()
-		} else {
-			resp.Result, opErr = w.do(context.Background(), req)
-		}
-		if opErr != nil {
-			resp.Err = opErr.Error()
-		}
-		err = enc.Encode(resp)
-	}
-	return errors.Join(err, lines.Err(), w.close())
+	return errors.Join(engine.Serve(in, out, w.do), w.opened.Close())
 }
 
-func (w *workload) do(ctx context.Context, req request) (load.Result, error) {
+func (w *workload) do(req request) (resp response, err error) {
+	ctx := context.Background()
 	switch req.Op {
 	case opOpenStack:
 		w.maxConns = req.MaxConns
-		return load.Result{}, w.openStack(req.Addr)
+		return resp, w.openStack(req.Addr)
 	case opServe:
-		return load.Result{}, w.serve(ctx, req)
+		return resp, w.serve(ctx, req)
 	case opLoad:
-		return req.Load.Run(ctx, w.dialer(req))
+		resp.Result, err = req.Load.Run(ctx, w.dialer(req))
+		return resp, err
 	case opHold:
-		return req.Load.Hold(ctx, w.dialer(req), &w.held)
+		resp.Result, err = req.Load.Hold(ctx, w.dialer(req), &w.opened.Held)
+		return resp, err
 	case opProfile:
-		return load.Result{}, w.setProfile(req.Addr)
-	case opState: // see runWorker
+		return resp, w.opened.Profile.Set(req.Addr)
+	case opState:
+		resp.State = w.state()
+		return resp, nil
 	}
-	return load.Result{}, fmt.Errorf("unknown operation %q", req.Op)
+	return resp, fmt.Errorf("unknown operation %q", req.Op)
 }
 
 func (w *workload) openStack(addr string) error {
@@ -133,14 +107,19 @@ func (w *workload) openStack(addr string) error {
 	if w.device, err = soft.Open(soft.Config{Name: "bench", Addr: a}); err != nil {
 		return err
 	}
+	w.opened.Add(w.device.Close)
 	// The option program sees all sockets of the cgroup: a mark per process
 	// keeps the two sides apart.
 	mark := uint32(0x5b000000 | os.Getpid()&0xffffff)
 	if w.option, err = synopt.Open(synopt.Config{Mark: mark}); err != nil {
 		return err
 	}
-	w.stack, err = smcr.NewStack(w.config())
-	return err
+	w.opened.Add(w.option.Close)
+	if w.stack, err = smcr.NewStack(w.config()); err != nil {
+		return err
+	}
+	w.opened.Add(w.stack.Close)
+	return nil
 }
 
 func (w *workload) config() smcr.Config {
@@ -176,15 +155,12 @@ func (w *workload) serve(ctx context.Context, req request) error {
 	if req.SMCR {
 		l, err = smcr.Listen(ctx, w.stack, "tcp", req.Addr)
 	} else {
-		var lc net.ListenConfig
-		lc.SetMultipathTCP(false)
-		l, err = lc.Listen(ctx, "tcp", req.Addr)
+		l, err = engine.ListenTCP(ctx, req.Addr)
 	}
 	if err != nil {
 		return err
 	}
-	w.listeners = append(w.listeners, l)
-	go load.Serve(l, &w.held)
+	w.opened.Serve(l)
 	return nil
 }
 
@@ -212,9 +188,9 @@ func (w *workload) dialer(req request) load.DialFunc {
 		}
 	}
 	return func(ctx context.Context) (net.Conn, func() error, error) {
-		d := net.Dialer{Timeout: dialTimeout}
-		d.SetMultipathTCP(false)
-		c, err := d.DialContext(ctx, "tcp", req.Addr)
+		ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+		defer cancel()
+		c, err := engine.DialTCP(ctx, req.Addr)
 		return c, nil, err
 	}
 }
@@ -223,40 +199,4 @@ func dialStack(ctx context.Context, s *smcr.Stack, addr string) (net.Conn, error
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
 	return (&smcr.Dialer{Stack: s, Require: true}).DialContext(ctx, "tcp", addr)
-}
-
-func (w *workload) setProfile(file string) error {
-	if w.profile != nil {
-		pprof.StopCPUProfile()
-		err := w.profile.Close()
-		w.profile = nil
-		return err
-	}
-	if file == "" {
-		return nil
-	}
-	f, err := os.Create(file)
-	if err != nil {
-		return err
-	}
-	w.profile = f
-	return pprof.StartCPUProfile(f)
-}
-
-func (w *workload) close() error {
-	errs := []error{w.setProfile("")}
-	_ = w.held.Close() // the other side may have ended first
-	for _, l := range w.listeners {
-		errs = append(errs, l.Close())
-	}
-	if w.stack != nil {
-		errs = append(errs, w.stack.Close())
-	}
-	if w.option != nil {
-		errs = append(errs, w.option.Close())
-	}
-	if w.device != nil {
-		errs = append(errs, w.device.Close())
-	}
-	return errors.Join(errs...)
 }

@@ -10,34 +10,14 @@ import (
 	"strings"
 	"time"
 
-	"github.com/smcr-io/kube-smcr/hack/bench/report"
+	"github.com/smcr-io/kube-smcr/bench/engine"
 )
 
-// Usage is what a measurement cost, of the whole path: all its processes and
-// their network namespaces. Cost tells it per operation or per MiB.
-type Usage struct {
-	CPU      time.Duration
-	Switches int64 // context switches
-	UDPSends int64 // datagrams given to the kernel; one with UDP_SEGMENT counts once
-	TCPSends int64 // TCP segments, as the network counts them: after segmentation
-}
-
-func (u Usage) minus(v Usage) Usage {
-	return Usage{u.CPU - v.CPU, u.Switches - v.Switches, u.UDPSends - v.UDPSends, u.TCPSends - v.TCPSends}
-}
-
-func (u Usage) per(what string, n float64) report.Cost {
-	n = max(n, 1)
-	return report.Cost{
-		Per: what, CPUMicros: micros(u.CPU) / n,
-		Counted: true, Switches: float64(u.Switches) / n, UDPSends: float64(u.UDPSends) / n, TCPSends: float64(u.TCPSends) / n,
-	}
-}
-
-// usageOf reads what processes have used so far. Threads that have ended are
+// usageOf reads what processes have used so far, and what was sent in their network
+// namespaces. Threads that have ended are
 // not counted.
-func usageOf(pids []int) Usage {
-	var u Usage
+func usageOf(pids []int) engine.Usage {
+	u := engine.Usage{Counted: true}
 	seen := map[string]bool{}
 	for _, pid := range pids {
 		dir := fmt.Sprintf("/proc/%d", pid)

@@ -3,13 +3,12 @@
 package main
 
 import (
-	"fmt"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/smcr-io/kube-smcr/hack/bench/report"
+	"github.com/smcr-io/kube-smcr/bench/report"
 )
 
 func TestParseFlags(t *testing.T) {
@@ -19,9 +18,7 @@ func TestParseFlags(t *testing.T) {
 		{"defaults", "", ""},
 		{"one group", "-groups micro -rounds 1 -time 100ms -o json", ""},
 		{"unknown group", "-groups conn,sctp", `unknown group "sctp"`},
-		{"unknown output", "-o xml", `unknown output "xml"`},
-		{"no round", "-rounds 0", "-rounds from 1"},
-		{"too long", "-time 1h", "-time from 1ms"},
+		{"too many RNICs", "-rnics 9", "want -rounds from 1 to 1000, -time from 1ms to 10s, -rnics from 1 to 8, and no arguments"},
 		{"argument", "conn", "no arguments"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -98,24 +95,5 @@ func TestStatusBytes(t *testing.T) {
 				t.Errorf("statusBytes = %d, want %d", got, tt.want)
 			}
 		})
-	}
-}
-
-// What a table of scale says of each level has to be there in whatever order
-// the levels report it.
-func TestBench_figure(t *testing.T) {
-	b := &bench{report: &report.Report{}}
-	b.figure("g", "size", "KiB", "few", "few", 2)
-	b.figure("g", "time", "us", "few", "few", 5)
-	b.figure("g", "size", "KiB", "few", "many", 6)
-	var got []string
-	for _, c := range b.report.Cases {
-		c.Judge()
-		for _, s := range c.Series {
-			got = append(got, fmt.Sprintf("%s/%s %g %g", c.Name, s.Path, s.Spread.Median, s.Ratio.Median))
-		}
-	}
-	if d := cmp.Diff([]string{"size/few 2 1", "size/many 6 3", "time/few 5 1"}, got); d != "" {
-		t.Error(d)
 	}
 }

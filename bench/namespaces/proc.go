@@ -5,7 +5,6 @@ package main
 import (
 	"bufio"
 	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -14,6 +13,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/smcr-io/kube-smcr/bench/engine"
 )
 
 // process is a child in a namespace. It dies with this process.
@@ -77,7 +78,7 @@ type worker struct {
 
 // startWorker starts a worker. It ends when its standard input does.
 func startWorker(in *space, name string) (*worker, error) {
-	cmd := exec.Command("/proc/self/exe", workerArg, name)
+	cmd := exec.Command("/proc/self/exe", engine.WorkerArg, name)
 	w := &worker{stderr: new(bytes.Buffer)}
 	cmd.Stderr = w.stderr
 	stdin, err := cmd.StdinPipe()
@@ -100,25 +101,21 @@ func startWorker(in *space, name string) (*worker, error) {
 
 // call runs one request in the worker.
 func (w *worker) call(req request) (response, error) {
-	var resp response
-	b, err := json.Marshal(req)
-	if err != nil {
-		return resp, err
+	resp, err := engine.Ask[request, state](w.in, w.out, req)
+	var gone *engine.GoneError
+	switch {
+	case errors.As(err, &gone):
+		err = fmt.Errorf("worker %s: %w: %s", w.name, err, w.lastWords())
+	case err != nil:
+		err = fmt.Errorf("worker %s: %s: %w", w.name, req.Op, err)
 	}
-	if _, err := w.in.Write(append(b, '\n')); err != nil {
-		return resp, fmt.Errorf("worker %s: %w: %s", w.name, err, w.lastWords())
-	}
-	line, err := w.out.ReadBytes('\n')
-	if err != nil {
-		return resp, fmt.Errorf("worker %s: %w: %s", w.name, err, w.lastWords())
-	}
-	if err := json.Unmarshal(line, &resp); err != nil {
-		return resp, fmt.Errorf("worker %s: %w", w.name, err)
-	}
-	if resp.Err != "" {
-		return resp, fmt.Errorf("worker %s: %s: %s", w.name, req.Op, resp.Err)
-	}
-	return resp, nil
+	return resp, err
+}
+
+// ask runs a request whose answer says nothing but whether it failed.
+func (w *worker) ask(req request) error {
+	_, err := w.call(req)
+	return err
 }
 
 // stopWorkers ends the input of workers, so that they end, and waits. Some may
