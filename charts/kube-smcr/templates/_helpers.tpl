@@ -1,5 +1,26 @@
 {{- /* SPDX-License-Identifier: Apache-2.0 */ -}}
 
+{{- /* Gives .Values what the release does not have, as after helm upgrade --reuse-values from a
+chart that did not know it: the defaults. Every template begins with it. */ -}}
+{{- define "smcr.fill" -}}
+{{- include "smcr.fillFrom" (dict "at" "" "into" .Values "from" (include "smcr.defaults" . | fromYaml)) -}}
+{{- end -}}
+
+{{- define "smcr.fillFrom" -}}
+{{- $in := . -}}
+{{- /* Of these a part that is not there is one that nobody wants. */ -}}
+{{- $whole := list ".controller.resources" ".hooks.resources" ".monitoring.dashboard.labels" -}}
+{{- range $key, $value := $in.from -}}
+{{- $at := printf "%s.%s" $in.at $key -}}
+{{- $has := index $in.into $key -}}
+{{- if kindIs "invalid" $has -}}
+{{- $_ := set $in.into $key $value -}}
+{{- else if and (kindIs "map" $value) (kindIs "map" $has) (not (has $at $whole)) -}}
+{{- include "smcr.fillFrom" (dict "at" $at "into" $has "from" $value) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "smcr.name" -}}
 {{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" -}}
 {{- end -}}
@@ -18,7 +39,9 @@
 
 {{- define "smcr.agent" -}}{{ include "smcr.fullname" . }}-agent{{- end -}}
 {{- define "smcr.controller" -}}{{ include "smcr.fullname" . }}-controller{{- end -}}
+{{- define "smcr.metricsReader" -}}{{ include "smcr.fullname" . }}-metrics-reader{{- end -}}
 {{- define "smcr.hookCRDs" -}}{{ include "smcr.fullname" . }}-crds{{- end -}}
+{{- define "smcr.hookCheck" -}}{{ include "smcr.fullname" . }}-check{{- end -}}
 {{- define "smcr.hookUninstall" -}}{{ include "smcr.fullname" . }}-uninstall{{- end -}}
 
 {{- /* Directories of the node inside the agent's container, and the agent's own one. */ -}}
@@ -91,16 +114,17 @@ seccompProfile:
   type: RuntimeDefault
 {{- end -}}
 
-{{- /* A size of the agent's file (256KiB, 1GiB, 4096) or of Kubernetes (1536Mi, 2G) in bytes. */ -}}
+{{- /* A size of the agent's file (256KiB, 1GiB, 4096) or a quantity of Kubernetes (1536Mi, 1.5Gi, 2G, 1e9) in
+bytes, rounded up. Values of the schema's pattern only. */ -}}
 {{- define "smcr.bytes" -}}
 {{- $s := toString . -}}
-{{- $n := regexFind "^[0-9]+" $s | int64 -}}
-{{- $unit := regexReplaceAll "^[0-9]+" $s "" | trim | trimSuffix "B" -}}
-{{- $factors := dict "" 1 "k" 1000 "K" 1000 "M" 1000000 "G" 1000000000 "T" 1000000000000 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 -}}
-{{- if not (hasKey $factors $unit) -}}
-{{- fail (printf "%q is not a size: want a whole number with Mi, Gi or the like" $s) -}}
+{{- $number := regexFind "^([0-9]+\\.?[0-9]*|\\.[0-9]+)([eE][+-]?[0-9]+)?" $s -}}
+{{- $unit := trimPrefix $number $s | trim | trimSuffix "B" -}}
+{{- $factors := dict "" 1.0 "m" 0.001 "k" 1000.0 "M" 1000000.0 "G" 1000000000.0 "T" 1000000000000.0 "Ki" 1024.0 "Mi" 1048576.0 "Gi" 1073741824.0 "Ti" 1099511627776.0 -}}
+{{- if or (not $number) (not (hasKey $factors $unit)) -}}
+{{- fail (printf "%q is not a size: want a number with Mi, Gi or the like" $s) -}}
 {{- end -}}
-{{- mul $n (get $factors $unit | int64) -}}
+{{- mulf (float64 $number) (get $factors $unit) | ceil | int64 -}}
 {{- end -}}
 
 {{- /* A duration such as 1m30s in whole seconds, rounded up. */ -}}
@@ -121,6 +145,35 @@ seccompProfile:
 {{- add 15 (include "smcr.seconds" .Values.agent.drainTimeout | int64) -}}
 {{- end -}}
 
+{{- /* How many connections on SMC-R a budget has room for: {budget, a, rmbes}, where rmbes is how many RMBEs a connection
+has: 1, or 2 for the first one with a peer. */ -}}
+{{- define "smcr.room" -}}
+{{- $each := add (mul .rmbes (include "smcr.bytes" .a.rmbe | int64)) (include "smcr.bytes" .a.sendBuffer | int64) -}}
+{{- min .budget.connections (div (include "smcr.bytes" .budget.memory | int64) $each) (div (include "smcr.bytes" .budget.sockets | int64) 262144) -}}
+{{- end -}}
+
+{{- /* agent.affinity, and no node that has the label smcr.io/leave: kubectl smcr leave. Of several terms one is
+enough, so that each of them says it; one without expressions selects no node and stays so. */ -}}
+{{- define "smcr.agentAffinity" -}}
+{{- $stay := dict "key" "smcr.io/leave" "operator" "NotIn" "values" (list "true") -}}
+{{- $affinity := deepCopy .Values.agent.affinity -}}
+{{- $node := $affinity.nodeAffinity | default dict -}}
+{{- $terms := list -}}
+{{- range (($node.requiredDuringSchedulingIgnoredDuringExecution | default dict).nodeSelectorTerms | default list) -}}
+{{- if or .matchExpressions .matchFields -}}
+{{- $terms = append $terms (merge (dict "matchExpressions" (append (.matchExpressions | default list) $stay)) .) -}}
+{{- else -}}
+{{- $terms = append $terms . -}}
+{{- end -}}
+{{- end -}}
+{{- if not $terms -}}
+{{- $terms = list (dict "matchExpressions" (list $stay)) -}}
+{{- end -}}
+{{- $_ := set $node "requiredDuringSchedulingIgnoredDuringExecution" (dict "nodeSelectorTerms" $terms) -}}
+{{- $_ := set $affinity "nodeAffinity" $node -}}
+{{ toYaml $affinity }}
+{{- end -}}
+
 {{- /* Port of the agent's metrics, or nothing. */ -}}
 {{- define "smcr.metricsPort" -}}
 {{- if ne .Values.agent.metricsAddress "none" -}}
@@ -128,15 +181,29 @@ seccompProfile:
 {{- end -}}
 {{- end -}}
 
-{{- /* Contradictions between values that a schema cannot see. */ -}}
+{{- /* Refuses a second release in the cluster. Helm asks the cluster; helm template does not, and finds nobody. */ -}}
+{{- define "smcr.single" -}}
+{{- range (lookup "apps/v1" "DaemonSet" "" "").items -}}
+{{- $l := .metadata.labels | default dict -}}
+{{- if and (eq (index $l "app.kubernetes.io/part-of" | default "") "kube-smcr") (eq (index $l "app.kubernetes.io/component" | default "") "agent") (not .metadata.deletionTimestamp) -}}
+{{- if or (ne .metadata.namespace $.Release.Namespace) (ne (index $l "app.kubernetes.io/instance" | default "") $.Release.Name) -}}
+{{- fail (printf "kube-smcr is in this cluster already: release %s in namespace %s. Two would write the same objects and take the nodes from each other: upgrade that one, or uninstall it first." (index $l "app.kubernetes.io/instance" | default "?") .metadata.namespace) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* Contradictions between values that a schema cannot see, and with what is in the cluster. */ -}}
 {{- define "smcr.check" -}}
+{{- include "smcr.single" . -}}
 {{- $a := .Values.agent -}}
 {{- $spare := 268435456 -}}
 {{- $memory := include "smcr.bytes" $a.resources.memory | int64 -}}
 {{- $node := include "smcr.bytes" $a.budgets.node.memory | int64 -}}
 {{- $pod := include "smcr.bytes" $a.budgets.pod.memory | int64 -}}
-{{- if gt (add $node $spare) $memory -}}
-{{- fail (printf "agent.budgets.node.memory (%v) and 256MiB for the agent itself do not fit into agent.resources.memory (%v): the agent would be killed for want of memory. Raise the one or lower the other." $a.budgets.node.memory $a.resources.memory) -}}
+{{- $sockets := include "smcr.bytes" $a.budgets.node.sockets | int64 -}}
+{{- if gt (add $node $sockets $spare) $memory -}}
+{{- fail (printf "agent.budgets.node.memory (%v), agent.budgets.node.sockets (%v) and 256MiB for the agent itself do not fit into agent.resources.memory (%v): the agent would be killed for want of memory. Raise the one or lower the others." $a.budgets.node.memory $a.budgets.node.sockets $a.resources.memory) -}}
 {{- end -}}
 {{- if gt $pod $node -}}
 {{- fail (printf "agent.budgets.pod.memory (%v) is more than agent.budgets.node.memory (%v): one pod cannot have more than all together." $a.budgets.pod.memory $a.budgets.node.memory) -}}
@@ -159,6 +226,9 @@ seccompProfile:
 {{- end -}}
 {{- if and .Values.metrics.tlsSecret (not .Values.metrics.auth) -}}
 {{- fail "metrics.tlsSecret, but metrics.auth is false: metrics are plain http then. Leave one of the two out." -}}
+{{- end -}}
+{{- if dig "podMonitor" "enabled" false .Values.monitoring -}}
+{{- fail "monitoring.podMonitor is monitoring.serviceMonitor now, since metrics are given by https to who may read them. Move enabled, interval and labels there, and see that your Prometheus selects ServiceMonitors with these labels; then remove it: --set monitoring.podMonitor=null." -}}
 {{- end -}}
 {{- if .Values.monitoring.serviceMonitor.enabled -}}
 {{- if eq $a.metricsAddress "none" -}}
@@ -224,4 +294,29 @@ seccompProfile:
 {{- $_ := set $node "defaultPeers" (omit $node.defaultPeers "except") -}}
 {{- end -}}
 {{ toYaml (dict "node" $node) }}
+{{- end -}}
+
+{{- /* Variables of an admission policy: labels and annotations before and after. */ -}}
+{{- define "smcr.metadataVariables" -}}
+- name: labels
+  expression: "oldObject == null || !has(oldObject.metadata.labels) ? {} : oldObject.metadata.labels"
+- name: newLabels
+  expression: "object == null || !has(object.metadata.labels) ? {} : object.metadata.labels"
+- name: annotations
+  expression: "oldObject == null || !has(oldObject.metadata.annotations) ? {} : oldObject.metadata.annotations"
+- name: newAnnotations
+  expression: "object == null || !has(object.metadata.annotations) ? {} : object.metadata.annotations"
+{{- end -}}
+
+{{- /* The rule of an admission policy that of a pod only the annotation smcr.io/status is changed. */ -}}
+{{- define "smcr.onlyStatusAnnotation" -}}
+- expression: >-
+    request.resource.resource != "pods"
+    || object.status == oldObject.status && variables.labels == variables.newLabels
+    && (has(object.metadata.finalizers) ? object.metadata.finalizers : []) == (has(oldObject.metadata.finalizers) ? oldObject.metadata.finalizers : [])
+    && variables.annotations.all(k, k == "smcr.io/status"
+    || k in variables.newAnnotations && variables.newAnnotations[k] == variables.annotations[k])
+    && variables.newAnnotations.all(k, k == "smcr.io/status" || k in variables.annotations)
+  message: {{ .who }} may change only the annotation smcr.io/status of a pod
+  reason: Forbidden
 {{- end -}}

@@ -78,6 +78,13 @@ subjects:
   namespace: {{ $.root.Release.Namespace }}
 {{- end }}
 ---
+{{ include "smcr.hookJob" (merge (dict "account" .name "command" "controller" "weight" 0 "retries" 2) . (dict "log" "hook-failed")) }}
+{{- end -}}
+
+{{- /* The Job of a hook: {root, name, component, hook, weight, command, args, seconds, retries, log}, and {account},
+without which it has no rights, and {config}, a ConfigMap. */ -}}
+{{- define "smcr.hookJob" -}}
+{{- $labels := include "smcr.labels" (dict "root" .root "component" .component) -}}
 apiVersion: batch/v1
 kind: Job
 metadata:
@@ -86,17 +93,23 @@ metadata:
   labels: {{- $labels | nindent 4 }}
   annotations:
     helm.sh/hook: {{ .hook }}
-    helm.sh/hook-weight: "0"
+    helm.sh/hook-weight: {{ .weight | quote }}
     # A Job that did not succeed stays, with its log, until the next try.
     helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
+    # Helm prints it.
+    helm.sh/hook-output-log-policy: {{ .log }}
 spec:
-  backoffLimit: 2
+  backoffLimit: {{ .retries }}
   activeDeadlineSeconds: {{ .seconds }}
   template:
     metadata:
       labels: {{- include "smcr.podLabels" (dict "root" .root "component" .component) | nindent 8 }}
     spec:
-      serviceAccountName: {{ .name }}
+      {{- if .account }}
+      serviceAccountName: {{ .account }}
+      {{- else }}
+      automountServiceAccountToken: false
+      {{- end }}
       restartPolicy: Never
       enableServiceLinks: false
       {{- with .root.Values.imagePullSecrets }}
@@ -116,11 +129,21 @@ spec:
       - name: {{ .component }}
         image: {{ include "smcr.image" .root }}
         imagePullPolicy: {{ .root.Values.image.pullPolicy }}
-        command: [/usr/bin/controller]
+        command: [/usr/bin/{{ .command }}]
         args: {{ .args | toJson }}
         securityContext: {{- include "smcr.restricted" .root | nindent 10 }}
         resources: {{- toYaml .root.Values.hooks.resources | nindent 10 }}
         terminationMessagePolicy: FallbackToLogsOnError
+        {{- with .config }}
+        volumeMounts:
+        - name: config
+          mountPath: /etc/kube-smcr
+          readOnly: true
+      volumes:
+      - name: config
+        configMap:
+          name: {{ . }}
+        {{- end }}
 {{- end -}}
 
 {{- define "smcr.crdRules" -}}
@@ -144,6 +167,10 @@ spec:
 - apiGroups: [""]
   resources: [nodes]
   verbs: [list]
+# Which nodes are not clean.
+- apiGroups: [""]
+  resources: [events]
+  verbs: [create]
 # The word to the agents, their answer, and then the objects.
 - apiGroups: [smcr.io]
   resources: [smcrnodes]
@@ -162,4 +189,12 @@ spec:
   resources: [leases]
   resourceNames: [kube-smcr-controller]
   verbs: [get, update]
+# And those of the agents.
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  verbs: [deletecollection]
+# Which nodes have an agent that can be waited for.
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [list]
 {{- end -}}
