@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command smcr-cni is the CNI plugin of kube-smcr: it records which pods the
-// node agent carries, and wires RDMA devices into pods. See package
-// internal/cni.
+// Command smcr-cni is the CNI plugin of kube-smcr: it writes the records by which the node
+// agent finds pods, and wires RDMA devices into pods. See package internal/cni.
 package main
 
 import (
@@ -13,11 +12,11 @@ import (
 	"github.com/smcr-io/kube-smcr/internal/version"
 )
 
-// init keeps main on the thread that the runtime's namespaces belong to, as
-// CNI plugins do.
+// init keeps main on one thread, as CNI plugins must: a network namespace is a property of
+// a thread.
 func init() { runtime.LockOSThread() }
 
-// about is what somebody reads who calls the plugin by hand.
+// about is printed when the plugin is called by hand.
 const about = `smcr-cni attaches pods to the node agent of kube-smcr, and wires RDMA devices
 into them. Container runtimes and Multus execute it with a network configuration
 on its standard input:

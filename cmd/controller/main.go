@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command controller keeps the objects of kube-smcr true. It also installs their
-// definitions, and cleans up before an uninstallation.
+// Command controller keeps the statuses of the objects of kube-smcr up to date. It also
+// installs the CRDs, and cleans up before an uninstallation.
 package main
 
 import (
@@ -57,7 +57,7 @@ const (
 	exitUsage = 2
 )
 
-// namespaceFile holds the namespace of the pod.
+// namespaceFile is the file with the namespace of the pod.
 const namespaceFile = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
 func main() {
@@ -67,7 +67,7 @@ func main() {
 	os.Exit(code)
 }
 
-// flags are those of all commands.
+// flags are the flags of all commands.
 type flags struct {
 	controller controller.Config
 	kubeconfig string
@@ -88,6 +88,7 @@ func parse(command string, args []string, stderr io.Writer) (*flags, error) {
 	fs.TextVar(&f.level, "log-level", slog.LevelInfo, "least severe `LEVEL` that is logged: debug, info, warn or error")
 	if command != "crds" {
 		fs.StringVar(&f.controller.Namespace, "namespace", defaultNamespace(), "`NAMESPACE` that the add-on is installed in")
+		fs.StringVar(&f.controller.DaemonSet, "daemonset", "", "`NAME` of the agents' DaemonSet there; default: all agents there are of this installation")
 	}
 	if command != "" {
 		fs.DurationVar(&f.timeout, "timeout", 2*time.Minute, "how long to wait")
@@ -97,7 +98,7 @@ func parse(command string, args []string, stderr io.Writer) (*flags, error) {
 		fs.BoolVar(&c.LeaderElect, "leader-elect", false, "let only one of several replicas work")
 		fs.BoolVar(&c.StartupTaint, "startup-taint", false, "take the taint smcr.io/agent-not-ready off nodes whose agent is ready")
 		fs.StringVar(&c.MetricsAddress, "metrics-address", ":8080", "`ADDRESS` that serves metrics, 0 for none")
-		fs.BoolVar(&c.MetricsAuth, "metrics-auth", true, "give metrics only over TLS, and to who has the token of an account that may get the non-resource URL /metrics")
+		fs.BoolVar(&c.MetricsAuth, "metrics-auth", true, "give metrics only over TLS, and to who has the token of an account that may get the non-resource URL /metrics/kube-smcr or /metrics")
 		fs.StringVar(&c.MetricsTLS, "metrics-tls", "", "`DIRECTORY` of the certificate, tls.crt and tls.key; default: one that is made now")
 		fs.StringVar(&c.HealthAddress, "health-address", ":8081", "`ADDRESS` that serves health endpoints, 0 for none")
 		fs.BoolVar(&f.version, "version", false, "print the version")
@@ -122,7 +123,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	case errors.Is(err, flag.ErrHelp):
 		return 0
 	case err != nil:
-		return exitUsage // said already
+		return exitUsage // the flag package has printed the error
 	case f.version:
 		fmt.Fprintln(stdout, "controller", cli.Version())
 		return 0
@@ -139,27 +140,28 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return exitError
 	}
 	log := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: f.level}))
-	// The libraries log through these.
+	// controller-runtime and client-go log through these.
 	ctrllog.SetLogger(logr.FromSlogHandler(log.Handler()))
 	klog.SetSlogLogger(log)
-	if err := carryOut(ctx, command, api, f, log); err != nil {
+	if err := carryOut(ctx, command, api, f, stdout, log); err != nil {
 		fmt.Fprintf(stderr, "controller: %v\n", err)
 		return exitError
 	}
 	return 0
 }
 
-func carryOut(ctx context.Context, command string, api *rest.Config, f *flags, log *slog.Logger) error {
+func carryOut(ctx context.Context, command string, api *rest.Config, f *flags, stdout io.Writer, log *slog.Logger) error {
 	switch command {
 	case "crds":
 		ctx, cancel := context.WithTimeout(ctx, f.timeout)
 		defer cancel()
 		return controller.ApplyCRDs(ctx, api, log)
 	case "uninstall":
-		left, err := controller.Uninstall(ctx, api, controller.UninstallConfig{Namespace: f.controller.Namespace, Timeout: f.timeout, Log: log})
+		left, err := controller.Uninstall(ctx, api, controller.UninstallConfig{
+			Namespace: f.controller.Namespace, DaemonSet: f.controller.DaemonSet, Timeout: f.timeout, Log: log,
+		})
 		if len(left) > 0 {
-			log.Warn("nodes are not left clean, because no agent answered there: remove /run/kube-smcr and /opt/cni/bin/smcr-cni on them, "+
-				"and the entry of smcr-cni in /etc/cni/net.d, then start them anew", "nodes", strings.Join(left, ","))
+			fmt.Fprintf(stdout, "NOT CLEAN: %s\n%s\n", strings.Join(left, ", "), controller.NotClean)
 		}
 		return err
 	default:

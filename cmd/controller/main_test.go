@@ -64,7 +64,7 @@ func TestInstallAndRun(t *testing.T) {
 			t.Fatalf("controller crds: exit code %d\n%s", code, &out)
 		}
 	}
-	if n := strings.Count(out.String(), "applied a definition"); n != 8 {
+	if n := strings.Count(out.String(), "CRD applied"); n != 8 {
 		t.Errorf("%d definitions applied, want 4 each time:\n%s", n, &out)
 	}
 

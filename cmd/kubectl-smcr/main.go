@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command kubectl-smcr is the kubectl plugin "kubectl smcr": it asks the agents of
-// a cluster what they do and why. See package internal/kubectl.
+// a cluster what they do and why. See package internal/cli/kubectl.
 package main
 
 import (
@@ -13,13 +13,14 @@ import (
 	"os/signal"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
 	"github.com/smcr-io/kube-smcr/internal/cli"
-	"github.com/smcr-io/kube-smcr/internal/kubectl"
+	"github.com/smcr-io/kube-smcr/internal/cli/kubectl"
 )
 
 // Exit codes, as in the help text.
@@ -38,10 +39,10 @@ func main() {
 	os.Exit(code)
 }
 
-// errNot ends a command whose answer was "no" and was printed.
+// errNot ends a command that has printed the answer "no".
 var errNot = errors.New("the answer is no")
 
-// errPart ends a command some of whose answers are missing, which were printed.
+// errPart ends a command that has printed its answers, some of which are missing.
 var errPart = errors.New("some agents did not answer")
 
 // options are the flags of all commands.
@@ -54,7 +55,7 @@ type options struct {
 	connect    func(*options) (*kubectl.Cluster, error)
 }
 
-// connect finds the cluster as kubectl does.
+// connect connects to the cluster that kubectl would use.
 func connect(o *options) (*kubectl.Cluster, error) {
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
 	rules.ExplicitPath = o.kubeconfig
@@ -126,20 +127,22 @@ Exit codes: 0 done, 1 error, 2 wrong usage, 3 no agent runs there,
 		newNodes(o, "conns", "Connections that the agents carry now", cli.PrintConns, keepConns, nil),
 		newNodes(o, "preflight", "What nodes have and lack for SMC-R", printPreflight, nil, failed),
 		newExplain(o),
+		newLeave(o),
 	)
 	return root
 }
 
 func args(check cobra.PositionalArgs) cobra.PositionalArgs { return cli.Args("kubectl smcr", check) }
 
-// nodesAnswer is what commands about nodes print as JSON.
+// nodesAnswer is the JSON output of commands about nodes.
 type nodesAnswer[T any] struct {
 	APIVersion string                  `json:"apiVersion"`
 	Nodes      []kubectl.NodeAnswer[T] `json:"nodes"`
 }
 
-// newNodes makes a command that asks the agents of some nodes, or of all. With
-// keep it can be narrowed to a pod, and no tells whether an answer is a no.
+// newNodes makes a command that asks the agents of some nodes, or of all. With keep, the
+// command has a flag to show one pod only: keep drops the rest of an answer. no tells
+// whether an answer means "no".
 func newNodes[T any](o *options, verb, short string, table func(io.Writer, T) error, keep func(*T, string), no func(T) bool) *cobra.Command {
 	var nodes []string
 	var pod string
@@ -214,8 +217,8 @@ func keepConns(c *agentapi.Conns, pod string) {
 	c.Conns = kept
 }
 
-// preflight is what smcrctl preflight prints, as far as it is shown here. The
-// package that examines a node is for Linux only; this program runs anywhere.
+// preflight is the part of smcrctl preflight's output that is shown here. It is a type of
+// its own because package preflight is for Linux only, and this program is not.
 type preflight struct {
 	APIVersion string `json:"apiVersion"`
 	Kernel     string `json:"kernel,omitempty"`
@@ -252,11 +255,14 @@ func newExplain(o *options) *cobra.Command {
 SMC-R, and asks the agents of both ends.
 
 SRC is [NAMESPACE/]NAME of a pod, pod/NAME, or its address. DST is an address,
-SERVICE[.NAMESPACE], svc/SERVICE, or a pod as pod/NAME or NAMESPACE/NAME; PORT a
-number, or of a Service a name. The exit code is 0 if they are on SMC-R, and 4 if
+[svc/]SERVICE[.NAMESPACE], or a pod as pod/NAME, NAMESPACE/NAME or, of a
+StatefulSet, POD.SERVICE[.NAMESPACE]; PORT a number, or of a Service a name. Both
+may be deploy/NAME, sts/NAME and so on, which stand for their pods. Names without a
+namespace are in that of SRC. The exit code is 0 if they are on SMC-R, and 4 if
 not.`,
 		Example: `  kubectl smcr explain shop/web-0 redis.shop:6379
   kubectl smcr explain pod/web-0 10.2.0.9:6379 -n shop
+  kubectl smcr explain deploy/web redis-0.redis.shop:6379
   kubectl smcr explain web-0 pod/redis-0:6379 -o json`,
 		Args: args(cobra.ExactArgs(2)),
 		RunE: func(cmd *cobra.Command, a []string) error {
@@ -277,4 +283,42 @@ not.`,
 			return nil
 		},
 	}
+}
+
+func newLeave(o *options) *cobra.Command {
+	var undo bool
+	var timeout time.Duration
+	cmd := &cobra.Command{
+		Use:   "leave NODE",
+		Short: "Take kube-smcr off a node, and leave the node clean",
+		Long: `leave gives the node the label smcr.io/leave=true, which ends its agent, and waits
+until that has left the node clean: without the CNI plugin, rules in pods, records and
+the SMCRNode. Connections on SMC-R have a few seconds to end, and are reset then; new
+ones are plain TCP. No agent comes to the node until --undo takes the label off.`,
+		Example: "  kubectl smcr leave node-a\n  kubectl smcr leave node-a --undo",
+		Args:    args(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, a []string) error {
+			c, err := o.cluster()
+			if err != nil {
+				return err
+			}
+			ctx, cancel := context.WithTimeout(cmd.Context(), timeout)
+			defer cancel()
+			if undo {
+				if err := c.Return(ctx, a[0]); err != nil {
+					return err
+				}
+				_, err := fmt.Fprintf(o.out, "agents may run on node %s again\n", a[0])
+				return err
+			}
+			if err := c.Leave(ctx, a[0]); err != nil {
+				return err
+			}
+			_, err = fmt.Fprintf(o.out, "node %s is clean; no agent runs there until: kubectl smcr leave %[1]s --undo\n", a[0])
+			return err
+		},
+	}
+	cmd.Flags().BoolVar(&undo, "undo", false, "let agents run on the node again")
+	cmd.Flags().DurationVar(&timeout, "timeout", 2*time.Minute, "how long to wait")
+	return cmd
 }

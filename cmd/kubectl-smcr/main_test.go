@@ -12,8 +12,8 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/smcr-io/kube-smcr/internal/kubectl"
-	"github.com/smcr-io/kube-smcr/internal/kubectl/kubectltest"
+	"github.com/smcr-io/kube-smcr/internal/cli/kubectl"
+	"github.com/smcr-io/kube-smcr/internal/cli/kubectl/kubectltest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -71,6 +71,8 @@ func TestCommands(t *testing.T) {
 		{name: "not on SMC-R", args: "explain web-0 203.0.113.9:80", code: exitNot, out: "NO_POLICY"},
 		{name: "explain as JSON", args: "explain web-0 203.0.113.9:443 -o json", out: `"verdict": "carried by SMC-R"`, isJSON: true},
 		{name: "no agent", args: "status --node node-b", code: exitNoAgent, err: "node node-b: no kube-smcr agent runs there"},
+		{name: "leave a node that is none", args: "leave node-z", code: exitUsage, err: "there is no node node-z"},
+		{name: "leave no node", args: "leave", code: exitUsage, err: "accepts 1 arg(s)"},
 		{name: "no such pod", args: "links --pod nobody", code: exitUsage, err: "there is no pod nobody in namespace shop"},
 		{name: "node and pod", args: "links --pod web-0 --node node-a", code: exitError, err: "node pod"},
 		{name: "unknown command", args: "jump", code: exitUsage, err: `unknown command "jump"`},

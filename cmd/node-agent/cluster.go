@@ -20,13 +20,13 @@ import (
 	"github.com/smcr-io/kube-smcr/internal/kube"
 )
 
-// pluginName is the CNI plugin's program; it lies beside the agent's.
+// pluginName is the CNI plugin's program, which is in the directory of the agent's program.
 const pluginName = "smcr-cni"
 
-// runner runs an agent: alone, or as one of a cluster.
+// runner runs an agent, with or without a cluster.
 type runner func(context.Context, agent.Config) error
 
-// thisMachine is what a configuration may leave to the machine.
+// thisMachine are the values of this machine that a configuration may refer to.
 func thisMachine(inCluster bool, getenv func(string) string) (config.Machine, error) {
 	m := config.Machine{Cluster: inCluster, Interfaces: map[string][]netip.Addr{}}
 	ifs, err := net.Interfaces()
@@ -36,7 +36,7 @@ func thisMachine(inCluster bool, getenv func(string) string) (config.Machine, er
 	for _, i := range ifs {
 		addrs, err := i.Addrs()
 		if err != nil {
-			continue // it is gone
+			continue // the interface is gone
 		}
 		for _, a := range addrs {
 			p, err := netip.ParsePrefix(a.String())
@@ -59,7 +59,7 @@ func thisMachine(inCluster bool, getenv func(string) string) (config.Machine, er
 	return m, nil
 }
 
-// runnerFor returns how to run the agent.
+// runnerFor returns the runner: agent.Run, or kube.RunAgent in a cluster.
 func runnerFor(inCluster bool, kubeconfig string, m config.Machine, load func() (*config.Node, error)) runner {
 	if !inCluster {
 		return agent.Run
@@ -69,13 +69,13 @@ func runnerFor(inCluster bool, kubeconfig string, m config.Machine, load func() 
 		if err != nil {
 			return err
 		}
-		klog.SetSlogLogger(cfg.Log) // what client-go has to say
+		klog.SetSlogLogger(cfg.Log) // client-go logs through klog
 		self, err := os.Executable()
 		if err != nil {
 			return fmt.Errorf("find the CNI plugin: %w", err)
 		}
 		return kube.RunAgent(ctx, kube.ClusterConfig{
-			REST: rc, Node: m.Name, Pod: os.Getenv("POD_NAMESPACE") + "/" + os.Getenv("POD_NAME"), Version: cfg.Version,
+			REST: rc, Node: m.Name, Pod: os.Getenv("POD_NAMESPACE") + "/" + os.Getenv("POD_NAME"), DaemonSet: os.Getenv("DAEMONSET"), Version: cfg.Version,
 			Base: load, Reread: cfg.Reload, Plugin: filepath.Join(filepath.Dir(self), pluginName), Agent: cfg, Log: cfg.Log,
 		})
 	}

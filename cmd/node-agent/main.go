@@ -11,6 +11,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"os/exec"
 	"os/signal"
 	"runtime"
 	"syscall"
@@ -19,6 +20,7 @@ import (
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
 	"github.com/smcr-io/kube-smcr/internal/cli"
 	"github.com/smcr-io/kube-smcr/internal/config"
+	"github.com/smcr-io/kube-smcr/internal/linux"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/verbs"
 )
 
@@ -27,6 +29,7 @@ const help = `node-agent carries the TCP connections of attached pods over SMC-R
 Usage:
   node-agent --config FILE [--check]
   node-agent --config FILE --kubernetes [--kubeconfig FILE] [--check]
+  node-agent --config FILE --kubernetes --check --any-node
   node-agent --version
 
 Examples:
@@ -37,7 +40,10 @@ Examples:
 With --kubernetes the SMCRPolicy objects and the annotations of pods and
 namespaces say what to carry, and the file has no policies. NODE_NAME and NODE_IP
 in the environment are the node's name and address, POD_NAMESPACE and POD_NAME
-the agent's own pod.
+the agent's own pod. DAEMONSET is the name of the DaemonSet that makes the agents:
+one that ends leaves the node clean if that is gone or does not select the node
+any more. --any-node checks what holds on every node, wherever it
+runs: the chart does before it changes anything.
 
 It runs as root (CAP_NET_ADMIN, CAP_SYS_ADMIN and CAP_BPF); "smcrctl preflight"
 says what a node lacks. SIGTERM ends it: new connections go directly to their
@@ -49,6 +55,9 @@ Exit codes: 0 ended in order, 1 error, 2 wrong usage or configuration.
 Flags:
 `
 
+// keepQueues is the argument of the process that the agent starts to keep the queues of held SYNs.
+const keepQueues = "keep-queues"
+
 const (
 	exitError = 1
 	exitUsage = 2
@@ -57,6 +66,9 @@ const (
 func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
 
 func run(args []string, stdout, stderr io.Writer) int {
+	if len(args) == 1 && args[0] == keepQueues {
+		return keep(stderr)
+	}
 	fs := flag.NewFlagSet("node-agent", flag.ContinueOnError)
 	fs.SetOutput(stderr)
 	fs.Usage = func() {
@@ -67,6 +79,7 @@ func run(args []string, stdout, stderr io.Writer) int {
 	inCluster := fs.Bool("kubernetes", false, "do what the objects of the cluster want")
 	kubeconfig := fs.String("kubeconfig", "", "how to reach the API server, `FILE`; default: as the pod's service account")
 	check := fs.Bool("check", false, "only check the configuration")
+	anyNode := fs.Bool("any-node", false, "with --check: for all nodes of a cluster, and not for this machine")
 	version := fs.Bool("version", false, "print the version")
 	if err := fs.Parse(args); errors.Is(err, flag.ErrHelp) {
 		return 0
@@ -87,11 +100,17 @@ func run(args []string, stdout, stderr io.Writer) int {
 	case *kubeconfig != "" && !*inCluster:
 		fmt.Fprintln(stderr, "node-agent: --kubeconfig needs --kubernetes")
 		return exitUsage
-	}
-	machine, err := thisMachine(*inCluster, os.Getenv)
-	if err != nil {
-		fmt.Fprintln(stderr, "node-agent:", err)
+	case *anyNode && (!*inCluster || !*check):
+		fmt.Fprintln(stderr, "node-agent: --any-node needs --kubernetes and --check")
 		return exitUsage
+	}
+	machine := config.Machine{Cluster: true, Any: true}
+	if !*anyNode {
+		var err error
+		if machine, err = thisMachine(*inCluster, os.Getenv); err != nil {
+			fmt.Fprintln(stderr, "node-agent:", err)
+			return exitUsage
+		}
 	}
 	load := func() (*config.Node, error) { return loadConfig(machine, *file) }
 	node, err := load()
@@ -104,7 +123,11 @@ func run(args []string, stdout, stderr io.Writer) int {
 		if node.InCluster() {
 			policies = "policies of the cluster"
 		}
-		fmt.Fprintf(stdout, "%s: good: node %s, %s\n", *file, node.Name, policies)
+		name := "node " + node.Name
+		if *anyNode {
+			name = "any node"
+		}
+		fmt.Fprintf(stdout, "%s: good: %s, %s\n", *file, name, policies)
 		return 0
 	}
 	leaveProcessors()
@@ -115,9 +138,28 @@ func run(args []string, stdout, stderr io.Writer) int {
 	return 0
 }
 
-// leaveProcessors keeps half of the node's processors for the pods, unless
-// GOMAXPROCS says otherwise. It also keeps the runtime from handing each small
-// piece of work to another thread, which costs more than the work.
+// keep is the process of keepQueues. The agent gives it one end of a socket as descriptor 3.
+func keep(stderr io.Writer) int {
+	signal.Ignore(syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP) // it ends after the agent, which a SIGTERM only drains
+	if err := linux.KeepQueues(os.NewFile(3, "agent")); err != nil {
+		fmt.Fprintf(stderr, "node-agent: %v\n", err)
+		return exitError
+	}
+	return 0
+}
+
+// keeper is the command of that process.
+func keeper() *exec.Cmd {
+	cmd := exec.Command("/proc/self/exe", keepQueues)
+	cmd.Args[0] = "node-agent"
+	cmd.Env = []string{"GOMAXPROCS=1"}
+	cmd.Stderr = os.Stderr
+	return cmd
+}
+
+// leaveProcessors leaves half of the node's processors to the pods, unless GOMAXPROCS is
+// set. With fewer threads the Go runtime also hands small pieces of work to another thread
+// less often, which costs more than the work itself.
 func leaveProcessors() {
 	if os.Getenv("GOMAXPROCS") == "" {
 		runtime.GOMAXPROCS(max(1, runtime.GOMAXPROCS(0)/2))
@@ -132,7 +174,8 @@ func loadConfig(m config.Machine, file string) (*config.Node, error) {
 	return config.ParseOn(m, file, b)
 }
 
-// serve runs the agent and turns signals into what it understands.
+// serve runs the agent. The first SIGTERM or SIGINT makes it drain and end, the second one
+// ends the drain, and SIGHUP makes it reload.
 func serve(node *config.Node, load func() (*config.Node, error), run runner, stderr io.Writer) error {
 	ctx, stop := context.WithCancel(context.Background())
 	defer stop()
@@ -152,7 +195,7 @@ func serve(node *config.Node, load func() (*config.Node, error), run runner, std
 			case s == syscall.SIGHUP:
 				select {
 				case reload <- struct{}{}:
-				default: // one is waiting already
+				default: // a value is waiting already
 				}
 			case ends == 0:
 				ends++
@@ -170,7 +213,7 @@ func serve(node *config.Node, load func() (*config.Node, error), run runner, std
 	}()
 	return run(ctx, agent.Config{
 		Node: node, Load: load, Reload: reload, Hurry: hurry, Level: &level, Version: cli.Version(),
-		Instance: os.Getenv(agentapi.InstanceEnv),
-		Log:      slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: &level})),
+		Instance: os.Getenv(agentapi.InstanceEnv), Keeper: keeper,
+		Log: slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: &level})),
 	})
 }

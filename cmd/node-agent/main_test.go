@@ -30,6 +30,7 @@ func TestRun(t *testing.T) {
 		{"bad file", []string{"--config", bad, "--check"}, exitUsage, "", bad + ":1:8: node.nam: unknown field (did you mean name?)"},
 		{"kubeconfig alone", []string{"--config", bad, "--kubeconfig", "x"}, exitUsage, "", "--kubeconfig needs --kubernetes"},
 		{"no node name", []string{"--config", bad, "--kubernetes"}, exitUsage, "", "NODE_NAME is not in the environment"},
+		{"any node alone", []string{"--config", bad, "--kubernetes", "--any-node"}, exitUsage, "", "--any-node needs --kubernetes and --check"},
 		{"sample", []string{"--config", "../../config/samples/node-agent.yaml", "--check"}, 0, "good: node node-a, 2 policies", ""},
 	}
 	for _, tt := range tests {
@@ -67,6 +68,38 @@ func TestRun_kubernetes(t *testing.T) {
 			}
 			var stdout, stderr bytes.Buffer
 			if code := run([]string{"--config", file, "--kubernetes", "--check"}, &stdout, &stderr); code != tt.code {
+				t.Errorf("exit code %d, want %d", code, tt.code)
+			}
+			if !strings.Contains(stdout.String(), tt.stdout) || !strings.Contains(stderr.String(), tt.stderr) {
+				t.Errorf("stdout %q, want %q in it\nstderr %q, want %q in it", stdout.String(), tt.stdout, stderr.String(), tt.stderr)
+			}
+		})
+	}
+}
+
+// A file for all nodes is checked without one of them.
+func TestRun_anyNode(t *testing.T) {
+	for _, tt := range []struct {
+		name, devices  string
+		code           int
+		stdout, stderr string
+	}{
+		{"node's address", "[{soft: {address: node}}]", 0, "good: any node, policies of the cluster", ""},
+		{"interface", "[{soft: {interface: roce9}}]", 0, "good: any node", ""},
+		{"hardware", "[{rdma: mlx5_0}, {rdma: {name: mlx5_1, address: roce9}}, {rdma: {name: mlx5_2, address: node}}]", 0, "good: any node", ""},
+		{"no name of an interface", "[{soft: {interface: 'a b'}}]", exitUsage, "", "no name of a network interface"},
+		{"junk address", "[{soft: {address: auto}}]", exitUsage, "", "node.devices[0].soft.address: \"auto\""},
+		{"junk address of hardware", "[{rdma: {name: mlx5_0, address: 'a b'}}]", exitUsage, "", "node.devices[0].rdma.address"},
+		{"device that is there twice", "[{rdma: mlx5_0}, {rdma: {name: mlx5_0}}]", exitUsage, "", "mlx5_0 is given twice"},
+		{"interface that is there twice", "[{soft: {interface: roce9}}, {soft: {interface: roce9, mtu: 1024}}]", exitUsage, "", "roce9 is given twice"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			file := filepath.Join(t.TempDir(), "node-agent.yaml")
+			if err := os.WriteFile(file, []byte("node:\n  devices: "+tt.devices+"\n"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			var stdout, stderr bytes.Buffer
+			if code := run([]string{"--config", file, "--kubernetes", "--check", "--any-node"}, &stdout, &stderr); code != tt.code {
 				t.Errorf("exit code %d, want %d", code, tt.code)
 			}
 			if !strings.Contains(stdout.String(), tt.stdout) || !strings.Contains(stderr.String(), tt.stderr) {

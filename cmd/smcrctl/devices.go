@@ -77,8 +77,8 @@ func printDevices(w io.Writer, inv preflight.Inventory) error {
 	return cli.Table(w, rows...)
 }
 
-// known is a number, or nothing for 0: that of an interface in a pod's namespace, for
-// one, is not known here.
+// known is a number as text, "" for 0, which means unknown. For example, the MTU of an
+// interface in a pod's namespace is not known here.
 func known[T int | float64](n T) string {
 	if n == 0 {
 		return ""
@@ -86,7 +86,7 @@ func known[T int | float64](n T) string {
 	return fmt.Sprint(n)
 }
 
-// podDevices shows the devices that pods can have for themselves.
+// podDevices are the rows of the devices that pods can have.
 func podDevices(ds []agentapi.PodDevice) []string {
 	if len(ds) == 0 {
 		return nil

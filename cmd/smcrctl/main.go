@@ -35,7 +35,7 @@ func main() {
 	os.Exit(code)
 }
 
-// errNot ends a command whose answer was "no" and was printed.
+// errNot ends a command that has printed the answer "no".
 var errNot = errors.New("the answer is no")
 
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
@@ -93,7 +93,7 @@ yet).`,
 
 func args(check cobra.PositionalArgs) cobra.PositionalArgs { return cli.Args("smcrctl", check) }
 
-// ask makes the body of a command: ask the agent, print the answer.
+// ask is the body of a command that asks the agent and prints the answer.
 func ask[T any](o *options, cmd *cobra.Command, question func(context.Context, *agentapi.Client) (T, error), table func(io.Writer, T) error) error {
 	c := agentapi.NewClient(o.socket)
 	defer c.Close()
@@ -186,7 +186,7 @@ does not run. WARN: it runs, with less. The exit code is 4 if anything fails.`,
 		Example: "  smcrctl preflight\n  smcrctl preflight -o json",
 		Args:    args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			r := preflight.Examine(cmd.Context(), preflight.This())
+			r := preflight.Examine(cmd.Context(), machine(cmd.Context(), o))
 			if err := cli.Show(o.out, o.output, r, printPreflight); err != nil {
 				return err
 			}

@@ -14,11 +14,11 @@ import (
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
 )
 
-// probeTimeout is how long a probe waits for an answer. It is above what a busy
-// node takes, and below the usual timeouts of probes themselves.
+// probeTimeout is how long a probe waits for an answer. It is longer than a busy node
+// needs, and shorter than the usual timeout of a Kubernetes probe.
 const probeTimeout = 2 * time.Second
 
-// newReady and newAlive are for the exec probes of the agent's container.
+// newReady is the readiness probe of the agent's container, newAlive the liveness probe.
 func newReady(o *options) *cobra.Command {
 	var instance string
 	cmd := &cobra.Command{
@@ -55,7 +55,7 @@ agent that handed over, or has not taken over yet, must not be killed for it.`,
 	}
 }
 
-// probe asks for the status and prints what is made of it.
+// probe asks for the agent's status and prints what judge makes of it.
 func probe(o *options, cmd *cobra.Command, judge func(agentapi.Status) agentapi.Readiness) error {
 	ctx, cancel := context.WithTimeout(cmd.Context(), probeTimeout)
 	defer cancel()
