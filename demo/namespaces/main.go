@@ -12,16 +12,10 @@
 //
 // With --failover it shows the other main job: connections survive the loss of
 // a link. It cuts one link after the other under running applications, in every
-// way that a lab knows, and measures how long they stall (see failover.go).
+// way that a lab knows, and measures how long they stall.
 //
-// # Where the figures come from
-//
-// Connections are counted by the pod's own kernel (the ActiveOpens counter of
-// its namespace), so also those are seen that no agent knows; less those that
-// the agent made itself. How many of them were on SMC-R, and the bytes by
-// RDMA, say the agents. The bytes by TCP are what passed the pod's interface
-// in both directions, headers included: RoCE packets do not go that way. The
-// throughput is what the application says.
+// The nodes, what runs on them and where the figures come from are package
+// test/netns/twonodes, whose tests check the same; here it is shown.
 //
 // # Limitations
 //
@@ -31,7 +25,6 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"flag"
 	"fmt"
@@ -42,8 +35,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/smcr-io/kube-smcr/hack/internal/transcript"
-	"github.com/smcr-io/kube-smcr/test/netns/lab"
+	"github.com/smcr-io/kube-smcr/demo/transcript"
+	"github.com/smcr-io/kube-smcr/test/netns/twonodes"
 )
 
 const (
@@ -81,23 +74,23 @@ func run(args []string, stdout, stderr io.Writer) int {
 	if o.output == "json" {
 		progress = stderr
 	}
-	d := &demo{opts: o, out: progress, began: time.Now()}
-	err = d.run(ctx)
+	sh := newShow(o, progress)
+	err = sh.story.Run(ctx)
 	interrupted := ctx.Err() != nil
 	switch {
 	case interrupted:
-		d.progress("interrupted")
+		sh.Progress("interrupted")
 	case err != nil:
-		d.check("the demo is complete", false, "%v", err)
+		sh.Check(twonodes.Check{Name: "the demo is complete", Detail: err.Error()})
 	}
 	if o.keep && !interrupted {
-		d.keep(ctx)
+		sh.keep(ctx)
 	}
-	d.clean()
-	d.report.Seconds = time.Since(d.began).Seconds()
-	d.summary(interrupted)
+	sh.story.Close()
+	seconds := time.Since(sh.began).Seconds()
+	sh.summary(interrupted, seconds)
 	if o.output == "json" {
-		if err := d.writeJSON(stdout); err != nil {
+		if err := sh.writeJSON(stdout, seconds); err != nil {
 			fmt.Fprintf(stderr, "demo: %v\n", err)
 			return exitFailed
 		}
@@ -105,7 +98,7 @@ func run(args []string, stdout, stderr io.Writer) int {
 	switch {
 	case interrupted:
 		return exitInterrupted
-	case len(d.report.failed()) > 0:
+	case len(sh.failed()) > 0:
 		return exitFailed
 	}
 	return 0
@@ -146,25 +139,13 @@ func parseFlags(args []string, stderr io.Writer) (options, int) {
 	return o, -1
 }
 
-// needed are the programs of the distribution; those of util-linux and the
-// like are everywhere.
-var needed = []string{
-	"nginx", "curl", "redis-server", "redis-benchmark", "iperf3", "tcpdump", "tshark", "nft", "setpriv",
-	filepath.Join(cniDir, "bridge"), filepath.Join(cniDir, "host-local"),
-}
-
-// cniDir is where distributions put the CNI plugins.
-const cniDir = "/usr/lib/cni"
-
-var ours = []string{"node-agent", "smcr-cni", "smcrctl"}
-
 // ready says what is missing before anything was made.
 func ready(bin string) error {
 	if os.Geteuid() != 0 {
 		return errors.New("needs root, to make network namespaces: sudo make demo")
 	}
 	var missing []string
-	for _, p := range needed {
+	for _, p := range twonodes.Programs() {
 		if _, err := exec.LookPath(p); err != nil {
 			missing = append(missing, p)
 		}
@@ -172,43 +153,10 @@ func ready(bin string) error {
 	if len(missing) > 0 {
 		return fmt.Errorf("not on this machine: %s: make deps installs them", strings.Join(missing, ", "))
 	}
-	for _, p := range ours {
+	for _, p := range twonodes.Binaries() {
 		if _, err := os.Stat(filepath.Join(bin, p)); err != nil {
 			return fmt.Errorf("%w: make build makes it", err)
 		}
 	}
 	return nil
-}
-
-// clean removes everything and looks whether it did. It is never interrupted.
-func (d *demo) clean() {
-	if d.lab == nil {
-		return
-	}
-	d.progress("clean up")
-	var left []string
-	err := d.lab.Close()
-	if err == nil {
-		left, err = d.lab.Leftovers()
-	}
-	if err == nil {
-		var tables []string
-		tables, err = ownTables(context.Background())
-		left = append(left, d.newTables(tables)...)
-	}
-	switch {
-	case err != nil:
-		d.check("nothing is left behind", false, "%v", err)
-	default:
-		d.check("nothing is left behind", len(left) == 0, "%s", describe(left, "no namespace, process, directory or table"))
-	}
-}
-
-// sweep removes what killed runs left.
-func (d *demo) sweep() error {
-	swept, err := lab.Sweep()
-	for _, s := range swept {
-		d.progress("removed %s, left by a run that was killed", s)
-	}
-	return err
 }

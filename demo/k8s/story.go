@@ -467,7 +467,7 @@ func (d *demo) deleteNode(ctx context.Context) error {
 	if err := far.PowerOff(ctx); err != nil {
 		return err
 	}
-	d.eventually(ctx, "its SMCRLinks are Unknown", func() (string, error) {
+	d.eventually(ctx, "its SMCRLinks go", func() (string, error) {
 		out, err := d.p.Lab.Kubectl(ctx, "get", "smcrlinks", "-l", "smcr.io/node="+far.Name, "--no-headers")
 		if err == nil && strings.Contains(out, "Active") {
 			err = errors.New(out)

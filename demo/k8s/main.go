@@ -32,7 +32,7 @@ import (
 	"os"
 	"time"
 
-	"github.com/smcr-io/kube-smcr/hack/internal/transcript"
+	"github.com/smcr-io/kube-smcr/demo/transcript"
 	"github.com/smcr-io/kube-smcr/test/cluster/lab"
 	"github.com/smcr-io/kube-smcr/test/cluster/product"
 )

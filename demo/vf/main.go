@@ -26,7 +26,7 @@ import (
 	"os"
 	"time"
 
-	"github.com/smcr-io/kube-smcr/hack/internal/transcript"
+	"github.com/smcr-io/kube-smcr/demo/transcript"
 	"github.com/smcr-io/kube-smcr/test/vm/lab"
 )
 

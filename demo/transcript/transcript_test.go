@@ -9,7 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/smcr-io/kube-smcr/hack/internal/transcript"
+	"github.com/smcr-io/kube-smcr/demo/transcript"
 )
 
 func TestTranscript_Summary(t *testing.T) {
