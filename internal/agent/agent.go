@@ -7,23 +7,22 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"net"
 	"net/http"
-	"net/netip"
+	"os/exec"
 	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/smcr-io/kube-smcr/internal/agent/rnics"
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
 	"github.com/smcr-io/kube-smcr/internal/cni"
 	"github.com/smcr-io/kube-smcr/internal/config"
-	"github.com/smcr-io/kube-smcr/internal/linux"
-	"github.com/smcr-io/kube-smcr/internal/vf"
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
-	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
 )
 
 // Config says how to run the agent.
@@ -32,65 +31,50 @@ type Config struct {
 	Node *config.Node
 	// Log gets the agent's records. Required.
 	Log *slog.Logger
-	// Level, if given, follows the configured log level.
+	// Level, if given, is set to the log level of the configuration.
 	Level *slog.LevelVar
-	// Version of the program, for status.
+	// Version is the program's version, for the status.
 	Version string
-	// Reload makes the agent ask Load for the configuration again.
+	// Reload makes the agent call Load and put the result in force.
 	Reload <-chan struct{}
 	Load   func() (*config.Node, error)
 	// Observe, if given, is called once, before the agent manages the node.
 	Observe func(View)
-	// Stay lets the agent run where the node lacks a device or a feature: it
-	// says so, and everything is plain TCP. When what was missing is there, Run
-	// ends, and is to be called again. Otherwise Run fails.
+	// Stay lets the agent run on a node that lacks a device or a feature: the agent says so, and
+	// everything is plain TCP. When what was missing is there, Run returns nil, and the caller
+	// calls Run again. Without Stay, Run fails.
 	Stay bool
-	// Hurry ends the draining of a stopping agent.
+	// Hurry, when it is closed, makes a draining agent reset the remaining connections at once.
 	Hurry <-chan struct{}
-	// Instance tells this agent from others of the node, before and after it.
+	// Instance tells this agent from the agents of the node before and after it.
 	Instance string
-	// Manages, if given, is called when the agent begins to manage the node,
-	// and, with false, when it handed over to another one: what else is done
-	// for the node begins and ends then. It is not called in between or at the
-	// end, and must not wait for the agent.
+	// Manages, if given, is called with true when the agent begins to manage the node, and with
+	// false when it handed the node over, so that other work for the node can begin and end then.
+	// Manages is not called when the agent ends, and must not wait for the agent.
 	Manages func(bool)
-	// Leave, when it is closed, makes the agent take everything of its kind off
-	// the node: Run ends the diversion, lets connections end for a moment,
-	// sweeps all pods, removes the attachment records and its files, and
-	// returns. End first what makes new records: the CNI plugin.
+	// Leave, when it is closed, makes the agent remove everything of kube-smcr from the node: Run
+	// ends the diversion, gives the connections a few seconds to end, sweeps all pods, removes the
+	// attachment records and the agent's files, and returns. The caller removes the CNI plugin
+	// first, or it would write new records.
 	Leave <-chan struct{}
 	// Collectors are served with the agent's metrics.
 	Collectors []prometheus.Collector
-	// GuardMetrics, if given, wraps what serves node.metricsAddress, and
-	// MetricsListener its listener. Otherwise it serves everybody who gets there.
+	// GuardMetrics, if given, wraps the handler of node.metricsAddress, and MetricsListener its
+	// listener. Without them everybody who reaches the address may read the metrics.
 	GuardMetrics    func(http.Handler) http.Handler
 	MetricsListener func(net.Listener) net.Listener
 
-	// Assigned, if given, says which devices pods got from kubelet. Without an
-	// attachment record that names devices, a pod's connections use these.
+	// Assigned, if given, says which devices kubelet gave to a pod. A pod's stack runs on these
+	// unless an attachment record names devices.
 	Assigned Assigned
 
-	// What the machine gives; nil is the real thing.
-	kernel     kernel
-	host       hostNet
-	openDevice func(name string, cfg config.Device, share bool) (rdma.Device, func() error, error)
-	openOwn    func(d *ownDevice, in podNet) (rdma.Device, func() error, error)
-	// hostDevices are those that the host has for pods.
-	hostDevices func() ([]vf.Device, error)
-	learn       func(d ownDevice) (ownDevice, error)
-	openOption  func() (smcr.Option, func() error, error)
-	newStack    func(smcr.Config) (stack, error)
-	route       func(src, dst netip.Addr) (clc.Route, error)
-	preflight   func() error
-	files       func() uint64 // how many the process may have open
-	mayUseAPI   func(uid uint32) bool
-	ableEvery   time.Duration
-	// deviceEvery is how soon a device that is gone is looked for again; the
-	// pause doubles up to ableEvery.
-	deviceEvery time.Duration
-	// untrackAfter is how long nobody must have had rules in a pod before packets
-	// are kept from connection tracking there.
-	untrackAfter time.Duration
+	// Keeper, if given, makes the command of a process that calls linux.KeepQueues on its
+	// descriptor 3. Without it, a SYN that is held when the agent is killed is lost until TCP repeats
+	// it, and one that is held when the agent is stopped waits.
+	Keeper func() *exec.Cmd
+
+	// platform is what the machine gives. Only tests set it.
+	platform
 }
 
 // agent is a running agent.
@@ -98,72 +82,103 @@ type agent struct {
 	cfg     Config
 	started time.Time
 	node    atomic.Pointer[config.Node]
-	devices devices
+	rnics   *rnics.Pool
 	host    hostDevices
 	option  smcr.Option // nil: everything is plain TCP
-	unable  unable      // why option is nil
+	unable  unable      // why option is nil; its code is empty if option is not
 	store   cni.Store
 	ledger  *ledger
-	// fewFiles says what the limit of open files leaves out of the node's budget.
+	// fewFiles says by how much the limit of open files lowers the node's budget; "" if not at all.
 	fewFiles string
 	stacks   stackPool
 	wire     wire
-	runs     runs
-	near     func(numaNode int) bool // to the processors that the agent may use
+	proxies  proxies
+	holds    holds
 
-	metrics   *metrics
-	flows     flows
-	decisions *decisions
-	bypasses  bypasses
-	news      gate
-	strays    gate // of connections that were not diverted
-	refusals  refusals
-	manager   manager
-	draining  atomic.Bool
+	metrics       *metrics
+	noMetrics     atomic.Pointer[string] // why nobody gets metrics; nil or "": they are served, or nobody is to get them
+	sessions      sessions
+	decisions     *decisions
+	bypasses      bypasses
+	logLimit      logLimiter
+	strayLogLimit logLimiter // for connections to the agent's own ports
+	refusals      refusals
+	manager       manager
+	draining      atomic.Bool
 
-	// owned by the goroutine of Run, or by the manager while it runs
-	claim    *claim // nil: another agent manages the node
-	tookFrom string // instance; changes only while no server runs
+	// Owned by the goroutine of Run, and by the manager's goroutine while the manager runs.
+	nodeLock *nodeLock // nil: another agent manages the node
+	tookFrom string    // Instance of the agent before this one; changes only while no server runs
 	legacies legacies
 }
 
-// Run runs an agent until ctx ends, and then stops it gracefully: it ends the
-// diversion, waits up to DrainTimeout for the connections, resets the rest and
-// removes what it put into the pods. An agent that handed over to another one
-// does not touch the pods any more.
+// Run runs an agent until ctx ends, and then stops it gracefully: it ends the diversion, waits up
+// to DrainTimeout for the connections to end, resets those that are left, and removes what it put
+// into the pods. An agent that handed the node over leaves the pods to its successor.
 func Run(ctx context.Context, cfg Config) (err error) {
-	cfg.setDefaults()
+	cfg.setDefaults(cfg.Node.DataDir)
 	a := &agent{
 		cfg: cfg, started: time.Now(), store: cni.NewStore(cfg.Node.DataDir),
-		runs: runs{all: map[*run]struct{}{}}, near: nearNodes(), flows: flows{all: map[uint64]*flow{}},
+		proxies: proxies{all: map[*proxy]struct{}{}}, sessions: sessions{all: map[uint64]*session{}},
 		decisions: newDecisions(), bypasses: bypasses{all: map[bypassKey]agentapi.Bypass{}},
 	}
 	budget, few := fitFiles(cfg.Node.NodeBudget, cfg.files())
 	a.ledger, a.fewFiles = newLedger(budget), few
+	// The ledger must know a device before its first queue pair is taken: TakeQP counts only known
+	// devices, and GiveQP would give back what was not taken.
+	for i, d := range cfg.Node.Devices {
+		a.ledger.setQueuePairs(config.DeviceName(i, d), math.MaxInt32)
+	}
 	if few != "" {
 		a.cfg.Log.Warn("the limit of open files makes the node's budget smaller", "detail", few)
 	}
 	a.manager.init(a)
 	a.wire.a = a
+	a.rnics = rnics.NewPool(rnics.Config{
+		Log: cfg.Log, OpenOwn: cfg.openOwn, Learn: cfg.learn, Stay: cfg.Stay, LookEvery: cfg.deviceEvery, LookMost: cfg.ableEvery,
+		Open: func(name string, d config.Device) (rdma.Device, func() error, error) {
+			dev, closed, err := cfg.openDevice(name, d, cfg.Node.Takeover)
+			if err == nil {
+				a.ledger.setQueuePairs(name, dev.Attr().MaxQP)
+			}
+			return dev, closed, err
+		},
+		Changed: func(device string, c rnics.Change) { a.metrics.deviceChanges.WithLabelValues(device, string(c)).Inc() },
+	})
 	a.metrics = newMetrics(a.gauges)
 	a.metrics.registry.MustRegister(cfg.Collectors...)
 	a.adopt(cfg.Node)
 	if err := a.store.MakeDir(); err != nil {
 		return fmt.Errorf("data directory: %w: make it writable for the agent", err)
 	}
-	defer func() { err = errors.Join(err, a.devices.close(), a.removeDirs()) }()
+	defer func() { err = errors.Join(err, a.rnics.Close(), a.removeDirs()) }()
 	closeOption, err := a.enable(ctx)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, closeOption()) }()
-	defer a.keepDevices(context.WithoutCancel(ctx))()
-	if err := a.obtain(ctx); err != nil {
+	a.holds.enable(a)
+	if a.holds.on && cfg.Keeper != nil {
+		keeping, stop := context.WithCancel(context.WithoutCancel(ctx))
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			a.holds.keeper.run(keeping, cfg.Keeper)
+		}()
+		defer func() {
+			stop()
+			<-ended
+		}()
+	}
+	if a.unable.code == "" { // if something is missing, awaitAble looks for it, and Run starts again
+		defer a.rnics.Monitor(context.WithoutCancel(ctx))()
+	}
+	if err := a.lockNode(ctx); err != nil {
 		return err
 	}
 	defer func() {
-		if a.claim != nil {
-			err = errors.Join(err, a.claim.release())
+		if a.nodeLock != nil {
+			err = errors.Join(err, a.nodeLock.release())
 		}
 	}()
 	api, err := a.listenAPI(ctx)
@@ -175,7 +190,7 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	}
 	for api != nil && err == nil {
 		a.manages(true)
-		if err = a.manage(ctx, api); err == nil && a.claim == nil {
+		if err = a.manage(ctx, api); err == nil && a.nodeLock == nil {
 			api, err = a.standBy(ctx)
 			continue
 		}
@@ -185,8 +200,8 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	return err
 }
 
-// manage runs the agent's tasks until it ends, leaves or hands over. The
-// manager stops last but one: the API answers while the agent drains.
+// manage runs the agent's tasks until the agent ends, leaves or hands over. The API's servers end
+// after the manager, so the API answers while the agent drains.
 func (a *agent) manage(ctx context.Context, api *apiServer) error {
 	a.cfg.Log.Info("agent started", "version", a.cfg.Version, "node", a.node.Load().Name, "socket", a.node.Load().APISocket)
 	g, life := errgroup.WithContext(context.WithoutCancel(ctx))
@@ -205,7 +220,7 @@ func (a *agent) manage(ctx context.Context, api *apiServer) error {
 		}
 	}
 	for _, s := range api.servers {
-		g.Go(task("serve "+s.name, s.run))
+		g.Go(task("serve "+s.name, s.serve))
 	}
 	g.Go(task("look again for what is missing", func(context.Context) error {
 		if a.unable.code != "" && a.cfg.Stay && a.awaitAble(managerCtx) {
@@ -223,69 +238,16 @@ func (a *agent) manage(ctx context.Context, api *apiServer) error {
 		case a.left():
 			return a.leave(ctx)
 		}
-		return errors.Join(a.manager.shutdown(context.WithoutCancel(ctx)), a.wire.remove())
+		err := a.manager.shutdown(context.WithoutCancel(ctx))
+		if ctx.Err() == nil { // awaitAble ended the manager, and Run will be called again: keep the table of an earlier agent
+			return errors.Join(err, a.wire.remove(), a.wire.closeHandedOver())
+		}
+		return errors.Join(err, a.wire.end())
 	}))
 	return g.Wait()
 }
 
-func (c *Config) setDefaults() {
-	if c.kernel == nil {
-		c.kernel = linuxKernel{}
-	}
-	if c.host == nil {
-		c.host = linuxHost{}
-	}
-	if c.openDevice == nil {
-		c.openDevice = func(name string, cfg config.Device, share bool) (rdma.Device, func() error, error) {
-			return openDevice(c.Node.DataDir, name, cfg, share)
-		}
-	}
-	if c.openOwn == nil {
-		c.openOwn = openOwn
-	}
-	host := vf.Host{DataDir: c.Node.DataDir}
-	if c.hostDevices == nil {
-		c.hostDevices = host.Devices
-	}
-	if c.learn == nil {
-		c.learn = func(d ownDevice) (ownDevice, error) { return learn(host, d) }
-	}
-	if c.openOption == nil {
-		c.openOption = openOption
-	}
-	if c.newStack == nil {
-		c.newStack = func(cfg smcr.Config) (stack, error) {
-			s, err := smcr.NewStack(cfg)
-			if err != nil {
-				return nil, err
-			}
-			return smcrStack{s}, nil
-		}
-	}
-	if c.route == nil {
-		c.route = route
-	}
-	if c.ableEvery == 0 {
-		c.ableEvery = ableEvery
-	}
-	if c.deviceEvery == 0 {
-		c.deviceEvery = deviceEvery
-	}
-	if c.files == nil {
-		c.files = linux.FileLimit
-	}
-	if c.untrackAfter == 0 {
-		c.untrackAfter = untrackAfter
-	}
-	if c.preflight == nil {
-		c.preflight = linux.Probe
-	}
-	if c.mayUseAPI == nil {
-		c.mayUseAPI = mayUseAPI
-	}
-}
-
-// adopt puts a configuration in force.
+// adopt puts a configuration in force, and sets the log level.
 func (a *agent) adopt(n *config.Node) {
 	a.node.Store(n)
 	if a.cfg.Level == nil {
@@ -303,8 +265,7 @@ func (a *agent) adopt(n *config.Node) {
 	}
 }
 
-// reload takes over a changed configuration. After a mistake the one in force
-// stays.
+// reload puts a changed configuration in force. If the new one has a mistake, the old one stays.
 func (a *agent) reload() {
 	n, err := a.cfg.Load()
 	if err == nil {
@@ -319,7 +280,7 @@ func (a *agent) reload() {
 	}
 	a.adopt(n)
 	a.metrics.reloads.WithLabelValues("done").Inc()
-	if n.InCluster() { // that is every day's business
+	if n.InCluster() { // in a cluster every change of a pod is a reload
 		a.cfg.Log.Debug("configuration taken over", "pods", len(n.Pods))
 		return
 	}
@@ -328,34 +289,34 @@ func (a *agent) reload() {
 
 func (a *agent) gauges() gauges {
 	g := gauges{groups: map[string]int{}, devicesUp: map[string]int{}, budget: a.ledger.info()}
-	for _, f := range a.flows.list(nil) {
-		if i := f.info(); i.Mode == smcr.ModeSMCR.String() {
-			g.flowsSMCR++
+	for _, s := range a.sessions.list(nil) {
+		if i := s.info(); i.Mode == smcr.ModeSMCR.String() {
+			g.sessionsSMCR++
 			g.bytesSMCR += i.BytesSent + i.BytesRecv
 		} else {
-			g.flowsTCP++
+			g.sessionsTCP++
 		}
 	}
 	for _, p := range a.manager.snapshot() {
 		switch p.state {
-		case agentapi.StateReady:
+		case podReady:
 			g.ready++
-			if p.run.paused() != agentapi.CodeOK {
+			if p.proxy.paused() != agentapi.CodeOK {
 				g.paused++
 			}
-			if p.run.meshed().code != "" {
+			if p.proxy.meshed().code != "" {
 				g.meshed++
 			}
-		case agentapi.StateIdle:
+		case podIdle:
 			g.idle++
 		default:
 			g.failed++
 		}
 	}
-	for _, d := range a.devices.all() {
-		g.devicesUp[d.name] = 0
-		if d.open != nil && d.open.Port().State == rdma.PortActive {
-			g.devicesUp[d.name] = 1
+	for _, d := range a.rnics.All() {
+		g.devicesUp[d.Name] = 0
+		if d.Open != nil && d.Open.Port().State == rdma.PortActive {
+			g.devicesUp[d.Name] = 1
 		}
 	}
 	g.wire = a.wire.info()

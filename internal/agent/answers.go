@@ -6,12 +6,12 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
-	"net/http"
 	"net/netip"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/smcr-io/kube-smcr/internal/agent/rnics"
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
 	"github.com/smcr-io/kube-smcr/internal/cni"
 	"github.com/smcr-io/kube-smcr/internal/config"
@@ -20,10 +20,12 @@ import (
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
 )
 
-func (a *agent) apiStatus(*http.Request) (agentapi.Status, error) {
+// Status is the agent's status.
+func (v View) Status() agentapi.Status {
+	a := v.a
 	n := a.node.Load()
 	g, t := a.gauges(), a.metrics.sum()
-	lack := a.idle()
+	lack := a.unableNode()
 	s := agentapi.Status{
 		APIVersion: agentapi.Version, Node: n.Name, Version: a.cfg.Version, Instance: a.cfg.Instance, Started: a.started,
 		Synced: a.manager.synced.Load(), Takeover: n.Takeover,
@@ -31,10 +33,18 @@ func (a *agent) apiStatus(*http.Request) (agentapi.Status, error) {
 		Devices: a.deviceInfo(), HardwareVerbs: verbs.Built,
 		Pods: agentapi.PodCount{Attached: g.ready + g.idle + g.failed, Ready: g.ready, Failed: g.failed, Paused: g.paused},
 		Conns: agentapi.ConnSums{
-			Live: g.flowsSMCR + g.flowsTCP, LiveSMCR: g.flowsSMCR,
+			Live: g.sessionsSMCR + g.sessionsTCP, LiveSMCR: g.sessionsSMCR,
 			TotalSMCR: t.connsSMCR, TotalTCP: t.connsTCP, Reset: t.resets, BytesSMCR: t.bytesSMCR, BytesTCP: t.bytesTCP,
 		},
 		Wire: g.wire, LinkGroups: g.linkGroups(), NodeBudget: a.ledger.info(), FewFiles: a.fewFiles, Policies: []string{}, Reasons: t.reasons,
+	}
+	// The ledger's limits: without enough files they are less than configured.
+	room := n.RoomOf(config.Budget{MemoryBytes: s.NodeBudget.MemoryBytes, Conns: s.NodeBudget.Conns, SocketBytes: s.NodeBudget.SocketBytes})
+	s.NodeBudget.RoomConns, s.NodeBudget.RoomPeers = room.Conns, room.Peers
+	s.Metrics = n.MetricsAddress.IsValid()
+	if p := a.noMetrics.Load(); p != nil && *p != "" {
+		s.NoMetrics = *p
+		s.Problems = append(s.Problems, *p)
 	}
 	s.Policies = append(s.Policies, n.PolicyNames()...)
 	for _, d := range s.Devices {
@@ -42,9 +52,9 @@ func (a *agent) apiStatus(*http.Request) (agentapi.Status, error) {
 			s.Problems = append(s.Problems, fmt.Sprintf("device %s: its port is %s: check the interface and its address %s", d.Name, d.Port, d.Address))
 		}
 	}
-	for _, d := range a.devices.all() {
-		if d.own != nil && d.err != nil {
-			s.Problems = append(s.Problems, d.err.Error())
+	for _, d := range a.rnics.All() {
+		if d.Own != nil && d.Err != nil {
+			s.Problems = append(s.Problems, d.Err.Error())
 		}
 	}
 	if lack.why != "" {
@@ -55,6 +65,9 @@ func (a *agent) apiStatus(*http.Request) (agentapi.Status, error) {
 				s.Problems = append(s.Problems, d.Missing)
 			}
 		}
+	}
+	if a.holds.err != nil {
+		s.Problems = append(s.Problems, fmt.Sprintf("node.holdSYNs, but SYNs cannot be held, so connect() of pods' programs succeeds before their destination answers: %v", a.holds.err))
 	}
 	if text := wireProblem(s.Wire); text != "" {
 		s.Problems = append(s.Problems, text)
@@ -71,15 +84,17 @@ func (a *agent) apiStatus(*http.Request) (agentapi.Status, error) {
 	if g.failed > 0 {
 		s.Problems = append(s.Problems, fmt.Sprintf("%d pods could not be set up: see attachments", g.failed))
 	}
-	for _, f := range a.flows.list(nil) { // counters have the ended ones
+	for _, f := range a.sessions.list(nil) { // counters have only those that ended
 		if i := f.info(); i.Mode == smcr.ModeSMCR.String() {
 			s.Conns.BytesSMCR += i.BytesSent + i.BytesRecv
 		}
 	}
-	return s, nil
+	return s
 }
 
-func (a *agent) apiLinks(*http.Request) (agentapi.Links, error) {
+// Links are the link groups of all pods.
+func (v View) Links() agentapi.Links {
+	a := v.a
 	out := agentapi.Links{APIVersion: agentapi.Version, LinkGroups: []agentapi.LinkGroup{}}
 	a.eachStack(func(u stackUse) {
 		for _, g := range u.stack.LinkGroups() {
@@ -89,7 +104,7 @@ func (a *agent) apiLinks(*http.Request) (agentapi.Links, error) {
 	slices.SortFunc(out.LinkGroups, func(x, y agentapi.LinkGroup) int {
 		return cmp.Or(cmp.Compare(x.Pod, y.Pod), cmp.Compare(x.ID, y.ID))
 	})
-	return out, nil
+	return out
 }
 
 func (a *agent) linkGroup(u *stackUse, g smcr.GroupInfo) agentapi.LinkGroup {
@@ -102,7 +117,7 @@ func (a *agent) linkGroup(u *stackUse, g smcr.GroupInfo) agentapi.LinkGroup {
 	}
 	for _, l := range g.Links {
 		out.Links = append(out.Links, agentapi.Link{
-			ID: l.ID, State: l.State, Device: l.Device, PCI: a.devices.pciOf(u.set, l.Device), LocalGID: fmt.Sprint(l.LocalGID), PeerGID: fmt.Sprint(l.PeerGID),
+			ID: l.ID, State: l.State, Device: l.Device, PCI: u.set.PCI(l.Device), LocalGID: fmt.Sprint(l.LocalGID), PeerGID: fmt.Sprint(l.PeerGID),
 			LocalQPN: uint32(l.LocalQPN), PeerQPN: uint32(l.PeerQPN), MTU: l.MTU.Bytes(), UserID: l.UserID,
 			Conns: l.Conns, BytesSent: l.BytesSent, BytesRecv: l.BytesRecv,
 		})
@@ -110,16 +125,20 @@ func (a *agent) linkGroup(u *stackUse, g smcr.GroupInfo) agentapi.LinkGroup {
 	return out
 }
 
-func (a *agent) apiConns(*http.Request) (agentapi.Conns, error) {
+// Conns are the live sessions, the first maxShownConns of them.
+func (v View) Conns() agentapi.Conns {
+	a := v.a
 	out := agentapi.Conns{APIVersion: agentapi.Version, Conns: []agentapi.Conn{}}
-	fs := a.flows.list(nil)
-	for _, f := range fs[:min(len(fs), maxShownConns)] {
-		out.Conns = append(out.Conns, f.info())
+	fs := a.sessions.list(nil)
+	for _, s := range fs[:min(len(fs), maxShownConns)] {
+		out.Conns = append(out.Conns, s.info())
 	}
-	return out, nil
+	return out
 }
 
-func (a *agent) apiAttachments(*http.Request) (agentapi.Attachments, error) {
+// Attachments are the attached pods and their state.
+func (v View) Attachments() agentapi.Attachments {
+	a := v.a
 	out := agentapi.Attachments{
 		APIVersion: agentapi.Version, Attachments: []agentapi.Attachment{},
 		Bypasses: a.bypasses.list(time.Now()), Malformed: a.manager.junk(),
@@ -131,48 +150,49 @@ func (a *agent) apiAttachments(*http.Request) (agentapi.Attachments, error) {
 		for _, att := range p.atts {
 			x := agentapi.Attachment{
 				ContainerID: att.ContainerID, Interface: att.IfName, Pod: podOf(att).String(), NetNS: att.NetNS,
-				Addresses: att.IPs, State: p.state, Policies: []string{},
+				Addresses: att.IPs, State: p.state.String(), Policies: []string{},
 			}
 			for _, pol := range n.PoliciesFor(podOf(att)) {
 				x.Policies = append(x.Policies, pol.Name)
 			}
-			switch lack := a.lackOf(p); {
+			switch lack := a.unableFor(p); {
 			case p.err != nil:
 				x.Detail = p.err.Error()
-			case p.state == agentapi.StateIdle:
+			case p.state == podIdle:
 				x.Detail = idleBecause(lack.why, n, podOf(att), p.set)
-			case p.state == agentapi.StateReady:
-				x.Detail, x.Reason = lack.why, lack.code // its connections are plain TCP, or refused
+			case p.state == podReady:
+				x.Detail, x.Reason = cmp.Or(lack.why, p.proxy.unreadableRules()), lack.code // the pod's connections are plain TCP, or refused
 			}
-			for _, d := range a.devices.now(p.set) {
-				if p.set != nil {
-					x.Devices = append(x.Devices, d.own.id)
+			if p.set.Own() {
+				for _, d := range p.set.States() {
+					x.Devices = append(x.Devices, d.Own.ID)
 				}
 			}
-			if p.run != nil {
-				x.Budget, x.Paused = p.run.account.info(p.run.memory), p.run.paused()
+			if p.proxy != nil {
+				x.Budget, x.Paused = p.proxy.account.info(p.proxy.memory), p.proxy.paused()
+				x.GreedySources = p.proxy.greedySources()
 			}
 			out.Attachments = append(out.Attachments, x)
 		}
 	}
-	return out, nil
+	return out
 }
 
-// idleBecause says why nothing is diverted in a pod.
-func idleBecause(unable string, n *config.Node, pod config.Pod, set *deviceSet) string {
-	bar := barOf(n.SettingsFor(pod), set.hardware())
+// idleBecause says why nothing is diverted in an idle pod.
+func idleBecause(unable string, n *config.Node, pod config.Pod, set *rnics.Set) string {
+	mismatch := mismatchOf(n.SettingsFor(pod), set.Hardware())
 	switch {
 	case unable != "":
 		return unable
 	case len(n.PoliciesFor(pod)) == 0 && n.InCluster():
 		return config.ReasonOptedOut.String()
-	case bar != config.BarNone:
-		return bar.String()
+	case mismatch != config.MismatchNone:
+		return mismatch.String()
 	}
 	return "no policy selects the pod"
 }
 
-// attached is an attachment with what became of its pod.
+// attached is an attachment and its pod.
 type attached struct {
 	att cni.Attachment
 	pod *pod
@@ -197,11 +217,14 @@ func (a *agent) find(match func(cni.Attachment) bool) (attached, bool) {
 	return attached{}, false
 }
 
-func (a *agent) apiExplain(req *http.Request) (agentapi.Explanation, error) {
-	q := req.URL.Query()
-	dst, err := netip.ParseAddrPort(q.Get("dst"))
+// Explain says what happens to connections from a source to a destination, and why. The source is
+// an address, or NAMESPACE/NAME of a pod on this node. The error says what is wrong with the
+// question.
+func (v View) Explain(source, destination string) (agentapi.Explanation, error) {
+	a := v.a
+	dst, err := netip.ParseAddrPort(destination)
 	if err != nil {
-		return agentapi.Explanation{}, badRequest{fmt.Errorf("destination %q: want ADDRESS:PORT, IPv6 as [ADDRESS]:PORT", q.Get("dst"))}
+		return agentapi.Explanation{}, fmt.Errorf("destination %q: want ADDRESS:PORT, IPv6 as [ADDRESS]:PORT", destination)
 	}
 	dst = netip.AddrPortFrom(dst.Addr().Unmap(), dst.Port())
 	var (
@@ -209,46 +232,57 @@ func (a *agent) apiExplain(req *http.Request) (agentapi.Explanation, error) {
 		isOurs  bool
 		sources []netip.Addr
 	)
-	if addr, err := netip.ParseAddr(q.Get("src")); err == nil {
+	if addr, err := netip.ParseAddr(source); err == nil {
 		sources = []netip.Addr{addr.Unmap()}
 		src, isOurs = a.lookup(addr.Unmap())
-	} else if strings.Contains(q.Get("src"), "/") {
-		src, isOurs = a.find(func(att cni.Attachment) bool { return podOf(att).String() == q.Get("src") })
+	} else if strings.Contains(source, "/") {
+		src, isOurs = a.find(func(att cni.Attachment) bool { return podOf(att).String() == source })
 		for _, ip := range src.att.IPs {
 			sources = append(sources, ip.Addr())
 		}
 	} else {
-		return agentapi.Explanation{}, badRequest{fmt.Errorf("source %q: want an address, or NAMESPACE/NAME of a pod on this node", q.Get("src"))}
+		return agentapi.Explanation{}, fmt.Errorf("source %q: want an address, or NAMESPACE/NAME of a pod on this node", source)
 	}
 	e := agentapi.Explanation{APIVersion: agentapi.Version, Recent: a.decisions.find(sources, dst), Live: []agentapi.Conn{}}
-	for _, f := range a.flows.list(nil) {
-		if f.dst == dst && slices.Contains(sources, f.src.Addr()) {
-			e.Live = append(e.Live, f.info())
+	for _, s := range a.sessions.list(nil) {
+		if s.dst == dst && slices.Contains(sources, s.src.Addr()) {
+			e.Live = append(e.Live, s.info())
 		}
 	}
-	a.judge(&e, src, isOurs, sources, dst)
+	p := a.verdict(&e, src, isOurs, sources, dst)
 	e.Advice = e.Code.Advice()
+	if p == nil || p.proxy == nil {
+		return e, nil
+	}
+	var last agentapi.Decision
+	if len(e.Recent) > 0 {
+		last = e.Recent[0]
+	}
+	if e.Budget = p.proxy.fullBudget(e.Code, last.Detail, a.node.Load(), podOf(p.atts[0])); e.Budget != nil {
+		e.Advice = fmt.Sprintf("raise %s, or %s", e.Budget.Field, besidesRaising(e.Code))
+	}
 	return e, nil
 }
 
-// judge fills in the verdict: the first of the following that holds.
-func (a *agent) judge(e *agentapi.Explanation, src attached, isOurs bool, sources []netip.Addr, dst netip.AddrPort) {
+// verdict fills in the verdict: the first that applies of the cases below. It returns the pod that
+// it is about, nil if that is none of this node.
+func (a *agent) verdict(e *agentapi.Explanation, src attached, isOurs bool, sources []netip.Addr, dst netip.AddrPort) *pod {
 	say := func(code agentapi.Code, format string, args ...any) {
 		e.Code, e.Verdict = code, fmt.Sprintf(format, args...)
 	}
-	pod, peer, dir := src, dst, config.Outbound
+	pod, peer, dir := src, dst, agentapi.Outbound
 	if !isOurs {
-		// Seen from the server's side?
+		// This node may be the server's side.
 		var ok bool
 		if pod, ok = a.lookup(dst.Addr()); !ok || len(sources) == 0 {
 			say(agentapi.CodeNotAttached, "neither the source nor the destination is a pod attached on this node")
-			return
+			return nil
 		}
-		peer, dir = netip.AddrPortFrom(sources[0], dst.Port()), config.Inbound
+		peer, dir = netip.AddrPortFrom(sources[0], dst.Port()), agentapi.Inbound
 	}
 	id := podOf(pod.att)
 	n := a.node.Load()
-	d, bar, lack := n.Decide(id, peer, dir), barOf(n.SettingsFor(id), pod.pod.set.hardware()), a.lackOf(pod.pod)
+	d, mismatch, lack := n.Decide(id, peer), mismatchOf(n.SettingsFor(id), pod.pod.set.Hardware()), a.unableFor(pod.pod)
 	e.Pod, e.Policy, e.Required = id.String(), d.Policy, d.Required
 	e.Bypassed = a.bypasses.get(id.String(), dst, time.Now())
 	switch {
@@ -256,18 +290,22 @@ func (a *agent) judge(e *agentapi.Explanation, src attached, isOurs bool, source
 		say(codeOfDecision(d), "plain TCP: %s", d.Reason)
 	case lack.code != "" && !d.Required:
 		say(lack.code, "plain TCP: %s", lack.why)
-	case bar != config.BarNone && !d.Required:
-		say(codeOfBar(bar), "plain TCP: %s", bar)
-	case pod.pod.state == agentapi.StateFailed:
+	case mismatch != config.MismatchNone && !d.Required:
+		say(agentapi.Code(mismatch.Code()), "plain TCP: %s", mismatch)
+	case pod.pod.state == podFailed:
 		say(agentapi.CodePodFailed, "plain TCP: the pod could not be set up: %v", pod.pod.err)
 	case slices.ContainsFunc(e.Live, func(c agentapi.Conn) bool { return c.Mode == smcr.ModeSMCR.String() }):
 		say(agentapi.CodeOK, "on SMC-R: %d connections now", len(e.Live))
 	case e.Bypassed != nil:
 		left := time.Until(e.Bypassed.Until).Round(time.Second)
 		say(e.Bypassed.Reason, "plain TCP, not diverted for another %v: %s", left, e.Bypassed.Reason.Text())
-	case pod.pod.run != nil && pod.pod.run.paused() != agentapi.CodeOK && !d.Required:
-		code := pod.pod.run.paused()
+	case pod.pod.proxy != nil && pod.pod.proxy.paused() != agentapi.CodeOK && !d.Required:
+		code := pod.pod.proxy.paused()
 		say(code, "plain TCP, nothing of the pod is diverted for now: %s", code.Text())
+	case dir == agentapi.Inbound && pod.pod.proxy != nil && slices.Contains(pod.pod.proxy.greedySources(), peer.Addr()) && !d.Required:
+		say(agentapi.CodeBudgetSource, "plain TCP: %s", agentapi.CodeBudgetSource.Text())
+	case dir == agentapi.Outbound && !d.Required && a.holds.on && a.attached(dst.Addr()):
+		say(agentapi.CodeSameNode, "plain TCP: %s", agentapi.CodeSameNode.Text())
 	case len(e.Recent) > 0:
 		last := e.Recent[0]
 		how := map[string]string{smcr.ModeSMCR.String(): "on SMC-R", agentapi.ModeReset: "reset"}[last.Mode]
@@ -283,4 +321,5 @@ func (a *agent) judge(e *agentapi.Explanation, src attached, isOurs bool, source
 	default:
 		say(agentapi.CodeUnseen, "selected by policy %s, but no connection was seen yet", d.Policy)
 	}
+	return pod.pod
 }
