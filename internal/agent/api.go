@@ -23,7 +23,7 @@ import (
 	"github.com/smcr-io/kube-smcr/internal/cni"
 )
 
-// apiServer is the agent's servers: the API's socket and the metrics' port.
+// apiServer are the agent's HTTP servers: one on the API's socket, one on the metrics' port.
 type apiServer struct {
 	servers []*server
 }
@@ -32,10 +32,10 @@ type server struct {
 	name    string
 	ln      net.Listener
 	http    http.Server
-	retired atomic.Bool // the listener is closed, answers under way go on
+	retired atomic.Bool // the listener is closed; answers under way go on
 }
 
-// retire closes the listeners: their addresses are free for another agent.
+// retire closes the listeners, so that another agent can take their addresses.
 func (s *apiServer) retire() error {
 	var errs []error
 	for _, x := range s.servers {
@@ -45,8 +45,8 @@ func (s *apiServer) retire() error {
 	return errors.Join(errs...)
 }
 
-// run serves until ctx ends.
-func (s *server) run(ctx context.Context) error {
+// serve serves until ctx ends.
+func (s *server) serve(ctx context.Context) error {
 	stopped := make(chan error, 1)
 	go func() {
 		<-ctx.Done()
@@ -55,11 +55,11 @@ func (s *server) run(ctx context.Context) error {
 		stopped <- errors.Join(s.http.Shutdown(sctx), s.http.Close())
 	}()
 	if err := s.http.Serve(s.ln); !errors.Is(err, http.ErrServerClosed) && !s.retired.Load() {
-		return err // the group ends ctx, and so the goroutine
+		return err // the error ends the errgroup's ctx, and so the goroutine above
 	}
 	err := <-stopped
 	if errors.Is(err, context.DeadlineExceeded) || s.retired.Load() && errors.Is(err, net.ErrClosed) {
-		return nil // who asked was slow, or the listener was closed before
+		return nil // a client was slow, or retire closed the listener before
 	}
 	return err
 }
@@ -72,12 +72,13 @@ func (a *agent) listenAPI(ctx context.Context) (*apiServer, error) {
 		return nil, err
 	}
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET "+agentapi.PathStatus, answer(a.apiStatus))
-	mux.HandleFunc("GET "+agentapi.PathLinks, answer(a.apiLinks))
-	mux.HandleFunc("GET "+agentapi.PathConns, answer(a.apiConns))
-	mux.HandleFunc("GET "+agentapi.PathExplain, answer(a.apiExplain))
-	mux.HandleFunc("GET "+agentapi.PathAttachments, answer(a.apiAttachments))
-	mux.HandleFunc("GET "+agentapi.PathDevices, answer(a.apiDevices))
+	v := View{a}
+	mux.HandleFunc("GET "+agentapi.PathStatus, show(v.Status))
+	mux.HandleFunc("GET "+agentapi.PathLinks, show(v.Links))
+	mux.HandleFunc("GET "+agentapi.PathConns, show(v.Conns))
+	mux.HandleFunc("GET "+agentapi.PathAttachments, show(v.Attachments))
+	mux.HandleFunc("GET "+agentapi.PathDevices, show(v.Devices))
+	mux.HandleFunc("GET "+agentapi.PathExplain, showExplanation(v))
 	mux.HandleFunc("POST "+agentapi.PathSync, a.apiSync)
 	mux.HandleFunc("POST "+agentapi.PathHandover, a.apiHandover)
 	mux.Handle("GET "+agentapi.PathMetrics, a.metricsHandler())
@@ -85,10 +86,7 @@ func (a *agent) listenAPI(ctx context.Context) (*apiServer, error) {
 	if !n.MetricsAddress.IsValid() {
 		return api, nil
 	}
-	mln, err := (&net.ListenConfig{}).Listen(ctx, "tcp", n.MetricsAddress.String())
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("metrics: %w: choose another node.metricsAddress, or none", err), ln.Close())
-	}
+	var mln net.Listener = openMetricsPort(ctx, n.MetricsAddress, a.cfg.ableEvery, a.tellMetrics)
 	handler := a.metricsHandler()
 	if a.cfg.GuardMetrics != nil {
 		handler = a.cfg.GuardMetrics(handler)
@@ -102,11 +100,23 @@ func (a *agent) listenAPI(ctx context.Context) (*apiServer, error) {
 	return api, nil
 }
 
+// tellMetrics logs and shows why nobody gets metrics; "": they are served.
+func (a *agent) tellMetrics(problem string) {
+	was := a.noMetrics.Swap(&problem)
+	switch {
+	case was == nil && problem == "" || was != nil && *was == problem:
+	case problem == "":
+		a.cfg.Log.Info("metrics are served now")
+	default:
+		a.cfg.Log.Error("connections are carried, but nobody gets metrics; tried again", "problem", problem, "every", a.cfg.ableEvery)
+	}
+}
+
 func (a *agent) newServer(name string, ln net.Listener, h http.Handler) *server {
 	return &server{name: name, ln: ln, http: http.Server{
 		Handler: h, ReadHeaderTimeout: apiHeaderTimeout, ReadTimeout: apiHeaderTimeout, WriteTimeout: apiWriteTimeout,
 		MaxHeaderBytes: apiHeaderBytes, ConnContext: withPeer,
-		// Whoever connects and says nothing is worth no line of the log.
+		// Errors of this kind are for example clients that connect and send nothing.
 		ErrorLog: slog.NewLogLogger(a.cfg.Log.Handler(), slog.LevelDebug),
 	}}
 }
@@ -115,8 +125,8 @@ func (a *agent) metricsHandler() http.Handler {
 	return promhttp.HandlerFor(a.metrics.registry, promhttp.HandlerOpts{})
 }
 
-// listenUnix listens on a socket of mode 0600. A socket that nobody answers is
-// a dead agent's, and is replaced.
+// listenUnix listens on a socket of mode 0600. If a socket is there and nobody answers, a killed
+// agent left it, and it is replaced.
 func listenUnix(ctx context.Context, path string) (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, fmt.Errorf("API socket: %w", err)
@@ -139,8 +149,8 @@ func listenUnix(ctx context.Context, path string) (net.Listener, error) {
 	case !errors.Is(err, fs.ErrNotExist):
 		return nil, fmt.Errorf("API socket: %w", err)
 	}
-	// The mode must be right from the first moment, and the umask belongs to
-	// the whole process; so the socket is made under another name.
+	// The socket must have its mode from the first moment. A umask would hold for the whole
+	// process, so the socket is made under another name, changed, and renamed.
 	temp := fmt.Sprintf("%s.%d", path, os.Getpid())
 	if err := os.Remove(temp); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("API socket: %w", err)
@@ -161,7 +171,7 @@ func listenUnix(ctx context.Context, path string) (net.Listener, error) {
 	return &unlinking{UnixListener: ul, path: path}, nil
 }
 
-// unlinking removes its socket file when it is closed.
+// unlinking removes the file of its socket when it is closed.
 type unlinking struct {
 	*net.UnixListener
 	path string
@@ -175,12 +185,12 @@ func (u *unlinking) Close() error {
 	return os.Remove(u.path)
 }
 
-// Addr names the final path.
+// Addr is the path after the rename.
 func (u *unlinking) Addr() net.Addr { return &net.UnixAddr{Name: u.path, Net: "unix"} }
 
 type peerKey struct{}
 
-// peer is who is at the other end of the API's socket.
+// peer is the user at the other end of a connection to the API's socket.
 type peer struct {
 	uid uint32
 	err error
@@ -209,8 +219,8 @@ func withPeer(ctx context.Context, c net.Conn) context.Context {
 // mayUseAPI allows root and the agent's own user.
 func mayUseAPI(uid uint32) bool { return uid == 0 || int(uid) == os.Geteuid() }
 
-// checked lets only those through who may use the API. The mode of the socket
-// says the same; this holds also when somebody changed it.
+// checked passes on the requests of users that may use the API. The mode of the socket lets nobody
+// else connect; checked also holds if somebody changed that mode.
 func (a *agent) checked(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		p, ok := req.Context().Value(peerKey{}).(peer)
@@ -225,25 +235,24 @@ func (a *agent) checked(h http.Handler) http.Handler {
 	})
 }
 
-// errStopping says that the agent does nothing new.
+// errStopping says that the agent takes no new requests for its manager.
 var errStopping = errors.New("the agent is stopping")
 
-// badRequest is an error of the one who asks.
-type badRequest struct{ error }
+// show serves what f returns.
+func show[T any](f func() T) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, http.StatusOK, f()) }
+}
 
-// answer serves what f returns.
-func answer[T any](f func(*http.Request) (T, error)) http.HandlerFunc {
+// showExplanation serves View.Explain.
+func showExplanation(v View) http.HandlerFunc {
 	return func(w http.ResponseWriter, req *http.Request) {
-		v, err := f(req)
+		q := req.URL.Query()
+		e, err := v.Explain(q.Get("src"), q.Get("dst"))
 		if err != nil {
-			code := http.StatusInternalServerError
-			if errors.As(err, new(badRequest)) {
-				code = http.StatusBadRequest
-			}
-			problem(w, code, err)
+			problem(w, http.StatusBadRequest, err)
 			return
 		}
-		writeJSON(w, http.StatusOK, v)
+		writeJSON(w, http.StatusOK, e)
 	}
 }
 
@@ -254,13 +263,13 @@ func problem(w http.ResponseWriter, code int, err error) {
 func writeJSON(w http.ResponseWriter, code int, v any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(code)
-	// Who asked may have gone away.
+	// An error here means that the client went away.
 	_ = json.NewEncoder(w).Encode(v)
 }
 
-// apiSync reads the records and answers when everything is done or, if the event
-// names a container, what concerns that. Nothing else of the event matters: the
-// directory is the truth.
+// apiSync makes the manager read the records, and answers when that is done: for all pods or, if
+// the event names a container, for the pod of that container. apiSync ignores the rest of the
+// event, since the records have it, too.
 func (a *agent) apiSync(w http.ResponseWriter, req *http.Request) {
 	body, err := io.ReadAll(req.Body)
 	if err != nil {
@@ -269,7 +278,7 @@ func (a *agent) apiSync(w http.ResponseWriter, req *http.Request) {
 	}
 	var event cni.Event
 	if json.Unmarshal(body, &event) != nil {
-		event = cni.Event{} // then for all
+		event = cni.Event{} // wait for all pods
 	}
 	if a.draining.Load() {
 		problem(w, http.StatusServiceUnavailable, errStopping)

@@ -100,6 +100,7 @@ func (s *sidecar) remove(t testing.TB) {
 // rules are there before the agent, or have been noticed, and once when they have
 // just come.
 func TestAttack_meshLoop(t *testing.T) {
+	t.Parallel() // it mostly waits
 	const required = "policies:\n- {name: must, mode: Required}\n"
 	for _, tt := range []struct {
 		name, config string

@@ -55,15 +55,15 @@ func (s *space) listeners(t testing.TB) []uint16 {
 	return out
 }
 
-// TestAttack_doorLoop: a program in a pod connects to the agent's listeners there.
+// TestAttack_selfConnectLoop: a program in a pod connects to the agent's listeners there.
 // One connection made the agent dial itself without end. It is refused by the pod's
 // table and, where there is no rule, reset by the agent.
-func TestAttack_doorLoop(t *testing.T) {
+func TestAttack_selfConnectLoop(t *testing.T) {
 	l := newProcessLab(t)
 	p := l.b.spawnProcess(t)
 	ports := l.b.pod.listeners(t)
 	if len(ports) != 2 {
-		t.Fatalf("the agent listens on %v, want two doors", ports)
+		t.Fatalf("the agent listens on %v, want two", ports)
 	}
 	before := p.files()
 	attack := func(t *testing.T) {
@@ -115,11 +115,11 @@ func TestAttack_doorLoop(t *testing.T) {
 			return c.Flush()
 		}))
 		attack(t)
-		if n := undiverted(); n != 2*6 { // not those to addresses without a door
+		if n := undiverted(); n != 2*6 { // not those to addresses without a listener
 			t.Errorf("%d connections were reset by the agent, want 12", n)
 		}
 	})
-	// The doors still do what they are for.
+	// The listeners still do what they are for.
 	l.a.spawnProcess(t)
 	ln := l.b.pod.listen(t, podB+":0")
 	wantCarried(t, l, ln)

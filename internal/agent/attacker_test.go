@@ -64,15 +64,15 @@ type villain struct {
 // as long as ctx lasts.
 func (v *villain) attacks() map[string]func(context.Context, *rand.Rand) {
 	return map[string]func(context.Context, *rand.Rand){
-		"doors":       v.doors,
-		"plain flood": v.plainFlood,
-		"dials":       v.dials,
-		"silence":     v.silence,
-		"garbage":     v.garbage,
-		"churn":       v.churn,
-		"peers":       v.peers,
-		"deaf peers":  v.deafPeers,
-		"hijack":      v.hijack,
+		"selfConnects": v.selfConnects,
+		"plain flood":  v.plainFlood,
+		"dials":        v.dials,
+		"silence":      v.silence,
+		"garbage":      v.garbage,
+		"churn":        v.churn,
+		"peers":        v.peers,
+		"deaf peers":   v.deafPeers,
+		"hijack":       v.hijack,
 	}
 }
 
@@ -170,9 +170,9 @@ func (v *villain) service(ctx context.Context) (*net.TCPConn, error) {
 	return linux.DialInNS(ctx, v.peer, v.option.ControlDial, netip.Addr{}, netip.AddrPortFrom(v.PodAddr, v.Service))
 }
 
-// doors connects to what listens in the pod itself, from many loopback
+// selfConnects connects to what listens in the pod itself, from many loopback
 // addresses: the agent's own listeners.
-func (v *villain) doors(ctx context.Context, _ *rand.Rand) {
+func (v *villain) selfConnects(ctx context.Context, _ *rand.Rand) {
 	ports, err := listening(v.pod)
 	if err != nil || len(ports) == 0 {
 		return

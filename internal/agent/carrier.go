@@ -6,13 +6,14 @@ import (
 	"context"
 	"errors"
 	"net"
+	"time"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
 )
 
-// carrier is *smcr.Conn: the network's side of a relay.
+// carrier is the network's side of a session: *smcr.Conn, or plainTCP.
 type carrier interface {
 	RelayFrom(r *net.TCPConn) (int64, error)
 	RelayTo(w *net.TCPConn) (int64, error)
@@ -23,7 +24,7 @@ type carrier interface {
 	Info() smcr.Info
 }
 
-// stack is *smcr.Stack, one for each pod.
+// stack is the SMC-R stack of a pod: *smcr.Stack, one that pods share, or noStack.
 type stack interface {
 	rendezvous
 	LinkGroups() []smcr.GroupInfo
@@ -33,21 +34,23 @@ type stack interface {
 	Close() error
 }
 
-// rendezvous settles with the peer what carries a connection.
+// rendezvous finds out with the peer whether SMC-R or TCP carries a connection.
 type rendezvous interface {
 	client(ctx context.Context, tcp *net.TCPConn) (carrier, error)
 	server(ctx context.Context, tcp *net.TCPConn, decline clc.Reason) (carrier, error)
 }
 
-// noStack is the stack of pods on a node that cannot use SMC-R. Connections
-// that a policy requires to use it are diverted even so, to be refused.
+// noStack is the stack of a pod that cannot use SMC-R. If a policy requires SMC-R, its connections
+// are still diverted, so that the agent can reset them.
 type noStack struct{}
 
-func (noStack) client(context.Context, *net.TCPConn) (carrier, error) {
+func (noStack) client(_ context.Context, tcp *net.TCPConn) (carrier, error) {
+	reset(tcp)
 	return nil, errNoStack
 }
 
-func (noStack) server(context.Context, *net.TCPConn, clc.Reason) (carrier, error) {
+func (noStack) server(_ context.Context, tcp *net.TCPConn, _ clc.Reason) (carrier, error) {
+	reset(tcp)
 	return nil, errNoStack
 }
 
@@ -75,4 +78,30 @@ func (s smcrStack) server(ctx context.Context, tcp *net.TCPConn, decline clc.Rea
 		return nil, err
 	}
 	return c, nil
+}
+
+// plainTCP is the carrier of a session that stays TCP.
+type plainTCP struct {
+	*net.TCPConn
+	opened time.Time
+}
+
+// Abort resets the connection.
+func (p plainTCP) Abort() error {
+	reset(p.TCPConn)
+	return nil
+}
+
+// RelayTo copies what arrives on the connection to w.
+func (p plainTCP) RelayTo(w *net.TCPConn) (int64, error) { return smcr.RelayTCP(w, p.TCPConn) }
+
+// RelayFrom copies what arrives on r to the connection.
+func (p plainTCP) RelayFrom(r *net.TCPConn) (int64, error) { return smcr.RelayTCP(p.TCPConn, r) }
+
+// AwaitEnd waits for the end of both directions, or for a reset.
+func (p plainTCP) AwaitEnd() error { return smcr.AwaitTCPEnd(p.TCPConn) }
+
+// Info describes the connection.
+func (p plainTCP) Info() smcr.Info {
+	return smcr.Info{Local: p.LocalAddr(), Peer: p.RemoteAddr(), Mode: smcr.ModeTCP, Opened: p.opened}
 }

@@ -209,45 +209,6 @@ func TestCluster_transport(t *testing.T) {
 	})
 }
 
-// TestCluster_shared: pods of a namespace share one stack while one of them is
-// there.
-func TestCluster_shared(t *testing.T) {
-	shared := testPolicy(func(s *v1alpha1.SMCRPolicySpec) { s.Isolation = v1alpha1.IsolationNamespace })
-	c := newClusterBench(t, "a b", shared)
-	pods := map[string]*fakePod{"a": c.attach("a", 1), "b": c.attach("b", 2)}
-	for _, p := range pods {
-		p.dst = c.server()
-	}
-	c.start()
-	for name, p := range pods {
-		c.waitState(name, agentapi.StateReady, "")
-		pingOnce(t, c.dial(p, 0))
-	}
-	if made := c.made(); len(made) != 1 || len(made[0].Prefixes) != 0 {
-		t.Errorf("stacks %+v, want one for both", made)
-	}
-	links := value(c.client.Links(t.Context()))(t).LinkGroups
-	if len(links) != 1 || links[0].Pod != "test/*" {
-		t.Errorf("link groups %+v", links)
-	}
-	c.apply("b", shared)
-	c.waitState("a", agentapi.StateIdle, "")
-	closed := func() bool {
-		c.stack.mu.Lock()
-		defer c.stack.mu.Unlock()
-		return c.stack.closed
-	}
-	if closed() {
-		t.Error("the shared stack ended with its first pod")
-	}
-	pingOnce(t, c.dial(pods["b"], 0))
-	c.apply("", shared)
-	c.waitState("b", agentapi.StateIdle, "")
-	if !closed() {
-		t.Error("the shared stack outlives its pods")
-	}
-}
-
 // TestCluster_bypassForgotten: a destination that was left alone is tried again
 // when a policy requires SMC-R for it.
 func TestCluster_bypassForgotten(t *testing.T) {

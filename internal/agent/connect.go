@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"syscall"
+
+	"github.com/smcr-io/kube-smcr/internal/agentapi"
+	"github.com/smcr-io/kube-smcr/internal/linux"
+	"github.com/smcr-io/kube-smcr/pkg/smcr"
+)
+
+// outbound carries a connection that the application made to dst. outbound owns app, on which
+// resetOnClose was called.
+func (px *proxy) outbound(ctx context.Context, app *net.TCPConn, dst netip.AddrPort, rv *reservation) {
+	s, ctx, end := px.register(ctx, app, &session{dir: agentapi.Outbound, src: addrPort(app.RemoteAddr()), dst: dst, reservation: rv})
+	defer end()
+	why := px.admitSMCR(s)
+	if why.code != agentapi.CodeOK && s.decision.Required {
+		px.refuse(s, nil, why)
+		return
+	}
+	code := why.code
+	if code != agentapi.CodeOK && !px.bypassFirst(s, code) {
+		px.resetBroken(s, nil, code, errors.New("the connection could come back here: its destination was not entered in the negative cache"))
+		return
+	}
+	control := linux.ControlMark(markPlain)
+	if code == agentapi.CodeOK && px.agent.option != nil {
+		control = px.agent.option.ControlDial
+	}
+	dctx, stop := context.WithTimeout(ctx, dialTimeout)
+	tcp, err := px.net.dialOut(dctx, control, s.src.Addr(), dst)
+	stop()
+	if err == nil {
+		err = resetOnClose(tcp)
+	}
+	if err != nil {
+		px.resetBroken(s, tcp, agentapi.CodeConnect, err)
+		return
+	}
+	if code != agentapi.CodeOK {
+		px.relayPlain(s, tcp, why)
+		return
+	}
+	short := px.shortage()
+	c, err := px.stack.client(ctx, tcp)
+	if err != nil {
+		if !errors.Is(err, syscall.ECONNRESET) && ctx.Err() == nil {
+			px.bypass(s, agentapi.CodeRendezvous, false) // the next connections to it go directly
+		}
+		px.resetBroken(s, nil, agentapi.CodeRendezvous, err)
+		return
+	}
+	px.afterRendezvous(s, c, tcp, short)
+}
+
+// inbound carries a connection from the network to dst whose SYN had the option. inbound owns tcp,
+// on which resetOnClose was called. The agent connects to the application before the rendezvous: if
+// the application refuses, the client gets a reset, as it would without SMC-R.
+func (px *proxy) inbound(ctx context.Context, tcp *net.TCPConn, dst netip.AddrPort, rv *reservation) {
+	src := addrPort(tcp.RemoteAddr())
+	if px.agent.holds.isLocal(src) {
+		reset(tcp)
+		return
+	}
+	// abort resets session.app. Until the application's connection is there, that is the network's.
+	s, ctx, end := px.register(ctx, tcp, &session{dir: agentapi.Inbound, src: src, dst: dst, reservation: rv})
+	defer end()
+	dctx, stop := context.WithTimeout(ctx, appTimeout)
+	app, err := px.net.dialApp(dctx, src.Addr(), dst)
+	stop()
+	if err == nil {
+		if err = resetOnClose(app); err != nil {
+			reset(app)
+		}
+	}
+	if err == nil && !s.setApp(app) {
+		reset(app)
+		err = errEnded
+	}
+	if err != nil {
+		px.resetBroken(s, nil, agentapi.CodeApplication, err)
+		return
+	}
+	why := px.admitSMCR(s)
+	short := px.shortage()
+	c, err := px.stack.server(ctx, tcp, declineReason(why.code))
+	if err != nil {
+		px.resetBroken(s, nil, agentapi.CodeRendezvous, err)
+		return
+	}
+	if why.code != agentapi.CodeOK {
+		px.relayTCP(s, c, tcp, why)
+		return
+	}
+	px.afterRendezvous(s, c, tcp, short)
+}
+
+// afterRendezvous relays a session on what the rendezvous gave: SMC-R, or TCP.
+func (px *proxy) afterRendezvous(s *session, c carrier, tcp *net.TCPConn, before shortage) {
+	i := c.Info()
+	px.agent.metrics.setup.Observe(i.Setup.Seconds())
+	if i.Mode != smcr.ModeSMCR {
+		why := px.fallbackOf(i, before)
+		if s.dir == agentapi.Outbound && !s.decision.Required {
+			px.bypass(s, why.code, temporary(i.Reason))
+		}
+		px.relayTCP(s, c, tcp, why)
+		return
+	}
+	px.relaySMCR(s, c, tcp)
+}
+
+// relaySMCR relays a session on SMC-R.
+func (px *proxy) relaySMCR(s *session, c carrier, tcp *net.TCPConn) {
+	s.reservation.becomeConn()
+	px.limitBuffers(s.app, appBufferBytes)
+	if !s.setCarrier(c, smcr.ModeSMCR.String(), agentapi.CodeOK) {
+		px.resetAborted(s, c)
+		return
+	}
+	px.record(s, smcr.ModeSMCR.String(), fallback{})
+	px.agent.metrics.opened(s.dir, smcr.ModeSMCR)
+	sent, recv, err := relay(s.app, c, tcp)
+	px.agent.metrics.relayed(smcr.ModeSMCR, uint64(sent+recv))
+	px.recordEnd(s, err)
+}
+
+// limitBuffers bounds the buffers of a socket. It fails for a socket that was reset meanwhile,
+// which has no buffers any more.
+func (px *proxy) limitBuffers(c *net.TCPConn, bufferBytes int) {
+	if err := linux.LimitBuffers(c, bufferBytes); err != nil {
+		px.log.Debug("socket's buffers not bounded", "err", err)
+	}
+}
+
+// relayTCP relays a session on plain TCP, or resets it if a policy requires SMC-R.
+func (px *proxy) relayTCP(s *session, c carrier, tcp *net.TCPConn, why fallback) {
+	if s.decision.Required {
+		px.refuse(s, c, why)
+		return
+	}
+	px.limitBuffers(tcp, s.reservation.becomeRelay())
+	px.limitBuffers(s.app, appBufferBytes)
+	px.notifyBudget()
+	if !s.setCarrier(c, smcr.ModeTCP.String(), why.code) {
+		px.resetAborted(s, c)
+		return
+	}
+	if why.code == agentapi.CodeNoPolicy {
+		why.detail = s.decision.Reason.String()
+	}
+	px.record(s, smcr.ModeTCP.String(), why)
+	px.agent.metrics.opened(s.dir, smcr.ModeTCP)
+	px.agent.metrics.fallback(why.code)
+	sent, recv, err := relay(s.app, c, tcp)
+	px.agent.metrics.relayed(smcr.ModeTCP, uint64(sent+recv))
+	px.recordEnd(s, err)
+}
+
+// relayPlain relays a session on plain TCP, without a rendezvous.
+func (px *proxy) relayPlain(s *session, tcp *net.TCPConn, why fallback) {
+	px.relayTCP(s, plainTCP{tcp, s.opened}, tcp, why)
+}
+
+// refuse resets a session that a policy requires to be on SMC-R.
+func (px *proxy) refuse(s *session, c carrier, why fallback) {
+	if c != nil {
+		_ = c.Abort() // an error says no more than that the connection is broken already
+	}
+	reset(s.app)
+	px.record(s, agentapi.ModeReset, fallback{agentapi.CodeRequired, why.peerDeclined, string(why.code) + ": " + why.code.Text()})
+	px.agent.metrics.fallback(why.code)
+	px.agent.metrics.reset(agentapi.CodeRequired)
+}
+
+// resetAborted resets a session that was aborted during the rendezvous.
+func (px *proxy) resetAborted(s *session, c carrier) {
+	_ = c.Abort() // an error says no more than that the connection is broken already
+	px.resetBroken(s, nil, agentapi.CodeRendezvous, errEnded)
+}
+
+// resetBroken resets a session one side of which could not be connected: the network's of an
+// outbound session, the application's of an inbound one.
+func (px *proxy) resetBroken(s *session, tcp *net.TCPConn, code agentapi.Code, err error) {
+	if tcp != nil {
+		reset(tcp)
+	}
+	reset(s.app)
+	if by := s.endedBy(); by != "" {
+		code = by
+	}
+	px.record(s, agentapi.ModeReset, fallback{code: code, detail: err.Error()})
+	px.agent.metrics.reset(code)
+}
