@@ -171,14 +171,15 @@ func TestRun_deviceRefuses(t *testing.T) {
 	}
 	b.attach("a", 1)
 	b.start()
-	tell := (<-hooks).Malformed
+	tell := <-hooks
 	if s := b.status(); len(s.Problems) > 0 {
 		t.Errorf("problems %q before anything was refused", s.Problems)
 	}
 	for range 3 {
-		tell("rendezvous", fmt.Errorf("register 64 bytes: %w: the limit is 0", rdma.ErrNoResources))
+		tell.Failed("rendezvous", fmt.Errorf("register 64 bytes: %w: the limit is 0", rdma.ErrNoResources))
 	}
-	tell("link group", errors.New("junk"))
+	tell.Failed("rendezvous", errors.New("the budget is used up"))
+	tell.Malformed("link group", errors.New("junk"))
 	if s := b.status(); len(s.Problems) != 1 || !strings.Contains(s.Problems[0], "register 64 bytes: rdma: device has no resources left: the limit is 0") {
 		t.Errorf("problems %q", s.Problems)
 	}
@@ -186,35 +187,10 @@ func TestRun_deviceRefuses(t *testing.T) {
 		t.Errorf("the log says it %d times, want once", n)
 	}
 	_, m := b.get(agentapi.PathMetrics)
-	for _, want := range []string{"kube_smcr_device_refusals_total 3", "kube_smcr_malformed_messages_total 1"} {
+	for _, want := range []string{"kube_smcr_device_refusals_total 3", "kube_smcr_malformed_messages_total 1", "kube_smcr_stack_failures_total 1"} {
 		if !strings.Contains(m, want) {
 			t.Errorf("no %s in the metrics", want)
 		}
-	}
-}
-
-func TestRefusals(t *testing.T) {
-	at := func(d time.Duration) time.Time { return time.Unix(1000, 0).Add(d) }
-	one, two := errors.New("one"), errors.New("two")
-	var r refusals
-	for i, step := range []struct {
-		err error
-		at  time.Duration
-		log bool
-	}{
-		{one, 0, true},
-		{one, time.Second, false},
-		{two, 2 * time.Second, false},
-		{one, refusalPause + time.Second, true},
-		{one, refusalPause + 2*time.Second, false},
-		{one, 2 * refusalShown, true},
-	} {
-		if got := r.note(step.err, at(step.at)); got != step.log {
-			t.Errorf("step %d: to be logged %t, want %t", i, got, step.log)
-		}
-	}
-	if r.recent(at(2*refusalShown)) == "" || r.recent(at(4*refusalShown)) != "" {
-		t.Error("a refusal is not shown, or for ever")
 	}
 }
 

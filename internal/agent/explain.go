@@ -12,8 +12,8 @@ import (
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
 )
 
-// decisions are the last decisions for each pair of pod and peer, the oldest
-// forgotten first.
+// decisions are the last decisions, one for each pod, direction, source address and destination.
+// When there are maxDecisions, the oldest is forgotten.
 type decisions struct {
 	mu    sync.Mutex // guards what is below
 	order *list.List // of *agentapi.Decision, the latest first
@@ -21,17 +21,18 @@ type decisions struct {
 }
 
 type decisionKey struct {
-	pod, direction string
-	source         netip.Addr
-	dest           netip.AddrPort
+	pod       string
+	direction agentapi.Direction
+	source    netip.Addr
+	dest      netip.AddrPort
 }
 
 func newDecisions() *decisions {
 	return &decisions{order: list.New(), byKey: map[decisionKey]*list.Element{}}
 }
 
-// record keeps d and says whether it is news: the first of its kind, or
-// different from the last one.
+// record keeps d, and reports whether d is new: the first decision for its pod and addresses, or
+// different from the one before.
 func (s *decisions) record(d agentapi.Decision) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -83,37 +84,37 @@ func (s *decisions) list() []agentapi.Decision {
 	return out
 }
 
-// gate lets through so many log records a second, and counts the others: a pod
-// that walks through addresses is news with each of them.
-type gate struct {
+// logLimiter bounds the log records per second, and counts those that it drops. Without it a pod
+// that connects to one address after the other would log a new decision for each.
+type logLimiter struct {
 	mu      sync.Mutex // guards what is below
 	tokens  float64
 	last    time.Time
 	dropped int
 }
 
-// pass says whether to log now, and how many were left out since the last
-// time.
-func (g *gate) pass(now time.Time) (ok bool, dropped int) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.last.IsZero() {
-		g.tokens = logBurst
+// allow reports whether to log now, and how many records were dropped since the last that was
+// logged.
+func (l *logLimiter) allow(now time.Time) (ok bool, dropped int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.last.IsZero() {
+		l.tokens = logBurst
 	} else {
-		g.tokens = min(logBurst, g.tokens+now.Sub(g.last).Seconds()*logPerSecond)
+		l.tokens = min(logBurst, l.tokens+now.Sub(l.last).Seconds()*logPerSecond)
 	}
-	g.last = now
-	if g.tokens < 1 {
-		g.dropped++
+	l.last = now
+	if l.tokens < 1 {
+		l.dropped++
 		return false, 0
 	}
-	g.tokens--
-	dropped, g.dropped = g.dropped, 0
+	l.tokens--
+	dropped, l.dropped = l.dropped, 0
 	return true, dropped
 }
 
-// bypasses is what the negative caches of all pods hold, for show: the truth
-// is in the kernel, where the entries end by themselves.
+// bypasses mirrors the negative caches of all pods for the API. The kernel has the real caches,
+// whose entries expire by themselves.
 type bypasses struct {
 	mu  sync.Mutex // guards all
 	all map[bypassKey]agentapi.Bypass
@@ -143,7 +144,7 @@ func (b *bypasses) expire(now time.Time) {
 	}
 }
 
-// forget drops what is known of a pod.
+// forget drops the entries of a pod.
 func (b *bypasses) forget(pod string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -25,6 +25,7 @@ import (
 	"github.com/smcr-io/kube-smcr/internal/cni"
 	"github.com/smcr-io/kube-smcr/internal/config"
 	"github.com/smcr-io/kube-smcr/internal/linux"
+	"github.com/smcr-io/kube-smcr/internal/records"
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/verbs"
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
@@ -41,29 +42,40 @@ type fakeKernel struct {
 }
 
 type fakePod struct {
-	k        *fakeKernel
-	inode    uint64
-	isGone   bool
-	foreign  linux.Others
-	sweeps   int
-	failStep string // "listen" or "install"
+	k         *fakeKernel
+	inode     uint64
+	isGone    bool
+	foreign   linux.Others
+	othersErr error // of a look at foreign
+	looks     int   // at foreign
+	sweeps    int
+	failStep  string // "listen" or "install"
+	// gate, if given, is called with the name of each step of a set-up.
+	gate func(step string)
 
 	// dst is the original destination of everything.
 	dst netip.AddrPort
 	// app is where dialApp connects to.
 	app netip.AddrPort
+	// silent, unless nil, is what dialOut waits for: a destination that does not
+	// answer.
+	silent chan struct{}
 
 	ports []uint16 // of the listeners, in order: outbound, inbound
 	redir *fakeRedirect
 }
 
 type fakeRedirect struct {
+	removing func()     // called by Remove first; nil: nothing
 	mu       sync.Mutex // guards what is below
 	cfg      linux.RedirectConfig
 	renews   int
 	updates  int
 	renewErr error
+	updErr   error // of the next update
+	bypErr   error // of each bypass
 	bypassed []netip.AddrPort
+	ttl      time.Duration // of the last one of them
 	forgot   int
 	caught   bool
 	removed  bool
@@ -138,6 +150,7 @@ func (p *fakePod) close() error {
 }
 
 func (p *fakePod) listen(ctx context.Context, _ linux.Control, _ uint16) ([]*net.TCPListener, uint16, error) {
+	p.enter("listen")
 	if p.failStep == "listen" {
 		return nil, 0, errors.New("address already in use")
 	}
@@ -150,7 +163,10 @@ func (p *fakePod) listen(ctx context.Context, _ linux.Control, _ uint16) ([]*net
 	return []*net.TCPListener{l.(*net.TCPListener)}, port, nil
 }
 
+func (p *fakePod) hold(linux.HolderConfig) (holder, error) { return nil, errors.New("no queues") }
+
 func (p *fakePod) install(cfg linux.RedirectConfig) (redirect, error) {
+	p.enter("install")
 	if p.failStep == "install" {
 		return nil, errors.New("no nftables")
 	}
@@ -159,10 +175,18 @@ func (p *fakePod) install(cfg linux.RedirectConfig) (redirect, error) {
 	return r, nil
 }
 
+func (p *fakePod) enter(step string) {
+	if p.gate != nil {
+		p.gate(step)
+	}
+}
+
 func (p *fakePod) others() (linux.Others, error) {
+	p.enter("others")
 	p.k.mu.Lock()
 	defer p.k.mu.Unlock()
-	return p.foreign, nil
+	p.looks++
+	return p.foreign, p.othersErr
 }
 
 // transparentDst takes every connection for a diverted one.
@@ -180,6 +204,13 @@ func (p *fakePod) originalDst(*net.TCPConn) (netip.AddrPort, error) {
 }
 
 func (p *fakePod) dialOut(ctx context.Context, _ linux.Control, _ netip.Addr, dst netip.AddrPort) (*net.TCPConn, error) {
+	if p.silent != nil {
+		select {
+		case <-p.silent:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
 	return dialTCP(ctx, dst)
 }
 
@@ -198,6 +229,10 @@ func dialTCP(ctx context.Context, dst netip.AddrPort) (*net.TCPConn, error) {
 func (r *fakeRedirect) Update(cfg linux.RedirectConfig) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if err := r.updErr; err != nil {
+		r.updErr = nil
+		return err
+	}
 	r.cfg, r.renewErr = cfg, nil
 	r.updates++
 	return nil
@@ -210,10 +245,13 @@ func (r *fakeRedirect) Renew() error {
 	return r.renewErr
 }
 
-func (r *fakeRedirect) Bypass(dst netip.AddrPort, _ time.Duration) error {
+func (r *fakeRedirect) Bypass(dst netip.AddrPort, ttl time.Duration) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.bypassed = append(r.bypassed, dst)
+	if r.bypErr != nil {
+		return r.bypErr
+	}
+	r.bypassed, r.ttl = append(r.bypassed, dst), ttl
 	return nil
 }
 
@@ -231,6 +269,9 @@ func (r *fakeRedirect) Caught() (bool, error) {
 }
 
 func (r *fakeRedirect) Remove() error {
+	if r.removing != nil {
+		r.removing()
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.removed = true
@@ -343,7 +384,7 @@ func (c fakeConn) Info() smcr.Info { return smcr.Info{Mode: c.mode, Reason: c.re
 type fakeDevice struct{ rdma.Device }
 
 func (fakeDevice) Name() string          { return "fake0" }
-func (fakeDevice) Attr() rdma.DeviceAttr { return rdma.DeviceAttr{Provider: "fake"} }
+func (fakeDevice) Attr() rdma.DeviceAttr { return rdma.DeviceAttr{Provider: "fake", MaxQP: 8} }
 func (fakeDevice) GIDs() []rdma.GIDEntry { return nil }
 func (fakeDevice) Port() rdma.PortAttr {
 	return rdma.PortAttr{State: rdma.PortActive, MaxMTU: rdma.MTU4096, ActiveMTU: rdma.MTU4096}
@@ -403,18 +444,20 @@ func newBench(t testing.TB, nodeExtra, policies string) *bench {
 	b.cfg = Config{
 		Node: n, Log: slog.New(slog.NewTextHandler(b.log, nil)), Version: "test",
 		Reload: b.reload, Hurry: b.hurry,
-		Load:      func() (*config.Node, error) { return config.Parse("test", []byte(b.text)) },
-		kernel:    b.kernel,
-		host:      b.wires,
-		preflight: func() error { return nil },
-		files:     func() uint64 { return math.MaxUint64 },
-		openDevice: func(string, config.Device, bool) (rdma.Device, func() error, error) {
-			return fakeDevice{}, func() error { return nil }, nil
+		Load: func() (*config.Node, error) { return config.Parse("test", []byte(b.text)) },
+		platform: platform{
+			kernel:    b.kernel,
+			host:      b.wires,
+			preflight: func() error { return nil },
+			files:     func() uint64 { return math.MaxUint64 },
+			openDevice: func(string, config.Device, bool) (rdma.Device, func() error, error) {
+				return fakeDevice{}, func() error { return nil }, nil
+			},
+			openOption: func() (smcr.Option, func() error, error) {
+				return fakeOption{}, func() error { return nil }, nil
+			},
+			newStack: func(smcr.Config) (stack, error) { return b.stack, nil },
 		},
-		openOption: func() (smcr.Option, func() error, error) {
-			return fakeOption{}, func() error { return nil }, nil
-		},
-		newStack: func(smcr.Config) (stack, error) { return b.stack, nil },
 	}
 	return b
 }
@@ -436,7 +479,7 @@ func (b *bench) record(name string, inode uint64) {
 	b.t.Helper()
 	must(b.t, b.store.Write(cni.Attachment{
 		ContainerID: name, IfName: "eth0", NetNS: "/netns/" + name, NetNSID: inode, Network: "n",
-		Pod: cni.Pod{Namespace: "test", Name: name}, IPs: []netip.Prefix{netip.MustParsePrefix("127.0.0.1/8")},
+		Pod: records.Pod{Namespace: "test", Name: name}, IPs: []netip.Prefix{netip.MustParsePrefix("127.0.0.1/8")},
 	}))
 }
 
@@ -489,27 +532,32 @@ func (b *bench) sync() {
 	})
 }
 
-// door is the address of one of the pod's doors: 0 outbound, 1 inbound.
-func (b *bench) door(p *fakePod, door int) netip.AddrPort {
+// agentPort is the address of one of the pod's listeners: 0 outbound, 1 inbound.
+func (b *bench) agentPort(p *fakePod, listener int) netip.AddrPort {
 	var port uint16
-	p.k.change(func() { port = p.ports[door] })
+	p.k.change(func() { port = p.ports[listener] })
 	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), port)
 }
 
-// dial connects to one of the pod's doors.
-func (b *bench) dial(p *fakePod, door int) *net.TCPConn {
+// dial connects to one of the pod's listeners.
+func (b *bench) dial(p *fakePod, listener int) *net.TCPConn {
 	b.t.Helper()
-	c := value(dialTCP(b.t.Context(), b.door(p, door)))(b.t)
+	c := value(dialTCP(b.t.Context(), b.agentPort(p, listener)))(b.t)
 	must(b.t, c.SetDeadline(time.Now().Add(waitLimit)))
 	b.t.Cleanup(func() { _ = c.Close() })
 	return c
 }
 
-// dialReset connects to one of the pod's doors and wants a reset, which may
+// reach connects to a port of this machine's.
+func (b *bench) reach(port uint16) (*net.TCPConn, error) {
+	return dialTCP(b.t.Context(), netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), port))
+}
+
+// dialReset connects to one of the pod's listeners and wants a reset, which may
 // come before the connection is seen to be made.
-func (b *bench) dialReset(p *fakePod, door int) {
+func (b *bench) dialReset(p *fakePod, listener int) {
 	b.t.Helper()
-	c, err := dialTCP(b.t.Context(), b.door(p, door))
+	c, err := dialTCP(b.t.Context(), b.agentPort(p, listener))
 	if err != nil {
 		if !errors.Is(err, syscall.ECONNRESET) {
 			b.t.Errorf("dial = %v, want a reset", err)

@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"errors"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/smcr-io/kube-smcr/internal/agentapi"
+	"github.com/smcr-io/kube-smcr/internal/config"
+	"github.com/smcr-io/kube-smcr/internal/linux"
+	"github.com/smcr-io/kube-smcr/pkg/smcr"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
+)
+
+// outboundTo is a session of the pod to dst, as far as the policies decide it.
+func (p *barePod) outboundTo(dst string) *session {
+	s := &session{dir: agentapi.Outbound, src: netip.MustParseAddrPort("127.0.0.1:40000"), dst: netip.MustParseAddrPort(dst)}
+	p.px.decide(s)
+	return s
+}
+
+// TestProxy_ineligible: of several reasons against SMC-R the first one counts, in the order policy,
+// node, other redirector, mismatch.
+func TestProxy_ineligible(t *testing.T) {
+	const selected, other = "192.0.2.9:80", "192.0.2.9:81"
+	b := newAbleBare(t, "", "policies:\n- {name: p, ports: [80]}\n")
+	p := b.proxy("a")
+	for _, tt := range []struct {
+		name  string
+		spoil func()
+		want  agentapi.Code
+	}{
+		{"nothing is in the way", func() {}, agentapi.CodeOK},
+		{"mismatch", func() { p.px.settings.Mismatch = config.MismatchTransport }, agentapi.CodeTransport},
+		{"other redirector", func() { p.px.surroundings.Store(&surroundings{caught: true}) }, agentapi.CodeMesh},
+		{"node", func() { b.a.unable = unable{"no BPF here", agentapi.CodeNoOption} }, agentapi.CodeNoOption},
+	} {
+		tt.spoil() // in addition to what the cases before did
+		if got := p.px.ineligible(p.outboundTo(selected)); got != tt.want {
+			t.Errorf("%s: %q, want %q", tt.name, got, tt.want)
+		}
+		if got := p.px.ineligible(p.outboundTo(other)); got != agentapi.CodeNoPolicy {
+			t.Errorf("%s, not selected: %q, want %q", tt.name, got, agentapi.CodeNoPolicy)
+		}
+	}
+}
+
+// TestProxy_admitSMCR: a session that may be on SMC-R has one of the connections on SMC-R, and the
+// one for which none is left hears which budget is full. A session that may not takes none.
+func TestProxy_admitSMCR(t *testing.T) {
+	b := newAbleBare(t, "  budgets: {pod: {connections: 1}}\n", "policies:\n- {name: p, ports: [80]}\n")
+	p := b.proxy("a")
+	admit := func(dst string) fallback {
+		s := p.outboundTo(dst)
+		s.reservation = p.reservation(t)
+		return p.px.admitSMCR(s)
+	}
+	for _, tt := range []struct {
+		name, dst string
+		want      fallback
+	}{
+		{"not selected", "192.0.2.9:81", fallback{code: agentapi.CodeNoPolicy}},
+		{"the only connection", "192.0.2.9:80", fallback{}},
+		{"one too many", "192.0.2.9:80", fallback{code: agentapi.CodeBudgetConns, detail: podFull}},
+	} {
+		if got := admit(tt.dst); got != tt.want {
+			t.Errorf("%s: %+v, want %+v", tt.name, got, tt.want)
+		}
+	}
+	if got := b.a.ledger.info().ConnsUsed; got != 1 {
+		t.Errorf("%d connections on SMC-R are taken, want 1", got)
+	}
+}
+
+// TestProxy_fallbackOf: a rendezvous that the stack itself declined with MEM has several reasons, of
+// which the counters before and after it tell one; memory is it if several were short. Every other
+// reason is taken as it is.
+func TestProxy_fallbackOf(t *testing.T) {
+	lackMemory := func(px *proxy) { px.memory.Take(11) }
+	lackQueuePair := func(px *proxy) {
+		for px.memory.TakeQP("soft0") {
+		}
+	}
+	lackDevice := func(px *proxy) { px.deviceRefusals.Add(1) }
+	both := func(fs ...func(*proxy)) func(*proxy) {
+		return func(px *proxy) {
+			for _, f := range fs {
+				f(px)
+			}
+		}
+	}
+	mem := smcr.Info{Reason: clc.ReasonMem}
+	for _, tt := range []struct {
+		name          string
+		info          smcr.Info
+		before, after func(*proxy)
+		want          fallback
+	}{
+		{"memory", mem, nil, lackMemory, fallback{code: agentapi.CodeBudgetMemory, detail: podFull}},
+		{"queue pairs", mem, nil, lackQueuePair, fallback{code: agentapi.CodeQueuePairs}},
+		{"memory and queue pairs", mem, nil, both(lackMemory, lackQueuePair), fallback{code: agentapi.CodeBudgetMemory, detail: podFull}},
+		{"device", mem, nil, lackDevice, fallback{code: agentapi.CodeOf(clc.ReasonMem)}},
+		{"nothing was counted", mem, nil, nil, fallback{code: agentapi.CodeBudgetMemory, detail: podFull}},
+		{"only before", mem, both(lackMemory, lackQueuePair), lackDevice, fallback{code: agentapi.CodeOf(clc.ReasonMem)}},
+		{"the peer's", smcr.Info{Reason: clc.ReasonMem, PeerDeclined: true}, nil, lackMemory, fallback{code: agentapi.CodeOf(clc.ReasonMem), peerDeclined: true}},
+		{"another reason", smcr.Info{Reason: clc.ReasonPeerNoSMC}, nil, lackMemory, fallback{code: agentapi.CodeOf(clc.ReasonPeerNoSMC)}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			l := newLedger(budget(10))
+			a := l.open(budget(10))
+			l.setQueuePairs("soft0", 1)
+			px := &proxy{account: a, memory: a}
+			if tt.before != nil {
+				tt.before(px)
+			}
+			before := px.shortage()
+			if tt.after != nil {
+				tt.after(px)
+			}
+			if got := px.fallbackOf(tt.info, before); got != tt.want {
+				t.Errorf("%+v, want %+v", got, tt.want)
+			}
+		})
+	}
+}
+
+// TestDeclineReason: the client hears whether to come back when something is free again (MEM), that
+// there is no device, or that SMC-R is not configured here.
+func TestDeclineReason(t *testing.T) {
+	for code, want := range map[agentapi.Code]clc.Reason{
+		agentapi.CodeOK:                      clc.ReasonNone,
+		agentapi.CodeBudgetConns:             clc.ReasonMem,
+		agentapi.CodeBudgetMemory:            clc.ReasonMem,
+		agentapi.CodePodDevice:               clc.ReasonNoDev,
+		agentapi.CodeOf(clc.ReasonNoDev):     clc.ReasonNoDev,
+		agentapi.CodeNoPolicy:                clc.ReasonConfigErr,
+		agentapi.CodeOptedOut:                clc.ReasonConfigErr,
+		agentapi.CodeMesh:                    clc.ReasonConfigErr,
+		agentapi.CodeTransport:               clc.ReasonConfigErr,
+		agentapi.CodeNoOption:                clc.ReasonConfigErr,
+		agentapi.CodeOf(clc.ReasonConfigErr): clc.ReasonConfigErr,
+	} {
+		if got := declineReason(code); got != want {
+			t.Errorf("%q: %v, want %v", code, got, want)
+		}
+	}
+}
+
+func TestCodeOfDecision(t *testing.T) {
+	for r, want := range map[config.DecisionReason]agentapi.Code{
+		config.ReasonOptedOut: agentapi.CodeOptedOut,
+		config.ReasonNoPolicy: agentapi.CodeNoPolicy,
+		config.ReasonPeer:     agentapi.CodeNoPolicy,
+		config.ReasonExcluded: agentapi.CodeNoPolicy,
+		config.ReasonPort:     agentapi.CodeNoPolicy,
+	} {
+		if got := codeOfDecision(config.Decision{Reason: r}); got != want {
+			t.Errorf("%v: %q, want %q", r, got, want)
+		}
+	}
+}
+
+// TestTemporary: a destination is tried again soon after what passes by itself, and not after what
+// the peer or the network is like.
+func TestTemporary(t *testing.T) {
+	for r, want := range map[clc.Reason]bool{
+		clc.ReasonMem: true, clc.ReasonSyncErr: true, clc.ReasonNoActLink: true, clc.ReasonNoSrvLink: true, clc.ReasonInternal: true,
+		clc.ReasonErrRToken: true, clc.ReasonErrReadyLnk: true, clc.ReasonErrRegBuf: true,
+		clc.ReasonNone: false, clc.ReasonConfigErr: false, clc.ReasonPeerNoSMC: false, clc.ReasonNoDev: false, clc.ReasonDiffPrefix: false,
+		clc.ReasonVersMismat: false, clc.ReasonNoRoute: false, clc.ReasonNoUEID: false, clc.ReasonPeerDecl: false,
+	} {
+		if got := temporary(r); got != want {
+			t.Errorf("%v: %t, want %t", r, got, want)
+		}
+	}
+}
+
+// TestProxy_bypass: how long a destination is left alone, and when it is not to be.
+func TestProxy_bypass(t *testing.T) {
+	const dst = "192.0.2.9:80"
+	required := "policies:\n- {name: p, mode: Required}\n"
+	for _, tt := range []struct {
+		name            string
+		extra, policies string
+		later           string // policies that come while the session is under way
+		code            agentapi.Code
+		passing         bool
+		err             error
+		want            time.Duration // 0: it is not left alone
+	}{
+		{name: "lasting", policies: preferAll, code: agentapi.CodeOf(clc.ReasonPeerNoSMC), want: 100 * time.Second},
+		{name: "passing", policies: preferAll, code: agentapi.CodeOf(clc.ReasonMem), passing: true, want: 10 * time.Second},
+		{name: "other redirector", policies: preferAll, code: agentapi.CodeMesh, passing: true, want: 10 * time.Second},
+		{name: "other redirector, short cache", extra: "  negativeCacheTTL: 1s\n", policies: preferAll, code: agentapi.CodeMesh, passing: true, want: leastMeshBypass},
+		{name: "other redirector, no cache", extra: "  negativeCacheTTL: 0s\n", policies: preferAll, code: agentapi.CodeMesh, want: leastMeshBypass},
+		{name: "no cache", extra: "  negativeCacheTTL: 0s\n", policies: preferAll, code: agentapi.CodeOf(clc.ReasonPeerNoSMC)},
+		{name: "required", policies: required, code: agentapi.CodeMesh},
+		{name: "required by now", policies: preferAll, later: required, code: agentapi.CodeMesh},
+		{name: "required before", policies: required, later: preferAll, code: agentapi.CodeMesh},
+		{name: "the kernel refuses", policies: preferAll, code: agentapi.CodeMesh, err: errors.New("no memory for the set")},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if tt.extra == "" {
+				tt.extra = "  negativeCacheTTL: 100s\n"
+			}
+			b := newAbleBare(t, tt.extra, tt.policies)
+			p := b.proxy("a")
+			p.redir.bypErr = tt.err
+			s := p.outboundTo(dst)
+			if tt.later != "" {
+				b.put(tt.extra, tt.later)
+			}
+			before := time.Now()
+			if got := p.px.bypass(s, tt.code, tt.passing); got != (tt.want > 0) {
+				t.Errorf("reports %t", got)
+			}
+			shown := b.a.bypasses.get("test/a", s.dst, before)
+			if tt.want == 0 {
+				if len(p.redir.bypassed) > 0 || shown != nil {
+					t.Errorf("left alone: %v, %+v", p.redir.bypassed, shown)
+				}
+				return
+			}
+			if len(p.redir.bypassed) != 1 || p.redir.bypassed[0] != s.dst || p.redir.ttl != tt.want {
+				t.Errorf("%v left alone for %v, want %v for %v", p.redir.bypassed, p.redir.ttl, s.dst, tt.want)
+			}
+			if shown == nil || shown.Reason != tt.code || shown.Until.Before(before.Add(tt.want)) || shown.Until.After(time.Now().Add(tt.want)) {
+				t.Errorf("shown: %+v, want %s for %v", shown, tt.code, tt.want)
+			}
+		})
+	}
+}
+
+// TestProxy_bypassFirst: for which reasons the destination is left alone before it is dialed, and
+// when it must not be dialed at all.
+func TestProxy_bypassFirst(t *testing.T) {
+	broken := errors.New("no memory for the set")
+	for _, tt := range []struct {
+		code     agentapi.Code
+		err      error
+		dial     bool
+		bypassed int
+	}{
+		{agentapi.CodeBudgetConns, nil, true, 1},
+		{agentapi.CodeBudgetMemory, nil, true, 1},
+		{agentapi.CodeBudgetConns, broken, true, 0},
+		{agentapi.CodeMesh, nil, true, 1},
+		{agentapi.CodeMesh, broken, false, 0}, // the connection could come back to the agent
+		{agentapi.CodeNoPolicy, nil, true, 0},
+		{agentapi.CodeNoOption, nil, true, 0},
+	} {
+		b := newAbleBare(t, "  negativeCacheTTL: 100s\n", preferAll)
+		p := b.proxy("a")
+		p.redir.bypErr = tt.err
+		if got := p.px.bypassFirst(p.outboundTo("192.0.2.9:80"), tt.code); got != tt.dial || len(p.redir.bypassed) != tt.bypassed {
+			t.Errorf("%s, error %v: dial %t, left alone %v; want %t and %d", tt.code, tt.err, got, p.redir.bypassed, tt.dial, tt.bypassed)
+		}
+		if want := 100 * time.Second / tempShare; tt.bypassed > 0 && p.redir.ttl != want {
+			t.Errorf("%s: for %v, want %v, since it passes", tt.code, p.redir.ttl, want)
+		}
+	}
+}
+
+// TestProxy_meshedDial: in a pod with another redirector a connection that is not to be on SMC-R is
+// carried, since its destination is left alone before the agent dials it.
+func TestProxy_meshedDial(t *testing.T) {
+	b := newAbleBare(t, "  negativeCacheTTL: 1s\n", preferAll)
+	p := b.proxy("a")
+	p.px.surroundings.Store(&surroundings{Others: linux.Others{Redirector: "table ip istio"}})
+	app, far := loopback(t)
+	carried := make(chan struct{})
+	go func() {
+		defer close(carried)
+		p.px.outbound(t.Context(), app, b.server(), p.reservation(t))
+	}()
+	exchange(t, far, 10)
+	<-carried
+	if len(p.redir.bypassed) != 1 || p.redir.ttl != leastMeshBypass {
+		t.Errorf("%v left alone for %v, want %v", p.redir.bypassed, p.redir.ttl, leastMeshBypass)
+	}
+}
