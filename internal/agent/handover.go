@@ -16,35 +16,42 @@ import (
 //
 //	successor                         agent
 //	opens its devices, on the
-//	same addresses, and all that
-//	can fail
-//	POST /v1/handover ------------->  the manager stops: nothing is started,
-//	                                  renewed or swept any more
-//	                                  each diversion to its listeners is
-//	                                  renewed once, for handoverHold
+//	same addresses, and does
+//	all else that can fail
+//	POST /v1/handover ------------->  the manager stops: from now on the agent
+//	                                  starts, renews and sweeps nothing
+//	                                  renews each diversion to its listeners
+//	                                  once, for handoverTTL
 //	                                  closes its API and metrics, gives up
-//	                                  the claim
+//	                                  the node's lock
 //	<-------------------------- 204
-//	takes claim, socket, port
-//	each pod: listens, replaces
-//	the table in one transaction
-//	                                  stands by: carries what it carried,
-//	                                  accepts what is still diverted to it
-//	                                  SIGTERM: the connections may end until
+//	takes lock, socket, port
+//	for each pod: listens, and
+//	replaces the table in one
+//	transaction
+//	                                  stands by: carries its sessions, accepts
+//	                                  what is still diverted to it
+//	                                  SIGTERM: its sessions may end until
 //	                                  DrainTimeout
 //
 // At every moment somebody listens where a pod's table diverts to. If the
-// successor dies, the agent that stands by finds the claim free for
-// successorPatience and manages the node again, which is before the diversions
-// to its listeners expire; pods whose table the successor had replaced are
-// direct meanwhile, after RedirectTTL.
+// successor dies, for example 2 s after the handover:
+//
+//	 0 s  the agent hands over; its diversions hold until 10 s (handoverTTL)
+//	 2 s  the successor dies; the kernel gives the node's lock back
+//	 3 s  the agent finds the lock free for the first time (pollEvery)
+//	 8 s  the lock was free for successorPatience: the agent manages the node
+//	      again, and sets the pods up anew
+//
+// Pods whose table the successor had already replaced are direct from RedirectTTL
+// after its death until then.
 
-// handover is a request that waits for the manager.
+// handover is a request to the manager to hand over.
 type handover struct {
-	done chan error // gets the answer, once
+	done chan error // gets the result, once
 }
 
-// apiHandover gives the node to another agent.
+// apiHandover serves the request of a successor.
 func (a *agent) apiHandover(w http.ResponseWriter, req *http.Request) {
 	by := req.URL.Query().Get("instance")
 	switch {
@@ -59,7 +66,7 @@ func (a *agent) apiHandover(w http.ResponseWriter, req *http.Request) {
 		return
 	}
 	h := &handover{done: make(chan error, 1)}
-	err := a.manager.ask(req.Context(), h)
+	err := a.manager.requestHandover(req.Context(), h)
 	if err == nil {
 		err = <-h.done
 	}
@@ -70,66 +77,66 @@ func (a *agent) apiHandover(w http.ResponseWriter, req *http.Request) {
 	w.WriteHeader(http.StatusNoContent)
 }
 
-// handOver is the agent's side, after its manager stopped.
+// handOver gives the node up, after the manager stopped.
 func (a *agent) handOver(h *handover, api *apiServer) {
 	a.manages(false)
-	a.legacies.closeDoors(time.Now()) // of an earlier handover: a port has two listeners at most
+	a.legacies.closeListeners(time.Now()) // those of an earlier handover: one port has two listeners at most
 	for key, p := range a.manager.snapshot() {
-		if p.run != nil {
-			a.legacies.add(p.run, time.Now())
+		if p.proxy != nil {
+			a.legacies.add(p.proxy, time.Now())
 		} else {
 			rest := *p
-			a.manager.withdraw(&rest)
+			a.manager.releaseDevices(&rest)
 		}
 		a.manager.put(key, nil)
 	}
-	err := errors.Join(a.wire.release(), api.retire(), a.claim.release())
-	a.claim = nil
+	err := errors.Join(a.wire.handOver(), api.retire(), a.nodeLock.release())
+	a.nodeLock = nil
 	if err != nil {
-		// The successor finds out what of it matters.
+		// If it matters, the successor fails, and says why.
 		a.cfg.Log.Warn("not everything was given up for the successor", "err", err)
 	}
-	a.cfg.Log.Info("node handed over; carrying on what is carried", "conns", len(a.flows.list(nil)))
+	a.cfg.Log.Info("node handed over; carrying on what is carried", "conns", len(a.sessions.list(nil)))
 	h.done <- nil
 }
 
-// manages tells those who do more for the node whether the agent manages it.
+// manages tells Config.Manages whether the agent manages the node.
 func (a *agent) manages(yes bool) {
 	if a.cfg.Manages != nil {
 		a.cfg.Manages(yes)
 	}
 }
 
-// obtain takes the claim: from the agent that has it, if both allow it, or
-// when an agent that just ends gives it back.
-func (a *agent) obtain(ctx context.Context) (err error) {
+// lockNode takes the node's lock. If another agent holds the lock, lockNode takes the node over
+// from it, where both allow that, or waits a moment for an agent that is about to end.
+func (a *agent) lockNode(ctx context.Context) (err error) {
 	n := a.node.Load()
-	deadline := time.Now().Add(claimPatience)
+	deadline := time.Now().Add(nodeLockPatience)
 	for {
 		if n.Takeover {
 			if err := a.takeOver(ctx); err != nil {
 				return err
 			}
 		}
-		a.claim, err = tryClaim(n.APISocket)
+		a.nodeLock, err = tryLockNode(n.APISocket)
 		switch {
-		case !errors.Is(err, errClaimed):
+		case !errors.Is(err, errNodeLocked):
 			return err
-		case answers(ctx, n.APISocket):
+		case socketAnswers(ctx, n.APISocket):
 			if !n.Takeover {
 				return answersError(n.APISocket)
 			}
-			deadline = time.Now().Add(claimPatience) // somebody was faster
+			deadline = time.Now().Add(nodeLockPatience) // another successor was faster: ask that one
 		case time.Now().After(deadline):
 			return err
 		}
-		if !wait(ctx, claimPoll) {
+		if !sleep(ctx, nodeLockPoll) {
 			return err
 		}
 	}
 }
 
-// takeOver gets the node from the agent that has it, if there is one. The own
+// takeOver asks the agent that manages the node, if there is one, to hand over. This agent's
 // devices are open already.
 func (a *agent) takeOver(ctx context.Context) error {
 	c := agentapi.NewClient(a.node.Load().APISocket)
@@ -151,44 +158,45 @@ func (a *agent) takeOver(ctx context.Context) error {
 		case errors.As(err, &refused) && refused.HTTPStatus != http.StatusServiceUnavailable:
 			return fmt.Errorf("take the node over: %w", err)
 		case refused == nil && time.Now().After(deadline):
-			// One that hangs; one that ends meanwhile was asked again.
+			// The agent hangs. (An agent that is ending answers 503 and is asked again.)
 			return fmt.Errorf("take the node over: %w", err)
 		case refused != nil && !waiting:
 			a.cfg.Log.Info("waiting for another agent that is ending", "agent", s.Instance)
 		}
-		if !wait(ctx, claimPoll) {
+		if !sleep(ctx, nodeLockPoll) {
 			return fmt.Errorf("take the node over: %w", err)
 		}
 	}
 }
 
-// standBy is the life of an agent that handed over. It returns the servers of
-// an agent that manages the node again, or nil when the agent is to end.
+// standBy carries the sessions of an agent that handed over. It returns the API's servers if the
+// agent manages the node again, or nil if the agent is to end.
 func (a *agent) standBy(ctx context.Context) (*apiServer, error) {
 	tick := time.NewTicker(pollEvery)
 	defer tick.Stop()
 	var (
-		alone time.Time // since then nobody has the claim; zero: somebody has
-		heir  = a.watchSuccessor()
+		alone time.Time // since when nobody holds the node's lock; zero: somebody does
+		succ  = a.watchSuccessor()
 	)
-	defer heir.close()
+	defer succ.close()
 	for {
 		select {
 		case <-ctx.Done():
-			a.awaitSuccessor(ctx, heir)
-			a.cfg.Log.Info("draining", "conns", len(a.flows.list(nil)), "timeout", a.node.Load().DrainTimeout)
-			return nil, a.drainFor(ctx, a.legacies.take(), a.node.Load().DrainTimeout, nil)
+			a.awaitSuccessor(ctx, succ)
+			a.cfg.Log.Info("draining", "conns", len(a.sessions.list(nil)), "timeout", a.node.Load().DrainTimeout)
+			err := a.drainFor(ctx, a.legacies.take(), a.node.Load().DrainTimeout, nil)
+			return nil, errors.Join(err, a.wire.endStandby(succ.wire(ctx)))
 		case <-a.cfg.Leave:
 			return nil, a.leaveStandingBy(ctx)
 		case <-a.cfg.Reload:
 			a.reload()
-			a.legacies.judge()
+			a.legacies.enforcePolicies()
 		case now := <-tick.C:
-			if heir.served(ctx, now) {
-				a.legacies.closeDoors(now)
+			if succ.served(ctx, now) {
+				a.legacies.closeListeners(now)
 			}
-			a.legacies.tidy(now)
-			c, err := tryClaim(a.node.Load().APISocket)
+			a.legacies.stopFinished(now)
+			l, err := tryLockNode(a.node.Load().APISocket)
 			switch {
 			case err != nil:
 				alone = time.Time{}
@@ -196,9 +204,9 @@ func (a *agent) standBy(ctx context.Context) (*apiServer, error) {
 				alone = now
 				fallthrough
 			case now.Sub(alone) < successorPatience:
-				a.noteRelease(c.release())
+				a.logUnlock(l.release())
 			default:
-				if api := a.resume(ctx, c); api != nil {
+				if api := a.resume(ctx, l); api != nil {
 					return api, nil
 				}
 				alone = time.Time{}
@@ -207,39 +215,39 @@ func (a *agent) standBy(ctx context.Context) (*apiServer, error) {
 	}
 }
 
-func (a *agent) noteRelease(err error) {
+func (a *agent) logUnlock(err error) {
 	if err != nil {
-		a.cfg.Log.Warn("claim not given back", "err", err)
+		a.cfg.Log.Warn("lock of the node not given back", "err", err)
 	}
 }
 
-// resume makes the agent manage the node again.
-func (a *agent) resume(ctx context.Context, c *claim) *apiServer {
+// resume makes the agent manage the node again, with the lock l.
+func (a *agent) resume(ctx context.Context, l *nodeLock) *apiServer {
 	a.cfg.Log.Warn("no successor for a while: managing the node again", "waited", successorPatience)
 	api, err := a.listenAPI(ctx)
 	if err != nil {
 		a.cfg.Log.Error("cannot manage the node again; trying on", "err", err)
-		a.noteRelease(c.release())
+		a.logUnlock(l.release())
 		return nil
 	}
-	a.claim, a.tookFrom = c, ""
+	a.nodeLock, a.tookFrom = l, ""
 	a.manager.restart()
 	return api
 }
 
-// awaitSuccessor waits until nothing is diverted to the listeners of this
-// agent any more: the successor serves the pods, or the diversions expired.
-func (a *agent) awaitSuccessor(ctx context.Context, heir *successor) {
-	ctx, cancel := a.hurried(context.WithoutCancel(ctx), time.Until(a.legacies.heldUntil()))
+// awaitSuccessor waits until nothing is diverted to this agent's listeners any more: the successor
+// serves the pods, or the diversions expired.
+func (a *agent) awaitSuccessor(ctx context.Context, succ *successor) {
+	ctx, cancel := a.hurried(context.WithoutCancel(ctx), time.Until(a.legacies.divertedUntil()))
 	defer cancel()
-	for !heir.served(ctx, time.Now()) && wait(ctx, pollEvery/10) {
+	for !succ.served(ctx, time.Now()) && sleep(ctx, pollEvery/10) {
 	}
 }
 
 // successor is what an agent that stands by knows of its successor.
 type successor struct {
 	client *agentapi.Client
-	synced time.Time // zero: not seen to be synced yet
+	synced time.Time // when the successor said first that it is; zero: not yet
 }
 
 func (a *agent) watchSuccessor() *successor {
@@ -248,9 +256,9 @@ func (a *agent) watchSuccessor() *successor {
 
 func (s *successor) close() { s.client.Close() }
 
-// served tells whether the successor has looked at all pods for long enough:
-// what was diverted just before has come then, even if a packet of its
-// handshake was lost once.
+// served reports whether the successor serves all pods, and has for listenerLinger. Connections
+// that were diverted here just before have arrived by then, even if a packet of their handshake was
+// lost once.
 func (s *successor) served(ctx context.Context, now time.Time) bool {
 	if s.synced.IsZero() {
 		ctx, cancel := context.WithTimeout(ctx, pollEvery)
@@ -260,11 +268,22 @@ func (s *successor) served(ctx context.Context, now time.Time) bool {
 		}
 		s.synced = now
 	}
-	return now.Sub(s.synced) >= doorLinger
+	return now.Sub(s.synced) >= listenerLinger
 }
 
-// hurried is a context that ends after a time, or when the agent is told to
-// hurry.
+// wire is the state of the successor's filter of RoCE packets: WireNone if there is no successor,
+// or it has no filter.
+func (s *successor) wire(ctx context.Context) agentapi.WireState {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), pollEvery)
+	defer cancel()
+	st, err := s.client.Status(ctx)
+	if err != nil {
+		return agentapi.WireNone
+	}
+	return st.Wire.State
+}
+
+// hurried returns a context that ends after a time, or when Config.Hurry is closed.
 func (a *agent) hurried(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithTimeout(ctx, d)
 	over := make(chan struct{})

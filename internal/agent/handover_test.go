@@ -220,7 +220,7 @@ func (ls *longs) dead() int {
 // TestHandover replaces agents under load: no new connection fails, and those
 // that are carried live until the old agent's drain ends.
 func TestHandover(t *testing.T) {
-	t.Parallel() // it mostly waits
+	t.Parallel() // the test mostly waits
 	for _, tt := range []struct {
 		name             string
 		clients, servers bool
@@ -311,7 +311,7 @@ func testHandover(t *testing.T, clients, servers bool) {
 // TestHandover_again: agents follow each other, each while the one before the
 // last has just ended, with connections all the time.
 func TestHandover_again(t *testing.T) {
-	t.Parallel() // it mostly waits
+	t.Parallel() // the test mostly waits
 	l := newHandoverLab(t)
 	l.b.succeed(t, "peer")
 	ln := l.b.pod.listen(t, podB+":0")
@@ -339,7 +339,7 @@ func TestHandover_again(t *testing.T) {
 // TestHandover_successorDies: the agent that stands by manages the node again,
 // and lets the next one have it.
 func TestHandover_successorDies(t *testing.T) {
-	t.Parallel() // it mostly waits
+	t.Parallel() // the test mostly waits
 	l := newHandoverLab(t)
 	l.b.succeed(t, "peer")
 	ln := l.b.pod.listen(t, podB+":0")

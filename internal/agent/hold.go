@@ -1,0 +1,417 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/smcr-io/kube-smcr/internal/agentapi"
+	"github.com/smcr-io/kube-smcr/internal/linux"
+	"github.com/smcr-io/kube-smcr/internal/synqueue"
+	"github.com/smcr-io/kube-smcr/pkg/smcr"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
+)
+
+// # Held SYNs
+//
+// The SYN of an application to a selected destination waits in a queue of the pod's namespace until
+// the agent's own connection to the destination says where it goes (docs/design/0012):
+//
+//	application         agent                                   destination
+//	SYN, held
+//	                    SYN with the option ------------------>
+//	                    <------------------------------ SYN-ACK
+//	                    no option: RST, nothing was accepted -->
+//	let go: SYN ----------------------------------------------->
+//	                    with the option: rendezvous <---------->
+//	diverted: SYN ----> accepts, and relays on SMC-R
+//
+// So connect() ends as the destination ends it, and what is not on SMC-R passes no agent. What the
+// agent cannot decide in holdPatience is let go.
+
+// holder is *linux.Holder.
+type holder interface {
+	Run(ctx context.Context) error
+	Answer(c synqueue.Conn, d synqueue.Decision, f synqueue.Finding) (wasHeld bool, err error)
+	Forget()
+	Number() uint16
+	Keep(k *linux.Keeper) (number uint32, err error)
+	Close() error
+}
+
+// hold holds the SYNs of one pod.
+type hold struct {
+	px     *proxy
+	holder holder
+	stop   context.CancelFunc // ends run
+	ended  chan struct{}      // closed when run returns
+	once   sync.Once          // of close
+
+	mu    sync.Mutex // guards what is below
+	doors map[synqueue.Conn]chan *net.TCPConn
+}
+
+// openHold binds a queue in the pod's namespace. If that is not possible, the pod's connections are
+// diverted before it is known where they can go.
+func (px *proxy) openHold() error {
+	if !px.agent.holds.on {
+		return nil
+	}
+	h := &hold{px: px, ended: make(chan struct{}), doors: map[synqueue.Conn]chan *net.TCPConn{}}
+	var err error
+	h.holder, err = px.net.hold(linux.HolderConfig{
+		Marks: holdMarks,
+		Late: func(c synqueue.Conn) synqueue.Decision {
+			if px.agent.node.Load().Decide(px.identity(c.Src.Addr()), c.Dst).Required {
+				return synqueue.Drop // TCP repeats it, and it is asked for again
+			}
+			return synqueue.Pass
+		},
+		Ask: func(_ *linux.Holder, c synqueue.Conn, held bool) { h.ask(c, held) },
+	})
+	if err != nil {
+		px.log.Warn("SYNs not held: connect() of the pod's programs succeeds before their destination answers", "err", err)
+		return nil
+	}
+	if err := px.agent.holds.keeper.add(h.holder); err != nil {
+		px.log.Warn("queue not kept: what it holds waits for a second if the agent is killed", "err", err)
+	}
+	px.hold = h
+	return nil
+}
+
+// start serves the queue.
+func (h *hold) start() {
+	ctx, stop := context.WithCancel(context.Background())
+	h.stop = stop
+	go func() {
+		defer close(h.ended)
+		if err := h.holder.Run(ctx); err != nil && ctx.Err() == nil {
+			h.px.log.Error("SYNs not held any more: the pod's new connections go directly", "err", err)
+		}
+	}()
+}
+
+// close lets go what is held, and unbinds the queue. h may be nil.
+func (h *hold) close() error {
+	if h == nil {
+		return nil
+	}
+	var err error
+	h.once.Do(func() {
+		if h.stop != nil {
+			h.stop()
+			<-h.ended
+		}
+		err = errors.Join(h.px.agent.holds.keeper.remove(h.holder), h.holder.Close())
+	})
+	return err
+}
+
+// forget forgets what was found out about destinations. h may be nil.
+func (h *hold) forget() {
+	if h != nil {
+		h.holder.Forget()
+	}
+}
+
+// ask finds out where a connection can go. held says that its SYN waits for that; otherwise only the
+// destination is of interest.
+func (h *hold) ask(c synqueue.Conn, held bool) {
+	if h.px.draining.Load() || h.px.released.Load() {
+		h.answer(c, synqueue.Pass, synqueue.Finding{})
+		return
+	}
+	h.px.sessionTasks.Go(func() { h.settle(c, held) })
+}
+
+// answer gives the verdict. It reports whether the SYN was held until now.
+func (h *hold) answer(c synqueue.Conn, d synqueue.Decision, f synqueue.Finding) (wasHeld bool) {
+	wasHeld, err := h.holder.Answer(c, d, f)
+	if err != nil {
+		h.px.log.Debug("verdict not given", "peer", c.Dst, "err", err) // the queue ends
+	}
+	return wasHeld
+}
+
+// settle finds out where a connection can go, answers, and carries it if it goes here.
+func (h *hold) settle(c synqueue.Conn, held bool) {
+	px := h.px
+	rv, _ := px.account.reserve(netip.Addr{}, true)
+	px.notifyBudget()
+	s, ctx, end := px.register(px.life, nil, &session{dir: agentapi.Outbound, src: c.Src, dst: c.Dst, reservation: rv})
+	defer end()
+	if rv == nil {
+		h.leave(s, fallback{code: agentapi.CodeBudgetPending}, synqueue.Drop, rememberPassing)
+		return
+	}
+	defer rv.release()
+	why := px.admitSMCR(s)
+	if why.code == agentapi.CodeOK && !s.decision.Required && px.agent.attached(c.Dst.Addr()) {
+		why.code = agentapi.CodeSameNode
+	}
+	if why.code != agentapi.CodeOK {
+		h.leave(s, why, synqueue.Reset, rememberPassing)
+		return
+	}
+	tcp := h.dial(ctx, s)
+	if tcp == nil {
+		return
+	}
+	if !held {
+		reset(tcp) // the application's own connection is on its way already
+		h.answer(c, synqueue.Pass, speaking)
+		return
+	}
+	if carrier := h.meet(ctx, s, tcp); carrier != nil {
+		h.carry(ctx, s, c, carrier, tcp)
+	}
+}
+
+// speaking is the finding about a destination that speaks SMC-R.
+var speaking = synqueue.Finding{Speaks: true, For: speaksFor}
+
+// remember is how long a destination counts as one that does not speak SMC-R.
+type remember uint8
+
+const (
+	rememberNever   remember = iota // it is asked again for the next connection
+	rememberPassing                 // the reason passes by itself
+	rememberLasting
+)
+
+// leave lets a connection go without SMC-R or, if a policy requires SMC-R, refuses it as d says. What
+// the destination refused is refused as it did: if the application's SYN went there, too, a router
+// that sends one ICMP error a second would not answer it.
+func (h *hold) leave(s *session, why fallback, d synqueue.Decision, r remember) {
+	px, f := h.px, synqueue.Finding{}
+	if s.decision.Required {
+		if d != synqueue.Drop {
+			px.refuse(s, nil, why)
+		}
+	} else {
+		if why.code == agentapi.CodeNoPolicy {
+			why.detail = s.decision.Reason.String()
+		}
+		if d == synqueue.Drop || why.code != agentapi.CodeConnect {
+			d = synqueue.Pass
+		}
+		if r != rememberNever {
+			f.For = staleFor * px.bypassFor(s, why.code, r == rememberPassing)
+		}
+		px.record(s, smcr.ModeTCP.String(), why)
+		px.agent.metrics.fallback(why.code)
+	}
+	h.answer(synqueue.Conn{Src: s.src, Dst: s.dst}, d, f)
+}
+
+// dial connects to the destination with the option. If the destination does not answer, or answers
+// without the option, it settles that and returns nil.
+func (h *hold) dial(ctx context.Context, s *session) *net.TCPConn {
+	px, wait := h.px, holdPatience
+	if s.decision.Required {
+		wait = requiredPatience
+	}
+	dctx, stop := context.WithTimeout(ctx, wait)
+	tcp, err := px.net.dialOut(dctx, linux.Controls(px.agent.option.ControlDial, linux.ControlDelayACK), s.src.Addr(), s.dst)
+	stop()
+	if err != nil {
+		h.leave(s, fallback{code: agentapi.CodeConnect, detail: err.Error()}, refusalOf(err), rememberNever)
+		return nil
+	}
+	offered, err := px.agent.option.PeerOffered(tcp)
+	if err == nil && offered {
+		err = resetOnClose(tcp)
+	}
+	if err != nil || !offered {
+		reset(tcp)
+		why, r := fallback{code: agentapi.CodeOf(clc.ReasonPeerNoSMC)}, rememberLasting
+		if err != nil { // it says nothing about the peer
+			why, r = fallback{code: agentapi.CodeOf(clc.ReasonInternal), detail: err.Error()}, rememberPassing
+		}
+		h.leave(s, why, synqueue.Reset, r)
+		return nil
+	}
+	return tcp
+}
+
+// refusalOf is how a connection ends like the agent's own, which failed with err.
+func refusalOf(err error) synqueue.Decision {
+	switch {
+	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, syscall.ECONNRESET):
+		return synqueue.Reset
+	case errors.Is(err, syscall.EHOSTUNREACH):
+		return synqueue.HostUnreachable
+	case errors.Is(err, syscall.ENETUNREACH):
+		return synqueue.NetUnreachable
+	case errors.Is(err, syscall.EACCES), errors.Is(err, syscall.EPERM):
+		return synqueue.Prohibited
+	}
+	return synqueue.Drop // no answer, or not the destination's
+}
+
+// meet runs the rendezvous. If it does not end on SMC-R, meet settles that and returns nil.
+func (h *hold) meet(ctx context.Context, s *session, tcp *net.TCPConn) carrier {
+	px := h.px
+	local := &atomic.Bool{}
+	if !s.decision.Required {
+		end := px.agent.holds.begin(addrPort(tcp.LocalAddr()), local)
+		defer end()
+	}
+	before := px.shortage()
+	c, err := px.stack.client(ctx, tcp)
+	switch {
+	case local.Load():
+		if err == nil {
+			_ = c.Abort()
+		}
+		h.leave(s, fallback{code: agentapi.CodeSameNode}, synqueue.Reset, rememberNever) // another endpoint may be on another node
+		return nil
+	case errors.Is(err, syscall.ECONNRESET) || err != nil && ctx.Err() != nil:
+		h.leave(s, fallback{code: agentapi.CodeRendezvous, detail: err.Error()}, synqueue.Reset, rememberNever)
+		return nil
+	case err != nil:
+		h.leave(s, fallback{code: agentapi.CodeRendezvous, detail: err.Error()}, synqueue.Reset, rememberLasting)
+		return nil
+	}
+	i := c.Info()
+	px.agent.metrics.setup.Observe(i.Setup.Seconds())
+	if i.Mode == smcr.ModeSMCR {
+		return c
+	}
+	_ = c.Abort() // an error says no more than that the connection is broken already
+	r := rememberLasting
+	if temporary(i.Reason) {
+		r = rememberPassing
+	}
+	h.leave(s, px.fallbackOf(i, before), synqueue.Reset, r)
+	return nil
+}
+
+// carry diverts the application's connection to the agent, and relays it.
+func (h *hold) carry(ctx context.Context, s *session, conn synqueue.Conn, c carrier, tcp *net.TCPConn) {
+	door := make(chan *net.TCPConn, 1)
+	h.mu.Lock()
+	h.doors[conn] = door
+	h.mu.Unlock()
+	var app *net.TCPConn
+	if h.answer(conn, synqueue.Divert, speaking) {
+		t := time.NewTimer(doorPatience)
+		select {
+		case app = <-door:
+		case <-t.C:
+		case <-ctx.Done():
+		}
+		t.Stop()
+	}
+	if app == nil {
+		app = h.leaveDoor(conn, door)
+	}
+	switch {
+	case app == nil: // the application gave up, or its SYN was let go before
+		_ = c.Abort()
+		return
+	case !s.setApp(app):
+		reset(app)
+		_ = c.Abort()
+		return
+	}
+	h.px.relaySMCR(s, c, tcp)
+}
+
+// leaveDoor ends the wait for the application's connection. It returns the connection if that came
+// in the last moment.
+func (h *hold) leaveDoor(conn synqueue.Conn, door chan *net.TCPConn) (app *net.TCPConn) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.doors[conn] == door {
+		delete(h.doors, conn)
+	}
+	select {
+	case app = <-door:
+	default:
+	}
+	return app
+}
+
+// deliver gives an accepted connection to the session that waits for it. It reports whether there is
+// one. h may be nil.
+func (h *hold) deliver(conn synqueue.Conn, app *net.TCPConn) bool {
+	if h == nil {
+		return false
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	door := h.doors[conn]
+	if door == nil {
+		return false
+	}
+	delete(h.doors, conn)
+	door <- app // has room, and is nobody else's
+	return true
+}
+
+// holds is what the pods' holds share.
+type holds struct {
+	on     bool // SYNs are held
+	form   linux.QueueForm
+	err    error // why SYNs are not held although the configuration wants it
+	keeper keeper
+
+	mu    sync.Mutex // guards what is below
+	dials map[netip.AddrPort]*atomic.Bool
+}
+
+// enable looks whether SYNs can be held.
+func (hs *holds) enable(a *agent) {
+	hs.dials = map[netip.AddrPort]*atomic.Bool{}
+	hs.keeper.log = a.cfg.Log
+	if !a.cfg.Node.HoldSYNs || a.option == nil {
+		return
+	}
+	hs.form, hs.err = a.cfg.probeQueue()
+	if hs.err != nil {
+		a.cfg.Log.Warn("SYNs cannot be held: connect() of pods' programs succeeds before their destination answers", "err", hs.err)
+		return
+	}
+	hs.on = true
+}
+
+// begin notes the address from which a pod of this agent connects, until end is called. local
+// becomes true if the server turns out to be a pod of this agent, too.
+func (hs *holds) begin(from netip.AddrPort, local *atomic.Bool) (end func()) {
+	hs.mu.Lock()
+	defer hs.mu.Unlock()
+	hs.dials[from] = local
+	return func() {
+		hs.mu.Lock()
+		defer hs.mu.Unlock()
+		delete(hs.dials, from)
+	}
+}
+
+// isLocal reports whether an inbound connection comes from a pod of this agent that does without
+// SMC-R on its own node, and tells that pod's session.
+func (hs *holds) isLocal(from netip.AddrPort) bool {
+	hs.mu.Lock()
+	defer hs.mu.Unlock()
+	local := hs.dials[from]
+	if local == nil {
+		return false
+	}
+	local.Store(true)
+	return true
+}
+
+// attached reports whether a pod on this node has an address.
+func (a *agent) attached(addr netip.Addr) bool {
+	_, ok := a.lookup(addr)
+	return ok
+}
