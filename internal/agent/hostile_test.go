@@ -47,7 +47,7 @@ func TestAgent_peerEchoesOption(t *testing.T) {
 // TestAgent_clientWithoutCLC: clients that offer the option and then say
 // something else, or nothing, or stop in the middle of a message.
 func TestAgent_clientWithoutCLC(t *testing.T) {
-	t.Parallel() // it mostly waits
+	t.Parallel() // the test mostly waits
 	l := newLab(t)
 	l.b.start(t)
 	ln := l.b.pod.listen(t, podB+":0")

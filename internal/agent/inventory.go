@@ -5,72 +5,26 @@ package agent
 import (
 	"cmp"
 	"maps"
-	"net/http"
 	"slices"
 	"sync"
 	"time"
 
+	"github.com/smcr-io/kube-smcr/internal/agent/rnics"
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
-	"github.com/smcr-io/kube-smcr/internal/vf"
-	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/internal/devices/vf"
 )
 
 // deviceInfo describes the node's devices as they are now.
 func (a *agent) deviceInfo() []agentapi.Device {
 	out := []agentapi.Device{}
-	for _, d := range a.devices.now(nil) {
-		out = append(out, d.info())
+	for _, d := range a.rnics.Node().States() {
+		out = append(out, d.Info())
 	}
 	return out
 }
 
-func (d *deviceNow) info() agentapi.Device {
-	x := agentapi.Device{Name: d.name, Provider: "verbs", Port: rdma.PortDown.String(), Since: d.since}
-	if d.cfg.Soft() {
-		x.Provider, x.Interface = "soft", d.cfg.Interface
-		if d.cfg.SoftAddress.IsValid() {
-			x.Address = d.cfg.SoftAddress.String()
-		}
-	} else if d.cfg.GIDAddress.IsValid() {
-		x.Address = d.cfg.GIDAddress.String()
-	}
-	if d.err != nil {
-		x.Missing = d.err.Error()
-	}
-	if d.open == nil {
-		return x
-	}
-	port, table := d.open.Port(), d.open.GIDs()
-	x.Provider, x.MTU, x.Port = d.open.Attr().Provider, port.ActiveMTU.Bytes(), port.State.String()
-	if !d.cfg.Soft() {
-		x.Address = cmp.Or(deviceAddress(d.open), x.Address)
-	}
-	x.Interface = "" // the one that has the address
-	for _, g := range table {
-		x.Interface = cmp.Or(x.Interface, g.NetDev)
-	}
-	if c, ok := d.open.(interface{ GIDChoice() string }); ok {
-		x.Choice = c.GIDChoice()
-	}
-	return x
-}
-
-// pciOf is the PCI address of a device of a set; "" if it has none, or is the
-// node's.
-func (ds *devices) pciOf(set *deviceSet, name string) string {
-	if set == nil {
-		return ""
-	}
-	for _, d := range ds.now(set) {
-		if d.open != nil && d.open.Name() == name {
-			return d.own.pci
-		}
-	}
-	return ""
-}
-
-// hostDevices is what the host has for pods, as of a moment ago: the API server
-// is told several times a second.
+// hostDevices caches what the host has for pods, for hostEvery: the API server is told several
+// times a second.
 type hostDevices struct {
 	mu    sync.Mutex // guards what is below
 	found []vf.Device
@@ -88,7 +42,9 @@ func (h *hostDevices) list(look func() ([]vf.Device, error), now time.Time) ([]v
 	return h.found, h.err
 }
 
-func (a *agent) apiDevices(*http.Request) (agentapi.Devices, error) {
+// Devices are the devices that pods can have for themselves.
+func (v View) Devices() agentapi.Devices {
+	a := v.a
 	out := agentapi.Devices{APIVersion: agentapi.Version, Devices: []agentapi.PodDevice{}}
 	found, err := a.host.list(a.cfg.hostDevices, time.Now())
 	if err != nil {
@@ -107,8 +63,8 @@ func (a *agent) apiDevices(*http.Request) (agentapi.Devices, error) {
 	}
 	pods := a.manager.snapshot()
 	for _, key := range slices.Sorted(maps.Keys(pods)) {
-		if p := pods[key]; p.set != nil {
-			for _, d := range a.devices.now(p.set) {
+		if p := pods[key]; p.set.Own() {
+			for _, d := range p.set.States() {
 				addUse(all, podOf(p.atts[0]).String(), &d)
 			}
 		}
@@ -116,26 +72,26 @@ func (a *agent) apiDevices(*http.Request) (agentapi.Devices, error) {
 	for _, id := range slices.Sorted(maps.Keys(all)) {
 		out.Devices = append(out.Devices, *all[id])
 	}
-	return out, nil
+	return out
 }
 
-// addUse adds to the list that a pod has a device.
-func addUse(all map[string]*agentapi.PodDevice, pod string, d *deviceNow) {
-	o := d.own
-	x := all[o.id]
+// addUse enters in the list that a pod uses a device.
+func addUse(all map[string]*agentapi.PodDevice, pod string, d *rnics.State) {
+	o := d.Own
+	x := all[o.ID]
 	if x == nil {
-		x = &agentapi.PodDevice{ID: o.id, PCI: o.pci, PF: o.pf, VF: o.vf, Interface: o.netdev, RDMA: o.rdma, NUMANode: o.numa, Rail: o.rail}
-		all[o.id] = x
+		x = &agentapi.PodDevice{ID: o.ID, PCI: o.PCI, PF: o.PF, VF: o.VF, Interface: o.NetDev, RDMA: o.RDMA, NUMANode: o.NUMA, Rail: o.Rail}
+		all[o.ID] = x
 	}
 	if !slices.Contains(x.Pods, pod) && len(x.Pods) < maxShownPods {
 		x.Pods = append(x.Pods, pod)
 	}
-	used := d.info()
-	x.Used, x.Mode, x.State = &used, cmp.Or(x.Mode, o.mode), agentapi.DevicePod
+	used := d.Info()
+	x.Used, x.Mode, x.State = &used, cmp.Or(x.Mode, o.Mode), agentapi.DevicePod
 	if used.Missing != "" {
 		x.State = agentapi.DeviceMissing
 	}
-	if x.Interface = cmp.Or(x.Interface, used.Interface); len(x.RDMA) == 0 && d.open != nil {
-		x.RDMA = []string{d.open.Name()}
+	if x.Interface = cmp.Or(x.Interface, used.Interface); len(x.RDMA) == 0 && d.Open != nil {
+		x.RDMA = []string{d.Open.Name()}
 	}
 }

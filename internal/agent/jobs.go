@@ -3,6 +3,8 @@
 package agent
 
 import (
+	"context"
+	"errors"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -11,10 +13,9 @@ import (
 	"github.com/smcr-io/kube-smcr/internal/config"
 )
 
-// jobs bring pods in line, each pod in a goroutine of its own while there is
-// something to do for it, and one thing after the other: what takes long for one
-// pod, such as the end of its link groups with peers that do not answer, holds up
-// that pod only. There are as many goroutines at most as pods.
+// jobs reconcile the pods. Each pod with work to do has one goroutine, its job, which does one
+// thing after the other. Ending the link groups of a pod whose peers do not answer takes long, for
+// example; it then holds up that pod only. There are at most as many goroutines as pods.
 type jobs struct {
 	wg sync.WaitGroup
 
@@ -23,38 +24,59 @@ type jobs struct {
 	ended bool
 }
 
-// job is what is under way for a pod.
+// job is the work under way for one pod, and what waits behind it.
 type job struct {
-	next *wish // came meanwhile
+	now  *desired
+	ctx  context.Context         //nolint:containedctx // of what is under way
+	end  context.CancelCauseFunc // ends ctx, with a cause
+	next *desired                // submitted while now is under way
 }
 
-// wish is what is wanted of a pod.
-type wish struct {
-	atts   []cni.Attachment // none: it is gone
-	force  bool             // do not wait for the pause after a failure
-	rounds []*round         // that it is part of
-	done   chan struct{}    // closed when it was done, or a later one instead
+// errDetached ends the set-up under way of a pod whose record was removed.
+var errDetached = errors.New("the pod was detached meanwhile")
+
+// start puts w under way.
+func (b *job) start(ctx context.Context, w *desired) {
+	b.now = w
+	b.ctx, b.end = context.WithCancelCause(ctx)
 }
 
-// round is one look at the records and policies.
+// desired is what the records want of one pod.
+type desired struct {
+	atts   []cni.Attachment // none: the pod is to be removed
+	force  bool             // try now, even in the pause after a failure
+	rounds []*round         // the rounds that wait for it
+	done   chan struct{}    // closed when this, or a later one in its place, was done
+}
+
+// round is one comparison of all pods with the records and policies.
 type round struct {
 	node *config.Node
-	left atomic.Int32 // pods, and one for who looks
+	left atomic.Int32 // pods that are not done, and one for reconcile itself
 }
 
-// ask has do called with a wish for a pod, now or after what is under way for
-// it. A wish that waits already is replaced. Without force it is left out if the
-// pod is busy: the next look finds out whether it is still wanted.
-func (j *jobs) ask(key string, w wish, do func(wish)) (done <-chan struct{}) {
+// submit has do called with w for a pod, now or after the work under way. If the pod is busy:
+//
+//   - w with force waits, in place of what waited before, and counts for the rounds of both;
+//   - w without force is dropped: the next round submits it again if it is still wanted;
+//   - w that removes the pod always has force, and ends a set-up under way with errDetached.
+//
+// done is closed when w, or what took its place, was done. It is never closed if w was dropped
+// while nothing waited.
+func (j *jobs) submit(ctx context.Context, key string, w desired, do func(context.Context, desired)) (done <-chan struct{}) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	w.done = make(chan struct{})
 	if b := j.busy[key]; b != nil {
+		if len(w.atts) == 0 && len(b.now.atts) > 0 {
+			w.force = true
+			b.end(errDetached)
+		}
 		switch {
 		case b.next != nil && !w.force:
 			return b.next.done
 		case b.next != nil:
-			w.rounds, w.done = append(slices.Clone(b.next.rounds), w.rounds...), b.next.done // the older ones first
+			w.rounds, w.done = append(slices.Clone(b.next.rounds), w.rounds...), b.next.done // in order of age
 		case !w.force:
 			return w.done
 		}
@@ -62,37 +84,51 @@ func (j *jobs) ask(key string, w wish, do func(wish)) (done <-chan struct{}) {
 		return w.done
 	}
 	b := &job{}
+	b.start(ctx, &w)
 	j.busy[key] = b
 	j.wg.Go(func() {
-		for next := &w; next != nil; next = j.after(key, b) {
-			do(*next)
-			close(next.done)
+		for more := true; more; {
+			do(b.ctx, *b.now)
+			close(b.now.done)
+			more = j.startNext(ctx, key, b)
 		}
 	})
 	return w.done
 }
 
-// after is the wish that came meanwhile, nil if the job is over.
-func (j *jobs) after(key string, b *job) *wish {
+// startNext puts what waits under way, if there is something.
+func (j *jobs) startNext(ctx context.Context, key string, b *job) (more bool) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	next := b.next
-	b.next = nil
-	if next == nil || j.ended {
+	b.end(nil)
+	if b.next == nil || j.ended {
 		delete(j.busy, key)
-		return nil
+		return false
 	}
-	return next
+	b.start(ctx, b.next)
+	b.next = nil
+	return true
 }
 
-// begin lets jobs start.
-func (j *jobs) begin() {
+// underWay returns the wanted attachments of the pods that have a job.
+func (j *jobs) underWay() map[string][]cni.Attachment {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	out := map[string][]cni.Attachment{}
+	for key, b := range j.busy {
+		out[key] = b.now.atts
+	}
+	return out
+}
+
+// open lets jobs start, also after finish.
+func (j *jobs) open() {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.busy, j.ended = map[string]*job{}, false
 }
 
-// finish waits for what is under way, and drops what waits.
+// finish waits for the work under way, and drops what waits.
 func (j *jobs) finish() {
 	j.mu.Lock()
 	j.ended = true

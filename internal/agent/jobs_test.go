@@ -3,14 +3,13 @@
 package agent
 
 import (
-	"fmt"
+	"context"
 	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"github.com/smcr-io/kube-smcr/internal/agentapi"
 	"github.com/smcr-io/kube-smcr/internal/cni"
 )
 
@@ -24,9 +23,9 @@ func TestJobs(t *testing.T) {
 			did  []string
 			gate = make(chan struct{})
 		)
-		j.begin()
+		j.open()
 		ask := func(key, what string, force, slow bool) <-chan struct{} {
-			return j.ask(key, wish{force: force, atts: []cni.Attachment{{ContainerID: what}}}, func(w wish) {
+			return j.submit(t.Context(), key, desired{force: force, atts: []cni.Attachment{{ContainerID: what}}}, func(_ context.Context, w desired) {
 				if slow && w.atts[0].ContainerID == what {
 					<-gate
 				}
@@ -76,46 +75,4 @@ func TestJobs(t *testing.T) {
 			t.Errorf("finished after %v: %v", took, did)
 		}
 	})
-}
-
-// TestManager_slowPod: a pod whose namespace cannot be opened for a while holds
-// up neither others nor what is asked about them, and is not said to be in line.
-func TestManager_slowPod(t *testing.T) {
-	b := newBench(t, "", preferAll)
-	b.start()
-	hang := make(chan struct{})
-	b.kernel.change(func() { b.kernel.hang = map[string]chan struct{}{"/netns/slow": hang} })
-	b.attach("slow", 1)
-	b.attach("other", 2)
-	must(t, cni.Notify(t.Context(), b.cfg.Node.APISocket, cni.Event{Verb: "ADD", ContainerID: "other"}))
-	if x := b.attachment("other"); x.State != agentapi.StateReady {
-		t.Errorf("attachment %+v", x)
-	}
-	if s := b.status(); s.Pods.Attached != 1 {
-		t.Errorf("pods %+v", s.Pods)
-	}
-	close(hang)
-	b.sync()
-	if x := b.attachment("slow"); x.State != agentapi.StateReady {
-		t.Errorf("attachment %+v", x)
-	}
-}
-
-// TestManager_manyAtOnce: pods that share devices are set up and ended at once.
-func TestManager_manyAtOnce(t *testing.T) {
-	b := newBench(t, "", preferAll)
-	for i := range 40 {
-		b.attach(fmt.Sprintf("p%d", i), uint64(i+1))
-	}
-	b.start()
-	if s := b.status(); s.Pods.Ready != 40 {
-		t.Errorf("pods %+v", s.Pods)
-	}
-	for i := range 40 {
-		must(t, b.store.Delete(fmt.Sprintf("p%d", i), "eth0"))
-	}
-	b.sync()
-	if s := b.status(); s.Pods.Attached != 0 || s.NodeBudget.ConnsUsed != 0 {
-		t.Errorf("%+v", s)
-	}
 }

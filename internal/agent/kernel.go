@@ -16,8 +16,7 @@ import (
 	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
 )
 
-// kernel opens pods' namespaces. The product's is linuxKernel; tests have one
-// that works without privileges.
+// kernel opens pods' namespaces. Tests have one that needs no privileges.
 type kernel interface {
 	open(path string) (podNet, error)
 }
@@ -28,26 +27,27 @@ type podNet interface {
 	gone() bool
 	sweep() error
 	close() error
-	// route asks how packets leave the namespace.
+	// route asks how packets from src to dst leave the namespace.
 	route(src, dst netip.Addr) (clc.Route, error)
-	// others looks for rules of others in the namespace.
+	// others looks for other programs' rules in the namespace.
 	others() (linux.Others, error)
-	// netInterface looks a network interface up by its index.
+	// netInterface finds a network interface by its index.
 	netInterface(index int) (verbs.Interface, error)
 	sockets
 }
 
-// sockets makes and knows connections in a pod's namespace.
+// sockets makes connections in a pod's namespace, and looks up what was diverted.
 type sockets interface {
-	// listen opens the pod's listeners on loopback, of both address families
-	// where the namespace has both, on one port: the wanted one if it is not 0
-	// and can be had, else any. If an earlier agent has the wanted one, what
-	// comes from then on comes here.
+	// listen opens the pod's listeners on loopback, on one port: one for IPv4 and, where the
+	// namespace has it, one for IPv6. The port is the wanted one, or any if that is 0 or taken. If
+	// an earlier agent listens on the wanted port, new connections come to the new listeners.
 	listen(ctx context.Context, control linux.Control, wanted uint16) ([]*net.TCPListener, uint16, error)
+	// hold binds a queue for held SYNs.
+	hold(cfg linux.HolderConfig) (holder, error)
 	install(cfg linux.RedirectConfig) (redirect, error)
-	// originalDst and transparentDst tell where a connection was going that came
-	// to an outbound or inbound listener, the latter's port being given. The error
-	// is linux.ErrNotRedirected if it was made to the listener itself.
+	// originalDst and transparentDst return the destination that a diverted connection had; the
+	// first for the outbound listeners, the second for the inbound ones, which are on the given
+	// port. The error is linux.ErrNotRedirected if the connection was made to the listener itself.
 	originalDst(c *net.TCPConn) (netip.AddrPort, error)
 	transparentDst(c *net.TCPConn, port uint16) (netip.AddrPort, error)
 	dialOut(ctx context.Context, control linux.Control, local netip.Addr, dst netip.AddrPort) (*net.TCPConn, error)
@@ -62,7 +62,7 @@ type redirect interface {
 	Forget() error
 	Caught() (bool, error)
 	Remove() error
-	Release(hold time.Duration) error
+	Release(ttl time.Duration) error
 	Close() error
 }
 
@@ -100,6 +100,14 @@ func (n linuxNet) netInterface(index int) (i verbs.Interface, err error) {
 }
 func (n linuxNet) close() error { return n.ns.Close() }
 
+func (n linuxNet) hold(cfg linux.HolderConfig) (holder, error) {
+	h, err := linux.OpenHolder(n.ns, cfg)
+	if err != nil {
+		return nil, err
+	}
+	return h, nil
+}
+
 func (n linuxNet) install(cfg linux.RedirectConfig) (redirect, error) {
 	r, err := linux.InstallRedirect(n.ns, cfg)
 	if err != nil {
@@ -122,8 +130,8 @@ func (n linuxNet) dialApp(ctx context.Context, client netip.Addr, dst netip.Addr
 	return linux.DialFrom(ctx, n.ns, client, markApp, dst)
 }
 
-// listen takes the same port for both families. One fixed port for all pods
-// would one day be an application's.
+// listen tries other ports until one is free for both families. A fixed port for all pods would one
+// day be an application's.
 func (n linuxNet) listen(ctx context.Context, control linux.Control, wanted uint16) ([]*net.TCPListener, uint16, error) {
 	if wanted != 0 {
 		ls, err := n.listenAt(ctx, linux.Controls(linux.ControlSucceed, control), wanted)
@@ -154,7 +162,7 @@ func (n linuxNet) listen(ctx context.Context, control linux.Control, wanted uint
 	return nil, 0, fmt.Errorf("no port that is free for IPv4 and IPv6: %w", last)
 }
 
-// listenAt listens on a port, 0 being one of the kernel's choice.
+// listenAt listens on a port; 0 lets the kernel choose.
 func (n linuxNet) listenAt(ctx context.Context, control linux.Control, port uint16) ([]*net.TCPListener, error) {
 	four, err := linux.ListenInNS(ctx, n.ns, control, netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), port))
 	if err != nil {

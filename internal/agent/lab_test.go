@@ -30,6 +30,7 @@ import (
 	"github.com/smcr-io/kube-smcr/internal/cni"
 	"github.com/smcr-io/kube-smcr/internal/config"
 	"github.com/smcr-io/kube-smcr/internal/linux"
+	"github.com/smcr-io/kube-smcr/internal/records"
 	"github.com/smcr-io/kube-smcr/internal/testenv"
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/soft"
@@ -46,6 +47,13 @@ func TestMain(m *testing.M) {
 	if file := os.Getenv(childEnv); file != "" {
 		os.Exit(child(file))
 	}
+	if os.Getenv(keeperEnv) != "" {
+		if err := linux.KeepQueues(os.NewFile(3, "agent")); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
 	if text := os.Getenv(attackerEnv); text != "" {
 		if err := attack(text); err != nil {
 			fmt.Fprintln(os.Stderr, err)
@@ -59,6 +67,16 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
+// keeperEnv makes the test binary the keeper of an agent's queues.
+const keeperEnv = "KUBE_SMCR_TEST_KEEPER"
+
+func keeperCommand() *exec.Cmd {
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), childEnv+"=", keeperEnv+"=1")
+	cmd.Stderr = os.Stderr
+	return cmd
+}
+
 func child(file string) int {
 	b, err := os.ReadFile(file)
 	var n *config.Node
@@ -69,7 +87,7 @@ func child(file string) int {
 		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 		defer stop()
 		err = Run(ctx, Config{
-			Node: n, Log: slog.New(slog.NewTextHandler(os.Stderr, nil)), Version: "child", Instance: os.Getenv(agentapi.InstanceEnv),
+			Node: n, Log: slog.New(slog.NewTextHandler(os.Stderr, nil)), Version: "child", Instance: os.Getenv(agentapi.InstanceEnv), Keeper: keeperCommand,
 			Reload: hangups(), Load: func() (*config.Node, error) {
 				b, err := os.ReadFile(file)
 				if err != nil {
@@ -342,25 +360,28 @@ func (n *testNode) configure(t testing.TB, option smcr.Option, rest string) {
 	n.client = agentapi.NewClient(n.node.APISocket)
 	t.Cleanup(n.client.Close)
 	n.cfg = Config{
-		Node: n.node, Log: testLog(t, n.name), Version: "test", host: linuxHost{n.host.path},
-		openDevice: func(name string, d config.Device, share bool) (dev rdma.Device, stop func() error, err error) {
-			err = n.host.ns.Do(func() error {
-				s, err := soft.Open(soft.Config{Name: name, Addr: d.SoftAddress, Share: share, Dir: softDir(n.dir)})
-				if err == nil {
-					dev, stop = s, s.Close
-				}
-				return err
-			})
-			return dev, stop, err
-		},
-		openOption: func() (smcr.Option, func() error, error) { return option, func() error { return nil }, nil },
-		preflight:  func() error { return nil },
-		route: func(src, dst netip.Addr) (r clc.Route, err error) {
-			err = n.host.ns.Do(func() error {
-				r, err = route(src, dst)
-				return err
-			})
-			return r, err
+		Node: n.node, Log: testLog(t, n.name), Version: "test", Keeper: keeperCommand,
+		platform: platform{
+			host: linuxHost{n.host.path},
+			openDevice: func(name string, d config.Device, share bool) (dev rdma.Device, stop func() error, err error) {
+				err = n.host.ns.Do(func() error {
+					s, err := soft.Open(soft.Config{Name: name, Addr: d.SoftAddress, Share: share, Dir: softDir(n.dir)})
+					if err == nil {
+						dev, stop = s, s.Close
+					}
+					return err
+				})
+				return dev, stop, err
+			},
+			openOption: func() (smcr.Option, func() error, error) { return option, func() error { return nil }, nil },
+			preflight:  func() error { return nil },
+			route: func(src, dst netip.Addr) (r clc.Route, err error) {
+				err = n.host.ns.Do(func() error {
+					r, err = route(src, dst)
+					return err
+				})
+				return r, err
+			},
 		},
 	}
 }
@@ -369,7 +390,7 @@ func (n *testNode) attach(t testing.TB, addrs ...string) {
 	t.Helper()
 	att := cni.Attachment{
 		ContainerID: "pod" + n.name, IfName: "eth0", NetNS: n.pod.path, NetNSID: n.pod.ns.ID(),
-		Network: "test", Pod: cni.Pod{Namespace: "test", Name: n.name}, Created: time.Now(),
+		Network: "test", Pod: records.Pod{Namespace: "test", Name: n.name}, Created: time.Now(),
 	}
 	for _, a := range addrs {
 		att.IPs = append(att.IPs, netip.MustParsePrefix(a))
@@ -440,7 +461,7 @@ func (n *testNode) process(t testing.TB, instance string) *agentProcess {
 	p := &agentProcess{t: t, name: n.name + " " + instance, cmd: cmd, exited: make(chan error, 1)}
 	go func() { p.exited <- cmd.Wait() }()
 	t.Cleanup(func() {
-		_ = cmd.Process.Kill() // it may have ended
+		_ = cmd.Process.Kill() // the process may have ended
 		<-p.exited
 	})
 	return p

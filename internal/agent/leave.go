@@ -16,27 +16,26 @@ import (
 	"github.com/smcr-io/kube-smcr/internal/linux"
 )
 
-// leave takes everything of kube-smcr off the node: the connections may end for
-// a moment, and then the pods' tables, rules and routes go, of all pods that
-// have a record, whether they were served or not, and the records. What the API
-// uses is left to serve.
+// leave removes everything of kube-smcr from the node. The connections get a moment to end. Then
+// the tables, rules and routes are removed in all pods that have a record, whether they were served
+// or not, and then the records. The API's socket stays, since the API still answers.
 func (a *agent) leave(ctx context.Context) error {
-	a.cfg.Log.Info("leaving the node clean", "conns", len(a.flows.list(nil)))
-	runs := a.legacies.take()
+	a.cfg.Log.Info("leaving the node clean", "conns", len(a.sessions.list(nil)))
+	proxies := a.legacies.take()
 	for key, p := range a.manager.snapshot() {
-		if p.run != nil {
-			runs = append(runs, p.run)
+		if p.proxy != nil {
+			proxies = append(proxies, p.proxy)
 		} else {
 			rest := *p
-			a.manager.withdraw(&rest)
+			a.manager.releaseDevices(&rest)
 		}
 		a.manager.put(key, nil)
 	}
-	err := a.drainFor(ctx, runs, min(leaveDrain, a.node.Load().DrainTimeout), nil)
-	return errors.Join(err, a.sweepAll(), a.store.RemoveAll(), a.wire.remove(), a.cfg.host.sweepWire())
+	err := a.drainFor(ctx, proxies, min(leaveDrain, a.node.Load().DrainTimeout), nil)
+	return errors.Join(err, a.sweepAll(), a.store.RemoveAll(), a.wire.remove(), a.wire.closeHandedOver(), a.cfg.host.sweepWire())
 }
 
-// sweepAll sweeps the namespaces of all records.
+// sweepAll removes what agents left in the namespaces of all records.
 func (a *agent) sweepAll() error {
 	atts, junk, err := a.store.List()
 	errs := []error{err}
@@ -66,22 +65,22 @@ func (a *agent) sweepAll() error {
 	return errors.Join(errs...)
 }
 
-// leaveStandingBy leaves the node to the successor, which leaves it clean, or
-// does it itself if there is none.
+// leaveStandingBy ends an agent that stands by when it is told to leave. If there is a successor,
+// that removes everything from the node; if not, this agent does.
 func (a *agent) leaveStandingBy(ctx context.Context) error {
-	c, err := tryClaim(a.node.Load().APISocket)
-	if errors.Is(err, errClaimed) {
-		return a.drainFor(ctx, a.legacies.take(), 0, nil)
+	l, err := tryLockNode(a.node.Load().APISocket)
+	if errors.Is(err, errNodeLocked) {
+		return errors.Join(a.drainFor(ctx, a.legacies.take(), 0, nil), a.wire.endStandby(agentapi.WireNone))
 	}
 	if err != nil {
 		return err
 	}
-	return errors.Join(a.leave(ctx), c.release())
+	return errors.Join(a.leave(ctx), l.release())
 }
 
-// removeDirs removes the directory of the devices, and of an agent that leaves the node
-// the data directory, if nothing of others is in them. In a container that is a mount
-// point, perhaps on a read-only root, and stays.
+// removeDirs removes the directory of the software devices and, if the agent leaves the node, the
+// data directory, unless they have files of others. A mount point in a container, which may be on a
+// read-only root, stays.
 func (a *agent) removeDirs() error {
 	dir := a.node.Load().DataDir
 	if err := removeEmpty(softDir(dir)); err != nil || !a.left() {
@@ -100,7 +99,7 @@ func removeEmpty(dir string) error {
 	return err
 }
 
-// left tells whether the agent was told to leave the node.
+// left reports whether the agent was told to leave the node.
 func (a *agent) left() bool {
 	select {
 	case <-a.cfg.Leave:
@@ -110,9 +109,9 @@ func (a *agent) left() bool {
 	}
 }
 
-// drainFor lets connections end for a time and stops the runs. It calls ended,
-// if given, after each.
-func (a *agent) drainFor(ctx context.Context, runs []*run, d time.Duration, ended func(*run)) error {
+// drainFor gives the sessions time d to end and stops the proxies, all at once. It calls ended, if
+// given, after each proxy.
+func (a *agent) drainFor(ctx context.Context, proxies []*proxy, d time.Duration, ended func(*proxy)) error {
 	a.draining.Store(true)
 	ctx, cancel := a.hurried(context.WithoutCancel(ctx), d)
 	defer cancel()
@@ -121,12 +120,12 @@ func (a *agent) drainFor(ctx context.Context, runs []*run, d time.Duration, ende
 		mu   sync.Mutex // guards errs
 		errs []error
 	)
-	for _, r := range runs {
+	for _, px := range proxies {
 		wg.Go(func() {
-			r.drain(ctx)
-			err := r.stop(agentapi.CodeDraining, r.net.gone())
+			px.drain(ctx)
+			err := px.stop(agentapi.CodeDraining, px.net.gone())
 			if ended != nil {
-				ended(r)
+				ended(px)
 			}
 			mu.Lock()
 			defer mu.Unlock()

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/smcr-io/kube-smcr/internal/agent/rnics"
+	"github.com/smcr-io/kube-smcr/internal/agentapi"
+	"github.com/smcr-io/kube-smcr/internal/devices/vf"
+)
+
+// The host is looked at once in hostEvery, whether it answers with devices or with an error.
+func TestHostDevices_cached(t *testing.T) {
+	var h hostDevices
+	looks, broken := 0, errors.New("no sysfs")
+	look := func() ([]vf.Device, error) {
+		if looks++; looks == 2 {
+			return nil, broken
+		}
+		return []vf.Device{{ID: fmt.Sprint(looks)}}, nil
+	}
+	start := time.Unix(1000, 0)
+	for _, step := range []struct {
+		at    time.Duration
+		looks int
+		err   error
+	}{
+		{0, 1, nil},
+		{hostEvery - 1, 1, nil},
+		{hostEvery, 2, broken},
+		{2*hostEvery - 1, 2, broken},
+		{2 * hostEvery, 3, nil},
+	} {
+		found, err := h.list(look, start.Add(step.at))
+		if looks != step.looks || !errors.Is(err, step.err) || (len(found) == 1) != (step.err == nil) {
+			t.Errorf("after %v: %d looks, %v, %v", step.at, looks, found, err)
+		}
+	}
+}
+
+// What a pod uses is entered at its device; a device that the host does not show any more is
+// listed as far as its pod knows it.
+func TestAddUse(t *testing.T) {
+	own := &rnics.Own{ID: "d1"}
+	own.PCI, own.NetDev, own.RDMA, own.Mode = "0000:01:00.1", "eth7", []string{"mlx5_7"}, "exclusive"
+	missing := errors.New("is gone")
+	for _, c := range []struct {
+		name  string
+		known *agentapi.PodDevice
+		err   error
+		want  agentapi.PodDevice
+	}{
+		{
+			"known to the host", &agentapi.PodDevice{ID: "d1", Interface: "eth1", Mode: "shared", RDMA: []string{"mlx5_1"}, State: "free"}, nil,
+			agentapi.PodDevice{ID: "d1", Interface: "eth1", Mode: "shared", RDMA: []string{"mlx5_1"}, State: agentapi.DevicePod, Pods: []string{"ns/p"}},
+		},
+		{
+			"not known", nil, nil,
+			agentapi.PodDevice{
+				ID: "d1", PCI: "0000:01:00.1", Interface: "eth7", RDMA: []string{"mlx5_7"}, Mode: "exclusive", State: agentapi.DevicePod, Pods: []string{"ns/p"},
+			},
+		},
+		{
+			"missing", &agentapi.PodDevice{ID: "d1"}, missing,
+			agentapi.PodDevice{ID: "d1", Mode: "exclusive", State: agentapi.DeviceMissing, Pods: []string{"ns/p"}},
+		},
+		{
+			"claimed by the pod", &agentapi.PodDevice{ID: "d1", Pods: []string{"ns/p"}}, nil,
+			agentapi.PodDevice{ID: "d1", Mode: "exclusive", State: agentapi.DevicePod, Pods: []string{"ns/p"}},
+		},
+		{
+			"as many pods as are shown", &agentapi.PodDevice{ID: "d1", Pods: make([]string, maxShownPods)}, nil,
+			agentapi.PodDevice{ID: "d1", Mode: "exclusive", State: agentapi.DevicePod, Pods: make([]string, maxShownPods)},
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			all := map[string]*agentapi.PodDevice{}
+			if c.known != nil {
+				all["d1"] = c.known
+			}
+			addUse(all, "ns/p", &rnics.State{Name: "used", Own: own, Err: c.err})
+			if d := cmp.Diff(map[string]*agentapi.PodDevice{"d1": &c.want}, all, cmpopts.IgnoreFields(agentapi.PodDevice{}, "Used", "NUMANode")); d != "" {
+				t.Error(d)
+			}
+			if u := all["d1"].Used; u == nil || u.Name != "used" {
+				t.Errorf("used as %+v", u)
+			}
+		})
+	}
+}

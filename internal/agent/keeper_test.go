@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+)
+
+// queues is what the kernel lists of the queues of the namespace.
+func (s *space) queues(t testing.TB) (list string) {
+	t.Helper()
+	must(t, s.ns.Do(func() error {
+		b, err := os.ReadFile("/proc/thread-self/net/netfilter/nfnetlink_queue")
+		list = string(b)
+		return err
+	}))
+	return list
+}
+
+// TestKeeper_startsAgain: a keeper that was killed has a successor, which has the queues; and when the
+// agent ends, nobody has them.
+func TestKeeper_startsAgain(t *testing.T) {
+	l := newHoldLab(t, preferAll)
+	var begun atomic.Int32
+	mark := func(i int32) string { return fmt.Sprintf("KEEPER_OF=%s/%d", l.a.dir, i) }
+	l.a.cfg.Keeper = func() *exec.Cmd {
+		c := keeperCommand()
+		c.Env = append(c.Environ(), mark(begun.Add(1)))
+		return c
+	}
+	pid := func(i int32) int { // 0: it does not run
+		all, err := filepath.Glob("/proc/[0-9]*/environ")
+		must(t, err)
+		for _, name := range all {
+			if env, err := os.ReadFile(name); err == nil && strings.Contains("\x00"+string(env), "\x00"+mark(i)+"\x00") {
+				return value(strconv.Atoi(filepath.Base(filepath.Dir(name))))(t)
+			}
+		}
+		return 0
+	}
+	sockets := func(i int32) int { // that the process has, besides the one to the agent
+		n := -1
+		dir := fmt.Sprintf("/proc/%d/fd", pid(i))
+		files, err := os.ReadDir(dir)
+		if err != nil {
+			return -1
+		}
+		for _, f := range files {
+			if to, err := os.Readlink(filepath.Join(dir, f.Name())); err == nil && strings.HasPrefix(to, "socket:") {
+				n++
+			}
+		}
+		return n
+	}
+	l.a.start(t)
+	keeps := func(i int32) {
+		t.Helper()
+		eventually(t, func() string {
+			if n := sockets(i); n != 1 {
+				return fmt.Sprintf("keeper %d has %d queues, want that of the pod", i, n)
+			}
+			return ""
+		})
+	}
+	keeps(1)
+	must(t, syscall.Kill(pid(1), syscall.SIGKILL))
+	keeps(2)
+	if got := l.a.pod.queues(t); strings.Count(got, "\n") != 1 {
+		t.Errorf("queues of the pod:\n%s", got)
+	}
+	must(t, l.a.stop())
+	if got := l.a.pod.queues(t); got != "" {
+		t.Errorf("queues of the pod after the end of the agent:\n%s", got)
+	}
+}
+
+// TestHold_handover: a successor has a queue of its own, and the one before gives its up.
+func TestHold_handover(t *testing.T) {
+	l := newHoldLab(t, "  takeover: true\n"+preferAll)
+	l.a.start(t)
+	l.b.start(t)
+	serve(t, l.b.pod.listen(t, podB+":80"), says("server"))
+	_ = l.a.pod.try(t, attempt{dst: podB + ":80"})
+	stop := l.a.pod.load(t, podB+":80")
+	first := l.a.stop
+	l.a.start(t)
+	must(t, first())
+	got := stop()
+	if got.failed+got.reset+got.silent > 0 || got.connects < 10 {
+		t.Errorf("%+v, want that none failed", got)
+	}
+	t.Logf("%+v", got)
+	eventually(t, func() string {
+		if list := l.a.pod.queues(t); strings.Count(list, "\n") != 1 {
+			return "queues of the pod:\n" + list
+		}
+		return ""
+	})
+	eventually(t, func() string {
+		_ = l.a.pod.try(t, attempt{dst: podB + ":80"})
+		if l.a.status(t).Conns.TotalSMCR == 0 {
+			return "nothing is on SMC-R with the successor"
+		}
+		return ""
+	})
+}
