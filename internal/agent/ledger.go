@@ -4,94 +4,136 @@ package agent
 
 import (
 	"fmt"
+	"net/netip"
+	"slices"
 	"sync"
 
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
 	"github.com/smcr-io/kube-smcr/internal/config"
 	"github.com/smcr-io/kube-smcr/internal/invariant"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/linkgroup"
 )
 
-// resource is what a budget bounds.
+// resource is something that a budget bounds.
 type resource uint8
 
 const (
 	memory  resource = iota // bytes registered for RDMA
 	conns                   // connections on SMC-R
 	relays                  // connections carried as plain TCP
-	pending                 // connections of which it is not settled yet
+	pending                 // connections before it is decided whether they are on SMC-R
+	buffers                 // bytes that the kernel may use for sockets' buffers
 	numResources
 )
 
-// amounts are of each resource.
-type amounts [numResources]int
-
-func amountsOf(b config.Budget) amounts {
-	return amounts{memory: b.MemoryBytes, conns: b.Conns, relays: b.Relays, pending: b.Pending}
-}
-
-// The two budgets that may be full.
+// The resources after those of the budget: the queue pairs of each of the node's devices.
 const (
-	podFull  = "the pod's budget is used up"
-	nodeFull = "the node's budget is used up, or what is left of it is kept for other pods"
+	queuePairs   = numResources
+	allResources = numResources + linkgroup.MaxRNICs
 )
 
-// ledger is what the pods of the node use of its budget, in one account each.
-//
-// Half of the node's budget is kept for the pods, in equal shares: what an
-// account does not use of its share nobody else can take. The other half goes to
-// whoever comes first. A pod more makes the shares smaller, and takes nothing
-// back: an account may then use more than the others' shares leave, and its pod
-// gets nothing new until it does no longer.
-type ledger struct {
-	limit amounts // does not change
+// amounts has a number for each resource.
+type amounts [allResources]int
 
-	mu       sync.Mutex // guards what is below, and the accounts
+func amountsOf(b config.Budget) amounts {
+	return amounts{memory: b.MemoryBytes, conns: b.Conns, relays: b.Relays, pending: b.Pending, buffers: b.SocketBytes}
+}
+
+// Why there is no more of a resource.
+const (
+	podFull    = "the pod's budget is used up"
+	nodeFull   = "the node's budget is used up, or what is left of it is kept for other pods"
+	sourceFull = "the client has three quarters of what the pod has for all, and the rest is kept for others"
+)
+
+// ledger says what each pod uses of the node's budget, in one account per pod.
+//
+// Half of the budget is kept for the pods in equal shares: what a pod does not use of its share, no
+// other pod can take. The other half goes to whoever comes first. With a budget of 1000 connections
+// and 5 pods, for example, each share is 100, and one pod can have 600 if its own budget allows. The
+// share of pending connections is at least leastPending, as far as the budget has so many for each
+// pod.
+//
+// When a pod comes, the shares get smaller, but nothing is taken back: a pod may then have more
+// than what the other shares leave, and gets nothing new until it has less.
+type ledger struct {
+	limit amounts // fixed, but for queue pairs, which mu guards
+
+	mu       sync.Mutex          // guards what is below, and the accounts
+	devices  map[string]resource // which resource the queue pairs of a device are
 	used     amounts
-	kept     amounts // what accounts do not use of their shares
+	kept     amounts // the unused part of all shares
 	pods     int
+	freed    chan struct{} // closed when a waiter should call reserve again; nil: nobody waits
 	accounts map[*account]struct{}
 }
 
-// account is one pod's part of the ledger. The memory of pods that share a
-// stack is in an account that they share, with a share for each of them.
+// account is one pod's part of the ledger. Pods that share a stack also share an account for its
+// memory and queue pairs, which has the shares of all of them.
 type account struct {
 	ledger *ledger
-	limit  amounts // does not change
+	limit  amounts // fixed
 
-	// guarded by ledger.mu
+	// guarded by ledger.mu:
 	used, share amounts
-	pods        int // whose shares it has
-	shared      bool
-	closed      bool
-	refusals    uint64 // of memory
-	full        string // what refused memory last
+	// relaysPending is how many relays count as pending connections, because the budget had no more
+	// relays for them.
+	relaysPending     int
+	sources           map[netip.Addr]*sourceUse // clients that have inbound connections
+	pods              int                       // how many pods' shares it has
+	shared            bool
+	closed            bool
+	memoryRefused     uint64 // how often memory was refused
+	queuePairsRefused uint64 // how often a queue pair was refused
+	memoryFull        string // the budget that was full when memory was refused last
 }
 
 func newLedger(limit config.Budget) *ledger {
-	return &ledger{limit: amountsOf(limit), accounts: map[*account]struct{}{}}
+	return &ledger{limit: amountsOf(limit), accounts: map[*account]struct{}{}, devices: map[string]resource{}}
 }
 
-// open makes the account of one pod.
+// open makes the account of one pod. Its limit is no higher than the node's, which may be lower
+// than the configuration says: see fitFiles.
 func (l *ledger) open(limit config.Budget) *account {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	a := &account{ledger: l, limit: amountsOf(limit), pods: 1}
+	a := amountsOf(limit)
+	a.unboundQueuePairs()
+	return l.add(a)
+}
+
+// openMember makes the account of a pod whose memory and queue pairs are in a shared account.
+func (l *ledger) openMember(limit config.Budget) *account {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	a := amountsOf(limit)
+	a[memory] = 0
+	return l.add(a)
+}
+
+// add enters a pod's account. ledger.mu is held.
+func (l *ledger) add(limit amounts) *account {
+	a := &account{ledger: l, limit: limit, pods: 1, sources: map[netip.Addr]*sourceUse{}}
+	for r := range numResources {
+		a.limit[r] = min(a.limit[r], l.limit[r])
+	}
 	l.accounts[a] = struct{}{}
 	l.pods++
 	l.reshare()
 	return a
 }
 
-// openShared makes the account of a stack that pods share; join says how many.
+// openShared makes the account of a shared stack, for no pods yet: see join.
 func (l *ledger) openShared(memoryBytes int) *account {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	a := &account{ledger: l, limit: amounts{memory: memoryBytes}, shared: true}
+	a.limit.unboundQueuePairs()
 	l.accounts[a] = struct{}{}
 	return a
 }
 
-// join makes the account that of n more pods, or fewer.
+// join adds n pods to a shared account, or removes them if n is negative.
 func (a *account) join(n int) {
 	a.ledger.mu.Lock()
 	defer a.ledger.mu.Unlock()
@@ -99,8 +141,7 @@ func (a *account) join(n int) {
 	a.ledger.reshare()
 }
 
-// close takes the account off the ledger. What it still has is free: its stack
-// is closed, and with it all that was registered.
+// close removes the account. All that it used is free again, since its stack is closed.
 func (a *account) close() {
 	l := a.ledger
 	l.mu.Lock()
@@ -119,21 +160,53 @@ func (a *account) close() {
 	l.reshare()
 }
 
-// reshare computes the shares anew, after pods came or went.
+// reshare computes the shares again, after pods came or went. ledger.mu is held.
 func (l *ledger) reshare() {
 	l.kept = amounts{}
 	for a := range l.accounts {
 		for r := range a.share {
-			a.share[r] = min(a.limit[r], a.pods*(l.limit[r]/keptShare/max(1, l.pods)))
+			a.share[r] = min(a.limit[r], a.pods*l.shareOf(resource(r)))
 			l.kept[r] += a.keeps(r)
 		}
 	}
+	l.wake()
 }
 
-// keeps is what the account does not use of its share.
+// shareOf is each pod's share of a resource.
+func (l *ledger) shareOf(r resource) int {
+	pods := max(1, l.pods)
+	share := l.limit[r] / keptShare / pods
+	if r == pending {
+		share = max(share, min(leastPending, l.limit[r]/pods))
+	}
+	return share
+}
+
+// wake lets all who wait for a pending connection ask again.
+func (l *ledger) wake() {
+	if l.freed != nil {
+		close(l.freed)
+		l.freed = nil
+	}
+}
+
+// keeps is the unused part of the account's share.
 func (a *account) keeps(r int) int { return max(0, a.share[r]-a.used[r]) }
 
-// room is how much more the account may have now; the ledger is locked.
+// takeBuffers takes best bytes of socket buffers if there is plenty, or else least. It never
+// refuses, since a connection cannot do without, so the account may exceed its budget.
+func (a *account) takeBuffers(best, least int) (got int) {
+	got = least
+	if plentyShare*best <= a.room(buffers) {
+		got = best
+	}
+	if !a.closed {
+		a.add(buffers, got)
+	}
+	return got
+}
+
+// room is how much more the account can take now. ledger.mu is held.
 func (a *account) room(r resource) int {
 	l, own := a.ledger, a.keeps(int(r))
 	left := l.limit[r] - l.used[r]
@@ -145,21 +218,30 @@ func (a *account) take(r resource, n int) (full string) {
 	l := a.ledger
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if n > a.room(r) || a.closed {
-		full = nodeFull
-		if a.used[r]+n > a.limit[r] {
-			full = podFull
-		}
-		if r == memory {
-			a.refusals++
-			a.full = full
-		}
-		return full
-	}
-	a.add(r, n)
-	return ""
+	return a.takeLocked(r, n)
 }
 
+// takeLocked is take with ledger.mu held.
+func (a *account) takeLocked(r resource, n int) (full string) {
+	if n <= a.room(r) && !a.closed {
+		a.add(r, n)
+		return ""
+	}
+	full = nodeFull
+	if a.used[r]+n > a.limit[r] {
+		full = podFull
+	}
+	switch {
+	case r == memory:
+		a.memoryRefused++
+		a.memoryFull = full
+	case r >= queuePairs:
+		a.queuePairsRefused++
+	}
+	return full
+}
+
+// give gives n of a resource back.
 func (a *account) give(r resource, n int) {
 	l := a.ledger
 	l.mu.Lock()
@@ -169,12 +251,16 @@ func (a *account) give(r resource, n int) {
 	}
 }
 
+// add changes what the account uses by n, which may be negative. ledger.mu is held.
 func (a *account) add(r resource, n int) {
 	l := a.ledger
 	l.kept[r] -= a.keeps(int(r))
 	a.used[r] += n
 	l.used[r] += n
 	l.kept[r] += a.keeps(int(r))
+	if r == pending && n < 0 {
+		l.wake()
+	}
 	invariant.Must(a.used[r] >= 0, "more was given back to a budget than taken")
 }
 
@@ -184,26 +270,27 @@ func (a *account) Take(bytes int) bool { return a.take(memory, bytes) == "" }
 // Give implements smcr.MemoryAccount.
 func (a *account) Give(bytes int) { a.give(memory, bytes) }
 
-// memoryRefusals counts how often there was no memory, and says which budget
-// was full the last time.
+// memoryRefusals is how often memory was refused, and the budget that was full the last time.
 func (a *account) memoryRefusals() (n uint64, full string) {
 	a.ledger.mu.Lock()
 	defer a.ledger.mu.Unlock()
-	return a.refusals, a.full
+	return a.memoryRefused, a.memoryFull
 }
 
-// crowded says what there is so little left of that the pod's diversion should
-// pause: of places for connections that are not settled, or of relays, which
-// each of those may become.
-func (a *account) crowded() agentapi.Code {
+// nearlyFull is the budget of which the pod has so little left that its diversion should pause, or
+// CodeOK: the pending connections, the relays (each pending connection may become one), or, if the
+// pod has relays, the socket buffers.
+func (a *account) nearlyFull() agentapi.Code {
 	return a.over(func(used, room int) bool { return room <= 0 || pauseShare*room < used+room })
 }
 
-// calm reports whether a pause may end.
-func (a *account) calm() bool {
+// halfFree reports whether enough is free again to end a pause.
+func (a *account) halfFree() bool {
 	return a.over(func(used, room int) bool { return room <= 0 || resumeShare*used >= used+room }) == agentapi.CodeOK
 }
 
+// over is the first budget for which mark returns true, given what the pod uses of it and what it
+// can still take; CodeOK if there is none.
 func (a *account) over(mark func(used, room int) bool) agentapi.Code {
 	a.ledger.mu.Lock()
 	defer a.ledger.mu.Unlock()
@@ -213,6 +300,8 @@ func (a *account) over(mark func(used, room int) bool) agentapi.Code {
 		return agentapi.CodeBudgetPending
 	case mark(a.used[relays]+p, a.room(relays)-p):
 		return agentapi.CodeBudgetRelays
+	case a.used[relays]+a.relaysPending > 0 && mark(a.used[buffers], a.room(buffers)):
+		return agentapi.CodeBudgetSockets
 	}
 	return agentapi.CodeOK
 }
@@ -224,7 +313,7 @@ func (l *ledger) info() agentapi.Budget {
 	return budgetInfo(l.limit, l.used)
 }
 
-// info describes a pod's budget, with its memory in m.
+// info describes a pod's budget. m is the account of its memory.
 func (a *account) info(m *account) agentapi.Budget {
 	a.ledger.mu.Lock()
 	defer a.ledger.mu.Unlock()
@@ -239,58 +328,196 @@ func budgetInfo(limit, used amounts) agentapi.Budget {
 	return agentapi.Budget{
 		MemoryBytes: limit[memory], MemoryUsedBytes: used[memory], Conns: limit[conns], ConnsUsed: used[conns],
 		Relays: limit[relays], RelaysUsed: used[relays], Pending: limit[pending], PendingUsed: used[pending],
+		SocketBytes: limit[buffers], SocketUsedBytes: used[buffers],
 	}
 }
 
-// place is what one connection has of its pod's account: a pending one until it
-// is settled, then one on SMC-R or a relay. It belongs to the flow's goroutine.
-type place struct {
-	of  *account
-	has [numResources]bool
+// reservation is what one session has of its pod's account. It begins as a pending connection, and
+// becomes a connection on SMC-R or a relay. It belongs to the session's goroutine.
+type reservation struct {
+	account *account
+	source  netip.Addr // the client of an inbound session; invalid for an outbound one
+	// guarded by ledger.mu:
+	pending, conn, relay bool
+	buffers              int // bytes
 }
 
-// enter takes a pending place.
-func (a *account) enter() (p *place, full string) {
-	p = &place{of: a}
-	return p, p.take(pending)
-}
+// sourceUse is what the inbound sessions of one client use of an account.
+type sourceUse struct{ pending, conns, relays int }
 
-func (p *place) take(r resource) (full string) {
-	if full = p.of.take(r, 1); full == "" {
-		p.has[r] = true
-	}
-	return full
-}
-
-func (p *place) give(r resource) {
-	if p.has[r] {
-		p.has[r] = false
-		p.of.give(r, 1)
-	}
-}
-
-// settle says what carries the connection: conns, which it has, or relays.
-func (p *place) settle(r resource) (full string) {
-	if !p.has[r] {
-		full = p.take(r)
-	}
-	for other := conns; other < numResources; other++ {
-		if other != r {
-			p.give(other)
+// reserve takes a pending connection for a session, whose client is source if it is inbound. If rv
+// is nil, freed is closed when it is worth asking again; freed is nil, too, if the client has
+// sourceMost hundredths of what the pod can have. For a session that will be no relay, the client's
+// relays do not count.
+func (a *account) reserve(source netip.Addr, mayRelay bool) (rv *reservation, freed <-chan struct{}) {
+	l := a.ledger
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if u := a.sources[source]; u != nil {
+		mine := *u
+		if !mayRelay {
+			mine.relays = 0
+		}
+		if mine.has(sourceMost, a.most(pending), a.most(relays)) {
+			return nil, nil
 		}
 	}
-	return full
+	if a.takeLocked(pending, 1) == "" {
+		rv = &reservation{account: a, source: source, pending: true}
+		rv.count(sourceUse{pending: 1})
+		return rv, nil
+	}
+	if l.freed == nil {
+		l.freed = make(chan struct{})
+	}
+	return nil, l.freed
 }
 
-// leave gives all back.
-func (p *place) leave() {
-	for r := conns; r < numResources; r++ {
-		p.give(r)
+// most is what the account has, and what it could take now.
+func (a *account) most(r resource) int { return a.used[r] + a.room(r) }
+
+// count adds to what the reservation's client uses.
+func (rv *reservation) count(more sourceUse) {
+	if !rv.source.IsValid() {
+		return
+	}
+	u := rv.account.sources[rv.source]
+	if u == nil {
+		u = &sourceUse{}
+		rv.account.sources[rv.source] = u
+	}
+	u.pending += more.pending
+	u.conns += more.conns
+	u.relays += more.relays
+	if *u == (sourceUse{}) {
+		delete(rv.account.sources, rv.source)
 	}
 }
 
-// fitFiles makes a budget smaller until its connections fit into so many open
-// files, in proportion. It says what is less, "" if nothing.
+// has reports whether the client has at least part hundredths of the pending connections, or of the
+// relays, each pending connection counting as one more relay.
+func (u *sourceUse) has(part, ofPending, ofRelays int) bool {
+	return 100*u.pending >= part*ofPending || 100*(u.pending+u.relays) >= part*ofRelays
+}
+
+// greedy returns the clients that have more than sourceShare hundredths of what the pod can have
+// now, and of the clients before those that have still more than sourceResume hundredths. They are
+// sorted.
+func (a *account) greedy(before []netip.Addr) []netip.Addr {
+	a.ledger.mu.Lock()
+	defer a.ledger.mu.Unlock()
+	var out []netip.Addr
+	ofPending, ofRelays := a.most(pending), a.most(relays)
+	for source, u := range a.sources {
+		if u.has(sourceShare, ofPending, ofRelays) || slices.Contains(before, source) && u.has(sourceResume, ofPending, ofRelays) {
+			out = append(out, source)
+		}
+	}
+	slices.SortFunc(out, netip.Addr.Compare)
+	return out
+}
+
+// takeConn takes one of the connections on SMC-R, or says which budget is full.
+func (rv *reservation) takeConn() (full string) {
+	a := rv.account
+	a.ledger.mu.Lock()
+	defer a.ledger.mu.Unlock()
+	if u := a.sources[rv.source]; u != nil && 100*u.conns >= sourceMost*a.most(conns) {
+		return sourceFull
+	}
+	if full = a.takeLocked(conns, 1); full == "" {
+		rv.conn = true
+		rv.count(sourceUse{conns: 1})
+	}
+	return full
+}
+
+// becomeConn turns a pending connection, for which takeConn succeeded, into one on SMC-R.
+func (rv *reservation) becomeConn() {
+	rv.account.ledger.mu.Lock()
+	defer rv.account.ledger.mu.Unlock()
+	invariant.Must(rv.conn, "a connection is on SMC-R without a place for it")
+	rv.buffers = rv.account.takeBuffers(appSocketBytes, appSocketBytes)
+	rv.dropPending()
+}
+
+// becomeRelay turns a pending connection into a relay, and returns how large the buffers of the
+// network's socket may be. If the pod has no relays left, the relay still counts as a pending
+// connection: it was accepted, and is not reset to satisfy a number.
+func (rv *reservation) becomeRelay() (bufferBytes int) {
+	a := rv.account
+	a.ledger.mu.Lock()
+	defer a.ledger.mu.Unlock()
+	invariant.Must(rv.pending, "a relay that was not pending")
+	rv.dropConn()
+	rv.relay = true
+	rv.count(sourceUse{relays: 1})
+	rv.buffers = a.takeBuffers(appSocketBytes+buffersPerSocket*netBufferBest, appSocketBytes+buffersPerSocket*netBufferLeast)
+	if a.takeLocked(relays, 1) == "" {
+		rv.dropPending()
+	} else {
+		rv.pending = false // from now on the account's, see endRelay
+		rv.count(sourceUse{pending: -1})
+		a.relaysPending++
+	}
+	return (rv.buffers - appSocketBytes) / buffersPerSocket
+}
+
+// release gives back all that the reservation has.
+func (rv *reservation) release() {
+	rv.account.ledger.mu.Lock()
+	defer rv.account.ledger.mu.Unlock()
+	rv.dropPending()
+	rv.dropConn()
+	if !rv.account.closed {
+		rv.account.add(buffers, -rv.buffers)
+	}
+	rv.buffers = 0
+	if rv.relay {
+		rv.relay = false
+		rv.count(sourceUse{relays: -1})
+		rv.account.endRelay()
+	}
+}
+
+func (rv *reservation) dropPending() {
+	if rv.pending {
+		rv.count(sourceUse{pending: -1})
+	}
+	rv.drop(&rv.pending, pending)
+}
+
+func (rv *reservation) dropConn() {
+	if rv.conn {
+		rv.count(sourceUse{conns: -1})
+	}
+	rv.drop(&rv.conn, conns)
+}
+
+// drop gives back one of a resource if *has is true.
+func (rv *reservation) drop(has *bool, r resource) {
+	if *has && !rv.account.closed {
+		rv.account.add(r, -1)
+	}
+	*has = false
+}
+
+// endRelay gives back what one relay has. While relays count as pending connections, it frees a
+// pending connection, whichever relay ended: one relay is as good as another, and sessions wait for
+// pending connections.
+func (a *account) endRelay() {
+	switch {
+	case a.closed:
+	case a.relaysPending > 0:
+		a.relaysPending--
+		a.add(pending, -1)
+	default:
+		a.add(relays, -1)
+	}
+}
+
+// fitFiles lowers the connections, relays and pending connections of a budget, in proportion, until
+// they fit into the limit of open files. less says what was lowered; "" if nothing was.
 func fitFiles(b config.Budget, files uint64) (_ config.Budget, less string) {
 	most := int(min(files, 1<<31))
 	most = max(most-reservedFiles, most/2) / filesPerConn

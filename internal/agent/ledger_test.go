@@ -6,18 +6,17 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"net"
+	"net/netip"
+	"slices"
 	"strings"
-	"syscall"
 	"testing"
-	"time"
 
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
 	"github.com/smcr-io/kube-smcr/internal/config"
 )
 
 func budget(each int) config.Budget {
-	return config.Budget{MemoryBytes: each, Conns: each, Relays: each, Pending: each}
+	return config.Budget{MemoryBytes: each, Conns: each, Relays: each, Pending: each, SocketBytes: each}
 }
 
 func TestAccount_takesFromBoth(t *testing.T) {
@@ -159,48 +158,358 @@ func TestLedger_random(t *testing.T) {
 	}
 }
 
-func TestPlace(t *testing.T) {
+func TestReservation(t *testing.T) {
 	l := newLedger(config.Budget{MemoryBytes: 1, Conns: 1, Relays: 1, Pending: 3})
 	pod := l.open(config.Budget{MemoryBytes: 1, Conns: 1, Relays: 1, Pending: 3})
-	enter := func() *place {
+	enter := func() *reservation {
 		t.Helper()
-		p, full := pod.enter()
-		if full != "" {
-			t.Fatal(full)
+		rv, _ := pod.reserve(netip.Addr{}, true)
+		if rv == nil {
+			t.Fatal("no pending place")
 		}
-		return p
+		return rv
 	}
 	want := func(conns, relays, pending int) {
 		t.Helper()
-		if got := pod.used; got != (amounts{0, conns, relays, pending}) {
+		if got := pod.used; got[memory] != 0 || !slices.Equal(got[1:buffers], []int{conns, relays, pending}) {
 			t.Errorf("used %v, want %d on SMC-R, %d relays, %d pending", got, conns, relays, pending)
 		}
 	}
-	carried, plain, none := enter(), enter(), enter()
-	if _, full := pod.enter(); full != podFull {
-		t.Errorf("a fourth: %q", full)
+	carried, plain, plain2 := enter(), enter(), enter()
+	none, freed := pod.reserve(netip.Addr{}, true)
+	if none != nil {
+		t.Error("a fourth has a place")
 	}
-	if full := carried.take(conns); full != "" {
+	if full := carried.takeConn(); full != "" {
 		t.Error(full)
 	}
-	if full := plain.take(conns); full != podFull {
+	if full := plain.takeConn(); full != podFull {
 		t.Errorf("a second on SMC-R: %q", full)
 	}
 	want(1, 0, 3)
-	carried.settle(conns)
-	plain.settle(relays)
+	select {
+	case <-freed:
+		t.Error("said to be free while all are used")
+	default:
+	}
+	carried.becomeConn()
+	<-freed
+	plain.becomeRelay()
 	want(1, 1, 1)
-	if full := none.settle(relays); full == "" {
-		t.Error("a second relay")
-	}
+	plain2.becomeRelay() // there is no second relay: it keeps its pending reservation
+	want(1, 1, 1)
+	plain.release() // the second one has the relay's place now
 	want(1, 1, 0)
-	carried.settle(relays) // the rendezvous failed: there is no relay, and the place is free
-	want(0, 1, 0)
-	for _, p := range []*place{carried, plain, none} {
-		p.leave()
-		p.leave()
+	plain2.release()
+	want(1, 0, 0)
+	failed := enter()
+	carried.release()
+	if full := failed.takeConn(); full != "" {
+		t.Error(full)
 	}
-	want(0, 0, 0)
+	failed.becomeRelay() // the rendezvous failed
+	want(0, 1, 0)
+	late := enter()
+	late.becomeRelay()
+	want(0, 1, 1)
+	pod.close()
+	for _, rv := range []*reservation{carried, plain, plain2, failed, late} {
+		rv.release()
+		rv.release()
+	}
+	if l.used != (amounts{}) {
+		t.Errorf("ledger after the end: %v", l.used)
+	}
+}
+
+// TestLedger_keepsPending: two pods take every pending reservation that they get; each of
+// a hundred others still has leastPending of its own, and more than those where the
+// node has more.
+func TestLedger_keepsPending(t *testing.T) {
+	for _, tt := range []struct {
+		name       string
+		node, each int
+		pods, want int
+	}{
+		{"the default, a hundred pods", 16384, 1024, 100, 64 + 16},
+		{"fewer than leastPending for each", 4096, 1024, 100, 4096 / 102},
+		{"the pod's own limit", 16384, 10, 100, 10},
+		{"few pods", 4096, 1024, 2, 4096 / 2 / 4},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			all := func(a *account) (n int) {
+				for {
+					if rv, _ := a.reserve(netip.Addr{}, true); rv == nil {
+						return n
+					}
+					n++
+				}
+			}
+			l := newLedger(config.Budget{Pending: tt.node})
+			greedy := []*account{l.open(config.Budget{Pending: tt.node}), l.open(config.Budget{Pending: tt.node})}
+			var others []*account
+			for range tt.pods {
+				others = append(others, l.open(config.Budget{Pending: tt.each}))
+			}
+			for _, a := range greedy {
+				all(a)
+			}
+			for i, a := range others {
+				if got := all(a); got != tt.want {
+					t.Fatalf("pod %d got %d pending places, want %d", i, got, tt.want)
+				}
+			}
+		})
+	}
+}
+
+// TestAccount_greedy: a client that has a quarter of what a pod can have is greedy
+// until it has an eighth, and gets no more than three quarters. What the pod's own
+// connections use is nobody's share.
+func TestAccount_greedy(t *testing.T) {
+	one, two := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2")
+	b := config.Budget{Conns: 1000, Relays: 64, Pending: 64}
+	l := newLedger(config.Budget{Conns: 1000, Relays: 1000, Pending: 1000})
+	pod := l.open(b)
+	places := map[netip.Addr][]*reservation{}
+	enter := func(source netip.Addr, n int) {
+		t.Helper()
+		for range n {
+			rv, _ := pod.reserve(source, true)
+			if rv == nil {
+				t.Fatalf("no place for %v: %+v", source, pod.used)
+			}
+			places[source] = append(places[source], rv)
+		}
+	}
+	leave := func(source netip.Addr, n int) {
+		for range n {
+			places[source][0].release()
+			places[source] = places[source][1:]
+		}
+	}
+	var now []netip.Addr
+	want := func(want ...netip.Addr) {
+		t.Helper()
+		if now = pod.greedy(now); !slices.Equal(now, want) {
+			t.Errorf("greedy: %v, want %v; %+v", now, want, pod.used)
+		}
+	}
+	enter(netip.Addr{}, 20)
+	want()
+	enter(one, 15)
+	want()
+	enter(one, 1)
+	want(one)
+	enter(two, 5)
+	want(one)
+	leave(one, 7)
+	want(one) // it has an eighth still
+	leave(one, 2)
+	want()
+	for _, rv := range places[one] {
+		rv.becomeRelay()
+	}
+	enter(one, 8) // with the 7 relays, 15
+	want()
+	for _, rv := range places[one][7:] {
+		must(t, fullError(rv.takeConn()))
+		rv.becomeConn()
+	}
+	enter(one, 16-7) // those on SMC-R do not count
+	want(one)
+	leave(netip.Addr{}, 15)
+	enter(one, 48-16)
+	if rv, freed := pod.reserve(one, true); rv != nil || freed != nil {
+		t.Error("a client has more than three quarters of the relays")
+	}
+	rv, _ := pod.reserve(one, false)
+	if rv == nil {
+		t.Fatal("a connection that becomes no relay is refused because of relays")
+	}
+	rv.release()
+	enter(two, 1)
+	enter(netip.Addr{}, 1)
+	for _, source := range []netip.Addr{one, two, {}} {
+		leave(source, len(places[source]))
+	}
+	want()
+	if len(pod.sources) != 0 || pod.used != (amounts{}) {
+		t.Errorf("left: %v, %v", pod.sources, pod.used)
+	}
+}
+
+// TestAccount_connsOfOne: one client has no more than three quarters of a pod's
+// connections on SMC-R, and others get the rest.
+func TestAccount_connsOfOne(t *testing.T) {
+	l := newLedger(config.Budget{Conns: 100, Relays: 100, Pending: 100})
+	pod := l.open(config.Budget{Conns: 8, Relays: 100, Pending: 100})
+	conn := func(source string) (*reservation, string) {
+		t.Helper()
+		rv, _ := pod.reserve(netip.MustParseAddr(source), true)
+		full := rv.takeConn()
+		if full == "" {
+			rv.becomeConn()
+		} else {
+			rv.becomeRelay()
+		}
+		return rv, full
+	}
+	var all []*reservation
+	for i, want := range []string{"", "", "", "", "", "", sourceFull, sourceFull} {
+		rv, full := conn("10.0.0.1")
+		if all = append(all, rv); full != want {
+			t.Errorf("connection %d: %q, want %q", i, full, want)
+		}
+	}
+	for i, want := range []string{"", "", podFull} {
+		rv, full := conn("10.0.0.2")
+		if all = append(all, rv); full != want {
+			t.Errorf("connection %d of another client: %q, want %q", i, full, want)
+		}
+	}
+	all[0].release()
+	rv, full := conn("10.0.0.1")
+	if all = append(all, rv); full != "" {
+		t.Errorf("after one has ended: %q", full)
+	}
+	for _, rv := range all {
+		rv.release()
+	}
+	if len(pod.sources) != 0 || pod.used != (amounts{}) {
+		t.Errorf("left: %v, %v", pod.sources, pod.used)
+	}
+}
+
+// TestAccount_crowdedNode: what other pods hold bounds what one client gets of a pod, too.
+func TestAccount_crowdedNode(t *testing.T) {
+	const node, pods = 800, 8
+	b := config.Budget{Conns: 10, Relays: 1000, Pending: node}
+	l := newLedger(config.Budget{Conns: 10, Relays: 1000, Pending: node})
+	var all []*account
+	for range pods {
+		all = append(all, l.open(b))
+	}
+	for _, a := range all[1:] {
+		for {
+			if rv, _ := a.reserve(netip.Addr{}, true); rv == nil {
+				break
+			}
+		}
+	}
+	greedy, other := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2")
+	got := 0
+	for ; got < node; got++ {
+		if rv, _ := all[0].reserve(greedy, true); rv == nil {
+			break
+		}
+	}
+	if rv, _ := all[0].reserve(other, true); rv == nil {
+		t.Errorf("one client has all %d places that the pod can have", got)
+	}
+}
+
+func fullError(full string) error {
+	if full != "" {
+		return errors.New(full)
+	}
+	return nil
+}
+
+// TestReservation_buffers: sockets have the best buffers as long as there is plenty left,
+// and then the least, if need be more than the budget. Relays make the pod's
+// diversion pause then; connections on SMC-R alone do not.
+func TestReservation_buffers(t *testing.T) {
+	const (
+		most  = 64 << 20
+		best  = appSocketBytes + buffersPerSocket*netBufferBest
+		least = appSocketBytes + buffersPerSocket*netBufferLeast
+	)
+	b := config.Budget{Conns: 1000, Relays: 1000, Pending: 1000, SocketBytes: most}
+	l := newLedger(b)
+	pod := l.open(b)
+	enter := func() *reservation {
+		rv, _ := pod.reserve(netip.Addr{}, true)
+		return rv
+	}
+	var places []*reservation
+	used, code := 0, agentapi.CodeOK
+	for i := 0; code == agentapi.CodeOK; i++ {
+		rv := enter()
+		places = append(places, rv)
+		want := netBufferLeast
+		if most-used >= plentyShare*best {
+			want = netBufferBest
+		}
+		if got := rv.becomeRelay(); got != want {
+			t.Fatalf("relay %d: buffers of %d bytes, want %d; %d are used", i, got, want, used)
+		}
+		used += appSocketBytes + buffersPerSocket*want
+		if code = pod.nearlyFull(); pod.used[buffers] != used || code == agentapi.CodeOK && most-used < most/pauseShare {
+			t.Fatalf("relay %d: %d bytes used, want %d; pauses because of %q", i, pod.used[buffers], used, code)
+		}
+	}
+	if code != agentapi.CodeBudgetSockets || most-used > most/pauseShare {
+		t.Errorf("pauses at %d of %d bytes because of %q", used, most, code)
+	}
+	for range 64 { // what was on its way
+		rv := enter()
+		rv.becomeRelay()
+		places = append(places, rv)
+		used += least
+	}
+	if i := pod.info(pod); used < most || i.SocketUsedBytes != used || i.SocketBytes != most || l.info().SocketUsedBytes != used {
+		t.Errorf("%+v, want %d bytes", i, used)
+	}
+	for _, rv := range places {
+		rv.release()
+	}
+	for range most/appSocketBytes + 1 {
+		rv := enter()
+		must(t, fullError(rv.takeConn()))
+		rv.becomeConn()
+	}
+	if code := pod.nearlyFull(); code != agentapi.CodeOK {
+		t.Errorf("connections on SMC-R make the diversion pause: %s", code)
+	}
+	if used := pod.used[buffers]; used <= most {
+		t.Errorf("%d bytes used", used)
+	}
+	pod.close()
+	if l.used != (amounts{}) {
+		t.Errorf("left: %v", l.used)
+	}
+}
+
+// TestAccount_waits: who waits for a pending reservation is told of each that may be free:
+// its own pod's, another one's, and what a pod's end leaves.
+func TestAccount_waits(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		free func(own, other *account, rv, others *reservation)
+	}{
+		{"its own", func(_, _ *account, rv, _ *reservation) { rv.release() }},
+		{"another pod's", func(_, _ *account, _, others *reservation) { others.release() }},
+		{"another pod ends", func(_, other *account, _, _ *reservation) { other.close() }},
+		{"it becomes a relay", func(_, _ *account, rv, _ *reservation) { rv.becomeRelay() }},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			l := newLedger(config.Budget{Relays: 2, Pending: 2})
+			own, other := l.open(config.Budget{Relays: 2, Pending: 2}), l.open(config.Budget{Relays: 2, Pending: 2})
+			rv, _ := own.reserve(netip.Addr{}, true)
+			others, _ := other.reserve(netip.Addr{}, true)
+			none, freed := own.reserve(netip.Addr{}, true)
+			if none != nil || freed == nil {
+				t.Fatal("a third place of two")
+			}
+			tt.free(own, other, rv, others)
+			select {
+			case <-freed:
+			default:
+				t.Error("who waits is not told")
+			}
+		})
+	}
 }
 
 // TestAccount_pauses goes through the marks of a pause.
@@ -223,8 +532,8 @@ func TestAccount_pauses(t *testing.T) {
 		{"and the share is used", 30, 0, 160, agentapi.CodeBudgetRelays, false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			l := newLedger(config.Budget{Relays: 192, Pending: 1000})
-			pod := l.open(config.Budget{Relays: 64, Pending: 32})
+			l := newLedger(config.Budget{Relays: 192, Pending: 1000, SocketBytes: 1})
+			pod := l.open(config.Budget{Relays: 64, Pending: 32, SocketBytes: 1})
 			others := []*account{l.open(config.Budget{Relays: 160}), l.open(config.Budget{Relays: 160})}
 			for range tt.others {
 				if others[0].take(relays, 1) != "" && others[1].take(relays, 1) != "" {
@@ -237,10 +546,10 @@ func TestAccount_pauses(t *testing.T) {
 			for range tt.pending {
 				pod.take(pending, 1)
 			}
-			if got := pod.crowded(); got != tt.crowded {
+			if got := pod.nearlyFull(); got != tt.crowded {
 				t.Errorf("crowded %q, want %q: %v of %v", got, tt.crowded, pod.used, pod.limit)
 			}
-			if got := pod.calm(); got != tt.calm {
+			if got := pod.halfFree(); got != tt.calm {
 				t.Errorf("calm %t", got)
 			}
 		})
@@ -267,80 +576,6 @@ func TestFitFiles(t *testing.T) {
 			if less != "" && !strings.Contains(less, fmt.Sprintf("at most %d of 8000", got.Conns)) {
 				t.Error(less)
 			}
-		})
-	}
-}
-
-// TestRun_pauses: more connections than a pod may have as relays are reset, and
-// its diversion pauses, which all answers say; it goes on when they are over.
-func TestRun_pauses(t *testing.T) {
-	for _, tt := range []struct {
-		name, policies string
-		wantOutbound   int // selections while it pauses
-	}{
-		{"prefer", preferAll, 0},
-		{"another policy requires", "policies:\n- {name: all, ports: [1-65534]}\n- {name: must, mode: Required, ports: [65535]}\n", 2},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			b := newBench(t, "  budgets: {pod: {connections: 0, relays: 32, pending: 32}}\n  negativeCacheTTL: 0s\n", tt.policies)
-			p := b.attach("a", 1)
-			p.dst = b.server()
-			b.start()
-			var before int
-			p.redir.look(func() { before = len(p.redir.cfg.Outbound) })
-			var carried []*net.TCPConn
-			for range 100 { // one after the other, so that none is pending long
-				c, err := dialTCP(t.Context(), b.door(p, 0))
-				if errors.Is(err, syscall.ECONNRESET) {
-					continue // before it was seen to be made
-				}
-				must(t, err)
-				t.Cleanup(func() { _ = c.Close() })
-				must(t, c.SetDeadline(time.Now().Add(waitLimit)))
-				_, err = c.Write([]byte("x"))
-				if err == nil {
-					_, err = c.Read(make([]byte, 1))
-				}
-				if err == nil {
-					carried = append(carried, c)
-				}
-			}
-			eventually(t, func() string { // the last one may just be on its way out
-				if s := b.status(); len(carried) != 32 || s.NodeBudget.RelaysUsed != 32 || s.Conns.Reset != 68 || s.Conns.Live != 32 {
-					return fmt.Sprintf("%d carried, %+v, %+v", len(carried), s.NodeBudget, s.Conns)
-				}
-				return ""
-			})
-			eventually(t, func() string {
-				var outbound, inbound int
-				p.redir.look(func() { outbound, inbound = len(p.redir.cfg.Outbound), len(p.redir.cfg.Inbound) })
-				if outbound != tt.wantOutbound || inbound != 0 {
-					return fmt.Sprintf("%d destinations and %d ports are diverted", outbound, inbound)
-				}
-				return ""
-			})
-			if x, s := b.attachment("a"), b.status(); x.Paused != agentapi.CodeBudgetRelays || s.Pods.Paused != 1 || x.Budget.RelaysUsed != 32 || x.State != agentapi.StateReady {
-				t.Errorf("attachment %+v, pods %+v", x, s.Pods)
-			}
-			if e := value(b.client.Explain(t.Context(), "test/a", "127.0.0.1:5"))(t); e.Code != agentapi.CodeBudgetRelays {
-				t.Errorf("explanation %+v", e)
-			}
-			for _, line := range []string{"kube_smcr_paused_pods 1", "kube_smcr_relays 32", `kube_smcr_diversion_pauses_total{reason="BUDGET_RELAYS"} 1`, `kube_smcr_resets_total{reason="BUDGET_RELAYS"} 68`} {
-				if _, text := b.get(agentapi.PathMetrics); !strings.Contains(text, line+"\n") {
-					t.Errorf("metrics do not have %s", line)
-				}
-			}
-			for _, c := range carried {
-				must(t, c.Close())
-			}
-			eventually(t, func() string {
-				var after int
-				p.redir.look(func() { after = len(p.redir.cfg.Outbound) })
-				if after != before || b.attachment("a").Paused != "" {
-					return fmt.Sprintf("%d destinations are diverted, %d before", after, before)
-				}
-				return ""
-			})
 		})
 	}
 }

@@ -6,38 +6,39 @@ import (
 	"sync"
 	"time"
 
+	"github.com/smcr-io/kube-smcr/internal/agent/rnics"
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
 )
 
-// legacies are runs of an agent that handed over: they carry the connections
-// that they have, and touch nothing in their pods. Owned by whoever has the
-// turn: standBy, or the manager of an agent that manages again.
+// legacies are the proxies of an agent that handed over: they carry their sessions, and change
+// nothing in their pods. At most one goroutine uses legacies: that of standBy or, if the agent
+// manages the node again, the manager's.
 type legacies struct {
-	runs   []legacy
-	ending sync.WaitGroup // runs that tidy ends
+	proxies []legacy
+	ending  sync.WaitGroup // proxies that stopFinished is stopping
 
-	equipped uint64 // devices that came, and that all stacks have
+	openCount uint64 // Set.Usable's count when all stacks got their devices
 }
 
-// legacy is a released run.
+// legacy is a proxy that was released.
 type legacy struct {
-	*run
-	until time.Time // then its diversion is over
-	shut  bool      // the doors are closed
+	*proxy
+	until  time.Time // nothing is diverted to it after that
+	closed bool      // its listeners are
 }
 
-// add releases a run.
-func (ls *legacies) add(r *run, now time.Time) {
-	if err := r.release(handoverHold); err != nil {
-		r.log.Warn("diversion not held for the successor", "err", err)
+// add releases a proxy and keeps it.
+func (ls *legacies) add(px *proxy, now time.Time) {
+	if err := px.release(handoverTTL); err != nil {
+		px.log.Warn("diversion not held for the successor", "err", err)
 	}
-	ls.runs = append(ls.runs, legacy{run: r, until: now.Add(handoverHold)})
+	ls.proxies = append(ls.proxies, legacy{proxy: px, until: now.Add(handoverTTL)})
 }
 
-// heldUntil is when the last diversion to a listener of theirs is over.
-func (ls *legacies) heldUntil() time.Time {
+// divertedUntil is when the last diversion to one of their listeners ends.
+func (ls *legacies) divertedUntil() time.Time {
 	var last time.Time
-	for _, l := range ls.runs {
+	for _, l := range ls.proxies {
 		if l.until.After(last) {
 			last = l.until
 		}
@@ -45,45 +46,46 @@ func (ls *legacies) heldUntil() time.Time {
 	return last
 }
 
-// closeDoors stops listening, once nothing is diverted there any more.
-func (ls *legacies) closeDoors(now time.Time) {
-	for _, l := range ls.runs {
-		l.draining.Store(true) // all at once, and then one after the other
+// closeListeners closes the listeners of all, once nothing is diverted to them.
+func (ls *legacies) closeListeners(now time.Time) {
+	for _, l := range ls.proxies {
+		l.closing.Store(true) // first all, so that their accept loops end at the same time
 	}
-	for i := range ls.runs {
-		if l := &ls.runs[i]; !l.shut {
-			l.closeDoors()
-			l.shut, l.until = true, now
+	for i := range ls.proxies {
+		if l := &ls.proxies[i]; !l.closed {
+			l.closeListeners()
+			l.closed, l.until = true, now
 		}
 	}
 }
 
-// tidy ends the runs whose pod is gone, and those that have nothing to do any
-// more. A handle on a namespace keeps it alive, so it must not outlive the pod.
-func (ls *legacies) tidy(now time.Time) {
-	kept := ls.runs[:0]
-	for _, l := range ls.runs {
-		idle := now.After(l.until) && len(l.agent.flows.list(l.run)) == 0
+// stopFinished stops the proxies whose pod is gone, and those to which nothing is diverted and that
+// have no sessions. A handle on a namespace keeps the namespace alive, so the proxy of a pod that
+// is gone must not keep its handle.
+func (ls *legacies) stopFinished(now time.Time) {
+	kept := ls.proxies[:0]
+	for _, l := range ls.proxies {
+		idle := now.After(l.until) && len(l.agent.sessions.list(l.proxy)) == 0
 		if gone := l.net.gone(); !gone && !idle {
 			kept = append(kept, l)
 			continue
 		}
-		ls.ending.Go(func() { // its peers may be silent, and others wait
+		ls.ending.Go(func() { // in the background, since its peers may not answer
 			if err := l.stop(agentapi.CodeDraining, true); err != nil {
 				l.log.Warn("handed over pod not closed", "err", err)
 			}
 		})
 	}
-	clear(ls.runs[len(kept):])
-	ls.runs = kept
+	clear(ls.proxies[len(kept):])
+	ls.proxies = kept
 }
 
-// equip gives the stacks the devices that came while they ran.
-func (ls *legacies) equip(ds *devices) {
-	if _, came := ds.usable(nil); came != ls.equipped {
-		ls.equipped = came
-		for _, l := range ls.runs {
-			open, _ := ds.usable(l.set)
+// addNewDevices gives the stacks the devices that were opened while they ran.
+func (ls *legacies) addNewDevices(node *rnics.Set) {
+	if _, count := node.Usable(); count != ls.openCount {
+		ls.openCount = count
+		for _, l := range ls.proxies {
+			open, _ := l.set.Usable()
 			if err := addDevices(l.stack, open); err != nil {
 				l.log.Warn("RDMA device not used by a pod that was handed over", "err", err)
 			}
@@ -91,19 +93,19 @@ func (ls *legacies) equip(ds *devices) {
 	}
 }
 
-// judge ends the connections that the policies no longer allow.
-func (ls *legacies) judge() {
-	for _, l := range ls.runs {
-		l.judge()
+// enforcePolicies resets the sessions that the policies do not allow any more.
+func (ls *legacies) enforcePolicies() {
+	for _, l := range ls.proxies {
+		l.enforcePolicies()
 	}
 }
 
-// take returns the runs, for those who end them.
-func (ls *legacies) take() []*run {
-	out := make([]*run, len(ls.runs))
-	for i, l := range ls.runs {
-		out[i] = l.run
+// take removes the proxies and returns them, for the caller to stop.
+func (ls *legacies) take() []*proxy {
+	out := make([]*proxy, len(ls.proxies))
+	for i, l := range ls.proxies {
+		out[i] = l.proxy
 	}
-	ls.runs = nil
+	ls.proxies = nil
 	return out
 }

@@ -2,66 +2,100 @@
 
 package agent
 
-import "time"
+import (
+	"time"
+
+	"github.com/smcr-io/kube-smcr/internal/config"
+	"github.com/smcr-io/kube-smcr/internal/linux"
+)
+
+// holdMarks are the marks of verdicts.
+var holdMarks = linux.HoldMarks{
+	Divert: markDivert, Reset: markReset, HostUnreachable: markHostUnreachable, NetUnreachable: markNetUnreachable, Prohibited: markProhibited,
+}
 
 const (
-	// The agent's sockets: towards the network with the option, towards
-	// applications, and towards the network without the option. The first is
-	// "SMCR" and the others its successors: other users of marks set bits, and
-	// these values are in nobody's mask alone.
+	// Marks of the agent's sockets: towards the network with the option, towards applications, and
+	// towards the network without the option. markWire is "SMCR", the others follow it. Other
+	// programs that use marks set single bits, and no such mask matches these values alone.
 	markWire  = 0x534d4352
 	markApp   = 0x534d4353
 	markPlain = 0x534d4354
+	// Marks of verdicts on held SYNs follow, see holdMarks.
+	markDivert          = 0x534d4355
+	markReset           = 0x534d4356
+	markHostUnreachable = 0x534d4357
+	markNetUnreachable  = 0x534d4358
+	markProhibited      = 0x534d4359
 
-	// pollEvery is how often the attachment records are read without a nudge.
-	// Only a plugin that could not reach the agent waits for it.
+	// holdPatience is how long a destination may take to answer the agent while a SYN is held, and
+	// so how much longer connect() can take at most. It is less than synqueue.DefaultDeadline, so
+	// that the agent's answer comes first.
+	holdPatience = 500 * time.Millisecond
+	// requiredPatience is how long it may take if a policy requires SMC-R: the SYN is dropped after
+	// the deadline, TCP repeats it after 1, 3 and 7 s, and by then the answer may be there. That a
+	// neighbour is not there takes the kernel 3 s.
+	requiredPatience = 5 * time.Second
+	// doorPatience is how long a session on SMC-R waits for the application's connection, whose SYN
+	// was diverted: if it was lost because the backlog was full, TCP repeats it after a second.
+	doorPatience = 3 * time.Second
+	// speaksFor is how long each connection to a destination is asked for by itself after one was
+	// on SMC-R.
+	speaksFor = time.Minute
+	// staleFor is for how many times its time in the negative cache a destination is believed to be
+	// plain: after the entry in the kernel ended it is asked again, and nobody waits for that.
+	staleFor = 2
+	// keeperPause is the pause before the process that keeps the queues is started again.
+	keeperPause = time.Second
+
+	// pollEvery is how often the agent reads the attachment records without being asked. It matters
+	// only if a plugin could not reach the agent.
 	pollEvery = time.Second
-	// retryFirst and retryMost are the pauses after a pod could not be set up.
+	// retryFirst and retryMost bound the pause before a pod's set-up is tried again.
 	retryFirst = time.Second
 	retryMost  = 30 * time.Second
 
-	// handoverHold is how long diversions to the listeners of an agent that
-	// handed over stay in force without it. Its successor replaces them pod by
-	// pod, at some ten milliseconds each.
-	handoverHold = 10 * time.Second
-	// successorPatience is how long nobody may manage the node before the agent
-	// that handed over does so again: while its diversions hold, and not before
-	// a container that crashed at once is there again.
+	// handoverTTL is how long diversions to the listeners of an agent that handed over stay in
+	// force. The successor replaces them pod by pod, in some ten milliseconds each.
+	handoverTTL = 10 * time.Second
+	// successorPatience is how long nobody may manage the node before the agent that handed over
+	// does so again. It is less than handoverTTL, so that the diversions still hold, and long
+	// enough for a container that crashed at its start to be started again.
 	successorPatience = 5 * time.Second
-	// doorLinger is how long listeners that nothing is diverted to any more are
-	// kept for handshakes under way: a lost SYN-ACK is repeated after a second.
-	doorLinger = 1200 * time.Millisecond
-	// claimPoll is how often an agent looks whether the node is free, and
-	// claimPatience how long: an agent that handed over, or ends, is about to
-	// give the claim back.
-	claimPoll     = 20 * time.Millisecond
-	claimPatience = 3 * time.Second
-	// takeoverPatience is how long an agent asks another one that does not
-	// answer whole: a little more than one answer may take.
+	// listenerLinger is how long listeners stay open after nothing is diverted to them any more,
+	// for handshakes under way: a lost SYN-ACK is repeated after a second.
+	listenerLinger = 1200 * time.Millisecond
+	// nodeLockPoll is how often an agent tries to take the node's lock, and nodeLockPatience for
+	// how long: an agent that handed over, or ends, is about to give the lock back.
+	nodeLockPoll     = 20 * time.Millisecond
+	nodeLockPatience = 3 * time.Second
+	// takeoverPatience is how long an agent asks another agent that accepts connections and does
+	// not answer. One answer may take a little less.
 	takeoverPatience = 12 * time.Second
-	// sharePoll is how often an agent looks whether one of the two before it
-	// has given its RDMA devices back.
-	sharePoll = 200 * time.Millisecond
-	// leaveDrain is how long connections may go on when the agent is
-	// uninstalled, which somebody is waiting for.
+	// leaveDrain is how long sessions may go on when kube-smcr is uninstalled: somebody waits for
+	// the end.
 	leaveDrain = 5 * time.Second
 
-	// othersEvery is how often other redirectors are looked for in each pod, which
-	// takes some 100 microseconds. The kernel catches those that come in between.
+	// othersEvery is how often the agent looks for other redirectors in each pod, which takes some
+	// 100 microseconds. The kernel catches redirectors that come in between. With very many rules a
+	// look takes longer; then the agent looks so rarely that looking takes 1/othersShare of a
+	// processor, but at least every othersMost.
 	othersEvery = time.Second
-	// untrackAfter is how long nobody else must have had rules in a pod before
-	// packets are kept from connection tracking there. Rules of a sidecar come with
-	// its init container, before the first program runs.
+	othersShare = 200
+	othersMost  = time.Minute
+	// untrackAfter is how long a pod must have been without rules of others before the agent keeps
+	// packets from connection tracking there. The rules of a sidecar come with its init container,
+	// before the first program of the pod runs.
 	untrackAfter = 30 * time.Second
 
-	// beatsPerTTL is how often in a redirection's TTL it is renewed: two
-	// renewals may be late before new connections go direct.
-	beatsPerTTL = 3
-	// acceptPause is the pause after a shortage of descriptors or memory. It
-	// does not count as progress, so a shortage that lasts fails open.
+	// renewalsPerTTL is how often a redirection is renewed within its TTL: two renewals may be
+	// missed before new connections go directly.
+	renewalsPerTTL = 3
+	// acceptPause is the pause after Accept failed for want of descriptors or memory. It is no
+	// progress of the accept loop, so if the failure lasts, the diversion ends.
 	acceptPause = 20 * time.Millisecond
-	// drainAccept is how long listeners take what is already queued after the
-	// diversion ended.
+	// drainAccept is how long an accept loop takes connections from the listener's backlog after
+	// the diversion ended.
 	drainAccept = 50 * time.Millisecond
 
 	// dialTimeout ends dials to destinations: a little more than Linux's
@@ -71,83 +105,103 @@ const (
 	// appTimeout ends dials to applications on the same node.
 	appTimeout = 10 * time.Second
 
-	// Outbound listeners are on ports that programs use for connections and
-	// not to listen: Linux's default range. The factor spreads the inode numbers
-	// of namespaces, which are close to each other.
-	firstDoorPort  = 32768
-	numDoorPorts   = 28232
-	doorPortFactor = 0x9e3779b97f4a7c15
+	// Outbound listeners are on ports that programs use for connections and not to listen: Linux's
+	// default range. The factor spreads the inode numbers of namespaces, which are close to each
+	// other, over the range.
+	firstOutboundPort  = 32768
+	numOutboundPorts   = 28232
+	outboundPortFactor = 0x9e3779b97f4a7c15
 
-	// keptShare is the part of each of the node's budgets that is kept for the
-	// pods in equal shares: one of two.
+	// keptShare: 1/keptShare of each of the node's budgets is kept for the pods in equal shares.
 	keptShare = 2
-	// A diversion pauses when less than one of pauseShare parts of what the pod
-	// can have is left, which is what comes while the table is replaced, and goes
-	// on when less than one of resumeShare is used. It pauses for pauseLeast at
-	// least: each change is a transaction in the pod. Meanwhile pauseLook is how
-	// often its account is looked at.
+	// leastPending is how many pending connections are kept for each pod: as many as a program
+	// opens to others in one go. They cost nothing while they are unused.
+	leastPending = 64
+	// pendingPatience is how long a connection that must be on SMC-R waits for a reservation: long
+	// enough for many rendezvous of others to end, and shorter than clients wait.
+	pendingPatience = time.Second
+	// Parts of what a pod can have that one client may use, in hundredths. From sourceShare of the
+	// pending connections or of the relays on, the client's new connections are not diverted; below
+	// sourceResume they are diverted again. Connections on their way are accepted up to sourceMost,
+	// so that a client alone can open hundreds of connections at once. A client never has more than
+	// sourceMost of the connections on SMC-R. maxGreedy bounds the clients that a table names; no
+	// more than about twenty can have sourceResume each.
+	sourceShare  = 25
+	sourceResume = 12
+	sourceMost   = 75
+	maxGreedy    = 64
+	// A diversion pauses when less than 1/pauseShare of what the pod can have is left, which is
+	// enough for the connections that come while the table is replaced. It resumes when less than
+	// 1/resumeShare is used. A pause lasts pauseLeast at least, since each change is a transaction
+	// in the pod. During a pause the agent looks at the account every pauseLook.
 	pauseShare  = 8
 	resumeShare = 2
 	pauseLeast  = time.Second
 	pauseLook   = 250 * time.Millisecond
-	// A carried connection has two sockets. Besides those the agent has some ten
-	// files for each pod (namespace, listeners, netlink, those of a device), which
-	// are at most 250 on a node if kubelet is not told otherwise, and a few
-	// hundred of its own.
+	// A session has two sockets. Besides these the agent has some ten files for each pod
+	// (namespace, listeners, netlink, those of a device), and kubelet runs at most 250 pods unless
+	// told otherwise; the agent has a few hundred files of its own.
 	filesPerConn  = 2
 	reservedFiles = 4096
 
-	// sharedPods is how many pods' budgets an SMC-R stack has that the pods of
-	// a namespace share. Each pod keeps to its own besides.
+	// What the kernel may use for a socket's buffers: one to send and one to receive. A connection
+	// to an application stays on the machine, and larger buffers make it no faster. The network's
+	// socket of a relay gets netBufferBest, which does for 4 Gbit/s at 1 ms, if the pod has
+	// plentyShare times as much left, and else netBufferLeast.
+	buffersPerSocket = 2
+	appSocketBytes   = config.ConnSocketBytes
+	appBufferBytes   = appSocketBytes / buffersPerSocket
+	netBufferBest    = 512 << 10
+	netBufferLeast   = 128 << 10
+	plentyShare      = 16
+
+	// The budget of a stack that the pods of a namespace share is that of sharedPods pods. Each pod
+	// still keeps to its own budget.
 	sharedPods = 8
 
-	// ableEvery is how often an agent that cannot use SMC-R looks again.
+	// ableEvery is how often an agent that lacks something for SMC-R, or the port of its
+	// metrics, looks again.
 	ableEvery = 10 * time.Second
-	// deviceEvery is how soon an agent looks for a device that is gone: a
-	// driver that is loaded again takes a few seconds.
-	deviceEvery = time.Second
 
-	// wireLogPause is the least time between two records about dropped RoCE
-	// packets, of which a flood has millions.
+	// wireLogPause is the least time between two log records about dropped RoCE packets.
 	wireLogPause = time.Minute
 
-	// refusalShown is how long the status shows what a device refused, and
-	// refusalPause how long the log says no other refusal.
+	// refusalShown is how long the status shows what a device refused, and refusalPause how long
+	// the log then shows no other refusal.
 	refusalShown = 10 * time.Minute
 	refusalPause = 10 * time.Second
 
-	// portTries bounds the search for a port that is free for both address
-	// families.
+	// portTries bounds the search for a port that is free for both address families.
 	portTries = 16
 
-	// maxDecisions bounds the memory of explain: about 300 bytes each.
+	// maxDecisions bounds the decisions kept for explain: about 300 bytes each.
 	maxDecisions = 4096
-	// logPerSecond and logBurst bound the records about connections.
+	// logPerSecond and logBurst bound the log records about connections.
 	logPerSecond = 5
 	logBurst     = 50
-	// maxBypasses bounds the list of the negative cache that the agent shows;
-	// the kernel's own set has a limit of its own.
+	// maxBypasses bounds the negative cache that the API shows; the kernel's own sets have their
+	// own limit.
 	maxBypasses = 4096
-	// maxShownConns bounds one answer of the API.
+	// maxShownConns bounds the connections in one answer of the API.
 	maxShownConns = 65536
-	// hostEvery is the least time between two looks at the host's devices for
-	// pods, each of which reads some files for every VF.
+	// hostEvery is the least time between two looks at the host's devices for pods; one look reads
+	// some files for every VF.
 	hostEvery = time.Second
-	// maxShownPods bounds how many pods are listed that share one device.
+	// maxShownPods bounds the pods that the API lists for one device.
 	maxShownPods = 256
-	// maxMalformed bounds how many bad records the API lists.
+	// maxMalformed bounds the bad records that the API lists.
 	maxMalformed = 64
 
-	// API server limits: questions are a line, answers come from memory.
+	// Limits of the API's server: a request is one line, and answers come from memory.
 	apiHeaderTimeout = 5 * time.Second
 	apiWriteTimeout  = 30 * time.Second
 	apiHeaderBytes   = 16 << 10
 	apiBodyBytes     = 4 << 10
 	apiStopTimeout   = 2 * time.Second
 
-	// tempShare divides the TTL of the negative cache for reasons that pass.
+	// The TTL of the negative cache is divided by tempShare for reasons that pass by themselves.
 	tempShare = 10
-	// leastMeshBypass is how long a destination is at least left alone in a pod with
-	// another redirector: longer than the table takes to be changed.
+	// leastMeshBypass is the least TTL of the negative cache in a pod with another redirector:
+	// longer than it takes to change the table.
 	leastMeshBypass = 2 * time.Second
 )
