@@ -20,40 +20,21 @@ import (
 	"github.com/smcr-io/kube-smcr/internal/linux"
 )
 
-// manager brings the pods in line with the attachment records. Its goroutine
-// looks what is wanted; the job of a pod alone starts and stops the pod's run.
+// manager brings the pods in line with the attachment records and policies. Its goroutine compares;
+// only a pod's job starts and stops the pod's proxy.
 type manager struct {
 	a         *agent
 	syncs     chan *syncing
 	handovers chan *handover
 	jobs      jobs
-	synced    atomic.Bool // all records were looked at
+	synced    atomic.Bool // a whole round was done
 
-	applied atomic.Pointer[config.Node] // what the pods were last brought in line with
+	applied atomic.Pointer[config.Node] // configuration of the last round that was done
 
 	mu        sync.Mutex    // guards what is below
-	ended     chan struct{} // closed when run returned
+	ended     chan struct{} // closed when run returns
 	pods      map[string]*pod
 	malformed []string
-}
-
-// pod is one network namespace with attachments. Its job replaces it in the map
-// and never changes one that is there, so a snapshot may be read without a lock.
-type pod struct {
-	atts  []cni.Attachment
-	state string // agentapi.State...
-	err   error  // of the last try
-	run   *run   // StateReady only
-	// set are the devices that the pod has for itself, while it is selected;
-	// nil: it uses the node's. A run has it until its end.
-	set   *deviceSet
-	swept bool // leftovers of an earlier agent are gone
-
-	equipped uint64 // devices that came, and that the stack has
-	equipErr string // why it has not all
-
-	retryAt time.Time
-	pause   time.Duration
 }
 
 func (m *manager) init(a *agent) {
@@ -62,35 +43,35 @@ func (m *manager) init(a *agent) {
 	m.handovers = make(chan *handover)
 	m.ended = make(chan struct{})
 	m.pods = map[string]*pod{}
-	m.jobs.begin()
+	m.jobs.open()
 }
 
-// restart prepares a manager that handed over to run again.
+// restart prepares the manager of an agent that handed over to run again.
 func (m *manager) restart() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.ended = make(chan struct{})
 	m.synced.Store(false)
-	m.jobs.begin()
+	m.jobs.open()
 }
 
-// syncing is a request to look at the records now.
+// syncing is a request to start a round now.
 type syncing struct {
-	container string                 // whose pod is waited for; "": all
-	jobs      chan []<-chan struct{} // gets what to wait for, once
+	container string                 // whose pod the caller waits for; "": all pods
+	waits     chan []<-chan struct{} // gets what to wait for, once
 }
 
-// sync makes the manager read the records now, and waits until it has done what
-// they say about a container or, if it is "", about all.
+// sync makes the manager start a round now, and waits until it is done: for the pod of a container
+// or, if that is "", for all pods.
 func (m *manager) sync(ctx context.Context, container string) error {
-	s := &syncing{container: container, jobs: make(chan []<-chan struct{}, 1)}
+	s := &syncing{container: container, waits: make(chan []<-chan struct{}, 1)}
 	m.mu.Lock()
 	ended := m.ended
 	m.mu.Unlock()
 	if err := post(ctx, m, m.syncs, s); err != nil {
 		return err
 	}
-	for _, done := range <-s.jobs {
+	for _, done := range <-s.waits {
 		select {
 		case <-done:
 		case <-ended:
@@ -102,10 +83,12 @@ func (m *manager) sync(ctx context.Context, container string) error {
 	return nil
 }
 
-// ask brings a handover to the manager, which then ends.
-func (m *manager) ask(ctx context.Context, h *handover) error { return post(ctx, m, m.handovers, h) }
+// requestHandover makes the manager return h from run.
+func (m *manager) requestHandover(ctx context.Context, h *handover) error {
+	return post(ctx, m, m.handovers, h)
+}
 
-// post gives v to the manager, if it runs.
+// post sends v to the manager's goroutine, if that runs.
 func post[T any](ctx context.Context, m *manager, c chan<- T, v T) error {
 	m.mu.Lock()
 	ended := m.ended
@@ -120,8 +103,8 @@ func post[T any](ctx context.Context, m *manager, c chan<- T, v T) error {
 	}
 }
 
-// run reads the records until ctx ends, the agent is to leave the node or,
-// with a result, to hand over.
+// run starts rounds until ctx ends, the agent is to leave the node or, with a result, the agent is
+// to hand over.
 func (m *manager) run(ctx context.Context) *handover {
 	m.mu.Lock()
 	ended := m.ended
@@ -143,36 +126,35 @@ func (m *manager) run(ctx context.Context) *handover {
 		case <-tick.C:
 			m.reconcile(ctx, false)
 			m.a.wire.reconcile(time.Now(), false)
-			if m.synced.Load() { // there are listeners in place of the earlier ones
-				m.a.legacies.closeDoors(time.Now())
+			if m.synced.Load() { // the new listeners are there: close those of the earlier proxies
+				m.a.legacies.closeListeners(time.Now())
 			}
-			m.a.legacies.tidy(time.Now())
-			m.a.legacies.equip(&m.a.devices)
+			m.a.legacies.stopFinished(time.Now())
+			m.a.legacies.addNewDevices(m.a.rnics.Node())
 		case s := <-m.syncs:
 			jobs := m.reconcile(ctx, true)
 			m.a.wire.reconcile(time.Now(), false)
-			s.jobs <- jobs.of(s.container)
+			s.waits <- jobs.of(s.container)
 		case <-m.a.cfg.Reload:
 			m.a.reload()
-			m.a.wire.reconcile(time.Now(), true) // a node that joined waits for it
+			m.a.wire.reconcile(time.Now(), true) // another node joined, perhaps, and waits to be let in
 			m.reconcile(ctx, true)
-			m.a.legacies.judge()
+			m.a.legacies.enforcePolicies()
 		}
 	}
 }
 
-// looked is what was asked for each pod in a round.
-type looked struct {
+// podWait is the work of a round for one pod: when it is done, and for which containers.
+type podWait struct {
 	done       <-chan struct{}
 	containers []string
 }
 
-// looks are those of all pods.
-type looks []looked
+// podWaits are those of all pods of a round.
+type podWaits []podWait
 
-// of returns what ends when the wishes for the pods with a container were done,
-// or for all pods if it is "".
-func (ls looks) of(container string) (out []<-chan struct{}) {
+// of returns what to wait for: the pods with a container or, if that is "", all pods.
+func (ls podWaits) of(container string) (out []<-chan struct{}) {
 	for _, l := range ls {
 		if container == "" || slices.Contains(l.containers, container) {
 			out = append(out, l.done)
@@ -181,12 +163,12 @@ func (ls looks) of(container string) (out []<-chan struct{}) {
 	return out
 }
 
-// reconcile compares what is with what the records and policies want, and has
-// the pods' jobs act. With force they do not wait for the pause after a failure.
-func (m *manager) reconcile(ctx context.Context, force bool) (out looks) {
+// reconcile starts a round: it compares the pods with the records and policies, and submits work to
+// the pods' jobs. With force, failed set-ups are tried again at once.
+func (m *manager) reconcile(ctx context.Context, force bool) (out podWaits) {
 	atts, junk, err := m.a.store.List()
 	if err == nil {
-		// A directory that went away says nothing about pods.
+		// If the directory is gone, that says nothing about the pods.
 		_, err = os.Stat(m.a.store.Dir())
 	}
 	if err != nil {
@@ -196,11 +178,11 @@ func (m *manager) reconcile(ctx context.Context, force bool) (out looks) {
 	m.noteJunk(junk)
 	r := &round{node: m.a.node.Load()}
 	r.left.Store(1)
-	defer m.part(r)
+	defer m.partDone(r)
 	ask := func(key string, known, wanted []cni.Attachment) {
 		r.left.Add(1)
-		w := wish{atts: wanted, force: force, rounds: []*round{r}}
-		l := looked{done: m.jobs.ask(key, w, func(w wish) { m.bring(ctx, key, w) })}
+		w := desired{atts: wanted, force: force, rounds: []*round{r}}
+		l := podWait{done: m.jobs.submit(ctx, key, w, func(ctx context.Context, w desired) { m.reconcilePod(ctx, key, w) })}
 		for _, att := range slices.Concat(known, wanted) {
 			l.containers = append(l.containers, att.ContainerID)
 		}
@@ -210,112 +192,133 @@ func (m *manager) reconcile(ctx context.Context, force bool) (out looks) {
 	for _, att := range atts {
 		wanted[att.NetNS] = append(wanted[att.NetNS], att)
 	}
+	known := m.jobs.underWay() // before the snapshot: a pod whose job ends in between is then in the snapshot
 	have := m.snapshot()
 	for key, p := range have {
+		known[key] = slices.Concat(known[key], p.atts)
+	}
+	for key, atts := range known {
 		if _, ok := wanted[key]; !ok {
-			ask(key, p.atts, nil)
+			ask(key, atts, nil)
 		}
 	}
 	for _, key := range slices.Sorted(maps.Keys(wanted)) {
-		var known []cni.Attachment
-		if p := have[key]; p != nil {
-			known = p.atts
-		}
-		ask(key, known, wanted[key])
+		ask(key, known[key], wanted[key])
 	}
 	return out
 }
 
-// part takes one part of a round as done. After the last one all pods are in line
+// partDone notes that one of the round's parts is done. After the last part all pods are in line
 // with the configuration of the round, or with a later one.
-func (m *manager) part(r *round) {
+func (m *manager) partDone(r *round) {
 	if r.left.Add(-1) == 0 {
 		m.applied.Store(r.node)
 		m.synced.Store(true)
 	}
 }
 
-// bring does what is wanted of a pod. It is the pod's job.
-func (m *manager) bring(ctx context.Context, key string, w wish) {
+// reconcilePod brings one pod in line with w. It runs in the pod's job.
+func (m *manager) reconcilePod(ctx context.Context, key string, w desired) {
 	m.mu.Lock()
 	p := m.pods[key]
 	m.mu.Unlock()
 	switch {
 	case len(w.atts) > 0 && p == nil:
-		p = &pod{}
+		p = &pod{set: m.a.rnics.Node()}
 		fallthrough
 	case len(w.atts) > 0:
 		next := m.step(ctx, *p, w.atts, time.Now(), w.force)
 		m.put(key, &next)
 	case p != nil:
 		gone := *p
-		m.end(&gone, agentapi.CodeDraining)
+		m.stopPod(&gone, agentapi.CodeDraining)
 		m.put(key, nil)
 	}
 	for _, r := range w.rounds {
-		m.part(r)
+		m.partDone(r)
 	}
 }
 
-// step brings one pod nearer to what is wanted.
+// step brings a pod one step nearer to what is wanted, and returns the pod after that.
 func (m *manager) step(ctx context.Context, p pod, atts []cni.Attachment, now time.Time, force bool) pod {
-	changed := !reflect.DeepEqual(p.atts, atts)
-	if p.run != nil && (p.run.net.gone() || replaced(p.atts, atts)) {
-		m.end(&p, agentapi.CodePodFailed)
-		p.run, p.state, p.swept, changed = nil, "", false, true
+	changed := force || !reflect.DeepEqual(p.atts, atts)
+	if p.proxy != nil && (p.proxy.net.gone() || replaced(p.atts, atts)) {
+		m.stopPod(&p, agentapi.CodePodFailed)
+		p.becomeNew(false)
+		changed = true
 	}
 	p.atts = atts
-	m.provide(ctx, &p)
-	able := m.a.incapable(p.set).code == ""
-	// A pod that is served stays so without devices: its connections are plain
-	// TCP until one is back, and to end them would be worse.
-	want := m.a.diverts(atts, p.set.hardware(), able || p.run != nil && m.a.option != nil)
-	if p.run != nil && able && p.run.bare() {
-		m.end(&p, agentapi.CodePolicyChange)
-		p.run, p.state, p.swept = nil, "", true
-	}
-	if p.run != nil && want && p.run.settings != m.a.node.Load().SettingsFor(podOf(atts[0])) {
-		// Link groups are made with the settings, so they begin anew.
-		m.end(&p, agentapi.CodePolicyChange)
-		p.run, p.state, p.swept = nil, "", true
+	m.updateDevices(ctx, &p)
+	able := m.a.unableWith(p.set).code == ""
+	// A pod that is served stays served if its devices go: its connections are plain TCP until a
+	// device is back, whereas an end of the proxy would reset them.
+	want := m.a.diverts(atts, p.set.Hardware(), able || p.proxy != nil && m.a.option != nil)
+	if p.proxy != nil && m.outdated(&p, want, able) {
+		m.stopForRestart(&p, agentapi.CodePolicyChange)
 	}
 	switch {
-	case p.run != nil && !want:
-		m.end(&p, agentapi.CodePolicyChange)
-		p.run, p.state, p.err, p.swept = nil, agentapi.StateIdle, nil, true
-	case p.run != nil:
-		if force || changed || p.run.moved.Load() {
-			if err := p.run.update(atts); err != nil {
-				p.err = err
-				p.run.log.Warn("redirection not updated; the old one stays in force", "err", err)
-			} else {
-				p.err = nil
-			}
+	case p.proxy != nil && !want:
+		m.stopPod(&p, agentapi.CodePolicyChange)
+		p.becomeIdle()
+	case p.proxy != nil:
+		if changed || p.proxy.tableStale.Load() {
+			m.update(&p)
 		}
-	case p.state == agentapi.StateFailed && !changed && !force && now.Before(p.retryAt):
+	case p.state == podFailed && !changed && now.Before(p.retryAt):
 	case want || !p.swept:
-		p.run, p.err = m.try(ctx, &p, want)
-		switch {
-		case p.err != nil:
-			p = m.failed(p, now)
-		case want:
-			p.state, p.pause, p.swept = agentapi.StateReady, 0, true
-			p.run.log.Info("pod attached", "addresses", addresses(atts))
-		default:
-			p.state, p.pause, p.swept = agentapi.StateIdle, 0, true
-		}
+		m.setUp(ctx, &p, want, now)
 	default:
-		p.state = agentapi.StateIdle
+		p.becomeIdle()
 	}
-	if p.run != nil {
-		m.equip(&p)
+	if p.proxy != nil {
+		m.addNewDevices(&p)
 	}
 	return p
 }
 
-// try opens the namespace and starts a run in it, or only removes what an
-// earlier agent left there.
-func (m *manager) try(ctx context.Context, p *pod, want bool) (*run, error) {
+// outdated reports whether a proxy must be replaced: it has no stack and there is a device now, or
+// its link groups were made with other settings.
+func (m *manager) outdated(p *pod, want, able bool) bool {
+	return able && p.proxy.stackless() || want && p.proxy.settings != m.a.node.Load().SettingsFor(podOf(p.atts[0]))
+}
+
+// stopForRestart stops a pod's proxy, if there is one, so that step starts another.
+func (m *manager) stopForRestart(p *pod, code agentapi.Code) {
+	swept := p.swept || p.proxy != nil
+	m.stopPod(p, code)
+	p.becomeNew(swept)
+}
+
+// update brings a proxy in line with the pod's attachments and policies.
+func (m *manager) update(p *pod) {
+	if p.err = p.proxy.update(p.atts); p.err != nil {
+		p.proxy.log.Warn("redirection not updated; the old one stays in force", "err", p.err)
+	}
+}
+
+// setUp starts a pod's proxy or, if none is wanted, removes what an earlier agent left in the pod.
+func (m *manager) setUp(ctx context.Context, p *pod, want bool, now time.Time) {
+	px, err := m.startPod(ctx, p, want)
+	switch {
+	case errors.Is(err, errDetached):
+		p.becomeNew(true) // the removal of the pod follows
+	case err != nil:
+		m.a.metrics.podErrors.Inc()
+		if p.state != podFailed {
+			m.a.cfg.Log.Warn("pod not set up; its connections go directly, and it is tried again", "pod", podOf(p.atts[0]).String(), "netns", p.atts[0].NetNS, "err", err)
+		}
+		p.becomeFailed(err, now)
+	case want:
+		p.becomeReady(px)
+		px.log.Info("pod attached", "addresses", addresses(p.atts))
+	default:
+		p.becomeIdle()
+	}
+}
+
+// startPod opens the pod's namespace and starts a proxy in it or, if none is wanted, removes what
+// an earlier agent left there.
+func (m *manager) startPod(ctx context.Context, p *pod, want bool) (*proxy, error) {
 	atts := p.atts
 	n, err := m.a.cfg.kernel.open(atts[0].NetNS)
 	if err != nil {
@@ -327,61 +330,52 @@ func (m *manager) try(ctx context.Context, p *pod, want bool) (*run, error) {
 	if !want {
 		return nil, errors.Join(n.sweep(), n.close())
 	}
-	_, came := m.a.devices.usable(p.set)
-	r, err := m.a.start(ctx, n, atts, p.set)
+	_, count := p.set.Usable()
+	px, err := m.a.startProxy(ctx, n, atts, p.set)
+	if errors.Is(err, errDetached) {
+		err = errors.Join(err, n.sweep()) // also what an earlier agent left: nobody comes back for it
+	}
 	if err != nil {
 		return nil, errors.Join(err, n.close())
 	}
-	p.equipped, p.equipErr = came, ""
-	return r, nil
+	p.openCount, p.addErr = count, ""
+	return px, nil
 }
 
-// failed sets the pause before the next try, which doubles each time.
-func (m *manager) failed(p pod, now time.Time) pod {
-	first := p.state != agentapi.StateFailed
-	p.state = agentapi.StateFailed
-	p.pause = min(max(2*p.pause, retryFirst), retryMost)
-	p.retryAt = now.Add(p.pause)
-	m.a.metrics.podErrors.Inc()
-	if first {
-		m.a.cfg.Log.Warn("pod not set up; its connections go directly, and it is tried again", "pod", podOf(p.atts[0]).String(), "netns", p.atts[0].NetNS, "err", p.err)
-	}
-	return p
-}
-
-// end stops a pod's run, if it has one, and gives its devices back.
-func (m *manager) end(p *pod, code agentapi.Code) {
-	if p.run == nil {
-		m.withdraw(p)
+// stopPod stops a pod's proxy, if it has one, and gives the pod's own devices back.
+func (m *manager) stopPod(p *pod, code agentapi.Code) {
+	if p.proxy == nil {
+		m.releaseDevices(p)
 		return
 	}
-	gone := p.run.net.gone()
-	if err := p.run.stop(code, gone); err != nil {
-		p.run.log.Warn("pod not left clean", "err", err)
+	gone := p.proxy.net.gone()
+	if err := p.proxy.stop(code, gone); err != nil {
+		p.proxy.log.Warn("pod not left clean", "err", err)
 	}
-	p.set = nil // it went with the run
-	p.run.log.Info("pod detached", "gone", gone)
+	p.set = m.a.rnics.Node() // the proxy released the pod's own devices
+	p.proxy.log.Info("pod detached", "gone", gone)
 }
 
-// shutdown drains all pods at once and stops them.
+// shutdown drains and stops the proxies of all pods at once.
 func (m *manager) shutdown(ctx context.Context) error {
-	runs, keys := m.a.legacies.take(), map[*run]string{}
+	proxies, keys := m.a.legacies.take(), map[*proxy]string{}
 	for key, p := range m.snapshot() {
-		if p.run != nil {
-			runs, keys[p.run] = append(runs, p.run), key
+		if p.proxy != nil {
+			proxies, keys[p.proxy] = append(proxies, p.proxy), key
 			continue
 		}
 		rest := *p
-		m.withdraw(&rest)
+		m.releaseDevices(&rest)
 		m.put(key, &rest)
 	}
-	return m.a.drainFor(ctx, runs, m.a.node.Load().DrainTimeout, func(r *run) {
-		if key, ok := keys[r]; ok {
-			m.put(key, &pod{atts: *r.atts.Load(), state: agentapi.StateIdle})
+	return m.a.drainFor(ctx, proxies, m.a.node.Load().DrainTimeout, func(px *proxy) {
+		if key, ok := keys[px]; ok {
+			m.put(key, &pod{atts: *px.atts.Load(), state: podIdle, set: m.a.rnics.Node()})
 		}
 	})
 }
 
+// snapshot copies the map. The pods in it do not change.
 func (m *manager) snapshot() map[string]*pod {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -398,7 +392,7 @@ func (m *manager) put(key string, p *pod) {
 	m.pods[key] = p
 }
 
-// noteJunk keeps what cannot be read, and logs what is new in it.
+// noteJunk keeps the records that cannot be read for the API, and logs those that are new.
 func (m *manager) noteJunk(junk []*cni.JunkError) {
 	var texts []string
 	for _, j := range junk[:min(len(junk), maxMalformed)] {
@@ -421,13 +415,13 @@ func (m *manager) junk() []string {
 	return m.malformed
 }
 
-// diverts says whether anything is to be diverted in a pod, with hardware of its
-// own or without: a policy selects it, and either SMC-R is possible or the policy
-// forbids to go without.
+// diverts reports whether anything is to be diverted in a pod: a policy selects it, and either
+// SMC-R is possible or the policy requires it. own says whether the pod has hardware of its own,
+// able whether a device and the option are there.
 func (a *agent) diverts(atts []cni.Attachment, own, able bool) bool {
 	n := a.node.Load()
 	for _, att := range atts {
-		possible := able && barOf(n.SettingsFor(podOf(att)), own) == config.BarNone
+		possible := able && mismatchOf(n.SettingsFor(podOf(att)), own) == config.MismatchNone
 		for _, p := range n.PoliciesFor(podOf(att)) {
 			if possible || p.Mode == config.ModeRequired {
 				return true
@@ -437,8 +431,7 @@ func (a *agent) diverts(atts []cni.Attachment, own, able bool) bool {
 	return false
 }
 
-// replaced says whether the records now mean another namespace at the same
-// path.
+// replaced reports whether another namespace is now at the path of a pod's.
 func replaced(old, now []cni.Attachment) bool {
 	return len(old) > 0 && old[0].NetNSID != now[0].NetNSID
 }

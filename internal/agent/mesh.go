@@ -13,31 +13,31 @@ import (
 
 // # Other redirectors
 //
-// A connection that the agent makes for a pod is made in the pod's namespace, so
-// somebody else's redirector there, a service mesh's say, may send it to its own
-// program, whose connection is then diverted to the agent, and so on. A connection
-// passes the agent once because
+// The agent connects on behalf of a pod from inside the pod's namespace. A redirector of somebody
+// else there, for example of a service mesh, may send the agent's connection to its own program;
+// the connection of that program is diverted to the agent again, and so on without end. Three rules
+// make a connection pass the agent once:
 //
-//   - the rules of others are looked for before the pod is set up, and then
-//     every othersEvery. While there are any that redirect, nothing is diverted
-//     in the pod but what a policy does not want without SMC-R, which is reset
-//     before anything is dialed (MESH);
-//   - rules that come in between are caught in the kernel by the first connection
-//     of the agent's that they redirect, before it gets anywhere;
-//   - the destination of a connection that is to stay TCP is in the negative cache
-//     before it is dialed.
+//   - The agent looks for rules of others before it sets a pod up, and then every
+//     othersEvery. While another program redirects connections, only destinations
+//     for which a policy requires SMC-R are diverted in the pod, and the agent
+//     resets these connections before it dials anything (MESH).
+//   - If such rules come between two looks, the kernel catches the first connection
+//     of the agent that they redirect, before it gets anywhere.
+//   - A destination that is to stay TCP is in the negative cache before the agent
+//     dials it.
 
-// surroundings is what others do in a pod's namespace. It does not change.
+// surroundings are the rules of others in a pod's namespace, as of one look. They do not change.
 type surroundings struct {
 	linux.Others
-	caught bool // one of the agent's connections was redirected
-	// quiet is since when nobody had rules there; zero: somebody has.
+	caught bool // the kernel caught a connection of the agent that was redirected
+	// quiet is since when there were no rules of others; zero: there are some.
 	quiet time.Time
-	// plain: what is not diverted is kept from connection tracking.
+	// plain means that packets which are not diverted are kept from connection tracking.
 	plain bool
 }
 
-// redirector says who else redirects connections, "" being nobody.
+// redirector names who else redirects connections; "" if nobody does.
 func (s *surroundings) redirector() string {
 	switch {
 	case s.Redirector != "":
@@ -48,10 +48,10 @@ func (s *surroundings) redirector() string {
 	return ""
 }
 
-// next is what follows the surroundings s, nil being none, when others and caught
-// were found. Rules of others appear when a pod starts, mostly, and packets that
-// are kept from connection tracking are kept from those rules: so nothing is
-// before nobody had any for a while, but where an agent did so before.
+// next returns the surroundings after s, which is nil before the first look. Packets that are kept
+// from connection tracking are kept from the rules of others, too, and such rules mostly appear
+// when a pod starts. So plain becomes true only when there were no rules of others for as long as
+// patience, or if an earlier agent left it so (others.Untracked).
 func (s *surroundings) next(others linux.Others, caught bool, now time.Time, patience time.Duration) *surroundings {
 	n := &surroundings{Others: others, caught: caught}
 	if others.Rules != "" || caught {
@@ -64,63 +64,81 @@ func (s *surroundings) next(others linux.Others, caught bool, now time.Time, pat
 	return n
 }
 
-// meshed is why nothing can be on SMC-R in the pod because of another redirector;
-// its code is empty if there is none. A nil run has none.
-func (r *run) meshed() unable {
-	if r == nil {
+// meshed is why nothing can be on SMC-R in the pod because of another redirector. The proxy may be
+// nil.
+func (px *proxy) meshed() unable {
+	if px == nil {
 		return unable{}
 	}
-	who := r.around.Load().redirector()
+	who := px.surroundings.Load().redirector()
 	if who == "" {
 		return unable{}
 	}
 	return unable{fmt.Sprintf("another program redirects connections in the pod: %s", who), agentapi.CodeMesh}
 }
 
-// lackOf is why nothing can be on SMC-R in a pod.
-func (a *agent) lackOf(p *pod) unable {
-	if lack := a.incapable(p.set); lack.code != "" {
+// unableFor is why nothing can be on SMC-R in a pod.
+func (a *agent) unableFor(p *pod) unable {
+	if lack := a.unableWith(p.set); lack.code != "" {
 		return lack
 	}
-	return p.run.meshed()
+	return p.proxy.meshed()
 }
 
-// explore looks for other redirectors before there is a redirection.
-func (r *run) explore() error {
-	others, err := r.net.others()
+// unreadableRules says which rules in the pod could not be read; "" if all could. The proxy may be
+// nil.
+func (px *proxy) unreadableRules() string {
+	if px == nil || px.surroundings.Load().Unknown == "" {
+		return ""
+	}
+	return "another program that redirects connections in the pod would be noticed only when it takes one: " + px.surroundings.Load().Unknown
+}
+
+// lookPause is the pause before the next look for other redirectors. The more the last look cost,
+// the longer is the pause, since a program in the pod can make it expensive.
+func lookPause(cost time.Duration) time.Duration {
+	return min(max(othersEvery, othersShare*cost), othersMost)
+}
+
+// findRedirectors looks for other redirectors before the pod's table is installed.
+func (px *proxy) findRedirectors() error {
+	others, err := px.net.others()
 	if err != nil {
 		return err
 	}
 	var none *surroundings
-	r.around.Store(none.next(others, false, time.Now(), r.agent.cfg.untrackAfter))
-	r.tellMesh("")
+	is := none.next(others, false, time.Now(), px.agent.cfg.untrackAfter)
+	px.surroundings.Store(is)
+	px.logMesh(&surroundings{}, is)
 	return nil
 }
 
-// lookAround looks again. When there is something new, the manager brings the
-// redirection in line with it.
-func (r *run) lookAround(now time.Time) error {
-	others, err := r.net.others()
-	caught, cerr := r.redirect.Caught()
+// recheckRedirectors looks again. If something changed, the manager's next round updates the table.
+func (px *proxy) recheckRedirectors(now time.Time) error {
+	others, err := px.net.others()
+	caught, cerr := px.redirect.Caught()
 	if err := errors.Join(err, cerr); err != nil {
 		return err
 	}
-	was := r.around.Load()
-	is := was.next(others, caught, now, r.agent.cfg.untrackAfter)
-	r.around.Store(is)
+	was := px.surroundings.Load()
+	is := was.next(others, caught, now, px.agent.cfg.untrackAfter)
+	px.surroundings.Store(is)
+	px.logMesh(was, is)
 	if was.redirector() != is.redirector() || was.plain != is.plain {
-		r.moved.Store(true)
-		r.tellMesh(was.redirector())
+		px.tableStale.Store(true)
 	}
 	return nil
 }
 
-// tellMesh logs that a redirector came or went.
-func (r *run) tellMesh(before string) {
-	switch who := r.around.Load().redirector(); {
+// logMesh logs a redirector that came or went, and rules that cannot be read.
+func (px *proxy) logMesh(was, is *surroundings) {
+	switch who, before := is.redirector(), was.redirector(); {
 	case who != "" && who != before:
-		r.log.Warn("another program redirects connections in the pod; nothing is on SMC-R there", "redirector", who)
+		px.log.Warn("another program redirects connections in the pod; nothing is on SMC-R there", "redirector", who)
 	case who == "" && before != "":
-		r.log.Info("no other program redirects connections in the pod any more")
+		px.log.Info("no other program redirects connections in the pod any more")
+	}
+	if is.Unknown != "" && is.Unknown != was.Unknown {
+		px.log.Warn("rules in the pod cannot be read; a redirector is noticed when it takes a connection of the agent's", "why", is.Unknown)
 	}
 }

@@ -11,13 +11,12 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
-	"github.com/smcr-io/kube-smcr/internal/config"
 	"github.com/smcr-io/kube-smcr/internal/linux"
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
 )
 
-// metrics are the agent's Prometheus metrics. None has a label per pod: the
-// API tells about pods.
+// metrics are the agent's Prometheus metrics. No metric has a label per pod; the API tells about
+// pods.
 type metrics struct {
 	registry *prometheus.Registry
 
@@ -26,6 +25,7 @@ type metrics struct {
 	resets       *prometheus.CounterVec // reason
 	setup        prometheus.Histogram
 	malformed    prometheus.Counter
+	failures     prometheus.Counter
 	trespasses   prometheus.Counter
 	acceptErrors prometheus.Counter
 	undiverted   *prometheus.CounterVec // door
@@ -37,10 +37,11 @@ type metrics struct {
 	deviceChanges  *prometheus.CounterVec
 	deviceRefusals prometheus.Counter
 	pauses         *prometheus.CounterVec // reason
+	pendingWaits   prometheus.Counter
 
 	sums sums
 
-	// The status answer shows these too, and counters cannot be read.
+	// The status needs the values of some counters, and a Prometheus counter cannot be read.
 	mu     sync.Mutex // guards what is below
 	totals totals
 }
@@ -51,19 +52,19 @@ type totals struct {
 	reasons                                          map[agentapi.Code]uint64
 }
 
-// gauges is what a scrape asks the agent for.
+// gauges are the values that a scrape asks the agent for.
 type gauges struct {
-	flowsSMCR, flowsTCP int
-	bytesSMCR           uint64         // of live connections
-	groups              map[string]int // by redundancy
-	ready, idle, failed int
-	paused, meshed      int // of the ready ones
-	budget              agentapi.Budget
-	devicesUp           map[string]int // 1: open, and its port active
-	wire                agentapi.Wire
+	sessionsSMCR, sessionsTCP int
+	bytesSMCR                 uint64         // of live sessions
+	groups                    map[string]int // by redundancy
+	ready, idle, failed       int
+	paused, meshed            int // of the ready ones
+	budget                    agentapi.Budget
+	devicesUp                 map[string]int // 1: the device is open and its port active
+	wire                      agentapi.Wire
 }
 
-// linkGroups is their number.
+// linkGroups is the number of link groups.
 func (g *gauges) linkGroups() int {
 	n := 0
 	for _, k := range g.groups {
@@ -72,11 +73,11 @@ func (g *gauges) linkGroups() int {
 	return n
 }
 
-// redundancies are the values of the label of link groups, as in SMCRLinks.
+// redundancies are the values of the label "redundancy", as in SMCRLink objects.
 var redundancies = [...]string{"Single", "Symmetric", "Asymmetric"}
 
-// redundancyLabel is what an operator asks of a link group: which side of it
-// has one RNIC only is in the API.
+// redundancyLabel is the redundancy of a link group without the side that has only one RNIC, which
+// is in the API.
 func redundancyLabel(s string) string {
 	switch {
 	case s == "SYMMETRIC":
@@ -106,7 +107,8 @@ func newMetrics(look func() gauges) *metrics {
 			Namespace: namespace, Name: "rendezvous_seconds", Help: "Duration of the rendezvous after the TCP handshake.",
 			Buckets: prometheus.ExponentialBuckets(50e-6, 4, 9),
 		}),
-		malformed:      counter("malformed_messages_total", "Messages of peers that were not understood."),
+		malformed:      counter("malformed_messages_total", "Messages of peers that were not understood, or contradicted others."),
+		failures:       counter("stack_failures_total", "What failed in SMC-R stacks for want of memory, a route or a peer's answer, and not because of a peer's message."),
 		trespasses:     counter("trespasses_total", "Links that ended because the peer asked for memory that is not its own."),
 		acceptErrors:   counter("accept_errors_total", "Connections that could not be accepted for want of descriptors or memory."),
 		undiverted:     vec("undiverted_connections_total", "Connections to the agent's listeners in pods that were not diverted there, and were reset.", "door"),
@@ -116,18 +118,19 @@ func newMetrics(look func() gauges) *metrics {
 		reloads:        vec("reloads_total", "Reloads of the configuration.", "result"),
 		deviceChanges:  vec("device_changes_total", "What happened to RDMA devices of the kernel: gone, back, port_active, port_down, gid_table.", "device", "change"),
 		deviceRefusals: counter("device_refusals_total", "Connections that were plain TCP because an RDMA device had no memory, queue pair or other resource for them."),
-		pauses:         vec("diversion_pauses_total", "Pauses of a pod's diversion because a budget was nearly used up.", "reason"),
+		pauses:         vec("diversion_pauses_total", "Pauses of a pod's diversion, for all or for one client (BUDGET_SOURCE), because a budget was nearly used up.", "reason"),
+		pendingWaits:   counter("pending_waits_total", "Connections that waited because the pod had all its pending places in use."),
 		totals:         totals{reasons: map[agentapi.Code]uint64{}},
 	}
 	m.sums = sums{look: look, sum: m.sum}
-	m.registry.MustRegister(m.conns, m.fallbacks, m.resets, m.setup, m.malformed, m.trespasses, m.acceptErrors, m.undiverted, m.renewErrors,
-		m.podErrors, m.apiDenied, m.reloads, m.deviceChanges, m.deviceRefusals, m.pauses, &m.sums,
+	m.registry.MustRegister(m.conns, m.fallbacks, m.resets, m.setup, m.malformed, m.failures, m.trespasses, m.acceptErrors, m.undiverted, m.renewErrors,
+		m.podErrors, m.apiDenied, m.reloads, m.deviceChanges, m.deviceRefusals, m.pauses, m.pendingWaits, &m.sums,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
 
-func (m *metrics) opened(d config.Direction, mode smcr.Mode) {
-	m.conns.WithLabelValues(d.String(), mode.String()).Inc()
+func (m *metrics) opened(d agentapi.Direction, mode smcr.Mode) {
+	m.conns.WithLabelValues(string(d), mode.String()).Inc()
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if mode == smcr.ModeSMCR {
@@ -170,18 +173,18 @@ func (m *metrics) sum() totals {
 	return t
 }
 
-// sums collects what is summed up at the time of the scrape.
+// sums collects the metrics that are computed at each scrape.
 type sums struct {
 	look func() gauges
 	sum  func() totals
 
 	mu        sync.Mutex // guards what is below
-	bytesSMCR uint64     // as shown last
+	bytesSMCR uint64     // at the last scrape
 }
 
-// carried is the counter of the bytes on SMC-R. A connection that ends is for a
-// moment among both, the ended and the live ones: the counter must not go back
-// then, or Prometheus takes it for a restart.
+// carried is the counter of bytes on SMC-R. A session that is just ending is counted twice for a
+// moment, among the ended and among the live ones. The counter must not go back after that, or
+// Prometheus takes it for a restart.
 func (s *sums) carried(ended, live uint64) uint64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -203,8 +206,8 @@ func (s *sums) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, float64(v), labels...)
 	}
 	conns := desc("connections", "Connections that the agent carries now.", "mode")
-	gauge(conns, g.flowsSMCR, smcr.ModeSMCR.String())
-	gauge(conns, g.flowsTCP, smcr.ModeTCP.String())
+	gauge(conns, g.sessionsSMCR, smcr.ModeSMCR.String())
+	gauge(conns, g.sessionsTCP, smcr.ModeTCP.String())
 	t := s.sum()
 	bytes := desc("relayed_bytes_total", "Bytes of connections, both directions together, by what carried them; TCP: of ended ones.", "mode")
 	counter := func(v uint64, mode smcr.Mode) {
@@ -221,8 +224,10 @@ func (s *sums) Collect(ch chan<- prometheus.Metric) {
 	gauge(desc("budget_connections", "Connections on SMC-R that the node may have."), g.budget.Conns)
 	gauge(desc("relays", "Connections that the agent carries as plain TCP."), g.budget.RelaysUsed)
 	gauge(desc("budget_relays", "Connections that the agent may carry as plain TCP."), g.budget.Relays)
-	gauge(desc("pending_connections", "Connections of which it is not settled yet what carries them."), g.budget.PendingUsed)
-	gauge(desc("budget_pending_connections", "Connections of which it may be unsettled what carries them."), g.budget.Pending)
+	gauge(desc("pending_connections", "Connections for which SMC-R or plain TCP is not decided yet."), g.budget.PendingUsed)
+	gauge(desc("budget_pending_connections", "Connections for which that may be undecided."), g.budget.Pending)
+	gauge(desc("socket_buffer_bytes", "Memory that the kernel may need for the sockets of carried connections."), g.budget.SocketUsedBytes)
+	gauge(desc("budget_socket_buffer_bytes", "Memory that it may need before connections go directly."), g.budget.SocketBytes)
 	gauge(desc("paused_pods", "Attached pods none of whose new connections are diverted for now, because a budget is nearly used up."), g.paused)
 	up := desc("device_up", "Whether an RDMA device is there and its port active.", "device")
 	for name, v := range g.devicesUp {

@@ -6,8 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -15,12 +13,13 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/smcr-io/kube-smcr/internal/agent/rnics"
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
 	"github.com/smcr-io/kube-smcr/internal/cni"
 	"github.com/smcr-io/kube-smcr/internal/config"
-	"github.com/smcr-io/kube-smcr/internal/vf"
+	"github.com/smcr-io/kube-smcr/internal/devices/vf"
+	"github.com/smcr-io/kube-smcr/internal/records"
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
-	"github.com/smcr-io/kube-smcr/pkg/rdma/verbs"
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
 )
@@ -48,11 +47,11 @@ func newOwnBench(t *testing.T, ids ...string) *ownBench {
 	for _, id := range ids {
 		o.hardware[id] = &fakeHardware{name: "rdma-" + id}
 	}
-	b.cfg.openOwn = func(d *ownDevice, in podNet) (rdma.Device, func() error, error) {
-		if inPod := d.mode == "move"; inPod != d.inPod() || in == nil {
-			return nil, nil, fmt.Errorf("device %+v is in the pod: %t, namespace %v", d, d.inPod(), in)
+	b.cfg.openOwn = func(d *rnics.Own, in rnics.Namespace) (rdma.Device, func() error, error) {
+		if inPod := d.Mode == "move"; inPod != d.InPod() || in == nil {
+			return nil, nil, fmt.Errorf("device %+v is in the pod: %t, namespace %v", d, d.InPod(), in)
 		}
-		return o.hardware[d.id].open()
+		return o.hardware[d.ID].open()
 	}
 	b.cfg.newStack = func(cfg smcr.Config) (stack, error) {
 		o.mu.Lock()
@@ -70,7 +69,7 @@ func (o *ownBench) give(pod, ifName string, ids ...string) {
 	o.t.Helper()
 	att := cni.Attachment{
 		ContainerID: pod, IfName: ifName, NetNS: "/netns/" + pod, NetNSID: 1, Network: "n",
-		Pod: cni.Pod{Namespace: "test", Name: pod}, IPs: []netip.Prefix{netip.MustParsePrefix("127.0.0.1/8")},
+		Pod: records.Pod{Namespace: "test", Name: pod}, IPs: []netip.Prefix{netip.MustParsePrefix("127.0.0.1/8")},
 	}
 	for _, id := range ids {
 		att.Devices = append(att.Devices, cni.AttachedDevice{
@@ -371,11 +370,11 @@ func TestRun_assigned(t *testing.T) {
 		{Namespace: "test", Name: "a"}: {"eth1"}, {Namespace: "test", Name: "b"}: {"eth1"}, {Namespace: "test", Name: "required"}: {"rxe0"},
 	}
 	var known sync.Map
-	o.cfg.learn = func(d ownDevice) (ownDevice, error) {
-		if _, ok := known.Load(d.id); !ok {
+	o.cfg.learn = func(d rnics.Own) (rnics.Own, error) {
+		if _, ok := known.Load(d.ID); !ok {
 			return d, errors.New("no such device on this node")
 		}
-		d.rdma, d.netdev, d.rail, d.mode = []string{"rdma-" + d.id}, "lo", 4, "ipvlan"
+		d.RDMA, d.NetDev, d.Rail, d.Mode = []string{"rdma-" + d.ID}, "lo", 4, "ipvlan"
 		return d, nil
 	}
 	o.attach("a", 1)
@@ -423,7 +422,7 @@ func TestRun_assigned(t *testing.T) {
 func TestHandover_ownDevices(t *testing.T) {
 	b := newHandoverBench(t, "old")
 	h := &fakeHardware{name: "rdma-vf1"}
-	b.cfg.openOwn = func(*ownDevice, podNet) (rdma.Device, func() error, error) { return h.open() }
+	b.cfg.openOwn = func(*rnics.Own, rnics.Namespace) (rdma.Device, func() error, error) { return h.open() }
 	o := &ownBench{bench: b, hardware: map[string]*fakeHardware{"vf1": h}}
 	p := b.kernel.add("/netns/a", 1)
 	p.dst = b.server()
@@ -444,82 +443,4 @@ func TestHandover_ownDevices(t *testing.T) {
 		}
 		return ""
 	})
-}
-
-// TestOwnDevice_rdmaName: an RDMA device that was made again has another name.
-func TestOwnDevice_rdmaName(t *testing.T) {
-	port := func(netdev string) []verbs.PortInfo { return []verbs.PortInfo{{Num: 1, NetDev: netdev}} }
-	all := []verbs.Info{
-		{Name: "mlx5_0", PCI: "0000:01:00.0", Ports: port("eth1")},
-		{Name: "mlx5_9", PCI: "0000:01:10.2", Ports: port("eth3")},
-		{Name: "rxe7", Ports: port("eth1")},
-	}
-	for _, tt := range []struct {
-		name  string
-		own   ownDevice
-		inPod bool
-		want  string
-	}{
-		{"by its name", ownDevice{rdma: []string{"gone", "mlx5_9"}}, false, "mlx5_9"},
-		{"renamed function", ownDevice{rdma: []string{"mlx5_2"}, pci: "0000:01:10.2", netdev: "eth3"}, true, "mlx5_9"},
-		{"renamed software", ownDevice{rdma: []string{"rxe0"}, netdev: "eth1"}, false, "rxe7"},
-		{"software of another interface of that name", ownDevice{rdma: []string{"rxe0"}, netdev: "eth1"}, true, ""},
-		{"gone", ownDevice{rdma: []string{"mlx5_4"}, pci: "0000:01:10.4", netdev: "eth5"}, false, ""},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			if got := tt.own.rdmaName(all, tt.inPod); got != tt.want {
-				t.Errorf("device %q, want %q", got, tt.want)
-			}
-		})
-	}
-}
-
-func TestOrderRails(t *testing.T) {
-	far := func(numa int) bool { return numa != 1 }
-	for _, tt := range []struct {
-		name string
-		in   []ownDevice
-		want string
-	}{
-		{"by rail", []ownDevice{{id: "b", rail: 1}, {id: "a", rail: 0}}, "a b"},
-		{"rails in turn", []ownDevice{{id: "a0", rail: 0}, {id: "a1", rail: 0}, {id: "b0", rail: 1}, {id: "b1", rail: 1}}, "a0 b0 a1 b1"},
-		{"the near one first", []ownDevice{{id: "a", rail: 0, numa: 1}, {id: "b", rail: 1, numa: 0}}, "b a"},
-		{"rails before nearness", []ownDevice{{id: "b0", rail: 1}, {id: "b1", rail: 1}, {id: "a0", rail: 0, numa: 1}}, "b0 a0 b1"},
-		{"unknown", []ownDevice{{id: "x", rail: -1, numa: -1}, {id: "a", rail: 0}}, "x a"},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			orderRails(tt.in, far)
-			var got []string
-			for _, d := range tt.in {
-				got = append(got, d.id)
-			}
-			if diff := cmp.Diff(tt.want, strings.Join(got, " ")); diff != "" {
-				t.Errorf("order (-want +got):\n%s", diff)
-			}
-		})
-	}
-}
-
-func TestNodesOf(t *testing.T) {
-	dir := t.TempDir()
-	for node, cpus := range map[string]string{"node0": "0-3,8", "node1": "4-7", "node2": "", "node3": "junk,9-"} {
-		must(t, os.Mkdir(filepath.Join(dir, node), 0o755))
-		must(t, os.WriteFile(filepath.Join(dir, node, "cpulist"), []byte(cpus+"\n"), 0o600))
-	}
-	near := nodesOf(dir, "8,12-13")
-	got := map[int]bool{}
-	for node := -1; node <= 4; node++ {
-		got[node] = near(node)
-	}
-	want := map[int]bool{-1: true, 0: true, 1: false, 2: false, 3: false, 4: true}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("near nodes (-want +got):\n%s", diff)
-	}
-	if near := nodesOf(t.TempDir(), "0"); !near(0) {
-		t.Error("on a machine without nodes, node 0 is far")
-	}
-	if near := nodesOf(dir, ""); !near(1) {
-		t.Error("node 1 is far, though nobody knows which processors the agent may use")
-	}
-	_ = nearNodes()
 }

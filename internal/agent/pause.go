@@ -4,7 +4,9 @@ package agent
 
 import (
 	"errors"
+	"net/netip"
 	"reflect"
+	"slices"
 	"time"
 
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
@@ -12,106 +14,185 @@ import (
 	"github.com/smcr-io/kube-smcr/internal/linux"
 )
 
-// A pod's diversion pauses while the pod has nearly used up its pending places or
-// its relays: new connections then go directly, as they would without an agent,
-// and cost it nothing. Those that are carried go on. What policies require to be
-// on SMC-R is diverted all the same, and reset where it does not fit.
+// A pod's diversion pauses while the pod has nearly used up its pending connections or relays. New
+// connections then go directly, as they would without an agent, and cost it nothing. Sessions go
+// on. What policies require to be on SMC-R is still diverted, both ways, and reset if it does not
+// fit. For example, a pod whose programs open 1000 connections at once to peers without SMC-R:
+//
+//	7/8 of the pending connections are used   the table is replaced: new connections go directly
+//	connections end, less than 1/2 is used    the table diverts again, if pauseLeast is over
+//
+// Before that, connections of a single client that has more than its share go directly, and the
+// pod's other clients notice nothing.
 
-// pause is why and since when a pod's diversion pauses.
+// pause is a pause of a pod's diversion.
 type pause struct {
 	code  agentapi.Code
 	since time.Time
 }
 
-// paused is why the pod's diversion pauses, CodeOK if it does not.
-func (r *run) paused() agentapi.Code {
-	if p := r.pausing.Load(); p != nil {
+// greedy are the clients whose connections to a pod are not diverted.
+type greedy struct {
+	sources []netip.Addr
+	since   time.Time // when the list changed
+}
+
+// greedySources are the pod's greedy clients now.
+func (px *proxy) greedySources() []netip.Addr {
+	if g := px.greedy.Load(); g != nil {
+		return g.sources
+	}
+	return nil
+}
+
+// paused is why the pod's diversion pauses; CodeOK if it does not.
+func (px *proxy) paused() agentapi.Code {
+	if p := px.pausing.Load(); p != nil {
 		return p.code
 	}
 	return agentapi.CodeOK
 }
 
-// press makes govern look at the account.
-func (r *run) press() {
+// notifyBudget tells watchBudget that the pod's account changed.
+func (px *proxy) notifyBudget() {
 	select {
-	case r.pressed <- struct{}{}:
-	default: // it is about to look
+	case px.budgetUsed <- struct{}{}:
+	default: // watchBudget is about to look anyway
 	}
 }
 
-// govern pauses and resumes the pod's diversion.
-func (r *run) govern() {
+// watchBudget pauses and resumes the pod's diversion, until the proxy drains.
+func (px *proxy) watchBudget() {
 	for {
 		var look <-chan time.Time
-		if r.pausing.Load() != nil {
+		if px.pausing.Load() != nil || len(px.greedySources()) > 0 {
 			look = time.After(pauseLook)
 		}
 		select {
-		case <-r.pressed:
+		case <-px.budgetUsed:
 		case <-look:
-		case <-r.life.Done():
+		case <-px.life.Done():
 			return
 		}
-		if r.draining.Load() || r.released.Load() {
+		if px.draining.Load() || px.released.Load() {
 			return
 		}
-		r.steer(time.Now())
+		px.adjustDiversion(time.Now())
 	}
 }
 
-// steer pauses the diversion if the pod's account is nearly used up, and ends a
-// pause when half of it is free again.
-func (r *run) steer(now time.Time) {
-	p := r.pausing.Load()
+// adjustDiversion changes the pod's table if the use of the pod's account calls for it.
+func (px *proxy) adjustDiversion(now time.Time) {
+	bySource, all := px.adjustSources(now), px.adjustPause(now)
+	if !bySource && !all {
+		return
+	}
+	if err := px.updateTable(); err != nil && !errors.Is(err, linux.ErrClosed) {
+		px.log.Warn("redirection not updated; the old one stays in force until that works", "err", err)
+		px.tableStale.Store(true) // the manager's next round tries again
+	}
+}
+
+// adjustSources enters the clients that have more than sourceShare, and removes those that have
+// less than sourceResume. It reports whether the list changed.
+func (px *proxy) adjustSources(now time.Time) (changed bool) {
+	var before greedy
+	if g := px.greedy.Load(); g != nil {
+		before = *g
+	}
+	sources := px.account.greedy(before.sources)
+	if now.Sub(before.since) < pauseLeast {
+		sources = append(sources, before.sources...)
+		slices.SortFunc(sources, netip.Addr.Compare)
+		sources = slices.Compact(sources)
+	}
+	sources = sources[:min(len(sources), maxGreedy)]
+	if slices.Equal(sources, before.sources) {
+		return false
+	}
+	for _, s := range sources {
+		if !slices.Contains(before.sources, s) {
+			code := agentapi.CodeBudgetSource
+			px.agent.metrics.pauses.WithLabelValues(string(code)).Inc()
+			px.log.Warn("diversion pauses for a client: its new connections go directly", "peer", s, "reason", code, "detail", code.Text())
+		}
+	}
+	for _, s := range before.sources {
+		if !slices.Contains(sources, s) {
+			px.log.Info("diversion goes on for a client", "peer", s)
+		}
+	}
+	px.greedy.Store(&greedy{sources, now})
+	return true
+}
+
+// adjustPause begins a pause if the pod's account is nearly full, and ends it when half is free
+// again. It reports whether something changed.
+func (px *proxy) adjustPause(now time.Time) (changed bool) {
+	p := px.pausing.Load()
 	switch {
 	case p == nil:
-		code := r.account.crowded()
+		code := px.account.nearlyFull()
 		if code == agentapi.CodeOK {
-			return
+			return false
 		}
-		r.pausing.Store(&pause{code, now})
-		r.agent.metrics.pauses.WithLabelValues(string(code)).Inc()
-		r.log.Warn("diversion pauses: new connections go directly", "reason", code, "detail", code.Text())
-	case now.Sub(p.since) < pauseLeast || !r.account.calm():
-		return
+		px.pausing.Store(&pause{code, now})
+		px.agent.metrics.pauses.WithLabelValues(string(code)).Inc()
+		px.log.Warn("diversion pauses: new connections go directly", "reason", code, "detail", code.Text())
+	case now.Sub(p.since) < pauseLeast || !px.account.halfFree():
+		return false
 	default:
-		r.pausing.Store(nil)
-		r.log.Info("diversion goes on", "paused", now.Sub(p.since).Round(time.Millisecond))
+		px.pausing.Store(nil)
+		px.log.Info("diversion goes on", "paused", now.Sub(p.since).Round(time.Millisecond))
 	}
-	if err := r.retable(); err != nil && !errors.Is(err, linux.ErrClosed) {
-		r.log.Warn("redirection not updated; the old one stays in force until that works", "err", err)
-		r.moved.Store(true) // the manager's next look tries again
-	}
+	return true
 }
 
-// retable brings the pod's table in line with the policies in force, and with a
-// pause. The same again costs a transaction in each pod of the node, for each
-// change in one of them. A table that somebody damaged is the heartbeat's.
-func (r *run) retable() error {
-	r.tabling.Lock()
-	defer r.tabling.Unlock()
-	cfg := r.redirectConfig()
-	if reflect.DeepEqual(cfg, *r.install.Load()) {
+// updateTable replaces the pod's table if the policies, or a pause, want another one than is
+// installed. An update is a transaction in the pod; without this comparison one changed policy
+// would cost a transaction in each pod of the node. A table that somebody deleted is put back by
+// heartbeat.
+func (px *proxy) updateTable() error {
+	px.tableMu.Lock()
+	defer px.tableMu.Unlock()
+	cfg := px.redirectConfig()
+	if reflect.DeepEqual(cfg, *px.tableConfig.Load()) {
 		return nil
 	}
-	if err := r.redirect.Update(cfg); err != nil {
+	if err := px.redirect.Update(cfg); err != nil {
 		return err
 	}
-	r.install.Store(&cfg)
+	px.tableConfig.Store(&cfg)
 	return nil
 }
 
-// repair puts back a table that somebody deleted.
-func (r *run) repair() error {
-	r.tabling.Lock()
-	defer r.tabling.Unlock()
-	return r.redirect.Update(*r.install.Load())
+// restoreTable puts the table back after somebody deleted it.
+func (px *proxy) restoreTable() error {
+	px.tableMu.Lock()
+	defer px.tableMu.Unlock()
+	return px.redirect.Update(*px.tableConfig.Load())
 }
 
-// selections are the destinations that are diverted in a pod now: in a pause, or with
-// another redirector, only those of which the policies want nothing without SMC-R.
-func (r *run) selections(n *config.Node, pod config.Pod) []config.Selection {
-	if r.paused() != agentapi.CodeOK || r.meshed().code != "" {
+// divertInbound adds the ports whose SYNs with the option are diverted. In a pause these are only
+// the ports for which a policy requires SMC-R, and these hold for greedy clients, too.
+func (px *proxy) divertInbound(cfg *linux.RedirectConfig, n *config.Node, pod config.Pod) {
+	required, allRequired := n.InboundPortsRequired(pod)
+	ports, all := required, allRequired
+	if px.paused() == agentapi.CodeOK {
+		ports, all = n.InboundPorts(pod)
+	}
+	cfg.InboundAll = cfg.InboundAll || all
+	cfg.Inbound = append(cfg.Inbound, portRanges(ports)...)
+	cfg.InboundAlways = append(cfg.InboundAlways, portRanges(required)...)
+	if allRequired {
+		cfg.InboundAlways = append(cfg.InboundAlways, linux.PortRange{First: 0, Last: 1<<16 - 1})
+	}
+}
+
+// selections are the destinations that are diverted in a pod. In a pause, or with another
+// redirector, these are only the destinations for which a policy requires SMC-R.
+func (px *proxy) selections(n *config.Node, pod config.Pod) []config.Selection {
+	if px.paused() != agentapi.CodeOK || px.meshed().code != "" {
 		return n.OutboundRequired(pod)
 	}
 	return n.Outbound(pod)

@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/smcr-io/kube-smcr/internal/agentapi"
+	"github.com/smcr-io/kube-smcr/internal/cni"
+	"github.com/smcr-io/kube-smcr/internal/records"
+)
+
+func TestManager_podComesAndGoes(t *testing.T) {
+	b := newBench(t, "", preferAll)
+	b.start()
+	p := b.attach("a", 1)
+	b.sync()
+	if a := b.attachment("a"); a.State != agentapi.StateReady || a.Policies[0] != "all" {
+		t.Errorf("attachment %+v", a)
+	}
+	must(t, b.store.Delete("a", "eth0"))
+	b.sync()
+	if s := b.status(); s.Pods.Attached != 0 {
+		t.Errorf("pods %+v", s.Pods)
+	}
+	p.redir.look(func() {
+		if !p.redir.removed || !b.stack.closed {
+			t.Errorf("redirection removed: %t, stack closed: %t", p.redir.removed, b.stack.closed)
+		}
+	})
+	p.k.change(func() {
+		if p.sweeps != 1 {
+			t.Errorf("swept %d times", p.sweeps)
+		}
+	})
+}
+
+func TestManager_namespaceDisappears(t *testing.T) {
+	b := newBench(t, "", preferAll)
+	p := b.attach("a", 1)
+	p.dst = b.server()
+	b.start()
+	c := b.dial(p, 0)
+	value(c.Write([]byte("x")))(t)
+	value(io.ReadFull(c, make([]byte, 1)))(t)
+	p.k.change(func() { p.isGone = true })
+	b.sync()
+	wantReset(t, c)
+	if a := b.attachment("a"); a.State != agentapi.StateFailed || !strings.Contains(a.Detail, "is gone") {
+		t.Errorf("attachment %+v", a)
+	}
+	e := value(b.client.Explain(t.Context(), "test/a", p.dst.String()))(t)
+	if e.Code != agentapi.CodePodFailed {
+		t.Errorf("explanation %+v", e)
+	}
+	p.redir.look(func() {
+		if !p.redir.closed || p.redir.removed {
+			t.Error("the redirection of a namespace that is gone was not just closed")
+		}
+	})
+	// Another namespace under the same path, and a record that means it.
+	b.attach("a", 2)
+	b.sync()
+	if a := b.attachment("a"); a.State != agentapi.StateReady {
+		t.Errorf("attachment %+v", a)
+	}
+}
+
+func TestManager_failuresAreRetried(t *testing.T) {
+	for _, step := range []string{"open", "other namespace", "listen", "install"} {
+		t.Run(step, func(t *testing.T) {
+			t.Parallel() // each waits for a retry
+			b := newBench(t, "", preferAll)
+			var p *fakePod
+			switch step {
+			case "open":
+				b.record("a", 1)
+			case "other namespace":
+				p = b.kernel.add("/netns/a", 9)
+				b.record("a", 1)
+			default:
+				p = b.attach("a", 1)
+				p.failStep = step
+			}
+			b.start()
+			if a := b.attachment("a"); a.State != agentapi.StateFailed || a.Detail == "" {
+				t.Errorf("attachment %+v", a)
+			}
+			if n := b.kernel.handles(); n != 0 {
+				t.Errorf("%d handles left", n)
+			}
+			if s := b.status(); s.Accelerating || s.Pods.Failed != 1 || len(s.Problems) != 1 {
+				t.Errorf("status %+v", s)
+			}
+			// The next poll finds it repaired.
+			b.kernel.change(func() {
+				if p == nil || step == "other namespace" {
+					b.kernel.pods["/netns/a"] = &fakePod{k: b.kernel, inode: 1}
+				} else {
+					p.failStep = ""
+				}
+			})
+			eventually(t, func() string {
+				if s := b.attachment("a").State; s != agentapi.StateReady {
+					return s
+				}
+				return ""
+			})
+		})
+	}
+}
+
+// TestManager_twoInterfaces: attachments of one namespace share what the agent
+// puts there, and policies see each by its own name.
+func TestManager_twoInterfaces(t *testing.T) {
+	b := newBench(t, "", "policies:\n- {name: p, pods: {interfaces: [net1]}, ports: [80]}\n")
+	p := b.attach("a", 1)
+	b.start()
+	if a := b.attachment("a"); a.State != agentapi.StateIdle {
+		t.Errorf("attachment %+v", a)
+	}
+	must(t, b.store.Write(cni.Attachment{
+		ContainerID: "a2", IfName: "net1", NetNS: "/netns/a", NetNSID: 1, Network: "n",
+		Pod: records.Pod{Namespace: "test", Name: "a"}, IPs: []netip.Prefix{netip.MustParsePrefix("192.0.2.4/24")},
+	}))
+	b.sync()
+	if one, two := b.attachment("a"), b.attachment("a2"); one.State != agentapi.StateReady || two.State != agentapi.StateReady {
+		t.Errorf("attachments %+v %+v", one, two)
+	}
+	if n := b.kernel.handles(); n != 1 {
+		t.Errorf("%d handles", n)
+	}
+	p.redir.look(func() {
+		if len(p.redir.cfg.Outbound) != 2 || p.redir.cfg.Outbound[0].Ports[0].First != 80 { // IPv4 and IPv6
+			t.Errorf("redirection %+v", p.redir.cfg)
+		}
+	})
+	for src, want := range map[string]agentapi.Code{"127.0.0.1": agentapi.CodeNoPolicy, "192.0.2.4": agentapi.CodeUnseen} {
+		if e := value(b.client.Explain(t.Context(), src, "192.0.2.9:80"))(t); e.Code != want {
+			t.Errorf("%s: %+v, want %s", src, e, want)
+		}
+	}
+}
+
+// TestManager_directoryDisappears: what an unmounted disk does must not reset
+// anybody's connections.
+func TestManager_directoryDisappears(t *testing.T) {
+	b := newBench(t, "", preferAll)
+	b.attach("a", 1)
+	b.start()
+	away := b.store.Dir() + ".away"
+	must(t, os.Rename(b.store.Dir(), away))
+	b.sync()
+	if a := b.attachment("a"); a.State != agentapi.StateReady {
+		t.Errorf("attachment %+v", a)
+	}
+	must(t, os.Rename(away, b.store.Dir()))
+	b.sync()
+	if a := b.attachment("a"); a.State != agentapi.StateReady {
+		t.Errorf("attachment %+v", a)
+	}
+}
+
+func TestManager_malformedRecords(t *testing.T) {
+	b := newBench(t, "", preferAll)
+	must(t, b.store.MakeDir())
+	must(t, os.WriteFile(filepath.Join(b.store.Dir(), "junk-eth0.json"), []byte("{"), 0o600))
+	b.attach("a", 1)
+	b.start()
+	got := value(b.client.Attachments(t.Context()))(t)
+	if len(got.Malformed) != 1 || !strings.Contains(got.Malformed[0], "junk-eth0.json") {
+		t.Errorf("malformed %q", got.Malformed)
+	}
+	if a := b.attachment("a"); a.State != agentapi.StateReady {
+		t.Errorf("a good record suffers: %+v", a)
+	}
+}
+
+// TestManager_slowPod: a pod whose namespace cannot be opened for a while holds
+// up neither others nor what is asked about them, and is not said to be in line.
+func TestManager_slowPod(t *testing.T) {
+	b := newBench(t, "", preferAll)
+	b.start()
+	hang := make(chan struct{})
+	b.kernel.change(func() { b.kernel.hang = map[string]chan struct{}{"/netns/slow": hang} })
+	b.attach("slow", 1)
+	b.attach("other", 2)
+	must(t, cni.Notify(t.Context(), b.cfg.Node.APISocket, cni.Event{Verb: "ADD", ContainerID: "other"}))
+	if x := b.attachment("other"); x.State != agentapi.StateReady {
+		t.Errorf("attachment %+v", x)
+	}
+	if s := b.status(); s.Pods.Attached != 1 {
+		t.Errorf("pods %+v", s.Pods)
+	}
+	close(hang)
+	b.sync()
+	if x := b.attachment("slow"); x.State != agentapi.StateReady {
+		t.Errorf("attachment %+v", x)
+	}
+}
+
+// TestManager_manyAtOnce: pods that share devices are set up and ended at once.
+func TestManager_manyAtOnce(t *testing.T) {
+	b := newBench(t, "", preferAll)
+	for i := range 40 {
+		b.attach(fmt.Sprintf("p%d", i), uint64(i+1))
+	}
+	b.start()
+	if s := b.status(); s.Pods.Ready != 40 {
+		t.Errorf("pods %+v", s.Pods)
+	}
+	for i := range 40 {
+		must(t, b.store.Delete(fmt.Sprintf("p%d", i), "eth0"))
+	}
+	b.sync()
+	if s := b.status(); s.Pods.Attached != 0 || s.NodeBudget.ConnsUsed != 0 {
+		t.Errorf("%+v", s)
+	}
+}
