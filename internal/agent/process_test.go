@@ -18,7 +18,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/smcr-io/kube-smcr/internal/cni"
-	"github.com/smcr-io/kube-smcr/internal/linux"
 )
 
 // wantDirect sees that new connections work, and do not come by the agent: the
@@ -315,19 +314,5 @@ func TestStore_diskFull(t *testing.T) {
 	must(t, l.a.client.Sync(t.Context()))
 	if s := l.a.status(t); s.Pods.Ready != 1 || s.Pods.Attached != 1 {
 		t.Errorf("status %+v", s)
-	}
-}
-
-// TestListen_bothFamilies: the doors are one port for both families.
-func TestListen_bothFamilies(t *testing.T) {
-	s := newSpace(t)
-	n := linuxNet{s.ns}
-	ls, port, err := n.listen(t.Context(), linux.ControlMark(markWire), 0)
-	must(t, err)
-	if len(ls) != 2 || port == 0 {
-		t.Errorf("%d listeners on port %d", len(ls), port)
-	}
-	for _, l := range ls {
-		must(t, l.Close())
 	}
 }

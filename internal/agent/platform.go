@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"fmt"
+	"net/netip"
+	"path/filepath"
+	"time"
+
+	"github.com/smcr-io/kube-smcr/internal/agent/rnics"
+	"github.com/smcr-io/kube-smcr/internal/config"
+	"github.com/smcr-io/kube-smcr/internal/devices/vf"
+	"github.com/smcr-io/kube-smcr/internal/linux"
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/rdma/soft"
+	"github.com/smcr-io/kube-smcr/pkg/rdma/verbs"
+	"github.com/smcr-io/kube-smcr/pkg/smcr"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/synopt"
+)
+
+// platform is what the agent needs of the machine that it runs on. A test replaces
+// single functions, for example openDevice by one that returns a fake device.
+type platform struct {
+	kernel      kernel
+	host        hostNet
+	openDevice  func(name string, cfg config.Device, share bool) (rdma.Device, func() error, error)
+	openOwn     func(d *rnics.Own, in rnics.Namespace) (rdma.Device, func() error, error)
+	hostDevices func() ([]vf.Device, error) // the host's devices that pods can have
+	learn       func(d rnics.Own) (rnics.Own, error)
+	openOption  func() (smcr.Option, func() error, error)
+	newStack    func(smcr.Config) (stack, error)
+	route       func(src, dst netip.Addr) (clc.Route, error)
+	preflight   func() error
+	probeQueue  func() (linux.QueueForm, error)
+	files       func() uint64 // limit of open files
+	mayUseAPI   func(uid uint32) bool
+	ableEvery   time.Duration
+	// deviceEvery is the pause before the agent looks for a missing device again. The pause doubles
+	// up to ableEvery.
+	deviceEvery time.Duration
+	// untrackAfter is how long a pod must have been without rules of others before the
+	// agent keeps packets from connection tracking there.
+	untrackAfter time.Duration
+}
+
+// setDefaults fills in the real functions and times where tests set nothing.
+func (p *platform) setDefaults(dataDir string) {
+	if p.kernel == nil {
+		p.kernel = linuxKernel{}
+	}
+	if p.host == nil {
+		p.host = linuxHost{}
+	}
+	if p.openDevice == nil {
+		p.openDevice = func(name string, cfg config.Device, share bool) (rdma.Device, func() error, error) {
+			return openDevice(dataDir, name, cfg, share)
+		}
+	}
+	if p.openOwn == nil {
+		p.openOwn = rnics.OpenOwn
+	}
+	host := vf.Host{DataDir: dataDir}
+	if p.hostDevices == nil {
+		p.hostDevices = host.Devices
+	}
+	if p.learn == nil {
+		p.learn = func(d rnics.Own) (rnics.Own, error) { return rnics.Learn(host, d) }
+	}
+	if p.openOption == nil {
+		p.openOption = openOption
+	}
+	if p.newStack == nil {
+		p.newStack = func(cfg smcr.Config) (stack, error) {
+			s, err := smcr.NewStack(cfg)
+			if err != nil {
+				return nil, err
+			}
+			return smcrStack{s}, nil
+		}
+	}
+	if p.route == nil {
+		p.route = route
+	}
+	if p.ableEvery == 0 {
+		p.ableEvery = ableEvery
+	}
+	if p.files == nil {
+		p.files = linux.FileLimit
+	}
+	if p.untrackAfter == 0 {
+		p.untrackAfter = untrackAfter
+	}
+	if p.preflight == nil {
+		p.preflight = linux.Probe
+	}
+	if p.probeQueue == nil {
+		p.probeQueue = linux.ProbeQueue
+	}
+	if p.mayUseAPI == nil {
+		p.mayUseAPI = mayUseAPI
+	}
+}
+
+// openDevice opens a device of the node. With share, another agent with the same data directory may
+// have a software device open, too; devices of the kernel can always be opened by several.
+func openDevice(dataDir, name string, cfg config.Device, share bool) (rdma.Device, func() error, error) {
+	if !cfg.Soft() {
+		d, err := verbs.Open(verbs.Config{Name: cfg.RDMA, Port: cfg.Port, Addr: cfg.GIDAddress, GIDType: cfg.GIDType})
+		if err != nil {
+			return nil, nil, err
+		}
+		return d, d.Close, nil
+	}
+	if !cfg.SoftAddress.IsValid() {
+		return nil, nil, fmt.Errorf("interface %s is not there or has no address: ip address shows them", cfg.Interface)
+	}
+	var mtu rdma.MTU // 0: what the interface allows
+	for m := rdma.MTU256; m <= rdma.MTU4096; m++ {
+		if m.Bytes() == cfg.SoftMTU {
+			mtu = m
+		}
+	}
+	d, err := soft.Open(soft.Config{Name: name, Addr: cfg.SoftAddress, MTU: mtu, Share: share, Dir: softDir(dataDir)})
+	if err != nil {
+		return nil, nil, err
+	}
+	return d, d.Close, nil
+}
+
+// softDir is the directory by which the software devices of two agents find each other.
+func softDir(dataDir string) string { return filepath.Join(dataDir, "devices.soft") }
+
+// route asks how a device's address reaches a peer's, in the namespace of the calling thread.
+func route(src, dst netip.Addr) (clc.Route, error) {
+	r, err := linux.RouteTo(src, dst)
+	out := clc.Route{Found: r.Found, Gateway: r.Gateway}
+	copy(out.MAC[:], r.MAC)
+	return out, err
+}
+
+// openOption attaches the program that writes the TCP option.
+func openOption() (smcr.Option, func() error, error) {
+	o, err := synopt.Open(synopt.Config{Mark: markWire})
+	if err != nil {
+		return nil, nil, err
+	}
+	return o, o.Close, nil
+}

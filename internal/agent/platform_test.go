@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/smcr-io/kube-smcr/internal/config"
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/smcr"
+)
+
+// TestPlatform_setDefaults: what a test leaves out is filled in, and nothing else.
+func TestPlatform_setDefaults(t *testing.T) {
+	var p platform
+	p.setDefaults(t.TempDir())
+	// A zero deviceEvery is package rnics' own default.
+	eachField(p, func(name string, f reflect.Value) {
+		if f.IsZero() != (name == "deviceEvery") {
+			t.Errorf("%s is zero: %t", name, f.IsZero())
+		}
+	})
+	before := newBench(t, "", preferAll).cfg.platform
+	before.deviceEvery, before.ableEvery, before.untrackAfter = 1, 2, 3
+	after := before
+	after.setDefaults(t.TempDir())
+	was := map[string]string{}
+	identity := func(f reflect.Value) string {
+		if f.Kind() == reflect.Func {
+			return fmt.Sprint(f.Pointer())
+		}
+		return fmt.Sprint(f)
+	}
+	eachField(before, func(name string, f reflect.Value) {
+		if !f.IsZero() {
+			was[name] = identity(f)
+		}
+	})
+	eachField(after, func(name string, f reflect.Value) {
+		if want, ok := was[name]; ok && identity(f) != want {
+			t.Errorf("%s was given, and is another now", name)
+		}
+	})
+	if len(was) < 9 {
+		t.Errorf("only %d fields were given", len(was))
+	}
+}
+
+func eachField(p platform, f func(name string, v reflect.Value)) {
+	v := reflect.ValueOf(p)
+	for i := range v.NumField() {
+		f(v.Type().Field(i).Name, v.Field(i))
+	}
+}
+
+// TestPlatform_newStack: a stack that cannot be made is an error, and not an interface with a nil
+// *smcr.Stack in it.
+func TestPlatform_newStack(t *testing.T) {
+	var p platform
+	p.setDefaults(t.TempDir())
+	if s, err := p.newStack(smcr.Config{RMBESizeBytes: 3}); s != nil || err == nil {
+		t.Errorf("newStack = %v, %v, want an error only", s, err)
+	}
+}
+
+// freeLoopback is an address of this machine that probably nobody uses.
+func freeLoopback() netip.Addr {
+	return netip.AddrFrom4([4]byte{127, byte(1 + rand.IntN(254)), byte(rand.IntN(256)), byte(1 + rand.IntN(254))})
+}
+
+// TestOpenDevice_soft: a software device has the MTU of the configuration, or what its interface
+// allows.
+func TestOpenDevice_soft(t *testing.T) {
+	for _, tt := range []struct {
+		bytes int
+		want  rdma.MTU
+	}{{0, rdma.MTU4096}, {256, rdma.MTU256}, {512, rdma.MTU512}, {1024, rdma.MTU1024}, {2048, rdma.MTU2048}, {4096, rdma.MTU4096}} {
+		d, stop, err := openDevice(t.TempDir(), "soft0", config.Device{SoftAddress: freeLoopback(), SoftMTU: tt.bytes}, false)
+		must(t, err)
+		if got := d.Port().ActiveMTU; got != tt.want || d.Name() != "soft0" {
+			t.Errorf("%d bytes: MTU %v of device %s, want %v", tt.bytes, got, d.Name(), tt.want)
+		}
+		must(t, stop())
+	}
+}
+
+// TestOpenDevice_share: two agents of one data directory may have a software device open if both
+// share it. An agent of another directory may not.
+func TestOpenDevice_share(t *testing.T) {
+	dir, dev := t.TempDir(), config.Device{SoftAddress: freeLoopback()}
+	_, stop, err := openDevice(dir, "soft0", dev, true)
+	must(t, err)
+	for name, try := range map[string]struct {
+		dir   string
+		share bool
+	}{"another directory": {t.TempDir(), true}, "without share": {dir, false}} {
+		if _, stop, err := openDevice(try.dir, "soft0", dev, try.share); err == nil {
+			t.Errorf("%s: the device is open a second time", name)
+			must(t, stop())
+		}
+	}
+	_, second, err := openDevice(dir, "soft0", dev, true)
+	must(t, err)
+	must(t, errors.Join(stop(), second()))
+}
+
+// TestOpenDevice_fails: an error says what to look at, and no device comes with it.
+func TestOpenDevice_fails(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		cfg  config.Device
+		want string
+	}{
+		{"no address", config.Device{Interface: "eth9"}, "interface eth9 is not there or has no address: ip address shows them"},
+		{"foreign address", config.Device{SoftAddress: netip.MustParseAddr("192.0.2.1")}, "192.0.2.1"},
+		{"kernel", config.Device{RDMA: "nowhere0"}, "nowhere0"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			d, stop, err := openDevice(t.TempDir(), "soft0", tt.cfg, false)
+			if d != nil || stop != nil || err == nil || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("openDevice = %v, %v, want %q", d, err, tt.want)
+			}
+		})
+	}
+}
+
+// TestSoftDir: the directory of software devices is none of those that the agent cleans.
+func TestSoftDir(t *testing.T) {
+	if got, want := softDir("/var/lib/x"), filepath.Join("/var/lib/x", "devices.soft"); got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+}
+
+// TestRoute: this machine reaches itself without a router, and reaches nothing from an address that
+// it does not have.
+func TestRoute(t *testing.T) {
+	lo := netip.MustParseAddr("127.0.0.1")
+	if r, err := route(lo, lo); err != nil || !r.Found || r.Gateway {
+		t.Errorf("to itself: %+v, %v", r, err)
+	}
+	if r, err := route(netip.MustParseAddr("192.0.2.77"), netip.MustParseAddr("192.0.2.1")); r.Found {
+		t.Errorf("from a foreign address: %+v, %v", r, err)
+	}
+}

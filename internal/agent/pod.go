@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"time"
+
+	"github.com/smcr-io/kube-smcr/internal/agent/rnics"
+	"github.com/smcr-io/kube-smcr/internal/agentapi"
+	"github.com/smcr-io/kube-smcr/internal/cni"
+)
+
+// podState is what the agent has done for a pod.
+//
+//	      set up            not wanted any more
+//	new ---------> ready ---------------------> idle
+//	 |  \            |                            |
+//	 |   failed <-+  | devices, settings or       | wanted again: set up,
+//	 |     |      |  | namespace changed:         | as a new pod
+//	 |     +------+  v                            v
+//	 |   tried again new                    ready or failed
+//	 +--> idle: not wanted, and what an earlier agent left is removed
+type podState uint8
+
+const (
+	podNew    podState = iota // nothing yet
+	podIdle                   // nothing is diverted, and nothing is to be done
+	podReady                  // the pod has a proxy
+	podFailed                 // the set-up failed, and will be tried again
+)
+
+// String is the state's name in the API.
+func (s podState) String() string {
+	switch s {
+	case podNew:
+	case podIdle:
+		return agentapi.StateIdle
+	case podReady:
+		return agentapi.StateReady
+	case podFailed:
+		return agentapi.StateFailed
+	}
+	return ""
+}
+
+// pod is one network namespace with attachments. A pod in the manager's map never changes: the
+// pod's job replaces it by another, so a snapshot of the map may be read without a lock.
+type pod struct {
+	atts  []cni.Attachment
+	state podState
+	err   error  // of the last set-up or update
+	proxy *proxy // in podReady only
+	// set are the pod's own devices while it is selected, else the node's. While the pod has a
+	// proxy, they are the proxy's.
+	set   *rnics.Set
+	swept bool // nothing of an earlier agent is in the namespace
+
+	openCount uint64 // Set.Usable's count when the stack got its devices
+	addErr    string // why the stack did not get all devices; "" if it did
+
+	retryAt time.Time
+	pause   time.Duration
+}
+
+// becomeNew is the state after the end of a proxy. swept says that nothing of the proxy, or of an
+// earlier agent, is left in the namespace.
+func (p *pod) becomeNew(swept bool) {
+	p.proxy, p.state, p.swept = nil, podNew, swept
+}
+
+// becomeIdle means that nothing is diverted, and nothing of the agent is in the namespace.
+func (p *pod) becomeIdle() {
+	p.proxy, p.state, p.err, p.pause, p.swept = nil, podIdle, nil, 0, true
+}
+
+// becomeReady gives the pod its proxy.
+func (p *pod) becomeReady(px *proxy) {
+	p.proxy, p.state, p.err, p.pause, p.swept = px, podReady, nil, 0, true
+}
+
+// becomeFailed doubles the pause before the next try.
+func (p *pod) becomeFailed(err error, now time.Time) {
+	p.proxy, p.state, p.err = nil, podFailed, err
+	p.pause = min(max(2*p.pause, retryFirst), retryMost)
+	p.retryAt = now.Add(p.pause)
+}

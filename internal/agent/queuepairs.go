@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import "math"
+
+// Each link of a pod's link group takes one queue pair of one of the node's devices, which have a
+// limited number. The ledger shares these out like the node's budget: half of a device's queue
+// pairs is kept for the pods in equal shares, and the other half goes to whoever comes first. A
+// pod's own devices are not in the ledger.
+
+// unboundQueuePairs sets no limit for a pod's queue pairs: its share and what the others leave
+// bound them.
+func (a *amounts) unboundQueuePairs() {
+	for r := queuePairs; r < allResources; r++ {
+		a[r] = math.MaxInt32
+	}
+}
+
+// setQueuePairs enters how many queue pairs a device of the node has.
+func (l *ledger) setQueuePairs(device string, n int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	r, known := l.devices[device]
+	if !known {
+		r = queuePairs + resource(len(l.devices))
+		if r >= allResources {
+			return // no stack can use so many devices
+		}
+		l.devices[device] = r
+	}
+	l.limit[r] = n
+	l.reshare()
+}
+
+// TakeQP implements smcr.QueuePairAccount.
+func (a *account) TakeQP(device string) bool {
+	r, shared := a.ledger.queuePairsOf(device)
+	return !shared || a.take(r, 1) == ""
+}
+
+// GiveQP implements smcr.QueuePairAccount.
+func (a *account) GiveQP(device string) {
+	if r, shared := a.ledger.queuePairsOf(device); shared {
+		a.give(r, 1)
+	}
+}
+
+func (l *ledger) queuePairsOf(device string) (_ resource, shared bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	r, ok := l.devices[device]
+	return r, ok
+}
+
+// queuePairRefusals is how often a queue pair was refused.
+func (a *account) queuePairRefusals() uint64 {
+	a.ledger.mu.Lock()
+	defer a.ledger.mu.Unlock()
+	return a.queuePairsRefused
+}
