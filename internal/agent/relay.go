@@ -10,25 +10,27 @@ import (
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
 )
 
-// mortal makes a socket reset its connection when it is closed without a word,
-// which is what the kernel does for an agent that was killed. Nagle's
-// algorithm is off: the application has decided what to send at once.
-func mortal(c *net.TCPConn) error {
+// resetOnClose makes the kernel reset a connection when its socket is closed, also if the agent is
+// killed. It also turns off Nagle's algorithm: the application has already decided what to send at
+// once.
+func resetOnClose(c *net.TCPConn) error {
 	return errors.Join(c.SetLinger(0), c.SetNoDelay(true))
 }
 
-// reset closes a connection so that its other side sees ECONNRESET. The
-// connection may be broken already, so there is nothing to report.
+// reset closes a connection so that its other side sees ECONNRESET. An error says no more than that
+// the connection is broken already.
 func reset(c *net.TCPConn) {
+	if c == nil {
+		return // a held SYN has no connection yet
+	}
 	_ = c.SetLinger(0)
 	_ = c.Close()
 }
 
-// relay carries bytes between the application and the network until both
-// directions ended, and then ends both connections in order; or until one
-// breaks, and then resets both. tcp is the TCP connection below net. It owns
-// all three. A direction that has ended still watches for a reset, which goes
-// to the other side at once.
+// relay copies bytes between the application's connection and the network's until both directions
+// have ended, and then closes both connections in order. If one connection breaks, relay resets
+// both. tcp is the TCP connection below net. relay owns all three. A direction that has ended still
+// watches for a reset, which relay passes on at once.
 //
 // Back-pressure needs no code: each direction reads only after it wrote.
 func relay(app *net.TCPConn, net carrier, tcp *net.TCPConn) (sent, recv int64, err error) {
@@ -40,7 +42,7 @@ func relay(app *net.TCPConn, net carrier, tcp *net.TCPConn) (sent, recv int64, e
 		once.Do(func() {
 			err = e
 			reset(app)
-			_ = net.Abort() // the first error is the one that matters
+			_ = net.Abort() // err is the first error, which matters
 		})
 	}
 	wg.Go(func() { // application to network
@@ -55,7 +57,7 @@ func relay(app *net.TCPConn, net carrier, tcp *net.TCPConn) (sent, recv int64, e
 			fail(e)
 		}
 	})
-	// Network to application, here: an idle connection costs one goroutine less.
+	// From network to application, in this goroutine: a goroutine less for each idle session.
 	n, e := net.RelayTo(app)
 	if recv = n; e == nil {
 		e = app.CloseWrite()
@@ -70,8 +72,8 @@ func relay(app *net.TCPConn, net carrier, tcp *net.TCPConn) (sent, recv int64, e
 	if err != nil {
 		return sent, recv, err
 	}
-	// Just before the orderly close take back what mortal did. A connection
-	// that the other side reset meanwhile has no such choice.
+	// Undo resetOnClose just before the orderly close. A connection that its other side reset
+	// meanwhile has no such option, so errors do not matter.
 	_ = app.SetLinger(-1)
 	_ = tcp.SetLinger(-1)
 	return sent, recv, errors.Join(app.Close(), net.Close())

@@ -7,58 +7,58 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/smcr-io/kube-smcr/internal/agent/rnics"
 	"github.com/smcr-io/kube-smcr/internal/config"
 	"github.com/smcr-io/kube-smcr/internal/invariant"
 )
 
-// stackKey says which pods share an SMC-R stack: those of a namespace that want
-// the same.
+// stackKey tells which pods share a stack: those of one namespace with the same settings.
 type stackKey struct {
 	namespace string
 	settings  config.Settings
 }
 
-// stackPool holds the stacks that pods share, and so their link groups.
+// stackPool has the stacks that pods share, and with them their link groups.
 type stackPool struct {
 	mu  sync.Mutex // guards what is below
 	all map[stackKey]*sharedStack
 }
 
-// sharedStack is a stack with several users. The last one to close it ends it.
+// sharedStack is a stack that several proxies use. Close by the last of them closes it.
 type sharedStack struct {
 	stack
 	pool    *stackPool
 	key     stackKey
-	account *account // of the memory
+	account *account // of the stack's memory and queue pairs
 	users   int      // guarded by pool.mu
 }
 
-// openStack gives the run a stack of its own, or one that it shares.
-func (r *run) openStack() (stack, error) {
-	if r.agent.incapable(r.set).code != "" {
+// openStack returns a stack for the proxy: its own, or one that it shares.
+func (px *proxy) openStack() (stack, error) {
+	if px.agent.unableWith(px.set).code != "" {
 		return noStack{}, nil
 	}
-	if !r.shares() {
-		return r.agent.cfg.newStack(r.stackConfig(r.account))
+	if !px.sharesStack() {
+		return px.agent.cfg.newStack(px.stackConfig(px.account))
 	}
-	p := &r.agent.stacks
-	key := stackKey{podOf((*r.atts.Load())[0]).Namespace, r.settings}
+	p := &px.agent.stacks
+	key := stackKey{podOf((*px.atts.Load())[0]).Namespace, px.settings}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if s := p.all[key]; s != nil {
 		s.users++
 		s.account.join(1)
-		r.memory = s.account
+		px.memory = s.account
 		return s, nil
 	}
-	shared := r.agent.ledger.openShared(r.stackBudget().MemoryBytes)
-	inner, err := r.agent.cfg.newStack(r.stackConfig(shared))
+	shared := px.agent.ledger.openShared(px.stackBudget().MemoryBytes)
+	inner, err := px.agent.cfg.newStack(px.stackConfig(shared))
 	if err != nil {
 		shared.close()
 		return nil, err
 	}
 	shared.join(1)
-	r.memory = shared
+	px.memory = shared
 	if p.all == nil {
 		p.all = map[stackKey]*sharedStack{}
 	}
@@ -67,7 +67,7 @@ func (r *run) openStack() (stack, error) {
 	return s, nil
 }
 
-// Close gives the stack up.
+// Close ends the use by one proxy.
 func (s *sharedStack) Close() error {
 	s.pool.mu.Lock()
 	s.users--
@@ -86,55 +86,55 @@ func (s *sharedStack) Close() error {
 	return err
 }
 
-// runs are the runs of the agent, those that it handed over included: they have
-// link groups until they stop.
-type runs struct {
+// proxies are all proxies of the agent, those that it handed over included, since they have link
+// groups until they stop.
+type proxies struct {
 	mu  sync.Mutex // guards what is below
-	all map[*run]struct{}
+	all map[*proxy]struct{}
 }
 
-func (rs *runs) add(r *run) {
-	rs.mu.Lock()
-	defer rs.mu.Unlock()
-	rs.all[r] = struct{}{}
+func (ps *proxies) add(px *proxy) {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	ps.all[px] = struct{}{}
 }
 
-func (rs *runs) remove(r *run) {
-	rs.mu.Lock()
-	defer rs.mu.Unlock()
-	delete(rs.all, r)
+func (ps *proxies) remove(px *proxy) {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	delete(ps.all, px)
 }
 
-func (rs *runs) list() []*run {
-	rs.mu.Lock()
-	defer rs.mu.Unlock()
-	return slices.Collect(maps.Keys(rs.all))
+func (ps *proxies) list() []*proxy {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	return slices.Collect(maps.Keys(ps.all))
 }
 
-// shares says whether the pod shares its stack. One with devices of its own does
-// not: others have nothing to do with these.
-func (r *run) shares() bool { return r.settings.Shared && r.set == nil }
+// sharesStack reports whether the pod shares its stack. A pod with devices of its own does not,
+// since its stack runs on these.
+func (px *proxy) sharesStack() bool { return px.settings.Shared && !px.set.Own() }
 
-// stackUse is a stack with who uses it.
+// stackUse is a stack and the pods that use it.
 type stackUse struct {
-	pod   string // the name to show
+	pod   string // POD or, if pods share the stack, NAMESPACE/*
 	stack stack
-	set   *deviceSet
+	set   *rnics.Set
 }
 
-// eachStack calls f for the stack of each run, and once for one that pods share.
+// eachStack calls f once for each stack.
 func (a *agent) eachStack(f func(stackUse)) {
 	seen := map[*sharedStack]bool{}
-	for _, r := range a.runs.list() {
-		pod := podOf((*r.atts.Load())[0])
+	for _, px := range a.proxies.list() {
+		pod := podOf((*px.atts.Load())[0])
 		name := pod.String()
-		if s, ok := r.stack.(*sharedStack); ok {
+		if s, ok := px.stack.(*sharedStack); ok {
 			if seen[s] {
 				continue
 			}
 			seen[s] = true
 			name = pod.Namespace + "/*"
 		}
-		f(stackUse{name, r.stack, r.set})
+		f(stackUse{name, px.stack, px.set})
 	}
 }

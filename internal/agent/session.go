@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/smcr-io/kube-smcr/internal/agentapi"
+	"github.com/smcr-io/kube-smcr/internal/config"
+	"github.com/smcr-io/kube-smcr/pkg/smcr"
+)
+
+// session is one connection that the agent carries, on SMC-R or as plain TCP. The fields above mu
+// do not change after register.
+type session struct {
+	id          uint64
+	proxy       *proxy
+	pod         config.Pod
+	dir         agentapi.Direction
+	src, dst    netip.AddrPort
+	decision    config.Decision
+	opened      time.Time
+	cancel      context.CancelCauseFunc
+	reservation *reservation // only of the session's goroutine
+
+	mu      sync.Mutex // guards what is below
+	app     *net.TCPConn
+	carrier carrier // nil until the rendezvous is over
+	mode    string
+	code    agentapi.Code
+	ended   agentapi.Code // the code of abort
+}
+
+// errEnded is the cause of the context of a session that abort ended.
+var errEnded = errors.New("ended by the agent")
+
+// peer is the other side's address, with the port of the service.
+func (s *session) peer() netip.AddrPort {
+	if s.dir == agentapi.Inbound {
+		return netip.AddrPortFrom(s.src.Addr(), s.dst.Port())
+	}
+	return s.dst
+}
+
+// abort resets both sides of the session.
+func (s *session) abort(code agentapi.Code) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ended != "" {
+		return
+	}
+	s.ended = code
+	s.cancel(errEnded)
+	reset(s.app)
+	if s.carrier != nil {
+		_ = s.carrier.Abort() // an error says no more than that the connection is over
+	}
+}
+
+// setApp enters the application's connection of an inbound session. It returns false if the session
+// was aborted before; then abort has not reset app.
+func (s *session) setApp(app *net.TCPConn) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ended != "" {
+		return false
+	}
+	s.app = app
+	return true
+}
+
+// setCarrier enters what carries the session after the rendezvous. It returns false if the session
+// was aborted before; then abort has not reset c.
+func (s *session) setCarrier(c carrier, mode string, code agentapi.Code) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ended != "" {
+		return false
+	}
+	s.carrier, s.mode, s.code = c, mode, code
+	return true
+}
+
+// endedBy is the code of abort; empty if the session was not aborted.
+func (s *session) endedBy() agentapi.Code {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.ended
+}
+
+// modeNow is what carries the session so far.
+func (s *session) modeNow() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.mode
+}
+
+// info describes the session for the API.
+func (s *session) info() agentapi.Conn {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c := agentapi.Conn{
+		ID: s.id, Pod: s.pod.String(), Direction: s.dir, Source: s.src, Dest: s.dst,
+		Mode: s.mode, Reason: s.code, Policy: s.decision.Policy, Opened: s.opened,
+	}
+	if s.carrier == nil {
+		return c
+	}
+	i := s.carrier.Info()
+	c.SetupUS = i.Setup.Microseconds()
+	c.BytesSent, c.BytesRecv = i.BytesSent, i.BytesRecv
+	if i.Mode == smcr.ModeSMCR {
+		c.Version = i.Version
+		c.LinkGroup, c.Link, c.FirstContact, c.Token, c.State = i.GroupID, i.LinkID, i.FirstContact, i.Token, i.State
+		c.SendBuffer, c.RMBE, c.PeerRMBE = i.SendBuffer, i.RMBE, i.PeerRMBE
+		c.RDMAWrites, c.CDCSent, c.CDCRecv = i.RDMAWrites, i.CDCSent, i.CDCRecv
+	}
+	return c
+}
+
+// sessions are the live sessions of the agent, those on plain TCP included.
+type sessions struct {
+	mu   sync.Mutex // guards what is below
+	last uint64
+	all  map[uint64]*session
+}
+
+func (ss *sessions) add(s *session) {
+	ss.mu.Lock()
+	defer ss.mu.Unlock()
+	ss.last++
+	s.id = ss.last
+	ss.all[s.id] = s
+}
+
+func (ss *sessions) remove(s *session) {
+	ss.mu.Lock()
+	defer ss.mu.Unlock()
+	delete(ss.all, s.id)
+}
+
+// list returns the live sessions of a proxy, or all if that is nil, the oldest first.
+func (ss *sessions) list(px *proxy) []*session {
+	ss.mu.Lock()
+	defer ss.mu.Unlock()
+	out := make([]*session, 0, len(ss.all))
+	for _, s := range ss.all {
+		if px == nil || s.proxy == px {
+			out = append(out, s)
+		}
+	}
+	slices.SortFunc(out, func(a, b *session) int { return cmp.Compare(a.id, b.id) })
+	return out
+}
+
+// register makes s a live session. end removes it.
+func (px *proxy) register(ctx context.Context, app *net.TCPConn, s *session) (_ *session, flowCtx context.Context, end func()) {
+	flowCtx, s.cancel = context.WithCancelCause(ctx)
+	s.app, s.mode, s.opened = app, agentapi.ModeConnecting, time.Now()
+	px.decide(s)
+	px.agent.sessions.add(s)
+	if ctx.Err() != nil {
+		// proxy.abort first ends the proxy's life, and then lists its sessions:
+		//
+		//	register                  proxy.abort
+		//	sessions.add              kill ends life
+		//	is ctx ended?             sessions.list
+		//
+		// Whichever comes first, the session is aborted: abort finds it in the list, or register
+		// finds that ctx has ended.
+		s.abort(agentapi.CodeDraining)
+	}
+	return s, flowCtx, func() {
+		px.agent.sessions.remove(s)
+		s.cancel(nil)
+	}
+}
+
+// decide enters the session's pod, and what the policies say of the session.
+func (px *proxy) decide(s *session) {
+	local := s.src.Addr()
+	if s.dir == agentapi.Inbound {
+		local = s.dst.Addr()
+	}
+	s.proxy, s.pod = px, px.identity(local)
+	s.decision = px.agent.node.Load().Decide(s.pod, s.peer())
+}
+
+// recordEnd records why the agent reset a session, if it did.
+func (px *proxy) recordEnd(s *session, err error) {
+	by := s.endedBy()
+	if by == "" {
+		if err != nil {
+			px.log.Debug("connection reset", "conn", s.id, "peer", s.peer(), "err", err)
+		}
+		return
+	}
+	px.record(s, agentapi.ModeReset, fallback{code: by})
+	px.agent.metrics.reset(by)
+}
+
+// record keeps a decision for explain, and logs it if it is new.
+func (px *proxy) record(s *session, mode string, why fallback) {
+	news := px.agent.decisions.record(agentapi.Decision{
+		Pod: s.pod.String(), Direction: s.dir, Source: s.src.Addr(), Dest: s.dst,
+		Mode: mode, Reason: why.code, PeerDeclined: why.peerDeclined, Detail: why.detail, Policy: s.decision.Policy, Last: time.Now(),
+	})
+	if !news {
+		return
+	}
+	ok, dropped := px.agent.logLimit.allow(time.Now())
+	if !ok {
+		return // too many records; explain still has the decision
+	}
+	log := px.log.Info
+	if mode == agentapi.ModeReset {
+		log = px.log.Warn
+	}
+	log("connection settled", "conn", s.id, "direction", s.dir, "peer", s.peer(), "mode", mode,
+		"reason", why.code, "detail", cmp.Or(why.detail, why.code.Text()), "policy", s.decision.Policy, "leftOut", dropped)
+}
+
+func addrPort(a net.Addr) netip.AddrPort {
+	ap := a.(*net.TCPAddr).AddrPort() // both sockets of a session are TCP
+	return netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port())
+}

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/smcr-io/kube-smcr/internal/agentapi"
+	"github.com/smcr-io/kube-smcr/pkg/smcr"
+)
+
+// TestSession_peer: policies are asked about the other side's address with the port of the service.
+func TestSession_peer(t *testing.T) {
+	src, dst := netip.MustParseAddrPort("10.0.0.1:40000"), netip.MustParseAddrPort("10.0.0.2:6379")
+	for dir, want := range map[agentapi.Direction]string{agentapi.Outbound: "10.0.0.2:6379", agentapi.Inbound: "10.0.0.1:6379"} {
+		if got := (&session{dir: dir, src: src, dst: dst}).peer().String(); got != want {
+			t.Errorf("%s: %s, want %s", dir, got, want)
+		}
+	}
+}
+
+// TestSession_abort: abort resets both sides once, ends the session's context, and nothing can be
+// entered into the session after it.
+func TestSession_abort(t *testing.T) {
+	app, appFar := loopback(t)
+	tcp, tcpFar := loopback(t)
+	ctx, cancel := context.WithCancelCause(t.Context())
+	s := &session{cancel: cancel, app: app}
+	if !s.setCarrier(plainTCP{tcp, time.Now()}, smcr.ModeTCP.String(), agentapi.CodeNoPolicy) || s.modeNow() != smcr.ModeTCP.String() {
+		t.Fatal("the carrier of a live session was refused")
+	}
+	if s.endedBy() != "" {
+		t.Errorf("ended by %q before abort", s.endedBy())
+	}
+	s.abort(agentapi.CodePolicyChange)
+	s.abort(agentapi.CodeDraining)
+	wantReset(t, appFar)
+	wantReset(t, tcpFar)
+	if s.endedBy() != agentapi.CodePolicyChange || !errors.Is(context.Cause(ctx), errEnded) {
+		t.Errorf("ended by %q, cause %v, want the first abort", s.endedBy(), context.Cause(ctx))
+	}
+	late, lateFar := loopback(t)
+	if s.setApp(late) || s.setCarrier(plainTCP{late, time.Now()}, smcr.ModeSMCR.String(), "") {
+		t.Error("a connection was entered into a session that is over")
+	}
+	wantLive(t, lateFar)
+	if s.modeNow() != smcr.ModeTCP.String() {
+		t.Errorf("mode %s", s.modeNow())
+	}
+}
+
+// TestSessions_list: sessions are listed from the oldest on, those of one proxy or all.
+func TestSessions_list(t *testing.T) {
+	ss := sessions{all: map[uint64]*session{}}
+	a, b := &proxy{}, &proxy{}
+	var all []*session
+	for i := range 20 {
+		s := &session{proxy: a}
+		if i%2 == 1 {
+			s.proxy = b
+		}
+		ss.add(s)
+		all = append(all, s)
+	}
+	ss.remove(all[3])
+	ids := func(of *proxy) (out []uint64) {
+		for _, s := range ss.list(of) {
+			out = append(out, s.id)
+		}
+		return out
+	}
+	for _, tt := range []struct {
+		name string
+		of   *proxy
+		want []uint64
+	}{
+		{"one proxy", b, []uint64{2, 6, 8, 10, 12, 14, 16, 18, 20}},
+		{"all", nil, []uint64{1, 2, 3, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20}},
+		{"none", &proxy{}, nil},
+	} {
+		if d := cmp.Diff(tt.want, ids(tt.of)); d != "" {
+			t.Errorf("%s (-want +got):\n%s", tt.name, d)
+		}
+	}
+}
+
+// TestProxy_register: a session is live from register to end; one that is registered after the end
+// of its proxy is aborted at once.
+func TestProxy_register(t *testing.T) {
+	b := newAbleBare(t, "", preferAll)
+	p := b.proxy("a")
+	app, far := loopback(t)
+	begin := func() (*session, context.Context, func()) {
+		return p.px.register(p.px.life, app, &session{dir: agentapi.Outbound, src: addrPort(app.RemoteAddr()), dst: netip.MustParseAddrPort("192.0.2.9:80")})
+	}
+	s, ctx, end := begin()
+	if i := s.info(); i.Mode != agentapi.ModeConnecting || i.Pod != "test/a" || i.Policy != "all" || i.ID != 1 || ctx.Err() != nil {
+		t.Errorf("session %+v, context %v", i, ctx.Err())
+	}
+	if len(b.a.sessions.list(p.px)) != 1 {
+		t.Error("the session is not listed")
+	}
+	end()
+	if len(b.a.sessions.list(p.px)) != 0 || ctx.Err() == nil {
+		t.Errorf("after its end the session is listed, or its context has not ended: %v", ctx.Err())
+	}
+	wantLive(t, far)
+
+	p.px.kill()
+	s, ctx, end = begin()
+	defer end()
+	if s.endedBy() != agentapi.CodeDraining || ctx.Err() == nil {
+		t.Errorf("after the end of the proxy: ended by %q, context %v", s.endedBy(), ctx.Err())
+	}
+	wantReset(t, far)
+}
