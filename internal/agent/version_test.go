@@ -36,7 +36,7 @@ func (l *lab) reach(t testing.TB) (dst netip.AddrPort) {
 // TestAgent_versions: what the configurations of two nodes say about versions
 // and enterprise IDs decides, and the answers show it.
 func TestAgent_versions(t *testing.T) {
-	t.Parallel() // it mostly waits
+	t.Parallel() // the test mostly waits
 	for _, tc := range []struct {
 		name, a, b string
 		want       agentapi.LinkGroup

@@ -19,15 +19,19 @@ import (
 
 // # The filter of RoCE packets
 //
-// The agent that manages the node keeps a table in the host's namespace, which
-// lets only devices of the cluster's nodes and configured peers send to its own.
-// A successor replaces the table, and the agent before it leaves it alone from the
-// handover on; so the claim on the node is the right to the table, too. A table
-// whose agent was killed stays in force until the next one replaces it.
+// The agent that manages the node keeps a table in the host's namespace, by which only devices of
+// the cluster's nodes and configured peers can send to the node's own devices. The agent that holds
+// the node's lock owns the table. A successor replaces the table in one transaction; the agent
+// before it changes nothing after the handover. If an agent is killed, its table stays in force
+// until the next agent replaces it.
 //
-// What is wanted is looked at with every turn of the manager: at once when an
-// object or the file changed, and else once a second, which finds devices that
-// came or moved, and a table that somebody deleted.
+// An agent that ends in order leaves no table behind. If it manages the node, it removes whatever
+// table there is. If it stands by, it removes its own table if that is still there, which means
+// that its successor is of a version without the filter.
+//
+// Each round of the manager compares the table with what is wanted: at once when an object or the
+// file changed, and else once a second, which notices devices that came or moved, and a table that
+// somebody deleted.
 
 // hostNet is what the agent does in the host's network namespace.
 type hostNet interface {
@@ -42,10 +46,11 @@ type wireFilter interface {
 	Drops() (linux.WireDrops, error)
 	Lacks() error
 	Remove() error
+	RemoveOwn() error
 	Close() error
 }
 
-// linuxHost is the namespace at a path, or the agent's own.
+// linuxHost is the network namespace at a path; the agent's own if that is "".
 type linuxHost struct{ path string }
 
 func (h linuxHost) in(f func(*linux.NetNS) error) error {
@@ -73,46 +78,52 @@ func (h linuxHost) filterWire(cfg linux.WireConfig) (f wireFilter, err error) {
 
 func (h linuxHost) sweepWire() error { return h.in(linux.SweepWireFilter) }
 
-// wire is the agent's filter of RoCE packets. But for what is below mu it belongs
-// to the manager's goroutine, and to who waits for its end.
+// wire is the agent's filter of RoCE packets. What is above mu belongs to the manager's goroutine
+// and, after its end, to the goroutine that waited for it.
 type wire struct {
-	a      *agent
-	filter wireFilter       // nil: there is no table of this agent's
-	cfg    linux.WireConfig // in force
-	swept  bool             // nor one of an earlier agent's
-	before linux.WireDrops  // of filters that are no more
+	a            *agent
+	filter       wireFilter       // nil: this agent has no table
+	cfg          linux.WireConfig // of the table
+	swept        bool             // no earlier agent's table is left, either
+	handedOver   wireFilter       // filter as of the handover; nil: there was none
+	earlierDrops linux.WireDrops  // of filters that this agent removed or handed over
 
 	retryAt time.Time
 	pause   time.Duration
 
-	told   agentapi.Wire // in the log
-	toldAt time.Time     // of dropped packets
+	logged        agentapi.Wire // what the log says
+	dropsLoggedAt time.Time     // when dropped packets were logged last
 
 	mu    sync.Mutex // guards what is below
 	shown agentapi.Wire
 	drops linux.WireDrops
 }
 
-// wirePlan is what the filter is to be.
+// wirePlan is what is wanted of the filter.
 type wirePlan struct {
 	state  agentapi.WireState
 	detail string
 	cfg    linux.WireConfig
+	// keep means to leave the table as it is: devices are missing, perhaps because the agent before
+	// this one still has them, so it is not known yet what is wanted.
+	keep bool
 }
 
-// planWire says what the configuration and the devices want.
+// planWire says what the configuration and the devices call for.
 func (a *agent) planWire() wirePlan {
 	w := &a.node.Load().Wire
 	inCluster := a.node.Load().InCluster()
 	cfg := linux.WireConfig{
 		Peers: w.Peers, Nodes: slices.Clone(w.Nodes), Interfaces: slices.Clone(w.Interfaces), UID: uint32(os.Geteuid()),
 	}
-	for _, d := range a.devices.all() {
-		addr, netdev := addressOf(d.open)
+	missing := len(a.rnics.Node().States()) < len(a.node.Load().Devices)
+	for _, d := range a.rnics.All() {
+		missing = missing || d.Open == nil
+		addr, netdev := addressOf(d.Open)
 		switch {
-		case !addr.IsValid() || addr.IsLoopback(): // the kernel lets nobody else in
-		case d.inPod:
-			cfg.Nodes = append(cfg.Nodes, addr) // on the wire as if it were another node's
+		case !addr.IsValid() || addr.IsLoopback(): // nobody else can send to a loopback address
+		case d.InPod:
+			cfg.Nodes = append(cfg.Nodes, addr) // in the pod's namespace, so its packets come like those of another node
 		default:
 			cfg.Own = append(cfg.Own, addr)
 			if netdev != "" && netdev != "lo" {
@@ -124,7 +135,7 @@ func (a *agent) planWire() wirePlan {
 	cfg.Interfaces = slices.Compact(cfg.Interfaces)
 	switch {
 	case len(cfg.Own) == 0:
-		return wirePlan{}
+		return wirePlan{keep: missing}
 	case !w.Filter:
 		return wirePlan{state: agentapi.WireOpen, detail: "node.wire.filter is false"}
 	case inCluster && !w.NodesKnown:
@@ -135,7 +146,7 @@ func (a *agent) planWire() wirePlan {
 	return wirePlan{state: agentapi.WireFiltered, cfg: cfg}
 }
 
-// addressOf is the address and network interface that links of a device have.
+// addressOf is the RoCEv2 address of a device, and the network interface that has it.
 func addressOf(dev rdma.Device) (addr netip.Addr, netdev string) {
 	if dev == nil {
 		return netip.Addr{}, ""
@@ -148,8 +159,8 @@ func addressOf(dev rdma.Device) (addr netip.Addr, netdev string) {
 	return netip.Addr{}, ""
 }
 
-// reconcile brings the table in line with what is wanted. With force it does not
-// wait for the pause after a failure.
+// reconcile brings the table in line with what is wanted. After a failure it pauses; force skips
+// the pause.
 func (w *wire) reconcile(now time.Time, force bool) {
 	if !force && now.Before(w.retryAt) {
 		return
@@ -163,15 +174,15 @@ func (w *wire) reconcile(now time.Time, force bool) {
 		w.retryAt = now.Add(w.pause)
 	}
 	w.show(&plan, err)
-	w.tell(now)
+	w.logChanges(now)
 }
 
-// apply does what a plan says.
+// apply carries a plan out.
 func (w *wire) apply(p *wirePlan) error {
 	switch {
-	case p.state == agentapi.WirePending && w.filter == nil:
+	case (p.state == agentapi.WirePending || p.keep) && w.filter == nil:
 		return nil
-	case p.state == agentapi.WirePending:
+	case p.state == agentapi.WirePending || p.keep:
 		return w.count()
 	case p.state != agentapi.WireFiltered && w.filter != nil:
 		return w.remove()
@@ -187,7 +198,7 @@ func (w *wire) apply(p *wirePlan) error {
 			return err
 		}
 		w.filter, w.cfg, w.swept = f, p.cfg, false
-		return w.count()
+		return errors.Join(w.closeHandedOver(), w.count())
 	case !reflect.DeepEqual(w.cfg, p.cfg):
 		if err := w.filter.Update(p.cfg); err != nil {
 			return err
@@ -202,11 +213,11 @@ func (w *wire) apply(p *wirePlan) error {
 	return err
 }
 
-// count reads what was dropped.
+// count reads how many packets were dropped.
 func (w *wire) count() error {
 	drops, err := w.filter.Drops()
 	for i := range drops {
-		drops[i] += w.before[i]
+		drops[i] += w.earlierDrops[i]
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -214,7 +225,7 @@ func (w *wire) count() error {
 	return err
 }
 
-// show puts down how it stands.
+// show sets what info returns.
 func (w *wire) show(p *wirePlan, err error) {
 	s := agentapi.Wire{State: p.state, Detail: p.detail}
 	if p.state == agentapi.WireFiltered && w.filter != nil {
@@ -234,11 +245,11 @@ func (w *wire) show(p *wirePlan, err error) {
 	w.shown = s
 }
 
-// tell logs what is new.
-func (w *wire) tell(now time.Time) {
+// logChanges logs what changed since the last time.
+func (w *wire) logChanges(now time.Time) {
 	s := w.info()
 	log := w.a.cfg.Log
-	if was := w.told; was.State != s.State || was.Detail != s.Detail {
+	if was := w.logged; was.State != s.State || was.Detail != s.Detail {
 		switch s.State {
 		case agentapi.WireFailed:
 			log.Warn("RoCE packets are not filtered as wanted; it is tried again", "err", s.Detail)
@@ -249,16 +260,16 @@ func (w *wire) tell(now time.Time) {
 		case agentapi.WireNone:
 		}
 	}
-	if s.Sum() > w.told.Sum() && now.Sub(w.toldAt) >= wireLogPause {
+	if s.Sum() > w.logged.Sum() && now.Sub(w.dropsLoggedAt) >= wireLogPause {
 		log.Warn("RoCE packets dropped: of strangers, or of a node or peer that is not known or comes by another interface", "dropped", s.Dropped)
-		w.toldAt = now
+		w.dropsLoggedAt = now
 	} else {
-		s.Dropped = w.told.Dropped
+		s.Dropped = w.logged.Dropped
 	}
-	w.told = s
+	w.logged = s
 }
 
-// info says how it stands. Any goroutine may call it.
+// info is the state of the filter for the API. Any goroutine may call info.
 func (w *wire) info() agentapi.Wire {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -274,7 +285,7 @@ func (w *wire) info() agentapi.Wire {
 	return s
 }
 
-// remove takes the table away. The agent must have the claim on the node.
+// remove removes this agent's table. The agent must hold the node's lock.
 func (w *wire) remove() error {
 	if w.filter == nil {
 		return nil
@@ -288,25 +299,57 @@ func (w *wire) remove() error {
 	return err
 }
 
-// release leaves the table to a successor.
-func (w *wire) release() error {
+// end removes whatever table there is, this agent's or an earlier one's, since no other agent is
+// left to remove it. The agent must hold the node's lock.
+func (w *wire) end() error {
+	if w.filter != nil || w.swept {
+		return errors.Join(w.remove(), w.closeHandedOver())
+	}
+	return errors.Join(w.a.cfg.host.sweepWire(), w.closeHandedOver())
+}
+
+// handOver leaves the table to a successor.
+func (w *wire) handOver() error {
 	if w.filter == nil {
 		return nil
 	}
-	err := w.filter.Close()
+	err := w.closeHandedOver()
+	w.handedOver = w.filter
 	w.forget()
 	return err
 }
 
-// forget is after the end of a filter.
+// endStandby ends the filter of an agent that stands by: it removes this agent's table if the
+// successor did not replace it. If the successor has no filter yet, because it waits for something
+// or failed, the table stays in force.
+func (w *wire) endStandby(successor agentapi.WireState) error {
+	if w.handedOver == nil || successor == agentapi.WirePending || successor == agentapi.WireFailed {
+		return w.closeHandedOver()
+	}
+	err := w.handedOver.RemoveOwn()
+	w.handedOver = nil
+	return err
+}
+
+// closeHandedOver closes the handle on the table that was left to a successor.
+func (w *wire) closeHandedOver() error {
+	if w.handedOver == nil {
+		return nil
+	}
+	err := w.handedOver.Close()
+	w.handedOver = nil
+	return err
+}
+
+// forget resets the fields after the end of a filter, but for the counts.
 func (w *wire) forget() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.filter, w.cfg, w.before, w.swept = nil, linux.WireConfig{}, w.drops, false
+	w.filter, w.cfg, w.earlierDrops, w.swept = nil, linux.WireConfig{}, w.drops, false
 	w.shown = agentapi.Wire{}
 }
 
-// wireProblem is a line of the status; "" if nothing is wrong.
+// wireProblem is a line for the status; "" if all is well.
 func wireProblem(s agentapi.Wire) string {
 	if s.State != agentapi.WireFailed {
 		return ""

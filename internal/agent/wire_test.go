@@ -5,6 +5,7 @@ package agent
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"strings"
 	"sync"
@@ -13,8 +14,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/smcr-io/kube-smcr/internal/agent/rnics"
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
 	"github.com/smcr-io/kube-smcr/internal/config"
+	"github.com/smcr-io/kube-smcr/internal/devices/vf"
 	"github.com/smcr-io/kube-smcr/internal/linux"
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 )
@@ -101,6 +104,16 @@ func (w *fakeWire) Remove() error {
 	return nil
 }
 
+func (w *fakeWire) RemoveOwn() error {
+	w.h.mu.Lock()
+	defer w.h.mu.Unlock()
+	w.closed = true
+	if w.h.table == w {
+		w.h.table = nil
+	}
+	return nil
+}
+
 func (w *fakeWire) Close() error {
 	w.h.mu.Lock()
 	defer w.h.mu.Unlock()
@@ -137,6 +150,29 @@ func addrs(texts ...string) (out []netip.Addr) {
 		out = append(out, netip.MustParseAddr(s))
 	}
 	return out
+}
+
+// devicesOf are a device of the node, one that is missing, and one inside a pod.
+func devicesOf(t *testing.T, node wireDevice, inPod *wireDevice) *rnics.Pool {
+	t.Helper()
+	opened := func(d rdma.Device) (rdma.Device, func() error, error) { return d, func() error { return nil }, nil }
+	pool := rnics.NewPool(rnics.Config{
+		Log: slog.New(slog.DiscardHandler), Stay: true,
+		Open: func(_ string, cfg config.Device) (rdma.Device, func() error, error) {
+			if cfg.RDMA == "missing" {
+				return nil, nil, errUnplugged
+			}
+			return opened(node)
+		},
+		OpenOwn: func(*rnics.Own, rnics.Namespace) (rdma.Device, func() error, error) { return opened(*inPod) },
+	})
+	must(t, pool.Open(t.Context(), []config.Device{{RDMA: "there"}, {RDMA: "missing"}}))
+	if inPod != nil {
+		set := pool.NewSet(nil)
+		set.Update(t.Context(), nil, []rnics.Own{{ID: "vf", Mode: string(vf.ModeMove)}})
+		t.Cleanup(func() { must(t, set.Release()) })
+	}
+	return pool
 }
 
 // TestWire_plan: what is wanted of the filter.
@@ -185,10 +221,7 @@ func TestWire_plan(t *testing.T) {
 			}
 			a := &agent{}
 			a.node.Store(n)
-			a.devices.node = []*device{{open: tt.dev}, {}}
-			if tt.inPod != nil {
-				a.devices.pods = []*device{{open: *tt.inPod, inPod: true}}
-			}
+			a.rnics = devicesOf(t, tt.dev, tt.inPod)
 			p := a.planWire()
 			if p.state != tt.want || (p.detail == "") != (tt.want == agentapi.WireFiltered || tt.want == agentapi.WireNone) {
 				t.Errorf("state %q, detail %q, want %q", p.state, p.detail, tt.want)
@@ -324,7 +357,7 @@ func TestWire_handover(t *testing.T) {
 	c := b.successor("new")
 	young := b.wires.now()
 	b.wires.look(func() {
-		if young == old || !old.closed || b.wires.sweeps != 0 {
+		if young == old || b.wires.sweeps != 0 {
 			t.Errorf("after the handover: %+v, the old one %+v", b.wires, old)
 		}
 	})
@@ -340,6 +373,118 @@ func TestWire_handover(t *testing.T) {
 		}
 		return ""
 	})
+	b.wires.look(func() {
+		if !old.closed {
+			t.Error("the handle on the table that was handed over is open")
+		}
+	})
+}
+
+// TestWire_rollback: an agent that handed over to one of a version without the filter
+// takes the table away when it ends.
+func TestWire_rollback(t *testing.T) {
+	node := "  takeover: true\n" + wirePeers
+	b := newBench(t, node, preferAll).onDevice(wireDevice{addr: "192.0.2.1", netdev: "eth1"})
+	b.cfg.Instance = "new"
+	b.start()
+	table := b.wires.now()
+	c := *b
+	c.wires = &fakeHost{} // it knows of no table
+	c.cfg.host = c.wires
+	before := c.onDevice(wireDevice{addr: "127.0.0.1", netdev: "lo"}).successor("old")
+	if s := before.status(); s.Wire.State != agentapi.WireNone {
+		t.Fatalf("status %+v, want none", s.Wire)
+	}
+	if b.wires.now() != table {
+		t.Error("the table is gone before its agent's connections are")
+	}
+	b.cancel()
+	must(t, <-b.done)
+	b.done = nil
+	if b.wires.now() != nil {
+		t.Error("the table stays")
+	}
+}
+
+// TestWire_part: an agent that stands by takes its own table away at its end, but
+// not one that the successor counts on.
+func TestWire_part(t *testing.T) {
+	for _, c := range []struct {
+		successor agentapi.WireState
+		replaced  bool
+		want      bool // there is a table afterwards
+	}{
+		{agentapi.WireNone, false, false},
+		{agentapi.WirePending, false, true},
+		{agentapi.WireFailed, false, true},
+		{agentapi.WireFiltered, true, true},
+	} {
+		t.Run(string(c.successor), func(t *testing.T) {
+			h := &fakeHost{}
+			own := value(h.filterWire(linux.WireConfig{}))(t)
+			w := wire{filter: own}
+			must(t, w.handOver())
+			if c.replaced {
+				value(h.filterWire(linux.WireConfig{}))(t)
+			}
+			must(t, w.endStandby(c.successor))
+			must(t, w.endStandby(c.successor))
+			if (h.table != nil) != c.want || !own.(*fakeWire).closed {
+				t.Errorf("a table is there: %t, want %t; own handle %+v", h.table != nil, c.want, own)
+			}
+		})
+	}
+}
+
+// TestWire_devicesGone: a table stays in force while the devices that it is for are
+// gone: packets would come in when one is back, before the next look.
+func TestWire_devicesGone(t *testing.T) {
+	h := &fakeHost{}
+	w := wire{a: &agent{cfg: Config{platform: platform{host: h}}}, filter: value(h.filterWire(linux.WireConfig{}))(t)}
+	for _, plan := range []wirePlan{{keep: true}, {state: agentapi.WirePending}} {
+		must(t, w.apply(&plan))
+		if h.table == nil || w.filter == nil {
+			t.Fatalf("%+v: no table", plan)
+		}
+	}
+	must(t, w.apply(&wirePlan{}))
+	if h.table != nil {
+		t.Error("the table of devices that nobody wants stays")
+	}
+}
+
+// TestWire_inherited: an agent that cannot make a table yet leaves an earlier
+// agent's in force, and takes it away when it ends.
+func TestWire_inherited(t *testing.T) {
+	for name, prepare := range map[string]func(*bench){
+		"no device": func(b *bench) {
+			b.cfg.Stay = true
+			b.cfg.openDevice = func(string, config.Device, bool) (rdma.Device, func() error, error) {
+				return nil, nil, errors.New("another one has the port")
+			}
+		},
+		"no nf_tables": func(b *bench) { b.wires.fail = errors.New("no nf_tables") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newWireBench(t, wirePeers)
+			prepare(b)
+			earlier := &fakeWire{h: b.wires}
+			b.wires.table = earlier
+			b.start()
+			b.sync()
+			b.wires.look(func() {
+				if b.wires.table != earlier || b.wires.sweeps != 0 {
+					t.Errorf("%+v, want the earlier agent's table", b.wires)
+				}
+				b.wires.fail = nil
+				b.wires.table = earlier
+			})
+			b.stop()
+			if b.wires.now() != nil {
+				t.Error("a table is left after an ordered end")
+			}
+		})
+	}
 }
 
 // TestWire_leave: an agent that leaves the node takes the table along, also one
