@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package agent
+package rnics
 
 import (
 	"os"
@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// nearNodes tells which NUMA nodes have processors that the agent may use.
-// Where nobody knows, all are near.
+// nearNodes reports for a NUMA node whether the agent may use one of its processors. If nothing is
+// known, all nodes are near.
 func nearNodes() func(node int) bool {
 	status, err := os.ReadFile("/proc/self/status")
 	if err != nil {
@@ -21,8 +21,8 @@ func nearNodes() func(node int) bool {
 	return nodesOf("/sys/devices/system/node", strings.TrimSpace(mine))
 }
 
-// nodesOf tells which nodes below a directory of sysfs have a processor of a
-// list such as 0-3,8.
+// nodesOf reads from a directory of sysfs which NUMA nodes have a processor of the list mine, such
+// as 0-3,8.
 func nodesOf(dir, mine string) func(node int) bool {
 	far := map[int]bool{}
 	lists, err := filepath.Glob(filepath.Join(dir, "node[0-9]*", "cpulist"))
@@ -53,7 +53,7 @@ func overlap(a, b string) bool {
 	return false
 }
 
-// span reads 4-7 or 4.
+// span parses "4-7" or "4".
 func span(s string) (first, last int, ok bool) {
 	from, to, ranged := strings.Cut(s, "-")
 	if !ranged {

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rnics
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"reflect"
+	"slices"
+
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
+)
+
+// A Set has the devices of one stack: all of the node's, or a pod's own.
+type Set struct {
+	pool *Pool
+	own  bool
+	in   Namespace // of the pod; nil: it could not be opened, or the set is the node's
+
+	// guarded by Pool.mu; only the owner of the set changes them:
+	want    []Own     // the argument of the last Update
+	devices []*device // one for each element of want
+}
+
+// A User runs on the devices of a set, and stops using a device that is removed.
+type User interface {
+	RemoveDevice(name string)
+}
+
+// Node is the set of the node's devices. Release does nothing to it.
+func (p *Pool) Node() *Set { return &Set{pool: p} }
+
+// NewSet returns a set without devices for a pod. in is nil if the pod's namespace could not be
+// opened.
+func (p *Pool) NewSet(in Namespace) *Set { return &Set{pool: p, own: true, in: in} }
+
+// Own reports whether the set has a pod's own devices.
+func (s *Set) Own() bool { return s.own }
+
+// Want is the argument of the last Update.
+func (s *Set) Want() []Own {
+	s.pool.mu.Lock()
+	defer s.pool.mu.Unlock()
+	return slices.Clone(s.want)
+}
+
+// list are the set's devices. Pool.mu is held.
+func (s *Set) list() []*device {
+	if s.own {
+		return s.devices
+	}
+	return s.pool.node
+}
+
+// States are the set's devices at this moment. In a pod's set each has Own, even if the device is
+// one of the node's.
+func (s *Set) States() []State {
+	s.pool.mu.Lock()
+	defer s.pool.mu.Unlock()
+	out := statesOf(s.list())
+	for i := range out {
+		if s.own && out[i].Own == nil {
+			own := s.want[i]
+			out[i].Own = &own
+		}
+	}
+	return out
+}
+
+// Usable are the open devices of the set, each once: a pod may ask for one device under two IDs,
+// "rdma0" and the PCI address, say. count grows whenever any device of the pool is opened:
+// while it is the same, the stack already has all of them.
+func (s *Set) Usable() (open []rdma.Device, count uint64) {
+	s.pool.mu.Lock()
+	defer s.pool.mu.Unlock()
+	for _, d := range s.list() {
+		if d.open != nil && !slices.ContainsFunc(open, func(o rdma.Device) bool { return o.Name() == d.open.Name() }) {
+			open = append(open, d.open)
+		}
+	}
+	return open, s.pool.openCount
+}
+
+// Update makes want the devices of a pod's set. Devices that are no longer wanted are removed from
+// user, if that is not nil, and then closed. The caller gives the new ones to its stack.
+func (s *Set) Update(ctx context.Context, user User, want []Own) {
+	p := s.pool
+	kept := map[string]*device{}
+	for i, d := range s.devices {
+		had := &s.want[i]
+		if slices.ContainsFunc(want, func(o Own) bool { return reflect.DeepEqual(o, *had) }) {
+			kept[had.ID] = d
+			continue
+		}
+		if open := p.get(d); user != nil && open != nil {
+			user.RemoveDevice(open.Name())
+		}
+		if err := p.giveBack(d); err != nil {
+			p.cfg.Log.Warn("device taken from a pod not closed in order", "device", d.name, "err", err)
+		}
+	}
+	devices := make([]*device, len(want))
+	for i := range want {
+		if devices[i] = kept[want[i].ID]; devices[i] == nil {
+			devices[i] = p.openForPod(ctx, s.in, want[i])
+		}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s.want, s.devices = want, devices
+	p.openCount++
+}
+
+// Release gives a pod's own devices back, and closes the handle on its namespace.
+func (s *Set) Release() error {
+	s.pool.mu.Lock()
+	devices, in := s.devices, s.in
+	s.devices, s.want, s.in = nil, nil, nil
+	s.pool.mu.Unlock()
+	var errs []error
+	for _, d := range devices {
+		errs = append(errs, s.pool.giveBack(d))
+	}
+	if in != nil {
+		errs = append(errs, in.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// Inside is the pod's namespace if src is the address of a device whose interface is in there, else
+// nil.
+func (s *Set) Inside(src netip.Addr) Namespace {
+	s.pool.mu.Lock()
+	in := s.in
+	s.pool.mu.Unlock()
+	if in == nil || !slices.ContainsFunc(s.States(), func(d State) bool {
+		return d.Open != nil && d.InPod &&
+			slices.ContainsFunc(d.Open.GIDs(), func(g rdma.GIDEntry) bool { return g.GID.Addr() == src })
+	}) {
+		return nil
+	}
+	return in
+}
+
+// RailOf returns a function that tells a stack the rail of a device; each device whose rail is
+// unknown gets one of its own. RailOf returns nil for the node's devices.
+func (s *Set) RailOf() func(name string) int {
+	if !s.own {
+		return nil
+	}
+	return func(name string) int {
+		ds := s.States()
+		i := slices.IndexFunc(ds, func(d State) bool { return d.Open != nil && d.Open.Name() == name })
+		if i < 0 || ds[i].Own.Rail < 0 {
+			return -1 - max(i, 0)
+		}
+		return ds[i].Own.Rail
+	}
+}
+
+// PCI is the PCI address of a pod's own device; "" if it has none, or is the node's.
+func (s *Set) PCI(name string) string {
+	for _, d := range s.States() {
+		if d.Own != nil && d.Open != nil && d.Open.Name() == name {
+			return d.Own.PCI
+		}
+	}
+	return ""
+}
+
+// Hardware reports whether a pod's own devices include devices of the kernel.
+func (s *Set) Hardware() bool { return Hardware(s.Want()) }
