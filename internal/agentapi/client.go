@@ -29,7 +29,7 @@ const (
 // ErrNotRunning means that no agent answers on the socket.
 var ErrNotRunning = errors.New("the node agent is not running")
 
-// RefusedError is the agent's answer that it does not do what it was asked.
+// RefusedError is the agent's answer that it refuses a request, with the reason.
 type RefusedError struct {
 	Socket     string
 	HTTPStatus int
@@ -40,13 +40,13 @@ func (e *RefusedError) Error() string {
 	return fmt.Sprintf("the agent at %s refused: %s", e.Socket, e.Reason)
 }
 
-// Client asks the agent at one socket. Close it after use.
+// Client sends requests to the agent at one socket. Close it after use.
 type Client struct {
 	socket string
 	http   http.Client
 }
 
-// NewClient makes a client; it connects with the first question.
+// NewClient makes a client; it connects with the first request.
 func NewClient(socket string) *Client {
 	return &Client{socket: socket, http: http.Client{
 		Timeout: answerTimeout,
@@ -79,13 +79,13 @@ func (c *Client) Attachments(ctx context.Context) (Attachments, error) {
 	return get[Attachments](ctx, c, PathAttachments, nil)
 }
 
-// Devices asks for the devices that pods can have for themselves.
+// Devices asks for the devices that pods can have for themselves, or share.
 func (c *Client) Devices(ctx context.Context) (Devices, error) {
 	return get[Devices](ctx, c, PathDevices, nil)
 }
 
-// Explain asks why connections from src (an address, or namespace/name of a
-// pod) to dst (address:port) are carried as they are.
+// Explain asks why connections from src (an address, or namespace/name of a pod) to dst
+// (address:port) are on SMC-R, or why not.
 func (c *Client) Explain(ctx context.Context, src, dst string) (Explanation, error) {
 	return get[Explanation](ctx, c, PathExplain, url.Values{"src": {src}, "dst": {dst}})
 }
@@ -96,9 +96,9 @@ func (c *Client) Sync(ctx context.Context) error {
 	return err
 }
 
-// Handover asks the agent to give the node to the one that asks, called
-// instance. When it returns, the agent manages no pod any more, and its socket
-// and metrics port are free.
+// Handover asks the agent to hand the node over to the agent called instance, which is
+// the one that asks. When Handover returns, the asked agent manages no pod any more, and
+// its socket and metrics port are free.
 func (c *Client) Handover(ctx context.Context, instance string) error {
 	_, err := c.do(ctx, http.MethodPost, PathHandover, url.Values{"instance": {instance}})
 	return err
@@ -141,7 +141,7 @@ func (c *Client) do(ctx context.Context, method, path string, q url.Values) (bod
 	return body, nil
 }
 
-// explain turns what connecting said into what to do.
+// explain makes of an error of connecting one that says what to do.
 func (c *Client) explain(err error) error {
 	switch {
 	case errors.Is(err, fs.ErrPermission):

@@ -15,26 +15,31 @@ type Code string
 
 // The agent's own codes.
 const (
-	CodeOK            Code = ""               // it is on SMC-R
-	CodeNoPolicy      Code = "NO_POLICY"      // the configuration does not select it
+	CodeOK            Code = ""               // the connection is on SMC-R
+	CodeNoPolicy      Code = "NO_POLICY"      // no policy selects the connection
 	CodeOptedOut      Code = "OPTED_OUT"      // the pod is not opted in
 	CodeTransport     Code = "TRANSPORT"      // the policy allows no device of this node
 	CodePodDevice     Code = "POD_DEVICE"     // no RDMA device of the pod can be used
-	CodeMesh          Code = "MESH"           // somebody else redirects the pod's connections
-	CodeNotAttached   Code = "NOT_ATTACHED"   // the pod is none of the agent's
+	CodeMesh          Code = "MESH"           // another program redirects the pod's connections
+	CodeSameNode      Code = "SAME_NODE"      // both pods are on this node
+	CodeNotAttached   Code = "NOT_ATTACHED"   // the pod has no attachment
 	CodePodFailed     Code = "POD_FAILED"     // the set-up in the pod failed
 	CodeNoOption      Code = "NO_OPTION"      // the node lacks the TCP option, or diversion
-	CodeBudgetConns   Code = "BUDGET_CONNS"   // out of connections
-	CodeBudgetMemory  Code = "BUDGET_MEMORY"  // out of memory for buffers
-	CodeBudgetRelays  Code = "BUDGET_RELAYS"  // out of relays
-	CodeBudgetPending Code = "BUDGET_PENDING" // out of places for what is not settled
+	CodeBudgetConns   Code = "BUDGET_CONNS"   // no connections left in the budget
+	CodeBudgetMemory  Code = "BUDGET_MEMORY"  // no memory for buffers left in the budget
+	CodeQueuePairs    Code = "QUEUE_PAIRS"    // the device has no queue pairs left for the pod
+	CodeBudgetRelays  Code = "BUDGET_RELAYS"  // nearly no relays left in the budget
+	CodeBudgetPending Code = "BUDGET_PENDING" // nearly no pending connections left in the budget
+	CodeBudgetSockets Code = "BUDGET_SOCKETS" // nearly no memory for sockets left in the budget
+	CodeBudgetSource  Code = "BUDGET_SOURCE"  // one client has its share of relays or pending connections
 	CodeConnect       Code = "CONNECT"        // the destination did not answer
 	CodeApplication   Code = "APPLICATION"    // the pod's application did not answer
-	CodeRendezvous    Code = "RENDEZVOUS"     // broken during the rendezvous
+	CodeRendezvous    Code = "RENDEZVOUS"     // the connection broke during the rendezvous
 	CodeRequired      Code = "REQUIRED"       // reset because a policy requires SMC-R
 	CodePolicyChange  Code = "POLICY_CHANGE"  // ended by a changed policy
 	CodeDraining      Code = "DRAINING"       // the agent stops
-	CodeUnseen        Code = "UNSEEN"         // no connection was seen yet
+	CodeUnseen        Code = "UNSEEN"         // there was no such connection yet
+	CodeNoAgent       Code = "NO_AGENT"       // no agent runs on the pod's node
 )
 
 // CodeOf is the code of a CLC diagnosis.
@@ -51,7 +56,7 @@ func (c Code) Text() string {
 	return text
 }
 
-// Advice says what to do about it, "" if nothing.
+// Advice says what to do about the reason, "" if nothing.
 func (c Code) Advice() string {
 	_, advice := c.describe()
 	return advice
@@ -60,8 +65,9 @@ func (c Code) Advice() string {
 // Codes returns every code that has a text of its own, sorted.
 func Codes() []Code {
 	out := []Code{
-		CodeNoPolicy, CodeOptedOut, CodeTransport, CodePodDevice, CodeMesh, CodeNotAttached, CodePodFailed, CodeNoOption, CodeBudgetConns, CodeBudgetMemory, CodeBudgetRelays, CodeBudgetPending, CodeConnect,
-		CodeApplication, CodeRendezvous, CodeRequired, CodePolicyChange, CodeDraining, CodeUnseen,
+		CodeNoPolicy, CodeOptedOut, CodeTransport, CodePodDevice, CodeMesh, CodeSameNode, CodeNotAttached, CodePodFailed, CodeNoOption, CodeBudgetConns, CodeBudgetMemory,
+		CodeQueuePairs, CodeBudgetRelays, CodeBudgetPending, CodeBudgetSockets, CodeBudgetSource, CodeConnect,
+		CodeApplication, CodeRendezvous, CodeRequired, CodePolicyChange, CodeDraining, CodeUnseen, CodeNoAgent,
 	}
 	for _, r := range clcReasons() {
 		out = append(out, CodeOf(r))
@@ -75,43 +81,53 @@ func (c Code) describe() (text, advice string) {
 	case CodeOK:
 		return "on SMC-R", ""
 	case CodeNoPolicy:
-		return "no policy selects this connection", "add or widen a policy: an SMCRPolicy in the pod's namespace; without a cluster in the agent's configuration, and send it SIGHUP"
+		return "no policy selects this connection", "add or widen a policy: an SMCRPolicy in the pod's namespace; without a cluster, a policy in the agent's configuration file, and send the agent SIGHUP"
 	case CodeOptedOut:
 		return "the pod is not opted in", "annotate the pod or its namespace with smcr.io/enabled: \"true\"; kubectl smcr explain says which annotation decided"
 	case CodeTransport:
 		return "the policy allows no RDMA device of the kind that this node has", "add the node's kind to spec.transports of the SMCRPolicy (kubectl get smcrnodes shows it), or let the pod run on another node"
 	case CodePodDevice:
-		return "the pod was given an RDMA device for itself, and it cannot be used", "see the attachment's detail (smcrctl devices shows the device); the pod does not go over the node's devices instead, which others use too; it is tried again by itself"
+		return "the pod was given an RDMA device for itself, and the device cannot be used", "see the attachment's detail (smcrctl attachments), and the device (smcrctl devices); the agent tries again by itself, and does not use the node's devices for this pod instead"
 	case CodeMesh:
-		return "another program redirects connections in the pod, as the sidecar of a service mesh does", "let one of the two have the pod: annotate it with smcr.io/enabled: \"false\", or keep the mesh out of it; the attachment's detail (smcrctl attachments) names the rules"
+		return "another program redirects connections in the pod, as the sidecar of a service mesh does", "use one of the two for the pod: annotate the pod with smcr.io/enabled: \"false\", or exclude it from the mesh; the attachment's detail (smcrctl attachments) names the other program's rules"
+	case CodeSameNode:
+		return "both pods are on this node, where plain TCP does not leave the machine", "nothing is wrong; with mode Required the policy's connections on one node are on SMC-R, too"
 	case CodeNotAttached:
-		return "no attached pod has this source", "a pod that is older than the installation is attached 10 s after it opted in, or recreate it; else check that the pod's network has the smcr-cni plugin in its chain; smcrctl status counts attached pods"
+		return "no attached pod has this source", "a pod that is older than the installation is attached some 10 s after it opted in, or delete it, so that its successor is attached; else check that the pod's network has the smcr-cni plugin in its chain; smcrctl status counts attached pods"
 	case CodePodFailed:
-		return "the agent could not set up the pod's network", "see the detail, and smcrctl preflight; the agent tries again by itself"
+		return "the agent could not set up the pod's network", "see the attachment's detail (smcrctl attachments), and smcrctl preflight; the agent tries again by itself"
 	case CodeNoOption:
 		return "this node lacks what SMC-R needs (writing its TCP option, or diverting connections), so everything is plain TCP", "run smcrctl preflight as root: it says which kernel feature or privilege is missing"
 	case CodeBudgetConns:
 		return "the connection budget of the pod or the node is used up", "raise node.budgets, or budget of the SMCRPolicy, or narrow the policies"
 	case CodeBudgetMemory:
 		return "the memory budget of the pod or the node is used up", "raise node.budgets, or budget of the SMCRPolicy, or use smaller rmbe and sendBuffer (buffers in the SMCRPolicy)"
+	case CodeQueuePairs:
+		return "the queue pairs of the node's RDMA device are used up, or what is left of them is kept for other pods", "each link group takes one for each of its links (kubectl get smcrlinks): let fewer peers connect to the pod, give the pod an RDMA device of its own, or set linkRedundancy: Single in the SMCRPolicy"
 	case CodeBudgetRelays:
-		return "the agent carries nearly as many connections as plain TCP as the budget of the pod or the node allows, so new ones go directly", "narrow the policies to peers that have SMC-R, or raise relays of node.budgets; it passes by itself when connections end"
+		return "the agent carries nearly as many connections as plain TCP as the budget of the pod or the node allows, so new ones go directly", "narrow the policies to peers that have SMC-R, or raise relays of node.budgets; new connections are diverted again when old ones end"
 	case CodeBudgetPending:
-		return "so many connections are under way, with dials or peers that do not answer, that new ones go directly", "find out who opens connections and says nothing, or raise pending of node.budgets; it passes by itself"
+		return "so many connections are being set up, with destinations or peers that do not answer, that new ones go directly", "find out who opens connections and sends nothing, or raise pending of node.budgets; new connections are diverted again when these are set up or given up"
+	case CodeBudgetSockets:
+		return "the kernel may need nearly as much memory for the sockets of the pod's connections as the budget of the pod or the node allows, so new ones go directly", "narrow the policies to peers that have SMC-R, or raise sockets of node.budgets; new connections are diverted again when old ones end"
+	case CodeBudgetSource:
+		return "the client has so many connections to the pod that are plain TCP or being set up that its new ones go directly", "find out why the client's connections are not on SMC-R, or raise relays and pending of node.budgets; its new connections are diverted again when old ones end"
 	case CodeConnect:
-		return "the destination did not accept the TCP connection", "as without SMC-R: check the service and the network between"
+		return "the destination did not accept the TCP connection", "SMC-R is not the cause: check the service, and the network on the way to it"
 	case CodeApplication:
-		return "the application in the pod did not accept the connection", "as without SMC-R: check that the application listens on this address and port"
+		return "the application in the pod did not accept the connection", "SMC-R is not the cause: check that the application listens on this address and port"
 	case CodeRendezvous:
 		return "the connection broke during the SMC-R rendezvous", "if it happens again, look at the agents' logs on both sides; a peer that echoes unknown TCP options belongs into the policy's except list"
 	case CodeRequired:
-		return "the policy requires SMC-R and it was not possible, so the connection was reset", "see the decision's detail for the reason; mode Prefer would let it be plain TCP"
+		return "the policy requires SMC-R and SMC-R was not possible, so the connection was reset", "see the decision's detail for the reason; with mode Prefer the connection would be plain TCP"
 	case CodePolicyChange:
 		return "a changed policy no longer allows the connection, so it was ended", ""
 	case CodeDraining:
-		return "the agent is stopping", "connections go directly to their destination until it runs again"
+		return "the agent is stopping", "connections go directly to their destination until an agent runs again"
 	case CodeUnseen:
-		return "the policy selects this connection, but none was seen yet", "make a connection and ask again"
+		return "the policy selects this connection, but there was none yet", "make a connection and ask again"
+	case CodeNoAgent:
+		return "no agent runs on the pod's node, so everything is plain TCP", "the condition AgentAlive of the SMCRNode says what is known of the agent: kubectl describe smcrnode NODE"
 	}
 	for _, r := range clcReasons() {
 		if CodeOf(r) == c {
@@ -121,8 +137,8 @@ func (c Code) describe() (text, advice string) {
 	return fmt.Sprintf("unknown reason %s", string(c)), ""
 }
 
-// adviceFor covers the diagnoses that this implementation, or a Linux peer
-// that speaks to it, can give.
+// adviceFor is the advice for the diagnosis codes that this implementation, or a Linux
+// peer, can send.
 func adviceFor(r clc.Reason) string {
 	switch r {
 	case clc.ReasonPeerNoSMC:
@@ -136,27 +152,27 @@ func adviceFor(r clc.Reason) string {
 	case clc.ReasonNoRoute:
 		return "give the node whose side declined a route from its RDMA addresses to the peer's (ip route get PEER from OWN), of the same address family"
 	case clc.ReasonNoIndirect:
-		return "make the routes between the nodes' RDMA addresses agree: one side sends through a router, the other does not (ip route get PEER from OWN)"
+		return "correct the routes between the nodes' RDMA addresses: one side sends through a router, the other does not (ip route get PEER from OWN)"
 	case clc.ReasonNoUEID:
 		return "give both sides an enterprise ID in common: node.eids of the agents, smcr ueid add on a Linux peer"
 	case clc.ReasonReleaseErr:
-		return "the peer answers another release of version 2 than was agreed, which is its fault: update it, or set node.versions to v1"
+		return "the peer answered with another release of version 2 than the one agreed on: update the peer, or set node.versions to v1"
 	case clc.ReasonMaxConnErr:
-		return "the peer's limit of connections per link group is below 16, or it does not keep to what was agreed: raise it there (on Linux net.smc.smcr_max_conns_per_lgr), or set node.versions to v1"
+		return "the peer's limit of connections per link group is below 16, or the peer does not keep to the agreed limit: raise the peer's limit (on Linux net.smc.smcr_max_conns_per_lgr), or set node.versions to v1"
 	case clc.ReasonMaxLinkErr:
-		return "the peer's limit of links per link group is 0, or it does not keep to what was agreed: raise it there (on Linux net.smc.smcr_max_links_per_lgr), or set node.versions to v1"
+		return "the peer's limit of links per link group is 0, or the peer does not keep to the agreed limit: raise the peer's limit (on Linux net.smc.smcr_max_links_per_lgr), or set node.versions to v1"
 	case clc.ReasonNoDev, clc.ReasonNoDevR:
 		return "check the RDMA device of the side that declined: smcrctl preflight"
 	case clc.ReasonRMBEEC:
 		return "set node.dialects to both"
 	case clc.ReasonConfigErr:
-		return "the peer's configuration does not allow it: ask smcrctl explain on the peer's node"
+		return "the peer's configuration does not allow SMC-R for this connection: run smcrctl explain on the peer's node"
 	case clc.ReasonVersMismat:
-		return "let both sides have a version of SMC-R in common: node.versions"
+		return "set node.versions so that both sides have a version of SMC-R in common"
 	case clc.ReasonModeUnsupp:
-		return "the peer offers another kind of SMC only, or a version that node.versions does not allow"
+		return "the peer offers only another kind of SMC, or a version that node.versions does not allow"
 	case clc.ReasonNoV2Ext:
-		return "the peer's message is not one of version 2, which is its fault: update it, or set node.versions to v1"
+		return "the peer's message lacks what version 2 requires: update the peer, or set node.versions to v1"
 	case clc.ReasonPeerDecl, clc.ReasonInternal, clc.ReasonErrRToken, clc.ReasonErrReadyLnk, clc.ReasonErrRegBuf:
 		return "look at the log of the side that declined"
 	case clc.ReasonIPSec:

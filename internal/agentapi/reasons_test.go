@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/smcr-io/kube-smcr/internal/config"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
 )
 
@@ -27,6 +28,19 @@ func TestCodes_haveTexts(t *testing.T) {
 	}
 	if CodeOf(clc.ReasonNone) != CodeOK || CodeOf(0x12345678) != "0x12345678" {
 		t.Error("CodeOf is wrong")
+	}
+}
+
+// TestCodes_ofMismatches: the code of each mismatch is one of those that have a text.
+func TestCodes_ofMismatches(t *testing.T) {
+	for m, want := range map[config.Mismatch]Code{
+		config.MismatchNone:      CodeOK,
+		config.MismatchTransport: CodeTransport,
+		config.MismatchVersion:   CodeOf(clc.ReasonVersMismat),
+	} {
+		if got := Code(m.Code()); got != want {
+			t.Errorf("%v has the code %q, want %q", m, got, want)
+		}
 	}
 }
 

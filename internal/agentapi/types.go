@@ -49,8 +49,8 @@ type Status struct {
 	// Accelerating is false while nothing can be on SMC-R; Problems says why.
 	Accelerating bool     `json:"accelerating"`
 	Problems     []string `json:"problems,omitempty"`
-	// Unable is why nothing can be on SMC-R on this node, and UnableCode its
-	// reason code; empty if it can.
+	// Unable is why no connection can be on SMC-R on this node, and UnableCode its reason
+	// code; both are empty if connections can.
 	Unable     string `json:"unable,omitempty"`
 	UnableCode Code   `json:"unableCode,omitempty"`
 	Draining   bool   `json:"draining,omitempty"`
@@ -63,35 +63,39 @@ type Status struct {
 	Conns         ConnSums `json:"conns"`
 	LinkGroups    int      `json:"linkGroups"`
 	Wire          Wire     `json:"wire"`
-	// NodeBudget is of all pods together.
+	// NodeBudget is the budget of all pods together.
 	NodeBudget Budget `json:"nodeBudget"`
-	// FewFiles says what of the configured budget the node has not, because the
-	// agent may not open so many files; "" if it has all.
+	// FewFiles says what part of the configured budget the node does not have, because
+	// the agent may not open enough files; "" if it has all.
 	FewFiles string `json:"fewFiles,omitempty"`
+	// Metrics says whether metrics are to be served on an address of the node, and NoMetrics
+	// why they are not; "" if they are.
+	Metrics   bool   `json:"metrics,omitempty"`
+	NoMetrics string `json:"noMetrics,omitempty"`
 	// Reasons counts the connections since the start that were not on SMC-R,
 	// by reason code.
 	Reasons map[Code]uint64 `json:"reasons"`
 }
 
-// WireState says who may send RoCE packets to the node's devices, as far as the
-// kernel sees them.
+// WireState says who may send RoCE packets to the node's devices. It is about the
+// devices whose packets the kernel sees, and can filter.
 type WireState string
 
 // States of the wire.
 const (
-	WireNone     WireState = ""         // there is no device that the kernel could see
-	WireFiltered WireState = "Filtered" // nodes of the cluster and configured peers
-	WireOpen     WireState = "Open"     // everybody, as configured
-	WirePending  WireState = "Pending"  // everybody, or who the agent before this one let
-	WireFailed   WireState = "Failed"   // not as wanted
+	WireNone     WireState = ""         // there is no device whose packets the kernel sees
+	WireFiltered WireState = "Filtered" // nodes of the cluster and configured peers may send
+	WireOpen     WireState = "Open"     // everybody may send, as configured
+	WirePending  WireState = "Pending"  // there is no filter yet, or that of the agent before this one
+	WireFailed   WireState = "Failed"   // the filter could not be set as configured
 )
 
 // Wire is the filter of RoCE packets.
 type Wire struct {
 	State WireState `json:"state,omitempty"`
-	// Detail says why it is not filtered, or what the filter lacks.
+	// Detail says why packets are not filtered, or what the filter lacks.
 	Detail string `json:"detail,omitempty"`
-	// Allowed counts the addresses and networks that may send.
+	// Allowed is the number of addresses and networks that may send.
 	Allowed int `json:"allowed,omitempty"`
 	// Dropped counts packets since the agent's start, by reason.
 	Dropped map[string]uint64 `json:"dropped,omitempty"`
@@ -113,8 +117,8 @@ type Readiness struct {
 	Detail     string `json:"detail"`
 }
 
-// ReadinessOf judges the status that was got from the socket. With instance, it
-// must be that agent's.
+// ReadinessOf is the readiness of the agent whose status this is. If instance is not "",
+// any other agent is not ready.
 func ReadinessOf(s Status, instance string) Readiness {
 	r := Readiness{APIVersion: Version}
 	switch {
@@ -134,16 +138,16 @@ func ReadinessOf(s Status, instance string) Readiness {
 type Device struct {
 	Name     string `json:"name"`
 	Provider string `json:"provider"` // soft or verbs
-	// Missing is why a configured device is not there, "" if it is.
+	// Missing is why a configured device is not there, "" if the device is there.
 	Missing string `json:"missing,omitempty"`
-	// Since is when it was opened, or found missing.
+	// Since is when the device was opened, or found missing.
 	Since time.Time `json:"since"`
 	// Choice says which GID a device of the kernel uses, and why.
 	Choice string `json:"choice,omitempty"`
-	// Address is that of the links.
+	// Address is the address of the device's links.
 	Address string `json:"address,omitempty"`
-	// Interface is the network interface of the address, the last one while
-	// there is none.
+	// Interface is the network interface that has the address; while none has it, the
+	// interface that had it last.
 	Interface string `json:"interface,omitempty"`
 	MTU       int    `json:"mtu"`  // path MTU in bytes
 	Port      string `json:"port"` // ACTIVE or DOWN
@@ -152,9 +156,9 @@ type Device struct {
 // Devices is the answer of /v1/devices.
 type Devices struct {
 	APIVersion string `json:"apiVersion"`
-	// Devices are those that pods can have for themselves, and those they have.
+	// Devices are the devices that pods can have, and those that they have.
 	Devices []PodDevice `json:"devices"`
-	// Problem is why some may not be in the list.
+	// Problem is why devices may be missing from the list.
 	Problem string `json:"problem,omitempty"`
 }
 
@@ -162,39 +166,40 @@ type Devices struct {
 // other pods that asked for it.
 type PodDevice struct {
 	// ID is the PCI address of a VF or another function, the name of the network
-	// interface of what is not PCI, or the name of a software device.
+	// interface of an RDMA device that is not PCI, or the name of a software device.
 	ID  string `json:"id"`
 	PCI string `json:"pci,omitempty"`
 	// PF is the network interface of the physical function, and VF the number of
 	// the VF there; -1: it is no VF.
 	PF string `json:"pf,omitempty"`
 	VF int    `json:"vf"`
-	// Interface is its network interface: on the host, or in the pod.
+	// Interface is the device's network interface: on the host, or in the pod.
 	Interface string   `json:"interface,omitempty"`
 	RDMA      []string `json:"rdma,omitempty"`
 	MAC       string   `json:"mac,omitempty"`
-	// NUMANode is the memory that it is near to, and Rail the number of its part
-	// of the fabric; -1: unknown.
+	// NUMANode is the memory that the device is near to, and Rail the number of its
+	// rail, a part of the fabric; -1: unknown.
 	NUMANode int `json:"numaNode"`
 	Rail     int `json:"rail"`
 	// State is one of DeviceUp and so on.
 	State string `json:"state"`
-	// Pods have it, NAMESPACE/NAME. Mode says how it is wired: move, ipvlan, or
-	// chained if another plugin did it.
+	// Pods are the pods that have the device, NAMESPACE/NAME. Mode says how it is wired:
+	// move, ipvlan, or chained if another plugin wired it.
 	Pods []string `json:"pods,omitempty"`
 	Mode string   `json:"mode,omitempty"`
-	// Used is how the agent uses it. It does not if no policy selects the pod.
+	// Used is the device as the agent uses it; nil if it does not, because no policy
+	// selects the pod.
 	Used *Device `json:"used,omitempty"`
 }
 
 // States of a device that pods can have.
 const (
-	DeviceUp      = "up"      // free, with a carrier
-	DeviceDown    = "down"    // free, without one
+	DeviceUp      = "up"      // free, and its interface has a carrier
+	DeviceDown    = "down"    // free, and its interface has no carrier
 	DevicePod     = "pod"     // a pod has it
 	DeviceVFIO    = "vfio"    // a virtual machine has it
-	DeviceUnbound = "unbound" // no driver has it
-	DeviceMissing = "missing" // a pod has it, and it cannot be used
+	DeviceUnbound = "unbound" // no driver of a network interface is bound to it
+	DeviceMissing = "missing" // a pod has it, but it cannot be used
 )
 
 // PodCount counts attached pods.
@@ -202,14 +207,14 @@ type PodCount struct {
 	Attached int `json:"attached"`
 	Ready    int `json:"ready"`
 	Failed   int `json:"failed"`
-	// Paused are those ready ones whose new connections go directly, because a
-	// budget is nearly used up.
+	// Paused are the ready pods whose new connections go directly, because a budget is
+	// nearly used up.
 	Paused int `json:"paused,omitempty"`
 }
 
-// ConnSums counts connections and their bytes since the start, and the live
-// ones. BytesSMCR and BytesTCP are both directions together, of connections
-// through the agent.
+// ConnSums counts the live connections, and the connections and their bytes since the
+// agent's start. BytesSMCR and BytesTCP are the bytes of both directions that the agent
+// carried.
 type ConnSums struct {
 	Live      int    `json:"live"`
 	LiveSMCR  int    `json:"liveSMCR"`
@@ -220,21 +225,30 @@ type ConnSums struct {
 	BytesTCP  uint64 `json:"bytesTCP"`
 }
 
-// Budget is a budget and what is used of it.
+// Budget is a budget and how much of it is used.
 type Budget struct {
 	MemoryBytes     int `json:"memoryBytes"`
 	MemoryUsedBytes int `json:"memoryUsedBytes"`
-	// MemoryKeptBytes is, of a pod, what no other pod can take of the node's
-	// memory. Pods that share a stack have it together.
+	// MemoryKeptBytes is the part of the node's memory that is kept for this pod. Pods
+	// that share a stack have it together.
 	MemoryKeptBytes int `json:"memoryKeptBytes,omitempty"`
 	Conns           int `json:"conns"`
 	ConnsUsed       int `json:"connsUsed"`
+	// RoomConns is how many connections on SMC-R the budget has room for in all, with
+	// buffers of the configured size, and RoomPeers with how many peers there can be one.
+	// Only the node's budget has them.
+	RoomConns int `json:"roomConns,omitempty"`
+	RoomPeers int `json:"roomPeers,omitempty"`
 	// Relays are connections that the agent carries as plain TCP.
 	Relays     int `json:"relays"`
 	RelaysUsed int `json:"relaysUsed"`
-	// Pending are connections of which it is not settled yet what carries them.
+	// Pending are connections being set up: the dial or the rendezvous is under way.
 	Pending     int `json:"pending"`
 	PendingUsed int `json:"pendingUsed"`
+	// SocketBytes bounds the kernel's buffers of the sockets of carried connections;
+	// SocketUsedBytes is their size if all of them are full.
+	SocketBytes     int `json:"socketBytes"`
+	SocketUsedBytes int `json:"socketUsedBytes"`
 }
 
 // Links is the answer of /v1/links.
@@ -252,17 +266,16 @@ type LinkGroup struct {
 	State   string `json:"state"`
 	Dialect string `json:"dialect"`
 	Version uint8  `json:"version"`
-	// Of version 2: the enterprise ID in common, the release, and what the peer
-	// calls itself, which nobody checked.
+	// Of version 2: the common enterprise ID, the release, and the name that the peer
+	// gives itself, which nobody checked.
 	EID             string `json:"eid,omitempty"`
 	Release         uint8  `json:"release,omitempty"`
 	PeerClaimedName string `json:"peerClaimedName,omitempty"`
-	// NoV2 is why a group of version 1 is not of version 2 though both sides
-	// know that; only the server knows.
+	// NoV2 is why a group is of version 1 although both sides support version 2; only
+	// the server knows.
 	NoV2 Code `json:"noV2,omitempty"`
-	// Redundancy tells how many RNICs the group can lose: SINGLE (none),
-	// SYMMETRIC (any one), ASYMMETRIC LOCAL or ASYMMETRIC PEER (one of the
-	// side that has two).
+	// Redundancy tells which RNIC the group can lose: SINGLE (none), SYMMETRIC (any
+	// one), ASYMMETRIC LOCAL or ASYMMETRIC PEER (one of the side that has two).
 	Redundancy string    `json:"redundancy"`
 	Conns      int       `json:"conns"`
 	RMBBytes   int       `json:"rmbBytes"`
@@ -295,12 +308,21 @@ type Conns struct {
 	Conns      []Conn `json:"conns"`
 }
 
-// Conn is a connection that the agent carries. Connections that are not
-// diverted are not known to it.
+// Direction of a connection, as the pod sees it.
+type Direction string
+
+// Directions.
+const (
+	Outbound Direction = "outbound" // the pod's application is the client
+	Inbound  Direction = "inbound"  // the pod's application is the server
+)
+
+// Conn is a connection that the agent carries. The agent does not know connections that
+// are not diverted.
 type Conn struct {
 	ID        uint64         `json:"id"`
 	Pod       string         `json:"pod"`
-	Direction string         `json:"direction"` // outbound or inbound
+	Direction Direction      `json:"direction"`
 	Source    netip.AddrPort `json:"source"`
 	Dest      netip.AddrPort `json:"destination"`
 	Mode      string         `json:"mode"` // SMC-R, TCP, or connecting
@@ -308,7 +330,7 @@ type Conn struct {
 	Policy    string         `json:"policy,omitempty"`
 	Opened    time.Time      `json:"opened"`
 	SetupUS   int64          `json:"setupMicroseconds"`
-	BytesSent uint64         `json:"bytesSent"` // by the pod; of TCP only when it ended
+	BytesSent uint64         `json:"bytesSent"` // by the pod; of plain TCP known only at the end
 	BytesRecv uint64         `json:"bytesReceived"`
 	// With SMC-R:
 	LinkGroup    uint32 `json:"linkGroup,omitempty"`
@@ -338,11 +360,45 @@ type Explanation struct {
 	Policy string `json:"policy,omitempty"`
 	// Required says that a connection without SMC-R is reset.
 	Required bool `json:"required,omitempty"`
-	// Bypassed is set while the destination is not diverted.
+	// Budget is the budget that the reason is about, if it is one of a pod of this node.
+	Budget *FullBudget `json:"budget,omitempty"`
+	// Bypassed is the destination's entry of the negative cache, if it has one.
 	Bypassed *Bypass `json:"bypassed,omitempty"`
 	// Recent are the last decisions, the latest first.
 	Recent []Decision `json:"recent"`
 	Live   []Conn     `json:"live"`
+}
+
+// FullBudget is a budget that keeps connections off SMC-R, as it is now.
+type FullBudget struct {
+	// Budget is its name in configurations: memory, connections, relays, pending or
+	// sockets.
+	Budget string `json:"budget"`
+	// Of is whose it is: "pod NAMESPACE/NAME", "node NAME" and so on.
+	Of    string `json:"of"`
+	Used  int    `json:"used"`
+	Limit int    `json:"limit"`
+	// KeptForOthers is the part of the node's budget that is kept for other pods.
+	KeptForOthers int `json:"keptForOthers,omitempty"`
+	// Bytes says that it counts bytes.
+	Bytes bool `json:"bytes,omitempty"`
+	// Field is what raises it.
+	Field string `json:"field"`
+}
+
+// String says how full the budget is.
+func (b FullBudget) String() string {
+	show := func(n int) string {
+		if !b.Bytes {
+			return fmt.Sprint(n)
+		}
+		return fmt.Sprintf("%.1f MiB", float64(n)/(1<<20))
+	}
+	s := fmt.Sprintf("%s of %s: %s of %s used now", b.Budget, b.Of, show(b.Used), show(b.Limit))
+	if b.KeptForOthers > 0 {
+		s += fmt.Sprintf(", and %s kept for other pods", show(b.KeptForOthers))
+	}
+	return s
 }
 
 // Bypass is an entry of the negative cache.
@@ -353,15 +409,15 @@ type Bypass struct {
 	Until  time.Time      `json:"until"`
 }
 
-// Decision is what became of connections of one pod with one peer.
+// Decision is what was decided about the last connections of one pod with one peer.
 type Decision struct {
 	Pod          string         `json:"pod"`
-	Direction    string         `json:"direction"`
+	Direction    Direction      `json:"direction"`
 	Source       netip.Addr     `json:"source"`
 	Dest         netip.AddrPort `json:"destination"`
 	Mode         string         `json:"mode"` // SMC-R, TCP or reset
 	Reason       Code           `json:"reason,omitempty"`
-	PeerDeclined bool           `json:"peerDeclined,omitempty"` // the peer gave the reason
+	PeerDeclined bool           `json:"peerDeclined,omitempty"` // the reason is that of the peer's Decline
 	Detail       string         `json:"detail,omitempty"`
 	Policy       string         `json:"policy,omitempty"`
 	Count        uint64         `json:"count"` // how often in a row
@@ -386,23 +442,25 @@ type Attachment struct {
 	Addresses   []netip.Prefix `json:"addresses"`
 	State       string         `json:"state"` // ready, idle, failed
 	Detail      string         `json:"detail,omitempty"`
-	// Reason is why nothing of a pod that is ready can be on SMC-R, "" if it can.
+	// Reason is why no connection of a ready pod can be on SMC-R, "" if they can.
 	Reason   Code     `json:"reason,omitempty"`
 	Policies []string `json:"policies"`
 	// Devices are the IDs of the RDMA devices that the pod's connections use
 	// instead of the node's.
 	Devices []string `json:"devices,omitempty"`
 	Budget  Budget   `json:"budget"`
-	// Paused is why none of the pod's new connections are diverted for now, ""
-	// if they are.
+	// Paused is why the pod's new connections are not diverted for now, "" if they are.
 	Paused Code `json:"paused,omitempty"`
+	// GreedySources are clients whose new connections to the pod are not diverted
+	// for now (BUDGET_SOURCE).
+	GreedySources []netip.Addr `json:"greedySources,omitempty"`
 }
 
 // States of an attachment.
 const (
 	StateReady  = "ready"  // connections are diverted
 	StateIdle   = "idle"   // no policy selects the pod, or nothing can be accelerated
-	StateFailed = "failed" // see Detail; tried again
+	StateFailed = "failed" // the set-up failed, see Detail; it is tried again
 )
 
 // Modes of a connection beyond those of pkg/smcr.
