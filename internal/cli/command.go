@@ -18,8 +18,8 @@ type UsageError struct{ error }
 // Unwrap returns what is wrong.
 func (e UsageError) Unwrap() error { return e.error }
 
-// Strict makes root refuse commands, flags and outputs that it does not know,
-// with a UsageError. name is what people type.
+// Strict makes root refuse unknown commands, flags and outputs with a UsageError. name is
+// the name of the program in messages, for example "kubectl smcr".
 func Strict(root *cobra.Command, name string, output *string) {
 	root.SilenceUsage, root.SilenceErrors = true, true
 	root.CompletionOptions.HiddenDefaultCmd = true
@@ -40,7 +40,7 @@ func Strict(root *cobra.Command, name string, output *string) {
 	}
 }
 
-// Args is like cobra's checks, with a UsageError. name is what people type.
+// Args makes the error of one of cobra's checks a UsageError. name is as for Strict.
 func Args(name string, check cobra.PositionalArgs) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, a []string) error {
 		if err := check(cmd, a); err != nil {

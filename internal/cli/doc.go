@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cli prints what agents answer, for people. smcrctl on a node and
-// kubectl smcr from anywhere show the same tables.
+// Package cli prints agents' answers as tables. smcrctl and kubectl smcr print the same
+// tables.
 //
 //	cli.PrintStatus(os.Stdout, status)
 //	cli.Table(os.Stdout, cli.Row("NAME", "AGE"), cli.Row("web-0", "3d"))
 //
-// [Strict], [Args] and [Show] are what their command lines have in common.
+// [Strict], [Args] and [Show] are the common parts of their command lines.
 //
-// It only formats: it asks nobody and decides nothing. Ages are from the clock of
-// this machine, which may differ from the node's.
+// The package only formats. Ages are computed with the clock of this machine, which may
+// differ from the node's.
 package cli

@@ -15,7 +15,7 @@ import (
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
 )
 
-// Table aligns columns; rows are tab separated.
+// Table prints rows with aligned columns. The columns of a row are separated by tabs.
 func Table(w io.Writer, rows ...string) error {
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	for _, r := range rows {
@@ -35,7 +35,8 @@ func Row(fields ...any) string {
 	return strings.Join(s, "\t")
 }
 
-// PrintStatus prints what an agent does and what keeps connections off SMC-R.
+// PrintStatus prints the status of an agent, with the problems that keep connections off
+// SMC-R.
 func PrintStatus(w io.Writer, s agentapi.Status) error {
 	state := "carrying connections over SMC-R"
 	switch {
@@ -66,7 +67,8 @@ func PrintStatus(w io.Writer, s agentapi.Status) error {
 			s.Conns.TotalSMCR, size(s.Conns.BytesSMCR), s.Conns.TotalTCP, size(s.Conns.BytesTCP), s.Conns.Reset)),
 		Row("budget", fmt.Sprintf("%s of %s memory, %d of %d connections",
 			size(uint64(s.NodeBudget.MemoryUsedBytes)), size(uint64(s.NodeBudget.MemoryBytes)), s.NodeBudget.ConnsUsed, s.NodeBudget.Conns)),
-		Row("plain TCP", fmt.Sprintf("%d of %d relays, %d of %d connections not settled yet",
+		Row("room", fmt.Sprintf("for %d connections on SMC-R, or for one with each of %d peers", s.NodeBudget.RoomConns, s.NodeBudget.RoomPeers)),
+		Row("plain TCP", fmt.Sprintf("%d of %d relays, %d of %d connections being set up",
 			s.NodeBudget.RelaysUsed, s.NodeBudget.Relays, s.NodeBudget.PendingUsed, s.NodeBudget.Pending)),
 	)
 	if s.FewFiles != "" {
@@ -107,7 +109,7 @@ func describeDevice(d agentapi.Device) string {
 	return fmt.Sprintf("%s, MTU %d, port %s", text, d.MTU, d.Port)
 }
 
-// describeWire says who may send RoCE packets, and what was dropped of others.
+// describeWire says who may send RoCE packets, and how many packets of others were dropped.
 func describeWire(w agentapi.Wire) string {
 	var text string
 	switch w.State {
@@ -120,7 +122,7 @@ func describeWire(w agentapi.Wire) string {
 	case agentapi.WireFailed, agentapi.WireNone:
 		text = "RoCE packets not filtered as wanted"
 	}
-	if w.Detail != "" && w.State != agentapi.WireFailed { // that is a problem below
+	if w.Detail != "" && w.State != agentapi.WireFailed { // a failure is among the problems
 		text += ": " + w.Detail
 	}
 	if w.Sum() == 0 {
@@ -160,7 +162,8 @@ func PrintLinks(w io.Writer, l agentapi.Links) error {
 	return Table(w, rows...)
 }
 
-// versionOf shows what two groups with one peer may differ in.
+// versionOf shows version, dialect and enterprise ID, in which two link groups with the
+// same peer may differ.
 func versionOf(g agentapi.LinkGroup) string {
 	if g.Version >= 2 {
 		return fmt.Sprintf("v%d %s", g.Version, g.EID)
@@ -179,7 +182,7 @@ func PrintConns(w io.Writer, c agentapi.Conns) error {
 	}
 	rows := []string{Row("ID", "POD", "DIRECTION", "SOURCE", "DESTINATION", "MODE", "REASON", "GROUP", "STATE", "SENT", "RECEIVED", "AGE")}
 	for _, x := range c.Conns {
-		group, sent, recv := "", "", "" // the kernel moves the bytes of TCP
+		group, sent, recv := "", "", "" // the bytes of plain TCP are counted at the end only
 		if x.LinkGroup != 0 {
 			group = fmt.Sprintf("%d/%d", x.LinkGroup, x.Link)
 			sent, recv = size(x.BytesSent), size(x.BytesRecv)
@@ -195,6 +198,8 @@ func PrintAttachments(w io.Writer, a agentapi.Attachments) error {
 	for _, x := range a.Attachments {
 		if x.Paused != agentapi.CodeOK {
 			x.Detail = "not diverted for now: " + x.Paused.Text()
+		} else if len(x.GreedySources) > 0 {
+			x.Detail = fmt.Sprintf("not diverted for now from %v: %s", x.GreedySources, agentapi.CodeBudgetSource.Text())
 		}
 		var addrs []string
 		for _, p := range x.Addresses {
@@ -214,7 +219,7 @@ func PrintAttachments(w io.Writer, a agentapi.Attachments) error {
 	return Table(w, rows...)
 }
 
-// PrintExplanation prints why connections are as they are.
+// PrintExplanation prints why connections are on SMC-R, or why not.
 func PrintExplanation(w io.Writer, e agentapi.Explanation) error {
 	rows := []string{Row("verdict", e.Verdict)}
 	add := func(name, value string) {
@@ -223,6 +228,9 @@ func PrintExplanation(w io.Writer, e agentapi.Explanation) error {
 		}
 	}
 	add("reason", string(e.Code))
+	if e.Budget != nil {
+		add("budget", e.Budget.String())
+	}
 	add("what to do", e.Advice)
 	add("pod", e.Pod)
 	add("policy", e.Policy)

@@ -60,7 +60,7 @@ web-0  3d
 				Devices:    []agentapi.Device{{Name: "soft0", Provider: "soft", Address: "192.0.2.1", Interface: "eth1", MTU: 4096, Port: "ACTIVE"}},
 				Pods:       agentapi.PodCount{Attached: 2, Ready: 1, Failed: 1},
 				Conns:      agentapi.ConnSums{Live: 3, LiveSMCR: 2, TotalSMCR: 9, TotalTCP: 4, Reset: 1, BytesSMCR: 3 << 30, BytesTCP: 2048},
-				LinkGroups: 1, NodeBudget: agentapi.Budget{MemoryBytes: 1 << 40, MemoryUsedBytes: 1536, Conns: 100, ConnsUsed: 2},
+				LinkGroups: 1, NodeBudget: agentapi.Budget{MemoryBytes: 1 << 40, MemoryUsedBytes: 1536, Conns: 100, ConnsUsed: 2, RoomConns: 90, RoomPeers: 60},
 				Problems: []string{"one"}, Reasons: map[agentapi.Code]uint64{"PEERNOSMC": 4, agentapi.CodeNoPolicy: 1},
 			})
 		}, `
@@ -74,7 +74,8 @@ link groups  1
 connections  3 now, 2 of them on SMC-R
 since start  9 on SMC-R (3.0 GiB), 4 on TCP (2.0 KiB), 1 reset
 budget       1.5 KiB of 1.0 TiB memory, 2 of 100 connections
-plain TCP    0 of 0 relays, 0 of 0 connections not settled yet
+room         for 90 connections on SMC-R, or for one with each of 60 peers
+plain TCP    0 of 0 relays, 0 of 0 connections being set up
 problem      one
 
 NOT ON SMC-R  COUNT  MEANING

@@ -3,6 +3,7 @@
 package kubectl
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -21,9 +22,10 @@ const APIVersion = "smcr.io/kubectl/v1"
 
 // Codes of this package, besides the agents'.
 const (
-	// CodeHostNetwork: pods in the node's network are never touched.
+	// CodeHostNetwork means that the pod is in the node's network, where no connection is
+	// diverted.
 	CodeHostNetwork agentapi.Code = "HOST_NETWORK"
-	// CodeUnknown: the agent that knows could not be asked.
+	// CodeUnknown means that the agent of the source's node could not be asked.
 	CodeUnknown agentapi.Code = "UNKNOWN"
 )
 
@@ -40,47 +42,47 @@ type Answer struct {
 	Required    bool        `json:"required,omitempty"`
 	Source      Side        `json:"source"`
 	Destination Destination `json:"destination"`
-	// Peers are the pods at the other end: several behind a Service.
+	// Peers are the pods at the other end; a Service may have several.
 	Peers []Side `json:"peers"`
-	// Notes say what could not be found out.
+	// Notes say what could not be found out, and why.
 	Notes []string `json:"notes,omitempty"`
 }
 
 // Accelerated tells whether connections are on SMC-R.
 func (a Answer) Accelerated() bool { return a.Code == agentapi.CodeOK }
 
-// Side is a pod at one end, and what the agent of its node says.
+// Side is a pod at one end, with the answer of its node's agent.
 type Side struct {
 	Pod   string `json:"pod"` // NAMESPACE/NAME
 	Node  string `json:"node,omitempty"`
 	OptIn OptIn  `json:"optIn"`
 	// Status is the annotation smcr.io/status, which the agent wrote.
 	Status string `json:"status,omitempty"`
-	// Agent is NAMESPACE/NAME of the agent's pod, and Asked the destination that
-	// it was asked about.
+	// Agent is NAMESPACE/NAME of the agent's pod, and Asked the destination that the
+	// agent was asked about.
 	Agent string         `json:"agent,omitempty"`
 	Asked netip.AddrPort `json:"asked,omitzero"`
-	// Answer is the agent's, and Error why there is none.
+	// Answer is the agent's answer, and Error why there is none.
 	Answer *agentapi.Explanation `json:"answer,omitempty"`
 	Error  string                `json:"error,omitempty"`
 }
 
-// Destination is what was asked about, and what it is.
+// Destination is the destination that was asked about, and what it was resolved to.
 type Destination struct {
 	Asked     string           `json:"asked"`
-	Kind      string           `json:"kind"`           // Address, Pod or Service
+	Kind      string           `json:"kind"`           // Address, Pod, Service, Deployment and so on
 	Name      string           `json:"name,omitempty"` // NAMESPACE/NAME
 	Addresses []netip.AddrPort `json:"addresses"`
 }
 
-// Explain says why connections from src, a pod's name or address, to dst
-// (HOST:PORT) are, or are not, on SMC-R.
+// Explain says why connections from src, a pod's name or address, or an object that stands
+// for pods, to dst (HOST:PORT) are, or are not, on SMC-R.
 func (c *Cluster) Explain(ctx context.Context, src, dst string) (Answer, error) {
-	pod, err := c.source(ctx, src)
+	pod, note, err := c.source(ctx, src)
 	if err != nil {
 		return Answer{}, err
 	}
-	t, err := c.resolve(ctx, dst)
+	t, err := c.resolve(ctx, dst, pod.Namespace)
 	if err != nil {
 		return Answer{}, err
 	}
@@ -88,33 +90,105 @@ func (c *Cluster) Explain(ctx context.Context, src, dst string) (Answer, error) 
 		APIVersion: APIVersion, Peers: []Side{},
 		Destination: Destination{Asked: dst, Kind: t.kind, Name: t.name, Addresses: t.addrs},
 	}
-	if t.note != "" {
-		a.Notes = append(a.Notes, t.note)
+	for _, n := range []string{note, t.note} {
+		if n != "" {
+			a.Notes = append(a.Notes, n)
+		}
 	}
 	sources := podIPs(pod)
 	a.Source = c.side(ctx, pod, pod.Namespace+"/"+pod.Name, sameFamily(t.addrs, sources))
-	for _, p := range t.peers {
+	peers := oncePerPod(t.peers, a.Source.Asked)
+	for _, p := range peers {
 		from := sameFamily(addrPorts(sources), []netip.Addr{p.addr.Addr()}).Addr()
 		a.Peers = append(a.Peers, c.side(ctx, p.pod, from.String(), p.addr))
 	}
 	a.judge(pod)
+	if t.kind == "Service" && a.Code == agentapi.CodeNoPolicy {
+		a.adviseAddress(c.policyOfPods(ctx, pod, peers, a.Source.Asked))
+	}
 	return a, nil
 }
 
-// source finds the pod that connects.
-func (c *Cluster) source(ctx context.Context, src string) (*corev1.Pod, error) {
+// policyOfPods asks the agent of the source whether a policy selects connections to the pods
+// behind a Service, though none selects those to its address. It returns the policy, "" if
+// there is none, or all connect to the pods themselves.
+func (c *Cluster) policyOfPods(ctx context.Context, pod *corev1.Pod, peers []peer, asked netip.AddrPort) string {
+	if len(peers) == 0 || slices.ContainsFunc(peers, func(p peer) bool { return p.addr == asked }) {
+		return ""
+	}
+	s := c.side(ctx, pod, pod.Namespace+"/"+pod.Name, peers[0].addr)
+	if s.Answer == nil || s.Answer.Code == agentapi.CodeNoPolicy {
+		return ""
+	}
+	return s.Answer.Policy
+}
+
+// adviseAddress says that a policy selects the pods of the destination, and not its address.
+func (a *Answer) adviseAddress(policy string) {
+	if policy == "" {
+		return
+	}
+	ip := a.Source.Asked.Addr()
+	a.Advice = []string{fmt.Sprintf("policy %s selects the pods behind Service %s, but the connection is made to the address of the Service, and that decides: "+
+		"add %s to peers.cidrs of the policy, or the range of the cluster's Services; or select the pods by peers.selectors, which counts the address of a Service whose pods are all selected",
+		policy, a.Destination.Name, netip.PrefixFrom(ip, ip.BitLen()))}
+}
+
+// oncePerPod leaves one peer of each pod: the one of the family of the address that is asked
+// about, if there is one.
+func oncePerPod(peers []peer, asked netip.AddrPort) []peer {
+	var out []peer
+	for _, p := range peers {
+		i := slices.IndexFunc(out, func(o peer) bool { return o.pod.Namespace == p.pod.Namespace && o.pod.Name == p.pod.Name })
+		switch {
+		case i < 0:
+			out = append(out, p)
+		case out[i].addr.Addr().Is4() != asked.Addr().Is4() && p.addr.Addr().Is4() == asked.Addr().Is4():
+			out[i] = p
+		}
+	}
+	return out
+}
+
+// source finds the pod that connects. note says which one was taken, if src stands for
+// several.
+func (c *Cluster) source(ctx context.Context, src string) (pod *corev1.Pod, note string, err error) {
 	if ip, err := netip.ParseAddr(src); err == nil {
 		p, err := c.podByIP(ctx, ip.Unmap())
 		if err == nil && p == nil {
 			err = usage("no running pod of the cluster has the address %s; pods in the node's network are never touched", ip)
 		}
-		return p, err
+		return p, "", err
 	}
-	r, err := c.parseRef(src, "pod")
+	word, _, _ := strings.Cut(src, "/")
+	kind := kindOf(word)
+	if kind == "" || kind == kindPod {
+		r, err := parseRef(src, kindPod, c.namespace)
+		if err != nil {
+			return nil, "", err
+		}
+		pod, err = c.pod(ctx, r)
+		return pod, "", err
+	}
+	r, err := parseRef(src, kind, c.namespace)
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
-	return c.pod(ctx, r)
+	if kind == kindService {
+		name, namespace, _ := strings.Cut(r.name, ".")
+		r = ref{cmp.Or(namespace, r.namespace), name}
+	}
+	pods, err := c.podsOf(ctx, r, kind)
+	if err != nil {
+		return nil, "", err
+	}
+	if len(pods) == 0 {
+		return nil, "", usage("no pod of %s %s runs", kind, r)
+	}
+	if len(pods) > 1 {
+		note = fmt.Sprintf("%s is one of %d pods of %s %s", pods[0].Name, len(pods), kind, r)
+	}
+	return &pods[0], note, nil
 }
 
 // sameFamily returns the first address that is of the family of one of others,
@@ -146,7 +220,7 @@ func (c *Cluster) side(ctx context.Context, pod *corev1.Pod, src string, dst net
 	}
 	switch {
 	case !s.OptIn.Enabled:
-		return s // its agent does not know it
+		return s // the node's agent does not know the pod
 	case s.Node == "":
 		s.Error = fmt.Sprintf("the pod is %s and on no node yet", pod.Status.Phase)
 		return s
@@ -169,8 +243,8 @@ func (c *Cluster) side(ctx context.Context, pod *corev1.Pod, src string, dst net
 	return s
 }
 
-// judge makes the verdict: the source decides, and what is missing at the other
-// end is advice.
+// judge makes the verdict from the answer of the source's agent. What is missing at the
+// other end becomes advice.
 func (a *Answer) judge(pod *corev1.Pod) {
 	s := a.Source
 	switch {
@@ -184,7 +258,7 @@ func (a *Answer) judge(pod *corev1.Pod) {
 	case s.Answer == nil:
 		a.Code, a.Verdict = CodeUnknown, fmt.Sprintf("not known: %s", s.Error)
 		if strings.Contains(s.Error, ErrNoAgent.Error()) {
-			a.Verdict = "plain TCP: " + s.Error
+			a.Code, a.Verdict = agentapi.CodeNoAgent, "plain TCP: "+s.Error
 		}
 		return
 	}
@@ -208,6 +282,8 @@ func (a *Answer) judge(pod *corev1.Pod) {
 			a.Advice = append(a.Advice, fmt.Sprintf("the peer %s is not opted in: %s", p.Pod, optInAdvice(ns, name, p.OptIn)))
 		case p.Error != "":
 			a.Advice = append(a.Advice, fmt.Sprintf("the peer %s: %s", p.Pod, p.Error))
+		case p.Answer != nil && p.Answer.Budget != nil:
+			a.Advice = append(a.Advice, fmt.Sprintf("the peer %s: %s; raise %s", p.Pod, p.Answer.Budget, p.Answer.Budget.Field))
 		}
 	}
 }
@@ -223,5 +299,5 @@ func optInAdvice(namespace, name string, o OptIn) string {
 	return fmt.Sprintf("kubectl annotate pod%s -n %s %s %s=true", over, namespace, name, v1alpha1.AnnotationEnabled)
 }
 
-// IsUsage tells whether an error is about what was asked.
+// IsUsage tells whether an error is a mistake in the question.
 func IsUsage(err error) bool { return errors.As(err, new(*UsageError)) }

@@ -17,7 +17,7 @@ import (
 
 	"github.com/smcr-io/kube-smcr/api/v1alpha1"
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
-	"github.com/smcr-io/kube-smcr/internal/kubectl/kubectltest"
+	"github.com/smcr-io/kube-smcr/internal/cli/kubectl/kubectltest"
 )
 
 // The WebSocket of a remote command has a heartbeat that ends with it, a moment
@@ -82,9 +82,26 @@ func objects() map[string]string {
 	svc("shop", "redis", `"clusterIP":"10.96.0.7","clusterIPs":["10.96.0.7"],`+ports)
 	svc("shop", "headless", `"clusterIP":"None","clusterIPs":["None"],`+ports)
 	svc("shop", "empty", `"clusterIP":"None","clusterIPs":["None"],`+ports)
+	svc("shop", "dual", `"clusterIPs":["10.96.0.8","fd00:96::8"],"selector":{"app":"db"},`+ports)
+	svc("dull", "redis", `"clusterIP":"10.96.1.7","clusterIPs":["10.96.1.7"],`+ports)
+	svc("shop", "cidr", `"clusterIP":"10.96.0.66","clusterIPs":["10.96.0.66"],`+ports)
 	svc("shop", "outside", `"type":"ExternalName","externalName":"example.com",`+ports)
 	slice("shop", "redis", "redis-0", "10.2.0.9")
 	slice("shop", "headless", "redis-0", "10.2.0.9")
+	slice("shop", "dual", "redis-0", "10.2.0.9")
+	slice("shop", "cidr", "redis-0", "10.2.0.9")
+	m["/apis/discovery.k8s.io/v1/namespaces/shop/endpointslices/dual-6"] = strings.NewReplacer("10.2.0.9", "fd00:2::9", "IPv4", "IPv6").Replace(
+		m["/apis/discovery.k8s.io/v1/namespaces/shop/endpointslices/dual-x"])
+	// Pods of a Deployment and of a StatefulSet: those of the latter have names of their own.
+	for name, node := range map[string]string{"db-0": "node-a", "db-1": "node-b"} {
+		m["/api/v1/namespaces/shop/pods/"+name] = fmt.Sprintf(`{"metadata":{"namespace":"shop","name":%q,"labels":{"app":"db"}},
+			"spec":{"nodeName":%q,"hostname":%[1]q,"subdomain":"headless"},
+			"status":{"phase":"Running","podIP":"10.1.0.3%[3]s","podIPs":[{"ip":"10.1.0.3%[3]s"},{"ip":"fd00:1::3%[3]s"}]}}`, name, node, name[3:])
+	}
+	for path, name := range map[string]string{"deployments": "web", "statefulsets": "db"} {
+		m["/apis/apps/v1/namespaces/shop/"+path+"/"+name] = fmt.Sprintf(`{"metadata":{"namespace":"shop","name":%q},"spec":{"selector":{"matchLabels":{"app":"db"}}}}`, name)
+	}
+	m["/apis/apps/v1/namespaces/shop/deployments/asleep"] = `{"metadata":{"namespace":"shop","name":"asleep"},"spec":{"selector":{"matchLabels":{"app":"asleep"}}}}`
 	return m
 }
 
@@ -107,6 +124,13 @@ func agents(t testing.TB, asked *[]string) kubectltest.Exec {
 			return string(b), "", 0
 		case strings.Contains(line, "10.2.0.10"):
 			e.Code, e.Verdict, e.Advice = "PEERNOSMC", "plain TCP: the peer has no SMC-R", "look at the peer"
+		case strings.HasPrefix(line, "kube-smcr/agent-a: explain shop/web-0 10.2.0.9:7777"):
+			e.Code, e.Verdict, e.Policy = "MEM", "plain TCP: the peer declined: out of memory", "shop/fast"
+		case strings.Contains(line, "10.2.0.9:7777"):
+			e.Code, e.Verdict, e.Policy = agentapi.CodeBudgetMemory, "plain TCP", "shop/fast"
+			e.Budget = &agentapi.FullBudget{Budget: "memory", Of: "pod shop/redis-0", Used: 4 << 20, Limit: 4 << 20, Bytes: true, Field: "agent.budgets.pod.memory of the chart"}
+		case strings.Contains(line, "10.96.0.66"):
+			e.Code, e.Verdict, e.Policy, e.Advice = agentapi.CodeNoPolicy, "plain TCP: no policy selects this connection", "", "add or widen a policy"
 		case strings.Contains(line, ":9999"):
 			return "", "smcrctl: odd thing\n", 1
 		}
@@ -159,6 +183,59 @@ func TestExplain(t *testing.T) {
 			dest: "10.2.0.9:6379 (service shop/headless)", peers: []string{"shop/redis-0 node-b"},
 		},
 		{
+			name: "svc/NAME.NAMESPACE", src: "web-0", dst: "svc/redis.dull:6380", verdict: "on SMC-R", dest: "10.96.1.7:6380 (service dull/redis)",
+		},
+		{
+			name: "svc/NAME.NAMESPACE.svc", src: "web-0", dst: "svc/redis.dull.svc:6380", verdict: "on SMC-R", dest: "10.96.1.7:6380 (service dull/redis)",
+		},
+		{
+			name: "the namespace is that of the source", src: "dull/rdma", dst: "redis:6380", verdict: "on SMC-R", dest: "10.96.1.7:6380 (service dull/redis)",
+		},
+		{
+			name: "the namespace of a pod is that of the source", src: "dull/rdma", dst: "pod/db-0:5432", code: "PEERNOSMC", verdict: "no SMC-R",
+			dest: "10.2.0.10:5432 (pod dull/db-0)", peers: []string{"dull/db-0 node-b"}, advice: []string{"look at the peer", "the peer dull/db-0 is not opted in"},
+		},
+		{
+			name: "a pod of a StatefulSet", src: "dull/rdma", dst: "db-0.headless.shop:5432", verdict: "on SMC-R",
+			dest: "10.1.0.30:5432, [fd00:1::30]:5432 (pod shop/db-0)", peers: []string{"shop/db-0 node-a"},
+			asked: []string{"kube-smcr/agent-b: explain dull/rdma 10.1.0.30:5432 -o json", "kube-smcr/agent-a: explain 10.2.0.11 10.1.0.30:5432 -o json"},
+		},
+		{
+			name: "a pod of a StatefulSet by its full name", src: "web-0", dst: "db-1.headless.shop.svc.cluster.local:5432", verdict: "on SMC-R",
+			dest: "10.1.0.31:5432, [fd00:1::31]:5432 (pod shop/db-1)", peers: []string{"shop/db-1 node-b"},
+		},
+		{
+			name: "a pod of a StatefulSet in the namespace of the source", src: "web-0", dst: "db-0.headless:5432", verdict: "on SMC-R",
+			dest: "10.1.0.30:5432, [fd00:1::30]:5432 (pod shop/db-0)", peers: []string{"shop/db-0 node-a"},
+		},
+		{
+			name: "a Deployment to a StatefulSet", src: "deploy/web", dst: "sts/db:5432", verdict: "on SMC-R",
+			dest:  "10.1.0.30:5432, [fd00:1::30]:5432, 10.1.0.31:5432, [fd00:1::31]:5432 (statefulset shop/db)",
+			peers: []string{"shop/db-0 node-a", "shop/db-1 node-b"}, notes: []string{"db-0 is one of 2 pods of deployment shop/web"},
+		},
+		{
+			name: "the pods of a Service as the source", src: "svc/dual.shop", dst: "203.0.113.9:443", verdict: "on SMC-R", dest: "203.0.113.9:443",
+			notes: []string{"db-0 is one of 2 pods of service shop/dual"},
+		},
+		{
+			name: "a Service of two families", src: "web-0", dst: "dual:redis", verdict: "on SMC-R",
+			dest: "10.96.0.8:6380, [fd00:96::8]:6380 (service shop/dual)", peers: []string{"shop/redis-0 node-b"},
+			asked: []string{
+				"kube-smcr/agent-a: explain shop/web-0 10.96.0.8:6380 -o json",
+				"kube-smcr/agent-b: explain 10.1.0.5 10.2.0.9:6379 -o json",
+			},
+		},
+		{
+			name: "a policy selects the pods, and not the address of their Service", src: "web-0", dst: "cidr:6380", code: agentapi.CodeNoPolicy, verdict: "no policy",
+			dest: "10.96.0.66:6380 (service shop/cidr)", peers: []string{"shop/redis-0 node-b"},
+			advice: []string{"policy shop/fast selects the pods behind Service shop/cidr, but the connection is made to the address of the Service, and that decides: add 10.96.0.66/32 to peers.cidrs"},
+		},
+		{
+			name: "a full budget of the peer", src: "web-0", dst: "pod/redis-0:7777", code: "MEM", verdict: "the peer declined", dest: "10.2.0.9:7777 (pod shop/redis-0)",
+			peers:  []string{"shop/redis-0 node-b"},
+			advice: []string{"the peer shop/redis-0: memory of pod shop/redis-0: 4.0 MiB of 4.0 MiB used now; raise agent.budgets.pod.memory of the chart"},
+		},
+		{
 			name: "a pod", src: "web-0", dst: "pod/redis-0:6379", verdict: "on SMC-R", dest: "10.2.0.9:6379 (pod shop/redis-0)",
 			peers: []string{"shop/redis-0 node-b"},
 		},
@@ -203,7 +280,7 @@ func TestExplain(t *testing.T) {
 		},
 		{name: "the node's network", src: "host", dst: "203.0.113.9:443", code: CodeHostNetwork, verdict: "node's network", dest: "203.0.113.9:443"},
 		{
-			name: "no agent on the node", src: "far", dst: "203.0.113.9:443", code: CodeUnknown, verdict: "plain TCP: node node-c: no kube-smcr agent runs there",
+			name: "no agent on the node", src: "far", dst: "203.0.113.9:443", code: agentapi.CodeNoAgent, verdict: "plain TCP: node node-c: no kube-smcr agent runs there",
 			dest: "203.0.113.9:443",
 		},
 		{
@@ -278,6 +355,13 @@ func TestExplain_mistakes(t *testing.T) {
 		{"UDP", "web-0", "redis:dns", "is UDP; SMC-R carries TCP"},
 		{"an ExternalName", "web-0", "outside:6380", "stands for the name example.com"},
 		{"no endpoints", "web-0", "empty:6380", "no endpoint that is ready"},
+		{"a pod that is not of the Service", "web-0", "redis-0.headless.shop:1", `destination "redis-0.headless.shop" is no Service and no pod of one`},
+		{"no such pod of a Service", "web-0", "db-7.headless.shop.svc:1", "there is no pod db-7 in namespace shop"},
+		{"no such Deployment", "deploy/none", "10.0.0.1:1", "there is no deployment none in namespace shop"},
+		{"a Deployment without pods", "deploy/asleep", "10.0.0.1:1", "no pod of deployment shop/asleep runs"},
+		{"a Deployment without pods as destination", "web-0", "deploy/asleep:80", "no pod of deployment shop/asleep runs"},
+		{"a port by name of a Deployment", "web-0", "deploy/web:http", `port "http"`},
+		{"a Service without selector", "svc/redis", "10.0.0.1:1", "Service shop/redis selects no pods"},
 		{"no such peer", "web-0", "pod/nobody:1", "there is no pod nobody"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -312,7 +396,7 @@ reason      PEERNOSMC
 what to do  look at the peer
 policy      shop/fast
 
-to pod dull/db-0 on node node-b
+to pod dull/db-0 (10.2.0.10:5432) on node node-b
 opted in  no: neither the pod nor its namespace has the annotation smcr.io/enabled
 `
 	if diff := cmp.Diff(want, b.String()); diff != "" {
@@ -360,6 +444,28 @@ func TestAskNodes(t *testing.T) {
 		c := newCluster(t, &kubectltest.Server{Objects: map[string]string{}})
 		if _, err := AskNodes[agentapi.Status](t.Context(), c, nil, "status"); !errors.Is(err, ErrNoAgent) || !strings.Contains(err.Error(), "is kube-smcr installed") {
 			t.Errorf("error %v", err)
+		}
+	})
+	// What a user asks whose helm install does not end.
+	t.Run("image missing", func(t *testing.T) {
+		waiting := func(component, reason string) string {
+			return fmt.Sprintf(`{"metadata":{"namespace":"kube-smcr","name":"x","labels":{"app.kubernetes.io/part-of":"kube-smcr","app.kubernetes.io/component":%q}},
+				"spec":{"nodeName":"node-a"},"status":{"phase":"Pending","containerStatuses":[{"image":"registry.example/smcr:1","state":{"waiting":{"reason":%q,"message":"not found"}}}]}}`,
+				component, reason)
+		}
+		for _, tt := range []struct{ component, reason, want string }{
+			{"check", "ErrImagePull", "the installation waits for pod kube-smcr/x, which does not start: image registry.example/smcr:1: ErrImagePull: not found"},
+			{"check", "ContainerCreating", "is kube-smcr installed?"},
+			{"agent", "ImagePullBackOff", "its pod kube-smcr/x does not start: image registry.example/smcr:1: ImagePullBackOff: not found"},
+		} {
+			c := newCluster(t, &kubectltest.Server{Objects: map[string]string{"/api/v1/namespaces/kube-smcr/pods/x": waiting(tt.component, tt.reason)}})
+			answers, err := AskNodes[agentapi.Status](t.Context(), c, nil, "status")
+			if len(answers) == 1 {
+				err = answers[0].Err
+			}
+			if !errors.Is(err, ErrNoAgent) || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("%s, %s: %v, want %q", tt.component, tt.reason, err, tt.want)
+			}
 		}
 	})
 }

@@ -37,11 +37,11 @@ func PrintAnswer(w io.Writer, a Answer) error {
 	if err := cli.Table(w, rows...); err != nil {
 		return err
 	}
-	if err := printSide(w, "from", a.Source); err != nil {
+	if err := printSide(w, "from", "", a.Source); err != nil {
 		return err
 	}
 	for _, p := range a.Peers {
-		if err := printSide(w, "to", p); err != nil {
+		if err := printSide(w, "to", " ("+p.Asked.String()+")", p); err != nil {
 			return err
 		}
 	}
@@ -60,12 +60,12 @@ func describe(d Destination) string {
 	return text
 }
 
-func printSide(w io.Writer, word string, s Side) error {
+func printSide(w io.Writer, word, address string, s Side) error {
 	node := ""
 	if s.Node != "" {
 		node = " on node " + s.Node
 	}
-	if _, err := fmt.Fprintf(w, "\n%s pod %s%s\n", word, s.Pod, node); err != nil {
+	if _, err := fmt.Fprintf(w, "\n%s pod %s%s%s\n", word, s.Pod, address, node); err != nil {
 		return err
 	}
 	rows := []string{cli.Row("opted in", s.OptIn.String())}
@@ -81,8 +81,8 @@ func printSide(w io.Writer, word string, s Side) error {
 	return cli.PrintExplanation(w, *s.Answer)
 }
 
-// PrintNodes prints the answers of several agents, each as one prints it. A single
-// one has no heading.
+// PrintNodes prints the answers of several agents, each by calling one. A single answer has
+// no heading.
 func PrintNodes[T any](w io.Writer, answers []NodeAnswer[T], one func(io.Writer, T) error) error {
 	for i, a := range answers {
 		if len(answers) > 1 {

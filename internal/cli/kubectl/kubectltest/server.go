@@ -5,6 +5,7 @@ package kubectltest
 import (
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -26,6 +27,8 @@ type Server struct {
 	// Lists are made of them.
 	Objects map[string]string
 	Exec    Exec
+	// Patched gets the path and the body of each PATCH of an object that there is.
+	Patched func(path, body string)
 	// Forbidden are parts of paths that nobody may use.
 	Forbidden []string
 }
@@ -53,6 +56,13 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	w.Header().Set("Content-Type", "application/json")
 	if text, ok := s.Objects[path]; ok {
+		if r.Method == http.MethodPatch && s.Patched != nil {
+			body, err := io.ReadAll(r.Body)
+			if err != nil {
+				panic(err)
+			}
+			s.Patched(path, string(body))
+		}
 		_, _ = fmt.Fprint(w, text)
 		return
 	}

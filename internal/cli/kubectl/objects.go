@@ -22,7 +22,7 @@ import (
 	"github.com/smcr-io/kube-smcr/api/v1alpha1"
 )
 
-// UsageError is a name or an address that means nothing.
+// UsageError is a mistake in the question: a name or an address that cannot be read.
 type UsageError struct{ Text string }
 
 func (e *UsageError) Error() string { return e.Text }
@@ -34,14 +34,14 @@ type ref struct{ namespace, name string }
 
 func (r ref) String() string { return r.namespace + "/" + r.name }
 
-// OptIn says whether a pod is opted in, and what decided.
+// OptIn says whether a pod is opted in, and why.
 type OptIn struct {
 	Enabled bool `json:"enabled"`
 	// By is "pod", "claim", "namespace", "host network" or "nothing".
 	By string `json:"by"`
-	// Value is the annotation's.
+	// Value is the value of the annotation.
 	Value string `json:"value,omitempty"`
-	// Detail says what is wrong with it, or why it could not be read.
+	// Detail says what is wrong with the value, or why it could not be read.
 	Detail string `json:"detail,omitempty"`
 }
 
@@ -66,14 +66,15 @@ func (c *Cluster) optIn(ctx context.Context, p *corev1.Pod) OptIn {
 	return OptIn{By: "nothing"}
 }
 
-// claimsDevice says whether a pod has an RDMA device by a claim. Who may not read
-// claims sees whether the pod's agent reports on it, which it does then.
+// claimsDevice says whether a pod has an RDMA device through a claim. If the user may not
+// read claims, the status that the pod's agent writes is the sign: a pod that is not opted
+// in otherwise has one only because of a claim.
 func (c *Cluster) claimsDevice(ctx context.Context, p *corev1.Pod) bool {
 	for _, r := range p.Spec.ResourceClaims {
 		name := r.ResourceClaimName
 		for _, s := range p.Status.ResourceClaimStatuses {
 			if s.Name == r.Name {
-				name = s.ResourceClaimName // made by a template
+				name = s.ResourceClaimName // of the claim that was made from a template
 			}
 		}
 		if name == nil {
@@ -120,27 +121,53 @@ func (o OptIn) String() string {
 	return fmt.Sprintf("%s: %s=%q on the %s", word, v1alpha1.AnnotationEnabled, o.Value, o.By)
 }
 
-// parseRef reads [KIND/][NAMESPACE/]NAME.
-func (c *Cluster) parseRef(s, kind string) (ref, error) {
+// parseRef reads [KIND/][NAMESPACE/]NAME. A name without namespace is in the given one.
+func parseRef(s, kind, namespace string) (ref, error) {
 	parts := strings.Split(s, "/")
-	if len(parts) > 1 && slices.Contains(kinds(kind), parts[0]) {
+	if len(parts) > 1 && kindOf(parts[0]) == kind {
 		parts = parts[1:]
 	}
 	switch {
 	case slices.Contains(parts, ""):
 	case len(parts) == 1:
-		return ref{c.namespace, parts[0]}, nil
+		return ref{namespace, parts[0]}, nil
 	case len(parts) == 2:
 		return ref{parts[0], parts[1]}, nil
 	}
 	return ref{}, usage("%q is no %s: want NAME, NAMESPACE/NAME or %s/NAME with --namespace", s, kind, kind)
 }
 
-func kinds(kind string) []string {
-	if kind == "pod" {
-		return []string{"pod", "pods", "po"}
+// Kinds of objects that people name, as KIND/NAME. Those but pods and Services stand for
+// their pods.
+const (
+	kindPod         = "pod"
+	kindService     = "service"
+	kindDeployment  = "deployment"
+	kindStatefulSet = "statefulset"
+	kindDaemonSet   = "daemonset"
+	kindReplicaSet  = "replicaset"
+	kindJob         = "job"
+)
+
+// kindOf is the kind that a word before a slash means, as for kubectl; "" if it means none.
+func kindOf(word string) string {
+	switch strings.ToLower(word) {
+	case "pod", "pods", "po":
+		return kindPod
+	case "service", "services", "svc":
+		return kindService
+	case "deployment", "deployments", "deploy", "deployment.apps", "deployments.apps":
+		return kindDeployment
+	case "statefulset", "statefulsets", "sts", "statefulset.apps", "statefulsets.apps":
+		return kindStatefulSet
+	case "daemonset", "daemonsets", "ds", "daemonset.apps", "daemonsets.apps":
+		return kindDaemonSet
+	case "replicaset", "replicasets", "rs", "replicaset.apps", "replicasets.apps":
+		return kindReplicaSet
+	case "job", "jobs", "job.batch", "jobs.batch":
+		return kindJob
 	}
-	return []string{"service", "services", "svc"}
+	return ""
 }
 
 // pod gets a pod.
@@ -157,7 +184,7 @@ func (c *Cluster) pod(ctx context.Context, r ref) (*corev1.Pod, error) {
 
 // PodNode returns NAMESPACE/NAME of a pod and the node that it is on.
 func (c *Cluster) PodNode(ctx context.Context, name string) (pod, node string, err error) {
-	r, err := c.parseRef(name, "pod")
+	r, err := parseRef(name, kindPod, c.namespace)
 	if err != nil {
 		return "", "", err
 	}
@@ -180,8 +207,8 @@ func (c *Cluster) podByIP(ctx context.Context, ip netip.Addr) (*corev1.Pod, erro
 	}
 	for i := range pods.Items {
 		p := &pods.Items[i]
-		// An ended pod's address may belong to another one, and pods in the
-		// node's network share the node's.
+		// The address of an ended pod may be another pod's now, and pods in the node's
+		// network all have the node's address.
 		if p.Status.Phase == corev1.PodRunning && !p.Spec.HostNetwork && slices.Contains(podIPs(p), ip) {
 			return p, nil
 		}
@@ -220,52 +247,194 @@ func (c *Cluster) serviceByIP(ctx context.Context, ip netip.Addr) (*corev1.Servi
 	}
 }
 
-// A target is a destination that was understood.
+// A target is a destination that was resolved.
 type target struct {
-	kind  string // Address, Pod or Service
-	name  string // NAMESPACE/NAME of a Pod or Service
+	kind  string // Address, Pod, Service, Deployment and so on
+	name  string // NAMESPACE/NAME, but of an Address
 	addrs []netip.AddrPort
 	peers []peer
 	note  string
 }
 
-// A peer is an endpoint behind a target that is a pod of the cluster.
+// A peer is an endpoint behind a target that is a pod of the cluster. A pod of two families
+// is there twice.
 type peer struct {
 	pod  *corev1.Pod
 	addr netip.AddrPort
 }
 
-// resolve understands a destination.
-func (c *Cluster) resolve(ctx context.Context, dst string) (target, error) {
+// resolve finds out what a destination is: an address, a pod, a Service, or another object
+// that stands for its pods. Names without namespace are in the given one, as for the pod that
+// connects.
+func (c *Cluster) resolve(ctx context.Context, dst, namespace string) (target, error) {
 	host, port, err := net.SplitHostPort(dst)
 	if err != nil || host == "" || port == "" {
-		return target{}, usage("destination %q: want HOST:PORT, where HOST is an address ([ADDRESS] for IPv6), SERVICE[.NAMESPACE] or pod/NAME", dst)
+		return target{}, usage("destination %q: want HOST:PORT, where HOST is an address ([ADDRESS] for IPv6), SERVICE[.NAMESPACE], "+
+			"POD.SERVICE[.NAMESPACE], or KIND/NAME, such as pod/NAME and deploy/NAME", dst)
 	}
 	if ip, err := netip.ParseAddr(host); err == nil {
 		return c.resolveAddress(ctx, ip.Unmap(), port)
 	}
-	if strings.Contains(host, "/") {
-		if kind, _, _ := strings.Cut(host, "/"); !slices.Contains(kinds("service"), kind) {
-			return c.resolvePod(ctx, host, port)
-		}
-		r, err := c.parseRef(host, "service")
+	word, rest, slash := strings.Cut(host, "/")
+	switch kind := kindOf(word); {
+	case !slash:
+		return c.resolveName(ctx, host, port, namespace)
+	case kind == kindService && !strings.Contains(rest, "/"):
+		return c.resolveName(ctx, rest, port, namespace)
+	case kind == kindService:
+		r, err := parseRef(host, kindService, namespace)
 		if err != nil {
 			return target{}, err
 		}
 		return c.resolveService(ctx, r, port)
+	case kind != "" && kind != kindPod:
+		return c.resolveWorkload(ctx, host, kind, port, namespace)
 	}
-	// SERVICE, SERVICE.NAMESPACE, SERVICE.NAMESPACE.svc and what the cluster's
-	// domain adds.
+	return c.resolvePod(ctx, host, port, namespace)
+}
+
+// resolveName resolves a name as the cluster's DNS does for a pod of the namespace: SERVICE,
+// SERVICE.NAMESPACE, POD.SERVICE and POD.SERVICE.NAMESPACE, the ones with a namespace also with
+// .svc and the cluster's domain behind.
+func (c *Cluster) resolveName(ctx context.Context, host, port, namespace string) (target, error) {
 	labels := strings.Split(strings.TrimSuffix(host, "."), ".")
-	r := ref{c.namespace, labels[0]}
-	switch {
-	case len(labels) == 1:
-	case len(labels) == 2 || labels[2] == "svc":
-		r.namespace = labels[1]
-	default:
-		return target{}, usage("destination %q: names outside the cluster are not looked up; give the address", dst)
+	full := slices.Index(labels, "svc")
+	switch n := len(labels); {
+	case slices.Contains(labels, ""):
+		return target{}, usage("%q is no name of a Service or a pod", host)
+	case n == 1:
+		return c.resolveService(ctx, ref{namespace, labels[0]}, port)
+	case n == 2:
+		t, err := c.resolveService(ctx, ref{labels[1], labels[0]}, port)
+		if IsUsage(err) { // perhaps POD.SERVICE
+			if t, err := c.resolvePodOf(ctx, ref{namespace, labels[1]}, labels[0], port); err == nil {
+				return t, nil
+			}
+		}
+		return t, err
+	case full == 2:
+		return c.resolveService(ctx, ref{labels[1], labels[0]}, port)
+	case full == 3 || full < 0 && n == 3:
+		t, err := c.resolvePodOf(ctx, ref{labels[2], labels[1]}, labels[0], port)
+		if !IsUsage(err) || full == 3 {
+			return t, err
+		}
 	}
-	return c.resolveService(ctx, r, port)
+	return target{}, usage("destination %q is no Service and no pod of one: names outside the cluster are not looked up; give the address", host)
+}
+
+// resolvePodOf resolves the name that a pod has in a headless Service, POD.SERVICE: that of
+// one of a StatefulSet, for example.
+func (c *Cluster) resolvePodOf(ctx context.Context, service ref, host, port string) (target, error) {
+	p, err := c.pod(ctx, ref{service.namespace, host})
+	if err != nil {
+		return target{}, err
+	}
+	if p.Spec.Subdomain != service.name {
+		return target{}, usage("pod %s/%s has no name in Service %s: its spec.subdomain is %q", p.Namespace, p.Name, service, p.Spec.Subdomain)
+	}
+	return targetOf(p, port)
+}
+
+// resolveWorkload resolves an object that stands for its pods.
+func (c *Cluster) resolveWorkload(ctx context.Context, name, kind, port, namespace string) (target, error) {
+	r, err := parseRef(name, kind, namespace)
+	if err != nil {
+		return target{}, err
+	}
+	pods, err := c.podsOf(ctx, r, kind)
+	if err != nil {
+		return target{}, err
+	}
+	t := target{kind: strings.ToUpper(kind[:1]) + kind[1:], name: r.String()}
+	for i := range pods {
+		one, err := targetOf(&pods[i], port)
+		switch {
+		case err != nil && len(podIPs(&pods[i])) > 0: // the port
+			return target{}, err
+		case err != nil:
+			continue
+		case len(t.peers) == maxPeers:
+			t.note = fmt.Sprintf("%d further pods are of %s %s", len(pods)-i, kind, r)
+			return t, nil
+		}
+		t.addrs, t.peers = append(t.addrs, one.addrs...), append(t.peers, one.peers...)
+	}
+	if len(t.addrs) == 0 {
+		return target{}, usage("no pod of %s %s runs", kind, r)
+	}
+	return t, nil
+}
+
+// podsOf returns the running pods of a Deployment or the like, or behind a Service, by their
+// names.
+func (c *Cluster) podsOf(ctx context.Context, r ref, kind string) ([]corev1.Pod, error) {
+	selector, err := c.selectorOf(ctx, r, kind)
+	if apierrors.IsNotFound(err) {
+		return nil, usage("there is no %s %s in namespace %s", kind, r.name, r.namespace)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("get %s %s: %w", kind, r, err)
+	}
+	list, err := c.client.CoreV1().Pods(r.namespace).List(ctx, metav1.ListOptions{LabelSelector: selector, Limit: listLimit})
+	if err != nil {
+		return nil, fmt.Errorf("list the pods of %s %s: %w", kind, r, err)
+	}
+	pods := slices.DeleteFunc(list.Items, func(p corev1.Pod) bool { return p.Status.Phase != corev1.PodRunning || p.DeletionTimestamp != nil })
+	slices.SortFunc(pods, func(a, b corev1.Pod) int { return strings.Compare(a.Name, b.Name) })
+	return pods, nil
+}
+
+// selectorOf returns what selects the pods of an object.
+func (c *Cluster) selectorOf(ctx context.Context, r ref, kind string) (string, error) {
+	var s *metav1.LabelSelector
+	apps, get := c.client.AppsV1(), metav1.GetOptions{}
+	switch kind {
+	case kindDeployment:
+		o, err := apps.Deployments(r.namespace).Get(ctx, r.name, get)
+		if err != nil {
+			return "", err
+		}
+		s = o.Spec.Selector
+	case kindStatefulSet:
+		o, err := apps.StatefulSets(r.namespace).Get(ctx, r.name, get)
+		if err != nil {
+			return "", err
+		}
+		s = o.Spec.Selector
+	case kindDaemonSet:
+		o, err := apps.DaemonSets(r.namespace).Get(ctx, r.name, get)
+		if err != nil {
+			return "", err
+		}
+		s = o.Spec.Selector
+	case kindReplicaSet:
+		o, err := apps.ReplicaSets(r.namespace).Get(ctx, r.name, get)
+		if err != nil {
+			return "", err
+		}
+		s = o.Spec.Selector
+	case kindJob:
+		o, err := c.client.BatchV1().Jobs(r.namespace).Get(ctx, r.name, get)
+		if err != nil {
+			return "", err
+		}
+		s = o.Spec.Selector
+	default:
+		o, err := c.client.CoreV1().Services(r.namespace).Get(ctx, r.name, get)
+		if err != nil {
+			return "", err
+		}
+		if len(o.Spec.Selector) == 0 {
+			return "", usage("Service %s selects no pods", r)
+		}
+		s = &metav1.LabelSelector{MatchLabels: o.Spec.Selector}
+	}
+	selector, err := metav1.LabelSelectorAsSelector(s)
+	if err != nil {
+		return "", fmt.Errorf("read its selector: %w", err)
+	}
+	return selector.String(), nil
 }
 
 func number(port string) (uint16, error) {
@@ -282,7 +451,7 @@ func (c *Cluster) resolveAddress(ctx context.Context, ip netip.Addr, port string
 		return target{}, err
 	}
 	t := target{kind: "Address", addrs: []netip.AddrPort{netip.AddrPortFrom(ip, n)}}
-	// Without the right to look, the address alone will do.
+	// If the user may not list pods, the address alone is the target.
 	p, perr := c.podByIP(ctx, ip)
 	if p != nil {
 		t.kind, t.name = "Pod", p.Namespace+"/"+p.Name
@@ -300,8 +469,8 @@ func (c *Cluster) resolveAddress(ctx context.Context, ip netip.Addr, port string
 	return t, nil
 }
 
-func (c *Cluster) resolvePod(ctx context.Context, name, port string) (target, error) {
-	r, err := c.parseRef(name, "pod")
+func (c *Cluster) resolvePod(ctx context.Context, name, port, namespace string) (target, error) {
+	r, err := parseRef(name, kindPod, namespace)
 	if err != nil {
 		return target{}, err
 	}
@@ -309,16 +478,24 @@ func (c *Cluster) resolvePod(ctx context.Context, name, port string) (target, er
 	if err != nil {
 		return target{}, err
 	}
+	return targetOf(p, port)
+}
+
+// targetOf is a pod as a destination.
+func targetOf(p *corev1.Pod, port string) (target, error) {
 	n, err := number(port)
 	if err != nil {
 		return target{}, err
 	}
-	ips := podIPs(p)
-	if len(ips) == 0 {
-		return target{}, usage("pod %s has no address: it is %s", r, p.Status.Phase)
+	t := target{kind: "Pod", name: p.Namespace + "/" + p.Name}
+	for _, ip := range podIPs(p) {
+		a := netip.AddrPortFrom(ip, n)
+		t.addrs, t.peers = append(t.addrs, a), append(t.peers, peer{p, a})
 	}
-	a := netip.AddrPortFrom(ips[0], n)
-	return target{kind: "Pod", name: r.String(), addrs: []netip.AddrPort{a}, peers: []peer{{p, a}}}, nil
+	if len(t.addrs) == 0 {
+		return target{}, usage("pod %s has no address: it is %s", t.name, p.Status.Phase)
+	}
+	return t, nil
 }
 
 func (c *Cluster) resolveService(ctx context.Context, r ref, port string) (target, error) {
@@ -381,7 +558,7 @@ func (c *Cluster) endpoints(ctx context.Context, s *corev1.Service, port string)
 	if err != nil {
 		return nil, fmt.Sprintf("the pods behind Service %s/%s are not known: %v", s.Namespace, s.Name, err)
 	}
-	more := 0
+	pods, more := map[string]*corev1.Pod{}, map[string]bool{} // a Service of two families has a slice for each
 	for _, es := range found.Items {
 		n := targetPort(es, sp.Name)
 		for _, e := range es.Endpoints {
@@ -392,23 +569,28 @@ func (c *Cluster) endpoints(ctx context.Context, s *corev1.Service, port string)
 			if err != nil {
 				continue
 			}
-			if len(out) == maxPeers {
-				more++
+			r := ref{cmp.Or(e.TargetRef.Namespace, s.Namespace), e.TargetRef.Name}
+			p := pods[r.String()]
+			if p == nil && len(pods) == maxPeers {
+				more[r.String()] = true
 				continue
 			}
-			p, err := c.pod(ctx, ref{cmp.Or(e.TargetRef.Namespace, s.Namespace), e.TargetRef.Name})
-			var ue *UsageError
-			if errors.As(err, &ue) {
-				continue // gone meanwhile
-			}
-			if err != nil {
-				return out, err.Error()
+			if p == nil {
+				p, err = c.pod(ctx, r)
+				var ue *UsageError
+				if errors.As(err, &ue) {
+					continue // the pod is gone
+				}
+				if err != nil {
+					return out, err.Error()
+				}
+				pods[r.String()] = p
 			}
 			out = append(out, peer{p, netip.AddrPortFrom(ip, n)})
 		}
 	}
-	if more > 0 {
-		note = fmt.Sprintf("%d further pods are behind Service %s/%s", more, s.Namespace, s.Name)
+	if n := len(more); n > 0 {
+		note = fmt.Sprintf("%d further pods are behind Service %s/%s", n, s.Namespace, s.Name)
 	}
 	return out, note
 }

@@ -24,13 +24,16 @@ import (
 	"k8s.io/streaming/pkg/httpstream"
 )
 
-// agentLabels select the agents' pods, of any release of the chart.
-const agentLabels = "app.kubernetes.io/part-of=kube-smcr,app.kubernetes.io/component=agent"
+// productLabel selects all pods of any release of the chart, and agentLabels the agents'.
+const (
+	productLabel = "app.kubernetes.io/part-of=kube-smcr"
+	agentLabels  = productLabel + ",app.kubernetes.io/component=agent"
+)
 
 // agentContainer is the container of the agent in its pod.
 const agentContainer = "agent"
 
-// smcrctl is where the image has it.
+// smcrctl is the path of smcrctl in the agent's image.
 const smcrctl = "/usr/bin/smcrctl"
 
 // Exit codes of smcrctl that are answers.
@@ -48,19 +51,19 @@ type executor interface {
 	exec(ctx context.Context, pod *corev1.Pod, command []string) (stdout, stderr []byte, code int, err error)
 }
 
-// Cluster asks the agents of a cluster.
+// Cluster asks the agents of a cluster. It has no state but its connections.
 type Cluster struct {
 	client    kubernetes.Interface
 	exec      executor
-	namespace string // of names without one
-	// Socket is the agents' API socket, if it is not where smcrctl looks for it.
+	namespace string // the namespace of names that have none
+	// Socket is the agents' API socket; "": smcrctl's default.
 	Socket string
 }
 
-// NewCluster connects to a cluster. The namespace is that of names without one.
+// NewCluster connects to a cluster. namespace is the namespace of names that have none.
 func NewCluster(c *rest.Config, namespace string) (*Cluster, error) {
 	c = rest.CopyConfig(c)
-	if c.QPS == 0 { // a person waits, and asks once
+	if c.QPS == 0 { // client-go would allow 5 a second; a person is waiting
 		c.QPS, c.Burst = 50, 100
 	}
 	client, err := kubernetes.NewForConfig(c)
@@ -106,8 +109,8 @@ func (r *remote) exec(ctx context.Context, pod *corev1.Pod, command []string) (s
 	return out.b.Bytes(), errOut.b.Bytes(), 0, err
 }
 
-// limited keeps what is written up to a limit, and drops the rest, so that the
-// other side does not block.
+// limited keeps the first bytes that are written, up to a limit. It reads and drops the
+// rest, so that the other side does not block.
 type limited struct {
 	b    bytes.Buffer
 	most int
@@ -123,8 +126,8 @@ func (l *limited) Write(p []byte) (int, error) {
 
 var _ io.Writer = (*limited)(nil)
 
-// agents returns the agent's pod of each node that has one: the one that is
-// ready, and of several the newest.
+// agents returns the agent's pod of each node that has one. If a node has several, a ready
+// pod comes first, then the newest.
 func (c *Cluster) agents(ctx context.Context, node string) (map[string]*corev1.Pod, error) {
 	opts := metav1.ListOptions{LabelSelector: agentLabels, Limit: listLimit}
 	if node != "" {
@@ -152,7 +155,7 @@ func (c *Cluster) agents(ctx context.Context, node string) (map[string]*corev1.P
 	}
 }
 
-// compareAgents compares how good pods are to ask.
+// compareAgents is less than 0 if a is the better pod to ask.
 func compareAgents(a, b *corev1.Pod) int {
 	rank := func(p *corev1.Pod) int {
 		switch {
@@ -174,6 +177,38 @@ func ready(p *corev1.Pod) bool {
 	})
 }
 
+// stuck is why a container of a pod that is not running waits, with the name of its image:
+// the image is missing, or the container ends again and again; "" if it just starts.
+func stuck(p *corev1.Pod) string {
+	for _, cs := range p.Status.ContainerStatuses {
+		w := cs.State.Waiting
+		if w == nil || w.Reason == "" || w.Reason == "ContainerCreating" || w.Reason == "PodInitializing" {
+			continue
+		}
+		text := fmt.Sprintf("image %s: %s", cs.Image, w.Reason)
+		if w.Message != "" {
+			text += ": " + w.Message
+		}
+		return text
+	}
+	return ""
+}
+
+// notStarted says which pod of the installation does not start, and why: an installation
+// whose image is missing has no agents yet, but a Job.
+func (c *Cluster) notStarted(ctx context.Context) string {
+	pods, err := c.client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{LabelSelector: productLabel, Limit: listLimit})
+	if err != nil {
+		return "" // the caller's list of agents did not fail, so it is a matter of a moment
+	}
+	for i := range pods.Items {
+		if p := &pods.Items[i]; stuck(p) != "" {
+			return fmt.Sprintf("the installation waits for pod %s/%s, which does not start: %s", p.Namespace, p.Name, stuck(p))
+		}
+	}
+	return ""
+}
+
 // agent returns the agent's pod of a node.
 func (c *Cluster) agent(ctx context.Context, node string) (*corev1.Pod, error) {
 	agents, err := c.agents(ctx, node)
@@ -183,19 +218,21 @@ func (c *Cluster) agent(ctx context.Context, node string) (*corev1.Pod, error) {
 	return judgeAgent(node, agents[node])
 }
 
-// judgeAgent says why there is none to ask.
+// judgeAgent returns the agent's pod, or an error if there is none that can be asked.
 func judgeAgent(node string, p *corev1.Pod) (*corev1.Pod, error) {
 	switch {
 	case p == nil:
 		return nil, fmt.Errorf("node %s: %w: does the DaemonSet tolerate the node's taints and match its labels? kubectl get daemonset -A -l %s", node, ErrNoAgent, agentLabels)
+	case stuck(p) != "":
+		return nil, fmt.Errorf("node %s: %w: its pod %s/%s does not start: %s", node, ErrNoAgent, p.Namespace, p.Name, stuck(p))
 	case p.Status.Phase != corev1.PodRunning:
 		return nil, fmt.Errorf("node %s: %w: its pod %s/%s is %s; kubectl describe pod -n %s %s", node, ErrNoAgent, p.Namespace, p.Name, p.Status.Phase, p.Namespace, p.Name)
 	}
 	return p, nil
 }
 
-// ask runs smcrctl in an agent's pod and returns what it printed. An answer of
-// "no" is an answer.
+// ask runs smcrctl in an agent's pod and returns its output. The exit code for the answer
+// "no" is no error.
 func (c *Cluster) ask(ctx context.Context, agent *corev1.Pod, args ...string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
@@ -230,7 +267,7 @@ func askJSON[T any](ctx context.Context, c *Cluster, agent *corev1.Pod, args ...
 	return v, nil
 }
 
-// NodeAnswer is what the agent of one node answered, or why not.
+// NodeAnswer is the answer of one node's agent, or why there is none.
 type NodeAnswer[T any] struct {
 	Node   string `json:"node"`
 	Agent  string `json:"agent,omitempty"` // NAMESPACE/NAME of its pod
@@ -240,9 +277,8 @@ type NodeAnswer[T any] struct {
 	Err error `json:"-"`
 }
 
-// AskNodes asks the agents of the nodes, or of all, in the order of their names.
-// Its error is about the question; what an agent could not answer is in its
-// answer.
+// AskNodes asks the agents of these nodes, or of all, and returns the answers in the order
+// of the nodes' names. The error of one agent is in its answer.
 func AskNodes[T any](ctx context.Context, c *Cluster, nodes []string, args ...string) ([]NodeAnswer[T], error) {
 	only := ""
 	if len(nodes) == 1 {
@@ -257,6 +293,9 @@ func AskNodes[T any](ctx context.Context, c *Cluster, nodes []string, args ...st
 			nodes = append(nodes, n)
 		}
 		if len(nodes) == 0 {
+			if why := c.notStarted(ctx); why != "" {
+				return nil, fmt.Errorf("%w: %s", ErrNoAgent, why)
+			}
 			return nil, fmt.Errorf("%w: no pod of the cluster has the labels %s; is kube-smcr installed?", ErrNoAgent, agentLabels)
 		}
 	}
