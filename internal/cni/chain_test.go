@@ -16,8 +16,9 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/smcr-io/kube-smcr/internal/claims"
-	"github.com/smcr-io/kube-smcr/internal/vf"
+	"github.com/smcr-io/kube-smcr/internal/devices/claims"
+	"github.com/smcr-io/kube-smcr/internal/devices/vf"
+	"github.com/smcr-io/kube-smcr/internal/records"
 )
 
 // before is a plugin before ours: it says that it made the interface, and made
@@ -114,7 +115,7 @@ func TestWire_claims(t *testing.T) {
 	n, run := newWiringNode(t, []string{scriptIPAM(t, "ks-before", before), ipamDir}, `{"cniVersion":"1.1.0","name":"podnet","plugins":[
 		{"type":"ks-before"},{"type":"smcr-cni","dataDir":"$DATA","ipam":{"type":"ks-ipam"}}]}`)
 	must(t, claims.NewStore(n.data).Write(claims.Claim{
-		Namespace: "shop", Name: "nic", UID: "c-1", Pods: []claims.Pod{{Namespace: "shop", Name: "cart-0", UID: "u1"}},
+		Namespace: "shop", Name: "nic", UID: "c-1", Pods: []records.Pod{{Namespace: "shop", Name: "cart-0", UID: "u1"}},
 		Devices: []claims.Device{
 			{ID: "0000:41:10.1", Request: "nic", Pool: "n1", Name: "a", IfName: "roce0"},
 			{ID: "soft0", Request: "nic", Pool: "n1", Name: "b", Shared: true},
@@ -156,7 +157,7 @@ func TestWire_sharedClaim(t *testing.T) {
 	n, run := newWiringNode(t, []string{scriptIPAM(t, "ks-before", before), ipamDir}, `{"cniVersion":"1.1.0","name":"podnet","plugins":[
 		{"type":"ks-before"},{"type":"smcr-cni","dataDir":"$DATA","ipam":{"type":"ks-ipam"}}]}`)
 	claim := claims.Claim{
-		Namespace: "shop", Name: "nic", UID: "c-1", Pods: []claims.Pod{{Namespace: "shop", Name: "cart-0", UID: "u1"}},
+		Namespace: "shop", Name: "nic", UID: "c-1", Pods: []records.Pod{{Namespace: "shop", Name: "cart-0", UID: "u1"}},
 		Devices: []claims.Device{
 			{ID: "0000:41:10.0", Request: "nic", Pool: "n1", Name: "a"}, {ID: "soft0", Request: "soft", Pool: "n1", Name: "b", Shared: true},
 		},
@@ -182,7 +183,7 @@ func TestWire_sharedClaim(t *testing.T) {
 	}
 	del(second)
 
-	claim.Pods = append(claim.Pods, claims.Pod{Namespace: "shop", Name: "cart-1", UID: "u2"})
+	claim.Pods = append(claim.Pods, records.Pod{Namespace: "shop", Name: "cart-1", UID: "u2"})
 	must(t, store.Write(claim))
 	err := n.ns.Do(func() error { _, err := n.cni.AddNetworkList(t.Context(), n.list, second); return err })
 	var ce *types.Error

@@ -12,8 +12,8 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
+	"github.com/smcr-io/kube-smcr/internal/devices/vf"
 	"github.com/smcr-io/kube-smcr/internal/linux"
-	"github.com/smcr-io/kube-smcr/internal/vf"
 )
 
 // checkWired compares the devices of an attachment, their interfaces, addresses
@@ -27,7 +27,7 @@ func (p Plugin) checkWired(c NetConf, a Attachment, args *skel.CmdArgs) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = ns.Close() }() // gives back descriptors
+	defer func() { _ = ns.Close() }() // closes descriptors
 	res, err := c.previous()
 	if err != nil {
 		return err
@@ -56,8 +56,8 @@ func (p Plugin) checkWired(c NetConf, a Attachment, args *skel.CmdArgs) error {
 	return nil
 }
 
-// ipsOf are the addresses that a result gives to an interface, and all its
-// routes: a result does not say whose they are.
+// ipsOf are the addresses that a result gives to an interface, and all routes of the
+// result: it does not say which interface a route is for.
 func ipsOf(r *types100.Result, ifName string) (linux.InterfaceIPs, error) {
 	ips, err := interfaceIPs(r)
 	if err != nil {
@@ -85,8 +85,8 @@ func (p Plugin) gcWired(c NetConf, args *skel.CmdArgs, valid func(containerID, i
 	return firstError([]error{err, ipam{conf: c, args: args}.gc(ctx)})
 }
 
-// statusWired tells that a network whose VFs are all in pods can make no more
-// pods, and asks the IPAM plugin.
+// statusWired fails if all VFs of the network are in pods, so that no further pod can
+// have one, or if the IPAM plugin says that it can give no address.
 func (p Plugin) statusWired(c NetConf, args *skel.CmdArgs) error {
 	if len(c.PFNames) > 0 {
 		all, err := p.host(c).Devices()
@@ -106,7 +106,7 @@ func (p Plugin) statusWired(c NetConf, args *skel.CmdArgs) error {
 func (p Plugin) printResult(c NetConf, r *types100.Result) error {
 	if before11(c.CNIVersion) {
 		for _, it := range r.Interfaces {
-			it.Mtu, it.PciID = 0, "" // which came with CNI 1.1
+			it.Mtu, it.PciID = 0, "" // fields of CNI 1.1
 		}
 	}
 	r.CNIVersion = types100.ImplementedSpecVersion

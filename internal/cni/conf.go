@@ -14,10 +14,12 @@ import (
 	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/smcr-io/kube-smcr/internal/records"
 )
 
-// NetConf is the configuration of the plugin in a CNI configuration list. The
-// zero value of each field of its own is useful.
+// NetConf is the configuration of the plugin in a CNI configuration list. The zero
+// value of each field that CNI does not define is useful.
 type NetConf struct {
 	CNIVersion string `json:"cniVersion"`
 	Name       string `json:"name"` // of the network
@@ -38,7 +40,7 @@ type NetConf struct {
 
 	DeviceConf
 
-	raw        []byte // the whole, for IPAM plugins
+	raw        []byte // the whole configuration, for the IPAM plugin
 	prevResult json.RawMessage
 	valid      []types.GCAttachment
 	hasValid   bool
@@ -58,10 +60,10 @@ type wireConf struct {
 	ValidAttachments *[]types.GCAttachment `json:"cni.dev/valid-attachments"`
 }
 
-// foreignKeys are the keys that CNI and its callers define, and those of the
-// plugin sriov that say where it logs; any other one that is not ours is a
-// mistake, and CNI lets plugins say so. Keys with a slash belong to the domain
-// before it.
+// foreignKeys are the keys that CNI and its callers define, and those of the plugin
+// sriov that say where it logs. A key that is neither among them nor in ownKeys is a
+// mistake, and CNI allows a plugin to refuse it. A key with a slash belongs to the domain
+// before the slash, and is never refused.
 var foreignKeys = []string{
 	"args", "capabilities", "cniVersions", "disableCheck", "disableGC", "dns", "ipMasq", "ipam",
 	"logFile", "logLevel", "pciBusID", "prevResult", "runtimeConfig",
@@ -116,7 +118,7 @@ func ParseNetConf(b []byte) (NetConf, error) {
 }
 
 // KnowsField tells whether the plugin accepts a field of this name in its
-// configuration. One that it does not know may be of a later version.
+// configuration. A later version of the plugin may accept more.
 func KnowsField(name string) bool {
 	return slices.Contains(ownKeys, name) || slices.Contains(foreignKeys, name) || strings.Contains(name, "/")
 }
@@ -163,8 +165,8 @@ type result struct {
 }
 
 // addresses returns the addresses that the previous result gives to the pod's
-// interface. An address without an interface is the pod's: that is how plugins
-// answered before they listed interfaces.
+// interface. An address without an interface is the pod's, too: old plugins do not list
+// interfaces.
 func (c NetConf) addresses(ifName string) ([]netip.Prefix, error) {
 	if c.prevResult == nil {
 		return nil, confError("prevResult", "is missing: list this plugin behind the one that makes the interface, or give it "+
@@ -201,15 +203,15 @@ func (c NetConf) addresses(ifName string) ([]netip.Prefix, error) {
 
 // parsePod reads the pod's identity from CNI_ARGS, as Kubernetes' runtimes
 // write it. It is empty outside Kubernetes.
-func parsePod(args string) (Pod, error) {
-	var p Pod
+func parsePod(args string) (records.Pod, error) {
+	var p records.Pod
 	for pair := range strings.SplitSeq(args, ";") {
 		if pair == "" {
 			continue
 		}
 		k, v, ok := strings.Cut(pair, "=")
 		if !ok || k == "" {
-			return Pod{}, envError("CNI_ARGS", "%q is not a pair KEY=VALUE", pair)
+			return records.Pod{}, envError("CNI_ARGS", "%q is not a pair KEY=VALUE", pair)
 		}
 		var dst *string
 		switch k {
@@ -223,15 +225,15 @@ func parsePod(args string) (Pod, error) {
 			continue // others' arguments
 		}
 		if err := checkPodField(v); err != nil {
-			return Pod{}, envError("CNI_ARGS", "%s: %v", k, err)
+			return records.Pod{}, envError("CNI_ARGS", "%s: %v", k, err)
 		}
 		*dst = v
 	}
 	return p, nil
 }
 
-// checkPodField accepts what Kubernetes accepts as a name or UID, and a bit
-// more: it keeps out what could not be printed.
+// checkPodField accepts every name and UID that Kubernetes accepts, and refuses
+// characters that cannot be printed.
 func checkPodField(v string) error {
 	if len(v) > maxPodField {
 		return fmt.Errorf("has %d bytes, at most %d are allowed", len(v), maxPodField)

@@ -11,7 +11,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/smcr-io/kube-smcr/internal/vf"
+	"github.com/smcr-io/kube-smcr/internal/devices/vf"
 )
 
 // DeviceConf is the part of the configuration that is about a device for the
@@ -39,11 +39,12 @@ type DeviceConf struct {
 	MTU int `json:"mtu"`
 	// Mode is "auto" (default), "move" or "ipvlan": see package vf.
 	Mode string `json:"mode"`
-	// RequiredSettings are the fields whose setting must not fail where the
-	// driver does not know it. Those of MAC, VLAN and MTU never may.
+	// RequiredSettings are the fields that make ADD fail if the driver does not support
+	// the setting; others are left out with a warning. MAC, VLAN and MTU are always
+	// required.
 	RequiredSettings []string `json:"requiredSettings"`
-	// PFNames are the PFs whose VFs this network uses, by interface or PCI
-	// address. ADD refuses others, STATUS tells when none is free.
+	// PFNames are the PFs whose VFs this network uses, by interface or PCI address. ADD
+	// refuses the VFs of other PFs, and STATUS fails when no VF is free.
 	PFNames []string `json:"pfNames"`
 
 	IPAM          IPAMConf      `json:"ipam"`
@@ -62,8 +63,8 @@ type RuntimeConfig struct {
 	CNIDeviceInfoFile string `json:"CNIDeviceInfoFile"`
 }
 
-// UnmarshalJSON accepts what others may have put there: an IPAM configuration
-// that is no object is none.
+// UnmarshalJSON takes an IPAM configuration that is not a JSON object for none: other
+// programs may have put one there.
 func (c *IPAMConf) UnmarshalJSON(b []byte) error {
 	type plain IPAMConf
 	if !bytes.HasPrefix(bytes.TrimSpace(b), []byte("{")) {
@@ -97,7 +98,7 @@ func (c DeviceConf) settings() vf.Settings {
 		MinTxRate: c.MinTxRate, MaxTxRate: c.MaxTxRate,
 	}
 	if _, mac := c.mac(); mac != "" {
-		if hw, err := net.ParseMAC(mac); err == nil { // validate did it before
+		if hw, err := net.ParseMAC(mac); err == nil { // no error: validate parsed it before
 			mac = hw.String()
 		}
 		s.MAC = &mac
@@ -126,8 +127,8 @@ func onOff(v string) *bool {
 	return &on
 }
 
-// settingOf is the setting behind a field of the configuration, "" if a device
-// has none such that a driver may lack.
+// settingOf is the setting that a field of the configuration is about, if it is one that
+// a driver may not support; else "".
 func settingOf(field string) vf.Setting {
 	switch field {
 	case "spoofchk":
@@ -144,8 +145,8 @@ func settingOf(field string) vf.Setting {
 	return ""
 }
 
-// firstSetting is a field that only has a meaning for an interface that this
-// plugin makes, or "".
+// firstSetting is the first field that is set and that has a meaning only for an
+// interface that this plugin makes; "" if there is none.
 func (c DeviceConf) firstSetting() string {
 	for _, f := range []struct {
 		name string
@@ -176,7 +177,7 @@ func (c DeviceConf) mode() vf.Mode {
 	return vf.Mode(c.Mode)
 }
 
-// Values of fields that have few.
+// The values of fields that have a fixed set of them.
 var (
 	onOffValues     = [...]string{"", "on", "off"}
 	linkStateValues = [...]string{"", "auto", "enable", "disable"}
@@ -259,8 +260,8 @@ func (c DeviceConf) checkVLAN() error {
 	return nil
 }
 
-// checkDeviceID keeps out what is neither a PCI address nor the name of a
-// device; it becomes part of file names.
+// checkDeviceID refuses a deviceID that is neither a PCI address nor the name of a
+// device: the ID becomes part of file names.
 func (c DeviceConf) checkDeviceID() error {
 	id, _ := c.deviceID()
 	switch {

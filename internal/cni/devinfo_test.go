@@ -11,6 +11,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/smcr-io/kube-smcr/internal/devices/deviceinfo"
 )
 
 // TestReadDeviceInfo_recorded reads the device-info files that the real
@@ -25,7 +27,7 @@ func TestReadDeviceInfo_recorded(t *testing.T) {
 		"rdma.json nvidia.com/sriov_rdma 0000:41:10.2":           {"rxe101"},
 		"rdma.json intel.com/sriov_rdma_need_vhost 0000:81:10.0": nil,
 	}
-	names, err := filepath.Glob("../deviceplugin/testdata/sriov-network-device-plugin/*.json")
+	names, err := filepath.Glob("../devices/deviceplugin/testdata/sriov-network-device-plugin/*.json")
 	must(t, err)
 	got := map[string][]string{}
 	for _, name := range names {
@@ -46,7 +48,7 @@ func TestReadDeviceInfo_recorded(t *testing.T) {
 			}
 			for _, id := range call.DeviceIDs {
 				info, file, err := readDeviceInfo(filepath.Join(dir, "none"), dir, id)
-				if err != nil || info.Type != "pci" || info.Version != deviceInfoVersion || info.PCI == nil || info.PCI.Address != id || file == "" {
+				if err != nil || info.Type != "pci" || info.Version != "1.1.0" || info.PCI == nil || info.PCI.Address != id || file == "" {
 					t.Errorf("%s: %+v from %q, %v", id, info, file, err)
 				}
 				// Multus copies the file for the attachment.
@@ -54,9 +56,9 @@ func TestReadDeviceInfo_recorded(t *testing.T) {
 				if diff := cmp.Diff(info, copied); diff != "" || from != file || err != nil {
 					t.Errorf("%s: copy from %q, %v (-want +got)\n%s", id, from, err, diff)
 				}
-				got[strings.Join([]string{filepath.Base(name), call.Resource, id}, " ")] = info.rdma()
+				got[strings.Join([]string{filepath.Base(name), call.Resource, id}, " ")] = info.RDMA()
 				must(t, os.Remove(file)) // as the device plugin does when it ends
-				if info, file, err := readDeviceInfo("", dir, id); info != (deviceInfo{}) || file != "" || err != nil {
+				if info, file, err := readDeviceInfo("", dir, id); info != (deviceinfo.Info{}) || file != "" || err != nil {
 					t.Errorf("%s without its file: %+v from %q, %v", id, info, file, err)
 				}
 			}

@@ -11,23 +11,23 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 
+	"github.com/smcr-io/kube-smcr/internal/devices/vf"
 	"github.com/smcr-io/kube-smcr/internal/linux"
-	"github.com/smcr-io/kube-smcr/internal/vf"
 )
 
-// Error codes of this plugin; CNI leaves the numbers from 100 to plugins.
+// Error codes of this plugin. CNI leaves the numbers from 100 on to plugins.
 const (
 	// CodeStoreFull means that the disk of the data directory is full, or a
 	// quota used up. Nothing was written.
 	CodeStoreFull uint = 100
-	// CodeRecord means that CHECK found no record, or one that says something
-	// else than the container runtime.
+	// CodeRecord means that CHECK found no record, or one that differs from what the
+	// container runtime says.
 	CodeRecord uint = 101
 	// CodeDevice means that the device cannot be given to a pod: there is none,
 	// it is a PF, it has the wrong driver, or the host needs it.
 	CodeDevice uint = 102
-	// CodeDeviceBusy means that the device belongs to another attachment, or
-	// has not come back from it.
+	// CodeDeviceBusy means that the device belongs to another attachment, or has not
+	// come back from one that ended.
 	CodeDeviceBusy uint = 103
 	// CodeInterface means that the interface could not be made as it should
 	// be: its name is in use, or an address or route could not be set.
@@ -39,7 +39,7 @@ const (
 	CodeWiring uint = 106
 )
 
-// ErrNoAttachment means that the store has no such record.
+// ErrNoAttachment means that the store has no record of the attachment.
 var ErrNoAttachment = errors.New("no such attachment")
 
 // A JunkError tells why a file of the store is not a record.
@@ -64,8 +64,8 @@ func envError(name, format string, args ...any) *types.Error {
 	return types.NewError(types.ErrInvalidEnvironmentVariables, name, fmt.Sprintf(format, args...))
 }
 
-// deviceError is the CNI error for what happened to a device; "" is all that an
-// attachment has.
+// deviceError is the CNI error for an error about a device. If id is "", the error is
+// about all devices of the attachment.
 func deviceError(id string, err error) *types.Error {
 	var busy *vf.BusyError
 	code, remedy := CodeDevice, ""
@@ -73,11 +73,11 @@ func deviceError(id string, err error) *types.Error {
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
 		code, remedy = CodeStoreFull, "free space in dataDir"
 	case errors.As(err, &busy):
-		code, remedy = CodeDeviceBusy, "the runtime gives it back by DEL of its owner, or GC; if nothing ever asks for that, look who allocated it twice"
+		code, remedy = CodeDeviceBusy, "wait until the runtime calls DEL for its owner, or GC; if the owner still runs, find out who allocated the device twice"
 	case errors.Is(err, vf.ErrNotReturned):
 		code, remedy = CodeDeviceBusy, "end the process that keeps the ended pod's network namespace"
 	case errors.Is(err, vf.ErrNotFound):
-		remedy = "look for it with smcrctl devices, and at the resource that handed it out"
+		remedy = "see which devices there are with smcrctl devices, and correct the resource that handed this one out"
 	case errors.Is(err, vf.ErrIsPF):
 		remedy = "make VFs (sriov_numvfs) and use one of them"
 	case errors.Is(err, vf.ErrVFIO), errors.Is(err, vf.ErrUnbound):
@@ -105,7 +105,7 @@ func deviceError(id string, err error) *types.Error {
 	return types.NewError(code, what, err.Error())
 }
 
-// storeError is the CNI error for what the store said.
+// storeError is the CNI error for an error of the store.
 func storeError(err error) *types.Error {
 	switch {
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):

@@ -25,8 +25,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/smcr-io/kube-smcr/internal/devices/vf"
 	"github.com/smcr-io/kube-smcr/internal/linux"
-	"github.com/smcr-io/kube-smcr/internal/vf"
 )
 
 // fakeHost is a machine whose devices are veths in a namespace: it moves them
@@ -291,7 +291,7 @@ func buildReference(t *testing.T, plugins ...string) string {
 		args = append(args, "github.com/containernetworking/plugins/plugins/"+p)
 	}
 	cmd := exec.Command("go", args...)
-	cmd.Dir = filepath.FromSlash("../../hack/cluster/tools/runtime")
+	cmd.Dir = filepath.FromSlash("../../tools/cluster/tools/runtime")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("build %v: %v\n%s", plugins, err, out)

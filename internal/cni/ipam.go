@@ -26,12 +26,12 @@ import (
 	"github.com/smcr-io/kube-smcr/internal/linux"
 )
 
-// dhcp is the IPAM plugin that asks the network for addresses and so needs the
-// interface first. The others only look into a list.
+// dhcp is the IPAM plugin that asks a server in the network for addresses, and so needs
+// the interface first. Other IPAM plugins need no interface.
 const dhcp = "dhcp"
 
-// ipam calls the IPAM plugin of the configuration for one interface. Without
-// one, everything succeeds and there are no addresses.
+// ipam calls the IPAM plugin of the configuration for one interface. If the
+// configuration names none, each call succeeds, and there are no addresses.
 type ipam struct {
 	conf   NetConf
 	args   *skel.CmdArgs
@@ -59,7 +59,7 @@ func (i ipam) add(ctx context.Context) (*types100.Result, error) {
 	return res, nil
 }
 
-// del gives the addresses back, and check, gc and status ask what CNI says.
+// del, check, gc and status call the IPAM plugin with the CNI command of that name.
 func (i ipam) del(ctx context.Context) error    { return i.run(ctx, "DEL") }
 func (i ipam) check(ctx context.Context) error  { return i.run(ctx, "CHECK") }
 func (i ipam) gc(ctx context.Context) error     { return i.run(ctx, "GC") }
@@ -73,8 +73,9 @@ func (i ipam) run(ctx context.Context, verb string) error {
 	return err
 }
 
-// call executes the plugin as CNI says. Package invoke of CNI would do the same,
-// but it brings the standard HTTP client with it.
+// call executes the IPAM plugin as the CNI specification says. CNI's package invoke would
+// do the same, but it depends on the standard HTTP client, which would triple the size of
+// this plugin.
 func (i ipam) call(ctx context.Context, verb string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, ipamTimeout)
 	defer cancel()
@@ -90,7 +91,7 @@ func (i ipam) call(ctx context.Context, verb string) ([]byte, error) {
 			"CNI_COMMAND="+verb, "CNI_CONTAINERID="+i.args.ContainerID, "CNI_NETNS="+i.args.Netns, "CNI_IFNAME="+i.ifName,
 			"CNI_ARGS="+i.args.Args, "CNI_PATH="+i.args.Path)
 		cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(i.conf.raw), &out, &errb
-		cmd.WaitDelay = ipamTimeout // for its children, which have its output
+		cmd.WaitDelay = ipamTimeout // a child of the plugin may keep the output open
 		err = cmd.Run()
 		if !errors.Is(err, syscall.ETXTBSY) || try == busyTries {
 			break
@@ -110,7 +111,7 @@ func (i ipam) call(ctx context.Context, verb string) ([]byte, error) {
 	return nil, i.fail(verb, fmt.Errorf("%w: %s", err, clip(out.String()+" "+errb.String())))
 }
 
-// find looks for the plugin where the runtime says that plugins are.
+// find looks for the IPAM plugin in CNI_PATH.
 func (i ipam) find() (string, error) {
 	name := i.conf.IPAM.Type
 	if strings.ContainsRune(name, filepath.Separator) {
@@ -125,7 +126,8 @@ func (i ipam) find() (string, error) {
 	return "", confError("ipam.type", "no plugin %q in CNI_PATH (%s): install it on the node, or name another", name, i.args.Path)
 }
 
-// fail says whose error it is, and keeps its code.
+// fail is the CNI error for an error of the IPAM plugin: it names the plugin and keeps
+// the plugin's error code.
 func (i ipam) fail(verb string, err error) error {
 	what := fmt.Sprintf("IPAM plugin %s, %s", i.conf.IPAM.Type, verb)
 	var ce *types.Error
@@ -138,8 +140,8 @@ func (i ipam) fail(verb string, err error) error {
 	return types.NewError(types.ErrInternal, what, err.Error())
 }
 
-// parseResult reads a result of any version. Some plugins leave the version
-// out: it is that of the configuration.
+// parseResult reads a result of any version. Where a plugin left the version out, it is
+// version, the one of the configuration.
 func parseResult(version string, b []byte) (*types100.Result, error) {
 	var keys map[string]json.RawMessage
 	if err := json.Unmarshal(b, &keys); err != nil {
@@ -163,9 +165,9 @@ func parseResult(version string, b []byte) (*types100.Result, error) {
 	return types100.NewResultFromResult(r)
 }
 
-// interfaceIPs are the addresses and routes of a result of an IPAM plugin. As
-// with other plugins, a route without a gateway goes through the one that its
-// address family has.
+// interfaceIPs are the addresses and routes of a result of an IPAM plugin. A route
+// without a gateway uses the first gateway of its address family, as with other
+// plugins.
 func interfaceIPs(r *types100.Result) (linux.InterfaceIPs, error) {
 	var out linux.InterfaceIPs
 	var gateways [2]netip.Addr // IPv4, IPv6
@@ -196,8 +198,7 @@ func interfaceIPs(r *types100.Result) (linux.InterfaceIPs, error) {
 	return out, nil
 }
 
-// onLink tells whether a route says that it needs no gateway: its scope is
-// link or host.
+// onLink tells whether a route needs no gateway, because its scope is link or host.
 func onLink(r *types.Route) bool {
 	const host, link = 254, 253 // as in rtnetlink(7)
 	return r.Scope != nil && (*r.Scope == link || *r.Scope == host)

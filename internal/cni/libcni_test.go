@@ -24,6 +24,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/smcr-io/kube-smcr/internal/linux"
+	"github.com/smcr-io/kube-smcr/internal/records"
 	"github.com/smcr-io/kube-smcr/internal/testenv"
 )
 
@@ -157,7 +158,7 @@ func TestChainedBehindBridge(t *testing.T) {
 			if len(res.IPs) != 2 || len(res.Interfaces) != 3 {
 				t.Errorf("result %+v, want the bridge's", res)
 			}
-			if a.NetNSID != pod.ID() || a.NetNS != pod.Path() || a.Pod != (Pod{"shop", "cart-0", "u1"}) || a.Network != "podnet" {
+			if a.NetNSID != pod.ID() || a.NetNS != pod.Path() || a.Pod != (records.Pod{Namespace: "shop", Name: "cart-0", UID: "u1"}) || a.Network != "podnet" {
 				t.Errorf("record %+v", a)
 			}
 			if v != "0.3.1" { // which has no CHECK

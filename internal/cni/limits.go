@@ -33,9 +33,8 @@ const (
 	// maxPodField bounds the names of CNI_ARGS: Kubernetes allows 253 bytes.
 	maxPodField = 253
 
-	// defaultAgentTimeout is the wait for the agent. The start of a pod takes
-	// seconds, so users do not notice two more, and it is a hundred times what
-	// the agent needs.
+	// defaultAgentTimeout is the wait for the agent: a hundred times what the agent
+	// needs. The start of a pod takes seconds, so users do not notice two more.
 	defaultAgentTimeout = 2 * time.Second
 	// maxAgentTimeout keeps the wait below what container runtimes allow a
 	// plugin.
@@ -43,22 +42,16 @@ const (
 	// lockWait bounds the wait for another call for the same attachment; runtimes
 	// make one at a time, and give up on the whole after minutes.
 	lockWait = 30 * time.Second
-	// lockPoll is how often the lock is tried; the other call takes at least
-	// some ten milliseconds.
-	lockPoll = 5 * time.Millisecond
 	// ipamTimeout bounds one call of an IPAM plugin: DHCP tries for ten
 	// seconds and more, and container runtimes wait two minutes.
 	ipamTimeout = 60 * time.Second
-	// busyTries and busyPoll are for a plugin whose file is being written: an
-	// installer takes some ten milliseconds for it.
+	// busyTries and busyPoll are for an IPAM plugin whose file is being written and
+	// cannot be executed meanwhile: an installer takes some ten milliseconds.
 	busyTries = 5
 	busyPoll  = 100 * time.Millisecond
 	// wireTimeout bounds the work on one device. The slowest part is the port
 	// of the RDMA device, which comes up a few seconds after a move.
 	wireTimeout = 30 * time.Second
-	// maxDeviceInfoBytes bounds a device-info file that is read; they have a
-	// few hundred bytes.
-	maxDeviceInfoBytes = 64 << 10
 	// maxAnswerBytes bounds what is read of the agent's answer.
 	maxAnswerBytes = 4 << 10
 )

@@ -16,27 +16,27 @@ import (
 	"time"
 )
 
-// SyncPath is where the agent takes the nudge: POST, answered with a status of
-// 200 to 299 once the agent has read the directory and done what follows.
+// SyncPath is the path of the agent's API to which Notify sends its POST. The agent
+// answers with a status of 200 to 299 once it has read the records and set the pods up.
 const SyncPath = "/v1/attachments/sync"
 
-// Event tells the agent what happened. The directory is the truth: an agent
-// may ignore what the event says.
+// Event tells the agent why it is notified. The agent may ignore it: the records say
+// all that matters.
 type Event struct {
 	Verb        string `json:"verb"` // "ADD", "DEL", "GC", or "STATUS" if nothing happened
 	ContainerID string `json:"containerID,omitempty"`
 	IfName      string `json:"ifName,omitempty"`
 }
 
-// Notify sends event to the agent at a Unix socket and waits for its answer,
-// until ctx ends. It speaks the few lines of HTTP/1.1 that it takes by itself:
-// the standard client, with TLS and HTTP/2, would triple the plugin.
+// Notify sends event to the agent at a Unix socket and waits for its answer, until ctx
+// ends. It writes the few lines of HTTP/1.1 itself: the standard client, with TLS and
+// HTTP/2, would triple the size of the plugin.
 func Notify(ctx context.Context, socket string, event Event) error {
 	if err := notify(ctx, socket, event); err != nil {
 		switch {
 		case ctx.Err() != nil:
 			err = ctx.Err()
-		case errors.Is(err, os.ErrDeadlineExceeded): // the dialer's clock was first
+		case errors.Is(err, os.ErrDeadlineExceeded): // the dialer noticed the end of ctx before ctx did
 			err = context.DeadlineExceeded
 		}
 		return fmt.Errorf("notify agent at %s: %w", socket, err)
@@ -65,8 +65,8 @@ func notify(ctx context.Context, socket string, event Event) error {
 	return readAnswer(io.LimitReader(c, maxAnswerBytes))
 }
 
-// readAnswer reads an HTTP/1.1 response and returns an error with the first
-// line of its body unless its status is a success.
+// readAnswer reads an HTTP/1.1 response. Unless its status is a success, it returns an
+// error with the first line of the body.
 func readAnswer(r io.Reader) error {
 	b := bufio.NewReader(r)
 	line, err := b.ReadString('\n')
@@ -99,7 +99,7 @@ func noEOF(err error) error {
 	return err
 }
 
-// clip shortens text of others for a message.
+// clip shortens another program's text for a message.
 func clip(s string) string {
 	const most = 200
 	s = strings.TrimSpace(s)

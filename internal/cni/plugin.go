@@ -22,11 +22,13 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/containernetworking/cni/pkg/version"
 
-	"github.com/smcr-io/kube-smcr/internal/vf"
+	"github.com/smcr-io/kube-smcr/internal/devices/deviceinfo"
+	"github.com/smcr-io/kube-smcr/internal/devices/vf"
+	"github.com/smcr-io/kube-smcr/internal/records"
 )
 
-// Versions are the versions of CNI that the plugin speaks: all that have chains.
-// Most networks of Kubernetes still write 0.3.1 into their configuration.
+// Versions are the versions of CNI that the plugin supports: all that have chains of
+// plugins. Most networks of Kubernetes still write 0.3.1 into their configuration.
 func Versions() version.PluginInfo {
 	return version.PluginSupports("0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")
 }
@@ -34,9 +36,9 @@ func Versions() version.PluginInfo {
 // Plugin is the CNI plugin. One value serves one execution.
 type Plugin struct {
 	Stdout io.Writer        // the result
-	Stderr io.Writer        // what the operator may want to know
-	Now    func() time.Time // for the record
-	// Host gives the machine's devices, whose journals are in dataDir; nil is
+	Stderr io.Writer        // messages for the operator
+	Now    func() time.Time // the time that a record gets
+	// Host gives access to the machine's devices, with the journals in dataDir; nil is
 	// the machine that the plugin runs on.
 	Host func(dataDir string) Host
 	// DevInfoDir is where device plugins put their device-info files; "" is the
@@ -60,11 +62,11 @@ func (p Plugin) Funcs() skel.CNIFuncs {
 	return skel.CNIFuncs{Add: p.add, Del: p.del, Check: p.check, GC: p.gc, Status: p.status}
 }
 
-// add gives the pod its interface if the network names a device and nobody made
-// the interface before, and further ones if the pod claimed devices. Otherwise
-// it leaves a record, wakes the agent, and prints the previous result: a pod
-// without a record is a pod on plain TCP, so that it must not keep the pod from
-// starting unless the network says "required".
+// add makes the pod's interface if the network names a device and no plugin before made
+// the interface, and further interfaces if the pod claimed devices. Otherwise add writes
+// a record, tells the agent, and prints the previous result. If the record or the agent
+// fails then, the pod starts all the same and stays on plain TCP, unless the network says
+// "required".
 func (p Plugin) add(args *skel.CmdArgs) error {
 	c, a, err := p.attachment(args)
 	if err != nil {
@@ -82,8 +84,8 @@ func (p Plugin) add(args *skel.CmdArgs) error {
 	if a.Devices, err = p.chainedDevice(c); err != nil {
 		return err
 	}
-	if wishes := p.claimed(c, a); len(wishes) > 0 {
-		return p.wire(c, a, args, wishes...)
+	if requests := p.claimed(c, a); len(requests) > 0 {
+		return p.wire(c, a, args, requests...)
 	}
 	a.Created = p.Now().UTC()
 	store := c.store()
@@ -96,8 +98,8 @@ func (p Plugin) add(args *skel.CmdArgs) error {
 		return p.print(c.prevResult)
 	}
 	event := Event{Verb: "ADD", ContainerID: a.ContainerID, IfName: a.IfName}
-	if err := p.nudge(c, event); err != nil && c.Required {
-		// The runtime will not call DEL for an ADD that it takes as not done.
+	if err := p.notifyAgent(c, event); err != nil && c.Required {
+		// The runtime may not call DEL after an ADD that failed.
 		return notTaken(errors.Join(err, store.Delete(a.ContainerID, a.IfName)))
 	}
 	return p.print(c.prevResult)
@@ -105,10 +107,10 @@ func (p Plugin) add(args *skel.CmdArgs) error {
 
 // notTaken is the CNI error for an agent that does not answer.
 func notTaken(err error) error {
-	return types.NewError(types.ErrTryAgainLater, `the agent did not take the pod, and the network says "required"`, err.Error())
+	return types.NewError(types.ErrTryAgainLater, `the agent did not take the pod, and the network says "required": start the node agent`, err.Error())
 }
 
-// attachment makes the record of what the runtime says, but for the addresses.
+// attachment makes the record from what the runtime says, without the addresses.
 func (p Plugin) attachment(args *skel.CmdArgs) (NetConf, Attachment, error) {
 	c, err := ParseNetConf(args.StdinData)
 	if err != nil {
@@ -132,10 +134,10 @@ func (p Plugin) attachment(args *skel.CmdArgs) (NetConf, Attachment, error) {
 	}, nil
 }
 
-// realPath is name without symbolic links in its directory. Runtimes say
-// /var/run/netns, which is a link on the node and is not there in the agent's
-// container; it has /run/netns. The name itself stays, and names in /proc: they
-// are links that lead elsewhere for everybody, or nowhere.
+// realPath is name without symbolic links in its directory. For example, a runtime says
+// /var/run/netns/a, where /var/run is a link to /run on the node; the agent's container
+// has only /run/netns. A last element that is a link stays. So does a name in /proc,
+// where links lead elsewhere for each process.
 func realPath(name string) string {
 	dir, err := filepath.EvalSymlinks(filepath.Dir(name))
 	if err != nil || strings.HasPrefix(name, "/proc/") {
@@ -144,8 +146,8 @@ func realPath(name string) string {
 	return filepath.Join(dir, filepath.Base(name))
 }
 
-// netnsID is the inode of the pod's namespace. It refuses the namespace of the
-// plugin itself, as skel does, but before anything is written.
+// netnsID is the inode of the pod's namespace. It refuses the plugin's own namespace, as
+// skel does too, but only after the plugin has written something.
 func netnsID(args *skel.CmdArgs) (uint64, error) {
 	var st syscall.Stat_t
 	if err := syscall.Stat(args.Netns, &st); err != nil {
@@ -165,8 +167,8 @@ func netnsID(args *skel.CmdArgs) (uint64, error) {
 	return st.Ino, nil
 }
 
-// nudge tells the agent, and tells the operator if that did not work.
-func (p Plugin) nudge(c NetConf, event Event) error {
+// notifyAgent tells the agent about event, and tells the operator if that failed.
+func (p Plugin) notifyAgent(c NetConf, event Event) error {
 	ctx, cancel := context.WithTimeout(context.Background(), c.agentTimeout())
 	defer cancel()
 	err := Notify(ctx, c.AgentSocket, event)
@@ -176,12 +178,12 @@ func (p Plugin) nudge(c NetConf, event Event) error {
 	return err
 }
 
-// tell says a line to the operator: runtimes keep what a plugin says on stderr.
+// tell prints a line for the operator: runtimes log what a plugin prints on stderr.
 func (p Plugin) tell(format string, args ...any) {
 	_, _ = fmt.Fprintf(p.Stderr, "smcr-cni: "+format+"\n", args...)
 }
 
-// print writes the previous result as it came.
+// print prints the previous result unchanged.
 func (p Plugin) print(result json.RawMessage) error {
 	if _, err := p.Stdout.Write(append(bytes.TrimSpace(result), '\n')); err != nil {
 		return types.NewError(types.ErrIOFailure, "print result", err.Error())
@@ -189,17 +191,17 @@ func (p Plugin) print(result json.RawMessage) error {
 	return nil
 }
 
-// del takes back what ADD made: addresses, the record, and the device. It needs
-// neither the agent nor the namespace, what is not there is back already, and a
-// failure does not keep it from the rest. The agent lets go of the device before
-// it leaves the pod.
+// del takes back what ADD made: the addresses, the record, and the devices. It needs
+// neither the agent nor the pod's namespace. What is missing counts as taken back, and
+// after a failure del goes on with the rest. The record goes first, then the agent is
+// told, so that the agent has closed the device before the device leaves the pod.
 func (p Plugin) del(args *skel.CmdArgs) error {
 	c, err := ParseNetConf(args.StdinData)
 	if err != nil {
 		return err
 	}
 	if !validKey(args.ContainerID, args.IfName) {
-		return nil // such an attachment cannot exist
+		return nil // ADD refuses this key: there is no such attachment
 	}
 	unlock, err := p.lock(context.Background(), c, args)
 	switch {
@@ -219,16 +221,16 @@ func (p Plugin) del(args *skel.CmdArgs) error {
 	if err := store.dir.RemoveStale(p.Now()); err != nil {
 		p.tell("DEL: %v", err)
 	}
-	_ = p.nudge(c, Event{Verb: "DEL", ContainerID: args.ContainerID, IfName: args.IfName}) // it said so on stderr
+	_ = p.notifyAgent(c, Event{Verb: "DEL", ContainerID: args.ContainerID, IfName: args.IfName}) // the error is on stderr
 	errs = append(errs, p.delDevices(c, args))
-	if err := removeDeviceInfo(c.RuntimeConfig.CNIDeviceInfoFile); err != nil {
+	if err := deviceinfo.Remove(c.RuntimeConfig.CNIDeviceInfoFile); err != nil {
 		p.tell("DEL: %v", err)
 	}
 	return firstError(errs)
 }
 
-// firstError is the first of several errors, with the texts of all: CNI has room
-// for one code.
+// firstError is the first of several errors, with the texts of all in its details: a CNI
+// error has one code.
 func firstError(errs []error) error {
 	errs = slices.DeleteFunc(errs, func(err error) bool { return err == nil })
 	if len(errs) == 0 {
@@ -241,8 +243,8 @@ func firstError(errs []error) error {
 	return types.NewError(ce.Code, ce.Msg, joined(ce.Details, errors.Join(errs[1:]...)))
 }
 
-// delIPAM gives addresses back: of all interfaces that the record names, or, if
-// there is none, of the one that ADD was about. rerr is why there is no record.
+// delIPAM gives back the addresses of all interfaces that the record names, or, if there
+// is no record, of the interface that the call is about. rerr is why there is no record.
 func (p Plugin) delIPAM(c NetConf, args *skel.CmdArgs, a Attachment, rerr error) error {
 	var names []string
 	for _, d := range a.wired() {
@@ -258,8 +260,8 @@ func (p Plugin) delIPAM(c NetConf, args *skel.CmdArgs, a Attachment, rerr error)
 	return firstError(errs)
 }
 
-// delDevices takes back what the attachment has. The device that the runtime
-// names may be the attachment's without a journal that says so.
+// delDevices takes back all devices of the attachment, and the device that the runtime
+// names: the attachment may have that one without a journal that says so.
 func (p Plugin) delDevices(c NetConf, args *skel.CmdArgs) error {
 	ids := []string{""}
 	if id, shared := c.deviceID(); id != "" && !shared {
@@ -295,7 +297,7 @@ func (p Plugin) check(args *skel.CmdArgs) error {
 		{"network", got.Network == want.Network, got.Network, want.Network},
 		{"netns", got.NetNS == want.NetNS, got.NetNS, want.NetNS},
 		{"netnsID", got.NetNSID == want.NetNSID, got.NetNSID, want.NetNSID},
-		{"pod", want.Pod == Pod{} || got.Pod == want.Pod, got.Pod, want.Pod},
+		{"pod", want.Pod == records.Pod{} || got.Pod == want.Pod, got.Pod, want.Pod},
 		{"ips", slices.Equal(got.IPs, want.IPs), got.IPs, want.IPs},
 	} {
 		if !f.same {
@@ -312,7 +314,7 @@ func (p Plugin) gc(args *skel.CmdArgs) error {
 	if err != nil {
 		return err
 	}
-	if !c.hasValid { // an empty list would mean: remove all
+	if !c.hasValid { // a missing list must not be taken for an empty one, which removes all records
 		return confError("cni.dev/valid-attachments", "is missing")
 	}
 	valid := func(containerID, ifName string) bool {
@@ -322,15 +324,15 @@ func (p Plugin) gc(args *skel.CmdArgs) error {
 	if err := c.store().CollectGarbage(c.Name, valid, p.Now()); err != nil {
 		errs = append(errs, storeError(err))
 	}
-	_ = p.nudge(c, Event{Verb: "GC"}) // it said so on stderr
+	_ = p.notifyAgent(c, Event{Verb: "GC"}) // the error is on stderr
 	return firstError(append(errs, p.gcWired(c, args, valid)))
 }
 
-// status tells whether new pods would be attached, but only where the network
-// says "reportStatus": a runtime takes an error for a network that cannot make
-// pods, the node becomes NotReady, and its pods lose their traffic, while all
-// that is missing is the acceleration of new ones. Nor does it look, or say
-// anything: runtimes ask every few seconds.
+// status fails if new pods would not be attached, but only where the network says
+// "reportStatus". To a runtime an error means that the network cannot make pods: the
+// node becomes NotReady, and its pods lose their traffic, while all that is missing is
+// the acceleration of new pods. Without "reportStatus" status checks nothing: runtimes
+// call it every few seconds.
 func (p Plugin) status(args *skel.CmdArgs) error {
 	c, err := ParseNetConf(args.StdinData)
 	if err != nil {
@@ -342,7 +344,7 @@ func (p Plugin) status(args *skel.CmdArgs) error {
 	if err := c.store().CheckWritable(); err != nil {
 		return types.NewError(types.ErrPluginNotAvailable, "ADD cannot write its record", err.Error())
 	}
-	if err := p.nudge(c, Event{Verb: "STATUS"}); err != nil {
+	if err := p.notifyAgent(c, Event{Verb: "STATUS"}); err != nil {
 		return types.NewError(types.ErrPluginNotAvailable, "the agent does not answer", err.Error())
 	}
 	return p.statusWired(c, args)

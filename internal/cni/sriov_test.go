@@ -10,7 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/smcr-io/kube-smcr/internal/vf"
+	"github.com/smcr-io/kube-smcr/internal/devices/vf"
 )
 
 // sriovRecording reads what the real plugin sriov was called with, and what it

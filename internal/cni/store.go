@@ -17,28 +17,21 @@ import (
 	"github.com/smcr-io/kube-smcr/internal/records"
 )
 
-// SchemaVersion is the version of the records that are written. A reader
-// accepts only versions it knows.
+// SchemaVersion is the version of the records that are written. A reader accepts only
+// the versions that it knows.
 const SchemaVersion = 1
-
-// Pod names a pod. Outside Kubernetes it is empty.
-type Pod struct {
-	Namespace string `json:"namespace,omitempty"`
-	Name      string `json:"name,omitempty"`
-	UID       string `json:"uid,omitempty"`
-}
 
 // Attachment is the record of one interface of one container.
 type Attachment struct {
 	SchemaVersion int    `json:"schemaVersion"`
 	ContainerID   string `json:"containerID"`
 	IfName        string `json:"ifName"`
-	// NetNS is the path of the network namespace and NetNSID its inode: a
-	// path may be used again for another one.
-	NetNS   string `json:"netns"`
-	NetNSID uint64 `json:"netnsID"`
-	Network string `json:"network"` // name of the CNI network
-	Pod     Pod    `json:"pod"`
+	// NetNS is the path of the network namespace and NetNSID its inode: the path may be
+	// used again for another namespace.
+	NetNS   string      `json:"netns"`
+	NetNSID uint64      `json:"netnsID"`
+	Network string      `json:"network"` // name of the CNI network
+	Pod     records.Pod `json:"pod"`
 	// IPs are the addresses of the interface, with the length of its prefix.
 	IPs     []netip.Prefix `json:"ips"`
 	Created time.Time      `json:"created"`
@@ -76,7 +69,7 @@ type AttachedDevice struct {
 // modeChained is the mode of a device that this plugin did not wire.
 const modeChained = "chained"
 
-// wired are the devices of an attachment that this plugin wired.
+// wired are the devices of an attachment whose interfaces this plugin made.
 func (a Attachment) wired() []AttachedDevice {
 	return slices.DeleteFunc(slices.Clone(a.Devices), func(d AttachedDevice) bool { return d.Mode == modeChained })
 }
@@ -88,7 +81,7 @@ const recordSuffix = ".json"
 
 func fileName(containerID, ifName string) string { return containerID + "-" + ifName + recordSuffix }
 
-// checkKey refuses keys that do not make a file name.
+// checkKey refuses a container ID and interface name that cannot be part of a file name.
 func checkKey(containerID, ifName string) error {
 	if err := utils.ValidateContainerID(containerID); err != nil {
 		return fmt.Errorf("container ID %q: %w", containerID, err)
@@ -134,13 +127,13 @@ type Store struct {
 	dir records.Dir
 }
 
-// NewStore returns the store of a data directory. It need not exist.
+// NewStore returns the store of a data directory. The directory need not exist.
 func NewStore(dataDir string) Store {
 	return Store{records.Dir{Path: filepath.Join(dataDir, "attachments"), MaxBytes: maxRecordBytes, MaxFiles: maxRecords}}
 }
 
-// Dir is the directory of the records, for those who watch it. A record
-// appears by a rename and goes by a removal.
+// Dir is the directory of the records, for those who watch it. A record appears by a
+// rename and disappears by a removal.
 func (s Store) Dir() string { return s.dir.Path }
 
 // MakeDir makes the directory if it is missing.
@@ -151,9 +144,9 @@ func (s Store) MakeDir() error {
 	return nil
 }
 
-// Write makes a the record of its attachment, in one step: after an error, or
-// a crash at any moment, the previous record stands, or none. It refuses to
-// replace the record of another attachment.
+// Write writes the record of an attachment in one step: after an error, or a crash at any
+// moment, the previous record is there unchanged, or none. Write refuses to replace the
+// record of another attachment.
 func (s Store) Write(a Attachment) error {
 	a.SchemaVersion = SchemaVersion
 	if err := checkKey(a.ContainerID, a.IfName); err != nil {
@@ -168,8 +161,8 @@ func (s Store) Write(a Attachment) error {
 	return nil
 }
 
-// Delete removes a record. A missing one is no error, nor is a file of that
-// name that is no record. The record of another attachment stays.
+// Delete removes a record, or a file of its name that is no record. It is no error if
+// there is none. The record of another attachment stays.
 func (s Store) Delete(containerID, ifName string) error {
 	name := fileName(containerID, ifName)
 	if !validKey(containerID, ifName) {
@@ -217,9 +210,9 @@ func (s Store) read(name string) (Attachment, error) {
 	return a, nil
 }
 
-// List returns all records, in the order of their file names, and an error for
-// each file that is none. A missing directory is an empty one. err is about the
-// directory itself; what could be read is returned with it.
+// List returns all records, in the order of their file names, and a JunkError for each
+// file that is no record. A missing directory counts as empty. err is about the directory
+// itself; the records that could be read are returned with it.
 func (s Store) List() (as []Attachment, junk []*JunkError, err error) {
 	names, err := s.dir.Names()
 	if err != nil {

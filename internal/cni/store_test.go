@@ -17,6 +17,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"go.uber.org/goleak"
+
+	"github.com/smcr-io/kube-smcr/internal/records"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -34,7 +36,7 @@ func testAttachment(id, ifName string) Attachment {
 	return Attachment{
 		SchemaVersion: SchemaVersion, ContainerID: id, IfName: ifName,
 		NetNS: "/run/netns/x", NetNSID: 4026531840, Network: "podnet",
-		Pod:     Pod{Namespace: "shop", Name: "cart-0", UID: "11-22"},
+		Pod:     records.Pod{Namespace: "shop", Name: "cart-0", UID: "11-22"},
 		IPs:     []netip.Prefix{netip.MustParsePrefix("10.1.2.3/24"), netip.MustParsePrefix("fd00::3/64")},
 		Created: time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC),
 	}

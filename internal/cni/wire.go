@@ -15,9 +15,11 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
-	"github.com/smcr-io/kube-smcr/internal/claims"
+	"github.com/smcr-io/kube-smcr/internal/devices/claims"
+	"github.com/smcr-io/kube-smcr/internal/devices/deviceinfo"
+	"github.com/smcr-io/kube-smcr/internal/devices/vf"
 	"github.com/smcr-io/kube-smcr/internal/linux"
-	"github.com/smcr-io/kube-smcr/internal/vf"
+	"github.com/smcr-io/kube-smcr/internal/undo"
 )
 
 // host is the machine whose devices the plugin wires.
@@ -28,27 +30,27 @@ func (p Plugin) host(c NetConf) Host {
 	return vf.Host{DataDir: c.DataDir}
 }
 
-// A wiring is the work of one ADD that makes interfaces: what it was asked, and
-// what there is to take back.
+// A wiring is one ADD that makes interfaces: what the ADD is asked for, what it has made,
+// and how to take that back.
 type wiring struct {
 	p    Plugin
 	c    NetConf
 	args *skel.CmdArgs
-	a    Attachment // grows
+	a    Attachment // the record; gets each device that was wired
 	ns   *linux.NetNS
-	res  *types100.Result // grows
-	undo []func() error   // what takes back what was done, the last first
+	res  *types100.Result // the result; gets each interface that was made
+	undo undo.Stack
 }
 
-// A wish is one interface that the pod is to have.
-type wish struct {
+// An ifRequest is one interface that the pod is to have.
+type ifRequest struct {
 	device   string
 	ifName   string // in the pod
 	settings vf.Settings
 	mode     vf.Mode
 }
 
-// addWired makes the interface that the network is about.
+// addWired makes the interface that ADD was called for.
 func (p Plugin) addWired(c NetConf, a Attachment, args *skel.CmdArgs) error {
 	id, shared := c.deviceID()
 	switch {
@@ -58,21 +60,21 @@ func (p Plugin) addWired(c NetConf, a Attachment, args *skel.CmdArgs) error {
 		return confError("deviceID", "%s is shared by pods, so that its interface can go to none: list this plugin behind one that makes an interface, "+
 			"as macvlan or ipvlan on %s does", id, id)
 	}
-	return p.wire(c, a, args, wish{device: id, ifName: args.IfName, settings: c.settings(), mode: c.mode()})
+	return p.wire(c, a, args, ifRequest{device: id, ifName: args.IfName, settings: c.settings(), mode: c.mode()})
 }
 
-// claimed are the devices that the pod claimed and nobody wired yet. They become
-// further interfaces beside the one that the network is about. Devices that pods
-// share stay where they are, and so does one that another network of the pod has.
-func (p Plugin) claimed(c NetConf, a Attachment) []wish {
+// claimed are the devices that the pod claimed and that are not wired yet. They become
+// further interfaces beside the one that ADD was called for. Left out are devices that
+// pods share, which get no interface, and devices that another network of the pod wired.
+func (p Plugin) claimed(c NetConf, a Attachment) []ifRequest {
 	if a.Pod.UID == "" {
 		return nil // outside Kubernetes
 	}
 	devices, err := claims.NewStore(c.DataDir).OfPod(a.Pod.UID)
-	if err != nil { // of other pods, or not to be read
+	if err != nil { // some records could not be read; they may be of other pods
 		p.tell("ADD goes on without some claims: %v", err)
 	}
-	var out []wish
+	var out []ifRequest
 	for _, d := range devices {
 		dev, err := p.host(c).Device(d.ID)
 		if d.Shared || err == nil && dev.Owner != nil && dev.Owner.ContainerID == a.ContainerID {
@@ -82,14 +84,14 @@ func (p Plugin) claimed(c NetConf, a Attachment) []wish {
 		if name == "" {
 			name = fmt.Sprintf("smcr%d", len(out))
 		}
-		out = append(out, wish{device: d.ID, ifName: name})
+		out = append(out, ifRequest{device: d.ID, ifName: name})
 	}
 	return out
 }
 
-// wire makes interfaces, records the attachment, wakes the agent, and prints
-// the result. After an error nothing is left of it.
-func (p Plugin) wire(c NetConf, a Attachment, args *skel.CmdArgs, wishes ...wish) (err error) {
+// wire makes interfaces, writes the record, tells the agent, and prints the result. After
+// an error nothing of that is left.
+func (p Plugin) wire(c NetConf, a Attachment, args *skel.CmdArgs, requests ...ifRequest) (err error) {
 	ctx := context.Background()
 	unlock, err := p.lock(ctx, c, args)
 	if err != nil {
@@ -108,7 +110,7 @@ func (p Plugin) wire(c NetConf, a Attachment, args *skel.CmdArgs, wishes ...wish
 	if w.res, err = c.previous(); err != nil {
 		return err
 	}
-	for _, one := range wishes {
+	for _, one := range requests {
 		if err = w.one(ctx, one); err != nil {
 			return w.back(err)
 		}
@@ -119,17 +121,10 @@ func (p Plugin) wire(c NetConf, a Attachment, args *skel.CmdArgs, wishes ...wish
 	return nil
 }
 
-// did notes how to take back what was just done.
-func (w *wiring) did(undo func() error) { w.undo = append(w.undo, undo) }
-
-// back takes everything back after err, and returns err with what went wrong
-// on the way.
+// back takes all steps back after err, and returns err together with the errors of
+// taking back.
 func (w *wiring) back(err error) error {
-	var errs []error
-	for _, undo := range slices.Backward(w.undo) {
-		errs = append(errs, undo())
-	}
-	left := errors.Join(errs...)
+	left := w.undo.Back()
 	if left == nil {
 		return err
 	}
@@ -137,11 +132,11 @@ func (w *wiring) back(err error) error {
 	if !errors.As(err, &ce) {
 		ce = types.NewError(types.ErrInternal, err.Error(), "")
 	}
-	left = fmt.Errorf("not all is back as it was, DEL or GC will try again: %w", left)
+	left = fmt.Errorf("not all could be taken back, DEL or GC will try again: %w", left)
 	return types.NewError(ce.Code, ce.Msg, joined(ce.Details, left))
 }
 
-// joined is details, if there are any, and err.
+// joined is the text of details, if there are any, followed by that of err.
 func joined(details string, err error) string {
 	if details == "" {
 		return err.Error()
@@ -149,9 +144,9 @@ func joined(details string, err error) string {
 	return details + "; " + err.Error()
 }
 
-// one makes one interface. The IPAM plugin works at the same time as the kernel,
-// unless it needs the interface.
-func (w *wiring) one(ctx context.Context, one wish) error {
+// one makes one interface. The IPAM plugin runs at the same time, unless it needs the
+// interface first.
+func (w *wiring) one(ctx context.Context, one ifRequest) error {
 	if err := w.mayUse(one.device); err != nil {
 		return err
 	}
@@ -183,21 +178,22 @@ func (w *wiring) one(ctx context.Context, one wish) error {
 	return nil
 }
 
-// allocate asks the IPAM plugin for addresses, and returns what waits for them.
+// allocate starts to ask the IPAM plugin for addresses, and returns a function that waits
+// for the answer.
 func (w *wiring) allocate(ctx context.Context, i ipam) func() (*types100.Result, error) {
 	answer := start(func() (*types100.Result, error) { return i.add(ctx) })
-	w.did(func() error {
+	w.undo.Did("allocate addresses", func() error {
 		_, failed := answer()
 		if err := i.del(ctx); failed == nil {
 			return err
 		}
-		return nil // there may have been nothing to give back
+		return nil // ADD of the IPAM plugin failed: there may be nothing to give back
 	})
 	return answer
 }
 
-// start calls f in a goroutine and returns what waits for its answer, any
-// number of times.
+// start calls f in a goroutine and returns a function that waits for its answer. That
+// function may be called any number of times.
 func start[T any](f func() (T, error)) func() (T, error) {
 	var v T
 	var err error
@@ -209,8 +205,8 @@ func start[T any](f func() (T, error)) func() (T, error) {
 	return func() (T, error) { <-done; return v, err }
 }
 
-// mayUse looks whether the network may use the device. Whether it is free is for
-// Attach to find out, which may have to take it back first.
+// mayUse checks that the network may use the device. It does not check that the device
+// is free: Attach does, which may have to take the device back from an ended pod first.
 func (w *wiring) mayUse(id string) error {
 	dev, err := w.host().Device(id)
 	if err != nil {
@@ -225,21 +221,21 @@ func (w *wiring) mayUse(id string) error {
 
 func (w *wiring) host() Host { return w.p.host(w.c) }
 
-func (w *wiring) attach(ctx context.Context, one wish) (vf.Wiring, error) {
+func (w *wiring) attach(ctx context.Context, one ifRequest) (vf.Wiring, error) {
 	ctx, cancel := context.WithTimeout(ctx, wireTimeout)
 	defer cancel()
 	wired, err := w.host().Attach(ctx, vf.Request{
 		Device: one.device, ContainerID: w.args.ContainerID, IfName: w.args.IfName, PodIfName: one.ifName,
-		Network: w.c.Name, NetNSPath: w.args.Netns, Pod: vf.Pod(w.a.Pod), Mode: one.mode, Settings: one.settings,
+		Network: w.c.Name, NetNSPath: w.args.Netns, Pod: w.a.Pod, Mode: one.mode, Settings: one.settings,
 	})
-	if err != nil { // the device is as it was
+	if err != nil { // Attach has taken its own steps back
 		return vf.Wiring{}, deviceError(one.device, err)
 	}
-	w.did(func() error { return w.p.detach(w.c, w.args, one.device) })
+	w.undo.Did("attach device "+one.device, func() error { return w.p.detach(w.c, w.args, one.device) })
 	return wired, nil
 }
 
-// detach takes a device back, or all that the attachment has if it is "".
+// detach takes a device back; if device is "", all devices of the attachment.
 func (p Plugin) detach(c NetConf, args *skel.CmdArgs, device string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), wireTimeout)
 	defer cancel()
@@ -248,7 +244,8 @@ func (p Plugin) detach(c NetConf, args *skel.CmdArgs, device string) error {
 	})
 }
 
-// setIPs gives the interface its addresses, and tells the neighbours.
+// setIPs gives the interface its addresses and routes, and announces the addresses to
+// the neighbours.
 func (w *wiring) setIPs(ctx context.Context, ifName string, res *types100.Result) error {
 	ips, err := interfaceIPs(res)
 	if err != nil {
@@ -265,13 +262,13 @@ func (w *wiring) setIPs(ctx context.Context, ifName string, res *types100.Result
 		addrs = append(addrs, p.Addr())
 	}
 	if err := vf.Announce(ctx, w.args.Netns, ifName, addrs); err != nil {
-		w.p.tell("neighbours that knew the addresses elsewhere find them later: %v", err)
+		w.p.tell("addresses of interface %s not announced: neighbours with an old entry for them may not reach the pod for a while: %v", ifName, err)
 	}
 	return nil
 }
 
-// record notes what the pod got.
-func (w *wiring) record(one wish, wired vf.Wiring, res *types100.Result) {
+// record adds a device that was wired to the attachment's record and to the result.
+func (w *wiring) record(one ifRequest, wired vf.Wiring, res *types100.Result) {
 	dev := wired.Device
 	d := attachedDevice(dev)
 	d.Mode, d.IfName, d.MAC, d.RDMA = string(wired.Mode), one.ifName, wired.MAC, nil
@@ -304,7 +301,8 @@ func (w *wiring) record(one wish, wired vf.Wiring, res *types100.Result) {
 	}
 }
 
-// finish writes what others read, and prints the result.
+// finish writes the device-info file and the record, tells the agent, and prints the
+// result.
 func (w *wiring) finish() error {
 	if err := w.deviceInfo(); err != nil {
 		return types.NewError(types.ErrIOFailure, "runtimeConfig.CNIDeviceInfoFile", err.Error())
@@ -314,16 +312,16 @@ func (w *wiring) finish() error {
 	if err := store.Write(w.a); err != nil {
 		return storeError(err)
 	}
-	w.did(func() error { return store.Delete(w.a.ContainerID, w.a.IfName) })
+	w.undo.Did("write record", func() error { return store.Delete(w.a.ContainerID, w.a.IfName) })
 	vf.Step("record written")
-	if err := w.p.nudge(w.c, Event{Verb: "ADD", ContainerID: w.a.ContainerID, IfName: w.a.IfName}); err != nil && w.c.Required {
+	if err := w.p.notifyAgent(w.c, Event{Verb: "ADD", ContainerID: w.a.ContainerID, IfName: w.a.IfName}); err != nil && w.c.Required {
 		return notTaken(err)
 	}
 	return w.p.printResult(w.c, w.res)
 }
 
-// deviceInfo reads what the device plugin says about the device, and says it
-// for the pod if nobody did.
+// deviceInfo reads what the device plugin wrote about each device, and writes the
+// runtime's device-info file, if there is to be one and nobody wrote it.
 func (w *wiring) deviceInfo() error {
 	file := w.c.RuntimeConfig.CNIDeviceInfoFile
 	for n := range w.a.Devices {
@@ -336,16 +334,17 @@ func (w *wiring) deviceInfo() error {
 			w.p.tell("device-info file %s is about %s, the device is %s", name, pci.Address, d.PCI)
 		}
 		if len(d.RDMA) == 0 {
-			// One that the host does not see: it is in another namespace.
-			d.RDMA = info.rdma()
+			// The host does not see the RDMA device: it is in the pod's namespace already.
+			d.RDMA = info.RDMA()
 		}
 		if file == "" || name == file || d.PCI == "" {
 			continue
 		}
-		if err := writeDeviceInfo(file, *d); err != nil {
+		pci := deviceinfo.PCI{Address: d.PCI, PF: d.PFPCI, RDMA: strings.Join(d.RDMA, ",")}
+		if err := deviceinfo.Write(file, pci); err != nil {
 			return err
 		}
-		w.did(func() error { return removeDeviceInfo(file) })
+		w.undo.Did("write device-info file", func() error { return deviceinfo.Remove(file) })
 		vf.Step("device-info file written")
 	}
 	return nil
@@ -355,10 +354,10 @@ func (p Plugin) devInfoDir() string {
 	if p.DevInfoDir != "" {
 		return p.DevInfoDir
 	}
-	return defaultDevInfoDir
+	return deviceinfo.DefaultDir
 }
 
-// attachedDevice is the record of a device as it was found.
+// attachedDevice is the record of a device as the host sees it.
 func attachedDevice(d vf.Device) AttachedDevice {
 	return AttachedDevice{
 		ID: d.ID, PCI: d.PCI, RDMA: d.RDMA, NetDev: d.NetDev, PF: d.PF, PFPCI: d.PFPCI, VF: d.VF,
@@ -387,7 +386,7 @@ func (p Plugin) chainedDevice(c NetConf) ([]AttachedDevice, error) {
 	return nil, nil
 }
 
-// lock locks the attachment, and returns what unlocks it.
+// lock locks the attachment, and returns the function that unlocks it.
 func (p Plugin) lock(ctx context.Context, c NetConf, args *skel.CmdArgs) (unlock func(), err error) {
 	ctx, cancel := context.WithTimeout(ctx, lockWait)
 	defer cancel()
@@ -399,7 +398,7 @@ func (p Plugin) lock(ctx context.Context, c NetConf, args *skel.CmdArgs) (unlock
 		return nil, storeError(err)
 	}
 	return func() {
-		if err := l.unlock(); err != nil {
+		if err := l.Remove(); err != nil {
 			p.tell("%v", err)
 		}
 	}, nil
@@ -414,7 +413,7 @@ func openPod(path string) (*linux.NetNS, error) {
 	return ns, nil
 }
 
-// previous is the previous result, or an empty one.
+// previous is the previous result; if there is none, an empty result.
 func (c NetConf) previous() (*types100.Result, error) {
 	if c.prevResult == nil {
 		return &types100.Result{}, nil
@@ -426,8 +425,8 @@ func (c NetConf) previous() (*types100.Result, error) {
 	return r, nil
 }
 
-// hasInterface tells whether another plugin made the interface already. A
-// result that lists none but has addresses is of one that did.
+// hasInterface tells whether a plugin before made the interface. If the previous result
+// lists no interfaces but has addresses, one did: old plugins do not list interfaces.
 func (c NetConf) hasInterface(ifName string) bool {
 	var r result
 	if c.prevResult == nil || json.Unmarshal(c.prevResult, &r) != nil {
@@ -450,8 +449,9 @@ func (c NetConf) wires(ifName string) bool {
 	return id != "" && !c.hasInterface(ifName)
 }
 
-// nothingToSet refuses what is said about an interface that another plugin
-// made: nothing would become of it. IPAM is said to whom it concerns.
+// nothingToSet refuses settings of an interface that another plugin made: they would
+// have no effect. A network without a deviceID may have ipam, which is for that other
+// plugin.
 func (c NetConf) nothingToSet(ifName string) error {
 	field := c.firstSetting()
 	id, _ := c.deviceID()
@@ -459,9 +459,9 @@ func (c NetConf) nothingToSet(ifName string) error {
 	case field == "" || field == "ipam" && id == "":
 		return nil
 	case id == "":
-		return confError(field, "is about a device, and the network has no deviceID: give it one, or take this away")
+		return confError(field, "is about a device, and the network has no deviceID: add one, or remove this field")
 	}
-	return confError(field, "is about an interface that this plugin makes, but the plugin before made %s: take this away here, and give it to that plugin", ifName)
+	return confError(field, "is about an interface that this plugin makes, but the plugin before made %s: remove this field here, and set it for that plugin", ifName)
 }
 
 // uses tells whether the network uses a device.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package cniinstall
+package install
 
 import (
 	"context"
@@ -9,25 +9,24 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
-	"os"
 	"path/filepath"
 	"slices"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/smcr-io/kube-smcr/internal/cni"
+	"github.com/smcr-io/kube-smcr/internal/files"
 )
 
-// PluginConf is what the plugin is told in the network's configuration. The zero
-// value of each field is the plugin's default.
+// PluginConf is the configuration of the plugin in the list. The zero value of each field
+// is the plugin's default.
 type PluginConf struct {
 	DataDir      string
 	AgentSocket  string
 	AgentTimeout time.Duration
-	// Required makes pods wait for the agent. It concerns every pod of the node.
+	// Required keeps every pod of the node from starting while the agent does not answer.
 	Required bool
 	// ReportStatus makes the node NotReady while the agent is away.
 	ReportStatus bool
@@ -40,10 +39,10 @@ type Config struct {
 	ConfDir   string // where it looks for networks
 	Plugin    PluginConf
 	Log       *slog.Logger
-	// OnChange is called by Run when the status changed, but for its counters.
-	// It may be nil and must not block for long.
+	// OnChange is called by Run when the status changed in more than its counters. It
+	// may be nil and must not block for long.
 	OnChange func(Status)
-	// Interval is the time between checks while all is well. Default: 30 s.
+	// Interval is the time between checks while the plugin is installed. Default: 30 s.
 	Interval time.Duration
 }
 
@@ -109,10 +108,10 @@ type Installer struct {
 	grace time.Duration // reloadGrace, less in tests
 
 	// Owned by Run, or by Uninstall after it.
-	bin     binary
-	invalid map[string]time.Time // since when a file is not valid
-	writes  []time.Time          // of the last minute
-	said    bool                 // that the configuration is contested
+	bin       binary
+	invalid   map[string]time.Time // since when a file is not valid
+	writes    []time.Time          // of the last minute
+	contested bool                 // another program keeps taking the plugin out; logged
 
 	mu     sync.Mutex
 	status Status
@@ -142,7 +141,7 @@ func New(c Config) (*Installer, error) {
 	return in, nil
 }
 
-// Status is how it stands now.
+// Status is the present status.
 func (in *Installer) Status() Status {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -165,8 +164,8 @@ func (in *Installer) update(fn func(*Status)) {
 	}
 	switch s.State {
 	case StateBroken:
-		in.log.Warn("the CNI plugin is not installed as it should be", "detail", s.Detail)
-	case StateContested: // said where it is found
+		in.log.Warn("CNI plugin not installed; new pods may stay on plain TCP", "detail", s.Detail)
+	case StateContested: // pass has logged it
 	default:
 		in.log.Info("CNI installation", "state", string(s.State), "file", s.File, "network", s.Network, "detail", s.Detail)
 	}
@@ -175,8 +174,8 @@ func (in *Installer) update(fn func(*Status)) {
 	}
 }
 
-// pass looks at the node once and does what is to be done. The caller holds the
-// lock. A file that changes under it is looked at again at once, a few times.
+// pass brings the node in line once and updates the status. The caller has the lock. If
+// another program changes a file in between, pass begins anew, up to maxAttempts times.
 func (in *Installer) pass() {
 	var d decision
 	var err error
@@ -186,15 +185,16 @@ func (in *Installer) pass() {
 		}
 	}
 	switch {
-	case errors.Is(err, errContested) && !in.said:
-		in.said = true
+	case errors.Is(err, errContested) && !in.contested:
+		in.contested = true
 		in.log.Warn("another program keeps changing the network's configuration", "file", d.active, "perMinute", maxRepairsPerMinute)
 	case err == nil && len(in.recent()) == 0:
-		in.said = false
+		in.contested = false
 	}
 	switch {
-	case errors.Is(err, errContested), err == nil && in.said:
-		// Also while the plugin happens to be there: it will not be for long.
+	case errors.Is(err, errContested), err == nil && in.contested:
+		// Contested also while the plugin is in the list: the other program takes it out
+		// again soon.
 		d.state = StateContested
 		d.detail = join(fmt.Sprintf("another program changes %s whenever smcr-cni is put in (at most %d times a minute): tell it to leave foreign plugins alone (Cilium: cni.exclusive=false)",
 			d.active, maxRepairsPerMinute), d.detail)
@@ -208,10 +208,11 @@ func (in *Installer) pass() {
 	})
 }
 
-// errContested means that the configuration was written too often.
+// errContested means that the configuration was written maxRepairsPerMinute times in the
+// last minute.
 var errContested = errors.New("contested")
 
-// recent are the writes of the last minute.
+// recent are the times of the writes of the last minute.
 func (in *Installer) recent() []time.Time {
 	since := in.now().Add(-time.Minute)
 	in.writes = slices.DeleteFunc(in.writes, func(t time.Time) bool { return t.Before(since) })
@@ -223,10 +224,11 @@ func (in *Installer) once() (decision, error) {
 	if err != nil {
 		return decision{}, err
 	}
-	d := decide(files, wish{entry: in.entry, patient: in.patience(files)})
+	d := decide(files, goal{entry: in.entry, unfinished: in.unfinished(files)})
 	if d.newer && in.bin.usable() {
-		// A later version was here. Its binary understands our configuration,
-		// but ours does not understand the one that is there.
+		// A later version was installed before. Its binary understands this version's
+		// entry, but this version's binary does not understand the later entry: so the
+		// entry is changed before the binary is replaced.
 		if err := in.carryOut(d.changes); err != nil {
 			return d, err
 		}
@@ -235,8 +237,8 @@ func (in *Installer) once() (decision, error) {
 	}
 	if _, err := in.copy(); err != nil {
 		if !in.bin.usable() && chainedIn(files) {
-			// Pods do not start with a plugin that is not there.
-			d = decide(files, wish{patient: never})
+			// No pod can start while a list names a plugin that is not there.
+			d = decide(files, goal{unfinished: never})
 			err = errors.Join(err, in.carryOut(d.changes))
 		}
 		return d, err
@@ -246,9 +248,9 @@ func (in *Installer) once() (decision, error) {
 
 func never(string) bool { return false }
 
-// patience keeps account of the files that are not valid, and tells which of them
-// have not been so for long.
-func (in *Installer) patience(files []file) func(string) bool {
+// unfinished remembers since when files are not valid, and returns a function that tells
+// whether a file has been so for less than invalidGrace.
+func (in *Installer) unfinished(files []file) func(string) bool {
 	now := in.now()
 	next := map[string]time.Time{}
 	for _, f := range files {
@@ -273,7 +275,7 @@ func (in *Installer) copy() (bool, error) {
 	return changed, err
 }
 
-// carryOut makes the changes, in their order.
+// carryOut makes the changes in order, up to the first error.
 func (in *Installer) carryOut(changes []change) error {
 	for _, c := range changes {
 		if len(in.recent()) >= maxRepairsPerMinute {
@@ -292,8 +294,8 @@ func (in *Installer) carryOut(changes []change) error {
 	return nil
 }
 
-// Inspect looks at a node without changing anything. Detail says what Run would
-// do.
+// Inspect finds out the status of a node without changing anything. Detail says what Run
+// would do.
 func Inspect(c Config) (Status, error) {
 	in, err := New(c)
 	if err != nil {
@@ -303,13 +305,13 @@ func Inspect(c Config) (Status, error) {
 	if err != nil {
 		return Status{State: StateBroken, Detail: advise(err)}, nil
 	}
-	d := decide(files, wish{entry: in.entry, patient: never})
+	d := decide(files, goal{entry: in.entry, unfinished: never})
 	s := Status{State: d.state, Detail: d.detail, File: d.active, Network: d.network, CNIVersion: d.version}
 	if s.State != StateInstalled {
 		return s, nil
 	}
 	if len(d.changes) > 0 {
-		s.State, s.Detail = StateAbsent, join(d.active+" does not have the plugin as it should", s.Detail)
+		s.State, s.Detail = StateAbsent, join(d.active+" does not have the plugin, or not as configured", s.Detail)
 	}
 	err = in.bin.readSource()
 	same := false
@@ -322,21 +324,21 @@ func Inspect(c Config) (Status, error) {
 	case err != nil:
 		s.State, s.Detail = StateBroken, join(advise(err), s.Detail)
 	case !same:
-		s.State, s.Detail = StateAbsent, join(in.bin.path()+" is not this version's", s.Detail)
+		s.State, s.Detail = StateAbsent, join(in.bin.path()+" is missing, or of another version", s.Detail)
 	}
 	return s, nil
 }
 
-// Uninstall takes the plugin out of the network's configuration, and its binary
-// away a moment later. Run must have ended. What somebody else put there stays.
-// It goes on after an error, and may be called again.
+// Uninstall takes the plugin out of the network's configuration, and reloadGrace later
+// removes its binary. Run must have ended. What other programs wrote stays. Uninstall may
+// be called again after an error.
 func (in *Installer) Uninstall(ctx context.Context) error {
 	l, err := in.lock(ctx, lockTimeout)
 	if err != nil {
 		return fmt.Errorf("uninstall the CNI plugin: %w", err)
 	}
 	if l != nil {
-		defer l.release()
+		defer func() { _ = l.Unlock() }() // the error is that of closing a directory
 	}
 	errs := []error{removeTemps(in.c.ConfDir), removeTemps(in.c.BinDir)}
 	changed, err := in.unchain()
@@ -345,12 +347,7 @@ func (in *Installer) Uninstall(ctx context.Context) error {
 		return fmt.Errorf("uninstall the CNI plugin: %w", errors.Join(append(errs, err)...))
 	}
 	if changed {
-		t := time.NewTimer(in.grace)
-		defer t.Stop()
-		select {
-		case <-t.C:
-		case <-ctx.Done():
-		}
+		pause(ctx, in.grace)
 	}
 	gone, err := in.bin.remove()
 	if gone {
@@ -363,7 +360,7 @@ func (in *Installer) Uninstall(ctx context.Context) error {
 	return nil
 }
 
-// unchain takes the plugin out of every configuration.
+// unchain takes what this package wrote out of every configuration.
 func (in *Installer) unchain() (changed bool, err error) {
 	for range maxAttempts {
 		var files []file
@@ -373,7 +370,7 @@ func (in *Installer) unchain() (changed bool, err error) {
 			}
 			return changed, err
 		}
-		d := decide(files, wish{patient: never})
+		d := decide(files, goal{unfinished: never})
 		if d.state == StateBroken {
 			err = errors.New(d.detail)
 		}
@@ -392,59 +389,32 @@ func (in *Installer) unchain() (changed bool, err error) {
 	return changed, err
 }
 
-// A lock is on the directory of the configurations, and so seen by the installers
-// of other containers, and gone with its process.
-type lock struct{ dir *os.File }
-
-func (l *lock) release() { _ = l.dir.Close() }
-
-// current tells whether the lock is on the directory that is there now.
-func (l *lock) current(path string) bool {
-	a, err := l.dir.Stat()
-	if err != nil {
-		return false
-	}
-	b, err := os.Stat(path)
-	return err == nil && os.SameFile(a, b)
-}
-
-// errBusy means that another installer holds the lock.
+// errBusy means that another installer has the lock on the directory of the
+// configurations. It may be in another container that mounts the same directory.
 var errBusy = errors.New("another installer is at work on this node")
 
-func tryLock(path string) (*lock, error) {
-	d, err := os.Open(path)
-	if err != nil {
-		return nil, fmt.Errorf("open the directory of the networks: %w", err)
-	}
-	switch err := syscall.Flock(int(d.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); {
-	case errors.Is(err, syscall.EWOULDBLOCK):
-		return nil, errors.Join(errBusy, d.Close())
+func tryLock(path string) (*files.Lock, error) { return locked(files.TryLockDir(path)) }
+
+func locked(l *files.Lock, err error) (*files.Lock, error) {
+	switch {
+	case errors.Is(err, files.ErrLocked):
+		return nil, errBusy
 	case err != nil:
-		return nil, errors.Join(fmt.Errorf("lock %s: %w", path, err), d.Close())
+		return nil, fmt.Errorf("lock the directory of the networks: %w", err)
 	}
-	return &lock{dir: d}, nil
+	return l, nil
 }
 
-// lock waits for the lock. It is nil if there is no directory.
-func (in *Installer) lock(ctx context.Context, most time.Duration) (*lock, error) {
+// lock waits for the lock. It returns nil if the directory does not exist.
+func (in *Installer) lock(ctx context.Context, most time.Duration) (*files.Lock, error) {
 	ctx, cancel := context.WithTimeout(ctx, most)
 	defer cancel()
-	for {
-		l, err := tryLock(in.c.ConfDir)
-		switch {
-		case err == nil:
-			return l, nil
-		case errors.Is(err, fs.ErrNotExist):
-			return nil, nil
-		case !errors.Is(err, errBusy):
-			return nil, err
-		}
-		t := time.NewTimer(lockPoll)
-		select {
-		case <-t.C:
-		case <-ctx.Done():
-			t.Stop()
-			return nil, fmt.Errorf("wait for the lock on %s: %w", in.c.ConfDir, err)
-		}
+	l, err := locked(files.LockDirWithin(ctx, in.c.ConfDir))
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, nil
+	case errors.Is(err, errBusy):
+		return nil, fmt.Errorf("wait for the lock on %s: %w", in.c.ConfDir, err)
 	}
+	return l, err
 }

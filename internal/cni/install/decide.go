@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package cniinstall
+package install
 
 import (
 	"bytes"
@@ -9,18 +9,19 @@ import (
 	"strings"
 )
 
-// A file is a configuration in the directory as it was read, and what it is.
+// A file is a configuration file of the directory, as it was read, and what it contains:
+// a list, a single plugin, or neither if err is set.
 type file struct {
 	name string
 	text []byte
-	link string // where it leads, if it is a symbolic link
-	err  error  // why it is none that a runtime could take
+	link string // the target, if the file is a symbolic link
+	err  error  // why a runtime could not use the file
 
 	list   *list
 	single *single
 }
 
-// parse finds out what a file is that could be read.
+// parse finds out what a file contains. It leaves a file that could not be read alone.
 func (f *file) parse() {
 	if f.err != nil {
 		return
@@ -51,28 +52,27 @@ type change struct {
 	old, new []byte // old is nil for a file that is not there
 }
 
-// A decision is what is to be done in a directory, and how it stands once that
-// is done.
+// A decision is what is to be changed in a directory, and the state after that.
 type decision struct {
 	state   State
 	detail  string
-	active  string // the file that the runtime takes
+	active  string // the file that the runtime uses
 	network string
 	version string
-	newer   bool // a later version's entry is in the list
+	newer   bool // the list has an entry that a later version of the product wrote
 	changes []change
 }
 
-// A wish is what decide is asked for.
-type wish struct {
-	entry []byte // the plugin's configuration; nil: nothing of ours may stay
-	// patient are the files that are not valid and may become so at any moment.
-	patient func(name string) bool
+// A goal is what decide is to reach.
+type goal struct {
+	entry []byte // the plugin's configuration; nil: the plugin is to be in no list
+	// unfinished tells whether a file that is not valid may still be being written.
+	unfinished func(name string) bool
 }
 
-// decide reads files, which are in the order of their names, and decides. It
-// touches nothing.
-func decide(files []file, w wish) decision {
+// decide decides what to change in a directory with these files, which are in the order
+// of their names. It changes nothing itself.
+func decide(files []file, w goal) decision {
 	d := decision{state: StateWaiting, detail: "no network is configured yet"}
 	derived := map[string]*file{} // by the name of its source
 	var active *file
@@ -86,9 +86,9 @@ func decide(files []file, w wish) decision {
 		if f.err != nil {
 			if active == nil {
 				invalid = append(invalid, fmt.Sprintf("%s %v", f.name, f.err))
-				if w.entry != nil && w.patient(f.name) {
+				if w.entry != nil && w.unfinished(f.name) {
 					d.detail = invalid[len(invalid)-1]
-					return d // nothing changes until it is known what this becomes
+					return d // change nothing until the file is complete: it may become the active one
 				}
 			}
 			continue
@@ -106,13 +106,13 @@ func decide(files []file, w wish) decision {
 	if active != nil {
 		d.chain(active, derived, w.entry)
 	}
-	for _, f := range files { // in order, for the sake of tests and logs
+	for _, f := range files { // in the order of names, so that tests and logs are stable
 		if s, ok := parseDerived(f); ok && derived[s.File] != nil {
 			d.changes = append(d.changes, change{name: f.name, old: f.text})
 		}
 	}
 	if len(invalid) > 0 {
-		note := "container runtimes do not get past a file that is not valid: " + strings.Join(invalid, "; ")
+		note := "container runtimes stop at a file that is not valid; correct or remove: " + strings.Join(invalid, "; ")
 		if active == nil && w.entry != nil {
 			d.state, d.detail = StateBroken, note
 		} else {
@@ -127,7 +127,7 @@ func isDerived(f file) bool {
 	return ok
 }
 
-// edit adds the change that fn makes of a list.
+// edit adds the change that fn makes to a list, if it makes one.
 func (d *decision) edit(f file, fn func(*list) ([]byte, error)) {
 	out, err := fn(f.list)
 	if err != nil {
@@ -139,8 +139,8 @@ func (d *decision) edit(f file, fn func(*list) ([]byte, error)) {
 	}
 }
 
-// chain decides about the active file. A derived list that stays is taken out of
-// derived.
+// chain decides about the active file. If the list derived from it stays, chain removes
+// that list from derived, whose other lists the caller deletes.
 func (d *decision) chain(f *file, derived map[string]*file, entry []byte) {
 	var versions []string
 	d.network, versions = f.network()
@@ -177,7 +177,8 @@ func (d *decision) chain(f *file, derived map[string]*file, entry []byte) {
 	d.changes = append(d.changes, c)
 }
 
-// chainedIn tells whether the runtime would execute the plugin as things are.
+// chainedIn tells whether one of the lists names the plugin, so that a runtime would
+// execute it.
 func chainedIn(files []file) bool {
 	for _, f := range files {
 		if f.list == nil {

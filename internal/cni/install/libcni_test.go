@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package cniinstall
+package install
 
 import (
 	"encoding/json"
@@ -14,6 +14,7 @@ import (
 	"github.com/containernetworking/cni/libcni"
 
 	"github.com/smcr-io/kube-smcr/internal/cni"
+	"github.com/smcr-io/kube-smcr/internal/records"
 	"github.com/smcr-io/kube-smcr/internal/testenv"
 )
 
@@ -33,7 +34,7 @@ esac
 func TestLibcniExecutes(t *testing.T) {
 	testenv.Need(t, testenv.Program("go"), testenv.Program("sh"))
 	bin := filepath.Join(t.TempDir(), "smcr-cni")
-	build := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", bin, "../../cmd/cni-plugin")
+	build := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", bin, "../../../cmd/cni-plugin")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("build smcr-cni: %v\n%s", err, out)
@@ -75,7 +76,7 @@ func TestLibcniExecutes(t *testing.T) {
 			}
 			a, err := cni.NewStore(data).Get("c1", "eth0")
 			must(t, err)
-			if a.Pod != (cni.Pod{Namespace: "shop", Name: "cart-0", UID: "u1"}) || a.Network != s.Network {
+			if a.Pod != (records.Pod{Namespace: "shop", Name: "cart-0", UID: "u1"}) || a.Network != s.Network {
 				t.Errorf("record %+v", a)
 			}
 			must(t, c.DelNetworkList(t.Context(), list, rt))

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package cniinstall
+package install
 
 import (
 	"bytes"
@@ -16,14 +16,14 @@ import (
 )
 
 const (
-	// derivedSuffix ends the names of derived lists. A hyphen sorts before the
-	// dot of the source's extension.
+	// derivedSuffix ends the names of derived lists. A hyphen sorts before a dot, so
+	// 10-net-kube-smcr.conflist sorts right before its source 10-net.conf.
 	derivedSuffix = "-kube-smcr.conflist"
-	// derivedKey marks them, and says of what they were made.
+	// derivedKey is the key of a derived list that names its source.
 	derivedKey = "smcr.io/derivedFrom"
 )
 
-// A source says of which file a list was derived.
+// A source names the file that a list was derived from, and the content of that file.
 type source struct {
 	File   string `json:"file"`
 	SHA256 string `json:"sha256"`
@@ -39,8 +39,8 @@ func derivedName(name string) string {
 	return strings.TrimSuffix(name, filepath.Ext(name)) + derivedSuffix
 }
 
-// parseDerived reads the mark of a derived list.
-func parseDerived(f file) (source, bool) {
+// parseDerived returns the source of a derived list; ok is false for any other file.
+func parseDerived(f file) (_ source, ok bool) {
 	if !strings.HasSuffix(f.name, derivedSuffix) || f.link != "" {
 		return source{}, false
 	}
@@ -52,15 +52,15 @@ func parseDerived(f file) (source, bool) {
 	return s, s.File != "" && derivedName(s.File) == f.name
 }
 
-// A single is a configuration of one plugin, as of a .conf file.
+// A single is a configuration of one plugin, the content of a .conf or .json file.
 type single struct {
 	text     []byte
 	name     string
 	versions []string
 }
 
-// parseSingle reads a configuration of one plugin and accepts what container
-// runtimes accept, but for one without a name: a list needs it.
+// parseSingle reads a configuration of one plugin. It accepts what container runtimes
+// accept, except a configuration without a name: the derived list needs the name.
 func parseSingle(text []byte) (single, error) {
 	var fields map[string]json.RawMessage
 	if err := json.Unmarshal(text, &fields); err != nil {
@@ -80,11 +80,11 @@ func parseSingle(text []byte) (single, error) {
 	return single{text: text, name: conf.Network.Name, versions: v}, err
 }
 
-// derive makes a list of f's plugins with entry behind them. Plugins that others
-// chained to old, the list that was derived before, stay behind them.
+// derive makes a list of f's plugins with entry behind them. old is the list that was
+// derived before, or nil; plugins that other programs chained to old come behind entry.
 func derive(f file, entry []byte, old *file) ([]byte, error) {
 	if bytes.Contains(f.text, []byte(derivedKey)) {
-		return nil, errors.New("is itself derived from another one")
+		return nil, errors.New("is itself derived from another file")
 	}
 	var head []byte
 	if f.single != nil {
@@ -133,8 +133,8 @@ func derive(f file, entry []byte, old *file) ([]byte, error) {
 	return out, err
 }
 
-// chainedBehind returns what others put behind our plugin in a derived list, as
-// its text.
+// chainedBehind returns the text of each plugin that another program put behind ours in
+// a derived list.
 func chainedBehind(old *file) (out [][]byte) {
 	if old == nil {
 		return nil
@@ -153,7 +153,7 @@ func chainedBehind(old *file) (out [][]byte) {
 	return out
 }
 
-// upToDate tells whether a derived list still says what its source does.
+// upToDate tells whether old was derived from f as it is now, and has entry.
 func upToDate(old *file, f file, entry []byte) bool {
 	if old == nil {
 		return false

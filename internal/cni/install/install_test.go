@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package cniinstall
+package install
 
 import (
 	"bytes"
@@ -512,7 +512,7 @@ func TestInspect(t *testing.T) {
 	in.pass()
 	look(StateInstalled, "")
 	must(t, os.Remove(filepath.Join(h.bin, "smcr-cni")))
-	look(StateAbsent, "is not this version's")
+	look(StateAbsent, "of another version")
 }
 
 func TestApply_changed(t *testing.T) {

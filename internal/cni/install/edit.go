@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package cniinstall
+package install
 
 import (
 	"bytes"
@@ -18,7 +18,7 @@ import (
 	"github.com/smcr-io/kube-smcr/internal/cni"
 )
 
-// managedKey marks a plugin's configuration as ours to change and to remove. CNI
+// managedKey marks an element that this package wrote, and may change and remove. CNI
 // leaves keys with a domain to the domain's owner.
 const managedKey = "smcr.io/managed"
 
@@ -32,11 +32,11 @@ type plugin struct {
 	managed bool // and written by us
 }
 
-// A list is a configuration list and where its parts are in its text.
+// A list is a configuration list, with the position of each plugin in its text.
 type list struct {
 	text     []byte
 	name     string
-	versions []string // of CNI that a runtime may choose
+	versions []string // the versions of CNI that a runtime may choose from
 	plugins  []plugin
 }
 
@@ -67,8 +67,8 @@ func parseList(text []byte) (list, error) {
 	return l, err
 }
 
-// readVersions returns the versions of CNI that a runtime may choose: those that
-// are older than the field cniVersions read only cniVersion.
+// readVersions returns the versions of CNI that a runtime may choose from: those of
+// cniVersions, and cniVersion, which is all that older runtimes read.
 func readVersions(text []byte) ([]string, error) {
 	var fields map[string]json.RawMessage
 	if err := json.Unmarshal(text, &fields); err != nil {
@@ -109,8 +109,8 @@ func isManaged(text []byte) bool {
 
 func managedEntry(m map[string]any) bool { return m["type"] == cni.PluginType && m[managedKey] == true }
 
-// locatePlugins returns where the elements of the list's plugins are. Of several
-// keys of that name the last one counts, as for encoding/json.
+// locatePlugins returns the position of each element of the list's plugins. If the text
+// has several keys plugins, the last one counts, as it does for encoding/json.
 func locatePlugins(text []byte) ([]span, error) {
 	d := json.NewDecoder(bytes.NewReader(text))
 	if err := expect(d, '{'); err != nil {
@@ -170,9 +170,9 @@ func nextValue(d *json.Decoder, text []byte) (span, error) {
 	return s, nil
 }
 
-// unsupported returns a version of CNI that a runtime may choose for the list and
-// that the plugin does not speak.
-func unsupported(versions []string) (string, bool) {
+// unsupported returns the first version that the plugin does not support; found is false
+// if it supports all.
+func unsupported(versions []string) (_ string, found bool) {
 	speaks := cni.Versions().SupportedVersions()
 	i := slices.IndexFunc(versions, func(v string) bool { return !slices.Contains(speaks, v) })
 	if i < 0 {
@@ -181,8 +181,7 @@ func unsupported(versions []string) (string, bool) {
 	return versions[i], true
 }
 
-// versionError says what is the matter with a version that the plugin does not
-// speak.
+// versionError says what to do about a version of CNI that the plugin does not support.
 func versionError(v string) error {
 	speaks := cni.Versions().SupportedVersions()
 	if v == "" {
@@ -194,8 +193,8 @@ func versionError(v string) error {
 	return fmt.Errorf("is of CNI %s, which has no chains that smcr-cni could join: set cniVersion to one of %s", v, strings.Join(speaks, ", "))
 }
 
-// chained tells whether the plugin is in the list so that nothing is to do. A
-// hand-made entry is as good as ours.
+// chained tells whether the plugin is in the list as it should be: once, and as entry if
+// this package put it there. An element that somebody else wrote may be different.
 func (l list) chained(entry []byte) bool {
 	n, good := 0, false
 	for i, p := range l.plugins {
@@ -211,13 +210,13 @@ func (l list) chained(entry []byte) bool {
 	return n == 1 && good
 }
 
-// hasManaged tells whether there is something of ours in the list.
+// hasManaged tells whether the list has an element that this package wrote.
 func (l list) hasManaged() bool {
 	return slices.ContainsFunc(l.plugins, func(p plugin) bool { return p.managed })
 }
 
-// hasNewer tells whether our entry has fields that this version's plugin does not
-// know: a later version was here.
+// hasNewer tells whether our element has a field that this version of the plugin does
+// not know: a later version wrote it.
 func (l list) hasNewer() bool {
 	for _, p := range l.plugins {
 		var m map[string]json.RawMessage
@@ -233,14 +232,14 @@ func (l list) hasNewer() bool {
 	return false
 }
 
-// chain returns the list's text with entry in it, at the place of the one that is
-// there or at the end. No other byte changes.
+// chain returns the list's text with entry in it: in the place of our element if there is
+// one, else at the end. No other byte changes.
 func (l list) chain(entry []byte) ([]byte, error) {
 	if l.chained(entry) {
 		return l.text, nil
 	}
 	if slices.ContainsFunc(l.plugins, func(p plugin) bool { return p.ours && !p.managed }) {
-		return l.unchain() // the hand-made one stays
+		return l.unchain() // somebody else's element of the plugin stays
 	}
 	i := slices.IndexFunc(l.plugins, func(p plugin) bool { return p.managed })
 	if i > 0 {
@@ -301,8 +300,8 @@ func (l list) without(cut func(int, plugin) bool) ([]byte, error) {
 		case i > 0:
 			out = slices.Delete(out, l.plugins[i-1].to, p.to)
 		default:
-			// Whatever followed was shortened from behind; the first that is
-			// kept stands where the second was, or after a comma.
+			// The elements after this one were cut before, the last first, so that the
+			// second element of out is the first that stays.
 			next, err := locatePlugins(out)
 			if err != nil {
 				return nil, err
@@ -320,8 +319,8 @@ func (l list) gap(i int) []byte {
 	return l.text[n:from]
 }
 
-// indent writes entry as the elements around it are written: on one line, or on
-// several with their indentation.
+// indent formats entry like the elements around it: on one line, or on several with the
+// same indentation.
 func indent(entry, gap []byte) []byte {
 	i := bytes.LastIndexByte(gap, '\n')
 	if i < 0 {
@@ -343,8 +342,8 @@ func splice(text []byte, s span, with []byte) []byte {
 	return slices.Concat(text[:s.from], with, text[s.to:])
 }
 
-// verify makes sure that out is the list, but for our entries: what is written
-// belongs to somebody else.
+// verify makes sure that out differs from the list in nothing but our elements: the file
+// belongs to another program.
 func (l list) verify(out []byte) error {
 	a, err := others(l.text)
 	if err != nil {
@@ -363,7 +362,7 @@ func (l list) verify(out []byte) error {
 	return nil
 }
 
-// others is what a list says, without our entries. Numbers stay as written.
+// others is the content of a list without our elements. Numbers stay as written.
 func others(text []byte) (map[string]any, error) {
 	var m map[string]any
 	if err := decodeNumbers(text, &m); err != nil {

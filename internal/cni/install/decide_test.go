@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package cniinstall
+package install
 
 import (
 	"errors"
@@ -73,15 +73,15 @@ func TestDecide(t *testing.T) {
 		return string(out)
 	}
 	for _, tt := range []struct {
-		name    string
-		files   []file
-		gone    bool // nothing of ours may stay
-		patient bool
-		state   State
-		active  string
-		detail  string
-		changes int
-		after   []string
+		name       string
+		files      []file
+		gone       bool // nothing of ours may stay
+		unfinished bool
+		state      State
+		active     string
+		detail     string
+		changes    int
+		after      []string
 	}{
 		{name: "no network yet", state: StateWaiting, detail: "no network is configured yet"},
 		{
@@ -149,7 +149,7 @@ func TestDecide(t *testing.T) {
 			active: "10-x-kube-smcr.conflist", detail: "is itself derived", after: []string{"10-x.conflist: cilium-cni smcr-cni"},
 		},
 		{
-			name: "half written", files: dir("10-kindnet.conflist", kindnet[:100], "87-podman.conflist", string(short(t, "p"))), patient: true,
+			name: "half written", files: dir("10-kindnet.conflist", kindnet[:100], "87-podman.conflist", string(short(t, "p"))), unfinished: true,
 			state: StateWaiting, detail: "10-kindnet.conflist is not JSON", after: []string{"87-podman.conflist: p"},
 		},
 		{
@@ -157,11 +157,11 @@ func TestDecide(t *testing.T) {
 		},
 		{
 			name: "not JSON for long, and another one", files: dir("10-kindnet.conflist", "junk", "87-podman.conflist", string(short(t, "p"))),
-			state: StateInstalled, active: "87-podman.conflist", detail: "do not get past a file that is not valid: 10-kindnet.conflist", changes: 1,
+			state: StateInstalled, active: "87-podman.conflist", detail: "stop at a file that is not valid; correct or remove: 10-kindnet.conflist", changes: 1,
 			after: []string{"87-podman.conflist: p smcr-cni"},
 		},
 		{
-			name: "not JSON behind the first", files: dir("10-x.conflist", chained, "20-y.conflist", "junk"), patient: true,
+			name: "not JSON behind the first", files: dir("10-x.conflist", chained, "20-y.conflist", "junk"), unfinished: true,
 			state: StateInstalled, active: "10-x.conflist", after: []string{"10-x.conflist: a smcr-cni"},
 		},
 		{name: "not readable", files: dir("10-x.conflist", "ERR has more than 5 bytes"), state: StateBroken, detail: "10-x.conflist has more than 5 bytes"},
@@ -177,7 +177,7 @@ func TestDecide(t *testing.T) {
 			detail: "no plugin but smcr-cni", after: []string{"10-x.conflist: smcr-cni"},
 		},
 		{
-			name: "all undone", gone: true, patient: true,
+			name: "all undone", gone: true, unfinished: true,
 			files: dir("05-cilium.conf", cilium, "05-cilium-kube-smcr.conflist", derived("05-cilium.conf", cilium), "10-x.conflist", chained,
 				"15-h.conflist", string(short(t, "ah")), "20-y.conflist", "junk", "87-podman.conflist", string(short(t, "aob"))),
 			state: StateWaiting, changes: 3,
@@ -185,7 +185,7 @@ func TestDecide(t *testing.T) {
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			w := wish{entry: entry, patient: func(string) bool { return tt.patient }}
+			w := goal{entry: entry, unfinished: func(string) bool { return tt.unfinished }}
 			if tt.gone {
 				w.entry = nil
 			}
@@ -236,10 +236,10 @@ func TestDerivedName(t *testing.T) {
 
 func TestNewerEntry(t *testing.T) {
 	text := strings.Replace(string(short(t, "ao")), `"dataDir":"/old"`, `"dataDir":"/old","later":1`, 1)
-	if d := decide(dir("10-x.conflist", text), wish{entry: entry, patient: never}); !d.newer {
+	if d := decide(dir("10-x.conflist", text), goal{entry: entry, unfinished: never}); !d.newer {
 		t.Error("a field of a later version is not noticed")
 	}
-	if d := decide(dir("10-x.conflist", string(short(t, "ao"))), wish{entry: entry, patient: never}); d.newer {
+	if d := decide(dir("10-x.conflist", string(short(t, "ao"))), goal{entry: entry, unfinished: never}); d.newer {
 		t.Error("an entry of this version is taken for a later one's")
 	}
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package cniinstall
+package install
 
 import (
 	"context"
@@ -9,18 +9,19 @@ import (
 	"time"
 
 	"github.com/fsnotify/fsnotify"
+
+	"github.com/smcr-io/kube-smcr/internal/files"
 )
 
-// Run installs the plugin and keeps it installed until ctx ends. It leaves
-// everything in place. What is in its way is in the status, and tried again: it
-// is no reason to end.
+// Run installs the plugin and keeps it installed until ctx ends; then it leaves the plugin
+// in place. An error does not end Run: the error is in the status, and Run tries again.
 func (in *Installer) Run(ctx context.Context) {
 	for ctx.Err() == nil {
 		l, err := tryLock(in.c.ConfDir)
 		switch {
 		case err == nil:
 			in.work(ctx, l)
-			l.release()
+			_ = l.Unlock() // the error is that of closing a directory
 		case errors.Is(err, errBusy):
 			in.update(func(s *Status) { s.State, s.Detail = StateStandby, err.Error() })
 			pause(ctx, lockPoll)
@@ -31,6 +32,7 @@ func (in *Installer) Run(ctx context.Context) {
 	}
 }
 
+// pause waits for d, or until ctx ends.
 func pause(ctx context.Context, d time.Duration) {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -40,8 +42,9 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// work repairs until ctx ends, or until the directory is another one.
-func (in *Installer) work(ctx context.Context, l *lock) {
+// work keeps the plugin installed until ctx ends, or until the directory that l is a lock
+// on was replaced by another one.
+func (in *Installer) work(ctx context.Context, l *files.Lock) {
 	for _, dir := range []string{in.c.ConfDir, in.c.BinDir} {
 		if err := removeTemps(dir); err != nil {
 			in.log.Warn("remove temporary files", "error", err)
@@ -57,34 +60,34 @@ func (in *Installer) work(ctx context.Context, l *lock) {
 		if s := in.Status(); !s.Working() || !complete {
 			interval = min(interval, troubleInterval)
 		}
-		if !in.wait(ctx, w, interval) || !l.current(in.c.ConfDir) {
+		if !in.wait(ctx, w, interval) || !l.Stands() {
 			return
 		}
-		if !complete && w != nil { // the directory of the binaries may have come
+		if !complete && w != nil { // the directory of the binaries may have appeared
 			complete = w.Add(in.c.BinDir) == nil
 		}
 	}
 }
 
-// watch watches both directories. It is nil where that does not work, and not
-// complete where it does for one of them.
+// watch watches both directories. w is nil if that is not possible; complete is false if
+// one of the directories is not watched.
 func (in *Installer) watch() (w *fsnotify.Watcher, complete bool) {
 	w, err := fsnotify.NewWatcher()
 	if err != nil {
-		in.log.Warn("cannot watch the CNI directories, so they are looked at every few seconds", "error", err)
+		in.log.Warn("CNI directories not watched; they are read every few seconds instead", "error", err)
 		return nil, false
 	}
 	for _, dir := range []string{in.c.ConfDir, in.c.BinDir} {
 		if aerr := w.Add(dir); aerr != nil {
-			in.log.Warn("cannot watch a CNI directory, so it is looked at every few seconds", "dir", dir, "error", aerr)
+			in.log.Warn("CNI directory not watched; it is read every few seconds instead", "dir", dir, "error", aerr)
 			err = aerr
 		}
 	}
 	return w, err == nil
 }
 
-// wait waits until something changed and is quiet again, or for the interval. It
-// is false when ctx ends.
+// wait returns true after a change, once there was no other one for debounce or
+// maxDebounce is over, and after the interval. It returns false when ctx ends.
 func (in *Installer) wait(ctx context.Context, w *fsnotify.Watcher, interval time.Duration) bool {
 	var events <-chan fsnotify.Event
 	var errs <-chan error
@@ -93,7 +96,7 @@ func (in *Installer) wait(ctx context.Context, w *fsnotify.Watcher, interval tim
 	}
 	timer := time.NewTimer(interval)
 	defer timer.Stop()
-	var last <-chan time.Time // the end of all patience with a directory that is not quiet
+	var last <-chan time.Time // maxDebounce after the first change
 	for {
 		select {
 		case <-ctx.Done():
@@ -102,7 +105,7 @@ func (in *Installer) wait(ctx context.Context, w *fsnotify.Watcher, interval tim
 			return true
 		case <-last:
 			return true
-		case err := <-errs: // events were lost: look
+		case err := <-errs: // events were lost
 			in.log.Debug("watch the CNI directories", "error", err)
 			return true
 		case e := <-events:
@@ -110,9 +113,9 @@ func (in *Installer) wait(ctx context.Context, w *fsnotify.Watcher, interval tim
 				continue
 			}
 			if last == nil {
-				last = time.After(maxSettle)
+				last = time.After(maxDebounce)
 			}
-			timer.Reset(settle)
+			timer.Reset(debounce)
 		}
 	}
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package cniinstall
+package install
 
 import (
 	"errors"
@@ -9,23 +9,23 @@ import (
 	"time"
 )
 
-// State says how the installation stands.
+// State is the state of the installation.
 type State string
 
 const (
-	// StateStarting is before the first look.
+	// StateStarting is the state before the first check.
 	StateStarting State = "Starting"
 	// StateStandby means that another installer of this node does the work.
 	StateStandby State = "Standby"
-	// StateWaiting means that there is no network yet to chain to, or that its
-	// configuration is just being written. That is normal on a new node.
+	// StateWaiting means that there is no network yet to chain to, or that the network's
+	// configuration is just being written. This is normal on a new node.
 	StateWaiting State = "Waiting"
-	// StateInstalled means that new pods get the plugin.
+	// StateInstalled means that the runtime executes the plugin for new pods.
 	StateInstalled State = "Installed"
-	// StateContested means that another program takes the plugin out as often
-	// as it is put in.
+	// StateContested means that another program takes the plugin out of the
+	// configuration again and again.
 	StateContested State = "Contested"
-	// StateBroken means that something is in the way; Detail says what.
+	// StateBroken means that the plugin cannot be installed; Detail says why.
 	StateBroken State = "Broken"
 	// StateAbsent is what Inspect says of a node without the plugin.
 	StateAbsent State = "Absent"
@@ -34,26 +34,26 @@ const (
 // Status is the state of the installation on this node.
 type Status struct {
 	State State `json:"state"`
-	// Detail says why, and what to do. An installation that works may have one
-	// too.
+	// Detail says why the state is what it is, and what to do. StateInstalled may have a
+	// detail too.
 	Detail string `json:"detail,omitempty"`
 	// Since is when the state was entered.
 	Since time.Time `json:"since"`
-	// File is the configuration that the container runtime takes, Network the
-	// network's name in it, and CNIVersion its version of CNI.
+	// File is the configuration that the container runtime uses, Network the network's
+	// name in it, and CNIVersion its version of CNI.
 	File       string `json:"file,omitempty"`
 	Network    string `json:"network,omitempty"`
 	CNIVersion string `json:"cniVersion,omitempty"`
-	// Repairs counts how often the configuration was written, the first time
-	// included, and Copies how often the binary was.
+	// Repairs counts how often the configuration was written, and Copies how often the
+	// binary was, the first time included.
 	Repairs int `json:"repairs"`
 	Copies  int `json:"copies"`
 }
 
-// Working tells whether new pods get the plugin.
+// Working tells whether the runtime executes the plugin for new pods.
 func (s Status) Working() bool { return s.State == StateInstalled }
 
-// advise adds to an error of the file system what to do about it.
+// advise is the text of an error of the file system, with what to do about it.
 func advise(err error) string {
 	switch {
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package cniinstall
+package install
 
 import (
 	"bytes"
@@ -17,14 +17,15 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/smcr-io/kube-smcr/internal/files"
 	"github.com/smcr-io/kube-smcr/internal/linux"
 )
 
-// tempPattern are files under construction. Runtimes take no such extension, and
-// this package no such name.
+// tempPattern matches temporary files. Runtimes ignore this extension, and scan ignores
+// names that begin with a dot.
 const tempPattern = ".kube-smcr-*.tmp"
 
-// errChanged means that the owner of a file changed it meanwhile.
+// errChanged means that a file was changed after it was read.
 var errChanged = errors.New("another program changed it at the same time")
 
 // scan reads the configurations of a directory, in the order of their names.
@@ -38,8 +39,8 @@ func scan(dir string) ([]file, error) {
 		return nil, fmt.Errorf("read configurations: %w", err)
 	}
 	entries = slices.DeleteFunc(entries, func(e fs.DirEntry) bool {
-		// Runtimes take hidden files too, but they are under construction: one
-		// that is exchanged then would be renamed by its owner.
+		// Runtimes use hidden files too. To an installer they are files that their owner
+		// is about to rename: it would rename a file that was exchanged for one, too.
 		return e.IsDir() || strings.HasPrefix(e.Name(), ".") || !slices.Contains([]string{".conf", ".conflist", ".json"}, filepath.Ext(e.Name()))
 	})
 	if len(entries) > maxFiles {
@@ -60,7 +61,7 @@ func scan(dir string) ([]file, error) {
 		case f.err != nil && f.link != "":
 			f.err = fmt.Errorf("is a symbolic link to %s, which cannot be read from here: %w; mount the directory of that file too", f.link, f.err)
 		case errors.Is(f.err, fs.ErrNotExist):
-			continue // gone meanwhile
+			continue // removed after ReadDir
 		}
 		f.parse()
 		files = append(files, f)
@@ -68,7 +69,7 @@ func scan(dir string) ([]file, error) {
 	return files, nil
 }
 
-// readConf reads a regular file, through symbolic links. A pipe does not block it.
+// readConf reads a regular file, through symbolic links. It does not block on a pipe.
 func readConf(path string) ([]byte, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
@@ -89,45 +90,20 @@ func readConf(path string) ([]byte, error) {
 	return text, err
 }
 
-// writeTemp writes a file aside, down to the disk, and returns its path. Nothing
-// is left of it after an error.
+// writeTemp writes a temporary file and returns its path. The file gets mode; if like is
+// not nil, it gets the mode of like, and for root the owner of like.
 func writeTemp(dir string, r io.Reader, mode fs.FileMode, like fs.FileInfo) (path string, err error) {
-	f, err := os.CreateTemp(dir, tempPattern)
-	if err != nil {
-		return "", err
-	}
-	defer func() {
-		if err = errors.Join(err, f.Close()); err != nil {
-			err = errors.Join(err, os.Remove(f.Name()))
-		}
-	}()
-	if _, err := io.Copy(f, r); err != nil {
-		return "", err
-	}
-	if like != nil {
-		mode = like.Mode().Perm()
-		if st, ok := like.Sys().(*syscall.Stat_t); ok && os.Geteuid() == 0 {
-			if err := f.Chown(int(st.Uid), int(st.Gid)); err != nil {
-				return "", err
+	return files.WriteTemp(dir, tempPattern, r, func(f *os.File) error {
+		if like != nil {
+			mode = like.Mode().Perm()
+			if st, ok := like.Sys().(*syscall.Stat_t); ok && os.Geteuid() == 0 {
+				if err := f.Chown(int(st.Uid), int(st.Gid)); err != nil {
+					return err
+				}
 			}
 		}
-	}
-	if err := f.Chmod(mode); err != nil {
-		return "", err
-	}
-	return f.Name(), f.Sync()
-}
-
-// syncDir makes renames and removals survive a power cut.
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return fmt.Errorf("sync directory: %w", err)
-	}
-	if err := errors.Join(d.Sync(), d.Close()); err != nil {
-		return fmt.Errorf("sync directory %s: %w", dir, err)
-	}
-	return nil
+		return f.Chmod(mode)
+	})
 }
 
 // apply makes a change in a directory. The error is errChanged if the file is not
@@ -153,7 +129,7 @@ func apply(dir string, c change) error {
 		return fmt.Errorf("write %s: %w", path, err)
 	}
 	if c.old == nil {
-		err = os.Link(temp, path) // unlike a rename, not over what came meanwhile
+		err = os.Link(temp, path) // unlike a rename, Link fails if a file has appeared
 		if errors.Is(err, fs.ErrExist) {
 			err = errChanged
 		}
@@ -166,7 +142,7 @@ func apply(dir string, c change) error {
 	if err != nil {
 		return fmt.Errorf("write %s: %w", path, err)
 	}
-	if err := syncDir(dir); err != nil {
+	if err := files.SyncDir(dir); err != nil {
 		return err
 	}
 	if now, err := readConf(path); err != nil || !bytes.Equal(now, c.new) {
@@ -175,9 +151,10 @@ func apply(dir string, c change) error {
 	return nil
 }
 
-// replace exchanges a file with temp. What comes out tells whether it is what was
-// read; otherwise it goes back, and with it whatever its owner wrote in between.
-// The caller removes temp.
+// replace exchanges a file with temp. If the file that comes out is not c.old, its owner
+// wrote it in between, and replace exchanges the two again, so that the owner's file is
+// back in place (see the timeline in the package's doc). The owner may write yet another
+// time before that, and so on, up to maxSwaps. The caller removes temp.
 func replace(temp, path string, c change) error {
 	placed, expected := c.new, c.old
 	for n := range maxSwaps {
@@ -190,8 +167,8 @@ func replace(temp, path string, c change) error {
 		}
 		got, err := readConf(temp)
 		if err == nil && bytes.Equal(got, expected) {
-			// Somebody who opened it before may just be about to write.
-			time.Sleep(linger)
+			// A program that opened the file before the exchange may still write into it.
+			time.Sleep(overlapWait)
 			got, err = readConf(temp)
 		}
 		switch {
@@ -208,8 +185,8 @@ func replace(temp, path string, c change) error {
 	return errChanged
 }
 
-// replacePlain is replace for file systems that cannot exchange files: what is
-// written between its two steps is lost.
+// replacePlain is replace for file systems that cannot exchange files. What an owner
+// writes between the read and the rename is lost.
 func replacePlain(temp, path string, c change) error {
 	now, err := readConf(path)
 	if err != nil || !bytes.Equal(now, c.old) {
@@ -218,7 +195,7 @@ func replacePlain(temp, path string, c change) error {
 	return os.Rename(temp, path)
 }
 
-// remove takes a file away that is still what it was.
+// remove removes a file, unless it was changed.
 func remove(dir string, c change) error {
 	path := filepath.Join(dir, c.name)
 	now, err := readConf(path)
@@ -228,11 +205,11 @@ func remove(dir string, c change) error {
 	if err := os.Remove(path); err != nil {
 		return fmt.Errorf("remove %s: %w", path, err)
 	}
-	return syncDir(dir)
+	return files.SyncDir(dir)
 }
 
-// removeTemps removes what an installer left that was killed. The caller holds
-// the lock, so that it is nobody's.
+// removeTemps removes the temporary files of an installer that was killed. The caller has
+// the lock, so no other installer is using them.
 func removeTemps(dir string) error {
 	paths, err := filepath.Glob(filepath.Join(dir, tempPattern))
 	errs := []error{err}
@@ -246,14 +223,14 @@ func removeTemps(dir string) error {
 type binary struct {
 	source, dir, name string
 
-	want [sha256.Size]byte // of the source, once it was read
-	size int64
-	good fs.FileInfo // the last one that was found identical
+	want [sha256.Size]byte // the hash of the source, once it was read
+	size int64             // the size of the source; 0: it was not read yet
+	good fs.FileInfo       // the file on the node when it was last found identical to the source
 }
 
 func (b *binary) path() string { return filepath.Join(b.dir, b.name) }
 
-// readSource finds out what the binary has to be.
+// readSource computes the hash and size that the binary must have.
 func (b *binary) readSource() error {
 	if b.size > 0 {
 		return nil
@@ -287,8 +264,8 @@ func hashFile(path string) (sum [sha256.Size]byte, n int64, err error) {
 // binaryMode is that of programs: read and executed by all, written by root.
 const binaryMode = 0o755
 
-// identical tells whether the binary is in place, with its mode. It reads the
-// file only when something about it changed.
+// identical tells whether the binary is in place, with the right mode. It reads the file
+// only if size, mode, inode or time differ from the last look.
 func (b *binary) identical() (bool, error) {
 	st, err := os.Lstat(b.path())
 	if errors.Is(err, fs.ErrNotExist) {
@@ -297,7 +274,7 @@ func (b *binary) identical() (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("look at the plugin's binary: %w", err)
 	}
-	if st.Mode() != binaryMode || st.Size() != b.size { // Mode has the type too: 0 for a regular file
+	if st.Mode() != binaryMode || st.Size() != b.size { // the type bits of a regular file's mode are 0
 		return false, nil
 	}
 	if g := b.good; g != nil && os.SameFile(g, st) && g.ModTime().Equal(st.ModTime()) {
@@ -333,22 +310,23 @@ func (b *binary) install() (changed bool, err error) {
 	if err != nil {
 		return false, fmt.Errorf("install %s: %w", b.path(), err)
 	}
-	if err := os.Rename(temp, b.path()); err != nil {
-		return false, fmt.Errorf("install %s: %w", b.path(), errors.Join(err, os.Remove(temp)))
+	if err := files.Replace(temp, b.path()); err != nil {
+		return false, fmt.Errorf("install %s: %w", b.path(), err)
 	}
-	return true, syncDir(b.dir)
+	return true, nil
 }
 
-// usable tells whether there is a program at the binary's place, of any version.
+// usable tells whether the binary exists and can be executed, whatever its version.
 func (b *binary) usable() bool {
 	st, err := os.Stat(b.path())
 	return err == nil && st.Mode().IsRegular() && st.Mode()&0o111 != 0 && st.Size() > 0
 }
 
-// programPath is what the Go linker says of every version of the plugin.
+// programPath is the path of the plugin's main package, which is in the build info of
+// every version.
 const programPath = "github.com/smcr-io/kube-smcr/cmd/cni-plugin"
 
-// remove takes the binary away if it is the plugin, of any version.
+// remove removes the binary if it is the plugin, whatever its version.
 func (b *binary) remove() (bool, error) {
 	st, err := os.Lstat(b.path())
 	if errors.Is(err, fs.ErrNotExist) {
@@ -366,10 +344,10 @@ func (b *binary) remove() (bool, error) {
 	if err := os.Remove(b.path()); err != nil {
 		return false, fmt.Errorf("remove the plugin's binary: %w", err)
 	}
-	return true, syncDir(b.dir)
+	return true, files.SyncDir(b.dir)
 }
 
-// isPlugin tells whether the file is the plugin, of any version.
+// isPlugin tells whether the file is the plugin, whatever its version.
 func (b *binary) isPlugin() bool {
 	if b.readSource() == nil {
 		if sum, _, err := hashFile(b.path()); err == nil && sum == b.want {
