@@ -12,12 +12,23 @@ import (
 	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
 )
 
+// Diversion says how pods' connections come to the agent.
+type Diversion struct {
+	// RedirectTTL is how long diversions stay in force after the agent last renewed them.
+	RedirectTTL time.Duration
+	// NegativeCacheTTL is how long a destination without SMC-R is not diverted.
+	NegativeCacheTTL time.Duration
+	// HoldSYNs makes a connection of a pod wait until it is known where it can go: to the agent, or
+	// directly to its destination.
+	HoldSYNs bool
+}
+
 // Node is the whole configuration of an agent. Nobody changes it after [Parse].
 type Node struct {
 	// Name is the node's name in records and answers.
 	Name string
-	// Devices carry the links of pods that have none for themselves: at most 8,
-	// all of one kind.
+	// Devices carry the links of the pods that have no device for themselves: at most 8
+	// devices, all of one kind.
 	Devices []Device
 	// NodeBudget bounds all pods together, PodBudget each of them. PodMax is the
 	// most memory and connections that a policy may give to a pod; it bounds
@@ -30,34 +41,30 @@ type Node struct {
 	Versions Versions
 	EIDs     []clc.EID
 	Dialects Dialects
-	// AnyPrefix lets clients of other IP subnets in, where the RoCE fabric is
-	// routed.
+	// AnyPrefix accepts clients of other IP subnets with version 1, where the RoCE
+	// fabric is routed.
 	AnyPrefix bool
-	// PodsAsNode reads the pods of the node with the rights of the node, and not
-	// with rights on all pods. Kubernetes allows that from 1.36 on.
+	// PodsAsNode makes the agent read the pods of the node with the rights of the node,
+	// so that the agent needs no right on all pods. Kubernetes allows that from 1.36 on.
 	PodsAsNode bool
-	// DataDir holds the attachment records.
+	// DataDir is the directory of the attachment records and the agent's other files.
 	DataDir string
 	// APISocket is the path of the Unix socket of the JSON API.
 	APISocket string
-	// MetricsAddress serves Prometheus metrics; invalid means the API socket
+	// MetricsAddress is where Prometheus metrics are served; invalid: on the API socket
 	// only.
 	MetricsAddress netip.AddrPort
-	// MetricsAuth gives them only over TLS and to those whom the cluster allows to
-	// get /metrics. MetricsTLS is the directory of the certificate; empty: one that
-	// the agent makes.
+	// MetricsAuth serves metrics only over TLS, and only to clients that the cluster
+	// allows to get /metrics. MetricsTLS is the directory of the certificate; "": the
+	// agent makes one.
 	MetricsAuth bool
 	MetricsTLS  string
-	// RedirectTTL is how long a silent agent's diversions stay in force.
-	RedirectTTL time.Duration
-	// NegativeCacheTTL is how long a destination without SMC-R is not
-	// diverted.
-	NegativeCacheTTL time.Duration
+	Diversion
 	// DrainTimeout is how long a stopping agent waits for carried
 	// connections before it resets them.
 	DrainTimeout time.Duration
-	// AnswerPoll is how long the agent looks for a program's answer before it
-	// sleeps; 0: not at all.
+	// AnswerPoll is how long the agent polls for a program's answer before it sleeps;
+	// 0: not at all.
 	AnswerPoll time.Duration
 	LogLevel   LogLevel
 	// Takeover makes a starting agent take the node over from one that runs, and
@@ -65,11 +72,12 @@ type Node struct {
 	Takeover bool
 	// CNI says whether the agent installs the CNI plugin.
 	CNI CNI
-	// DevicePlugin says what kubelet is told of the node's devices, and asked.
+	// DevicePlugin says which devices kubelet can give to pods, and whether kubelet is
+	// asked which ones pods have.
 	DevicePlugin DevicePlugin
 	// DRA says whether pods can claim devices.
 	DRA DRA
-	// DefaultPeers are the peers of the cluster's policies that name none.
+	// DefaultPeers are the peers of the policies of the cluster that name no peers.
 	DefaultPeers Peers
 	// Wire says who may send RoCE packets to the node's devices.
 	Wire Wire
@@ -80,7 +88,7 @@ type Node struct {
 	Pods map[PodName]PodConfig
 }
 
-// InCluster says whether Kubernetes objects decide, and not the file.
+// InCluster says whether the policies are objects of a cluster, and not in the file.
 func (n *Node) InCluster() bool { return n.Pods != nil }
 
 // PodName names a pod.
@@ -98,61 +106,77 @@ type PodConfig struct {
 	Settings Settings
 }
 
-// Settings are those of one pod.
+// Settings are the settings of one pod.
 type Settings struct {
 	RMBEBytes, SendBufferBytes int
 	Budget                     Budget
 	Versions                   Versions
 	// SingleLink keeps link groups on one RNIC.
 	SingleLink bool
-	// Shared makes the pod share its link groups with the other pods of its
-	// namespace that say the same.
+	// Shared makes the pod share its link groups with the other pods of its namespace
+	// that have Shared set.
 	Shared bool
-	// Bar is why the pod cannot use SMC-R on this node at all. BarOwn is the same
-	// for a pod that has RDMA devices of the kernel for itself.
-	Bar, BarOwn Bar
+	// Mismatch is why the pod cannot use SMC-R on this node at all. A pod that has RDMA
+	// devices of the kernel for itself has MismatchOwn instead: the kind of the node's
+	// devices does not matter to it.
+	Mismatch, MismatchOwn Mismatch
 }
 
 // ConnBytes is the memory of one connection's buffers.
 func (s Settings) ConnBytes() int { return s.RMBEBytes + s.SendBufferBytes }
 
-// Bar is why policies keep a pod off SMC-R on a node.
-type Bar uint8
+// Mismatch is what the policies of a pod and a node do not have in common, so that the
+// pod cannot use SMC-R there.
+type Mismatch uint8
 
-// Bars.
+// Mismatches.
 const (
-	BarNone      Bar = iota
-	BarTransport     // the node has no RDMA device of an allowed kind
-	BarVersion       // the node's agent may not use an allowed version
+	MismatchNone      Mismatch = iota
+	MismatchTransport          // the node has no RDMA device of an allowed kind
+	MismatchVersion            // the node's agent may not use an allowed version
 )
 
-func (b Bar) String() string {
-	switch b {
-	case BarTransport:
+func (m Mismatch) String() string {
+	switch m {
+	case MismatchTransport:
 		return "the policy allows no RDMA device of the kind that this node has"
-	case BarVersion:
+	case MismatchVersion:
 		return "the policy allows no version of SMC-R that this node may use"
-	case BarNone:
+	case MismatchNone:
 	}
 	return "none"
 }
 
-// Peers are addresses: a union of networks without some others.
+// Code is the reason code of a mismatch, which agentapi.Code lists and explains; "" for
+// MismatchNone.
+func (m Mismatch) Code() string {
+	switch m {
+	case MismatchTransport:
+		return "TRANSPORT"
+	case MismatchVersion:
+		return clc.ReasonVersMismat.String()
+	case MismatchNone:
+	}
+	return ""
+}
+
+// Peers are the addresses in one of the CIDRs and in none of Except.
 type Peers struct {
 	CIDRs, Except []netip.Prefix
 }
 
-// Wire says who may send RoCE packets to the node's devices, as far as the kernel
-// sees them.
+// Wire says who may send RoCE packets to the node's devices. It concerns the devices
+// whose packets the kernel sees.
 type Wire struct {
-	// Filter is false if everybody may.
+	// Filter is false if everybody may send.
 	Filter bool
-	// Peers are networks that may, and Interfaces where their packets come by, and
-	// those of other nodes, besides the devices' own.
+	// Peers are networks outside of the cluster that may send. Interfaces are the
+	// network interfaces by which packets of peers and of other nodes may come, besides
+	// the devices' own interfaces.
 	Peers      []netip.Prefix
 	Interfaces []string
 	// Nodes are the addresses of the devices of the cluster's other nodes, sorted.
-	// They mean nothing before NodesKnown.
+	// NodesKnown is false until they have been read.
 	Nodes      []netip.Addr
 	NodesKnown bool
 }
@@ -170,24 +194,25 @@ type CNI struct {
 // DRA says whether the agent is a driver for dynamic resource allocation.
 type DRA struct {
 	Enabled bool
-	// KubeletDir is kubelet's directory. The agent must see it under the same
-	// path as kubelet does, which is told the paths of sockets.
+	// KubeletDir is kubelet's directory. It must have the same path for the agent as for
+	// kubelet, because the agent tells kubelet the paths of sockets in it.
 	KubeletDir string
 }
 
-// DevicePlugin says how the agent and kubelet share out RDMA devices among pods.
+// DevicePlugin says how the agent offers RDMA devices to kubelet, which gives them to
+// pods.
 type DevicePlugin struct {
-	// Enabled offers RDMA devices that are not PCI, and software ones, to
+	// Enabled offers RDMA devices that are not PCI devices, and software devices, to
 	// kubelet; VFs offers VFs as well.
 	Enabled, VFs bool
-	// Slots is how many pods may have one such device at a time.
+	// Slots is how many pods may have one device that is no VF at a time.
 	Slots int
 	// Dir is kubelet's directory of device plugins, PodResources the socket of
 	// its pod resources API, and InfoDir where Multus looks for device
 	// information, all as the agent sees them.
 	Dir, PodResources, InfoDir string
-	// OtherResources are resources of other device plugins, whose PCI devices are
-	// the VFs of pods too: vendor.com/name, or vendor.com/*.
+	// OtherResources are resources of other device plugins that give VFs to pods:
+	// vendor.com/name, or vendor.com/*.
 	OtherResources []string
 }
 
@@ -200,15 +225,17 @@ func (p *DevicePlugin) Equal(o *DevicePlugin) bool {
 		p.PodResources == o.PodResources && p.InfoDir == o.InfoDir && slices.Equal(p.OtherResources, o.OtherResources)
 }
 
-// Device is an RNIC that carries links: exactly one of its two kinds is set.
+// Device is an RNIC that carries links. It is a software device if RDMA is "", else a
+// device of the kernel.
 type Device struct {
-	// SoftAddress is the local address of the software RoCEv2 device. It is
-	// invalid where Interface has none.
+	// SoftAddress is the local address of a software RoCEv2 device. It is invalid if
+	// Interface has no address.
 	SoftAddress netip.Addr
-	// Interface is the network interface that SoftAddress was to be taken from.
+	// Interface is the network interface that SoftAddress is the address of, if the file
+	// names one.
 	Interface string
-	// SoftMTU is its path MTU in bytes; 0 means the largest that fits the
-	// interface.
+	// SoftMTU is the path MTU of a software device in bytes; 0 means the largest that
+	// fits the interface.
 	SoftMTU int
 	// RDMA is the name of an RDMA device of the kernel, and Port the number of
 	// its port; 0: the only one, or the first active one.
@@ -220,7 +247,7 @@ type Device struct {
 	GIDType    rdma.GIDType
 }
 
-// Soft says whether the device is the software one.
+// Soft says whether the device is a software device.
 func (d Device) Soft() bool { return d.RDMA == "" }
 
 func (d Device) String() string {
@@ -233,7 +260,7 @@ func (d Device) String() string {
 	return d.SoftAddress.String()
 }
 
-// DeviceName is what the device at an index of Node.Devices is called.
+// DeviceName is the name of the device at an index of Node.Devices.
 func DeviceName(i int, d Device) string {
 	if d.Soft() {
 		return fmt.Sprintf("soft%d", i)
@@ -241,13 +268,14 @@ func DeviceName(i int, d Device) string {
 	return d.RDMA
 }
 
-// Budget bounds resources. Short of the first two a connection is plain TCP;
-// short of the others connections are not diverted.
+// Budget bounds resources. Without memory or connections left, a new connection is plain
+// TCP. Without one of the others left, new connections are not diverted.
 type Budget struct {
 	MemoryBytes int // registered for RDMA
 	Conns       int // on SMC-R
 	Relays      int // carried as plain TCP
-	Pending     int // of which it is not settled yet what carries them
+	Pending     int // being set up: the dial or the rendezvous is under way
+	SocketBytes int // in the kernel's buffers of the sockets of carried connections
 }
 
 // Versions says which versions of SMC-R may be used.
@@ -332,14 +360,14 @@ type Policy struct {
 	Name string
 	Mode Mode
 	Pods PodSelector
-	// Peers are the addresses of the other side; empty means all, unless there
-	// are Addresses or the policy selects none.
+	// Peers are the addresses of the other side. If there are none, and no Addresses
+	// either, the policy selects all addresses, unless NoPeers is set.
 	Peers []netip.Prefix
-	// Addresses are single ones besides, sorted.
+	// Addresses are further addresses of the other side, sorted.
 	Addresses []netip.Addr
-	// NoPeers says that there is no other side: selectors that find no pod.
+	// NoPeers says that the policy selects no address: its peer selectors find no pod.
 	NoPeers bool
-	// Except are taken out of Peers.
+	// Except are addresses that the policy does not select.
 	Except []netip.Prefix
 	// Ports are the ports of the service, whichever side it is on; empty means
 	// all.

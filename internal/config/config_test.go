@@ -99,23 +99,22 @@ func TestParse_sample(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := &Node{
-		Name:             "node-a",
-		Devices:          []Device{{SoftAddress: netip.MustParseAddr("192.0.2.1")}},
-		NodeBudget:       Budget{MemoryBytes: 4 << 30, Conns: 65536, Relays: 4096, Pending: 4096},
-		PodBudget:        Budget{MemoryBytes: 512 << 20, Conns: 4096, Relays: 1024, Pending: 1024},
-		PodMax:           Budget{MemoryBytes: 2 << 30, Conns: 16384},
-		RMBEBytes:        512 << 10,
-		SendBufferBytes:  512 << 10,
-		EIDs:             []clc.EID{mustEID(t, "KUBE-SMCR")},
-		DataDir:          "/run/kube-smcr",
-		APISocket:        "/run/kube-smcr/agent.sock",
-		MetricsAddress:   netip.MustParseAddrPort("127.0.0.1:9464"),
-		RedirectTTL:      2 * time.Second,
-		NegativeCacheTTL: time.Minute,
-		DrainTimeout:     30 * time.Second,
-		AnswerPoll:       75 * time.Microsecond,
-		CNI:              CNI{BinDir: "/opt/cni/bin", ConfDir: "/etc/cni/net.d"},
-		DRA:              DRA{KubeletDir: "/var/lib/kubelet"},
+		Name:            "node-a",
+		Devices:         []Device{{SoftAddress: netip.MustParseAddr("192.0.2.1")}},
+		NodeBudget:      Budget{MemoryBytes: 4 << 30, Conns: 65536, Relays: 4096, Pending: 16384, SocketBytes: 2 << 30},
+		PodBudget:       Budget{MemoryBytes: 512 << 20, Conns: 4096, Relays: 1024, Pending: 1024, SocketBytes: 512 << 20},
+		PodMax:          Budget{MemoryBytes: 2 << 30, Conns: 16384},
+		RMBEBytes:       512 << 10,
+		SendBufferBytes: 512 << 10,
+		EIDs:            []clc.EID{mustEID(t, "KUBE-SMCR")},
+		DataDir:         "/run/kube-smcr",
+		APISocket:       "/run/kube-smcr/agent.sock",
+		MetricsAddress:  netip.MustParseAddrPort("127.0.0.1:9464"),
+		Diversion:       Diversion{RedirectTTL: 2 * time.Second, NegativeCacheTTL: time.Minute},
+		DrainTimeout:    30 * time.Second,
+		AnswerPoll:      75 * time.Microsecond,
+		CNI:             CNI{BinDir: "/opt/cni/bin", ConfDir: "/etc/cni/net.d"},
+		DRA:             DRA{KubeletDir: "/var/lib/kubelet"},
 		DevicePlugin: DevicePlugin{
 			Slots: 100, Dir: "/var/lib/kubelet/device-plugins", PodResources: "/var/lib/kubelet/pod-resources/kubelet.sock",
 			InfoDir: "/var/run/k8s.cni.cncf.io/devinfo/dp",
@@ -294,11 +293,8 @@ func TestNode_Decide(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			for _, dir := range []Direction{Outbound, Inbound} {
-				got := n.Decide(tt.pod, netip.MustParseAddrPort(tt.peer), dir)
-				if diff := cmp.Diff(tt.want, got); diff != "" {
-					t.Errorf("%v (-want +got):\n%s", dir, diff)
-				}
+			if diff := cmp.Diff(tt.want, n.Decide(tt.pod, netip.MustParseAddrPort(tt.peer))); diff != "" {
+				t.Errorf("(-want +got)\n%s", diff)
 			}
 		})
 	}
@@ -326,7 +322,7 @@ func TestNode_Outbound(t *testing.T) {
 			pol := Policy{Ports: s.Ports}
 			got = got || s.Prefix.Contains(ap.Addr()) && pol.hasPort(ap.Port())
 		}
-		if want := n.Decide(pod, ap, Outbound).Accelerate; got != want {
+		if want := n.Decide(pod, ap).Accelerate; got != want {
 			t.Errorf("%s: selected %t, decided %t", peer, got, want)
 		}
 	}
@@ -349,7 +345,8 @@ func TestNode_OutboundRequired(t *testing.T) {
 func TestNode_InboundPorts(t *testing.T) {
 	n := mustParse(t, minimal+"policies:\n"+
 		"- {name: a, pods: {names: [x]}, peers: {cidrs: [10.0.0.0/8]}, ports: [80, 90-95]}\n"+
-		"- {name: b, pods: {names: [x]}, peers: {cidrs: [11.0.0.0/8]}, ports: [93-99, 81]}\n"+
+		"- {name: b, pods: {names: [x]}, peers: {cidrs: [11.0.0.0/8]}, ports: [93-99]}\n"+
+		"- {name: d, pods: {names: [x]}, peers: {cidrs: [12.0.0.0/8]}, ports: [81], mode: Required}\n"+
 		"- {name: c, pods: {names: [y]}}\n")
 	ports, all := n.InboundPorts(Pod{Name: "x"})
 	if diff := cmp.Diff([]PortRange{{80, 81}, {90, 99}}, ports); diff != "" || all {
@@ -357,6 +354,12 @@ func TestNode_InboundPorts(t *testing.T) {
 	}
 	if ports, all := n.InboundPorts(Pod{Name: "y"}); !all || ports != nil {
 		t.Errorf("InboundPorts = %v, %t, want all", ports, all)
+	}
+	if ports, all := n.InboundPortsRequired(Pod{Name: "x"}); len(ports) != 1 || ports[0] != (PortRange{81, 81}) || all {
+		t.Errorf("InboundPortsRequired = %v, %t, want 81", ports, all)
+	}
+	if ports, all := n.InboundPortsRequired(Pod{Name: "y"}); len(ports) > 0 || all {
+		t.Errorf("InboundPortsRequired = %v, %t, want none", ports, all)
 	}
 }
 
@@ -380,11 +383,11 @@ func TestPatterns(t *testing.T) {
 		{"ab", "a*c*", false},
 	}
 	for _, tt := range tests {
-		if got := patternMeets(tt.a, tt.b); got != tt.want {
-			t.Errorf("patternMeets(%q, %q) = %t", tt.a, tt.b, got)
+		if got := patternIntersects(tt.a, tt.b); got != tt.want {
+			t.Errorf("patternIntersects(%q, %q) = %t", tt.a, tt.b, got)
 		}
-		if got := patternMeets(tt.b, tt.a); got != tt.want {
-			t.Errorf("patternMeets(%q, %q) = %t", tt.b, tt.a, got)
+		if got := patternIntersects(tt.b, tt.a); got != tt.want {
+			t.Errorf("patternIntersects(%q, %q) = %t", tt.b, tt.a, got)
 		}
 		if !strings.Contains(tt.a, "*") {
 			if got := matchPattern(tt.b, tt.a); got != tt.want {
@@ -421,7 +424,7 @@ func TestOverlap_brute(t *testing.T) {
 				for port := range uint16(6) {
 					na, nb := Node{Policies: []Policy{*a}}, Node{Policies: []Policy{*b}}
 					ap := netip.AddrPortFrom(addr, port)
-					want = want || na.Decide(Pod{}, ap, Outbound).Accelerate && nb.Decide(Pod{}, ap, Outbound).Accelerate
+					want = want || na.Decide(Pod{}, ap).Accelerate && nb.Decide(Pod{}, ap).Accelerate
 				}
 			}
 			if got := overlap(a, b); (got != "") != want {
@@ -599,7 +602,7 @@ func FuzzParse(f *testing.F) {
 		if n != nil {
 			pod := Pod{Namespace: "shop", Name: "web-1", Interface: "eth0"}
 			n.Outbound(pod)
-			n.Decide(pod, netip.MustParseAddrPort("192.0.2.1:80"), Inbound)
+			n.Decide(pod, netip.MustParseAddrPort("192.0.2.1:80"))
 		}
 	})
 }
@@ -621,5 +624,61 @@ func TestParseOn_missingInterface(t *testing.T) {
 	}
 	if _, err := ParseOn(m, "t", []byte("node:\n  devices: [{soft: {interface: \"a b\"}}]\n")); err == nil || !strings.Contains(err.Error(), "no name of a network interface") {
 		t.Errorf("err = %v", err)
+	}
+}
+
+// Sizes are those of this project, and the quantities of Kubernetes as they are.
+func TestParse_sizes(t *testing.T) {
+	for _, tt := range []struct {
+		size string
+		want int // 0: it is refused
+	}{
+		{"64MiB", 64 << 20},
+		{"64 MiB", 64 << 20},
+		{"67108864", 64 << 20},
+		{"64Mi", 64 << 20},
+		{"0.5Gi", 512 << 20},
+		{"1.5Gi", 1536 << 20},
+		{"100M", 100e6},
+		{"1e9", 1e9},
+		{"2E8", 2e8},
+		{"100000000500m", 100000001},
+		{"1Ei", 0},
+		{"-1Gi", 0},
+		{"64 Mi", 0},
+		{"1.5GiB", 0},
+		{"64MB", 0},
+		{"Mi", 0},
+		{"", 0},
+	} {
+		t.Run(tt.size, func(t *testing.T) {
+			n, err := Parse("t", []byte(minimal+"  budgets: {node: {memory: '"+tt.size+"'}, pod: {memory: 16Mi}}\n"))
+			switch {
+			case tt.want == 0 && err == nil:
+				t.Errorf("taken as %d bytes", n.NodeBudget.MemoryBytes)
+			case tt.want != 0 && err != nil:
+				t.Error(err)
+			case tt.want != 0 && n.NodeBudget.MemoryBytes != tt.want:
+				t.Errorf("%d bytes, want %d", n.NodeBudget.MemoryBytes, tt.want)
+			}
+		})
+	}
+}
+
+func TestNode_RoomOf(t *testing.T) {
+	n := &Node{RMBEBytes: 512 << 10, SendBufferBytes: 512 << 10}
+	for _, tt := range []struct {
+		name string
+		b    Budget
+		want Room
+	}{
+		{"memory", Budget{MemoryBytes: 1 << 30, Conns: 65536, SocketBytes: 1 << 30}, Room{1024, 682}},
+		{"sockets", Budget{MemoryBytes: 1 << 30, Conns: 65536, SocketBytes: 128 << 20}, Room{512, 512}},
+		{"connections", Budget{MemoryBytes: 1 << 30, Conns: 700, SocketBytes: 1 << 30}, Room{700, 682}},
+		{"none", Budget{}, Room{}},
+	} {
+		if got := n.RoomOf(tt.b); got != tt.want {
+			t.Errorf("%s: %+v, want %+v", tt.name, got, tt.want)
+		}
 	}
 }

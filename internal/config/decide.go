@@ -8,22 +8,6 @@ import (
 	"slices"
 )
 
-// Direction is seen from the pod.
-type Direction uint8
-
-// Directions.
-const (
-	Outbound Direction = iota
-	Inbound
-)
-
-func (d Direction) String() string {
-	if d == Inbound {
-		return "inbound"
-	}
-	return "outbound"
-}
-
 // DecisionReason says why a connection may or may not be accelerated.
 type DecisionReason uint8
 
@@ -60,21 +44,23 @@ type Decision struct {
 	Accelerate bool
 	// Required says that without SMC-R the connection is to be reset.
 	Required bool
-	// Policy is the policy that matched, or the one that came nearest.
+	// Policy is the policy that selects the connection. If none does, it is the one that
+	// comes nearest: for example, one that selects pod and peer, but not the port.
 	Policy string
 	Reason DecisionReason
 }
 
-// Decide says whether a connection of the pod may use SMC-R. The peer is the
-// other side's address with the port of the service: the destination port of
-// an outbound connection, the pod's own port of an inbound one. A policy holds
-// for both directions; dir is there for the caller's symmetry and for
-// policies that will tell them apart.
+// Decide says whether a connection of the pod may use SMC-R. The peer is the other side's
+// address with the port of the service, as a policy is about both directions:
 //
-// The first policy that selects the connection decides. In a configuration file
-// there is only one; in a cluster they are in the order of their rank.
-func (n *Node) Decide(pod Pod, peer netip.AddrPort, dir Direction) Decision {
-	_ = dir
+//	10.0.0.1:40000 -> 10.0.0.2:6379
+//	Decide(the pod with 10.0.0.1, 10.0.0.2:6379)  its outbound connection
+//	Decide(the pod with 10.0.0.2, 10.0.0.1:6379)  the same, inbound to the other pod
+//
+// The first policy that selects the connection decides. In a configuration file at most
+// one policy selects a connection; in a cluster the policies are in the order of their
+// rank.
+func (n *Node) Decide(pod Pod, peer netip.AddrPort) Decision {
 	d := Decision{Reason: ReasonNoPolicy}
 	nearer := func(r DecisionReason, policy string) {
 		if r > d.Reason {
@@ -107,11 +93,12 @@ func (n *Node) Decide(pod Pod, peer netip.AddrPort, dir Direction) Decision {
 	return d
 }
 
-// podConfig returns what the cluster wants for a pod that is opted in.
-func (n *Node) podConfig(pod Pod) (PodConfig, bool) {
+// podConfig returns the configuration of a pod of a cluster; ok is false if the pod is not
+// opted in.
+func (n *Node) podConfig(pod Pod) (_ PodConfig, ok bool) {
 	c, ok := n.Pods[PodName{pod.Namespace, pod.Name}]
 	if ok && c.UID != "" && pod.UID != "" && c.UID != pod.UID {
-		return PodConfig{}, false // another pod had the name
+		return PodConfig{}, false // the configuration is for another pod of the same name
 	}
 	return c, ok
 }
@@ -124,7 +111,7 @@ func (n *Node) SettingsFor(pod Pod) Settings {
 	return n.settings()
 }
 
-// settings are those of a pod for which nobody wants anything else.
+// settings are the settings of a pod that no policy selects.
 func (n *Node) settings() Settings {
 	return Settings{RMBEBytes: n.RMBEBytes, SendBufferBytes: n.SendBufferBytes, Budget: n.PodBudget, Versions: n.Versions}
 }
@@ -144,8 +131,8 @@ func (n *Node) PoliciesFor(pod Pod) []Policy {
 	return out
 }
 
-// PolicyNames returns the names of all policies that select some pod, sorted;
-// in a cluster with their namespace before them.
+// PolicyNames returns the names of all policies: in a cluster as NAMESPACE/NAME, sorted,
+// and only of those that select a pod of the node.
 func (n *Node) PolicyNames() []string {
 	var out []string
 	for _, p := range n.Policies {
@@ -165,7 +152,7 @@ func (n *Node) PolicyNames() []string {
 	return out
 }
 
-// hasPeer says whether the address is among the peers, exclusions aside.
+// hasPeer says whether the address is among the peers. It does not look at Except.
 func (p *Policy) hasPeer(a netip.Addr) bool {
 	if p.NoPeers {
 		return false
@@ -192,7 +179,8 @@ func (p *Policy) hasPort(port uint16) bool {
 	return len(p.Ports) == 0
 }
 
-// anyPrefix is true for an empty list: no restriction.
+// anyPrefix says whether a prefix of the list contains the address. It is true for an
+// empty list, which means no restriction.
 func anyPrefix(ps []netip.Prefix, a netip.Addr) bool {
 	for _, p := range ps {
 		if p.Contains(a) {
@@ -211,8 +199,8 @@ func anyPattern(patterns []string, s string) bool {
 	return len(patterns) == 0
 }
 
-// matchPattern matches s with a pattern in which * is any run of characters.
-// It backtracks to the last star only, so it takes len(p)*len(s) steps at
+// matchPattern says whether s matches a pattern in which * stands for any characters,
+// also none. It backtracks to the last star only, so it takes len(p)*len(s) steps at
 // most.
 func matchPattern(p, s string) bool {
 	star, mark := -1, 0

@@ -4,6 +4,7 @@ package config
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"math"
 	"net/netip"
@@ -13,7 +14,11 @@ import (
 	"time"
 
 	"go.yaml.in/yaml/v3"
+	"k8s.io/apimachinery/pkg/api/resource"
 )
+
+// errSize is what is wrong with a size.
+var errSize = errors.New("want a size such as 256KiB, 64Mi or 1.5Gi")
 
 // decoder walks a YAML tree and collects mistakes. It is owned by one call of
 // Parse.
@@ -49,18 +54,18 @@ func (d *decoder) sorted() error {
 	return d.errs
 }
 
-// renamed are fields of earlier versions, and what says the same now.
+// renamed are fields of earlier versions of the product, with their present form.
 var renamed = [...]struct{ old, now string }{
 	{"node.device", "node.devices now, and is a list: devices: [{soft: {address: ADDRESS}}]"},
 }
 
-// fields are the entries of a mapping that was walked.
+// fields are the entries of a mapping, by key.
 type fields struct {
 	self field
 	at   map[string]field
 }
 
-// mapping reads f as a mapping with no other keys than these.
+// mapping reads f as a mapping, in which only these keys are allowed.
 func (d *decoder) mapping(f field, keys ...string) fields {
 	fs := fields{self: f, at: map[string]field{}}
 	if f.node.Kind != yaml.MappingNode {
@@ -87,14 +92,14 @@ func (d *decoder) mapping(f field, keys ...string) fields {
 
 func (fs fields) has(key string) bool { _, ok := fs.at[key]; return ok }
 
-// get returns a field that is given and not empty.
-func (fs fields) get(key string) (field, bool) {
+// get returns a field; ok is false if it is missing or null.
+func (fs fields) get(key string) (_ field, ok bool) {
 	f, ok := fs.at[key]
 	return f, ok && f.node.Tag != "!!null"
 }
 
-// where returns the field, or the mapping if it is not given: a place to
-// complain about.
+// where returns the field, or, if it is missing, the mapping under the field's path: the
+// place in the file that an error is about.
 func (fs fields) where(key string) field {
 	if f, ok := fs.at[key]; ok {
 		return f
@@ -119,8 +124,8 @@ func (d *decoder) list(f field) []field {
 	return out
 }
 
-// scalar returns the text of a scalar. Aliases are refused: what they save in
-// a file of this size is not worth the places an error could then have.
+// scalar returns the text of a scalar. It refuses aliases: an error in one would have
+// several places in the file.
 func (d *decoder) scalar(f field, want string) (string, bool) {
 	if f.node.Kind != yaml.ScalarNode {
 		d.errorf(f, "is %s, want %s", kind(f.node), want)
@@ -282,7 +287,7 @@ func (d *decoder) ports(fs fields, key string) []PortRange {
 	return out
 }
 
-// patterns reads names with *.
+// patterns reads a list of names in which * stands for any characters.
 func (d *decoder) patterns(fs fields, key string) []string {
 	f, ok := fs.get(key)
 	if !ok {
@@ -304,7 +309,8 @@ func (d *decoder) patterns(fs fields, key string) []string {
 	return out
 }
 
-// validName accepts object, device and interface names.
+// validName says whether s has only characters of the names of objects, devices and
+// interfaces, or of also.
 func validName(s, also string) bool {
 	if s == "" || len(s) > maxNameLen {
 		return false
@@ -335,19 +341,28 @@ func parsePorts(s string) (PortRange, error) {
 	return PortRange{uint16(a), uint16(b)}, nil
 }
 
-// parseSize reads a number of bytes with an optional unit of KiB, MiB or GiB.
+// maxSize bounds a size, so that sums of sizes do not overflow.
+const maxSize = math.MaxInt64 >> 10
+
+// parseSize reads a number of bytes with an optional unit of KiB, MiB or GiB, or a
+// quantity of Kubernetes: 64Mi, 1.5Gi, 2G. Parts of a byte are rounded up.
 func parseSize(s string) (int, error) {
-	num, shift := s, 0
-	for unit, sh := range map[string]int{"KiB": 10, "MiB": 20, "GiB": 30} {
-		if n, ok := strings.CutSuffix(s, unit); ok {
-			num, shift = strings.TrimSpace(n), sh
+	for unit, shift := range map[string]int{"KiB": 10, "MiB": 20, "GiB": 30} {
+		num, ok := strings.CutSuffix(s, unit)
+		if !ok {
+			continue
 		}
+		n, err := strconv.ParseInt(strings.TrimSpace(num), 10, 64)
+		if err != nil || n < 0 || n > maxSize>>shift {
+			return 0, errSize
+		}
+		return int(n << shift), nil
 	}
-	n, err := strconv.ParseInt(num, 10, 64)
-	if err != nil || n < 0 || n > math.MaxInt64>>shift>>10 {
-		return 0, fmt.Errorf("want a size such as 256KiB, 64MiB or 4GiB")
+	q, err := resource.ParseQuantity(s)
+	if err != nil || q.Sign() < 0 || q.CmpInt64(maxSize) > 0 {
+		return 0, errSize
 	}
-	return int(n << shift), nil
+	return int(q.Value()), nil
 }
 
 func (r PortRange) String() string {

@@ -15,12 +15,12 @@ type FieldError struct {
 	Problem      string // what is wrong and what would be right
 }
 
-// Error is the mistake with its place, in the form that editors jump to.
+// Error is the mistake with its place as FILE:LINE:COLUMN, which editors can jump to.
 func (e *FieldError) Error() string {
 	return fmt.Sprintf("%s:%d:%d: %s: %s", e.File, e.Line, e.Column, e.Field, e.Problem)
 }
 
-// Errors is every mistake of a file, in the order of the file.
+// Errors are all mistakes of a file, in the order of the file.
 type Errors []*FieldError
 
 // Error has one line for each mistake.

@@ -4,51 +4,54 @@ package config
 
 import "time"
 
-// Limits of a configuration file. They bound what the agent holds and how long
-// a reload takes, whatever the file says.
+// Limits of a configuration file. They bound the memory that it takes and the time of a
+// reload, whatever the file says.
 const (
-	maxFileBytes = 1 << 20 // a file of that size has a mistake in it
+	maxFileBytes = 1 << 20 // a larger file is not a configuration
 	maxErrors    = 100     // nobody reads more
 	maxPolicies  = 1024    // every pair is compared for overlap: half a million comparisons
 	maxListItems = 1024    // CIDRs, ports or patterns of one policy
 	maxNameLen   = 253     // a Kubernetes object name
 	// maxShownValue is how much of a wrong annotation is shown.
 	maxShownValue = 64
-	maxDevices    = 8 // links of a link group: more RNICs would never all be used
+	maxDevices    = 8 // as many as a link group has links: further RNICs would not be used
 
-	// maxWireInterfaces bounds the interfaces that RoCE packets come by: more than
-	// that on one machine are pods'. maxInterfaceName is the kernel's.
+	// maxWireInterfaces bounds the interfaces that RoCE packets may come by: a machine
+	// has fewer, not counting those of pods. maxInterfaceName is the kernel's limit.
 	maxWireInterfaces = 64
 	maxInterfaceName  = 15
-	// maxNodeAddresses bounds the devices of one SMCRNode: those of the node and
-	// those of its pods, as its CRD does.
+	// maxNodeAddresses bounds the devices of one SMCRNode as its CRD does: 8 of the node
+	// and 256 of its pods.
 	maxNodeAddresses = 8 + 256
 
 	maxPort = 255 // verbs number ports with a byte
 
-	// minRelays and minPending leave room between the mark at which diversion
-	// pauses, seven eighths, and the limit.
+	// minRelays and minPending leave room between the limit and seven eighths of it,
+	// where diversion pauses.
 	minRelays  = 16
 	minPending = 16
-	maxConns   = 1 << 20 // of a budget: as many files as a process may have by default on the largest systems
+	// minSocketBytes is as much as the sockets of minRelays relays may need.
+	minSocketBytes = 16 << 20
+	maxConns       = 1 << 20 // of a budget: as many files as a process may have by default on the largest systems
 
-	// The buffer sizes that the SMC-R size code can say (RFC 7609 A.2.2) and
-	// that Linux peers use.
+	// The buffer sizes that the size code of SMC-R can express (RFC 7609 A.2.2) and that
+	// Linux peers use.
 	minBufferBytes = 16 << 10
 	maxBufferBytes = 512 << 10
 
-	// ConnsPerRegion is how many connections' buffers are registered at a
-	// time: fewer regions, each an entry in the device's tables, against
-	// memory that nobody uses yet.
+	// ConnsPerRegion is the number of connections whose buffers are registered as one
+	// memory region. A larger number means fewer regions, each of which takes an entry in
+	// the device's tables, but more memory that is not used yet.
 	ConnsPerRegion = 8
 
-	// What one pod's redirection takes: prefixes, port ranges in all of them
-	// together, and blocks of addresses and ports that they make. Beyond it
-	// more than what is selected is diverted, and carried as plain TCP.
+	// The size of one pod's redirection: prefixes, port ranges in all of them together,
+	// and the blocks of addresses and ports that these make. If the policies need more,
+	// destinations are diverted that they do not select, and carried as plain TCP.
 	maxSelections      = 256
 	maxSelectionRanges = 512
 	maxSelectionBlocks = 1024
-	// maxInboundPorts is the same for the ports of a pod.
+	// maxInboundPorts bounds the port ranges of a pod whose SYNs are diverted; if the
+	// policies need more, all ports are.
 	maxInboundPorts = 256
 
 	minMTU = 256
@@ -63,17 +66,17 @@ const (
 	// maxDriverSocketName is the longest name of a DRA driver's socket below
 	// kubelet's directory, /plugins_registry/roce.smcr.io-INSTANCE-reg.sock.
 	maxDriverSocketName = 52
-	// maxSlots bounds how many pods may share a device: kubelet allows 110 pods
-	// on a node if it is not told, and 500 are the most that is heard of.
+	// maxSlots bounds how many pods may share a device: kubelet's default is 110 pods on
+	// a node, and clusters with more than 500 are not known.
 	maxSlots = 1000
 
 	minRedirectTTL = 500 * time.Millisecond // below it a short stall of the node looks like a hung agent
-	maxRedirectTTL = time.Minute            // a hung agent is noticed after this long
-	maxTTL         = time.Hour              // a destination that learned SMC-R meanwhile is left alone no longer
+	maxRedirectTTL = time.Minute            // a hung agent holds up new connections for so long
+	maxTTL         = time.Hour              // a destination that got SMC-R is tried again after this long
 )
 
-// DefaultEID is the enterprise ID of nodes that are not given any: agents find
-// each other out of the box.
+// DefaultEID is the enterprise ID of nodes whose configuration has none, so that agents
+// have one in common without configuration.
 const DefaultEID = "KUBE-SMCR"
 
 // Defaults of fields that a file leaves out.
@@ -83,33 +86,39 @@ const (
 	defaultPodConns        = 4096
 	defaultNodeMemoryBytes = 4 << 30
 	defaultNodeConns       = 65536
-	// Connections are plain TCP once for each destination without SMC-R, and
-	// then not diverted; so these are for programs that talk to many. A relay
-	// that moves data has two buffers of 64 KiB, so 4096 of them are half a GiB.
+	// A destination without SMC-R costs one relay: later connections to it are not
+	// diverted. So many relays are for programs that connect to many destinations. A
+	// relay that moves data has two buffers of 64 KiB, so 4096 relays have half a GiB.
 	defaultPodRelays  = 1024
 	defaultNodeRelays = 4096
-	// A rendezvous takes milliseconds, a dial to an address that is silent 130 s.
+	// A connection is pending for the milliseconds of a rendezvous, but a dial to an
+	// address that does not answer takes 130 s. The node's default is 64 for each of 250
+	// pods; 64 is the number that the agent keeps for each pod.
 	defaultPodPending  = 1024
-	defaultNodePending = 4096
-	// defaultPodMaxShare: a policy may give a pod so many times the budget that
-	// pods have otherwise, if the node has as much.
+	defaultNodePending = 16384
+	// The kernel's buffers of a relay may have 1.25 MiB, or 0.5 MiB when the budget is
+	// nearly used up, and those of a connection on SMC-R 0.25 MiB.
+	defaultPodSocketBytes  = 512 << 20
+	defaultNodeSocketBytes = 2 << 30
+	// defaultPodMaxShare is how many times the budget of a pod a policy may give to a
+	// pod, within the node's budget.
 	defaultPodMaxShare      = 4
 	defaultRedirectTTL      = 2 * time.Second
 	defaultNegativeCacheTTL = time.Minute
-	// The agent looks for answers for twice what a program takes to be
-	// scheduled and to answer at once, where processors sleep deeply.
+	// The agent polls for twice the time that a program needs to be scheduled and to
+	// answer, on processors with deep sleep states.
 	defaultAnswerPoll     = 75 * time.Microsecond
 	maxAnswerPoll         = 200 * time.Microsecond
 	defaultDrainTimeout   = 30 * time.Second
 	defaultDataDir        = "/run/kube-smcr"
 	defaultAPISocket      = "/run/kube-smcr/agent.sock"
 	defaultMetricsAddress = "127.0.0.1:9464"
-	// Where container runtimes look unless they are told otherwise.
+	// The default directories of container runtimes, also for defaultCNIConfDir.
 	defaultCNIBinDir = "/opt/cni/bin"
-	// As many pods as a node has: a device's capacity is shared by connections,
-	// and the budgets are what bounds these.
+	// defaultSlots is about the number of pods of a node: all of them may share a device.
+	// The connections are bounded by the budgets.
 	defaultSlots = 100
-	// Where kubelet and Multus look; kubelet cannot be told.
+	// The directories of kubelet, which cannot be configured, and of Multus.
 	defaultKubeletDir   = "/var/lib/kubelet"
 	defaultPluginDir    = "/var/lib/kubelet/device-plugins"
 	defaultPodResources = "/var/lib/kubelet/pod-resources/kubelet.sock"

@@ -17,12 +17,12 @@ import (
 // policy of their namespace selects. No object can have it.
 const DefaultPolicy = "(default)"
 
-// Objects are the objects of a cluster that one node's configuration is made
-// of. They have only what is needed here, so that a file can hold them.
+// Objects are the objects of a cluster that one node's configuration is made of, with
+// only the fields that it depends on. They are also kept in a file.
 type Objects struct {
-	// Pods are those of the node.
+	// Pods are the pods of the node.
 	Pods []PodObject `json:"pods"`
-	// Namespaces are at least those of the pods.
+	// Namespaces are the namespaces of the pods; there may be others.
 	Namespaces []NamespaceObject        `json:"namespaces"`
 	Policies   []v1alpha1.SMCRPolicy    `json:"policies"`
 	PeerSlices []v1alpha1.SMCRPeerSlice `json:"peerSlices"`
@@ -33,7 +33,7 @@ type Objects struct {
 // NodeObject is an SMCRNode of another node.
 type NodeObject struct {
 	Name string `json:"name"`
-	// Addresses are those of its RDMA devices, as it says.
+	// Addresses are the addresses of the node's RDMA devices, as its agent reports them.
 	Addresses []string `json:"addresses,omitempty"`
 }
 
@@ -45,7 +45,7 @@ type PodObject struct {
 	Labels      map[string]string `json:"labels,omitempty"`
 	Enabled     *string           `json:"enabled,omitempty"` // annotation smcr.io/enabled
 	HostNetwork bool              `json:"hostNetwork,omitempty"`
-	// Claimed says that the pod has a device of the node by a ResourceClaim.
+	// Claimed says that the pod has a device of the node through a ResourceClaim.
 	Claimed bool `json:"claimed,omitempty"`
 }
 
@@ -55,7 +55,7 @@ type NamespaceObject struct {
 	Enabled *string `json:"enabled,omitempty"` // annotation smcr.io/enabled
 }
 
-// Verdict is what became of a pod.
+// Verdict is what was decided about a pod.
 type Verdict struct {
 	Namespace, Name, UID string
 	// OptedIn says that the pod is to be accelerated; Because says why, or why
@@ -66,15 +66,17 @@ type Verdict struct {
 	BadAnnotation bool
 	// Policies are the policies that select an opted-in pod, by rank.
 	Policies []string
-	// Limited says what the first policy asks for beyond what the operator lets
-	// policies give to a pod; "" if nothing.
+	// Rules is another one when one of Policies is made, changed or deleted.
+	Rules string
+	// Limited says where the first policy asks for more than the operator lets policies
+	// give to a pod; "" if nowhere.
 	Limited string
-	// Required says that one of them has that mode.
+	// Required says that one of the policies has mode Required.
 	Required bool
 	Settings Settings
 }
 
-// PolicyError is a policy that cannot be used. The others are.
+// PolicyError says why a policy cannot be used. The other policies are used.
 type PolicyError struct {
 	Namespace, Name string
 	Err             error
@@ -86,16 +88,17 @@ func (e *PolicyError) Error() string {
 
 func (e *PolicyError) Unwrap() error { return e.Err }
 
-// FromObjects returns base with what the objects want in it, a verdict for
-// each pod in the order of the pods, and the policies that cannot be used.
+// FromObjects returns a copy of base with the pods and policies of the objects, a verdict
+// for each pod in the order of the pods, and the policies that cannot be used.
 //
-// A pod opts in by its annotation, else by a claim on one of the node's devices,
-// else by the annotation of its namespace; a value that is neither true nor false
-// means no. Pods in the host's network never do. The
-// policies of its namespace that select an opted-in pod are ranked by priority,
-// age and name. The first that selects a connection decides it; the first of
-// all gives the settings of the pod. Without any the built-in policy decides:
-// Prefer, all ports, and the peers of base.
+// A pod is opted in by its annotation, else by a claim on one of the node's devices, else
+// by the annotation of its namespace. A value that is neither true nor false means false.
+// A pod in the host's network is never opted in.
+//
+// The policies of the pod's namespace that select an opted-in pod are ranked by priority,
+// age and name. The first that selects a connection decides about it; the first that
+// selects the pod gives the pod's settings. If no policy selects the pod, the built-in
+// policy decides: Prefer, all ports, and the default peers of base.
 func FromObjects(base *Node, o Objects) (*Node, []Verdict, []*PolicyError) {
 	n := *base
 	n.Policies, n.Pods = nil, make(map[PodName]PodConfig, len(o.Pods))
@@ -109,9 +112,9 @@ func FromObjects(base *Node, o Objects) (*Node, []Verdict, []*PolicyError) {
 	for _, pod := range o.Pods {
 		v := optIn(pod, namespaces[pod.Namespace])
 		if v.OptedIn {
-			c, limited := podConfig(base, pod, ranked[pod.Namespace])
+			c, rules, limited := podConfig(base, pod, ranked[pod.Namespace])
 			n.Pods[PodName{pod.Namespace, pod.Name}] = c
-			v.Settings, v.Limited = c.Settings, limited
+			v.Settings, v.Rules, v.Limited = c.Settings, rules, limited
 			for _, p := range c.Policies {
 				v.Policies = append(v.Policies, p.Name)
 				v.Required = v.Required || p.Mode == ModeRequired
@@ -122,8 +125,8 @@ func FromObjects(base *Node, o Objects) (*Node, []Verdict, []*PolicyError) {
 	return &n, verdicts, bad
 }
 
-// deviceAddresses are the addresses of nodes' devices. A device without a good
-// one is none that could send.
+// deviceAddresses are the valid addresses of nodes' devices. A device with any other
+// address cannot send.
 func deviceAddresses(nodes []NodeObject) []netip.Addr {
 	var out []netip.Addr
 	for _, n := range nodes {
@@ -138,7 +141,7 @@ func deviceAddresses(nodes []NodeObject) []netip.Addr {
 	return slices.Compact(out)
 }
 
-// optIn reads the annotations of a pod and its namespace.
+// optIn decides whether a pod is opted in; namespace is the annotation of its namespace.
 func optIn(pod PodObject, namespace *string) Verdict {
 	v := Verdict{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}
 	value, whose := pod.Enabled, "the pod"
@@ -163,7 +166,7 @@ func optIn(pod PodObject, namespace *string) Verdict {
 	return v
 }
 
-// clipped shortens what somebody wrote for a message.
+// clipped shortens a value of an object for a message.
 func clipped(s string) string {
 	if len(s) > maxShownValue {
 		s = strings.ToValidUTF8(s[:maxShownValue], "") + "..."
@@ -178,7 +181,7 @@ type rankedPolicy struct {
 	policy   Policy
 }
 
-// rank translates the policies of each namespace and brings them into order.
+// rank translates the policies of each namespace and sorts them by rank.
 func rank(base *Node, o Objects) (map[string][]rankedPolicy, []*PolicyError) {
 	type key struct{ namespace, policy string }
 	found := map[key][]netip.Addr{}
@@ -211,7 +214,8 @@ func rank(base *Node, o Objects) (map[string][]rankedPolicy, []*PolicyError) {
 	return out, bad
 }
 
-// policyOf translates which connections a policy selects.
+// policyOf translates a policy. found are the addresses of the pods that its peer
+// selectors select.
 func policyOf(base *Node, object *v1alpha1.SMCRPolicy, found []netip.Addr) (Policy, error) {
 	p := Policy{Name: object.Name}
 	if object.Spec.Mode == v1alpha1.ModeRequired {
@@ -223,7 +227,7 @@ func policyOf(base *Node, object *v1alpha1.SMCRPolicy, found []netip.Addr) (Poli
 			r.Last = uint16(*port.EndPort)
 		}
 		if port.Port < 1 || port.Port > 1<<16-1 || port.EndPort != nil && (*port.EndPort < port.Port || *port.EndPort > 1<<16-1) {
-			return Policy{}, fmt.Errorf("spec.ports[%d] is no range of ports", i)
+			return Policy{}, fmt.Errorf("spec.ports[%d] is no range of ports: want ports from 1 to 65535, and endPort not below port", i)
 		}
 		p.Ports = append(p.Ports, r)
 	}
@@ -263,9 +267,9 @@ func prefixesOf(field string, cidrs []v1alpha1.CIDR) ([]netip.Prefix, error) {
 	return out, nil
 }
 
-// podConfig picks the policies of an opted-in pod, and its settings. limited
-// says what of these is less than the policy wants.
-func podConfig(base *Node, pod PodObject, ranked []rankedPolicy) (c PodConfig, limited string) {
+// podConfig is the configuration of an opted-in pod. rules names the policies as they are now, and limited says where the first policy
+// asks for more than the operator lets policies give.
+func podConfig(base *Node, pod PodObject, ranked []rankedPolicy) (c PodConfig, rules, limited string) {
 	c = PodConfig{UID: pod.UID, Settings: base.settings()}
 	for _, r := range ranked {
 		if !r.selector.Matches(labels.Set(pod.Labels)) {
@@ -278,16 +282,17 @@ func podConfig(base *Node, pod PodObject, ranked []rankedPolicy) (c PodConfig, l
 			}
 		}
 		c.Policies = append(c.Policies, r.policy)
+		rules += fmt.Sprintf("%s/%d\n", r.object.UID, r.object.Generation)
 	}
 	if len(c.Policies) == 0 {
 		c.Policies = []Policy{{Name: DefaultPolicy, Peers: base.DefaultPeers.CIDRs, Except: base.DefaultPeers.Except}}
 	}
-	return c, limited
+	return c, rules, limited
 }
 
-// settingsOf are the settings that a policy wants for a pod. What it leaves
-// out is as in base; nothing goes beyond what the operator lets policies give,
-// and limited says where they wanted to.
+// settingsOf are the settings that a policy gives to a pod. Fields that the policy leaves
+// out are those of base. Where the policy asks for more than base.PodMax, the pod gets
+// base.PodMax, and limited says so.
 func settingsOf(base *Node, spec *v1alpha1.SMCRPolicySpec) (s Settings, limited string) {
 	s = base.settings()
 	if b := spec.Buffers; b != nil {
@@ -313,10 +318,10 @@ func settingsOf(base *Node, spec *v1alpha1.SMCRPolicySpec) (s Settings, limited 
 	s.SingleLink = spec.LinkRedundancy == v1alpha1.LinksSingle
 	s.Shared = spec.Isolation == v1alpha1.IsolationNamespace
 	if len(spec.Transports) > 0 && !slices.ContainsFunc(base.Devices, func(d Device) bool { return slices.Contains(spec.Transports, d.Transport()) }) {
-		s.Bar = BarTransport
+		s.Mismatch = MismatchTransport
 	}
 	if len(spec.Transports) > 0 && !slices.Contains(spec.Transports, v1alpha1.TransportHardware) {
-		s.BarOwn = BarTransport
+		s.MismatchOwn = MismatchTransport
 	}
 	if v1, v2 := slices.Contains(spec.Versions, v1alpha1.VersionV1), slices.Contains(spec.Versions, v1alpha1.VersionV2); v1 != v2 {
 		want := VersionsV1
@@ -324,14 +329,14 @@ func settingsOf(base *Node, spec *v1alpha1.SMCRPolicySpec) (s Settings, limited 
 			want = VersionsV2
 		}
 		if base.Versions != VersionsBoth && base.Versions != want {
-			s.Bar, s.BarOwn = BarVersion, BarVersion
+			s.Mismatch, s.MismatchOwn = MismatchVersion, MismatchVersion
 		}
 		s.Versions = want
 	}
 	return s, limited
 }
 
-// Transport is the kind of the device in the words of policies.
+// Transport is the kind of the device as policies name it.
 func (d Device) Transport() v1alpha1.Transport {
 	if d.Soft() {
 		return v1alpha1.TransportSoftwareRoCE
@@ -339,7 +344,8 @@ func (d Device) Transport() v1alpha1.Transport {
 	return v1alpha1.TransportHardware
 }
 
-// bufferBytes reads a size, which the API server has checked.
+// bufferBytes reads a buffer size of a policy. The API server has checked it; otherwise is
+// returned if it is wrong all the same.
 func bufferBytes(size v1alpha1.BufferSize, otherwise int) int {
 	n, err := parseSize(string(size) + "B")
 	if err != nil || n < minBufferBytes || n > maxBufferBytes || n&(n-1) != 0 {

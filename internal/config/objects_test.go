@@ -90,7 +90,7 @@ func TestFromObjects_optIn(t *testing.T) {
 				t.Errorf("verdict %+v", v)
 			}
 			id := Pod{Namespace: "shop", Name: "web-0", UID: "u1"}
-			d := n.Decide(id, netip.MustParseAddrPort("10.1.2.3:80"), Outbound)
+			d := n.Decide(id, netip.MustParseAddrPort("10.1.2.3:80"))
 			want := Decision{Accelerate: true, Policy: DefaultPolicy, Reason: ReasonMatch}
 			if !tt.want {
 				want = Decision{Reason: ReasonOptedOut}
@@ -266,17 +266,15 @@ func TestFromObjects_decide(t *testing.T) {
 			id := Pod{Namespace: "shop", Name: "web-0", UID: "u1"}
 			for c, want := range tt.want {
 				ap := netip.MustParseAddrPort(c)
-				for _, dir := range []Direction{Outbound, Inbound} {
-					if diff := cmp.Diff(want, n.Decide(id, ap, dir)); diff != "" {
-						t.Errorf("%s %v (-want +got):\n%s", c, dir, diff)
-					}
+				if diff := cmp.Diff(want, n.Decide(id, ap)); diff != "" {
+					t.Errorf("%s (-want +got):\n%s", c, diff)
 				}
 				if got := diverted(n.Outbound(id), ap); got != want.Accelerate {
 					t.Errorf("%s: diverted %t, want %t", c, got, want.Accelerate)
 				}
 			}
 			for _, other := range []Pod{{Namespace: "shop", Name: "web-0", UID: "u2"}, {Namespace: "shop", Name: "web-1"}} {
-				if d := n.Decide(other, netip.MustParseAddrPort("10.1.1.1:80"), Outbound); d.Accelerate {
+				if d := n.Decide(other, netip.MustParseAddrPort("10.1.1.1:80")); d.Accelerate {
 					t.Errorf("%+v is accelerated: %+v", other, d)
 				}
 			}
@@ -302,7 +300,7 @@ func diverted(sel []Selection, dst netip.AddrPort) bool {
 
 func TestFromObjects_settings(t *testing.T) {
 	mem := func(s string) *resource.Quantity { return ptr(resource.MustParse(s)) }
-	base := Settings{RMBEBytes: 512 << 10, SendBufferBytes: 512 << 10, Budget: Budget{512 << 20, 4096, 1024, 1024}}
+	base := Settings{RMBEBytes: 512 << 10, SendBufferBytes: 512 << 10, Budget: Budget{512 << 20, 4096, 1024, 1024, 512 << 20}}
 	with := func(change func(*Settings)) Settings {
 		s := base
 		change(&s)
@@ -325,12 +323,14 @@ func TestFromObjects_settings(t *testing.T) {
 		{"one link", "", v1alpha1.SMCRPolicySpec{LinkRedundancy: v1alpha1.LinksSingle}, with(func(s *Settings) { s.SingleLink = true })},
 		{"two links", "", v1alpha1.SMCRPolicySpec{LinkRedundancy: v1alpha1.LinksSymmetric}, base},
 		{"shared", "", v1alpha1.SMCRPolicySpec{Isolation: v1alpha1.IsolationNamespace}, with(func(s *Settings) { s.Shared = true })},
-		{"transport", "", v1alpha1.SMCRPolicySpec{Transports: []v1alpha1.Transport{v1alpha1.TransportSoftwareRoCE}}, with(func(s *Settings) { s.BarOwn = BarTransport })},
+		{"transport", "", v1alpha1.SMCRPolicySpec{Transports: []v1alpha1.Transport{v1alpha1.TransportSoftwareRoCE}}, with(func(s *Settings) { s.MismatchOwn = MismatchTransport })},
 		{"any transport", "", v1alpha1.SMCRPolicySpec{Transports: []v1alpha1.Transport{v1alpha1.TransportHardware, v1alpha1.TransportSoftwareRoCE}}, base},
-		{"other transport", "", v1alpha1.SMCRPolicySpec{Transports: []v1alpha1.Transport{v1alpha1.TransportHardware}}, with(func(s *Settings) { s.Bar = BarTransport })},
+		{"other transport", "", v1alpha1.SMCRPolicySpec{Transports: []v1alpha1.Transport{v1alpha1.TransportHardware}}, with(func(s *Settings) { s.Mismatch = MismatchTransport })},
 		{"version", "", v1alpha1.SMCRPolicySpec{Versions: []v1alpha1.Version{v1alpha1.VersionV1}}, with(func(s *Settings) { s.Versions = VersionsV1 })},
 		{"both versions", "  versions: v2\n", v1alpha1.SMCRPolicySpec{Versions: []v1alpha1.Version{v1alpha1.VersionV1, v1alpha1.VersionV2}}, with(func(s *Settings) { s.Versions = VersionsV2 })},
-		{"no version in common", "  versions: v2\n", v1alpha1.SMCRPolicySpec{Versions: []v1alpha1.Version{v1alpha1.VersionV1}}, with(func(s *Settings) { s.Versions, s.Bar, s.BarOwn = VersionsV1, BarVersion, BarVersion })},
+		{"no version in common", "  versions: v2\n", v1alpha1.SMCRPolicySpec{Versions: []v1alpha1.Version{v1alpha1.VersionV1}}, with(func(s *Settings) {
+			s.Versions, s.Mismatch, s.MismatchOwn = VersionsV1, MismatchVersion, MismatchVersion
+		})},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -375,7 +375,8 @@ func TestAttack_policyBeyondTheCeiling(t *testing.T) {
 				s.Budget = &v1alpha1.PolicyBudget{Memory: ptr(resource.MustParse(tt.memory)), Connections: &tt.conns}
 			})
 			n, vs, _ := FromObjects(clusterBase(t, ceiling), Objects{Pods: []PodObject{shopPod()}, Policies: []v1alpha1.SMCRPolicy{p}})
-			tt.want.Relays, tt.want.Pending = n.PodBudget.Relays, n.PodBudget.Pending // policies say nothing of these
+			b := n.PodBudget // policies say nothing of these
+			tt.want.Relays, tt.want.Pending, tt.want.SocketBytes = b.Relays, b.Pending, b.SocketBytes
 			if got := n.SettingsFor(Pod{Namespace: "shop", Name: "web-0"}).Budget; got != tt.want {
 				t.Errorf("budget %+v, want %+v", got, tt.want)
 			}
@@ -418,6 +419,35 @@ func TestObjects_survive(t *testing.T) {
 	}
 	if diff := cmp.Diff(wantVerdicts, gotVerdicts); diff != "" {
 		t.Errorf("verdicts (-want +got):\n%s", diff)
+	}
+}
+
+// TestFromObjects_rules: a verdict tells by its Rules that the policies of the pod are others.
+func TestFromObjects_rules(t *testing.T) {
+	rules := func(policies ...v1alpha1.SMCRPolicy) string {
+		_, vs, _ := FromObjects(clusterBase(t, ""), Objects{Pods: []PodObject{shopPod("app=web")}, Policies: policies})
+		return vs[0].Rules
+	}
+	one, other := smcrPolicy("one", 2, nil), smcrPolicy("other", 1, nil)
+	one.UID, other.UID, one.Generation, other.Generation = "u1", "u2", 1, 1
+	changed, anew := one, one
+	changed.Generation = 2
+	anew.UID = "u3"
+	elsewhere := smcrPolicy("elsewhere", 3, func(s *v1alpha1.SMCRPolicySpec) {
+		s.PodSelector.MatchLabels = map[string]v1alpha1.LabelValue{"app": "db"}
+	})
+	want := rules(one, other)
+	if got := rules(other, one, elsewhere); got != want {
+		t.Errorf("the same policies, and one of other pods: %q, want %q", got, want)
+	}
+	seen := map[string]string{want: "as they were"}
+	for what, got := range map[string]string{
+		"changed": rules(changed, other), "made anew": rules(anew, other), "deleted": rules(other), "all deleted": rules(),
+	} {
+		if was, ok := seen[got]; ok {
+			t.Errorf("%s: the rules are those %s", what, was)
+		}
+		seen[got] = what
 	}
 }
 
@@ -480,7 +510,7 @@ func TestNode_Outbound_bounded(t *testing.T) {
 				t.Errorf("%d selections with %d ranges of ports", len(sel), ranges)
 			}
 			for _, a := range tt.addresses {
-				if dst := netip.AddrPortFrom(a, 1000); !n.Decide(id, dst, Outbound).Accelerate || !diverted(sel, dst) {
+				if dst := netip.AddrPortFrom(a, 1000); !n.Decide(id, dst).Accelerate || !diverted(sel, dst) {
 					t.Fatalf("%v is not diverted", dst)
 				}
 			}
@@ -522,7 +552,7 @@ func FuzzFromObjects(f *testing.F) {
 			id := Pod{Namespace: v.Namespace, Name: v.Name, UID: v.UID}
 			for _, dst := range []string{"10.0.0.1:1", "10.1.0.1:9", "[fd00::1]:80"} {
 				ap := netip.MustParseAddrPort(dst)
-				if d := n.Decide(id, ap, Outbound); d.Accelerate && (!v.OptedIn || !diverted(n.Outbound(id), ap)) {
+				if d := n.Decide(id, ap); d.Accelerate && (!v.OptedIn || !diverted(n.Outbound(id), ap)) {
 					t.Fatalf("%+v: %s is accelerated (%+v), but not diverted", v, dst, d)
 				}
 			}

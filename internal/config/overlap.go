@@ -7,32 +7,31 @@ import (
 	"net/netip"
 )
 
-// overlap says how one connection could be matched by both policies, or ""
-// when none can.
+// overlap names a connection that both policies select; "" if there is none.
 func overlap(a, b *Policy) string {
-	if !patternsMeet(a.Pods.Namespaces, b.Pods.Namespaces) ||
-		!patternsMeet(a.Pods.Names, b.Pods.Names) ||
-		!patternsMeet(a.Pods.Interfaces, b.Pods.Interfaces) {
+	if !patternsIntersect(a.Pods.Namespaces, b.Pods.Namespaces) ||
+		!patternsIntersect(a.Pods.Names, b.Pods.Names) ||
+		!patternsIntersect(a.Pods.Interfaces, b.Pods.Interfaces) {
 		return ""
 	}
-	port, ok := portsMeet(a.Ports, b.Ports)
+	port, ok := portsIntersect(a.Ports, b.Ports)
 	if !ok {
 		return ""
 	}
-	peer, ok := peersMeet(a, b)
+	peer, ok := peersIntersect(a, b)
 	if !ok {
 		return ""
 	}
 	return fmt.Sprintf("peer %v, port %d", peer, port)
 }
 
-func patternsMeet(a, b []string) bool {
+func patternsIntersect(a, b []string) bool {
 	if len(a) == 0 || len(b) == 0 {
 		return true
 	}
 	for _, x := range a {
 		for _, y := range b {
-			if patternMeets(x, y) {
+			if patternIntersects(x, y) {
 				return true
 			}
 		}
@@ -40,9 +39,10 @@ func patternsMeet(a, b []string) bool {
 	return false
 }
 
-// patternMeets says whether some string matches both patterns. reach[j] says
-// whether the part of x read so far and y[:j] have a string in common.
-func patternMeets(x, y string) bool {
+// patternIntersects says whether a string matches both patterns. For example, web-* and
+// *-1 have web-1 in common. reach[j] says whether a string matches both y[:j] and the part
+// of x that was read so far.
+func patternIntersects(x, y string) bool {
 	reach := make([]bool, len(y)+1)
 	reach[0] = true
 	for j := 1; j <= len(y) && y[j-1] == '*'; j++ {
@@ -62,7 +62,7 @@ func patternMeets(x, y string) bool {
 	return reach[len(y)]
 }
 
-func portsMeet(a, b []PortRange) (uint16, bool) {
+func portsIntersect(a, b []PortRange) (uint16, bool) {
 	all := []PortRange{{1, 65535}}
 	if len(a) == 0 {
 		a = all
@@ -80,8 +80,8 @@ func portsMeet(a, b []PortRange) (uint16, bool) {
 	return 0, false
 }
 
-// peersMeet returns a prefix in which an address is selected by both.
-func peersMeet(a, b *Policy) (netip.Prefix, bool) {
+// peersIntersect returns a prefix whose addresses both policies select.
+func peersIntersect(a, b *Policy) (netip.Prefix, bool) {
 	except := make([]netip.Prefix, 0, len(a.Except)+len(b.Except))
 	except = append(append(except, a.Except...), b.Except...)
 	for _, x := range peersOrAll(a.Peers) {
@@ -107,9 +107,9 @@ func peersOrAll(ps []netip.Prefix) []netip.Prefix {
 	return []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)}
 }
 
-// remainder finds a part of p that no exclusion covers whole or in part, by
-// halving. Only exclusions inside p lead to more work, and each costs at most
-// its length in halvings.
+// remainder finds a part of p that no exclusion overlaps. It halves p until a half has no
+// exclusion inside. Each exclusion inside p costs at most as many halvings as its length
+// has bits.
 func remainder(p netip.Prefix, except []netip.Prefix) (netip.Prefix, bool) {
 	var inside []netip.Prefix
 	for _, e := range except {

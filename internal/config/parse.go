@@ -22,13 +22,17 @@ import (
 // yamlLine finds the line in the messages of the YAML parser.
 var yamlLine = regexp.MustCompile(`line (\d+): (.*)`)
 
-// Machine is what a configuration file may leave to the machine it is read on.
+// Machine is the machine that a file is read on: it has values that the file may leave
+// out or refer to.
 type Machine struct {
-	// Cluster says that Kubernetes objects decide, so that the file has no
-	// policies.
+	// Cluster says that the policies are objects of a cluster, so that the file may have
+	// none.
 	Cluster bool
-	// Name is the node's name if the file does not say it.
+	// Name is the node's name if the file does not have one.
 	Name string
+	// Any says that the file is checked for all nodes, and not read on one of them: what a
+	// node gives to the file, its name, its address and its interfaces, is not looked at.
+	Any bool
 	// Address is what "address: node" stands for.
 	Address netip.Addr
 	// Interfaces are the addresses of each network interface, the preferred one
@@ -40,7 +44,7 @@ type Machine struct {
 // error is [Errors]: every mistake that was found.
 func Parse(file string, b []byte) (*Node, error) { return ParseOn(Machine{}, file, b) }
 
-// ParseOn is Parse on a machine that is known.
+// ParseOn is Parse with the values of a machine.
 func ParseOn(m Machine, file string, b []byte) (*Node, error) {
 	d := &decoder{file: file, machine: m}
 	top := func(problem string) error {
@@ -96,19 +100,18 @@ func (d *decoder) syntax(err error) error {
 
 func defaults() *Node {
 	n := &Node{
-		NodeBudget:       Budget{MemoryBytes: defaultNodeMemoryBytes, Conns: defaultNodeConns, Relays: defaultNodeRelays, Pending: defaultNodePending},
-		PodBudget:        Budget{MemoryBytes: defaultPodMemoryBytes, Conns: defaultPodConns, Relays: defaultPodRelays, Pending: defaultPodPending},
-		RMBEBytes:        defaultBufferBytes,
-		EIDs:             []clc.EID{defaultEID()},
-		SendBufferBytes:  defaultBufferBytes,
-		DataDir:          defaultDataDir,
-		APISocket:        defaultAPISocket,
-		MetricsAddress:   netip.MustParseAddrPort(defaultMetricsAddress),
-		RedirectTTL:      defaultRedirectTTL,
-		NegativeCacheTTL: defaultNegativeCacheTTL,
-		DrainTimeout:     defaultDrainTimeout,
-		AnswerPoll:       defaultAnswerPoll,
-		CNI:              CNI{BinDir: defaultCNIBinDir, ConfDir: defaultCNIConfDir},
+		NodeBudget:      Budget{MemoryBytes: defaultNodeMemoryBytes, Conns: defaultNodeConns, Relays: defaultNodeRelays, Pending: defaultNodePending, SocketBytes: defaultNodeSocketBytes},
+		PodBudget:       Budget{MemoryBytes: defaultPodMemoryBytes, Conns: defaultPodConns, Relays: defaultPodRelays, Pending: defaultPodPending, SocketBytes: defaultPodSocketBytes},
+		RMBEBytes:       defaultBufferBytes,
+		EIDs:            []clc.EID{defaultEID()},
+		SendBufferBytes: defaultBufferBytes,
+		DataDir:         defaultDataDir,
+		APISocket:       defaultAPISocket,
+		MetricsAddress:  netip.MustParseAddrPort(defaultMetricsAddress),
+		Diversion:       Diversion{RedirectTTL: defaultRedirectTTL, NegativeCacheTTL: defaultNegativeCacheTTL},
+		DrainTimeout:    defaultDrainTimeout,
+		AnswerPoll:      defaultAnswerPoll,
+		CNI:             CNI{BinDir: defaultCNIBinDir, ConfDir: defaultCNIConfDir},
 		DevicePlugin: DevicePlugin{
 			Slots: defaultSlots, Dir: defaultPluginDir, PodResources: defaultPodResources, InfoDir: defaultInfoDir,
 		},
@@ -120,9 +123,8 @@ func defaults() *Node {
 	return n
 }
 
-// privateNetworks is the private address space: what a cluster's pods and
-// Services have. Middleboxes and strangers who do not know the TCP option are
-// elsewhere.
+// privateNetworks is the private address space, which the pods and Services of a cluster
+// have. Outside of it are middleboxes and hosts that may not cope with the TCP option.
 func privateNetworks() []netip.Prefix {
 	return []netip.Prefix{
 		netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("172.16.0.0/12"), netip.MustParsePrefix("192.168.0.0/16"),
@@ -132,15 +134,15 @@ func privateNetworks() []netip.Prefix {
 
 func (d *decoder) node(f field, n *Node) {
 	fs := d.mapping(f, "name", "devices", "budgets", "rmbe", "sendBuffer", "versions", "eids", "dialects", "anyPrefix", "dataDir",
-		"apiSocket", "metricsAddress", "metricsAuth", "metricsTLS", "podsAsNode", "redirectTTL", "negativeCacheTTL", "drainTimeout", "answerPoll", "logLevel", "takeover", "defaultPeers", "wire", "cni", "devicePlugin", "dra")
+		"apiSocket", "metricsAddress", "metricsAuth", "metricsTLS", "podsAsNode", "redirectTTL", "negativeCacheTTL", "drainTimeout", "answerPoll", "logLevel", "holdSYNs", "takeover", "defaultPeers", "wire", "cni", "devicePlugin", "dra")
 	n.Name = d.machine.Name
 	d.text(fs, "name", &n.Name)
-	if !validName(n.Name, "") {
+	if !validName(n.Name, "") && (n.Name != "" || !d.machine.Any) {
 		d.errorf(fs.where("name"), "%q, want the node's name: letters, digits, '-', '_' and '.'", n.Name)
 	}
 	if f, ok := fs.get("devices"); ok {
 		n.Devices = d.devices(f)
-	} else if !fs.has("device") { // the old name was complained about
+	} else if !fs.has("device") { // for the old name there is an error already
 		d.errorf(fs.where("devices"), "is missing: want a list of soft: {address: ADDRESS} or rdma: NAME")
 	}
 	d.size(fs, "rmbe", &n.RMBEBytes)
@@ -180,6 +182,7 @@ func (d *decoder) node(f field, n *Node) {
 	d.duration(fs, "drainTimeout", &n.DrainTimeout, 0, maxTTL)
 	d.duration(fs, "answerPoll", &n.AnswerPoll, 0, maxAnswerPoll)
 	n.LogLevel = LogLevel(d.choice(fs, "logLevel", "info", "debug", "warn", "error"))
+	d.boolean(fs, "holdSYNs", &n.HoldSYNs)
 	d.boolean(fs, "takeover", &n.Takeover)
 	if f, ok := fs.get("defaultPeers"); ok {
 		n.DefaultPeers = d.defaultPeers(f)
@@ -248,7 +251,8 @@ func (d *decoder) dra(f field, r *DRA) {
 	}
 }
 
-// resourceName finds extended resources; * stands for all of a vendor's.
+// resourceName matches the name of an extended resource; VENDOR/* stands for all resources
+// of a vendor.
 var resourceName = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]*[a-z0-9])?/([A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?|\*)$`)
 
 func (d *decoder) devicePlugin(f field, p *DevicePlugin) {
@@ -303,7 +307,7 @@ func (d *decoder) cni(f field, c *CNI) {
 	d.absolute(fs, "confDir", c.ConfDir)
 }
 
-// absolute checks a path.
+// absolute checks that a path is absolute and clean.
 func (d *decoder) absolute(fs fields, key, p string) {
 	if !path.IsAbs(p) || path.Clean(p) != p {
 		d.errorf(fs.where(key), "%q, want an absolute path without . and ..", p)
@@ -370,7 +374,8 @@ func (d *decoder) metricsAddress(fs fields, n *Node) {
 	n.MetricsAddress = a
 }
 
-// metricsAuth reads who gets metrics. It is the cluster that knows who may.
+// metricsAuth reads metricsAuth and metricsTLS. metricsAuth needs a cluster, whose API
+// server says who may read metrics.
 func (d *decoder) metricsAuth(fs fields, n *Node) {
 	n.MetricsAuth = d.machine.Cluster
 	d.boolean(fs, "metricsAuth", &n.MetricsAuth)
@@ -387,10 +392,10 @@ func (d *decoder) metricsAuth(fs fields, n *Node) {
 	}
 }
 
-// devices reads the list of RNICs, which must be able to work together: one
-// provider, so that each can register the memory of the others, and one address
-// family, because a link has the same at both ends. Without any, only pods that
-// have devices for themselves use SMC-R.
+// devices reads the list of RNICs. All must be of one kind, so that each can register
+// the same memory, and software devices of one address family, because both ends of a
+// link have the same. With an empty list only the pods that have devices for themselves
+// use SMC-R.
 func (d *decoder) devices(f field) []Device {
 	items := d.list(f)
 	switch {
@@ -403,7 +408,7 @@ func (d *decoder) devices(f field) []Device {
 		before := len(d.errs)
 		dev := d.device(item)
 		if len(d.errs) > before {
-			continue // half a device would only lead to more complaints
+			continue // comparing a device with errors would only cause further errors
 		}
 		i := slices.IndexFunc(out, func(o Device) bool { return o.String() == dev.String() })
 		switch {
@@ -437,7 +442,8 @@ func (d *decoder) device(f field) Device {
 	return dev
 }
 
-// hardware reads a device of the kernel: its name, or a mapping with it.
+// hardware reads a device of the kernel: its name, or a mapping with name, port, address
+// and gidType.
 func (d *decoder) hardware(fs fields, f field, dev *Device) {
 	if f.node.Kind == yaml.MappingNode {
 		fs = d.mapping(f, "name", "port", "address", "gidType")
@@ -460,11 +466,11 @@ func (d *decoder) hardware(fs fields, f field, dev *Device) {
 	}
 }
 
-// gidAddress reads the address of a GID: it or, as one file is for all nodes,
-// node or the name of an interface.
+// gidAddress reads the address of a GID. As one file is for all nodes, the address may
+// also be "node" or the name of an interface.
 func (d *decoder) gidAddress(f field, text string) netip.Addr {
 	switch addrs := d.machine.Interfaces[text]; {
-	case text == "node" && d.machine.Address.IsValid():
+	case text == "node" && (d.machine.Address.IsValid() || d.machine.Any):
 		return d.machine.Address
 	case text == "node":
 		d.errorf(f, "node: the node's address is not known: run with --kubernetes and NODE_IP in the environment, or give the address")
@@ -473,6 +479,9 @@ func (d *decoder) gidAddress(f field, text string) netip.Addr {
 		return addrs[0]
 	}
 	a, err := netip.ParseAddr(text)
+	if err != nil && d.machine.Any && validName(text, "") && len(text) <= maxInterfaceName {
+		return netip.Addr{} // the name of an interface that nodes have
+	}
 	if err != nil || a.IsUnspecified() || a.IsMulticast() || a.Is4In6() {
 		d.errorf(f, "%q, want an address of the device's network interface, node, or the name of an interface that has one (smcrctl devices shows them)", text)
 	}
@@ -489,8 +498,8 @@ func (d *decoder) soft(f field, dev *Device) {
 	}
 }
 
-// softAddress finds the address of a software device: given, of an interface,
-// or the node's own.
+// softAddress finds the address of a software device: the given one, that of an
+// interface, or that of the node.
 func (d *decoder) softAddress(fs fields) netip.Addr {
 	var addr, ifname string
 	d.text(fs, "address", &addr)
@@ -501,8 +510,8 @@ func (d *decoder) softAddress(fs fields) netip.Addr {
 		case fs.has("address"):
 			d.errorf(i, "contradicts address: choose one of the two")
 		case len(addrs) == 0 && d.machine.Cluster:
-			// The file is for all nodes, and some may not have it.
-			if !validName(ifname, "") {
+			// The file is for all nodes, and some may not have the interface.
+			if !validName(ifname, "") || len(ifname) > maxInterfaceName {
 				d.errorf(i, "%q is no name of a network interface", ifname)
 			}
 		case len(addrs) == 0:
@@ -513,7 +522,7 @@ func (d *decoder) softAddress(fs fields) netip.Addr {
 		return netip.Addr{}
 	}
 	if addr == "node" {
-		if !d.machine.Address.IsValid() {
+		if !d.machine.Address.IsValid() && !d.machine.Any {
 			d.errorf(fs.where("address"), "node: the node's address is not known: run with --kubernetes and NODE_IP in the environment, or give the address")
 		}
 		return d.machine.Address
@@ -535,7 +544,7 @@ func (d *decoder) policies(f field, n *Node) {
 		before := len(d.errs)
 		p := d.policy(item)
 		if len(d.errs) > before {
-			continue // half a policy would only lead to more complaints
+			continue // comparing a policy with errors would only cause further errors
 		}
 		for i := range n.Policies {
 			o := &n.Policies[i]
@@ -575,8 +584,8 @@ func (d *decoder) policy(f field) Policy {
 	return p
 }
 
-// exclusions checks that each exclusion takes something out of the peers, and
-// that they leave something.
+// exclusions checks that each exclusion takes addresses out of the peers, and that each
+// peer network has addresses left.
 func (d *decoder) exclusions(ps fields, p Policy) {
 	peers := peersOrAll(p.Peers)
 	for _, e := range p.Except {
@@ -592,9 +601,8 @@ func (d *decoder) exclusions(ps fields, p Policy) {
 	}
 }
 
-// Immutable returns the names of the node settings in which next differs and
-// that only a restart can change. A reload takes over policies, time
-// limits and the log level.
+// Immutable returns the names of the settings in which next differs and that need a
+// restart. A reload takes over the others: policies, time limits and the log level.
 func (n *Node) Immutable(next *Node) []string {
 	var out []string
 	diff := func(name string, differs bool) {
@@ -617,6 +625,7 @@ func (n *Node) Immutable(next *Node) []string {
 	diff("metricsAuth", n.MetricsAuth != next.MetricsAuth)
 	diff("metricsTLS", n.MetricsTLS != next.MetricsTLS)
 	diff("podsAsNode", n.PodsAsNode != next.PodsAsNode)
+	diff("holdSYNs", n.HoldSYNs != next.HoldSYNs)
 	diff("takeover", n.Takeover != next.Takeover)
 	diff("cni", n.CNI != next.CNI)
 	diff("dra", n.DRA != next.DRA)

@@ -8,27 +8,30 @@ import (
 	"slices"
 )
 
-// Selection is a set of destinations of a pod that policies select, or with
-// Exclude take out again.
+// Selection is a set of destinations of a pod that are to be diverted, or, with Exclude,
+// that are not although another Selection contains them.
 type Selection struct {
 	Prefix  netip.Prefix
 	Ports   []PortRange // none: all
 	Exclude bool
 }
 
-// Outbound returns the destinations that are to be diverted for the pod. An
-// exclusion holds against every selection, so it is used only where a single
-// policy selects the pod; otherwise one policy's exclusion would take out what
-// another one selects, and the prefixes are split instead.
+// Outbound returns the destinations that are to be diverted for the pod.
 //
-// More may be returned than the policies select, where the exact set would be
-// too large for a redirection: [Node.Decide] has the last word.
+// An exclusion is for all selections. So exclusions are returned only if a single policy
+// selects the pod. With two policies, for example 10.0.0.0/8 except 10.1.0.0/16, and
+// 10.1.0.0/16, the exclusion of the first would take out what the second selects: then the
+// prefixes are split instead.
+//
+// If the exact set would be too large for a redirection, a larger set of destinations is
+// returned. For each diverted connection [Node.Decide] decides exactly.
 func (n *Node) Outbound(pod Pod) []Selection { return outbound(n.PoliciesFor(pod)) }
 
-// OutboundRequired returns those of them that need SMC-R, where it is not to be
-// had and the others are to be left alone. Here, too, Decide has the last word.
+// OutboundRequired returns the destinations of policies with mode Required. They are the
+// ones to divert when SMC-R is not possible: their connections must be reset, while all
+// others go directly. As with Outbound, the set may be larger than the policies select.
 func (n *Node) OutboundRequired(pod Pod) []Selection {
-	return outbound(slices.DeleteFunc(slices.Clone(n.PoliciesFor(pod)), func(p Policy) bool { return p.Mode != ModeRequired }))
+	return outbound(required(n.PoliciesFor(pod)))
 }
 
 func outbound(ps []Policy) []Selection {
@@ -55,7 +58,7 @@ func outbound(ps []Policy) []Selection {
 	return bounded(out)
 }
 
-// destinations are the peers as prefixes, exclusions aside.
+// destinations are the peers as prefixes, without regard to Except.
 func (p *Policy) destinations() []netip.Prefix {
 	if len(p.Addresses) == 0 {
 		return peersOrAll(p.Peers)
@@ -69,7 +72,7 @@ func (p *Policy) destinations() []netip.Prefix {
 	return out
 }
 
-// bounded widens selections until a redirection can hold them.
+// bounded widens selections until they fit the limits of a redirection.
 func bounded(sel []Selection) []Selection {
 	var (
 		all       []netip.Prefix
@@ -98,16 +101,16 @@ func bounded(sel []Selection) []Selection {
 		excluded = nil // they are carried as plain TCP
 	}
 	all = joined(all)
-	if len(portLists) == 1 { // neighbours joined, it may fit
+	if len(portLists) == 1 { // with adjacent prefixes joined, the selections may fit
 		n, ports := len(all)+len(excluded), portLists[0]
 		if n <= maxSelections && n*len(ports) <= maxSelectionRanges && n*(2*len(ports)+1) <= maxSelectionBlocks {
 			return selections(all, ports, excluded)
 		}
 	}
-	// All ports of wider and wider networks.
+	// Give up the ports, and widen the networks bit by bit.
 	for bits := 127; len(all)+len(excluded) > maxSelections; bits-- {
 		for i, p := range all {
-			// The two families are widened alike, as far as they are long.
+			// bits is for IPv6. IPv4 addresses have 96 bits less, so bits 127 is /31 there.
 			if b := max(0, bits-(128-p.Addr().BitLen())); p.Bits() > b {
 				all[i] = netip.PrefixFrom(p.Addr(), b).Masked()
 			}
@@ -125,8 +128,8 @@ func selections(prefixes []netip.Prefix, ports []PortRange, excluded []Selection
 	return append(out, excluded...)
 }
 
-// joined sorts prefixes, drops those that lie in others, and makes one of two
-// that are the halves of one.
+// joined sorts prefixes, drops those that are inside others, and joins two that are the
+// halves of a shorter prefix.
 func joined(ps []netip.Prefix) []netip.Prefix {
 	slices.SortFunc(ps, func(a, b netip.Prefix) int {
 		return cmp.Or(a.Addr().Compare(b.Addr()), cmp.Compare(a.Bits(), b.Bits()))
@@ -151,7 +154,22 @@ func joined(ps []netip.Prefix) []netip.Prefix {
 // InboundPorts returns the ports of the pod whose SYNs with the option are to
 // be diverted, or all.
 func (n *Node) InboundPorts(pod Pod) (ports []PortRange, all bool) {
-	for _, p := range n.PoliciesFor(pod) {
+	return inboundPorts(n.PoliciesFor(pod))
+}
+
+// InboundPortsRequired returns the ports of policies with mode Required, which are the ones
+// to divert when SMC-R is not possible.
+func (n *Node) InboundPortsRequired(pod Pod) (ports []PortRange, all bool) {
+	return inboundPorts(required(n.PoliciesFor(pod)))
+}
+
+// required returns the policies with mode Required.
+func required(ps []Policy) []Policy {
+	return slices.DeleteFunc(slices.Clone(ps), func(p Policy) bool { return p.Mode != ModeRequired })
+}
+
+func inboundPorts(ps []Policy) (ports []PortRange, all bool) {
+	for _, p := range ps {
 		if p.NoPeers {
 			continue
 		}
