@@ -17,12 +17,32 @@ const (
 	reasonNodeNotReady  = "NodeNotReady"
 	reasonAgentNoPod    = "AgentPodMissing"
 	reasonAgentNotReady = "AgentPodNotReady"
+	reasonAgentSilent   = "AgentSilent"
 )
 
-// agentState returns the condition AgentAlive of a node: whether the node and
-// one of the pods that run an agent on it are ready. While the agent is
-// upgraded there are two.
-func agentState(node *corev1.Node, agents []corev1.Pod) metav1.Condition {
+// agentState returns the condition AgentAlive of a node, by what the agent's Lease says. A
+// Lease says more than pods do: kubelet may have ended, and the agent goes on; the node may
+// have lost its power, and Kubernetes notices 40 s later. ok is false if the Lease does not
+// say it, or not yet.
+func agentState(v verdict, node *corev1.Node, agents []corev1.Pod) (state metav1.Condition, ok bool) {
+	switch v {
+	case renewed:
+		return condition(v1alpha1.ConditionAgentAlive, metav1.ConditionTrue, reasonAgentReady, "the agent renews its Lease"), true
+	case silent:
+		if state = podState(node, agents); state.Status == metav1.ConditionFalse {
+			return state, true
+		}
+		return condition(v1alpha1.ConditionAgentAlive, metav1.ConditionFalse, reasonAgentSilent,
+			"the agent does not renew its Lease any more, though its pod counts as ready: the node has no power or no network, or the agent hangs"), true
+	case noLease, unproved:
+	}
+	return state, false
+}
+
+// podState returns the condition AgentAlive of a node, by what Kubernetes says of its pods.
+// It is true if the node is ready, and one of the agents' pods on it. While the agent is
+// upgraded there may be two.
+func podState(node *corev1.Node, agents []corev1.Pod) metav1.Condition {
 	is := func(status metav1.ConditionStatus, reason, format string, args ...any) metav1.Condition {
 		return condition(v1alpha1.ConditionAgentAlive, status, reason, fmt.Sprintf(format, args...))
 	}
@@ -30,7 +50,7 @@ func agentState(node *corev1.Node, agents []corev1.Pod) metav1.Condition {
 		return is(metav1.ConditionFalse, reasonNodeNotReady, "the node is not ready")
 	}
 	if len(agents) == 0 {
-		return is(metav1.ConditionFalse, reasonAgentNoPod, "no pod of the node agent is on the node: check that the DaemonSet's node selector and tolerations let it in")
+		return is(metav1.ConditionFalse, reasonAgentNoPod, "no pod of the node agent is on the node: check that the DaemonSet's node selector and tolerations allow one there")
 	}
 	for i := range agents {
 		if podReady(&agents[i]) {
@@ -58,8 +78,8 @@ func podReady(pod *corev1.Pod) bool {
 	return false
 }
 
-// withoutTaint returns the taints of a node but the start-up taint, and whether
-// it was among them.
+// withoutTaint returns the taints of a node without the start-up taint, and whether the
+// start-up taint was among them.
 func withoutTaint(taints []corev1.Taint) (rest []corev1.Taint, had bool) {
 	rest = []corev1.Taint{} // not nil: null would not be a list in a patch
 	for _, t := range taints {

@@ -16,8 +16,7 @@ import (
 	"github.com/smcr-io/kube-smcr/api/v1alpha1"
 )
 
-// namespaceView is all that the status of the policies of a namespace comes
-// from.
+// namespaceView is all that the statuses of a namespace's policies are computed from.
 type namespaceView struct {
 	name        string
 	annotations map[string]string // of the namespace
@@ -26,17 +25,22 @@ type namespaceView struct {
 	links       []v1alpha1.SMCRLink
 	slices      []v1alpha1.SMCRPeerSlice
 	agentGone   map[string]bool // nodes on which no agent answers
+	oneRNIC     map[string]bool // nodes that have a single RDMA device
 }
 
-// sums are what is counted for one policy.
+// sums are the counts for one policy.
 type sums struct {
-	pods      v1alpha1.PolicyPods
-	reasons   map[string]int32
-	links     v1alpha1.LinkGroupCounts
-	unlinked  int32 // active link groups with less redundancy than wanted
-	peers     int32
-	agentless map[string]bool // nodes of opted-in pods whose agent does not answer
-	conflicts []conflict
+	pods     v1alpha1.PolicyPods
+	reasons  map[string]int32
+	links    v1alpha1.LinkGroupCounts
+	unlinked int32 // active link groups with less redundancy than wanted
+	// single are active link groups with less redundancy than wanted that cannot have more,
+	// because a node has one RNIC; singleNodes are these nodes.
+	single      int32
+	singleNodes map[string]bool
+	peers       int32
+	agentless   map[string]bool // nodes of opted-in pods whose agent does not answer
+	conflicts   []conflict
 }
 
 // aggregate returns the status of each policy of the view, by name. Conditions
@@ -44,7 +48,7 @@ type sums struct {
 func aggregate(v *namespaceView, now metav1.Time) map[string]v1alpha1.SMCRPolicyStatus {
 	all := make(map[*policy]*sums, len(v.policies))
 	for _, p := range v.policies {
-		all[p] = &sums{reasons: map[string]int32{}, agentless: map[string]bool{}}
+		all[p] = &sums{reasons: map[string]int32{}, agentless: map[string]bool{}, singleNodes: map[string]bool{}}
 	}
 	slices.SortFunc(v.policies, func(a, b *policy) int { return v1alpha1.CompareRank(a.obj, b.obj) })
 	ofPod, sets := v.countPods(all)
@@ -94,8 +98,9 @@ func (v *namespaceView) countPods(all map[*policy]*sums) (ofPod map[string][]*po
 	return ofPod, sets
 }
 
-// claimed says whether a pod is opted in by a claim, which its agent knows: it
-// reports on no other pod that does not say itself what it wants.
+// claimed says whether a pod is opted in by a ResourceClaim. The pod's agent knows that,
+// not the controller: a pod without the annotation smcr.io/enabled has a status from its
+// agent only if it is opted in by its namespace, or by a claim.
 func claimed(pod *corev1.Pod) bool {
 	_, says := pod.Annotations[v1alpha1.AnnotationEnabled]
 	return !says && pod.Annotations[v1alpha1.AnnotationStatus] != ""
@@ -117,7 +122,10 @@ func (s *sums) countPod(pod *corev1.Pod, enabled, agentGone bool) {
 	case word == v1alpha1.PodStatusFallback:
 		s.pods.Fallback++
 		s.reasons[reason]++
-	default: // not attached, or nobody is there who could say
+	case word == v1alpha1.PodStatusRefused:
+		s.pods.Refused++
+		s.reasons[reason]++
+	default: // not attached, or no agent answers
 		s.pods.Pending++
 	}
 }
@@ -128,14 +136,14 @@ func podStatus(pod *corev1.Pod) (word, reason string) {
 	switch word {
 	case v1alpha1.PodStatusEnabled:
 		return word, ""
-	case v1alpha1.PodStatusFallback:
+	case v1alpha1.PodStatusFallback, v1alpha1.PodStatusRefused:
 		return word, cmp.Or(strings.TrimSpace(reason), "UNKNOWN")
 	}
 	return v1alpha1.PodStatusPending, ""
 }
 
-// countLinks counts each link group for the policies of its pod; one that pods
-// share for the policy that its agent names.
+// countLinks counts each link group for the policies of its pod. A link group that the
+// pods of a namespace share is counted for the policy that its agent names.
 func (v *namespaceView) countLinks(all map[*policy]*sums, ofPod map[string][]*policy) {
 	byName := map[string]*policy{}
 	for _, p := range v.policies {
@@ -149,28 +157,26 @@ func (v *namespaceView) countLinks(all map[*policy]*sums, ofPod map[string][]*po
 		}
 		if pod != "*" {
 			for _, p := range ofPod[pod] {
-				all[p].countLink(l, p.obj.Spec.LinkRedundancy)
+				all[p].countLink(l, p.obj.Spec.LinkRedundancy, v.oneRNIC)
 			}
 		} else if p := byName[strings.TrimPrefix(l.Policy, v.name+"/")]; p != nil {
-			all[p].countLink(l, p.obj.Spec.LinkRedundancy)
+			all[p].countLink(l, p.obj.Spec.LinkRedundancy, v.oneRNIC)
 		}
 	}
 }
 
-func (s *sums) countLink(l *v1alpha1.SMCRLinkStatus, wanted v1alpha1.LinkRedundancy) {
+func (s *sums) countLink(l *v1alpha1.SMCRLinkStatus, wanted v1alpha1.LinkRedundancy, oneRNIC map[string]bool) {
 	s.links.Total++
 	switch l.State {
 	case v1alpha1.LinkActive:
 		s.links.Active++
 		if wanted != v1alpha1.LinksSingle && l.Redundancy != v1alpha1.RedundancySymmetric {
-			s.unlinked++
+			s.countUnlinked(l, oneRNIC)
 		}
 	case v1alpha1.LinkEstablishing:
 		s.links.Establishing++
 	case v1alpha1.LinkDown:
 		s.links.Down++
-	case v1alpha1.LinkUnknown:
-		s.links.Unknown++
 	}
 	switch l.Redundancy {
 	case v1alpha1.RedundancySymmetric:
@@ -180,6 +186,23 @@ func (s *sums) countLink(l *v1alpha1.SMCRLinkStatus, wanted v1alpha1.LinkRedunda
 	case v1alpha1.RedundancySingle:
 		s.links.Single++
 	case v1alpha1.RedundancyNone:
+	}
+}
+
+// countUnlinked counts an active link group with less redundancy than wanted. One on devices
+// that the pod has for itself could have more, whatever the node has.
+func (s *sums) countUnlinked(l *v1alpha1.SMCRLinkStatus, oneRNIC map[string]bool) {
+	possible := true
+	for _, node := range []string{l.Node, l.Peer} {
+		if oneRNIC[node] && l.PCIAddresses == "" {
+			possible = false
+			s.singleNodes[node] = true
+		}
+	}
+	if possible {
+		s.unlinked++
+	} else {
+		s.single++
 	}
 }
 
@@ -207,14 +230,14 @@ func (s *sums) status(p *policy, namespace string, now metav1.Time) v1alpha1.SMC
 		s.accepted(p), s.ready(p, namespace), s.linksRedundant(p), s.degraded(p), s.conflicting(p),
 	} {
 		c.ObservedGeneration = p.obj.Generation
-		c.LastTransitionTime = now // stays if the condition's status does
+		c.LastTransitionTime = now // SetStatusCondition keeps the old time if the status is the same
 		meta.SetStatusCondition(&st.Conditions, c)
 	}
 	return st
 }
 
-// topReasons returns the most frequent reasons, in an order that does not
-// change by itself.
+// topReasons returns the most frequent reasons. Reasons of the same frequency are in the
+// order of their names, so that the status does not change without need.
 func topReasons(n map[string]int32) []v1alpha1.ReasonCount {
 	var out []v1alpha1.ReasonCount
 	for r, c := range n {

@@ -11,7 +11,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/smcr-io/kube-smcr/api/v1alpha1"
@@ -93,6 +92,17 @@ func TestAggregate(t *testing.T) {
 			pods: v1alpha1.PolicyPods{Matched: 1}, want: map[string]string{"Ready": "False NotOptedIn"}, says: "annotate the pods or namespace shop with smcr.io/enabled=true",
 		},
 		{
+			name: "refused connections are not plain TCP", view: namespaceView{pods: []corev1.Pod{pod("a", optedIn("Enabled")), pod("b", optedIn("Refused: REQUIRED"))}},
+			pods: v1alpha1.PolicyPods{Matched: 2, OptedIn: 2, Accelerated: 1, Refused: 1},
+			want: map[string]string{"Ready": "False PodsRefused", "Degraded": "True PodsRefused"},
+			says: "the connections of 1 of 2 opted-in pods are refused, because a policy requires SMC-R: REQUIRED (1)",
+		},
+		{
+			name: "some refused, some plain TCP", view: namespaceView{pods: []corev1.Pod{pod("a", optedIn("Fallback: NO_OPTION")), pod("b", optedIn("Refused: REQUIRED"))}},
+			pods: v1alpha1.PolicyPods{Matched: 2, OptedIn: 2, Fallback: 1, Refused: 1},
+			want: map[string]string{"Ready": "False PodsRefused", "Degraded": "True PodsRefused"}, says: "1 pod with refused connections; 1 pod on plain TCP",
+		},
+		{
 			name: "fallback counts more than pending", view: namespaceView{pods: []corev1.Pod{
 				pod("a", optedIn("Enabled")), pod("b", optedIn("Fallback: NO_OPTION")), pod("c", optedIn("Fallback")), pod("d", optedIn("Pending: NOT_ATTACHED")),
 			}},
@@ -110,14 +120,54 @@ func TestAggregate(t *testing.T) {
 				links: []v1alpha1.SMCRLink{
 					link("a", v1alpha1.LinkActive, v1alpha1.RedundancySymmetric), link("a", v1alpha1.LinkActive, v1alpha1.RedundancyAsymmetric),
 					link("a", v1alpha1.LinkActive, v1alpha1.RedundancySingle), link("a", v1alpha1.LinkEstablishing, v1alpha1.RedundancyNone),
-					link("a", v1alpha1.LinkDown, v1alpha1.RedundancyNone), link("a", v1alpha1.LinkUnknown, v1alpha1.RedundancySymmetric),
+					link("a", v1alpha1.LinkDown, v1alpha1.RedundancyNone), link("a", v1alpha1.LinkDown, v1alpha1.RedundancySymmetric),
 					link("of-another-policy", v1alpha1.LinkActive, v1alpha1.RedundancySymmetric),
 				},
 			},
 			pods:  v1alpha1.PolicyPods{Matched: 1, OptedIn: 1, Accelerated: 1},
-			links: v1alpha1.LinkGroupCounts{Total: 6, Active: 3, Establishing: 1, Down: 1, Unknown: 1, Symmetric: 2, Asymmetric: 1, Single: 1},
+			links: v1alpha1.LinkGroupCounts{Total: 6, Active: 3, Establishing: 1, Down: 2, Symmetric: 2, Asymmetric: 1, Single: 1},
 			want:  map[string]string{"Ready": good, "LinksRedundant": "False NotRedundant", "Degraded": "True LinksDown"},
-			says:  "1 link group down; 1 link group unknown",
+			says:  "2 link groups down",
+		},
+		{
+			name: "nodes with one RNIC", view: namespaceView{
+				oneRNIC: map[string]bool{"n1": true}, pods: []corev1.Pod{pod("a", optedIn("Enabled"))},
+				links: []v1alpha1.SMCRLink{link("a", v1alpha1.LinkActive, v1alpha1.RedundancySingle)},
+			},
+			pods: v1alpha1.PolicyPods{Matched: 1, OptedIn: 1, Accelerated: 1}, links: v1alpha1.LinkGroupCounts{Total: 1, Active: 1, Single: 1},
+			want: map[string]string{"Ready": good, "LinksRedundant": "False OneRNIC"},
+		},
+		{
+			name: "a peer with one RNIC", view: namespaceView{
+				oneRNIC: map[string]bool{"n2": true}, pods: []corev1.Pod{pod("a", optedIn("Enabled"))},
+				links: []v1alpha1.SMCRLink{func() v1alpha1.SMCRLink {
+					l := link("a", v1alpha1.LinkActive, v1alpha1.RedundancyAsymmetric)
+					l.Status.Peer = "n2"
+					return l
+				}()},
+			},
+			pods: v1alpha1.PolicyPods{Matched: 1, OptedIn: 1, Accelerated: 1}, links: v1alpha1.LinkGroupCounts{Total: 1, Active: 1, Asymmetric: 1},
+			want: map[string]string{"Ready": good, "LinksRedundant": "False OneRNIC"},
+		},
+		{
+			name: "a node with one RNIC, and one that lost its second", view: namespaceView{
+				oneRNIC: map[string]bool{"n2": true}, pods: []corev1.Pod{pod("a", optedIn("Enabled"))},
+				links: []v1alpha1.SMCRLink{link("a", v1alpha1.LinkActive, v1alpha1.RedundancySingle)},
+			},
+			pods: v1alpha1.PolicyPods{Matched: 1, OptedIn: 1, Accelerated: 1}, links: v1alpha1.LinkGroupCounts{Total: 1, Active: 1, Single: 1},
+			want: map[string]string{"Ready": good, "LinksRedundant": "False NotRedundant"},
+		},
+		{
+			name: "a device that the pod has for itself", view: namespaceView{
+				oneRNIC: map[string]bool{"n1": true}, pods: []corev1.Pod{pod("a", optedIn("Enabled"))},
+				links: []v1alpha1.SMCRLink{func() v1alpha1.SMCRLink {
+					l := link("a", v1alpha1.LinkActive, v1alpha1.RedundancySingle)
+					l.Status.PCIAddresses = "0000:3b:00.2"
+					return l
+				}()},
+			},
+			pods: v1alpha1.PolicyPods{Matched: 1, OptedIn: 1, Accelerated: 1}, links: v1alpha1.LinkGroupCounts{Total: 1, Active: 1, Single: 1},
+			want: map[string]string{"Ready": good, "LinksRedundant": "False NotRedundant"},
 		},
 		{
 			name: "single links are all that is wanted", spec: func(s *v1alpha1.SMCRPolicySpec) { s.LinkRedundancy = v1alpha1.LinksSingle },
@@ -241,66 +291,5 @@ func TestTopReasons(t *testing.T) {
 	got := topReasons(all)
 	if len(got) != maxReasons || got[0].Reason != "OFTEN" || got[1].Reason != "R00" || got[maxReasons-1].Reason != "R14" {
 		t.Errorf("reasons are %v, want the %d most frequent, equal ones by name", got, maxReasons)
-	}
-}
-
-func TestFindConflicts(t *testing.T) {
-	mem := resource.MustParse("1Gi")
-	type edit = func(*v1alpha1.SMCRPolicySpec)
-	port := func(first, last int32) edit {
-		return func(s *v1alpha1.SMCRPolicySpec) { s.Ports = []v1alpha1.PolicyPort{{Port: first, EndPort: &last}} }
-	}
-	required := func(s *v1alpha1.SMCRPolicySpec) { s.Mode = v1alpha1.ModeRequired }
-	for _, tt := range []struct {
-		name string
-		a, b []edit
-		want string // what they differ in
-	}{
-		{name: "equal"},
-		{name: "another mode", b: []edit{required}, want: "mode"},
-		{name: "another mode of other ports", a: []edit{port(80, 80)}, b: []edit{required, port(81, 90)}},
-		{name: "another mode of some of the ports", a: []edit{port(80, 85)}, b: []edit{required, port(81, 90)}, want: "mode"},
-		{name: "another mode of one of all ports", b: []edit{required, port(81, 90)}, want: "mode"},
-		{name: "another priority", a: []edit{func(s *v1alpha1.SMCRPolicySpec) { s.Priority = 1 }}, b: []edit{required}},
-		{name: "other pods", a: []edit{selecting("x")}, b: []edit{required, selecting("web")}},
-		{name: "other buffers", b: []edit{func(s *v1alpha1.SMCRPolicySpec) { s.Buffers = &v1alpha1.PolicyBuffers{RMBE: "64Ki"} }}, want: "buffers"},
-		{
-			name: "the same memory, written otherwise", a: []edit{func(s *v1alpha1.SMCRPolicySpec) { s.Budget = &v1alpha1.PolicyBudget{Memory: &mem} }},
-			b: []edit{func(s *v1alpha1.SMCRPolicySpec) {
-				m := resource.MustParse("1024Mi")
-				s.Budget = &v1alpha1.PolicyBudget{Memory: &m}
-			}},
-		},
-		{
-			name: "versions in another order",
-			a:    []edit{func(s *v1alpha1.SMCRPolicySpec) { s.Versions = []v1alpha1.Version{"V1", "V2"} }},
-			b:    []edit{func(s *v1alpha1.SMCRPolicySpec) { s.Versions = []v1alpha1.Version{"V2", "V1"} }},
-		},
-		{
-			name: "everything",
-			b: []edit{required, func(s *v1alpha1.SMCRPolicySpec) {
-				s.LinkRedundancy, s.Isolation = v1alpha1.LinksSingle, v1alpha1.IsolationNamespace
-				s.Transports, s.Versions = []v1alpha1.Transport{v1alpha1.TransportHardware}, []v1alpha1.Version{"V1"}
-				s.Budget = &v1alpha1.PolicyBudget{Memory: &mem}
-			}},
-			want: "mode, budget, linkRedundancy, transports, isolation, versions",
-		},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			a, b := newPolicy("shop", "a", tt.a...), newPolicy("shop", "b", tt.b...)
-			pod := newPod("shop", "p", "n", "10.0.0.1")
-			pod.Labels["app"] = "web"
-			v := namespaceView{name: "shop", policies: []*policy{compile(b), compile(a)}, pods: []corev1.Pod{*pod}}
-			got := aggregate(&v, metav1.Now())
-			for name, other := range map[string]string{"a": "b", "b": "a"} {
-				c := meta.FindStatusCondition(got[name].Conditions, v1alpha1.ConditionConflicting)
-				if (c.Status == metav1.ConditionTrue) != (tt.want != "") {
-					t.Errorf("%s is conflicting: %s, %s", name, c.Status, c.Message)
-				}
-				if want := fmt.Sprintf("%s (%s; a comes first)", other, tt.want); tt.want != "" && !strings.Contains(c.Message, want) {
-					t.Errorf("%s is told %q, want %q in it", name, c.Message, want)
-				}
-			}
-		})
 	}
 }

@@ -18,7 +18,7 @@ type policy struct {
 	obj   *v1alpha1.SMCRPolicy
 	pods  labels.Selector
 	peers []peerSelector
-	// err says what is wrong with the policy. It selects nothing then.
+	// err says what is wrong with the policy. A policy with an error selects nothing.
 	err error
 }
 
@@ -28,9 +28,8 @@ type peerSelector struct {
 	pods       labels.Selector
 }
 
-// compile reads the selectors of a policy. The API server refuses most of what
-// is wrong with one; an object that was stored under an older definition is
-// looked at here.
+// compile reads the selectors of a policy and checks them. The API server refuses most
+// mistakes, but not in an object that was stored under an older CRD.
 func compile(obj *v1alpha1.SMCRPolicy) *policy {
 	p := &policy{obj: obj}
 	var errs []error
@@ -69,12 +68,12 @@ func compile(obj *v1alpha1.SMCRPolicy) *policy {
 	return p
 }
 
-// selects says whether the policy holds for the pod, which is of its namespace.
+// selects says whether the policy selects the pod, which is of its namespace.
 func (p *policy) selects(pod *corev1.Pod) bool {
 	return p.err == nil && p.pods.Matches(labels.Set(pod.Labels))
 }
 
-// mayHavePeersIn says whether a peer selector looks at pods of the namespace.
+// mayHavePeersIn says whether a peer selector may select pods of the namespace.
 func (p *policy) mayHavePeersIn(namespace string, lbls labels.Set) bool {
 	for _, s := range p.peers {
 		if s.inNamespace(p.obj.Namespace, namespace, lbls) {
@@ -91,8 +90,8 @@ func (s peerSelector) inNamespace(own, namespace string, lbls labels.Set) bool {
 	return s.namespaces.Matches(lbls)
 }
 
-// carries says whether SMC-R can be used in the pod at all: it runs, and has a
-// network of its own.
+// carries says whether the pod can use SMC-R at all: it runs, and is not in the host's
+// network.
 func carries(pod *corev1.Pod) bool {
 	return pod.Status.Phase == corev1.PodRunning && pod.DeletionTimestamp.IsZero() && !pod.Spec.HostNetwork
 }

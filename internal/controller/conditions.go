@@ -22,13 +22,14 @@ const (
 	reasonNotOptedIn     = "NotOptedIn"
 	reasonPodsPending    = "PodsPending"
 	reasonPodsFallback   = "PodsFallback"
+	reasonPodsRefused    = "PodsRefused"
 
 	reasonNoLinkGroups  = "NoLinkGroups"
 	reasonAsWanted      = "AsWanted"
 	reasonNotRedundant  = "NotRedundant"
+	reasonOneRNIC       = "OneRNIC"
 	reasonAgentsMissing = "AgentsMissing"
 	reasonLinksDown     = "LinksDown"
-	reasonLinksUnknown  = "LinksUnknown"
 	reasonHealthy       = "Healthy"
 
 	reasonOtherPolicy = "OtherPolicy"
@@ -60,6 +61,12 @@ func (s *sums) ready(p *policy, namespace string) metav1.Condition {
 	case n.OptedIn == 0:
 		return is(metav1.ConditionFalse, reasonNotOptedIn,
 			"%s selected, none of them opted in: annotate the pods or namespace %s with %s=true", plural(n.Matched, "pod"), namespace, v1alpha1.AnnotationEnabled)
+	case n.Refused > 0 && n.Fallback > 0:
+		return is(metav1.ConditionFalse, reasonPodsRefused, "the connections of %d of %s are refused, because a policy requires SMC-R, and those of %d are plain TCP: %s",
+			n.Refused, plural(n.OptedIn, "opted-in pod"), n.Fallback, listReasons(s.reasons))
+	case n.Refused > 0:
+		return is(metav1.ConditionFalse, reasonPodsRefused, "the connections of %d of %s are refused, because a policy requires SMC-R: %s",
+			n.Refused, plural(n.OptedIn, "opted-in pod"), listReasons(s.reasons))
 	case n.Fallback > 0:
 		return is(metav1.ConditionFalse, reasonPodsFallback, "%d of %s on plain TCP: %s", n.Fallback, plural(n.OptedIn, "opted-in pod"), listReasons(s.reasons))
 	case n.Pending > 0:
@@ -90,6 +97,11 @@ func (s *sums) linksRedundant(p *policy) metav1.Condition {
 			"%d of %s cannot lose any one RNIC, linkRedundancy wants that: see REDUNDANCY of kubectl get smcrlinks -l %s=%s",
 			s.unlinked, plural(s.links.Active, "active link group"), v1alpha1.LabelNamespace, p.obj.Namespace))
 	}
+	if s.single > 0 {
+		return is(metav1.ConditionFalse, reasonOneRNIC, fmt.Sprintf(
+			"%d of %s cannot lose any one RNIC, because their nodes have one: %s; linkRedundancy: Single says that this is wanted",
+			s.single, plural(s.links.Active, "active link group"), some(s.singleNodes)))
+	}
 	return is(metav1.ConditionTrue, reasonAsWanted, fmt.Sprintf("%s as redundant as wanted", plural(s.links.Active, "active link group")))
 }
 
@@ -114,8 +126,8 @@ func (s *sums) degraded(p *policy) metav1.Condition {
 	if n := s.links.Down; n > 0 {
 		bad(reasonLinksDown, plural(n, "link group")+" down")
 	}
-	if n := s.links.Unknown; n > 0 {
-		bad(reasonLinksUnknown, plural(n, "link group")+" unknown, because the agent does not answer")
+	if n := s.pods.Refused; n > 0 {
+		bad(reasonPodsRefused, plural(n, "pod")+" with refused connections")
 	}
 	if n := s.pods.Fallback; n > 0 {
 		bad(reasonPodsFallback, plural(n, "pod")+" on plain TCP")

@@ -12,11 +12,11 @@ import (
 	"github.com/smcr-io/kube-smcr/api/v1alpha1"
 )
 
-// A conflict is another policy of the same priority that selects a pod in
-// common and wants something else for it.
+// A conflict is another policy of the same priority that selects one of the same pods, and
+// has other settings for it.
 type conflict struct {
 	other *v1alpha1.SMCRPolicy
-	what  string // what they differ in
+	what  string // the fields that differ
 }
 
 // findConflicts returns the conflicts of each policy. sets are the sets of
@@ -29,7 +29,7 @@ func findConflicts(sets [][]*policy) map[*policy][]conflict {
 		for i, a := range set {
 			for _, b := range set[i+1:] {
 				if a.obj.Spec.Priority != b.obj.Spec.Priority {
-					break // the rank is by priority first
+					break // sorted by priority: the following ones have another priority too
 				}
 				if seen[pair{a, b}] {
 					continue
@@ -58,7 +58,7 @@ func differences(a, b *v1alpha1.SMCRPolicySpec) string {
 			out = append(out, field)
 		}
 	}
-	differ("mode", a.Mode != b.Mode && portsMeet(a.Ports, b.Ports))
+	differ("mode", a.Mode != b.Mode && portsIntersect(a.Ports, b.Ports))
 	differ("buffers", !equality.Semantic.DeepEqual(a.Buffers, b.Buffers))
 	differ("budget", !equality.Semantic.DeepEqual(a.Budget, b.Budget))
 	differ("linkRedundancy", a.LinkRedundancy != b.LinkRedundancy)
@@ -80,8 +80,8 @@ func sameSet[T ~string](a, b []T) bool {
 	return true
 }
 
-// portsMeet says whether some port is in both lists; an empty one is all.
-func portsMeet(a, b []v1alpha1.PolicyPort) bool {
+// portsIntersect says whether a port is in both lists. An empty list has all ports.
+func portsIntersect(a, b []v1alpha1.PolicyPort) bool {
 	if len(a) == 0 || len(b) == 0 {
 		return true
 	}
@@ -101,7 +101,8 @@ func portsMeet(a, b []v1alpha1.PolicyPort) bool {
 	return false
 }
 
-// conflictMessage says who else wants what, and who comes first.
+// conflictMessage names the conflicting policies, the fields in which they differ, and
+// which policy comes first.
 func conflictMessage(p *v1alpha1.SMCRPolicy, cs []conflict) string {
 	var parts []string
 	for _, c := range cs[:min(len(cs), maxNames)] {

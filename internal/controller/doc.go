@@ -1,25 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package controller keeps the objects of kube-smcr true: it is what the
-// controller's replicas run.
+// Package controller is what the controller's replicas run: it keeps the statuses of the
+// objects of kube-smcr, and the SMCRPeerSlices, up to date.
 //
-// Four reconcilers, each with one kind of key:
+// Its reconcilers, each with one kind of key:
 //
 //   - policies (key: a namespace) writes the status of all SMCRPolicies of a
 //     namespace from its pods, their smcr.io/status, and their SMCRLinks.
 //   - peers (key: a policy) writes the SMCRPeerSlices of a policy: the addresses
-//     that its peer selectors stand for.
-//   - nodes (key: a node) says in an SMCRNode whether its agent is alive, marks
-//     the SMCRLinks of a node without one Unknown, deletes the objects of nodes
-//     that are gone, and, if told to, takes the start-up taint off.
+//     that its peer selectors select.
+//   - nodes (key: a node) writes into an SMCRNode whether its agent is alive. If it is
+//     gone, nodes says so to the pods of the node, in the agent's place, and deletes its
+//     SMCRLinks. It also deletes the objects of nodes that are gone, and, if configured,
+//     takes the start-up taint off.
+//   - pairs (key: an SMCRLink) writes into the SMCRLinks of the two sides of a link group
+//     which pod the other side is.
+//   - pod-events (key: an event) passes what agents tell of pods on to these.
 //   - metrics reads the caches when it is scraped.
 //
-// What they decide is in functions of objects and nothing else (aggregate,
-// findConflicts, resolvePeers, placeAddresses, agentState); the reconcilers
-// read caches and write what differs. An event only marks its key: the
-// reconciler runs once [coalesce] after the first one, so that a key costs at
-// most one pass and one write in that time, however many pods change, and the
-// status follows a change within two seconds or so.
+// The decisions are made by pure functions (aggregate, findConflicts, resolvePeers,
+// placeAddresses, agentState); the reconcilers read caches and write what differs. An
+// event only marks its key: the reconciler looks at the key [coalesce] after the first
+// event, so that a key costs at most one pass and one write in that time, however many
+// pods change. A status follows a change within about two seconds.
 //
 //	err := controller.Run(ctx, restConfig, controller.Config{Namespace: "kube-smcr", ...})
 //
@@ -27,13 +30,13 @@
 // again in the same process. [ApplyCRDs] and [Uninstall] are what the Helm hooks
 // call.
 //
-// Who owns what: the caches belong to controller-runtime and are shared, so
-// nothing that was read is ever changed. Objects in them are trimmed to what is
-// read here (see trim.go). Status is written by server-side apply as field
-// manager smcr-controller, with the object's UID, so that nothing is written to
-// another object of the same name, or brought back after it was deleted.
+// Who owns what: the caches belong to controller-runtime and are shared, so an object that
+// was read is never changed. Objects in the caches are trimmed to the fields that are read
+// here (see trim.go). Status is written by server-side apply as field manager
+// smcr-controller, with the object's UID, so that a write neither changes another object
+// of the same name nor makes a deleted object again.
 //
-// Limitations: a pod that several policies select counts for each of them. A
-// policy's peer selectors stand for at most [maxPeerAddresses] addresses.
-// Clocks of other machines are never compared with the own one.
+// Limitations: a pod that several policies select counts for each of them. The peer
+// selectors of a policy select at most [maxPeerAddresses] addresses. Times that other
+// machines wrote are never compared with the time of this machine.
 package controller

@@ -17,9 +17,9 @@ import (
 
 type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
 
-// mark returns a handler that marks the keys that an event concerns, to be
-// looked at after a while. Until then further events cost nothing. Of a new
-// object old is nil, of a deleted one now is.
+// mark returns a handler that queues the keys that an event concerns, to be looked at
+// after a while. Until then further events for the same key change nothing. keys gets the
+// object before and after the event: for a new object old is nil, for a deleted one now.
 func mark[T client.Object](after time.Duration, keys func(old, now T) []types.NamespacedName) handler.EventHandler {
 	var none T
 	add := func(q queue, old, now T) {
@@ -48,7 +48,7 @@ func mark[T client.Object](after time.Duration, keys func(old, now T) []types.Na
 	}
 }
 
-// key is a key without namespace.
+// key is the key of an object without namespace.
 func key(name string) []types.NamespacedName {
 	if name == "" {
 		return nil
@@ -56,7 +56,7 @@ func key(name string) []types.NamespacedName {
 	return []types.NamespacedName{{Name: name}}
 }
 
-// either returns the object that an event is about, the later one of two.
+// either returns now, or old if there is no now.
 func either[T any](old, now *T) *T {
 	if now != nil {
 		return now
@@ -64,9 +64,9 @@ func either[T any](old, now *T) *T {
 	return old
 }
 
-// options are those of all reconcilers. A failed key is tried again after half a
-// second and then less often, but never later than maxRestart: an API server
-// that was away for an hour is to be used as soon as it is back.
+// options are the options of all reconcilers. A failed key is tried again after half a
+// second, and then with growing pauses up to maxRestart, so that work goes on soon after
+// the API server is back.
 func options(passes int) controller.Options {
 	again := true
 	return controller.Options{

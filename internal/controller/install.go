@@ -20,9 +20,9 @@ import (
 	"github.com/smcr-io/kube-smcr/config/crd"
 )
 
-// ApplyCRDs applies the CustomResourceDefinitions that this program carries, and
-// waits until the API server serves all of them or ctx ends. Objects that exist
-// stay. It is done before each installation and upgrade.
+// ApplyCRDs applies the CustomResourceDefinitions that are embedded in this program, and
+// waits until the API server serves all of them or ctx ends. Objects that exist stay. The
+// chart calls it before each installation and upgrade.
 func ApplyCRDs(ctx context.Context, api *rest.Config, log *slog.Logger) error {
 	scheme := runtime.NewScheme()
 	if err := apiextensionsv1.AddToScheme(scheme); err != nil {
@@ -54,7 +54,7 @@ func ApplyCRDs(ctx context.Context, api *rest.Config, log *slog.Logger) error {
 			return fmt.Errorf("apply the definition %s: %w", u.GetName(), err)
 		}
 		applied = append(applied, u.GetName())
-		log.Info("applied a definition", "crd", u.GetName())
+		log.Info("CRD applied", "crd", u.GetName())
 	}
 	for _, name := range applied {
 		err := retry(ctx, log, func() error { return established(ctx, c, name) })
@@ -82,15 +82,15 @@ func established(ctx context.Context, c client.Client, name string) error {
 	return fmt.Errorf("not established: %s", why)
 }
 
-// retry calls f until it succeeds or ctx ends. A hook that gives up ends the
-// installation, and the API server may be away for a moment.
+// retry calls f until it succeeds or ctx ends. The API server may be away for a moment,
+// and a Helm hook that fails ends the installation.
 func retry(ctx context.Context, log *slog.Logger, f func() error) error {
 	for {
 		err := f()
 		if err == nil || permanent(err) {
 			return err
 		}
-		log.Info("not yet, trying again", "error", err)
+		log.Info("failed; tried again", "error", err)
 		select {
 		case <-ctx.Done():
 			return errors.Join(err, ctx.Err())

@@ -1,0 +1,411 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/smcr-io/kube-smcr/api/v1alpha1"
+)
+
+// testRenewEvery is how often agents renew their Leases, see renewEvery in
+// internal/kube/report.
+const testRenewEvery = 2500 * time.Millisecond
+
+// promised is how long after the end of an agent people see it.
+const promised = 10 * time.Second
+
+// shown is a node with an agent, one pod and one link, and what there is to see of them.
+type shown struct {
+	w    *world
+	node *corev1.Node
+	pod  *corev1.Pod // web-NODE
+	agt  *corev1.Pod
+	smcr *v1alpha1.SMCRNode
+	link *v1alpha1.SMCRLink
+}
+
+func (w *world) shown(name string) *shown {
+	w.t.Helper()
+	s := &shown{w: w}
+	s.node, s.agt, s.smcr = w.node(name)
+	s.pod = w.pod("web-"+name, name, "", optedIn(v1alpha1.PodStatusEnabled))
+	s.link = newLink("l-"+name, name, w.ns, s.pod.Name)
+	w.makeLink(s.link)
+	return s
+}
+
+// makeLink makes a link that the controller may delete.
+func (w *world) makeLink(l *v1alpha1.SMCRLink) {
+	w.t.Helper()
+	if err := w.Create(w.t.Context(), l); err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(func() {
+		if err := w.Delete(context.Background(), l); client.IgnoreNotFound(err) != nil {
+			w.t.Error(err)
+		}
+	})
+}
+
+// alive returns an error if anything says that the agent is gone.
+func (s *shown) alive() error {
+	if err := errors.Join(s.w.get(s.smcr), s.w.get(s.pod), s.w.get(s.link)); err != nil {
+		return err
+	}
+	if got := s.pod.Annotations[v1alpha1.AnnotationStatus]; got != v1alpha1.PodStatusEnabled {
+		return fmt.Errorf("the pod's status is %q", got)
+	}
+	if c := meta.FindStatusCondition(s.smcr.Status.Conditions, v1alpha1.ConditionReady); c.Status != metav1.ConditionTrue {
+		return fmt.Errorf("the node is %+v", c)
+	}
+	if meta.IsStatusConditionFalse(s.smcr.Status.Conditions, v1alpha1.ConditionAgentAlive) {
+		return errors.New("the agent counts as gone")
+	}
+	return nil
+}
+
+// gone returns an error if not all says that the agent is gone.
+func (s *shown) gone(because string) error {
+	if err := errors.Join(s.w.get(s.smcr), s.w.get(s.pod)); err != nil {
+		return err
+	}
+	if err := s.w.get(s.link); !apierrors.IsNotFound(err) {
+		return errors.Join(errors.New("the link is there"), err)
+	}
+	if got, want := s.pod.Annotations[v1alpha1.AnnotationStatus], "Fallback: NO_AGENT"; got != want {
+		return fmt.Errorf("the pod's status is %q, want %q", got, want)
+	}
+	errs := []error{hasCondition(s.smcr.Status.Conditions, v1alpha1.ConditionAgentAlive, metav1.ConditionFalse, because)}
+	for _, kind := range []string{v1alpha1.ConditionReady, v1alpha1.ConditionAccelerating, v1alpha1.ConditionDevicesHealthy} {
+		errs = append(errs, hasCondition(s.smcr.Status.Conditions, kind, metav1.ConditionUnknown, v1alpha1.ReasonAgentGone))
+	}
+	return errors.Join(errs...)
+}
+
+// back writes what an agent that starts writes.
+func (s *shown) back() {
+	s.w.t.Helper()
+	s.w.applyAs("SMCRNode", s.smcr.Name, map[string]any{"conditions": []any{
+		map[string]any{"type": "Ready", "status": "True", "reason": "AgentReady", "message": "", "lastTransitionTime": "2026-11-21T08:00:00Z"},
+		map[string]any{"type": "Accelerating", "status": "True", "reason": "PodsReady", "message": "", "lastTransitionTime": "2026-11-21T08:00:00Z"},
+		map[string]any{"type": "DevicesHealthy", "status": "True", "reason": "AllPortsActive", "message": "", "lastTransitionTime": "2026-11-21T08:00:00Z"},
+	}})
+	s.status(v1alpha1.PodStatusEnabled)
+	s.link.ResourceVersion, s.link.UID = "", ""
+	s.w.makeLink(s.link)
+}
+
+// status writes the pod's annotation as an agent does; "" takes it away.
+func (s *shown) status(status string) {
+	s.w.t.Helper()
+	u := &unstructured.Unstructured{Object: map[string]any{}}
+	u.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Pod"))
+	u.SetNamespace(s.pod.Namespace)
+	u.SetName(s.pod.Name)
+	if status != "" {
+		u.SetAnnotations(map[string]string{v1alpha1.AnnotationStatus: status})
+	}
+	if err := s.w.Status().Apply(s.w.t.Context(), client.ApplyConfigurationFromUnstructured(u), client.FieldOwner(v1alpha1.ManagerAgent), client.ForceOwnership); err != nil {
+		s.w.t.Fatal(err)
+	}
+}
+
+// applyAs writes an object's status as an agent does.
+func (w *world) applyAs(kind, name string, status map[string]any) {
+	w.t.Helper()
+	u := &unstructured.Unstructured{Object: map[string]any{"status": status}}
+	u.SetGroupVersionKind(v1alpha1.GroupVersion().WithKind(kind))
+	u.SetName(name)
+	if err := w.Apply(w.t.Context(), client.ApplyConfigurationFromUnstructured(u), client.FieldOwner(v1alpha1.ManagerAgent), client.ForceOwnership); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// renews renews the Lease of a node's agent until the returned function is called.
+func (w *world) renews(c client.Client, node string) (die func()) {
+	w.t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: v1alpha1.AgentLeasePrefix + node}}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			at := metav1.NowMicro()
+			u := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{"renewTime": at.UTC().Format(metav1.RFC3339Micro)}}}
+			u.SetGroupVersionKind(coordinationv1.SchemeGroupVersion.WithKind("Lease"))
+			u.SetNamespace(lease.Namespace)
+			u.SetName(lease.Name)
+			cctx, done := context.WithTimeout(ctx, testRenewEvery)
+			_ = c.Apply(cctx, client.ApplyConfigurationFromUnstructured(u), client.FieldOwner(v1alpha1.ManagerAgent)) // tried again
+			done()
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(testRenewEvery):
+			}
+		}
+	})
+	die = func() { cancel(); wg.Wait() }
+	w.t.Cleanup(func() {
+		die()
+		if err := w.Delete(context.Background(), lease); client.IgnoreNotFound(err) != nil {
+			w.t.Error(err)
+		}
+	})
+	return die
+}
+
+// aliveSays waits until the controller says that an agent is alive, by its Lease.
+func (s *shown) aliveSays(message string) {
+	s.w.t.Helper()
+	s.w.eventually("the agent of "+s.smcr.Name+" lives", func() error {
+		if err := errors.Join(s.w.get(s.smcr), hasCondition(s.smcr.Status.Conditions, v1alpha1.ConditionAgentAlive, metav1.ConditionTrue, reasonAgentReady)); err != nil {
+			return err
+		}
+		if c := meta.FindStatusCondition(s.smcr.Status.Conditions, v1alpha1.ConditionAgentAlive); c.Message != message {
+			return errors.New(c.Message)
+		}
+		return nil
+	})
+}
+
+const (
+	byLease = "the agent renews its Lease"
+	byPod   = "the agent's pod is ready"
+)
+
+// TestAgentGone_power: a node that loses its power says nothing, and neither does Kubernetes
+// say anything of it for 40 s. All of it is unknown within 10 s, and nothing of another node.
+func TestAgentGone_power(t *testing.T) {
+	w := newWorld(t)
+	a, b := w.shown("a-"+w.ns), w.shown("b-"+w.ns)
+	dead, _ := w.renews(w, a.smcr.Name), w.renews(w, b.smcr.Name)
+	p := w.policy("all")
+	w.run(w.asController(), elected)
+	a.aliveSays(byLease)
+	b.aliveSays(byLease)
+	dead()
+	began := time.Now()
+	w.eventually("the node without power", func() error { return a.gone(reasonAgentSilent) })
+	if took := time.Since(began); took > promised {
+		t.Errorf("to be seen after %v, want %v at most", took, promised)
+	} else {
+		t.Logf("to be seen after %v", took)
+	}
+	w.eventually("its policy is degraded", func() error {
+		return errors.Join(w.get(p), hasCondition(p.Status.Conditions, v1alpha1.ConditionDegraded, metav1.ConditionTrue, reasonAgentsMissing))
+	})
+	w.eventually("there is an event", func() error { return w.hasEvent("SMCRNode", a.smcr.Name, "AgentLost") })
+
+	late := w.pod("late", a.node.Name, "", optedIn(""))
+	out := w.pod("out", a.node.Name, "")
+	w.eventually("a pod that comes to a node without an agent", func() error {
+		if err := w.get(late); err != nil || late.Annotations[v1alpha1.AnnotationStatus] != v1alpha1.PodStatusNoAgent {
+			return fmt.Errorf("its annotations are %v (%w)", late.Annotations, err)
+		}
+		return nil
+	})
+	updateStatus(w, a.node, func(n *corev1.Node) { n.Status.Conditions[0].Status = corev1.ConditionUnknown })
+	w.eventually("Kubernetes has noticed, too", func() error { return a.gone(reasonNodeNotReady) })
+	if err := w.get(out); err != nil || out.Annotations[v1alpha1.AnnotationStatus] != "" {
+		t.Errorf("a pod that is not opted in has the annotations %v (%v)", out.Annotations, err)
+	}
+	if err := b.alive(); err != nil {
+		t.Errorf("the other node: %v", err)
+	}
+
+	w.renews(w, a.smcr.Name)
+	a.back()
+	a.aliveSays(byLease)
+	w.never("the agent, which is back, has the last word", 3*time.Second, a.alive)
+	a.status("")
+	if err := w.get(a.pod); err != nil || a.pod.Annotations[v1alpha1.AnnotationStatus] != "" {
+		t.Errorf("an agent that takes the status away leaves %v (%v)", a.pod.Annotations, err)
+	}
+}
+
+// TestAgentGone_livesOn: an agent that lives is not gone: not when kubelet ends, so that
+// Kubernetes says of its pod and node that they are not ready, not when it starts again, and
+// not when a controller starts that has never heard of it.
+func TestAgentGone_livesOn(t *testing.T) {
+	w := newWorld(t)
+	a := w.shown("a-" + w.ns)
+	die := w.renews(w, a.smcr.Name)
+	api := w.asController()
+	stop := w.run(api, elected)
+	a.aliveSays(byLease)
+	updateStatus(w, a.node, func(n *corev1.Node) { n.Status.Conditions[0].Status = corev1.ConditionUnknown })
+	updateStatus(w, a.agt, func(p *corev1.Pod) { p.Status.Conditions[0].Status = corev1.ConditionFalse })
+	w.never("an agent without kubelet", 2*agentGrace, a.alive)
+
+	die()
+	w.never("an agent whose container starts", testRenewEvery, a.alive)
+	die = w.renews(w, a.smcr.Name)
+	stop()
+	w.releaseLease()
+	stop = w.run(api, elected)
+	w.never("an agent that started again, and a controller that starts", silentAfter+2*time.Second, a.alive)
+
+	// The agent ends while no controller is there: the next one finds an old Lease.
+	stop()
+	die()
+	w.releaseLease()
+	stop = w.run(api, elected)
+	w.eventually("an agent that ended while no controller was there", func() error { return a.gone(reasonNodeNotReady) })
+	stop()
+	w.releaseLease()
+	w.run(api, elected)
+	w.never("a controller that starts finds the old Lease of an agent that is gone", silentAfter+2*time.Second, func() error {
+		return a.gone(reasonNodeNotReady)
+	})
+}
+
+// TestAgentGone_apiServer: an API server that does not answer makes no agent gone, neither
+// while it is away nor when it is back, though nobody renews a Lease meanwhile.
+func TestAgentGone_apiServer(t *testing.T) {
+	w := newWorld(t)
+	proxy, through := server.NewProxy(t)
+	c, err := client.New(through, client.Options{Scheme: w.Scheme()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := w.shown("a-" + w.ns)
+	w.renews(c, a.smcr.Name)
+	w.run(w.limited(through, "controller.yaml", "kube-smcr-controller"), elected)
+	a.aliveSays(byLease)
+	proxy.TakeAway()
+	w.never("an API server that is away", silentAfter+2*time.Second, a.alive)
+	proxy.GiveBack()
+	w.never("an API server that was away", silentAfter+testRenewEvery, a.alive)
+}
+
+// TestAgentGone_withTheLeader: the leader was on the node that lost its power. The next one
+// says so within the same time.
+func TestAgentGone_withTheLeader(t *testing.T) {
+	w := newWorld(t)
+	proxy, through := server.NewProxy(t)
+	c, err := client.New(through, client.Options{Scheme: w.Scheme()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, b := w.shown("a-"+w.ns), w.shown("b-"+w.ns)
+	w.renews(c, a.smcr.Name)
+	w.renews(w, b.smcr.Name)
+	api := w.limited(through, "controller.yaml", "kube-smcr-controller")
+	w.run(api, elected)
+	a.aliveSays(byLease)
+	w.run(w.direct(api), elected)
+	w.never("a second replica starts", 2*testRenewEvery, a.alive)
+	proxy.TakeAway() // of the leader, and of the agent of its node
+	began := time.Now()
+	w.eventually("the node of the leader", func() error { return a.gone(reasonAgentSilent) })
+	if took := time.Since(began); took > promised {
+		t.Errorf("to be seen after %v, want %v at most", took, promised)
+	} else {
+		t.Logf("to be seen after %v", took)
+	}
+	if err := b.alive(); err != nil {
+		t.Errorf("the other node: %v", err)
+	}
+	proxy.GiveBack()
+}
+
+// elected is with leader election, whose times are those of the product but for the Lease
+// that the next controller waits for.
+func elected(c *Config) {
+	c.LeaderElect = true
+}
+
+// TestAgentGone_byPods: agents of an earlier version have no Lease; their pods say it.
+func TestAgentGone_byPods(t *testing.T) {
+	w := newWorld(t)
+	a := w.shown("n-" + w.ns)
+	w.run(w.asController(), elected)
+	a.aliveSays(byPod)
+	ready := func(s corev1.ConditionStatus) {
+		updateStatus(w, a.agt, func(p *corev1.Pod) { p.Status.Conditions[0].Status = s })
+	}
+	ready(corev1.ConditionFalse)
+	ready(corev1.ConditionTrue)
+	w.never("a container that starts again is nothing", agentGrace+time.Second, a.alive)
+	ready(corev1.ConditionFalse)
+	w.eventually("the agent's pod is not ready", func() error { return a.gone(reasonAgentNotReady) })
+	a.back()
+	ready(corev1.ConditionTrue)
+	a.aliveSays(byPod)
+	updateStatus(w, a.node, func(n *corev1.Node) { n.Status.Conditions[0].Status = corev1.ConditionUnknown })
+	w.eventually("the node is not ready", func() error { return a.gone(reasonNodeNotReady) })
+	if err := w.Delete(t.Context(), a.agt, client.GracePeriodSeconds(0)); err != nil {
+		t.Fatal(err)
+	}
+	updateStatus(w, a.node, func(n *corev1.Node) { n.Status.Conditions[0].Status = corev1.ConditionTrue })
+	w.eventually("the agent's pod is gone", func() error { return a.gone(reasonAgentNoPod) })
+}
+
+// TestLeases: what renewals say.
+func TestLeases(t *testing.T) {
+	start := time.Date(2026, 11, 21, 8, 0, 0, 0, time.UTC)
+	now := start
+	l := newLeases()
+	is := func(what, label string, want verdict) {
+		t.Helper()
+		if got, _ := l.judge(label); got != want {
+			t.Errorf("%v: %s: %v, want %v", now.Sub(start), what, got, want)
+		}
+	}
+	// pass lets time pass in which the leader and these agents renew.
+	pass := func(d time.Duration, agents ...string) {
+		for end := now.Add(d); now.Before(end); {
+			now = now.Add(time.Second)
+			l.saw("", "", now)
+			for _, a := range agents {
+				l.saw(a, a, now)
+			}
+		}
+	}
+	l.saw("", "", now)
+	is("an agent that was never seen", "a", noLease)
+	l.saw("a", "a", now)
+	l.saw("old", "old", now)
+	is("the first sight of a Lease", "a", unproved)
+	pass(3*time.Second, "a")
+	is("a Lease that was renewed", "a", renewed)
+	is("a Lease that was not", "old", unproved)
+	pass(silentAfter, "a")
+	is("a Lease that goes on", "a", renewed)
+	is("a Lease of an agent that was gone when the controller started", "old", silent)
+	pass(silentAfter - time.Second)
+	is("shortly before", "a", renewed)
+	now = now.Add(time.Hour)
+	is("nobody renews, since the API server hangs", "a", renewed)
+	l.saw("", "", now)
+	is("the API server is back", "a", renewed)
+	pass(time.Second)
+	is("the API server was back for long enough", "a", silent)
+	l.takeNews()
+	l.saw("a", "a", now)
+	if news := l.takeNews(); !slices.Equal(news, []string{"a"}) {
+		t.Errorf("the return of an agent is the news %q", news)
+	}
+	l.saw("a", "a", now)
+	if news := l.takeNews(); len(news) > 0 {
+		t.Errorf("a renewal is the news %q", news)
+	}
+	is("the agent is back", "a", renewed)
+	l.forget("a", "a")
+	is("its Lease was deleted", "a", noLease)
+}

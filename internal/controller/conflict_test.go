@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/smcr-io/kube-smcr/api/v1alpha1"
+)
+
+func TestFindConflicts(t *testing.T) {
+	mem := resource.MustParse("1Gi")
+	type edit = func(*v1alpha1.SMCRPolicySpec)
+	port := func(first, last int32) edit {
+		return func(s *v1alpha1.SMCRPolicySpec) { s.Ports = []v1alpha1.PolicyPort{{Port: first, EndPort: &last}} }
+	}
+	required := func(s *v1alpha1.SMCRPolicySpec) { s.Mode = v1alpha1.ModeRequired }
+	for _, tt := range []struct {
+		name string
+		a, b []edit
+		want string // what they differ in
+	}{
+		{name: "equal"},
+		{name: "another mode", b: []edit{required}, want: "mode"},
+		{name: "another mode of other ports", a: []edit{port(80, 80)}, b: []edit{required, port(81, 90)}},
+		{name: "another mode of some of the ports", a: []edit{port(80, 85)}, b: []edit{required, port(81, 90)}, want: "mode"},
+		{name: "another mode of one of all ports", b: []edit{required, port(81, 90)}, want: "mode"},
+		{name: "another priority", a: []edit{func(s *v1alpha1.SMCRPolicySpec) { s.Priority = 1 }}, b: []edit{required}},
+		{name: "other pods", a: []edit{selecting("x")}, b: []edit{required, selecting("web")}},
+		{name: "other buffers", b: []edit{func(s *v1alpha1.SMCRPolicySpec) { s.Buffers = &v1alpha1.PolicyBuffers{RMBE: "64Ki"} }}, want: "buffers"},
+		{
+			name: "the same memory, written otherwise", a: []edit{func(s *v1alpha1.SMCRPolicySpec) { s.Budget = &v1alpha1.PolicyBudget{Memory: &mem} }},
+			b: []edit{func(s *v1alpha1.SMCRPolicySpec) {
+				m := resource.MustParse("1024Mi")
+				s.Budget = &v1alpha1.PolicyBudget{Memory: &m}
+			}},
+		},
+		{
+			name: "versions in another order",
+			a:    []edit{func(s *v1alpha1.SMCRPolicySpec) { s.Versions = []v1alpha1.Version{"V1", "V2"} }},
+			b:    []edit{func(s *v1alpha1.SMCRPolicySpec) { s.Versions = []v1alpha1.Version{"V2", "V1"} }},
+		},
+		{
+			name: "everything",
+			b: []edit{required, func(s *v1alpha1.SMCRPolicySpec) {
+				s.LinkRedundancy, s.Isolation = v1alpha1.LinksSingle, v1alpha1.IsolationNamespace
+				s.Transports, s.Versions = []v1alpha1.Transport{v1alpha1.TransportHardware}, []v1alpha1.Version{"V1"}
+				s.Budget = &v1alpha1.PolicyBudget{Memory: &mem}
+			}},
+			want: "mode, budget, linkRedundancy, transports, isolation, versions",
+		},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			a, b := newPolicy("shop", "a", tt.a...), newPolicy("shop", "b", tt.b...)
+			pod := newPod("shop", "p", "n", "10.0.0.1")
+			pod.Labels["app"] = "web"
+			v := namespaceView{name: "shop", policies: []*policy{compile(b), compile(a)}, pods: []corev1.Pod{*pod}}
+			got := aggregate(&v, metav1.Now())
+			for name, other := range map[string]string{"a": "b", "b": "a"} {
+				c := meta.FindStatusCondition(got[name].Conditions, v1alpha1.ConditionConflicting)
+				if (c.Status == metav1.ConditionTrue) != (tt.want != "") {
+					t.Errorf("%s is conflicting: %s, %s", name, c.Status, c.Message)
+				}
+				if want := fmt.Sprintf("%s (%s; a comes first)", other, tt.want); tt.want != "" && !strings.Contains(c.Message, want) {
+					t.Errorf("%s is told %q, want %q in it", name, c.Message, want)
+				}
+			}
+		})
+	}
+}
+
+// TestConflictMessage: at most maxNames policies are named, each with the one that comes first.
+func TestConflictMessage(t *testing.T) {
+	p := newPolicy("shop", "m")
+	var cs []conflict
+	for i := range maxNames + 2 {
+		cs = append(cs, conflict{newPolicy("shop", fmt.Sprintf("p%02d", i)), "mode"})
+	}
+	cs[0].other = newPolicy("shop", "a")
+	got := conflictMessage(p, cs)
+	for _, want := range []string{"a (mode; a comes first)", "p01 (mode; m comes first)", "and 2 more; give one of them a higher spec.priority"} {
+		if !strings.Contains(got, want) {
+			t.Errorf("%q is not in %q", want, got)
+		}
+	}
+	if strings.Contains(got, fmt.Sprintf("p%02d", maxNames)) {
+		t.Errorf("more than %d names in %q", maxNames, got)
+	}
+	if got := conflictMessage(p, cs[:1]); strings.Contains(got, "more") {
+		t.Errorf("%q", got)
+	}
+}
