@@ -9,59 +9,79 @@ import (
 )
 
 const (
-	// coalesce is how long a key waits after the first event. It bounds the
-	// passes, and so the writes, per key and second, whatever the churn.
+	// coalesce is how long a key waits after the first event. It bounds the passes, and
+	// so the writes, to one per key and second, however often objects change.
 	coalesce = time.Second
 
-	// agentGrace is how long an agent may be away before its links are Unknown:
-	// a container that is started again is not worth a write per link.
+	// agentGrace is how long an agent that has no Lease may be away before it is gone:
+	// the restart of a container is not worth a write per link and pod.
 	agentGrace = 3 * time.Second
 
-	// nodePasses is how many nodes are looked at at a time. A pass over a dead
-	// node writes all its links; several of them keep 50 dead nodes within
-	// seconds.
+	// silentAfter is how long an agent may renew its Lease not, while others do theirs,
+	// before it is gone. Agents renew every 2.5 s (internal/kube/report), so that two
+	// renewals may get lost, and a container that ends and starts again is not gone;
+	// people are to see within 10 s that an agent is.
+	silentAfter = 7 * time.Second
+
+	// leaseDuration, renewDeadline and retryPeriod are of the leader election. When the node
+	// of the leader loses its power, another replica is to lead and to say so within the same
+	// 10 s. A leader that cannot renew its Lease for renewDeadline begins anew.
+	leaseDuration = 6 * time.Second
+	renewDeadline = 4 * time.Second
+	retryPeriod   = time.Second
+
+	// maxLeaseGap is how far apart two renewals of Leases may arrive for the time between to
+	// count: the leader renews its own every second. minLeaseCheck is the least pause before a
+	// node is looked at again.
+	maxLeaseGap   = 4 * time.Second
+	minLeaseCheck = 200 * time.Millisecond
+
+	// nodePasses is the number of nodes that are reconciled at a time. A pass over a dead
+	// node deletes all its links and writes to its pods; with 8 passes at a time, 50 dead nodes take seconds.
 	nodePasses = 8
 
-	// maxReasons is how many fallback reasons a policy's status has, the most
-	// frequent ones. Whoever has more finds all in the metrics.
+	// maxReasons is how many fallback reasons a policy's status has, the most frequent
+	// ones. The metrics have all.
 	maxReasons = 16
 
-	// Events of agents about pods are passed on while they are news: after a
-	// restart not those of the last hour. podWait is how long the pod may be unknown
-	// here that an agent knows already.
+	// maxEventAge is the age up to which events of agents about pods are passed on: a
+	// controller that starts does not pass on those of the last hour. podWait is how long
+	// the cache may lack a pod that an agent knows already.
 	maxEventAge = 5 * time.Minute
 	podWait     = 10 * time.Second
 	podRetry    = time.Second
 
-	// maxEventName is what is left of a pod's name in that of an event: 253 bytes
-	// without the number.
+	// maxEventName is how much of a pod's name the name of an event has: an object's name
+	// has 253 bytes, and the event's number needs some.
 	maxEventName = 200
 
-	// maxInstance is what the API server takes of a reporting instance.
+	// maxInstance is the longest reporting instance that the API server accepts.
 	maxInstance = 128
 
 	// maxNames is how many names a condition's message lists.
 	maxNames = 5
 
-	// maxPeerSlices bounds the addresses of one policy's peers: every agent
-	// holds them all, and compares every new connection with them.
+	// maxPeerSlices bounds the addresses of one policy's peers: every agent keeps all of
+	// them in memory, and looks each new connection up in them.
 	maxPeerSlices    = 64
 	maxPeerAddresses = maxPeerSlices * v1alpha1.MaxPeerAddresses
 
-	// apiQPS and apiBurst bound the requests to the API server. The worst case
-	// is the links of many nodes at once; priority and fairness of the API
-	// server protects the others from it.
+	// apiQPS and apiBurst bound the requests to the API server. The worst case is that
+	// the links of many nodes are written at once; the API server's priority and fairness
+	// protects its other clients then.
 	apiQPS   = 200
 	apiBurst = 400
 
-	// Times between attempts to start again after the API server was lost.
+	// minRestart and maxRestart are the shortest and the longest pause before a manager
+	// starts again after it lost the API server.
 	minRestart = time.Second
 	maxRestart = 15 * time.Second
 
 	// callTimeout ends a call to the API server that hangs.
 	callTimeout = 30 * time.Second
 
-	// Who asks for metrics or health has so long to say so, and to ask again.
+	// headerTimeout is how long a client of the metrics or health endpoint may take for
+	// the header of a request, idleTimeout until the next request.
 	headerTimeout = 5 * time.Second
 	idleTimeout   = 2 * time.Minute
 )

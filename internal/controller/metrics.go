@@ -16,8 +16,8 @@ import (
 	"github.com/smcr-io/kube-smcr/api/v1alpha1"
 )
 
-// metrics counts objects when it is scraped, from the caches. Only the leader
-// has figures, so that sums over the replicas are right.
+// metrics counts the objects in the caches when it is scraped. Only the leader has
+// values, so that sums over the replicas are right.
 type metrics struct {
 	log *slog.Logger
 	// reader is set while this replica leads.
@@ -70,7 +70,7 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
 	defer cancel()
 	if err := m.count(ctx, *r, gauge); err != nil {
-		m.log.Warn("count objects for the metrics", "error", err)
+		m.log.Warn("objects not counted; the metrics of this scrape are incomplete", "error", err)
 	}
 }
 

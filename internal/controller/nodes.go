@@ -7,13 +7,16 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"sync"
 	"time"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
@@ -23,24 +26,29 @@ import (
 	"github.com/smcr-io/kube-smcr/api/v1alpha1"
 )
 
-// nodes looks after the objects that the agents write: whether the agent is
-// still there, and the node itself.
+// nodes reconciles what an agent writes, SMCRNode, SMCRLinks and the annotation
+// smcr.io/status of pods, with whether the agent is alive and whether the node exists.
 type nodes struct {
 	client   client.Client
-	live     client.Reader // past the cache
+	live     client.Reader // reads from the API server, not from the cache
 	recorder events.EventRecorder
 	agents   agentPods
-	taint    bool // remove the start-up taint
+	leases   *leases // nil: the pods say whether agents live
+	taint    bool    // remove the start-up taint
 
 	mu sync.Mutex
-	// missing is since when the agent of a node is away, as long as nothing says
-	// so yet.
+	// missing is since when the agent of a node is away, for nodes whose SMCRNode does not
+	// say so yet.
 	missing map[string]time.Time
 }
 
 func (r *nodes) setUp(mgr ctrl.Manager) error {
 	r.missing = map[string]time.Time{}
-	return ctrl.NewControllerManagedBy(mgr).Named("nodes").WithOptions(options(nodePasses)).
+	b := ctrl.NewControllerManagedBy(mgr).Named("nodes").WithOptions(options(nodePasses))
+	if r.leases != nil {
+		b = b.Watches(&coordinationv1.Lease{}, r.leases.queue())
+	}
+	return b.
 		Watches(&corev1.Node{}, mark(0, func(old, now *corev1.Node) []types.NamespacedName {
 			if old != nil && now != nil && nodeReady(old) == nodeReady(now) && len(old.Spec.Taints) == len(now.Spec.Taints) {
 				return nil
@@ -60,11 +68,17 @@ func (r *nodes) setUp(mgr ctrl.Manager) error {
 			}
 			return key(p.Spec.NodeName)
 		})).
+		Watches(&corev1.Pod{}, mark(coalesce, func(old, now *corev1.Pod) []types.NamespacedName {
+			if now == nil || !carries(now) || old != nil && carries(old) && maps.Equal(old.Annotations, now.Annotations) {
+				return nil
+			}
+			return key(now.Spec.NodeName) // its agent may be gone
+		})).
 		Watches(&v1alpha1.SMCRLink{}, mark(coalesce, func(old, now *v1alpha1.SMCRLink) []types.NamespacedName {
 			if old != nil {
 				return nil
 			}
-			return key(now.Status.Node) // of a node that is gone?
+			return key(now.Status.Node) // the node may be gone
 		})).
 		Complete(r)
 }
@@ -84,7 +98,7 @@ func sameConditions(a, b *v1alpha1.SMCRNode) bool {
 	return true
 }
 
-// Reconcile looks at one node.
+// Reconcile brings the objects of one node in line.
 func (r *nodes) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -101,33 +115,64 @@ func (r *nodes) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, e
 		return ctrl.Result{}, client.IgnoreNotFound(err) // no agent was there yet
 	}
 	if meta.IsStatusConditionTrue(smcr.Status.Conditions, v1alpha1.ConditionUninstalled) {
-		return ctrl.Result{}, nil // about to go
+		return ctrl.Result{}, nil // it is being deleted
 	}
 	var pods corev1.PodList
 	if err := r.client.List(ctx, &pods, client.MatchingFields{indexAgentNode: req.Name}); err != nil {
 		return ctrl.Result{}, fmt.Errorf("list the agent's pods on %s: %w", req.Name, err)
 	}
-	state := agentState(&node, pods.Items)
-	if wait := r.grace(&smcr, state.Status); wait > 0 {
-		return ctrl.Result{RequeueAfter: wait}, nil
+	state, again := r.state(&smcr, &node, pods.Items)
+	if state == nil {
+		return ctrl.Result{RequeueAfter: again}, nil
 	}
-	if err := r.writeState(ctx, &smcr, state); err != nil {
+	if err := r.writeState(ctx, &smcr, *state); apierrors.IsConflict(err) {
+		return ctrl.Result{RequeueAfter: coalesce}, nil // the change is on its way here
+	} else if err != nil {
 		return ctrl.Result{}, err
 	}
-	if r.taint && state.Status == metav1.ConditionTrue && meta.IsStatusConditionTrue(smcr.Status.Conditions, v1alpha1.ConditionReady) {
-		return ctrl.Result{}, r.untaint(ctx, &node)
+	if state.Status != metav1.ConditionTrue {
+		links, err1 := r.removeLinks(ctx, req.Name)
+		told, err2 := r.tellPods(ctx, req.Name)
+		if links+told > 0 && again == 0 {
+			again = coalesce // some may have changed since they were read
+		}
+		return ctrl.Result{RequeueAfter: again}, errors.Join(err1, err2)
 	}
-	return ctrl.Result{}, nil
+	if r.taint && meta.IsStatusConditionTrue(smcr.Status.Conditions, v1alpha1.ConditionReady) {
+		return ctrl.Result{RequeueAfter: again}, r.untaint(ctx, &node)
+	}
+	return ctrl.Result{RequeueAfter: again}, nil
 }
 
-// grace says how long to wait before it is said that the agent is away.
+// state returns the condition AgentAlive of a node, nil if that is to be seen, and when to
+// look again, 0 for at the next event.
+func (r *nodes) state(n *v1alpha1.SMCRNode, node *corev1.Node, pods []corev1.Pod) (state *metav1.Condition, again time.Duration) {
+	v := noLease
+	if r.leases != nil {
+		v, again = r.leases.judge(leaseLabel(node))
+	}
+	if state, ok := agentState(v, node, pods); ok {
+		r.found(n.Name)
+		return &state, again
+	}
+	if was := meta.FindStatusCondition(n.Status.Conditions, v1alpha1.ConditionAgentAlive); v == unproved && was != nil {
+		return was, again // what the controller before this one found
+	}
+	byPods := podState(node, pods)
+	if wait := r.grace(n, byPods.Status); wait > 0 {
+		return nil, wait
+	}
+	return &byPods, again
+}
+
+// grace is how long to wait before an agent without a Lease counts as away.
 func (r *nodes) grace(n *v1alpha1.SMCRNode, alive metav1.ConditionStatus) time.Duration {
-	r.mu.Lock()
-	defer r.mu.Unlock()
 	if alive == metav1.ConditionTrue || agentMissing(n) {
-		delete(r.missing, n.Name)
+		r.found(n.Name)
 		return 0
 	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	since, ok := r.missing[n.Name]
 	if !ok {
 		since = time.Now()
@@ -136,30 +181,51 @@ func (r *nodes) grace(n *v1alpha1.SMCRNode, alive metav1.ConditionStatus) time.D
 	return agentGrace - time.Since(since)
 }
 
-// writeState says in the SMCRNode whether the agent is alive. When that turns,
-// its links come first: if that is interrupted, it is done again. They become
-// Unknown, or what they were before. A link that was written in between was
-// written by an agent that is alive in spite of all, so it is left alone.
+// found notes that it is known whether the agent of a node is away.
+func (r *nodes) found(node string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.missing, node)
+}
+
+// writeState writes the condition AgentAlive into the SMCRNode, and, if the agent is gone,
+// those that only an agent can know, which are Unknown then:
+//
+//	the agent ends     AgentAlive is False; Ready, Accelerating, DevicesHealthy are Unknown, AgentGone
+//	the agent is back  AgentAlive is True; the agent writes the others again
+//
+// Between the two the controller keeps its fields of the others: without them the object
+// would have conditions without a status.
 func (r *nodes) writeState(ctx context.Context, n *v1alpha1.SMCRNode, state metav1.Condition) error {
 	was := meta.FindStatusCondition(n.Status.Conditions, v1alpha1.ConditionAgentAlive)
 	if was != nil && was.Status == state.Status && was.Reason == state.Reason && was.Message == state.Message {
 		return nil
 	}
 	turned := was == nil || was.Status != state.Status
-	if turned {
-		if err := r.turnLinks(ctx, n.Name, state.Status == metav1.ConditionTrue); err != nil {
-			return err
+	all := []metav1.Condition{state}
+	for _, kind := range []string{v1alpha1.ConditionReady, v1alpha1.ConditionAccelerating, v1alpha1.ConditionDevicesHealthy} {
+		c := meta.FindStatusCondition(n.Status.Conditions, kind)
+		switch {
+		case state.Status != metav1.ConditionTrue:
+			all = append(all, condition(kind, metav1.ConditionUnknown, v1alpha1.ReasonAgentGone, "the agent of the node is gone: "+state.Message))
+		case c != nil && c.Reason == v1alpha1.ReasonAgentGone:
+			all = append(all, *c)
 		}
 	}
-	state.LastTransitionTime = metav1.Now()
-	if !turned {
-		state.LastTransitionTime = was.LastTransitionTime
+	conditions := make([]any, 0, len(all))
+	for i := range all {
+		c := &all[i]
+		c.LastTransitionTime = metav1.Now()
+		if old := meta.FindStatusCondition(n.Status.Conditions, c.Type); old != nil && old.Status == c.Status {
+			c.LastTransitionTime = old.LastTransitionTime
+		}
+		fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(c)
+		if err != nil {
+			return fmt.Errorf("encode the condition %s: %w", c.Type, err)
+		}
+		conditions = append(conditions, fields)
 	}
-	fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&state)
-	if err != nil {
-		return fmt.Errorf("encode the condition %s: %w", state.Type, err)
-	}
-	if err := r.apply(ctx, "SMCRNode", n, map[string]any{"conditions": []any{fields}}, nil); err != nil {
+	if err := r.apply(ctx, n, map[string]any{"conditions": conditions}); err != nil {
 		return err
 	}
 	switch {
@@ -168,88 +234,123 @@ func (r *nodes) writeState(ctx context.Context, n *v1alpha1.SMCRNode, state meta
 	case turned && was != nil:
 		r.recorder.Eventf(n, nil, corev1.EventTypeNormal, "AgentBack", "Observe", "%s", state.Message)
 	}
-	r.mu.Lock()
-	delete(r.missing, n.Name)
-	r.mu.Unlock()
 	return nil
 }
 
-// turnLinks marks the links of a node whose agent is gone Unknown, or takes that
-// back. An agent writes a link when it changes, and so would not take it back
-// itself.
-func (r *nodes) turnLinks(ctx context.Context, node string, alive bool) error {
+// removeLinks deletes the SMCRLinks of a node whose agent is gone. An SMCRLink that changed
+// since it was read is left alone: an agent wrote it, and so is alive. An agent that was only
+// away from the API server makes its SMCRLinks again. n is how many there were.
+func (r *nodes) removeLinks(ctx context.Context, node string) (n int, err error) {
 	var links v1alpha1.SMCRLinkList
 	if err := r.client.List(ctx, &links, client.MatchingFields{indexLinkNode: node}); err != nil {
-		return fmt.Errorf("list the links of %s: %w", node, err)
+		return 0, fmt.Errorf("list the links of %s: %w", node, err)
 	}
 	var errs []error
 	for i := range links.Items {
 		l := &links.Items[i]
-		unknown, before := l.Status.State == v1alpha1.LinkUnknown, l.Annotations[v1alpha1.AnnotationStateBefore]
-		switch {
-		case !alive && !unknown:
-			errs = append(errs, r.apply(ctx, "SMCRLink", l, map[string]any{"state": string(v1alpha1.LinkUnknown)},
-				map[string]string{v1alpha1.AnnotationStateBefore: string(l.Status.State)}))
-		case alive && unknown && before != "":
-			errs = append(errs, r.apply(ctx, "SMCRLink", l, map[string]any{"state": before}, nil)) // without the annotation, which goes
-		}
+		errs = append(errs, r.remove(ctx, l, client.Preconditions{UID: &l.UID, ResourceVersion: &l.ResourceVersion}))
 	}
-	return errors.Join(errs...)
+	return len(links.Items), errors.Join(errs...)
 }
 
-// apply writes fields of the status of an object that exists.
-func (r *nodes) apply(ctx context.Context, kind string, obj client.Object, status map[string]any, annotations map[string]string) error {
-	config, err := statusOf(kind, obj, status, annotations)
+// tellPods writes into the annotation smcr.io/status of the opted-in pods of a node that
+// their agent is gone. It writes as the field manager of agents, so that an agent that is
+// back can take the annotation away, too, and leaves pods alone that changed since they were
+// read. n is how many it wrote to.
+func (r *nodes) tellPods(ctx context.Context, node string) (n int, err error) {
+	var pods corev1.PodList
+	if err := r.client.List(ctx, &pods, client.MatchingFields{indexPodNode: node}); err != nil {
+		return 0, fmt.Errorf("list the pods of %s: %w", node, err)
+	}
+	var errs []error
+	for i := range pods.Items {
+		pod := &pods.Items[i]
+		status := pod.Annotations[v1alpha1.AnnotationStatus]
+		if !carries(pod) || status == v1alpha1.PodStatusNoAgent {
+			continue
+		}
+		if status == "" {
+			var ns corev1.Namespace
+			if err := r.client.Get(ctx, types.NamespacedName{Name: pod.Namespace}, &ns); err != nil {
+				errs = append(errs, client.IgnoreNotFound(err))
+				continue
+			}
+			if enabled, _ := v1alpha1.OptIn(pod.Annotations, ns.Annotations); !enabled {
+				continue
+			}
+		}
+		n++
+		u := &unstructured.Unstructured{}
+		u.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Pod"))
+		u.SetNamespace(pod.Namespace)
+		u.SetName(pod.Name)
+		u.SetUID(pod.UID)
+		u.SetResourceVersion(pod.ResourceVersion)
+		u.SetAnnotations(map[string]string{v1alpha1.AnnotationStatus: v1alpha1.PodStatusNoAgent})
+		err := r.client.Status().Apply(ctx, client.ApplyConfigurationFromUnstructured(u), client.FieldOwner(v1alpha1.ManagerAgent), client.ForceOwnership)
+		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+			errs = append(errs, fmt.Errorf("write the status of pod %s/%s: %w", pod.Namespace, pod.Name, err))
+		}
+	}
+	return n, errors.Join(errs...)
+}
+
+// apply writes fields of the status of an SMCRNode that has not changed since it was read; the error is
+// a conflict if it has. An agent that came back may just have written the conditions itself:
+//
+//	the controller reads the SMCRNode   Ready is Unknown, AgentGone
+//	the agent is back and writes        Ready is True
+//	the controller writes AgentAlive    and would write back the Ready that it has read
+func (r *nodes) apply(ctx context.Context, n *v1alpha1.SMCRNode, status map[string]any) error {
+	config, err := statusOf("SMCRNode", n, status, n.ResourceVersion)
 	if err != nil {
 		return err
 	}
 	err = r.client.Apply(ctx, config, client.FieldOwner(v1alpha1.ManagerController), client.ForceOwnership)
-	if err == nil || apierrors.IsNotFound(err) || apierrors.IsConflict(err) { // deleted meanwhile
+	if err == nil || apierrors.IsNotFound(err) { // deleted since it was read
 		return nil
 	}
-	return fmt.Errorf("write the status of %s %s: %w", kind, obj.GetName(), err)
+	return fmt.Errorf("write the status of SMCRNode %s: %w", n.Name, err)
 }
 
-// sweep deletes the objects of a node that is gone. They are owned by the node,
-// so that this is for what has no owner, and for clusters whose garbage
-// collector is slow.
+// sweep deletes the objects of a node that is gone. Kubernetes' garbage collector deletes
+// the objects that the node owns; sweep is for objects without an owner, and for clusters
+// whose garbage collector is slow.
 func (r *nodes) sweep(ctx context.Context, node string) error {
 	name := types.NamespacedName{Name: node}
 	switch err := r.live.Get(ctx, name, &corev1.Node{}); {
 	case err == nil:
-		return nil // new; its event is on the way
+		return nil // the node is new; its event will come
 	case !apierrors.IsNotFound(err):
-		return fmt.Errorf("look whether node %s is gone: %w", node, err)
+		return fmt.Errorf("find out whether node %s is gone: %w", node, err)
 	}
-	r.mu.Lock()
-	delete(r.missing, node)
-	r.mu.Unlock()
+	r.found(node)
 	var links v1alpha1.SMCRLinkList
 	if err := r.client.List(ctx, &links, client.MatchingFields{indexLinkNode: node}); err != nil {
 		return fmt.Errorf("list the links of %s: %w", node, err)
 	}
 	var errs []error
 	for i := range links.Items {
-		errs = append(errs, r.remove(ctx, &links.Items[i]))
+		errs = append(errs, r.remove(ctx, &links.Items[i], client.Preconditions{UID: &links.Items[i].UID}))
 	}
 	var smcr v1alpha1.SMCRNode
 	if err := r.client.Get(ctx, name, &smcr); err == nil {
-		errs = append(errs, r.remove(ctx, &smcr))
+		errs = append(errs, r.remove(ctx, &smcr, client.Preconditions{UID: &smcr.UID}))
 	}
 	return errors.Join(errs...)
 }
 
-func (r *nodes) remove(ctx context.Context, obj client.Object) error {
-	uid := obj.GetUID()
-	err := r.client.Delete(ctx, obj, client.Preconditions{UID: &uid})
+func (r *nodes) remove(ctx context.Context, obj client.Object, unless client.Preconditions) error {
+	err := r.client.Delete(ctx, obj, unless)
 	if err == nil || apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
 		return nil
 	}
 	return fmt.Errorf("delete %T %s: %w", obj, obj.GetName(), err)
 }
 
-// untaint takes the start-up taint off a node, and no other. The node is read
-// anew, and the write refused if it changed since: somebody may add a taint now.
+// untaint takes the start-up taint off a node, and no other taint. It reads the node from
+// the API server, which refuses the write if the node has changed since: otherwise a taint
+// that somebody adds in between would be lost.
 func (r *nodes) untaint(ctx context.Context, cached *corev1.Node) error {
 	if _, had := withoutTaint(cached.Spec.Taints); !had {
 		return nil

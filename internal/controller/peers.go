@@ -16,17 +16,17 @@ import (
 	"github.com/smcr-io/kube-smcr/api/v1alpha1"
 )
 
-// peerView is all that the peers of a policy come from. pods and services
-// return those of one namespace.
+// peerView is all that the peers of a policy are computed from. pods and services return
+// those of one namespace.
 type peerView struct {
 	namespaces []corev1.Namespace
 	pods       func(namespace string) ([]corev1.Pod, error)
 	services   func(namespace string) ([]corev1.Service, error)
 }
 
-// resolvePeers returns the addresses that the peer selectors of p stand for,
-// sorted: those of the pods that they select, and the cluster addresses of
-// Services that have no other pods.
+// resolvePeers returns the addresses that the peer selectors of p select, sorted: those of
+// the pods that they select, and the cluster addresses of the Services all of whose pods
+// they select.
 func resolvePeers(p *policy, v peerView) ([]netip.Addr, error) {
 	found := map[netip.Addr]bool{}
 	for i := range v.namespaces {
@@ -90,15 +90,15 @@ func selectPods(pods []corev1.Pod, selectors []labels.Selector) []int {
 	return out
 }
 
-// onlySelected says whether the Service has pods, and all of them are selected.
-// A Service that also has others would bring peers in that nobody selected.
+// onlySelected says whether the Service has pods, and all of them are selected. The
+// address of a Service that also has other pods would select these too.
 func onlySelected(svc *corev1.Service, pods []corev1.Pod, selected []int) bool {
 	if len(svc.Spec.Selector) == 0 || len(svc.Spec.ClusterIPs) == 0 || svc.Spec.ClusterIPs[0] == corev1.ClusterIPNone {
 		return false
 	}
 	sel := labels.SelectorFromValidatedSet(svc.Spec.Selector)
 	some := false
-	next := 0 // selected is in the order of pods
+	next := 0 // the next one in selected, which is in the order of pods
 	for i := range pods {
 		isSelected := next < len(selected) && selected[next] == i
 		if isSelected {
@@ -121,19 +121,16 @@ func addAddr(set map[netip.Addr]bool, text string) {
 	}
 }
 
-// A placement is what is to be done so that the slices of a policy hold exactly
-// the wanted addresses.
+// A placement is what to write and delete so that the slices of a policy have exactly the
+// wanted addresses.
 type placement struct {
 	create, update, remove []*v1alpha1.SMCRPeerSlice
 	truncated              int // addresses that no slice has room for
 }
 
-func (p *placement) empty() bool { return len(p.create)+len(p.update)+len(p.remove) == 0 }
-
-// placeAddresses spreads the addresses over slices so that few of them change:
-// an address stays where it is, a new one goes where something changes anyway,
-// then where there is room, then into a new slice. Slices that became half
-// empty are put together.
+// placeAddresses spreads the addresses over slices so that few slices change. An address
+// stays in its slice. A new address goes into a slice that loses one anyway, else into one
+// with room, else into a new slice. Slices that are half empty are merged.
 func placeAddresses(p *v1alpha1.SMCRPolicy, have []v1alpha1.SMCRPeerSlice, want []netip.Addr) placement {
 	var out placement
 	if n := len(want); n > maxPeerAddresses {
@@ -149,7 +146,7 @@ func placeAddresses(p *v1alpha1.SMCRPolicy, have []v1alpha1.SMCRPeerSlice, want 
 		kept := b.addrs[:0:0]
 		for _, a := range b.addrs {
 			if missing[a] {
-				delete(missing, a) // and so out of any later slice that has it, too
+				delete(missing, a) // a later slice that has a too will lose it
 				kept = append(kept, a)
 			}
 		}
@@ -211,8 +208,8 @@ func sortedBins(p *v1alpha1.SMCRPolicy, have []v1alpha1.SMCRPeerSlice) []*bin {
 	return bins
 }
 
-// emptySmallBins takes the addresses out of the smallest slices as soon as half
-// as many slices would do. They come back as missing.
+// emptySmallBins empties the smallest slices as soon as half as many slices would be
+// enough. It puts their addresses into missing, so that they go into other slices.
 func emptySmallBins(bins []*bin, missing map[string]bool) {
 	total, used := len(missing), 0
 	for _, b := range bins {
@@ -242,7 +239,7 @@ func emptySmallBins(bins []*bin, missing map[string]bool) {
 	}
 }
 
-// done adds what became of the slice to out.
+// done adds the slice to what out writes or deletes, if it changed.
 func (b *bin) done(p *v1alpha1.SMCRPolicy, out *placement) {
 	switch {
 	case b.old == nil:
@@ -270,8 +267,8 @@ func newSlice(p *v1alpha1.SMCRPolicy, number int, addrs []string) *v1alpha1.SMCR
 	}
 }
 
-// sliceNumber is the number in the name of a slice, or one behind all others if
-// somebody else named it.
+// sliceNumber is the number in the name of a slice. A slice that somebody else named gets
+// a number behind all others.
 func sliceNumber(policy, name string) int {
 	text, ok := strings.CutPrefix(name, policy+"-")
 	if n, err := strconv.Atoi(text); ok && err == nil && n >= 0 && strconv.Itoa(n) == text {

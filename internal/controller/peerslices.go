@@ -27,10 +27,10 @@ type peers struct {
 	recorder events.EventRecorder
 
 	mu sync.Mutex
-	// compiled are the policies with peer selectors, which every event of a pod
-	// is compared with.
+	// compiled are the policies with peer selectors. Every event of a pod is compared
+	// with them.
 	compiled  map[types.NamespacedName]*policy
-	truncated map[types.NamespacedName]bool // told already
+	truncated map[types.NamespacedName]bool // policies whose event about too many peers was sent
 }
 
 func (r *peers) setUp(mgr ctrl.Manager) error {
@@ -65,7 +65,7 @@ func (r *peers) setUp(mgr ctrl.Manager) error {
 		Complete(r)
 }
 
-// keep keeps the selectors of policies for lookingAt.
+// keep brings compiled in line with an event of a policy, and returns the policy's key.
 func (r *peers) keep(old, now *v1alpha1.SMCRPolicy) []types.NamespacedName {
 	p := either(old, now)
 	name := client.ObjectKeyFromObject(p)
@@ -83,7 +83,7 @@ func (r *peers) keep(old, now *v1alpha1.SMCRPolicy) []types.NamespacedName {
 	return []types.NamespacedName{name}
 }
 
-// lookingAt returns the policies whose peers may be pods of the namespace.
+// lookingAt returns the keys of the policies whose peers may be pods of the namespace.
 func (r *peers) lookingAt(namespace string) []types.NamespacedName {
 	r.mu.Lock()
 	idle := len(r.compiled) == 0
@@ -93,7 +93,7 @@ func (r *peers) lookingAt(namespace string) []types.NamespacedName {
 	}
 	var ns corev1.Namespace
 	if err := r.client.Get(context.Background(), types.NamespacedName{Name: namespace}, &ns); err != nil {
-		return nil // gone, and its pods with it: their events found it still there
+		return nil // the namespace is gone; the events of its pods came before
 	}
 	return r.lookingWith(namespace, ns.Labels)
 }
@@ -110,7 +110,7 @@ func (r *peers) lookingWith(namespace string, lbls map[string]string) []types.Na
 	return out
 }
 
-// Reconcile lets the slices of a policy hold what its peer selectors stand for.
+// Reconcile brings the slices of a policy in line with its peer selectors.
 func (r *peers) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -128,7 +128,7 @@ func (r *peers) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, e
 	}
 	p := compile(&obj)
 	if p.err != nil {
-		return ctrl.Result{}, nil // the peers stay as they were; the status says what is wrong
+		return ctrl.Result{}, nil // the slices stay as they are; the policy's status says what is wrong
 	}
 	if len(p.peers) == 0 {
 		return ctrl.Result{}, r.carryOut(ctx, placement{remove: pointers(have.Items)})
@@ -158,7 +158,7 @@ func (r *peers) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, e
 	return ctrl.Result{}, r.carryOut(ctx, todo)
 }
 
-// tell records an event when the peers become too many.
+// tell sends an event when the peers become too many for the slices.
 func (r *peers) tell(obj *v1alpha1.SMCRPolicy, name types.NamespacedName, truncated int) {
 	r.mu.Lock()
 	told := r.truncated[name]
@@ -171,8 +171,8 @@ func (r *peers) tell(obj *v1alpha1.SMCRPolicy, name types.NamespacedName, trunca
 	}
 }
 
-// carryOut writes. What was read may be old: then the API server refuses the
-// write, and the key is looked at again.
+// carryOut writes and deletes slices. If a slice has changed since it was read, the API
+// server refuses the write, and the key is reconciled again.
 func (r *peers) carryOut(ctx context.Context, todo placement) error {
 	var errs []error
 	for _, s := range todo.create {

@@ -20,10 +20,11 @@ import (
 	"github.com/smcr-io/kube-smcr/api/v1alpha1"
 )
 
-// podEvents passes the events of agents about pods on to those pods. An agent
-// has no right to do it itself: the API server cannot see in an event where its
-// pod runs. Here the pod is known, and that it runs on the agent's node is looked
-// at. The admission policy of the chart sees to it that agents name their own.
+// podEvents passes the events of agents about pods on to those pods. An agent has no right
+// to write events in the pods' namespaces: the API server cannot see in an event on which
+// node its pod runs, so one agent could write about the pods of all nodes. The controller
+// knows the pod, and checks that it runs on the agent's node. The chart's admission policy
+// makes sure that the node in an agent's event is the agent's own.
 type podEvents struct {
 	client client.Client
 	log    *slog.Logger
@@ -40,8 +41,8 @@ func (r *podEvents) setUp(mgr ctrl.Manager) error {
 		Complete(r)
 }
 
-// Reconcile passes one event on. Once more does no harm: the new event's name is
-// made of the agent's event.
+// Reconcile passes one event on. Doing it twice does no harm: the name of the new event is
+// made from the agent's event, so the second write finds it there.
 func (r *podEvents) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -64,7 +65,7 @@ func (r *podEvents) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resul
 		return ctrl.Result{}, fmt.Errorf("get pod %s/%s: %w", said.Related.Namespace, said.Related.Name, err)
 	}
 	if !mayTellOf(&said, &pod) {
-		r.log.Warn("event of an agent about a pod that is not on its node: not passed on", "agent", said.InvolvedObject.Name, "node", said.Source.Host,
+		r.log.Warn("event of an agent not passed on: it is about a pod that is not on the agent's node", "agent", said.InvolvedObject.Name, "node", said.Source.Host,
 			"pod", pod.Namespace+"/"+pod.Name)
 		return ctrl.Result{}, nil
 	}
@@ -75,13 +76,13 @@ func (r *podEvents) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resul
 	return ctrl.Result{}, fmt.Errorf("pass an event on to pod %s/%s: %w", pod.Namespace, pod.Name, err)
 }
 
-// mayTellOf says whether the agent that made an event has to do with the pod.
+// mayTellOf says whether the pod runs on the node of the agent that made the event.
 func mayTellOf(said *corev1.Event, pod *corev1.Pod) bool {
 	return said.ReportingController == v1alpha1.ReporterAgent && strings.HasPrefix(said.Reason, "SMCR") &&
 		said.Source.Host != "" && said.Source.Host == pod.Spec.NodeName && said.Related.UID == pod.UID
 }
 
-// passedOn is the event about the pod.
+// passedOn is the event that the pod gets.
 func passedOn(said *corev1.Event, pod *corev1.Pod) *eventsv1.Event {
 	about := corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}
 	number := strings.ReplaceAll(string(said.UID), "-", "")

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -20,9 +21,9 @@ import (
 	"github.com/smcr-io/kube-smcr/api/v1alpha1"
 )
 
-// policies writes the status of the SMCRPolicies of a namespace. Its key is the
-// namespace, because the policies of one are ranked against each other and
-// share the pass over its pods.
+// policies writes the statuses of the SMCRPolicies of a namespace. Its key is the
+// namespace, because the policies of a namespace are ranked against each other, and one
+// pass over the pods serves all of them.
 type policies struct {
 	client   client.Client
 	recorder events.EventRecorder
@@ -32,7 +33,7 @@ func (r *policies) setUp(mgr ctrl.Manager) error {
 	return ctrl.NewControllerManagedBy(mgr).Named("policies").WithOptions(options(1)).
 		Watches(&v1alpha1.SMCRPolicy{}, mark(coalesce, func(old, now *v1alpha1.SMCRPolicy) []types.NamespacedName {
 			if old != nil && now != nil && old.Generation == now.Generation {
-				return nil // the status, which is ours
+				return nil // only the status changed, which this controller writes
 			}
 			return key(either(old, now).Namespace)
 		})).
@@ -54,7 +55,7 @@ func (r *policies) setUp(mgr ctrl.Manager) error {
 				return key(either(old, now).Status.Namespace)
 			case old.Status.Namespace != now.Status.Namespace:
 				return append(key(old.Status.Namespace), key(now.Status.Namespace)...)
-			case equality.Semantic.DeepEqual(old.Status, now.Status): // of what is kept in the cache
+			case equality.Semantic.DeepEqual(old.Status, now.Status): // the part of the status that the cache keeps
 				return nil
 			}
 			return key(now.Status.Namespace)
@@ -66,7 +67,7 @@ func (r *policies) setUp(mgr ctrl.Manager) error {
 			return key(either(old, now).Namespace)
 		})).
 		Watches(&v1alpha1.SMCRNode{}, mark(coalesce, func(old, now *v1alpha1.SMCRNode) []types.NamespacedName {
-			if old != nil && now != nil && agentMissing(old) == agentMissing(now) {
+			if old != nil && now != nil && agentMissing(old) == agentMissing(now) && hasOneRNIC(old) == hasOneRNIC(now) {
 				return nil
 			}
 			return r.namespacesOn(either(old, now).Name)
@@ -80,11 +81,18 @@ func agentMissing(n *v1alpha1.SMCRNode) bool {
 	return meta.IsStatusConditionFalse(n.Status.Conditions, v1alpha1.ConditionAgentAlive)
 }
 
+// hasOneRNIC says whether a node has a single RDMA device, or none: the second figure of
+// 1/1, whether its port is up or not.
+func hasOneRNIC(n *v1alpha1.SMCRNode) bool {
+	_, all, _ := strings.Cut(n.Status.DeviceSummary, "/")
+	return all == "0" || all == "1"
+}
+
 // namespacesOn returns the namespaces of the pods of a node.
 func (r *policies) namespacesOn(node string) []types.NamespacedName {
 	var pods corev1.PodList
 	if err := r.client.List(context.Background(), &pods, client.MatchingFields{indexPodNode: node}); err != nil {
-		return nil // the cache is going down, and so is the queue
+		return nil // the cache is being stopped, and so is the queue
 	}
 	seen := map[string]bool{}
 	var out []types.NamespacedName
@@ -97,7 +105,7 @@ func (r *policies) namespacesOn(node string) []types.NamespacedName {
 	return out
 }
 
-// Reconcile writes the status of each policy of the namespace that differs.
+// Reconcile writes the status of each policy of the namespace whose status changed.
 func (r *policies) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -119,10 +127,10 @@ func (r *policies) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result
 	return ctrl.Result{}, errors.Join(errs...)
 }
 
-// view reads what the status of the namespace's policies comes from; nil if it
+// view reads what the statuses of the namespace's policies are computed from; nil if it
 // has no policies.
 func (r *policies) view(ctx context.Context, namespace string) (*namespaceView, error) {
-	v := &namespaceView{name: namespace, agentGone: map[string]bool{}}
+	v := &namespaceView{name: namespace, agentGone: map[string]bool{}, oneRNIC: map[string]bool{}}
 	in := client.InNamespace(namespace)
 	var list v1alpha1.SMCRPolicyList
 	if err := r.client.List(ctx, &list, in); err != nil {
@@ -163,6 +171,7 @@ func (r *policies) view(ctx context.Context, namespace string) (*namespaceView, 
 	answers := make(map[string]bool, len(nodes.Items))
 	for i := range nodes.Items {
 		answers[nodes.Items[i].Name] = !agentMissing(&nodes.Items[i])
+		v.oneRNIC[nodes.Items[i].Name] = hasOneRNIC(&nodes.Items[i])
 	}
 	for i := range v.pods {
 		if node := v.pods[i].Spec.NodeName; !answers[node] {
@@ -182,14 +191,14 @@ func (v *namespaceView) policy(name string) *v1alpha1.SMCRPolicy {
 }
 
 func (r *policies) write(ctx context.Context, obj *v1alpha1.SMCRPolicy, status v1alpha1.SMCRPolicyStatus) error {
-	apply, err := statusOf("SMCRPolicy", obj, &status, nil)
+	apply, err := statusOf("SMCRPolicy", obj, &status, "")
 	if err != nil {
 		return err
 	}
 	err = r.client.Status().Apply(ctx, apply, client.FieldOwner(v1alpha1.ManagerController), client.ForceOwnership)
 	switch {
 	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
-		return nil // deleted meanwhile, or another one of the name: its event is on the way
+		return nil // the policy was deleted, or replaced by one of the same name, whose event will come
 	case err != nil:
 		return fmt.Errorf("write the status of policy %s/%s: %w", obj.Namespace, obj.Name, err)
 	}
@@ -197,8 +206,9 @@ func (r *policies) write(ctx context.Context, obj *v1alpha1.SMCRPolicy, status v
 	return nil
 }
 
-// tell records an event for each condition that turned, but Ready, which turns
-// with every pod that starts.
+// tell sends an event for each condition whose status changed, except Ready, which changes
+// with every pod that starts, and except that nodes have one RNIC, which nobody is to be
+// warned of.
 func (r *policies) tell(obj *v1alpha1.SMCRPolicy, conditions []metav1.Condition) {
 	for _, good := range []struct {
 		kind   string
@@ -210,12 +220,13 @@ func (r *policies) tell(obj *v1alpha1.SMCRPolicy, conditions []metav1.Condition)
 		{v1alpha1.ConditionConflicting, metav1.ConditionFalse},
 	} {
 		was, is := meta.FindStatusCondition(obj.Status.Conditions, good.kind), meta.FindStatusCondition(conditions, good.kind)
-		if is == nil || was != nil && was.Status == is.Status || is.Status == metav1.ConditionUnknown {
+		if is == nil || is.Status == metav1.ConditionUnknown || is.Reason == reasonOneRNIC ||
+			was != nil && was.Status == is.Status && was.Reason != reasonOneRNIC {
 			continue
 		}
 		isGood := is.Status == good.status
 		if was == nil && isGood {
-			continue // nothing turned
+			continue // the status is the same
 		}
 		kind := corev1.EventTypeWarning
 		if isGood {

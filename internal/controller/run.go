@@ -3,6 +3,7 @@
 package controller
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -17,6 +18,7 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
@@ -29,7 +31,7 @@ import (
 	"github.com/smcr-io/kube-smcr/internal/scrape"
 )
 
-// LeaseName is the Lease that the replicas elect their leader by.
+// LeaseName is the name of the Lease by which the replicas elect their leader.
 const LeaseName = "kube-smcr-controller"
 
 // Config is how a controller runs.
@@ -38,10 +40,16 @@ type Config struct {
 	Namespace string
 	// AgentSelector selects the pods of the node agent in Namespace.
 	AgentSelector string
-	// LeaderElect lets one of several replicas work.
+	// DaemonSet is the name of the agents' DaemonSet in Namespace; "": those that
+	// AgentSelector selects. While the cluster has an older one of another installation,
+	// the controller does nothing, and says so.
+	DaemonSet string
+	// LeaderElect makes only one of several replicas work, the leader. The renewals of the
+	// leader's Lease also tell a controller that the API server works, and only so it can
+	// notice by their Leases that agents are gone. Without LeaderElect it goes by pods.
 	LeaderElect bool
 	// LeaseDuration, RenewDeadline and RetryPeriod are of the leader election;
-	// 0 means those of controller-runtime: 15, 10 and 2 seconds.
+	// 0 means leaseDuration, renewDeadline and retryPeriod.
 	LeaseDuration, RenewDeadline, RetryPeriod time.Duration
 	// StartupTaint lets the controller take the taint smcr.io/agent-not-ready off
 	// nodes whose agent is ready.
@@ -49,9 +57,9 @@ type Config struct {
 	// MetricsAddress and HealthAddress are where metrics and health endpoints
 	// are served; empty means nowhere.
 	MetricsAddress, HealthAddress string
-	// MetricsAuth gives metrics only over TLS, and to those whom the cluster
-	// allows to get /metrics. MetricsTLS is the directory of the certificate;
-	// empty: one that the controller makes.
+	// MetricsAuth serves metrics only over TLS, and only to clients that the cluster
+	// allows to get /metrics. MetricsTLS is the directory of the certificate; "": the
+	// controller makes one.
 	MetricsAuth bool
 	MetricsTLS  string
 	Log         *slog.Logger
@@ -69,7 +77,7 @@ func (c *Config) Validate() error {
 		return fmt.Errorf("agent selector %q: %w", c.AgentSelector, err)
 	}
 	if c.AgentSelector == "" {
-		return errors.New("agent selector is empty: it would take every pod for an agent")
+		return errors.New("agent selector is empty, so that it would select every pod: give the labels of the agents' pods")
 	}
 	return nil
 }
@@ -83,8 +91,8 @@ func NewScheme() (*runtime.Scheme, error) {
 	return s, nil
 }
 
-// Run runs a controller until ctx ends. Losing the API server or the leadership
-// does not end it: it starts again, with empty caches, when it can.
+// Run runs a controller until ctx ends. When the controller loses the API server or the
+// leadership, it starts again, with empty caches, as soon as it can.
 func Run(ctx context.Context, api *rest.Config, c Config) error {
 	if err := c.Validate(); err != nil {
 		return err
@@ -107,7 +115,7 @@ func Run(ctx context.Context, api *rest.Config, c Config) error {
 		if worked {
 			pause = minRestart
 		}
-		c.Log.Warn("the controller stopped and starts again", "error", err, "pause", pause)
+		c.Log.Warn("controller stopped; it starts again after the pause", "error", err, "pause", pause)
 		select {
 		case <-ctx.Done():
 			return nil
@@ -117,17 +125,19 @@ func Run(ctx context.Context, api *rest.Config, c Config) error {
 	}
 }
 
-// service is what outlives the managers.
+// service is the part of a controller that goes on when a manager ends and the next one
+// starts: metrics and health.
 type service struct {
 	config  Config
 	metrics *metrics
-	synced  atomic.Bool // the caches of the present manager are filled
+	synced  atomic.Bool            // the caches of the present manager are filled
+	refused atomic.Pointer[string] // why the controller does nothing; nil: it works
 }
 
-// manage runs one manager until it ends. worked says that it got as far as
-// reading all objects.
+// manage runs one manager until it ends. worked says that the manager had read all
+// objects.
 func (s *service) manage(ctx context.Context, api *rest.Config) (worked bool, err error) {
-	// What a manager that lost its lease leaves behind ends with this.
+	// The end of ctx also ends goroutines that a manager that lost its lease leaves behind.
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer s.metrics.lead(nil)
@@ -141,14 +151,19 @@ func (s *service) manage(ctx context.Context, api *rest.Config) (worked bool, er
 	if err != nil {
 		return false, fmt.Errorf("agent selector: %w", err)
 	}
+	if err := s.first(ctx, api, installation{c.Namespace, c.DaemonSet, selector}); err != nil {
+		return false, err
+	}
 	agents := agentPods{namespace: c.Namespace, selector: selector}
 	mgr, err := ctrl.NewManager(api, ctrl.Options{
 		Scheme: scheme, Cache: cacheOptions(agents), Logger: logr.FromSlogHandler(c.Log.Handler()),
-		// Served by the service, which goes on between two managers.
+		// The service serves metrics and health, also between two managers.
 		Metrics: metricsserver.Options{BindAddress: "0"}, HealthProbeBindAddress: "0",
 		LeaderElection: c.LeaderElect, LeaderElectionID: LeaseName, LeaderElectionNamespace: c.Namespace,
 		LeaderElectionReleaseOnCancel: true,
-		LeaseDuration:                 orDefault(c.LeaseDuration), RenewDeadline: orDefault(c.RenewDeadline), RetryPeriod: orDefault(c.RetryPeriod),
+		LeaseDuration:                 new(cmp.Or(c.LeaseDuration, leaseDuration)),
+		RenewDeadline:                 new(cmp.Or(c.RenewDeadline, renewDeadline)),
+		RetryPeriod:                   new(cmp.Or(c.RetryPeriod, retryPeriod)),
 	})
 	if err != nil {
 		return false, fmt.Errorf("make a manager: %w", err)
@@ -157,11 +172,23 @@ func (s *service) manage(ctx context.Context, api *rest.Config) (worked bool, er
 		return false, err
 	}
 	recorder := mgr.GetEventRecorder("kube-smcr-controller")
+	var beats *leases
+	if c.LeaderElect {
+		beats = newLeases()
+		informer, err := mgr.GetCache().GetInformer(ctx, &coordinationv1.Lease{})
+		if err != nil {
+			return false, fmt.Errorf("watch the Leases: %w", err)
+		}
+		if _, err := informer.AddEventHandler(beats.follow()); err != nil {
+			return false, fmt.Errorf("watch the Leases: %w", err)
+		}
+	}
 	for _, r := range []interface{ setUp(ctrl.Manager) error }{
 		&policies{client: mgr.GetClient(), recorder: recorder},
 		&peers{client: mgr.GetClient(), recorder: recorder},
 		&podEvents{client: mgr.GetClient(), log: c.Log},
-		&nodes{client: mgr.GetClient(), live: mgr.GetAPIReader(), recorder: recorder, agents: agents, taint: c.StartupTaint},
+		&pairs{client: mgr.GetClient()},
+		&nodes{client: mgr.GetClient(), live: mgr.GetAPIReader(), recorder: recorder, agents: agents, leases: beats, taint: c.StartupTaint},
 	} {
 		if err := r.setUp(mgr); err != nil {
 			return false, fmt.Errorf("set up a reconciler: %w", err)
@@ -185,13 +212,6 @@ func (s *service) manage(ctx context.Context, api *rest.Config) (worked bool, er
 	return s.synced.Load(), err
 }
 
-func orDefault(d time.Duration) *time.Duration {
-	if d == 0 {
-		return nil
-	}
-	return &d
-}
-
 // serve serves metrics and health until the returned function is called.
 func (s *service) serve(api *rest.Config) (stop func(), err error) {
 	registry := prometheus.NewRegistry()
@@ -201,6 +221,10 @@ func (s *service) serve(api *rest.Config) (stop func(), err error) {
 	health := http.NewServeMux()
 	health.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) })
 	health.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
+		if why := s.refused.Load(); why != nil {
+			http.Error(w, *why, http.StatusServiceUnavailable)
+			return
+		}
 		if !s.synced.Load() {
 			http.Error(w, "the caches are not filled: the API server does not answer, or this is the start", http.StatusServiceUnavailable)
 		}
@@ -212,7 +236,7 @@ func (s *service) serve(api *rest.Config) (stop func(), err error) {
 		if err != nil {
 			return nil, err
 		}
-		if secret, err = scrape.TLS(s.config.MetricsTLS); err != nil {
+		if secret, err = scrape.TLS(s.config.MetricsTLS, s.config.Log); err != nil {
 			return nil, err
 		}
 		metrics = guard.Wrap(metrics)
@@ -246,13 +270,13 @@ func (s *service) serve(api *rest.Config) (stop func(), err error) {
 		}
 		srv := &http.Server{
 			Handler: one.handler, ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout, WriteTimeout: callTimeout,
-			// Whoever connects and says nothing is worth no line of the log.
+			// Clients that connect and send nothing are logged at level debug only.
 			ErrorLog: slog.NewLogLogger(s.config.Log.Handler(), slog.LevelDebug),
 		}
 		servers = append(servers, srv)
 		running.Go(func() {
 			if err := srv.Serve(l); !errors.Is(err, http.ErrServerClosed) {
-				s.config.Log.Error("a server stopped", "server", one.what, "error", err)
+				s.config.Log.Error("server stopped; restart the controller's pod", "server", one.what, "error", err)
 			}
 		})
 		s.config.Log.Info("serving", "what", one.what, "address", address)

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"strings"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
@@ -25,12 +26,13 @@ const (
 	indexAgentNode     = "agent-node"     // pods of the node agent by node
 	indexLinkNode      = "link-node"      // SMCRLinks by node
 	indexLinkNamespace = "link-namespace" // SMCRLinks by the namespace of their pods
+	indexLinkEnd       = "link-end"       // SMCRLinks by this side's ends of their links
 )
 
-// cacheOptions keeps of each object what is read here. A cluster's pods are the
-// largest part of the memory: trimmed, one takes about a tenth.
+// cacheOptions makes the caches keep only the fields that are read here. A cluster's pods
+// are the largest part of the memory: trimmed, a pod takes about a tenth.
 //
-// Reads return what is in the cache and not a copy; nobody changes it.
+// Reads return the object in the cache, not a copy: nobody may change it.
 func cacheOptions(agents agentPods) crcache.Options {
 	shared := true
 	return crcache.Options{
@@ -44,6 +46,8 @@ func cacheOptions(agents agentPods) crcache.Options {
 			&v1alpha1.SMCRLink{}:   {Transform: trimmer(trimLink)},
 			&v1alpha1.SMCRNode{}:   {Transform: trimmer(trimSMCRNode)},
 			&v1alpha1.SMCRPolicy{}: {},
+			// Those of the agents and of the leader.
+			&coordinationv1.Lease{}: {Namespaces: map[string]crcache.Config{agents.namespace: {}}, Transform: trimmer(trimLease)},
 			// Agents' events about pods are about their own pods, in this namespace.
 			&corev1.Event{}: {Namespaces: map[string]crcache.Config{agents.namespace: {
 				FieldSelector: fields.OneTermEqualSelector("reportingComponent", v1alpha1.ReporterAgent),
@@ -57,7 +61,7 @@ func trimmer[T any](trim func(T) T) cache.TransformFunc {
 		if o, ok := obj.(T); ok {
 			return trim(o), nil
 		}
-		return obj, nil // a tombstone
+		return obj, nil // a tombstone of a deleted object
 	}
 }
 
@@ -130,19 +134,40 @@ func trimNode(n *corev1.Node) *corev1.Node {
 	return out
 }
 
+func trimLease(l *coordinationv1.Lease) *coordinationv1.Lease {
+	return &coordinationv1.Lease{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: l.Name, Namespace: l.Namespace, UID: l.UID, ResourceVersion: l.ResourceVersion, OwnerReferences: l.OwnerReferences,
+		},
+		Spec: coordinationv1.LeaseSpec{RenewTime: l.Spec.RenewTime},
+	}
+}
+
 func trimLink(l *v1alpha1.SMCRLink) *v1alpha1.SMCRLink {
 	s := l.Status
+	var ends []v1alpha1.LinkStatus
+	for i := range s.Links {
+		e := &s.Links[i]
+		ends = append(ends, v1alpha1.LinkStatus{ID: e.ID, LocalGID: e.LocalGID, PeerGID: e.PeerGID, LocalQPN: e.LocalQPN, PeerQPN: e.PeerQPN})
+	}
 	return &v1alpha1.SMCRLink{ObjectMeta: trimMeta(&l.ObjectMeta), Status: v1alpha1.SMCRLinkStatus{
 		Node: s.Node, Namespace: s.Namespace, Pod: s.Pod, Policy: s.Policy, State: s.State, Redundancy: s.Redundancy,
+		Peer: s.Peer, PeerPod: s.PeerPod, PCIAddresses: s.PCIAddresses, Links: ends,
 	}}
 }
 
 func trimSMCRNode(n *v1alpha1.SMCRNode) *v1alpha1.SMCRNode {
-	return &v1alpha1.SMCRNode{ObjectMeta: trimMeta(&n.ObjectMeta), Status: v1alpha1.SMCRNodeStatus{Conditions: n.Status.Conditions}}
+	return &v1alpha1.SMCRNode{ObjectMeta: trimMeta(&n.ObjectMeta), Status: v1alpha1.SMCRNodeStatus{
+		Conditions: n.Status.Conditions, DeviceSummary: n.Status.DeviceSummary,
+	}}
 }
 
-// addIndexes makes the caches look objects up by what the reconcilers ask for.
+// addIndexes adds the indexes by which the reconcilers look objects up.
 func addIndexes(ctx context.Context, f client.FieldIndexer, agents agentPods) error {
+	err := f.IndexField(ctx, &v1alpha1.SMCRLink{}, indexLinkEnd, func(o client.Object) []string { return localEnds(o.(*v1alpha1.SMCRLink)) })
+	if err != nil {
+		return fmt.Errorf("index %s: %w", indexLinkEnd, err)
+	}
 	for _, ix := range []struct {
 		obj  client.Object
 		name string
@@ -171,13 +196,13 @@ func addIndexes(ctx context.Context, f client.FieldIndexer, agents agentPods) er
 	return nil
 }
 
-// sameForPolicies says whether nothing changed in a pod that policies look at.
+// sameForPolicies says whether a and b are equal in all that policies depend on.
 func sameForPolicies(a, b *corev1.Pod) bool {
 	return carries(a) == carries(b) && a.Spec.NodeName == b.Spec.NodeName &&
 		maps.Equal(a.Labels, b.Labels) && maps.Equal(a.Annotations, b.Annotations)
 }
 
-// sameForPeers says whether the pod is the same peer as before.
+// sameForPeers says whether a and b are equal in all that the peers of policies depend on.
 func sameForPeers(a, b *corev1.Pod) bool {
 	if carries(a) != carries(b) || a.Status.Phase != b.Status.Phase || !maps.Equal(a.Labels, b.Labels) || len(a.Status.PodIPs) != len(b.Status.PodIPs) {
 		return false

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/smcr-io/kube-smcr/api/v1alpha1"
+)
+
+// The objects of a node that is gone go, also when it went while no controller
+// was there, and nothing else does.
+func TestNodeGarbage(t *testing.T) {
+	w := newWorld(t)
+	gone, kept := "gone-"+w.ns, "kept-"+w.ns
+	node, agent, smcr := w.node(gone)
+	_, _, smcrKept := w.node(kept)
+	l, lKept := newLink("gone-"+w.ns, gone, w.ns, "x"), newLink("kept-"+w.ns, kept, w.ns, "x")
+	w.create(l)
+	w.create(lKept)
+	never := newLink("never-"+w.ns, "never-"+w.ns, w.ns, "x")
+	w.create(never)
+	w.run(w.asController())
+	isGone := func(obj client.Object) error {
+		switch err := w.get(obj); {
+		case apierrors.IsNotFound(err):
+			return nil
+		case err != nil:
+			return err
+		}
+		return fmt.Errorf("%T %s is there", obj, obj.GetName())
+	}
+	w.eventually("a link of a node that never was", func() error { return isGone(never) })
+	for _, o := range []client.Object{node, agent} {
+		if err := w.Delete(t.Context(), o, client.GracePeriodSeconds(0)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.eventually("the objects of the node", func() error { return errors.Join(isGone(smcr), isGone(l)) })
+	w.never("the objects of another node", time.Second, func() error { return errors.Join(w.get(smcrKept), w.get(lKept)) })
+	w.never("nothing brings them back", time.Second, func() error { return errors.Join(isGone(smcr), isGone(l)) })
+}
+
+func TestStartupTaint(t *testing.T) {
+	w := newWorld(t)
+	name := "n-" + w.ns
+	n := newNode(name)
+	n.Spec.Taints = []corev1.Taint{
+		{Key: v1alpha1.TaintAgentNotReady, Effect: corev1.TaintEffectNoSchedule},
+		{Key: "example.com/mine", Value: "1", Effect: corev1.TaintEffectNoSchedule},
+	}
+	w.create(n)
+	agent, smcr := newAgent(name), newSMCRNode(name)
+	smcr.Status.Conditions[0].Status = metav1.ConditionFalse
+	w.create(agent)
+	w.create(smcr)
+	w.run(w.limited(w.config, "controller.yaml", "kube-smcr-controller", "kube-smcr-controller-startup-taint"), func(c *Config) { c.StartupTaint = true })
+	taints := func() (out []string) {
+		for _, t := range n.Spec.Taints {
+			if t.Key != corev1.TaintNodeNotReady { // the API server puts it on new nodes
+				out = append(out, t.Key)
+			}
+		}
+		return out
+	}
+	w.never("the taint stays while the agent is not ready", 2*time.Second, func() error {
+		if err := w.get(n); err != nil {
+			return err
+		}
+		if len(taints()) != 2 {
+			return fmt.Errorf("taints are %v", taints())
+		}
+		return nil
+	})
+	update(w, smcr, func(n *v1alpha1.SMCRNode) {
+		meta.FindStatusCondition(n.Status.Conditions, v1alpha1.ConditionReady).Status = metav1.ConditionTrue
+	})
+	w.eventually("only the taint goes", func() error {
+		if err := w.get(n); err != nil {
+			return err
+		}
+		if d := cmp.Diff([]string{"example.com/mine"}, taints()); d != "" {
+			return errors.New(d)
+		}
+		return nil
+	})
+}

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/smcr-io/kube-smcr/api/v1alpha1"
+)
+
+// Peers by selectors become addresses that agents can use, and follow pods,
+// Services and namespaces.
+func TestPeerSlices(t *testing.T) {
+	w := newWorld(t)
+	w.pod("redis-0", "n", "10.2.0.1", labelled("app", "redis"))
+	w.pod("redis-1", "n", "10.2.0.2", labelled("app", "redis"))
+	w.pod("other", "n", "10.2.0.3")
+	w.create(&corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "redis"},
+		Spec:       corev1.ServiceSpec{Selector: map[string]string{"app": "redis"}, Ports: []corev1.ServicePort{{Port: 6379}}},
+	})
+	svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "redis"}}
+	if err := w.get(svc); err != nil {
+		t.Fatal(err)
+	}
+	p := w.policy("cache", func(s *v1alpha1.SMCRPolicySpec) {
+		s.Peers = &v1alpha1.PolicyPeers{Selectors: []v1alpha1.PeerSelector{{
+			PodSelector: &v1alpha1.LabelSelector{MatchLabels: map[string]v1alpha1.LabelValue{"app": "redis"}},
+		}}}
+	})
+	w.run(w.asController())
+	has := func(want ...string) func() error {
+		return func() error {
+			got := map[string]bool{}
+			var l v1alpha1.SMCRPeerSliceList
+			if err := w.List(t.Context(), &l, client.InNamespace(w.ns)); err != nil {
+				return err
+			}
+			for _, s := range l.Items {
+				for _, a := range s.Addresses {
+					got[a] = true
+				}
+				if !metav1.IsControlledBy(&s, p) {
+					return fmt.Errorf("slice %s is not owned by the policy", s.Name)
+				}
+			}
+			wanted := map[string]bool{}
+			for _, a := range want {
+				wanted[a] = true
+			}
+			if d := cmp.Diff(wanted, got); d != "" {
+				return errors.New(d)
+			}
+			return nil
+		}
+	}
+	w.eventually("pods and their Service", has("10.2.0.1", "10.2.0.2", svc.Spec.ClusterIP))
+	w.eventually("the status counts them", func() error {
+		if err := w.get(p); err != nil {
+			return err
+		}
+		if p.Status.PeerAddresses != 3 {
+			return fmt.Errorf("peerAddresses is %d, want 3", p.Status.PeerAddresses)
+		}
+		return nil
+	})
+	third := w.pod("redis-2", "n", "10.2.0.4", labelled("app", "redis"))
+	w.eventually("a new pod", has("10.2.0.1", "10.2.0.2", "10.2.0.4", svc.Spec.ClusterIP))
+	if err := w.Delete(t.Context(), third, client.GracePeriodSeconds(0)); err != nil {
+		t.Fatal(err)
+	}
+	w.eventually("a deleted pod", has("10.2.0.1", "10.2.0.2", svc.Spec.ClusterIP))
+	update(w, svc, func(s *corev1.Service) { s.Spec.Selector = map[string]string{"app": "other"} })
+	w.eventually("a Service of other pods", has("10.2.0.1", "10.2.0.2"))
+
+	// Somebody deletes or changes what is not his.
+	var l v1alpha1.SMCRPeerSliceList
+	if err := w.List(t.Context(), &l, client.InNamespace(w.ns)); err != nil || len(l.Items) != 1 {
+		t.Fatalf("slices: %v, %v", l.Items, err)
+	}
+	update(w, &l.Items[0], func(s *v1alpha1.SMCRPeerSlice) { s.Addresses = []string{"192.0.2.1"} })
+	w.eventually("a slice that somebody changed", has("10.2.0.1", "10.2.0.2"))
+	if err := w.Delete(t.Context(), &l.Items[0]); err != nil {
+		t.Fatal(err)
+	}
+	w.eventually("a slice that somebody deleted", has("10.2.0.1", "10.2.0.2"))
+	if err := w.Delete(t.Context(), p); err != nil {
+		t.Fatal(err)
+	}
+	w.eventually("a deleted policy has no slices", has())
+}
+
+func TestPeerSlices_ofOtherNamespaces(t *testing.T) {
+	w := newWorld(t)
+	other := w.namespace(nil)
+	q := newPod(other, "client", "n", "10.2.1.1")
+	w.create(q)
+	p := w.policy("clients", func(s *v1alpha1.SMCRPolicySpec) {
+		s.Peers = &v1alpha1.PolicyPeers{Selectors: []v1alpha1.PeerSelector{{
+			NamespaceSelector: &v1alpha1.LabelSelector{MatchLabels: map[string]v1alpha1.LabelValue{"team": v1alpha1.LabelValue(w.ns)}},
+		}}}
+	})
+	w.run(w.asController())
+	peers := func(n int32) func() error {
+		return func() error {
+			if err := w.get(p); err != nil {
+				return err
+			}
+			if p.Status.PeerAddresses != n || p.Status.ObservedGeneration == 0 {
+				return fmt.Errorf("peerAddresses is %d, want %d", p.Status.PeerAddresses, n)
+			}
+			return nil
+		}
+	}
+	w.eventually("no namespace has the label", peers(0))
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: other}}
+	update(w, ns, func(n *corev1.Namespace) { n.Labels["team"] = w.ns })
+	w.eventually("the namespace got the label", peers(1))
+	update(w, ns, func(n *corev1.Namespace) { delete(n.Labels, "team") })
+	w.eventually("the namespace lost the label", peers(0))
+}

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/smcr-io/kube-smcr/api/v1alpha1"
+)
+
+// reasonSecond is the reason of the event of a release that is not the first.
+const reasonSecond = "SecondInstallation"
+
+// An installation is where an add-on is installed: the namespace of its agents, and the
+// name of their DaemonSet. Without a name all DaemonSets in the namespace that selector
+// selects are its.
+type installation struct {
+	namespace, daemonSet string
+	selector             labels.Selector
+}
+
+func (i installation) has(ds *appsv1.DaemonSet) bool {
+	return ds.Namespace == i.namespace && (i.daemonSet == "" && i.selector.Matches(labels.Set(ds.Labels)) || ds.Name == i.daemonSet)
+}
+
+// hasAgent says whether an agent is of the installation, by NAMESPACE/NAME of its pod as
+// an SMCRNode has it. An SMCRNode without it is nobody else's.
+func (i installation) hasAgent(pod string) bool {
+	namespace, name, ok := strings.Cut(pod, "/")
+	return !ok || namespace == i.namespace && (i.daemonSet == "" || strings.HasPrefix(name, i.daemonSet+"-"))
+}
+
+// other returns the DaemonSet of an installation that was in the cluster before this one,
+// and the DaemonSet of this one, if there are such. Two installations would write the
+// same objects, and their agents take the same nodes over from each other.
+func (i installation) other(ctx context.Context, c client.Reader) (other, own *appsv1.DaemonSet, err error) {
+	all, err := labels.Parse(DefaultAgentSelector)
+	if err != nil {
+		return nil, nil, fmt.Errorf("agent selector: %w", err)
+	}
+	var list appsv1.DaemonSetList
+	if err := c.List(ctx, &list, client.MatchingLabelsSelector{Selector: all}); err != nil {
+		return nil, nil, fmt.Errorf("look for other installations: %w", err)
+	}
+	for k := range list.Items {
+		ds := &list.Items[k]
+		switch {
+		case i.has(ds):
+			if own == nil || before(ds, own) {
+				own = ds
+			}
+		case ds.DeletionTimestamp == nil && (other == nil || before(ds, other)):
+			other = ds
+		}
+	}
+	if other != nil && own != nil && before(own, other) {
+		other = nil
+	}
+	return other, own, nil
+}
+
+// before orders DaemonSets by age.
+func before(a, b *appsv1.DaemonSet) bool {
+	if !a.CreationTimestamp.Equal(&b.CreationTimestamp) {
+		return a.CreationTimestamp.Before(&b.CreationTimestamp)
+	}
+	return a.Namespace+"/"+a.Name < b.Namespace+"/"+b.Name
+}
+
+// first returns an error if this installation is not the first of the cluster. It says so
+// once in an event of its DaemonSet.
+func (s *service) first(ctx context.Context, api *rest.Config, i installation) error {
+	scheme, err := NewScheme()
+	if err != nil {
+		return err
+	}
+	c, err := client.New(api, client.Options{Scheme: scheme})
+	if err != nil {
+		return fmt.Errorf("connect to the API server: %w", err)
+	}
+	other, own, err := i.other(ctx, c)
+	if err != nil {
+		return err
+	}
+	if other == nil {
+		s.refused.Store(nil)
+		return nil
+	}
+	why := fmt.Sprintf("kube-smcr is installed already: DaemonSet %s/%s is older; this controller does nothing: uninstall one of the two", other.Namespace, other.Name)
+	if was := s.refused.Swap(&why); own != nil && (was == nil || *was != why) {
+		if err := tell(ctx, c, own, reasonSecond, why); err != nil {
+			s.config.Log.Warn("event not made", "error", err)
+		}
+	}
+	return fmt.Errorf("%s", why)
+}
+
+// tell makes an event about a DaemonSet or a Node.
+func tell(ctx context.Context, c client.Client, about client.Object, reason, message string) error {
+	e := &corev1.Event{
+		ObjectMeta:          metav1.ObjectMeta{Namespace: about.GetNamespace(), GenerateName: "kube-smcr-"},
+		Type:                corev1.EventTypeWarning,
+		Reason:              reason,
+		Message:             message,
+		Action:              "Observe",
+		ReportingController: v1alpha1.ReporterController,
+		ReportingInstance:   v1alpha1.ReporterController,
+		EventTime:           metav1.NowMicro(),
+		FirstTimestamp:      metav1.Now(),
+		LastTimestamp:       metav1.Now(),
+		Count:               1,
+		InvolvedObject:      corev1.ObjectReference{APIVersion: "apps/v1", Kind: "DaemonSet", Namespace: about.GetNamespace(), Name: about.GetName(), UID: about.GetUID()},
+	}
+	if _, ok := about.(*corev1.Node); ok {
+		e.Namespace, e.InvolvedObject.APIVersion, e.InvolvedObject.Kind = metav1.NamespaceDefault, "v1", "Node"
+	}
+	if err := c.Create(ctx, e); err != nil {
+		return fmt.Errorf("make the event %s: %w", reason, err)
+	}
+	return nil
+}
