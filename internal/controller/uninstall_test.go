@@ -3,12 +3,15 @@
 package controller
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"testing"
 	"time"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -58,6 +61,10 @@ func TestUninstall(t *testing.T) {
 			}
 		}
 	}()
+	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{
+		Namespace: system, Name: v1alpha1.AgentLeasePrefix + dead, Labels: map[string]string{v1alpha1.LabelNode: dead},
+	}}
+	w.create(lease)
 	left, err := Uninstall(t.Context(), w.limited(w.config, "hooks.yaml", "kube-smcr-uninstall"), UninstallConfig{
 		Namespace: system, Timeout: patient, LeaderGone: 3 * time.Second, Log: testLog(t),
 	})
@@ -76,6 +83,9 @@ func TestUninstall(t *testing.T) {
 				return fmt.Errorf("%d objects in %T", n, l)
 			}
 		}
+		if err := w.get(lease); !apierrors.IsNotFound(err) {
+			return errors.Join(errors.New("the Lease of an agent is there"), err)
+		}
 		return w.get(p)
 	})
 	// The next installation is not to wait for the lease of this one.
@@ -90,6 +100,61 @@ func TestUninstall_ofNothing(t *testing.T) {
 	})
 	if err != nil || len(left) > 0 {
 		t.Errorf("not clean are %v (%v), want none", left, err)
+	}
+	w.releaseLease()
+}
+
+// Of two installations one is uninstalled: what the other one's agents and controller
+// wrote stays. A node without an agent is not waited for, and named.
+func TestUninstall_ofOneOfTwo(t *testing.T) {
+	w := newWorld(t)
+	own, theirs, same := "own-"+w.ns, "theirs-"+w.ns, "same-"+w.ns
+	w.create(newNode(own)) // without an agent's pod
+	w.create(newSMCRNode(own))
+	of := func(node, agent string) {
+		w.create(newNode(node))
+		s := newSMCRNode(node)
+		s.Status.AgentPod = agent
+		w.create(s)
+		w.create(newLink("l-"+node, node, w.ns, "web-0"))
+	}
+	of(theirs, "elsewhere/agent-1")
+	of(same, system+"/other-agent-1")
+	w.create(newLink("l-"+own, own, w.ns, "web-0"))
+	w.create(&v1alpha1.SMCRPeerSlice{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "s"}, Addresses: []string{"192.0.2.1"}})
+	left, err := Uninstall(t.Context(), w.limited(w.config, "hooks.yaml", "kube-smcr-uninstall"), UninstallConfig{
+		Namespace: system, DaemonSet: "agent", Timeout: time.Hour, LeaderGone: time.Millisecond, Log: testLog(t),
+	})
+	if err != nil || !slices.Equal(left, []string{own}) {
+		t.Errorf("not clean are %v (%v), want %s", left, err, own)
+	}
+	var events corev1.EventList
+	if err := w.List(t.Context(), &events, client.InNamespace(metav1.NamespaceDefault)); err != nil {
+		t.Fatal(err)
+	}
+	told := slices.ContainsFunc(events.Items, func(e corev1.Event) bool {
+		return e.InvolvedObject.Kind == "Node" && e.InvolvedObject.Name == own && e.Reason == reasonNotClean && e.Message == NotClean
+	})
+	if !told {
+		t.Errorf("no event says that %s is not clean", own)
+	}
+	for _, node := range []string{theirs, same} {
+		n := newSMCRNode(node)
+		if err := w.get(n); err != nil || n.Annotations[v1alpha1.AnnotationUninstall] != "" {
+			t.Errorf("SMCRNode of the other installation: %v, annotations %v", err, n.Annotations)
+		}
+		if err := w.get(newLink("l-"+node, node, w.ns, "web-0")); err != nil {
+			t.Errorf("SMCRLink of the other installation: %v", err)
+		}
+	}
+	if err := w.get(&v1alpha1.SMCRPeerSlice{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "s"}}); err != nil {
+		t.Error(err)
+	}
+	if err := w.get(newLink("l-"+own, own, w.ns, "web-0")); !apierrors.IsNotFound(err) {
+		t.Errorf("own SMCRLink: %v, want that it is gone", err)
+	}
+	if err := w.get(newSMCRNode(own)); !apierrors.IsNotFound(err) {
+		t.Errorf("own SMCRNode: %v, want that it is gone", err)
 	}
 	w.releaseLease()
 }

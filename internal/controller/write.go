@@ -12,10 +12,9 @@ import (
 	"github.com/smcr-io/kube-smcr/api/v1alpha1"
 )
 
-// statusOf is the configuration that says nothing but the status of an object,
-// and annotations. With the object's UID in it, it is refused when the object is
-// gone, instead of making a new one.
-func statusOf(kind string, obj client.Object, status any, annotations map[string]string) (runtime.ApplyConfiguration, error) {
+// statusOf is the apply configuration for the status of an object, without any other field. It has the object's UID: if the object is gone, the API server
+// refuses it instead of making a new object. With a resource version the API server also refuses it if the object has changed since; "" is any.
+func statusOf(kind string, obj client.Object, status any, version string) (runtime.ApplyConfiguration, error) {
 	fields, ok := status.(map[string]any)
 	if !ok {
 		var err error
@@ -28,8 +27,6 @@ func statusOf(kind string, obj client.Object, status any, annotations map[string
 	u.SetName(obj.GetName())
 	u.SetNamespace(obj.GetNamespace())
 	u.SetUID(obj.GetUID())
-	if annotations != nil {
-		u.SetAnnotations(annotations)
-	}
+	u.SetResourceVersion(version)
 	return client.ApplyConfigurationFromUnstructured(u), nil
 }
