@@ -1,0 +1,421 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dra
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	k8stesting "k8s.io/client-go/testing"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+
+	"github.com/smcr-io/kube-smcr/internal/config"
+	"github.com/smcr-io/kube-smcr/internal/devices/claims"
+	"github.com/smcr-io/kube-smcr/internal/devices/vf"
+	"github.com/smcr-io/kube-smcr/internal/records"
+)
+
+// TestDriver: a claim from the slice to the end, as kubelet does it.
+func TestDriver(t *testing.T) {
+	b := newBench(t)
+	d := b.driver("agent-1")
+	stop := b.run(d)
+	k := b.register()
+	b.eventually("the slices", func() string {
+		if n := len(b.slices()); n != 5 {
+			return fmt.Sprintf("%d devices", n)
+		}
+		return ""
+	})
+
+	// A port goes down: the slice and the health say so.
+	next := k.unhealthy(t.Context())
+	if diff := cmp.Diff([]string{"node-a/soft1: the port is down"}, next()); diff != "" {
+		t.Errorf("unhealthy devices (-want +got)\n%s", diff)
+	}
+	list := devices()
+	list[0].Up = false
+	b.inv.set(list)
+	if diff := cmp.Diff([]string{"node-a/soft0: the port is down", "node-a/soft1: the port is down"}, next()); diff != "" {
+		t.Errorf("unhealthy devices (-want +got)\n%s", diff)
+	}
+	b.eventually("linkState of soft0", func() string {
+		if got := values(b.slices()["soft0"])[attrLinkState]; got != "down" {
+			return got
+		}
+		return ""
+	})
+
+	c := b.claim("web", []string{"pod-1"}, "soft1", "0000-41-10-2")
+	want := []string{"node-a/soft1", "node-a/0000-41-10-2"}
+	for range 2 { // kubelet asks again after its restart
+		got, err := k.prepare(c)
+		if diff := cmp.Diff(want, got); diff != "" || err != nil {
+			t.Errorf("prepared: %v (-want +got)\n%s", err, diff)
+		}
+	}
+	of, err := claims.NewStore(d.cfg.DataDir).OfPod("uid-pod-1")
+	wantOf := []claims.Device{
+		{ID: "soft1", Request: "nic0", Pool: nodeName, Name: "soft1", Shared: true},
+		{ID: "0000:41:10.2", Request: "nic1", Pool: nodeName, Name: "0000-41-10-2"},
+	}
+	if diff := cmp.Diff(wantOf, of); diff != "" || err != nil {
+		t.Errorf("record: %v (-want +got)\n%s", err, diff)
+	}
+
+	// Another agent takes over beside this one, and unprepares.
+	stop2 := b.run(b.driver("agent-2"))
+	k2 := b.register(k)
+	stop()
+	if _, err := os.Stat(k.socket); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the socket of the first agent: %v", err)
+	}
+	for range 2 {
+		if err := k2.unprepare(c); err != nil {
+			t.Error(err)
+		}
+	}
+	if all, err := claims.NewStore(d.cfg.DataDir).List(); len(all) > 0 || err != nil {
+		t.Errorf("records after unprepare: %v, %v", all, err)
+	}
+	stop2()
+	if n := len(b.slices()); n != 5 {
+		t.Errorf("%d devices in the slices after the agents' end, want all: the next agent goes on", n)
+	}
+}
+
+// TestDriver_slicesRemoved: a kubelet that starts removes the slices of its node.
+func TestDriver_slicesRemoved(t *testing.T) {
+	b := newBench(t)
+	b.run(b.driver("agent-1"))
+	all := func() string {
+		if n := len(b.slices()); n != 5 {
+			return fmt.Sprintf("%d devices", n)
+		}
+		return ""
+	}
+	b.eventually("the slices", all)
+	list, err := b.client.ResourceV1().ResourceSlices().List(t.Context(), metav1.ListOptions{})
+	if err != nil || len(list.Items) == 0 {
+		t.Fatalf("%d slices, %v", len(list.Items), err)
+	}
+	for _, s := range list.Items {
+		if err := b.client.ResourceV1().ResourceSlices().Delete(t.Context(), s.Name, metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.eventually("the slices again, before anybody waits for them", all)
+}
+
+func TestPrepare(t *testing.T) {
+	parameters := func(c *resourceapi.ResourceClaim, source resourceapi.AllocationConfigSource, text string, requests ...string) {
+		c.Status.Allocation.Devices.Config = append(c.Status.Allocation.Devices.Config, resourceapi.DeviceAllocationConfiguration{
+			Source: source, Requests: requests, DeviceConfiguration: resourceapi.DeviceConfiguration{
+				Opaque: &resourceapi.OpaqueDeviceConfiguration{Driver: DriverName, Parameters: runtime.RawExtension{Raw: []byte(text)}},
+			},
+		})
+	}
+	named := func(name string) string {
+		return fmt.Sprintf(`{"apiVersion": %q, "kind": %q, "interfaceName": %q}`, parametersVersion, parametersKind, name)
+	}
+	yes := true
+	const function, other = "0000-41-10-0", "0000-41-10-2"
+	tests := []struct {
+		name    string
+		pods    []string
+		devices []string
+		change  func(*bench, *resourceapi.ResourceClaim)
+		want    []string // ID=IFNAME of the record
+		err     string
+	}{
+		{name: "shared by two pods", pods: []string{"pod-1", "pod-2"}, devices: []string{"soft0"}, want: []string{"soft0="}},
+		{name: "VF for two pods", pods: []string{"pod-1", "pod-2"}, devices: []string{function}, err: "use a ResourceClaimTemplate"},
+		{name: "another driver's result", devices: []string{"gpu0", "soft0"}, want: []string{"soft0="}, change: func(_ *bench, c *resourceapi.ResourceClaim) {
+			c.Status.Allocation.Devices.Results[0].Driver = "gpu.example.com"
+		}},
+		{name: "administrator's access", devices: []string{function}, change: func(_ *bench, c *resourceapi.ResourceClaim) {
+			c.Status.Allocation.Devices.Results[0].AdminAccess = &yes
+		}},
+		{name: "not here any more", devices: []string{"soft7"}, err: "device soft7 is not on this node any more"},
+		{name: "another node's", devices: []string{"soft0"}, err: "of pool node-b", change: func(_ *bench, c *resourceapi.ResourceClaim) {
+			c.Status.Allocation.Devices.Results[0].Pool = "node-b"
+		}},
+		{name: "bound to vfio", devices: []string{function}, err: "not on this node", change: func(b *bench, _ *resourceapi.ResourceClaim) {
+			list := devices()
+			list[2].State = vf.StateVFIO
+			b.inv.set(list)
+		}},
+		{name: "another pod's", devices: []string{function}, err: "belongs to interface net1 of container c1 (pod ns/other)", change: func(b *bench, _ *resourceapi.ResourceClaim) {
+			list := devices()
+			list[2].State, list[2].Owner = vf.StatePod, &vf.Owner{ContainerID: "c1", IfName: "net1", Pod: records.Pod{Namespace: "ns", Name: "other", UID: "uid-other"}}
+			b.inv.set(list)
+		}},
+		{name: "the pod's own", devices: []string{function}, want: []string{"0000:41:10.0="}, change: func(b *bench, _ *resourceapi.ResourceClaim) {
+			list := devices()
+			list[2].State, list[2].Owner = vf.StatePod, &vf.Owner{Pod: records.Pod{Namespace: "ns", Name: "pod-1", UID: "uid-pod-1"}}
+			b.inv.set(list)
+		}},
+		{name: "interface names", devices: []string{function, other}, want: []string{"0000:41:10.0=net1", "0000:41:10.2=net2"}, change: func(_ *bench, c *resourceapi.ResourceClaim) {
+			parameters(c, resourceapi.AllocationConfigSourceClass, named("fromclass"))
+			parameters(c, resourceapi.AllocationConfigSourceClaim, named("net1"), "nic0")
+			parameters(c, resourceapi.AllocationConfigSourceClaim, named("net2"), "nic1")
+		}},
+		{name: "name of all requests", devices: []string{function, other}, err: "two devices would be interface net1", change: func(_ *bench, c *resourceapi.ResourceClaim) {
+			parameters(c, resourceapi.AllocationConfigSourceClaim, named("net1"))
+		}},
+		{name: "name of a main request", devices: []string{function}, want: []string{"0000:41:10.0=net1"}, change: func(_ *bench, c *resourceapi.ResourceClaim) {
+			c.Status.Allocation.Devices.Results[0].Request = "nic0/first"
+			parameters(c, resourceapi.AllocationConfigSourceClaim, named("net1"), "nic0")
+		}},
+		{name: "junk parameters", devices: []string{function}, err: `parameters of request "nic0" (of the Claim)`, change: func(_ *bench, c *resourceapi.ResourceClaim) {
+			parameters(c, resourceapi.AllocationConfigSourceClaim, `{"interface": 1}`)
+		}},
+		{name: "VF of a claim that runs", devices: []string{function}, err: "prepared for claim ns/before", change: func(b *bench, _ *resourceapi.ResourceClaim) {
+			c := b.claim("before", []string{"pod-0"}, function)
+			if _, err := b.driver("").prepare(b.Context(), c); err != nil {
+				b.Fatal(err)
+			}
+		}},
+		{name: "VF of a claim that is gone", devices: []string{function}, want: []string{"0000:41:10.0="}, change: func(b *bench, _ *resourceapi.ResourceClaim) {
+			c := b.claim("before", []string{"pod-0"}, function)
+			if _, err := b.driver("").prepare(b.Context(), c); err != nil {
+				b.Fatal(err)
+			}
+			if err := b.client.ResourceV1().ResourceClaims("ns").Delete(b.Context(), "before", metav1.DeleteOptions{}); err != nil {
+				b.Fatal(err)
+			}
+		}},
+		{name: "VF of a claim of the same name", devices: []string{function}, want: []string{"0000:41:10.0="}, change: func(b *bench, _ *resourceapi.ResourceClaim) {
+			err := b.driver("").store.Write(claims.Claim{Namespace: "ns", Name: "web", UID: "uid-of-the-last-one", Devices: []claims.Device{{ID: "0000:41:10.0"}}})
+			if err != nil {
+				b.Fatal(err)
+			}
+		}},
+		{name: "record is junk", devices: []string{"soft0"}, want: []string{"soft0="}, change: func(b *bench, _ *resourceapi.ResourceClaim) {
+			s := b.driver("").store
+			err := errors.Join(s.MakeDir(), os.WriteFile(filepath.Join(s.Dir(), "uid-web.json"), []byte("{"), 0o600))
+			if err != nil {
+				b.Fatal(err)
+			}
+		}},
+		{name: "disk is full", devices: []string{"soft0"}, err: "write claim ns/web: mkdir", change: func(b *bench, _ *resourceapi.ResourceClaim) {
+			if err := os.WriteFile(filepath.Join(b.dir, "run"), nil, 0o600); err != nil {
+				b.Fatal(err)
+			}
+		}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			b := newBench(t)
+			pods := tt.pods
+			if pods == nil {
+				pods = []string{"pod-1"}
+			}
+			c := b.claim("web", pods, tt.devices...)
+			if tt.change != nil {
+				tt.change(b, c)
+			}
+			d := b.driver("")
+			result, err := d.PrepareResourceClaims(t.Context(), []*resourceapi.ResourceClaim{c})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if problem := contains(result[c.UID].Err, tt.err); problem != "" {
+				t.Fatal(problem)
+			}
+			got, err := d.store.Get(string(c.UID))
+			if tt.err != "" {
+				if err == nil {
+					t.Errorf("a claim that failed is recorded: %+v", got)
+				}
+				return
+			}
+			var have []string
+			for _, x := range got.Devices {
+				have = append(have, x.ID+"="+x.IfName)
+			}
+			if diff := cmp.Diff(tt.want, have); diff != "" || err != nil {
+				t.Errorf("record: %v (-want +got)\n%s", err, diff)
+			}
+		})
+	}
+}
+
+// TestPrepare_deviceGone: a claim that is prepared stays so when its device went
+// away: the pod may run, and kubelet asks after each of its restarts.
+func TestPrepare_deviceGone(t *testing.T) {
+	b := newBench(t)
+	c := b.claim("web", []string{"pod-1"}, "0000-41-10-0")
+	d := b.driver("")
+	if _, err := d.prepare(t.Context(), c); err != nil {
+		t.Fatal(err)
+	}
+	before, err := d.store.Get("uid-web")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.inv.set(nil)
+	if _, err := d.prepare(t.Context(), c); err != nil {
+		t.Error(err)
+	}
+	after, err := d.store.Get("uid-web")
+	if diff := cmp.Diff(before, after); diff != "" || err != nil {
+		t.Errorf("record: %v (-want +got)\n%s", err, diff)
+	}
+}
+
+// TestDriver_noConsumableCapacity: an API server that drops what it does not know
+// gets slots.
+func TestDriver_noConsumableCapacity(t *testing.T) {
+	b := newBench(t)
+	old := func(a k8stesting.Action) (bool, runtime.Object, error) {
+		o := a.(interface{ GetObject() runtime.Object }).GetObject().(*resourceapi.ResourceSlice)
+		for i := range o.Spec.Devices {
+			o.Spec.Devices[i].AllowMultipleAllocations, o.Spec.Devices[i].Capacity = nil, nil
+		}
+		return false, nil, nil
+	}
+	b.client.PrependReactor("create", "resourceslices", old)
+	b.client.PrependReactor("update", "resourceslices", old)
+	b.run(b.driver("agent-1"))
+	k := b.register()
+	b.eventually("slots", func() string {
+		if got := b.slices(); len(got) != 3*MaxSharers+2 || values(got["soft0-slot-07"])[attrID] != "soft0" {
+			return fmt.Sprintf("%d devices", len(got))
+		}
+		return ""
+	})
+	for i, slot := range []string{"soft0-slot-07", "soft0-slot-08"} {
+		if _, err := k.prepare(b.claim(fmt.Sprint("claim-", i), []string{"pod-1"}, slot)); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestRun_kubeletComesLate: the driver waits for kubelet's directories, and goes
+// on after an error that ends its servers.
+func TestRun_kubeletComesLate(t *testing.T) {
+	b := newBench(t)
+	if err := os.Remove(RegistryDir(b.dir)); err != nil {
+		t.Fatal(err)
+	}
+	d := b.driver("agent-1")
+	if err := d.serve(t.Context()); contains(err, "kubelet's --root-dir") != "" {
+		t.Error(err)
+	}
+	if err := os.Mkdir(RegistryDir(b.dir), 0o750); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- d.serve(t.Context()) }()
+	b.register()
+	d.HandleError(t.Context(), errors.New("the listener broke"), "gRPC server failed")
+	select {
+	case err := <-ended:
+		if problem := contains(err, "gRPC server failed: the listener broke"); problem != "" {
+			t.Error(problem)
+		}
+	case <-time.After(waitLimit):
+		t.Fatal("the driver goes on without its server")
+	}
+}
+
+// TestRemoveDead: sockets of agents that were killed go; those of others stay.
+func TestRemoveDead(t *testing.T) {
+	dir := newBench(t).dir
+	listen := func(name string) *net.UnixListener {
+		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, name)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.SetUnlinkOnClose(false)
+		t.Cleanup(func() { _ = l.Close() })
+		return l
+	}
+	listen(DriverName + "-lives-reg.sock")
+	for _, name := range []string{DriverName + "-dead-reg.sock", "gpu.example.com-reg.sock"} {
+		if err := listen(name).Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	removeDead(dir, DriverName+"-*.sock")
+	var left []string
+	entries, err := os.ReadDir(dir)
+	for _, e := range entries {
+		if !e.IsDir() {
+			left = append(left, e.Name())
+		}
+	}
+	slices.Sort(left)
+	if diff := cmp.Diff([]string{"gpu.example.com-reg.sock", DriverName + "-lives-reg.sock"}, left); diff != "" || err != nil {
+		t.Errorf("%v (-want +got)\n%s", err, diff)
+	}
+}
+
+func TestAssigned(t *testing.T) {
+	dir := t.TempDir()
+	a := NewAssigned(dir, slog.New(slog.DiscardHandler))
+	ctx := t.Context()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		a.Run(ctx)
+	}()
+	t.Cleanup(func() { <-done })
+	b := &bench{T: t}
+	store := claims.NewStore(dir)
+	pod := config.PodName{Namespace: "ns", Name: "web"}
+	write := func(uid string, at int64, ids ...string) {
+		c := claims.Claim{Namespace: "ns", Name: uid, UID: uid, Prepared: time.Unix(at, 0), Pods: []records.Pod{{Namespace: "ns", Name: "web", UID: "pod-1"}}}
+		for _, id := range ids {
+			c.Devices = append(c.Devices, claims.Device{ID: id})
+		}
+		if err := store.Write(c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	told := func(want ...string) {
+		t.Helper()
+		b.eventually("the devices", func() string {
+			select {
+			case <-a.Changed():
+			default:
+			}
+			return cmp.Diff(want, a.Devices(pod))
+		})
+		if got := a.Claimed("pod-1"); got != (len(want) > 0) {
+			t.Errorf("claimed: %v", got)
+		}
+	}
+	told()
+	write("b", 1, "soft1")
+	told("soft1")
+	write("a", 2, "0000:01:10.2", "soft1")
+	told("soft1", "0000:01:10.2")
+	if got := a.Devices(config.PodName{Namespace: "other", Name: "web"}); len(got) > 0 {
+		t.Errorf("a pod of the same name in another namespace has %q", got)
+	}
+	for _, uid := range []string{"a", "b"} {
+		if err := store.Delete(uid); err != nil {
+			t.Fatal(err)
+		}
+	}
+	told()
+	if again := NewAssigned(dir, slog.New(slog.DiscardHandler)); again.Claimed("pod-1") {
+		t.Error("a new agent sees claims that are over")
+	}
+}
+
+var _ kubeletplugin.DRAPlugin = (*Driver)(nil)

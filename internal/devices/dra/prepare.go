@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dra
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+
+	"github.com/smcr-io/kube-smcr/internal/devices/claims"
+	"github.com/smcr-io/kube-smcr/internal/devices/inventory"
+	"github.com/smcr-io/kube-smcr/internal/devices/vf"
+	"github.com/smcr-io/kube-smcr/internal/records"
+)
+
+// PrepareResourceClaims implements [kubeletplugin.DRAPlugin].
+func (d *Driver) PrepareResourceClaims(ctx context.Context, wanted []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
+	out := make(map[types.UID]kubeletplugin.PrepareResult, len(wanted))
+	for _, c := range wanted {
+		devices, err := d.prepare(ctx, c)
+		d.cfg.Metrics.count("prepare", err)
+		if err != nil {
+			err = fmt.Errorf("claim %s/%s: %w", c.Namespace, c.Name, err)
+		}
+		out[c.UID] = kubeletplugin.PrepareResult{Devices: devices, Err: err}
+	}
+	return out, nil
+}
+
+// prepare writes the record of a claim. There may be one already.
+func (d *Driver) prepare(ctx context.Context, c *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
+	before, err := d.store.Get(string(c.UID))
+	if err != nil && !errors.Is(err, claims.ErrNoClaim) {
+		// The record cannot be read. The allocation has all that is needed for a new one.
+		d.cfg.Log.Warn("record of a claim replaced: the old one cannot be read", "claim", c.Namespace+"/"+c.Name, "err", err)
+	}
+	record := claims.Claim{Namespace: c.Namespace, Name: c.Name, UID: string(c.UID), Prepared: time.Now(), Pods: podsOf(c)}
+	if !before.Prepared.IsZero() {
+		record.Prepared = before.Prepared
+	}
+	var out []kubeletplugin.Device
+	for _, r := range c.Status.Allocation.Devices.Results {
+		if r.Driver != DriverName {
+			continue
+		}
+		out = append(out, kubeletplugin.Device{
+			Requests: []string{r.Request}, PoolName: r.Pool, DeviceName: r.Device, ShareID: r.ShareID,
+		})
+		if r.AdminAccess != nil && *r.AdminAccess {
+			continue // admin access to a device that other claims have
+		}
+		x, err := d.deviceOf(ctx, c, before, r)
+		if err != nil {
+			return nil, err
+		}
+		if x.IfName != "" && slices.ContainsFunc(record.Devices, func(o claims.Device) bool { return o.IfName == x.IfName }) {
+			return nil, fmt.Errorf("two devices would be interface %s in the pod: give each request parameters with another interfaceName", x.IfName)
+		}
+		record.Devices = append(record.Devices, x)
+	}
+	if err := d.store.Write(record); err != nil {
+		return nil, err
+	}
+	ids := make([]string, len(record.Devices))
+	for i, x := range record.Devices {
+		ids[i] = x.ID
+	}
+	d.cfg.Log.Info("claim prepared", "claim", record.String(), "devices", ids)
+	return out, nil
+}
+
+// podsOf are the pods that a claim is reserved for.
+func podsOf(c *resourceapi.ResourceClaim) []records.Pod {
+	var out []records.Pod
+	for _, r := range c.Status.ReservedFor {
+		if r.APIGroup == "" && r.Resource == "pods" {
+			out = append(out, records.Pod{Namespace: c.Namespace, Name: r.Name, UID: string(r.UID)})
+		}
+	}
+	return out
+}
+
+// deviceOf is the device of one result of an allocation.
+func (d *Driver) deviceOf(ctx context.Context, c *resourceapi.ResourceClaim, before claims.Claim, r resourceapi.DeviceRequestAllocationResult) (claims.Device, error) {
+	p, err := parametersOf(c.Status.Allocation, r.Request)
+	if err != nil {
+		return claims.Device{}, err
+	}
+	at := slices.IndexFunc(before.Devices, func(x claims.Device) bool {
+		return x.Request == r.Request && x.Pool == r.Pool && x.Name == r.Device
+	})
+	if at >= 0 {
+		x := before.Devices[at] // prepared before: even if the device is gone now, the pod may run with it
+		if !x.Shared {
+			x.IfName = p.InterfaceName
+		}
+		return x, nil
+	}
+	x, ok := d.published().ids[r.Device]
+	switch {
+	case r.Pool != d.cfg.Node:
+		return claims.Device{}, fmt.Errorf("device %s is of pool %s, not of this node: allocate the claim again", r.Device, r.Pool)
+	case !ok:
+		return claims.Device{}, fmt.Errorf("device %s is not on this node any more: delete the pod, so that its claim is allocated again", r.Device)
+	}
+	out := claims.Device{ID: x.ID, Request: r.Request, Pool: r.Pool, Name: r.Device, Shared: x.Shared()}
+	if x.Shared() {
+		return out, nil
+	}
+	out.IfName = p.InterfaceName
+	return out, d.exclusive(ctx, c, x)
+}
+
+// exclusive makes sure that no other claim or pod has a device. The scheduler does so too,
+// but it does not know of devices that pods got without it, for example by the device
+// plugin.
+func (d *Driver) exclusive(ctx context.Context, c *resourceapi.ResourceClaim, x inventory.Device) error {
+	if n := len(c.Status.ReservedFor); n > 1 {
+		return fmt.Errorf("the claim is shared by %d pods, but device %s is for one pod: use a ResourceClaimTemplate", n, x.ID)
+	}
+	if err := x.Usable(); err != nil {
+		var busy *vf.BusyError
+		mine := errors.As(err, &busy) && slices.ContainsFunc(c.Status.ReservedFor, func(r resourceapi.ResourceClaimConsumerReference) bool {
+			return string(r.UID) == busy.Owner.Pod.UID
+		})
+		if !mine {
+			return err
+		}
+	}
+	others, err := d.store.List()
+	if err != nil {
+		d.cfg.Log.Warn("not all records of claims can be read", "err", err)
+	}
+	for _, o := range others {
+		has := func(y claims.Device) bool { return y.ID == x.ID && !y.Shared }
+		if o.UID == string(c.UID) || !slices.ContainsFunc(o.Devices, has) {
+			continue
+		}
+		if d.gone(ctx, o) {
+			d.cfg.Log.Info("record removed of a claim that does not exist any more", "claim", o.String())
+			if err := d.store.Delete(o.UID); err != nil {
+				return err
+			}
+			continue
+		}
+		return fmt.Errorf("device %s is prepared for claim %v: delete its pod first", x.ID, o)
+	}
+	return nil
+}
+
+// gone says whether a claim does not exist any more. Kubelet normally unprepares such a
+// claim, but not if it lost its state.
+func (d *Driver) gone(ctx context.Context, o claims.Claim) bool {
+	now, err := d.cfg.Client.ResourceV1().ResourceClaims(o.Namespace).Get(ctx, o.Name, metav1.GetOptions{})
+	return apierrors.IsNotFound(err) || err == nil && string(now.UID) != o.UID
+}
+
+// UnprepareResourceClaims implements [kubeletplugin.DRAPlugin].
+func (d *Driver) UnprepareResourceClaims(_ context.Context, over []kubeletplugin.NamespacedObject) (map[types.UID]error, error) {
+	out := make(map[types.UID]error, len(over))
+	for _, c := range over {
+		err := d.store.Delete(string(c.UID))
+		d.cfg.Metrics.count("unprepare", err)
+		if err == nil {
+			d.cfg.Log.Info("claim unprepared", "claim", c.String())
+		}
+		out[c.UID] = err
+	}
+	return out, nil
+}
