@@ -18,9 +18,8 @@ import (
 	"github.com/smcr-io/kube-smcr/internal/linux"
 )
 
-// Detach brings a device back as it was. It may be called again, and for an
-// attachment that has no device (any more); a device of another owner is left
-// alone.
+// Detach brings a device back to its original state. It may be called again, and for an
+// attachment that has no device (any more). It leaves a device of another owner alone.
 func (h Host) Detach(ctx context.Context, d Detachment) error {
 	ids := []string{d.Device}
 	if d.Device == "" {
@@ -47,7 +46,7 @@ func (h Host) Detach(ctx context.Context, d Detachment) error {
 
 func (h Host) detach(ctx context.Context, id string, d Detachment) error {
 	if checkID(id) != nil {
-		return nil // no attachment has such a device
+		return nil // it is no device's ID, so no attachment has it
 	}
 	unlock, err := h.lock(ctx, id)
 	if err != nil {
@@ -61,12 +60,12 @@ func (h Host) detach(ctx context.Context, id string, d Detachment) error {
 	case err != nil:
 		return err
 	case !j.Wiring.Owner.Is(d.ContainerID, d.IfName):
-		return nil // it is another pod's by now
+		return nil // another attachment has the device by now
 	}
 	return h.takeBack(ctx, j)
 }
 
-// takeBack brings back the device of a journal, and ends the journal.
+// takeBack brings back the device of a journal, and removes the journal.
 func (h Host) takeBack(ctx context.Context, j *journal) error {
 	t, err := h.newTask(j)
 	if err != nil {
@@ -79,7 +78,7 @@ func (h Host) takeBack(ctx context.Context, j *journal) error {
 	return t.forget()
 }
 
-// detachByAlias is for an attachment whose journal is lost.
+// detachByAlias is Detach for a device whose journal is lost.
 func (h Host) detachByAlias(ctx context.Context, id string, d Detachment) error {
 	for _, path := range []string{d.NetNSPath, h.NetNS} {
 		ns, err := h.openMaybe(path, path == d.NetNSPath && path != h.NetNS)
@@ -105,7 +104,7 @@ func (h Host) detachByAlias(ctx context.Context, id string, d Detachment) error 
 	return nil
 }
 
-// openMaybe opens a pod's namespace, nil if it is gone, or the host's.
+// openMaybe opens a pod's namespace, or the host's. It returns nil if the pod's is gone.
 func (h Host) openMaybe(path string, pod bool) (*linux.NetNS, error) {
 	if !pod {
 		return h.openHome()
@@ -120,8 +119,8 @@ func (h Host) openMaybe(path string, pod bool) (*linux.NetNS, error) {
 	return ns, err
 }
 
-// markedDevice makes a journal of the alias of the device in ns, nil if it is not there or
-// not marked.
+// markedDevice makes a journal from the alias of the device's interface in ns. It returns
+// nil if the interface is not there, or has no alias of ours.
 func (h Host) markedDevice(ns *linux.NetNS, id string) (*journal, error) {
 	var found *journal
 	err := in(ns, func(nh *netlink.Handle) error {
@@ -137,7 +136,7 @@ func (h Host) markedDevice(ns *linux.NetNS, id string) (*journal, error) {
 	return found, err
 }
 
-// fromAlias makes a journal of an interface's alias, nil if it is not ours.
+// fromAlias makes a journal from an interface's alias, nil if the alias is not ours.
 func (h Host) fromAlias(a *netlink.LinkAttrs) *journal {
 	w, ok := parseAlias(a.Alias)
 	if !ok {
@@ -160,8 +159,8 @@ func (h Host) fromAlias(a *netlink.LinkAttrs) *journal {
 	return &journal{Wiring: w}
 }
 
-// takeBackLeftover brings back a device that somebody left half-way, or whose pod
-// ended without saying so. A *BusyError says that a pod has it.
+// takeBackLeftover brings back a device after a call that was killed, or whose pod ended
+// without a Detach. The error is a *BusyError if a pod has the device.
 func (h Host) takeBackLeftover(ctx context.Context, id string) error {
 	j, err := h.readJournal(id)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -173,7 +172,7 @@ func (h Host) takeBackLeftover(ctx context.Context, id string) error {
 		if err := errors.Join(err, home.Close()); err != nil || j == nil {
 			return err
 		}
-		// An interface that was moved and is here has been given back.
+		// With ModeMove, an interface in the host was put back by the kernel: its pod ended.
 		j.Complete = j.Wiring.Mode == ModeIPVlan
 	} else if err != nil {
 		return err
@@ -187,18 +186,18 @@ func (h Host) takeBackLeftover(ctx context.Context, id string) error {
 	return nil
 }
 
-// alive tells whether the namespace of an owner still is where it was.
+// alive tells whether the owner's network namespace still exists at its path.
 func alive(o Owner) bool {
 	ns, err := linux.OpenNetNS(o.NetNS)
 	if err != nil {
 		return false
 	}
-	defer func() { _ = ns.Close() }() // gives back descriptors
+	defer func() { _ = ns.Close() }() // closes descriptors
 	return ns.ID() == o.NetNSID
 }
 
-// Collect brings back every device whose owner is not valid, and every one that
-// was left half-way. A device that another call is busy with is left to it.
+// Collect brings back every device whose owner is not valid, and every device that a killed
+// call left. It skips a device that another call works on.
 func (h Host) Collect(ctx context.Context, valid func(Owner) bool) error {
 	journals, err := h.journals()
 	if err != nil {
@@ -243,7 +242,7 @@ func (h Host) collect(ctx context.Context, id string, valid func(Owner) bool) er
 	if err == nil && j.Complete && !valid(j.Wiring.Owner) {
 		return h.takeBack(ctx, j)
 	}
-	// Without a journal, or with one of an Attach that died.
+	// The device has no journal, or one of an Attach that was killed.
 	var busy *BusyError
 	if err := h.takeBackLeftover(ctx, id); err != nil && !errors.As(err, &busy) {
 		return err
@@ -254,8 +253,8 @@ func (h Host) collect(ctx context.Context, id string, valid func(Owner) bool) er
 	return nil
 }
 
-// restore brings the device to its original state from wherever it is. What is
-// as it was stays untouched, so it may be called at any time and again.
+// restore brings the device to its original state, whatever its state is. It changes only
+// what differs, so it may be called after any step, and again.
 func (t *task) restore(ctx context.Context) error {
 	if err := t.openPod(); err != nil {
 		return err
@@ -275,17 +274,17 @@ func (t *task) restore(ctx context.Context) error {
 			return err
 		}
 		if name == "" {
-			return nil // the device itself is gone
+			return nil // the device is gone
 		}
 		l, err := find(h, name)
 		if err != nil || l == nil {
-			return errors.Join(err, fmt.Errorf("interface %s: %w: somebody took it away; try again", name, ErrNotFound))
+			return errors.Join(err, fmt.Errorf("interface %s: %w: another program removed or moved it; try again", name, ErrNotFound))
 		}
 		return t.restoreLink(ctx, h, l)
 	})
 }
 
-// openPod opens the owner's namespace, if it still is the same one.
+// openPod opens the owner's namespace, if it still exists at its path.
 func (t *task) openPod() error {
 	if t.pod != nil {
 		return nil
@@ -302,14 +301,14 @@ func (t *task) openPod() error {
 		return err
 	}
 	if o.NetNSID != 0 && pod.ID() != o.NetNSID || pod.ID() == t.home.ID() {
-		return pod.Close() // another one under the same path
+		return pod.Close() // the path leads to another namespace
 	}
 	t.pod = pod
 	return nil
 }
 
-// leavePod takes everything of ours out of the pod: the RDMA device first, as the
-// kernel would not let it go back once its interface is gone.
+// leavePod takes the device out of the pod. The RDMA device is moved before its interface:
+// the kernel does not move it back once its interface is gone.
 func (t *task) leavePod(ctx context.Context) error {
 	w := t.w()
 	if w.Mode == ModeIPVlan {
@@ -326,7 +325,7 @@ func (t *task) leavePod(ctx context.Context) error {
 			return err
 		}
 		if l == nil || !t.ours(l) {
-			if l, err = search(h, t.ours); err != nil || l == nil { // renamed in the pod, or not there (yet)
+			if l, err = search(h, t.ours); err != nil || l == nil { // the interface was renamed in the pod, or is not there (yet)
 				return err
 			}
 		}
@@ -335,7 +334,7 @@ func (t *task) leavePod(ctx context.Context) error {
 		}
 		if err := t.alone(func(context.Context) error {
 			err := moveLink(l, w.Original.Name, t.home)
-			if errors.Is(err, unix.EEXIST) { // somebody has the name
+			if errors.Is(err, unix.EEXIST) { // another interface of the host has the name
 				err = moveLink(l, w.temporaryName(), t.home)
 			}
 			return err
@@ -347,7 +346,7 @@ func (t *task) leavePod(ctx context.Context) error {
 	})
 }
 
-// temporaryName is one that no other device of this node uses.
+// temporaryName is a name for the interface that no other device of this node has.
 func (w *Wiring) temporaryName() string {
 	s := strings.Map(func(r rune) rune {
 		if strings.ContainsRune("0123456789abcdefghijklmnopqrstuvwxyz", r) {
@@ -383,7 +382,7 @@ func (t *task) returnRDMA() error {
 	return nil
 }
 
-// ours tells whether an interface is the device's.
+// ours tells whether an interface is that of the task's device.
 func (t *task) ours(l netlink.Link) bool {
 	a, w := l.Attrs(), t.w()
 	if w.Device.PCI != "" {
@@ -393,7 +392,7 @@ func (t *task) ours(l netlink.Link) bool {
 	return ok && m.Owner.Is(w.Owner.ContainerID, w.Owner.IfName) && m.Original.Name == w.Original.Name
 }
 
-// removeChild deletes the pod's ipvlan child, if it is one of our interface.
+// removeChild deletes the pod's ipvlan child, if the device's interface is its parent.
 func (t *task) removeChild() error {
 	parent := 0
 	if err := in(t.home, func(h *netlink.Handle) error {
@@ -406,7 +405,7 @@ func (t *task) removeChild() error {
 		return err
 	}
 	return in(t.pod, func(h *netlink.Handle) error {
-		// It may have been renamed in the pod.
+		// The child may have been renamed in the pod.
 		l, err := search(h, func(l netlink.Link) bool { return t.isChild(l, parent) })
 		if err != nil || l == nil {
 			return err
@@ -425,8 +424,8 @@ func (t *task) isChild(l netlink.Link, parent int) bool {
 	return l.Type() == t.child(netlink.LinkAttrs{}).Type() && a.ParentIndex == parent && a.NetNsID >= 0 // the parent is in another namespace
 }
 
-// findHome looks for the interface in the host; nil is none. It may have another
-// name after it came back by itself.
+// findHome looks for the device's interface in the host; nil if it is not there. The
+// kernel may have given it another name when it put the interface back.
 func (t *task) findHome(h *netlink.Handle) (netlink.Link, error) {
 	w := t.w()
 	if w.Device.PCI != "" {
@@ -441,15 +440,15 @@ func (t *task) findHome(h *netlink.Handle) (netlink.Link, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Before it was marked it was untouched.
+	// An interface without our alias is unchanged: the alias is the first change.
 	if l != nil && (t.ours(l) || l.Attrs().Alias == w.Original.Alias && l.Attrs().HardwareAddr.String() == w.Original.MAC) {
 		return l, nil
 	}
 	return search(h, t.ours)
 }
 
-// awaitReturn waits until the interface is in the host, and returns its name. It is
-// "" if there is nothing (any more) that could come back.
+// awaitReturn waits until the interface is in the host, and returns its name. The name is
+// "" if there is no interface (any more) that could come back.
 func (t *task) awaitReturn(ctx context.Context) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, returnWait)
 	defer cancel()
@@ -476,9 +475,9 @@ func (t *task) awaitReturn(ctx context.Context) (string, error) {
 	}
 }
 
-// comesBack tells whether the kernel gives the interface back when the pod's
-// namespace ends: it does so for hardware with a driver. Interfaces of software
-// end with the namespace.
+// comesBack tells whether the kernel puts the interface back into the host when the pod's
+// namespace ends. It does so with interfaces of hardware; it deletes interfaces of software
+// together with the namespace.
 func (t *task) comesBack() bool {
 	w, s := t.w(), t.h.sys()
 	if w.Device.PCI == "" {
@@ -498,7 +497,7 @@ func (t *task) restorePF(h *netlink.Handle) error {
 		return err
 	}
 	p := vfPort{h, pf, w.Device.VF}
-	if w.Original.PF == nil { // it was in the journal, which is lost
+	if w.Original.PF == nil { // not known, because the journal is lost
 		err = p.reset()
 	} else {
 		err = p.restore(&t.j.Asked, *w.Original.PF)
@@ -516,7 +515,7 @@ func (t *task) restoreLink(ctx context.Context, h *netlink.Handle, l netlink.Lin
 		if err := setUp(h, l, false); err != nil {
 			return err
 		}
-		// A name that somebody took meanwhile stays theirs.
+		// If another interface has the name by now, the interface keeps its present name.
 		if err := h.LinkSetName(l, o.Name); err != nil && !errors.Is(err, unix.EEXIST) {
 			return fmt.Errorf("rename %s to %s: %w", l.Attrs().Name, o.Name, err)
 		}
@@ -548,7 +547,7 @@ func (t *task) restoreLink(ctx context.Context, h *netlink.Handle, l netlink.Lin
 	if err := errors.Join(t.restoreRDMA(ctx, now), t.did("RDMA device")); err != nil {
 		return err
 	}
-	// The alias last: until here it says to whom the interface belonged.
+	// The alias comes last: if the call is killed before, the alias still names the owner.
 	if now.Attrs().Alias != o.Alias {
 		if err := h.LinkSetAlias(now, o.Alias); err != nil {
 			return fmt.Errorf("set alias of %s: %w", now.Attrs().Name, err)
@@ -592,7 +591,7 @@ func (t *task) restoreRDMA(ctx context.Context, l netlink.Link) error {
 			return err
 		}
 		if there {
-			continue // it never died
+			continue // the device was never removed
 		}
 		n, err := t.addRDMA(ctx, t.home, name, l.Attrs().Name)
 		if err != nil {
@@ -606,9 +605,14 @@ func (t *task) restoreRDMA(ctx context.Context, l netlink.Link) error {
 	return nil
 }
 
-// livesOn tells whether an RDMA device of software is on its interface in the host,
-// and stays. The one that the pod had is listed, on the same interface, until the
-// kernel has got round to taking it away, which a look does not show.
+// livesOn tells whether a software RDMA device is on its interface in the host, and stays
+// there. The device that the pod had is listed on the same interface until the kernel has
+// removed it, and only its number, if it is known, tells it from one that stays:
+//
+//	interface and rxe device 7 in the pod
+//	interface moves to the host
+//	rxe device 7 is listed in the host      the kernel is about to remove it
+//	no rxe device                           the original device can be made again
 func (t *task) livesOn(ctx context.Context, name string, l netlink.Link) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, cmp.Or(t.h.hooks.dyingWait, dyingWait))
 	defer cancel()
@@ -625,7 +629,8 @@ func (t *task) livesOn(ctx context.Context, name string, l netlink.Link) (bool, 
 		case t.w().Mode != ModeMove, p.device == t.j.AtHome[name]:
 			return true, nil
 		}
-		// Attach was killed, or the journal is lost: only time tells.
+		// The number is not known, because Attach was killed or the journal is lost: wait
+		// and see whether the device is still there.
 		select {
 		case <-ctx.Done():
 			return true, nil

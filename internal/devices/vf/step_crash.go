@@ -16,9 +16,9 @@ import (
 // steps counts the calls of Step.
 var steps atomic.Int64
 
-// Step ends the process like a power cut after as many changes as the environment
-// variable SMCR_CRASH_AFTER says, and writes "number name" for each change to the
-// end of the file that SMCR_CRASH_LOG names.
+// Step ends the process like a power cut after the number of changes in the environment
+// variable SMCR_CRASH_AFTER. It appends "number name" for each change to the file that
+// SMCR_CRASH_LOG names.
 func Step(name string) {
 	n := steps.Add(1)
 	if file := os.Getenv("SMCR_CRASH_LOG"); file != "" {
@@ -33,6 +33,6 @@ func Step(name string) {
 	}
 	if after, err := strconv.ParseInt(os.Getenv("SMCR_CRASH_AFTER"), 10, 64); err == nil && n == after {
 		_ = unix.Kill(os.Getpid(), unix.SIGKILL)
-		select {} // it comes at once
+		select {} // wait for the signal, which comes at once
 	}
 }

@@ -10,6 +10,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/smcr-io/kube-smcr/internal/linux"
 )
 
 // Modes of the RDMA subsystem towards network namespaces.
@@ -42,9 +44,10 @@ type rdmaKernel interface {
 // rdmaPort is the first port of a device.
 type rdmaPort struct {
 	active bool
-	// ifindex is that of its interface, 0 if that is in another namespace.
+	// ifindex is the index of the port's interface, 0 if the interface is in another
+	// namespace.
 	ifindex int
-	// device is a number that no other device since the boot had.
+	// device is the kernel's number of the device; no other device since the boot had it.
 	device int
 }
 
@@ -55,7 +58,7 @@ const (
 	portActive        = 4 // IB_PORT_ACTIVE
 )
 
-// netlinkRDMA is the kernel's.
+// netlinkRDMA is the RDMA subsystem of the kernel.
 type netlinkRDMA struct{}
 
 func (netlinkRDMA) Mode() (string, error) {
@@ -66,13 +69,18 @@ func (netlinkRDMA) Mode() (string, error) {
 	return mode, nil
 }
 
-// list lists the devices. The kernel counts them anew for each one that it tells
-// about, so that one is left out when another goes meanwhile: what is told twice in
-// the same words is right.
+// list lists the devices. The kernel counts the devices again for each one that it
+// returns, so it skips a device when another one is removed in between:
+//
+//	devices a, b, c: returns a, the first
+//	a is removed
+//	devices b, c: returns c, the second; b is missing
+//
+// So list asks until two answers in a row are equal.
 func (netlinkRDMA) list() ([]*netlink.RdmaLink, error) {
 	var last []*netlink.RdmaLink
 	for try := 0; ; try++ {
-		links, err := retryDump(netlink.RdmaLinkList)
+		links, err := linux.RetryDump(netlink.RdmaLinkList)
 		if err != nil {
 			return nil, fmt.Errorf("list RDMA devices: %w", err)
 		}
@@ -123,8 +131,8 @@ func (n netlinkRDMA) Port(name string) (rdmaPort, error) {
 	req.AddData(nl.NewRtAttr(nl.RDMA_NLDEV_ATTR_DEV_INDEX, nl.Uint32Attr(l.Attrs.Index)))
 	req.AddData(nl.NewRtAttr(nl.RDMA_NLDEV_ATTR_PORT_INDEX, nl.Uint32Attr(1)))
 	msgs, err := req.Execute(unix.NETLINK_RDMA, 0)
-	if errors.Is(err, unix.EINVAL) { // how the kernel says that the number is nobody's any more
-		err = fmt.Errorf("it has just gone: %w", unix.ENODEV)
+	if errors.Is(err, unix.EINVAL) { // the kernel's error for the number of a device that is gone
+		err = fmt.Errorf("it was just removed: %w", unix.ENODEV)
 	}
 	if err != nil {
 		return rdmaPort{}, fmt.Errorf("look at port of RDMA device %s: %w", name, err)
@@ -164,7 +172,8 @@ func (netlinkRDMA) Add(name, kind, netdev string) error {
 	return nil
 }
 
-// del takes a device of software away. It waits for everybody who has it open.
+// del removes a software device. The kernel waits until all processes that have the device
+// open close it.
 func (n netlinkRDMA) del(name string) error {
 	l, err := n.find(name)
 	if err != nil {
@@ -176,14 +185,4 @@ func (n netlinkRDMA) del(name string) error {
 		return fmt.Errorf("take RDMA device %s away: %w", name, err)
 	}
 	return nil
-}
-
-// retryDump repeats a listing that changed under the kernel's hands.
-func retryDump[T any](list func() (T, error)) (T, error) {
-	for try := 0; ; try++ {
-		v, err := list()
-		if !errors.Is(err, netlink.ErrDumpInterrupted) || try == dumpTries {
-			return v, err
-		}
-	}
 }

@@ -2,6 +2,8 @@
 
 package vf
 
+import "github.com/smcr-io/kube-smcr/internal/records"
+
 // Mode is a way of wiring.
 type Mode string
 
@@ -9,14 +11,15 @@ type Mode string
 const (
 	ModeAuto   Mode = ""       // the first of the two that works
 	ModeMove   Mode = "move"   // the interface goes into the pod
-	ModeIPVlan Mode = "ipvlan" // it stays; the pod gets an ipvlan child
+	ModeIPVlan Mode = "ipvlan" // the interface stays; the pod gets an ipvlan child of it
 )
 
 // Setting names a setting of a device.
 type Setting string
 
-// Settings that not every driver has. MAC, VLAN and MTU are not among them: a
-// pod in the wrong network is worse than none, so these are always required.
+// Settings that not every driver supports. MAC, VLAN and MTU are not among them: they are
+// always required, because a pod in the wrong network is worse than a pod that does not
+// start.
 const (
 	SettingSpoofCheck Setting = "spoofchk"
 	SettingTrust      Setting = "trust"
@@ -25,7 +28,7 @@ const (
 	SettingLinkState  Setting = "linkState"
 )
 
-// Settings are what the device is to be set to; what is nil is left alone.
+// Settings are the settings of a device. A setting that is nil is not changed.
 type Settings struct {
 	MAC *string `json:"mac,omitempty"`
 	// VLAN is the port VLAN, 0 for none. VLANQoS (0 to 7) and VLANProto
@@ -41,7 +44,8 @@ type Settings struct {
 	// LinkState is "auto", "enable" or "disable".
 	LinkState *string `json:"linkState,omitempty"`
 	MTU       *int    `json:"mtu,omitempty"`
-	// Required are those whose lack makes Attach fail. Of the others it warns.
+	// Required are the settings that make Attach fail if the driver does not support
+	// them. For others Attach returns a Warning.
 	Required []Setting `json:"required,omitempty"`
 }
 
@@ -54,7 +58,7 @@ type Request struct {
 	// PodIfName is the interface's name in the pod; "" is IfName.
 	PodIfName string
 	NetNSPath string // of the pod
-	Pod       Pod
+	Pod       records.Pod
 	Mode      Mode
 	Settings  Settings
 }
@@ -62,34 +66,34 @@ type Request struct {
 // RDMADevice is an RDMA device that a pod has.
 type RDMADevice struct {
 	Name string `json:"name"`
-	// NetNS is the path of the network namespace it is in; "" is the host's. A
-	// device of software is opened from the host also if it is made in a pod.
+	// NetNS is the path of the network namespace that the device is in; "" is the host's.
+	// A software device is opened from the host, also one that was made in a pod.
 	NetNS string `json:"netns,omitempty"`
-	// GIDNetDev is the interface whose GIDs are to be used: of an ipvlan child's
-	// GIDs, which are in the same table, none carries traffic.
+	// GIDNetDev is the interface whose GIDs are to be used. The table may also have GIDs
+	// of an ipvlan child, which carry no traffic.
 	GIDNetDev string `json:"gidNetDev"`
 	Soft      string `json:"soft,omitempty"` // "rxe" or "siw", "" for hardware
 }
 
-// Warning is what was asked for and is not so.
+// Warning says what Attach was asked for and could not do.
 type Warning struct {
 	Setting Setting `json:"setting,omitempty"`
 	Text    string  `json:"text"`
 }
 
-// Wiring is what an attachment has.
+// Wiring is the result of an Attach.
 type Wiring struct {
-	Device Device       `json:"device"` // as it was found
+	Device Device       `json:"device"` // as it was before
 	Owner  Owner        `json:"owner"`
 	Mode   Mode         `json:"mode"`
 	IfName string       `json:"ifName"`
 	MAC    string       `json:"mac"`
 	MTU    int          `json:"mtu"`
 	RDMA   []RDMADevice `json:"rdma,omitempty"`
-	// Settings are those that hold, without the ones that Warnings are about.
+	// Settings are the settings that were made, without those that Warnings are about.
 	Settings Settings  `json:"settings"`
 	Warnings []Warning `json:"warnings,omitempty"`
-	// Original is what Detach brings back.
+	// Original is the state that Detach restores.
 	Original Original `json:"original"`
 }
 
@@ -102,7 +106,7 @@ type Original struct {
 	Alias     string      `json:"alias,omitempty"`
 	Addresses []string    `json:"addresses,omitempty"`
 	RDMA      []string    `json:"rdma,omitempty"`
-	PF        *PFSettings `json:"pf,omitempty"` // what the PF had set for the VF
+	PF        *PFSettings `json:"pf,omitempty"` // the PF's settings for the VF
 }
 
 // PFSettings are what a PF sets for a VF.
@@ -118,12 +122,12 @@ type PFSettings struct {
 	LinkState  string `json:"linkState"`
 }
 
-// Detachment says which attachment gives its device back.
+// Detachment says which device of which attachment is to be brought back.
 type Detachment struct {
 	ContainerID string
 	IfName      string
 	Device      string // its ID; "" is all that the attachment has
-	// NetNSPath is the pod's, if it still has one. It is needed only when the
-	// journal is lost.
+	// NetNSPath is the path of the pod's network namespace, if it still exists. It is
+	// needed only when the journal is lost.
 	NetNSPath string
 }

@@ -67,7 +67,8 @@ func (s *Settings) validate() error {
 	return nil
 }
 
-// pfSettings is what a PF has set for its VF number n; nil if it does not say.
+// pfSettings are the settings that a PF has made for its VF number n; nil if the PF does
+// not report them.
 func pfSettings(pf netlink.Link, n int) *PFSettings {
 	vfs := pf.Attrs().Vfs
 	i := slices.IndexFunc(vfs, func(v netlink.VfInfo) bool { return v.ID == n })
@@ -90,7 +91,7 @@ func pfSettings(pf netlink.Link, n int) *PFSettings {
 
 func swap16(n int) int { return n>>8 | n&0xff<<8 }
 
-// A vfPort sets a VF through its PF.
+// A vfPort makes the settings of a VF through its PF.
 type vfPort struct {
 	h  *netlink.Handle
 	pf netlink.Link
@@ -109,15 +110,15 @@ func (p vfPort) setVLAN(vlan, qos int, proto string) error {
 	if proto == protoAD {
 		return p.h.LinkSetVfVlanQosProto(p.pf, p.vf, vlan, qos, proto8021ad)
 	}
-	return p.h.LinkSetVfVlanQos(p.pf, p.vf, vlan, qos) // older drivers know only this one
+	return p.h.LinkSetVfVlanQos(p.pf, p.vf, vlan, qos) // older drivers support only this request
 }
 
 func (p vfPort) setLinkState(name string) error {
 	return p.h.LinkSetVfState(p.pf, p.vf, uint32(slices.Index(linkStates[:], name)))
 }
 
-// apply makes the settings of want but trust. What the device lacks and may lack is taken
-// out of want and reported.
+// apply makes the settings of want, except trust. A setting that the device does not
+// support and that is not required is removed from want, and reported as a warning.
 func (p vfPort) apply(want *Settings, had PFSettings) ([]Warning, error) {
 	if want.MAC != nil {
 		if err := p.macTaken(*want.MAC); err != nil {
@@ -140,8 +141,8 @@ func (p vfPort) applyOptional(want *Settings, had PFSettings) ([]Warning, error)
 	var o optional
 	o.required = want.Required
 	try(&o, SettingSpoofCheck, &want.SpoofCheck, func(v bool) error { return p.h.LinkSetVfSpoofchk(p.pf, p.vf, v) })
-	// The kernel has one call for both rates. A device that has no least rate
-	// shall still get its limit.
+	// The kernel has one call for both rates. The maximum is set first, so that a device
+	// that supports no minimum gets it all the same.
 	try(&o, SettingMaxTxRate, &want.MaxTxRate, func(v int) error { return p.h.LinkSetVfRate(p.pf, p.vf, min(had.MinTxRate, orMax(v)), v) })
 	try(&o, SettingMinTxRate, &want.MinTxRate, func(v int) error {
 		return p.h.LinkSetVfRate(p.pf, p.vf, v, value(want.MaxTxRate, had.MaxTxRate))
@@ -150,14 +151,15 @@ func (p vfPort) applyOptional(want *Settings, had PFSettings) ([]Warning, error)
 	return o.warnings, o.err
 }
 
-// applyTrust is for when the VF has its address.
+// applyTrust sets trust. It is called after the VF got its address.
 func (p vfPort) applyTrust(want *Settings) ([]Warning, error) {
 	o := optional{required: want.Required}
 	try(&o, SettingTrust, &want.Trust, func(v bool) error { return p.h.LinkSetVfTrust(p.pf, p.vf, v) })
 	return o.warnings, o.err
 }
 
-// orMax is a limit as a number: 0 is none.
+// orMax is a limit as a number that can be compared: 0, which means no limit, is the
+// largest number.
 func orMax(rate int) int {
 	if rate == 0 {
 		return int(^uint32(0) >> 1)
@@ -165,7 +167,7 @@ func orMax(rate int) int {
 	return rate
 }
 
-// optional collects what came of the settings that a device may lack.
+// optional collects the warnings and errors about settings that a device may not support.
 type optional struct {
 	required []Setting
 	warnings []Warning
@@ -181,7 +183,7 @@ func (o *optional) lacks(s Setting, why error) {
 	o.warnings = append(o.warnings, Warning{Setting: s, Text: fmt.Sprintf("setting %s was not made: %v", s, why)})
 }
 
-// try makes one setting, and takes it out of what was asked for if the device lacks it.
+// try makes one setting. If the device does not support it, try sets *v to nil.
 func try[T any](o *optional, s Setting, v **T, set func(T) error) {
 	if *v == nil || o.err != nil {
 		return
@@ -199,7 +201,7 @@ func value[T any](p *T, def T) T {
 	return *p
 }
 
-// macTaken refuses the address of another VF of the same PF.
+// macTaken returns an error if another VF of the same PF has the address.
 func (p vfPort) macTaken(mac string) error {
 	m, err := net.ParseMAC(mac)
 	if err != nil {
@@ -213,8 +215,9 @@ func (p vfPort) macTaken(mac string) error {
 	return nil
 }
 
-// restore brings back what the PF had set for those settings that were asked for,
-// but for the MAC, which is not the PF's alone: see restoreAssignment. A VF that the PF does not know any more has nothing to bring back.
+// restore restores the settings that were asked for to the values that the PF had set,
+// except the MAC, see restoreAssignment. If the PF does not have the VF any more, there is
+// nothing to restore.
 func (p vfPort) restore(asked *Settings, had PFSettings) error {
 	now := pfSettings(p.pf, p.vf)
 	if now == nil {
@@ -244,14 +247,14 @@ func (p vfPort) restore(asked *Settings, had PFSettings) error {
 	return errors.Join(errs...)
 }
 
-// reset sets what a VF has when it is new, because nobody knows what this one had: a
-// pod's VLAN or trust must not stay.
+// reset sets the defaults of a new VF. It is for a lost journal, when the original
+// settings are not known: the pod's VLAN or trust must not stay.
 func (p vfPort) reset() error {
 	all := Settings{VLAN: new(int), SpoofCheck: new(bool), Trust: new(bool), MaxTxRate: new(int), LinkState: new(string)}
 	return p.restore(&all, PFSettings{VLANProto: protoQ, SpoofCheck: true, LinkState: linkStates[0]})
 }
 
-// noVF takes out of want what only a VF has, and reports it.
+// noVF removes the settings from want that only a VF has, and reports them as warnings.
 func noVF(want *Settings) ([]Warning, error) {
 	if want.VLAN != nil {
 		return nil, fmt.Errorf("%w: vlan: the device is not a VF and has no port VLAN: use a VLAN interface of the host's", ErrSetting)

@@ -16,17 +16,17 @@ import (
 	"strings"
 )
 
-// classNetwork is how the PCI class of a network controller begins.
+// classNetwork is the beginning of the PCI class of a network controller.
 const classNetwork = "0x02"
 
-// noRail is the rail of what hangs on no PF.
+// noRail is the rail of a device that has no PF.
 const noRail = -1
 
 // pciAddress is domain:bus:device.function. Some domains have more than four digits.
 var pciAddress = regexp.MustCompile(`^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$`)
 
-// sysfs reads a tree like /sys. What is not there reads as empty: devices come
-// and go while they are looked at.
+// sysfs reads a tree like /sys. A file that is not there reads as empty, because devices
+// appear and disappear while the tree is read.
 type sysfs string
 
 func (s sysfs) path(elem ...string) string {
@@ -42,7 +42,7 @@ func (s sysfs) text(elem ...string) string {
 	defer func() { _ = f.Close() }() // was only read
 	b, err := io.ReadAll(io.LimitReader(f, maxSysfsBytes))
 	if err != nil {
-		return "" // as operstate of an interface that goes away
+		return "" // for example, operstate of an interface that is being removed
 	}
 	return strings.TrimSpace(string(b))
 }
@@ -55,7 +55,7 @@ func (s sysfs) number(def int, elem ...string) int {
 	return def
 }
 
-// link is the last element of what a link points to.
+// link is the last element of the target of a symbolic link.
 func (s sysfs) link(elem ...string) string {
 	to, err := os.Readlink(s.path(elem...))
 	if err != nil {
@@ -121,10 +121,9 @@ func (s sysfs) pcieRoot(pci string) string {
 	return ""
 }
 
-// softRDMA returns the RDMA devices of software by their network interface. They
-// have no link to a device. The one of rxe has a file with the name of the
-// interface; the one of siw has it in its GID table. Those that moved into a pod
-// are left out.
+// softRDMA returns the software RDMA devices by their network interface. They have no
+// link to a PCI device. An rxe device has a file with the name of the interface; a siw
+// device has the name in its GID table. Devices that were moved into a pod are left out.
 func (s sysfs) softRDMA(inPods map[string]bool) map[string][]string {
 	out := map[string][]string{}
 	for _, name := range s.list(classIB) {
@@ -135,7 +134,7 @@ func (s sysfs) softRDMA(inPods map[string]bool) map[string][]string {
 		for row := 0; netdev == "" && row < maxGIDRows; row++ {
 			netdev = s.text(classIB, name, "ports/1/gid_attrs/ndevs", strconv.Itoa(row))
 		}
-		// It may be of another namespace, where the same name is another interface.
+		// The device may be in another namespace, where netdev names another interface.
 		if netdev != "" && s.exists(classNet, netdev) && !inPods[name] && len(out[netdev]) < maxRDMA {
 			out[netdev] = append(out[netdev], name)
 		}
@@ -157,7 +156,7 @@ func inPods(journals map[string]*journal) map[string]bool {
 	return out
 }
 
-// softKind is what makes a software device: the type of rdma link add.
+// softKind is the kind of a software device, as rdma link add has it: rxe or siw.
 func (s sysfs) softKind(rdma string) string {
 	if strings.HasSuffix(s.text(classIB, rdma, "node_type"), "RNIC") {
 		return "siw"
@@ -165,7 +164,8 @@ func (s sysfs) softKind(rdma string) string {
 	return "rxe"
 }
 
-// netState is whether an interface has a carrier. That of software is "unknown".
+// netState is StateUp or StateDown, by the carrier of an interface. The operstate of a
+// software interface is "unknown", and counts as up.
 func (s sysfs) netState(netdev string) State {
 	switch s.text(classNet, netdev, "operstate") {
 	case "up", "unknown":
@@ -180,8 +180,8 @@ func (s sysfs) isPF(pci string) bool { return s.number(0, busPCI, pci, fileMaxVF
 // isVF tells whether a function is one.
 func (s sysfs) isVF(pci string) bool { return s.exists(busPCI, pci, "physfn") }
 
-// vfIndex is the number of a VF of pf. It is never computed from the address: the
-// offset and the stride are the device's.
+// vfIndex is the number of a VF of pf. It cannot be computed from the PCI address, because
+// each device has its own offset and stride.
 func (s sysfs) vfIndex(pf, vf string) int {
 	for _, name := range s.list(busPCI, pf) {
 		if n, ok := strings.CutPrefix(name, "virtfn"); ok && s.link(busPCI, pf, name) == vf {
@@ -225,7 +225,7 @@ func (h Host) PFs() ([]PF, error) {
 	return pfs, nil
 }
 
-// rail is the rail that was configured under one of the names, or def.
+// rail is the rail that Rails has for one of the names, or def.
 func (h Host) rail(def int, names ...string) int {
 	for _, n := range names {
 		if r, ok := h.Rails[n]; ok && n != "" {
@@ -254,9 +254,9 @@ func (s sysfs) functions() ([]string, error) {
 	return out, nil
 }
 
-// Devices lists what pods can get or have: VFs, PCI functions with an RDMA
-// device that have no VFs, and interfaces with an RDMA device of software. They
-// are in the order of their IDs.
+// Devices lists the devices that pods can get or have, in the order of their IDs: VFs, PCI
+// functions with an RDMA device and without VFs, and interfaces with a software RDMA
+// device.
 func (h Host) Devices() ([]Device, error) {
 	s := h.sys()
 	pfs, err := h.PFs()
@@ -291,7 +291,7 @@ func (h Host) Devices() ([]Device, error) {
 		}
 	}
 	for _, j := range journals {
-		if j.Wiring.Device.PCI == "" { // its interface is not in the host
+		if j.Wiring.Device.PCI == "" { // its interface is in the pod, not in the host
 			out = append(out, j.device(j.Wiring.Device))
 		}
 	}
@@ -299,9 +299,9 @@ func (h Host) Devices() ([]Device, error) {
 	return out, nil
 }
 
-// softDevice tells whether an interface of the function, if it has one, may be
-// given away for its software RDMA device: a VF goes under its PCI address, and
-// a PF serves its VFs if it has some.
+// softDevice tells whether an interface with a software RDMA device can be a device of its
+// own. pci is the interface's PCI function, "" if it has none. The interface of a VF is
+// listed as the VF, and a PF with VFs stays in the host.
 func (s sysfs) softDevice(pci string) bool {
 	return pci == "" || !s.isVF(pci) && s.number(0, busPCI, pci, fileVFs) == 0 && !s.exists(busPCI, pci, "infiniband")
 }
@@ -345,8 +345,8 @@ func (h Host) interfaceDevice(netdev, pci string, rdma []string) Device {
 	}
 }
 
-// Device looks for one device. The error is ErrNotFound, or ErrIsPF; for
-// whether a pod can have it see [Device.Usable].
+// Device looks for one device. The error is ErrNotFound, or ErrIsPF. [Device.Usable] says
+// whether a pod can have it.
 func (h Host) Device(id string) (Device, error) {
 	if err := checkID(id); err != nil {
 		return Device{}, err
@@ -404,7 +404,7 @@ func (h Host) interfaceByID(id string) (Device, error) {
 	return Device{}, fmt.Errorf("device %s: %w: it is neither a PCI address nor an interface of the host", id, ErrNotFound)
 }
 
-// withOwner adds who has the device.
+// withOwner adds the owner of the device, if it has one.
 func (h Host) withOwner(d Device) (Device, error) {
 	j, err := h.readJournal(d.ID)
 	if errors.Is(err, fs.ErrNotExist) {
