@@ -7,7 +7,6 @@
 // because going on with a broken state would put wrong bytes into somebody
 // else's memory.
 //
-// [Must] is for the data path: it takes a constant message and allocates
-// nothing. [Check] formats its message and is for everywhere else; its
-// arguments may escape to the heap even when the condition holds.
+// [Must] is for the data path, too: it takes a constant message and allocates
+// nothing.
 package invariant

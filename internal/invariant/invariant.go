@@ -2,8 +2,6 @@
 
 package invariant
 
-import "fmt"
-
 const prefix = "invariant: "
 
 // Must panics with msg unless cond holds. It is inlined and never allocates
@@ -11,13 +9,6 @@ const prefix = "invariant: "
 func Must(cond bool, msg string) {
 	if !cond {
 		fail(msg)
-	}
-}
-
-// Check panics with the formatted message unless cond holds.
-func Check(cond bool, format string, args ...any) {
-	if !cond {
-		fail(fmt.Sprintf(format, args...))
 	}
 }
 

@@ -25,16 +25,6 @@ func TestMust(t *testing.T) {
 	}
 }
 
-func TestCheck(t *testing.T) {
-	if got := panicOf(func() { invariant.Check(true, "unused %d", 1) }); got != nil {
-		t.Errorf("Check(true) panicked with %v", got)
-	}
-	want := "invariant: cursor 7 beyond 4"
-	if got := panicOf(func() { invariant.Check(false, "cursor %d beyond %d", 7, 4) }); got != want {
-		t.Errorf("Check(false) panicked with %v, want %q", got, want)
-	}
-}
-
 func TestMust_allocatesNothing(t *testing.T) {
 	n := len(t.Name())
 	if got := testing.AllocsPerRun(1000, func() { invariant.Must(n > 0, "empty name") }); got != 0 {
