@@ -16,29 +16,32 @@ import (
 	"github.com/smcr-io/kube-smcr/internal/cni"
 	"github.com/smcr-io/kube-smcr/internal/config"
 	"github.com/smcr-io/kube-smcr/internal/linux"
+	"github.com/smcr-io/kube-smcr/internal/records"
 )
 
 // adoptedNetwork is the network of records that the plugin did not write. No CNI
 // network can have the name, so that the plugin's GC leaves them alone.
 const adoptedNetwork = "(adopted)"
 
-// adopter writes attachment records for pods that are older than the plugin on
-// their node: opted-in pods without a record. It removes them when the pod is gone.
-// All else about these pods is as with the plugin's records.
+// adopter writes attachment records for opted-in pods that have none, because they are
+// older than the plugin on their node. The adopter removes such a record when the pod is
+// gone. To the agent these records are like the plugin's.
 //
-// The namespace of a pod is the one that the container runtime says, if it does,
-// and has the pod's addresses. Addresses alone prove less: a pod with NET_ADMIN can
-// give itself those of another one, and networks can overlap. So where the
-// runtime is silent, no other namespace may have one of them, nor that namespace
-// those of another pod; else the pod is not adopted.
+// If the container runtime names the network namespace of a pod, that one is taken,
+// provided that it has the pod's addresses. Addresses alone prove less: a pod with
+// NET_ADMIN can give itself the address of another pod, and networks can overlap. So
+// where the runtime names none, a pod is adopted only if exactly one namespace has its
+// addresses, and that namespace has no address of another pod. For example, pod a is
+// 10.0.0.1 and pod b is 10.0.0.2: while b also gives itself 10.0.0.1, two namespaces
+// have a's address, and a is not adopted.
 type adopter struct {
 	store cni.Store
 	log   *slog.Logger
 	// namespaces is the directory of the runtime's network namespaces.
 	namespaces string
-	// look returns the addresses of a namespace and its inode number.
+	// look returns the addresses of a namespace, by interface, and its inode number.
 	look func(path string) (map[string][]netip.Prefix, uint64, error)
-	// sandboxes reads what the runtime says.
+	// sandboxes reads which namespaces the runtime names.
 	sandboxes func() (sandboxes, error)
 
 	missing map[string]bool // pods without a record the last time, by UID
@@ -53,7 +56,7 @@ func newAdopter(store cni.Store, log *slog.Logger) *adopter {
 
 // adopt looks for pods to adopt until ctx ends.
 func (c *cluster) adopt(ctx context.Context) {
-	node, _ := c.source.Load() // it has no errors
+	node, _ := c.source.Load() // Load never fails
 	a := newAdopter(cni.NewStore(node.DataDir), c.cfg.Log)
 	tick := time.NewTicker(adoptEvery)
 	defer tick.Stop()
@@ -66,7 +69,7 @@ func (c *cluster) adopt(ctx context.Context) {
 		case <-tick.C:
 		}
 		if !c.source.Live() {
-			continue // a pod that is not known may exist
+			continue // the list of pods may be old: a record of a pod that is not in it must stay
 		}
 		if err := a.pass(c.source.Verdicts(), c.source.podIPs()); err != nil {
 			c.source.complain.say("pods that are older than the CNI plugin not attached", err, time.Now())
@@ -106,14 +109,14 @@ func (a *adopter) pass(pods []config.Verdict, ips map[string][]netip.Addr) error
 	for _, v := range pods {
 		if v.OptedIn && !recorded[v.UID] && len(ips[v.UID]) > 0 {
 			missing[v.UID] = true
-			if a.missing[v.UID] { // the plugin had its time
+			if a.missing[v.UID] { // for two passes: the plugin would have written a record by now
 				wanted = append(wanted, v)
 			}
 		}
 	}
 	a.missing = missing
 	if len(wanted) > 0 {
-		// Pods that have ended may have had an address before.
+		// Verdicts leave out pods that have ended: a new pod may have the address of one.
 		owners := map[netip.Addr][]config.Verdict{}
 		for _, v := range pods {
 			for _, ip := range ips[v.UID] {
@@ -125,15 +128,15 @@ func (a *adopter) pass(pods []config.Verdict, ips map[string][]netip.Addr) error
 	return errors.Join(errs...)
 }
 
-// A place is a namespace that has no record.
-type place struct {
+// A candidate is a namespace that has no record yet.
+type candidate struct {
 	name  string // in the directory of namespaces
 	inode uint64
 	ifs   map[string][]netip.Prefix // the addresses of its interfaces
 }
 
 // has reports whether the namespace has an address.
-func (p *place) has(ip netip.Addr) bool {
+func (p *candidate) has(ip netip.Addr) bool {
 	for _, prefixes := range p.ifs {
 		if slices.ContainsFunc(prefixes, func(x netip.Prefix) bool { return x.Addr() == ip }) {
 			return true
@@ -144,12 +147,12 @@ func (p *place) has(ip netip.Addr) bool {
 
 // search looks for the pods in the namespaces that have no record.
 func (a *adopter) search(pods []config.Verdict, ips map[string][]netip.Addr, owners map[netip.Addr][]config.Verdict, known map[uint64]bool) error {
-	places, err := a.places(known)
+	candidates, err := a.candidates(known)
 	errs := []error{err}
 	runtime, err := a.sandboxes()
 	errs = append(errs, err)
 	for _, pod := range pods {
-		p, err := locate(pod, ips[pod.UID], owners, places, runtime)
+		p, err := locate(pod, ips[pod.UID], owners, candidates, runtime)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("pod %s/%s: %w", pod.Namespace, pod.Name, err))
 		}
@@ -157,7 +160,8 @@ func (a *adopter) search(pods []config.Verdict, ips map[string][]netip.Addr, own
 			continue
 		}
 		for ifName, prefixes := range p.ifs {
-			// What else the pod gave itself is not what the cluster knows it by.
+			// The record has only the addresses that the API server has of the pod: the
+			// pod may have given itself others.
 			own := slices.DeleteFunc(slices.Clone(prefixes), func(x netip.Prefix) bool { return !slices.Contains(ips[pod.UID], x.Addr()) })
 			if len(own) > 0 {
 				errs = append(errs, a.write(pod, filepath.Join(a.namespaces, p.name), p.inode, ifName, own))
@@ -167,21 +171,21 @@ func (a *adopter) search(pods []config.Verdict, ips map[string][]netip.Addr, own
 	return errors.Join(errs...)
 }
 
-// places looks into the namespaces that are not known.
-func (a *adopter) places(known map[uint64]bool) ([]place, error) {
+// candidates looks into the namespaces whose inodes are not known.
+func (a *adopter) candidates(known map[uint64]bool) ([]candidate, error) {
 	entries, err := os.ReadDir(a.namespaces)
 	if err != nil {
 		return nil, fmt.Errorf("list network namespaces: %w: mount %s into the agent's pod", err, a.namespaces)
 	}
 	var (
-		out  []place
+		out  []candidate
 		errs []error
 	)
 	for _, e := range entries[:min(len(entries), maxNamespaces)] {
 		ifs, inode, err := a.look(filepath.Join(a.namespaces, e.Name()))
 		switch {
 		case err == nil && !known[inode]:
-			out = append(out, place{name: e.Name(), inode: inode, ifs: ifs})
+			out = append(out, candidate{name: e.Name(), inode: inode, ifs: ifs})
 		case err != nil && !errors.Is(err, linux.ErrGone):
 			errs = append(errs, err)
 		}
@@ -189,29 +193,29 @@ func (a *adopter) places(known map[uint64]bool) ([]place, error) {
 	return out, errors.Join(errs...)
 }
 
-// locate finds the namespace of a pod, nil if there is none that could be, with an
-// error if none that could be is certain to be.
-func locate(pod config.Verdict, ips []netip.Addr, owners map[netip.Addr][]config.Verdict, places []place, runtime sandboxes) (*place, error) {
+// locate finds the namespace of a pod. It returns nil if no candidate can be the one,
+// and an error if a candidate can be, but it is not certain.
+func locate(pod config.Verdict, ips []netip.Addr, owners map[netip.Addr][]config.Verdict, candidates []candidate, runtime sandboxes) (*candidate, error) {
 	if name, ok := runtime[pod.UID]; ok {
-		i := slices.IndexFunc(places, func(p place) bool { return p.name == name })
+		i := slices.IndexFunc(candidates, func(p candidate) bool { return p.name == name })
 		if i < 0 {
 			return nil, nil
 		}
 		for _, ip := range ips {
-			if !places[i].has(ip) {
-				return nil, fmt.Errorf("%w: the runtime says %s, which does not have its address %v", errUncertain, name, ip)
+			if !candidates[i].has(ip) {
+				return nil, fmt.Errorf("%w: the runtime names %s, which does not have the pod's address %v", errUncertain, name, ip)
 			}
 		}
-		return &places[i], nil
+		return &candidates[i], nil
 	}
-	var found *place
-	for i := range places {
-		p := &places[i]
+	var found *candidate
+	for i := range candidates {
+		p := &candidates[i]
 		if !slices.ContainsFunc(ips, p.has) || runtime.owner(p.name) != "" {
 			continue
 		}
 		if found != nil {
-			return nil, fmt.Errorf("%w: %s and %s have its addresses", errUncertain, found.name, p.name)
+			return nil, fmt.Errorf("%w: both %s and %s have addresses of the pod", errUncertain, found.name, p.name)
 		}
 		found = p
 	}
@@ -220,13 +224,13 @@ func locate(pod config.Verdict, ips []netip.Addr, owners map[netip.Addr][]config
 	}
 	for _, ip := range ips {
 		if !found.has(ip) {
-			return nil, fmt.Errorf("%w: %s has one of its addresses, but not %v", errUncertain, found.name, ip)
+			return nil, fmt.Errorf("%w: %s has one of the pod's addresses, but not %v", errUncertain, found.name, ip)
 		}
 	}
 	for ip, pods := range owners {
 		for _, other := range pods {
 			if other.UID != pod.UID && found.has(ip) {
-				return nil, fmt.Errorf("%w: %s has its addresses, and %v of pod %s/%s", errUncertain, found.name, ip, other.Namespace, other.Name)
+				return nil, fmt.Errorf("%w: %s has the pod's addresses, and also %v of pod %s/%s", errUncertain, found.name, ip, other.Namespace, other.Name)
 			}
 		}
 	}
@@ -234,12 +238,12 @@ func locate(pod config.Verdict, ips []netip.Addr, owners map[netip.Addr][]config
 }
 
 // errUncertain says that a pod is not adopted.
-var errUncertain = errors.New("it is not certain which network namespace is the pod's: make the pod anew")
+var errUncertain = errors.New("it is not certain which network namespace is the pod's: delete the pod, so that its successor is attached by the CNI plugin")
 
 func (a *adopter) write(pod config.Verdict, path string, inode uint64, ifName string, ips []netip.Prefix) error {
 	err := a.store.Write(cni.Attachment{
 		ContainerID: "adopted-" + pod.UID, IfName: ifName, NetNS: path, NetNSID: inode, Network: adoptedNetwork,
-		Pod: cni.Pod{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}, IPs: ips, Created: time.Now(),
+		Pod: records.Pod{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}, IPs: ips, Created: time.Now(),
 	})
 	if err != nil {
 		return err

@@ -16,6 +16,7 @@ import (
 	"github.com/smcr-io/kube-smcr/internal/cni"
 	"github.com/smcr-io/kube-smcr/internal/config"
 	"github.com/smcr-io/kube-smcr/internal/linux"
+	"github.com/smcr-io/kube-smcr/internal/records"
 )
 
 // TestAdopter: which pods get a record of ours, and which lose it.
@@ -27,7 +28,7 @@ func TestAdopter(t *testing.T) {
 	}
 	adoptedA := cni.Attachment{
 		ContainerID: "adopted-ua", IfName: "eth0", NetNSID: 1, Network: adoptedNetwork,
-		Pod: cni.Pod{Namespace: "shop", Name: "a", UID: "ua"}, IPs: []netip.Prefix{netip.MustParsePrefix("10.0.0.1/24")},
+		Pod: records.Pod{Namespace: "shop", Name: "a", UID: "ua"}, IPs: []netip.Prefix{netip.MustParsePrefix("10.0.0.1/24")},
 	}
 	byPlugin := func(id string, inode uint64) cni.Attachment {
 		r := adoptedA
@@ -46,7 +47,7 @@ func TestAdopter(t *testing.T) {
 		want       []string // container IDs
 	}{
 		{"opted in", []config.Verdict{pod("ua", true)}, []ns{{"x", 9, "10.0.0.9"}, {"y", 1, "10.0.0.1"}}, nil, 2, []string{"adopted-ua"}},
-		{"the plugin's turn first", []config.Verdict{pod("ua", true)}, []ns{{"y", 1, "10.0.0.1"}}, nil, 1, nil},
+		{"the plugin is given a pass first", []config.Verdict{pod("ua", true)}, []ns{{"y", 1, "10.0.0.1"}}, nil, 1, nil},
 		{"not opted in", []config.Verdict{pod("ua", false)}, []ns{{"y", 1, "10.0.0.1"}}, nil, 3, nil},
 		{"no namespace", []config.Verdict{pod("ua", true)}, []ns{{"y", 1, "10.0.0.7"}, {"gone", 0, ""}}, nil, 3, nil},
 		{"namespace of another record", []config.Verdict{pod("ua", true)}, []ns{{"y", 1, "10.0.0.1"}}, []cni.Attachment{func() cni.Attachment {
@@ -122,8 +123,8 @@ func TestAdopter(t *testing.T) {
 // with NET_ADMIN that gave itself the address of another one was taken for it.
 func TestAttack_adoptForeignAddress(t *testing.T) {
 	victim, mallory := config.Verdict{Namespace: "shop", Name: "a", UID: "ua"}, config.Verdict{Namespace: "evil", Name: "m", UID: "um"}
-	at := func(name string, ips ...string) place {
-		p := place{name: name, ifs: map[string][]netip.Prefix{}}
+	at := func(name string, ips ...string) candidate {
+		p := candidate{name: name, ifs: map[string][]netip.Prefix{}}
 		for i, ip := range ips {
 			p.ifs[fmt.Sprint("eth", i)] = []netip.Prefix{netip.MustParsePrefix(ip)}
 		}
@@ -131,30 +132,30 @@ func TestAttack_adoptForeignAddress(t *testing.T) {
 	}
 	own := at("a", "10.0.0.1/24", "fd00::1/64")
 	tests := []struct {
-		name    string
-		places  []place
-		runtime sandboxes
-		want    string // its namespace
-		refused bool
+		name       string
+		candidates []candidate
+		runtime    sandboxes
+		want       string // its namespace
+		refused    bool
 	}{
-		{"alone", []place{own, at("m", "10.0.0.2/24")}, nil, "a", false},
-		{"not there", []place{at("m", "10.0.0.2/24")}, nil, "", false},
-		{"another one has an address, too", []place{own, at("m", "10.0.0.2/24", "10.0.0.1/32")}, nil, "", true},
-		{"another one before it", []place{at("m", "10.0.0.1/24", "fd00::1/64"), own}, nil, "", true},
-		{"another one alone", []place{at("m", "10.0.0.2/24", "10.0.0.1/24", "fd00::1/64")}, nil, "", true},
-		{"another one alone, with one address", []place{at("m", "10.0.0.1/24")}, nil, "", true},
-		{"overlapping networks", []place{own, at("x", "172.16.0.9/24", "10.0.0.1/24")}, nil, "", true},
-		{"the runtime says", []place{at("m", "10.0.0.2/24", "10.0.0.1/24", "fd00::1/64"), own}, sandboxes{"ua": "a"}, "a", false},
-		{"the runtime says that the other one is another's", []place{at("m", "10.0.0.1/24", "fd00::1/64"), own}, sandboxes{"um": "m"}, "a", false},
-		{"the runtime says that the only one is another's", []place{at("m", "10.0.0.1/24", "fd00::1/64")}, sandboxes{"um": "m"}, "", false},
-		{"the runtime says one that is gone", []place{at("m", "10.0.0.1/24", "fd00::1/64")}, sandboxes{"ua": "a"}, "", false},
-		{"the runtime says one with other addresses", []place{at("a", "10.0.0.7/24"), at("m", "10.0.0.1/24", "fd00::1/64")}, sandboxes{"ua": "a"}, "", true},
+		{"alone", []candidate{own, at("m", "10.0.0.2/24")}, nil, "a", false},
+		{"not there", []candidate{at("m", "10.0.0.2/24")}, nil, "", false},
+		{"another one has an address, too", []candidate{own, at("m", "10.0.0.2/24", "10.0.0.1/32")}, nil, "", true},
+		{"another one before it", []candidate{at("m", "10.0.0.1/24", "fd00::1/64"), own}, nil, "", true},
+		{"another one alone", []candidate{at("m", "10.0.0.2/24", "10.0.0.1/24", "fd00::1/64")}, nil, "", true},
+		{"another one alone, with one address", []candidate{at("m", "10.0.0.1/24")}, nil, "", true},
+		{"overlapping networks", []candidate{own, at("x", "172.16.0.9/24", "10.0.0.1/24")}, nil, "", true},
+		{"the runtime says", []candidate{at("m", "10.0.0.2/24", "10.0.0.1/24", "fd00::1/64"), own}, sandboxes{"ua": "a"}, "a", false},
+		{"the runtime says that the other one is another's", []candidate{at("m", "10.0.0.1/24", "fd00::1/64"), own}, sandboxes{"um": "m"}, "a", false},
+		{"the runtime says that the only one is another's", []candidate{at("m", "10.0.0.1/24", "fd00::1/64")}, sandboxes{"um": "m"}, "", false},
+		{"the runtime says one that is gone", []candidate{at("m", "10.0.0.1/24", "fd00::1/64")}, sandboxes{"ua": "a"}, "", false},
+		{"the runtime says one with other addresses", []candidate{at("a", "10.0.0.7/24"), at("m", "10.0.0.1/24", "fd00::1/64")}, sandboxes{"ua": "a"}, "", true},
 	}
 	ips := []netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("fd00::1")}
 	owners := map[netip.Addr][]config.Verdict{ips[0]: {victim}, ips[1]: {victim}, netip.MustParseAddr("10.0.0.2"): {mallory}}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			got, err := locate(victim, ips, owners, tt.places, tt.runtime)
+			got, err := locate(victim, ips, owners, tt.candidates, tt.runtime)
 			if errors.Is(err, errUncertain) != tt.refused {
 				t.Errorf("error %v, want refused %t", err, tt.refused)
 			}

@@ -11,13 +11,13 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
-	"github.com/smcr-io/kube-smcr/internal/claims"
 	"github.com/smcr-io/kube-smcr/internal/config"
-	"github.com/smcr-io/kube-smcr/internal/deviceplugin"
-	"github.com/smcr-io/kube-smcr/internal/dra"
+	"github.com/smcr-io/kube-smcr/internal/devices/claims"
+	"github.com/smcr-io/kube-smcr/internal/devices/deviceplugin"
+	"github.com/smcr-io/kube-smcr/internal/devices/dra"
 )
 
-// newDriver makes the driver by which pods claim devices.
+// newDriver makes the DRA driver, by which pods get devices through ResourceClaims.
 func (c *cluster) newDriver(base *config.Node) error {
 	rc := rest.CopyConfig(c.cfg.REST)
 	rc.UserAgent = "kube-smcr-agent"
@@ -36,7 +36,7 @@ func (c *cluster) newDriver(base *config.Node) error {
 	return nil
 }
 
-// driveClaims serves kubelet until ctx ends, or the product is uninstalled.
+// driveClaims runs the DRA driver until ctx ends, or the product is uninstalled.
 func (c *cluster) driveClaims(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -54,7 +54,8 @@ func (c *cluster) driveClaims(ctx context.Context) {
 	<-done
 }
 
-// followClaims opts pods in by their claims, and out, until ctx ends.
+// followClaims makes the configuration anew when a pod gets or loses a claimed device,
+// until ctx ends: a claim opts its pod in.
 func (c *cluster) followClaims(ctx context.Context) {
 	for {
 		select {
@@ -69,6 +70,6 @@ func (c *cluster) followClaims(ctx context.Context) {
 // forgetDevices removes the records of what pods claimed, and of what kubelet gave
 // them.
 func (c *cluster) forgetDevices() error {
-	node, _ := c.source.Load() // it has no errors
+	node, _ := c.source.Load() // Load never fails
 	return errors.Join(claims.NewStore(node.DataDir).RemoveAll(), deviceplugin.ForgetAssignments(node.DataDir))
 }

@@ -48,7 +48,7 @@ func restClient(base *rest.Config, gv schema.GroupVersion, path string, add func
 type informers struct {
 	pods, namespaces, policies, slices cache.SharedIndexInformer
 	self                               cache.SharedIndexInformer // the SMCRNode of the node, metadata only
-	nodes                              cache.SharedIndexInformer // all SMCRNodes: the addresses of their devices, and whose they are
+	nodes                              cache.SharedIndexInformer // all SMCRNodes: which node has a device's address
 }
 
 // needed are those without which there is no configuration.
@@ -59,17 +59,17 @@ func (i informers) needed() map[string]cache.SharedIndexInformer {
 	}
 }
 
-// asNode is how to connect with the rights of a node on its pods. The API server
-// lets the pods of a node do that for this node and no other (impersonation of the
-// associated node), and gives a node no pods but its own.
+// asNode is how to read pods with the rights of the node instead of the agent's own. The
+// API server lets a pod impersonate the node that it runs on and no other (impersonation
+// of the associated node), and shows a node no pods but its own.
 func asNode(base *rest.Config, node string) *rest.Config {
 	c := rest.CopyConfig(base)
 	c.Impersonate = rest.ImpersonationConfig{UserName: "system:node:" + node}
 	return c
 }
 
-// newInformers makes the informers of a node; they begin to run later. pods says how
-// to connect for those.
+// newInformers makes the informers of a node; the caller runs them. pods says how to
+// connect to read pods, base how to connect for all else.
 func newInformers(base, pods *rest.Config, node string) (informers, error) {
 	core, err := restClient(pods, corev1.SchemeGroupVersion, "/api", corev1.AddToScheme)
 	if err != nil {
@@ -105,8 +105,8 @@ func newInformers(base, pods *rest.Config, node string) (informers, error) {
 	}, nil
 }
 
-// trim keeps of an object what is used. It is called before an object is
-// stored, so it may change it.
+// trim drops what this package does not use of an object. Informers call trim before
+// they store an object, so it may change the object.
 func trim(obj any) (any, error) {
 	switch o := obj.(type) {
 	case *corev1.Pod:
@@ -143,7 +143,7 @@ func trim(obj any) (any, error) {
 func trimMeta(m metav1.ObjectMeta) metav1.ObjectMeta {
 	out := metav1.ObjectMeta{
 		Namespace: m.Namespace, Name: m.Name, UID: m.UID, ResourceVersion: m.ResourceVersion,
-		Labels: m.Labels, CreationTimestamp: m.CreationTimestamp,
+		Labels: m.Labels, CreationTimestamp: m.CreationTimestamp, Generation: m.Generation,
 	}
 	for _, key := range []string{v1alpha1.AnnotationEnabled, v1alpha1.AnnotationStatus, v1alpha1.AnnotationUninstall} {
 		if v, ok := m.Annotations[key]; ok {

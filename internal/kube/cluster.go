@@ -9,18 +9,20 @@ import (
 	"log/slog"
 	"net"
 	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 
 	"k8s.io/client-go/rest"
 
 	"github.com/smcr-io/kube-smcr/internal/agent"
-	"github.com/smcr-io/kube-smcr/internal/cniinstall"
+	"github.com/smcr-io/kube-smcr/internal/cni/install"
 	"github.com/smcr-io/kube-smcr/internal/config"
-	"github.com/smcr-io/kube-smcr/internal/deviceplugin"
-	"github.com/smcr-io/kube-smcr/internal/dra"
-	"github.com/smcr-io/kube-smcr/internal/inventory"
+	"github.com/smcr-io/kube-smcr/internal/devices/deviceplugin"
+	"github.com/smcr-io/kube-smcr/internal/devices/dra"
+	"github.com/smcr-io/kube-smcr/internal/devices/inventory"
 	"github.com/smcr-io/kube-smcr/internal/kube/report"
+	"github.com/smcr-io/kube-smcr/internal/preflight"
 	"github.com/smcr-io/kube-smcr/internal/scrape"
 )
 
@@ -30,50 +32,61 @@ type ClusterConfig struct {
 	REST *rest.Config
 	// Node is the name of the node, Pod NAMESPACE/NAME of the agent's pod.
 	Node, Pod string
+	// DaemonSet is the name of the DaemonSet that makes the agents, in the namespace of
+	// Pod; "": there is none, and whoever ends the agent cleans the node.
+	DaemonSet string
 	// Version of the program.
 	Version string
-	// Base reads the file, which the objects are put into.
+	// Base reads the configuration file, to which the cluster's objects are added.
 	Base func() (*config.Node, error)
-	// Reread makes the file be read again.
+	// Reread gets a value when Base is to be called again.
 	Reread <-chan struct{}
 	// Plugin is the CNI plugin's program, to be installed if the file says so.
 	Plugin string
-	// Agent is what the agent is to be told beyond that.
+	// Agent is the rest of the agent's configuration.
 	Agent agent.Config
 	Log   *slog.Logger
 
 	run func(context.Context, agent.Config) error // nil: agent.Run
 }
 
+// podNamespace is the namespace of the agent's pod.
+func (c *ClusterConfig) podNamespace() string {
+	namespace, _, _ := strings.Cut(c.Pod, "/")
+	return namespace
+}
+
 // cluster is an agent that runs, and what belongs to it.
 type cluster struct {
 	cfg    ClusterConfig
 	source *Source
-	cni    *cniinstall.Installer // nil: somebody else installs the plugin
+	cni    *install.Installer // nil: somebody else installs the plugin
 	// inventory lists the devices that pods can ask for; devicePlugin offers them
 	// to kubelet, nil: it does not.
 	inventory    *inventory.Inventory
 	devicePlugin *deviceplugin.Plugin
-	// dra lets pods claim them, and claimed knows which did; nil: it does not.
+	// dra lets pods claim devices, and claimed knows which pods did; nil: DRA is off.
 	dra      *dra.Driver
 	claimed  *dra.Assigned
 	assigned assigned
 
 	view        atomic.Pointer[agent.View]
 	uninstalled atomic.Bool
-	settled     atomic.Bool // the agent once did what the API server's objects want
+	reconciled  atomic.Bool // the agent has once done what the API server's objects want
 
-	plugin sync.Mutex // held by who works on the plugin's installation
+	plugin sync.Mutex // held while the plugin is being installed or uninstalled
 
-	mu      sync.Mutex // guards what is below
-	manages context.CancelFunc
-	report  *report.Reporter // of the present turn; its Run cannot be called twice
-	tasks   sync.WaitGroup   // of managing the node: they end by manages
+	mu      sync.Mutex         // guards what is below
+	duty    duty               // what the agent does for its node now
+	endDuty context.CancelFunc // ends the tasks; nil: none run
+	report  *report.Reporter   // of the present duty; its Run cannot be called twice
+	tasks   sync.WaitGroup     // what runs for the present duty
 }
 
 // RunAgent runs an agent that does what the objects of its cluster want, until
-// ctx ends. When its SMCRNode says that the node is to be left clean, it does
-// that, and waits for the end of ctx.
+// ctx ends. When the SMCRNode of the node says so, RunAgent leaves the node clean, and
+// then waits for the end of ctx. It also leaves the node clean at the end of ctx if no
+// other agent comes, see departure.
 func RunAgent(ctx context.Context, cfg ClusterConfig) error {
 	if cfg.run == nil {
 		cfg.run = agent.Run
@@ -95,7 +108,7 @@ func RunAgent(ctx context.Context, cfg ClusterConfig) error {
 		return fmt.Errorf("connect to the cluster: %w", err)
 	}
 	if base.CNI.Install {
-		if c.cni, err = cniinstall.New(cniConfig(cfg, base)); err != nil {
+		if c.cni, err = install.New(cniConfig(cfg, base)); err != nil {
 			return fmt.Errorf("install the CNI plugin: %w", err)
 		}
 	}
@@ -120,7 +133,7 @@ func (c *cluster) guardMetrics(base *config.Node) error {
 	if err != nil {
 		return err
 	}
-	secret, err := scrape.TLS(base.MetricsTLS)
+	secret, err := scrape.TLS(base.MetricsTLS, c.cfg.Log)
 	if err != nil {
 		return err
 	}
@@ -132,13 +145,27 @@ func (c *cluster) guardMetrics(base *config.Node) error {
 func (c *cluster) newReporter(linksOnly bool) (*report.Reporter, error) {
 	return report.New(report.Config{
 		Client: c.cfg.REST, Node: c.cfg.Node, AgentPod: c.cfg.Pod, AgentVersion: c.cfg.Version, LinksOnly: linksOnly, Source: c.snapshot, Log: c.cfg.Log,
+		Preflight: c.preflight,
 	})
 }
 
-func cniConfig(cfg ClusterConfig, base *config.Node) cniinstall.Config {
-	return cniinstall.Config{
+// preflight finds out what the node can do, of what the agent is configured to use.
+func (c *cluster) preflight(ctx context.Context) preflight.Report {
+	m := preflight.Agent()
+	if base, err := c.cfg.Base(); err == nil {
+		use := preflight.Use{ForPods: base.DevicePlugin.Enabled || base.DRA.Enabled}
+		for _, d := range base.Devices {
+			use.Software, use.Hardware = use.Software || d.Soft(), use.Hardware || !d.Soft()
+		}
+		m = m.For(use)
+	}
+	return preflight.Examine(ctx, m)
+}
+
+func cniConfig(cfg ClusterConfig, base *config.Node) install.Config {
+	return install.Config{
 		BinSource: cfg.Plugin, BinDir: base.CNI.BinDir, ConfDir: base.CNI.ConfDir, Log: cfg.Log,
-		Plugin: cniinstall.PluginConf{
+		Plugin: install.PluginConf{
 			DataDir: base.DataDir, AgentSocket: base.APISocket,
 			Required: base.CNI.Required, ReportStatus: base.CNI.ReportStatus,
 		},
@@ -146,11 +173,11 @@ func cniConfig(cfg ClusterConfig, base *config.Node) cniinstall.Config {
 }
 
 func (c *cluster) run(ctx context.Context) error {
-	// The source outlives the agent, which drains after ctx.
+	// The source outlives ctx: the agent drains after the end of ctx, and needs it.
 	life, end := context.WithCancel(context.WithoutCancel(ctx))
 	var wg sync.WaitGroup
 	defer func() {
-		c.manage(life, turnOver)
+		c.manage(life, dutyNone)
 		end()
 		wg.Wait()
 		c.tasks.Wait()
@@ -168,17 +195,49 @@ func (c *cluster) run(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return nil
 	}
-	leave := make(chan struct{})
+	leave, departed := make(chan struct{}), make(chan struct{})
+	var once sync.Once
+	goAway := func(why string) {
+		once.Do(func() {
+			c.cfg.Log.Info("the agent removes its rules and files from the node", "why", why)
+			c.uninstallPlugin(life)
+			if err := errors.Join(c.source.forget(), c.forgetDevices()); err != nil {
+				c.cfg.Log.Error("files of the product are left on the node; remove them by hand", "err", err)
+			}
+			close(leave)
+		})
+	}
 	wg.Go(func() {
 		select {
 		case <-life.Done():
 		case <-c.source.Uninstall():
-			c.cfg.Log.Info("the node is to be left clean: the product is being uninstalled")
-			c.uninstallPlugin(life)
-			if err := errors.Join(c.source.forget(), c.forgetDevices()); err != nil {
-				c.cfg.Log.Error("the node is not left quite clean", "err", err)
-			}
-			close(leave)
+		}
+		select {
+		case <-life.Done():
+		case <-departed: // said by whoever closed it
+		default:
+			goAway("the SMCRNode says that the product is uninstalled from the node")
+		}
+	})
+	// The agent goes on until it is known whether another one comes.
+	running, stop := context.WithCancel(life)
+	wg.Go(func() {
+		defer stop()
+		select {
+		case <-life.Done():
+			return
+		case <-ctx.Done():
+		}
+		c.mu.Lock()
+		manages := c.duty == dutyNode
+		c.mu.Unlock()
+		if !manages || c.uninstalled.Load() {
+			return
+		}
+		if why := c.departure(life); why != "" {
+			close(departed)
+			c.source.leave()
+			goAway(why)
 		}
 	})
 	cfg := c.cfg.Agent
@@ -186,60 +245,67 @@ func (c *cluster) run(ctx context.Context) error {
 	cfg.Observe = func(v agent.View) { c.view.Store(&v) }
 	cfg.Manages = func(yes bool) {
 		if yes {
-			c.manage(life, turnNode)
+			c.manage(life, dutyNode)
 		} else {
-			c.manage(life, turnLinks)
+			c.manage(life, dutyLinks)
 		}
 	}
 	cfg.Leave = leave
 	cfg.Stay = true
-	err := c.cfg.run(ctx, cfg)
+	err := c.cfg.run(running, cfg)
 	select {
 	case <-leave:
 	default:
 		return err
 	}
 	if err != nil {
-		c.cfg.Log.Error("the node was not left quite clean", "err", err)
+		c.cfg.Log.Error("rules or files of the agent are left on the node; remove them by hand", "err", err)
 	}
 	c.uninstalled.Store(true)
 	c.mu.Lock()
 	c.report.Poke()
 	c.mu.Unlock()
+	select {
+	case <-departed:
+		c.depart(life)
+		return err
+	default:
+	}
 	c.cfg.Log.Info("the node is clean; the agent waits for its end")
 	<-ctx.Done()
 	return err
 }
 
-// turn is what an agent does beside carrying connections.
-type turn uint8
+// duty is what an agent does for its node beside carrying connections.
+type duty uint8
 
 const (
-	turnOver  turn = iota // nothing
-	turnLinks             // reports the link groups that it has: another agent manages the node
-	turnNode              // all that is done for the node
+	dutyNone  duty = iota // nothing
+	dutyLinks             // reports the link groups that it has left: another agent manages the node
+	dutyNode              // manages the node
 )
 
-// manage begins what is done in a turn, and ends what was done before.
-func (c *cluster) manage(life context.Context, t turn) {
+// manage ends the tasks of the duty before, without waiting for them, and begins those of d.
+func (c *cluster) manage(life context.Context, d duty) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.manages != nil {
-		c.manages()
-		c.manages = nil
+	c.duty = d
+	if c.endDuty != nil {
+		c.endDuty()
+		c.endDuty = nil
 	}
-	if t == turnOver {
+	if d == dutyNone {
 		return
 	}
 	ctx, cancel := context.WithCancel(life)
-	c.manages = cancel
-	if r, err := c.newReporter(t == turnLinks); err != nil {
-		c.cfg.Log.Error("nothing is reported to the cluster", "err", err) // it worked before
+	c.endDuty = cancel
+	if r, err := c.newReporter(d == dutyLinks); err != nil {
+		c.cfg.Log.Error("no reporter; SMCRNode, SMCRLinks and pod statuses are not updated", "err", err) // it worked before
 	} else {
 		c.report = r
 		c.tasks.Go(func() { r.Run(ctx) })
 	}
-	if t == turnLinks {
+	if d == dutyLinks {
 		return
 	}
 	c.tasks.Go(func() { c.adopt(ctx) })
@@ -287,11 +353,11 @@ func (c *cluster) uninstallPlugin(ctx context.Context) {
 	c.plugin.Lock()
 	defer c.plugin.Unlock()
 	if err := c.cni.Uninstall(ctx); err != nil {
-		c.cfg.Log.Error("CNI plugin not uninstalled", "err", err)
+		c.cfg.Log.Error("CNI plugin not uninstalled; remove it from the node's CNI configuration by hand", "err", err)
 	}
 }
 
-// snapshot is what is told to Kubernetes.
+// snapshot is what the reporter is to tell Kubernetes.
 func (c *cluster) snapshot() report.Snapshot {
 	s := report.Snapshot{
 		Verdicts: c.source.Verdicts(), Annotations: c.source.StatusAnnotations(), Uninstalled: c.uninstalled.Load(),
@@ -304,15 +370,15 @@ func (c *cluster) snapshot() report.Snapshot {
 	if v == nil {
 		return s
 	}
-	s.Status, s.Links, s.Attachments, s.Decisions = v.Status(), v.Links(), v.Attachments(), v.Decisions()
-	s.PodDevices, s.Nodes = v.Devices(), c.source.peerNodes()
-	node, _ := c.source.Load() // it has no errors
-	s.SettledOnce = c.settled.Load() || c.source.Live() && v.Applied() == node
-	c.settled.Store(s.SettledOnce)
+	s.Status, s.Links, s.Attachments, s.Decisions = v.Status(), v.Links().LinkGroups, v.Attachments().Attachments, v.Decisions()
+	s.PodDevices, s.Nodes = v.Devices().Devices, c.source.peerNodes()
+	node, _ := c.source.Load() // Load never fails
+	s.Reconciled = c.reconciled.Load() || c.source.Live() && v.Applied() == node
+	c.reconciled.Store(s.Reconciled)
 	return s
 }
 
-// reread reads the file again when it is told to.
+// reread reads the configuration file again when ClusterConfig.Reread says so.
 func (c *cluster) reread(ctx context.Context) {
 	for {
 		select {

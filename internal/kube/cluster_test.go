@@ -226,7 +226,7 @@ func TestRunAgent_reread(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return n.Decide(id, netip.MustParseAddrPort("192.0.2.9:80"), config.Outbound)
+		return n.Decide(id, netip.MustParseAddrPort("192.0.2.9:80"))
 	}
 	within(t, prompt, func() string {
 		if d := decide(); d != byDefault {

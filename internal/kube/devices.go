@@ -10,19 +10,20 @@ import (
 
 	"github.com/smcr-io/kube-smcr/internal/agent"
 	"github.com/smcr-io/kube-smcr/internal/config"
-	"github.com/smcr-io/kube-smcr/internal/deviceplugin"
-	"github.com/smcr-io/kube-smcr/internal/inventory"
-	"github.com/smcr-io/kube-smcr/internal/vf"
+	"github.com/smcr-io/kube-smcr/internal/devices/deviceplugin"
+	"github.com/smcr-io/kube-smcr/internal/devices/inventory"
+	"github.com/smcr-io/kube-smcr/internal/devices/vf"
 )
 
 // pluginLock is the name of the device plugin's lock in the data directory.
 const pluginLock = "device-plugin.lock"
 
-// ownRail is where the rails begin of devices that belong to none: each has one
-// of its own.
+// ownRail is the first rail number for devices of which it is not known which rail they
+// are on: each such device gets a rail of its own.
 const ownRail = 1 << 16
 
-// shareDevices prepares what shares out the node's devices among pods.
+// shareDevices makes what gives the node's devices to pods: the inventory, the device
+// plugin, the DRA driver.
 func (c *cluster) shareDevices(base *config.Node) error {
 	c.inventory = inventory.New(inventory.Config{
 		Host: vf.Host{DataDir: base.DataDir}, Log: c.cfg.Log,
@@ -57,10 +58,10 @@ func (c *cluster) shareDevices(base *config.Node) error {
 	return nil
 }
 
-// assigned are all who know which devices pods have.
+// assigned asks several sources which devices a pod has.
 type assigned []agent.Assigned
 
-// Devices implements agent.Assigned: a pod has what any of them says.
+// Devices implements agent.Assigned: a pod has the devices of all sources together.
 func (as assigned) Devices(pod config.PodName) []string {
 	var ids []string
 	for _, a := range as {
@@ -75,14 +76,14 @@ func (c *cluster) offerDevices(ctx context.Context) {
 	looked, stop := c.inventory.Subscribe()
 	defer stop()
 	select {
-	case <-looked: // before, kubelet would be told of a node without devices
+	case <-looked: // the inventory is complete; kubelet must not be told of a node without devices
 		c.devicePlugin.Run(ctx)
 	case <-ctx.Done():
 	}
 }
 
-// offered are the devices that pods can ask kubelet for. Other RNICs are not
-// among them: an RNIC that is PCI and no VF is the node's.
+// offered are the devices that pods can ask kubelet for. An RNIC that is a PCI device
+// but no VF is not among them: it is the node's.
 func offered(all []inventory.Device) []deviceplugin.Device {
 	var out []deviceplugin.Device
 	for i := range all {
@@ -94,7 +95,7 @@ func offered(all []inventory.Device) []deviceplugin.Device {
 		if len(d.RDMA) > 0 {
 			x.RDMA = d.RDMA[0]
 		}
-		if x.Rail < 0 { // not known to be with any other
+		if x.Rail < 0 { // not known
 			x.Rail = ownRail + i
 		}
 		x.Why = unfit(d)
@@ -103,8 +104,8 @@ func offered(all []inventory.Device) []deviceplugin.Device {
 	return out
 }
 
-// unfit is why a device cannot be given to a pod; "" if it can. A VF that a pod
-// has stays fit: kubelet knows that it is taken.
+// unfit is why a device cannot be given to a pod; "" if it can. A VF that a pod has
+// stays fit: kubelet knows that the VF is taken.
 func unfit(d *inventory.Device) string {
 	switch {
 	case !d.Up && d.Kind == inventory.KindVF:

@@ -8,9 +8,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/smcr-io/kube-smcr/internal/config"
-	"github.com/smcr-io/kube-smcr/internal/deviceplugin"
-	"github.com/smcr-io/kube-smcr/internal/inventory"
-	"github.com/smcr-io/kube-smcr/internal/vf"
+	"github.com/smcr-io/kube-smcr/internal/devices/deviceplugin"
+	"github.com/smcr-io/kube-smcr/internal/devices/inventory"
+	"github.com/smcr-io/kube-smcr/internal/devices/vf"
+	"github.com/smcr-io/kube-smcr/internal/records"
 )
 
 // had are the devices of every pod.
@@ -32,7 +33,7 @@ func TestOffered(t *testing.T) {
 			State: state, Owner: owner,
 		}
 	}
-	owner := &vf.Owner{ContainerID: "c", IfName: "net1", Pod: vf.Pod{Namespace: "shop", Name: "db-0"}}
+	owner := &vf.Owner{ContainerID: "c", IfName: "net1", Pod: records.Pod{Namespace: "shop", Name: "db-0"}}
 	all := []inventory.Device{
 		{Kind: inventory.KindRDMA, Up: true, Device: vf.Device{ID: "eth1", VF: -1, NUMANode: -1, Rail: -1, RDMA: []string{"rxe_eth1"}}},
 		{Kind: inventory.KindRDMA, Up: true, Device: vf.Device{ID: "eth2", VF: -1, NUMANode: -1, Rail: -1, State: vf.StatePod, Owner: owner}},

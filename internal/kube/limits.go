@@ -5,11 +5,11 @@ package kube
 import "time"
 
 const (
-	// settle is the pause between a change and its translation: changes come in
-	// bursts, and a Deployment that is rolled out is one. maxSettle bounds it
-	// while they keep coming. Changes are to be in force within 2 s.
-	settle    = 50 * time.Millisecond
-	maxSettle = 500 * time.Millisecond
+	// debounce is how long no object must change before the objects are translated:
+	// changes come in bursts, for example when a Deployment is rolled out. maxDebounce
+	// bounds the wait while changes keep coming, so that one is in force within 2 s.
+	debounce    = 50 * time.Millisecond
+	maxDebounce = 500 * time.Millisecond
 
 	// firstWait is how long a starting agent waits for the API server before it
 	// begins with what the file says. Meanwhile an earlier agent serves, or
@@ -21,12 +21,18 @@ const (
 	adoptEvery    = 5 * time.Second
 	namespaceDir  = "/run/netns"
 	maxNamespaces = 4096
-	// sandboxDir is where the CNI library keeps results for runtimes. A node has
-	// some hundred files of some kilobytes; those of pods that ended badly may be
-	// left.
+	// sandboxDir is where the CNI library keeps results for runtimes: some hundred
+	// files of some kilobytes on a node, and more where runtimes left files of pods
+	// that ended in a crash.
 	sandboxDir      = "/var/lib/cni/results"
 	maxSandboxes    = 8192
 	maxSandboxBytes = 1 << 20
+
+	// departureWait is how long an agent that is to end waits for the API server to say
+	// whether another agent comes, and departureReports how long for its last reports to
+	// be written. With the drain, both fit into the pod's grace period.
+	departureWait    = 3 * time.Second
+	departureReports = 5 * time.Second
 
 	// saveEvery bounds how often the file with the last objects is written:
 	// peers' addresses change all the time in a large cluster.
@@ -35,7 +41,7 @@ const (
 	// complainEvery is how often a watch that does not work is logged.
 	complainEvery = time.Minute
 
-	// stateFile is its name in the data directory.
+	// stateFile is the name of the file with the last objects, in the data directory.
 	stateFile = "policies.json"
 	// maxStateBytes bounds the file with the last objects: 500 pods of 1 KiB,
 	// 1000 policies of 4 KiB and 100000 addresses of peers are 7 MiB.

@@ -12,11 +12,11 @@ import (
 	"path/filepath"
 )
 
-// sandboxes is what the container runtime says of the network namespaces of pods:
-// the name of each pod's in the directory of namespaces, by UID.
+// sandboxes are the network namespaces that the container runtime made for pods: the
+// name of the namespace in the directory of namespaces, by the pod's UID.
 type sandboxes map[string]string
 
-// owner is the pod that has a namespace, "" if the runtime does not say.
+// owner is the UID of the pod that has a namespace, "" if the runtime does not say.
 func (s sandboxes) owner(namespace string) string {
 	for uid, name := range s {
 		if name == namespace {
@@ -34,9 +34,9 @@ type cachedResult struct {
 	Args  [][2]string `json:"cniArgs"`
 }
 
-// readSandboxes reads the cache of the CNI library, of which runtimes have one in
-// a directory that belongs to root. What cannot be read is as if it were not
-// there, and so is a pod with several namespaces: one sandbox is about to go.
+// readSandboxes reads the cache that the CNI library keeps for the runtime, in a
+// directory that belongs to root. A file that cannot be read is left out, and so is a
+// pod with several namespaces: it has an old sandbox that is about to be removed.
 func readSandboxes(dir string) (sandboxes, error) {
 	d, err := os.Open(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -67,7 +67,7 @@ func readSandboxes(dir string) (sandboxes, error) {
 	return out, nil
 }
 
-// readSandbox reads one file, the names being empty if it does not have them.
+// readSandbox reads one file. Both names are "" if the file does not have them.
 func readSandbox(path string) (uid, namespace string) {
 	f, err := os.Open(path)
 	if err != nil {

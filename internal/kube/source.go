@@ -29,9 +29,9 @@ type Config struct {
 	REST *rest.Config
 	// Node is the name of the node.
 	Node string
-	// Base reads the configuration that the objects are put into.
+	// Base reads the configuration file, to which the objects are added.
 	Base func() (*config.Node, error)
-	// StateFile keeps the last objects.
+	// StateFile is the path of the file that keeps the last objects.
 	StateFile string
 	// Claimed says whether a pod, by its UID, has a device of the node by a
 	// claim; nil: none has. When its answers change, call [Source.Reconsider].
@@ -45,11 +45,11 @@ type Source struct {
 	cfg       Config
 	informers informers
 	dirty     chan struct{} // an object changed
-	changed   chan struct{} // node differs from what First returned, or from the one before
-	uninstall chan struct{} // closed when the SMCRNode says so
+	changed   chan struct{} // node differs from the one that First or Load returned last
+	uninstall chan struct{} // closed when the node is to be left clean
 	complain  complaints
 
-	file sync.Mutex // held by who writes or removes the state file; before mu
+	file sync.Mutex // held while the state file is written or removed; taken before mu
 
 	mu       sync.Mutex // guards what is below
 	base     *config.Node
@@ -98,7 +98,7 @@ func New(cfg Config) (*Source, error) {
 			}
 			switch i {
 			case inf.self:
-				handler = cache.ResourceEventHandlerFuncs{AddFunc: s.look, UpdateFunc: func(_, now any) { s.look(now) }}
+				handler = cache.ResourceEventHandlerFuncs{AddFunc: s.noteUninstall, UpdateFunc: func(_, now any) { s.noteUninstall(now) }}
 			case inf.nodes: // most changes are of counters
 				handler.UpdateFunc = func(was, is any) { // the store has nothing but SMCRNodes
 					if !reflect.DeepEqual(was.(*v1alpha1.SMCRNode).Status, is.(*v1alpha1.SMCRNode).Status) {
@@ -115,7 +115,7 @@ func New(cfg Config) (*Source, error) {
 	return s, nil
 }
 
-// poke sends without waiting: one that is waiting already is enough.
+// poke sends without waiting: if a value is in the channel already, that one is enough.
 func poke(c chan struct{}) {
 	select {
 	case c <- struct{}{}:
@@ -130,7 +130,7 @@ func (s *Source) Run(ctx context.Context) {
 	wg.Go(func() { s.informers.self.RunWithContext(ctx) })
 	for _, i := range s.informers.needed() {
 		wg.Go(func() { i.RunWithContext(ctx) })
-		// An empty list is no event.
+		// A first list without objects causes no event: look when it has arrived.
 		wg.Go(func() {
 			if cache.WaitForCacheSync(ctx.Done(), i.HasSynced) {
 				poke(s.dirty)
@@ -148,7 +148,7 @@ func (s *Source) Run(ctx context.Context) {
 			return
 		}
 		if err := s.save(*unsaved); err != nil {
-			s.complain.say("objects not kept for a start without the API server", err, time.Now())
+			s.complain.say("objects not saved: an agent that starts while the API server is away would not have them", err, time.Now())
 		}
 		unsaved, saved = nil, time.Now()
 	}
@@ -162,7 +162,7 @@ func (s *Source) Run(ctx context.Context) {
 			continue
 		case <-s.dirty:
 		}
-		if !s.settled(ctx) {
+		if !s.awaitQuiet(ctx) {
 			return
 		}
 		if s.synced() {
@@ -174,11 +174,12 @@ func (s *Source) Run(ctx context.Context) {
 	}
 }
 
-// settled waits until no change comes for a moment; false when ctx ends.
-func (s *Source) settled(ctx context.Context) bool {
-	end := time.NewTimer(maxSettle)
+// awaitQuiet waits until no object has changed for debounce, but maxDebounce at most.
+// It returns false when ctx ends.
+func (s *Source) awaitQuiet(ctx context.Context) bool {
+	end := time.NewTimer(maxDebounce)
 	defer end.Stop()
-	quiet := time.NewTimer(settle)
+	quiet := time.NewTimer(debounce)
 	defer quiet.Stop()
 	for {
 		select {
@@ -189,7 +190,7 @@ func (s *Source) settled(ctx context.Context) bool {
 		case <-quiet.C:
 			return true
 		case <-s.dirty:
-			quiet.Reset(settle)
+			quiet.Reset(debounce)
 		}
 	}
 }
@@ -215,15 +216,15 @@ func (s *Source) First(ctx context.Context) *config.Node {
 	case <-wait.C:
 		o, err := s.restore()
 		if err != nil {
-			s.cfg.Log.Warn("the API server does not answer, and there is no last configuration: no pod is accelerated until it does", "err", err)
+			s.cfg.Log.Warn("API server does not answer, and there is no last configuration; all connections are plain TCP until it answers", "err", err)
 			break
 		}
-		s.cfg.Log.Warn("the API server does not answer; the last configuration is used", "pods", len(o.Pods), "policies", len(o.Policies))
+		s.cfg.Log.Warn("API server does not answer; the last configuration is used", "pods", len(o.Pods), "policies", len(o.Policies))
 		s.rebuild(o, false)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	select { // what is returned here is no news
+	select { // the caller gets this configuration now: it needs no signal
 	case <-s.changed:
 	default:
 	}
@@ -241,20 +242,24 @@ func (s *Source) Load() (*config.Node, error) {
 	return s.node, nil
 }
 
-// Verdicts returns what became of the pods of the node: those that finished are
-// not among them.
+// Verdicts returns what was decided about each pod of the node, without the pods that
+// have finished.
 func (s *Source) Verdicts() []config.Verdict {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Clone(s.verdicts)
 }
 
-// look reads the SMCRNode of the node.
-func (s *Source) look(obj any) {
+// noteUninstall closes uninstall if the SMCRNode of the node has the annotation.
+func (s *Source) noteUninstall(obj any) {
 	m, ok := obj.(*metav1.PartialObjectMetadata)
-	if !ok || m.Annotations[v1alpha1.AnnotationUninstall] != "true" {
-		return
+	if ok && m.Annotations[v1alpha1.AnnotationUninstall] == "true" {
+		s.leave()
 	}
+}
+
+// leave closes uninstall.
+func (s *Source) leave() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.leaving {
@@ -293,14 +298,14 @@ func (s *Source) podIPs() map[string][]netip.Addr {
 	return out
 }
 
-// peerNodes returns the nodes of the cluster by the addresses of their devices, and
-// of those that pods have.
-// An address that two nodes say they have names neither.
+// peerNodes returns the name of the node by the address of a device, the node's own
+// devices and those that its pods have. An address that two nodes have in their status
+// has the name "".
 func (s *Source) peerNodes() map[netip.Addr]string {
 	out := map[netip.Addr]string{}
 	for _, x := range s.informers.nodes.GetStore().List() {
 		n := x.(*v1alpha1.SMCRNode) // the store has nothing else
-		claim := func(address string) {
+		add := func(address string) {
 			a, err := netip.ParseAddr(address)
 			if err != nil {
 				return
@@ -313,24 +318,24 @@ func (s *Source) peerNodes() map[netip.Addr]string {
 			out[a] = name
 		}
 		for _, d := range n.Status.Devices {
-			claim(d.Address)
+			add(d.Address)
 		}
 		for _, d := range n.Status.PodDevices {
-			claim(d.Address)
+			add(d.Address)
 		}
 	}
 	return out
 }
 
-// Live says whether the configuration is made of objects that the API server
-// sent, so that what is not there does not exist.
+// Live says whether the configuration is made of objects that the API server sent, and
+// not of the file: then a pod that is not in it does not exist.
 func (s *Source) Live() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.live
 }
 
-// Reconsider makes the configuration anew, because of what is no object.
+// Reconsider makes the configuration anew, because an answer of Config.Claimed changed.
 func (s *Source) Reconsider() { poke(s.dirty) }
 
 // Rebase reads the base configuration again.
@@ -357,7 +362,9 @@ func (s *Source) rebuild(o config.Objects, live bool) {
 	differs := !reflect.DeepEqual(node, s.node)
 	if differs {
 		s.node = node
-		poke(s.changed) // with mu held: First takes back what it returns itself
+		// With mu held: First empties the channel and returns node under mu, so a signal
+		// for a node that First returns is never left behind.
+		poke(s.changed)
 	}
 	s.verdicts = verdicts
 	first := live && !s.live
@@ -366,14 +373,15 @@ func (s *Source) rebuild(o config.Objects, live bool) {
 	s.mu.Unlock()
 
 	for _, e := range news {
-		s.cfg.Log.Warn("policy ignored", "err", e)
+		s.cfg.Log.Warn("policy ignored; correct or delete it", "err", e)
 	}
 	if first {
 		close(s.first)
 	}
 }
 
-// noteBad remembers the policies that cannot be used and returns what is new.
+// noteBad remembers the policies that cannot be used and returns the errors that were
+// not there the last time.
 func (s *Source) noteBad(bad []*config.PolicyError) []error {
 	var news []error
 	now := map[string]string{}
@@ -387,8 +395,8 @@ func (s *Source) noteBad(bad []*config.PolicyError) []error {
 	return news
 }
 
-// objects copies what the stores hold of the namespaces that have pods here, in
-// a fixed order.
+// objects copies from the stores the objects of the namespaces that have pods here, in a
+// fixed order.
 func (s *Source) objects() config.Objects {
 	var o config.Objects
 	here := map[string]bool{}
@@ -433,8 +441,8 @@ func (s *Source) objects() config.Objects {
 	return o
 }
 
-// otherNodes copies what the store has of the other nodes. It is not nil: they are
-// known, also if there are none.
+// otherNodes copies from the store the addresses of the other nodes' devices. The result
+// is never nil: nil would say that the nodes are not known.
 func (s *Source) otherNodes() []config.NodeObject {
 	out := []config.NodeObject{}
 	for _, x := range s.informers.nodes.GetStore().List() {
@@ -462,7 +470,7 @@ func annotation(m map[string]string, key string) *string {
 	return nil
 }
 
-// complaints logs what goes wrong all the time now and then.
+// complaints logs an error that comes again and again only every complainEvery.
 type complaints struct {
 	log *slog.Logger
 

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -69,7 +70,7 @@ func (l *logBuffer) has(text string) bool {
 func newWorld(t testing.TB) *world {
 	t.Helper()
 	scheme := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, rbacv1.AddToScheme, v1alpha1.AddToScheme} {
+	for _, add := range []func(*runtime.Scheme) error{appsv1.AddToScheme, corev1.AddToScheme, rbacv1.AddToScheme, v1alpha1.AddToScheme} {
 		if err := add(scheme); err != nil {
 			t.Fatal(err)
 		}
@@ -177,7 +178,7 @@ func (w *world) source(rc *rest.Config) *Source {
 func (w *world) decides(s *Source, pod *corev1.Pod) config.Decision {
 	n, _ := s.Load()
 	id := config.Pod{Namespace: pod.Namespace, Name: pod.Name, UID: string(pod.UID)}
-	return n.Decide(id, netip.MustParseAddrPort("10.1.1.1:80"), config.Outbound)
+	return n.Decide(id, netip.MustParseAddrPort("10.1.1.1:80"))
 }
 
 func within(t testing.TB, d time.Duration, cond func() string) time.Duration {
@@ -618,7 +619,7 @@ func TestSource_restore(t *testing.T) {
 	for _, tt := range []struct{ name, text, want string }{
 		{"none", "", "no such file"},
 		{"not JSON", "{", "parse"},
-		{"version", `{"version":2,"node":"n"}`, "want \"n\" and 1"},
+		{"version", `{"version":2,"node":"n"}`, "want node \"n\" in format 1"},
 		{"another node", `{"version":1,"node":"m"}`, "is of node \"m\""},
 		{"good", `{"version":1,"node":"n","objects":{"pods":[{"namespace":"a","name":"b","uid":"c"}]}}`, ""},
 	} {

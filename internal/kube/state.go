@@ -13,20 +13,20 @@ import (
 	"path/filepath"
 
 	"github.com/smcr-io/kube-smcr/internal/config"
+	"github.com/smcr-io/kube-smcr/internal/files"
 )
 
 // stateVersion is that of the file's format; others are not read.
 const stateVersion = 1
 
-// state is what the file holds.
+// state is the content of the file.
 type state struct {
 	Version int            `json:"version"`
 	Node    string         `json:"node"`
 	Objects config.Objects `json:"objects"`
 }
 
-// save writes the objects into the file in one step, if they differ from what
-// it has.
+// save replaces the file in one step, if the objects differ from those in it.
 func (s *Source) save(o config.Objects) error {
 	b, err := json.Marshal(state{Version: stateVersion, Node: s.cfg.Node, Objects: unversioned(o)})
 	if err != nil {
@@ -40,7 +40,11 @@ func (s *Source) save(o config.Objects) error {
 	if pass {
 		return nil
 	}
-	if err := writeFile(s.cfg.StateFile, b); err != nil {
+	err = os.MkdirAll(filepath.Dir(s.cfg.StateFile), 0o755)
+	if err == nil {
+		err = files.Write(s.cfg.StateFile, b, 0o600)
+	}
+	if err != nil {
 		return fmt.Errorf("write %s: %w", s.cfg.StateFile, err)
 	}
 	s.mu.Lock()
@@ -49,7 +53,8 @@ func (s *Source) save(o config.Objects) error {
 	return nil
 }
 
-// forget removes the file. Once the agent is to leave, none is written again.
+// forget removes the file. It is called after leaving was set, so that save does not
+// write another one.
 func (s *Source) forget() error {
 	s.file.Lock()
 	defer s.file.Unlock()
@@ -59,7 +64,8 @@ func (s *Source) forget() error {
 	return nil
 }
 
-// unversioned leaves out what changes without meaning anything here.
+// unversioned drops the resource versions, which change also when nothing does that
+// matters here.
 func unversioned(o config.Objects) config.Objects {
 	for i := range o.Policies {
 		o.Policies[i].ResourceVersion = ""
@@ -68,29 +74,6 @@ func unversioned(o config.Objects) config.Objects {
 		o.PeerSlices[i].ResourceVersion = ""
 	}
 	return o
-}
-
-// writeFile replaces a file: after an error, or a crash at any moment, the old
-// one stands.
-func writeFile(path string, b []byte) error {
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return err
-	}
-	f, err := os.CreateTemp(filepath.Dir(path), ".tmp-"+filepath.Base(path)+"-*")
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(b)
-	if err == nil {
-		err = f.Sync()
-	}
-	if err = errors.Join(err, f.Close()); err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	if err != nil {
-		return errors.Join(err, os.Remove(f.Name()))
-	}
-	return nil
 }
 
 // restore reads the file.
@@ -108,7 +91,8 @@ func (s *Source) restore() (config.Objects, error) {
 		return config.Objects{}, fmt.Errorf("last configuration: parse %s: %w", s.cfg.StateFile, err)
 	}
 	if st.Version != stateVersion || st.Node != s.cfg.Node {
-		return config.Objects{}, fmt.Errorf("last configuration: %s is of node %q and version %d, want %q and %d", s.cfg.StateFile, st.Node, st.Version, s.cfg.Node, stateVersion)
+		return config.Objects{}, fmt.Errorf("last configuration: %s is of node %q in format %d, want node %q in format %d",
+			s.cfg.StateFile, st.Node, st.Version, s.cfg.Node, stateVersion)
 	}
 	return st.Objects, nil
 }
