@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net/http"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -28,21 +29,24 @@ const (
 	resourceEvents    = "events"
 	resourceSMCRNodes = "smcrnodes"
 	resourceSMCRLinks = "smcrlinks"
+	resourceLeases    = "leases"
 )
 
-// server is the API server as the reporter sees it; tests have another one.
+// server is what the reporter asks of the API server; tests have a fake.
 type server interface {
 	// load reads what an earlier agent of the node left.
 	load(ctx context.Context, node string) (*found, error)
-	// apply writes an object, and returns what it is then.
+	// apply writes an object, and returns its metadata after the write.
 	apply(ctx context.Context, k key, body any) (metav1.ObjectMeta, error)
-	// remove deletes an SMCRLink. One that is gone is no error.
+	// remove deletes an SMCRLink. It is no error if there is none.
 	remove(ctx context.Context, name string) error
-	// watch tells what becomes of the objects of a node, by its name and label,
-	// until ctx ends.
-	watch(ctx context.Context, node, label string, see func(sight))
+	// watch calls see for each change of the SMCRNode with the node's name and of the
+	// SMCRLinks with the node's label, until ctx ends.
+	watch(ctx context.Context, node, label string, see func(observation))
 	// event creates an event.
 	event(ctx context.Context, e *corev1.Event) error
+	// renew writes the Lease of the agent.
+	renew(ctx context.Context, lease *coordinationv1.Lease) error
 }
 
 // found is what the API server has of a node.
@@ -54,36 +58,46 @@ type found struct {
 
 // client is the real API server.
 type client struct {
-	core, smcr rest.Interface
-	params     runtime.ParameterCodec
+	core, smcr, leases rest.Interface
+	params             runtime.ParameterCodec
 }
 
 func newClient(config *rest.Config) (*client, error) {
 	scheme := runtime.NewScheme()
 	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"})
-	if err := errors.Join(corev1.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
+	if err := errors.Join(corev1.AddToScheme(scheme), coordinationv1.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
 		return nil, fmt.Errorf("client of the API server: %w", err)
 	}
 	transport, err := rest.HTTPClientFor(config)
 	if err != nil {
 		return nil, fmt.Errorf("client of the API server: %w", err)
 	}
+	apart := rest.CopyConfig(config)
+	apart.NextProtos = []string{"http/1.1"}
+	ofLeases, err := rest.HTTPClientFor(apart)
+	if err != nil {
+		return nil, fmt.Errorf("client of the API server: %w", err)
+	}
 	codecs := serializer.NewCodecFactory(scheme).WithoutConversion()
-	restClient := func(path string, gv schema.GroupVersion) (rest.Interface, error) {
+	restClient := func(path string, gv schema.GroupVersion, transport *http.Client) (rest.Interface, error) {
 		c := rest.CopyConfig(config)
 		c.APIPath, c.GroupVersion, c.NegotiatedSerializer = path, &gv, codecs
 		c.QPS, c.RateLimiter = -1, nil // the queue limits
 		return rest.RESTClientForConfigAndClient(c, transport)
 	}
-	core, err := restClient("/api", corev1.SchemeGroupVersion)
+	core, err := restClient("/api", corev1.SchemeGroupVersion, transport)
 	if err != nil {
 		return nil, fmt.Errorf("client of the API server: %w", err)
 	}
-	smcr, err := restClient("/apis", v1alpha1.GroupVersion())
+	smcr, err := restClient("/apis", v1alpha1.GroupVersion(), transport)
 	if err != nil {
 		return nil, fmt.Errorf("client of the API server: %w", err)
 	}
-	return &client{core: core, smcr: smcr, params: runtime.NewParameterCodec(scheme)}, nil
+	leases, err := restClient("/apis", coordinationv1.SchemeGroupVersion, ofLeases)
+	if err != nil {
+		return nil, fmt.Errorf("client of the API server: %w", err)
+	}
+	return &client{core: core, smcr: smcr, leases: leases, params: runtime.NewParameterCodec(scheme)}, nil
 }
 
 func (c *client) load(ctx context.Context, node string) (*found, error) {
@@ -151,15 +165,15 @@ func (c *client) event(ctx context.Context, e *corev1.Event) error {
 	return nil
 }
 
-// isGone tells whether the object that an answer is about does not exist, as
-// opposed to its whole kind.
+// isGone tells whether the object that an answer is about does not exist. It is false
+// if the object's whole kind does not exist, because the CRD is missing.
 func isGone(err error) bool {
 	var status apierrors.APIStatus
 	return apierrors.IsNotFound(err) && errors.As(err, &status) && status.Status().Details != nil && status.Status().Details.Name != ""
 }
 
-// isAboutObject tells whether an error says something about the object that
-// was to be written. All others are the API server's or the network's.
+// isAboutObject tells whether the API server refused the object that was to be written.
+// All other errors are about the API server itself or the network.
 func isAboutObject(err error) bool {
 	var status apierrors.APIStatus
 	if !errors.As(err, &status) {

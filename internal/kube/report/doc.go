@@ -10,26 +10,24 @@
 //	r.Poke() // something changed
 //
 // [Reporter.Run] looks at the agent about once a second, and when it is poked.
-// What it sees goes through functions of values and nothing else: nodeStatus,
-// linkStatus and statusOf say what the objects are to be, podEvent,
-// decisionEvent and linkEvents what is worth an event, and the queue what is
-// written when. The goroutine of Run owns all of it, and makes one request at a
-// time. The agent is never blocked by it, and whatever the API server does, no
-// more is kept than the last wish for each object and maxEvents events.
+// The snapshot goes through pure functions: nodeStatus, linkStatus and statusOf say
+// what the objects are to be, podEvent, decisionEvent and linkEvents what is worth an
+// event, and the queue what is written when. The goroutine of Run owns all state, and
+// makes one request at a time. The agent never waits for it. Whatever the API server
+// does, no more is kept than the wanted state of each object and maxEvents events.
 //
 // The node's own SMCRNode and SMCRLinks are watched: what somebody else changes
-// or deletes is written again, with growing pauses. That is also how a link
-// group that the controller called Unknown gets its state back. Conditions that
-// the controller writes (AgentAlive) are left alone.
+// or deletes is written again, with growing pauses. For example, the controller deletes the
+// SMCRLinks of an agent that it does not hear of, and the agent, back again, makes them anew.
+// Conditions that the controller writes (AgentAlive) are left alone.
 //
 // When an agent starts, it reads what an earlier one left, and deletes the
-// SMCRLinks that are no longer true, but not before it knows its pods. An agent
+// SMCRLinks of link groups that are gone, but not before it knows its pods. An agent
 // that handed the node over goes on reporting the link groups that it still has
-// ([Config.LinksOnly]); its SMCRLinks have its pod as a label, and are left to it
-// until that pod is gone. When an agent
-// is told to uninstall, it takes the annotations off the pods, deletes its
-// SMCRLinks, says Uninstalled in the SMCRNode, and leaves that alone from then
-// on.
+// ([Config.LinksOnly]); its SMCRLinks have its pod as a label, and the new agent
+// leaves them alone until that pod is gone. When an agent is told to uninstall, it
+// takes the annotations off the pods, deletes its SMCRLinks, sets the condition
+// Uninstalled of the SMCRNode, and does not write the SMCRNode any more.
 //
 // # The status of a pod
 //
@@ -40,20 +38,26 @@
 //     NOSMCDEV, TRANSPORT, VERSMISMAT), or nothing was: for fallbackAfter no
 //     connection of the pod was on SMC-R, though a policy selected it. Then the
 //     reason is that of the last connection, most often PEERNOSMC. One
-//     connection on SMC-R, or fallbackMemory without another fallback, ends it.
+//     connection on SMC-R, fallbackMemory without another fallback, or a change
+//     of the pod's policies ends this status.
+//   - Refused with a reason code: the same, but that the last such connection was
+//     reset, because a policy requires SMC-R.
 //
 // # How much is written
 //
 // Everything is written by server-side apply as field manager smcr-agent, and
-// only if it changed. There is no heartbeat: that the agent lives is seen by its
-// pod. A change of a state is written at once, further ones of the same object
-// with objectPause between them. Counters (connections, bytes, used budgets,
-// pods) go along with other changes; by themselves they are written when they
-// went to or from zero or doubled or halved, with pauses that grow from
-// countersFirst to countersMost, or countersMost after they last were.
+// only if it changed, but for the Lease of the agent, which shows the controller that the
+// agent lives, and which only the controller watches: it is renewed every renewEvery.
+// A change of an object's state is written at once, further changes of the same object
+// with objectPause between them. Counters (connections, bytes, used budgets, pods) are
+// written along with such a change, and have the time at which they were so (countedAt). A change of counters alone is written when one of
+// them went to or from zero, doubled or halved, with pauses that grow from
+// countersFirst to countersMost; any other change of counters countersMost after the
+// last write. For example, a change from 100 connections to 200 is first written within
+// 5 seconds, one from 100 to 150 within 5 minutes.
 //
-// So with 500 nodes the API server gets, in writes per second (TestReporter_writesPerSecond
-// counts them with a clock of its own):
+// So with 500 nodes the API server gets, in writes per second, besides 200 renewals of
+// Leases (TestReporter_writesPerSecond counts them with a clock of its own):
 //
 //	nothing changes                                              0
 //	10 link groups per node, counters that never rest         18.3
@@ -67,9 +71,10 @@
 //
 // # Limitations
 //
-// Events about pods reach them by way of the controller, and not while that is away.
+// The controller passes events about pods on to the pods; while no controller runs,
+// events are not passed on.
 //
-// Events are not counted up but created, at most one per object and reason in
-// eventAgain. An event that could not be sent for maxEventAge is lost. A node
-// and agent has at most maxLinkObjects SMCRLinks.
+// An event is always a new object, not a higher count of an old one; there is at most
+// one per object and reason in eventAgain. An event that could not be sent for
+// maxEventAge is lost. An agent writes at most maxLinkObjects SMCRLinks.
 package report

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -59,6 +60,11 @@ func eventRules() []rbacv1.PolicyRule {
 	return []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create"}}}
 }
 
+// leaseRules are what the chart's Role allows in the namespace of the agent.
+func leaseRules() []rbacv1.PolicyRule {
+	return []rbacv1.PolicyRule{{APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Verbs: []string{"create", "patch"}}}
+}
+
 // world is a cluster with one node and one namespace.
 type world struct {
 	ctrl.Client
@@ -72,7 +78,7 @@ func newWorld(t *testing.T) *world {
 	t.Helper()
 	admin := shared.Config(t)
 	scheme := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, rbacv1.AddToScheme, v1alpha1.AddToScheme} {
+	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, coordinationv1.AddToScheme, rbacv1.AddToScheme, v1alpha1.AddToScheme} {
 		if err := add(scheme); err != nil {
 			t.Fatal(err)
 		}
@@ -94,10 +100,14 @@ func newWorld(t *testing.T) *world {
 		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: "agent-" + w.ns}},
 	})
 	for _, space := range []string{metav1.NamespaceDefault, w.ns + "-agent"} {
+		rules := eventRules()
+		if space != metav1.NamespaceDefault {
+			rules = append(rules, leaseRules()...)
+		}
 		if space != metav1.NamespaceDefault {
 			w.create(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: space}})
 		}
-		w.create(&rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: space, Name: w.ns}, Rules: eventRules()})
+		w.create(&rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: space, Name: w.ns}, Rules: rules})
 		w.create(&rbacv1.RoleBinding{
 			ObjectMeta: metav1.ObjectMeta{Namespace: space, Name: w.ns},
 			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: w.ns},
@@ -255,6 +265,10 @@ func TestAPIServer_objects(t *testing.T) {
 		Redundancy: v1alpha1.RedundancySymmetric, Connections: 1, RMBBytes: 1 << 20, Devices: "soft0,soft1", Version: 2,
 		GIDs: "192.0.2.1-192.0.2.2,192.0.2.1-192.0.2.2", QPNs: "17-18,17-18", MTUBytes: 1024, LastError: g.Error,
 		OpenedAt: metav1.Time{Time: g.Opened.Local()}, Links: link.Status.Links, Conditions: link.Status.Conditions,
+		CountedAt: link.Status.CountedAt,
+	}
+	if link.Status.CountedAt.IsZero() {
+		t.Error("the counters of the link have no time")
 	}
 	if diff := cmp.Diff(want, link.Status); diff != "" || len(link.Status.Links) != 2 || len(link.Status.Conditions) != 2 {
 		t.Errorf("link (-want +got):\n%s", diff)
@@ -302,13 +316,41 @@ func TestAPIServer_objects(t *testing.T) {
 		return nil
 	})
 
-	// A link that the controller calls unknown, because the agent did not answer.
-	w.apply("SMCRLink", link.Name, map[string]any{"state": string(v1alpha1.LinkUnknown)})
-	w.eventually("repair", func() error {
-		if s := w.links()[0].Status.State; s != v1alpha1.LinkActive {
-			return fmt.Errorf("state %s", s)
+	// The Lease is renewed, with the rights of an agent.
+	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns + "-agent", Name: v1alpha1.AgentLeasePrefix + w.node}}
+	var renewed metav1.MicroTime
+	w.eventually("renewals", func() error {
+		if err := w.Get(t.Context(), ctrl.ObjectKeyFromObject(lease), lease); err != nil {
+			return err
+		}
+		if renewed.IsZero() {
+			renewed = *lease.Spec.RenewTime
+		}
+		if !lease.Spec.RenewTime.After(renewed.Time) {
+			return fmt.Errorf("the Lease was renewed once, at %v", renewed)
 		}
 		return nil
+	})
+	if !slices.Equal(lease.OwnerReferences, owners) || lease.Labels[v1alpha1.LabelNode] != w.node {
+		t.Errorf("the Lease is %+v", lease)
+	}
+
+	// What the controller writes and deletes when it takes the agent for gone.
+	w.apply("SMCRNode", w.node, map[string]any{"conditions": []any{map[string]any{
+		"type": v1alpha1.ConditionReady, "status": "Unknown", "reason": v1alpha1.ReasonAgentGone, "message": "", "lastTransitionTime": "2026-11-21T08:00:00Z",
+	}}})
+	if err := w.Delete(t.Context(), &link); err != nil {
+		t.Fatal(err)
+	}
+	w.eventually("repair", func() error {
+		if ls := w.links(); len(ls) != 1 || ls[0].Status.State != v1alpha1.LinkActive {
+			return fmt.Errorf("links %+v", ls)
+		}
+		n, err := w.smcrNode()
+		if err == nil && !meta.IsStatusConditionTrue(n.Status.Conditions, v1alpha1.ConditionReady) {
+			err = fmt.Errorf("%+v", n.Status.Conditions)
+		}
+		return err
 	})
 
 	// The next agent of the node removes what is no longer true.

@@ -14,7 +14,6 @@ import (
 
 	"github.com/smcr-io/kube-smcr/api/v1alpha1"
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
-	"github.com/smcr-io/kube-smcr/internal/config"
 )
 
 // Reasons of events.
@@ -36,7 +35,7 @@ const (
 type event struct {
 	about   corev1.ObjectReference
 	reason  string
-	variant string // events of one reason and different variants are different news
+	variant string // tells events of the same reason apart, which are sent both
 	warning bool
 	note    string
 	at      time.Time
@@ -46,8 +45,8 @@ func (e *event) subject() string {
 	return cmp.Or(string(e.about.UID), e.about.Namespace+"/"+e.about.Name)
 }
 
-// events are those that wait to be sent. Like the queue it belongs to the
-// goroutine of [Reporter.Run].
+// events are the events that wait to be sent. They belong to the goroutine of
+// [Reporter.Run].
 type events struct {
 	waiting []event
 	tokens  bucket
@@ -85,8 +84,8 @@ func (q *events) add(e event) {
 	q.waiting = append(q.waiting, e)
 }
 
-// forget bounds what is remembered: what no longer matters goes, and if that is
-// not enough, everything.
+// forget bounds the maps: it drops the entries that no longer limit anything, and if
+// that is not enough, all. Then an event may be sent again too soon.
 func (q *events) forget(now time.Time) {
 	if len(q.sent) < maxRememberedEvent && len(q.objects) < maxRememberedEvent {
 		return
@@ -121,15 +120,15 @@ func (q *events) next(now time.Time) (e *event, again time.Time) {
 	return &q.waiting[0], time.Time{}
 }
 
-// done takes the first event away.
+// done removes the event that next returned.
 func (q *events) done() { q.waiting = q.waiting[1:] }
 
 func podReference(namespace, name, uid string) corev1.ObjectReference {
 	return corev1.ObjectReference{APIVersion: "v1", Kind: kindOfPods, Namespace: namespace, Name: name, UID: types.UID(uid)}
 }
 
-// podEvent tells of a new status of a pod, if that is worth it.
-func podEvent(pod corev1.ObjectReference, was, is podStatus, policy string, now time.Time) (event, bool) {
+// podEvent is the event about a new status of a pod. ok is false if there is none.
+func podEvent(pod corev1.ObjectReference, was, is podStatus, policy string, now time.Time) (_ event, ok bool) {
 	e := event{about: pod, variant: string(is.code), at: now}
 	switch {
 	case was == is:
@@ -140,6 +139,9 @@ func podEvent(pod corev1.ObjectReference, was, is podStatus, policy string, now 
 	case is.word == v1alpha1.PodStatusFallback, is.word == v1alpha1.PodStatusPending:
 		e.reason, e.warning = eventFallback, true
 		e.note = fmt.Sprintf("connections of this pod are plain TCP: %s", explained(is.code))
+	case is.word == v1alpha1.PodStatusRefused:
+		e.reason, e.warning = eventRefused, true
+		e.note = fmt.Sprintf("connections of this pod are refused, because a policy requires SMC-R: %s", explained(is.code))
 	default:
 		return event{}, false
 	}
@@ -162,8 +164,9 @@ func explained(c agentapi.Code) string {
 	return s
 }
 
-// decisionEvent tells of connections that were not on SMC-R.
-func decisionEvent(pod corev1.ObjectReference, d *agentapi.Decision, now time.Time) (event, bool) {
+// decisionEvent is the event about a connection that was not on SMC-R. ok is false if
+// there is none.
+func decisionEvent(pod corev1.ObjectReference, d *agentapi.Decision, now time.Time) (_ event, ok bool) {
 	e := event{about: pod, variant: string(d.Reason), warning: true, at: now}
 	switch {
 	case d.Mode == agentapi.ModeReset && d.Reason == agentapi.CodeRequired:
@@ -183,14 +186,15 @@ func decisionEvent(pod corev1.ObjectReference, d *agentapi.Decision, now time.Ti
 
 // peerOf is the other side of a connection.
 func peerOf(d *agentapi.Decision) string {
-	if d.Direction == config.Inbound.String() {
+	if d.Direction == agentapi.Inbound {
 		return fmt.Sprintf("client %s", d.Source)
 	}
 	return d.Dest.String()
 }
 
-// linkEvents tell of changes of a link group. Its second link is news only
-// after one was lost, which is what degraded says.
+// linkEvents are the events about changes of a link group. degraded says that the group
+// lost a link before: only then is a further link that comes up an event. A new group,
+// whose second link comes up a moment after the first, causes none.
 func linkEvents(link corev1.ObjectReference, was, is *v1alpha1.SMCRLinkStatus, degraded bool, now time.Time) (out []event, still bool) {
 	say := func(reason, variant string, warning bool, format string, args ...any) {
 		out = append(out, event{about: link, reason: reason, variant: variant, warning: warning, note: fmt.Sprintf(format, args...), at: now})
@@ -228,8 +232,8 @@ func linkEvents(link corev1.ObjectReference, was, is *v1alpha1.SMCRLinkStatus, d
 	return out, degraded
 }
 
-// deviceEvents tell of devices that went down or away, or are up again. Their
-// first state is none.
+// deviceEvents are the events about devices that went down or away, or are up again.
+// There is none about the first state of a device.
 func deviceEvents(node corev1.ObjectReference, was, is []v1alpha1.NodeDevice, now time.Time) (out []event) {
 	for _, d := range is {
 		i := slices.IndexFunc(was, func(o v1alpha1.NodeDevice) bool { return o.Name == d.Name })

@@ -7,11 +7,13 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"slices"
 	"sync"
 	"testing"
 	"time"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -29,7 +31,7 @@ var errAway = errors.New("connection refused")
 
 // fakeServer is an API server that remembers what was written.
 type fakeServer struct {
-	sights chan sight // what the watch tells
+	observations chan observation // what the watch tells
 
 	mu      sync.Mutex // guards what is below
 	found   found
@@ -42,10 +44,12 @@ type fakeServer struct {
 	events  []*corev1.Event // accepted
 	hang    time.Duration   // of each call
 	at      []time.Time     // of the writes
+
+	renewals []coordinationv1.Lease
 }
 
 func newFakeServer() *fakeServer {
-	return &fakeServer{sights: make(chan sight), found: found{owner: "uid-of-node"}, refuse: map[key]error{}, counts: map[string]int{}, objects: map[key]any{}}
+	return &fakeServer{observations: make(chan observation), found: found{owner: "uid-of-node"}, refuse: map[key]error{}, counts: map[string]int{}, objects: map[key]any{}}
 }
 
 func (s *fakeServer) call(ctx context.Context) error {
@@ -102,10 +106,10 @@ func (s *fakeServer) remove(ctx context.Context, name string) error {
 	return nil
 }
 
-func (s *fakeServer) watch(ctx context.Context, _, _ string, see func(sight)) {
+func (s *fakeServer) watch(ctx context.Context, _, _ string, see func(observation)) {
 	for {
 		select {
-		case x := <-s.sights:
+		case x := <-s.observations:
 			see(x)
 		case <-ctx.Done():
 			return
@@ -126,6 +130,17 @@ func (s *fakeServer) event(ctx context.Context, e *corev1.Event) error {
 	defer s.mu.Unlock()
 	s.counts["event"]++
 	s.events = append(s.events, e)
+	return nil
+}
+
+func (s *fakeServer) renew(_ context.Context, lease *coordinationv1.Lease) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.counts["renew"]++
+	if s.err != nil {
+		return s.err
+	}
+	s.renewals = append(s.renewals, *lease)
 	return nil
 }
 
@@ -213,6 +228,11 @@ func noPreflight(context.Context) preflight.Report {
 	return preflight.Report{Kernel: "6.12.0", Checks: []preflight.Check{{Name: "kernel", Result: preflight.OK, Detail: "Linux 6.12.0"}}}
 }
 
+// nodesOfTheTests are two nodes with a device each.
+func nodesOfTheTests() map[netip.Addr]string {
+	return map[netip.Addr]string{netip.MustParseAddr("192.0.2.2"): "node-b", netip.MustParseAddr("192.0.2.3"): "node-c"}
+}
+
 // began is a time that objects hold exactly.
 func began() time.Time { return time.Date(2026, 11, 21, 8, 0, 0, 0, time.UTC) }
 
@@ -223,7 +243,7 @@ func healthy() Snapshot {
 			Node: node, Started: began(), Devices: []agentapi.Device{device("soft0", "ACTIVE")},
 			NodeBudget: agentapi.Budget{MemoryBytes: 1 << 30, Conns: 4096},
 		},
-		CNI: CNI{State: cniInstalled}, SettledOnce: true,
+		CNI: CNI{State: cniInstalled}, Reconciled: true,
 	}
 }
 
@@ -258,7 +278,7 @@ func attachment(pod, state string) agentapi.Attachment {
 }
 
 func decided(pod, mode string, code agentapi.Code, at time.Time) agentapi.Decision {
-	return agentapi.Decision{Pod: pod, Direction: config.Outbound.String(), Mode: mode, Reason: code, Last: at, Policy: "cache"}
+	return agentapi.Decision{Pod: pod, Direction: agentapi.Outbound, Mode: mode, Reason: code, Last: at, Policy: "cache"}
 }
 
 // pod is the annotation that was applied to a pod.

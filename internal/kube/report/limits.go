@@ -5,9 +5,9 @@ package report
 import "time"
 
 const (
-	// collectEvery is how often the agent is looked at when nobody pokes: links
-	// change without a word. collectPause is the least time between two looks,
-	// however often somebody pokes.
+	// collectEvery is how often a snapshot of the agent is taken when nobody calls
+	// Poke: nobody does when a link changes. collectPause is the least time between two
+	// snapshots, however often Poke is called.
 	collectEvery = time.Second
 	collectPause = 100 * time.Millisecond
 
@@ -15,11 +15,12 @@ const (
 	// change is written at once.
 	objectPause = time.Second
 
-	// Counters are worth a write when they went from or to zero, or doubled or
-	// halved; after countersMost any change is. The pause between such writes of
-	// one object begins with countersFirst and doubles up to countersMost, so
-	// that a counter that goes up and down for ever costs one write per
-	// countersMost. Without such a write for countersForget it begins anew.
+	// Counters are written when one of them went from or to zero, or doubled or
+	// halved; countersMost after the last write, any change is. The pause between
+	// writes of one object for its counters begins with countersFirst and doubles up to
+	// countersMost, so that a counter that goes up and down for ever costs one write per
+	// countersMost. After countersForget without such a write the pause is countersFirst
+	// again.
 	countersFirst  = 5 * time.Second
 	countersMost   = 5 * time.Minute
 	countersForget = 2 * countersMost
@@ -45,6 +46,16 @@ const (
 	// callTimeout ends a call to the API server that hangs.
 	callTimeout = 10 * time.Second
 
+	// renewEvery is the time between two renewals of the agent's Lease, and renewRetry
+	// that after one that failed or took renewTimeout, which doubles up to renewEvery. The controller takes the agent for
+	// gone when it has seen none for 7 s (silentAfter there), and people are to see that 10 s
+	// after the end of the agent: two renewals in between can get lost. leaseDuration is what
+	// the Lease says of it.
+	renewEvery    = 2500 * time.Millisecond
+	renewRetry    = 500 * time.Millisecond
+	renewTimeout  = 2 * time.Second
+	leaseDuration = 7 * time.Second
+
 	// After an error that is about the API server everything waits, after one
 	// that is about an object only that object does.
 	awayFirst   = time.Second
@@ -56,9 +67,9 @@ const (
 	// one kind that the API server refuses.
 	refusalLogPause = time.Minute
 
-	// repairFirst is how soon what somebody else changed is written again; the
-	// pause doubles up to repairMost if it happens again, so that two writers of
-	// one object do not fill the API server.
+	// repairFirst is how soon an object that somebody else changed is written again.
+	// The pause doubles up to repairMost if somebody changes the object again, so that
+	// two writers of one object do not fill the API server.
 	repairFirst = 2 * time.Second
 	repairMost  = 5 * time.Minute
 
@@ -74,6 +85,9 @@ const (
 	// cache.
 	fallbackAfter  = 10 * time.Second
 	fallbackMemory = 15 * time.Minute
+
+	// policyDelay is how long a change of policies may take to be in force.
+	policyDelay = 2 * time.Second
 
 	// maxLinkObjects bounds the SMCRLinks of a node. The oldest link groups get
 	// one; smcrctl links lists all.

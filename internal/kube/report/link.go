@@ -81,8 +81,8 @@ func linkStatus(node string, g *agentapi.LinkGroup, policy string, nodes map[net
 	return out
 }
 
-// peerNode is the node whose devices all links of a group end at, or nothing. A
-// peer that answers there has the address; what it calls itself does not count.
+// peerNode is the node that has the peer's device of every link of a group, or "". The
+// addresses decide, which the peer answers at, and not the name that the peer gives itself.
 func peerNode(links []v1alpha1.LinkStatus, nodes map[netip.Addr]string) string {
 	var node string
 	for _, l := range links {
@@ -103,8 +103,8 @@ func peerAddress(links []v1alpha1.LinkStatus) string {
 	return links[0].PeerGID
 }
 
-// linksOf are the links of a group, one for each number: a link that is being
-// made has none of its own yet.
+// linksOf are the links of a group, one for each link number. A link that is being made
+// has no number of its own yet, and gives way to the link that has the number.
 func linksOf(g *agentapi.LinkGroup) []agentapi.Link {
 	links := slices.Clone(g.Links)
 	slices.SortStableFunc(links, func(a, b agentapi.Link) int {
@@ -121,12 +121,13 @@ func rankOf(state string) int {
 		return 0
 	case v1alpha1.LinkEstablishing:
 		return 1
-	case v1alpha1.LinkDown, v1alpha1.LinkUnknown:
+	case v1alpha1.LinkDown:
 	}
 	return 2
 }
 
-// linkState is the state of a link. One that connections leave still works.
+// linkState is the state of a link. A draining link still works: its connections move
+// to another link.
 func linkState(state string) v1alpha1.LinkState {
 	switch state {
 	case groupActive, groupDraining:
@@ -194,8 +195,8 @@ func linkRedundant(s *v1alpha1.SMCRLinkStatus) metav1.Condition {
 }
 
 // linkName is the name of the SMCRLink of a link group: the node's label and a
-// number. It stays the same as long as the group lives, and an agent that starts
-// again finds it. The chart's admission policy knows the form.
+// hash. The name stays the same as long as the group lives, also when the agent starts
+// again. The chart's admission policy checks this form.
 func linkName(label string, g *agentapi.LinkGroup) string {
 	h := sha256.New()
 	// The fields have no line breaks.
@@ -203,8 +204,9 @@ func linkName(label string, g *agentapi.LinkGroup) string {
 	return label + "-" + hex.EncodeToString(h.Sum(nil)[:4])
 }
 
-// nodeLabel is the label of a node: its name, or its UID if the name is too long
-// for a label. The admission policy of the chart can tell that too, unlike a hash.
+// nodeLabel is the label of a node: its name, or its UID if the name is too long for a
+// label. The chart's admission policy computes the same, which it could not do with a
+// hash of the name.
 func nodeLabel(node string, uid types.UID) string {
 	if len(node) <= maxLabelValue {
 		return node
@@ -212,7 +214,8 @@ func nodeLabel(node string, uid types.UID) string {
 	return string(uid)
 }
 
-// podLabel is the name of an agent's pod as a label, which may be too long for one.
+// podLabel is the name of an agent's pod as a label. If the name is too long for a
+// label, its end is replaced by a hash.
 func podLabel(pod string) string {
 	if len(pod) <= maxLabelValue {
 		return pod

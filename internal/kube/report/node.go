@@ -16,8 +16,8 @@ import (
 	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
 )
 
-// Reasons of the conditions of an SMCRNode. Those of CNIInstalled are the
-// states of the installation besides.
+// Reasons of the conditions of an SMCRNode. The condition CNIInstalled also has the
+// states of the installation as reasons.
 const (
 	reasonAgentReady     = "AgentReady"
 	reasonStarting       = "Starting"
@@ -33,9 +33,11 @@ const (
 	reasonPortDown       = "PortDown"
 	reasonDeviceMissing  = "DeviceMissing"
 	reasonNoActiveDevice = "NoActiveDevice"
+	reasonServing        = "Serving"
+	reasonNoPort         = "PortNotAvailable"
 )
 
-// The port of a device that works, in the agent's words.
+// portActive is the agent's word for the port of a device that works.
 const portActive = "ACTIVE"
 
 // identity is what does not change while the agent runs.
@@ -55,7 +57,7 @@ func (id *identity) agentLabel() string {
 }
 
 // nodeStatus is the status of the SMCRNode; its conditions have no times yet.
-// clean says that nothing else is left to write about an uninstalled node.
+// clean says that all other objects of an uninstalled node have been written.
 func nodeStatus(id *identity, s *Snapshot, clean bool) v1alpha1.SMCRNodeStatus {
 	out := v1alpha1.SMCRNodeStatus{
 		AgentVersion:   id.agentVersion,
@@ -66,6 +68,7 @@ func nodeStatus(id *identity, s *Snapshot, clean bool) v1alpha1.SMCRNodeStatus {
 		Budget: v1alpha1.NodeBudget{
 			MemoryBytes: int64(s.Status.NodeBudget.MemoryBytes), MemoryUsedBytes: int64(s.Status.NodeBudget.MemoryUsedBytes),
 			Connections: clamp(s.Status.NodeBudget.Conns), ConnectionsUsed: clamp(s.Status.NodeBudget.ConnsUsed),
+			RoomConnections: clamp(s.Status.NodeBudget.RoomConns), RoomPeers: clamp(s.Status.NodeBudget.RoomPeers),
 		},
 		Pods: v1alpha1.NodePods{
 			Attached: clamp(s.Status.Pods.Attached), Ready: clamp(s.Status.Pods.Ready), Failed: clamp(s.Status.Pods.Failed),
@@ -95,6 +98,9 @@ func nodeStatus(id *identity, s *Snapshot, clean bool) v1alpha1.SMCRNodeStatus {
 	out.PodDevices, out.PodDeviceSummary = podDevices(s.PodDevices)
 	out.DeviceSummary = fmt.Sprintf("%d/%d", up, len(s.Status.Devices))
 	out.Conditions = []metav1.Condition{nodeReady(s), nodeAccelerating(s, up), nodeDevices(s, up), nodeCNI(s)}
+	if s.Status.Metrics && !s.Uninstalled {
+		out.Conditions = append(out.Conditions, nodeMetrics(s))
+	}
 	if s.Uninstalled && clean {
 		out.Conditions = append(out.Conditions, condition(v1alpha1.ConditionUninstalled, metav1.ConditionTrue, reasonUninstalled,
 			"the agent removed its rules, files and the CNI plugin from the node"))
@@ -187,7 +193,7 @@ func nodeReady(s *Snapshot) metav1.Condition {
 		return is(metav1.ConditionFalse, reasonUninstalled, "kube-smcr is uninstalled from this node; connections go directly to their destination")
 	case s.Status.Draining:
 		return is(metav1.ConditionFalse, reasonDraining, "the agent is stopping; new connections go directly to their destination until another one runs")
-	case !s.SettledOnce:
+	case !s.Reconciled:
 		return is(metav1.ConditionFalse, reasonStarting, "the agent has not yet read the pods and policies of the node; connections go directly to their destination")
 	case c != "" && c != cniInstalled && c != cniContested && c != cniStandby:
 		return is(metav1.ConditionFalse, reasonCNINotReady, "pods that are created now are not attached, see the condition CNIInstalled; attached pods are served")
@@ -256,6 +262,13 @@ func nodeDevices(s *Snapshot, up int) metav1.Condition {
 	}
 	return is(metav1.ConditionFalse, reasonPortDown,
 		fmt.Sprintf("ports that are down: %s: check the interface, its address and the cable", strings.Join(down, ", ")))
+}
+
+func nodeMetrics(s *Snapshot) metav1.Condition {
+	if s.Status.NoMetrics != "" {
+		return condition(v1alpha1.ConditionMetricsServed, metav1.ConditionFalse, reasonNoPort, s.Status.NoMetrics)
+	}
+	return condition(v1alpha1.ConditionMetricsServed, metav1.ConditionTrue, reasonServing, "the agent serves metrics")
 }
 
 func nodeCNI(s *Snapshot) metav1.Condition {

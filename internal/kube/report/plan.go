@@ -20,21 +20,21 @@ import (
 // stateNothing is the state of a pod without an annotation.
 const stateNothing = ""
 
-// planner turns snapshots into what objects are to be, and into events. It has
-// no clock and belongs to the goroutine of [Reporter.Run].
+// planner turns snapshots into wanted objects and into events. It has no clock and
+// belongs to the goroutine of [Reporter.Run].
 type planner struct {
 	id    identity
 	owner types.UID // of the core Node
 	queue *queue
 	news  *events
 
-	uninstalled    bool                  // the SMCRNode says so, or is about to: it is left alone
-	nodeConditions []metav1.Condition    // as last planned, or as the API server had them
-	nodeDevices    []v1alpha1.NodeDevice // as last planned
-	nodeUID        types.UID             // of the SMCRNode
-	links          map[string]*linkPlan  // by the name of the object
-	uids           map[string]types.UID  // of SMCRLinks
-	others         map[string]sight      // SMCRLinks of other agents of the node
+	uninstalled    bool                   // the last write of the SMCRNode is in the queue, or done
+	nodeConditions []metav1.Condition     // as last planned, or as the API server had them
+	nodeDevices    []v1alpha1.NodeDevice  // as last planned
+	nodeUID        types.UID              // of the SMCRNode
+	links          map[string]*linkPlan   // by the name of the object
+	uids           map[string]types.UID   // of SMCRLinks
+	others         map[string]observation // SMCRLinks of other agents of the node
 	pods           map[types.NamespacedName]*podPlan
 }
 
@@ -44,27 +44,28 @@ type linkPlan struct {
 	degraded bool // a link was lost and has not come back
 }
 
-// podPlan is what is remembered of a pod.
+// podPlan is what the planner remembers of a pod.
 type podPlan struct {
 	uid        string
 	seen       time.Time
-	told       podStatus // the last one that was worth an event
+	told       podStatus // the status that the last event told of
 	traffic    traffic
-	annotation string // that the API server had last
+	annotation string // the annotation smcr.io/status that the API server had last
+	rules      string // which policies judge the pod's connections
 }
 
 func newPlanner(id identity, q *queue, news *events) *planner {
 	return &planner{
 		id: id, queue: q, news: news,
-		links: map[string]*linkPlan{}, uids: map[string]types.UID{}, others: map[string]sight{}, pods: map[types.NamespacedName]*podPlan{},
+		links: map[string]*linkPlan{}, uids: map[string]types.UID{}, others: map[string]observation{}, pods: map[types.NamespacedName]*podPlan{},
 	}
 }
 
-// plan looks at a snapshot.
+// plan brings the queue and the events in line with a snapshot.
 func (p *planner) plan(s *Snapshot, now time.Time) {
-	if s.SettledOnce {
+	if s.Reconciled {
 		p.planLinks(s, now)
-		// The pods of an agent that drains are those of the next one.
+		// An agent that drains leaves the annotations of the pods to its successor.
 		if !p.id.linksOnly && (!s.Status.Draining || s.Uninstalled) {
 			p.planPods(s, now)
 		}
@@ -76,7 +77,7 @@ func (p *planner) plan(s *Snapshot, now time.Time) {
 
 func (p *planner) planNode(s *Snapshot, now time.Time) {
 	if p.uninstalled {
-		return // it is deleted soon, and must not come back
+		return // the controller deletes the SMCRNode soon: a write would make it again
 	}
 	if s.Status.Started.IsZero() && !s.Uninstalled {
 		return // the agent has no devices yet, which says nothing about them
@@ -84,6 +85,7 @@ func (p *planner) planNode(s *Snapshot, now time.Time) {
 	clean := !p.queue.dirty()
 	p.uninstalled = s.Uninstalled && clean
 	status := nodeStatus(&p.id, s, clean)
+	status.CountedAt = metav1.Time{Time: now.Truncate(secondOfAPI)}
 	stamp(status.Conditions, p.nodeConditions, now)
 	p.nodeConditions = status.Conditions
 	about := corev1.ObjectReference{APIVersion: v1alpha1.GroupVersion().String(), Kind: "SMCRNode", Name: p.id.node, UID: p.nodeUID}
@@ -109,10 +111,11 @@ func nodeTarget(object *v1alpha1.SMCRNode) target {
 	}
 	state.Budget.MemoryUsedBytes, state.Budget.ConnectionsUsed = 0, 0
 	state.Pods, state.LinkGroups, state.Wire.DroppedPackets = v1alpha1.NodePods{}, 0, 0
+	state.CountedAt = metav1.Time{} // alone no reason to write
 	return target{present: true, state: state, counters: counters, body: object}
 }
 
-// owned are the metadata of an object that ends with the node.
+// owned are the metadata of an object that is deleted together with the Node.
 func (p *planner) owned(name string) metav1.ObjectMeta {
 	return metav1.ObjectMeta{
 		Name:            name,
@@ -121,9 +124,9 @@ func (p *planner) owned(name string) metav1.ObjectMeta {
 	}
 }
 
-// find takes over an SMCRLink of this agent, from before it started again, and
-// remembers one of another agent.
-func (p *planner) find(s sight, now time.Time) {
+// takeLink takes over an SMCRLink that this agent wrote before it was started again. An
+// SMCRLink of another agent is only remembered, in others.
+func (p *planner) takeLink(s observation, now time.Time) {
 	if s.agent != p.id.agentLabel() {
 		p.others[s.key.name] = s
 		return
@@ -132,8 +135,8 @@ func (p *planner) find(s sight, now time.Time) {
 	p.queue.known(s.key, s.target, now)
 }
 
-// inherit takes over the SMCRLinks of agents that are no more. Those of one that
-// handed over and still has a pod are its own.
+// inherit takes over the SMCRLinks of other agents whose pods are gone. An agent that
+// handed the node over and still has a pod keeps its SMCRLinks.
 func (p *planner) inherit(s *Snapshot, now time.Time) {
 	namespace, _, _ := strings.Cut(p.id.agentPod, "/")
 	alive := map[string]bool{}
@@ -190,6 +193,7 @@ func (p *planner) planLink(name string, status v1alpha1.SMCRLinkStatus, now time
 		was = &linkPlan{status: status}
 		p.links[name] = was
 	}
+	status.CountedAt = metav1.Time{Time: now.Truncate(secondOfAPI)}
 	stamp(status.Conditions, was.status.Conditions, now)
 	about := corev1.ObjectReference{APIVersion: v1alpha1.GroupVersion().String(), Kind: "SMCRLink", Name: name, UID: p.uids[name]}
 	var news []event
@@ -216,7 +220,8 @@ func (p *planner) planLink(name string, status v1alpha1.SMCRLinkStatus, now time
 func linkTarget(object *v1alpha1.SMCRLink) target {
 	state := object.Status
 	counters := []int64{int64(state.Connections), state.RMBBytes}
-	state.Connections, state.RMBBytes = 0, 0
+	state.Connections, state.RMBBytes, state.CountedAt = 0, 0, metav1.Time{} // the last one alone is no reason to write
+	state.PeerPod = ""                                                       // the controller's
 	return target{present: true, state: state, counters: counters, body: object}
 }
 
@@ -235,7 +240,11 @@ func (p *planner) planPods(s *Snapshot, now time.Time) {
 		pp := p.pods[name]
 		if pp == nil || pp.uid != v.UID {
 			p.forget(name)
-			pp = p.meet(name, v, s.Annotations[v.UID], now)
+			pp = p.addPod(name, v, s.Annotations[v.UID], now)
+		}
+		if pp.rules != v.Rules {
+			pp.rules = v.Rules
+			pp.traffic.forget(now)
 		}
 		if v.OptedIn {
 			optedIn[name.String()] = pp
@@ -254,9 +263,9 @@ func (p *planner) planPods(s *Snapshot, now time.Time) {
 	}
 }
 
-// meet begins with a pod that may have a status from an earlier agent.
-func (p *planner) meet(name types.NamespacedName, v *config.Verdict, annotation string, now time.Time) *podPlan {
-	pp := &podPlan{uid: v.UID, seen: now, annotation: annotation}
+// addPod makes the podPlan of a new pod, which may have a status from an earlier agent.
+func (p *planner) addPod(name types.NamespacedName, v *config.Verdict, annotation string, now time.Time) *podPlan {
+	pp := &podPlan{uid: v.UID, seen: now, annotation: annotation, rules: v.Rules}
 	if annotation != stateNothing {
 		pp.told = parsePodStatus(annotation)
 		p.queue.known(podKey(name), podTarget(name, v.UID, annotation), now)
@@ -291,7 +300,8 @@ func (p *planner) noteTraffic(s *Snapshot, optedIn map[string]*podPlan, now time
 	var fresh []*agentapi.Decision
 	for i := range s.Decisions {
 		d := &s.Decisions[i]
-		// One from before may be about an earlier pod of the same name.
+		// A decision from before the pod was seen may be about an earlier pod of the
+		// same name.
 		if pp := optedIn[d.Pod]; pp != nil && d.Last.After(pp.traffic.latest) && d.Last.After(pp.seen.Add(-attachGrace)) {
 			fresh = append(fresh, d)
 		}
@@ -335,7 +345,7 @@ func (p *planner) planPod(s *Snapshot, v *config.Verdict, pp *podPlan, atts []*a
 	p.observe(s, v, pp, now)
 	status := statusOf(s, v, atts, &pp.traffic, now)
 	if len(atts) == 0 && status.word != "" && now.Sub(pp.seen) < attachGrace {
-		return // its network is being made
+		return // the pod's network is being made
 	}
 	var policy string
 	if len(v.Policies) > 0 && v.Policies[0] != config.DefaultPolicy {
@@ -352,8 +362,8 @@ func (p *planner) planPod(s *Snapshot, v *config.Verdict, pp *podPlan, atts []*a
 	}
 }
 
-// observe writes an annotation again that somebody else changed. One that is
-// not to be there and stays in spite of all is somebody else's.
+// observe has an annotation written again that somebody else changed. If the annotation
+// is to be away and comes back after it was removed, it is somebody else's, and stays.
 func (p *planner) observe(s *Snapshot, v *config.Verdict, pp *podPlan, now time.Time) {
 	has := s.Annotations[v.UID]
 	if has == pp.annotation {
