@@ -28,12 +28,12 @@ func (p podStatus) String() string {
 	return p.word + ": " + string(p.code)
 }
 
-// parsePodStatus is the reverse of String. What nobody writes here is no
+// parsePodStatus is the reverse of String. A text that String does not return is no
 // status.
 func parsePodStatus(s string) podStatus {
 	word, code, _ := strings.Cut(s, ":")
 	switch word {
-	case v1alpha1.PodStatusEnabled, v1alpha1.PodStatusPending, v1alpha1.PodStatusFallback:
+	case v1alpha1.PodStatusEnabled, v1alpha1.PodStatusPending, v1alpha1.PodStatusFallback, v1alpha1.PodStatusRefused:
 		return podStatus{word, agentapi.Code(strings.TrimSpace(code))}
 	}
 	return podStatus{}
@@ -41,23 +41,27 @@ func parsePodStatus(s string) podStatus {
 
 // traffic is what became of the connections of a pod.
 type traffic struct {
-	lastSMCR            time.Time
-	firstPlain, lastOne time.Time // since lastSMCR; plain or refused
-	last                agentapi.Decision
-	latest              time.Time // of all decisions noted
+	lastSMCR time.Time
+	// firstPlain and lastPlain are the first and the last connection since lastSMCR that
+	// was plain TCP or refused.
+	firstPlain, lastPlain time.Time
+	last                  agentapi.Decision
+	latest                time.Time // of all decisions noted
+	since                 time.Time // decisions until then were made by other policies
 }
 
-// note takes a decision into account. They come in the order of their times.
+// note takes a decision into account. Decisions come in the order of their times.
 func (t *traffic) note(d *agentapi.Decision) {
 	t.latest = d.Last
 	switch {
+	case !d.Last.After(t.since):
 	case d.Mode == smcr.ModeSMCR.String():
 		t.carried(d.Last)
-	case d.Direction == config.Outbound.String() && saysWhyNot(d.Reason) && d.Last.After(t.lastSMCR):
+	case d.Direction == agentapi.Outbound && saysWhyNot(d.Reason) && d.Last.After(t.lastSMCR):
 		if t.firstPlain.IsZero() {
 			t.firstPlain = d.Last
 		}
-		t.lastOne, t.last = d.Last, *d
+		t.lastPlain, t.last = d.Last, *d
 	}
 }
 
@@ -66,25 +70,37 @@ func (t *traffic) carried(at time.Time) {
 	if at.After(t.lastSMCR) {
 		t.lastSMCR = at
 	}
-	if !t.lastOne.After(t.lastSMCR) {
-		t.firstPlain, t.lastOne = time.Time{}, time.Time{}
+	if !t.lastPlain.After(t.lastSMCR) {
+		t.firstPlain, t.lastPlain = time.Time{}, time.Time{}
 	}
 }
 
-// reason is why everything is plain TCP, or CodeOK.
+// forget forgets what became of connections before now: they were judged by other policies.
+// For as long as policies take to be in force, new ones may still be. Events tell of them all
+// the same.
+func (t *traffic) forget(now time.Time) { *t = traffic{latest: t.latest, since: now.Add(policyDelay)} }
+
+// refused tells whether the last connection that was not on SMC-R was reset, because a policy
+// requires SMC-R.
+func (t *traffic) refused(now time.Time) bool {
+	return t.reason(now) != agentapi.CodeOK && t.last.Mode == agentapi.ModeReset
+}
+
+// reason is why all connections of the pod are plain TCP or refused, or CodeOK.
 func (t *traffic) reason(now time.Time) agentapi.Code {
-	if t == nil || t.firstPlain.IsZero() || now.Sub(t.firstPlain) < fallbackAfter || now.Sub(t.lastOne) > fallbackMemory {
+	if t == nil || t.firstPlain.IsZero() || now.Sub(t.firstPlain) < fallbackAfter || now.Sub(t.lastPlain) > fallbackMemory {
 		return agentapi.CodeOK
 	}
 	return t.last.Reason
 }
 
-// saysWhyNot tells the reasons that say something about SMC-R from those that
-// a connection without it meets as well.
+// saysWhyNot tells whether a reason is one for which a connection is plain TCP. Others,
+// a destination that does not answer for example, a connection without SMC-R has too; and two
+// pods on one node are left alone on purpose.
 func saysWhyNot(c agentapi.Code) bool {
 	switch c {
 	case agentapi.CodeOK, agentapi.CodeNoPolicy, agentapi.CodeConnect, agentapi.CodeApplication,
-		agentapi.CodePolicyChange, agentapi.CodeDraining, agentapi.CodeUnseen, agentapi.CodeNotAttached:
+		agentapi.CodePolicyChange, agentapi.CodeDraining, agentapi.CodeUnseen, agentapi.CodeNotAttached, agentapi.CodeSameNode:
 		return false
 	}
 	return true
@@ -108,8 +124,8 @@ func statusOf(s *Snapshot, v *config.Verdict, atts []*agentapi.Attachment, t *tr
 		return podStatus{v1alpha1.PodStatusPending, agentapi.CodePodFailed}
 	case s.Status.Unable != "":
 		why = s.Status.UnableCode
-	case barCode(v.Settings.Bar) != agentapi.CodeOK:
-		why = barCode(v.Settings.Bar)
+	case v.Settings.Mismatch != config.MismatchNone:
+		why = agentapi.Code(v.Settings.Mismatch.Code())
 	case !up:
 		why = agentapi.CodeOf(clc.ReasonNoDev)
 	case !has(agentapi.StateReady):
@@ -124,6 +140,9 @@ func statusOf(s *Snapshot, v *config.Verdict, atts []*agentapi.Attachment, t *tr
 	if why == agentapi.CodeOK {
 		return podStatus{word: v1alpha1.PodStatusEnabled}
 	}
+	if t.refused(now) {
+		return podStatus{v1alpha1.PodStatusRefused, why}
+	}
 	return podStatus{v1alpha1.PodStatusFallback, why}
 }
 
@@ -133,18 +152,6 @@ func pausedOf(atts []*agentapi.Attachment) agentapi.Code {
 		if a.Paused != agentapi.CodeOK {
 			return a.Paused
 		}
-	}
-	return agentapi.CodeOK
-}
-
-// barCode is the reason code of what keeps a pod off SMC-R.
-func barCode(b config.Bar) agentapi.Code {
-	switch b {
-	case config.BarTransport:
-		return "TRANSPORT"
-	case config.BarVersion:
-		return agentapi.CodeOf(clc.ReasonVersMismat)
-	case config.BarNone:
 	}
 	return agentapi.CodeOK
 }

@@ -20,7 +20,7 @@ const (
 	kindPod
 )
 
-// class is the order in which writes are made when they have to wait.
+// class is the rank of a write: of those that wait, the lowest class is written first.
 type class uint8
 
 const (
@@ -40,25 +40,25 @@ type key struct {
 // target is what an object is to be, or was written as. Nobody changes it.
 type target struct {
 	present  bool
-	state    any     // compared by meaning; a change is written
-	counters []int64 // a change is written if it is notable
+	state    any     // compared with equality.Semantic; every change is written
+	counters []int64 // a change is written at once if it is notable, else later
 	body     any     // the object
 }
 
-// same tells whether two targets differ in their counters at most.
+// same tells whether two targets are equal, but perhaps for their counters.
 func (t *target) same(o *target) bool {
 	return t.present == o.present && equality.Semantic.DeepEqual(t.state, o.state)
 }
 
-// entry is one object.
+// entry is what the queue knows of one object.
 type entry struct {
 	key        key
 	want       target
 	wrote      target
-	differs    difference // between the two
-	dirtySince time.Time  // zero: nothing differs
+	differs    difference // of want and wrote
+	dirtySince time.Time  // since when they differ; zero: they do not
 	wroteAt    time.Time
-	version    string    // the resource version after that
+	version    string    // the resource version after the last write
 	notBefore  time.Time // after an error, or a repair
 	pause      time.Duration
 
@@ -79,8 +79,8 @@ const (
 	inState
 )
 
-// difference compares two targets. That takes a while, so it is done once for
-// each change.
+// difference compares two targets. The comparison is slow, so it is made only when one
+// of the two changes.
 func (t *target) difference(o *target) difference {
 	switch {
 	case !t.same(o):
@@ -93,8 +93,8 @@ func (t *target) difference(o *target) difference {
 	return inCounters
 }
 
-// due tells when an entry is to be written and in which class. It is not if ok
-// is false.
+// due tells when an entry is to be written and in which class. ok is false if there is
+// nothing to write.
 func (e *entry) due() (c class, at time.Time, ok bool) {
 	switch e.differs {
 	case inNothing:
@@ -126,23 +126,23 @@ func notable(was, is []int64) bool {
 	return false
 }
 
-// queue decides what is written when. It keeps the last wish for each object
-// and nothing else, however long the API server is away. It has no clock and
-// belongs to the goroutine of [Reporter.Run].
+// queue decides what is written when. It keeps one entry per object, however long the
+// API server is away. It has no clock and belongs to the goroutine of [Reporter.Run].
 type queue struct {
 	rng     *rand.Rand
 	entries map[key]*entry
 	tokens  bucket
 
-	// held is set until it is known what the API server has.
-	held      bool
+	// blocked is set until the API server's objects have been read: until then nothing
+	// is written.
+	blocked   bool
 	away      time.Duration // the pause after the last error of the API server
 	awayUntil time.Time
 }
 
 func newQueue(rng *rand.Rand) *queue {
 	return &queue{
-		rng: rng, entries: map[key]*entry{}, held: true,
+		rng: rng, entries: map[key]*entry{}, blocked: true,
 		tokens: bucket{every: time.Second / writesPerSecond, burst: writesBurst},
 	}
 }
@@ -158,7 +158,7 @@ func (q *queue) want(k key, t target, now time.Time) {
 	e.touch(now)
 }
 
-// touch keeps how want and wrote differ, and since when.
+// touch brings differs and dirtySince up to date after want or wrote changed.
 func (e *entry) touch(now time.Time) {
 	e.differs = e.want.difference(&e.wrote)
 	if e.differs == inNothing {
@@ -168,7 +168,7 @@ func (e *entry) touch(now time.Time) {
 	}
 }
 
-// unwant says that an object is not to be.
+// unwant says that an object is to be deleted, if the API server has it.
 func (q *queue) unwant(k key, now time.Time) {
 	e := q.entries[k]
 	switch {
@@ -183,8 +183,14 @@ func (q *queue) unwant(k key, now time.Time) {
 // drop forgets an object that no longer exists.
 func (q *queue) drop(k key) { delete(q.entries, k) }
 
-// known says what the API server has. If that is not what was written here,
-// somebody else changed it, and it is written again after a while.
+// known says what the API server has of an object. If that differs from what was written
+// here last, somebody else changed the object, and it is written again after a pause:
+//
+//	0 s   written here
+//	1 s   somebody else changes the object; known
+//	3 s   written again (repairFirst)
+//	4 s   somebody else changes the object again; known
+//	8 s   written again (twice repairFirst)
 func (q *queue) known(k key, t target, now time.Time) {
 	e := q.entries[k]
 	if e == nil {
@@ -203,10 +209,10 @@ func (q *queue) known(k key, t target, now time.Time) {
 	}
 }
 
-// next is what to write now, or when to ask again; zero means after the next
-// change.
+// next is the entry to write now. If it is nil, again is when to ask again; a zero again
+// means after the next change.
 func (q *queue) next(now time.Time) (e *entry, again time.Time) {
-	if q.held {
+	if q.blocked {
 		return nil, time.Time{}
 	}
 	var first class
@@ -259,7 +265,7 @@ func (q *queue) wrote(k key, t target, version string, now time.Time) {
 	if e == nil {
 		return
 	}
-	if e.wrote.same(&t) { // it was for the counters
+	if e.wrote.same(&t) { // the write was for the counters
 		if now.Sub(e.countersAt) > countersForget {
 			e.countersPause = 0
 		}
@@ -273,8 +279,7 @@ func (q *queue) wrote(k key, t target, version string, now time.Time) {
 	}
 }
 
-// refused notes that an object was not written because of the object. Only it
-// waits.
+// refused notes that the API server refused an object. Only that object waits.
 func (q *queue) refused(k key, now time.Time) (pause time.Duration) {
 	q.awayUntil, q.away = time.Time{}, 0
 	e := q.entries[k]
@@ -286,7 +291,8 @@ func (q *queue) refused(k key, now time.Time) (pause time.Duration) {
 	return e.pause
 }
 
-// unsure notes that an object may have been written as something, or not.
+// unsure notes that a write failed in a way that leaves open whether the object was
+// written.
 func (q *queue) unsure(k key, now time.Time) {
 	if e := q.entries[k]; e != nil {
 		e.wrote = target{present: true}
@@ -294,8 +300,8 @@ func (q *queue) unsure(k key, now time.Time) {
 	}
 }
 
-// failed notes that the API server did not answer, or not in a useful way.
-// Everything waits.
+// failed notes that the API server did not answer, or answered with an error that is not
+// about the object. All writes wait.
 func (q *queue) failed(now time.Time) {
 	q.away = min(max(2*q.away, awayFirst), awayMost)
 	q.awayUntil = now.Add(q.jittered(q.away))
@@ -307,7 +313,7 @@ func (q *queue) jittered(d time.Duration) time.Duration {
 	return d/2 + time.Duration(q.rng.Int64N(int64(d/2)+1))
 }
 
-// dirty tells whether something but the node is not yet as wanted.
+// dirty tells whether an object other than the SMCRNode is yet to be written.
 func (q *queue) dirty() bool {
 	for k, e := range q.entries {
 		if k.kind != kindNode && e.differs == inState {
@@ -321,7 +327,7 @@ func (q *queue) dirty() bool {
 type bucket struct {
 	every time.Duration // a token
 	burst int
-	// full is when it will be full again.
+	// full is when the bucket will be full again.
 	full time.Time
 }
 

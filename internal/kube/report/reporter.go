@@ -9,11 +9,13 @@ import (
 	"math/rand/v2"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 
 	"github.com/smcr-io/kube-smcr/api/v1alpha1"
@@ -23,7 +25,8 @@ import (
 // component is the source of events.
 const component = "kube-smcr-agent"
 
-// kindOfPods is the kind of the objects that events are not about themselves.
+// kindOfPods is the kind of objects that an event names only as related, see
+// [Reporter.object].
 const kindOfPods = "Pod"
 
 // Config is what a reporter needs.
@@ -38,22 +41,25 @@ type Config struct {
 	// LinksOnly is for an agent that handed its node over: it goes on reporting
 	// the link groups that it has, and nothing else.
 	LinksOnly bool
-	// Source looks at the agent. It is called by one goroutine, about once a
-	// second and after Poke, and is not to block.
+	// Source takes a snapshot of the agent. It is called by one goroutine, about once a
+	// second and after Poke, and must not block.
 	Source func() Snapshot
-	// Preflight finds out what the node can do, once; nil tries it.
+	// Preflight finds out what the node can do; Run calls it once. nil: preflight.Examine.
 	Preflight func(context.Context) preflight.Report
 	Log       *slog.Logger
 }
 
 // Reporter tells Kubernetes what the agent of one node does.
 type Reporter struct {
-	cfg    Config
-	server server
-	poked  chan struct{}
-	sights chan sight
+	cfg          Config
+	server       server
+	poked        chan struct{}
+	observations chan observation
 
-	running  sync.Mutex // held by Run; guards what is below
+	owner atomic.Pointer[types.UID] // of the core Node, once it was read
+	clean atomic.Bool               // the agent left the node clean: its Lease is not renewed
+
+	running  sync.Mutex // held by Run, for its whole time; guards what is below
 	plan     *planner
 	queue    *queue
 	news     *events
@@ -62,6 +68,9 @@ type Reporter struct {
 	seed     *rand.Rand
 	logged   map[kind]time.Time // refusals
 	isAway   bool
+
+	left     chan struct{} // closed when the last report of a node that was left is written
+	leftOnce sync.Once
 }
 
 // New makes a reporter. It connects to nothing before Run.
@@ -77,10 +86,10 @@ func newReporter(cfg Config, s server) *Reporter {
 	if cfg.Preflight == nil {
 		cfg.Preflight = func(ctx context.Context) preflight.Report { return preflight.Examine(ctx, preflight.Agent()) }
 	}
-	return &Reporter{cfg: cfg, server: s, poked: make(chan struct{}, 1), sights: make(chan sight)}
+	return &Reporter{cfg: cfg, server: s, poked: make(chan struct{}, 1), observations: make(chan observation), left: make(chan struct{})}
 }
 
-// Poke makes the reporter look at the agent now. It never blocks.
+// Poke makes the reporter take a snapshot now. It never blocks.
 func (r *Reporter) Poke() {
 	select {
 	case r.poked <- struct{}{}:
@@ -88,9 +97,11 @@ func (r *Reporter) Poke() {
 	}
 }
 
-// Run reports until ctx ends. Whatever the API server does, it goes on; what
-// was not written when ctx ends is left to the next agent. It may be called
-// again, and then knows nothing of before.
+// Left is closed when it is written that the node is clean, which is the last report.
+func (r *Reporter) Left() <-chan struct{} { return r.left }
+
+// Run reports until ctx ends, whatever the API server does. What was not written when
+// ctx ends is left to the next agent. Run may be called again; it begins anew then.
 func (r *Reporter) Run(ctx context.Context) {
 	r.running.Lock()
 	defer r.running.Unlock()
@@ -110,8 +121,11 @@ func (r *Reporter) Run(ctx context.Context) {
 		again, busy := r.act(ctx, now)
 		if r.loaded && !watching {
 			watching = true
+			if !r.cfg.LinksOnly {
+				wg.Go(func() { r.renew(ctx) })
+			}
 			label := nodeLabel(r.cfg.Node, r.plan.owner)
-			wg.Go(func() { r.server.watch(ctx, r.cfg.Node, label, func(s sight) { r.see(ctx, s) }) })
+			wg.Go(func() { r.server.watch(ctx, r.cfg.Node, label, func(s observation) { r.see(ctx, s) }) })
 		}
 		if busy {
 			continue
@@ -129,7 +143,7 @@ func (r *Reporter) Run(ctx context.Context) {
 		case <-timer.C:
 		case <-r.poked:
 			poked = true
-		case s := <-r.sights:
+		case s := <-r.observations:
 			if r.plan.seen(s, time.Now()) {
 				r.loaded = false
 			}
@@ -137,7 +151,8 @@ func (r *Reporter) Run(ctx context.Context) {
 	}
 }
 
-// begin forgets what an earlier Run knew: another agent may have written since.
+// begin forgets what an earlier Run knew: another agent may have written the objects
+// since.
 func (r *Reporter) begin(ctx context.Context) {
 	checks := r.cfg.Preflight(ctx)
 	r.seed = rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))
@@ -149,10 +164,10 @@ func (r *Reporter) begin(ctx context.Context) {
 	}, r.queue, r.news)
 }
 
-// see hands what the watch sees to the goroutine of Run.
-func (r *Reporter) see(ctx context.Context, s sight) {
+// see hands an observation of the watch to the goroutine of Run.
+func (r *Reporter) see(ctx context.Context, s observation) {
 	select {
-	case r.sights <- s:
+	case r.observations <- s:
 	case <-ctx.Done():
 	}
 }
@@ -160,12 +175,13 @@ func (r *Reporter) see(ctx context.Context, s sight) {
 // look takes a snapshot and plans.
 func (r *Reporter) look(now time.Time) {
 	s := r.cfg.Source()
+	r.clean.Store(s.Uninstalled)
 	r.plan.plan(&s, now)
 	r.lookedAt = now
 }
 
-// act makes at most one write and sends at most one event. It tells whether it
-// did, and else when there will be something to do.
+// act makes at most one write and sends at most one event. busy says that it did one of
+// them; else again is when there will be something to do, zero if that is not known.
 func (r *Reporter) act(ctx context.Context, now time.Time) (again time.Time, busy bool) {
 	if at := r.queue.awayUntil; at.After(now) {
 		return at, false
@@ -191,7 +207,7 @@ func (r *Reporter) act(ctx context.Context, now time.Time) (again time.Time, bus
 	return again, e != nil || ev != nil
 }
 
-// load finds out what the API server has.
+// load reads what the API server has of the node.
 func (r *Reporter) load(ctx context.Context) {
 	cctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -202,12 +218,13 @@ func (r *Reporter) load(ctx context.Context) {
 		return
 	}
 	r.back()
-	r.loaded, r.queue.held = true, false
+	r.loaded, r.queue.blocked = true, false
+	r.owner.Store(&f.owner)
 	r.plan.begin(f, now)
-	r.look(now) // with the owner and the times of the conditions
+	r.look(now) // the plan has now the owner and the times of the conditions
 }
 
-// write brings one object to what it is to be.
+// write writes one object as it is wanted, or deletes it.
 func (r *Reporter) write(ctx context.Context, e *entry) {
 	k, t := e.key, e.want
 	cctx, cancel := context.WithTimeout(ctx, callTimeout)
@@ -231,9 +248,12 @@ func (r *Reporter) write(ctx context.Context, e *entry) {
 		}
 		if k.kind == kindNode {
 			r.plan.nodeUID = is.UID
+			if r.plan.uninstalled {
+				r.leftOnce.Do(func() { close(r.left) })
+			}
 		}
 	case k.kind == kindPod && (isGone(err) || apierrors.IsConflict(err)):
-		r.queue.wrote(k, t, "", now) // that pod is no more; its verdict goes soon
+		r.queue.wrote(k, t, "", now) // the pod is gone; the next snapshots will not have it
 	case isAboutObject(err):
 		r.back()
 		pause := r.queue.refused(k, now)
@@ -257,7 +277,7 @@ func (r *Reporter) send(ctx context.Context, e *event) {
 	case err == nil:
 		r.back()
 		r.news.done()
-	case isAboutObject(err): // the namespace ends, for one
+	case isAboutObject(err): // for example, the namespace is being deleted
 		r.news.done()
 		r.cfg.Log.Debug("event not accepted", "err", err)
 	default:
@@ -265,10 +285,13 @@ func (r *Reporter) send(ctx context.Context, e *event) {
 	}
 }
 
-// object is an event as Kubernetes has it. Nobody can see in an event where the pod
-// runs that it is about, so agents have no right on events of pods: what there is to
-// say of a pod is an event about the agent's own one, with the pod as the related
-// object, which the controller passes on if that pod runs on this node.
+// object is an event as Kubernetes has it.
+//
+// An agent has no right to write events in the namespaces of pods: the API server cannot
+// see in an event on which node its pod runs, so one agent could write events about the
+// pods of all nodes. Therefore an event about a pod is written as one about the agent's
+// own pod, with the pod as the related object. The controller passes it on if that pod
+// runs on the agent's node.
 func (r *Reporter) object(e *event) *corev1.Event {
 	kind := corev1.EventTypeNormal
 	if e.warning {
@@ -291,13 +314,13 @@ func (r *Reporter) object(e *event) *corev1.Event {
 	}
 }
 
-// eventName is a name of its own for each event.
+// eventName makes a new name for an event.
 func (r *Reporter) eventName(about string) string {
 	tail := fmt.Sprintf(".%016x", r.seed.Uint64())
 	return strings.TrimRight(about[:min(len(about), maxObjectName-len(tail))], ".-") + tail
 }
 
-// away notes that the API server did not answer usefully.
+// away notes that the API server did not answer, or answered with an error of its own.
 func (r *Reporter) away(ctx context.Context, err error, now time.Time) {
 	if ctx.Err() != nil {
 		return
@@ -305,18 +328,18 @@ func (r *Reporter) away(ctx context.Context, err error, now time.Time) {
 	r.queue.failed(now)
 	if !r.isAway {
 		r.isAway = true
-		r.cfg.Log.Warn("nothing can be reported to the API server now; the agent goes on, and tries again", "err", err)
+		r.cfg.Log.Warn("API server not reached; reports wait and are tried again, connections are not affected", "err", err)
 	}
 }
 
 func (r *Reporter) back() {
 	if r.isAway {
 		r.isAway = false
-		r.cfg.Log.Info("API server reports are taken again")
+		r.cfg.Log.Info("API server reached again; reports are written")
 	}
 }
 
-// begin takes over what the API server has.
+// begin takes over the objects that the API server has of the node.
 func (p *planner) begin(f *found, now time.Time) {
 	p.owner = f.owner
 	if f.node != nil {
@@ -324,11 +347,11 @@ func (p *planner) begin(f *found, now time.Time) {
 		p.queue.known(key{kind: kindNode, name: p.id.node}, readNode(f.node), now)
 	}
 	for i := range f.links {
-		p.find(sightOfLink(&f.links[i]), now)
+		p.takeLink(observationOfLink(&f.links[i]), now)
 	}
 }
 
-// ownConditions are those that the agent writes.
+// ownConditions are the conditions that the agent writes, without the controller's.
 func ownConditions(all []metav1.Condition) []metav1.Condition {
 	var out []metav1.Condition
 	for _, c := range all {

@@ -9,11 +9,11 @@ import (
 	"github.com/smcr-io/kube-smcr/internal/config"
 )
 
-// Snapshot is all that is told to Kubernetes, at one moment. The reporter keeps
+// Snapshot is all that the reporter tells Kubernetes, at one moment. The reporter keeps
 // no reference to it, and changes nothing in it.
 type Snapshot struct {
-	// Status without a start is that of an agent which is not up yet: nothing is
-	// said of the node.
+	// Status has a zero Started while the agent is not up yet. Then the SMCRNode is not
+	// written.
 	Status      agentapi.Status
 	Links       []agentapi.LinkGroup
 	Attachments []agentapi.Attachment
@@ -21,26 +21,25 @@ type Snapshot struct {
 	PodDevices []agentapi.PodDevice
 	// Verdicts are of all pods of the node, opted in or not.
 	Verdicts []config.Verdict
-	// Decisions are the last decisions about connections. They may be the news
-	// since the last snapshot, or all that are remembered: what was seen before
-	// does no harm.
+	// Decisions are the last decisions about connections. The reporter ignores those
+	// that an earlier snapshot had.
 	Decisions []agentapi.Decision
 	// Annotations are the annotations smcr.io/status as the API server has
 	// them, by UID of the pod; pods without one are left out.
 	Annotations map[string]string
-	// Nodes are the nodes of the cluster by the addresses of their devices.
+	// Nodes has the name of the node that has a device with an address.
 	Nodes map[netip.Addr]string
 	CNI   CNI
-	// SettledOnce is set once the pods and policies of the cluster were read and
-	// the agent has done what they want. Until then nothing is said of pods and
-	// links, and nothing is deleted.
-	SettledOnce bool
+	// Reconciled is set once the pods and policies of the cluster were read and the
+	// agent has done what they want. Until then no pod status and no SMCRLink is written
+	// or deleted.
+	Reconciled bool
 	// Uninstalled is set once the agent has left the node clean.
 	Uninstalled bool
 }
 
-// CNI is how the plugin's installation stands. State is one of cniinstall's, or
-// empty if somebody else installs the plugin.
+// CNI is the state of the plugin's installation. State is one of those of
+// internal/cni/install, or "" if somebody else installs the plugin.
 type CNI struct {
 	State  string
 	Detail string

@@ -11,16 +11,16 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// secondOfAPI is how exact times are in objects: what is written must be equal
-// to what is read.
+// secondOfAPI is the resolution of times in objects: a time is cut to it, so that the
+// object that is written equals the one that is read.
 const secondOfAPI = time.Second
 
 func condition(kind string, status metav1.ConditionStatus, reason, message string) metav1.Condition {
 	return metav1.Condition{Type: kind, Status: status, Reason: reason, Message: clip(strings.ReplaceAll(message, "\n", "; "), maxMessage)}
 }
 
-// stamp gives conditions the time of their last change: now, or that of the
-// same one before.
+// stamp gives each condition the time of its last change: now, or, if the condition had
+// the same status before, the time that it had.
 func stamp(conditions, before []metav1.Condition, now time.Time) {
 	for i := range conditions {
 		c := &conditions[i]

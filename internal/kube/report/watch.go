@@ -17,8 +17,9 @@ import (
 	"github.com/smcr-io/kube-smcr/api/v1alpha1"
 )
 
-// sight is an object as the API server has it, or that it no longer has it.
-type sight struct {
+// observation is an object as the API server has it. If the target is not present, the
+// object was deleted.
+type observation struct {
 	key     key
 	target  target
 	version string // the resource version
@@ -26,9 +27,8 @@ type sight struct {
 	uid     types.UID
 }
 
-// watch tells what becomes of the node's objects until ctx ends. see is called
-// by two goroutines.
-func (c *client) watch(ctx context.Context, node, label string, see func(sight)) {
+// watch implements server. Two goroutines call see.
+func (c *client) watch(ctx context.Context, node, label string, see func(observation)) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	wg.Go(func() {
@@ -43,11 +43,11 @@ func (c *client) watch(ctx context.Context, node, label string, see func(sight))
 	})
 }
 
-func watchOne(ctx context.Context, c rest.Interface, resource string, of runtime.Object, narrow func(*metav1.ListOptions), see func(sight)) {
-	// The informer keeps the objects only to tell what was deleted while it was
-	// not connected: their metadata are enough.
+func watchOne(ctx context.Context, c rest.Interface, resource string, of runtime.Object, narrow func(*metav1.ListOptions), see func(observation)) {
+	// The informer keeps the objects only to find out which ones were deleted while it was
+	// not connected.
 	seen := func(obj any) {
-		if s, ok := sightOf(obj); ok {
+		if s, ok := observationOf(obj); ok {
 			see(s)
 		}
 	}
@@ -62,7 +62,7 @@ func watchOne(ctx context.Context, c rest.Interface, resource string, of runtime
 				if gone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
 					obj = gone.Obj
 				}
-				if s, ok := sightOf(obj); ok {
+				if s, ok := observationOf(obj); ok {
 					s.target = target{}
 					see(s)
 				}
@@ -72,7 +72,7 @@ func watchOne(ctx context.Context, c rest.Interface, resource string, of runtime
 	informer.RunWithContext(ctx)
 }
 
-// trim drops what is never looked at.
+// trim drops the managed fields, which nobody reads here.
 func trim(obj any) (any, error) {
 	if o, ok := obj.(metav1.Object); ok {
 		o.SetManagedFields(nil)
@@ -80,33 +80,34 @@ func trim(obj any) (any, error) {
 	return obj, nil
 }
 
-func sightOf(obj any) (sight, bool) {
+func observationOf(obj any) (observation, bool) {
 	switch o := obj.(type) {
 	case *v1alpha1.SMCRNode:
-		return sight{key: key{kind: kindNode, name: o.Name}, target: readNode(o), version: o.ResourceVersion}, true
+		return observation{key: key{kind: kindNode, name: o.Name}, target: readNode(o), version: o.ResourceVersion}, true
 	case *v1alpha1.SMCRLink:
-		return sightOfLink(o), true
+		return observationOfLink(o), true
 	}
-	return sight{}, false
+	return observation{}, false
 }
 
-func sightOfLink(o *v1alpha1.SMCRLink) sight {
-	return sight{
+func observationOfLink(o *v1alpha1.SMCRLink) observation {
+	return observation{
 		key: key{kind: kindLink, name: o.Name}, target: linkTarget(o), version: o.ResourceVersion,
 		agent: o.Labels[v1alpha1.LabelAgent], uid: o.UID,
 	}
 }
 
-// readNode is an SMCRNode without what others write.
+// readNode is the target of an SMCRNode as it was read, without the conditions that
+// others write.
 func readNode(o *v1alpha1.SMCRNode) target {
 	mine := *o
 	mine.Status.Conditions = ownConditions(o.Status.Conditions)
 	return nodeTarget(&mine)
 }
 
-// seen takes into account what the API server has of an object. It tells
-// whether the SMCRNode was deleted: perhaps the node was, and made anew.
-func (p *planner) seen(s sight, now time.Time) (nodeDeleted bool) {
+// seen takes an observation into account. It tells whether the SMCRNode was deleted:
+// perhaps the Node was deleted and made anew, with another UID.
+func (p *planner) seen(s observation, now time.Time) (nodeDeleted bool) {
 	e := p.queue.entries[s.key]
 	switch {
 	case e == nil && s.key.kind == kindLink && s.agent != p.id.agentLabel():
@@ -118,7 +119,7 @@ func (p *planner) seen(s sight, now time.Time) (nodeDeleted bool) {
 	case e == nil, s.key.kind == kindNode && p.uninstalled:
 		return false
 	case older(s.version, e.version):
-		return false // it was written here meanwhile
+		return false // the object was written here since: the observation is old
 	case s.target.present == e.wrote.present && e.wrote.same(&s.target):
 		return false
 	}

@@ -22,9 +22,9 @@ import (
 	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
 )
 
-// settle lets a second of the test's clock pass, in which the reporter looks at
+// oneSecond lets a second of the test's clock pass, in which the reporter looks at
 // the agent and writes.
-func settle() {
+func oneSecond() {
 	time.Sleep(collectEvery + 100*time.Millisecond) //nolint:forbidigo // virtual time: the test runs in a synctest bubble
 	synctest.Wait()
 }
@@ -38,31 +38,31 @@ func TestReporter_lifeOfAPod(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		srv, src := newFakeServer(), &source{snap: healthy()}
 		start(t, srv, src)
-		settle()
+		oneSecond()
 		if diff := cmp.Diff([]string{"apply SMCRNode node-a"}, srv.taken()); diff != "" {
 			t.Fatalf("without pods (-want +got):\n%s", diff)
 		}
 		src.change(func(s *Snapshot) { s.Verdicts = []config.Verdict{verdict("web")} })
-		settle()
+		oneSecond()
 		if w := srv.taken(); len(w) != 0 {
 			t.Errorf("a pod whose network is being made: %v", w)
 		}
 		src.change(func(s *Snapshot) {
 			s.Attachments = []agentapi.Attachment{attachment("shop/web", agentapi.StateReady)}
 		})
-		settle()
+		oneSecond()
 		if got := srv.pod("web"); got != "Enabled" {
 			t.Errorf("attached: %q", got)
 		}
 		g := group("shop/web", 7, 1)
 		src.change(func(s *Snapshot) { s.Links = []agentapi.LinkGroup{g} })
-		settle()
+		oneSecond()
 		name := linkName(node, &g)
 		if diff := cmp.Diff([]string{"apply status of pod shop/web", "apply SMCRLink " + name}, srv.taken()); diff != "" {
 			t.Errorf("writes (-want +got):\n%s", diff)
 		}
 		src.change(func(s *Snapshot) { s.Links, s.Verdicts[0].OptedIn = nil, false })
-		settle()
+		oneSecond()
 		if diff := cmp.Diff([]string{"delete SMCRLink " + name, "apply status of pod shop/web"}, srv.taken()); diff != "" {
 			t.Errorf("opted out (-want +got):\n%s", diff)
 		}
@@ -110,7 +110,7 @@ func TestReporter_notUpYet(t *testing.T) {
 			t.Errorf("writes: %v", w)
 		}
 		src.change(func(s *Snapshot) { *s = healthy() })
-		settle()
+		oneSecond()
 		if diff := cmp.Diff([]string{"apply SMCRNode node-a"}, srv.taken()); diff != "" {
 			t.Errorf("writes (-want +got):\n%s", diff)
 		}
@@ -125,7 +125,7 @@ func TestReporter_draining(t *testing.T) {
 		src.snap.Verdicts = []config.Verdict{verdict("web")}
 		src.snap.Attachments = []agentapi.Attachment{attachment("shop/web", agentapi.StateReady)}
 		start(t, srv, src)
-		settle()
+		oneSecond()
 		srv.taken()
 		src.change(func(s *Snapshot) {
 			s.Status.Draining, s.Attachments = true, []agentapi.Attachment{attachment("shop/web", agentapi.StateIdle)}
@@ -142,7 +142,7 @@ func TestReporter_runAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		srv, src := newFakeServer(), &source{snap: healthy()}
 		r, stop := start(t, srv, src)
-		settle()
+		oneSecond()
 		stop()
 		srv.taken()
 		ctx, cancel := context.WithCancel(t.Context())
@@ -151,7 +151,7 @@ func TestReporter_runAgain(t *testing.T) {
 			defer close(done)
 			r.Run(ctx)
 		}()
-		settle()
+		oneSecond()
 		cancel()
 		<-done
 		if diff := cmp.Diff([]string{"apply SMCRNode node-a"}, srv.taken()); diff != "" || srv.count("load") != 2 {
@@ -167,22 +167,22 @@ func TestReporter_restart(t *testing.T) {
 		old := v1alpha1.SMCRLink{ObjectMeta: metav1.ObjectMeta{Name: "node-a-01234567", UID: "x"}, Status: v1alpha1.SMCRLinkStatus{Node: node}}
 		srv, src := newFakeServer(), &source{snap: healthy()}
 		srv.found.links = []v1alpha1.SMCRLink{old}
-		src.snap.SettledOnce = false
+		src.snap.Reconciled = false
 		src.snap.Annotations = map[string]string{"uid-web": "Enabled", "uid-db": "Enabled", "uid-old": "Fallback: NO_OPTION"}
 		src.snap.Verdicts = []config.Verdict{verdict("web"), verdict("db"), {Namespace: "shop", Name: "old", UID: "uid-old"}}
 		src.snap.Attachments = []agentapi.Attachment{
 			attachment("shop/web", agentapi.StateReady), attachment("shop/db", agentapi.StateFailed), attachment("shop/old", agentapi.StateIdle),
 		}
 		start(t, srv, src)
-		settle()
+		oneSecond()
 		if diff := cmp.Diff([]string{"apply SMCRNode node-a"}, srv.taken()); diff != "" {
-			t.Errorf("before it is settled (-want +got):\n%s", diff)
+			t.Errorf("before it is reconciled (-want +got):\n%s", diff)
 		}
-		src.change(func(s *Snapshot) { s.SettledOnce = true })
-		settle()
+		src.change(func(s *Snapshot) { s.Reconciled = true })
+		oneSecond()
 		want := []string{"apply SMCRNode node-a", "delete SMCRLink node-a-01234567", "apply status of pod shop/db", "apply status of pod shop/old"}
 		if diff := cmp.Diff(want, srv.taken()); diff != "" {
-			t.Errorf("settled (-want +got):\n%s", diff)
+			t.Errorf("reconciled (-want +got):\n%s", diff)
 		}
 		if diff := cmp.Diff([]string{eventFallback}, srv.reasons()); diff != "" {
 			t.Errorf("events (-want +got):\n%s", diff)
@@ -212,7 +212,7 @@ func TestReporter_agentThatDrains(t *testing.T) {
 			{Namespace: "shop", Name: "namesake", UID: "n"},
 		}
 		start(t, srv, src)
-		settle()
+		oneSecond()
 		got := srv.taken()
 		slices.Sort(got)
 		want := []string{"apply SMCRNode node-a", "delete SMCRLink of-before", "delete SMCRLink of-dead", "delete SMCRLink of-namesake"}
@@ -221,17 +221,17 @@ func TestReporter_agentThatDrains(t *testing.T) {
 		}
 		late := linkOf("agent-old", "of-old-too")
 		gone := linkOf("agent-old", "of-old-and-gone")
-		srv.sights <- sightOfLink(&late)
-		srv.sights <- sightOfLink(&gone)
-		s := sightOfLink(&gone)
+		srv.observations <- observationOfLink(&late)
+		srv.observations <- observationOfLink(&gone)
+		s := observationOfLink(&gone)
 		s.target = target{}
-		srv.sights <- s
-		settle()
+		srv.observations <- s
+		oneSecond()
 		if w := srv.taken(); len(w) != 0 {
 			t.Errorf("the old agent made and ended link groups: %v", w)
 		}
 		src.change(func(s *Snapshot) { s.Verdicts = s.Verdicts[1:] })
-		settle()
+		oneSecond()
 		got = srv.taken()
 		slices.Sort(got)
 		if diff := cmp.Diff([]string{"delete SMCRLink of-old", "delete SMCRLink of-old-too"}, got); diff != "" {
@@ -251,7 +251,7 @@ func TestReporter_linksOnly(t *testing.T) {
 		src.snap.Attachments = []agentapi.Attachment{attachment("shop/web", agentapi.StateReady)}
 		src.snap.Links = []agentapi.LinkGroup{one, two}
 		startWith(t, srv, src, true)
-		settle()
+		oneSecond()
 		got := srv.taken()
 		slices.Sort(got)
 		want := []string{"apply SMCRLink " + linkName(node, &one), "apply SMCRLink " + linkName(node, &two)}
@@ -283,7 +283,7 @@ func TestReporter_transitions(t *testing.T) {
 		}}}
 		start(t, srv, src)
 		now := time.Now()
-		settle()
+		oneSecond()
 		srv.mu.Lock()
 		defer srv.mu.Unlock()
 		for _, c := range srv.objects[key{kind: kindNode, name: node}].(*v1alpha1.SMCRNode).Status.Conditions {
@@ -305,13 +305,13 @@ func TestReporter_uninstall(t *testing.T) {
 		src.snap.Attachments = []agentapi.Attachment{attachment("shop/web", agentapi.StateReady)}
 		src.snap.Links = []agentapi.LinkGroup{group("shop/web", 1, 1)}
 		start(t, srv, src)
-		settle()
+		oneSecond()
 		srv.taken()
 		srv.mu.Lock()
 		srv.refuse[key{kind: kindPod, namespace: "shop", name: "web"}] = apierrors.NewForbidden(schema.GroupResource{}, "web", nil)
 		srv.mu.Unlock()
 		src.change(func(s *Snapshot) { s.Uninstalled, s.Links, s.Attachments = true, nil, nil })
-		settle()
+		oneSecond()
 		if uninstalled(srv) {
 			t.Error("Uninstalled although a pod still has its annotation")
 		}
@@ -323,7 +323,7 @@ func TestReporter_uninstall(t *testing.T) {
 			t.Errorf("Uninstalled is missing, or the pod has %q", srv.pod("web"))
 		}
 		srv.taken()
-		srv.sights <- sight{key: key{kind: kindNode, name: node}, version: "2000"}
+		srv.observations <- observation{key: key{kind: kindNode, name: node}, version: "2000"}
 		src.change(func(s *Snapshot) { s.Status.Draining = true })
 		pass(time.Hour)
 		if w := srv.taken(); len(w) != 0 {
@@ -357,7 +357,7 @@ func TestReporter_away(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				srv, src := newFakeServer(), &source{snap: healthy()}
 				start(t, srv, src)
-				settle()
+				oneSecond()
 				srv.taken()
 				srv.mu.Lock()
 				srv.err, srv.hang = tt.err, tt.hang
@@ -445,12 +445,12 @@ func TestReporter_traffic(t *testing.T) {
 		src.snap.Verdicts = []config.Verdict{verdict("web")}
 		src.snap.Attachments = []agentapi.Attachment{attachment("shop/web", agentapi.StateReady)}
 		start(t, srv, src)
-		settle()
+		oneSecond()
 		peerNoSMC := agentapi.CodeOf(clc.ReasonPeerNoSMC)
 		src.change(func(s *Snapshot) {
 			s.Decisions = []agentapi.Decision{decided("shop/web", "TCP", peerNoSMC, time.Now())}
 		})
-		settle()
+		oneSecond()
 		if got := srv.pod("web"); got != "Enabled" {
 			t.Errorf("right after the first fallback: %q", got)
 		}
@@ -461,7 +461,7 @@ func TestReporter_traffic(t *testing.T) {
 		src.change(func(s *Snapshot) {
 			s.Decisions = append(s.Decisions, decided("shop/web", smcrMode, "", time.Now()))
 		})
-		settle()
+		oneSecond()
 		if got := srv.pod("web"); got != "Enabled" {
 			t.Errorf("after SMC-R: %q", got)
 		}
@@ -540,18 +540,18 @@ func TestReporter_repair(t *testing.T) {
 		g := group("shop/web", 1, 1)
 		src.snap.Links = []agentapi.LinkGroup{g}
 		start(t, srv, src)
-		settle()
+		oneSecond()
 		srv.taken()
 		link := key{kind: kindLink, name: linkName(node, &g)}
-		unknown := *srv.objects[link].(*v1alpha1.SMCRLink)
-		unknown.Status.State = v1alpha1.LinkUnknown
-		srv.sights <- sight{key: link, target: linkTarget(&unknown), version: "1"}
+		changed := *srv.objects[link].(*v1alpha1.SMCRLink)
+		changed.Status.State = v1alpha1.LinkDown
+		srv.observations <- observation{key: link, target: linkTarget(&changed), version: "1"}
 		pass(time.Minute)
 		if w := srv.taken(); len(w) != 0 {
 			t.Errorf("an old version is seen: %v", w)
 		}
 		for i := range 100 {
-			srv.sights <- sight{key: link, target: linkTarget(&unknown), version: fmt.Sprint(1000 + i)}
+			srv.observations <- observation{key: link, target: linkTarget(&changed), version: fmt.Sprint(1000 + i)}
 			pass(10 * time.Second)
 		}
 		if n := len(srv.taken()); n < 3 || n > 15 {
@@ -559,7 +559,7 @@ func TestReporter_repair(t *testing.T) {
 		}
 		pass(10 * time.Minute)
 		srv.taken()
-		srv.sights <- sight{key: link, version: "2000"}
+		srv.observations <- observation{key: link, version: "2000"}
 		pass(2 * repairFirst)
 		if diff := cmp.Diff([]string{"apply " + link.String()}, srv.taken()); diff != "" {
 			t.Errorf("deleted by somebody (-want +got):\n%s", diff)
@@ -572,11 +572,11 @@ func TestReporter_nodeMadeAnew(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		srv, src := newFakeServer(), &source{snap: healthy()}
 		start(t, srv, src)
-		settle()
+		oneSecond()
 		srv.mu.Lock()
 		srv.found.owner = "uid-of-new-node"
 		srv.mu.Unlock()
-		srv.sights <- sight{key: key{kind: kindNode, name: node}, version: "2000"}
+		srv.observations <- observation{key: key{kind: kindNode, name: node}, version: "2000"}
 		pass(2 * repairFirst)
 		srv.mu.Lock()
 		defer srv.mu.Unlock()

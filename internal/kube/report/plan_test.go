@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package report
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/smcr-io/kube-smcr/api/v1alpha1"
+	"github.com/smcr-io/kube-smcr/internal/agentapi"
+	"github.com/smcr-io/kube-smcr/internal/config"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
+)
+
+// wanted are the objects that are to be there.
+func wanted(p *planner) []string {
+	var out []string
+	for k, e := range p.queue.entries {
+		if e.want.present {
+			out = append(out, k.String())
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// news are the reasons of the events that wait.
+func news(p *planner) []string {
+	var out []string
+	for _, e := range p.news.waiting {
+		out = append(out, e.reason)
+	}
+	return out
+}
+
+func TestPlanner_plan(t *testing.T) {
+	g := group("shop/web", 1, 1)
+	link := "SMCRLink " + linkName(node, &g)
+	tests := []struct {
+		name   string
+		id     func(*identity)
+		change func(*Snapshot)
+		want   []string
+	}{
+		{name: "reconciled", want: []string{link, "SMCRNode node-a", "status of pod shop/web"}},
+		{name: "not reconciled", change: func(s *Snapshot) { s.Reconciled = false }, want: []string{"SMCRNode node-a"}},
+		{name: "not up", change: func(s *Snapshot) { s.Status.Started, s.Reconciled = time.Time{}, false }},
+		{name: "draining", change: func(s *Snapshot) { s.Status.Draining = true }, want: []string{link, "SMCRNode node-a"}},
+		{name: "another agent manages the node", id: func(id *identity) { id.linksOnly = true }, want: []string{link}},
+		{name: "uninstalled", change: func(s *Snapshot) { s.Uninstalled = true }, want: []string{"SMCRNode node-a"}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			p, s := newTestPlanner(), healthy()
+			s.Links, s.Verdicts = []agentapi.LinkGroup{g}, []config.Verdict{verdict("web")}
+			s.Attachments = []agentapi.Attachment{attachment("shop/web", agentapi.StateReady)}
+			if tt.id != nil {
+				tt.id(&p.id)
+			}
+			if tt.change != nil {
+				tt.change(&s)
+			}
+			p.plan(&s, began())
+			if diff := cmp.Diff(tt.want, wanted(p)); diff != "" {
+				t.Errorf("objects (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// Of more link groups than a node may have SMCRLinks the oldest have one.
+func TestPlanner_plansTheOldestLinks(t *testing.T) {
+	p, s := newTestPlanner(), healthy()
+	for i := range maxLinkObjects + 10 {
+		s.Links = append(s.Links, group("shop/web", uint32(maxLinkObjects+10-i), 1))
+	}
+	p.plan(&s, began())
+	if n := len(p.links); n != maxLinkObjects {
+		t.Fatalf("%d SMCRLinks", n)
+	}
+	oldest, newest := s.Links[len(s.Links)-1], s.Links[0]
+	if p.links[linkName(node, &oldest)] == nil || p.links[linkName(node, &newest)] != nil {
+		t.Error("the oldest link group has none, or the newest has one")
+	}
+	s.Links = nil
+	p.plan(&s, began().Add(time.Second))
+	if left := wanted(p); len(left) != 1 || len(p.links) != 0 {
+		t.Errorf("when all have ended: %v, %d are remembered", left, len(p.links))
+	}
+}
+
+// The SMCRLinks of an agent without a pod are this one's to delete; those of one
+// that hands its connections over are not.
+func TestPlanner_inherit(t *testing.T) {
+	p, s := newTestPlanner(), healthy()
+	for _, agent := range []string{"agent-alive", "agent-dead"} {
+		p.takeLink(observation{key: key{kind: kindLink, name: "of-" + agent}, target: target{present: true}, agent: agent, uid: types.UID(agent)}, began())
+	}
+	p.takeLink(observation{key: key{kind: kindLink, name: "of-this"}, target: target{present: true}, agent: "agent-x", uid: "x"}, began())
+	s.Verdicts = []config.Verdict{{Namespace: "kube-smcr", Name: "agent-alive", UID: "1"}, {Namespace: "shop", Name: "agent-dead", UID: "2"}}
+	p.plan(&s, began())
+	deleted := map[string]bool{}
+	for k, e := range p.queue.entries {
+		deleted[k.name] = k.kind == kindLink && !e.want.present && e.differs == inState
+	}
+	if !deleted["of-agent-dead"] || !deleted["of-this"] || deleted["of-agent-alive"] {
+		t.Errorf("deleted: %v", deleted)
+	}
+	if _, ok := p.others["of-agent-alive"]; !ok || len(p.others) != 1 {
+		t.Errorf("of others: %v", p.others)
+	}
+}
+
+// A decision of before the pod was there is about an earlier one of its name.
+func TestPlanner_decisionsOfAnEarlierPod(t *testing.T) {
+	p, s := newTestPlanner(), healthy()
+	s.Verdicts = []config.Verdict{verdict("web")}
+	s.Attachments = []agentapi.Attachment{attachment("shop/web", agentapi.StateReady)}
+	no := agentapi.CodeOf(clc.ReasonPeerNoSMC)
+	s.Decisions = []agentapi.Decision{decided("shop/web", "TCP", no, began().Add(-attachGrace-time.Second))}
+	p.plan(&s, began())
+	if diff := cmp.Diff([]string{eventEnabled}, news(p)); diff != "" {
+		t.Errorf("events (-want +got):\n%s", diff)
+	}
+	s.Decisions = append(s.Decisions, decided("shop/web", "TCP", no, began().Add(time.Second)))
+	p.plan(&s, began().Add(time.Second))
+	p.plan(&s, began().Add(2*time.Second)) // the same decisions are no news
+	if diff := cmp.Diff([]string{eventEnabled, eventFallback}, news(p)); diff != "" {
+		t.Errorf("events (-want +got):\n%s", diff)
+	}
+	if !p.pods[types.NamespacedName{Namespace: "shop", Name: "web"}].traffic.latest.Equal(began().Add(time.Second)) {
+		t.Error("the decision was not noted")
+	}
+}
+
+// A connection that the policies refuse right after they changed has its event, though it says
+// nothing of the pod's status: it may have been judged by the former ones.
+func TestPlanner_justAfterPolicies(t *testing.T) {
+	p, s := newTestPlanner(), healthy()
+	v := verdict("web")
+	s.Verdicts, s.Attachments = []config.Verdict{v}, []agentapi.Attachment{attachment("shop/web", agentapi.StateReady)}
+	p.plan(&s, began())
+	s.Verdicts[0].Rules = "uid-of-must/1\n"
+	p.plan(&s, began().Add(time.Second))
+	s.Decisions = []agentapi.Decision{decided("shop/web", agentapi.ModeReset, agentapi.CodeRequired, began().Add(time.Second+policyDelay/2))}
+	p.plan(&s, began().Add(3*time.Second))
+	p.plan(&s, began().Add(time.Minute))
+	if diff := cmp.Diff([]string{eventEnabled, eventRefused}, news(p)); diff != "" {
+		t.Errorf("events (-want +got)\n%s", diff)
+	}
+	pp := p.pods[types.NamespacedName{Namespace: "shop", Name: "web"}]
+	if got := pp.traffic.reason(began().Add(time.Minute)); got != agentapi.CodeOK {
+		t.Errorf("the pod's reason is %q", got)
+	}
+}
+
+func TestPlanner_podsThatNobodyHelps(t *testing.T) {
+	p, s := newTestPlanner(), healthy()
+	limited, bad := verdict("limited"), verdict("bad")
+	limited.Limited = "the budget of the node is smaller"
+	bad.BadAnnotation, bad.OptedIn, bad.Because = true, false, "smcr.io/enabled is maybe"
+	s.Verdicts = []config.Verdict{limited, bad}
+	p.plan(&s, began())
+	p.plan(&s, began().Add(time.Second))
+	if diff := cmp.Diff([]string{eventBudgetLimited, eventBadAnnotation}, news(p)); diff != "" {
+		t.Errorf("events (-want +got):\n%s", diff)
+	}
+}
+
+// An annotation that somebody changes is written again; one that is not to be there
+// is removed once, and is somebody else's after that.
+func TestPlanner_observe(t *testing.T) {
+	name := types.NamespacedName{Namespace: "shop", Name: "web"}
+	p, s := newTestPlanner(), healthy()
+	s.Verdicts = []config.Verdict{verdict("web")}
+	s.Attachments = []agentapi.Attachment{attachment("shop/web", agentapi.StateReady)}
+	p.plan(&s, began())
+	e := p.queue.entries[podKey(name)]
+	p.queue.wrote(e.key, e.want, "1", began())
+	s.Annotations = map[string]string{"uid-web": v1alpha1.PodStatusEnabled}
+	p.plan(&s, began().Add(time.Second))
+	if e.differs != inNothing {
+		t.Errorf("our own annotation differs: %d", e.differs)
+	}
+	s.Annotations = map[string]string{"uid-web": "Disabled by me"}
+	p.plan(&s, began().Add(2*time.Second))
+	if e.differs != inState {
+		t.Errorf("an annotation that somebody changed differs: %d", e.differs)
+	}
+	s.Verdicts = nil
+	p.plan(&s, began().Add(3*time.Second))
+	if p.queue.entries[podKey(name)] != nil || len(p.pods) != 0 {
+		t.Error("a pod that is gone is remembered")
+	}
+}

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package report
+
+import (
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/smcr-io/kube-smcr/internal/agentapi"
+	"github.com/smcr-io/kube-smcr/internal/config"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
+)
+
+func TestStatusOf(t *testing.T) {
+	ready, idle, failed := attachment("shop/web", agentapi.StateReady), attachment("shop/web", agentapi.StateIdle), attachment("shop/web", agentapi.StateFailed)
+	paused := ready
+	paused.Paused = agentapi.CodeBudgetRelays
+	tests := []struct {
+		name   string
+		atts   []agentapi.Attachment
+		change func(*Snapshot, *config.Verdict)
+		want   string
+	}{
+		{"ready", []agentapi.Attachment{ready}, nil, "Enabled"},
+		{"not attached", nil, nil, "Pending: NOT_ATTACHED"},
+		{"failed", []agentapi.Attachment{ready, failed}, nil, "Pending: POD_FAILED"},
+		{"opted out", []agentapi.Attachment{ready}, func(_ *Snapshot, v *config.Verdict) { v.OptedIn = false }, ""},
+		{"uninstalled", []agentapi.Attachment{ready}, func(s *Snapshot, _ *config.Verdict) { s.Uninstalled = true }, ""},
+		{"no option", []agentapi.Attachment{idle}, func(s *Snapshot, _ *config.Verdict) {
+			s.Status.Unable, s.Status.UnableCode = "x", agentapi.CodeNoOption
+		}, "Fallback: NO_OPTION"},
+		{"no device", []agentapi.Attachment{ready}, func(s *Snapshot, _ *config.Verdict) { s.Status.Devices = nil }, "Fallback: NOSMCDEV"},
+		{"ports down", []agentapi.Attachment{ready}, func(s *Snapshot, _ *config.Verdict) { s.Status.Devices[0].Port = "DOWN" }, "Fallback: NOSMCDEV"},
+		{"transport", []agentapi.Attachment{ready}, func(_ *Snapshot, v *config.Verdict) { v.Settings.Mismatch = config.MismatchTransport }, "Fallback: TRANSPORT"},
+		{"version", []agentapi.Attachment{ready}, func(_ *Snapshot, v *config.Verdict) { v.Settings.Mismatch = config.MismatchVersion }, "Fallback: VERSMISMAT"},
+		{"mesh", []agentapi.Attachment{func() agentapi.Attachment {
+			a := ready
+			a.Reason = agentapi.CodeMesh
+			return a
+		}()}, nil, "Fallback: MESH"},
+		{"idle", []agentapi.Attachment{idle}, nil, "Fallback: NO_POLICY"},
+		{"paused", []agentapi.Attachment{ready, paused}, nil, "Fallback: BUDGET_RELAYS"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			s, v := healthy(), verdict("web")
+			if tt.change != nil {
+				tt.change(&s, &v)
+			}
+			var atts []*agentapi.Attachment
+			for i := range tt.atts {
+				atts = append(atts, &tt.atts[i])
+			}
+			got := statusOf(&s, &v, atts, &traffic{}, began())
+			if got.String() != tt.want {
+				t.Errorf("status %q, want %q", got, tt.want)
+			}
+			if back := parsePodStatus(got.String()); back != got {
+				t.Errorf("read again: %+v, want %+v", back, got)
+			}
+			if got.code != "" && strings.HasPrefix(got.code.Text(), "unknown") && got.code != "TRANSPORT" {
+				t.Errorf("%s has no text", got.code)
+			}
+		})
+	}
+}
+
+func TestTraffic(t *testing.T) {
+	no := agentapi.CodeOf(clc.ReasonPeerNoSMC)
+	type step struct {
+		at   time.Duration
+		mode string // empty: a link group is there
+		code agentapi.Code
+	}
+	tests := []struct {
+		name  string
+		steps []step
+		at    time.Duration
+		want  agentapi.Code
+	}{
+		{"nothing", nil, time.Hour, ""},
+		{"one fallback, just now", []step{{0, "TCP", no}}, fallbackAfter - 1, ""},
+		{"one fallback, some time ago", []step{{0, "TCP", no}}, fallbackAfter, no},
+		{"one fallback, long ago", []step{{0, "TCP", no}}, fallbackMemory + 1, ""},
+		{"the last reason counts", []step{{0, "TCP", no}, {time.Second, "TCP", agentapi.CodeBudgetConns}}, time.Minute, agentapi.CodeBudgetConns},
+		{"SMC-R before", []step{{0, smcrMode, ""}, {1, "TCP", no}}, time.Minute, no},
+		{"SMC-R after", []step{{0, "TCP", no}, {1, smcrMode, ""}}, time.Minute, ""},
+		{"a link group", []step{{0, "TCP", no}, {1, "", ""}}, time.Minute, ""},
+		{"the destination does not answer", []step{{0, "TCP", agentapi.CodeConnect}}, time.Minute, ""},
+		{"refused", []step{{0, "reset", agentapi.CodeRequired}}, time.Minute, agentapi.CodeRequired},
+		{"the policies changed", []step{{0, "TCP", no}, {1, "forget", ""}}, time.Minute, ""},
+		{"just after the policies changed", []step{{0, "TCP", no}, {1, "forget", ""}, {time.Second, "TCP", no}}, time.Minute, ""},
+		{"after the policies changed", []step{{0, "TCP", no}, {1, "forget", ""}, {policyDelay + 2, "TCP", no}}, time.Minute, no},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			var tr traffic
+			for _, s := range tt.steps {
+				d := decided("shop/web", s.mode, s.code, began().Add(s.at))
+				switch {
+				case s.mode == "":
+					tr.carried(d.Last)
+				case s.mode == "forget":
+					tr.forget(d.Last)
+				case d.Last.After(tr.latest): // as noteTraffic does it
+					tr.note(&d)
+				}
+			}
+			if got := tr.reason(began().Add(tt.at)); got != tt.want {
+				t.Errorf("reason %q, want %q", got, tt.want)
+			}
+		})
+	}
+}
+
+// TestStatusOf_refused: what is reset is not plain TCP, whatever the reason is.
+func TestStatusOf_refused(t *testing.T) {
+	var tr traffic
+	d := decided("shop/web", agentapi.ModeReset, agentapi.CodeRequired, began())
+	tr.note(&d)
+	ready, v := attachment("shop/web", agentapi.StateReady), verdict("web")
+	for _, tt := range []struct {
+		name   string
+		after  time.Duration
+		change func(*Snapshot)
+		want   string
+	}{
+		{"just now", fallbackAfter / 2, func(*Snapshot) {}, "Enabled"},
+		{"some time ago", fallbackAfter, func(*Snapshot) {}, "Refused: REQUIRED"},
+		{"without a device", fallbackAfter, func(s *Snapshot) { s.Status.Devices = nil }, "Refused: NOSMCDEV"},
+		{"long ago", fallbackMemory + 1, func(*Snapshot) {}, "Enabled"},
+	} {
+		s := healthy()
+		tt.change(&s)
+		got := statusOf(&s, &v, []*agentapi.Attachment{&ready}, &tr, began().Add(tt.after))
+		if got.String() != tt.want || parsePodStatus(got.String()) != got {
+			t.Errorf("%s: %q, want %q", tt.name, got, tt.want)
+		}
+	}
+}
+
+// TestReporter_policyDeleted: what a policy refused is not what the pod is when there is no
+// such policy any more.
+func TestReporter_policyDeleted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		srv, src := newFakeServer(), &source{snap: healthy()}
+		src.change(func(s *Snapshot) {
+			v := verdict("web")
+			v.Rules = "uid-of-cache/1\n"
+			s.Verdicts, s.Attachments = []config.Verdict{v}, []agentapi.Attachment{attachment("shop/web", agentapi.StateReady)}
+		})
+		start(t, srv, src)
+		oneSecond()
+		src.change(func(s *Snapshot) {
+			s.Decisions = []agentapi.Decision{decided("shop/web", agentapi.ModeReset, agentapi.CodeRequired, time.Now())}
+		})
+		pass(fallbackAfter + 2*collectEvery)
+		if got := srv.pod("web"); got != "Refused: REQUIRED" {
+			t.Fatalf("with the policy: %q", got)
+		}
+		src.change(func(s *Snapshot) { s.Verdicts[0].Rules = "" })
+		pass(2 * collectEvery)
+		if got := srv.pod("web"); got != "Enabled" {
+			t.Errorf("without the policy: %q", got)
+		}
+		pass(fallbackMemory)
+		if got := srv.pod("web"); got != "Enabled" {
+			t.Errorf("some time after: %q", got)
+		}
+	})
+}

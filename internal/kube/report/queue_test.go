@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package report
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestNotable(t *testing.T) {
+	tests := []struct {
+		was, is int64
+		want    bool
+	}{
+		{0, 0, false},
+		{0, 1, true},
+		{1, 0, true},
+		{1, 1, false},
+		{2, 3, false},
+		{2, 4, true},
+		{4, 2, true},
+		{100, 199, false},
+	}
+	for _, tt := range tests {
+		if got := notable([]int64{5, tt.was}, []int64{5, tt.is}); got != tt.want {
+			t.Errorf("from %d to %d: %v", tt.was, tt.is, got)
+		}
+	}
+}
+
+// TestQueue_order: what has to wait is written by its class, then by its age.
+func TestQueue_order(t *testing.T) {
+	q := newQueue(rand.New(rand.NewPCG(1, 2)))
+	q.blocked = false
+	now := began()
+	set := func(k key, state string, n int64) {
+		q.want(k, target{present: true, state: state, counters: []int64{n}}, now)
+		now = now.Add(time.Millisecond)
+	}
+	counters, podB, podA := key{kindLink, "", "counters"}, key{kindPod, "ns", "b"}, key{kindPod, "ns", "a"}
+	link, smcrNode := key{kindLink, "", "link"}, key{kindNode, "", "n"}
+	q.known(counters, target{present: true, state: "x", counters: []int64{1}}, now)
+	set(counters, "x", 10)
+	for _, k := range []key{podB, podA, link, smcrNode} {
+		set(k, "x", 0)
+	}
+	var got []key
+	for {
+		e, _ := q.next(now)
+		if e == nil {
+			break
+		}
+		got = append(got, e.key)
+		q.wrote(e.key, e.want, "", now)
+	}
+	if diff := cmp.Diff([]key{smcrNode, link, podB, podA, counters}, got, cmp.AllowUnexported(key{})); diff != "" {
+		t.Errorf("order (-want +got):\n%s", diff)
+	}
+}
+
+// TestQueue_spacing: the first change is written at once, the next ones of the
+// same object later, and of those only the last.
+func TestQueue_spacing(t *testing.T) {
+	q := newQueue(rand.New(rand.NewPCG(1, 2)))
+	q.blocked = false
+	k := key{kindLink, "", "link"}
+	now := began()
+	var writes []string
+	for i := range 100 { // 10 s
+		now = now.Add(100 * time.Millisecond)
+		q.want(k, target{present: true, state: fmt.Sprint(i)}, now)
+		if e, _ := q.next(now); e != nil {
+			writes = append(writes, e.want.state.(string))
+			q.wrote(k, e.want, "", now)
+		}
+	}
+	if diff := cmp.Diff([]string{"0", "10", "20", "30", "40", "50", "60", "70", "80", "90"}, writes); diff != "" {
+		t.Errorf("writes (-want +got):\n%s", diff)
+	}
+	e, again := q.next(now)
+	if e != nil || again.Sub(now) > objectPause || again.Before(now) {
+		t.Errorf("the last change is due at %v", again)
+	}
+}
