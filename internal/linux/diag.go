@@ -22,9 +22,9 @@ const (
 	tcpListen = 10
 )
 
-// tupleFree tells whether the calling thread's namespace has no connection,
-// not even one in TIME_WAIT, with these two ends. A kernel without socket
-// diagnosis is taken at its word that it does not know of any.
+// tupleFree tells whether the calling thread's namespace has no connection with these two
+// ends, not even one in TIME_WAIT. On a kernel without socket diagnosis every pair of ends
+// counts as free.
 func tupleFree(local, remote netip.AddrPort) (bool, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_INET_DIAG)
 	if errors.Is(err, unix.EPROTONOSUPPORT) {
@@ -45,7 +45,7 @@ func tupleFree(local, remote netip.AddrPort) (bool, error) {
 	return parseDiagAnswer(buf[:n])
 }
 
-// appendDiagRequest appends the question for one exact connection.
+// appendDiagRequest appends the request for the connection with exactly these ends.
 func appendDiagRequest(b []byte, local, remote netip.AddrPort) []byte {
 	fam := byte(unix.AF_INET6)
 	if local.Addr().Is4() {

@@ -16,9 +16,8 @@ import (
 )
 
 // DialInNS connects to dst from inside ns. control prepares the socket; local
-// is the address to connect from, or the zero Addr for the kernel's choice.
-// Only the making of the socket happens in the namespace: no thread waits
-// there for the peer.
+// is the address to connect from, or the zero Addr for the kernel's choice. Only the
+// socket is made in the namespace: no thread waits there for the peer.
 func DialInNS(ctx context.Context, ns *NetNS, control Control, local netip.Addr, dst netip.AddrPort) (*net.TCPConn, error) {
 	dst = unmap(dst)
 	var s *rawSocket
@@ -41,8 +40,11 @@ func DialInNS(ctx context.Context, ns *NetNS, control Control, local netip.Addr,
 
 // DialFrom connects to an application at dst, a local address of ns, with
 // client as the source address, so that the application sees who its client
-// is. mark is the redirection's AppMark. The source port is another one than
-// the client's: that pair is taken by the connection from the network.
+// is. mark is the redirection's AppMark. The source port differs from the client's, which
+// the connection from the network has:
+//
+//	client 10.0.0.1:40000  ->  10.0.0.2:6379 agent   from the network
+//	agent  10.0.0.1:33001  ->  10.0.0.2:6379 redis   DialFrom
 func DialFrom(ctx context.Context, ns *NetNS, client netip.Addr, mark uint32, dst netip.AddrPort) (*net.TCPConn, error) {
 	dst, client = unmap(dst), client.Unmap()
 	c, err := dialFrom(ctx, ns, client, mark, dst)
@@ -63,37 +65,60 @@ func dialFrom(ctx context.Context, ns *NetNS, client netip.Addr, mark uint32, ds
 		return nil, fmt.Errorf("client address %v is link-local: it cannot be taken on loopback", client)
 	}
 	for range portTries {
-		var s *rawSocket
-		free := false
-		err := ns.Do(func() (err error) {
-			s, free, err = foreignSocket(client, mark, dst)
-			return err
-		})
+		s, err := ns.freePort(client, mark, dst)
 		if err != nil {
 			return nil, err
 		}
-		if !free {
-			s.close()
-			continue
-		}
 		c, err := s.connect(ctx, dst)
 		if errors.Is(err, unix.EADDRNOTAVAIL) {
-			continue // the pair of addresses is in TIME_WAIT
+			continue // a connection between the same two ends is in TIME_WAIT
 		}
 		return c, err
 	}
 	return nil, ErrNoPort
 }
 
-// foreignSocket makes a socket that is bound to the client's address and a
-// port, and tells whether the application's end of the connection-to-be is
-// free. That is not a matter of course: the client itself chooses its ports
-// from the same range. A SYN that meets an established connection of the
-// client would make its TCP answer with an acknowledgment and ours, in turn,
-// with a reset that fits: it would kill a connection that is not ours.
-// Binding to port 0 makes collisions rare, because Linux prefers odd ports for
-// bind and even ones for connect; the look at the socket table excludes them
-// but for the instant between the look and the SYN.
+// freePort makes a socket that is bound to the client's address and to a port that the
+// client does not use towards the application.
+//
+// A port that is not free stays bound until the search ends: otherwise the kernel, which
+// takes the next port that can be bound, would nearly always offer the same port again
+// where most are in TIME_WAIT.
+func (n *NetNS) freePort(client netip.Addr, mark uint32, dst netip.AddrPort) (*rawSocket, error) {
+	var refused []*rawSocket
+	defer func() {
+		for _, s := range refused {
+			s.close()
+		}
+	}()
+	for range portTries {
+		var s *rawSocket
+		free := false
+		err := n.Do(func() (err error) {
+			s, free, err = foreignSocket(client, mark, dst)
+			return err
+		})
+		if err != nil || free {
+			return s, err
+		}
+		refused = append(refused, s)
+	}
+	return nil, ErrNoPort
+}
+
+// foreignSocket makes a socket that is bound to the client's address and a port that the
+// kernel chooses, and tells whether the client has no connection to dst with that port.
+// It may have one, because the client chooses its ports from the same range. Then our SYN
+// would kill that connection:
+//
+//	we           SYN from the client's address and port
+//	application  acknowledges the data of the established connection
+//	we           RST, as our socket does not know that connection; the sequence number fits
+//	application  its connection with the client is reset
+//
+// Binding to port 0 makes this rare, because Linux prefers odd ports for bind and even
+// ones for connect. The look at the socket table excludes it, except in the instant between
+// the look and the SYN.
 func foreignSocket(client netip.Addr, mark uint32, dst netip.AddrPort) (s *rawSocket, free bool, err error) {
 	s, err = newRawSocket(client)
 	if err != nil {
@@ -148,7 +173,7 @@ func newRawSocket(a netip.Addr) (*rawSocket, error) {
 	return &rawSocket{f: f, raw: raw}, nil
 }
 
-func (s *rawSocket) close() { _ = s.f.Close() } // never connected: nothing can be lost
+func (s *rawSocket) close() { _ = s.f.Close() } // no data can be lost: the socket is not connected
 
 // prepare runs control and binds the socket. The port is chosen when the
 // socket connects, so that one port serves many destinations.
@@ -190,8 +215,8 @@ func (s *rawSocket) connect(ctx context.Context, dst netip.AddrPort) (*net.TCPCo
 	return c.(*net.TCPConn), nil
 }
 
-// waitConnected waits for the end of the handshake. The poller may wake
-// without reason, so the socket is asked each time.
+// waitConnected waits for the end of the handshake. The poller may wake up without
+// reason, so waitConnected looks at the socket's state each time.
 func (s *rawSocket) waitConnected() error {
 	var err error
 	werr := s.raw.Write(func(fd uintptr) bool {
@@ -214,8 +239,8 @@ func unmap(a netip.AddrPort) netip.AddrPort {
 	return netip.AddrPortFrom(a.Addr().Unmap(), a.Port())
 }
 
-// sockaddr is a in the kernel's form. A zone is a number or the name of an
-// interface of the namespace, which only the kernel's own answers use.
+// sockaddr is a in the kernel's form. A zone is the number or the name of an interface of
+// the namespace.
 func sockaddr(a netip.AddrPort) unix.Sockaddr {
 	if a.Addr().Is4() {
 		return &unix.SockaddrInet4{Port: int(a.Port()), Addr: a.Addr().As4()}

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package linux is the kernel room of the node agent and the CNI plugin: network namespaces,
-// nftables, policy routing, socket options and socket diagnosis live here and
-// nowhere else in internal/.
+// Package linux is the part of the node agent and the CNI plugin that talks to the kernel:
+// network namespaces, nftables, policy routing, socket options and socket diagnosis are
+// here and nowhere else in internal/.
 //
 // # Namespaces
 //
-// [OpenNetNS] gives a [NetNS], a handle on one network namespace. [NetNS.Do]
-// is the only place of the program that calls setns. A handle keeps its
-// namespace alive, so the owner watches [NetNS.Gone] and closes it.
+// [OpenNetNS] returns a [NetNS], a handle on one network namespace. Only [NetNS.Do] calls
+// setns. A handle keeps its namespace alive, so its owner watches [NetNS.Gone] and closes
+// the handle then.
 //
 // # Addresses
 //
@@ -21,7 +21,7 @@
 // [InstallRedirect] puts into one pod's namespace everything that the agent
 // needs there, and a [Redirect] is the handle on it:
 //
-//   - the nftables table inet kube-smcr, always replaced as a whole in one
+//   - the nftables table inet kube-smcr, always changed as a whole in one
 //     transaction;
 //   - chain outbound (nat, output) and outbound-to: a new TCP connection to a
 //     selected destination goes to the agent's listener on loopback. The
@@ -30,92 +30,110 @@
 //   - chain inbound (filter, prerouting) and inbound-to: a SYN that carries
 //     the SMC-R option (RFC 7609 appendix A.1: kind 254, E2D4C3D9) goes to the
 //     agent's transparent listener ([ControlTransparent]). A SYN without the
-//     option never leaves its way to the application, nor does one to a port
-//     on which nobody listens: its sender is refused as ever;
-//   - chain doors (filter, input) and doors-to: whoever connects to these
-//     listeners himself is refused. [OriginalDst] and [TransparentDst] know such
-//     a connection, too;
+//     option is not touched, nor is one to a port on which nobody listens, which
+//     the kernel refuses as it does without us;
+//   - chain doors (filter, input) and doors-to: a program that connects to the
+//     address of these listeners itself is refused. If the kernel cannot refuse,
+//     its SYNs are dropped. [OriginalDst] and [TransparentDst] recognize such a
+//     connection, too;
 //   - chains caught-out and caught-in, see below;
 //   - chains untracked-out and untracked-in, with [RedirectConfig.Untracked];
 //   - a rule, a route and a sysctl that bring the answers of the application
 //     back to the agent when it connects under the client's address
 //     ([DialFrom]);
-//   - a sysctl that makes connection tracking forget at once a connection that
-//     was reset. It remembers for ten seconds otherwise, together with the
-//     diversion, and when a connection of the agent's gets the same port for the
-//     same destination meanwhile, it would come back to the agent.
+//   - a sysctl that makes connection tracking forget a connection as soon as it is
+//     reset. By default it remembers the connection, and that it was diverted, for
+//     ten seconds. If a connection of the agent gets the same port for the same
+//     destination in that time, it is diverted too, to the agent itself.
 //
 // # Other redirectors
 //
 // Another program may redirect connections in the namespace, as the sidecar of a
-// service mesh does. What the agent sends would then come to that program, whose
-// own connection would be diverted to the agent, and so on. [FindOthers] finds
-// such rules. Rules that come later are caught in the act: when the destination of
-// an agent's SYN was changed, a rule enters that in the set "caught", before the
-// SYN gets anywhere, and nothing is diverted while it is there
-// ([Redirect.Caught]).
+// service mesh does. Then the two could divert each other's connections without end:
+//
+//	application -> agent -> sidecar -> agent -> sidecar -> ...
+//
+// [FindOthers] finds such rules. It reads a bounded number of rules, because a program
+// that may set up a pod's network can make very many. Rules that are added later are
+// noticed when they take effect: if the destination of an agent's SYN was changed, a rule
+// of ours puts an element into the set "caught" before the SYN is delivered, and nothing
+// is diverted while that element is there ([Redirect.Caught]).
 //
 // # Connection tracking
 //
-// The table loads connection tracking for the namespace. With Untracked all is
-// kept from it that is not TCP, and connections that no set selects, so that they
-// take no place in its table (nf_conntrack_max). Their SYNs are kept from it; the
-// packets that follow are not taken up because a sysctl says so. Who else has
-// rules there may count on tracking: then Untracked must not be set.
+// The table makes the kernel load connection tracking for the namespace. With Untracked,
+// packets that are not TCP, and TCP connections that no set selects, are not tracked, so
+// that they do not fill the table of connections (nf_conntrack_max). A rule excludes the
+// SYN of such a connection, and a sysctl makes the kernel not track connections from their
+// middle. Other programs' rules in the namespace may need tracking: then Untracked must
+// not be set.
 //
 // # Sysctls
 //
-// What a variable was before is in the set "found" before it is changed. [Sweep]
-// sets it back, also after an agent that was killed. A variable that somebody else
-// changed meanwhile is left alone.
+// Before a variable is changed, its value is stored in the set "found". [Sweep] restores
+// it, also after the agent was killed. A variable that another program changed since is
+// left alone.
 //
 // # Fail open
 //
-// Every diversion begins with a look into the set "alive", whose one element
-// expires after [RedirectConfig.FailOpenTTL]. The agent renews it
-// ([Redirect.Renew]) about three times per period. An agent that was killed,
-// hangs or was stopped renews nothing, and from then on new connections go
-// straight to where they would go without it. One element instead of a
-// timeout on each destination makes the renewal cost the same for every
-// policy.
+// Every rule that diverts first looks into the set "alive", which has one element that
+// expires after [RedirectConfig.FailOpenTTL]. The agent renews the element
+// ([Redirect.Renew]) about three times per period. An agent that was killed, hangs or was
+// stopped does not, and when the element has expired, new connections go directly to their
+// destination. With one element instead of a timeout on each destination, a renewal costs
+// the same for every policy.
 //
 // The kernel resets redirected connections when the last nat chain of a
-// namespace goes away, even for an instant, and cuts them when the last rule
-// goes that needs connection tracking. So [Redirect.Update] replaces the table
-// inside one transaction, [Redirect.Remove] only empties "alive", and only
-// [Sweep] deletes.
+// namespace is deleted, even for an instant, and breaks them when the last rule that needs
+// connection tracking is deleted. So [Redirect.Update] changes the table in one
+// transaction, [Redirect.Remove] only empties "alive", and only [Sweep] deletes the table.
 //
 // # The wire
 //
 // [InstallWireFilter] puts the table inet kube-smcr-wire into the host's
-// namespace: RoCEv2 packets (UDP port 4791) reach the addresses of our RDMA
-// devices only from the devices of other machines of ours and from configured
-// peers, and never from where pods are; packets of pods to other machines'
-// devices, and of other users' local processes, do not leave. Every reason to
-// drop one has a counter. The table is replaced as a whole in one transaction, the
-// counters go on, and it stays when its agent is killed: the next one replaces
-// it. Only who manages the machine may remove it. Of what an RNIC takes without
-// the kernel it sees nothing.
+// namespace. RoCEv2 packets (UDP port 4791) reach the addresses of our RDMA devices only
+// from the devices of other nodes and from configured peers, and never by the interfaces
+// of pods. Packets of pods to other nodes' devices, and of other users' local processes,
+// do not leave. There is a counter for each reason to drop a packet. The table is replaced
+// as a whole in one transaction, in which the counters keep their values. It stays when
+// its agent is killed: the next agent replaces it. Only the agent that manages the node
+// may remove the table; an agent that managed the node before may remove its own
+// ([WireFilter.RemoveOwn]). The filter does not see packets that an RNIC takes without the
+// kernel.
+//
+// # Held SYNs
+//
+// With [RedirectConfig.Hold] the SYNs of a pod's applications to selected destinations wait in a
+// netfilter queue of its namespace, a [Queue], and a [Holder] gives each a verdict, as package
+// synqueue decides: it goes on as the application's own connection, or with a mark, by which
+// rules divert it to the agent or refuse it as its destination did. [ProbeQueue] tells whether the
+// kernel has queues, and by which expression rules say so.
+//
+// With nobody on the queue SYNs go on at once. The process of [KeepQueues] has a copy of the
+// queue's socket: it lets go what an agent that was killed had held, and what one that was stopped
+// holds for longer than [KeeperPatience]. What is held is lost, until TCP repeats it, when
+// anybody takes a base chain of any table out of the namespace. A table that holds SYNs is
+// therefore changed in place.
 //
 // # Who owns what
 //
 // A Redirect belongs to one attachment of the agent; its methods may be called
 // from several goroutines. The caller owns the listeners and their ports. A
-// WireFilter belongs to the agent, and its methods may be called so, too; a
-// namespace has one table, so one agent manages it.
+// WireFilter belongs to the agent; its methods may be called from several goroutines, too.
+// A namespace has one such table, so only one agent may have a WireFilter for it.
 //
 // # Limitations
 //
-// A client that has a link-local IPv6 address cannot be impersonated by
-// DialFrom. A client has one range of ephemeral ports towards a pod, TIME_WAIT
-// included: plain TCP sustains some 470 connections per second of one client to
-// one server port. On SMC-R the connection between the agents and the one to the
-// application each take such a port, so half as many (measured: 14,085 within a
-// minute, then [ErrNoPort] until some leave TIME_WAIT).
+// DialFrom cannot use a client's link-local IPv6 address. The connections of a client to
+// one server port have different ephemeral ports, those in TIME_WAIT included, so plain
+// TCP sustains some 470 connections per second. On SMC-R, the connection between the
+// agents and the one to the application take one port each, but mostly only one of the two
+// stays in TIME_WAIT. Measured with 4,000 ports: 3,150 connections within a minute, where
+// plain TCP has 4,000; then DialFrom returns [ErrNoPort] until ports leave TIME_WAIT.
 //
 // Concatenated interval sets need Linux 5.6; [Probe] says what else
-// is missing on a machine. In a pod with a user namespace of its own the kernel
-// may hide the variables of connection tracking; they are left alone then, and with
-// Untracked TCP is tracked. A redirector that gives packets another mark, or works
-// without connection tracking, is not caught, only found.
+// is missing on a machine. In a pod with a user namespace of its own the kernel may hide
+// the variables of connection tracking. Then they are not set, and TCP is tracked in spite
+// of Untracked. A redirector that gives packets another mark, or works without connection
+// tracking, is found by FindOthers, but not by the set "caught".
 package linux

@@ -24,7 +24,12 @@ import (
 	"github.com/smcr-io/kube-smcr/internal/testenv"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if role := os.Getenv(roleEnv); role != "" {
+		playRole(role)
+	}
+	goleak.VerifyTestMain(m)
+}
 
 const (
 	testMark    = 0x5bc0

@@ -16,18 +16,17 @@ var (
 	// ErrNoTable means that somebody deleted the table kube-smcr; Update puts
 	// it back.
 	ErrNoTable = errors.New("nftables table " + tableName + " does not exist")
-	// ErrBypassFull means that the negative cache has no room.
+	// ErrBypassFull means that the negative cache has no room for another entry.
 	ErrBypassFull = errors.New("negative cache is full")
-	// ErrNotRedirected means that a connection to the agent's listener was
-	// not diverted but made to the listener itself.
+	// ErrNotRedirected means that a connection came to the agent's listener without
+	// being diverted: a program connected to the listener itself.
 	ErrNotRedirected = errors.New("connection was not redirected")
-	// ErrNoPort means that there is no local port under which the client can
-	// be impersonated.
+	// ErrNoPort means that DialFrom finds no free port of the client's address.
 	ErrNoPort = errors.New("no free local port under the client's address")
 )
 
-// A FeatureError names what this kernel or this process lacks, and what to do
-// about it.
+// A FeatureError names a feature that this kernel does not have or this process may not
+// use, and what to do about it.
 type FeatureError struct {
 	Feature string // for example "nftables: match on a TCP option"
 	Remedy  string // what an administrator does about it

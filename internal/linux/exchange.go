@@ -12,8 +12,8 @@ import (
 // ErrNoExchange means that a file system cannot exchange files.
 var ErrNoExchange = errors.New("the file system cannot exchange two files")
 
-// Exchange gives two files each other's names in one step, so that nobody finds
-// either name missing, and whoever replaces a file gets what was there.
+// Exchange gives two files each other's names in one step, so that each name always has a
+// file, and a program that replaces a file gets the file that was there.
 func Exchange(a, b string) error {
 	err := unix.Renameat2(unix.AT_FDCWD, a, unix.AT_FDCWD, b, unix.RENAME_EXCHANGE)
 	switch {

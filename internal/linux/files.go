@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// FileLimit returns how many files the process may have open. Go raises it to
-// what the process was allowed when it started.
+// FileLimit returns how many files the process may have open. The Go runtime raises the
+// soft limit to the hard limit when the process starts.
 func FileLimit() uint64 {
 	var l unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &l); err != nil || l.Cur == unix.RLIM_INFINITY {

@@ -8,17 +8,19 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/google/nftables"
+	"golang.org/x/sys/unix"
+
+	"github.com/smcr-io/kube-smcr/internal/undo"
 )
 
-// sysctl is a variable of a pod's namespace that the redirection sets. What it
-// was before is kept in the set "found" of the table, from before the change
-// until after it is taken back: it survives the agent, and ends with the
-// namespace. The numbers stand in that set, so they do not change.
+// sysctl is a variable of a pod's namespace that the redirection sets. Its value from
+// before is in the set "found" of the table, from before the change until after it was
+// restored: so the value survives the agent, and ends with the namespace. The numbers are
+// in that set, so they must not change.
 type sysctl uint32
 
 const (
@@ -26,15 +28,18 @@ const (
 	// that the application's answers carry the mark of the agent's connection. It
 	// covers IPv6 too.
 	fwmarkAccept sysctl = 1
-	// closeTimeout is for how many seconds connection tracking remembers a
-	// connection that was reset, and where it was diverted to. When a diverted one
-	// is reset by the agent, its port is free at once; a connection of the agent's
-	// to the same destination that gets the port would then be taken for the old one
-	// and be diverted too, to the agent itself. So nothing is remembered. Kernels
-	// hide the variable in the namespaces of users' own.
+	// closeTimeout is for how many seconds connection tracking remembers a connection
+	// that was reset, and where it was diverted to. It is set to 0, as otherwise:
+	//
+	//	0 s  application:40000 -> 10.0.0.2:80, diverted to the agent, which resets it
+	//	1 s  agent:40000 -> 10.0.0.2:80, a new connection: the port is free again
+	//	     tracking takes it for the old one and diverts it, to the agent itself
+	//
+	// The kernel hides the variable in a network namespace of another user namespace.
 	closeTimeout sysctl = 2
-	// looseTracking makes connection tracking take up connections in their middle.
-	// Those whose SYN was kept from it are to stay unknown.
+	// looseTracking makes connection tracking also track connections whose SYN it has
+	// not seen. It is switched off, so that connections whose SYN was excluded stay
+	// untracked.
 	looseTracking sysctl = 3
 )
 
@@ -56,8 +61,8 @@ func (s sysctl) path() string {
 // String is the name as administrators write it.
 func (s sysctl) String() string { return strings.ReplaceAll(s.path(), "/", ".") }
 
-// values are what the redirection sets, and the kernel's default. The default
-// counts only where an agent that kept no record was.
+// values are the value that the redirection sets, and the kernel's default. The default
+// is used only after an agent of a version that kept no record of the value before.
 func (s sysctl) values() (ours, usual uint32) {
 	switch s {
 	case fwmarkAccept:
@@ -70,8 +75,8 @@ func (s sysctl) values() (ours, usual uint32) {
 	return 0, 0
 }
 
-// read returns the value in the thread's namespace. The error is fs.ErrNotExist
-// if the kernel does not have or show it.
+// read returns the value in the thread's namespace. The error is fs.ErrNotExist if the
+// kernel does not have the variable, or hides it.
 func (s sysctl) read() (uint32, error) {
 	b, err := os.ReadFile("/proc/sys/" + s.path())
 	if err != nil {
@@ -91,7 +96,8 @@ func (s sysctl) write(v uint32) error {
 	return nil
 }
 
-// restore sets it back in ns to what was found, unless somebody else changed it.
+// restore sets the variable in ns back to the value found, unless another program changed
+// it since.
 func (s sysctl) restore(ns *NetNS, found uint32) error {
 	return ns.Do(func() error {
 		now, err := s.read()
@@ -105,10 +111,13 @@ func (s sysctl) restore(ns *NetNS, found uint32) error {
 	})
 }
 
+// foundSize is the size of the set "found": it has room for variables of other versions.
+const foundSize = 2 * len(sysctls)
+
 // foundSet is the set of pairs of a sysctl and the value that was found.
 func foundSet(t *nftables.Table) *nftables.Set {
 	return &nftables.Set{
-		Table: t, Name: setFound, Concatenation: true, Size: 2 * uint32(len(sysctls)),
+		Table: t, Name: setFound, Concatenation: true, Size: uint32(foundSize),
 		KeyType: nftables.MustConcatSetType(nftables.TypeMark, nftables.TypeMark),
 	}
 }
@@ -123,27 +132,26 @@ func foundElements(found map[sysctl]uint32) []nftables.SetElement {
 	return elems
 }
 
-// readFound returns the record in the namespace of conn, nil if there is none.
-func readFound(conn *nftables.Conn) (map[sysctl]uint32, error) {
-	there, err := hasTable(conn)
-	if err != nil || !there {
-		return nil, err
+// readFound returns the record in ns, nil if there is none.
+func readFound(ns *NetNS) (found map[sysctl]uint32, err error) {
+	err = ns.Do(func() error {
+		return eachElement(foundSet(kubeTable()), func(e element) bool {
+			if found == nil {
+				found = map[sysctl]uint32{}
+			}
+			if len(e.key) == 8 {
+				found[sysctl(binary.NativeEndian.Uint32(e.key))] = binary.NativeEndian.Uint32(e.key[4:])
+			}
+			return len(found) < foundSize
+		})
+	})
+	if errors.Is(err, unix.ENOENT) {
+		return nil, nil
 	}
-	sets, err := conn.GetSets(kubeTable())
-	if err != nil || !slices.ContainsFunc(sets, func(s *nftables.Set) bool { return s.Name == setFound }) {
-		return nil, err
+	if err == nil && found == nil {
+		found = map[sysctl]uint32{} // an empty record
 	}
-	elems, err := conn.GetSetElements(foundSet(kubeTable()))
-	if err != nil {
-		return nil, err
-	}
-	found := map[sysctl]uint32{}
-	for _, e := range elems {
-		if len(e.Key) == 8 {
-			found[sysctl(binary.NativeEndian.Uint32(e.Key))] = binary.NativeEndian.Uint32(e.Key[4:])
-		}
-	}
-	return found, nil
+	return found, err
 }
 
 // keepFound writes the record, and the table around it if there is none.
@@ -161,10 +169,10 @@ func (r *Redirect) keepFound() error {
 	return r.conn.Flush()
 }
 
-// learnFound reads what an earlier agent found. One that kept no record found the
-// defaults, if anything of it is there.
+// learnFound reads the record of an earlier agent. If there is a table or rule of an earlier
+// agent, but no record, the values from before are assumed to be the defaults.
 func (r *Redirect) learnFound() error {
-	found, err := readFound(r.conn)
+	found, err := readFound(r.ns)
 	if r.found = found; err != nil || found != nil {
 		return err
 	}
@@ -188,8 +196,8 @@ func (r *Redirect) learnFound() error {
 	return nil
 }
 
-// take sets a variable, after it has kept what it was. It reports whether the
-// kernel has it.
+// take sets a variable, after it has stored the value from before. It reports whether the
+// kernel has the variable.
 func (r *Redirect) take(s sysctl) (there bool, err error) {
 	ours, _ := s.values()
 	var now uint32
@@ -215,7 +223,7 @@ func (r *Redirect) take(s sysctl) (there bool, err error) {
 	return true, r.ns.Do(func() error { return s.write(ours) })
 }
 
-// give sets a variable back and forgets what it was.
+// give restores a variable and removes the value from before from the record.
 func (r *Redirect) give(s sysctl) error {
 	found, ok := r.found[s]
 	if !ok {
@@ -228,11 +236,11 @@ func (r *Redirect) give(s sysctl) error {
 	return r.keepFound()
 }
 
-// takeStep is take as a step, of a variable that the kernel must have or may
-// have. What an earlier agent took stays when a later step fails.
-func (r *Redirect) takeStep(s sysctl, must bool) Step {
+// takeStep is take as a step of a set-up. must says that the kernel has to have the
+// variable. A variable that an earlier agent took is not restored when a later step fails.
+func (r *Redirect) takeStep(s sysctl, must bool) undo.Step {
 	var known bool
-	return Step{
+	return undo.Step{
 		Name: "set sysctl " + s.String(),
 		Do: func() error {
 			_, known = r.found[s]
@@ -251,8 +259,8 @@ func (r *Redirect) takeStep(s sysctl, must bool) Step {
 	}
 }
 
-// restoreAll sets back what the record says, or the defaults after an agent that
-// kept none: nil.
+// restoreAll restores the variables of the record. If found is nil, there is no record, and
+// all variables get their defaults.
 func restoreAll(ns *NetNS, found map[sysctl]uint32) error {
 	if found == nil {
 		found = map[sysctl]uint32{}
@@ -277,7 +285,12 @@ func isThere(ns *NetNS, conn *nftables.Conn) (bool, error) {
 	return hasRules(ns)
 }
 
+// hasTable tells whether the table is there. It does not list all tables: a program in the
+// pod may have made very many.
 func hasTable(conn *nftables.Conn) (bool, error) {
-	tables, err := conn.ListTablesOfFamily(nftables.TableFamilyINet)
-	return slices.ContainsFunc(tables, func(t *nftables.Table) bool { return t.Name == tableName }), err
+	_, err := conn.ListTableOfFamily(tableName, nftables.TableFamilyINet)
+	if errors.Is(err, unix.ENOENT) {
+		return false, nil
+	}
+	return err == nil, err
 }

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/smcr-io/kube-smcr/internal/undo"
 )
 
 func sysctlNow(t testing.TB, ns *NetNS, s sysctl) uint32 {
@@ -54,7 +56,7 @@ func TestSysctls_goBack(t *testing.T) {
 					break
 				}
 			}
-			var u Undo
+			var u undo.Stack
 			mustDo(t, u.Run(steps...))
 			u.Keep()
 			mustDo(t, r.Close())

@@ -12,7 +12,10 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
+
+	"github.com/smcr-io/kube-smcr/internal/undo"
 )
 
 // wantClean fails unless the namespace has nothing of ours.
@@ -65,7 +68,7 @@ func TestInstallRedirect_failsEachStep(t *testing.T) {
 		t.Run(fmt.Sprintf("%d %s", i, steps[i].Name), func(t *testing.T) {
 			before := openFDs(t)
 			steps[i].Do = func() error { return boom }
-			var u Undo
+			var u undo.Stack
 			if err := u.Run(steps...); !errors.Is(err, boom) || !strings.Contains(err.Error(), steps[i].Name) {
 				t.Fatalf("run: %v, want boom with the name of the step", err)
 			}
@@ -77,32 +80,44 @@ func TestInstallRedirect_failsEachStep(t *testing.T) {
 	}
 }
 
-func TestUndo(t *testing.T) {
-	var log []string
-	step := func(name string, undo error) Step {
-		return Step{
-			Name: name,
-			Do:   func() error { log = append(log, "do "+name); return nil },
-			Undo: func() error { log = append(log, "undo "+name); return undo },
-		}
+// TestInstallRedirect_failsInherited: whatever step of a set-up fails, the table, rules
+// and sysctls of an earlier agent stay, which may still have connections.
+func TestInstallRedirect_failsInherited(t *testing.T) {
+	ns := newNS(t)
+	mustDo(t, install(t, ns, testConfig(families[0])).Close())
+	boom := errors.New("boom")
+	n := len((&Redirect{ns: ns}).installSteps())
+	for i := range n {
+		r := &Redirect{ns: ns, cfg: testConfig(families[0])}
+		steps := r.installSteps()
+		t.Run(fmt.Sprintf("%d %s", i, steps[i].Name), func(t *testing.T) {
+			steps[i].Do = func() error { return boom }
+			var u undo.Stack
+			if err := u.Run(steps...); !errors.Is(err, boom) {
+				t.Fatalf("run: %v, want boom", err)
+			}
+			mustDo(t, ns.Do(func() error {
+				conn, err := nftables.New()
+				if err != nil {
+					return err
+				}
+				_, err = conn.ListChain(kubeTable(), chainOutboundTo)
+				return err
+			}))
+			if has, err := hasRules(ns); !has || err != nil {
+				t.Errorf("has routing rules %t, %v", has, err)
+			}
+			if v := sysctlNow(t, ns, fwmarkAccept); v != 1 {
+				t.Errorf("%v is %d", fwmarkAccept, v)
+			}
+			found, err := readFound(ns)
+			if _, ok := found[fwmarkAccept]; !ok || err != nil {
+				t.Errorf("found %v, %v", found, err)
+			}
+		})
 	}
-	boom, stuck := errors.New("boom"), errors.New("stuck")
-	var u Undo
-	mustDo(t, u.Run(step("a", nil)))
-	err := u.Run(step("b", stuck), Step{Name: "c", Do: func() error { return nil }}, Step{Name: "d", Do: func() error { return boom }})
-	if !errors.Is(err, boom) || !errors.Is(err, stuck) {
-		t.Errorf("error %v, want boom and stuck", err)
-	}
-	if diff := cmp.Diff([]string{"do a", "do b", "undo b", "undo a"}, log); diff != "" {
-		t.Error(diff)
-	}
-	log = nil
-	mustDo(t, u.Run(step("a", nil)))
-	u.Keep()
-	mustDo(t, u.Back())
-	if diff := cmp.Diff([]string{"do a"}, log); diff != "" {
-		t.Error(diff)
-	}
+	mustDo(t, Sweep(ns))
+	wantClean(t, ns)
 }
 
 func TestRedirectConfig_Validate(t *testing.T) {
@@ -123,12 +138,18 @@ func TestRedirectConfig_Validate(t *testing.T) {
 		{"many ranges", "Inbound", func(c *RedirectConfig) { c.Inbound = make([]PortRange, maxInboundRanges+1) }},
 		{"many port ranges", "Outbound", func(c *RedirectConfig) { c.Outbound[0].Ports = make([]PortRange, maxOutboundRanges+1) }},
 		{"no prefix", "Outbound[0].Prefix", func(c *RedirectConfig) { c.Outbound[0].Prefix = netip.Prefix{} }},
+		{"many required rules", "Required", func(c *RedirectConfig) { c.Required = make([]OutboundRule, maxOutboundRules+1) }},
+		{"no required prefix", "Required[0].Prefix", func(c *RedirectConfig) { c.Required = []OutboundRule{{}} }},
 		{"mapped prefix", "Outbound[0].Prefix", func(c *RedirectConfig) {
 			c.Outbound[0].Prefix = netip.MustParsePrefix("::ffff:10.0.0.0/104")
 		}},
 		{"reversed ports", "Outbound[0].Ports[1]", func(c *RedirectConfig) {
 			c.Outbound[0].Ports = []PortRange{{1, 2}, {4, 3}}
 		}},
+		{"many exceptions", "InboundExcept", func(c *RedirectConfig) { c.InboundExcept = make([]netip.Addr, maxInboundExcept+1) }},
+		{"no exception", "InboundExcept[0]", func(c *RedirectConfig) { c.InboundExcept = make([]netip.Addr, 1) }},
+		{"many ranges that stay", "InboundAlways", func(c *RedirectConfig) { c.InboundAlways = make([]PortRange, maxInboundRanges+1) }},
+		{"reversed range that stays", "InboundAlways[0]", func(c *RedirectConfig) { c.InboundAlways = []PortRange{{2, 1}} }},
 		{"reversed range", "Inbound[0]", func(c *RedirectConfig) { c.Inbound = []PortRange{{2, 1}} }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
