@@ -25,7 +25,7 @@ type InterfaceIPs struct {
 // An InterfaceRoute is a route through the interface that it is set on.
 type InterfaceRoute struct {
 	Dst     netip.Prefix
-	Gateway netip.Addr // zero: what is at Dst is on the link
+	Gateway netip.Addr // zero: the hosts of Dst are on the link
 	// Zero and nil leave the choice to the kernel.
 	MTU, AdvMSS, Priority int
 	Table, Scope          *int
@@ -47,11 +47,11 @@ func (r InterfaceRoute) String() string {
 	return b.String()
 }
 
-// SetInterfaceIPs gives the addresses and routes to an interface in ns that is
-// up. Addresses can be used at once: the kernel does not look for duplicates,
-// which takes seconds; whoever allocated the addresses has to know that they are
-// free. What is there already is no error. After an error some of it is set; it
-// goes with the interface.
+// SetInterfaceIPs sets addresses and routes of an interface in ns that is up. The
+// addresses can be used at once: the kernel does not look for duplicates, which takes
+// seconds, because IPAM has to know that the addresses are free. An address or route that
+// is there already is no error. After an error some are set; they are deleted together
+// with the interface.
 func SetInterfaceIPs(ns *NetNS, ifName string, c InterfaceIPs) error {
 	return inNetlink(ns, func(h *netlink.Handle) error {
 		l, err := h.LinkByName(ifName)
@@ -73,9 +73,8 @@ func SetInterfaceIPs(ns *NetNS, ifName string, c InterfaceIPs) error {
 			}
 		}
 		for _, r := range c.Routes {
-			// A route to the same destination through another interface
-			// may stand beside it: which one is the default is for those
-			// to say who put the interfaces together.
+			// There may be a route to the same destination through another interface.
+			// Both stay: the configuration of the networks decides which is preferred.
 			if err := h.RouteAddEcmp(r.route(l.Attrs().Index)); err != nil && !errors.Is(err, unix.EEXIST) {
 				return fmt.Errorf("add route %v through %s: %w", r, ifName, err)
 			}
@@ -84,8 +83,8 @@ func SetInterfaceIPs(ns *NetNS, ifName string, c InterfaceIPs) error {
 	})()
 }
 
-// CheckInterfaceIPs tells the first address that the interface does not have,
-// or has but cannot use, and the first route that its namespace does not have.
+// CheckInterfaceIPs returns an error about the first address that the interface does not
+// have or cannot use, or the first route that its namespace does not have.
 func CheckInterfaceIPs(ns *NetNS, ifName string, c InterfaceIPs) error {
 	return inNetlink(ns, func(h *netlink.Handle) error {
 		l, err := h.LinkByName(ifName)
@@ -106,7 +105,9 @@ func CheckInterfaceIPs(ns *NetNS, ifName string, c InterfaceIPs) error {
 
 func checkAddresses(h *netlink.Handle, l netlink.Link, want []netip.Prefix) error {
 	name := l.Attrs().Name
-	have, err := retryDump(func() ([]netlink.Addr, error) { return h.AddrList(l, netlink.FAMILY_ALL) })
+	have, err := listFew(unix.RTM_GETADDR, unix.AF_UNSPEC, unix.SizeofIfAddrmsg, func() ([]netlink.Addr, error) {
+		return h.AddrList(l, netlink.FAMILY_ALL)
+	})
 	if err != nil {
 		return fmt.Errorf("list addresses of %s: %w", name, err)
 	}
@@ -118,7 +119,7 @@ func checkAddresses(h *netlink.Handle, l netlink.Link, want []netip.Prefix) erro
 		case have[i].Flags&unix.IFA_F_DADFAILED != 0:
 			return fmt.Errorf("address %v of %s is a duplicate: another machine has it", p, name)
 		case have[i].Flags&unix.IFA_F_TENTATIVE != 0:
-			return fmt.Errorf("address %v of %s is tentative", p, name)
+			return fmt.Errorf("address %v of %s is tentative: the kernel still looks for duplicates", p, name)
 		}
 	}
 	return nil
@@ -129,8 +130,9 @@ func hasRoute(h *netlink.Handle, want InterfaceRoute) (bool, error) {
 	if want.Table != nil {
 		filter.Table = *want.Table
 	}
-	have, err := retryDump(func() ([]netlink.Route, error) {
-		return h.RouteListFiltered(familyOf(want.Dst.Addr()), filter, mask)
+	family := familyOf(want.Dst.Addr())
+	have, err := listFew(unix.RTM_GETROUTE, family, unix.SizeofRtMsg, func() ([]netlink.Route, error) {
+		return h.RouteListFiltered(family, filter, mask)
 	})
 	if err != nil {
 		return false, fmt.Errorf("list routes: %w", err)
@@ -189,8 +191,8 @@ func (r InterfaceRoute) route(link int) *netlink.Route {
 	return out
 }
 
-// allowIPv6 switches IPv6 on for an interface of the thread's namespace:
-// runtimes switch it off in the pods of clusters that have IPv4 only.
+// allowIPv6 switches IPv6 on for an interface of the thread's namespace. Container
+// runtimes switch IPv6 off in the pods of clusters that have IPv4 only.
 func allowIPv6(ifName string) error {
 	name := "net/ipv6/conf/" + ifName + "/disable_ipv6"
 	b, err := os.ReadFile("/proc/sys/" + name)
@@ -212,14 +214,4 @@ func familyOf(a netip.Addr) int {
 		return netlink.FAMILY_V4
 	}
 	return netlink.FAMILY_V6
-}
-
-// retryDump calls f again when the kernel's list changed while it was read.
-func retryDump[T any](f func() ([]T, error)) (out []T, err error) {
-	for range dumpTries {
-		if out, err = f(); !errors.Is(err, netlink.ErrDumpInterrupted) {
-			break
-		}
-	}
-	return out, err
 }

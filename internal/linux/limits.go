@@ -10,41 +10,56 @@ const (
 	// and port ranges.
 	maxOutboundRules  = 256
 	maxOutboundRanges = 512
-	// maxOutboundElements bounds what they compile to, per address family: a
-	// netlink transaction is charged to the send buffer of its socket.
+	// maxOutboundElements bounds the set elements that the rules compile to, per address
+	// family: a netlink transaction must fit into the send buffer of its socket.
 	maxOutboundElements = 1024
-	// maxInboundRanges bounds the port ranges of one pod, as above.
+	// maxInboundRanges bounds the inbound port ranges of one pod, for the same reason.
 	maxInboundRanges = 256
-	// maxBypass bounds the negative cache of one pod. An application that walks
-	// through an address range must not fill kernel memory; what a full cache
-	// forgets only costs a fallback. It also has to fit into the transaction of an
-	// Update.
+	// maxInboundExcept bounds the clients of one pod whose connections are not diverted.
+	// They are those with the most connections, so there cannot be many.
+	maxInboundExcept = 64
+	// maxBypass bounds the negative cache of one pod: an application that connects to
+	// every address of a range must not fill kernel memory. An entry that a full cache
+	// drops only costs another fallback. The cache also has to fit into the transaction
+	// of an Update.
 	maxBypass = 1024
 
-	// DefaultFailOpenTTL is how long a dead or hung agent may hold up new
-	// connections: the time that users call an outage starts above it.
+	// DefaultFailOpenTTL is how long a dead or hung agent may hold up new connections:
+	// users do not take 2 s for an outage yet.
 	DefaultFailOpenTTL = 2 * time.Second
-	// minFailOpenTTL: the kernel keeps set timeouts in jiffies of up to 10 ms,
-	// and the agent must get three renewals into one period.
+	// minFailOpenTTL leaves room for three renewals per period; the kernel counts the
+	// timeouts of sets in jiffies of up to 10 ms.
 	minFailOpenTTL = 100 * time.Millisecond
-	// maxFailOpenTTL is what an operator can still call failing open.
+	// maxFailOpenTTL bounds the outage that a hung agent can cause.
 	maxFailOpenTTL = time.Minute
-	// maxBypassTTL bounds how long a destination that learned SMC-R in the
-	// meantime is still left alone.
+	// maxBypassTTL bounds how long connections to a destination that got SMC-R since
+	// still go directly.
 	maxBypassTTL = time.Hour
 
-	// caughtTTL is how long nothing is diverted after somebody else redirected a
-	// connection of the agent's: until then whoever looks through the rules of
-	// others has found them. Where none are found, it is how often one
-	// connection passes the agent that is redirected after it.
+	// caughtTTL is how long nothing is diverted after another program redirected a
+	// connection of the agent. In that time the agent looks for the program's rules. If
+	// it finds none, diversion begins again, and one connection per caughtTTL is
+	// redirected a second time, after the agent.
 	caughtTTL = time.Minute
-	// maxLegacyBytes bounds one table of iptables that is looked through: a pod's
-	// has some kilobytes.
-	maxLegacyBytes = 4 << 20
+	// maxDumpEntries, maxDumpBytes and maxDumpTime bound one look through the rules or
+	// addresses of a pod's namespace, of which a program with CAP_NET_ADMIN there can
+	// make millions. A sidecar has some dozens of rules; to read 64 Ki takes a second.
+	maxDumpEntries = 64 << 10
+	maxDumpBytes   = 16 << 20
+	maxDumpTime    = 250 * time.Millisecond // of the processor
+	// maxLegacyBytes bounds a table of iptables, which the kernel returns as a whole: some
+	// 4000 rules. The tables of many pods may be read at the same time.
+	maxLegacyBytes = 1 << 20
+	// dumpBufferBytes is the size of the buffer for one part of a list: the kernel makes
+	// parts of at most 32 KiB, and larger ones for a few kinds of lists.
+	dumpBufferBytes = 64 << 10
+	// maxRuleDeletes bounds how many routing rules with our priority are deleted: we make
+	// one per address family.
+	maxRuleDeletes = 64
 
-	// routeTable and rulePriority are ours in a pod's namespace. The number
-	// is that of the RFC: no other tool uses it by default, and it lies
-	// before main (32766) and before source-based routing rules, which the
+	// routeTable and rulePriority are the table and the priority of our routing rules in
+	// a pod's namespace. The number is that of the RFC: no other tool uses it by default,
+	// and it comes before main (32766) and before source-based routing rules, which the
 	// kernel numbers downwards from there.
 	routeTable   = 7609
 	rulePriority = 7609
@@ -52,15 +67,14 @@ const (
 	// maxElementsPerMessage keeps a list of set elements, of at most 120 bytes
 	// each, below the 64 KiB of a netlink attribute.
 	maxElementsPerMessage = 256
-	// netlinkBufferBytes holds the largest transaction (about 3000 elements)
-	// and its answers: the kernel takes or refuses a transaction as a whole.
+	// netlinkBufferBytes has room for the largest transaction (about 5000 elements) and
+	// its answers: the kernel accepts or refuses a transaction as a whole.
 	netlinkBufferBytes = 1 << 20
 
-	// portTries bounds the search for a local port in DialFrom. Each try
-	// fails with the share of the client's ports that are in use towards this
-	// server port. A client of short connections, a few hundred per second,
-	// has half of them in TIME_WAIT, where eight tries failed now and then:
-	// with 64 nine tenths may be, and a try costs some ten microseconds.
+	// portTries bounds the search for a local port in DialFrom, and the sockets that a
+	// search has open. A port is not free if a connection of the client to this server
+	// port has it, or had it within the last minute. No port is tried twice. A try costs
+	// some ten microseconds.
 	portTries = 64
 
 	// maxWireOwn bounds the RDMA devices of a machine and their interfaces: eight
@@ -73,7 +87,37 @@ const (
 	// maxWirePeers bounds the networks of configured peers, as the file does.
 	maxWirePeers = 1024
 
-	// dumpTries bounds how often a list is read again that changed meanwhile;
-	// a pod's interfaces change when it starts and ends.
-	dumpTries = 8
+	// dumpTries bounds how often a list is read because it changed while it was read: the
+	// interfaces of a pod change when it starts and ends, those of a busy node more often.
+	dumpTries = 11
+
+	// firstQueue and numQueues are the numbers of the queues that an agent tries: other programs
+	// use low ones, and an agent that hands over still has its own.
+	firstQueue uint16 = 7609
+	numQueues  uint16 = 8
+	// DefaultQueueLen bounds the packets of one pod that the kernel holds. It is more
+	// than a synqueue.Table holds, which lets the others go at once.
+	DefaultQueueLen = 512
+	// DefaultQueueCopy is what is copied of a held packet: the headers of IPv6, with some
+	// extensions, and TCP.
+	DefaultQueueCopy = 256
+	// queuePacketBytes is what a SYN takes of the receive buffer until it is read: the
+	// kernel counts the memory of the message, some 830 bytes, and gives the buffer
+	// twice what was asked for.
+	queuePacketBytes = 1024
+	// queueHeaderRoom is for what stands around the copy in a message.
+	queueHeaderRoom = 512
+	// queueBatch bounds the packets that are read at once.
+	queueBatch = 32
+	// queueAnswerTime is for the kernel's answer, which it gives while we send.
+	queueAnswerTime = time.Second
+
+	// KeeperPatience is how long a packet waits in a queue at most when its agent does
+	// nothing. It is below a second, and so far above what an agent lets a SYN wait
+	// for an answer (synqueue.DefaultDeadline) that the keeper, who knows times to
+	// two intervals, does not come before.
+	KeeperPatience = 850 * time.Millisecond
+	// keeperInterval is how often the keeper looks, and so how exactly it knows what
+	// has waited for how long.
+	keeperInterval = 100 * time.Millisecond
 )

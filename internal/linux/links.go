@@ -7,18 +7,45 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/mdlayher/netlink"
+	mdnetlink "github.com/mdlayher/netlink"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
+
+// listFew calls list if the kernel's answer to a request, which the libraries read as a
+// whole, is short enough. The family is the first byte of the request's header.
+func listFew[T any](request uint16, family, header int, list func() ([]T, error)) ([]T, error) {
+	if err := fewEnough(request, family, header, newAllowance()); err != nil {
+		return nil, err
+	}
+	return RetryDump(list)
+}
+
+func fewEnough(request uint16, family, header int, left *allowance) error {
+	body := make([]byte, header)
+	body[0] = byte(family)
+	return dump(unix.NETLINK_ROUTE, request, body, left, func([]byte) (bool, error) { return true, nil })
+}
+
+// RetryDump calls list, and calls it again if the kernel's list changed while it was read.
+func RetryDump[T any](list func() ([]T, error)) (out []T, err error) {
+	for range dumpTries {
+		if out, err = list(); !errors.Is(err, netlink.ErrDumpInterrupted) {
+			break
+		}
+	}
+	return out, err
+}
 
 // linkGroups are the kernel's notices about network interfaces and addresses.
 const linkGroups = 1<<(unix.RTNLGRP_LINK-1) | 1<<(unix.RTNLGRP_IPV4_IFADDR-1) | 1<<(unix.RTNLGRP_IPV6_IFADDR-1)
 
-// LinkChanges tells when a network interface of the process's namespace, or one
-// of its addresses, comes, goes or changes. One value may stand for many changes.
-// The channel is closed when ctx ends, or when the kernel ends the subscription.
+// LinkChanges returns a channel that gets a value when a network interface of the
+// process's namespace, or one of its addresses, appears, disappears or changes. One value
+// may stand for many changes. The channel is closed when ctx ends, or when the kernel ends
+// the subscription.
 func LinkChanges(ctx context.Context) (<-chan struct{}, error) {
-	conn, err := netlink.Dial(unix.NETLINK_ROUTE, &netlink.Config{Groups: linkGroups})
+	conn, err := mdnetlink.Dial(unix.NETLINK_ROUTE, &mdnetlink.Config{Groups: linkGroups})
 	if err != nil {
 		return nil, fmt.Errorf("subscribe to changes of network interfaces: %w", err)
 	}
@@ -32,13 +59,13 @@ func LinkChanges(ctx context.Context) (<-chan struct{}, error) {
 			}
 		}()
 		for {
-			// A burst that overflows the socket is one value all the same.
+			// Notices were lost in a burst: the receiver has to look in any case.
 			if _, err := conn.Receive(); err != nil && !errors.Is(err, unix.ENOBUFS) {
 				return
 			}
 			select {
 			case out <- struct{}{}:
-			default: // one is waiting already
+			default: // the channel has a value already
 			}
 		}
 	}()

@@ -8,9 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// LockLimit returns how many bytes the process may lock into memory, which is
-// what registering memory with an RDMA device does; free says that there is no
-// limit: none is set, or CAP_IPC_LOCK lifts it.
+// LockLimit returns how many bytes the process may lock into memory, as registering memory
+// with an RDMA device does. free says that there is no limit: none is set, or the process
+// has CAP_IPC_LOCK.
 func LockLimit() (bytes uint64, free bool) {
 	var l unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &l); err != nil || l.Cur == unix.RLIM_INFINITY {

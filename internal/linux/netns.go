@@ -24,14 +24,14 @@ type NetNS struct {
 
 	mu     sync.Mutex // guards what is below
 	fd     int        // the namespace
-	home   int        // where threads come from and go back to
+	home   int        // the namespace that threads are in outside of Do
 	users  int        // calls of Do under way
 	closed bool
 }
 
-// OpenNetNS opens the namespace at path, which is a bind mount as the
-// container runtime makes it or a file in /proc. The error is [ErrGone] if it
-// disappeared.
+// OpenNetNS opens the namespace at path, which is a bind mount that a container runtime
+// made, or a file in /proc. The error is [ErrGone] if there is no namespace at path any
+// more.
 func OpenNetNS(path string) (*NetNS, error) {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	switch {
@@ -47,7 +47,7 @@ func OpenNetNS(path string) (*NetNS, error) {
 	}
 	if fs.Type != unix.NSFS_MAGIC {
 		unix.Close(fd)
-		// The mount went away and left the file that it was mounted on.
+		// The runtime unmounted the namespace, and the file below the mount is left.
 		return nil, fmt.Errorf("open network namespace %s: not a namespace (any more): %w", path, ErrGone)
 	}
 	if kind, err := unix.IoctlRetInt(fd, unix.NS_GET_NSTYPE); err == nil && kind != unix.CLONE_NEWNET {
@@ -81,9 +81,9 @@ func newNetNS(path string, fd int) (*NetNS, error) {
 	return &NetNS{path: path, dev: st.Dev, ino: st.Ino, fd: fd, home: home}, nil
 }
 
-// openHome opens the namespace that unlocked threads of this process are in.
-// The caller may itself run inside Do, on a thread that is elsewhere, so it
-// looks from a goroutine of its own.
+// openHome opens the namespace that the threads of this process are in outside of Do. The
+// caller may run inside Do, on a thread in another namespace, so openHome looks from a new
+// goroutine.
 func openHome() (int, error) {
 	type result struct {
 		fd  int
@@ -101,7 +101,7 @@ func openHome() (int, error) {
 	return r.fd, nil
 }
 
-// ID is the inode number of the namespace: its identity while it lives.
+// ID is the inode number of the namespace, which identifies it while it exists.
 func (n *NetNS) ID() uint64 { return n.ino }
 
 // Path is where the namespace was opened, or "" if it has no name.
@@ -115,9 +115,9 @@ func (n *NetNS) String() string {
 	return n.path
 }
 
-// Gone tells whether the namespace no longer stands where it was opened: the
-// runtime removed it, or put another one there. A namespace without a name is
-// never gone.
+// Gone tells whether the path at which the namespace was opened no longer leads to it:
+// the runtime removed it, or put another one there. A namespace without a path is never
+// gone.
 func (n *NetNS) Gone() bool {
 	if n.path == "" {
 		return false
@@ -129,8 +129,8 @@ func (n *NetNS) Gone() bool {
 	return st.Dev != n.dev || st.Ino != n.ino
 }
 
-// Close gives the handle back. Calls of Do under way finish undisturbed.
-// Closing twice is no error.
+// Close closes the handle. Calls of Do under way finish undisturbed. Closing twice is no
+// error.
 func (n *NetNS) Close() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -141,8 +141,8 @@ func (n *NetNS) Close() error {
 	return n.releaseLocked()
 }
 
-// releaseLocked closes the descriptors once nobody uses them: a descriptor
-// number that was closed too early may already name something else.
+// releaseLocked closes the descriptors once no call of Do uses them: the number of a
+// descriptor that is closed too early may already be that of another file.
 func (n *NetNS) releaseLocked() error {
 	if !n.closed || n.users > 0 {
 		return nil
@@ -170,11 +170,10 @@ func (n *NetNS) release() error {
 // errGoexit is what Do returns when f ended its goroutine.
 var errGoexit = errors.New("function ended its goroutine")
 
-// Do runs f on a thread that is in the namespace, and waits for it. f runs in
-// a goroutine of its own, locked to that thread; goroutines that f starts are
-// not in the namespace. A socket that f makes stays in the namespace for good,
-// so f should make it and leave the waiting to others. If the thread cannot go
-// back it is discarded.
+// Do runs f on a thread that is in the namespace, and waits for f. f runs in a goroutine
+// of its own, locked to that thread; goroutines that f starts are not in the namespace. A
+// socket that f makes stays in the namespace for good, so f should only make the socket,
+// and the caller use it after Do. If the thread cannot go back to its namespace, it ends.
 func (n *NetNS) Do(f func() error) error {
 	if err := n.acquire(); err != nil {
 		return fmt.Errorf("enter network namespace %s: %w", n, err)
@@ -195,7 +194,7 @@ func (n *NetNS) Do(f func() error) error {
 			return
 		}
 		defer func() {
-			// Still locked when the goroutine ends, the thread dies with it.
+			// A thread that is still locked when its goroutine ends, ends too.
 			if unix.Setns(n.home, unix.CLONE_NEWNET) == nil {
 				runtime.UnlockOSThread()
 			}
@@ -205,8 +204,9 @@ func (n *NetNS) Do(f func() error) error {
 	return <-done
 }
 
-// newScratchNetNS makes a nameless namespace that lives as long as the handle.
-func newScratchNetNS() (*NetNS, error) {
+// ScratchNetNS makes a namespace without a name, for example for a probe. It exists as
+// long as the handle.
+func ScratchNetNS() (*NetNS, error) {
 	type result struct {
 		fd  int
 		err error
@@ -227,9 +227,10 @@ func newScratchNetNS() (*NetNS, error) {
 	return newNetNS("", r.fd)
 }
 
-// onDisposableThread runs f on a thread that ends with it. The main thread
-// cannot end, and /proc shows its namespace as that of the process; so when
-// the scheduler hands out that one, it is held while another one is taken.
+// onDisposableThread runs f on a thread that ends after f. That must not be the main
+// thread, which cannot end, and whose namespace /proc shows as that of the process. If the
+// goroutine is on the main thread, it stays locked to it while a second goroutine, which
+// must be on another thread then, runs f.
 func onDisposableThread(f func()) {
 	done := make(chan struct{})
 	go func() {
@@ -254,7 +255,3 @@ func (n *NetNS) WithFD(f func(fd int) error) error {
 	}
 	return errors.Join(f(n.fd), n.release())
 }
-
-// ScratchNetNS makes a nameless namespace for a probe; it ends when the handle is
-// closed.
-func ScratchNetNS() (*NetNS, error) { return newScratchNetNS() }

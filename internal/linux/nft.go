@@ -27,7 +27,12 @@ const (
 	setBypass6 = "bypass6"
 	setTo4     = "to4"
 	setTo6     = "to6"
+	setMust4   = "must4"
+	setMust6   = "must6"
 	setPorts   = "ports"
+	setExcept4 = "except4"
+	setExcept6 = "except6"
+	setAlways  = "always"
 	setMarks   = "marks"
 	setCaught  = "caught"
 	setFound   = "found"
@@ -59,15 +64,17 @@ const (
 	reg32Base = unix.NFT_REG32_00
 )
 
-// ruleset builds the messages of one transaction. The library numbers sets by
-// a counter that all its connections share without a lock, so the numbers are
-// given here; they only need to differ within one transaction.
+// ruleset builds the messages of one transaction. It numbers the sets itself, because the
+// library's counter is shared by all connections without a lock. The numbers only need to
+// differ within one transaction.
 type ruleset struct {
 	conn   *nftables.Conn
 	table  *nftables.Table
 	nextID uint32
 	rules  []*nftables.Rule
 	err    error
+	// inPlace says that a set may be there already, and is to have the new elements only.
+	inPlace bool
 }
 
 func kubeTable() *nftables.Table {
@@ -99,7 +106,8 @@ func markElements(cfg RedirectConfig) []nftables.SetElement {
 	return elems
 }
 
-// bypassSet has room for elements that have expired and were not collected yet.
+// bypassSet is the negative cache of an address family. It has room for elements that
+// have expired and that the kernel has not collected yet.
 func bypassSet(t *nftables.Table, is4 bool) *nftables.Set {
 	s := destinationSet(t, is4)
 	s.Name, s.HasTimeout, s.Size = setBypass6, true, 2*maxBypass
@@ -125,8 +133,8 @@ func destinationKey(a netip.Addr, port uint16) []byte {
 	return append(b, 0, 0)
 }
 
-// aliveElement is the heartbeat: the protocol number that every diverted
-// packet has, so that one lookup tests both.
+// aliveElement is the element that the agent renews: the protocol number of TCP, so that
+// one lookup by a packet's protocol tests that it is TCP and that the agent is alive.
 func aliveElement(ttl time.Duration) []nftables.SetElement {
 	return []nftables.SetElement{{Key: []byte{unix.IPPROTO_TCP}, Timeout: ttl}}
 }
@@ -141,6 +149,9 @@ func (r *ruleset) set(s *nftables.Set, elems []nftables.SetElement) *nftables.Se
 // put adds a set that has its number.
 func (r *ruleset) put(s *nftables.Set, elems []nftables.SetElement) {
 	err := r.conn.AddSet(s, nil)
+	if r.inPlace {
+		r.conn.FlushSet(s)
+	}
 	for part := range slices.Chunk(elems, maxElementsPerMessage) {
 		err = errors.Join(err, r.conn.SetAddElements(s, part))
 	}
@@ -154,8 +165,8 @@ func (r *ruleset) chain(c nftables.Chain) *nftables.Chain {
 	return r.conn.AddChain(&c)
 }
 
-// rule collects a rule: they come last, when all chains and sets are there. They
-// are few: whatever grows with the policy is in sets.
+// rule collects a rule. Rules come last in the transaction, after all chains and sets.
+// Their number does not depend on the policy: what grows with it is in sets.
 func (r *ruleset) rule(c *nftables.Chain, exprs ...[]expr.Any) {
 	rule := &nftables.Rule{Table: r.table, Chain: c}
 	for _, e := range exprs {
@@ -181,19 +192,29 @@ func (r *ruleset) dropTable() {
 	r.conn.DelTable(r.table)
 }
 
-// content is what a table is made of besides its configuration.
+// content is what a table depends on besides its configuration.
 type content struct {
 	bypass map[netip.AddrPort]time.Duration
-	caught time.Duration // how long a redirector still counts as seen; 0: none was
+	caught time.Duration // how long the element in "caught" still lasts; 0: there is none
 	found  map[sysctl]uint32
-	// looseOff: connection tracking takes up no TCP connection in its middle.
+	// looseOff says that the kernel does not track TCP connections from their middle.
 	looseOff bool
+	// silent says that chains doors and answer drop connections, because the kernel cannot
+	// refuse them.
+	silent bool
+	// inPlace keeps the chains and sets that are there, and changes what is in them.
+	inPlace bool
 }
 
 // build puts the whole table for cfg into the transaction.
 func (r *ruleset) build(cfg RedirectConfig, c content) {
-	r.dropTable()
-	r.conn.AddTable(r.table)
+	if r.inPlace = c.inPlace; r.inPlace {
+		r.conn.AddTable(r.table)
+		r.conn.FlushTable(r.table) // the rules only
+	} else {
+		r.dropTable()
+		r.conn.AddTable(r.table)
+	}
 	r.set(foundSet(r.table), foundElements(c.found))
 
 	s := sets{
@@ -206,14 +227,30 @@ func (r *ruleset) build(cfg RedirectConfig, c content) {
 	}
 	s.caught = r.set(caughtSet(r.table), caught)
 	for i, is4 := range bothFamilies {
-		s.to[i], s.skip[i] = r.destinations(cfg, is4), r.set(bypassSet(r.table, is4), bypassElements(c.bypass, is4))
+		s.to[i] = r.destinations(destinationSet(r.table, is4), "Outbound", cfg.Outbound, is4)
+		s.skip[i] = r.set(bypassSet(r.table, is4), bypassElements(c.bypass, is4))
+		if cfg.WhenCaught == CaughtDrop {
+			must := destinationSet(r.table, is4)
+			must.Name = [...]string{setMust4, setMust6}[i]
+			s.must[i] = r.destinations(must, "Required", cfg.Required, is4)
+		}
 	}
 	if !cfg.InboundAll {
-		s.ports = r.set(portSet(r.table, cfg.Inbound))
+		s.ports = r.set(portSet(r.table, setPorts, cfg.Inbound))
 	}
-	r.outbound(cfg, &s)
+	if len(cfg.InboundExcept) > 0 {
+		for i, is4 := range bothFamilies {
+			s.except[i] = r.set(exceptSet(r.table, cfg.InboundExcept, is4))
+		}
+		s.always = r.set(portSet(r.table, setAlways, cfg.InboundAlways))
+	}
+	if cfg.Hold != nil {
+		r.hold(cfg, &s, c.silent)
+	} else {
+		r.outbound(cfg, &s)
+	}
 	r.inbound(cfg, &s)
-	r.doors(cfg)
+	r.doors(cfg, c.silent)
 	r.caught(&s)
 	if cfg.Untracked {
 		r.untracked(&s, c.looseOff)
@@ -223,36 +260,49 @@ func (r *ruleset) build(cfg RedirectConfig, c content) {
 // sets are those that the rules look into.
 type sets struct {
 	alive, marks, caught *nftables.Set
-	to, skip             [2]*nftables.Set // IPv4, IPv6
+	to, skip, must       [2]*nftables.Set // IPv4, IPv6
 	ports                *nftables.Set    // nil: all
+	except               [2]*nftables.Set // clients whose SYNs are not diverted; nil: none
+	always               *nftables.Set    // ports to which their SYNs are diverted all the same
 }
 
 var bothFamilies = [...]bool{true, false} // is it IPv4?
 
-// notOurs is "meta mark != @marks": not one of the agent's own sockets.
+// notOurs is "meta mark != @marks": the packet is not of one of the agent's sockets.
 func (s *sets) notOurs() []expr.Any {
 	return append([]expr.Any{&expr.Meta{Key: expr.MetaKeyMARK, Register: regA}}, lookup(regA, s.marks, true)...)
 }
 
-// outbound brings what the application sends to a selected destination to the
-// agent's listener.
-func (r *ruleset) outbound(cfg RedirectConfig, s *sets) {
-	to := r.chain(nftables.Chain{Name: chainOutboundTo})
-	out := r.chain(nftables.Chain{
-		Name: chainOutbound, Type: nftables.ChainTypeNAT,
-		Hooknum: nftables.ChainHookOutput, Priority: nftables.ChainPriorityNATDest,
-	})
+// outbound matches new packets of applications to other machines.
+func (s *sets) outbound(cfg RedirectConfig) [][]expr.Any {
 	match := [][]expr.Any{tcpIn(s.alive), s.notOurs(), metaNot(expr.MetaKeyOIFNAME, ifname("lo"))}
 	if cfg.WhenCaught == CaughtDirect {
 		match = append(match, tcpNotIn(s.caught))
 	}
-	r.rule(out, append(match, goTo(to))...)
+	return match
+}
+
+// selected matches destinations that are selected and not in the negative cache.
+func (s *sets) selected(i int, is4 bool) []expr.Any {
+	return slices.Concat(loadDestination(is4), lookup(reg32Base, s.skip[i], true), lookup(reg32Base, s.to[i], false))
+}
+
+func outboundChain() nftables.Chain {
+	return nftables.Chain{
+		Name: chainOutbound, Type: nftables.ChainTypeNAT,
+		Hooknum: nftables.ChainHookOutput, Priority: nftables.ChainPriorityNATDest,
+	}
+}
+
+// outbound diverts the application's connections to selected destinations to the agent's
+// listener.
+func (r *ruleset) outbound(cfg RedirectConfig, s *sets) {
+	to := r.chain(nftables.Chain{Name: chainOutboundTo})
+	out := r.chain(outboundChain())
+	r.rule(out, append(s.outbound(cfg), goTo(to))...)
+	r.whenCaught(to, cfg, s)
 	for i, is4 := range bothFamilies {
-		selected := append(append(loadDestination(is4), lookup(reg32Base, s.skip[i], true)...), lookup(reg32Base, s.to[i], false)...)
-		if cfg.WhenCaught == CaughtDrop {
-			r.rule(to, selected, tcpIn(s.caught), counted(expr.VerdictDrop))
-		}
-		r.rule(to, selected, []expr.Any{
+		r.rule(to, s.selected(i, is4), []expr.Any{
 			&expr.Counter{},
 			&expr.Immediate{Register: regA, Data: be16(cfg.OutboundPort)},
 			&expr.Redir{RegisterProtoMin: regA},
@@ -260,9 +310,21 @@ func (r *ruleset) outbound(cfg RedirectConfig, s *sets) {
 	}
 }
 
-// inbound hands SYNs with the option to the agent's transparent listener. A
-// program may listen on the port of the listener, on another address: its
-// connections are never taken, so that a connection to that port is none of ours.
+// whenCaught drops SYNs to required destinations while another program redirects connections,
+// with CaughtDrop.
+func (r *ruleset) whenCaught(to *nftables.Chain, cfg RedirectConfig, s *sets) {
+	if cfg.WhenCaught != CaughtDrop {
+		return
+	}
+	for i, is4 := range bothFamilies { // tcpIn loads a register of the destination's
+		r.rule(to, tcpIn(s.caught), s.selected(i, is4), lookup(reg32Base, s.must[i], false), counted(expr.VerdictDrop))
+	}
+	r.rule(to, tcpIn(s.caught), []expr.Any{&expr.Verdict{Kind: expr.VerdictReturn}})
+}
+
+// inbound hands SYNs with the option to the agent's transparent listener, except SYNs to
+// the listener's own port: a program of the pod may listen on the same port of another
+// address. So a connection to that port was never diverted.
 func (r *ruleset) inbound(cfg RedirectConfig, s *sets) {
 	to := r.chain(nftables.Chain{Name: chainInboundTo})
 	in := r.chain(nftables.Chain{
@@ -278,15 +340,24 @@ func (r *ruleset) inbound(cfg RedirectConfig, s *sets) {
 		match = append(match, lookup(regA, s.ports, false))
 	}
 	r.rule(in, append(match, goTo(to))...)
-	for _, is4 := range bothFamilies {
+	for i, is4 := range bothFamilies {
+		if s.except[i] != nil {
+			r.rule(to, loadSource(is4), lookup(reg32Base, s.except[i], false), loadPort(regA), lookup(regA, s.always, true), counted(expr.VerdictReturn))
+		}
 		r.rule(to, family(is4), tproxy(is4, cfg.InboundPort))
 	}
 }
 
-// doors refuses connections to the agent's listeners that were not diverted:
-// whoever makes them is told what a port says on which nobody listens. Diverted
-// outbound ones have a changed destination, inbound ones keep that which they had.
-func (r *ruleset) doors(cfg RedirectConfig) {
+// doors refuses connections to the agent's listeners that were not diverted, as a port
+// does on which nobody listens. They are told apart by their destination: that of a
+// diverted outbound connection was changed, and that of a diverted inbound connection is
+// not the listener's address. With silent, their SYNs are dropped instead, and the
+// program that connects waits.
+func (r *ruleset) doors(cfg RedirectConfig, silent bool) {
+	var refuse expr.Any = &expr.Reject{Type: unix.NFT_REJECT_TCP_RST}
+	if silent {
+		refuse = &expr.Verdict{Kind: expr.VerdictDrop}
+	}
 	to := r.chain(nftables.Chain{Name: chainDoorsTo})
 	doors := r.chain(nftables.Chain{
 		Name: chainDoors, Type: nftables.ChainTypeFilter,
@@ -301,17 +372,17 @@ func (r *ruleset) doors(cfg RedirectConfig) {
 				[]expr.Any{&expr.Cmp{Op: expr.CmpOpEq, Register: reg32Base, Data: loopback(is4).AsSlice()}},
 				loadPort(regA), []expr.Any{
 					&expr.Cmp{Op: expr.CmpOpEq, Register: regA, Data: be16(port)},
-					&expr.Counter{}, &expr.Reject{Type: unix.NFT_REJECT_TCP_RST},
+					&expr.Counter{}, refuse,
 				})
 		}
 	}
 }
 
-// caught notices somebody else's redirector in the act, before what it redirects
-// can come round: an agent's connection whose destination was changed, or a
-// connection for the agent's listener. From then on nothing is diverted for
-// caughtTTL. The latter's SYN is dropped; its repetition goes where it would
-// without us.
+// caught notices another program's redirector before a redirected connection can come
+// back to the agent. It looks for a connection of the agent whose destination was changed,
+// and for a connection to the agent's listener that was redirected. From then on nothing
+// is diverted for caughtTTL. The SYN of the second kind is dropped; when it is repeated, it
+// goes where it would go without us.
 func (r *ruleset) caught(s *sets) {
 	out := r.chain(nftables.Chain{
 		Name: chainCaughtOut, Type: nftables.ChainTypeFilter,
@@ -335,10 +406,10 @@ func (r *ruleset) caught(s *sets) {
 		}, note, counted(expr.VerdictDrop))
 }
 
-// untracked keeps from connection tracking, which the table loads, what can never
-// be diverted: all but TCP, and with tcp also connections that no set selects.
-// Their SYNs decide: what follows belongs to no connection that is known, and
-// is not taken up in its middle, see looseTracking.
+// untracked excludes packets from connection tracking that can never be diverted: all that
+// are not TCP, and with tcp also those of TCP connections that no set selects. For these
+// it is enough to exclude the SYN: the packets after it belong to no tracked connection,
+// and do not start one, see looseTracking.
 func (r *ruleset) untracked(s *sets, tcp bool) {
 	out := r.chain(nftables.Chain{
 		Name: chainPlainOut, Type: nftables.ChainTypeFilter,
@@ -364,12 +435,12 @@ func (r *ruleset) untracked(s *sets, tcp bool) {
 	}
 }
 
-// destinations adds the set of the selected destinations of one family.
-func (r *ruleset) destinations(cfg RedirectConfig, is4 bool) *nftables.Set {
-	blocks := compile(cfg.Outbound, is4)
+// destinations adds a set of destinations of one family; field names the rules.
+func (r *ruleset) destinations(s *nftables.Set, field string, rules []OutboundRule, is4 bool) *nftables.Set {
+	blocks := compile(rules, is4)
 	if len(blocks) > maxOutboundElements && r.err == nil {
 		r.err = &ConfigError{
-			Field:  "Outbound",
+			Field:  field,
 			Reason: fmt.Sprintf("needs %d set elements, at most %d are allowed: use fewer, wider rules", len(blocks), maxOutboundElements),
 		}
 	}
@@ -380,14 +451,13 @@ func (r *ruleset) destinations(cfg RedirectConfig, is4 bool) *nftables.Set {
 			KeyEnd: destinationKey(b.last, b.ports.Last),
 		})
 	}
-	s := destinationSet(r.table, is4)
 	s.Interval = true
 	return r.set(s, elems)
 }
 
-// portSet is the interval set of ranges: each range is its first port and the
-// end mark behind its last one, which the last range may lack.
-func portSet(t *nftables.Table, ranges []PortRange) (*nftables.Set, []nftables.SetElement) {
+// portSet is the interval set of ranges. A range is two elements: its first port, and an
+// end mark at the port behind its last one, which a range up to 65535 does not have.
+func portSet(t *nftables.Table, name string, ranges []PortRange) (*nftables.Set, []nftables.SetElement) {
 	var elems []nftables.SetElement
 	for _, p := range mergePorts(ranges) {
 		elems = append(elems, nftables.SetElement{Key: be16(p.First)})
@@ -395,7 +465,22 @@ func portSet(t *nftables.Table, ranges []PortRange) (*nftables.Set, []nftables.S
 			elems = append(elems, nftables.SetElement{Key: be16(p.Last + 1), IntervalEnd: true})
 		}
 	}
-	return &nftables.Set{Table: t, Name: setPorts, KeyType: nftables.TypeInetService, Interval: true}, elems
+	return &nftables.Set{Table: t, Name: name, KeyType: nftables.TypeInetService, Interval: true}, elems
+}
+
+// exceptSet is the set of the addresses that are of one family.
+func exceptSet(t *nftables.Table, addrs []netip.Addr, is4 bool) (*nftables.Set, []nftables.SetElement) {
+	s := &nftables.Set{Table: t, Name: setExcept6, KeyType: nftables.TypeIP6Addr}
+	if is4 {
+		s.Name, s.KeyType = setExcept4, nftables.TypeIPAddr
+	}
+	var elems []nftables.SetElement
+	for _, a := range addrs {
+		if a.Is4() == is4 {
+			elems = append(elems, nftables.SetElement{Key: a.AsSlice()})
+		}
+	}
+	return s, elems
 }
 
 func bypassElements(m map[netip.AddrPort]time.Duration, is4 bool) []nftables.SetElement {
@@ -408,7 +493,7 @@ func bypassElements(m map[netip.AddrPort]time.Duration, is4 bool) []nftables.Set
 	return elems
 }
 
-// What follows are the pieces of rules, in the words of nft.
+// The following functions return pieces of rules, which their comments have in nft's syntax.
 
 // tcpIn is "meta l4proto @s".
 func tcpIn(s *nftables.Set) []expr.Any {
@@ -435,8 +520,8 @@ func counted(v expr.VerdictKind) []expr.Any {
 	return []expr.Any{&expr.Counter{}, &expr.Verdict{Kind: v}}
 }
 
-// destinationChanged is "ct status dnat". A packet that is not tracked ends the
-// rule.
+// destinationChanged is "ct status dnat". The rule does not match a packet that is not
+// tracked.
 func destinationChanged() []expr.Any {
 	const dnat = 1 << 5 // IPS_DST_NAT
 	return []expr.Any{
@@ -476,6 +561,15 @@ func loadDestination(is4 bool) []expr.Any {
 		loadPort(reg32Base+size/4)...)
 }
 
+// loadSource is "ip saddr", or ip6, into reg32Base.
+func loadSource(is4 bool) []expr.Any {
+	offset, size := uint32(8), uint32(16)
+	if is4 {
+		offset, size = 12, 4
+	}
+	return append(family(is4), &expr.Payload{DestRegister: reg32Base, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: size})
+}
+
 func lookup(reg uint32, s *nftables.Set, invert bool) []expr.Any {
 	return []expr.Any{&expr.Lookup{SourceRegister: reg, SetName: s.Name, SetID: s.ID, Invert: invert}}
 }
@@ -503,9 +597,9 @@ func smcOption() []expr.Any {
 	}
 }
 
-// hasSocket matches if a socket waits for the packet: loading anything about it
-// ends the rule if there is none. A SYN to a port that nobody listens on must
-// reach the kernel's refusal and not the agent, who would accept it.
+// hasSocket matches if there is a socket for the packet: a rule that loads a property of
+// the socket does not match if there is none. A SYN to a port on which nobody listens must
+// be refused by the kernel, and not accepted by the agent.
 func hasSocket() []expr.Any {
 	return []expr.Any{&expr.Socket{Key: expr.SocketKeyTransparent, Register: regA}}
 }
@@ -538,8 +632,8 @@ func ifname(name string) []byte {
 	return b
 }
 
-// openNFT opens a netlink socket in ns that stays open, so that a renewal is
-// one exchange without entering the namespace.
+// openNFT opens a netlink socket in ns. It stays open, so that a renewal takes one request
+// and does not enter the namespace.
 func openNFT(ns *NetNS) (*nftables.Conn, error) {
 	var conn *nftables.Conn
 	err := ns.Do(func() (err error) {
@@ -552,9 +646,9 @@ func openNFT(ns *NetNS) (*nftables.Conn, error) {
 	return conn, nil
 }
 
-// prepareNFT gives the socket room for whole transactions, and keeps the echoes
-// of rules away from it. The library asks for them and counts on at most one
-// datagram of them; the kernel packs as many as fit into one.
+// prepareNFT gives the socket buffers for whole transactions, and a filter that drops the
+// echoes of rules. The library asks the kernel for these echoes and expects all of them in
+// one datagram, but the kernel may need several.
 func prepareNFT(c *netlink.Conn) error {
 	const typeOffset, newRule = 4, unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWRULE
 	filter, err := bpf.Assemble([]bpf.Instruction{
@@ -570,7 +664,7 @@ func prepareNFT(c *netlink.Conn) error {
 	return errors.Join(c.SetReadBuffer(netlinkBufferBytes), c.SetWriteBuffer(netlinkBufferBytes), c.SetBPF(filter))
 }
 
-// noTable turns the kernel's answer for a missing table into ErrNoTable.
+// noTable makes ErrNoTable of the kernel's error for a missing table.
 func noTable(err error) error {
 	if errors.Is(err, unix.ENOENT) {
 		return errors.Join(ErrNoTable, err)

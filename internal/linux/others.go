@@ -11,6 +11,7 @@ import (
 	"math/bits"
 	"os"
 	"strings"
+	"time"
 	"unsafe"
 
 	"github.com/google/nftables"
@@ -18,18 +19,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Others is what others than the agent do with the packets of a namespace, as far
-// as it matters to the redirection. The texts name where, for messages; "" is
-// nowhere.
+// Others is what other programs' rules do with the packets of a namespace, as far as it
+// matters to the redirection. A text names the table and chain, for messages; "" means
+// that there is no such rule.
 type Others struct {
-	// Redirector changes where connections go: those that programs make here, or
-	// those that come from the network. A service mesh does.
+	// Redirector changes the destination of connections from here or from the network,
+	// as a service mesh does. If there are more rules than are read, and none that was
+	// read redirects, it is assumed that another one does.
 	Redirector string
-	// Rules may need connection tracking: any rules do.
+	// Rules may need connection tracking: any rule may, also one that cannot be read.
 	Rules string
-	// Untracked: an agent's table is there that keeps packets from connection
-	// tracking.
+	// Unknown says which rules cannot be read, and why.
+	Unknown string
+	// Untracked says that an agent's table excludes packets from connection tracking.
 	Untracked bool
+	// Cost is the processor time of the search.
+	Cost time.Duration
 }
 
 // FindOthers looks at the rules of nftables, of either iptables and of ip6tables
@@ -37,14 +42,13 @@ type Others struct {
 func FindOthers(ns *NetNS) (Others, error) {
 	var o Others
 	err := ns.Do(func() error {
-		if err := o.findNft(); err != nil {
-			return fmt.Errorf("list nftables: %w", err)
-		}
+		began := threadTime()
+		left := newAllowance()
+		o.finish("nftables", o.findNft(left))
 		for _, l := range legacies {
-			if err := o.findLegacy(l); err != nil {
-				return fmt.Errorf("list tables of %s: %w", l.program, err)
-			}
+			o.finish(l.program, o.findLegacy(l, left))
 		}
+		o.Cost = threadTime() - began
 		return nil
 	})
 	if err != nil {
@@ -53,7 +57,25 @@ func FindOthers(ns *NetNS) (Others, error) {
 	return o, nil
 }
 
-// note keeps the first of each kind.
+// finish notes the outcome of the search through one kind of rules. An error does not end
+// the search: a program in the namespace can make rules that cannot be read, and the set
+// "caught" notices a redirector in any case when it redirects a connection of the agent.
+func (o *Others) finish(program string, err error) {
+	switch {
+	case errors.Is(err, ErrTooMuch):
+		o.note(fmt.Sprintf("rules of %s that were not looked through: there are more than %d, they have more than %d MiB or took longer than %v",
+			program, maxDumpEntries, maxDumpBytes>>20, maxDumpTime), true)
+	case err != nil:
+		why := fmt.Sprintf("rules of %s cannot be read: %v", program, err)
+		if o.Unknown != "" {
+			why = o.Unknown + "; " + why
+		}
+		o.Unknown = why
+		o.note("rules that cannot be read", false)
+	}
+}
+
+// note notes a rule of another program, if it is the first of its kind.
 func (o *Others) note(where string, redirects bool) {
 	if o.Rules == "" {
 		o.Rules = where
@@ -63,49 +85,91 @@ func (o *Others) note(where string, redirects bool) {
 	}
 }
 
-// sees reports whether a table of this family sees the packets of programs.
-func sees(f nftables.TableFamily) bool {
-	return f == nftables.TableFamilyIPv4 || f == nftables.TableFamilyIPv6 || f == nftables.TableFamilyINet
+// seeing are the families of tables that see the packets of programs.
+var seeing = [...]nftables.TableFamily{nftables.TableFamilyIPv4, nftables.TableFamilyIPv6, nftables.TableFamilyINet}
+
+func (o *Others) findNft(left *allowance) error {
+	foreign := map[nftables.TableFamily]bool{}
+	for _, family := range seeing {
+		err := eachNft(unix.NFT_MSG_GETTABLE, family, left, func(ad *netlink.AttributeDecoder) {
+			name := ""
+			for ad.Next() {
+				if ad.Type() == unix.NFTA_TABLE_NAME {
+					name = ad.String()
+				}
+			}
+			foreign[family] = foreign[family] || family != nftables.TableFamilyINet || name != tableName
+		}, nil)
+		if err != nil {
+			return err
+		}
+	}
+	hooked := map[nftables.Table]bool{} // tables with chains where destinations can be changed
+	for _, family := range seeing {
+		if !foreign[family] && family != nftables.TableFamilyINet {
+			continue
+		}
+		if err := o.findChains(family, left, hooked); err != nil {
+			return err
+		}
+	}
+	for _, family := range seeing {
+		if !foreign[family] {
+			continue
+		}
+		if err := o.findRules(family, left, hooked); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
-func (o *Others) findNft() error {
-	conn, err := nftables.New()
-	if err != nil {
-		return err
-	}
-	tables, err := conn.ListTables()
-	if err != nil {
-		return err
-	}
-	foreign := false
-	for _, t := range tables {
-		own := t.Family == nftables.TableFamilyINet && t.Name == tableName
-		foreign = foreign || sees(t.Family) && !own
-	}
-	chains, err := conn.ListChainsOfTableFamily(nftables.TableFamilyINet)
-	if err != nil {
-		return err
-	}
-	for _, c := range chains {
-		o.Untracked = o.Untracked || c.Table.Name == tableName && c.Name == chainPlainOut
-	}
-	if !foreign {
-		return nil
-	}
-	if chains, err = conn.ListChains(); err != nil {
-		return err
-	}
-	hooked := map[nftables.Table]bool{} // to where destinations are changed
-	for _, c := range chains {
-		if c.Hooknum != nil && (*c.Hooknum == *nftables.ChainHookPrerouting || *c.Hooknum == *nftables.ChainHookOutput) {
-			hooked[nftables.Table{Family: c.Table.Family, Name: c.Table.Name}] = true
+// findChains adds the tables with chains where destinations can be changed.
+func (o *Others) findChains(family nftables.TableFamily, left *allowance, hooked map[nftables.Table]bool) error {
+	return eachNft(unix.NFT_MSG_GETCHAIN, family, left, func(ad *netlink.AttributeDecoder) {
+		t, name, here, rules := nftables.Table{Family: family}, "", false, uint32(0)
+		for ad.Next() {
+			switch ad.Type() {
+			case unix.NFTA_CHAIN_TABLE:
+				t.Name = ad.String()
+			case unix.NFTA_CHAIN_NAME:
+				name = ad.String()
+			case unix.NFTA_CHAIN_USE:
+				if b := ad.Bytes(); len(b) == 4 {
+					rules = binary.BigEndian.Uint32(b)
+				}
+			case unix.NFTA_CHAIN_HOOK:
+				ad.Nested(func(h *netlink.AttributeDecoder) error {
+					h.ByteOrder = binary.BigEndian
+					for h.Next() {
+						if h.Type() == unix.NFTA_HOOK_HOOKNUM {
+							n := nftables.ChainHook(h.Uint32())
+							here = n == *nftables.ChainHookPrerouting || n == *nftables.ChainHookOutput
+						}
+					}
+					return nil
+				})
+			}
 		}
-	}
-	return eachRule(func(r foreignRule) {
-		if sees(r.table.Family) && r.table.Name != tableName {
-			o.note(fmt.Sprintf("nftables table %s %s, chain %s", familyWord(r.table.Family), r.table.Name, r.chain), r.redirects && hooked[r.table])
+		switch {
+		case family == nftables.TableFamilyINet && t.Name == tableName:
+			o.Untracked = o.Untracked || name == chainPlainOut && rules > 0
+		case here:
+			hooked[t] = true
 		}
-	})
+	}, nil)
+}
+
+// findRules reads the rules of other programs until one redirects.
+func (o *Others) findRules(family nftables.TableFamily, left *allowance, hooked map[nftables.Table]bool) error {
+	return eachNft(unix.NFT_MSG_GETRULE, family, left, func(ad *netlink.AttributeDecoder) {
+		r := foreignRule{table: nftables.Table{Family: family}}
+		r.parse(ad)
+		own := family == nftables.TableFamilyINet && r.table.Name == tableName
+		if redirects := r.redirects && hooked[r.table]; ad.Err() == nil && !own && (redirects || o.Rules == "") {
+			o.note(fmt.Sprintf("nftables table %s %s, chain %s", familyWord(family), r.table.Name, r.chain), redirects)
+		}
+	}, func() bool { return o.Redirector == "" })
 }
 
 func familyWord(f nftables.TableFamily) string {
@@ -114,11 +178,31 @@ func familyWord(f nftables.TableFamily) string {
 		return "ip"
 	case nftables.TableFamilyIPv6:
 		return "ip6"
-	case nftables.TableFamilyINet:
-		return "inet"
 	default:
-		return fmt.Sprint(byte(f)) // none that sees packets of programs
+		return "inet"
 	}
+}
+
+// eachNft goes through the nf_tables objects of a kind and family in the thread's
+// namespace, as long as more returns true; nil means always. It does not use the library,
+// which reads a list as a whole, and does not know all expressions of other programs'
+// rules.
+func eachNft(request uint16, family nftables.TableFamily, left *allowance, f func(*netlink.AttributeDecoder), more func() bool) error {
+	err := dump(unix.NETLINK_NETFILTER, unix.NFNL_SUBSYS_NFTABLES<<8|request, []byte{byte(family), 0, 0, 0}, left, func(b []byte) (bool, error) {
+		if len(b) < nfgenSize {
+			return false, fmt.Errorf("entry of %d bytes", len(b))
+		}
+		ad, err := netlink.NewAttributeDecoder(b[nfgenSize:])
+		if err == nil {
+			f(ad)
+			err = ad.Err()
+		}
+		return err == nil && (more == nil || more()), err
+	})
+	if errors.Is(err, unix.ENOENT) {
+		return nil
+	}
+	return err
 }
 
 // foreignRule is what is read of a rule.
@@ -128,44 +212,10 @@ type foreignRule struct {
 	redirects bool
 }
 
-// eachRule goes through all rules of the thread's namespace. The library knows too
-// few expressions for rules of others.
-func eachRule(f func(foreignRule)) error {
-	c, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = c.Close() }() // it was only read from
-	const get = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETRULE
-	msgs, err := c.Execute(netlink.Message{
-		Header: netlink.Header{Type: get, Flags: netlink.Request | netlink.Dump},
-		Data:   make([]byte, nfgenSize),
-	})
-	if err != nil {
-		return err
-	}
-	for _, m := range msgs {
-		r, err := parseRule(m.Data)
-		if err != nil {
-			return err
-		}
-		f(r)
-	}
-	return nil
-}
-
 // nfgenSize is struct nfgenmsg, whose first byte is the family.
 const nfgenSize = 4
 
-func parseRule(b []byte) (r foreignRule, err error) {
-	if len(b) < nfgenSize {
-		return r, fmt.Errorf("rule of %d bytes", len(b))
-	}
-	r.table.Family = nftables.TableFamily(b[0])
-	ad, err := netlink.NewAttributeDecoder(b[nfgenSize:])
-	if err != nil {
-		return r, err
-	}
+func (r *foreignRule) parse(ad *netlink.AttributeDecoder) {
 	for ad.Next() {
 		switch ad.Type() {
 		case unix.NFTA_RULE_TABLE:
@@ -184,7 +234,6 @@ func parseRule(b []byte) (r foreignRule, err error) {
 			})
 		}
 	}
-	return r, ad.Err()
 }
 
 // redirects reports whether an expression changes where a packet goes: redir,
@@ -218,7 +267,7 @@ func redirects(e *netlink.AttributeDecoder) bool {
 	return hit
 }
 
-// targetRedirects knows the targets of iptables.
+// targetRedirects tells whether a target of iptables changes the destination.
 func targetRedirects(name string) bool {
 	switch name {
 	case "REDIRECT", "DNAT", "TPROXY", "NETMAP":
@@ -231,7 +280,7 @@ func targetRedirects(name string) bool {
 // nftables does not show. The offsets are those of struct ipt_entry and
 // ip6t_entry.
 type legacy struct {
-	program, names string // the file with the names of the tables that are there
+	program, names string // names is the file with the names of the existing tables
 	domain, level  int
 	target, next   int
 }
@@ -254,9 +303,11 @@ const (
 	targetName, targetNameSize = 2, 29
 )
 
-// findLegacy asks only for tables that are there: to ask for another one makes it.
-func (o *Others) findLegacy(l legacy) error {
-	names, err := os.ReadFile(l.names)
+// findLegacy reads only the tables that exist, because asking for another one makes it.
+// The kernel shows their names only to the user who owns the namespace. In a pod with a
+// user namespace of its own that is not the agent's user.
+func (o *Others) findLegacy(l legacy, left *allowance) error {
+	names, err := os.ReadFile(l.names) // of the five tables that the kernel knows
 	if errors.Is(err, fs.ErrNotExist) || err == nil && len(names) == 0 {
 		return nil
 	}
@@ -272,20 +323,23 @@ func (o *Others) findLegacy(l legacy) error {
 	}
 	defer unix.Close(fd)
 	for _, name := range strings.Fields(string(names)) {
-		entries, rules, err := l.table(fd, name)
+		entries, rules, err := l.table(fd, name, left)
 		if err != nil {
 			return fmt.Errorf("table %s: %w", name, err)
 		}
 		if rules {
 			o.note(fmt.Sprintf("%s table %s", l.program, name), l.redirects(entries))
 		}
+		if o.Redirector != "" {
+			return nil
+		}
 	}
 	return nil
 }
 
-// table reads the entries of a table, and whether there are more than its
-// built-in chains have without any rule.
-func (l legacy) table(fd int, name string) (entries []byte, rules bool, err error) {
+// table reads the entries of a table. rules says that there are more entries than a table
+// without rules has for its built-in chains.
+func (l legacy) table(fd int, name string, left *allowance) (entries []byte, rules bool, err error) {
 	for range dumpTries {
 		info := make([]byte, infoSize)
 		copy(info[:tableNameSize-1], name)
@@ -293,26 +347,29 @@ func (l legacy) table(fd int, name string) (entries []byte, rules bool, err erro
 			return nil, false, os.NewSyscallError("getsockopt IPT_SO_GET_INFO", err)
 		}
 		hooks := bits.OnesCount32(binary.NativeEndian.Uint32(info[infoHooks:]))
-		size := binary.NativeEndian.Uint32(info[infoBytes:])
+		n, size := int(binary.NativeEndian.Uint32(info[infoEntries:])), int(binary.NativeEndian.Uint32(info[infoBytes:]))
+		if err := left.take(n, size); err != nil {
+			return nil, false, err
+		}
 		if size > maxLegacyBytes {
-			return nil, false, fmt.Errorf("has %d bytes, at most %d are looked through", size, maxLegacyBytes)
+			return nil, false, fmt.Errorf("%d bytes of rules: %w", size, ErrTooMuch)
 		}
 		b := make([]byte, entriesHeader+size)
 		copy(b[:tableNameSize-1], name)
-		binary.NativeEndian.PutUint32(b[tableNameSize:], size)
+		binary.NativeEndian.PutUint32(b[tableNameSize:], uint32(size))
 		err := getsockopt(fd, l.level, soGetEntries, b)
 		if errors.Is(err, unix.EAGAIN) {
-			continue // it changed meanwhile
+			continue // the table changed between the two calls
 		}
 		if err != nil {
 			return nil, false, os.NewSyscallError("getsockopt IPT_SO_GET_ENTRIES", err)
 		}
-		return b[entriesHeader:], int(binary.NativeEndian.Uint32(info[infoEntries:])) > hooks+1, nil
+		return b[entriesHeader:], n > hooks+1, nil
 	}
 	return nil, false, unix.EAGAIN
 }
 
-// redirects goes through the entries of a table.
+// redirects tells whether an entry of a table changes the destination.
 func (l legacy) redirects(b []byte) bool {
 	for len(b) > l.next+2 {
 		target, next := int(binary.NativeEndian.Uint16(b[l.target:])), int(binary.NativeEndian.Uint16(b[l.next:]))
@@ -328,8 +385,8 @@ func (l legacy) redirects(b []byte) bool {
 	return false
 }
 
-// getsockopt has the kernel read b and fill it: x/sys has no wrapper for options
-// that are told something.
+// getsockopt calls getsockopt(2) with a buffer that the kernel reads and fills: x/sys has
+// no wrapper for options with an input.
 func getsockopt(fd, level, option int, b []byte) error {
 	n := uint32(len(b))
 	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), uintptr(level), uintptr(option),

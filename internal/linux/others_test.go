@@ -3,14 +3,20 @@
 package linux
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
+	"net"
+	"net/netip"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 )
 
 // inNS runs a program in a namespace.
@@ -70,6 +76,7 @@ func TestFindOthers(t *testing.T) {
 			}
 			got, err := FindOthers(ns)
 			mustDo(t, err)
+			got.Cost = 0
 			if diff := cmp.Diff(Others{Rules: c.rules, Redirector: c.redir}, got); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
@@ -98,7 +105,7 @@ func TestRedirect_caught(t *testing.T) {
 	for _, f := range families {
 		for _, then := range []WhenCaught{CaughtDirect, CaughtDrop, CaughtDivert} {
 			t.Run(fmt.Sprint(f.name, " ", then), func(t *testing.T) {
-				pod, r, dst := outbound(t, f, func(c *RedirectConfig) { c.WhenCaught = then })
+				pod, r, dst := outbound(t, f, func(c *RedirectConfig) { c.WhenCaught, c.Required = then, c.Outbound })
 				want(t, served(t, pod, nil, dst), "agent")
 				want(t, served(t, pod, marked, dst), "server")
 				if caught, err := r.Caught(); caught || err != nil {
@@ -125,10 +132,126 @@ func TestRedirect_caught(t *testing.T) {
 						want(t, served(t, pod, nil, dst), "agent")
 					}
 					cfg := testConfig(f)
-					cfg.WhenCaught = then
+					cfg.WhenCaught, cfg.Required = then, cfg.Outbound
 					mustDo(t, r.Update(cfg)) // does not forget
 				}
 			})
 		}
 	}
+}
+
+// TestRedirect_caughtDrop: what is dropped for a moment is what must not go
+// directly, and what may go directly does.
+func TestRedirect_caughtDrop(t *testing.T) {
+	for _, f := range families {
+		t.Run(f.name, func(t *testing.T) {
+			pod, peer := newPair(t)
+			answer(t, listen(t, pod, marked, f.loopback, testOutPort), "agent")
+			free, must := listen(t, peer, nil, f.peer, 8001), listen(t, peer, nil, f.peer, 8002)
+			answer(t, free, "free")
+			answer(t, must, "must")
+			cfg := testConfig(f)
+			cfg.WhenCaught = CaughtDrop
+			cfg.Required = []OutboundRule{
+				{Prefix: f.all(), Ports: []PortRange{{8002, 8003}}},
+				{Prefix: netip.PrefixFrom(f.peer, f.peer.BitLen()), Ports: []PortRange{{8003, 8003}}, Exclude: true},
+			}
+			install(t, pod, cfg)
+			inNS(t, pod, "add element inet kube-smcr caught { 6 timeout 1m }\n", "nft", "-f", "-")
+			to := func(l *net.TCPListener) netip.AddrPort { return l.Addr().(*net.TCPAddr).AddrPort() }
+			want(t, served(t, pod, nil, to(free)), "free")
+			if c, err := DialInNS(timeout(t, 200*time.Millisecond), pod, nil, f.pod, to(must)); err == nil {
+				_ = c.Close()
+				t.Error("connected to what is required, want nothing")
+			}
+			inNS(t, pod, "flush set inet kube-smcr caught\n", "nft", "-f", "-")
+			for _, l := range []*net.TCPListener{free, must} {
+				want(t, served(t, pod, nil, to(l)), "agent")
+			}
+		})
+	}
+}
+
+// rulesOf is a table with n rules that change nothing, and then one that redirects,
+// if wanted.
+func rulesOf(n int, redirect bool) string {
+	var b strings.Builder
+	b.WriteString("table ip many {\n chain out { type nat hook output priority -100;\n")
+	for i := range n {
+		fmt.Fprintf(&b, "tcp dport %d counter\n", 1+i%65535)
+	}
+	if redirect {
+		b.WriteString("tcp dport 80 redirect to :15001\n")
+	}
+	b.WriteString(" }\n}\n")
+	return b.String()
+}
+
+// TestFindOthers_tooMany: what a pod has more of than is read counts as a
+// redirector, and takes a bounded time and memory.
+func TestFindOthers_tooMany(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		rules int
+		left  allowance
+		want  string
+	}{
+		{"all read", 50, allowance{entries: 64, bytes: 1 << 20}, "nftables table ip many, chain out"},
+		{"too many", 100, allowance{entries: 64, bytes: 1 << 20}, "not looked through"},
+		{"too large", 50, allowance{entries: 64, bytes: 4 << 10}, "not looked through"},
+		{"too slow", 50, allowance{entries: 64, bytes: 1 << 20, until: 1}, "not looked through"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			ns := newNS(t)
+			inNS(t, ns, rulesOf(c.rules, true), "nft", "-f", "-")
+			var o Others
+			mustDo(t, ns.Do(func() error {
+				o.finish("nftables", o.findNft(&c.left))
+				return nil
+			}))
+			if !strings.Contains(o.Redirector, c.want) || o.Rules == "" || o.Unknown != "" {
+				t.Errorf("%+v, want a redirector with %q", o, c.want)
+			}
+		})
+	}
+}
+
+// TestFindOthers_unreadable: the names of the tables of iptables belong to the
+// namespace's user, who may be another one than the agent: what is there is not
+// known then, which is no error, and counts as rules.
+func TestFindOthers_unreadable(t *testing.T) {
+	ns := newNS(t)
+	secret := filepath.Join(t.TempDir(), "ip_tables_names")
+	mustDo(t, os.WriteFile(secret, []byte("nat\n"), 0o000))
+	mustDo(t, os.Chown(secret, 1, 1))
+	var o Others
+	mustDo(t, ns.Do(func() error { // whose thread gets its capabilities back
+		return withoutCaps(func() {
+			l := legacies[0]
+			l.names = secret
+			o.finish(l.program, o.findLegacy(l, newAllowance()))
+			o.finish("other", errors.New("boom"))
+		}, unix.CAP_DAC_OVERRIDE, unix.CAP_DAC_READ_SEARCH)
+	}))
+	if o.Redirector != "" || o.Rules == "" || !strings.Contains(o.Unknown, "iptables") || !strings.Contains(o.Unknown, fs.ErrPermission.Error()) || !strings.Contains(o.Unknown, "boom") {
+		t.Errorf("%+v", o)
+	}
+}
+
+// withoutCaps runs f on this thread without some capabilities.
+func withoutCaps(f func(), caps ...int) error {
+	h := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var was [2]unix.CapUserData
+	if err := unix.Capget(&h, &was[0]); err != nil {
+		return err
+	}
+	now := was
+	for _, c := range caps {
+		now[c/32].Effective &^= 1 << (c % 32)
+	}
+	if err := unix.Capset(&h, &now[0]); err != nil {
+		return err
+	}
+	f()
+	return unix.Capset(&h, &was[0])
 }

@@ -30,9 +30,9 @@ type RedirectConfig struct {
 	// application under a client's address (see DialFrom); what carries it
 	// is routed to loopback. It differs from Mark.
 	AppMark uint32
-	// PlainMark, unless 0, is the mark of the agent's connections towards the
-	// network that are not to offer SMC-R: never diverted either, and unknown
-	// to what writes the option.
+	// PlainMark, unless 0, is the mark of the agent's connections towards the network
+	// that must not offer SMC-R. They are never diverted either, and the program that
+	// writes the option does not know this mark.
 	PlainMark uint32
 	// OutboundPort is where the agent listens for diverted connections of the
 	// application, on 127.0.0.1 and ::1 of the pod's namespace.
@@ -46,28 +46,39 @@ type RedirectConfig struct {
 	// to those in Inbound.
 	InboundAll bool
 	Inbound    []PortRange
-	// WhenCaught is what becomes of connections to selected destinations once a
-	// redirector of somebody else was caught.
+	// InboundExcept are clients whose SYNs are not diverted, but for those to the
+	// ports in InboundAlways.
+	InboundExcept []netip.Addr
+	InboundAlways []PortRange
+	// WhenCaught is what happens to connections to selected destinations while the set
+	// "caught" has an element, because another program redirects connections.
 	WhenCaught WhenCaught
-	// Untracked keeps from connection tracking what is not diverted. It must not
-	// be set while somebody else has rules in the namespace, which may need it.
+	// Required are the destinations whose SYNs CaughtDrop drops. It is used with
+	// CaughtDrop only.
+	Required []OutboundRule
+	// Untracked excludes connections that are not diverted from connection tracking. It
+	// must not be set while another program has rules in the namespace, which may need
+	// connection tracking.
 	Untracked bool
+	// Hold, unless nil, makes SYNs to the selected destinations wait in a queue. Whoever has
+	// the queue decides which are diverted. Nil: all are.
+	Hold *HoldConfig
 	// FailOpenTTL is how long diversion outlives the last Renew.
 	// Default: DefaultFailOpenTTL.
 	FailOpenTTL time.Duration
 }
 
-// WhenCaught is what becomes of connections that would be diverted.
+// WhenCaught is what happens to connections that would be diverted.
 type WhenCaught int
 
-// What becomes of them.
+// What happens to them.
 const (
-	// CaughtDirect: they go directly to their destination.
+	// CaughtDirect lets them go directly to their destination.
 	CaughtDirect WhenCaught = iota
-	// CaughtDrop: their SYNs are dropped. The kernel repeats them, and by then
-	// whoever looks after the redirection has decided.
+	// CaughtDrop drops SYNs to Required destinations. The kernel repeats them, and by
+	// then the agent has decided what to do. The others go directly to their destination.
 	CaughtDrop
-	// CaughtDivert: they are diverted all the same, by who resets them all.
+	// CaughtDivert diverts them all the same. It is for an agent that resets all of them.
 	CaughtDivert
 )
 
@@ -91,34 +102,64 @@ func (c RedirectConfig) Validate() error {
 		return bad("InboundPort", "must not be 0")
 	case c.InboundPort == c.OutboundPort:
 		return bad("InboundPort", "must differ from OutboundPort (%d)", c.OutboundPort)
-	case len(c.Outbound) > maxOutboundRules:
-		return bad("Outbound", "has %d rules, at most %d are allowed", len(c.Outbound), maxOutboundRules)
 	case len(c.Inbound) > maxInboundRanges:
 		return bad("Inbound", "has %d ranges, at most %d are allowed", len(c.Inbound), maxInboundRanges)
+	case len(c.InboundExcept) > maxInboundExcept:
+		return bad("InboundExcept", "has %d addresses, at most %d are allowed", len(c.InboundExcept), maxInboundExcept)
+	case len(c.InboundAlways) > maxInboundRanges:
+		return bad("InboundAlways", "has %d ranges, at most %d are allowed", len(c.InboundAlways), maxInboundRanges)
 	}
 	if ttl := c.ttl(); ttl < minFailOpenTTL || ttl > maxFailOpenTTL {
 		return bad("FailOpenTTL", "is %v, must be between %v and %v", ttl, minFailOpenTTL, maxFailOpenTTL)
 	}
+	for i, p := range slices.Concat(c.Inbound, c.InboundAlways) {
+		field := fmt.Sprintf("Inbound[%d]", i)
+		if n := len(c.Inbound); i >= n {
+			field = fmt.Sprintf("InboundAlways[%d]", i-n)
+		}
+		if p.First > p.Last {
+			return bad(field, "runs from %d down to %d", p.First, p.Last)
+		}
+	}
+	for i, a := range c.InboundExcept {
+		if !a.IsValid() || a.Is4In6() {
+			return bad(fmt.Sprintf("InboundExcept[%d]", i), "%v is no address of one family", a)
+		}
+	}
+	if c.Hold != nil {
+		if err := c.Hold.validate(c.Mark, c.AppMark, c.PlainMark); err != nil {
+			return err
+		}
+	}
+	if err := validOutbound("Outbound", c.Outbound); err != nil {
+		return err
+	}
+	return validOutbound("Required", c.Required)
+}
+
+// validOutbound returns a *ConfigError for the first rule that cannot be used.
+func validOutbound(field string, rules []OutboundRule) error {
+	bad := func(field, format string, args ...any) error {
+		return &ConfigError{Field: field, Reason: fmt.Sprintf(format, args...)}
+	}
+	if len(rules) > maxOutboundRules {
+		return bad(field, "has %d rules, at most %d are allowed", len(rules), maxOutboundRules)
+	}
 	ranges := 0
-	for i, r := range c.Outbound {
+	for i, r := range rules {
 		if ranges += len(r.Ports); ranges > maxOutboundRanges {
-			return bad("Outbound", "has more than %d port ranges", maxOutboundRanges)
+			return bad(field, "has more than %d port ranges", maxOutboundRanges)
 		}
 		if !r.Prefix.IsValid() {
-			return bad(fmt.Sprintf("Outbound[%d].Prefix", i), "is not a prefix")
+			return bad(fmt.Sprintf("%s[%d].Prefix", field, i), "is not a prefix")
 		}
 		if r.Prefix.Addr().Is4In6() {
-			return bad(fmt.Sprintf("Outbound[%d].Prefix", i), "%v is IPv4 written as IPv6: write it as IPv4", r.Prefix)
+			return bad(fmt.Sprintf("%s[%d].Prefix", field, i), "%v is IPv4 written as IPv6: write it as IPv4", r.Prefix)
 		}
 		for j, p := range r.Ports {
 			if p.First > p.Last {
-				return bad(fmt.Sprintf("Outbound[%d].Ports[%d]", i, j), "runs from %d down to %d", p.First, p.Last)
+				return bad(fmt.Sprintf("%s[%d].Ports[%d]", field, i, j), "runs from %d down to %d", p.First, p.Last)
 			}
-		}
-	}
-	for i, p := range c.Inbound {
-		if p.First > p.Last {
-			return bad(fmt.Sprintf("Inbound[%d]", i), "runs from %d down to %d", p.First, p.Last)
 		}
 	}
 	return nil
@@ -188,8 +229,8 @@ func compile(rules []OutboundRule, is4 bool) []block {
 	return out
 }
 
-// covering returns the union of the address ranges of those rules that select
-// (or exclude) port, sorted and merged.
+// covering returns the union of the address ranges of the rules that select (or exclude)
+// port, sorted and merged.
 func covering(rules []OutboundRule, port uint16, exclude bool) []addrRange {
 	var rs []addrRange
 	for _, r := range rules {
@@ -198,8 +239,14 @@ func covering(rules []OutboundRule, port uint16, exclude bool) []addrRange {
 			rs = append(rs, prefixRange(r.Prefix))
 		}
 	}
+	return mergeRanges(rs)
+}
+
+// mergeRanges sorts ranges of addresses and joins those that overlap or touch. It may
+// change rs.
+func mergeRanges(rs []addrRange) []addrRange {
 	slices.SortFunc(rs, func(a, b addrRange) int { return a.first.Compare(b.first) })
-	var out []addrRange
+	out := rs[:0]
 	for _, r := range rs {
 		if n := len(out); n > 0 {
 			next := out[n-1].last.Next()
@@ -215,7 +262,7 @@ func covering(rules []OutboundRule, port uint16, exclude bool) []addrRange {
 	return out
 }
 
-// subtract returns what is in a and not in b; both are sorted and merged.
+// subtract returns the addresses that are in a and not in b; both are sorted and merged.
 func subtract(a, b []addrRange) []addrRange {
 	var out []addrRange
 	for _, r := range a {

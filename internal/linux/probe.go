@@ -14,8 +14,8 @@ import (
 
 // Probe tells what this machine and this process lack for the whole package:
 // the joined errors of ProbeNetNS, ProbeNftables, ProbeTProxy, ProbeTransparent
-// and ProbeSysctl, each a *FeatureError. The probes work in namespaces of their
-// own and leave nothing behind.
+// and ProbeSysctl, each a *FeatureError. Features that the package can do without are not
+// among them. The probes work in namespaces of their own and leave nothing behind.
 func Probe() error {
 	if err := ProbeNetNS(); err != nil {
 		return err // no other probe can work
@@ -23,7 +23,7 @@ func Probe() error {
 	return errors.Join(ProbeNftables(), ProbeTProxy(), ProbeTransparent(), ProbeSysctl())
 }
 
-// feature wraps what the kernel said; nil stays nil.
+// feature makes a *FeatureError of an error of the kernel; nil stays nil.
 func feature(name, remedy string, err error) error {
 	if err == nil {
 		return nil
@@ -39,17 +39,17 @@ func ProbeNetNS() error {
 	return feature("network namespaces", "use a kernel with CONFIG_NET_NS", inScratch(func() error { return nil }))
 }
 
-// inScratch runs f in a namespace that ends with it.
+// inScratch runs f in a new namespace, which ends after f.
 func inScratch(f func() error) error {
-	ns, err := newScratchNetNS()
+	ns, err := ScratchNetNS()
 	if err != nil {
 		return err
 	}
 	return errors.Join(ns.Do(f), ns.Close())
 }
 
-// nftFeatures are the parts of nf_tables that a table of ours needs, from the
-// basic to the special, each as the smallest table that has it.
+// nftFeatures are the features of nf_tables that our tables need, the most basic first,
+// each with a minimal table that uses it.
 func nftFeatures() []struct {
 	name, remedy string
 	build        func(*ruleset)
@@ -70,7 +70,7 @@ func nftFeatures() []struct {
 		}},
 		{"nftables: intervals of concatenations", "use Linux 5.6 or later", func(r *ruleset) {
 			all := netip.PrefixFrom(netip.IPv4Unspecified(), 0)
-			r.destinations(RedirectConfig{Outbound: []OutboundRule{{Prefix: all}}}, true)
+			r.destinations(destinationSet(r.table, true), "Outbound", []OutboundRule{{Prefix: all}}, true)
 		}},
 		{"nftables: redirect in inet tables", "load the modules nft_chain_nat and nft_redir (CONFIG_NFT_NAT, CONFIG_NFT_REDIR)", func(r *ruleset) {
 			r.rule(base(r, nftables.ChainTypeNAT, nftables.ChainHookOutput), tcpHeader(), []expr.Any{
@@ -86,16 +86,13 @@ func nftFeatures() []struct {
 		{"nftables: connection tracking", "load the module nft_ct (CONFIG_NFT_CT)", func(r *ruleset) {
 			r.rule(pre(r), destinationChanged(), []expr.Any{&expr.Notrack{}})
 		}},
-		{"nftables: reject", "load the module nft_reject_inet (CONFIG_NFT_REJECT_INET)", func(r *ruleset) {
-			r.rule(base(r, nftables.ChainTypeFilter, nftables.ChainHookInput), tcpHeader(), []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_TCP_RST}})
-		}},
 	}
 }
 
 // tcpHeader is "meta l4proto tcp".
 func tcpHeader() []expr.Any { return metaIs(expr.MetaKeyL4PROTO, []byte{unix.IPPROTO_TCP}) }
 
-// ProbeNftables tells whether nf_tables has all that the redirection uses but
+// ProbeNftables tells whether nf_tables has all features that the redirection uses, except
 // the transparent proxy.
 func ProbeNftables() error {
 	for _, f := range nftFeatures() {
@@ -104,6 +101,18 @@ func ProbeNftables() error {
 		}
 	}
 	return nil
+}
+
+// ProbeReject tells whether nf_tables can refuse connections. Without it the redirection
+// drops those to the agent's listeners.
+func ProbeReject() error {
+	err := probeTable(func(r *ruleset) {
+		c := r.chain(nftables.Chain{
+			Name: "probe", Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookInput, Priority: nftables.ChainPriorityFilter,
+		})
+		r.rule(c, tcpHeader(), []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_TCP_RST}})
+	})
+	return feature("nftables: reject", "load the module nft_reject_inet (CONFIG_NFT_REJECT_INET)", err)
 }
 
 // ProbeTProxy tells whether nf_tables has the transparent proxy.
@@ -160,8 +169,7 @@ func ProbeSysctl() error {
 	return feature("sysctl net.ipv4.tcp_fwmark_accept", "give the agent CAP_SYS_ADMIN, and a seccomp and AppArmor profile that allow it to mount proc; or mount /proc/sys read-write", err)
 }
 
-// explain adds to an error of nftables the feature that is to blame, if a
-// probe finds one.
+// explain adds to an error of nftables the feature that is missing, if a probe finds one.
 func explain(err error) error {
 	if err == nil {
 		return nil

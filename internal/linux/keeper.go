@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package linux
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// A Keeper is the agent's end of the process that keeps its queues: see [KeepQueues].
+type Keeper struct {
+	mu   sync.Mutex // makes each message whole
+	conn *net.UnixConn
+	next uint32
+}
+
+// NewKeeper makes the pair of sockets. child is for the process, as its only
+// descriptor besides the standard ones; the caller closes it once that runs.
+func NewKeeper() (k *Keeper, child *os.File, err error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, os.NewSyscallError("socketpair", err)
+	}
+	child = os.NewFile(uintptr(fds[1]), "keeper")
+	own := os.NewFile(uintptr(fds[0]), "keeper")
+	c, err := net.FileConn(own)
+	if err = errors.Join(err, own.Close()); err != nil {
+		return nil, nil, errors.Join(fmt.Errorf("connect to the keeper of queues: %w", err), child.Close())
+	}
+	return &Keeper{conn: c.(*net.UnixConn)}, child, nil
+}
+
+// Keep gives the process a copy of the queue's socket. Release takes it back, by the
+// number that Keep returns.
+func (k *Keeper) Keep(ns *NetNS, q *Queue) (number uint32, err error) {
+	var list *os.File // what /proc says of this namespace's queues
+	err = ns.Do(func() (err error) {
+		list, err = os.Open(queueList)
+		return err
+	})
+	if err != nil {
+		return 0, fmt.Errorf("keep queue %d in %s: %w", q.number, ns, err)
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.next++
+	b := binary.BigEndian.AppendUint32([]byte{keeperAdd}, k.next)
+	b = binary.BigEndian.AppendUint16(b, q.number)
+	cerr := q.raw.Control(func(fd uintptr) {
+		_, _, err = k.conn.WriteMsgUnix(b, unix.UnixRights(int(fd), int(list.Fd())), nil)
+	})
+	if err = errors.Join(cerr, err, list.Close()); err != nil {
+		return 0, fmt.Errorf("keep queue %d in %s: %w", q.number, ns, err)
+	}
+	return k.next, nil
+}
+
+// Release takes the copy back, so that closing the queue unbinds it.
+func (k *Keeper) Release(number uint32) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if _, err := k.conn.Write(binary.BigEndian.AppendUint32([]byte{keeperRemove}, number)); err != nil {
+		return fmt.Errorf("take a queue back from its keeper: %w", err)
+	}
+	return nil
+}
+
+// Close ends the process, which lets go all that waits.
+func (k *Keeper) Close() error { return k.conn.Close() }
+
+// What a Keeper tells the process.
+const (
+	keeperAdd    = 1
+	keeperRemove = 2
+)
+
+const queueList = "/proc/thread-self/net/netfilter/nfnetlink_queue"
+
+// kept is a queue in the keeper's process.
+type kept struct {
+	queue  uint16
+	socket int
+	list   *os.File
+	marks  []keptMark
+}
+
+// keptMark is the number of the last packet that was queued up to a time.
+type keptMark struct {
+	at time.Time
+	id uint32
+}
+
+// KeepQueues is the process that keeps the queues of an agent. It lets no packet wait
+// for more than [KeeperPatience], whatever its agent does, and lets all of them go
+// when that ends. TCP does not repeat a SYN whose first copy is still in a
+// queue, so that one in the queue of an agent that was stopped would wait for
+// as long as its application does. It needs no sign of life: it looks at
+// the kernel's own list, which has the number of the last packet of each queue.
+//
+// It returns when the agent's end of the socket is closed. The process has nothing
+// else to do: it should be small, and not be stopped together with the agent.
+func KeepQueues(socket *os.File) error {
+	c, err := net.FileConn(socket)
+	if err = errors.Join(err, socket.Close()); err != nil {
+		return fmt.Errorf("keep queues: %w", err)
+	}
+	conn := c.(*net.UnixConn)
+	queues := map[uint32]*kept{}
+	defer func() {
+		for number := range queues {
+			forget(queues, number)
+		}
+		_ = conn.Close()
+	}()
+	buf, oob := make([]byte, 64), make([]byte, unix.CmsgSpace(2*4))
+	for {
+		if err := conn.SetReadDeadline(time.Now().Add(keeperInterval)); err != nil {
+			return fmt.Errorf("keep queues: %w", err)
+		}
+		n, oobn, _, _, err := conn.ReadMsgUnix(buf, oob)
+		switch {
+		case errors.Is(err, os.ErrDeadlineExceeded):
+		case err != nil || n == 0: // the agent is gone
+			return nil
+		default:
+			if err := obey(queues, buf[:n], oob[:oobn]); err != nil {
+				return err
+			}
+		}
+		now := time.Now()
+		for number, k := range queues {
+			if err := k.release(now); err != nil { // the namespace's end, or a socket that is none
+				forget(queues, number)
+			}
+		}
+	}
+}
+
+// obey does what a message says.
+func obey(queues map[uint32]*kept, b, oob []byte) error {
+	var fds []int
+	if msgs, err := unix.ParseSocketControlMessage(oob); err == nil && len(msgs) == 1 {
+		fds, _ = unix.ParseUnixRights(&msgs[0])
+	}
+	switch {
+	case len(b) == 7 && b[0] == keeperAdd && len(fds) == 2:
+		queues[binary.BigEndian.Uint32(b[1:])] = &kept{
+			queue: binary.BigEndian.Uint16(b[5:]), socket: fds[0], list: os.NewFile(uintptr(fds[1]), queueList),
+		}
+		return nil
+	case len(b) == 5 && b[0] == keeperRemove && len(fds) == 0:
+		number := binary.BigEndian.Uint32(b[1:])
+		if k := queues[number]; k != nil {
+			delete(queues, number)
+			k.close()
+		}
+		return nil
+	default:
+		for _, fd := range fds {
+			unix.Close(fd)
+		}
+		return fmt.Errorf("keep queues: message of %d bytes with %d descriptors", len(b), len(fds))
+	}
+}
+
+// forget lets everything in a queue go, and the queue with it.
+func forget(queues map[uint32]*kept, number uint32) {
+	k := queues[number]
+	delete(queues, number)
+	_, _ = unix.Write(k.socket, appendDrain(nil, k.queue)) // if it cannot, there is nothing to be done
+	k.close()
+}
+
+func (k *kept) close() {
+	unix.Close(k.socket)
+	_ = k.list.Close()
+}
+
+// release lets go what has waited for too long: the packets up to the number that was the
+// last one when it was looked at that long ago.
+func (k *kept) release(now time.Time) error {
+	waiting, last, err := k.look()
+	if err != nil {
+		return err
+	}
+	if waiting == 0 {
+		k.marks = append(k.marks[:0], keptMark{now, last})
+		return nil
+	}
+	old := -1
+	for i, m := range k.marks {
+		if now.Sub(m.at) >= KeeperPatience-2*keeperInterval {
+			old = i
+		}
+	}
+	if old >= 0 {
+		id := k.marks[old].id
+		b := appendQueueHeader(nil, queueVerdictBatch, k.queue, id)
+		b = appendAttr(b, attrVerdictHeader, append(be32(nfAccept), be32(id)...))
+		if _, err := unix.Write(k.socket, end(b, 0)); err != nil {
+			return os.NewSyscallError("write", err)
+		}
+		k.marks = append(k.marks[:0], k.marks[old+1:]...)
+	}
+	k.marks = append(k.marks, keptMark{now, last})
+	return nil
+}
+
+// look reads the line of the queue: its number, who has it, how many wait, ..., and as the
+// eighth the number of the last packet.
+func (k *kept) look() (waiting int, last uint32, err error) {
+	var buf [4096]byte
+	n, _ := k.list.ReadAt(buf[:], 0) // what cannot be read is not in the list
+	return parseQueueList(string(buf[:n]), k.queue)
+}
+
+func parseQueueList(list string, queue uint16) (waiting int, last uint32, err error) {
+	for line := range strings.Lines(list) {
+		f := strings.Fields(line)
+		if len(f) < 8 || f[0] != strconv.Itoa(int(queue)) {
+			continue
+		}
+		waiting, err = strconv.Atoi(f[2])
+		id, ierr := strconv.ParseUint(f[7], 10, 32)
+		return waiting, uint32(id), errors.Join(err, ierr)
+	}
+	return 0, 0, fmt.Errorf("queue %d is not in the list", queue)
+}
