@@ -11,6 +11,8 @@ import (
 
 	"github.com/google/nftables"
 	"golang.org/x/sys/unix"
+
+	"github.com/smcr-io/kube-smcr/internal/undo"
 )
 
 // Redirect is what the agent has put into one pod's namespace. Its methods may
@@ -21,16 +23,16 @@ type Redirect struct {
 	mu     sync.Mutex // guards what is below, and makes each transaction whole
 	conn   *nftables.Conn
 	cfg    RedirectConfig
-	bypass map[netip.AddrPort]time.Time // when it ends; to survive an Update
-	found  map[sysctl]uint32            // before we set it, see foundSet
-	caught time.Time                    // until when a redirector counts as seen
+	bypass map[netip.AddrPort]time.Time // the negative cache, with the end of each entry; for Update
+	found  map[sysctl]uint32            // the values before we set them, see foundSet
+	caught time.Time                    // until when "caught" has an element
+	silent bool                         // the kernel cannot refuse connections to the listeners
 	closed bool
 }
 
-// InstallRedirect puts the redirection into ns, in place of whatever an
-// earlier agent left there, or leaves nothing behind. The agent's listeners
-// are expected to be ready. Diversion begins at once and ends after
-// FailOpenTTL unless Renew is called.
+// InstallRedirect puts the redirection into ns, in place of that of an earlier agent. After
+// an error it leaves nothing behind. The agent's listeners must be ready. Diversion begins
+// at once and ends after FailOpenTTL unless Renew is called.
 //
 // The error unwraps to a *ConfigError if cfg cannot be used and to a
 // *FeatureError if the kernel lacks something.
@@ -39,7 +41,7 @@ func InstallRedirect(ns *NetNS, cfg RedirectConfig) (*Redirect, error) {
 		return nil, err
 	}
 	r := &Redirect{ns: ns, cfg: cfg, bypass: map[netip.AddrPort]time.Time{}}
-	var u Undo
+	var u undo.Stack
 	if err := u.Run(r.installSteps()...); err != nil {
 		return nil, fmt.Errorf("install redirection in %s: %w", ns, err)
 	}
@@ -49,8 +51,8 @@ func InstallRedirect(ns *NetNS, cfg RedirectConfig) (*Redirect, error) {
 
 // installSteps are the steps of InstallRedirect, the diversion last: nothing
 // is diverted before the way back is ready.
-func (r *Redirect) installSteps() []Step {
-	steps := append([]Step{
+func (r *Redirect) installSteps() []undo.Step {
+	steps := append([]undo.Step{
 		{
 			Name: "open netlink",
 			Do: func() (err error) {
@@ -59,11 +61,11 @@ func (r *Redirect) installSteps() []Step {
 			},
 			Undo: func() error { return r.conn.CloseLasting() },
 		},
-		{Name: "read what an earlier agent found", Do: r.learnFound}, // by its rules, too
+		{Name: "read what an earlier agent found", Do: r.learnFound}, // before our rules are there
 	}, routingSteps(r.ns, r.cfg.AppMark)...)
-	var inherited bool // the table of an agent that may still have connections
+	var inherited bool // the table is of an earlier agent, which may still have connections
 	steps = append(steps,
-		Step{
+		undo.Step{
 			Name: "keep what is found",
 			Do: func() (err error) {
 				if inherited, err = hasTable(r.conn); err != nil {
@@ -78,13 +80,31 @@ func (r *Redirect) installSteps() []Step {
 		steps = append(steps, r.takeStep(looseTracking, false))
 	}
 	return append(steps,
-		Step{Name: "replace nftables table " + tableName, Do: func() error { return explain(r.replaceLocked(r.cfg)) }},
-		// The table has loaded connection tracking.
+		undo.Step{Name: "replace nftables table " + tableName, Do: func() error {
+			err := r.refuseOrDrop(func() error { return r.replaceLocked(r.cfg) }, ProbeReject)
+			return explain(err)
+		}},
+		// The variable exists once the table has made the kernel load connection tracking.
 		r.takeStep(closeTimeout, false))
 }
 
-// replaceLocked replaces the table in one transaction. Connections are taken up in
-// their middle again only when none is kept from connection tracking any more.
+// refuseOrDrop tries to make the table. If the kernel cannot refuse connections, it tries
+// again with a table that drops them.
+func (r *Redirect) refuseOrDrop(try, probe func() error) error {
+	err := try()
+	if err == nil || errors.As(err, new(*ConfigError)) || probe() == nil {
+		return err
+	}
+	r.silent = true
+	return try()
+}
+
+// replaceLocked puts the table for cfg in force in one transaction. looseTracking is switched on
+// again only after the last rule that excludes connections from tracking is gone.
+//
+// A table that holds SYNs is changed in place: if a base chain were taken away, for an instant
+// only, the kernel would drop all SYNs that are held in the namespace. A table of an earlier
+// version may have other chains, and is replaced then.
 func (r *Redirect) replaceLocked(cfg RedirectConfig) error {
 	now := time.Now()
 	left := make(map[netip.AddrPort]time.Duration, len(r.bypass))
@@ -96,9 +116,20 @@ func (r *Redirect) replaceLocked(cfg RedirectConfig) error {
 		}
 	}
 	_, looseOff := r.found[looseTracking]
+	c := content{
+		bypass: left, caught: r.caught.Sub(now).Truncate(time.Millisecond), found: r.found, looseOff: looseOff,
+		silent: r.silent, inPlace: cfg.Hold != nil,
+	}
 	rs := newRuleset(r.conn)
-	rs.build(cfg, content{bypass: left, caught: r.caught.Sub(now).Truncate(time.Millisecond), found: r.found, looseOff: looseOff})
-	if err := rs.commit(); err != nil || cfg.Untracked {
+	rs.build(cfg, c)
+	err := rs.commit()
+	if err != nil && c.inPlace && rs.err == nil {
+		c.inPlace = false
+		rs = newRuleset(r.conn)
+		rs.build(cfg, c)
+		err = rs.commit()
+	}
+	if err != nil || cfg.Untracked {
 		return err
 	}
 	return r.give(looseTracking)
@@ -106,8 +137,8 @@ func (r *Redirect) replaceLocked(cfg RedirectConfig) error {
 
 // Update puts cfg in force, in one transaction: there is no moment without
 // rules, and established connections are not touched. The negative cache is
-// kept. Update also repairs a table that somebody damaged or deleted. The
-// marks cannot change, because connections carry them.
+// kept. Update also repairs a table that another program changed or deleted. The marks
+// cannot change, because open connections have them.
 func (r *Redirect) Update(cfg RedirectConfig) error {
 	if err := cfg.Validate(); err != nil {
 		return err
@@ -146,9 +177,9 @@ func (r *Redirect) Renew() error {
 }
 
 func (r *Redirect) renewLocked(ttl time.Duration) error {
-	// Older kernels do not extend the life of an element that is added again,
-	// and deleting one that has just expired would fail; emptying never does.
-	// Both in one transaction: no packet sees the set empty.
+	// Older kernels do not extend the timeout of an element that is added again, and
+	// deleting an element that has just expired fails. Emptying the set never fails. The
+	// element is added in the same transaction: no packet sees the set empty.
 	s := aliveSet(kubeTable())
 	r.conn.FlushSet(s)
 	if err := r.conn.SetAddElements(s, aliveElement(ttl)); err != nil {
@@ -160,9 +191,9 @@ func (r *Redirect) renewLocked(ttl time.Duration) error {
 	return nil
 }
 
-// Bypass remembers that connections to dst are not worth diverting: for ttl
-// they go straight there. Calling it again starts a new ttl. If there is no
-// room, the entry is forgotten that would end first.
+// Bypass puts dst into the negative cache: for ttl, connections to dst are not diverted.
+// Calling Bypass again starts a new ttl. If there is no room, the entry that would end
+// first is dropped.
 func (r *Redirect) Bypass(dst netip.AddrPort, ttl time.Duration) error {
 	dst = netip.AddrPortFrom(dst.Addr().Unmap().WithZone(""), dst.Port())
 	if !dst.IsValid() || ttl < time.Millisecond || ttl > maxBypassTTL {
@@ -177,8 +208,8 @@ func (r *Redirect) Bypass(dst netip.AddrPort, ttl time.Duration) error {
 	if _, ok := r.bypass[dst]; !ok && len(r.bypass) >= maxBypass {
 		errs = append(errs, r.evictLocked())
 	}
-	// Add, delete, add: right whether the element exists, has expired or is
-	// new, on kernels that extend elements and on those that do not.
+	// Add, delete, add: this works whether the element exists, has expired or is new, on
+	// kernels that extend an element that is added again and on those that do not.
 	set, elem := bypassElement(dst, ttl)
 	errs = append(errs, r.conn.SetAddElements(set, elem), r.conn.SetDeleteElements(set, elem), r.conn.SetAddElements(set, elem))
 	if err := errors.Join(errs...); err != nil {
@@ -194,8 +225,8 @@ func (r *Redirect) Bypass(dst netip.AddrPort, ttl time.Duration) error {
 	return nil
 }
 
-// evictLocked makes room in the negative cache. The entry may have expired, so it
-// is added before it is deleted.
+// evictLocked makes room in the negative cache. The kernel may have dropped the entry
+// already, so it is added before it is deleted.
 func (r *Redirect) evictLocked() error {
 	var first netip.AddrPort
 	for dst, end := range r.bypass {
@@ -212,22 +243,25 @@ func bypassElement(dst netip.AddrPort, ttl time.Duration) (*nftables.Set, []nfta
 	return bypassSet(kubeTable(), dst.Addr().Is4()), []nftables.SetElement{{Key: destinationKey(dst.Addr(), dst.Port()), Timeout: ttl}}
 }
 
-// Caught reports whether a connection of the agent's, or for it, was redirected by
-// somebody else within the last caughtTTL. Nothing is diverted then.
+// Caught reports whether another program redirected a connection from or to the agent
+// within the last caughtTTL. While it did, nothing is diverted.
 func (r *Redirect) Caught() (bool, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.closed {
 		return false, fmt.Errorf("look for redirected connections in %s: %w", r.ns, ErrClosed)
 	}
-	elems, err := r.conn.GetSetElements(caughtSet(kubeTable()))
+	caught := false
+	err := r.ns.Do(func() error {
+		return eachElement(caughtSet(kubeTable()), func(e element) bool {
+			caught, r.caught = true, time.Now().Add(min(e.expires, caughtTTL))
+			return false
+		})
+	})
 	if err != nil {
-		return false, fmt.Errorf("look for redirected connections in %s: %w", r.ns, err)
+		return false, fmt.Errorf("look for redirected connections in %s: %w", r.ns, noTable(err))
 	}
-	for _, e := range elems {
-		r.caught = time.Now().Add(e.Expires)
-	}
-	return len(elems) > 0, nil
+	return caught, nil
 }
 
 // Forget empties the negative cache: every selected destination is diverted
@@ -248,10 +282,10 @@ func (r *Redirect) Forget() error {
 }
 
 // Remove ends the diversion of new connections and closes r. It empties the set
-// "alive" and leaves the rest: connections that were redirected and are still
-// open live on. Emptying the chains instead would cut them, because the kernel
-// stops tracking connections in a namespace when the last rule that needs it
-// goes. [Sweep] deletes everything.
+// "alive" and leaves the rest, so that connections that were diverted and are still open
+// go on. Emptying the chains would break them, because the kernel stops connection
+// tracking in a namespace when the last rule that needs it is deleted. [Sweep] deletes
+// everything.
 func (r *Redirect) Remove() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -261,7 +295,7 @@ func (r *Redirect) Remove() error {
 	r.conn.FlushSet(aliveSet(kubeTable()))
 	err := r.conn.Flush()
 	if errors.Is(err, unix.ENOENT) {
-		err = nil // the table is gone, and with it the diversion
+		err = nil // there is no table, and so no diversion
 	}
 	if err != nil {
 		err = fmt.Errorf("remove redirection from %s: %w", r.ns, err)
@@ -269,20 +303,20 @@ func (r *Redirect) Remove() error {
 	return errors.Join(err, r.closeLocked())
 }
 
-// Release gives up r for a successor: it keeps the diversion to this agent's
-// listeners alive for hold, in which the successor puts its own redirection in
-// place of this one, and leaves everything as it is.
-func (r *Redirect) Release(hold time.Duration) error {
+// Release closes r and leaves everything in the namespace as it is, for a successor. The
+// diversion to this agent's listeners stays alive for the time lasting, in which the
+// successor installs its own redirection in place of this one.
+func (r *Redirect) Release(lasting time.Duration) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.closed {
 		return nil
 	}
-	return errors.Join(r.renewLocked(max(hold, r.cfg.ttl())), r.closeLocked())
+	return errors.Join(r.renewLocked(max(lasting, r.cfg.ttl())), r.closeLocked())
 }
 
-// Close gives up r and leaves everything in the namespace as it is: for a
-// namespace that is gone.
+// Close closes r and leaves everything in the namespace as it is. It is for a namespace
+// that is gone.
 func (r *Redirect) Close() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -297,17 +331,16 @@ func (r *Redirect) closeLocked() error {
 	return r.conn.CloseLasting()
 }
 
-// dropTable deletes the table; a missing one is no error.
+// dropTable deletes the table. It is no error if there is none.
 func dropTable(conn *nftables.Conn) error {
 	rs := newRuleset(conn)
 	rs.dropTable()
 	return rs.commit()
 }
 
-// Sweep removes everything that an agent, dead or alive, put into ns, and sets
-// sysctls back to what it found. The kernel resets connections that were
-// redirected and are still open. A namespace with nothing of ours in it is left as
-// it is.
+// Sweep removes everything that an agent, dead or alive, put into ns, and restores the
+// sysctls. The kernel resets connections that were diverted and are still open. A
+// namespace in which no agent put anything is left as it is.
 func Sweep(ns *NetNS) error {
 	conn, err := openNFT(ns)
 	if err != nil {
@@ -323,13 +356,13 @@ func Sweep(ns *NetNS) error {
 func sweep(ns *NetNS, conn *nftables.Conn) error {
 	was, err := isThere(ns, conn)
 	if err != nil || !was {
-		return errors.Join(err, sweepRouting(ns)) // a route may be left
+		return errors.Join(err, sweepRouting(ns)) // an interrupted Sweep may have left a route
 	}
-	found, err := readFound(conn)
+	found, err := readFound(ns)
 	if err != nil {
 		return err
 	}
-	// Nothing is diverted any more, and the record goes last.
+	// First end the diversion. The record is deleted last, with the table.
 	conn.FlushSet(aliveSet(kubeTable()))
 	if err := conn.Flush(); err != nil && !errors.Is(err, unix.ENOENT) {
 		return err

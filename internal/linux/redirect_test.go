@@ -3,16 +3,21 @@
 package linux
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/netip"
+	"os"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/google/nftables"
 	"golang.org/x/sys/unix"
+
+	"github.com/smcr-io/kube-smcr/internal/undo"
 )
 
 // outbound sets up a pod with redirection: a server of the peer and the
@@ -391,4 +396,68 @@ func boundTo(a netip.AddrPort) Control {
 	return func(_, _ string, c syscall.RawConn) error {
 		return withFD(c, func(fd int) error { return unix.Bind(fd, sockaddr(a)) })
 	}
+}
+
+// TestRedirect_silentDoors: where the kernel cannot refuse connections, those to the
+// agent's listeners are dropped, and diverted ones work.
+func TestRedirect_silentDoors(t *testing.T) {
+	f := families[0]
+	pod, peer := newPair(t)
+	server := listen(t, peer, nil, f.peer, 0)
+	answer(t, server, "server")
+	answer(t, listen(t, pod, marked, f.loopback, testOutPort), "agent")
+	r := &Redirect{ns: pod, cfg: testConfig(f), bypass: map[netip.AddrPort]time.Time{}, silent: true}
+	var u undo.Stack
+	mustDo(t, u.Run(r.installSteps()...))
+	t.Cleanup(func() { mustDo(t, u.Back()) })
+	for range 2 {
+		want(t, served(t, pod, nil, server.Addr().(*net.TCPAddr).AddrPort()), "agent")
+		for _, port := range []uint16{testOutPort, testInPort} {
+			c, err := DialInNS(timeout(t, 100*time.Millisecond), pod, nil, netip.Addr{}, netip.AddrPortFrom(f.loopback, port))
+			if err == nil {
+				_ = c.Close()
+			}
+			if !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("dial port %d: %v, want no answer", port, err)
+			}
+		}
+		mustDo(t, r.Update(r.cfg))
+	}
+}
+
+// TestRedirect_refuseOrDrop: the table is made without refusals if the kernel has
+// none, and only then.
+func TestRedirect_refuseOrDrop(t *testing.T) {
+	boom := errors.New("boom")
+	for _, c := range []struct {
+		name         string
+		fails, lacks error // the table with refusals, the probe
+		again        error // the table without
+		silent       bool
+		want         error
+		tries        int
+	}{
+		{"there", nil, boom, boom, false, nil, 1},
+		{"lacking", boom, boom, nil, true, nil, 2},
+		{"something else too", boom, boom, os.ErrInvalid, true, os.ErrInvalid, 2},
+		{"something else", boom, nil, nil, false, boom, 1},
+		{"configuration", &ConfigError{}, boom, nil, false, &ConfigError{}, 1},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var r Redirect
+			tries := 0
+			err := r.refuseOrDrop(func() error {
+				tries++
+				if r.silent {
+					return c.again
+				}
+				return c.fails
+			}, func() error { return c.lacks })
+			if fmt.Sprint(err) != fmt.Sprint(c.want) || r.silent != c.silent || tries != c.tries {
+				t.Errorf("%v after %d tries, silent %t", err, tries, r.silent)
+			}
+		})
+	}
+	newNS(t) // has the needs of the probe
+	mustDo(t, ProbeReject())
 }

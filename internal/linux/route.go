@@ -9,24 +9,25 @@ import (
 	"net/netip"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
-// Route is how packets leave for an address.
+// Route is the way of packets to an address.
 type Route struct {
 	Found   bool
-	Gateway bool             // behind a router
-	MAC     net.HardwareAddr // of the router; nil while it is not known
+	Gateway bool             // the way leads through a router
+	MAC     net.HardwareAddr // the router's; nil while it is not known
 }
 
-// RouteTo asks the kernel, in the namespace of the calling thread, how packets
-// from the local address src reach dst. It does not wait: a router whose MAC
-// address is not known is asked for it, and the next call may have it.
+// RouteTo asks the kernel, in the namespace of the calling thread, how packets from the
+// local address src reach dst. If the router's MAC address is not known, RouteTo makes the
+// kernel ask for it, but does not wait: a later call may have the address.
 func RouteTo(src, dst netip.Addr) (Route, error) {
 	found, err := netlink.RouteGetWithOptions(dst.AsSlice(), &netlink.RouteGetOptions{SrcAddr: src.AsSlice()})
 	switch {
 	case errors.Is(err, unix.ENETUNREACH), errors.Is(err, unix.EHOSTUNREACH), errors.Is(err, unix.EACCES), err == nil && len(found) == 0:
-		return Route{}, nil // there is none, or it says unreachable or prohibit
+		return Route{}, nil // there is no route, or it is of type unreachable or prohibit
 	case err != nil:
 		return Route{}, fmt.Errorf("route from %v to %v: %w", src, dst, err)
 	}
@@ -54,18 +55,35 @@ func neighbour(link int, ip net.IP) (net.HardwareAddr, error) {
 	if ip.To4() != nil {
 		family = netlink.FAMILY_V4
 	}
-	all, err := netlink.NeighList(link, family)
+	n, err := oneNeighbour(link, family, ip)
 	if err != nil {
-		return nil, fmt.Errorf("list neighbours: %w", err)
+		return nil, fmt.Errorf("ask for neighbour: %w", err)
 	}
-	for i := range all {
-		if n := &all[i]; n.IP.Equal(ip) && n.State&neighKnown != 0 {
-			return n.HardwareAddr, nil
-		}
+	if n != nil && n.State&neighKnown != 0 {
+		return n.HardwareAddr, nil
 	}
 	ask := netlink.Neigh{LinkIndex: link, Family: family, IP: ip, Flags: netlink.NTF_USE}
 	if err := netlink.NeighSet(&ask); err != nil && !errors.Is(err, unix.EPERM) {
 		return nil, fmt.Errorf("look up MAC address: %w", err)
 	}
 	return nil, nil
+}
+
+// oneNeighbour asks for one entry of the neighbour table, and not for all: a pod can have
+// very many. It returns nil if there is no such entry.
+func oneNeighbour(link, family int, ip net.IP) (*netlink.Neigh, error) {
+	if family == netlink.FAMILY_V4 {
+		ip = ip.To4()
+	}
+	req := nl.NewNetlinkRequest(unix.RTM_GETNEIGH, 0)
+	req.AddData(&netlink.Ndmsg{Family: uint8(family), Index: uint32(link)})
+	req.AddData(nl.NewRtAttr(netlink.NDA_DST, ip))
+	answers, err := req.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWNEIGH)
+	if errors.Is(err, unix.ENOENT) || err == nil && len(answers) == 0 {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return netlink.NeighDeserialize(answers[0])
 }

@@ -7,44 +7,52 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"strings"
 
+	mdnetlink "github.com/mdlayher/netlink"
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/smcr-io/kube-smcr/internal/undo"
 )
 
-// routingSteps bring the answers of an application, whose peer is a socket of
-// this machine that was bound to the client's address, to loopback: "ip rule
-// fwmark M lookup T", "local default dev lo table T", for both families.
-func routingSteps(ns *NetNS, mark uint32) []Step {
-	var steps []Step
+// routingSteps route the packets that an application sends to the agent's socket under a
+// client's address (see DialFrom) to loopback, instead of to the client: "ip rule fwmark M
+// lookup T", "local default dev lo table T", for both families.
+func routingSteps(ns *NetNS, mark uint32) []undo.Step {
+	var steps []undo.Step
 	for _, fam := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		// What an earlier agent left may serve connections that it still has,
-		// and stays when this one fails.
+		// The route of an earlier agent stays if a later step fails: that agent may still
+		// have connections that need the route.
 		var inherited bool
 		steps = append(steps,
-			Step{
+			undo.Step{
 				Name: "look for an earlier agent's rule " + familyName(fam),
-				Do: inNetlink(ns, func(h *netlink.Handle) (err error) {
-					inherited, err = hasRule(h, fam)
-					return err
-				}),
+				Do: func() error {
+					return ns.Do(func() error {
+						marks, err := ownRules(fam)
+						inherited = len(marks) > 0
+						return err
+					})
+				},
 			},
-			Step{
+			undo.Step{
 				Name: "add local route to table " + familyName(fam),
 				Do:   inNetlink(ns, func(h *netlink.Handle) error { return addLocalRoute(h, fam) }),
 				Undo: unless(&inherited, inNetlink(ns, func(h *netlink.Handle) error { return sweepRoutes(h, fam) })),
 			},
-			Step{
+			undo.Step{
 				Name: "add rule for marked packets " + familyName(fam),
 				Do:   inNetlink(ns, func(h *netlink.Handle) error { return replaceRule(h, fam, mark) }),
-				Undo: unless(&inherited, inNetlink(ns, func(h *netlink.Handle) error { _, err := sweepRules(h, fam); return err })),
+				Undo: unless(&inherited, inNetlink(ns, func(h *netlink.Handle) error { return sweepRules(h, fam) })),
 			})
 	}
 	return steps
 }
 
-// unless returns f, which does nothing if *skip is true by then.
+// unless returns a function that calls f unless *skip is true at the time of the call.
 func unless(skip *bool, f func() error) func() error {
 	return func() error {
 		if *skip {
@@ -54,7 +62,7 @@ func unless(skip *bool, f func() error) func() error {
 	}
 }
 
-// inNetlink returns f with a route netlink handle of ns.
+// inNetlink returns a function that calls f with a route netlink handle of ns.
 func inNetlink(ns *NetNS, f func(*netlink.Handle) error) func() error {
 	return func() error {
 		return ns.Do(func() error {
@@ -75,8 +83,8 @@ func familyName(fam int) string {
 	return "(IPv6)"
 }
 
-// noFamily tells that the kernel was started without IPv6: there is nothing
-// to carry, so nothing is missing.
+// noFamily tells whether err says that the kernel was started without IPv6. That is no
+// error here: there are no IPv6 connections.
 func noFamily(fam int, err error) bool {
 	return fam == netlink.FAMILY_V6 && errors.Is(err, unix.EAFNOSUPPORT)
 }
@@ -116,73 +124,104 @@ func ipv6Off() bool {
 	return err != nil || strings.TrimSpace(string(b)) == "1"
 }
 
-// replaceRule makes the one rule of ours that there is the one for mark. A rule
-// of an earlier agent that is right stays untouched: without it, answers to
+// replaceRule makes sure that there is exactly one rule of ours, for mark. If an earlier
+// agent's rule is that one, it is not touched: without it even for a moment, answers to
 // connections that are handed over would go to the network.
 func replaceRule(h *netlink.Handle, fam int, mark uint32) error {
-	_, kept, err := deleteRules(h, fam, func(r netlink.Rule) bool { return r.Mark == mark })
-	if err != nil || kept > 0 {
+	marks, err := ownRules(fam)
+	if err != nil {
 		return err
 	}
-	rule := netlink.NewRule()
-	rule.Family, rule.Mark, rule.Table, rule.Priority = fam, mark, routeTable, rulePriority
-	if err := h.RuleAdd(rule); err != nil && !noFamily(fam, err) {
-		return err
+	right := ownRule(fam)
+	right.Mark = mark
+	if !slices.Contains(marks, mark) {
+		if err := h.RuleAdd(right); err != nil && !noFamily(fam, err) {
+			return err
+		}
+	}
+	for _, m := range marks {
+		if m == mark {
+			continue
+		}
+		wrong := ownRule(fam)
+		wrong.Mark = m
+		if err := h.RuleDel(wrong); err != nil && !errors.Is(err, unix.ENOENT) {
+			return fmt.Errorf("delete rule %s: %w", familyName(fam), err)
+		}
 	}
 	return nil
 }
 
-// hasRule tells whether there is a rule of ours.
-func hasRule(h *netlink.Handle, fam int) (bool, error) {
-	_, kept, err := deleteRules(h, fam, func(netlink.Rule) bool { return true })
-	return kept > 0, err
-}
-
 // hasRules tells whether there is a rule of ours, of either family.
 func hasRules(ns *NetNS) (has bool, err error) {
-	err = inNetlink(ns, func(h *netlink.Handle) error {
+	err = ns.Do(func() error {
 		for _, fam := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-			one, err := hasRule(h, fam)
+			marks, err := ownRules(fam)
 			if err != nil {
 				return err
 			}
-			has = has || one
+			has = has || len(marks) > 0
 		}
 		return nil
-	})()
+	})
 	return has, err
 }
 
-// sweepRules deletes our rules and tells how many there were.
-func sweepRules(h *netlink.Handle, fam int) (int, error) {
-	deleted, _, err := deleteRules(h, fam, func(netlink.Rule) bool { return false })
-	return deleted, err
-}
-
-// deleteRules deletes our rules but those to keep, and counts both.
-func deleteRules(h *netlink.Handle, fam int, keep func(netlink.Rule) bool) (deleted, kept int, err error) {
-	rules, err := h.RuleList(fam)
+// ownRules returns the marks of our rules in the thread's namespace. The kernel
+// lists rules by their priority, so that only those before ours are read.
+func ownRules(fam int) (marks []uint32, err error) {
+	msg := nl.RtMsg{RtMsg: unix.RtMsg{Family: uint8(fam)}}
+	err = dump(unix.NETLINK_ROUTE, unix.RTM_GETRULE, msg.Serialize(), newAllowance(), func(b []byte) (bool, error) {
+		if len(b) < unix.SizeofRtMsg {
+			return false, fmt.Errorf("rule of %d bytes", len(b))
+		}
+		ad, err := mdnetlink.NewAttributeDecoder(b[unix.SizeofRtMsg:])
+		if err != nil {
+			return false, err
+		}
+		var table, priority, mark uint32
+		for ad.Next() {
+			switch ad.Type() {
+			case unix.FRA_TABLE:
+				table = ad.Uint32()
+			case unix.FRA_PRIORITY:
+				priority = ad.Uint32()
+			case unix.FRA_FWMARK:
+				mark = ad.Uint32()
+			}
+		}
+		if table == routeTable && priority == rulePriority {
+			marks = append(marks, mark)
+		}
+		return priority <= rulePriority, ad.Err()
+	})
 	if noFamily(fam, err) {
-		return 0, 0, nil
+		return nil, nil
 	}
 	if err != nil {
-		return 0, 0, fmt.Errorf("list rules %s: %w", familyName(fam), err)
+		return nil, fmt.Errorf("list routing rules %s: %w", familyName(fam), err)
 	}
-	for _, r := range rules {
-		switch {
-		case r.Table != routeTable || r.Priority != rulePriority:
-			continue
-		case keep(r):
-			kept++
-			continue
+	return marks, nil
+}
+
+func ownRule(fam int) *netlink.Rule {
+	r := netlink.NewRule()
+	r.Family, r.Table, r.Priority = fam, routeTable, rulePriority
+	return r
+}
+
+// sweepRules deletes our rules, and leaves the rules of others.
+func sweepRules(h *netlink.Handle, fam int) error {
+	for range maxRuleDeletes {
+		err := h.RuleDel(ownRule(fam))
+		if errors.Is(err, unix.ENOENT) || noFamily(fam, err) {
+			return nil
 		}
-		r.Family = fam
-		if err := h.RuleDel(&r); err != nil && !errors.Is(err, unix.ENOENT) {
-			return deleted, kept, fmt.Errorf("delete rule %s: %w", familyName(fam), err)
+		if err != nil {
+			return fmt.Errorf("delete rule %s: %w", familyName(fam), err)
 		}
-		deleted++
 	}
-	return deleted, kept, nil
+	return fmt.Errorf("delete rules %s: %w: %d have our number", familyName(fam), ErrTooMuch, maxRuleDeletes)
 }
 
 // sweepRoutes deletes our local route.
@@ -203,8 +242,7 @@ func sweepRouting(ns *NetNS) error {
 	return inNetlink(ns, func(h *netlink.Handle) error {
 		var errs []error
 		for _, fam := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-			_, err := sweepRules(h, fam)
-			errs = append(errs, err, sweepRoutes(h, fam))
+			errs = append(errs, sweepRules(h, fam), sweepRoutes(h, fam))
 		}
 		return errors.Join(errs...)
 	})()

@@ -23,10 +23,10 @@ const soOriginalDst = 80
 // [net.Dialer].
 type Control func(network, address string, c syscall.RawConn) error
 
-// OriginalDst returns where a connection that the outbound redirection brought
-// to the agent's listener was going. The error is [ErrNotRedirected] if it was
-// made to the listener itself, or to another address of its own machine: those
-// are never diverted, and the way there may lead back to the listener.
+// OriginalDst returns the original destination of a connection that the outbound
+// redirection diverted to the agent's listener. The error is [ErrNotRedirected] if a
+// program connected to the listener itself, or to another address of its own machine: such
+// connections are never diverted, and a dial to that address may lead back to the listener.
 func OriginalDst(c syscall.Conn) (netip.AddrPort, error) {
 	rc, err := c.SyscallConn()
 	if err != nil {
@@ -53,10 +53,10 @@ func OriginalDst(c syscall.Conn) (netip.AddrPort, error) {
 	return dst, nil
 }
 
-// TransparentDst returns where a connection from the network was going that came to
-// the agent's transparent listener on port. The error is [ErrNotRedirected] if it
-// was made to the listener itself: the redirection takes none on loopback, and
-// none to that port.
+// TransparentDst returns the destination of a connection from the network that was
+// diverted to the agent's transparent listener on port. The error is [ErrNotRedirected] if
+// a program connected to the listener itself: no connection on loopback, or to that port,
+// is ever diverted.
 func TransparentDst(c *net.TCPConn, port uint16) (netip.AddrPort, error) {
 	dst := unmap(c.LocalAddr().(*net.TCPAddr).AddrPort())
 	if dst.Addr().IsLoopback() || dst.Port() == port {
@@ -86,7 +86,7 @@ func originalDst(fd int, is4 bool) (netip.AddrPort, error) {
 	return netip.AddrPortFrom(netip.AddrFrom16(m.Addr.Addr), binary.BigEndian.Uint16(port[:])), nil
 }
 
-// sockName is the local address of a socket, an IPv4 address as such.
+// sockName is the local address of a socket. An IPv4 address is not in its IPv6 form.
 func sockName(fd int) (netip.AddrPort, error) {
 	sa, err := unix.Getsockname(fd)
 	if err != nil {
@@ -122,6 +122,21 @@ func ControlTransparent(network, _ string, c syscall.RawConn) error {
 	return withFD(c, func(fd int) error { return setTransparent(fd, network != "tcp6") })
 }
 
+// ControlDelayACK lets the kernel acknowledge a SYN-ACK with the first data, for which it waits up to
+// 200 ms. A connection that is reset before was never there for the server's application:
+//
+//	we      SYN
+//	server  SYN-ACK
+//	we      RST, as the SYN-ACK has no SMC-R option: nothing was accepted
+func ControlDelayACK(_, _ string, c syscall.RawConn) error {
+	return withFD(c, func(fd int) error {
+		if err := unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_QUICKACK, 0); err != nil {
+			return sockopt("TCP_QUICKACK", err)
+		}
+		return nil
+	})
+}
+
 // ControlMark returns a Control that sets the socket mark.
 func ControlMark(mark uint32) Control {
 	return func(_, _ string, c syscall.RawConn) error {
@@ -129,23 +144,27 @@ func ControlMark(mark uint32) Control {
 	}
 }
 
-// ControlSucceed lets listeners of an earlier and a later agent be on one port.
-// The later one calls [Succeed].
+// ControlSucceed lets the listeners of an earlier and a later agent have the same address
+// and port. The later agent calls [Succeed].
 func ControlSucceed(_, _ string, c syscall.RawConn) error {
 	return withFD(c, func(fd int) error {
 		return sockopt("SO_REUSEPORT", unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1))
 	})
 }
 
-// Succeed makes a listener, prepared with [ControlSucceed], get all new
-// connections to its address in place of the one that was there before; that
-// one keeps what it has not accepted yet. There must not be a third one.
+// Succeed makes a listener, prepared with [ControlSucceed], get all new connections to its
+// address in place of the earlier listener, which keeps the connections in its queue.
+// There must be no third listener.
 //
-// The kernel numbers the listeners of an address from 0 in the order in which
-// they came, and when one goes the last one takes its number. The program says
-// 1: the younger of two. If there is no 1, the kernel takes the one that there
-// is. All agents attach the same program, so it is in force already when the
-// younger one begins to listen.
+// The kernel numbers the listeners of an address from 0 in the order in which they began
+// to listen. When a listener is closed, the last one gets its number. The attached program
+// returns 1, which is the younger of two listeners; if there is no number 1, the kernel
+// takes the only listener. All agents attach the same program, so it is in force already
+// when the younger one begins to listen:
+//
+//	old listens          0: old            all connections to old
+//	new listens          0: old, 1: new    all connections to new
+//	old is closed        0: new            all connections to new
 func Succeed(l *net.TCPListener) error {
 	raw, err := l.SyscallConn()
 	if err != nil {
@@ -200,8 +219,8 @@ func sockopt(name string, err error) error {
 	return os.NewSyscallError("setsockopt "+name, err)
 }
 
-// ListenInNS listens at addr inside ns. MPTCP is off: its listeners refuse
-// TCP_SAVE_SYN, from which the SMC-R option of a SYN is read.
+// ListenInNS listens at addr inside ns. MPTCP is off, because its listeners refuse
+// TCP_SAVE_SYN, which is needed to read the SMC-R option of a SYN.
 func ListenInNS(ctx context.Context, ns *NetNS, control Control, addr netip.AddrPort) (*net.TCPListener, error) {
 	lc := net.ListenConfig{Control: control}
 	lc.SetMultipathTCP(false)
@@ -216,16 +235,29 @@ func ListenInNS(ctx context.Context, ns *NetNS, control Control, addr netip.Addr
 	return ln.(*net.TCPListener), nil
 }
 
-// ListenTransparent listens at addr inside ns for diverted inbound
-// connections. The local address of an accepted connection is where the peer
-// connected to.
-func ListenTransparent(ctx context.Context, ns *NetNS, control Control, addr netip.AddrPort) (*net.TCPListener, error) {
-	return ListenInNS(ctx, ns, Controls(ControlTransparent, control), addr)
-}
-
 func tcpNetwork(a netip.Addr) string {
 	if a.Unmap().Is4() {
 		return "tcp4"
 	}
 	return "tcp6"
+}
+
+// LimitBuffers limits the size of each of a connection's two kernel buffers, and so the
+// memory that is charged to the process for a connection whose peer does not read. It ends
+// the automatic growth of the buffers. The kernel doubles the value, to allow for its
+// overhead per packet. With CAP_NET_ADMIN the kernel's own limits do not apply.
+func LimitBuffers(c *net.TCPConn, bytes int) error {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return err
+	}
+	return withFD(raw, func(fd int) error {
+		var errs []error
+		for _, opt := range [...]struct{ force, plain int }{{unix.SO_RCVBUFFORCE, unix.SO_RCVBUF}, {unix.SO_SNDBUFFORCE, unix.SO_SNDBUF}} {
+			if unix.SetsockoptInt(fd, unix.SOL_SOCKET, opt.force, bytes/2) != nil {
+				errs = append(errs, os.NewSyscallError("setsockopt of a buffer's size", unix.SetsockoptInt(fd, unix.SOL_SOCKET, opt.plain, bytes/2)))
+			}
+		}
+		return errors.Join(errs...)
+	})
 }

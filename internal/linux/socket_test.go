@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"os"
 	"syscall"
 	"testing"
 	"time"
@@ -162,6 +163,38 @@ func TestRedirect_inboundPorts(t *testing.T) {
 	}
 }
 
+// TestRedirect_inboundExcept: the SYNs of some clients go to the application, but
+// for those to ports that are diverted always.
+func TestRedirect_inboundExcept(t *testing.T) {
+	for _, f := range families {
+		in := newInbound(t, f, nil)
+		in.answer(t)
+		in.wire.addOption(true)
+		other, port := f.peer.Next(), in.dst.Port()
+		for _, c := range []struct {
+			name   string
+			except []netip.Addr
+			always []PortRange
+			want   string
+		}{
+			{"nobody", nil, nil, "agent"},
+			{"nobody, with ports", nil, []PortRange{{port, port}}, "agent"},
+			{"the client", []netip.Addr{f.peer}, nil, "app"},
+			{"another one", []netip.Addr{other}, nil, "agent"},
+			{"both", []netip.Addr{other, f.peer}, nil, "app"},
+			{"the client, this port stays", []netip.Addr{f.peer}, []PortRange{{port, port}}, "agent"},
+			{"the client, other ports stay", []netip.Addr{f.peer}, []PortRange{{1, port - 1}, {port + 1, 65535}}, "app"},
+		} {
+			t.Run(f.name+"/"+c.name, func(t *testing.T) {
+				cfg := testConfig(f)
+				cfg.InboundExcept, cfg.InboundAlways = c.except, c.always
+				install(t, in.pod, cfg)
+				want(t, served(t, in.peer, nil, in.dst), c.want)
+			})
+		}
+	}
+}
+
 func TestRedirect_inboundFailsOpen(t *testing.T) {
 	for _, f := range families {
 		t.Run(f.name+"/no listener", func(t *testing.T) {
@@ -248,6 +281,60 @@ func TestDialFrom_portsTaken(t *testing.T) {
 		t.Fatalf("second dial: %v, want ErrNoPort", err)
 	}
 	exchange(t, c, mustAccept(t, app))
+}
+
+// TestDialFrom_otherPorts leaves two ports under the client's address and has the client
+// use the odd one, which the kernel offers first, as long as it can be bound: the dial
+// goes on to the other one.
+func TestDialFrom_otherPorts(t *testing.T) {
+	f := families[0]
+	pod, peer := newPair(t)
+	install(t, pod, testConfig(f))
+	app, err := ListenInNS(t.Context(), pod, nil, netip.AddrPortFrom(f.pod, 4711))
+	mustDo(t, err)
+	defer func() { _ = app.Close() }()
+	dst := app.Addr().(*net.TCPAddr).AddrPort()
+	giveSysctl(t, peer, "net/ipv4/ip_local_port_range", "40001 40001")
+	client := mustDial(t, peer, nil, dst)
+	conn := mustAccept(t, app)
+	giveSysctl(t, pod, "net/ipv4/ip_local_port_range", "40000 40001")
+	c, err := DialFrom(t.Context(), pod, f.peer, testAppMark, dst)
+	mustDo(t, err)
+	defer func() { _ = c.Close() }()
+	if got, want := c.LocalAddr().(*net.TCPAddr).AddrPort(), netip.AddrPortFrom(f.peer, 40000); got != want {
+		t.Errorf("dialed from %v, want %v", got, want)
+	}
+	exchange(t, c, mustAccept(t, app))
+	exchange(t, client, conn)
+}
+
+// TestFreePort_keepsNoOther: ports that are not free are bound while one that is free
+// is looked for, and not while the application lets the connection wait.
+func TestFreePort_keepsNoOther(t *testing.T) {
+	f := families[0]
+	pod, peer := newPair(t)
+	install(t, pod, testConfig(f))
+	app, err := ListenInNS(t.Context(), pod, nil, netip.AddrPortFrom(f.pod, 4711))
+	mustDo(t, err)
+	defer func() { _ = app.Close() }()
+	dst := app.Addr().(*net.TCPAddr).AddrPort()
+	giveSysctl(t, peer, "net/ipv4/ip_local_port_range", "40001 40001")
+	client := mustDial(t, peer, nil, dst)
+	defer func() { _ = client.Close() }()
+	giveSysctl(t, pod, "net/ipv4/ip_local_port_range", "40000 40001")
+	open := func() int {
+		t.Helper()
+		all, err := os.ReadDir("/proc/self/fd")
+		mustDo(t, err)
+		return len(all)
+	}
+	before := open()
+	s, err := pod.freePort(f.peer, testAppMark, dst)
+	mustDo(t, err)
+	defer s.close()
+	if n := open() - before; n != 1 {
+		t.Errorf("%d descriptors for one socket", n)
+	}
 }
 
 func TestDialFrom_refuses(t *testing.T) {
@@ -365,5 +452,34 @@ func TestSection4_5_3_Keepalive(t *testing.T) {
 			}
 			return err
 		}))
+	}
+}
+
+// TestControlDelayACK: a server accepts nothing of a connection that is reset as soon as it stands,
+// and gets the data of one that goes on.
+func TestControlDelayACK(t *testing.T) {
+	pod, peer := newPair(t)
+	for _, f := range families {
+		t.Run(f.name, func(t *testing.T) {
+			server := listen(t, peer, nil, f.peer, 0)
+			for range 20 {
+				c, err := dialNS(t, pod, ControlDelayACK, addrOf(server))
+				mustDo(t, err)
+				mustDo(t, errors.Join(c.SetLinger(0), c.Close()))
+			}
+			app, err := dialNS(t, pod, ControlDelayACK, addrOf(server))
+			mustDo(t, err)
+			_, err = app.Write([]byte("first"))
+			mustDo(t, err)
+			c := mustAccept(t, server)
+			if got, want := c.RemoteAddr().String(), app.LocalAddr().String(); got != want {
+				t.Errorf("accepted the connection from %v, want that from %v", got, want)
+			}
+			buf := make([]byte, 16)
+			if n, err := c.Read(buf); string(buf[:n]) != "first" {
+				t.Errorf("read %q, %v", buf[:n], err)
+			}
+			exchange(t, app, c)
+		})
 	}
 }

@@ -14,10 +14,10 @@ import (
 // setSysctl sets a variable below /proc/sys of the calling thread's network
 // namespace.
 //
-// A container that is not privileged sees /proc/sys read-only, whatever its
-// capabilities. There, writing goes through a mount of proc that nobody else
-// sees and that ends with the call. It takes CAP_SYS_ADMIN, which the agent
-// has to enter namespaces, and opens nothing that this capability does not.
+// A container that is not privileged has /proc/sys mounted read-only, whatever its
+// capabilities. There, setSysctl writes through a mount of proc of its own, which no other
+// process sees and which ends with the call. That takes CAP_SYS_ADMIN, which the agent has
+// anyway to enter namespaces.
 func setSysctl(name, value string) error {
 	err := os.WriteFile("/proc/sys/"+name, []byte(value), 0)
 	if !errors.Is(err, unix.EROFS) {
@@ -39,7 +39,7 @@ func setSysctl(name, value string) error {
 	return nil
 }
 
-// mountProc makes a mount of proc that is attached nowhere.
+// mountProc makes a mount of proc that is not attached to any directory.
 func mountProc() (int, error) {
 	proc, err := unix.Fsopen("proc", unix.FSOPEN_CLOEXEC)
 	if err != nil {

@@ -3,11 +3,14 @@
 package linux
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"sync"
 
 	"github.com/google/nftables"
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
 )
 
 // WireFilter is the table that keeps foreign RoCEv2 packets from the RDMA devices
@@ -18,8 +21,10 @@ type WireFilter struct {
 
 	mu     sync.Mutex // guards what is below, and makes each transaction whole
 	conn   *nftables.Conn
-	lacks  error     // why routes are not looked up
-	drops  WireDrops // of tables that are no more
+	raw    *netlink.Conn // for requests that conn does not have: those with the handle of a table
+	lacks  error         // why the rules do not look up routes; nil: they do
+	drops  WireDrops     // the counters of tables that were replaced
+	handle uint64        // our table's, which tells it from a successor's; 0: unknown
 	closed bool
 }
 
@@ -34,19 +39,26 @@ func InstallWireFilter(ns *NetNS, cfg WireConfig) (*WireFilter, error) {
 		return nil, fmt.Errorf("filter RoCE packets: %w", err)
 	}
 	f := &WireFilter{ns: ns, conn: conn}
+	err = ns.Do(func() (err error) {
+		f.raw, err = netlink.Dial(unix.NETLINK_NETFILTER, nil)
+		return err
+	})
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("filter RoCE packets in %s: %w", ns, err), conn.CloseLasting())
+	}
 	if err := f.replaceLocked(cfg); err != nil {
 		if perr := ProbeWireRoutes(); perr != nil {
 			f.lacks = perr
 			err = f.replaceLocked(cfg)
 		}
 		if err != nil {
-			return nil, errors.Join(fmt.Errorf("filter RoCE packets in %s: %w", ns, explainWire(err)), conn.CloseLasting())
+			return nil, errors.Join(fmt.Errorf("filter RoCE packets in %s: %w", ns, explainWire(err)), f.closeLocked())
 		}
 	}
 	return f, nil
 }
 
-// explainWire adds the feature that is to blame, if a probe finds one.
+// explainWire adds to an error the feature that is missing, if a probe finds one.
 func explainWire(err error) error {
 	if errors.As(err, new(*ConfigError)) {
 		return err
@@ -54,8 +66,8 @@ func explainWire(err error) error {
 	return errors.Join(ProbeWire(), err)
 }
 
-// replaceLocked replaces the table in one transaction: there is no moment
-// without rules, and after an error the old ones stand. The counters go on.
+// replaceLocked replaces the table in one transaction: there is no moment without rules,
+// and after an error the old rules are unchanged. The counters keep their values.
 func (f *WireFilter) replaceLocked(cfg WireConfig) error {
 	if err := cfg.Validate(); err != nil {
 		return err
@@ -64,7 +76,46 @@ func (f *WireFilter) replaceLocked(cfg WireConfig) error {
 	rs.dropTable()
 	rs.conn.AddTable(rs.table)
 	rs.addWire(renderWire(cfg, f.lacks == nil), f.drops)
-	return rs.commit()
+	if err := rs.commit(); err != nil {
+		return err
+	}
+	f.handle, _ = tableHandle(f.raw, wireTableName) // without a handle the table is in force, too
+	return nil
+}
+
+// tableHandle is the handle of a table of the family inet. Each new table has a new
+// handle, also one of the same name.
+func tableHandle(c *netlink.Conn, name string) (handle uint64, err error) {
+	attrs, err := netlink.MarshalAttributes([]netlink.Attribute{{Type: unix.NFTA_TABLE_NAME, Data: append([]byte(name), 0)}})
+	if err != nil {
+		return 0, err
+	}
+	answers, err := c.Execute(netlink.Message{
+		Header: netlink.Header{Type: unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETTABLE, Flags: netlink.Request},
+		Data:   append([]byte{byte(nftables.TableFamilyINet), 0, 0, 0}, attrs...),
+	})
+	if err != nil {
+		return 0, err
+	}
+	for _, m := range answers {
+		if len(m.Data) < nfgenSize {
+			continue
+		}
+		ad, err := netlink.NewAttributeDecoder(m.Data[nfgenSize:])
+		if err != nil {
+			return 0, err
+		}
+		ad.ByteOrder = binary.BigEndian
+		for ad.Next() {
+			if ad.Type() == nftaTableHandle {
+				handle = ad.Uint64()
+			}
+		}
+		if err := ad.Err(); err != nil {
+			return 0, err
+		}
+	}
+	return handle, nil
 }
 
 func wireTable() *nftables.Table {
@@ -89,8 +140,8 @@ func (r *ruleset) addWire(w wireRules, drops WireDrops) {
 	}
 }
 
-// Update puts cfg in force in one transaction. It also repairs a table that
-// somebody damaged or deleted.
+// Update puts cfg in force in one transaction. It also repairs a table that another
+// program changed or deleted.
 func (f *WireFilter) Update(cfg WireConfig) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -106,16 +157,16 @@ func (f *WireFilter) Update(cfg WireConfig) error {
 	return nil
 }
 
-// Lacks is a *FeatureError if the kernel cannot look up routes, so that packets of
-// Nodes are taken by Interfaces only; else nil.
+// Lacks is a *FeatureError if the kernel cannot look up routes, so that packets of Nodes
+// are accepted by Interfaces only; else nil.
 func (f *WireFilter) Lacks() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.lacks
 }
 
-// Drops counts what was dropped since f was installed. The error is [ErrNoTable]
-// if somebody deleted the table.
+// Drops returns the numbers of packets that were dropped since f was installed. The error
+// is [ErrNoTable] if another program deleted the table.
 func (f *WireFilter) Drops() (WireDrops, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -140,14 +191,14 @@ func (f *WireFilter) dropsLocked() (WireDrops, error) {
 			}
 		}
 	}
-	if found < int(numWireReasons) { // the kernel lists nothing of a table that is not there
+	if found < int(numWireReasons) { // the kernel returns an empty list if there is no table
 		return f.drops, fmt.Errorf("count dropped RoCE packets in %s: %w", f.ns, ErrNoTable)
 	}
 	return f.drops, nil
 }
 
-// Remove removes the table and closes f. It is for who manages the machine: the
-// table may be a successor's otherwise.
+// Remove removes the table and closes f. Only the agent that manages the node may call it:
+// otherwise the table may be a successor's.
 func (f *WireFilter) Remove() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -163,7 +214,54 @@ func (f *WireFilter) Remove() error {
 	return errors.Join(err, f.closeLocked())
 }
 
-// Close gives up f and leaves the table as it is.
+// RemoveOwn removes the table if it is still the one that f made, and closes f. It is for
+// an agent that managed the node before: a successor's table stays.
+func (f *WireFilter) RemoveOwn() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.closed {
+		return nil
+	}
+	var err error
+	if f.handle != 0 {
+		err = deleteTable(f.raw, f.handle)
+	}
+	if errors.Is(err, unix.ENOENT) {
+		err = nil // a successor has replaced the table
+	}
+	if err != nil {
+		err = fmt.Errorf("remove the filter of RoCE packets from %s: %w", f.ns, err)
+	}
+	return errors.Join(err, f.closeLocked())
+}
+
+// deleteTable deletes a table of the family inet by its handle. The library deletes only by
+// name, and a successor may make a table of the same name just before.
+func deleteTable(c *netlink.Conn, handle uint64) error {
+	attr, err := netlink.MarshalAttributes([]netlink.Attribute{{Type: nftaTableHandle, Data: binary.BigEndian.AppendUint64(nil, handle)}})
+	if err != nil {
+		return err
+	}
+	// struct nfgenmsg of a batch: the subsystem, in the network's byte order.
+	batch := []byte{unix.AF_UNSPEC, 0, 0, unix.NFNL_SUBSYS_NFTABLES}
+	_, err = c.SendMessages([]netlink.Message{
+		{Header: netlink.Header{Type: unix.NFNL_MSG_BATCH_BEGIN, Flags: netlink.Request}, Data: batch},
+		{
+			Header: netlink.Header{Type: unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_DELTABLE, Flags: netlink.Request | netlink.Acknowledge},
+			Data:   append([]byte{byte(nftables.TableFamilyINet), 0, 0, 0}, attr...),
+		},
+		{Header: netlink.Header{Type: unix.NFNL_MSG_BATCH_END, Flags: netlink.Request}, Data: batch},
+	})
+	if err == nil {
+		_, err = c.Receive() // the kernel's answer to the deletion
+	}
+	return err
+}
+
+// nftaTableHandle is NFTA_TABLE_HANDLE of linux/netfilter/nf_tables.h.
+const nftaTableHandle = 4
+
+// Close closes f and leaves the table as it is.
 func (f *WireFilter) Close() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -175,7 +273,7 @@ func (f *WireFilter) Close() error {
 
 func (f *WireFilter) closeLocked() error {
 	f.closed = true
-	return f.conn.CloseLasting()
+	return errors.Join(f.conn.CloseLasting(), f.raw.Close())
 }
 
 // SweepWireFilter removes a table that an agent, dead or alive, left in ns.

@@ -476,6 +476,43 @@ func TestWireFilter_oneTable(t *testing.T) {
 }
 
 // TestWireFilter_update: counters go on over updates, and when somebody deleted
+// TestWireFilter_removeOwn: who managed the machine before takes away its own table,
+// and leaves a successor's.
+func TestWireFilter_removeOwn(t *testing.T) {
+	w := newWireNet(t)
+	older := w.filter(t, w.config())
+	younger := w.filter(t, w.config())
+	mustDo(t, older.RemoveOwn())
+	if n := wireTables(t, w.node); n != 1 {
+		t.Errorf("%d tables after the end of the older filter, want the younger one's", n)
+	}
+	mustDo(t, younger.Update(w.config())) // is another table, and its own
+	mustDo(t, younger.RemoveOwn())
+	if n := wireTables(t, w.node); n != 0 {
+		t.Errorf("%d tables after the end of the younger filter", n)
+	}
+	mustDo(t, younger.RemoveOwn()) // closed
+	ns, err := OpenNetNS(w.node.Path())
+	mustDo(t, err)
+	short, err := InstallWireFilter(ns, w.config())
+	mustDo(t, err)
+	mustDo(t, ns.Close()) // the filter does not need it any more
+	mustDo(t, short.Update(w.config()))
+	mustDo(t, short.RemoveOwn())
+	if n := wireTables(t, w.node); n != 0 {
+		t.Errorf("%d tables after the end of a filter whose namespace's handle was closed", n)
+	}
+	gone := w.filter(t, w.config())
+	mustDo(t, SweepWireFilter(w.node))
+	mustDo(t, gone.RemoveOwn())
+	late := w.filter(t, w.config())
+	mustDo(t, late.Close())
+	mustDo(t, late.RemoveOwn())
+	if n := wireTables(t, w.node); n != 1 {
+		t.Errorf("%d tables, want the one that was given up", n)
+	}
+}
+
 // the table.
 func TestWireFilter_update(t *testing.T) {
 	w := newWireNet(t)
@@ -617,7 +654,7 @@ func TestMergePrefixes(t *testing.T) {
 			}
 			var got []string
 			for _, r := range mergePrefixes(in, true) {
-				got = append(got, fmt.Sprintf("%v-%v", r[0], r[1]))
+				got = append(got, fmt.Sprintf("%v-%v", r.first, r.last))
 			}
 			if s := strings.Join(got, " "); s != tt.want {
 				t.Errorf("%s, want %s", s, tt.want)

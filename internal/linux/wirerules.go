@@ -15,18 +15,20 @@ import (
 
 // WireConfig says who may send RoCEv2 packets to this machine's RDMA devices.
 type WireConfig struct {
-	// Own are the addresses of the devices. What goes to others is left alone.
+	// Own are the addresses of this node's devices. Packets to other addresses are not
+	// filtered on their way in.
 	Own []netip.Addr
-	// Nodes are addresses of the devices of other machines of ours. Their packets
-	// come by Interfaces, or by where the route back to them leaves.
+	// Nodes are the addresses of the devices of other nodes. Their packets may come by
+	// Interfaces, or by the interface of the route back to them.
 	Nodes []netip.Addr
-	// Peers are networks of others that may send. Their packets come by Interfaces
-	// only: a network may have pods of this machine in it, and the route back to
-	// those is right as well.
+	// Peers are configured networks that may send. Their packets may come by Interfaces
+	// only. The route back is not enough: a network may contain pods of this node, and
+	// the route back to a pod leads to the pod's interface.
 	Peers []netip.Prefix
-	// Interfaces are network interfaces that no pod is behind: those of Own.
+	// Interfaces are network interfaces without pods behind them: those of Own, and
+	// configured ones.
 	Interfaces []string
-	// UID is the user whose processes may send to all these.
+	// UID is the user whose processes may send to all these addresses.
 	UID uint32
 }
 
@@ -64,12 +66,12 @@ type WireReason uint8
 
 // Reasons.
 const (
-	WireUnknownSource  WireReason = iota // nobody of the cluster, and no configured peer
-	WireWrongInterface                   // a known address, by an interface of pods or another wrong one
-	WireOwnAddress                       // an own address, from outside
-	WireMalformed                        // shorter than any RoCE packet
-	WireForwarded                        // a pod's, or a stranger's, on its way to a known device
-	WireLocalUser                        // a local process's that is not the agent's
+	WireUnknownSource  WireReason = iota // the source is no device of the cluster and no configured peer
+	WireWrongInterface                   // the source is known, but the packet came by a wrong interface, a pod's for example
+	WireOwnAddress                       // the source is an address of this node, but the packet came from outside
+	WireMalformed                        // the packet is shorter than any RoCE packet
+	WireForwarded                        // a pod, or a host outside, sent it to another node's device
+	WireLocalUser                        // a local process sent it that is not the agent
 	numWireReasons
 )
 
@@ -156,18 +158,21 @@ type wireChain struct {
 
 // renderWire makes the table:
 //
-//	prerouting, raw   to an own device: not tracked, so that neither a flood
-//	                  fills the table of connection tracking nor a hostPort of a
-//	                  pod takes the packets
-//	input             to an own device: from a node or peer, by the right
-//	                  interface, whole; from an own address over loopback
-//	forward           to a node's or peer's device: the same, else it is a pod's
-//	output, raw       to any of the devices: the agent's user's or the kernel's
+//	prerouting, raw   packets to an own device are not tracked, so that a flood does
+//	                  not fill the table of connection tracking, and a hostPort of a
+//	                  pod does not get the packets
+//	input             packets to an own device are accepted from a node or peer, by the
+//	                  right interface and of full length, or from an own address over
+//	                  loopback
+//	forward           packets to a node's or peer's device are accepted by the same
+//	                  test; others are of pods
+//	output, raw       packets to any of the devices are accepted from the agent's user
+//	                  and from the kernel
 //
-// Whatever grows is in sets. A good packet costs three lookups in input: of its
-// destination, its source and its interface. Input comes behind everything that
-// rewrites destinations, so that a Service or hostPort is no way round it.
-// Without routes the kernel cannot look up the way back to a source.
+// All that grows with the configuration is in sets. A good packet costs three lookups in
+// input: by its destination, source and interface. Input comes after everything that
+// rewrites destinations, so that a Service or hostPort cannot get around it. routes says
+// that the kernel can look up the route back to a source.
 func renderWire(cfg WireConfig, routes bool) wireRules {
 	var w wireRules
 	own, nodes, peers := w.addresses(setOwn, cfg.Own), w.addresses(setNodes, without(cfg.Nodes, cfg.Own)), w.networks(setPeers, cfg.Peers)
@@ -203,10 +208,12 @@ func renderWire(cfg WireConfig, routes bool) wireRules {
 		source := func(s *nftables.Set, next string) []expr.Any {
 			return rule(loadAddress(is4, true), lookup(regA, s, false), goToName(next))
 		}
-		w.chain(nftables.Chain{Name: from},
-			source(nodes[i], chainByRoute), source(own[i], chainFromOwn), source(peers[i], chainByName), rule(drop(WireUnknownSource)))
-		w.chain(nftables.Chain{Name: through},
-			source(nodes[i], chainByRoute), source(own[i], chainFromOwn), source(peers[i], chainByName), rule(drop(WireForwarded)))
+		sources := func(chain string, stranger WireReason) {
+			w.chain(nftables.Chain{Name: chain},
+				source(nodes[i], chainByRoute), source(own[i], chainFromOwn), source(peers[i], chainByName), rule(drop(stranger)))
+		}
+		sources(from, WireUnknownSource)
+		sources(through, WireForwarded)
 
 		to := func(s *nftables.Set, then []expr.Any) []expr.Any {
 			return rule(family(is4), loadAddress(is4, false), lookup(regA, s, false), then)
@@ -268,8 +275,8 @@ func (w *wireRules) networks(name string, all []netip.Prefix) (out [2]*nftables.
 	for i, is4 := range []bool{true, false} {
 		var elems []nftables.SetElement
 		for _, r := range mergePrefixes(all, is4) {
-			elems = append(elems, nftables.SetElement{Key: r[0].AsSlice()})
-			if end := r[1].Next(); end.IsValid() {
+			elems = append(elems, nftables.SetElement{Key: r.first.AsSlice()})
+			if end := r.last.Next(); end.IsValid() {
 				elems = append(elems, nftables.SetElement{Key: end.AsSlice(), IntervalEnd: true})
 			}
 		}
@@ -306,40 +313,19 @@ func without(all, others []netip.Addr) []netip.Addr {
 	return slices.DeleteFunc(slices.Clone(all), func(a netip.Addr) bool { return slices.Contains(others, a) })
 }
 
-// mergePrefixes returns the networks of a family as ranges, first and last
-// address, that neither overlap nor touch.
-func mergePrefixes(all []netip.Prefix, is4 bool) (out [][2]netip.Addr) {
+// mergePrefixes returns the networks of a family as ranges that neither overlap nor
+// touch.
+func mergePrefixes(all []netip.Prefix, is4 bool) []addrRange {
+	var out []addrRange
 	for _, p := range all {
 		if p.Addr().Is4() == is4 {
-			out = append(out, [2]netip.Addr{p.Masked().Addr(), lastOf(p)})
+			out = append(out, prefixRange(p))
 		}
 	}
-	slices.SortFunc(out, func(a, b [2]netip.Addr) int { return a[0].Compare(b[0]) })
-	n := 0
-	for _, r := range out {
-		if n > 0 && r[0].Compare(out[n-1][1]) <= 0 || n > 0 && r[0] == out[n-1][1].Next() {
-			if out[n-1][1].Less(r[1]) {
-				out[n-1][1] = r[1]
-			}
-			continue
-		}
-		out[n] = r
-		n++
-	}
-	return out[:n]
+	return mergeRanges(out)
 }
 
-// lastOf is the last address of a network.
-func lastOf(p netip.Prefix) netip.Addr {
-	b := p.Masked().Addr().AsSlice()
-	for i := p.Bits(); i < len(b)*8; i++ {
-		b[i/8] |= 0x80 >> (i % 8)
-	}
-	a, _ := netip.AddrFromSlice(b)
-	return a
-}
-
-// What follows are pieces of rules, in the words of nft.
+// The following functions return pieces of rules, which their comments have in nft's syntax.
 
 func rule(parts ...[]expr.Any) []expr.Any { return slices.Concat(parts...) }
 
@@ -391,7 +377,7 @@ func overLoopback() []expr.Any {
 	return append(loadInterface(), &expr.Cmp{Op: expr.CmpOpEq, Register: regA, Data: ifname("lo")})
 }
 
-// routeBack is "fib saddr . iif oif exists": the answer would leave by the
+// routeBack is "fib saddr . iif oif exists": the route back to the source leaves by the
 // interface that the packet came by.
 func routeBack() []expr.Any {
 	return []expr.Any{
@@ -400,8 +386,8 @@ func routeBack() []expr.Any {
 	}
 }
 
-// notUser is "meta skuid != uid". What the kernel sends itself, as rxe does, has
-// no user, and does not match.
+// notUser is "meta skuid != uid". It does not match packets that the kernel itself sends,
+// as rxe does: they have no user.
 func notUser(uid uint32) []expr.Any {
 	return []expr.Any{
 		&expr.Meta{Key: expr.MetaKeySKUID, Register: regA},
