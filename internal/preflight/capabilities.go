@@ -8,10 +8,10 @@ import (
 	"github.com/smcr-io/kube-smcr/api/v1alpha1"
 )
 
-// maxDetail is what the CRD takes as a capability's detail, in bytes.
+// maxDetail is how long a capability's detail may be in the CRD, in bytes.
 const maxDetail = 1024
 
-// Capabilities is the report in the words of an SMCRNode.
+// Capabilities is the report as capabilities of an SMCRNode.
 func (r Report) Capabilities() []v1alpha1.NodeCapability {
 	out := make([]v1alpha1.NodeCapability, 0, len(r.Checks))
 	for _, c := range r.Checks {
@@ -20,7 +20,7 @@ func (r Report) Capabilities() []v1alpha1.NodeCapability {
 	return out
 }
 
-// state is OK, WARN and FAIL in the words of the CRD.
+// state is the CRD's word for OK, WARN or FAIL.
 func (r Result) state() string {
 	switch r {
 	case OK:
@@ -32,7 +32,7 @@ func (r Result) state() string {
 	return "Missing"
 }
 
-// sentence is what was found, what it means and what to do.
+// sentence is the check as one text: what was found, what that means, and what to do.
 func (c Check) sentence() string {
 	var parts []string
 	for _, s := range []string{c.Detail, c.Means, c.Advice} {

@@ -16,18 +16,17 @@ import (
 	"github.com/smcr-io/kube-smcr/pkg/rdma/verbs"
 )
 
-// Inventory is what a node has for hardware verbs.
+// Inventory is what smcrctl devices shows: the RDMA devices of a node, and who uses them.
 type Inventory struct {
 	APIVersion string `json:"apiVersion"`
 	// Verbs says whether the agent's program has hardware verbs.
 	Verbs Verbs `json:"verbs"`
 	// Devices are the RDMA devices of the kernel.
 	Devices []RDMADevice `json:"devices"`
-	// Agent are the devices that the agent was told to use, software ones too;
-	// nil if it does not run.
+	// Agent are the devices that the agent is configured to use, software devices too;
+	// nil if the agent does not run.
 	Agent []agentapi.Device `json:"agent,omitempty"`
-	// ForPods are those that pods can have for themselves; nil if the agent does
-	// not run.
+	// ForPods are the devices that pods can have; nil if the agent does not run.
 	ForPods []agentapi.PodDevice `json:"forPods,omitempty"`
 }
 
@@ -35,7 +34,7 @@ type Inventory struct {
 type Verbs struct {
 	Built  bool   `json:"built"`
 	Detail string `json:"detail"`
-	// Unknown is set if the agent's program is not there to be looked at.
+	// Unknown is set if the agent's program cannot be found.
 	Unknown bool `json:"unknown,omitempty"`
 }
 
@@ -50,7 +49,7 @@ type RDMADevice struct {
 	Ports    []RDMAPort `json:"ports"`
 }
 
-// RDMAPort is one of its ports.
+// RDMAPort is a port of an RDMA device.
 type RDMAPort struct {
 	Number    int     `json:"number"`
 	State     string  `json:"state"` // as the kernel says it
@@ -60,8 +59,8 @@ type RDMAPort struct {
 	RateGbps  float64 `json:"rateGbps,omitempty"`
 	MTU       int     `json:"mtu,omitempty"` // largest path MTU that fits the interface, in bytes
 	GIDs      []GID   `json:"gids"`
-	// Choice is the GID that the agent takes if it is not told, and Why. Without
-	// one, Why says what is missing.
+	// Choice is the GID that the agent uses if the configuration names none, and Why the
+	// reason. If there is no such GID, Why says what is missing.
 	Choice *GID   `json:"choice,omitempty"`
 	Why    string `json:"why"`
 }
@@ -74,7 +73,7 @@ type GID struct {
 	Interface string `json:"interface,omitempty"`
 }
 
-// TakeInventory looks at the kernel's RDMA devices, without opening one.
+// TakeInventory lists the kernel's RDMA devices. It opens none.
 func TakeInventory(m Machine) (Inventory, error) {
 	inv := Inventory{APIVersion: agentapi.Version, Verbs: m.verbs(), Devices: []RDMADevice{}}
 	infos, err := m.devices()
@@ -116,7 +115,7 @@ func gidOf(g rdma.GIDEntry) GID {
 	return GID{Index: g.Index, Address: g.GID.Addr().String(), Type: g.Type.String(), Interface: g.NetDev}
 }
 
-// sentence is a port in one line.
+// sentence describes a port in one line.
 func (p *RDMAPort) sentence(d *RDMADevice) string {
 	about := []string{fmt.Sprintf("%s port %d: %s", d.Name, p.Number, cmp.Or(p.State, "state not readable"))}
 	add := func(format, value string) {
@@ -133,18 +132,24 @@ func (p *RDMAPort) sentence(d *RDMADevice) string {
 	return strings.Join(about, ", ") + "; " + p.Why
 }
 
-// rdma lists the kernel's RDMA devices. None is no failure: the software
+// rdma lists the kernel's RDMA devices. It is no failure if there are none: a software
 // device needs none.
 func (m Machine) rdma() Check {
 	c := Check{Name: nameRDMA, Result: OK}
 	inv, err := TakeInventory(m)
 	switch {
+	case err != nil && !m.hardwareUsed():
+		c.Detail = "not needed, and not readable: " + err.Error()
+		return c
 	case err != nil:
 		c.Result, c.Detail = Warn, err.Error()
 		return c
+	case len(inv.Devices) == 0 && m.use != nil && m.use.Hardware:
+		c.Result, c.Detail = Warn, "none, and one is configured"
+		c.Advice = "install the RNIC's driver and check rdma link, or use the software device (soft in node.devices)"
+		return c
 	case len(inv.Devices) == 0:
-		c.Result, c.Detail = Warn, "none"
-		c.Advice = "use the software device (soft in node.devices), or install the RNIC's driver and check rdma link"
+		c.Detail = "none: the software device (soft in node.devices) needs none"
 		return c
 	}
 	var texts []string
@@ -156,14 +161,15 @@ func (m Machine) rdma() Check {
 		}
 	}
 	c.Detail = strings.Join(texts, "\n")
-	if !active {
+	if !active && m.hardwareUsed() {
 		c.Result, c.Advice = Warn, "no RoCE port is active with an address: bring its network interface up and give it one"
 	}
 	return c
 }
 
-// hardware says whether the agent could use the devices of the kernel, if there
-// are any: its program, the device files, and memory that may be locked.
+// hardware says whether the agent can use the RDMA devices of the kernel, if there are any:
+// whether its program has verbs, the device files can be opened, and enough memory may be
+// locked.
 func (m Machine) hardware() Check {
 	c := Check{Name: nameVerbs, Result: OK}
 	infos, err := m.devices()
@@ -172,13 +178,17 @@ func (m Machine) hardware() Check {
 		c.Detail = "not needed: there is no RDMA device"
 		return c
 	}
+	if !m.hardwareUsed() {
+		c.Detail = "not needed: no RDMA device of the kernel is configured"
+		return c
+	}
 	c.Detail = v.Detail
 	if !v.Built && !v.Unknown {
 		c.Result, c.Advice = Warn, verbs.ErrNotBuilt.Error()
 		return c
 	}
 	if !m.inAgent {
-		return c // what its container may do is not what this process may
+		return c // this process may have other limits than the agent's container
 	}
 	if err := m.uverbs(); err != nil {
 		c.Result, c.Detail = Warn, err.Error()
@@ -192,7 +202,8 @@ func (m Machine) hardware() Check {
 	return c
 }
 
-// verbsHere is about the agent's program: this one, or the one beside it.
+// verbsHere says whether the agent's program has verbs: this program, or the one in the
+// same directory.
 func verbsHere(inAgent bool) Verbs {
 	built := verbs.Built
 	if !inAgent {
@@ -213,7 +224,7 @@ func verbsHere(inAgent bool) Verbs {
 	return VerbsOf(agentapi.Status{HardwareVerbs: built})
 }
 
-// VerbsOf is what a running agent says about its program.
+// VerbsOf is what a running agent reports about its program.
 func VerbsOf(s agentapi.Status) Verbs {
 	if s.HardwareVerbs {
 		return Verbs{Built: true, Detail: "the agent has hardware verbs"}

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package preflight tries what the agent needs of a node, and says what is
-// missing, what that means and what to do. smcrctl preflight prints it; the
-// agent writes it into its SMCRNode.
+// Package preflight tries the features of a node that the agent needs, and says what is
+// missing, what that means and what to do. smcrctl preflight prints the report; the agent
+// writes it into its SMCRNode.
 //
 //	r := preflight.Examine(ctx, preflight.This())
 //	node.Status.Capabilities = r.Capabilities()
 //
-// Each check tries the thing itself, where that leaves nothing behind: versions
-// of kernels say little about what distributions built into them. Nothing is
-// kept between calls, and a [Machine] belongs to whoever made it.
+// Each check tries the feature itself, if that leaves nothing behind: the version of a
+// kernel says little about what a distribution built into it. Nothing is kept between
+// calls, and a [Machine] belongs to the caller that made it.
 //
-// Limitations: root is taken to have every capability; a container that lacks
-// one sees it in the checks that need it. RDMA devices of the kernel are
-// listed with what would be chosen of them, and not opened.
+// Limitations: root is assumed to have every capability. If a container lacks one, the
+// checks that need it fail. RDMA devices of the kernel are listed with the GID that the
+// agent would choose, but not opened.
 package preflight

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// devicesForPods says what a pod can get for itself, and how. None is no failure:
-// pods share the node's devices then.
+// devicesForPods says which devices a pod can get for itself, and how. It is no failure if
+// there are none: then pods share the node's devices.
 func (m Machine) devicesForPods() Check {
 	c := Check{Name: namePodDevices, Result: OK}
 	if m.uid != 0 {

@@ -14,13 +14,13 @@ import (
 	"syscall"
 
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
+	"github.com/smcr-io/kube-smcr/internal/devices/vf"
 	"github.com/smcr-io/kube-smcr/internal/linux"
-	"github.com/smcr-io/kube-smcr/internal/vf"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/verbs"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/synopt"
 )
 
-// Result is what a check found.
+// Result is the result of a check.
 type Result string
 
 // Results.
@@ -35,7 +35,7 @@ type Check struct {
 	Name   string `json:"name"`
 	Result Result `json:"result"`
 	Detail string `json:"detail,omitempty"`
-	// Means is what does not work without it, and what still does.
+	// Means says what does not work without the feature, and what still does.
 	Means  string `json:"means,omitempty"`
 	Advice string `json:"advice,omitempty"` // what to do
 }
@@ -48,7 +48,8 @@ type Report struct {
 	Checks     []Check `json:"checks"`
 }
 
-// Machine is what the checks look at; tests have another one.
+// Machine has the functions and paths by which the checks look at the machine; tests have
+// others.
 type Machine struct {
 	proc        string
 	uid         int
@@ -57,8 +58,10 @@ type Machine struct {
 	netns       func() error
 	nftables    func() error
 	tproxy      func() error
+	reject      func() error
 	transparent func() error
 	sysctl      func() error
+	queue       func() error
 	wire        func() error
 	roceSocket  func(context.Context) error
 	devices     func() ([]verbs.Info, error)
@@ -67,7 +70,40 @@ type Machine struct {
 	memlock     func() (limit uint64, ok bool)
 	podDevices  func() vf.Capabilities
 	kubelet     []string // directories that may be kubelet's
-	inAgent     bool     // the process is the agent, which has sockets of its own
+	inAgent     bool     // the process is the agent, whose own sockets do not count as others'
+	use         *Use     // nil: it is not known what devices are to be used
+	agentRuns   bool     // an agent runs, so that the UDP port of software devices is its
+}
+
+// Use says what devices an agent is configured to use. What it does not use is not missing.
+type Use struct {
+	Software, Hardware bool
+	// ForPods says that pods can get devices of their own, of any kind.
+	ForPods bool
+}
+
+// hardwareUsed says whether RDMA devices of the kernel are used, or may be.
+func (m Machine) hardwareUsed() bool { return m.use == nil || m.use.Hardware || m.use.ForPods }
+
+// For is the machine of an agent that uses these devices.
+func (m Machine) For(u Use) Machine {
+	m.use = &u
+	return m
+}
+
+// Beside is the machine on which an agent runs that answered with this status, and, if
+// forPods, gives devices to pods.
+func (m Machine) Beside(s agentapi.Status, forPods bool) Machine {
+	u := Use{ForPods: forPods}
+	for _, d := range s.Devices {
+		if d.Provider == "soft" {
+			u.Software = true
+		} else {
+			u.Hardware = true
+		}
+	}
+	m.use, m.agentRuns = &u, true
+	return m
 }
 
 // Names of the checks.
@@ -79,8 +115,10 @@ const (
 	nameNetNS       = "network namespaces"
 	nameNftables    = "nftables"
 	nameTProxy      = "nftables tproxy"
+	nameReject      = "nftables reject"
 	nameTransparent = "transparent sockets"
 	nameSysctl      = "sysctl tcp_fwmark_accept"
+	nameQueue       = "netfilter queues"
 	nameWire        = "filter of RoCE packets"
 	nameRDMA        = "RDMA devices"
 	nameVerbs       = "hardware verbs"
@@ -101,6 +139,10 @@ func means(name string) string {
 		return "no pod can be set up without it; all connections go directly to their destination, as plain TCP"
 	case nameTProxy, nameSysctl:
 		return "pods cannot be set up to accept connections over SMC-R without it; all connections go directly, as plain TCP"
+	case nameReject:
+		return "whoever in a pod connects to the agent's own ports there waits in vain instead of being refused; all else works"
+	case nameQueue:
+		return "node.holdSYNs has no effect: connect() of pods' programs succeeds before their destination answers, and what turns out to be plain TCP passes the agent"
 	case nameWire:
 		return "links work, but their packets are not told from those of strangers, or by the devices' interfaces only"
 	case nameRDMA, nameVerbs:
@@ -118,7 +160,7 @@ func means(name string) string {
 // rocePort is the UDP port of RoCEv2.
 const rocePort = 4791
 
-// The oldest kernel that has what the TCP option program needs.
+// The oldest kernel with the features that the program for the TCP option needs.
 const oldestMajor, oldestMinor = 5, 10
 
 // Agent is the machine that the process runs on, if the process is the agent.
@@ -138,8 +180,12 @@ func This() Machine {
 			b, err := os.ReadFile("/proc/sys/kernel/osrelease")
 			return strings.TrimSpace(string(b)), err
 		},
-		option: synopt.Probe, netns: linux.ProbeNetNS, nftables: linux.ProbeNftables, tproxy: linux.ProbeTProxy,
+		option: synopt.Probe, netns: linux.ProbeNetNS, nftables: linux.ProbeNftables, tproxy: linux.ProbeTProxy, reject: linux.ProbeReject,
 		transparent: linux.ProbeTransparent, sysctl: linux.ProbeSysctl,
+		queue: func() error {
+			_, err := linux.ProbeQueue()
+			return err
+		},
 		wire:    func() error { return errors.Join(linux.ProbeWire(), linux.ProbeWireRoutes()) },
 		devices: verbs.Devices, verbs: func() Verbs { return verbsHere(false) }, uverbs: tryUverbs, memlock: linux.LockLimit,
 		podDevices: vf.Host{}.Probe,
@@ -153,7 +199,7 @@ func This() Machine {
 	}
 }
 
-// Examine makes all checks; one that fails hides no other.
+// Examine makes all checks, also after one failed.
 func Examine(ctx context.Context, m Machine) Report {
 	r := Report{APIVersion: agentapi.Version, Worst: OK}
 	if release, err := m.release(); err == nil {
@@ -165,8 +211,10 @@ func Examine(ctx context.Context, m Machine) Report {
 		feature(nameNetNS, Fail, m.netns),
 		feature(nameNftables, Fail, m.nftables),
 		feature(nameTProxy, Fail, m.tproxy),
+		feature(nameReject, Warn, m.reject),
 		feature(nameTransparent, Fail, m.transparent),
 		feature(nameSysctl, Fail, m.sysctl),
+		feature(nameQueue, Warn, m.queue),
 		feature(nameWire, Warn, m.wire),
 		m.rdma(), m.hardware(), m.softRoCE(ctx), m.kubeletDevices(ctx), m.devicesForPods(),
 	} {
@@ -250,19 +298,23 @@ func (m Machine) softRoCE(ctx context.Context) Check {
 	err := m.roceSocket(ctx)
 	switch {
 	case err == nil:
+	case errors.Is(err, syscall.EADDRINUSE) && m.use != nil && !m.use.Software:
+		c.Detail = fmt.Sprintf("UDP port %d is in use, as by the kernel's rxe module, and no software device is configured", rocePort)
 	case errors.Is(err, syscall.EADDRINUSE) && m.inAgent:
 		c.Detail = fmt.Sprintf("UDP port %d is this agent's", rocePort)
+	case errors.Is(err, syscall.EADDRINUSE) && m.agentRuns:
+		c.Detail = fmt.Sprintf("UDP port %d is the agent's", rocePort)
 	case errors.Is(err, syscall.EADDRINUSE):
 		c.Result, c.Detail = Warn, fmt.Sprintf("UDP port %d is in use", rocePort)
-		c.Advice = "fine if the agent runs; otherwise the kernel's rxe module has it: remove it (rdma link del) or use another address"
+		c.Advice = "no agent answers here, so perhaps the kernel's rxe module has it: remove it (rdma link del) or use another address"
 	default:
 		c.Result, c.Detail = Warn, err.Error()
 	}
 	return c
 }
 
-// kubeletDevices says whether kubelet takes device plugins and tells which
-// devices pods have. Where its directories are not seen, nobody wants that.
+// kubeletDevices says whether kubelet accepts device plugins, and answers which devices
+// pods have. If kubelet's directories are not mounted, neither is configured.
 func (m Machine) kubeletDevices(ctx context.Context) Check {
 	c := Check{Name: nameKubelet, Result: OK, Detail: "kubelet is not asked for devices here"}
 	for _, dir := range m.kubelet {
@@ -277,7 +329,7 @@ func (m Machine) kubeletDevices(ctx context.Context) Check {
 				c.Advice = "is kubelet running, and is this its directory? With the chart set devicePlugin.kubeletDir, without it node.devicePlugin.dir and podResources"
 				return c
 			}
-			_ = conn.Close() // nothing was said
+			_ = conn.Close() // nothing was sent
 			c.Detail = "kubelet answers in " + dir
 		}
 		if c.Detail == "kubelet answers in "+dir {

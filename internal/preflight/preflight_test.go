@@ -16,8 +16,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/smcr-io/kube-smcr/api/v1alpha1"
+	"github.com/smcr-io/kube-smcr/internal/agentapi"
+	"github.com/smcr-io/kube-smcr/internal/devices/vf"
 	"github.com/smcr-io/kube-smcr/internal/linux"
-	"github.com/smcr-io/kube-smcr/internal/vf"
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/verbs"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/synopt"
@@ -61,7 +62,7 @@ func TestExamine(t *testing.T) {
 		return Machine{
 			proc:    filepath.Join(dir, "proc"),
 			release: func() (string, error) { return "6.1.0-13-amd64", nil },
-			option:  ok, netns: ok, nftables: ok, tproxy: ok, transparent: ok, sysctl: ok, wire: ok,
+			option:  ok, netns: ok, nftables: ok, tproxy: ok, reject: ok, transparent: ok, sysctl: ok, queue: ok, wire: ok,
 			roceSocket: func(context.Context) error { return nil },
 			devices:    func() ([]verbs.Info, error) { return []verbs.Info{card("ACTIVE")}, nil },
 			verbs:      func() Verbs { return Verbs{Built: true, Detail: "there"} },
@@ -95,8 +96,39 @@ func TestExamine(t *testing.T) {
 				return &linux.FeatureError{Feature: "routes", Remedy: "load nft_fib", Err: syscall.ENOENT}
 			}
 		}, "filter of RoCE packets", Warn, "routes: no such file", "load nft_fib"},
+		{"no queues", func(m *Machine) {
+			m.queue = func() error {
+				return &linux.FeatureError{Feature: "queue", Remedy: "load nft_queue", Err: syscall.ENOENT}
+			}
+		}, "netfilter queues", Warn, "queue: no such file", "load nft_queue"},
+		{"no reject", func(m *Machine) {
+			m.reject = func() error {
+				return &linux.FeatureError{Feature: "reject", Remedy: "load nft_reject_inet", Err: syscall.ENOENT}
+			}
+		}, "nftables reject", Warn, "reject: no such file", "load nft_reject_inet"},
 		{"another error", func(m *Machine) { m.tproxy = func() error { return errors.New("odd") } }, "nftables tproxy", Fail, "odd", ""},
-		{"no RDMA", func(m *Machine) { m.devices = func() ([]verbs.Info, error) { return nil, nil } }, "RDMA devices", Warn, "none", "soft in node.devices"},
+		{"no RDMA", func(m *Machine) { m.devices = func() ([]verbs.Info, error) { return nil, nil } }, "RDMA devices", OK, "none: the software device", ""},
+		{"no RDMA, and it is configured", func(m *Machine) {
+			m.devices = func() ([]verbs.Info, error) { return nil, nil }
+			*m = m.For(Use{Hardware: true})
+		}, "RDMA devices", Warn, "none, and one is configured", "soft in node.devices"},
+		{"RDMA that is not used", func(m *Machine) {
+			m.devices = func() ([]verbs.Info, error) { return []verbs.Info{card("DOWN")}, nil }
+			m.verbs = func() Verbs { return Verbs{Detail: "hardware verbs are not in this build"} }
+			*m = m.For(Use{Software: true})
+		}, "hardware verbs", OK, "not needed: no RDMA device of the kernel is configured", ""},
+		{"RDMA that pods may use", func(m *Machine) {
+			m.verbs = func() Verbs { return Verbs{Detail: "hardware verbs are not in this build"} }
+			*m = m.For(Use{Software: true, ForPods: true})
+		}, "hardware verbs", Warn, "not in this build", "CGO_ENABLED=1"},
+		{"the port is that of the agent that runs", func(m *Machine) {
+			m.inAgent, m.roceSocket = false, func(context.Context) error { return syscall.EADDRINUSE }
+			*m = m.Beside(agentapi.Status{Devices: []agentapi.Device{{Name: "soft0", Provider: "soft"}}}, false)
+		}, "software RoCE", OK, "UDP port 4791 is the agent's", ""},
+		{"the port is that of the kernel, whose devices the agent uses", func(m *Machine) {
+			m.inAgent, m.roceSocket = false, func(context.Context) error { return syscall.EADDRINUSE }
+			*m = m.Beside(agentapi.Status{Devices: []agentapi.Device{{Name: "rxe0", Provider: "verbs"}}}, false)
+		}, "software RoCE", OK, "no software device is configured", ""},
 		{"RDMA not readable", func(m *Machine) { m.devices = func() ([]verbs.Info, error) { return nil, syscall.EACCES } }, "RDMA devices", Warn, "permission denied", ""},
 		{"RDMA port down", func(m *Machine) {
 			m.devices = func() ([]verbs.Info, error) { return []verbs.Info{card("DOWN")}, nil }
