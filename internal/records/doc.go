@@ -8,14 +8,14 @@
 //	names, err := d.Names()
 //	b, err := d.Read(names[0])
 //
-// A file appears, and gives way to another, in one step and on the disk: after an
-// error, or a crash at any moment, the one before stands, or none. A [Dir] has no
-// state of its own, so that several processes may use a directory at once; who
-// must not write the same file at once needs a lock of its own. What the files say
-// is their owners' (packages claims, cni, deviceplugin, vf): they parse and check it.
+// A file is written and replaced in one step, down to the disk: after an error, or a
+// crash at any moment, the previous file is there unchanged, or none. A [Dir] has no
+// state of its own, so several processes may use a directory at once; those that might
+// write the same file need a lock besides. The packages that own the records (claims,
+// cni, deviceplugin, vf) parse and check their content; they have [Pod] in common.
 //
 // # Limitations
 //
-// Names that begin with a dot are the package's. A writer that is killed leaves a
-// temporary file, which [Dir.RemoveStale] removes an hour later.
+// No record may have a name that begins with a dot: these are temporary files. A writer
+// that is killed leaves one, which [Dir.RemoveStale] removes an hour later.
 package records

@@ -4,6 +4,7 @@ package records
 
 import "time"
 
-// staleAfter is when a temporary file cannot belong to a running writer any more:
-// a write takes milliseconds, and on a disk that hangs everything else ends before.
+// staleAfter is the age at which a temporary file cannot belong to a running writer any
+// more: a write takes milliseconds, and if the disk hangs, the container runtime or kubelet
+// ends the writer earlier.
 const staleAfter = time.Hour

@@ -3,6 +3,7 @@
 package records
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -14,23 +15,25 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/smcr-io/kube-smcr/internal/files"
 )
 
 // Dir is a directory of records. It need not exist.
 type Dir struct {
 	Path string
-	// MaxBytes bounds a file that is read, MaxFiles how many are listed: what
-	// filled the directory by accident must not fill memory.
+	// MaxBytes bounds the size of a file that is read, MaxFiles the number of files that
+	// are listed: a directory that was filled by accident must not fill memory.
 	MaxBytes, MaxFiles int
 }
 
-// tempPattern are files under construction.
+// tempPattern is the pattern of the names of temporary files.
 const tempPattern = ".tmp-*"
 
 // Make makes the directory if it is missing.
 func (d Dir) Make() error { return os.MkdirAll(d.Path, 0o700) }
 
-// Write makes v the record of a name.
+// Write writes v as the record of a name.
 func (d Dir) Write(name string, v any) error {
 	b, err := json.MarshalIndent(v, "", "  ")
 	if err != nil {
@@ -39,42 +42,14 @@ func (d Dir) Write(name string, v any) error {
 	if err := d.Make(); err != nil {
 		return err
 	}
-	temp, err := d.writeTemp(append(b, '\n'))
+	temp, err := files.WriteTemp(d.Path, tempPattern, bytes.NewReader(append(b, '\n')), nil)
 	if err != nil {
 		return err
 	}
-	if err := os.Rename(temp, filepath.Join(d.Path, name)); err != nil {
-		return errors.Join(err, os.Remove(temp))
-	}
-	return d.sync()
+	return files.Replace(temp, filepath.Join(d.Path, name))
 }
 
-// writeTemp writes b to a new file aside and returns its path.
-func (d Dir) writeTemp(b []byte) (string, error) {
-	f, err := os.CreateTemp(d.Path, tempPattern)
-	if err != nil {
-		return "", err
-	}
-	_, err = f.Write(b)
-	if err == nil {
-		err = f.Sync()
-	}
-	if err = errors.Join(err, f.Close()); err != nil {
-		return "", errors.Join(err, os.Remove(f.Name()))
-	}
-	return f.Name(), nil
-}
-
-// sync makes a rename or a removal survive a power cut.
-func (d Dir) sync() error {
-	f, err := os.Open(d.Path)
-	if err != nil {
-		return err
-	}
-	return errors.Join(f.Sync(), f.Close())
-}
-
-// Remove removes a record. A missing one is no error.
+// Remove removes a record. It is no error if there is none.
 func (d Dir) Remove(name string) error {
 	err := os.Remove(filepath.Join(d.Path, name))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -83,12 +58,12 @@ func (d Dir) Remove(name string) error {
 	if err != nil {
 		return err
 	}
-	return d.sync()
+	return files.SyncDir(d.Path)
 }
 
 // Read returns the text of a record. The error is fs.ErrNotExist if there is none.
 func (d Dir) Read(name string) ([]byte, error) {
-	// A pipe must not block, nor a link lead elsewhere.
+	// The open must not block on a pipe, nor follow a symbolic link.
 	f, err := os.OpenFile(filepath.Join(d.Path, name), os.O_RDONLY|syscall.O_NONBLOCK|syscall.O_NOFOLLOW, 0)
 	if err != nil {
 		return nil, err
@@ -111,8 +86,8 @@ func (d Dir) Read(name string) ([]byte, error) {
 	return b, nil
 }
 
-// Names lists the records, in the order of their names. If there are more than
-// MaxFiles it returns so many with an error. A missing directory is an empty one.
+// Names lists the records, in the order of their names. If there are more than MaxFiles,
+// it returns MaxFiles of them and an error. A missing directory counts as empty.
 func (d Dir) Names() ([]string, error) {
 	f, err := os.Open(d.Path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -132,12 +107,12 @@ func (d Dir) Names() ([]string, error) {
 		names = names[:d.MaxFiles]
 		err = fmt.Errorf("%s has more than %d files: clean it up", d.Path, d.MaxFiles)
 	}
-	names = slices.DeleteFunc(names, func(n string) bool { return strings.HasPrefix(n, ".") }) // under construction
+	names = slices.DeleteFunc(names, func(n string) bool { return strings.HasPrefix(n, ".") }) // temporary files
 	slices.Sort(names)
 	return names, err
 }
 
-// RemoveStale removes temporary files that a dead writer left.
+// RemoveStale removes the temporary files of writers that were killed.
 func (d Dir) RemoveStale(now time.Time) error {
 	temps, err := filepath.Glob(filepath.Join(d.Path, tempPattern))
 	errs := []error{err}
@@ -159,7 +134,8 @@ func (d Dir) CheckWritable() error {
 	if err := d.Make(); err != nil {
 		return err
 	}
-	temp, err := d.writeTemp([]byte(strings.Repeat(" ", os.Getpagesize()))) // at least one block
+	block := make([]byte, os.Getpagesize())
+	temp, err := files.WriteTemp(d.Path, tempPattern, bytes.NewReader(block), nil)
 	if err != nil {
 		return err
 	}
