@@ -58,6 +58,8 @@ func TestAPIServer(t *testing.T) {
 	}
 	role("metrics-reader", rbacv1.Subject{Kind: "ServiceAccount", Namespace: metav1.NamespaceDefault, Name: "prometheus"},
 		rbacv1.PolicyRule{NonResourceURLs: []string{Path}, Verbs: []string{"get"}})
+	role("own-metrics-reader", rbacv1.Subject{Kind: "ServiceAccount", Namespace: metav1.NamespaceDefault, Name: "reader"},
+		rbacv1.PolicyRule{NonResourceURLs: []string{OwnPath}, Verbs: []string{"get"}})
 	role("agent", rbacv1.Subject{Kind: "User", APIGroup: rbacv1.GroupName, Name: "agent"},
 		rbacv1.PolicyRule{APIGroups: []string{"authentication.k8s.io"}, Resources: []string{"tokenreviews"}, Verbs: []string{"create"}},
 		rbacv1.PolicyRule{APIGroups: []string{"authorization.k8s.io"}, Resources: []string{"subjectaccessreviews"}, Verbs: []string{"create"}})
@@ -73,6 +75,7 @@ func TestAPIServer(t *testing.T) {
 		want        int
 	}{
 		{"an account that may", token("prometheus"), http.StatusOK},
+		{"an account that may read these metrics and no others", token("reader"), http.StatusOK},
 		{"an account that may not", token("somebody"), http.StatusForbidden},
 		{"junk", "junk", http.StatusUnauthorized},
 	} {

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"net/netip"
 	"strings"
 	"sync"
 	"time"
@@ -18,27 +19,36 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/util/flowcontrol"
 )
 
-// Path is what a client must be allowed to get.
+// Path is the path of the metrics. A client that is allowed to get it gets the metrics.
 const Path = "/metrics"
 
-// A reviewer knows whether somebody with a token may read metrics.
+// OwnPath is another path: a client that is allowed to get it gets the metrics too, but not
+// those of other programs. Nothing is served there.
+const OwnPath = Path + "/kube-smcr"
+
+// A reviewer knows whether a token is allowed to read metrics.
 type reviewer interface {
 	review(ctx context.Context, token string) (allowed bool, err error)
 }
 
-// Guard lets those through who may read metrics.
+// Guard lets requests through whose token is allowed to read metrics.
 type Guard struct {
 	reviewer  reviewer
 	log       *slog.Logger
-	strangers flowcontrol.PassiveRateLimiter
+	strangers *sources
 	now       func() time.Time
 
 	mu sync.Mutex // guards what is below
-	// allowed is until when tokens are good, by their hash.
-	allowed map[[sha256.Size]byte]time.Time
+	// allowed are the tokens that were allowed, by their hash.
+	allowed map[[sha256.Size]byte]grant
+}
+
+// A grant is the memory of a token that was allowed.
+type grant struct {
+	until time.Time    // until then the token is allowed without asking again
+	from  netip.Prefix // the source that sent it when it was reviewed
 }
 
 // NewGuard returns a guard that asks the API server.
@@ -52,12 +62,11 @@ func NewGuard(config *rest.Config, log *slog.Logger) (*Guard, error) {
 
 func newGuard(r reviewer, log *slog.Logger) *Guard {
 	return &Guard{
-		reviewer: r, log: log, now: time.Now, allowed: map[[sha256.Size]byte]time.Time{},
-		strangers: flowcontrol.NewTokenBucketPassiveRateLimiter(reviewsPerSecond, reviewsBurst),
+		reviewer: r, log: log, now: time.Now, strangers: newSources(), allowed: map[[sha256.Size]byte]grant{},
 	}
 }
 
-// Wrap returns a handler that lets those through to h who may read metrics.
+// Wrap returns a handler that lets allowed requests through to h.
 func (g *Guard) Wrap(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		code, text := g.judge(req)
@@ -72,50 +81,63 @@ func (g *Guard) Wrap(h http.Handler) http.Handler {
 	})
 }
 
-// judge is the status of a request, and what to do if it is not OK.
+// judge is the HTTP status for a request, and the text of the answer if it is not OK.
 func (g *Guard) judge(req *http.Request) (code int, text string) {
 	scheme, token, _ := strings.Cut(req.Header.Get("Authorization"), " ")
 	token = strings.TrimSpace(token)
 	if !strings.EqualFold(scheme, "Bearer") || token == "" || len(token) > maxToken {
-		return http.StatusUnauthorized, "give the token of an account of the cluster that may get " + Path
+		return http.StatusUnauthorized, "give the token of an account of the cluster that may get " + OwnPath + " or " + Path
 	}
-	key := sha256.Sum256([]byte(token))
+	key, from := sha256.Sum256([]byte(token)), sourceOf(req.RemoteAddr)
 	good, known := g.look(key)
 	if good {
 		return http.StatusOK, ""
 	}
-	if !known && !g.strangers.TryAccept() {
-		return http.StatusTooManyRequests, "too many tokens that are not known here: try again later"
+	if !known && !g.strangers.take(from, g.trusts(from), g.now()) {
+		return http.StatusTooManyRequests, "too many tokens from your address that are not known here, or too many such addresses: try again in half a minute"
 	}
 	ctx, cancel := context.WithTimeout(req.Context(), reviewTimeout)
 	defer cancel()
 	allowed, err := g.reviewer.review(ctx, token)
 	switch {
 	case errors.Is(err, errNoUser):
-		g.note(key, false)
+		g.note(key, from, false)
 		return http.StatusUnauthorized, "the token is of no account of this cluster, or is no longer good"
 	case err != nil:
-		g.log.Warn("metrics not given: the API server does not say who may read them", "err", err)
+		g.log.Warn("metrics refused: the API server does not answer who may read them", "err", err)
 		return http.StatusServiceUnavailable, "the API server does not say whether you may: try again later"
 	}
-	g.note(key, allowed)
+	g.note(key, from, allowed)
 	if !allowed {
-		return http.StatusForbidden, "this account may not get the non-resource URL " + Path + ": bind a ClusterRole to it that allows that"
+		return http.StatusForbidden, "this account may get neither of the non-resource URLs " + OwnPath + " and " + Path + ": bind the ClusterRole kube-smcr-metrics-reader to it"
 	}
 	return http.StatusOK, ""
 }
 
-// look says whether a token is good without asking, and whether it was before.
+// look says whether a token is allowed without asking (good), and whether it was allowed
+// before (known).
 func (g *Guard) look(key [sha256.Size]byte) (good, known bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	until, known := g.allowed[key]
-	return known && g.now().Before(until), known
+	was, known := g.allowed[key]
+	return known && g.now().Before(was.until), known
 }
 
-// note remembers who was allowed. Strangers are not remembered: there may be any
-// number of them.
-func (g *Guard) note(key [sha256.Size]byte, allowed bool) {
+// trusts says whether a token that was allowed lately came from the source.
+func (g *Guard) trusts(from netip.Prefix) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, was := range g.allowed {
+		if was.from == from {
+			return true
+		}
+	}
+	return false
+}
+
+// note remembers a token that was allowed, and forgets one that was not. Tokens that were
+// never allowed are not remembered: there may be any number of them.
+func (g *Guard) note(key [sha256.Size]byte, from netip.Prefix, allowed bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if !allowed {
@@ -123,13 +145,14 @@ func (g *Guard) note(key [sha256.Size]byte, allowed bool) {
 		return
 	}
 	now := g.now()
-	g.allowed[key] = now.Add(allowedFor)
+	g.allowed[key] = grant{until: now.Add(allowedFor), from: from}
 	var oldest [sha256.Size]byte
-	for k, until := range g.allowed {
-		if now.Sub(until) > rememberedFor {
+	for k, was := range g.allowed {
+		if now.Sub(was.until) > rememberedFor {
 			delete(g.allowed, k)
+			continue
 		}
-		if first, ok := g.allowed[oldest]; !ok || until.Before(first) {
+		if first, ok := g.allowed[oldest]; !ok || was.until.Before(first.until) {
 			oldest = k
 		}
 	}
@@ -138,7 +161,7 @@ func (g *Guard) note(key [sha256.Size]byte, allowed bool) {
 	}
 }
 
-// errNoUser says that a token is of nobody.
+// errNoUser says that a token is not valid.
 var errNoUser = errors.New("the token is of no user")
 
 // cluster asks the API server.
@@ -158,14 +181,24 @@ func (c cluster) review(ctx context.Context, token string) (allowed bool, err er
 	for k, v := range user.Extra {
 		extra[k] = authorizationv1.ExtraValue(v)
 	}
-	may, err := c.client.AuthorizationV1().SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{
+	for _, path := range []string{OwnPath, Path} {
+		if allowed, err = c.may(ctx, user, extra, path); allowed || err != nil {
+			return allowed, err
+		}
+	}
+	return false, nil
+}
+
+// may asks whether a user may get a path.
+func (c cluster) may(ctx context.Context, user authenticationv1.UserInfo, extra map[string]authorizationv1.ExtraValue, path string) (bool, error) {
+	answer, err := c.client.AuthorizationV1().SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{
 		Spec: authorizationv1.SubjectAccessReviewSpec{
 			User: user.Username, UID: user.UID, Groups: user.Groups, Extra: extra,
-			NonResourceAttributes: &authorizationv1.NonResourceAttributes{Path: Path, Verb: "get"},
+			NonResourceAttributes: &authorizationv1.NonResourceAttributes{Path: path, Verb: "get"},
 		},
 	}, metav1.CreateOptions{})
 	if err != nil {
 		return false, fmt.Errorf("review what %s may: %w", user.Username, err)
 	}
-	return may.Status.Allowed, nil
+	return answer.Status.Allowed, nil
 }

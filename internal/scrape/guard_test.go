@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
@@ -51,7 +52,12 @@ func newClock() *clock {
 
 // get is the answer to a request with so many Authorization headers, 0 or 1.
 func (c *clock) get(authorization ...string) *httptest.ResponseRecorder {
+	return c.getFrom("192.0.2.1:40000", authorization...)
+}
+
+func (c *clock) getFrom(remote string, authorization ...string) *httptest.ResponseRecorder {
 	req := httptest.NewRequest(http.MethodGet, Path, http.NoBody)
+	req.RemoteAddr = remote
 	for _, a := range authorization {
 		req.Header.Set("Authorization", a)
 	}
@@ -127,7 +133,7 @@ func TestAttack_metricsTokens(t *testing.T) {
 			refused++
 		}
 	}
-	if n := c.asked - asked; n > 2*reviewsBurst || refused < 900 {
+	if n := c.asked - asked; n > sourceReviews.burst || refused < 900 {
 		t.Errorf("1000 junk tokens: asked %d times, refused %d", n, refused)
 	}
 	if len(c.allowed) != 1 {
@@ -139,10 +145,66 @@ func TestAttack_metricsTokens(t *testing.T) {
 	}
 }
 
+// TestAttack_metricsTokensOfMany: strangers with their own addresses, however many,
+// do not keep Prometheus out when it comes with its next token; and one of them
+// keeps out nobody who comes for the first time.
+func TestAttack_metricsTokensOfMany(t *testing.T) {
+	const prometheus = "192.0.2.1:40000"
+	junk := func(c *clock, sources int) {
+		for i := range 2 * sources * sourceReviews.burst {
+			c.getFrom(fmt.Sprintf("10.%d.%d.1:1", i%sources/256, i%sources%256), fmt.Sprint("Bearer junk-", i))
+		}
+	}
+	t.Run("the next token", func(t *testing.T) {
+		c := newClock()
+		if w := c.getFrom(prometheus, "Bearer prometheus"); w.Code != http.StatusOK {
+			t.Fatalf("status %d", w.Code)
+		}
+		for hour := range 5 {
+			c.at = c.at.Add(time.Hour)
+			junk(c, 2*maxSources)
+			next := fmt.Sprint("next-", hour)
+			c.users[next] = true
+			if w := c.getFrom(prometheus, "Bearer "+next); w.Code != http.StatusOK {
+				t.Errorf("hour %d: status %d: %s", hour, w.Code, w.Body)
+			}
+		}
+	})
+	t.Run("the first token", func(t *testing.T) {
+		c := newClock()
+		junk(c, 1)
+		if w := c.getFrom(prometheus, "Bearer prometheus"); w.Code != http.StatusOK {
+			t.Errorf("status %d: %s", w.Code, w.Body)
+		}
+	})
+	t.Run("one host with a network of IPv6 addresses", func(t *testing.T) {
+		c := newClock()
+		for i := range 1000 {
+			c.getFrom(fmt.Sprintf("[2001:db8::%x]:1", i), "Bearer junk")
+		}
+		if c.asked > sourceReviews.burst {
+			t.Errorf("asked %d times, want %d at most", c.asked, sourceReviews.burst)
+		}
+	})
+	t.Run("what it costs", func(t *testing.T) {
+		c := newClock()
+		for range 12 {
+			junk(c, 2*maxSources)
+			c.at = c.at.Add(5 * time.Second)
+		}
+		if most := allReviews.burst + int(time.Minute/allReviews.interval); c.asked > most {
+			t.Errorf("asked %d times in a minute, want %d at most", c.asked, most)
+		}
+		if n := len(c.strangers.each); n > maxSources {
+			t.Errorf("%d sources are remembered, want %d at most", n, maxSources)
+		}
+	})
+}
+
 func TestGuard_limits(t *testing.T) {
 	c := newClock()
 	for i := range 3 * maxRemembered {
-		c.note([32]byte{byte(i), byte(i >> 8), 1}, true)
+		c.note([32]byte{byte(i), byte(i >> 8), 1}, netip.Prefix{}, true)
 		c.at = c.at.Add(time.Second)
 	}
 	if len(c.allowed) != maxRemembered {
@@ -153,7 +215,7 @@ func TestGuard_limits(t *testing.T) {
 		t.Error("the last one was forgotten")
 	}
 	c.at = c.at.Add(rememberedFor + allowedFor)
-	c.note([32]byte{9}, true)
+	c.note([32]byte{9}, netip.Prefix{}, true)
 	if len(c.allowed) != 1 {
 		t.Errorf("%d tokens are remembered after hours, want 1", len(c.allowed))
 	}

@@ -3,6 +3,7 @@
 package scrape
 
 import (
+	"bytes"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/pem"
@@ -63,7 +64,7 @@ func serial(t *testing.T, c *certificate) string {
 // TestTLS_own: a process that runs for years always has a good certificate.
 func TestTLS_own(t *testing.T) {
 	now := time.Date(2026, 11, 22, 8, 0, 0, 0, time.UTC)
-	c := &certificate{now: func() time.Time { return now }}
+	c := &certificate{log: slog.New(slog.DiscardHandler), now: func() time.Time { return now }}
 	seen := map[string]bool{}
 	for range 3 * 365 {
 		seen[serial(t, c)] = true
@@ -78,11 +79,8 @@ func TestTLS_own(t *testing.T) {
 // half there not at all.
 func TestTLS_replaced(t *testing.T) {
 	dir, now := t.TempDir(), time.Now()
-	if _, err := TLS(dir); err == nil || !strings.Contains(err.Error(), "want a Secret of the type kubernetes.io/tls at "+dir) {
-		t.Errorf("an empty directory: %v", err)
-	}
 	first := write(t, dir, now)
-	c := &certificate{dir: dir, now: func() time.Time { return now }}
+	c := &certificate{dir: dir, log: slog.New(slog.DiscardHandler), now: func() time.Time { return now }}
 	if got := serial(t, c); got != first.SerialNumber.String() {
 		t.Errorf("certificate %s, want %s", got, first.SerialNumber)
 	}
@@ -100,11 +98,85 @@ func TestTLS_replaced(t *testing.T) {
 	}
 }
 
+// TestTLS_mended: a Secret that cannot be used is no reason not to start; it is said
+// what is wrong with which file and what to do, once, and it is read again.
+func TestTLS_mended(t *testing.T) {
+	put := func(name, text string) func(*testing.T, string, time.Time) {
+		return func(t *testing.T, dir string, now time.Time) {
+			write(t, dir, now)
+			if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for _, tt := range []struct {
+		name    string
+		prepare func(t *testing.T, dir string, now time.Time)
+		want    string
+	}{
+		{"nothing there", func(*testing.T, string, time.Time) {}, "/tls.crt is not there"},
+		{"no key", func(t *testing.T, dir string, now time.Time) {
+			write(t, dir, now)
+			if err := os.Remove(filepath.Join(dir, "tls.key")); err != nil {
+				t.Fatal(err)
+			}
+		}, "/tls.key is not there"},
+		{"an empty key", put("tls.key", "\n"), "/tls.key is empty"},
+		{"twice base64", put("tls.crt", "LS0tLS1CRUdJTiBDRVJUSUZJQ0FURS0tLS0tCg=="), "/tls.crt is not PEM"},
+		{"another one's key", func(t *testing.T, dir string, now time.Time) {
+			other := t.TempDir()
+			write(t, other, now)
+			key, err := os.ReadFile(filepath.Join(other, "tls.key"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			put("tls.key", string(key))(t, dir, now)
+		}, "do not go together"},
+		{"at its end", func(t *testing.T, dir string, now time.Time) { write(t, dir, now.Add(-ownCertFor-time.Hour)) }, "/tls.crt ended at "},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			dir, now := t.TempDir(), time.Now()
+			tt.prepare(t, dir, now)
+			var said bytes.Buffer
+			log := slog.New(slog.NewTextHandler(&said, nil))
+			config, err := TLS(dir, log)
+			if err != nil {
+				t.Fatalf("it ends: %v", err)
+			}
+			for range 3 {
+				if _, err := config.GetCertificate(nil); err == nil {
+					t.Error("there is a certificate")
+				}
+			}
+			if n := strings.Count(said.String(), "level=ERROR"); n != 1 {
+				t.Errorf("%d lines, want 1:\n%s", n, &said)
+			}
+			for _, want := range []string{dir, tt.want, "mend the Secret that metrics.tlsSecret of the chart names", "no metrics until it is mended"} {
+				if !strings.Contains(said.String(), want) {
+					t.Errorf("it does not say %q:\n%s", want, &said)
+				}
+			}
+			c := &certificate{dir: dir, log: log, now: func() time.Time { return now }}
+			if _, err := c.get(nil); err == nil {
+				t.Error("there is a certificate")
+			}
+			mended := write(t, dir, now)
+			now = now.Add(reloadEvery)
+			if got := serial(t, c); got != mended.SerialNumber.String() {
+				t.Errorf("certificate %s, want the mended one, %s", got, mended.SerialNumber)
+			}
+			if !strings.Contains(said.String(), "can be used again") {
+				t.Errorf("it does not say that all is well:\n%s", &said)
+			}
+		})
+	}
+}
+
 // TestListener: it speaks TLS only, and holds so many connections at a time.
 func TestListener(t *testing.T) {
 	dir := t.TempDir()
 	leaf := write(t, dir, time.Now())
-	config, err := TLS(dir)
+	config, err := TLS(dir, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
