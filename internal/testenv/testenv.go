@@ -140,10 +140,11 @@ func checkVM() error {
 	return nil
 }
 
-// haveCaps returns an error that names the first of caps that this process
-// does not have in its effective set.
+// haveCaps returns an error that names the first of caps that the calling thread does not
+// have in its effective set. /proc/self is no answer: it tells of the first thread of the
+// process, which another test may have left without rights.
 func haveCaps(caps ...capability) error {
-	status, err := os.ReadFile("/proc/self/status")
+	status, err := os.ReadFile("/proc/thread-self/status")
 	if err != nil {
 		return fmt.Errorf("read capabilities: %w", err)
 	}
@@ -159,7 +160,7 @@ func haveCaps(caps ...capability) error {
 	return nil
 }
 
-// effectiveCaps reads the CapEff line of /proc/self/status.
+// effectiveCaps reads the CapEff line of a status file in /proc.
 func effectiveCaps(status string) (uint64, error) {
 	for line := range strings.Lines(status) {
 		hex, ok := strings.CutPrefix(line, "CapEff:")
@@ -168,11 +169,11 @@ func effectiveCaps(status string) (uint64, error) {
 		}
 		set, err := strconv.ParseUint(strings.TrimSpace(hex), 16, 64)
 		if err != nil {
-			return 0, fmt.Errorf("parse CapEff of /proc/self/status: %w", err)
+			return 0, fmt.Errorf("parse CapEff of /proc/thread-self/status: %w", err)
 		}
 		return set, nil
 	}
-	return 0, errors.New("no CapEff line in /proc/self/status")
+	return 0, errors.New("no CapEff line in /proc/thread-self/status")
 }
 
 // A capability is a bit number of a Linux capability set.

@@ -161,7 +161,7 @@ func lock(parent string, progress io.Writer) (unlock func(), err error) {
 func build(ctx context.Context, root, dir string, progress io.Writer) (err error) {
 	oci, err := exec.LookPath(runc)
 	if err != nil {
-		return fmt.Errorf("find runc (hack/deps.sh runtime installs it): %w", err)
+		return fmt.Errorf("find runc (tools/deps.sh runtime installs it): %w", err)
 	}
 	temp, err := os.MkdirTemp(filepath.Dir(dir), ".building-")
 	if err != nil {

@@ -2,8 +2,8 @@
 
 // Package clustertools builds the programs of a real Kubernetes cluster from
 // their Go modules, once, and says where they are. The modules are
-// hack/cluster/tools (etcd, the Kubernetes programs, helm, kwok) and
-// hack/cluster/tools/runtime (containerd and the standard CNI plugins); each
+// tools/cluster/tools (etcd, the Kubernetes programs, helm, kwok) and
+// tools/cluster/tools/runtime (containerd and the standard CNI plugins); each
 // pins its versions in go.mod and go.sum. No registry of images, no package of
 // a distribution and no downloaded binary is involved, but for runc.
 //

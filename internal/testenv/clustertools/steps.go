@@ -17,11 +17,11 @@ import (
 
 const (
 	// kubernetes is the version that kubectl and kubelet report. It is that of
-	// hack/cluster/tools/go.mod; a test compares them.
+	// tools/cluster/tools/go.mod; a test compares them.
 	kubernetes = "1.36.3"
 
-	toolsModule   = "hack/cluster/tools"
-	runtimeModule = "hack/cluster/tools/runtime"
+	toolsModule   = "tools/cluster/tools"
+	runtimeModule = "tools/cluster/tools/runtime"
 
 	// runc is the one tool that is not built here: it starts in C, so that its
 	// build needs a C compiler and libseccomp. Any version since 1.1 will do.

@@ -7,7 +7,7 @@
 //
 //	lock, err := place.TryLock(dir) // makes it; ErrInUse if somebody else has it
 //	...                             // hand the lock on to the processes that run
-//	err = errors.Join(os.RemoveAll(dir), lock.Close())
+//	err = errors.Join(place.Remove(dir), lock.Close())
 //
 // Limitations: one machine, and a file system with flock.
 package place

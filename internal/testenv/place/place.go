@@ -8,9 +8,13 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
+
+// LockFile is the name of the lock in a directory.
+const LockFile = "lock"
 
 // ErrInUse says that somebody else owns a directory.
 var ErrInUse = errors.New("the directory is in use")
@@ -22,7 +26,7 @@ func TryLock(dir string) (*os.File, error) {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return nil, err
 		}
-		name := filepath.Join(dir, "lock")
+		name := filepath.Join(dir, LockFile)
 		f, err := os.OpenFile(name, os.O_CREATE|os.O_RDWR, 0o600)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue // the directory was removed meanwhile
@@ -44,6 +48,53 @@ func TryLock(dir string) (*os.File, error) {
 		}
 		_ = f.Close() // we locked a file that is removed
 	}
+}
+
+// Remove removes a directory and what is in it, but follows no mount: what is
+// mounted there is somebody else's, and stays, and so does the directory.
+func Remove(dir string) error {
+	mounts, err := mountsBelow(dir)
+	if err != nil {
+		return fmt.Errorf("remove %s: %w", dir, err)
+	}
+	if len(mounts) > 0 {
+		return fmt.Errorf("remove %s: something is mounted on %s; unmount it first", dir, strings.Join(mounts, ", "))
+	}
+	return os.RemoveAll(dir)
+}
+
+// mountsBelow returns the mount points that are a directory or below it.
+func mountsBelow(dir string) ([]string, error) {
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return nil, err
+	}
+	if parent, err := filepath.EvalSymlinks(filepath.Dir(dir)); err == nil {
+		dir = filepath.Join(parent, filepath.Base(dir))
+	}
+	info, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return nil, err
+	}
+	return mountPoints(string(info), dir), nil
+}
+
+// mountPoints returns those of the mount points of a mountinfo that are dir or
+// below it. The fifth field of a line is one, with spaces and the like in octal.
+func mountPoints(mountinfo, dir string) []string {
+	const field = 4
+	plain := strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
+	var out []string
+	for line := range strings.Lines(mountinfo) {
+		words := strings.Fields(line)
+		if len(words) <= field {
+			continue
+		}
+		if at := plain.Replace(words[field]); at == dir || strings.HasPrefix(at, dir+"/") {
+			out = append(out, at)
+		}
+	}
+	return out
 }
 
 // Names are those of the directories in a directory, which need not be there.
