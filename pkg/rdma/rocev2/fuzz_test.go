@@ -107,7 +107,7 @@ func (z *fuzzed) record(flags byte, raw []byte) {
 		if flags&64 == 0 {
 			base := z.q.rsp.psn
 			if !z.pkt.BTH.OpCode.IsRequest() {
-				base = z.q.req.una
+				base = z.q.req.win.una
 			}
 			z.pkt.BTH.PSN = wire(base).Add(int(int8(z.pkt.BTH.PSN)))
 		}
@@ -169,9 +169,9 @@ func (z *fuzzed) check() {
 			z.t.Fatalf("byte %d of a region without remote rights written", i)
 		}
 	}
-	r := &z.q.req
-	if z.q.State() == rdma.QPRTS && (r.una > r.nxt || r.nxt > r.max || r.max > r.post || r.nxt-r.una > 16) {
-		z.t.Fatalf("una %d, nxt %d, max %d, post %d", r.una-psnBase, r.nxt-psnBase, r.max-psnBase, r.post-psnBase)
+	w := &z.q.req.win
+	if z.q.State() == rdma.QPRTS && (w.una > w.nxt || w.nxt > w.max || w.max > w.post || w.nxt-w.una > 16) {
+		z.t.Fatalf("una %d, nxt %d, max %d, post %d", w.una-psnBase, w.nxt-psnBase, w.max-psnBase, w.post-psnBase)
 	}
 }
 

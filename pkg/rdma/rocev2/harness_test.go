@@ -137,7 +137,7 @@ func newBench(tb testing.TB, edit func(*QPConfig, *rdma.QPAttr)) *bench {
 			tb.Fatal(err)
 		}
 	}
-	q.req.cwnd = q.req.window // as after some traffic
+	q.req.cwnd.size = q.req.cwnd.limit // as after some traffic
 	return b
 }
 

@@ -24,14 +24,14 @@ func (q *QP) PostSend(_ time.Time, wrs []rdma.SendWR) (int, error) {
 			return i, err
 		}
 		r := &q.req
-		if int(r.tail-r.head)+q.wcs.sends >= q.cfg.MaxSendWR {
+		if r.queue.size()+q.wcs.sends >= q.cfg.MaxSendWR {
 			return i, rdma.ErrQueueFull
 		}
 		if st == rdma.QPError {
 			q.completeSend(wr.ID, wr.Op, 0, rdma.StatusFlushed)
 			continue
 		}
-		w := r.at(r.tail)
+		w := r.queue.at(r.queue.tail)
 		w.id, w.op, w.flags = wr.ID, wr.Op, wr.Flags
 		w.imm, w.addr, w.rkey = wr.Imm, wr.RemoteAddr, wr.RKey
 		w.length = n
@@ -39,20 +39,12 @@ func (q *QP) PostSend(_ time.Time, wrs []rdma.SendWR) (int, error) {
 		w.sges = copy(w.sgl[:], wr.SGL)
 		if wr.Flags&rdma.SendInline != 0 {
 			w.sges = 0
-			copy(q.inlineOf(r.tail), wr.Inline)
+			copy(r.queue.inlineOf(r.queue.tail), wr.Inline)
 		}
-		w.first = r.post
-		w.last = r.post + packets(n, q.mtu) - 1
-		r.post = w.last + 1
-		r.tail++
+		w.first, w.last = r.win.reserve(packets(n, q.mtu))
+		r.queue.tail++
 	}
 	return len(wrs), nil
-}
-
-// inlineOf returns the inline bytes of the slot of index i.
-func (q *QP) inlineOf(i uint32) []byte {
-	k := (int(i) & (len(q.req.ring) - 1)) * q.cfg.MaxInline
-	return q.req.inline[k : k+q.cfg.MaxInline]
 }
 
 // checkSend returns the length of a work request's message.
@@ -125,8 +117,8 @@ func (q *QP) completeRecv(wc rdma.WC) {
 // flushSends completes all outstanding sends as flushed.
 func (q *QP) flushSends() {
 	r := &q.req
-	for ; r.head != r.tail; r.head++ {
-		w := r.at(r.head)
+	for ; !r.queue.isEmpty(); r.queue.head++ {
+		w := r.queue.at(r.queue.head)
 		q.completeSend(w.id, w.op, 0, rdma.StatusFlushed)
 	}
 	r.stop()

@@ -13,14 +13,14 @@ import (
 
 // Memory resolves addresses of work requests and packets to registered
 // memory of the queue pair's protection domain. The machine asks once per
-// message and keeps the slice while it works on it; [QP.ForgetMemory] makes
-// it ask again.
+// message and keeps the slice while it works on the message; [QP.ForgetMemory]
+// makes the machine ask again.
 type Memory interface {
 	// Local returns the memory of an SGE, or StatusLocalProtect. With write
 	// the region needs LocalWrite.
 	Local(sge rdma.SGE, write bool) ([]byte, rdma.Status)
 	// Remote returns the n bytes at addr of the region that rkey opens, if
-	// it grants acc and holds them all.
+	// the region grants acc and holds all of them.
 	Remote(rkey rdma.RKey, addr uint64, n uint32, acc rdma.Access) ([]byte, bool)
 }
 
@@ -79,7 +79,7 @@ type Stats struct {
 }
 
 // QP is one RC queue pair: requester and responder. It is not safe for
-// concurrent use; whoever holds the device's queue pair owns it.
+// concurrent use; whoever holds the device's queue pair owns the QP.
 //
 // States and what works in them (IBTA 10.3.1):
 //
@@ -119,8 +119,7 @@ func NewQP(c QPConfig) (*QP, error) {
 		c.Window = DefaultWindow
 	}
 	q := &QP{cfg: c}
-	q.req.ring = make([]sendWQE, pow2(c.MaxSendWR))
-	q.req.inline = make([]byte, c.MaxInline*len(q.req.ring))
+	q.req.queue = newSendQueue(pow2(c.MaxSendWR), c.MaxInline)
 	q.rsp.ring = make([]recvWQE, pow2(c.MaxRecvWR))
 	q.wcs.ring = make([]Completion, pow2(c.MaxSendWR+c.MaxRecvWR))
 	return q, nil
@@ -169,7 +168,7 @@ func (q *QP) Modify(now time.Time, a rdma.QPAttr) error {
 func (q *QP) becomeReset() {
 	q.attr = rdma.QPAttr{}
 	q.mtu = 0
-	q.req = requester{ring: q.req.ring, inline: q.req.inline}
+	q.req = q.req.cleared()
 	q.rsp = responder{ring: q.rsp.ring}
 	q.wcs = wcRing{ring: q.wcs.ring}
 	q.events = eventRing{}
@@ -233,8 +232,8 @@ func (q *QP) fail(kind rdma.EventKind, err error) {
 }
 
 // ForgetMemory drops the memory that the machine has resolved. The owner of
-// the memory calls it after a region is taken out of the table and before it
-// is unmapped; what was not done yet is resolved, and refused, anew.
+// the memory calls ForgetMemory after a region is taken out of the table and before
+// the region is unmapped; what was not done yet is resolved, and refused, anew.
 func (q *QP) ForgetMemory() {
 	q.req.forgetMemory()
 	q.rsp.forgetMemory()
@@ -265,7 +264,7 @@ func (q *QP) HandlePacket(now time.Time, p *Packet) {
 }
 
 // PollTx fills dst with packets to send now, in order, as far as the window
-// allows, and returns how many. Call it until it returns fewer than len(dst).
+// allows, and returns how many. Call PollTx until that is less than len(dst).
 func (q *QP) PollTx(now time.Time, dst []TxPacket) int {
 	switch q.attr.State {
 	case rdma.QPReset, rdma.QPInit:
@@ -281,7 +280,7 @@ func (q *QP) PollTx(now time.Time, dst []TxPacket) int {
 	if !q.rsp.ack || n+1 == len(dst) {
 		return n + q.pollRequests(now, dst[n:])
 	}
-	// An ACK waits for company. If there is a request it goes along, behind it:
+	// An ACK waits for company. If there is a request, the ACK goes along, behind the request:
 	// the peer's program waits for the request.
 	if m := q.pollRequests(now, dst[n:len(dst)-1]); m > 0 {
 		n += m

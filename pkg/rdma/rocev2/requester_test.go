@@ -125,7 +125,7 @@ func TestRequester_ackRequests(t *testing.T) {
 // twice as many with each round trip; half after a loss, then slowly.
 func TestRequester_opensTheWindow(t *testing.T) {
 	b := newBench(t, func(c *QPConfig, _ *rdma.QPAttr) { c.Window = 128 })
-	b.q.req.cwnd = initialCwnd
+	b.q.req.cwnd.size = initialCwnd
 	w := b.wr(1, rdma.OpWrite, 1<<16) // of 256 packets, thrice
 	w.SGL = append(w.SGL, w.SGL[0], w.SGL[0])
 	b.send(w)

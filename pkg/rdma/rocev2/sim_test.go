@@ -327,7 +327,7 @@ func (s *sim) step() {
 
 func (s *sim) done() bool {
 	for _, n := range s.n {
-		if n.posted < len(n.todo) || n.q.req.head != n.q.req.tail || len(n.gotWC) < len(n.wantWC) {
+		if n.posted < len(n.todo) || !n.q.req.queue.isEmpty() || len(n.gotWC) < len(n.wantWC) {
 			return false
 		}
 	}
