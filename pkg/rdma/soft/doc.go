@@ -54,7 +54,8 @@
 // A device with [Config.Share] can be replaced without a pause: its successor
 // is opened on the same address and port before it is closed, and the kernel
 // gives each of the two the packets for its own queue pairs, whose numbers
-// differ in their topmost bit. See share for how. The two find each other in
+// differ in their topmost bit. See share for how. A port that somebody else has
+// is not taken. The two find each other in
 // [Config.Dir], which only their user can enter, and the kernel lets only sockets of
 // that user share the port, and none while a device is alone. So the user is trusted: a
 // process that runs as the same one in the same network namespace can, while two devices

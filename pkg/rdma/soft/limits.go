@@ -59,10 +59,10 @@ const (
 	// to a payload, rounded as verbs do when they derive a path MTU.
 	packetOverhead = 40 + 8 + rocev2.MaxHeaderLen + rocev2.ICRCLen
 
-	// flowCache is the number of peers whose ICRC state the receiver keeps
+	// peerCache is the number of peers whose ICRC state the receiver keeps
 	// at hand; more peers than that only cost time.
-	flowCache = 1 << flowBits
-	flowBits  = 10
+	peerCache = 1 << peerBits
+	peerBits  = 10
 
 	// joinTimeout bounds how long a device that is being opened waits for the
 	// one that shares its address, which answers at once unless it is stopped.
@@ -70,7 +70,7 @@ const (
 	// dyingTimeout is how long a device that shares waits for the port of one that gave
 	// its generation up: a process that is killed may give that up first.
 	dyingTimeout = 250 * time.Millisecond
-	// joinPoll is the pause between two looks for one's turn; a turn lasts less
-	// than a millisecond.
+	// joinPoll is the pause between two tries to enter the place of an address, which
+	// another device does in less than a millisecond.
 	joinPoll = 2 * time.Millisecond
 )

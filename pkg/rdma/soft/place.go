@@ -32,8 +32,8 @@ type place struct {
 	lock *os.File
 }
 
-// turnByte is the byte of the lock file whose holder has its turn.
-const turnByte = 2
+// entryByte is the byte of the lock file that a device holds while it is opened, or leaves.
+const entryByte = 2
 
 // defaultDir is the directory of devices whose configuration names none.
 func defaultDir() (string, error) {
@@ -77,10 +77,10 @@ func openDir(dir string) (_ *os.File, err error) {
 	return f, nil
 }
 
-// takeTurn waits for its turn in the place of an address: two devices that are opened
-// at the same time could not tell which of them is the older one. scope is the
-// interface of a link-local address, whose zone has several names.
-func takeTurn(cfg Config, scope uint32) (_ *place, err error) {
+// enterPlace enters the place of an address, and waits while another device does: two
+// devices that are opened at the same time could not tell which of them is the older one.
+// scope is the interface of a link-local address, whose zone has several names.
+func enterPlace(cfg Config, scope uint32) (_ *place, err error) {
 	var ns unix.Stat_t
 	if err := unix.Stat("/proc/thread-self/ns/net", &ns); err != nil {
 		return nil, fmt.Errorf("find out the network namespace: %w", err)
@@ -95,7 +95,7 @@ func takeTurn(cfg Config, scope uint32) (_ *place, err error) {
 		if p.dir, err = openDir(cfg.Dir); err != nil {
 			return nil, err
 		}
-		if err = p.awaitTurn(end); err == nil {
+		if err = p.awaitEntry(end); err == nil {
 			return p, nil
 		}
 		gone := errors.Is(err, os.ErrNotExist) // it was empty, and somebody removed it
@@ -106,13 +106,13 @@ func takeTurn(cfg Config, scope uint32) (_ *place, err error) {
 	}
 }
 
-func (p *place) awaitTurn(end time.Time) error {
+func (p *place) awaitEntry(end time.Time) error {
 	for ; ; time.Sleep(joinPoll) {
 		var err error
 		if p.lock, err = os.OpenFile(p.path(".lock"), os.O_CREATE|os.O_RDWR|syscall.O_NOFOLLOW, 0o600); err != nil {
 			return err
 		}
-		mine, err := p.take(turnByte)
+		mine, err := p.take(entryByte)
 		switch {
 		case mine && p.stands():
 			return nil
@@ -178,16 +178,16 @@ func (p *place) listen(generation uint8) (*net.UnixListener, error) {
 	return ln, nil
 }
 
-// endTurn lets the next device come.
-func (p *place) endTurn() error {
-	if err := p.set(unix.F_UNLCK, turnByte); err != nil {
+// endEntry lets the next device enter.
+func (p *place) endEntry() error {
+	if err := p.set(unix.F_UNLCK, entryByte); err != nil {
 		return fmt.Errorf("unlock %s.lock: %w", p.name, err)
 	}
 	return nil
 }
 
 // leave gives up what was taken, and removes what nobody else uses: the socket of the
-// generation, if that was taken, and all files, if it is nobody's turn and the other
+// generation, if that was taken, and all files, if nobody enters and the other
 // generation is free.
 func (p *place) leave(taken bool, generation uint8) error {
 	var errs []error
@@ -199,7 +199,7 @@ func (p *place) leave(taken bool, generation uint8) error {
 	if taken {
 		remove(p.socket(generation).Name)
 	}
-	alone, err := p.take(turnByte)
+	alone, err := p.take(entryByte)
 	for g := uint8(0); g <= 1 && alone && err == nil; g++ {
 		alone, err = p.take(g)
 	}

@@ -233,7 +233,7 @@ func (q *qp) PostRecv(wrs []rdma.RecvWR) (int, error) {
 			return 0, fmt.Errorf("post receive: %w", rdma.ErrClosed)
 		}
 		n, err := q.m.PostRecv(wrs)
-		q.settle()
+		q.deliver()
 		q.unlock()
 		return n, err
 	}
@@ -318,7 +318,7 @@ func (q *qp) step(now time.Time) {
 	for {
 		q.drain(now)
 		q.transmit(now)
-		if !q.settle() || q.sends.empty() && q.recvs.empty() {
+		if !q.deliver() || q.sends.empty() && q.recvs.empty() {
 			break
 		}
 	}
@@ -350,9 +350,9 @@ func (q *qp) drain(now time.Time) {
 	}
 }
 
-// settle hands out completions and events and sets the timer. It reports
+// deliver hands out completions and events and sets the timer. It reports
 // whether there was a completion, which may have made room in the queues.
-func (q *qp) settle() (completed bool) {
+func (q *qp) deliver() (completed bool) {
 	q.state.Store(uint32(q.m.State())) // before anybody can see why
 	var wcs [8]rocev2.Completion
 	for {

@@ -36,12 +36,12 @@ type receiver struct {
 	polling time.Time // since then without waiting; zero: it waited
 	peer    netip.AddrPort
 	icrc    *rocev2.ICRC // of peer
-	flows   [flowCache]flow
+	peers   [peerCache]peerICRC
 	counts  [numRxCounters]uint64
 }
 
-// flow is the ICRC state of packets from a peer.
-type flow struct {
+// peerICRC is the ICRC state of packets from a peer.
+type peerICRC struct {
 	peer netip.AddrPort
 	icrc rocev2.ICRC
 }
@@ -131,20 +131,20 @@ func (r *receiver) message(m *Message) {
 func (r *receiver) icrcOf(peer netip.AddrPort) *rocev2.ICRC {
 	a := peer.Addr().As16()
 	i := binary.NativeEndian.Uint32(a[8:]) ^ binary.NativeEndian.Uint32(a[12:]) ^ uint32(peer.Port())
-	i = i * 0x9e3779b1 >> (32 - flowBits) // Fibonacci hashing
-	f := &r.flows[i]
-	if f.peer == peer {
-		return &f.icrc
+	i = i * 0x9e3779b1 >> (32 - peerBits) // Fibonacci hashing
+	p := &r.peers[i]
+	if p.peer == peer {
+		return &p.icrc
 	}
-	f.peer = peer
+	p.peer = peer
 	local := r.dev.Addr()
 	if peer.Addr().Is4() != local.Addr().Is4() {
 		peer = local // never fits; a wire of ours does not do that
 	}
-	f.icrc = rocev2.NewICRC(rocev2.Flow{
+	p.icrc = rocev2.NewICRC(rocev2.Flow{
 		Src: peer.Addr(), SrcPort: peer.Port(), Dst: local.Addr(), DstPort: local.Port(),
 	})
-	return &f.icrc
+	return &p.icrc
 }
 
 // packet handles one UDP payload, the i-th of its message.

@@ -81,7 +81,7 @@ type share struct {
 // start.
 func join(cfg Config, scope uint32) (_ *share, err error) {
 	s := &share{alone: make(chan struct{}), done: make(chan struct{})}
-	if s.place, err = takeTurn(cfg, scope); err != nil {
+	if s.place, err = enterPlace(cfg, scope); err != nil {
 		return nil, fmt.Errorf("share %v: %w", cfg.Addr, err)
 	}
 	defer func() {
@@ -103,14 +103,14 @@ func join(cfg Config, scope uint32) (_ *share, err error) {
 			return nil, fmt.Errorf("take a generation of %v: %w", cfg.Addr, err)
 		}
 	}
-	if err := s.meet(cfg); err != nil {
+	if err := s.joinOlder(cfg); err != nil {
 		return nil, err
 	}
 	return s, nil
 }
 
-// meet looks for the other device and waits for its word.
-func (s *share) meet(cfg Config) error {
+// joinOlder looks for the other device and waits for its word.
+func (s *share) joinOlder(cfg Config) error {
 	c, err := net.DialUnix("unix", nil, s.place.socket(1-s.generation))
 	if errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, unix.ENOENT) {
 		return nil // there is none
@@ -145,7 +145,7 @@ func (s *share) start(raw syscall.RawConn) error {
 	}
 	s.wg.Add(1)
 	go s.welcome()
-	return s.place.endTurn()
+	return s.place.endEntry()
 }
 
 // outlive waits for the end of the older device and takes its place.

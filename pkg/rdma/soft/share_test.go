@@ -18,6 +18,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/smcr-io/kube-smcr/internal/testenv"
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/rdmatest"
@@ -225,6 +227,39 @@ func TestShare_refuses(t *testing.T) {
 	}
 	if _, err := soft.Open(soft.Config{Name: "x", Addr: loopA, Share: true, Wire: &stubborn{}}); err == nil || !strings.Contains(err.Error(), "only a UDP socket") {
 		t.Errorf("shared wire: %v", err)
+	}
+}
+
+// TestShare_stranger: a device does not share with a socket that did not ask it, in
+// whatever order they come, although both let others bind to the port. One that asks
+// in another way is a device of another version.
+func TestShare_stranger(t *testing.T) {
+	stranger := func() (net.PacketConn, error) {
+		lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
+			cerr := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEPORT, 1) })
+			return errors.Join(cerr, err)
+		}}
+		return lc.ListenPacket(t.Context(), "udp4", netip.AddrPortFrom(loopA, testPort).String())
+	}
+	first, err := stranger()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d, err := soft.Open(shared(loopA, "a")); !errors.Is(err, syscall.EADDRINUSE) {
+		t.Errorf("beside a stranger: %v, want EADDRINUSE", err)
+		if err == nil {
+			_ = d.Close()
+		}
+	}
+	if err := first.Close(); err != nil {
+		t.Fatal(err)
+	}
+	openUDP(t, shared(loopA, "a")) // what the attempt took is free again
+	if c, err := stranger(); !errors.Is(err, syscall.EADDRINUSE) {
+		t.Errorf("a stranger beside a device: %v, want EADDRINUSE", err)
+		if err == nil {
+			_ = c.Close()
+		}
 	}
 }
 

@@ -62,9 +62,9 @@ func (d *Device) putBatch(b *batch) {
 	}
 }
 
-// run returns how many of pkts make one message: all of one size, but the
+// segmentable returns how many of pkts make one message: all of one size, but the
 // last may be shorter.
-func run(pkts []rocev2.TxPacket, most int) int {
+func segmentable(pkts []rocev2.TxPacket, most int) int {
 	size := pkts[0].UDPLen()
 	n, total := 1, size
 	for n < len(pkts) && n < most {
@@ -90,7 +90,7 @@ func (b *batch) build(n, segments int, q *qp) {
 	s, bufs := b.scratch[:0], b.bufs[:0]
 	b.made, b.sent = 0, 0
 	for i := 0; i < n; {
-		count := run(b.pkts[i:n], segments)
+		count := segmentable(b.pkts[i:n], segments)
 		first, open := len(bufs), len(s)
 		for k := range count {
 			p := &b.pkts[i+k]

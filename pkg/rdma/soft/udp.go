@@ -141,9 +141,23 @@ func (w *udpWire) bind(network string, cfg Config) (err error) {
 			err = errors.Join(err, w.unbind())
 		}
 	}()
-	conn, err := lc.ListenPacket(context.Background(), network, local.String())
+	listen := func() (net.PacketConn, error) {
+		if w.share != nil && w.share.older == nil {
+			// Nobody agreed to share. Whoever has the port all the same, as a device of
+			// a version that asks in another way, would let us in and lose packets to us.
+			alone, err := (&net.ListenConfig{}).ListenPacket(context.Background(), network, local.String())
+			if err == nil {
+				err = alone.Close()
+			}
+			if err != nil {
+				return nil, err
+			}
+		}
+		return lc.ListenPacket(context.Background(), network, local.String())
+	}
+	conn, err := listen()
 	for end := time.Now().Add(dyingTimeout); w.share != nil && errors.Is(err, unix.EADDRINUSE) && time.Now().Before(end); time.Sleep(joinPoll) {
-		conn, err = lc.ListenPacket(context.Background(), network, local.String())
+		conn, err = listen()
 	}
 	if err != nil {
 		return fmt.Errorf("bind the RoCEv2 socket (is another RDMA device or rxe using %v?): %w", local, err)

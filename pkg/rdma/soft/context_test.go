@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package soft
+
+import (
+	"errors"
+	"net/netip"
+	"testing"
+
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
+)
+
+// silentWire takes everything and brings nothing.
+type silentWire struct{ done chan struct{} }
+
+func (w *silentWire) Send(msgs []Message) (int, error) { return len(msgs), nil }
+func (w *silentWire) MaxSegments() int                 { return 1 }
+func (w *silentWire) Receive(func([]Message), func() bool) error {
+	<-w.done
+	return errors.New("closed")
+}
+
+func (w *silentWire) Close() error {
+	close(w.done)
+	return nil
+}
+
+// silent is a context of a device whose wire is silent.
+func silent(t *testing.T) *deviceContext {
+	t.Helper()
+	d, err := Open(Config{Name: "silent", Addr: netip.MustParseAddr("192.0.2.1"), Wire: &silentWire{done: make(chan struct{})}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = d.Close() })
+	c, err := d.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() }) // its memory
+	return c.(*deviceContext)
+}
+
+// objects are what a context has of everything.
+type objects struct {
+	pd rdma.PD
+	cq rdma.CQ
+	mr rdma.MR
+	qp rdma.QP
+}
+
+func (c *deviceContext) objects(t *testing.T) (o objects) {
+	t.Helper()
+	var errs [4]error
+	o.pd, errs[0] = c.AllocPD()
+	o.cq, errs[1] = c.CreateCQ(4)
+	o.mr, errs[2] = o.pd.AllocMR(4096, 0)
+	o.qp, errs[3] = o.pd.CreateQP(rdma.QPConfig{SendCQ: o.cq, RecvCQ: o.cq, MaxSendWR: 4, MaxRecvWR: 4})
+	if err := errors.Join(errs[:]...); err != nil {
+		t.Fatal(err)
+	}
+	return o
+}
+
+// A completion queue has one entry at least, and not so many that it takes all memory.
+func TestContext_CreateCQ(t *testing.T) {
+	c := silent(t)
+	for depth, want := range map[int]error{-1: rdma.ErrInvalid, 0: rdma.ErrInvalid, 1: nil, maxCQE: nil, maxCQE + 1: rdma.ErrInvalid} {
+		if _, err := c.CreateCQ(depth); !errors.Is(err, want) {
+			t.Errorf("depth %d: %v, want %v", depth, err, want)
+		}
+	}
+}
+
+// What is used by others cannot be closed, and can once they are gone.
+func TestContext_closeInUse(t *testing.T) {
+	c := silent(t)
+	o, two := c.objects(t), c.objects(t)
+	for _, step := range []struct {
+		name  string
+		close func() error
+		want  error
+	}{
+		{"domain with both", o.pd.Close, rdma.ErrBusy},
+		{"completion queue of a queue pair", o.cq.Close, rdma.ErrBusy},
+		{"queue pair", o.qp.Close, nil},
+		{"domain with a region", o.pd.Close, rdma.ErrBusy},
+		{"completion queue", o.cq.Close, nil},
+		{"region", o.mr.Close, nil},
+		{"domain", o.pd.Close, nil},
+		{"region of another one", two.mr.Close, nil},
+		{"domain with a queue pair", two.pd.Close, rdma.ErrBusy},
+	} {
+		if err := step.close(); !errors.Is(err, step.want) {
+			t.Errorf("close the %s: %v, want %v", step.name, err, step.want)
+		}
+	}
+	if _, err := o.pd.AllocMR(4096, 0); !errors.Is(err, rdma.ErrClosed) {
+		t.Errorf("a region of a closed domain: %v", err)
+	}
+}
+
+// Close ends all that the context has, in whatever order it was made, and leaves nothing
+// at the device. A second Close does nothing.
+func TestContext_Close(t *testing.T) {
+	c := silent(t)
+	o := c.objects(t)
+	two := c.objects(t)
+	for range 2 {
+		if err := c.Close(); err != nil {
+			t.Errorf("close: %v", err)
+		}
+	}
+	if _, open := <-c.Events(); open {
+		t.Error("events go on")
+	}
+	d := c.dev
+	if len(c.pds)+len(c.cqs)+len(d.contexts)+d.qps.used+d.lkeys.used+d.rkeys.used != 0 {
+		t.Errorf("%d domains, %d completion queues, %d contexts, %d queue pairs, %d and %d keys are left",
+			len(c.pds), len(c.cqs), len(d.contexts), d.qps.used, d.lkeys.used, d.rkeys.used)
+	}
+	_, errPD := c.AllocPD()
+	_, errCQ := c.CreateCQ(1)
+	_, errQP := o.pd.CreateQP(rdma.QPConfig{SendCQ: o.cq, RecvCQ: o.cq, MaxSendWR: 1, MaxRecvWR: 1})
+	_, errPoll := two.cq.Poll(make([]rdma.WC, 1))
+	for what, err := range map[string]error{"AllocPD": errPD, "CreateCQ": errCQ, "CreateQP": errQP, "Poll": errPoll} {
+		if !errors.Is(err, rdma.ErrClosed) {
+			t.Errorf("%s after Close: %v", what, err)
+		}
+	}
+}
+
+// shut leaves the memory mapped, because the user may be reading it, but lets nobody at it.
+func TestContext_shutKeepsMemory(t *testing.T) {
+	c := silent(t)
+	o := c.objects(t)
+	if err := c.dev.Close(); err != nil {
+		t.Fatal(err)
+	}
+	o.mr.Bytes()[0] = 1 // would fault
+	if c.dev.lkeys.used+c.dev.rkeys.used != 0 || c.dev.qps.used != 0 {
+		t.Errorf("%d and %d keys, %d queue pairs are left", c.dev.lkeys.used, c.dev.rkeys.used, c.dev.qps.used)
+	}
+	if err := c.Close(); err != nil || len(c.pds) != 0 {
+		t.Errorf("close: %v, %d domains are left", err, len(c.pds))
+	}
+}
