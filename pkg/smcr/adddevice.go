@@ -13,9 +13,9 @@ import (
 	"github.com/smcr-io/kube-smcr/pkg/smcr/linkgroup"
 )
 
-// AddDevice gives the stack a device that was not there when it was made, or
-// that is there again: it takes the place of the one of the same name, which
-// must be gone. Link groups get another link over it as if its port had come
+// AddDevice gives the stack a device that was not there when the stack was made, or
+// that is there again: the device takes the place of the one of the same name, which
+// must be gone. Link groups get another link over the device as if its port had come
 // up. Nothing happens if the stack has the device already.
 func (s *Stack) AddDevice(d rdma.Device) error {
 	s.lock()
@@ -23,17 +23,17 @@ func (s *Stack) AddDevice(d rdma.Device) error {
 	if s.closed {
 		return errStackClosed
 	}
-	at := slices.IndexFunc(s.rnics, func(r *rnic) bool { return r.dev.Name() == d.Name() })
+	at := s.devices.named(d.Name())
 	switch {
-	case at >= 0 && !s.rnics[at].dead:
-		if s.rnics[at].dev == d {
+	case at >= 0 && !s.devices.list[at].dead:
+		if s.devices.list[at].dev == d {
 			return nil
 		}
 		return fmt.Errorf("add device %s: another one of this name is in use: %w", d.Name(), rdma.ErrBusy)
-	case at < 0 && len(s.rnics) >= linkgroup.MaxRNICs:
+	case at < 0 && len(s.devices.list) >= linkgroup.MaxRNICs:
 		return fmt.Errorf("add device %s: the stack has %d already, which is the most it can use", d.Name(), linkgroup.MaxRNICs)
 	case at < 0:
-		at = len(s.rnics)
+		at = len(s.devices.list)
 	}
 	r, err := s.openRNIC(at, d)
 	if err != nil {
@@ -43,19 +43,19 @@ func (s *Stack) AddDevice(d rdma.Device) error {
 		return errors.Join(fmt.Errorf("add device %s: %w", d.Name(), err), r.ctx.Close())
 	}
 	s.wg.Go(r.watch)
-	s.ready.Store(true) // the first step arms the queue
+	s.marks.ready.Store(true) // the first step arms the queue
 	s.portChanged(time.Now(), r, r.active())
 	return nil
 }
 
-// RemoveDevice takes a device away from the stack, as if it were gone: its links
-// end, and their connections go on over others or are reset. Nothing happens if
-// the stack does not have the device. It may be closed then, or be used by
-// others.
+// RemoveDevice takes a device away from the stack, as if the device were gone: its links
+// end, and their connections go on over other links or are reset. Nothing happens if
+// the stack does not have the device. After RemoveDevice the device may be closed, or be used
+// by others.
 func (s *Stack) RemoveDevice(name string) {
 	s.lock()
 	defer s.unlock()
-	for _, r := range s.rnics {
+	for _, r := range s.devices.list {
 		if r.dev.Name() == name && !s.closed {
 			r.fail(time.Now(), errTakenAway)
 		}
@@ -68,26 +68,22 @@ var errTakenAway = errors.New("it was taken away")
 // moveIn registers the memory of the stack with a device and puts the device
 // in its place. After an error nothing has changed.
 func (s *Stack) moveIn(r *rnic) error {
-	moves := make([]move, 0, len(s.groups))
-	for _, g := range s.groups {
+	moves := make([]move, 0, len(s.groups.byID))
+	for _, g := range s.groups.byID {
 		m, err := g.prepareMove(r)
 		if err != nil {
 			return err // the context's end frees what was registered
 		}
 		moves = append(moves, m)
 	}
-	rnics := slices.Clone(s.rnics)
-	if at := int(r.index); at < len(rnics) {
-		s.retire(rnics[at])
-		rnics[at] = r
-	} else {
-		rnics = append(rnics, r)
+	if at := int(r.index); at < len(s.devices.list) {
+		s.lingering.closeOn(s.devices.list[at])
 	}
-	s.rnics = rnics
+	s.devices.put(r)
 	for i := range moves {
 		moves[i].do()
 	}
-	s.closeRetired()
+	s.devices.closeRetired()
 	return nil
 }
 
@@ -141,23 +137,6 @@ func (m *move) do() {
 	for id, rmb := range m.g.rmbs {
 		m.g.lg.SetRMBToken(id, index, rmb.tokens()[index])
 	}
-}
-
-// retire keeps a device that is gone until nothing needs its memory: programs
-// may still read what came last.
-func (s *Stack) retire(old *rnic) {
-	s.lingering = slices.DeleteFunc(s.lingering, func(l *link) bool {
-		if l.rnic == old {
-			l.close()
-		}
-		return l.rnic == old
-	})
-	s.retired = append(s.retired, old)
-}
-
-// closeRetired closes the devices that are gone and that nothing needs any more.
-func (s *Stack) closeRetired() {
-	s.retired = slices.DeleteFunc(s.retired, func(r *rnic) bool { return r.domains == 0 && r.ctx.Close() == nil })
 }
 
 // registerToo registers a region's memory here, too. The memory is there as long as

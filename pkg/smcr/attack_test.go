@@ -298,20 +298,7 @@ func TestAttack_acceptOthersLink(t *testing.T) {
 		{"from the same address, without one", "127.0.0.1:0", clc.PeerID{}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			ln, err := net.Listen("tcp", tc.at)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer ln.Close()
-			served := make(chan net.Conn, 1)
-			go func() {
-				c, err := ln.Accept()
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				defer func() { served <- c }()
-				readMessage(t, c)
+			addr, served := serveOnce(t, tc.at, func(t *testing.T, c net.Conn) {
 				e := endpointV2(t, false)
 				e.PeerID, e.GID, e.QPN, e.MTU = tc.id, l.PeerGID, l.PeerQPN, l.MTU
 				e.RKey, e.RMBAddr = smcr.RMBToken(b)
@@ -319,10 +306,10 @@ func TestAttack_acceptOthersLink(t *testing.T) {
 				if d, err := clc.ParseDecline(readMessage(t, c)); err != nil {
 					t.Errorf("the client's answer: %+v, %v; want a Decline", d, err)
 				}
-			}()
+			})
 			ctx, cancel := context.WithTimeout(t.Context(), 15*time.Second)
 			defer cancel()
-			c, err := (&smcr.Dialer{Stack: p.client}).DialContext(ctx, "tcp", ln.Addr().String())
+			c, err := (&smcr.Dialer{Stack: p.client}).DialContext(ctx, "tcp", addr)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -330,53 +317,10 @@ func TestAttack_acceptOthersLink(t *testing.T) {
 				t.Error("the connection is on SMC-R")
 			}
 			_ = c.Close()
-			if peer := <-served; peer != nil {
-				_ = peer.Close()
-			}
+			<-served
 		})
 	}
 	exchange(t, a, b)
-}
-
-// nameless is between a client and a server and takes the peer ID out of Proposals, as
-// Linux does with those of version 2 only.
-func nameless(t *testing.T, server string) (addr string) {
-	t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = ln.Close() })
-	pass := func(c net.Conn) {
-		defer c.Close()
-		s, err := net.Dial("tcp", server)
-		if err != nil {
-			t.Error(err)
-			return
-		}
-		defer s.Close()
-		msg := readMessage(t, c)
-		clear(msg[clc.HeaderLen : clc.HeaderLen+8])
-		_ = c.SetReadDeadline(time.Time{})
-		if _, err := s.Write(msg); err != nil {
-			t.Error(err)
-		}
-		go func() {
-			_, _ = io.Copy(c, s)
-			_ = c.Close()
-		}()
-		_, _ = io.Copy(s, c)
-	}
-	go func() {
-		for {
-			c, err := ln.Accept()
-			if err != nil {
-				return
-			}
-			go pass(c)
-		}
-	}()
-	return ln.Addr().String()
 }
 
 // A client that does not say who it is, as Linux, is put into groups of such clients from
@@ -389,7 +333,7 @@ func TestAttack_joinNameless(t *testing.T) {
 	p.listen(t)
 	named := newStack(t, openSoft(t, "127.92.9.4", rdma.MTU1024), versions(smcr.VersionsV2))
 	x, y := (&pair{client: named, server: p.server, l: p.l}).dial(t)
-	p.dialTo = nameless(t, p.l.Addr().String())
+	p.dialTo = newProxy(t, p.l.Addr().String(), withoutPeerID).addr
 	a, b := p.dial(t)
 	c, d := p.dial(t)
 	if a.Mode() != smcr.ModeSMCR || c.Mode() != smcr.ModeSMCR || a.Info().GroupID != c.Info().GroupID {

@@ -38,46 +38,46 @@ const (
 	maxCoalesceDelay = 200 * time.Millisecond
 )
 
-// holding is the state of a connection whose small pieces wait. It is guarded
-// by the turn.
-type holding struct {
+// coalescer is whether the small pieces of a connection wait for more, and how long. A coalescer
+// is guarded by the turn.
+type coalescer struct {
 	on    bool        // small pieces wait
-	timer *time.Timer // of those that wait now; it may have run out
-	armed bool
+	timer *time.Timer // of the pieces that wait now; the timer may have run out
+	armed bool        // flushCoalesced is still to come
 }
 
 // startCoalescing applies the configuration; the caller holds the turn.
 func (c *Conn) startCoalescing() { c.coalesceLocked(c.stack.cfg.Coalesce.Bytes > 0) }
 
 func (c *Conn) coalesceLocked(on bool) {
-	if c.held.on = on; on {
+	if c.send.coalesce.on = on; on {
 		c.lc.Coalesce(uint32(c.stack.cfg.Coalesce.Bytes))
 	} else {
 		c.lc.Coalesce(0)
 	}
 }
 
-// holdOn starts the timer of data that began to wait; the caller holds the
+// armCoalesce starts the timer of data that began to wait; the caller holds the
 // turn.
-func (c *Conn) holdOn() {
-	h := &c.held
+func (c *Conn) armCoalesce() {
+	h := &c.send.coalesce
 	if h.armed || !c.lc.Data().Held() {
 		return
 	}
 	h.armed = true
 	if h.timer == nil {
-		h.timer = time.AfterFunc(c.stack.cfg.Coalesce.Delay, c.flushHeld)
+		h.timer = time.AfterFunc(c.stack.cfg.Coalesce.Delay, c.flushCoalesced)
 	} else {
 		h.timer.Reset(c.stack.cfg.Coalesce.Delay)
 	}
 }
 
-// flushHeld sends what has waited long enough.
-func (c *Conn) flushHeld() {
+// flushCoalesced sends what has waited long enough.
+func (c *Conn) flushCoalesced() {
 	s := c.stack
 	s.lock()
 	defer s.unlock()
-	c.held.armed = false
+	c.send.coalesce.armed = false
 	if _, ok := s.conns[c]; ok {
 		c.lc.Flush()
 		c.group.flush(time.Now())
@@ -85,7 +85,7 @@ func (c *Conn) flushHeld() {
 }
 
 // stop lets go of the timer.
-func (h *holding) stop() {
+func (h *coalescer) stop() {
 	if h.timer != nil {
 		h.timer.Stop()
 	}
@@ -93,7 +93,7 @@ func (h *holding) stop() {
 
 // SetNoDelay says whether small pieces are sent at once: always if noDelay,
 // else as [Config].Coalesce says, which is how a connection begins. Over TCP
-// it is TCP_NODELAY.
+// SetNoDelay sets TCP_NODELAY.
 func (c *Conn) SetNoDelay(noDelay bool) error {
 	if c.group == nil {
 		return c.tcp.SetNoDelay(noDelay)
@@ -101,7 +101,7 @@ func (c *Conn) SetNoDelay(noDelay bool) error {
 	return c.withTurn(func() { c.coalesceLocked(!noDelay && c.stack.cfg.Coalesce.Bytes > 0) })
 }
 
-// Flush sends what waits for more. Over TCP nothing does that it could send.
+// Flush sends what waits for more. Over TCP it does nothing: what waits there waits in the kernel.
 func (c *Conn) Flush() error {
 	if c.group == nil {
 		return nil
@@ -112,10 +112,10 @@ func (c *Conn) Flush() error {
 // withTurn tells the machine what was written, calls f and carries out what
 // follows.
 func (c *Conn) withTurn(f func()) error {
-	if c.closed.Load() || !c.hold() {
+	if c.life.closed.Load() || !c.ref() {
 		return c.opError("set", net.ErrClosed)
 	}
-	defer c.drop()
+	defer c.unref()
 	c.stack.lock()
 	defer c.stack.unlock()
 	c.sync()

@@ -61,7 +61,7 @@ const (
 // Config says how a Stack behaves. The zero value of each field but Devices is
 // useful.
 type Config struct {
-	// Devices carry the links, 1 to 8 of one provider. Link groups with a
+	// Devices carry the links, 1 to 8 of one provider, each under a name of its own. Link groups with a
 	// peer that also has several get a link through each of two. Of those that
 	// do equally well the first is taken.
 	Devices []rdma.Device
@@ -88,6 +88,11 @@ type Config struct {
 	// Account is charged for the registered memory, too: several stacks may share
 	// one. What it refuses is declined likewise. nil: there is none.
 	Account MemoryAccount
+	// QueuePairs is charged for the queue pairs of the stack's links: several stacks
+	// may share it. If it refuses one for a first contact, the connection is declined
+	// with MEM; a link group that it refuses another link has one less. nil: there is
+	// none, and the devices are the limit.
+	QueuePairs QueuePairAccount
 	// Coalesce lets small pieces wait for more. Default: none waits.
 	Coalesce Coalesce
 	// MaxConns bounds the connections of the stack. Default 4096.
@@ -154,8 +159,13 @@ type Hooks struct {
 	ConnClosed func(Info)
 	// GroupChanged is called when a link group changes state.
 	GroupChanged func(GroupInfo)
-	// Malformed is called for each message that was not understood.
+	// Malformed is called for each message of a peer that was not understood, or that
+	// contradicts what came before. A peer that keeps to the protocol causes none.
 	Malformed func(where string, err error)
+	// Failed is called when something else went wrong: the stack, its devices or the
+	// system lack something, or a rendezvous broke. The connection concerned is TCP, or
+	// reset; a link group has a link less.
+	Failed func(what string, err error)
 	// Trespass is called when a link has ended because the peer with this address
 	// asked for memory that is not its own.
 	Trespass func(peer netip.Addr, err error)
@@ -215,6 +225,13 @@ func (c Config) Validate() error {
 		return fmt.Errorf("smcr config: LinksPerGroup %d: want %d to %d", c.LinksPerGroup, clc.MinMaxLinks, linkgroup.MaxLinks)
 	case len(c.EIDs) > clc.MaxEIDs:
 		return fmt.Errorf("smcr config: %d EIDs: want at most %d", len(c.EIDs), clc.MaxEIDs)
+	}
+	for i, d := range c.Devices {
+		same := func(other rdma.Device) bool { return other.Name() == d.Name() }
+		if first := slices.IndexFunc(c.Devices, same); first != i {
+			return fmt.Errorf("smcr config: Devices[%d] and Devices[%d] have the same name %q: give each device once, and a name of its own",
+				first, i, d.Name())
+		}
 	}
 	for i, e := range c.EIDs {
 		if _, err := clc.ParseUEID(e.String()); err != nil {

@@ -155,7 +155,7 @@ func (l *Listener) run() {
 			c, err := l.stack.Server(l.ctx, tcp)
 			l.end(from)
 			if err != nil {
-				l.stack.malformed("rendezvous", err)
+				l.stack.failed("rendezvous", err)
 				return
 			}
 			select {

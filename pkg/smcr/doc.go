@@ -8,7 +8,7 @@
 // is carried by SMC-R when both ends can, and by plain TCP otherwise.
 // [Conn.Info] says which, and why.
 //
-//	dev, err := soft.Open(soft.Config{Addr: netip.MustParseAddr("192.0.2.1")})
+//	dev, err := soft.Open(soft.Config{Name: "soft0", Addr: netip.MustParseAddr("192.0.2.1")})
 //	stack, err := smcr.NewStack(smcr.Config{Devices: []rdma.Device{dev}, Option: opt})
 //	conn, err := (&smcr.Dialer{Stack: stack}).DialContext(ctx, "tcp", "192.0.2.2:80")
 //

@@ -7,5 +7,5 @@ package smcr
 func Announced(c *Conn) (dataPath, machine uint64) {
 	c.stack.lock()
 	defer c.stack.unlock()
-	return c.announced.Load(), c.lc.Data().Announced()
+	return c.streams.announced.Load(), c.lc.Data().Announced()
 }

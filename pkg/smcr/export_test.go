@@ -23,7 +23,7 @@ func BreakTCP(c *Conn) {
 func KnownRMBs(s *Stack) (known, all int) {
 	s.lock()
 	defer s.unlock()
-	for _, g := range s.groups {
+	for _, g := range s.groups.byID {
 		for id := range g.rmbs {
 			all++
 			if g.lg.IsConfirmed(id) {
@@ -47,7 +47,7 @@ func RMBToken(c *Conn) (rdma.RKey, uint64) {
 
 // LookForAnswer looks once for something to read in RelayFrom's place.
 func LookForAnswer(c *Conn) bool {
-	in := c.intake.Load()
+	in := c.send.intake.Load()
 	if in == nil {
 		return false
 	}
@@ -64,11 +64,18 @@ func EndTCP(c *Conn) { _ = c.tcp.CloseWrite() }
 // SpoilTCP sends data on the TCP connection.
 func SpoilTCP(c *Conn) { _, _ = c.tcp.Write([]byte("no")) }
 
+// InGrace reports whether SMC-R has time since the end of the TCP connection.
+func InGrace(c *Conn) bool {
+	c.stack.lock()
+	defer c.stack.unlock()
+	return c.watched.inGrace()
+}
+
 // EndGrace ends the time that SMC-R has after the end of the TCP connection;
 // false if that has not come.
 func EndGrace(c *Conn) bool {
 	c.stack.lock()
-	t := c.tcpGrace
+	t := c.watched.grace
 	c.stack.unlock()
 	if t != nil && t.Stop() {
 		c.tcpEnded()
@@ -77,7 +84,7 @@ func EndGrace(c *Conn) bool {
 }
 
 // RMBE returns a connection's receive buffer.
-func RMBE(c *Conn) []byte { return c.rmbe }
+func RMBE(c *Conn) []byte { return c.recv.rmbe }
 
 // LingerTime is how long a queue pair outlives its group.
 const LingerTime = lingerTime
@@ -92,24 +99,42 @@ func Lingering(s *Stack) (n int, awaited bool) {
 	awaited = s.awaitsPeer()
 	s.lock()
 	defer s.unlock()
-	return len(s.lingering), awaited
+	return len(s.lingering.links), awaited
 }
 
 // DeviceActive tells whether links may be made on a device.
 func (s *Stack) DeviceActive(i int) bool {
 	s.lock()
 	defer s.unlock()
-	return s.rnics[i].active()
+	return s.devices.list[i].active()
 }
 
 // LoseLink has the link with a queue pair fail.
 func LoseLink(s *Stack, n rdma.QPN) {
 	s.lock()
 	defer s.unlock()
-	for _, r := range s.rnics {
+	for _, r := range s.devices.list {
 		if l := r.links[n]; l != nil {
 			l.fail(time.Now(), errors.New("lost by a test"))
 			l.g.flush(time.Now())
 		}
 	}
+}
+
+// PlaceWait is how long a client waits for a place among those that owe their Confirm.
+const PlaceWait = placeWait
+
+// MaxIdleGroups is how many link groups without connections a stack keeps.
+const MaxIdleGroups = maxIdleGroups
+
+// MaxRendezvousWith is how many rendezvous a listener has with one address.
+const MaxRendezvousWith = maxRendezvousWith
+
+// Doubts returns how often the peer of a link group said that it does not have the
+// group, and whether a link has answered since the last time.
+func Doubts(s *Stack, group uint32) (n int, answered bool) {
+	s.lock()
+	defer s.unlock()
+	g := s.groups.byID[group]
+	return g.doubts, g.lg.ProvenSince(g.doubted)
 }

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package smcr
+
+import (
+	"testing"
+
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
+)
+
+// tableDevice is a device of which a table asks no more than name and port.
+type tableDevice struct {
+	rdma.Device
+	name string
+	port rdma.PortState
+}
+
+func (d tableDevice) Name() string        { return d.name }
+func (d tableDevice) Port() rdma.PortAttr { return rdma.PortAttr{State: d.port} }
+
+// tableContext counts how often it is closed.
+type tableContext struct {
+	rdma.Context
+	closed int
+}
+
+func (c *tableContext) Close() error { c.closed++; return nil }
+
+func tableRNIC(index uint8, name, addr string, links int) *rnic {
+	r := &rnic{
+		index: index, dev: tableDevice{name: name, port: rdma.PortActive}, ctx: &tableContext{},
+		links: map[rdma.QPN]*link{},
+	}
+	r.gids.v2 = rdma.GIDEntry{GID: gid(addr), PrefixBits: 24}
+	for n := range links {
+		r.links[rdma.QPN(n)] = &link{}
+	}
+	return r
+}
+
+func TestDevices_pick(t *testing.T) {
+	rails := map[string]int{"a0": 0, "a1": 0, "b0": 1}
+	d := devices{rail: func(name string) int { return rails[name] }}
+	d.put(tableRNIC(0, "a0", "192.0.2.1", 2))
+	d.put(tableRNIC(1, "a1", "198.51.100.1", 1))
+	d.put(tableRNIC(2, "b0", "203.0.113.1", 3))
+	a0, a1 := d.list[0], d.list[1]
+	var onlyB0 routes
+	onlyB0[2].Found = true
+	elsewhere := gid("10.0.0.1")
+	for _, tc := range []struct {
+		name  string
+		not   uint8
+		peer  rdma.GID
+		bound bool
+		reach *routes
+		edit  func()
+		want  string
+	}{
+		{"few links", 0, elsewhere, false, nil, func() {}, "a1"},
+		{"in the peer's subnet", 0, gid("203.0.113.9"), false, nil, func() {}, "b0"},
+		{"on another rail", 1 << 0, elsewhere, false, nil, func() {}, "b0"},
+		{"in the peer's subnet rather than on another rail", 1 << 0, gid("198.51.100.9"), false, nil, func() {}, "a1"},
+		{"with a route", 0, elsewhere, false, &onlyB0, func() {}, "b0"},
+		{"bound to a subnet whose device is taken", 1 << 2, gid("203.0.113.9"), true, nil, func() {}, ""},
+		{"bound to a subnet that no device is in", 0, elsewhere, true, nil, func() {}, "a1"},
+		{"all taken", 7, elsewhere, false, nil, func() {}, ""},
+		{"an active port", 0, elsewhere, false, nil, func() { a1.dev = tableDevice{name: "a1", port: rdma.PortDown} }, "a0"},
+		{"a device that is gone", 0, elsewhere, false, nil, func() { a0.dead = true }, "b0"},
+		{"a port that is down rather than none", 1 << 2, elsewhere, false, nil, func() {}, "a1"},
+	} {
+		tc.edit()
+		got := ""
+		if r := d.pick(tc.not, tc.peer, tc.bound, tc.reach); r != nil {
+			got = r.dev.Name()
+		}
+		if got != tc.want {
+			t.Errorf("%s: picked %q, want %q", tc.name, got, tc.want)
+		}
+	}
+}
+
+// A device whose place another one has is closed when nothing is registered with it.
+func TestDevices_retire(t *testing.T) {
+	var d devices
+	old, next := tableRNIC(0, "a", "192.0.2.1", 0), tableRNIC(0, "a", "192.0.2.1", 0)
+	other := tableRNIC(1, "b", "192.0.2.2", 0)
+	d.put(old)
+	d.put(other)
+	before := d.list
+	old.domains = 1
+	d.put(next)
+	if d.named("a") != 0 || d.named("b") != 1 || d.named("c") != -1 || d.list[0] != next || len(d.list) != 2 {
+		t.Errorf("the table is %v", d.list)
+	}
+	if before[0] != old {
+		t.Error("a list that somebody reads has changed")
+	}
+	ctx := old.ctx.(*tableContext)
+	d.closeRetired()
+	if ctx.closed != 0 {
+		t.Error("closed while memory is registered with it")
+	}
+	old.domains = 0
+	d.closeRetired()
+	d.closeRetired()
+	if ctx.closed != 1 || len(d.retired) != 0 {
+		t.Errorf("closed %d times, %d are left", ctx.closed, len(d.retired))
+	}
+	if err := d.close(); err != nil || ctx.closed != 1 {
+		t.Errorf("the end: %v; the retired device was closed %d times", err, ctx.closed)
+	}
+	for _, r := range []*rnic{next, other} {
+		if n := r.ctx.(*tableContext).closed; n != 1 {
+			t.Errorf("device %d was closed %d times", r.index, n)
+		}
+	}
+}

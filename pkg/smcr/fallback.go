@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package smcr
+
+import (
+	"errors"
+	"io"
+	"net"
+	"sync"
+
+	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
+)
+
+// fallback is what a connection that TCP carries still has of its rendezvous: the beginning of
+// the peer's stream, which was read in search of CLC messages.
+//
+// After our Decline the peer's own Decline may still come, before the application's bytes:
+//
+//	we                 peer
+//	 |---- Decline ---->|  on the way at the same time
+//	 |<--- Decline -----|
+//	 |<--- bytes -------|
+type fallback struct {
+	mu       sync.Mutex // guards what is below
+	early    []byte     // read from the TCP connection, and not by the application yet
+	mayCross bool       // the peer's Decline may still come, after ours
+}
+
+// read gives first what was read from the TCP connection before the fallback.
+func (f *fallback) read(tcp *net.TCPConn, p []byte) (int, error) {
+	f.mu.Lock()
+	if err := f.dropCrossing(tcp); err != nil {
+		f.mu.Unlock()
+		return 0, err
+	}
+	if len(f.early) > 0 {
+		n := copy(p, f.early)
+		f.early = f.early[n:]
+		f.mu.Unlock()
+		return n, nil
+	}
+	f.mu.Unlock()
+	return tcp.Read(p)
+}
+
+// dropCrossing removes the peer's Decline where it crossed with ours: the Decline is
+// the first thing to arrive, or does not come at all. The caller holds mu.
+func (f *fallback) dropCrossing(tcp *net.TCPConn) error {
+	for f.mayCross {
+		n, undecided := clc.CrossingDecline(f.early)
+		if !undecided {
+			f.early = f.early[n:]
+			f.mayCross = false
+			return nil
+		}
+		var b [64]byte
+		m, err := tcp.Read(b[:])
+		f.early = append(f.early, b[:m]...)
+		if err != nil {
+			f.mayCross = !errors.Is(err, io.EOF)
+			if len(f.early) > 0 && !f.mayCross {
+				return nil // what came is the application's
+			}
+			return err
+		}
+	}
+	return nil
+}
+
+func (f *fallback) writeTo(tcp *net.TCPConn, w io.Writer) (int64, error) {
+	n, err := f.writeEarly(tcp, w)
+	if err != nil || n < 0 {
+		return max(n, 0), err
+	}
+	m, err := tcp.WriteTo(w)
+	return n + m, err
+}
+
+// writeEarly writes what was read before the fallback; -1 says that the stream
+// ended there.
+func (f *fallback) writeEarly(tcp *net.TCPConn, w io.Writer) (int64, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if err := f.dropCrossing(tcp); err != nil {
+		if errors.Is(err, io.EOF) {
+			return -1, nil
+		}
+		return 0, err
+	}
+	n, err := w.Write(f.early)
+	f.early = f.early[n:]
+	return int64(n), err
+}
+
+// isOver reports whether all that comes is in the TCP connection. It is not while a
+// Read looks for the rest, which may wait: isOver does not wait for it.
+func (f *fallback) isOver() bool {
+	if !f.mu.TryLock() {
+		return false
+	}
+	defer f.mu.Unlock()
+	return len(f.early) == 0 && !f.mayCross
+}
