@@ -65,7 +65,7 @@ func pickGIDs(d rdma.Device, versions VersionSet) (g gids, err error) {
 func (r *rnic) readGIDs(now time.Time) {
 	next, err := pickGIDs(r.dev, r.s.cfg.Versions)
 	if err != nil {
-		r.s.malformed("GID table", fmt.Errorf("device %s: %w", r.dev.Name(), err))
+		r.s.failed("GID table", fmt.Errorf("device %s: %w", r.dev.Name(), err))
 		next = gids{v1: r.gids.v1, v2: r.gids.v2, gone: true}
 	}
 	was, table := r.gids, r.dev.GIDs()

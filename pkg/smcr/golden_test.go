@@ -6,11 +6,9 @@ import (
 	"encoding/hex"
 	"fmt"
 	"io"
-	"net"
 	"net/netip"
 	"os"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -19,77 +17,6 @@ import (
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
 )
-
-// tap is between a client and a server and keeps what both say.
-type tap struct {
-	net.Listener
-	mu   sync.Mutex // guards said
-	said [2][]byte  // by the client, by the server
-}
-
-func newTap(t *testing.T, server string) *tap {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	k := &tap{Listener: l}
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			s, err := net.Dial("tcp", server)
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			for i, d := range [2][2]net.Conn{{c, s}, {s, c}} {
-				wg.Go(func() { k.pass(i, d[0], d[1]) })
-			}
-		}
-	})
-	t.Cleanup(func() { _ = l.Close(); wg.Wait() })
-	return k
-}
-
-func (k *tap) pass(who int, from, to net.Conn) {
-	buf := make([]byte, 4096)
-	for {
-		n, err := from.Read(buf)
-		k.mu.Lock()
-		k.said[who] = append(k.said[who], buf[:n]...)
-		k.mu.Unlock()
-		if _, werr := to.Write(buf[:n]); err != nil || werr != nil {
-			_ = to.Close()
-			return
-		}
-	}
-}
-
-// take returns the CLC messages since the last call: Proposal, Accept, Confirm.
-func (k *tap) take(t *testing.T) (out [3][]byte) {
-	t.Helper()
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	for i, who := range [3]int{0, 1, 0} {
-		b := k.said[who]
-		if len(b) < clc.HeaderLen {
-			t.Fatalf("message %d is missing", i)
-		}
-		h, err := clc.ParseHeader([clc.HeaderLen]byte(b))
-		if err != nil || len(b) < h.Length {
-			t.Fatalf("message %d: %d bytes: %v", i, len(b), err)
-		}
-		out[i], k.said[who] = b[:h.Length], b[h.Length:]
-	}
-	if len(k.said[0])+len(k.said[1]) > 0 {
-		t.Errorf("bytes after the last CLC message: %x, %x", k.said[0], k.said[1])
-	}
-	return out
-}
 
 // captured reads a message of a Linux kernel.
 func captured(t *testing.T, name string) []byte {
@@ -135,8 +62,8 @@ func TestSMCRv2_messagesAsLinux(t *testing.T) {
 			}
 			p := &pair{fabric: f, client: stack("c", "g2", 2), server: stack("s", "g1", 1)}
 			p.listen(t)
-			k := newTap(t, p.l.Addr().String())
-			p.dialTo = k.Addr().String()
+			k := newProxy(t, p.l.Addr().String())
+			p.dialTo = k.addr
 			a, b := p.dial(t)
 			first := k.take(t)
 			c, d := p.dial(t)
@@ -162,8 +89,8 @@ func TestStack_proposalOfBothVersions(t *testing.T) {
 	id := func(c *smcr.Config) { c.EIDs = eids(t, "SMCV2-DEFAULT-UEID") }
 	p := &pair{fabric: f, client: newStack(t, f.device("c", 1), id), server: newStack(t, f.device("s", 2), id)}
 	p.listen(t)
-	k := newTap(t, p.l.Addr().String())
-	p.dialTo = k.Addr().String()
+	k := newProxy(t, p.l.Addr().String())
+	p.dialTo = k.addr
 	a, b := p.dial(t)
 	got := k.take(t)[0]
 	v1, v2 := captured(t, "proposal-40"), captured(t, "proposal-01")
@@ -286,8 +213,8 @@ func TestLink_pathAttributes(t *testing.T) {
 			}
 			p := &pair{fabric: f, client: stack(tc.client, 2), server: stack(1, 1)}
 			p.listen(t)
-			k := newTap(t, p.l.Addr().String())
-			p.dialTo = k.Addr().String()
+			k := newProxy(t, p.l.Addr().String())
+			p.dialTo = k.addr
 			a, b := p.dial(t)
 			if i := a.Info(); i.Version != 2 {
 				t.Fatalf("version %d, %v because of %v", i.Version, i.Mode, i.Reason)

@@ -18,7 +18,7 @@ import (
 // does not name a group that its server is just giving up.
 const clientIdleExtra = 10 * time.Second
 
-// group is a link group with what it needs of the device. It is guarded by
+// group is a link group with what it needs of the devices. A group is guarded by
 // the stack's turn.
 type group struct {
 	s  *Stack
@@ -30,18 +30,19 @@ type group struct {
 	lg      *linkgroup.Group
 	opened  time.Time
 
-	links     [linkgroup.MaxLinks]*link
-	resolving int                // links whose way to the peer is being found out
-	later     []linkgroup.Output // that came meanwhile: see waits
-	ready     bool               // the first contact went well
-	toldOf    time.Time          // when the peer last said that a link is deleted
-	idle      *list.Element      // its place among the idle groups; nil: it is none
-	doubts    int                // how often somebody said that the peer does not have it
-	doubted   time.Time          // when that was the last time; see doubt
+	links       [linkgroup.MaxLinks]*link
+	shells      []*Conn            // of connections, by their slots in lg; nil: there is none yet
+	resolving   int                // links whose way to the peer is being found out
+	later       []linkgroup.Output // outputs that came meanwhile: see waits
+	ready       bool               // the first contact went well
+	heardDelete time.Time          // when the peer last said that a link is deleted
+	idle        *list.Element      // the group's place among the idle groups; nil: it is not idle
+	doubts      int                // how often somebody said that the peer does not have the group
+	doubted     time.Time          // when somebody said so last; see doubt
 
-	touched bool      // on the stack's list
-	due     time.Time // when the stack looks at its timers
-	timer   int       // its place among the stack's timers; 0: none
+	touched bool      // the group is in groupTable.touched
+	due     time.Time // when the stack looks at the group's timers
+	timer   int       // the group's place in groupTable.timers, from 1 on; 0: none
 	mem     memory
 	rmbs    map[linkgroup.RMBID]*region
 
@@ -81,7 +82,7 @@ func (s *Stack) newGroup(with *contact) (_ *group, err error) {
 	if g.version >= clc.V2 {
 		reach = &g.routes
 	}
-	r := s.pickRNIC(0, g.gid, g.role == linkgroup.Client, reach)
+	r := s.devices.pick(0, g.gid, g.role == linkgroup.Client, reach)
 	if r == nil {
 		return nil, errNoDevice
 	}
@@ -92,7 +93,7 @@ func (s *Stack) newGroup(with *contact) (_ *group, err error) {
 	}
 	g.lg = linkgroup.New(g.config())
 	g.lg.AddFirstLink(first.local)
-	s.addGroup(g)
+	s.groups.add(g)
 	return g, nil
 }
 
@@ -116,8 +117,8 @@ func (g *group) config() linkgroup.Config {
 	return cfg
 }
 
-// meet takes what the client's Confirm tells about it.
-func (g *group) meet(c *clc.Confirm) {
+// takeConfirm takes what the client's Confirm tells about the client.
+func (g *group) takeConfirm(c *clc.Confirm) {
 	g.peer = c.PeerID
 	g.host, g.gids = c.Ext.Host(), c.GIDs
 }
@@ -128,7 +129,7 @@ func (g *group) flush(now time.Time) {
 	for _, l := range g.links {
 		if l != nil && len(l.recv) >= recvBatch {
 			l.postRecv(now)
-			g.carryOut(now) // if it failed
+			g.carryOut(now) // what follows if postRecv failed
 		}
 	}
 	for _, l := range g.links {
@@ -140,13 +141,13 @@ func (g *group) flush(now time.Time) {
 		g.freeRMB(id)
 	}
 	g.noteIdle()
-	g.s.schedule(g)
+	g.schedule()
 }
 
 func (g *group) carryOut(now time.Time) {
 	for !g.lg.Idle() {
-		g.s.outs = g.lg.Poll(now, g.s.outs[:0])
-		outs := g.s.outs
+		g.s.groups.outs = g.lg.Poll(now, g.s.groups.outs[:0])
+		outs := g.s.groups.outs
 		for i := range outs {
 			g.do(now, &outs[i])
 		}
@@ -165,8 +166,8 @@ func (g *group) do(now time.Time, o *linkgroup.Output) {
 		return
 	}
 	l := g.links[o.Link]
-	if l == nil { // it failed while the machine's outputs were carried out, or the group is over
-		g.sayLate(now, o)
+	if l == nil { // the link failed while the machine's outputs were carried out, or the group is over
+		g.sendLate(now, o)
 		return
 	}
 	if g.waits(l, o) {
@@ -193,15 +194,34 @@ func (g *group) do(now time.Time, o *linkgroup.Output) {
 	}
 }
 
-// event tells whoever waits.
+// setShell notes the shell of a connection: the Conn, whose protocol state is a linkgroup.Conn.
+func (g *group) setShell(c *Conn) {
+	slot := c.lc.Slot()
+	for len(g.shells) <= slot {
+		g.shells = append(g.shells, nil)
+	}
+	g.shells[slot] = c
+}
+
+// shellOf finds the shell of a connection; nil: the connection has none yet, or not any more.
+func (g *group) shellOf(lc *linkgroup.Conn) *Conn {
+	if slot := lc.Slot(); slot < len(g.shells) {
+		if c := g.shells[slot]; c != nil && c.lc == lc {
+			return c
+		}
+	}
+	return nil
+}
+
+// event acts on an event of the machine, and tells whoever waits for it.
 func (g *group) event(now time.Time, o *linkgroup.Output) {
 	switch o.Event {
 	case linkgroup.EventConn:
-		if c, ok := o.Conn.User.(*Conn); ok {
+		if c := g.shellOf(o.Conn); c != nil {
 			c.handle(o.Events)
 		}
 	case linkgroup.EventConnDone:
-		if c, ok := o.Conn.User.(*Conn); ok {
+		if c := g.shellOf(o.Conn); c != nil {
 			c.groupDone()
 		} else {
 			o.Conn.Release(time.Now()) // its rendezvous failed before it had a shell
@@ -240,21 +260,31 @@ func (g *group) wantLink(now time.Time, o *linkgroup.Output) {
 	used := g.lg.RNICsInUse()
 	peer, reach := g.nextPeer(o.Peer.GID)
 	bound := !o.Peer.GID.IsZero()
-	r := g.s.pickRNIC(used, peer, bound, reach)
+	r := g.s.devices.pick(used, peer, bound, reach)
 	if (r == nil || !r.active()) && !o.Fresh {
-		r = g.s.pickRNIC(0, peer, bound, reach)
+		r = g.s.devices.pick(0, peer, bound, reach)
 	}
-	// A port that is said to be down may just be reported late; it is taken
-	// where the group works over it already. At first contact the client waits
-	// for an offer, even of a link that it will refuse.
+	// A port that is said to be down may just be reported late; the port is taken
+	// where a link of the group works over it already. At first contact the client waits
+	// for an offer, even of a link that the client will refuse.
 	forming := g.lg.State() == linkgroup.Forming
 	if r == nil || !forming && !r.active() && (o.Fresh || used>>r.index&1 == 0) {
 		g.lg.NoLink(now, o.Link)
 		return
 	}
 	l, err := g.newLink(o.Link, r)
+	if err != nil && forming && r.index != g.first {
+		r = g.s.devices.list[g.first] // the offer of a link that the client refuses will do
+		l, err = g.newLink(o.Link, r)
+	}
 	if err != nil {
-		g.s.malformed("another link", err)
+		g.s.failed("another link", err)
+		if forming && g.role == linkgroup.Server {
+			// Without an offer the client gives up when we are done, and its connection
+			// is reset. Now the connection can still be TCP.
+			g.lg.HandleLinkFailure(now, 0, err)
+			return
+		}
 		g.lg.NoLink(now, o.Link)
 		return
 	}
@@ -262,7 +292,7 @@ func (g *group) wantLink(now time.Time, o *linkgroup.Output) {
 		l.local.Router = reach[r.index].MAC
 	}
 	if !g.lg.OfferLink(now, o.Link, l.local) {
-		l.close() // the machine wants it no more
+		l.close() // the machine wants no link any more
 	}
 }
 
@@ -284,7 +314,7 @@ func (g *group) nextPeer(asked rdma.GID) (rdma.GID, *routes) {
 		}
 	}
 	to := &routes{}
-	for _, r := range g.s.rnics {
+	for _, r := range g.s.devices.list {
 		if asked.IsZero() {
 			to[r.index] = g.s.route(r, r.gids.v2, g.gid) // a guess
 			to[r.index].Found = true
@@ -306,20 +336,19 @@ func (g *group) abandon() {
 	forming := g.lg.State() == linkgroup.Forming
 	g.lg.Terminate(time.Now(), llc.DeleteOperator)
 	g.flush(time.Now())
-	if forming { // no event says it; every other group is removed by one
+	if forming { // no event tells of this end; every other group is removed by EventDead
 		g.remove()
 		close(g.formed)
 	}
 }
 
-// remove takes a dead group off the stack. Its memory goes with its last
+// remove takes a dead group off the stack. The group's memory goes with its last
 // connection.
 func (g *group) remove() {
 	g.noteIdle()
 	g.changed()
-	g.s.removeGroup(g)
-	g.s.stats.LLCSent += g.lg.LLCSent
-	g.s.stats.CDCSent += g.lg.CDCSent
+	g.s.groups.remove(g)
+	g.s.counters.past.countGroup(g)
 	for id, ws := range g.rmbWait {
 		for _, w := range ws {
 			w <- false

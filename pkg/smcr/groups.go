@@ -4,51 +4,132 @@ package smcr
 
 import (
 	"container/heap"
+	"container/list"
 	"slices"
 	"time"
+
+	"github.com/smcr-io/kube-smcr/pkg/smcr/linkgroup"
 )
 
-// A stack may have thousands of link groups. What is done for each message,
-// timer or rendezvous must not look at all of them.
-
-// addGroup puts a group on the stack; the caller holds the turn, here and
-// below.
-func (s *Stack) addGroup(g *group) {
-	s.groups[g.id] = g
-	k := g.party()
-	s.byParty[k] = append(s.byParty[k], g)
+// groupTable are the link groups of a stack. A stack may have thousands of them: what is done
+// for each message, timer or rendezvous must not look at all, so the table finds groups by
+// their peer, by time, by idleness and by having something to do. It is guarded by the stack's
+// turn.
+type groupTable struct {
+	byID    map[uint32]*group
+	byParty map[party][]*group
+	timers  timers
+	idle    list.List // of groups, see noteIdle
+	touched []*group  // those that have something to do, see flushTouched
+	expired []*group  // those whose timers are being seen to
+	// outs are what a group's machine wants, while it is carried out: of one group at a time.
+	outs []linkgroup.Output
 }
 
-// removeGroup takes it off again, with its timer.
-func (s *Stack) removeGroup(g *group) {
-	delete(s.groups, g.id)
-	s.forgetParty(g)
+func (t *groupTable) init() { t.byID, t.byParty = map[uint32]*group{}, map[party][]*group{} }
+
+func (t *groupTable) add(g *group) {
+	t.byID[g.id] = g
+	k := g.party()
+	t.byParty[k] = append(t.byParty[k], g)
+}
+
+// remove takes a group off again, with its timer.
+func (t *groupTable) remove(g *group) {
+	delete(t.byID, g.id)
+	t.forgetParty(g)
 	if g.timer > 0 {
-		heap.Remove(&s.timers, g.timer-1)
+		heap.Remove(&t.timers, g.timer-1)
 	}
 }
 
-func (s *Stack) forgetParty(g *group) {
+func (t *groupTable) forgetParty(g *group) {
 	k := g.party()
-	i := slices.Index(s.byParty[k], g)
+	i := slices.Index(t.byParty[k], g)
 	if i < 0 {
 		return
 	}
-	if s.byParty[k] = slices.Delete(s.byParty[k], i, i+1); len(s.byParty[k]) == 0 {
-		delete(s.byParty, k)
+	if t.byParty[k] = slices.Delete(t.byParty[k], i, i+1); len(t.byParty[k]) == 0 {
+		delete(t.byParty, k)
 	}
 }
 
-// groupsWith are the groups with a peer, the oldest first: the youngest are the
+// with are the groups with a peer, the oldest first: the youngest are the
 // first to become empty.
-func (s *Stack) groupsWith(p party) []*group { return s.byParty[p] }
+func (t *groupTable) with(p party) []*group { return t.byParty[p] }
 
-// timers are the groups with something to do later, the earliest first. A group
-// that has it later than it was put in for is put in again when its turn comes:
-// most messages move a timer, few timers expire.
+// touch puts a group on the list of those that have something to do.
+func (t *groupTable) touch(g *group) {
+	if !g.touched {
+		g.touched = true
+		t.touched = append(t.touched, g)
+	}
+}
+
+// flushTouched carries out what the groups on that list want.
+func (t *groupTable) flushTouched(now time.Time) {
+	for i := 0; i < len(t.touched); i++ { // a group may put another one there
+		g := t.touched[i]
+		g.touched = false
+		g.flush(now)
+		t.touched[i] = nil
+	}
+	t.touched = t.touched[:0]
+}
+
+// schedule notes when a group has something to do, which it returns; false: never.
+func (t *groupTable) schedule(g *group) (time.Time, bool) {
+	at, ok := g.lg.NextTimeout()
+	switch {
+	case !ok:
+	case g.timer == 0:
+		g.due = at
+		heap.Push(&t.timers, g)
+	case at.Before(g.due):
+		g.due = at
+		heap.Fix(&t.timers, g.timer-1)
+	}
+	return at, ok
+}
+
+// nextDue is when the first timer is due; false: there is none.
+func (t *groupTable) nextDue() (time.Time, bool) {
+	if len(t.timers) == 0 {
+		return time.Time{}, false
+	}
+	return t.timers[0].due, true
+}
+
+// expire lets groups do what is due.
+func (t *groupTable) expire(now time.Time) {
+	for len(t.timers) > 0 && !now.Before(t.timers[0].due) {
+		t.expired = append(t.expired, heap.Pop(&t.timers).(*group)) //nolint:forcetypeassert // see Push
+	}
+	for i, g := range t.expired {
+		if due, ok := g.lg.NextTimeout(); ok && !now.Before(due) {
+			g.lg.HandleTimeout(now)
+			g.flush(now)
+		} else {
+			g.schedule()
+		}
+		t.expired[i] = nil
+	}
+	t.expired = t.expired[:0]
+}
+
+// schedule wakes the stack's goroutine when the group has something to do, or before.
+func (g *group) schedule() {
+	if at, ok := g.s.groups.schedule(g); ok {
+		g.s.alarm.wakeAt(at)
+	}
+}
+
+// timers are a heap of the groups with something to do later, the earliest first. Most messages
+// move a timer to a later time, and few timers expire: so a group stays at its old place, and
+// when its time comes is put in again for the new one.
 type timers []*group
 
-// Len implements heap.Interface, as the others do.
+// Len, like the other methods, implements heap.Interface.
 func (t timers) Len() int { return len(t) }
 
 // Less orders by time.
@@ -75,63 +156,4 @@ func (t *timers) Pop() any {
 	*t = (*t)[:last]
 	g.timer = 0
 	return g
-}
-
-// schedule wakes the stack's goroutine for a group at a time, or before.
-func (s *Stack) schedule(g *group) {
-	at, ok := g.lg.NextTimeout()
-	if !ok {
-		return
-	}
-	switch {
-	case g.timer == 0:
-		g.due = at
-		heap.Push(&s.timers, g)
-	case at.Before(g.due):
-		g.due = at
-		heap.Fix(&s.timers, g.timer-1)
-	}
-	s.wakeAt(at)
-}
-
-// wakeAt wakes the stack's goroutine at a time, or before.
-func (s *Stack) wakeAt(at time.Time) {
-	if at.Before(s.alarm) {
-		s.alarm = at // once is enough
-		s.poke()
-	}
-}
-
-// expire lets groups do what is due.
-func (s *Stack) expire(now time.Time) {
-	for len(s.timers) > 0 && !now.Before(s.timers[0].due) {
-		s.expired = append(s.expired, heap.Pop(&s.timers).(*group)) //nolint:forcetypeassert // see Push
-	}
-	for i, g := range s.expired {
-		if t, ok := g.lg.NextTimeout(); ok && !now.Before(t) {
-			g.lg.HandleTimeout(now)
-			g.flush(now)
-		} else {
-			s.schedule(g)
-		}
-		s.expired[i] = nil
-	}
-	s.expired = s.expired[:0]
-}
-
-// nextTimeout is how long the stack's goroutine may sleep.
-func (s *Stack) nextTimeout(now time.Time) time.Duration {
-	next := now.Add(idleWait)
-	if len(s.timers) > 0 && s.timers[0].due.Before(next) {
-		next = s.timers[0].due
-	}
-	if !s.sweepAt.IsZero() && s.sweepAt.Before(next) {
-		next = s.sweepAt
-	}
-	for _, l := range s.lingering {
-		if l.until.Before(next) {
-			next = l.until
-		}
-	}
-	return max(next.Sub(now), 0)
 }

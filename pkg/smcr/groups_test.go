@@ -57,21 +57,22 @@ func TestTimers_earliestFirst(t *testing.T) {
 	}
 }
 
-func TestStack_groupsWith(t *testing.T) {
-	s := &Stack{groups: map[uint32]*group{}, byParty: map[party][]*group{}}
+func TestGroupTable_with(t *testing.T) {
+	s := &Stack{}
+	s.groups.init()
 	here, there := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")
 	one, two := clc.PeerID{1}, clc.PeerID{2}
 	server := func(a netip.Addr, id clc.PeerID) party { return party{linkgroup.Server, a, id} }
 	client := func(a netip.Addr, id clc.PeerID) party { return party{linkgroup.Client, a, id} }
 	add := func(id uint32, p party) *group {
 		g := &group{s: s, id: id, contact: contact{role: p.role, addr: p.addr, peer: p.peer, key: clc.PeerKey{PeerID: p.peer}}}
-		s.addGroup(g)
+		s.groups.add(g)
 		return g
 	}
 	check := func(what string, p party, want ...uint32) {
 		t.Helper()
 		var ids []uint32
-		for _, g := range s.groupsWith(p) {
+		for _, g := range s.groups.with(p) {
 			ids = append(ids, g.id)
 		}
 		if d := cmp.Diff(want, ids); d != "" {
@@ -91,11 +92,11 @@ func TestStack_groupsWith(t *testing.T) {
 	b.peer = two
 	check("named by its Confirm", server(here, two))
 	check("somebody without an ID, still", server(here, clc.PeerID{}), 3)
-	s.removeGroup(a)
+	s.groups.remove(a)
 	check("one removed", server(here, one), 4)
-	s.removeGroup(b)
+	s.groups.remove(b)
 	check("all removed", server(here, clc.PeerID{}))
-	if len(s.byParty) != 3 {
-		t.Errorf("%d lists are left, want 3", len(s.byParty))
+	if len(s.groups.byParty) != 3 {
+		t.Errorf("%d lists are left, want 3", len(s.groups.byParty))
 	}
 }

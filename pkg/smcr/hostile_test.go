@@ -235,7 +235,7 @@ func FuzzStack_hostilePeers(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		const budget = 4 << 20
 		quiet := func(c *smcr.Config) {
-			c.Hooks.Malformed = nil
+			c.Hooks.Malformed, c.Hooks.Failed = nil, nil
 			c.MessageTimeout, c.MemoryBytes = 5*time.Second, budget
 			c.RMBESizeBytes, c.SendBufferBytes = 16<<10, 16<<10
 		}

@@ -3,120 +3,157 @@
 package smcr_test
 
 import (
-	"errors"
 	"fmt"
-	"io"
-	"runtime"
-	"syscall"
+	"net"
+	"net/netip"
 	"testing"
-	"time"
 
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
 )
 
-// Idle connections and links have no goroutines.
-func TestConn_idleHasNoGoroutine(t *testing.T) {
-	p := newPair(t, func(c *smcr.Config) { c.RMBESizeBytes = 16 << 10 })
+// A link group without connections gives its memory back, but for the slots of its
+// queue pairs, and the next connection works without a first contact.
+func TestGroup_idleGivesMemoryBack(t *testing.T) {
+	const rmbe = 512 << 10
+	p := newPair(t)
 	var conns []*smcr.Conn
-	open := func(n int) {
-		for range n {
-			a, b := p.dial(t)
-			exchange(t, a, b)
-			conns = append(conns, a, b)
+	for range 5 {
+		a, b := p.dial(t)
+		exchange(t, a, b)
+		conns = append(conns, a, b)
+	}
+	for _, s := range []*smcr.Stack{p.client, p.server} {
+		if n := s.Stats().MemoryBytes; n < 10*rmbe {
+			t.Fatalf("%d bytes for five connections", n)
 		}
 	}
-	open(1)
-	before := runtime.NumGoroutine()
-	open(300) // that is a second link group, too
-	if n := p.client.Stats().Groups; n != 2 {
-		t.Fatalf("%d link groups, want 2", n)
-	}
-	waitFor(t, fmt.Sprintf("%d goroutines", before), func() bool { return runtime.NumGoroutine() <= before })
 	for _, c := range conns {
 		_ = c.Close()
 	}
-}
-
-// The end of the TCP connection resets the connection above it at once if it
-// was a reset, after a while if it was in order.
-func TestConn_followsTCP(t *testing.T) {
-	for _, tc := range []struct {
-		name     string
-		end      func(*smcr.Conn)
-		min, max time.Duration
-	}{
-		{"reset", smcr.BreakTCP, 0, time.Second},
-		{"orderly end", smcr.EndTCP, time.Second, 10 * time.Second},
-		{"data", smcr.SpoilTCP, 0, time.Second},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			p := newPair(t)
-			a, b := p.dial(t)
-			other, peer := p.dial(t)
-			exchange(t, a, b)
-			begin := time.Now()
-			tc.end(a)
-			if err := b.SetReadDeadline(begin.Add(20 * time.Second)); err != nil {
-				t.Fatal(err)
-			}
-			if _, err := b.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
-				t.Errorf("read: %v, want ECONNRESET", err)
-			}
-			if d := time.Since(begin); d < tc.min || d > tc.max {
-				t.Errorf("it took %v, want %v to %v", d, tc.min, tc.max)
-			}
-			exchange(t, other, peer)
-			for _, c := range []*smcr.Conn{a, b, other, peer} {
-				_ = c.Close()
-			}
-		})
-	}
-}
-
-// An end that SMC-R has announced before is no reset.
-func TestConn_ordersBeforeTCP(t *testing.T) {
-	p := newPair(t)
+	waitFor(t, "less memory", func() bool {
+		return p.client.Stats().MemoryBytes < 64<<10 && p.server.Stats().MemoryBytes < 64<<10
+	})
 	a, b := p.dial(t)
+	if i := a.Info(); i.Mode != smcr.ModeSMCR || i.FirstContact {
+		t.Errorf("the next connection: %v, first contact %v", i.Mode, i.FirstContact)
+	}
 	exchange(t, a, b)
-	if err := a.CloseWrite(); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := b.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
-		t.Fatalf("read: %v, want EOF", err)
-	}
-	smcr.EndTCP(a)
-	waitFor(t, "end of the TCP connection", func() bool { return smcr.EndGrace(b) })
-	if _, err := b.Write([]byte("still open")); err != nil {
-		t.Error(err)
-	}
-	if _, err := io.ReadFull(a, make([]byte, 10)); err != nil {
-		t.Error(err)
-	}
 	_, _ = a.Close(), b.Close()
 }
 
-// A peer that goes on speaking after the end of the TCP connection has not died: it
-// has other things to say before the end of this connection.
-func TestConn_waitsForPeerThatSpeaks(t *testing.T) {
-	p := newPair(t)
+// Idle link groups give way where memory is short: a server may have more clients
+// one after the other than it has memory for at once.
+func TestStack_idleGroupsGiveWay(t *testing.T) {
+	const rmbe = 512 << 10
+	f := newFakeFabric()
+	server := newStack(t, f.device("s", 200), func(c *smcr.Config) { c.MemoryBytes = 6 * rmbe })
+	for i := range 20 {
+		p := &pair{fabric: f, client: newStack(t, f.device(fmt.Sprint("c", i), byte(i+1))), server: server}
+		p.listen(t)
+		a, b := p.dial(t)
+		if a.Mode() != smcr.ModeSMCR {
+			t.Fatalf("client %d is on %v: %v", i, a.Mode(), a.Reason())
+		}
+		exchange(t, a, b)
+		_, _ = a.Close(), b.Close()
+		waitFor(t, "end of the connection", func() bool { return server.Stats().Conns == 0 })
+		if n := server.Stats().MemoryBytes; n > 6*rmbe {
+			t.Fatalf("%d bytes are registered", n)
+		}
+	}
+	if st := server.Stats(); st.GroupsGaveWay == 0 {
+		t.Error("no group gave way")
+	}
+}
+
+// Many peers that leave at once leave no more idle groups behind than a stack keeps, even
+// if no other peer comes: those that have been idle for the longest time end.
+func TestStack_idleGroupsAreBounded(t *testing.T) {
+	const more = 20
+	p := newPair(t, func(c *smcr.Config) {
+		c.RMBESizeBytes, c.SendBufferBytes, c.RMBEsPerRMB = 16<<10, 16<<10, 1
+	})
+	var conns [][2]*smcr.Conn
+	first := map[uint32]bool{} // the server's groups that become idle before the others
+	for i := range smcr.MaxIdleGroups + more {
+		p.dialFrom = netip.AddrFrom4([4]byte{127, 1, byte(i >> 8), byte(i)}) // a TCP address is a peer
+		a, b := p.dial(t)
+		conns = append(conns, [2]*smcr.Conn{a, b})
+		if i < more {
+			first[b.Info().GroupID] = true
+		}
+	}
+	if n := p.server.Stats().Groups; n != smcr.MaxIdleGroups+more {
+		t.Fatalf("%d link groups in use, want %d", n, smcr.MaxIdleGroups+more)
+	}
+	for i, c := range conns {
+		if i == more {
+			waitFor(t, "end of the first connections", func() bool { return p.server.Stats().Conns == smcr.MaxIdleGroups })
+		}
+		_, _ = c[0].Close(), c[1].Close()
+	}
+	waitFor(t, "fewer idle groups", func() bool {
+		return p.server.Stats().Groups <= smcr.MaxIdleGroups && p.client.Stats().Groups <= smcr.MaxIdleGroups
+	})
+	for _, g := range p.server.LinkGroups() {
+		if first[g.ID] {
+			t.Errorf("link group %d is there, which was idle before the others", g.ID)
+		}
+	}
+}
+
+// A group that has a connection again, of which its client has not confirmed anything
+// yet, does not give way: the connection would lose its memory.
+func TestStack_groupsInUseDoNotGiveWay(t *testing.T) {
+	const rmbe = 512 << 10
+	f := newFakeFabric()
+	server := newStack(t, f.device("s", 200), func(c *smcr.Config) { c.MemoryBytes = 4 * rmbe })
+	p := &pair{fabric: f, client: newStack(t, f.device("c", 1), versions(smcr.VersionsV2)), server: server}
+	p.listen(t)
 	a, b := p.dial(t)
-	other, peer := p.dial(t)
-	exchange(t, a, b)
-	smcr.EndTCP(a)
-	for range 3 {
-		waitFor(t, "end of the TCP connection", func() bool {
-			exchange(t, other, peer)
-			return smcr.EndGrace(b)
-		})
-	}
-	if _, err := a.Write([]byte("late")); err != nil {
+	group := b.Info().GroupID
+	_, _ = a.Close(), b.Close()
+	waitFor(t, "end of the connection", func() bool { return server.Stats().Conns == 0 })
+
+	// It comes again, and its Confirm is held up on the way.
+	release := make(chan struct{})
+	p.dialTo = newProxy(t, p.l.Addr().String(), unchanged, func([]byte) { <-release }).addr
+	again := make(chan net.Conn, 1)
+	go func() {
+		c, err := (&smcr.Dialer{Stack: p.client}).DialContext(t.Context(), "tcp", p.dialTo)
+		if err != nil {
+			t.Error(err)
+		}
+		again <- c
+	}()
+	waitFor(t, "the connection", func() bool { return server.Stats().Conns == 1 })
+
+	other := newStack(t, f.device("o", 2))
+	c, err := (&smcr.Dialer{Stack: other}).DialContext(t.Context(), "tcp", p.l.Addr().String())
+	if err != nil {
 		t.Fatal(err)
 	}
-	if err := a.Close(); err != nil {
+	if i := c.(*smcr.Conn).Info(); i.Mode != smcr.ModeTCP || i.Reason != clc.ReasonMem {
+		t.Errorf("another client, for which there is no memory: %v, %v", i.Mode, i.Reason)
+	}
+	if n := server.Stats().GroupsGaveWay; n != 0 {
+		t.Errorf("%d groups gave way", n)
+	}
+	taken, err := p.l.Accept() // the other client's
+	if err != nil {
 		t.Fatal(err)
 	}
-	if got, err := io.ReadAll(b); err != nil || string(got) != "late" {
-		t.Errorf("read %q, %v", got, err)
+	_, _ = c.Close(), taken.Close()
+	close(release)
+	x, err := p.l.Accept()
+	if err != nil {
+		t.Fatal(err)
 	}
-	_, _, _ = b.Close(), other.Close(), peer.Close()
+	y := <-again
+	if id := x.(*smcr.Conn).Info().GroupID; id != group {
+		t.Errorf("it is in the link group %d, want %d", id, group)
+	}
+	exchange(t, x, y)
+	_, _ = x.Close(), y.Close()
 }

@@ -12,8 +12,8 @@ import (
 
 // How a rendezvous finds or makes its link group.
 
-// placeWait is how long a client waits for a place among those that owe their Confirm:
-// some round trips of those that are good.
+// placeWait is how long a client waits for a place among the clients that owe their Confirm:
+// some round trips of good clients.
 const placeWait = time.Second
 
 // joinGroup finds a group for a client, or starts one, for which it needs routes.
@@ -93,7 +93,6 @@ func (r *rendezvous) admitTo(g *group) error {
 
 // newGroupOf is newGroup, for which idle groups give way.
 func (s *Stack) newGroupOf(with *contact) (*group, error) {
-	s.boundIdle()
 	g, err := s.newGroup(with)
 	for err != nil && s.giveWay(nil, err) {
 		g, err = s.newGroup(with)
@@ -105,7 +104,7 @@ func (s *Stack) newGroupOf(with *contact) (*group, error) {
 // end of a first contact to wait for; the caller holds the turn.
 func (s *Stack) serverGroup(with *contact) (*group, <-chan struct{}) {
 	var forming <-chan struct{}
-	for _, g := range s.groupsWith(with.party()) {
+	for _, g := range s.groups.with(with.party()) {
 		switch {
 		case g.lg.State() == linkgroup.Forming: // where its link will end is not known yet
 			if g.key == with.key {
@@ -129,7 +128,7 @@ func (s *Stack) clientGroup(p party, a *clc.Accept) (*group, error) {
 	if p.peer.IsZero() {
 		return nil, err
 	}
-	for _, g := range s.groupsWith(p) {
+	for _, g := range s.groups.with(p) {
 		if g.version != min(a.Version, clc.V2) {
 			continue
 		}
@@ -171,11 +170,11 @@ func (r *rendezvous) open(g *group) (*Conn, error) {
 	}
 	c, err := newSMCConn(r.s, g, lc, r.tcp)
 	if err != nil {
-		lc.Abandon(time.Now(), true) // the peer has not seen it
+		lc.Abandon(time.Now(), true) // the peer has not seen the connection
 		g.flush(time.Now())
 		return nil, err
 	}
-	g.noteIdle() // nobody may take its memory from now on
+	g.noteIdle() // nobody may take the group's memory from now on
 	return c, nil
 }
 

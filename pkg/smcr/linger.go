@@ -9,12 +9,11 @@ import (
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/linkgroup"
-	"github.com/smcr-io/kube-smcr/pkg/smcr/llc"
 )
 
-// Our end of a link group is not the peer's: its answer to DELETE LINK, or a
-// DELETE LINK of its own, may still come, and Linux waits until it is
-// acknowledged. On a software RNIC that is for ever if our queue pair is gone.
+// A link group ends here before it ends at the peer: the peer's answer to DELETE LINK, or a
+// DELETE LINK of the peer, may still come, and Linux waits until that message is
+// acknowledged. On a software RNIC Linux waits for ever if our queue pair is gone.
 // So queue pairs outlive their group for a moment, in which they acknowledge, and
 // carry what package linkgroup calls the last words of the group. The group's RMBs do
 // not: once the group has no connections, a write of the peer meets no memory.
@@ -34,14 +33,14 @@ const (
 	// refuseTime is how long a path may be cut after which the peer's requests
 	// arrive: longer than a switch takes to start.
 	refuseTime = 10 * time.Minute
-	// refuseInterval is between two tries to have a device refuse what comes: the
-	// path that was lost is what it needs for that. While that path takes packets only,
-	// a refusal gets lost: so it is tried again when it has succeeded, twice as long
-	// after each time until it is maxRefuseInterval.
+	// refuseInterval is between two tries to have a device refuse what comes: a refusal
+	// needs the path that was lost. While that path takes packets and does not deliver them,
+	// a refusal gets lost: so the device tries again after a success, too, each time after
+	// twice the interval, up to maxRefuseInterval.
 	refuseInterval    = 300 * time.Millisecond
 	maxRefuseInterval = 5 * time.Second
 	// refuseDelay is how long what comes over a lost link is not refused then, unless
-	// the peer has said that it knows: longer than a busy one takes to take DELETE LINK.
+	// the peer has said that it knows: longer than a busy peer takes to take DELETE LINK.
 	refuseDelay = 2 * time.Second
 	// maxLingering bounds the queue pairs of which nobody has any use: the
 	// oldest go before their time.
@@ -53,20 +52,20 @@ const (
 // buffers of connections must not outlive these, nor what the peer may get twice.
 func (g *group) endLink(now time.Time, l *link) {
 	stay := lingerTime
-	l.rnic.drainSends(now) // it counts what has arrived
+	l.rnic.drainSends(now) // l.complete counts the SENDs that have arrived
 	dead := g.lg.State() == linkgroup.Dead
 	if dead {
 		g.refuseAll()
 	}
 	switch {
 	case !g.ready || !l.transmits:
-		l.shut(now)
+		l.drainAndClose(now)
 		return
-	case dead && !l.broken && l.complete >= l.wrote: // it acknowledges, and carries last words
+	case dead && !l.broken && l.complete >= l.wrote: // the queue pair acknowledges, and carries last words
 		l.orderly = true
 	default:
-		if !l.refuse(now, dead || g.toldOf.Equal(now) || !g.sharesPeerRNIC(l)) {
-			l.shut(now)
+		if !l.refuse(now, dead || g.heardDelete.Equal(now) || !g.sharesPeerRNIC(l)) {
+			l.drainAndClose(now)
 			return
 		}
 		if !dead {
@@ -76,17 +75,13 @@ func (g *group) endLink(now time.Time, l *link) {
 	s := g.s
 	l.until = now.Add(stay)
 	g.links[l.index] = nil
-	s.lingering = append(s.lingering, l)
-	if len(s.lingering) > maxLingering {
-		s.lingering[0].close()
-		s.lingering = slices.Delete(s.lingering, 0, 1)
-	}
+	s.lingering.add(l)
 	l.awaitSends(l.sent > l.complete) // Close waits for the peer, or the end of the path to it
-	s.wakeAt(l.until)
+	s.alarm.wakeAt(l.until)
 }
 
-// refuse ends the queue pair's work, and handles what it has acknowledged. What comes
-// then is refused at once if the peer knows of the end. It reports false if the queue
+// refuse ends the queue pair's work, and handles what the queue pair has acknowledged. What
+// comes then is refused at once if the peer knows of the end. False: the queue
 // pair is gone.
 func (l *link) refuse(now time.Time, known bool) bool {
 	r, refuses := l.qp.(rdma.Refuser)
@@ -100,13 +95,13 @@ func (l *link) refuse(now time.Time, known bool) bool {
 	l.rnic.drain(now)
 	l.forgetSends()
 	if refuses {
-		hold := make(chan struct{})
+		mayRefuse := make(chan struct{})
 		if known {
-			close(hold)
+			close(mayRefuse)
 		} else {
-			l.hold, l.unheard = hold, now.Add(refuseDelay)
+			l.mayRefuse, l.unheard = mayRefuse, now.Add(refuseDelay)
 		}
-		l.g.s.wg.Go(func() { l.g.s.haveRefused(r, hold) })
+		l.g.s.wg.Go(func() { l.g.s.haveRefused(r, mayRefuse) })
 	}
 	return true
 }
@@ -119,35 +114,33 @@ func (g *group) sharesPeerRNIC(lost *link) bool {
 	})
 }
 
-// heardOfLinks notes a DELETE LINK of the peer: it knows which links were given up.
+// heardOfLinks notes a DELETE LINK of the peer: the peer knows which links were given up.
 func (g *group) heardOfLinks(now time.Time) {
-	g.toldOf = now
+	g.heardDelete = now
 	g.refuseAll()
-	for _, l := range g.s.lingering {
-		if l.g == g {
-			l.unheard = time.Time{}
-		}
+	for l := range g.s.lingering.of(g) {
+		l.unheard = time.Time{}
 	}
 }
 
 // refuseAll has what comes over links that were given up refused from now on.
 func (g *group) refuseAll() {
-	for _, l := range g.s.lingering {
-		if l.g == g && l.hold != nil {
-			close(l.hold)
-			l.hold = nil
+	for l := range g.s.lingering.of(g) {
+		if l.mayRefuse != nil {
+			close(l.mayRefuse)
+			l.mayRefuse = nil
 		}
 	}
 }
 
-// haveRefused has a queue pair refuse what comes until it is closed, beginning when
-// hold is closed, or after a while. It runs without the turn: the device may wait for
-// the peer.
-func (s *Stack) haveRefused(r rdma.Refuser, hold <-chan struct{}) {
+// haveRefused has a queue pair refuse what comes until the queue pair is closed, beginning when
+// mayRefuse is closed, or after refuseDelay. haveRefused runs without the turn: the device may
+// wait for the peer.
+func (s *Stack) haveRefused(r rdma.Refuser, mayRefuse <-chan struct{}) {
 	timer := time.NewTimer(refuseDelay)
 	defer timer.Stop()
 	select {
-	case <-hold:
+	case <-mayRefuse:
 	case <-timer.C:
 	case <-s.closing:
 	}
@@ -169,7 +162,7 @@ func (s *Stack) haveRefused(r rdma.Refuser, hold <-chan struct{}) {
 	}
 }
 
-// lingers reports whether the link outlives its group, or its place in it.
+// lingers reports whether the link outlives its group, or its place in the group.
 func (l *link) lingers() bool { return !l.until.IsZero() }
 
 // lateCompletion takes a completion of a link that lingers.
@@ -179,7 +172,7 @@ func (l *link) lateCompletion(now time.Time, wc *rdma.WC) {
 		l.forgetSends()
 		l.breakOff()
 	case wc.Op == rdma.OpRecv:
-		l.heed(now, l.message(int(wc.ID), int(wc.Bytes)))
+		l.handleLateRecv(now, l.message(int(wc.ID), int(wc.Bytes)))
 		l.freeSlot(int(wc.ID))
 		l.postRecv(now)
 	default:
@@ -191,26 +184,26 @@ func (l *link) lateCompletion(now time.Time, wc *rdma.WC) {
 	}
 }
 
-// heed has a group that is over hear what comes over a link that it ended with. Its
+// handleLateRecv has a group that is over hear what comes over a link that it ended with. Its
 // answer leaves with the next step.
-func (l *link) heed(now time.Time, msg []byte) {
+func (l *link) handleLateRecv(now time.Time, msg []byte) {
 	g := l.g
 	if g.lg.State() != linkgroup.Dead || l.broken {
 		return
 	}
-	_ = g.lg.HandleRecv(now, l.index, msg) // it has no errors any more
+	_ = g.lg.HandleRecv(now, l.index, msg) // a dead group has no errors any more
 	if g.lg.PeerKnows() {
-		g.s.tellClose()
+		g.s.lingering.tellClose()
 	}
 }
 
-// sayLate sends a group's last words over a link that lingers, if it still can.
-func (g *group) sayLate(now time.Time, o *linkgroup.Output) {
+// sendLate sends a group's last words over a link that lingers, if the link still can.
+func (g *group) sendLate(now time.Time, o *linkgroup.Output) {
 	if g.lg.State() != linkgroup.Dead || o.Kind != linkgroup.OutSend {
 		return
 	}
-	for _, l := range g.s.lingering {
-		if l.g == g && l.index == o.Link && !l.broken {
+	for l := range g.s.lingering.of(g) {
+		if l.index == o.Link && !l.broken {
 			l.send(o)
 			l.post(now)
 			l.awaitSends(true)
@@ -218,40 +211,16 @@ func (g *group) sayLate(now time.Time, o *linkgroup.Output) {
 	}
 }
 
-func deletesLink(msg []byte) bool {
-	const typeBits = 0x0f // the others tell the version
-	return len(msg) > 0 && llc.Type(msg[0]&typeBits) == llc.TypeDeleteLink
-}
-
 // breakOff notes that the link will not hear of the peer any more.
 func (l *link) breakOff() {
 	l.broken = true
-	l.g.s.tellClose()
-}
-
-// endLingering closes the links whose time is over.
-func (s *Stack) endLingering(now time.Time) {
-	s.lingering = slices.DeleteFunc(s.lingering, func(l *link) bool {
-		if now.Before(l.until) {
-			return false
-		}
-		l.close()
-		return true
-	})
-}
-
-// tellClose lets Close look again whether it must wait.
-func (s *Stack) tellClose() {
-	select {
-	case s.heard <- struct{}{}:
-	default:
-	}
+	l.g.s.lingering.tellClose()
 }
 
 // awaitPeers waits until all peers have said that a group has ended, or know of the end
 // of a link, but not long. Groups go on meanwhile, and their timers, which the stack's
-// goroutine has left: a Linux peer that has asked something takes DELETE LINK when it has
-// its answer, and may have to be told again.
+// goroutine has left: a Linux peer that has asked something takes DELETE LINK after the
+// answer, and may have to be told again.
 func (s *Stack) awaitPeers() {
 	end := time.Now().Add(lingerTime)
 	timer := time.NewTimer(0)
@@ -263,8 +232,8 @@ func (s *Stack) awaitPeers() {
 		}
 		timer.Reset(min(left, s.runTimers()))
 		select {
-		case <-s.heard:
-		case <-s.wake:
+		case <-s.lingering.heard:
+		case <-s.alarm.wake:
 		case <-timer.C:
 		}
 	}
@@ -273,15 +242,12 @@ func (s *Stack) awaitPeers() {
 func (s *Stack) awaitsPeer() bool {
 	s.lock()
 	defer s.unlock()
-	for _, g := range s.groups {
+	for _, g := range s.groups.byID {
 		if g.awaitsPeer() {
 			return true
 		}
 	}
-	now := time.Now()
-	return slices.ContainsFunc(s.lingering, func(l *link) bool {
-		return !l.broken && !l.g.lg.PeerKnows() || now.Before(l.unheard)
-	})
+	return s.lingering.awaitsPeer(time.Now())
 }
 
 // awaitsPeer reports whether the peer can still say that it knows of the end.

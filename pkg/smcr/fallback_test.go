@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package smcr
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"net"
+	"testing"
+
+	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
+)
+
+// The application gets every byte of the peer's program, and nothing of a Decline.
+func TestFallback_givesTheProgramsBytes(t *testing.T) {
+	decline := string(clc.Decline{Version: clc.V1, Reason: clc.ReasonMem}.Append(nil))
+	for _, tc := range []struct {
+		name       string
+		mayCross   bool
+		early      string // read during the rendezvous
+		then, want string // what the TCP connection carries, and what the application gets
+	}{
+		{"nothing early", false, "", "abc", "abc"},
+		{"bytes early", false, "abc", "def", "abcdef"},
+		{"a Decline is data where none can cross", false, "", decline, decline},
+		{"a Decline crosses", true, "", decline + "abc", "abc"},
+		{"half of a Decline early", true, decline[:10], decline[10:] + "abc", "abc"},
+		{"a Decline and bytes early", true, decline + "abc", "def", "abcdef"},
+		{"no Decline comes", true, "", "abc", "abc"},
+		{"bytes that begin like a Decline", true, decline[:3], "abc", decline[:3] + "abc"},
+		{"the stream ends after such a beginning", true, decline[:3], "", decline[:3]},
+		{"the stream ends", true, "", "", ""},
+	} {
+		for how, get := range map[string]func(f *fallback, c *net.TCPConn) ([]byte, error){
+			"read": func(f *fallback, c *net.TCPConn) ([]byte, error) {
+				return io.ReadAll(readFunc(func(p []byte) (int, error) { return f.read(c, p) }))
+			},
+			"writeTo": func(f *fallback, c *net.TCPConn) ([]byte, error) {
+				var b bytes.Buffer
+				n, err := f.writeTo(c, &b)
+				if err == nil && n != int64(b.Len()) {
+					err = errors.New("wrong count")
+				}
+				return b.Bytes(), err
+			},
+		} {
+			t.Run(how+"/"+tc.name, func(t *testing.T) {
+				c := peerSends(t, tc.then)
+				f := fallback{early: []byte(tc.early), mayCross: tc.mayCross}
+				if over := tc.early == "" && !tc.mayCross; f.isOver() != over {
+					t.Errorf("over at the beginning: %t, want %t", !over, over)
+				}
+				got, err := get(&f, c)
+				if err != nil || string(got) != tc.want {
+					t.Errorf("got %q, %v, want %q", got, err, tc.want)
+				}
+				if !f.isOver() {
+					t.Errorf("not over at the end: %+v", &f)
+				}
+			})
+		}
+	}
+}
+
+type readFunc func(p []byte) (int, error)
+
+func (f readFunc) Read(p []byte) (int, error) { return f(p) }
+
+// peerSends returns a TCP connection whose peer has sent something and ended its stream.
+func peerSends(t *testing.T, s string) *net.TCPConn {
+	t.Helper()
+	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	c, err := net.Dial("tcp4", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	peer, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = io.WriteString(peer, s)
+	if err = errors.Join(err, peer.Close()); err != nil {
+		t.Fatal(err)
+	}
+	return c.(*net.TCPConn)
+}

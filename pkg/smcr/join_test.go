@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package smcr_test
+
+import (
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/smcr-io/kube-smcr/pkg/smcr"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
+)
+
+// A client whose address has its share of the clients that owe their Confirm waits for
+// a second, and falls back with MEM then: not with the reason of a server that is slow,
+// and long before the client itself gives up.
+func TestServer_noPlaceDeclines(t *testing.T) {
+	p := newPair(t, func(c *smcr.Config) { c.MaxHalfOpen = 4 }) // one of an address
+	from := netip.MustParseAddr("127.0.0.9")
+	silent := dialFrom(t, from, p.l.Addr().String())
+	m := proposalV2(t, smcr.DefaultEID)
+	propose(t, silent, &m)
+
+	began := time.Now()
+	late := dialFrom(t, from, p.l.Addr().String())
+	m.PeerID[0]++
+	if _, err := late.Write(m.Append(nil)); err != nil {
+		t.Fatal(err)
+	}
+	wantDecline(t, late, clc.ReasonMem, false)
+	if d := time.Since(began); d < smcr.PlaceWait {
+		t.Errorf("declined after %v, want a wait of %v for a place", d, smcr.PlaceWait)
+	}
+	checkPlain(t, p, late)
+
+	a, b := p.dial(t) // of another address
+	exchange(t, a, b)
+	_, _ = a.Close(), b.Close()
+}
+
+// A client that says once that it does not have a link group joins that group again
+// when its links have answered. Saying so twice makes another group, whatever the links
+// answer: somebody may have made the first one in the client's name.
+func TestServer_twoDoubtsMakeAnotherGroup(t *testing.T) {
+	p := newPair(t, versions(smcr.VersionsV2))
+	a, b := p.dial(t)
+	group := p.server.LinkGroups()[0]
+	m := proposalV2(t, smcr.DefaultEID)
+	m.PeerID, m.Ext.GID = group.PeerID, group.Links[0].PeerGID
+	again := func() (net.Conn, bool) {
+		c := dialFrom(t, netip.MustParseAddr("127.0.0.1"), p.l.Addr().String())
+		acc := propose(t, c, &m)
+		return c, acc.FirstContact
+	}
+	for i := range 2 {
+		c, first := again()
+		if first {
+			t.Fatalf("after %d doubts: a first contact, want the group of before", i)
+		}
+		d := clc.Decline{Version: clc.V2, PeerID: group.PeerID, Reason: clc.ReasonSyncErr, OutOfSync: true}
+		if _, err := c.Write(d.Append(nil)); err != nil {
+			t.Fatal(err)
+		}
+		waitFor(t, "the links' answer after the doubt", func() bool {
+			doubts, proven := smcr.Doubts(p.server, group.ID)
+			return doubts == i+1 && proven
+		})
+		checkPlain(t, p, c)
+	}
+	if _, first := again(); !first {
+		t.Error("after two doubts the client is put into the same group")
+	}
+	exchange(t, a, b)
+	_, _ = a.Close(), b.Close()
+}
