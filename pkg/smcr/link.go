@@ -22,7 +22,7 @@ const slotBytes = 64
 // Messages of version 2 that are longer than a slot go on in one of a few
 // spaces, which the slots share in turn: peers have one long message under way
 // at a time, and Linux has one such space. Should a peer send so many at once
-// that one overwrites another, it spoils its own messages only.
+// that one message overwrites another, the peer spoils its own messages only.
 const (
 	spills     = 2
 	spillBytes = llc.MaxSizeV2 - llc.Size
@@ -31,8 +31,10 @@ const (
 // linkSlots is how many slots a link has: first those that receive.
 const linkSlots = linkgroup.RecvDepth + linkgroup.SendBudget
 
-// link is a link's queue pair with what surrounds it. It is guarded by the
-// stack's turn.
+// link is a link of a link group on a device. A link owns the queue pair, the message slots
+// and the long messages on their way out, until close; its group owns all other memory that
+// work requests name. The group has the link until it is given up, and then lingering has it,
+// until its time is over. A link is guarded by the stack's turn.
 type link struct {
 	g     *group
 	index linkgroup.LinkIndex
@@ -51,20 +53,25 @@ type link struct {
 	long           []longSend
 	sent, complete uint64
 	wrote          uint64 // number of the message behind the last RDMA WRITE
-	awaited        bool   // somebody waits to hear that they have arrived
+	awaited        bool   // somebody waits to hear that the messages have arrived
 
 	resolving bool // the way to the peer is being found out
-	transmits bool // it is in RTS
-	broken    bool // its queue pair, device or path is
-	// trespassed: its end was the peer's fault, and was counted. orderly: it was not, and
-	// what the peer may not write any more was right when it was sent.
+	transmits bool // the queue pair is in RTS
+	charged   bool // the queue pair is charged, see Config.QueuePairs
+	broken    bool // the queue pair, the device or the path is gone
+	// trespassed: the link's end was the peer's fault, and was counted. orderly: its end was
+	// nobody's fault, and what the peer may not write any more was right when it was sent.
 	trespassed, orderly bool
-	until               time.Time // when it goes; zero unless it lingers
-	// hold is closed to have what comes refused after the link was given up; nil:
-	// it is closed, or nothing was to be refused. The peer may not know of the loss
-	// until unheard; zero: it does.
-	hold    chan struct{}
-	unheard time.Time
+	until               time.Time // when the link goes; zero unless it lingers
+	// A link that was given up may have its queue pair refuse what the peer still sends:
+	//
+	//	given up, the peer may not know     mayRefuse open, unheard set
+	//	the peer says DELETE LINK           mayRefuse closed and nil, unheard zero
+	//	nobody says anything until unheard  refused nevertheless, mayRefuse open
+	//
+	// Both are nil and zero where the peer knew from the start, or nothing is refused.
+	mayRefuse chan struct{}
+	unheard   time.Time
 
 	// Work requests being gathered for one post, and receive slots to give
 	// back.
@@ -96,6 +103,9 @@ func (g *group) newLink(index linkgroup.LinkIndex, r *rnic) (_ *link, err error)
 	if l.in, err = g.mem.use(r); err != nil {
 		return nil, err
 	}
+	if err = l.charge(); err != nil {
+		return nil, err
+	}
 	if l.qp, err = l.in.pd.CreateQP(rdma.QPConfig{
 		SendCQ: r.sends.CQ, RecvCQ: r.recvs.CQ,
 		MaxSendWR: linkgroup.SendDepth + 8, MaxRecvWR: linkgroup.RecvDepth, MaxSGE: 2,
@@ -114,11 +124,11 @@ func (g *group) newLink(index linkgroup.LinkIndex, r *rnic) (_ *link, err error)
 	return l, nil
 }
 
-// shut is close for a link that had a peer. What its queue pair has taken it
-// has acknowledged: the peer counts it as delivered, so it is handled first.
-func (l *link) shut(now time.Time) {
+// drainAndClose is close for a link that had a peer. What the queue pair has received it
+// has acknowledged, and the peer counts it as delivered: so these messages are handled first.
+func (l *link) drainAndClose(now time.Time) {
 	if l.qp != nil {
-		_ = l.qp.Close() // it is gone either way
+		_ = l.qp.Close() // the queue pair is gone either way
 		l.rnic.drain(now)
 	}
 	l.close()
@@ -132,9 +142,10 @@ func (l *link) close() {
 		if (l.broken || !l.g.ready) && !l.trespassed && !l.orderly {
 			l.rnic.ended.add(l.qp.Num(), l.g.addr)
 		}
-		_ = l.qp.Close() // it is gone either way
+		_ = l.qp.Close() // the queue pair is gone either way
 		l.qp = nil
 	}
+	l.discharge()
 	if l.slots != nil {
 		_ = l.slots.close() // nothing uses it any more
 		l.slots = nil
@@ -144,7 +155,7 @@ func (l *link) close() {
 	}
 	l.long = nil
 	if l.in != nil {
-		l.in.drop()
+		l.in.unref()
 		l.in = nil
 	}
 	if l.g.links[l.index] == l {
@@ -156,7 +167,7 @@ func (l *link) fail(now time.Time, err error) {
 	l.breakOff()
 	l.rnic.drainSends(now) // what was acknowledged before
 
-	if !l.lingers() { // its place in the group may be another link's
+	if !l.lingers() { // else the link's place in the group may be another link's
 		l.g.lg.HandleLinkFailure(now, l.index, err)
 	}
 }
@@ -184,21 +195,19 @@ func (l *link) handleCompletion(now time.Time, wc *rdma.WC) {
 	slot := int(wc.ID)
 	msg := l.message(slot, int(wc.Bytes))
 	if g.lg.AwaitsEarlier(msg) {
-		// It says what came over a link that was lost: maybe it is here, and
-		// only its queue was not looked at yet.
-		g.s.drainOthers(now, l.rnic)
+		// The message says what came over a link that was lost. Maybe the same has come
+		// here, and only that link's completion queue was not looked at yet.
+		g.s.devices.drain(now, l.rnic)
 	}
-	if deletesLink(msg) {
+	if llc.TypeOf(msg) == llc.TypeDeleteLink {
 		g.heardOfLinks(now)
 	}
 	if err := g.lg.HandleRecv(now, l.index, msg); err != nil {
-		g.s.stats.MessagesBad++
-		if h := g.s.cfg.Hooks.Malformed; h != nil {
-			h("link group", err)
-		}
+		g.s.counters.past.MessagesBad++
+		g.s.malformed("link group", err)
 	}
 	if g.lg.PeerKnows() {
-		g.s.tellClose()
+		g.s.lingering.tellClose()
 	}
 	l.freeSlot(slot)
 }
@@ -217,7 +226,7 @@ func (l *link) awaitSends(yes bool) {
 		return
 	case yes:
 		l.rnic.awaiting++
-		l.g.s.ready.Store(true) // the next step arms the queue
+		l.g.s.marks.ready.Store(true) // the next step arms the queue
 	default:
 		l.rnic.awaiting--
 	}
@@ -227,7 +236,7 @@ func (l *link) awaitSends(yes bool) {
 // completed counts a SEND that has arrived.
 func (l *link) completed() {
 	if l.complete == l.sent {
-		return // it was given up
+		return // the SEND was given up, see forgetSends
 	}
 	l.complete++
 	l.rnic.inflight--
@@ -253,7 +262,7 @@ func (l *link) slot(i int) rdma.SGE {
 func spillOff(slot int) int { return linkSlots*slotBytes + slot%spills*spillBytes }
 
 // message returns what a receive slot got. Of a long message that is a copy:
-// the peer may overwrite its end any time.
+// the peer may overwrite the end of the long message any time.
 func (l *link) message(slot, n int) []byte {
 	head := l.slots.mem[slot*slotBytes:][:min(n, llc.Size)]
 	if n <= llc.Size {
@@ -329,13 +338,13 @@ func (l *link) check(now time.Time, what string, err error) {
 
 // write gathers an RDMA WRITE out of the connection's send buffer.
 func (l *link) write(o *linkgroup.Output) {
-	c, ok := o.Conn.User.(*Conn)
-	invariant.Must(ok, "RDMA write for a connection without a shell")
+	c := l.g.shellOf(o.Conn)
+	invariant.Must(c != nil, "RDMA write for a connection without a shell")
 	l.wrote = l.sent + 1
 	start := len(l.sges)
 	for _, s := range o.Local {
 		if s.Len > 0 {
-			sge := c.buf.region.sge(l.rnic, c.buf.off+int(s.Offset))
+			sge := c.send.buf.region.sge(l.rnic, c.send.buf.off+int(s.Offset))
 			sge.Length = s.Len
 			l.sges = append(l.sges, sge)
 		}
@@ -393,8 +402,8 @@ func (l *link) send(o *linkgroup.Output) {
 		SGL: l.sges[len(l.sges)-1 : len(l.sges) : len(l.sges)],
 	})
 	if o.Conn != nil {
-		if c, ok := o.Conn.User.(*Conn); ok {
-			c.announced.Store(o.Conn.Data().Announced())
+		if c := l.g.shellOf(o.Conn); c != nil {
+			c.streams.announced.Store(o.Conn.Data().Announced())
 		}
 	}
 }

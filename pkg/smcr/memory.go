@@ -65,8 +65,8 @@ func (a *account) give(n int) {
 	}
 }
 
-// domain is the protection domain of a link group on a device. It goes when nothing
-// uses it.
+// domain is the protection domain of a link group on a device. The domain goes with its last
+// user.
 type domain struct {
 	pd    rdma.PD
 	rnic  *rnic
@@ -74,13 +74,13 @@ type domain struct {
 	users int // regions and queue pairs
 }
 
-func (d *domain) drop() {
+func (d *domain) unref() {
 	if d.users--; d.users > 0 {
 		return
 	}
-	_ = d.pd.Close() // nothing is in it any more
-	if d.rnic.domains--; d.rnic.domains == 0 && len(d.of.s.retired) > 0 {
-		d.of.s.closeRetired()
+	_ = d.pd.Close() // nothing is in the domain any more
+	if d.rnic.domains--; d.rnic.domains == 0 {
+		d.of.s.devices.closeRetired()
 	}
 	if at := &d.of.domains[d.rnic.index]; *at == d {
 		*at = nil
@@ -95,7 +95,7 @@ type region struct {
 	at     [linkgroup.MaxRNICs]registration // by number of the device
 }
 
-// registration is a region's with one device; zero where there is none.
+// registration is a region's registration with one device; zero: there is none.
 type registration struct {
 	mr     rdma.MR
 	domain *domain
@@ -106,7 +106,7 @@ func (r *registration) close() error {
 		return nil
 	}
 	err := r.mr.Close()
-	r.domain.drop()
+	r.domain.unref()
 	*r = registration{}
 	return err
 }
@@ -120,7 +120,7 @@ func (r *region) sge(n *rnic, off int) rdma.SGE {
 // tokens name the region to the peer, by number of the device that it writes
 // through.
 func (r *region) tokens() []linkgroup.RToken {
-	ts := make([]linkgroup.RToken, len(r.of.s.rnics))
+	ts := make([]linkgroup.RToken, len(r.of.s.devices.list))
 	for i := range ts {
 		if mr := r.at[i].mr; mr != nil {
 			ts[i] = linkgroup.RToken{RKey: mr.RKey(), VAddr: mr.Addr()}
@@ -169,7 +169,7 @@ type memory struct {
 	arenas  []*arena
 	roomy   []*arena // those with free buffers
 	nbufs   int      // buffers
-	nfree   int      // of them nobody has
+	nfree   int      // buffers that nobody has
 }
 
 // newDomain makes a domain on a device without users.
@@ -199,7 +199,7 @@ func (m *memory) use(r *rnic) (*domain, error) {
 // register maps a region and registers it with every device that lives: any
 // of them may carry the links of tomorrow.
 func (m *memory) register(size int, access rdma.Access) (*region, error) {
-	return m.registerOn(size, access, m.s.rnics...)
+	return m.registerOn(size, access, m.s.devices.list...)
 }
 
 func (m *memory) registerOn(size int, access rdma.Access, on ...*rnic) (_ *region, err error) {
@@ -230,7 +230,7 @@ func (m *memory) registerOn(size int, access rdma.Access, on ...*rnic) (_ *regio
 	return r, nil
 }
 
-// registerWith registers new memory with a device or, if of is given, its.
+// registerWith registers new memory with a device or, if of is given, the memory registered as that.
 func (m *memory) registerWith(n *rnic, size int, access rdma.Access, of rdma.MR) (registration, error) {
 	d, err := m.use(n)
 	if err != nil {
@@ -243,7 +243,7 @@ func (m *memory) registerWith(n *rnic, size int, access rdma.Access, of rdma.MR)
 		mr, err = d.pd.RegMR(of, access)
 	}
 	if err != nil {
-		d.drop()
+		d.unref()
 		return registration{}, err
 	}
 	return registration{mr, d}, nil
@@ -277,7 +277,7 @@ func (m *memory) grow() error {
 	return err
 }
 
-// isShort reports whether it is the budget that memory was not had for.
+// isShort reports whether an error says that the memory budget is used up.
 func isShort(err error) bool {
 	var short *errMemory
 	return errors.As(err, &short)

@@ -24,9 +24,9 @@ func newTestMemory(tb testing.TB, size, budget int) *memory {
 			tb.Error(err)
 		}
 	})
-	s := &Stack{rnics: []*rnic{{dev: d, ctx: ctx}}, account: account{budget: budget}}
+	s := &Stack{devices: devices{list: []*rnic{{dev: d, ctx: ctx}}}, account: account{budget: budget}}
 	tb.Cleanup(func() {
-		if n := s.rnics[0].domains; n != 0 {
+		if n := s.devices.list[0].domains; n != 0 {
 			tb.Errorf("%d protection domains are left", n)
 		}
 	})

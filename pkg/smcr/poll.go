@@ -8,37 +8,36 @@ import (
 )
 
 // In a dialogue a program answers what it was given, or asks the next question,
-// after a few microseconds. To sleep meanwhile costs more than to look: the
-// processor goes idle, and to be woken takes longer than the program took. So
-// the device's goroutine, when it has written a small message to a program and
-// has nothing else to do, looks for a moment at the program's socket, and at
+// after a few microseconds. For the device's goroutine to sleep meanwhile costs more than to
+// look: the processor goes idle, and to wake the goroutine takes longer than the program took.
+// So a device's goroutine that has written a small message to a program and
+// has nothing else to do looks for a moment at the program's socket, and at
 // the wire in between.
 //
 //	peer      device's goroutine             program
 //	 |  CDC         |                           |
-//	 |------------->| pour: write(2)            |
+//	 |------------->| writeArrived: write(2)    |
 //	 |              |-------------------------->|
 //	 |              | pollAnswer: nothing yet   |
 //	 |              | pollAnswer: read(2)       |
 //	 |              |<--------------------------|
 //	 |<-------------|                           |
 //
-// It does so for one connection that has the stack to itself, and as long as
-// answers come in time: with more of them going on somebody has work to do
-// anyway, and a program that computes, or needs our processor, is not waited
-// for.
+// The goroutine looks for the answer of one connection that has the stack to itself, and as
+// long as answers come in time: with several connections at work there is something else to
+// do anyway, and a program that computes, or needs our processor, is not waited for.
 
 const (
 	// answerTime is how long an answer is looked for: twice what a program
 	// takes to be scheduled and to answer at once, where processors sleep
 	// deeply.
 	answerTime = 75 * time.Microsecond
-	// maxAnswerPoll keeps the device's goroutine from being somebody's own: the
-	// software device does not poll for longer without a wait.
+	// maxAnswerPoll keeps one connection from having the device's goroutine to itself: the
+	// software device does not poll for longer without a wait either.
 	maxAnswerPoll = 200 * time.Microsecond
 	// dialogueStreak is how many small messages in a row make a dialogue.
 	dialogueStreak = 8
-	// A connection has credit while answers come in time. Without any it is
+	// A connection has credit while answers come in time. A connection without credit is
 	// left alone for a while, longer each time.
 	mostCredit   = 16
 	missCost     = 4
@@ -51,13 +50,13 @@ type intake struct {
 	pump
 	c         *Conn
 	total     int64
-	announced bool // the peer knows that there is urgent data before us
+	announced bool // the peer knows that there is urgent data still to be sent
 	timer     *time.Timer
 
 	got bool // something, in this try of answered
 	try func(fd uintptr)
 
-	// Owned by the device's goroutine, like answerPoll; the peer may use
+	// Owned by the device's goroutine, like answerPoll; atomic, because the peer may use
 	// several devices in turn.
 	credit, pause, skip atomic.Int32
 }
@@ -73,13 +72,13 @@ func newIntake(c *Conn, s *socket) *intake {
 // tryOnce reads once if there is something to read and room for it.
 func (f *intake) tryOnce(fd uintptr) {
 	if b, err := f.c.reserve(false); f.err != nil || err != nil || len(b) == 0 {
-		return // it is RelayFrom's turn
+		return // RelayFrom has to see to that
 	}
 	before := f.total
 	_, f.err = f.once(fd)
 	f.got = f.total > before
 	if f.err != nil {
-		_ = f.s.conn.SetReadDeadline(time.Unix(1, 0)) // RelayFrom has to know; closed: it does
+		_ = f.s.conn.SetReadDeadline(time.Unix(1, 0)) // wakes RelayFrom, which has to know; fails if closed: RelayFrom knows
 	}
 }
 
@@ -124,38 +123,24 @@ func (f *intake) miss() {
 	f.skip.Store(p)
 }
 
-// answerPoll is a device's look for an answer. It is owned by the device's
+// answerPoll is a device's look for an answer, owned by the device's
 // goroutine.
 type answerPoll struct {
 	in    *intake // nil: none
 	until time.Time
 }
 
-// expectAnswer notes that a small message was written to a program. The caller
-// holds the turn.
-func (s *Stack) expectAnswer(c *Conn) {
-	if s.answering != c {
-		s.answering, s.answers = c, 0
-		return
-	}
-	if s.answers < dialogueStreak {
-		s.answers++
-		return
-	}
-	s.poured.Store(c)
-}
-
 // pollAnswer is called by the device when nothing is left to receive. True
-// means that it should be called again.
+// asks the device to call again.
 func (r *rnic) pollAnswer() bool {
 	p := &r.answer
-	if c := r.s.poured.Swap(nil); c != nil {
-		p.in = c.intake.Load()
+	if c := r.s.dialogue.take(); c != nil {
+		p.in = c.send.intake.Load()
 		if p.in == nil || !p.in.wanted() {
 			p.in = nil
 			return false
 		}
-		r.s.polls.Add(1)
+		r.s.dialogue.polls.Add(1)
 		p.until = time.Now().Add(r.s.cfg.AnswerPoll)
 	}
 	if p.in == nil {
@@ -164,7 +149,7 @@ func (r *rnic) pollAnswer() bool {
 	got, usable := p.in.answered()
 	switch {
 	case got:
-		r.s.polled.Add(1)
+		r.s.dialogue.polled.Add(1)
 		p.in.hit()
 	case !usable:
 	case time.Now().After(p.until):

@@ -23,8 +23,8 @@ func TestSection3_5_1_2_Proposal(t *testing.T) {
 	}{{"v1", smcr.VersionsV1}, {"v2", smcr.VersionsV2}, {"both", smcr.VersionsBoth}} {
 		t.Run(tc.name, func(t *testing.T) {
 			p := newPair(t, versions(tc.versions))
-			k := newTap(t, p.l.Addr().String())
-			p.dialTo = k.Addr().String()
+			k := newProxy(t, p.l.Addr().String())
+			p.dialTo = k.addr
 			a, b := p.dial(t)
 			exchange(t, a, b)
 			first := k.take(t)[0]

@@ -17,9 +17,9 @@ import (
 // Relaying between a program's TCP connection and the network carries what
 // copying bytes does not: urgent data at its place in the stream, and resets,
 // even while the bytes themselves cannot move. Only the kernel knows where the
-// urgent byte is, and only while it is unread, so the relay asks before each
+// urgent byte is, and only while the byte is unread, so the relay asks before each
 // read (ppoll). That call takes the place of the read that would find nothing
-// at the end, so a message costs two calls as it would without.
+// at the end, so a message costs two system calls, as without urgent data.
 
 const (
 	// stallFirst and stallMost are the pauses between looks at a socket whose
@@ -51,15 +51,15 @@ type destination interface {
 type pump struct {
 	s  *socket
 	to destination
-	// gate lets others call once while the pump waits for the poller. What
-	// follows belongs to whoever is in it, or to receive.
+	// gate lets others call once while the pump waits for the poller. The fields below
+	// belong to whoever is in the gate, or to receive.
 	gate  gate
 	err   error
 	stuck bool
 }
 
-// receive reads until the end of the stream, with the urgent byte as part of
-// it.
+// receive reads until the end of the stream, of which the urgent byte is a
+// part.
 func (p *pump) receive() error {
 	s, to := p.s, p.to
 	err := s.raw.Control(func(fd uintptr) {
@@ -67,9 +67,9 @@ func (p *pump) receive() error {
 	})
 	run := p.run
 	for err == nil && p.err == nil {
-		// As long as nothing is stuck this one call goes on: a new one would
-		// forget what the poller has told, and it is not asked after each read
-		// whether the socket is empty. It keeps the socket from being closed,
+		// As long as nothing is stuck this one call of Read goes on: a new call would
+		// forget what the poller has told, and the poller is not asked after each read
+		// whether the socket is empty. The call keeps the socket from being closed,
 		// so that nothing but the poller may wait inside.
 		p.stuck = false
 		err = s.raw.Read(run)
@@ -81,13 +81,13 @@ func (p *pump) receive() error {
 	switch {
 	case errors.Is(p.err, io.EOF):
 		return nil
-	case p.err != nil: // then the other one may be that of a deadline that woke us
+	case p.err != nil: // then err may be that of a deadline that woke this goroutine
 		return p.err
 	}
 	return err
 }
 
-// run moves bytes until it has to wait: false for more of them, true for
+// run moves bytes until the pump has to wait: false to wait for more bytes, true for
 // anything else.
 func (p *pump) run(fd uintptr) bool {
 	p.gate.unpark()
@@ -110,8 +110,8 @@ func (p *pump) once(fd uintptr) (more bool, err error) {
 		return false, nil
 	}
 	// The mark is before the next byte, or elsewhere: then a read does not go
-	// beyond it. In particular, with no urgent byte received yet and other
-	// bytes before it, it may come at any time.
+	// beyond the mark. In particular an urgent byte that was announced may come at any
+	// time, also while the bytes before it are read.
 	urgent := false
 	if has&unix.POLLPRI != 0 {
 		if urgent, err = atMark(int(fd)); err != nil {
@@ -137,7 +137,7 @@ func (p *pump) once(fd uintptr) (more bool, err error) {
 	case s.r.n == 0:
 		return false, io.EOF
 	}
-	// A read that was not filled has emptied the socket, if there was nothing
+	// A read that was not filled has emptied the socket, if the socket had nothing
 	// but bytes. What comes later wakes the poller.
 	n := s.r.n
 	ok, err := p.to.took(n, urgent)
@@ -151,8 +151,8 @@ func (s *socket) probeStalled() (urgent bool, err error) {
 	return urgent, errors.Join(cerr, err)
 }
 
-// probe looks at a socket whose bytes have nowhere to go: whether it was
-// reset, and whether there is urgent data in it, or behind what it can take.
+// probe looks at a socket whose bytes have nowhere to go: whether the connection was
+// reset, and whether there is urgent data in the socket, or behind what the socket can take.
 func (s *socket) probe(fd uintptr) (urgent bool, err error) {
 	has := s.look(fd)
 	if has&unix.POLLERR != 0 {
@@ -161,9 +161,9 @@ func (s *socket) probe(fd uintptr) (urgent bool, err error) {
 	if has&unix.POLLPRI != 0 {
 		return true, nil
 	}
-	// The kernel tells of an urgent byte that did not arrive yet only where it
-	// is not part of the stream. The next byte is here and is an ordinary one,
-	// so that nothing happens to urgent ones meanwhile.
+	// The kernel tells of an urgent byte that did not arrive yet only where urgent bytes
+	// are not part of the stream. The next byte is here and is an ordinary one,
+	// so nothing happens to an urgent byte while they are not.
 	if has&unix.POLLIN == 0 {
 		return false, nil
 	}
@@ -185,8 +185,8 @@ func (s *socket) pendingError(fd int) error {
 	return errors.Join(s.opError("read", syscall.Errno(code)), os.NewSyscallError("getsockopt SO_ERROR", err))
 }
 
-// growSendBuffer lets a socket take more bytes at once. Without the privilege
-// for it nothing happens.
+// growSendBuffer lets a socket take more bytes at once. Without CAP_NET_ADMIN
+// nothing happens.
 func growSendBuffer(fd, bytes int) {
 	size, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF)
 	if err == nil && size < maxUrgentBuffer {
@@ -197,11 +197,11 @@ func growSendBuffer(fd, bytes int) {
 
 // RelayTo is WriteTo for a caller that is the only writer of w. Urgent data is
 // written as such. Small arrivals are written by whoever finds them, without
-// waking the caller. A reset ends it also while w takes no more bytes; what
+// waking the caller. A reset ends RelayTo also while w takes no more bytes; what
 // was not written by then is lost.
 func (c *Conn) RelayTo(w *net.TCPConn) (int64, error) {
 	if c.group == nil {
-		n, err := c.writeEarly(w)
+		n, err := c.fallback.writeEarly(c.tcp, w)
 		if err != nil || n < 0 {
 			return max(n, 0), err
 		}
@@ -212,21 +212,21 @@ func (c *Conn) RelayTo(w *net.TCPConn) (int64, error) {
 	if s == nil {
 		return 0, c.opError("read", net.ErrClosed)
 	}
-	c.rmu.Lock()
-	defer c.rmu.Unlock()
-	if !c.hold() {
+	c.recv.mu.Lock()
+	defer c.recv.mu.Unlock()
+	if !c.ref() {
 		return 0, c.opError("read", net.ErrClosed)
 	}
-	defer c.drop()
+	defer c.unref()
 	s.stall = c.relayStalls
-	c.sink.Store(newSink(s))
-	defer c.sink.Store(nil)
-	start := c.consumed.Load()
+	c.recv.sink.Store(newSink(s))
+	defer c.recv.sink.Store(nil)
+	start := c.streams.consumed.Load()
 	err := c.relayTo(s)
 	if errors.Is(err, io.EOF) {
 		err = nil
 	}
-	return int64(c.consumed.Load() - start), err
+	return int64(c.streams.consumed.Load() - start), err
 }
 
 func (c *Conn) relayTo(s *socket) error {
@@ -236,7 +236,7 @@ func (c *Conn) relayTo(s *socket) error {
 			return c.opError("read", err)
 		}
 		write := s.Write
-		if pos, mark := c.consumed.Load(), c.urgent.mark.Load(); mark > pos {
+		if pos, mark := c.streams.consumed.Load(), c.urgent.mark.Load(); mark > pos {
 			if before := mark - 1 - pos; before > 0 {
 				b = b[:min(before, uint64(len(b)))]
 			} else {
@@ -246,7 +246,7 @@ func (c *Conn) relayTo(s *socket) error {
 		n, err := write(b)
 		c.consume(n)
 		if err != nil {
-			if c.state.Load()&flagReset != 0 {
+			if c.streams.has(flagReset) {
 				err = c.opError("read", syscall.ECONNRESET)
 			}
 			return err
@@ -256,38 +256,38 @@ func (c *Conn) relayTo(s *socket) error {
 
 // relayStalls is asked when the socket that RelayTo writes to is full.
 func (c *Conn) relayStalls(fd int) bool {
-	state := c.state.Load()
+	state := c.streams.flags.Load()
 	if state&flagReset != 0 {
 		return false
 	}
-	if state&flagPeerUrgent != 0 || c.urgent.mark.Load() > c.consumed.Load() {
-		// The program hears of urgent data only if its own TCP does. What is
-		// before it must leave the RMBE for that (RFC 7609 §4.7.6).
-		growSendBuffer(fd, len(c.rmbe))
+	if state&flagPeerUrgent != 0 || c.urgent.mark.Load() > c.streams.consumed.Load() {
+		// The program hears of urgent data only if its own TCP does. For that the bytes
+		// before the urgent one must leave the RMBE (RFC 7609 §4.7.6).
+		growSendBuffer(fd, len(c.recv.rmbe))
 	}
 	return true
 }
 
 // RelayFrom is ReadFrom for a caller that is the only reader of r. Urgent data
 // is sent as such, and announced while it cannot be sent yet. A reset of r
-// ends it also while the peer takes no more bytes.
+// ends RelayFrom also while the peer takes no more bytes.
 func (c *Conn) RelayFrom(r *net.TCPConn) (int64, error) {
 	if c.group == nil {
 		return RelayTCP(c.tcp, r)
 	}
 	s := newSocket(r)
-	c.wmu.Lock()
-	defer c.wmu.Unlock()
-	if s == nil || !c.hold() {
+	c.send.mu.Lock()
+	defer c.send.mu.Unlock()
+	if s == nil || !c.ref() {
 		return 0, c.opError("write", net.ErrClosed)
 	}
-	defer c.drop()
+	defer c.unref()
 	f := newIntake(c, s)
-	c.intake.Store(f)
-	defer c.intake.Store(nil)
+	c.send.intake.Store(f)
+	defer c.send.intake.Store(nil)
 	err := f.receive()
 	if f.err != nil {
-		_ = r.SetReadDeadline(time.Time{}) // pollAnswer may have met it; closed: nobody waits
+		_ = r.SetReadDeadline(time.Time{}) // pollAnswer may have set one; fails if closed: nobody waits
 	}
 	return f.total, err
 }
@@ -309,8 +309,8 @@ func (f *intake) wait() error {
 	defer f.timer.Stop()
 	for {
 		select {
-		case <-c.writable:
-		case <-c.wdeadline.wait():
+		case <-c.send.writable:
+		case <-c.send.deadline.wait():
 		case <-f.timer.C:
 			if err := f.probe(); err != nil {
 				return err
@@ -330,7 +330,7 @@ func (f *intake) probe() error {
 	if urgent && !f.announced {
 		f.announced = true
 		f.c.urgent.at.Store(urgentAhead)
-		f.c.stack.markDirty(f.c)
+		f.c.stack.marks.moved(f.c)
 		f.c.stack.kick()
 	}
 	return err
@@ -376,11 +376,11 @@ func RelayTCP(dst, src *net.TCPConn) (int64, error) {
 type tcpRelay struct {
 	from, to *socket
 	total    int64
-	buf      *[relayBytes]byte // while there is something in it
-	rest     []byte            // of it, that has to wait
+	buf      *[relayBytes]byte // nil: it would be empty
+	rest     []byte            // the part of buf that has to wait
 	mark     bool              // rest is the urgent byte
 	pause    time.Duration     // of the stall
-	ahead    bool              // there is urgent data in from
+	ahead    bool              // urgent data was seen in the source and is not written yet
 	try      func(fd uintptr) bool
 }
 
@@ -465,28 +465,28 @@ func (f *tcpRelay) stalls(fd int) bool {
 }
 
 // AwaitEnd waits, after the peer's stream has ended, until ours has too; or for
-// the reset that a reader would not see any more. It returns nil in the first
-// case.
+// the reset that a reader would not see any more. AwaitEnd returns nil if the
+// streams have ended.
 func (c *Conn) AwaitEnd() error {
 	if c.group == nil {
 		return AwaitTCPEnd(c.tcp)
 	}
-	c.rmu.Lock()
-	defer c.rmu.Unlock()
+	c.recv.mu.Lock()
+	defer c.recv.mu.Unlock()
 	for {
 		switch {
-		case c.closed.Load():
+		case c.life.closed.Load():
 			return c.opError("read", net.ErrClosed)
-		case c.state.Load()&flagReset != 0:
+		case c.streams.has(flagReset):
 			return c.opError("read", syscall.ECONNRESET)
-		case c.produced.Load()&endOfStream != 0:
+		case c.streams.ended():
 			return nil
 		}
-		<-c.readable
+		<-c.recv.readable
 	}
 }
 
-// AwaitTCPEnd is [Conn.AwaitEnd] for a TCP connection: it waits until both
+// AwaitTCPEnd is [Conn.AwaitEnd] for a TCP connection: AwaitTCPEnd waits until both
 // streams have ended or the connection was reset.
 func AwaitTCPEnd(t *net.TCPConn) error {
 	s := newSocket(t)

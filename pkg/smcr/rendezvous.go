@@ -58,71 +58,21 @@ type readResult struct {
 	err error
 }
 
-// Client runs the rendezvous on a connection that was dialed with the
-// option's ControlDial. It owns tcp. An error means that the connection was
-// broken; every other failure gives a connection in ModeTCP.
-func (s *Stack) Client(ctx context.Context, tcp *net.TCPConn) (*Conn, error) {
-	r := &rendezvous{s: s, tcp: tcp, started: time.Now(), reads: make(chan readResult, 1)}
-	if s.cfg.Option == nil {
-		return r.plain(clc.ReasonPeerNoSMC), nil
-	}
-	switch offered, err := s.cfg.Option.PeerOffered(tcp); {
-	case err != nil: // it says nothing about the peer
-		s.malformed("TCP option", err)
-		return r.plain(clc.ReasonInternal), nil
-	case !offered:
-		return r.plain(clc.ReasonPeerNoSMC), nil
-	}
-	cfg := s.clcConfig(tcp)
-	r.client = clc.NewClient(cfg)
-	r.m = r.client
-	r.with.role, r.with.addr = linkgroup.Client, addrOf(tcp.RemoteAddr())
-	if p, err := cfg.Proposal(s.offer()); err == nil {
-		r.client.Propose(r.started, p)
-	} else {
-		r.decline(err)
-	}
-	return r.run(ctx)
-}
-
-// Server runs the rendezvous on a connection that was accepted from a
-// listener made with the option's ControlListen. It owns tcp, as Client does.
-func (s *Stack) Server(ctx context.Context, tcp *net.TCPConn) (*Conn, error) {
-	return s.ServerDecline(ctx, tcp, 0)
-}
-
-// ServerDecline is Server, but declines the proposal with reason unless it
-// is 0.
-func (s *Stack) ServerDecline(ctx context.Context, tcp *net.TCPConn, reason clc.Reason) (*Conn, error) {
-	r := &rendezvous{s: s, tcp: tcp, started: time.Now(), reads: make(chan readResult, 1)}
-	if s.cfg.Option == nil {
-		return r.plain(clc.ReasonPeerNoSMC), nil
-	}
-	offered, err := s.cfg.Option.SYNOffered(tcp)
-	if err != nil {
-		s.malformed("TCP option", err)
-	}
-	if !offered {
-		return r.plain(clc.ReasonPeerNoSMC), nil
-	}
-	r.server = clc.NewServer(r.started, s.clcConfig(tcp))
-	r.m = r.server
-	r.with.role, r.with.addr = linkgroup.Server, addrOf(tcp.RemoteAddr())
-	if reason != 0 {
-		r.m.Decline(r.started, reason, false)
-	}
-	return r.run(ctx)
-}
-
 func (s *Stack) malformed(where string, err error) {
 	if h := s.cfg.Hooks.Malformed; h != nil {
 		h(where, err)
 	}
 }
 
+func (s *Stack) failed(what string, err error) {
+	if h := s.cfg.Hooks.Failed; h != nil {
+		h(what, err)
+	}
+}
+
 // plain wraps a connection that carries no CLC messages.
 func (r *rendezvous) plain(why clc.Reason) *Conn {
-	c := newTCPConn(r.s, r.tcp, r.info(ModeTCP), nil)
+	c := newTCPConn(r.s, r.tcp, r.info(ModeTCP), nil, false)
 	c.info.Reason = why
 	r.opened(c)
 	return c
@@ -146,9 +96,9 @@ func (r *rendezvous) info(m Mode) Info {
 func (r *rendezvous) opened(c *Conn) {
 	r.s.lock()
 	if c.info.Mode == ModeSMCR {
-		r.s.stats.ConnsSMCR++
+		r.s.counters.past.ConnsSMCR++
 	} else {
-		r.s.stats.ConnsTCP++
+		r.s.counters.past.ConnsTCP++
 	}
 	r.s.unlock()
 	if h := r.s.cfg.Hooks.ConnOpened; h != nil {
@@ -248,7 +198,7 @@ func (r *rendezvous) handleSetup(ev setupEvent) {
 	case linkgroup.EventReady:
 		r.m.Complete(now)
 	case linkgroup.EventSetupFailed:
-		r.s.malformed("link group", ev.err)
+		r.s.failed("link group", ev.err)
 		r.m.Decline(now, setupReason(ev.err), false)
 	case linkgroup.EventRMBConfirmed, linkgroup.EventRMBRefused, linkgroup.EventConn, linkgroup.EventConnDone, linkgroup.EventDead,
 		linkgroup.EventWantLink, linkgroup.EventLink:
@@ -258,7 +208,10 @@ func (r *rendezvous) handleSetup(ev setupEvent) {
 // setupReason is the diagnosis code for a failed first contact.
 func setupReason(err error) clc.Reason {
 	var se *linkgroup.SetupError
-	if !errors.As(err, &se) {
+	switch {
+	case isExhausted(err):
+		return clc.ReasonMem
+	case !errors.As(err, &se):
 		return clc.ReasonInternal
 	}
 	switch se.Fault {
@@ -284,7 +237,7 @@ func (r *rendezvous) do(ctx context.Context, o *clc.Output) (_ *Conn, done bool,
 		if _, err := r.tcp.Write(o.Data); err != nil {
 			return nil, true, r.abort(fmt.Errorf("send CLC message: %w", err))
 		}
-		r.s.clcSent.Add(1)
+		r.s.counters.clcSent.Add(1)
 	case clc.OutputProposed:
 		r.with.agreed = o.Selected
 		r.propose(ctx, o.Proposal)
@@ -307,7 +260,11 @@ func (r *rendezvous) do(ctx context.Context, o *clc.Output) (_ *Conn, done bool,
 // decline gives up SMC-R for a reason of ours.
 func (r *rendezvous) decline(err error) {
 	reason, outOfSync := declineReason(err)
-	r.s.malformed("rendezvous", err)
+	if isPeersFault(err) {
+		r.s.malformed("CLC", fmt.Errorf("from %v: %w", r.tcp.RemoteAddr(), err))
+	} else {
+		r.s.failed("rendezvous", err)
+	}
 	r.m.Decline(time.Now(), reason, outOfSync)
 }
 
@@ -319,16 +276,29 @@ var (
 	errMaxConns  = errors.New("smcr: connection limit of the stack reached")
 	errRMB       = errors.New("smcr: peer did not confirm the RMB")
 	errNoPlace   = errors.New("smcr: too many clients of this address, or in all, owe their Confirm")
+	errPeerID    = errors.New("smcr: the peer's Confirm has another peer ID than its Proposal, or than its link group")
 	errSlow      = errors.New("smcr: no answer for the client in time")
 )
 
+// isPeersFault reports whether an error says that the peer's message contradicts what it, or
+// its link group, said before. That it names a link group or a link that is not here
+// (errOutOfSync, errNoLink) need not be its fault.
+func isPeersFault(err error) bool {
+	return errors.Is(err, errPeerID) || errors.Is(err, linkgroup.ErrUnknownRToken) || errors.Is(err, linkgroup.ErrPeerRMBE)
+}
+
+// isExhausted reports whether an error says that memory or queue pairs are used up, of
+// the stack or of a device.
+func isExhausted(err error) bool {
+	return isShort(err) || errors.Is(err, errQueuePairs) || errors.Is(err, rdma.ErrNoResources)
+}
+
 func declineReason(err error) (_ clc.Reason, outOfSync bool) {
-	var mem *errMemory
 	var de *clc.DeclineError
 	switch {
 	case errors.As(err, &de):
 		return de.Reason, false
-	case errors.As(err, &mem), errors.Is(err, errMaxConns), errors.Is(err, rdma.ErrNoResources), errors.Is(err, linkgroup.ErrFull):
+	case isExhausted(err), errors.Is(err, errMaxConns), errors.Is(err, linkgroup.ErrFull):
 		return clc.ReasonMem, false
 	case errors.Is(err, errNoDevice):
 		return clc.ReasonNoDevR, false
@@ -358,7 +328,7 @@ func (r *rendezvous) confirmRMB(ctx context.Context) error {
 		r.s.unlock()
 		return nil
 	}
-	r.s.stats.RMBWaits++
+	r.s.counters.past.RMBWaits++
 	wait := make(chan bool, 1)
 	g.rmbWait[id] = append(g.rmbWait[id], wait)
 	g.lg.ConfirmRMB(id)
@@ -408,139 +378,6 @@ func peerRMBE(e *clc.Endpoint) linkgroup.RMBE {
 	}
 }
 
-// propose answers a Proposal, at the server.
-func (r *rendezvous) propose(ctx context.Context, p *clc.Proposal) {
-	// The client waits as long as we would, and resets its connection then: so it has
-	// to have an answer before.
-	ctx, stop := context.WithTimeoutCause(ctx, min(r.s.cfg.MessageTimeout, clc.DefaultMessageTimeout)*2/3, errSlow)
-	defer stop()
-	a, err := r.prepareAccept(ctx, p)
-	if err != nil {
-		r.decline(err)
-		return
-	}
-	r.named = true
-	r.server.Accept(time.Now(), a)
-}
-
-func (r *rendezvous) prepareAccept(ctx context.Context, p *clc.Proposal) (clc.Accept, error) {
-	s := r.s
-	r.with.key, r.with.peer = p.Key(r.with.agreed.Version), p.PeerID
-	if err := r.joinGroup(ctx, p); err != nil {
-		return clc.Accept{}, err
-	}
-	if !r.first {
-		if err := r.confirmRMB(ctx); err != nil {
-			return clc.Accept{}, err
-		}
-	}
-	s.lock()
-	defer s.unlock()
-	return clc.Accept{Endpoint: r.endpoint()}, nil
-}
-
-// findRoutes asks how the client's RNIC is reached, at a server. Version 2 needs a
-// route; without one version 1 is left.
-func (r *rendezvous) findRoutes(ctx context.Context, p *clc.Proposal) error {
-	v2 := r.with.agreed.Version >= clc.V2
-	r.with.gid = p.GID
-	if v2 {
-		r.with.gid = p.Ext.GID
-	}
-	r.with.routes = r.s.routesTo(ctx, r.with.gid)
-	if !v2 || r.with.routes.any() {
-		return nil
-	}
-	v1, ok := r.server.WithoutV2(time.Now(), clc.ReasonNoRoute)
-	if !ok {
-		return &clc.DeclineError{Reason: clc.ReasonNoRoute, What: fmt.Sprintf("no device has a route to the client's RNIC %v", p.Ext.GID)}
-	}
-	r.with.agreed, r.with.key = v1, p.Key(v1.Version)
-	return r.findRoutes(ctx, p)
-}
-
-// accept answers an Accept, at the client.
-func (r *rendezvous) accept(ctx context.Context, a *clc.Accept) {
-	if err := r.prepareConfirm(ctx, a); err != nil {
-		r.decline(err)
-		return
-	}
-	r.s.lock()
-	c := clc.Confirm{Endpoint: r.endpoint()}
-	c.MTU = min(c.MTU, a.MTU)
-	c.GIDs = r.s.gids(c.GID)
-	r.s.unlock()
-	r.named = true
-	r.client.Confirm(time.Now(), c, r.first)
-	if !r.first {
-		r.client.Complete(time.Now())
-	}
-}
-
-func (r *rendezvous) prepareConfirm(ctx context.Context, a *clc.Accept) error {
-	s := r.s
-	r.with.peer, r.with.gid, r.with.host = a.PeerID, a.GID, a.Ext.Host()
-	if a.FirstContact {
-		r.with.routes = s.routesTo(ctx, a.GID)
-		if err := r.checkRoutes(a); err != nil {
-			return err
-		}
-		s.lock()
-		defer s.unlock()
-		if s.closed {
-			return errStackClosed
-		}
-		if err := r.admitTo(nil); err != nil {
-			return err
-		}
-		return r.connect(&a.Endpoint)
-	}
-	s.lock()
-	if s.closed {
-		s.unlock()
-		return errStackClosed
-	}
-	g, err := s.clientGroup(r.with.party(), a)
-	if err == nil {
-		err = r.admit(g)
-	}
-	s.unlock()
-	if err == nil {
-		err = r.confirmRMB(ctx)
-	}
-	if err != nil {
-		return err
-	}
-	s.lock()
-	defer s.unlock()
-	return r.activate(&a.Endpoint)
-}
-
-// checkRoutes takes away the routes that do not agree with what a server of
-// version 2 says about them. One must be left.
-func (r *rendezvous) checkRoutes(a *clc.Accept) error {
-	if a.Version < clc.V2 {
-		return nil
-	}
-	var refused error
-	to := &r.with.routes
-	for i := range to {
-		if !to[i].Found {
-			continue
-		}
-		if _, err := a.NextHop(to[i]); err != nil {
-			to[i], refused = clc.Route{}, err
-		}
-	}
-	if to.any() {
-		return nil
-	}
-	if refused == nil {
-		return &clc.DeclineError{Reason: clc.ReasonNoRoute, What: fmt.Sprintf("no device has a route to the server's RNIC %v", a.GID)}
-	}
-	return refused
-}
-
 // connect brings a first contact's link up; the caller holds the turn.
 func (r *rendezvous) connect(e *clc.Endpoint) error {
 	now := time.Now()
@@ -565,39 +402,6 @@ func (r *rendezvous) activate(e *clc.Endpoint) error {
 	return nil
 }
 
-// confirm takes the client's Confirm, at the server.
-func (r *rendezvous) confirm(ctx context.Context, c *clc.Confirm) {
-	if !r.first {
-		r.endHalfOpen() // at first contact only the link proves that there is a client
-	}
-	if !r.with.key.Matches(*c) || !r.first && c.PeerID != r.group.peer {
-		r.decline(fmt.Errorf("smcr: Confirm of peer %v, the Proposal was from %v", c.PeerID, r.with.peer))
-		return
-	}
-	if r.first && c.Version >= clc.V2 && c.GID != r.with.gid { // not the RNIC that the Proposal was about
-		r.with.gid, r.with.routes = c.GID, r.s.routesTo(ctx, c.GID)
-		if !r.route().Found {
-			r.decline(&clc.DeclineError{Reason: clc.ReasonNoRoute, What: fmt.Sprintf("no route to the client's RNIC %v", c.GID)})
-			return
-		}
-	}
-	r.s.lock()
-	var err error
-	if r.first {
-		r.group.meet(c)
-		err = r.connect(&c.Endpoint)
-	} else {
-		err = r.activate(&c.Endpoint)
-	}
-	r.s.unlock()
-	switch {
-	case err != nil:
-		r.decline(err)
-	case !r.first:
-		r.server.Complete(time.Now())
-	}
-}
-
 // establish hands the connection over.
 func (r *rendezvous) establish() (*Conn, error) {
 	r.stopRead()
@@ -608,12 +412,12 @@ func (r *rendezvous) establish() (*Conn, error) {
 	c := r.conn
 	r.s.lock()
 	c.info = r.info(ModeSMCR)
-	c.settle()
+	c.applyNegotiated()
 	closed := r.s.closed
 	if !closed {
-		c.opened = true
+		c.life.opened = true
 		if err := r.s.tcpWatch.add(c); err != nil {
-			r.s.malformed("TCP connection", err) // it works; a dead peer is noticed later
+			r.s.failed("TCP connection", err) // it works; a dead peer is noticed later
 		}
 	}
 	r.s.unlock()
@@ -631,9 +435,8 @@ func (r *rendezvous) fallBack(d clc.Declined) *Conn {
 	if d.OutOfSync && d.FromPeer {
 		r.doubtGroup()
 	}
-	c := newTCPConn(r.s, r.tcp, r.info(ModeTCP), r.partial)
+	c := newTCPConn(r.s, r.tcp, r.info(ModeTCP), r.partial, d.MayCross)
 	c.info.Reason, c.info.PeerDeclined = d.Reason, d.FromPeer
-	c.mayCross = d.MayCross
 	r.opened(c)
 	return c
 }
@@ -656,10 +459,10 @@ func (r *rendezvous) discard(peerDeclined bool) {
 	s.lock()
 	if r.conn != nil {
 		if r.halfOpen { // what the peer may know of is not free yet: see becomeZombie
-			r.halfOpen, r.conn.halfOpen = false, r.with.addr
+			r.halfOpen, r.conn.life.halfOpen = false, r.with.addr
 		}
-		r.conn.keepTCP = true
-		r.conn.closed.Store(true)
+		r.conn.life.keepTCP = true
+		r.conn.life.closed.Store(true)
 		r.conn.lc.Abandon(time.Now(), peerDeclined || !r.named)
 		r.group.flush(time.Now())
 	}
@@ -669,7 +472,7 @@ func (r *rendezvous) discard(peerDeclined bool) {
 	s.unlock()
 	r.endHalfOpen()
 	if r.conn != nil {
-		r.conn.drop()
+		r.conn.unref()
 		r.conn = nil
 	}
 }
