@@ -13,7 +13,7 @@ import (
 )
 
 // rnic is a device as a stack uses it: with completion queues of its own, and a
-// protection domain for each link group. It is guarded by the stack's turn.
+// protection domain for each link group. An rnic is guarded by the stack's turn.
 type rnic struct {
 	s     *Stack
 	index uint8 // in Config.Devices
@@ -23,17 +23,17 @@ type rnic struct {
 	links map[rdma.QPN]*link
 	dead  bool // the device is gone
 
-	domains int // that are there
+	domains int // protection domains on the device that link groups use
 	ended   endedLinks
 
-	// What arrives, and what was sent. To be woken for each of our own SENDs
-	// costs as much as for a message; nobody waits for most of them. So their
-	// queue is armed only while somebody does (awaiting). Else they are found
-	// when a message comes, when a timer expires, or by Stack.sweep.
+	// What arrives, and what was sent. To be woken for the completion of each of our own SENDs
+	// costs as much as for a message, and for most SENDs nobody waits. So the queue sends is
+	// armed only while awaiting is not 0. Else completed SENDs are found when a message
+	// comes, when a timer expires, or by devices.sweep.
 	recvs, sends completions
 	inflight     int  // SENDs that have not completed
-	awaiting     int  // links with SENDs that somebody waits for
-	armed        bool // sends will call
+	awaiting     int  // links that wait for the completion of a SEND
+	armed        bool // the queue sends will call
 
 	answer answerPoll
 }
@@ -41,19 +41,16 @@ type rnic struct {
 // completions is a completion queue with what is taken out of it.
 type completions struct {
 	rdma.CQ
-	wcs [64]rdma.WC
-	// taking: the completions in wcs are being dealt with.
-	taking bool
-	// look: there may be something in it.
-	look bool
-	// called says that the queue did: there is something in it.
-	called atomic.Bool
+	wcs    [64]rdma.WC
+	taking bool        // the completions in wcs are being dealt with
+	look   bool        // there may be something in the queue
+	called atomic.Bool // the queue called: there is something in the queue
 }
 
 // sweepInterval is how long completed SENDs that nobody waits for may be
-// overlooked: a quarter of linkgroup.StallTimeout, which their pace is compared
-// with. A queue pair that gave up is also found out then, where the device tells
-// nobody; to give up takes it seconds anyway.
+// overlooked: a quarter of linkgroup.StallTimeout, which the pace of SENDs is compared
+// with. The sweep also finds a queue pair that gave up where the device tells nobody;
+// giving up takes a queue pair seconds anyway.
 const sweepInterval = linkgroup.StallTimeout / 4
 
 // openRNIC opens a device for the stack.
@@ -86,15 +83,16 @@ func (s *Stack) openRNIC(index int, d rdma.Device) (_ *rnic, err error) {
 	return r, nil
 }
 
-// openQueue makes a completion queue for so many requests of each link. It calls
-// in whatever goroutine found the completions; the work is done right there.
+// openQueue makes a completion queue with room for slots requests of each link. The
+// queue calls in whatever goroutine found the completions, and that goroutine does the
+// work.
 func (r *rnic) openQueue(q *completions, slots int) (err error) {
 	if q.CQ, err = r.ctx.CreateCQ(completionQueueDepth(r.s.cfg, r.dev, slots)); err != nil {
 		return err
 	}
 	q.OnNotify(func() {
 		q.called.Store(true)
-		r.s.ready.Store(true)
+		r.s.marks.ready.Store(true)
 		r.s.kick()
 	})
 	return nil
@@ -132,7 +130,7 @@ func (r *rnic) check(now time.Time, what string, err error) {
 	}
 }
 
-// poll takes completions; it reports whether there may be more. Those of SENDs
+// poll takes completions, and reports whether there may be more. Completed SENDs
 // come first: a message may speak of what they carried.
 func (r *rnic) poll(now time.Time) bool {
 	for _, q := range [...]*completions{&r.sends, &r.recvs} {
@@ -167,8 +165,8 @@ func (r *rnic) drainQueue(now time.Time, q *completions) {
 			break
 		}
 	}
-	if len(r.s.touched) > 0 {
-		r.s.ready.Store(true) // the step comes when the turn is given up
+	if len(r.s.groups.touched) > 0 {
+		r.s.marks.ready.Store(true) // the step comes when the turn is given up
 	}
 }
 
@@ -180,7 +178,7 @@ func (r *rnic) take(now time.Time, q *completions) (int, error) {
 		wc := &q.wcs[i]
 		if l := r.links[wc.QPN]; l != nil {
 			l.handleCompletion(now, wc)
-			r.s.touch(l.g)
+			r.s.groups.touch(l.g)
 		}
 	}
 	return n, err
@@ -188,30 +186,13 @@ func (r *rnic) take(now time.Time, q *completions) (int, error) {
 
 // sweepLater has the stack's goroutine look for completed SENDs.
 func (s *Stack) sweepLater(now time.Time) {
-	if s.sweepAt.IsZero() {
-		s.sweepAt = now.Add(sweepInterval)
-		s.wakeAt(s.sweepAt)
+	if s.devices.sweepAt.IsZero() {
+		s.devices.sweepAt = now.Add(sweepInterval)
+		s.alarm.wakeAt(s.devices.sweepAt)
 	}
 }
 
-// sweep has the next step look for completed SENDs. Timers, which it is called
-// before, are about what is not there.
-func (s *Stack) sweep(now time.Time) {
-	sending := false
-	for _, r := range s.rnics {
-		if r.inflight > 0 {
-			r.sends.look, sending = true, true
-		}
-	}
-	switch {
-	case !sending:
-		s.sweepAt = time.Time{}
-	case !now.Before(s.sweepAt):
-		s.sweepAt = now.Add(sweepInterval)
-	}
-}
-
-// watch acts on the device's asynchronous events until it is closed.
+// watch acts on the device's asynchronous events until the device is closed.
 func (r *rnic) watch() {
 	for ev := range r.ctx.Events() {
 		r.s.lock()
@@ -251,7 +232,7 @@ func (r *rnic) fail(now time.Time, err error) {
 	err = fmt.Errorf("device %s: %w", r.dev.Name(), err)
 	for _, l := range r.links {
 		l.fail(now, err)
-		r.s.touch(l.g)
+		r.s.groups.touch(l.g)
 	}
-	r.s.flushTouched(now)
+	r.s.groups.flushTouched(now)
 }

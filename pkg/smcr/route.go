@@ -16,8 +16,8 @@ import (
 // device.
 type routes [linkgroup.MaxRNICs]clc.Route
 
-// route tells how a device reaches a peer's RNIC. It is asked with and without
-// the turn.
+// route tells how a device reaches a peer's RNIC. The caller may hold the turn or
+// not.
 func (s *Stack) route(r *rnic, own rdma.GIDEntry, peer rdma.GID) clc.Route {
 	src, dst := own.GID.Addr(), peer.Addr()
 	switch {
@@ -30,7 +30,7 @@ func (s *Stack) route(r *rnic, own rdma.GIDEntry, peer rdma.GID) clc.Route {
 	}
 	to, err := s.cfg.Route(src, dst)
 	if err != nil {
-		s.malformed("route", fmt.Errorf("device %s: %w", r.dev.Name(), err))
+		s.failed("route", fmt.Errorf("device %s: %w", r.dev.Name(), err))
 		return clc.Route{}
 	}
 	return to
@@ -49,7 +49,7 @@ const (
 func (s *Stack) routesTo(ctx context.Context, peer rdma.GID) routes {
 	var to routes
 	s.lock()
-	rnics := s.rnics
+	rnics := s.devices.list
 	var own [linkgroup.MaxRNICs]rdma.GIDEntry
 	for _, r := range rnics {
 		own[r.index] = r.gids.v2

@@ -10,6 +10,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"net"
+	"net/netip"
 	"sync"
 	"syscall"
 	"testing"
@@ -24,24 +25,13 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// fakeOption stands for the TCP option: both sides see it, or not, or the one that dials
-// cannot tell.
-type fakeOption struct {
-	offered bool
-	err     error
-}
-
-func (fakeOption) ControlDial(string, string, syscall.RawConn) error   { return nil }
-func (fakeOption) ControlListen(string, string, syscall.RawConn) error { return nil }
-func (o fakeOption) PeerOffered(syscall.Conn) (bool, error)            { return o.offered, o.err }
-func (o fakeOption) SYNOffered(syscall.Conn) (bool, error)             { return o.offered, nil }
-
 // pair is two stacks on one fabric, and a listener on the second.
 type pair struct {
 	fabric         *fakeFabric
 	client, server *smcr.Stack
 	l              *smcr.Listener
-	dialTo         string // in place of l's address, if something is between
+	dialTo         string     // in place of l's address, if something is between
+	dialFrom       netip.Addr // of the client's TCP connections, if it matters
 }
 
 func newPair(tb testing.TB, edit ...func(*smcr.Config)) *pair {
@@ -72,7 +62,8 @@ func (p *pair) listen(tb testing.TB) {
 func newStack(tb testing.TB, d rdma.Device, edit ...func(*smcr.Config)) *smcr.Stack {
 	tb.Helper()
 	cfg := smcr.Config{Devices: []rdma.Device{d}, Option: smcr.BothSpeak{}, Hooks: smcr.Hooks{
-		Malformed: func(where string, err error) { tb.Logf("%s: %v", where, err) },
+		Malformed: func(where string, err error) { tb.Logf("malformed: %s: %v", where, err) },
+		Failed:    func(what string, err error) { tb.Logf("%s: %v", what, err) },
 	}}
 	for _, e := range edit {
 		e(&cfg)
@@ -120,7 +111,11 @@ func (p *pair) dial(tb testing.TB) (client, server *smcr.Conn) {
 		}
 		accepted <- c
 	}()
-	c, err := (&smcr.Dialer{Stack: p.client}).DialContext(ctx, "tcp", cmp.Or(p.dialTo, p.l.Addr().String()))
+	d := smcr.Dialer{Stack: p.client}
+	if p.dialFrom.IsValid() {
+		d.Dialer.LocalAddr = net.TCPAddrFromAddrPort(netip.AddrPortFrom(p.dialFrom, 0))
+	}
+	c, err := d.DialContext(ctx, "tcp", cmp.Or(p.dialTo, p.l.Addr().String()))
 	if err != nil {
 		tb.Fatal(err)
 	}

@@ -3,79 +3,55 @@
 package smcr
 
 import (
-	"cmp"
-	"container/list"
 	crand "crypto/rand"
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
-	"github.com/smcr-io/kube-smcr/pkg/smcr/linkgroup"
 )
 
-// Stack is one SMC-R instance with its link groups (RFC 7609 A.2.1). Each link
-// group has a protection domain of its own: what belongs to it cannot be reached
-// with the keys of another one, of this stack or of others. Its methods may be called
-// from any goroutine.
+// Stack is one SMC-R instance (RFC 7609 A.2.1). A Stack owns the opened devices with their
+// completion queues, the link groups and what is left of those that ended, and the
+// connections that SMC-R carries; the devices themselves are the caller's. The Stack's lock, the
+// turn, guards all of them, and its goroutines see to devices, timers and TCP connections.
+// Close ends them all. The methods of a Stack may be called from any goroutine.
+//
+// Each link group has a protection domain of its own: what belongs to a group cannot be
+// reached with the keys of another one, of this stack or of others.
 type Stack struct {
 	cfg     Config
 	idKey   [32]byte // see peerIDFor
-	rnics   []*rnic  // the list is replaced, with the turn, and not changed
-	retired []*rnic  // whose places others have; guarded by the turn
 	closing chan struct{}
-	wg      sync.WaitGroup
+	wg      sync.WaitGroup // of the goroutines
 
 	tcpWatch *tcpWatch
 	halfOpen halfOpen
 
-	// turn guards what follows, and all machines. Application goroutines only
-	// try it on the data path; see the package comment.
+	// turn guards the fields down to closed, what the types of the others say, and all
+	// machines. Application goroutines only try the turn on the data path; see the package
+	// comment.
 	turn        sync.Mutex
 	rand        *rand.Rand
 	account     account
-	groups      map[uint32]*group
-	byParty     map[party][]*group
-	timers      timers
-	idle        list.List // of groups, see noteIdle
+	trespassers trespassers
+	devices     devices
+	groups      groupTable
+	lingering   lingering
 	conns       map[*Conn]struct{}
 	closed      bool
-	trespassers trespassers
-	empty       chan struct{} // closed when the stack is closed and has no connections
-	alarm       time.Time     // when the stack's goroutine looks at timers next
-	// sweepAt is when completed SENDs are looked for, though nobody waits for
-	// them; zero: none are in flight.
-	sweepAt time.Time
-	// answering is the connection whose program was last given a small
-	// message, answers how many in a row.
-	answering *Conn
-	answers   int
-	// touched are the groups that have something to do, expired those whose
-	// timers are being seen to.
-	touched   []*group
-	expired   []*group
-	lingering []*link // that the peer may still speak to, the oldest first
-	outs      []linkgroup.Output
-	stats     Stats // of the past; LLCSent and CDCSent without those of live groups
 
-	clcSent atomic.Uint64
-	polls   atomic.Uint64 // AnswerPolls
-	polled  atomic.Uint64 // AnswersPolled
-	// dirty is the queue of connections whose positions moved.
-	dirty atomic.Pointer[Conn]
-	// poured is a connection whose program may answer soon.
-	poured atomic.Pointer[Conn]
-	// wake gets the stack's goroutine to look at timers and queues again.
-	wake chan struct{}
-	// ready says that a completion queue called: there is something in it.
-	ready atomic.Bool
-	// heard says that a peer needs no more waiting for, for Close.
-	heard chan struct{}
+	empty chan struct{} // closed when the stack is closed and has no connections
+
+	// Partly used without the turn.
+	counters counters
+	dialogue dialogue
+	marks    marks
+	alarm    alarm
 }
 
 // lastGroupID numbers link groups uniquely in the process.
@@ -105,99 +81,34 @@ func NewStack(cfg Config) (*Stack, error) {
 		idKey:       idKey,
 		closing:     make(chan struct{}),
 		rand:        rand.New(rand.NewChaCha8(seed)),
-		groups:      map[uint32]*group{},
-		byParty:     map[party][]*group{},
 		conns:       map[*Conn]struct{}{},
-		wake:        make(chan struct{}, 1),
 		empty:       make(chan struct{}),
-		heard:       make(chan struct{}, 1),
 		trespassers: trespassers{},
+		devices:     devices{rail: cfg.Rail},
 	}
 	for i, d := range cfg.Devices {
 		r, err := s.openRNIC(i, d)
 		if err != nil {
-			return nil, errors.Join(err, s.closeRNICs())
+			return nil, errors.Join(err, s.devices.close())
 		}
-		s.rnics = append(s.rnics, r)
+		s.devices.put(r)
 	}
 	s.account = account{budget: cfg.MemoryBytes, outer: cfg.Account}
 	var err error
 	if s.tcpWatch, err = newTCPWatch(s); err != nil {
-		return nil, errors.Join(err, s.closeRNICs())
+		return nil, errors.Join(err, s.devices.close())
 	}
 	s.halfOpen.init(cfg.MaxHalfOpen)
-	s.ready.Store(true) // the first step arms the queues
-	for _, r := range s.rnics {
+	s.alarm.init()
+	s.groups.init()
+	s.lingering.init()
+	s.marks.ready.Store(true) // the first step arms the queues
+	for _, r := range s.devices.list {
 		s.wg.Go(r.watch)
 	}
 	s.wg.Go(s.tcpWatch.run)
 	s.wg.Go(s.run)
 	return s, nil
-}
-
-// closeRNICs closes the devices, which ends their watchers.
-func (s *Stack) closeRNICs() error {
-	var err error
-	for _, r := range slices.Concat(s.rnics, s.retired) {
-		err = errors.Join(err, r.ctx.Close())
-	}
-	return err
-}
-
-// pickRNIC returns a device whose number is not in the set, or nil if there is
-// none: one with an active port, in the subnet of the peer's RNIC, on another
-// rail than those in the set, with few links, in this order, and with a route to
-// that RNIC if reach is given. If the
-// link ends at that RNIC of the peer (bound), and some of our devices are in its
-// subnet, only those will do: a link across subnets would depend on both of
-// them. The first link of a group may take a port that is not active: an
-// interface reports its carrier up to a second late.
-func (s *Stack) pickRNIC(not uint8, peer rdma.GID, bound bool, reach *routes) *rnic {
-	near := func(r *rnic) bool { return r.gids.onLink(peer) }
-	bound = bound && slices.ContainsFunc(s.rnics, near)
-	far := func(r *rnic) bool { return reach != nil && !reach[r.index].Found }
-	rails := s.railsOf(not)
-	fresh := func(r *rnic) bool { return !slices.Contains(rails, s.rail(r)) }
-	var best *rnic
-	for _, r := range s.rnics {
-		if r.dead || not>>r.index&1 != 0 || bound && !near(r) || far(r) {
-			continue
-		}
-		if best == nil || cmp.Or(compareBool(r.active(), best.active()), compareBool(near(r), near(best)), compareBool(fresh(r), fresh(best)), len(best.links)-len(r.links)) > 0 {
-			best = r
-		}
-	}
-	return best
-}
-
-// railsOf are the rails of a set of devices.
-func (s *Stack) railsOf(set uint8) []int {
-	var rails []int
-	for _, r := range s.rnics {
-		if set>>r.index&1 != 0 {
-			rails = append(rails, s.rail(r))
-		}
-	}
-	return rails
-}
-
-// rail is the rail of a device; without any it is a number that no other has.
-func (s *Stack) rail(r *rnic) int {
-	if s.cfg.Rail == nil {
-		return int(r.index)
-	}
-	return s.cfg.Rail(r.dev.Name())
-}
-
-// compareBool orders false before true.
-func compareBool(a, b bool) int {
-	switch {
-	case a == b:
-		return 0
-	case a:
-		return 1
-	}
-	return -1
 }
 
 // completionQueueDepth allows for the groups that MaxConns can fill, each with
@@ -224,12 +135,12 @@ func (s *Stack) Close() error {
 	for c := range s.conns {
 		c.lc.Abort(now)
 	}
-	for _, g := range s.groups {
+	for _, g := range s.groups.byID {
 		g.abandon() // the resets and DELETE LINK leave at once
 	}
 	open := make([]*Conn, 0, len(s.conns))
 	for c := range s.conns {
-		if c.opened { // the others belong to their rendezvous, which ends too
+		if c.life.opened { // a connection that is not belongs to its rendezvous, which ends too
 			open = append(open, c)
 		}
 	}
@@ -237,21 +148,18 @@ func (s *Stack) Close() error {
 	close(s.closing)
 	s.awaitPeers()
 	s.lock()
-	for _, g := range s.groups {
+	for _, g := range s.groups.byID {
 		g.finish()
 	}
 	s.unlock()
 	for _, c := range open {
-		_ = c.Close() // it was reset above; this frees its memory
+		_ = c.Close() // the connection was reset above; Close frees its memory
 	}
 	<-s.empty
 	s.lock()
-	for _, l := range s.lingering {
-		l.close()
-	}
-	s.lingering = nil
+	s.lingering.closeAll()
 	s.turn.Unlock()
-	err := errors.Join(s.tcpWatch.close(), s.closeRNICs())
+	err := errors.Join(s.tcpWatch.close(), s.devices.close())
 	s.wg.Wait()
 	return err
 }
@@ -264,7 +172,7 @@ func (s *Stack) checkEmpty() {
 	}
 }
 
-// lock takes the turn, waiting for it; unlock gives it up and sees to what
+// lock takes the turn, waiting for it; unlock gives the turn up and sees to what
 // came meanwhile. Only slow paths wait for the turn.
 func (s *Stack) lock() { s.turn.Lock() }
 
@@ -273,43 +181,21 @@ func (s *Stack) unlock() {
 	s.kick()
 }
 
-// poke makes the stack's goroutine run, for new timers.
-func (s *Stack) poke() {
-	select {
-	case s.wake <- struct{}{}:
-	default:
-	}
-}
-
-// markDirty puts a connection on the queue of those whose positions moved.
-func (s *Stack) markDirty(c *Conn) {
-	if c.dirty.Swap(true) {
-		return
-	}
-	for {
-		head := s.dirty.Load()
-		c.nextDirty = head
-		if s.dirty.CompareAndSwap(head, c) {
-			return
-		}
-	}
-}
-
 // kick sees to dirty connections and completions if the turn is free;
-// otherwise its holder will, since it looks again after giving up the turn.
+// otherwise the holder of the turn will, who looks for marks again after giving up the turn.
 //
-// Work may come as fast as it is done. A caller that it does not let go hands
-// it to the stack's goroutine: it may be a device's, whose packets wait.
+// Work may come as fast as it is done. After maxKick the caller hands the rest to the
+// stack's goroutine: the caller may be the goroutine of a device, whose packets wait.
 func (s *Stack) kick() {
 	var start time.Time
-	for (s.dirty.Load() != nil || s.ready.Load()) && s.turn.TryLock() {
+	for s.marks.any() && s.turn.TryLock() {
 		now := time.Now()
 		s.step(now)
 		s.turn.Unlock()
 		if start.IsZero() {
 			start = now
 		} else if now.Sub(start) > maxKick {
-			s.poke()
+			s.alarm.poke()
 			return
 		}
 	}
@@ -319,14 +205,14 @@ func (s *Stack) kick() {
 // bulk data.
 const maxKick = time.Millisecond
 
-// run is the stack's goroutine: it sees to timers.
+// run is the stack's goroutine, which sees to timers.
 func (s *Stack) run() {
 	timer := time.NewTimer(idleWait)
 	defer timer.Stop()
 	for {
 		timer.Reset(s.runTimers())
 		select {
-		case <-s.wake:
+		case <-s.alarm.wake:
 		case <-timer.C:
 		case <-s.closing:
 			return
@@ -339,13 +225,29 @@ func (s *Stack) runTimers() time.Duration {
 	s.lock()
 	defer s.unlock()
 	now := time.Now()
-	s.sweep(now)
+	s.devices.sweep(now)
 	s.step(now)
-	s.expire(now)
-	s.endLingering(now)
+	s.groups.expire(now)
+	s.boundIdle()
+	s.lingering.expire(now)
 	next := s.nextTimeout(now)
-	s.alarm = now.Add(next)
+	s.alarm.at = now.Add(next)
 	return next
+}
+
+// nextTimeout is how long the stack's goroutine may sleep.
+func (s *Stack) nextTimeout(now time.Time) time.Duration {
+	next := now.Add(idleWait)
+	if due, ok := s.groups.nextDue(); ok && due.Before(next) {
+		next = due
+	}
+	if at := s.devices.sweepAt; !at.IsZero() && at.Before(next) {
+		next = at
+	}
+	if at, ok := s.lingering.nextDue(); ok && at.Before(next) {
+		next = at
+	}
+	return max(next.Sub(now), 0)
 }
 
 // idleWait is how long the stack sleeps without timers.
@@ -353,7 +255,7 @@ const idleWait = time.Hour
 
 // portChanged tells the groups about a port; the caller holds the turn.
 func (s *Stack) portChanged(now time.Time, r *rnic, up bool) {
-	for _, g := range s.groups {
+	for _, g := range s.groups.byID {
 		g.lg.HandlePort(now, r.index, up)
 		g.flush(now)
 	}
@@ -367,95 +269,39 @@ const maxSteps = 4
 // requests out. The caller holds the turn.
 func (s *Stack) step(now time.Time) {
 	for range maxSteps {
-		if s.ready.Swap(false) {
-			for _, r := range s.rnics {
-				r.arm(now)
-			}
+		if s.marks.ready.Swap(false) {
+			s.devices.arm(now)
 		}
-		more := false
-		for _, r := range s.rnics {
-			more = r.poll(now) || more
-		}
+		more := s.devices.poll(now)
 		moved := s.takeDirty()
-		s.flushTouched(now)
-		if !more && !moved && !s.ready.Load() {
+		s.groups.flushTouched(now)
+		if !more && !moved && !s.marks.ready.Load() {
 			return
 		}
 	}
-	s.poke()
-}
-
-// touch puts a group on the list of those that step flushes.
-func (s *Stack) touch(g *group) {
-	if !g.touched {
-		g.touched = true
-		s.touched = append(s.touched, g)
-	}
-}
-
-// flushTouched carries out what the groups on the list want.
-func (s *Stack) flushTouched(now time.Time) {
-	for i := 0; i < len(s.touched); i++ { // a group may put another one there
-		g := s.touched[i]
-		g.touched = false
-		g.flush(now)
-		s.touched[i] = nil
-	}
-	s.touched = s.touched[:0]
-}
-
-// drainOthers takes the completions of all devices but one, of all if that is nil.
-func (s *Stack) drainOthers(now time.Time, but *rnic) {
-	for _, r := range s.rnics {
-		if r != but {
-			r.drain(now)
-		}
-	}
+	s.alarm.poke()
 }
 
 // takeDirty tells the machines how far applications have come.
 func (s *Stack) takeDirty() bool {
-	c := s.dirty.Swap(nil)
+	c := s.marks.take()
 	if c == nil {
 		return false
 	}
 	for c != nil {
-		next := c.nextDirty
-		c.nextDirty = nil
-		c.dirty.Store(false)
+		next := c.mark.wipe()
 		c.sync()
 		c = next
 	}
 	return true
 }
 
-// Stats returns the stack's counters.
-func (s *Stack) Stats() Stats {
-	s.lock()
-	defer s.unlock()
-	st := s.stats
-	st.MemoryBytes = uint64(s.account.bytes)
-	st.Groups = len(s.groups)
-	st.Conns = len(s.conns)
-	st.CLCSent = s.clcSent.Load()
-	st.AnswerPolls, st.AnswersPolled = s.polls.Load(), s.polled.Load()
-	for _, g := range s.groups {
-		st.LLCSent += g.lg.LLCSent
-		st.CDCSent += g.lg.CDCSent
-	}
-	for c := range s.conns {
-		st.BytesSentSMCR += c.written()
-		st.BytesRecvSMCR += c.consumed.Load()
-	}
-	return st
-}
-
 // LinkGroups describes the link groups.
 func (s *Stack) LinkGroups() []GroupInfo {
 	s.lock()
 	defer s.unlock()
-	infos := make([]GroupInfo, 0, len(s.groups))
-	for _, g := range s.groups {
+	infos := make([]GroupInfo, 0, len(s.groups.byID))
+	for _, g := range s.groups.byID {
 		infos = append(infos, g.info())
 	}
 	return infos
@@ -467,7 +313,7 @@ func (s *Stack) Conns() []Info {
 	defer s.unlock()
 	infos := make([]Info, 0, len(s.conns))
 	for c := range s.conns {
-		if c.opened {
+		if c.life.opened {
 			infos = append(infos, c.infoLocked())
 		}
 	}

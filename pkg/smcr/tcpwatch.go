@@ -15,7 +15,7 @@ import (
 // tcpWatch looks at the idle TCP connections under a stack's SMC-R connections.
 // A reset resets the connection above; the orderly end is left to SMC-R for a
 // while, since the peer may close TCP right after its last CDC message. One
-// goroutine does it for all of them: one for each would take more memory than
+// goroutine looks at all of them: a goroutine for each would take more memory than
 // the connection.
 //
 //	idle --anything to read--> asked once --reset, data--> connection reset
@@ -24,21 +24,15 @@ import (
 //	                                           ^      |
 //	                                           +------+ the peer speaks
 //
-// What follows file is guarded by the stack's turn.
+// The fields behind file are guarded by the stack's turn.
 type tcpWatch struct {
 	s    *Stack
 	raw  syscall.RawConn
-	file *os.File // epoll; the network poller waits for it
+	file *os.File // epoll, for which the network poller waits
 
 	last  uint64 // number of a connection
 	conns map[uint64]*Conn
 }
-
-// tcpEndGrace is how long a peer may say nothing in the link group after the end of
-// the TCP connection: then nobody is left who could end SMC-R in order. One that
-// ends hundreds of connections at once, or is short of processors, has more to say
-// first; it has CloseTimeout.
-const tcpEndGrace = 2 * time.Second
 
 // tcpEvents is how many connections are looked at in one turn.
 const tcpEvents = 64
@@ -64,26 +58,27 @@ func (w *tcpWatch) close() error { return w.file.Close() }
 // add begins to look at a connection. The caller holds the turn.
 func (w *tcpWatch) add(c *Conn) error {
 	w.last++
-	c.watchID = w.last
-	w.conns[c.watchID] = c
+	c.watched.id = w.last
+	w.conns[w.last] = c
 	if err := w.arm(c, unix.EPOLL_CTL_ADD); err != nil {
 		return fmt.Errorf("watch the TCP connection to %v: %w", c.tcp.RemoteAddr(), err)
 	}
 	return nil
 }
 
-// remove ends it; closing the TCP connection does the rest. The caller holds
-// the turn.
+// remove looks at a connection no longer; closing the TCP connection does the rest. The
+// caller holds the turn.
 func (w *tcpWatch) remove(c *Conn) {
-	delete(w.conns, c.watchID)
-	if c.tcpGrace != nil && c.tcpGrace.Stop() {
+	delete(w.conns, c.watched.id)
+	if c.watched.stop() {
 		w.s.wg.Done()
 	}
 }
 
 // arm asks for one event.
 func (w *tcpWatch) arm(c *Conn, op int) error {
-	ev := unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLRDHUP | unix.EPOLLONESHOT, Fd: int32(c.watchID), Pad: int32(c.watchID >> 32)}
+	id := c.watched.id
+	ev := unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLRDHUP | unix.EPOLLONESHOT, Fd: int32(id), Pad: int32(id >> 32)}
 	raw, err := c.tcp.SyscallConn()
 	if err != nil {
 		return err
@@ -136,44 +131,21 @@ func (w *tcpWatch) look(c *Conn) {
 	case cerr != nil: // we have closed it
 	case errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR):
 		if err := w.arm(c, unix.EPOLL_CTL_MOD); err != nil {
-			w.s.malformed("TCP connection", err)
+			w.s.failed("TCP connection", err)
 		}
 	case err == nil && n == 0:
-		if c.tcpGrace == nil {
+		if !c.watched.inGrace() {
 			w.s.wg.Add(1)
-			c.tcpEnd = time.Now()
-			c.tcpLook = c.tcpEnd
-			c.tcpGrace = time.AfterFunc(tcpEndGrace, c.tcpEnded)
+			c.watched.begin(time.Now(), c.tcpEnded)
 		}
 	default: // reset, or data, which only SMC-R may carry now
 		c.abortLocked()
 	}
 }
 
-// tcpEnded is called when the grace is over.
-func (c *Conn) tcpEnded() {
-	s := c.stack
-	defer s.wg.Done()
-	s.lock()
-	defer s.unlock()
-	now := time.Now()
-	s.drainOthers(now, nil) // this process may be what was slow
-	s.flushTouched(now)
-	switch {
-	case c.state.Load()&flagPeerDone != 0 || c.users.Load() == 0:
-		return // the peer closed in order; its close timer does the rest
-	case !s.closed && c.lc.Heard().After(c.tcpLook) && now.Sub(c.tcpEnd) < s.cfg.CloseTimeout:
-		c.tcpLook = now
-		s.wg.Add(1)
-		c.tcpGrace.Reset(tcpEndGrace)
-	default:
-		c.abortLocked()
-	}
-}
-
 // abortLocked resets the connection; the caller holds the turn.
 func (c *Conn) abortLocked() {
-	if c.users.Load() > 0 {
+	if !c.life.isOver() {
 		now := time.Now()
 		c.lc.Abort(now)
 		c.group.flush(now)

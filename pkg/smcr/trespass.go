@@ -90,7 +90,7 @@ func (r *rnic) handleTrespass(now time.Time, n rdma.QPN, err error) {
 		return
 	}
 	r.s.trespassers.note(now, addr)
-	r.s.stats.Trespasses++
+	r.s.counters.past.Trespasses++
 	if h := r.s.cfg.Hooks.Trespass; h != nil {
 		h(addr, err)
 	}

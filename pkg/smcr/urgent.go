@@ -17,40 +17,45 @@ import (
 )
 
 // Urgent data is what net.Conn does not know: one byte of the stream at a time
-// that the peer should look at before what precedes it (RFC 7609 §4.7.5,
+// that the peer should look at before the bytes that precede it (RFC 7609 §4.7.5,
 // §4.7.6). These methods are Linux's TCP options and flags: WriteUrgent and
 // ReadUrgent are send and recv with MSG_OOB, SetUrgentInline is SO_OOBINLINE,
 // AtMark is SIOCATMARK, UrgentPending is the exception set of select, and
-// UrgentNotify is SIGURG. They work on every Conn, whatever carries it.
+// UrgentNotify is SIGURG. The methods work on every Conn, whatever carries it.
 
 // urgentState is where the urgent byte of either stream is.
 type urgentState struct {
 	// at is one past our urgent byte, until the machine knows it; 0: none.
 	at atomic.Uint64
-	// mark is one past the peer's last urgent byte. It is stored before
-	// peerProduced passes it.
+	// mark is one past the peer's last urgent byte. The holder of the turn stores mark
+	// before peerProduced, so that no reader goes past the byte unaware:
+	//
+	//	holder of the turn        reader
+	//	  stores mark = 8           |
+	//	  stores peerProduced = 9   |
+	//	                            loads peerProduced = 9, then mark = 8: reads 7 bytes
 	mark   atomic.Uint64
 	inline atomic.Bool // the byte is part of the stream that Read sees
 	// taken is one past the urgent byte that ReadUrgent took out of the stream.
 	taken atomic.Uint64
 
 	mu     sync.Mutex // guards what is below; not held while the turn is taken
-	held   byte       // the urgent byte
-	fresh  bool       // ReadUrgent has not returned it
+	value  byte       // the urgent byte
+	fresh  bool       // ReadUrgent has not returned value
 	notify chan struct{}
 }
 
-// urgentAhead stands for the position of an urgent byte that is still before
-// us: what is known is that there is one.
+// urgentAhead stands for the position of an urgent byte that the program's socket has not
+// given yet: where the byte is in the stream is not known.
 const urgentAhead = math.MaxUint64
 
 // handleUrgent takes what a message said about urgent data; the caller holds
 // the turn.
 func (c *Conn) handleUrgent(d *cdc.Conn, ev cdc.Events) {
 	if d.PeerUrgentPending() {
-		c.state.Or(flagPeerUrgent)
+		c.streams.flags.Or(flagPeerUrgent)
 	} else {
-		c.state.And(^flagPeerUrgent)
+		c.streams.flags.And(^flagPeerUrgent)
 	}
 	u := &c.urgent
 	end := d.PeerUrgent()
@@ -59,23 +64,23 @@ func (c *Conn) handleUrgent(d *cdc.Conn, ev cdc.Events) {
 	}
 	u.mu.Lock()
 	if end > u.mark.Load() {
-		u.held, u.fresh = c.rmbe[c.ring.Offset(end-1)], true
+		u.value, u.fresh = c.recv.span(end-1, 1)[0], true
 		u.mark.Store(end)
 	}
 	if u.notify != nil {
 		wakeUp(u.notify)
 	}
 	u.mu.Unlock()
-	c.sink.Load().urge(len(c.rmbe))
+	c.recv.sink.Load().makeRoom(len(c.recv.rmbe))
 }
 
 // next waits for unread bytes and returns them up to where the RMBE wraps or
-// the urgent byte is. That one begins what is returned if it is part of the
-// stream, and is skipped otherwise.
+// the urgent byte is. An urgent byte that is part of the stream is the first of the bytes
+// returned; another one is skipped.
 func (c *Conn) next() ([]byte, error) {
 	for {
 		b, err := c.peek(true)
-		pos, mark := c.consumed.Load(), c.urgent.mark.Load()
+		pos, mark := c.streams.consumed.Load(), c.urgent.mark.Load()
 		if err != nil || mark <= pos {
 			return b, err
 		}
@@ -89,8 +94,8 @@ func (c *Conn) next() ([]byte, error) {
 	}
 }
 
-// WriteUrgent writes p, whose last byte is urgent. If the peer has not heard
-// of an earlier urgent byte yet, that one becomes an ordinary one.
+// WriteUrgent writes p, whose last byte is urgent. An earlier urgent byte of which the peer has
+// not heard yet becomes an ordinary one.
 func (c *Conn) WriteUrgent(p []byte) (int, error) {
 	if len(p) == 0 {
 		return 0, nil
@@ -104,12 +109,12 @@ func (c *Conn) WriteUrgent(p []byte) (int, error) {
 		m, err := c.writeUrgentTCP(p[last:])
 		return n + m, err
 	}
-	c.wmu.Lock()
-	defer c.wmu.Unlock()
-	if !c.hold() {
+	c.send.mu.Lock()
+	defer c.send.mu.Unlock()
+	if !c.ref() {
 		return n, c.opError("write", net.ErrClosed)
 	}
-	defer c.drop()
+	defer c.unref()
 	b, err := c.reserve(true)
 	if err != nil {
 		return n, c.opError("write", err)
@@ -123,7 +128,7 @@ func (c *Conn) WriteUrgent(p []byte) (int, error) {
 
 // commitUrgent gives one urgent byte of the send buffer to the network.
 func (c *Conn) commitUrgent() bool {
-	c.urgent.at.Store(c.written() + 1)
+	c.urgent.at.Store(c.streams.written() + 1)
 	return c.commit(1)
 }
 
@@ -136,10 +141,10 @@ func (c *Conn) writeUrgentTCP(p []byte) (int, error) {
 }
 
 // ReadUrgent returns the peer's last urgent byte, once. The error is
-// syscall.EAGAIN if the peer announced it and has not written it yet, and
-// syscall.EINVAL if there is none or it is in line. It does not wait, and has
-// nothing to do with a Read under way. Other than TCP, it still has the byte
-// when Read has gone past it, until another one comes.
+// syscall.EAGAIN if the peer announced the byte and has not written it yet, and
+// syscall.EINVAL if there is no urgent byte or urgent bytes are in line. ReadUrgent does not wait, and has
+// nothing to do with a Read under way. Unlike TCP, a connection on SMC-R still has the
+// byte when Read has gone past its place, until another urgent byte comes.
 func (c *Conn) ReadUrgent() (byte, error) {
 	if c.group == nil {
 		var b [1]byte
@@ -156,16 +161,16 @@ func (c *Conn) ReadUrgent() (byte, error) {
 	if err != nil {
 		return 0, c.opError("read", err)
 	}
-	// The peer writes nothing behind the byte until it is consumed, and the
-	// program may wait for that before it reads again. Whoever has the lock
-	// comes to the byte and skips it.
-	if c.rmu.TryLock() {
-		if c.consumed.Load() == mark-1 && c.hold() {
+	// The peer writes nothing behind the urgent byte until that is consumed, and the
+	// program may wait for what comes behind before it reads again. A Read that has the
+	// lock comes to the urgent byte and skips it.
+	if c.recv.mu.TryLock() {
+		if c.streams.consumed.Load() == mark-1 && c.ref() {
 			c.urgent.taken.Store(mark)
 			c.consume(1)
-			c.drop()
+			c.unref()
 		}
-		c.rmu.Unlock()
+		c.recv.mu.Unlock()
 	}
 	return b, nil
 }
@@ -176,21 +181,21 @@ func (c *Conn) takeUrgent() (b byte, mark uint64, err error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	switch {
-	case c.closed.Load():
+	case c.life.closed.Load():
 		return 0, 0, net.ErrClosed
 	case u.inline.Load():
 	case u.fresh:
 		u.fresh = false
-		return u.held, u.mark.Load(), nil
-	case c.state.Load()&flagPeerUrgent != 0:
+		return u.value, u.mark.Load(), nil
+	case c.streams.has(flagPeerUrgent):
 		return 0, 0, syscall.EAGAIN
 	}
 	return 0, 0, syscall.EINVAL
 }
 
 // SetUrgentInline says whether Read returns urgent bytes as part of the stream.
-// By default it leaves them out. Either way a Read ends before one, so that
-// AtMark can tell where it is.
+// By default Read leaves them out. Either way a Read ends before an urgent byte, so that
+// AtMark can tell where the byte is.
 func (c *Conn) SetUrgentInline(inline bool) error {
 	if c.group == nil {
 		on := 0
@@ -207,7 +212,7 @@ func (c *Conn) SetUrgentInline(inline bool) error {
 // one.
 func (c *Conn) AtMark() (bool, error) {
 	if c.group != nil {
-		mark, pos := c.urgent.mark.Load(), c.consumed.Load()
+		mark, pos := c.urgent.mark.Load(), c.streams.consumed.Load()
 		return mark > 0 && (pos == mark-1 || pos == mark && c.urgent.taken.Load() == mark), nil
 	}
 	at := false
@@ -234,12 +239,12 @@ func (c *Conn) UrgentPending() (bool, error) {
 	u := &c.urgent
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	return c.state.Load()&flagPeerUrgent != 0 || u.fresh && c.consumed.Load() < u.mark.Load(), nil
+	return c.streams.has(flagPeerUrgent) || u.fresh && c.streams.consumed.Load() < u.mark.Load(), nil
 }
 
 // UrgentNotify returns a channel that gets a token when the peer announces
-// urgent data, even while it has no window to write it. It is nil if TCP
-// carries the connection, which says it by UrgentPending only.
+// urgent data, even while the peer has no window to write it. The channel is nil if TCP
+// carries the connection: TCP tells of urgent data by UrgentPending only.
 func (c *Conn) UrgentNotify() <-chan struct{} {
 	if c.group == nil {
 		return nil

@@ -38,9 +38,9 @@ func (s *Stack) clcConfig(tcp *net.TCPConn) clc.Config {
 func (s *Stack) offer() clc.Offer {
 	s.lock()
 	defer s.unlock()
-	n := s.rnics[0]
-	if i := slices.IndexFunc(s.rnics, (*rnic).active); i >= 0 {
-		n = s.rnics[i]
+	n := s.devices.list[0]
+	if i := slices.IndexFunc(s.devices.list, (*rnic).active); i >= 0 {
+		n = s.devices.list[i]
 	}
 	return clc.Offer{GID: n.gids.v1.GID, MAC: n.gids.v1.MAC, GIDv2: n.gids.v2.GID}
 }
@@ -78,7 +78,7 @@ func addrOf(a net.Addr) netip.Addr {
 // The caller holds the turn.
 func (s *Stack) gids(l rdma.GID) (list clc.List[rdma.GID]) {
 	list.Add(l)
-	for _, r := range s.rnics {
+	for _, r := range s.devices.list {
 		if r.active() && !list.Has(r.gids.v2.GID) {
 			list.Add(r.gids.v2.GID) // there are no more devices than it has room for
 		}

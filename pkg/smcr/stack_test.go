@@ -65,8 +65,7 @@ func TestHooks_closedMatchesOpened(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, _ = c.Write(good.Append(nil))
-		readMessage(t, c)
+		propose(t, c, &good)
 		_, _ = c.Write(clc.Decline{Version: clc.V1, PeerID: good.PeerID, Reason: clc.ReasonMem}.Append(nil))
 		a, err := l.Accept()
 		if err != nil {
@@ -87,11 +86,10 @@ func TestStack_closeDuringFirstContact(t *testing.T) {
 		name string
 		talk func(t *testing.T, c net.Conn)
 	}{
-		{"after the Accept", func(t *testing.T, c net.Conn) { _, _ = c.Write(good.Append(nil)); readMessage(t, c) }},
+		{"after the Accept", func(t *testing.T, c net.Conn) { propose(t, c, &good) }},
 		{"after the Confirm", func(t *testing.T, c net.Conn) {
-			_, _ = c.Write(good.Append(nil))
-			readMessage(t, c)
-			_, _ = c.Write(clc.Confirm{Endpoint: testEndpoint(true)}.Append(nil))
+			propose(t, c, &good)
+			confirm(c, testEndpoint(true))
 		}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -3,7 +3,6 @@
 package smcr_test
 
 import (
-	"context"
 	"net"
 	"net/netip"
 	"testing"
@@ -14,33 +13,95 @@ import (
 	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
 )
 
-// Hand-made peers of version 2, as in handshake_test.go.
-
-func proposalV2(tb testing.TB, eid string) clc.Proposal {
-	tb.Helper()
-	return clc.Proposal{
-		Version: clc.V2, V1: clc.ModeNone, V2: clc.ModeR, PeerID: clc.PeerID{1, 2, 3, 4, 5, 6, 7, 8},
-		Ext: clc.V2Extension{
-			EIDs: clc.ListOf(eids(tb, eid)...), Release: clc.Release1, GID: rdma.GIDFromAddr(netip.MustParseAddr("192.0.2.99")),
-			MaxConns: 255, MaxLinks: 2,
-		},
+func TestServer_badClients(t *testing.T) {
+	good := testProposal("127.0.0.0/24")
+	for _, tc := range []struct {
+		name string
+		talk func(t *testing.T, c net.Conn)
+		tcp  bool // the server falls back, and the connection works as TCP
+	}{
+		{"says nothing", func(t *testing.T, c net.Conn) { wantReset(t, c) }, false},
+		{"stops in the header", func(t *testing.T, c net.Conn) {
+			_, _ = c.Write(good.Append(nil)[:5])
+			wantReset(t, c)
+		}, false},
+		{"stops in the Proposal", func(t *testing.T, c net.Conn) {
+			_, _ = c.Write(good.Append(nil)[:20])
+			wantReset(t, c)
+		}, false},
+		{"closes in the Proposal", func(t *testing.T, c net.Conn) {
+			_, _ = c.Write(good.Append(nil)[:20])
+			_ = c.(*net.TCPConn).CloseWrite()
+			wantReset(t, c)
+		}, false},
+		{"sends application data", func(t *testing.T, c net.Conn) {
+			_, _ = c.Write([]byte("GET / HTTP/1.1\r\nHost: example.com\r\n\r\n"))
+			wantReset(t, c)
+		}, false},
+		{"oversized length", func(t *testing.T, c net.Conn) {
+			b := good.Append(nil)
+			b[5], b[6] = 0xff, 0xff
+			_, _ = c.Write(b)
+			wantReset(t, c)
+		}, false},
+		{"stops after the Accept", func(t *testing.T, c net.Conn) {
+			propose(t, c, &good)
+			wantReset(t, c)
+		}, false},
+		{"declines the Accept", func(t *testing.T, c net.Conn) {
+			propose(t, c, &good)
+			_, _ = c.Write(clc.Decline{Version: clc.V1, PeerID: good.PeerID, Reason: clc.ReasonMem}.Append(nil))
+		}, true},
+		{"another subnet", func(t *testing.T, c net.Conn) {
+			_, _ = c.Write(testProposal("10.1.2.0/24").Append(nil))
+			wantDecline(t, c, clc.ReasonDiffPrefix, false)
+		}, true},
+		{"SMC-D only", func(t *testing.T, c net.Conn) {
+			p := good
+			p.Version, p.V1, p.HasSMCD = clc.V2, clc.ModeD, true
+			_, _ = c.Write(p.Append(nil))
+			wantDecline(t, c, clc.ReasonModeUnsupp, false)
+		}, true},
+		{"confirms an impossible RMBE", func(t *testing.T, c net.Conn) {
+			propose(t, c, &good)
+			e := testEndpoint(true)
+			e.RMBEIndex = 0
+			confirm(c, e)
+			wantDecline(t, c, clc.ReasonErrRToken, false)
+		}, true},
+		{"confirms as somebody else", func(t *testing.T, c net.Conn) {
+			propose(t, c, &good)
+			e := testEndpoint(true)
+			e.PeerID[0]++
+			confirm(c, e)
+			wantDecline(t, c, clc.ReasonInternal, false)
+		}, true},
+		{"never answers CONFIRM LINK", func(t *testing.T, c net.Conn) {
+			propose(t, c, &good)
+			confirm(c, testEndpoint(true))
+			_ = c.SetReadDeadline(time.Now().Add(8 * time.Second))
+			wantDecline(t, &patient{c}, clc.ReasonTimeoutCL, false)
+		}, true},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			p := newPair(t, quick)
+			c := p.dialTCP(t)
+			tc.talk(t, c)
+			if tc.tcp {
+				checkPlain(t, p, c)
+			}
+			waitCleanedUp(t, p.server)
+		})
 	}
-}
-
-func endpointV2(tb testing.TB, first bool) clc.Endpoint {
-	tb.Helper()
-	e := testEndpoint(first)
-	e.Version, e.EID = clc.V2, eids(tb, smcr.DefaultEID)[0]
-	e.Ext = clc.FirstContactExtension{Direct: true, OS: clc.OSLinux, Release: clc.Release1, MaxConns: 255, MaxLinks: 2}
-	return e
 }
 
 func TestServer_badClientsOfVersion2(t *testing.T) {
 	// confirms sends a Confirm that is right but for what edit does.
 	confirms := func(edit func(*clc.Confirm)) func(t *testing.T, c net.Conn) {
 		return func(t *testing.T, c net.Conn) {
-			_, _ = c.Write(proposalV2(t, smcr.DefaultEID).Append(nil))
-			readMessage(t, c)
+			p := proposalV2(t, smcr.DefaultEID)
+			propose(t, c, &p)
 			m := clc.Confirm{Endpoint: endpointV2(t, true)}
 			m.GIDs.Add(m.GID)
 			edit(&m)
@@ -79,15 +140,11 @@ func TestServer_badClientsOfVersion2(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
 			p := newPair(t, quick)
-			c, err := net.Dial("tcp", p.l.Addr().String())
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer c.Close()
+			c := p.dialTCP(t)
 			tc.talk(t, c)
 			wantDecline(t, c, tc.reason, false)
 			checkPlain(t, p, c)
-			waitFor(t, "rendezvous cleaned up", func() bool { return p.server.Stats().Conns == 0 && p.server.Stats().Groups == 0 })
+			waitCleanedUp(t, p.server)
 		})
 	}
 }
@@ -96,38 +153,28 @@ func TestServer_badClientsOfVersion2(t *testing.T) {
 // 2 cannot be reached, and the reason is kept.
 func TestServer_versionOneWithoutRoute(t *testing.T) {
 	p := newPair(t)
-	c, err := net.Dial("tcp", p.l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := p.dialTCP(t)
 	m := proposalV2(t, smcr.DefaultEID)
 	m.V1, m.GID, m.IPv4 = clc.ModeR, m.Ext.GID, netip.MustParsePrefix("127.0.0.0/24")
 	m.Ext.GID = rdma.GIDFromAddr(netip.MustParseAddr("2001:db8::1"))
-	_, _ = c.Write(m.Append(nil))
-	a, err := clc.ParseAccept(readMessage(t, c))
-	if err != nil || a.Version != clc.V1 || !a.FirstContact {
-		t.Errorf("Accept %+v, %v; want version 1", a, err)
+	if a := propose(t, c, &m); a.Version != clc.V1 || !a.FirstContact {
+		t.Errorf("Accept %+v, want version 1", a)
 	}
 	if g := p.server.LinkGroups(); len(g) != 1 || g[0].Version != 1 || g[0].NoV2 != clc.ReasonNoRoute {
 		t.Errorf("groups %+v, want one of version 1 because of NOROUTE", g)
 	}
 	_ = c.Close()
-	waitFor(t, "rendezvous cleaned up", func() bool { return p.server.Stats().Conns == 0 && p.server.Stats().Groups == 0 })
+	waitCleanedUp(t, p.server)
 }
 
 // Linux leaves the peer ID out of a Proposal of version 2 only: until the Confirm
 // the client is known by its addresses.
 func TestServer_clientWithoutPeerID(t *testing.T) {
 	p := newPair(t)
-	c, err := net.Dial("tcp", p.l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
+	c := p.dialTCP(t)
 	m := proposalV2(t, smcr.DefaultEID)
 	m.PeerID = clc.PeerID{}
-	_, _ = c.Write(m.Append(nil))
-	readMessage(t, c)
+	propose(t, c, &m)
 	e := clc.Confirm{Endpoint: endpointV2(t, true)}
 	e.GIDs.Add(e.GID)
 	_, _ = c.Write(e.Append(nil))
@@ -138,58 +185,4 @@ func TestServer_clientWithoutPeerID(t *testing.T) {
 	_ = c.SetReadDeadline(time.Now().Add(8 * time.Second))
 	wantDecline(t, &patient{c}, clc.ReasonTimeoutCL, false)
 	checkPlain(t, p, c)
-}
-
-func TestClient_badServersOfVersion2(t *testing.T) {
-	for _, tc := range []struct {
-		name   string
-		edit   func(*clc.Endpoint)
-		reason clc.Reason
-	}{
-		{"an enterprise ID that was not offered", func(e *clc.Endpoint) { e.EID = eids(t, "ACME")[0] }, clc.ReasonNoUEID},
-		{"a later release", func(e *clc.Endpoint) { e.Ext.Release = 2 }, clc.ReasonReleaseErr},
-		{"too few connections", func(e *clc.Endpoint) { e.Ext.MaxConns = 15 }, clc.ReasonMaxConnErr},
-		{"more links than offered", func(e *clc.Endpoint) { e.Ext.MaxLinks = 3 }, clc.ReasonMaxLinkErr},
-		{"version 1, which was not offered", func(e *clc.Endpoint) { e.Version = clc.V1 }, clc.ReasonModeUnsupp},
-		{"a router that is not there", func(e *clc.Endpoint) { e.Ext.Direct = false }, clc.ReasonNoIndirect},
-		{"an RNIC that cannot be reached", func(e *clc.Endpoint) { e.GID = rdma.GIDFromAddr(netip.MustParseAddr("2001:db8::1")) }, clc.ReasonNoRoute},
-		{"a group that does not exist", func(e *clc.Endpoint) { e.FirstContact = false }, clc.ReasonSyncErr},
-		{"an impossible RMBE", func(e *clc.Endpoint) { e.RMBEIndex = 0 }, clc.ReasonErrRToken},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			t.Parallel()
-			s := newStack(t, newFakeFabric().device("c", 1), quick, versions(smcr.VersionsV2))
-			l, err := net.Listen("tcp", "127.0.0.1:0")
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer l.Close()
-			served := make(chan net.Conn, 1)
-			go func() {
-				c, err := l.Accept()
-				if err != nil {
-					t.Error(err)
-				}
-				defer func() { served <- c }()
-				readMessage(t, c)
-				e := endpointV2(t, true)
-				tc.edit(&e)
-				_, _ = c.Write(clc.Accept{Endpoint: e}.Append(nil))
-				wantDecline(t, c, tc.reason, tc.reason == clc.ReasonSyncErr)
-			}()
-			ctx, cancel := context.WithTimeout(t.Context(), 15*time.Second)
-			defer cancel()
-			c, err := (&smcr.Dialer{Stack: s}).DialContext(ctx, "tcp", l.Addr().String())
-			if err != nil {
-				t.Fatal(err)
-			}
-			peer := <-served
-			defer peer.Close()
-			if i := c.(*smcr.Conn).Info(); i.Mode != smcr.ModeTCP || i.Reason != tc.reason || i.PeerDeclined {
-				t.Errorf("mode %v, reason %v, want TCP, %v", i.Mode, i.Reason, tc.reason)
-			}
-			_ = c.Close()
-			waitFor(t, "rendezvous cleaned up", func() bool { return s.Stats().Conns == 0 && s.Stats().Groups == 0 })
-		})
-	}
 }
