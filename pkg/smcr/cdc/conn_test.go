@@ -530,11 +530,11 @@ func TestConn_replaysCaptures(t *testing.T) {
 				for i, m := range msgs {
 					if fromFirst[i] == first {
 						// Our own side said this: do what makes it true.
-						if p, err := ring.Advance(produced, ring.Cursor(produced), m.Prod); err == nil {
+						if p, err := ring.Advance(produced, m.Prod); err == nil {
 							produced = p
 							c.Produce(p)
 						}
-						if r, err := ring.Advance(cons, ring.Cursor(cons), m.Cons); err == nil {
+						if r, err := ring.Advance(cons, m.Cons); err == nil {
 							cons = r
 							c.Consume(r)
 						}
@@ -544,7 +544,7 @@ func TestConn_replaysCaptures(t *testing.T) {
 					if _, err := c.HandleMessage(m); err != nil {
 						t.Fatalf("message %d, %v: %v", i, m, err)
 					}
-					if p, err := ring.Advance(prod, ring.Cursor(prod), m.Prod); err == nil {
+					if p, err := ring.Advance(prod, m.Prod); err == nil {
 						prod = p
 					}
 					flush()

@@ -51,6 +51,10 @@ const (
 	OriginRFC   uint32 = 4
 )
 
+// EyeCatcher is "RMBE" in EBCDIC: the first bytes of an RMBE whose Origin is OriginRFC
+// (RFC 7609 4.3).
+const EyeCatcher = "\xd9\xd4\xc2\xc5"
+
 // Capacity returns how many bytes of data fit.
 func (r Ring) Capacity() uint32 { return r.Size - r.Origin }
 
@@ -65,6 +69,14 @@ func (r Ring) Cursor(pos uint64) Cursor {
 
 // Offset returns where in the RMBE the byte at a position is.
 func (r Ring) Offset(pos uint64) uint32 { return r.Origin + uint32(pos%uint64(r.Capacity())) }
+
+// UpdateDue reports whether the reader's position, consumed, is far enough from the one that
+// the peer was told, announced, for a message of its own (RFC 7609 4.5.1): the peer, which
+// has written up to produced, has less than half of the window and would gain a tenth.
+func (r Ring) UpdateDue(consumed, announced, produced uint64) bool {
+	size := uint64(r.Capacity())
+	return consumed-announced >= size/10 && produced-announced > size-size/2
+}
 
 // Valid reports whether c lies within the RMBE.
 func (r Ring) Valid(c Cursor) bool { return c.Count >= r.Origin && c.Count < r.Size }
@@ -88,17 +100,11 @@ func (r Ring) Distance(from, to Cursor) (uint32, error) {
 	return 0, &CursorError{r, from, to}
 }
 
-// Advance returns the position of cursor to, given that from is the cursor of
-// the position base and that to is not behind and at most one capacity ahead.
-// Its errors are those of [Ring.Distance]. A from that is not the cursor of
-// base is a bug of the caller and panics.
-func (r Ring) Advance(base uint64, from, to Cursor) (uint64, error) {
-	invariant.Must(r.Cursor(base) == from, "cdc: cursor to advance is not that of its position")
-	n, err := r.Distance(from, to)
-	if err != nil {
-		return base, err
-	}
-	return base + uint64(n), nil
+// Advance returns the position of a cursor that is not behind the position base, and at
+// most one capacity ahead. Its errors are those of [Ring.Distance].
+func (r Ring) Advance(base uint64, to Cursor) (uint64, error) {
+	n, err := r.Distance(r.Cursor(base), to)
+	return base + uint64(n), err
 }
 
 // Span is a contiguous piece of an RMBE.

@@ -55,9 +55,9 @@ func TestRing_likeOneThatWalks(t *testing.T) {
 					t.Fatalf("seed %d, %+v: Spans(%d, %d) = %v: byte %d is missing", seed, ring, pos, n, ring.Spans(pos, n), i)
 				}
 			}
-			got, err := ring.Advance(pos, from, w.at)
+			got, err := ring.Advance(pos, w.at)
 			if err != nil || got != pos+uint64(n) {
-				t.Fatalf("seed %d, %+v: Advance(%d, %v, %v) = %d, %v, want %d", seed, ring, pos, from, w.at, got, err, pos+uint64(n))
+				t.Fatalf("seed %d, %+v: Advance(%d, %v) = %d, %v, want %d", seed, ring, pos, w.at, got, err, pos+uint64(n))
 			}
 			if n > 0 && n < ring.Capacity() {
 				if d, err := ring.Distance(w.at, from); !errors.Is(err, cdc.ErrStale) {
@@ -118,19 +118,12 @@ func TestRing_Distance(t *testing.T) {
 
 func TestRing_panicsOnOurMistakes(t *testing.T) {
 	ring := cdc.Ring{Size: 100}
-	for name, f := range map[string]func(){
-		"base is not from": func() { _, _ = ring.Advance(1, cdc.Cursor{}, cdc.Cursor{}) },
-		"span too long":    func() { ring.Spans(0, 101) },
-	} {
-		t.Run(name, func(t *testing.T) {
-			defer func() {
-				if recover() == nil {
-					t.Error("no panic")
-				}
-			}()
-			f()
-		})
-	}
+	defer func() {
+		if recover() == nil {
+			t.Error("no panic where a span is longer than the RMBE")
+		}
+	}()
+	ring.Spans(0, 101)
 }
 
 // Whatever a peer sends, the position stays where it was or moves to the one
@@ -148,7 +141,7 @@ func FuzzCursorAdvance(f *testing.F) {
 			return
 		}
 		to := cdc.Cursor{Wrap: wrap, Count: count}
-		got, err := ring.Advance(base, ring.Cursor(base), to)
+		got, err := ring.Advance(base, to)
 		if err != nil {
 			var cursor *cdc.CursorError
 			if !errors.Is(err, cdc.ErrStale) && !errors.As(err, &cursor) {
@@ -163,4 +156,26 @@ func FuzzCursorAdvance(f *testing.F) {
 			t.Fatalf("%+v: from %d to %d, whose cursor is %v, want %v", ring, base, got, ring.Cursor(got), to)
 		}
 	})
+}
+
+func TestSection4_5_1_RingUpdateDue(t *testing.T) {
+	r := cdc.Ring{Origin: cdc.OriginRFC, Size: 1004} // 1,000 bytes of data
+	for _, tc := range []struct {
+		name                          string
+		consumed, announced, produced uint64
+		want                          bool
+	}{
+		{"nothing new", 500, 500, 1400, false},
+		{"half of the window left", 600, 500, 1000, false},
+		{"less than half left, and a tenth to gain", 600, 500, 1001, true},
+		{"less than half left, and less than a tenth to gain", 599, 500, 1001, false},
+		{"all written, and all read", 1500, 500, 1500, true},
+		{"the peer was told of more than the reader knows", 1500, 500, 1700, true},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			if got := r.UpdateDue(tc.consumed, tc.announced, tc.produced); got != tc.want {
+				t.Errorf("got %v, want %v", got, tc.want)
+			}
+		})
+	}
 }

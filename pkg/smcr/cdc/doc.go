@@ -37,6 +37,13 @@
 // peer's validation message, or else the connection is reset. [Conn.Misses]
 // tells when to look for such messages first.
 //
+// # Snapshots
+//
+// [Conn.Snapshot] says all that a connection knows, as a value without pointers, and
+// [Restore] makes the same connection of it, in another process if need be. It can be
+// taken between any two calls; a transmission that Next has given is the owner's, who
+// carries it out first. The bytes of the two buffers are the owner's, too.
+//
 // # Limitations
 //
 // A cursor says no more than one capacity ahead of the last one known, which

@@ -4,33 +4,43 @@ package cdc
 
 import "fmt"
 
+// failover is what a connection has to say after its link was lost: first the validation
+// message, then everything again that the lost link may not have delivered.
+type failover struct {
+	validate bool // the link changed: the validation message is next
+	repeat   bool // what the last messages told may be lost
+}
+
+// isUnderWay reports whether something is left to be said.
+func (f *failover) isUnderWay() bool { return f.validate || f.repeat }
+
+// stop leaves nothing to be said.
+func (f *failover) stop() { f.validate, f.repeat = false, false }
+
 // Failover moves the connection to another link after its own is closed: what
 // was under way there is neither delivered nor reported any more. The next
-// transmission is the failover validation message (§4.6.1), the one after it
+// transmission is the failover validation message (§4.6.1), the one after that
 // says everything again that the peer may not have heard (§4.6.2): one write
 // of all data not known to have arrived, with new data if there is room, one
 // message with a new sequence number, and the flags of our end.
 //
-// A connection whose link works moves without this once nothing is in flight.
+//	sent 7 (write), 8 (write); 7 was delivered; the link is lost
+//	Failover    -> V 7: "7 is the last that I know to have arrived"
+//	            -> the data of 8 and what came since, then message 9
+//
+// A connection whose link works moves without Failover once nothing is in flight.
 func (c *Conn) Failover() Events {
-	for c.told.size > 0 {
-		if m := c.told.pop(); !m.validation {
-			c.repeat = true
-		}
-	}
-	if c.failed {
-		c.repeat = false
+	lost := c.sentMsgs.lose()
+	if c.end.failed {
+		c.failover.repeat = false
 		return 0
 	}
-	// Whatever is said next: also an end or a reset is a message over another
-	// link, of which the peer may have missed the one before. Nothing is said
-	// once the end was delivered, nor to a peer that is not known yet.
-	c.validate = c.token != 0 && (c.state != Closed || c.repeat)
-	// What the peer has read has arrived.
-	delivered := max(c.completed, c.peerConsumed)
-	c.sent = delivered
-	if delivered > c.completed {
-		c.completed = delivered
+	c.failover.repeat = c.failover.repeat || lost
+	// The validation goes before whatever is said next: an end or a reset, too, is
+	// a message over another link, and the peer may have missed the message before.
+	// Nothing is said once the end was delivered, nor to a peer that is not known yet.
+	c.failover.validate = c.token != 0 && (c.end.state != Closed || c.failover.repeat)
+	if c.send.goBack() {
 		return Writable
 	}
 	return 0
@@ -38,32 +48,21 @@ func (c *Conn) Failover() Events {
 
 // Repeats reports whether a failover is not over: the validation message, or
 // what may have been lost, has still to be said over the link that was chosen.
-func (c *Conn) Repeats() bool { return c.validate || c.repeat }
+func (c *Conn) Repeats() bool { return c.failover.isUnderWay() }
 
-// acknowledge notes how far the peer's RNIC has acknowledged writes (§4.6.1).
-// Messages without a write do not count, since losing one loses no data; but
-// the number must not fall so far behind that the peer takes it for a future
-// one.
-func (c *Conn) acknowledge(m sentMessage) {
-	if m.write || m.seq-c.written > maxSeqLag {
-		c.written = m.seq
-	}
-}
-
-// validation builds the failover validation message. It has no sequence
-// number of its own, and nothing in it counts but token, number and flag.
+// validation builds the failover validation message. The message has no sequence
+// number of its own, and nothing in the message counts but token, number and flag.
 func (c *Conn) validation() Message {
-	c.validate = false
-	c.told.push(sentMessage{validation: true})
-	return Message{Seq: c.written, Token: c.token, Flags: Flags(0).WithFailoverValidation()}
+	c.failover.validate = false
+	return Message{Seq: c.sentMsgs.addValidation(), Token: c.token, Flags: Flags(0).WithFailoverValidation()}
 }
 
 // handleValidation checks that what the peer believes delivered has arrived,
 // or else data is lost and the connection must be reset (§4.6.1).
 func (c *Conn) handleValidation(seq uint16) (Events, error) {
-	c.replaying = true
-	if !c.WasAborted() && SeqNewer(seq, c.peerSeq) {
-		return c.Abort(), fmt.Errorf("%w: sequence number %d after %d", ErrLostData, seq, c.peerSeq)
+	c.recvMsgs.replaying = true
+	if !c.WasAborted() && c.recvMsgs.misses(seq) {
+		return c.Abort(), fmt.Errorf("%w: sequence number %d after %d", ErrLostData, seq, c.recvMsgs.seq)
 	}
 	return 0, nil
 }
@@ -75,20 +74,9 @@ func IsValidation(b []byte) bool {
 }
 
 // Misses reports whether a failover validation message would reset the
-// connection, since it names a message that was not handed in. That is data
-// loss only if it does not wait in the completion queue of the lost link, which
-// the owner must look at first.
+// connection, since the validation names a message that was not handed in. That is
+// data loss only if the named message does not wait in the completion queue of the
+// lost link, which the owner must look at first.
 func (c *Conn) Misses(m Message) bool {
-	return m.Flags.FailoverValidation() && c.state != Closed && !c.WasAborted() && SeqNewer(m.Seq, c.peerSeq)
-}
-
-// repeated is the position of a producer cursor that is behind the last one.
-// After a change of link that is no fault: Linux goes back to what it knows to
-// be delivered, and may say so before it has written all again. It cannot be
-// further behind than the RMBE is large; the position never goes back.
-func (c *Conn) repeated(prod Cursor) (uint64, error) {
-	if _, err := c.local.Distance(prod, c.local.Cursor(c.peerProduced)); err != nil {
-		return 0, ErrStale
-	}
-	return c.peerProduced, nil
+	return m.Flags.FailoverValidation() && c.end.state != Closed && !c.WasAborted() && c.recvMsgs.misses(m.Seq)
 }

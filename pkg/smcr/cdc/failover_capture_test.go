@@ -48,10 +48,10 @@ func (p *player) say(m cdc.Message) {
 		p.last = m.Seq
 		m.Seq -= p.unseen
 		p.deliver(m.Seq - 2) // the newest is always under way
-		if pos, err := p.peer.Advance(p.produced, p.peer.Cursor(p.produced), m.Prod); err == nil {
+		if pos, err := p.peer.Advance(p.produced, m.Prod); err == nil {
 			p.write(pos - p.produced)
 		}
-		if pos, err := p.local.Advance(p.cons, p.local.Cursor(p.cons), m.Cons); err == nil {
+		if pos, err := p.local.Advance(p.cons, m.Cons); err == nil {
 			p.cons = pos
 			p.c.Consume(pos)
 		}

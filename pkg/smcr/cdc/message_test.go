@@ -94,8 +94,8 @@ func TestRing_slowReaderCapture(t *testing.T) {
 			sides[c.direction] = s
 		}
 		var errProd, errCons error
-		s.prod, errProd = ring.Advance(s.prod, ring.Cursor(s.prod), m.Prod)
-		s.cons, errCons = ring.Advance(s.cons, ring.Cursor(s.cons), m.Cons)
+		s.prod, errProd = ring.Advance(s.prod, m.Prod)
+		s.cons, errCons = ring.Advance(s.cons, m.Cons)
 		if err := errors.Join(errProd, errCons); err != nil {
 			t.Fatalf("%s %v: %v", c.direction, m, err)
 		}
@@ -225,9 +225,8 @@ func TestMessage_allocatesNothing(t *testing.T) {
 	if n := testing.AllocsPerRun(1000, func() {
 		m, e := cdc.Parse(raw)
 		buf = m.Append(buf[:0])
-		from := ring.Cursor(pos)
 		ring.Spans(pos, 1000)
-		pos, err = ring.Advance(pos, from, ring.Cursor(pos+1000))
+		pos, err = ring.Advance(pos, ring.Cursor(pos+1000))
 		err = errors.Join(e, err)
 	}); n != 0 || err != nil {
 		t.Errorf("%v allocations, error %v", n, err)
@@ -258,7 +257,7 @@ func BenchmarkRing_Advance(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		var err error
-		if pos, err = ring.Advance(pos, ring.Cursor(pos), ring.Cursor(pos+1000)); err != nil {
+		if pos, err = ring.Advance(pos, ring.Cursor(pos+1000)); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -185,14 +185,16 @@ func (e *end) complete() {
 // Two connections, queues that keep order, and everything else at random:
 // no byte is lost, changed or written over, and when both sides go on reading
 // everything arrives.
-func TestModel_streams(t *testing.T) { model(t, false) }
+func TestModel_streams(t *testing.T) { model(t, 200, false, func(*end) {}) }
 
 // The same with links lost at any moment, in each direction apart; only then
 // may bytes that the peer has read be written again, and only those of the
 // same stream positions.
-func TestSection4_6_2_ModelFailover(t *testing.T) { model(t, true) }
+func TestSection4_6_2_ModelFailover(t *testing.T) { model(t, 200, true, func(*end) {}) }
 
-func model(t *testing.T, failovers bool) {
+// model plays so many pairs of connections; after is called after each step of an end.
+func model(t *testing.T, rounds int, failovers bool, after func(*end)) {
+	t.Helper()
 	seed := rand.Uint64()
 	rng := rand.New(rand.NewPCG(seed, 0))
 	defer func() {
@@ -200,7 +202,7 @@ func model(t *testing.T, failovers bool) {
 			t.Logf("seed %d", seed)
 		}
 	}()
-	for range 200 {
+	for range rounds {
 		origin := cdc.OriginLinux
 		if rng.IntN(2) == 0 {
 			origin = cdc.OriginRFC
@@ -246,6 +248,8 @@ func model(t *testing.T, failovers bool) {
 					e.failover(t, rng, p)
 				}
 			}
+			after(e)
+			after(p)
 		}
 		settle(t, a, b, rng, failovers)
 		for _, e := range []*end{a, b} {
@@ -313,7 +317,10 @@ func settle(t *testing.T, a, b *end, rng *rand.Rand, failovers bool) {
 // Connections that end in any way at any moment, with links lost meanwhile:
 // both sides end, nothing is written into an RMBE that was released, and both
 // may use theirs again.
-func TestSection4_8_ModelEnds(t *testing.T) {
+func TestSection4_8_ModelEnds(t *testing.T) { modelEnds(t, 2000, func(*end) {}) }
+
+func modelEnds(t *testing.T, rounds int, after func(*end)) {
+	t.Helper()
 	seed := rand.Uint64()
 	rng := rand.New(rand.NewPCG(seed, 0))
 	defer func() {
@@ -321,7 +328,7 @@ func TestSection4_8_ModelEnds(t *testing.T) {
 			t.Logf("seed %d", seed)
 		}
 	}()
-	for range 2000 {
+	for range rounds {
 		a, b := newEnds(rng, cdc.OriginRFC)
 		for range 50 + rng.IntN(200) {
 			e, p := a, b
@@ -329,6 +336,8 @@ func TestSection4_8_ModelEnds(t *testing.T) {
 				e, p = b, a
 			}
 			e.endingStep(t, rng, p)
+			after(e)
+			after(p)
 		}
 		for range settleSteps {
 			for _, e := range [][2]*end{{a, b}, {b, a}} {
@@ -337,6 +346,8 @@ func TestSection4_8_ModelEnds(t *testing.T) {
 				e[0].arriveAny(t, e[1])
 				e[0].complete()
 				e[1].readAny(t, e[0])
+				after(e[0])
+				after(e[1])
 			}
 			if len(a.wire)+len(b.wire)+len(a.late)+len(b.late)+a.acks+b.acks > 0 || a.c.Pending() || b.c.Pending() {
 				continue

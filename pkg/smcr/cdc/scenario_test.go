@@ -61,6 +61,7 @@ type ladder struct {
 	prod  cdc.Cursor // as B was told
 	flags cdc.Flags  // as B was told
 	lines []string
+	moved func(*end) // called after each step of a host; nil: nothing is
 }
 
 func (l *ladder) printf(format string, args ...any) {
@@ -76,6 +77,10 @@ func (l *ladder) other(e *end) *end {
 }
 
 func (l *ladder) run(d *datadriven.TestData) {
+	if l.moved != nil && l.a != nil {
+		l.moved(l.a)
+		l.moved(l.b)
+	}
 	switch d.Cmd {
 	case "hosts":
 		l.hosts(d)
@@ -225,6 +230,9 @@ func (l *ladder) deliver(e *end, m cdc.Message, what string) {
 // transition prints a change of state and the events that the application
 // sees.
 func (l *ladder) transition(e *end, ev cdc.Events) {
+	if l.moved != nil {
+		l.moved(e)
+	}
 	ev &^= cdc.Writable
 	now := e.c.State()
 	if now != e.state && e.state != cdc.Closed {
