@@ -86,14 +86,8 @@ func selectV2(e V2Extension, ours Support) (Selection, *DeclineError) {
 	return s, nil
 }
 
-// CheckAccept reports whether a client that sent p can go on with a. The error
-// is a *[DeclineError].
-func CheckAccept(p Proposal, a Accept) error {
-	_, err := accepted(p, a)
-	return err
-}
-
-// accepted is what a client that sent p and got a goes on with.
+// accepted is what a client that sent p and got a goes on with. The error is a
+// *[DeclineError]: the client cannot go on.
 func accepted(p Proposal, a Accept) (Selection, error) {
 	if a.Version < V2 {
 		if !p.V1.HasR() {

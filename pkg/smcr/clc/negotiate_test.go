@@ -122,7 +122,7 @@ func TestCheckAcceptConfirm(t *testing.T) {
 			if tt.accept != nil {
 				tt.accept(&m.proposal, &m.accept)
 			}
-			err := CheckAccept(m.proposal, m.accept)
+			_, err := accepted(m.proposal, m.accept)
 			if tt.confrm != nil {
 				tt.confrm(&m.accept, &m.confirm)
 			}
