@@ -88,11 +88,11 @@ func newStage(t *testing.T, script []llcScript, server bool) *stage {
 func (s *stage) perform(b []byte) {
 	c := s.conns["a"]
 	if m, err := cdc.Parse(b); err == nil {
-		if p, err := s.ring.Advance(s.pos, s.ring.Cursor(s.pos), m.Prod); err == nil && p > s.pos {
+		if p, err := s.ring.Advance(s.pos, m.Prod); err == nil && p > s.pos {
 			s.pos = p
 			c.Produce(p)
 		}
-		if p, err := s.ring.Advance(s.got, s.ring.Cursor(s.got), m.Cons); err == nil && p > s.got {
+		if p, err := s.ring.Advance(s.got, m.Cons); err == nil && p > s.got {
 			s.got = p
 			c.Consume(p)
 		}
