@@ -52,12 +52,12 @@ func (c *Conn) startClock(now time.Time) {
 func (c *Conn) resetClock(now time.Time) {
 	c.stopClock()
 	c.deadline = now.Add(c.g.cfg.CloseTimeout)
-	c.g.closing.push(c)
+	c.g.conns.closing.push(c)
 }
 
 func (c *Conn) stopClock() {
 	if !c.deadline.IsZero() {
-		c.g.closing.remove(c)
+		c.g.conns.closing.remove(c)
 		c.deadline = time.Time{}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/bits"
+	"math/rand/v2"
 	"time"
 
 	"github.com/smcr-io/kube-smcr/internal/invariant"
@@ -16,14 +17,13 @@ import (
 // Conn is one TCP connection carried by the group. It belongs to the group's
 // owner.
 type Conn struct {
-	// User is the shell's; the group does not look at it.
-	User any
-
 	g        *Group
-	link     *link    // that carries what we send
-	target   *link    // where it moves once nothing is under way; nil: nowhere
-	awaits   *link    // where it depends on hearing of its SENDs at once; nil: nowhere
-	named    *link    // that CLC messages about it name
+	link     place    // that carries what we send
+	target   place    // where it moves once nothing is under way; noPlace: nowhere
+	awaits   place    // where it depends on hearing of its SENDs at once; noPlace: nowhere
+	named    place    // that CLC messages about it name
+	peerLink place    // that carries what the peer sends, as far as we know; noPlace: not known, or closed since
+	cameTo   uint8    // bit set of links over which it said that it fails over, and nothing else since
 	endpoint Endpoint // our half of that
 	data     cdc.Conn
 	token    cdc.AlertToken
@@ -77,6 +77,16 @@ func (q *connQueue) pop() *Conn {
 	return c
 }
 
+// connTable has the connections of a group, by the slot that is part of their token.
+type connTable struct {
+	list     []*Conn
+	n        int
+	slots    [(maxSlots + 63) / 64]uint64 // bit set of those taken
+	closing  clocks
+	zombies  int       // connections given up whose RMBE the peer has not released
+	retireAt time.Time // when something is to be done about the oldest
+}
+
 // RMBE describes a receive buffer as CLC messages do.
 type RMBE struct {
 	RMB   RMBID  // ours only
@@ -92,64 +102,95 @@ func (g *Group) OpenConn(size uint32) (*Conn, error) {
 	if g.state != Active && g.state != Forming {
 		return nil, fmt.Errorf("%w: group is %v", ErrProtocol, g.state)
 	}
-	if g.nconns >= g.limit() {
+	if g.conns.n >= g.connLimit() {
 		return nil, ErrFull
 	}
-	r, i, err := g.takeRMBE(size)
+	r, i, err := g.keys.take(size)
 	if err != nil {
 		return nil, err
 	}
 	if g.state == Forming {
-		r.state = rmbConfirmed // first contact confirms its RMB (§3.5.1)
+		r.becomeConfirmed() // first contact confirms its RMB (§3.5.1)
 	}
 	c := &Conn{g: g, rmb: r, element: i}
-	c.useLink(g.bestLink(c, nil))
-	c.slot = g.takeSlot()
-	c.token = g.newToken(c.slot)
-	g.conns[c.slot] = c
-	g.nconns++
+	c.useLink(g.links.best(c, nil, g.state == Forming))
+	g.conns.add(g.cfg.Rand, c)
 	c.restart()
 	return c, nil
 }
 
-// limit is how many connections there may be. The server decides whether the
-// group is full; some that it has done with may still be ending at a client.
-func (g *Group) limit() int {
-	if g.cfg.Role == Client {
-		return maxSlots
-	}
-	return g.maxConns
+// add gives a connection a slot and a token.
+func (t *connTable) add(rng *rand.Rand, c *Conn) {
+	c.slot = t.takeSlot()
+	c.token = t.newToken(rng, c.slot)
+	t.list[c.slot] = c
+	t.n++
 }
 
 // takeSlot finds a place in conns.
-func (g *Group) takeSlot() int {
-	for i, taken := range g.slots {
+func (t *connTable) takeSlot() int {
+	for i, taken := range t.slots {
 		if taken == ^uint64(0) {
 			continue
 		}
 		bit := bits.TrailingZeros64(^taken)
-		g.slots[i] |= 1 << bit
+		t.slots[i] |= 1 << bit
 		slot := 64*i + bit
-		if slot == len(g.conns) {
-			g.conns = append(g.conns, nil)
+		if slot == len(t.list) {
+			t.list = append(t.list, nil)
 		}
 		return slot
 	}
 	panic("linkgroup: more connections than slots") // OpenConn has counted them
 }
 
+// newToken makes the alert token of a slot. The slot makes it unique among most
+// connections, and easy to find; the random part makes a stale one recognizable.
+func (t *connTable) newToken(rng *rand.Rand, slot int) cdc.AlertToken {
+	for {
+		token := cdc.AlertToken(rng.Uint32()<<8 | uint32(slot%slotsPerByte+1))
+		if t.byToken(token) == nil {
+			return token
+		}
+	}
+}
+
+// byToken finds the connection of one of our tokens.
+func (t *connTable) byToken(token cdc.AlertToken) *Conn {
+	if token&0xff == 0 {
+		return nil
+	}
+	for slot := int(token&0xff) - 1; slot < len(t.list); slot += slotsPerByte {
+		if c := t.list[slot]; c != nil && c.token == token {
+			return c
+		}
+	}
+	return nil
+}
+
+// remove frees the slot of a connection; false: it is not its any more.
+func (t *connTable) remove(c *Conn) bool {
+	if t.list[c.slot] != c {
+		return false
+	}
+	t.list[c.slot] = nil
+	t.slots[c.slot/64] &^= 1 << (c.slot % 64)
+	t.n--
+	return true
+}
+
 func (c *Conn) useLink(l *link) {
-	if c.link != nil {
+	if c.link != noPlace {
 		c.dest().conns--
 	}
-	c.link, c.target, c.named, c.endpoint = l, nil, l, l.local
+	c.link, c.target, c.named, c.endpoint = l.place(), noPlace, l.place(), l.local
 	l.conns++
 }
 
 // UseLink binds a connection, before Activate, to the link that the peer's CLC
 // message named.
 func (c *Conn) UseLink(index LinkIndex) {
-	if l := &c.g.links[index]; l.isUp() {
+	if l := &c.g.links.at[index]; l.isUp() {
 		c.useLink(l)
 	}
 }
@@ -160,30 +201,6 @@ var ErrLinkLost = errors.New("link group: the connection's link was lost")
 // Endpoint is our half of the link that CLC messages about the connection
 // name.
 func (c *Conn) Endpoint() Endpoint { return c.endpoint }
-
-// newToken makes the alert token of a slot. The slot makes it unique among most
-// connections, and easy to find; the random part makes a stale one recognizable.
-func (g *Group) newToken(slot int) cdc.AlertToken {
-	for {
-		t := cdc.AlertToken(g.cfg.Rand.Uint32()<<8 | uint32(slot%slotsPerByte+1))
-		if g.conn(t) == nil {
-			return t
-		}
-	}
-}
-
-// conn finds the connection of one of our tokens.
-func (g *Group) conn(t cdc.AlertToken) *Conn {
-	if t&0xff == 0 {
-		return nil
-	}
-	for slot := int(t&0xff) - 1; slot < len(g.conns); slot += slotsPerByte {
-		if c := g.conns[slot]; c != nil && c.token == t {
-			return c
-		}
-	}
-	return nil
-}
 
 // ring is the geometry of an RMBE in the group's dialect (§4.3).
 func (g *Group) ring(size uint32) cdc.Ring {
@@ -223,24 +240,25 @@ func (c *Conn) Activate(peer RMBE) error {
 		return fmt.Errorf("%w: token %d, index %d, %d bytes", ErrPeerRMBE, peer.Token, peer.Index, peer.Size)
 	}
 	var t *rtoken
-	at := c.named.index
+	named := c.at(c.named)
+	at := named.index
 	switch g.state {
 	case Forming:
-		if t = g.learnToken(at, peer.RToken); t == nil {
+		if t = g.keys.learn(at, peer.RToken); t == nil {
 			return ErrFull
 		}
 	case Active:
-		if g.cfg.Role == Client && (!c.named.isUp() || c.named.local != c.endpoint) {
+		if !g.namesLinks() && (!named.isUp() || named.local != c.endpoint) {
 			// The Confirm must name the Accept's link: a Linux server looks for
 			// our RKey there only.
 			return fmt.Errorf("%w before the Confirm", ErrLinkLost)
 		}
 		// It may name a link that is lost and whose place another one has by
 		// now, so the RKey alone does not tell.
-		if t = g.peerToken(at, peer.RKey); t == nil || t.tokens[at] != peer.RToken {
-			t = g.findToken(peer.RToken)
+		if t = g.keys.peer(at, peer.RKey); t == nil || t.tokens[at] != peer.RToken {
+			t = g.keys.find(peer.RToken)
 		}
-		if t == nil || !g.isReachable(t) {
+		if t == nil || !g.links.reaches(t) {
 			return fmt.Errorf("%w: 0x%08x", ErrUnknownRToken, uint32(peer.RKey))
 		}
 	case Draining, Dead:
@@ -249,14 +267,17 @@ func (c *Conn) Activate(peer RMBE) error {
 	c.peerRMB = t
 	c.offset = uint64(peer.Size) * uint64(peer.Index-1)
 	c.peerSize, c.peerTok = peer.Size, peer.Token
-	for _, o := range g.conns {
+	if c.peerLink == noPlace && named.state != linkDown {
+		c.peerLink = c.named // where the peer begins
+	}
+	for _, o := range g.conns.list {
 		if o != nil && o != c && !o.done && o.peerSize != 0 && o.peerRMB == t && o.offset == c.offset {
 			o.replace()
 		}
 	}
 	c.data.Activate(g.ring(peer.Size), peer.Token)
 	if g.state == Active && !c.canUse(c.dest()) {
-		c.moveTo(g.bestLink(c, nil))
+		c.moveTo(g.links.best(c, nil, g.state == Forming))
 	}
 	c.enqueue()
 	return nil
@@ -280,19 +301,29 @@ func (c *Conn) Abandon(now time.Time, peerDeclined bool) {
 func (c *Conn) Release(now time.Time) {
 	invariant.Must(c.done, "connection released before it was done")
 	g := c.g
-	if g.conns[c.slot] != c {
+	if !g.conns.remove(c) {
 		return
 	}
-	g.conns[c.slot] = nil
-	g.slots[c.slot/64] &^= 1 << (c.slot % 64)
-	g.nconns--
 	c.dest().conns--
 	c.setAwaits(nil)
 	g.idleSince = now
-	g.give(now, c.rmb, c.element)
+	c.rmb.give(now, c.element, g.state == Active && g.afterLoss.holds(now))
+	g.dropRMB(c.rmb)
 }
 
 // Getters.
+
+// ConnAt is the connection that has a slot; nil: there is none.
+func (g *Group) ConnAt(slot int) *Conn {
+	if slot < 0 || slot >= len(g.conns.list) {
+		return nil
+	}
+	return g.conns.list[slot]
+}
+
+// Slot is a number by which the shell finds what belongs to the connection: small, and
+// no other connection of the group has it before Release.
+func (c *Conn) Slot() int { return c.slot }
 
 // Token is our alert token.
 func (c *Conn) Token() cdc.AlertToken { return c.token }
@@ -301,13 +332,13 @@ func (c *Conn) Token() cdc.AlertToken { return c.token }
 func (c *Conn) Data() *cdc.Conn { return &c.data }
 
 // Link is the link that carries what we send; the peer chooses its own.
-func (c *Conn) Link() llc.LinkID { return c.link.id }
+func (c *Conn) Link() llc.LinkID { return c.at(c.link).id }
 
 // Heard is when the peer last said anything in the link group.
 func (c *Conn) Heard() time.Time {
 	var last time.Time
-	for i := range c.g.links {
-		if l := &c.g.links[i]; l.state != linkDown && l.heard.After(last) {
+	for i := range c.g.links.at {
+		if l := &c.g.links.at[i]; l.state != linkDown && l.heard.After(last) {
 			last = l.heard
 		}
 	}
@@ -364,12 +395,12 @@ func (c *Conn) Abort(now time.Time) {
 }
 
 func (c *Conn) enqueue() {
-	if c.target != nil && c.data.InFlight() == 0 {
+	if c.target != noPlace && c.data.InFlight() == 0 {
 		c.arrive()
 	}
 	c.await()
-	if (c.target == nil || c.data.Repeats()) && c.data.Pending() { // no move before the end of a failover
-		c.link.ready.push(c)
+	if (c.target == noPlace || c.data.Repeats()) && c.data.Pending() { // no move before the end of a failover
+		c.at(c.link).ready.push(c)
 	}
 	c.finishIfOver()
 }
@@ -378,29 +409,29 @@ func (c *Conn) enqueue() {
 // what it sent was delivered.
 func (c *Conn) await() {
 	var l *link
-	if c.target != nil || c.data.AwaitsDelivery() {
-		l = c.link
+	if c.target != noPlace || c.data.AwaitsDelivery() {
+		l = c.at(c.link)
 	}
 	c.setAwaits(l)
 }
 
 func (c *Conn) setAwaits(l *link) {
-	if l == c.awaits {
+	if l.place() == c.awaits {
 		return
 	}
-	if c.awaits != nil {
-		c.awaits.awaiting--
+	if old := c.at(c.awaits); old != nil {
+		old.awaiting--
 	}
 	if l != nil {
 		l.awaiting++
 	}
-	c.awaits = l
+	c.awaits = l.place()
 }
 
 // raise tells the shell about events.
 func (c *Conn) raise(ev cdc.Events) {
 	if ev != 0 {
-		c.g.out = append(c.g.out, Output{Kind: OutEvent, Event: EventConn, Conn: c, Events: ev})
+		c.g.out.put(Output{Kind: OutEvent, Event: EventConn, Conn: c, Events: ev})
 	}
 }
 
@@ -419,7 +450,7 @@ func (c *Conn) finish() {
 	c.done = true
 	c.stopClock()
 	c.endZombie()
-	c.g.out = append(c.g.out, Output{Kind: OutEvent, Event: EventConnDone, Conn: c})
+	c.g.out.put(Output{Kind: OutEvent, Event: EventConnDone, Conn: c})
 }
 
 // fail ends the connection without the peer: its group died, or it does not
@@ -469,12 +500,16 @@ func (c *Conn) handleSent() {
 
 func (c *Conn) handleMessage(now time.Time, l *link, m cdc.Message) error {
 	c.messagesRecv++
-	before := c.data.PeerProduced()
+	before, closed := c.data.PeerProduced(), c.data.State() == cdc.Closed
 	ev, err := c.data.HandleMessage(m)
 	l.recv += c.data.PeerProduced() - before
-	if errors.Is(err, cdc.ErrStaleMessage) {
+	stale := errors.Is(err, cdc.ErrStaleMessage)
+	if stale {
 		c.g.Discarded++
 		err = nil
+	}
+	if !stale && !closed && err == nil {
+		c.peerSpoke(now, l, m.Flags.FailoverValidation())
 	}
 	switch {
 	case ev&cdc.Aborted != 0 && c.data.State() != cdc.Closed:
@@ -495,7 +530,7 @@ func (g *Group) pumpData(dst []Output, l *link) []Output {
 	}
 	for !l.ready.empty() && l.inflight < SendBudget-llcReserve {
 		c := l.ready.pop()
-		if c.link != l || (c.target != nil && !c.data.Repeats()) { // it moves, or has moved
+		if c.link != l.place() || (c.target != noPlace && !c.data.Repeats()) { // it moves, or has moved
 			c.enqueue()
 			continue
 		}
@@ -529,14 +564,15 @@ func (c *Conn) appendWrites(dst []Output, t cdc.Transmission) []Output {
 		return dst
 	}
 	source := cdc.Ring{Size: c.g.cfg.SendBuffer}
-	to := c.peerRMB.tokens[c.link.index]
+	l := c.at(c.link)
+	to := c.peerRMB.tokens[l.index]
 	pos := t.Pos
 	for _, s := range c.data.WriteSpans(t) {
 		if s.Len == 0 {
 			continue
 		}
 		dst = append(dst, Output{
-			Kind: OutWrite, Link: c.link.index, Conn: c,
+			Kind: OutWrite, Link: l.index, Conn: c,
 			Local:      source.Spans(pos, s.Len),
 			RemoteAddr: to.VAddr + c.offset + uint64(s.Offset),
 			RKey:       to.RKey,

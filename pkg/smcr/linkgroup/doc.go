@@ -31,9 +31,32 @@
 // gives. When a group can use another link it says EventWantLink; the shell
 // answers with a queue pair over an RNIC of its choice (OfferLink) or NoLink.
 // After OutCloseLink nothing of the link completes any more; its place is used
-// again later. Files: links.go (states, redundancy), setup.go (first contact),
-// addlink.go, dellink.go, failover.go, rkeys.go, version.go (what version 2 does
-// otherwise), and flow.go, which lets one exchange of ours run at a time.
+// again later.
+//
+// # Parts
+//
+// A Group takes input and gives it to its parts. Each of them is a type with its
+// states, and gets what it needs of another one as an argument. Links are named by
+// their place. What points from one part into another are a Conn, to its group and to
+// the RMBs of both sides, a link's queue of connections, and peerKeys, to the RMB that
+// a CONFIRM RKEY goes on about.
+//
+//	terms         what both sides have agreed on             terms.go
+//	linkTable     places, numbers, redundancy                links.go, link.go
+//	health        silence of a link, and whose fault it is   silence.go
+//	requests      our LLC exchanges, one at a time           requests.go
+//	setup         first contact                              setup.go
+//	adding        the exchange that adds a link              adding.go
+//	growth        whether and when another link is tried     growth.go
+//	side          what server and client do differently      side.go, adding_*.go, deleting_*.go
+//	keyTable      our RMBs and the peer's RTokens            keys.go, rmbe.go
+//	announcement  RKeys of ours                              ourkeys.go
+//	peerKeys      RKeys of the peer                          peerkeys.go
+//	connTable     connections by token                       conn.go
+//	lastWords     what a group says after its end            lastwords.go
+//	outbox        what the shell must do                     output.go
+//
+// What must hold between any two steps is in check.go.
 //
 // A group that has ended (DEAD) has closed its links, but the shell should let the queue
 // pairs that are sound linger for a moment, and go on with HandleRecv, HandleSent,
@@ -79,11 +102,46 @@
 // be zeroed once more (Conn.Stale). One whose last word does not come keeps its
 // RMB from new connections, until DELETE RKEY can take it back. File: rmbe.go.
 //
+// # Snapshots
+//
+// [Group.Snapshot] says all that a group and its connections know, in any state and in the
+// middle of any exchange, as a plain value that another process can read. [Restore] makes
+// the same group of it: the same inputs, times and random numbers give the same outputs.
+// Times in it are relative, so the two clocks may differ. No part of this is on the data
+// path, and the shell does not use it yet.
+//
+// What the shell does around it:
+//
+//   - It stops all input, and takes the outputs with Poll until Idle says that there are
+//     none. It carries them out: outputs are no part of a snapshot, which panics if there
+//     are any. What Poll keeps back for want of send budget is in it.
+//   - It drives the old group no further. Two groups of one snapshot are two senders with
+//     the same sequence numbers.
+//   - It moves what a group only counts: the bytes of RMBs and send buffers, the queue
+//     pairs with what is under way on them, and the completions that were not handed in.
+//     Work request IDs mean the same to the restored group.
+//   - It finds its connections with [Group.ConnAt] by Conn.Slot, and asks NextTimeout anew.
+//   - It gives Restore the timers and a random generator. What was negotiated, and
+//     Config.SendBuffer, is in the snapshot. RNICs keep their numbers.
+//
+// Restore refuses what no group can have given, by the name of a field, and never panics.
+// It does not prove that a snapshot is true: who can change one can write the peer's
+// memory, as whoever drives a group can. Files: snapshot.go, snapshot_take.go, restore.go.
+//
 // # Limitations
+//
+// Of an error that ended a group a snapshot keeps the text and which errors of this package
+// it is, not what else is wrapped in it. Only snapshots of this version are read.
 //
 // A peer may notice the loss of a link before we do, and then write into an
 // RMBE that has another connection by now; of the free RMBEs the one that has
 // been free for the longest time is given, so that this is unlikely.
+//
+// Which link a peer's connection has left is known from the message before. Of two links
+// that it leaves one after the other, with no message over the second one, that one
+// stands until the peer's DELETE LINK; and of a peer of our own kind with three links or
+// more, which may move a connection in order and say nothing, the wrong one may be
+// closed. A write that is held up may come over the one that stands.
 //
 // A group of version 2 takes messages of version 1 as well, as Linux does, but for
 // those that offer a link; one of version 1 takes none of version 2. The target GID

@@ -13,7 +13,7 @@ import (
 // move to another link (RFC 7609 §4.6); with the last link the group ends, and
 // all connections are reset.
 func (g *Group) HandleLinkFailure(now time.Time, index LinkIndex, err error) {
-	g.loseLink(now, &g.links[index], llc.DeleteLostPath, FaultLink, fmt.Errorf("%w: %w", ErrLink, err))
+	g.loseLink(now, &g.links.at[index], llc.DeleteLostPath, FaultLink, fmt.Errorf("%w: %w", ErrLink, err))
 }
 
 // HandlePort takes a port event of one of our RNICs. The links of one that is
@@ -22,8 +22,8 @@ func (g *Group) HandleLinkFailure(now time.Time, index LinkIndex, err error) {
 // operator has deleted one.
 func (g *Group) HandlePort(now time.Time, rnic uint8, up bool) {
 	if !up {
-		for i := range g.links {
-			if l := &g.links[i]; l.state > linkWanted && l.local.RNIC == rnic && g.otherLink(l) != nil {
+		for i := range g.links.at {
+			if l := &g.links.at[i]; l.state > linkWanted && l.local.RNIC == rnic && g.links.other(l) != nil {
 				g.loseLink(now, l, llc.DeleteLostPath, FaultLink, fmt.Errorf("%w: port of RNIC %d is down", ErrLink, rnic))
 			}
 		}
@@ -38,14 +38,13 @@ func (g *Group) loseLink(now time.Time, l *link, why llc.DeleteReason, f SetupFa
 	switch {
 	case g.state == Dead || l.state <= linkWanted:
 		return
-	case l == g.spare:
-		g.spare = nil
-		g.closeLink(l)
+	case g.side.spareIn(l.place()):
+		g.side.dropSpare(g)
 		return
-	case g.adding.step != addNone && g.adding.link == l.index:
-		g.abandonAdd(now, why, false)
+	case g.adding.isAbout(l.index):
+		g.adding.abandon(g, now, why, false)
 		return
-	case g.state == Forming, g.otherLink(l) == nil, g.deleted && l == g.lastWord:
+	case g.state == Forming, g.links.other(l) == nil, g.ending.byPeer && l.place() == g.ending.via:
 		g.fail(f, err)
 		return
 	}
@@ -53,81 +52,49 @@ func (g *Group) loseLink(now time.Time, l *link, why llc.DeleteReason, f SetupFa
 	g.leaveLink(now, l, err)
 	if g.state == Active {
 		g.tellDeleted(llc.DeleteLink{Link: id, Reason: why})
-		g.addIfUseful()
+		g.side.addIfUseful(g)
 	}
 }
 
 // leaveLink is dropLink, with the end of the exchange that the link carried, if
 // that adds another one.
 func (g *Group) leaveLink(now time.Time, l *link, err error) {
-	exchange := g.adding.step != addNone && g.adding.via == l
+	exchange := g.adding.isUnderWay() && g.adding.via == l.place()
 	g.dropLink(l, err)
 	if exchange {
-		g.abandonAdd(now, llc.DeleteLostPath, false)
+		g.adding.abandon(g, now, llc.DeleteLostPath, false)
 	}
-	if g.cfg.Role == Client {
-		// A Linux server adds a link in the place of the last but one, and else
-		// only if it is asked to.
-		g.scheduleRetry(now)
-	}
+	g.side.lost(g, now)
 }
 
 // dropLink closes one of several links and moves what used it elsewhere. LLC
 // requests that it carried are sent again over another link (§2.3).
 func (g *Group) dropLink(l *link, err error) {
 	g.closeLink(l)
-	if g.adding.via == l {
-		g.adding.via = g.otherLink(l) // for what must still be said; the rest times out
+	if g.adding.via == l.place() {
+		g.adding.via = g.links.other(l).place() // for what must still be said; the rest times out
 	}
 	g.undrain()
-	g.classify()
-	if g.flowVia == l && g.flowSent && g.flows[0].kind != flowAddLink {
-		g.flowSent = false
-	}
-	for _, c := range g.conns {
+	g.links.classify()
+	g.requests.linkLost(l)
+	for _, c := range g.conns.list {
 		if c == nil {
 			continue
 		}
+		c.cameTo &^= 1 << l.index
+		if c.peerLink == l.place() {
+			c.peerLink = noPlace
+		}
 		switch {
-		case c.link == l && c.target != nil:
-			c.failover(c.target)
-		case c.link == l:
-			c.failover(g.bestLink(c, l))
-		case c.target == l: // it was about to come here
+		case c.link == l.place() && c.target != noPlace:
+			c.failover(c.at(c.target))
+		case c.link == l.place():
+			c.failover(g.links.best(c, l, g.state == Forming))
+		case c.target == l.place(): // it was about to come here
 			c.stay()
 		}
 	}
-	g.linkEvent(l, err)
-}
-
-// linkEvent tells displays and hooks that a link went ACTIVE or down.
-func (g *Group) linkEvent(l *link, err error) {
-	g.out = append(g.out, Output{Kind: OutEvent, Event: EventLink, Link: l.index, Err: err})
-}
-
-// bestLink chooses the link for a connection that must leave one: where it can
-// write at all, symmetric before asymmetric, then the least loaded.
-func (g *Group) bestLink(c *Conn, not *link) *link {
-	var best *link
-	cost := func(l *link) int {
-		n := l.conns
-		if l.asymmetric {
-			n += maxSlots
-		}
-		if l.state == linkDraining {
-			n += 2 * maxSlots
-		}
-		if !c.canUse(l) {
-			n += 4 * maxSlots
-		}
-		return n
-	}
-	for i := range g.links {
-		if l := &g.links[i]; l != not && (l.isUp() || (g.state == Forming && l == g.firstLink())) && (best == nil || cost(l) < cost(best)) {
-			best = l
-		}
-	}
-	return best
+	g.out.link(l, err)
 }
 
 // balance moves connections from the fullest links to the emptiest one until
@@ -137,8 +104,8 @@ func (g *Group) bestLink(c *Conn, not *link) *link {
 func (g *Group) balance() {
 	for {
 		var least, most *link
-		for i := range g.links {
-			l := &g.links[i]
+		for i := range g.links.at {
+			l := &g.links.at[i]
 			if l.state != linkActive {
 				continue
 			}
@@ -149,19 +116,16 @@ func (g *Group) balance() {
 				most = l
 			}
 		}
-		if least == nil || most.conns-least.conns < 2 || !g.moveOne(most, least) {
+		if least == nil || most.conns-least.conns < 2 || !g.conns.moveOne(most, least) {
 			return
 		}
 	}
 }
 
-// isUnproved reports whether the peer has acknowledged nothing yet of what we sent.
-func (l *link) isUnproved() bool { return l.pace.done == 0 && l.inflight+len(l.queue) > 0 }
-
 // moveOne moves one connection in order.
-func (g *Group) moveOne(from, to *link) bool {
-	for _, c := range g.conns {
-		if c != nil && !c.done && c.link == from && c.target == nil && c.canUse(to) {
+func (t *connTable) moveOne(from, to *link) bool {
+	for _, c := range t.list {
+		if c != nil && !c.done && c.link == from.place() && c.target == noPlace && c.canUse(to) {
 			c.moveTo(to)
 			return true
 		}
@@ -169,16 +133,22 @@ func (g *Group) moveOne(from, to *link) bool {
 	return false
 }
 
+// isUnproved reports whether the peer has acknowledged nothing yet of what we sent.
+func (l *link) isUnproved() bool { return l.pace.done == 0 && l.inflight+len(l.queue) > 0 }
+
 // canUse reports whether we know how to write to the peer's buffer over a
 // link; before we know the buffer, any link will do.
 func (c *Conn) canUse(l *link) bool { return c.peerRMB == nil || c.peerRMB.knows(l.index) }
 
+// at is a link of the group.
+func (c *Conn) at(p place) *link { return c.g.links.in(p) }
+
 // dest is the link that the connection uses or is about to.
 func (c *Conn) dest() *link {
-	if c.target != nil {
-		return c.target
+	if c.target != noPlace {
+		return c.at(c.target)
 	}
-	return c.link
+	return c.at(c.link)
 }
 
 // moveTo moves the connection to another link once nothing is under way on its
@@ -186,20 +156,21 @@ func (c *Conn) dest() *link {
 func (c *Conn) moveTo(l *link) {
 	c.dest().conns--
 	l.conns++
-	c.target = l
-	if l == c.link {
-		c.target = nil
+	c.target = l.place()
+	if c.target == c.link {
+		c.target = noPlace
 	}
 	c.enqueue()
 }
 
 // stay cancels a move to a link that is gone.
 func (c *Conn) stay() {
-	c.target.conns--
-	c.target = nil
-	c.link.conns++
-	if c.link.state == linkDraining {
-		c.moveTo(c.g.bestLink(c, c.link))
+	c.at(c.target).conns--
+	c.target = noPlace
+	l := c.at(c.link)
+	l.conns++
+	if l.state == linkDraining {
+		c.moveTo(c.g.links.best(c, l, c.g.state == Forming))
 		return
 	}
 	c.enqueue()
@@ -207,8 +178,8 @@ func (c *Conn) stay() {
 
 // arrive finishes a move in order.
 func (c *Conn) arrive() {
-	old := c.link
-	c.link, c.target = c.target, nil
+	old := c.at(c.link)
+	c.link, c.target = c.target, noPlace
 	c.rename()
 	c.g.drained(old)
 }
@@ -216,8 +187,8 @@ func (c *Conn) arrive() {
 // rename makes an Accept that is still to be sent name the link to which the
 // connection has moved: the client may not know our RMB on the old one.
 func (c *Conn) rename() {
-	if c.peerRMB == nil && c.g.cfg.Role == Server {
-		c.named, c.endpoint = c.link, c.link.local
+	if c.peerRMB == nil && c.g.namesLinks() {
+		c.named, c.endpoint = c.link, c.at(c.link).local
 	}
 }
 
@@ -226,7 +197,7 @@ func (c *Conn) rename() {
 // write over the new link is reset.
 func (c *Conn) failover(l *link) {
 	c.dest().conns--
-	c.link, c.target = l, nil
+	c.link, c.target = l.place(), noPlace
 	c.rename()
 	l.conns++
 	c.raise(c.data.Failover())
@@ -234,4 +205,41 @@ func (c *Conn) failover(l *link) {
 		c.raise(c.data.Abort())
 	}
 	c.enqueue()
+}
+
+// peerSpoke notes the link that a message of the peer came over, if nothing newer came
+// before. After a failover validation message over another link it says that the peer has
+// lost the link that it used before, and writes the same anew here, and then what comes
+// after that (§4.6.2). What a device held up on the old link must not go over it later:
+//
+//	the peer, old link                 the peer, new link               we
+//	  WRITE of bytes 0 to 9  -->|
+//	  the link is lost          |        F, WRITE of 0 to 9     -->       read, and announced
+//	                            |        WRITE of 10 to 19      -->       in the place of 0 to 9
+//	                            +------------------------------->       0 to 9, in place of 10 to 19
+//
+// So the old link is lost for us, too, and nothing arrives over it any more, before we
+// announce that anything was read. The peer's DELETE LINK says the same, but it may
+// wait behind another exchange, at Linux for 2 s. A peer that moves a connection in order
+// does so without validation, when nothing of it is under way.
+//
+// The validation message alone does not tell: it has no number, and one that was held up
+// itself may come when the peer has lost that link, too, and gone on over a third one.
+func (c *Conn) peerSpoke(now time.Time, l *link, validation bool) {
+	set := uint8(1) << l.index
+	switch {
+	case !l.isUp():
+		return
+	case validation:
+		c.cameTo |= set
+		return
+	}
+	g, old := c.g, c.at(c.peerLink)
+	failedOver := c.cameTo&set != 0
+	c.cameTo &^= set
+	c.peerLink = l.place()
+	if !failedOver || g.state != Active || old == nil || old == l || !old.isUp() {
+		return
+	}
+	g.loseLink(now, old, llc.DeleteLostPath, FaultLink, ErrLinkLeft)
 }
