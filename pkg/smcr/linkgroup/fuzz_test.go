@@ -135,28 +135,12 @@ func (c *chaos) likely(op, arg byte) []byte {
 }
 
 // play makes a group in one of its situations and lets chaos happen.
-func play(t testing.TB, mode, version byte, in []byte) {
-	cfg := linkgroup.Config{Role: linkgroup.Role(mode & 1), AllowRFC: mode&2 != 0, MaxLinks: 2 + mode>>5, Version: 1 + version&1, Release: version >> 1 & 1}
-	if cfg.Version == llc.Version2 {
-		mode &^= 2
-	}
-	c := &chaos{rig: newRigOf(t, 1+mode>>2&3, cfg, true), in: in}
-	c.peerMax = 8
-	dialect := llc.DialectLinux
-	if mode&2 != 0 {
-		dialect = llc.DialectRFC
-	}
-	switch {
-	case mode&0x10 == 0:
-		c.connect()
-	case c.rnics > 1:
-		c.two = true
-		c.form(dialect)
-		c.second(false)
-	default:
-		c.form(dialect)
-	}
-	c.names = []string{"a"}
+func play(t testing.TB, mode, version byte, in []byte) { playMoved(t, mode, version, in, 0) }
+
+// playMoved is play with a group that moves: see rig.encodeEach.
+func playMoved(t testing.TB, mode, version byte, in []byte, encodeEach int) {
+	c := newChaos(t, mode, version, in)
+	c.encodeEach = encodeEach
 	for n := 0; len(c.in) > 0 && n < 500; n++ {
 		c.step()
 		if err := c.g.Check(); err != nil {
@@ -179,6 +163,32 @@ func play(t testing.TB, mode, version byte, in []byte) {
 	if err := c.g.Check(); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// newChaos makes a group in one of its situations.
+func newChaos(t testing.TB, mode, version byte, in []byte) *chaos {
+	cfg := linkgroup.Config{Role: linkgroup.Role(mode & 1), AllowRFC: mode&2 != 0, MaxLinks: 2 + mode>>5, Version: 1 + version&1, Release: version >> 1 & 1}
+	if cfg.Version == llc.Version2 {
+		mode &^= 2
+	}
+	c := &chaos{rig: newRigOf(t, 1+mode>>2&3, cfg, true), in: in}
+	c.peerMax = 8
+	dialect := llc.DialectLinux
+	if mode&2 != 0 {
+		dialect = llc.DialectRFC
+	}
+	switch {
+	case mode&0x10 == 0:
+		c.connect()
+	case c.rnics > 1:
+		c.two = true
+		c.form(dialect)
+		c.second(false)
+	default:
+		c.form(dialect)
+	}
+	c.names = []string{"a"}
+	return c
 }
 
 // FuzzGroupLinks: no order of messages, failures, timers and commands breaks

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"math/bits"
 	"math/rand/v2"
-	"slices"
 	"time"
 
 	"github.com/smcr-io/kube-smcr/internal/invariant"
@@ -101,59 +100,35 @@ type Config struct {
 }
 
 // Group is a link group. See the package comment for who may call what.
+//
+// It consists of parts, each with its state; what one needs of another comes as an
+// argument. The group takes input, gives it to the part that it concerns, and asks each of
+// them for output and timers.
 type Group struct {
-	cfg      Config
-	state    State
-	step     setupStep
-	deadline time.Time // of step
-	dialect  llc.Dialect
-	maxLinks uint8
-	maxConns int
-	err      error
+	cfg Config
+	terms
+	state State
+	err   error
 
-	links      [MaxLinks]link
-	present    uint8      // bit set of those that are not down
-	lastSlot   LinkIndex  // taken last
-	births     uint64     // links that became ACTIVE
-	lastLinkID llc.LinkID // server: assigned last
-	adding     adding
-	spare      *link // client: what our hint to the server is about
-	spareUntil time.Time
-	deleting   llc.LinkID    // waitDeleteReply: the second link that failed
-	held       holder        // whether an operator keeps links from being added
-	asked      request       // server: the client's REQUEST ADD LINK
-	retryWait  time.Duration // until a failed second link is tried again
-	retryAt    time.Time
+	setup  setup
+	links  linkTable
+	adding adding
+	growth growth
+	side   side
 
-	rmbs     []*rmb
-	nextRMB  RMBID
-	rmbsGone []RMBID
-	rtokens  []*rtoken
+	keys      keyTable
+	ourKeys   announcement
+	peerKeys  peerKeys
+	afterLoss holdBack
 
-	conns     []*Conn // by token slot
-	nconns    int
-	slots     [(maxSlots + 63) / 64]uint64 // bit set of those taken
-	closing   clocks
-	zombies   int       // connections given up whose RMBE the peer has not released
-	retireAt  time.Time // when something is to be done about the oldest
-	lostLink  bool      // until holdRMBEs
-	heldUntil time.Time // RMBEs that are not in use
+	conns     connTable
 	idleSince time.Time
 
-	flows      []flow // the first one is under way once flowSent
-	flowSent   bool
-	flowBegan  time.Time
-	flowExpiry time.Time
-	flowResend time.Time // zero: not sent again
-	flowVia    *link     // that carried the request
-	others     otherTokens
-	confirming confirming
-	deleted    bool  // the peer ended the group; dead once our answer is delivered
-	lastWord   *link // that carries this answer, or our own DELETE LINK
-	peerKnows  bool  // the peer has said that the group ends, or that it has heard so
-	last       lastWords
+	requests requests
+	ending   ending
+	last     lastWords
 
-	out       []Output
+	out       outbox
 	Discarded uint64 // messages that were dropped without harm
 	LLCSent   uint64 // messages
 	CDCSent   uint64
@@ -183,21 +158,20 @@ func New(cfg Config) *Group {
 		cfg.Version = llc.Version1
 	}
 	invariant.Must(cfg.Version <= llc.Version2, "link group of an unknown version")
-	g := &Group{
-		cfg: cfg, dialect: llc.DialectLinux,
-		maxLinks: min(cfg.MaxLinks, MaxLinks), maxConns: min(int(cfg.MaxConns), MaxConns),
+	return &Group{
+		cfg: cfg, links: newLinkTable(), side: newSide(cfg.Role),
+		terms: terms{
+			role: cfg.Role, version: cfg.Version, release: cfg.Release, allowRFC: cfg.AllowRFC, offered: cfg.MaxLinks, userID: cfg.UserID,
+			dialect: llc.DialectLinux, maxLinks: min(cfg.MaxLinks, MaxLinks), maxConns: min(int(cfg.MaxConns), MaxConns),
+		},
 	}
-	for i := range g.links {
-		g.links[i].index = LinkIndex(i)
-	}
-	return g
 }
 
 // Role returns our side.
-func (g *Group) Role() Role { return g.cfg.Role }
+func (g *Group) Role() Role { return g.role }
 
 // Version returns the version of the protocol that the group speaks.
-func (g *Group) Version() uint8 { return g.cfg.Version }
+func (g *Group) Version() uint8 { return g.version }
 
 // State returns the group's state.
 func (g *Group) State() State { return g.state }
@@ -209,15 +183,10 @@ func (g *Group) Dialect() llc.Dialect { return g.dialect }
 func (g *Group) Err() error { return g.err }
 
 // Conns returns the number of connections.
-func (g *Group) Conns() int { return g.nconns }
+func (g *Group) Conns() int { return g.conns.n }
 
 // Usable reports whether a further connection can use the group.
-func (g *Group) Usable() bool { return g.state == Active && g.nconns < g.maxConns }
-
-// event queues an event.
-func (g *Group) event(kind EventKind, err error) {
-	g.out = append(g.out, Output{Kind: OutEvent, Event: kind, Err: err})
-}
+func (g *Group) Usable() bool { return g.state == Active && g.conns.n < g.maxConns }
 
 // Errors of input handling.
 var (
@@ -233,6 +202,8 @@ var (
 	ErrFlowTimeout = errors.New("no answer to an LLC request")
 	// ErrLinkDeleted: the peer deleted the link.
 	ErrLinkDeleted = errors.New("peer deleted the link")
+	// ErrLinkLeft: a connection of the peer failed over to another link.
+	ErrLinkLeft = errors.New("peer has left the link")
 	// ErrPeerDeleted: the peer ended the group.
 	ErrPeerDeleted = errors.New("peer deleted the link group")
 )
@@ -242,40 +213,30 @@ func (g *Group) fail(f SetupFault, err error) {
 	switch g.state {
 	case Forming:
 		g.becomeDead(err)
-		g.event(EventSetupFailed, &SetupError{Fault: f, Err: err})
+		g.out.event(EventSetupFailed, &SetupError{Fault: f, Err: err})
 	case Active:
 		g.becomeDead(err)
 	case Draining: // the peer may be gone before its answer is
-		g.becomeDead(g.drainErr())
+		g.becomeDead(g.ending.err())
 	case Dead:
 	}
 }
 
-// drainErr is why a group in state Draining ends.
-func (g *Group) drainErr() error {
-	if g.deleted {
-		return ErrPeerDeleted
-	}
-	return nil
-}
-
 func (g *Group) becomeActive(now time.Time) {
-	failed := g.step == waitDeleteReply // the second link
+	failed := g.setup.step == waitDeleteReply // the second link
 	g.state = Active
-	g.step = setupDone
-	g.deadline = time.Time{}
+	g.setup.becomeDone()
 	g.idleSince = now
-	g.deleting = 0
-	g.linkUp(now, g.firstLink())
+	g.links.becomeActive(now, g.links.first())
 	if failed {
 		g.scheduleRetry(now) // C.8, and C.7.1 for a client
 	}
-	for _, c := range g.conns {
+	for _, c := range g.conns.list {
 		if c != nil && c.data.State() != cdc.Closed {
 			c.restart()
 		}
 	}
-	g.event(EventReady, nil)
+	g.out.event(EventReady, nil)
 }
 
 // becomeDead resets every connection and drops the link.
@@ -287,17 +248,17 @@ func (g *Group) becomeDead(err error) {
 	g.state = Dead
 	g.err = err
 	g.stopExchanges()
-	for i := range g.links {
-		g.last.keep(&g.links[i])
-		g.closeLink(&g.links[i])
+	for i := range g.links.at {
+		g.last.keep(&g.links.at[i])
+		g.closeLink(&g.links.at[i])
 	}
-	for _, c := range g.conns {
+	for _, c := range g.conns.list {
 		if c != nil {
 			c.fail(time.Time{}) // of a dead group: it is over
 		}
 	}
 	if !wasForming {
-		g.event(EventDead, err)
+		g.out.event(EventDead, err)
 	}
 }
 
@@ -305,19 +266,18 @@ func (g *Group) becomeDead(err error) {
 // now.
 func (g *Group) becomeDraining() {
 	g.state = Draining
-	if g.adding.step != addNone {
-		g.closeLink(&g.links[g.adding.link])
+	if g.adding.isUnderWay() {
+		g.closeLink(&g.links.at[g.adding.link])
 	}
-	if g.spare != nil {
-		g.closeLink(g.spare)
-	}
+	g.side.dropSpare(g)
 	g.stopExchanges()
 }
 
 func (g *Group) stopExchanges() {
-	g.flows, g.flowSent = nil, false
-	g.adding, g.spare, g.asked = adding{}, nil, request{}
-	g.retryAt = time.Time{}
+	g.requests.clear()
+	g.adding.becomeNone()
+	g.side.forget()
+	g.growth.at = time.Time{}
 }
 
 // Terminate ends the group in order: DELETE LINK for all links (§3.5.4).
@@ -328,9 +288,9 @@ func (g *Group) Terminate(now time.Time, reason llc.DeleteReason) {
 	case Active:
 		g.becomeDraining()
 		g.last.owed, g.last.reason = true, reason
-		g.startFlow(flow{kind: flowDeleteAll, deletion: llc.DeleteLink{Reason: reason}})
-		g.pumpFlows(now)
-		g.lastWord = g.flowVia
+		g.requests.add(flow{kind: flowDeleteAll, deletion: llc.DeleteLink{Reason: reason}})
+		g.requests.start(g, now)
+		g.ending.via = g.requests.via
 	case Draining, Dead:
 	}
 }
@@ -345,39 +305,32 @@ func (g *Group) NextTimeout() (time.Time, bool) {
 	}
 	switch g.state {
 	case Dead:
-		return g.lateTimeout()
+		return g.last.timeout()
 	case Forming:
-		earliest(g.deadline)
+		earliest(g.setup.deadline)
 		earliest(g.adding.deadline)
 	case Active, Draining:
-		earliest(g.deadline)
+		earliest(g.ending.deadline)
 		earliest(g.adding.deadline)
 		if !g.isUnused() {
-			earliest(g.retryAt)
+			earliest(g.growth.at)
 		}
-		if g.spare != nil {
-			earliest(g.spareUntil)
-		}
-		if g.flowSent {
-			earliest(g.flowExpiry)
-			earliest(g.flowResend)
-		} else if len(g.flows) > 0 {
-			earliest(g.flows[0].holdUntil)
-		}
-		for i := range g.links {
-			earliest(g.testDue(&g.links[i]))
-			earliest(g.stallDue(&g.links[i]))
-			earliest(g.links[i].drainBy)
+		earliest(g.side.spareTimeout())
+		g.requests.nextTimeout(earliest)
+		for i := range g.links.at {
+			earliest(g.links.testDue(&g.links.at[i], g.cfg.TestLinkInterval))
+			earliest(g.links.stallDue(&g.links.at[i], g.carriesExchange(&g.links.at[i])))
+			earliest(g.links.at[i].drainBy)
 		}
 		if g.isUnused() {
 			earliest(g.idleSince.Add(g.cfg.IdleTimeout))
-			if g.cfg.ReleaseTimeout > 0 && slices.ContainsFunc(g.rmbs, (*rmb).isReleasable) {
+			if g.cfg.ReleaseTimeout > 0 && g.keys.hasReleasable() {
 				earliest(g.idleSince.Add(g.cfg.ReleaseTimeout))
 			}
 		}
-		earliest(g.retireAt)
-		earliest(g.heldUntil)
-		if t, ok := g.closing.due(); ok {
+		earliest(g.conns.retireAt)
+		earliest(g.afterLoss.until)
+		if t, ok := g.conns.closing.due(); ok {
 			earliest(t)
 		}
 	}
@@ -389,28 +342,28 @@ func (g *Group) HandleTimeout(now time.Time) {
 	due := func(t time.Time) bool { return !t.IsZero() && !now.Before(t) }
 	switch g.state {
 	case Dead:
-		g.lateExpired(now)
+		g.last.expired(now, &g.terms, &g.out)
 	case Forming:
 		switch {
-		case due(g.deadline):
-			g.setupExpired(now)
+		case due(g.setup.deadline):
+			g.setup.expired(g, now)
 		case due(g.adding.deadline):
-			g.addExpired(now)
+			g.adding.expired(g, now)
 		}
 	case Active, Draining:
-		if due(g.deadline) {
+		if due(g.ending.deadline) {
 			g.becomeDead(ErrPeerDeleted)
 			return
 		}
-		g.flowTimeout(now, due)
+		g.requests.timeout(g, now, due)
 		g.linkTimeouts(now, due)
-		for t, ok := g.closing.due(); ok && due(t); t, ok = g.closing.due() {
-			g.closing.head.expire(now)
+		for t, ok := g.conns.closing.due(); ok && due(t); t, ok = g.conns.closing.due() {
+			g.conns.closing.head.expire(now)
 		}
-		if due(g.retireAt) {
-			g.retireRMBs(now)
+		if due(g.conns.retireAt) {
+			g.conns.retireRMBs(g, now)
 		}
-		if due(g.heldUntil) {
+		if due(g.afterLoss.until) {
 			g.freeHeld()
 		}
 		switch {
@@ -425,37 +378,42 @@ func (g *Group) HandleTimeout(now time.Time) {
 
 // isUnused reports whether the group only waits for another connection.
 // Connections that the peer does not end must not keep it forever.
-func (g *Group) isUnused() bool { return g.state == Active && g.nconns == g.zombies }
+func (g *Group) isUnused() bool { return g.state == Active && g.conns.n == g.conns.zombies }
 
 // linkTimeouts looks after each link and the exchanges about them.
 func (g *Group) linkTimeouts(now time.Time, due func(time.Time) bool) {
 	if due(g.adding.deadline) {
-		g.addExpired(now)
+		g.adding.expired(g, now)
 	}
-	if g.spare != nil && due(g.spareUntil) { // the server has no use for it now
-		g.closeLink(g.spare)
-		g.spare = nil
+	if due(g.side.spareTimeout()) { // the server has no use for it now
+		g.side.dropSpare(g)
 		g.scheduleRetry(now)
 	}
 	switch {
-	case !due(g.retryAt), g.isUnused(): // without connections nobody gains by another link
-	case g.asksToDelete():
-		g.retryAt = now.Add(AddLinkRetryMin) // the server may still count with the link that was lost
+	case !due(g.growth.at), g.isUnused(): // without connections nobody gains by another link
+	case g.requests.has(flowAskDelete):
+		g.growth.at = now.Add(AddLinkRetryMin) // the server may still count with the link that was lost
 	default:
 		g.retryAdd()
 	}
-	for i := range g.links {
-		l := &g.links[i]
+	for i := range g.links.at {
+		l := &g.links.at[i]
 		if due(l.drainBy) {
 			g.drainExpired(l)
 		}
-		if g.testLink(now, l) {
+		if g.links.testFailed(l, g.cfg.TestLinkInterval, g.tester(now)) {
 			g.loseLink(now, l, llc.DeleteLostPath, FaultLink, ErrTestLink)
 		}
-		if due(g.stallDue(l)) && g.isToBlame(now, l, l.waiting, g.patience(l)) {
+		exchange := g.carriesExchange(l)
+		if due(g.links.stallDue(l, exchange)) && g.links.isToBlame(l, l.waiting, l.patience(exchange), g.tester(now)) {
 			g.loseLink(now, l, llc.DeleteLostPath, FaultLink, ErrStalled)
 		}
 	}
+}
+
+// carriesExchange reports whether an exchange waits for what comes over a link.
+func (g *Group) carriesExchange(l *link) bool {
+	return g.adding.via == l.place() || (g.requests.current() != nil && g.requests.via == l.place())
 }
 
 // HandleSent takes the completion of a SEND on a link. A link that was closed
@@ -465,7 +423,7 @@ func (g *Group) HandleSent(now time.Time, index LinkIndex, id uint64) {
 		g.last.inflight[index] = max(g.last.inflight[index]-1, 0)
 		return
 	}
-	l := &g.links[index]
+	l := &g.links.at[index]
 	if l.state <= linkWanted {
 		return // it was closed meanwhile: what was under way counts as lost
 	}
@@ -475,49 +433,47 @@ func (g *Group) HandleSent(now time.Time, index LinkIndex, id uint64) {
 		g.balance()
 	}
 	if id == 0 {
-		if g.state == Draining && l == g.lastWord && l.inflight == 0 && len(l.queue) == 0 && (g.deleted || g.cfg.Role == Server) {
+		if g.state == Draining && l.place() == g.ending.via && l.inflight == 0 && len(l.queue) == 0 && (g.ending.byPeer || g.decides()) {
 			// What the server decides is done when it is delivered (C.7.1).
-			g.becomeDead(g.drainErr())
+			g.becomeDead(g.ending.err())
 		}
 		return
 	}
-	if c := g.conn(cdc.AlertToken(id)); c != nil && c.link == l {
+	if c := g.conns.byToken(cdc.AlertToken(id)); c != nil && c.link == l.place() {
 		c.handleSent()
 	}
 }
 
 // Poll appends what the shell must do, in order.
 func (g *Group) Poll(now time.Time, dst []Output) []Output {
-	if g.lostLink {
-		g.holdRMBEs(now)
+	if g.afterLoss.lost {
+		g.afterLoss.begin(now, g.keys.rmbs)
 	}
 	if g.state == Dead {
-		g.beginLate(now)
+		g.last.begin(now)
 	}
-	g.pumpFlows(now)
-	for i := range g.links {
-		before := g.links[i].inflight
-		g.pumpLLC(&g.links[i])
-		g.links[i].sentSince(now, before)
+	g.requests.start(g, now)
+	for i := range g.links.at {
+		before := g.links.at[i].inflight
+		g.LLCSent += g.links.at[i].pump(&g.out)
+		g.links.at[i].sentSince(now, before)
 	}
-	dst = append(dst, g.out...)
-	clear(g.out)
-	g.out = g.out[:0]
-	for i := range g.links {
-		before := g.links[i].inflight
-		dst = g.pumpData(dst, &g.links[i])
-		g.links[i].sentSince(now, before)
+	dst = g.out.moveTo(dst)
+	for i := range g.links.at {
+		before := g.links.at[i].inflight
+		dst = g.pumpData(dst, &g.links.at[i])
+		g.links.at[i].sentSince(now, before)
 	}
 	return dst
 }
 
 // Idle reports whether Poll would return nothing.
 func (g *Group) Idle() bool {
-	if len(g.out) > 0 || g.canPumpFlows() {
+	if len(g.out.list) > 0 || g.requests.canStart(g) {
 		return false
 	}
-	for m := g.present; m != 0; m &= m - 1 {
-		if !g.links[bits.TrailingZeros8(m)].isIdle(g) {
+	for m := g.links.present; m != 0; m &= m - 1 {
+		if !g.links.at[bits.TrailingZeros8(m)].isIdle(g.state == Active) {
 			return false
 		}
 	}

@@ -27,6 +27,7 @@ import (
 // LINK and then DELETE LINK, Linux keeps the group until a TEST LINK fails, 34 s later.
 // So its exchange gets an answer, and DELETE LINK comes again when its place is free.
 type lastWords struct {
+	known  bool // the peer has said that the group ends, or that it has heard so
 	owed   bool // DELETE LINK for all was said, and the peer has not said that it knows
 	reason llc.DeleteReason
 	again  time.Time // when that is repeated; zero: not yet decided
@@ -47,64 +48,62 @@ func (w *lastWords) keep(l *link) {
 
 // PeerKnows reports whether the peer of a group that ends has said that it knows:
 // nobody needs to wait for it.
-func (g *Group) PeerKnows() bool { return g.peerKnows }
+func (g *Group) PeerKnows() bool { return g.last.known }
 
-// heardEnd notes that the peer has said so.
-func (g *Group) heardEnd() {
-	g.peerKnows = true
-	g.last.owed = false
+// heardEnd notes that the peer has said that the group ends, or that it has heard so.
+func (w *lastWords) heardEnd() {
+	w.known = true
+	w.owed = false
 }
 
-// sayLate sends a message over a link of a dead group.
-func (g *Group) sayLate(index LinkIndex, m llc.Message) {
-	w := &g.last
+// say sends a message over a link of a dead group.
+func (w *lastWords) say(out *outbox, index LinkIndex, m llc.Message) {
 	if w.links>>index&1 == 0 || w.inflight[index] >= SendBudget {
 		return
 	}
 	w.inflight[index]++
 	o := Output{Kind: OutSend, Link: index}
 	m.Append(o.Msg[:0]) // all of them have llc.Size bytes
-	g.out = append(g.out, o)
+	out.put(o)
 }
 
-// repeatLate says DELETE LINK for all again, over each link that nothing is under way
+// repeat says DELETE LINK for all again, over each link that nothing is under way
 // on: what is, arrives in its time.
-func (g *Group) repeatLate(now time.Time) {
-	g.last.again = now.Add(DeleteAllInterval)
-	for i := range g.links {
-		if g.last.inflight[i] == 0 {
-			g.sayLate(LinkIndex(i), g.deleteAll(g.last.reason))
+func (w *lastWords) repeat(now time.Time, t *terms, out *outbox) {
+	w.again = now.Add(DeleteAllInterval)
+	for i := range w.inflight {
+		if w.inflight[i] == 0 {
+			w.say(out, LinkIndex(i), t.deleteAll(w.reason))
 		}
 	}
 }
 
-// lateTimeout is when a dead group has something to say by itself.
-func (g *Group) lateTimeout() (time.Time, bool) {
-	w := &g.last
+// timeout is when a dead group has something to say by itself.
+func (w *lastWords) timeout() (time.Time, bool) {
 	return w.again, w.owed && !w.again.IsZero() && w.again.Before(w.until)
 }
 
-// beginLate starts the clock of the last words.
-func (g *Group) beginLate(now time.Time) {
-	if w := &g.last; w.owed && w.again.IsZero() {
+// begin starts the clock of the last words.
+func (w *lastWords) begin(now time.Time) {
+	if w.owed && w.again.IsZero() {
 		w.again, w.until = now.Add(DeleteAllInterval), now.Add(lastWordsTime)
 	}
 }
 
-// lateExpired repeats DELETE LINK for all if it is time.
-func (g *Group) lateExpired(now time.Time) {
-	if at, ok := g.lateTimeout(); ok && !now.Before(at) {
-		g.repeatLate(now)
+// expired repeats DELETE LINK for all if it is time.
+func (w *lastWords) expired(now time.Time, t *terms, out *outbox) {
+	if at, ok := w.timeout(); ok && !now.Before(at) {
+		w.repeat(now, t, out)
 	}
 }
 
-// handleLate takes a message that arrives after the end of the group. What makes no
+// handle takes a message that arrives after the end of the group. What makes no
 // sense does no harm any more.
-func (g *Group) handleLate(now time.Time, index LinkIndex, b []byte) {
+func (w *lastWords) handle(now time.Time, t *terms, out *outbox, index LinkIndex, b []byte) {
 	if len(b) == 0 || b[0] == cdc.Type {
 		return
 	}
-	parsed, err := llc.Parse(g.dialect, g.cfg.Version, b)
+	parsed, err := llc.Parse(t.dialect, t.version, b)
 	if err != nil {
 		return
 	}
@@ -112,62 +111,57 @@ func (g *Group) handleLate(now time.Time, index LinkIndex, b []byte) {
 	case llc.ConfirmRKey:
 		if !m.Response {
 			m.Response, m.Negative, m.Retry = true, true, false
-			g.sayLate(index, m)
+			w.say(out, index, m)
 		}
 	case llc.ConfirmRKeyContinuation:
 		if !m.Response {
 			m.Response, m.Negative = true, true
-			g.sayLate(index, m)
+			w.say(out, index, m)
 		}
 	case llc.DeleteRKey:
 		if !m.Response {
 			m.Response, m.Negative, m.ErrorMask = true, false, 0
-			g.sayLate(index, m)
+			w.say(out, index, m)
 		}
 	case llc.DeleteRKeyV2:
 		if !m.Response {
-			g.sayLate(index, answerDeleteV2(m, 0))
+			w.say(out, index, answerDeleteV2(m, 0))
 		}
 	case llc.RequestAddLink:
 		if !m.Response {
-			g.sayLate(index, llc.RequestAddLink{Header: g.header(true)})
+			w.say(out, index, llc.RequestAddLink{Header: t.header(true)})
 		}
 	case llc.AddLink:
-		g.lateAddLink(now, index, m)
+		w.handleAddLink(now, t, out, index, m)
 	case llc.DeleteLink:
-		g.lateDeleteLink(index, m)
+		w.handleDeleteLink(t, out, index, m)
 	case llc.ConfirmLink, llc.AddLinkContinuation, llc.TestLink:
 		// Who tests the link shall hear nothing.
 	}
 }
 
-// lateAddLink refuses a link that the peer offers. The peer's exchange, or the place
+// handleAddLink refuses a link that the peer offers. The peer's exchange, or the place
 // that ours took, is over then.
-func (g *Group) lateAddLink(now time.Time, index LinkIndex, m llc.AddLink) {
-	if !m.Response && g.cfg.Role == Client {
-		m.Dialect = g.dialect
+func (w *lastWords) handleAddLink(now time.Time, t *terms, out *outbox, index LinkIndex, m llc.AddLink) {
+	if !m.Response && !t.decides() {
+		m.Dialect = t.dialect
 		m.Response, m.Reject, m.Reason, m.Ext = true, true, llc.RejectNoAlternatePath, llc.AddLinkExt{}
-		g.sayLate(index, m)
+		w.say(out, index, m)
 	}
-	if g.last.owed {
-		g.last.again = now.Add(DeleteAllInterval)
-		g.sayLate(index, g.deleteAll(g.last.reason))
+	if w.owed {
+		w.again = now.Add(DeleteAllInterval)
+		w.say(out, index, t.deleteAll(w.reason))
 	}
 }
 
-// lateDeleteLink takes DELETE LINK: for all, the peer knows. The server's, for one
+// handleDeleteLink takes DELETE LINK: for all, the peer knows. The server's, for one
 // link, gets the answer that it waits for.
-func (g *Group) lateDeleteLink(index LinkIndex, m llc.DeleteLink) {
+func (w *lastWords) handleDeleteLink(t *terms, out *outbox, index LinkIndex, m llc.DeleteLink) {
 	switch {
 	case m.All:
-		g.heardEnd()
-	case !m.Response && g.cfg.Role == Client:
+		w.heardEnd()
+	case !m.Response && !t.decides():
 		m.Response, m.Reason = true, llc.DeleteUnknownLink
-		g.sayLate(index, m)
+		w.say(out, index, m)
 	}
-}
-
-// deleteAll is our DELETE LINK for all links.
-func (g *Group) deleteAll(why llc.DeleteReason) llc.DeleteLink {
-	return llc.DeleteLink{Header: g.header(false), All: true, Orderly: true, Reason: why}
 }

@@ -42,6 +42,9 @@ const (
 	// maxLLCQueue bounds the LLC messages that wait for the send budget. Only a
 	// peer that asks without taking the answers fills it.
 	maxLLCQueue = 256
+	// maxRestoredQueue bounds the same of a snapshot: an input adds few to a queue that
+	// is nearly full, and so do our own requests.
+	maxRestoredQueue = 2 * maxLLCQueue
 	// maxRMBEs is what the one-byte index of CLC messages can say (A.2.3).
 	maxRMBEs = 255
 	// maxSlots is how many connections a client may have, those included that
@@ -120,4 +123,7 @@ const (
 	ZombieGrace = 15 * time.Second
 	// CloseTimeout bounds the wait for a peer that does not close (§4.8.1).
 	CloseTimeout = 60 * time.Second
+	// maxSpan is how far from now the times of a snapshot may be: longer than any
+	// group lives, and so short that sums of times do not overflow.
+	maxSpan = 50 * 365 * 24 * time.Hour
 )
