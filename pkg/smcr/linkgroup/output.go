@@ -137,3 +137,31 @@ func (e *SetupError) Error() string {
 }
 
 func (e *SetupError) Unwrap() error { return e.Err }
+
+// outbox is what the shell must do, in order.
+type outbox struct{ list []Output }
+
+func (b *outbox) put(o Output) { b.list = append(b.list, o) }
+
+// event tells the shell what happened.
+func (b *outbox) event(kind EventKind, err error) {
+	b.put(Output{Kind: OutEvent, Event: kind, Err: err})
+}
+
+// link tells displays and hooks that a link went ACTIVE or down.
+func (b *outbox) link(l *link, err error) {
+	b.put(Output{Kind: OutEvent, Event: EventLink, Link: l.index, Err: err})
+}
+
+// rmb tells what has become of a ConfirmRMB.
+func (b *outbox) rmb(kind EventKind, id RMBID) {
+	b.put(Output{Kind: OutEvent, Event: kind, RMB: id})
+}
+
+// moveTo appends what is there to dst, and forgets it.
+func (b *outbox) moveTo(dst []Output) []Output {
+	dst = append(dst, b.list...)
+	clear(b.list)
+	b.list = b.list[:0]
+	return dst
+}

@@ -15,10 +15,10 @@ import (
 // for logs and counters: the group has already done what follows from it.
 func (g *Group) HandleRecv(now time.Time, index LinkIndex, b []byte) error {
 	if g.state == Dead {
-		g.handleLate(now, index, b)
+		g.last.handle(now, &g.terms, &g.out, index, b)
 		return nil
 	}
-	l := &g.links[index]
+	l := &g.links.at[index]
 	isCDC := len(b) > 0 && b[0] == cdc.Type
 	if l.state <= linkWanted && (!isCDC || g.state != Active) {
 		g.Discarded++ // it was closed while the message was on its way here
@@ -35,7 +35,7 @@ func (g *Group) HandleRecv(now time.Time, index LinkIndex, b []byte) error {
 		g.loseLink(now, l, llc.DeleteProtocolViolation, FaultProtocol, err)
 		return err
 	}
-	m, err := llc.Parse(g.dialect, g.cfg.Version, b)
+	m, err := llc.Parse(g.dialect, g.version, b)
 	var unknown *llc.UnknownTypeError
 	switch {
 	case errors.As(err, &unknown) && (unknown.Optional || g.dialect == llc.DialectLinux):
@@ -62,7 +62,7 @@ func (g *Group) handleCDC(now time.Time, l *link, b []byte) error {
 		g.Discarded++ // as Linux does; the link itself is sound
 		return err
 	}
-	c := g.conn(m.Token)
+	c := g.conns.byToken(m.Token)
 	if c == nil || c.done {
 		g.Discarded++ // a late message for a connection that is gone
 		return nil
@@ -70,14 +70,14 @@ func (g *Group) handleCDC(now time.Time, l *link, b []byte) error {
 	if g.state == Forming {
 		// Data may not flow before the set-up is complete (§3.5.1.6), but
 		// the end of the set-up may be the peer's to decide.
-		switch g.step {
+		switch g.setup.step {
 		case waitAddLink:
-			g.event(EventPointOfNoReturn, nil)
+			g.out.event(EventPointOfNoReturn, nil)
 			g.becomeActive(now)
 		case waitDeleteReply:
 			g.becomeActive(now)
 		case waitSecondLink:
-			if g.dataInSetup(now) {
+			if g.side.dataInSetup(g, now) {
 				break
 			}
 			err := fmt.Errorf("%w: CDC message during first contact", ErrProtocol)
@@ -97,7 +97,7 @@ func (g *Group) handleCDC(now time.Time, l *link, b []byte) error {
 
 // handleLLC acts on one LLC message.
 func (g *Group) handleLLC(now time.Time, l *link, m llc.Message) error {
-	if _, ok := m.(llc.ConfirmLink); !ok && l.state == linkForming && (g.state != Forming || l != g.firstLink()) {
+	if _, ok := m.(llc.ConfirmLink); !ok && l.state == linkForming && (g.state != Forming || l != g.links.first()) {
 		return fmt.Errorf("%w: %v on a link that is not confirmed", ErrProtocol, m.Type())
 	}
 	if !g.fits(m) {
@@ -106,70 +106,43 @@ func (g *Group) handleLLC(now time.Time, l *link, m llc.Message) error {
 	}
 	switch m := m.(type) {
 	case llc.ConfirmLink:
-		if m.Response {
-			return g.handleConfirmLinkReply(now, l, m)
-		}
-		return g.handleConfirmLink(now, l, m)
+		return g.side.handleConfirmLink(g, now, l, m)
 	case llc.AddLink:
-		if m.Response {
-			return g.handleAddLinkReply(now, l, m)
-		}
-		return g.handleAddLink(now, l, m)
+		return g.side.handleAddLink(g, now, l, m)
 	case llc.AddLinkContinuation:
-		return g.handleContinuation(now, l, m)
+		return g.side.handleContinuation(g, now, l, m)
 	case llc.DeleteLink:
 		return g.handleDeleteLink(now, l, m)
 	case llc.ConfirmRKey:
 		if m.Response {
-			g.handleConfirmRKeyReply(now, m)
+			g.ourKeys.handleReply(g, now, m)
 		} else {
-			g.handleConfirmRKey(now, l, m)
+			g.peerKeys.handleConfirm(g, now, l, m)
 		}
 	case llc.ConfirmRKeyContinuation:
 		if m.Response {
-			g.handleConfirmContReply(now, m)
+			g.ourKeys.handleContReply(g, now, m)
 		} else {
-			g.handleConfirmCont(now, l, m)
+			g.peerKeys.handleCont(g, now, l, m)
 		}
 	case llc.DeleteRKey:
 		if m.Response {
-			g.handleDeleteRKeyReply(m.RKeys[:m.N()])
+			g.ourKeys.handleDeleteReply(g, m.RKeys[:m.N()])
 		} else {
-			g.handleDeleteRKey(l, m)
+			g.peerKeys.handleDelete(g, l, m)
 		}
 	case llc.DeleteRKeyV2:
 		if m.Response {
-			g.handleDeleteRKeyReply(m.RKeys)
+			g.ourKeys.handleDeleteReply(g, m.RKeys)
 		} else {
-			g.handleDeleteRKeyV2(l, m)
+			g.peerKeys.handleDeleteV2(g, l, m)
 		}
 	case llc.RequestAddLink:
-		g.handleRequestAddLink(l, m)
+		g.side.handleRequestAddLink(g, l, m)
 	case llc.TestLink:
 		return g.handleTestLink(now, l, m)
 	}
 	return nil
-}
-
-// dataInSetup deals with data that arrives while the second link is being set
-// up. A server that sends has ended the set-up with one link; a client that
-// sends has confirmed the second one, and its CONFIRM LINK is still to come
-// over that. A Linux client that sends earlier has given the second link up,
-// without a word about it.
-func (g *Group) dataInSetup(now time.Time) bool {
-	confirmed := g.cfg.Role == Server && g.adding.step == addWaitConfirm
-	switch {
-	case confirmed:
-	case g.cfg.Role == Client || g.dialect == llc.DialectLinux:
-		g.dropSecond()
-	default:
-		return false
-	}
-	g.becomeActive(now)
-	if g.cfg.Role == Server && !confirmed {
-		g.scheduleRetry(now) // C.8
-	}
-	return true
 }
 
 func (g *Group) handleTestLink(now time.Time, l *link, m llc.TestLink) error {
@@ -178,13 +151,9 @@ func (g *Group) handleTestLink(now time.Time, l *link, m llc.TestLink) error {
 		l.send(m)
 		return nil
 	}
-	if l.testSent.IsZero() {
+	asked, err := l.testAnswered(now, m.UserData)
+	if !asked {
 		g.Discarded++
-		return nil
 	}
-	if m.UserData != l.testData {
-		return fmt.Errorf("%w: user data differs", ErrTestLink)
-	}
-	l.testSent, l.proven, l.answer = time.Time{}, l.testSent, now.Sub(l.testSent)
-	return nil
+	return err
 }
