@@ -44,40 +44,52 @@ func (r *rmb) take() (int, bool) {
 
 // give takes an element back, to be held back if the group has just lost a
 // link.
-func (g *Group) give(now time.Time, r *rmb, i int) {
+func (r *rmb) give(now time.Time, i int, hold bool) {
 	e := &r.elements[i]
 	invariant.Must(e.used, "RMBE released twice")
 	*e = element{freed: now}
-	if (g.lostLink || now.Before(g.heldUntil)) && g.state == Active && r.state != rmbForgotten {
+	if hold && r.state != rmbForgotten {
 		e.held = true
 	} else {
 		r.usedCount--
 	}
-	g.dropRMB(r)
 }
 
-// holdRMBEs keeps the RMBEs of connections that have just ended, or will soon,
+// holdBack keeps the RMBEs of connections that have just ended, or will soon,
 // from others for a while: the peer may have missed our last acknowledgements
 // on a link that is lost, and then it writes once more, over another link, what
 // we took long ago (§4.6).
-func (g *Group) holdRMBEs(now time.Time) {
-	g.lostLink = false
-	g.heldUntil = now.Add(RMBEHold)
-	for _, r := range g.rmbs {
-		for i := range r.elements {
-			e := &r.elements[i]
-			if !e.used && !e.held && !e.freed.IsZero() && now.Before(e.freed.Add(RMBEHold)) {
-				e.held = true
-				r.usedCount++
-			}
+type holdBack struct {
+	lost  bool      // a link was lost: begin
+	until time.Time // RMBEs that are not in use
+}
+
+// holds reports whether an RMBE that is given back now is held back.
+func (h *holdBack) holds(now time.Time) bool { return h.lost || now.Before(h.until) }
+
+// begin holds back the RMBEs that were given back of late.
+func (h *holdBack) begin(now time.Time, rmbs []*rmb) {
+	h.lost = false
+	h.until = now.Add(RMBEHold)
+	for _, r := range rmbs {
+		r.holdFreed(now)
+	}
+}
+
+func (r *rmb) holdFreed(now time.Time) {
+	for i := range r.elements {
+		e := &r.elements[i]
+		if !e.used && !e.held && !e.freed.IsZero() && now.Before(e.freed.Add(RMBEHold)) {
+			e.held = true
+			r.usedCount++
 		}
 	}
 }
 
-// freeHeld ends holdRMBEs.
+// freeHeld ends what holdBack began.
 func (g *Group) freeHeld() {
-	g.heldUntil = time.Time{}
-	for _, r := range g.rmbs {
+	g.afterLoss.until = time.Time{}
+	for _, r := range g.keys.rmbs {
 		r.freeHeld()
 		g.dropRMB(r)
 	}
@@ -98,20 +110,12 @@ func (c *Conn) Stale() bool { return c.rmb.elements[c.element].stale }
 
 // FreeRMBEs counts the elements of a size that a connection can have without
 // another RMB, those of RMBs included that the peer is just being told of.
-func (g *Group) FreeRMBEs(size uint32) int {
-	n := 0
-	for _, r := range g.rmbs {
-		if r.elementSize == size && r.isKnown() {
-			n += len(r.elements) - r.usedCount
-		}
-	}
-	return n
-}
+func (g *Group) FreeRMBEs(size uint32) int { return g.keys.free(size) }
 
 // UnconfirmedRMB finds an RMB with free elements of a size that the peer does
 // not know.
 func (g *Group) UnconfirmedRMB(size uint32) (RMBID, bool) {
-	for _, r := range g.rmbs {
+	for _, r := range g.keys.rmbs {
 		if r.elementSize == size && r.state == rmbNew && r.usedCount < len(r.elements) {
 			return r.id, true
 		}
@@ -125,30 +129,20 @@ func (r *rmb) isKnown() bool {
 	return !r.retired && (r.state == rmbConfirmed || r.state == rmbConfirming)
 }
 
-// dropRMB makes the peer forget an RMB that nobody uses when others of its size
-// have as many free elements as it has, and two at least (§4.4: with some slack,
-// so that RKeys do not come and go with single connections), or one in which
-// only connections are left that the peer does not end.
+// dropRMB gives an RMB back if it has no use any more.
 func (g *Group) dropRMB(r *rmb) {
 	switch {
 	case r.state == rmbForgotten && r.usedCount == 0:
-		g.unlistRMB(r)
-		return
-	case r.state != rmbConfirmed || g.state != Active || r.usedCount > r.zombies:
-		return
-	case r.retired:
-	case r.usedCount > 0:
-		return
-	case g.FreeRMBEs(r.elementSize)-len(r.elements) < max(len(r.elements), 2):
-		return
+		g.keys.unlist(r)
+	case g.state == Active && g.keys.isSurplus(r):
+		g.deleteRMB(r)
 	}
-	g.deleteRMB(r)
 }
 
 // deleteRMB makes the peer forget an RMB.
 func (g *Group) deleteRMB(r *rmb) {
-	r.state = rmbDeleting
-	g.startFlow(flow{kind: flowDeleteRKey, rmbs: []RMBID{r.id}})
+	r.becomeDeleting()
+	g.requests.add(flow{kind: flowDeleteRKey, rmbs: []RMBID{r.id}})
 }
 
 // isReleasable reports whether the RMB has no use but for connections to come.
@@ -160,7 +154,7 @@ func (r *rmb) isReleasable() bool {
 // gets a new one, of which the peer has to be told first. The peer may know one that it
 // did not confirm: its answer got lost.
 func (g *Group) releaseRMBs() {
-	for _, r := range g.rmbs {
+	for _, r := range g.keys.rmbs {
 		if r.isReleasable() {
 			g.deleteRMB(r)
 		}
@@ -170,30 +164,19 @@ func (g *Group) releaseRMBs() {
 // removeRMB is called when the peer has forgotten an RMB: it cannot write there
 // any more.
 func (g *Group) removeRMB(id RMBID) {
-	r := g.rmb(id)
+	r := g.keys.rmb(id)
 	if r == nil {
 		return
 	}
-	r.state = rmbForgotten
-	r.freeHeld()
+	r.becomeForgotten()
 	if r.zombies > 0 {
-		for _, c := range g.conns {
+		for _, c := range g.conns.list {
 			if c != nil && c.rmb == r && c.zombie {
 				c.finish()
 			}
 		}
 	}
 	g.dropRMB(r)
-}
-
-func (g *Group) unlistRMB(r *rmb) {
-	for i, o := range g.rmbs {
-		if o == r {
-			g.rmbs = append(g.rmbs[:i], g.rmbs[i+1:]...)
-			g.rmbsGone = append(g.rmbsGone, r.id)
-			return
-		}
-	}
 }
 
 // becomeZombie keeps the RMBE out of use until the peer says that it writes
@@ -207,13 +190,13 @@ func (c *Conn) becomeZombie(now time.Time) {
 	g := c.g
 	c.zombie = true
 	c.since = now
-	g.zombies++
+	g.conns.zombies++
 	c.rmb.zombies++
-	if c.link.heard.After(g.idleSince) {
-		g.idleSince = c.link.heard
+	if heard := c.at(c.link).heard; heard.After(g.idleSince) {
+		g.idleSince = heard
 	}
-	if g.retireAt.IsZero() {
-		g.retireAt = now.Add(ZombieGrace)
+	if g.conns.retireAt.IsZero() {
+		g.conns.retireAt = now.Add(ZombieGrace)
 	}
 }
 
@@ -222,24 +205,24 @@ func (c *Conn) endZombie() {
 		return
 	}
 	c.zombie = false
-	c.g.zombies--
+	c.g.conns.zombies--
 	if c.rmb.zombies--; c.rmb.zombies == 0 {
 		c.rmb.retired = false
 	}
 }
 
 // retireRMBs takes the RMBs out of use that have old zombies.
-func (g *Group) retireRMBs(now time.Time) {
-	g.retireAt = time.Time{}
-	for _, c := range g.conns {
+func (t *connTable) retireRMBs(g *Group, now time.Time) {
+	t.retireAt = time.Time{}
+	for _, c := range t.list {
 		if c == nil || !c.zombie {
 			continue
 		}
 		at := c.since.Add(ZombieGrace)
 		switch {
 		case now.Before(at):
-			if g.retireAt.IsZero() || at.Before(g.retireAt) {
-				g.retireAt = at
+			if t.retireAt.IsZero() || at.Before(t.retireAt) {
+				t.retireAt = at
 			}
 		case !c.rmb.retired:
 			c.rmb.retired = true

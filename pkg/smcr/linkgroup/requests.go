@@ -1,0 +1,337 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package linkgroup
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/smcr-io/kube-smcr/pkg/smcr/llc"
+)
+
+// flow is an LLC exchange that we start. One is under way at a time, because
+// Linux drops requests that cross (RFC 7609 §3.5.5.3 allows more).
+type flow struct {
+	kind      flowKind
+	rmbs      []RMBID        // CONFIRM RKEY: one; DELETE RKEY
+	tries     int            // CONFIRM RKEY: answers that asked for a retry
+	holdUntil time.Time      // of the next try; zero: now
+	deletion  llc.DeleteLink // DELETE LINK
+	fresh     bool           // ADD LINK: only over an RNIC that is not in use
+}
+
+type flowKind uint8
+
+const (
+	flowConfirmRKey flowKind = iota
+	flowDeleteRKey
+	flowAddLink    // server
+	flowDeleteLink // server
+	flowAskDelete  // client: a request that the server delete a link
+	flowDeleteAll
+)
+
+func (k flowKind) String() string {
+	switch k {
+	case flowConfirmRKey:
+		return "CONFIRM RKEY"
+	case flowDeleteRKey:
+		return "DELETE RKEY"
+	case flowAddLink:
+		return "ADD LINK"
+	case flowDeleteLink, flowAskDelete, flowDeleteAll:
+		return "DELETE LINK"
+	}
+	return fmt.Sprintf("flowKind(%d)", uint8(k))
+}
+
+// deletes reports whether an exchange deletes a link.
+func (k flowKind) deletes() bool { return k == flowDeleteLink || k == flowAskDelete }
+
+// requests is the line of our LLC exchanges. Nobody else sees the list.
+type requests struct {
+	line   []flow // the first one is under way once sent
+	sent   bool
+	began  time.Time
+	expiry time.Time // zero: the exchange has deadlines of its own
+	resend time.Time // zero: not sent again
+	via    place     // that carried the request
+}
+
+// add puts an exchange in line. Deletions go before what has not begun:
+// the peer should not use a dead link longer than it must.
+func (q *requests) add(f flow) {
+	if len(q.line) >= maxFlows {
+		return // every RMB has at most two flows waiting, so this cannot be
+	}
+	at := len(q.line)
+	if f.kind.deletes() {
+		at = 0
+		for at < len(q.line) && ((at == 0 && q.sent) || q.line[at].kind == f.kind) {
+			at++
+		}
+	}
+	q.line = slices.Insert(q.line, at, f)
+}
+
+// current is the exchange under way; nil: none is.
+func (q *requests) current() *flow {
+	if !q.sent {
+		return nil
+	}
+	return &q.line[0]
+}
+
+// is reports whether an exchange of this kind is under way.
+func (q *requests) is(kind flowKind) bool { return q.sent && q.line[0].kind == kind }
+
+// isKept reports whether the request under way is one that the server keeps
+// while it adds a link (§3.5.5.3.1): it has its time from the end of that.
+func (q *requests) isKept() bool { return q.is(flowAskDelete) }
+
+// first is the one that is to start next; nil: one is under way, or there is none.
+func (q *requests) first() *flow {
+	if q.sent || len(q.line) == 0 {
+		return nil
+	}
+	return &q.line[0]
+}
+
+// begin says that the first one starts over a link.
+func (q *requests) begin(now time.Time, via *link) *flow {
+	q.sent = true
+	q.via = via.place()
+	q.began, q.expiry, q.resend = now, now.Add(FlowTimeout), time.Time{}
+	return &q.line[0]
+}
+
+// end ends the exchange under way.
+func (q *requests) end() flow {
+	f := q.line[0]
+	q.line = q.line[1:]
+	q.sent = false
+	return f
+}
+
+// clear ends all of them.
+func (q *requests) clear() { q.line, q.sent = nil, false }
+
+// linkLost has the request that a lost link carried sent again over another one (§2.3).
+func (q *requests) linkLost(l *link) {
+	if q.via == l.place() && q.sent && q.line[0].kind != flowAddLink {
+		q.sent = false
+	}
+}
+
+// has reports whether one of this kind is in line.
+func (q *requests) has(kind flowKind) bool {
+	return slices.ContainsFunc(q.line, func(f flow) bool { return f.kind == kind })
+}
+
+// deletes reports whether the deletion of a link is in line.
+func (q *requests) deletes(id llc.LinkID) bool {
+	return slices.ContainsFunc(q.line, func(f flow) bool { return f.kind.deletes() && f.deletion.Link == id })
+}
+
+// endDeletion takes the deletion of a link out of the line, also if it is under way.
+func (q *requests) endDeletion(id llc.LinkID) {
+	i := slices.IndexFunc(q.line, func(f flow) bool { return f.kind.deletes() && f.deletion.Link == id })
+	if i < 0 {
+		return
+	}
+	q.line = slices.Delete(q.line, i, i+1)
+	if i == 0 {
+		q.sent = false
+	}
+}
+
+// cancelDeletion takes the server's deletion of a link out of the line if it has not begun.
+func (q *requests) cancelDeletion(id llc.LinkID) {
+	for i := range q.line {
+		if f := &q.line[i]; f.kind == flowDeleteLink && f.deletion.Link == id && (i > 0 || !q.sent) {
+			q.line = slices.Delete(q.line, i, i+1)
+			return
+		}
+	}
+}
+
+// delays reports whether something comes before the deletion of a link.
+func (q *requests) delays(id llc.LinkID) bool {
+	return q.sent || (len(q.line) > 0 && q.line[0].deletion.Link != id)
+}
+
+// joinDeletes makes the DELETE RKEY under way include those that wait directly behind it,
+// as far as one message goes (A.3.7).
+func (q *requests) joinDeletes(most int) *flow {
+	f, rest := &q.line[0], q.line[1:]
+	for len(rest) > 0 && rest[0].kind == flowDeleteRKey && len(f.rmbs)+len(rest[0].rmbs) <= most {
+		f.rmbs = append(f.rmbs, rest[0].rmbs...)
+		rest = rest[1:]
+	}
+	q.line = append(q.line[:1], rest...)
+	return &q.line[0]
+}
+
+// nextTimeout is when something is to be done about the first one.
+func (q *requests) nextTimeout(earliest func(time.Time)) {
+	if q.sent {
+		earliest(q.expiry)
+		earliest(q.resend)
+	} else if len(q.line) > 0 {
+		earliest(q.line[0].holdUntil)
+	}
+}
+
+// canStart reports whether the first waiting flow can start. A client's
+// requests to delete links can flow at any time; all else waits for the end of
+// the exchange that adds a link.
+func (q *requests) canStart(g *Group) bool {
+	f := q.first()
+	if f == nil || !f.holdUntil.IsZero() || (g.state != Active && g.state != Draining) {
+		return false
+	}
+	return !g.adding.isUnderWay() || f.kind == flowAskDelete || f.kind == flowDeleteAll
+}
+
+// start sends the first waiting flow's request.
+func (q *requests) start(g *Group, now time.Time) {
+	for q.canStart(g) {
+		via := g.links.other(nil)
+		if via == nil {
+			return
+		}
+		switch f := q.begin(now, via); f.kind {
+		case flowAddLink:
+			q.expiry = time.Time{} // the exchange has deadlines of its own
+			g.side.begin(g, now, via, f.fresh)
+		case flowDeleteLink:
+			g.side.sendDelete(g, now)
+		case flowConfirmRKey, flowDeleteRKey, flowAskDelete:
+			q.resend = now.Add(ResendInterval)
+			q.send(g)
+		case flowDeleteAll:
+			q.resend = now.Add(DeleteAllInterval)
+			q.send(g)
+		}
+	}
+}
+
+// send sends the request of the flow under way.
+func (q *requests) send(g *Group) {
+	f, l := q.current(), g.links.in(q.via)
+	switch f.kind {
+	case flowConfirmRKey:
+		g.ourKeys.begin(&g.terms, &g.links, l, g.keys.rmb(f.rmbs[0]))
+	case flowDeleteRKey:
+		g.ourKeys.sendDelete(g, l)
+	case flowDeleteLink, flowAskDelete:
+		m := f.deletion
+		m.Header = g.header(false)
+		l.send(m)
+	case flowDeleteAll:
+		l.send(g.deleteAll(f.deletion.Reason))
+	case flowAddLink:
+	}
+}
+
+// timeout looks after the request under way.
+func (q *requests) timeout(g *Group, now time.Time, due func(time.Time) bool) {
+	if f := q.first(); f != nil && due(f.holdUntil) {
+		f.holdUntil = time.Time{}
+	}
+	switch f := q.current(); {
+	case f == nil:
+	case due(q.expiry):
+		q.expired(g, now)
+	case !due(q.resend):
+	case f.kind == flowDeleteAll && g.links.in(q.via).isSending():
+		q.resend = now.Add(DeleteAllInterval) // what is under way arrives in its time
+	case f.kind == flowDeleteAll:
+		q.repeatDeleteAll(g, now)
+	default:
+		q.resend = now.Add(ResendInterval)
+		q.send(g)
+	}
+}
+
+// repeatDeleteAll says once more that the group ends: see lastWords for why it may
+// not have been heeded.
+func (q *requests) repeatDeleteAll(g *Group, now time.Time) {
+	if !q.is(flowDeleteAll) {
+		return
+	}
+	q.resend = now.Add(max(DeleteAllInterval, now.Sub(q.began))) // less and less often
+	if len(g.links.in(q.via).queue) == 0 {                       // else the last one has not left yet
+		q.send(g)
+	}
+}
+
+// expired is what a missing answer means (C.7.1): the link that carried
+// the request has failed, and another one carries it again. But a Linux that
+// is heard on the link is there: it drops what crosses with something of its
+// own.
+func (q *requests) expired(g *Group, now time.Time) {
+	f, via := *q.current(), g.links.in(q.via)
+	if f.kind == flowDeleteAll {
+		if g.links.other(via) == nil {
+			g.last.owed = false // it was repeated for long enough
+			g.becomeDead(nil)
+			return
+		}
+		g.dropLink(via, fmt.Errorf("%w: %v", ErrFlowTimeout, f.kind))
+		return
+	}
+	if q.isKept() && g.adding.isUnderWay() {
+		q.expiry = now.Add(FlowTimeout)
+		return
+	}
+	if g.dialect == llc.DialectLinux && via.heard.After(q.began) {
+		q.giveUp(g, f)
+		return
+	}
+	g.loseLink(now, via, llc.DeleteLostPath, FaultLink, fmt.Errorf("%w: %v", ErrFlowTimeout, f.kind))
+}
+
+// giveUp ends a flow that the peer does not answer although it is there.
+func (q *requests) giveUp(g *Group, f flow) {
+	switch f.kind {
+	case flowConfirmRKey:
+		q.end()
+		if r := g.keys.rmb(f.rmbs[0]); r != nil {
+			r.becomeNew()
+		}
+		g.out.rmb(EventRMBRefused, f.rmbs[0])
+	case flowDeleteRKey:
+		q.end()
+		for _, id := range f.rmbs {
+			g.removeRMB(id)
+		}
+	case flowDeleteLink, flowAskDelete:
+		g.endDelete(f.deletion.Link)
+	case flowAddLink, flowDeleteAll:
+	}
+}
+
+// handleDeleteReply takes the answer to our DELETE LINK.
+func (q *requests) handleDeleteReply(g *Group, now time.Time, m llc.DeleteLink) {
+	if g.state == Forming {
+		if g.setup.step == waitDeleteReply {
+			g.becomeActive(now)
+		} else {
+			g.Discarded++
+		}
+		return
+	}
+	switch f := q.current(); {
+	case f == nil:
+		g.Discarded++
+	case f.kind == flowDeleteAll:
+		g.last.heardEnd()
+		g.becomeDead(nil)
+	case f.kind.deletes() && f.deletion.Link == m.Link:
+		g.endDelete(m.Link)
+	default:
+		g.Discarded++
+	}
+}

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package linkgroup
+
+import (
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/smcr-io/kube-smcr/pkg/smcr/llc"
+)
+
+// order names what is in line.
+func (q *requests) order() (s []string) {
+	for i, f := range q.line {
+		name := f.kind.String()
+		if i == 0 && q.sent {
+			name = "under way: " + name
+		}
+		s = append(s, name)
+	}
+	return s
+}
+
+func deletion(id llc.LinkID) flow {
+	return flow{kind: flowDeleteLink, deletion: llc.DeleteLink{Link: id}}
+}
+
+// Deletions go before what has not begun, in their own order.
+func TestRequests_order(t *testing.T) {
+	q := &requests{}
+	q.add(confirmFlow(1))
+	q.add(flow{kind: flowAddLink})
+	q.begin(time.Unix(1, 0), &link{})
+	q.add(deletion(7))
+	q.add(deletion(8))
+	want := []string{"under way: CONFIRM RKEY", "DELETE LINK", "DELETE LINK", "ADD LINK"}
+	if d := cmp.Diff(want, q.order()); d != "" {
+		t.Error(d)
+	}
+	if q.first() != nil || q.current().kind != flowConfirmRKey {
+		t.Error("another one may start while one is under way")
+	}
+	if q.line[1].deletion.Link != 7 || !q.deletes(8) || q.deletes(9) {
+		t.Error("deletions are not in the order in which they came")
+	}
+	q.end()
+	if q.current() != nil || q.first().deletion.Link != 7 {
+		t.Error("the first deletion is not next")
+	}
+}
+
+// The deletion of a link leaves the line wherever it is; a link that is needed after all
+// keeps one that is under way.
+func TestRequests_endDeletion(t *testing.T) {
+	q := &requests{}
+	q.add(deletion(7))
+	q.add(deletion(8))
+	q.begin(time.Unix(1, 0), &link{})
+	q.cancelDeletion(7)
+	if !q.is(flowDeleteLink) || !q.deletes(7) {
+		t.Error("what is under way was cancelled")
+	}
+	q.cancelDeletion(8)
+	if q.deletes(8) {
+		t.Error("what waits was not cancelled")
+	}
+	q.endDeletion(7)
+	q.endDeletion(7)
+	if q.current() != nil || len(q.line) != 0 {
+		t.Errorf("left: %v", q.order())
+	}
+}
+
+// RFC 7609 §2.3: a request whose link is lost is sent again over another one, but ADD LINK
+// has an end of its own.
+func TestRequests_linkLost(t *testing.T) {
+	lost, other := &link{index: 0}, &link{index: 1}
+	for _, kind := range []flowKind{flowConfirmRKey, flowDeleteRKey, flowDeleteLink, flowAskDelete, flowDeleteAll, flowAddLink} {
+		q := &requests{}
+		q.add(flow{kind: kind})
+		q.begin(time.Unix(1, 0), lost)
+		if q.linkLost(other); !q.is(kind) {
+			t.Errorf("%v ends with a link that does not carry it", kind)
+		}
+		if q.linkLost(lost); q.is(kind) != (kind == flowAddLink) {
+			t.Errorf("%v is under way: %t", kind, q.is(kind))
+		}
+	}
+}
+
+// DELETE RKEY is about as many RMBs as one message has room for, of those directly behind.
+func TestRequests_joinDeletes(t *testing.T) {
+	q := &requests{}
+	for id := range RMBID(4) {
+		q.add(flow{kind: flowDeleteRKey, rmbs: []RMBID{id}})
+	}
+	q.add(confirmFlow(9))
+	q.add(flow{kind: flowDeleteRKey, rmbs: []RMBID{10}})
+	q.begin(time.Unix(1, 0), &link{})
+	if d := cmp.Diff([]RMBID{0, 1, 2}, q.joinDeletes(3).rmbs); d != "" {
+		t.Error(d)
+	}
+	want := []string{"under way: DELETE RKEY", "DELETE RKEY", "CONFIRM RKEY", "DELETE RKEY"}
+	if d := cmp.Diff(want, q.order()); d != "" {
+		t.Error(d)
+	}
+}
+
+// The line is bounded.
+func TestRequests_full(t *testing.T) {
+	q := &requests{}
+	for id := range RMBID(2 * maxFlows) {
+		q.add(confirmFlow(id))
+	}
+	if len(q.line) != maxFlows {
+		t.Errorf("%d are in line, want %d", len(q.line), maxFlows)
+	}
+}
