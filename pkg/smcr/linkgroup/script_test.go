@@ -66,6 +66,11 @@ type rig struct {
 	peers     []linkgroup.Endpoint // that queue pairs were connected to
 	wanted    []linkgroup.Endpoint // what was known of the peer's half
 	release   bool                 // connections are released when they are done
+
+	cfg        linkgroup.Config
+	encodeEach int // the group moves after each step, each nth time encoded; 0: it does not
+	moves      int
+	acting     bool // outputs are carried out
 }
 
 // sentID is a SEND under way.
@@ -86,6 +91,7 @@ func newRigOf(t testing.TB, rnics uint8, cfg linkgroup.Config, spare bool) *rig 
 		conns: map[string]*linkgroup.Conn{}, names: map[*linkgroup.Conn]string{},
 		produced: map[string]uint64{}, consumed: map[string]uint64{}, peerSeq: map[string]uint16{},
 	}
+	r.cfg = cfg
 	r.g = linkgroup.New(cfg)
 	r.g.AddFirstLink(ourEnd)
 	return r
@@ -272,22 +278,33 @@ func (r *rig) recvOn(link linkgroup.LinkIndex, b []byte) {
 	if err := r.g.HandleRecv(r.now, link, b); err != nil {
 		r.logf("error: %v", err)
 	}
+	r.between()
 }
 
 func (r *rig) logf(format string, args ...any) { r.log = append(r.log, fmt.Sprintf(format, args...)) }
 
+// between is called between any two things that happen to the group.
+func (r *rig) between() {
+	if r.encodeEach > 0 {
+		r.move()
+	}
+}
+
 // poll carries out what the group wants until it wants nothing.
 func (r *rig) poll() {
 	for range 1000 {
+		r.between()
 		if r.g.Idle() {
 			for _, id := range r.g.TakeGoneRMBs() {
 				r.logf("RMB %d is gone", id)
 			}
 			return
 		}
+		r.acting = true
 		for _, o := range r.g.Poll(r.now, nil) {
 			r.do(o)
 		}
+		r.acting = false
 	}
 	r.t.Fatal("the group does not come to rest")
 }
@@ -386,6 +403,7 @@ func (r *rig) complete(n int) {
 		s := r.waiting[0]
 		r.waiting = r.waiting[1:]
 		r.g.HandleSent(r.now, s.link, s.id)
+		r.between()
 	}
 }
 
@@ -403,6 +421,7 @@ func (r *rig) advance(d time.Duration) {
 		}
 		before := len(r.log)
 		r.g.HandleTimeout(r.now)
+		r.between()
 		r.poll()
 		if len(r.log) > before {
 			r.log = slices.Insert(r.log, before, fmt.Sprintf("+%v", r.now.Sub(time.Unix(1000, 0))))
@@ -411,7 +430,11 @@ func (r *rig) advance(d time.Duration) {
 	r.t.Fatal("a timer does not go away")
 }
 
-func TestGroup_scripts(t *testing.T) {
+func TestGroup_scripts(t *testing.T) { scripts(t, 0) }
+
+// scripts runs all of them; see rig.encodeEach.
+func scripts(t *testing.T, encodeEach int) {
+	t.Helper()
 	files := 0
 	datadriven.Walk(t, "testdata/scripts", func(t *testing.T, path string) {
 		files++
@@ -435,6 +458,7 @@ func TestGroup_scripts(t *testing.T) {
 					cfg.ReleaseTimeout = 3 * time.Second
 				}
 				r = newRigOf(t, uint8(rnics), cfg, !d.HasArg("no-spare"))
+				r.encodeEach = encodeEach
 				d.MaybeScanArgs(t, "elements", &r.elements)
 				d.MaybeScanArgs(t, "down", &r.down)
 				r.answers = d.HasArg("answer")

@@ -34,19 +34,57 @@ const (
 	setupDone
 )
 
+func (s setupStep) String() string {
+	names := [...]string{
+		"the peer's half", "the response to CONFIRM LINK", "CONFIRM LINK", "ADD LINK", "the second link", "the response to DELETE LINK", "nothing",
+	}
+	if int(s) < len(names) {
+		return names[s]
+	}
+	return fmt.Sprintf("setupStep(%d)", uint8(s))
+}
+
+// setup is the LLC part of the first contact.
+type setup struct {
+	step     setupStep
+	deadline time.Time  // zero: what comes next has one of its own
+	failed   llc.LinkID // waitDeleteReply: the second link
+}
+
+// becomeWaiting goes on to what must come next.
+func (s *setup) becomeWaiting(step setupStep, until time.Time) { s.step, s.deadline = step, until }
+
+// becomeSecond begins to set up the second link, which has deadlines of its own.
+func (s *setup) becomeSecond() { s.becomeWaiting(waitSecondLink, time.Time{}) }
+
+// becomeFailed waits until both sides agree that there is no second link (C.7.1).
+func (s *setup) becomeFailed(second llc.LinkID, until time.Time) {
+	s.becomeWaiting(waitDeleteReply, until)
+	s.failed = second
+}
+
+// becomeDone ends the set-up.
+func (s *setup) becomeDone() { *s = setup{step: setupDone} }
+
+// unexpected refuses a CONFIRM LINK that nothing waits for.
+func (s *setup) unexpected(m llc.ConfirmLink) error {
+	if m.Response {
+		return fmt.Errorf("%w: CONFIRM LINK response while %v is awaited", ErrProtocol, s.step)
+	}
+	return fmt.Errorf("%w: CONFIRM LINK while %v is awaited", ErrProtocol, s.step)
+}
+
 // noEyeCatcher are both flags that say: no RMBE eye catchers, in either
 // direction. Linux demands them.
 const noEyeCatcher = llc.NoRMBEEyecatcher
 
 // AddFirstLink gives the group its first queue pair, in state RESET or INIT.
 func (g *Group) AddFirstLink(local Endpoint) LinkIndex {
-	invariant.Must(g.state == Forming && g.firstLink().state == linkDown, "first link added twice")
-	l := g.firstLink()
-	l.local = local
-	l.state = linkForming
-	g.present |= 1 << l.index
-	if g.cfg.Role == Server {
-		l.id = g.nextLinkID()
+	invariant.Must(g.state == Forming && g.links.first().state == linkDown, "first link added twice")
+	l := g.links.first()
+	g.links.becomeForming(l, local)
+	if g.decides() {
+		l.id = g.links.nextID(g.isDeleting)
 	}
 	return l.index
 }
@@ -54,37 +92,24 @@ func (g *Group) AddFirstLink(local Endpoint) LinkIndex {
 // ConnectPeer gives the peer's half of the first link, from its Accept or
 // Confirm, and starts the LLC part.
 func (g *Group) ConnectPeer(now time.Time, peer Endpoint) {
-	l := g.firstLink()
+	l := g.links.first()
 	invariant.Must(g.state == Forming && l.state == linkForming, "peer connected without a forming link")
 	l.peer = peer
 	l.peer.MTU = min(peer.MTU, l.local.MTU)
-	g.out = append(g.out, Output{Kind: OutReceive, Link: l.index, Peer: l.peerHalf()})
-	if g.cfg.Role == Client {
-		g.deadline = now.Add(ConfirmLinkTimeout)
-		g.step = waitConfirmLink
-		return
-	}
-	g.deadline = now.Add(ConfirmLinkReplyTimeout)
-	g.out = append(g.out, Output{Kind: OutTransmit, Link: l.index})
-	g.step = waitConfirmLinkReply
-	l.send(g.confirmLink(l, noEyeCatcher, false))
+	g.out.put(Output{Kind: OutReceive, Link: l.index, Peer: l.peerHalf()})
+	g.side.connected(g, now, l)
 }
 
-func (g *Group) confirmLink(l *link, flags llc.ConfirmLinkFlags, response bool) llc.ConfirmLink {
-	m := llc.ConfirmLink{
-		Header:   g.header(response),
-		Flags:    flags,
-		MAC:      l.local.MAC,
-		GID:      l.local.GID,
-		QPN:      l.local.QPN,
-		Link:     l.id,
-		UserID:   g.userID(l),
-		MaxLinks: g.maxLinks,
-	}
-	if g.hasLimits() {
-		m.MaxConns = uint8(g.maxConns)
-	}
-	return m
+// connected waits for the server's CONFIRM LINK.
+func (c *client) connected(g *Group, now time.Time, _ *link) {
+	g.setup.becomeWaiting(waitConfirmLink, now.Add(ConfirmLinkTimeout))
+}
+
+// connected sends CONFIRM LINK.
+func (s *server) connected(g *Group, now time.Time, l *link) {
+	g.out.put(Output{Kind: OutTransmit, Link: l.index})
+	g.setup.becomeWaiting(waitConfirmLinkReply, now.Add(ConfirmLinkReplyTimeout))
+	l.send(g.confirmLink(l, noEyeCatcher, false))
 }
 
 // checkConfirmLink compares what the peer echoes with what its CLC message
@@ -97,60 +122,13 @@ func checkConfirmLink(l *link, m llc.ConfirmLink) error {
 	return nil
 }
 
-// settleLimits takes the peer's largest numbers of links and connections: the
-// smaller ones hold for the life of the group. A client may leave the links to
-// the server (§2.2.2).
-func (g *Group) settleLimits(m llc.ConfirmLink) error {
-	if m.MaxLinks == 0 && g.cfg.Role == Client {
-		return fmt.Errorf("%w: CONFIRM LINK allows no links", ErrProtocol)
+// handleConfirmLink takes the server's request.
+func (c *client) handleConfirmLink(g *Group, now time.Time, l *link, m llc.ConfirmLink) error {
+	if g.setup.step == setupDone || l != g.links.first() {
+		return c.handleConfirmNew(g, now, l, m)
 	}
-	if m.MaxLinks != 0 {
-		g.maxLinks = min(g.maxLinks, m.MaxLinks)
-	}
-	if g.hasLimits() && m.MaxConns != 0 {
-		g.maxConns = min(g.maxConns, int(m.MaxConns))
-	}
-	return nil
-}
-
-// offersSecond reports whether the first contact includes the offer of a second
-// link. Linux waits for it even if it can have none, unless CLC has said so.
-func (g *Group) offersSecond() bool {
-	if g.hasLimits() {
-		return g.cfg.MaxLinks > 1
-	}
-	return g.maxLinks > 1 || g.dialect == llc.DialectLinux
-}
-
-// eyeCatcherFlags are the flags of CONFIRM LINK once the dialect is settled.
-func (g *Group) eyeCatcherFlags() llc.ConfirmLinkFlags {
-	if g.dialect == llc.DialectLinux {
-		return noEyeCatcher
-	}
-	return 0
-}
-
-// settleDialect takes the peer's flags; false when it wants what we do not
-// allow, or one of the two directions only.
-func (g *Group) settleDialect(flags llc.ConfirmLinkFlags) bool {
-	if flags.Has(noEyeCatcher) {
-		g.dialect = llc.DialectLinux
-		return true
-	}
-	if !g.cfg.AllowRFC || g.isV2() || flags&noEyeCatcher != 0 {
-		return false
-	}
-	g.dialect = llc.DialectRFC
-	return true
-}
-
-// handleConfirmLink takes the server's request at the client.
-func (g *Group) handleConfirmLink(now time.Time, l *link, m llc.ConfirmLink) error {
-	if g.step == setupDone || l != g.firstLink() {
-		return g.confirmSecond(now, l, m)
-	}
-	if g.step != waitConfirmLink {
-		return fmt.Errorf("%w: CONFIRM LINK in step %d", ErrProtocol, g.step)
+	if m.Response || g.setup.step != waitConfirmLink {
+		return g.setup.unexpected(m)
 	}
 	if err := checkConfirmLink(l, m); err != nil {
 		return err
@@ -164,24 +142,23 @@ func (g *Group) handleConfirmLink(now time.Time, l *link, m llc.ConfirmLink) err
 	}
 	l.id = m.Link
 	l.peerUserID = m.UserID
-	g.out = append(g.out, Output{Kind: OutTransmit, Link: l.index})
+	g.out.put(Output{Kind: OutTransmit, Link: l.index})
 	l.send(g.confirmLink(l, g.eyeCatcherFlags(), true))
 	if !g.offersSecond() {
 		g.becomeActive(now)
 		return nil
 	}
-	g.step = waitAddLink
-	g.deadline = now.Add(FlowTimeout)
+	g.setup.becomeWaiting(waitAddLink, now.Add(FlowTimeout))
 	return nil
 }
 
-// handleConfirmLinkReply takes the client's answer at the server.
-func (g *Group) handleConfirmLinkReply(now time.Time, l *link, m llc.ConfirmLink) error {
-	if g.step == setupDone || l != g.firstLink() {
-		return g.confirmSecond(now, l, m)
+// handleConfirmLink takes the client's answer.
+func (s *server) handleConfirmLink(g *Group, now time.Time, l *link, m llc.ConfirmLink) error {
+	if g.setup.step == setupDone || l != g.links.first() {
+		return s.handleConfirmNew(g, now, l, m)
 	}
-	if g.step != waitConfirmLinkReply {
-		return fmt.Errorf("%w: CONFIRM LINK response in step %d", ErrProtocol, g.step)
+	if !m.Response || g.setup.step != waitConfirmLinkReply {
+		return g.setup.unexpected(m)
 	}
 	if err := checkConfirmLink(l, m); err != nil {
 		return err
@@ -201,15 +178,14 @@ func (g *Group) handleConfirmLinkReply(now time.Time, l *link, m llc.ConfirmLink
 		g.becomeActive(now)
 		return nil
 	}
-	g.step = waitSecondLink
-	g.deadline = time.Time{}
-	g.beginAdd(now, l, false)
+	g.setup.becomeSecond()
+	s.begin(g, now, l, false)
 	return nil
 }
 
-// setupExpired is what a missing answer means at each step (C.7.1).
-func (g *Group) setupExpired(now time.Time) {
-	switch g.step {
+// expired is what a missing answer means at each step (C.7.1).
+func (s *setup) expired(g *Group, now time.Time) {
+	switch s.step {
 	case waitConfirmLinkReply, waitConfirmLink:
 		g.fail(FaultConfirmLinkTimeout, nil)
 	case waitAddLink:
@@ -224,4 +200,49 @@ func (g *Group) setupExpired(now time.Time) {
 		g.fail(FaultAddLinkTimeout, nil)
 	case waitPeer, waitSecondLink, setupDone:
 	}
+}
+
+// dataInSetup: a server that sends has ended the set-up with one link.
+func (c *client) dataInSetup(g *Group, now time.Time) bool {
+	g.adding.drop(g)
+	g.becomeActive(now)
+	return true
+}
+
+// dataInSetup: a client that sends has confirmed the second link, and its CONFIRM LINK is
+// still to come over that. A Linux client that sends earlier has given the second link up,
+// without a word about it.
+func (s *server) dataInSetup(g *Group, now time.Time) bool {
+	confirmed := g.adding.step == addWaitConfirm
+	switch {
+	case confirmed:
+	case g.dialect == llc.DialectLinux:
+		g.adding.drop(g)
+	default:
+		return false
+	}
+	g.becomeActive(now)
+	if !confirmed {
+		g.scheduleRetry(now) // C.8
+	}
+	return true
+}
+
+// handleDeleteLink takes a request during first contact: it may be about
+// the second link only.
+func (s *setup) handleDeleteLink(g *Group, now time.Time, from *link, m llc.DeleteLink) error {
+	switch {
+	case !m.All && g.adding.hasNumber(g, m.Link):
+		g.side.addDeleted(g, now, from, m)
+		return nil
+	case !m.All && s.step == waitDeleteReply && m.Link == s.failed:
+		g.side.handleDeleteSecond(g, now, from, m)
+		return nil
+	case !m.All && m.Link != g.links.first().id:
+		answerUnknown(from, m)
+		return nil
+	}
+	m.Response = true
+	from.send(m)
+	return fmt.Errorf("%w: DELETE LINK during first contact", ErrProtocol)
 }
