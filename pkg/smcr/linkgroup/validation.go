@@ -18,6 +18,6 @@ func (g *Group) AwaitsEarlier(b []byte) bool {
 	if err != nil {
 		return false
 	}
-	c := g.conn(m.Token)
+	c := g.conns.byToken(m.Token)
 	return c != nil && c.data.Misses(m)
 }
