@@ -527,3 +527,18 @@ func FuzzParseLLC(f *testing.F) {
 		}
 	})
 }
+
+func TestTypeOf(t *testing.T) {
+	for name, m := range samples() {
+		for n := range 2 { // the type does not need the rest
+			if got := llc.TypeOf(m.Append(nil)[:llc.Size>>n]); got != m.Type() {
+				t.Errorf("%s: %v, want %v", name, got, m.Type())
+			}
+		}
+	}
+	for _, b := range [][]byte{nil, {0xfe}, {0x14}} {
+		if got := llc.TypeOf(b); got != 0 {
+			t.Errorf("%x is %v", b, got)
+		}
+	}
+}

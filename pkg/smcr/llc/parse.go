@@ -63,6 +63,15 @@ type ParseError struct {
 
 func (e *ParseError) Error() string { return fmt.Sprintf("llc: parse %v: %s", e.Type, e.Detail) }
 
+// TypeOf returns the type that a message says it has, 0 if there are no bytes or the
+// type byte is not one of LLC. The rest of the message may be anything.
+func TypeOf(b []byte) Type {
+	if len(b) == 0 || b[0]&versionMask != 0 && b[0]&versionMask != versionBits {
+		return 0
+	}
+	return Type(b[0] & typeMask)
+}
+
 // Parse parses what one receive completion of a link delivered: b ends where
 // the completion's byte count says. version is that of the link group; a
 // group of version 2 may also carry messages of version 1, as with Linux.
