@@ -42,6 +42,13 @@
 // and DELETE RKEY after each connection, its own rules for window updates, two
 // links, one LLC flow at a time, and requests dropped when exchanges cross.
 //
+// # Handovers
+//
+// With Config.Handover the groups of this project are replaced, after each step or now and
+// then, by what linkgroup.Restore makes of their snapshots. The world goes on as it would
+// have without: a test compares all messages and events of scenarios and schedules.
+// HANDOVER_SCHEDULES says how many schedules.
+//
 // # Queue pairs
 //
 // Loss shows as delay, and at last as an error of the queue pair: what it then

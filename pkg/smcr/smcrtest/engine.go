@@ -30,9 +30,13 @@ type engine struct {
 	regions map[linkgroup.RMBID]*region
 	byKey   map[keyOf]*region
 	conns   map[string]*engineConn
+	shells  []*engineConn // by the slot of the connection
 	refused map[linkgroup.RMBID]bool
 	revoked map[uint32]bool // RKeys of which the peer was told that they are gone
 	outs    []linkgroup.Output
+
+	groupConfig linkgroup.Config
+	touched     int // how often since the last handover
 }
 
 // keyOf is an RKey of an RNIC.
@@ -50,11 +54,12 @@ func newEngine(w *World, p *path, side int, role linkgroup.Role, terms clc.Selec
 		sendBuf: w.cfg.SendBuffers[w.rng.IntN(len(w.cfg.SendBuffers))],
 		ep:      w.newEndpoint(r),
 	}
-	e.g = linkgroup.New(linkgroup.Config{
+	e.groupConfig = linkgroup.Config{
 		Role: role, Version: terms.Version, Release: terms.Release, MaxLinks: terms.MaxLinks, MaxConns: terms.MaxConns,
 		AllowRFC: w.cfg.RFC, UserID: uint32(p.id), SendBuffer: e.sendBuf, ReleaseTimeout: w.cfg.releaseTimeout(p.id),
 		Rand: rand.New(rand.NewPCG(w.rng.Uint64(), w.rng.Uint64())),
-	})
+	}
+	e.g = linkgroup.New(e.groupConfig)
 	p.newQP(side, int(e.g.AddFirstLink(e.ep)), r, e.ep)
 	return e
 }
@@ -117,7 +122,7 @@ func (e *engine) open(_ time.Time, name string, via *linkgroup.Endpoint) error {
 	c := &engineConn{
 		e: e, name: name, lc: lc, key: streamKey(name, e.side), send: make([]byte, e.sendBuf), ring: cdc.Ring{Size: e.sendBuf},
 	}
-	lc.User = c
+	e.setShell(c)
 	e.conns[name] = c
 	if via != nil {
 		lc.UseLink(index)
@@ -207,21 +212,31 @@ func (e *engine) abandon(now time.Time, name string, declined bool) {
 }
 
 func (e *engine) recv(now time.Time, index int, b []byte) error {
+	e.touch()
 	return e.g.HandleRecv(now, linkgroup.LinkIndex(index), b)
 }
 
 func (e *engine) sent(now time.Time, index int, id uint64) {
+	e.touch()
 	e.g.HandleSent(now, linkgroup.LinkIndex(index), id)
 }
 
-func (e *engine) timeout(now time.Time)          { e.g.HandleTimeout(now) }
+func (e *engine) timeout(now time.Time) {
+	e.touch()
+	e.g.HandleTimeout(now)
+}
+
 func (e *engine) nextTimeout() (time.Time, bool) { return e.g.NextTimeout() }
 
 func (e *engine) linkFailed(now time.Time, index int, err error) {
+	e.touch()
 	e.g.HandleLinkFailure(now, linkgroup.LinkIndex(index), err)
 }
 
-func (e *engine) port(now time.Time, rnic int, up bool) { e.g.HandlePort(now, uint8(rnic), up) }
+func (e *engine) port(now time.Time, rnic int, up bool) {
+	e.touch()
+	e.g.HandlePort(now, uint8(rnic), up)
+}
 
 // wantLink answers the group's wish for another queue pair, at once or soon.
 func (e *engine) wantLink(o *linkgroup.Output) {
@@ -239,6 +254,7 @@ func (e *engine) offer(index linkgroup.LinkIndex, fresh bool) {
 	if e.p.nodes[e.side] != node(e) || e.p.qp(e.side, int(index)) != nil {
 		return // a restart, or an earlier answer
 	}
+	e.touch()
 	now, used := e.p.clock(e.side), e.g.RNICsInUse()
 	r := e.w.anyRNIC(e.peer(), func(r *rnic) bool { return used&(1<<r.index) != 0 })
 	if r == nil && !fresh {
@@ -316,8 +332,10 @@ func (e *engine) origin() uint32 {
 func (e *engine) poll(now time.Time, post func(int, work)) bool {
 	e.free()
 	if e.g.Idle() {
+		e.handOver(now)
 		return false
 	}
+	e.touch()
 	e.outs = e.g.Poll(now, e.outs[:0])
 	for i := range e.outs {
 		e.do(now, &e.outs[i], post)
@@ -346,15 +364,15 @@ func (e *engine) do(now time.Time, o *linkgroup.Output, post func(int, work)) {
 		}
 		wr := work{send: true, msg: o.Msg, long: slices.Clone(o.Long), id: o.ID}
 		if o.Conn != nil {
-			if c, ok := o.Conn.User.(*engineConn); ok {
+			if c := e.shellOf(o.Conn); c != nil {
 				wr.conn = c.name
 			}
 		}
 		e.noteRevoked(wr.bytes())
 		post(index, wr)
 	case linkgroup.OutWrite:
-		c, ok := o.Conn.User.(*engineConn)
-		if !ok {
+		c := e.shellOf(o.Conn)
+		if c == nil {
 			e.w.fault("%v writes for nobody", e)
 			return
 		}
@@ -413,7 +431,7 @@ func (e *engine) event(now time.Time, o *linkgroup.Output) {
 	}
 	c := (*engineConn)(nil)
 	if o.Conn != nil {
-		c, _ = o.Conn.User.(*engineConn)
+		c = e.shellOf(o.Conn)
 	}
 	switch o.Event {
 	case linkgroup.EventConn:

@@ -26,6 +26,23 @@ type engineConn struct {
 	eof      bool
 }
 
+// setShell notes what belongs to a connection of the group.
+func (e *engine) setShell(c *engineConn) {
+	slot := c.lc.Slot()
+	for len(e.shells) <= slot {
+		e.shells = append(e.shells, nil)
+	}
+	e.shells[slot] = c
+}
+
+// shellOf finds it; nil: the connection has none yet, or not any more.
+func (e *engine) shellOf(lc *linkgroup.Conn) *engineConn {
+	if slot := lc.Slot(); slot < len(e.shells) && e.shells[slot] != nil && e.shells[slot].lc == lc {
+		return e.shells[slot]
+	}
+	return nil
+}
+
 // releaseIfOver gives the RMBE back when both the application and the machine
 // are done, as the shell does.
 func (c *engineConn) releaseIfOver(now time.Time) {
@@ -41,6 +58,8 @@ func (c *engineConn) releaseIfOver(now time.Time) {
 	clear(mem[c.e.origin():])
 	r.owners[l.Index-1], r.last[l.Index-1] = "", c.name
 	delete(c.e.conns, c.name)
+	c.e.shells[c.lc.Slot()] = nil
+	c.e.touch()
 	c.lc.Release(now)
 }
 
@@ -68,6 +87,7 @@ func (c *engineConn) write(n int) int {
 			c.produced++
 		}
 	}
+	c.e.touch()
 	c.lc.Produce(c.produced)
 	return n
 }
@@ -94,6 +114,7 @@ func (c *engineConn) read(t reader, n int) int {
 			break
 		}
 	}
+	c.e.touch()
 	c.lc.Consume(c.consumed)
 	if c.consumed == d.PeerProduced() && d.PeerIsDone() {
 		c.eof = true

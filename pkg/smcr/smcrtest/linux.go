@@ -45,7 +45,7 @@ type linux struct {
 	conns  map[string]*linuxConn
 	order  []*linuxConn // to send, in turn
 	rmbs   []*linuxRMB
-	tokens []*linuxToken // the peer's RMBs
+	tokens linuxTokens
 	size   uint32        // of RMBs and send buffers
 	terms  clc.Selection // of the group
 	queue  []*linuxFlow  // of ours, waiting
@@ -54,7 +54,7 @@ type linux struct {
 	parked func()        // one ADD LINK or DELETE LINK of the peer
 	asked  *linuxLink    // server, version 2: that carried the REQUEST ADD LINK to be answered
 	ending *linuxLink    // that carries DELETE LINK for all: nothing else matters
-	misled bool          // it took a late answer about one RMB for that about another
+	misled bool          // a late answer about one RMB was taken for that about another
 }
 
 type linuxStep uint8
@@ -89,12 +89,6 @@ type linuxRMB struct {
 	confirmed bool
 	refused   error
 	asked     bool
-}
-
-// linuxToken is one of the peer's RMBs, by link.
-type linuxToken struct {
-	on    [linuxLinks]llc.RToken
-	known [linuxLinks]bool
 }
 
 func newLinux(w *World, p *path, side int, role linkgroup.Role, terms clc.Selection, r *rnic) *linux {
@@ -212,7 +206,7 @@ func (l *linux) open(_ time.Time, name string, via *linkgroup.Endpoint) error {
 		l.rmbs = append(l.rmbs, r)
 	}
 	r.owners[0] = name
-	r.confirmed = l.step == linuxNew // the first contact confirms it
+	r.confirmed = l.step == linuxNew // the first contact confirms the RMB
 	r.refused, r.asked = nil, false
 	l.w.tokens++
 	c := newLinuxConn(l, name, cdc.AlertToken(l.w.tokens), r, lk)
@@ -268,7 +262,7 @@ func (l *linux) confirmed(name string) (bool, error) {
 		r.asked = true
 		l.confirmRKey(r)
 		if l.role == linkgroup.Server && l.w.rng.IntN(4) == 0 && l.any(l.any(nil)) == nil {
-			l.queue = append(l.queue, &linuxFlow{kind: linuxAdd, run: l.serverAdd}) // it still wants a second link
+			l.queue = append(l.queue, &linuxFlow{kind: linuxAdd, run: l.serverAdd}) // the group still wants a second link
 		}
 	}
 	return r.confirmed, r.refused
@@ -292,14 +286,14 @@ func (l *linux) activate(_ time.Time, name string, peer linkgroup.RMBE, _ linkgr
 	if l.slots[c.via.slot] != c.via {
 		return errLinkLost
 	}
-	t := l.token(c.via.slot, peer.RKey)
+	t := l.tokens.find(c.via.slot, peer.RKey)
 	if t == nil {
-		// It learns a key from CLC, too. The engine has told it before, unless the
+		// The kernel learns a key from CLC, too. The engine has told the key before, unless the
 		// contact is the first; two kernels may cross a CONFIRM RKEY with a new link.
 		if l.step != linuxNew && !l.w.cfg.Linux[l.p.peers[1-l.side]] {
 			return fmt.Errorf("unknown RKey %d", peer.RKey)
 		}
-		if t = l.learn(c.via.slot, llc.RToken(peer.RToken)); t == nil {
+		if t = l.tokens.learn(c.via.slot, llc.RToken(peer.RToken)); t == nil {
 			return fmt.Errorf("no room for RKey %d", peer.RKey)
 		}
 	}
@@ -307,43 +301,9 @@ func (l *linux) activate(_ time.Time, name string, peer linkgroup.RMBE, _ linkgr
 	return nil
 }
 
-// token finds the peer's RMB by the key it has on a link.
-func (l *linux) token(slot int, k rdma.RKey) *linuxToken {
-	for _, t := range l.tokens {
-		if t.known[slot] && t.on[slot].RKey == k {
-			return t
-		}
-	}
-	return nil
-}
-
-// learn remembers an RMB of the peer; nil when the table is full.
-func (l *linux) learn(slot int, k llc.RToken) *linuxToken {
-	t := l.token(slot, k.RKey)
-	if t == nil {
-		if len(l.tokens) >= linuxRTokens {
-			return nil
-		}
-		t = &linuxToken{}
-		l.tokens = append(l.tokens, t)
-	}
-	t.on[slot], t.known[slot] = k, true
-	return t
-}
-
-func (l *linux) forget(slot int, k rdma.RKey) bool {
-	for i, t := range l.tokens {
-		if t.known[slot] && t.on[slot].RKey == k {
-			l.tokens = append(l.tokens[:i:i], l.tokens[i+1:]...)
-			return true
-		}
-	}
-	return false
-}
-
 func (l *linux) abandon(_ time.Time, name string, _ bool) {
 	if c := l.conns[name]; c != nil {
-		c.closed, c.killed = true, true
+		c.closing.closed, c.closing.killed = true, true
 		l.release(c)
 	}
 }
@@ -383,7 +343,7 @@ func (l *linux) place(index int, conn string, rkey uint32, addr uint64, b []byte
 		if r.keys[index] == rkey {
 			return r.place(conn, addr, b, 0, func() (window, bool) {
 				c := l.conns[conn]
-				if c == nil || c.aborted() || c.closed {
+				if c == nil || c.closing.aborted() || c.closing.closed {
 					return window{}, false
 				}
 				return c.window(), true
@@ -410,7 +370,7 @@ func (l *linux) die(_ time.Time) {
 	}
 	l.lcl, l.rmt, l.queue, l.parked = nil, nil, nil, nil
 	for _, c := range l.order {
-		c.killed = true
+		c.closing.killed = true
 	}
 	for _, name := range sortedKeys(l.conns) {
 		l.release(l.conns[name])
@@ -516,7 +476,7 @@ func (l *linux) poll(_ time.Time, post func(int, work)) bool {
 }
 
 // release takes a connection apart that is over for both sides, or that died
-// with its group: the peer forgets the RMB before another connection gets it.
+// with its group: the peer forgets the RMB before another connection gets the RMB.
 func (l *linux) release(c *linuxConn) {
 	if l.conns[c.name] != c || !c.over() {
 		return

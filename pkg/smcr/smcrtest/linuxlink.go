@@ -63,7 +63,7 @@ func (l *linux) clearLink(lk *linuxLink) {
 	for _, r := range l.rmbs {
 		r.keys[lk.slot] = 0
 	}
-	for _, t := range l.tokens {
+	for _, t := range l.tokens.list {
 		t.known[lk.slot] = false
 	}
 	if rest := l.allLinks(); len(rest) == 1 {
@@ -131,7 +131,7 @@ func (l *linux) serverAdd(f *linuxFlow) {
 		n.asymmetric = samePeer || n.rnic == lk.rnic
 		l.connect(n, linkgroup.Endpoint{QPN: a.QPN, GID: a.GID, MAC: a.MAC, PSN: a.PSN, MTU: a.MTU})
 		if l.isV2() {
-			l.learnPairs(lk, n, a.Ext.Pairs)
+			l.tokens.learnPairs(lk, n, a.Ext.Pairs)
 			l.serverConfirm(f, lk, n)
 			return
 		}
@@ -168,16 +168,6 @@ func (l *linux) continuation(lk, n *linuxLink, untold []*linuxRMB) (llc.AddLinkC
 	return m, untold[k:]
 }
 
-// learnPairs takes the peer's keys on a new link; what it does not know on the
-// old one it skips.
-func (l *linux) learnPairs(lk, n *linuxLink, pairs []llc.RTokenPair) {
-	for _, p := range pairs {
-		if t := l.token(lk.slot, p.Reference); t != nil {
-			t.on[n.slot], t.known[n.slot] = p.New, true
-		}
-	}
-}
-
 func isContinuation(response bool, id llc.LinkID) func(*linuxLink, llc.Message) bool {
 	return func(_ *linuxLink, m llc.Message) bool {
 		c, ok := m.(llc.AddLinkContinuation)
@@ -195,7 +185,7 @@ func (l *linux) serverKeys(f *linuxFlow, lk, n *linuxLink, untold []*linuxRMB) {
 			l.endAdd(f, n, false)
 			return
 		}
-		l.learnPairs(lk, n, c.Pairs[:c.N()])
+		l.tokens.learnPairs(lk, n, c.Pairs[:c.N()])
 		if len(rest) > 0 || !c.Last() {
 			l.serverKeys(f, lk, n, rest)
 			return
@@ -295,7 +285,7 @@ func (l *linux) clientAdd(f *linuxFlow, via *linuxLink, m llc.AddLink) {
 	a.Response, a.Ext = true, l.extension(lk, n)
 	l.send(lk, a)
 	if l.isV2() {
-		l.learnPairs(lk, n, m.Ext.Pairs)
+		l.tokens.learnPairs(lk, n, m.Ext.Pairs)
 		l.clientConfirm(f, lk, n)
 		return
 	}
@@ -309,7 +299,7 @@ func (l *linux) clientKeys(f *linuxFlow, lk, n *linuxLink, untold []*linuxRMB) {
 			l.endAdd(f, n, false)
 			return
 		}
-		l.learnPairs(lk, n, c.Pairs[:c.N()])
+		l.tokens.learnPairs(lk, n, c.Pairs[:c.N()])
 		a, rest := l.continuation(lk, n, untold)
 		a.Response = true
 		l.send(lk, a)

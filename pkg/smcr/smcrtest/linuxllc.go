@@ -377,7 +377,7 @@ func (l *linux) answerRKey(lk *linuxLink, m llc.Message) {
 	switch m := m.(type) {
 	case llc.ConfirmRKey:
 		m.Response = true
-		t := l.learn(lk.slot, m.This)
+		t := l.tokens.learn(lk.slot, m.This)
 		m.Negative = t == nil
 		for _, o := range m.Other[:m.N()] {
 			for _, other := range l.allLinks() {
@@ -390,7 +390,7 @@ func (l *linux) answerRKey(lk *linuxLink, m llc.Message) {
 	case llc.DeleteRKey:
 		m.Response = true
 		for i := range m.N() {
-			if !l.forget(lk.slot, m.RKeys[i]) {
+			if !l.tokens.forget(lk.slot, m.RKeys[i]) {
 				m.Negative = true
 				m.ErrorMask |= 0x80 >> i
 			}
@@ -399,7 +399,7 @@ func (l *linux) answerRKey(lk *linuxLink, m llc.Message) {
 	case llc.DeleteRKeyV2:
 		m.Response = true
 		for _, k := range m.RKeys {
-			if !l.forget(lk.slot, k) {
+			if !l.tokens.forget(lk.slot, k) {
 				m.Negative = true
 				m.Invalid++
 			}

@@ -19,7 +19,7 @@ import (
 //	world [seed=N] [peers=N] [rnics=(N,N)] [max-links=(N,N)] [max-conns=(N,N)]
 //	      [linux=PEER] [rfc] [versions=(BITS,BITS)] [eids=(BITS,BITS)]
 //	      [release=(N,N)] [routed] [declines=PER-MILLE] [rmbe=BYTES] [send=BYTES]
-//	      [delays] [loss=PER-MILLE] [retry=DURATION] [trace]
+//	      [delays] [loss=PER-MILLE] [retry=DURATION] [handover=STEPS] [trace]
 //	connect NAME [from=PEER] [to=PEER] [at-once]   and 10 ms, until it stands or failed
 //	burst NAME [from=PEER] [to=PEER] n=CONNECTIONS   named NAME0, NAME1 and so on
 //	write NAME side=0|1 n=BYTES
@@ -39,15 +39,30 @@ import (
 //
 // Side 0 is the peer with the lower number. With trace, the messages under way
 // are part of the output, but for TEST LINK.
-func TestWorld_scenarios(t *testing.T) {
-	files := 0
+func TestWorld_scenarios(t *testing.T) { scenarios(t, 0) }
+
+// Each scenario is the same, message by message, when the groups of this project are
+// replaced by what is restored from their snapshots after each step.
+func TestHandover_scenarios(t *testing.T) {
+	if n := scenarios(t, 1); n < 1000 {
+		t.Errorf("%d handovers", n)
+	}
+}
+
+// scenarios plays all of them, and returns how often a group was handed over.
+func scenarios(t *testing.T, handover int) int {
+	t.Helper()
+	files, handovers := 0, 0
 	datadriven.Walk(t, "testdata/scenarios", func(t *testing.T, path string) {
 		files++
-		s := &scenario{}
+		s := &scenario{handover: handover}
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
 			out := s.run(t, d)
 			if err := s.w.Check(); err != nil && d.Cmd != "finish" {
 				out += "\n" + err.Error()
+			}
+			if d.Cmd == "finish" {
+				handovers += s.w.Handovers()
 			}
 			lines := append(s.lines, strings.TrimSpace(out))
 			s.lines = nil
@@ -57,11 +72,13 @@ func TestWorld_scenarios(t *testing.T) {
 	if files == 0 {
 		t.Fatal("no scenarios")
 	}
+	return handovers
 }
 
 type scenario struct {
-	w     *smcrtest.World
-	lines []string
+	w        *smcrtest.World
+	handover int // of all worlds
+	lines    []string
 }
 
 func (s *scenario) run(t *testing.T, d *datadriven.TestData) string {
@@ -171,6 +188,8 @@ func (s *scenario) world(t *testing.T, d *datadriven.TestData) {
 	d.MaybeScanArgs(t, "seed", &cfg.Seed)
 	d.MaybeScanArgs(t, "peers", &cfg.Peers)
 	d.MaybeScanArgs(t, "loss", &cfg.Loss)
+	cfg.Handover = s.handover
+	d.MaybeScanArgs(t, "handover", &cfg.Handover)
 	retry := ""
 	d.MaybeScanArgs(t, "retry", &retry)
 	if retry != "" {

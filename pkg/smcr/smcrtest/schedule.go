@@ -264,6 +264,9 @@ func (c Config) String() string {
 	if c.Releases {
 		add("releases")
 	}
+	if c.Handover > 0 {
+		add("handover=%d", c.Handover)
+	}
 	if c.Declines > 0 {
 		add("declines=%d", c.Declines)
 	}

@@ -61,21 +61,30 @@ func TestSimulation(t *testing.T) {
 		}
 		return
 	}
-	n := int64(schedules)
-	if s := os.Getenv("SIM_SCHEDULES"); s != "" {
+	play(t, howMany(t, "SIM_SCHEDULES", schedules), newBase())
+}
+
+// howMany is the number of schedules to play: what the environment says, or n.
+func howMany(t *testing.T, variable string, n int64) int64 {
+	t.Helper()
+	if s := os.Getenv(variable); s != "" {
 		var err error
 		if n, err = strconv.ParseInt(s, 10, 64); err != nil {
-			t.Fatalf("SIM_SCHEDULES: %v", err)
+			t.Fatalf("%s: %v", variable, err)
 		}
 	}
 	if testing.Short() {
 		n /= 10
 	}
-	base := *simBase
-	if base == 0 {
-		base = uint64(time.Now().UnixNano()) | 1
+	return n
+}
+
+// newBase is what the seeds come from: -sim.base, or another one each time.
+func newBase() uint64 {
+	if *simBase != 0 {
+		return *simBase
 	}
-	play(t, n, base)
+	return uint64(time.Now().UnixNano()) | 1
 }
 
 // play plays n schedules of a base on all processors.

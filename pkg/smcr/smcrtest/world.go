@@ -47,6 +47,10 @@ type Config struct {
 	// Releases has some groups give their RMBs back soon after the last connection, and
 	// some later.
 	Releases bool
+	// Handover has each group of this project replaced, after every so many things that
+	// happened to it, by one that is restored from its snapshot; 0: never. Nothing else in
+	// the world changes by that.
+	Handover int
 	// Delays makes messages and completions late now and then.
 	Delays bool
 	// Loss is the share of packets that are sent again, of 1000.
@@ -84,6 +88,8 @@ type World struct {
 	tracing bool
 	steps   int  // events and turns of nodes so far
 	halted  bool // too much went wrong to go on
+
+	handovers int
 }
 
 // What a world may do before it is taken for one that never rests: many times

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package smcrtest
+
+import (
+	"testing"
+
+	"github.com/smcr-io/kube-smcr/pkg/smcr/cdc"
+)
+
+func TestLinuxClosing(t *testing.T) {
+	c := linuxClosing{closed: true}
+	c.sent(true, true, false)
+	if f := c.flags(); f != cdc.Flags(0).WithSendingDone().WithClosed() || c.isOver() {
+		t.Errorf("closed: flags %v, over: %t", f, c.isOver())
+	}
+	c.take(cdc.Flags(0).WithClosed())
+	if !c.isOver() || c.aborted() {
+		t.Errorf("closed by both: %v", &c)
+	}
+	c.resend = true
+	if c.isOver() {
+		t.Error("over before the flags were said again")
+	}
+	r := linuxClosing{closed: true}
+	r.take(cdc.Flags(0).WithAbort())
+	if !r.aborted() || !r.abortDue() {
+		t.Errorf("reset by the peer: %v", &r)
+	}
+	if r.sent(true, false, true); r.flags() != cdc.Flags(0).WithAbort() || !r.isOver() {
+		t.Errorf("answered with %v, want A alone", r.flags())
+	}
+}
