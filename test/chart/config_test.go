@@ -4,12 +4,16 @@ package chart
 
 import (
 	"net/netip"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/smcr-io/kube-smcr/internal/config"
 )
@@ -43,8 +47,8 @@ func TestAgentUnderstandsItsConfiguration(t *testing.T) {
 				return
 			}
 			want := *got // what the chart sets by itself, and what is no value
-			want.NodeBudget = config.Budget{MemoryBytes: 8 << 30, Conns: 131072, Relays: 8192, Pending: 2048}
-			want.PodBudget = config.Budget{MemoryBytes: 1 << 30, Conns: 8192, Relays: 2048, Pending: 512}
+			want.NodeBudget = config.Budget{MemoryBytes: 8 << 30, Conns: 131072, Relays: 8192, Pending: 2048, SocketBytes: 1 << 30}
+			want.PodBudget = config.Budget{MemoryBytes: 1 << 30, Conns: 8192, Relays: 2048, Pending: 512, SocketBytes: 256 << 20}
 			want.PodMax = config.Budget{MemoryBytes: 2 << 30, Conns: 16384}
 			want.Devices = []config.Device{
 				{Interface: "eth1", SoftAddress: netip.MustParseAddr("198.51.100.1"), SoftMTU: 4096},
@@ -71,5 +75,62 @@ func TestAgentUnderstandsItsConfiguration(t *testing.T) {
 				t.Errorf("enterprise IDs %v", got.EIDs)
 			}
 		})
+	}
+}
+
+// Before anything is changed a Job checks the file that the agents would get, as an agent
+// would that does not know its node. What the schema cannot see, it refuses.
+func TestSettingsAreCheckedFirst(t *testing.T) {
+	for _, r := range renderings(t) {
+		rendered := template(t, r.args...)
+		checked, used := find[*corev1.ConfigMap](t, rendered, "-check"), find[*corev1.ConfigMap](t, rendered, "-agent")
+		if diff := cmp.Diff(used.Data, checked.Data); diff != "" {
+			t.Errorf("%s: another file is checked than the agents get (-agents +checked):\n%s", r.name, diff)
+		}
+		if _, err := config.ParseOn(config.Machine{Cluster: true, Any: true}, "f", []byte(checked.Data["node-agent.yaml"])); err != nil {
+			t.Errorf("%s: %v", r.name, err)
+		}
+	}
+
+	job := find[*batchv1.Job](t, template(t), "-check")
+	c := job.Spec.Template.Spec.Containers[0]
+	if got, want := strings.Join(append(c.Command, c.Args...), " "), "/usr/bin/node-agent --config /etc/kube-smcr/node-agent.yaml --kubernetes --check --any-node"; got != want {
+		t.Errorf("the Job runs %q, want %q", got, want)
+	}
+	if *job.Spec.BackoffLimit != 0 || job.Annotations["helm.sh/hook-output-log-policy"] != "hook-failed" {
+		t.Errorf("backoffLimit %d, annotations %v: want no second try, and that Helm prints the log", *job.Spec.BackoffLimit, job.Annotations)
+	}
+	first := func(o metav1.Object) int {
+		n, err := strconv.Atoi(o.GetAnnotations()["helm.sh/hook-weight"])
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	for _, doc := range documents(template(t)) {
+		if o := parse(t, doc); strings.Contains(o.GetAnnotations()["helm.sh/hook"], "pre-upgrade") && !strings.HasSuffix(o.GetName(), "-check") && first(o) <= first(job) {
+			t.Errorf("%s %s comes before the check", o.GetKind(), o.GetName())
+		}
+	}
+	if none := template(t, "--set", "hooks.check=false"); strings.Contains(none, "kube-smcr-check") {
+		t.Error("hooks.check: false, and there is a check")
+	}
+
+	for _, tt := range []struct{ set, want string }{
+		{"agent.drainTimeout=48h", `node.drainTimeout: "48h", want a duration`},
+		{"agent.redirectTTL=1ms", "node.redirectTTL"},
+		{"agent.answerPoll=1s", "node.answerPoll"},
+		{"agent.rmbe=100KiB", "node.rmbe: 102400 bytes, want a power of two"},
+		{"agent.defaultPeers.cidrs={10.0.0.0/8,10.1.0.0/16}", "overlaps with 10.0.0.0/8"},
+		{"agent.defaultPeers.cidrs={10.0.0.1/8}", "did you mean 10.0.0.0/8"},
+		{"agent.wire.peers={:::}", "want a CIDR"},
+		{"agent.budgets.pod.relays=5000", "relays of a pod (5000) is more than of the node (4096)"},
+		{"hardware.enabled=true,agent.devices[0].rdma=mlx5_0,agent.devices[1].rdma.name=mlx5_0", "mlx5_0 is given twice"},
+	} {
+		cm := find[*corev1.ConfigMap](t, template(t, "--set", tt.set), "-check")
+		_, err := config.ParseOn(config.Machine{Cluster: true, Any: true}, "f", []byte(cm.Data["node-agent.yaml"]))
+		if err == nil || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%s: %v, want %q", tt.set, err, tt.want)
+		}
 	}
 }

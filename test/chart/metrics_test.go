@@ -10,6 +10,13 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/smcr-io/kube-smcr/internal/scrape"
 )
 
 // metricNames are the metrics that the programs have: the names in the files
@@ -54,6 +61,71 @@ func TestMonitoringUsesMetricsThatExist(t *testing.T) {
 				t.Errorf("the %s use %s, which no program has; there are %s", name, m, strings.Join(exist, ", "))
 			}
 		}
+	}
+}
+
+// TestAttack_scrapersToken: whoever answers in an agent's place is shown a token that
+// is good for its metrics and nothing else and, where there is a certificate, none.
+func TestAttack_scrapersToken(t *testing.T) {
+	for _, tt := range []struct {
+		name     string
+		set      string
+		verifies bool
+	}{
+		{"certificates of their own", "", false},
+		{"a certificate from outside", ",metrics.tlsSecret=smcr-metrics", true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			rendered := template(t, "--set", "monitoring.serviceMonitor.enabled=true"+tt.set)
+			secret := find[*corev1.Secret](t, rendered, "-metrics-reader")
+			account := find[*corev1.ServiceAccount](t, rendered, "-metrics-reader")
+			if secret.Type != corev1.SecretTypeServiceAccountToken || secret.Annotations[corev1.ServiceAccountNameKey] != account.Name || secret.Namespace != account.Namespace {
+				t.Errorf("the Secret is of the type %s, of account %s/%s", secret.Type, secret.Namespace, secret.Annotations[corev1.ServiceAccountNameKey])
+			}
+			monitors := 0
+			for _, o := range objects(t, rendered) {
+				switch {
+				case o.GetKind() == "ServiceMonitor":
+					monitors++
+					checkEndpoints(t, o, secret.Name, tt.verifies)
+				case strings.HasSuffix(o.GetKind(), "RoleBinding"):
+					ref, _, err := unstructured.NestedString(o.Object, "roleRef", "name")
+					subjects, _, _ := unstructured.NestedSlice(o.Object, "subjects")
+					for _, s := range subjects {
+						if err != nil || s.(map[string]any)["name"] == account.Name && ref != account.Name {
+							t.Errorf("%s %s gives %s to %s, %v", o.GetKind(), o.GetName(), ref, account.Name, err)
+						}
+					}
+				}
+			}
+			if monitors != 2 {
+				t.Errorf("%d ServiceMonitors, want 2", monitors)
+			}
+			want := []rbacv1.PolicyRule{{NonResourceURLs: []string{scrape.OwnPath}, Verbs: []string{"get"}}}
+			if diff := cmp.Diff(want, find[*rbacv1.ClusterRole](t, rendered, "-metrics-reader").Rules); diff != "" {
+				t.Errorf("rights of the account (-want +got):\n%s", diff)
+			}
+		})
+	}
+	if rendered := template(t); strings.Contains(rendered, "service-account-token") {
+		t.Error("there is a token that nobody asked for")
+	}
+}
+
+func checkEndpoints(t *testing.T, monitor *unstructured.Unstructured, secret string, verifies bool) {
+	t.Helper()
+	endpoints, _, err := unstructured.NestedSlice(monitor.Object, "spec", "endpoints")
+	if err != nil || len(endpoints) != 1 {
+		t.Fatalf("%s: endpoints %v, %v", monitor.GetName(), endpoints, err)
+	}
+	e := endpoints[0].(map[string]any)
+	want := map[string]any{"type": "Bearer", "credentials": map[string]any{"name": secret, "key": "token"}}
+	if diff := cmp.Diff(want, e["authorization"]); diff != "" || e["bearerTokenFile"] != nil {
+		t.Errorf("%s: bearerTokenFile %v, authorization (-want +got):\n%s", monitor.GetName(), e["bearerTokenFile"], diff)
+	}
+	tls := e["tlsConfig"].(map[string]any)
+	if skips := tls["insecureSkipVerify"] == true; skips == verifies || (tls["ca"] != nil && tls["serverName"] != nil) != verifies {
+		t.Errorf("%s: it checks who answers by %v", monitor.GetName(), tls)
 	}
 }
 

@@ -67,6 +67,8 @@ func TestRightsAreThoseOfTheTests(t *testing.T) {
 	delete(got, "ClusterRole kube-smcr-agent") // is compared on the real cluster
 	delete(got, "ClusterRole kube-smcr-metrics-reader")
 	delete(got, "Role kube-smcr-agent-events") // TestAgentsTellOfTheirNode
+	delete(got, "Role kube-smcr-agent-lease")  // TestAgentsAreConfinedToTheirNode
+	delete(got, "Role kube-smcr-agent")        // as the ClusterRole
 	want := map[string][]string{}
 	for _, file := range []string{"controller.yaml", "hooks.yaml"} {
 		text, err := os.ReadFile(filepath.Join("../../config/rbac", file))

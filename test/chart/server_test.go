@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -81,7 +80,9 @@ func TestNotes(t *testing.T) {
 		args []string
 	}{
 		{"default", nil},
-		{"warnings", []string{"--set", "confineAgents=false,crds.install=None,agent.cni.install=false,hooks.uninstall=false"}},
+		{"warnings", []string{"--set", "confineAgents=false,crds.install=None,agent.cni.install=false,hooks.uninstall=false,agent.wire.filter=false"}},
+		{"peers", []string{"--set", "agent.wire.peers={192.0.2.0/24,2001:db8::/32}"}},
+		{"wire", []string{"--set", "agent.wire.peers={192.0.2.0/24},agent.wire.interfaces={cilium_wg0}"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			out, complaint := helm(t, append([]string{
@@ -99,13 +100,32 @@ func TestNotes(t *testing.T) {
 	}
 }
 
+// An upgrade says what the agents do not take any more, and what to set.
+func TestNotes_upgrade(t *testing.T) {
+	to := []string{"old", chartDir, "--namespace", "old", "--kubeconfig", apiserver.Kubeconfig(t, server.Config(t)), "--no-hooks"}
+	if _, complaint := helm(t, append([]string{"install", "--create-namespace"}, to...)...); complaint != "" {
+		t.Fatal(complaint)
+	}
+	t.Cleanup(func() {
+		if _, complaint := helm(t, "uninstall", "old", "--namespace", "old", "--no-hooks", "--kubeconfig", to[5]); complaint != "" {
+			t.Error(complaint)
+		}
+	})
+	out, complaint := helm(t, append([]string{"upgrade", "--dry-run=server", "--reuse-values"}, to...)...)
+	_, notes, found := strings.Cut(out, "\nNOTES:\n")
+	if complaint != "" || !found {
+		t.Fatalf("%s, no notes in\n%s", complaint, out)
+	}
+	golden(t, "notes-upgrade.golden.txt", notes)
+}
+
 // install makes the objects of the chart that decide what an agent may do.
 func install(t *testing.T, c client.Client) {
 	t.Helper()
 	ensure(t, c, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}})
 	wanted := []string{"ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
 	for _, o := range objects(t, template(t, "--set", "dra.enabled=true")) {
-		if slices.Contains(wanted, o.GetKind()) && o.GetLabels()["app.kubernetes.io/component"] == "agent" {
+		if slices.Contains(wanted, o.GetKind()) && slices.Contains([]string{"agent", "controller"}, o.GetLabels()["app.kubernetes.io/component"]) {
 			// As helm has made them, which TestNotes asks helm to do.
 			notes := o.GetAnnotations()
 			if notes == nil {
@@ -147,10 +167,16 @@ func agentAs(t *testing.T, c client.Client, name, node string) client.Client {
 // withToken returns how a pod with the agent's account connects.
 func withToken(t *testing.T, bound *authenticationv1.BoundObjectReference) *rest.Config {
 	t.Helper()
+	return tokenOf(t, "kube-smcr-agent", bound)
+}
+
+// tokenOf returns how a pod with an account of the product connects.
+func tokenOf(t *testing.T, account string, bound *authenticationv1.BoundObjectReference) *rest.Config {
+	t.Helper()
 	config := server.Config(t)
 	cs, err := kubernetes.NewForConfig(config)
 	must(t, err)
-	token, err := cs.CoreV1().ServiceAccounts(namespace).CreateToken(t.Context(), "kube-smcr-agent",
+	token, err := cs.CoreV1().ServiceAccounts(namespace).CreateToken(t.Context(), account,
 		&authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{BoundObjectRef: bound}}, metav1.CreateOptions{})
 	must(t, err)
 	config = rest.AnonymousClientConfig(config)
@@ -165,6 +191,19 @@ func smcrObject(kind, name, node string) *unstructured.Unstructured {
 	if kind == "SMCRNode" {
 		o.Object["status"] = map[string]any{"kernel": "6.12"}
 	}
+	o.SetName(name)
+	if node != "" {
+		o.SetLabels(map[string]string{v1alpha1.LabelNode: node})
+	}
+	return o
+}
+
+// lease is a Lease in the namespace of the product.
+func lease(name, node string) *unstructured.Unstructured {
+	o := &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "spec": map[string]any{"holderIdentity": "x"},
+	}}
+	o.SetNamespace(namespace)
 	o.SetName(name)
 	if node != "" {
 		o.SetLabels(map[string]string{v1alpha1.LabelNode: node})
@@ -199,6 +238,8 @@ func TestAgentsAreConfinedToTheirNode(t *testing.T) {
 	awaitPolicy(t, a)
 	must(t, apply(ctx, b, smcrObject("SMCRNode", "node-b", "node-b")))
 	must(t, apply(ctx, b, smcrObject("SMCRLink", linkOfB, "node-b")))
+	must(t, apply(ctx, b, lease("kube-smcr-agent-node-b", "node-b")))
+	ensure(t, root, lease("kube-smcr-controller", ""))
 
 	for _, tt := range []struct {
 		name string
@@ -214,6 +255,8 @@ func TestAgentsAreConfinedToTheirNode(t *testing.T) {
 		}, ""},
 		{"removal of that status", func() error { return patchPod(ctx, a, mine, `{"metadata":{"annotations":{"smcr.io/status":null}}}`) }, ""},
 
+		{"deletion of a node of another", func() error { return a.Delete(ctx, smcrObject("SMCRNode", "node-b", "")) }, "may write only the SMCRNode of this name"},
+		{"deletion of own node", func() error { return a.Delete(ctx, smcrObject("SMCRNode", "node-a", "node-a")) }, ""},
 		{"node of another", func() error { return apply(ctx, a, smcrObject("SMCRNode", "node-b", "node-b")) }, "may write only the SMCRNode of this name"},
 		{"node of another under own label", func() error { return apply(ctx, a, smcrObject("SMCRNode", "node-b", "node-a")) }, "may write only the SMCRNode of this name"},
 		{"node that is none yet", func() error { return apply(ctx, a, smcrObject("SMCRNode", "node-c", "node-a")) }, "may write only the SMCRNode of this name"},
@@ -229,6 +272,17 @@ func TestAgentsAreConfinedToTheirNode(t *testing.T) {
 		}, "may write only SMCRLinks of this node"},
 		{"link with the name of another's", func() error { return apply(ctx, a, smcrObject("SMCRLink", "node-b-00000003", "node-a")) }, "may write only SMCRLinks of this node"},
 		{"link with a name that begins alike", func() error { return apply(ctx, a, smcrObject("SMCRLink", "node-a-b-00000003", "node-a")) }, "may write only SMCRLinks of this node"},
+		{"own lease", func() error { return apply(ctx, a, lease("kube-smcr-agent-node-a", "node-a")) }, ""},
+		{"own lease again", func() error { return apply(ctx, a, lease("kube-smcr-agent-node-a", "node-a")) }, ""},
+		{"lease of another", func() error { return apply(ctx, a, lease("kube-smcr-agent-node-b", "node-b")) }, "only objects with the label smcr.io/node: node-a"},
+		{"lease of another under own label", func() error { return apply(ctx, a, lease("kube-smcr-agent-node-b", "node-a")) }, "only objects with the label smcr.io/node: node-a"},
+		{"new lease with the name of another's", func() error { return apply(ctx, a, lease("kube-smcr-agent-node-c", "node-a")) }, "may write only the Lease kube-smcr-agent-node-a"},
+		{"lease of the controllers", func() error { return apply(ctx, a, lease("kube-smcr-controller", "node-a")) }, "only objects with the label smcr.io/node: node-a"},
+		{"lease in another namespace", func() error {
+			o := lease("kube-smcr-agent-node-a", "node-a")
+			o.SetNamespace("shop")
+			return apply(ctx, a, o)
+		}, `cannot patch resource "leases"`},
 		{"pod of another node", func() error { return patchPod(ctx, a, theirs, `{"metadata":{"annotations":{"smcr.io/status":"x"}}}`) }, "may write only to pods of this node"},
 		{"other annotation", func() error { return patchPod(ctx, a, mine, `{"metadata":{"annotations":{"smcr.io/enabled":"true"}}}`) }, "only the annotation smcr.io/status"},
 		{"change of an annotation", func() error { return patchPod(ctx, a, mine, `{"metadata":{"annotations":{"a":"c"}}}`) }, "only the annotation smcr.io/status"},
@@ -250,6 +304,30 @@ func TestAgentsAreConfinedToTheirNode(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			judge(t, tt.do(), tt.want)
 		})
+	}
+}
+
+// TestControllerIsConfinedToStatuses: of a pod it may change the annotation smcr.io/status,
+// on whatever node, and nothing else.
+func TestControllerIsConfinedToStatuses(t *testing.T) {
+	ctx, root := t.Context(), admin(t)
+	install(t, root)
+	ensure(t, root, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}})
+	p := newPod(t, root, "shop", "web-c", "node-a", "default")
+	c := clientOf(t, tokenOf(t, "kube-smcr-controller", nil))
+	const refused = "the controller may change only the annotation smcr.io/status"
+	awaitRefusal(t, refused, func() error { return patchPod(ctx, c, p, `{"metadata":{"labels":{"app":"db"}}}`) })
+	for _, tt := range []struct{ name, patch, want string }{
+		{"status", `{"metadata":{"annotations":{"smcr.io/status":"Fallback: NO_AGENT"}}}`, ""},
+		{"other annotation", `{"metadata":{"annotations":{"smcr.io/enabled":"true"}}}`, refused},
+		{"removal of an annotation", `{"metadata":{"annotations":{"a":null}}}`, refused},
+		{"phase", `{"status":{"phase":"Failed"}}`, refused},
+		{"finalizer", `{"metadata":{"finalizers":["example.com/x"]}}`, refused},
+	} {
+		t.Run(tt.name, func(t *testing.T) { judge(t, patchPod(ctx, c, p, tt.patch), tt.want) })
+	}
+	if err := c.Patch(ctx, p.DeepCopy(), client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"annotations":{"smcr.io/status":"x"}}}`))); err == nil {
+		t.Error("the controller may write pods themselves")
 	}
 }
 
@@ -301,17 +379,11 @@ func TestAgentsWriteTheirDevicesOfClaims(t *testing.T) {
 	}
 	devices := func(driver, pool, device string) string { return named("smcr0", driver, pool, device) }
 	// A policy holds a moment after it was made, and for what changes.
-	end := time.Now().Add(30 * time.Second)
-	for i := 0; ; i++ {
-		err := applyClaim(ctx, a, "first", named(fmt.Sprint("smcr", i), v1alpha1.DRADriver, "elsewhere", "vf0"))
-		if err != nil && strings.Contains(err.Error(), "ValidatingAdmissionPolicy") {
-			break
-		}
-		if time.Now().After(end) {
-			t.Fatalf("the policy is not in force: %v", err)
-		}
-		time.Sleep(50 * time.Millisecond) // polls the policy
-	}
+	i := 0
+	awaitRefusal(t, "ValidatingAdmissionPolicy", func() error {
+		i++
+		return applyClaim(ctx, a, "first", named(fmt.Sprint("smcr", i), v1alpha1.DRADriver, "elsewhere", "vf0"))
+	})
 	for _, tt := range []struct {
 		name, claim, status string
 		want                string // "" is allowed

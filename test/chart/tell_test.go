@@ -23,16 +23,26 @@ import (
 func awaitPolicy(t *testing.T, agent client.Client) {
 	t.Helper()
 	root, other := admin(t), smcrObject("SMCRNode", "nobodys", "nobodys")
-	for deadline := time.Now().Add(30 * time.Second); ; {
+	awaitRefusal(t, "ValidatingAdmissionPolicy", func() error {
 		err := apply(t.Context(), agent, other.DeepCopy())
-		if apierrors.IsForbidden(err) && strings.Contains(err.Error(), "ValidatingAdmissionPolicy") {
+		_ = root.Delete(t.Context(), other.DeepCopy())
+		return err
+	})
+}
+
+// awaitRefusal repeats a call until an admission policy forbids it with the text. A policy
+// holds a moment after it was made; nothing tells when.
+func awaitRefusal(t *testing.T, text string, call func() error) {
+	t.Helper()
+	for deadline := time.Now().Add(30 * time.Second); ; {
+		err := call()
+		if apierrors.IsForbidden(err) && strings.Contains(err.Error(), text) {
 			return
 		}
 		if time.Now().After(deadline) {
 			t.Fatalf("the policy is not in force: %v", err)
 		}
-		time.Sleep(50 * time.Millisecond) // polls the policy
-		_ = root.Delete(t.Context(), other.DeepCopy())
+		time.Sleep(50 * time.Millisecond) // polls the API server
 	}
 }
 

@@ -54,6 +54,7 @@ func TestSchemaAndValuesSayTheSame(t *testing.T) {
 		for key, p := range s.Properties {
 			switch {
 			case path == "" && key == "global":
+			case path == ".monitoring" && key == "podMonitor": // of charts before this one
 			case path == ".agent" && slices.Contains([]string{"seLinuxOptions", "appArmorProfile"}, key):
 			default:
 				v, ok := object[key]
@@ -86,7 +87,20 @@ func TestRefused(t *testing.T) {
 		{"requests and limits apart", "agent.resources.requests.cpu=1", "at '/agent/resources': additional properties 'requests' not allowed"},
 		{"tag that is none", "image.tag=a:b", "at '/image/tag'"},
 		{"digest that is none", "image.digest=abc", "at '/image/digest'"},
-		{"size of Kubernetes in the agent's file", "agent.budgets.node.memory=1Gi", "at '/agent/budgets/node/memory'"},
+		{"size that is none", "agent.budgets.node.memory=1GB", "at '/agent/budgets/node/memory'"},
+		{"size below 0", "agent.rmbe=-1", "at '/agent/rmbe'"},
+		{"no processor", "agent.resources.cpu=0", "at '/agent/resources/cpu'"},
+		{"no processor, as text", "agent.resources.cpu=0.0m", "at '/agent/resources/cpu'"},
+		{"prefix that is too long", "agent.defaultPeers.cidrs={10.0.0.0/33}", "at '/agent/defaultPeers/cidrs/0'"},
+		{"prefix of IPv6 that is too long", "agent.defaultPeers.cidrs={fc00::/129}", "at '/agent/defaultPeers/cidrs/0'"},
+		{"address that is none", "agent.wire.peers={10.0.0.256/24}", "at '/agent/wire/peers/0'"},
+		{"network that is there twice", "agent.defaultPeers.except={10.0.0.0/8,10.0.0.0/8}", "at '/agent/defaultPeers/except'"},
+		{"enterprise ID that is there twice", "agent.eids={A,A}", "at '/agent/eids'"},
+		{"device that is there twice", "agent.devices[0].soft.interface=e,agent.devices[1].soft.interface=e", "at '/agent/devices'"},
+		{"address of a device that is none", "agent.devices[0].soft.address=auto", "at '/agent/devices/0"},
+		{"port that is too high", "agent.metricsAddress=0.0.0.0:65536", "at '/agent/metricsAddress'"},
+		{"port 0", "agent.metricsAddress=0.0.0.0:0", "at '/agent/metricsAddress'"},
+		{"name for an address", "agent.metricsAddress=localhost:9464", "at '/agent/metricsAddress'"},
 		{"duration that is none", "agent.drainTimeout=30", "at '/agent/drainTimeout'"},
 		{"relative path", "agent.cni.binDir=opt/cni/bin", "at '/agent/cni/binDir'"},
 		{"no controller", "controller.replicas=0", "at '/controller/replicas'"},
@@ -96,7 +110,7 @@ func TestRefused(t *testing.T) {
 		{"too many slots", "devicePlugin.slots=1001", "at '/devicePlugin/slots'"},
 		{"text for a switch", "monitoring.serviceMonitor.enabled=yes", "at '/monitoring/serviceMonitor/enabled'"},
 
-		{"budget larger than the container", "agent.budgets.node.memory=2GiB", "agent.budgets.node.memory (2GiB) and 256MiB for the agent itself do not fit into agent.resources.memory (1536Mi)"},
+		{"budget larger than the container", "agent.budgets.node.memory=2GiB", "agent.budgets.node.memory (2GiB), agent.budgets.node.sockets (256MiB) and 256MiB for the agent itself do not fit into agent.resources.memory (1536Mi)"},
 		{"pod larger than node", "agent.budgets.pod.memory=1025MiB", "agent.budgets.pod.memory (1025MiB) is more than agent.budgets.node.memory (1GiB)"},
 		{"ceiling larger than node", "agent.budgets.podMax.memory=1025MiB", "agent.budgets.podMax.memory (1025MiB) is not between those of agent.budgets.pod (256MiB) and agent.budgets.node (1GiB)"},
 		{"ceiling smaller than pod", "agent.budgets.podMax.memory=255MiB", "agent.budgets.podMax.memory (255MiB) is not between"},
@@ -107,6 +121,7 @@ func TestRefused(t *testing.T) {
 		{"both ways of update", "agent.update.maxUnavailable=1", "maxSurge and maxUnavailable are both set"},
 		{"metrics that are nowhere", "monitoring.serviceMonitor.enabled=true,agent.metricsAddress=none", "agent.metricsAddress is none"},
 		{"a certificate that nobody sees", "metrics.auth=false,metrics.tlsSecret=x", "metrics are plain http then"},
+		{"what is called otherwise now", "monitoring.podMonitor.enabled=true", "monitoring.podMonitor is monitoring.serviceMonitor now"},
 		{"metrics out of reach", "monitoring.serviceMonitor.enabled=true,agent.metricsAddress=127.0.0.1:9464", "agent.metricsAddress 127.0.0.1:9464, which is loopback"},
 		{"VFs without device plugin", "devicePlugin.vfs=true", "devicePlugin.vfs, but devicePlugin.enabled is false"},
 		{"VF of nobody", "multus.enabled=true", "multus.resourceName is empty"},
@@ -121,5 +136,29 @@ func TestRefused(t *testing.T) {
 				t.Errorf("%s: %s; want %q", tt.set, complaint, tt.want)
 			}
 		})
+	}
+}
+
+// What Kubernetes takes as a quantity or duration, the chart takes, and counts with it as
+// with its own sizes.
+func TestFormatsOfKubernetes(t *testing.T) {
+	for _, tt := range []struct{ set, want string }{
+		{"agent.budgets.node.memory=0.5Gi,agent.budgets.pod.memory=64Mi,agent.budgets.podMax.memory=128M", "memory: 0.5Gi"},
+		{"agent.rmbe=64Ki,agent.sendBuffer=65536", "sendBuffer: 65536"},
+		{"agent.resources.memory=1.5Gi,agent.resources.cpu=.5", "memory: 1.5Gi"},
+		{"agent.resources.memory=2e9", `memory: "2e9"`},
+		{"agent.drainTimeout=1h,hooks.uninstallTimeout=90s", "drainTimeout: 1h"},
+		{"agent.metricsAddress=[::1]:65535", "'[::1]:65535'"},
+		{"agent.defaultPeers.cidrs={::/0,192.0.2.1,64:ff9b::192.0.2.0/120}", "64:ff9b::192.0.2.0/120"},
+	} {
+		t.Run(tt.set, func(t *testing.T) {
+			if out := template(t, "--set", tt.set); !strings.Contains(out, tt.want) {
+				t.Errorf("%s: %q is not in what is rendered", tt.set, tt.want)
+			}
+		})
+	}
+	_, complaint := helm(t, "template", release, chartDir, "--set", "agent.budgets.node.memory=1.2Gi")
+	if want := "agent.budgets.node.memory (1.2Gi), agent.budgets.node.sockets (256MiB) and 256MiB for the agent itself do not fit"; !strings.Contains(complaint, want) {
+		t.Errorf("%q, want %q", complaint, want)
 	}
 }

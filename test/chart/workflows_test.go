@@ -23,7 +23,7 @@ func TestWorkflows(t *testing.T) {
 	if err != nil || len(files) == 0 {
 		t.Fatalf("list the workflows: %d of them, %v", len(files), err)
 	}
-	targets, script := regexp.MustCompile(`\bmake ([a-z0-9-]+)`), regexp.MustCompile(`(?m)^(hack/\S+|\.ci/\S+)`)
+	targets, script := regexp.MustCompile(`\bmake ([a-z0-9-]+)`), regexp.MustCompile(`(?m)^(tools/\S+|\.ci/\S+)`)
 	pinned := regexp.MustCompile(`^[\w-]+/[\w/-]+@[0-9a-f]{40}$`)
 	for _, file := range files {
 		text, err := os.ReadFile(file)
