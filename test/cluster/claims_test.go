@@ -18,7 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/smcr-io/kube-smcr/api/v1alpha1"
-	"github.com/smcr-io/kube-smcr/internal/dra"
+	"github.com/smcr-io/kube-smcr/internal/devices/dra"
 	"github.com/smcr-io/kube-smcr/test/cluster/lab"
 )
 

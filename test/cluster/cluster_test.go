@@ -23,6 +23,7 @@ var scenarios = []struct {
 	run  func(*cluster)
 }{
 	{"install", install},
+	{"refused", refused},
 	{"untouched", untouched},
 	{"optIn", optIn},
 	{"optInOfARunningPod", optInRunning},
@@ -30,6 +31,7 @@ var scenarios = []struct {
 	{"policyChange", policyChange},
 	{"selectors", selectors},
 	{"required", required},
+	{"heldSYNs", heldSYNs},
 	{"isolation", isolation},
 	{"railLost", railLost},
 	{"claims", claims},
@@ -43,7 +45,9 @@ var scenarios = []struct {
 	{"apiServerAway", apiServerAway},
 	{"nodeReboot", nodeReboot},
 	{"noDevice", noDevice},
+	{"leave", leave},
 	{"uninstall", uninstall},
+	{"prune", prune},
 }
 
 func TestCluster(t *testing.T) {
@@ -109,7 +113,7 @@ func setUp(t *testing.T) *product.Product {
 }
 
 // clusterEnv names a cluster that is up already and stays up, for whoever works
-// on a scenario: go run ./hack/cluster up --name NAME.
+// on a scenario: go run ./tools/cluster up --name NAME.
 const clusterEnv = "KUBE_SMCR_TEST_CLUSTER"
 
 func upOrOpen(ctx context.Context, images *product.Images) (*lab.Cluster, error) {

@@ -12,7 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/smcr-io/kube-smcr/api/v1alpha1"
-	"github.com/smcr-io/kube-smcr/internal/deviceplugin"
+	"github.com/smcr-io/kube-smcr/internal/devices/deviceplugin"
 	"github.com/smcr-io/kube-smcr/test/cluster/lab"
 )
 

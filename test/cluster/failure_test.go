@@ -54,6 +54,7 @@ func agentKilled(c *cluster) {
 	server, holder := c.pair("hold")
 	loader := c.start(server.ns, podSpec{name: "loader", node: c.n[1], args: []string{"load", server.address(), "--workers=1"}})[0]
 	before := c.grows(loader, sum{}, 20)
+	aliveSince := c.aliveSince(c.n[1])
 	c.killAgents(c.n[1])
 	c.ends(holder, soon)
 	c.must(c.p.WaitNode(c.Context(), c.n[1].Name))
@@ -65,7 +66,22 @@ func agentKilled(c *cluster) {
 	if s, err := c.last(loader); err != nil || s.Failed > after.Failed {
 		c.Errorf("connections failed afterwards: %+v, %v", s, err)
 	}
+	if since := c.aliveSince(c.n[1]); !since.Equal(aliveSince) {
+		c.Errorf("an agent that started again at once counted as gone: alive since %v, and before since %v", since, aliveSince)
+	}
 	c.Logf("%d of %d connections failed, all within %d ms: %v", after.Failed, after.OK+after.Failed, after.FailingMillis, after.Errors)
+}
+
+// aliveSince is since when the agent of a node is alive.
+func (c *cluster) aliveSince(n *lab.Node) time.Time {
+	c.Helper()
+	var o v1alpha1.SMCRNode
+	c.must(c.p.Client.Get(c.Context(), key("", n.Name), &o))
+	alive := meta.FindStatusCondition(o.Status.Conditions, v1alpha1.ConditionAgentAlive)
+	if alive == nil || alive.Status != metav1.ConditionTrue {
+		c.Fatalf("SMCRNode %s: AgentAlive is %+v", n.Name, alive)
+	}
+	return alive.LastTransitionTime.Time
 }
 
 // bypassed is redirectTTL, and what a busy machine adds.
@@ -139,41 +155,40 @@ func (c *cluster) settled(n *lab.Node) {
 	})
 }
 
-// delWithoutAgent: pods that end while their agent is away leave nothing.
+// delWithoutAgent: pods that end while their agent is away leave nothing. The next agent of the
+// node cannot start, as its image is missing, so the former one does not leave the node clean.
 func delWithoutAgent(c *cluster) {
 	ns := c.namespace(optedIn())
 	var specs []podSpec
 	for i := range 5 {
 		specs = append(specs, podSpec{name: fmt.Sprintf("p%d", i), node: c.n[1]})
 	}
-	c.start(ns, specs...)
+	pods := c.start(ns, specs...)
 	c.settled(c.n[1])
-	selector := `{"spec":{"template":{"spec":{"nodeSelector":{"kubernetes.io/hostname":"%s"}}}}}`
-	c.kubectl("patch", "daemonset", "-n", product.Namespace, product.Agent, "--type=merge", "-p", fmt.Sprintf(selector, c.n[0].Name))
-	restore := func(ctx context.Context) error {
+	former, err := c.p.AgentPod(c.Context(), c.n[1].Name)
+	c.must(err)
+	setImage := func(ctx context.Context, ref string) error {
 		_, err := c.p.Lab.Kubectl(ctx, "patch", "daemonset", "-n", product.Namespace, product.Agent, "--type=json",
-			"-p", `[{"op":"remove","path":"/spec/template/spec/nodeSelector"}]`)
+			"-p", fmt.Sprintf(`[{"op":"replace","path":"/spec/template/spec/containers/0/image","value":"%s"}]`, ref))
 		return err
 	}
+	restore := func(ctx context.Context) error { return setImage(ctx, former.Spec.Containers[0].Image) }
 	restored := false
 	c.Cleanup(func() {
 		if !restored {
 			_ = restore(context.Background())
 		}
 	})
-	c.eventually("the end of the agent of "+c.n[1].Name, soon, func() error {
-		pods, err := c.p.AgentPods(c.Context(), c.n[1].Name)
-		if err == nil && len(pods) > 0 {
-			err = fmt.Errorf("there is %s", pods[0].Name)
-		}
-		return err
-	})
+	c.must(setImage(c.Context(), image.ProductRepository+":nowhere"))
+	c.kubectl("delete", "pod", "-n", product.Namespace, former.Name)
+	c.agentGone(c.n[1], pods[0])
 	c.kubectl("delete", "pods", "-n", ns, "--all", "--now")
 	c.settled(c.n[1])
 	// Nor does a pod wait for the agent to start.
 	began := time.Now()
 	c.start(ns, podSpec{name: "late", node: c.n[1]})
 	c.Logf("a pod started without an agent after %v", time.Since(began).Round(10*time.Millisecond))
+	c.status(pod{ns: ns, name: "late"}, v1alpha1.PodStatusNoAgent, soon)
 	restored = true
 	c.must(restore(c.Context()))
 	c.must(c.p.WaitReady(c.Context()))
@@ -290,6 +305,7 @@ func apiServerHangs(c *cluster) {
 	server, holder := c.pair("hold")
 	loader := c.start(server.ns, podSpec{name: "loader", node: c.n[1], args: []string{"load", server.address()}})[0]
 	traffic := c.grows(loader, sum{}, 5)
+	aliveSince := c.aliveSince(c.n[1])
 	c.must(c.p.Lab.PauseAPIServer(c.Context()))
 	resumed := false
 	resume := func(ctx context.Context) error {
@@ -321,6 +337,9 @@ func apiServerHangs(c *cluster) {
 	c.ends(holder, soon)
 	c.status(holder, "", soon)
 	c.status(server, v1alpha1.PodStatusEnabled, soon)
+	if since := c.aliveSince(c.n[1]); !since.Equal(aliveSince) {
+		c.Errorf("the agent counted as gone while the API server hung: alive since %v, and before since %v", since, aliveSince)
+	}
 }
 
 // growsOnNode is grows without the API server.
@@ -476,29 +495,50 @@ func nodeReboot(c *cluster) {
 			_ = n.PowerOn(context.Background())
 		}
 	})
-	c.eventually("SMCRNode "+n.Name+" to say that its agent is away", soon, func() error {
-		var o v1alpha1.SMCRNode
-		c.must(c.p.Client.Get(c.Context(), key("", n.Name), &o))
-		if meta.IsStatusConditionTrue(o.Status.Conditions, v1alpha1.ConditionAgentAlive) {
-			return fmt.Errorf("its conditions are %+v", o.Status.Conditions)
-		}
-		return nil
-	})
-	c.eventually("its SMCRLink to be Unknown", shown, func() error {
-		links, err := c.links(client)
-		c.must(err)
-		for _, l := range links {
-			if l.Status.State != v1alpha1.LinkUnknown {
-				return fmt.Errorf("%s is %s", l.Name, l.Status.State)
-			}
-		}
-		return nil
-	})
+	c.agentGone(n, client)
 	c.must(n.PowerOn(c.Context()))
 	on = true
 	c.must(c.p.WaitNode(c.Context(), n.Name))
 	client = c.running(client.ns, client.name, n)
 	c.onSMCR(client, server.address())
-	c.active(client)
+	c.eventually("the SMCRLinks to name the peers' pods", shown, func() error {
+		for l, peer := range map[string]pod{c.active(client).Status.PeerPod: server, c.active(server).Status.PeerPod: client} {
+			if l != peer.String() {
+				return fmt.Errorf("the pod is %q, want %s", l, peer)
+			}
+		}
+		return nil
+	})
 	c.settled(n)
+}
+
+// agentGone waits until all that there is to read says that the agent of a node is gone, and
+// makes sure that it took no longer than people are promised. p is a pod there.
+func (c *cluster) agentGone(n *lab.Node, p pod) {
+	c.Helper()
+	const promised = 10 * time.Second
+	began := time.Now()
+	c.eventually("all to say that the agent of "+n.Name+" is gone", soon, func() error {
+		var o v1alpha1.SMCRNode
+		c.must(c.p.Client.Get(c.Context(), key("", n.Name), &o))
+		if r := meta.FindStatusCondition(o.Status.Conditions, v1alpha1.ConditionReady); r == nil || r.Status != metav1.ConditionUnknown || r.Reason != v1alpha1.ReasonAgentGone {
+			return fmt.Errorf("SMCRNode: %+v", r)
+		}
+		var pod corev1.Pod
+		c.must(c.p.Client.Get(c.Context(), p.key(), &pod))
+		if got := pod.Annotations[v1alpha1.AnnotationStatus]; got != v1alpha1.PodStatusNoAgent {
+			return fmt.Errorf("%s is %q", p, got)
+		}
+		links, err := c.links(p)
+		c.must(err)
+		if len(links) > 0 {
+			return fmt.Errorf("%d SMCRLinks of %s", len(links), p)
+		}
+		return nil
+	})
+	if took := time.Since(began); took > promised {
+		c.Errorf("to be read %v after its end that the agent of %s is gone, want %v at most", took, n.Name, promised)
+	} else {
+		c.Logf("to be read %v after its end that the agent of %s is gone", took.Round(100*time.Millisecond), n.Name)
+	}
 }

@@ -62,6 +62,23 @@ func install(c *cluster) {
 	for _, n := range c.n {
 		c.contains(out, n.Name)
 	}
+	// A healthy node is warned of nothing, by the agent and beside it.
+	for _, n := range c.n {
+		var o v1alpha1.SMCRNode
+		c.must(c.p.Client.Get(c.Context(), client.ObjectKey{Name: n.Name}, &o))
+		for _, x := range o.Status.Capabilities {
+			if x.State == "Degraded" && (x.Name == "RDMA devices" || x.Name == "software RoCE" || x.Name == "hardware verbs") {
+				c.Errorf("SMCRNode %s: %s is %s: %s", n.Name, x.Name, x.State, x.Detail)
+			}
+		}
+	}
+	out, err = c.p.KubectlSMCR(c.Context(), "preflight")
+	c.must(err)
+	for line := range strings.Lines(out) {
+		if strings.Contains(line, "WARN") && (strings.HasPrefix(line, "RDMA devices") || strings.HasPrefix(line, "software RoCE") || strings.HasPrefix(line, "hardware verbs")) {
+			c.Errorf("kubectl smcr preflight: %s", line)
+		}
+	}
 }
 
 // untouched: pods that did not opt in, and pods in the node's network, have
@@ -142,7 +159,9 @@ func optIn(c *cluster) {
 	// Through the Service, and through kubectl.
 	vip := c.kubectl("get", "service", "server", "-n", ns, "-o", "jsonpath={.spec.clusterIP}")
 	c.onSMCR(client, fmt.Sprintf("%s:%d", vip, port))
-	for _, dst := range []string{server.address(), fmt.Sprintf("server.%s:%d", ns, port)} {
+	for _, dst := range []string{
+		server.address(), fmt.Sprintf("server.%s:%d", ns, port), fmt.Sprintf("svc/server.%s:%d", ns, port), fmt.Sprintf("server:%d", port), fmt.Sprintf("pod/server:%d", port),
+	} {
 		out, err := c.p.KubectlSMCR(c.Context(), "explain", client.String(), dst)
 		c.must(err)
 		c.contains(out, "on SMC-R")

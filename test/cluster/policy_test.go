@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/smcr-io/kube-smcr/api/v1alpha1"
@@ -105,8 +106,9 @@ func required(c *cluster) {
 		podSpec{name: "plain", node: c.n[0]},
 		podSpec{name: "peer", node: c.n[0], annotations: optedIn()},
 		podSpec{name: "client", node: c.n[1], annotations: optedIn(), labels: map[string]string{"app": "strict"}},
+		podSpec{name: "other", node: c.n[1], annotations: optedIn(), labels: map[string]string{"app": "strict"}},
 	)
-	plain, peer, client := pods[0], pods[1], pods[2]
+	plain, peer, client, other := pods[0], pods[1], pods[2], pods[3]
 	c.status(client, v1alpha1.PodStatusEnabled, soon)
 	c.status(peer, v1alpha1.PodStatusEnabled, soon)
 	c.onSMCR(client, peer.address())
@@ -125,6 +127,29 @@ func required(c *cluster) {
 	out, err := c.p.KubectlSMCR(c.Context(), "explain", client.String(), plain.address())
 	c.must(err)
 	c.contains(out, "strict")
+
+	// A pod of which all connections are refused is not on plain TCP, and nothing of that is
+	// left when there is no such policy.
+	const refused = v1alpha1.PodStatusRefused + ": REQUIRED"
+	c.eventually("the status "+refused, soon, func() error {
+		if c.once(other, plain.address()) == nil {
+			return errors.New("the connection without SMC-R worked")
+		}
+		var o corev1.Pod
+		c.must(c.p.Client.Get(c.Context(), other.key(), &o))
+		if got := o.Annotations[v1alpha1.AnnotationStatus]; got != refused {
+			return fmt.Errorf("the status is %q", got)
+		}
+		return nil
+	})
+	c.eventually("the policy to count it", shown, func() error {
+		if got := c.kubectl("get", "smcrpolicy", "strict", "-n", ns, "-o", "jsonpath={.status.pods.refused} {.status.pods.fallback}"); got != "1 0" {
+			return fmt.Errorf("refused and fallback are %q", got)
+		}
+		return nil
+	})
+	c.kubectl("delete", "smcrpolicy", "-n", ns, "strict")
+	c.status(other, v1alpha1.PodStatusEnabled, shown)
 }
 
 // isolation: with isolation Namespace the pods of a namespace share a stack, in which

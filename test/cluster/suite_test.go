@@ -22,7 +22,7 @@ import (
 
 	"github.com/smcr-io/kube-smcr/api/v1alpha1"
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
-	"github.com/smcr-io/kube-smcr/internal/deviceplugin"
+	"github.com/smcr-io/kube-smcr/internal/devices/deviceplugin"
 	"github.com/smcr-io/kube-smcr/test/cluster/lab"
 	"github.com/smcr-io/kube-smcr/test/cluster/product"
 )

@@ -172,9 +172,7 @@ func uninstall(c *cluster) {
 		}
 	}
 	for _, n := range c.n {
-		if diff := cmp.Diff(before[n.Name], nodeState(c, n)); diff != "" {
-			c.Errorf("node %s is not what it was before the installation:\n%s", n.Name, diff)
-		}
+		c.clean(n)
 	}
 	c.nothingInTheAPI()
 	c.kubectl("get", "smcrpolicy", "-n", server.ns, "mine") // users' objects stay
@@ -231,6 +229,14 @@ func (c *cluster) nothingInTheAPI() {
 	}
 	if ours != 4 {
 		c.Errorf("%d CRDs of ours, want 4: they keep users' policies", ours)
+	}
+}
+
+// clean compares a node with what it was before the installation.
+func (c *cluster) clean(n *lab.Node) {
+	c.Helper()
+	if diff := cmp.Diff(before[n.Name], nodeState(c, n)); diff != "" {
+		c.Errorf("node %s is not what it was before the installation:\n%s", n.Name, diff)
 	}
 }
 

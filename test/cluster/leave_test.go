@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/smcr-io/kube-smcr/api/v1alpha1"
+	"github.com/smcr-io/kube-smcr/test/cluster/lab/image"
+	"github.com/smcr-io/kube-smcr/test/cluster/product"
+)
+
+// refused: Helm says what is wrong with a setting that only agents can judge, and refuses
+// a second release, before anything is changed.
+func refused(c *cluster) {
+	var before, after appsv1.DaemonSet
+	c.must(c.p.Client.Get(c.Context(), key(product.Namespace, product.Agent), &before))
+	for _, tt := range []struct{ release, set, want string }{
+		{product.Release, "agent.drainTimeout=48h", `node.drainTimeout: "48h", want a duration`},
+		{"pool-b", "nameOverride=b", "kube-smcr is in this cluster already: release " + product.Release},
+	} {
+		out, err := c.p.TryInstall(c.Context(), tt.release, image.ProductTag, time.Minute, append(append([]string{}, installed...), tt.set)...)
+		if err == nil || !strings.Contains(out+err.Error(), tt.want) {
+			c.Errorf("release %s with %s: %v, %s; want %q", tt.release, tt.set, err, out, tt.want)
+		}
+	}
+	c.must(c.p.Client.Get(c.Context(), key(product.Namespace, product.Agent), &after))
+	if before.Generation != after.Generation {
+		c.Errorf("the DaemonSet is at generation %d, and was at %d: something was changed", after.Generation, before.Generation)
+	}
+	c.must(c.p.Install(c.Context(), image.ProductTag, installed...)) // Helm's release is whole again
+}
+
+// leave: kubectl smcr leave takes the product off one node, and lets it back.
+func leave(c *cluster) {
+	server, client := c.pair("load")
+	n := client.node
+	out, err := c.p.KubectlSMCR(c.Context(), "leave", n.Name)
+	c.must(err)
+	c.contains(out, "node "+n.Name+" is clean")
+	c.clean(n)
+	c.noTable(client)
+	c.status(client, "", soon)
+	c.status(server, v1alpha1.PodStatusEnabled, soon)
+	c.must(c.once(client, server.address()))
+	if out := c.kubectl("get", "smcrnodes", "-o", "name"); strings.Contains(out, "/"+n.Name) {
+		c.Errorf("the SMCRNode of %s is there:\n%s", n.Name, out)
+	}
+	if links, err := c.links(client); err != nil || len(links) > 0 {
+		c.Errorf("%d SMCRLinks of %s, %v", len(links), client, err)
+	}
+	_, err = c.p.KubectlSMCR(c.Context(), "leave", n.Name, "--undo")
+	c.must(err)
+	c.must(c.p.WaitNode(c.Context(), n.Name))
+	c.status(client, v1alpha1.PodStatusEnabled, soon)
+	c.onSMCR(client, server.address())
+}
+
+// prune: the rendered objects are applied, upgraded and pruned as Argo CD does it, without
+// any hook, and nothing is left. Before that, an installation whose image is missing.
+func prune(c *cluster) {
+	_, err := c.p.Uninstall(c.Context())
+	c.must(err)
+	c.imageMissing()
+
+	ns := c.namespace(optedIn())
+	server := c.start(ns, podSpec{name: "server", node: c.n[0]})[0]
+	client := c.start(ns, podSpec{name: "client", node: c.n[1], args: []string{"load", server.address()}})[0]
+	var manifest string
+	for _, more := range []string{"agent.logLevel=info", "agent.logLevel=debug"} { // the second is an upgrade
+		manifest, err = c.p.Render(c.Context(), image.ProductTag, append(append([]string{}, installed...), "crds.install=Template", more)...)
+		c.must(err)
+		c.must(c.p.Lab.Apply(c.Context(), manifest))
+		c.rolledOut()
+		c.must(c.p.WaitReady(c.Context()))
+		c.status(client, v1alpha1.PodStatusEnabled, soon)
+		c.onSMCR(client, server.address())
+	}
+
+	waves := map[string]string{}
+	for doc := range strings.SplitSeq("\n"+manifest, "\n---\n") {
+		var o struct {
+			Kind     string
+			Metadata struct{ Annotations map[string]string }
+		}
+		c.must(yaml.Unmarshal([]byte(doc), &o))
+		if o.Kind != "" && o.Kind != "CustomResourceDefinition" {
+			waves[o.Metadata.Annotations["argocd.argoproj.io/sync-wave"]] += "\n---\n" + doc
+		}
+	}
+	if len(waves) != 2 || !strings.Contains(waves["1"], "kind: DaemonSet") {
+		c.Fatalf("%d sync waves; want the DaemonSet in wave 1, and all else in none", len(waves))
+	}
+	for _, wave := range []string{"1", ""} {
+		c.must(c.p.Lab.Delete(c.Context(), waves[wave]))
+	}
+	for _, p := range []pod{server, client} {
+		c.status(p, "", soon)
+		c.noTable(p)
+	}
+	for _, n := range c.n {
+		c.clean(n)
+	}
+	c.nothingInTheAPI()
+	c.must(c.once(client, server.address()))
+
+	c.must(c.p.Install(c.Context(), image.ProductTag, installed...))
+	c.must(c.p.WaitReady(c.Context()))
+	c.onSMCR(client, server.address())
+}
+
+// imageMissing: 30 s after helm install a user can see which image is missing, and can
+// take the failed installation away.
+func (c *cluster) imageMissing() {
+	const tag = "nowhere"
+	began := time.Now()
+	failed := make(chan error, 1)
+	go func() {
+		_, err := c.p.TryInstall(c.Context(), product.Release, tag, 40*time.Second, installed...)
+		failed <- err
+	}()
+	c.eventually("the name of the missing image", 30*time.Second, func() error {
+		_, err := c.p.KubectlSMCR(c.Context(), "status")
+		if err == nil || !strings.Contains(err.Error(), "does not start: image "+image.ProductRepository+":"+tag) {
+			return fmt.Errorf("kubectl smcr status: %w", err)
+		}
+		return nil
+	})
+	c.Logf("the missing image is named after %v", time.Since(began).Round(100*time.Millisecond))
+	if err := <-failed; err == nil {
+		c.Error("an installation without its image succeeds")
+	}
+	_, err := c.p.Lab.Helm(c.Context(), "uninstall", product.Release, "--namespace", product.Namespace, "--no-hooks")
+	c.must(err)
+	c.kubectl("delete", "jobs,configmaps,serviceaccounts,roles,rolebindings", "-n", product.Namespace, "-l", "app.kubernetes.io/part-of=kube-smcr")
+	c.kubectl("delete", "clusterroles,clusterrolebindings", "-l", "app.kubernetes.io/part-of=kube-smcr")
+	c.nothingInTheAPI()
+	for _, n := range c.n {
+		c.clean(n)
+	}
+}
