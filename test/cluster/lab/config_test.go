@@ -92,3 +92,19 @@ func TestClaim(t *testing.T) {
 		t.Errorf("List() = %q, %v after Sweep; want nothing", names, err)
 	}
 }
+
+// A directory that no cluster has made is not one that a dead cluster left.
+func TestSweep_leavesOthersAlone(t *testing.T) {
+	cache := t.TempDir()
+	t.Setenv(clustertools.CacheEnv, cache)
+	theirs := filepath.Join(cache, "clusters", "Not a cluster")
+	if err := os.MkdirAll(theirs, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := Sweep(); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(theirs); err != nil {
+		t.Error(err)
+	}
+}

@@ -11,7 +11,7 @@
 //	err = c.Nodes[1].PowerOff(ctx)
 //	rules, err := c.Nodes[0].Run(ctx, "nft", "list", "ruleset")
 //
-// The same for people: make cluster-up, make cluster-down (hack/cluster).
+// The same for people: make cluster-up, make cluster-down (tools/cluster).
 //
 //	+- control-plane --------+   +- n1 --------------------+  +- n2 ------
 //	|  etcd                  |   |  containerd, kubelet,   |  |

@@ -21,14 +21,14 @@ import (
 )
 
 const (
-	programPackage = "github.com/smcr-io/kube-smcr/hack/cluster"
-	pausePackage   = "github.com/smcr-io/kube-smcr/hack/cluster/pause"
+	programPackage = "github.com/smcr-io/kube-smcr/tools/cluster"
+	pausePackage   = "github.com/smcr-io/kube-smcr/tools/cluster/pause"
 
 	// configFile is the cluster's Config, in its directory. A directory without
 	// it holds nothing that must be removed.
 	configFile = "config.json"
 
-	// SuperviseCommand is the command of hack/cluster that calls [Supervise].
+	// SuperviseCommand is the command of tools/cluster that calls [Supervise].
 	SuperviseCommand = "supervise"
 )
 
@@ -309,6 +309,14 @@ func (c *Cluster) Kubectl(ctx context.Context, args ...string) (string, error) {
 // Apply gives objects, as YAML, to kubectl apply.
 func (c *Cluster) Apply(ctx context.Context, objects string) error {
 	cmd := c.Command(ctx, "kubectl", "apply", "--filename=-")
+	cmd.Stdin = bytes.NewReader([]byte(objects))
+	_, err := c.run(cmd)
+	return err
+}
+
+// Delete deletes objects given as YAML, and what they own before them, and waits for that.
+func (c *Cluster) Delete(ctx context.Context, objects string) error {
+	cmd := c.Command(ctx, "kubectl", "delete", "--filename=-", "--cascade=foreground", "--timeout=2m")
 	cmd.Stdin = bytes.NewReader([]byte(objects))
 	_, err := c.run(cmd)
 	return err

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -254,7 +255,19 @@ func (u *user) identity(pod string) string {
 func (u *user) restarts() {
 	n1 := u.c.Nodes[0]
 	before := u.identity("client")
-	if err := errors.Join(n1.RestartContainerd(u.t.Context()), n1.RestartKubelet(u.t.Context())); err != nil {
+	if err := n1.RestartContainerd(u.t.Context()); err != nil {
+		u.t.Fatal(err)
+	}
+	socket, err := n1.Path(u.t.Context(), containerdSocket)
+	if err != nil {
+		u.t.Fatal(err)
+	}
+	if conn, err := net.Dial("unix", socket); err != nil {
+		u.t.Errorf("containerd after its restart: %v", err)
+	} else {
+		_ = conn.Close()
+	}
+	if err := n1.RestartKubelet(u.t.Context()); err != nil {
 		u.t.Fatal(err)
 	}
 	if err := poll(u.t.Context(), "kubectl exec", time.Minute, func() error {

@@ -45,7 +45,8 @@ func (n *Node) StopKubelet(ctx context.Context) error { return n.service(ctx, ku
 // StartKubelet starts the kubelet again.
 func (n *Node) StartKubelet(ctx context.Context) error { return n.service(ctx, kubelet, actStart) }
 
-// RestartContainerd restarts containerd, and not the pods.
+// RestartContainerd restarts containerd, and not the pods, and waits until it answers:
+// a kubelet that starts before that ends.
 func (n *Node) RestartContainerd(ctx context.Context) error {
 	return n.service(ctx, containerd, actRestart)
 }

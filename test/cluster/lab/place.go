@@ -76,6 +76,9 @@ func Sweep() error {
 	}
 	var errs []error
 	for _, name := range names {
+		if !namePattern.MatchString(name) {
+			continue // no cluster has such a name
+		}
 		dir, err := directory(name)
 		if err != nil {
 			return err

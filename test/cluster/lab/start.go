@@ -170,17 +170,7 @@ func (s *supervisor) bootNode(ctx context.Context, n *node, registered <-chan st
 	if err := m.StartService(services[0]); err != nil {
 		return err
 	}
-	err = poll(ctx, "containerd", startTimeout, func() error {
-		if err := alive(m, containerd); err != nil {
-			return err
-		}
-		conn, err := net.Dial("unix", m.Path(containerdSocket))
-		if err != nil {
-			return err
-		}
-		return conn.Close()
-	})
-	if err != nil {
+	if err := awaitContainerd(ctx, m); err != nil {
 		return err
 	}
 	s.say("containerd on %s answers", n.name)
@@ -203,6 +193,21 @@ func (s *supervisor) bootNode(ctx context.Context, n *node, registered <-chan st
 		}
 	}
 	return nil
+}
+
+// awaitContainerd waits until containerd answers. A kubelet that is started before that
+// ends, and here is nothing that starts it again.
+func awaitContainerd(ctx context.Context, m *machine.Machine) error {
+	return poll(ctx, "containerd", startTimeout, func() error {
+		if err := alive(m, containerd); err != nil {
+			return err
+		}
+		conn, err := net.Dial("unix", m.Path(containerdSocket))
+		if err != nil {
+			return err
+		}
+		return conn.Close()
+	})
 }
 
 func (s *supervisor) load(n *node, image string) error {

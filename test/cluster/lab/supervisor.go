@@ -19,6 +19,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/smcr-io/kube-smcr/internal/testenv/place"
 	"github.com/smcr-io/kube-smcr/test/cluster/lab/machine"
 )
 
@@ -274,7 +275,7 @@ func (s *supervisor) down(ctx context.Context, fwd *forwarder, front net.Listene
 // remove removes what a cluster leaves when its processes are gone.
 func remove(dir string) error {
 	err := machine.RemoveCgroup(cgroupOf(dir))
-	return errors.Join(err, os.RemoveAll(dir))
+	return errors.Join(err, place.Remove(dir))
 }
 
 // serve answers clients until the listener is closed.
@@ -347,7 +348,11 @@ func (s *supervisor) handleNode(n *node, r request) error {
 		if n.machine == nil {
 			return fmt.Errorf("node %s is off", n.name)
 		}
-		return act(n.machine, r.Service, r.Action)
+		err := act(n.machine, r.Service, r.Action)
+		if err == nil && r.Service == containerd && (r.Action == actStart || r.Action == actRestart) {
+			err = awaitContainerd(context.Background(), n.machine)
+		}
+		return err
 	}
 }
 

@@ -3,6 +3,7 @@
 package image
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +13,8 @@ import (
 	"slices"
 	"strings"
 	"sync"
+
+	"sigs.k8s.io/yaml"
 )
 
 // registry is the registry of all names: there is no such host, so that an image
@@ -38,11 +41,34 @@ const (
 // Refs are the names of the images that Build knows.
 func Refs() []string { return []string{Product, Redis, Nginx, Curl, Iperf3} }
 
+// ChartRef is the name of the image that the chart of the checkout installs unless it is
+// told otherwise: ghcr.io/smcr-io/kube-smcr with the chart's appVersion.
+func ChartRef(ctx context.Context) (string, error) {
+	root, err := moduleRoot(ctx)
+	if err != nil {
+		return "", err
+	}
+	var values struct {
+		Image struct{ Repository, Tag string }
+	}
+	var chart struct{ AppVersion string }
+	for name, into := range map[string]any{"values.yaml": &values, "Chart.yaml": &chart} {
+		text, err := os.ReadFile(filepath.Join(root, "charts", "kube-smcr", name))
+		if err == nil {
+			err = yaml.Unmarshal(text, into)
+		}
+		if err != nil {
+			return "", fmt.Errorf("read the chart's %s: %w", name, err)
+		}
+	}
+	return values.Image.Repository + ":" + cmp.Or(values.Image.Tag, chart.AppVersion), nil
+}
+
 // nobody runs what needs no rights.
 const nobody = "65534:65534"
 
-// Build packs the images of these names, or of all, into files in dir and
-// returns the files, in the same order. It takes the working directory to be
+// Build packs the images of these names, or of all of [Refs], into files in dir and
+// returns the files, in the same order. [ChartRef] is a name, too. It takes the working directory to be
 // in a checkout.
 func Build(ctx context.Context, dir string, refs ...string) ([]string, error) {
 	if len(refs) == 0 {
@@ -70,9 +96,13 @@ func Build(ctx context.Context, dir string, refs ...string) ([]string, error) {
 	return archives, nil
 }
 
-// fileName is redis.tar for kube-smcr.local/redis:1.
+// fileName is redis.tar for kube-smcr.local/redis:1, and kube-smcr-0.1.0.tar for
+// ghcr.io/smcr-io/kube-smcr:0.1.0, which is not only for tests.
 func fileName(ref string) string {
-	name, _, _ := strings.Cut(ref[strings.LastIndexByte(ref, '/')+1:], ":")
+	name, tag, _ := strings.Cut(ref[strings.LastIndexByte(ref, '/')+1:], ":")
+	if !strings.HasPrefix(ref, registry) {
+		name += "-" + tag
+	}
 	return name + ".tar"
 }
 
@@ -81,7 +111,7 @@ func describe(ctx context.Context, dir, ref string) (Image, error) {
 	var programs []string
 	switch ref {
 	case Product:
-		return product(ctx, dir)
+		return product(ctx, dir, ref)
 	case Redis:
 		programs = []string{"redis-server", "redis-cli", "redis-benchmark"}
 		img.Entrypoint = []string{"redis-server"}
@@ -98,6 +128,13 @@ func describe(ctx context.Context, dir, ref string) (Image, error) {
 		img.Entrypoint = []string{"iperf3"}
 		img.Cmd = []string{"-s"}
 	default:
+		chart, err := ChartRef(ctx)
+		if err != nil {
+			return Image{}, err
+		}
+		if ref == chart {
+			return product(ctx, dir, ref)
+		}
 		return Image{}, fmt.Errorf("pack %s: no such image; there are %s", ref, strings.Join(Refs(), ", "))
 	}
 	for _, p := range append(programs, shellTools()...) {
@@ -150,7 +187,7 @@ http {
 
 // product builds this project's programs as the Dockerfile does, and describes
 // the image with them.
-func product(ctx context.Context, dir string) (Image, error) {
+func product(ctx context.Context, dir, ref string) (Image, error) {
 	root, err := moduleRoot(ctx)
 	if err != nil {
 		return Image{}, err
@@ -163,7 +200,7 @@ func product(ctx context.Context, dir string) (Image, error) {
 	if err := os.MkdirAll(bin, 0o755); err != nil {
 		return Image{}, fmt.Errorf("build the programs: %w", err)
 	}
-	img := Image{Ref: Product, Entrypoint: []string{"/usr/bin/node-agent"}, Files: Users()}
+	img := Image{Ref: ref, Entrypoint: []string{"/usr/bin/node-agent"}, Files: Users()}
 	flags := "-ldflags=-s -w"
 	if v := versionOf(ctx, root); v != "" {
 		flags += " -X github.com/smcr-io/kube-smcr/internal/version.linked=" + v

@@ -17,7 +17,7 @@ import (
 func Program(ctx context.Context, name string) ([]File, error) {
 	file, err := lookPath(name)
 	if err != nil {
-		return nil, fmt.Errorf("pack program %s (hack/deps.sh runtime installs what is missing): %w", name, err)
+		return nil, fmt.Errorf("pack program %s (tools/deps.sh runtime installs what is missing): %w", name, err)
 	}
 	files := []File{{Name: file, Source: file}}
 	out, err := exec.CommandContext(ctx, "ldd", file).CombinedOutput()

@@ -34,7 +34,7 @@ func runtimeFiles(ctx context.Context) (files []File, verbs bool, err error) {
 	for _, p := range RuntimePackages() {
 		out, err := exec.CommandContext(ctx, "dpkg", "-L", p).CombinedOutput()
 		if err != nil {
-			return nil, false, fmt.Errorf("list the files of %s (hack/deps.sh runtime installs it): %w\n%s", p, err, out)
+			return nil, false, fmt.Errorf("list the files of %s (tools/deps.sh runtime installs it): %w\n%s", p, err, out)
 		}
 		for name := range strings.Lines(string(out)) {
 			if name = strings.TrimSpace(name); isRuntime(name) {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -98,15 +99,20 @@ func controllerOptions(options string) string {
 	return strings.Join(keep, ",")
 }
 
-// makeCgroup makes the cgroup name, and those above it, in each hierarchy.
+// makeCgroup makes the cgroup name, and those above it, in each hierarchy. The first
+// of them yields to other processes of the host as this process does.
 func makeCgroup(name string) error {
 	all, err := hostHierarchies()
 	if err != nil {
 		return err
 	}
+	nice, err := niceness()
+	if err != nil {
+		return err
+	}
 	for _, h := range all {
 		dir := h.path
-		for part := range strings.SplitSeq(name, "/") {
+		for i, part := range strings.Split(name, "/") {
 			if h.v2 {
 				enableControllers(dir)
 			}
@@ -117,6 +123,44 @@ func makeCgroup(name string) error {
 			if err := inheritCPUs(dir); err != nil {
 				return err
 			}
+			if i > 0 || nice == 0 {
+				continue
+			}
+			if err := weigh(dir, nice); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// niceness is that of this process.
+func niceness() (int, error) {
+	const zero = 20 // the system call returns this for niceness 0, and less for more
+	priority, err := unix.Getpriority(unix.PRIO_PROCESS, 0)
+	if err != nil {
+		return 0, fmt.Errorf("read the niceness: %w", err)
+	}
+	return zero - priority, nil
+}
+
+// weigh gives the processes of a cgroup together the weight of one process of that
+// niceness. Linux does not look at niceness across cgroups. A cgroup without the
+// controller of processors is left as it is.
+func weigh(dir string, nice int) error {
+	// Each level is a quarter more or less, as among processes; 1024 is level 0.
+	shares := max(2, int(math.Round(1024/math.Pow(1.25, float64(nice)))))
+	for file, text := range map[string]string{"cpu.weight.nice": strconv.Itoa(nice), "cpu.shares": strconv.Itoa(shares)} {
+		f, err := os.OpenFile(filepath.Join(dir, file), os.O_WRONLY|os.O_TRUNC, 0)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // of another version, or another controller
+		}
+		if err != nil {
+			return fmt.Errorf("weigh cgroup: %w", err)
+		}
+		_, err = f.WriteString(text)
+		if err = errors.Join(err, f.Close()); err != nil {
+			return fmt.Errorf("weigh cgroup: %w", err)
 		}
 	}
 	return nil

@@ -3,6 +3,10 @@
 package machine
 
 import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -42,5 +46,47 @@ func TestParseHierarchies(t *testing.T) {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// A cluster that is started at a low priority yields as a whole.
+func TestWeigh(t *testing.T) {
+	for _, tt := range []struct {
+		name, file string
+		nice       int
+		want       string
+	}{
+		{"version 2", "cpu.weight.nice", 19, "19"},
+		{"version 1", "cpu.shares", 19, "15"}, // what Linux gives a process of niceness 19
+		{"version 1, a little", "cpu.shares", 5, "336"},
+		{"version 1, more than others", "cpu.shares", -5, "3125"},
+		{"another controller", "cpuset.cpus", 19, "0-1"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			dir := t.TempDir()
+			if err := os.WriteFile(filepath.Join(dir, tt.file), []byte("0-1"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if err := weigh(dir, tt.nice); err != nil {
+				t.Fatal(err)
+			}
+			got, err := os.ReadFile(filepath.Join(dir, tt.file))
+			if err != nil || string(got) != tt.want {
+				t.Errorf("%s is %q, %v; want %q", tt.file, got, err, tt.want)
+			}
+			if files, err := os.ReadDir(dir); err != nil || len(files) != 1 {
+				t.Errorf("files %v, %v", files, err)
+			}
+		})
+	}
+}
+
+func TestNiceness(t *testing.T) {
+	out, err := exec.Command("nice").Output() // says its own, which it has from us
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := niceness(); err != nil || fmt.Sprintln(got) != string(out) {
+		t.Errorf("niceness %d, %v; want %s", got, err, out)
 	}
 }
