@@ -77,6 +77,7 @@ func values() []string {
 		"agent.resources.cpu=600m",
 		"agent.resources.memory=768Mi",
 		"agent.budgets.node.memory=384MiB",
+		"agent.budgets.node.sockets=128MiB",
 		"agent.budgets.pod.memory=192MiB",
 		"controller.resources.requests.cpu=10m",
 	}
@@ -89,11 +90,34 @@ func (p *Product) Install(ctx context.Context, tag string, set ...string) error 
 		"upgrade", "--install", Release, p.images.Chart, "--namespace", Namespace, "--create-namespace",
 		"--wait", "--timeout", "3m",
 	}
+	_, err := p.Lab.Helm(ctx, append(args, with(tag, set)...)...)
+	return err
+}
+
+// with are the arguments of helm for the values of an image's tag and others.
+func with(tag string, set []string) (args []string) {
 	for _, v := range slices.Concat(values(), []string{"image.tag=" + tag}, set) {
 		args = append(args, "--set", v)
 	}
-	_, err := p.Lab.Helm(ctx, args...)
-	return err
+	return args
+}
+
+// Render returns the chart's objects as Install would make them, without the hooks: what
+// tools apply that are not Helm.
+func (p *Product) Render(ctx context.Context, tag string, set ...string) (string, error) {
+	version, err := p.Clientset.Discovery().ServerVersion()
+	if err != nil {
+		return "", fmt.Errorf("ask for the version: %w", err)
+	}
+	args := []string{"template", Release, p.images.Chart, "--namespace", Namespace, "--no-hooks", "--kube-version", version.GitVersion}
+	return p.Lab.Helm(ctx, append(args, with(tag, set)...)...)
+}
+
+// TryInstall makes a release of any name, without waiting for its pods, and returns what
+// Helm printed.
+func (p *Product) TryInstall(ctx context.Context, name, tag string, timeout time.Duration, set ...string) (string, error) {
+	args := []string{"upgrade", "--install", name, p.images.Chart, "--namespace", Namespace, "--create-namespace", "--timeout", timeout.String()}
+	return p.Lab.Helm(ctx, append(args, with(tag, set)...)...)
 }
 
 // Uninstall uninstalls the release.
