@@ -5,6 +5,7 @@
 //
 //	traffic serve :7000                 send back what comes
 //	traffic once ADDR:7000              one connection
+//	traffic connect ADDR:7000           say what connect() came to, and after how long
 //	traffic load ADDR:7000              short connections, one after the other
 //	traffic hold ADDR:7000              one connection that is never idle for long
 //

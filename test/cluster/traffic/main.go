@@ -32,12 +32,13 @@ func main() {
 
 func run(ctx context.Context, args []string, out io.Writer) error {
 	if len(args) < 2 {
-		return errors.New("want serve, once, load or hold, and an address")
+		return errors.New("want serve, once, connect, load or hold, and an address")
 	}
 	fs := flag.NewFlagSet("traffic", flag.ContinueOnError)
 	c := client{address: args[1], out: json.NewEncoder(out)}
 	fs.DurationVar(&c.interval, "interval", 20*time.Millisecond, "pause after each connection or message")
 	fs.IntVar(&c.size, "bytes", 4096, "bytes of each message")
+	timeout := fs.Duration("timeout", exchangeTimeout, "of connect: the program's own")
 	fs.IntVar(&c.workers, "workers", 2, "of load: connections at a time")
 	if err := fs.Parse(args[2:]); err != nil {
 		return err
@@ -47,13 +48,36 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		return serve(ctx, args[1])
 	case "once":
 		return c.once(ctx)
+	case "connect":
+		return connect(ctx, args[1], *timeout, out)
 	case "load":
 		return c.load(ctx)
 	case "hold":
 		return c.hold(ctx)
 	default:
-		return fmt.Errorf("%s is not serve, once, load or hold", args[0])
+		return fmt.Errorf("%s is not serve, once, connect, load or hold", args[0])
 	}
+}
+
+// connect says what connect() came to, and after how long. That is no error, whatever it is.
+func connect(ctx context.Context, address string, timeout time.Duration, out io.Writer) error {
+	began := time.Now()
+	conn, err := (&net.Dialer{Timeout: timeout}).DialContext(ctx, "tcp", address)
+	took, what := time.Since(began).Milliseconds(), "connected"
+	var errno syscall.Errno
+	var timedOut net.Error
+	switch {
+	case errors.As(err, &errno):
+		what = errno.Error()
+	case errors.As(err, &timedOut) && timedOut.Timeout():
+		what = "own timeout"
+	case err != nil:
+		return err
+	default:
+		defer func() { _ = conn.Close() }()
+	}
+	_, err = fmt.Fprintf(out, "%s after %d ms\n", what, took)
+	return err
 }
 
 // serve sends back what comes, until ctx ends.
