@@ -36,13 +36,14 @@
 //
 // # Who owns what
 //
-// A Lab is owned by one goroutine, and so are its nodes and pods; a Proc may be
-// used by several. Close ends every process that was started in the lab, by
+// A Lab is owned by one goroutine, and so are its nodes and pods, but that several may
+// start processes; a Proc may be used by several. Close ends every process that was started in the lab, by
 // its process id, and removes the namespaces and the directory. Nothing is made
 // outside of them: no interface, rule or route in the machine's own namespace.
 // Leftovers says whether that worked. A process that was killed before it could
-// close its lab leaves namespaces; their names carry its process id, and Sweep
-// removes those of dead ones.
+// close its lab leaves namespaces, whose names carry its process id, and a
+// directory, whose lock is free then: Sweep removes those of this user, and leaves
+// alone what somebody else mounted or put there.
 //
 // # Limitations
 //

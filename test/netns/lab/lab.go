@@ -11,12 +11,16 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strings"
+	"sync"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"github.com/smcr-io/kube-smcr/internal/linux"
+	"github.com/smcr-io/kube-smcr/internal/testenv/place"
+	"github.com/smcr-io/kube-smcr/internal/undo"
 )
 
 // Names of the interfaces inside a node.
@@ -56,9 +60,12 @@ type Lab struct {
 	Nodes [2]*Node
 
 	cfg        Config
+	lock       *os.File     // of Dir: Sweep leaves alone what it is held for
 	fabric     *linux.NetNS // nil unless switched
 	pluginDirs []string
-	undo       linux.Undo
+
+	mu   sync.Mutex // guards what is below: processes are started by several goroutines
+	undo undo.Stack
 }
 
 // Node is a namespace that stands for a machine.
@@ -127,21 +134,21 @@ func New(cfg Config) (*Lab, error) {
 	if l.cfg.RNICs < 1 || l.cfg.RNICs > maxRNICs {
 		return nil, fmt.Errorf("lab: %d RNICs, want 1 to %d", l.cfg.RNICs, maxRNICs)
 	}
-	steps := []linux.Step{{Name: "make directory", Do: l.makeDir, Undo: func() error { return os.RemoveAll(l.Dir) }}}
+	steps := []undo.Step{{Name: "make directory", Do: l.makeDir, Undo: l.removeDir}}
 	for i := range l.Nodes {
 		n := &Node{Name: fmt.Sprintf("node%d", i+1), lab: l, index: i}
 		l.Nodes[i] = n
-		steps = append(steps, linux.Step{Name: "make " + n.Name, Do: n.build, Undo: n.remove})
+		steps = append(steps, undo.Step{Name: "make " + n.Name, Do: n.build, Undo: n.remove})
 	}
 	if cfg.Switched {
-		steps = append(steps, linux.Step{Name: "make switches", Do: l.makeFabric, Undo: func() error { return l.removeNS(fabric, l.fabric) }})
+		steps = append(steps, undo.Step{Name: "make switches", Do: l.makeFabric, Undo: func() error { return l.removeNS(fabric, l.fabric) }})
 	}
 	for i := range l.cfg.RNICs {
-		steps = append(steps, linux.Step{Name: fmt.Sprintf("connect the nodes with underlay %d", i), Do: func() error { return l.connectRNICs(i) }})
+		steps = append(steps, undo.Step{Name: fmt.Sprintf("connect the nodes with underlay %d", i), Do: func() error { return l.connectRNICs(i) }})
 	}
 	steps = append(steps,
-		linux.Step{Name: "connect the nodes with the trunk", Do: func() error { return l.connect(Trunk) }},
-		linux.Step{Name: "make bridges", Do: func() error {
+		undo.Step{Name: "connect the nodes with the trunk", Do: func() error { return l.connect(Trunk) }},
+		undo.Step{Name: "make bridges", Do: func() error {
 			return errors.Join(l.Nodes[0].makeBridge(), l.Nodes[1].makeBridge())
 		}},
 	)
@@ -153,22 +160,42 @@ func New(cfg Config) (*Lab, error) {
 
 // Close removes the lab: the processes, the pods, the nodes, the directory. It
 // goes on after an error.
-func (l *Lab) Close() error { return l.undo.Back() }
+func (l *Lab) Close() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.undo.Back()
+}
 
 // onClose remembers what Close is to take back.
 func (l *Lab) onClose(what string, f func() error) {
-	// A step that does nothing cannot fail and take back everything.
-	_ = l.undo.Run(linux.Step{Name: what, Do: func() error { return nil }, Undo: f})
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.undo.Did(what, f)
 }
 
+// makeDir makes the directory. It gets its name when it is locked, so that no
+// Sweep finds it before.
 func (l *Lab) makeDir() error {
-	dir, err := os.MkdirTemp("", l.Prefix+"-")
+	made, err := os.MkdirTemp("", "."+l.Prefix+"-")
 	if err != nil {
 		return err
 	}
+	dir := filepath.Join(filepath.Dir(made), strings.TrimPrefix(filepath.Base(made), "."))
+	l.lock, err = place.TryLock(made)
+	if err == nil {
+		err = os.Chmod(made, 0o755)
+	}
+	if err == nil {
+		err = os.Rename(made, dir)
+	}
+	if err != nil {
+		return errors.Join(err, os.RemoveAll(made), l.lock.Close())
+	}
 	l.Dir = dir
-	return os.Chmod(dir, 0o755)
+	return nil
 }
+
+func (l *Lab) removeDir() error { return errors.Join(place.Remove(l.Dir), l.lock.Close()) }
 
 func (n *Node) build() error {
 	n.Dir = filepath.Join(n.lab.Dir, n.Name)

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"strings"
 	"testing"
 	"time"
@@ -157,53 +156,6 @@ func TestNew_leavesNothingWhenItFails(t *testing.T) {
 	for _, n := range names {
 		if pid, ok := labPID(n); ok && pid == os.Getpid() {
 			t.Errorf("namespace %s was left", n)
-		}
-	}
-}
-
-func TestSweep_removesLabsOfDeadProcesses(t *testing.T) {
-	testenv.Need(t, testenv.Root, testenv.NetAdmin)
-	cmd := exec.Command("true")
-	must(t, cmd.Run()) // its id is nobody's for a good while
-	l := &Lab{Prefix: fmt.Sprintf("%s%d-00ff", namePrefix, cmd.Process.Pid)}
-	ns, err := l.makeNS("node1")
-	must(t, err)
-	must(t, ns.Close())
-	must(t, l.makeDir())
-	orphan := exec.Command("sleep", "600")
-	orphan.Dir = l.Dir
-	must(t, orphan.Start())
-	t.Cleanup(func() {
-		if err := orphan.Wait(); err == nil {
-			t.Error("the orphan ended by itself")
-		}
-	})
-	if _, err := Sweep(); err != nil {
-		t.Error(err)
-	}
-	left, err := l.Leftovers()
-	if err != nil || len(left) > 0 {
-		t.Errorf("left: %q, %v", left, err)
-	}
-}
-
-func TestLabPID(t *testing.T) {
-	for _, tc := range []struct {
-		name string
-		pid  int
-		ok   bool
-	}{
-		{"ks-1234-5f3a-node1", 1234, true},
-		{"ks-1234-5f3a", 1234, true},
-		{"ks-1-5f3a-node1", 0, false},
-		{"ks-0a1b2c3d", 0, false},
-		{"ks--5f3a", 0, false},
-		{"ks-1234-xyza-node1", 0, false},
-		{"other-1234-5f3a-node1", 0, false},
-	} {
-		pid, ok := labPID(tc.name)
-		if ok != tc.ok || ok && pid != tc.pid {
-			t.Errorf("%s: %d, %v", tc.name, pid, ok)
 		}
 	}
 }

@@ -10,9 +10,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"syscall"
-
-	"github.com/vishvananda/netns"
 )
 
 const (
@@ -20,6 +17,8 @@ const (
 	namePrefix = "ks-"
 	// nsDir is where named namespaces are.
 	nsDir = "/run/netns"
+	// hexDigits are those of the random number in a lab's name.
+	hexDigits = 4
 )
 
 // Leftovers lists what is still there of a closed lab: namespaces, its
@@ -68,9 +67,8 @@ func processesIn(dir string) ([]process, error) {
 		if err != nil {
 			continue // it ended while we looked
 		}
-		cwd = strings.TrimSuffix(cwd, " (deleted)")
 		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(link)))
-		if err != nil || cwd != dir && !strings.HasPrefix(cwd, dir+"/") {
+		if err != nil || !isIn(cwd, dir) {
 			continue
 		}
 		comm, err := os.ReadFile(filepath.Join(filepath.Dir(link), "comm"))
@@ -82,67 +80,10 @@ func processesIn(dir string) ([]process, error) {
 	return out, nil
 }
 
-// Sweep removes the processes, namespaces and directories of labs whose own
-// process was killed before it could. It returns what it removed.
-func Sweep() ([]string, error) {
-	names, err := namespaces()
-	if err != nil {
-		return nil, err
-	}
-	dirs, err := filepath.Glob(filepath.Join(os.TempDir(), namePrefix+"*"))
-	if err != nil {
-		return nil, err
-	}
-	var (
-		out  []string
-		errs []error
-	)
-	for _, d := range dirs {
-		if !dead(filepath.Base(d)) {
-			continue
-		}
-		procs, err := processesIn(d)
-		errs = append(errs, err)
-		for _, p := range procs {
-			if err := syscall.Kill(p.pid, syscall.SIGKILL); err == nil {
-				out = append(out, p.String())
-			}
-		}
-		if err := os.RemoveAll(d); err != nil {
-			errs = append(errs, err)
-			continue
-		}
-		out = append(out, "directory "+d)
-	}
-	for _, n := range names {
-		if !dead(n) {
-			continue
-		}
-		if err := netns.DeleteNamed(n); err != nil {
-			errs = append(errs, fmt.Errorf("remove network namespace %s: %w", n, err))
-			continue
-		}
-		out = append(out, "network namespace "+n)
-	}
-	return out, errors.Join(errs...)
-}
-
-// dead says whether a name is of a lab whose process is not there any more.
-func dead(name string) bool {
-	pid, ok := labPID(name)
-	return ok && errors.Is(syscall.Kill(pid, 0), syscall.ESRCH)
-}
-
-// labPID reads the process id from a name such as ks-1234-5f3a-node1.
-func labPID(name string) (int, bool) {
-	rest, ok := strings.CutPrefix(name, namePrefix)
-	id, after, more := strings.Cut(rest, "-")
-	pid, err := strconv.Atoi(id)
-	if !ok || !more || err != nil || pid <= 1 || len(after) < 4 {
-		return 0, false
-	}
-	_, err = strconv.ParseUint(after[:4], 16, 16)
-	return pid, err == nil
+// isIn says whether a working directory is dir or below it.
+func isIn(cwd, dir string) bool {
+	cwd = strings.TrimSuffix(cwd, " (deleted)")
+	return cwd == dir || strings.HasPrefix(cwd, dir+"/")
 }
 
 func namespaces() ([]string, error) {

@@ -22,6 +22,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/smcr-io/kube-smcr/internal/linux"
+	"github.com/smcr-io/kube-smcr/internal/undo"
 )
 
 // PodConfig says which pod to make.
@@ -88,8 +89,8 @@ func (n *Node) Socket() string { return filepath.Join(n.Dir, "agent.sock") }
 func (n *Node) AddPod(ctx context.Context, cfg PodConfig) (*Pod, error) {
 	p := &Pod{Name: cfg.Name, Node: n, Dir: filepath.Join(n.Dir, cfg.Name)}
 	var chain attachment
-	var u linux.Undo
-	steps := []linux.Step{
+	var u undo.Stack
+	steps := []undo.Step{
 		{Name: "make directory", Do: func() error {
 			return errors.Join(os.Mkdir(p.Dir, 0o755), os.Chown(p.Dir, nobody, nobody))
 		}},
