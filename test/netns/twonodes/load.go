@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package twonodes
 
 import (
 	"context"
@@ -15,16 +15,8 @@ import (
 	"github.com/smcr-io/kube-smcr/test/netns/lab"
 )
 
-const (
-	// downloadRate leaves the cores of one machine, which stands for two, some
-	// time: else the probes would measure the scheduler.
-	downloadRate = 100 << 20
-	// maxFailures ends an application that cannot work any more.
-	maxFailures = 20
-)
-
-// loadResult is what an application in the background did.
-type loadResult struct {
+// LoadResult is what an application in the background did.
+type LoadResult struct {
 	Application string `json:"application"`
 	Runs        int    `json:"runs"`
 	Failed      int    `json:"failed"`
@@ -34,7 +26,7 @@ type loadResult struct {
 	Errors []string `json:"errors,omitempty"`
 }
 
-func (r *loadResult) String() string {
+func (r *LoadResult) String() string {
 	text := fmt.Sprintf("%d runs, %d failed", r.Runs, r.Failed)
 	if r.Bytes+r.Lost > 0 {
 		text = fmt.Sprintf("%d of %s, %d failed, bytes lost: %d", r.Runs, byteCount(uint64(r.Bytes+r.Lost)/uint64(r.Runs)), r.Failed, r.Lost)
@@ -50,20 +42,20 @@ func (r *loadResult) String() string {
 type load struct {
 	wg       sync.WaitGroup
 	stop     chan struct{}
-	download loadResult // read it after wait
-	redis    loadResult
+	download LoadResult // read it after wait
+	redis    LoadResult
 }
 
 // startLoad starts them.
-func (d *demo) startLoad(ctx context.Context) *load {
+func (f *Failover) startLoad(ctx context.Context) *load {
 	l := &load{
 		stop:     make(chan struct{}),
-		download: loadResult{Application: "nginx + curl"},
-		redis:    loadResult{Application: "redis-benchmark"},
+		download: LoadResult{Application: "nginx + curl"},
+		redis:    LoadResult{Application: "redis-benchmark"},
 	}
-	host, file := d.server.Addr4.String(), d.bodies.large
+	host, file := f.server.Addr4.String(), f.file
 	l.loop(ctx, &l.download, func(ctx context.Context) error {
-		o, err := d.curl(ctx, host, "large", file, "--limit-rate", strconv.Itoa(downloadRate))
+		o, err := f.curl(ctx, host, "large", file, "--limit-rate", strconv.Itoa(downloadRate))
 		if err == nil && o.wrong != "" {
 			err = errors.New(o.wrong)
 		}
@@ -75,7 +67,7 @@ func (d *demo) startLoad(ctx context.Context) *load {
 		return nil
 	})
 	l.loop(ctx, &l.redis, func(ctx context.Context) error {
-		_, err := d.client.Run(ctx, lab.Command{Args: []string{
+		_, err := f.client.Run(ctx, lab.Command{Args: []string{
 			"redis-benchmark", "-h", host, "-p", strconv.Itoa(portRedis), "-c", "1", "-n", "5000", "-d", "64", "-t", "set,get", "--csv",
 		}})
 		return err
@@ -84,7 +76,7 @@ func (d *demo) startLoad(ctx context.Context) *load {
 }
 
 // loop runs f until the load ends. Who fails tries again a little later.
-func (l *load) loop(ctx context.Context, r *loadResult, f func(context.Context) error) {
+func (l *load) loop(ctx context.Context, r *LoadResult, f func(context.Context) error) {
 	l.wg.Go(func() {
 		for {
 			rctx, cancel := context.WithTimeoutCause(ctx, runTimeout, fmt.Errorf("no end after %v", runTimeout))
@@ -125,18 +117,18 @@ func (l *load) finish() {
 	l.wg.Wait()
 }
 
-// startFailoverServers starts what the applications talk to.
-func (d *demo) startFailoverServers(ctx context.Context) (err error) {
+// startServers starts what the applications talk to.
+func (f *Failover) startServers(ctx context.Context) (err error) {
 	size := int64(1 << 30)
-	if d.opts.quick {
+	if f.cfg.Quick {
 		size = 256 << 20
 	}
-	if d.bodies.large, err = makeBody(filepath.Join(d.server.Dir, "large"), size); err != nil {
+	if f.file, err = makeBody(filepath.Join(f.server.Dir, "large"), size); err != nil {
 		return err
 	}
-	if err := startNginx(ctx, d.server); err != nil {
+	if err := startNginx(ctx, f.server); err != nil {
 		return err
 	}
-	return startServer(ctx, d.server, portRedis, "redis-server", "--port", strconv.Itoa(portRedis), "--save", "",
-		"--appendonly", "no", "--protected-mode", "no", "--dir", d.server.Dir)
+	return startServer(ctx, f.server, portRedis, "redis-server", "--port", strconv.Itoa(portRedis), "--save", "",
+		"--appendonly", "no", "--protected-mode", "no", "--dir", f.server.Dir)
 }

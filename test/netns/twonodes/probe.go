@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package twonodes
 
 import (
 	"bytes"
@@ -15,14 +15,6 @@ import (
 
 	"github.com/smcr-io/kube-smcr/internal/linux"
 	"github.com/smcr-io/kube-smcr/test/netns/lab"
-)
-
-const (
-	// probeBytes is the size of a probe's requests and replies.
-	probeBytes = 64
-	// probeEvery is the pause between two requests, which do not wait for each
-	// other's replies: the resolution of a stall.
-	probeEvery = time.Millisecond
 )
 
 // probe is a small application: it streams requests over one connection and

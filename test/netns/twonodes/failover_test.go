@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package twonodes
 
 import (
 	"context"
@@ -45,7 +45,7 @@ func TestLoad_loop(t *testing.T) {
 	t.Run("finishes what it began", func(t *testing.T) {
 		l := &load{stop: make(chan struct{})}
 		began, end := make(chan struct{}), make(chan struct{})
-		var r loadResult
+		var r LoadResult
 		var runs atomic.Int32
 		l.loop(t.Context(), &r, func(context.Context) error {
 			runs.Add(1)
@@ -66,7 +66,7 @@ func TestLoad_loop(t *testing.T) {
 	t.Run("an interrupted run does not count", func(t *testing.T) {
 		l := &load{stop: make(chan struct{})}
 		ctx, cancel := context.WithCancel(t.Context())
-		var r loadResult
+		var r LoadResult
 		l.loop(ctx, &r, func(ctx context.Context) error {
 			cancel()
 			return ctx.Err()
@@ -87,7 +87,7 @@ func TestWatch(t *testing.T) {
 	}()
 	p := startProbe(c, time.Now())
 	defer p.close()
-	f := &failing{demo: &demo{}, probes: []*probe{p}}
+	f := &Failover{probes: []*probe{p}}
 	stall, died, err := f.watch(t.Context(), p.now(), time.Hour)
 	if err != nil || died == nil || stall < 20*time.Millisecond {
 		t.Errorf("stall %v, died %v, %v", stall, died, err)

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package twonodes
 
 import (
-	"bytes"
 	"encoding/json"
 	"io"
 	"net"
@@ -39,32 +38,31 @@ func TestLongestGap(t *testing.T) {
 }
 
 func TestFaultRow(t *testing.T) {
-	stalls := []millis{millis(30 * time.Millisecond), millis(5 * time.Millisecond), millis(15 * time.Millisecond)}
+	stalls := []Millis{Millis(30 * time.Millisecond), Millis(5 * time.Millisecond), Millis(15 * time.Millisecond)}
 	goal := target{20 * time.Millisecond, 50 * time.Millisecond}
 	for _, tc := range []struct {
 		name string
-		row  faultRow
+		row  FaultRow
 		want bool
 	}{
-		{"good", faultRow{Runs: 3, Stalls: stalls, target: goal}, true},
-		{"one died", faultRow{Runs: 3, Died: 1, Stalls: stalls, target: goal}, false},
-		{"not redundant again", faultRow{Runs: 3, Alone: 1, Stalls: stalls, target: goal}, false},
-		{"median too long", faultRow{Runs: 3, Stalls: stalls, target: target{10 * time.Millisecond, time.Second}}, false},
-		{"worst too long", faultRow{Runs: 3, Stalls: stalls, target: target{20 * time.Millisecond, 29 * time.Millisecond}}, false},
-		{"without a target", faultRow{Runs: 3, Stalls: stalls}, true},
-		{"did not run", faultRow{target: goal}, false},
+		{"good", FaultRow{Runs: 3, Stalls: stalls, target: goal}, true},
+		{"one died", FaultRow{Runs: 3, Died: 1, Stalls: stalls, target: goal}, false},
+		{"not redundant again", FaultRow{Runs: 3, Alone: 1, Stalls: stalls, target: goal}, false},
+		{"median too long", FaultRow{Runs: 3, Stalls: stalls, target: target{10 * time.Millisecond, time.Second}}, false},
+		{"worst too long", FaultRow{Runs: 3, Stalls: stalls, target: target{20 * time.Millisecond, 29 * time.Millisecond}}, false},
+		{"without a target", FaultRow{Runs: 3, Stalls: stalls}, true},
+		{"did not run", FaultRow{target: goal}, false},
 	} {
 		if got := tc.row.reached(); got != tc.want {
 			t.Errorf("%s: %t: %s", tc.name, got, tc.row.stallText())
 		}
 	}
-	good := &faultRow{
+	good := &FaultRow{
 		Fault: "port down", Runs: 3, Stalls: stalls, target: goal,
-		Mended: []millis{millis(2 * time.Millisecond)}, Redundant: []millis{millis(40 * time.Millisecond)},
+		Mended: []Millis{Millis(2 * time.Millisecond)}, Redundant: []Millis{Millis(40 * time.Millisecond)},
 	}
-	bad := &faultRow{Fault: "silence", Runs: 3, Died: 2, Stalls: stalls, Alone: 2, target: goal}
-	var b bytes.Buffer
-	err := writeFaults(&b, []*faultRow{good, bad, {Fault: "nothing", Runs: 1, Stalls: stalls[1:2]}, {Fault: "not run"}})
+	bad := &FaultRow{Fault: "silence", Runs: 3, Died: 2, Stalls: stalls, Alone: 2, target: goal}
+	got := faultTable([]*FaultRow{good, bad, {Fault: "nothing", Runs: 1, Stalls: stalls[1:2]}, {Fault: "not run"}})
 	want := strings.TrimPrefix(`
 FAULT      RUNS  DIED  STALL MEDIAN  WORST   TARGET        REACHED  WHEN MENDED  TWO LINKS AFTER
 port down  3     0     15 ms         30 ms   20 ms, 50 ms  yes      2.0 ms       40 ms
@@ -72,12 +70,23 @@ silence    3     2     15 ms         30 ms   20 ms, 50 ms  no       -           
 nothing    1     0     5.0 ms        5.0 ms  -             -        -            -
 not run    0     -     -             -       -             no       -            -
 `, "\n")
-	if diff := cmp.Diff(want, b.String()); diff != "" || err != nil {
-		t.Errorf("%v\n%s", err, diff)
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
 	}
 	j, err := json.Marshal(good)
 	if err != nil || !strings.Contains(string(j), `"stallMilliseconds":[30,5,15]`) {
 		t.Errorf("%s, %v", j, err)
+	}
+}
+
+func TestTarget_times(t *testing.T) {
+	for slack, want := range map[int]target{0: targetSeen, 1: targetSeen, 8: {160 * time.Millisecond, 400 * time.Millisecond}} {
+		if got := targetSeen.times(slack); got != want {
+			t.Errorf("%d times: %v, want %v", slack, got, want)
+		}
+	}
+	if got := (target{}).times(8); got != (target{}) {
+		t.Errorf("no target became %v", got)
 	}
 }
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package twonodes
 
 import (
-	"bytes"
+	"slices"
 	"strings"
 	"testing"
 
@@ -12,16 +12,15 @@ import (
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
 )
 
-func TestWriteTable(t *testing.T) {
-	var b bytes.Buffer
-	err := writeTable(&b, []row{
+func TestTable(t *testing.T) {
+	got := table([]Row{
 		{
 			Application: "nginx + curl, 512 MiB", Conns: 1, OnSMCR: 1, ByRDMA: 512<<20 + 400, ByTCP: 1020,
-			Rate: rate{400 << 20, unitBytes}, Plain: rate{800 << 20, unitBytes}, Ratio: 0.5,
+			Rate: Rate{400 << 20, unitBytes}, Plain: Rate{800 << 20, unitBytes}, Ratio: 0.5,
 		},
 		{
 			Application: "redis-benchmark, 20 clients", Conns: 41, OnSMCR: 41, ByRDMA: 204 << 20, ByTCP: 42000,
-			Rate: rate{11215.3, unitRequests}, Plain: rate{21079, unitRequests}, Ratio: 0.532,
+			Rate: Rate{11215.3, unitRequests}, Plain: Rate{21079, unitRequests}, Ratio: 0.532,
 		},
 	})
 	want := strings.TrimPrefix(`
@@ -29,8 +28,8 @@ APPLICATION                  CONNECTIONS  ON SMC-R  BY RDMA  BY TCP    THROUGHPU
 nginx + curl, 512 MiB        1            1         512 MiB  1020 B    400 MiB/s         800 MiB/s         0.50
 redis-benchmark, 20 clients  41           41        204 MiB  41.0 KiB  11215 requests/s  21079 requests/s  0.53
 `, "\n")
-	if diff := cmp.Diff(want, b.String()); diff != "" || err != nil {
-		t.Errorf("%v\n%s", err, diff)
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
 	}
 }
 
@@ -58,6 +57,17 @@ func TestUsed(t *testing.T) {
 	}
 }
 
+// checks is an audience that remembers the statements.
+type checks []Check
+
+func (c *checks) Progress(string)  {}
+func (c *checks) Show(string)      {}
+func (c *checks) Check(said Check) { *c = append(*c, said) }
+
+func (c *checks) failed() []Check {
+	return slices.DeleteFunc(slices.Clone(*c), func(said Check) bool { return said.OK })
+}
+
 func TestJudge(t *testing.T) {
 	good := usage{conns: 2, onSMCR: 2, atServer: 2, byRDMA: 1000, byTCP: 2000, underlay: 1500}
 	for _, tc := range []struct {
@@ -77,29 +87,11 @@ func TestJudge(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			o, u := outcome{bytes: 1000}, good
 			tc.change(&o, &u)
-			d := demo{out: &bytes.Buffer{}}
-			d.judge("app", o, u)
-			if failed := d.report.failed(); len(failed) != tc.failed {
+			var told checks
+			NewApplications(Config{}, &told).judge("app", o, u)
+			if failed := told.failed(); len(failed) != tc.failed {
 				t.Errorf("%+v, want %d", failed, tc.failed)
 			}
 		})
-	}
-}
-
-func TestRun_usage(t *testing.T) {
-	for name, tc := range map[string]struct {
-		args []string
-		code int
-	}{
-		"help":           {[]string{"--help"}, 0},
-		"unknown flag":   {[]string{"--fast"}, exitUsage},
-		"argument":       {[]string{"now"}, exitUsage},
-		"unknown output": {[]string{"-o", "xml"}, exitUsage},
-		"nothing built":  {[]string{"--bin", t.TempDir()}, exitFailed},
-	} {
-		var stdout, stderr bytes.Buffer
-		if code := run(tc.args, &stdout, &stderr); code != tc.code || stderr.Len() == 0 {
-			t.Errorf("%s: exit code %d, %q", name, code, stderr.String())
-		}
 	}
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package twonodes
 
 import (
 	"bytes"
@@ -23,38 +23,38 @@ const markedLines = 256 << 10 / markedLine
 
 // capture records a marked transfer on all links of the client's node, and
 // looks at the records with tshark.
-func (d *demo) capture(ctx context.Context) error {
+func (ap *Applications) capture(ctx context.Context) error {
 	marker := fmt.Sprintf("kube-smcr-demo-%016x", rand.Uint64())
-	if err := writeFile(filepath.Join(d.server.Dir, "marked"), markedText(marker)); err != nil {
+	if err := writeFile(filepath.Join(ap.server.Dir, "marked"), markedText(marker)); err != nil {
 		return err
 	}
-	if err := d.lab.SplitSegments(true); err != nil {
+	if err := ap.lab.SplitSegments(true); err != nil {
 		return err
 	}
 	defer func() {
-		if err := d.lab.SplitSegments(false); err != nil {
-			d.check("batches on the underlay again", false, "%v", err)
+		if err := ap.lab.SplitSegments(false); err != nil {
+			ap.check("batches on the underlay again", false, "%v", err)
 		}
 	}()
-	dir := filepath.Join(d.lab.Dir, "capture")
+	dir := filepath.Join(ap.lab.Dir, "capture")
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		return err
 	}
 	files := map[string]string{}
 	var dumps []*lab.Proc
-	for _, link := range append(d.underlays(), lab.Trunk) {
+	for _, link := range append(ap.underlays(), lab.Trunk) {
 		files[link] = filepath.Join(dir, link+".pcap")
-		p, err := d.startDump(ctx, link, files[link])
+		p, err := ap.startDump(ctx, link, files[link])
 		if err != nil {
 			return err
 		}
 		dumps = append(dumps, p)
 	}
 	var got bytes.Buffer
-	proc, err := d.client.Start(lab.Command{
+	proc, err := ap.client.Start(lab.Command{
 		Args: []string{
 			"curl", "--silent", "--show-error", "--fail", "--header", "Marker: " + marker,
-			fmt.Sprintf("http://%s:%d/marked", d.server.Addr4, portHTTP),
+			fmt.Sprintf("http://%s:%d/marked", ap.server.Addr4, portHTTP),
 		},
 		Stdout: &got,
 	})
@@ -66,7 +66,7 @@ func (d *demo) capture(ctx context.Context) error {
 	if err := proc.Wait(rctx); err != nil {
 		return err
 	}
-	if err := d.settle(ctx); err != nil {
+	if err := ap.settle(ctx); err != nil {
 		return err
 	}
 	for _, p := range dumps {
@@ -74,17 +74,17 @@ func (d *demo) capture(ctx context.Context) error {
 			return err
 		}
 		if s := dropped(p.Stderr()); s != "" {
-			d.check("the capture is complete", false, "%s", s)
+			ap.check("the capture is complete", false, "%s", s)
 		}
 	}
-	d.check("the marked transfer is right", got.String() == markedText(marker), "%s", byteCount(uint64(got.Len())))
-	return d.inspect(ctx, files, marker)
+	ap.check("the marked transfer is right", got.String() == markedText(marker), "%s", byteCount(uint64(got.Len())))
+	return ap.inspect(ctx, files, marker)
 }
 
 // underlays are the names of the client's node's links for RoCE.
-func (d *demo) underlays() []string {
+func (ap *Applications) underlays() []string {
 	var out []string
-	for _, r := range d.client.Node.RNICs {
+	for _, r := range ap.client.Node.RNICs {
 		out = append(out, r.Name)
 	}
 	return out
@@ -92,8 +92,8 @@ func (d *demo) underlays() []string {
 
 // startDump starts tcpdump on a link of the client's node and waits until it
 // listens.
-func (d *demo) startDump(ctx context.Context, link, file string) (*lab.Proc, error) {
-	p, err := d.client.Node.Start(lab.Command{Args: []string{
+func (ap *Applications) startDump(ctx context.Context, link, file string) (*lab.Proc, error) {
+	p, err := ap.client.Node.Start(lab.Command{Args: []string{
 		"tcpdump", "-i", link, "-n", "-s", "0", "-U", "-B", "16384", "--immediate-mode", "-Z", "root", "-w", file,
 	}})
 	if err != nil {
@@ -126,11 +126,11 @@ func dropped(s string) string {
 }
 
 // inspect lets tshark decode the captures and checks what it says.
-func (d *demo) inspect(ctx context.Context, files map[string]string, marker string) error {
-	c := &d.report.Capture
+func (ap *Applications) inspect(ctx context.Context, files map[string]string, marker string) error {
+	c := &ap.findings.Capture
 	c.MalformedFrames = []int{}
 	var roce, tcp []frame
-	for _, link := range append(d.underlays(), lab.Trunk) {
+	for _, link := range append(ap.underlays(), lab.Trunk) {
 		out, err := tshark(ctx, files[link])
 		if err != nil {
 			return err
@@ -144,7 +144,7 @@ func (d *demo) inspect(ctx context.Context, files map[string]string, marker stri
 		} else {
 			roce = append(roce, frames...)
 		}
-		kept, err := keepCapture(files[link], d.opts.pcapDir)
+		kept, err := keepCapture(files[link], ap.cfg.Captures)
 		if err != nil {
 			return err
 		}
@@ -154,13 +154,13 @@ func (d *demo) inspect(ctx context.Context, files map[string]string, marker stri
 	// A packet boundary may cut a marker, and then the packet's share is not
 	// counted.
 	const least = markedLines * markedLine * 98 / 100
-	d.check("the payload is in RoCE packets", c.RoCEPayload >= least,
+	ap.check("the payload is in RoCE packets", c.RoCEPayload >= least,
 		"%s of the marked transfer in RDMA WRITE packets to UDP port %d (%d RoCE packets in all)", byteCount(c.RoCEPayload), rocePort, c.RoCEPackets)
-	d.check("nothing of it is on TCP", c.TCPPayload == 0, "%d bytes", c.TCPPayload)
-	d.check("TCP carries CLC messages only", c.TCPOther == 0 && strings.Join(c.CLCMessages, " ") == "Proposal Accept Confirm",
+	ap.check("nothing of it is on TCP", c.TCPPayload == 0, "%d bytes", c.TCPPayload)
+	ap.check("TCP carries CLC messages only", c.TCPOther == 0 && strings.Join(c.CLCMessages, " ") == "Proposal Accept Confirm",
 		"%s; %d packets with other data", describe(c.CLCMessages, "no CLC"), c.TCPOther)
-	d.check("tshark finds nothing malformed", len(c.MalformedFrames) == 0 && len(roce) > 0 && len(tcp) > 0,
-		"%d and %d frames, malformed %v; captures in %s", len(roce), len(tcp), c.MalformedFrames, d.opts.pcapDir)
+	ap.check("tshark finds nothing malformed", len(c.MalformedFrames) == 0 && len(roce) > 0 && len(tcp) > 0,
+		"%d and %d frames, malformed %v; captures in %s", len(roce), len(tcp), c.MalformedFrames, ap.cfg.Captures)
 	return nil
 }
 

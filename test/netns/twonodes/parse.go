@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package twonodes
 
 import (
 	"encoding/csv"
@@ -10,8 +10,8 @@ import (
 	"strings"
 )
 
-// rate is what an application calls its speed.
-type rate struct {
+// Rate is what an application calls its speed.
+type Rate struct {
 	Value float64 `json:"value"`
 	Unit  string  `json:"unit"`
 }
@@ -31,19 +31,19 @@ func parseCurl(s string) (outcome, error) {
 	if n, err := fmt.Sscanf(s[strings.LastIndexByte(s, '\n')+1:], "%d %g", &o.bytes, &speed); n != 2 || err != nil {
 		return outcome{}, fmt.Errorf("curl said %q, want bytes and bytes per second", s)
 	}
-	o.rate = rate{speed, unitBytes}
+	o.rate = Rate{speed, unitBytes}
 	return o, nil
 }
 
 // parseRedis reads the CSV output of redis-benchmark. The commands ran one
 // after the other with the same number of requests, so the rate of all is the
 // harmonic mean.
-func parseRedis(s string) (rate, error) {
+func parseRedis(s string) (Rate, error) {
 	r := csv.NewReader(strings.NewReader(s))
 	r.FieldsPerRecord = -1
 	rows, err := r.ReadAll()
 	if err != nil {
-		return rate{}, fmt.Errorf("output of redis-benchmark: %w", err)
+		return Rate{}, fmt.Errorf("output of redis-benchmark: %w", err)
 	}
 	var seconds, tests float64
 	for _, row := range rows {
@@ -52,15 +52,15 @@ func parseRedis(s string) (rate, error) {
 		}
 		rps, err := strconv.ParseFloat(row[1], 64)
 		if err != nil || rps <= 0 {
-			return rate{}, fmt.Errorf("redis-benchmark: %s has the rate %q", row[0], row[1])
+			return Rate{}, fmt.Errorf("redis-benchmark: %s has the rate %q", row[0], row[1])
 		}
 		seconds += 1 / rps
 		tests++
 	}
 	if tests == 0 {
-		return rate{}, fmt.Errorf("redis-benchmark gave no result: %q", s)
+		return Rate{}, fmt.Errorf("redis-benchmark gave no result: %q", s)
 	}
-	return rate{tests / seconds, unitRequests}, nil
+	return Rate{tests / seconds, unitRequests}, nil
 }
 
 // parseIperf reads the JSON output of iperf3's client.
@@ -83,7 +83,7 @@ func parseIperf(s string) (outcome, error) {
 	if v.End.Received == nil || v.End.Received.Bytes == 0 {
 		return outcome{}, fmt.Errorf("iperf3 moved nothing")
 	}
-	return outcome{rate: rate{v.End.Received.Bits / 8, unitBytes}, bytes: v.End.Received.Bytes}, nil
+	return outcome{rate: Rate{v.End.Received.Bits / 8, unitBytes}, bytes: v.End.Received.Bytes}, nil
 }
 
 // unprivileged says whether /proc/PID/status is of a process that has no

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package twonodes
 
 import (
 	"bytes"
@@ -81,7 +81,7 @@ var clcNames = map[int]string{1: "Proposal", 2: "Accept", 3: "Confirm", 4: "Decl
 
 // look finds the marked transfer in the frames of the underlay and of the
 // pods' link.
-func (c *captured) look(roce, tcp []frame, marker string) {
+func (c *Captured) look(roce, tcp []frame, marker string) {
 	for _, f := range roce {
 		if f.malformed {
 			c.MalformedFrames = append(c.MalformedFrames, f.number)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package twonodes
 
 import (
 	"math"
@@ -28,8 +28,8 @@ func TestParseCurl(t *testing.T) {
 		want     outcome
 		bad      bool
 	}{
-		{name: "transfer", in: "1048576 94371840\n", want: outcome{rate: rate{94371840, unitBytes}, bytes: 1048576}},
-		{name: "rate with a fraction", in: "10 2.5", want: outcome{rate: rate{2.5, unitBytes}, bytes: 10}},
+		{name: "transfer", in: "1048576 94371840\n", want: outcome{rate: Rate{94371840, unitBytes}, bytes: 1048576}},
+		{name: "rate with a fraction", in: "10 2.5", want: outcome{rate: Rate{2.5, unitBytes}, bytes: 10}},
 		{name: "message", in: "curl: (56) Recv failure", bad: true},
 		{name: "nothing", bad: true},
 	} {
@@ -108,9 +108,9 @@ func TestLook_atRealCapture(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var c captured
+	var c Captured
 	c.look(roce, tcp, marker)
-	want := captured{
+	want := Captured{
 		RoCEPackets: 7, CLCMessages: []string{"Proposal", "Accept", "Confirm"},
 		// The request, and two of the packets with the answer; a payload of
 		// 4096 bytes each.
@@ -127,21 +127,21 @@ func TestLook_findsWhatShouldNotBe(t *testing.T) {
 	for _, tc := range []struct {
 		name      string
 		roce, tcp []frame
-		want      captured
+		want      Captured
 	}{
-		{"payload on TCP", nil, []frame{{protocols: []string{"tcp"}, tcpLen: 6, payload: []byte("xMARKx")}}, captured{TCPPayload: 6, TCPOther: 1}},
-		{"payload in a SEND", []frame{{protocols: udp, udpPort: rocePort, opcode: 4, payload: []byte("MARK")}}, nil, captured{RoCEPackets: 1}},
-		{"payload on another port", []frame{{protocols: udp, udpPort: 4792, opcode: 0x0a, payload: []byte("MARK")}}, nil, captured{}},
-		{"a decline", nil, []frame{{protocols: []string{"tcp", "smc"}, tcpLen: 28, clc: []int{4}}}, captured{CLCMessages: []string{"Decline"}}},
+		{"payload on TCP", nil, []frame{{protocols: []string{"tcp"}, tcpLen: 6, payload: []byte("xMARKx")}}, Captured{TCPPayload: 6, TCPOther: 1}},
+		{"payload in a SEND", []frame{{protocols: udp, udpPort: rocePort, opcode: 4, payload: []byte("MARK")}}, nil, Captured{RoCEPackets: 1}},
+		{"payload on another port", []frame{{protocols: udp, udpPort: 4792, opcode: 0x0a, payload: []byte("MARK")}}, nil, Captured{}},
+		{"a decline", nil, []frame{{protocols: []string{"tcp", "smc"}, tcpLen: 28, clc: []int{4}}}, Captured{CLCMessages: []string{"Decline"}}},
 		{
 			"malformed frames",
 			[]frame{{number: 3, malformed: true}},
 			[]frame{{number: 5, malformed: true}},
-			captured{MalformedFrames: []int{3, 5}},
+			Captured{MalformedFrames: []int{3, 5}},
 		},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			var c captured
+			var c Captured
 			c.look(tc.roce, tc.tcp, marker)
 			if diff := cmp.Diff(tc.want, c); diff != "" {
 				t.Error(diff)

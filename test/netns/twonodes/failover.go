@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package twonodes
 
 import (
 	"context"
@@ -15,37 +15,18 @@ import (
 	"github.com/smcr-io/kube-smcr/test/netns/lab"
 )
 
-const (
-	// failoverTimeout ends a demo in which something hangs.
-	failoverTimeout = 15 * time.Minute
-	// probes are that many, so that each of two links has some.
-	probes = 2
-	// portEcho is the port of the probes' server.
-	portEcho = 7777
-	// shownFor is how long at least is looked at the probes after a fault that
-	// is seen at once, and silentFor after one that must be found out. Other
-	// work on the machine stalls the probes too, so it is no longer than needed.
-	shownFor  = 200 * time.Millisecond
-	silentFor = time.Second
-	// stallLimit is where nobody waits for a stalled connection any longer.
-	stallLimit = 8 * time.Second
-	// redundantLimit is how long a second link may take: after a silence, which
-	// ends without notice, a server tries every 10 s at first.
-	redundantLimit = 15 * time.Second
-)
-
 // Targets of SMC-R's failover for the applications.
 var (
 	targetSeen   = target{20 * time.Millisecond, 50 * time.Millisecond}
 	targetSilent = target{300 * time.Millisecond, 300 * time.Millisecond}
 )
 
-// failovers is the result of the faults, also as JSON.
-type failovers struct {
-	Faults []*faultRow   `json:"faults"`
-	Loads  []*loadResult `json:"applications"`
+// FailoverFindings are what [Failover] found out, also as JSON.
+type FailoverFindings struct {
+	Faults []*FaultRow   `json:"faults"`
+	Loads  []*LoadResult `json:"applications"`
 	// Links are the changes of the links of both nodes, since the start.
-	Links []moment `json:"links"`
+	Links []Moment `json:"links"`
 }
 
 // fault is a way to lose a link.
@@ -58,8 +39,8 @@ type fault struct {
 
 // faults are all that are shown. The RNIC is a number: there are switches
 // between the nodes, so that only one of them sees what happens to its port.
-func (d *demo) faults() []fault {
-	client, server := d.lab.Nodes[0], d.lab.Nodes[1]
+func (f *Failover) faults() []fault {
+	client, server := f.lab.Nodes[0], f.lab.Nodes[1]
 	port := func(n *lab.Node, up bool) func(context.Context, int) error {
 		return func(_ context.Context, rnic int) error { return n.SetPort(rnic, up) }
 	}
@@ -91,30 +72,47 @@ func (d *demo) faults() []fault {
 	}
 }
 
-func (d *demo) failoverSteps() []step {
-	return []step{
-		{"two nodes with two RNICs each, a switch between the RNICs of each network", d.build},
-		{"servers, without any privilege", d.startFailoverServers},
-		{"the agents", d.startAgents},
-		{"links are cut under redis-benchmark, a download and probes", d.failLinks},
-	}
-}
-
-// failing is a run of the faults. It is owned by one goroutine.
-type failing struct {
-	*demo
-	echo   *echo
-	probes []*probe
-	lines  *timeline
+// Failover is the other story: connections survive the loss of a link. Links are
+// cut one after the other under running applications, in every way that a lab
+// knows, and how long the applications stall is measured. It is owned by one
+// goroutine.
+type Failover struct {
+	*Nodes
+	file     body
+	findings FailoverFindings
+	echo     *echo
+	probes   []*probe
+	lines    *timeline
 	// alone is set when there never were two links: then every fault happens
 	// once, and waits for no second link.
 	alone bool
 }
 
+// NewFailover begins the story. Close it, whether it was run or not.
+func NewFailover(cfg Config, audience Audience) *Failover {
+	return &Failover{Nodes: &Nodes{
+		cfg: cfg, audience: audience, began: time.Now(), switched: true,
+		// A connection that fell back must not make the next ones TCP.
+		settings: "  negativeCacheTTL: 0s\n",
+	}}
+}
+
+// Run tells the story. An error ends it; a statement that does not hold does not.
+func (f *Failover) Run(ctx context.Context) error {
+	return f.play(ctx, failoverTimeout, []step{
+		{"two nodes with two RNICs each, a switch between the RNICs of each network", f.build},
+		{"servers, without any privilege", f.startServers},
+		{"the agents", f.startAgents},
+		{"links are cut under redis-benchmark, a download and probes", f.failLinks},
+	})
+}
+
+// Findings returns what was found out so far.
+func (f *Failover) Findings() FailoverFindings { return f.findings }
+
 // failLinks lets all faults happen.
-func (d *demo) failLinks(ctx context.Context) (err error) {
-	f := &failing{demo: d}
-	if f.echo, err = startEcho(ctx, d.server, portEcho); err != nil {
+func (f *Failover) failLinks(ctx context.Context) (err error) {
+	if f.echo, err = startEcho(ctx, f.server, portEcho); err != nil {
 		return err
 	}
 	defer func() {
@@ -123,10 +121,10 @@ func (d *demo) failLinks(ctx context.Context) (err error) {
 		}
 		err = errors.Join(err, f.echo.close())
 	}()
-	f.lines = d.watchLinks(ctx)
+	f.lines = f.watchLinks(ctx)
 	defer func() {
 		f.lines.close()
-		d.failovers.Links = f.lines.between(0, time.Since(d.began))
+		f.findings.Links = f.lines.between(0, time.Since(f.began))
 	}()
 	if err := f.connect(ctx); err != nil {
 		return err
@@ -136,33 +134,29 @@ func (d *demo) failLinks(ctx context.Context) (err error) {
 	}
 	// The load's own context: when this one ends it ends at once.
 	loadCtx, stopLoad := context.WithCancel(ctx)
-	l := d.startLoad(loadCtx)
+	l := f.startLoad(loadCtx)
 	err = f.all(ctx)
 	if err != nil {
 		stopLoad()
 	}
 	l.finish()
 	stopLoad()
-	d.failovers.Loads = []*loadResult{&l.download, &l.redis}
-	fmt.Fprintln(d.out)
-	if terr := writeFaults(d.out, d.failovers.Faults); err == nil {
-		err = terr
-	}
-	fmt.Fprintln(d.out)
+	f.findings.Loads = []*LoadResult{&l.download, &l.redis}
+	f.show("\n%s\n", faultTable(f.findings.Faults))
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	for _, r := range d.failovers.Faults {
-		d.check(r.Fault, r.reached(), "%s", r.stallText())
+	for _, r := range f.findings.Faults {
+		f.check(r.Fault, r.reached(), "%s", r.stallText())
 	}
-	for _, r := range d.failovers.Loads {
-		d.check(r.Application+" all the time", r.Runs > 0 && r.Failed == 0 && r.Lost == 0, "%s", r)
+	for _, r := range f.findings.Loads {
+		f.check(r.Application+" all the time", r.Runs > 0 && r.Failed == 0 && r.Lost == 0, "%s", r)
 	}
 	return err
 }
 
 // twoLinks waits for the second link and shows the links.
-func (f *failing) twoLinks(ctx context.Context) error {
+func (f *Failover) twoLinks(ctx context.Context) error {
 	took, err := f.redundant(ctx)
 	if err != nil {
 		return err
@@ -171,7 +165,7 @@ func (f *failing) twoLinks(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(f.out, "\nsmcrctl links, on %s:\n%s\n", f.client.Node.Name, text)
+	f.show("\nsmcrctl links, on %s:\n%s\n", f.client.Node.Name, text)
 	f.alone = took < 0
 	detail := fmt.Sprintf("on both nodes, after %s", ms(took))
 	if f.alone {
@@ -182,17 +176,17 @@ func (f *failing) twoLinks(ctx context.Context) error {
 }
 
 // all lets each fault happen as often as wanted.
-func (f *failing) all(ctx context.Context) error {
-	repeat := f.opts.repeat
-	if f.opts.quick {
+func (f *Failover) all(ctx context.Context) error {
+	repeat := max(1, f.cfg.Repeat)
+	if f.cfg.Quick {
 		repeat = min(repeat, 2)
 	}
 	if f.alone {
 		repeat = 1
 	}
 	for _, x := range f.faults() {
-		row := &faultRow{Fault: x.name, target: x.target, Stalls: []millis{}, Mended: []millis{}, Redundant: []millis{}}
-		f.failovers.Faults = append(f.failovers.Faults, row)
+		row := &FaultRow{Fault: x.name, target: x.target.times(f.cfg.Slack), Stalls: []Millis{}, Mended: []Millis{}, Redundant: []Millis{}}
+		f.findings.Faults = append(f.findings.Faults, row)
 		f.progress("  %s", x.name)
 		for i := range repeat {
 			if err := f.happen(ctx, x, row, i == 0); err != nil {
@@ -205,7 +199,7 @@ func (f *failing) all(ctx context.Context) error {
 
 // happen lets a fault happen once to the link that carries the first probe,
 // and mends it.
-func (f *failing) happen(ctx context.Context, x fault, row *faultRow, show bool) error {
+func (f *Failover) happen(ctx context.Context, x fault, row *FaultRow, show bool) error {
 	if err := f.connect(ctx); err != nil {
 		return err
 	}
@@ -223,7 +217,7 @@ func (f *failing) happen(ctx context.Context, x fault, row *faultRow, show bool)
 		return errors.Join(err, merr)
 	}
 	row.Runs++
-	row.Stalls = append(row.Stalls, millis(stall))
+	row.Stalls = append(row.Stalls, Millis(stall))
 	said := ""
 	if died == nil {
 		if said, died, err = f.recover(ctx, x, row, mended); err != nil {
@@ -245,7 +239,7 @@ func (f *failing) happen(ctx context.Context, x fault, row *faultRow, show bool)
 
 // recover waits for the second link after a fault was mended, and watches the
 // probes.
-func (f *failing) recover(ctx context.Context, x fault, row *faultRow, mended time.Duration) (said string, died, err error) {
+func (f *Failover) recover(ctx context.Context, x fault, row *FaultRow, mended time.Duration) (said string, died, err error) {
 	if !f.alone {
 		took, err := f.redundant(ctx)
 		if err != nil {
@@ -255,18 +249,18 @@ func (f *failing) recover(ctx context.Context, x fault, row *faultRow, mended ti
 			row.Alone++
 			said = fmt.Sprintf("; no two links within %v", redundantLimit)
 		} else {
-			row.Redundant = append(row.Redundant, millis(took))
+			row.Redundant = append(row.Redundant, Millis(took))
 			said = fmt.Sprintf("; two links %s after it was mended", ms(took))
 		}
 	}
 	stall, died, err := f.watch(ctx, mended, x.look)
-	row.Mended = append(row.Mended, millis(stall))
+	row.Mended = append(row.Mended, Millis(stall))
 	return said, died, err
 }
 
 // watch looks at the probes from a moment on, at least for a while and until
 // all get replies again, and returns the longest gap and why a probe ended.
-func (f *failing) watch(ctx context.Context, from, least time.Duration) (stall time.Duration, died, err error) {
+func (f *Failover) watch(ctx context.Context, from, least time.Duration) (stall time.Duration, died, err error) {
 	for _, p := range f.probes {
 		to, err := p.await(ctx, from+least, from+stallLimit)
 		if ctx.Err() != nil {
@@ -281,7 +275,7 @@ func (f *failing) watch(ctx context.Context, from, least time.Duration) (stall t
 }
 
 // connect makes the probes that are not there, on SMC-R.
-func (f *failing) connect(ctx context.Context) error {
+func (f *Failover) connect(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, readyTimeout, fmt.Errorf("no probes on SMC-R after %v", readyTimeout))
 	defer cancel()
 	f.probes = slices.DeleteFunc(f.probes, func(p *probe) bool {
@@ -313,7 +307,7 @@ func (f *failing) connect(ctx context.Context) error {
 }
 
 // carried waits for a probe's first reply and sees that it is on SMC-R.
-func (f *failing) carried(ctx context.Context, p *probe) error {
+func (f *Failover) carried(ctx context.Context, p *probe) error {
 	if _, err := p.await(ctx, 0, p.now()+settleTimeout); err != nil {
 		return err
 	}
@@ -328,7 +322,7 @@ func (f *failing) carried(ctx context.Context, p *probe) error {
 }
 
 // conn is what the client's agent says about a probe.
-func (f *failing) conn(ctx context.Context, p *probe) (agentapi.Conn, error) {
+func (f *Failover) conn(ctx context.Context, p *probe) (agentapi.Conn, error) {
 	cs, err := f.agents[0].API.Conns(ctx)
 	if err != nil {
 		return agentapi.Conn{}, err
@@ -342,7 +336,7 @@ func (f *failing) conn(ctx context.Context, p *probe) (agentapi.Conn, error) {
 }
 
 // rnicOf returns the number of the client's RNIC that carries a probe.
-func (f *failing) rnicOf(ctx context.Context, p *probe) (int, error) {
+func (f *Failover) rnicOf(ctx context.Context, p *probe) (int, error) {
 	c, err := f.conn(ctx, p)
 	if err != nil {
 		return 0, err
@@ -365,7 +359,7 @@ func (f *failing) rnicOf(ctx context.Context, p *probe) (int, error) {
 
 // redundant waits until the probes' group has two links on both nodes, and
 // returns how long that took, -1 if it did not happen.
-func (f *failing) redundant(ctx context.Context) (time.Duration, error) {
+func (f *Failover) redundant(ctx context.Context) (time.Duration, error) {
 	began := time.Now()
 	t := time.NewTicker(lookEvery)
 	defer t.Stop()

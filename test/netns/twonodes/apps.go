@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package twonodes
 
 import (
 	"cmp"
@@ -18,6 +18,47 @@ import (
 	"github.com/smcr-io/kube-smcr/test/netns/lab"
 )
 
+// Applications is a story: nginx, redis and iperf3 talk without and with SMC-R,
+// first watched by tshark, and SMC-R is taken away in several ways. It is owned by
+// one goroutine.
+type Applications struct {
+	*Nodes
+	bodies   bodies
+	findings Findings
+}
+
+// NewApplications begins the story. Close it, whether it was run or not.
+func NewApplications(cfg Config, audience Audience) *Applications {
+	return &Applications{Nodes: &Nodes{cfg: cfg, audience: audience, began: time.Now()}}
+}
+
+// Run tells the story. An error ends it; a statement that does not hold does not.
+func (ap *Applications) Run(ctx context.Context) error {
+	return ap.play(ctx, applicationsTimeout, []step{
+		{"two nodes, and pods attached by bridge, host-local and smcr-cni", ap.build},
+		{"servers, without any privilege", ap.startServers},
+		{"the applications over plain TCP, no agent runs", ap.measurePlain},
+		{"the agents", ap.startAgents},
+		{"a small transfer under tcpdump, looked at by tshark", ap.capture},
+		{"the applications again, with SMC-R", ap.measureSMCR},
+		{"a server that has no SMC-R", ap.fallback},
+		{"the client's agent is killed", ap.killAgent},
+		{"the agent starts again", ap.restartAgent},
+	})
+}
+
+// Findings returns what was found out so far.
+func (ap *Applications) Findings() Findings { return ap.findings }
+
+// Ports of the servers.
+const (
+	portHTTP  = 8080
+	portRedis = 6379
+	portIperf = 5201
+	// portEcho is the port of the probes' server.
+	portEcho = 7777
+)
+
 // sizes are how much each application does.
 type sizes struct {
 	fileBytes, smallBytes int64
@@ -27,8 +68,8 @@ type sizes struct {
 	iperfStreams          int
 }
 
-func (o options) sizes() sizes {
-	if o.quick {
+func (ap *Applications) sizes() sizes {
+	if ap.cfg.Quick {
 		return sizes{64 << 20, 1 << 20, 10_000, 20, 2, 4}
 	}
 	return sizes{512 << 20, 1 << 20, 50_000, 20, 5, 4}
@@ -112,31 +153,31 @@ func startServer(ctx context.Context, p *lab.Pod, port uint16, args ...string) e
 
 // startServers starts what the clients talk to. The servers run through the
 // whole demo and never learn about SMC-R.
-func (d *demo) startServers(ctx context.Context) (err error) {
-	n := d.opts.sizes()
-	if d.bodies.large, err = makeBody(filepath.Join(d.server.Dir, "large"), n.fileBytes); err != nil {
+func (ap *Applications) startServers(ctx context.Context) (err error) {
+	n := ap.sizes()
+	if ap.bodies.large, err = makeBody(filepath.Join(ap.server.Dir, "large"), n.fileBytes); err != nil {
 		return err
 	}
-	if d.bodies.small, err = makeBody(filepath.Join(d.server.Dir, "small"), n.smallBytes); err != nil {
+	if ap.bodies.small, err = makeBody(filepath.Join(ap.server.Dir, "small"), n.smallBytes); err != nil {
 		return err
 	}
-	small, err := os.ReadFile(filepath.Join(d.server.Dir, "small"))
+	small, err := os.ReadFile(filepath.Join(ap.server.Dir, "small"))
 	if err != nil {
 		return err
 	}
-	if err := writeFile(filepath.Join(d.legacy.Dir, "small"), string(small)); err != nil {
+	if err := writeFile(filepath.Join(ap.legacy.Dir, "small"), string(small)); err != nil {
 		return err
 	}
-	for _, p := range []*lab.Pod{d.server, d.legacy} {
+	for _, p := range []*lab.Pod{ap.server, ap.legacy} {
 		if err := startNginx(ctx, p); err != nil {
 			return err
 		}
 	}
-	if err := startServer(ctx, d.server, portRedis, "redis-server", "--port", strconv.Itoa(portRedis), "--save", "",
-		"--appendonly", "no", "--protected-mode", "no", "--dir", d.server.Dir); err != nil {
+	if err := startServer(ctx, ap.server, portRedis, "redis-server", "--port", strconv.Itoa(portRedis), "--save", "",
+		"--appendonly", "no", "--protected-mode", "no", "--dir", ap.server.Dir); err != nil {
 		return err
 	}
-	return startServer(ctx, d.server, portIperf, "iperf3", "--server", "--port", strconv.Itoa(portIperf))
+	return startServer(ctx, ap.server, portIperf, "iperf3", "--server", "--port", strconv.Itoa(portIperf))
 }
 
 // An app is one application with its own way to say how fast it was.
@@ -147,32 +188,32 @@ type app struct {
 
 // outcome is what an application says about its run.
 type outcome struct {
-	rate rate
+	rate Rate
 	// bytes is the payload that it moved at least.
 	bytes uint64
 	// wrong says what is wrong with what was received, if anything.
 	wrong string
 }
 
-func (d *demo) apps() []app {
-	n := d.opts.sizes()
+func (ap *Applications) apps() []app {
+	n := ap.sizes()
 	return []app{
 		{fmt.Sprintf("nginx + curl, %s", byteCount(uint64(n.fileBytes))), func(ctx context.Context) (outcome, error) {
-			return d.curl(ctx, d.server.Addr4.String(), "large", d.bodies.large)
+			return ap.curl(ctx, ap.server.Addr4.String(), "large", ap.bodies.large)
 		}},
 		{fmt.Sprintf("nginx + curl, %s, IPv6", byteCount(uint64(n.fileBytes))), func(ctx context.Context) (outcome, error) {
-			return d.curl(ctx, "["+d.server.Addr6.String()+"]", "large", d.bodies.large)
+			return ap.curl(ctx, "["+ap.server.Addr6.String()+"]", "large", ap.bodies.large)
 		}},
-		{fmt.Sprintf("redis-benchmark, %d clients", n.redisClients), d.redisApp},
-		{fmt.Sprintf("iperf3, %d streams", n.iperfStreams), d.iperfApp},
+		{fmt.Sprintf("redis-benchmark, %d clients", n.redisClients), ap.redisApp},
+		{fmt.Sprintf("iperf3, %d streams", n.iperfStreams), ap.iperfApp},
 	}
 }
 
 // curl fetches a file from nginx and compares its checksum.
-func (d *demo) curl(ctx context.Context, host, file string, want body, options ...string) (outcome, error) {
+func (n *Nodes) curl(ctx context.Context, host, file string, want body, options ...string) (outcome, error) {
 	h := sha256.New()
 	url := fmt.Sprintf("http://%s:%d/%s", host, portHTTP, file)
-	proc, err := d.client.Start(lab.Command{
+	proc, err := n.client.Start(lab.Command{
 		Args: append([]string{
 			"curl", "--silent", "--show-error", "--fail", "--globoff", "--write-out", "%{stderr}%{size_download} %{speed_download}\n", url,
 		}, options...),
@@ -192,10 +233,10 @@ func (d *demo) curl(ctx context.Context, host, file string, want body, options .
 	return o, nil
 }
 
-func (d *demo) redisApp(ctx context.Context) (outcome, error) {
-	n := d.opts.sizes()
-	out, err := d.client.Run(ctx, lab.Command{Args: []string{
-		"redis-benchmark", "-h", d.server.Addr4.String(), "-p", strconv.Itoa(portRedis), "-c", strconv.Itoa(n.redisClients),
+func (ap *Applications) redisApp(ctx context.Context) (outcome, error) {
+	n := ap.sizes()
+	out, err := ap.client.Run(ctx, lab.Command{Args: []string{
+		"redis-benchmark", "-h", ap.server.Addr4.String(), "-p", strconv.Itoa(portRedis), "-c", strconv.Itoa(n.redisClients),
 		"-n", strconv.Itoa(n.redisRequests), "-d", "1024", "-t", "set,get", "--csv",
 	}})
 	if err != nil {
@@ -209,10 +250,10 @@ func (d *demo) redisApp(ctx context.Context) (outcome, error) {
 	return outcome{rate: r, bytes: 2 * 1024 * uint64(n.redisRequests)}, nil
 }
 
-func (d *demo) iperfApp(ctx context.Context) (outcome, error) {
-	n := d.opts.sizes()
-	out, err := d.client.Run(ctx, lab.Command{Args: []string{
-		"iperf3", "--client", d.server.Addr4.String(), "--port", strconv.Itoa(portIperf), "--time", strconv.Itoa(n.iperfSeconds),
+func (ap *Applications) iperfApp(ctx context.Context) (outcome, error) {
+	n := ap.sizes()
+	out, err := ap.client.Run(ctx, lab.Command{Args: []string{
+		"iperf3", "--client", ap.server.Addr4.String(), "--port", strconv.Itoa(portIperf), "--time", strconv.Itoa(n.iperfSeconds),
 		"--parallel", strconv.Itoa(n.iperfStreams), "--json",
 	}})
 	o, perr := parseIperf(out)
@@ -223,7 +264,7 @@ func (d *demo) iperfApp(ctx context.Context) (outcome, error) {
 }
 
 // once runs an application within its time.
-func (d *demo) once(ctx context.Context, a app) (outcome, error) {
+func (ap *Applications) once(ctx context.Context, a app) (outcome, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, runTimeout, fmt.Errorf("no end after %v", runTimeout))
 	defer cancel()
 	o, err := a.run(ctx)
@@ -232,6 +273,3 @@ func (d *demo) once(ctx context.Context, a app) (outcome, error) {
 	}
 	return o, nil
 }
-
-// shownAfter is when in the run of iperf3 links and connections are shown.
-const shownAfter = 700 * time.Millisecond

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package twonodes
 
 import (
 	"encoding/json"
 	"fmt"
-	"io"
 	"math"
 	"slices"
+	"strings"
 	"text/tabwriter"
 	"time"
 )
@@ -44,32 +44,38 @@ func median(ds []time.Duration) time.Duration {
 // target is how long an application may stall.
 type target struct{ median, worst time.Duration }
 
-// faultRow is what one kind of fault did, over all its repetitions.
-type faultRow struct {
+// times is a target on a machine that is so many times as busy.
+func (t target) times(slack int) target {
+	n := time.Duration(max(1, slack))
+	return target{t.median * n, t.worst * n}
+}
+
+// FaultRow is what one kind of fault did, over all its repetitions.
+type FaultRow struct {
 	Fault string `json:"fault"`
 	// Runs of which Died ended with a connection that was reset.
 	Runs int `json:"runs"`
 	Died int `json:"died"`
 	// Stalls are the longest gaps of the probes, one for each run.
-	Stalls []millis `json:"stallMilliseconds"`
+	Stalls []Millis `json:"stallMilliseconds"`
 	// Mended are the same, after the fault was mended.
-	Mended []millis `json:"mendedMilliseconds"`
+	Mended []Millis `json:"mendedMilliseconds"`
 	// Redundant is how long it took until there were two links again, Alone
 	// how often that did not happen.
-	Redundant []millis `json:"redundantMilliseconds"`
+	Redundant []Millis `json:"redundantMilliseconds"`
 	Alone     int      `json:"notRedundant"`
 	target    target
 }
 
-// millis is a duration that is written in milliseconds.
-type millis time.Duration
+// Millis is a duration that is written in milliseconds.
+type Millis time.Duration
 
 // MarshalJSON implements json.Marshaler.
-func (m millis) MarshalJSON() ([]byte, error) {
+func (m Millis) MarshalJSON() ([]byte, error) {
 	return json.Marshal(math.Round(time.Duration(m).Seconds()*10_000) / 10)
 }
 
-func durations(ms []millis) []time.Duration {
+func durations(ms []Millis) []time.Duration {
 	out := make([]time.Duration, len(ms))
 	for i, m := range ms {
 		out[i] = time.Duration(m)
@@ -78,14 +84,14 @@ func durations(ms []millis) []time.Duration {
 }
 
 // reached says whether the applications came through as they should.
-func (r *faultRow) reached() bool {
+func (r *FaultRow) reached() bool {
 	stalls := durations(r.Stalls)
 	return r.Runs > 0 && r.Died == 0 && r.Alone == 0 &&
 		(r.target == target{} || median(stalls) <= r.target.median && slices.Max(stalls) <= r.target.worst)
 }
 
 // stallText is a row in words.
-func (r *faultRow) stallText() string {
+func (r *FaultRow) stallText() string {
 	if r.Runs == 0 {
 		return "did not run"
 	}
@@ -110,13 +116,14 @@ func ms(d time.Duration) string {
 	return fmt.Sprintf("%.0f ms", d.Seconds()*1000)
 }
 
-// writeFaults writes the table of faults.
-func writeFaults(w io.Writer, rows []*faultRow) error {
-	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(tw, "FAULT\tRUNS\tDIED\tSTALL MEDIAN\tWORST\tTARGET\tREACHED\tWHEN MENDED\tTWO LINKS AFTER")
+// faultTable is the table of faults.
+func faultTable(rows []*FaultRow) string {
+	var b strings.Builder
+	tw := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
+	_, _ = fmt.Fprintln(tw, "FAULT\tRUNS\tDIED\tSTALL MEDIAN\tWORST\tTARGET\tREACHED\tWHEN MENDED\tTWO LINKS AFTER")
 	for _, r := range rows {
 		if r.Runs == 0 {
-			fmt.Fprintf(tw, "%s\t0\t-\t-\t-\t-\tno\t-\t-\n", r.Fault)
+			_, _ = fmt.Fprintf(tw, "%s\t0\t-\t-\t-\t-\tno\t-\t-\n", r.Fault)
 			continue
 		}
 		stalls, mended, two := durations(r.Stalls), durations(r.Mended), durations(r.Redundant)
@@ -137,8 +144,9 @@ func writeFaults(w io.Writer, rows []*faultRow) error {
 		if r.Alone > 0 {
 			again = "never"
 		}
-		fmt.Fprintf(tw, "%s\t%d\t%d\t%s\t%s\t%s\t%s\t%s\t%s\n",
+		_, _ = fmt.Fprintf(tw, "%s\t%d\t%d\t%s\t%s\t%s\t%s\t%s\t%s\n",
 			r.Fault, r.Runs, r.Died, ms(median(stalls)), ms(slices.Max(stalls)), goal, reached, worst(mended), again)
 	}
-	return tw.Flush()
+	_ = tw.Flush() // a builder takes everything
+	return b.String()
 }

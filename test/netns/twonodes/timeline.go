@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package twonodes
 
 import (
 	"context"
@@ -12,13 +12,10 @@ import (
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
 )
 
-// lookEvery is the pause between two looks at the links.
-const lookEvery = 20 * time.Millisecond
-
-// moment is when the links of a node's groups changed.
-type moment struct {
+// Moment is when the links of a node's groups changed.
+type Moment struct {
 	At    time.Duration        `json:"-"`
-	MS    millis               `json:"atMilliseconds"`
+	MS    Millis               `json:"atMilliseconds"`
 	Node  string               `json:"node"`
 	Links []agentapi.LinkGroup `json:"linkGroups"` // as of smcrctl links -o json
 	text  string
@@ -30,14 +27,14 @@ type timeline struct {
 	stop context.CancelFunc
 
 	mu      sync.Mutex // guards moments
-	moments []moment
+	moments []Moment
 }
 
 // watchLinks looks at the links until it is stopped.
-func (d *demo) watchLinks(ctx context.Context) *timeline {
+func (f *Failover) watchLinks(ctx context.Context) *timeline {
 	ctx, cancel := context.WithCancel(ctx)
 	t := &timeline{stop: cancel}
-	for i, a := range d.agents {
+	for i, a := range f.agents {
 		t.wg.Go(func() {
 			tick := time.NewTicker(lookEvery)
 			defer tick.Stop()
@@ -52,11 +49,11 @@ func (d *demo) watchLinks(ctx context.Context) *timeline {
 				if err != nil {
 					continue // whoever needs the agent says so
 				}
-				at := time.Since(d.began)
+				at := time.Since(f.began)
 				if text := describeLinks(l.LinkGroups); text != was {
 					was = text
 					t.mu.Lock()
-					t.moments = append(t.moments, moment{at, millis(at), d.lab.Nodes[i].Name, l.LinkGroups, text})
+					t.moments = append(t.moments, Moment{at, Millis(at), f.lab.Nodes[i].Name, l.LinkGroups, text})
 					t.mu.Unlock()
 				}
 			}
@@ -66,10 +63,10 @@ func (d *demo) watchLinks(ctx context.Context) *timeline {
 }
 
 // between returns the changes in a stretch of time.
-func (t *timeline) between(from, to time.Duration) []moment {
+func (t *timeline) between(from, to time.Duration) []Moment {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	var out []moment
+	var out []Moment
 	for _, m := range t.moments {
 		if m.At >= from && m.At <= to {
 			out = append(out, m)
