@@ -8,7 +8,7 @@ import (
 	"os/exec"
 	"testing"
 
-	"github.com/smcr-io/kube-smcr/hack/bench/report"
+	"github.com/smcr-io/kube-smcr/bench/report"
 	"github.com/smcr-io/kube-smcr/test/vm/lab"
 )
 
@@ -25,7 +25,7 @@ func TestBench(t *testing.T) {
 	} {
 		t.Run(tt.only, func(t *testing.T) {
 			var stderr bytes.Buffer
-			cmd := exec.CommandContext(t.Context(), "go", "run", "github.com/smcr-io/kube-smcr/hack/bench-vm",
+			cmd := exec.CommandContext(t.Context(), "go", "run", "github.com/smcr-io/kube-smcr/bench/guests",
 				"-vm", l.Name(), "-rounds", "1", "-time", "50ms", "-only", tt.only, "-o", "json")
 			cmd.Stderr = &stderr
 			out, err := cmd.Output()

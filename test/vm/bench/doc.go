@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package bench tests that the comparison in guests, hack/bench-vm, still runs.
+// Package bench tests that the comparison in guests, bench/guests, still runs.
 // What it measures is looked at by people.
 package bench
