@@ -62,7 +62,7 @@ func (l *Lab) Build(ctx context.Context, pkg string, opt BuildOptions) (string, 
 const GuestBin = "/run/bin"
 
 // cniModule is the module that pins the reference plugins of CNI.
-const cniModule = "hack/vm/tools"
+const cniModule = "tools/vm/tools"
 
 // BuildCNIPlugins builds the reference plugins of CNI that one needs beside ours,
 // and returns the directory in guests from which these are quick to start.

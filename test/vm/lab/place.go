@@ -24,7 +24,7 @@ import (
 const configFile = "config.json"
 
 // errInUse says that a lab of that name is up.
-var errInUse = errors.New("guests of this name are up already; end them with: go run ./hack/vm down")
+var errInUse = errors.New("guests of this name are up already; end them with: go run ./tools/vm down")
 
 func labs() (string, error) {
 	cache, err := clustertools.CacheDir()
@@ -49,8 +49,8 @@ func claim(name string) (dir string, lock *os.File, err error) {
 	}
 	entries, err := os.ReadDir(dir)
 	for _, e := range entries {
-		if e.Name() != "lock" && err == nil {
-			err = os.RemoveAll(filepath.Join(dir, e.Name()))
+		if e.Name() != place.LockFile && err == nil {
+			err = place.Remove(filepath.Join(dir, e.Name()))
 		}
 	}
 	if err != nil {
@@ -75,7 +75,7 @@ func removeLab(dir string) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(os.RemoveAll(dir), lock.Close())
+	return errors.Join(place.Remove(dir), lock.Close())
 }
 
 // List returns the names of the labs that have a directory, up or not.
@@ -97,8 +97,7 @@ func Sweep() error {
 	for _, name := range names {
 		dir, err := directory(name)
 		if err != nil {
-			errs = append(errs, err)
-			continue
+			continue // no lab has such a name
 		}
 		if err := removeLab(dir); err != nil && !errors.Is(err, errInUse) {
 			errs = append(errs, err)
@@ -130,15 +129,16 @@ func Down(ctx context.Context, name string) error {
 }
 
 // killRecorded kills the QEMU whose process id is in a file, if it is one of this
-// directory: the number may be another process's by now.
+// directory: the number may be another process's by now. A file without a number is
+// of one that was killed when it began.
 func killRecorded(dir, file string) error {
 	text, err := os.ReadFile(file)
 	if err != nil {
 		return err
 	}
 	pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
-	if err != nil {
-		return fmt.Errorf("read %s: %w", file, err)
+	if err != nil || pid <= 1 {
+		return nil
 	}
 	process, err := os.FindProcess(pid) // by pidfd: it stays this one
 	if err != nil {
@@ -146,13 +146,20 @@ func killRecorded(dir, file string) error {
 	}
 	defer func() { _ = process.Release() }()
 	line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
-	if err != nil || !strings.Contains(string(line), dir+"/") {
+	if err != nil || !isQEMU(string(line), dir) {
 		return nil
 	}
 	if err := process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return fmt.Errorf("kill QEMU %d: %w", pid, err)
 	}
 	return nil
+}
+
+// isQEMU says whether a command line, its arguments ended by zeros, is that of a
+// QEMU of this directory.
+func isQEMU(line, dir string) bool {
+	program, args, _ := strings.Cut(line, "\x00")
+	return strings.HasPrefix(filepath.Base(program), "qemu-system-") && strings.Contains(args, dir+"/")
 }
 
 func (l *Lab) saveConfig() error {
@@ -170,7 +177,7 @@ func loadConfig(name string) (Config, string, error) {
 	}
 	text, err := os.ReadFile(filepath.Join(dir, configFile))
 	if errors.Is(err, fs.ErrNotExist) {
-		return Config{}, "", fmt.Errorf("no guests %q are up; start them with: go run ./hack/vm up --name %s", name, name)
+		return Config{}, "", fmt.Errorf("no guests %q are up; start them with: go run ./tools/vm up --name %s", name, name)
 	}
 	var cfg Config
 	if err == nil {

@@ -7,14 +7,19 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/smcr-io/kube-smcr/internal/testenv"
+	"github.com/smcr-io/kube-smcr/internal/testenv/clustertools"
 	"github.com/smcr-io/kube-smcr/test/vm/lab/image"
 )
 
@@ -116,7 +121,7 @@ func TestDown(t *testing.T) {
 	if err := Down(t.Context(), name); err != nil {
 		t.Errorf("once more: %v", err)
 	}
-	if _, err := Open(name); err == nil || !strings.Contains(err.Error(), "hack/vm up --name "+name) {
+	if _, err := Open(name); err == nil || !strings.Contains(err.Error(), "tools/vm up --name "+name) {
 		t.Errorf("open what is down: %v", err)
 	}
 	if err := keeper.stop(); err != nil {
@@ -134,6 +139,60 @@ func TestUp_tellsWhyQEMUEnded(t *testing.T) {
 	}
 	if left := leftovers(t, name); len(left) > 0 {
 		t.Errorf("there is still %q", left)
+	}
+}
+
+func TestSweep_leavesOthersAlone(t *testing.T) {
+	cache := t.TempDir()
+	t.Setenv(clustertools.CacheEnv, cache)
+	theirs, dead := filepath.Join(cache, "vm", "labs", "Not a lab"), filepath.Join(cache, "vm", "labs", "dead")
+	if err := errors.Join(os.MkdirAll(theirs, 0o700), os.MkdirAll(dead, 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	if err := Sweep(); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(theirs); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(dead); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a directory whose lock is free: %v", err)
+	}
+}
+
+// The id of a QEMU that has ended may be another process's by now.
+func TestDown_leavesOthersAlone(t *testing.T) {
+	t.Setenv(clustertools.CacheEnv, t.TempDir())
+	dir, err := directory("others")
+	if err != nil {
+		t.Fatal(err)
+	}
+	// One that only reads what is in the directory.
+	reader := exec.Command("sh", "-c", "sleep 600 & wait", dir+"/g0/console")
+	reader.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if err := reader.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = syscall.Kill(-reader.Process.Pid, syscall.SIGKILL)
+		_ = reader.Wait()
+	})
+	for guest, text := range map[string]string{"g0": strconv.Itoa(reader.Process.Pid), "g1": ""} {
+		if err := os.MkdirAll(filepath.Join(dir, guest), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, guest, pidFile), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := Down(t.Context(), "others"); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the directory: %v", err)
+	}
+	if err := reader.Process.Signal(syscall.Signal(0)); err != nil {
+		t.Errorf("a process that only names the directory: %v", err)
 	}
 }
 

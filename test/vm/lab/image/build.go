@@ -20,6 +20,9 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
+// aptConfiguration is where a machine says which mirror of Debian's archive is its.
+const aptConfiguration = "/etc/apt"
+
 // A builder builds one image in a directory of its own.
 type builder struct {
 	progress io.Writer
@@ -112,7 +115,7 @@ func (b *builder) vmlinux(ctx context.Context, kernel Kernel) error {
 func (b *builder) download(ctx context.Context, p pinned) (string, error) {
 	file := filepath.Join(b.downloads(), p.file)
 	var errs []error
-	for _, url := range p.urls() {
+	for _, url := range p.urls(mirrors(aptConfiguration)) {
 		// It takes the proxies and certificates that apt-get takes.
 		err := command(ctx, b.downloads(), "/usr/lib/apt/apt-helper", "-o", "APT::Sandbox::User=root", "download-file", url, file, "SHA256:"+p.sha256)
 		if err == nil {
@@ -142,10 +145,27 @@ func checkSum(name, want string) error {
 	return nil
 }
 
-// downloadUserland lets apt-get find out what the packages depend on, as if
-// nothing was installed, with a configuration of its own.
+// downloadUserland gets the packages, and what they depend on, from the first mirror
+// that has them.
 func (b *builder) downloadUserland(ctx context.Context) ([]string, error) {
+	var errs []error
+	for _, m := range mirrors(aptConfiguration) {
+		debs, err := b.downloadFrom(ctx, m)
+		if err == nil {
+			return debs, nil
+		}
+		errs = append(errs, fmt.Errorf("from %s: %w", m, err))
+	}
+	return nil, fmt.Errorf("download the programs: %w", errors.Join(errs...))
+}
+
+// downloadFrom lets apt-get find out what the packages depend on, as if nothing was
+// installed, with a configuration of its own.
+func (b *builder) downloadFrom(ctx context.Context, mirror string) ([]string, error) {
 	apt := filepath.Join(b.tmp, "apt")
+	if err := os.RemoveAll(apt); err != nil { // what another mirror left
+		return nil, err
+	}
 	for _, d := range []string{"lists/partial", "cache/archives/partial", "etc"} {
 		if err := os.MkdirAll(filepath.Join(apt, d), 0o755); err != nil {
 			return nil, err

@@ -9,7 +9,8 @@
 // that the mirror has, with everything they depend on.
 //
 // It needs apt-get, dpkg-deb, tar, xz, zstd, depmod and mke2fs, and the Debian keyring;
-// it needs no rights, and the machine's own apt configuration is not touched. What
-// it made is kept in the cache directory, under the hash of what it is made of,
-// until that changes: a directory there is complete.
+// it needs no rights. From the machine's own apt configuration it takes the mirror of
+// Debian's archive, and deb.debian.org where that names none by http or https; it
+// touches nothing there. What it made is kept in the cache directory, under the hash
+// of what it is made of, until that changes: a directory there is complete.
 package image

@@ -4,13 +4,12 @@ package image
 
 const (
 	suite    = "bookworm"
-	mirror   = "http://deb.debian.org/debian"
 	snapshot = "https://snapshot.debian.org/archive/debian/20261115T000000Z"
 
 	keyring = "/usr/share/keyrings/debian-archive-keyring.gpg"
 )
 
-// A pinned package is one of a certain version: the mirror keeps it until the next
+// A pinned package is one of a certain version: mirrors keep it until the next
 // version, the snapshots for good.
 type pinned struct {
 	dir    string // below the archive's root
@@ -18,8 +17,13 @@ type pinned struct {
 	sha256 string
 }
 
-func (p pinned) urls() [2]string {
-	return [2]string{mirror + "/" + p.dir + p.file, snapshot + "/" + p.dir + p.file}
+// urls are where the package may be, the nearest place first.
+func (p pinned) urls(mirrors []string) []string {
+	var out []string
+	for _, m := range mirrors {
+		out = append(out, m+"/"+p.dir+p.file)
+	}
+	return append(out, snapshot+"/"+p.dir+p.file)
 }
 
 // A Kernel is one that guests can have.
@@ -117,7 +121,7 @@ var bootModules = [...]string{
 var modules = [...]string{
 	"ib_core", "ib_uverbs", "ib_umad", "rdma_cm", "rdma_ucm", "rdma_rxe", "crc32_generic", "crc32_pclmul",
 	"smc", "smc_diag", "inet_diag", "tcp_diag", "udp_diag",
-	"nf_tables", "nft_nat", "nft_chain_nat", "nft_redir", "nft_masq", "nft_ct", "nft_socket", "nft_tproxy", "nft_compat",
+	"nf_tables", "nft_nat", "nft_chain_nat", "nft_redir", "nft_masq", "nft_ct", "nft_socket", "nft_tproxy", "nft_compat", "nft_queue", "nfnetlink_queue", "xt_NFQUEUE",
 	"nft_reject_inet", "nft_reject_ipv4", "nft_reject_ipv6", "nft_log", "nft_limit", "nft_quota", "nft_fib_inet", "nf_conntrack", "nf_conntrack_netlink",
 	"xt_mark", "xt_tcpudp", "nfnetlink",
 	"veth", "bridge", "dummy", "macvlan", "ipvlan", "8021q", "bonding", "tun", "vxlan", "ifb", "vrf",
