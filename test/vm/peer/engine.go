@@ -192,11 +192,13 @@ func (o *engineOptions) config() (smcr.Config, error) {
 }
 
 func (e *engineStack) hooks() smcr.Hooks {
+	wrong := func(where string, err error) {
+		e.out.line(report.Line{Malformed: fmt.Sprintf("%s: %v", where, err)})
+	}
 	return smcr.Hooks{
 		GroupChanged: func(g smcr.GroupInfo) { e.out.line(report.Line{Group: report.GroupOf(g)}) },
-		Malformed: func(where string, err error) {
-			e.out.line(report.Line{Malformed: fmt.Sprintf("%s: %v", where, err)})
-		},
+		Malformed:    wrong,
+		Failed:       wrong, // tests expect none of either
 	}
 }
 
