@@ -41,10 +41,10 @@ func DialInNS(ctx context.Context, ns *NetNS, control Control, local netip.Addr,
 // DialFrom connects to an application at dst, a local address of ns, with
 // client as the source address, so that the application sees who its client
 // is. mark is the redirection's AppMark. The source port differs from the client's, which
-// the connection from the network has:
+// the connection from the network has, and is one that the client does not choose, see freePort:
 //
 //	client 10.0.0.1:40000  ->  10.0.0.2:6379 agent   from the network
-//	agent  10.0.0.1:33001  ->  10.0.0.2:6379 redis   DialFrom
+//	agent  10.0.0.1:61001  ->  10.0.0.2:6379 redis   DialFrom
 func DialFrom(ctx context.Context, ns *NetNS, client netip.Addr, mark uint32, dst netip.AddrPort) (*net.TCPConn, error) {
 	dst, client = unmap(dst), client.Unmap()
 	c, err := dialFrom(ctx, ns, client, mark, dst)
@@ -76,77 +76,6 @@ func dialFrom(ctx context.Context, ns *NetNS, client netip.Addr, mark uint32, ds
 		return c, err
 	}
 	return nil, ErrNoPort
-}
-
-// freePort makes a socket that is bound to the client's address and to a port that the
-// client does not use towards the application.
-//
-// A port that is not free stays bound until the search ends: otherwise the kernel, which
-// takes the next port that can be bound, would nearly always offer the same port again
-// where most are in TIME_WAIT.
-func (n *NetNS) freePort(client netip.Addr, mark uint32, dst netip.AddrPort) (*rawSocket, error) {
-	var refused []*rawSocket
-	defer func() {
-		for _, s := range refused {
-			s.close()
-		}
-	}()
-	for range portTries {
-		var s *rawSocket
-		free := false
-		err := n.Do(func() (err error) {
-			s, free, err = foreignSocket(client, mark, dst)
-			return err
-		})
-		if err != nil || free {
-			return s, err
-		}
-		refused = append(refused, s)
-	}
-	return nil, ErrNoPort
-}
-
-// foreignSocket makes a socket that is bound to the client's address and a port that the
-// kernel chooses, and tells whether the client has no connection to dst with that port.
-// It may have one, because the client chooses its ports from the same range. Then our SYN
-// would kill that connection:
-//
-//	we           SYN from the client's address and port
-//	application  acknowledges the data of the established connection
-//	we           RST, as our socket does not know that connection; the sequence number fits
-//	application  its connection with the client is reset
-//
-// Binding to port 0 makes this rare, because Linux prefers odd ports for bind and even
-// ones for connect. The look at the socket table excludes it, except in the instant between
-// the look and the SYN.
-func foreignSocket(client netip.Addr, mark uint32, dst netip.AddrPort) (s *rawSocket, free bool, err error) {
-	s, err = newRawSocket(client)
-	if err != nil {
-		return nil, false, err
-	}
-	var local netip.AddrPort
-	err = withFD(s.raw, func(fd int) error {
-		err := errors.Join(setTransparent(fd, client.Is4()), setMark(fd, mark))
-		if err != nil {
-			return err
-		}
-		if err := unix.Bind(fd, sockaddr(netip.AddrPortFrom(client, 0))); err != nil {
-			if errors.Is(err, unix.EADDRINUSE) {
-				err = errors.Join(ErrNoPort, err)
-			}
-			return os.NewSyscallError("bind", err)
-		}
-		local, err = sockName(fd)
-		return err
-	})
-	if err == nil {
-		free, err = tupleFree(dst, local)
-	}
-	if err != nil {
-		s.close()
-		return nil, false, err
-	}
-	return s, free, nil
 }
 
 // rawSocket is a TCP socket that is not connected yet, known to the network

@@ -124,12 +124,12 @@
 //
 // # Limitations
 //
-// DialFrom cannot use a client's link-local IPv6 address. The connections of a client to
-// one server port have different ephemeral ports, those in TIME_WAIT included, so plain
-// TCP sustains some 470 connections per second. On SMC-R, the connection between the
-// agents and the one to the application take one port each, but mostly only one of the two
-// stays in TIME_WAIT. Measured with 4,000 ports: 3,150 connections within a minute, where
-// plain TCP has 4,000; then DialFrom returns [ErrNoPort] until ports leave TIME_WAIT.
+// DialFrom cannot use a client's link-local IPv6 address. The connections of a client to one
+// server port have different ephemeral ports, those in TIME_WAIT included, so plain TCP sustains
+// some 470 connections per second. On SMC-R, the connection between the agents takes one of these,
+// and the one to the application one of the 4,536 ports above them. When those are in use or in
+// TIME_WAIT, DialFrom takes one that Linux chooses; then, or if the client has another range, the
+// client may choose the same one, and waits until it is free. [ErrNoPort] says that there is none.
 //
 // Concatenated interval sets need Linux 5.6; [Probe] says what else
 // is missing on a machine. In a pod with a user namespace of its own the kernel may hide

@@ -71,10 +71,15 @@ const (
 	// its answers: the kernel accepts or refuses a transaction as a whole.
 	netlinkBufferBytes = 1 << 20
 
-	// portTries bounds the search for a local port in DialFrom, and the sockets that a
-	// search has open. A port is not free if a connection of the client to this server
-	// port has it, or had it within the last minute. No port is tried twice. A try costs
-	// some ten microseconds.
+	// outsideTries is how many ports outside of the range from which the kernel chooses are
+	// tried in DialFrom first, if at least minOutside are there. With as many, and half of them
+	// in use, one search in 256 finds none.
+	outsideTries = 8
+	minOutside   = 1024
+	// portTries bounds the search for a local port that the kernel chooses, after that, and
+	// the sockets that a search has open. A port is not free if a connection of the client to
+	// this server port has it, or had it within the last minute. No port is tried twice. A try
+	// costs some ten microseconds.
 	portTries = 64
 
 	// maxWireOwn bounds the RDMA devices of a machine and their interfaces: eight

@@ -8,7 +8,6 @@ import (
 	"io"
 	"net"
 	"net/netip"
-	"os"
 	"syscall"
 	"testing"
 	"time"
@@ -242,98 +241,6 @@ func TestDialFrom_avoidsTheClientsConnections(t *testing.T) {
 			_, err := io.ReadAll(conn)
 			mustDo(t, err)
 		})
-	}
-}
-
-// TestDialFrom_portsTaken leaves one single port under the client's address
-// and has the client use it: the dial must give up, and the client's
-// connection must not notice.
-func TestDialFrom_portsTaken(t *testing.T) {
-	f := families[0]
-	pod, peer := newPair(t)
-	install(t, pod, testConfig(f))
-	for _, ns := range []*NetNS{pod, peer} {
-		giveSysctl(t, ns, "net/ipv4/ip_local_port_range", "40001 40001")
-	}
-	app, err := ListenInNS(t.Context(), pod, nil, netip.AddrPortFrom(f.pod, 4711))
-	mustDo(t, err)
-	defer func() { _ = app.Close() }()
-	dst := app.Addr().(*net.TCPAddr).AddrPort()
-	client := mustDial(t, peer, nil, dst)
-	conn := mustAccept(t, app)
-	c, err := DialFrom(t.Context(), pod, f.peer, testAppMark, dst)
-	if !errors.Is(err, ErrNoPort) {
-		if err == nil {
-			_ = c.Close()
-		}
-		t.Fatalf("dial: %v, want ErrNoPort", err)
-	}
-	exchange(t, client, conn)
-
-	giveSysctl(t, pod, "net/ipv4/ip_local_port_range", "40002 40002")
-	c, err = DialFrom(t.Context(), pod, f.peer, testAppMark, dst)
-	mustDo(t, err)
-	defer func() { _ = c.Close() }()
-	if second, err := DialFrom(t.Context(), pod, f.peer, testAppMark, dst); !errors.Is(err, ErrNoPort) {
-		if err == nil {
-			_ = second.Close()
-		}
-		t.Fatalf("second dial: %v, want ErrNoPort", err)
-	}
-	exchange(t, c, mustAccept(t, app))
-}
-
-// TestDialFrom_otherPorts leaves two ports under the client's address and has the client
-// use the odd one, which the kernel offers first, as long as it can be bound: the dial
-// goes on to the other one.
-func TestDialFrom_otherPorts(t *testing.T) {
-	f := families[0]
-	pod, peer := newPair(t)
-	install(t, pod, testConfig(f))
-	app, err := ListenInNS(t.Context(), pod, nil, netip.AddrPortFrom(f.pod, 4711))
-	mustDo(t, err)
-	defer func() { _ = app.Close() }()
-	dst := app.Addr().(*net.TCPAddr).AddrPort()
-	giveSysctl(t, peer, "net/ipv4/ip_local_port_range", "40001 40001")
-	client := mustDial(t, peer, nil, dst)
-	conn := mustAccept(t, app)
-	giveSysctl(t, pod, "net/ipv4/ip_local_port_range", "40000 40001")
-	c, err := DialFrom(t.Context(), pod, f.peer, testAppMark, dst)
-	mustDo(t, err)
-	defer func() { _ = c.Close() }()
-	if got, want := c.LocalAddr().(*net.TCPAddr).AddrPort(), netip.AddrPortFrom(f.peer, 40000); got != want {
-		t.Errorf("dialed from %v, want %v", got, want)
-	}
-	exchange(t, c, mustAccept(t, app))
-	exchange(t, client, conn)
-}
-
-// TestFreePort_keepsNoOther: ports that are not free are bound while one that is free
-// is looked for, and not while the application lets the connection wait.
-func TestFreePort_keepsNoOther(t *testing.T) {
-	f := families[0]
-	pod, peer := newPair(t)
-	install(t, pod, testConfig(f))
-	app, err := ListenInNS(t.Context(), pod, nil, netip.AddrPortFrom(f.pod, 4711))
-	mustDo(t, err)
-	defer func() { _ = app.Close() }()
-	dst := app.Addr().(*net.TCPAddr).AddrPort()
-	giveSysctl(t, peer, "net/ipv4/ip_local_port_range", "40001 40001")
-	client := mustDial(t, peer, nil, dst)
-	defer func() { _ = client.Close() }()
-	giveSysctl(t, pod, "net/ipv4/ip_local_port_range", "40000 40001")
-	open := func() int {
-		t.Helper()
-		all, err := os.ReadDir("/proc/self/fd")
-		mustDo(t, err)
-		return len(all)
-	}
-	before := open()
-	s, err := pod.freePort(f.peer, testAppMark, dst)
-	mustDo(t, err)
-	defer s.close()
-	if n := open() - before; n != 1 {
-		t.Errorf("%d descriptors for one socket", n)
 	}
 }
 
