@@ -319,7 +319,7 @@ func (a *agent) gauges() gauges {
 			g.devicesUp[d.Name] = 1
 		}
 	}
-	g.wire = a.wire.info()
+	g.wire, g.held = a.wire.info(), a.holds.counters()
 	a.eachStack(func(u stackUse) {
 		for _, lg := range u.stack.LinkGroups() {
 			g.groups[redundancyLabel(lg.Redundancy)]++

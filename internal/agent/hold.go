@@ -41,6 +41,7 @@ type holder interface {
 	Run(ctx context.Context) error
 	Answer(c synqueue.Conn, d synqueue.Decision, f synqueue.Finding) (wasHeld bool, err error)
 	Forget()
+	Counters() linux.HolderCounters
 	Number() uint16
 	Keep(k *linux.Keeper) (number uint32, err error)
 	Close() error
@@ -84,6 +85,7 @@ func (px *proxy) openHold() error {
 		px.log.Warn("queue not kept: what it holds waits for a second if the agent is killed", "err", err)
 	}
 	px.hold = h
+	px.agent.holds.opened(h)
 	return nil
 }
 
@@ -110,6 +112,7 @@ func (h *hold) close() error {
 			h.stop()
 			<-h.ended
 		}
+		h.px.agent.holds.closed(h)
 		err = errors.Join(h.px.agent.holds.keeper.remove(h.holder), h.holder.Close())
 	})
 	return err
@@ -367,11 +370,13 @@ type holds struct {
 
 	mu    sync.Mutex // guards what is below
 	dials map[netip.AddrPort]*atomic.Bool
+	open  map[*hold]struct{}
+	ended linux.HolderCounters // of the closed ones
 }
 
 // enable looks whether SYNs can be held.
 func (hs *holds) enable(a *agent) {
-	hs.dials = map[netip.AddrPort]*atomic.Bool{}
+	hs.dials, hs.open = map[netip.AddrPort]*atomic.Bool{}, map[*hold]struct{}{}
 	hs.keeper.log = a.cfg.Log
 	if !a.cfg.Node.HoldSYNs || a.option == nil {
 		return
@@ -382,6 +387,32 @@ func (hs *holds) enable(a *agent) {
 		return
 	}
 	hs.on = true
+}
+
+// opened notes a hold whose SYNs are counted.
+func (hs *holds) opened(h *hold) {
+	hs.mu.Lock()
+	defer hs.mu.Unlock()
+	hs.open[h] = struct{}{}
+}
+
+// closed keeps what an opened hold counted.
+func (hs *holds) closed(h *hold) {
+	hs.mu.Lock()
+	defer hs.mu.Unlock()
+	delete(hs.open, h)
+	hs.ended.Add(h.holder.Counters())
+}
+
+// counters are those of all holds since the start.
+func (hs *holds) counters() linux.HolderCounters {
+	hs.mu.Lock()
+	defer hs.mu.Unlock()
+	sum := hs.ended
+	for h := range hs.open {
+		sum.Add(h.holder.Counters())
+	}
+	return sum
 }
 
 // begin notes the address from which a pod of this agent connects, until end is called. local

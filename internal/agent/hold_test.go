@@ -26,6 +26,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
+	"github.com/smcr-io/kube-smcr/internal/cni"
 	"github.com/smcr-io/kube-smcr/internal/linux"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
 )
@@ -495,6 +496,16 @@ func TestHold_plainServer(t *testing.T) {
 	e := value(l.a.client.Explain(t.Context(), podA, podB+":80"))(t)
 	if e.Code != agentapi.CodeOf(clc.ReasonPeerNoSMC) || e.Bypassed == nil {
 		t.Errorf("explanation %+v, want that the peer has no SMC-R", e)
+	}
+	// Only the first SYN was held: the others went by the kernel's negative cache.
+	passed := func() int { return l.a.metric(t, "syn_verdicts_total") }
+	if got := passed(); got != 1 {
+		t.Errorf("%d verdicts on SYNs are counted, want one", got)
+	}
+	must(t, cni.NewStore(l.a.dir).Delete("poda", "eth0"))
+	must(t, l.a.client.Sync(t.Context()))
+	if got := passed(); got != 1 {
+		t.Errorf("%d verdicts on SYNs are counted once the pod is gone, want one", got)
 	}
 	must(t, l.a.stop())
 	for _, c := range all {

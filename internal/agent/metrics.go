@@ -12,6 +12,7 @@ import (
 
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
 	"github.com/smcr-io/kube-smcr/internal/linux"
+	"github.com/smcr-io/kube-smcr/internal/synqueue"
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
 )
 
@@ -62,6 +63,7 @@ type gauges struct {
 	budget                    agentapi.Budget
 	devicesUp                 map[string]int // 1: the device is open and its port active
 	wire                      agentapi.Wire
+	held                      linux.HolderCounters
 }
 
 // linkGroups is the number of link groups.
@@ -242,6 +244,14 @@ func (s *sums) Collect(ch chan<- prometheus.Metric) {
 	for _, why := range linux.WireReasons() {
 		ch <- prometheus.MustNewConstMetric(dropped, prometheus.CounterValue, float64(g.wire.Dropped[why.String()]), why.String())
 	}
+	verdicts := desc("syn_verdicts_total", "SYNs of pods that went through the agent's queue, by what became of them; TCP may repeat one.", "verdict")
+	for d, n := range g.held.Verdicts {
+		ch <- prometheus.MustNewConstMetric(verdicts, prometheus.CounterValue, float64(n), synqueue.Decision(d).String())
+	}
+	unheld := desc("syns_unheld_total", "SYNs of pods for which the agent had no room, or found no answer in time.", "reason")
+	ch <- prometheus.MustNewConstMetric(unheld, prometheus.CounterValue, float64(g.held.Full), "full")
+	ch <- prometheus.MustNewConstMetric(unheld, prometheus.CounterValue, float64(g.held.Late), "late")
+	ch <- prometheus.MustNewConstMetric(unheld, prometheus.CounterValue, float64(g.held.Overrun), "overrun")
 	pods := desc("pods", "Attached pods.", "state")
 	gauge(pods, g.ready, agentapi.StateReady)
 	gauge(pods, g.idle, agentapi.StateIdle)

@@ -46,6 +46,15 @@ type HolderCounters struct {
 	Broken  uint64 // messages of the kernel that could not be read
 }
 
+// Add adds what another [Holder] counted.
+func (c *HolderCounters) Add(o HolderCounters) {
+	c.Counters.Add(o.Counters)
+	c.NotSYN += o.NotSYN
+	c.Gone += o.Gone
+	c.Overrun += o.Overrun
+	c.Broken += o.Broken
+}
+
 // OpenHolder binds the first of our queues in ns that nobody has. Another agent that is about to
 // end may have one, and another program may, too. Run serves it.
 func OpenHolder(ns *NetNS, cfg HolderConfig) (*Holder, error) {

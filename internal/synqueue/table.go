@@ -76,6 +76,17 @@ type Counters struct {
 	Verdicts [numDecisions]uint64 // verdicts, by decision
 }
 
+// Add adds what another Table counted.
+func (c *Counters) Add(o Counters) {
+	c.Held += o.Held
+	c.Repeated += o.Repeated
+	c.Full += o.Full
+	c.Late += o.Late
+	for d, n := range o.Verdicts {
+		c.Verdicts[d] += n
+	}
+}
+
 // A Table knows the held SYNs of one pod.
 type Table struct {
 	cfg      Config
