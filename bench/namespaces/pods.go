@@ -66,13 +66,13 @@ type pods struct {
 }
 
 // pods returns the bed. node is YAML for the agents' settings.
-func (b *bench) pods(node string) *pods { return &pods{rnics: b.rnics, node: node, log: b.Logf} }
+func (b *bench) pods(node string) *pods {
+	return &pods{rnics: b.rnics, node: "  holdSYNs: false\n" + node, log: b.Logf}
+}
 
 // heldPods returns the bed with agents that hold SYNs. node is as above.
 func (b *bench) heldPods(node string) *pods {
-	p := b.pods("  holdSYNs: true\n" + node)
-	p.held = true
-	return p
+	return &pods{rnics: b.rnics, node: node, held: true, log: b.Logf}
 }
 
 // SetUp implements engine.Bed. The agents' log goes with the error if it fails.

@@ -463,7 +463,7 @@ func newBench(t testing.TB, nodeExtra, policies string) *bench {
 }
 
 func (b *bench) configure(nodeExtra, policies string) {
-	b.text = fmt.Sprintf("node:\n  name: n\n  devices: [{soft: {address: 192.0.2.1}}]\n  dataDir: %s\n  apiSocket: %s\n  metricsAddress: none\n  redirectTTL: 500ms\n  drainTimeout: 200ms\n%s%s",
+	b.text = fmt.Sprintf("node:\n  name: n\n  devices: [{soft: {address: 192.0.2.1}}]\n  dataDir: %s\n  apiSocket: %s\n  metricsAddress: none\n  holdSYNs: false\n  redirectTTL: 500ms\n  drainTimeout: 200ms\n%s%s",
 		b.dir, filepath.Join(b.dir, "a.sock"), nodeExtra, policies)
 }
 

@@ -17,6 +17,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -338,6 +339,10 @@ func (l *lab) attach(t testing.TB) {
 
 // text is the configuration of the node.
 func (n *testNode) text(rest string) string {
+	// Tests of held SYNs are in hold_test.go; the others are about what the agent does without queues.
+	if !strings.Contains(rest, "holdSYNs") {
+		rest = "  holdSYNs: false\n" + rest
+	}
 	devices := ""
 	for _, a := range n.roce {
 		devices += fmt.Sprintf("\n  - soft: {address: %s}", a)

@@ -110,7 +110,7 @@ func TestParse_sample(t *testing.T) {
 		DataDir:         "/run/kube-smcr",
 		APISocket:       "/run/kube-smcr/agent.sock",
 		MetricsAddress:  netip.MustParseAddrPort("127.0.0.1:9464"),
-		Diversion:       Diversion{RedirectTTL: 2 * time.Second, NegativeCacheTTL: time.Minute},
+		Diversion:       Diversion{RedirectTTL: 2 * time.Second, NegativeCacheTTL: time.Minute, HoldSYNs: true},
 		DrainTimeout:    30 * time.Second,
 		AnswerPoll:      75 * time.Microsecond,
 		CNI:             CNI{BinDir: "/opt/cni/bin", ConfDir: "/etc/cni/net.d"},

@@ -108,7 +108,7 @@ func defaults() *Node {
 		DataDir:         defaultDataDir,
 		APISocket:       defaultAPISocket,
 		MetricsAddress:  netip.MustParseAddrPort(defaultMetricsAddress),
-		Diversion:       Diversion{RedirectTTL: defaultRedirectTTL, NegativeCacheTTL: defaultNegativeCacheTTL},
+		Diversion:       Diversion{RedirectTTL: defaultRedirectTTL, NegativeCacheTTL: defaultNegativeCacheTTL, HoldSYNs: true},
 		DrainTimeout:    defaultDrainTimeout,
 		AnswerPoll:      defaultAnswerPoll,
 		CNI:             CNI{BinDir: defaultCNIBinDir, ConfDir: defaultCNIConfDir},

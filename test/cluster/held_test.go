@@ -29,11 +29,9 @@ func (c *cluster) connected(from pod, address, timeout string) (what string, too
 	return what, took
 }
 
-// heldSYNs: with agent.holdSYNs connect() of an opted-in pod ends as that of one that is not, and what
-// is not SMC-R passes no agent.
+// heldSYNs: connect() of an opted-in pod ends as that of one that is not, and what is not SMC-R passes
+// no agent. Connections are on SMC-R without agent.holdSYNs, too.
 func heldSYNs(c *cluster) {
-	c.must(c.p.Install(c.Context(), image.ProductTag, append(slices.Clone(installed), "agent.holdSYNs=true")...))
-	c.must(c.p.WaitReady(c.Context()))
 	ns := c.namespace(nil)
 	pods := c.start(ns,
 		podSpec{name: "server", node: c.n[0], annotations: optedIn()},
@@ -87,9 +85,11 @@ func heldSYNs(c *cluster) {
 	if slices.ContainsFunc(conns.Conns, func(k agentapi.Conn) bool { return k.Mode == smcr.ModeTCP.String() }) {
 		c.Errorf("the agent has connections on TCP: %+v", conns)
 	}
-	c.must(c.p.Install(c.Context(), image.ProductTag, installed...))
-	c.must(c.p.WaitReady(c.Context()))
-	c.onSMCR(client, server.address())
+	for _, values := range [][]string{append(slices.Clone(installed), "agent.holdSYNs=false"), installed} {
+		c.must(c.p.Install(c.Context(), image.ProductTag, values...))
+		c.must(c.p.WaitReady(c.Context()))
+		c.onSMCR(client, server.address())
+	}
 }
 
 // held is how much longer connect() may take, in milliseconds: a SYN is held for 0.5 s at most, and this machine is busy.

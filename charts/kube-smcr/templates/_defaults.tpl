@@ -45,7 +45,7 @@ agent:
   eids:
   - KUBE-SMCR
   extraEnv: []
-  holdSYNs: false
+  holdSYNs: true
   logLevel: info
   metricsAddress: 0.0.0.0:9464
   negativeCacheTTL: 1m
