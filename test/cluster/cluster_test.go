@@ -37,6 +37,7 @@ var scenarios = []struct {
 	{"claims", claims},
 	{"allocation", allocation},
 	{"agentKilled", agentKilled},
+	{"agentEnds", agentEnds},
 	{"delWithoutAgent", delWithoutAgent},
 	{"podDeletedDuringADD", podDeletedDuringADD},
 	{"churn", churn},

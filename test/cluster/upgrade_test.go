@@ -29,9 +29,8 @@ import (
 // fails.
 func upgradeUnderLoad(c *cluster) {
 	server, holder := c.pair("hold")
-	loader := c.start(server.ns, podSpec{name: "loader", node: c.n[1], args: []string{"load", server.address(), "--interval=10ms", "--workers=4"}})[0]
 	c.must(c.p.TagNext(c.Context()))
-	before := c.grows(loader, sum{}, 50)
+	l := c.startLoads(server)
 	old, err := c.p.AgentPod(c.Context(), holder.node.Name)
 	c.must(err)
 	drains := c.seesDrain(holder, old.Name)
@@ -42,12 +41,9 @@ func upgradeUnderLoad(c *cluster) {
 	if err := drains(); err != nil {
 		c.Errorf("the SMCRLinks of the agent that drains: %v", err)
 	}
-	after := c.grows(loader, before, 50)
-	if after.Failed > 0 {
-		c.Errorf("connections failed: %v; %d did not", after.Errors, after.OK)
+	if failed := l.end(fmt.Sprintf("agents updated in %v", took.Round(time.Second))); failed > 0 {
+		c.Errorf("%d connections with SMC-R failed", failed)
 	}
-	c.Logf("upgrade in %v, %d connections meanwhile, %d failed, the worst took %d ms",
-		took.Round(time.Second), after.OK-before.OK, after.Failed-before.Failed, after.WorstMillis)
 	for _, n := range c.n {
 		a, err := c.p.AgentPod(c.Context(), n.Name)
 		c.must(err)
@@ -56,8 +52,8 @@ func upgradeUnderLoad(c *cluster) {
 		}
 	}
 	c.must(c.p.WaitReady(c.Context()))
-	c.onSMCR(loader, server.address())
-	c.active(loader)
+	c.onSMCR(l.carried, server.address())
+	c.active(l.carried)
 	c.eventually("the end of the old agent's SMCRLinks", soon, func() error {
 		links, err := c.links(holder)
 		for _, l := range links {

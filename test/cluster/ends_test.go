@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/smcr-io/kube-smcr/api/v1alpha1"
+	"github.com/smcr-io/kube-smcr/test/cluster/product"
+)
+
+// loads are two opted-in pods on the second node that make connections without a pause worth
+// mentioning, while an agent ends: to a server with SMC-R, and to one without.
+type loads struct {
+	c              *cluster
+	carried, plain pod
+	before         [2]sum
+}
+
+// startLoads starts loads on server, and on a server beside it that is not opted in.
+func (c *cluster) startLoads(server pod) *loads {
+	c.Helper()
+	n := c.Name()[strings.LastIndexByte(c.Name(), '/')+1:]
+	suffix := fmt.Sprintf("%s-%d", strings.ToLower(n), time.Now().UnixMilli()%1e6)
+	plain := c.start(server.ns, podSpec{name: "plain-server-" + suffix, node: c.n[0], annotations: map[string]string{v1alpha1.AnnotationEnabled: "false"}})[0]
+	args := func(to pod) []string { return []string{"load", to.address(), "--interval=10ms", "--workers=4"} }
+	pods := c.start(server.ns,
+		podSpec{name: "to-smcr-" + suffix, node: c.n[1], args: args(server)},
+		podSpec{name: "to-plain-" + suffix, node: c.n[1], args: args(plain)})
+	l := &loads{c: c, carried: pods[0], plain: pods[1]}
+	c.onSMCR(l.carried, server.address())
+	l.before = [2]sum{c.grows(l.carried, sum{}, 50), c.grows(l.plain, sum{}, 50)}
+	return l
+}
+
+// end waits until both go on, prints what became of their connections, and fails if one to the
+// plain server failed, or if connect() failed. It returns how many failed otherwise, of those to the
+// server with SMC-R.
+func (l *loads) end(what string) (failed int) {
+	l.c.Helper()
+	now := [2]sum{l.c.grows(l.carried, l.before[0], 100), l.c.grows(l.plain, l.before[1], 100)}
+	for i, name := range []string{"SMC-R", "plain"} {
+		s := now[i]
+		l.c.Logf("%-24s %-6s %5d connections, %d failed, the slowest good one took %d ms %v", what, name, s.OK+s.Failed, s.Failed, s.WorstMillis, s.Errors)
+		for text := range s.Errors {
+			if strings.HasPrefix(text, "dial") || name == "plain" {
+				l.c.Errorf("%s, %s: %s", what, name, text)
+			}
+		}
+	}
+	return now[0].Failed
+}
+
+// agentEnds: an agent that is deleted or evicted leaves no connection unanswered, and there is
+// another one soon.
+func agentEnds(c *cluster) {
+	server, client := c.pair("load")
+	for _, end := range []struct {
+		name string
+		do   func(agent string) error
+	}{
+		{"agent deleted", func(agent string) error {
+			return c.p.Clientset.CoreV1().Pods(product.Namespace).Delete(c.Context(), agent, metav1.DeleteOptions{})
+		}},
+		{"agent evicted", func(agent string) error {
+			return c.p.Clientset.PolicyV1().Evictions(product.Namespace).Evict(c.Context(), &policyv1.Eviction{
+				ObjectMeta: metav1.ObjectMeta{Namespace: product.Namespace, Name: agent},
+			})
+		}},
+	} {
+		l := c.startLoads(server)
+		old, err := c.p.AgentPod(c.Context(), c.n[1].Name)
+		c.must(err)
+		began := time.Now()
+		c.must(end.do(old.Name))
+		c.rolledOut()
+		c.must(c.p.WaitNode(c.Context(), c.n[1].Name))
+		c.onSMCR(client, server.address())
+		c.Logf("%s: on SMC-R with another agent after %v", end.name, time.Since(began).Round(100*time.Millisecond))
+		if failed := l.end(end.name); failed > 0 {
+			c.Errorf("%s: %d connections with SMC-R failed", end.name, failed)
+		}
+	}
+}
