@@ -236,12 +236,10 @@ func (a *adding) end(g *Group, now time.Time, added bool) {
 		defer g.retryAdd()
 	}
 	a.becomeNone()
-	switch {
-	case g.requests.is(flowAddLink):
+	if g.requests.is(flowAddLink) {
 		g.requests.end()
-	case g.requests.isKept():
-		g.requests.expiry = now.Add(FlowTimeout)
 	}
+	g.requests.keptUntil(now)
 	if !again {
 		g.side.ended(g)
 	}

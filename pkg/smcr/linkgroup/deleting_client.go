@@ -29,10 +29,12 @@ func (c *client) handleDeleteLink(g *Group, now time.Time, from *link, m llc.Del
 	case g.adding.hasNumber(g, m.Link):
 		c.addDeleted(g, now, from, m)
 	case l == nil && g.isDeleting(m.Link):
-		// The server does what we asked for.
+		// The server does what we asked for. If it was adding that link until now, it has kept
+		// or lost what else we asked for, however long ago we gave the link up.
 		m.Response = true
 		from.send(m)
 		g.endDelete(m.Link)
+		g.requests.keptUntil(now)
 	case l == nil:
 		answerUnknown(from, m)
 	case l.state == linkForming: // our own wish for a link; it has no number yet

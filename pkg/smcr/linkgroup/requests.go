@@ -90,6 +90,13 @@ func (q *requests) is(kind flowKind) bool { return q.sent && q.line[0].kind == k
 // while it adds a link (§3.5.5.3.1): it has its time from the end of that.
 func (q *requests) isKept() bool { return q.is(flowAskDelete) }
 
+// keptUntil gives such a request its time from now on: the exchange is over.
+func (q *requests) keptUntil(now time.Time) {
+	if q.isKept() {
+		q.expiry = now.Add(FlowTimeout)
+	}
+}
+
 // first is the one that is to start next; nil: one is under way, or there is none.
 func (q *requests) first() *flow {
 	if q.sent || len(q.line) == 0 {
