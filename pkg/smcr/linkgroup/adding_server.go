@@ -168,10 +168,16 @@ func (s *server) addIfUseful(g *Group) bool {
 
 // handleAddLinkReply takes the client's answer.
 func (s *server) handleAddLinkReply(g *Group, now time.Time, from *link, m llc.AddLink) error {
-	if g.adding.step != addWaitReply || from.place() != g.adding.via {
+	l := &g.links.at[g.adding.link]
+	switch {
+	case g.adding.step > addWaitReply && m.Reject && g.adding.hasNumber(g, m.Link):
+		// A Linux client takes its yes back when the set-up has failed later on.
+		g.closeLink(l)
+		g.adding.end(g, now, false)
+		return nil
+	case g.adding.step != addWaitReply || from.place() != g.adding.via:
 		return g.adding.handleStrayReply(g, now)
 	}
-	l := &g.links.at[g.adding.link]
 	if m.Link != l.id && !m.Reject {
 		if g.state == Active {
 			g.Discarded++ // answers one that we have given up
