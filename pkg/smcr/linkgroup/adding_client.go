@@ -73,6 +73,9 @@ func (c *client) abandoned(g *Group, m llc.DeleteLink) {
 	}
 }
 
+// groupEnds: the server hears of the end of the group at any time.
+func (c *client) groupEnds(*Group) {}
+
 // abandonedEnd: another RNIC of ours may do better (C.7.1).
 func (c *client) abandonedEnd(g *Group, now time.Time) { g.scheduleRetry(now) }
 

@@ -61,10 +61,25 @@ func (s *server) ended(g *Group) { s.reject(g) }
 // declined: the client has not heard of the link.
 func (s *server) declined(*Group, time.Time) bool { return false }
 
-// abandoned: the request that tells the client is in line.
-func (s *server) abandoned(*Group, llc.DeleteLink) {}
+// abandoned tells a Linux client of this link before any other. While it waits for CONFIRM
+// LINK it takes the first DELETE LINK for the end of the new link, and says yes to it: if
+// that names another link, there is still one for it.
+func (s *server) abandoned(g *Group, m llc.DeleteLink) {
+	if g.dialect == llc.DialectLinux {
+		g.requests.hasten(m.Link)
+	}
+}
 
 func (s *server) abandonedEnd(*Group, time.Time) {}
+
+// groupEnds tells a Linux client that has agreed to the new link of that first, for the same
+// reason: it would say yes to the end of the group, and go on.
+func (s *server) groupEnds(g *Group) {
+	if g.dialect == llc.DialectLinux && g.adding.step > addWaitReply {
+		l := &g.links.at[g.adding.link]
+		g.adding.carrier(g).send(llc.DeleteLink{Header: g.header(false), Link: l.id, Reason: llc.DeleteLostPath})
+	}
+}
 
 // begin starts the server's exchange.
 func (s *server) begin(g *Group, now time.Time, via *link, fresh bool) {

@@ -286,6 +286,7 @@ func (g *Group) Terminate(now time.Time, reason llc.DeleteReason) {
 	case Forming:
 		g.becomeDead(nil)
 	case Active:
+		g.side.groupEnds(g)
 		g.becomeDraining()
 		g.last.owed, g.last.reason = true, reason
 		g.requests.add(flow{kind: flowDeleteAll, deletion: llc.DeleteLink{Reason: reason}})

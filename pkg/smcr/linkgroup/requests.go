@@ -153,6 +153,21 @@ func (q *requests) endDeletion(id llc.LinkID) {
 	}
 }
 
+// hasten puts the deletion of a link before all that has not begun.
+func (q *requests) hasten(id llc.LinkID) {
+	first := 0
+	if q.sent {
+		first = 1
+	}
+	for i := first; i < len(q.line); i++ {
+		if f := q.line[i]; f.kind.deletes() && f.deletion.Link == id {
+			copy(q.line[first+1:i+1], q.line[first:i])
+			q.line[first] = f
+			return
+		}
+	}
+}
+
 // cancelDeletion takes the server's deletion of a link out of the line if it has not begun.
 func (q *requests) cancelDeletion(id llc.LinkID) {
 	for i := range q.line {
@@ -333,7 +348,7 @@ func (q *requests) handleDeleteReply(g *Group, now time.Time, m llc.DeleteLink) 
 	switch f := q.current(); {
 	case f == nil:
 		g.Discarded++
-	case f.kind == flowDeleteAll:
+	case f.kind == flowDeleteAll && (m.All || !g.decides()):
 		g.last.heardEnd()
 		g.becomeDead(nil)
 	case f.kind.deletes() && f.deletion.Link == m.Link:

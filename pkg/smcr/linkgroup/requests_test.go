@@ -51,6 +51,30 @@ func TestRequests_order(t *testing.T) {
 	}
 }
 
+// One deletion goes before all that has not begun, and the rest stays in order.
+func TestRequests_hasten(t *testing.T) {
+	q := &requests{}
+	q.add(deletion(6))
+	q.begin(time.Unix(1, 0), &link{})
+	q.add(confirmFlow(1))
+	q.add(deletion(7))
+	q.add(deletion(8))
+	q.hasten(8)
+	q.hasten(9)
+	var ids []llc.LinkID
+	for _, f := range q.line {
+		ids = append(ids, f.deletion.Link)
+	}
+	if d := cmp.Diff([]llc.LinkID{6, 8, 7, 0}, ids); d != "" {
+		t.Error(d)
+	}
+	q.end()
+	q.hasten(7)
+	if q.first().deletion.Link != 7 {
+		t.Errorf("%+v is next", q.first())
+	}
+}
+
 // The deletion of a link leaves the line wherever it is; a link that is needed after all
 // keeps one that is under way.
 func TestRequests_endDeletion(t *testing.T) {

@@ -52,6 +52,8 @@ type addSide interface {
 	// when the exchange has ended by that.
 	abandoned(g *Group, m llc.DeleteLink)
 	abandonedEnd(g *Group, now time.Time)
+	// groupEnds: and with the group the exchange.
+	groupEnds(g *Group)
 	// ended: the exchange is over, and nobody asked for another one meanwhile. added and
 	// notAdded: the group goes on with the new link, or without.
 	ended(g *Group)
