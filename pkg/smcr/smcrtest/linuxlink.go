@@ -118,7 +118,7 @@ func (l *linux) serverAdd(f *linuxFlow) {
 	offer := addLinkFrom(n.local, n.id)
 	offer.Ext = l.extension(lk, n)
 	l.send(lk, offer)
-	l.await(f, linuxAnswerWait, isResponse(llc.TypeAddLink), func(m llc.Message) {
+	l.awaitSetUp(f, linuxAnswerWait, isResponse(llc.TypeAddLink), func(m llc.Message) {
 		a, ok := m.(llc.AddLink)
 		if !ok || a.Reject || l.slots[n.slot] != n || !lk.active {
 			l.endAdd(f, n, false)
@@ -136,6 +136,9 @@ func (l *linux) serverAdd(f *linuxFlow) {
 			return
 		}
 		l.serverKeys(f, lk, n, l.usedRMBs())
+	}, func(m llc.DeleteLink) { // this one only is kept
+		l.remote(linuxDelete, m, func(f *linuxFlow) { l.recvDeleteLink(f, lk, m) })
+		f.answer(nil)
 	})
 }
 
@@ -179,7 +182,7 @@ func isContinuation(response bool, id llc.LinkID) func(*linuxLink, llc.Message) 
 func (l *linux) serverKeys(f *linuxFlow, lk, n *linuxLink, untold []*linuxRMB) {
 	m, rest := l.continuation(lk, n, untold)
 	l.send(lk, m)
-	l.await(f, linuxAnswerWait, isContinuation(true, n.id), func(m llc.Message) {
+	l.awaitSetUp(f, linuxAnswerWait, isContinuation(true, n.id), func(m llc.Message) {
 		c, ok := m.(llc.AddLinkContinuation)
 		if !ok || l.slots[n.slot] != n || !lk.active {
 			l.endAdd(f, n, false)
@@ -191,16 +194,24 @@ func (l *linux) serverKeys(f *linuxFlow, lk, n *linuxLink, untold []*linuxRMB) {
 			return
 		}
 		l.serverConfirm(f, lk, n)
-	})
+	}, l.dropAndEnd(f))
+}
+
+// dropAndEnd ends a set-up that waits for something else.
+func (l *linux) dropAndEnd(f *linuxFlow) func(llc.DeleteLink) {
+	return func(m llc.DeleteLink) {
+		l.drop(m)
+		f.answer(nil)
+	}
 }
 
 // serverConfirm proves the path of a further link.
 func (l *linux) serverConfirm(f *linuxFlow, lk, n *linuxLink) {
 	l.qp(n).transmit()
 	l.send(n, l.confirmLink(n, false))
-	l.await(f, linuxNewLinkWait, func(on *linuxLink, m llc.Message) bool {
+	l.awaitSetUp(f, linuxNewLinkWait, func(on *linuxLink, m llc.Message) bool {
 		return on == n && m.IsResponse() && m.Type() == llc.TypeConfirmLink
-	}, func(m llc.Message) { l.confirmed2(f, lk, n, m) })
+	}, func(m llc.Message) { l.confirmed2(f, lk, n, m) }, l.dropAndEnd(f))
 }
 
 // extension is what ADD LINK of version 2 has besides the link: all keys at once.
@@ -273,9 +284,7 @@ func (l *linux) clientAdd(f *linuxFlow, via *linuxLink, m llc.AddLink) {
 		n = l.newLink(r)
 	}
 	if n == nil {
-		m.Dialect, m.Response, m.Reject, m.Reason = llc.DialectLinux, true, true, llc.RejectNoAlternatePath
-		l.send(lk, m)
-		l.endAdd(f, nil, false)
+		l.clientReject(f, lk, nil, m)
 		return
 	}
 	n.id = m.Link
@@ -286,17 +295,27 @@ func (l *linux) clientAdd(f *linuxFlow, via *linuxLink, m llc.AddLink) {
 	l.send(lk, a)
 	if l.isV2() {
 		l.tokens.learnPairs(lk, n, m.Ext.Pairs)
-		l.clientConfirm(f, lk, n)
+		l.clientConfirm(f, lk, n, m)
 		return
 	}
-	l.clientKeys(f, lk, n, l.usedRMBs())
+	l.clientKeys(f, lk, n, l.usedRMBs(), m)
 }
 
-func (l *linux) clientKeys(f *linuxFlow, lk, n *linuxLink, untold []*linuxRMB) {
-	l.await(f, linuxAnswerWait, isContinuation(false, n.id), func(m llc.Message) {
+// clientReject refuses the offer of a link, also when it has been accepted before: whatever
+// ended the set-up.
+func (l *linux) clientReject(f *linuxFlow, lk, n *linuxLink, offer llc.AddLink) {
+	offer.Dialect, offer.Response, offer.Reject, offer.Reason, offer.Ext = llc.DialectLinux, true, true, llc.RejectNoAlternatePath, llc.AddLinkExt{}
+	if lk.active {
+		l.send(lk, offer)
+	}
+	l.endAdd(f, n, false)
+}
+
+func (l *linux) clientKeys(f *linuxFlow, lk, n *linuxLink, untold []*linuxRMB, offer llc.AddLink) {
+	l.awaitSetUp(f, linuxAnswerWait, isContinuation(false, n.id), func(m llc.Message) {
 		c, ok := m.(llc.AddLinkContinuation)
 		if !ok || l.slots[n.slot] != n || !lk.active {
-			l.endAdd(f, n, false)
+			l.clientReject(f, lk, n, offer)
 			return
 		}
 		l.tokens.learnPairs(lk, n, c.Pairs[:c.N()])
@@ -304,28 +323,35 @@ func (l *linux) clientKeys(f *linuxFlow, lk, n *linuxLink, untold []*linuxRMB) {
 		a.Response = true
 		l.send(lk, a)
 		if len(rest) > 0 || !c.Last() {
-			l.clientKeys(f, lk, n, rest)
+			l.clientKeys(f, lk, n, rest, offer)
 			return
 		}
-		l.clientConfirm(f, lk, n)
-	})
+		l.clientConfirm(f, lk, n, offer)
+	}, l.dropAndEnd(f))
 }
 
-// clientConfirm waits for the proof of a further link's path.
-func (l *linux) clientConfirm(f *linuxFlow, lk, n *linuxLink) {
-	l.await(f, linuxNewLinkWait, func(on *linuxLink, m llc.Message) bool {
+// clientConfirm waits for the proof of a further link's path. DELETE LINK, of whatever link
+// or of all, it takes for the end of this one, and says yes to it.
+func (l *linux) clientConfirm(f *linuxFlow, lk, n *linuxLink, offer llc.AddLink) {
+	l.awaitSetUp(f, linuxNewLinkWait, func(on *linuxLink, m llc.Message) bool {
 		return on == n && !m.IsResponse() && m.Type() == llc.TypeConfirmLink
 	}, func(m llc.Message) {
 		if m == nil || l.slots[n.slot] != n {
 			if lk.active {
-				l.send(lk, llc.DeleteLink{Link: n.id, Orderly: true, Reason: llc.DeleteLostPath})
+				l.send(lk, llc.DeleteLink{Link: n.id, Reason: llc.DeleteLostPath})
 			}
-			l.endAdd(f, n, false)
+			l.clientReject(f, lk, n, offer)
 			return
 		}
 		l.qp(n).transmit()
 		l.send(n, l.confirmLink(n, true))
 		l.endAdd(f, n, true)
+	}, func(m llc.DeleteLink) {
+		m.Response = true
+		if lk.active {
+			l.send(lk, m)
+		}
+		l.clientReject(f, lk, n, offer)
 	})
 }
 

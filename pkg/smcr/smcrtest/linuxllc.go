@@ -30,16 +30,26 @@ type linuxFlow struct {
 	expect func(lk *linuxLink, m llc.Message) bool
 	then   func(m llc.Message) // nil: no answer came
 	timer  time.Time
+	// deleted is how the set-up of a link takes a DELETE LINK, about whatever link, that comes
+	// before what it waits for; nil: such a message is not for this flow.
+	deleted func(m llc.DeleteLink)
+	ending  bool // because of one
 }
 
 // await makes the flow wait.
 func (l *linux) await(f *linuxFlow, d time.Duration, expect func(*linuxLink, llc.Message) bool, then func(llc.Message)) {
-	f.expect, f.then, f.timer = expect, then, l.now().Add(d)
+	f.expect, f.then, f.timer, f.deleted = expect, then, l.now().Add(d), nil
+}
+
+// awaitSetUp is await for the set-up of a link, which DELETE LINK ends.
+func (l *linux) awaitSetUp(f *linuxFlow, d time.Duration, expect func(*linuxLink, llc.Message) bool, then func(llc.Message), deleted func(llc.DeleteLink)) {
+	l.await(f, d, expect, then)
+	f.deleted = deleted
 }
 
 func (f *linuxFlow) answer(m llc.Message) {
 	then := f.then
-	f.expect, f.then, f.timer = nil, nil, time.Time{}
+	f.expect, f.then, f.timer, f.deleted = nil, nil, time.Time{}, nil
 	if then != nil {
 		then(m)
 	}
@@ -62,7 +72,7 @@ func (l *linux) endFlow(f *linuxFlow) {
 	if l.rmt == f {
 		l.rmt = nil
 	}
-	f.expect, f.then, f.timer = nil, nil, time.Time{}
+	f.expect, f.then, f.timer, f.deleted = nil, nil, time.Time{}, nil
 	if run := l.parked; run != nil && l.rmt == nil && l.step != linuxDead {
 		l.parked = nil
 		run()
@@ -84,6 +94,31 @@ func (l *linux) runQueue() bool {
 	f.run(f)
 	return true
 }
+
+// endSetUp gives DELETE LINK to the set-up of a link that waits for something else, and
+// that is over then. What else comes before its worker runs may be lost.
+func (l *linux) endSetUp(m llc.DeleteLink) bool {
+	for _, f := range []*linuxFlow{l.lcl, l.rmt} {
+		switch {
+		case f == nil || l.step != linuxSecondLink && !l.w.cfg.Interrupts:
+		case f.deleted != nil:
+			deleted := f.deleted
+			f.expect, f.timer, f.deleted, f.ending = nil, time.Time{}, nil, true
+			l.w.after(l.workDelay(), func() {
+				if l.lcl == f || l.rmt == f {
+					deleted(m)
+				}
+			})
+			return true
+		case f.ending && l.w.rng.IntN(2) == 0:
+			l.drop(m)
+			return true
+		}
+	}
+	return false
+}
+
+func (l *linux) drop(m llc.Message) { l.w.trace("%v %v drops %v", l.w.Elapsed(), l, m) }
 
 // remote begins a flow of the peer, or parks it, or drops it.
 func (l *linux) remote(kind linuxFlowKind, m llc.Message, run func(*linuxFlow)) {
@@ -199,11 +234,7 @@ func (l *linux) recv(now time.Time, index int, b []byte) error {
 			return nil
 		}
 	case llc.DeleteLink:
-		if l.step == linuxSecondLink && !m.Response {
-			// It takes the place of what the set-up waits for: dropped, and
-			// the set-up of the second link is over.
-			l.w.trace("%v %v drops %v", l.w.Elapsed(), l, m)
-			l.lcl.answer(nil)
+		if !m.Response && l.endSetUp(m) {
 			return nil
 		}
 	}

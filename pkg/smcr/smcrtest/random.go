@@ -16,6 +16,7 @@ func Random(seed uint64) Schedule {
 		RMBESizes:   []uint32{16 << 10, 32 << 10, 64 << 10}[:1+rng.IntN(3)],
 		SendBuffers: []uint32{4 << 10, 16 << 10, 64 << 10},
 		Releases:    true,
+		Interrupts:  seed&2 == 0, // not drawn, so that a seed means what it did
 	}}
 	if rng.IntN(10) == 0 {
 		g.cfg.Peers = 3

@@ -17,7 +17,7 @@ import (
 // Scenarios are files in testdata:
 //
 //	world [seed=N] [peers=N] [rnics=(N,N)] [max-links=(N,N)] [max-conns=(N,N)]
-//	      [linux=PEER] [rfc] [versions=(BITS,BITS)] [eids=(BITS,BITS)]
+//	      [linux=PEER] [interrupts] [rfc] [versions=(BITS,BITS)] [eids=(BITS,BITS)]
 //	      [release=(N,N)] [routed] [declines=PER-MILLE] [rmbe=BYTES] [send=BYTES]
 //	      [delays] [loss=PER-MILLE] [retry=DURATION] [handover=STEPS] [trace]
 //	connect NAME [from=PEER] [to=PEER] [at-once]   and 10 ms, until it stands or failed
@@ -204,7 +204,7 @@ func (s *scenario) world(t *testing.T, d *datadriven.TestData) {
 	copy(cfg.Versions[:], numbers(t, d, "versions"))
 	copy(cfg.EIDs[:], numbers(t, d, "eids"))
 	copy(cfg.Release[:], numbers(t, d, "release"))
-	cfg.Routed, cfg.Releases = d.HasArg("routed"), d.HasArg("releases")
+	cfg.Routed, cfg.Releases, cfg.Interrupts = d.HasArg("routed"), d.HasArg("releases"), d.HasArg("interrupts")
 	d.MaybeScanArgs(t, "declines", &cfg.Declines)
 	for _, i := range numbers(t, d, "linux") {
 		cfg.Linux[i] = true

@@ -264,6 +264,9 @@ func (c Config) String() string {
 	if c.Releases {
 		add("releases")
 	}
+	if c.Interrupts {
+		add("interrupts")
+	}
 	if c.Handover > 0 {
 		add("handover=%d", c.Handover)
 	}
