@@ -136,8 +136,10 @@ func answerUnknown(from *link, m llc.DeleteLink) {
 
 // endDelete finishes the deletion of a link, at the server with the client's
 // answer.
-func (g *Group) endDelete(id llc.LinkID) {
-	g.requests.endDeletion(id)
+func (g *Group) endDelete(now time.Time, id llc.LinkID) {
+	if g.requests.endDeletion(id) {
+		g.afterLoss.heard(now, g.keys.rmbs)
+	}
 	g.side.deleted(g, id)
 }
 

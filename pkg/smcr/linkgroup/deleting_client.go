@@ -33,7 +33,7 @@ func (c *client) handleDeleteLink(g *Group, now time.Time, from *link, m llc.Del
 		// or lost what else we asked for, however long ago we gave the link up.
 		m.Response = true
 		from.send(m)
-		g.endDelete(m.Link)
+		g.endDelete(now, m.Link)
 		g.requests.keptUntil(now)
 	case l == nil:
 		answerUnknown(from, m)
@@ -50,7 +50,7 @@ func (c *client) handleDeleteLink(g *Group, now time.Time, from *link, m llc.Del
 // (§3.5.5.1.3).
 func (c *client) obey(g *Group, now time.Time, l *link, m llc.DeleteLink) {
 	m.Response = true
-	g.endDelete(l.id) // we may have asked for it
+	g.endDelete(now, l.id) // we may have asked for it
 	switch {
 	case l.state == linkDraining:
 		l.deletion = m

@@ -98,9 +98,10 @@
 // An RMBE is given back when the peer has said its last word on the connection
 // and nothing of ours is under way (Conn.Release). After the loss of a link it
 // may still be written, by a peer that repeats over another link what it does
-// not know we took; so for RMBEHold those that are free go to nobody, and are to
-// be zeroed once more (Conn.Stale). One whose last word does not come keeps its
-// RMB from new connections, until DELETE RKEY can take it back. File: rmbe.go.
+// not know we took. So those that are free go to nobody for RMBEHold from when
+// the peer can have heard of the loss, and are to be zeroed once more
+// (Conn.Stale). One whose last word does not come keeps its RMB from new
+// connections, until DELETE RKEY can take it back. File: rmbe.go.
 //
 // # Snapshots
 //

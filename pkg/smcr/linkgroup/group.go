@@ -365,7 +365,7 @@ func (g *Group) HandleTimeout(now time.Time) {
 			g.conns.retireRMBs(g, now)
 		}
 		if due(g.afterLoss.until) {
-			g.freeHeld()
+			g.holdEnds(now)
 		}
 		switch {
 		case !g.isUnused():
@@ -429,6 +429,9 @@ func (g *Group) HandleSent(now time.Time, index LinkIndex, id uint64) {
 		return // it was closed meanwhile: what was under way counts as lost
 	}
 	l.inflight--
+	if l.isStuck(now) {
+		g.afterLoss.heard(now, g.keys.rmbs)
+	}
 	l.waiting = now
 	if l.pace.completed(now); l.pace.done == 1 && l.state == linkActive && g.state == Active {
 		g.balance()

@@ -114,8 +114,8 @@ const (
 	IdleTimeoutServer = 600 * time.Second
 	IdleTimeoutClient = 610 * time.Second
 	// RMBEHold is how long RMBEs are kept from other connections after the
-	// group lost a link: longer than the peer takes to hear of it and to
-	// repeat what it thinks was lost.
+	// group lost a link, and after the peer can have heard of it if that is later:
+	// longer than it takes to repeat what it thinks was lost.
 	RMBEHold = 500 * time.Millisecond
 	// ZombieGrace is how long a connection that was given up may keep its RMBE
 	// before the RMB is taken out of use: longer than CLC messages and their

@@ -141,16 +141,27 @@ func (q *requests) deletes(id llc.LinkID) bool {
 	return slices.ContainsFunc(q.line, func(f flow) bool { return f.kind.deletes() && f.deletion.Link == id })
 }
 
-// endDeletion takes the deletion of a link out of the line, also if it is under way.
-func (q *requests) endDeletion(id llc.LinkID) {
+// endDeletion takes the deletion of a link out of the line, also if it is under way; false: it
+// is not there.
+func (q *requests) endDeletion(id llc.LinkID) bool {
 	i := slices.IndexFunc(q.line, func(f flow) bool { return f.kind.deletes() && f.deletion.Link == id })
 	if i < 0 {
-		return
+		return false
 	}
 	q.line = slices.Delete(q.line, i, i+1)
 	if i == 0 {
 		q.sent = false
 	}
+	return true
+}
+
+// hasUntold reports whether the deletion of a link is in line that the peer has not been told of.
+func (q *requests) hasUntold() bool {
+	untold := q.line
+	if q.sent {
+		untold = untold[1:]
+	}
+	return slices.ContainsFunc(untold, func(f flow) bool { return f.kind.deletes() })
 }
 
 // hasten puts the deletion of a link before all that has not begun.
@@ -309,14 +320,14 @@ func (q *requests) expired(g *Group, now time.Time) {
 		return
 	}
 	if g.dialect == llc.DialectLinux && via.heard.After(q.began) {
-		q.giveUp(g, f)
+		q.giveUp(g, now, f)
 		return
 	}
 	g.loseLink(now, via, llc.DeleteLostPath, FaultLink, fmt.Errorf("%w: %v", ErrFlowTimeout, f.kind))
 }
 
 // giveUp ends a flow that the peer does not answer although it is there.
-func (q *requests) giveUp(g *Group, f flow) {
+func (q *requests) giveUp(g *Group, now time.Time, f flow) {
 	switch f.kind {
 	case flowConfirmRKey:
 		q.end()
@@ -330,7 +341,7 @@ func (q *requests) giveUp(g *Group, f flow) {
 			g.removeRMB(id)
 		}
 	case flowDeleteLink, flowAskDelete:
-		g.endDelete(f.deletion.Link)
+		g.endDelete(now, f.deletion.Link)
 	case flowAddLink, flowDeleteAll:
 	}
 }
@@ -352,7 +363,7 @@ func (q *requests) handleDeleteReply(g *Group, now time.Time, m llc.DeleteLink) 
 		g.last.heardEnd()
 		g.becomeDead(nil)
 	case f.kind.deletes() && f.deletion.Link == m.Link:
-		g.endDelete(m.Link)
+		g.endDelete(now, m.Link)
 	default:
 		g.Discarded++
 	}

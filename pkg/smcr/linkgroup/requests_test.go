@@ -51,12 +51,19 @@ func TestRequests_order(t *testing.T) {
 	}
 }
 
-// One deletion goes before all that has not begun, and the rest stays in order.
+// One deletion goes before all that has not begun, and the rest stays in order. What is under
+// way has been told.
 func TestRequests_hasten(t *testing.T) {
 	q := &requests{}
 	q.add(deletion(6))
+	if !q.hasUntold() {
+		t.Error("a deletion that has not begun counts as told")
+	}
 	q.begin(time.Unix(1, 0), &link{})
 	q.add(confirmFlow(1))
+	if q.hasUntold() {
+		t.Error("the deletion under way counts as untold")
+	}
 	q.add(deletion(7))
 	q.add(deletion(8))
 	q.hasten(8)
@@ -65,8 +72,8 @@ func TestRequests_hasten(t *testing.T) {
 	for _, f := range q.line {
 		ids = append(ids, f.deletion.Link)
 	}
-	if d := cmp.Diff([]llc.LinkID{6, 8, 7, 0}, ids); d != "" {
-		t.Error(d)
+	if d := cmp.Diff([]llc.LinkID{6, 8, 7, 0}, ids); d != "" || !q.hasUntold() {
+		t.Errorf("untold %t, %s", q.hasUntold(), d)
 	}
 	q.end()
 	q.hasten(7)

@@ -76,6 +76,14 @@ func (h *holdBack) begin(now time.Time, rmbs []*rmb) {
 	}
 }
 
+// heard begins anew while something is held back: the peer may have heard only now of a link
+// that is gone.
+func (h *holdBack) heard(now time.Time, rmbs []*rmb) {
+	if !h.until.IsZero() {
+		h.begin(now, rmbs)
+	}
+}
+
 func (r *rmb) holdFreed(now time.Time) {
 	for i := range r.elements {
 		e := &r.elements[i]
@@ -84,6 +92,16 @@ func (r *rmb) holdFreed(now time.Time) {
 			r.usedCount++
 		}
 	}
+}
+
+// holdEnds frees what is held back, or not yet if the peer cannot have heard of the link: it
+// is still to be told, or what it was told is not acknowledged.
+func (g *Group) holdEnds(now time.Time) {
+	if g.requests.hasUntold() || g.links.areStuck(now) {
+		g.afterLoss.until = now.Add(RMBEHold)
+		return
+	}
+	g.freeHeld()
 }
 
 // freeHeld ends what holdBack began.

@@ -49,6 +49,19 @@ func (l *link) sentSince(now time.Time, before int) {
 	l.pace.sent(now, l.inflight)
 }
 
+// isStuck reports whether the SENDs in flight have made no progress for StallTimeout.
+func (h *health) isStuck(now time.Time) bool { return !now.Before(h.waiting.Add(StallTimeout)) }
+
+// areStuck reports whether any link is.
+func (t *linkTable) areStuck(now time.Time) bool {
+	for i := range t.at {
+		if l := &t.at[i]; l.isUp() && l.inflight > 0 && l.isStuck(now) {
+			return true
+		}
+	}
+	return false
+}
+
 func (p *pace) completed(now time.Time) {
 	if p.done++; p.done == p.mark {
 		p.mark = 0
