@@ -287,9 +287,7 @@ func (t *talk) end(side int, fromPeer bool, err error) {
 		t.p.excused = "its first contact failed"
 		n.giveUp(t.p.clock(side))
 	}
-	if o, ok := t.p.nodes[1-side].(*gone); ok {
-		o.giveUp(w.now) // it will never be there
-	}
+	t.neverThere(1 - side)
 }
 
 // reset is the end of the TCP connection when one side took the rendezvous for
@@ -310,7 +308,17 @@ func (t *talk) die(side int) {
 	if t.c.failed == nil {
 		t.c.failed = errRestarted
 	}
+	if t.over[1-side] && t.first {
+		t.neverThere(1 - side) // nobody is left who would find out
+	}
 	t.deliver(1-side, func() { t.eof[1-side] = true })
+}
+
+// neverThere ends the wait for a side of the group that the rendezvous has not brought about.
+func (t *talk) neverThere(side int) {
+	if o, ok := t.p.nodes[side].(*gone); ok {
+		o.giveUp(t.w.now)
+	}
 }
 
 // await polls for a condition at one side, as the goroutine of a rendezvous
