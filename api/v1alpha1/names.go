@@ -66,8 +66,8 @@ const (
 	PodStatusRefused  = "Refused"  // what a policy requires to be on SMC-R is reset, and nothing is on it
 )
 
-// PodStatusNoAgent is the annotation smcr.io/status of opted-in pods on a node whose agent
-// is gone. The controller writes it, in the place of the agent.
+// PodStatusNoAgent is the annotation smcr.io/status of opted-in pods on a node that has no
+// agent. The controller writes it, in the place of the agent, or an agent that leaves.
 const PodStatusNoAgent = PodStatusFallback + ": NO_AGENT"
 
 // Conditions of an SMCRPolicy.
@@ -102,13 +102,19 @@ const (
 	ConditionMetricsServed = "MetricsServed"
 	// ConditionAgentAlive is written by the controller: the agent renews its Lease.
 	ConditionAgentAlive = "AgentAlive"
-	// ConditionUninstalled says that the agent left the node clean.
+	// ConditionUninstalled says that the agent left the node clean. With the reason
+	// NodeLeft the product goes on to be installed elsewhere, and the SMCRNode stays.
 	ConditionUninstalled = "Uninstalled"
 )
 
 // ReasonAgentGone is the reason of the conditions Ready, Accelerating and DevicesHealthy of
-// an SMCRNode while its agent is gone. The controller sets them to Unknown then.
+// an SMCRNode while its agent is gone. The controller sets them to Unknown then; an agent
+// that leaves its node sets them itself, to False where that is what it knows.
 const ReasonAgentGone = "AgentGone"
+
+// ReasonNodeLeft is the reason of the condition Uninstalled of a node that its agent left
+// clean because agents are not to run there any more. It goes when one is back.
+const ReasonNodeLeft = "NodeLeft"
 
 // Condition of an SMCRLink, besides Ready.
 const (

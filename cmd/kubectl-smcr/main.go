@@ -292,9 +292,10 @@ func newLeave(o *options) *cobra.Command {
 		Use:   "leave NODE",
 		Short: "Take kube-smcr off a node, and leave the node clean",
 		Long: `leave gives the node the label smcr.io/leave=true, which ends its agent, and waits
-until that has left the node clean: without the CNI plugin, rules in pods, records and
-the SMCRNode. Connections on SMC-R have a few seconds to end, and are reset then; new
-ones are plain TCP. No agent comes to the node until --undo takes the label off.`,
+until that has left the node clean: without the CNI plugin, rules in pods, and records.
+Connections on SMC-R have a few seconds to end, and are reset then; new ones are plain
+TCP. The SMCRNode says that the node was left, and pods say NO_AGENT, until --undo takes
+the label off: before, no agent comes to the node.`,
 		Example: "  kubectl smcr leave node-a\n  kubectl smcr leave node-a --undo",
 		Args:    args(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, a []string) error {

@@ -72,7 +72,8 @@ type cluster struct {
 
 	view        atomic.Pointer[agent.View]
 	uninstalled atomic.Bool
-	reconciled  atomic.Bool // the agent has once done what the API server's objects want
+	departs     atomic.Pointer[departure] // nil: not yet, or not for good
+	reconciled  atomic.Bool               // the agent has once done what the API server's objects want
 
 	plugin sync.Mutex // held while the plugin is being installed or uninstalled
 
@@ -234,10 +235,11 @@ func (c *cluster) run(ctx context.Context) error {
 		if !manages || c.uninstalled.Load() {
 			return
 		}
-		if why := c.departure(life); why != "" {
+		if d := c.departure(life); d.why != "" {
+			c.departs.Store(&d)
 			close(departed)
 			c.source.leave()
-			goAway(why)
+			goAway(d.why)
 		}
 	})
 	cfg := c.cfg.Agent
@@ -361,6 +363,9 @@ func (c *cluster) uninstallPlugin(ctx context.Context) {
 func (c *cluster) snapshot() report.Snapshot {
 	s := report.Snapshot{
 		Verdicts: c.source.Verdicts(), Annotations: c.source.StatusAnnotations(), Uninstalled: c.uninstalled.Load(),
+	}
+	if d := c.departs.Load(); d != nil && d.deselected && s.Uninstalled {
+		s.Left = d.why
 	}
 	if c.cni != nil {
 		st := c.cni.Status()

@@ -18,47 +18,56 @@ import (
 	"github.com/smcr-io/kube-smcr/api/v1alpha1"
 )
 
-// departure says why no agent comes to the node after this one, or "" if one does, or if
-// that is not known. An agent that is told to end asks this, and is the last one that can
-// leave the node clean:
+// departure is the end of an agent after which no other one comes to the node.
+type departure struct {
+	why string // "": another agent comes, or that is not known
+	// deselected says that agents go on running elsewhere: then the SMCRNode stays, to say
+	// that there is none here.
+	deselected bool
+}
+
+// departure says whether an agent comes to the node after this one. An agent that is told to
+// end asks this, and is the last one that can leave the node clean:
 //
 //	SIGTERM: update, rollback, restart of the pod, drain    the DaemonSet wants an agent here: the next one goes on
 //	SIGTERM: the DaemonSet is deleted (GitOps prune, helm uninstall --no-hooks)   departure
-//	SIGTERM: the node left the DaemonSet's selector                               departure
+//	SIGTERM: the node left the DaemonSet's selector                               departure, deselected
 //	the API server does not answer                                                not known
-func (c *cluster) departure(ctx context.Context) string {
+func (c *cluster) departure(ctx context.Context) departure {
 	if c.cfg.DaemonSet == "" {
-		return ""
+		return departure{}
 	}
 	ctx, cancel := context.WithTimeout(ctx, departureWait)
 	defer cancel()
 	ds, err := c.daemonSet(ctx)
 	switch {
 	case apierrors.IsNotFound(err), err == nil && ds.DeletionTimestamp != nil:
-		return "the DaemonSet of the agents is deleted"
+		return departure{why: "the DaemonSet of the agents is deleted"}
 	case apierrors.IsUnauthorized(err):
-		return "the agents' account is deleted"
+		return departure{why: "the agents' account is deleted"}
 	case apierrors.IsForbidden(err):
 		// All objects of the installation are being deleted, and the roles were first. A
 		// role that lacks only this right is a mistake, and no reason to leave.
 		if _, err := c.coreNode(ctx); apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) {
-			return "the agents' rights are deleted"
+			return departure{why: "the agents' rights are deleted"}
 		}
 		c.cfg.Log.Warn("not known whether another agent comes to the node", "err", err)
-		return ""
+		return departure{}
 	case err != nil:
 		c.cfg.Log.Warn("not known whether another agent comes to the node", "err", err)
-		return ""
+		return departure{}
 	}
 	node, err := c.coreNode(ctx)
-	if err != nil {
+	switch {
+	case err != nil:
 		c.cfg.Log.Warn("not known whether another agent comes to the node", "err", err)
-		return ""
+		return departure{}
+	case selects(&ds.Spec.Template.Spec, node):
+		return departure{}
+	case node.Labels[v1alpha1.LabelLeave] == "true":
+		return departure{fmt.Sprintf("the node has the label %s=true", v1alpha1.LabelLeave), true}
 	}
-	if !selects(&ds.Spec.Template.Spec, node) {
-		return "the DaemonSet of the agents does not select the node any more"
-	}
-	return ""
+	return departure{"the DaemonSet of the agents does not select the node any more", true}
 }
 
 func (c *cluster) daemonSet(ctx context.Context) (*appsv1.DaemonSet, error) {
@@ -118,16 +127,25 @@ func meets(requirements []corev1.NodeSelectorRequirement, values labels.Set) boo
 	return true
 }
 
-// depart tells the API server, as far as that still lets it, that the node is clean, and
-// deletes its SMCRNode. Nobody else would.
+// depart tells the API server, as far as that still lets it, that the node is clean. If the
+// agents are gone from all nodes it deletes the SMCRNode, since nobody else would; else the
+// controller says of the node what is not said in time.
 func (c *cluster) depart(ctx context.Context) {
 	c.mu.Lock()
 	left := c.report.Left()
 	c.mu.Unlock()
+	stays := c.departs.Load().deselected
 	select {
 	case <-left:
 	case <-time.After(departureReports):
-		c.cfg.Log.Warn("the API server does not take the last reports; the annotation may be left on pods", "annotation", v1alpha1.AnnotationStatus)
+		if stays {
+			c.cfg.Log.Info("not all reports are written; the controller says of the rest that the agent is gone")
+		} else {
+			c.cfg.Log.Warn("the API server does not take the last reports; the annotation may be left on pods", "annotation", v1alpha1.AnnotationStatus)
+		}
+	}
+	if stays {
+		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, departureWait)
 	defer cancel()

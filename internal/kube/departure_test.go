@@ -42,23 +42,36 @@ func (w *world) daemonSet() *appsv1.DaemonSet {
 }
 
 // TestRunAgent_departure: an agent that ends leaves the node clean if no other one comes,
-// and only then.
+// and only then. Where agents go on running elsewhere the SMCRNode and the pods say that there
+// is none here.
 func TestRunAgent_departure(t *testing.T) {
 	testenv.Need(t, testenv.Root, testenv.NetAdmin, testenv.Nftables)
 	for _, tt := range []struct {
 		name string
 		end  func(w *world, ds *appsv1.DaemonSet) // before the agent ends
 		want bool                                 // that the node is clean
+		says string                               // what the SMCRNode says, of a node that is clean; "": there is none
 	}{
-		{"another agent comes", func(*world, *appsv1.DaemonSet) {}, false},
+		{"another agent comes", func(*world, *appsv1.DaemonSet) {}, false, ""},
 		{"deleted", func(w *world, ds *appsv1.DaemonSet) {
 			if err := w.client.Delete(w.t.Context(), ds); err != nil {
 				w.t.Fatal(err)
 			}
-		}, true},
+		}, true, ""},
 		{"not selected any more", func(w *world, ds *appsv1.DaemonSet) {
 			w.change(ds, func() { ds.Spec.Template.Spec.NodeSelector = map[string]string{"pool": "roce"} })
-		}, true},
+		}, true, "does not select the node any more"},
+		{"told to leave", func(w *world, ds *appsv1.DaemonSet) {
+			w.change(ds, func() {
+				stay := corev1.NodeSelectorRequirement{Key: v1alpha1.LabelLeave, Operator: corev1.NodeSelectorOpNotIn, Values: []string{"true"}}
+				terms := []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{stay}}}
+				ds.Spec.Template.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
+					RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{NodeSelectorTerms: terms},
+				}}
+			})
+			n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: w.node}}
+			w.change(n, func() { n.Labels = map[string]string{v1alpha1.LabelLeave: "true"} })
+		}, true, "the node has the label smcr.io/leave=true"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			w := newWorld(t)
@@ -95,14 +108,24 @@ func TestRunAgent_departure(t *testing.T) {
 				t.Errorf("files in the data directory: %v, want it clean: %v", files, tt.want)
 			}
 			err = w.client.Get(t.Context(), client.ObjectKeyFromObject(node), node)
-			if apierrors.IsNotFound(err) != tt.want {
-				t.Errorf("SMCRNode: %v, want that it is gone: %v", err, tt.want)
+			if gone := tt.want && tt.says == ""; apierrors.IsNotFound(err) != gone {
+				t.Errorf("SMCRNode: %v, want that it is gone: %v", err, gone)
+			}
+			if tt.says != "" {
+				c := meta.FindStatusCondition(node.Status.Conditions, v1alpha1.ConditionReady)
+				if c == nil || c.Status != metav1.ConditionFalse || c.Reason != v1alpha1.ReasonAgentGone || !strings.Contains(c.Message, tt.says) {
+					t.Errorf("the SMCRNode is %+v, want AgentGone, because %s", c, tt.says)
+				}
+				if c := meta.FindStatusCondition(node.Status.Conditions, v1alpha1.ConditionUninstalled); c == nil || c.Reason != v1alpha1.ReasonNodeLeft {
+					t.Errorf("the SMCRNode has %+v, want NodeLeft", c)
+				}
 			}
 			if err := w.client.Get(t.Context(), client.ObjectKeyFromObject(p), p); err != nil {
 				t.Fatal(err)
 			}
-			if status := p.Annotations[v1alpha1.AnnotationStatus]; status == "" != tt.want {
-				t.Errorf("annotation %q of the pod, want that it is gone: %v", status, tt.want)
+			status := p.Annotations[v1alpha1.AnnotationStatus]
+			if tt.says != "" && status != v1alpha1.PodStatusNoAgent || tt.says == "" && status == "" != tt.want {
+				t.Errorf("annotation %q of the pod", status)
 			}
 		})
 	}
@@ -123,7 +146,7 @@ func TestDeparture(t *testing.T) {
 	ask := func(api *rest.Config, ds string) string {
 		c := &cluster{cfg: cfg}
 		c.cfg.REST, c.cfg.Pod, c.cfg.DaemonSet = api, w.namespace+"/agent-x", ds
-		return c.departure(t.Context())
+		return c.departure(t.Context()).why
 	}
 	expect := func(name, got, want string) {
 		t.Helper()

@@ -4,11 +4,13 @@ package kubectl
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -17,20 +19,20 @@ import (
 
 // Leave takes kube-smcr off a node, and waits until the node is clean: the label
 // smcr.io/leave of the Node ends its agent, and an agent that no other one follows removes
-// everything from the node, its SMCRNode last.
+// everything from the node, says so in the SMCRNode, and ends.
 func (c *Cluster) Leave(ctx context.Context, node string) error {
 	if err := c.label(ctx, node, `"true"`); err != nil {
 		return err
 	}
 	for {
-		had, err := c.hasSMCRNode(ctx, node)
-		if err == nil && !had {
+		clean, err := c.clean(ctx, node)
+		if err == nil && clean {
 			return nil
 		}
 		select {
 		case <-ctx.Done():
 			if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-				return fmt.Errorf("node %s is not clean yet: its SMCRNode is still there: does an agent run there that can leave? kubectl get pods -A -o wide -l %s", node, agentLabels)
+				return fmt.Errorf("node %s is not clean yet: its SMCRNode does not say so, or its agent has not ended: does one run there that can leave? kubectl get pods -A -o wide -l %s", node, agentLabels)
 			}
 			return ctx.Err()
 		case <-time.After(pollEvery):
@@ -53,12 +55,24 @@ func (c *Cluster) label(ctx context.Context, node, value string) error {
 	return nil
 }
 
-// hasSMCRNode says whether a node has its SMCRNode.
-func (c *Cluster) hasSMCRNode(ctx context.Context, node string) (bool, error) {
+// clean says whether no agent is on a node, and its SMCRNode says that the last one left it
+// clean. A node without an SMCRNode never had an agent, or one of an earlier version left it.
+func (c *Cluster) clean(ctx context.Context, node string) (bool, error) {
 	gv := v1alpha1.GroupVersion()
-	err := c.client.Discovery().RESTClient().Get().AbsPath("apis", gv.Group, gv.Version, "smcrnodes", node).Do(ctx).Error()
+	text, err := c.client.Discovery().RESTClient().Get().AbsPath("apis", gv.Group, gv.Version, "smcrnodes", node).Do(ctx).Raw()
 	if apierrors.IsNotFound(err) {
+		return true, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	var n v1alpha1.SMCRNode
+	if err := json.Unmarshal(text, &n); err != nil {
+		return false, fmt.Errorf("read SMCRNode %s: %w", node, err)
+	}
+	if !meta.IsStatusConditionTrue(n.Status.Conditions, v1alpha1.ConditionUninstalled) {
 		return false, nil
 	}
-	return err == nil, err
+	agents, err := c.agents(ctx, node)
+	return len(agents) == 0, err
 }

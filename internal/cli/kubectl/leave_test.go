@@ -4,6 +4,7 @@ package kubectl
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -11,6 +12,12 @@ import (
 
 	"github.com/smcr-io/kube-smcr/internal/cli/kubectl/kubectltest"
 )
+
+// agentOn is the pod of an agent on a node.
+func agentOn(node string) string {
+	return fmt.Sprintf(`{"metadata":{"namespace":"kube-smcr","name":"agent-1","labels":{"app.kubernetes.io/part-of":"kube-smcr","app.kubernetes.io/component":"agent"}},
+		"spec":{"nodeName":%q},"status":{"phase":"Running"}}`, node)
+}
 
 func TestLeave(t *testing.T) {
 	const node, smcr = "/api/v1/nodes/node-a", "/apis/smcr.io/v1alpha1/smcrnodes/node-a"
@@ -30,11 +37,29 @@ func TestLeave(t *testing.T) {
 		t.Errorf("a node that is none: %v", err)
 	}
 
-	// The agent does not answer.
-	c = newCluster(t, &kubectltest.Server{Objects: map[string]string{node: `{"metadata":{"name":"node-a"}}`, smcr: `{"metadata":{"name":"node-a"}}`}})
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
-	defer cancel()
-	if err := c.Leave(ctx, "node-a"); err == nil || !strings.Contains(err.Error(), "node node-a is not clean yet") {
-		t.Errorf("no agent: %v", err)
+	const (
+		gone = `{"metadata":{"name":"node-a"},"status":{"conditions":[{"type":"Uninstalled","status":"True","reason":"NodeLeft"}]}}`
+		pod  = "/api/v1/namespaces/kube-smcr/pods/agent-1"
+	)
+	for _, tt := range []struct {
+		name    string
+		objects map[string]string
+		clean   bool
+	}{
+		{"left", map[string]string{smcr: gone}, true},
+		{"an agent that does not answer", map[string]string{smcr: `{"metadata":{"name":"node-a"}}`}, false},
+		{"an agent that is about to end", map[string]string{smcr: gone, pod: agentOn("node-a")}, false},
+		{"the agent of another node", map[string]string{smcr: gone, pod: agentOn("node-b")}, true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			tt.objects[node] = `{"metadata":{"name":"node-a"}}`
+			c := newCluster(t, &kubectltest.Server{Objects: tt.objects})
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+			defer cancel()
+			err := c.Leave(ctx, "node-a")
+			if tt.clean && err != nil || !tt.clean && (err == nil || !strings.Contains(err.Error(), "node node-a is not clean yet")) {
+				t.Errorf("%v, want that it is clean: %v", err, tt.clean)
+			}
+		})
 	}
 }

@@ -27,7 +27,9 @@
 // ([Config.LinksOnly]); its SMCRLinks have its pod as a label, and the new agent
 // leaves them alone until that pod is gone. When an agent is told to uninstall, it
 // takes the annotations off the pods, deletes its SMCRLinks, sets the condition
-// Uninstalled of the SMCRNode, and does not write the SMCRNode any more.
+// Uninstalled of the SMCRNode, and does not write the SMCRNode any more. When it leaves
+// its node while the product goes on to be installed ([Snapshot.Left]), the SMCRNode and the
+// annotations say that there is no agent.
 //
 // # The status of a pod
 //
@@ -42,6 +44,8 @@
 //     of the pod's policies ends this status.
 //   - Refused with a reason code: the same, but that the last such connection was
 //     reset, because a policy requires SMC-R.
+//   - Fallback: NO_AGENT: the agent has left the node. The controller writes the same of
+//     nodes whose agent is gone without a word.
 //
 // # How much is written
 //

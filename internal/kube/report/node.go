@@ -59,6 +59,9 @@ func (id *identity) agentLabel() string {
 // nodeStatus is the status of the SMCRNode; its conditions have no times yet.
 // clean says that all other objects of an uninstalled node have been written.
 func nodeStatus(id *identity, s *Snapshot, clean bool) v1alpha1.SMCRNodeStatus {
+	if s.Left != "" {
+		return leftStatus(id, s)
+	}
 	out := v1alpha1.SMCRNodeStatus{
 		AgentVersion:   id.agentVersion,
 		AgentPod:       id.agentPod,
@@ -106,6 +109,23 @@ func nodeStatus(id *identity, s *Snapshot, clean bool) v1alpha1.SMCRNodeStatus {
 			"the agent removed its rules, files and the CNI plugin from the node"))
 	}
 	return out
+}
+
+// leftStatus is the status of a node that the agent left clean, while the product goes on to
+// be installed. It has no device: the other nodes take packets of those that are named.
+func leftStatus(id *identity, s *Snapshot) v1alpha1.SMCRNodeStatus {
+	clean := "the agent left the node clean: " + s.Left
+	return v1alpha1.SMCRNodeStatus{
+		AgentVersion: id.agentVersion, AgentPod: id.agentPod, Kernel: id.kernel,
+		Capabilities: id.capabilities[:min(len(id.capabilities), maxCapabilities)],
+		Conditions: []metav1.Condition{
+			condition(v1alpha1.ConditionReady, metav1.ConditionFalse, v1alpha1.ReasonAgentGone, clean+"; connections go directly to their destination"),
+			condition(v1alpha1.ConditionAccelerating, metav1.ConditionFalse, v1alpha1.ReasonAgentGone, clean+"; everything is plain TCP"),
+			condition(v1alpha1.ConditionDevicesHealthy, metav1.ConditionUnknown, v1alpha1.ReasonAgentGone, clean),
+			condition(v1alpha1.ConditionCNIInstalled, metav1.ConditionFalse, v1alpha1.ReasonNodeLeft, clean),
+			condition(v1alpha1.ConditionUninstalled, metav1.ConditionTrue, v1alpha1.ReasonNodeLeft, clean),
+		},
+	}
 }
 
 // podDevices are the devices that pods can have for themselves, and how many of

@@ -79,6 +79,11 @@ func TestNodeStatus_conditions(t *testing.T) {
 			"uninstalled", func(s *Snapshot) { s.Uninstalled = true },
 			"Ready=False/Uninstalled Accelerating=False/Uninstalled CNIInstalled=False/Uninstalled Uninstalled=True/Uninstalled", "removed its rules",
 		},
+		{
+			"left", func(s *Snapshot) { s.Uninstalled, s.Left = true, "the node has a label" },
+			"Ready=False/AgentGone Accelerating=False/AgentGone DevicesHealthy=Unknown/AgentGone CNIInstalled=False/NodeLeft Uninstalled=True/NodeLeft",
+			"the agent left the node clean: the node has a label; connections go directly",
+		},
 	}
 	base := func() Snapshot {
 		s := healthy()

@@ -29,6 +29,7 @@ type planner struct {
 	news  *events
 
 	uninstalled    bool                   // the last write of the SMCRNode is in the queue, or done
+	toldOfEnd      bool                   // it is done
 	nodeConditions []metav1.Condition     // as last planned, or as the API server had them
 	nodeDevices    []v1alpha1.NodeDevice  // as last planned
 	nodeUID        types.UID              // of the SMCRNode
@@ -77,12 +78,15 @@ func (p *planner) plan(s *Snapshot, now time.Time) {
 
 func (p *planner) planNode(s *Snapshot, now time.Time) {
 	if p.uninstalled {
-		return // the controller deletes the SMCRNode soon: a write would make it again
+		return // the SMCRNode may be deleted already: a write would make it again
 	}
 	if s.Status.Started.IsZero() && !s.Uninstalled {
 		return // the agent has no devices yet, which says nothing about them
 	}
-	clean := !p.queue.dirty()
+	// That a node was left is said first: the rest the controller would say, too, and there
+	// may be more pods than there is time for. That it is uninstalled is said last: the
+	// controller ends then, and the agent alone takes the annotations off the pods.
+	clean := s.Left != "" || !p.queue.dirty()
 	p.uninstalled = s.Uninstalled && clean
 	status := nodeStatus(&p.id, s, clean)
 	status.CountedAt = metav1.Time{Time: now.Truncate(secondOfAPI)}
@@ -344,7 +348,7 @@ func (p *planner) planPod(s *Snapshot, v *config.Verdict, pp *podPlan, atts []*a
 	}
 	p.observe(s, v, pp, now)
 	status := statusOf(s, v, atts, &pp.traffic, now)
-	if len(atts) == 0 && status.word != "" && now.Sub(pp.seen) < attachGrace {
+	if len(atts) == 0 && status.word != "" && s.Left == "" && now.Sub(pp.seen) < attachGrace {
 		return // the pod's network is being made
 	}
 	var policy string

@@ -52,6 +52,7 @@ func TestPlanner_plan(t *testing.T) {
 		{name: "draining", change: func(s *Snapshot) { s.Status.Draining = true }, want: []string{link, "SMCRNode node-a"}},
 		{name: "another agent manages the node", id: func(id *identity) { id.linksOnly = true }, want: []string{link}},
 		{name: "uninstalled", change: func(s *Snapshot) { s.Uninstalled = true }, want: []string{"SMCRNode node-a"}},
+		{name: "left", change: func(s *Snapshot) { s.Uninstalled, s.Left = true, "x" }, want: []string{"SMCRNode node-a", "status of pod shop/web"}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

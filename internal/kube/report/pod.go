@@ -106,9 +106,13 @@ func saysWhyNot(c agentapi.Code) bool {
 	return true
 }
 
-// statusOf is the status of a pod. A pod that is not opted in has none.
+// statusOf is the status of a pod. A pod that is not opted in has none, and no pod of a
+// node from which the product is uninstalled.
 func statusOf(s *Snapshot, v *config.Verdict, atts []*agentapi.Attachment, t *traffic, now time.Time) podStatus {
-	if !v.OptedIn || s.Uninstalled {
+	switch {
+	case v.OptedIn && s.Left != "":
+		return podStatus{v1alpha1.PodStatusFallback, agentapi.CodeNoAgent}
+	case !v.OptedIn, s.Uninstalled:
 		return podStatus{}
 	}
 	if len(atts) == 0 {

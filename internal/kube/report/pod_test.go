@@ -28,6 +28,8 @@ func TestStatusOf(t *testing.T) {
 		{"failed", []agentapi.Attachment{ready, failed}, nil, "Pending: POD_FAILED"},
 		{"opted out", []agentapi.Attachment{ready}, func(_ *Snapshot, v *config.Verdict) { v.OptedIn = false }, ""},
 		{"uninstalled", []agentapi.Attachment{ready}, func(s *Snapshot, _ *config.Verdict) { s.Uninstalled = true }, ""},
+		{"left", []agentapi.Attachment{ready}, func(s *Snapshot, _ *config.Verdict) { s.Uninstalled, s.Left = true, "x" }, "Fallback: NO_AGENT"},
+		{"left, opted out", nil, func(s *Snapshot, v *config.Verdict) { s.Uninstalled, s.Left, v.OptedIn = true, "x", false }, ""},
 		{"no option", []agentapi.Attachment{idle}, func(s *Snapshot, _ *config.Verdict) {
 			s.Status.Unable, s.Status.UnableCode = "x", agentapi.CodeNoOption
 		}, "Fallback: NO_OPTION"},

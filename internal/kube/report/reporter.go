@@ -69,7 +69,7 @@ type Reporter struct {
 	logged   map[kind]time.Time // refusals
 	isAway   bool
 
-	left     chan struct{} // closed when the last report of a node that was left is written
+	left     chan struct{} // closed when the last reports of a node that was left are written
 	leftOnce sync.Once
 }
 
@@ -97,7 +97,7 @@ func (r *Reporter) Poke() {
 	}
 }
 
-// Left is closed when it is written that the node is clean, which is the last report.
+// Left is closed when it is written that the node is clean, and all else.
 func (r *Reporter) Left() <-chan struct{} { return r.left }
 
 // Run reports until ctx ends, whatever the API server does. What was not written when
@@ -247,10 +247,7 @@ func (r *Reporter) write(ctx context.Context, e *entry) {
 			r.plan.uids[k.name] = is.UID
 		}
 		if k.kind == kindNode {
-			r.plan.nodeUID = is.UID
-			if r.plan.uninstalled {
-				r.leftOnce.Do(func() { close(r.left) })
-			}
+			r.plan.nodeUID, r.plan.toldOfEnd = is.UID, r.plan.uninstalled
 		}
 	case k.kind == kindPod && (isGone(err) || apierrors.IsConflict(err)):
 		r.queue.wrote(k, t, "", now) // the pod is gone; the next snapshots will not have it
@@ -265,6 +262,9 @@ func (r *Reporter) write(ctx context.Context, e *entry) {
 	default:
 		r.queue.unsure(k, now)
 		r.away(ctx, err, now)
+	}
+	if r.plan.toldOfEnd && !r.queue.dirty() {
+		r.leftOnce.Do(func() { close(r.left) })
 	}
 }
 

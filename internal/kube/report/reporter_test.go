@@ -332,6 +332,63 @@ func TestReporter_uninstall(t *testing.T) {
 	})
 }
 
+// TestReporter_left: that the agent left the node is said at once, whatever becomes of the
+// rest, and the last report is the last of all. The node has no devices any more, of which
+// other nodes would take packets, and the Lease is not renewed.
+func TestReporter_left(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		srv, src := newFakeServer(), &source{snap: healthy()}
+		src.snap.Verdicts = []config.Verdict{verdict("web")}
+		src.snap.Attachments = []agentapi.Attachment{attachment("shop/web", agentapi.StateReady)}
+		src.snap.Links = []agentapi.LinkGroup{group("shop/web", 1, 1)}
+		r, _ := start(t, srv, src)
+		oneSecond()
+		web := key{kind: kindPod, namespace: "shop", name: "web"}
+		srv.mu.Lock()
+		srv.refuse[web] = apierrors.NewForbidden(schema.GroupResource{}, "web", nil)
+		srv.mu.Unlock()
+		src.change(func(s *Snapshot) {
+			s.Uninstalled, s.Left, s.Attachments = true, "the node has a label", nil
+			s.Status.Draining = true
+		})
+		oneSecond()
+		oneSecond()
+		srv.mu.Lock()
+		n, renewals := srv.objects[key{kind: kindNode, name: node}].(*v1alpha1.SMCRNode), len(srv.renewals)
+		srv.mu.Unlock()
+		if !uninstalled(srv) || len(n.Status.Devices) > 0 || n.Status.DeviceSummary != "" || n.Status.AgentPod == "" {
+			t.Errorf("the SMCRNode is %+v", n.Status)
+		}
+		select {
+		case <-r.Left():
+			t.Error("the last report is written although a pod is Enabled still")
+		default:
+		}
+		srv.mu.Lock()
+		clear(srv.refuse)
+		srv.mu.Unlock()
+		pass(objectFirst + 3*collectEvery)
+		select {
+		case <-r.Left():
+		default:
+			t.Error("the last report is not written")
+		}
+		if got := srv.pod("web"); got != v1alpha1.PodStatusNoAgent {
+			t.Errorf("the pod is %q", got)
+		}
+		srv.mu.Lock()
+		defer srv.mu.Unlock()
+		for k := range srv.objects {
+			if k.kind == kindLink {
+				t.Errorf("%v is there", k)
+			}
+		}
+		if len(srv.renewals) != renewals {
+			t.Error("the Lease is renewed")
+		}
+	})
+}
+
 func uninstalled(srv *fakeServer) bool {
 	srv.mu.Lock()
 	defer srv.mu.Unlock()

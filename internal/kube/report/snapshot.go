@@ -36,6 +36,9 @@ type Snapshot struct {
 	Reconciled bool
 	// Uninstalled is set once the agent has left the node clean.
 	Uninstalled bool
+	// Left, with Uninstalled, is why the agent left while the product goes on to be
+	// installed: then the SMCRNode stays, and it and the pods say that there is no agent.
+	Left string
 }
 
 // CNI is the state of the plugin's installation. State is one of those of
