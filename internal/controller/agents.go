@@ -18,6 +18,7 @@ const (
 	reasonAgentNoPod    = "AgentPodMissing"
 	reasonAgentNotReady = "AgentPodNotReady"
 	reasonAgentSilent   = "AgentSilent"
+	reasonAgentLeft     = "AgentLeft"
 )
 
 // agentState returns the condition AgentAlive of a node, by what the agent's Lease says. A

@@ -10,8 +10,9 @@
 //   - peers (key: a policy) writes the SMCRPeerSlices of a policy: the addresses
 //     that its peer selectors select.
 //   - nodes (key: a node) writes into an SMCRNode whether its agent is alive. If it is
-//     gone, nodes says so to the pods of the node, in the agent's place, and deletes its
-//     SMCRLinks. It also deletes the objects of nodes that are gone, and, if configured,
+//     gone, or the node never had one, nodes says so to the pods of the node, in the agent's
+//     place, and deletes its SMCRLinks; when the agents' DaemonSet goes, nothing says so any
+//     more of nodes that are clean. It also deletes the objects of nodes that are gone, and, if configured,
 //     takes the start-up taint off.
 //   - pairs (key: an SMCRLink) writes into the SMCRLinks of the two sides of a link group
 //     which pod the other side is.

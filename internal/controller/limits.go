@@ -17,6 +17,11 @@ const (
 	// the restart of a container is not worth a write per link and pod.
 	agentGrace = 3 * time.Second
 
+	// startGrace is how long the pod of an agent may take to become ready on a node that
+	// had none, before the node's pods are told that they have no agent: while an image is
+	// pulled to a new node that would be two writes to each.
+	startGrace = 30 * time.Second
+
 	// silentAfter is how long an agent may renew its Lease not, while others do theirs,
 	// before it is gone. Agents renew every 2.5 s (internal/kube/report), so that two
 	// renewals may get lost, and a container that ends and starts again is not gone;

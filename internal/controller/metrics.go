@@ -35,7 +35,7 @@ func newMetrics(log *slog.Logger) *metrics {
 		leader:   desc("leader", "1 on the replica that leads. Only it has the other metrics."),
 		policies: desc("policies", "SMCRPolicies by the status of their condition Ready.", "ready"),
 		links:    desc("links", "SMCRLinks, one per link group and side, by state and redundancy.", "state", "redundancy"),
-		nodes:    desc("nodes", "SMCRNodes by whether their agent is alive and connections can be on SMC-R.", "agent_alive", "accelerating"),
+		nodes:    desc("nodes", "SMCRNodes by whether their agent is alive, or Left them on purpose, and connections can be on SMC-R.", "agent_alive", "accelerating"),
 		pods:     desc("pods", "Opted-in running pods by status and, of those on plain TCP, reason.", "status", "reason"),
 	}
 }
@@ -107,13 +107,17 @@ func (m *metrics) count(ctx context.Context, r client.Reader, gauge func(*promet
 	if err := r.List(ctx, &nodes); err != nil {
 		return err
 	}
-	states := map[[2]metav1.ConditionStatus]int{}
+	states := map[[2]string]int{}
 	for i := range nodes.Items {
 		c := nodes.Items[i].Status.Conditions
-		states[[2]metav1.ConditionStatus{conditionStatus(c, v1alpha1.ConditionAgentAlive), conditionStatus(c, v1alpha1.ConditionAccelerating)}]++
+		alive := string(conditionStatus(c, v1alpha1.ConditionAgentAlive))
+		if is := meta.FindStatusCondition(c, v1alpha1.ConditionAgentAlive); is != nil && is.Reason == reasonAgentLeft {
+			alive = "Left"
+		}
+		states[[2]string{alive, string(conditionStatus(c, v1alpha1.ConditionAccelerating))}]++
 	}
 	for s, n := range states {
-		gauge(m.nodes, n, string(s[0]), string(s[1]))
+		gauge(m.nodes, n, s[0], s[1])
 	}
 	return m.countPods(ctx, r, gauge)
 }

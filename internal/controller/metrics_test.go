@@ -51,6 +51,7 @@ func TestMetrics(t *testing.T) {
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop", Annotations: map[string]string{v1alpha1.AnnotationEnabled: "true"}}},
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "other"}},
 		ready, newPolicy("shop", "b"), newLink("a", "n", "shop", "x"), newLink("c", "n", "shop", "x"), down, newSMCRNode("n"),
+		judged("gone", reasonAgentSilent), judged("left", reasonAgentLeft),
 	)
 	for _, p := range pods {
 		b.WithObjects(p)
@@ -71,8 +72,10 @@ kube_smcr_controller_links{redundancy="None",state="Down"} 1
 kube_smcr_controller_links{redundancy="Symmetric",state="Active"} 2
 `)
 	expect("kube_smcr_controller_nodes", `
-# HELP kube_smcr_controller_nodes SMCRNodes by whether their agent is alive and connections can be on SMC-R.
+# HELP kube_smcr_controller_nodes SMCRNodes by whether their agent is alive, or Left them on purpose, and connections can be on SMC-R.
 # TYPE kube_smcr_controller_nodes gauge
+kube_smcr_controller_nodes{accelerating="Unknown",agent_alive="False"} 1
+kube_smcr_controller_nodes{accelerating="Unknown",agent_alive="Left"} 1
 kube_smcr_controller_nodes{accelerating="Unknown",agent_alive="Unknown"} 1
 `)
 	expect("kube_smcr_controller_pods", `
@@ -81,6 +84,13 @@ kube_smcr_controller_nodes{accelerating="Unknown",agent_alive="Unknown"} 1
 kube_smcr_controller_pods{reason="",status="Enabled"} 1
 kube_smcr_controller_pods{reason="NO_OPTION",status="Fallback"} 1
 `)
+}
+
+// judged is the SMCRNode of a node without an agent.
+func judged(name, because string) *v1alpha1.SMCRNode {
+	n := newSMCRNode(name)
+	n.Status.Conditions = append(n.Status.Conditions, condition(v1alpha1.ConditionAgentAlive, metav1.ConditionFalse, because, ""))
+	return n
 }
 
 // TestMetrics_guarded: the rights of the controller are enough to ask who may get

@@ -16,7 +16,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
@@ -35,10 +34,12 @@ type nodes struct {
 	agents   agentPods
 	leases   *leases // nil: the pods say whether agents live
 	taint    bool    // remove the start-up taint
+	// daemonSet is the name of the agents' DaemonSet; "": there is one.
+	daemonSet string
 
 	mu sync.Mutex
 	// missing is since when the agent of a node is away, for nodes whose SMCRNode does not
-	// say so yet.
+	// say so yet, or that have none.
 	missing map[string]time.Time
 }
 
@@ -48,7 +49,7 @@ func (r *nodes) setUp(mgr ctrl.Manager) error {
 	if r.leases != nil {
 		b = b.Watches(&coordinationv1.Lease{}, r.leases.queue())
 	}
-	return b.
+	return r.watchInstallation(b).
 		Watches(&corev1.Node{}, mark(0, func(old, now *corev1.Node) []types.NamespacedName {
 			if old != nil && now != nil && nodeReady(old) == nodeReady(now) && len(old.Spec.Taints) == len(now.Spec.Taints) {
 				return nil
@@ -111,15 +112,23 @@ func (r *nodes) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, e
 		return ctrl.Result{}, fmt.Errorf("get node %s: %w", req.Name, err)
 	}
 	var smcr v1alpha1.SMCRNode
-	if err := r.client.Get(ctx, req.NamespacedName, &smcr); err != nil {
-		return ctrl.Result{}, client.IgnoreNotFound(err) // no agent was there yet
+	if err := r.client.Get(ctx, req.NamespacedName, &smcr); client.IgnoreNotFound(err) != nil {
+		return ctrl.Result{}, fmt.Errorf("get SMCRNode %s: %w", req.Name, err)
 	}
-	if meta.IsStatusConditionTrue(smcr.Status.Conditions, v1alpha1.ConditionUninstalled) {
+	smcr.Name = req.Name // also of a node without one: then it has no UID
+	if end := uninstalled(&smcr); end != nil && end.Reason != v1alpha1.ReasonNodeLeft {
 		return ctrl.Result{}, nil // it is being deleted
 	}
 	var pods corev1.PodList
 	if err := r.client.List(ctx, &pods, client.MatchingFields{indexAgentNode: req.Name}); err != nil {
 		return ctrl.Result{}, fmt.Errorf("list the agent's pods on %s: %w", req.Name, err)
+	}
+	if smcr.UID == "" || left(&smcr, pods.Items) {
+		if wanted, err := r.installed(ctx); err != nil {
+			return ctrl.Result{}, err
+		} else if !wanted {
+			return r.forget(ctx, &smcr, pods.Items)
+		}
 	}
 	state, again := r.state(&smcr, &node, pods.Items)
 	if state == nil {
@@ -147,6 +156,10 @@ func (r *nodes) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, e
 // state returns the condition AgentAlive of a node, nil if that is to be seen, and when to
 // look again, 0 for at the next event.
 func (r *nodes) state(n *v1alpha1.SMCRNode, node *corev1.Node, pods []corev1.Pod) (state *metav1.Condition, again time.Duration) {
+	if left(n, pods) {
+		r.found(n.Name)
+		return new(condition(v1alpha1.ConditionAgentAlive, metav1.ConditionFalse, reasonAgentLeft, uninstalled(n).Message)), 0
+	}
 	v := noLease
 	if r.leases != nil {
 		v, again = r.leases.judge(leaseLabel(node))
@@ -159,15 +172,16 @@ func (r *nodes) state(n *v1alpha1.SMCRNode, node *corev1.Node, pods []corev1.Pod
 		return was, again // what the controller before this one found
 	}
 	byPods := podState(node, pods)
-	if wait := r.grace(n, byPods.Status); wait > 0 {
+	if wait := r.grace(n, byPods); wait > 0 {
 		return nil, wait
 	}
 	return &byPods, again
 }
 
-// grace is how long to wait before an agent without a Lease counts as away.
-func (r *nodes) grace(n *v1alpha1.SMCRNode, alive metav1.ConditionStatus) time.Duration {
-	if alive == metav1.ConditionTrue || agentMissing(n) {
+// grace is how long to wait before an agent without a Lease counts as away: one that was
+// there, or that is about to come to a node for the first time.
+func (r *nodes) grace(n *v1alpha1.SMCRNode, state metav1.Condition) time.Duration {
+	if state.Status == metav1.ConditionTrue || agentMissing(n) {
 		r.found(n.Name)
 		return 0
 	}
@@ -177,6 +191,9 @@ func (r *nodes) grace(n *v1alpha1.SMCRNode, alive metav1.ConditionStatus) time.D
 	if !ok {
 		since = time.Now()
 		r.missing[n.Name] = since
+	}
+	if n.UID == "" && state.Reason != reasonAgentNoPod {
+		return startGrace - time.Since(since)
 	}
 	return agentGrace - time.Since(since)
 }
@@ -193,10 +210,14 @@ func (r *nodes) found(node string) {
 //
 //	the agent ends     AgentAlive is False; Ready, Accelerating, DevicesHealthy are Unknown, AgentGone
 //	the agent is back  AgentAlive is True; the agent writes the others again
+//	the agent leaves   the agent has written the others; AgentAlive is False
 //
 // Between the two the controller keeps its fields of the others: without them the object
 // would have conditions without a status.
 func (r *nodes) writeState(ctx context.Context, n *v1alpha1.SMCRNode, state metav1.Condition) error {
+	if n.UID == "" {
+		return nil
+	}
 	was := meta.FindStatusCondition(n.Status.Conditions, v1alpha1.ConditionAgentAlive)
 	if was != nil && was.Status == state.Status && was.Reason == state.Reason && was.Message == state.Message {
 		return nil
@@ -206,6 +227,7 @@ func (r *nodes) writeState(ctx context.Context, n *v1alpha1.SMCRNode, state meta
 	for _, kind := range []string{v1alpha1.ConditionReady, v1alpha1.ConditionAccelerating, v1alpha1.ConditionDevicesHealthy} {
 		c := meta.FindStatusCondition(n.Status.Conditions, kind)
 		switch {
+		case uninstalled(n) != nil:
 		case state.Status != metav1.ConditionTrue:
 			all = append(all, condition(kind, metav1.ConditionUnknown, v1alpha1.ReasonAgentGone, "the agent of the node is gone: "+state.Message))
 		case c != nil && c.Reason == v1alpha1.ReasonAgentGone:
@@ -229,6 +251,8 @@ func (r *nodes) writeState(ctx context.Context, n *v1alpha1.SMCRNode, state meta
 		return err
 	}
 	switch {
+	case turned && state.Reason == reasonAgentLeft:
+		r.recorder.Eventf(n, nil, corev1.EventTypeNormal, reasonAgentLeft, "Observe", "%s", state.Message)
 	case turned && state.Status == metav1.ConditionFalse:
 		r.recorder.Eventf(n, nil, corev1.EventTypeWarning, "AgentLost", "Observe", "%s", state.Message)
 	case turned && was != nil:
@@ -254,8 +278,8 @@ func (r *nodes) removeLinks(ctx context.Context, node string) (n int, err error)
 }
 
 // tellPods writes into the annotation smcr.io/status of the opted-in pods of a node that
-// their agent is gone. It writes as the field manager of agents, so that an agent that is
-// back can take the annotation away, too, and leaves pods alone that changed since they were
+// they have no agent. It writes as the field manager of agents, so that an agent that is back
+// can take the annotation away, too, and leaves pods alone that changed since they were
 // read. n is how many it wrote to.
 func (r *nodes) tellPods(ctx context.Context, node string) (n int, err error) {
 	var pods corev1.PodList
@@ -265,32 +289,18 @@ func (r *nodes) tellPods(ctx context.Context, node string) (n int, err error) {
 	var errs []error
 	for i := range pods.Items {
 		pod := &pods.Items[i]
-		status := pod.Annotations[v1alpha1.AnnotationStatus]
-		if !carries(pod) || status == v1alpha1.PodStatusNoAgent {
+		if !carries(pod) {
 			continue
 		}
-		if status == "" {
-			var ns corev1.Namespace
-			if err := r.client.Get(ctx, types.NamespacedName{Name: pod.Namespace}, &ns); err != nil {
-				errs = append(errs, client.IgnoreNotFound(err))
-				continue
-			}
-			if enabled, _ := v1alpha1.OptIn(pod.Annotations, ns.Annotations); !enabled {
-				continue
-			}
+		is, err := r.withoutAgent(ctx, pod)
+		if err != nil || is == pod.Annotations[v1alpha1.AnnotationStatus] {
+			errs = append(errs, err)
+			continue
 		}
-		n++
-		u := &unstructured.Unstructured{}
-		u.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Pod"))
-		u.SetNamespace(pod.Namespace)
-		u.SetName(pod.Name)
-		u.SetUID(pod.UID)
-		u.SetResourceVersion(pod.ResourceVersion)
-		u.SetAnnotations(map[string]string{v1alpha1.AnnotationStatus: v1alpha1.PodStatusNoAgent})
-		err := r.client.Status().Apply(ctx, client.ApplyConfigurationFromUnstructured(u), client.FieldOwner(v1alpha1.ManagerAgent), client.ForceOwnership)
-		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
-			errs = append(errs, fmt.Errorf("write the status of pod %s/%s: %w", pod.Namespace, pod.Name, err))
+		if is != "" {
+			n++
 		}
+		errs = append(errs, writePodStatus(ctx, r.client, pod, is))
 	}
 	return n, errors.Join(errs...)
 }

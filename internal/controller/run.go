@@ -42,7 +42,8 @@ type Config struct {
 	AgentSelector string
 	// DaemonSet is the name of the agents' DaemonSet in Namespace; "": those that
 	// AgentSelector selects. While the cluster has an older one of another installation,
-	// the controller does nothing, and says so.
+	// the controller does nothing, and says so. While it is there the pods of nodes that
+	// never had an agent are told so; when it goes, nothing says any more that a node has none.
 	DaemonSet string
 	// LeaderElect makes only one of several replicas work, the leader. The renewals of the
 	// leader's Lease also tell a controller that the API server works, and only so it can
@@ -156,7 +157,7 @@ func (s *service) manage(ctx context.Context, api *rest.Config) (worked bool, er
 	}
 	agents := agentPods{namespace: c.Namespace, selector: selector}
 	mgr, err := ctrl.NewManager(api, ctrl.Options{
-		Scheme: scheme, Cache: cacheOptions(agents), Logger: logr.FromSlogHandler(c.Log.Handler()),
+		Scheme: scheme, Cache: cacheOptions(agents, c.DaemonSet), Logger: logr.FromSlogHandler(c.Log.Handler()),
 		// The service serves metrics and health, also between two managers.
 		Metrics: metricsserver.Options{BindAddress: "0"}, HealthProbeBindAddress: "0",
 		LeaderElection: c.LeaderElect, LeaderElectionID: LeaseName, LeaderElectionNamespace: c.Namespace,
@@ -188,7 +189,7 @@ func (s *service) manage(ctx context.Context, api *rest.Config) (worked bool, er
 		&peers{client: mgr.GetClient(), recorder: recorder},
 		&podEvents{client: mgr.GetClient(), log: c.Log},
 		&pairs{client: mgr.GetClient()},
-		&nodes{client: mgr.GetClient(), live: mgr.GetAPIReader(), recorder: recorder, agents: agents, leases: beats, taint: c.StartupTaint},
+		&nodes{client: mgr.GetClient(), live: mgr.GetAPIReader(), recorder: recorder, agents: agents, leases: beats, taint: c.StartupTaint, daemonSet: c.DaemonSet},
 	} {
 		if err := r.setUp(mgr); err != nil {
 			return false, fmt.Errorf("set up a reconciler: %w", err)

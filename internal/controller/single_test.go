@@ -87,7 +87,7 @@ func TestSecondInstallation(t *testing.T) {
 	w.create(first)
 	var second *appsv1.DaemonSet
 	w.eventually("a DaemonSet that is younger, in whole seconds", func() error {
-		second = newDaemonSet(system, "second-"+w.ns, 0)
+		second = newDaemonSet(system, theDaemonSet, 0)
 		if err := w.Create(t.Context(), second); err != nil {
 			return err
 		}

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"strings"
 
+	appsv1 "k8s.io/api/apps/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -33,7 +34,7 @@ const (
 // are the largest part of the memory: trimmed, a pod takes about a tenth.
 //
 // Reads return the object in the cache, not a copy: nobody may change it.
-func cacheOptions(agents agentPods) crcache.Options {
+func cacheOptions(agents agentPods, daemonSet string) crcache.Options {
 	shared := true
 	return crcache.Options{
 		DefaultUnsafeDisableDeepCopy: &shared,
@@ -46,6 +47,10 @@ func cacheOptions(agents agentPods) crcache.Options {
 			&v1alpha1.SMCRLink{}:   {Transform: trimmer(trimLink)},
 			&v1alpha1.SMCRNode{}:   {Transform: trimmer(trimSMCRNode)},
 			&v1alpha1.SMCRPolicy{}: {},
+			&appsv1.DaemonSet{}: {
+				Namespaces: map[string]crcache.Config{agents.namespace: {FieldSelector: fields.OneTermEqualSelector("metadata.name", daemonSet)}},
+				Transform:  trimmer(trimDaemonSet),
+			},
 			// Those of the agents and of the leader.
 			&coordinationv1.Lease{}: {Namespaces: map[string]crcache.Config{agents.namespace: {}}, Transform: trimmer(trimLease)},
 			// Agents' events about pods are about their own pods, in this namespace.
@@ -99,8 +104,10 @@ func (a agentPods) contain(pod *corev1.Pod) bool {
 func (a agentPods) trimPod(pod *corev1.Pod) *corev1.Pod {
 	out := &corev1.Pod{
 		ObjectMeta: trimMeta(&pod.ObjectMeta),
-		Spec:       corev1.PodSpec{NodeName: pod.Spec.NodeName, HostNetwork: pod.Spec.HostNetwork},
-		Status:     corev1.PodStatus{Phase: pod.Status.Phase, PodIPs: pod.Status.PodIPs},
+		Spec:       corev1.PodSpec{NodeName: pod.Spec.NodeName, HostNetwork: pod.Spec.HostNetwork, ResourceClaims: pod.Spec.ResourceClaims},
+		Status: corev1.PodStatus{
+			Phase: pod.Status.Phase, PodIPs: pod.Status.PodIPs, ExtendedResourceClaimStatus: pod.Status.ExtendedResourceClaimStatus,
+		},
 	}
 	if a.contain(pod) {
 		for _, c := range pod.Status.Conditions {
@@ -132,6 +139,10 @@ func trimNode(n *corev1.Node) *corev1.Node {
 		out.Status.Conditions = []corev1.NodeCondition{{Type: c.Type, Status: c.Status}}
 	}
 	return out
+}
+
+func trimDaemonSet(d *appsv1.DaemonSet) *appsv1.DaemonSet {
+	return &appsv1.DaemonSet{ObjectMeta: trimMeta(&d.ObjectMeta)}
 }
 
 func trimLease(l *coordinationv1.Lease) *coordinationv1.Lease {

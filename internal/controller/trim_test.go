@@ -28,14 +28,18 @@ func TestTrimPod(t *testing.T) {
 		p.Annotations = map[string]string{v1alpha1.AnnotationEnabled: "true", "kubectl.kubernetes.io/last-applied-configuration": "{}"}
 		p.Finalizers, p.OwnerReferences = []string{"f"}, []metav1.OwnerReference{{Name: "o"}}
 		p.Spec.HostNetwork = true
+		p.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "nic"}}
+		p.Status.ExtendedResourceClaimStatus = &corev1.PodExtendedResourceClaimStatus{ResourceClaimName: "c"}
 		p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled}, {Type: corev1.PodReady, Status: corev1.ConditionTrue, Message: "long"}}
 		want := &corev1.Pod{
 			ObjectMeta: metav1.ObjectMeta{
 				Name: "p", Namespace: tt.namespace, UID: "u", ResourceVersion: "7", Generation: 3,
 				Labels: p.Labels, Annotations: map[string]string{v1alpha1.AnnotationEnabled: "true"},
 			},
-			Spec:   corev1.PodSpec{NodeName: "n1", HostNetwork: true},
-			Status: corev1.PodStatus{Phase: corev1.PodRunning, PodIPs: []corev1.PodIP{{IP: "10.0.0.1"}}},
+			Spec: corev1.PodSpec{NodeName: "n1", HostNetwork: true, ResourceClaims: p.Spec.ResourceClaims},
+			Status: corev1.PodStatus{
+				Phase: corev1.PodRunning, PodIPs: []corev1.PodIP{{IP: "10.0.0.1"}}, ExtendedResourceClaimStatus: p.Status.ExtendedResourceClaimStatus,
+			},
 		}
 		if tt.agent {
 			want.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}

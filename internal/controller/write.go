@@ -3,14 +3,37 @@
 package controller
 
 import (
+	"context"
 	"fmt"
 
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/smcr-io/kube-smcr/api/v1alpha1"
 )
+
+// writePodStatus writes the annotation smcr.io/status of a pod, in the place of its agent: a
+// pod that changed since it was read, or is gone, is left alone. "" takes away what agents or
+// controllers wrote, whatever else changed.
+func writePodStatus(ctx context.Context, c client.Client, pod *corev1.Pod, status string) error {
+	u := &unstructured.Unstructured{Object: map[string]any{}}
+	u.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Pod"))
+	u.SetNamespace(pod.Namespace)
+	u.SetName(pod.Name)
+	u.SetUID(pod.UID)
+	if status != "" {
+		u.SetResourceVersion(pod.ResourceVersion)
+		u.SetAnnotations(map[string]string{v1alpha1.AnnotationStatus: status})
+	}
+	err := c.Status().Apply(ctx, client.ApplyConfigurationFromUnstructured(u), client.FieldOwner(v1alpha1.ManagerAgent), client.ForceOwnership)
+	if err == nil || apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
+		return nil
+	}
+	return fmt.Errorf("write the status of pod %s/%s: %w", pod.Namespace, pod.Name, err)
+}
 
 // statusOf is the apply configuration for the status of an object, without any other field. It has the object's UID: if the object is gone, the API server
 // refuses it instead of making a new object. With a resource version the API server also refuses it if the object has changed since; "" is any.

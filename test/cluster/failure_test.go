@@ -151,7 +151,8 @@ func (c *cluster) settled(n *lab.Node) {
 }
 
 // delWithoutAgent: pods that end while their agent is away leave nothing. The next agent of the
-// node cannot start, as its image is missing, so the former one does not leave the node clean.
+// node cannot start, as its image is missing: one after which none is to come would leave the
+// node clean, with the plugin, see leave.
 func delWithoutAgent(c *cluster) {
 	ns := c.namespace(optedIn())
 	var specs []podSpec
@@ -176,7 +177,7 @@ func delWithoutAgent(c *cluster) {
 	})
 	c.must(setImage(c.Context(), image.ProductRepository+":nowhere"))
 	c.kubectl("delete", "pod", "-n", product.Namespace, former.Name)
-	c.agentGone(c.n[1], pods[0])
+	c.agentGone(c.n[1], pods[0], metav1.ConditionUnknown)
 	c.kubectl("delete", "pods", "-n", ns, "--all", "--now")
 	c.settled(c.n[1])
 	// Nor does a pod wait for the agent to start.
@@ -490,7 +491,7 @@ func nodeReboot(c *cluster) {
 			_ = n.PowerOn(context.Background())
 		}
 	})
-	c.agentGone(n, client)
+	c.agentGone(n, client, metav1.ConditionUnknown)
 	c.must(n.PowerOn(c.Context()))
 	on = true
 	c.must(c.p.WaitNode(c.Context(), n.Name))
@@ -508,15 +509,16 @@ func nodeReboot(c *cluster) {
 }
 
 // agentGone waits until all that there is to read says that the agent of a node is gone, and
-// makes sure that it took no longer than people are promised. p is a pod there.
-func (c *cluster) agentGone(n *lab.Node, p pod) {
+// makes sure that it took no longer than people are promised. p is a pod there. Ready is
+// Unknown, or False if the agent itself said so.
+func (c *cluster) agentGone(n *lab.Node, p pod, ready metav1.ConditionStatus) {
 	c.Helper()
 	const promised = 10 * time.Second
 	began := time.Now()
 	c.eventually("all to say that the agent of "+n.Name+" is gone", soon, func() error {
 		var o v1alpha1.SMCRNode
 		c.must(c.p.Client.Get(c.Context(), key("", n.Name), &o))
-		if r := meta.FindStatusCondition(o.Status.Conditions, v1alpha1.ConditionReady); r == nil || r.Status != metav1.ConditionUnknown || r.Reason != v1alpha1.ReasonAgentGone {
+		if r := meta.FindStatusCondition(o.Status.Conditions, v1alpha1.ConditionReady); r == nil || r.Status != ready || r.Reason != v1alpha1.ReasonAgentGone {
 			return fmt.Errorf("SMCRNode: %+v", r)
 		}
 		var pod corev1.Pod

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
 	"github.com/smcr-io/kube-smcr/api/v1alpha1"
@@ -36,28 +37,26 @@ func refused(c *cluster) {
 	c.must(c.p.Install(c.Context(), image.ProductTag, installed...)) // Helm's release is whole again
 }
 
-// leave: kubectl smcr leave takes the product off one node, and lets it back.
+// leave: kubectl smcr leave takes the product off one node, which says so, and lets it back.
 func leave(c *cluster) {
 	server, client := c.pair("load")
 	n := client.node
 	out, err := c.p.KubectlSMCR(c.Context(), "leave", n.Name)
 	c.must(err)
 	c.contains(out, "node "+n.Name+" is clean")
+	c.agentGone(n, client, metav1.ConditionFalse)
+	c.contains(c.kubectl("get", "smcrnode", n.Name, "-o", `jsonpath={.status.conditions[?(@.type=="Ready")].message}`), "left the node clean", v1alpha1.LabelLeave+"=true")
 	c.clean(n)
 	c.noTable(client)
-	c.status(client, "", soon)
 	c.status(server, v1alpha1.PodStatusEnabled, soon)
 	c.must(c.once(client, server.address()))
-	if out := c.kubectl("get", "smcrnodes", "-o", "name"); strings.Contains(out, "/"+n.Name) {
-		c.Errorf("the SMCRNode of %s is there:\n%s", n.Name, out)
-	}
-	if links, err := c.links(client); err != nil || len(links) > 0 {
-		c.Errorf("%d SMCRLinks of %s, %v", len(links), client, err)
-	}
+	late := c.start(client.ns, podSpec{name: "late", node: n})[0]
+	c.status(late, v1alpha1.PodStatusNoAgent, soon)
 	_, err = c.p.KubectlSMCR(c.Context(), "leave", n.Name, "--undo")
 	c.must(err)
 	c.must(c.p.WaitNode(c.Context(), n.Name))
 	c.status(client, v1alpha1.PodStatusEnabled, soon)
+	c.status(late, v1alpha1.PodStatusEnabled, soon)
 	c.onSMCR(client, server.address())
 }
 
