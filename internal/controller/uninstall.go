@@ -31,6 +31,8 @@ const (
 	// leaderGone is how long a leader that lost its Lease may go on: the renew deadline, which
 	// is 10 s in earlier versions, and one second more.
 	leaderGone = 11 * time.Second
+	// podsAtOnce is how many pods are read at a time.
+	podsAtOnce = 500
 )
 
 // NotClean says what is left on a node that no agent cleaned, and what to do.
@@ -54,7 +56,7 @@ type UninstallConfig struct {
 }
 
 // Uninstall tells all agents of the installation to leave their nodes clean, waits for
-// them, and deletes the objects that agents and controllers wrote. SMCRPolicies stay, and
+// them, and deletes the objects and annotations that agents and controllers wrote. SMCRPolicies stay, and
 // so does what belongs to nodes that an agent of another installation manages. left are
 // the nodes that are not clean, because no agent answered there in time: an event of each
 // Node says so. They are no error, so that the rest is uninstalled all the same.
@@ -89,6 +91,7 @@ func Uninstall(ctx context.Context, api *rest.Config, c UninstallConfig) (left [
 		return left, ctx.Err()
 	case <-time.After(time.Until(until)):
 	}
+	u.cleanPods(ctx)
 	if err := u.deleteObjects(ctx); err != nil {
 		return nil, err
 	}
@@ -253,6 +256,42 @@ func (u *uninstall) patience() time.Duration {
 		return leaderGone
 	}
 	return u.config.LeaderGone
+}
+
+// cleanPods takes the annotation smcr.io/status off the pods that no agent took it off,
+// because there is none on their node. Pods of nodes that an agent of another installation
+// manages keep it. An annotation that stays does not hold up the uninstallation.
+func (u *uninstall) cleanPods(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	err := retry(ctx, u.config.Log, func() error {
+		var nodes v1alpha1.SMCRNodeList
+		if err := u.client.List(ctx, &nodes); err != nil {
+			return ignoreNoKind(err)
+		}
+		theirs := map[string]bool{}
+		for i := range nodes.Items {
+			theirs[nodes.Items[i].Name] = !u.own.hasAgent(nodes.Items[i].Status.AgentPod)
+		}
+		var errs []error
+		for next := ""; ; {
+			var pods corev1.PodList
+			if err := u.client.List(ctx, &pods, client.Limit(podsAtOnce), client.Continue(next)); err != nil {
+				return errors.Join(append(errs, err)...)
+			}
+			for i := range pods.Items {
+				if p := &pods.Items[i]; p.Annotations[v1alpha1.AnnotationStatus] != "" && !theirs[p.Spec.NodeName] {
+					errs = append(errs, writePodStatus(ctx, u.client, p, ""))
+				}
+			}
+			if next = pods.Continue; next == "" {
+				return errors.Join(errs...)
+			}
+		}
+	})
+	if err != nil {
+		u.config.Log.Warn("an annotation is left on pods", "annotation", v1alpha1.AnnotationStatus, "error", err)
+	}
 }
 
 // deleteObjects deletes what agents and controllers wrote. If another installation has

@@ -20,7 +20,8 @@ import (
 )
 
 // After an uninstallation nothing is left but policies, though controllers still
-// run, and nodes that could not be cleaned are named.
+// run, and nodes that could not be cleaned are named. A node that its agent left before
+// is clean.
 func TestUninstall(t *testing.T) {
 	w := newWorld(t)
 	clean, dead, gone := "clean-"+w.ns, "dead-"+w.ns, "gone-"+w.ns
@@ -28,6 +29,9 @@ func TestUninstall(t *testing.T) {
 	deadNode, _, _ := w.node(dead)
 	w.create(newLink("l-"+w.ns, clean, w.ns, "web-0"))
 	w.pod("web-0", clean, "10.5.0.1")
+	before := w.shown("left-" + w.ns)
+	before.leave()
+	stuck := w.pod("stuck", dead, "", optedIn(""))
 	p := w.policy("web", func(s *v1alpha1.SMCRPolicySpec) {
 		s.Peers = &v1alpha1.PolicyPeers{Selectors: []v1alpha1.PeerSelector{{PodSelector: &v1alpha1.LabelSelector{}}}}
 	})
@@ -39,6 +43,9 @@ func TestUninstall(t *testing.T) {
 		return fmt.Errorf("peerAddresses is %d", p.Status.PeerAddresses)
 	})
 	updateStatus(w, deadNode, func(n *corev1.Node) { n.Status.Conditions[0].Status = corev1.ConditionUnknown })
+	w.eventually("pods without an agent", func() error {
+		return errors.Join(w.says(before.pod, v1alpha1.PodStatusNoAgent), w.says(stuck, v1alpha1.PodStatusNoAgent))
+	})
 	w.create(newSMCRNode(gone)) // its node is not there; the controller sweeps it, or it is not waited for
 
 	agent := make(chan error, 1)
@@ -86,7 +93,7 @@ func TestUninstall(t *testing.T) {
 		if err := w.get(lease); !apierrors.IsNotFound(err) {
 			return errors.Join(errors.New("the Lease of an agent is there"), err)
 		}
-		return w.get(p)
+		return errors.Join(w.says(before.pod, ""), w.says(stuck, ""), w.get(p))
 	})
 	// The next installation is not to wait for the lease of this one.
 	w.releaseLease()
@@ -122,6 +129,10 @@ func TestUninstall_ofOneOfTwo(t *testing.T) {
 	of(same, system+"/other-agent-1")
 	w.create(newLink("l-"+own, own, w.ns, "web-0"))
 	w.create(&v1alpha1.SMCRPeerSlice{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "s"}, Addresses: []string{"192.0.2.1"}})
+	stays, goes := w.pod("stays", theirs, ""), w.pod("goes", own, "")
+	for _, p := range []*corev1.Pod{stays, goes} {
+		(&shown{w: w, pod: p}).status(v1alpha1.PodStatusNoAgent)
+	}
 	left, err := Uninstall(t.Context(), w.limited(w.config, "hooks.yaml", "kube-smcr-uninstall"), UninstallConfig{
 		Namespace: system, DaemonSet: "agent", Timeout: time.Hour, LeaderGone: time.Millisecond, Log: testLog(t),
 	})
@@ -137,6 +148,9 @@ func TestUninstall_ofOneOfTwo(t *testing.T) {
 	})
 	if !told {
 		t.Errorf("no event says that %s is not clean", own)
+	}
+	if err := errors.Join(w.says(stays, v1alpha1.PodStatusNoAgent), w.says(goes, "")); err != nil {
+		t.Error(err)
 	}
 	for _, node := range []string{theirs, same} {
 		n := newSMCRNode(node)

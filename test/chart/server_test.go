@@ -125,7 +125,7 @@ func install(t *testing.T, c client.Client) {
 	ensure(t, c, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}})
 	wanted := []string{"ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
 	for _, o := range objects(t, template(t, "--set", "dra.enabled=true")) {
-		if slices.Contains(wanted, o.GetKind()) && slices.Contains([]string{"agent", "controller"}, o.GetLabels()["app.kubernetes.io/component"]) {
+		if slices.Contains(wanted, o.GetKind()) && slices.Contains([]string{"agent", "controller", "uninstall"}, o.GetLabels()["app.kubernetes.io/component"]) {
 			// As helm has made them, which TestNotes asks helm to do.
 			notes := o.GetAnnotations()
 			if notes == nil {
@@ -307,14 +307,20 @@ func TestAgentsAreConfinedToTheirNode(t *testing.T) {
 	}
 }
 
-// TestControllerIsConfinedToStatuses: of a pod it may change the annotation smcr.io/status,
-// on whatever node, and nothing else.
+// TestControllerIsConfinedToStatuses: of a pod it, and the hook that uninstalls, may change the
+// annotation smcr.io/status, on whatever node, and nothing else.
 func TestControllerIsConfinedToStatuses(t *testing.T) {
+	install(t, admin(t))
+	for _, account := range []string{"kube-smcr-controller", "kube-smcr-uninstall"} {
+		t.Run(account, func(t *testing.T) { confinedToStatuses(t, account) })
+	}
+}
+
+func confinedToStatuses(t *testing.T, account string) {
 	ctx, root := t.Context(), admin(t)
-	install(t, root)
 	ensure(t, root, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}})
-	p := newPod(t, root, "shop", "web-c", "node-a", "default")
-	c := clientOf(t, tokenOf(t, "kube-smcr-controller", nil))
+	p := newPod(t, root, "shop", "web-of-"+account, "node-a", "default")
+	c := clientOf(t, tokenOf(t, account, nil))
 	const refused = "the controller may change only the annotation smcr.io/status"
 	awaitRefusal(t, refused, func() error { return patchPod(ctx, c, p, `{"metadata":{"labels":{"app":"db"}}}`) })
 	for _, tt := range []struct{ name, patch, want string }{
@@ -327,7 +333,7 @@ func TestControllerIsConfinedToStatuses(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) { judge(t, patchPod(ctx, c, p, tt.patch), tt.want) })
 	}
 	if err := c.Patch(ctx, p.DeepCopy(), client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"annotations":{"smcr.io/status":"x"}}}`))); err == nil {
-		t.Error("the controller may write pods themselves")
+		t.Error("it may write pods themselves")
 	}
 }
 

@@ -171,6 +171,15 @@ spec:
 - apiGroups: [""]
   resources: [events]
   verbs: [create]
+# Which nodes have an agent that can be waited for, and the annotation smcr.io/status of
+# the pods of others, by way of the status. The admission policy of the controller keeps
+# it to that.
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [list]
+- apiGroups: [""]
+  resources: [pods/status]
+  verbs: [patch]
 # The word to the agents, their answer, and then the objects.
 - apiGroups: [smcr.io]
   resources: [smcrnodes]
@@ -193,8 +202,4 @@ spec:
 - apiGroups: [coordination.k8s.io]
   resources: [leases]
   verbs: [deletecollection]
-# Which nodes have an agent that can be waited for.
-- apiGroups: [""]
-  resources: [pods]
-  verbs: [list]
 {{- end -}}
