@@ -118,7 +118,7 @@ func (l *linux) serverAdd(f *linuxFlow) {
 	offer := addLinkFrom(n.local, n.id)
 	offer.Ext = l.extension(lk, n)
 	l.send(lk, offer)
-	l.awaitSetUp(f, linuxAnswerWait, isResponse(llc.TypeAddLink), func(m llc.Message) {
+	l.await(f, linuxAnswerWait, isResponse(llc.TypeAddLink), func(m llc.Message) {
 		a, ok := m.(llc.AddLink)
 		if !ok || a.Reject || l.slots[n.slot] != n || !lk.active {
 			l.endAdd(f, n, false)
@@ -136,10 +136,11 @@ func (l *linux) serverAdd(f *linuxFlow) {
 			return
 		}
 		l.serverKeys(f, lk, n, l.usedRMBs())
-	}, func(m llc.DeleteLink) { // this one only is kept
+	})
+	f.deleted = func(m llc.DeleteLink) { // this one only is kept
 		l.remote(linuxDelete, m, func(f *linuxFlow) { l.recvDeleteLink(f, lk, m) })
 		f.answer(nil)
-	})
+	}
 }
 
 // main is the link that new ones are compared with.
@@ -182,7 +183,7 @@ func isContinuation(response bool, id llc.LinkID) func(*linuxLink, llc.Message) 
 func (l *linux) serverKeys(f *linuxFlow, lk, n *linuxLink, untold []*linuxRMB) {
 	m, rest := l.continuation(lk, n, untold)
 	l.send(lk, m)
-	l.awaitSetUp(f, linuxAnswerWait, isContinuation(true, n.id), func(m llc.Message) {
+	l.await(f, linuxAnswerWait, isContinuation(true, n.id), func(m llc.Message) {
 		c, ok := m.(llc.AddLinkContinuation)
 		if !ok || l.slots[n.slot] != n || !lk.active {
 			l.endAdd(f, n, false)
@@ -194,24 +195,18 @@ func (l *linux) serverKeys(f *linuxFlow, lk, n *linuxLink, untold []*linuxRMB) {
 			return
 		}
 		l.serverConfirm(f, lk, n)
-	}, l.dropAndEnd(f))
-}
-
-// dropAndEnd ends a set-up that waits for something else.
-func (l *linux) dropAndEnd(f *linuxFlow) func(llc.DeleteLink) {
-	return func(m llc.DeleteLink) {
-		l.drop(m)
-		f.answer(nil)
-	}
+	})
+	f.orDrop(l)
 }
 
 // serverConfirm proves the path of a further link.
 func (l *linux) serverConfirm(f *linuxFlow, lk, n *linuxLink) {
 	l.qp(n).transmit()
 	l.send(n, l.confirmLink(n, false))
-	l.awaitSetUp(f, linuxNewLinkWait, func(on *linuxLink, m llc.Message) bool {
+	l.await(f, linuxNewLinkWait, func(on *linuxLink, m llc.Message) bool {
 		return on == n && m.IsResponse() && m.Type() == llc.TypeConfirmLink
-	}, func(m llc.Message) { l.confirmed2(f, lk, n, m) }, l.dropAndEnd(f))
+	}, func(m llc.Message) { l.confirmed2(f, lk, n, m) })
+	f.orDrop(l)
 }
 
 // extension is what ADD LINK of version 2 has besides the link: all keys at once.
@@ -312,7 +307,7 @@ func (l *linux) clientReject(f *linuxFlow, lk, n *linuxLink, offer llc.AddLink) 
 }
 
 func (l *linux) clientKeys(f *linuxFlow, lk, n *linuxLink, untold []*linuxRMB, offer llc.AddLink) {
-	l.awaitSetUp(f, linuxAnswerWait, isContinuation(false, n.id), func(m llc.Message) {
+	l.await(f, linuxAnswerWait, isContinuation(false, n.id), func(m llc.Message) {
 		c, ok := m.(llc.AddLinkContinuation)
 		if !ok || l.slots[n.slot] != n || !lk.active {
 			l.clientReject(f, lk, n, offer)
@@ -327,13 +322,14 @@ func (l *linux) clientKeys(f *linuxFlow, lk, n *linuxLink, untold []*linuxRMB, o
 			return
 		}
 		l.clientConfirm(f, lk, n, offer)
-	}, l.dropAndEnd(f))
+	})
+	f.orDrop(l)
 }
 
 // clientConfirm waits for the proof of a further link's path. DELETE LINK, of whatever link
 // or of all, it takes for the end of this one, and says yes to it.
 func (l *linux) clientConfirm(f *linuxFlow, lk, n *linuxLink, offer llc.AddLink) {
-	l.awaitSetUp(f, linuxNewLinkWait, func(on *linuxLink, m llc.Message) bool {
+	l.await(f, linuxNewLinkWait, func(on *linuxLink, m llc.Message) bool {
 		return on == n && !m.IsResponse() && m.Type() == llc.TypeConfirmLink
 	}, func(m llc.Message) {
 		if m == nil || l.slots[n.slot] != n {
@@ -346,13 +342,14 @@ func (l *linux) clientConfirm(f *linuxFlow, lk, n *linuxLink, offer llc.AddLink)
 		l.qp(n).transmit()
 		l.send(n, l.confirmLink(n, true))
 		l.endAdd(f, n, true)
-	}, func(m llc.DeleteLink) {
+	})
+	f.deleted = func(m llc.DeleteLink) {
 		m.Response = true
 		if lk.active {
 			l.send(lk, m)
 		}
 		l.clientReject(f, lk, n, offer)
-	})
+	}
 }
 
 // linkDown is the loss of a link: its connections move, or the group ends.

@@ -31,7 +31,7 @@ type linuxFlow struct {
 	then   func(m llc.Message) // nil: no answer came
 	timer  time.Time
 	// deleted is how the set-up of a link takes a DELETE LINK, about whatever link, that comes
-	// before what it waits for; nil: such a message is not for this flow.
+	// before what it waits for; nil: such a message is not for it.
 	deleted func(m llc.DeleteLink)
 	ending  bool // because of one
 }
@@ -41,12 +41,6 @@ func (l *linux) await(f *linuxFlow, d time.Duration, expect func(*linuxLink, llc
 	f.expect, f.then, f.timer, f.deleted = expect, then, l.now().Add(d), nil
 }
 
-// awaitSetUp is await for the set-up of a link, which DELETE LINK ends.
-func (l *linux) awaitSetUp(f *linuxFlow, d time.Duration, expect func(*linuxLink, llc.Message) bool, then func(llc.Message), deleted func(llc.DeleteLink)) {
-	l.await(f, d, expect, then)
-	f.deleted = deleted
-}
-
 func (f *linuxFlow) answer(m llc.Message) {
 	then := f.then
 	f.expect, f.then, f.timer, f.deleted = nil, nil, time.Time{}, nil
@@ -54,6 +48,16 @@ func (f *linuxFlow) answer(m llc.Message) {
 		then(m)
 	}
 }
+
+// orDrop lets DELETE LINK end the set-up, too, while it waits, and drops that.
+func (f *linuxFlow) orDrop(l *linux) {
+	f.deleted = func(m llc.DeleteLink) {
+		f.drop(l, m)
+		f.answer(nil)
+	}
+}
+
+func (f *linuxFlow) drop(l *linux, m llc.Message) { l.w.trace("%v %v drops %v", l.w.Elapsed(), l, m) }
 
 // takes gives a message to the flow if it waits for it.
 func (f *linuxFlow) takes(lk *linuxLink, m llc.Message) bool {
@@ -111,14 +115,12 @@ func (l *linux) endSetUp(m llc.DeleteLink) bool {
 			})
 			return true
 		case f.ending && l.w.rng.IntN(2) == 0:
-			l.drop(m)
+			f.drop(l, m)
 			return true
 		}
 	}
 	return false
 }
-
-func (l *linux) drop(m llc.Message) { l.w.trace("%v %v drops %v", l.w.Elapsed(), l, m) }
 
 // remote begins a flow of the peer, or parks it, or drops it.
 func (l *linux) remote(kind linuxFlowKind, m llc.Message, run func(*linuxFlow)) {
