@@ -63,8 +63,8 @@ func TestOtherSide(t *testing.T) {
 func TestPeerPods(t *testing.T) {
 	w := newWorld(t)
 	a, b := "a-"+w.ns, "b-"+w.ns
-	w.create(newNode(a))
-	w.create(newNode(b))
+	w.node(a)
+	w.node(b)
 	server := sideOf("server-"+w.ns, w.ns, "redis-0", b, 40, a, 17)
 	w.create(server)
 	w.run(w.asController())
