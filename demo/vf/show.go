@@ -34,6 +34,7 @@ const plugin = `{
 
 // agentConf is that of an agent that knows no device for all pods.
 const agentConf = `node:
+  holdSYNs: false # emulated, a rendezvous may take longer than a SYN is held
   name: %s
   devices: []
   eids: [SMCV2-DEFAULT-UEID]

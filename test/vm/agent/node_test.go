@@ -123,6 +123,7 @@ func (p *pod) run(t *testing.T, command string) string {
 }
 
 const agentConfig = `node:
+  holdSYNs: false # emulated, a rendezvous may take longer than a SYN is held
   name: %s
   devices: [{rdma: {name: rxe0, address: eth0}}]
   eids: [` + drive.UEID + `]

@@ -23,6 +23,7 @@ const (
 )
 
 const agentConfig = `node:
+  holdSYNs: false # emulated, a rendezvous may take longer than a SYN is held
   name: %s
   devices: [{rdma: {name: rxe9, address: eth0}}]
   eids: [SMCV2-DEFAULT-UEID]
