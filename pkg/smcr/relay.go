@@ -158,6 +158,9 @@ func (s *socket) probe(fd uintptr) (urgent bool, err error) {
 	if has&unix.POLLERR != 0 {
 		return false, s.pendingError(int(fd))
 	}
+	if has&unix.POLLIN != 0 {
+		s.reopen.look(int(fd), time.Now())
+	}
 	if has&unix.POLLPRI != 0 {
 		return true, nil
 	}

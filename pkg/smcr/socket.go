@@ -35,6 +35,8 @@ type socket struct {
 	// returns false the write ends with errStalled.
 	stall func(fd int) bool
 	ask   pollRequest
+	// reopen belongs to whoever reads.
+	reopen reopener
 }
 
 // errStalled ends a write that would have to wait.
