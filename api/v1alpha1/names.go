@@ -63,8 +63,12 @@ const (
 	PodStatusEnabled  = "Enabled"  // new connections try SMC-R
 	PodStatusPending  = "Pending"  // not attached yet
 	PodStatusFallback = "Fallback" // everything is plain TCP
-	PodStatusRefused  = "Refused"  // what a policy requires to be on SMC-R is reset, and nothing is on it
+	PodStatusRefused  = "Refused"  // new connections that a policy requires to be on SMC-R are reset
 )
+
+// PodStatusOlder is at the end of the annotation smcr.io/status of a pod whose new connections
+// are refused while older ones are on SMC-R: "Refused: REQUIRED, older connections live".
+const PodStatusOlder = ", older connections live"
 
 // PodStatusNoAgent is the annotation smcr.io/status of opted-in pods on a node that has no
 // agent. The controller writes it, in the place of the agent, or an agent that leaves.

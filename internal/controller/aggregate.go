@@ -132,7 +132,7 @@ func (s *sums) countPod(pod *corev1.Pod, enabled, agentGone bool) {
 
 // podStatus reads the annotation that the pod's agent writes.
 func podStatus(pod *corev1.Pod) (word, reason string) {
-	word, reason, _ = strings.Cut(pod.Annotations[v1alpha1.AnnotationStatus], ":")
+	word, reason, _ = strings.Cut(strings.TrimSuffix(pod.Annotations[v1alpha1.AnnotationStatus], v1alpha1.PodStatusOlder), ":")
 	switch word {
 	case v1alpha1.PodStatusEnabled:
 		return word, ""

@@ -98,7 +98,7 @@ func TestAggregate(t *testing.T) {
 			says: "the connections of 1 of 2 opted-in pods are refused, because a policy requires SMC-R: REQUIRED (1)",
 		},
 		{
-			name: "some refused, some plain TCP", view: namespaceView{pods: []corev1.Pod{pod("a", optedIn("Fallback: NO_OPTION")), pod("b", optedIn("Refused: REQUIRED"))}},
+			name: "some refused, some plain TCP", view: namespaceView{pods: []corev1.Pod{pod("a", optedIn("Fallback: NO_OPTION")), pod("b", optedIn("Refused: REQUIRED, older connections live"))}},
 			pods: v1alpha1.PolicyPods{Matched: 2, OptedIn: 2, Fallback: 1, Refused: 1},
 			want: map[string]string{"Ready": "False PodsRefused", "Degraded": "True PodsRefused"}, says: "1 pod with refused connections; 1 pod on plain TCP",
 		},

@@ -105,10 +105,10 @@ func required(c *cluster) {
 	pods := c.start(ns,
 		podSpec{name: "plain", node: c.n[0]},
 		podSpec{name: "peer", node: c.n[0], annotations: optedIn()},
-		podSpec{name: "client", node: c.n[1], annotations: optedIn(), labels: map[string]string{"app": "strict"}},
 		podSpec{name: "other", node: c.n[1], annotations: optedIn(), labels: map[string]string{"app": "strict"}},
 	)
-	plain, peer, client, other := pods[0], pods[1], pods[2], pods[3]
+	plain, peer, other := pods[0], pods[1], pods[2]
+	client := c.start(ns, podSpec{name: "client", node: c.n[1], annotations: optedIn(), labels: map[string]string{"app": "strict"}, args: []string{"hold", peer.address()}})[0]
 	c.status(client, v1alpha1.PodStatusEnabled, soon)
 	c.status(peer, v1alpha1.PodStatusEnabled, soon)
 	c.onSMCR(client, peer.address())
@@ -142,14 +142,17 @@ func required(c *cluster) {
 		}
 		return nil
 	})
-	c.eventually("the policy to count it", shown, func() error {
-		if got := c.kubectl("get", "smcrpolicy", "strict", "-n", ns, "-o", "jsonpath={.status.pods.refused} {.status.pods.fallback}"); got != "1 0" {
+	// One that has an older connection on SMC-R says both.
+	c.status(client, refused+v1alpha1.PodStatusOlder, shown)
+	c.eventually("the policy to count both", shown, func() error {
+		if got := c.kubectl("get", "smcrpolicy", "strict", "-n", ns, "-o", "jsonpath={.status.pods.refused} {.status.pods.fallback}"); got != "2 0" {
 			return fmt.Errorf("refused and fallback are %q", got)
 		}
 		return nil
 	})
 	c.kubectl("delete", "smcrpolicy", "-n", ns, "strict")
 	c.status(other, v1alpha1.PodStatusEnabled, shown)
+	c.status(client, v1alpha1.PodStatusEnabled, shown)
 }
 
 // isolation: with isolation Namespace the pods of a namespace share a stack, in which

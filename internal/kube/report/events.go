@@ -131,7 +131,7 @@ func podReference(namespace, name, uid string) corev1.ObjectReference {
 func podEvent(pod corev1.ObjectReference, was, is podStatus, policy string, now time.Time) (_ event, ok bool) {
 	e := event{about: pod, variant: string(is.code), at: now}
 	switch {
-	case was == is:
+	case was.word == is.word && was.code == is.code:
 		return event{}, false
 	case is.word == v1alpha1.PodStatusEnabled:
 		e.reason = eventEnabled
@@ -141,7 +141,7 @@ func podEvent(pod corev1.ObjectReference, was, is podStatus, policy string, now 
 		e.note = fmt.Sprintf("connections of this pod are plain TCP: %s", explained(is.code))
 	case is.word == v1alpha1.PodStatusRefused:
 		e.reason, e.warning = eventRefused, true
-		e.note = fmt.Sprintf("connections of this pod are refused, because a policy requires SMC-R: %s", explained(is.code))
+		e.note = fmt.Sprintf("new connections of this pod are refused, because a policy requires SMC-R: %s", explained(is.code))
 	default:
 		return event{}, false
 	}

@@ -260,6 +260,7 @@ func (p *planner) planPods(s *Snapshot, now time.Time) {
 		}
 	}
 	p.noteTraffic(s, optedIn, now)
+	noteLinks(s, optedIn, atts)
 	for i := range s.Verdicts {
 		v := &s.Verdicts[i]
 		name := types.NamespacedName{Namespace: v.Namespace, Name: v.Name}
@@ -319,7 +320,14 @@ func (p *planner) noteTraffic(s *Snapshot, optedIn map[string]*podPlan, now time
 			p.news.add(e)
 		}
 	}
-	// A link group lives on for minutes after its last connection.
+}
+
+// noteLinks notes which opted-in pods have link groups. A link group lives on for minutes
+// after its last connection.
+func noteLinks(s *Snapshot, optedIn map[string]*podPlan, atts map[string][]*agentapi.Attachment) {
+	for _, pp := range optedIn {
+		pp.traffic.older = false
+	}
 	for i := range s.Links {
 		g := &s.Links[i]
 		if g.State != groupActive {
@@ -328,13 +336,18 @@ func (p *planner) noteTraffic(s *Snapshot, optedIn map[string]*podPlan, now time
 		if namespace, ok := strings.CutSuffix(g.Pod, "/*"); ok {
 			for name, pp := range optedIn {
 				if strings.HasPrefix(name, namespace+"/") {
-					pp.traffic.carried(now)
+					pp.traffic.alive(usesConns(atts[name])) // the group may be another pod's
 				}
 			}
 		} else if pp := optedIn[g.Pod]; pp != nil {
-			pp.traffic.carried(now)
+			pp.traffic.alive(g.Conns > 0)
 		}
 	}
+}
+
+// usesConns tells whether a pod with the attachments has connections on SMC-R, or about to be.
+func usesConns(atts []*agentapi.Attachment) bool {
+	return slices.ContainsFunc(atts, func(a *agentapi.Attachment) bool { return a.Budget.ConnsUsed > 0 })
 }
 
 func (p *planner) planPod(s *Snapshot, v *config.Verdict, pp *podPlan, atts []*agentapi.Attachment, now time.Time) {

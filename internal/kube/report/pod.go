@@ -18,12 +18,18 @@ import (
 type podStatus struct {
 	word string // v1alpha1.PodStatus..., empty for none
 	code agentapi.Code
+	// older says that connections from before are on SMC-R still, of a pod whose new ones
+	// are refused.
+	older bool
 }
 
 // String is the annotation's value.
 func (p podStatus) String() string {
-	if p.code == agentapi.CodeOK {
+	switch {
+	case p.code == agentapi.CodeOK:
 		return p.word
+	case p.older:
+		return p.word + ": " + string(p.code) + v1alpha1.PodStatusOlder
 	}
 	return p.word + ": " + string(p.code)
 }
@@ -31,10 +37,11 @@ func (p podStatus) String() string {
 // parsePodStatus is the reverse of String. A text that String does not return is no
 // status.
 func parsePodStatus(s string) podStatus {
+	s, older := strings.CutSuffix(s, v1alpha1.PodStatusOlder)
 	word, code, _ := strings.Cut(s, ":")
 	switch word {
 	case v1alpha1.PodStatusEnabled, v1alpha1.PodStatusPending, v1alpha1.PodStatusFallback, v1alpha1.PodStatusRefused:
-		return podStatus{word, agentapi.Code(strings.TrimSpace(code))}
+		return podStatus{word, agentapi.Code(strings.TrimSpace(code)), older}
 	}
 	return podStatus{}
 }
@@ -46,6 +53,7 @@ type traffic struct {
 	// was plain TCP or refused.
 	firstPlain, lastPlain time.Time
 	last                  agentapi.Decision
+	older                 bool      // connections from before the last decision are on SMC-R
 	latest                time.Time // of all decisions noted
 	since                 time.Time // decisions until then were made by other policies
 }
@@ -65,7 +73,17 @@ func (t *traffic) note(d *agentapi.Decision) {
 	}
 }
 
-// carried notes that SMC-R was in use.
+// alive notes that the pod has a link group, and whether connections of the pod are on it.
+// That says nothing about new connections if the last one was refused.
+func (t *traffic) alive(conns bool) {
+	if !t.firstPlain.IsZero() && t.last.Mode == agentapi.ModeReset {
+		t.older = t.older || conns
+		return
+	}
+	t.firstPlain, t.lastPlain = time.Time{}, time.Time{}
+}
+
+// carried notes that a new connection is on SMC-R.
 func (t *traffic) carried(at time.Time) {
 	if at.After(t.lastSMCR) {
 		t.lastSMCR = at
@@ -111,12 +129,12 @@ func saysWhyNot(c agentapi.Code) bool {
 func statusOf(s *Snapshot, v *config.Verdict, atts []*agentapi.Attachment, t *traffic, now time.Time) podStatus {
 	switch {
 	case v.OptedIn && s.Left != "":
-		return podStatus{v1alpha1.PodStatusFallback, agentapi.CodeNoAgent}
+		return podStatus{word: v1alpha1.PodStatusFallback, code: agentapi.CodeNoAgent}
 	case !v.OptedIn, s.Uninstalled:
 		return podStatus{}
 	}
 	if len(atts) == 0 {
-		return podStatus{v1alpha1.PodStatusPending, agentapi.CodeNotAttached}
+		return podStatus{word: v1alpha1.PodStatusPending, code: agentapi.CodeNotAttached}
 	}
 	has := func(state string) bool {
 		return slices.ContainsFunc(atts, func(a *agentapi.Attachment) bool { return a.State == state })
@@ -125,7 +143,7 @@ func statusOf(s *Snapshot, v *config.Verdict, atts []*agentapi.Attachment, t *tr
 	var why agentapi.Code
 	switch {
 	case has(agentapi.StateFailed):
-		return podStatus{v1alpha1.PodStatusPending, agentapi.CodePodFailed}
+		return podStatus{word: v1alpha1.PodStatusPending, code: agentapi.CodePodFailed}
 	case s.Status.Unable != "":
 		why = s.Status.UnableCode
 	case v.Settings.Mismatch != config.MismatchNone:
@@ -145,9 +163,9 @@ func statusOf(s *Snapshot, v *config.Verdict, atts []*agentapi.Attachment, t *tr
 		return podStatus{word: v1alpha1.PodStatusEnabled}
 	}
 	if t.refused(now) {
-		return podStatus{v1alpha1.PodStatusRefused, why}
+		return podStatus{v1alpha1.PodStatusRefused, why, t.older}
 	}
-	return podStatus{v1alpha1.PodStatusFallback, why}
+	return podStatus{word: v1alpha1.PodStatusFallback, code: why}
 }
 
 // pausedOf is why the connections of a pod are not diverted for now.

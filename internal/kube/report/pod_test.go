@@ -103,7 +103,7 @@ func TestTraffic(t *testing.T) {
 				d := decided("shop/web", s.mode, s.code, began().Add(s.at))
 				switch {
 				case s.mode == "":
-					tr.carried(d.Last)
+					tr.alive(false)
 				case s.mode == "forget":
 					tr.forget(d.Last)
 				case d.Last.After(tr.latest): // as noteTraffic does it
@@ -133,6 +133,7 @@ func TestStatusOf_refused(t *testing.T) {
 		{"some time ago", fallbackAfter, func(*Snapshot) {}, "Refused: REQUIRED"},
 		{"without a device", fallbackAfter, func(s *Snapshot) { s.Status.Devices = nil }, "Refused: NOSMCDEV"},
 		{"long ago", fallbackMemory + 1, func(*Snapshot) {}, "Enabled"},
+		{"older ones live", fallbackAfter, func(*Snapshot) { tr.alive(true) }, "Refused: REQUIRED, older connections live"},
 	} {
 		s := healthy()
 		tt.change(&s)
@@ -140,6 +141,48 @@ func TestStatusOf_refused(t *testing.T) {
 		if got.String() != tt.want || parsePodStatus(got.String()) != got {
 			t.Errorf("%s: %q, want %q", tt.name, got, tt.want)
 		}
+	}
+}
+
+// TestReporter_refusedWithLiveConnections: a pod says what new connections get, and that older
+// ones live, of which its link groups know.
+func TestReporter_refusedWithLiveConnections(t *testing.T) {
+	for _, of := range []string{"shop/web", "shop/*"} {
+		synctest.Test(t, func(t *testing.T) {
+			srv, src := newFakeServer(), &source{snap: healthy()}
+			conns := func(n int) func(*Snapshot) {
+				return func(s *Snapshot) {
+					a := attachment("shop/web", agentapi.StateReady)
+					a.Budget.ConnsUsed, s.Links[0].Conns = n, n
+					s.Attachments = []agentapi.Attachment{a}
+				}
+			}
+			src.change(func(s *Snapshot) {
+				s.Verdicts = []config.Verdict{verdict("web")}
+				s.Links = []agentapi.LinkGroup{group(of, 1, 1)}
+				conns(1)(s)
+			})
+			start(t, srv, src)
+			decide := func(mode string, code agentapi.Code) {
+				src.change(func(s *Snapshot) { s.Decisions = []agentapi.Decision{decided("shop/web", mode, code, time.Now())} })
+			}
+			says := func(when, want string) {
+				t.Helper()
+				pass(fallbackAfter + 2*collectEvery)
+				if got := srv.pod("web"); got != want {
+					t.Errorf("link group of %s, %s: %q, want %q", of, when, got, want)
+				}
+			}
+			says("at first", "Enabled")
+			decide(agentapi.ModeReset, agentapi.CodeRequired)
+			says("new ones are refused", "Refused: REQUIRED, older connections live")
+			src.change(conns(0))
+			says("the older ones have ended", "Refused: REQUIRED")
+			decide(smcrMode, "")
+			says("a new one is on SMC-R", "Enabled")
+			decide("TCP", agentapi.CodeOf(clc.ReasonPeerNoSMC))
+			says("a new one is plain TCP", "Enabled") // others may be on the link group at any time
+		})
 	}
 }
 
