@@ -231,6 +231,18 @@ func TestExplain(t *testing.T) {
 			advice: []string{"policy shop/fast selects the pods behind Service shop/cidr, but the connection is made to the address of the Service, and that decides: add 10.96.0.66/32 to peers.cidrs"},
 		},
 		{
+			name: "the same by the Service's address", src: "web-0", dst: "10.96.0.66:6380", code: agentapi.CodeNoPolicy, verdict: "no policy",
+			dest: "10.96.0.66:6380 (service shop/cidr)", peers: []string{"shop/redis-0 node-b"}, advice: []string{"add 10.96.0.66/32 to peers.cidrs"},
+		},
+		{
+			name: "the same by svc/NAME", src: "web-0", dst: "svc/cidr:redis", code: agentapi.CodeNoPolicy, verdict: "no policy",
+			dest: "10.96.0.66:6380 (service shop/cidr)", peers: []string{"shop/redis-0 node-b"}, advice: []string{"add 10.96.0.66/32 to peers.cidrs"},
+		},
+		{
+			name: "the same by the Service's full name", src: "web-0", dst: "cidr.shop.svc.cluster.local:6380", code: agentapi.CodeNoPolicy, verdict: "no policy",
+			dest: "10.96.0.66:6380 (service shop/cidr)", peers: []string{"shop/redis-0 node-b"}, advice: []string{"add 10.96.0.66/32 to peers.cidrs"},
+		},
+		{
 			name: "a full budget of the peer", src: "web-0", dst: "pod/redis-0:7777", code: "MEM", verdict: "the peer declined", dest: "10.2.0.9:7777 (pod shop/redis-0)",
 			peers:  []string{"shop/redis-0 node-b"},
 			advice: []string{"the peer shop/redis-0: memory of pod shop/redis-0: 4.0 MiB of 4.0 MiB used now; raise agent.budgets.pod.memory of the chart"},
