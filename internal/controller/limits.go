@@ -23,8 +23,8 @@ const (
 	startGrace = 30 * time.Second
 
 	// silentAfter is how long an agent may renew its Lease not, while others do theirs,
-	// before it is gone. Agents renew every 2.5 s (internal/kube/report), so that two
-	// renewals may get lost, and a container that ends and starts again is not gone;
+	// before it is gone. Agents renew every 3.5 s (internal/kube/report), so that a
+	// renewal may hang, and a container that ends and starts again is not gone;
 	// people are to see within 10 s that an agent is.
 	silentAfter = 7 * time.Second
 

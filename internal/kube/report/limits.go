@@ -49,9 +49,10 @@ const (
 	// renewEvery is the time between two renewals of the agent's Lease, and renewRetry
 	// that after one that failed or took renewTimeout, which doubles up to renewEvery. The controller takes the agent for
 	// gone when it has seen none for 7 s (silentAfter there), and people are to see that 10 s
-	// after the end of the agent: two renewals in between can get lost. leaseDuration is what
-	// the Lease says of it.
-	renewEvery    = 2500 * time.Millisecond
+	// after the end of the agent. A renewal that hangs until renewTimeout is followed by
+	// another one after 6 s, and a container that is killed has 3.5 s to start again. 500
+	// nodes make 143 writes a second. leaseDuration is what the Lease says of it.
+	renewEvery    = 3500 * time.Millisecond
 	renewRetry    = 500 * time.Millisecond
 	renewTimeout  = 2 * time.Second
 	leaseDuration = 7 * time.Second
