@@ -80,6 +80,11 @@ const (
 	attachGrace = 5 * time.Second
 	attachWarn  = time.Minute
 
+	// drainGrace is how long an agent may drain before the pods are told that their new
+	// connections are plain TCP. There is no other agent until it has ended, unless it is
+	// updated; then it does not drain, but hands over.
+	drainGrace = 5 * time.Second
+
 	// A pod is Fallback because of its connections when none of them was on
 	// SMC-R for fallbackAfter, and the last that was not is younger than
 	// fallbackMemory, which is longer than destinations stay in the negative

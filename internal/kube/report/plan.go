@@ -28,6 +28,7 @@ type planner struct {
 	queue *queue
 	news  *events
 
+	drains         time.Time              // since when the agent drains
 	uninstalled    bool                   // the last write of the SMCRNode is in the queue, or done
 	toldOfEnd      bool                   // it is done
 	nodeConditions []metav1.Condition     // as last planned, or as the API server had them
@@ -66,14 +67,26 @@ func newPlanner(id identity, q *queue, news *events) *planner {
 func (p *planner) plan(s *Snapshot, now time.Time) {
 	if s.Reconciled {
 		p.planLinks(s, now)
-		// An agent that drains leaves the annotations of the pods to its successor.
-		if !p.id.linksOnly && (!s.Status.Draining || s.Uninstalled) {
+		if !p.id.linksOnly && !p.leavesPods(s, now) {
 			p.planPods(s, now)
 		}
 	}
 	if !p.id.linksOnly {
 		p.planNode(s, now)
 	}
+}
+
+// leavesPods says whether the annotations of the pods are left to the agent's successor: an
+// agent without connections that last ends at once.
+func (p *planner) leavesPods(s *Snapshot, now time.Time) bool {
+	if !s.Status.Draining || s.Uninstalled {
+		p.drains = time.Time{}
+		return false
+	}
+	if p.drains.IsZero() {
+		p.drains = now
+	}
+	return now.Sub(p.drains) < drainGrace
 }
 
 func (p *planner) planNode(s *Snapshot, now time.Time) {

@@ -132,6 +132,8 @@ func statusOf(s *Snapshot, v *config.Verdict, atts []*agentapi.Attachment, t *tr
 		return podStatus{word: v1alpha1.PodStatusFallback, code: agentapi.CodeNoAgent}
 	case !v.OptedIn, s.Uninstalled:
 		return podStatus{}
+	case s.Status.Draining:
+		return podStatus{word: v1alpha1.PodStatusFallback, code: agentapi.CodeDraining}
 	}
 	if len(atts) == 0 {
 		return podStatus{word: v1alpha1.PodStatusPending, code: agentapi.CodeNotAttached}

@@ -33,6 +33,7 @@ func TestStatusOf(t *testing.T) {
 		{"no option", []agentapi.Attachment{idle}, func(s *Snapshot, _ *config.Verdict) {
 			s.Status.Unable, s.Status.UnableCode = "x", agentapi.CodeNoOption
 		}, "Fallback: NO_OPTION"},
+		{"draining", nil, func(s *Snapshot, _ *config.Verdict) { s.Status.Draining = true }, "Fallback: DRAINING"},
 		{"no device", []agentapi.Attachment{ready}, func(s *Snapshot, _ *config.Verdict) { s.Status.Devices = nil }, "Fallback: NOSMCDEV"},
 		{"ports down", []agentapi.Attachment{ready}, func(s *Snapshot, _ *config.Verdict) { s.Status.Devices[0].Port = "DOWN" }, "Fallback: NOSMCDEV"},
 		{"transport", []agentapi.Attachment{ready}, func(_ *Snapshot, v *config.Verdict) { v.Settings.Mismatch = config.MismatchTransport }, "Fallback: TRANSPORT"},

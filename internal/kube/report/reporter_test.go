@@ -117,8 +117,8 @@ func TestReporter_notUpYet(t *testing.T) {
 	})
 }
 
-// TestReporter_draining: what an agent that stops does to its pods is not what
-// they are.
+// TestReporter_draining: what an agent that stops does to its pods is not what they are, unless
+// connections keep it from its end: until then the pods' new ones are plain TCP.
 func TestReporter_draining(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		srv, src := newFakeServer(), &source{snap: healthy()}
@@ -130,9 +130,21 @@ func TestReporter_draining(t *testing.T) {
 		src.change(func(s *Snapshot) {
 			s.Status.Draining, s.Attachments = true, []agentapi.Attachment{attachment("shop/web", agentapi.StateIdle)}
 		})
-		pass(time.Minute)
+		pass(drainGrace - time.Second)
 		if diff := cmp.Diff([]string{"apply SMCRNode node-a"}, srv.taken()); diff != "" {
 			t.Errorf("writes (-want +got):\n%s", diff)
+		}
+		src.change(func(s *Snapshot) { s.Attachments = nil })
+		pass(time.Minute)
+		if got := srv.pod("web"); got != "Fallback: DRAINING" || len(srv.taken()) != 1 {
+			t.Errorf("while it drains: %q", got)
+		}
+		src.change(func(s *Snapshot) {
+			s.Status.Draining, s.Attachments = false, []agentapi.Attachment{attachment("shop/web", agentapi.StateReady)}
+		})
+		oneSecond()
+		if got := srv.pod("web"); got != "Enabled" {
+			t.Errorf("when it serves again: %q", got)
 		}
 	})
 }
