@@ -11,27 +11,31 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/smcr-io/kube-smcr/api/v1alpha1"
+	"github.com/smcr-io/kube-smcr/test/cluster/lab"
 	"github.com/smcr-io/kube-smcr/test/cluster/product"
 )
 
-// loads are two opted-in pods on the second node that make connections without a pause worth
-// mentioning, while an agent ends: to a server with SMC-R, and to one without.
+// loads are two opted-in pods on one node that make connections without a pause worth
+// mentioning, while an agent or another node ends: to a server with SMC-R, and to one without.
 type loads struct {
 	c              *cluster
 	carried, plain pod
 	before         [2]sum
 }
 
-// startLoads starts loads on server, and on a server beside it that is not opted in.
-func (c *cluster) startLoads(server pod) *loads {
+// loadOn is the label of the pods of loads that connect to the server with SMC-R.
+const loadOn = "load-on"
+
+// startLoads starts loads of a node on server, and on a server beside it that is not opted in.
+func (c *cluster) startLoads(server pod, node *lab.Node) *loads {
 	c.Helper()
 	n := c.Name()[strings.LastIndexByte(c.Name(), '/')+1:]
 	suffix := fmt.Sprintf("%s-%d", strings.ToLower(n), time.Now().UnixMilli()%1e6)
 	plain := c.start(server.ns, podSpec{name: "plain-server-" + suffix, node: c.n[0], annotations: map[string]string{v1alpha1.AnnotationEnabled: "false"}})[0]
 	args := func(to pod) []string { return []string{"load", to.address(), "--interval=10ms", "--workers=4"} }
 	pods := c.start(server.ns,
-		podSpec{name: "to-smcr-" + suffix, node: c.n[1], args: args(server)},
-		podSpec{name: "to-plain-" + suffix, node: c.n[1], args: args(plain)})
+		podSpec{name: "to-smcr-" + suffix, node: node, args: args(server), labels: map[string]string{loadOn: "smcr"}},
+		podSpec{name: "to-plain-" + suffix, node: node, args: args(plain)})
 	l := &loads{c: c, carried: pods[0], plain: pods[1]}
 	c.onSMCR(l.carried, server.address())
 	l.before = [2]sum{c.grows(l.carried, sum{}, 50), c.grows(l.plain, sum{}, 50)}
@@ -61,19 +65,23 @@ func (l *loads) end(what string) (failed int) {
 func agentEnds(c *cluster) {
 	server, client := c.pair("load")
 	for _, end := range []struct {
-		name string
-		do   func(agent string) error
+		name  string
+		holds bool // while it carries a connection that does not end
+		do    func(agent string) error
 	}{
-		{"agent deleted", func(agent string) error {
+		{"agent deleted", false, func(agent string) error {
 			return c.p.Clientset.CoreV1().Pods(product.Namespace).Delete(c.Context(), agent, metav1.DeleteOptions{})
 		}},
-		{"agent evicted", func(agent string) error {
+		{"agent evicted", true, func(agent string) error {
 			return c.p.Clientset.PolicyV1().Evictions(product.Namespace).Evict(c.Context(), &policyv1.Eviction{
 				ObjectMeta: metav1.ObjectMeta{Namespace: product.Namespace, Name: agent},
 			})
 		}},
 	} {
-		l := c.startLoads(server)
+		l := c.startLoads(server, c.n[1])
+		if end.holds { // it drains for as long as it may
+			c.start(server.ns, podSpec{name: "holder", node: c.n[1], args: []string{"hold", server.address()}})
+		}
 		old, err := c.p.AgentPod(c.Context(), c.n[1].Name)
 		c.must(err)
 		began := time.Now()

@@ -52,7 +52,7 @@ func (c *cluster) killAgents(n *lab.Node) {
 // agent again.
 func agentKilled(c *cluster) {
 	server, holder := c.pair("hold")
-	l := c.startLoads(server)
+	l := c.startLoads(server, c.n[1])
 	aliveSince := c.aliveSince(c.n[1])
 	c.killAgents(c.n[1])
 	c.ends(holder, soon)
@@ -479,12 +479,13 @@ func (c *cluster) redundancy(p pod, want v1alpha1.Redundancy) (l v1alpha1.SMCRLi
 	return l
 }
 
-// nodeReboot: a node that is switched off and on again.
+// nodeReboot: a node that is switched off and on again. Connections on the node that stays go on, and those to the
+// lost one end as without SMC-R.
 func nodeReboot(c *cluster) {
 	server, client := c.pair("load")
 	c.spreadControllers()
 	n := c.n[1]
-	c.must(n.PowerOff(c.Context()))
+	lost := c.loseNode(server.ns, n, server.node)
 	on := false
 	c.Cleanup(func() {
 		if !on {
@@ -492,6 +493,7 @@ func nodeReboot(c *cluster) {
 		}
 	})
 	c.agentGone(n, client, metav1.ConditionUnknown)
+	lost()
 	c.must(n.PowerOn(c.Context()))
 	on = true
 	c.must(c.p.WaitNode(c.Context(), n.Name))

@@ -20,13 +20,23 @@ import (
 // connected is what connect() in a pod came to, and in how many milliseconds.
 func (c *cluster) connected(from pod, address, timeout string) (what string, took int) {
 	c.Helper()
-	out, err := c.p.Lab.Kubectl(c.Context(), "exec", "-n", from.ns, from.name, "--", "/usr/bin/traffic", "connect", address, "--timeout", timeout)
+	what, took, err := c.tryConnect(from, address, "--timeout="+timeout)
 	c.must(err)
+	return what, took
+}
+
+// tryConnect is connected for any goroutine.
+func (c *cluster) tryConnect(from pod, address string, flags ...string) (what string, took int, err error) {
+	args := append([]string{"exec", "-n", from.ns, from.name, "--", "/usr/bin/traffic", "connect", address}, flags...)
+	out, err := c.p.Lab.Kubectl(c.Context(), args...)
+	if err != nil {
+		return "", 0, err
+	}
 	what, ms, _ := strings.Cut(strings.TrimSpace(out), " after ")
 	if _, err := fmt.Sscanf(ms, "%d ms", &took); err != nil {
-		c.Fatalf("traffic connect said %q", out)
+		return "", 0, fmt.Errorf("traffic connect said %q", out)
 	}
-	return what, took
+	return what, took, nil
 }
 
 // heldSYNs: connect() of an opted-in pod ends as that of one that is not, and what is not SMC-R passes

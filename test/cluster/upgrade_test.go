@@ -30,7 +30,7 @@ import (
 func upgradeUnderLoad(c *cluster) {
 	server, holder := c.pair("hold")
 	c.must(c.p.TagNext(c.Context()))
-	l := c.startLoads(server)
+	l := c.startLoads(server, c.n[1])
 	old, err := c.p.AgentPod(c.Context(), holder.node.Name)
 	c.must(err)
 	drains := c.seesDrain(holder, old.Name)

@@ -39,6 +39,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	fs.DurationVar(&c.interval, "interval", 20*time.Millisecond, "pause after each connection or message")
 	fs.IntVar(&c.size, "bytes", 4096, "bytes of each message")
 	timeout := fs.Duration("timeout", exchangeTimeout, "of connect: the program's own")
+	retries := fs.Int("syn-retries", 0, "of connect: SYNs after the first one, 0 for the system's setting")
 	fs.IntVar(&c.workers, "workers", 2, "of load: connections at a time")
 	if err := fs.Parse(args[2:]); err != nil {
 		return err
@@ -49,7 +50,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	case "once":
 		return c.once(ctx)
 	case "connect":
-		return connect(ctx, args[1], *timeout, out)
+		return connect(ctx, args[1], *timeout, *retries, out)
 	case "load":
 		return c.load(ctx)
 	case "hold":
@@ -60,9 +61,19 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 }
 
 // connect says what connect() came to, and after how long. That is no error, whatever it is.
-func connect(ctx context.Context, address string, timeout time.Duration, out io.Writer) error {
+func connect(ctx context.Context, address string, timeout time.Duration, retries int, out io.Writer) error {
+	d := net.Dialer{Timeout: timeout, Control: func(_, _ string, c syscall.RawConn) error {
+		if retries == 0 {
+			return nil
+		}
+		var set error
+		err := c.Control(func(fd uintptr) {
+			set = syscall.SetsockoptInt(int(fd), syscall.IPPROTO_TCP, syscall.TCP_SYNCNT, retries)
+		})
+		return errors.Join(err, set)
+	}}
 	began := time.Now()
-	conn, err := (&net.Dialer{Timeout: timeout}).DialContext(ctx, "tcp", address)
+	conn, err := d.DialContext(ctx, "tcp", address)
 	took, what := time.Since(began).Milliseconds(), "connected"
 	var errno syscall.Errno
 	var timedOut net.Error
