@@ -40,11 +40,15 @@ func (c *cluster) loseNode(ns string, n, stays *lab.Node) (wait func()) {
 	c.policy(ns, "on-one-node", fmt.Sprintf("{mode: Required, podSelector: {matchLabels: {%s: smcr}}}", loadOn))
 	servers := c.start(ns, podSpec{name: "far", node: n}, podSpec{name: "near", node: stays})
 	far, near := servers[0], servers[1]
+	plain := map[string]string{v1alpha1.AnnotationEnabled: "false"}
 	hold := []string{"hold", far.address()}
 	holders := c.start(ns,
 		podSpec{name: "holder", node: stays, args: hold},
-		podSpec{name: "holder-plain", node: stays, args: hold, annotations: map[string]string{v1alpha1.AnnotationEnabled: "false"}})
+		podSpec{name: "holder-plain", node: stays, args: hold, annotations: plain})
 	c.onSMCR(holders[0], far.address())
+	// One that has nothing to do with SMC-R, to know what the machine adds.
+	control := c.start(ns, podSpec{name: "control", node: stays, annotations: plain,
+		args: []string{"load", near.address(), "--interval=10ms", "--workers=4"}})[0]
 	l := c.startLoads(near, stays)
 	for _, nic := range []string{"eth0", "eth1"} { // the kernel of a node that ends would say goodbye
 		c.must(n.SetPort(c.Context(), nic, false))
@@ -83,5 +87,8 @@ func (c *cluster) loseNode(ns string, n, stays *lab.Node) (wait func()) {
 		if failed := l.end("another node lost"); failed > 0 {
 			c.Errorf("%d connections with SMC-R failed on the node that stays", failed)
 		}
+		s, err := c.last(control)
+		c.must(err)
+		c.Logf("meanwhile from a pod that is not opted in: %d connections, the slowest good one took %d ms %v", s.OK+s.Failed, s.WorstMillis, s.Errors)
 	}
 }
