@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -25,9 +26,11 @@ const aptConfiguration = "/etc/apt"
 
 // A builder builds one image in a directory of its own.
 type builder struct {
-	progress io.Writer
 	began    time.Time
 	tmp, out string
+
+	mu       sync.Mutex // kernel and userland are made side by side, and both say how far they are
+	progress io.Writer
 }
 
 func (b *builder) root() string      { return filepath.Join(b.tmp, "root") }
@@ -35,6 +38,8 @@ func (b *builder) kernel() string    { return filepath.Join(b.tmp, "kernel") }
 func (b *builder) downloads() string { return filepath.Join(b.tmp, "downloads") }
 
 func (b *builder) say(format string, args ...any) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	_, _ = fmt.Fprintf(b.progress, "vm: %5.1fs %s\n", time.Since(b.began).Seconds(), fmt.Sprintf(format, args...))
 }
 
