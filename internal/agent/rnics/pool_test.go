@@ -29,6 +29,7 @@ type host struct {
 	absent map[string]error
 	open   map[string][]*fakeDevice
 	log    []string // changes, and devices that users lost
+	twins  []string // names of one device, whose RDMA device is twin
 }
 
 // fakeDevice is one opening of a device.
@@ -64,7 +65,7 @@ func (h *host) opens(name string) (rdma.Device, func() error, error) {
 	if err := h.absent[name]; err != nil {
 		return nil, nil, err
 	}
-	d := &fakeDevice{name: "rdma-" + name, events: make(chan rdma.AsyncEvent)}
+	d := &fakeDevice{name: h.rdmaName(name), events: make(chan rdma.AsyncEvent)}
 	h.open[name] = append(h.open[name], d)
 	return d, func() error {
 		h.mu.Lock()
@@ -72,6 +73,13 @@ func (h *host) opens(name string) (rdma.Device, func() error, error) {
 		h.open[name] = slices.DeleteFunc(h.open[name], func(o *fakeDevice) bool { return o == d })
 		return nil
 	}, nil
+}
+
+func (h *host) rdmaName(name string) string {
+	if slices.Contains(h.twins, name) {
+		return "twin"
+	}
+	return "rdma-" + name
 }
 
 // lacks makes a device go, or come back if err is nil.

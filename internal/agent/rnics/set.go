@@ -21,6 +21,8 @@ type Set struct {
 	// guarded by Pool.mu; only the owner of the set changes them:
 	want    []Own     // the argument of the last Update
 	devices []*device // one for each element of want
+
+	given []rdma.Device // the last result of Usable; guarded by Pool.mu
 }
 
 // A User runs on the devices of a set, and stops using a device that is removed.
@@ -69,32 +71,49 @@ func (s *Set) States() []State {
 }
 
 // Usable are the open devices of the set, each once: a pod may ask for one device under two IDs,
-// "rdma0" and the PCI address, say. count grows whenever any device of the pool is opened:
-// while it is the same, the stack already has all of them.
+// "rdma0" and the PCI address, say. If the pool opened such a device once for each ID, Usable goes on
+// to return the same opening while that is open. count grows whenever any device of the pool is
+// opened: while it is the same, the stack already has all of them.
 func (s *Set) Usable() (open []rdma.Device, count uint64) {
 	s.pool.mu.Lock()
 	defer s.pool.mu.Unlock()
+	at := map[string]int{} // a device's name to its index in open
 	for _, d := range s.list() {
-		if d.open != nil && !slices.ContainsFunc(open, func(o rdma.Device) bool { return o.Name() == d.open.Name() }) {
+		if d.open == nil {
+			continue
+		}
+		i, twice := at[d.open.Name()]
+		switch {
+		case !twice:
+			at[d.open.Name()] = len(open)
 			open = append(open, d.open)
+		case slices.Contains(s.given, d.open):
+			open[i] = d.open
 		}
 	}
+	s.given = slices.Clone(open)
 	return open, s.pool.openCount
 }
 
 // Update makes want the devices of a pod's set. Devices that are no longer wanted are removed from
-// user, if that is not nil, and then closed. The caller gives the new ones to its stack.
+// user, if that is not nil, and then closed. A device that the pod still has under another ID stays
+// with user, unless the opening that Usable returned is to be closed: then user loses the device, and
+// gets the other opening with the new ones. The caller gives the new ones to its stack.
 func (s *Set) Update(ctx context.Context, user User, want []Own) {
 	p := s.pool
 	kept := map[string]*device{}
+	var gone []*device
 	for i, d := range s.devices {
 		had := &s.want[i]
 		if slices.ContainsFunc(want, func(o Own) bool { return reflect.DeepEqual(o, *had) }) {
 			kept[had.ID] = d
-			continue
+		} else {
+			gone = append(gone, d)
 		}
-		if open := p.get(d); user != nil && open != nil {
-			user.RemoveDevice(open.Name())
+	}
+	for _, d := range gone {
+		if name := s.loses(d, kept); name != "" && user != nil {
+			user.RemoveDevice(name)
 		}
 		if err := p.giveBack(d); err != nil {
 			p.cfg.Log.Warn("device taken from a pod not closed in order", "device", d.name, "err", err)
@@ -110,6 +129,22 @@ func (s *Set) Update(ctx context.Context, user User, want []Own) {
 	defer p.mu.Unlock()
 	s.want, s.devices = want, devices
 	p.openCount++
+}
+
+// loses is the name of the device that the set's user loses when the set gives d back and keeps
+// others; "" if the user does not have d, or one of the others is the same opening.
+func (s *Set) loses(d *device, kept map[string]*device) string {
+	s.pool.mu.Lock()
+	defer s.pool.mu.Unlock()
+	if !slices.Contains(s.given, d.open) { // nil, which a missing device has, is never there
+		return ""
+	}
+	for _, other := range kept {
+		if other.open == d.open {
+			return ""
+		}
+	}
+	return d.open.Name()
 }
 
 // Release gives a pod's own devices back, and closes the handle on its namespace.

@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/smcr-io/kube-smcr/internal/devices/vf"
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/verbs"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
 )
@@ -97,6 +98,61 @@ func TestSet_Usable_once(t *testing.T) {
 		t.Errorf("usable (-want +got)\n%s", diff)
 	}
 	must(t, s.Release())
+}
+
+// TestSet_Update_twoIDs: a pod that asked for one device under two IDs and then for one of them keeps
+// what its stack runs on.
+func TestSet_Update_twoIDs(t *testing.T) {
+	x, y := Own{Pod: "p", ID: "x", RDMA: []string{"a"}}, Own{Pod: "p", ID: "y", RDMA: []string{"a"}}
+	for _, c := range []struct {
+		name         string
+		node         bool // the device is one of the node's: one opening for both IDs
+		keep         Own
+		missing      bool // the one that the stack has goes missing before, and is back
+		lost, opened string
+	}{
+		{name: "one opening, the first ID goes", node: true, keep: y, opened: "a"},
+		{name: "one opening, the second ID goes", node: true, keep: x, opened: "a"},
+		{name: "two openings, the stack's goes", keep: y, lost: "lost twin", opened: "y"},
+		{name: "two openings, the other one goes", keep: x, opened: "x"},
+		{name: "two openings, the stack has the second one, and that stays", keep: y, missing: true, opened: "y"},
+		{name: "two openings, the stack has the second one, and that goes", keep: x, missing: true, lost: "lost twin", opened: "x"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			h := newHost()
+			var node []string
+			if c.node {
+				node = []string{"a"}
+			} else {
+				h.twins = []string{"x", "y"}
+			}
+			p := h.pool(t, node...)
+			s := p.NewSet(nil)
+			s.Update(t.Context(), h, []Own{x, y})
+			if open, _ := s.Usable(); len(open) != 1 {
+				t.Fatalf("usable %v, want one device", names(open))
+			}
+			if c.missing {
+				d := s.devices[0]
+				must(t, p.closeDevice(d, errUnplugged))
+				s.Usable()
+				must(t, p.openDevice(d))
+				s.Usable()
+			}
+			s.Update(t.Context(), h, []Own{c.keep})
+			if got := h.noted(); got != c.lost {
+				t.Errorf("the stack: %q, want %q", got, c.lost)
+			}
+			if open, _ := s.Usable(); len(open) != 1 || open[0] != rdma.Device(h.first(c.opened)) {
+				t.Errorf("usable %v, want the opening of %s", names(open), c.opened)
+			}
+			s.Update(t.Context(), h, nil)
+			if got, want := h.noted(), "lost "+h.rdmaName(c.opened); got != want {
+				t.Errorf("without devices: the stack %q, want %q", got, want)
+			}
+			must(t, s.Release())
+		})
+	}
 }
 
 // TestPool_Node: the node's set has no rails, PCI addresses or namespace, and stays.
