@@ -219,6 +219,60 @@ func receiver(f *ast.FuncDecl) string {
 	}
 }
 
+// logCalls are the methods of *slog.Logger that take keys and values, and how many arguments come before these.
+var logCalls = map[string]int{
+	"Debug": 1, "Info": 1, "Warn": 1, "Error": 1, "With": 0,
+	"DebugContext": 2, "InfoContext": 2, "WarnContext": 2, "ErrorContext": 2, "Log": 3,
+}
+
+// A query for errors in the logs of all programs needs one key.
+func TestEveryLogKeyHasTheUsualForm(t *testing.T) {
+	form := regexp.MustCompile(`^[a-z][a-zA-Z0-9]*$`)
+	found := 0
+	for _, f := range sources(t) {
+		if strings.HasSuffix(f.name, "_test.go") || !strings.HasPrefix(f.name, "cmd/") && !strings.HasPrefix(f.name, "internal/") {
+			continue
+		}
+		fset := token.NewFileSet()
+		tree, err := parser.ParseFile(fset, f.name, f.text, parser.SkipObjectResolution)
+		if err != nil {
+			t.Fatalf("parse: %v", err)
+		}
+		ast.Inspect(tree, func(n ast.Node) bool {
+			call, ok := n.(*ast.CallExpr)
+			if !ok {
+				return true
+			}
+			method, ok := call.Fun.(*ast.SelectorExpr)
+			if !ok {
+				return true
+			}
+			before, ok := logCalls[method.Sel.Name]
+			if pkg, _ := method.X.(*ast.Ident); !ok || pkg != nil && pkg.Name == "http" { // http.Error
+				return true
+			}
+			for i := before; i+1 < len(call.Args); i += 2 {
+				key, ok := call.Args[i].(*ast.BasicLit)
+				if !ok || key.Kind != token.STRING {
+					continue // a method of another type, or a key that is not written out
+				}
+				found++
+				name := strings.Trim(key.Value, "\"`")
+				switch {
+				case name == "error":
+					t.Errorf("%v: log key %q; the usual one is \"err\"", fset.Position(key.Pos()), name)
+				case !form.MatchString(name):
+					t.Errorf("%v: log key %q is not in lowerCamelCase", fset.Position(key.Pos()), name)
+				}
+			}
+			return true
+		})
+	}
+	if found == 0 {
+		t.Error("no log key found: this test checks nothing")
+	}
+}
+
 func TestEveryPackageHasADoc(t *testing.T) {
 	packages := map[string]bool{} // directory to "its doc.go, or a command's main.go, has a package comment"
 	for _, f := range sources(t) {

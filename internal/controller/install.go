@@ -90,7 +90,7 @@ func retry(ctx context.Context, log *slog.Logger, f func() error) error {
 		if err == nil || permanent(err) {
 			return err
 		}
-		log.Info("failed; tried again", "error", err)
+		log.Info("failed; tried again", "err", err)
 		select {
 		case <-ctx.Done():
 			return errors.Join(err, ctx.Err())

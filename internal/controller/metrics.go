@@ -70,7 +70,7 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
 	defer cancel()
 	if err := m.count(ctx, *r, gauge); err != nil {
-		m.log.Warn("objects not counted; the metrics of this scrape are incomplete", "error", err)
+		m.log.Warn("objects not counted; the metrics of this scrape are incomplete", "err", err)
 	}
 }
 

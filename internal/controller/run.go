@@ -116,7 +116,7 @@ func Run(ctx context.Context, api *rest.Config, c Config) error {
 		if worked {
 			pause = minRestart
 		}
-		c.Log.Warn("controller stopped; it starts again after the pause", "error", err, "pause", pause)
+		c.Log.Warn("controller stopped; it starts again after the pause", "err", err, "pause", pause)
 		select {
 		case <-ctx.Done():
 			return nil
@@ -277,7 +277,7 @@ func (s *service) serve(api *rest.Config) (stop func(), err error) {
 		servers = append(servers, srv)
 		running.Go(func() {
 			if err := srv.Serve(l); !errors.Is(err, http.ErrServerClosed) {
-				s.config.Log.Error("server stopped; restart the controller's pod", "server", one.what, "error", err)
+				s.config.Log.Error("server stopped; restart the controller's pod", "server", one.what, "err", err)
 			}
 		})
 		s.config.Log.Info("serving", "what", one.what, "address", address)

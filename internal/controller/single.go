@@ -98,7 +98,7 @@ func (s *service) first(ctx context.Context, api *rest.Config, i installation) e
 	why := fmt.Sprintf("kube-smcr is installed already: DaemonSet %s/%s is older; this controller does nothing: uninstall one of the two", other.Namespace, other.Name)
 	if was := s.refused.Swap(&why); own != nil && (was == nil || *was != why) {
 		if err := tell(ctx, c, own, reasonSecond, why); err != nil {
-			s.config.Log.Warn("event not made", "error", err)
+			s.config.Log.Warn("event not made", "err", err)
 		}
 	}
 	return fmt.Errorf("%s", why)

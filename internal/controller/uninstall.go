@@ -116,7 +116,7 @@ func (u *uninstall) tellOf(ctx context.Context, left []string) {
 		// Without a UID, as kubelet's own events about its Node.
 		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name)}}
 		if err := tell(ctx, u.client, node, reasonNotClean, NotClean); err != nil {
-			u.config.Log.Warn("event not made", "node", name, "error", err)
+			u.config.Log.Warn("event not made", "node", name, "err", err)
 		}
 	}
 }
@@ -290,7 +290,7 @@ func (u *uninstall) cleanPods(ctx context.Context) {
 		}
 	})
 	if err != nil {
-		u.config.Log.Warn("an annotation is left on pods", "annotation", v1alpha1.AnnotationStatus, "error", err)
+		u.config.Log.Warn("an annotation is left on pods", "annotation", v1alpha1.AnnotationStatus, "err", err)
 	}
 }
 

@@ -47,7 +47,7 @@ func pause(ctx context.Context, d time.Duration) {
 func (in *Installer) work(ctx context.Context, l *files.Lock) {
 	for _, dir := range []string{in.c.ConfDir, in.c.BinDir} {
 		if err := removeTemps(dir); err != nil {
-			in.log.Warn("remove temporary files", "error", err)
+			in.log.Warn("remove temporary files", "err", err)
 		}
 	}
 	w, complete := in.watch()
@@ -74,12 +74,12 @@ func (in *Installer) work(ctx context.Context, l *files.Lock) {
 func (in *Installer) watch() (w *fsnotify.Watcher, complete bool) {
 	w, err := fsnotify.NewWatcher()
 	if err != nil {
-		in.log.Warn("CNI directories not watched; they are read every few seconds instead", "error", err)
+		in.log.Warn("CNI directories not watched; they are read every few seconds instead", "err", err)
 		return nil, false
 	}
 	for _, dir := range []string{in.c.ConfDir, in.c.BinDir} {
 		if aerr := w.Add(dir); aerr != nil {
-			in.log.Warn("CNI directory not watched; it is read every few seconds instead", "dir", dir, "error", aerr)
+			in.log.Warn("CNI directory not watched; it is read every few seconds instead", "dir", dir, "err", aerr)
 			err = aerr
 		}
 	}
@@ -106,7 +106,7 @@ func (in *Installer) wait(ctx context.Context, w *fsnotify.Watcher, interval tim
 		case <-last:
 			return true
 		case err := <-errs: // events were lost
-			in.log.Debug("watch the CNI directories", "error", err)
+			in.log.Debug("watch the CNI directories", "err", err)
 			return true
 		case e := <-events:
 			if own, _ := filepath.Match(tempPattern, filepath.Base(e.Name)); own {
