@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -358,58 +357,4 @@ func TestAgentGone_byPods(t *testing.T) {
 	}
 	updateStatus(w, a.node, func(n *corev1.Node) { n.Status.Conditions[0].Status = corev1.ConditionTrue })
 	w.eventually("the agent's pod is gone", func() error { return a.gone(reasonAgentNoPod) })
-}
-
-// TestLeases: what renewals say.
-func TestLeases(t *testing.T) {
-	start := time.Date(2026, 11, 21, 8, 0, 0, 0, time.UTC)
-	now := start
-	l := newLeases()
-	is := func(what, label string, want verdict) {
-		t.Helper()
-		if got, _ := l.judge(label); got != want {
-			t.Errorf("%v: %s: %v, want %v", now.Sub(start), what, got, want)
-		}
-	}
-	// pass lets time pass in which the leader and these agents renew.
-	pass := func(d time.Duration, agents ...string) {
-		for end := now.Add(d); now.Before(end); {
-			now = now.Add(time.Second)
-			l.saw("", "", now)
-			for _, a := range agents {
-				l.saw(a, a, now)
-			}
-		}
-	}
-	l.saw("", "", now)
-	is("an agent that was never seen", "a", noLease)
-	l.saw("a", "a", now)
-	l.saw("old", "old", now)
-	is("the first sight of a Lease", "a", unproved)
-	pass(3*time.Second, "a")
-	is("a Lease that was renewed", "a", renewed)
-	is("a Lease that was not", "old", unproved)
-	pass(silentAfter, "a")
-	is("a Lease that goes on", "a", renewed)
-	is("a Lease of an agent that was gone when the controller started", "old", silent)
-	pass(silentAfter - time.Second)
-	is("shortly before", "a", renewed)
-	now = now.Add(time.Hour)
-	is("nobody renews, since the API server hangs", "a", renewed)
-	l.saw("", "", now)
-	is("the API server is back", "a", renewed)
-	pass(time.Second)
-	is("the API server was back for long enough", "a", silent)
-	l.takeNews()
-	l.saw("a", "a", now)
-	if news := l.takeNews(); !slices.Equal(news, []string{"a"}) {
-		t.Errorf("the return of an agent is the news %q", news)
-	}
-	l.saw("a", "a", now)
-	if news := l.takeNews(); len(news) > 0 {
-		t.Errorf("a renewal is the news %q", news)
-	}
-	is("the agent is back", "a", renewed)
-	l.forget("a", "a")
-	is("its Lease was deleted", "a", noLease)
 }
