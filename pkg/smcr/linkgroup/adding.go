@@ -62,7 +62,7 @@ func (a *adding) isAbout(i LinkIndex) bool { return a.isUnderWay() && a.link == 
 
 // becomeWanted starts the exchange over a link: an RNIC is to be found.
 func (a *adding) becomeWanted(now time.Time, via *link) {
-	*a = adding{step: addWantEndpoint, via: via.place(), since: now, deadline: now.Add(FlowTimeout), peerLeft: -1}
+	*a = adding{step: addWantEndpoint, via: via.place(), since: now, deadline: now.Add(ExchangeTimeout), peerLeft: -1}
 }
 
 // becomeWaiting goes on to what must come next, within a time.
@@ -127,8 +127,8 @@ func (g *Group) NoLink(now time.Time, index LinkIndex) {
 	}
 }
 
-// carrier is the link that carries the exchange.
-func (a *adding) carrier(g *Group) *link { return g.links.in(a.via) }
+// viaLink is the link that carries the exchange.
+func (a *adding) viaLink(g *Group) *link { return g.links.in(a.via) }
 
 // hasNumber reports whether the exchange under way is about this link. At the
 // client the link has no number of its own before there is a queue pair.
@@ -167,7 +167,7 @@ func (a *adding) extension(g *Group, via, l *link) llc.AddLinkExt {
 // sendContinuation tells the next RTokens, or none (A.3.3). At least one such
 // message is sent in each direction, as Linux does.
 func (a *adding) sendContinuation(g *Group, response bool) {
-	l, via := &g.links.at[a.link], a.carrier(g)
+	l, via := &g.links.at[a.link], a.viaLink(g)
 	m := llc.AddLinkContinuation{Header: g.header(response), Link: l.id}
 	n := 0
 	for ; n < llc.PairsPerContinuation && n < len(a.rmbs); n++ {
@@ -236,7 +236,7 @@ func (a *adding) end(g *Group, now time.Time, added bool) {
 		defer g.retryAdd()
 	}
 	a.becomeNone()
-	if g.requests.is(flowAddLink) {
+	if g.requests.is(exchangeAddLink) {
 		g.requests.end()
 	}
 	g.requests.keptUntil(now)
@@ -274,7 +274,7 @@ func (a *adding) abandon(g *Group, now time.Time, why llc.DeleteReason, orderly 
 		// second one.
 		a.becomeNone()
 		g.links.first().send(m)
-		wait := FlowTimeout
+		wait := ExchangeTimeout
 		if g.dialect == llc.DialectLinux {
 			wait = ResendInterval // as long as Linux waits; see setup.expired
 		}
@@ -291,7 +291,7 @@ func (a *adding) abandon(g *Group, now time.Time, why llc.DeleteReason, orderly 
 
 // expired is what silence means at each step (C.7.1).
 func (a *adding) expired(g *Group, now time.Time) {
-	via := a.carrier(g)
+	via := a.viaLink(g)
 	switch a.step {
 	case addWantEndpoint:
 		g.NoLink(now, a.link)
@@ -305,7 +305,7 @@ func (a *adding) expired(g *Group, now time.Time) {
 		alive := g.dialect == llc.DialectLinux && via.heard.After(a.since)
 		a.abandon(g, now, llc.DeleteLostPath, false)
 		if !alive {
-			g.loseLink(now, via, llc.DeleteLostPath, FaultLink, fmt.Errorf("%w: ADD LINK", ErrFlowTimeout))
+			g.loseLink(now, via, llc.DeleteLostPath, FaultLink, fmt.Errorf("%w: ADD LINK", ErrExchangeTimeout))
 		}
 	case addWaitConfirm:
 		a.abandon(g, now, llc.DeleteLostPath, false)

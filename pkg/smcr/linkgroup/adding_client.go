@@ -24,7 +24,7 @@ func (c *client) handleContinuation(g *Group, now time.Time, from *link, m llc.A
 	}
 	a.sendContinuation(g, true)
 	if a.isTold() && !late {
-		a.becomeWaiting(now, addWaitConfirm, FlowTimeout)
+		a.becomeWaiting(now, addWaitConfirm, ExchangeTimeout)
 	}
 	return nil
 }
@@ -55,7 +55,7 @@ func (c *client) ended(*Group) {}
 
 // declined refuses the server's link, if that can be said.
 func (c *client) declined(g *Group, now time.Time) bool {
-	if g.state == Draining || !g.adding.carrier(g).isUp() {
+	if g.state == Draining || !g.adding.viaLink(g).isUp() {
 		return false
 	}
 	c.reject(g, now, llc.RejectNoAlternatePath)
@@ -122,7 +122,7 @@ func (c *client) handleAddLink(g *Group, now time.Time, from *link, m llc.AddLin
 	switch {
 	case !m.MTU.Valid():
 		c.reject(g, now, llc.RejectInvalidMTU)
-	case g.maxLinks < 2 || symmetric >= int(g.maxLinks) || g.growth.isHeld():
+	case g.maxLinks < 2 || symmetric >= int(g.maxLinks) || g.growth.isForbidden():
 		c.reject(g, now, llc.RejectNoAlternatePath)
 	case c.spare != noPlace: // the queue pair that our hint was about
 		l := g.links.in(c.spare)
@@ -145,7 +145,7 @@ func (c *client) handleAddLink(g *Group, now time.Time, from *link, m llc.AddLin
 func (c *client) reject(g *Group, now time.Time, why llc.RejectReason) {
 	m := g.adding.request
 	m.Response, m.Reject, m.Reason = true, true, why
-	g.adding.carrier(g).send(m)
+	g.adding.viaLink(g).send(m)
 	g.adding.end(g, now, false)
 }
 
@@ -164,17 +164,17 @@ func (c *client) offered(g *Group, now time.Time, l *link) {
 	}
 	l.id = m.Link
 	g.out.put(Output{Kind: OutReceive, Link: l.index, Peer: l.peerHalf()})
-	g.peerKeys.learnPairs(g, g.adding.carrier(g), l.index, m.Ext.Pairs)
+	g.peerKeys.learnPairs(g, g.adding.viaLink(g), l.index, m.Ext.Pairs)
 	m.Response = true
 	m.QPN, m.GID, m.MAC, m.PSN, m.MTU = l.local.QPN, l.local.GID, l.local.MAC, l.local.PSN, l.local.MTU
-	m.Ext = g.adding.extension(g, g.adding.carrier(g), l)
-	g.adding.carrier(g).send(m)
+	m.Ext = g.adding.extension(g, g.adding.viaLink(g), l)
+	g.adding.viaLink(g).send(m)
 	if g.isV2() {
-		g.adding.becomeWaiting(now, addWaitConfirm, FlowTimeout)
+		g.adding.becomeWaiting(now, addWaitConfirm, ExchangeTimeout)
 		return
 	}
 	g.adding.rmbs = g.keys.announced()
-	g.adding.becomeWaiting(now, addWaitCont, FlowTimeout)
+	g.adding.becomeWaiting(now, addWaitCont, ExchangeTimeout)
 }
 
 // notOffered: there is no RNIC.
@@ -186,12 +186,12 @@ func (c *client) wished(g *Group, now time.Time, l *link) {
 	via := g.links.other(l)
 	symmetric, _ := g.links.count()
 	if g.state != Active || via == nil || c.spare != noPlace || g.adding.isUnderWay() ||
-		symmetric >= int(g.maxLinks) || g.RNICsInUse()&(1<<l.local.RNIC) != 0 || g.growth.isHeld() {
+		symmetric >= int(g.maxLinks) || g.RNICsInUse()&(1<<l.local.RNIC) != 0 || g.growth.isForbidden() {
 		g.closeLink(l)
 		return
 	}
 	c.spare = l.place()
-	c.spareUntil = now.Add(FlowTimeout)
+	c.spareUntil = now.Add(ExchangeTimeout)
 	if g.isV2() {
 		via.send(llc.RequestAddLink{GIDs: []rdma.GID{l.local.GID}})
 		return
@@ -201,7 +201,7 @@ func (c *client) wished(g *Group, now time.Time, l *link) {
 
 // retry makes a client ask for another link if it has an RNIC for it.
 func (c *client) retry(g *Group) {
-	if symmetric, _ := g.links.count(); g.state == Active && !g.growth.isHeld() && !g.adding.isUnderWay() && c.spare == noPlace && symmetric < int(g.maxLinks) {
+	if symmetric, _ := g.links.count(); g.state == Active && !g.growth.isForbidden() && !g.adding.isUnderWay() && c.spare == noPlace && symmetric < int(g.maxLinks) {
 		g.adding.want(g, Endpoint{}, true)
 	}
 }

@@ -24,7 +24,7 @@ func TestClient_hint(t *testing.T) {
 		t.Errorf("%+v", m)
 	}
 	spare := &g.links.at[o.Link]
-	if !g.side.spareIn(spare.place()) || !g.side.spareTimeout().Equal(now.Add(FlowTimeout)) {
+	if !g.side.spareIn(spare.place()) || !g.side.spareTimeout().Equal(now.Add(ExchangeTimeout)) {
 		t.Fatal("the queue pair is not kept")
 	}
 	if err := g.side.handleAddLink(g, now, l, llc.AddLink{Link: 2, MTU: rdma.MTU1024, GID: rdma.GID{15: 7}}); err != nil {
@@ -49,7 +49,7 @@ func TestClient_rejects(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			g, l := formed(Client)
 			if c.held {
-				g.growth.hold(llc.DeleteOperator, heldByUs)
+				g.growth.forbid(llc.DeleteOperator, ourOperator)
 			}
 			if err := g.side.handleAddLink(g, time.Unix(1, 0), l, llc.AddLink{Link: 2, MTU: c.mtu}); err != nil {
 				t.Fatal(err)

@@ -26,7 +26,7 @@ func (s *server) handleContinuation(g *Group, now time.Time, from *link, m llc.A
 		return nil
 	}
 	a.sendContinuation(g, false)
-	a.becomeWaiting(now, addWaitCont, FlowTimeout)
+	a.becomeWaiting(now, addWaitCont, ExchangeTimeout)
 	return nil
 }
 
@@ -77,7 +77,7 @@ func (s *server) abandonedEnd(*Group, time.Time) {}
 func (s *server) groupEnds(g *Group) {
 	if g.dialect == llc.DialectLinux && g.adding.step > addWaitReply {
 		l := &g.links.at[g.adding.link]
-		g.adding.carrier(g).send(llc.DeleteLink{Header: g.header(false), Link: l.id, Reason: llc.DeleteLostPath})
+		g.adding.viaLink(g).send(llc.DeleteLink{Header: g.header(false), Link: l.id, Reason: llc.DeleteLostPath})
 	}
 }
 
@@ -85,7 +85,7 @@ func (s *server) groupEnds(g *Group) {
 func (s *server) begin(g *Group, now time.Time, via *link, fresh bool) {
 	g.adding.becomeWanted(now, via)
 	g.adding.fresh = fresh
-	if g.growth.isHeld() {
+	if g.growth.isForbidden() {
 		g.adding.end(g, now, false)
 		return
 	}
@@ -110,10 +110,10 @@ func (s *server) offered(g *Group, now time.Time, l *link) {
 	}
 	l.id = g.links.nextID(g.isDeleting)
 	m := g.addLink(l)
-	m.Link, m.Ext = l.id, g.adding.extension(g, g.adding.carrier(g), l)
-	g.adding.carrier(g).send(m)
+	m.Link, m.Ext = l.id, g.adding.extension(g, g.adding.viaLink(g), l)
+	g.adding.viaLink(g).send(m)
 	s.asked = wish{} // this is the answer
-	g.adding.becomeWaiting(now, addWaitReply, FlowTimeout)
+	g.adding.becomeWaiting(now, addWaitReply, ExchangeTimeout)
 }
 
 // notOffered: there is no RNIC.
@@ -156,7 +156,7 @@ func (s *server) handleHint(g *Group) {
 		g.Discarded++
 		return
 	}
-	g.growth.peerReleases()
+	g.growth.peerAllows()
 	if !s.addIfUseful(g) {
 		g.Discarded++
 	}
@@ -172,11 +172,11 @@ func (s *server) clientHasAdded(g *Group) bool {
 // link and gains from it.
 func (s *server) addIfUseful(g *Group) bool {
 	symmetric, odd := g.links.count()
-	if g.state != Active || symmetric >= int(g.maxLinks) || g.growth.isHeld() {
+	if g.state != Active || symmetric >= int(g.maxLinks) || g.growth.isForbidden() {
 		return false
 	}
-	if !g.requests.has(flowAddLink) {
-		g.requests.add(flow{kind: flowAddLink, fresh: symmetric > 1 || odd != nil})
+	if !g.requests.has(exchangeAddLink) {
+		g.requests.add(exchange{kind: exchangeAddLink, fresh: symmetric > 1 || odd != nil})
 	}
 	return true
 }
@@ -228,7 +228,7 @@ func (s *server) handleAddLinkReply(g *Group, now time.Time, from *link, m llc.A
 		}
 		g.adding.rmbs = g.keys.announced()
 		g.adding.sendContinuation(g, false)
-		g.adding.becomeWaiting(now, addWaitCont, FlowTimeout)
+		g.adding.becomeWaiting(now, addWaitCont, ExchangeTimeout)
 	}
 	return nil
 }
@@ -256,7 +256,7 @@ func (s *server) handleRequestAddLink(g *Group, from *link, m llc.RequestAddLink
 		g.Discarded++ // it has crossed with our ADD LINK, which is the answer
 		return
 	}
-	g.growth.peerReleases()
+	g.growth.peerAllows()
 	s.asked = wish{via: from.place(), gid: s.meant(g, m.GIDs)}
 	if !g.adding.isUnderWay() && !s.addIfUseful(g) {
 		s.reject(g)

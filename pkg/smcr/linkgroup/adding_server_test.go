@@ -33,7 +33,7 @@ func offering(t *testing.T) (*Group, *link, *link) {
 func TestServer_rejected(t *testing.T) {
 	g, l, n := offering(t)
 	err := g.side.handleAddLink(g, time.Unix(1, 0), l, llc.AddLink{Header: llc.Header{Response: true}, Reject: true})
-	if err != nil || g.adding.isUnderWay() || n.state != linkDown || g.requests.has(flowAddLink) || g.growth.at.IsZero() {
+	if err != nil || g.adding.isUnderWay() || n.state != linkDown || g.requests.has(exchangeAddLink) || g.growth.at.IsZero() {
 		t.Errorf("%v: %v, link is %v, again at %v", err, g.adding.step, n.state, g.growth.at)
 	}
 }
@@ -62,7 +62,7 @@ func TestServer_hintCrosses(t *testing.T) {
 	if s.handleHint(g); g.adding.again || g.Discarded != 1 {
 		t.Error("a hint that has crossed with ADD LINK is not dropped")
 	}
-	g.adding.becomeWaiting(time.Unix(1, 0), addWaitConfirm, FlowTimeout)
+	g.adding.becomeWaiting(time.Unix(1, 0), addWaitConfirm, ExchangeTimeout)
 	if s.handleHint(g); !g.adding.again {
 		t.Error("a hint after the client's last answer is lost")
 	}

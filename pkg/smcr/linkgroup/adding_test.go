@@ -19,7 +19,7 @@ func TestAdding_hasNumber(t *testing.T) {
 	}
 	g.adding.link = 1
 	g.links.at[1].id = 7
-	g.adding.becomeWaiting(time.Unix(1, 0), addWaitCont, FlowTimeout)
+	g.adding.becomeWaiting(time.Unix(1, 0), addWaitCont, ExchangeTimeout)
 	if !g.adding.hasNumber(g, 7) || !g.adding.isAbout(1) || g.adding.isAbout(0) {
 		t.Error("the number of the link does not count")
 	}
@@ -47,7 +47,7 @@ func TestAdding_continuations(t *testing.T) {
 	}
 	g.links.becomeForming(n, Endpoint{})
 	n.id, a.link, a.rmbs = 2, n.index, g.keys.announced()
-	a.becomeWaiting(time.Unix(1, 0), addWaitCont, FlowTimeout)
+	a.becomeWaiting(time.Unix(1, 0), addWaitCont, ExchangeTimeout)
 	for i, want := range []uint8{3, 1} {
 		if a.isTold() {
 			t.Fatalf("told after %d messages", i)

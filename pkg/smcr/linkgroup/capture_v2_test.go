@@ -319,7 +319,7 @@ func (a *actor) perform(m capturedV2) {
 			return
 		}
 		if strings.HasPrefix(a.linkState(index), "FORMING") {
-			a.advance(linkgroup.FlowTimeout) // nothing came over it
+			a.advance(linkgroup.ExchangeTimeout) // nothing came over it
 			return
 		}
 		a.g.HandleLinkFailure(a.now, index, errors.New("as captured"))

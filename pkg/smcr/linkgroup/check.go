@@ -78,7 +78,7 @@ func checkExchanges(g *Group) error {
 			return fmt.Errorf("spare link %d is %v", l.index, l.state)
 		}
 	case *server:
-		if s.asked.via != noPlace && !g.requests.has(flowAddLink) {
+		if s.asked.via != noPlace && !g.requests.has(exchangeAddLink) {
 			return fmt.Errorf("no exchange will answer the client's request for a link")
 		}
 	}

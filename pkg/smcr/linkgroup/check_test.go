@@ -43,7 +43,7 @@ func TestCheck(t *testing.T) {
 		},
 		"dead group with 0 links, 1 exchanges": func(g *Group, _ *link, _ *Conn) {
 			end(g)
-			g.requests.line = make([]flow, 1)
+			g.requests.line = make([]exchange, 1)
 		},
 		"dead group with 0 links, 0 exchanges": func(g *Group, _ *link, _ *Conn) {
 			end(g)

@@ -19,7 +19,7 @@ func (g *Group) DeleteLink(now time.Time, index LinkIndex, why llc.DeleteReason)
 		return
 	}
 	other := g.links.other(l)
-	g.growth.hold(why, heldByUs)
+	g.growth.forbid(why, ourOperator)
 	if other == nil {
 		g.Terminate(now, why)
 		return
@@ -31,7 +31,7 @@ func (g *Group) DeleteLink(now time.Time, index LinkIndex, why llc.DeleteReason)
 // exchange that deletes it, the client by asking the server for that.
 func (g *Group) tellDeleted(m llc.DeleteLink) {
 	if !g.isDeleting(m.Link) {
-		g.requests.add(flow{kind: g.side.deletion(), deletion: m})
+		g.requests.add(exchange{kind: g.side.deletion(), deletion: m})
 	}
 }
 
@@ -88,7 +88,7 @@ func (g *Group) undrain() {
 			continue
 		}
 		g.links.becomeKept(l)
-		g.growth.release() // what the operator wanted has not come about
+		g.growth.allow() // what the operator wanted has not come about
 		g.requests.cancelDeletion(l.id)
 	}
 }
@@ -105,7 +105,7 @@ func (g *Group) handleDeleteLink(now time.Time, from *link, m llc.DeleteLink) er
 		g.ending.handleDeleteAll(g, now, from, m)
 		return nil
 	case g.state != Active:
-		if g.requests.is(flowDeleteAll) && g.links.byID(m.Link) != nil && g.links.other(g.links.byID(m.Link)) == nil {
+		if g.requests.is(exchangeDeleteAll) && g.links.byID(m.Link) != nil && g.links.other(g.links.byID(m.Link)) == nil {
 			g.last.heardEnd()
 			g.becomeDead(nil) // both sides end the group
 			return nil
@@ -146,7 +146,7 @@ func (g *Group) endDelete(now time.Time, id llc.LinkID) {
 // changing reports whether the server changes the configuration of links:
 // RKeys must not change then (§3.5.5.3).
 func (g *Group) changing() bool {
-	return g.adding.isUnderWay() || g.requests.is(flowDeleteLink)
+	return g.adding.isUnderWay() || g.requests.is(exchangeDeleteLink)
 }
 
 // ending is how a group ends in order.
@@ -173,7 +173,7 @@ func (e *ending) err() error {
 // deletion of the last link. The group is over when the peer has our answer.
 func (e *ending) handleDeleteAll(g *Group, now time.Time, from *link, m llc.DeleteLink) {
 	switch {
-	case g.requests.is(flowDeleteAll):
+	case g.requests.is(exchangeDeleteAll):
 		// Both sides end the group at once, or the server answers our request
 		// with its own (§3.5.4).
 		g.last.heardEnd()
@@ -189,5 +189,5 @@ func (e *ending) handleDeleteAll(g *Group, now time.Time, from *link, m llc.Dele
 	from.send(m)
 	g.becomeDraining()
 	g.last.heardEnd()
-	e.becomeAnswered(from, now.Add(FlowTimeout))
+	e.becomeAnswered(from, now.Add(ExchangeTimeout))
 }

@@ -12,7 +12,7 @@ import (
 // deleteInOrder asks the server to do it (§3.5.5.1.4).
 func (c *client) deleteInOrder(g *Group, _ time.Time, _ *link, m llc.DeleteLink) { g.tellDeleted(m) }
 
-func (c *client) deletion() flowKind { return flowAskDelete }
+func (c *client) deletion() exchangeKind { return exchangeAskDelete }
 
 // drained answers the server.
 func (c *client) drained(g *Group, l *link, m llc.DeleteLink) {
@@ -84,5 +84,5 @@ func (c *client) deleted(*Group, llc.LinkID) {}
 // only if it is asked to.
 func (c *client) lost(g *Group, now time.Time) { g.scheduleRetry(now) }
 
-// sendDelete: a client asks with flowAskDelete.
+// sendDelete: a client asks with exchangeAskDelete.
 func (c *client) sendDelete(g *Group, _ time.Time) { g.requests.send(g) }

@@ -73,7 +73,7 @@ func TestClient_asksForDeletion(t *testing.T) {
 	now := time.Unix(1, 0)
 	g, other, l := pair(Client)
 	g.side.deleteInOrder(g, now, l, llc.DeleteLink{Link: l.id, Orderly: true, Reason: llc.DeleteOperator})
-	if l.state != linkActive || !g.requests.has(flowAskDelete) {
+	if l.state != linkActive || !g.requests.has(exchangeAskDelete) {
 		t.Fatalf("link is %v", l.state)
 	}
 	g.requests.start(g, now)
@@ -120,7 +120,7 @@ func TestClient_secondLinkFailed(t *testing.T) {
 	g := New(Config{Role: Client})
 	g.AddFirstLink(Endpoint{})
 	l := g.links.first()
-	g.setup.becomeFailed(2, now.Add(FlowTimeout))
+	g.setup.becomeFailed(2, now.Add(ExchangeTimeout))
 	g.side.handleDeleteSecond(g, now, l, llc.DeleteLink{Link: 2})
 	if m, ok := sentOn(t, l)[0].(llc.DeleteLink); !ok || !m.Response || g.State() != Active || g.growth.at.IsZero() {
 		t.Errorf("answer %+v, group is %v, again at %v", m, g.State(), g.growth.at)

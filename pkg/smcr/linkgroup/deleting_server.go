@@ -14,7 +14,7 @@ func (s *server) deleteInOrder(g *Group, now time.Time, l *link, m llc.DeleteLin
 	g.drain(now, l, m)
 }
 
-func (s *server) deletion() flowKind { return flowDeleteLink }
+func (s *server) deletion() exchangeKind { return exchangeDeleteLink }
 
 // drained: the link is closed when the client has answered.
 func (s *server) drained(g *Group, _ *link, m llc.DeleteLink) { g.tellDeleted(m) }
@@ -47,7 +47,7 @@ func (s *server) handleDeleteLink(g *Group, now time.Time, from *link, m llc.Del
 
 // deleteForClient is what the server does when a client asks (§3.5.5.1.4).
 func (s *server) deleteForClient(g *Group, now time.Time, l *link, m llc.DeleteLink) {
-	g.growth.hold(m.Reason, heldByPeer)
+	g.growth.forbid(m.Reason, peersOperator)
 	if !isUrgent(m) {
 		g.drain(now, l, m)
 		return
@@ -98,7 +98,7 @@ func (s *server) sendDelete(g *Group, now time.Time) {
 		}
 		g.leaveLink(now, l, fmt.Errorf("%w: %v", ErrLinkDeleted, m.Reason))
 		s.addIfUseful(g)
-		if g.requests.current() == nil { // it carried this flow
+		if g.requests.current() == nil { // the lost link carried the exchange with this request
 			return
 		}
 	}

@@ -45,9 +45,9 @@ func TestServer_deletesForClient(t *testing.T) {
 			id, m := l.id, c.m
 			m.Link = id
 			g.side.handleDeleteLink(g, now, other, m)
-			if l.state != c.state || g.requests.has(flowDeleteLink) != c.told || g.requests.has(flowAddLink) != c.add || g.growth.isHeld() != c.held {
+			if l.state != c.state || g.requests.has(exchangeDeleteLink) != c.told || g.requests.has(exchangeAddLink) != c.add || g.growth.isForbidden() != c.held {
 				t.Errorf("link is %v, told %t, another one is offered %t, held %t",
-					l.state, g.requests.has(flowDeleteLink), g.requests.has(flowAddLink), g.growth.isHeld())
+					l.state, g.requests.has(exchangeDeleteLink), g.requests.has(exchangeAddLink), g.growth.isForbidden())
 			}
 			if crossed := c.name == "a second time"; (g.Discarded == 1) != crossed {
 				t.Errorf("%d messages discarded", g.Discarded)
@@ -86,8 +86,8 @@ func TestServer_deleted(t *testing.T) {
 	if g.side.deleted(g, 9); forming.state != linkForming {
 		t.Errorf("a link that is being set up is %v", forming.state)
 	}
-	if g.side.deleted(g, l.id); l.state != linkDown || !g.requests.has(flowAddLink) {
-		t.Errorf("link is %v, another one is offered: %t", l.state, g.requests.has(flowAddLink))
+	if g.side.deleted(g, l.id); l.state != linkDown || !g.requests.has(exchangeAddLink) {
+		t.Errorf("link is %v, another one is offered: %t", l.state, g.requests.has(exchangeAddLink))
 	}
 	g, l = formed(Server)
 	g.side.deleted(g, l.id)
@@ -129,7 +129,7 @@ func TestServer_sendDelete(t *testing.T) {
 			}
 			m := c.m
 			m.Link = 2
-			g.requests.add(flow{kind: flowDeleteLink, deletion: m})
+			g.requests.add(exchange{kind: exchangeDeleteLink, deletion: m})
 			g.requests.begin(now, via)
 			g.side.sendDelete(g, now)
 			if l.state != c.link || g.State() != c.group {
@@ -153,7 +153,7 @@ func TestServer_sendDelete(t *testing.T) {
 func TestServer_sendDeleteOverItself(t *testing.T) {
 	now := time.Unix(1, 0)
 	g, other, l := pair(Server)
-	g.requests.add(flow{kind: flowDeleteLink, deletion: llc.DeleteLink{Link: l.id}})
+	g.requests.add(exchange{kind: exchangeDeleteLink, deletion: llc.DeleteLink{Link: l.id}})
 	g.requests.begin(now, l)
 	g.side.sendDelete(g, now)
 	if g.requests.current() != nil || !g.requests.deletes(2) || l.state != linkDown {

@@ -52,13 +52,13 @@ func TestDeleteLink_inOrder(t *testing.T) {
 	if n.state != linkDraining || len(sentOn(t, l)) != 1 {
 		t.Fatalf("link is %v", n.state)
 	}
-	if g.requests.handleDeleteReply(g, now, llc.DeleteLink{Link: 2}); n.state != linkDown || !g.growth.isHeld() {
+	if g.requests.handleDeleteReply(g, now, llc.DeleteLink{Link: 2}); n.state != linkDown || !g.growth.isForbidden() {
 		t.Errorf("link is %v after the answer", n.state)
 	}
 	g, l, n = pair(Client)
 	g.DeleteLink(now, n.index, llc.DeleteOperator)
 	g.requests.start(g, now)
-	if n.state != linkActive || !g.requests.is(flowAskDelete) || len(sentOn(t, l)) != 1 {
+	if n.state != linkActive || !g.requests.is(exchangeAskDelete) || len(sentOn(t, l)) != 1 {
 		t.Fatalf("link is %v before the server has said anything", n.state)
 	}
 	g.side.handleDeleteLink(g, now, l, llc.DeleteLink{Link: 2, Orderly: true, Reason: llc.DeleteOperator})
@@ -99,7 +99,7 @@ func TestEnding(t *testing.T) {
 		if !ok || m.Response != (role == Client) || g.state != Draining || !g.PeerKnows() {
 			t.Errorf("%v: %+v, group is %v", role, m, g.state)
 		}
-		if g.ending.via != l.place() || !errors.Is(g.ending.err(), ErrPeerDeleted) || !g.ending.deadline.Equal(now.Add(FlowTimeout)) {
+		if g.ending.via != l.place() || !errors.Is(g.ending.err(), ErrPeerDeleted) || !g.ending.deadline.Equal(now.Add(ExchangeTimeout)) {
 			t.Errorf("%v: %+v", role, g.ending)
 		}
 	}

@@ -198,8 +198,8 @@ var (
 	ErrStalled = errors.New("no acknowledgements")
 	// ErrProtocol: the peer sent what it may not send now.
 	ErrProtocol = errors.New("protocol violation")
-	// ErrFlowTimeout: the peer did not answer an LLC request.
-	ErrFlowTimeout = errors.New("no answer to an LLC request")
+	// ErrExchangeTimeout: the peer did not answer an LLC request.
+	ErrExchangeTimeout = errors.New("no answer to an LLC request")
 	// ErrLinkDeleted: the peer deleted the link.
 	ErrLinkDeleted = errors.New("peer deleted the link")
 	// ErrLinkLeft: a connection of the peer failed over to another link.
@@ -289,7 +289,7 @@ func (g *Group) Terminate(now time.Time, reason llc.DeleteReason) {
 		g.side.groupEnds(g)
 		g.becomeDraining()
 		g.last.owed, g.last.reason = true, reason
-		g.requests.add(flow{kind: flowDeleteAll, deletion: llc.DeleteLink{Reason: reason}})
+		g.requests.add(exchange{kind: exchangeDeleteAll, deletion: llc.DeleteLink{Reason: reason}})
 		g.requests.start(g, now)
 		g.ending.via = g.requests.via
 	case Draining, Dead:
@@ -392,7 +392,7 @@ func (g *Group) linkTimeouts(now time.Time, due func(time.Time) bool) {
 	}
 	switch {
 	case !due(g.growth.at), g.isUnused(): // without connections nobody gains by another link
-	case g.requests.has(flowAskDelete):
+	case g.requests.has(exchangeAskDelete):
 		g.growth.at = now.Add(AddLinkRetryMin) // the server may still count with the link that was lost
 	default:
 		g.retryAdd()

@@ -8,43 +8,42 @@ import (
 	"github.com/smcr-io/kube-smcr/pkg/smcr/llc"
 )
 
-// holder says whose operator took a link out of service: no other one takes its
-// place until that side allows it, or one of its ports comes up. A client need not
-// remember what the server's operator did: it can only ask.
-type holder uint8
+// operator says whose operator has taken a link out of service: the group adds no other link in its
+// place until that side allows new links, or one of that side's ports comes up. A client does not
+// remember what the server's operator did, because a client can only ask for links.
+type operator uint8
 
 const (
-	heldByNobody holder = iota
-	heldByPeer
-	heldByUs
+	noOperator operator = iota
+	peersOperator
+	ourOperator
 )
 
 // growth says whether and when a group tries to have another link.
 type growth struct {
-	held holder        // whether an operator keeps links from being added
-	wait time.Duration // until a failed second link is tried again
-	at   time.Time     // zero: it is not
+	forbids operator      // who keeps links from being added
+	wait    time.Duration // until a failed second link is tried again
+	at      time.Time     // zero: it is not
 }
 
-// isHeld reports whether an operator keeps links from being added.
-func (h *growth) isHeld() bool { return h.held != heldByNobody }
+// isForbidden reports whether an operator keeps links from being added.
+func (h *growth) isForbidden() bool { return h.forbids != noOperator }
 
-// hold stops the group from adding links if an operator has deleted one.
-func (h *growth) hold(why llc.DeleteReason, by holder) {
+// forbid stops the group from adding links if an operator has deleted one.
+func (h *growth) forbid(why llc.DeleteReason, by operator) {
 	if why == llc.DeleteOperator {
-		h.held = max(h.held, by)
+		h.forbids = max(h.forbids, by)
 		h.at = time.Time{}
 	}
 }
 
-// release ends hold.
-func (h *growth) release() { h.held = heldByNobody }
+// allow lets the group add links again, whoever forbade it.
+func (h *growth) allow() { h.forbids = noOperator }
 
-// peerReleases ends at the server what the client's operator began: it asks for a
-// link.
-func (h *growth) peerReleases() {
-	if h.held == heldByPeer {
-		h.held = heldByNobody
+// peerAllows ends at the server what the client's operator began: the client asks for a link.
+func (h *growth) peerAllows() {
+	if h.forbids == peersOperator {
+		h.forbids = noOperator
 	}
 }
 
@@ -62,7 +61,7 @@ func (h *growth) reset() { h.wait, h.at = 0, time.Time{} }
 // more (C.8), each time later.
 func (g *Group) scheduleRetry(now time.Time) {
 	r := g.Redundancy()
-	if g.state != Active || g.maxLinks < 2 || g.growth.isHeld() || r == Symmetric || !g.side.mayRetry(r) {
+	if g.state != Active || g.maxLinks < 2 || g.growth.isForbidden() || r == Symmetric || !g.side.mayRetry(r) {
 		return
 	}
 	g.growth.later(now)
@@ -77,7 +76,7 @@ func (g *Group) retryAdd() {
 // AllowLinks lets the group add links again after an operator has taken one out
 // of service with DeleteLink.
 func (g *Group) AllowLinks() {
-	g.growth.release()
+	g.growth.allow()
 	g.growth.wait = 0
 	if g.adding.isUnderWay() {
 		g.adding.again = true // the exchange may have had to do without a port that is up now

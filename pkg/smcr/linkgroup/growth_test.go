@@ -29,26 +29,26 @@ func TestGrowth_later(t *testing.T) {
 	}
 }
 
-// What our operator took out of service stays so whatever the peer asks for; what the
-// peer's took, until it asks.
-func TestGrowth_hold(t *testing.T) {
+// After our operator has taken a link out of service, no request of the peer brings another one. After
+// the peer's operator has, the peer's next request for a link does.
+func TestGrowth_forbid(t *testing.T) {
 	var h growth
 	h.later(time.Unix(1, 0))
-	if h.hold(llc.DeleteLostPath, heldByUs); h.isHeld() || h.at.IsZero() {
+	if h.forbid(llc.DeleteLostPath, ourOperator); h.isForbidden() || h.at.IsZero() {
 		t.Error("a lost path keeps links from being added")
 	}
-	if h.hold(llc.DeleteOperator, heldByPeer); !h.isHeld() || !h.at.IsZero() {
-		t.Error("an operator does not")
+	if h.forbid(llc.DeleteOperator, peersOperator); !h.isForbidden() || !h.at.IsZero() {
+		t.Error("an operator does not keep links from being added")
 	}
-	if h.peerReleases(); h.isHeld() {
-		t.Error("the peer cannot take back what it began")
+	if h.peerAllows(); h.isForbidden() {
+		t.Error("the peer cannot take back what its operator began")
 	}
-	h.hold(llc.DeleteOperator, heldByUs)
-	h.hold(llc.DeleteOperator, heldByPeer)
-	if h.peerReleases(); !h.isHeld() {
+	h.forbid(llc.DeleteOperator, ourOperator)
+	h.forbid(llc.DeleteOperator, peersOperator)
+	if h.peerAllows(); !h.isForbidden() {
 		t.Error("the peer takes back what our operator began")
 	}
-	if h.release(); h.isHeld() {
-		t.Error("held after the release")
+	if h.allow(); h.isForbidden() {
+		t.Error("forbidden after the operator allowed it")
 	}
 }

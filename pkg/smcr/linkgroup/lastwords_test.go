@@ -49,7 +49,7 @@ func TestGroup_lastWordsCountWhatIsUnderWay(t *testing.T) {
 	r.recv(llc.DeleteLink{All: true})
 	r.g.Terminate(r.now, llc.DeleteOperator)
 	r.poll()
-	r.advance(2 * linkgroup.FlowTimeout) // nobody takes the answer to DELETE LINK
+	r.advance(2 * linkgroup.ExchangeTimeout) // nobody takes the answer to DELETE LINK
 	if r.g.State() != linkgroup.Dead || underWay != 10 {
 		t.Fatalf("group is %v with %d SENDs", r.g.State(), underWay)
 	}

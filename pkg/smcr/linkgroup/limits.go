@@ -37,8 +37,8 @@ const (
 	SendDepth = 3 * SendBudget
 	// release1 is the release of version 2 since which CLC negotiates the limits.
 	release1 = 1
-	// maxFlows bounds the LLC exchanges that wait for their turn.
-	maxFlows = 2 * MaxRMBs
+	// maxExchanges bounds the LLC exchanges that wait for their turn.
+	maxExchanges = 2 * MaxRMBs
 	// maxLLCQueue bounds the LLC messages that wait for the send budget. Only a
 	// peer that asks without taking the answers fills it.
 	maxLLCQueue = 256
@@ -66,8 +66,8 @@ const (
 	// the answer to its own. A Linux client whose answer is on its way uses the
 	// connection 3 s later, and a Decline after that would break it.
 	ConfirmLinkReplyTimeout = 2500 * time.Millisecond
-	// FlowTimeout is how long an LLC request waits for its answer.
-	FlowTimeout = 5 * time.Second
+	// ExchangeTimeout is how long an LLC request waits for its answer.
+	ExchangeTimeout = 5 * time.Second
 	// ResendInterval is when a CONFIRM RKEY or DELETE RKEY without an answer
 	// is sent again: Linux drops a request that crosses one of its own.
 	ResendInterval = 2 * time.Second
@@ -96,7 +96,7 @@ const (
 	AddLinkRetryMin = time.Second
 	AddLinkRetryMax = 10 * time.Minute
 	// RKeyRetryInterval is between further tries of a CONFIRM RKEY while the
-	// peer's configuration changes; maxRKeyRetries of them outlast FlowTimeout
+	// peer's configuration changes; maxRKeyRetries of them outlast ExchangeTimeout
 	// by little.
 	RKeyRetryInterval = 350 * time.Millisecond
 	// TestLinkInterval is the quiet time after which a link is tested.

@@ -49,7 +49,7 @@ func (a *announcement) goOn(t *terms, via *link) bool {
 }
 
 func (a *announcement) handleReply(g *Group, now time.Time, m llc.ConfirmRKey) {
-	if !g.requests.is(flowConfirmRKey) || a.continued ||
+	if !g.requests.is(exchangeConfirmRKey) || a.continued ||
 		g.keys.rmb(g.requests.current().rmbs[0]).token(g.links.in(g.requests.via)).RKey != m.This.RKey {
 		g.Discarded++ // answers a request that was sent again, or none
 		return
@@ -58,7 +58,7 @@ func (a *announcement) handleReply(g *Group, now time.Time, m llc.ConfirmRKey) {
 }
 
 func (a *announcement) handleContReply(g *Group, now time.Time, m llc.ConfirmRKeyContinuation) {
-	if !g.requests.is(flowConfirmRKey) || !a.continued {
+	if !g.requests.is(exchangeConfirmRKey) || !a.continued {
 		g.Discarded++
 		return
 	}
@@ -86,7 +86,7 @@ func (a *announcement) end(g *Group, now time.Time, negative, retry bool) {
 		// later than we do, so further tries come more slowly.
 		f.tries++
 		if f.tries > 1 {
-			f.holdUntil = now.Add(RKeyRetryInterval)
+			f.notBefore = now.Add(RKeyRetryInterval)
 		}
 		g.requests.add(f)
 		return
@@ -134,7 +134,7 @@ func (a *announcement) handleDeleteReply(g *Group, keys []rdma.RKey) {
 // under way. Linux sends zeros back for keys, and only as many as fit into the
 // shortest message.
 func (a *announcement) answersDelete(g *Group, keys []rdma.RKey) bool {
-	if !g.requests.is(flowDeleteRKey) || len(keys) == 0 {
+	if !g.requests.is(exchangeDeleteRKey) || len(keys) == 0 {
 		return false
 	}
 	if g.isV2() && !slices.ContainsFunc(keys, func(k rdma.RKey) bool { return k != 0 }) {
@@ -148,8 +148,8 @@ func (r *rmb) pair(via, l *link) llc.RTokenPair {
 	return llc.RTokenPair{Reference: r.token(via).RKey, New: llc.RToken(r.token(l))}
 }
 
-func confirmFlow(id RMBID) flow {
-	return flow{kind: flowConfirmRKey, rmbs: []RMBID{id}}
+func confirmExchange(id RMBID) exchange {
+	return exchange{kind: exchangeConfirmRKey, rmbs: []RMBID{id}}
 }
 
 // ConfirmRMB tells the peer about an RMB (RFC 7609 §3.5.5.2.1); EventRMBConfirmed
@@ -163,7 +163,7 @@ func (g *Group) ConfirmRMB(id RMBID) {
 		g.out.rmb(EventRMBConfirmed, id)
 	case r.state == rmbNew:
 		r.becomeConfirming()
-		g.requests.add(confirmFlow(id))
+		g.requests.add(confirmExchange(id))
 	}
 }
 

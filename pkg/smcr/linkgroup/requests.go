@@ -10,48 +10,48 @@ import (
 	"github.com/smcr-io/kube-smcr/pkg/smcr/llc"
 )
 
-// flow is an LLC exchange that we start. One is under way at a time, because
+// exchange is an LLC exchange that we start. One is under way at a time, because
 // Linux drops requests that cross (RFC 7609 §3.5.5.3 allows more).
-type flow struct {
-	kind      flowKind
+type exchange struct {
+	kind      exchangeKind
 	rmbs      []RMBID        // CONFIRM RKEY: one; DELETE RKEY
 	tries     int            // CONFIRM RKEY: answers that asked for a retry
-	holdUntil time.Time      // of the next try; zero: now
+	notBefore time.Time      // of the next try; zero: now
 	deletion  llc.DeleteLink // DELETE LINK
 	fresh     bool           // ADD LINK: only over an RNIC that is not in use
 }
 
-type flowKind uint8
+type exchangeKind uint8
 
 const (
-	flowConfirmRKey flowKind = iota
-	flowDeleteRKey
-	flowAddLink    // server
-	flowDeleteLink // server
-	flowAskDelete  // client: a request that the server delete a link
-	flowDeleteAll
+	exchangeConfirmRKey exchangeKind = iota
+	exchangeDeleteRKey
+	exchangeAddLink    // server
+	exchangeDeleteLink // server
+	exchangeAskDelete  // client: a request that the server delete a link
+	exchangeDeleteAll
 )
 
-func (k flowKind) String() string {
+func (k exchangeKind) String() string {
 	switch k {
-	case flowConfirmRKey:
+	case exchangeConfirmRKey:
 		return "CONFIRM RKEY"
-	case flowDeleteRKey:
+	case exchangeDeleteRKey:
 		return "DELETE RKEY"
-	case flowAddLink:
+	case exchangeAddLink:
 		return "ADD LINK"
-	case flowDeleteLink, flowAskDelete, flowDeleteAll:
+	case exchangeDeleteLink, exchangeAskDelete, exchangeDeleteAll:
 		return "DELETE LINK"
 	}
-	return fmt.Sprintf("flowKind(%d)", uint8(k))
+	return fmt.Sprintf("exchangeKind(%d)", uint8(k))
 }
 
 // deletes reports whether an exchange deletes a link.
-func (k flowKind) deletes() bool { return k == flowDeleteLink || k == flowAskDelete }
+func (k exchangeKind) deletes() bool { return k == exchangeDeleteLink || k == exchangeAskDelete }
 
 // requests is the line of our LLC exchanges. Nobody else sees the list.
 type requests struct {
-	line   []flow // the first one is under way once sent
+	line   []exchange // the first one is under way once sent
 	sent   bool
 	began  time.Time
 	expiry time.Time // zero: the exchange has deadlines of its own
@@ -61,22 +61,22 @@ type requests struct {
 
 // add puts an exchange in line. Deletions go before what has not begun:
 // the peer should not use a dead link longer than it must.
-func (q *requests) add(f flow) {
-	if len(q.line) >= maxFlows {
-		return // every RMB has at most two flows waiting, so this cannot be
+func (q *requests) add(x exchange) {
+	if len(q.line) >= maxExchanges {
+		return // every RMB has at most two exchanges waiting, so this cannot be
 	}
 	at := len(q.line)
-	if f.kind.deletes() {
+	if x.kind.deletes() {
 		at = 0
-		for at < len(q.line) && ((at == 0 && q.sent) || q.line[at].kind == f.kind) {
+		for at < len(q.line) && ((at == 0 && q.sent) || q.line[at].kind == x.kind) {
 			at++
 		}
 	}
-	q.line = slices.Insert(q.line, at, f)
+	q.line = slices.Insert(q.line, at, x)
 }
 
 // current is the exchange under way; nil: none is.
-func (q *requests) current() *flow {
+func (q *requests) current() *exchange {
 	if !q.sent {
 		return nil
 	}
@@ -84,21 +84,21 @@ func (q *requests) current() *flow {
 }
 
 // is reports whether an exchange of this kind is under way.
-func (q *requests) is(kind flowKind) bool { return q.sent && q.line[0].kind == kind }
+func (q *requests) is(kind exchangeKind) bool { return q.sent && q.line[0].kind == kind }
 
 // isKept reports whether the request under way is one that the server keeps
 // while it adds a link (§3.5.5.3.1): it has its time from the end of that.
-func (q *requests) isKept() bool { return q.is(flowAskDelete) }
+func (q *requests) isKept() bool { return q.is(exchangeAskDelete) }
 
 // keptUntil gives such a request its time from now on: the exchange is over.
 func (q *requests) keptUntil(now time.Time) {
 	if q.isKept() {
-		q.expiry = now.Add(FlowTimeout)
+		q.expiry = now.Add(ExchangeTimeout)
 	}
 }
 
 // first is the one that is to start next; nil: one is under way, or there is none.
-func (q *requests) first() *flow {
+func (q *requests) first() *exchange {
 	if q.sent || len(q.line) == 0 {
 		return nil
 	}
@@ -106,19 +106,19 @@ func (q *requests) first() *flow {
 }
 
 // begin says that the first one starts over a link.
-func (q *requests) begin(now time.Time, via *link) *flow {
+func (q *requests) begin(now time.Time, via *link) *exchange {
 	q.sent = true
 	q.via = via.place()
-	q.began, q.expiry, q.resend = now, now.Add(FlowTimeout), time.Time{}
+	q.began, q.expiry, q.resend = now, now.Add(ExchangeTimeout), time.Time{}
 	return &q.line[0]
 }
 
 // end ends the exchange under way.
-func (q *requests) end() flow {
-	f := q.line[0]
+func (q *requests) end() exchange {
+	x := q.line[0]
 	q.line = q.line[1:]
 	q.sent = false
-	return f
+	return x
 }
 
 // clear ends all of them.
@@ -126,25 +126,25 @@ func (q *requests) clear() { q.line, q.sent = nil, false }
 
 // linkLost has the request that a lost link carried sent again over another one (§2.3).
 func (q *requests) linkLost(l *link) {
-	if q.via == l.place() && q.sent && q.line[0].kind != flowAddLink {
+	if q.via == l.place() && q.sent && q.line[0].kind != exchangeAddLink {
 		q.sent = false
 	}
 }
 
 // has reports whether one of this kind is in line.
-func (q *requests) has(kind flowKind) bool {
-	return slices.ContainsFunc(q.line, func(f flow) bool { return f.kind == kind })
+func (q *requests) has(kind exchangeKind) bool {
+	return slices.ContainsFunc(q.line, func(x exchange) bool { return x.kind == kind })
 }
 
 // deletes reports whether the deletion of a link is in line.
 func (q *requests) deletes(id llc.LinkID) bool {
-	return slices.ContainsFunc(q.line, func(f flow) bool { return f.kind.deletes() && f.deletion.Link == id })
+	return slices.ContainsFunc(q.line, func(x exchange) bool { return x.kind.deletes() && x.deletion.Link == id })
 }
 
 // endDeletion takes the deletion of a link out of the line, also if it is under way; false: it
 // is not there.
 func (q *requests) endDeletion(id llc.LinkID) bool {
-	i := slices.IndexFunc(q.line, func(f flow) bool { return f.kind.deletes() && f.deletion.Link == id })
+	i := slices.IndexFunc(q.line, func(x exchange) bool { return x.kind.deletes() && x.deletion.Link == id })
 	if i < 0 {
 		return false
 	}
@@ -161,7 +161,7 @@ func (q *requests) hasUntold() bool {
 	if q.sent {
 		untold = untold[1:]
 	}
-	return slices.ContainsFunc(untold, func(f flow) bool { return f.kind.deletes() })
+	return slices.ContainsFunc(untold, func(x exchange) bool { return x.kind.deletes() })
 }
 
 // hasten puts the deletion of a link before all that has not begun.
@@ -171,9 +171,9 @@ func (q *requests) hasten(id llc.LinkID) {
 		first = 1
 	}
 	for i := first; i < len(q.line); i++ {
-		if f := q.line[i]; f.kind.deletes() && f.deletion.Link == id {
+		if x := q.line[i]; x.kind.deletes() && x.deletion.Link == id {
 			copy(q.line[first+1:i+1], q.line[first:i])
-			q.line[first] = f
+			q.line[first] = x
 			return
 		}
 	}
@@ -182,7 +182,7 @@ func (q *requests) hasten(id llc.LinkID) {
 // cancelDeletion takes the server's deletion of a link out of the line if it has not begun.
 func (q *requests) cancelDeletion(id llc.LinkID) {
 	for i := range q.line {
-		if f := &q.line[i]; f.kind == flowDeleteLink && f.deletion.Link == id && (i > 0 || !q.sent) {
+		if x := &q.line[i]; x.kind == exchangeDeleteLink && x.deletion.Link == id && (i > 0 || !q.sent) {
 			q.line = slices.Delete(q.line, i, i+1)
 			return
 		}
@@ -196,10 +196,10 @@ func (q *requests) delays(id llc.LinkID) bool {
 
 // joinDeletes makes the DELETE RKEY under way include those that wait directly behind it,
 // as far as one message goes (A.3.7).
-func (q *requests) joinDeletes(most int) *flow {
-	f, rest := &q.line[0], q.line[1:]
-	for len(rest) > 0 && rest[0].kind == flowDeleteRKey && len(f.rmbs)+len(rest[0].rmbs) <= most {
-		f.rmbs = append(f.rmbs, rest[0].rmbs...)
+func (q *requests) joinDeletes(most int) *exchange {
+	x, rest := &q.line[0], q.line[1:]
+	for len(rest) > 0 && rest[0].kind == exchangeDeleteRKey && len(x.rmbs)+len(rest[0].rmbs) <= most {
+		x.rmbs = append(x.rmbs, rest[0].rmbs...)
 		rest = rest[1:]
 	}
 	q.line = append(q.line[:1], rest...)
@@ -212,75 +212,75 @@ func (q *requests) nextTimeout(earliest func(time.Time)) {
 		earliest(q.expiry)
 		earliest(q.resend)
 	} else if len(q.line) > 0 {
-		earliest(q.line[0].holdUntil)
+		earliest(q.line[0].notBefore)
 	}
 }
 
-// canStart reports whether the first waiting flow can start. A client's
-// requests to delete links can flow at any time; all else waits for the end of
+// canStart reports whether the first waiting exchange can start. A client's
+// requests to delete links can start at any time; all else waits for the end of
 // the exchange that adds a link.
 func (q *requests) canStart(g *Group) bool {
-	f := q.first()
-	if f == nil || !f.holdUntil.IsZero() || (g.state != Active && g.state != Draining) {
+	x := q.first()
+	if x == nil || !x.notBefore.IsZero() || (g.state != Active && g.state != Draining) {
 		return false
 	}
-	return !g.adding.isUnderWay() || f.kind == flowAskDelete || f.kind == flowDeleteAll
+	return !g.adding.isUnderWay() || x.kind == exchangeAskDelete || x.kind == exchangeDeleteAll
 }
 
-// start sends the first waiting flow's request.
+// start sends the first waiting exchange's request.
 func (q *requests) start(g *Group, now time.Time) {
 	for q.canStart(g) {
 		via := g.links.other(nil)
 		if via == nil {
 			return
 		}
-		switch f := q.begin(now, via); f.kind {
-		case flowAddLink:
+		switch x := q.begin(now, via); x.kind {
+		case exchangeAddLink:
 			q.expiry = time.Time{} // the exchange has deadlines of its own
-			g.side.begin(g, now, via, f.fresh)
-		case flowDeleteLink:
+			g.side.begin(g, now, via, x.fresh)
+		case exchangeDeleteLink:
 			g.side.sendDelete(g, now)
-		case flowConfirmRKey, flowDeleteRKey, flowAskDelete:
+		case exchangeConfirmRKey, exchangeDeleteRKey, exchangeAskDelete:
 			q.resend = now.Add(ResendInterval)
 			q.send(g)
-		case flowDeleteAll:
+		case exchangeDeleteAll:
 			q.resend = now.Add(DeleteAllInterval)
 			q.send(g)
 		}
 	}
 }
 
-// send sends the request of the flow under way.
+// send sends the request of the exchange under way.
 func (q *requests) send(g *Group) {
-	f, l := q.current(), g.links.in(q.via)
-	switch f.kind {
-	case flowConfirmRKey:
-		g.ourKeys.begin(&g.terms, &g.links, l, g.keys.rmb(f.rmbs[0]))
-	case flowDeleteRKey:
+	x, l := q.current(), g.links.in(q.via)
+	switch x.kind {
+	case exchangeConfirmRKey:
+		g.ourKeys.begin(&g.terms, &g.links, l, g.keys.rmb(x.rmbs[0]))
+	case exchangeDeleteRKey:
 		g.ourKeys.sendDelete(g, l)
-	case flowDeleteLink, flowAskDelete:
-		m := f.deletion
+	case exchangeDeleteLink, exchangeAskDelete:
+		m := x.deletion
 		m.Header = g.header(false)
 		l.send(m)
-	case flowDeleteAll:
-		l.send(g.deleteAll(f.deletion.Reason))
-	case flowAddLink:
+	case exchangeDeleteAll:
+		l.send(g.deleteAll(x.deletion.Reason))
+	case exchangeAddLink:
 	}
 }
 
 // timeout looks after the request under way.
 func (q *requests) timeout(g *Group, now time.Time, due func(time.Time) bool) {
-	if f := q.first(); f != nil && due(f.holdUntil) {
-		f.holdUntil = time.Time{}
+	if x := q.first(); x != nil && due(x.notBefore) {
+		x.notBefore = time.Time{}
 	}
-	switch f := q.current(); {
-	case f == nil:
+	switch x := q.current(); {
+	case x == nil:
 	case due(q.expiry):
 		q.expired(g, now)
 	case !due(q.resend):
-	case f.kind == flowDeleteAll && g.links.in(q.via).isSending():
+	case x.kind == exchangeDeleteAll && g.links.in(q.via).isSending():
 		q.resend = now.Add(DeleteAllInterval) // what is under way arrives in its time
-	case f.kind == flowDeleteAll:
+	case x.kind == exchangeDeleteAll:
 		q.repeatDeleteAll(g, now)
 	default:
 		q.resend = now.Add(ResendInterval)
@@ -291,7 +291,7 @@ func (q *requests) timeout(g *Group, now time.Time, due func(time.Time) bool) {
 // repeatDeleteAll says once more that the group ends: see lastWords for why it may
 // not have been heeded.
 func (q *requests) repeatDeleteAll(g *Group, now time.Time) {
-	if !q.is(flowDeleteAll) {
+	if !q.is(exchangeDeleteAll) {
 		return
 	}
 	q.resend = now.Add(max(DeleteAllInterval, now.Sub(q.began))) // less and less often
@@ -305,44 +305,44 @@ func (q *requests) repeatDeleteAll(g *Group, now time.Time) {
 // is heard on the link is there: it drops what crosses with something of its
 // own.
 func (q *requests) expired(g *Group, now time.Time) {
-	f, via := *q.current(), g.links.in(q.via)
-	if f.kind == flowDeleteAll {
+	x, via := *q.current(), g.links.in(q.via)
+	if x.kind == exchangeDeleteAll {
 		if g.links.other(via) == nil {
 			g.last.owed = false // it was repeated for long enough
 			g.becomeDead(nil)
 			return
 		}
-		g.dropLink(via, fmt.Errorf("%w: %v", ErrFlowTimeout, f.kind))
+		g.dropLink(via, fmt.Errorf("%w: %v", ErrExchangeTimeout, x.kind))
 		return
 	}
 	if q.isKept() && g.adding.isUnderWay() {
-		q.expiry = now.Add(FlowTimeout)
+		q.expiry = now.Add(ExchangeTimeout)
 		return
 	}
 	if g.dialect == llc.DialectLinux && via.heard.After(q.began) {
-		q.giveUp(g, now, f)
+		q.giveUp(g, now, x)
 		return
 	}
-	g.loseLink(now, via, llc.DeleteLostPath, FaultLink, fmt.Errorf("%w: %v", ErrFlowTimeout, f.kind))
+	g.loseLink(now, via, llc.DeleteLostPath, FaultLink, fmt.Errorf("%w: %v", ErrExchangeTimeout, x.kind))
 }
 
-// giveUp ends a flow that the peer does not answer although it is there.
-func (q *requests) giveUp(g *Group, now time.Time, f flow) {
-	switch f.kind {
-	case flowConfirmRKey:
+// giveUp ends an exchange that the peer does not answer although it is there.
+func (q *requests) giveUp(g *Group, now time.Time, x exchange) {
+	switch x.kind {
+	case exchangeConfirmRKey:
 		q.end()
-		if r := g.keys.rmb(f.rmbs[0]); r != nil {
+		if r := g.keys.rmb(x.rmbs[0]); r != nil {
 			r.becomeNew()
 		}
-		g.out.rmb(EventRMBRefused, f.rmbs[0])
-	case flowDeleteRKey:
+		g.out.rmb(EventRMBRefused, x.rmbs[0])
+	case exchangeDeleteRKey:
 		q.end()
-		for _, id := range f.rmbs {
+		for _, id := range x.rmbs {
 			g.removeRMB(id)
 		}
-	case flowDeleteLink, flowAskDelete:
-		g.endDelete(now, f.deletion.Link)
-	case flowAddLink, flowDeleteAll:
+	case exchangeDeleteLink, exchangeAskDelete:
+		g.endDelete(now, x.deletion.Link)
+	case exchangeAddLink, exchangeDeleteAll:
 	}
 }
 
@@ -356,13 +356,13 @@ func (q *requests) handleDeleteReply(g *Group, now time.Time, m llc.DeleteLink) 
 		}
 		return
 	}
-	switch f := q.current(); {
-	case f == nil:
+	switch x := q.current(); {
+	case x == nil:
 		g.Discarded++
-	case f.kind == flowDeleteAll && (m.All || !g.decides()):
+	case x.kind == exchangeDeleteAll && (m.All || !g.decides()):
 		g.last.heardEnd()
 		g.becomeDead(nil)
-	case f.kind.deletes() && f.deletion.Link == m.Link:
+	case x.kind.deletes() && x.deletion.Link == m.Link:
 		g.endDelete(now, m.Link)
 	default:
 		g.Discarded++

@@ -23,15 +23,15 @@ func (q *requests) order() (s []string) {
 	return s
 }
 
-func deletion(id llc.LinkID) flow {
-	return flow{kind: flowDeleteLink, deletion: llc.DeleteLink{Link: id}}
+func deletion(id llc.LinkID) exchange {
+	return exchange{kind: exchangeDeleteLink, deletion: llc.DeleteLink{Link: id}}
 }
 
 // Deletions go before what has not begun, in their own order.
 func TestRequests_order(t *testing.T) {
 	q := &requests{}
-	q.add(confirmFlow(1))
-	q.add(flow{kind: flowAddLink})
+	q.add(confirmExchange(1))
+	q.add(exchange{kind: exchangeAddLink})
 	q.begin(time.Unix(1, 0), &link{})
 	q.add(deletion(7))
 	q.add(deletion(8))
@@ -39,7 +39,7 @@ func TestRequests_order(t *testing.T) {
 	if d := cmp.Diff(want, q.order()); d != "" {
 		t.Error(d)
 	}
-	if q.first() != nil || q.current().kind != flowConfirmRKey {
+	if q.first() != nil || q.current().kind != exchangeConfirmRKey {
 		t.Error("another one may start while one is under way")
 	}
 	if q.line[1].deletion.Link != 7 || !q.deletes(8) || q.deletes(9) {
@@ -60,7 +60,7 @@ func TestRequests_hasten(t *testing.T) {
 		t.Error("a deletion that has not begun counts as told")
 	}
 	q.begin(time.Unix(1, 0), &link{})
-	q.add(confirmFlow(1))
+	q.add(confirmExchange(1))
 	if q.hasUntold() {
 		t.Error("the deletion under way counts as untold")
 	}
@@ -90,7 +90,7 @@ func TestRequests_endDeletion(t *testing.T) {
 	q.add(deletion(8))
 	q.begin(time.Unix(1, 0), &link{})
 	q.cancelDeletion(7)
-	if !q.is(flowDeleteLink) || !q.deletes(7) {
+	if !q.is(exchangeDeleteLink) || !q.deletes(7) {
 		t.Error("what is under way was cancelled")
 	}
 	q.cancelDeletion(8)
@@ -108,14 +108,14 @@ func TestRequests_endDeletion(t *testing.T) {
 // has an end of its own.
 func TestRequests_linkLost(t *testing.T) {
 	lost, other := &link{index: 0}, &link{index: 1}
-	for _, kind := range []flowKind{flowConfirmRKey, flowDeleteRKey, flowDeleteLink, flowAskDelete, flowDeleteAll, flowAddLink} {
+	for _, kind := range []exchangeKind{exchangeConfirmRKey, exchangeDeleteRKey, exchangeDeleteLink, exchangeAskDelete, exchangeDeleteAll, exchangeAddLink} {
 		q := &requests{}
-		q.add(flow{kind: kind})
+		q.add(exchange{kind: kind})
 		q.begin(time.Unix(1, 0), lost)
 		if q.linkLost(other); !q.is(kind) {
 			t.Errorf("%v ends with a link that does not carry it", kind)
 		}
-		if q.linkLost(lost); q.is(kind) != (kind == flowAddLink) {
+		if q.linkLost(lost); q.is(kind) != (kind == exchangeAddLink) {
 			t.Errorf("%v is under way: %t", kind, q.is(kind))
 		}
 	}
@@ -125,10 +125,10 @@ func TestRequests_linkLost(t *testing.T) {
 func TestRequests_joinDeletes(t *testing.T) {
 	q := &requests{}
 	for id := range RMBID(4) {
-		q.add(flow{kind: flowDeleteRKey, rmbs: []RMBID{id}})
+		q.add(exchange{kind: exchangeDeleteRKey, rmbs: []RMBID{id}})
 	}
-	q.add(confirmFlow(9))
-	q.add(flow{kind: flowDeleteRKey, rmbs: []RMBID{10}})
+	q.add(confirmExchange(9))
+	q.add(exchange{kind: exchangeDeleteRKey, rmbs: []RMBID{10}})
 	q.begin(time.Unix(1, 0), &link{})
 	if d := cmp.Diff([]RMBID{0, 1, 2}, q.joinDeletes(3).rmbs); d != "" {
 		t.Error(d)
@@ -142,10 +142,10 @@ func TestRequests_joinDeletes(t *testing.T) {
 // The line is bounded.
 func TestRequests_full(t *testing.T) {
 	q := &requests{}
-	for id := range RMBID(2 * maxFlows) {
-		q.add(confirmFlow(id))
+	for id := range RMBID(2 * maxExchanges) {
+		q.add(confirmExchange(id))
 	}
-	if len(q.line) != maxFlows {
-		t.Errorf("%d are in line, want %d", len(q.line), maxFlows)
+	if len(q.line) != maxExchanges {
+		t.Errorf("%d are in line, want %d", len(q.line), maxExchanges)
 	}
 }

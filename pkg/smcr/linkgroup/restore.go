@@ -225,9 +225,9 @@ func (r *restorer) exchanges() {
 	}
 	g.adding.request.Ext.Pairs = slices.Clone(a.Request.Ext.Pairs)
 	r.require(a.Step == uint8(addNone) || a.Via != uint8(noPlace), errMismatch, "Adding.Via")
-	r.require(s.Growth.Held <= uint8(heldByUs), errUnknown, "Growth.Held")
+	r.require(s.Growth.Held <= uint8(ourOperator), errUnknown, "Growth.Held")
 	r.require(s.Growth.Wait >= 0 && s.Growth.Wait <= AddLinkRetryMax, errRange, "Growth.Wait")
-	g.growth = growth{held: holder(s.Growth.Held), wait: s.Growth.Wait, at: r.time(s.Growth.At, "Growth.At")}
+	g.growth = growth{forbids: operator(s.Growth.Held), wait: s.Growth.Wait, at: r.time(s.Growth.At, "Growth.At")}
 	g.ending = ending{byPeer: s.Ending.ByPeer, via: r.place(s.Ending.Via, "Ending.Via"), deadline: r.time(s.Ending.Deadline, "Ending.Deadline")}
 	switch side := g.side.(type) {
 	case *server:
@@ -410,7 +410,7 @@ func (r *restorer) queues() {
 
 func (r *restorer) requests() {
 	s, g := &r.s.Requests, r.g
-	r.require(len(s.Line) <= maxFlows, errTooMany, "Requests.Line")
+	r.require(len(s.Line) <= maxExchanges, errTooMany, "Requests.Line")
 	r.require(!s.Sent || len(s.Line) > 0 && s.Via != uint8(noPlace), errMismatch, "Requests.Sent")
 	g.requests = requests{
 		sent: s.Sent, via: r.place(s.Via, "Requests.Via"), began: r.time(s.Began, "Requests.Began"),
@@ -421,25 +421,25 @@ func (r *restorer) requests() {
 			return
 		}
 		const at = "Requests.Line[%d]"
-		kind := flowKind(f.Kind)
-		r.require(kind <= flowDeleteAll, errUnknown, at+".Kind", i)
-		ofServer, ofClient := kind == flowAddLink || kind == flowDeleteLink, kind == flowAskDelete
+		kind := exchangeKind(f.Kind)
+		r.require(kind <= exchangeDeleteAll, errUnknown, at+".Kind", i)
+		ofServer, ofClient := kind == exchangeAddLink || kind == exchangeDeleteLink, kind == exchangeAskDelete
 		r.require(!ofServer || g.role == Server, errMismatch, at+".Kind", i)
 		r.require(!ofClient || g.role == Client, errMismatch, at+".Kind", i)
 		r.require(f.Tries >= 0 && f.Tries <= maxRKeyRetries, errRange, at+".Tries", i)
 		switch kind {
-		case flowConfirmRKey:
+		case exchangeConfirmRKey:
 			r.require(len(f.RMBs) == 1, errMismatch, at+".RMBs", i)
-		case flowDeleteRKey:
+		case exchangeDeleteRKey:
 			r.require(len(f.RMBs) > 0 && len(f.RMBs) <= llc.MaxDeleteRKeysV2, errMismatch, at+".RMBs", i)
-		case flowAddLink, flowDeleteLink, flowAskDelete, flowDeleteAll:
+		case exchangeAddLink, exchangeDeleteLink, exchangeAskDelete, exchangeDeleteAll:
 			r.require(len(f.RMBs) == 0, errMismatch, at+".RMBs", i)
 		}
 		for _, id := range f.RMBs {
 			r.require(g.keys.rmb(id) != nil, errNoSuch, at+".RMBs", i)
 		}
-		g.requests.line = append(g.requests.line, flow{
-			kind: kind, rmbs: slices.Clone(f.RMBs), tries: f.Tries, holdUntil: r.time(f.HoldUntil, at+".HoldUntil", i),
+		g.requests.line = append(g.requests.line, exchange{
+			kind: kind, rmbs: slices.Clone(f.RMBs), tries: f.Tries, notBefore: r.time(f.HoldUntil, at+".HoldUntil", i),
 			deletion: f.Deletion, fresh: f.Fresh,
 		})
 	}

@@ -160,7 +160,7 @@ func (g *Group) dropRMB(r *rmb) {
 // deleteRMB makes the peer forget an RMB.
 func (g *Group) deleteRMB(r *rmb) {
 	r.becomeDeleting()
-	g.requests.add(flow{kind: flowDeleteRKey, rmbs: []RMBID{r.id}})
+	g.requests.add(exchange{kind: exchangeDeleteRKey, rmbs: []RMBID{r.id}})
 }
 
 // isReleasable reports whether the RMB has no use but for connections to come.

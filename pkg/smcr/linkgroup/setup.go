@@ -148,7 +148,7 @@ func (c *client) handleConfirmLink(g *Group, now time.Time, l *link, m llc.Confi
 		g.becomeActive(now)
 		return nil
 	}
-	g.setup.becomeWaiting(waitAddLink, now.Add(FlowTimeout))
+	g.setup.becomeWaiting(waitAddLink, now.Add(ExchangeTimeout))
 	return nil
 }
 

@@ -77,7 +77,7 @@ type spareSide interface {
 // deleteSide is a side's part of the deletion of a link.
 type deleteSide interface {
 	// deletion is how this side says that a link goes.
-	deletion() flowKind
+	deletion() exchangeKind
 	// deleteInOrder takes a link out of service for an operator.
 	deleteInOrder(g *Group, now time.Time, l *link, m llc.DeleteLink)
 	// drained tells the peer of a link that no connection uses any more; dropped of

@@ -50,7 +50,7 @@ func TestSide_wrongDirection(t *testing.T) {
 func TestSide_retry(t *testing.T) {
 	g, _ := formed(Server)
 	g.side.retry(g)
-	if !g.requests.has(flowAddLink) {
+	if !g.requests.has(exchangeAddLink) {
 		t.Error("the server offers no link")
 	}
 	g, _ = formed(Client)
@@ -60,7 +60,7 @@ func TestSide_retry(t *testing.T) {
 	}
 	for _, role := range []Role{Client, Server} {
 		g, _ := formed(role)
-		g.growth.hold(llc.DeleteOperator, heldByUs)
+		g.growth.forbid(llc.DeleteOperator, ourOperator)
 		if g.side.retry(g); len(g.requests.line) > 0 || len(g.out.list) > 0 {
 			t.Errorf("%v: a link although an operator has taken one out of service", role)
 		}

@@ -149,7 +149,7 @@ type AddingSnapshot struct {
 
 // GrowthSnapshot says whether and when another link is tried.
 type GrowthSnapshot struct {
-	Held uint8 // holder
+	Held uint8 // operator
 	Wait time.Duration
 	At   Instant
 }
@@ -243,15 +243,15 @@ type ConnSnapshot struct {
 
 // RequestsSnapshot is the line of our LLC exchanges.
 type RequestsSnapshot struct {
-	Line                  []FlowSnapshot
+	Line                  []ExchangeSnapshot
 	Sent                  bool
 	Began, Expiry, Resend Instant
 	Via                   uint8 // place
 }
 
-// FlowSnapshot is one of them.
-type FlowSnapshot struct {
-	Kind      uint8 // flowKind
+// ExchangeSnapshot is one of them.
+type ExchangeSnapshot struct {
+	Kind      uint8 // exchangeKind
 	RMBs      []RMBID
 	Tries     int
 	HoldUntil Instant

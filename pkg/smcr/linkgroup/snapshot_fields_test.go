@@ -35,6 +35,8 @@ var elsewhere = map[string]string{
 	"connQueue.head": "LinkSnapshot.Ready", "connQueue.tail": "LinkSnapshot.Ready",
 	"health.pace": "HealthSnapshot.Slowest",
 
+	"growth.forbids": "GrowthSnapshot.Held", "exchange.notBefore": "ExchangeSnapshot.HoldUntil",
+
 	"server.asked": "SideSnapshot.AskedVia", "wish.via": "SideSnapshot.AskedVia", "wish.gid": "SideSnapshot.AskedGID",
 
 	"rmb.usedCount": "derived: from its elements", "rmb.zombies": "derived: from the connections",

@@ -22,7 +22,7 @@ func (g *Group) Snapshot(now time.Time) Snapshot {
 		Setup:  SetupSnapshot{Step: uint8(g.setup.step), Deadline: instant(now, g.setup.deadline), Failed: g.setup.failed},
 		Links:  g.links.snapshot(now, &g.conns),
 		Adding: g.adding.snapshot(now),
-		Growth: GrowthSnapshot{Held: uint8(g.growth.held), Wait: g.growth.wait, At: instant(now, g.growth.at)},
+		Growth: GrowthSnapshot{Held: uint8(g.growth.forbids), Wait: g.growth.wait, At: instant(now, g.growth.at)},
 		Side:   snapshotSide(now, g.side),
 
 		Keys:      g.keys.snapshot(now, peers.forgotten),
@@ -76,7 +76,7 @@ func (p *peerNumbers) add(t *rtoken) bool {
 }
 
 // errorNumbers are the errors that a snapshot can tell of, by their bit.
-var errorNumbers = [...]error{ErrLink, ErrTestLink, ErrStalled, ErrProtocol, ErrFlowTimeout, ErrLinkDeleted, ErrLinkLeft, ErrPeerDeleted}
+var errorNumbers = [...]error{ErrLink, ErrTestLink, ErrStalled, ErrProtocol, ErrExchangeTimeout, ErrLinkDeleted, ErrLinkLeft, ErrPeerDeleted}
 
 func snapshotError(err error) ErrorSnapshot {
 	if err == nil {
@@ -215,8 +215,8 @@ func (q *requests) snapshot(now time.Time) RequestsSnapshot {
 		Sent: q.sent, Began: instant(now, q.began), Expiry: instant(now, q.expiry), Resend: instant(now, q.resend), Via: uint8(q.via),
 	}
 	for _, f := range q.line {
-		s.Line = append(s.Line, FlowSnapshot{
-			Kind: uint8(f.kind), RMBs: slices.Clone(f.rmbs), Tries: f.tries, HoldUntil: instant(now, f.holdUntil),
+		s.Line = append(s.Line, ExchangeSnapshot{
+			Kind: uint8(f.kind), RMBs: slices.Clone(f.rmbs), Tries: f.tries, HoldUntil: instant(now, f.notBefore),
 			Deletion: f.deletion, Fresh: f.fresh,
 		})
 	}
