@@ -33,7 +33,7 @@ func (b *bare) manage(px *proxy, change func(*pod)) *pod {
 	return p
 }
 
-// counted is a carrier that says what a test wants.
+// counted is a peerConn that says what a test wants.
 type counted struct {
 	plainTCP
 	info smcr.Info
@@ -82,7 +82,7 @@ func TestView_explain(t *testing.T) {
 		{"reset before", decide("reset", agentapi.CodeConnect, false), agentapi.CodeConnect, "reset: " + agentapi.CodeConnect.Text()},
 		{"the diversion pauses", func() { p.px.pausing.Store(&pause{code: agentapi.CodeBudgetRelays}) }, agentapi.CodeBudgetRelays, "nothing of the pod is diverted for now"},
 		{"left alone", func() { p.px.bypass(s, "PEERNOSMC", false) }, "PEERNOSMC", "not diverted for another "},
-		{"on SMC-R now", func() { s.setCarrier(counted{}, "SMC-R", "") }, agentapi.CodeOK, "on SMC-R: 1 connections now"},
+		{"on SMC-R now", func() { s.setPeerConn(counted{}, "SMC-R", "") }, agentapi.CodeOK, "on SMC-R: 1 connections now"},
 		{"set-up failed", func() { m.state, m.err = podFailed, errors.New("no nftables") }, agentapi.CodePodFailed, "the pod could not be set up: no nftables"},
 		{"node", func() { b.a.unable = unable{"no BPF here", agentapi.CodeNoOption} }, agentapi.CodeNoOption, "plain TCP: no BPF here"},
 		{"required all the same", func() { b.put("", requireAll) }, agentapi.CodePodFailed, "the pod could not be set up"},
@@ -231,7 +231,7 @@ func TestView_statusCounts(t *testing.T) {
 	b.a.metrics.relayed(smcr.ModeSMCR, 1000)
 	for mode, n := range map[smcr.Mode]uint64{smcr.ModeSMCR: 10, smcr.ModeTCP: 100} {
 		s := p.live(t, "192.0.2.9:80")
-		s.setCarrier(counted{info: smcr.Info{Mode: mode, BytesSent: n, BytesRecv: 2 * n}}, mode.String(), "")
+		s.setPeerConn(counted{info: smcr.Info{Mode: mode, BytesSent: n, BytesRecv: 2 * n}}, mode.String(), "")
 	}
 	p.live(t, "192.0.2.9:80") // connecting
 	s := View{b.a}.Status()

@@ -102,7 +102,7 @@ func (px *proxy) inbound(ctx context.Context, tcp *net.TCPConn, dst netip.AddrPo
 }
 
 // afterRendezvous relays a session on what the rendezvous gave: SMC-R, or TCP.
-func (px *proxy) afterRendezvous(s *session, c carrier, tcp *net.TCPConn, before shortage) {
+func (px *proxy) afterRendezvous(s *session, c peerConn, tcp *net.TCPConn, before shortage) {
 	i := c.Info()
 	px.agent.metrics.setup.Observe(i.Setup.Seconds())
 	if i.Mode != smcr.ModeSMCR {
@@ -117,10 +117,10 @@ func (px *proxy) afterRendezvous(s *session, c carrier, tcp *net.TCPConn, before
 }
 
 // relaySMCR relays a session on SMC-R.
-func (px *proxy) relaySMCR(s *session, c carrier, tcp *net.TCPConn) {
+func (px *proxy) relaySMCR(s *session, c peerConn, tcp *net.TCPConn) {
 	s.reservation.becomeConn()
 	px.limitBuffers(s.app, appBufferBytes)
-	if !s.setCarrier(c, smcr.ModeSMCR.String(), agentapi.CodeOK) {
+	if !s.setPeerConn(c, smcr.ModeSMCR.String(), agentapi.CodeOK) {
 		px.resetAborted(s, c)
 		return
 	}
@@ -140,7 +140,7 @@ func (px *proxy) limitBuffers(c *net.TCPConn, bufferBytes int) {
 }
 
 // relayTCP relays a session on plain TCP, or resets it if a policy requires SMC-R.
-func (px *proxy) relayTCP(s *session, c carrier, tcp *net.TCPConn, why fallback) {
+func (px *proxy) relayTCP(s *session, c peerConn, tcp *net.TCPConn, why fallback) {
 	if s.decision.Required {
 		px.refuse(s, c, why)
 		return
@@ -148,7 +148,7 @@ func (px *proxy) relayTCP(s *session, c carrier, tcp *net.TCPConn, why fallback)
 	px.limitBuffers(tcp, s.reservation.becomeRelay())
 	px.limitBuffers(s.app, appBufferBytes)
 	px.notifyBudget()
-	if !s.setCarrier(c, smcr.ModeTCP.String(), why.code) {
+	if !s.setPeerConn(c, smcr.ModeTCP.String(), why.code) {
 		px.resetAborted(s, c)
 		return
 	}
@@ -169,7 +169,7 @@ func (px *proxy) relayPlain(s *session, tcp *net.TCPConn, why fallback) {
 }
 
 // refuse resets a session that a policy requires to be on SMC-R.
-func (px *proxy) refuse(s *session, c carrier, why fallback) {
+func (px *proxy) refuse(s *session, c peerConn, why fallback) {
 	if c != nil {
 		_ = c.Abort() // an error says no more than that the connection is broken already
 	}
@@ -180,7 +180,7 @@ func (px *proxy) refuse(s *session, c carrier, why fallback) {
 }
 
 // resetAborted resets a session that was aborted during the rendezvous.
-func (px *proxy) resetAborted(s *session, c carrier) {
+func (px *proxy) resetAborted(s *session, c peerConn) {
 	_ = c.Abort() // an error says no more than that the connection is broken already
 	px.resetBroken(s, nil, agentapi.CodeRendezvous, errEnded)
 }

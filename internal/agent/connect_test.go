@@ -50,12 +50,12 @@ type hookedStack struct {
 	during func()
 }
 
-func (s hookedStack) client(ctx context.Context, tcp *net.TCPConn) (carrier, error) {
+func (s hookedStack) client(ctx context.Context, tcp *net.TCPConn) (peerConn, error) {
 	s.during()
 	return s.fakeStack.client(ctx, tcp)
 }
 
-func (s hookedStack) server(ctx context.Context, tcp *net.TCPConn, decline clc.Reason) (carrier, error) {
+func (s hookedStack) server(ctx context.Context, tcp *net.TCPConn, decline clc.Reason) (peerConn, error) {
 	s.during()
 	return s.fakeStack.server(ctx, tcp, decline)
 }

@@ -318,7 +318,7 @@ func (s *fakeStack) set(mode smcr.Mode, reason clc.Reason, err error) {
 	s.mode, s.reason, s.err = mode, reason, err
 }
 
-func (s *fakeStack) client(_ context.Context, tcp *net.TCPConn) (carrier, error) {
+func (s *fakeStack) client(_ context.Context, tcp *net.TCPConn) (peerConn, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.err != nil {
@@ -328,7 +328,7 @@ func (s *fakeStack) client(_ context.Context, tcp *net.TCPConn) (carrier, error)
 	return fakeConn{plainTCP{tcp, time.Now()}, s.mode, s.reason}, nil
 }
 
-func (s *fakeStack) server(ctx context.Context, tcp *net.TCPConn, decline clc.Reason) (carrier, error) {
+func (s *fakeStack) server(ctx context.Context, tcp *net.TCPConn, decline clc.Reason) (peerConn, error) {
 	s.mu.Lock()
 	s.declined = append(s.declined, decline)
 	s.mu.Unlock()

@@ -55,8 +55,8 @@ type hold struct {
 	ended  chan struct{}      // closed when run returns
 	once   sync.Once          // of close
 
-	mu    sync.Mutex // guards what is below
-	doors map[synqueue.Conn]chan *net.TCPConn
+	mu       sync.Mutex                          // guards what is below
+	arrivals map[synqueue.Conn]chan *net.TCPConn // who waits for the diverted connection
 }
 
 // openHold binds a queue in the pod's namespace. If that is not possible, the pod's connections are
@@ -65,7 +65,7 @@ func (px *proxy) openHold() error {
 	if !px.agent.holds.on {
 		return nil
 	}
-	h := &hold{px: px, ended: make(chan struct{}), doors: map[synqueue.Conn]chan *net.TCPConn{}}
+	h := &hold{px: px, ended: make(chan struct{}), arrivals: map[synqueue.Conn]chan *net.TCPConn{}}
 	var err error
 	h.holder, err = px.net.hold(linux.HolderConfig{
 		Marks: holdMarks,
@@ -125,17 +125,17 @@ func (h *hold) forget() {
 	}
 }
 
-// ask finds out where a connection can go. held says that its SYN waits for that; otherwise only the
-// destination is of interest.
+// ask starts to find out where a connection can go. held says that the connection's SYN waits for the
+// answer. If held is false, the SYN has gone on already, and only what is learned of the destination counts.
 func (h *hold) ask(c synqueue.Conn, held bool) {
 	if h.px.draining.Load() || h.px.released.Load() {
 		h.answer(c, synqueue.Pass, synqueue.Finding{})
 		return
 	}
-	h.px.sessionTasks.Go(func() { h.settle(c, held) })
+	h.px.sessionTasks.Go(func() { h.decide(c, held) })
 }
 
-// answer gives the verdict. It reports whether the SYN was held until now.
+// answer gives the verdict on a connection's SYN, and reports whether the SYN was held until now.
 func (h *hold) answer(c synqueue.Conn, d synqueue.Decision, f synqueue.Finding) (wasHeld bool) {
 	wasHeld, err := h.holder.Answer(c, d, f)
 	if err != nil {
@@ -144,8 +144,9 @@ func (h *hold) answer(c synqueue.Conn, d synqueue.Decision, f synqueue.Finding) 
 	return wasHeld
 }
 
-// settle finds out where a connection can go, answers, and carries it if it goes here.
-func (h *hold) settle(c synqueue.Conn, held bool) {
+// decide finds out where a connection can go, answers its SYN, and carries the connection if the
+// agent is to.
+func (h *hold) decide(c synqueue.Conn, held bool) {
 	px := h.px
 	rv, _ := px.account.reserve(netip.Addr{}, true)
 	px.notifyBudget()
@@ -173,8 +174,8 @@ func (h *hold) settle(c synqueue.Conn, held bool) {
 		h.answer(c, synqueue.Pass, speaking)
 		return
 	}
-	if carrier := h.meet(ctx, s, tcp); carrier != nil {
-		h.carry(ctx, s, c, carrier, tcp)
+	if peerConn := h.rendezvous(ctx, s, tcp); peerConn != nil {
+		h.carry(ctx, s, c, peerConn, tcp)
 	}
 }
 
@@ -185,7 +186,7 @@ var speaking = synqueue.Finding{Speaks: true, For: speaksFor}
 type remember uint8
 
 const (
-	rememberNever   remember = iota // it is asked again for the next connection
+	rememberNever   remember = iota // the next connection asks the destination again
 	rememberPassing                 // the reason passes by itself
 	rememberLasting
 )
@@ -216,7 +217,7 @@ func (h *hold) leave(s *session, why fallback, d synqueue.Decision, r remember) 
 }
 
 // dial connects to the destination with the option. If the destination does not answer, or answers
-// without the option, it settles that and returns nil.
+// without the option, dial gives the SYN its answer with leave and returns nil.
 func (h *hold) dial(ctx context.Context, s *session) *net.TCPConn {
 	px, wait := h.px, holdPatience
 	if s.decision.Required {
@@ -236,7 +237,7 @@ func (h *hold) dial(ctx context.Context, s *session) *net.TCPConn {
 	if err != nil || !offered {
 		reset(tcp)
 		why, r := fallback{code: agentapi.CodeOf(clc.ReasonPeerNoSMC)}, rememberLasting
-		if err != nil { // it says nothing about the peer
+		if err != nil { // an error of this node says nothing about the peer
 			why, r = fallback{code: agentapi.CodeOf(clc.ReasonInternal), detail: err.Error()}, rememberPassing
 		}
 		h.leave(s, why, synqueue.Reset, r)
@@ -260,8 +261,9 @@ func refusalOf(err error) synqueue.Decision {
 	return synqueue.Drop // no answer, or not the destination's
 }
 
-// meet runs the rendezvous. If it does not end on SMC-R, meet settles that and returns nil.
-func (h *hold) meet(ctx context.Context, s *session, tcp *net.TCPConn) carrier {
+// rendezvous runs the SMC-R rendezvous. If the rendezvous does not end on SMC-R, the SYN gets its answer
+// with leave, and rendezvous returns nil.
+func (h *hold) rendezvous(ctx context.Context, s *session, tcp *net.TCPConn) peerConn {
 	px := h.px
 	local := &atomic.Bool{}
 	if !s.decision.Required {
@@ -299,23 +301,23 @@ func (h *hold) meet(ctx context.Context, s *session, tcp *net.TCPConn) carrier {
 }
 
 // carry diverts the application's connection to the agent, and relays it.
-func (h *hold) carry(ctx context.Context, s *session, conn synqueue.Conn, c carrier, tcp *net.TCPConn) {
-	door := make(chan *net.TCPConn, 1)
+func (h *hold) carry(ctx context.Context, s *session, conn synqueue.Conn, c peerConn, tcp *net.TCPConn) {
+	arrival := make(chan *net.TCPConn, 1)
 	h.mu.Lock()
-	h.doors[conn] = door
+	h.arrivals[conn] = arrival
 	h.mu.Unlock()
 	var app *net.TCPConn
 	if h.answer(conn, synqueue.Divert, speaking) {
-		t := time.NewTimer(doorPatience)
+		t := time.NewTimer(arrivalPatience)
 		select {
-		case app = <-door:
+		case app = <-arrival:
 		case <-t.C:
 		case <-ctx.Done():
 		}
 		t.Stop()
 	}
 	if app == nil {
-		app = h.leaveDoor(conn, door)
+		app = h.stopWaiting(conn, arrival)
 	}
 	switch {
 	case app == nil: // the application gave up, or its SYN was let go before
@@ -329,35 +331,35 @@ func (h *hold) carry(ctx context.Context, s *session, conn synqueue.Conn, c carr
 	h.px.relaySMCR(s, c, tcp)
 }
 
-// leaveDoor ends the wait for the application's connection. It returns the connection if that came
-// in the last moment.
-func (h *hold) leaveDoor(conn synqueue.Conn, door chan *net.TCPConn) (app *net.TCPConn) {
+// stopWaiting ends the wait for the application's connection, and returns the connection if it came in
+// the last moment.
+func (h *hold) stopWaiting(conn synqueue.Conn, arrival chan *net.TCPConn) (app *net.TCPConn) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.doors[conn] == door {
-		delete(h.doors, conn)
+	if h.arrivals[conn] == arrival {
+		delete(h.arrivals, conn)
 	}
 	select {
-	case app = <-door:
+	case app = <-arrival:
 	default:
 	}
 	return app
 }
 
-// deliver gives an accepted connection to the session that waits for it. It reports whether there is
-// one. h may be nil.
+// deliver gives an accepted connection to the session that waits for it, and reports whether there is
+// such a session. h may be nil.
 func (h *hold) deliver(conn synqueue.Conn, app *net.TCPConn) bool {
 	if h == nil {
 		return false
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	door := h.doors[conn]
-	if door == nil {
+	arrival := h.arrivals[conn]
+	if arrival == nil {
 		return false
 	}
-	delete(h.doors, conn)
-	door <- app // has room, and is nobody else's
+	delete(h.arrivals, conn)
+	arrival <- app // the channel has room, and nobody else sends to it
 	return true
 }
 

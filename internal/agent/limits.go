@@ -36,9 +36,9 @@ const (
 	// the deadline, TCP repeats it after 1, 3 and 7 s, and by then the answer may be there. That a
 	// neighbour is not there takes the kernel 3 s.
 	requiredPatience = 5 * time.Second
-	// doorPatience is how long a session on SMC-R waits for the application's connection, whose SYN
+	// arrivalPatience is how long a session on SMC-R waits for the application's connection, whose SYN
 	// was diverted: if it was lost because the backlog was full, TCP repeats it after a second.
-	doorPatience = 3 * time.Second
+	arrivalPatience = 3 * time.Second
 	// speaksFor is how long each connection to a destination is asked for by itself after one was
 	// on SMC-R.
 	speaksFor = time.Minute

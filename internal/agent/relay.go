@@ -33,7 +33,7 @@ func reset(c *net.TCPConn) {
 // watches for a reset, which relay passes on at once.
 //
 // Back-pressure needs no code: each direction reads only after it wrote.
-func relay(app *net.TCPConn, net carrier, tcp *net.TCPConn) (sent, recv int64, err error) {
+func relay(app *net.TCPConn, net peerConn, tcp *net.TCPConn) (sent, recv int64, err error) {
 	var (
 		once sync.Once
 		wg   sync.WaitGroup

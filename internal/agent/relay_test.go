@@ -78,7 +78,7 @@ func TestAttack_sinks(t *testing.T) {
 			fill(t, peer)
 			f := view.a.sessions.list(nil)[0]
 			f.mu.Lock()
-			app, tcp := f.app, f.carrier.(fakeConn).TCPConn
+			app, tcp := f.app, f.peerConn.(fakeConn).TCPConn
 			f.mu.Unlock()
 			in, out := queued(t, app)
 			if mode == smcr.ModeTCP { // the other one stands for what has no TCP below

@@ -30,12 +30,12 @@ type session struct {
 	cancel      context.CancelCauseFunc
 	reservation *reservation // only of the session's goroutine
 
-	mu      sync.Mutex // guards what is below
-	app     *net.TCPConn
-	carrier carrier // nil until the rendezvous is over
-	mode    string
-	code    agentapi.Code
-	ended   agentapi.Code // the code of abort
+	mu       sync.Mutex // guards what is below
+	app      *net.TCPConn
+	peerConn peerConn // nil until the rendezvous is over
+	mode     string
+	code     agentapi.Code
+	ended    agentapi.Code // the code of abort
 }
 
 // errEnded is the cause of the context of a session that abort ended.
@@ -59,8 +59,8 @@ func (s *session) abort(code agentapi.Code) {
 	s.ended = code
 	s.cancel(errEnded)
 	reset(s.app)
-	if s.carrier != nil {
-		_ = s.carrier.Abort() // an error says no more than that the connection is over
+	if s.peerConn != nil {
+		_ = s.peerConn.Abort() // an error says no more than that the connection is over
 	}
 }
 
@@ -76,15 +76,15 @@ func (s *session) setApp(app *net.TCPConn) bool {
 	return true
 }
 
-// setCarrier enters what carries the session after the rendezvous. It returns false if the session
+// setPeerConn enters what carries the session after the rendezvous. It returns false if the session
 // was aborted before; then abort has not reset c.
-func (s *session) setCarrier(c carrier, mode string, code agentapi.Code) bool {
+func (s *session) setPeerConn(c peerConn, mode string, code agentapi.Code) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.ended != "" {
 		return false
 	}
-	s.carrier, s.mode, s.code = c, mode, code
+	s.peerConn, s.mode, s.code = c, mode, code
 	return true
 }
 
@@ -110,10 +110,10 @@ func (s *session) info() agentapi.Conn {
 		ID: s.id, Pod: s.pod.String(), Direction: s.dir, Source: s.src, Dest: s.dst,
 		Mode: s.mode, Reason: s.code, Policy: s.decision.Policy, Opened: s.opened,
 	}
-	if s.carrier == nil {
+	if s.peerConn == nil {
 		return c
 	}
-	i := s.carrier.Info()
+	i := s.peerConn.Info()
 	c.SetupUS = i.Setup.Microseconds()
 	c.BytesSent, c.BytesRecv = i.BytesSent, i.BytesRecv
 	if i.Mode == smcr.ModeSMCR {

@@ -32,8 +32,8 @@ func TestSession_abort(t *testing.T) {
 	tcp, tcpFar := loopback(t)
 	ctx, cancel := context.WithCancelCause(t.Context())
 	s := &session{cancel: cancel, app: app}
-	if !s.setCarrier(plainTCP{tcp, time.Now()}, smcr.ModeTCP.String(), agentapi.CodeNoPolicy) || s.modeNow() != smcr.ModeTCP.String() {
-		t.Fatal("the carrier of a live session was refused")
+	if !s.setPeerConn(plainTCP{tcp, time.Now()}, smcr.ModeTCP.String(), agentapi.CodeNoPolicy) || s.modeNow() != smcr.ModeTCP.String() {
+		t.Fatal("the peerConn of a live session was refused")
 	}
 	if s.endedBy() != "" {
 		t.Errorf("ended by %q before abort", s.endedBy())
@@ -46,7 +46,7 @@ func TestSession_abort(t *testing.T) {
 		t.Errorf("ended by %q, cause %v, want the first abort", s.endedBy(), context.Cause(ctx))
 	}
 	late, lateFar := loopback(t)
-	if s.setApp(late) || s.setCarrier(plainTCP{late, time.Now()}, smcr.ModeSMCR.String(), "") {
+	if s.setApp(late) || s.setPeerConn(plainTCP{late, time.Now()}, smcr.ModeSMCR.String(), "") {
 		t.Error("a connection was entered into a session that is over")
 	}
 	wantLive(t, lateFar)

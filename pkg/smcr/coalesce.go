@@ -61,7 +61,7 @@ func (c *Conn) coalesceLocked(on bool) {
 // turn.
 func (c *Conn) armCoalesce() {
 	h := &c.send.coalesce
-	if h.armed || !c.lc.Data().Held() {
+	if h.armed || !c.lc.Data().Coalesced() {
 		return
 	}
 	h.armed = true

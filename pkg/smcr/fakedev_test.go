@@ -18,8 +18,8 @@ type fakeFabric struct {
 	mrs     map[rdma.RKey]*fakeMR
 	qps     map[rdma.QPN]*fakeQP
 	nextVA  uint64
-	// drops reports whether a queue pair's peer does not heed a message that it has
-	// acknowledged; nil: it heeds all.
+	// drops reports whether a queue pair's peer loses a message after it has
+	// acknowledged the message; nil: no peer does.
 	drops func(from rdma.QPN, msg []byte) bool
 }
 

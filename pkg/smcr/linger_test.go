@@ -122,8 +122,8 @@ func speakLate(t *testing.T, v smcr.VersionSet) (inTime bool) {
 	return true
 }
 
-// hear tells of each LLC message that a queue pair sends. If f reports true, the peer
-// acknowledges it and does not heed it.
+// hear tells of each LLC message that a queue pair sends. If hear reports true, the
+// peer acknowledges the message and then loses it.
 func (f *fakeFabric) hear(from rdma.QPN, hear func(m llc.Message) (drop bool)) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

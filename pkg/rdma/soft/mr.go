@@ -45,7 +45,7 @@ func (p *pd) RegMR(of rdma.MR, access rdma.Access) (rdma.MR, error) {
 	if !ok || !provider.ValidAccess(access) {
 		return nil, fmt.Errorf("register memory region of %T with access %#x: %w", of, access, rdma.ErrInvalid)
 	}
-	if o.closed.Load() || !o.mem.Hold() {
+	if o.closed.Load() || !o.mem.Retain() {
 		return nil, fmt.Errorf("register memory region: %w", rdma.ErrClosed)
 	}
 	return p.newMR(o.mem, access)

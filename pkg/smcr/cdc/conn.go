@@ -334,7 +334,7 @@ func (c *Conn) waitsForCompany(n uint32) bool {
 	}
 	// With messages on their way their delivery is the timer, since a delivery
 	// always comes; without such messages, the owner has a timer.
-	return c.sentMsgs.told.size >= corkMessages && n < corkBytes || c.coalesce.holds(n, c.send.sent)
+	return c.sentMsgs.told.size >= corkMessages && n < corkBytes || c.coalesce.delays(n, c.send.sent)
 }
 
 // Coalesce makes less than n bytes wait until more are produced or Flush is
@@ -342,9 +342,9 @@ func (c *Conn) waitsForCompany(n uint32) bool {
 // Nagle's algorithm off has asked for (§4.5.2).
 func (c *Conn) Coalesce(n uint32) { c.coalesce.below = n }
 
-// Held reports that data waits only for company: its owner calls Flush after
-// the time that it may wait.
-func (c *Conn) Held() bool {
+// Coalesced reports whether data waits only for more data to travel with. The owner of the
+// connection calls Flush when the data has waited for as long as it may.
+func (c *Conn) Coalesced() bool {
 	return c.coalesce.isOn(c.send.sent) && c.urgentOut.limit(&c.send) > c.send.sent && c.Window() > 0 && c.sendable() == 0 &&
 		c.end.mayWrite()
 }

@@ -290,7 +290,7 @@ func settle(t *testing.T, a, b *end, rng *rand.Rand, failovers bool) {
 				e[0].failover(t, rng, e[1])
 				left--
 			}
-			if e[0].c.Held() {
+			if e[0].c.Coalesced() {
 				e[0].c.Flush()
 			}
 			e[0].transmit(t, e[1])
@@ -299,7 +299,7 @@ func settle(t *testing.T, a, b *end, rng *rand.Rand, failovers bool) {
 			e[0].complete()
 			e[1].read(t, 1<<20, e[0])
 		}
-		if len(a.wire)+len(b.wire)+len(a.late)+len(b.late)+a.acks+b.acks == 0 && !a.c.Pending() && !b.c.Pending() && !a.c.Held() && !b.c.Held() {
+		if len(a.wire)+len(b.wire)+len(a.late)+len(b.late)+a.acks+b.acks == 0 && !a.c.Pending() && !b.c.Pending() && !a.c.Coalesced() && !b.c.Coalesced() {
 			break
 		}
 	}

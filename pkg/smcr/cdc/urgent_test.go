@@ -377,8 +377,8 @@ func TestSection4_5_2_Coalesce(t *testing.T) {
 		if diff := cmp.Diff(want, s.transmissions()); diff != "" {
 			t.Errorf("sent (-want +got):\n%s", diff)
 		}
-		if s.c.Held() != held {
-			t.Errorf("Held() = %t", !held)
+		if s.c.Coalesced() != held {
+			t.Errorf("Coalesced() = %t", !held)
 		}
 		for s.c.InFlight() > 0 {
 			s.c.HandleSent()

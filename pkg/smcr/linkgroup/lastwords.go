@@ -19,13 +19,13 @@ import (
 //	  ADD LINK, DELETE LINK of one -->    negative
 //	  ADD LINK or its response    -->     DELETE LINK for all, again
 //	  nothing for DeleteAllInterval -->   DELETE LINK for all, again
-//	  DELETE LINK for all         -->     nothing: it knows
+//	  DELETE LINK for all         -->     nothing: the peer knows
 //
-// The queue pair has delivered our DELETE LINK, but that does not say that it was
-// heeded. Linux deals with one exchange at a time. While it waits for the answer to its
-// own, one request of ours is kept for later, and the next one is lost. If ours are ADD
-// LINK and then DELETE LINK, Linux keeps the group until a TEST LINK fails, 34 s later.
-// So its exchange gets an answer, and DELETE LINK comes again when its place is free.
+// The queue pair has delivered our DELETE LINK, but that does not say that the peer acted
+// on it. Linux deals with one exchange at a time. While Linux waits for the answer to its
+// own request, it keeps one request of ours for later and loses the next one. If ours are
+// ADD LINK and then DELETE LINK, Linux keeps the group until a TEST LINK fails, 34 s later.
+// So we answer Linux's request, and send DELETE LINK again when Linux can keep a request.
 type lastWords struct {
 	known  bool // the peer has said that the group ends, or that it has heard so
 	owed   bool // DELETE LINK for all was said, and the peer has not said that it knows

@@ -288,8 +288,8 @@ func (q *requests) timeout(g *Group, now time.Time, due func(time.Time) bool) {
 	}
 }
 
-// repeatDeleteAll says once more that the group ends: see lastWords for why it may
-// not have been heeded.
+// repeatDeleteAll says once more that the group ends: see lastWords for why the peer may
+// not have acted on DELETE LINK the first time.
 func (q *requests) repeatDeleteAll(g *Group, now time.Time) {
 	if !q.is(exchangeDeleteAll) {
 		return

@@ -96,9 +96,9 @@ func (w *World) Insert(peer, index int) {
 }
 
 // endTime is how soon both sides must be through with a link group that one of them
-// ends in order: a kernel may wait for an answer for 2 s before it heeds the end. Where
-// an RNIC was slow, the peer may have given up the link that carried the kernel's only
-// word.
+// ends in order: a kernel may wait for an answer for 2 s before it acts on the end.
+// Where an RNIC was slow, the peer may have given up the link that carried the only message in
+// which the kernel says that the group ends.
 const endTime = 4 * time.Second
 
 // End has a peer end its link groups in order, as one does that is shut down. A first

@@ -33,19 +33,20 @@ type window struct {
 	told, prod uint64
 }
 
-// check says whether bytes written at an offset of the element destroy any
-// that the reader still has to read, or are none of the stream. What a writer
-// sends again may already be read: it may repeat the stream one turn back.
+// check says whether bytes written at an offset of the element destroy bytes
+// that the reader still has to read, or are not of the stream. A writer that
+// sends bytes again may repeat the stream one lap of the ring back: the reader
+// may have read those bytes already.
 func (v window) check(off uint32, b []byte) error {
-	turn := uint64(v.ring.Capacity())
+	lap := uint64(v.ring.Capacity())
 	start := v.ring.Offset(v.told)
-	pos := v.told + (uint64(off)+turn-uint64(start))%turn
+	pos := v.told + (uint64(off)+lap-uint64(start))%lap
 	for i, c := range b {
 		p := pos + uint64(i)
-		if p >= v.told+turn {
-			p -= turn // past the end of the window is its beginning
+		if p >= v.told+lap {
+			p -= lap // past the end of the window is its beginning
 		}
-		if c == streamByte(v.key, p) || p >= v.prod && p >= turn && c == streamByte(v.key, p-turn) {
+		if c == streamByte(v.key, p) || p >= v.prod && p >= lap && c == streamByte(v.key, p-lap) {
 			continue
 		}
 		if p < v.prod {

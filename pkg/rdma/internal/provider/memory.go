@@ -60,8 +60,8 @@ func IOVA() uint64 {
 // Addr is the address of the first byte in this process.
 func (m *Memory) Addr() uint64 { return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(m.bytes)))) }
 
-// Hold keeps the memory mapped for one more region; false if it is too late.
-func (m *Memory) Hold() bool {
+// Retain keeps the memory mapped for one more region. It reports false if the memory is unmapped already.
+func (m *Memory) Retain() bool {
 	for {
 		n := m.regions.Load()
 		if n == 0 {

@@ -25,7 +25,7 @@ func TestMemory(t *testing.T) {
 	if n := len(m.Bytes()); n != os.Getpagesize() || m.Addr() == 0 || m.Addr()%uint64(n) != 0 {
 		t.Errorf("%d bytes at %#x", n, m.Addr())
 	}
-	if !m.Hold() {
+	if !m.Retain() {
 		t.Error("cannot be held while it is mapped")
 	}
 	for range 2 {
@@ -34,7 +34,7 @@ func TestMemory(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if m.Hold() {
+	if m.Retain() {
 		t.Error("can be held after the last drop")
 	}
 }

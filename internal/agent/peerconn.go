@@ -13,8 +13,8 @@ import (
 	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
 )
 
-// carrier is the network's side of a session: *smcr.Conn, or plainTCP.
-type carrier interface {
+// peerConn is the network's side of a session: *smcr.Conn, or plainTCP.
+type peerConn interface {
 	RelayFrom(r *net.TCPConn) (int64, error)
 	RelayTo(w *net.TCPConn) (int64, error)
 	AwaitEnd() error
@@ -36,20 +36,20 @@ type stack interface {
 
 // rendezvous finds out with the peer whether SMC-R or TCP carries a connection.
 type rendezvous interface {
-	client(ctx context.Context, tcp *net.TCPConn) (carrier, error)
-	server(ctx context.Context, tcp *net.TCPConn, decline clc.Reason) (carrier, error)
+	client(ctx context.Context, tcp *net.TCPConn) (peerConn, error)
+	server(ctx context.Context, tcp *net.TCPConn, decline clc.Reason) (peerConn, error)
 }
 
 // noStack is the stack of a pod that cannot use SMC-R. If a policy requires SMC-R, its connections
 // are still diverted, so that the agent can reset them.
 type noStack struct{}
 
-func (noStack) client(_ context.Context, tcp *net.TCPConn) (carrier, error) {
+func (noStack) client(_ context.Context, tcp *net.TCPConn) (peerConn, error) {
 	reset(tcp)
 	return nil, errNoStack
 }
 
-func (noStack) server(_ context.Context, tcp *net.TCPConn, _ clc.Reason) (carrier, error) {
+func (noStack) server(_ context.Context, tcp *net.TCPConn, _ clc.Reason) (peerConn, error) {
 	reset(tcp)
 	return nil, errNoStack
 }
@@ -64,7 +64,7 @@ var errNoStack = errors.New("this node cannot use SMC-R")
 
 type smcrStack struct{ *smcr.Stack }
 
-func (s smcrStack) client(ctx context.Context, tcp *net.TCPConn) (carrier, error) {
+func (s smcrStack) client(ctx context.Context, tcp *net.TCPConn) (peerConn, error) {
 	c, err := s.Client(ctx, tcp)
 	if err != nil {
 		return nil, err
@@ -72,7 +72,7 @@ func (s smcrStack) client(ctx context.Context, tcp *net.TCPConn) (carrier, error
 	return c, nil
 }
 
-func (s smcrStack) server(ctx context.Context, tcp *net.TCPConn, decline clc.Reason) (carrier, error) {
+func (s smcrStack) server(ctx context.Context, tcp *net.TCPConn, decline clc.Reason) (peerConn, error) {
 	c, err := s.ServerDecline(ctx, tcp, decline)
 	if err != nil {
 		return nil, err
@@ -80,7 +80,7 @@ func (s smcrStack) server(ctx context.Context, tcp *net.TCPConn, decline clc.Rea
 	return c, nil
 }
 
-// plainTCP is the carrier of a session that stays TCP.
+// plainTCP is the peerConn of a session that stays TCP.
 type plainTCP struct {
 	*net.TCPConn
 	opened time.Time

@@ -37,16 +37,16 @@ func TestNoStack(t *testing.T) {
 	}
 }
 
-// TestSMCRStack_broken: a rendezvous on a connection that is broken gives a carrier that equals nil,
+// TestSMCRStack_broken: a rendezvous on a connection that is broken gives a peerConn that equals nil,
 // and not an interface with a nil *smcr.Conn in it.
 func TestSMCRStack_broken(t *testing.T) {
 	dev := rdmatest.NewFabric(t, 1).Open(t, soft.Config{Name: "soft0", Addr: netip.MustParseAddr("192.0.2.1"), MTU: rdma.MTU1024})
 	inner := value(smcr.NewStack(smcr.Config{Option: smcr.BothSpeak{}, Devices: []rdma.Device{dev}}))(t)
 	t.Cleanup(func() { must(t, inner.Close()) })
 	s := smcrStack{inner}
-	for name, try := range map[string]func(*net.TCPConn) (carrier, error){
-		"client": func(c *net.TCPConn) (carrier, error) { return s.client(t.Context(), c) },
-		"server": func(c *net.TCPConn) (carrier, error) { return s.server(t.Context(), c, clc.ReasonNone) },
+	for name, try := range map[string]func(*net.TCPConn) (peerConn, error){
+		"client": func(c *net.TCPConn) (peerConn, error) { return s.client(t.Context(), c) },
+		"server": func(c *net.TCPConn) (peerConn, error) { return s.server(t.Context(), c, clc.ReasonNone) },
 	} {
 		near, far := loopback(t)
 		reset(far)
@@ -69,7 +69,7 @@ func TestSMCRStack_declines(t *testing.T) {
 	}
 	near, far := loopback(t)
 	type result struct {
-		c   carrier
+		c   peerConn
 		err error
 	}
 	served := make(chan result, 1)
@@ -90,12 +90,12 @@ func TestSMCRStack_declines(t *testing.T) {
 	}
 }
 
-// TestPlainTCP: the carrier of a session on plain TCP copies in the direction that its methods name,
+// TestPlainTCP: the peerConn of a session on plain TCP copies in the direction that its methods name,
 // waits for the end, and resets.
 func TestPlainTCP(t *testing.T) {
 	type ends struct {
 		p       plainTCP
-		tcpFar  *net.TCPConn // the other end of the carrier
+		tcpFar  *net.TCPConn // the other end of the peerConn
 		app     *net.TCPConn
 		appFar  *net.TCPConn // the application
 		started time.Time
