@@ -68,8 +68,8 @@ func TestLogLimiter(t *testing.T) {
 	}
 }
 
-// The latest decision is first, also if it is an old one that comes again; when there are too
-// many, the one goes that has not come for the longest time.
+// The latest decision is first, even if the same decision was made before. When there are too many
+// decisions, the one that was made least recently goes.
 func TestDecisions_order(t *testing.T) {
 	s := newDecisions()
 	dest := func(n int) netip.AddrPort { return netip.AddrPortFrom(netip.MustParseAddr("192.0.2.2"), uint16(n)) }
@@ -98,7 +98,7 @@ func TestDecisions_order(t *testing.T) {
 	}
 }
 
-// What the kernel has forgotten by itself is not shown, nor what belongs to a pod that is gone.
+// Entries that the kernel has forgotten by itself are not shown, nor are those of pods that are gone.
 func TestBypasses_end(t *testing.T) {
 	b := bypasses{all: map[bypassKey]agentapi.Bypass{}}
 	now := time.Unix(1000, 0)

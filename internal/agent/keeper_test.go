@@ -14,7 +14,7 @@ import (
 	"testing"
 )
 
-// queues is what the kernel lists of the queues of the namespace.
+// queues is the kernel's list of the queues in the namespace.
 func (s *space) queues(t testing.TB) (list string) {
 	t.Helper()
 	must(t, s.ns.Do(func() error {
@@ -25,8 +25,8 @@ func (s *space) queues(t testing.TB) (list string) {
 	return list
 }
 
-// TestKeeper_startsAgain: a keeper that was killed has a successor, which has the queues; and when the
-// agent ends, nobody has them.
+// TestKeeper_startsAgain: after a keeper was killed, a new keeper has copies of the queues. When the
+// agent ends, no process has the queues.
 func TestKeeper_startsAgain(t *testing.T) {
 	l := newHoldLab(t, preferAll)
 	var begun atomic.Int32
@@ -82,7 +82,7 @@ func TestKeeper_startsAgain(t *testing.T) {
 	}
 }
 
-// TestHold_handover: a successor has a queue of its own, and the one before gives its up.
+// TestHold_handover: a successor opens a queue of its own, and the agent before it closes its queue.
 func TestHold_handover(t *testing.T) {
 	l := newHoldLab(t, "  takeover: true\n"+preferAll)
 	l.a.start(t)

@@ -101,8 +101,8 @@ func (p *barePod) live(t testing.TB, dst string) *session {
 	return s
 }
 
-// TestLegacies_stopFinished: which proxies are stopped. None of them touches its pod, which another
-// agent manages.
+// TestLegacies_stopFinished: which proxies are stopped. A proxy that is stopped changes nothing in its pod,
+// because another agent manages the pod.
 func TestLegacies_stopFinished(t *testing.T) {
 	for _, tt := range []struct {
 		name                 string
@@ -155,8 +155,8 @@ func TestLegacies_stopFinished(t *testing.T) {
 	}
 }
 
-// TestLegacies_addNewDevices: a device that is opened later goes to every stack, once. What one
-// stack refuses keeps it from no other.
+// TestLegacies_addNewDevices: a device that is opened later is given to every stack once. If one stack
+// refuses the device, the others still get it.
 func TestLegacies_addNewDevices(t *testing.T) {
 	b := newAbleBare(t, "", preferAll)
 	node := b.a.rnics.Node()
@@ -173,7 +173,7 @@ func TestLegacies_addNewDevices(t *testing.T) {
 	if added() != 0 {
 		t.Error("a device was added, though none is new")
 	}
-	b.a.rnics.NewSet(nil).Update(t.Context(), nil, nil) // counts as one that was opened
+	b.a.rnics.NewSet(nil).Update(t.Context(), nil, nil) // counts like the opening of a device
 	for range 2 {
 		ls.addNewDevices(node)
 	}
@@ -204,8 +204,8 @@ func TestLegacies_enforcePolicies(t *testing.T) {
 	}
 }
 
-// TestHandover_podGoes: an agent that stands by does not keep the namespace of
-// a pod that is gone, and touches nothing in one that is there.
+// TestHandover_podGoes: an agent that stands by does not keep the namespace of a pod that is gone, and
+// changes nothing in the namespace of a pod that is there.
 func TestHandover_podGoes(t *testing.T) {
 	b := newHandoverBench(t, "old")
 	p, q := b.attach("a", 1), b.attach("b", 2)

@@ -10,8 +10,8 @@ import (
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
 )
 
-// A pod that fails is tried again later each time, up to a bound; a set-up that works, or a
-// pod that is not wanted, begins anew.
+// The pause before a failed pod is tried again grows up to a bound. It is the shortest again after a set-up
+// that worked, and after the pod was not wanted.
 func TestPod_retries(t *testing.T) {
 	now, broken := time.Unix(1000, 0), errors.New("broken")
 	var p pod
@@ -41,7 +41,7 @@ func TestPod_retries(t *testing.T) {
 	}
 }
 
-// A pod that is new again keeps the pause of its failures, and says what is left in its
+// A pod that starts anew keeps the pause of its earlier failures, and remembers what is left in its
 // namespace.
 func TestPod_becomeNew(t *testing.T) {
 	for _, swept := range []bool{true, false} {

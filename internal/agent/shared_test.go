@@ -106,8 +106,8 @@ func TestSharesStack(t *testing.T) {
 	}
 }
 
-// TestSharedStack_lives: a shared stack and its account live as long as one pod uses it. The pods
-// that come after that get another.
+// TestSharedStack_lives: a shared stack and its account live as long as one pod uses the stack. Pods that
+// come later get another stack.
 func TestSharedStack_lives(t *testing.T) {
 	s := newSharing(t)
 	a, b := s.pod("x", "a", nil), s.pod("x", "b", nil)
@@ -135,7 +135,7 @@ func TestSharedStack_lives(t *testing.T) {
 		if recover() == nil {
 			t.Error("a stack was closed more often than opened, and nobody noticed")
 		}
-		s.a.stacks.mu.TryLock() // the panic was with the lock held
+		s.a.stacks.mu.TryLock() // the panic came while the lock was taken
 		s.a.stacks.mu.Unlock()
 	}()
 	_ = c.stack.Close()

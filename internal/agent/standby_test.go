@@ -27,7 +27,7 @@ func notReady(s agentapi.Status, instance string) string {
 	return ""
 }
 
-// newHandoverBench is an agent on fakes that hands over.
+// newHandoverBench makes an agent on fakes that hands over to a successor.
 func newHandoverBench(t testing.TB, instance string) *bench {
 	t.Helper()
 	b := newBench(t, "  takeover: true\n", preferAll)
@@ -35,8 +35,8 @@ func newHandoverBench(t testing.TB, instance string) *bench {
 	return b
 }
 
-// successor starts another agent of the same node and waits until it manages
-// it. It ends before b does.
+// successor starts another agent of the same node, and waits until the successor manages the node. The
+// successor ends before b does.
 func (b *bench) successor(instance string) *bench {
 	b.t.Helper()
 	c := *b
@@ -106,8 +106,8 @@ func TestHandover_links(t *testing.T) {
 	}
 }
 
-// TestHandover_stillDiverted: what comes to the old agent's listeners before
-// its successor has replaced the table is carried.
+// TestHandover_stillDiverted: the old agent carries connections that come to its listeners before the
+// successor has replaced the pod's table.
 func TestHandover_stillDiverted(t *testing.T) {
 	b := newHandoverBench(t, "old")
 	p := b.attach("a", 1)
@@ -122,8 +122,8 @@ func TestHandover_stillDiverted(t *testing.T) {
 	pingOnce(t, b.dial(p, 2))
 }
 
-// TestHandover_manages: whoever does more for the node hears when it begins and
-// ends to be this agent's.
+// TestHandover_manages: Config.Manages is told when the agent begins to manage the node, and when it no
+// longer does.
 func TestHandover_manages(t *testing.T) {
 	var mu sync.Mutex
 	var heard []string
@@ -175,8 +175,8 @@ func wantRefused(t *testing.T, b *bench, status int, reason string) {
 	}
 }
 
-// TestHandover_twoAtOnce: two successors at a time, of which one gets the node
-// and the other one gets it from that.
+// TestHandover_twoAtOnce: of two successors that start at the same time one takes the node over, and the
+// other one takes the node over from the first.
 func TestHandover_twoAtOnce(t *testing.T) {
 	b := newHandoverBench(t, "old")
 	b.attach("a", 1)
@@ -186,7 +186,7 @@ func TestHandover_twoAtOnce(t *testing.T) {
 	for _, name := range []string{"x", "y"} {
 		c := *b
 		c.cfg.Instance = name
-		wg.Go(func() { // ends when the test does
+		wg.Go(func() { // the successor ends with the test
 			if err := Run(ctx, c.cfg); err != nil {
 				t.Errorf("%s: %v", name, err)
 			}

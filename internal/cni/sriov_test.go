@@ -13,8 +13,8 @@ import (
 	"github.com/smcr-io/kube-smcr/internal/devices/vf"
 )
 
-// sriovRecording reads what the real plugin sriov was called with, and what it
-// answered: see the README beside the files.
+// sriovRecording reads the recorded input and result of the real plugin sriov: see the README beside the
+// files.
 func sriovRecording(t *testing.T, name string) map[string]any {
 	t.Helper()
 	b, err := os.ReadFile("testdata/sriov/" + name)
@@ -33,7 +33,7 @@ func parseMap(t *testing.T, m map[string]any) NetConf {
 	return c
 }
 
-// TestSriov_conf: a configuration that the real plugin took carries over.
+// TestSriov_conf: smcr-cni understands the configuration that the real plugin took.
 func TestSriov_conf(t *testing.T) {
 	conf := sriovRecording(t, "conf.json")
 	conf["type"] = "smcr-cni"
@@ -48,11 +48,11 @@ func TestSriov_conf(t *testing.T) {
 	}
 }
 
-// TestSriov_behind: behind the real plugin ours takes its interface, without
-// addresses as it may be, for what it is.
+// TestSriov_behind: chained after the real plugin, smcr-cni knows that this plugin wired net1, and has
+// nothing to set there, even if net1 has no address.
 func TestSriov_behind(t *testing.T) {
 	conf := sriovRecording(t, "conf.json")
-	maps.DeleteFunc(conf, func(k string, _ any) bool { // what Multus gives to all plugins of a list stays
+	maps.DeleteFunc(conf, func(k string, _ any) bool { // keep what Multus gives to every plugin of a list
 		return k != "cniVersion" && k != "name" && k != "deviceID" && k != "runtimeConfig"
 	})
 	conf["type"], conf["prevResult"] = "smcr-cni", sriovRecording(t, "result.json")

@@ -77,7 +77,7 @@ func TestTrimOthers(t *testing.T) {
 	link := newLink("l", "n", "shop", "p")
 	link.Status.Policy = "q"
 	got := trimLink(link)
-	link.Status.Role, link.Status.LastError = "", "" // what nobody reads
+	link.Status.Role, link.Status.LastError = "", "" // no reconciler reads these
 	if d := cmp.Diff(link, got); d != "" {
 		t.Errorf("link (-want +got)\n%s", d)
 	}
@@ -92,7 +92,7 @@ func TestSamePods(t *testing.T) {
 	for _, tt := range []struct {
 		name            string
 		edit            func(*corev1.Pod)
-		policies, peers bool // it is the same to them
+		policies, peers bool // whether the pod stays the same for these reconcilers
 	}{
 		{"nothing", func(*corev1.Pod) {}, true, true},
 		{"version", func(p *corev1.Pod) { p.ResourceVersion = "8" }, true, true},
@@ -115,7 +115,7 @@ func TestSamePods(t *testing.T) {
 			}
 		}
 	}
-	// A pod that does not carry in either state may still change its phase.
+	// For the policies a pod that carries no connections before and after is the same, whatever its phase.
 	a, b := newPod("shop", "a", "n", ""), newPod("shop", "a", "n", "")
 	a.Status.Phase, b.Status.Phase = corev1.PodPending, corev1.PodFailed
 	if !sameForPolicies(a, b) || sameForPeers(a, b) {

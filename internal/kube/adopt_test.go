@@ -119,8 +119,8 @@ func TestAdopter(t *testing.T) {
 	}
 }
 
-// TestAttack_adoptForeignAddress: what decides which namespace is a pod's. A pod
-// with NET_ADMIN that gave itself the address of another one was taken for it.
+// TestAttack_adoptForeignAddress: which network namespace is a pod's, when several have the pod's
+// address. A pod with NET_ADMIN gave itself the address of another pod, and was taken for that pod.
 func TestAttack_adoptForeignAddress(t *testing.T) {
 	victim, mallory := config.Verdict{Namespace: "shop", Name: "a", UID: "ua"}, config.Verdict{Namespace: "evil", Name: "m", UID: "um"}
 	at := func(name string, ips ...string) candidate {
@@ -196,7 +196,7 @@ func TestAdopter_ownAddresses(t *testing.T) {
 	}
 }
 
-// TestReadSandboxes: what is understood of the CNI library's files.
+// TestReadSandboxes: which files of the CNI library are understood, and which are left out.
 func TestReadSandboxes(t *testing.T) {
 	dir := t.TempDir()
 	const uid = `["IgnoreUnknown","1"],["K8S_POD_UID","%s"]`

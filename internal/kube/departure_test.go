@@ -41,16 +41,16 @@ func (w *world) daemonSet() *appsv1.DaemonSet {
 	return ds
 }
 
-// TestRunAgent_departure: an agent that ends leaves the node clean if no other one comes,
-// and only then. Where agents go on running elsewhere the SMCRNode and the pods say that there
-// is none here.
+// TestRunAgent_departure: an agent that ends cleans its node if no other agent is to come to the node,
+// and only then. If agents go on to run on other nodes, the SMCRNode and the pods of this node say that
+// it has no agent.
 func TestRunAgent_departure(t *testing.T) {
 	testenv.Need(t, testenv.Root, testenv.NetAdmin, testenv.Nftables)
 	for _, tt := range []struct {
 		name string
 		end  func(w *world, ds *appsv1.DaemonSet) // before the agent ends
-		want bool                                 // that the node is clean
-		says string                               // what the SMCRNode says, of a node that is clean; "": there is none
+		want bool                                 // whether the node is clean in the end
+		says string                               // in the SMCRNode of a clean node; "": the SMCRNode is deleted
 	}{
 		{"another agent comes", func(*world, *appsv1.DaemonSet) {}, false, ""},
 		{"deleted", func(w *world, ds *appsv1.DaemonSet) {
@@ -166,7 +166,7 @@ func TestDeparture(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{Name: user}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: user},
 		Subjects: []rbacv1.Subject{{Kind: "User", APIGroup: rbacv1.GroupName, Name: user}},
 	})
-	within(t, slowly, func() string { return ask(as, "agent") }) // a role that lacks this right only
+	within(t, slowly, func() string { return ask(as, "agent") }) // the role lacks only the right to read this
 }
 
 func TestSelects(t *testing.T) {

@@ -75,8 +75,8 @@ func TestTLS_own(t *testing.T) {
 	}
 }
 
-// TestTLS_replaced: a certificate that is replaced is served soon, and one that is
-// half there not at all.
+// TestTLS_replaced: a new certificate is served soon after it replaced the old one. While only one of
+// the two files is new, the old certificate is served.
 func TestTLS_replaced(t *testing.T) {
 	dir, now := t.TempDir(), time.Now()
 	first := write(t, dir, now)
@@ -98,8 +98,8 @@ func TestTLS_replaced(t *testing.T) {
 	}
 }
 
-// TestTLS_mended: a Secret that cannot be used is no reason not to start; it is said
-// what is wrong with which file and what to do, once, and it is read again.
+// TestTLS_mended: the program starts although the Secret cannot be used. It logs once what is wrong with
+// which file and what to do, and uses the Secret when it is mended.
 func TestTLS_mended(t *testing.T) {
 	put := func(name, text string) func(*testing.T, string, time.Time) {
 		return func(t *testing.T, dir string, now time.Time) {
@@ -172,7 +172,7 @@ func TestTLS_mended(t *testing.T) {
 	}
 }
 
-// TestListener: it speaks TLS only, and holds so many connections at a time.
+// TestListener: the listener speaks TLS only, and has a limit of connections at a time.
 func TestListener(t *testing.T) {
 	dir := t.TempDir()
 	leaf := write(t, dir, time.Now())
@@ -219,7 +219,7 @@ func TestListener(t *testing.T) {
 		}
 	}
 	client.CloseIdleConnections()
-	// Who connects and is silent holds a place for no longer than a header may take.
+	// A client that connects and sends nothing has its place for no longer than a header may take.
 	for range 2 * maxConns {
 		c, err := net.Dial("tcp", ln.Addr().String())
 		if err != nil {

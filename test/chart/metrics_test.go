@@ -19,8 +19,7 @@ import (
 	"github.com/smcr-io/kube-smcr/internal/scrape"
 )
 
-// metricNames are the metrics that the programs have: the names in the files
-// that make them.
+// metricNames are the names of the programs' metrics, read from the files that register them.
 func metricNames(t *testing.T) []string {
 	t.Helper()
 	var names []string
@@ -64,8 +63,8 @@ func TestMonitoringUsesMetricsThatExist(t *testing.T) {
 	}
 }
 
-// TestAttack_scrapersToken: whoever answers in an agent's place is shown a token that
-// is good for its metrics and nothing else and, where there is a certificate, none.
+// TestAttack_scrapersToken: whoever answers a scrape in an agent's place gets a token with which it can
+// read metrics and do nothing else. Where the agents have a certificate, it gets no token.
 func TestAttack_scrapersToken(t *testing.T) {
 	for _, tt := range []struct {
 		name     string
@@ -157,7 +156,7 @@ func TestDashboard(t *testing.T) {
 			}
 		}
 	}
-	// What an operator is promised to find.
+	// The documents promise these panels to operators.
 	for _, want := range []string{"Link groups by state", "Fallback by reason", "Bytes by RDMA and by TCP", "What stalls connections", "Registered memory"} {
 		if !strings.Contains(string(text), `"`+want+`"`) {
 			t.Errorf("no panel %q", want)

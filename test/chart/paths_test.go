@@ -15,9 +15,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// TestPathsOfTheNode: the agent sees those directories of the node that it uses, and
-// writes into those only that it has to. One that the node does not have is made, so
-// that what is put there later is seen: by the runtime, say, with its first pod.
+// TestPathsOfTheNode: the agent sees the directories of the node that it uses, and may write only
+// into those where it has to. A directory that the node lacks is made at once: if the container
+// runtime made the directory with its first pod, say, the agent would not see the new one.
 func TestPathsOfTheNode(t *testing.T) {
 	always := map[string]string{
 		"/run/kube-smcr": "written", "/run/netns": "read, new mounts", "/var/lib/cni/results": "read",

@@ -70,8 +70,8 @@ func TestStore(t *testing.T) {
 	}
 }
 
-// TestStore_laterPod: a pod that comes to a claim has its devices once the claim is
-// written again, and the first pod keeps them; when that ends it has them alone.
+// TestStore_laterPod: a second pod of a claim has the claim's devices once the claim is written again, and
+// the first pod keeps them. When the first pod ends, the second one has the devices alone.
 func TestStore_laterPod(t *testing.T) {
 	s := NewStore(t.TempDir())
 	c := first
@@ -103,7 +103,7 @@ func TestStore_laterPod(t *testing.T) {
 	}
 }
 
-// A file that is damaged hides nothing but itself.
+// A damaged file does not keep the other files from being read.
 func TestStore_junk(t *testing.T) {
 	tests := []struct{ name, text, want string }{
 		{"no JSON", "{", "parse claim"},
@@ -148,8 +148,7 @@ func TestStore_badUID(t *testing.T) {
 	}
 }
 
-// FuzzParse: whatever lies in the directory, reading it ends, and what was
-// accepted can be written again.
+// FuzzParse: Parse returns for every input, and a claim that it accepts can be written and parsed again.
 func FuzzParse(f *testing.F) {
 	f.Add([]byte(`{"schemaVersion":1,"namespace":"ns","name":"c","uid":"0a","pods":[{"name":"p","uid":"u"}],"devices":[{"id":"soft0","request":"r","pool":"n","name":"soft0"}],"prepared":"2026-01-02T03:04:05Z"}`))
 	f.Add([]byte(`{`))

@@ -74,7 +74,7 @@ func TestAssignments(t *testing.T) {
 		t.Errorf("a pod that is new has %v", got)
 	}
 
-	// Kubelet lists a pod that it admits before it gives it devices.
+	// Kubelet lists a pod that it admits before the pod has its devices.
 	admitted, given := pod("shop", "admitted"), []*podresources.ContainerResources{
 		{Devices: []*podresources.ContainerDevices{devicesOf(ResourceShared, "soft0/2")}},
 	}

@@ -11,13 +11,13 @@ import (
 	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
 )
 
-// TestAttack_hostNames: a peer may call itself like one of the nodes, or write to
-// the terminal of who reads its name. It stands in the object as what the peer
-// says, with nothing in it that is not in a host name, and never as the peer.
+// TestAttack_hostNames: a peer may claim the name of a node, or send a name with control characters for
+// the terminal of its readers. The SMCRLink shows the name as the peer's claim, with other characters than
+// those of host names replaced, and never as the name of the peer's node.
 func TestAttack_hostNames(t *testing.T) {
 	nodes := nodesOfTheTests()
 	for _, tt := range []struct {
-		name, calls string // itself
+		name, calls string // calls is what the peer calls itself
 		gid         string
 		peer, claim string
 	}{
@@ -37,7 +37,7 @@ func TestAttack_hostNames(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			var x clc.FirstContactExtension
 			x.SetHost(tt.calls)
-			nodes[netip.MustParseAddr("192.0.2.4")] = "" // as Source says of two that claim it
+			nodes[netip.MustParseAddr("192.0.2.4")] = "" // as Source says of an address that two nodes claim
 			g := group("shop/web", 1, 1)
 			g.PeerClaimedName, g.Links[0].PeerGID = x.Host(), tt.gid
 			s := linkStatus(node, &g, "cache", nodes)

@@ -16,7 +16,7 @@ import (
 	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
 )
 
-// wanted are the objects that are to be there.
+// wanted names the objects that the planner wants in Kubernetes.
 func wanted(p *planner) []string {
 	var out []string
 	for k, e := range p.queue.entries {
@@ -73,7 +73,7 @@ func TestPlanner_plan(t *testing.T) {
 	}
 }
 
-// Of more link groups than a node may have SMCRLinks the oldest have one.
+// If a node has more link groups than it may have SMCRLinks, the oldest link groups have one each.
 func TestPlanner_plansTheOldestLinks(t *testing.T) {
 	p, s := newTestPlanner(), healthy()
 	for i := range maxLinkObjects + 10 {
@@ -94,8 +94,8 @@ func TestPlanner_plansTheOldestLinks(t *testing.T) {
 	}
 }
 
-// The SMCRLinks of an agent without a pod are this one's to delete; those of one
-// that hands its connections over are not.
+// The planner deletes the SMCRLinks of an agent whose pod is gone. It leaves those of an agent whose pod
+// is there, and which hands its connections over.
 func TestPlanner_inherit(t *testing.T) {
 	p, s := newTestPlanner(), healthy()
 	for _, agent := range []string{"agent-alive", "agent-dead"} {
@@ -116,7 +116,7 @@ func TestPlanner_inherit(t *testing.T) {
 	}
 }
 
-// A decision of before the pod was there is about an earlier one of its name.
+// A decision that is older than the pod is about an earlier pod of the same name.
 func TestPlanner_decisionsOfAnEarlierPod(t *testing.T) {
 	p, s := newTestPlanner(), healthy()
 	s.Verdicts = []config.Verdict{verdict("web")}
@@ -129,7 +129,7 @@ func TestPlanner_decisionsOfAnEarlierPod(t *testing.T) {
 	}
 	s.Decisions = append(s.Decisions, decided("shop/web", "TCP", no, began().Add(time.Second)))
 	p.plan(&s, began().Add(time.Second))
-	p.plan(&s, began().Add(2*time.Second)) // the same decisions are no news
+	p.plan(&s, began().Add(2*time.Second)) // the snapshot has the same decisions, which count once
 	if diff := cmp.Diff([]string{eventEnabled, eventFallback}, news(p)); diff != "" {
 		t.Errorf("events (-want +got):\n%s", diff)
 	}
@@ -138,8 +138,8 @@ func TestPlanner_decisionsOfAnEarlierPod(t *testing.T) {
 	}
 }
 
-// A connection that the policies refuse right after they changed has its event, though it says
-// nothing of the pod's status: it may have been judged by the former ones.
+// A connection that is refused right after the policies changed has its event. The pod's status does not
+// change, because the former policies may have refused the connection.
 func TestPlanner_justAfterPolicies(t *testing.T) {
 	p, s := newTestPlanner(), healthy()
 	v := verdict("web")
@@ -172,8 +172,7 @@ func TestPlanner_podsThatNobodyHelps(t *testing.T) {
 	}
 }
 
-// An annotation that somebody changes is written again; one that is not to be there
-// is removed once, and is somebody else's after that.
+// The annotation of a pod is written again if somebody changed it. A pod that is gone is forgotten.
 func TestPlanner_observe(t *testing.T) {
 	name := types.NamespacedName{Namespace: "shop", Name: "web"}
 	p, s := newTestPlanner(), healthy()

@@ -11,9 +11,8 @@ import (
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 )
 
-// TestOwner_losesNoRequest has one poster, which never waits, and several
-// lockers. What the poster leaves in the ring must be taken without another
-// event, and two must never own at once.
+// TestOwner_losesNoRequest has one poster, which never waits, and several lockers. A request that the poster
+// leaves in the ring must be taken without another event, and no two goroutines may be the owner at once.
 func TestOwner_losesNoRequest(t *testing.T) {
 	const posts, lockers = 100_000, 3
 	var o owner
@@ -69,7 +68,7 @@ func TestOwner_losesNoRequest(t *testing.T) {
 	}
 	stop.Store(true)
 	wg.Wait()
-	// Nobody is left who could take it by chance.
+	// No goroutine is left that could take a forgotten request by chance.
 	if taken != posts || !ring.empty() || o.word.Load() != 0 {
 		t.Errorf("%d of %d requests taken, word %d", taken, posts, o.word.Load())
 	}

@@ -10,8 +10,8 @@ import (
 	"github.com/smcr-io/kube-smcr/pkg/smcr/llc"
 )
 
-// A peer that asks a group that is over, and does not take the answers, gets no more
-// of them than one that lives gives; and it is answered again once it has taken them.
+// A group that is over queues no more answers for a peer that does not take them than a live group
+// does. Once the peer has taken the answers, the group answers the peer's next request.
 func TestGroup_lastWordsAreBounded(t *testing.T) {
 	r := ready(t, linkgroup.Server)
 	r.g.Terminate(r.now, llc.DeleteOperator)
@@ -37,7 +37,7 @@ func TestGroup_lastWordsAreBounded(t *testing.T) {
 	}
 }
 
-// What a group had under way when it ended counts.
+// Messages that were on their way when the group ended count towards the send budget.
 func TestGroup_lastWordsCountWhatIsUnderWay(t *testing.T) {
 	r := ready(t, linkgroup.Client)
 	r.held = true
@@ -63,7 +63,7 @@ func TestGroup_lastWordsCountWhatIsUnderWay(t *testing.T) {
 	}
 }
 
-// The last words end, whatever the peer does.
+// A group stops repeating that it is over, whatever the peer does.
 func TestGroup_lastWordsEnd(t *testing.T) {
 	r := ready(t, linkgroup.Server)
 	r.g.Terminate(r.now, llc.DeleteOperator)

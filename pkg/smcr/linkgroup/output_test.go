@@ -9,8 +9,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// The shell gets everything in its order, behind what it has already, and once; the box
-// keeps nothing of it, and its memory is used again.
+// The shell gets every output once, in order, appended to the slice that it passes. The box keeps no
+// reference to an output, and uses its memory again.
 func TestOutbox(t *testing.T) {
 	var b outbox
 	err := errors.New("gone")
@@ -42,8 +42,8 @@ func TestOutbox(t *testing.T) {
 	}
 }
 
-// People read these names in logs: each value has another one, and a value without a name
-// its number.
+// People read these names in logs: each value has a name of its own, and a value that is not known
+// is shown as its number.
 func TestOutput_names(t *testing.T) {
 	seen := map[string]bool{}
 	for k := EventPointOfNoReturn; k <= EventLink; k++ {
@@ -60,7 +60,7 @@ func TestOutput_names(t *testing.T) {
 	}
 }
 
-// The reason of a first contact that failed is found behind its step, if there is one.
+// The reason why a first contact failed is found in the error, behind the step at which it failed.
 func TestSetupError(t *testing.T) {
 	for _, c := range []struct {
 		err  *SetupError

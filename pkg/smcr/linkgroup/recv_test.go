@@ -33,8 +33,9 @@ func unknownType(first byte) []byte {
 	return append([]byte{first, llc.Size}, make([]byte, llc.Size-2)...)
 }
 
-// RFC 7609 A.3, C.7.1: what makes no sense costs its link, and no more if there is another
-// one. What the sender expects to be dropped is dropped; Linux expects that of any type.
+// RFC 7609 A.3, C.7.1: a message that makes no sense ends the link on which it came; a group with another
+// link goes on. Messages that their sender expects to be dropped are dropped: Linux expects that of every
+// type that the receiver does not know.
 func TestGroup_HandleRecv(t *testing.T) {
 	asked := llc.TestLink{UserData: [16]byte{7}}
 	answered := llc.TestLink{Header: llc.Header{Response: true}, UserData: [16]byte{7}}
@@ -104,7 +105,7 @@ func TestGroup_HandleRecv(t *testing.T) {
 	}
 }
 
-// RFC 7609 A.3.8: TEST LINK comes back with what was in it.
+// RFC 7609 A.3.8: the answer to TEST LINK has the user data of the request.
 func TestGroup_answersTestLink(t *testing.T) {
 	g, l := formed(Server)
 	m := llc.TestLink{Header: llc.Header{Version: llc.Version1}, UserData: [16]byte{1, 2, 3, 15: 16}}
@@ -117,8 +118,8 @@ func TestGroup_answersTestLink(t *testing.T) {
 	}
 }
 
-// CDC messages that concern no connection do no harm to their link. Those of a link that is
-// closed by now count: the peer has had its acknowledgement, and will not send them again.
+// A CDC message for a connection that does not exist does not end its link. A CDC message that came on a link
+// which has closed since counts: the peer has had the acknowledgement, and will not send the message again.
 func TestGroup_HandleRecvCDC(t *testing.T) {
 	for _, c := range []struct {
 		name      string
@@ -157,8 +158,8 @@ func TestGroup_HandleRecvCDC(t *testing.T) {
 	}
 }
 
-// §3.5.1.6: whether data may come before the set-up is complete depends on who ends it.
-// Where they may they end it, and fail it otherwise.
+// §3.5.1.6: data may come before the set-up is complete only if the peer is the one to end the set-up. Then
+// the data ends the set-up; otherwise the set-up fails.
 func TestGroup_dataDuringFirstContact(t *testing.T) {
 	for _, c := range []struct {
 		name     string
@@ -206,7 +207,7 @@ func TestGroup_dataDuringFirstContact(t *testing.T) {
 	}
 }
 
-// A group that is over takes what the peer says of that, and no more.
+// A group that is over takes only messages about its end.
 func TestGroup_HandleRecvDead(t *testing.T) {
 	g, l := formed(Client)
 	g.becomeDead(nil)

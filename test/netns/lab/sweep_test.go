@@ -21,8 +21,8 @@ import (
 	"github.com/smcr-io/kube-smcr/internal/testenv/place"
 )
 
-// ended returns the id of a process that is not there any more. It is nobody's for
-// a good while.
+// ended returns the id of a process that has ended. The kernel gives the id to no other process for a good
+// while.
 func ended(t *testing.T) int {
 	t.Helper()
 	cmd := exec.Command("true")
@@ -30,7 +30,7 @@ func ended(t *testing.T) int {
 	return cmd.Process.Pid
 }
 
-// start starts a process that works in a directory, and ends it with the test.
+// start starts a process whose working directory is dir, and ends the process with the test.
 func start(t *testing.T, dir string) *os.Process {
 	t.Helper()
 	cmd := exec.Command("sleep", "600")
@@ -43,7 +43,7 @@ func start(t *testing.T, dir string) *os.Process {
 	return cmd.Process
 }
 
-// die makes l a lab whose process was killed, as far as its lock says it.
+// die lets go the lock of a lab, as if the lab's process had been killed.
 func die(t *testing.T, l *Lab) {
 	t.Helper()
 	must(t, l.lock.Close())
@@ -67,8 +67,8 @@ func TestSweep_removesLabsOfDeadProcesses(t *testing.T) {
 	}
 }
 
-// The process id in a lab's name may be another process's by now: a lock that is
-// free says that the lab is dead, and one that is held, that it lives.
+// The process id in a lab's name may be that of another process by now. So the lock decides: a lab whose lock
+// is free is dead, and a lab whose lock is taken lives.
 func TestSweep_goesByTheLock(t *testing.T) {
 	testenv.Need(t, testenv.Root, testenv.NetAdmin)
 	living := &Lab{Prefix: fmt.Sprintf("%s%d-00fd", namePrefix, ended(t))}
@@ -116,8 +116,8 @@ func TestSweep_leavesOthersAlone(t *testing.T) {
 	}
 }
 
-// inMountNamespace calls f on a thread with mounts of its own, so that what f
-// mounts over the directory of names is nobody else's trouble.
+// inMountNamespace calls f on a thread with a mount namespace of its own, so that no other process sees what
+// f mounts over the directory of names.
 func inMountNamespace(t *testing.T, f func() error) {
 	t.Helper()
 	done := make(chan error)
@@ -162,7 +162,7 @@ func TestRemoveNamed(t *testing.T) {
 		{name: "not mounted", make: func() error { return os.WriteFile(path, nil, 0o444) }, removed: true},
 		{name: "not there", make: func() error { return nil }},
 		{
-			// Its mount is below that of the directory, where nobody can unmount it.
+			// The mount of the name is hidden below the mount of the directory, where nobody can unmount it.
 			name: "hidden", left: true,
 			make: func() error { return errors.Join(mount(name), unix.Mount(nsDir, nsDir, "", unix.MS_BIND, "")) },
 		},

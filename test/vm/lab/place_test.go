@@ -52,7 +52,7 @@ func startOnly(name string, detach bool) (*Lab, error) {
 	return l, l.start(context.Background(), map[image.Kernel]image.Files{image.SMC: img}, image.Installed(), lock)
 }
 
-// QEMU ends with the process that started it, and Sweep removes what it leaves.
+// QEMU ends with the process that started it, and Sweep removes the files that QEMU leaves.
 func TestUp_endsWithItsProcess(t *testing.T) {
 	testenv.Need(t, testenv.VM)
 	name := fmt.Sprintf("lease-%d", os.Getpid())
@@ -95,7 +95,7 @@ func TestUp_endsWithItsProcess(t *testing.T) {
 	}
 }
 
-// Detached guests live on when they are forgotten, and Down ends them.
+// Detached guests live on after Forget, and Down ends them.
 func TestDown(t *testing.T) {
 	testenv.Need(t, testenv.VM)
 	name := fmt.Sprintf("down-%d", os.Getpid())
@@ -129,7 +129,7 @@ func TestDown(t *testing.T) {
 	}
 }
 
-// A QEMU that does not start is an error that says why.
+// If QEMU does not start, the error says why.
 func TestUp_tellsWhyQEMUEnded(t *testing.T) {
 	testenv.Need(t, testenv.VM)
 	name := fmt.Sprintf("fail-%d", os.Getpid())
@@ -160,7 +160,7 @@ func TestSweep_leavesOthersAlone(t *testing.T) {
 	}
 }
 
-// The id of a QEMU that has ended may be another process's by now.
+// After a QEMU has ended, its process id may be that of another process, which Down leaves alone.
 func TestDown_leavesOthersAlone(t *testing.T) {
 	t.Setenv(clustertools.CacheEnv, t.TempDir())
 	dir, err := directory("others")

@@ -17,8 +17,8 @@ import (
 // perRun bounds one call of the test program, and so a kernel that hangs in it.
 const perRun = 4 * time.Minute
 
-// TestVerbs runs the tests that have a device. Each part is a program of its
-// own, which also looks for what it left behind.
+// TestVerbs runs the tests that need a device. Each part of the tests is a program of its own, and
+// looks at its end for objects that it left in the kernel.
 func TestVerbs(t *testing.T) {
 	l := lab.ForTest(t, lab.Config{Guests: 1})
 	g := l.Guest(0)
@@ -57,8 +57,7 @@ func TestVerbs(t *testing.T) {
 	}
 }
 
-// passed counts the tests that passed, the innermost ones, and logs how long
-// each took.
+// passed counts the innermost tests that passed, and logs how long each of them took.
 func passed(t *testing.T, out string) (n int) {
 	t.Helper()
 	for s := bufio.NewScanner(strings.NewReader(out)); s.Scan(); {
