@@ -33,7 +33,7 @@ func (b *bare) manage(px *proxy, change func(*pod)) *pod {
 	return p
 }
 
-// counted is a peerConn that says what a test wants.
+// counted is a peerConn with the Info that a test gives it.
 type counted struct {
 	plainTCP
 	info smcr.Info
@@ -41,7 +41,7 @@ type counted struct {
 
 func (c counted) Info() smcr.Info { return c.info }
 
-// TestView_explainQuestions: a question that is none gets an answer that says what is wanted.
+// TestView_explainQuestions: the answer to a malformed question says what a question looks like.
 func TestView_explainQuestions(t *testing.T) {
 	v := View{newAbleBare(t, "", preferAll).a}
 	for _, tt := range []struct{ source, destination, want string }{
@@ -93,7 +93,7 @@ func TestView_explain(t *testing.T) {
 			e, err := View{b.a}.Explain(source, "[::ffff:192.0.2.9]:80")
 			must(t, err)
 			advice := tt.code.Advice()
-			if tt.code == agentapi.CodeBudgetRelays { // it names the budget, and says how full that is
+			if tt.code == agentapi.CodeBudgetRelays { // the detail names the budget, and how much of it is used
 				advice = "raise node.budgets.pod.relays of the agent's configuration file, or narrow the policies to peers that have SMC-R"
 			}
 			if e.Code != tt.code || !strings.Contains(e.Verdict, tt.verdict) || e.Pod != "test/a" || e.Advice != advice || len(e.Live) != 1 {
@@ -103,8 +103,8 @@ func TestView_explain(t *testing.T) {
 	}
 }
 
-// TestView_explainPausedRequired: a pause and a mismatch do not hold for what a policy requires to
-// be on SMC-R.
+// TestView_explainPausedRequired: connections for which a policy requires SMC-R are diverted in spite of a
+// pause.
 func TestView_explainPausedRequired(t *testing.T) {
 	for policies, want := range map[string]agentapi.Code{preferAll: agentapi.CodeBudgetPending, requireAll: agentapi.CodeUnseen} {
 		b := newAbleBare(t, "", policies)
@@ -117,8 +117,8 @@ func TestView_explainPausedRequired(t *testing.T) {
 	}
 }
 
-// TestView_explainInbound: this node may be the server's side. The policy is then asked about the
-// client.
+// TestView_explainInbound: if this node has the server of a connection, the policy is asked whether the
+// client is a peer.
 func TestView_explainInbound(t *testing.T) {
 	b := newAbleBare(t, "", "policies:\n- {name: p, peers: {except: [192.0.2.8/32]}}\n")
 	p := b.proxy("a")
@@ -149,7 +149,8 @@ type downDevice struct{ fakeDevice }
 
 func (downDevice) Port() rdma.PortAttr { return rdma.PortAttr{State: rdma.PortDown} }
 
-// TestView_statusProblems: what is wrong on the node is said once, and with what it takes to find it.
+// TestView_statusProblems: each problem of the node is shown once, with the words by which the cause is
+// found.
 func TestView_statusProblems(t *testing.T) {
 	missing := func(b *bench, names string) {
 		b.cfg.Stay = true

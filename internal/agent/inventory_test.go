@@ -45,8 +45,8 @@ func TestHostDevices_cached(t *testing.T) {
 	}
 }
 
-// What a pod uses is entered at its device; a device that the host does not show any more is
-// listed as far as its pod knows it.
+// A device in the inventory shows how its pods use it. A device that the host no longer shows is listed with
+// what its pod knows of the device.
 func TestAddUse(t *testing.T) {
 	own := &rnics.Own{ID: "d1"}
 	own.PCI, own.NetDev, own.RDMA, own.Mode = "0000:01:00.1", "eth7", []string{"mlx5_7"}, "exclusive"

@@ -19,13 +19,13 @@ import (
 	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
 )
 
-// TestProxy_pauses: a pod that uses up its relays and its pending reservations is not
-// diverted for a while, which all answers say; what was on its way waits, and is
-// carried when others are over, as is what comes then.
+// TestProxy_pauses: the connections of a pod that uses up its relays and pending reservations are not diverted
+// for a while, and all answers of the API say so. Connections that were diverted before wait, and are carried
+// when others end, as are new ones after the pause.
 func TestProxy_pauses(t *testing.T) {
 	for _, tt := range []struct {
 		name, policies string
-		// selections and ports while it pauses
+		// selections and ports that are diverted during the pause
 		wantOutbound, wantInbound int
 	}{
 		{"prefer", preferAll, 0, 0},
@@ -42,7 +42,7 @@ func TestProxy_pauses(t *testing.T) {
 			for i := range 100 { // one after the other, so that none is pending long
 				c := b.dial(p, 0)
 				value(c.Write([]byte("x")))(t)
-				if i < 2*32 { // and these have the pending reservations then
+				if i < 2*32 { // these take the pending reservations then
 					value(c.Read(make([]byte, 1)))(t)
 					carried = append(carried, c)
 				} else {
@@ -95,10 +95,9 @@ func TestProxy_pauses(t *testing.T) {
 	}
 }
 
-// TestProxy_greedyClient: a client most of whose connections to a pod are plain TCP, or
-// pending, is not diverted any more, which all answers say. The
-// pod's diversion does not pause, and another client is carried. What comes from the
-// client all the same is reset at three quarters of the pod's budget.
+// TestProxy_greedyClient: a client with most of a pod's relays or pending reservations is no longer diverted,
+// and all answers of the API say so. The pod's diversion does not pause, and another client is carried.
+// Connections of the greedy client that come all the same are reset at three quarters of the pod's budget.
 func TestProxy_greedyClient(t *testing.T) {
 	for _, tt := range []struct {
 		name, policies string
@@ -145,7 +144,7 @@ func TestProxy_greedyClient(t *testing.T) {
 			})
 			if late, err := dial(7); err == nil {
 				wantReset(t, late)
-			} else if !errors.Is(err, syscall.ECONNRESET) { // before it was seen to be made
+			} else if !errors.Is(err, syscall.ECONNRESET) { // the reset came before connect() returned
 				t.Error(err)
 			}
 			carry(8, 4)

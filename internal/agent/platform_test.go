@@ -17,7 +17,7 @@ import (
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
 )
 
-// TestPlatform_setDefaults: what a test leaves out is filled in, and nothing else.
+// TestPlatform_setDefaults: fields that a test leaves out get their defaults, and the others stay.
 func TestPlatform_setDefaults(t *testing.T) {
 	var p platform
 	p.setDefaults(t.TempDir())

@@ -22,7 +22,7 @@ import (
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 )
 
-// fakeHost has the one table of a machine, of which agents have handles.
+// fakeHost is a machine with one table, for which agents have handles.
 type fakeHost struct {
 	mu       sync.Mutex // guards what is below, and the handles
 	table    *fakeWire  // nil: there is none
@@ -234,8 +234,8 @@ func TestWire_plan(t *testing.T) {
 	}
 }
 
-// TestWire_open: without peers everybody may send, which is said, and what an agent
-// that was killed left is removed.
+// TestWire_open: without peers there is no filter, the status says so, and the table of an agent that was
+// killed is removed.
 func TestWire_open(t *testing.T) {
 	b := newWireBench(t, "")
 	b.wires.table = &fakeWire{h: b.wires}
@@ -346,8 +346,8 @@ func TestWire_fails(t *testing.T) {
 	b.wires.look(func() { b.wires.fail = nil })
 }
 
-// TestWire_handover: the successor replaces the table, the agent before it leaves
-// it alone, and takes it again if the successor is gone.
+// TestWire_handover: the successor replaces the table. The agent before it leaves the table alone, and
+// makes a new one when the successor is gone.
 func TestWire_handover(t *testing.T) {
 	node := "  takeover: true\n" + wirePeers
 	b := newBench(t, node, preferAll).onDevice(wireDevice{addr: "192.0.2.1", netdev: "eth1"})
@@ -380,8 +380,8 @@ func TestWire_handover(t *testing.T) {
 	})
 }
 
-// TestWire_rollback: an agent that handed over to one of a version without the filter
-// takes the table away when it ends.
+// TestWire_rollback: an agent that handed over to an agent of a version without the filter removes the
+// table when it ends.
 func TestWire_rollback(t *testing.T) {
 	node := "  takeover: true\n" + wirePeers
 	b := newBench(t, node, preferAll).onDevice(wireDevice{addr: "192.0.2.1", netdev: "eth1"})
@@ -389,7 +389,7 @@ func TestWire_rollback(t *testing.T) {
 	b.start()
 	table := b.wires.now()
 	c := *b
-	c.wires = &fakeHost{} // it knows of no table
+	c.wires = &fakeHost{} // a version without the filter knows of no table
 	c.cfg.host = c.wires
 	before := c.onDevice(wireDevice{addr: "127.0.0.1", netdev: "lo"}).successor("old")
 	if s := before.status(); s.Wire.State != agentapi.WireNone {
@@ -406,8 +406,8 @@ func TestWire_rollback(t *testing.T) {
 	}
 }
 
-// TestWire_part: an agent that stands by takes its own table away at its end, but
-// not one that the successor counts on.
+// TestWire_part: an agent that stands by removes its own table when it ends, and leaves a table that the
+// successor counts on.
 func TestWire_part(t *testing.T) {
 	for _, c := range []struct {
 		successor agentapi.WireState
@@ -436,8 +436,8 @@ func TestWire_part(t *testing.T) {
 	}
 }
 
-// TestWire_devicesGone: a table stays in force while the devices that it is for are
-// gone: packets would come in when one is back, before the next look.
+// TestWire_devicesGone: the table stays in force while its devices are gone. Without it, packets could come
+// in between the return of a device and the next look.
 func TestWire_devicesGone(t *testing.T) {
 	h := &fakeHost{}
 	w := wire{a: &agent{cfg: Config{platform: platform{host: h}}}, filter: value(h.filterWire(linux.WireConfig{}))(t)}
@@ -453,8 +453,8 @@ func TestWire_devicesGone(t *testing.T) {
 	}
 }
 
-// TestWire_inherited: an agent that cannot make a table yet leaves an earlier
-// agent's in force, and takes it away when it ends.
+// TestWire_inherited: an agent that cannot make a table yet leaves the table of an earlier agent in force,
+// and removes that table when it ends.
 func TestWire_inherited(t *testing.T) {
 	for name, prepare := range map[string]func(*bench){
 		"no device": func(b *bench) {
@@ -487,8 +487,7 @@ func TestWire_inherited(t *testing.T) {
 	}
 }
 
-// TestWire_leave: an agent that leaves the node takes the table along, also one
-// that it does not have itself.
+// TestWire_leave: an agent that leaves the node removes the table, even if another agent made it.
 func TestWire_leave(t *testing.T) {
 	for name, node := range map[string]string{"filtered": wirePeers, "open": ""} {
 		t.Run(name, func(t *testing.T) {

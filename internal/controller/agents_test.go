@@ -13,8 +13,8 @@ import (
 	"github.com/smcr-io/kube-smcr/api/v1alpha1"
 )
 
-// TestAgentState: what a Lease says counts more than what the pods say; without one that is proved
-// nothing is said.
+// TestAgentState: an agent's Lease counts more than the state of the agent's pod. As long as the Lease has not
+// been renewed, nothing is said of the agent.
 func TestAgentState(t *testing.T) {
 	node := &corev1.Node{}
 	up := newPod(system, "up", "n", "")
@@ -40,8 +40,8 @@ func TestAgentState(t *testing.T) {
 	}
 }
 
-// TestPodState: what Kubernetes takes an agent for alive by: a node that is ready, and a pod that
-// runs and is ready, of which there are two during an upgrade.
+// TestPodState: to Kubernetes an agent is alive if its node is ready, and if one of its pods runs and is
+// ready. During an upgrade there are two pods.
 func TestPodState(t *testing.T) {
 	node := func(ready corev1.ConditionStatus) *corev1.Node {
 		return &corev1.Node{Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{
@@ -82,7 +82,8 @@ func TestPodState(t *testing.T) {
 	}
 }
 
-// TestWithoutTaint: only the start-up taint goes, and what is left is a list even if it is empty.
+// TestWithoutTaint: only the start-up taint is taken off. The rest is a list and not nil, even if no taint is
+// left.
 func TestWithoutTaint(t *testing.T) {
 	ours, other := corev1.Taint{Key: v1alpha1.TaintAgentNotReady, Effect: corev1.TaintEffectNoSchedule}, corev1.Taint{Key: "other"}
 	for _, tt := range []struct {

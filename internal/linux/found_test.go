@@ -28,8 +28,8 @@ func sysctlNow(t testing.TB, ns *NetNS, s sysctl) uint32 {
 	return v
 }
 
-// TestSysctls_goBack: what was found comes back, whoever takes the redirection
-// away, and what somebody else set meanwhile stays.
+// TestSysctls_goBack: sysctls get back the values that were found, whichever process removes the redirection.
+// Values that another program set meanwhile stay.
 func TestSysctls_goBack(t *testing.T) {
 	f := families[0]
 	untracked := testConfig(f)
@@ -113,8 +113,8 @@ func TestSysctls_goBack(t *testing.T) {
 	}
 }
 
-// TestSysctls_foreign: values that were ours already stay, and so does a namespace
-// in which we were not.
+// TestSysctls_foreign: values stay that were the wanted ones from the start, and a namespace in which there
+// was no redirection is not changed.
 func TestSysctls_foreign(t *testing.T) {
 	ns := newNS(t)
 	giveSysctl(t, ns, fwmarkAccept.path(), "1")
@@ -129,7 +129,7 @@ func TestSysctls_foreign(t *testing.T) {
 	}
 }
 
-// tracked counts what connection tracking knows in a namespace.
+// tracked counts the connections that connection tracking knows in a namespace.
 func tracked(t testing.TB, ns *NetNS) int {
 	t.Helper()
 	n := 0
@@ -146,9 +146,8 @@ func tracked(t testing.TB, ns *NetNS) int {
 	return n
 }
 
-// TestAttack_conntrack: what a pod sends that is never diverted takes no place in
-// its table of connections, and what is diverted works. 5,000 datagrams took
-// 5,000 places once.
+// TestAttack_conntrack: packets of a pod that are never diverted take no place in the pod's table of tracked
+// connections, and diverted connections work. Before, 5,000 datagrams took 5,000 places.
 func TestAttack_conntrack(t *testing.T) {
 	for _, f := range families {
 		t.Run(f.name, func(t *testing.T) {
@@ -161,7 +160,7 @@ func TestAttack_conntrack(t *testing.T) {
 			cfg.Outbound = []OutboundRule{{Prefix: f.all(), Ports: []PortRange{{4711, 4712}}}}
 			cfg.Untracked = true
 			r := install(t, pod, cfg)
-			mustDo(t, r.Update(cfg)) // connection tracking was not there before
+			mustDo(t, r.Update(cfg)) // the namespace had no connection tracking before this
 			before := tracked(t, pod)
 
 			dst := netip.AddrPortFrom(f.peer, 53)

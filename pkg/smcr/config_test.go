@@ -49,8 +49,8 @@ func TestConfig_validate(t *testing.T) {
 	}
 }
 
-// Devices are removed, and their rails asked for, by name: two of one name are refused,
-// whether they are one device given twice or two.
+// Stack.RemoveDevice and Config.RailOf know a device by its name. So two devices of one name are refused,
+// whether they are one device that was given twice or two different ones.
 func TestConfig_deviceNames(t *testing.T) {
 	f := newFakeFabric()
 	a, b := f.device("a", 1), f.device("b", 2)
@@ -72,7 +72,7 @@ func TestConfig_deviceNames(t *testing.T) {
 	}
 }
 
-// calls counts what the hooks are told.
+// calls counts the calls of the hooks.
 type calls struct {
 	mu                sync.Mutex // guards what is below
 	Malformed, Failed int
@@ -95,8 +95,8 @@ func (n *calls) now() (malformed, failed int) {
 	return n.Malformed, n.Failed
 }
 
-// Malformed is about what peers send, and Failed about all else: one's own full budget is
-// no sign of an attack.
+// Hooks.Malformed is told of messages of peers that are not understood, and Hooks.Failed of all other
+// errors: that this stack's own budget is full is no sign of an attack.
 func TestHooks_malformed(t *testing.T) {
 	peer := func(talk func(t *testing.T, c net.Conn)) func(*testing.T, *pair) {
 		return func(t *testing.T, p *pair) {

@@ -89,7 +89,7 @@ func TestGroup_setupNeedsNoLLC(t *testing.T) {
 					t.Errorf("stack %d: %d rendezvous waited for CONFIRM RKEY", i, n)
 				}
 			}
-			// One connection is left: the RMB that it is in, and up to two with
+			// One connection is left: the RMB of its element stays, and up to two RMBs with
 			// an element that is free.
 			waitFor(t, "deletion of RMBs", func() bool {
 				for _, s := range stacks {
@@ -104,9 +104,9 @@ func TestGroup_setupNeedsNoLLC(t *testing.T) {
 	}
 }
 
-// RFC 7609 §4.6, §4.4.1: a peer that did not hear on a lost link what we took may
-// write it again into the RMBE of a connection that has ended. Nobody else gets
-// that one so soon, and later it is zero again.
+// RFC 7609 §4.6, §4.4.1: a peer may have missed our acknowledgement on a lost link. Then it writes the same
+// data again into the RMBE of a connection that has ended. No other connection gets this RMBE for a while,
+// and the RMBE is zeroed before.
 func TestGroup_holdsRMBEsAfterLoss(t *testing.T) {
 	_, s, p := multiPair(t, rdmatest.NewFabric(t, 1), smcr.VersionsBoth, twoClients, twoServers)
 	first, firstPeer := p.dial(t)
@@ -130,7 +130,7 @@ func TestGroup_holdsRMBEsAfterLoss(t *testing.T) {
 		return true
 	})
 	heard := time.Now()
-	for i := range mem { // the peer does so, over the other link
+	for i := range mem { // the peer writes again, over the other link
 		mem[i] = 0xee
 	}
 
@@ -149,7 +149,7 @@ func TestGroup_holdsRMBEsAfterLoss(t *testing.T) {
 			break // on a slow machine the quarantine is over by now
 		}
 	}
-	// It began when the group heard of the loss.
+	// The quarantine began when the group heard of the loss.
 	waitFor(t, "end of the quarantine", func() bool { return time.Since(heard) > 3*linkgroup.RMBEHold/2 })
 	for ; !again; again = taken() {
 		if len(conns) > 40 {

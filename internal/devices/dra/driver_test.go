@@ -27,7 +27,7 @@ import (
 	"github.com/smcr-io/kube-smcr/internal/records"
 )
 
-// TestDriver: a claim from the slice to the end, as kubelet does it.
+// TestDriver: the life of a claim, from the ResourceSlice to its end, with the calls that kubelet makes.
 func TestDriver(t *testing.T) {
 	b := newBench(t)
 	d := b.driver("agent-1")
@@ -253,8 +253,8 @@ func TestPrepare(t *testing.T) {
 	}
 }
 
-// TestPrepare_deviceGone: a claim that is prepared stays so when its device went
-// away: the pod may run, and kubelet asks after each of its restarts.
+// TestPrepare_deviceGone: a prepared claim stays prepared when its device goes away. The pod may be running,
+// and kubelet prepares the claim again after each restart of kubelet.
 func TestPrepare_deviceGone(t *testing.T) {
 	b := newBench(t)
 	c := b.claim("web", []string{"pod-1"}, "0000-41-10-0")
@@ -276,8 +276,8 @@ func TestPrepare_deviceGone(t *testing.T) {
 	}
 }
 
-// TestDriver_noConsumableCapacity: an API server that drops what it does not know
-// gets slots.
+// TestDriver_noConsumableCapacity: an API server that does not know consumable capacity drops its fields.
+// For such a server each share of a device is a device of its own, a slot.
 func TestDriver_noConsumableCapacity(t *testing.T) {
 	b := newBench(t)
 	old := func(a k8stesting.Action) (bool, runtime.Object, error) {

@@ -22,7 +22,8 @@ func (s *fakeServer) renewed() []coordinationv1.Lease {
 	return out
 }
 
-// TestReporter_renewsItsLease: while the agent manages its node, and not when it has left it.
+// TestReporter_renewsItsLease: the Lease is renewed while the agent manages its node, and no longer when
+// the agent has left the node.
 func TestReporter_renewsItsLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		srv, src := newFakeServer(), &source{snap: healthy()}
@@ -123,7 +124,7 @@ func (slowWrites) apply(ctx context.Context, _ key, _ any) (metav1.ObjectMeta, e
 	return metav1.ObjectMeta{}, context.Cause(ctx)
 }
 
-// TestReporter_renewsWhileOtherCallsHang: a write that hangs keeps no renewal from being made.
+// TestReporter_renewsWhileOtherCallsHang: the Lease is renewed while a write of an object hangs.
 func TestReporter_renewsWhileOtherCallsHang(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		srv := newFakeServer()

@@ -10,7 +10,7 @@ import (
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 )
 
-// silentWire takes everything and brings nothing.
+// silentWire takes every packet and delivers none.
 type silentWire struct{ done chan struct{} }
 
 func (w *silentWire) Send(msgs []Message) (int, error) { return len(msgs), nil }
@@ -41,7 +41,7 @@ func silent(t *testing.T) *deviceContext {
 	return c.(*deviceContext)
 }
 
-// objects are what a context has of everything.
+// objects are one object of a context of each kind.
 type objects struct {
 	pd rdma.PD
 	cq rdma.CQ
@@ -62,7 +62,7 @@ func (c *deviceContext) objects(t *testing.T) (o objects) {
 	return o
 }
 
-// A completion queue has one entry at least, and not so many that it takes all memory.
+// A completion queue has at least one entry and at most maxCQE.
 func TestContext_CreateCQ(t *testing.T) {
 	c := silent(t)
 	for depth, want := range map[int]error{-1: rdma.ErrInvalid, 0: rdma.ErrInvalid, 1: nil, maxCQE: nil, maxCQE + 1: rdma.ErrInvalid} {
@@ -72,7 +72,7 @@ func TestContext_CreateCQ(t *testing.T) {
 	}
 }
 
-// What is used by others cannot be closed, and can once they are gone.
+// An object that other objects use cannot be closed before they are.
 func TestContext_closeInUse(t *testing.T) {
 	c := silent(t)
 	o, two := c.objects(t), c.objects(t)
@@ -100,8 +100,8 @@ func TestContext_closeInUse(t *testing.T) {
 	}
 }
 
-// Close ends all that the context has, in whatever order it was made, and leaves nothing
-// at the device. A second Close does nothing.
+// Close closes every object of the context, in whatever order they were made, and leaves nothing at the
+// device. A second Close does nothing.
 func TestContext_Close(t *testing.T) {
 	c := silent(t)
 	o := c.objects(t)
@@ -130,7 +130,7 @@ func TestContext_Close(t *testing.T) {
 	}
 }
 
-// shut leaves the memory mapped, because the user may be reading it, but lets nobody at it.
+// shut leaves the memory mapped, because the user may be reading it, but takes the peers' access away.
 func TestContext_shutKeepsMemory(t *testing.T) {
 	c := silent(t)
 	o := c.objects(t)

@@ -14,7 +14,7 @@ import (
 	"github.com/smcr-io/kube-smcr/pkg/rdma/rocev2"
 )
 
-// rtr is what Modify to RTR needs.
+// rtr has the attributes that Modify to RTR needs.
 func rtr(to string) rdma.QPAttr {
 	return rdma.QPAttr{
 		State: rdma.QPRTR, Path: rdma.Path{DGID: rdma.GIDFromAddr(netip.MustParseAddr(to))}, DestQPN: 7, MTU: rdma.MTU1024, MinRNRTimer: 12,
@@ -90,8 +90,8 @@ func TestPD_CreateQP(t *testing.T) {
 	}
 }
 
-// What the protocol's machine knows nothing about is checked before the queue pair is at
-// its path.
+// Attributes that the protocol's machine does not know are checked before the queue pair is entered for its
+// path.
 func TestQP_checkPath(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -129,8 +129,8 @@ func TestQP_checkPath(t *testing.T) {
 	}
 }
 
-// A send that is put into the ring while somebody else owns the queue pair cannot be
-// refused later: what the machine would refuse is refused at once, as it does.
+// A send that is put into the ring while another goroutine owns the queue pair cannot be refused later. So
+// PostSend refuses at once what the machine would refuse, with the same errors.
 func TestQP_valid(t *testing.T) {
 	sgl := func(sizes ...uint32) (l []rdma.SGE) {
 		for _, n := range sizes {
@@ -185,8 +185,8 @@ func TestQP_valid(t *testing.T) {
 	}
 }
 
-// Posting while somebody else owns the queue pair needs the same state, and room in the
-// ring; whoever owns it does the rest.
+// Posting while another goroutine owns the queue pair needs the same state of the queue pair, and room in the
+// ring. The owner does the rest.
 func TestQP_postToRing(t *testing.T) {
 	o := silent(t).objects(t)
 	q := o.qp.(*qp)
@@ -215,8 +215,8 @@ func TestQP_postToRing(t *testing.T) {
 	}
 }
 
-// Each receive and send comes back once, in its order, when the queue pair fails, also
-// those that wait in the rings. One queue of completions has room for all.
+// When the queue pair fails, each receive and send completes once and in order, those in the rings included.
+// The one completion queue has room for all of them.
 func TestQP_errorFlushesRings(t *testing.T) {
 	o := silent(t).objects(t)
 	big, err := o.pd.(*pd).ctx.CreateCQ(64)
@@ -250,7 +250,7 @@ func TestQP_errorFlushesRings(t *testing.T) {
 	}
 }
 
-// A completion queue that overruns ends its queue pairs, which say so once.
+// A completion queue that overruns ends its queue pairs, and each queue pair reports the overrun once.
 func TestQP_overrun(t *testing.T) {
 	c := silent(t)
 	o := c.objects(t)
@@ -289,7 +289,7 @@ func TestQP_overrun(t *testing.T) {
 	}
 }
 
-// Nobody posts to a queue pair that is closed, nor changes it. Close may come twice.
+// A closed queue pair can neither be posted to nor be changed. Close may be called twice.
 func TestQP_closed(t *testing.T) {
 	q := connected(t, silent(t).objects(t).qp)
 	if _, err := q.PostSend([]rdma.SendWR{{Op: rdma.OpSend}}); err != nil || q.deadline.Load() == 0 {

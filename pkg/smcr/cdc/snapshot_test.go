@@ -14,8 +14,7 @@ import (
 	"github.com/smcr-io/kube-smcr/pkg/smcr/cdc"
 )
 
-// moved replaces a connection with what Restore makes of its snapshot, which must be the
-// same in all fields.
+// moved replaces a connection with the one that Restore makes of its snapshot. All fields must be the same.
 func moved(t testing.TB, c *cdc.Conn, encode bool) {
 	t.Helper()
 	s := c.Snapshot()
@@ -43,8 +42,8 @@ func moved(t testing.TB, c *cdc.Conn, encode bool) {
 	*c = r
 }
 
-// Connections that move after each step do what others do: what the models want of them,
-// and each line of the scenarios.
+// Connections that are restored from a snapshot after each step pass the same models and scenarios as other
+// connections.
 func TestSnapshot_model(t *testing.T) {
 	steps := 0
 	move := func(e *end) {
@@ -68,7 +67,7 @@ func TestSnapshot_scenarios(t *testing.T) {
 	})
 }
 
-// busy is a snapshot with most of what there is.
+// busy is a snapshot with most of its fields set.
 func busy(t testing.TB) cdc.Snapshot {
 	t.Helper()
 	ring := cdc.Ring{Origin: cdc.OriginRFC, Size: 1004}
@@ -90,7 +89,7 @@ func busy(t testing.TB) cdc.Snapshot {
 	return c.Snapshot()
 }
 
-// What cannot be is refused, with the name of the field.
+// A snapshot of a state that cannot be is refused, and the error names the field.
 func TestRestore_refuses(t *testing.T) {
 	for field, spoil := range map[string]func(*cdc.Snapshot){
 		"Version":              func(s *cdc.Snapshot) { s.Version++ },
@@ -128,8 +127,8 @@ func TestRestore_refuses(t *testing.T) {
 	}
 }
 
-// Whatever the snapshot, there is an error, or a connection that says the same of itself
-// and can be used to its end.
+// For any snapshot, Restore returns either an error or a connection whose snapshot is the same and which can be
+// used to its end.
 func FuzzRestore(f *testing.F) {
 	add := func(s cdc.Snapshot) {
 		b, err := json.Marshal(s)

@@ -8,8 +8,7 @@ import (
 	"time"
 )
 
-// waiting lists the connections of a queue from its head, and checks that it reads the
-// same from its tail.
+// waiting lists the connections of a queue from its head, and checks that the list from the tail is the same.
 func (q *clocks) waiting(t *testing.T, names map[*Conn]string) string {
 	t.Helper()
 	var forward, back []byte
@@ -26,8 +25,8 @@ func (q *clocks) waiting(t *testing.T, names map[*Conn]string) string {
 	return string(forward)
 }
 
-// RFC 7609 §4.8.1: the connection that has waited longest is due first, whatever others
-// stop waiting, or wait anew.
+// RFC 7609 §4.8.1: the connection that has waited longest is due first, even if other connections stop
+// waiting, or begin to wait again.
 func TestClocks(t *testing.T) {
 	g := New(Config{CloseTimeout: time.Minute})
 	q := &g.conns.closing

@@ -11,7 +11,7 @@ import (
 	"github.com/smcr-io/kube-smcr/pkg/smcr/llc"
 )
 
-// order names what is in line.
+// order names the exchanges in line.
 func (q *requests) order() (s []string) {
 	for i, f := range q.line {
 		name := f.kind.String()
@@ -27,7 +27,7 @@ func deletion(id llc.LinkID) exchange {
 	return exchange{kind: exchangeDeleteLink, deletion: llc.DeleteLink{Link: id}}
 }
 
-// Deletions go before what has not begun, in their own order.
+// Deletions go before exchanges that have not begun, and keep their order among themselves.
 func TestRequests_order(t *testing.T) {
 	q := &requests{}
 	q.add(confirmExchange(1))
@@ -51,8 +51,8 @@ func TestRequests_order(t *testing.T) {
 	}
 }
 
-// One deletion goes before all that has not begun, and the rest stays in order. What is under
-// way has been told.
+// hasten puts one deletion before all exchanges that have not begun, and the others keep their order. The peer
+// has been told of a deletion that is under way.
 func TestRequests_hasten(t *testing.T) {
 	q := &requests{}
 	q.add(deletion(6))
@@ -82,8 +82,8 @@ func TestRequests_hasten(t *testing.T) {
 	}
 }
 
-// The deletion of a link leaves the line wherever it is; a link that is needed after all
-// keeps one that is under way.
+// The deletion of a link that is gone leaves the line, wherever it stands. If a link is needed after all, its
+// deletion leaves the line unless it is under way.
 func TestRequests_endDeletion(t *testing.T) {
 	q := &requests{}
 	q.add(deletion(7))
@@ -91,11 +91,11 @@ func TestRequests_endDeletion(t *testing.T) {
 	q.begin(time.Unix(1, 0), &link{})
 	q.cancelDeletion(7)
 	if !q.is(exchangeDeleteLink) || !q.deletes(7) {
-		t.Error("what is under way was cancelled")
+		t.Error("the deletion under way was cancelled")
 	}
 	q.cancelDeletion(8)
 	if q.deletes(8) {
-		t.Error("what waits was not cancelled")
+		t.Error("the waiting deletion was not cancelled")
 	}
 	q.endDeletion(7)
 	q.endDeletion(7)
@@ -121,7 +121,8 @@ func TestRequests_linkLost(t *testing.T) {
 	}
 }
 
-// DELETE RKEY is about as many RMBs as one message has room for, of those directly behind.
+// DELETE RKEY takes along the RMBs of the DELETE RKEY requests directly behind it, as many as one message has
+// room for.
 func TestRequests_joinDeletes(t *testing.T) {
 	q := &requests{}
 	for id := range RMBID(4) {
@@ -139,7 +140,7 @@ func TestRequests_joinDeletes(t *testing.T) {
 	}
 }
 
-// The line is bounded.
+// The line takes no more than maxExchanges.
 func TestRequests_full(t *testing.T) {
 	q := &requests{}
 	for id := range RMBID(2 * maxExchanges) {

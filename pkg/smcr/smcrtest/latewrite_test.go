@@ -10,9 +10,9 @@ import (
 )
 
 // lateWrite is the schedule of testdata/scenarios/linux_late_write with another seed: a
-// Linux server loses a link while it waits for the answer to CONFIRM RKEY, so it cannot say
-// DELETE LINK. RDMA WRITEs that the client's RNIC held up on that link come when their
-// connections have gone on over another one.
+// Linux server loses a link while the server waits for the answer to CONFIRM RKEY, and so cannot
+// send DELETE LINK. The client's RNIC delays RDMA WRITEs on that link. They arrive after their
+// connections have moved to another link.
 func lateWrite(seed uint64) smcrtest.Schedule {
 	const us, ms = time.Microsecond, time.Millisecond
 	const linux, engine, all = 0, 1, 1 << 30
@@ -45,8 +45,8 @@ func lateWrite(seed uint64) smcrtest.Schedule {
 	return s
 }
 
-// RFC 7609 §4.6: what was under way on a link that the peer has left must not go over
-// what came over another one. Which RNIC carries what depends on the seed.
+// RFC 7609 §4.6: data that was on its way over a link that the peer has left must not overwrite data that
+// came over another link. The seed decides which RNIC carries which connection.
 func TestSection4_6_LateWrite(t *testing.T) {
 	for seed := uint64(1); seed <= 200; seed++ {
 		if err := lateWrite(seed).Try(); err != nil {

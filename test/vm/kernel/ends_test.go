@@ -13,13 +13,13 @@ import (
 	"github.com/smcr-io/kube-smcr/test/vm/peer/report"
 )
 
-// killed are ends that nobody announces.
+// killed are the ends of which the peer is not told.
 func (b *bed) killed(t *testing.T) {
 	each(t, "kernelProcessKilled", b.testKernelProcessKilled)
 	each(t, "engineProcessKilled", b.testEngineProcessKilled)
 }
 
-// testLinks are how they are found out.
+// testLinks are the tests by which such an end is found out.
 func (b *bed) testLinks(t *testing.T) {
 	t.Run("testLink/ofKernel", b.testLinkOfKernel)
 	t.Run("testLink/ofEngine", b.testLinkOfEngine)
@@ -52,8 +52,8 @@ func (b *bed) testKernelProcessKilled(t *testing.T, r role) {
 	}
 }
 
-// Nobody speaks for our engine when it is killed. Its TCP connections end, which
-// the kernel does not look at; it finds out by TEST LINK.
+// When our engine is killed, it tells its peer nothing. Its TCP connections end, but the kernel does not look
+// at them, and finds out by TEST LINK.
 func (b *bed) testEngineProcessKilled(t *testing.T, r role) {
 	b.sysctl(t, "net.smc.smcr_testlink_time", 1)
 	var killed time.Time
@@ -66,7 +66,7 @@ func (b *bed) testEngineProcessKilled(t *testing.T, r role) {
 		if _, err := run.Kill(); err != nil {
 			t.Error(err)
 		}
-		if r == engineDials { // a server is told to end when its client has: not before it has seen that
+		if r == engineDials { // a server is told to end only after it has seen its client end
 			for deadline := time.Now().Add(settleTimeout); len(b.ask(t).Groups) > 0 && time.Now().Before(deadline); {
 				time.Sleep(100 * time.Millisecond) // polls the kernel's link groups
 			}
@@ -87,15 +87,15 @@ func (b *bed) testEngineProcessKilled(t *testing.T, r role) {
 	}
 }
 
-// testLinkOfKernel: the kernel tests a quiet link each second, and we answer:
-// else it would end the link group.
+// testLinkOfKernel: the kernel tests a quiet link each second, and we answer. Without an answer the kernel
+// would end the link group.
 func (b *bed) testLinkOfKernel(t *testing.T) {
 	b.sysctl(t, "net.smc.smcr_testlink_time", 1)
 	b.testLink(t, plan{engine: engineDials, do: "hold:for=3500ms"}, b.kernel.Addr(0), b.engine.Addr(0), 2)
 }
 
 // testLinkOfEngine: we test a link that has been quiet for 10 s, and the kernel
-// answers. With one link nothing else is said: no ADD LINK is tried again.
+// answers. With one link there are no other messages: no ADD LINK is tried again.
 func (b *bed) testLinkOfEngine(t *testing.T) {
 	b.sysctl(t, "net.smc.smcr_testlink_time", 0)
 	b.testLink(t, plan{engine: engineServes, do: "hold:for=11s", ours: "-links 1"}, b.engine.Addr(0), b.kernel.Addr(0), 1)

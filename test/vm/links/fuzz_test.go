@@ -24,9 +24,8 @@ var (
 
 const fuzzTimeout = 90 * time.Second
 
-// A peer makes correct rendezvous with our engine and then breaks the protocol,
-// while the kernel beside it carries connections to the same engine: these do not
-// notice, and nothing is left of the others.
+// A peer makes correct rendezvous with our engine and then breaks the protocol. Beside it the kernel carries
+// connections to the same engine: they go on undisturbed, and nothing is left of the attacks.
 func (b *bed) testFuzz(t *testing.T) {
 	ctx, cancel := context.WithTimeoutCause(t.Context(), fuzzTimeout, fmt.Errorf("no end after %v", fuzzTimeout))
 	defer cancel()
@@ -58,28 +57,28 @@ func (b *bed) testFuzz(t *testing.T) {
 	judgeAttacks(t, tried, ours)
 }
 
-// attackLine is what the fuzzer says of a round.
+// attackLine is the fuzzer's report of a round.
 type attackLine struct {
 	Attack        string
-	Groups        int // of our engine's that it took, that of the attack last
+	Groups        int // link groups that our engine made for the fuzzer; the last one is attacked
 	Done, Refused int
 }
 
-// Why our engine ends a link group: for what the peer said, or because its device
-// refused what the peer wrote.
+// Our engine ends a link group because of a message of the peer, or because the engine's device refused a
+// write of the peer.
 const (
 	byMessage = "llc: parse|protocol violation"
 	byWrite   = "link failed: queue pair went to ERR"
 )
 
-// outcomes are what our engine does about an attack. In any case the connection is
-// reset: the peer closes TCP at once.
+// outcomes say what our engine does about an attack. The connection is reset in every case, because the peer
+// closes TCP at once.
 var outcomes = map[string]struct {
 	ends    string // one of these is why the link group ended
-	lives   bool   // the attack does not end it, the end of the peer does
+	lives   bool   // the attack does not end the link group, the end of the peer does
 	refused int    // writes
 }{
-	// What is damaged in them, and so what they mean, is the seed's to say.
+	// The seed decides which part of these messages is damaged, and so what they mean.
 	"damaged LLC messages":       {},
 	"damaged CDC messages":       {},
 	"random bytes":               {},
@@ -92,7 +91,7 @@ var outcomes = map[string]struct {
 	"impossible cursors":              {lives: true},
 	"wrong rkey":                      {ends: byWrite, refused: 1},
 	"writes outside the RMB":          {ends: byWrite, refused: 1},
-	// The peer has the RKey of all of its link group's elements, and of nobody else's.
+	// The peer has the RKeys of the elements of its own link group, and no others.
 	"writes into the next elements of its RMB": {lives: true},
 	// Each link group has a protection domain of its own.
 	"writes into the RMB of another link group": {ends: byWrite, refused: 1},
@@ -100,8 +99,7 @@ var outcomes = map[string]struct {
 	"storm without taking the answers":          {ends: "LLC answers wait for the peer to take them"},
 }
 
-// judgeAttacks compares what became of the link group and connection of each attack
-// with what must become of them.
+// judgeAttacks compares the fate of each attack's link group and connection with the expected one.
 func judgeAttacks(t *testing.T, tried []attackLine, ours *report.Report) {
 	t.Helper()
 	why := map[uint32]string{} // link groups ended
@@ -143,7 +141,7 @@ func judgeAttacks(t *testing.T, tried []attackLine, ours *report.Report) {
 			t.Errorf("%s: %d writes were refused, want %d", a.Attack, a.Refused, want.refused)
 		}
 		for _, g := range of {
-			// One whose group ended at once was never handed over.
+			// A connection whose group ended at once was never handed over.
 			if c, opened := conns[g]; opened && (c.Received != 0 || !strings.Contains(c.Err, "connection reset by peer")) {
 				t.Errorf("%s: the connection received %d bytes and ended by %q, want a reset", a.Attack, c.Received, c.Err)
 			}
