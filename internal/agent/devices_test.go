@@ -18,7 +18,7 @@ import (
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
 )
 
-// fakeHardware is a device of the kernel, as often as it is opened.
+// fakeHardware is a device of the kernel that can be opened more than once.
 type fakeHardware struct {
 	fakeDevice
 	name string
@@ -94,8 +94,8 @@ func hardwareBench(t *testing.T, names ...string) (*bench, []*fakeHardware) {
 	return b, hs
 }
 
-// TestRun_deviceGone: the only device goes and comes back. Pods that are served
-// stay so, new ones are not, and a connection that needs SMC-R is refused.
+// TestRun_deviceGone: the only device goes and comes back. Meanwhile pods that were served still are, new
+// pods are not, and a connection that needs SMC-R is refused.
 func TestRun_deviceGone(t *testing.T) {
 	b, hs := hardwareBench(t, "rxe0")
 	h := hs[0]
@@ -160,8 +160,8 @@ func TestRun_deviceGone(t *testing.T) {
 	}
 }
 
-// TestRun_deviceRefuses: what a device refuses is said where people look, and is
-// no message that was not understood.
+// TestRun_deviceRefuses: what a device refuses is shown in the status and the log, and does not count as a
+// message that was not understood.
 func TestRun_deviceRefuses(t *testing.T) {
 	b, _ := hardwareBench(t, "rxe0")
 	hooks := make(chan smcr.Hooks, 1)
@@ -194,8 +194,8 @@ func TestRun_deviceRefuses(t *testing.T) {
 	}
 }
 
-// TestRun_oneDeviceGone: the other one goes on, and a stack that cannot take
-// the device back yet gets it later.
+// TestRun_oneDeviceGone: the other device goes on. A stack that cannot take the returned device yet gets it
+// later.
 func TestRun_oneDeviceGone(t *testing.T) {
 	b, hs := hardwareBench(t, "rxe0", "rxe1")
 	b.attach("a", 1)

@@ -34,7 +34,7 @@ func inNS(t testing.TB, ns *NetNS, stdin string, args ...string) {
 	}))
 }
 
-// TestFindOthers: what counts as a redirector, in all three forms that rules have.
+// TestFindOthers: which rules count as those of a redirector, in all three forms that rules have.
 func TestFindOthers(t *testing.T) {
 	nft := func(rules string) [][]string { return [][]string{{"nft", rules}} }
 	legacy := func(program string, args ...string) []string { return append([]string{program}, args...) }
@@ -84,7 +84,7 @@ func TestFindOthers(t *testing.T) {
 	}
 }
 
-// TestFindOthers_leavesNoTable: to look does not make tables of iptables.
+// TestFindOthers_leavesNoTable: FindOthers leaves no tables of iptables behind in a namespace that had none.
 func TestFindOthers_leavesNoTable(t *testing.T) {
 	ns := newNS(t)
 	_, err := FindOthers(ns)
@@ -99,8 +99,8 @@ func TestFindOthers_leavesNoTable(t *testing.T) {
 	}))
 }
 
-// TestRedirect_caught: when somebody else redirects a connection of the agent's,
-// nothing is diverted from that moment on, unless that is what is wanted.
+// TestRedirect_caught: once another program redirects a connection of the agent, nothing more is diverted,
+// unless the configuration wants to divert in spite of that.
 func TestRedirect_caught(t *testing.T) {
 	for _, f := range families {
 		for _, then := range []WhenCaught{CaughtDirect, CaughtDrop, CaughtDivert} {
@@ -140,8 +140,8 @@ func TestRedirect_caught(t *testing.T) {
 	}
 }
 
-// TestRedirect_caughtDrop: what is dropped for a moment is what must not go
-// directly, and what may go directly does.
+// TestRedirect_caughtDrop: connections that must not go directly are dropped for a moment, and those that may
+// go directly do.
 func TestRedirect_caughtDrop(t *testing.T) {
 	for _, f := range families {
 		t.Run(f.name, func(t *testing.T) {
@@ -172,8 +172,7 @@ func TestRedirect_caughtDrop(t *testing.T) {
 	}
 }
 
-// rulesOf is a table with n rules that change nothing, and then one that redirects,
-// if wanted.
+// rulesOf makes a table with n rules that change nothing, followed by a rule that redirects if that is wanted.
 func rulesOf(n int, redirect bool) string {
 	var b strings.Builder
 	b.WriteString("table ip many {\n chain out { type nat hook output priority -100;\n")
@@ -187,8 +186,8 @@ func rulesOf(n int, redirect bool) string {
 	return b.String()
 }
 
-// TestFindOthers_tooMany: what a pod has more of than is read counts as a
-// redirector, and takes a bounded time and memory.
+// TestFindOthers_tooMany: if a pod has more rules than are read, that counts as a redirector. The look takes a
+// bounded time and memory.
 func TestFindOthers_tooMany(t *testing.T) {
 	for _, c := range []struct {
 		name  string
@@ -216,9 +215,9 @@ func TestFindOthers_tooMany(t *testing.T) {
 	}
 }
 
-// TestFindOthers_unreadable: the names of the tables of iptables belong to the
-// namespace's user, who may be another one than the agent: what is there is not
-// known then, which is no error, and counts as rules.
+// TestFindOthers_unreadable: the list of tables of iptables belongs to the user of the namespace, and the agent
+// may be another user. Then the tables are not known. That is no error, and each of them counts as if it had
+// rules.
 func TestFindOthers_unreadable(t *testing.T) {
 	ns := newNS(t)
 	secret := filepath.Join(t.TempDir(), "ip_tables_names")

@@ -18,7 +18,7 @@ import (
 	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
 )
 
-// open opens a device of the name that newSoftPeer gave its earlier one.
+// open opens a device under the name of the device that newSoftPeer opened before.
 func (p *softPeer) open(tb testing.TB, f *rdmatest.Fabric, addr string) *soft.Device {
 	tb.Helper()
 	return f.Open(tb, soft.Config{Name: "soft-" + addr, Addr: netip.MustParseAddr(addr), MTU: rdma.MTU4096})
@@ -50,7 +50,7 @@ func testAddDeviceAgain(t *testing.T, v smcr.VersionSet) {
 		exchange(t, a, b)
 		exchange(t, b, a)
 		again := peer.open(t, f, addrs[lost])
-		for range 2 { // the second time nothing happens
+		for range 2 { // the second call does nothing
 			if err := peer.AddDevice(again); err != nil {
 				t.Fatalf("round %d: %v", round, err)
 			}
@@ -70,8 +70,8 @@ func testAddDeviceAgain(t *testing.T, v smcr.VersionSet) {
 	_, _ = a.Close(), b.Close()
 }
 
-// TestStack_AddDevice_only: the only device goes; what arrived can still be
-// read. Connections are TCP until it is back.
+// TestStack_AddDevice_only: the only device goes. Data that arrived before can still be read, and new
+// connections are TCP until the device is back.
 func TestStack_AddDevice_only(t *testing.T) { eachVersion(t, testAddDeviceOnly) }
 
 func testAddDeviceOnly(t *testing.T, v smcr.VersionSet) {
@@ -101,7 +101,7 @@ func testAddDeviceOnly(t *testing.T, v smcr.VersionSet) {
 			t.Errorf("after it is back: %v", e.Info().Reason)
 		}
 		exchange(t, e, g)
-		_, _ = b.Read(make([]byte, 8)) // its memory is still there, whatever it says
+		_, _ = b.Read(make([]byte, 8)) // whatever Read returns: the memory of the connection is still there
 		for _, x := range []*smcr.Conn{a, b, c, d, e, g} {
 			_ = x.Close()
 		}
@@ -133,8 +133,8 @@ func TestStack_AddDevice_more(t *testing.T) {
 	_, _ = a.Close(), b.Close()
 }
 
-// TestStack_RemoveDevice: a device that works, and that others may go on to use,
-// is taken away; the connection goes on without it, and with it when it is back.
+// TestStack_RemoveDevice: a working device, which other stacks may go on to use, is taken away. The connection
+// goes on without the device, and uses it again when it is back.
 func TestStack_RemoveDevice(t *testing.T) {
 	f := rdmatest.NewFabric(t, 1)
 	c, _, p := multiPair(t, f, smcr.VersionsBoth, twoClients, twoServers)
@@ -174,7 +174,7 @@ func TestStack_AddDevice_refused(t *testing.T) {
 	}
 }
 
-// tableDevice has the GID table that it is given.
+// tableDevice is a device with the GID table of a test.
 type tableDevice struct {
 	rdma.Device
 	ctx *fakeContext
@@ -197,7 +197,7 @@ func TestStack_pickGIDs(t *testing.T) {
 	for _, tc := range []struct {
 		name   string
 		table  []rdma.GIDEntry
-		v1, v2 int // index, as the device's queue pair is told
+		v1, v2 int // the index that the device's queue pair gets
 		err    string
 	}{
 		{"as of a RoCE card", []rdma.GIDEntry{
@@ -242,7 +242,7 @@ func (d *tableDevice) Open() (rdma.Context, error) {
 	return c, err
 }
 
-// setTable is what the kernel does when an address is added or removed.
+// setTable changes the GID table as the kernel does when an address is added or removed.
 func (d *tableDevice) setTable(table ...rdma.GIDEntry) {
 	d.mu.Lock()
 	d.table = table
@@ -250,9 +250,8 @@ func (d *tableDevice) setTable(table ...rdma.GIDEntry) {
 	d.ctx.events <- rdma.AsyncEvent{Kind: rdma.EventGIDChange}
 }
 
-// TestStack_gidChange: links that are made after an address moved have the new
-// one. A group's only link stays; a device without address is as one whose port
-// is down.
+// TestStack_gidChange: links that are made after an address moved have the new address. The only link of a
+// group stays. A device without an address is treated like a device whose port is down.
 func TestStack_gidChange(t *testing.T) {
 	row := func(index int, addr string) rdma.GIDEntry {
 		return rdma.GIDEntry{Index: index, GID: rdma.GIDFromAddr(netip.MustParseAddr(addr)), Type: rdma.GIDTypeRoCEv2, PrefixBits: 24}
@@ -285,9 +284,9 @@ func TestStack_gidChange(t *testing.T) {
 	_, _ = a.Close(), b.Close()
 }
 
-// TestStack_sameNumbersAgain: the server's device is gone without a word and
-// comes back, and its queue pairs have the numbers that they had. The client
-// still has the group of before, and must not take it for the new one.
+// TestStack_sameNumbersAgain: the server's device goes without a word to the client and comes back, and its
+// new queue pairs have the numbers of the old ones. The client still has the old group, and must not take it
+// for the new one.
 func TestStack_sameNumbersAgain(t *testing.T) {
 	eachVersion(t, func(t *testing.T, v smcr.VersionSet) {
 		f := newFakeFabric()

@@ -20,7 +20,7 @@ import (
 // who may open TCP connections to the server or is a server of the victim's itself,
 // speaks CLC and RDMA of its own.
 
-// attacker is a device of its own, and a TCP address.
+// attacker has a device and a TCP address of its own.
 type attacker struct {
 	from netip.Addr
 	gid  rdma.GID
@@ -126,7 +126,7 @@ func (m *attacker) write(t *testing.T, qp rdma.QP, key rdma.RKey, addr uint64, d
 	return wcs[0].Status
 }
 
-// swallow accepts whatever comes and reads it.
+// swallow accepts all connections, and reads from them until they end.
 func swallow(l *smcr.Listener) {
 	go func() {
 		for {
@@ -142,7 +142,7 @@ func swallow(l *smcr.Listener) {
 	}()
 }
 
-// dialOnly opens a connection that somebody else accepts.
+// dialOnly opens a connection and leaves it to others to accept it.
 func (p *pair) dialOnly(t *testing.T) *smcr.Conn {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
@@ -178,7 +178,7 @@ func proposalOf(t *testing.T, v smcr.VersionSet, g *smcr.GroupInfo, victim strin
 	return p
 }
 
-// Nobody but the victim gets into its link group, whatever a Proposal says.
+// No Proposal gets anybody but the victim into the victim's link group.
 func TestAttack_joinOthersGroup(t *testing.T) {
 	eachVersion(t, func(t *testing.T, v smcr.VersionSet) {
 		victim := map[smcr.VersionSet]string{smcr.VersionsV1: "127.92.1.1", smcr.VersionsV2: "127.92.2.1"}[v]
@@ -227,8 +227,8 @@ func TestAttack_joinOthersGroup(t *testing.T) {
 	})
 }
 
-// A key of one link group opens nothing on a queue pair of another one with the same
-// server: the program reads what the victim wrote.
+// With the RKey of one link group nothing can be written on a queue pair of another link group of the same
+// server: the server's program reads what the victim wrote.
 func TestAttack_writeWithOthersKey(t *testing.T) {
 	p, a, b := victimPair(t, smcr.VersionsBoth, "127.92.3.1", "127.92.3.2")
 	good := []byte("transfer 1 EUR to alice;")
@@ -252,8 +252,8 @@ func TestAttack_writeWithOthersKey(t *testing.T) {
 	}
 }
 
-// Declines with the S bit, silence and resets of others leave the victim's link group
-// as it is, and those of the victim's own rendezvous end it only if its links are dead.
+// Declines with the S bit, silence and resets of other clients do not touch the victim's link group. Those in
+// the victim's own rendezvous end the group only if its links are dead.
 func TestAttack_declineOthersGroup(t *testing.T) {
 	p, a, b := victimPair(t, smcr.VersionsV2, "127.92.4.1", "127.92.4.2")
 	swallow(p.l)
@@ -282,8 +282,8 @@ func TestAttack_declineOthersGroup(t *testing.T) {
 	exchange(t, a, b)
 }
 
-// A server must not name another server's link in its Accept: the client would write
-// there what is meant for the one, and tell it where the other one writes.
+// A server must not name another server's link in its Accept. The client would write the data for the one server
+// to the other, and tell the other server where the one may write.
 func TestAttack_acceptOthersLink(t *testing.T) {
 	p, a, b := victimPair(t, smcr.VersionsV2, "127.92.5.1", "127.92.5.2")
 	groups := p.client.LinkGroups()
@@ -323,8 +323,8 @@ func TestAttack_acceptOthersLink(t *testing.T) {
 	exchange(t, a, b)
 }
 
-// A client that does not say who it is, as Linux, is put into groups of such clients from
-// its address with its RNIC, and only its Confirm makes the connection one of them.
+// A client whose Proposal names no peer ID, as Linux does, may join the groups of such clients with
+// its TCP address and its RNIC. Only its Confirm makes the connection one of the group.
 func TestAttack_joinNameless(t *testing.T) {
 	p := &pair{
 		client: newStack(t, openSoft(t, "127.92.9.1", rdma.MTU1024), versions(smcr.VersionsV2)),
@@ -360,7 +360,7 @@ func TestAttack_joinNameless(t *testing.T) {
 			if acc.FirstContact == tc.joins {
 				t.Fatalf("Accept says first contact %v, want %v", acc.FirstContact, !tc.joins)
 			}
-			if tc.joins { // it is somebody else, behind the same address
+			if tc.joins { // another client behind the same address
 				cf := clc.Confirm{Endpoint: endpointV2(t, false)}
 				cf.GID = m.Ext.GID
 				if _, err := tcp.Write(cf.Append(nil)); err != nil {
@@ -379,8 +379,8 @@ func TestAttack_joinNameless(t *testing.T) {
 	}
 }
 
-// Silent first contacts under the victim's name do not keep the victim waiting: from
-// elsewhere they do not matter, and from its own address it is answered in time.
+// Silent first contacts under the victim's peer ID do not keep the victim waiting. Those from other addresses do
+// not count, and in spite of those from the victim's own address the victim is answered in time.
 func TestAttack_blockOthers(t *testing.T) {
 	const wait = 3 * time.Second
 	for _, tc := range []struct {
@@ -416,7 +416,7 @@ func TestAttack_blockOthers(t *testing.T) {
 	}
 }
 
-// Who guesses at keys gets no first contact any more, and others do.
+// A client that guesses RKeys gets no more first contacts, and other clients do.
 func TestAttack_guessKeys(t *testing.T) {
 	p := &pair{client: newStack(t, openSoft(t, "127.92.7.1", rdma.MTU1024)), server: newStack(t, openSoft(t, "127.92.7.2", rdma.MTU1024))}
 	p.listen(t)
@@ -441,7 +441,7 @@ func TestAttack_guessKeys(t *testing.T) {
 	}
 }
 
-// Clients that propose and are silent hold only so much: others have room.
+// Clients that propose and then are silent take a bounded part of the memory: others have room.
 func TestAttack_silentClients(t *testing.T) {
 	const rmbe = 16 << 10
 	small := func(c *smcr.Config) {

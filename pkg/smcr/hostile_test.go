@@ -19,9 +19,8 @@ import (
 	"github.com/smcr-io/kube-smcr/pkg/smcr/llc"
 )
 
-// hostile is one of two peers that do what a script says, against a server that serves
-// a good client meanwhile. What they know of each other and of the good client is more
-// than a peer can.
+// hostile is one of two peers that do what a script says to a server, which serves a good client at the same
+// time. The two peers know more of each other and of the good client than a real peer can.
 type hostile struct {
 	t      *testing.T
 	from   netip.Addr
@@ -41,7 +40,7 @@ type hostileConn struct {
 	qp     rdma.QP // nil until there was an Accept
 }
 
-// script is what is left of the fuzzer's bytes; its end gives zeros.
+// script has the rest of the fuzzer's bytes. When they are used up, it gives zeros.
 type script struct{ b []byte }
 
 func (s *script) next() byte {
@@ -62,7 +61,7 @@ func (s *script) spoil(msg []byte) []byte {
 	return msg
 }
 
-// What a hostile peer knows of the good client.
+// These say what a hostile peer knows of the good client.
 type secrets struct {
 	id   clc.PeerID
 	gid  rdma.GID
@@ -72,7 +71,7 @@ type secrets struct {
 
 const hostileConns = 4 // of each peer at a time
 
-// act does one thing, and waits for no answer for long.
+// act does one thing that the script says, and waits for an answer only for a short time.
 func (h *hostile) act(victim *secrets) {
 	s := h.script
 	var c *hostileConn
@@ -114,8 +113,8 @@ func (h *hostile) act(victim *secrets) {
 	}
 }
 
-// dial opens another connection, unless the kernel has not enough ports at the moment:
-// thousands of runs use them up.
+// dial opens another connection, unless the kernel has no free port at the moment: thousands of runs use the
+// ports up.
 func (h *hostile) dial() {
 	d := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(h.from, 0))}
 	c, err := d.DialContext(h.t.Context(), "tcp", h.to)
@@ -126,7 +125,7 @@ func (h *hostile) dial() {
 	h.conns = append(h.conns, &hostileConn{Conn: c})
 }
 
-// whose is a peer ID that is its own, nobody's or the victim's.
+// whose returns a peer ID: the hostile peer's own, the victim's, or one that nobody has.
 func (h *hostile) whose(victim *secrets) clc.PeerID {
 	return [...]clc.PeerID{h.id, {}, victim.id, {7}}[h.script.next()%4]
 }
@@ -142,7 +141,7 @@ func (h *hostile) proposal(victim *secrets) clc.Proposal {
 	return p
 }
 
-// hear takes an answer, and connects a queue pair to what an Accept names.
+// hear takes an answer. If the answer is an Accept, hear connects a queue pair to the one that it names.
 func (h *hostile) hear(c *hostileConn) {
 	_ = c.SetReadDeadline(time.Now().Add(20 * time.Millisecond))
 	msg := make([]byte, 4096)
@@ -186,7 +185,7 @@ func (h *hostile) confirm(c *hostileConn, victim *secrets) clc.Confirm {
 	return m
 }
 
-// write writes with its own key, the victim's, or one that nobody has.
+// write writes with the hostile peer's own RKey, the victim's, or one that nobody has.
 func (h *hostile) write(c *hostileConn, victim *secrets) {
 	key, addr := c.accept.RKey, c.accept.RMBAddr
 	switch h.script.next() % 3 {
@@ -198,7 +197,7 @@ func (h *hostile) write(c *hostileConn, victim *secrets) {
 	h.post(c, rdma.OpWrite, key, addr+uint64(h.script.next())*64, bytes.Repeat([]byte{0xee}, 512))
 }
 
-// send sends what looks like an LLC or CDC message.
+// send sends bytes that look like an LLC or CDC message.
 func (h *hostile) send(c *hostileConn) {
 	msg := make([]byte, llc.Size)
 	msg[0], msg[1] = h.script.next(), llc.Size
@@ -222,8 +221,8 @@ func (h *hostile) post(c *hostileConn, op rdma.Opcode, key rdma.RKey, addr uint6
 	_, _ = h.cq.Poll(wcs[:])
 }
 
-// Whatever two peers of a server do at once, what a third one exchanges with it
-// arrives as it was sent, its link group lives on, and the memory has its bounds.
+// Whatever two peers do to a server at once, the data of a third peer arrives as it was sent, the third peer's
+// link group lives on, and the server's memory stays within its bounds.
 func FuzzStack_hostilePeers(f *testing.F) {
 	f.Add([]byte{}) // the good client alone
 	// A first contact of each, then a write with a key of the victim.
@@ -276,7 +275,7 @@ func FuzzStack_hostilePeers(f *testing.F) {
 		say := make([]byte, 256)
 		for round := 0; round == 0 || len(work.b) > 0; round++ {
 			binary.BigEndian.PutUint64(say, uint64(round))
-			if _, err := good.Write(say); err != nil { // it lies in the server's memory meanwhile
+			if _, err := good.Write(say); err != nil { // the data lies in the server's memory meanwhile
 				t.Fatal(err)
 			}
 			for _, h := range peers {
