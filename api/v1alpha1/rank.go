@@ -7,7 +7,8 @@ import (
 )
 
 // CompareRank orders the policies that select one pod: below 0 if a comes
-// before b. Higher priority comes first, then the older one, then the name.
+// before b. The policy with the higher priority comes first; of equal ones the older policy, and
+// of equally old ones the one with the lower name.
 func CompareRank(a, b *SMCRPolicy) int {
 	return cmp.Or(
 		cmp.Compare(b.Spec.Priority, a.Spec.Priority),
@@ -17,8 +18,8 @@ func CompareRank(a, b *SMCRPolicy) int {
 }
 
 // OptIn says whether a pod is opted in, by its own annotations and those of its
-// namespace. A value that is neither "true" nor "false" means no, and junk says
-// that there was one.
+// namespace. A value that is neither "true" nor "false" means no; junk reports whether
+// there was such a value.
 func OptIn(pod, namespace map[string]string) (enabled, junk bool) {
 	v, ok := pod[AnnotationEnabled]
 	if !ok {

@@ -26,8 +26,9 @@ func printPreflight(w io.Writer, r preflight.Report) error {
 	return cli.Table(w, rows...)
 }
 
-// machine is this machine, and, if an agent answers, what devices that uses: then its UDP port
-// is not another program's, and devices that it does not use are not missing.
+// machine is this machine. If an agent answers, machine knows the agent's devices, too: then the
+// RoCE port is taken by the agent and not by another program, and only devices that the agent
+// uses can be missing.
 func machine(ctx context.Context, o *options) preflight.Machine {
 	m := preflight.This()
 	ctx, cancel := context.WithTimeout(ctx, agentTimeout)
@@ -36,7 +37,7 @@ func machine(ctx context.Context, o *options) preflight.Machine {
 	defer c.Close()
 	s, err := c.Status(ctx)
 	if err != nil {
-		return m // there is none, as before the installation
+		return m // no agent answers, as before the installation
 	}
 	d, err := c.Devices(ctx)
 	return m.Beside(s, err != nil || len(d.Devices) > 0)

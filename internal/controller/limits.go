@@ -9,34 +9,35 @@ import (
 )
 
 const (
-	// coalesce is how long a key waits after the first event. It bounds the passes, and
-	// so the writes, to one per key and second, however often objects change.
+	// coalesce is how long a reconciler waits after the first event about a key. It bounds
+	// the passes, and so the writes, to one per key and second, however often objects change.
 	coalesce = time.Second
 
 	// agentGrace is how long an agent that has no Lease may be away before it is gone:
 	// the restart of a container is not worth a write per link and pod.
 	agentGrace = 3 * time.Second
 
-	// startGrace is how long the pod of an agent may take to become ready on a node that
-	// had none, before the node's pods are told that they have no agent: while an image is
-	// pulled to a new node that would be two writes to each.
+	// startGrace is how long the first agent of a node may take to become ready before the
+	// node's pods are told that they have no agent. Without startGrace each pod of a new node
+	// would be written twice while the agent's image is pulled.
 	startGrace = 30 * time.Second
 
-	// silentAfter is how long an agent may renew its Lease not, while others do theirs,
-	// before it is gone. Agents renew every 3.5 s (internal/kube/report), so that a
-	// renewal may hang, and a container that ends and starts again is not gone;
-	// people are to see within 10 s that an agent is.
+	// silentAfter is how long an agent may fail to renew its Lease, while others renew
+	// theirs, before it counts as gone. Agents renew every 2.5 s (internal/kube/report), so
+	// two renewals may get lost, and an agent whose container ends and starts again does not
+	// count as gone. People are to see within 10 s that an agent is gone.
 	silentAfter = 7 * time.Second
 
-	// leaseDuration, renewDeadline and retryPeriod are of the leader election. When the node
-	// of the leader loses its power, another replica is to lead and to say so within the same
-	// 10 s. A leader that cannot renew its Lease for renewDeadline begins anew.
+	// leaseDuration, renewDeadline and retryPeriod are those of the leader election. When the
+	// leader's node loses its power, another replica is to lead, and to say that the agents of
+	// that node are gone, within the same 10 s. A leader that cannot renew its Lease for
+	// renewDeadline starts again as a candidate.
 	leaseDuration = 6 * time.Second
 	renewDeadline = 4 * time.Second
 	retryPeriod   = time.Second
 
-	// maxLeaseGap is how far apart two renewals of Leases may arrive for the time between to
-	// count: the leader renews its own every second. minLeaseCheck is the least pause before a
+	// maxLeaseGap bounds the time between two renewals that counts: see type leases. The
+	// leader renews its own Lease every second. minLeaseCheck is the least pause before a
 	// node is looked at again.
 	maxLeaseGap   = 4 * time.Second
 	minLeaseCheck = 200 * time.Millisecond

@@ -90,15 +90,15 @@ func selectPods(pods []corev1.Pod, selectors []labels.Selector) []int {
 	return out
 }
 
-// onlySelected says whether the Service has pods, and all of them are selected. The
-// address of a Service that also has other pods would select these too.
+// onlySelected says whether the Service has pods, and all of these pods are selected. If a
+// Service also had other pods, its address would select those too.
 func onlySelected(svc *corev1.Service, pods []corev1.Pod, selected []int) bool {
 	if len(svc.Spec.Selector) == 0 || len(svc.Spec.ClusterIPs) == 0 || svc.Spec.ClusterIPs[0] == corev1.ClusterIPNone {
 		return false
 	}
 	sel := labels.SelectorFromValidatedSet(svc.Spec.Selector)
 	some := false
-	next := 0 // the next one in selected, which is in the order of pods
+	next := 0 // index into selected, which has the order of pods
 	for i := range pods {
 		isSelected := next < len(selected) && selected[next] == i
 		if isSelected {
@@ -129,8 +129,8 @@ type placement struct {
 }
 
 // placeAddresses spreads the addresses over slices so that few slices change. An address
-// stays in its slice. A new address goes into a slice that loses one anyway, else into one
-// with room, else into a new slice. Slices that are half empty are merged.
+// stays in its slice. A new address goes into a slice that loses an address and so is written
+// anyway, else into a slice with room, else into a new slice. Slices that are half empty are merged.
 func placeAddresses(p *v1alpha1.SMCRPolicy, have []v1alpha1.SMCRPeerSlice, want []netip.Addr) placement {
 	var out placement
 	if n := len(want); n > maxPeerAddresses {
@@ -146,7 +146,7 @@ func placeAddresses(p *v1alpha1.SMCRPolicy, have []v1alpha1.SMCRPeerSlice, want 
 		kept := b.addrs[:0:0]
 		for _, a := range b.addrs {
 			if missing[a] {
-				delete(missing, a) // a later slice that has a too will lose it
+				delete(missing, a) // if a later slice has a, too, that slice loses it
 				kept = append(kept, a)
 			}
 		}
@@ -267,8 +267,8 @@ func newSlice(p *v1alpha1.SMCRPolicy, number int, addrs []string) *v1alpha1.SMCR
 	}
 }
 
-// sliceNumber is the number in the name of a slice. A slice that somebody else named gets
-// a number behind all others.
+// sliceNumber is the number in the name of a slice. For a slice that the controller did not name,
+// it is greater than all others.
 func sliceNumber(policy, name string) int {
 	text, ok := strings.CutPrefix(name, policy+"-")
 	if n, err := strconv.Atoi(text); ok && err == nil && n >= 0 && strconv.Itoa(n) == text {

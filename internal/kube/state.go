@@ -16,7 +16,7 @@ import (
 	"github.com/smcr-io/kube-smcr/internal/files"
 )
 
-// stateVersion is that of the file's format; others are not read.
+// stateVersion is the version of the file's format. Files of other versions are not read.
 const stateVersion = 1
 
 // state is the content of the file.
@@ -64,7 +64,7 @@ func (s *Source) forget() error {
 	return nil
 }
 
-// unversioned drops the resource versions, which change also when nothing does that
+// unversioned drops the resource versions, which also change when nothing else changes that
 // matters here.
 func unversioned(o config.Objects) config.Objects {
 	for i := range o.Policies {

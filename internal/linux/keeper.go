@@ -23,8 +23,8 @@ type Keeper struct {
 	next uint32
 }
 
-// NewKeeper makes the pair of sockets. child is for the process, as its only
-// descriptor besides the standard ones; the caller closes it once that runs.
+// NewKeeper makes the pair of sockets. child is for the keeper's process, as its only
+// descriptor besides the standard ones. The caller closes child once the process runs.
 func NewKeeper() (k *Keeper, child *os.File, err error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -39,8 +39,8 @@ func NewKeeper() (k *Keeper, child *os.File, err error) {
 	return &Keeper{conn: c.(*net.UnixConn)}, child, nil
 }
 
-// Keep gives the process a copy of the queue's socket. Release takes it back, by the
-// number that Keep returns.
+// Keep gives the keeper's process a copy of the queue's socket. Release takes the copy back, by
+// the number that Keep returns.
 func (k *Keeper) Keep(ns *NetNS, q *Queue) (number uint32, err error) {
 	var list *os.File // what /proc says of this namespace's queues
 	err = ns.Do(func() (err error) {
@@ -74,7 +74,7 @@ func (k *Keeper) Release(number uint32) error {
 	return nil
 }
 
-// Close ends the process, which lets go all that waits.
+// Close ends the process, which lets all waiting packets go.
 func (k *Keeper) Close() error { return k.conn.Close() }
 
 // What a Keeper tells the process.
@@ -99,12 +99,12 @@ type keptMark struct {
 	id uint32
 }
 
-// KeepQueues is the process that keeps the queues of an agent. It lets no packet wait
-// for more than [KeeperPatience], whatever its agent does, and lets all of them go
-// when that ends. TCP does not repeat a SYN whose first copy is still in a
-// queue, so that one in the queue of an agent that was stopped would wait for
-// as long as its application does. It needs no sign of life: it looks at
-// the kernel's own list, which has the number of the last packet of each queue.
+// KeepQueues is the process that keeps the queues of an agent. KeepQueues lets no packet
+// wait for more than [KeeperPatience], whatever the agent does, and lets all packets go when
+// the agent ends. TCP does not repeat a SYN whose first copy is still in a queue. So without
+// the keeper a SYN in the queue of a stopped agent would wait for as long as its application
+// waits. The keeper needs no sign of life from the agent: it reads the kernel's own list,
+// which has the number of the last packet of each queue.
 //
 // It returns when the agent's end of the socket is closed. The process has nothing
 // else to do: it should be small, and not be stopped together with the agent.
@@ -145,7 +145,7 @@ func KeepQueues(socket *os.File) error {
 	}
 }
 
-// obey does what a message says.
+// obey does what a message of the agent says.
 func obey(queues map[uint32]*kept, b, oob []byte) error {
 	var fds []int
 	if msgs, err := unix.ParseSocketControlMessage(oob); err == nil && len(msgs) == 1 {
@@ -172,11 +172,11 @@ func obey(queues map[uint32]*kept, b, oob []byte) error {
 	}
 }
 
-// forget lets everything in a queue go, and the queue with it.
+// forget lets all packets of a queue go, and gives up the queue.
 func forget(queues map[uint32]*kept, number uint32) {
 	k := queues[number]
 	delete(queues, number)
-	_, _ = unix.Write(k.socket, appendDrain(nil, k.queue)) // if it cannot, there is nothing to be done
+	_, _ = unix.Write(k.socket, appendDrain(nil, k.queue)) // after an error there is nothing to be done
 	k.close()
 }
 
@@ -185,8 +185,14 @@ func (k *kept) close() {
 	_ = k.list.Close()
 }
 
-// release lets go what has waited for too long: the packets up to the number that was the
-// last one when it was looked at that long ago.
+// release lets go the packets that have waited for too long. The kernel tells the number of
+// the last packet, and not how long a packet has waited, so release remembers the numbers
+// that it saw in marks. For example:
+//
+//	0.0 s   packets wait, the last one is 17: mark 17
+//	0.3 s   packets wait, the last one is 20: mark 20
+//	0.7 s   packets wait, and mark 17 is older than [KeeperPatience] less two intervals:
+//	        all packets up to 17 are let go
 func (k *kept) release(now time.Time) error {
 	waiting, last, err := k.look()
 	if err != nil {
@@ -219,7 +225,7 @@ func (k *kept) release(now time.Time) error {
 // eighth the number of the last packet.
 func (k *kept) look() (waiting int, last uint32, err error) {
 	var buf [4096]byte
-	n, _ := k.list.ReadAt(buf[:], 0) // what cannot be read is not in the list
+	n, _ := k.list.ReadAt(buf[:], 0) // after an error the queue is not in the list
 	return parseQueueList(string(buf[:n]), k.queue)
 }
 

@@ -118,11 +118,11 @@ const (
 	queueAnswerTime = time.Second
 
 	// KeeperPatience is how long a packet waits in a queue at most when its agent does
-	// nothing. It is below a second, and so far above what an agent lets a SYN wait
-	// for an answer (synqueue.DefaultDeadline) that the keeper, who knows times to
-	// two intervals, does not come before.
+	// nothing. It is below a second, and more than two keeperIntervals above the time for
+	// which an agent lets a SYN wait for an answer (synqueue.DefaultDeadline): the keeper
+	// knows times to two intervals, and is not to let go a SYN before its agent does.
 	KeeperPatience = 850 * time.Millisecond
-	// keeperInterval is how often the keeper looks, and so how exactly it knows what
-	// has waited for how long.
+	// keeperInterval is the time between two looks of the keeper at the queues, and so how
+	// exactly it knows for how long a packet has waited.
 	keeperInterval = 100 * time.Millisecond
 )

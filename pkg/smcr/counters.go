@@ -4,10 +4,10 @@ package smcr
 
 import "sync/atomic"
 
-// counters count what a stack has done. Link groups and connections that live count for
-// themselves; when they end, their counts go to the past.
+// counters count what a stack has done. A live link group or connection has counts of its own;
+// when it ends, its counts are added to past.
 type counters struct {
-	past    Stats         // guarded by the turn; what is registered and what lives now is not in it
+	past    Stats         // guarded by the turn; without registered memory and live objects
 	clcSent atomic.Uint64 // CLC messages, which are sent without the turn
 }
 

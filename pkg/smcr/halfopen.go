@@ -13,12 +13,12 @@ import (
 const defaultHalfOpen = 256
 
 // halfOpenShare is the part of Config.MaxHalfOpen that clients of one address may have:
-// many, because all pods behind a source NAT have one, but not all.
+// a large part, because all pods behind a source NAT have one address, but not all of it.
 const halfOpenShare = 4
 
-// halfOpen bounds the rendezvous of a server whose clients owe their Confirm. Each has
-// buffers, and a client that says nothing keeps them until its time is over. Those
-// beyond the bounds wait: in a burst of good clients each has its turn soon.
+// halfOpen bounds the rendezvous of a server whose clients owe their Confirm. Each of them has
+// buffers, and a client that says nothing keeps its buffers until its time is over. Clients
+// beyond the bounds wait: in a burst of good clients each one gets a place soon.
 type halfOpen struct {
 	max int
 
@@ -30,12 +30,12 @@ type halfOpen struct {
 
 type halfOpenWaiter struct {
 	addr    netip.Addr
-	entered chan struct{} // closed when it may
+	entered chan struct{} // closed when the client has a place
 }
 
 func (h *halfOpen) init(limit int) { h.max, h.by = limit, map[netip.Addr]int{} }
 
-// enter waits for a place for a client. leave gives it back.
+// enter waits for a place for a client. leave gives the place back.
 func (h *halfOpen) enter(ctx context.Context, addr netip.Addr) error {
 	h.mu.Lock()
 	if h.fits(addr) {
@@ -57,7 +57,7 @@ func (h *halfOpen) enter(ctx context.Context, addr netip.Addr) error {
 		h.queue = slices.Delete(h.queue, i, i+1)
 		return context.Cause(ctx)
 	}
-	return nil // it came in just now
+	return nil // the client got its place at the same moment
 }
 
 func (h *halfOpen) leave(addr netip.Addr) {

@@ -17,15 +17,15 @@ type device struct {
 	name        string
 	cfg         config.Device
 	opener      func() (rdma.Device, func() error, error)
-	stopMonitor func() // ends its monitor; not used for the node's
+	stopMonitor func() // ends the device's monitor; not used for devices of the node
 
 	// guarded by Pool.mu:
-	own   *Own        // what is known of it now; nil: it is the node's
-	inPod bool        // its network interface is in the pod's namespace
-	users int         // pods that use it, unless it is the node's
-	open  rdma.Device // nil: it is missing
+	own   *Own        // what is known of the pod's device now; nil: a device of the node
+	inPod bool        // the device's network interface is in the pod's namespace
+	users int         // pods that use a pod's own device
+	open  rdma.Device // nil: the device is missing
 	close func() error
-	err   error // why it is missing
+	err   error // why the device is missing
 	since time.Time
 }
 
@@ -71,7 +71,7 @@ func (d *State) Info() agentapi.Device {
 	if !d.Config.Soft() {
 		x.Address = cmp.Or(address(d.Open), x.Address)
 	}
-	x.Interface = "" // not that of the configuration, but of the address
+	x.Interface = "" // the interface of the address counts, not that of the configuration
 	for _, g := range table {
 		x.Interface = cmp.Or(x.Interface, g.NetDev)
 	}

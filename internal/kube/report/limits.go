@@ -5,8 +5,8 @@ package report
 import "time"
 
 const (
-	// collectEvery is how often a snapshot of the agent is taken when nobody calls
-	// Poke: nobody does when a link changes. collectPause is the least time between two
+	// collectEvery is the time between two snapshots of the agent without a call of
+	// Poke: a link that changes calls nobody. collectPause is the least time between two
 	// snapshots, however often Poke is called.
 	collectEvery = time.Second
 	collectPause = 100 * time.Millisecond
@@ -15,30 +15,32 @@ const (
 	// change is written at once.
 	objectPause = time.Second
 
-	// Counters are written when one of them went from or to zero, or doubled or
-	// halved; countersMost after the last write, any change is. The pause between
-	// writes of one object for its counters begins with countersFirst and doubles up to
-	// countersMost, so that a counter that goes up and down for ever costs one write per
-	// countersMost. After countersForget without such a write the pause is countersFirst
-	// again.
+	// An object is written for its counters when a counter went from or to zero, doubled
+	// or halved. countersMost after the last write it is written for any change. The pause
+	// between two writes of one object for its counters begins with countersFirst and
+	// doubles up to countersMost, so that a counter that goes up and down for ever costs
+	// one write per countersMost. For example: 0 -> 1 connection at 0 s is written at once,
+	// 1 -> 2 at 1 s is written at 5 s, 2 -> 4 at 6 s is written at 15 s. After
+	// countersForget without such a write the pause is countersFirst again.
 	countersFirst  = 5 * time.Second
 	countersMost   = 5 * time.Minute
 	countersForget = 2 * countersMost
 
-	// All writes and events of a node together. 20 is a node with its links
-	// when an agent starts, or a link group of each of 20 pods when a switch
-	// fails; with 500 nodes that is what the API server gets at once.
+	// writesPerSecond and writesBurst bound all writes and events of a node together. 20
+	// writes are those of a node with its links when an agent starts, or of one link group
+	// of each of 20 pods when a switch fails. With 500 nodes the API server gets 500 such
+	// bursts at once.
 	writesPerSecond = 5
 	writesBurst     = 20
 
-	// Events of a node, and of one object. An event of the same object and
-	// reason is worth another one after eventAgain.
+	// These bound the events of a node, and those of one object. An event of the same object
+	// and reason is made again after eventAgain.
 	eventsPerSecond    = 1
 	eventsBurst        = 20
 	objectEventsPer    = 20 * time.Second // one per
 	objectEventsBurst  = 5
 	eventAgain         = 10 * time.Minute
-	maxEvents          = 64 // that wait to be sent; further ones are lost
+	maxEvents          = 64 // events that wait to be sent; further ones are lost
 	maxEventAge        = 10 * time.Minute
 	maxEventNote       = 1024 // bytes, what the API server takes
 	maxRememberedEvent = 4096 // objects and reasons
@@ -46,19 +48,26 @@ const (
 	// callTimeout ends a call to the API server that hangs.
 	callTimeout = 10 * time.Second
 
-	// renewEvery is the time between two renewals of the agent's Lease, and renewRetry
-	// that after one that failed or took renewTimeout, which doubles up to renewEvery. The controller takes the agent for
-	// gone when it has seen none for 7 s (silentAfter there), and people are to see that 10 s
-	// after the end of the agent. A renewal that hangs until renewTimeout is followed by
-	// another one after 6 s, and a container that is killed has 3.5 s to start again. 500
-	// nodes make 143 writes a second. leaseDuration is what the Lease says of it.
-	renewEvery    = 3500 * time.Millisecond
+	// renewEvery is the time between two renewals of the agent's Lease. After a renewal
+	// that failed, or did not end within renewTimeout, the pause is renewRetry and doubles up
+	// to renewEvery. The controller takes the agent for gone when it has seen no renewal for
+	// 7 s (silentAfter there), and people are to see within 10 s after the end of an agent that
+	// it is gone. Two renewals in a row can get lost:
+	//
+	//	0.0 s   renewed
+	//	2.5 s   lost
+	//	5.0 s   lost
+	//	7.0 s   without another renewal the controller takes the agent for gone
+	//
+	// leaseDuration says the same 7 s in the Lease.
+	renewEvery    = 2500 * time.Millisecond
 	renewRetry    = 500 * time.Millisecond
 	renewTimeout  = 2 * time.Second
 	leaseDuration = 7 * time.Second
 
-	// After an error that is about the API server everything waits, after one
-	// that is about an object only that object does.
+	// After an error of the API server as a whole all writes wait, for awayFirst up to
+	// awayMost. After an error that is about one object only the writes of this object wait,
+	// for objectFirst up to objectMost.
 	awayFirst   = time.Second
 	awayMost    = time.Minute
 	objectFirst = 5 * time.Second
@@ -74,9 +83,9 @@ const (
 	repairFirst = 2 * time.Second
 	repairMost  = 5 * time.Minute
 
-	// attachGrace is how long a pod may be without an attachment before that is
-	// worth a write, and attachWarn before it is worth an event: most pods are
-	// seen here before their network is made, and some wait for a volume.
+	// A pod without an attachment is shown as such after attachGrace, and gets an event
+	// after attachWarn: the reporter sees most pods before their network is made, and some
+	// pods wait for a volume.
 	attachGrace = 5 * time.Second
 	attachWarn  = time.Minute
 
@@ -85,21 +94,21 @@ const (
 	// updated; then it does not drain, but hands over.
 	drainGrace = 5 * time.Second
 
-	// A pod is Fallback because of its connections when none of them was on
-	// SMC-R for fallbackAfter, and the last that was not is younger than
-	// fallbackMemory, which is longer than destinations stay in the negative
-	// cache.
+	// A pod is Fallback because of its connections when none of them was on SMC-R for
+	// fallbackAfter, and its last connection without SMC-R is younger than fallbackMemory.
+	// fallbackMemory is longer than destinations stay in the negative cache.
 	fallbackAfter  = 10 * time.Second
 	fallbackMemory = 15 * time.Minute
 
 	// policyDelay is how long a change of policies may take to be in force.
 	policyDelay = 2 * time.Second
 
-	// maxLinkObjects bounds the SMCRLinks of a node. The oldest link groups get
-	// one; smcrctl links lists all.
+	// maxLinkObjects bounds the SMCRLinks of a node. The oldest link groups get one each;
+	// smcrctl links lists all link groups.
 	maxLinkObjects = 512
 
-	// What the CRDs take.
+	// These are the limits in the definitions of the CRDs, but for maxMessage, which is
+	// lower, and those of Kubernetes for the value of a label and the name of an object.
 	maxLinks        = 8
 	maxDevices      = 8
 	maxPodDevices   = 256

@@ -19,8 +19,8 @@ const LockFile = "lock"
 // ErrInUse says that somebody else owns a directory.
 var ErrInUse = errors.New("the directory is in use")
 
-// TryLock makes and locks a directory. It is its caller's until the file is closed
-// by all processes that have it.
+// TryLock makes and locks a directory. The directory is the caller's until all processes that
+// have the file have closed it.
 func TryLock(dir string) (*os.File, error) {
 	for {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -50,8 +50,8 @@ func TryLock(dir string) (*os.File, error) {
 	}
 }
 
-// Remove removes a directory and what is in it, but follows no mount: what is
-// mounted there is somebody else's, and stays, and so does the directory.
+// Remove removes a directory and the files in it, but follows no mount: files that are
+// mounted there belong to others. Then they stay, and so does the directory.
 func Remove(dir string) error {
 	mounts, err := mountsBelow(dir)
 	if err != nil {
@@ -79,8 +79,8 @@ func mountsBelow(dir string) ([]string, error) {
 	return mountPoints(string(info), dir), nil
 }
 
-// mountPoints returns those of the mount points of a mountinfo that are dir or
-// below it. The fifth field of a line is one, with spaces and the like in octal.
+// mountPoints returns the mount points of a mountinfo that are dir or below dir. The mount point is
+// the fifth field of a line, with spaces and the like in octal.
 func mountPoints(mountinfo, dir string) []string {
 	const field = 4
 	plain := strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
@@ -97,7 +97,7 @@ func mountPoints(mountinfo, dir string) []string {
 	return out
 }
 
-// Names are those of the directories in a directory, which need not be there.
+// Names are the names of the directories in a directory. There are none if that does not exist.
 func Names(dir string) ([]string, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

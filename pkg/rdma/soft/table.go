@@ -8,13 +8,23 @@ import "sync/atomic"
 // that are random, and never 0. Looking up takes no lock and allocates nothing; its
 // owner's lock orders the changes.
 //
-// It is a hash table with open addressing. A number is its own hash: those in the
-// table are random, so that who asks for numbers of his choice meets no longer chains
-// than others. The key of a slot never changes, so that a look-up never sees another
-// object than the one that it looks for: an object that goes leaves its slot taken.
-// When half of the slots are taken, those in use move to new ones. A look-up that
-// has begun before that goes on in the old ones, where an object may be that went
-// meanwhile; one that begins later does not find it.
+// It is a hash table with open addressing. A number is its own hash. The numbers in the
+// table are random, so that a peer that asks for numbers of its choice meets chains as
+// short as everybody does.
+//
+// The key of a slot never changes, so that a look-up never sees another object than the
+// one that it looks for: an object that goes leaves its slot taken. When half of the slots
+// are taken, the objects move to new slots:
+//
+//	look-up A                owner                    look-up B
+//	begins in old slots
+//	                         moves objects, stores
+//	                         the new slots
+//	                         clears object 7
+//	finds 7 in old slots                              begins in new slots
+//	                                                  does not find 7
+//
+// A began before 7 was cleared, so A may still find 7.
 type table[K ~uint32, T any] struct {
 	slots atomic.Pointer[[]slot[T]] // a power of two
 	used  int                       // objects
@@ -75,7 +85,7 @@ func (t *table[K, T]) slot(slots []slot[T], k K) *slot[T] {
 	}
 }
 
-// move puts the objects into new slots, so many that at most a quarter is taken.
+// move puts the objects into new slots, at most a quarter of which are taken then.
 func (t *table[K, T]) move() {
 	n := minSlots
 	for n < 4*(t.used+1) {

@@ -10,7 +10,7 @@ import (
 	"github.com/smcr-io/kube-smcr/pkg/smcr/llc"
 )
 
-// peerKeys takes what the peer tells of its RMBs.
+// peerKeys takes the peer's messages about its RMBs.
 type peerKeys struct {
 	token *rtoken // of a CONFIRM RKEY that continues; nil: none does
 	left  int
@@ -60,8 +60,8 @@ func (p *peerKeys) handleCont(g *Group, now time.Time, from *link, m llc.Confirm
 	p.check(g, now, t)
 }
 
-// learnOthers takes the RTokens for other links, also for one that is gone
-// here: a Confirm may still name it.
+// learnOthers takes the RTokens for other links. That includes a link that is gone here, because a
+// Confirm may still name it.
 func (p *peerKeys) learnOthers(g *Group, t *rtoken, list []llc.LinkRToken) {
 	for _, o := range list {
 		if l := g.links.lastWithID(o.Link); l != nil {
@@ -72,10 +72,10 @@ func (p *peerKeys) learnOthers(g *Group, t *rtoken, list []llc.LinkRToken) {
 	}
 }
 
-// check finds links for which the peer gave no RToken: they count as
-// failed (C.7.1), and for the peer they mostly have. From a Linux that crossed
-// with a new link it only means that connections of this RMB do not use that
-// link.
+// check finds links for which the peer gave no RToken. In the RFC's dialect such a link counts as
+// failed (C.7.1): mostly it has failed at the peer. In Linux's dialect the link goes on: Linux may
+// have sent CONFIRM RKEY before it knew of a new link, and then connections with this RMB do not
+// use that link.
 func (p *peerKeys) check(g *Group, now time.Time, t *rtoken) {
 	if g.dialect != llc.DialectRFC {
 		return
@@ -88,8 +88,8 @@ func (p *peerKeys) check(g *Group, now time.Time, t *rtoken) {
 	}
 }
 
-// handleDelete forgets RMBs of the peer and echoes the message, with a
-// mask of those it did not know.
+// handleDelete forgets RMBs of the peer and echoes the message, with a mask of the RKeys that were
+// not known.
 func (p *peerKeys) handleDelete(g *Group, from *link, m llc.DeleteRKey) {
 	m.Response = true
 	m.ErrorMask = 0
@@ -102,8 +102,8 @@ func (p *peerKeys) handleDelete(g *Group, from *link, m llc.DeleteRKey) {
 	from.send(m)
 }
 
-// handleDeleteV2 forgets RMBs of the peer and sends the message back, with
-// the number of those it did not know.
+// handleDeleteV2 forgets RMBs of the peer and sends the message back, with the number of the RKeys
+// that were not known.
 func (p *peerKeys) handleDeleteV2(g *Group, from *link, m llc.DeleteRKeyV2) {
 	unknown := uint8(0)
 	for _, k := range m.RKeys {
@@ -114,7 +114,7 @@ func (p *peerKeys) handleDeleteV2(g *Group, from *link, m llc.DeleteRKeyV2) {
 	from.send(answerDeleteV2(m, unknown))
 }
 
-// answerDeleteV2 is the response to a DELETE RKEY, of which that many keys are unknown.
+// answerDeleteV2 is the response to a DELETE RKEY with so many unknown keys.
 func answerDeleteV2(m llc.DeleteRKeyV2, unknown uint8) llc.DeleteRKeyV2 {
 	m.Response, m.Negative, m.Invalid = true, unknown > 0, unknown
 	if n := len(m.RKeys); n > llc.ShortDeleteRKeysV2 {
@@ -124,7 +124,7 @@ func answerDeleteV2(m llc.DeleteRKeyV2, unknown uint8) llc.DeleteRKeyV2 {
 	return m
 }
 
-// forget drops an RMB that the peer takes back; false: we did not know it.
+// forget drops an RMB that the peer takes back. It reports false if the RMB was not known.
 func (p *peerKeys) forget(g *Group, link LinkIndex, key rdma.RKey) bool {
 	t := g.keys.forget(link, key)
 	if t == nil {
@@ -132,8 +132,8 @@ func (p *peerKeys) forget(g *Group, link LinkIndex, key rdma.RKey) bool {
 	}
 	for _, c := range g.conns.list {
 		if c != nil && c.peerRMB == t && !c.done && !c.data.HasSentClose() && !c.data.PeerReleased() {
-			// The peer has given up the connection, and what it said of that was
-			// lost. Another write would break the link.
+			// The peer has given up the connection, and its message about that was lost.
+			// Another write into the RMB would break the link.
 			c.raise(c.data.Abort())
 			c.enqueue()
 		}
@@ -147,7 +147,7 @@ func (p *peerKeys) learnPairs(g *Group, from *link, l LinkIndex, pairs []llc.RTo
 		if t := g.keys.peer(from.index, pair.Reference); t != nil {
 			g.keys.set(t, l, RToken(pair.New))
 		} else {
-			g.Discarded++ // an RMB that it has not told us about, or has deleted meanwhile
+			g.Discarded++ // an RMB that the peer has not told us about, or has deleted meanwhile
 		}
 	}
 }

@@ -11,8 +11,8 @@ import (
 )
 
 // SnapshotVersion is the version of a [Snapshot] that this package writes, and the only one
-// that it reads. A field that comes, goes or changes its meaning makes another one, and so
-// does a number of a state that changes.
+// that it reads. A field that comes, goes or changes its meaning needs another version, and so
+// does a state that gets another number.
 const SnapshotVersion = 1
 
 // Snapshot is all that a [Group] knows, as a plain value: it can be encoded, also as JSON,
@@ -23,8 +23,8 @@ const SnapshotVersion = 1
 //	a connection   Conn.Slot
 //	a peer's RMB   its place in Keys.Peers and, after these, in Keys.Forgotten, from 1 on; 0 for none
 //
-// What follows from the rest is not in it: counts, sets of links, which link is asymmetric.
-// The order of queues is. States are the numbers that they have in this package.
+// A snapshot has the order of queues. It does not have what follows from the rest: counts, sets
+// of links, which link is asymmetric. States are the numbers that they have in this package.
 type Snapshot struct {
 	Version    uint16 // SnapshotVersion
 	Terms      TermsSnapshot
@@ -53,8 +53,8 @@ type Snapshot struct {
 	Discarded, LLCSent, CDCSent uint64
 }
 
-// Instant is a point of time as its distance from that of the snapshot, so that it can be
-// read by another clock. The zero value is the zero time, which means "never".
+// Instant is a point of time as its distance from the time of the snapshot, so that a process
+// with another clock can read it. The zero value is the zero time, which means "never".
 type Instant struct {
 	Known bool
 	In    time.Duration // negative: it is past
@@ -81,8 +81,8 @@ type TermsSnapshot struct {
 	MaxConns int
 }
 
-// ErrorSnapshot is an error: its text, and which errors of this package it is. What else is
-// wrapped in it is lost.
+// ErrorSnapshot is an error: its text, and which errors of this package it wraps. Other errors
+// that it wraps are lost.
 type ErrorSnapshot struct {
 	Text string // "": there is none
 	Is   uint16 // bit set: see errorNumbers
@@ -168,7 +168,7 @@ type KeysSnapshot struct {
 	Last      RMBID
 	Gone      []RMBID
 	Peers     []PeerRMBSnapshot
-	Forgotten []PeerRMBSnapshot // not in the table any more, but of a connection that stands
+	Forgotten []PeerRMBSnapshot // no longer in the table, but a connection still uses them
 }
 
 // RMBSnapshot is one of our RMBs.
@@ -249,7 +249,7 @@ type RequestsSnapshot struct {
 	Via                   uint8 // place
 }
 
-// ExchangeSnapshot is one of them.
+// ExchangeSnapshot is one of our LLC exchanges.
 type ExchangeSnapshot struct {
 	Kind      uint8 // exchangeKind
 	RMBs      []RMBID
@@ -266,7 +266,7 @@ type EndingSnapshot struct {
 	Deadline Instant
 }
 
-// LastWordsSnapshot is what a dead group has still to say.
+// LastWordsSnapshot is what a dead group still has to tell its peer.
 type LastWordsSnapshot struct {
 	Known, Owed  bool
 	Reason       llc.DeleteReason

@@ -68,7 +68,7 @@ func (wr *work) bytes() []byte {
 	return wr.msg[:]
 }
 
-// stall is since when one direction of a queue pair makes no progress.
+// stall says for how long one direction of a queue pair has made no progress.
 type stall struct {
 	since   time.Time
 	retries int
@@ -84,13 +84,14 @@ const (
 	qpGone
 )
 
-// qp is a reliable queue pair. The network's losses it hides by sending again,
-// until it gives up; what it then had on its way has arrived or not.
+// qp is a reliable queue pair. It sends lost packets again, so that its user does not see the
+// network's losses, until it gives up. Work requests that were on their way then have arrived or
+// not: their sender does not know.
 type qp struct {
 	w     *World
 	p     *path
 	side  int
-	index int // what its node calls it
+	index int // the link's index at the queue pair's node
 	rnic  *rnic
 	local linkgroup.Endpoint
 	peer  linkgroup.Endpoint
@@ -100,12 +101,12 @@ type qp struct {
 	acks   []work // SENDs that arrived, not completed
 	posted int    // SENDs that have not completed
 	armed  bool   // an event for the first of wire is made
-	acking bool   // and for acks
+	acking bool   // an event for the first of acks is made
 	out    stall  // of wire
 	back   stall  // of acks
-	// tainted: something happened to it that may break it.
+	// tainted: something happened to the queue pair that may break it.
 	tainted bool
-	active  bool // its node has said so
+	active  bool // its node has said that the link is active
 	lingers bool // its group is over, and it carries the last words
 }
 
@@ -181,18 +182,18 @@ func (q *qp) connect(peer linkgroup.Endpoint) {
 	}
 }
 
-// transmit moves it to RTS.
+// transmit moves the queue pair to RTS.
 func (q *qp) transmit() {
 	switch q.state {
 	case qpReceive:
 		q.state = qpTransmit
 	case qpInit:
 		q.w.fault("%v: RTS before RTR", q)
-	default: // it is gone, or repeats itself
+	default: // the queue pair is gone, or in RTS already
 	}
 }
 
-// close destroys it.
+// close destroys the queue pair.
 func (q *qp) close() {
 	if q.state == qpGone {
 		return
@@ -206,15 +207,16 @@ func (q *qp) close() {
 	q.p.qps[q.side][q.index] = nil
 }
 
-// lose ends what is under way: some of it has arrived, unacknowledged.
+// lose ends the work requests that are under way. Some of them, from the first one on, arrive
+// although their acknowledgements do not.
 func (q *qp) lose() {
 	w := q.w
 	if t := q.target(); t != nil && w.passes(q.rnic, t.rnic) && q.out.since.IsZero() {
 		for _, wr := range q.wire[:w.rng.IntN(len(q.wire)+1)] {
 			if wr.sent.After(w.now) {
-				break // it was lost, and nobody sends it again; what is behind it is out of order
+				break // this one was lost, and nobody sends it again: those behind it are out of order
 			}
-			// Nothing orders this and what goes over another link.
+			// Nothing orders this work request and those that go over another link.
 			q.capture(&wr)
 			at := wr.at
 			if slow := t.rnic.slowUntil; slow.After(at) {
@@ -387,8 +389,8 @@ func (q *qp) complete() {
 	}
 }
 
-// retry is how long to wait before sending again. After enough of it the
-// queue pair fails.
+// retry is how long to wait before sending again. When sending again has not helped for
+// Config.Retry, the queue pair fails.
 func (q *qp) retry(s *stall) time.Duration {
 	w := q.w
 	if s.since.IsZero() {
@@ -429,10 +431,10 @@ func (q *qp) arrive(wr work) bool {
 			return true
 		}
 		if err != nil {
-			// A kernel whose clock jumps gives up a DELETE RKEY, and what another one
-			// has on its way then hits an RMB that is of no connection.
+			// A kernel whose clock jumps gives up a DELETE RKEY. A write of another kernel that is
+			// on its way then hits an RMB without a connection.
 			kernels := w.cfg.Linux[p.peers[0]] && w.cfg.Linux[p.peers[1]]
-			// One that ends its groups gives RMBs back at once.
+			// A kernel that ends its groups gives its RMBs back at once.
 			ends := w.cfg.Linux[p.peers[to]] && p.nodes[to].condition() == dead
 			if !ends && (!kernels || p.excused == "") {
 				w.fault("RDMA write of %s, peer %d, link index %d: %w", wr.conn, p.peers[q.side], q.index, err)

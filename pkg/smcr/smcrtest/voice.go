@@ -16,7 +16,7 @@ type voice struct {
 	q       *qp // that carried the last message
 	seq     uint16
 	ss      uint16 // of the last acknowledged message that described a write
-	wrote   bool   // since the last message
+	wrote   bool   // there was a write since the last message
 	blocked bool   // the last message said that it waits for room
 	unacked []said
 }
@@ -28,8 +28,8 @@ type said struct {
 	write bool
 }
 
-// speak takes a message that is posted to a queue pair. Whether one that had
-// nothing under way has moved before or after its link was lost does not show.
+// speak takes a message that is posted to a queue pair. If the end had nothing under way, speak
+// cannot tell whether the end moved to this link before or after the old one was lost.
 func (v *voice) speak(q *qp, m cdc.Message) error {
 	moved := v.q != nil && v.q != q
 	lost := moved && (v.q.state == qpGone || v.q.state == qpError)
@@ -44,7 +44,7 @@ func (v *voice) speak(q *qp, m cdc.Message) error {
 	}
 	if m.Flags.FailoverValidation() {
 		switch {
-		case len(v.unacked) > 0: // it may have moved to a link and lost that, in silence
+		case len(v.unacked) > 0: // with none under way it may have moved to another link and lost that one, too, without a message
 			return fmt.Errorf("%v validates without the loss of a link", m)
 		case v.wrote:
 			return fmt.Errorf("%v comes after a write", m)
@@ -73,7 +73,7 @@ func (v *voice) isWriting() bool {
 // heard takes the acknowledgement of a message.
 func (v *voice) heard(q *qp, m cdc.Message) {
 	if m.Flags.FailoverValidation() || len(v.unacked) == 0 || v.unacked[0].q != q || v.unacked[0].seq != m.Seq {
-		return // of a link that was lost before
+		return // the message is of a link that was lost before
 	}
 	if v.unacked[0].write {
 		v.ss = m.Seq
