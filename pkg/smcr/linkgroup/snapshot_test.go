@@ -5,7 +5,6 @@ package linkgroup_test
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"math/rand/v2"
 	"os"
 	"reflect"
@@ -125,33 +124,6 @@ func leaves(v reflect.Value, path string, f func(path string, v reflect.Value)) 
 			f(path, v)
 		}
 	})
-}
-
-// A group is not asked for a snapshot while there is something to be carried out.
-func TestSnapshot_wantsNoOutputs(t *testing.T) {
-	r := newRigOf(t, 1, linkgroup.Config{}, false)
-	r.g.ConnectPeer(r.now, peerEnd)
-	defer func() {
-		if recover() == nil {
-			t.Error("a snapshot leaves outputs behind")
-		}
-	}()
-	r.g.Snapshot(r.now)
-}
-
-// The error that ended a group is still the same to errors.Is, and a second time, too.
-func TestSnapshot_error(t *testing.T) {
-	r := ready(t, linkgroup.Client)
-	r.g.HandleLinkFailure(r.now, 0, errors.New("retry counter exceeded"))
-	r.poll()
-	want := r.g.Err()
-	for range 2 {
-		r.encodeEach = 1
-		r.move()
-		if err := r.g.Err(); err == nil || err.Error() != want.Error() || !errors.Is(err, linkgroup.ErrLink) || errors.Is(err, linkgroup.ErrStalled) {
-			t.Errorf("error %v, was %v", err, want)
-		}
-	}
 }
 
 // A snapshot that was kept when version 1 was made is read, and written again to the byte:

@@ -73,7 +73,7 @@ func (e *engine) String() string {
 
 func (e *engine) firstEndpoint() linkgroup.Endpoint { return e.ep }
 
-func (e *engine) carrier(name string) linkgroup.Endpoint {
+func (e *engine) localEndpoint(name string) linkgroup.Endpoint {
 	if c := e.conns[name]; c != nil {
 		return c.lc.Endpoint()
 	}

@@ -245,7 +245,7 @@ func (l *linux) register(r *linuxRMB, lk *linuxLink) {
 	r.keys[lk.slot] = lk.rnic.newKey()
 }
 
-func (l *linux) carrier(name string) linkgroup.Endpoint {
+func (l *linux) localEndpoint(name string) linkgroup.Endpoint {
 	if c := l.conns[name]; c != nil && c.via != nil {
 		return c.via.local
 	}

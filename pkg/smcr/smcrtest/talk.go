@@ -437,7 +437,7 @@ func (t *talk) newNode(side int, role linkgroup.Role, r *rnic) {
 // endpoint is what Accept and Confirm have in common.
 func (t *talk) endpoint(side int) clc.Endpoint {
 	n := t.p.nodes[side]
-	l, e := n.carrier(t.c.name), n.rmbe(t.c.name)
+	l, e := n.localEndpoint(t.c.name), n.rmbe(t.c.name)
 	t.named[side] = true
 	return clc.Endpoint{
 		FirstContact: t.first, PeerID: t.w.peerID(t.c.peers[side]),
@@ -588,7 +588,7 @@ func (t *talk) confirmed(m *clc.Confirm) {
 	}
 	err := n.activate(t.p.clock(side), t.c.name, rmbeOf(&m.Endpoint), half)
 	switch {
-	case err != nil && (t.first || t.p.carries(t.p.nodes[side].carrier(t.c.name))) && !t.misled():
+	case err != nil && (t.first || t.p.carries(t.p.nodes[side].localEndpoint(t.c.name))) && !t.misled():
 		t.w.fault("Confirm of %s: %w", t.c.name, err)
 	case err != nil:
 		t.decline(side, fmt.Errorf("%w: %w", errLinkLost, err)) // it resets the TCP connection
