@@ -21,7 +21,7 @@ func (g *gone) String() string                                    { return g.nam
 func (g *gone) firstEndpoint() linkgroup.Endpoint                 { return linkgroup.Endpoint{} }
 func (g *gone) connectPeer(time.Time, linkgroup.Endpoint)         {}
 func (g *gone) open(time.Time, string, *linkgroup.Endpoint) error { return errPathDead }
-func (g *gone) localEndpoint(string) linkgroup.Endpoint                 { return linkgroup.Endpoint{} }
+func (g *gone) localEndpoint(string) linkgroup.Endpoint           { return linkgroup.Endpoint{} }
 func (g *gone) confirmed(string) (bool, error)                    { return false, errPathDead }
 func (g *gone) rmbe(string) linkgroup.RMBE                        { return linkgroup.RMBE{} }
 func (g *gone) activate(time.Time, string, linkgroup.RMBE, linkgroup.Endpoint) error {

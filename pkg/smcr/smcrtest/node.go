@@ -20,7 +20,7 @@ type node interface {
 	// the Accept named, nil at the server.
 	open(now time.Time, name string, via *linkgroup.Endpoint) error
 	localEndpoint(name string) linkgroup.Endpoint // our half of the connection's link
-	confirmed(name string) (bool, error)    // the peer knows the connection's RMB
+	confirmed(name string) (bool, error)          // the peer knows the connection's RMB
 	rmbe(name string) linkgroup.RMBE
 	// activate takes the peer's RMBE from its Accept or Confirm, and its half of
 	// the link that this message named.
