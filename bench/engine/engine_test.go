@@ -17,13 +17,13 @@ import (
 	"github.com/smcr-io/kube-smcr/bench/report"
 )
 
-// What was measured before a mistake or an interruption is printed.
+// Figures that were measured before an error or an interruption are printed.
 func TestEngine_Run(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
 		fails  string // what goes wrong in the first group
 		err    string
-		groups int // that are measured after the first
+		groups int // groups that are measured after the first
 	}{
 		{"all is measured", "", "", 1},
 		{"a group fails", "run", "first: round trip over bad: made to fail", 1},
@@ -112,7 +112,7 @@ func TestEngine_Run_nothing(t *testing.T) {
 	}
 }
 
-// What a table says of each path has to be there in whatever order they report it.
+// A table has the figures of all paths, in whatever order the paths report them.
 func TestEngine_Value(t *testing.T) {
 	e := fakeEngine(t, 1)
 	e.Value("g", "size", "KiB", "few", "few", 2)

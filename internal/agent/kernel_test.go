@@ -19,8 +19,8 @@ import (
 	"github.com/smcr-io/kube-smcr/internal/linux"
 )
 
-// TestLinuxKernel_gone: a namespace that is not there gives an interface that equals nil, and the
-// error by which the manager knows.
+// TestLinuxKernel_gone: for a namespace that is not there, the kernel returns an interface that equals nil, and
+// the error by which the manager knows that the namespace is gone.
 func TestLinuxKernel_gone(t *testing.T) {
 	n, err := linuxKernel{}.open(filepath.Join(t.TempDir(), "nowhere"))
 	if n != nil || !errors.Is(err, linux.ErrGone) {
@@ -28,7 +28,7 @@ func TestLinuxKernel_gone(t *testing.T) {
 	}
 }
 
-// TestLinuxNet_installFails: a table that cannot be installed gives an interface that equals nil.
+// TestLinuxNet_installFails: if a table cannot be installed, the interface that is returned equals nil.
 func TestLinuxNet_installFails(t *testing.T) {
 	n := value(linuxKernel{}.open("/proc/self/ns/net"))(t)
 	must(t, n.close())
@@ -70,9 +70,9 @@ func closeAll(t testing.TB, ls []*net.TCPListener) {
 	}
 }
 
-// TestLinuxNet_listen: on which port, and for which families, a pod's listeners are.
+// TestLinuxNet_listen: which port and which address families a pod's listeners have.
 func TestLinuxNet_listen(t *testing.T) {
-	// freePort is a port that nobody uses in the namespace.
+	// freePort is a port that no socket uses in the namespace.
 	freePort := func(t *testing.T, n linuxNet) uint16 {
 		t.Helper()
 		ls, port, err := n.listen(t.Context(), nil, 0)
@@ -195,7 +195,7 @@ func TestLinuxNet_backlog(t *testing.T) {
 		must(t, raw.Control(func(fd uintptr) {
 			info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
 			must(t, err)
-			if int(info.Sacked) != most { // of a listener: the length of its backlog
+			if int(info.Sacked) != most { // Sacked is the length of the backlog in the information about a listener
 				t.Errorf("%v has a backlog of %d, want %d", l.Addr(), info.Sacked, most)
 			}
 		}))

@@ -13,8 +13,7 @@ import (
 	"github.com/smcr-io/kube-smcr/api/v1alpha1"
 )
 
-// TestCompile: what is wrong with a policy is said with its field, all of it, and such a policy selects
-// nothing.
+// TestCompile: the error of a policy names every field that is wrong, and a policy with an error selects nothing.
 func TestCompile(t *testing.T) {
 	bad := &v1alpha1.LabelSelector{MatchExpressions: []v1alpha1.LabelRequirement{{Key: "app", Operator: "Sometimes"}}}
 	peers := func(p v1alpha1.PolicyPeers) func(*v1alpha1.SMCRPolicySpec) {
@@ -53,15 +52,15 @@ func TestCompile(t *testing.T) {
 	}
 }
 
-// TestPolicy_mayHavePeersIn: without a selector of namespaces peers are those of the policy's own.
+// TestPolicy_mayHavePeersIn: without a selector of namespaces the peers are in the policy's own namespace.
 func TestPolicy_mayHavePeersIn(t *testing.T) {
 	labelled := &v1alpha1.LabelSelector{MatchLabels: map[string]v1alpha1.LabelValue{"team": "x"}}
 	for _, tt := range []struct {
 		name      string
 		selectors []v1alpha1.PeerSelector
 		own       bool // the namespace of the policy
-		other     bool // another one
-		team      bool // another one with the label
+		other     bool // another namespace
+		team      bool // another namespace, with the label
 	}{
 		{"none", nil, false, false, false},
 		{"own", []v1alpha1.PeerSelector{{}}, true, false, false},

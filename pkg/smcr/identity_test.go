@@ -10,9 +10,9 @@ import (
 	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
 )
 
-// RFC 7609 §2.2.4, A.2.1: a stack that starts again, on the same device, has
-// another peer ID, so that its peers do not take it for the one they know. And each
-// peer address is told another one, the same each time.
+// RFC 7609 §2.2.4, A.2.1: a stack that starts again on the same device has another peer ID, so that its peers do
+// not take it for the stack that they know. A stack tells each peer address another peer ID, and one address the
+// same one each time.
 func TestSection2_2_4_PeerIDIsNew(t *testing.T) {
 	d := newFakeFabric().device("c", 1)
 	peers := []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("2001:db8::1"), {}}
@@ -32,8 +32,8 @@ func TestSection2_2_4_PeerIDIsNew(t *testing.T) {
 	}
 }
 
-// RFC 7609 A.3.1: a link user ID is unique over all groups of a stack, those
-// in the other role included.
+// RFC 7609 A.3.1: a link user ID is unique over all groups of a stack, whether the stack is their client or their
+// server.
 func TestSectionA_3_1_LinkUserIDs(t *testing.T) {
 	p := newPair(t)
 	for _, d := range bothDirections(t, p) {

@@ -41,7 +41,7 @@ type rendering struct {
 	args []string
 }
 
-// renderings are the ones that are looked at as a whole.
+// renderings are the renderings that are compared as a whole.
 func renderings(t *testing.T) []rendering {
 	t.Helper()
 	all := []rendering{
@@ -60,7 +60,7 @@ func renderings(t *testing.T) []rendering {
 	return all
 }
 
-// helm runs helm and returns its output, and its complaint if it fails.
+// helm runs helm and returns its output, and its error output if it fails.
 func helm(t *testing.T, args ...string) (stdout, complaint string) {
 	t.Helper()
 	testenv.Need(t, testenv.ClusterTools)
@@ -88,7 +88,7 @@ func template(t *testing.T, args ...string) string {
 	return out
 }
 
-// documents cuts what helm printed into its objects, in the order of installation.
+// documents cuts helm's output into objects, in the order of installation.
 func documents(rendered string) []string {
 	var docs []string
 	for doc := range strings.SplitSeq("\n"+rendered, "\n---\n") {
@@ -167,8 +167,8 @@ func TestLint(t *testing.T) {
 	}
 }
 
-// The release name and a name of one's own are in every object of the cluster:
-// two releases in different namespaces do not touch each other's accounts.
+// Every cluster-wide object has the release's name, or the name that the user chose, in its own: two releases in
+// different namespaces do not touch each other's accounts.
 func TestNames(t *testing.T) {
 	for _, tt := range []struct {
 		name string

@@ -46,7 +46,7 @@ func TestAgentUnderstandsItsConfiguration(t *testing.T) {
 			if r.name != "everything" {
 				return
 			}
-			want := *got // what the chart sets by itself, and what is no value
+			want := *got // fields that the chart sets by itself, and those without a value in the chart
 			want.NodeBudget = config.Budget{MemoryBytes: 8 << 30, Conns: 131072, Relays: 8192, Pending: 2048, SocketBytes: 1 << 30}
 			want.PodBudget = config.Budget{MemoryBytes: 1 << 30, Conns: 8192, Relays: 2048, Pending: 512, SocketBytes: 256 << 20}
 			want.PodMax = config.Budget{MemoryBytes: 2 << 30, Conns: 16384}
@@ -78,8 +78,8 @@ func TestAgentUnderstandsItsConfiguration(t *testing.T) {
 	}
 }
 
-// Before anything is changed a Job checks the file that the agents would get, as an agent
-// would that does not know its node. What the schema cannot see, it refuses.
+// Before the cluster is changed, a Job checks the file that the agents would get, as an agent without a node
+// would. The Job refuses mistakes that the schema does not find.
 func TestSettingsAreCheckedFirst(t *testing.T) {
 	for _, r := range renderings(t) {
 		rendered := template(t, r.args...)

@@ -22,10 +22,10 @@ import (
 	"github.com/smcr-io/kube-smcr/api/v1alpha1"
 )
 
-// foreign are the kinds of others, whose types this project does not have.
+// foreign are the kinds of other projects, whose Go types this project does not have.
 var foreign = []string{"ServiceMonitor", "PrometheusRule", "NetworkAttachmentDefinition", "CustomResourceDefinition"}
 
-// typed reads an object into its Go type, which must have every field of it.
+// typed reads an object into its Go type, which must have all fields of the object.
 func typed(t *testing.T, doc string) runtime.Object {
 	t.Helper()
 	strict := json.NewSerializerWithOptions(json.DefaultMetaFactory, scheme.Scheme, scheme.Scheme, json.SerializerOptions{Yaml: true, Strict: true})
@@ -103,8 +103,8 @@ func TestContainersAreConfined(t *testing.T) {
 	}
 }
 
-// certificate is a volume of those who have no files of the node. Without the
-// Secret there are no metrics, but all else.
+// certificate is a volume of programs that have no files of the node. Without the Secret a program serves no
+// metrics, and does everything else.
 func certificate(v corev1.Volume) bool {
 	return v.Name == "metrics-tls" && v.Secret != nil && v.Secret.Optional != nil && *v.Secret.Optional
 }
@@ -133,8 +133,8 @@ func checkPod(t *testing.T, spec *corev1.PodSpec, agent bool) {
 	if !strings.HasPrefix(c.Command[0], "/usr/bin/") {
 		t.Errorf("%s: command %q is not one of the image", c.Name, c.Command)
 	}
-	// On a node that waits for its agent everything else must run: it removes
-	// the taint, or comes before the agents.
+	// On a node that waits for its agent all other pods of the chart must run: they remove the
+	// taint, or have to come before the agents.
 	if !slices.ContainsFunc(spec.Tolerations, func(t corev1.Toleration) bool {
 		return t.Operator == corev1.TolerationOpExists && t.Effect == "" && t.Key == v1alpha1.TaintAgentNotReady
 	}) {
@@ -168,8 +168,8 @@ func checkPod(t *testing.T, spec *corev1.PodSpec, agent bool) {
 	}
 }
 
-// hardware says whether an agent is to use RDMA devices of the kernel: whose files
-// it has as a volume, or by a device plugin.
+// hardware says whether an agent is to use RDMA devices of the kernel. It gets their device files as a volume, or
+// by a device plugin.
 func hardware(spec *corev1.PodSpec) bool {
 	if slices.ContainsFunc(spec.Volumes, func(v corev1.Volume) bool { return v.Name == "infiniband" }) {
 		return true
@@ -182,7 +182,7 @@ func hardware(spec *corev1.PodSpec) bool {
 	return false
 }
 
-// find returns the object of a kind whose name ends so.
+// find returns the object of a kind whose name has this suffix.
 func find[T runtime.Object](t *testing.T, rendered, suffix string) T {
 	t.Helper()
 	for _, doc := range documents(rendered) {
@@ -230,7 +230,7 @@ func TestUpdateOfTheAgent(t *testing.T) {
 	}
 }
 
-// Go's memory is what the budgets of the pods leave of the container's.
+// GOMEMLIMIT comes from the part of the container's memory that the node's budgets leave.
 func TestMemoryOfTheAgent(t *testing.T) {
 	ds := find[*appsv1.DaemonSet](t, template(t, "--set", "agent.resources.memory=3Gi", "--set", "agent.budgets.node.memory=2GiB"), "-agent")
 	for _, env := range ds.Spec.Template.Spec.Containers[0].Env {

@@ -19,7 +19,7 @@ import (
 func TestSecondReleaseIsRefused(t *testing.T) {
 	c := admin(t)
 	kubeconfig := apiserver.Kubeconfig(t, server.Config(t))
-	// What other tests made of the chart is there, too.
+	// Objects of the chart that other tests made are in the cluster, too.
 	must(t, c.DeleteAllOf(t.Context(), &appsv1.DaemonSet{}, client.InNamespace(namespace)))
 	first := []string{"first", chartDir, "--namespace", "first", "--kubeconfig", kubeconfig, "--no-hooks"}
 	if _, complaint := helm(t, append([]string{"install", "--create-namespace"}, first...)...); complaint != "" {
@@ -40,7 +40,7 @@ func TestSecondReleaseIsRefused(t *testing.T) {
 		t.Errorf("upgrade of the first one: %s", complaint)
 	}
 
-	// One that is being deleted is in nobody's way.
+	// A release that is being deleted does not keep another one from being installed.
 	var ds appsv1.DaemonSet
 	must(t, c.Get(t.Context(), client.ObjectKey{Namespace: "first", Name: "first-kube-smcr-agent"}, &ds))
 	ds.Finalizers = []string{"example.com/wait"}

@@ -20,8 +20,8 @@ type schema struct {
 	Additional  json.RawMessage   `json:"additionalProperties"`
 }
 
-// Every value of the schema is in values.yaml, where its default and meaning
-// stand, and what is an object there takes no other field.
+// Every value of the schema is in values.yaml, with its default and meaning. The schema refuses fields that
+// an object in values.yaml does not have.
 func TestSchemaAndValuesSayTheSame(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(chartDir, "values.schema.json"))
 	if err != nil {
@@ -73,8 +73,8 @@ func TestSchemaAndValuesSayTheSame(t *testing.T) {
 	compare("", root, values)
 }
 
-// A value that does not exist, or that has the wrong form, is refused with its
-// name; a contradiction with what to do.
+// The error about a value that does not exist or has the wrong form names the value. The error about values
+// that contradict each other says what to do.
 func TestRefused(t *testing.T) {
 	for _, tt := range []struct{ name, set, want string }{
 		{"unknown value", "agents.logLevel=debug", "additional properties 'agents' not allowed"},
@@ -139,8 +139,8 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// What Kubernetes takes as a quantity or duration, the chart takes, and counts with it as
-// with its own sizes.
+// The chart takes every quantity and duration that Kubernetes takes, and calculates with them as with its own
+// sizes.
 func TestFormatsOfKubernetes(t *testing.T) {
 	for _, tt := range []struct{ set, want string }{
 		{"agent.budgets.node.memory=0.5Gi,agent.budgets.pod.memory=64Mi,agent.budgets.podMax.memory=128M", "memory: 0.5Gi"},

@@ -29,8 +29,8 @@ ADD) echo '{"cniVersion":"'$v'","interfaces":[{"name":"'$CNI_IFNAME'","sandbox":
 esac
 `
 
-// TestLibcniExecutes lets libcni take and execute what the installer made of the
-// networks' configurations, with the real plugin.
+// TestLibcniExecutes lets libcni load the configurations that the installer changed, and execute them with the
+// real plugin.
 func TestLibcniExecutes(t *testing.T) {
 	testenv.Need(t, testenv.Program("go"), testenv.Program("sh"))
 	bin := filepath.Join(t.TempDir(), "smcr-cni")
@@ -83,7 +83,7 @@ func TestLibcniExecutes(t *testing.T) {
 			if as, junk, err := cni.NewStore(data).List(); len(as)+len(junk) != 0 || err != nil {
 				t.Errorf("left %v, %v, %v", as, junk, err)
 			}
-			must(t, in.Uninstall(t.Context())) // the real plugin is known by what Go wrote into it
+			must(t, in.Uninstall(t.Context())) // the installer knows the real plugin by the build information that Go wrote into the file
 			if strings.Contains(strings.Join(h.names(), " "), "smcr") {
 				t.Errorf("left %v", h.names())
 			}
@@ -91,8 +91,8 @@ func TestLibcniExecutes(t *testing.T) {
 	}
 }
 
-// otherNamespace is a network namespace that is not the test's: the plugin
-// refuses that one, and enters none.
+// otherNamespace is a network namespace that is not the test's. The plugin refuses its own namespace, and enters
+// no other one.
 func otherNamespace(t *testing.T) string {
 	t.Helper()
 	testenv.Need(t, testenv.Root, testenv.NetAdmin, testenv.Program("unshare"), testenv.Program("sleep"))

@@ -29,7 +29,7 @@ func offering(t *testing.T) (*Group, *link, *link) {
 	return g, l, n
 }
 
-// RFC 7609 §3.5.1.6: the client's refusal ends the exchange; it is tried again later.
+// RFC 7609 §3.5.1.6: the client's refusal ends the exchange. The server tries to add a link again later.
 func TestServer_rejected(t *testing.T) {
 	g, l, n := offering(t)
 	err := g.side.handleAddLink(g, time.Unix(1, 0), l, llc.AddLink{Header: llc.Header{Response: true}, Reject: true})
@@ -38,7 +38,7 @@ func TestServer_rejected(t *testing.T) {
 	}
 }
 
-// C.7.1: a parallel link is deleted over another one.
+// C.7.1: DELETE LINK for a parallel link goes over another link.
 func TestServer_parallel(t *testing.T) {
 	g, l, n := offering(t)
 	n.local.RNIC = 0
@@ -51,8 +51,8 @@ func TestServer_parallel(t *testing.T) {
 	}
 }
 
-// A client that asks for a link while one is being added asks for another one only when it
-// is through with that (§3.5.5.3.1).
+// The request of a client that asks for a link while a link is being added counts as a request for another
+// link only when that exchange is over (§3.5.5.3.1).
 func TestServer_hintCrosses(t *testing.T) {
 	g, _, _ := offering(t)
 	s, ok := g.side.(*server)

@@ -9,8 +9,9 @@ import (
 	"github.com/smcr-io/kube-smcr/pkg/smcr/llc"
 )
 
-// A connection goes where it can write at all, to a symmetric link before an asymmetric one,
-// then to the least loaded, and to one that is being deleted only if there is no other.
+// A connection moves to a link on which it can write. A symmetric link comes before an asymmetric one, then a
+// link with fewer connections before one with more. A link that is being deleted is taken only if there is no
+// other.
 func TestLinkTable_best(t *testing.T) {
 	table := tableOf([2]uint8{0, 0}, [2]uint8{1, 1}, [2]uint8{0, 1})
 	c := &Conn{}
@@ -37,8 +38,8 @@ func TestLinkTable_best(t *testing.T) {
 	}
 }
 
-// Connections move until links differ by no more than one; an asymmetric link, or one that
-// has acknowledged nothing yet, gets none.
+// Connections move until the numbers of connections on links differ by no more than one. An asymmetric link, or
+// a link that has acknowledged nothing yet, gets no connections.
 func TestGroup_balance(t *testing.T) {
 	g, l, n := pair(Server)
 	g.AddRMB(16<<10, 8, []RToken{{RKey: 1}, {RKey: 2}})

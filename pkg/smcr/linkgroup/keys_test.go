@@ -21,7 +21,7 @@ func keysOf(t *testing.T, n int) *keyTable {
 	return k
 }
 
-// An RKey means one RMB on each link: an older RMB that had it there is gone.
+// An RKey means one RMB on each link. If the peer gives the RKey to another RMB there, the older RMB is gone.
 func TestKeyTable_keyIsTakenOver(t *testing.T) {
 	k := &keyTable{}
 	older := k.learn(0, RToken{RKey: 1, VAddr: 10})
@@ -36,7 +36,7 @@ func TestKeyTable_keyIsTakenOver(t *testing.T) {
 	}
 }
 
-// A CLC message may name an RMB on a link that is lost, and whose place another link has.
+// A CLC message may name an RMB by its RKey on a lost link, even if another link has that link's place.
 func TestKeyTable_formerToken(t *testing.T) {
 	k := &keyTable{}
 	v := RToken{RKey: 1, VAddr: 10}
@@ -54,7 +54,7 @@ func TestKeyTable_formerToken(t *testing.T) {
 	}
 }
 
-// The table is bounded; RMBs that no link knows make room.
+// The table is bounded. RMBs without an RKey on any link make room for new ones.
 func TestKeyTable_full(t *testing.T) {
 	k := &keyTable{}
 	for i := range MaxRTokens {
@@ -78,7 +78,7 @@ func TestKeyTable_full(t *testing.T) {
 	}
 }
 
-// RFC 7609 §4.4: an RMB goes when nobody uses it and others have as many free elements.
+// RFC 7609 §4.4: an RMB goes when no connection uses it and the other RMBs have as many free elements.
 func TestKeyTable_surplus(t *testing.T) {
 	k := keysOf(t, 2)
 	first, second := k.rmbs[0], k.rmbs[1]
@@ -104,8 +104,8 @@ func TestKeyTable_surplus(t *testing.T) {
 	}
 }
 
-// The numbers of RMBs come round in a group that lives for days: one in use is left out,
-// and so is 0, which is none.
+// In a group that lives for days the numbers of RMBs wrap. Numbers in use are left out, and so is 0, which means
+// no RMB.
 func TestKeyTable_numbersComeRound(t *testing.T) {
 	k := keysOf(t, 2)
 	k.last = 0xffff

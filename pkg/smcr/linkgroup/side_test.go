@@ -22,12 +22,12 @@ func formed(role Role) (*Group, *link) {
 	return g, l
 }
 
-// What only the other side may say is refused or dropped, and changes nothing.
+// Messages that a peer in this role may not send are refused or dropped, and change nothing.
 func TestSide_wrongDirection(t *testing.T) {
 	now := time.Unix(1, 0)
 	for _, role := range []Role{Client, Server} {
 		t.Run(role.String(), func(t *testing.T) {
-			response := llc.Header{Response: role == Client} // what this side gets is the reverse
+			response := llc.Header{Response: role == Client} // as in the messages that this side sends, not as in those that it gets
 			g, l := formed(role)
 			if err := g.side.handleConfirmLink(g, now, l, llc.ConfirmLink{Header: response}); !errors.Is(err, ErrProtocol) {
 				t.Errorf("CONFIRM LINK: %v", err)

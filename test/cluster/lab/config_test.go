@@ -72,7 +72,7 @@ func TestClaim(t *testing.T) {
 		t.Errorf("Sweep() removed the directory of a living cluster: %v", err)
 	}
 
-	if err := lock.Close(); err != nil { // it dies
+	if err := lock.Close(); err != nil { // the cluster dies
 		t.Fatal(err)
 	}
 	dir, lock, err = claim(name)
@@ -93,7 +93,7 @@ func TestClaim(t *testing.T) {
 	}
 }
 
-// A directory that no cluster has made is not one that a dead cluster left.
+// A directory that no cluster made is not taken for one that a dead cluster left.
 func TestSweep_leavesOthersAlone(t *testing.T) {
 	cache := t.TempDir()
 	t.Setenv(clustertools.CacheEnv, cache)

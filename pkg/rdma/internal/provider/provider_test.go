@@ -29,7 +29,7 @@ func TestMemory(t *testing.T) {
 		t.Error("cannot be held while it is mapped")
 	}
 	for range 2 {
-		m.Bytes()[0] = 1 // mapped until the last drop
+		m.Bytes()[0] = 1 // the memory stays mapped until it is dropped for the last region
 		if err := m.Drop(); err != nil {
 			t.Fatal(err)
 		}
@@ -71,7 +71,7 @@ func TestEvents_keepsQueuePairs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := NewEvents()
 		defer e.Close()
-		// One is in the channel and one in hand; these two are not counted below.
+		// One event is in the channel and one in the sender's hand; these two are not counted below.
 		e.Post(event(rdma.EventPortDown, 0))
 		synctest.Wait()
 		e.Post(event(rdma.EventPortActive, 0))
@@ -97,7 +97,7 @@ func TestEvents_keepsQueuePairs(t *testing.T) {
 	})
 }
 
-// TestEvents_keepsAccusation: why a queue pair failed may be known only after that it did.
+// TestEvents_keepsAccusation: the reason why a queue pair failed may become known only after the failure.
 func TestEvents_keepsAccusation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := NewEvents()
@@ -117,8 +117,8 @@ func TestEvents_keepsAccusation(t *testing.T) {
 	})
 }
 
-// TestEvents_fatalComesLast: whatever the reader has not taken, the end of the
-// device is there after Close.
+// TestEvents_fatalComesLast: however many events the reader has not taken, the event about the device's end comes
+// after Close.
 func TestEvents_fatalComesLast(t *testing.T) {
 	for before := range 5 {
 		synctest.Test(t, func(t *testing.T) {
@@ -141,7 +141,7 @@ func TestEvents_fatalComesLast(t *testing.T) {
 	}
 }
 
-// A queue pair that is closed has no events any more, but for what accuses its peer.
+// A closed queue pair has no more events, except one that accuses its peer.
 func TestEvents_forget(t *testing.T) {
 	e := &Events{out: make(chan rdma.AsyncEvent, 1), kick: make(chan struct{}, 1), done: make(chan struct{})}
 	e.Post(rdma.AsyncEvent{Kind: rdma.EventPathDown, QPN: 5})
