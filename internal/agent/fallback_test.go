@@ -48,8 +48,8 @@ func TestProxy_ineligible(t *testing.T) {
 	}
 }
 
-// TestProxy_admitSMCR: a session that may be on SMC-R has one of the connections on SMC-R, and the
-// one for which none is left hears which budget is full. A session that may not takes none.
+// TestProxy_admitSMCR: a session that may be on SMC-R takes one of the budget's connections on SMC-R. If none is
+// left, the session is told which budget is full. A session that may not be on SMC-R takes none.
 func TestProxy_admitSMCR(t *testing.T) {
 	b := newAbleBare(t, "  budgets: {pod: {connections: 1}}\n", "policies:\n- {name: p, ports: [80]}\n")
 	p := b.proxy("a")
@@ -75,9 +75,9 @@ func TestProxy_admitSMCR(t *testing.T) {
 	}
 }
 
-// TestProxy_fallbackOf: a rendezvous that the stack itself declined with MEM has several reasons, of
-// which the counters before and after it tell one; memory is it if several were short. Every other
-// reason is taken as it is.
+// TestProxy_fallbackOf: a rendezvous that the stack itself declined with MEM may have several reasons. The counters
+// before and after the rendezvous tell which one; if several were short, memory is the reason. Every other reason is
+// taken as it is.
 func TestProxy_fallbackOf(t *testing.T) {
 	lackMemory := func(px *proxy) { px.memory.Take(11) }
 	lackQueuePair := func(px *proxy) {
@@ -163,8 +163,8 @@ func TestCodeOfDecision(t *testing.T) {
 	}
 }
 
-// TestTemporary: a destination is tried again soon after what passes by itself, and not after what
-// the peer or the network is like.
+// TestTemporary: a destination is tried again soon if the reason for the fallback passes by itself, and not soon if
+// the reason is a property of the peer or the network.
 func TestTemporary(t *testing.T) {
 	for r, want := range map[clc.Reason]bool{
 		clc.ReasonMem: true, clc.ReasonSyncErr: true, clc.ReasonNoActLink: true, clc.ReasonNoSrvLink: true, clc.ReasonInternal: true,
@@ -264,8 +264,8 @@ func TestProxy_bypassFirst(t *testing.T) {
 	}
 }
 
-// TestProxy_meshedDial: in a pod with another redirector a connection that is not to be on SMC-R is
-// carried, since its destination is left alone before the agent dials it.
+// TestProxy_meshedDial: in a pod with another redirector the agent carries a connection that is not to be on SMC-R:
+// the destination is put into the negative cache before the agent dials it.
 func TestProxy_meshedDial(t *testing.T) {
 	b := newAbleBare(t, "  negativeCacheTTL: 1s\n", preferAll)
 	p := b.proxy("a")

@@ -21,31 +21,29 @@ import (
 	"github.com/smcr-io/kube-smcr/internal/records"
 )
 
-// before is a plugin before ours: it says that it made the interface, and made
-// none.
+// before is a plugin that runs before smcr-cni. Its result has an interface, which it did not make.
 const before = `case "$CNI_COMMAND" in
 ADD) cat >/dev/null; echo '{"cniVersion":"1.1.0","interfaces":[{"name":"br0"},{"name":"eth0","sandbox":"'$CNI_NETNS'"}],"ips":[{"interface":1,"address":"10.99.9.2/24"}]}';;
 *) cat >/dev/null;;
 esac
 `
 
-// other is one that made another interface.
+// other is a plugin that made another interface.
 const other = `case "$CNI_COMMAND" in
 ADD) cat >/dev/null; echo '{"cniVersion":"1.1.0","interfaces":[{"name":"lan0","sandbox":"'$CNI_NETNS'"}],"ips":[{"interface":0,"address":"10.99.9.2/24"}],"dns":{"domain":"lan"}}';;
 *) cat >/dev/null;;
 esac
 `
 
-// addresses says 10.97.1.2 to the first interface, and 10.97.2.2 to others, and
-// writes down for whom.
+// addresses is an IPAM plugin that gives the first interface 10.97.1.2 and others 10.97.2.2, and writes down for
+// which interface it was asked.
 const addresses = `cat >/dev/null
 net=1; [ "$CNI_IFNAME" = eth0 ] || net=2
 echo "$CNI_COMMAND $CNI_CONTAINERID $CNI_IFNAME" >> "$(dirname "$0")/calls"
 [ "$CNI_COMMAND" != ADD ] || echo '{"cniVersion":"1.1.0","ips":[{"address":"10.97.'$net'.2/24"}]}'
 `
 
-// TestWire_behindAnother: with another interface in the result ours is added to
-// it.
+// TestWire_behindAnother: smcr-cni adds its interface to a result that has another one.
 func TestWire_behindAnother(t *testing.T) {
 	needWiring(t)
 	path := []string{scriptIPAM(t, "ks-other", other), scriptIPAM(t, "ks-ipam", addresses)}
@@ -64,8 +62,8 @@ func TestWire_behindAnother(t *testing.T) {
 	run.host.home(t)
 }
 
-// TestChained_namesDevice: behind the plugin that makes the interface, a device
-// is only recorded.
+// TestChained_namesDevice: chained after the plugin that makes the device's interface, smcr-cni only records the
+// device.
 func TestChained_namesDevice(t *testing.T) {
 	needWiring(t)
 	path := []string{scriptIPAM(t, "ks-before", before)}
@@ -148,9 +146,8 @@ func TestWire_claims(t *testing.T) {
 	}
 }
 
-// TestWire_sharedClaim: two pods share a claim. Its VF goes to the first, and to
-// the second only after the first ended; one that the claim does not name (yet)
-// starts without.
+// TestWire_sharedClaim: two pods share a claim. The claim's VF goes to the first pod, and to the second pod only
+// after the first ended. A pod that the claim does not name, or not yet, starts without the VF.
 func TestWire_sharedClaim(t *testing.T) {
 	needWiring(t)
 	ipamDir := scriptIPAM(t, "ks-ipam", addresses)
@@ -284,8 +281,8 @@ func TestDeviceInfo(t *testing.T) {
 	}
 }
 
-// TestWire_gcAndStatus: GC takes the device of a forgotten pod back, of this
-// network only; STATUS tells when none is left.
+// TestWire_gcAndStatus: GC takes back the devices of forgotten pods, those of this network only. STATUS returns
+// an error when no device is left.
 func TestWire_gcAndStatus(t *testing.T) {
 	needWiring(t)
 	ipamDir := scriptIPAM(t, "ks-ipam", addresses)
@@ -338,7 +335,7 @@ func TestWire_gcAndStatus(t *testing.T) {
 	}
 }
 
-// TestWire_del: whatever is lost meanwhile, DEL takes back the rest.
+// TestWire_del: DEL takes back all that is left of an attachment, whichever part was lost before.
 func TestWire_del(t *testing.T) {
 	needWiring(t)
 	ipamDir := scriptIPAM(t, "ks-ipam", addresses)
@@ -404,7 +401,7 @@ func TestHasInterface(t *testing.T) {
 
 var _ Host = vf.Host{} // the machine itself
 
-// answerAll is an agent that is content with everything.
+// answerAll is an agent that accepts every request.
 func answerAll(t *testing.T) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "a.sock")

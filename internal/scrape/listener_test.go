@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// TestAttack_silentScrapers: who opens connections and is silent has a share of them,
-// and neither another source nor his own waits for his time to be up.
+// TestAttack_silentScrapers: a source whose connections are silent gets a share of the places. Neither other
+// sources nor good connections of the same source wait until its silent ones time out.
 func TestAttack_silentScrapers(t *testing.T) {
 	inner, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -76,7 +76,7 @@ func TestAttack_silentScrapers(t *testing.T) {
 			t.Errorf("connection %d of %d: %v", i, len(stranger), err)
 		}
 	}
-	// As many strangers as have all places between them.
+	// So many other sources that together they take all places.
 	var others []net.Conn
 	for i := range 2 * maxConns {
 		others = append(others, next(fmt.Sprintf("127.0.0.%d", 10+i%(2*maxConns/maxSourceConns))))

@@ -12,9 +12,9 @@ import (
 	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
 )
 
-// A client whose address has its share of the clients that owe their Confirm waits for
-// a second, and falls back with MEM then: not with the reason of a server that is slow,
-// and long before the client itself gives up.
+// If the clients of one address that owe their Confirm have the address's share already, another client from there
+// waits for a second and then falls back with MEM. That is not the reason of a slow server, and comes long before
+// the client itself gives up.
 func TestServer_noPlaceDeclines(t *testing.T) {
 	p := newPair(t, func(c *smcr.Config) { c.MaxHalfOpen = 4 }) // one of an address
 	from := netip.MustParseAddr("127.0.0.9")
@@ -39,9 +39,9 @@ func TestServer_noPlaceDeclines(t *testing.T) {
 	_, _ = a.Close(), b.Close()
 }
 
-// A client that says once that it does not have a link group joins that group again
-// when its links have answered. Saying so twice makes another group, whatever the links
-// answer: somebody may have made the first one in the client's name.
+// A client that says once that it does not have a link group joins the group again when the group's links have
+// answered. A client that says so twice gets another group, whatever the links answer: somebody else may have made
+// the first group in the client's name.
 func TestServer_twoDoubtsMakeAnotherGroup(t *testing.T) {
 	p := newPair(t, versions(smcr.VersionsV2))
 	a, b := p.dial(t)

@@ -14,7 +14,7 @@ import (
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 )
 
-// openDevice is an open device with these addresses.
+// openDevice is an open device with a GID table.
 type openDevice struct {
 	rdma.Device
 	gids []rdma.GIDEntry
@@ -26,13 +26,13 @@ func (openDevice) Port() rdma.PortAttr {
 	return rdma.PortAttr{State: rdma.PortActive, MaxMTU: rdma.MTU4096, ActiveMTU: rdma.MTU1024}
 }
 
-// choosingDevice says why it has its GID.
+// choosingDevice is a device that says why it chose its GID.
 type choosingDevice struct{ openDevice }
 
 func (choosingDevice) GIDChoice() string { return "the only one" }
 
-// TestState_Info: what is shown of a device, from its configuration while it is missing, and from
-// itself while it is open.
+// TestState_Info: while a device is missing, the API shows its configuration, and while it is open, what the
+// device says of itself.
 func TestState_Info(t *testing.T) {
 	addr := netip.MustParseAddr
 	gid := func(kind rdma.GIDType, a, netDev string) rdma.GIDEntry {

@@ -95,7 +95,7 @@ func (h *host) note(format string, args ...any) {
 	h.log = append(h.log, fmt.Sprintf(format, args...))
 }
 
-// noted is what was noted since the last time.
+// noted returns what was noted since the last call of noted.
 func (h *host) noted() string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -149,8 +149,8 @@ func names(open []rdma.Device) (out []string) {
 	return out
 }
 
-// TestPool_Open: without Stay every device must be there, with it those that are
-// missing say why.
+// TestPool_Open: without Config.Stay every device must be there. With Stay, missing devices say why they are
+// missing.
 func TestPool_Open(t *testing.T) {
 	h := newHost()
 	h.lacks("b", errUnplugged)
@@ -199,7 +199,7 @@ func TestPool_Open_shared(t *testing.T) {
 }
 
 // TestPool_share: pods that want the same device of the host share one opening, and
-// the last one closes it. One that moves into a pod is that pod's alone.
+// the last of these pods closes the device. A device that moves into a pod is that pod's alone.
 func TestPool_share(t *testing.T) {
 	h := newHost()
 	p := h.pool(t, "a")

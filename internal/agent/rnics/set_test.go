@@ -26,8 +26,8 @@ func (*fakeNet) Interface(int) (verbs.Interface, error)          { return verbs.
 func (*fakeNet) Route(netip.Addr, netip.Addr) (clc.Route, error) { return clc.Route{}, nil }
 func (n *fakeNet) Close() error                                  { n.closed++; return nil }
 
-// TestSet_Update: devices that stay are not opened again, and a user loses one that
-// goes before it is closed.
+// TestSet_Update: devices that stay are not opened again. A device that goes is taken from the user before the
+// device is closed.
 func TestSet_Update(t *testing.T) {
 	h := newHost()
 	p := h.pool(t)
@@ -64,8 +64,8 @@ func TestSet_Update(t *testing.T) {
 	}
 }
 
-// TestSet_lookUp: a pod's device of which only the ID is known is looked for until
-// the host knows it, and says why it cannot be used.
+// TestSet_lookUp: if only the ID of a pod's device is known, the pool asks the host for the device until the host
+// knows it. Until then the device says why it cannot be used.
 func TestSet_lookUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost()

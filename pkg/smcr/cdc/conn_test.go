@@ -111,7 +111,7 @@ func TestSection4_5_1_WriterBlocked(t *testing.T) {
 	}
 }
 
-// R asks once; the next progress answers it.
+// The flag R asks once, and is answered by the next progress of the consumer cursor.
 func TestSection4_5_1_UpdateRequested(t *testing.T) {
 	request := cdc.Flags(0).WithCursorUpdateRequested()
 	s := newSide(t, cdc.Ring{Size: 1 << 14})
@@ -173,7 +173,7 @@ func TestSection4_7_5_UrgentData(t *testing.T) {
 	}
 }
 
-// Our own B: set when data waits for window, once, cleared when it goes out.
+// Our own flag B is sent once when data waits for window, and is cleared when the data goes out.
 func TestConn_tellsThatItIsBlocked(t *testing.T) {
 	s := newSide(t, cdc.Ring{Size: 1 << 14})
 	s.write(1 << 14)
@@ -205,8 +205,8 @@ func TestConn_tellsThatItIsBlocked(t *testing.T) {
 	}
 }
 
-// A writer that has filled both buffers waits: the message that closes the window
-// says so, and no other one is needed for it.
+// A writer that has filled both buffers waits. The message that closes the window says so, and no other message is
+// sent for that.
 func TestConn_tellsThatItIsFull(t *testing.T) {
 	s := newSide(t, cdc.Ring{Size: 1 << 16})
 	s.write(1 << 15)
@@ -372,7 +372,7 @@ func TestSection4_6_1_FailoverValidation(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			// Nothing else in the message counts, whatever it says.
+			// The rest of the message does not count.
 			m := cdc.Message{
 				Seq: tt.seq, Token: testToken, Prod: cdc.Cursor{Wrap: 9, Count: 1 << 30},
 				Flags: cdc.Flags(0).WithFailoverValidation().WithClosed(),
@@ -394,7 +394,7 @@ func TestSection4_6_1_FailoverValidation(t *testing.T) {
 	}
 }
 
-// What no correct peer can send resets the connection and changes nothing.
+// A message that no correct peer can send resets the connection, and changes nothing else.
 func TestConn_hostileCursors(t *testing.T) {
 	const size = 1 << 14
 	for dialect, ring := range rings(size) {
@@ -505,8 +505,8 @@ func conversation(t testing.TB, name string) (msgs []cdc.Message, fromFirst []bo
 	return msgs, fromFirst
 }
 
-// A captured connection of two Linux kernels is replayed to us in the place
-// of either: we take everything, arrive at the same positions, and end.
+// A captured connection of two Linux kernels is replayed with us in the place of either kernel. We take every
+// message, arrive at the same positions, and end.
 func TestConn_replaysCaptures(t *testing.T) {
 	for _, name := range []string{
 		"40-v1-first-contact-two-links", "41-v1-subsequent-contact", "43-v1-abnormal-close-unread-data",
@@ -529,7 +529,7 @@ func TestConn_replaysCaptures(t *testing.T) {
 				}
 				for i, m := range msgs {
 					if fromFirst[i] == first {
-						// Our own side said this: do what makes it true.
+						// Our side sent this message: do what makes us send the same.
 						if p, err := ring.Advance(produced, m.Prod); err == nil {
 							produced = p
 							c.Produce(p)

@@ -4,7 +4,7 @@ package cdc
 
 import "testing"
 
-// D goes before C, C once, and nothing of both after a reset.
+// The flag D is sent before C, C is sent once, and neither is sent after a reset.
 func TestEnding_closeDue(t *testing.T) {
 	e := ending{state: Active}
 	if e.closeDue() != 0 || !e.mayWrite() {
@@ -29,7 +29,7 @@ func TestEnding_closeDue(t *testing.T) {
 	}
 }
 
-// Our A waits for the peer's last word, unless that is here.
+// When our flag A is sent, the connection waits for the peer's last message, unless that has come already.
 func TestEnding_sentAbort(t *testing.T) {
 	for name, tt := range map[string]struct {
 		before func(e *ending)
@@ -67,7 +67,7 @@ func TestEnding_failsOnce(t *testing.T) {
 	}
 }
 
-// D that comes again is no news.
+// A second D of the peer changes nothing.
 func TestEnding_handleDone(t *testing.T) {
 	e := ending{state: Active}
 	if ev := e.handleDone(); ev != PeerDone || e.state != AppCloseWait1 || !e.peerIsDone() || e.peerReleased() {

@@ -12,8 +12,8 @@ import (
 	"github.com/smcr-io/kube-smcr/pkg/smcr/cdc"
 )
 
-// player replays one host of a capture: the peer's messages are handed in,
-// its own are what we must say, too.
+// player puts us in the place of one host of a capture: the other host's messages are handed in, and we must send
+// the messages of this host.
 type player struct {
 	*side
 	last   uint16 // of our messages in the capture
@@ -29,8 +29,8 @@ func (p *player) deliver(seq uint16) {
 	}
 }
 
-// say makes the application do what the message tells of, and compares it with
-// ours. Linux changed its link where the message is its validation message.
+// say makes the application do what a message of this host tells of, and compares the message with ours. Where
+// Linux sent its validation message, it had changed its link.
 func (p *player) say(m cdc.Message) {
 	p.t.Helper()
 	if m.Flags.FailoverValidation() {

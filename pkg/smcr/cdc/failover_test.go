@@ -212,8 +212,8 @@ func TestSection4_6_Sender(t *testing.T) {
 	}
 }
 
-// A replay larger than one transmission usually is goes in one piece: no
-// cursor that the peer sees goes back.
+// A replay that is larger than a usual transmission goes out in one piece, so that no cursor that the peer sees
+// goes back.
 func TestSection4_6_2_ReplayIsOneWrite(t *testing.T) {
 	ring := cdc.Ring{Size: 4 * cdc.MaxTransmission}
 	c := cdc.NewConn(cdc.Config{Local: ring, SendBuffer: ring.Size})
@@ -229,8 +229,8 @@ func TestSection4_6_2_ReplayIsOneWrite(t *testing.T) {
 	}
 }
 
-// However long only messages without writes were delivered, the number in the
-// validation message is one that the peer has seen.
+// The number in the validation message is one that the peer has seen, even if only messages without writes were
+// delivered for a long time.
 func TestSection4_6_1_NumberStaysInReach(t *testing.T) {
 	s := newSide(t, cdc.Ring{Size: 1 << 14})
 	last := uint16(0)
@@ -315,7 +315,7 @@ func TestSection4_6_2_Receiver(t *testing.T) {
 	}
 }
 
-// A connection that is being reset does not care for validation.
+// A connection that is being reset ignores the peer's validation message.
 func TestSection4_6_1_ValidationDuringReset(t *testing.T) {
 	s := newSide(t, cdc.Ring{Size: 1 << 14})
 	s.do("abort")
@@ -323,7 +323,7 @@ func TestSection4_6_1_ValidationDuringReset(t *testing.T) {
 	if ev != 0 || err != nil || s.c.State() != cdc.PeerAbortWait {
 		t.Errorf("events %v, error %v, state %v", ev, err, s.c.State())
 	}
-	// Nor does it mind that the peer, which has not heard of the reset, goes back.
+	// It also ignores that the cursor of the peer, which has not heard of the reset, goes back.
 	s.seq, s.prod = 9, 0
 	if err := s.receive(0); err != nil || s.c.State() != cdc.PeerAbortWait {
 		t.Errorf("error %v, state %v", err, s.c.State())

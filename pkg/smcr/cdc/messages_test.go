@@ -34,8 +34,8 @@ func TestSentMessages(t *testing.T) {
 	}
 }
 
-// Without writes the number of the last write follows at a distance, so that the peer does
-// not take the number for one to come.
+// Without writes, the number of the last message with a write follows at a distance, so that the peer does not take
+// the number for one of a message to come.
 func TestSentMessages_lag(t *testing.T) {
 	var s sentMessages
 	for range 3 * maxSeqLag {

@@ -10,8 +10,7 @@ import (
 	"github.com/smcr-io/kube-smcr/pkg/smcr/cdc"
 )
 
-// end is one side of a modelled connection: the machine, and the memory that
-// it only counts.
+// end is one side of a modelled connection: the machine, and the buffers, of which the machine has only positions.
 type end struct {
 	name     string
 	c        cdc.Conn
@@ -27,8 +26,8 @@ type end struct {
 	acks     int                // arrived, completion not seen
 	done     bool               // shut down or closed
 	urgent   uint64             // one past the last urgent byte made
-	marks    map[uint64]bool    // all of them
-	heardOf  uint64             // the peer's last one
+	marks    map[uint64]bool    // all urgent bytes made, by position
+	heardOf  uint64             // the last urgent byte of the peer that this side knows
 	state    cdc.State          // last seen
 }
 
@@ -104,7 +103,7 @@ func (e *end) transmit(t testing.TB, peer *end) {
 	e.wire = append(e.wire, tr)
 }
 
-// hear hands a message in.
+// hear hands a message of the peer to the machine.
 func (e *end) hear(t testing.TB, m cdc.Message, peer *end) error {
 	ev, err := e.c.HandleMessage(m)
 	if ev&cdc.PeerUrgent != 0 && !e.c.PeerUrgentPending() {

@@ -9,7 +9,7 @@ import (
 	"github.com/smcr-io/kube-smcr/pkg/smcr/llc"
 )
 
-// The exchange has a number of its own before the link has one.
+// An exchange that adds a link has a number before the link has one.
 func TestAdding_hasNumber(t *testing.T) {
 	g, l := formed(Client)
 	g.adding.becomeWanted(time.Unix(1, 0), l)

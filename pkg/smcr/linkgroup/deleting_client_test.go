@@ -67,8 +67,8 @@ func TestClient_obeys(t *testing.T) {
 	}
 }
 
-// A link that the client asks to have deleted stays until the server says so (§3.5.5.1.4);
-// what the server says of it ends the request, also if the link is gone by itself meanwhile.
+// A link whose deletion the client asked for stays until the server deletes it (§3.5.5.1.4). The server's DELETE
+// LINK ends the client's request, even if the link was lost meanwhile.
 func TestClient_asksForDeletion(t *testing.T) {
 	now := time.Unix(1, 0)
 	g, other, l := pair(Client)

@@ -10,8 +10,8 @@ import (
 	"github.com/smcr-io/kube-smcr/pkg/smcr/llc"
 )
 
-// RFC 7609 §3.5.5.1.4: the server does what a client asks for. What is urgent it does at
-// once; before it tells the client of the rest, connections leave the link.
+// RFC 7609 §3.5.5.1.4: the server deletes the link that a client asks it to delete. An urgent deletion happens at
+// once. Before another deletion is told to the client, connections leave the link.
 func TestServer_deletesForClient(t *testing.T) {
 	now := time.Unix(1, 0)
 	for _, c := range []struct {
@@ -19,7 +19,7 @@ func TestServer_deletesForClient(t *testing.T) {
 		m      llc.DeleteLink
 		before func(g *Group, l *link)
 		state  linkState
-		told   bool // the client will hear of it
+		told   bool // the client will hear of the deletion
 		add    bool // another link is offered
 		held   bool // an operator does not want another one
 	}{
@@ -59,7 +59,7 @@ func TestServer_deletesForClient(t *testing.T) {
 	}
 }
 
-// A request that cannot wait ends the exchange that waits for an answer over the link.
+// An urgent deletion ends the exchange that waits for an answer over the deleted link.
 func TestServer_deletionEndsAdding(t *testing.T) {
 	for _, urgent := range []bool{true, false} {
 		g, l, n := offering(t)
@@ -96,8 +96,8 @@ func TestServer_deleted(t *testing.T) {
 	}
 }
 
-// The exchange that deletes a link starts late if others were before it: what holds of the
-// link by then counts.
+// The exchange that deletes a link starts late if others were before it. What counts is the state of the link when
+// the exchange starts.
 func TestServer_sendDelete(t *testing.T) {
 	now := time.Unix(1, 0)
 	for _, c := range []struct {
@@ -149,7 +149,7 @@ func TestServer_sendDelete(t *testing.T) {
 	}
 }
 
-// A deletion that the link itself was to carry is sent over another one.
+// DELETE LINK for a link that was to carry the message itself goes over another link.
 func TestServer_sendDeleteOverItself(t *testing.T) {
 	now := time.Unix(1, 0)
 	g, other, l := pair(Server)
@@ -165,7 +165,7 @@ func TestServer_sendDeleteOverItself(t *testing.T) {
 	}
 }
 
-// What has crossed with the server's own deletion is dropped.
+// A request of the client that has crossed with the server's own deletion is dropped.
 func TestServer_handleDeleteSecond(t *testing.T) {
 	g, l := formed(Server)
 	g.side.handleDeleteSecond(g, time.Unix(1, 0), l, llc.DeleteLink{Link: 2})

@@ -70,7 +70,8 @@ func TestDeleteLink_inOrder(t *testing.T) {
 	}
 }
 
-// A link of which nobody knows is refused; one that both delete has crossed.
+// DELETE LINK for a link that is not known is refused. If both sides delete the same link, the
+// requests have crossed, and the client's is dropped.
 func TestDeleteLink_unknown(t *testing.T) {
 	now := time.Unix(1, 0)
 	for _, role := range []Role{Client, Server} {
