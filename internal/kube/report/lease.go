@@ -22,11 +22,11 @@ import (
 //
 //	0 s     the Lease is renewed
 //	1 s     the node loses power
-//	3.5 s   the Lease is not renewed
+//	2.5 s   the Lease is not renewed
 //	7..9 s  the controller finds that (silentAfter there)
 //
-// A renewal that fails is tried again, at first soon: two of them have to fail before the
-// controller takes the agent for gone. A controller that does not reach the API server,
+// A renewal that fails is tried again, at first soon: two of them have to fail for some time before
+// the controller takes the agent for gone. A controller that does not reach the API server,
 // or an API server that answers nobody, makes no agent gone.
 //
 // The Lease is not given up at the end of ctx: the node may have another agent by then, or

@@ -4,7 +4,6 @@ package report
 
 import (
 	"context"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -65,42 +64,6 @@ func TestReporter_renewsItsLease(t *testing.T) {
 			t.Errorf("%d renewals after the agent left the node, want 0", n)
 		}
 		stop()
-	})
-}
-
-// hangsOnce is an API server that does not answer one renewal.
-type hangsOnce struct {
-	*fakeServer
-	hang  atomic.Bool
-	times []time.Time
-}
-
-func (s *hangsOnce) renew(ctx context.Context, l *coordinationv1.Lease) error {
-	if s.hang.Swap(false) {
-		<-ctx.Done()
-		return context.Cause(ctx)
-	}
-	s.times = append(s.times, time.Now())
-	return s.fakeServer.renew(ctx, l)
-}
-
-// TestReporter_renewalHangs: the next one comes a second before the Lease is over.
-func TestReporter_renewalHangs(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		srv := &hangsOnce{fakeServer: newFakeServer()}
-		_, stop := start(t, srv, &source{snap: healthy()})
-		oneSecond()
-		srv.hang.Store(true)
-		pass(2 * leaseDuration)
-		stop()
-		if srv.hang.Load() || len(srv.times) < 3 {
-			t.Fatalf("%d renewals", len(srv.times))
-		}
-		for i, at := range srv.times[1:] {
-			if pause := at.Sub(srv.times[i]); pause > leaseDuration-time.Second {
-				t.Errorf("no renewal for %v of the %v that the Lease lasts", pause, leaseDuration)
-			}
-		}
 	})
 }
 
