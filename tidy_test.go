@@ -38,6 +38,7 @@ var pure = []string{
 	"internal/config",
 	"internal/synqueue",
 	"pkg/rdma",
+	"pkg/rdma/internal/wq",
 	"pkg/rdma/rocev2",
 	"pkg/smcr/cdc",
 	"pkg/smcr/clc",

@@ -164,7 +164,7 @@ type PortAttr struct {
 
 // DeviceAttr describes what a provider's device can do.
 type DeviceAttr struct {
-	Provider     string // "soft", "verbs"
+	Provider     string // "soft", "verbs", ...
 	MaxQP        int
 	MaxCQE       int
 	MaxMRBytes   uint64
@@ -174,7 +174,23 @@ type DeviceAttr struct {
 	MaxInline    int  // bytes that SendInline copies at posting; 0: not supported
 	WriteWithImm bool // RDMA WRITE with immediate data
 	RDMARead     bool
+	SendWithInv  bool // SendInvalidate
+	SendWithImm  bool // SendImm
 	GIDTypes     []GIDType
+
+	// MaxReadsServed and MaxReadsAsked bound QPAttr.ReadsServed and ReadsAsked; 0:
+	// the device has no RDMA READ.
+	MaxReadsServed, MaxReadsAsked int
+
+	// Stream says that queue pairs are connected by functions of their provider, on a TCP
+	// connection, and not by Modify. They go RESET, INIT, RTS, ERR: Modify to RTR or RTS
+	// is ErrNotSupported, and PSN, path, path MTU and retries mean nothing.
+	Stream bool
+	// PeerCompletes says that after a successful SEND or WRITE the peer's device has the
+	// message, and its memory the bytes (RoCE, VI/TCP). Without it (iWARP) success says only
+	// that the local memory may be used again; a request that the peer refuses succeeds,
+	// and then both queue pairs fail.
+	PeerCompletes bool
 
 	// What IBTA asks for and not every driver does.
 

@@ -126,7 +126,8 @@ type QP interface {
 	State() QPState
 	// Modify moves the queue pair to attr.State with the attributes of that
 	// transition (see QPAttr); the others are ignored. A transition that IBTA
-	// does not allow is an error and changes nothing.
+	// does not allow is an error and changes nothing. With DeviceAttr.Stream the
+	// provider makes the transition to RTS.
 	Modify(attr QPAttr) error
 	// PostSend queues work requests in order and returns how many were
 	// taken; fewer than len(wrs) only with an error. Allowed in RTS; in ERR
@@ -166,6 +167,9 @@ type QPState uint8
 //	  ^        |        |       |      any error, or Modify
 //	  |        +--------+-------+--> ERR
 //	  +--- Modify(RESET), from every state
+//
+// With DeviceAttr.Stream there is no RTR: a queue pair in INIT takes receives, and is in
+// RTS when it is connected.
 const (
 	QPReset QPState = iota
 	QPInit          // receives may be posted
@@ -204,12 +208,14 @@ type QPAttr struct {
 	RQPSN       PSN // first PSN expected from the peer
 	MTU         MTU
 	MinRNRTimer uint8 // 5-bit code of IBTA table 46, sent in RNR NAKs
+	ReadsServed uint8 // the peer's RDMA READs that may wait for their answer; 0: the device's default
 
 	// RTS
 	SQPSN      PSN   // first PSN sent
 	Timeout    uint8 // ACK timeout 4.096 us * 2^Timeout; 0: none
 	RetryCount uint8 // retransmissions before the queue pair fails, 0 to 7
 	RNRRetry   uint8 // RNR retries, 0 to 6; 7: without end
+	ReadsAsked uint8 // our RDMA READs that may wait for their answer; 0: the device's default
 }
 
 // Path says how packets reach the peer.
@@ -256,11 +262,14 @@ func (o Opcode) String() string {
 // SendFlags modify a send work request.
 type SendFlags uint8
 
-// Send flags.
+// Send flags. PostSend refuses others, those of another operation, and those that the
+// device does not have.
 const (
-	SendSignaled  SendFlags = 1 << iota // completes in the send CQ even on success
-	SendSolicited                       // sets the solicited event bit
-	SendInline                          // memory is copied at posting and needs no LKey; up to MaxInline bytes
+	SendSignaled   SendFlags = 1 << iota // completes in the send CQ even on success
+	SendSolicited                        // sets the solicited event bit
+	SendInline                           // memory is copied at posting and needs no LKey; up to MaxInline bytes
+	SendInvalidate                       // on OpSend, with DeviceAttr.SendWithInv: the peer's key InvKey is dead when the message is delivered
+	SendImm                              // on OpSend, with DeviceAttr.SendWithImm: Imm travels with the message; not with SendInvalidate
 )
 
 // SGE is one piece of registered memory.
@@ -277,9 +286,10 @@ type SendWR struct {
 	Flags      SendFlags
 	SGL        []SGE  // gathered; for OpRead one entry to be filled
 	Inline     []byte // the payload instead of SGL, with SendInline
-	Imm        uint32 // OpWriteImm
+	Imm        uint32 // OpWriteImm, or SendImm
 	RemoteAddr uint64 // OpWrite, OpWriteImm, OpRead
 	RKey       RKey
+	InvKey     RKey // SendInvalidate
 }
 
 // RecvWR is a receive buffer. One SEND or WRITE with immediate takes one.
@@ -297,13 +307,16 @@ type WC struct {
 	ID      uint64
 	Status  Status
 	Op      Opcode
+	HasImm  bool
+	Solicit bool   // the packet had the solicited event bit, with DeviceAttr.WCDetails
 	Bytes   uint32 // received, or read; valid on success
 	Imm     uint32
-	HasImm  bool
 	QPN     QPN // the local queue pair
 	SrcQP   QPN // the sender's, with DeviceAttr.WCDetails
 	Vendor  uint32
-	Solicit bool // the packet had the solicited event bit, with DeviceAttr.WCDetails
+
+	Invalidated bool // the SEND had SendInvalidate: InvKey, a key of ours, is dead
+	InvKey      RKey
 }
 
 // Status tells how a work request ended.
@@ -340,16 +353,17 @@ type EventKind uint8
 
 // Asynchronous events.
 const (
-	EventPortActive  EventKind = iota // the port works (again)
-	EventPortDown                     // the port lost its carrier or address
-	EventQPFatal                      // a QP went to ERR for a reason of its own; told again when that was ErrPeerAccess and is known later
-	EventPathDown                     // the peer of a QP cannot be reached
-	EventDeviceFatal                  // the device is gone; close the context
-	EventGIDChange                    // the port's GID table is another one; read it again
+	EventPortActive   EventKind = iota // the port works (again)
+	EventPortDown                      // the port lost its carrier or address
+	EventQPFatal                       // a QP went to ERR for a reason of its own; told again when that was ErrPeerAccess and is known later
+	EventPathDown                      // the peer of a QP cannot be reached
+	EventDeviceFatal                   // the device is gone; close the context
+	EventGIDChange                     // the port's GID table is another one; read it again
+	EventDisconnected                  // the peer ended the connection of a QP in order, with DeviceAttr.Stream; the QP is in ERR
 )
 
 func (k EventKind) String() string {
-	names := [...]string{"port active", "port down", "QP fatal", "path down", "device fatal", "GID table changed"}
+	names := [...]string{"port active", "port down", "QP fatal", "path down", "device fatal", "GID table changed", "disconnected"}
 	if int(k) < len(names) {
 		return names[k]
 	}

@@ -205,7 +205,7 @@ func (r *rnic) watch() {
 
 func (r *rnic) handleEvent(now time.Time, ev rdma.AsyncEvent) {
 	switch ev.Kind {
-	case rdma.EventQPFatal, rdma.EventPathDown:
+	case rdma.EventQPFatal, rdma.EventPathDown, rdma.EventDisconnected:
 		if errors.Is(ev.Err, rdma.ErrPeerAccess) {
 			r.handleTrespass(now, ev.QPN, ev.Err)
 		}

@@ -126,7 +126,7 @@ func (p *Pool) logEvent(d *device, dev rdma.Device, kind rdma.EventKind) {
 	case rdma.EventGIDChange:
 		p.changed(d, GIDTable)
 		p.cfg.Log.Info("GID table of RDMA device changed", "device", d.name, "address", address(dev))
-	case rdma.EventQPFatal, rdma.EventPathDown, rdma.EventDeviceFatal: // stacks get these, too, and act on them
+	case rdma.EventQPFatal, rdma.EventPathDown, rdma.EventDeviceFatal, rdma.EventDisconnected: // stacks get these, too, and act on them
 	}
 }
 

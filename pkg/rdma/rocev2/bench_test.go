@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/rdma/internal/wq"
 )
 
 // pair is two queue pairs without a network: packets go from PollTx of one
@@ -21,7 +22,7 @@ type pair struct {
 	tx   [64]TxPacket
 	pkt  Packet
 	raw  []byte
-	wcs  [64]Completion
+	wcs  [64]wq.Completion
 	done int
 	icrc *ICRC // computed and checked if not nil
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/rdma/internal/wq"
 )
 
 // FuzzQPHandlePacket gives a queue pair in RTS, with work in both directions,
@@ -147,7 +148,7 @@ func (z *fuzzed) poll() {
 			break
 		}
 	}
-	var wcs [5]Completion
+	var wcs [5]wq.Completion
 	for {
 		n := z.q.PollWC(wcs[:])
 		for _, c := range wcs[:n] {

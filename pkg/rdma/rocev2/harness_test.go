@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/rdma/internal/wq"
 )
 
 // region is a registered region of a testMemory. Guard bytes stand before and
@@ -80,14 +81,31 @@ func (m *testMemory) Local(s rdma.SGE, write bool) ([]byte, rdma.Status) {
 	return nil, rdma.StatusLocalProtect
 }
 
-func (m *testMemory) Remote(k rdma.RKey, addr uint64, n uint32, acc rdma.Access) ([]byte, bool) {
+func (m *testMemory) Remote(k rdma.RKey, addr uint64, n uint32, acc rdma.Access) ([]byte, rdma.Status) {
 	m.lookups++
 	for _, r := range m.regions {
-		if r.rkey == k && r.access&acc == acc {
-			return r.at(addr, n)
+		if r.rkey != k {
+			continue
+		}
+		if r.access&acc != acc {
+			return nil, rdma.StatusRemoteAccess
+		}
+		if b, ok := r.at(addr, n); ok {
+			return b, rdma.StatusSuccess
+		}
+		return nil, rdma.StatusRemoteOp
+	}
+	return nil, rdma.StatusRemoteInvalid
+}
+
+func (m *testMemory) Invalidate(k rdma.RKey) bool {
+	for _, r := range m.regions {
+		if r.rkey == k {
+			r.rkey = 0
+			return true
 		}
 	}
-	return nil, false
+	return false
 }
 
 const allAccess = rdma.LocalWrite | rdma.RemoteWrite | rdma.RemoteRead
@@ -263,7 +281,7 @@ func (b *bench) wantOut(want ...string) {
 func (b *bench) wantWC(want ...string) {
 	b.tb.Helper()
 	var got []string
-	var wcs [8]Completion
+	var wcs [8]wq.Completion
 	for {
 		n := b.q.PollWC(wcs[:])
 		for _, c := range wcs[:n] {

@@ -2,6 +2,8 @@
 
 package rocev2
 
+import "github.com/smcr-io/kube-smcr/pkg/rdma/internal/wq"
+
 const (
 	// Port is the UDP destination port of RoCEv2.
 	Port = 4791
@@ -17,11 +19,10 @@ const (
 
 	// MaxMessage is the longest message that IBTA 9.3.3 lets one work request
 	// or RETH announce: 2^31 bytes.
-	MaxMessage = 1 << 31
+	MaxMessage = wq.MaxMessage
 
-	// MaxQueue bounds the send and the receive queue, so that no
-	// configuration can ask for absurd memory.
-	MaxQueue = 1 << 16
+	// MaxQueue bounds the send and the receive queue.
+	MaxQueue = wq.MaxQueue
 
 	// MaxInlineLimit bounds MaxInline: each slot of the send queue owns that
 	// many bytes.
@@ -68,9 +69,4 @@ const (
 	// waits for a request to travel with: one packet of the largest MTU. More
 	// is bulk data, whose sender waits for the window and not for an answer.
 	maxDelayedBytes = MaxMTUBytes
-
-	// maxEvents bounds the asynchronous events of a queue pair. It dies
-	// once, so that one is enough; after a reset it may die again before
-	// anybody looked.
-	maxEvents = 4
 )

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/rdma/internal/wq"
 )
 
 // PostSend queues work requests in order and returns how many were taken,
@@ -19,12 +20,12 @@ func (q *QP) PostSend(_ time.Time, wrs []rdma.SendWR) (int, error) {
 	}
 	for i := range wrs {
 		wr := &wrs[i]
-		n, err := q.checkSend(wr)
+		n, err := q.limits.Check(wr)
 		if err != nil {
 			return i, err
 		}
 		r := &q.req
-		if r.queue.size()+q.wcs.sends >= q.cfg.MaxSendWR {
+		if r.queue.size()+q.wcs.Sends() >= q.cfg.MaxSendWR {
 			return i, rdma.ErrQueueFull
 		}
 		if st == rdma.QPError {
@@ -47,38 +48,6 @@ func (q *QP) PostSend(_ time.Time, wrs []rdma.SendWR) (int, error) {
 	return len(wrs), nil
 }
 
-// checkSend returns the length of a work request's message.
-func (q *QP) checkSend(wr *rdma.SendWR) (uint32, error) {
-	var n uint64
-	maxSGE := q.cfg.MaxSGE
-	switch wr.Op {
-	case rdma.OpSend, rdma.OpWrite, rdma.OpWriteImm:
-	case rdma.OpRead:
-		maxSGE = 1
-	default:
-		return 0, fmt.Errorf("post %v as a send: %w", wr.Op, rdma.ErrInvalid)
-	}
-	if wr.Flags&rdma.SendInline != 0 {
-		if wr.Op == rdma.OpRead || len(wr.SGL) != 0 || len(wr.Inline) > q.cfg.MaxInline {
-			return 0, fmt.Errorf("post %v with %d bytes inline and %d SGEs, want at most %d bytes and no SGE: %w",
-				wr.Op, len(wr.Inline), len(wr.SGL), q.cfg.MaxInline, rdma.ErrInvalid)
-		}
-		n = uint64(len(wr.Inline))
-	} else {
-		if len(wr.SGL) > maxSGE || len(wr.Inline) != 0 {
-			return 0, fmt.Errorf("post %v with %d SGEs, want at most %d and no inline bytes without SendInline: %w",
-				wr.Op, len(wr.SGL), maxSGE, rdma.ErrInvalid)
-		}
-		for i := range wr.SGL {
-			n += uint64(wr.SGL[i].Length)
-		}
-	}
-	if n > MaxMessage {
-		return 0, fmt.Errorf("post %v of %d bytes, want at most %d: %w", wr.Op, n, uint64(MaxMessage), rdma.ErrInvalid)
-	}
-	return uint32(n), nil
-}
-
 // PostRecv queues receive buffers in order and returns how many were taken,
 // fewer than all only with an error. In ERR they complete as flushed.
 func (q *QP) PostRecv(wrs []rdma.RecvWR) (int, error) {
@@ -88,7 +57,7 @@ func (q *QP) PostRecv(wrs []rdma.RecvWR) (int, error) {
 	}
 	r := &q.rsp
 	for i := range wrs {
-		if int(r.tail-r.head)+q.wcs.recvs() >= q.cfg.MaxRecvWR {
+		if int(r.tail-r.head)+q.wcs.Recvs() >= q.cfg.MaxRecvWR {
 			return i, rdma.ErrQueueFull
 		}
 		if st == rdma.QPError {
@@ -102,7 +71,7 @@ func (q *QP) PostRecv(wrs []rdma.RecvWR) (int, error) {
 }
 
 func (q *QP) completeSend(id uint64, op rdma.Opcode, n uint32, s rdma.Status) {
-	q.wcs.push(Completion{
+	q.wcs.Push(wq.Completion{
 		WC:   rdma.WC{ID: id, Status: s, Op: op, Bytes: n, QPN: q.cfg.Num, SrcQP: q.attr.DestQPN},
 		Send: true,
 		Wake: s != rdma.StatusSuccess,
@@ -111,7 +80,7 @@ func (q *QP) completeSend(id uint64, op rdma.Opcode, n uint32, s rdma.Status) {
 
 func (q *QP) completeRecv(wc rdma.WC) {
 	wc.QPN, wc.SrcQP = q.cfg.Num, q.attr.DestQPN
-	q.wcs.push(Completion{WC: wc, Wake: wc.Solicit || wc.Status != rdma.StatusSuccess})
+	q.wcs.Push(wq.Completion{WC: wc, Wake: wc.Solicit || wc.Status != rdma.StatusSuccess})
 }
 
 // flushSends completes all outstanding sends as flushed.

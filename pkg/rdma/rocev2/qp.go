@@ -4,25 +4,12 @@ package rocev2
 
 import (
 	"fmt"
-	"math/bits"
 	"time"
 
 	"github.com/smcr-io/kube-smcr/internal/invariant"
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/rdma/internal/wq"
 )
-
-// Memory resolves addresses of work requests and packets to registered
-// memory of the queue pair's protection domain. The machine asks once per
-// message and keeps the slice while it works on the message; [QP.ForgetMemory]
-// makes the machine ask again.
-type Memory interface {
-	// Local returns the memory of an SGE, or StatusLocalProtect. With write
-	// the region needs LocalWrite.
-	Local(sge rdma.SGE, write bool) ([]byte, rdma.Status)
-	// Remote returns the n bytes at addr of the region that rkey opens, if
-	// the region grants acc and holds all of them.
-	Remote(rkey rdma.RKey, addr uint64, n uint32, acc rdma.Access) ([]byte, bool)
-}
 
 // QPConfig describes a queue pair to be made.
 type QPConfig struct {
@@ -31,7 +18,7 @@ type QPConfig struct {
 	MaxRecvWR int
 	MaxSGE    int // per send, at most [MaxSGE]; 0: 1
 	MaxInline int // at most [MaxInlineLimit]
-	Memory    Memory
+	Memory    wq.Memory
 	// ACKDelay is how long the acknowledgement of a few bytes may wait for a
 	// request to travel with; 0: not at all. It must be far below the peer's
 	// ACK timeout.
@@ -101,8 +88,9 @@ type QP struct {
 	req requester
 	rsp responder
 
-	wcs    wcRing
-	events eventRing
+	limits wq.Limits // of sends
+	wcs    wq.Completions
+	events wq.Events
 	stats  Stats
 }
 
@@ -118,14 +106,17 @@ func NewQP(c QPConfig) (*QP, error) {
 	if c.Window == 0 {
 		c.Window = DefaultWindow
 	}
-	q := &QP{cfg: c}
-	q.req.queue = newSendQueue(pow2(c.MaxSendWR), c.MaxInline)
-	q.rsp.ring = make([]recvWQE, pow2(c.MaxRecvWR))
-	q.wcs.ring = make([]Completion, pow2(c.MaxSendWR+c.MaxRecvWR))
+	q := &QP{cfg: c, limits: wq.Limits{
+		SGEs: c.MaxSGE, Inline: c.MaxInline, Message: MaxMessage, WriteImm: true, Read: true,
+	}}
+	q.req.queue = newSendQueue(wq.Places(c.MaxSendWR), c.MaxInline)
+	q.rsp.ring = make([]recvWQE, wq.Places(c.MaxRecvWR))
+	q.wcs = wq.NewCompletions(c.MaxSendWR, c.MaxRecvWR)
 	return q, nil
 }
 
-func pow2(n int) int { return 1 << bits.Len(uint(n-1)) }
+// Limits returns what work requests of the queue pair may ask for. They are constant.
+func (q *QP) Limits() wq.Limits { return q.limits }
 
 // Num returns the queue pair number.
 func (q *QP) Num() rdma.QPN { return q.cfg.Num }
@@ -170,8 +161,8 @@ func (q *QP) becomeReset() {
 	q.mtu = 0
 	q.req = q.req.cleared()
 	q.rsp = responder{ring: q.rsp.ring}
-	q.wcs = wcRing{ring: q.wcs.ring}
-	q.events = eventRing{}
+	q.wcs.Clear()
+	q.events = wq.Events{}
 }
 
 func (q *QP) becomeRTR(a rdma.QPAttr) error {
@@ -228,7 +219,7 @@ func (q *QP) fail(kind rdma.EventKind, err error) {
 		return
 	}
 	q.becomeError()
-	q.events.push(rdma.AsyncEvent{Kind: kind, QPN: q.cfg.Num, Err: err})
+	q.events.Push(rdma.AsyncEvent{Kind: kind, QPN: q.cfg.Num, Err: err})
 }
 
 // ForgetMemory drops the memory that the machine has resolved. The owner of
@@ -294,10 +285,10 @@ func (q *QP) PollTx(now time.Time, dst []TxPacket) int {
 }
 
 // PollWC moves completions to dst, in order, and returns how many.
-func (q *QP) PollWC(dst []Completion) int { return q.wcs.poll(dst) }
+func (q *QP) PollWC(dst []wq.Completion) int { return q.wcs.Poll(dst) }
 
 // PollEvent returns the next asynchronous event.
-func (q *QP) PollEvent() (rdma.AsyncEvent, bool) { return q.events.pop() }
+func (q *QP) PollEvent() (rdma.AsyncEvent, bool) { return q.events.Pop() }
 
 // psnBase keeps the 64-bit PSNs away from zero, so that PSNs a little before
 // the first one are still numbers.

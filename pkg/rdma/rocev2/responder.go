@@ -8,6 +8,7 @@ import (
 
 	"github.com/smcr-io/kube-smcr/internal/invariant"
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/rdma/internal/wq"
 )
 
 // recvWQE is a receive buffer in the queue.
@@ -18,7 +19,7 @@ type recvWQE struct {
 
 // room returns the rest of the buffer's element that has the byte at an offset
 // below the buffer's length.
-func (w *recvWQE) room(m Memory, off uint32) ([]byte, rdma.Status) {
+func (w *recvWQE) room(m wq.Memory, off uint32) ([]byte, rdma.Status) {
 	sge := w.sge
 	if off >= sge.Length {
 		off -= sge.Length
@@ -351,8 +352,8 @@ func (q *QP) handleWrite(p *Packet, info opInfo) bool {
 	}
 	// IBTA 9.4.3: a WRITE of no bytes needs no valid key.
 	if left > 0 && (starts || !r.ready) {
-		b, ok := q.cfg.Memory.Remote(key, addr, left, rdma.RemoteWrite)
-		if !ok {
+		b, st := q.cfg.Memory.Remote(key, addr, left, rdma.RemoteWrite)
+		if st != rdma.StatusSuccess {
 			why := errGone
 			if starts {
 				why = rdma.ErrPeerAccess
@@ -426,8 +427,8 @@ func (q *QP) readOpOf(p *Packet, psn uint64) (readOp, bool) {
 
 func (q *QP) resolveRead(op *readOp) bool {
 	if op.length > 0 {
-		b, ok := q.cfg.Memory.Remote(op.key, op.addr, op.length, rdma.RemoteRead)
-		if !ok {
+		b, st := q.cfg.Memory.Remote(op.key, op.addr, op.length, rdma.RemoteRead)
+		if st != rdma.StatusSuccess {
 			return false
 		}
 		invariant.Must(len(b) == int(op.length), "rocev2: region of another length than asked for")

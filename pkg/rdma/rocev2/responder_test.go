@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/rdma/internal/wq"
 )
 
 func TestResponder_sendOnly(t *testing.T) {
@@ -452,7 +453,7 @@ func dialogue(b *bench, n int) (acked bool) {
 		acked = acked || strings.HasPrefix(s, "Acknowledge")
 	}
 	b.in(Acknowledge, n, ackPacket)
-	b.q.PollWC(make([]Completion, 4))
+	b.q.PollWC(make([]wq.Completion, 4))
 	b.now = b.now.Add(100 * time.Microsecond)
 	return acked
 }

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/rdma/internal/wq"
 )
 
 // faults are the probabilities of what happens to a packet.
@@ -213,7 +214,7 @@ func (s *sim) plan(i, count int) {
 // work lets node i post, poll and send.
 func (s *sim) work(i int) {
 	n := s.n[i]
-	var wcs [4]Completion
+	var wcs [4]wq.Completion
 	for {
 		k := n.q.PollWC(wcs[:])
 		for _, c := range wcs[:k] {
@@ -232,7 +233,7 @@ func (s *sim) work(i int) {
 		n.posted += k
 	}
 	if s.rng.IntN(10) >= s.f.noBuffers { // or the peer gets RNR NAKs
-		for n.q.rsp.tail-n.q.rsp.head+uint32(n.q.wcs.recvs()) < simRecvs {
+		for n.q.rsp.tail-n.q.rsp.head+uint32(n.q.wcs.Recvs()) < simRecvs {
 			wr := rdma.RecvWR{ID: uint64(n.rxSlot), SGE: n.rcv.sge(n.rxSlot*simRecvSize, simRecvSize)}
 			if _, err := n.q.PostRecv([]rdma.RecvWR{wr}); err != nil {
 				s.tb.Fatal(err)
@@ -252,7 +253,7 @@ func (s *sim) work(i int) {
 	}
 }
 
-func (s *sim) completed(n *node, c *Completion) {
+func (s *sim) completed(n *node, c *wq.Completion) {
 	if c.Send {
 		n.gotWC = append(n.gotWC, fmt.Sprintf("%d %v %v", c.WC.ID, c.WC.Op, c.WC.Status))
 		return

@@ -8,7 +8,7 @@ import (
 	"sync/atomic"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
-	"github.com/smcr-io/kube-smcr/pkg/rdma/rocev2"
+	"github.com/smcr-io/kube-smcr/pkg/rdma/internal/wq"
 )
 
 // cq is a completion queue: a ring with one consumer, which takes no lock,
@@ -123,7 +123,7 @@ func (c *cq) Close() error {
 //
 // The consumer arms and then polls once more; we publish and then look at
 // armed. Whatever the order, one of the two sees the other.
-func (c *cq) push(w *rocev2.Completion) bool {
+func (c *cq) push(w *wq.Completion) bool {
 	c.mu.Lock()
 	tail, slots := c.tail.Load(), *c.slots.Load()
 	if int(tail-c.head.Load()) == len(slots) && len(slots) < c.depth {

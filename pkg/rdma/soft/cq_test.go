@@ -11,7 +11,7 @@ import (
 	"unsafe"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
-	"github.com/smcr-io/kube-smcr/pkg/rdma/rocev2"
+	"github.com/smcr-io/kube-smcr/pkg/rdma/internal/wq"
 )
 
 // TestCQ_losesNoWake has several producers and a consumer that sleeps
@@ -30,7 +30,7 @@ func TestCQ_losesNoWake(t *testing.T) {
 					runtime.Gosched()
 					continue
 				}
-				w := rocev2.Completion{WC: rdma.WC{ID: uint64(p)<<32 | i}, Wake: i%2 == 0}
+				w := wq.Completion{WC: rdma.WC{ID: uint64(p)<<32 | i}, Wake: i%2 == 0}
 				if !c.push(&w) {
 					t.Error("overrun with room")
 					return
@@ -99,7 +99,7 @@ func TestCQ_grows(t *testing.T) {
 		}
 		push := func() bool {
 			pushed++
-			return c.push(&rocev2.Completion{WC: rdma.WC{ID: pushed - 1}})
+			return c.push(&wq.Completion{WC: rdma.WC{ID: pushed - 1}})
 		}
 		for i := 0; pushed-polled < uint64(c.depth); i++ {
 			if !push() {
@@ -133,7 +133,7 @@ func TestCQ_armAnyStaysAny(t *testing.T) {
 	c := newCQ(nil, 4)
 	_ = c.Arm(false)
 	_ = c.Arm(true)
-	if c.push(&rocev2.Completion{}); len(c.notify) == 0 {
+	if c.push(&wq.Completion{}); len(c.notify) == 0 {
 		t.Error("a solicited-only Arm took back one for any completion")
 	}
 }

@@ -144,6 +144,9 @@ func (d *Device) Attr() rdma.DeviceAttr {
 		RDMARead:     true,
 		GIDTypes:     []rdma.GIDType{rdma.GIDTypeRoCEv2},
 
+		MaxReadsServed: rocev2.MaxReads, MaxReadsAsked: rocev2.MaxReads,
+		PeerCompletes: true,
+
 		WCDetails: true, LocalErrors: true, ResponderEvents: true, SolicitedErrors: true,
 	}
 }

@@ -70,7 +70,7 @@ func (p *pd) addMR(m *mr) error {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.rkeys.used == maxMR {
+	if d.lkeys.used == maxMR {
 		return fmt.Errorf("allocate memory region: %d exist: %w", maxMR, rdma.ErrNoResources)
 	}
 	m.lkey, m.rkey = d.lkeys.free(d.randomLKey), d.rkeys.free(d.randomRKey)
@@ -110,8 +110,10 @@ func (m *mr) deregister() {
 	p, d := m.pd, m.pd.ctx.dev
 	p.ctx.mu.Lock()
 	d.mu.Lock()
-	if d.rkeys.get(m.rkey) == m { // the first time
+	if d.lkeys.get(m.lkey) == m { // the first time
 		d.lkeys.clear(m.lkey)
+	}
+	if d.rkeys.get(m.rkey) == m { // nor was it invalidated
 		d.rkeys.clear(m.rkey)
 	}
 	d.mu.Unlock()
@@ -144,7 +146,7 @@ func (m *mr) span(addr uint64, n uint32) ([]byte, bool) {
 // pdMemory is the memory of a protection domain as the machine sees it.
 type pdMemory struct{ pd *pd }
 
-// Local implements [rocev2.Memory].
+// Local implements [wq.Memory].
 func (v pdMemory) Local(s rdma.SGE, write bool) ([]byte, rdma.Status) {
 	m := v.pd.ctx.dev.lkeys.get(s.LKey)
 	if m == nil || m.pd != v.pd || write && m.access&rdma.LocalWrite == 0 {
@@ -157,11 +159,31 @@ func (v pdMemory) Local(s rdma.SGE, write bool) ([]byte, rdma.Status) {
 	return b, rdma.StatusSuccess
 }
 
-// Remote implements [rocev2.Memory].
-func (v pdMemory) Remote(rkey rdma.RKey, addr uint64, n uint32, acc rdma.Access) ([]byte, bool) {
+// Remote implements [wq.Memory].
+func (v pdMemory) Remote(rkey rdma.RKey, addr uint64, n uint32, acc rdma.Access) ([]byte, rdma.Status) {
 	m := v.pd.ctx.dev.rkeys.get(rkey)
-	if m == nil || m.pd != v.pd || m.access&acc != acc {
-		return nil, false
+	switch {
+	case m == nil || m.pd != v.pd:
+		return nil, rdma.StatusRemoteInvalid
+	case m.access&acc != acc:
+		return nil, rdma.StatusRemoteAccess
 	}
-	return m.span(addr, n)
+	b, ok := m.span(addr, n)
+	if !ok {
+		return nil, rdma.StatusRemoteOp
+	}
+	return b, rdma.StatusSuccess
+}
+
+// Invalidate implements [wq.Memory].
+func (v pdMemory) Invalidate(rkey rdma.RKey) bool {
+	d := v.pd.ctx.dev
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	m := d.rkeys.get(rkey)
+	if m == nil || m.pd != v.pd {
+		return false
+	}
+	d.rkeys.clear(rkey)
+	return true
 }

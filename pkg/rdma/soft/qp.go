@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/rdma/internal/wq"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/rocev2"
 )
 
@@ -354,7 +355,7 @@ func (q *qp) drain(now time.Time) {
 // whether there was a completion, which may have made room in the queues.
 func (q *qp) deliver() (completed bool) {
 	q.state.Store(uint32(q.m.State())) // before anybody can see why
-	var wcs [8]rocev2.Completion
+	var wcs [8]wq.Completion
 	for {
 		n := q.m.PollWC(wcs[:])
 		for i := range n {

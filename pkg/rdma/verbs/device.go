@@ -129,6 +129,9 @@ func (d *Device) setUp(cfg Config) error {
 		MaxInline:    d.inline,
 		WriteWithImm: true,
 		RDMARead:     d.limits.readsStarted > 0,
+
+		MaxReadsServed: int(d.limits.readsServed), MaxReadsAsked: int(d.limits.readsStarted),
+		PeerCompletes: true,
 	}
 	d.soft = d.driver() == "rxe" // see doc.go
 	d.attr.LocalErrors, d.attr.ResponderEvents, d.attr.SolicitedErrors = !d.soft, !d.soft, !d.soft
