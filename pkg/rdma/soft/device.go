@@ -3,15 +3,14 @@
 package soft
 
 import (
-	cryptorand "crypto/rand"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/rdma/internal/softdev"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/rocev2"
 )
 
@@ -21,29 +20,13 @@ type Device struct {
 	wire    Wire
 	share   *share      // nil: the address is ours alone
 	watcher LinkWatcher // nil: always up
-	epoch   time.Time
+	base    *softdev.Device
 	stats   counters
 	done    chan struct{}
 	wg      sync.WaitGroup
 	batches chan *batch // free ones
 
 	link atomic.Pointer[LinkState]
-
-	qps   table[rdma.QPN, qp]
-	lkeys table[rdma.LKey, mr]
-	rkeys table[rdma.RKey, mr]
-
-	alarm atomic.Int64 // when the timer fires, since epoch; 0: it does not
-
-	recent atomic.Pointer[deviceContext] // whose completions were delivered last
-
-	timerMu sync.Mutex
-	timer   *time.Timer
-
-	mu       sync.Mutex // guards the changes of the tables and what follows
-	rng      *rand.Rand
-	contexts map[*deviceContext]struct{}
-	closed   bool
 }
 
 var _ rdma.Device = (*Device)(nil)
@@ -64,32 +47,24 @@ func Open(cfg Config) (*Device, error) {
 		}
 		wire, sharing = u, u.share
 	}
-	var seed [32]byte
-	_, _ = cryptorand.Read(seed[:]) // never fails
 	d := &Device{
-		cfg:      cfg,
-		wire:     wire,
-		share:    sharing,
-		epoch:    time.Now(),
-		done:     make(chan struct{}),
-		batches:  make(chan *batch, freeBatches),
-		timer:    time.NewTimer(time.Hour),
-		rng:      rand.New(rand.NewChaCha8(seed)),
-		contexts: make(map[*deviceContext]struct{}),
+		cfg:     cfg,
+		wire:    wire,
+		share:   sharing,
+		done:    make(chan struct{}),
+		batches: make(chan *batch, freeBatches),
 	}
-	d.timer.Stop()
-	d.qps.init()
-	d.lkeys.init()
-	d.rkeys.init()
 	d.watcher, _ = wire.(LinkWatcher)
 	state := LinkState{Up: true, MTUBytes: rocev2.MaxMTUBytes + packetOverhead}
 	if d.watcher != nil {
 		state = d.watcher.Link()
 	}
 	d.link.Store(&state)
-	d.wg.Add(2)
-	go d.receiveLoop()
-	go d.timerLoop()
+	d.base = softdev.New(softdev.Config{Device: d, NewQP: d.newQP, DrawQPN: d.drawQPN})
+	d.wg.Go(d.receiveLoop)
+	if d.watcher != nil {
+		d.wg.Go(d.followLink)
+	}
 	return d, nil
 }
 
@@ -97,26 +72,12 @@ func Open(cfg Config) (*Device, error) {
 // Open contexts see EventDeviceFatal first; their memory stays mapped until
 // they are closed.
 func (d *Device) Close() error {
-	d.mu.Lock()
-	if d.closed {
-		d.mu.Unlock()
+	if !d.base.Close() {
 		return nil
-	}
-	d.closed = true
-	open := make([]*deviceContext, 0, len(d.contexts))
-	for c := range d.contexts {
-		open = append(open, c)
-	}
-	d.mu.Unlock()
-
-	for _, c := range open {
-		c.events.Post(rdma.AsyncEvent{Kind: rdma.EventDeviceFatal, Err: rdma.ErrClosed})
-		_ = c.shut()
 	}
 	close(d.done)
 	err := d.wire.Close()
 	d.wg.Wait()
-	d.timer.Stop()
 	if err != nil {
 		return fmt.Errorf("close soft device %q: %w", d.cfg.Name, err)
 	}
@@ -133,13 +94,13 @@ func (d *Device) Addr() netip.AddrPort { return netip.AddrPortFrom(d.cfg.Addr, d
 func (d *Device) Attr() rdma.DeviceAttr {
 	return rdma.DeviceAttr{
 		Provider:     "soft",
-		MaxQP:        maxQP,
-		MaxCQE:       maxCQE,
-		MaxMRBytes:   maxMRBytes,
+		MaxQP:        softdev.MaxQP,
+		MaxCQE:       softdev.MaxCQE,
+		MaxMRBytes:   softdev.MaxMRBytes,
 		MaxSGE:       rocev2.MaxSGE,
 		MaxSendWR:    rocev2.MaxQueue,
 		MaxRecvWR:    rocev2.MaxQueue,
-		MaxInline:    maxInline,
+		MaxInline:    softdev.MaxInline,
 		WriteWithImm: true,
 		RDMARead:     true,
 		GIDTypes:     []rdma.GIDType{rdma.GIDTypeRoCEv2},
@@ -188,16 +149,7 @@ func (d *Device) GIDs() []rdma.GIDEntry {
 }
 
 // Open implements [rdma.Device].
-func (d *Device) Open() (rdma.Context, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.closed {
-		return nil, fmt.Errorf("open context of %q: %w", d.cfg.Name, rdma.ErrClosed)
-	}
-	c := newContext(d)
-	d.contexts[c] = struct{}{}
-	return c, nil
-}
+func (d *Device) Open() (rdma.Context, error) { return d.base.Open() }
 
 // inGeneration gives a queue pair number the generation of a device that
 // shares its address.
@@ -212,84 +164,20 @@ func (d *Device) inGeneration(n rdma.QPN) rdma.QPN {
 	return n
 }
 
-// randomQPN draws a queue pair number. All bits but that of the generation are
-// random, so that nobody guesses it, and a late packet for a closed queue pair does not
-// meet its successor. Drawing is done with mu held.
-func (d *Device) randomQPN() rdma.QPN {
-	for {
-		n := d.inGeneration(rdma.QPN(d.rng.Uint32()) & rdma.MaxQPN)
-		if n >= firstQPN && n < rdma.MaxQPN { // the last one is for multicast
-			return n
-		}
-	}
+// drawQPN draws a queue pair number: all bits but that of the generation are random.
+func (d *Device) drawQPN(r *rand.Rand) rdma.QPN {
+	return d.inGeneration(rdma.QPN(r.Uint32()) & rdma.MaxQPN)
 }
 
-// randomLKey and randomRKey draw keys of regions: all their bits are random.
-func (d *Device) randomLKey() rdma.LKey { return rdma.LKey(d.rng.Uint32()) }
-func (d *Device) randomRKey() rdma.RKey { return rdma.RKey(d.rng.Uint32()) }
-
-func (d *Device) since(t time.Time) int64 { return int64(t.Sub(d.epoch)) }
-
-// schedule makes the timer fire at a time since the epoch, or earlier.
-func (d *Device) schedule(at int64) {
-	if a := d.alarm.Load(); a != 0 && a <= at {
-		return
-	}
-	d.timerMu.Lock()
-	defer d.timerMu.Unlock()
-	if a := d.alarm.Load(); a != 0 && a <= at {
-		return
-	}
-	d.alarm.Store(at)
-	d.timer.Reset(time.Duration(at) - time.Since(d.epoch))
-}
-
-// timerLoop serves the timeouts of all queue pairs and the link's changes.
-func (d *Device) timerLoop() {
-	defer d.wg.Done()
-	var changed <-chan struct{}
-	if d.watcher != nil {
-		changed = d.watcher.LinkChanged()
-	}
-	var all []*qp
+// followLink follows the link's changes.
+func (d *Device) followLink() {
 	for {
 		select {
 		case <-d.done:
 			return
-		case <-changed:
+		case <-d.watcher.LinkChanged():
 			d.linkChanged()
-		case <-d.timer.C:
-			d.timerMu.Lock()
-			d.alarm.Store(0)
-			d.timerMu.Unlock()
-			all = d.qps.all(all[:0])
-			d.timeouts(all)
-			clear(all)
 		}
-	}
-}
-
-// timeouts serves what is due; the timer's alarm is off.
-func (d *Device) timeouts(all []*qp) {
-	now := time.Now()
-	limit, next := d.since(now), int64(0)
-	for _, q := range all {
-		at := q.deadline.Load()
-		if at != 0 && at <= limit {
-			q.own.lock()
-			if !q.dead {
-				q.m.HandleTimeout(now)
-				q.step(now)
-			}
-			q.unlock()
-			at = q.deadline.Load()
-		}
-		if at != 0 && (next == 0 || at < next) {
-			next = at
-		}
-	}
-	if next != 0 {
-		d.schedule(next)
 	}
 }
 
@@ -303,9 +191,5 @@ func (d *Device) linkChanged() {
 	if now.Up {
 		kind = rdma.EventPortActive
 	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for c := range d.contexts {
-		c.events.Post(rdma.AsyncEvent{Kind: kind})
-	}
+	d.base.Tell(kind)
 }

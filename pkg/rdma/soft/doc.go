@@ -8,21 +8,15 @@
 //	c, err := d.Open() // an rdma.Context
 //
 // The protocol is that of [github.com/smcr-io/kube-smcr/pkg/rdma/rocev2]; this
-// package is its shell: memory regions, completion queues, the socket, timers.
+// package is its shell: the socket, and on it what all devices in software share
+// (pkg/rdma/internal/softdev): memory regions, completion queues, timers.
 //
 // # Who owns what
 //
 // A device has one receive goroutine, which waits in the network poller, one
-// goroutine for timers and the link state, and one goroutine per open context
-// that delivers events. Each queue pair has an owner at every moment: whoever
-// holds its ownership word (see owner). Posting takes the queue pair if it is
-// free and then transmits in the caller's goroutine; if it is not free, the
-// work requests go to a ring that the owner empties before it lets go, so that
-// posting never blocks. All access to registered memory by the device happens
-// while a queue pair is owned. That is why closing a region has only to take
-// it out of the table and to own every queue pair of its domain once.
-//
-// A completion queue has many producers under a lock and one consumer without.
+// for timers, one for the link state, and one goroutine per open context
+// that delivers events. Each queue pair has an owner at every moment: the receiver, or
+// who posts and finds it free, and then transmits. Posting never blocks.
 //
 // # What peers can guess
 //

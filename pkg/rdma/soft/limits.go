@@ -9,34 +9,6 @@ import (
 )
 
 const (
-	// maxQP bounds the queue pairs of a device: so few of the numbers that there are
-	// that a late packet, or a guess, hardly ever meets one.
-	maxQP = 1 << 14
-
-	// firstQPN is the first queue pair number that a device gives away: 0 and 1 are for
-	// management.
-	firstQPN = 2
-
-	// maxMR bounds the memory regions of a device, likewise.
-	maxMR = 1 << 16
-
-	// minSlots is the number of slots that a table of queue pairs or regions has at
-	// first: 4 KiB.
-	minSlots = 256
-
-	// maxMRBytes bounds one region. A length of a work request has 32 bits.
-	maxMRBytes = 1 << 32
-
-	// maxCQE bounds a completion queue: 40 bytes for each entry.
-	maxCQE = 1 << 20
-	// firstCQE is the number of entries that a completion queue has at first, 2.5 KiB:
-	// most are emptied long before they have so many.
-	firstCQE = 64
-
-	// maxInline is what SendInline copies at posting: it holds the 44-byte
-	// SMC-R message and costs every send slot that much memory.
-	maxInline = 64
-
 	// txBatch is the number of packets that are made and sent together. With
 	// the smallest usual path MTU, 1024, that is one WRITE of 64 KiB.
 	txBatch = 64

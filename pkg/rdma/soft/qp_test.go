@@ -6,13 +6,52 @@ import (
 	"errors"
 	"net/netip"
 	"testing"
-	"time"
-
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
-	"github.com/smcr-io/kube-smcr/pkg/rdma/rocev2"
 )
+
+// silentWire takes every packet and delivers none.
+type silentWire struct{ done chan struct{} }
+
+func (w *silentWire) Send(msgs []Message) (int, error) { return len(msgs), nil }
+func (w *silentWire) MaxSegments() int                 { return 1 }
+func (w *silentWire) Receive(func([]Message), func() bool) error {
+	<-w.done
+	return errors.New("closed")
+}
+
+func (w *silentWire) Close() error {
+	close(w.done)
+	return nil
+}
+
+// silent is a queue pair of a device whose wire is silent.
+func silent(t *testing.T, cfg Config) *qp {
+	t.Helper()
+	cfg.Name, cfg.Wire = "silent", &silentWire{done: make(chan struct{})}
+	if !cfg.Addr.IsValid() {
+		cfg.Addr = netip.MustParseAddr("192.0.2.1")
+	}
+	d, err := Open(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = d.Close() })
+	c, err := d.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	pd, errPD := c.AllocPD()
+	cq, errCQ := c.CreateCQ(4)
+	if err := errors.Join(errPD, errCQ); err != nil {
+		t.Fatal(err)
+	}
+	q, err := pd.CreateQP(rdma.QPConfig{SendCQ: cq, RecvCQ: cq, MaxSendWR: 4, MaxRecvWR: 4})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return q.(*qp)
+}
 
 // rtr has the attributes that Modify to RTR needs.
 func rtr(to string) rdma.QPAttr {
@@ -21,72 +60,14 @@ func rtr(to string) rdma.QPAttr {
 	}
 }
 
-// connected moves a queue pair to RTS.
-func connected(t *testing.T, q rdma.QP) *qp {
-	t.Helper()
-	for _, a := range []rdma.QPAttr{{State: rdma.QPInit}, rtr("192.0.2.2"), {State: rdma.QPRTS, Timeout: 14, RetryCount: 7}} {
-		if err := q.Modify(a); err != nil {
-			t.Fatal(err)
-		}
-	}
-	return q.(*qp)
-}
-
-func TestPD_CreateQP(t *testing.T) {
-	c := silent(t)
-	o, strange := c.objects(t), silent(t).objects(t)
-	closed, err := c.CreateCQ(1)
-	if err != nil {
+// Nobody refuses by a queue pair that is closed.
+func TestQP_refuseClosed(t *testing.T) {
+	q := silent(t, Config{})
+	if err := q.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if err := closed.Close(); err != nil {
-		t.Fatal(err)
-	}
-	for _, tt := range []struct {
-		name string
-		edit func(*rdma.QPConfig)
-		want error
-	}{
-		{"least", func(*rdma.QPConfig) {}, nil},
-		{"most", func(q *rdma.QPConfig) {
-			q.MaxSendWR, q.MaxRecvWR, q.MaxSGE = rocev2.MaxQueue, rocev2.MaxQueue, rocev2.MaxSGE
-		}, nil},
-		{"no completion queue", func(q *rdma.QPConfig) { q.SendCQ = nil }, rdma.ErrInvalid},
-		{"a stranger's send queue", func(q *rdma.QPConfig) { q.SendCQ = strange.cq }, rdma.ErrInvalid},
-		{"a stranger's receive queue", func(q *rdma.QPConfig) { q.RecvCQ = strange.cq }, rdma.ErrInvalid},
-		{"a closed send queue", func(q *rdma.QPConfig) { q.SendCQ = closed }, rdma.ErrClosed},
-		{"a closed receive queue", func(q *rdma.QPConfig) { q.RecvCQ = closed }, rdma.ErrClosed},
-		{"no sends", func(q *rdma.QPConfig) { q.MaxSendWR = 0 }, rdma.ErrInvalid},
-		{"no receives", func(q *rdma.QPConfig) { q.MaxRecvWR = 0 }, rdma.ErrInvalid},
-		{"too many sends", func(q *rdma.QPConfig) { q.MaxSendWR = rocev2.MaxQueue + 1 }, rdma.ErrInvalid},
-		{"too many receives", func(q *rdma.QPConfig) { q.MaxRecvWR = rocev2.MaxQueue + 1 }, rdma.ErrInvalid},
-		{"too many pieces", func(q *rdma.QPConfig) { q.MaxSGE = rocev2.MaxSGE + 1 }, rdma.ErrInvalid},
-		{"less than no pieces", func(q *rdma.QPConfig) { q.MaxSGE = -1 }, rdma.ErrInvalid},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			cfg := rdma.QPConfig{SendCQ: o.cq, RecvCQ: o.cq, MaxSendWR: 1, MaxRecvWR: 1}
-			tt.edit(&cfg)
-			before := c.dev.qps.used
-			q, err := o.pd.CreateQP(cfg)
-			if !errors.Is(err, tt.want) || (err == nil) != (tt.want == nil) {
-				t.Fatalf("error %v, want %v", err, tt.want)
-			}
-			if err != nil {
-				if c.dev.qps.used != before {
-					t.Error("a queue pair that was refused is there")
-				}
-				return
-			}
-			if c.dev.qps.get(q.Num()) != q || q.Num() < firstQPN || q.State() != rdma.QPReset {
-				t.Errorf("queue pair %v in %v", q.Num(), q.State())
-			}
-			if err := q.Close(); err != nil {
-				t.Error(err)
-			}
-			if c.dev.qps.used != before {
-				t.Error("a queue pair that was closed is there")
-			}
-		})
+	if err := q.Refuse(); !errors.Is(err, rdma.ErrClosed) {
+		t.Errorf("refuse: %v", err)
 	}
 }
 
@@ -108,9 +89,7 @@ func TestQP_checkPath(t *testing.T) {
 		{"a larger path MTU", func(a *rdma.QPAttr) { a.MTU = rdma.MTU4096 }, "192.0.2.2", false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			ctx := silent(t)
-			ctx.dev.cfg.MTU = rdma.MTU2048
-			q := ctx.objects(t).qp
+			q := silent(t, Config{MTU: rdma.MTU2048})
 			if err := q.Modify(rdma.QPAttr{State: rdma.QPInit}); err != nil {
 				t.Fatal(err)
 			}
@@ -126,193 +105,5 @@ func TestQP_checkPath(t *testing.T) {
 				t.Errorf("error %v, state %v", err, q.State())
 			}
 		})
-	}
-}
-
-// A send that is put into the ring while another goroutine owns the queue pair cannot be refused later. So
-// PostSend refuses at once what the machine would refuse, with the same errors.
-func TestQP_valid(t *testing.T) {
-	sgl := func(sizes ...uint32) (l []rdma.SGE) {
-		for _, n := range sizes {
-			l = append(l, rdma.SGE{Length: n})
-		}
-		return l
-	}
-	o := silent(t).objects(t)
-	r, err := o.pd.CreateQP(rdma.QPConfig{SendCQ: o.cq, RecvCQ: o.cq, MaxSendWR: 1, MaxRecvWR: 1, MaxSGE: 2})
-	if err != nil {
-		t.Fatal(err)
-	}
-	q := connected(t, r)
-	for _, c := range []struct {
-		name string
-		w    rdma.SendWR
-		ok   bool
-	}{
-		{"empty send", rdma.SendWR{Op: rdma.OpSend}, true},
-		{"as many pieces as may be", rdma.SendWR{Op: rdma.OpSend, SGL: sgl(0, 0)}, true},
-		{"one piece more", rdma.SendWR{Op: rdma.OpSend, SGL: sgl(0, 0, 0)}, false},
-		{"no operation", rdma.SendWR{Op: rdma.OpRead + 1}, false},
-		{"read into one piece", rdma.SendWR{Op: rdma.OpRead, SGL: sgl(0)}, true},
-		{"read into two pieces", rdma.SendWR{Op: rdma.OpRead, SGL: sgl(0, 0)}, false},
-		{"inline", rdma.SendWR{Op: rdma.OpWrite, Flags: rdma.SendInline, Inline: make([]byte, maxInline)}, true},
-		{"inline too long", rdma.SendWR{Op: rdma.OpWrite, Flags: rdma.SendInline, Inline: make([]byte, maxInline+1)}, false},
-		{
-			"inline too long with what is gathered",
-			rdma.SendWR{Op: rdma.OpWrite, Flags: rdma.SendInline, Inline: make([]byte, 60), SGL: sgl(4, 1)},
-			false,
-		},
-		{"inline pieces whose sum wraps", rdma.SendWR{Op: rdma.OpWrite, Flags: rdma.SendInline, SGL: sgl(1<<31, 1<<31)}, false},
-		{"inline read", rdma.SendWR{Op: rdma.OpRead, Flags: rdma.SendInline}, false},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			if got := q.valid(&c.w); got != c.ok {
-				t.Errorf("valid %t, want %t", got, c.ok)
-			}
-			if c.ok {
-				return
-			}
-			_, direct := q.PostSend([]rdma.SendWR{c.w})
-			q.own.lock()
-			n, err := q.PostSend([]rdma.SendWR{{Op: rdma.OpSend}, c.w, {Op: rdma.OpSend}})
-			empty := len(q.sends.front())
-			q.sends.pop(empty)
-			q.unlock()
-			if n != 1 || empty != 1 || !errors.Is(err, rdma.ErrInvalid) || !errors.Is(direct, rdma.ErrInvalid) {
-				t.Errorf("%d of 3 posted, %d in the ring, %v; without an owner: %v", n, empty, err, direct)
-			}
-		})
-	}
-}
-
-// Posting while another goroutine owns the queue pair needs the same state of the queue pair, and room in the
-// ring. The owner does the rest.
-func TestQP_postToRing(t *testing.T) {
-	o := silent(t).objects(t)
-	q := o.qp.(*qp)
-	three := make([]rdma.SendWR, 3)
-	recvs := make([]rdma.RecvWR, 3)
-	owned := func(f func() (int, error), want int, is error) {
-		t.Helper()
-		q.own.lock()
-		n, err := f()
-		q.unlock()
-		if n != want || !errors.Is(err, is) || (err == nil) != (is == nil) {
-			t.Errorf("in %v: %d, %v, want %d, %v", q.State(), n, err, want, is)
-		}
-	}
-	owned(func() (int, error) { return q.PostSend(three) }, 0, rdma.ErrState)
-	owned(func() (int, error) { return q.PostRecv(recvs) }, 0, rdma.ErrState)
-	connected(t, q)
-	owned(func() (int, error) { return q.PostRecv(recvs) }, 3, nil)
-	owned(func() (int, error) { return q.PostRecv(recvs) }, 3, nil) // 4 in the queue, 2 in the ring, which has 4 places
-	owned(func() (int, error) { return q.PostRecv(recvs) }, 2, rdma.ErrQueueFull)
-	owned(func() (int, error) { return q.PostSend(three) }, 3, nil)
-	owned(func() (int, error) { return q.PostSend(three) }, 3, nil)
-	owned(func() (int, error) { return q.PostSend(three) }, 2, rdma.ErrQueueFull)
-	if err := q.Modify(rdma.QPAttr{State: rdma.QPError}); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// When the queue pair fails, each receive and send completes once and in order, those in the rings included.
-// The one completion queue has room for all of them.
-func TestQP_errorFlushesRings(t *testing.T) {
-	o := silent(t).objects(t)
-	big, err := o.pd.(*pd).ctx.CreateCQ(64)
-	if err != nil {
-		t.Fatal(err)
-	}
-	r, err := o.pd.CreateQP(rdma.QPConfig{SendCQ: big, RecvCQ: big, MaxSendWR: 2, MaxRecvWR: 2})
-	if err != nil {
-		t.Fatal(err)
-	}
-	q := connected(t, r)
-	q.own.lock()
-	_, errRecv := q.PostRecv([]rdma.RecvWR{{ID: 1}, {ID: 2}})
-	_, errSend := q.PostSend([]rdma.SendWR{{ID: 3}, {ID: 4}})
-	q.unlock()
-	if err := errors.Join(errRecv, errSend, q.Modify(rdma.QPAttr{State: rdma.QPError})); err != nil {
-		t.Fatal(err)
-	}
-	wcs := make([]rdma.WC, 8)
-	n, err := big.Poll(wcs)
-	if err != nil {
-		t.Fatal(err)
-	}
-	got := map[uint64]rdma.Status{}
-	for _, w := range wcs[:n] {
-		got[w.ID] = w.Status
-	}
-	flushed := rdma.StatusFlushed
-	if d := cmp.Diff(map[uint64]rdma.Status{1: flushed, 2: flushed, 3: flushed, 4: flushed}, got); d != "" || n != 4 {
-		t.Errorf("%d completions:\n%s", n, d)
-	}
-}
-
-// A completion queue that overruns ends its queue pairs, and each queue pair reports the overrun once.
-func TestQP_overrun(t *testing.T) {
-	c := silent(t)
-	o := c.objects(t)
-	small, err := c.CreateCQ(2)
-	if err != nil {
-		t.Fatal(err)
-	}
-	r, err := o.pd.CreateQP(rdma.QPConfig{SendCQ: o.cq, RecvCQ: small, MaxSendWR: 4, MaxRecvWR: 4})
-	if err != nil {
-		t.Fatal(err)
-	}
-	q := connected(t, r)
-	if _, err := q.PostRecv(make([]rdma.RecvWR, 4)); err != nil {
-		t.Fatal(err)
-	}
-	if err := q.Modify(rdma.QPAttr{State: rdma.QPError}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := small.Poll(make([]rdma.WC, 4)); !errors.Is(err, rdma.ErrCQOverrun) || q.State() != rdma.QPError {
-		t.Errorf("poll: %v, state %v", err, q.State())
-	}
-	var e rdma.AsyncEvent
-	select {
-	case e = <-c.Events():
-	case <-time.After(5 * time.Second):
-		t.Fatal("no event")
-	}
-	if e.Kind != rdma.EventQPFatal || e.QPN != q.num || !errors.Is(e.Err, rdma.ErrCQOverrun) {
-		t.Errorf("event %+v", e)
-	}
-	if err := c.Close(); err != nil {
-		t.Fatal(err)
-	}
-	for e := range c.Events() {
-		t.Errorf("another event %+v", e)
-	}
-}
-
-// A closed queue pair can neither be posted to nor be changed. Close may be called twice.
-func TestQP_closed(t *testing.T) {
-	q := connected(t, silent(t).objects(t).qp)
-	if _, err := q.PostSend([]rdma.SendWR{{Op: rdma.OpSend}}); err != nil || q.deadline.Load() == 0 {
-		t.Fatalf("%v; a send without an answer has no timer", err)
-	}
-	for range 2 {
-		if err := q.Close(); err != nil {
-			t.Errorf("close: %v", err)
-		}
-	}
-	_, errSend := q.PostSend(make([]rdma.SendWR, 1))
-	_, errRecv := q.PostRecv(make([]rdma.RecvWR, 1))
-	for what, err := range map[string]error{
-		"PostSend": errSend, "PostRecv": errRecv, "Modify": q.Modify(rdma.QPAttr{State: rdma.QPReset}), "Refuse": q.Refuse(),
-	} {
-		if !errors.Is(err, rdma.ErrClosed) {
-			t.Errorf("%s: %v", what, err)
-		}
-	}
-	if n := q.sendCQ.users.Load(); n != 0 {
-		t.Errorf("the completion queue has %d users", n)
-	}
-	if q.deadline.Load() != 0 {
-		t.Error("a closed queue pair has a timer")
 	}
 }

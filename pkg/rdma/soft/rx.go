@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/rdma/internal/softdev"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/rocev2"
 )
 
@@ -28,16 +29,16 @@ const receiveRetry = 10 * time.Millisecond
 
 // receiver is the state of a device's receive goroutine.
 type receiver struct {
-	dev     *Device
-	now     time.Time
-	pkt     rocev2.Packet
-	q       *qp       // owned
-	since   int       // bytes since its last step
-	polling time.Time // since then without waiting; zero: it waited
-	peer    netip.AddrPort
-	icrc    *rocev2.ICRC // of peer
-	peers   [peerCache]peerICRC
-	counts  [numRxCounters]uint64
+	dev    *Device
+	now    time.Time
+	pkt    rocev2.Packet
+	q      *qp // owned
+	since  int // bytes since its last step
+	poller softdev.Poller
+	peer   netip.AddrPort
+	icrc   *rocev2.ICRC // of peer
+	peers  [peerCache]peerICRC
+	counts [numRxCounters]uint64
 }
 
 // peerICRC is the ICRC state of packets from a peer.
@@ -47,9 +48,8 @@ type peerICRC struct {
 }
 
 func (d *Device) receiveLoop() {
-	defer d.wg.Done()
-	r := &receiver{dev: d}
-	take, idle := r.take, r.idle
+	r := &receiver{dev: d, poller: d.base.Poller()}
+	take, idle := r.take, r.poller.Idle
 	for {
 		err := d.wire.Receive(take, idle)
 		select {
@@ -67,32 +67,6 @@ func (d *Device) receiveLoop() {
 		case <-time.After(receiveRetry):
 		}
 	}
-}
-
-// maxPoll bounds how long the receiver polls before it waits once: other
-// goroutines may need its processor.
-const maxPoll = 200 * time.Microsecond
-
-// idle lets the context whose completions came last say whether to poll.
-func (r *receiver) idle() bool {
-	d := r.dev
-	c := d.recent.Load()
-	if c == nil {
-		r.polling = time.Time{}
-		return false
-	}
-	if f := c.idle.Load(); f != nil && (*f)() {
-		now := time.Now()
-		if r.polling.IsZero() {
-			r.polling = now
-		}
-		if now.Sub(r.polling) < maxPoll {
-			return true
-		}
-	}
-	d.recent.CompareAndSwap(c, nil) // asked enough
-	r.polling = time.Time{}
-	return false
 }
 
 // take handles what arrived.
@@ -159,10 +133,10 @@ func (r *receiver) packet(b []byte, i uint16) {
 		return
 	}
 	n := r.pkt.BTH.DestQP
-	if r.q == nil || r.q.num != n {
+	if r.q == nil || r.q.Num() != n {
 		r.release()
-		q := r.dev.qps.get(n)
-		if q == nil {
+		q, ok := r.dev.base.Find(n).(*qp)
+		if !ok {
 			if r.dev.inGeneration(n) == n {
 				r.counts[rxUnknownQP]++
 			} else {
@@ -170,10 +144,10 @@ func (r *receiver) packet(b []byte, i uint16) {
 			}
 			return
 		}
-		q.own.lock()
+		q.Lock()
 		r.q, r.since = q, 0
 	}
-	if r.q.dead {
+	if r.q.Dead() {
 		r.counts[rxUnknownQP]++
 		return
 	}
@@ -184,7 +158,7 @@ func (r *receiver) packet(b []byte, i uint16) {
 	r.q.m.HandlePacket(r.now, &r.pkt)
 	if r.since += len(b); r.since >= stepBytes {
 		r.since = 0
-		r.q.step(r.now)
+		r.q.Step(r.now)
 	}
 }
 
@@ -192,20 +166,20 @@ func (r *receiver) packet(b []byte, i uint16) {
 func (r *receiver) release() {
 	if q := r.q; q != nil {
 		r.q = nil
-		if !q.dead {
-			q.step(r.now)
+		if !q.Dead() {
+			q.Step(r.now)
 		}
-		q.unlock()
+		q.Unlock()
 	}
 }
 
 // QPStats returns the protocol counters of a queue pair of this device.
 func (d *Device) QPStats(n rdma.QPN) (rocev2.Stats, bool) {
-	q := d.qps.get(n)
-	if q == nil {
+	q, ok := d.base.Find(n).(*qp)
+	if !ok {
 		return rocev2.Stats{}, false
 	}
-	q.own.lock()
-	defer q.unlock()
+	q.Lock()
+	defer q.Unlock()
 	return q.m.Stats(), true
 }

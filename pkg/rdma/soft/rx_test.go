@@ -15,18 +15,14 @@ import (
 // and ports, cost the receiver no memory.
 func TestAttack_stormAllocatesNothing(t *testing.T) {
 	for _, local := range []string{"192.0.2.1", "fd00::1"} {
-		d := &Device{cfg: Config{Addr: netip.MustParseAddr(local), Port: rocev2.Port}}
-		d.qps.init()
-		q := &qp{dev: d, num: 0x123456, peer: netip.AddrPortFrom(d.cfg.Addr.Next(), rocev2.Port), sendCQ: newCQ(nil, 1), recvCQ: newCQ(nil, 1)}
-		q.own.init()
-		q.dead = true // it takes no packets, as one that was closed
-		d.qps.set(q.num, q)
+		q := silent(t, Config{Addr: netip.MustParseAddr(local)}) // without a peer
+		d := q.dev
 		r := &receiver{dev: d}
 		junk := make([]byte, 16)
 		msgs := make([]Message, rxBatch)
 		good := make([][]byte, rxBatch)
 		for i := range good {
-			hdr := (&rocev2.Packet{BTH: rocev2.BTH{OpCode: rocev2.SendOnly, PKey: rocev2.PKey, DestQP: []rdma.QPN{q.num, 7}[i%2]}}).AppendHeader(nil)
+			hdr := (&rocev2.Packet{BTH: rocev2.BTH{OpCode: rocev2.SendOnly, PKey: rocev2.PKey, DestQP: []rdma.QPN{q.Num(), 1}[i%2]}}).AppendHeader(nil)
 			good[i] = binary.LittleEndian.AppendUint32(hdr, 0)
 		}
 		port, addr := uint16(0), d.cfg.Addr
@@ -51,7 +47,7 @@ func TestAttack_stormAllocatesNothing(t *testing.T) {
 			t.Errorf("%s: %v allocations for %d packets", local, n, rxBatch)
 		}
 		s := d.Stats()
-		if s.RxBadICRC == 0 || s.RxUnknownQP == 0 || s.RxPackets != s.RxBadICRC+s.RxUnknownQP {
+		if s.RxBadICRC == 0 || s.RxUnknownQP == 0 || s.RxWrongSource == 0 || s.RxPackets != s.RxBadICRC+s.RxUnknownQP+s.RxWrongSource {
 			t.Errorf("%s: counters %+v", local, s)
 		}
 	}

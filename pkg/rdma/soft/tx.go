@@ -8,7 +8,6 @@ import (
 	"net"
 	"time"
 
-	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/rocev2"
 )
 
@@ -133,8 +132,8 @@ func (b *batch) answerFirst(n int) {
 	b.pkts[n-1] = ack
 }
 
-// transmit sends what the machine has to send. The caller owns q.
-func (q *qp) transmit(now time.Time) {
+// Transmit implements [softdev.Carrier].
+func (q *qp) Transmit(now time.Time) {
 	b := q.unsent
 	q.unsent = nil
 	if b == nil {
@@ -193,13 +192,3 @@ func (b *batch) forgetMemory() {
 	}
 	b.made = len(kept)
 }
-
-// dropUnsent forgets what waits for the wire, as if it was lost.
-func (q *qp) dropUnsent() {
-	if q.unsent != nil {
-		q.dev.putBatch(q.unsent)
-		q.unsent = nil
-	}
-}
-
-func isQueueFull(err error) bool { return errors.Is(err, rdma.ErrQueueFull) }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package soft
+package softdev
 
 import (
 	"fmt"
@@ -26,7 +26,7 @@ var _ rdma.MR = (*mr)(nil)
 
 // AllocMR implements [rdma.PD].
 func (p *pd) AllocMR(sizeBytes int, access rdma.Access) (rdma.MR, error) {
-	if sizeBytes <= 0 || uint64(sizeBytes) > maxMRBytes {
+	if sizeBytes <= 0 || uint64(sizeBytes) > p.ctx.dev.attr.MaxMRBytes {
 		return nil, fmt.Errorf("allocate memory region of %d bytes: %w", sizeBytes, rdma.ErrInvalid)
 	}
 	if !provider.ValidAccess(access) {
@@ -117,7 +117,7 @@ func (m *mr) deregister() {
 		d.rkeys.clear(m.rkey)
 	}
 	d.mu.Unlock()
-	qps := make([]*qp, 0, len(p.qps))
+	qps := make([]*QP, 0, len(p.qps))
 	for q := range p.qps {
 		qps = append(qps, q)
 	}
@@ -127,9 +127,9 @@ func (m *mr) deregister() {
 	// looking, did so while it owned a queue pair of the domain; own each of them
 	// once. A queue pair made since then starts after the region was gone.
 	for _, q := range qps {
-		q.own.lock()
+		q.Lock()
 		q.forgetMemory()
-		q.unlock()
+		q.Unlock()
 	}
 }
 

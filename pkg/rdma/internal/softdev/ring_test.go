@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package soft
+package softdev
 
 import (
 	"testing"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/rdma/internal/wq"
 )
 
 func TestSendRing(t *testing.T) {
 	var r sendRing
-	r.init(5, 2) // 8 slots
+	r.init(5, wq.Limits{SGEs: 2, Inline: 6}) // 8 slots
 	buf := []byte("inline")
 	sgl := []rdma.SGE{{Addr: 1}, {Addr: 2}}
 	for i := range uint64(8) {

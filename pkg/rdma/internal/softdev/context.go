@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package soft
+package softdev
 
 import (
 	"cmp"
@@ -39,7 +39,7 @@ func newContext(d *Device) *deviceContext {
 }
 
 // Device implements [rdma.Context].
-func (c *deviceContext) Device() rdma.Device { return c.dev }
+func (c *deviceContext) Device() rdma.Device { return c.dev.cfg.Device }
 
 // OnIdle implements [rdma.IdlePoller].
 func (c *deviceContext) OnIdle(f func() bool) { c.idle.Store(&f) }
@@ -54,14 +54,14 @@ func (c *deviceContext) AllocPD() (rdma.PD, error) {
 	if c.closed {
 		return nil, fmt.Errorf("allocate protection domain: %w", rdma.ErrClosed)
 	}
-	p := &pd{ctx: c, mrs: make(map[*mr]struct{}), qps: make(map[*qp]struct{})}
+	p := &pd{ctx: c, mrs: make(map[*mr]struct{}), qps: make(map[*QP]struct{})}
 	c.pds[p] = struct{}{}
 	return p, nil
 }
 
 // CreateCQ implements [rdma.Context].
 func (c *deviceContext) CreateCQ(depth int) (rdma.CQ, error) {
-	if depth <= 0 || depth > maxCQE {
+	if depth <= 0 || depth > MaxCQE {
 		return nil, fmt.Errorf("create completion queue of %d entries: %w", depth, rdma.ErrInvalid)
 	}
 	q := newCQ(c, depth)
@@ -88,7 +88,7 @@ func (c *deviceContext) Close() error {
 }
 
 // owned returns what the context's domains have, and the domains.
-func (c *deviceContext) owned() (qps []*qp, mrs []*mr, pds []*pd) {
+func (c *deviceContext) owned() (qps []*QP, mrs []*mr, pds []*pd) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for p := range c.pds {
@@ -122,7 +122,7 @@ func (c *deviceContext) shut() error {
 		}
 	}
 	for _, q := range qps {
-		keep(q.Close())
+		keep(q.carrier.Close())
 	}
 	for _, m := range mrs {
 		m.deregister()
@@ -147,7 +147,7 @@ func (c *deviceContext) shut() error {
 type pd struct {
 	ctx    *deviceContext
 	mrs    map[*mr]struct{}
-	qps    map[*qp]struct{}
+	qps    map[*QP]struct{}
 	closed bool
 }
 

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package soft
+package softdev
 
 import (
-	"math/bits"
 	"sync/atomic"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/rdma/internal/wq"
 )
 
 // sendRing holds sends that were posted while somebody else had the queue
@@ -16,26 +16,27 @@ type sendRing struct {
 	slots  []rdma.SendWR
 	sges   []rdma.SGE
 	inline []byte
-	maxSGE int
+	most   wq.Limits     // of each request
 	head   atomic.Uint32 // next to pop
 	tail   atomic.Uint32 // next to push
 }
 
 // ringSize returns the power of two that holds n.
-func ringSize(n int) int { return 1 << bits.Len(uint(max(n, 2)-1)) }
+func ringSize(n int) int { return wq.Places(max(n, 2)) }
 
-func (r *sendRing) init(n, maxSGE int) {
+func (r *sendRing) init(n int, most wq.Limits) {
 	n = ringSize(n)
 	r.slots = make([]rdma.SendWR, n)
-	r.sges = make([]rdma.SGE, n*maxSGE)
-	r.inline = make([]byte, n*maxInline)
-	r.maxSGE = maxSGE
+	r.sges = make([]rdma.SGE, n*most.SGEs)
+	r.inline = make([]byte, n*most.Inline)
+	r.most = most
 }
 
 func (r *sendRing) empty() bool { return r.head.Load() == r.tail.Load() }
 
-// push copies as many requests as fit.
+// push copies as many requests as fit. They are within the limits.
 func (r *sendRing) push(wrs []rdma.SendWR) int {
+	sges, inline := r.most.SGEs, r.most.Inline
 	tail := r.tail.Load()
 	free := len(r.slots) - int(tail-r.head.Load())
 	n := min(free, len(wrs))
@@ -43,8 +44,8 @@ func (r *sendRing) push(wrs []rdma.SendWR) int {
 		i := int(tail+uint32(k)) & (len(r.slots) - 1)
 		s := &r.slots[i]
 		*s = wrs[k]
-		s.SGL = append(r.sges[i*r.maxSGE:i*r.maxSGE:(i+1)*r.maxSGE], wrs[k].SGL...)
-		s.Inline = append(r.inline[i*maxInline:i*maxInline:(i+1)*maxInline], wrs[k].Inline...)
+		s.SGL = append(r.sges[i*sges:i*sges:(i+1)*sges], wrs[k].SGL...)
+		s.Inline = append(r.inline[i*inline:i*inline:(i+1)*inline], wrs[k].Inline...)
 	}
 	r.tail.Add(uint32(n))
 	return n
