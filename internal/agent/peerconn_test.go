@@ -11,8 +11,8 @@ import (
 	"time"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
-	"github.com/smcr-io/kube-smcr/pkg/rdma/rdmatest"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/soft"
+	"github.com/smcr-io/kube-smcr/pkg/rdma/soft/softtest"
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
 )
@@ -40,7 +40,7 @@ func TestNoStack(t *testing.T) {
 // TestSMCRStack_broken: a rendezvous on a connection that is broken gives a peerConn that equals nil,
 // and not an interface with a nil *smcr.Conn in it.
 func TestSMCRStack_broken(t *testing.T) {
-	dev := rdmatest.NewFabric(t, 1).Open(t, soft.Config{Name: "soft0", Addr: netip.MustParseAddr("192.0.2.1"), MTU: rdma.MTU1024})
+	dev := softtest.NewFabric(t, 1).Open(t, soft.Config{Name: "soft0", Addr: netip.MustParseAddr("192.0.2.1"), MTU: rdma.MTU1024})
 	inner := value(smcr.NewStack(smcr.Config{Option: smcr.BothSpeak{}, Devices: []rdma.Device{dev}}))(t)
 	t.Cleanup(func() { must(t, inner.Close()) })
 	s := smcrStack{inner}
@@ -59,7 +59,7 @@ func TestSMCRStack_broken(t *testing.T) {
 // TestSMCRStack_declines: what the agent says of a connection reaches the client, whose connection is
 // TCP with that reason.
 func TestSMCRStack_declines(t *testing.T) {
-	fabric := rdmatest.NewFabric(t, 1)
+	fabric := softtest.NewFabric(t, 1)
 	var stacks [2]smcrStack
 	for i, addr := range []string{"192.0.2.1", "192.0.2.2"} {
 		dev := fabric.Open(t, soft.Config{Name: addr, Addr: netip.MustParseAddr(addr), MTU: rdma.MTU1024})

@@ -10,8 +10,8 @@ import (
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
 	"github.com/smcr-io/kube-smcr/internal/config"
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
-	"github.com/smcr-io/kube-smcr/pkg/rdma/rdmatest"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/soft"
+	"github.com/smcr-io/kube-smcr/pkg/rdma/soft/softtest"
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
 )
 
@@ -89,7 +89,7 @@ func TestLedger_queuePairsOfMembers(t *testing.T) {
 func TestAttack_queuePairs(t *testing.T) {
 	const queuePairs = 24 // of which a quarter is each pod's
 	l := newLedger(config.Budget{MemoryBytes: 1 << 30, Conns: 1000, Relays: 1000, Pending: 1000})
-	fabric := rdmatest.NewFabric(t, 1)
+	fabric := softtest.NewFabric(t, 1)
 	open := func(name, addr string) rdma.Device {
 		return fabric.Open(t, soft.Config{Name: name, Addr: netip.MustParseAddr(addr), MTU: rdma.MTU1024})
 	}

@@ -12,14 +12,14 @@ import (
 	"testing"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
-	"github.com/smcr-io/kube-smcr/pkg/rdma/rdmatest"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/soft"
+	"github.com/smcr-io/kube-smcr/pkg/rdma/soft/softtest"
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
 )
 
 // open opens a device under the name of the device that newSoftPeer opened before.
-func (p *softPeer) open(tb testing.TB, f *rdmatest.Fabric, addr string) *soft.Device {
+func (p *softPeer) open(tb testing.TB, f *softtest.Fabric, addr string) *soft.Device {
 	tb.Helper()
 	return f.Open(tb, soft.Config{Name: "soft-" + addr, Addr: netip.MustParseAddr(addr), MTU: rdma.MTU4096})
 }
@@ -29,7 +29,7 @@ func (p *softPeer) open(tb testing.TB, f *rdmatest.Fabric, addr string) *soft.De
 func TestStack_AddDevice_again(t *testing.T) { eachVersion(t, testAddDeviceAgain) }
 
 func testAddDeviceAgain(t *testing.T, v smcr.VersionSet) {
-	f := rdmatest.NewFabric(t, 1)
+	f := softtest.NewFabric(t, 1)
 	c, s, p := multiPair(t, f, v, twoClients, twoServers)
 	a, b := p.dial(t)
 	waitGroup(t, p.client, "SYMMETRIC", 2)
@@ -75,7 +75,7 @@ func testAddDeviceAgain(t *testing.T, v smcr.VersionSet) {
 func TestStack_AddDevice_only(t *testing.T) { eachVersion(t, testAddDeviceOnly) }
 
 func testAddDeviceOnly(t *testing.T, v smcr.VersionSet) {
-	f := rdmatest.NewFabric(t, 1)
+	f := softtest.NewFabric(t, 1)
 	_, s, p := multiPair(t, f, v, oneClient, oneServer)
 	for range 2 {
 		a, b := p.dial(t)
@@ -112,7 +112,7 @@ func testAddDeviceOnly(t *testing.T, v smcr.VersionSet) {
 // TestStack_AddDevice_more: a device that was not there at the start makes
 // groups redundant.
 func TestStack_AddDevice_more(t *testing.T) {
-	f := rdmatest.NewFabric(t, 1)
+	f := softtest.NewFabric(t, 1)
 	c, _, p := multiPair(t, f, smcr.VersionsBoth, oneClient, twoServers)
 	a, b := p.dial(t)
 	waitGroup(t, p.client, "ASYMMETRIC LOCAL", 2)
@@ -136,7 +136,7 @@ func TestStack_AddDevice_more(t *testing.T) {
 // TestStack_RemoveDevice: a working device, which other stacks may go on to use, is taken away. The connection
 // goes on without the device, and uses it again when it is back.
 func TestStack_RemoveDevice(t *testing.T) {
-	f := rdmatest.NewFabric(t, 1)
+	f := softtest.NewFabric(t, 1)
 	c, _, p := multiPair(t, f, smcr.VersionsBoth, twoClients, twoServers)
 	a, b := p.dial(t)
 	waitGroup(t, p.client, "SYMMETRIC", 2)
@@ -160,7 +160,7 @@ func TestStack_RemoveDevice(t *testing.T) {
 }
 
 func TestStack_AddDevice_refused(t *testing.T) {
-	f := rdmatest.NewFabric(t, 1)
+	f := softtest.NewFabric(t, 1)
 	p := newSoftPeer(t, f, smcr.VersionsBoth, oneClient...)
 	twin := f.Open(t, soft.Config{Name: p.devices[0].Name(), Addr: netip.MustParseAddr("192.0.2.9")})
 	if err := p.AddDevice(twin); !errors.Is(err, rdma.ErrBusy) {

@@ -12,8 +12,8 @@ import (
 	"time"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
-	"github.com/smcr-io/kube-smcr/pkg/rdma/rdmatest"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/soft"
+	"github.com/smcr-io/kube-smcr/pkg/rdma/soft/softtest"
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/llc"
@@ -238,7 +238,7 @@ func FuzzStack_hostilePeers(f *testing.F) {
 			c.MessageTimeout, c.MemoryBytes = 5*time.Second, budget
 			c.RMBESizeBytes, c.SendBufferBytes = 16<<10, 16<<10
 		}
-		fabric := rdmatest.NewFabric(t, 1)
+		fabric := softtest.NewFabric(t, 1)
 		open := func(addr string) *soft.Device {
 			return fabric.Open(t, soft.Config{Name: "soft-" + addr, Addr: netip.MustParseAddr(addr), MTU: rdma.MTU1024})
 		}

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
-	"github.com/smcr-io/kube-smcr/pkg/rdma/rdmatest"
+	"github.com/smcr-io/kube-smcr/pkg/rdma/soft/softtest"
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/linkgroup"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/llc"
@@ -263,7 +263,7 @@ func TestStack_closeAwaitsPeers(t *testing.T) {
 // repeats its requests for ever hears that they are refused.
 func TestGroup_lostLinkRefuses(t *testing.T) {
 	eachVersion(t, func(t *testing.T, v smcr.VersionSet) {
-		f := rdmatest.NewFabric(t, 1)
+		f := softtest.NewFabric(t, 1)
 		c, _, p := multiPair(t, f, v, twoClients, twoServers)
 		a, b := p.dial(t)
 		exchange(t, a, b)

@@ -8,13 +8,13 @@ import (
 	"testing"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
-	"github.com/smcr-io/kube-smcr/pkg/rdma/rdmatest"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/soft"
+	"github.com/smcr-io/kube-smcr/pkg/rdma/soft/softtest"
 )
 
 func newTestMemory(tb testing.TB, size, budget int) *memory {
 	tb.Helper()
-	d := rdmatest.NewFabric(tb, 1).Open(tb, soft.Config{Name: "m", Addr: netip.MustParseAddr("192.0.2.1"), MTU: rdma.MTU4096})
+	d := softtest.NewFabric(tb, 1).Open(tb, soft.Config{Name: "m", Addr: netip.MustParseAddr("192.0.2.1"), MTU: rdma.MTU4096})
 	ctx, err := d.Open()
 	if err != nil {
 		tb.Fatal(err)

@@ -12,8 +12,8 @@ import (
 	"time"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
-	"github.com/smcr-io/kube-smcr/pkg/rdma/rdmatest"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/soft"
+	"github.com/smcr-io/kube-smcr/pkg/rdma/soft/softtest"
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
 )
@@ -24,7 +24,7 @@ type softPeer struct {
 	devices []*soft.Device
 }
 
-func newSoftPeer(tb testing.TB, f *rdmatest.Fabric, v smcr.VersionSet, addrs ...string) *softPeer {
+func newSoftPeer(tb testing.TB, f *softtest.Fabric, v smcr.VersionSet, addrs ...string) *softPeer {
 	tb.Helper()
 	p := &softPeer{}
 	for _, a := range addrs {
@@ -40,7 +40,7 @@ func newSoftPeer(tb testing.TB, f *rdmatest.Fabric, v smcr.VersionSet, addrs ...
 }
 
 // multiPair is two such peers and a listener.
-func multiPair(tb testing.TB, f *rdmatest.Fabric, v smcr.VersionSet, client, server []string) (c, s *softPeer, p *pair) {
+func multiPair(tb testing.TB, f *softtest.Fabric, v smcr.VersionSet, client, server []string) (c, s *softPeer, p *pair) {
 	tb.Helper()
 	c, s = newSoftPeer(tb, f, v, client...), newSoftPeer(tb, f, v, server...)
 	p = &pair{client: c.Stack, server: s.Stack}
@@ -83,7 +83,7 @@ func testRedundancy(t *testing.T, v smcr.VersionSet) {
 		{"two at the server", oneClient, twoServers, "ASYMMETRIC LOCAL", "ASYMMETRIC PEER", 2, time.Second},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			_, _, p := multiPair(t, rdmatest.NewFabric(t, 1), v, tc.client, tc.server)
+			_, _, p := multiPair(t, softtest.NewFabric(t, 1), v, tc.client, tc.server)
 			start := time.Now()
 			a, b := p.dial(t)
 			if d := time.Since(start); d > tc.firstContactTime {
@@ -108,7 +108,7 @@ func testSurvivesDevice(t *testing.T, v smcr.VersionSet) {
 	for side := range 2 {
 		for lost := range 2 {
 			t.Run(fmt.Sprintf("side %d device %d", side, lost), func(t *testing.T) {
-				c, s, p := multiPair(t, rdmatest.NewFabric(t, 1), v, twoClients, twoServers)
+				c, s, p := multiPair(t, softtest.NewFabric(t, 1), v, twoClients, twoServers)
 				first, firstPeer := p.dial(t)
 				waitGroup(t, p.client, "SYMMETRIC", 2)
 				waitGroup(t, p.server, "SYMMETRIC", 2)
@@ -191,18 +191,18 @@ func testCuts(t *testing.T, v smcr.VersionSet) {
 	client, server := netip.MustParseAddr(twoClients[0]), netip.MustParseAddr(twoServers[0])
 	for _, tc := range []struct {
 		name string
-		cut  func(f *rdmatest.Fabric, on bool)
+		cut  func(f *softtest.Fabric, on bool)
 		gap  time.Duration // the longest that is all right, with room for a busy machine
 		left string
 	}{
-		{"client's port down", func(f *rdmatest.Fabric, on bool) { f.SetLink(client, !on) }, 200 * time.Millisecond, "ASYMMETRIC LOCAL"},
-		{"server's port down", func(f *rdmatest.Fabric, on bool) { f.SetLink(server, !on) }, 200 * time.Millisecond, "ASYMMETRIC PEER"},
-		{"nothing to the server", func(f *rdmatest.Fabric, on bool) { f.Cut(client, server, on) }, time.Second, ""},
-		{"nothing to the client", func(f *rdmatest.Fabric, on bool) { f.Cut(server, client, on) }, time.Second, ""},
-		{"blackhole", func(f *rdmatest.Fabric, on bool) { f.Cut(client, server, on); f.Cut(server, client, on) }, time.Second, ""},
+		{"client's port down", func(f *softtest.Fabric, on bool) { f.SetLink(client, !on) }, 200 * time.Millisecond, "ASYMMETRIC LOCAL"},
+		{"server's port down", func(f *softtest.Fabric, on bool) { f.SetLink(server, !on) }, 200 * time.Millisecond, "ASYMMETRIC PEER"},
+		{"nothing to the server", func(f *softtest.Fabric, on bool) { f.Cut(client, server, on) }, time.Second, ""},
+		{"nothing to the client", func(f *softtest.Fabric, on bool) { f.Cut(server, client, on) }, time.Second, ""},
+		{"blackhole", func(f *softtest.Fabric, on bool) { f.Cut(client, server, on); f.Cut(server, client, on) }, time.Second, ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			f := rdmatest.NewFabric(t, 1)
+			f := softtest.NewFabric(t, 1)
 			_, _, p := multiPair(t, f, v, twoClients, twoServers)
 			a, b := p.dial(t)
 			waitGroup(t, p.client, "SYMMETRIC", 2)
@@ -270,7 +270,7 @@ func testCuts(t *testing.T, v smcr.VersionSet) {
 
 // TestStack_noDeviceLeft: the reason is told, and the connection is TCP.
 func TestStack_noDeviceLeft(t *testing.T) {
-	_, s, p := multiPair(t, rdmatest.NewFabric(t, 1), smcr.VersionsBoth, oneClient, oneServer)
+	_, s, p := multiPair(t, softtest.NewFabric(t, 1), smcr.VersionsBoth, oneClient, oneServer)
 	a, b := p.dial(t)
 	if err := s.devices[0].Close(); err != nil {
 		t.Fatal(err)

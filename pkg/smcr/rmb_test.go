@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/smcr-io/kube-smcr/pkg/rdma/rdmatest"
+	"github.com/smcr-io/kube-smcr/pkg/rdma/soft/softtest"
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/linkgroup"
 )
@@ -108,7 +108,7 @@ func TestGroup_setupNeedsNoLLC(t *testing.T) {
 // data again into the RMBE of a connection that has ended. No other connection gets this RMBE for a while,
 // and the RMBE is zeroed before.
 func TestGroup_holdsRMBEsAfterLoss(t *testing.T) {
-	_, s, p := multiPair(t, rdmatest.NewFabric(t, 1), smcr.VersionsBoth, twoClients, twoServers)
+	_, s, p := multiPair(t, softtest.NewFabric(t, 1), smcr.VersionsBoth, twoClients, twoServers)
 	first, firstPeer := p.dial(t)
 	waitGroup(t, p.client, "SYMMETRIC", 2)
 	waitGroup(t, p.server, "SYMMETRIC", 2)

@@ -19,8 +19,8 @@ import (
 	"time"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
-	"github.com/smcr-io/kube-smcr/pkg/rdma/rdmatest"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/soft"
+	"github.com/smcr-io/kube-smcr/pkg/rdma/soft/softtest"
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
 )
 
@@ -363,9 +363,9 @@ func TestChurn_softwareRoCE(t *testing.T) {
 }
 
 // newLossyPair is two stacks whose packets a fabric in memory mistreats.
-func newLossyPair(t *testing.T, seed uint64, x rdmatest.Faults, edit ...func(*smcr.Config)) (*pair, *rdmatest.Fabric) {
+func newLossyPair(t *testing.T, seed uint64, x softtest.Faults, edit ...func(*smcr.Config)) (*pair, *softtest.Fabric) {
 	t.Helper()
-	f := rdmatest.NewFabric(t, seed)
+	f := softtest.NewFabric(t, seed)
 	p := &pair{}
 	open := func(addr string) *smcr.Stack {
 		return newStack(t, f.Open(t, soft.Config{Name: addr, Addr: netip.MustParseAddr(addr), MTU: rdma.MTU1024}), edit...)
@@ -384,11 +384,11 @@ func newLossyPair(t *testing.T, seed uint64, x rdmatest.Faults, edit ...func(*sm
 func TestChurn_badNetwork(t *testing.T) {
 	for _, tc := range []struct {
 		name   string
-		faults rdmatest.Faults
+		faults softtest.Faults
 	}{
-		{"loss 1 %", rdmatest.Faults{Loss: 0.01}},
-		{"loss 5 %, duplicates", rdmatest.Faults{Loss: 0.05, Duplicate: 0.05}},
-		{"reordering, jitter", rdmatest.Faults{Reorder: 0.05, Jitter: 2 * time.Millisecond, Loss: 0.005}},
+		{"loss 1 %", softtest.Faults{Loss: 0.01}},
+		{"loss 5 %, duplicates", softtest.Faults{Loss: 0.05, Duplicate: 0.05}},
+		{"reordering, jitter", softtest.Faults{Reorder: 0.05, Jitter: 2 * time.Millisecond, Loss: 0.005}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			seed := rand.Uint64()
@@ -542,7 +542,7 @@ func TestStack_closeUnderTraffic(t *testing.T) {
 		{"listener first", func(p *pair, _ []*soft.Device) { _, _ = p.l.Close(), p.server.Close() }},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			f := rdmatest.NewFabric(t, 1)
+			f := softtest.NewFabric(t, 1)
 			var devs []*soft.Device
 			open := func(addr string) *smcr.Stack {
 				d := f.Open(t, soft.Config{Name: addr, Addr: netip.MustParseAddr(addr), MTU: rdma.MTU1024})
@@ -739,7 +739,7 @@ func (w enterWriter) Write(b []byte) (int, error) {
 // The cable is taken out under load: all connections are reset, and new ones
 // work when it is back.
 func TestStack_cableOutUnderLoad(t *testing.T) {
-	p, f := newLossyPair(t, 7, rdmatest.Faults{}, small)
+	p, f := newLossyPair(t, 7, softtest.Faults{}, small)
 	one, two := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")
 	var wg sync.WaitGroup
 	for range 8 {

@@ -6,16 +6,9 @@
 // two of its devices. A test in a synctest bubble, where subtests are not
 // allowed, takes the cases from [Cases].
 //
-// [Fabric] is an in-memory network for software devices with faults that come
-// from a seed: loss, duplication, reordering, corruption, delay and one-way
-// cuts. It has no clock of its own, so that in a synctest bubble a long
-// timeout costs nothing.
+// How queue pairs are connected is the provider's: a [Connector]. [ConnectByPath] is that of
+// RoCE; one with DeviceAttr.Stream brings its own. What a case expects depends on the
+// devices' attributes and on nothing else: the suite imports no provider.
 //
 // [Pair] connects two queue pairs the short way, for tests of other packages.
-//
-// # Limitations
-//
-// The order in which two goroutines use the fabric is the scheduler's, so the
-// same seed gives the same faults to each sender's packets, but not always the
-// same run.
 package rdmatest

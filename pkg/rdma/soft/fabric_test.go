@@ -18,13 +18,14 @@ import (
 	"github.com/smcr-io/kube-smcr/pkg/rdma/rdmatest"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/rocev2"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/soft"
+	"github.com/smcr-io/kube-smcr/pkg/rdma/soft/softtest"
 )
 
 // bubble runs f with two devices on a fabric in virtual time.
-func bubble(t *testing.T, seed uint64, f func(t *testing.T, n *rdmatest.Fabric, a, b *soft.Device)) {
+func bubble(t *testing.T, seed uint64, f func(t *testing.T, n *softtest.Fabric, a, b *soft.Device)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		n := rdmatest.NewFabric(t, seed)
+		n := softtest.NewFabric(t, seed)
 		f(t, n, n.Open(t, soft.Config{Name: "a", Addr: fabricAddrs[0]}), n.Open(t, soft.Config{Name: "b", Addr: fabricAddrs[1]}))
 	})
 }
@@ -33,9 +34,9 @@ func bubble(t *testing.T, seed uint64, f func(t *testing.T, n *rdmatest.Fabric, 
 func TestFabric_seeds(t *testing.T) {
 	for seed := range uint64(20) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
-			bubble(t, seed, func(t *testing.T, n *rdmatest.Fabric, a, b *soft.Device) {
+			bubble(t, seed, func(t *testing.T, n *softtest.Fabric, a, b *soft.Device) {
 				r := rand.New(rand.NewPCG(seed, 9))
-				n.SetFaults(rdmatest.Faults{
+				n.SetFaults(softtest.Faults{
 					Loss: r.Float64() * 0.05, Duplicate: r.Float64() * 0.05, Reorder: r.Float64() * 0.05, Corrupt: r.Float64() * 0.02,
 					Delay: time.Duration(r.IntN(100)) * time.Microsecond, Jitter: time.Duration(r.IntN(200)) * time.Microsecond,
 				})
@@ -66,7 +67,7 @@ func TestFabric_oneWayCut(t *testing.T) {
 		arrives  bool
 	}{{"requests", 0, 1, false}, {"answers", 1, 0, true}} {
 		t.Run(way.name, func(t *testing.T) {
-			bubble(t, 1, func(t *testing.T, n *rdmatest.Fabric, a, b *soft.Device) {
+			bubble(t, 1, func(t *testing.T, n *softtest.Fabric, a, b *soft.Device) {
 				x, y := rdmatest.Pair(t, a, b, rdmatest.Options{Timeout: 14, RetryCount: 3})
 				n.Cut(fabricAddrs[way.from], fabricAddrs[way.to], true)
 				x.MR.Bytes()[0] = 0xaa
@@ -100,8 +101,8 @@ func TestFabric_lastAcknowledgement(t *testing.T) {
 		{"reset", func(y *rdmatest.End) error { return y.QP.Modify(rdma.QPAttr{State: rdma.QPReset}) }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			bubble(t, 1, func(t *testing.T, n *rdmatest.Fabric, a, b *soft.Device) {
-				n.SetFaults(rdmatest.Faults{Delay: 50 * time.Microsecond})
+			bubble(t, 1, func(t *testing.T, n *softtest.Fabric, a, b *soft.Device) {
+				n.SetFaults(softtest.Faults{Delay: 50 * time.Microsecond})
 				x, y := rdmatest.Pair(t, a, b, rdmatest.Options{NoRetry: true})
 				y.Recv(t, 1, 0, 64)
 				x.Send(t, rdma.SendWR{ID: 2, Op: rdma.OpSend, Flags: rdma.SendSignaled, SGL: []rdma.SGE{x.SGE(0, 44)}})
@@ -116,7 +117,7 @@ func TestFabric_lastAcknowledgement(t *testing.T) {
 }
 
 func TestFabric_cutHeals(t *testing.T) {
-	bubble(t, 1, func(t *testing.T, n *rdmatest.Fabric, a, b *soft.Device) {
+	bubble(t, 1, func(t *testing.T, n *softtest.Fabric, a, b *soft.Device) {
 		x, y := rdmatest.Pair(t, a, b, rdmatest.Options{})
 		n.Cut(fabricAddrs[0], fabricAddrs[1], true)
 		x.Send(t, x.Write(1, y, 0, 100_000))
@@ -127,7 +128,7 @@ func TestFabric_cutHeals(t *testing.T) {
 }
 
 func TestFabric_linkEvents(t *testing.T) {
-	bubble(t, 1, func(t *testing.T, n *rdmatest.Fabric, a, b *soft.Device) {
+	bubble(t, 1, func(t *testing.T, n *softtest.Fabric, a, b *soft.Device) {
 		x, y := rdmatest.Pair(t, a, b, rdmatest.Options{})
 		n.SetLink(fabricAddrs[0], false)
 		rdmatest.AwaitEvent(t, x.Ctx, rdma.EventPortDown)
@@ -148,7 +149,7 @@ func TestFabric_linkEvents(t *testing.T) {
 
 // TestFabric_slowEventReader: port events are bounded, queue pair events stay.
 func TestFabric_slowEventReader(t *testing.T) {
-	bubble(t, 1, func(t *testing.T, n *rdmatest.Fabric, a, b *soft.Device) {
+	bubble(t, 1, func(t *testing.T, n *softtest.Fabric, a, b *soft.Device) {
 		x, y := rdmatest.Pair(t, a, b, rdmatest.Options{})
 		w := y.Write(1, x, 0, 1)
 		w.RKey ^= 1 << 20
@@ -207,7 +208,7 @@ func (h hostile) packet(from netip.AddrPort, op rocev2.OpCode, dst rdma.QPN, psn
 // packets, well-formed ones from an address that is not its peer's or for another queue
 // pair. Each is counted by its reason.
 func TestAttack_spoofedPackets(t *testing.T) {
-	bubble(t, 1, func(t *testing.T, n *rdmatest.Fabric, a, b *soft.Device) {
+	bubble(t, 1, func(t *testing.T, n *softtest.Fabric, a, b *soft.Device) {
 		x, y := rdmatest.Pair(t, a, b, rdmatest.Options{})
 		h := hostile{b.Addr(), y.MR, y.MR.RKey()}
 		evil := netip.AddrPortFrom(netip.MustParseAddr("fd00::bad"), 4791)
@@ -257,7 +258,7 @@ func TestAttack_spoofedPackets(t *testing.T) {
 // TestAttack_wrongPSN: who spoofs the peer's address and knows the queue pair number, and
 // even its keys, but not the PSN, changes nothing with any other PSN, near or far.
 func TestAttack_wrongPSN(t *testing.T) {
-	bubble(t, 1, func(t *testing.T, n *rdmatest.Fabric, a, b *soft.Device) {
+	bubble(t, 1, func(t *testing.T, n *softtest.Fabric, a, b *soft.Device) {
 		x, y := rdmatest.Pair(t, a, b, rdmatest.Options{})
 		fill := func(id uint64, c byte) {
 			copy(x.MR.Bytes(), bytes.Repeat([]byte{c}, 5000))
@@ -327,7 +328,7 @@ func TestDevice_sendsAgainWhenTheWireIsFull(t *testing.T) {
 	for _, c := range rdmatest.Cases() {
 		t.Run(c.Name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				n := rdmatest.NewFabric(t, 3)
+				n := softtest.NewFabric(t, 3)
 				open := func(i int) *soft.Device {
 					at := netip.AddrPortFrom(fabricAddrs[i], 4791)
 					d, err := soft.Open(soft.Config{Name: "d", Addr: fabricAddrs[i], Wire: &stubborn{
@@ -348,7 +349,7 @@ func TestDevice_sendsAgainWhenTheWireIsFull(t *testing.T) {
 // A context that wants to poll for ever does not keep the receiver from waiting.
 func TestDevice_pollsForAWhile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		n := rdmatest.NewFabric(t, 3)
+		n := softtest.NewFabric(t, 3)
 		open := func(i int) *soft.Device {
 			d, err := soft.Open(soft.Config{Name: "d", Addr: fabricAddrs[i], Wire: n.Wire(netip.AddrPortFrom(fabricAddrs[i], 4791))})
 			if err != nil {

@@ -12,6 +12,7 @@ import (
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/rdmatest"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/soft"
+	"github.com/smcr-io/kube-smcr/pkg/rdma/soft/softtest"
 )
 
 func TestProvider_loopback4(t *testing.T) {
@@ -31,15 +32,15 @@ var fabricAddrs = [2]netip.Addr{netip.MustParseAddr("fd00::a"), netip.MustParseA
 func TestProvider_fabric(t *testing.T) {
 	for _, f := range []struct {
 		name   string
-		faults rdmatest.Faults
+		faults softtest.Faults
 	}{
-		{"perfect", rdmatest.Faults{}},
-		{"delay", rdmatest.Faults{Delay: 50 * time.Microsecond, Jitter: 50 * time.Microsecond}},
-		{"loss", rdmatest.Faults{Loss: 0.01, Delay: 10 * time.Microsecond}},
-		{"duplication", rdmatest.Faults{Duplicate: 0.2, Delay: 10 * time.Microsecond}},
-		{"reordering", rdmatest.Faults{Reorder: 0.02, ReorderBy: 50 * time.Microsecond, Delay: 10 * time.Microsecond}},
-		{"corruption", rdmatest.Faults{Corrupt: 0.01}},
-		{"everything", rdmatest.Faults{
+		{"perfect", softtest.Faults{}},
+		{"delay", softtest.Faults{Delay: 50 * time.Microsecond, Jitter: 50 * time.Microsecond}},
+		{"loss", softtest.Faults{Loss: 0.01, Delay: 10 * time.Microsecond}},
+		{"duplication", softtest.Faults{Duplicate: 0.2, Delay: 10 * time.Microsecond}},
+		{"reordering", softtest.Faults{Reorder: 0.02, ReorderBy: 50 * time.Microsecond, Delay: 10 * time.Microsecond}},
+		{"corruption", softtest.Faults{Corrupt: 0.01}},
+		{"everything", softtest.Faults{
 			Loss: 0.003, Duplicate: 0.01, Reorder: 0.003, Corrupt: 0.003,
 			Delay: 10 * time.Microsecond, Jitter: 20 * time.Microsecond,
 		}},
@@ -47,7 +48,7 @@ func TestProvider_fabric(t *testing.T) {
 		for _, c := range rdmatest.Cases() {
 			t.Run(f.name+"/"+c.Name, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					fabric := rdmatest.NewFabric(t, 42)
+					fabric := softtest.NewFabric(t, 42)
 					f.faults.KeepFatalNAKs = true
 					fabric.SetFaults(f.faults)
 					a := fabric.Open(t, soft.Config{Name: "a", Addr: fabricAddrs[0]})

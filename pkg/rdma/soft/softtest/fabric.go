@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package rdmatest
+package softtest
 
 import (
 	"fmt"
@@ -126,7 +126,7 @@ func (f *Fabric) Wire(at netip.AddrPort) soft.Wire {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.wires[at] != nil {
-		panic(fmt.Sprintf("rdmatest: address %v is in use", at))
+		panic(fmt.Sprintf("softtest: address %v is in use", at))
 	}
 	w := &fabricWire{
 		f:       f,
