@@ -102,13 +102,30 @@ func NewEnd(t testing.TB, d rdma.Device, o Options) *End {
 	return e
 }
 
-// Pair makes two ends and connects them.
-func Pair(t testing.TB, a, b rdma.Device, o Options) (x, y *End) {
+// Connector connects the queue pairs of two ends, which are in RESET or, where a test posted
+// receives before, in INIT; afterwards both are in RTS.
+type Connector func(t testing.TB, x, y *End)
+
+// ConnectByPath is the connector of devices whose queue pairs are connected by Modify.
+func ConnectByPath(t testing.TB, x, y *End) {
 	t.Helper()
-	x, y = NewEnd(t, a, o), NewEnd(t, b, o)
 	x.Connect(t, y)
 	y.Connect(t, x)
-	return x, y
+}
+
+// Pair makes two ends and connects them by path.
+func Pair(t testing.TB, a, b rdma.Device, o Options) (x, y *End) {
+	t.Helper()
+	return Net{A: a, B: b}.Pair(t, o)
+}
+
+// Init takes the queue pair from RESET, or INIT, to INIT: a [Connector] of streams does
+// that first.
+func (e *End) Init(t testing.TB) {
+	t.Helper()
+	if err := e.QP.Modify(rdma.QPAttr{State: rdma.QPInit, Access: e.opt.Access}); err != nil {
+		t.Fatalf("modify to INIT: %v", err)
+	}
 }
 
 // Connect takes the queue pair from RESET to RTS towards a peer.

@@ -10,21 +10,43 @@ import (
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 )
 
-// Case is one case of the conformance suite. Run uses two devices that reach
-// each other; it starts no subtests.
+// Net is two devices that reach each other.
+type Net struct {
+	A, B    rdma.Device
+	Connect Connector // nil: ConnectByPath
+}
+
+// Pair makes an end of each device and connects them.
+func (n Net) Pair(t testing.TB, o Options) (x, y *End) {
+	t.Helper()
+	x, y = NewEnd(t, n.A, o), NewEnd(t, n.B, o)
+	n.connect(t, x, y)
+	return x, y
+}
+
+func (n Net) connect(t testing.TB, x, y *End) {
+	t.Helper()
+	if n.Connect == nil {
+		n.Connect = ConnectByPath
+	}
+	n.Connect(t, x, y)
+}
+
+// stream reports whether queue pairs are connected by their provider. Then PSN, path MTU,
+// retries and a receiver that is not ready are nothing that a case could ask for.
+func (n Net) stream() bool { return n.A.Attr().Stream }
+
+// Case is one case of the conformance suite. Run starts no subtests.
 type Case struct {
 	Name string
-	Run  func(t *testing.T, a, b rdma.Device)
+	Run  func(t *testing.T, net Net)
 }
 
 // TestProvider runs the conformance suite. open makes two devices that reach
 // each other and closes them with the test.
-func TestProvider(t *testing.T, open func(t *testing.T) (a, b rdma.Device)) {
+func TestProvider(t *testing.T, open func(t *testing.T) Net) {
 	for _, c := range Cases() {
-		t.Run(c.Name, func(t *testing.T) {
-			a, b := open(t)
-			c.Run(t, a, b)
-		})
+		t.Run(c.Name, func(t *testing.T) { c.Run(t, open(t)) })
 	}
 }
 
@@ -36,11 +58,11 @@ func Cases() []Case {
 		{"IllegalTransitions", testIllegalTransitions},
 		{"ResetAndReconnect", testResetAndReconnect},
 		{"Destruction", testDestruction},
-	}, opCases, faultCases, queueCases)
+	}, opCases, faultCases, rightCases, queueCases)
 }
 
-func testAttributes(t *testing.T, a, b rdma.Device) {
-	for _, d := range []rdma.Device{a, b} {
+func testAttributes(t *testing.T, net Net) {
+	for _, d := range []rdma.Device{net.A, net.B} {
 		at, p := d.Attr(), d.Port()
 		if d.Name() == "" || at.Provider == "" {
 			t.Errorf("device %q of provider %q has no name", d.Name(), at.Provider)
@@ -48,8 +70,11 @@ func testAttributes(t *testing.T, a, b rdma.Device) {
 		if at.MaxQP < 1 || at.MaxCQE < 1 || at.MaxMRBytes < 1<<20 || at.MaxSGE < 1 || at.MaxSendWR < 16 || at.MaxRecvWR < 16 {
 			t.Errorf("capabilities are too small: %+v", at)
 		}
-		if p.State != rdma.PortActive || !p.ActiveMTU.Valid() || p.MaxMTU < p.ActiveMTU {
+		if p.State != rdma.PortActive || !at.Stream && (!p.ActiveMTU.Valid() || p.MaxMTU < p.ActiveMTU) {
 			t.Errorf("port %+v", p)
+		}
+		if at.RDMARead != (at.MaxReadsServed > 0 && at.MaxReadsAsked > 0) {
+			t.Errorf("READ: %t, with %d served and %d asked", at.RDMARead, at.MaxReadsServed, at.MaxReadsAsked)
 		}
 		g := d.GIDs()
 		if len(g) == 0 || g[0].GID.IsZero() || !slices.Contains(at.GIDTypes, g[0].Type) {
@@ -71,8 +96,12 @@ func testAttributes(t *testing.T, a, b rdma.Device) {
 	}
 }
 
-func testStates(t *testing.T, a, b rdma.Device) {
-	x, y := NewEnd(t, a, Options{}), NewEnd(t, b, Options{})
+func testStates(t *testing.T, net Net) {
+	if net.stream() {
+		testStreamStates(t, net)
+		return
+	}
+	x, y := NewEnd(t, net.A, Options{}), NewEnd(t, net.B, Options{})
 	recv := []rdma.RecvWR{{ID: 1, SGE: x.SGE(0, 64)}}
 	send := []rdma.SendWR{{ID: 2, Op: rdma.OpSend, Flags: rdma.SendSignaled, SGL: []rdma.SGE{x.SGE(0, 4)}}}
 	want := []struct {
@@ -113,8 +142,50 @@ func testStates(t *testing.T, a, b rdma.Device) {
 	AwaitOne(t, x.RecvCQ, 5, rdma.StatusFlushed)
 }
 
-func testIllegalTransitions(t *testing.T, a, b rdma.Device) {
-	x, y := NewEnd(t, a, Options{}), NewEnd(t, b, Options{})
+// testStreamStates: queue pairs on a connection go RESET, INIT, RTS, ERR, and only their
+// provider takes them to RTS.
+func testStreamStates(t *testing.T, net Net) {
+	x, y := NewEnd(t, net.A, Options{}), NewEnd(t, net.B, Options{})
+	recv := []rdma.RecvWR{{ID: 1, SGE: x.SGE(0, 64)}}
+	send := []rdma.SendWR{{ID: 2, Op: rdma.OpSend, Flags: rdma.SendSignaled, SGL: []rdma.SGE{x.SGE(0, 4)}}}
+	refuses := func(want rdma.QPState) {
+		t.Helper()
+		for _, s := range []rdma.QPState{rdma.QPRTR, rdma.QPRTS} {
+			if err := x.QP.Modify(rdma.QPAttr{State: s}); !errors.Is(err, rdma.ErrNotSupported) {
+				t.Errorf("%v to %v: %v, want ErrNotSupported", want, s, err)
+			}
+		}
+		if s := x.QP.State(); s != want {
+			t.Errorf("state %v, want %v", s, want)
+		}
+	}
+	refuses(rdma.QPReset)
+	if n, err := x.QP.PostRecv(recv); n != 0 || !errors.Is(err, rdma.ErrState) {
+		t.Errorf("post receive in RESET: %d, %v", n, err)
+	}
+	x.Init(t)
+	refuses(rdma.QPInit)
+	if n, err := x.QP.PostRecv(recv); n != 1 || err != nil {
+		t.Errorf("post receive in INIT: %d, %v", n, err)
+	}
+	if n, err := x.QP.PostSend(send); n != 0 || !errors.Is(err, rdma.ErrState) {
+		t.Errorf("post send in INIT: %d, %v", n, err)
+	}
+	net.connect(t, x, y)
+	refuses(rdma.QPRTS)
+	if err := x.QP.Modify(rdma.QPAttr{State: rdma.QPError}); err != nil {
+		t.Fatalf("modify to ERR: %v", err)
+	}
+	AwaitOne(t, x.RecvCQ, 1, rdma.StatusFlushed)
+	x.Send(t, send[0])
+	AwaitOne(t, x.SendCQ, 2, rdma.StatusFlushed)
+}
+
+func testIllegalTransitions(t *testing.T, net Net) {
+	if net.stream() {
+		return // testStreamStates has what there is
+	}
+	x, y := NewEnd(t, net.A, Options{}), NewEnd(t, net.B, Options{})
 	attrs := x.Attrs(y)
 	to := map[rdma.QPState]rdma.QPAttr{
 		rdma.QPInit: attrs[0], rdma.QPRTR: attrs[1], rdma.QPRTS: attrs[2],
@@ -157,8 +228,8 @@ func testIllegalTransitions(t *testing.T, a, b rdma.Device) {
 	}
 }
 
-func testResetAndReconnect(t *testing.T, a, b rdma.Device) {
-	x, y := Pair(t, a, b, Options{})
+func testResetAndReconnect(t *testing.T, net Net) {
+	x, y := net.Pair(t, Options{})
 	for round := range 3 {
 		y.Recv(t, 1, 0, 64)
 		x.Send(t, rdma.SendWR{ID: 2, Op: rdma.OpSend, Flags: rdma.SendSignaled, SGL: []rdma.SGE{x.SGE(0, 5+round)}})
@@ -171,13 +242,12 @@ func testResetAndReconnect(t *testing.T, a, b rdma.Device) {
 				t.Fatalf("reset: %v", err)
 			}
 		}
-		x.Connect(t, y)
-		y.Connect(t, x)
+		net.connect(t, x, y)
 	}
 }
 
-func testDestruction(t *testing.T, a, b rdma.Device) {
-	x := NewEnd(t, a, Options{})
+func testDestruction(t *testing.T, net Net) {
+	x := NewEnd(t, net.A, Options{})
 	if err := x.PD.Close(); !errors.Is(err, rdma.ErrBusy) {
 		t.Errorf("close PD in use: %v, want ErrBusy", err)
 	}

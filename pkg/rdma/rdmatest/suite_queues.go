@@ -21,8 +21,8 @@ var queueCases = []Case{
 	{"IdlePoll", testIdlePoll},
 }
 
-func testOverrun(t *testing.T, a, b rdma.Device) {
-	x, y := Pair(t, a, b, Options{CQDepth: 4, SendWR: 64, RecvWR: 64})
+func testOverrun(t *testing.T, net Net) {
+	x, y := net.Pair(t, Options{CQDepth: 4, SendWR: 64, RecvWR: 64})
 	for i := range uint64(32) {
 		if _, err := x.QP.PostSend([]rdma.SendWR{x.Write(i, y, 0, 8)}); err != nil && !errors.Is(err, rdma.ErrState) {
 			t.Fatalf("post: %v", err)
@@ -61,12 +61,13 @@ func quiet(t *testing.T, q rdma.CQ, why string) {
 	}
 }
 
-func testNotify(t *testing.T, a, b rdma.Device) {
-	x, y := Pair(t, a, b, Options{})
+func testNotify(t *testing.T, net Net) {
+	x, y := net.Pair(t, Options{})
 	send := func(id uint64) {
 		y.Recv(t, id, 0, 64)
 		x.Send(t, rdma.SendWR{ID: id, Op: rdma.OpSend, Flags: rdma.SendSignaled, SGL: []rdma.SGE{x.SGE(0, 4)}})
-		AwaitOne(t, x.SendCQ, id, rdma.StatusSuccess) // so it has arrived
+		AwaitOne(t, x.SendCQ, id, rdma.StatusSuccess)
+		x.settle(t, y) // so it has arrived
 		for len(x.SendCQ.Notify()) > 0 {
 			<-x.SendCQ.Notify()
 		}
@@ -86,12 +87,13 @@ func testNotify(t *testing.T, a, b rdma.Device) {
 	}
 }
 
-func testNotifySolicited(t *testing.T, a, b rdma.Device) {
-	x, y := Pair(t, a, b, Options{})
+func testNotifySolicited(t *testing.T, net Net) {
+	x, y := net.Pair(t, Options{})
 	send := func(id uint64, f rdma.SendFlags) {
 		y.Recv(t, id, 0, 64)
 		x.Send(t, rdma.SendWR{ID: id, Op: rdma.OpSend, Flags: rdma.SendSignaled | f, SGL: []rdma.SGE{x.SGE(0, 4)}})
 		AwaitOne(t, x.SendCQ, id, rdma.StatusSuccess)
+		x.settle(t, y)
 	}
 	if err := y.RecvCQ.Arm(true); err != nil {
 		t.Fatal(err)
@@ -100,7 +102,7 @@ func testNotifySolicited(t *testing.T, a, b rdma.Device) {
 	quiet(t, y.RecvCQ, "for a completion that was not solicited")
 	send(2, rdma.SendSolicited)
 	notified(t, y.RecvCQ)
-	if !b.Attr().SolicitedErrors {
+	if !net.B.Attr().SolicitedErrors {
 		return
 	}
 	if err := y.RecvCQ.Arm(true); err != nil {
@@ -115,8 +117,8 @@ func testNotifySolicited(t *testing.T, a, b rdma.Device) {
 
 // testIdlePoll lets the provider poll: it asks after a completion, and what
 // comes meanwhile arrives.
-func testIdlePoll(t *testing.T, a, b rdma.Device) {
-	x, y := Pair(t, a, b, Options{})
+func testIdlePoll(t *testing.T, net Net) {
+	x, y := net.Pair(t, Options{})
 	p, ok := y.Ctx.(rdma.IdlePoller)
 	if !ok {
 		t.Log("this provider does not poll")
@@ -174,9 +176,9 @@ func testIdlePoll(t *testing.T, a, b rdma.Device) {
 
 // testNotifyNeverLost plays ping-pong with waits on both sides: one lost
 // notification stops it.
-func testNotifyNeverLost(t *testing.T, a, b rdma.Device) {
+func testNotifyNeverLost(t *testing.T, net Net) {
 	const rounds = 3000
-	x, y := Pair(t, a, b, Options{})
+	x, y := net.Pair(t, Options{})
 	player := func(e *End, serve bool) {
 		for i := range uint64(rounds) {
 			if serve || i > 0 {
@@ -199,9 +201,9 @@ func testNotifyNeverLost(t *testing.T, a, b rdma.Device) {
 }
 
 // testOnNotify answers every message from the call itself.
-func testOnNotify(t *testing.T, a, b rdma.Device) {
+func testOnNotify(t *testing.T, net Net) {
 	const rounds = 500
-	x, y := Pair(t, a, b, Options{})
+	x, y := net.Pair(t, Options{})
 	wcs := make([]rdma.WC, 16)
 	answer := func() {
 		for armed := false; ; armed = !armed {

@@ -107,7 +107,7 @@ func NewQP(c QPConfig) (*QP, error) {
 		c.Window = DefaultWindow
 	}
 	q := &QP{cfg: c, limits: wq.Limits{
-		SGEs: c.MaxSGE, Inline: c.MaxInline, Message: MaxMessage, WriteImm: true, Read: true,
+		SGEs: c.MaxSGE, Inline: c.MaxInline, Message: MaxMessage, WriteImm: true, Read: true, SendImm: true,
 	}}
 	q.req.queue = newSendQueue(wq.Places(c.MaxSendWR), c.MaxInline)
 	q.rsp.ring = make([]recvWQE, wq.Places(c.MaxRecvWR))

@@ -151,6 +151,7 @@ func (q *QP) resolve(w *sendWQE) rdma.Status {
 func (q *QP) txData(t *TxPacket, w *sendWQE, wnd uint64) {
 	r := &q.req
 	isFirst, isLast := r.win.nxt == w.first, r.win.nxt == w.last
+	hasImm := w.op == rdma.OpWriteImm || w.flags&rdma.SendImm != 0
 	var op int // index in sendOps
 	var flags uint32
 	size := q.mtu
@@ -161,7 +162,7 @@ func (q *QP) txData(t *TxPacket, w *sendWQE, wnd uint64) {
 		if isFirst {
 			op = 3
 		}
-		if w.op == rdma.OpWriteImm {
+		if hasImm {
 			op = op + 2 // 4, 5
 		}
 	} else if !isFirst {
@@ -183,7 +184,7 @@ func (q *QP) txData(t *TxPacket, w *sendWQE, wnd uint64) {
 	if isFirst && kind == 1 {
 		t.putRETH(w.addr, w.rkey, w.length)
 	}
-	if isLast && w.op == rdma.OpWriteImm {
+	if isLast && hasImm {
 		t.put32(w.imm)
 	}
 	r.data.take(t, size)

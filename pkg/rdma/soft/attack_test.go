@@ -27,13 +27,13 @@ import (
 // TestAttack_memory has the cases of the conformance suite that are attacks of a peer with
 // a queue pair of its own on memory that is not meant for it.
 func TestAttack_memory(t *testing.T) {
-	attacks := []string{"WrongKeys", "Permissions", "DomainIsolation", "AddressesTellNothing", "RegionClosedUnderWrites"}
+	attacks := []string{"WrongKeys", "Permissions", "DomainIsolation", "PartOfRegion", "PartOfRegionRights", "AddressesTellNothing", "RegionClosedUnderWrites"}
 	for _, c := range rdmatest.Cases() {
 		if i := slices.Index(attacks, c.Name); i >= 0 {
 			attacks = slices.Delete(attacks, i, i+1)
 			t.Run(c.Name, func(t *testing.T) {
 				a, b := loopback(t)
-				c.Run(t, a, b)
+				c.Run(t, rdmatest.Net{A: a, B: b})
 			})
 		}
 	}

@@ -103,6 +103,7 @@ func (d *Device) Attr() rdma.DeviceAttr {
 		MaxInline:    softdev.MaxInline,
 		WriteWithImm: true,
 		RDMARead:     true,
+		SendWithImm:  true,
 		GIDTypes:     []rdma.GIDType{rdma.GIDTypeRoCEv2},
 
 		MaxReadsServed: rocev2.MaxReads, MaxReadsAsked: rocev2.MaxReads,

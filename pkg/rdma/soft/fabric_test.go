@@ -340,7 +340,7 @@ func TestDevice_sendsAgainWhenTheWireIsFull(t *testing.T) {
 					t.Cleanup(func() { _ = d.Close() })
 					return d
 				}
-				c.Run(t, open(0), open(1))
+				c.Run(t, between(open(0), open(1)))
 			})
 		})
 	}

@@ -9,20 +9,22 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/rdmatest"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/soft"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/soft/softtest"
 )
 
+// between is what the conformance suite needs.
+func between(a, b *soft.Device) rdmatest.Net { return rdmatest.Net{A: a, B: b} }
+
 func TestProvider_loopback4(t *testing.T) {
-	rdmatest.TestProvider(t, func(t *testing.T) (a, b rdma.Device) { return loopback(t) })
+	rdmatest.TestProvider(t, func(t *testing.T) rdmatest.Net { return between(loopback(t)) })
 }
 
 func TestProvider_loopback4NoSegmentation(t *testing.T) {
-	rdmatest.TestProvider(t, func(t *testing.T) (a, b rdma.Device) {
-		return openUDP(t, soft.Config{Addr: loopA, Port: testPort, NoSegmentation: true}),
-			openUDP(t, soft.Config{Addr: loopB, Port: testPort, NoSegmentation: true})
+	rdmatest.TestProvider(t, func(t *testing.T) rdmatest.Net {
+		return between(openUDP(t, soft.Config{Addr: loopA, Port: testPort, NoSegmentation: true}),
+			openUDP(t, soft.Config{Addr: loopB, Port: testPort, NoSegmentation: true}))
 	})
 }
 
@@ -53,7 +55,7 @@ func TestProvider_fabric(t *testing.T) {
 					fabric.SetFaults(f.faults)
 					a := fabric.Open(t, soft.Config{Name: "a", Addr: fabricAddrs[0]})
 					b := fabric.Open(t, soft.Config{Name: "b", Addr: fabricAddrs[1]})
-					c.Run(t, a, b)
+					c.Run(t, between(a, b))
 				})
 			})
 		}
@@ -63,9 +65,9 @@ func TestProvider_fabric(t *testing.T) {
 // TestProvider_loopback6 has one device at both ends: a machine has only one
 // IPv6 loopback address.
 func TestProvider_loopback6(t *testing.T) {
-	rdmatest.TestProvider(t, func(t *testing.T) (a, b rdma.Device) {
+	rdmatest.TestProvider(t, func(t *testing.T) rdmatest.Net {
 		d := openUDP(t, soft.Config{Addr: netip.IPv6Loopback(), Port: testPort})
-		return d, d
+		return between(d, d)
 	})
 }
 
@@ -74,8 +76,8 @@ func TestProvider_veth(t *testing.T) {
 		v := newVethPair(t, mtu)
 		for name, at := range map[string][2]netip.Addr{"IPv4": {v.a4, v.b4}, "IPv6": {v.a6, v.b6}} {
 			t.Run(fmt.Sprint(name, " ", mtu), func(t *testing.T) {
-				rdmatest.TestProvider(t, func(t *testing.T) (a, b rdma.Device) {
-					return active(t, v.a, soft.Config{Addr: at[0]}), active(t, v.b, soft.Config{Addr: at[1]})
+				rdmatest.TestProvider(t, func(t *testing.T) rdmatest.Net {
+					return between(active(t, v.a, soft.Config{Addr: at[0]}), active(t, v.b, soft.Config{Addr: at[1]}))
 				})
 			})
 		}

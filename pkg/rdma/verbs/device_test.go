@@ -47,9 +47,9 @@ func open(t *testing.T) *verbs.Device {
 
 // TestDevice_conformance has the device at both ends.
 func TestDevice_conformance(t *testing.T) {
-	rdmatest.TestProvider(t, func(t *testing.T) (a, b rdma.Device) {
+	rdmatest.TestProvider(t, func(t *testing.T) rdmatest.Net {
 		d := open(t)
-		return d, d
+		return rdmatest.Net{A: d, B: d}
 	})
 }
 
@@ -57,9 +57,9 @@ func TestDevice_conformance(t *testing.T) {
 // beside it, of another context.
 func TestDevice_conformanceUnderLoad(t *testing.T) {
 	l := startLoad(t, open(t))
-	rdmatest.TestProvider(t, func(t *testing.T) (a, b rdma.Device) {
+	rdmatest.TestProvider(t, func(t *testing.T) rdmatest.Net {
 		d := open(t)
-		return d, d
+		return rdmatest.Net{A: d, B: d}
 	})
 	if n, err := l.end(); err != nil || n == 0 {
 		t.Errorf("the load ended after %d writes: %v", n, err)

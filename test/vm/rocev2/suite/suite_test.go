@@ -90,6 +90,8 @@ func bothWays(t *testing.T, f func(t *testing.T, a, b rdma.Device)) {
 
 func TestConformance(t *testing.T) {
 	for _, c := range rdmatest.Cases() {
-		t.Run(c.Name, func(t *testing.T) { bothWays(t, c.Run) })
+		t.Run(c.Name, func(t *testing.T) {
+			bothWays(t, func(t *testing.T, a, b rdma.Device) { c.Run(t, rdmatest.Net{A: a, B: b}) })
+		})
 	}
 }
