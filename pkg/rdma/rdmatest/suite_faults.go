@@ -75,8 +75,8 @@ func (e *End) settle(t testing.TB, peer *End) {
 	if at := e.Dev.Attr(); at.PeerCompletes || !at.RDMARead {
 		return
 	}
-	const id, none = 1<<63 - 1, 0
-	e.Send(t, rdma.SendWR{ID: id, Op: rdma.OpRead, Flags: rdma.SendSignaled, SGL: []rdma.SGE{e.SGE(0, none)}, RemoteAddr: peer.MR.Addr(), RKey: peer.MR.RKey()})
+	const id = 1<<63 - 1
+	e.Send(t, rdma.SendWR{ID: id, Op: rdma.OpRead, Flags: rdma.SendSignaled, SGL: []rdma.SGE{e.SGE(0, 0)}, RemoteAddr: peer.MR.Addr(), RKey: peer.MR.RKey()})
 	AwaitOne(t, e.SendCQ, id, rdma.StatusSuccess)
 }
 

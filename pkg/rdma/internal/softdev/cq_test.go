@@ -4,11 +4,11 @@ package softdev
 
 import (
 	"errors"
+	"reflect"
 	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
-	"unsafe"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/internal/wq"
@@ -74,7 +74,7 @@ func TestCQ_losesNoWake(t *testing.T) {
 // TestCQ_grows: a queue has room for its depth and not for one more, in whatever steps it
 // gets there, costs next to nothing before, and allocates no more afterwards.
 func TestCQ_grows(t *testing.T) {
-	if n := int(unsafe.Sizeof(rdma.WC{})); n != 40 {
+	if n := int(reflect.TypeFor[rdma.WC]().Size()); n != 40 {
 		t.Errorf("an entry has %d bytes; limits.go says 40", n)
 	}
 	for _, depth := range []int{1, 3, firstCQE - 1, firstCQE, firstCQE + 1, 1000, 1 << 16} {

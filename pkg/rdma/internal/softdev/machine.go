@@ -36,7 +36,9 @@ type Machine interface {
 
 // Carrier is a provider's queue pair: a [QP] that it embeds, the protocol, and the way to
 // the peer. But for those of [rdma.QP] and CheckModify its methods are called by the owner of
-// the queue pair, and not after Drop at its end.
+// the queue pair, and not after Drop at its end. A provider with goroutines of its own for a
+// queue pair has a Close of its own that calls that of QP and then waits for them: what
+// closes contexts calls it too.
 type Carrier interface {
 	rdma.QP
 	base() *QP // by the embedded QP
