@@ -5,6 +5,7 @@ package softdev
 import (
 	"testing"
 
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/internal/provider"
 )
 
@@ -38,5 +39,58 @@ func TestMR_span(t *testing.T) {
 				t.Errorf("span(%#x, %d) = %d bytes of %d, %v", c.addr, c.n, len(b), cap(b), ok)
 			}
 		})
+	}
+}
+
+// Remote says what is wrong with a peer's request, and an invalidated key opens nothing to
+// peers any more, while the program goes on with the region.
+func TestMemory_Remote(t *testing.T) {
+	c := silent(t)
+	o, two := c.objects(t), c.objects(t)
+	const all = rdma.LocalWrite | rdma.RemoteWrite | rdma.RemoteRead
+	m, err := o.pd.AllocMR(4096, rdma.LocalWrite|rdma.RemoteWrite)
+	if err != nil {
+		t.Fatal(err)
+	}
+	part, err := o.pd.RegMR(m, 100, 50, all)
+	if err != nil {
+		t.Fatal(err)
+	}
+	own, other := pdMemory{o.pd.(*pd)}, pdMemory{two.pd.(*pd)}
+	remote := func(name string, v pdMemory, m rdma.MR, off int, n uint32, acc rdma.Access, want rdma.Status) {
+		t.Helper()
+		b, got := v.Remote(m.RKey(), m.Addr()+uint64(off), n, acc)
+		if got != want || want == rdma.StatusSuccess && (len(b) != int(n) || &b[0] != &m.Bytes()[off]) {
+			t.Errorf("%s: %d bytes, %v, want %v", name, len(b), got, want)
+		}
+	}
+	remote("write", own, m, 0, 4096, rdma.RemoteWrite, rdma.StatusSuccess)
+	remote("read without right", own, m, 0, 1, rdma.RemoteRead, rdma.StatusRemoteAccess)
+	remote("one byte too far", own, m, 1, 4096, rdma.RemoteWrite, rdma.StatusRemoteOp)
+	remote("another domain", other, m, 0, 1, rdma.RemoteWrite, rdma.StatusRemoteInvalid)
+	remote("the part", own, part, 0, 50, all, rdma.StatusSuccess)
+	remote("behind the part", own, part, 0, 51, rdma.RemoteWrite, rdma.StatusRemoteOp)
+	remote("before the part", own, part, -1, 2, rdma.RemoteWrite, rdma.StatusRemoteOp)
+
+	if other.Invalidate(part.RKey()) {
+		t.Error("another domain invalidated the key")
+	}
+	remote("the part, still", own, part, 0, 50, all, rdma.StatusSuccess)
+	if !own.Invalidate(part.RKey()) || own.Invalidate(part.RKey()) || own.Invalidate(0) {
+		t.Error("the key is not invalidated once")
+	}
+	remote("invalidated", own, part, 0, 50, all, rdma.StatusRemoteInvalid)
+	remote("the region that it is of", own, m, 0, 4096, rdma.RemoteWrite, rdma.StatusSuccess)
+	if _, s := own.Local(rdma.SGE{Addr: part.Addr(), Length: 50, LKey: part.LKey()}, true); s != rdma.StatusSuccess {
+		t.Errorf("local: %v", s)
+	}
+	if err := part.Close(); err != nil {
+		t.Error(err)
+	}
+	if _, s := own.Local(rdma.SGE{Addr: part.Addr(), Length: 50, LKey: part.LKey()}, false); s != rdma.StatusLocalProtect {
+		t.Errorf("local after Close: %v", s)
+	}
+	if d := c.dev; d.lkeys.used != 3 || d.rkeys.used != 3 {
+		t.Errorf("%d and %d keys are left, want 3", d.lkeys.used, d.rkeys.used)
 	}
 }
