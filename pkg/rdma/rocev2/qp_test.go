@@ -60,6 +60,8 @@ func TestQP_badAttributes(t *testing.T) {
 		{"timeout", rdma.QPAttr{State: rdma.QPRTS, Timeout: 32}},
 		{"retries", rdma.QPAttr{State: rdma.QPRTS, RetryCount: 8}},
 		{"RNR retries", rdma.QPAttr{State: rdma.QPRTS, RNRRetry: 8}},
+		{"READs served", rdma.QPAttr{State: rdma.QPRTR, MTU: rdma.MTU1024, ReadsServed: MaxReads + 1}},
+		{"READs asked", rdma.QPAttr{State: rdma.QPRTS, ReadsAsked: MaxReads + 1}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

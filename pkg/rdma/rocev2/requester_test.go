@@ -507,3 +507,14 @@ func TestPostSend_errors(t *testing.T) {
 		t.Errorf("PostSend to a full queue = %d, %v", n, err)
 	}
 }
+
+// Peers that serve fewer READs at once have fewer asked.
+func TestRequester_readsAsked(t *testing.T) {
+	b := newBench(t, func(_ *QPConfig, a *rdma.QPAttr) { a.ReadsAsked = 2 })
+	for i := range 5 {
+		b.send(b.wr(uint64(i), rdma.OpRead, 1))
+	}
+	if got := len(b.out()); got != 2 {
+		t.Errorf("%d READs are outstanding, want 2", got)
+	}
+}

@@ -504,3 +504,19 @@ func TestResponder_keepsACKsBack(t *testing.T) {
 	always(2*minPause+1, "a peer that went on when the ACK came")
 	seldom("the next trial")
 }
+
+// A peer that asks for more READs at once than were agreed is refused.
+func TestResponder_readsServed(t *testing.T) {
+	b := newBench(t, func(_ *QPConfig, a *rdma.QPAttr) { a.ReadsServed = 2 })
+	read := func(p *Packet) { p.RETH = RETH{Addr: b.mr.addr, RKey: b.mr.rkey, Length: 1} }
+	for i := range 2 {
+		b.in(ReadRequest, i, read)
+	}
+	if s := b.q.State(); s != rdma.QPRTS {
+		t.Fatalf("state %v after two READs", s)
+	}
+	b.in(ReadRequest, 2, read)
+	if s := b.q.State(); s != rdma.QPError {
+		t.Errorf("state %v after the third READ, want ERR", s)
+	}
+}
