@@ -39,6 +39,7 @@ var pure = []string{
 	"internal/synqueue",
 	"pkg/rdma",
 	"pkg/rdma/internal/wq",
+	"pkg/rdma/iwarp",
 	"pkg/rdma/rocev2",
 	"pkg/smcr/cdc",
 	"pkg/smcr/clc",

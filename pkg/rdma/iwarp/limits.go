@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package iwarp
+
+import "time"
+
+const (
+	// MaxPrivateData is the longest private data of an MPA start-up frame (RFC 5044
+	// §7.1.1), with the octets that RFC 6581 puts before the program's.
+	MaxPrivateData = 512
+
+	// PortablePrivateData is how much private data every peer takes: Linux's siw
+	// takes 256 octets, and revision 2 uses four of them.
+	PortablePrivateData = 256 - enhancedLen
+
+	// MaxULPDU is the longest ULPDU that the length of an FPDU can tell.
+	MaxULPDU = 1<<16 - 1
+
+	// MaxOwnULPDU is the longest ULPDU that we send: with the length before it a
+	// multiple of four, so that the FPDU needs no pad.
+	MaxOwnULPDU = 65530
+
+	// MinULPDU is what MPA offers to DDP however small TCP's segments are
+	// (RFC 5044 §4.4).
+	MinULPDU = 128
+
+	// DefaultULPDU is used while nothing is known of TCP's segments: an Ethernet
+	// frame's, with TCP's time stamps.
+	DefaultULPDU = 1440 - fpduOverhead
+
+	// MaxReads bounds the READs in flight, on each side. Start-up lowers them to
+	// what the peer offers. Common adapters have 16 or more.
+	MaxReads = 128
+
+	// DefaultReads is the number of READs in flight, on each side, when nothing is
+	// configured.
+	DefaultReads = 16
+
+	// ReadsUnknown stands on the wire for a number of READs that is agreed elsewhere
+	// (RFC 6581 §9).
+	ReadsUnknown = 0x3fff
+
+	// MaxSGE is the largest number of pieces that one send gathers.
+	MaxSGE = 4
+
+	// MaxMessage is the longest message: RDMAP counts octets of untagged messages in
+	// 32 bits, and IBTA allows 2^31.
+	MaxMessage = 1 << 31
+
+	// MaxQueue bounds the send and the receive queue, so that no configuration can
+	// ask for absurd memory.
+	MaxQueue = 1 << 16
+
+	// MaxInlineLimit bounds MaxInline: each place of the send queue owns that many
+	// bytes.
+	MaxInlineLimit = 4096
+
+	// CloseTimeout is how long a queue pair that has ended its half of the stream
+	// waits for the peer to end the other.
+	CloseTimeout = 2 * time.Second
+
+	// rxBufferLen holds the longest FPDU and as much again, so that one read takes
+	// several FPDUs, and the rest of the last one is seldom moved.
+	rxBufferLen = 2 * (1 << 16)
+
+	// lookAhead is how many bytes behind a payload that lands in its place are read
+	// with it: pad, CRC and the header of the next FPDU.
+	lookAhead = 64
+
+	// directMin is the shortest payload of an FPDU for whose sake the next header is
+	// read alone, so that the payload behind it can land in its place.
+	directMin = 4 << 10
+
+	// maxSegments is the number of FPDUs that are offered to TCP at a time, and
+	// maxOffered the number of bytes after which no further one is added.
+	maxSegments = 64
+	maxOffered  = 256 << 10
+
+	// arenaLen is the memory for FPDUs that are copied before they are sent: one of
+	// the longest, with its markers.
+	arenaLen = 1<<16 + 1<<10
+
+	// maxResponses is how many READ responses are sent in a row while local requests
+	// wait, so that the peer's READs cannot starve them.
+	maxResponses = 4
+
+	// maxEvents bounds the asynchronous events of a queue pair. It dies once; after a
+	// reset it may die again before anybody looked.
+	maxEvents = 4
+)
