@@ -43,14 +43,6 @@ const (
 	// MaxSGE is the largest number of pieces that one send gathers.
 	MaxSGE = 4
 
-	// MaxMessage is the longest message: RDMAP counts octets of untagged messages in
-	// 32 bits, and IBTA allows 2^31.
-	MaxMessage = 1 << 31
-
-	// MaxQueue bounds the send and the receive queue, so that no configuration can
-	// ask for absurd memory.
-	MaxQueue = 1 << 16
-
 	// MaxInlineLimit bounds MaxInline: each place of the send queue owns that many
 	// bytes.
 	MaxInlineLimit = 4096
@@ -83,8 +75,4 @@ const (
 	// maxResponses is how many READ responses are sent in a row while local requests
 	// wait, so that the peer's READs cannot starve them.
 	maxResponses = 4
-
-	// maxEvents bounds the asynchronous events of a queue pair. It dies once; after a
-	// reset it may die again before anybody looked.
-	maxEvents = 4
 )

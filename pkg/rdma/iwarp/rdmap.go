@@ -69,13 +69,13 @@ func (o Opcode) queue() uint32 {
 }
 
 // sendOpcode returns the form of SEND for the flags of a work request.
-func sendOpcode(f rdma.SendFlags, invalidate bool) Opcode {
-	switch solicited := f&rdma.SendSolicited != 0; {
-	case solicited && invalidate:
+func sendOpcode(f rdma.SendFlags) Opcode {
+	switch f & (rdma.SendSolicited | rdma.SendInvalidate) {
+	case rdma.SendSolicited | rdma.SendInvalidate:
 		return OpSendSEInv
-	case solicited:
+	case rdma.SendSolicited:
 		return OpSendSE
-	case invalidate:
+	case rdma.SendInvalidate:
 		return OpSendInv
 	default:
 		return OpSend

@@ -5,6 +5,8 @@ package iwarp
 import (
 	"encoding/binary"
 	"fmt"
+
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
 )
 
 // Code is the reason of a Terminate: layer (4 bits), type of the error (4), error (8), in
@@ -53,11 +55,17 @@ const (
 	CodeMPALocal    Code = 0x2005
 	CodeIRD         Code = 0x2006 // not enough READs
 	CodeRTR         Code = 0x2007 // no common RTR message
-	codeLLP         Code = 0x2000
-	codeLayerMask   Code = 0xf000
-	codeETypeMask   Code = 0x0f00
-	codeRDMAP       Code = 0x0000
-	codeProtectType Code = 0x0100
+)
+
+// Parts of a code.
+const (
+	codeLayerMask Code = 0xf000
+	codeETypeMask Code = 0x0f00
+
+	codeProtection Code = 0x0100 // layer and type of the error
+	codeTagged     Code = 0x1100
+	codeUntagged   Code = 0x1200
+	codeLLP        Code = 0x2000
 )
 
 // name returns the words of a code, "" for one that no document has.
@@ -300,4 +308,37 @@ func (e *TerminateError) Error() string {
 	default:
 		return "iwarp: peer terminated the stream: " + e.Terminate.Code.String()
 	}
+}
+
+// Unwrap is [rdma.ErrPeerAccess] if we refused what the peer may not reach.
+func (e *TerminateError) Unwrap() error {
+	if e.Sent && e.Terminate.Code.isAccess() {
+		return rdma.ErrPeerAccess
+	}
+	return nil
+}
+
+// isAccess reports whether a peer named an STag, bytes or a right that it does not have.
+func (c Code) isAccess() bool {
+	switch c & (codeLayerMask | codeETypeMask) {
+	case codeProtection:
+		return true
+	case codeTagged:
+		return c != CodeTaggedVersion
+	}
+	return false
+}
+
+// status is how a READ ends that the peer answered with a Terminate.
+func (c Code) status() rdma.Status {
+	switch c & (codeLayerMask | codeETypeMask) {
+	case codeProtection, codeTagged:
+		return rdma.StatusRemoteAccess
+	case codeUntagged:
+		return rdma.StatusRemoteInvalid
+	}
+	if c == CodeRDMAPVersion || c == CodeOpcode {
+		return rdma.StatusRemoteInvalid
+	}
+	return rdma.StatusRemoteOp
 }

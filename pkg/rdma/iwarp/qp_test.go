@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package iwarp
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
+)
+
+// TestQP_operations runs every operation over each kind of framing.
+func TestQP_operations(t *testing.T) {
+	for _, tc := range []struct {
+		name        string
+		ask, answer Startup
+		markers     bool
+	}{
+		{"CRC", Startup{PeerToPeer: true}, Startup{}, false},
+		{"no CRC", Startup{PeerToPeer: true, NoCRC: true}, Startup{NoCRC: true}, false},
+		{"revision 1", Startup{Rev: Rev1}, Startup{}, false},
+		{"long FPDUs", Startup{MaxULPDU: MaxOwnULPDU, NoCRC: true}, Startup{MaxULPDU: MaxOwnULPDU, NoCRC: true}, false},
+		{"long FPDUs, CRC", Startup{MaxULPDU: MaxOwnULPDU}, Startup{MaxULPDU: MaxOwnULPDU}, false},
+	} {
+		for _, size := range []int{0, 1, 3, 1428, 1429, 5000, 70_000, 300_000} {
+			t.Run(fmt.Sprintf("%s/%d", tc.name, size), func(t *testing.T) {
+				p := newTwoSides(t, nil)
+				p.b.recv(rdma.RecvWR{ID: 100, SGE: p.b.mr.sge(0, size/2), Spill: p.b.mr.sge(400_000, size-size/2)})
+				p.a.recv(rdma.RecvWR{ID: 101, SGE: p.a.mr.sge(600_000, 8)})
+				p.connect(tc.ask, tc.answer)
+				fill(p.a.mr.buf[:size], 1)
+				fill(p.b.mr.buf[800_000:][:min(size, 200_000)], 9)
+				p.a.send(
+					p.now,
+					rdma.SendWR{ID: 1, Op: rdma.OpWrite, Flags: rdma.SendSignaled, RemoteAddr: p.b.mr.addr + 100_000, RKey: p.b.mr.rkey, SGL: []rdma.SGE{p.a.mr.sge(0, size/3), p.a.mr.sge(size/3, size-size/3)}},
+					rdma.SendWR{ID: 2, Op: rdma.OpRead, Flags: rdma.SendSignaled, RemoteAddr: p.b.mr.addr + 800_000, RKey: p.b.mr.rkey, SGL: []rdma.SGE{p.a.mr.sge(400_000, min(size, 200_000))}},
+					rdma.SendWR{ID: 3, Op: rdma.OpSend, Flags: rdma.SendSignaled | rdma.SendSolicited, SGL: []rdma.SGE{p.a.mr.sge(0, size)}},
+				)
+				p.settle()
+				wantWCs(t, p.a, fmt.Sprintf("1 RDMA_WRITE success %d", size), fmt.Sprintf("2 RDMA_READ success %d", min(size, 200_000)), fmt.Sprintf("3 SEND success %d", size))
+				wantWCs(t, p.b, fmt.Sprintf("100 RECV success %d SE", size))
+				p.b.send(p.now, rdma.SendWR{ID: 4, Flags: rdma.SendInline, Inline: []byte("answer")})
+				p.settle()
+				wantWCs(t, p.b)
+				wantWCs(t, p.a, "101 RECV success 6")
+				if size < 100_000 && !bytes.Equal(p.b.mr.buf[100_000:][:size], p.a.mr.buf[:size]) {
+					t.Error("WRITE placed other bytes")
+				}
+				got := append(bytes.Clone(p.b.mr.buf[:size/2]), p.b.mr.buf[400_000:][:size-size/2]...)
+				if size < 100_000 && !bytes.Equal(got, p.a.mr.buf[:size]) {
+					t.Error("SEND placed other bytes")
+				}
+				if n := min(size, 200_000); !bytes.Equal(p.a.mr.buf[400_000:][:n], p.b.mr.buf[800_000:][:n]) {
+					t.Error("READ brought other bytes")
+				}
+				p.a.mem.intact(t)
+				p.b.mem.intact(t)
+				if direct := p.b.q.Stats().RxDirect; (direct > 0) != (tc.ask.NoCRC && size >= 70_000 && tc.ask.MaxULPDU != 0) {
+					t.Errorf("%d bytes went straight to their place", direct)
+				}
+			})
+		}
+	}
+}
+
+// marked is a peer that asks for markers: a Framing in the hands of the test.
+func TestQP_markers(t *testing.T) {
+	a := newSide(t, "a", nil)
+	now := newTwoSides(t, nil).now
+	if err := a.q.Start(now, Startup{}); err != nil {
+		t.Fatal(err)
+	}
+	a.transmit(now, 1<<20)
+	a.sent = a.sent[:0]
+	reply := Frame{Reply: true, CRC: true, Markers: true, Rev: Rev2, IsEnhanced: true, Enhanced: Enhanced{IRD: 16, ORD: 16}}
+	if err := a.feed(now, reply.Append(nil)); err != nil {
+		t.Fatal(err)
+	}
+	fill(a.mr.buf[:9000], 3)
+	a.send(now, rdma.SendWR{ID: 1, Op: rdma.OpWrite, SGL: []rdma.SGE{a.mr.sge(0, 9000)}, Flags: rdma.SendSignaled})
+	a.send(now, rdma.SendWR{ID: 2, Op: rdma.OpSend, SGL: []rdma.SGE{a.mr.sge(0, 700)}})
+	a.send(now, rdma.SendWR{ID: 3, Op: rdma.OpRead, SGL: []rdma.SGE{a.mr.sge(10_000, 4)}})
+	for a.transmit(now, 333) > 0 {
+	}
+	if err := a.q.Modify(now, rdma.QPAttr{State: rdma.QPError}); err != nil { // the READ is not done: Terminate
+		t.Fatal(err)
+	}
+	for a.transmit(now, 333) > 0 {
+	}
+	rx := Framing{CRC: true, Markers: true}
+	var ops []Opcode
+	var written []byte
+	for b := a.sent; len(b) > 0; {
+		u, n, err := rx.Next(b)
+		if err != nil {
+			t.Fatalf("behind %v: %v", ops, err)
+		}
+		b = b[n:]
+		var h Header
+		if err := h.Parse(u); err != nil {
+			t.Fatal(err)
+		}
+		if h.Op == OpWrite {
+			written = append(written, u[h.Len():]...)
+		}
+		if h.Last {
+			ops = append(ops, h.Op)
+		}
+	}
+	if want := fmt.Sprint([]Opcode{OpWrite, OpSend, OpReadRequest, OpTerminate}); fmt.Sprint(ops) != want {
+		t.Errorf("messages %v, want %v", ops, want)
+	}
+	if !bytes.Equal(written, a.mr.buf[:9000]) {
+		t.Error("other bytes between the markers")
+	}
+}
+
+// TestQP_sendForms sends the four forms of SEND.
+func TestQP_sendForms(t *testing.T) {
+	p := newTwoSides(t, nil)
+	for i := range 4 {
+		p.b.recv(rdma.RecvWR{ID: uint64(i), SGE: p.b.mr.sge(i*16, 16)})
+	}
+	p.connect(Startup{}, Startup{})
+	keys := []*region{p.b.mem.add(64, allAccess), p.b.mem.add(64, allAccess)}
+	for i, f := range []rdma.SendFlags{0, rdma.SendSolicited, rdma.SendInvalidate, rdma.SendInvalidate | rdma.SendSolicited} {
+		p.a.send(p.now, rdma.SendWR{ID: uint64(i), Flags: f | rdma.SendInline, Inline: []byte{byte(i)}, InvKey: keys[i&1].rkey})
+	}
+	p.settle()
+	wantWCs(t, p.b, "0 RECV success 1", "1 RECV success 1 SE", "2 RECV success 1 invalidated 0x207", "3 RECV success 1 SE invalidated 0x307")
+	for _, k := range keys {
+		if !k.dead {
+			t.Errorf("key %#x still opens its region", uint32(k.rkey))
+		}
+	}
+}
+
+// TestQP_readsWaitForTheirTurn has more READs than the peer serves at a time.
+func TestQP_readsWaitForTheirTurn(t *testing.T) {
+	for _, crc := range []bool{true, false} {
+		p := newTwoSides(t, nil)
+		p.connect(Startup{IRD: 1, ORD: 9, NoCRC: !crc}, Startup{IRD: 2, ORD: 1, Exact: true, NoCRC: !crc})
+		if r, _ := p.a.q.Request(); r.ORD != 2 {
+			t.Fatalf("ORD %d, want the peer's IRD 2", r.ORD)
+		}
+		fill(p.b.mr.buf[:40_000], 5)
+		var want []string
+		for i := range 20 {
+			p.a.send(p.now, rdma.SendWR{
+				ID: uint64(i), Op: rdma.OpRead, Flags: rdma.SendSignaled, RKey: p.b.mr.rkey,
+				RemoteAddr: p.b.mr.addr + uint64(i)*2000, SGL: []rdma.SGE{p.a.mr.sge(i*2000, 2000)},
+			})
+			want = append(want, fmt.Sprintf("%d RDMA_READ success 2000", i))
+		}
+		p.settle()
+		wantWCs(t, p.a, want...)
+		if !bytes.Equal(p.a.mr.buf[:40_000], p.b.mr.buf[:40_000]) {
+			t.Error("READs brought other bytes")
+		}
+	}
+}
+
+// TestQP_gate is RFC 5044 §7.1.2: a responder sends nothing before the first FPDU.
+func TestQP_gate(t *testing.T) {
+	for _, p2p := range []bool{false, true} {
+		p := newTwoSides(t, nil)
+		p.a.recv(rdma.RecvWR{ID: 1, SGE: p.a.mr.sge(0, 8)})
+		p.b.recv(rdma.RecvWR{ID: 2, SGE: p.b.mr.sge(0, 8)})
+		p.connect(Startup{PeerToPeer: p2p}, Startup{})
+		p.b.send(p.now, rdma.SendWR{ID: 3, Flags: rdma.SendInline | rdma.SendSignaled, Inline: []byte("first")})
+		p.settle()
+		if !p2p {
+			wantWCs(t, p.a)
+			wantWCs(t, p.b)
+			p.a.send(p.now, rdma.SendWR{ID: 4})
+			p.settle()
+			wantWCs(t, p.b, "2 RECV success 0", "3 SEND success 5")
+		} else {
+			wantWCs(t, p.b, "3 SEND success 5")
+		}
+		wantWCs(t, p.a, "1 RECV success 5")
+	}
+}
+
+// TestQP_rtrRead has a responder that takes only the empty READ as RTR.
+func TestQP_rtrRead(t *testing.T) {
+	p := newTwoSides(t, nil)
+	if err := p.a.q.Start(p.now, Startup{PeerToPeer: true}); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.b.q.Start(p.now, Startup{Role: Responder}); err != nil {
+		t.Fatal(err)
+	}
+	p.settle()
+	p.b.q.start.peer.Enhanced.RTRWrite = false
+	if err := p.b.q.Reply(p.now, Reply{}); err != nil {
+		t.Fatal(err)
+	}
+	p.settle()
+	wantWCs(t, p.a)
+	wantWCs(t, p.b)
+	if p.b.q.start.gated || p.a.q.tx.reads.requests.size() != 0 {
+		t.Error("the empty READ was not answered")
+	}
+	p.a.send(p.now, rdma.SendWR{ID: 1, Op: rdma.OpRead, Flags: rdma.SendSignaled, RKey: p.b.mr.rkey, RemoteAddr: p.b.mr.addr, SGL: []rdma.SGE{p.a.mr.sge(0, 9)}})
+	p.settle()
+	wantWCs(t, p.a, "1 RDMA_READ success 9")
+}
+
+// TestQP_disconnect ends a stream in order: what was posted is done first.
+func TestQP_disconnect(t *testing.T) {
+	p := newTwoSides(t, nil)
+	p.b.recv(rdma.RecvWR{ID: 7, SGE: p.b.mr.sge(0, 64)}, rdma.RecvWR{ID: 8, SGE: p.b.mr.sge(0, 64)})
+	p.connect(Startup{}, Startup{})
+	p.a.send(p.now, rdma.SendWR{ID: 1, Op: rdma.OpRead, Flags: rdma.SendSignaled, RKey: p.b.mr.rkey, RemoteAddr: p.b.mr.addr, SGL: []rdma.SGE{p.a.mr.sge(0, 90_000)}}, rdma.SendWR{ID: 2, Flags: rdma.SendSignaled})
+	if err := p.a.q.Disconnect(p.now); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.a.q.PostSend(p.now, make([]rdma.SendWR, 1)); !errors.Is(err, rdma.ErrState) {
+		t.Errorf("post behind Disconnect: %v", err)
+	}
+	p.settle()
+	wantWCs(t, p.a, "1 RDMA_READ success 90000", "2 SEND success 0")
+	wantWCs(t, p.b, "7 RECV success 0", "8 RECV work request flushed")
+	if ev, ok := p.b.q.PollEvent(); !ok || ev.Kind != rdma.EventDisconnected {
+		t.Errorf("peer's event %v %v", ok, ev)
+	}
+	if ev, ok := p.a.q.PollEvent(); ok {
+		t.Errorf("our event %v", ev)
+	}
+	if !p.a.q.Closed() || !p.b.q.Closed() {
+		t.Errorf("%v and %v", p.a.q.Phase(), p.b.q.Phase())
+	}
+}
+
+// TestQP_modifyToError tells the peer that something is missing.
+func TestQP_modifyToError(t *testing.T) {
+	p := newTwoSides(t, nil)
+	p.connect(Startup{}, Startup{})
+	p.a.send(p.now, rdma.SendWR{ID: 1, Op: rdma.OpWrite, RKey: p.b.mr.rkey, RemoteAddr: p.b.mr.addr, SGL: []rdma.SGE{p.a.mr.sge(0, 50_000)}})
+	p.a.transmit(p.now, 5000) // in the middle of an FPDU
+	before := bytes.Clone(p.a.mr.buf[:50_000])
+	if err := p.a.q.Modify(p.now, rdma.QPAttr{State: rdma.QPError}); err != nil {
+		t.Fatal(err)
+	}
+	fill(p.a.mr.buf[:50_000], 77) // the memory is the program's again
+	p.settle()
+	wantWCs(t, p.a, "1 RDMA_WRITE work request flushed")
+	wantEnd(t, p.b, CodeLocal, false)
+	if !bytes.Equal(p.b.mr.buf[:4000], before[:4000]) || !p.a.q.Closed() || !p.b.q.Closed() {
+		t.Error("the FPDU that had begun did not end as it began")
+	}
+	if n, err := p.a.q.PostSend(p.now, []rdma.SendWR{{ID: 9}}); n != 1 || err != nil {
+		t.Errorf("post in ERR: %d, %v", n, err)
+	}
+	p.a.recv(rdma.RecvWR{ID: 10})
+	wantWCs(t, p.a, "9 SEND work request flushed", "10 RECV work request flushed")
+}

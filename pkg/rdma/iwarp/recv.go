@@ -1,0 +1,520 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package iwarp
+
+import (
+	"encoding/binary"
+	"errors"
+	"hash/crc32"
+	"time"
+
+	"github.com/smcr-io/kube-smcr/internal/invariant"
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
+)
+
+// receiver is the receiving half.
+//
+//	        r              w
+//	[.......FPDU FPDU FPD..........]  buf: read from the stream, in part processed
+//
+// A long payload without CRC goes to its place at once: then direct says how much of it is
+// still to come, and pad and CRC come into buf.
+type receiver struct {
+	buf  []byte
+	r, w int
+	crc  bool
+
+	ring       []recvWQE
+	head, tail uint32
+
+	msn [numQueues]uint32 // expected, RFC 5041 §5.2: from 1
+	mo  uint32            // expected, of the SEND that is coming in
+	op  Opcode            // of that, if it is not its first segment
+
+	ird int
+
+	narrow bool // the last payload was long: read the next header alone
+	direct direct
+}
+
+// direct is an FPDU whose payload goes to its place from the stream.
+type direct struct {
+	active bool
+	stale  bool // the place is to be found again
+	h      Header
+	head   [untaggedLen]byte // as it came
+	n      int               // bytes of payload
+	left   int               // of them to come
+	skip   int               // bytes of pad and CRC
+	place  [2][]byte         // for what is left
+}
+
+func (r *receiver) begin() {
+	if r.buf == nil {
+		r.buf = make([]byte, rxBufferLen)
+	}
+	r.stop()
+	r.msn = [numQueues]uint32{1, 1, 1}
+	r.mo, r.ird = 0, 0
+}
+
+// stop drops what was received and not processed.
+func (r *receiver) stop() {
+	r.r, r.w = 0, 0
+	r.direct = direct{}
+	r.narrow = false
+}
+
+func (r *receiver) clear() {
+	r.stop()
+	r.head, r.tail = 0, 0
+}
+
+func (r *receiver) recv(i uint32) *recvWQE { return &r.ring[i&uint32(len(r.ring)-1)] }
+
+// isBetween reports whether the stream stands between two FPDUs.
+func (r *receiver) isBetween() bool { return r.r == r.w && !r.direct.active }
+
+func (r *receiver) forgetMemory() {
+	r.direct.place = [2][]byte{}
+	r.direct.stale = r.direct.active
+}
+
+// RxBuffers appends to dst where the next bytes of the stream go, in order. It is
+// followed by HandleRx, and by no other method in between.
+func (q *QP) RxBuffers(dst [][]byte) [][]byte {
+	r := &q.rx
+	if q.phase == PhaseIdle || r.buf == nil {
+		return dst
+	}
+	if r.direct.stale {
+		q.findPlace()
+	}
+	for _, p := range r.direct.place {
+		if len(p) > 0 {
+			dst = append(dst, p)
+		}
+	}
+	if r.r == r.w {
+		r.r, r.w = 0, 0
+	} else if len(r.buf)-r.r < fpduLen(MaxULPDU) || r.w == len(r.buf) {
+		r.w = copy(r.buf, r.buf[r.r:r.w])
+		r.r = 0
+	}
+	free := r.buf[r.w:]
+	if (r.narrow || r.direct.active) && r.w-r.r < lookAhead {
+		free = free[:lookAhead-(r.w-r.r)]
+	}
+	if len(free) == 0 {
+		return dst // in ASKED, with a peer that does not wait for the Reply
+	}
+	return append(dst, free)
+}
+
+// findPlace finds the place of a payload again after memory was forgotten.
+func (q *QP) findPlace() {
+	d := &q.rx.direct
+	place, err := q.target(&d.h, d.n)
+	if err != nil {
+		q.refuseSegment(err, d.head[:d.h.Len()], d.h.Len()+d.n)
+		return
+	}
+	d.place, d.stale = place, false
+	d.advance(d.n - d.left)
+}
+
+// advance takes n bytes off the place.
+func (d *direct) advance(n int) {
+	for i := range d.place {
+		k := min(n, len(d.place[i]))
+		d.place[i] = d.place[i][k:]
+		n -= k
+	}
+}
+
+// HandleRx says that the next n bytes of the stream were put where RxBuffers said. An error
+// says that the stream ended: there may be a Terminate to be sent.
+func (q *QP) HandleRx(now time.Time, n int) error {
+	d := &q.rx.direct
+	if d.active {
+		k := min(n, d.left)
+		d.advance(k)
+		d.left -= k
+		n -= k
+		q.stats.RxDirect += uint64(k)
+	}
+	q.rx.w += n
+	invariant.Must(q.rx.w <= len(q.rx.buf), "iwarp: more bytes received than there was room for")
+	before := q.phase
+	q.process(now)
+	if q.phase != before && (q.phase == PhaseFailed || q.phase == PhaseClosing) {
+		q.setDeadline(now)
+		return q.err
+	}
+	return nil
+}
+
+// process handles what was received.
+func (q *QP) process(now time.Time) {
+	for {
+		switch q.phase {
+		case PhaseWaitReply, PhaseWaitRequest:
+			if !q.handleStart(now) {
+				return
+			}
+		case PhaseOpen:
+			if !q.handleFPDU() {
+				return
+			}
+		case PhaseClosing, PhaseClosed:
+			q.rx.stop()
+			return
+		default:
+			return
+		}
+	}
+}
+
+// handleFPDU handles the next FPDU, and reports whether there was a whole one.
+func (q *QP) handleFPDU() bool {
+	r := &q.rx
+	if r.direct.active {
+		return q.endDirect()
+	}
+	b := r.buf[r.r:r.w]
+	if len(b) < lengthLen {
+		return false
+	}
+	n := int(binary.BigEndian.Uint16(b))
+	total := fpduLen(n)
+	if n < taggedLen {
+		q.terminate(CodeMarker, nil, 0)
+		return false
+	}
+	if len(b) < total {
+		if !r.crc && n >= untaggedLen+directMin && len(b) >= lengthLen+untaggedLen {
+			return q.beginDirect(b, n)
+		}
+		return false
+	}
+	if end := total - crcLen; r.crc && crc32.Checksum(b[:end], castagnoli) != binary.LittleEndian.Uint32(b[end:]) {
+		q.terminate(CodeCRC, nil, 0)
+		return false
+	}
+	ulpdu := b[lengthLen : lengthLen+n]
+	var h Header
+	err := h.Parse(ulpdu)
+	if err == nil {
+		err = q.handleSegment(&h, ulpdu[h.Len():])
+	}
+	if err != nil {
+		q.refuseSegment(err, ulpdu, n)
+		return false
+	}
+	r.r += total
+	r.narrow = !r.crc && n >= directMin
+	return true
+}
+
+// handleSegment places and delivers a segment that is there as a whole.
+func (q *QP) handleSegment(h *Header, payload []byte) error {
+	switch h.Op {
+	case OpReadRequest:
+		if err := q.handleReadRequest(h, payload); err != nil {
+			return err
+		}
+		q.opened(0)
+		return nil
+	case OpTerminate:
+		q.handleTerminate(payload)
+		return nil
+	default:
+	}
+	place, err := q.target(h, len(payload))
+	if err != nil {
+		return err
+	}
+	k := copy(place[0], payload)
+	copy(place[1], payload[k:])
+	return q.deliver(h, len(payload))
+}
+
+// beginDirect begins an FPDU whose payload goes to its place from the stream.
+func (q *QP) beginDirect(b []byte, n int) bool {
+	r := &q.rx
+	d := direct{active: true}
+	err := d.h.Parse(b[lengthLen : lengthLen+untaggedLen])
+	head := d.h.Len()
+	if err == nil && (d.h.Op == OpReadRequest || d.h.Op == OpTerminate) {
+		return false // it is whole in a moment
+	}
+	d.n = n - head
+	if err == nil {
+		d.place, err = q.target(&d.h, d.n)
+	}
+	if err != nil {
+		q.refuseSegment(err, b[lengthLen:], n)
+		return false
+	}
+	copy(d.head[:], b[lengthLen:])
+	here := b[lengthLen+head:]
+	here = here[:min(len(here), d.n)]
+	k := copy(d.place[0], here)
+	copy(d.place[1], here[k:])
+	d.advance(len(here))
+	d.left = d.n - len(here)
+	d.skip = padLen(n) + crcLen
+	r.r += lengthLen + head + len(here)
+	r.direct = d
+	return q.endDirect()
+}
+
+// endDirect delivers the segment if its payload is in its place and pad and CRC came.
+func (q *QP) endDirect() bool {
+	r := &q.rx
+	d := &r.direct
+	if d.left > 0 || r.w-r.r < d.skip {
+		return false
+	}
+	r.r += d.skip
+	r.narrow = true
+	h, n, head := d.h, d.n, d.head
+	*d = direct{}
+	if err := q.deliver(&h, n); err != nil {
+		q.refuseSegment(err, head[:h.Len()], h.Len()+n)
+		return false
+	}
+	return true
+}
+
+// errLocal says that a segment failed for a reason of ours, which a work request tells.
+var errLocal = errors.New("local error")
+
+// refuseSegment ends the queue pair because of a segment.
+func (q *QP) refuseSegment(err error, seg []byte, n int) {
+	var code Code
+	if errors.As(err, &code) {
+		q.terminate(code, seg, n)
+		return
+	}
+	q.fail(rdma.EventQPFatal, errLocalMemory)
+	q.sayTerminate(&Terminate{Code: CodeLocal})
+}
+
+// target finds where the payload of a segment goes, n bytes. Nothing is placed that was
+// not checked here. The error is the Code to be told the peer, or errLocal.
+func (q *QP) target(h *Header, n int) (place [2][]byte, err error) {
+	switch h.Op {
+	case OpWrite:
+		place[0], err = q.targetWrite(h, n)
+	case OpReadResponse:
+		place[0], err = q.targetResponse(h, n)
+	default:
+		return q.targetSend(h, n)
+	}
+	return place, err
+}
+
+// targetWrite checks a segment of a WRITE (RFC 5041 §5.1, §7.1). An empty one is not
+// checked (RFC 5040 §5.1).
+func (q *QP) targetWrite(h *Header, n int) ([]byte, error) {
+	if n == 0 {
+		return nil, nil
+	}
+	if h.TO+uint64(n)-1 < h.TO {
+		return nil, CodeTaggedWrap
+	}
+	if q.access&rdma.RemoteWrite == 0 {
+		return nil, CodeAccess
+	}
+	b, st := q.cfg.Memory.Remote(h.STag, h.TO, uint32(n), rdma.RemoteWrite)
+	switch st {
+	case rdma.StatusSuccess:
+		return b, nil
+	case rdma.StatusRemoteAccess:
+		return nil, CodeAccess // DDP has no code for it, RDMAP has
+	case rdma.StatusRemoteOp:
+		return nil, CodeTaggedBounds
+	default:
+		return nil, CodeTaggedSTag
+	}
+}
+
+// targetResponse checks a segment of a READ response: it must be the next of the oldest
+// READ (RFC 5040 §5.2.2).
+func (q *QP) targetResponse(h *Header, n int) ([]byte, error) {
+	reads := &q.tx.reads
+	if reads.requests.size() == 0 || reads.sent == reads.requests.head {
+		return nil, CodeOpcode
+	}
+	e := reads.requests.at(0)
+	switch end := uint64(e.got) + uint64(n); {
+	case h.STag != e.sink:
+		return nil, CodeTaggedSTag
+	case h.TO != uint64(e.got), end > uint64(e.size), h.Last && end != uint64(e.size):
+		return nil, CodeTaggedBounds
+	case n == 0:
+		return nil, nil
+	}
+	b, st := q.cfg.Memory.Local(q.tx.queue.at(e.index).sgl[0], true)
+	if st != rdma.StatusSuccess {
+		q.failSend(e.index, st, rdma.EventQPFatal, errLocalMemory)
+		q.sayTerminate(&Terminate{Code: CodeLocal})
+		return nil, errLocal
+	}
+	return b[e.got : int(e.got)+n], nil
+}
+
+// targetSend checks a segment of a SEND (RFC 5041 §5.2, §7.1): the next of the message,
+// or the first of the next message, in the next receive buffer.
+func (q *QP) targetSend(h *Header, n int) (place [2][]byte, err error) {
+	r := &q.rx
+	switch {
+	case h.MSN != r.msn[queueSend]:
+		return place, CodeMSN
+	case r.head == r.tail:
+		return place, CodeNoBuffer
+	case h.MO != r.mo:
+		return place, CodeMO
+	case r.mo > 0 && h.Op != r.op:
+		return place, CodeOpcode
+	}
+	w := r.recv(r.head)
+	if uint64(r.mo)+uint64(n) > uint64(w.sge.Length)+uint64(w.spill.Length) {
+		q.failRecv(rdma.StatusLocalLength)
+		return place, CodeTooLong
+	}
+	if n == 0 {
+		return place, nil
+	}
+	off, left := uint64(r.mo), uint64(n)
+	for i, sge := range [2]rdma.SGE{w.sge, w.spill} {
+		size := uint64(sge.Length)
+		if left == 0 || off >= size {
+			off -= min(off, size)
+			continue
+		}
+		b, st := q.cfg.Memory.Local(sge, true)
+		if st != rdma.StatusSuccess {
+			q.failRecv(st)
+			return place, errLocal
+		}
+		place[i] = b[off:min(off+left, size)]
+		left -= uint64(len(place[i]))
+		off = 0
+	}
+	return place, nil
+}
+
+// opened counts a segment that was valid. The first one lets a responder send (RFC 5044
+// §7.1.2).
+func (q *QP) opened(n int) {
+	q.start.gated = false
+	q.stats.RxFPDUs++
+	q.stats.RxBytes += uint64(n)
+}
+
+// deliver ends a segment whose payload is placed and checked.
+func (q *QP) deliver(h *Header, n int) error {
+	q.opened(n)
+	switch h.Op {
+	case OpWrite:
+	case OpReadResponse:
+		e := q.tx.reads.requests.at(0)
+		e.got += uint32(n)
+		if h.Last {
+			q.responded()
+		}
+	default:
+		r := &q.rx
+		r.mo += uint32(n)
+		r.op = h.Op
+		if h.Last {
+			return q.deliverSend(h)
+		}
+	}
+	return nil
+}
+
+// deliverSend completes a receive buffer.
+func (q *QP) deliverSend(h *Header) error {
+	r := &q.rx
+	wc := rdma.WC{ID: r.recv(r.head).id, Op: rdma.OpRecv, Bytes: r.mo, Solicit: h.Op.solicited()}
+	if h.Op.invalidates() {
+		if !q.cfg.Memory.Invalidate(h.STag) {
+			return CodeInvalidate
+		}
+		q.ForgetMemory()
+		if q.state != rdma.QPRTS {
+			return nil
+		}
+		wc.Invalidated, wc.InvKey = true, h.STag
+	}
+	q.completeRecv(wc)
+	r.head++
+	r.msn[queueSend]++
+	r.mo = 0
+	return nil
+}
+
+// handleReadRequest queues a READ of the peer. What it reads is checked now, and again when
+// the response is made (RFC 5040 §5.2.1).
+func (q *QP) handleReadRequest(h *Header, payload []byte) error {
+	r := &q.rx
+	switch {
+	case h.MSN != r.msn[queueReadRequest]:
+		return CodeMSN
+	case h.MO != 0:
+		return CodeMO
+	case len(payload) > readRequestLen || !h.Last && len(payload) == readRequestLen:
+		return CodeTooLong
+	}
+	req, err := ParseReadRequest(payload)
+	if err != nil {
+		return err
+	}
+	if q.tx.reads.served.size() >= r.ird {
+		return CodeNoBuffer
+	}
+	if _, code := q.source(&req); code != CodeLocal {
+		return code
+	}
+	r.msn[queueReadRequest]++
+	q.tx.reads.served.push(req)
+	return nil
+}
+
+// handleTerminate ends the queue pair because the peer says so. A READ that is to blame, or
+// that waits the longest, tells why; the rest is flushed.
+func (q *QP) handleTerminate(payload []byte) {
+	term, err := ParseTerminate(payload)
+	if err != nil {
+		term = Terminate{Code: CodeStream}
+	}
+	term.Header = append([]byte(nil), term.Header...)
+	term.Request = append([]byte(nil), term.Request...)
+	q.opened(0)
+	reason := &TerminateError{Terminate: term}
+	if e := q.blamed(&term); e != nil {
+		q.failSend(e.index, term.Code.status(), rdma.EventQPFatal, reason)
+	} else {
+		q.fail(rdma.EventQPFatal, reason)
+	}
+	q.tx.drop()
+}
+
+// blamed returns the READ that a Terminate is about, if any.
+func (q *QP) blamed(term *Terminate) *outstanding {
+	reads := &q.tx.reads.requests
+	var h Header
+	named := len(term.Header) > 0
+	if named && (h.Parse(term.Header) != nil || h.Op != OpReadRequest) {
+		return nil
+	}
+	for i := range reads.size() {
+		if e := reads.at(i); !e.rtr && (!named || e.msn == h.MSN) {
+			return e
+		}
+	}
+	return nil
+}
