@@ -220,7 +220,7 @@ fmt: ## Format the code as lint wants it (gofumpt, goimports).
 	$(GOTOOL) golangci-lint fmt
 
 .PHONY: rfcmatrix
-rfcmatrix: ## Write docs/rfc7609.md: each rule of RFC 7609, its code and test (ARGS=-prove).
+rfcmatrix: ## Write docs/rfc7609.md and docs/iwarp.md: each rule, its code and test (ARGS=-prove).
 	$(GO) run ./tools/rfcmatrix $(ARGS)
 
 .PHONY: verify

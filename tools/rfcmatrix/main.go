@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command rfcmatrix writes docs/rfc7609.md: what RFC 7609 demands, statement
-// by statement, where it is in the code, and which test proves it.
+// Command rfcmatrix writes what protocol documents demand, statement by
+// statement, where it is in the code, and which test proves it:
+// docs/rfc7609.md of SMC-R, docs/iwarp.md of iWARP's four RFCs.
 //
-// It reads docs/rfc7609/*.txt and checks that each function, type, constant
-// and test named there exists, so that the table cannot rot: who renames or
-// removes one of them hears of it from the test in this package.
+// It reads docs/rfc7609/*.txt and its like and checks that each function, type,
+// constant and test named there exists, so that the table cannot rot: who renames
+// or removes one of them hears of it from the test in this package.
 //
 // # The files
 //
@@ -19,6 +20,9 @@
 //	code: cdc.Conn.UpdateDue; linkgroup.MaxLinks
 //	test: cdc.TestSection4_5_1_WindowUpdate; clc.TestParseErrors/trailer
 //	exception: What we do instead, and why.
+//
+// Where a table is of several RFCs, a section begins with the number of its RFC:
+// §5044.7.1.2 and R5044.7.1.2-1.
 //
 // The number is for good: later statements get later numbers, and the number
 // of one that goes is not used again. The level is MUST, SHOULD or MAY, as
@@ -39,8 +43,9 @@
 //   - open: what is still missing. A statement that has none of code, test,
 //     exception and unused is open, too.
 //
-// Comments of pkg/smcr that name a section of the RFC are checked for sections
-// that there are.
+// Comments of pkg/smcr, and of the packages of the other documents, that name a
+// section of the RFC are checked for sections that there are. For a table of several
+// RFCs those count that stand behind the number of their RFC.
 //
 // # Proof
 //
@@ -80,9 +85,6 @@ import (
 const (
 	exitFailed = 1
 	exitUsage  = 2
-
-	dataDir = "docs/rfc7609"
-	output  = "docs/rfc7609.md"
 )
 
 func main() { os.Exit(run(os.Args[1:], os.Stderr)) }
@@ -90,7 +92,7 @@ func main() { os.Exit(run(os.Args[1:], os.Stderr)) }
 func run(args []string, stderr io.Writer) int {
 	flags := flag.NewFlagSet("rfcmatrix", flag.ContinueOnError)
 	flags.SetOutput(stderr)
-	check := flags.Bool("check", false, "write nothing; fail if "+output+" is not up to date")
+	check := flags.Bool("check", false, "write nothing; fail if a document is not up to date")
 	proveIt := flags.Bool("prove", false, "write nothing; see that tests fail without the code that they prove")
 	rows := flags.String("rows", "", "with -prove: beginnings of statements' numbers, or names of files, separated by commas")
 	jobs := flags.Int("j", 1, "with -prove: how many tests run at a time")
@@ -119,55 +121,55 @@ func findRoot() (string, error) {
 		return "", err
 	}
 	for {
-		if _, err := os.Stat(filepath.Join(dir, dataDir)); err == nil {
+		if _, err := os.Stat(filepath.Join(dir, documents[0].dir)); err == nil {
 			return dir, nil
 		}
 		up := filepath.Dir(dir)
 		if up == dir {
-			return "", errors.New("no " + dataDir + " here or above: run it in the repository")
+			return "", errors.New("no " + documents[0].dir + " here or above: run it in the repository")
 		}
 		dir = up
 	}
 }
 
-// update writes the document, or with check only compares it.
+// update writes the documents, or with check only compares them.
 func update(root string, check bool) error {
 	repo := os.DirFS(root)
-	want, err := document(repo)
+	ix, err := readSource(repo)
 	if err != nil {
 		return err
 	}
-	if !check {
-		return os.WriteFile(filepath.Join(root, output), want, 0o644)
+	var errs []error
+	for i := range documents {
+		errs = append(errs, documents[i].update(root, ix, check))
 	}
-	got, err := fs.ReadFile(repo, output)
+	return errors.Join(errs...)
+}
+
+func (d *document) update(root string, ix *source, check bool) error {
+	sections, err := d.load(ix)
+	if err != nil {
+		return err
+	}
+	want := d.render(sections)
+	if !check {
+		return os.WriteFile(filepath.Join(root, d.output()), want, 0o644)
+	}
+	got, err := fs.ReadFile(ix.repo, d.output())
 	if err != nil {
 		return err
 	}
 	if !bytes.Equal(got, want) {
-		return fmt.Errorf("%s is not up to date: run make rfcmatrix and commit it", output)
+		return fmt.Errorf("%s is not up to date: run make rfcmatrix and commit it", d.output())
 	}
 	return nil
 }
 
-// document writes the statements as Markdown.
-func document(repo fs.FS) ([]byte, error) {
-	sections, err := load(repo)
-	if err != nil {
-		return nil, err
-	}
-	return render(sections), nil
-}
-
 // load reads the statements and checks them against the code.
-func load(repo fs.FS) ([]*section, error) {
-	sections, err := readStatements(repo)
+func (d *document) load(ix *source) ([]*section, error) {
+	sections, err := d.readStatements(ix.repo)
 	if err != nil {
 		return nil, err
 	}
-	ix, err := readSource(repo)
-	if err != nil {
-		return nil, err
-	}
-	return sections, errors.Join(ix.resolve(sections), ix.checkCitations(sections))
+	return sections, errors.Join(ix.resolve(sections), ix.checkCitations(d, sections))
 }

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"io/fs"
 	"slices"
 	"strings"
 	"testing"
@@ -138,6 +139,16 @@ func helper() {}
 	}
 }
 
+// tableOf is the first document of a repository.
+func tableOf(r fs.FS) ([]byte, error) {
+	ix, err := readSource(r)
+	if err != nil {
+		return nil, err
+	}
+	sections, err := documents[0].load(ix)
+	return documents[0].render(sections), err
+}
+
 func TestDocument_references(t *testing.T) {
 	for _, tt := range []struct{ ref, want string }{
 		{"code: cdc.Conn", ""},
@@ -159,7 +170,7 @@ func TestDocument_references(t *testing.T) {
 		{"code: cdc.Conn\ntest: cdc.TestNext/row two", "names no such subtest"},
 		{"code: cdc.Conn\ntest: test/netns/gone.sh", "there is no such package"},
 	} {
-		doc, err := document(repo("R3.5.5.1.4-1 MUST Do it.\n" + tt.ref + "\n"))
+		doc, err := tableOf(repo("R3.5.5.1.4-1 MUST Do it.\n" + tt.ref + "\n"))
 		switch {
 		case tt.want == "" && err != nil:
 			t.Errorf("%s: %v", tt.ref, err)
@@ -174,9 +185,33 @@ func TestDocument_references(t *testing.T) {
 func TestDocument_citations(t *testing.T) {
 	r := repo("R3.5.5.1.4-1 MUST Do it.\n")
 	r["pkg/smcr/cdc/more.go"] = &fstest.MapFile{Data: []byte("package cdc\n\n// As §3.5.5.1.5 says.\nvar x int\n")}
-	_, err := document(r)
+	_, err := tableOf(r)
 	if want := "pkg/smcr/cdc/more.go:3:1: RFC 7609 has no §3.5.5.1.5"; err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("error %v, want %q", err, want)
+	}
+}
+
+// In a table of several RFCs a section is named with its RFC.
+func TestDocument_citationsOfSeveral(t *testing.T) {
+	for comment, want := range map[string]string{
+		"RFC 5044 §7.1.2 and §7.1": "",
+		"RFC 5040 §7.1.2":          "pkg/rdma/iwarp/x.go:2:1: iWARP has no §5040.7.1.2",
+		"RFC 5041 §5; §6":          "pkg/rdma/iwarp/x.go:2:1: iWARP has no §5041.6",
+		"RFC 3720 §99, §98":        "",
+		"as §99 says":              "",
+	} {
+		ix, err := readSource(fstest.MapFS{
+			"docs/iwarp/1.txt":       {Data: []byte("§5041.5 Data\n§5044.7.1.2 Rules\n")},
+			"pkg/rdma/iwarp/x.go":    {Data: []byte("package iwarp\n// " + comment + "\nvar x int\n")},
+			"pkg/rdma/another/x.go":  {Data: []byte("package another\n// RFC 5044 §99\nvar x int\n")},
+			"pkg/smcr/cdc/bogus7.go": {Data: []byte("package cdc\n// RFC 5044 §99\nvar x int\n")},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err = documents[1].load(ix); (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: error %v, want %q", comment, err, want)
+		}
 	}
 }
 
@@ -187,7 +222,7 @@ func TestRender(t *testing.T) {
 	}
 	s := sections[1].statements[0]
 	s.code[0].file, s.tests[0].file = "a/b.go", "a/b_test.go"
-	doc := string(render(sections))
+	doc := string(documents[0].render(sections))
 	for _, want := range []string{
 		"| 2.2 | Groups | 1 | 1 | 1 | | | 3 |\n",
 		"| R2.2.1-1 | MUST | A\\|B. | tested | [a.B](../a/b.go) | [a.TestB/x\\[y\\]](../a/b_test.go) |\n",

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path"
 	"slices"
@@ -30,11 +31,22 @@ type claim struct {
 // prove switches each function off that a statement names and runs the tests of that
 // statement: one of them must fail, or the statement says why none does.
 func prove(root string, p proof) (err error) {
-	sections, err := load(os.DirFS(root))
+	ix, err := readSource(os.DirFS(root))
 	if err != nil {
 		return err
 	}
-	all := claims(sections)
+	var all []claim
+	for i := range documents {
+		d := &documents[i]
+		if _, err := fs.Stat(ix.repo, d.dir); err != nil {
+			continue // update misses it
+		}
+		sections, err := d.load(ix)
+		if err != nil {
+			return err
+		}
+		all = append(all, claims(sections)...)
+	}
 	chosen := slices.DeleteFunc(slices.Clone(all), func(c claim) bool { return !p.wants(c.s) })
 	if len(chosen) == 0 {
 		return fmt.Errorf("-rows %s: no such row names a function and a test", strings.Join(p.rows, ","))

@@ -37,8 +37,9 @@ type symbol struct {
 	from, to int
 }
 
-// citation is a section of the RFC named by a comment.
-type citation struct{ section, where string }
+// citation is a section of an RFC named by a comment; rfc is empty if the comment
+// names none before it.
+type citation struct{ rfc, section, file, where string }
 
 // readSource parses every Go file of the module, whatever its build tags.
 func readSource(repo fs.FS) (*source, error) {
@@ -91,10 +92,10 @@ func (ix *source) parse(name string) error {
 	} else {
 		p.addSymbols(f, fset, name)
 	}
-	if strings.HasPrefix(name, "pkg/smcr/") {
+	if slices.ContainsFunc(documents, func(d document) bool { return strings.HasPrefix(name, d.code) }) {
 		for _, group := range f.Comments {
 			for _, c := range group.List {
-				ix.cites = append(ix.cites, citations(c.Text, fset.Position(c.Pos()).String())...)
+				ix.cites = append(ix.cites, citations(c.Text, name, fset.Position(c.Pos()).String())...)
 			}
 		}
 	}
@@ -181,24 +182,22 @@ var (
 	citationForm  = regexp.MustCompile(`(RFC (\d+)[^§]{0,20})?§ ?([0-9][0-9.]*[0-9]|[0-9])`)
 )
 
-// citations finds the sections that a comment names. Those of another RFC
-// stand right behind its number.
-func citations(comment, where string) []citation {
+// citations finds the sections that a comment names. They are of the RFC whose number
+// stands before them.
+func citations(comment, file, where string) []citation {
 	var all []citation
-	other := false
+	rfc := ""
 	for _, m := range citationForm.FindAllStringSubmatch(comment, -1) {
 		if m[2] != "" {
-			other = m[2] != "7609"
+			rfc = m[2]
 		}
-		if !other {
-			all = append(all, citation{m[3], where})
-		}
+		all = append(all, citation{rfc, m[3], file, where})
 	}
 	return all
 }
 
-// checkCitations finds comments that name a section which the RFC has not.
-func (ix *source) checkCitations(sections []*section) error {
+// checkCitations finds comments that name a section which the document has not.
+func (ix *source) checkCitations(d *document, sections []*section) error {
 	known := map[string]bool{}
 	for _, s := range sections {
 		for n := s.number; n != ""; {
@@ -209,8 +208,9 @@ func (ix *source) checkCitations(sections []*section) error {
 	}
 	var errs []error
 	for _, c := range ix.cites {
-		if !known[c.section] {
-			errs = append(errs, fmt.Errorf("%s: RFC 7609 has no §%s, or %s lacks it", c.where, c.section, dataDir))
+		n := d.section(c)
+		if strings.HasPrefix(c.file, d.code) && n != "" && !known[n] {
+			errs = append(errs, fmt.Errorf("%s: %s has no §%s, or %s lacks it", c.where, d.about, n, d.dir))
 		}
 	}
 	return errors.Join(errs...)

@@ -79,8 +79,8 @@ var (
 )
 
 // readStatements reads all files, in the order of their sections.
-func readStatements(repo fs.FS) ([]*section, error) {
-	names, err := fs.Glob(repo, path.Join(dataDir, "*.txt"))
+func (d *document) readStatements(repo fs.FS) ([]*section, error) {
+	names, err := fs.Glob(repo, path.Join(d.dir, "*.txt"))
 	if err != nil {
 		return nil, err
 	}
@@ -97,7 +97,7 @@ func readStatements(repo fs.FS) ([]*section, error) {
 		sections = append(sections, got...)
 	}
 	if len(sections) == 0 {
-		return nil, fmt.Errorf("%s: no statements", dataDir)
+		return nil, fmt.Errorf("%s: no statements", d.dir)
 	}
 	slices.SortStableFunc(sections, func(a, b *section) int { return compareNumbers(a.number, b.number) })
 	for i := 1; i < len(sections); i++ {

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import "slices"
+
+// document is what a table is about.
+type document struct {
+	dir   string   // of the statements; the table is beside it
+	title string   // of the table
+	about string   // what the statements are of
+	rfcs  []string // numbers; with several, sections begin with them
+	code  string   // directory whose comments are checked
+	linux string   // who "Linux" is in it
+}
+
+// documents are all tables that there are.
+var documents = []document{
+	{
+		dir: "docs/rfc7609", title: "RFC 7609", about: "RFC 7609", rfcs: []string{"7609"}, code: "pkg/smcr/",
+		linux: "the SMC-R of the\nLinux kernel, with which we are wire compatible; some rules hold towards all others, but",
+	},
+	{
+		dir: "docs/iwarp", title: "iWARP", about: "iWARP", rfcs: []string{"5040", "5041", "5044", "6581"}, code: "pkg/rdma/iwarp/",
+		linux: "siw, the software iWARP of the\nLinux kernel, with which we are wire compatible; some rules hold towards all others, but",
+	},
+}
+
+// output is the path of the table.
+func (d *document) output() string { return d.dir + ".md" }
+
+// section returns the number under which the statements have a section that a comment
+// names, or "" if it is not of this document.
+func (d *document) section(c citation) string {
+	switch {
+	case len(d.rfcs) == 1 && (c.rfc == "" || c.rfc == d.rfcs[0]):
+		return c.section
+	case len(d.rfcs) > 1 && slices.Contains(d.rfcs, c.rfc):
+		return c.rfc + "." + c.section
+	}
+	return ""
+}
