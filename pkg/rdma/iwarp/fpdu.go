@@ -30,7 +30,7 @@ func padLen(ulpdu int) int { return -(lengthLen + ulpdu) & 3 }
 func fpduLen(ulpdu int) int { return lengthLen + ulpdu + padLen(ulpdu) + crcLen }
 
 // MULPDU returns the length of the longest ULPDU whose FPDU fits into a TCP segment of
-// emss bytes, with its markers, if any (RFC 5044 §4.4), within [MinULPDU] and
+// emss bytes, with its markers, if any (RFC 5044 §4.5), within [MinULPDU] and
 // [MaxOwnULPDU].
 func MULPDU(emss int, markers bool) int {
 	n := emss - (fpduOverhead + emss%4)

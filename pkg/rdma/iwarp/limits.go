@@ -21,7 +21,7 @@ const (
 	MaxOwnULPDU = 65530
 
 	// MinULPDU is what MPA offers to DDP however small TCP's segments are
-	// (RFC 5044 §4.4).
+	// (RFC 5044 §4.5).
 	MinULPDU = 128
 
 	// DefaultULPDU is used while nothing is known of TCP's segments: an Ethernet

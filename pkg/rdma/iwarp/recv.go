@@ -27,7 +27,7 @@ type receiver struct {
 	ring       []recvWQE
 	head, tail uint32
 
-	msn [numQueues]uint32 // expected, RFC 5041 §5.2: from 1
+	msn [numQueues]uint32 // expected, RFC 5041 §4.3: from 1
 	mo  uint32            // expected, of the SEND that is coming in
 	op  Opcode            // of that, if it is not its first segment
 

@@ -50,7 +50,7 @@ type sender struct {
 	queue    sendQueue
 	maxULPDU int
 	framing  Framing
-	msn      [numQueues]uint32 // next, RFC 5041 §5.2: from 1
+	msn      [numQueues]uint32 // next, RFC 5041 §4.3: from 1
 
 	segs       [maxSegments]segment
 	head, tail uint32

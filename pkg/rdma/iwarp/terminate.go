@@ -13,7 +13,7 @@ import (
 // the order of RFC 5040 §4.8. As an error it is what a received segment did wrong.
 type Code uint16
 
-// Codes of RDMAP (RFC 5040 §4.8), DDP (RFC 5041 §7.1) and MPA (RFC 5044 §8, RFC 6581
+// Codes of RDMAP (RFC 5040 §4.8), DDP (RFC 5041 §7.2) and MPA (RFC 5044 §8, RFC 6581
 // §8).
 const (
 	CodeLocal Code = 0x0000 // RDMAP: local catastrophic error
