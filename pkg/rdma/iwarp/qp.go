@@ -246,7 +246,7 @@ func (q *QP) HandleEnd(now time.Time, err error) {
 func (q *QP) endOpen(now time.Time, err error) {
 	switch {
 	case err != nil:
-		err = fmt.Errorf("queue pair %v lost its TCP connection: %w", q.cfg.Num, err)
+		err = fmt.Errorf("TCP connection lost: %w", err)
 		q.failSend(q.tx.queue.head, rdma.StatusRetryExceeded, rdma.EventPathDown, err)
 		q.becomeClosed()
 	case q.rx.isBetween():
