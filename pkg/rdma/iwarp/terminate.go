@@ -48,13 +48,13 @@ const (
 	CodeTooLong         Code = 0x1205
 	CodeUntaggedVersion Code = 0x1206
 
-	CodeTCP         Code = 0x2001 // MPA: TCP connection closed or lost
-	CodeCRC         Code = 0x2002
-	CodeMarker      Code = 0x2003 // marker and length of an FPDU do not match
-	CodeStartup     Code = 0x2004 // invalid Request or Reply
-	CodeMPALocal    Code = 0x2005
-	CodeIRD         Code = 0x2006 // not enough READs
-	CodeRTR         Code = 0x2007 // no common RTR message
+	CodeTCP      Code = 0x2001 // MPA: TCP connection closed or lost
+	CodeCRC      Code = 0x2002
+	CodeMarker   Code = 0x2003 // marker and length of an FPDU do not match
+	CodeStartup  Code = 0x2004 // invalid Request or Reply
+	CodeMPALocal Code = 0x2005
+	CodeIRD      Code = 0x2006 // not enough READs
+	CodeRTR      Code = 0x2007 // no common RTR message
 )
 
 // Parts of a code.
