@@ -9,6 +9,9 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
 )
 
 func unhex(tb testing.TB, s string) []byte {
@@ -199,5 +202,102 @@ func TestStream_captures(t *testing.T) {
 		if ops[op] == 0 {
 			t.Errorf("captures have no %v", op)
 		}
+	}
+}
+
+// TestQP_likeCaptures plays the captured initiator's part against what siw said: a queue
+// pair does what its program does, and everything that it sends is the same, byte for
+// byte.
+func TestQP_likeCaptures(t *testing.T) {
+	played := 0
+	for _, s := range capturedStreams(t) {
+		ask, err := ParseFrame(s.segments[0].bytes)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if ask.Enhanced.RTRRead {
+			continue // its sink is drawn, and siw answered another one
+		}
+		played++
+		t.Run(s.name, func(t *testing.T) {
+			a := newSide(t, "a", nil)
+			now := time.Unix(1000, 0)
+			// What the captured program told siw to read and to write.
+			shown, target := a.mem.add(4096, rdma.RemoteRead), a.mem.add(4096, allAccess)
+			shown.rkey, shown.addr = 0x01234501, 0x10000
+			target.rkey, target.addr = 0x06789a02, 0x7fff00000003
+			for i := range 20 {
+				a.recv(rdma.RecvWR{ID: uint64(i), SGE: a.mr.sge(i*64, 64)})
+			}
+			st := Startup{
+				Rev: ask.Rev, NoCRC: !ask.CRC, PeerToPeer: ask.Enhanced.PeerToPeer, PrivateData: ask.PrivateData,
+				IRD: int(ask.Enhanced.IRD), ORD: int(ask.Enhanced.ORD), MaxULPDU: 1414,
+			}
+			if err := a.q.Start(now, st); err != nil {
+				t.Fatal(err)
+			}
+			a.transmit(now, 1<<20)
+			a.sent = a.sent[:0] // offers an empty READ, too
+			f := Framing{CRC: ask.CRC}
+			for _, seg := range s.turns()[1:] {
+				if !seg.initiator {
+					if err := a.feed(now, seg.bytes); err != nil {
+						t.Fatalf("siw's %x: %v", seg.bytes, err)
+					}
+					continue
+				}
+				for b := seg.bytes; len(b) > 0; {
+					u, n, err := f.Next(b)
+					if err != nil {
+						t.Fatal(err)
+					}
+					b = b[n:]
+					a.act(now, u, shown)
+				}
+				for a.transmit(now, 100) > 0 {
+				}
+				if !bytes.Equal(a.sent, seg.bytes) {
+					t.Fatalf("sent %x, captured %x", a.sent, seg.bytes)
+				}
+				a.sent = a.sent[:0]
+			}
+			a.mem.intact(t)
+		})
+	}
+	if played < 5 {
+		t.Errorf("only %d streams were played", played)
+	}
+}
+
+// turns are the segments with those in the same direction together.
+func (s *capturedStream) turns() []capturedSegment {
+	var all []capturedSegment
+	for _, seg := range s.segments {
+		if n := len(all); n > 0 && all[n-1].initiator == seg.initiator {
+			all[n-1].bytes = append(bytes.Clone(all[n-1].bytes), seg.bytes...)
+			continue
+		}
+		all = append(all, seg)
+	}
+	return all
+}
+
+// act does what the program did that sent a segment.
+func (s *side) act(now time.Time, ulpdu []byte, shown *region) {
+	s.tb.Helper()
+	var h Header
+	if err := h.Parse(ulpdu); err != nil {
+		s.tb.Fatal(err)
+	}
+	payload := ulpdu[h.Len():]
+	switch h.Op {
+	case OpSend:
+		s.send(now, rdma.SendWR{Flags: rdma.SendInline, Inline: payload})
+	case OpSendSE:
+		s.send(now, rdma.SendWR{Flags: rdma.SendInline | rdma.SendSolicited, Inline: payload})
+	case OpReadResponse: // of the request that waits: siw's sink is somewhere else
+		at := h.TO - s.q.tx.reads.toServe().SinkTO
+		copy(shown.buf[at:], payload)
+	default: // the RTR
 	}
 }

@@ -56,7 +56,7 @@ func (s *sendQueue) size() int { return int(s.tail - s.head) }
 // they complete as flushed.
 func (q *QP) PostSend(_ time.Time, wrs []rdma.SendWR) (int, error) {
 	st := q.state
-	if st != rdma.QPRTS && st != rdma.QPError || st == rdma.QPRTS && q.draining {
+	if st != rdma.QPRTS && st != rdma.QPError {
 		return 0, fmt.Errorf("post send to queue pair %v in %v: %w", q.cfg.Num, st, rdma.ErrState)
 	}
 	s := &q.tx.queue

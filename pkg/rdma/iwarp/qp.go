@@ -118,6 +118,9 @@ func NewQP(c QPConfig) (*QP, error) {
 // Num returns the queue pair number.
 func (q *QP) Num() rdma.QPN { return q.cfg.Num }
 
+// Limits returns what PostSend takes. They are constant.
+func (q *QP) Limits() wq.Limits { return q.limits }
+
 // State returns the state. It is RTS while the phase is OPEN.
 func (q *QP) State() rdma.QPState { return q.state }
 
@@ -203,7 +206,8 @@ func (q *QP) setDeadline(now time.Time) {
 }
 
 // Disconnect ends the stream in order: when all that was posted is done and the peer's
-// READs are answered, our half ends. Nothing more may be posted.
+// READs are answered, our half ends and the queue pair goes to ERR. What is posted before
+// that is done, too.
 func (q *QP) Disconnect(now time.Time) error {
 	if q.state != rdma.QPRTS {
 		return fmt.Errorf("disconnect queue pair %v in %v: %w", q.cfg.Num, q.state, rdma.ErrState)

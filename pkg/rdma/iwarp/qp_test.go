@@ -4,7 +4,6 @@ package iwarp
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"testing"
 
@@ -218,12 +217,11 @@ func TestQP_disconnect(t *testing.T) {
 	if err := p.a.q.Disconnect(p.now); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := p.a.q.PostSend(p.now, make([]rdma.SendWR, 1)); !errors.Is(err, rdma.ErrState) {
-		t.Errorf("post behind Disconnect: %v", err)
-	}
+	p.a.send(p.now, rdma.SendWR{ID: 3, Flags: rdma.SendSignaled}) // in time
+	p.b.recv(rdma.RecvWR{ID: 9})
 	p.settle()
-	wantWCs(t, p.a, "1 RDMA_READ success 90000", "2 SEND success 0")
-	wantWCs(t, p.b, "7 RECV success 0", "8 RECV work request flushed")
+	wantWCs(t, p.a, "1 RDMA_READ success 90000", "2 SEND success 0", "3 SEND success 0")
+	wantWCs(t, p.b, "7 RECV success 0", "8 RECV success 0", "9 RECV work request flushed")
 	if ev, ok := p.b.q.PollEvent(); !ok || ev.Kind != rdma.EventDisconnected {
 		t.Errorf("peer's event %v %v", ok, ev)
 	}

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"hash/crc32"
+	"math"
 	"time"
 
 	"github.com/smcr-io/kube-smcr/internal/invariant"
@@ -146,7 +147,7 @@ func (q *QP) HandleRx(now time.Time, n int) error {
 	q.rx.w += n
 	invariant.Must(q.rx.w <= len(q.rx.buf), "iwarp: more bytes received than there was room for")
 	before := q.phase
-	q.process(now)
+	q.process()
 	if q.phase != before && (q.phase == PhaseFailed || q.phase == PhaseClosing) {
 		q.setDeadline(now)
 		return q.err
@@ -155,11 +156,11 @@ func (q *QP) HandleRx(now time.Time, n int) error {
 }
 
 // process handles what was received.
-func (q *QP) process(now time.Time) {
+func (q *QP) process() {
 	for {
 		switch q.phase {
 		case PhaseWaitReply, PhaseWaitRequest:
-			if !q.handleStart(now) {
+			if !q.handleStart() {
 				return
 			}
 		case PhaseOpen:
@@ -380,7 +381,7 @@ func (q *QP) targetSend(h *Header, n int) (place [2][]byte, err error) {
 		return place, CodeOpcode
 	}
 	w := r.recv(r.head)
-	if uint64(r.mo)+uint64(n) > uint64(w.sge.Length)+uint64(w.spill.Length) {
+	if room := uint64(w.sge.Length) + uint64(w.spill.Length); uint64(r.mo)+uint64(n) > min(room, math.MaxUint32) {
 		q.failRecv(rdma.StatusLocalLength)
 		return place, CodeTooLong
 	}

@@ -115,6 +115,7 @@ func (q *QP) Start(now time.Time, s Startup) error {
 	q.tx.begin(s.MaxULPDU)
 	q.rx.begin()
 	q.rx.w = copy(q.rx.buf, s.Early)
+	q.start.Early = nil // the caller's
 	q.deadline = time.Time{}
 	if s.Timeout > 0 {
 		q.deadline = now.Add(s.Timeout)
@@ -133,6 +134,7 @@ func (q *QP) Start(now time.Time, s Startup) error {
 		}
 	}
 	q.tx.greet(&f)
+	q.start.PrivateData = nil // the caller's
 	return nil
 }
 
@@ -162,7 +164,7 @@ func (q *QP) refuse(code Code, err error) {
 
 // handleStart looks for the peer's frame in what was received. It reports whether there is
 // one.
-func (q *QP) handleStart(now time.Time) bool {
+func (q *QP) handleStart() bool {
 	reply := q.phase == PhaseWaitReply
 	b := q.rx.buf[q.rx.r:q.rx.w]
 	if len(b) < startLen {
@@ -189,7 +191,7 @@ func (q *QP) handleStart(now time.Time) bool {
 	q.start.peer, q.start.hasPeer = f, true
 	q.deadline = time.Time{}
 	if reply {
-		q.handleReply(now, &f)
+		q.handleReply(&f)
 	} else {
 		q.handleRequest(&f)
 	}
@@ -197,7 +199,7 @@ func (q *QP) handleStart(now time.Time) bool {
 }
 
 // handleReply is an initiator's: the stream opens, or not.
-func (q *QP) handleReply(_ time.Time, f *Frame) {
+func (q *QP) handleReply(f *Frame) {
 	s := &q.start
 	switch {
 	case f.Reject:
@@ -310,7 +312,7 @@ func (q *QP) Reply(now time.Time, r Reply) error {
 	q.tx.greet(&f)
 	s.gated = true
 	q.open(ask)
-	q.process(now) // what came with the Request
+	q.process() // what came with the Request
 	return nil
 }
 

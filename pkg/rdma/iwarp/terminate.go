@@ -164,8 +164,9 @@ func (c Code) hasHeader() bool {
 	switch c {
 	case CodeTaggedVersion, CodeUntaggedVersion, CodeRDMAPVersion:
 		return false
+	default:
+		return c&codeLayerMask != codeLLP && c != CodeLocal
 	}
-	return c&codeLayerMask != codeLLP && c != CodeLocal
 }
 
 // Flags of a Terminate (RFC 5040 §4.8, HdrCt).
@@ -325,8 +326,9 @@ func (c Code) isAccess() bool {
 		return true
 	case codeTagged:
 		return c != CodeTaggedVersion
+	default:
+		return false
 	}
-	return false
 }
 
 // status is how a READ ends that the peer answered with a Terminate.
@@ -336,9 +338,10 @@ func (c Code) status() rdma.Status {
 		return rdma.StatusRemoteAccess
 	case codeUntagged:
 		return rdma.StatusRemoteInvalid
+	default:
+		if c == CodeRDMAPVersion || c == CodeOpcode {
+			return rdma.StatusRemoteInvalid
+		}
+		return rdma.StatusRemoteOp
 	}
-	if c == CodeRDMAPVersion || c == CodeOpcode {
-		return rdma.StatusRemoteInvalid
-	}
-	return rdma.StatusRemoteOp
 }
