@@ -33,27 +33,33 @@ var golden = []struct {
 }{
 	{
 		"empty WRITE", "000ec140 00000001 00000000 00000000 ebd34c5f",
-		Header{Tagged: true, Last: true, Op: OpWrite, STag: 1}, "",
+		Header{Tagged: true, Last: true, Op: OpWrite, STag: 1},
+		"",
 	},
 	{
 		"WRITE", "0014c140 11223344 00000000 00001000 61626364 65660000 7991e54f",
-		Header{Tagged: true, Last: true, Op: OpWrite, STag: 0x11223344, TO: 0x1000}, "abcdef",
+		Header{Tagged: true, Last: true, Op: OpWrite, STag: 0x11223344, TO: 0x1000},
+		"abcdef",
 	},
 	{
 		"SEND", "00174143 00000000 00000000 00000001 00000000 68656c6c 6f000000 b990b10c",
-		Header{Last: true, Op: OpSend, MSN: 1}, "hello",
+		Header{Last: true, Op: OpSend, MSN: 1},
+		"hello",
 	},
 	{
 		"SEND with SE and invalidate", "00134146 0a0b0c0d 00000000 00000002 00000000 78000000 e3fc66ff",
-		Header{Last: true, Op: OpSendSEInv, STag: 0x0a0b0c0d, MSN: 2}, "x",
+		Header{Last: true, Op: OpSendSEInv, STag: 0x0a0b0c0d, MSN: 2},
+		"x",
 	},
 	{
 		"SEND, first segment", "001e0143 00000000 00000000 00000003 00000000 30313233 34353637 38394142 131f4984",
-		Header{Op: OpSend, MSN: 3}, "0123456789AB",
+		Header{Op: OpSend, MSN: 3},
+		"0123456789AB",
 	},
 	{
 		"SEND, last segment", "00144143 00000000 00000000 00000003 0000000c 43440000 aa58c9fb",
-		Header{Last: true, Op: OpSend, MSN: 3, MO: 12}, "CD",
+		Header{Last: true, Op: OpSend, MSN: 3, MO: 12},
+		"CD",
 	},
 	{
 		"READ request", "002e4141 00000000 00000001 00000001 00000000 55667788 00000000 00002000 00000004 11223344 00000000 00001000 871f535c",
@@ -62,7 +68,8 @@ var golden = []struct {
 	},
 	{
 		"READ response", "0012c142 55667788 00000000 00002000 61626364 dba0cfa8",
-		Header{Tagged: true, Last: true, Op: OpReadResponse, STag: 0x55667788, TO: 0x2000}, "abcd",
+		Header{Tagged: true, Last: true, Op: OpReadResponse, STag: 0x55667788, TO: 0x2000},
+		"abcd",
 	},
 	{
 		"Terminate of DDP", "002a4147 00000000 00000002 00000001 00000000 1202c000 00174143 00000000 00000000 00000001 00000000 9b27256c",
@@ -71,7 +78,8 @@ var golden = []struct {
 	},
 	{
 		"Terminate of MPA", "00164147 00000000 00000002 00000001 00000000 20020000 7fe42585",
-		Header{Last: true, Op: OpTerminate, QN: 2, MSN: 1}, "\x20\x02\x00\x00",
+		Header{Last: true, Op: OpTerminate, QN: 2, MSN: 1},
+		"\x20\x02\x00\x00",
 	},
 }
 

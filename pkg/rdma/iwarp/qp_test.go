@@ -5,6 +5,7 @@ package iwarp
 import (
 	"bytes"
 	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
@@ -108,7 +109,7 @@ func TestQP_markers(t *testing.T) {
 			ops = append(ops, h.Op)
 		}
 	}
-	if want := fmt.Sprint([]Opcode{OpWrite, OpSend, OpReadRequest, OpTerminate}); fmt.Sprint(ops) != want {
+	if want := []Opcode{OpWrite, OpSend, OpReadRequest, OpTerminate}; !slices.Equal(ops, want) {
 		t.Errorf("messages %v, want %v", ops, want)
 	}
 	if !bytes.Equal(written, a.mr.buf[:9000]) {

@@ -47,9 +47,6 @@ func (o Opcode) String() string {
 // tagged reports whether the operation's messages are tagged.
 func (o Opcode) tagged() bool { return o == OpWrite || o == OpReadResponse }
 
-// isSend reports whether the operation takes a receive buffer.
-func (o Opcode) isSend() bool { return o >= OpSend && o <= OpSendSEInv }
-
 // solicited reports whether the operation asks for an event at the receiver.
 func (o Opcode) solicited() bool { return o == OpSendSE || o == OpSendSEInv }
 
