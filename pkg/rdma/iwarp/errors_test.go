@@ -334,6 +334,9 @@ func TestQP_badResponses(t *testing.T) {
 				t.Fatal(err)
 			}
 			r.sent = r.sent[:0]
+			if again := r.q.newSink(); req.SinkSTag == 0 || again == req.SinkSTag || req.SinkSTag == r.mr.rkey {
+				t.Errorf("READs are called %#x and %#x", uint32(req.SinkSTag), uint32(again))
+			}
 			_ = r.feed(r.now, crc.Append(nil, tc.answer(req.SinkSTag)))
 			r.transmit(r.now, 1<<20)
 			if term := terminateOf(t, r.sent, true); term == nil || term.Code != tc.code {
