@@ -23,8 +23,11 @@ type errorRig struct {
 	shown  *region
 }
 
-func newErrorRig(tb testing.TB, noCRC bool) *errorRig {
-	r := &errorRig{side: newSide(tb, "b", nil), now: time.Unix(1000, 0)}
+func newErrorRig(tb testing.TB, noCRC bool) *errorRig { return newErrorRigOf(tb, noCRC, testRegion) }
+
+// newErrorRigOf is newErrorRig with a region of a size.
+func newErrorRigOf(tb testing.TB, noCRC bool, size int) *errorRig {
+	r := &errorRig{side: newSideOf(tb, "b", size, nil), now: time.Unix(1000, 0)}
 	r.secret = r.mem.add(4096, rdma.LocalWrite)
 	r.shown = r.mem.add(4096, rdma.RemoteRead)
 	r.recv(rdma.RecvWR{ID: 100, SGE: r.mr.sge(0, 32)}, rdma.RecvWR{ID: 101, SGE: r.mr.sge(0, 32)})

@@ -3,6 +3,7 @@
 package iwarp
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -44,17 +45,20 @@ func (r *region) at(addr uint64, n uint32) ([]byte, bool) {
 	return r.buf[o : o+uint64(n) : o+uint64(n)], true
 }
 
+func (r *region) guards() [2][]byte {
+	return [2][]byte{r.all[:guardLen], r.all[len(r.all)-guardLen:]}
+}
+
 // testMemory is a table of regions.
 type testMemory struct{ regions []*region }
 
 func (m *testMemory) add(n int, acc rdma.Access) *region {
 	k := uint32(len(m.regions) + 1)
 	r := &region{addr: uint64(k) << 40, lkey: rdma.LKey(k), rkey: rdma.RKey(k<<8 | 7), access: acc, all: make([]byte, n+2*guardLen)}
-	for i := range r.all {
-		r.all[i] = 0xee
+	for _, guard := range r.guards() {
+		copy(guard, bytes.Repeat([]byte{0xee}, guardLen))
 	}
 	r.buf = r.all[guardLen : guardLen+n : guardLen+n]
-	clear(r.buf)
 	m.regions = append(m.regions, r)
 	return r
 }
@@ -63,9 +67,9 @@ func (m *testMemory) add(n int, acc rdma.Access) *region {
 func (m *testMemory) intact(tb testing.TB) {
 	tb.Helper()
 	for _, r := range m.regions {
-		for i, v := range r.all {
-			if (i < guardLen || i >= len(r.all)-guardLen) && v != 0xee {
-				tb.Fatalf("byte %d of region %v written outside its bounds", i-guardLen, r.lkey)
+		for i, guard := range r.guards() {
+			if !bytes.Equal(guard, bytes.Repeat([]byte{0xee}, guardLen)) {
+				tb.Fatalf("region %v written %s its bounds: %x", r.lkey, [2]string{"before", "behind"}[i], guard)
 			}
 		}
 	}
@@ -114,7 +118,7 @@ type side struct {
 	name string
 	q    *QP
 	mem  *testMemory
-	mr   *region // 1 MiB, all rights
+	mr   *region // all rights
 	wcs  []wq.Completion
 	sent []byte // what TCP took and the other side did not read
 	cut  bool   // half closed
@@ -126,8 +130,14 @@ const testRegion = 1 << 20
 
 func newSide(tb testing.TB, name string, edit func(*QPConfig)) *side {
 	tb.Helper()
+	return newSideOf(tb, name, testRegion, edit)
+}
+
+// newSideOf is newSide with a region of a size.
+func newSideOf(tb testing.TB, name string, size int, edit func(*QPConfig)) *side {
+	tb.Helper()
 	s := &side{tb: tb, name: name, mem: &testMemory{}}
-	s.mr = s.mem.add(testRegion, allAccess)
+	s.mr = s.mem.add(size, allAccess)
 	c := QPConfig{
 		Num: 0x11, MaxSendWR: 32, MaxRecvWR: 32, MaxSGE: 3, MaxInline: 64, Memory: s.mem,
 		Rand: rand.New(rand.NewPCG(1, uint64(len(name)))),

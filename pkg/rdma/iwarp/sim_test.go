@@ -298,7 +298,7 @@ func FuzzQP(f *testing.F) {
 		if len(in) > 1<<16 || len(script) == 0 {
 			return
 		}
-		r := newErrorRig(t, true)
+		r := newErrorRigOf(t, true, 1<<14)
 		for i := range r.secret.buf {
 			r.secret.buf[i] = 0x55
 		}
@@ -365,7 +365,7 @@ func FuzzStartup(f *testing.F) {
 			return
 		}
 		now := time.Unix(1000, 0)
-		a := newSide(t, "a", nil)
+		a := newSideOf(t, "a", 4096, nil)
 		s := Startup{Role: Role(flags & 1), PeerToPeer: flags&2 != 0, Exact: flags&4 != 0, IRD: 3, ORD: 3}
 		if err := a.q.Start(now, s); err != nil {
 			t.Fatal(err)
