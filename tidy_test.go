@@ -41,6 +41,7 @@ var pure = []string{
 	"pkg/rdma/internal/wq",
 	"pkg/rdma/iwarp",
 	"pkg/rdma/rocev2",
+	"pkg/rdma/vitcp",
 	"pkg/smcr/cdc",
 	"pkg/smcr/clc",
 	"pkg/smcr/linkgroup",
