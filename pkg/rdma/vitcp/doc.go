@@ -18,7 +18,7 @@
 // # How to use it
 //
 // Two programs connect as client ([Caller]) and server ([Callee]), or as peers, where
-// both call and [Rivalry] decides which call stands. That ends with [Terms], which a
+// both call and [Peer] decides which call stands. That ends with [Terms], which a
 // queue pair takes over together with the TCP connection:
 //
 //	q.Start(now, terms)
