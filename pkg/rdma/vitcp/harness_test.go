@@ -52,9 +52,9 @@ func (m *testMemory) add(n int, acc rdma.Access) *region {
 func (m *testMemory) intact(tb testing.TB) {
 	tb.Helper()
 	for _, r := range m.regions {
-		for i, v := range r.all {
-			if (i < guardLen || i >= len(r.all)-guardLen) && v != 0xee {
-				tb.Fatalf("byte %d of region %v written outside its bounds", i-guardLen, r.lkey)
+		for i := range guardLen {
+			if k := len(r.all) - 1 - i; r.all[i] != 0xee || r.all[k] != 0xee {
+				tb.Fatalf("byte %d or %d of region %v written, outside its bounds", i-guardLen, k-guardLen, r.lkey)
 			}
 		}
 	}

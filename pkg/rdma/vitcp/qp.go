@@ -295,7 +295,7 @@ func (q *QP) becomeError(now time.Time) {
 		w := s.at(s.head)
 		q.completeSend(w.id, w.op, 0, rdma.StatusFlushed)
 	}
-	q.req.queue.cur = q.req.queue.tail
+	q.req.queue.cur, q.req.reads = q.req.queue.tail, 0
 	for r := &q.rsp; r.head != r.tail; r.head++ {
 		q.completeRecv(rdma.WC{ID: r.at(r.head).id, Status: rdma.StatusFlushed, Op: rdma.OpRecv})
 	}

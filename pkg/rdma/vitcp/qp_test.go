@@ -361,3 +361,31 @@ func (d *duo) allocRun() {
 		d.y.HandleTimeout(at)
 	}
 }
+
+// A READ is answered and its place in the queue has another request when the next answer comes.
+func TestQP_readsKeepTheirOrder(t *testing.T) {
+	d := newDuo(t, duoConfig{depth: 2})
+	fillWith(d.y.mr.buf, 2)
+	read := func(id uint64) {
+		d.x.send(d, rdma.SendWR{
+			ID: id, Op: rdma.OpRead, Flags: rdma.SendSignaled, SGL: []rdma.SGE{d.x.mr.sge(int(id)*1000, 1000)},
+			RemoteAddr: d.y.mr.addr + id*1000, RKey: d.y.mr.rkey,
+		})
+	}
+	read(0)
+	read(1)
+	for id := uint64(2); id < 20; {
+		d.step(d.y)
+		d.piece = 1040 // one answer at a time
+		d.step(d.x)
+		for range d.x.take() {
+			read(id)
+			id++
+		}
+	}
+	d.piece = 0
+	d.run()
+	if !bytes.Equal(d.x.mr.buf[:20_000], d.y.mr.buf[:20_000]) || d.x.State() != rdma.QPRTS {
+		t.Errorf("contents differ, or %v", d.x.events)
+	}
+}

@@ -343,6 +343,7 @@ func (q *QP) segmentDone(now time.Time) error {
 		if last {
 			w.done = true
 			q.req.reads--
+			q.req.oldestRead() // before the places of those in between have others
 			q.retire(now)
 		}
 	case TypeReadRequest:

@@ -37,7 +37,8 @@ func (r *requester) mayBegin(w *sendWQE, t *Terms) bool {
 	return true
 }
 
-// oldestRead returns the READ whose answer comes next, and its number; nil if none is due.
+// oldestRead returns the READ whose answer comes next, and its number; nil if none is due. It passes over those
+// that are done, and is called while they still have their places.
 func (r *requester) oldestRead() (*sendWQE, uint32) {
 	for ; r.reads > 0; r.read++ {
 		if w := r.queue.at(r.read); w.op == rdma.OpRead && !w.done {
