@@ -61,6 +61,6 @@ var (
 	errCut       = errors.New("memory of a segment that was half sent is not registered any more")
 	errTransmit  = errors.New("peer could not read its memory any more")
 	errTCP       = errors.New("TCP connection is lost")
-	errGone      = errors.New("memory that the peer was reading is not registered any more")
+	errGone      = errors.New("memory that the peer was using is not registered any more")
 	errLastWords = errors.New("peer did not take its leave")
 )

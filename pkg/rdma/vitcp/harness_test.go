@@ -197,6 +197,9 @@ func newDuo(t testing.TB, c duoConfig) *duo {
 			}
 		}
 	}
+	if d.x.TxEnded() || d.x.Closed() || d.x.HasTx() {
+		t.Fatal("a new connection has something to send, or an end")
+	}
 	if d.x.State() != rdma.QPRTS || d.y.State() != rdma.QPRTS {
 		t.Fatalf("states %v and %v, want RTS", d.x.State(), d.y.State())
 	}
@@ -252,10 +255,14 @@ func (d *duo) step(s *side) bool {
 		s.HandleEnd(d.now, err)
 	}
 	d.pollOf(s)
+	had := s.HasTx()
 	s.bufs = s.TxBuffers(d.now, s.bufs[:0])
 	total := 0
 	for _, b := range s.bufs {
 		total += len(b)
+	}
+	if total > 0 && !had {
+		d.t.Fatalf("queue pair %v has %d bytes to send and did not say so", s.Num(), total)
 	}
 	o := d.other(s)
 	if n := d.some(total); n > 0 && !s.finned {
@@ -386,6 +393,9 @@ func (d *duo) wantOver(name string) {
 	for _, s := range []*side{d.x, d.y} {
 		if s.State() != rdma.QPError || s.End() != EndClose && s.End() != EndReset {
 			d.t.Fatalf("%s: queue pair %v in %v, TCP %v, want ERR and closed", name, s.Num(), s.State(), s.End())
+		}
+		if !s.TxEnded() || !s.Closed() {
+			d.t.Fatalf("%s: queue pair %v does not say that it has ended", name, s.Num())
 		}
 		if _, ok := s.NextTimeout(); ok && s.End() == EndClose {
 			d.t.Fatalf("%s: queue pair %v still has a timer", name, s.Num())

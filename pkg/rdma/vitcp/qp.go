@@ -209,6 +209,12 @@ func (q *QP) End() End {
 	return EndNone
 }
 
+// TxEnded reports whether all is sent that ever will be: the stream can be half closed.
+func (q *QP) TxEnded() bool { return q.End() != EndNone }
+
+// Closed reports whether the stream is of no more use.
+func (q *QP) Closed() bool { return q.End() == EndClose || q.End() == EndReset }
+
 // settle finds out whether all is said.
 func (q *QP) settle(now time.Time) {
 	if !q.end.started {

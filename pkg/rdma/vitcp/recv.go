@@ -323,7 +323,7 @@ func (q *QP) targetGone(now time.Time, st rdma.Status) error {
 		q.failRecv(rdma.StatusLocalProtect)
 		return q.refuse(now, h.Message, ErrorDescriptor, CauseReceive)
 	case TypeWrite:
-		return q.refuse(now, h.Message, ErrorMemory, causeOf(st))
+		return q.tell(now, h.Message, ErrorMemory, causeOf(st), errGone)
 	default:
 		q.failUpTo(now, h.Message, rdma.StatusLocalProtect, errMemory)
 		return errMemory

@@ -114,13 +114,18 @@ func (q *QP) stageReport() {
 	p.due = false
 }
 
-// refuse ends the connection because of a message of the peer, which is told why (§3.1, Remote Error
-// Code). A segment that is half sent leaves first. It returns the reason.
+// refuse ends the connection because of a message of the peer, and returns the reason.
 func (q *QP) refuse(now time.Time, number uint32, typ ErrorType, cause Cause) error {
 	err := fmt.Errorf("message %d of the peer: %v, %v", number, typ, cause)
 	if typ == ErrorMemory {
 		err = fmt.Errorf("%w: message %d: %v", rdma.ErrPeerAccess, number, cause)
 	}
+	return q.tell(now, number, typ, cause, err)
+}
+
+// tell ends the connection because of a message of the peer, which is told why (§3.1, Remote Error
+// Code). A segment that is half sent leaves first. It returns the reason of our own event.
+func (q *QP) tell(now time.Time, number uint32, typ ErrorType, cause Cause, err error) error {
 	if q.terms.Reliable {
 		q.rsp.report = report{due: true, said: q.req.queue.cur - 1, number: number, typ: typ, cause: cause, err: err}
 	}

@@ -155,6 +155,15 @@ func (q *QP) TxBuffers(now time.Time, dst [][]byte) [][]byte {
 	return dst
 }
 
+// HasTx reports whether TxBuffers may have something.
+func (q *QP) HasTx() bool {
+	t, r := &q.tx, &q.req
+	if q.end.reset || !t.isEmpty() || q.attr.State != rdma.QPRTS {
+		return !q.end.reset && (!t.isEmpty() || q.rsp.report.due)
+	}
+	return !r.queue.isSent() || !q.rsp.reads.isEmpty() || q.owesAck() || uint16(q.rsp.tail) != q.rsp.postedTold
+}
+
 // HandleTx says that TCP took the first n bytes of what TxBuffers returned.
 func (q *QP) HandleTx(now time.Time, n int) {
 	t := &q.tx
@@ -310,7 +319,7 @@ func (q *QP) stageResponse(now time.Time) bool {
 	q.tx.forget()
 	if st := q.gatherResponse(p, int(p.off), size); st != rdma.StatusSuccess {
 		if p.off == 0 {
-			q.refuse(now, p.number, ErrorMemory, causeOf(st))
+			_ = q.tell(now, p.number, ErrorMemory, causeOf(st), errGone) // the event says it
 			return false
 		}
 		q.stage(TypeReadResponse, FlagEnd|FlagTransmitError, p.off, 0, p.number, p.rdma, 0)
