@@ -67,9 +67,9 @@ const (
 	// straight to its memory, but for its first bytes.
 	rxBytes = 4096
 
-	// maxTxBufs and maxRxBufs are the slices of TxBuffers and RxBuffers at most.
-	maxTxBufs = 1 + MaxSGE
-	maxRxBufs = 3 // receive buffer, its spill, read-ahead
+	// MaxTxBuffers and MaxRxBuffers are the slices of TxBuffers and RxBuffers at most.
+	MaxTxBuffers = 1 + MaxSGE
+	MaxRxBuffers = 3 // receive buffer, its spill, read-ahead
 
 	// lastWords bounds how long the report of the peer's error may take to leave, and the peer's
 	// FIN to follow ours: a peer that reads nothing must not keep a connection.
