@@ -72,13 +72,13 @@ func (q *QP) HandleRx(now time.Time, n int) error {
 	k := min(n, r.direct)
 	invariant.Must(n-k <= len(r.ahead), "vitcp: more was read than there was room")
 	r.direct = 0
-	var err error
 	if k > 0 {
 		r.take(k)
 		if r.left == 0 {
-			err = q.segmentDone(now)
+			q.segmentDone(now)
 		}
 	}
+	var err error
 	for b := r.ahead[:n-k]; len(b) > 0 && !r.drop && err == nil; {
 		b, err = q.consume(now, b)
 	}
@@ -99,7 +99,8 @@ func (q *QP) consume(now time.Time, b []byte) ([]byte, error) {
 		if r.left > 0 {
 			return b[k:], nil
 		}
-		return b[k:], q.segmentDone(now)
+		q.segmentDone(now)
+		return b[k:], nil
 	}
 	want := HeaderLen
 	if r.have >= HeaderLen {
@@ -129,7 +130,7 @@ func (q *QP) consume(now time.Time, b []byte) ([]byte, error) {
 	q.stats.RxSegments++
 	q.stats.RxBytes += uint64(r.left)
 	if err = q.segmentBegins(now); err == nil && r.left == 0 && !r.drop {
-		err = q.segmentDone(now)
+		q.segmentDone(now)
 	}
 	return b, err
 }
@@ -331,7 +332,7 @@ func (q *QP) targetGone(now time.Time, st rdma.Status) error {
 }
 
 // segmentDone is called when the payload of a segment is placed.
-func (q *QP) segmentDone(now time.Time) error {
+func (q *QP) segmentDone(now time.Time) {
 	h := &q.rx.h
 	n := uint32(h.Length) - uint32(h.PayloadOffset())
 	q.rx.forget()
@@ -356,7 +357,6 @@ func (q *QP) segmentDone(now time.Time) error {
 		}
 	default:
 	}
-	return nil
 }
 
 // deliver ends a message of the peer: the receive it took completes.
