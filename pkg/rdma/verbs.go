@@ -62,10 +62,11 @@ type PD interface {
 	// AllocMR maps size bytes of zeroed memory outside the Go heap, rounded
 	// up to whole pages, and registers them.
 	AllocMR(sizeBytes int, access Access) (MR, error)
-	// RegMR registers the memory of another region here too, with keys of its
-	// own: with several devices of one provider each can reach it. The memory
-	// is unmapped with the last of its regions.
-	RegMR(of MR, access Access) (MR, error)
+	// RegMR registers length bytes at off of another region's memory here too, with
+	// keys and rights of their own, which open nothing beside these bytes; 0, 0: all of
+	// the region. Several devices of one provider can so reach the same memory, and
+	// a peer a part of it. The memory is unmapped with the last of its regions.
+	RegMR(of MR, off, length int, access Access) (MR, error)
 	// CreateQP makes an RC queue pair in state RESET.
 	CreateQP(cfg QPConfig) (QP, error)
 	// Close fails while regions or queue pairs exist.
@@ -79,7 +80,7 @@ type MR interface {
 	Bytes() []byte
 	// Addr is the address that work requests and peers use for Bytes()[0]. It is
 	// the region's own, also where several have the same memory, and says nothing
-	// of where the memory is: peers learn it.
+	// of where the memory is, but for its place in a page: peers learn it.
 	Addr() uint64
 	LKey() LKey
 	RKey() RKey

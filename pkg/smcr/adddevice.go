@@ -144,7 +144,7 @@ func (m *move) do() {
 func (d *domain) registerToo(r *region) (rdma.MR, error) {
 	i := slices.IndexFunc(r.at[:], func(a registration) bool { return a.domain != nil })
 	invariant.Must(i >= 0, "a region of memory without a registration")
-	mr, err := d.pd.RegMR(r.at[i].mr, r.access)
+	mr, err := d.pd.RegMR(r.at[i].mr, 0, 0, r.access)
 	if err != nil {
 		return nil, fmt.Errorf("register %d bytes: %w", len(r.mem), err)
 	}

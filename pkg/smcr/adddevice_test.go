@@ -189,6 +189,19 @@ func (d *tableDevice) GIDs() []rdma.GIDEntry {
 	return d.table
 }
 
+// earlyDevice completes its sends before the peer has them.
+type earlyDevice struct{ rdma.Device }
+
+func (earlyDevice) Attr() rdma.DeviceAttr { return rdma.DeviceAttr{Provider: "early", MaxCQE: 1 << 16} }
+
+// A completed SEND counts as delivered: where it is not, there is no SMC-R.
+func TestStack_needsPeerCompletes(t *testing.T) {
+	_, err := smcr.NewStack(smcr.Config{Devices: []rdma.Device{earlyDevice{newFakeFabric().device("c", 1)}}})
+	if err == nil || !strings.Contains(err.Error(), "before the peer has them") {
+		t.Errorf("NewStack = %v", err)
+	}
+}
+
 // TestStack_pickGIDs: each version takes the GID type that Linux takes.
 func TestStack_pickGIDs(t *testing.T) {
 	row := func(index int, addr string, typ rdma.GIDType) rdma.GIDEntry {

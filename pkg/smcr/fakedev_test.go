@@ -41,7 +41,7 @@ func (f *fakeFabric) device(name string, last byte) rdma.Device {
 
 func (d *fakeDevice) Name() string { return d.name }
 func (d *fakeDevice) Attr() rdma.DeviceAttr {
-	return rdma.DeviceAttr{Provider: "fake", MaxCQE: 1 << 16}
+	return rdma.DeviceAttr{Provider: "fake", MaxCQE: 1 << 16, PeerCompletes: true}
 }
 
 func (d *fakeDevice) Port() rdma.PortAttr {
@@ -81,7 +81,7 @@ func (p *fakePD) AllocMR(size int, _ rdma.Access) (rdma.MR, error) {
 
 // RegMR gives the region another key; the test's memory is the garbage
 // collector's.
-func (p *fakePD) RegMR(of rdma.MR, _ rdma.Access) (rdma.MR, error) {
+func (p *fakePD) RegMR(of rdma.MR, _, _ int, _ rdma.Access) (rdma.MR, error) {
 	p.f.mu.Lock()
 	defer p.f.mu.Unlock()
 	p.f.nextKey++

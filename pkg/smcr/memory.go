@@ -240,7 +240,7 @@ func (m *memory) registerWith(n *rnic, size int, access rdma.Access, of rdma.MR)
 	if of == nil {
 		mr, err = d.pd.AllocMR(size, access)
 	} else {
-		mr, err = d.pd.RegMR(of, access)
+		mr, err = d.pd.RegMR(of, 0, 0, access)
 	}
 	if err != nil {
 		d.unref()

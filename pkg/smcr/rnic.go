@@ -67,6 +67,9 @@ func (s *Stack) openRNIC(index int, d rdma.Device) (_ *rnic, err error) {
 	if r.gids, err = pickGIDs(d, s.cfg.Versions); err != nil {
 		return nil, err
 	}
+	if !d.Attr().PeerCompletes { // close and failover count a completed SEND as delivered
+		return nil, errors.New("its sends complete before the peer has them, which SMC-R cannot use")
+	}
 	if r.ctx, err = d.Open(); err != nil {
 		return nil, err
 	}

@@ -223,7 +223,7 @@ func newShared(t *testing.T, e *End) shared {
 	if m.other, err = domain.AllocMR(4096, e.opt.Access); err != nil {
 		t.Fatal(err)
 	}
-	if m.own, err = e.PD.RegMR(m.other, e.opt.Access); err != nil {
+	if m.own, err = e.PD.RegMR(m.other, 0, 0, e.opt.Access); err != nil {
 		t.Fatal(err)
 	}
 	fill(m.own.Bytes(), 3)
@@ -348,7 +348,7 @@ func testAddressesTellNothing(t *testing.T, net Net) {
 	for i := range 8 {
 		register := func() (rdma.MR, error) { return e.PD.AllocMR(8192, e.opt.Access) }
 		if i%2 == 1 {
-			register = func() (rdma.MR, error) { return e.PD.RegMR(e.MR, e.opt.Access) }
+			register = func() (rdma.MR, error) { return e.PD.RegMR(e.MR, 0, 0, e.opt.Access) }
 		}
 		m, err := register()
 		if err != nil {
@@ -375,7 +375,7 @@ func testSharedMemory(t *testing.T, net Net) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	second, err := v.PD.RegMR(first, v.opt.Access)
+	second, err := v.PD.RegMR(first, 0, 0, v.opt.Access)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -408,7 +408,7 @@ func testSharedMemory(t *testing.T, net Net) {
 	if second.Bytes()[0] != 3 {
 		t.Error("a closed region was written")
 	}
-	if _, err := y.PD.RegMR(first, y.opt.Access); !errors.Is(err, rdma.ErrClosed) {
+	if _, err := y.PD.RegMR(first, 0, 0, y.opt.Access); !errors.Is(err, rdma.ErrClosed) {
 		t.Errorf("register a closed region: %v", err)
 	}
 	if err := second.Close(); err != nil {

@@ -3,6 +3,7 @@
 package rocev2
 
 import (
+	"cmp"
 	"fmt"
 	"time"
 
@@ -174,12 +175,16 @@ func (q *QP) becomeRTR(a rdma.QPAttr) error {
 	case a.MinRNRTimer > 31:
 		return fmt.Errorf("queue pair %v to RTR: RNR timer code %d: %w", q.cfg.Num, a.MinRNRTimer, rdma.ErrInvalid)
 	}
+	if a.ReadsServed > MaxReads {
+		return fmt.Errorf("queue pair %v to RTR: %d READs served, want at most %d: %w", q.cfg.Num, a.ReadsServed, MaxReads, rdma.ErrInvalid)
+	}
 	q.attr.State = rdma.QPRTR
 	q.attr.Path = a.Path
 	q.attr.DestQPN = a.DestQPN
 	q.attr.RQPSN = a.RQPSN
 	q.attr.MTU = a.MTU
 	q.attr.MinRNRTimer = a.MinRNRTimer
+	q.attr.ReadsServed = cmp.Or(a.ReadsServed, MaxReads)
 	q.mtu = a.MTU.Bytes()
 	q.rsp.psn = psnBase + uint64(a.RQPSN)
 	return nil
@@ -193,11 +198,15 @@ func (q *QP) becomeRTS(_ time.Time, a rdma.QPAttr) error {
 		return fmt.Errorf("queue pair %v to RTS: timeout code %d, retries %d, RNR retries %d: %w",
 			q.cfg.Num, a.Timeout, a.RetryCount, a.RNRRetry, rdma.ErrInvalid)
 	}
+	if a.ReadsAsked > MaxReads {
+		return fmt.Errorf("queue pair %v to RTS: %d READs outstanding, want at most %d: %w", q.cfg.Num, a.ReadsAsked, MaxReads, rdma.ErrInvalid)
+	}
 	q.attr.State = rdma.QPRTS
 	q.attr.SQPSN = a.SQPSN
 	q.attr.Timeout = a.Timeout
 	q.attr.RetryCount = a.RetryCount
 	q.attr.RNRRetry = a.RNRRetry
+	q.attr.ReadsAsked = cmp.Or(a.ReadsAsked, MaxReads)
 	q.req.start(psnBase+uint64(a.SQPSN), q.cfg.Window, &q.attr)
 	return nil
 }

@@ -14,8 +14,9 @@ type readState struct {
 	ready bool // buf is the memory of the oldest work request
 }
 
-// isFull reports whether no other request may be sent before an answer.
-func (s *readState) isFull() bool { return s.n == MaxReads }
+// isFull reports whether no other request may be sent before an answer, where most may
+// wait for one.
+func (s *readState) isFull(most uint8) bool { return s.n >= int(most) }
 
 // add notes that a request was sent.
 func (s *readState) add(r span) {

@@ -7,12 +7,12 @@ import "testing"
 func TestReadState(t *testing.T) {
 	var s readState
 	for i := range uint64(MaxReads) {
-		if s.isFull() {
+		if s.isFull(MaxReads) {
 			t.Fatalf("full with %d requests", i)
 		}
 		s.add(span{10 * i, 10*i + 10})
 	}
-	if !s.isFull() {
+	if !s.isFull(MaxReads) {
 		t.Fatalf("not full with %d requests", s.n)
 	}
 	s.acked(25) // the third request is answered in part

@@ -212,7 +212,7 @@ func (q *QP) txRead(t *TxPacket, w *sendWQE) bool {
 	chunk := uint64(max(1, r.cwnd.limit/4))
 	idx := r.win.nxt - w.first
 	end := min(w.first+(idx/chunk+1)*chunk, w.last+1)
-	if r.reads.isFull() || (r.win.outstanding() != 0 && end-r.win.una > uint64(r.cwnd.size)) {
+	if r.reads.isFull(q.attr.ReadsAsked) || (r.win.outstanding() != 0 && end-r.win.una > uint64(r.cwnd.size)) {
 		return false
 	}
 	from := idx * uint64(q.mtu)

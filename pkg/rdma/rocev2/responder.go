@@ -393,7 +393,7 @@ func (q *QP) handleWrite(p *Packet, info opInfo) bool {
 func (q *QP) handleRead(p *Packet) bool {
 	r := &q.rsp
 	n := p.RETH.Length
-	if r.msg != msgNone || n > MaxMessage || r.nreads == MaxReads {
+	if r.msg != msgNone || n > MaxMessage || r.nreads >= int(q.attr.ReadsServed) {
 		q.refuse(NAKInvalidRequest, errRequest)
 		return false
 	}

@@ -52,7 +52,7 @@ func TestAttack_keysAreRandom(t *testing.T) {
 	}
 	region := func(t *testing.T, e *rdmatest.End) rdma.MR {
 		t.Helper()
-		m, err := e.PD.RegMR(e.MR, rdma.LocalWrite)
+		m, err := e.PD.RegMR(e.MR, 0, 0, rdma.LocalWrite)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -341,7 +341,7 @@ func TestDevice_limits(t *testing.T) {
 		{"alloc_pd", func(e *rdmatest.End) error { _, err := e.Ctx.AllocPD(); return err }},
 		{"create_cq", func(e *rdmatest.End) error { _, err := e.Ctx.CreateCQ(10); return err }},
 		{"reg_mr", func(e *rdmatest.End) error { _, err := e.PD.AllocMR(4096, rdma.LocalWrite); return err }},
-		{"reg_mr", func(e *rdmatest.End) error { _, err := e.PD.RegMR(e.MR, rdma.LocalWrite); return err }},
+		{"reg_mr", func(e *rdmatest.End) error { _, err := e.PD.RegMR(e.MR, 0, 0, rdma.LocalWrite); return err }},
 		{"create_qp", func(e *rdmatest.End) error {
 			_, err := e.PD.CreateQP(rdma.QPConfig{SendCQ: e.SendCQ, RecvCQ: e.RecvCQ, MaxSendWR: 1, MaxRecvWR: 1})
 			return err

@@ -17,7 +17,7 @@ import (
 // mr is a memory region.
 type mr struct {
 	pd     *pd
-	mem    *provider.Memory
+	mem    provider.Part
 	handle ibvMR // nil: deregistered; guarded by the context's lock
 	addr   uint64
 	lkey   rdma.LKey
@@ -39,25 +39,29 @@ func (p *pd) AllocMR(sizeBytes int, access rdma.Access) (rdma.MR, error) {
 	if err != nil {
 		return nil, fmt.Errorf("allocate memory region: %w: %w", rdma.ErrNoResources, err)
 	}
-	return p.register(mem, access)
+	return p.register(mem.All(), access)
 }
 
 // RegMR implements [rdma.PD].
-func (p *pd) RegMR(of rdma.MR, access rdma.Access) (rdma.MR, error) {
+func (p *pd) RegMR(of rdma.MR, off, length int, access rdma.Access) (rdma.MR, error) {
 	o, ok := of.(*mr)
 	if !ok || !provider.ValidAccess(access) {
 		return nil, fmt.Errorf("register memory region of %T with access %#x: %w", of, access, rdma.ErrInvalid)
 	}
-	if o.closed.Load() || !o.mem.Retain() {
+	if o.closed.Load() {
 		return nil, fmt.Errorf("register memory region: %w", rdma.ErrClosed)
 	}
-	return p.register(o.mem, access)
+	part, err := o.mem.Part(off, length)
+	if err != nil {
+		return nil, fmt.Errorf("register memory region: %w", err)
+	}
+	return p.register(part, access)
 }
 
 // register makes a region; it takes over the caller's hold of the memory.
-func (p *pd) register(mem *provider.Memory, access rdma.Access) (_ rdma.MR, err error) {
+func (p *pd) register(mem provider.Part, access rdma.Access) (_ rdma.MR, err error) {
 	c, n := p.ctx, len(mem.Bytes())
-	m := &mr{pd: p, mem: mem, addr: provider.IOVA()}
+	m := &mr{pd: p, mem: mem, addr: mem.IOVA()}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if p.closed || c.closed {

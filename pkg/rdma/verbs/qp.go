@@ -12,6 +12,7 @@ import (
 	"syscall"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/rdma/internal/wq"
 )
 
 // qp is a queue pair.
@@ -19,7 +20,7 @@ type qp struct {
 	pd             *pd
 	num            rdma.QPN
 	sendCQ, recvCQ *cq
-	maxSGE         int
+	limits         wq.Limits
 
 	// state is what Modify made it, or ERR since something said so.
 	state atomic.Uint32
@@ -49,7 +50,7 @@ func (p *pd) CreateQP(cfg rdma.QPConfig) (rdma.QP, error) {
 		return nil, fmt.Errorf("create queue pair with %d sends, %d receives, %d SGEs (device limits %d, %d, %d): %w",
 			cfg.MaxSendWR, cfg.MaxRecvWR, cfg.MaxSGE, d.attr.MaxSendWR, d.attr.MaxRecvWR, d.attr.MaxSGE, rdma.ErrInvalid)
 	}
-	q := &qp{pd: p, sendCQ: send, recvCQ: recv, maxSGE: cfg.MaxSGE}
+	q := &qp{pd: p, sendCQ: send, recvCQ: recv, limits: wq.LimitsOf(d.attr, cfg.MaxSGE)}
 	var broken []failure
 	defer func() { told(broken) }()
 	c.mu.Lock()
@@ -192,9 +193,9 @@ func (q *qp) Modify(a rdma.QPAttr) error {
 	case rdma.QPInit:
 		err = q.ibv.toInit(d.port, a.Access)
 	case rdma.QPRTR:
-		err = q.ibv.toRTR(d.port, &a, min(maxReadsServed, d.limits.readsServed))
+		err = q.ibv.toRTR(d.port, &a, reads(a.ReadsServed, min(maxReadsServed, d.limits.readsServed)))
 	case rdma.QPRTS:
-		err = q.ibv.toRTS(&a, min(maxReadsAsked, d.limits.readsStarted))
+		err = q.ibv.toRTS(&a, reads(a.ReadsAsked, min(maxReadsAsked, d.limits.readsStarted)))
 	}
 	if err != nil {
 		q.state.CompareAndSwap(uint32(a.State), uint32(from))
@@ -211,6 +212,15 @@ func (q *qp) Modify(a rdma.QPAttr) error {
 	case rdma.QPError:
 	}
 	return nil
+}
+
+// reads returns how many RDMA READs may wait for their answer: what the user says, or
+// the default.
+func reads(asked uint8, byDefault int) int {
+	if asked == 0 {
+		return byDefault
+	}
+	return int(asked)
 }
 
 // pathError says what an error about a path means, nil if there is none.
@@ -237,6 +247,9 @@ func (q *qp) check(from rdma.QPState, a *rdma.QPAttr) error {
 			return fmt.Errorf("PSN %#x, timeout code %d, retries %d, RNR retries %d: %w",
 				uint32(a.SQPSN), a.Timeout, a.RetryCount, a.RNRRetry, rdma.ErrInvalid)
 		}
+		if most := q.pd.ctx.dev.attr.MaxReadsAsked; int(a.ReadsAsked) > most {
+			return fmt.Errorf("%d READs outstanding, of %d: %w", a.ReadsAsked, most, rdma.ErrInvalid)
+		}
 		return nil
 	}
 	return rdma.ErrState
@@ -250,6 +263,8 @@ func (q *qp) checkRTR(a *rdma.QPAttr) error {
 		return fmt.Errorf("path MTU %v is above the port's %v: %w", a.MTU, now.attr.ActiveMTU, rdma.ErrInvalid)
 	case a.DestQPN > rdma.MaxQPN || a.RQPSN > rdma.PSNMask || a.MinRNRTimer > 31:
 		return fmt.Errorf("destination %#x, PSN %#x, RNR timer code %d: %w", uint32(a.DestQPN), uint32(a.RQPSN), a.MinRNRTimer, rdma.ErrInvalid)
+	case int(a.ReadsServed) > q.pd.ctx.dev.attr.MaxReadsServed:
+		return fmt.Errorf("%d READs served, of %d: %w", a.ReadsServed, q.pd.ctx.dev.attr.MaxReadsServed, rdma.ErrInvalid)
 	}
 	return q.pd.ctx.dev.checkPath(&a.Path)
 }
@@ -282,10 +297,11 @@ func (q *qp) PostSend(wrs []rdma.SendWR) (int, error) {
 	inline := q.pd.ctx.dev.inline
 	done := 0
 	for done < len(wrs) {
-		n, sge, ok := 0, 0, true
+		n, sge := 0, 0
+		var refused error
 		for n < len(q.ibv.wrs) && done+n < len(wrs) {
 			w := &wrs[done+n]
-			if ok = q.valid(w, inline); !ok {
+			if _, refused = q.limits.Check(w); refused != nil { // not every driver does
 				break
 			}
 			sge = q.ibv.stageSend(n, sge, w, inline)
@@ -298,29 +314,11 @@ func (q *qp) PostSend(wrs []rdma.SendWR) (int, error) {
 				return done, postError("send", errno)
 			}
 		}
-		if !ok {
-			return done, rdma.ErrInvalid
+		if refused != nil {
+			return done, refused
 		}
 	}
 	return done, nil
-}
-
-// valid checks what not every driver does.
-func (q *qp) valid(w *rdma.SendWR, maxInline int) bool {
-	pieces := len(w.SGL)
-	if w.Flags&rdma.SendInline != 0 {
-		n := uint64(len(w.Inline))
-		for _, s := range w.SGL {
-			n += uint64(s.Length)
-		}
-		if n > uint64(maxInline) || w.Op == rdma.OpRead {
-			return false
-		}
-		if len(w.Inline) > 0 {
-			pieces++
-		}
-	}
-	return pieces <= q.maxSGE && w.Op <= rdma.OpRead && (w.Op != rdma.OpRead || pieces <= 1)
 }
 
 // PostRecv implements [rdma.QP].

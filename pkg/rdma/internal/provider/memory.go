@@ -57,8 +57,43 @@ func IOVA() uint64 {
 	return (binary.NativeEndian.Uint64(b[:])&(top-1) | top) &^ uint64(os.Getpagesize()-1)
 }
 
+// Part is bytes of mapped memory that a region has. It is a value; the region holds the
+// memory.
+type Part struct {
+	mem *Memory
+	b   []byte
+}
+
+// All returns the part that is all of the memory.
+func (m *Memory) All() Part { return Part{m, m.bytes} }
+
+// Part returns length bytes at off of the part, or all of it if both are 0. It holds the
+// memory for one more region: ErrClosed if it is too late for that.
+func (p Part) Part(off, length int) (Part, error) {
+	if off == 0 && length == 0 {
+		length = len(p.b)
+	}
+	if off < 0 || length <= 0 || off > len(p.b) || length > len(p.b)-off {
+		return Part{}, fmt.Errorf("%d bytes at %d of a region of %d: %w", length, off, len(p.b), rdma.ErrInvalid)
+	}
+	if !p.mem.Retain() {
+		return Part{}, rdma.ErrClosed
+	}
+	return Part{p.mem, p.b[off : off+length : off+length]}, nil
+}
+
+// Bytes is the memory of the part, until the last region drops it.
+func (p Part) Bytes() []byte { return p.b }
+
 // Addr is the address of the first byte in this process.
-func (m *Memory) Addr() uint64 { return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(m.bytes)))) }
+func (p Part) Addr() uint64 { return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(p.b)))) }
+
+// IOVA draws the address by which work requests and peers name the first byte: a page from
+// [IOVA], and the place in it that the byte has, as devices want it.
+func (p Part) IOVA() uint64 { return IOVA() | p.Addr()&uint64(os.Getpagesize()-1) }
+
+// Drop gives up the hold that the region has.
+func (p Part) Drop() error { return p.mem.Drop() }
 
 // Retain keeps the memory mapped for one more region. It reports false if the memory is unmapped already.
 func (m *Memory) Retain() bool {

@@ -22,8 +22,8 @@ func TestMemory(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n := len(m.Bytes()); n != os.Getpagesize() || m.Addr() == 0 || m.Addr()%uint64(n) != 0 {
-		t.Errorf("%d bytes at %#x", n, m.Addr())
+	if n := len(m.Bytes()); n != os.Getpagesize() || m.All().Addr() == 0 || m.All().Addr()%uint64(n) != 0 {
+		t.Errorf("%d bytes at %#x", n, m.All().Addr())
 	}
 	if !m.Retain() {
 		t.Error("cannot be held while it is mapped")
@@ -36,6 +36,57 @@ func TestMemory(t *testing.T) {
 	}
 	if m.Retain() {
 		t.Error("can be held after the last drop")
+	}
+}
+
+func TestPart(t *testing.T) {
+	m, err := MapMemory(8192)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := m.All()
+	for _, c := range []struct {
+		name        string
+		off, length int
+		want        int // bytes; 0: refused
+	}{
+		{"all", 0, 0, 8192},
+		{"all by its length", 0, 8192, 8192},
+		{"last byte", 8191, 1, 1},
+		{"in the middle", 5000, 100, 100},
+		{"one too far", 1, 8192, 0},
+		{"nothing behind", 8192, 0, 0},
+		{"nothing inside", 5, 0, 0},
+		{"behind", 8193, 1, 0},
+		{"before", -1, 5, 0},
+		{"negative length", 5, -1, 0},
+		{"wraps", 1, int(^uint(0) >> 1), 0},
+	} {
+		p, err := all.Part(c.off, c.length)
+		if c.want == 0 {
+			if !errors.Is(err, rdma.ErrInvalid) {
+				t.Errorf("%s: %v, want ErrInvalid", c.name, err)
+			}
+			continue
+		}
+		if err != nil || len(p.Bytes()) != c.want || cap(p.Bytes()) != c.want || p.Addr() != all.Addr()+uint64(c.off) {
+			t.Errorf("%s: %d bytes at %#x of %#x, %v", c.name, len(p.Bytes()), p.Addr(), all.Addr(), err)
+		}
+		if got := p.IOVA() % 4096; got != uint64(c.off%4096) {
+			t.Errorf("%s: address %#x in its page", c.name, got)
+		}
+		if inner, err := p.Part(0, 1); err != nil || inner.Addr() != p.Addr() || inner.Drop() != nil {
+			t.Errorf("%s: first byte of it at %#x, %v", c.name, inner.Addr(), err)
+		}
+		if err := p.Drop(); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := all.Drop(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := all.Part(0, 0); !errors.Is(err, rdma.ErrClosed) {
+		t.Errorf("part of unmapped memory: %v", err)
 	}
 }
 

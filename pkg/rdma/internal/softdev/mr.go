@@ -14,7 +14,7 @@ import (
 // in the table.
 type mr struct {
 	pd     *pd
-	mem    *provider.Memory
+	mem    provider.Part
 	addr   uint64 // of its first byte, for work requests and peers
 	lkey   rdma.LKey
 	rkey   rdma.RKey
@@ -36,24 +36,28 @@ func (p *pd) AllocMR(sizeBytes int, access rdma.Access) (rdma.MR, error) {
 	if err != nil {
 		return nil, fmt.Errorf("allocate memory region: %w: %w", rdma.ErrNoResources, err)
 	}
-	return p.newMR(mem, access)
+	return p.newMR(mem.All(), access)
 }
 
 // RegMR implements [rdma.PD].
-func (p *pd) RegMR(of rdma.MR, access rdma.Access) (rdma.MR, error) {
+func (p *pd) RegMR(of rdma.MR, off, length int, access rdma.Access) (rdma.MR, error) {
 	o, ok := of.(*mr)
 	if !ok || !provider.ValidAccess(access) {
 		return nil, fmt.Errorf("register memory region of %T with access %#x: %w", of, access, rdma.ErrInvalid)
 	}
-	if o.closed.Load() || !o.mem.Retain() {
+	if o.closed.Load() {
 		return nil, fmt.Errorf("register memory region: %w", rdma.ErrClosed)
 	}
-	return p.newMR(o.mem, access)
+	part, err := o.mem.Part(off, length)
+	if err != nil {
+		return nil, fmt.Errorf("register memory region: %w", err)
+	}
+	return p.newMR(part, access)
 }
 
 // newMR makes a region; it takes over the caller's hold of the memory.
-func (p *pd) newMR(mem *provider.Memory, access rdma.Access) (rdma.MR, error) {
-	m := &mr{pd: p, mem: mem, addr: provider.IOVA(), access: access}
+func (p *pd) newMR(mem provider.Part, access rdma.Access) (rdma.MR, error) {
+	m := &mr{pd: p, mem: mem, addr: mem.IOVA(), access: access}
 	if err := p.addMR(m); err != nil {
 		_ = mem.Drop() // the region is not needed
 		return nil, err

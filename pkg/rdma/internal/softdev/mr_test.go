@@ -16,7 +16,7 @@ func TestMR_span(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = mem.Drop() })
-	m := &mr{mem: mem, addr: base}
+	m := &mr{mem: mem.All(), addr: base}
 	for _, c := range []struct {
 		name string
 		addr uint64
