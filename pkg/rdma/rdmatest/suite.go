@@ -36,6 +36,15 @@ func (n Net) connect(t testing.TB, x, y *End) {
 // retries and a receiver that is not ready are nothing that a case could ask for.
 func (n Net) stream() bool { return n.A.Attr().Stream }
 
+// mtu returns a path MTU that both devices have, at most the one given. Streams have none:
+// it says then around which sizes a case is to look.
+func (n Net) mtu(most rdma.MTU) rdma.MTU {
+	if n.stream() {
+		return most
+	}
+	return min(most, n.A.Port().ActiveMTU, n.B.Port().ActiveMTU)
+}
+
 // Case is one case of the conformance suite. Run starts no subtests.
 type Case struct {
 	Name string

@@ -43,9 +43,7 @@ func operations(mtu rdma.MTU) func(t *testing.T, net Net) {
 		if net.stream() && mtu != rdma.MTU1024 {
 			return // one size of segments is as good as another
 		}
-		if !net.stream() {
-			mtu = min(mtu, net.A.Port().ActiveMTU, net.B.Port().ActiveMTU)
-		}
+		mtu := net.mtu(mtu)
 		x, y := net.Pair(t, Options{MTU: mtu})
 		m := mtu.Bytes()
 		src, dst := x.MR.Bytes(), y.MR.Bytes()
