@@ -66,7 +66,7 @@ func (c *cluster) loseNode(ns string, n, stays *lab.Node) (wait func()) {
 		})
 		group.Go(func() {
 			for t.openErr == nil && !t.open.Ended && t.after < openFor {
-				time.Sleep(200 * time.Millisecond)
+				time.Sleep(200 * time.Millisecond) // polls the pod's log
 				t.open, t.openErr = c.last(p)
 				t.after = time.Since(began)
 			}
