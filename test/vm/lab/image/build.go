@@ -4,9 +4,7 @@ package image
 
 import (
 	"context"
-	"crypto/sha256"
 	"encoding/binary"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -19,10 +17,9 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
-)
 
-// aptConfiguration is where a machine says which mirror of Debian's archive is its.
-const aptConfiguration = "/etc/apt"
+	"github.com/smcr-io/kube-smcr/internal/testenv/debian"
+)
 
 // A builder builds one image in a directory of its own.
 type builder struct {
@@ -53,7 +50,7 @@ func (b *builder) run(ctx context.Context, kernel Kernel) error {
 			if err != nil {
 				return err
 			}
-			b.say("unpack %s", p.file)
+			b.say("unpack %s", p.Name)
 			if err := unpack(gctx, deb, b.kernel()); err != nil {
 				return err
 			}
@@ -117,44 +114,19 @@ func (b *builder) vmlinux(ctx context.Context, kernel Kernel) error {
 }
 
 // download gets a package from the first place that has it.
-func (b *builder) download(ctx context.Context, p pinned) (string, error) {
-	file := filepath.Join(b.downloads(), p.file)
-	var errs []error
-	for _, url := range p.urls(mirrors(aptConfiguration)) {
-		// It takes the proxies and certificates that apt-get takes.
-		err := command(ctx, b.downloads(), "/usr/lib/apt/apt-helper", "-o", "APT::Sandbox::User=root", "download-file", url, file, "SHA256:"+p.sha256)
-		if err == nil {
-			err = checkSum(file, p.sha256)
-		}
-		if err == nil {
-			return file, nil
-		}
-		errs = append(errs, fmt.Errorf("download %s: %w", url, err))
-	}
-	return "", fmt.Errorf("no mirror has the package that this is pinned to; take another version in test/vm/lab/image/list.go: %w", errors.Join(errs...))
-}
-
-func checkSum(name, want string) error {
-	f, err := os.Open(name)
+func (b *builder) download(ctx context.Context, p debian.File) (string, error) {
+	file, err := p.Download(ctx, b.downloads())
 	if err != nil {
-		return err
+		err = fmt.Errorf("%w; if it is gone, take another version in test/vm/lab/image/list.go", err)
 	}
-	defer func() { _ = f.Close() }()
-	h := sha256.New()
-	if _, err := io.Copy(h, f); err != nil {
-		return err
-	}
-	if got := hex.EncodeToString(h.Sum(nil)); got != want {
-		return fmt.Errorf("%s has SHA-256 %s, not %s", filepath.Base(name), got, want)
-	}
-	return nil
+	return file, err
 }
 
 // downloadUserland gets the packages, and what they depend on, from the first mirror
 // that has them.
 func (b *builder) downloadUserland(ctx context.Context) ([]string, error) {
 	var errs []error
-	for _, m := range mirrors(aptConfiguration) {
+	for _, m := range debian.Mirrors() {
 		debs, err := b.downloadFrom(ctx, m)
 		if err == nil {
 			return debs, nil

@@ -42,17 +42,6 @@ func TestCutSignature(t *testing.T) {
 	}
 }
 
-func TestCheckSum(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "k.deb")
-	if err := os.WriteFile(file, []byte("another kernel"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	want := kernels[SMC].packages[0].sha256
-	if err := checkSum(file, want); err == nil || !strings.Contains(err.Error(), want) {
-		t.Errorf("another kernel: %v", err)
-	}
-}
-
 // Without the programs' mirror the error says what was tried, and nothing half
 // done is left in the cache.
 func TestGet_withoutMirror(t *testing.T) {

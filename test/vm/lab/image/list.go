@@ -2,29 +2,12 @@
 
 package image
 
-const (
-	suite    = "bookworm"
-	snapshot = "https://snapshot.debian.org/archive/debian/20261115T000000Z"
+import "github.com/smcr-io/kube-smcr/internal/testenv/debian"
 
+const (
+	suite   = "bookworm"
 	keyring = "/usr/share/keyrings/debian-archive-keyring.gpg"
 )
-
-// A pinned package is one of a certain version: mirrors keep it until the next
-// version, the snapshots for good.
-type pinned struct {
-	dir    string // below the archive's root
-	file   string
-	sha256 string
-}
-
-// urls are where the package may be, the nearest place first.
-func (p pinned) urls(mirrors []string) []string {
-	var out []string
-	for _, m := range mirrors {
-		out = append(out, m+"/"+p.dir+p.file)
-	}
-	return append(out, snapshot+"/"+p.dir+p.file)
-}
 
 // A Kernel is one that guests can have.
 type Kernel string
@@ -42,32 +25,32 @@ const (
 // A kernelPackages is what has a kernel: the one that is started, and maybe one
 // with its modules.
 type kernelPackages struct {
-	packages []pinned
+	packages []debian.File
 	lacks    []string // of the modules of the lists below
 }
 
 var kernels = map[Kernel]kernelPackages{
-	SMC: {packages: []pinned{{
-		dir:    "pool/main/l/linux-signed-amd64/",
-		file:   "linux-image-6.12.95+deb12-amd64_6.12.95-1~bpo12+1_amd64.deb",
-		sha256: "5e524b782be67cb0d6a2e7b51816a2ac519e573ef7324b9a63a4124365653ecc",
+	SMC: {packages: []debian.File{{
+		Dir:    "pool/main/l/linux-signed-amd64/",
+		Name:   "linux-image-6.12.95+deb12-amd64_6.12.95-1~bpo12+1_amd64.deb",
+		SHA256: "5e524b782be67cb0d6a2e7b51816a2ac519e573ef7324b9a63a4124365653ecc",
 	}}},
 	NetNS: {
-		packages: []pinned{
+		packages: []debian.File{
 			{
-				dir:    "pool/main/l/linux-signed-amd64/",
-				file:   "linux-binary-7.2.12+deb13-amd64_7.2.12-1~bpo13+1_amd64.deb",
-				sha256: "0d916c7f1310a7cb0567f235785d1c4511d894eb95e9810a2bc1f67e7ec18c2f",
+				Dir:    "pool/main/l/linux-signed-amd64/",
+				Name:   "linux-binary-7.2.12+deb13-amd64_7.2.12-1~bpo13+1_amd64.deb",
+				SHA256: "0d916c7f1310a7cb0567f235785d1c4511d894eb95e9810a2bc1f67e7ec18c2f",
 			},
 			{
-				dir:    "pool/main/l/linux/",
-				file:   "linux-base-7.2.12+deb13-amd64_7.2.12-1~bpo13+1_amd64.deb",
-				sha256: "51c6a66bf190239492b16354c6212969d597220c3dbec1deacdab9dc151916f0",
+				Dir:    "pool/main/l/linux/",
+				Name:   "linux-base-7.2.12+deb13-amd64_7.2.12-1~bpo13+1_amd64.deb",
+				SHA256: "51c6a66bf190239492b16354c6212969d597220c3dbec1deacdab9dc151916f0",
 			},
 			{
-				dir:    "pool/main/l/linux/",
-				file:   "linux-modules-7.2.12+deb13-amd64_7.2.12-1~bpo13+1_amd64.deb",
-				sha256: "abd8aad34e82ae541ec596eafa9ac84bbcddf943c5de051d330516c3dff395d6",
+				Dir:    "pool/main/l/linux/",
+				Name:   "linux-modules-7.2.12+deb13-amd64_7.2.12-1~bpo13+1_amd64.deb",
+				SHA256: "abd8aad34e82ae541ec596eafa9ac84bbcddf943c5de051d330516c3dff395d6",
 			},
 		},
 		lacks: []string{"smc", "smc_diag", "crc32_generic", "crc32_pclmul", "crc32c_generic", "nfnetlink"},
@@ -76,22 +59,22 @@ var kernels = map[Kernel]kernelPackages{
 
 // qemuPackages are a QEMU that emulates igb, a NIC with virtual functions, which
 // Debian 12's own does not. What they depend on is what that one does.
-var qemuPackages = [...]pinned{
+var qemuPackages = [...]debian.File{
 	{
-		dir: "pool/main/q/qemu/", file: "qemu-system-x86_10.0.2+ds-2+deb13u1~bpo12+1_amd64.deb",
-		sha256: "4a6b1856c8b0d7df4ff8e70249e12c473ccf8d516aadb4ae14d3d938faed0c65",
+		Dir: "pool/main/q/qemu/", Name: "qemu-system-x86_10.0.2+ds-2+deb13u1~bpo12+1_amd64.deb",
+		SHA256: "4a6b1856c8b0d7df4ff8e70249e12c473ccf8d516aadb4ae14d3d938faed0c65",
 	},
 	{
-		dir: "pool/main/q/qemu/", file: "qemu-system-common_10.0.2+ds-2+deb13u1~bpo12+1_amd64.deb",
-		sha256: "23a4672a138832d7173855e981aa8282c73ef5e04e080fa7ada9f82c6b34f507",
+		Dir: "pool/main/q/qemu/", Name: "qemu-system-common_10.0.2+ds-2+deb13u1~bpo12+1_amd64.deb",
+		SHA256: "23a4672a138832d7173855e981aa8282c73ef5e04e080fa7ada9f82c6b34f507",
 	},
 	{
-		dir: "pool/main/q/qemu/", file: "qemu-system-data_10.0.2+ds-2+deb13u1~bpo12+1_all.deb",
-		sha256: "2d831088187087013b3fcbd19bdfb955b182a2d5a08f6dafa0ad1c6d2007fb4e",
+		Dir: "pool/main/q/qemu/", Name: "qemu-system-data_10.0.2+ds-2+deb13u1~bpo12+1_all.deb",
+		SHA256: "2d831088187087013b3fcbd19bdfb955b182a2d5a08f6dafa0ad1c6d2007fb4e",
 	},
 	{
-		dir: "pool/main/s/seabios/", file: "seabios_1.16.3-2~bpo12+1_all.deb",
-		sha256: "48390d0a534c66d11789e39518aa219773a9d3677b29fe1af8799dfb563ec713",
+		Dir: "pool/main/s/seabios/", Name: "seabios_1.16.3-2~bpo12+1_all.deb",
+		SHA256: "48390d0a534c66d11789e39518aa219773a9d3677b29fe1af8799dfb563ec713",
 	},
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package image
+package debian
 
 import (
 	"os"
@@ -19,8 +19,15 @@ var debianSuites = [...]string{
 	"bookworm", "bullseye", "trixie", "forky", "sid", "oldoldstable", "oldstable", "stable", "testing", "unstable",
 }
 
+// aptConfiguration is where a machine says which mirror of Debian's archive is its.
+const aptConfiguration = "/etc/apt"
+
+// Mirrors returns the mirrors of Debian's archive that this machine's apt uses, and
+// then the default one.
+func Mirrors() []string { return mirrors(aptConfiguration) }
+
 // mirrors returns the mirrors of Debian's archive in the apt configuration of a
-// directory, /etc/apt, and then the default one. What cannot be read names none.
+// directory, and then the default one. What cannot be read names none.
 func mirrors(dir string) []string {
 	names := []string{filepath.Join(dir, "sources.list")}
 	for _, pattern := range [...]string{"*.list", "*.sources"} {

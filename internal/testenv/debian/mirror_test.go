@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package image
+package debian
 
 import (
 	"os"
@@ -88,13 +88,5 @@ Components: main
 				t.Errorf("mirrors (-want +got):\n%s", diff)
 			}
 		})
-	}
-}
-
-func TestPinned_urls(t *testing.T) {
-	p := pinned{dir: "pool/main/q/qemu/", file: "q.deb"}
-	want := []string{"http://a/debian/pool/main/q/qemu/q.deb", "http://b/debian/pool/main/q/qemu/q.deb", snapshot + "/pool/main/q/qemu/q.deb"}
-	if diff := cmp.Diff(want, p.urls([]string{"http://a/debian", "http://b/debian"})); diff != "" {
-		t.Errorf("URLs (-want +got):\n%s", diff)
 	}
 }
