@@ -4,8 +4,6 @@ package image
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -15,9 +13,7 @@ import (
 	"path/filepath"
 	"time"
 
-	"golang.org/x/sys/unix"
-
-	"github.com/smcr-io/kube-smcr/internal/testenv/clustertools"
+	"github.com/smcr-io/kube-smcr/internal/testenv/kept"
 )
 
 // version is part of the hash: another one makes new images where the lists
@@ -59,18 +55,7 @@ func locate(kernel Kernel) (string, error) {
 	if _, ok := kernels[kernel]; !ok {
 		return "", fmt.Errorf("find the guests' image: no kernel %q; there are %s and %s", kernel, SMC, NetNS)
 	}
-	return cached("image-", version, kernels[kernel], suite, packages, bootModules, modules)
-}
-
-// cached returns the directory of the cache for what is made of these things.
-func cached(prefix string, of ...any) (string, error) {
-	cache, err := clustertools.CacheDir()
-	if err != nil {
-		return "", err
-	}
-	h := sha256.New()
-	_, _ = fmt.Fprintln(h, of...)
-	return filepath.Join(cache, "vm", prefix+hex.EncodeToString(h.Sum(nil))[:16]), nil
+	return kept.Dir("vm/image-", version, kernels[kernel], suite, packages, bootModules, modules)
 }
 
 // get returns what look finds in the directory, and makes that if it is not there.
@@ -78,17 +63,13 @@ func get[T any](ctx context.Context, dir, what string, progress io.Writer, look 
 	if f, err := look(dir); err == nil {
 		return f, nil
 	}
-	var none T
-	unlock, err := lock(dir+".lock", what, progress)
+	there := func() bool { _, err := look(dir); return err == nil }
+	err := kept.Make(dir, "vm", what, progress, there, func(tmp string) (string, error) {
+		return build(ctx, tmp, progress, run)
+	})
 	if err != nil {
+		var none T
 		return none, err
-	}
-	defer unlock()
-	if f, err := look(dir); err == nil {
-		return f, nil // the one we waited for has built it
-	}
-	if err := build(ctx, dir, progress, run); err != nil {
-		return none, fmt.Errorf("build %s: %w", what, err)
 	}
 	return look(dir)
 }
@@ -105,43 +86,15 @@ func files(dir string) (Files, error) {
 	return f, nil
 }
 
-// lock makes sure that only one process builds.
-func lock(name, what string, progress io.Writer) (unlock func(), err error) {
-	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
-		return nil, fmt.Errorf("make the directory of %s: %w", what, err)
-	}
-	f, err := os.OpenFile(name, os.O_CREATE|os.O_RDWR, 0o644)
-	if err != nil {
-		return nil, fmt.Errorf("lock %s: %w", what, err)
-	}
-	if unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil {
-		_, _ = fmt.Fprintf(progress, "vm: waiting for another process that builds %s\n", what)
-		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
-			return nil, errors.Join(fmt.Errorf("lock %s: %w", name, err), f.Close())
-		}
-	}
-	return func() { _ = f.Close() }, nil
-}
-
-// build makes something beside dir and moves it there when it is complete.
-func build(ctx context.Context, dir string, progress io.Writer, run func(*builder, context.Context) error) error {
-	tmp := dir + ".new"
-	if err := os.RemoveAll(tmp); err != nil {
-		return err
-	}
+// build makes something in a directory, and returns where it is when it is complete.
+func build(ctx context.Context, tmp string, progress io.Writer, run func(*builder, context.Context) error) (string, error) {
 	b := builder{progress: progress, began: time.Now(), tmp: tmp, out: filepath.Join(tmp, "out")}
 	for _, d := range []string{b.out, b.root(), b.kernel(), b.downloads()} {
 		if err := os.MkdirAll(d, 0o755); err != nil {
-			return err
+			return "", err
 		}
 	}
-	if err := run(&b, ctx); err != nil {
-		return errors.Join(err, os.RemoveAll(tmp))
-	}
-	if err := os.Rename(b.out, dir); err != nil {
-		return err
-	}
-	return os.RemoveAll(tmp)
+	return b.out, run(&b, ctx)
 }
 
 // command runs a program that makes a part of the image. What it prints is for

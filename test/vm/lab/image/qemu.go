@@ -12,6 +12,8 @@ import (
 	"path/filepath"
 
 	"golang.org/x/sync/errgroup"
+
+	"github.com/smcr-io/kube-smcr/internal/testenv/kept"
 )
 
 // An Emulator is a QEMU.
@@ -25,7 +27,7 @@ func Installed() Emulator { return Emulator{Program: "qemu-system-x86_64"} }
 
 // GetIGB returns a QEMU that emulates igb, and downloads it if it is not there.
 func GetIGB(ctx context.Context, progress io.Writer) (Emulator, error) {
-	dir, err := cached("qemu-", qemuPackages)
+	dir, err := kept.Dir("vm/qemu-", qemuPackages)
 	if err != nil {
 		return Emulator{}, err
 	}
