@@ -72,13 +72,34 @@ func (n *Node) Start(c Command) (*Proc, error) {
 // to get one.
 func (p *Pod) Start(c Command) (*Proc, error) {
 	id := fmt.Sprint(nobody)
+	args := []string{"setpriv", "--reuid", id, "--regid", id, "--clear-groups"}
+	args = append(args, unprivileged...)
+	// The change of user cancels the signal that start asks for.
+	args = append(args, "--pdeathsig", "KILL", "--")
+	return p.Node.lab.start(p.NS, p.Dir, c, append(args, c.Args...))
+}
+
+// unprivileged are the arguments of setpriv that take all privileges from a program.
+var unprivileged = []string{"--bounding-set", "-all", "--inh-caps", "-all", "--ambient-caps", "-all", "--no-new-privs"}
+
+// Entry is the beginning of the command line by which a trusted program that runs as
+// root, such as one of [Pod.StartTrusted] in another pod, starts one in this pod. It
+// keeps the process id, directory and user, but no privilege.
+func (p *Pod) Entry() []string {
+	return append(append([]string{"nsenter", "--net=" + p.NS.Path(), "setpriv"}, unprivileged...), "--")
+}
+
+// StartTrusted starts a command in the pod's network namespace with the privileges of
+// the caller, so that it can start others by [Pod.Entry]: a test suite that starts its
+// servers in another pod. It has a namespace of process ids of its own, which ends with
+// the process however that ends, with all that was started in it.
+func (p *Pod) StartTrusted(c Command) (*Proc, error) {
+	// The shell is process 1, and so collects processes whose parents have ended. It
+	// would not stay if there was nothing left for it to do.
 	args := append([]string{
-		"setpriv", "--reuid", id, "--regid", id, "--clear-groups",
-		"--bounding-set", "-all", "--inh-caps", "-all", "--ambient-caps", "-all", "--no-new-privs",
-		// The change of user cancels the signal that start asks for.
-		"--pdeathsig", "KILL", "--",
+		"unshare", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child=KILL", "bash", "-c", `"$@"; exit $?`, "bash",
 	}, c.Args...)
-	return p.Node.lab.start(p.NS, p.Dir, c, args)
+	return p.Node.lab.start(p.NS, p.Node.Dir, c, args)
 }
 
 // Run starts a command in the pod and waits for its end. It returns what the
