@@ -146,6 +146,63 @@ func TestProc_endsWithItsChildren(t *testing.T) {
 	}
 }
 
+// TestPod_StartTrusted: a trusted program in one pod starts one in another, which has no
+// privileges, and what is in the background there ends with the trusted one.
+func TestPod_StartTrusted(t *testing.T) {
+	l := newLab(t)
+	var pods [2]*Pod
+	for i, n := range l.Nodes {
+		p, err := n.AddPod(t.Context(), PodConfig{Name: fmt.Sprintf("pod%d", i), WithoutSMCR: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		pods[i] = p
+	}
+	entry := strings.Join(pods[1].Entry(), " ")
+	p, err := pods[0].StartTrusted(Command{Args: []string{"bash", "-c", fmt.Sprintf(`setsid %[1]s sleep 600 &
+		%[1]s grep -hE '^(Uid|CapEff|CapBnd|NoNewPrivs):' /proc/self/status
+		%[1]s grep -cF %[2]s /proc/net/fib_trie
+		grep -cF %[2]s /proc/net/fib_trie
+		wait`, entry, pods[1].Addr4)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	const lines = 6
+	must(t, poll(ctx, "output", func() error {
+		if n := strings.Count(p.Output(), "\n"); n < lines {
+			return fmt.Errorf("%d lines: %s", n, p.Stderr())
+		}
+		return nil
+	}))
+	const none = "0000000000000000"
+	want := "Uid:\t0\t0\t0\t0\nCapEff:\t" + none + "\nCapBnd:\t" + none + "\nNoNewPrivs:\t1\n2\n0\n"
+	if diff := cmp.Diff(want, p.Output()); diff != "" {
+		t.Errorf("in the pods (-want +got):\n%s", diff)
+	}
+	sleepers := func() (n int) {
+		procs, err := processesIn(l.Dir)
+		must(t, err)
+		for _, p := range procs {
+			if p.comm == "sleep" {
+				n++
+			}
+		}
+		return n
+	}
+	if n := sleepers(); n != 1 {
+		t.Errorf("%d programs are in the background, want 1", n)
+	}
+	must(t, p.Kill())
+	must(t, poll(ctx, "the end of the program in the background", func() error {
+		if n := sleepers(); n > 0 {
+			return fmt.Errorf("%d are there", n)
+		}
+		return nil
+	}))
+}
+
 func TestNew_leavesNothingWhenItFails(t *testing.T) {
 	testenv.Need(t, testenv.Root, testenv.NetAdmin)
 	if _, err := New(Config{MTU: 1}); err == nil {
