@@ -84,7 +84,7 @@ pure-pattern := /(api/v1alpha1|internal/config|pkg/rdma(/internal/wq|/iwarp|/roc
 # without the race detector, which the programs under test do not have either. Go does not know what
 # these tests build and run, so an old result of theirs says nothing. One at a time:
 # they bound how long something takes, and emulated guests want the processors.
-apart-pattern := /test/(cluster(/lab)?$$|netns/twonodes$$|vm/)
+apart-pattern := /test/(cluster(/lab)?$$|netns/(apps|twonodes)$$|vm/)
 APART_JOBS ?= 1
 # These take longest. They go first, so that nothing else waits for them.
 long-pattern := /(test/scale|internal/agent|internal/controller|test/cluster|test/vm/(agent|kernel|links|vf))$$
@@ -122,6 +122,10 @@ attack-packages = $$(grep -rlE '^func TestAttack_' --include=*_test.go . | xargs
 test-attack: deps ## Run the attacks that are known, without the race detector (ARGS=-long: random mixes of them for an hour).
 	$(GO) test -count=1 -timeout=$(TEST_TIMEOUT) -run='$(attack-tests)' $(filter-out -long,$(ARGS)) $(attack-packages)
 	$(if $(filter -long,$(ARGS)),$(GO) test -count=1 -v -timeout=3h -run='^TestAttack_anything$$' $(filter-out -long,$(ARGS)) ./internal/agent -attack.for=$(ATTACK_LONG))
+
+.PHONY: test-apps
+test-apps: deps ## Run redis', memcached's and curl's own tests against pods, opted in and not, and compare (ARGS=-long: all of them, for two hours).
+	$(GO) test -count=1 -v -timeout=6h ./test/netns/apps $(patsubst -long,-apps.long,$(ARGS))
 
 .PHONY: test-cluster
 test-cluster: deps cluster-tools ## Test on a real two-node Kubernetes from end to end (ARGS=-run=TestCluster/optIn).

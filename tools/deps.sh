@@ -25,6 +25,10 @@ nginx                       nginx                      demo: HTTP server
 redis-server                redis-server               demo: redis server
 redis-tools                 redis-benchmark            demo: redis client
 iperf3                      iperf3                     demo: stream throughput
+memcached                   memcached                  tests: the suites of applications
+tcl                         tclsh                      tests: redis' suite
+perl                        perl                       tests: memcached's and curl's suites
+make                        make                       tests: building curl's suite
 haproxy                     haproxy                    benchmark: the relay we compare with
 containernetworking-plugins /usr/lib/cni/host-local    demo: the CNI plugins before ours in the chain
 runc                        runc                       local cluster: starts the containers
@@ -86,7 +90,7 @@ if ! command -v apt-get >/dev/null; then
 	exit 1
 fi
 
-# The packages bring daemons (nginx, redis, haproxy). The demo runs its own
+# The packages bring daemons (nginx, redis, haproxy, memcached). The demo runs its own
 # copies in its own namespaces; the machine's must not start. A policy-rc.d
 # that somebody else put there is left alone.
 policy=/usr/sbin/policy-rc.d
@@ -123,7 +127,7 @@ rm -f "$log"
 # packages that were not here before.
 for package in "${packages[@]}"; do
 	case "$package" in
-	nginx | redis-server | haproxy) ;;
+	nginx | redis-server | haproxy | memcached) ;;
 	*) continue ;;
 	esac
 	update-rc.d "$package" disable >/dev/null 2>&1 || true

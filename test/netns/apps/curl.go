@@ -17,7 +17,7 @@ var curl = suite{
 	name:     "curl",
 	programs: []string{"curl", "perl", "gcc", "make"},
 	prepare:  prepareCurl,
-	quick:    []string{"1 to 60"},
+	quick:    []string{"1 to 40"},
 	all:      curlParts,
 	command: func(part string) []string {
 		const without = "!IPv6 !TFTP !HTTPS !FTPS !SCP !SFTP !HTTP/2 !HTTP3 !unix-sockets"

@@ -35,7 +35,7 @@ var sources = map[string]source{
 			SHA256: "35872bd25f8d29d7cc2072d23e74344530891bfd0aa4f4f64184a8ae7291164b",
 		},
 		build: `gcc -O -o timedrun timedrun.c
-			find . -mindepth 1 -maxdepth 1 ! -name t ! -name timedrun ! -name COPYING -exec rm -r {} +`,
+			find . -mindepth 1 -maxdepth 1 ! -name t ! -name doc ! -name timedrun ! -name COPYING -exec rm -r {} +`,
 	},
 	"curl": {
 		file: debian.File{
