@@ -173,14 +173,14 @@ func comparePart(t *testing.T, s suite, part string, beds [modes]*bed, sums *[mo
 		sums[m].add(records[m][0])
 	}
 	doubtful := func() bool {
-		return slices.ContainsFunc([]mode{smcr, held}, func(m mode) bool {
+		return slices.ContainsFunc(ours, func(m mode) bool {
 			return slices.ContainsFunc(suspects(records[plain], records[m]), func(test string) bool { return explained(s.name, part, test, m) == "" })
 		})
 	}
 	for n := 1; n <= repeats && doubtful(); n++ {
 		run(n)
 	}
-	for _, m := range []mode{smcr, held} {
+	for _, m := range ours {
 		for _, test := range suspects(records[plain], records[m]) {
 			why := explained(s.name, part, test, m)
 			often := records[m].failures(test)
