@@ -230,12 +230,24 @@ func (l *Lab) nsName(name string) string { return l.Prefix + "-" + name }
 func (l *Lab) makeNS(name string) (*linux.NetNS, error) {
 	done := make(chan error)
 	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends here
+		// The thread goes back to where it was and lives on: the processes that it
+		// started before would end with it.
+		runtime.LockOSThread()
+		own, err := netns.Get()
+		if err != nil {
+			done <- err
+			return
+		}
 		h, err := netns.NewNamed(l.nsName(name))
 		if err == nil {
 			err = h.Close()
 		}
-		done <- err
+		if serr := netns.Set(own); serr != nil {
+			err = errors.Join(err, serr) // and the thread ends here
+		} else {
+			runtime.UnlockOSThread()
+		}
+		done <- errors.Join(err, own.Close())
 	}()
 	if err := <-done; err != nil {
 		return nil, fmt.Errorf("make network namespace %s: %w", l.nsName(name), err)

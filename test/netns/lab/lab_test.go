@@ -203,6 +203,34 @@ func TestPod_StartTrusted(t *testing.T) {
 	}))
 }
 
+// TestLab_makeNS: a process lives on when namespaces are made after its start. The
+// kernel ends it with the thread that started it.
+func TestLab_makeNS(t *testing.T) {
+	l := newLab(t)
+	const threads = 20
+	var procs [threads]*Proc
+	for i := range procs {
+		p, err := l.Nodes[0].Start(Command{Args: []string{"sleep", "600"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		procs[i] = p
+		name := fmt.Sprintf("more%d", i)
+		ns, err := l.makeNS(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		must(t, l.removeNS(name, ns))
+	}
+	for i, p := range procs {
+		select {
+		case <-p.Done():
+			t.Errorf("process %d ended: %v", i, p.Wait(t.Context()))
+		default:
+		}
+	}
+}
+
 func TestNew_leavesNothingWhenItFails(t *testing.T) {
 	testenv.Need(t, testenv.Root, testenv.NetAdmin)
 	if _, err := New(Config{MTU: 1}); err == nil {
