@@ -127,6 +127,13 @@ func (b *bed) edit(name string, edits ...edit) error {
 // directory of a suite, but where it is preceded by but.
 func (b *bed) address(name, dir, but string) error {
 	const local = "127.0.0.1"
+	return b.replace(name, dir, but+local, but+local, local, b.server.Addr4.String())
+}
+
+// replace replaces text in all files of a directory of a suite: pairs of what is there
+// and what takes its place.
+func (b *bed) replace(name, dir string, pairs ...string) error {
+	replacer := strings.NewReplacer(pairs...)
 	return filepath.WalkDir(filepath.Join(b.dir(name), dir), func(file string, d fs.DirEntry, err error) error {
 		if err != nil || !d.Type().IsRegular() {
 			return err
@@ -135,7 +142,7 @@ func (b *bed) address(name, dir, but string) error {
 		if err != nil {
 			return err
 		}
-		s := strings.NewReplacer(but+local, but+local, local, b.server.Addr4.String()).Replace(string(text))
+		s := replacer.Replace(string(text))
 		if s == string(text) {
 			return nil
 		}

@@ -56,6 +56,10 @@ esac`)
 	if err := b.address("memcached", "t", "LocalAddr => '"); err != nil {
 		return err
 	}
+	// Files are named after process ids there, which are the same in all beds.
+	if err := b.replace("memcached", "t", `"/tmp/`, `"`+b.dir("memcached")+"/"); err != nil {
+		return err
+	}
 	if err := b.edit("memcached", edit{module, `    $args .= " -o relaxed_privileges";`, ""}); err != nil || b.mode != smcr {
 		return err
 	}
