@@ -14,7 +14,7 @@ var memcached = suite{
 	name:     "memcached",
 	programs: []string{"memcached", "perl"},
 	prepare:  prepareMemcached,
-	quick:    []string{"t/cas.t", "t/incrdecr.t", "t/noreply.t", "t/line-lengths.t", "t/issue_163.t", "t/quit.t", "t/binary-get.t", "t/metaget.t", "t/maxconns.t"},
+	quick:    []string{"t/cas.t", "t/incrdecr.t", "t/noreply.t", "t/line-lengths.t", "t/issue_163.t", "t/quit.t", "t/binary-get.t", "t/metaget.t"},
 	all: func(dir string) ([]string, error) {
 		found, err := filepath.Glob(filepath.Join(dir, "t", "*.t"))
 		for i, name := range found {
