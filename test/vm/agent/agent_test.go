@@ -142,7 +142,7 @@ func (s *suite) kernelClient(t *testing.T) {
 		t.Errorf("nginx sent %s, want %s", sum, want)
 	}
 	// An AF_SMC socket as smc_run makes it, with a check of every byte.
-	s.server.start(t, peerPort, fmt.Sprintf("/host/bin/peer serve -stack tcp -listen 0.0.0.0:%d", peerPort))
+	s.server.start(t, peerPort, fmt.Sprintf(lab.GuestBin+"/peer serve -stack tcp -listen 0.0.0.0:%d", peerPort))
 	rep, err := drive.Dial(t.Context(), kernel.Guest, "-stack", "kernel", "-to", addr(peerPort).String(), "-do", "echo,bulk:bytes=4M", "-conns", "2")
 	if err := errors.Join(err, rep.Check()); err != nil {
 		t.Error(err)

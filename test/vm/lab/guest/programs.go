@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"time"
 )
 
 // The host puts programs into hostBin. Reading one from there takes longer than most
@@ -26,16 +27,27 @@ const (
 type programs struct {
 	mu       sync.Mutex // held while it copies
 	from, to string
+	seen     time.Time // when from had changed last, when all was copied
 }
 
-// refresh copies the programs that are new or other ones.
+// refresh copies the programs that are new or other ones. The host renames what it has
+// built, which changes the directory, and takes longer for each than a file system's
+// clock ticks. So while the directory is as it was, no program is asked for: each
+// question goes to the host, and the emulator takes milliseconds for it.
 func (p *programs) refresh() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	all, err := os.ReadDir(p.from)
+	dir, err := os.Stat(p.from)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil // the host has built none
 	}
+	if err != nil {
+		return fmt.Errorf("look for programs: %w", err)
+	}
+	if dir.ModTime().Equal(p.seen) {
+		return nil
+	}
+	all, err := os.ReadDir(p.from)
 	if err != nil {
 		return fmt.Errorf("look for programs: %w", err)
 	}
@@ -50,6 +62,7 @@ func (p *programs) refresh() error {
 			return fmt.Errorf("copy the program %s: %w", e.Name(), err)
 		}
 	}
+	p.seen = dir.ModTime()
 	return nil
 }
 

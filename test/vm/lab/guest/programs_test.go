@@ -21,14 +21,25 @@ func TestPrograms(t *testing.T) {
 	if err := os.Mkdir(p.from, 0o755); err != nil {
 		t.Fatal(err)
 	}
+	// As the host does: under another name first. The directory changes with each, on file
+	// systems with a slow clock, too.
+	changes := 0
 	write := func(name, text string, age time.Duration) {
 		t.Helper()
-		file := filepath.Join(p.from, name)
+		file := filepath.Join(p.from, ".new")
 		if err := os.WriteFile(file, []byte(text), 0o755); err != nil {
 			t.Fatal(err)
 		}
 		at := time.Unix(1700000000, 0).Add(-age)
 		if err := os.Chtimes(file, at, at); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(file, filepath.Join(p.from, name)); err != nil {
+			t.Fatal(err)
+		}
+		changes++
+		at = time.Unix(1700000000+int64(changes), 0)
+		if err := os.Chtimes(p.from, at, at); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -58,6 +69,13 @@ func TestPrograms(t *testing.T) {
 	write("one", "first", time.Hour) // nothing tells that it is another one
 	refresh()
 	is("one", "other")
+	if err := os.Remove(filepath.Join(p.to, "two")); err != nil {
+		t.Fatal(err)
+	}
+	refresh() // and the directory is as it was
+	if _, err := os.Stat(filepath.Join(p.to, "two")); err == nil {
+		t.Error("programs were asked for though nothing has changed")
+	}
 	for command, want := range map[string]string{
 		filepath.Join(p.from, "one"): filepath.Join(p.to, "one"), "one": "one", "/usr/bin/one": "/usr/bin/one",
 	} {
