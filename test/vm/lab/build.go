@@ -4,7 +4,9 @@ package lab
 
 import (
 	"context"
+	"crypto/sha256"
 	"debug/elf"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -15,6 +17,11 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/smcr-io/kube-smcr/internal/testenv/clustertools"
+	"github.com/smcr-io/kube-smcr/internal/testenv/place"
 )
 
 // BuildOptions say how a program is built.
@@ -156,12 +163,20 @@ func copyTestdata(from, to string) error {
 	return os.CopyFS(filepath.Join(to, "testdata"), os.DirFS(data))
 }
 
+// goBuild builds a program. go links one anew unless the file that it is to write is
+// there and up to date, and linking all takes guests' processors for many seconds: so
+// programs are kept in the cache directory, and out is a copy.
 func goBuild(ctx context.Context, out, pkg string, opt BuildOptions) error {
+	kept, lock, err := keep(pkg, opt)
+	if err != nil {
+		return fmt.Errorf("build %s: %w", pkg, err)
+	}
+	defer func() { _ = lock.Close() }()
 	args := []string{"build"}
 	if opt.Test {
 		args = []string{"test", "-c"}
 	}
-	args = append(args, "-ldflags=-s -w", "-buildvcs=false", "-tags="+strings.Join(opt.Tags, ","), "-o", out, pkg)
+	args = append(args, "-ldflags=-s -w", "-buildvcs=false", "-tags="+strings.Join(opt.Tags, ","), "-o", kept, pkg)
 	cmd := exec.CommandContext(ctx, "go", args...)
 	cmd.Dir = opt.dir
 	cgo := "CGO_ENABLED=0"
@@ -172,5 +187,49 @@ func goBuild(ctx context.Context, out, pkg string, opt BuildOptions) error {
 	if text, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("build %s: %w\n%s", pkg, err, text)
 	}
+	_, err = lock.WriteAt([]byte(whole), 0)
+	if err == nil {
+		err = copyFile(kept, out)
+	}
+	if err == nil {
+		err = os.Chmod(out, 0o755)
+	}
+	if err != nil {
+		return fmt.Errorf("build %s: %w", pkg, err)
+	}
 	return nil
+}
+
+// whole is in the lock of a program that was written to its end.
+const whole = "whole"
+
+// keep is where a program is kept that is built so. The lock says that it is not whole
+// until it is: go looks at the beginning of a file only.
+func keep(pkg string, opt BuildOptions) (file string, lock *os.File, err error) {
+	cache, err := clustertools.CacheDir()
+	if err != nil {
+		return "", nil, err
+	}
+	name := sha256.Sum256(fmt.Appendln(nil, pkg, opt.CGO, opt.Test, opt.Tags))
+	dir := filepath.Join(cache, "vm", "programs", hex.EncodeToString(name[:8]))
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", nil, err
+	}
+	file = filepath.Join(dir, path.Base(pkg))
+	if lock, err = os.OpenFile(filepath.Join(dir, place.LockFile), os.O_CREATE|os.O_RDWR, 0o600); err != nil {
+		return "", nil, err
+	}
+	state := make([]byte, len(whole))
+	if err = unix.Flock(int(lock.Fd()), unix.LOCK_EX); err == nil {
+		if n, _ := lock.ReadAt(state, 0); string(state[:n]) != whole {
+			err = os.RemoveAll(file)
+		}
+	}
+	if err == nil {
+		err = lock.Truncate(0)
+	}
+	if err != nil {
+		return "", nil, errors.Join(fmt.Errorf("lock %s: %w", dir, err), lock.Close())
+	}
+	return file, lock, nil
 }

@@ -2,7 +2,16 @@
 
 package lab
 
-import "testing"
+import (
+	"bytes"
+	"errors"
+	"os"
+	"path"
+	"path/filepath"
+	"testing"
+
+	"github.com/smcr-io/kube-smcr/internal/testenv/clustertools"
+)
 
 func TestGlibcMinor(t *testing.T) {
 	for _, c := range []struct {
@@ -33,5 +42,39 @@ func TestCheckLibc(t *testing.T) {
 	}
 	if err := checkLibc("/proc/self/cmdline"); err == nil {
 		t.Error("a file that is no program has a good C library")
+	}
+}
+
+// A program is built where it is kept, and one that was cut off there is built anew.
+func TestGoBuild(t *testing.T) {
+	t.Setenv(clustertools.CacheEnv, t.TempDir())
+	const pkg = guestPackage + "/../cpio"
+	build := func() []byte {
+		t.Helper()
+		out := filepath.Join(t.TempDir(), "program")
+		if err := goBuild(t.Context(), out, path.Clean(pkg), BuildOptions{Test: true}); err != nil {
+			t.Fatal(err)
+		}
+		text, err := os.ReadFile(out)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return text
+	}
+	first := build()
+	kept, lock, err := keep(path.Clean(pkg), BuildOptions{Test: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if text, err := os.ReadFile(kept); err != nil || !bytes.Equal(text, first) {
+		t.Errorf("%d bytes are kept, %v, want the program's %d", len(text), err, len(first))
+	}
+	if err := errors.Join(os.Truncate(kept, int64(len(first)/2)), lock.Close()); err != nil { // as if killed while go writes
+		t.Fatal(err)
+	}
+	for range 2 {
+		if again := build(); !bytes.Equal(again, first) {
+			t.Errorf("the program has %d bytes, want the %d of before", len(again), len(first))
+		}
 	}
 }
