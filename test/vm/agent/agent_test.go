@@ -165,7 +165,7 @@ func (s *suite) kernelServer(t *testing.T) {
 		(cd /tmp; %s >/dev/null 2>&1 </dev/null & %s >/dev/null 2>&1 </dev/null &)
 		socat SOCKET-LISTEN:2:256:%s,fork,reuseaddr TCP:127.0.0.1:%d </dev/null >/dev/null 2>&1 &
 		socat SOCKET-LISTEN:2:256:%s,fork,reuseaddr TCP:127.0.0.1:%d </dev/null >/dev/null 2>&1 &
-		for i in $(seq 100); do redis-cli -p %[4]d ping && curl -so /dev/null http://127.0.0.1:%[6]d/ && peer smc | grep -q LISTEN && exit 0; sleep 0.2; done; exit 1`,
+		for i in $(seq 100); do redis-cli -p %[4]d ping && curl -so /dev/null http://127.0.0.1:%[6]d/ && kernelsmc | grep -q LISTEN && exit 0; sleep 0.2; done; exit 1`,
 		s.redis, s.nginx, sockaddr(netip.MustParseAddrPort("10.0.0.2:16379")), redisPort, sockaddr(netip.MustParseAddrPort("10.0.0.2:18080")), nginxPort))
 	before := kernel.counters(t)
 	client.run(t, fmt.Sprintf("redis-benchmark -h 10.0.0.2 -p %d -n 200 -c 3 -d 100 -t set,get -q", viaRedis))

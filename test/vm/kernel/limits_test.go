@@ -78,7 +78,7 @@ func (b *bed) testUEIDCharacters(t *testing.T) {
 		"lower", "WITH BLANK", "UNDER_SCORE", "-FIRST", ".FIRST", "TWO..DOTS", "LAST.", "SLASH/", "Ü", strings.Repeat("A", clc.EIDLen+1),
 	}
 	// One program for all: starting one is what takes time.
-	const script = `for id in "$@"; do if peer smc ueid add "$id" 2>/dev/null; then echo yes; peer smc ueid del "$id"; else echo no; fi; done`
+	const script = `for id in "$@"; do if kernelsmc ueid add "$id" 2>/dev/null; then echo yes; kernelsmc ueid del "$id"; else echo no; fi; done`
 	out, err := b.kernel.Run(context.Background(), append([]string{"bash", "-euc", script, "ueids"}, ids...)...)
 	if err != nil {
 		t.Fatal(err)

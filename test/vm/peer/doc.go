@@ -5,8 +5,6 @@
 //
 //	peer serve -stack kernel -listen 10.0.0.1:5000
 //	peer dial -stack engine -device soft:10.0.0.2 -to 10.0.0.1:5000 -do echo,bulk:bytes=64M -conns 3
-//	peer smc                        the kernel's counters, link groups and sockets
-//	peer smc ueid add NAME          its settings: ueid add|del|flush, pnet add|flush
 //
 // What is done on a connection is a script of package script, which the client
 // tells the server. The output is lines of package report. A server ends in

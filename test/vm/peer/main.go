@@ -48,8 +48,6 @@ func run(args []string) int {
 		err = serveCommand(ctx, args[1:], os.Stdout)
 	case "dial":
 		err = dialCommand(ctx, args[1:], os.Stdout)
-	case "smc":
-		err = smcCommand(args[1:], os.Stdout)
 	default:
 		err = usageError{usage()}
 	}
@@ -69,7 +67,7 @@ type usageError struct{ text string }
 func (e usageError) Error() string { return e.text }
 
 func usage() string {
-	return "usage: peer serve|dial [flags]; peer smc [ueid add|del NAME | ueid flush | pnet add NAME NETDEV DEVICE PORT | pnet flush]\nscripts of dial:\n" + script.Usage()
+	return "usage: peer serve|dial [flags]\nscripts of dial:\n" + script.Usage()
 }
 
 // options are the flags of both roles.

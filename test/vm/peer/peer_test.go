@@ -146,12 +146,11 @@ func TestPeer_saysWhyItIsTCP(t *testing.T) {
 
 func TestPeer_refusesWrongFlags(t *testing.T) {
 	for name, args := range map[string][]string{
-		"no command":     nil,
-		"unknown":        {"listen"},
-		"stack":          {"dial", "-stack", "ib"},
-		"script":         {"dial", "-stack", "tcp", "-do", "sing"},
-		"parameter":      {"dial", "-stack", "tcp", "-do", "echo:size=0"},
-		"kernel setting": {"smc", "ueid", "list"},
+		"no command": nil,
+		"unknown":    {"listen"},
+		"stack":      {"dial", "-stack", "ib"},
+		"script":     {"dial", "-stack", "tcp", "-do", "sing"},
+		"parameter":  {"dial", "-stack", "tcp", "-do", "echo:size=0"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if code := run(args); code != exitUsage {
@@ -166,7 +165,6 @@ func TestUsesKernel(t *testing.T) {
 		"serve -stack kernel -listen 10.0.0.1:5000": true,
 		"dial --stack=kernel -to 10.0.0.1:5000":     true,
 		"dial -stack engine -kernel-buffer 1000":    false,
-		"smc links":                                 false,
 	} {
 		if got := usesKernel(strings.Fields(args)); got != want {
 			t.Errorf("%s: %t", args, got)

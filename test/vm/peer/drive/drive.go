@@ -21,12 +21,20 @@ import (
 // UEID is the enterprise ID of both sides unless told otherwise.
 const UEID = "SMCV2-DEFAULT-UEID"
 
-// program is its name in guests.
-const program = "peer"
+// The names of the programs in guests: that at the ends of connections, and that which
+// asks the kernel.
+const (
+	program = "peer"
+	asks    = "kernelsmc"
+)
 
-// Build builds the program for the guests of a lab.
+// Build builds the programs for the guests of a lab.
 func Build(ctx context.Context, l *lab.Lab) error {
-	_, err := l.Build(ctx, "github.com/smcr-io/kube-smcr/test/vm/peer", lab.BuildOptions{CGO: true, Name: program})
+	const pkg = "github.com/smcr-io/kube-smcr/test/vm/peer"
+	if _, err := l.Build(ctx, pkg+"/"+asks, lab.BuildOptions{Name: asks}); err != nil {
+		return err
+	}
+	_, err := l.Build(ctx, pkg, lab.BuildOptions{CGO: true, Name: program})
 	return err
 }
 
@@ -53,7 +61,7 @@ func SetUpSMC(ctx context.Context, g *lab.Guest, nics ...int) error {
 		}
 	}
 	for _, s := range settings {
-		if _, err := g.Run(ctx, append([]string{program, "smc"}, strings.Fields(s)...)...); err != nil {
+		if _, err := g.Run(ctx, append([]string{asks}, strings.Fields(s)...)...); err != nil {
 			return err
 		}
 	}
@@ -63,7 +71,7 @@ func SetUpSMC(ctx context.Context, g *lab.Guest, nics ...int) error {
 // Kernel asks the kernel of a guest for the state of its SMC.
 func Kernel(ctx context.Context, g *lab.Guest) (report.Kernel, error) {
 	var k report.Kernel
-	out, err := g.Run(ctx, program, "smc")
+	out, err := g.Run(ctx, asks)
 	if err != nil {
 		return k, err
 	}

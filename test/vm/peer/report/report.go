@@ -249,7 +249,7 @@ func (e *End) leaks() []error {
 	return errs
 }
 
-// Kernel is what `peer smc` prints: the state of the kernel's SMC.
+// Kernel is what `kernelsmc` prints: the state of the kernel's SMC.
 type Kernel struct {
 	System   smcnl.System   `json:"system"`
 	Counters smcnl.Counters `json:"counters"`

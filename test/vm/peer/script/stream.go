@@ -10,14 +10,16 @@ import (
 	"hash/crc32"
 	"io"
 	"math/rand/v2"
+	"sync"
 )
 
 // patternLen is the period of the bytes: a prime, so that no move by a ring's
 // size gives the same bytes.
 const patternLen = 262139
 
-// pattern is long enough to give any span of maxSize at once.
-var pattern = makePattern()
+// pattern is long enough to give any span of maxSize at once. It is made when it is first
+// used: an emulated guest takes as long for it as for the rest of a short program.
+var pattern = sync.OnceValue(makePattern)
 
 func makePattern() []byte {
 	r := rand.New(rand.NewPCG(7609, 4791))
@@ -55,7 +57,7 @@ func newStream(seed uint64, fromClient bool) stream {
 // past.
 func (s *stream) next(n int) []byte {
 	at := (s.start + s.pos) % patternLen
-	return pattern[at : at+uint64(min(n, maxSize))]
+	return pattern()[at : at+uint64(min(n, maxSize))]
 }
 
 // add goes past b, which is what came next.
@@ -90,7 +92,7 @@ func (s *stream) whence(b []byte) string {
 	if len(b) < telling {
 		return ""
 	}
-	i := bytes.Index(pattern, b[:telling])
+	i := bytes.Index(pattern(), b[:telling])
 	if i < 0 {
 		return "; they are of no stream"
 	}

@@ -4,16 +4,44 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"os"
 	"strconv"
 
 	"github.com/smcr-io/kube-smcr/test/vm/peer/report"
 	"github.com/smcr-io/kube-smcr/test/vm/smcnl"
 )
 
-// smcCommand prints what the kernel's SMC says, or changes its settings.
-func smcCommand(args []string, w io.Writer) error {
+// Exit codes.
+const (
+	exitOK     = 0
+	exitFailed = 1 // the kernel refused
+	exitUsage  = 2
+)
+
+var errUsage = errors.New("usage: kernelsmc [ueid add|del NAME | ueid flush | pnet add NAME NETDEV DEVICE PORT | pnet flush]")
+
+func main() { os.Exit(run(os.Args[1:])) }
+
+func run(args []string) int {
+	err := command(args, os.Stdout)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "kernelsmc:", err)
+	}
+	switch {
+	case errors.Is(err, errUsage):
+		return exitUsage
+	case err != nil:
+		return exitFailed
+	default:
+		return exitOK
+	}
+}
+
+// command prints what the kernel's SMC says, or changes its settings.
+func command(args []string, w io.Writer) error {
 	if len(args) == 0 {
 		return printKernel(w)
 	}
@@ -35,11 +63,11 @@ func smcCommand(args []string, w io.Writer) error {
 	case "pnet add":
 		port, err := strconv.ParseUint(word(5), 10, 8)
 		if err != nil {
-			return usageError{fmt.Sprintf("port %q: %v", word(5), err)}
+			return fmt.Errorf("port %q: %w; %w", word(5), err, errUsage)
 		}
 		return smcnl.AddPNet(smcnl.PNet{Name: word(2), NetDev: word(3), Device: word(4), Port: uint8(port)})
 	}
-	return usageError{usage()}
+	return errUsage
 }
 
 func printKernel(w io.Writer) error {
