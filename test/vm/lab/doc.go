@@ -37,9 +37,20 @@
 // The root file system is package image's and can be written to; it is forgotten
 // with the guest, and by [Guest.Reset]. [Lab.Share] is a directory of the host that
 // guests see as /host, [Lab.Build] puts programs there, and [Lab.BuildCNIPlugins]
-// those of CNI. Guests start copies, which they keep in [GuestBin]. With cgo programs
-// are linked to the C library of this machine, which must not be newer than Debian
-// 12's.
+// those of CNI. They are kept in the cache directory, so that one that has not changed
+// is not linked again; to remove "vm/programs" there is always right. Guests start
+// copies, which they keep in [GuestBin], and look for new ones when the directory has
+// changed: rename a program into it. With cgo programs are linked to the C library of
+// this machine, which must not be newer than Debian 12's.
+//
+// # What costs time
+//
+// A guest boots in about 5 s of a processor's time. The rest is what is asked of it, and
+// to start a program is dear: it is the first thing to count where a test is slow. So the
+// processor and the command line of the kernel leave out what is cheap on real machines
+// and not when it is emulated: random addresses, checksums by instructions, AVX, cleared
+// memory. To add a program that does little, do not put it into a large one: what that
+// links and initializes is paid for with each start.
 //
 // # Who owns what
 //
