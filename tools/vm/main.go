@@ -78,6 +78,11 @@ func imageCommand() *cobra.Command {
 				return err
 			}
 			fmt.Fprintln(cmd.OutOrStdout(), qemu.Program)
+			siw, err := image.GetSIW(cmd.Context(), cmd.ErrOrStderr())
+			if err != nil {
+				return err
+			}
+			fmt.Fprintln(cmd.OutOrStdout(), filepath.Dir(siw.Plain))
 			return nil
 		},
 	}

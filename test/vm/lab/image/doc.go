@@ -8,9 +8,12 @@
 // not with its 7.2 (no smc module). The programs are Debian 12's, of the version
 // that the mirror has, with everything they depend on.
 //
-// It needs apt-get, dpkg-deb, tar, xz, zstd, depmod and mke2fs, and the Debian keyring;
-// it needs no rights. From the machine's own apt configuration it takes the mirror of
-// Debian's archive, and deb.debian.org where that names none by http or https; it
-// touches nothing there. What it made is kept in the cache directory, under the hash
+// Software iWARP (siw) is in no kernel of Debian: [GetSIW] builds it of the sources that
+// Debian has of the same version, which are pinned too.
+//
+// It needs apt-get, dpkg-deb, tar, xz, zstd, depmod and mke2fs, for siw gcc and make, and
+// the Debian keyring; it needs no rights. From the machine's own apt configuration it takes
+// the mirror of Debian's archive, and deb.debian.org where that names none by http or https;
+// it touches nothing there. What it made is kept in the cache directory, under the hash
 // of what it is made of, until that changes: a directory there is complete.
 package image
