@@ -55,6 +55,7 @@ func TestLab(t *testing.T) {
 		{"links", testLinks},
 		{"capture", testCapture},
 		{"rxe", testRXE},
+		{"siw", testSIW},
 		{"tests of a package", testGoTest},
 		{"reset", testReset},
 		{"a kernel that panics", testPanic},
