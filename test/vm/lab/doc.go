@@ -27,6 +27,9 @@
 // [Guest.SetLink], never by "ip link set down" in a guest: rxe retransmits for
 // ever then, and the kernel's link group hangs with it.
 //
+// [Lab.Join] makes the machine that runs the guests a member of the segment, 10.0.0.100 and
+// fd00::64, in a network namespace of its own. That takes rights.
+//
 // With Config.PFs each guest has igb NICs besides, pf0 and so on, for virtual
 // functions: [Guest.MakeVFs] makes pf0v0. They are on a second segment, all of
 // them, and addresses there are the test's. QEMU 10 emulates them, which is

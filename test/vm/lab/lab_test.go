@@ -56,6 +56,7 @@ func TestLab(t *testing.T) {
 		{"capture", testCapture},
 		{"rxe", testRXE},
 		{"siw", testSIW},
+		{"this machine", testJoin},
 		{"tests of a package", testGoTest},
 		{"reset", testReset},
 		{"a kernel that panics", testPanic},

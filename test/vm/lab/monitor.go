@@ -8,7 +8,11 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
+	"slices"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // order tells QEMU to do something by its monitor protocol, QMP: one connection
@@ -23,6 +27,19 @@ func (g *Guest) order(ctx context.Context, command string, arguments any) error 
 }
 
 func (g *Guest) tryOrder(ctx context.Context, command string, arguments any) error {
+	return g.tryOrders(ctx, request{Execute: command, Arguments: arguments})
+}
+
+// A request is an order, and maybe a file that goes with it.
+type request struct {
+	Execute   string `json:"execute"`
+	Arguments any    `json:"arguments,omitempty"`
+	file      *os.File
+}
+
+// tryOrders gives orders until one fails. A file that one of them names is known to
+// those after it.
+func (g *Guest) tryOrders(ctx context.Context, orders ...request) error {
 	var d net.Dialer
 	conn, err := d.DialContext(ctx, "unix", g.monitorSocket())
 	if err != nil {
@@ -33,19 +50,15 @@ func (g *Guest) tryOrder(ctx context.Context, command string, arguments any) err
 	if err := conn.SetDeadline(deadline); err != nil {
 		return err
 	}
-	in, out := json.NewDecoder(conn), json.NewEncoder(conn)
+	in := json.NewDecoder(conn)
 	var greeting struct {
 		QMP json.RawMessage `json:"QMP"`
 	}
 	if err := in.Decode(&greeting); err != nil {
 		return fmt.Errorf("wait for its greeting: %w", err)
 	}
-	type request struct {
-		Execute   string `json:"execute"`
-		Arguments any    `json:"arguments,omitempty"`
-	}
-	for _, r := range []request{{Execute: "qmp_capabilities"}, {Execute: command, Arguments: arguments}} {
-		if err := out.Encode(r); err != nil {
+	for _, r := range slices.Concat([]request{{Execute: "qmp_capabilities"}}, orders) {
+		if err := r.send(conn.(*net.UnixConn)); err != nil {
 			return err
 		}
 		if err := response(in); err != nil {
@@ -53,6 +66,19 @@ func (g *Guest) tryOrder(ctx context.Context, command string, arguments any) err
 		}
 	}
 	return nil
+}
+
+func (r request) send(conn *net.UnixConn) error {
+	text, err := json.Marshal(r)
+	if err != nil {
+		return err
+	}
+	if r.file == nil {
+		_, err = conn.Write(text)
+		return err
+	}
+	_, _, err = conn.WriteMsgUnix(text, unix.UnixRights(int(r.file.Fd())), nil)
+	return err
 }
 
 // response reads until the answer: events may come before it.

@@ -15,6 +15,9 @@ const (
 	// MaxPFs is how many igb NICs a guest may have: more than two show nothing new.
 	MaxPFs = 4
 
+	// hostNumber is behind the last address of a guest.
+	hostNumber = 100
+
 	// nicStep lies between the addresses of two NICs of a guest.
 	nicStep = 10
 )
@@ -29,6 +32,12 @@ func Addr(guest, nic int) netip.Addr {
 func Addr6(guest, nic int) netip.Addr {
 	return netip.AddrFrom16([16]byte{0: 0xfd, 15: byte(1 + guest + nicStep*nic)})
 }
+
+// HostAddr is the IPv4 address of the machine that runs the guests, where it joins them.
+func HostAddr() netip.Addr { return netip.AddrFrom4([4]byte{10, 0, 0, hostNumber}) }
+
+// HostAddr6 is its IPv6 address.
+func HostAddr6() netip.Addr { return netip.AddrFrom16([16]byte{0: 0xfd, 15: hostNumber}) }
 
 // MAC is the hardware address of a NIC.
 func MAC(guest, nic int) string { return fmt.Sprintf("52:54:00:00:%02x:%02x", nic, guest+1) }
