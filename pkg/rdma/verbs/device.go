@@ -130,7 +130,7 @@ func (d *Device) setUp(cfg Config) error {
 		WriteWithImm: true,
 		RDMARead:     d.limits.readsStarted > 0,
 
-		MaxReadsServed: int(d.limits.readsServed), MaxReadsAsked: int(d.limits.readsStarted),
+		MaxReadsServed: d.limits.readsServed, MaxReadsAsked: d.limits.readsStarted,
 		PeerCompletes: true,
 	}
 	d.soft = d.driver() == "rxe" // see doc.go
