@@ -26,9 +26,9 @@ redis-server                redis-server               demo: redis server
 redis-tools                 redis-benchmark            demo: redis client
 iperf3                      iperf3                     demo: stream throughput
 memcached                   memcached                  tests: the suites of applications
-tcl                         tclsh                      tests: redis' suite
-perl                        perl                       tests: memcached's and curl's suites
-make                        make                       tests: building curl's suite
+tcl                         tclsh                      tests: the suite of redis
+perl                        perl                       tests: the suites of memcached and curl
+make                        make                       tests: building the suite of curl
 haproxy                     haproxy                    benchmark: the relay we compare with
 containernetworking-plugins /usr/lib/cni/host-local    demo: the CNI plugins before ours in the chain
 runc                        runc                       local cluster: starts the containers

@@ -337,7 +337,7 @@ func TestQP_badResponses(t *testing.T) {
 				t.Fatal(err)
 			}
 			r.sent = r.sent[:0]
-			if again := r.q.newSink(); req.SinkSTag == 0 || again == req.SinkSTag || req.SinkSTag == r.mr.rkey {
+			if again := r.q.tx.newSink(r.q.cfg.Rand); req.SinkSTag == 0 || again == req.SinkSTag || req.SinkSTag == r.mr.rkey {
 				t.Errorf("READs are called %#x and %#x", uint32(req.SinkSTag), uint32(again))
 			}
 			_ = r.feed(r.now, crc.Append(nil, tc.answer(req.SinkSTag)))

@@ -4,6 +4,7 @@ package iwarp
 
 import (
 	"encoding/binary"
+	"math/rand/v2"
 
 	"github.com/smcr-io/kube-smcr/internal/invariant"
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
@@ -58,26 +59,25 @@ func (r *readRing) toServe() *ReadRequest { return &r.served.entries[r.framed%Ma
 // buildRead frames a READ request.
 func (q *QP) buildRead(w *sendWQE) {
 	t := &q.tx
-	r := ReadRequest{SinkSTag: q.newSink(), Size: w.length, SourceSTag: w.rkey, SourceTO: w.addr}
+	r := ReadRequest{SinkSTag: q.tx.newSink(q.cfg.Rand), Size: w.length, SourceSTag: w.rkey, SourceTO: w.addr}
 	t.reads.requests.push(outstanding{sink: r.SinkSTag, size: r.Size, msn: t.msn[queueReadRequest], index: t.queue.cur})
 	s := t.next()
 	s.request, s.last, s.index = true, true, t.queue.cur
-	q.pushRead(&r, s)
+	q.tx.pushRead(&r, s)
 	t.msg = message{}
 	t.queue.cur++
 }
 
 // emptyRead sends an RTR (RFC 6581 §9.2): a READ of nothing.
-func (q *QP) emptyRead() {
-	t := &q.tx
-	r := ReadRequest{SinkSTag: q.newSink(), SourceSTag: 1}
-	t.reads.requests.push(outstanding{sink: r.SinkSTag, msn: t.msn[queueReadRequest], rtr: true})
+func (t *sender) emptyRead(r *rand.Rand) {
+	req := ReadRequest{SinkSTag: t.newSink(r), SourceSTag: 1}
+	t.reads.requests.push(outstanding{sink: req.SinkSTag, msn: t.msn[queueReadRequest], rtr: true})
 	t.reads.sent++
-	q.pushRead(&r, t.next())
+	t.pushRead(&req, t.next())
 }
 
-func (q *QP) pushRead(r *ReadRequest, s *segment) {
-	t := &q.tx
+// pushRead frames a READ request.
+func (t *sender) pushRead(r *ReadRequest, s *segment) {
 	h := Header{Last: true, Op: OpReadRequest, QN: queueReadRequest, MSN: t.msn[queueReadRequest]}
 	t.msn[queueReadRequest]++
 	const ulpdu = untaggedLen + readRequestLen
@@ -95,12 +95,12 @@ func (q *QP) pushRead(r *ReadRequest, s *segment) {
 }
 
 // newSink names a READ. No two that wait have the same name.
-func (q *QP) newSink() rdma.RKey {
+func (t *sender) newSink(r *rand.Rand) rdma.RKey {
 	for {
-		key := rdma.RKey(q.cfg.Rand.Uint32())
+		key := rdma.RKey(r.Uint32())
 		used := key == 0
-		for i := range q.tx.reads.requests.size() {
-			used = used || q.tx.reads.requests.at(i).sink == key
+		for i := range t.reads.requests.size() {
+			used = used || t.reads.requests.at(i).sink == key
 		}
 		if !used {
 			return key

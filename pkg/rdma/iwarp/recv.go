@@ -496,7 +496,7 @@ func (q *QP) handleTerminate(payload []byte) {
 	term.Request = append([]byte(nil), term.Request...)
 	q.opened(0)
 	reason := &TerminateError{Terminate: term}
-	if e := q.blamed(&term); e != nil {
+	if e := q.tx.blamed(&term); e != nil {
 		q.failSend(e.index, term.Code.status(), rdma.EventQPFatal, reason)
 	} else {
 		q.fail(rdma.EventQPFatal, reason)
@@ -505,8 +505,8 @@ func (q *QP) handleTerminate(payload []byte) {
 }
 
 // blamed returns the READ that a Terminate is about, if any.
-func (q *QP) blamed(term *Terminate) *outstanding {
-	reads := &q.tx.reads.requests
+func (t *sender) blamed(term *Terminate) *outstanding {
+	reads := &t.reads.requests
 	var h Header
 	named := len(term.Header) > 0
 	if named && (h.Parse(term.Header) != nil || h.Op != OpReadRequest) {

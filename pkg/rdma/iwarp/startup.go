@@ -231,7 +231,7 @@ func (q *QP) handleReply(f *Frame) {
 		q.tx.emptyWrite()
 	} else {
 		s.rtrRead = true
-		q.emptyRead()
+		q.tx.emptyRead(q.cfg.Rand)
 	}
 }
 

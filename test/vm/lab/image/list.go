@@ -79,22 +79,22 @@ var qemuPackages = [...]debian.File{
 }
 
 // siwPackages are the sources of kernel SMC, and what its modules are built with.
-var siwPackages = [...]pinned{
+var siwPackages = [...]debian.File{
 	{
-		dir: "pool/main/l/linux/", file: "linux-headers-6.12.95+deb12-amd64_6.12.95-1~bpo12+1_amd64.deb",
-		sha256: "4e2a9dcc7c6ac48ec6570957fc17fc7669826159a56a6313bf086ac1acd399dd",
+		Dir: "pool/main/l/linux/", Name: "linux-headers-6.12.95+deb12-amd64_6.12.95-1~bpo12+1_amd64.deb",
+		SHA256: "4e2a9dcc7c6ac48ec6570957fc17fc7669826159a56a6313bf086ac1acd399dd",
 	},
 	{
-		dir: "pool/main/l/linux/", file: "linux-headers-6.12.95+deb12-common_6.12.95-1~bpo12+1_all.deb",
-		sha256: "5f0ddff86b25a7c8ba07ee2e6f7f74b17d4c0a3f621b08b50fa91290e689fd72",
+		Dir: "pool/main/l/linux/", Name: "linux-headers-6.12.95+deb12-common_6.12.95-1~bpo12+1_all.deb",
+		SHA256: "5f0ddff86b25a7c8ba07ee2e6f7f74b17d4c0a3f621b08b50fa91290e689fd72",
 	},
 	{
-		dir: "pool/main/l/linux/", file: "linux-kbuild-6.12.95+deb12_6.12.95-1~bpo12+1_amd64.deb",
-		sha256: "7770286db28850f6d589c89908823368cdd4aca3e489155fdcc371d95c103cbc",
+		Dir: "pool/main/l/linux/", Name: "linux-kbuild-6.12.95+deb12_6.12.95-1~bpo12+1_amd64.deb",
+		SHA256: "7770286db28850f6d589c89908823368cdd4aca3e489155fdcc371d95c103cbc",
 	},
 	{
-		dir: "pool/main/l/linux/", file: "linux-source-6.12_6.12.95-1~bpo12+1_all.deb",
-		sha256: "a7fe4673af74236c99dad9766eca714a198e50a07e5d659e63ec312ae6afccfe",
+		Dir: "pool/main/l/linux/", Name: "linux-source-6.12_6.12.95-1~bpo12+1_all.deb",
+		SHA256: "a7fe4673af74236c99dad9766eca714a198e50a07e5d659e63ec312ae6afccfe",
 	},
 }
 

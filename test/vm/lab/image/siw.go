@@ -13,6 +13,8 @@ import (
 	"path/filepath"
 
 	"golang.org/x/sync/errgroup"
+
+	"github.com/smcr-io/kube-smcr/internal/testenv/kept"
 )
 
 // SIW are modules of kernel [SMC] with software iWARP (siw), which Debian builds no
@@ -45,7 +47,7 @@ var siwParameters = [...][2]string{
 // GetSIW returns the modules and builds them if they are not there, of Debian's sources
 // and with the C compiler of this machine. That is 25 s of two processors.
 func GetSIW(ctx context.Context, progress io.Writer) (SIW, error) {
-	dir, err := cached("siw-", siwVersion, SMC, siwPackages, siwParameters)
+	dir, err := kept.Dir("vm/siw-", siwVersion, SMC, siwPackages, siwParameters)
 	if err != nil {
 		return SIW{}, err
 	}
