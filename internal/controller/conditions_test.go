@@ -34,11 +34,15 @@ func TestConditions(t *testing.T) {
 		says string // in the message
 	}{
 		{
-			"valid", sums{}, (*sums).accepted,
+			"valid",
+			sums{},
+			(*sums).accepted,
 			"True Valid", "the policy is valid",
 		},
 		{
-			"no pod is selected", sums{}, ready,
+			"no pod is selected",
+			sums{},
+			ready,
 			"False NoPods", "podSelector selects no running pod of namespace shop",
 		},
 		{
@@ -66,19 +70,27 @@ func TestConditions(t *testing.T) {
 			"True AllAccelerated", "2 opted-in pods may use SMC-R",
 		},
 		{
-			"no link group", sums{unlinked: 1, single: 1}, (*sums).linksRedundant,
+			"no link group",
+			sums{unlinked: 1, single: 1},
+			(*sums).linksRedundant,
 			"Unknown NoLinkGroups", "no link group",
 		},
 		{
-			"less redundant than the nodes allow", sums{links: v1alpha1.LinkGroupCounts{Active: 3}, unlinked: 1, single: 1, singleNodes: set("n1")}, (*sums).linksRedundant,
+			"less redundant than the nodes allow",
+			sums{links: v1alpha1.LinkGroupCounts{Active: 3}, unlinked: 1, single: 1, singleNodes: set("n1")},
+			(*sums).linksRedundant,
 			"False NotRedundant", "1 of 3 active link groups cannot lose any one RNIC, linkRedundancy wants that: see REDUNDANCY of kubectl get smcrlinks -l " + v1alpha1.LabelNamespace + "=shop",
 		},
 		{
-			"nodes with one RNIC", sums{links: v1alpha1.LinkGroupCounts{Active: 1}, single: 1, singleNodes: set("n2", "n1")}, (*sums).linksRedundant,
+			"nodes with one RNIC",
+			sums{links: v1alpha1.LinkGroupCounts{Active: 1}, single: 1, singleNodes: set("n2", "n1")},
+			(*sums).linksRedundant,
 			"False OneRNIC", "1 of 1 active link group cannot lose any one RNIC, because their nodes have one: n1, n2;",
 		},
 		{
-			"as redundant as wanted", sums{links: v1alpha1.LinkGroupCounts{Active: 2}}, (*sums).linksRedundant,
+			"as redundant as wanted",
+			sums{links: v1alpha1.LinkGroupCounts{Active: 2}},
+			(*sums).linksRedundant,
 			"True AsWanted", "2 active link groups as redundant as wanted",
 		},
 		{
@@ -86,21 +98,29 @@ func TestConditions(t *testing.T) {
 			"False Healthy", "no link group is down and no pod fell back",
 		},
 		{
-			"everything is wrong", sums{
+			"everything is wrong",
+			sums{
 				agentless: set("n2", "n1"), links: v1alpha1.LinkGroupCounts{Down: 3}, pods: v1alpha1.PolicyPods{Refused: 2, Fallback: 1},
-			}, (*sums).degraded,
+			},
+			(*sums).degraded,
 			"True AgentsMissing", "no agent answers on 2 nodes with selected pods: n1, n2; 3 link groups down; 2 pods with refused connections; 1 pod on plain TCP",
 		},
 		{
-			"link groups are down, and pods on plain TCP", sums{links: v1alpha1.LinkGroupCounts{Down: 1}, pods: v1alpha1.PolicyPods{Fallback: 1}}, (*sums).degraded,
+			"link groups are down, and pods on plain TCP",
+			sums{links: v1alpha1.LinkGroupCounts{Down: 1}, pods: v1alpha1.PolicyPods{Fallback: 1}},
+			(*sums).degraded,
 			"True LinksDown", "1 link group down; 1 pod on plain TCP",
 		},
 		{
-			"refused connections", sums{pods: v1alpha1.PolicyPods{Refused: 1, Fallback: 1}}, (*sums).degraded,
+			"refused connections",
+			sums{pods: v1alpha1.PolicyPods{Refused: 1, Fallback: 1}},
+			(*sums).degraded,
 			"True PodsRefused", "1 pod with refused connections; 1 pod on plain TCP",
 		},
 		{
-			"no conflict", sums{}, (*sums).conflicting,
+			"no conflict",
+			sums{},
+			(*sums).conflicting,
 			"False NoConflict", "no policy of the same priority",
 		},
 	} {

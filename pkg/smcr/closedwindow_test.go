@@ -156,11 +156,16 @@ func TestReopener(t *testing.T) {
 			{moved: true, times: 3},
 			{after: closedAfter - 1, times: 3},
 			{after: 1, times: 4},
-			{moved: true, times: 4}, {after: closedAfter, times: 5},
-			{moved: true, times: 5}, {after: closedAfter, times: 6},
-			{moved: true, times: 6}, {after: closedAfter, times: 7},
-			{moved: true, times: 7}, {after: closedAfter, times: 8},
-			{moved: true, times: 8}, {after: closedAfter, times: maxReopens},
+			{moved: true, times: 4},
+			{after: closedAfter, times: 5},
+			{moved: true, times: 5},
+			{after: closedAfter, times: 6},
+			{moved: true, times: 6},
+			{after: closedAfter, times: 7},
+			{moved: true, times: 7},
+			{after: closedAfter, times: 8},
+			{moved: true, times: 8},
+			{after: closedAfter, times: maxReopens},
 		} {
 			now = now.Add(look.after)
 			if look.moved {

@@ -47,8 +47,10 @@ func (c *cluster) loseNode(ns string, n, stays *lab.Node) (wait func()) {
 		podSpec{name: "holder-plain", node: stays, args: hold, annotations: plain})
 	c.onSMCR(holders[0], far.address())
 	// One that has nothing to do with SMC-R, to know what the machine adds.
-	control := c.start(ns, podSpec{name: "control", node: stays, annotations: plain,
-		args: []string{"load", near.address(), "--interval=10ms", "--workers=4"}})[0]
+	control := c.start(ns, podSpec{
+		name: "control", node: stays, annotations: plain,
+		args: []string{"load", near.address(), "--interval=10ms", "--workers=4"},
+	})[0]
 	l := c.startLoads(near, stays)
 	for _, nic := range []string{"eth0", "eth1"} { // the kernel of a node that ends would say goodbye
 		c.must(n.SetPort(c.Context(), nic, false))

@@ -238,7 +238,7 @@ func compareDiscriminators(a, b Discriminator) int {
 func (p *Peer) HandleRequest(now time.Time, in *Callee, posted uint16) bool {
 	pausing := p.state == StateConnecting && !p.dialing()
 	calling := p.dialing() || p.state == StatePendingAccept
-	if !in.request.Peer || !pausing && !(calling && p.concedes) {
+	if !in.request.Peer || !pausing && (!calling || !p.concedes) {
 		// Over, or ours stands: a caller that concedes learns of ours by our request.
 		in.NoMatch(now)
 		return false

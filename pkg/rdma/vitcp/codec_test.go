@@ -229,7 +229,7 @@ func TestSection3_2_ConnectFields(t *testing.T) {
 		if diff := cmp.Diff(g.msg, m, cmp.AllowUnexported(connectMessage{}, Discriminator{})); diff != "" {
 			t.Errorf("%s: decoded (-want +got):\n%s", g.name, diff)
 		}
-		if out := g.msg.append(nil); !bytes.Equal(out, raw) {
+		if out := g.msg.bytes(); !bytes.Equal(out, raw) {
 			t.Errorf("%s: encoded\n%x, want\n%x", g.name, out, raw)
 		}
 	}
@@ -402,7 +402,7 @@ func FuzzParseConnect(f *testing.F) {
 			}
 			return
 		}
-		again, err := parseConnect(m.append(nil))
+		again, err := parseConnect(m.bytes())
 		if diff := cmp.Diff(m, again, cmp.AllowUnexported(connectMessage{}, Discriminator{})); err != nil || diff != "" {
 			t.Fatalf("decoded again: %v (-first +second):\n%s", err, diff)
 		}

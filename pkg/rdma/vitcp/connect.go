@@ -153,12 +153,13 @@ func parseConnect(b []byte) (connectMessage, error) {
 	return m, nil
 }
 
-func (m *connectMessage) append(b []byte) []byte {
+// bytes encodes the message.
+func (m *connectMessage) bytes() []byte {
 	h := Header{
 		Type: m.typ, Flags: FlagEnd, Length: uint16(HeaderLen + CELen + len(m.ce.Security)),
 		Message: m.first, Posted: m.posted,
 	}
-	return m.ce.Append(h.Append(b))
+	return m.ce.Append(h.Append(nil))
 }
 
 // agree returns the attributes of a connection between a caller and the callee that accepts

@@ -140,7 +140,7 @@ func (s *connectScript) message(d *datadriven.TestData) []byte {
 		return unhex(s.t, golden[0].hex)
 	case "request":
 		m := connectMessage{typ: TypeConnectRequest, first: 100, posted: 3, ce: s.ce(d)}
-		return m.append(nil)
+		return m.bytes()
 	}
 	types := map[string]Type{
 		"accept": TypeConnectAccept, "reject": TypeConnectReject, "no-match": TypeConnectNoMatch, "request": TypeConnectRequest,
@@ -148,7 +148,7 @@ func (s *connectScript) message(d *datadriven.TestData) []byte {
 	m := connectMessage{
 		typ: types[d.CmdArgs[0].Key], first: uint32(s.number(d, "first", 200)), posted: uint16(s.number(d, "posted", 0)), ce: s.ce(d),
 	}
-	b := m.append(nil)
+	b := m.bytes()
 	if d.HasArg("bare") {
 		b = (&Header{Type: m.typ, Flags: FlagEnd, Length: HeaderLen}).Append(nil)
 	}
@@ -461,7 +461,7 @@ func TestPeer_refuses(t *testing.T) {
 		p.Start(now)
 		in := NewCallee(now, CalleeConfig{})
 		m := connectMessage{typ: TypeConnectRequest, ce: CE{Attr: c.attr, Calling: disc(t, "b"), Called: disc(t, "a")}}
-		in.HandleData(now, m.append(nil))
+		in.HandleData(now, m.bytes())
 		in.Poll(nil)
 		if p.HandleRequest(now, in, 0) {
 			t.Errorf("%s: taken", c.name)

@@ -139,7 +139,7 @@ func (h *handshake) receive(b []byte) (m connectMessage, whole bool, err error) 
 
 func (h *handshake) put(o Output) { h.out = append(h.out, o) }
 
-func (h *handshake) send(m connectMessage) { h.put(Output{Kind: OutputSend, Data: m.append(nil)}) }
+func (h *handshake) send(m connectMessage) { h.put(Output{Kind: OutputSend, Data: m.bytes()}) }
 
 // becomeDisconnected ends a machine that has a TCP connection.
 func (h *handshake) becomeDisconnected(err error) {
