@@ -82,11 +82,18 @@ func (r *receiver) forgetMemory() {
 }
 
 // RxBuffers appends to dst where the next bytes of the stream go, in order. It is
-// followed by HandleRx, and by no other method in between.
+// followed by HandleRx, and by no other method in between. During start-up there is room for
+// the peer's frame only, and none when that has failed: whoever goes on with the stream finds
+// what comes next.
 func (q *QP) RxBuffers(dst [][]byte) [][]byte {
 	r := &q.rx
-	if q.phase == PhaseIdle || r.buf == nil {
+	switch {
+	case q.phase == PhaseIdle || q.phase == PhaseFailed || r.buf == nil:
 		return dst
+	case q.phase == PhaseWaitReply || q.phase == PhaseWaitRequest:
+		if n := r.frameLeft(q.phase == PhaseWaitReply); n > 0 {
+			return append(dst, r.buf[r.w:r.w+n])
+		}
 	}
 	if r.direct.stale {
 		q.findPlace()
@@ -110,6 +117,17 @@ func (q *QP) RxBuffers(dst [][]byte) [][]byte {
 		return dst // in ASKED, with a peer that does not wait for the Reply
 	}
 	return append(dst, free)
+}
+
+// frameLeft returns how many bytes of the peer's start-up frame are to come, as far as that is
+// known. It is not positive if more than that was read before.
+func (r *receiver) frameLeft(reply bool) int {
+	b := r.buf[r.r:r.w]
+	if len(b) < startLen {
+		return startLen - len(b)
+	}
+	n, _ := FrameLen(b, reply) // an error ended start-up
+	return n - len(b)
 }
 
 // findPlace finds the place of a payload again after memory was forgotten.
