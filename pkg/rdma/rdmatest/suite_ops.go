@@ -329,14 +329,20 @@ func testPSNWraps(t *testing.T, net Net) {
 
 func testQueueFull(t *testing.T, net Net) {
 	x, y := NewEnd(t, net.A, Options{SendWR: 16, RecvWR: 16}), NewEnd(t, net.B, Options{})
+	atOnce := 1
 	if net.stream() {
-		net.connect(t, x, y) // what completes has its place until it is polled
+		net.connect(t, x, y)
+		atOnce = 1000 // nothing completes before all of a call are in the queue
 	} else {
 		x.Connect(t, y) // the peer does not listen yet, so that nothing completes
 	}
 	var sent uint64
 	for {
-		n, err := x.QP.PostSend([]rdma.SendWR{x.Write(sent, y, 0, 8)})
+		wrs := make([]rdma.SendWR, atOnce)
+		for i := range wrs {
+			wrs[i] = x.Write(sent+uint64(i), y, 0, 8)
+		}
+		n, err := x.QP.PostSend(wrs)
 		sent += uint64(n)
 		if err != nil {
 			if !errors.Is(err, rdma.ErrQueueFull) {
