@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tcpqp
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
+)
+
+// link is a connection of a queue pair. It is closed, or given back, only after it was let
+// go, so that its descriptor is valid for whoever owns the queue pair and finds it there.
+type link struct {
+	host *Host
+	conn *net.TCPConn
+	raw  syscall.RawConn
+	fd   int
+
+	// The queue pair's owner has these.
+	writing bool  // the writer runs
+	full    bool  // the socket has no room: the writer waits
+	rxEnded bool  // nothing more comes
+	ended   bool  // our half is ended
+	txErr   error // TCP takes nothing more
+
+	endAfter time.Time // our half does not end before
+	gone     chan struct{}
+	kept     atomic.Bool // whoever let it go wants it back
+	writers  sync.WaitGroup
+	reader   chan struct{} // closed when the reader has ended
+}
+
+func newLink(h *Host, c *net.TCPConn) (*link, error) {
+	l := &link{host: h, conn: c, gone: make(chan struct{}), reader: make(chan struct{})}
+	var err error
+	if l.raw, err = c.SyscallConn(); err != nil {
+		return nil, fmt.Errorf("take over connection: %w: %w", rdma.ErrInvalid, err)
+	}
+	if err = l.raw.Control(func(fd uintptr) { l.fd = int(fd) }); err != nil {
+		return nil, fmt.Errorf("take over connection: %w: %w", rdma.ErrInvalid, err)
+	}
+	if err = c.SetNoDelay(true); err != nil {
+		return nil, fmt.Errorf("take over connection: %w: %w", rdma.ErrInvalid, err)
+	}
+	return l, nil
+}
+
+// past is a deadline that wakes who waits in the network poller.
+func past() time.Time { return time.Unix(1, 0) }
+
+// letGo has the goroutines end what they do with the queue pair, whose owner calls it.
+func (l *link) letGo(keep bool) {
+	l.kept.Store(keep)
+	_ = l.conn.SetDeadline(past())
+	close(l.gone)
+}
+
+// read is the reader: it receives until the connection was let go, and then ends it.
+func (l *link) read(q *QP) {
+	defer close(l.reader)
+	defer l.host.forget(l)
+	poller := l.host.dev.Poller()
+	_ = l.raw.Read(func(uintptr) bool {
+		for {
+			switch q.receive(l) {
+			case rxMore:
+			case rxOver:
+				return true
+			case rxWait:
+				if !poller.Idle() {
+					return false
+				}
+			}
+		}
+	}) // an error says that it was let go
+	<-l.gone
+	l.writers.Wait()
+	if !l.kept.Load() {
+		l.linger()
+	}
+}
+
+// linger ends the connection without a reset, as far as the peer lets it.
+func (l *link) linger() {
+	defer func() { _ = l.conn.Close() }()
+	defer l.host.lingering.Add(-1)
+	if l.host.lingering.Add(1) > maxLingering || l.txErr != nil || l.rxEnded && l.ended {
+		return
+	}
+	if d := time.Until(l.endAfter); d > 0 && !l.ended {
+		t := time.NewTimer(d)
+		defer t.Stop()
+		select {
+		case <-t.C:
+		case <-l.host.done:
+			return
+		}
+	}
+	if !l.ended && l.conn.CloseWrite() != nil || l.rxEnded {
+		return
+	}
+	_ = l.conn.SetReadDeadline(time.Now().Add(maxLinger))
+	_, _ = io.Copy(io.Discard, l.conn)
+}
+
+// readv reads what there is, and does not block.
+func (l *link) readv(bufs [][]byte) (int, error) { return retry(unix.Readv, l.fd, bufs) }
+
+// writev writes what there is room for, and does not block.
+func (l *link) writev(bufs [][]byte) (int, error) {
+	return retry(unix.Writev, l.fd, bufs[:min(len(bufs), maxPieces)])
+}
+
+func retry(f func(int, [][]byte) (int, error), fd int, bufs [][]byte) (int, error) {
+	for {
+		if n, err := f(fd, bufs); !errors.Is(err, unix.EINTR) {
+			return max(n, 0), err
+		}
+	}
+}
