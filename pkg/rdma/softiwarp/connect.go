@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package softiwarp
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"syscall"
+	"time"
+
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/rdma/iwarp"
+)
+
+// ConnectOptions say how a connection is to be. The zero value asks for revision 2 of MPA,
+// CRCs, and a first message of the initiator, so that both sides may send at once.
+type ConnectOptions struct {
+	// PrivateData goes to the peer's program with the Request or Reply: at most
+	// iwarp.PortablePrivateData bytes for every peer, twice as many for those of this
+	// package.
+	PrivateData []byte
+	// NoPeerToPeer has an initiator send no message of its own first (RFC 6581 §9): then a
+	// responder may not send before the initiator's program does.
+	NoPeerToPeer bool
+	// NoCRC does without CRCs if the peer does so, too. What arrives then goes to its place
+	// without being checked but by TCP.
+	NoCRC bool
+	// ReadsServed and ReadsAsked are IRD and ORD: how many RDMA READs of the peer are served at
+	// a time, and how many may wait for the peer. Start-up fits them to the peer's, unless
+	// they are Exact: then it fails. Both 0 and not Exact: the default.
+	ReadsServed, ReadsAsked int
+	Exact                   bool
+	// Rev is the revision of MPA that an initiator asks for; 0: the second. [Device.Dial]
+	// tries the first by itself where a peer has only that.
+	Rev uint8
+	// MaxULPDU is the longest ULPDU to be sent; 0: what fits TCP's segments. Peers in
+	// software are faster with longer ones.
+	MaxULPDU int
+}
+
+// startup translates the options for a connection.
+func (o *ConnectOptions) startup(role iwarp.Role, c *net.TCPConn) iwarp.Startup {
+	s := iwarp.Startup{
+		Role: role, Rev: o.Rev, NoCRC: o.NoCRC, IRD: o.ReadsServed, ORD: o.ReadsAsked, Exact: o.Exact, MaxULPDU: o.MaxULPDU,
+	}
+	if role == iwarp.Initiator {
+		s.PrivateData = o.PrivateData
+		s.PeerToPeer = !o.NoPeerToPeer && o.Rev != iwarp.Rev1
+	} else {
+		s.Rev = iwarp.Rev2 // whatever the Request has
+	}
+	if s.MaxULPDU == 0 {
+		s.MaxULPDU = maxULPDU(c)
+	}
+	return s
+}
+
+// ConnectReason says why there is no connection.
+type ConnectReason uint8
+
+// Reasons.
+const (
+	Rejected    ConnectReason = iota + 1 // the peer refused: its program, or its provider, which MPA cannot tell
+	Refused                              // the peer closed the connection, or does not speak MPA as we do
+	Unreachable                          // TCP does not reach the peer
+	TimedOut                             // the context ended before the peer answered
+)
+
+func (r ConnectReason) String() string {
+	names := [...]string{Rejected: "rejected", Refused: "refused", Unreachable: "unreachable", TimedOut: "timed out"}
+	if r > 0 && int(r) < len(names) {
+		return names[r]
+	}
+	return fmt.Sprintf("ConnectReason(%d)", uint8(r))
+}
+
+// ConnectError says why there is no connection.
+type ConnectError struct {
+	Reason      ConnectReason
+	PrivateData []byte       // of a peer that rejected
+	Socket      *net.TCPConn // the caller's again; nil if [Device.Dial] has closed it
+	// Tainted says that the stream of Socket is not where it was: an answer may come late, or
+	// one of both has sent what is no MPA. Such a socket is good for nothing but to be closed.
+	Tainted bool
+	Err     error
+
+	rev uint8 // of the peer's Reply
+}
+
+func (e *ConnectError) Error() string { return fmt.Sprintf("connect: %v: %v", e.Reason, e.Err) }
+
+func (e *ConnectError) Unwrap() error { return e.Err }
+
+// Timeout reports whether the context ended first, as in [net.Error].
+func (e *ConnectError) Timeout() bool { return e.Reason == TimedOut }
+
+// Connect makes an RDMA connection of a connection of TCP: it sends the MPA Request, waits for
+// the Reply and returns the peer's private data. The queue pair is in INIT, and then in RTS.
+//
+// An error that is a [*ConnectError] says that it was tried in vain: the queue pair is still
+// in INIT, and the error has the socket, in place of c, which is closed. Another error says that
+// it was not tried: c and the queue pair are as before. But where the queue pair was closed or
+// modified meanwhile, the connection is gone with it.
+//
+// A context without deadline waits for ever.
+func (d *Device) Connect(ctx context.Context, r rdma.QP, c *net.TCPConn, o ConnectOptions) ([]byte, error) {
+	q, err := d.find(r)
+	if err == nil {
+		err = d.checkConn(c)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("connect: %w", err)
+	}
+	done, err := q.ask(c, &o)
+	if err != nil {
+		return nil, fmt.Errorf("connect: %w", err)
+	}
+	select {
+	case <-done:
+	case <-ctx.Done():
+	}
+	return q.answered(ctx)
+}
+
+// ask begins start-up as the initiator.
+func (q *qp) ask(c *net.TCPConn, o *ConnectOptions) (<-chan struct{}, error) {
+	q.Lock()
+	defer q.Unlock()
+	if err := q.ready(nil); err != nil {
+		return nil, err
+	}
+	now := time.Now()
+	if err := q.m.Start(now, o.startup(iwarp.Initiator, c)); err != nil {
+		return nil, err
+	}
+	own, err := takeOver(c)
+	if err == nil {
+		err = q.Attach(own)
+	}
+	if err != nil {
+		q.m.HandleEnd(now, err) // nobody heard of it
+		return nil, err
+	}
+	q.asking = true
+	done := q.await(func() bool { return q.m.Phase() != iwarp.PhaseWaitReply })
+	q.Step(now)
+	return done, nil
+}
+
+// answered returns how start-up ended, and ends one that did not.
+func (q *qp) answered(ctx context.Context) ([]byte, error) {
+	q.Lock()
+	if q.Dead() {
+		q.Unlock()
+		return nil, fmt.Errorf("connect queue pair %v: %w", q.Num(), rdma.ErrClosed)
+	}
+	phase, err := q.m.Phase(), q.m.Err()
+	timedOut := phase == iwarp.PhaseWaitReply
+	if timedOut {
+		err = context.Cause(ctx)
+		q.m.HandleEnd(time.Now(), err)
+	}
+	q.asking, q.wait, q.decided = false, nil, nil
+	peer, has := q.m.Request()
+	data := bytes.Clone(peer.PrivateData)
+	switch {
+	case timedOut || phase == iwarp.PhaseFailed:
+	case has: // it may have ended since
+		q.Unlock()
+		return data, nil
+	default:
+		state := q.m.State()
+		q.Unlock()
+		return nil, fmt.Errorf("connect queue pair %v, which was moved to %v: %w", q.Num(), state, rdma.ErrState)
+	}
+	e := &ConnectError{Reason: reasonOf(err, timedOut), PrivateData: data, Err: err}
+	if has {
+		e.rev = peer.Rev
+	}
+	e.Tainted = e.Reason != Rejected
+	socket, wait := q.Detach()
+	q.Unlock()
+	wait()
+	e.Socket = socket
+	return nil, e
+}
+
+func reasonOf(err error, timedOut bool) ConnectReason {
+	switch {
+	case timedOut:
+		return TimedOut
+	case errors.Is(err, iwarp.ErrRejected):
+		return Rejected
+	case errors.Is(err, syscall.ETIMEDOUT), errors.Is(err, syscall.EHOSTUNREACH), errors.Is(err, syscall.ENETUNREACH):
+		return Unreachable
+	}
+	return Refused
+}
+
+// Dial opens a connection of TCP to an address, as in [net.Dial], and makes it one of RDMA. Errors
+// are those of [Device.Connect], without a socket. A peer that has the first revision of MPA
+// only is dialed a second time.
+func (d *Device) Dial(ctx context.Context, r rdma.QP, addr string, o ConnectOptions) ([]byte, error) {
+	data, err := d.dial(ctx, r, addr, o)
+	var e *ConnectError
+	if o.Rev == 0 && errors.As(err, &e) && e.rev == iwarp.Rev1 {
+		o.Rev = iwarp.Rev1
+		data, err = d.dial(ctx, r, addr, o)
+	}
+	return data, err
+}
+
+func (d *Device) dial(ctx context.Context, r rdma.QP, addr string, o ConnectOptions) ([]byte, error) {
+	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: d.cfg.Addr.AsSlice(), Zone: d.cfg.Addr.Zone()}}
+	dialer.SetMultipathTCP(false)
+	c, err := dialer.DialContext(ctx, "tcp", addr)
+	if err != nil {
+		e := &ConnectError{Reason: Unreachable, Err: err}
+		if ctx.Err() != nil {
+			e.Reason = TimedOut
+		} else if errors.Is(err, syscall.ECONNREFUSED) {
+			e.Reason = Refused
+		}
+		return nil, e
+	}
+	t, ok := c.(*net.TCPConn)
+	if !ok {
+		_ = c.Close()
+		return nil, fmt.Errorf("dial %s: connection is %T: %w", addr, c, rdma.ErrInvalid)
+	}
+	data, err := d.Connect(ctx, r, t, o)
+	if err == nil {
+		return data, nil
+	}
+	_ = t.Close() // if it was not tried
+	var e *ConnectError
+	if errors.As(err, &e) && e.Socket != nil {
+		_ = e.Socket.Close()
+		e.Socket, e.Tainted = nil, false
+	}
+	return nil, err
+}

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package softiwarp
+
+import "time"
+
+const (
+	// requestTimeout is how long a connection that a [Listener] accepted may take to send its
+	// MPA Request, and a peer to take the few bytes of an answer: as long as Linux's siw
+	// waits.
+	requestTimeout = 5 * time.Second
+
+	// maxPending bounds the connections of a device that wait for an MPA Request, or whose
+	// request waits for an answer: each costs a descriptor and 2 KiB.
+	maxPending = 4096
+
+	// maxListening bounds those of one [Listener]. Beyond it new ones wait in the kernel.
+	maxListening = 256
+
+	// maxLast bounds the last message of the streaming mode, in bytes: a socket's buffers
+	// have room for it.
+	maxLast = 64 << 10
+
+	// firstHold is how long an initiator waits with its first FPDU after the Reply. Linux's
+	// siw loses the wake-up for what comes right behind its Reply, and looks at it only when
+	// more comes.
+	firstHold = 2 * time.Millisecond
+
+	// settleTime is how long a connection stays after its start-up, at least: the
+	// kernel of a peer with Linux's siw does not survive one that ends while it is
+	// being told of its beginning.
+	settleTime = 50 * time.Millisecond
+)

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package softiwarp
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
+)
+
+// Listener listens for connections whose first bytes are an MPA Request.
+type Listener struct {
+	dev      *Device
+	tcp      *net.TCPListener
+	requests chan *Request
+	places   chan struct{} // one taken by each connection whose request was not given away
+	done     chan struct{}
+	once     sync.Once
+	wg       sync.WaitGroup
+}
+
+// Listen listens on an address as in [net.Listen], whose host is the device's address, or
+// empty.
+func (d *Device) Listen(addr string) (*Listener, error) {
+	host, port, err := net.SplitHostPort(addr)
+	if err != nil {
+		return nil, fmt.Errorf("listen on %q: %w: %w", addr, rdma.ErrInvalid, err)
+	}
+	if host == "" {
+		host = d.cfg.Addr.String()
+	}
+	var lc net.ListenConfig
+	lc.SetMultipathTCP(false)
+	n, err := lc.Listen(context.Background(), "tcp", net.JoinHostPort(host, port))
+	if err != nil {
+		return nil, fmt.Errorf("listen: %w", err)
+	}
+	t, ok := n.(*net.TCPListener)
+	if !ok {
+		_ = n.Close()
+		return nil, fmt.Errorf("listen on %q: listener is %T: %w", addr, n, rdma.ErrInvalid)
+	}
+	l := &Listener{
+		dev: d, tcp: t, requests: make(chan *Request), places: make(chan struct{}, maxListening), done: make(chan struct{}),
+	}
+	l.wg.Add(1) // before Close can wait
+	if err := d.track(l, l.loop); err != nil {
+		l.wg.Done()
+		_ = t.Close()
+		return nil, fmt.Errorf("listen on %q: %w", addr, err)
+	}
+	return l, nil
+}
+
+// Addr is the address that the listener listens on.
+func (l *Listener) Addr() net.Addr { return l.tcp.Addr() }
+
+// Accept waits for the next request.
+func (l *Listener) Accept(ctx context.Context) (*Request, error) {
+	select {
+	case r := <-l.requests:
+		return r, nil
+	case <-l.done:
+		return nil, fmt.Errorf("accept on %v: %w", l.Addr(), net.ErrClosed)
+	case <-ctx.Done():
+		return nil, fmt.Errorf("accept on %v: %w", l.Addr(), context.Cause(ctx))
+	}
+}
+
+// Close ends the listener. Connections whose requests nobody has are closed; requests that were
+// given away stay.
+func (l *Listener) Close() error {
+	l.once.Do(func() {
+		close(l.done)
+		_ = l.tcp.Close()
+		l.dev.untrack(l)
+	})
+	l.wg.Wait()
+	return nil
+}
+
+// loop accepts connections.
+func (l *Listener) loop() {
+	defer l.wg.Done()
+	for {
+		select {
+		case l.places <- struct{}{}:
+		case <-l.done:
+			return
+		}
+		c, err := l.tcp.AcceptTCP()
+		if err != nil {
+			<-l.places
+			select {
+			case <-l.done:
+				return
+			case <-time.After(10 * time.Millisecond): // no descriptors, perhaps
+			}
+			continue
+		}
+		l.wg.Go(func() { l.serve(c) })
+	}
+}
+
+// serve reads the request of a connection, and gives it away.
+func (l *Listener) serve(c *net.TCPConn) {
+	defer func() { <-l.places }()
+	var r *Request
+	err := l.dev.track(c, nil)
+	if err == nil {
+		r, err = l.read(c)
+	}
+	if err == nil {
+		select {
+		case l.requests <- r:
+			return
+		case <-l.done:
+		}
+	}
+	l.dev.untrack(c)
+	_ = c.Close()
+}
+
+// past is a deadline that wakes who reads or writes.
+func past() time.Time { return time.Unix(1, 0) }
+
+func (l *Listener) read(c *net.TCPConn) (*Request, error) {
+	if err := c.SetDeadline(time.Now().Add(requestTimeout)); err != nil {
+		return nil, err
+	}
+	stop := make(chan struct{})
+	var watch sync.WaitGroup
+	watch.Go(func() {
+		select {
+		case <-l.done:
+			_ = c.SetDeadline(past())
+		case <-stop:
+		}
+	})
+	defer watch.Wait() // or it would wake whoever has the request
+	defer close(stop)
+	var f frameReader
+	frame, err := f.read(c)
+	if err != nil {
+		return nil, err
+	}
+	return newRequest(l.dev, c, frame, f.buf, nil)
+}

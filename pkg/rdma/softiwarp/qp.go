@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package softiwarp
+
+import (
+	cryptorand "crypto/rand"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/rdma/internal/softdev"
+	"github.com/smcr-io/kube-smcr/pkg/rdma/internal/tcpqp"
+	"github.com/smcr-io/kube-smcr/pkg/rdma/iwarp"
+)
+
+// qp is a queue pair: its owner owns all but the embedded part, which knows its own rules.
+type qp struct {
+	tcpqp.QP
+	m *iwarp.QP
+
+	reserved *SSP          // whose request alone may be accepted on it
+	asking   bool          // an initiator's start-up is under way
+	wait     chan struct{} // closed when decided says so; nil: nobody waits
+	decided  func() bool
+}
+
+var _ softdev.Carrier = (*qp)(nil)
+
+// newQP makes a queue pair.
+func (d *Device) newQP(c softdev.QPConfig) (softdev.Carrier, error) {
+	var seed [32]byte
+	_, _ = cryptorand.Read(seed[:]) // never fails
+	m, err := iwarp.NewQP(iwarp.QPConfig{
+		Num:       c.Num,
+		MaxSendWR: c.MaxSendWR,
+		MaxRecvWR: c.MaxRecvWR,
+		MaxSGE:    c.MaxSGE,
+		MaxInline: softdev.MaxInline,
+		Memory:    c.Memory,
+		Rand:      rand.New(rand.NewChaCha8(seed)),
+	})
+	if err != nil {
+		return nil, err
+	}
+	q := &qp{m: m}
+	q.Init(d.host, m)
+	return q, nil
+}
+
+// CheckModify implements [softdev.Carrier].
+func (q *qp) CheckModify(rdma.QPAttr) error { return nil }
+
+// Transmit implements [softdev.Carrier].
+func (q *qp) Transmit(now time.Time) {
+	if q.asking && q.m.Phase() == iwarp.PhaseOpen {
+		q.asking = false
+		q.HoldTx(now.Add(firstHold))
+		q.HoldEnd(now.Add(settleTime))
+	}
+	q.QP.Transmit(now)
+	q.tell()
+}
+
+// Drop implements [softdev.Carrier].
+func (q *qp) Drop() {
+	q.QP.Drop()
+	q.tell()
+}
+
+// tell wakes who waits for the end of start-up.
+func (q *qp) tell() {
+	if q.wait != nil && (q.Dead() || q.decided()) {
+		close(q.wait)
+		q.wait, q.decided = nil, nil
+	}
+}
+
+// await makes the channel that is closed when the queue pair is dead or decided.
+func (q *qp) await(decided func() bool) <-chan struct{} {
+	q.wait, q.decided = make(chan struct{}), decided
+	return q.wait
+}
+
+// find returns the device's queue pair that r is.
+func (d *Device) find(r rdma.QP) (*qp, error) {
+	q, ok := r.(*qp)
+	if !ok {
+		return nil, fmt.Errorf("queue pair is %T, of another device: %w", r, rdma.ErrInvalid)
+	}
+	if c, _ := d.base.Find(q.Num()).(*qp); c != q {
+		return nil, fmt.Errorf("queue pair %v is closed, or of another device: %w", q.Num(), rdma.ErrClosed)
+	}
+	return q, nil
+}
+
+// ready refuses a queue pair that cannot be connected now. s is the [SSP] that the connection
+// comes by, if any.
+func (q *qp) ready(s *SSP) error {
+	switch {
+	case q.Dead():
+		return fmt.Errorf("queue pair %v: %w", q.Num(), rdma.ErrClosed)
+	case q.m.State() != rdma.QPInit:
+		return fmt.Errorf("queue pair %v is in %v, want %v: %w", q.Num(), q.m.State(), rdma.QPInit, rdma.ErrState)
+	case q.Attached() || q.wait != nil:
+		return fmt.Errorf("queue pair %v is being connected: %w", q.Num(), rdma.ErrState)
+	case q.reserved != nil && q.reserved != s:
+		return fmt.Errorf("queue pair %v belongs to a Socket Service Point: %w", q.Num(), rdma.ErrState)
+	}
+	return nil
+}
+
+// Disconnect ends the connection of a queue pair in order: what was posted is done first, also
+// the peer's READs. Then our half ends, and the queue pair goes to ERR.
+func (d *Device) Disconnect(r rdma.QP) error {
+	q, err := d.find(r)
+	if err != nil {
+		return fmt.Errorf("disconnect: %w", err)
+	}
+	q.Lock()
+	defer q.Unlock()
+	if q.Dead() {
+		return fmt.Errorf("disconnect queue pair %v: %w", q.Num(), rdma.ErrClosed)
+	}
+	now := time.Now()
+	if err := q.m.Disconnect(now); err != nil {
+		return err
+	}
+	q.Step(now)
+	return nil
+}
+
+// QPStats returns the protocol's counters of a queue pair of this device.
+func (d *Device) QPStats(n rdma.QPN) (iwarp.Stats, bool) {
+	q, ok := d.base.Find(n).(*qp)
+	if !ok {
+		return iwarp.Stats{}, false
+	}
+	q.Lock()
+	defer q.Unlock()
+	return q.m.Stats(), true
+}
+
+// maxULPDU is the longest ULPDU that fits one of TCP's segments (RFC 5044 §4.5).
+func maxULPDU(c *net.TCPConn) int {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return iwarp.DefaultULPDU
+	}
+	mss := 0
+	if raw.Control(func(fd uintptr) { mss, err = unix.GetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_MAXSEG) }) != nil || err != nil {
+		return iwarp.DefaultULPDU
+	}
+	return iwarp.MULPDU(mss, false)
+}
