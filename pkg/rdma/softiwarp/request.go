@@ -127,6 +127,9 @@ func (r *Request) Accept(ctx context.Context, to rdma.QP, o ConnectOptions) erro
 		to = r.ssp.qp()
 	}
 	q, err := r.dev.find(to)
+	if err == nil && r.ssp != nil && r.ssp.qp() != nil && r.ssp.qp() != to {
+		err = fmt.Errorf("queue pair %v is not that of the Socket Service Point: %w", q.Num(), rdma.ErrInvalid)
+	}
 	if err == nil {
 		err = r.begin(requestAnswering)
 	}
