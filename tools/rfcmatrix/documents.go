@@ -11,18 +11,21 @@ type document struct {
 	about string   // what the statements are of
 	rfcs  []string // numbers; with several, sections begin with them
 	code  string   // directory whose comments are checked
-	linux string   // who "Linux" is in it
+	linux string   // who "Linux" is in it; "": it has nothing of Linux
 }
 
 // documents are all tables that there are.
 var documents = []document{
 	{
 		dir: "docs/rfc7609", title: "RFC 7609", about: "RFC 7609", rfcs: []string{"7609"}, code: "pkg/smcr/",
-		linux: "the SMC-R of the\nLinux kernel, with which we are wire compatible; some rules hold towards all others, but",
+		linux: " \"Linux\" is the SMC-R of the\nLinux kernel, with which we are wire compatible; some rules hold towards all others, but [not towards it](#towards-linux).",
 	},
 	{
 		dir: "docs/iwarp", title: "iWARP", about: "iWARP", rfcs: []string{"5040", "5041", "5044", "6581"}, code: "pkg/rdma/iwarp/",
-		linux: "siw, the software iWARP of the\nLinux kernel, with which we are wire compatible; some rules hold towards all others, but",
+		linux: " \"Linux\" is siw, the software iWARP of the\nLinux kernel, with which we are wire compatible; some rules hold towards all others, but [not towards it](#towards-linux).",
+	},
+	{
+		dir: "docs/vitcp", title: "VI/TCP", about: "VI/TCP", rfcs: []string{"VI/TCP"}, code: "pkg/rdma/vitcp/",
 	},
 }
 

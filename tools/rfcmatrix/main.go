@@ -2,7 +2,7 @@
 
 // Command rfcmatrix writes what protocol documents demand, statement by
 // statement, where it is in the code, and which test proves it:
-// docs/rfc7609.md of SMC-R, docs/iwarp.md of iWARP's four RFCs.
+// docs/rfc7609.md of SMC-R, docs/iwarp.md of iWARP's four RFCs, docs/vitcp.md of the draft of VI/TCP.
 //
 // It reads docs/rfc7609/*.txt and its like and checks that each function, type,
 // constant and test named there exists, so that the table cannot rot: who renames
