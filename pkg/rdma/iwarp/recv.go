@@ -82,7 +82,7 @@ func (r *receiver) forgetMemory() {
 }
 
 // RxBuffers appends to dst where the next bytes of the stream go, in order. It is
-// followed by HandleRx, and by no other method in between. During start-up there is room for
+// followed by HandleRx, and by no other method but PostRecv in between. During start-up there is room for
 // the peer's frame only, and none when that has failed: whoever goes on with the stream finds
 // what comes next.
 func (q *QP) RxBuffers(dst [][]byte) [][]byte {

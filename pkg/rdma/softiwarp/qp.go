@@ -126,6 +126,7 @@ func (d *Device) Disconnect(r rdma.QP) error {
 		return fmt.Errorf("disconnect queue pair %v: %w", q.Num(), rdma.ErrClosed)
 	}
 	now := time.Now()
+	q.Step(now) // what was posted before
 	if err := q.m.Disconnect(now); err != nil {
 		return err
 	}

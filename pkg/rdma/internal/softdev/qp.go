@@ -254,8 +254,16 @@ func (q *QP) Step(now time.Time) {
 	}
 }
 
-// drain moves what the rings hold into the machine.
-func (q *QP) drain(now time.Time) {
+// TakeRecvs moves receives that were posted while the queue pair was owned into the machine. An
+// owner that has read from a reliable wire does that before the machine sees what it read: that
+// may be for a receive whose posting the peer was told of, and nobody sends it again.
+//
+//	program                      reader of this side           peer
+//	                             Lock
+//	PostRecv: into the ring
+//	tells the peer ------------------------------------------> sends
+//	                             reads, TakeRecvs, handles <---
+func (q *QP) TakeRecvs() {
 	for !q.recvs.empty() {
 		w := q.recvs.front()
 		n, err := q.m.PostRecv(w)
@@ -267,6 +275,11 @@ func (q *QP) drain(now time.Time) {
 			break
 		}
 	}
+}
+
+// drain moves what the rings hold into the machine.
+func (q *QP) drain(now time.Time) {
+	q.TakeRecvs()
 	for !q.sends.empty() {
 		w := q.sends.front()
 		n, err := q.m.PostSend(now, w)

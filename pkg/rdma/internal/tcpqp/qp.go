@@ -19,7 +19,7 @@ type Stream interface {
 	softdev.Machine
 	// RxBuffers appends to dst where the next bytes of the stream go, in order; HandleRx says
 	// that n bytes were put there, and HandleEnd that nothing more comes, with an error if the
-	// connection is lost.
+	// connection is lost. PostRecv may come in between.
 	RxBuffers(dst [][]byte) [][]byte
 	HandleRx(now time.Time, n int) error
 	HandleEnd(now time.Time, err error)
@@ -234,6 +234,7 @@ func (q *QP) receive(l *link) received {
 	if errors.Is(err, unix.EAGAIN) {
 		return rxWait
 	}
+	q.TakeRecvs()
 	now := time.Now()
 	switch {
 	case err != nil:
