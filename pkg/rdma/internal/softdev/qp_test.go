@@ -228,6 +228,23 @@ func TestQP_postToRing(t *testing.T) {
 	}
 }
 
+// An owner that has read what the peer sent hands receives that were posted meanwhile to the
+// machine first.
+func TestQP_TakeRecvs(t *testing.T) {
+	o := silent(t).objects(t)
+	q := connected(t, o.qp)
+	q.Lock()
+	defer q.Unlock()
+	if n, err := q.PostRecv(make([]rdma.RecvWR, 3)); n != 3 || err != nil {
+		t.Fatalf("posted %d, %v", n, err)
+	}
+	q.TakeRecvs()
+	// The machine's queue has four places.
+	if n, err := q.m.PostRecv(make([]rdma.RecvWR, 4)); n != 1 || !errors.Is(err, rdma.ErrQueueFull) {
+		t.Errorf("the machine has room for %d, %v; want 1", n, err)
+	}
+}
+
 // Each receive and send comes back once, in its order, when the queue pair fails, also
 // those that wait in the rings. One queue of completions has room for all.
 func TestQP_errorFlushesRings(t *testing.T) {
