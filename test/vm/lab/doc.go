@@ -46,15 +46,6 @@
 // changed: rename a program into it. With cgo programs are linked to the C library of
 // this machine, which must not be newer than Debian 12's.
 //
-// # What costs time
-//
-// A guest boots in about 5 s of a processor's time. The rest is what is asked of it, and
-// to start a program is dear: it is the first thing to count where a test is slow. So the
-// processor and the command line of the kernel leave out what is cheap on real machines
-// and not when it is emulated: random addresses, checksums by instructions, AVX, cleared
-// memory. To add a program that does little, do not put it into a large one: what that
-// links and initializes is paid for with each start.
-//
 // # Who owns what
 //
 // The Lab owns its processes and its directory below the cache directory. Whoever holds

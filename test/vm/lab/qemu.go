@@ -72,29 +72,17 @@ var kernelArguments = []string{
 	"console=ttyS0", "quiet", "loglevel=5", "panic=0", "oops=panic",
 	// Emulation has neither side channels nor secrets.
 	"mitigations=off", "nokaslr", "rodata=off", "random.trust_cpu=on",
-	// Nor anything to harden. With random addresses the emulator would translate the C
-	// library anew for each program that starts, which took two thirds of its start. Memory
-	// that is cleared although nobody asks, or in large pages, is many stores; and when a
-	// large page is in use, the emulator forgets all translations for any page that goes.
-	"norandmaps", "randomize_kstack_offset=off", "init_on_alloc=0", "hardened_usercopy=off", "transparent_hugepage=never",
-	// Pages are cleared and copied by plain moves: string instructions are emulated word by word.
-	"clearcpuid=rep_good",
 	// What costs seconds of emulation in each boot, and what nobody here uses.
 	"cryptomgr.notests", "initcall_blacklist=jent_mod_init", "lsm=", "audit=0", "amd_pstate=disable", "tsc=reliable", "net.ifnames=0",
 }
 
-// processor is all that QEMU emulates but for what is slower with than without. By
-// fast string moves the kernel would copy, and they are emulated byte by byte: a stream
-// of TCP takes half the processor's time without. CRC32 and PCLMULQDQ, by which Go and
-// the kernel check sums, are emulated bit by bit, and tables are several times as fast.
-// AVX, XSAVE and what goes with it lengthen the boot and switches between tasks, and AES
-// is no faster than the hashes of Go and the kernel that do without.
-//
-// By CMPXCHG16B a kernel would allocate memory: two kernels of 6.12 crashed behind that
-// instruction, with flags that were bits of a pointer. Later ones need it for the storage
-// of eBPF programs.
+// processor is all that QEMU emulates but for two things. By fast string moves the
+// kernel would copy, and they are emulated byte by byte: a stream of TCP takes half the
+// processor's time without. By CMPXCHG16B it would allocate memory: two kernels of 6.12
+// crashed behind that instruction, with flags that were bits of a pointer. Later ones
+// need it for the storage of eBPF programs.
 func (g *Guest) processor() string {
-	const p = "max,-erms,-fsrm,-sse4.2,-pclmulqdq,-avx,-avx2,-f16c,-fma,-aes,-vaes,-xsave,-xsaveopt,-mpx,-pku,-umip,-smap,-smep"
+	const p = "max,-erms,-fsrm"
 	if g.kernel() == image.SMC {
 		return p + ",-cx16"
 	}
