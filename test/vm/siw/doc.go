@@ -2,12 +2,11 @@
 
 // Package siw tests iWARP against Linux' software iWARP, siw.
 //
-//	go test ./test/vm/siw -run 'TestSIW/(guests|host)$'
+//	go test ./test/vm/siw -run TestSIW/host$
 //	go test ./test/vm/siw -run TestSIW/vectors -update
 //
 // There are two guests with siw of the pinned kernel's sources. Programs of the
-// distribution run between them in both directions, and tshark, which has a decoder of
-// iWARP of its own, watches. A connection of iWARP is one of TCP: the machine that runs the
+// distribution run between them, for vectors. A connection of iWARP is one of TCP: the machine that runs the
 // guests joins them (lab.Join), and a test talks to the programs there in both roles, byte
 // by byte.
 //

@@ -28,7 +28,6 @@ func TestSIW(t *testing.T) {
 	for i := range b.lab.Guests() {
 		b.load(t, b.lab.Guest(i))
 	}
-	t.Run("guests", b.testGuests)
 	t.Run("host", b.testHost)
 	t.Run("vectors", b.testVectors)
 }
