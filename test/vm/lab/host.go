@@ -98,6 +98,9 @@ func setUpHost(mtu int) error {
 	if err := netlink.LinkSetMTU(link, mtu); err != nil {
 		return fmt.Errorf("set the MTU of %s to %d: %w", hostDev, mtu, err)
 	}
+	if err := netlink.LinkSetHardwareAddr(link, wire.HostMAC()); err != nil {
+		return fmt.Errorf("set the hardware address of %s: %w", hostDev, err)
+	}
 	for _, a := range []*netlink.Addr{
 		{IPNet: &net.IPNet{IP: wire.HostAddr().AsSlice(), Mask: net.CIDRMask(24, 32)}},
 		{IPNet: &net.IPNet{IP: wire.HostAddr6().AsSlice(), Mask: net.CIDRMask(64, 128)}, Flags: unix.IFA_F_NODAD},

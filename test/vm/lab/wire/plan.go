@@ -4,6 +4,7 @@ package wire
 
 import (
 	"fmt"
+	"net"
 	"net/netip"
 )
 
@@ -38,6 +39,10 @@ func HostAddr() netip.Addr { return netip.AddrFrom4([4]byte{10, 0, 0, hostNumber
 
 // HostAddr6 is its IPv6 address.
 func HostAddr6() netip.Addr { return netip.AddrFrom16([16]byte{0: 0xfd, 15: hostNumber}) }
+
+// HostMAC is its hardware address. One that changed each time would leave guests with the
+// one before: they keep what they know for some 60 s.
+func HostMAC() net.HardwareAddr { return net.HardwareAddr{0x52, 0x54, 0, 2, 0, hostNumber} }
 
 // MAC is the hardware address of a NIC.
 func MAC(guest, nic int) string { return fmt.Sprintf("52:54:00:00:%02x:%02x", nic, guest+1) }
