@@ -231,18 +231,18 @@ func (a *agent) manage(ctx context.Context, api *apiServer) error {
 	g.Go(task("manage pods", func(context.Context) error {
 		defer stopAPI()
 		defer stopManager()
+		defer a.manager.noHandover()
 		switch h := a.manager.run(managerCtx); {
 		case h != nil:
 			a.handOver(h, api)
 			return nil
 		case a.left():
 			return a.leave(ctx)
+		case ctx.Err() == nil: // awaitAble ended the manager, and Run will be called again: keep the table of an earlier agent
+			_, ended := a.manager.shutdown(context.WithoutCancel(ctx))
+			return errors.Join(<-ended, a.wire.remove(), a.wire.closeHandedOver())
 		}
-		err := a.manager.shutdown(context.WithoutCancel(ctx))
-		if ctx.Err() == nil { // awaitAble ended the manager, and Run will be called again: keep the table of an earlier agent
-			return errors.Join(err, a.wire.remove(), a.wire.closeHandedOver())
-		}
-		return errors.Join(err, a.wire.end())
+		return a.end(ctx, api, stopAPI)
 	}))
 	return g.Wait()
 }

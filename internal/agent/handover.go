@@ -45,6 +45,20 @@ import (
 //
 // Pods whose table the successor had already replaced are direct from RedirectTTL
 // after its death until then.
+//
+// An agent that was told to end before a successor came hands over, too. Its tables divert nothing
+// any more, so there is nothing to hold for the successor:
+//
+//	successor                         agent
+//	                                  SIGTERM: new connections go directly,
+//	                                  its sessions may end until DrainTimeout
+//	POST /v1/handover ------------->  closes its API and metrics, gives up
+//	                                  the node's lock, and changes nothing
+//	                                  more in the pods that it still serves
+//	<-------------------------- 204
+//	takes lock, socket, port, and
+//	replaces the tables
+//	                                  ends with its last session
 
 // handover is a request to the manager to hand over.
 type handover struct {
@@ -61,7 +75,7 @@ func (a *agent) apiHandover(w http.ResponseWriter, req *http.Request) {
 	case by != "" && by == a.tookFrom:
 		problem(w, http.StatusConflict, fmt.Errorf("%s handed over to this agent, and does not get the node back while this one runs", by))
 		return
-	case a.draining.Load():
+	case a.left():
 		problem(w, http.StatusServiceUnavailable, errStopping)
 		return
 	}
@@ -90,6 +104,12 @@ func (a *agent) handOver(h *handover, api *apiServer) {
 		}
 		a.manager.put(key, nil)
 	}
+	a.giveUpNode(h, api)
+}
+
+// giveUpNode lets the successor have what belongs to the agent that manages the node, when the pods
+// are released.
+func (a *agent) giveUpNode(h *handover, api *apiServer) {
 	err := errors.Join(a.wire.handOver(), api.retire(), a.nodeLock.release())
 	a.nodeLock = nil
 	if err != nil {

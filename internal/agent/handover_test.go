@@ -336,6 +336,56 @@ func TestHandover_again(t *testing.T) {
 	}
 }
 
+// TestHandover_ended: an agent that is told to end while it carries connections gives the node to an
+// agent that comes then. No new connection fails, and those that are carried live as long as they may.
+func TestHandover_ended(t *testing.T) {
+	t.Parallel() // the test mostly waits
+	l := newHandoverLab(t)
+	l.b.succeed(t, "peer")
+	ln := l.b.pod.listen(t, podB+":0")
+	serve(t, ln, echo)
+	addr := ln.Addr().String()
+	old := l.a.succeed(t, "old")
+	long := lasting(t, l, addr, 1)
+	ld := shorts(t, l, addr, 1)
+	ld.await(t, 50)
+
+	ld.shift.Store(phaseGap)
+	term := time.Now()
+	old.signal(syscall.SIGTERM)
+	eventually(t, func() string {
+		if s := l.a.status(t); !s.Draining {
+			return "the agent does not drain"
+		}
+		return ""
+	})
+	l.a.succeed(t, "new")
+	if n := long.dead(); n != 0 {
+		t.Errorf("the long connection is dead after %v: %v", long.ended[0].Sub(term), long.errs)
+	}
+	ld.await(t, 20)
+	ld.shift.Store(phaseAfter)
+	if err := old.wait(); err != nil {
+		t.Errorf("the old agent ended with %v", err)
+	}
+	eventually(t, func() string {
+		if long.dead() == 0 {
+			return "the long connection goes on without its agent"
+		}
+		return ""
+	})
+	if d := long.ended[0].Sub(term); d < l.a.node.DrainTimeout || !errors.Is(long.errs[0], syscall.ECONNRESET) {
+		t.Errorf("the long connection ended %v after SIGTERM: %v", d, long.errs[0])
+	}
+	ld.await(t, 50)
+	ld.shift.Store(phaseEnd)
+	ld.await(t, 50)
+	ld.report(t)
+	if s := l.a.status(t); s.Instance != "new" || s.Pods.Ready != 1 || s.Conns.TotalSMCR == 0 || len(s.Problems) != 0 {
+		t.Errorf("the new agent: %+v %v", s, s.Reasons)
+	}
+}
+
 // TestHandover_successorDies: the agent that stands by manages the node again,
 // and lets the next one have it.
 func TestHandover_successorDies(t *testing.T) {

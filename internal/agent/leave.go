@@ -35,6 +35,25 @@ func (a *agent) leave(ctx context.Context) error {
 	return errors.Join(err, a.sweepAll(), a.store.RemoveAll(), a.wire.remove(), a.wire.closeHandedOver(), a.cfg.host.sweepWire())
 }
 
+// end ends the agent: its connections may end until DrainTimeout, and new ones go directly. A
+// successor that asks meanwhile gets the node at once.
+func (a *agent) end(ctx context.Context, api *apiServer, stopAPI func()) error {
+	proxies, ended := a.manager.shutdown(context.WithoutCancel(ctx))
+	select {
+	case err := <-ended:
+		return errors.Join(err, a.wire.end())
+	case h := <-a.manager.handovers:
+		a.manager.noHandover() // of two successors one waits for the other
+		a.manages(false)
+		for _, px := range proxies {
+			px.releaseDraining()
+		}
+		a.giveUpNode(h, api)
+		stopAPI()
+		return <-ended
+	}
+}
+
 // sweepAll removes what agents left in the namespaces of all records.
 func (a *agent) sweepAll() error {
 	atts, junk, err := a.store.List()

@@ -33,6 +33,7 @@ type manager struct {
 
 	mu        sync.Mutex    // guards what is below
 	ended     chan struct{} // closed when run returns
+	closed    chan struct{} // closed when nobody takes a handover any more
 	pods      map[string]*pod
 	malformed []string
 }
@@ -41,7 +42,7 @@ func (m *manager) init(a *agent) {
 	m.a = a
 	m.syncs = make(chan *syncing)
 	m.handovers = make(chan *handover)
-	m.ended = make(chan struct{})
+	m.ended, m.closed = make(chan struct{}), make(chan struct{})
 	m.pods = map[string]*pod{}
 	m.jobs.open()
 }
@@ -50,7 +51,7 @@ func (m *manager) init(a *agent) {
 func (m *manager) restart() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.ended = make(chan struct{})
+	m.ended, m.closed = make(chan struct{}), make(chan struct{})
 	m.synced.Store(false)
 	m.jobs.open()
 }
@@ -68,7 +69,7 @@ func (m *manager) sync(ctx context.Context, container string) error {
 	m.mu.Lock()
 	ended := m.ended
 	m.mu.Unlock()
-	if err := post(ctx, m, m.syncs, s); err != nil {
+	if err := post(ctx, ended, m.syncs, s); err != nil {
 		return err
 	}
 	for _, done := range <-s.waits {
@@ -83,16 +84,28 @@ func (m *manager) sync(ctx context.Context, container string) error {
 	return nil
 }
 
-// requestHandover makes the manager return h from run.
+// requestHandover makes the manager return h from run or, if the agent drains already, gives h to
+// what waits for that.
 func (m *manager) requestHandover(ctx context.Context, h *handover) error {
-	return post(ctx, m, m.handovers, h)
+	m.mu.Lock()
+	closed := m.closed
+	m.mu.Unlock()
+	return post(ctx, closed, m.handovers, h)
 }
 
-// post sends v to the manager's goroutine, if that runs.
-func post[T any](ctx context.Context, m *manager, c chan<- T, v T) error {
+// noHandover ends the time in which a handover can be asked for.
+func (m *manager) noHandover() {
 	m.mu.Lock()
-	ended := m.ended
-	m.mu.Unlock()
+	defer m.mu.Unlock()
+	select {
+	case <-m.closed:
+	default:
+		close(m.closed)
+	}
+}
+
+// post sends v to the goroutine that takes such values until ended is closed.
+func post[T any](ctx context.Context, ended <-chan struct{}, c chan<- T, v T) error {
 	select {
 	case c <- v:
 		return nil
@@ -356,9 +369,11 @@ func (m *manager) stopPod(p *pod, code agentapi.Code) {
 	p.proxy.log.Info("pod detached", "gone", gone)
 }
 
-// shutdown drains and stops the proxies of all pods at once.
-func (m *manager) shutdown(ctx context.Context) error {
-	proxies, keys := m.a.legacies.take(), map[*proxy]string{}
+// shutdown starts to drain and stop the proxies of all pods, which it returns. ended gets the
+// result, once.
+func (m *manager) shutdown(ctx context.Context) (proxies []*proxy, ended <-chan error) {
+	keys := map[*proxy]string{}
+	proxies = m.a.legacies.take()
 	for key, p := range m.snapshot() {
 		if p.proxy != nil {
 			proxies, keys[p.proxy] = append(proxies, p.proxy), key
@@ -368,11 +383,16 @@ func (m *manager) shutdown(ctx context.Context) error {
 		m.releaseDevices(&rest)
 		m.put(key, &rest)
 	}
-	return m.a.drainFor(ctx, proxies, m.a.node.Load().DrainTimeout, func(px *proxy) {
-		if key, ok := keys[px]; ok {
-			m.put(key, &pod{atts: *px.atts.Load(), state: podIdle, set: m.a.rnics.Node()})
-		}
-	})
+	m.a.draining.Store(true)
+	result := make(chan error, 1)
+	go func() {
+		result <- m.a.drainFor(ctx, proxies, m.a.node.Load().DrainTimeout, func(px *proxy) {
+			if key, ok := keys[px]; ok {
+				m.put(key, &pod{atts: *px.atts.Load(), state: podIdle, set: m.a.rnics.Node()})
+			}
+		})
+	}()
+	return proxies, result
 }
 
 // snapshot copies the map. The pods in it do not change.

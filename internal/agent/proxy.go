@@ -59,6 +59,7 @@ type proxy struct {
 	kill         context.CancelFunc
 	draining     atomic.Bool
 	closing      atomic.Bool
+	leaving      sync.Mutex     // held while the namespace is left, and while released is set
 	released     atomic.Bool    // another agent manages the pod: change nothing in it
 	tasks        sync.WaitGroup // accept loops, heartbeat, watchBudget
 	sessionTasks sync.WaitGroup
@@ -399,21 +400,41 @@ func (px *proxy) late() string {
 // release leaves the pod to another agent. The pod's table diverts to this proxy's listeners for
 // ttl at most, and the proxy still accepts that.
 func (px *proxy) release(ttl time.Duration) error {
+	px.leaving.Lock()
+	defer px.leaving.Unlock()
 	px.released.Store(true)
 	return px.redirect.Release(ttl)
+}
+
+// releaseDraining leaves the pod, from which nothing is diverted any more, to another agent.
+func (px *proxy) releaseDraining() {
+	px.endDiversion()
+	px.leaving.Lock()
+	defer px.leaving.Unlock()
+	px.released.Store(true)
+}
+
+// endDiversion ends the diversion, unless another agent manages the pod. It returns for how long
+// new connections still come.
+func (px *proxy) endDiversion() time.Duration {
+	px.leaving.Lock()
+	defer px.leaving.Unlock()
+	if px.released.Load() {
+		return 0
+	}
+	if err := px.redirect.Remove(); err != nil {
+		ttl := px.agent.node.Load().RedirectTTL
+		px.log.Warn("diversion not removed; it ends by itself", "after", ttl, "err", err)
+		return ttl
+	}
+	return 0
 }
 
 // drain ends the diversion, accepts what is in the listeners' backlogs, and waits for the sessions
 // to end. When ctx ends, it resets those that are left.
 func (px *proxy) drain(ctx context.Context) {
 	px.draining.Store(true)
-	var diverts time.Duration // for how long new connections still come
-	if !px.released.Load() {
-		if err := px.redirect.Remove(); err != nil {
-			diverts = px.agent.node.Load().RedirectTTL
-			px.log.Warn("diversion not removed; it ends by itself", "after", diverts, "err", err)
-		}
-	}
+	diverts := px.endDiversion()
 	done := make(chan struct{})
 	go func() {
 		px.sleep(diverts)
@@ -463,8 +484,7 @@ func (px *proxy) abort(code agentapi.Code) {
 func (px *proxy) stop(code agentapi.Code, gone bool) error {
 	px.draining.Store(true)
 	var errs []error
-	gone = gone || px.released.Load()
-	if gone {
+	if gone || px.released.Load() {
 		errs = append(errs, px.redirect.Close())
 	} else {
 		errs = append(errs, px.redirect.Remove())
@@ -477,11 +497,21 @@ func (px *proxy) stop(code agentapi.Code, gone bool) error {
 	px.sessionTasks.Wait()
 	px.account.close()
 	errs = append(errs, px.set.Release())
-	if !gone {
-		errs = append(errs, px.net.sweep())
-	}
-	if !px.released.Load() { // else the entries may be those of an agent that manages the pod now
-		px.agent.bypasses.forget(podOf((*px.atts.Load())[0]).String())
-	}
+	errs = append(errs, px.leave(gone))
 	return errors.Join(append(errs, px.net.close())...)
+}
+
+// leave removes from the namespace what is left there, unless that is gone or the proxy was
+// released.
+func (px *proxy) leave(gone bool) error {
+	px.leaving.Lock()
+	defer px.leaving.Unlock()
+	if px.released.Load() {
+		return nil // also the bypasses may be those of the agent that manages the pod now
+	}
+	px.agent.bypasses.forget(podOf((*px.atts.Load())[0]).String())
+	if gone {
+		return nil
+	}
+	return px.net.sweep()
 }

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -119,6 +120,43 @@ func TestHandover_stillDiverted(t *testing.T) {
 		t.Fatal("both agents have one port")
 	}
 	pingOnce(t, b.dial(p, 0))
+	pingOnce(t, b.dial(p, 2))
+}
+
+// TestHandover_draining: an agent that was told to end, and drains, gives the node to a successor. It
+// carries on what it carries, and leaves the pods as the successor has them.
+func TestHandover_draining(t *testing.T) {
+	b := newHandoverBench(t, "old")
+	b.cfg.Node.DrainTimeout = time.Hour
+	p, idle := b.attach("a", 1), b.attach("b", 2)
+	p.dst = b.server()
+	b.start()
+	c := b.dial(p, 0)
+	pingOnce(t, c)
+	before := p.redir
+	b.cancel()
+	eventually(t, func() string {
+		removed := false
+		before.look(func() { removed = before.removed })
+		if s := b.status(); !s.Draining || !removed {
+			return "the agent does not drain"
+		}
+		return ""
+	})
+	b.successor("new")
+	if s := b.status(); s.Draining || s.Pods.Ready != 2 {
+		t.Errorf("the successor: %+v", s)
+	}
+	pingOnce(t, c)
+	pingOnce(t, b.dial(p, 2))
+	swept := idle.sweeps // before the successor asked, perhaps
+	close(b.hurry)
+	b.hurry = make(chan struct{}) // the clean-up closes it, too
+	wantReset(t, c)
+	b.stop()
+	if p.sweeps != 0 || idle.sweeps != swept || p.redir == before || p.redir.removed {
+		t.Errorf("the pods of the successor were changed: swept %d and %d times, table removed %t", p.sweeps, idle.sweeps-swept, p.redir.removed)
+	}
 	pingOnce(t, b.dial(p, 2))
 }
 
