@@ -5,15 +5,12 @@ package kube
 import (
 	"context"
 	"fmt"
-	"slices"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/selection"
+	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 
 	"github.com/smcr-io/kube-smcr/api/v1alpha1"
 )
@@ -91,40 +88,12 @@ func (c *cluster) coreNode(ctx context.Context) (*corev1.Node, error) {
 }
 
 // selects says whether pods of a template may run on a node by its node selector and
-// required node affinity. It does not look at taints: what makes a taint drive pods off
-// passes in most cases.
+// required node affinity. One that cannot be read selects: the API server has checked it, and so
+// it is newer than this program. selects does not look at taints: what makes a taint drive pods
+// off passes in most cases.
 func selects(pod *corev1.PodSpec, node *corev1.Node) bool {
-	if !labels.SelectorFromSet(pod.NodeSelector).Matches(labels.Set(node.Labels)) {
-		return false
-	}
-	if pod.Affinity == nil || pod.Affinity.NodeAffinity == nil || pod.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil {
-		return true
-	}
-	terms := pod.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms
-	return slices.ContainsFunc(terms, func(t corev1.NodeSelectorTerm) bool {
-		all := labels.Set(node.Labels)
-		fields := labels.Set{metav1.ObjectNameField: node.Name}
-		return len(t.MatchExpressions)+len(t.MatchFields) > 0 && meets(t.MatchExpressions, all) && meets(t.MatchFields, fields)
-	})
-}
-
-// operators are those of node selectors, as label selectors have them.
-var operators = map[corev1.NodeSelectorOperator]selection.Operator{
-	corev1.NodeSelectorOpIn: selection.In, corev1.NodeSelectorOpNotIn: selection.NotIn,
-	corev1.NodeSelectorOpExists: selection.Exists, corev1.NodeSelectorOpDoesNotExist: selection.DoesNotExist,
-	corev1.NodeSelectorOpGt: selection.GreaterThan, corev1.NodeSelectorOpLt: selection.LessThan,
-}
-
-// meets says whether values meet all requirements. One that cannot be read is met: the
-// API server has checked it, and so it is newer than this program.
-func meets(requirements []corev1.NodeSelectorRequirement, values labels.Set) bool {
-	for _, r := range requirements {
-		q, err := labels.NewRequirement(r.Key, operators[r.Operator], r.Values)
-		if err == nil && !q.Matches(values) {
-			return false
-		}
-	}
-	return true
+	here, err := nodeaffinity.GetRequiredNodeAffinity(&corev1.Pod{Spec: *pod}).Match(node)
+	return here || err != nil
 }
 
 // depart tells the API server, as far as that still lets it, that the node is clean. If the
