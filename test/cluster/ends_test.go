@@ -3,12 +3,16 @@
 package cluster
 
 import (
+	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/smcr-io/kube-smcr/api/v1alpha1"
 	"github.com/smcr-io/kube-smcr/test/cluster/lab"
@@ -61,7 +65,7 @@ func (l *loads) end(what string) (failed int) {
 }
 
 // agentEnds: an agent that is deleted or evicted leaves no connection unanswered, and there is
-// another one soon.
+// another one soon; while it drains, beside it.
 func agentEnds(c *cluster) {
 	server, client := c.pair("load")
 	for _, end := range []struct {
@@ -86,12 +90,37 @@ func agentEnds(c *cluster) {
 		c.must(err)
 		began := time.Now()
 		c.must(end.do(old.Name))
+		next := c.successor(c.n[1], old.Name)
+		took := time.Since(began)
+		drains := c.p.Client.Get(c.Context(), types.NamespacedName{Namespace: old.Namespace, Name: old.Name}, &corev1.Pod{}) == nil
+		c.onSMCR(client, server.address())
+		c.Logf("%s: %s is Ready after %v, on SMC-R after %v, the one before it still drained: %t", end.name, next,
+			took.Round(100*time.Millisecond), time.Since(began).Round(100*time.Millisecond), drains)
+		if end.holds && !drains {
+			c.Errorf("%s: the one before had ended when %s was Ready", end.name, next)
+		}
 		c.rolledOut()
 		c.must(c.p.WaitNode(c.Context(), c.n[1].Name))
-		c.onSMCR(client, server.address())
-		c.Logf("%s: on SMC-R with another agent after %v", end.name, time.Since(began).Round(100*time.Millisecond))
 		if failed := l.end(end.name); failed > 0 {
 			c.Errorf("%s: %d connections with SMC-R failed", end.name, failed)
 		}
 	}
+}
+
+// successor waits until another agent of the node is Ready, and returns its pod's name.
+func (c *cluster) successor(n *lab.Node, old string) (name string) {
+	c.Helper()
+	c.eventually("another agent on "+n.Name, soon, func() error {
+		pods, err := c.p.AgentPods(c.Context(), n.Name)
+		for i := range pods {
+			if p := &pods[i]; p.Name != old && slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
+				return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+			}) {
+				name = p.Name
+				return nil
+			}
+		}
+		return errors.Join(err, errors.New("no pod is Ready"))
+	})
+	return name
 }
