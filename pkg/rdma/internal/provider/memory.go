@@ -119,6 +119,36 @@ func (m *Memory) Drop() error {
 	return nil
 }
 
+// AllocMR maps the memory of a region of at most so many bytes, for [rdma.PD]'s AllocMR.
+func AllocMR(sizeBytes int, maxBytes uint64, access rdma.Access) (Part, error) {
+	if sizeBytes <= 0 || uint64(sizeBytes) > maxBytes {
+		return Part{}, fmt.Errorf("allocate memory region of %d bytes: %w", sizeBytes, rdma.ErrInvalid)
+	}
+	if !ValidAccess(access) {
+		return Part{}, fmt.Errorf("allocate memory region with access %#x: %w", access, rdma.ErrInvalid)
+	}
+	mem, err := MapMemory(sizeBytes)
+	if err != nil {
+		return Part{}, fmt.Errorf("allocate memory region: %w: %w", rdma.ErrNoResources, err)
+	}
+	return mem.All(), nil
+}
+
+// RegMR holds a range of the memory of a region, which may be closed, for [rdma.PD]'s RegMR.
+func RegMR(of Part, closed bool, off, length int, access rdma.Access) (Part, error) {
+	if !ValidAccess(access) {
+		return Part{}, fmt.Errorf("register memory region with access %#x: %w", access, rdma.ErrInvalid)
+	}
+	if closed {
+		return Part{}, fmt.Errorf("register memory region: %w", rdma.ErrClosed)
+	}
+	part, err := of.Part(off, length)
+	if err != nil {
+		return Part{}, fmt.Errorf("register memory region: %w", err)
+	}
+	return part, nil
+}
+
 // ValidAccess reports whether a region may have these rights: a peer may write
 // only what is locally writable (IBTA 10.6.3.1).
 func ValidAccess(a rdma.Access) bool {

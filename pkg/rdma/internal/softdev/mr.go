@@ -26,31 +26,22 @@ var _ rdma.MR = (*mr)(nil)
 
 // AllocMR implements [rdma.PD].
 func (p *pd) AllocMR(sizeBytes int, access rdma.Access) (rdma.MR, error) {
-	if sizeBytes <= 0 || uint64(sizeBytes) > p.ctx.dev.attr.MaxMRBytes {
-		return nil, fmt.Errorf("allocate memory region of %d bytes: %w", sizeBytes, rdma.ErrInvalid)
-	}
-	if !provider.ValidAccess(access) {
-		return nil, fmt.Errorf("allocate memory region with access %#x: %w", access, rdma.ErrInvalid)
-	}
-	mem, err := provider.MapMemory(sizeBytes)
+	part, err := provider.AllocMR(sizeBytes, p.ctx.dev.attr.MaxMRBytes, access)
 	if err != nil {
-		return nil, fmt.Errorf("allocate memory region: %w: %w", rdma.ErrNoResources, err)
+		return nil, err
 	}
-	return p.newMR(mem.All(), access)
+	return p.newMR(part, access)
 }
 
 // RegMR implements [rdma.PD].
 func (p *pd) RegMR(of rdma.MR, off, length int, access rdma.Access) (rdma.MR, error) {
 	o, ok := of.(*mr)
-	if !ok || !provider.ValidAccess(access) {
-		return nil, fmt.Errorf("register memory region of %T with access %#x: %w", of, access, rdma.ErrInvalid)
+	if !ok {
+		return nil, fmt.Errorf("register memory region of %T: %w", of, rdma.ErrInvalid)
 	}
-	if o.closed.Load() {
-		return nil, fmt.Errorf("register memory region: %w", rdma.ErrClosed)
-	}
-	part, err := o.mem.Part(off, length)
+	part, err := provider.RegMR(o.mem, o.closed.Load(), off, length, access)
 	if err != nil {
-		return nil, fmt.Errorf("register memory region: %w", err)
+		return nil, err
 	}
 	return p.newMR(part, access)
 }
