@@ -14,9 +14,10 @@ import (
 	"github.com/smcr-io/kube-smcr/internal/testenv/place"
 )
 
-// Every cluster has a directory, as package place says. Its supervisor owns it.
+// Every cluster has a directory, as package place says. The cluster's supervisor holds the lock of
+// the directory.
 
-// errInUse says that a cluster of that name is up.
+// errInUse says that a cluster of the wanted name is up.
 var errInUse = errors.New("a cluster of this name is up already; end it with: make cluster-down")
 
 func clusters() (string, error) {
@@ -29,8 +30,8 @@ func directory(name string) (string, error) {
 	return filepath.Join(all, name), err
 }
 
-// claim makes the directory of a cluster and locks it. What a dead one has left
-// there is removed.
+// claim makes and locks the directory of a cluster. What a dead cluster left in the directory is
+// removed.
 func claim(name string) (dir string, lock *os.File, err error) {
 	if dir, err = directory(name); err != nil {
 		return "", nil, err
@@ -49,8 +50,7 @@ func claim(name string) (dir string, lock *os.File, err error) {
 	}
 }
 
-// tryLock makes and locks a directory, and returns errInUse if somebody else
-// has.
+// tryLock makes and locks a directory, and returns errInUse if somebody else holds the lock.
 func tryLock(dir string) (*os.File, error) {
 	lock, err := place.TryLock(dir)
 	if errors.Is(err, place.ErrInUse) {
@@ -96,8 +96,8 @@ func Sweep() error {
 	return errors.Join(errs...)
 }
 
-// Down ends the cluster of that name, or removes what it left, and returns
-// when that is done. One that is not there is what was wanted.
+// Down ends the cluster of a name, or removes what a dead cluster of that name left, and returns
+// when nothing is left. It is no error if there is no such cluster.
 func Down(ctx context.Context, name string) error {
 	if !namePattern.MatchString(name) {
 		return fmt.Errorf("cluster name %q: want lower case letters, digits and dashes", name)
@@ -109,7 +109,7 @@ func Down(ctx context.Context, name string) error {
 	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	// An error here means that nobody listens: not yet, or not any more.
+	// An error of Dial means that the supervisor does not listen yet, or not any more.
 	_, _ = ask(ctx, dir, request{Op: opDown})
 	var lock *os.File
 	err = poll(ctx, "the end of cluster "+name, stopTimeout, func() error {

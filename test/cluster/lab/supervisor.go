@@ -23,8 +23,8 @@ import (
 	"github.com/smcr-io/kube-smcr/test/cluster/lab/machine"
 )
 
-// A supervisor is the process that a cluster lives in: the machines are its
-// children and end with it.
+// A supervisor is the process that runs a cluster. The processes of the nodes and of the control
+// plane are its children, and end with it.
 type supervisor struct {
 	dir   string
 	cfg   Config
@@ -41,7 +41,7 @@ type supervisor struct {
 	progress   io.Writer // the supervisor's log
 }
 
-// A node is one node of the cluster.
+// A node is one node of the cluster, as its supervisor sees it.
 type node struct {
 	name   string
 	number int
@@ -50,9 +50,9 @@ type node struct {
 	machine *machine.Machine
 }
 
-// Supervise runs the cluster that is described in dir until ctx ends, the
-// lease, a file, ends, or somebody asks for its end, and removes it. It is what
-// the program of a cluster calls for [SuperviseCommand].
+// Supervise runs the cluster whose description is in dir. It removes the cluster and returns when ctx
+// ends, when the lease, a file, is closed by the program that started the cluster, or when a client
+// asks for the end. A program calls Supervise for its subcommand [SuperviseCommand].
 func Supervise(ctx context.Context, dir string, lease io.Reader) error {
 	if err := keepOnly(lockFD); err != nil {
 		return fmt.Errorf("supervise a cluster: %w", err)
@@ -102,13 +102,13 @@ func Supervise(ctx context.Context, dir string, lease io.Reader) error {
 	return errors.Join(s.upErr, err)
 }
 
-// lockFD is the descriptor of the cluster's lock in its supervisor.
+// lockFD is the descriptor by which the supervisor holds the lock of the cluster's directory.
 const lockFD = 3
 
-// keepOnly closes the descriptors that this process was started with, but for
-// the first three and keep: who started it may hold locks or pipes by them that
-// others wait for, and it outlives them. Go marks what it opens itself as not
-// to be inherited; what was inherited has no such mark.
+// keepOnly closes the descriptors that this process inherited, but for the first three and keep. The
+// process outlives the one that started it, and would go on holding that one's locks and pipes,
+// which others may wait for. Descriptors that this process opened itself have the mark
+// close-on-exec, by which keepOnly tells them from inherited ones.
 func keepOnly(keep int) error {
 	entries, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
@@ -120,10 +120,10 @@ func keepOnly(keep int) error {
 			continue
 		}
 		if flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err != nil || flags&unix.FD_CLOEXEC != 0 {
-			continue // our own, or that of the directory, which is closed by now
+			continue // opened by this process, or the descriptor of the directory, which is closed by now
 		}
 		if fd == keep {
-			unix.CloseOnExec(fd) // the machines do not hold it
+			unix.CloseOnExec(fd) // the children do not inherit it
 			continue
 		}
 		if err := unix.Close(fd); err != nil {
@@ -146,10 +146,11 @@ func (s *supervisor) cgroup(machine string) string {
 	return filepath.Join(cgroupOf(s.dir), machine)
 }
 
-// cgroupOf is the cgroup of the cluster in dir.
+// cgroupOf returns the path of the cgroup of the cluster in dir.
 func cgroupOf(dir string) string { return "kube-smcr-" + filepath.Base(dir) }
 
-// up starts everything. Its parts run side by side where they can.
+// up starts the control plane, the nodes and what runs on them, side by side where one does not
+// need the other.
 func (s *supervisor) up(ctx context.Context, front string) error {
 	set, err := detect(s.cfg, s.dir)
 	if err != nil {
@@ -178,7 +179,7 @@ func (s *supervisor) up(ctx context.Context, front string) error {
 	if err := wireControlPlane(s.control, s.cfg.Nodes, set.ipv6); err != nil {
 		return err
 	}
-	// The first that fails ends the waiting of the others.
+	// The first part that fails ends the waiting of the other parts.
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var parts errorGroup
@@ -199,13 +200,13 @@ func (s *supervisor) up(ctx context.Context, front string) error {
 	if err := parts.wait(); err != nil {
 		return err
 	}
-	// Written last: who finds it finds a cluster that is up.
+	// The file is written last: a client that finds it finds a cluster that is up.
 	return writeFile(s.dir, "kubeconfig", admin)
 }
 
-// loadModules loads the one module that a cluster needs and the kernel does not
-// load by itself: without it a pod that talks to a service whose pod is on the
-// same bridge gets answers from an address that it did not ask.
+// loadModules loads br_netfilter, the one module that a cluster needs and that the kernel does not
+// load by itself. Without it a pod that asks a Service whose pod is on the same bridge gets the
+// answer from that pod's address, which it did not ask.
 func (s *supervisor) loadModules(ctx context.Context) {
 	if _, err := os.Stat("/proc/sys/net/bridge"); err == nil {
 		return
@@ -251,7 +252,7 @@ func (g *errorGroup) wait() error {
 	return g.err
 }
 
-// down ends and removes everything.
+// down ends the processes of the cluster and removes what they made.
 func (s *supervisor) down(ctx context.Context, fwd *forwarder, front net.Listener) error {
 	s.say("going down: %v", context.Cause(ctx))
 	for _, n := range s.nodes {
@@ -267,12 +268,12 @@ func (s *supervisor) down(ctx context.Context, fwd *forwarder, front net.Listene
 	err := front.Close()
 	if fwd != nil {
 		fwd.close()
-		err = nil // it has closed it
+		err = nil // the server has closed the listener
 	}
 	return errors.Join(err, remove(s.dir))
 }
 
-// remove removes what a cluster leaves when its processes are gone.
+// remove removes what the processes of a cluster leave behind: its cgroup and its directory.
 func remove(dir string) error {
 	err := machine.RemoveCgroup(cgroupOf(dir))
 	return errors.Join(err, place.Remove(dir))
@@ -394,7 +395,7 @@ func (s *supervisor) powerOff(n *node) error {
 	return machine.RemoveCgroup(s.cgroup(n.name))
 }
 
-// info is what a client must know of a cluster that is up.
+// info is what a client needs to know of a cluster that is up.
 func (s *supervisor) info() info {
 	i := info{
 		Supervisor: os.Getpid(), ControlPlane: s.control.PID(),

@@ -18,12 +18,12 @@ import (
 	"github.com/smcr-io/kube-smcr/internal/testenv/place"
 )
 
-// Every lab has a directory, as package place says. The QEMUs own it, to which its
-// lock is passed.
+// Every lab has a directory, as package place says. The lock of the directory is passed to the lab's
+// QEMUs, so it is held as long as one of them runs.
 
 const configFile = "config.json"
 
-// errInUse says that a lab of that name is up.
+// errInUse says that a lab of the wanted name is up.
 var errInUse = errors.New("guests of this name are up already; end them with: go run ./tools/vm down")
 
 func labs() (string, error) {
@@ -39,7 +39,7 @@ func directory(name string) (string, error) {
 	return filepath.Join(all, name), err
 }
 
-// claim makes the directory of a lab, empty, and locks it.
+// claim makes and locks the directory of a lab. What a dead lab left in the directory is removed.
 func claim(name string) (dir string, lock *os.File, err error) {
 	if dir, err = directory(name); err != nil {
 		return "", nil, err
@@ -59,8 +59,7 @@ func claim(name string) (dir string, lock *os.File, err error) {
 	return dir, lock, nil
 }
 
-// tryLock makes and locks a directory, and returns errInUse if somebody else
-// has.
+// tryLock makes and locks a directory, and returns errInUse if somebody else holds the lock.
 func tryLock(dir string) (*os.File, error) {
 	lock, err := place.TryLock(dir)
 	if errors.Is(err, place.ErrInUse) {
@@ -69,7 +68,7 @@ func tryLock(dir string) (*os.File, error) {
 	return lock, err
 }
 
-// removeLab removes the directory of a lab that has ended.
+// removeLab removes the directory of a lab whose QEMUs have ended.
 func removeLab(dir string) error {
 	lock, err := tryLock(dir)
 	if err != nil {
@@ -87,7 +86,7 @@ func List() ([]string, error) {
 	return place.Names(all)
 }
 
-// Sweep removes what dead labs left.
+// Sweep removes the directories of labs whose QEMUs are gone.
 func Sweep() error {
 	names, err := List()
 	if err != nil {
@@ -106,8 +105,8 @@ func Sweep() error {
 	return errors.Join(errs...)
 }
 
-// Down ends the lab of that name, or removes what it left, and returns when that
-// is done. One that is not there is what was wanted.
+// Down ends the lab of a name, or removes what a dead lab of that name left, and returns when
+// nothing is left. It is no error if there is no such lab.
 func Down(ctx context.Context, name string) error {
 	dir, err := directory(name)
 	if err != nil {
@@ -128,9 +127,9 @@ func Down(ctx context.Context, name string) error {
 	return poll(ctx, "the end of guests "+name, stopTimeout, func() error { return removeLab(dir) })
 }
 
-// killRecorded kills the QEMU whose process id is in a file, if it is one of this
-// directory: the number may be another process's by now. A file without a number is
-// of one that was killed when it began.
+// killRecorded kills the QEMU whose process ID is in a file. The number may be that of another
+// process by now, so the process is killed only if its command line is that of a QEMU of this
+// directory. A file without a number is left by a program that was killed while it wrote the file.
 func killRecorded(dir, file string) error {
 	text, err := os.ReadFile(file)
 	if err != nil {
@@ -140,7 +139,7 @@ func killRecorded(dir, file string) error {
 	if err != nil || pid <= 1 {
 		return nil
 	}
-	process, err := os.FindProcess(pid) // by pidfd: it stays this one
+	process, err := os.FindProcess(pid) // by pidfd, which stays with the process when the number is used again
 	if err != nil {
 		return err
 	}
@@ -155,8 +154,8 @@ func killRecorded(dir, file string) error {
 	return nil
 }
 
-// isQEMU says whether a command line, its arguments ended by zeros, is that of a
-// QEMU of this directory.
+// isQEMU says whether a command line is that of a QEMU of a directory. Each argument in the command
+// line ends with a zero byte, as in /proc/PID/cmdline.
 func isQEMU(line, dir string) bool {
 	program, args, _ := strings.Cut(line, "\x00")
 	return strings.HasPrefix(filepath.Base(program), "qemu-system-") && strings.Contains(args, dir+"/")
@@ -186,8 +185,7 @@ func loadConfig(name string) (Config, string, error) {
 	return cfg, dir, err
 }
 
-// poll looks at a condition until it holds, and returns why it does not after
-// timeout.
+// poll calls condition until that returns nil. After timeout it returns the last error.
 func poll(ctx context.Context, what string, timeout time.Duration, condition func() error) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()

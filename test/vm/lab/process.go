@@ -18,14 +18,14 @@ import (
 	"github.com/smcr-io/kube-smcr/test/vm/lab/wire"
 )
 
-// A Process is a command that runs in a guest. What it prints is kept until it is
-// read, so nobody has to.
+// A Process is a command that runs in a guest. Its output is kept until somebody reads it, so a
+// command never waits for a reader.
 type Process struct {
-	// Stdin is its input; close it.
+	// Stdin is the command's input. The caller closes it.
 	Stdin io.WriteCloser
-	// Stdout and Stderr are what it prints.
+	// Stdout and Stderr are the command's output.
 	Stdout, Stderr io.Reader
-	// PID is its process id in the guest.
+	// PID is the command's process ID in the guest.
 	PID int
 
 	link    *link
@@ -39,19 +39,19 @@ type Process struct {
 	done           chan struct{}
 
 	mu     sync.Mutex // guards what follows
-	cause  error      // why it was killed
-	result error      // how it ended, once done is closed
+	cause  error      // why the command was killed
+	result error      // how the command ended, once done is closed
 	closed bool
 }
 
-// Start starts a command as Run does, and returns when it runs. When ctx ends, the
-// command and its process group are killed.
+// Start starts a command in the guest and returns when the command runs. When ctx ends, the command
+// and its process group are killed.
 func (g *Guest) Start(ctx context.Context, command ...string) (*Process, error) {
 	return g.StartIn(ctx, "", nil, command...)
 }
 
-// StartIn starts a command in that directory of the guest, with these variables
-// besides those it has anyway.
+// StartIn is Start in a directory of the guest, with variables of the environment besides those
+// that all commands have.
 func (g *Guest) StartIn(ctx context.Context, dir string, env []string, command ...string) (*Process, error) {
 	l, err := g.connected(ctx)
 	if err != nil {
@@ -84,8 +84,8 @@ func (g *Guest) StartIn(ctx context.Context, dir string, env []string, command .
 	}
 }
 
-// kill ends the command because its context has, and if the guest does not say
-// that it has ended, does not wait for that any longer.
+// kill has the guest kill the command, whose context has ended. If the guest does not say in time
+// that the command ended, kill ends the Process without the guest.
 func (p *Process) kill(ctx context.Context) {
 	cause := fmt.Errorf("%s: %s: %w", p.link.guest.Name(), p.command, context.Cause(ctx))
 	p.killFor(cause)
@@ -107,11 +107,11 @@ func (p *Process) killFor(cause error) {
 	}
 	p.mu.Unlock()
 	if first {
-		go p.link.send(wire.Kill, p.stream, nil) // it blocks if the guest does not read
+		go p.link.send(wire.Kill, p.stream, nil) // send blocks if the guest does not read
 	}
 }
 
-// Signal sends the process a signal.
+// Signal sends a signal to the command.
 func (p *Process) Signal(s unix.Signal) error {
 	select {
 	case <-p.done:
@@ -122,21 +122,21 @@ func (p *Process) Signal(s unix.Signal) error {
 	}
 }
 
-// Wait waits for the end of the command. The error is an *ExitError if it ended
-// by itself and not well.
+// Wait waits for the end of the command. The error is an *ExitError if the command ended by itself
+// with another exit code than 0.
 func (p *Process) Wait() error {
 	<-p.done
 	return p.result
 }
 
-// Stream gives the process its input until that ends, nil for none, copies what
-// it prints as it does, not both streams at a time, and waits for its end.
+// Stream copies stdin, nil for none, to the command and the command's output to the two writers
+// while the command runs, never to both at a time, and waits for the command's end.
 func (p *Process) Stream(stdin io.Reader, stdout, stderr io.Writer) error {
 	var copies sync.WaitGroup
 	var mu sync.Mutex
 	copies.Go(func() { _, _ = io.Copy(&lockedWriter{&mu, stdout}, p.Stdout) })
 	copies.Go(func() { _, _ = io.Copy(&lockedWriter{&mu, stderr}, p.Stderr) })
-	go func() { // it may read for ever; nobody waits for it
+	go func() { // reading stdin may take for ever: nobody waits for this goroutine
 		if stdin != nil {
 			_, _ = io.Copy(p.Stdin, stdin)
 		}
@@ -146,7 +146,7 @@ func (p *Process) Stream(stdin io.Reader, stdout, stderr io.Writer) error {
 	return p.Wait()
 }
 
-// A lockedWriter is a writer that shares its lock with another.
+// A lockedWriter is a writer that shares its lock with another writer.
 type lockedWriter struct {
 	mu *sync.Mutex
 	w  io.Writer
@@ -158,14 +158,14 @@ func (w *lockedWriter) Write(b []byte) (int, error) {
 	return w.w.Write(b)
 }
 
-// Done is closed when the command has ended.
+// Done returns a channel that is closed when the command has ended.
 func (p *Process) Done() <-chan struct{} { return p.done }
 
 func (p *Process) handle(m wire.Message) {
 	switch m.Kind {
 	case wire.Started:
 		var a wire.Answer
-		_ = json.Unmarshal(m.Payload, &a) // ours, from the other side
+		_ = json.Unmarshal(m.Payload, &a) // our own program wrote it, in the guest
 		p.PID = a.PID
 		p.startOnce.Do(func() { close(p.started) })
 	case wire.Stdout:
@@ -181,11 +181,11 @@ func (p *Process) handle(m wire.Message) {
 		var a wire.Answer
 		_ = json.Unmarshal(m.Payload, &a)
 		p.end(p.exit(a))
-	default: // not for a host
+	default: // a message that only guests get
 	}
 }
 
-// output keeps what the process prints, within a limit.
+// output keeps output of the command. Beyond a limit the command is killed.
 func (p *Process) output(to *pipe, b []byte) {
 	if !to.write(b) {
 		p.killFor(fmt.Errorf("%s: %s: it printed more than %d MiB that nobody read", p.link.guest.Name(), p.command, to.limit>>20))
@@ -204,8 +204,8 @@ func (p *Process) exit(a wire.Answer) error {
 	}
 }
 
-// end ends the process. The first reason is the one that counts, and why it was
-// killed before that it was.
+// end notes that the command has ended. Only the first call counts; and if the command was killed,
+// the reason for that is the result, in place of the signal.
 func (p *Process) end(err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -222,10 +222,10 @@ func (p *Process) end(err error) {
 	close(p.done)
 }
 
-// An input is the standard input of a process.
+// An input is the standard input of a command.
 type input struct{ p *Process }
 
-// Write sends one message at a time: the guest says when it has taken it.
+// Write sends one message at a time, and the next one when the guest has taken the one before.
 func (i *input) Write(b []byte) (int, error) {
 	for sent := 0; sent < len(b); {
 		n := min(len(b)-sent, wire.MaxPayload)
@@ -245,7 +245,7 @@ func (i *input) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// Close ends the input.
+// Close ends the command's input.
 func (i *input) Close() error {
 	select {
 	case <-i.p.done:

@@ -27,7 +27,8 @@ const (
 	pidFile      = "pid"
 )
 
-// writeInitrds puts the program of this checkout before the modules of the images.
+// writeInitrds writes an initramfs for each kernel: this checkout's guest program as /init, and
+// behind it the modules that the image has for that kernel.
 func (l *Lab) writeInitrds(ctx context.Context, images map[image.Kernel]image.Files) error {
 	program := filepath.Join(l.dir, "guest")
 	if err := goBuild(ctx, program, guestPackage, BuildOptions{}); err != nil {
@@ -56,31 +57,33 @@ func (l *Lab) initrd(kernel image.Kernel) string {
 	return filepath.Join(l.dir, "initrd-"+string(kernel))
 }
 
-// kernel is what the guest runs.
+// kernel is the kernel that the guest runs: the one of its number in Config.Kernels, or the last.
 func (g *Guest) kernel() image.Kernel {
 	all := g.lab.cfg.Kernels
 	return all[min(g.index, len(all)-1)]
 }
 
-// nicSegment is the number of the segment that the NICs are on. Those of the PFs
-// follow.
+// nicSegment is the number of the segment that the NICs are on. The segments of the PFs have the
+// numbers behind it.
 const nicSegment = 0
 
 // kernelArguments are the same for all guests.
 var kernelArguments = []string{
-	// A panic stays, so that the host sees it, and an oops is one.
+	// After a panic the guest stands still, so that the host sees the panic; an oops panics, too.
 	"console=ttyS0", "quiet", "loglevel=5", "panic=0", "oops=panic",
 	// Emulation has neither side channels nor secrets.
 	"mitigations=off", "nokaslr", "rodata=off", "random.trust_cpu=on",
-	// What costs seconds of emulation in each boot, and what nobody here uses.
+	// Each of these saves seconds of emulation in each boot, and switches off what no test uses.
 	"cryptomgr.notests", "initcall_blacklist=jent_mod_init", "lsm=", "audit=0", "amd_pstate=disable", "tsc=reliable", "net.ifnames=0",
 }
 
-// processor is all that QEMU emulates but for two things. By fast string moves the
-// kernel would copy, and they are emulated byte by byte: a stream of TCP takes half the
-// processor's time without. By CMPXCHG16B it would allocate memory: two kernels of 6.12
-// crashed behind that instruction, with flags that were bits of a pointer. Later ones
-// need it for the storage of eBPF programs.
+// processor returns the processor of the guest: all that QEMU can emulate, without two features.
+//
+//   - erms and fsrm, fast string moves: the kernel would copy by them, and QEMU emulates them byte
+//     by byte. Without them a stream of TCP takes half the processor time.
+//   - cx16, CMPXCHG16B: the kernel would allocate memory by it. Two kernels of version 6.12 crashed
+//     right behind that instruction, with flags that were bits of a pointer. Later kernels keep the
+//     feature, which they need for the storage of eBPF programs.
 func (g *Guest) processor() string {
 	const p = "max,-erms,-fsrm"
 	if g.kernel() == image.SMC {
@@ -89,8 +92,8 @@ func (g *Guest) processor() string {
 	return p
 }
 
-// arguments are those of QEMU. Guest 0 is the hub of the segment: the others are
-// connected to it by sockets, one each.
+// arguments returns QEMU's arguments for the guest. Guest 0 is the hub of each segment: every other
+// guest is connected to guest 0 by one socket.
 func (g *Guest) arguments(img image.Files, initrd string) []string {
 	cfg := g.lab.cfg
 	share := "local,id=host,path=" + g.lab.Share() + ",security_model=none,multidevs=remap"
@@ -128,8 +131,8 @@ func (g *Guest) arguments(img image.Files, initrd string) []string {
 	return append(args, g.pfArguments()...)
 }
 
-// segment joins the hub of a segment to those of the other guests. Guest 0
-// listens. To a guest that came before that QEMU would say nothing.
+// segment returns the arguments that connect the guest's hub of segment n to the hubs of other
+// guests. Guest 0 listens, and so must start first.
 func (g *Guest) segment(n int) []string {
 	var args []string
 	for _, other := range g.trunks() {
@@ -145,7 +148,7 @@ func (g *Guest) segment(n int) []string {
 	return args
 }
 
-// trunks are the guests to which this one has a trunk.
+// trunks returns the numbers of the guests to which this guest is connected.
 func (g *Guest) trunks() []int {
 	if g.index > 0 {
 		return []int{0}
@@ -159,11 +162,13 @@ func (g *Guest) trunks() []int {
 
 func nicID(n int) string { return fmt.Sprintf("nic%d", n) }
 
-// trunk is the name of a guest's trunk in a segment, and of its socket.
+// trunk returns the name of a guest's connection to guest 0 in a segment; the connection's socket
+// has the same name.
 func trunk(segment, guest int) string { return fmt.Sprintf("trunk%d-%d", segment, guest) }
 
-// A keeper starts the QEMUs and ends them. The kernel ends them too when the
-// thread that started them ends: so there is one that only does that.
+// A keeper starts the QEMUs and ends them. The kernel kills a QEMU when the thread that started it
+// ends (Pdeathsig), and Go's threads come and go, so one thread starts all of them and does nothing
+// else.
 type keeper struct {
 	detach bool
 	work   chan func()
@@ -175,7 +180,7 @@ type keeper struct {
 func newKeeper(detach bool) *keeper {
 	k := &keeper{detach: detach, work: make(chan func())}
 	k.done.Go(func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with it
+		runtime.LockOSThread() // never unlocked: the thread ends with this goroutine
 		for f := range k.work {
 			f()
 		}
@@ -196,7 +201,7 @@ func (k *keeper) start(g *Guest, qemu image.Emulator, args []string, lock *os.Fi
 	cmd := exec.Command(qemu.Program, append(qemu.Args, args...)...)
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.ExtraFiles = []*os.File{lock}
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // Ctrl-C is for us
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // Ctrl-C is for this program, which ends QEMU in order
 	if !k.detach {
 		cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
 	}
@@ -212,13 +217,13 @@ func (k *keeper) start(g *Guest, qemu image.Emulator, args []string, lock *os.Fi
 	if err := os.WriteFile(filepath.Join(g.dir(), pidFile), strconv.AppendInt(nil, int64(cmd.Process.Pid), 10), 0o600); err != nil {
 		return err
 	}
-	// It takes orders when all else is there: it listens for ports and trunks.
+	// QEMU answers its monitor only when it listens on all other sockets, too.
 	err = poll(context.Background(), "QEMU of "+g.Name(), monitorTimeout, func() error {
 		ctx, cancel := context.WithTimeout(context.Background(), monitorTimeout)
 		defer cancel()
 		err := g.tryOrder(ctx, "query-status", nil)
 		if g.failure() != nil {
-			return nil // it ended
+			return nil // QEMU ended: the caller gets the reason
 		}
 		return err
 	})

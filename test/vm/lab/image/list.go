@@ -9,7 +9,7 @@ const (
 	keyring = "/usr/share/keyrings/debian-archive-keyring.gpg"
 )
 
-// A Kernel is one that guests can have.
+// A Kernel is the name of a kernel that guests can have.
 type Kernel string
 
 const (
@@ -17,16 +17,16 @@ const (
 	// SMC-R, and soft RoCE in the first network namespace.
 	SMC Kernel = "6.12.95+deb12-amd64"
 
-	// NetNS is one whose soft RoCE works in every network namespace. Debian builds
-	// it without SMC.
+	// NetNS is a newer kernel, whose soft RoCE works in every network namespace. Debian builds it
+	// without SMC.
 	NetNS Kernel = "7.2.12+deb13-amd64"
 )
 
-// A kernelPackages is what has a kernel: the one that is started, and maybe one
-// with its modules.
+// kernelPackages are the Debian packages of a kernel: the one with the kernel itself, and for some
+// kernels another one with the modules.
 type kernelPackages struct {
 	packages []debian.File
-	lacks    []string // of the modules of the lists below
+	lacks    []string // modules of the lists below that the kernel does not have
 }
 
 var kernels = map[Kernel]kernelPackages{
@@ -57,8 +57,8 @@ var kernels = map[Kernel]kernelPackages{
 	},
 }
 
-// qemuPackages are a QEMU that emulates igb, a NIC with virtual functions, which
-// Debian 12's own does not. What they depend on is what that one does.
+// qemuPackages are the packages of a QEMU that emulates igb, a NIC with virtual functions; Debian
+// 12's own QEMU does not. The libraries that both depend on are the same.
 var qemuPackages = [...]debian.File{
 	{
 		Dir: "pool/main/q/qemu/", Name: "qemu-system-x86_10.0.2+ds-2+deb13u1~bpo12+1_amd64.deb",
@@ -78,7 +78,7 @@ var qemuPackages = [...]debian.File{
 	},
 }
 
-// siwPackages are the sources of kernel SMC, and what its modules are built with.
+// siwPackages are the sources of the kernel [SMC], and what modules for that kernel are built with.
 var siwPackages = [...]debian.File{
 	{
 		Dir: "pool/main/l/linux/", Name: "linux-headers-6.12.95+deb12-amd64_6.12.95-1~bpo12+1_amd64.deb",
@@ -98,10 +98,10 @@ var siwPackages = [...]debian.File{
 	},
 }
 
-// siwSource is the archive of sources in the last of these.
+// siwSource is the archive of the kernel's sources in the last of siwPackages.
 const siwSource = "linux-source-6.12.tar.xz"
 
-// packages are what the guests have, besides what these depend on.
+// packages are the Debian packages on the guests' disk. Those that they depend on are added.
 var packages = [...]string{
 	// A system.
 	"dash", "bash", "coreutils", "grep", "sed", "mawk", "findutils", "util-linux", "mount", "procps", "psmisc", "kmod",
@@ -116,14 +116,13 @@ var packages = [...]string{
 	"strace",
 }
 
-// bootModules are what it takes to mount the root file system and the host's
-// files, in this order: the guest loads them from the initramfs.
+// bootModules are the modules for the root file system and for the host's files. The guest loads
+// them from the initramfs, in this order.
 var bootModules = [...]string{
 	"virtio_blk", "crc32c_generic", "ext4", "overlay", "9p", "9pnet_virtio", "virtio_net", "virtio_rng",
 }
 
-// modules are what the kernel of a guest finds on its disk, besides what these
-// depend on.
+// modules are the modules on the guests' disk. Those that they depend on are added.
 var modules = [...]string{
 	"ib_core", "ib_uverbs", "ib_umad", "rdma_cm", "rdma_ucm", "rdma_rxe", "crc32_generic", "crc32_pclmul",
 	"smc", "smc_diag", "inet_diag", "tcp_diag", "udp_diag",
