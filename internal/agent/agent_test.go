@@ -182,6 +182,28 @@ func TestRun_drains(t *testing.T) {
 	b.stop()
 }
 
+// TestRun_drainsPolicyChange: what a policy no longer allows ends at once, also of an agent that drains.
+func TestRun_drainsPolicyChange(t *testing.T) {
+	b := newBench(t, "", preferAll)
+	b.cfg.Node.DrainTimeout = time.Hour
+	p := b.attach("a", 1)
+	p.dst = b.server()
+	b.start()
+	c := b.dial(p, 0)
+	pingOnce(t, c)
+	b.cancel()
+	eventually(t, func() string {
+		if !b.status().Draining {
+			return "the agent does not drain"
+		}
+		return ""
+	})
+	b.configure("", "policies:\n- {name: p, ports: [9]}\n")
+	b.reload <- struct{}{}
+	wantReset(t, c)
+	b.stop()
+}
+
 // The rules divert until they are removed, which takes long on a busy machine. What they divert
 // then is served, also if the accept loop had nothing to do since the agent was told to end.
 func TestRun_drainsSlowly(t *testing.T) {

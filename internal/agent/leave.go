@@ -129,7 +129,8 @@ func (a *agent) left() bool {
 }
 
 // drainFor gives the sessions time d to end and stops the proxies, all at once. It calls ended, if
-// given, after each proxy.
+// given, after each proxy. Sessions that a change of the policies does not allow any more are reset
+// at once.
 func (a *agent) drainFor(ctx context.Context, proxies []*proxy, d time.Duration, ended func(*proxy)) error {
 	a.draining.Store(true)
 	ctx, cancel := a.hurried(context.WithoutCancel(ctx), d)
@@ -151,7 +152,22 @@ func (a *agent) drainFor(ctx context.Context, proxies []*proxy, d time.Duration,
 			errs = append(errs, err)
 		})
 	}
-	wg.Wait()
+	done := make(chan struct{})
+	go func() {
+		wg.Wait()
+		close(done)
+	}()
+	for draining := true; draining; {
+		select {
+		case <-done:
+			draining = false
+		case <-a.cfg.Reload:
+			a.reload()
+			for _, px := range proxies {
+				px.enforcePolicies()
+			}
+		}
+	}
 	a.legacies.ending.Wait()
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("leave pods: %w", err)
