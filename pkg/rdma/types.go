@@ -176,6 +176,7 @@ type DeviceAttr struct {
 	RDMARead     bool
 	SendWithInv  bool // SendInvalidate
 	SendWithImm  bool // SendImm
+	Solicited    bool // SendSolicited; without it Arm(true) wakes for every receive
 	GIDTypes     []GIDType
 
 	// MaxReadsServed and MaxReadsAsked bound QPAttr.ReadsServed and ReadsAsked; 0:

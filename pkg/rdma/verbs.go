@@ -98,7 +98,7 @@ type CQ interface {
 	Poll(dst []WC) (int, error)
 	// Arm asks for one notification at the next completion; with
 	// solicitedOnly only for completions of sends with SendSolicited at the
-	// peer, and for errors.
+	// peer, and for errors; without DeviceAttr.Solicited, for all receives.
 	Arm(solicitedOnly bool) error
 	// Notify has a token after the completion that Arm asked for.
 	Notify() <-chan struct{}
@@ -267,7 +267,7 @@ type SendFlags uint8
 // device does not have.
 const (
 	SendSignaled   SendFlags = 1 << iota // completes in the send CQ even on success
-	SendSolicited                        // sets the solicited event bit
+	SendSolicited                        // sets the solicited event bit, with DeviceAttr.Solicited
 	SendInline                           // memory is copied at posting and needs no LKey; up to MaxInline bytes
 	SendInvalidate                       // on OpSend, with DeviceAttr.SendWithInv: the peer's key InvKey is dead when the message is delivered
 	SendImm                              // on OpSend, with DeviceAttr.SendWithImm: Imm travels with the message; not with SendInvalidate

@@ -105,7 +105,9 @@ func NewQP(c QPConfig) (*QP, error) {
 		return nil, fmt.Errorf("make queue pair %v: %w", c.Num, err)
 	}
 	c.MaxSGE = max(c.MaxSGE, 1)
-	q := &QP{cfg: c, limits: wq.Limits{SGEs: c.MaxSGE, Inline: c.MaxInline, Message: wq.MaxMessage, Read: true, Invalidate: true}}
+	q := &QP{cfg: c, limits: wq.Limits{
+		SGEs: c.MaxSGE, Inline: c.MaxInline, Message: wq.MaxMessage, Read: true, Invalidate: true, Solicited: true,
+	}}
 	places := wq.Places(c.MaxSendWR)
 	q.tx.queue.ring = make([]sendWQE, places)
 	q.tx.queue.inline = make([]byte, places*c.MaxInline)

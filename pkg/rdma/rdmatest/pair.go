@@ -172,6 +172,14 @@ func (e *End) Send(t testing.TB, w rdma.SendWR) {
 	}
 }
 
+// solicited returns the flag of solicited sends, if the device has it.
+func (e *End) solicited() rdma.SendFlags {
+	if e.Dev.Attr().Solicited {
+		return rdma.SendSolicited
+	}
+	return 0
+}
+
 // Recv posts one receive buffer.
 func (e *End) Recv(t testing.TB, id uint64, off, n int) {
 	t.Helper()

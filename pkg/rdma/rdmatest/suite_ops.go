@@ -235,7 +235,7 @@ func testSendMakesWritesVisible(t *testing.T, net Net) {
 		y.Recv(t, uint64(round), 0, 44)
 		first, second := x.Write(1, y, at, n/2), x.Write(2, y, at+n/2, n/2)
 		first.Flags, second.Flags = 0, 0
-		send := rdma.SendWR{ID: 3, Op: rdma.OpSend, Flags: rdma.SendSignaled | rdma.SendSolicited, SGL: []rdma.SGE{x.SGE(0, 44)}}
+		send := rdma.SendWR{ID: 3, Op: rdma.OpSend, Flags: rdma.SendSignaled | x.solicited(), SGL: []rdma.SGE{x.SGE(0, 44)}}
 		if k, err := x.QP.PostSend([]rdma.SendWR{first, second, send}); k != 3 || err != nil {
 			t.Fatalf("post: %d, %v", k, err)
 		}

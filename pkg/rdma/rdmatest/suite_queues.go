@@ -98,9 +98,16 @@ func testNotifySolicited(t *testing.T, net Net) {
 	if err := y.RecvCQ.Arm(true); err != nil {
 		t.Fatal(err)
 	}
-	send(1, 0)
-	quiet(t, y.RecvCQ, "for a completion that was not solicited")
-	send(2, rdma.SendSolicited)
+	if net.A.Attr().Solicited {
+		send(1, 0)
+		quiet(t, y.RecvCQ, "for a completion that was not solicited")
+	} else {
+		n, err := x.QP.PostSend([]rdma.SendWR{{Op: rdma.OpSend, Flags: rdma.SendSolicited}})
+		if n != 0 || !errors.Is(err, rdma.ErrNotSupported) {
+			t.Errorf("post a solicited send: %d, %v, want ErrNotSupported", n, err)
+		}
+	}
+	send(2, x.solicited()) // without the flag every receive wakes
 	notified(t, y.RecvCQ)
 	if !net.B.Attr().SolicitedErrors {
 		return
@@ -186,7 +193,7 @@ func testNotifyNeverLost(t *testing.T, net Net) {
 				AwaitOne(t, e.RecvCQ, i, rdma.StatusSuccess)
 			}
 			e.Recv(t, i+1, 0, 64)
-			e.Send(t, rdma.SendWR{ID: i, Op: rdma.OpSend, Flags: rdma.SendSignaled | rdma.SendSolicited, SGL: []rdma.SGE{e.SGE(128, 44)}})
+			e.Send(t, rdma.SendWR{ID: i, Op: rdma.OpSend, Flags: rdma.SendSignaled | e.solicited(), SGL: []rdma.SGE{e.SGE(128, 44)}})
 			AwaitOne(t, e.SendCQ, i, rdma.StatusSuccess)
 		}
 	}

@@ -162,7 +162,7 @@ func testSendInvalidate(t *testing.T, net Net) {
 	AwaitOne(t, x.SendCQ, 1, rdma.StatusSuccess)
 	y.Recv(t, 3, 4096, 100)
 	x.Send(t, rdma.SendWR{
-		ID: 2, Op: rdma.OpSend, Flags: rdma.SendSignaled | rdma.SendSolicited | rdma.SendInvalidate, SGL: []rdma.SGE{x.SGE(0, 7)}, InvKey: m.RKey(),
+		ID: 2, Op: rdma.OpSend, Flags: rdma.SendSignaled | x.solicited() | rdma.SendInvalidate, SGL: []rdma.SGE{x.SGE(0, 7)}, InvKey: m.RKey(),
 	})
 	if c := AwaitOne(t, y.RecvCQ, 3, rdma.StatusSuccess); !c.Invalidated || c.InvKey != m.RKey() || c.Bytes != 7 {
 		t.Errorf("receive completion %+v, want key %#x invalidated", c, m.RKey())

@@ -109,6 +109,7 @@ func NewQP(c QPConfig) (*QP, error) {
 	}
 	q := &QP{cfg: c, limits: wq.Limits{
 		SGEs: c.MaxSGE, Inline: c.MaxInline, Message: MaxMessage, WriteImm: true, Read: true, SendImm: true,
+		Solicited: true,
 	}}
 	q.req.queue = newSendQueue(wq.Places(c.MaxSendWR), c.MaxInline)
 	q.rsp.ring = make([]recvWQE, wq.Places(c.MaxRecvWR))

@@ -104,6 +104,7 @@ func (d *Device) Attr() rdma.DeviceAttr {
 		WriteWithImm: true,
 		RDMARead:     true,
 		SendWithImm:  true,
+		Solicited:    true,
 		GIDTypes:     []rdma.GIDType{rdma.GIDTypeRoCEv2},
 
 		MaxReadsServed: rocev2.MaxReads, MaxReadsAsked: rocev2.MaxReads,

@@ -133,6 +133,7 @@ func (d *Device) Attr() rdma.DeviceAttr {
 		MaxInline:   softdev.MaxInline,
 		RDMARead:    true,
 		SendWithInv: true,
+		Solicited:   true,
 		GIDTypes:    []rdma.GIDType{rdma.GIDTypeIWARP},
 
 		MaxReadsServed: iwarp.MaxReads, MaxReadsAsked: iwarp.MaxReads,

@@ -128,6 +128,7 @@ func (d *Device) setUp(cfg Config) error {
 		MaxRecvWR:    d.limits.wrs,
 		MaxInline:    d.inline,
 		WriteWithImm: true,
+		Solicited:    true,
 		RDMARead:     d.limits.readsStarted > 0,
 
 		MaxReadsServed: d.limits.readsServed, MaxReadsAsked: d.limits.readsStarted,

@@ -31,6 +31,7 @@ type Limits struct {
 	Read       bool // [rdma.OpRead]
 	Invalidate bool // [rdma.SendInvalidate]
 	SendImm    bool // [rdma.SendImm]
+	Solicited  bool // [rdma.SendSolicited]
 }
 
 // LimitsOf returns what a device with these capabilities lets work requests of a
@@ -39,6 +40,7 @@ func LimitsOf(a rdma.DeviceAttr, sges int) Limits {
 	return Limits{
 		SGEs: sges, Inline: a.MaxInline, Message: MaxMessage,
 		WriteImm: a.WriteWithImm, Read: a.RDMARead, Invalidate: a.SendWithInv, SendImm: a.SendWithImm,
+		Solicited: a.Solicited,
 	}
 }
 
@@ -70,6 +72,9 @@ func (l *Limits) Check(wr *rdma.SendWR) (uint32, error) {
 		if err := l.checkFlags(wr); err != nil {
 			return 0, err
 		}
+	}
+	if wr.Flags&rdma.SendSolicited != 0 && !l.Solicited {
+		return 0, notSupported(wr)
 	}
 	var n uint64
 	if wr.Flags&rdma.SendInline != 0 {

@@ -68,7 +68,7 @@ func TestEvents_keepTheLast(t *testing.T) {
 }
 
 func TestLimits_Check(t *testing.T) {
-	all := Limits{SGEs: 2, Inline: 8, Message: MaxMessage, WriteImm: true, Read: true, Invalidate: true, SendImm: true}
+	all := Limits{SGEs: 2, Inline: 8, Message: MaxMessage, WriteImm: true, Read: true, Invalidate: true, SendImm: true, Solicited: true}
 	least := Limits{SGEs: 2, Inline: 8, Message: 100}
 	sgl := func(n ...uint32) (s []rdma.SGE) {
 		for _, n := range n {
@@ -86,7 +86,8 @@ func TestLimits_Check(t *testing.T) {
 	}{
 		{"SEND", least, rdma.SendWR{SGL: sgl(3, 4)}, 7, nil},
 		{"SEND of nothing", least, rdma.SendWR{}, 0, nil},
-		{"signaled, solicited", least, rdma.SendWR{Flags: rdma.SendSignaled | rdma.SendSolicited, SGL: sgl(1)}, 1, nil},
+		{"solicited without", least, rdma.SendWR{Flags: rdma.SendSolicited, SGL: sgl(1)}, 0, rdma.ErrNotSupported},
+		{"signaled, solicited", all, rdma.SendWR{Flags: rdma.SendSignaled | rdma.SendSolicited, SGL: sgl(1)}, 1, nil},
 		{"WRITE", least, rdma.SendWR{Op: rdma.OpWrite, SGL: sgl(100)}, 100, nil},
 		{"above the longest message", least, rdma.SendWR{SGL: sgl(100, 1)}, 0, rdma.ErrInvalid},
 		{"longest message", all, rdma.SendWR{SGL: sgl(half, half)}, MaxMessage, nil},
@@ -122,8 +123,8 @@ func TestLimits_Check(t *testing.T) {
 }
 
 func TestLimitsOf(t *testing.T) {
-	got := LimitsOf(rdma.DeviceAttr{MaxInline: 64, MaxSGE: 8, RDMARead: true, SendWithInv: true}, 3)
-	want := Limits{SGEs: 3, Inline: 64, Message: MaxMessage, Read: true, Invalidate: true}
+	got := LimitsOf(rdma.DeviceAttr{MaxInline: 64, MaxSGE: 8, RDMARead: true, SendWithInv: true, Solicited: true}, 3)
+	want := Limits{SGEs: 3, Inline: 64, Message: MaxMessage, Read: true, Invalidate: true, Solicited: true}
 	if got != want {
 		t.Errorf("%+v, want %+v", got, want)
 	}
