@@ -158,7 +158,7 @@ func (q *QP) PostSend(wrs []rdma.SendWR) (int, error) {
 	if k := q.sends.push(wrs[:n]); k < n {
 		n, err = k, rdma.ErrQueueFull
 	}
-	q.askStep()
+	q.AskStep()
 	return n, err
 }
 
@@ -181,15 +181,17 @@ func (q *QP) PostRecv(wrs []rdma.RecvWR) (int, error) {
 		return 0, fmt.Errorf("post receive in %v: %w", s, rdma.ErrState)
 	}
 	n := q.recvs.push(wrs)
-	q.askStep()
+	q.AskStep()
 	if n < len(wrs) {
 		return n, rdma.ErrQueueFull
 	}
 	return n, nil
 }
 
-// askStep sees that what is in the rings reaches the machine.
-func (q *QP) askStep() {
+// AskStep sees that the owner steps, and with it that what is in the rings reaches the
+// machine. It never waits. Posting receives does not transmit: a provider whose peer is to
+// hear of them calls it then.
+func (q *QP) AskStep() {
 	if q.own.ask() {
 		if !q.dead {
 			q.Step(time.Now())
@@ -241,14 +243,16 @@ func (q *QP) Unlock() {
 	}
 }
 
-// Step moves everything that can move: work requests to the machine, what it has to send to
-// the wire, completions and events to the user. The caller owns the queue pair, which is
-// not dead.
+// Step moves everything that can move: work requests to the machine, completions and
+// events to the user, what the machine has to send to the wire. The user has the completions of
+// what came before anything is sent: a protocol may tell its peer only of those. The caller
+// owns the queue pair, which is not dead.
 func (q *QP) Step(now time.Time) {
 	for {
 		q.drain(now)
+		came := q.complete()
 		q.carrier.Transmit(now)
-		if !q.deliver() || q.sends.empty() && q.recvs.empty() {
+		if left := q.deliver(); !came && !left || q.sends.empty() && q.recvs.empty() {
 			break
 		}
 	}
@@ -294,9 +298,9 @@ func (q *QP) drain(now time.Time) {
 	}
 }
 
-// deliver hands out completions and events and sets the timer. It reports
-// whether there was a completion, which may have made room in the queues.
-func (q *QP) deliver() (completed bool) {
+// complete hands out completions. It reports whether there was one, which may have made room
+// in the queues.
+func (q *QP) complete() (completed bool) {
 	q.state.Store(uint32(q.m.State())) // before anybody can see why
 	for {
 		n := q.m.PollWC(q.wcs[:])
@@ -315,9 +319,14 @@ func (q *QP) deliver() (completed bool) {
 		}
 		completed = completed || n > 0
 		if n < len(q.wcs) {
-			break
+			return completed
 		}
 	}
+}
+
+// deliver hands out completions and events and sets the timer. It reports what complete does.
+func (q *QP) deliver() (completed bool) {
+	completed = q.complete()
 	for {
 		e, ok := q.m.PollEvent()
 		if !ok {
