@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/rdma/internal/tcpqp"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/iwarp"
 )
 
@@ -109,7 +110,7 @@ func (e *ConnectError) Timeout() bool { return e.Reason == TimedOut }
 func (d *Device) Connect(ctx context.Context, r rdma.QP, c *net.TCPConn, o ConnectOptions) ([]byte, error) {
 	q, err := d.find(r)
 	if err == nil {
-		err = d.checkConn(c)
+		err = tcpqp.CheckConn(c, d.cfg.Addr)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("connect: %w", err)
@@ -136,7 +137,7 @@ func (q *qp) ask(c *net.TCPConn, o *ConnectOptions) (<-chan struct{}, error) {
 	if err := q.m.Start(now, o.startup(iwarp.Initiator, c)); err != nil {
 		return nil, err
 	}
-	own, err := takeOver(c)
+	own, err := tcpqp.TakeOver(c)
 	if err == nil {
 		err = q.Attach(own)
 	}

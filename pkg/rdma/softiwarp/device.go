@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/netip"
 	"sync"
 
@@ -28,21 +27,11 @@ type Config struct {
 
 // Validate reports all that is wrong with c.
 func (c Config) Validate() error {
-	var errs []error
-	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	err := tcpqp.CheckAddr(c.Addr)
 	if c.Name == "" {
-		bad("name is empty")
+		err = errors.Join(errors.New("name is empty"), err)
 	}
-	if !c.Addr.IsValid() || c.Addr.IsUnspecified() || c.Addr.IsMulticast() {
-		bad("address %v is not a unicast address", c.Addr)
-	}
-	if c.Addr.Is4In6() {
-		bad("address %v: write it as IPv4", c.Addr)
-	}
-	if c.Addr.Is6() && c.Addr.IsLinkLocalUnicast() && c.Addr.Zone() == "" {
-		bad("address %v is link-local and may be on any interface: say on which one, as in %v%%eth0", c.Addr, c.Addr)
-	}
-	return errors.Join(errs...)
+	return err
 }
 
 // Device is a software RDMA device that speaks iWARP.
@@ -153,41 +142,3 @@ func (d *Device) GIDs() []rdma.GIDEntry {
 
 // Open implements [rdma.Device].
 func (d *Device) Open() (rdma.Context, error) { return d.base.Open() }
-
-// checkConn refuses a connection that is not one of the device's address: what is not routed
-// by the device cannot be its.
-func (d *Device) checkConn(c *net.TCPConn) error {
-	if c == nil {
-		return fmt.Errorf("no connection: %w", rdma.ErrInvalid)
-	}
-	local, ok := c.LocalAddr().(*net.TCPAddr)
-	if !ok || c.RemoteAddr() == nil {
-		return fmt.Errorf("connection is closed, or not of TCP: %w", rdma.ErrInvalid)
-	}
-	a := local.AddrPort().Addr().Unmap()
-	if a.WithZone("") != d.cfg.Addr.WithZone("") {
-		return fmt.Errorf("connection of %v, the device has %v: %w", a, d.cfg.Addr, rdma.ErrState)
-	}
-	return nil
-}
-
-// takeOver makes a connection unusable for whoever has it, who could do nothing to it but
-// harm, and returns it under another descriptor.
-func takeOver(c *net.TCPConn) (*net.TCPConn, error) {
-	f, err := c.File()
-	if err != nil {
-		return nil, fmt.Errorf("take over connection: %w: %w", rdma.ErrInvalid, err)
-	}
-	defer func() { _ = f.Close() }()
-	n, err := net.FileConn(f)
-	if err != nil {
-		return nil, fmt.Errorf("take over connection: %w: %w", rdma.ErrNoResources, err)
-	}
-	t, ok := n.(*net.TCPConn)
-	if !ok {
-		_ = n.Close()
-		return nil, fmt.Errorf("take over connection, which is %T: %w", n, rdma.ErrInvalid)
-	}
-	_ = c.Close() // t is the same connection
-	return t, nil
-}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/rdma/internal/tcpqp"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/iwarp"
 )
 
@@ -87,7 +88,7 @@ const (
 // was, and may be tried again. Whether the connection is still there is not looked at: if not,
 // [SSP.Request] tells.
 func (d *Device) NewSSP(c *net.TCPConn, o SSPOptions) (*SSP, error) {
-	err := d.checkConn(c)
+	err := tcpqp.CheckConn(c, d.cfg.Addr)
 	switch {
 	case err != nil:
 	case len(o.Last) > maxLast:
@@ -102,7 +103,7 @@ func (d *Device) NewSSP(c *net.TCPConn, o SSPOptions) (*SSP, error) {
 	if err := s.reserve(o.QP); err != nil {
 		return nil, fmt.Errorf("make Socket Service Point: %w", err)
 	}
-	if s.conn, err = takeOver(c); err != nil {
+	if s.conn, err = tcpqp.TakeOver(c); err != nil {
 		s.releaseQP()
 		return nil, fmt.Errorf("make Socket Service Point: %w", err)
 	}

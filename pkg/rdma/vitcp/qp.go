@@ -215,6 +215,9 @@ func (q *QP) TxEnded() bool { return q.End() != EndNone }
 // Closed reports whether the stream is of no more use.
 func (q *QP) Closed() bool { return q.End() == EndClose || q.End() == EndReset }
 
+// Aborted reports whether the stream ends by a reset, whatever is under way.
+func (q *QP) Aborted() bool { return q.End() == EndReset }
+
 // settle finds out whether all is said.
 func (q *QP) settle(now time.Time) {
 	if !q.end.started {

@@ -29,5 +29,6 @@
 //
 // Closing a socket that has unread bytes resets the connection, and the peer may lose what was
 // sent before. So a connection that was let go lingers: our half ends, what still comes is
-// dropped, and the socket is closed when the peer ends its half, too, or after a moment.
+// dropped, and the socket is closed when the peer ends its half, too, or after a moment. Only where
+// a protocol cannot end what it began to say, the connection is reset.
 package tcpqp

@@ -33,6 +33,7 @@ type link struct {
 	txErr   error // TCP takes nothing more
 
 	endAfter time.Time // our half does not end before
+	aborted  bool      // the connection ends by a reset
 	gone     chan struct{}
 	kept     atomic.Bool // whoever let it go wants it back
 	writers  sync.WaitGroup
@@ -92,6 +93,10 @@ func (l *link) read(q *QP) {
 // linger ends the connection without a reset, as far as the peer lets it.
 func (l *link) linger() {
 	defer func() { _ = l.conn.Close() }()
+	if l.aborted {
+		_ = l.conn.SetLinger(0) // an error says that it is broken already
+		return
+	}
 	defer l.host.lingering.Add(-1)
 	if l.host.lingering.Add(1) > maxLingering || l.txErr != nil || l.rxEnded && l.ended {
 		return

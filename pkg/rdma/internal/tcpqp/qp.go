@@ -28,9 +28,11 @@ type Stream interface {
 	TxBuffers(now time.Time, dst [][]byte) [][]byte
 	HandleTx(now time.Time, n int)
 	// TxEnded reports whether our half of the stream may end; Closed, whether the connection
-	// is of no more use.
+	// is of no more use; and Aborted, whether it then ends by a reset, because an end in order
+	// would say what is not true.
 	TxEnded() bool
 	Closed() bool
+	Aborted() bool
 }
 
 // QP is a queue pair on a TCP connection. A provider embeds it, and calls Init before it
@@ -132,7 +134,7 @@ func (q *QP) SayLast(now time.Time) {
 func (q *QP) Drop() {
 	if l := q.link; l != nil {
 		q.link, q.retry = nil, time.Time{}
-		l.endAfter = q.endAfter
+		l.endAfter, l.aborted = q.endAfter, q.stream.Aborted()
 		l.letGo(false)
 	}
 }
@@ -149,7 +151,7 @@ func (q *QP) Transmit(now time.Time) {
 		return
 	}
 	q.write(now, l)
-	if !l.full && !l.ended && q.stream.TxEnded() {
+	if !l.full && !l.ended && q.stream.TxEnded() && !q.stream.Aborted() {
 		if now.Before(q.endAfter) {
 			q.retry = q.endAfter
 		} else {

@@ -3,9 +3,11 @@
 package tcpqp_test
 
 import (
+	"errors"
 	"net"
 	"net/netip"
 	"slices"
+	"syscall"
 	"testing"
 	"time"
 
@@ -42,11 +44,7 @@ type vi struct {
 // PostRecv tells the peer of its new receives.
 func (q *vi) PostRecv(wrs []rdma.RecvWR) (int, error) {
 	n, err := q.QP.PostRecv(wrs)
-	q.Lock()
-	defer q.Unlock()
-	if !q.Dead() {
-		q.Step(time.Now())
-	}
+	q.AskStep()
 	return n, err
 }
 
@@ -145,6 +143,29 @@ func connect(t testing.TB, x, y *rdmatest.End) {
 	}
 	start(qx, a, postedX, postedY)
 	start(qy, b, postedY, postedX)
+}
+
+// TestDrop_resets: a connection that its protocol gives up ends by a reset, and not as if all were said.
+func TestDrop_resets(t *testing.T) {
+	x := rdmatest.NewEnd(t, openDevice(t), rdmatest.Options{})
+	x.Init(t)
+	a, b := tcpPair(t)
+	defer func() { _ = b.Close() }()
+	q := x.QP.(*vi)
+	q.Lock()
+	terms := vitcp.Terms{Attr: vitcp.Attr{Reliable: true, MaxTransfer: vitcp.DefaultMaxTransfer}}
+	if err := errors.Join(q.m.Start(time.Now(), terms), q.Attach(a)); err != nil {
+		t.Fatal(err)
+	}
+	q.Unlock()
+	if _, err := b.Write([]byte("this is not VI/TCP: 24 bytes")); err != nil {
+		t.Fatal(err)
+	}
+	rdmatest.AwaitEvent(t, x.Ctx, rdma.EventQPFatal)
+	_ = b.SetReadDeadline(time.Now().Add(30 * time.Second))
+	if n, err := b.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("the peer reads %d bytes, %v, want a reset", n, err)
+	}
 }
 
 // TestProvider_vitcp: another protocol moves bytes on the same shell, and its connections end. The cases are

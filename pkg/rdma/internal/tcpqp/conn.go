@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tcpqp
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
+)
+
+// CheckAddr reports what is wrong with the address of a device whose connections are its own.
+func CheckAddr(a netip.Addr) error {
+	switch {
+	case !a.IsValid() || a.IsUnspecified() || a.IsMulticast():
+		return fmt.Errorf("address %v is not a unicast address", a)
+	case a.Is4In6():
+		return fmt.Errorf("address %v: write it as IPv4", a)
+	case a.Is6() && a.IsLinkLocalUnicast() && a.Zone() == "":
+		return fmt.Errorf("address %v is link-local and may be on any interface: say on which one, as in %v%%eth0", a, a)
+	}
+	return nil
+}
+
+// CheckConn refuses a connection that is not one of the device's address: what is not routed
+// by the device cannot be its.
+func CheckConn(c *net.TCPConn, device netip.Addr) error {
+	if c == nil {
+		return fmt.Errorf("no connection: %w", rdma.ErrInvalid)
+	}
+	local, ok := c.LocalAddr().(*net.TCPAddr)
+	if !ok || c.RemoteAddr() == nil {
+		return fmt.Errorf("connection is closed, or not of TCP: %w", rdma.ErrInvalid)
+	}
+	a := local.AddrPort().Addr().Unmap()
+	if a.WithZone("") != device.WithZone("") {
+		return fmt.Errorf("connection of %v, the device has %v: %w", a, device, rdma.ErrState)
+	}
+	return nil
+}
+
+// TakeOver makes a connection unusable for whoever has it, who could do nothing to it but
+// harm, and returns it under another descriptor.
+func TakeOver(c *net.TCPConn) (*net.TCPConn, error) {
+	f, err := c.File()
+	if err != nil {
+		return nil, fmt.Errorf("take over connection: %w: %w", rdma.ErrInvalid, err)
+	}
+	defer func() { _ = f.Close() }()
+	n, err := net.FileConn(f)
+	if err != nil {
+		return nil, fmt.Errorf("take over connection: %w: %w", rdma.ErrNoResources, err)
+	}
+	t, ok := n.(*net.TCPConn)
+	if !ok {
+		_ = n.Close()
+		return nil, fmt.Errorf("take over connection, which is %T: %w", n, rdma.ErrInvalid)
+	}
+	_ = c.Close() // t is the same connection
+	return t, nil
+}
