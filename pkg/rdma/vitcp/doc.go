@@ -70,5 +70,5 @@
 //
 // Nothing protects the bytes but TCP's checksum, and nobody proves who they are: the
 // security information travels, and its meaning is the program's. Segments are not
-// fitted to TCP's, whose bounds a socket does not show.
+// fitted to TCP's, whose bounds a socket does not show; a shell may make them shorter.
 package vitcp

@@ -433,6 +433,11 @@ func TestQP_states(t *testing.T) {
 	}
 	check("start without a transfer size", q.Start(d.now, Terms{}), rdma.ErrInvalid)
 	check("disconnect in INIT", q.Disconnect(d.now), rdma.ErrState)
+	for _, n := range []int{-1, MinSegment - 1, MaxSegment + 1} {
+		short := terms
+		short.MaxSegment = n
+		check("start with wrong segments", q.Start(d.now, short), rdma.ErrInvalid)
+	}
 	check("start", q.Start(d.now, terms), nil)
 	check("start twice", q.Start(d.now, terms), rdma.ErrState)
 	check("INIT from RTS", modify(rdma.QPInit), rdma.ErrState)

@@ -68,6 +68,10 @@ type Terms struct {
 	Posted           uint16 // our receives that the peer was told of
 	PeerPosted       uint16 // the peer's that we were told of
 	Security         []byte // the peer's
+
+	// MaxSegment is the longest segment to be sent, in bytes: the shell's choice, which the
+	// peer does not hear of; 0: [MaxSegment].
+	MaxSegment int
 }
 
 // handshake is what both machines share: a TCP connection's messages, outputs, and a timer.

@@ -136,6 +136,8 @@ type duoConfig struct {
 	seed   uint64
 	inline int
 	access rdma.Access
+
+	segment int // longest segment; 0: the protocol's
 }
 
 func reliable() Attr {
@@ -191,6 +193,7 @@ func newDuo(t testing.TB, c duoConfig) *duo {
 	for s, outs := range map[*side][]Output{d.x: caller.Poll(nil), d.y: outs} {
 		for _, o := range outs {
 			if o.Kind == OutputConnected {
+				o.Terms.MaxSegment = c.segment
 				if err := s.Start(d.now, o.Terms); err != nil {
 					t.Fatal(err)
 				}

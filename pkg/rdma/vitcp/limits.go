@@ -16,6 +16,9 @@ const (
 	// MaxSegment is the longest segment: its length has 16 bits and counts the headers.
 	MaxSegment = 1<<16 - 1
 
+	// MinSegment bounds what a shell may shorten segments to: shorter ones are mostly header.
+	MinSegment = 128
+
 	// MaxDiscriminator is the room for a discriminator in a CE header.
 	MaxDiscriminator = 16
 

@@ -179,6 +179,11 @@ func (q *QP) Start(_ time.Time, t Terms) error {
 	case t.ReadWindow > MaxReadWindow || t.MaxTransfer == 0:
 		return fmt.Errorf("start queue pair %v with %+v: %w", q.cfg.Num, t.Attr, rdma.ErrInvalid)
 	}
+	t.MaxSegment = cmp.Or(t.MaxSegment, MaxSegment)
+	if t.MaxSegment < MinSegment || t.MaxSegment > MaxSegment {
+		return fmt.Errorf("start queue pair %v with segments of %d bytes, want %d to %d: %w",
+			q.cfg.Num, t.MaxSegment, MinSegment, MaxSegment, rdma.ErrInvalid)
+	}
 	q.attr.State, q.terms, q.end.started = rdma.QPRTS, t, true
 	q.req.start(&t)
 	q.rsp.start(&t)

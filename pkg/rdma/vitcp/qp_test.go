@@ -40,6 +40,37 @@ func TestSection2_2_2_2_3_Sends(t *testing.T) {
 	}
 }
 
+// TestQP_shortSegments: segments may be shorter, for whoever wants to fit them to something.
+func TestQP_shortSegments(t *testing.T) {
+	const n, segment = 5000, 600
+	d := newDuo(t, duoConfig{segment: segment})
+	fillWith(d.x.mr.buf, 3)
+	d.y.recv(d, 7, 0, n)
+	for _, w := range []rdma.SendWR{
+		{ID: 1, Op: rdma.OpSend, Flags: rdma.SendSignaled, SGL: []rdma.SGE{d.x.mr.sge(0, n)}},
+		{ID: 2, Op: rdma.OpWrite, Flags: rdma.SendSignaled, SGL: []rdma.SGE{d.x.mr.sge(0, n)}, RemoteAddr: d.y.mr.addr + n, RKey: d.y.mr.rkey},
+		{ID: 3, Op: rdma.OpRead, Flags: rdma.SendSignaled, SGL: []rdma.SGE{d.x.mr.sge(n, n)}, RemoteAddr: d.y.mr.addr + n, RKey: d.y.mr.rkey},
+	} {
+		d.x.send(d, w)
+	}
+	d.run()
+	d.want(d.y, "receive", rdma.WC{ID: 7, Op: rdma.OpRecv, Bytes: n})
+	d.want(d.x, "sends", rdma.WC{ID: 1, Op: rdma.OpSend}, rdma.WC{ID: 2, Op: rdma.OpWrite}, rdma.WC{ID: 3, Op: rdma.OpRead, Bytes: n})
+	for _, s := range []*side{d.x, d.y} {
+		if b := d.x.mr.buf[:n]; !bytes.Equal(s.mr.buf[:n], b) || !bytes.Equal(s.mr.buf[n:2*n], b) {
+			t.Fatal("contents differ")
+		}
+		for _, h := range s.tap.segments {
+			if h.Length > segment {
+				t.Errorf("%v of %d bytes", h.Type, h.Length)
+			}
+		}
+	}
+	if got := len(d.y.tap.segments); got < n/(segment-HeaderLen-RDMALen) {
+		t.Errorf("the answer came in %d segments", got)
+	}
+}
+
 func TestSection3_2_1_Writes(t *testing.T) {
 	for _, n := range sizes {
 		d := newDuo(t, duoConfig{recvs: 1})

@@ -253,10 +253,10 @@ func (q *QP) stageRequest(now time.Time) bool {
 	if w.status != rdma.StatusSuccess || r.offset == 0 && !r.mayBegin(w, &q.terms) {
 		return false
 	}
-	typ, room, n := TypeWrite, MaxSegment-HeaderLen-RDMALen, w.length-r.offset
+	typ, room, n := TypeWrite, q.terms.MaxSegment-HeaderLen-RDMALen, w.length-r.offset
 	switch w.op {
 	case rdma.OpSend:
-		typ, room = TypeSend, MaxSegment-HeaderLen
+		typ, room = TypeSend, q.terms.MaxSegment-HeaderLen
 	case rdma.OpRead:
 		typ, n = TypeReadRequest, 0
 	default:
@@ -315,7 +315,7 @@ func (q *QP) stageResponse(now time.Time) bool {
 	}
 	p := d.front()
 	n := p.rdma.Length - p.off
-	size := min(int(n), MaxSegment-HeaderLen-RDMALen)
+	size := min(int(n), q.terms.MaxSegment-HeaderLen-RDMALen)
 	q.tx.forget()
 	if st := q.gatherResponse(p, int(p.off), size); st != rdma.StatusSuccess {
 		if p.off == 0 {
