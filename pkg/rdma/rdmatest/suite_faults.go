@@ -430,6 +430,7 @@ func testLocalProtection(t *testing.T, net Net) {
 		{"wrap", func(x *End) rdma.SGE { s := x.SGE(0, 10); s.Addr = ^uint64(0) - 3; return s }},
 	} {
 		x, y := net.Pair(t, Options{})
+		y.Recv(t, 1, 0, 64)                                                       // with flow control a SEND that has none to take waits
 		x.Send(t, rdma.SendWR{ID: 4, Op: rdma.OpSend, SGL: []rdma.SGE{c.sge(x)}}) // errors always complete
 		x.awaitLocal(t, x.SendCQ, 4, rdma.StatusLocalProtect)
 		if s := x.QP.State(); s != rdma.QPError {
