@@ -6,7 +6,7 @@
 // rights and no kernel module. Its peers are devices of this package: the draft has no
 // numbers, and there is no other implementation.
 //
-//	d, err := softvi.Open(softvi.Config{Name: "vi0", Addr: netip.MustParseAddr("10.0.0.1"), Port: 4791})
+//	d, err := softvi.Open(softvi.Config{Name: "vi0", Addr: netip.MustParseAddr("10.0.0.1"), Port: 18515})
 //	ctx, err := d.Open() // an rdma.Context: domains, regions and queue pairs as of any device
 //	...
 //	err = qp.Modify(rdma.QPAttr{State: rdma.QPInit, Access: access})

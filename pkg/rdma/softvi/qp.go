@@ -8,8 +8,6 @@ import (
 	"net"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/internal/softdev"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/internal/tcpqp"
@@ -131,7 +129,7 @@ func (q *qp) posted() uint16 {
 // begin starts the queue pair on a connection, which is closed if that fails.
 func (q *qp) begin(c *net.TCPConn, t *vitcp.Terms, o *Options) (Terms, error) {
 	now := time.Now()
-	out := Terms{Attr: t.Attr, Security: t.Security, Timestamps: timestamps(c)}
+	out := Terms{Attr: t.Attr, Security: t.Security, Timestamps: tcpqp.Timestamps(c)}
 	t.MaxSegment = o.MaxSegment
 	err := q.ready()
 	if err == nil {
@@ -148,22 +146,6 @@ func (q *qp) begin(c *net.TCPConn, t *vitcp.Terms, o *Options) (Terms, error) {
 		return Terms{}, err
 	}
 	return out, nil
-}
-
-// tcpiTimestamps is the flag TCPI_OPT_TIMESTAMPS of tcpi_options (tcp(7)), which x/sys lacks.
-const tcpiTimestamps = 1
-
-// timestamps reports whether TCP uses timestamps on a connection.
-func timestamps(c *net.TCPConn) (on bool) {
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return false
-	}
-	_ = raw.Control(func(fd uintptr) {
-		info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
-		on = err == nil && info.Options&tcpiTimestamps != 0
-	})
-	return on
 }
 
 // Disconnect ends the connection of a queue pair in order: what was posted is sent, and

@@ -4,7 +4,6 @@ package softvi
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -12,9 +11,8 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/rdma/internal/tcpqp"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/vitcp"
 )
 
@@ -181,14 +179,7 @@ func (r *Request) perform() (t vitcp.Terms, err error) {
 
 // watch waits until the request is answered, or over.
 func (r *Request) watch() {
-	raw, err := r.conn.SyscallConn()
-	if err == nil {
-		var b [1]byte
-		err = raw.Read(func(fd uintptr) bool { // a caller that waits says nothing: what comes is the end
-			_, _, errPeek := unix.Recvfrom(int(fd), b[:], unix.MSG_PEEK|unix.MSG_DONTWAIT)
-			return !errors.Is(errPeek, unix.EAGAIN)
-		})
-	}
+	err := tcpqp.AwaitInput(r.conn) // a caller that waits says nothing: what comes is the end
 	r.mu.Lock()
 	if r.state == requestWaits {
 		r.fails(err)

@@ -3,9 +3,12 @@
 package tcpqp
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 )
@@ -59,4 +62,34 @@ func TakeOver(c *net.TCPConn) (*net.TCPConn, error) {
 	}
 	_ = c.Close() // t is the same connection
 	return t, nil
+}
+
+// AwaitInput waits until there is something to be read, the end of the stream included, and reads
+// nothing. The connection's read deadline ends it with an error.
+func AwaitInput(c *net.TCPConn) error {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var b [1]byte
+	return raw.Read(func(fd uintptr) bool {
+		_, _, err := unix.Recvfrom(int(fd), b[:], unix.MSG_PEEK|unix.MSG_DONTWAIT)
+		return !errors.Is(err, unix.EAGAIN)
+	})
+}
+
+// tcpiTimestamps is the flag TCPI_OPT_TIMESTAMPS of tcpi_options (tcp(7)), which x/sys lacks.
+const tcpiTimestamps = 1
+
+// Timestamps reports whether TCP uses timestamps on a connection (RFC 7323).
+func Timestamps(c *net.TCPConn) (on bool) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return false
+	}
+	_ = raw.Control(func(fd uintptr) {
+		info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
+		on = err == nil && info.Options&tcpiTimestamps != 0
+	})
+	return on
 }
