@@ -54,9 +54,10 @@ var impureImports = []string{
 	"runtime", "sync", "sync/atomic", "syscall", "unsafe",
 }
 
-// mayUseUnsafe are the packages of pkg/ that cannot do without: provider maps
-// registered memory, verbs is C below, smcr and synopt make system calls that x/sys lacks.
-var mayUseUnsafe = []string{"pkg/rdma/internal/provider", "pkg/rdma/soft", "pkg/rdma/verbs", "pkg/smcr", "pkg/smcr/synopt"}
+// mayUseUnsafe are the packages of pkg/ that cannot do without: provider maps registered
+// memory, verbs is C below, smcr and synopt make system calls that x/sys lacks, and tcpqp and soft
+// such for which x/sys allocates.
+var mayUseUnsafe = []string{"pkg/rdma/internal/provider", "pkg/rdma/internal/tcpqp", "pkg/rdma/soft", "pkg/rdma/verbs", "pkg/smcr", "pkg/smcr/synopt"}
 
 // cgo is the only package with C: the rest of the project builds, and links
 // statically, with CGO_ENABLED=0.

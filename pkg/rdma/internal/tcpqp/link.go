@@ -3,7 +3,6 @@
 package tcpqp
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -11,8 +10,6 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 )
@@ -26,14 +23,15 @@ type link struct {
 	fd   int
 
 	// The queue pair's owner has these.
-	writing bool  // the writer runs
-	full    bool  // the socket has no room: the writer waits
+	writing bool  // the writer was started
+	full    bool  // the socket has no room: the writer waits for some
 	rxEnded bool  // nothing more comes
 	ended   bool  // our half is ended
 	txErr   error // TCP takes nothing more
 
-	endAfter time.Time // our half does not end before
-	aborted  bool      // the connection ends by a reset
+	endAfter time.Time     // our half does not end before
+	aborted  bool          // the connection ends by a reset
+	wake     chan struct{} // the socket has no room: tells the writer
 	gone     chan struct{}
 	kept     atomic.Bool // whoever let it go wants it back
 	writers  sync.WaitGroup
@@ -41,7 +39,7 @@ type link struct {
 }
 
 func newLink(h *Host, c *net.TCPConn) (*link, error) {
-	l := &link{host: h, conn: c, gone: make(chan struct{}), reader: make(chan struct{})}
+	l := &link{host: h, conn: c, wake: make(chan struct{}, 1), gone: make(chan struct{}), reader: make(chan struct{})}
 	var err error
 	if l.raw, err = c.SyscallConn(); err != nil {
 		return nil, fmt.Errorf("take over connection: %w: %w", rdma.ErrInvalid, err)
@@ -90,6 +88,20 @@ func (l *link) read(q *QP) {
 	}
 }
 
+// write is the writer: whenever the socket is full it waits for room, and transmits until that is
+// enough.
+func (l *link) write(q *QP) {
+	room := func(uintptr) bool { return q.room(l) }
+	for {
+		select {
+		case <-l.wake:
+			_ = l.raw.Write(room) // an error says that it was let go
+		case <-l.gone:
+			return
+		}
+	}
+}
+
 // linger ends the connection without a reset, as far as the peer lets it.
 func (l *link) linger() {
 	defer func() { _ = l.conn.Close() }()
@@ -115,20 +127,4 @@ func (l *link) linger() {
 	}
 	_ = l.conn.SetReadDeadline(time.Now().Add(maxLinger))
 	_, _ = io.Copy(io.Discard, l.conn)
-}
-
-// readv reads what there is, and does not block.
-func (l *link) readv(bufs [][]byte) (int, error) { return retry(unix.Readv, l.fd, bufs) }
-
-// writev writes what there is room for, and does not block.
-func (l *link) writev(bufs [][]byte) (int, error) {
-	return retry(unix.Writev, l.fd, bufs[:min(len(bufs), maxPieces)])
-}
-
-func retry(f func(int, [][]byte) (int, error), fd int, bufs [][]byte) (int, error) {
-	for {
-		if n, err := f(fd, bufs); !errors.Is(err, unix.EINTR) {
-			return max(n, 0), err
-		}
-	}
 }

@@ -48,6 +48,7 @@ type QP struct {
 	endAfter time.Time // our half does not end before
 	retry    time.Time // when one of both is due; zero: nothing waits for them
 	rx, tx   [][]byte  // for the pieces of a system call
+	vec      vector
 }
 
 // Init says what the queue pair's protocol is, and whose its goroutines are.
@@ -120,6 +121,7 @@ func (q *QP) Retry() time.Time { return q.retry }
 func (q *QP) ForgetMemory() {
 	clear(q.rx[:cap(q.rx)])
 	clear(q.tx[:cap(q.tx)])
+	q.vec.forget()
 }
 
 // SayLast implements [softdev.Carrier]: a Terminate, if not all was done.
@@ -171,7 +173,7 @@ func (q *QP) write(now time.Time, l *link) {
 		if len(q.tx) == 0 {
 			return
 		}
-		n, err := l.writev(q.tx)
+		n, err := q.vec.writev(l.fd, q.tx)
 		if n > 0 {
 			q.stream.HandleTx(now, n)
 		}
@@ -190,13 +192,14 @@ func (q *QP) write(now time.Time, l *link) {
 // awaitRoom has the writer wait until the socket has room.
 func (q *QP) awaitRoom(l *link) {
 	l.full = true
-	if l.writing {
-		return
+	if !l.writing {
+		l.writing = true
+		l.writers.Go(func() { l.write(q) })
 	}
-	l.writing = true
-	l.writers.Go(func() {
-		_ = l.raw.Write(func(uintptr) bool { return q.room(l) }) // an error says that it was let go
-	})
+	select {
+	case l.wake <- struct{}{}:
+	default: // it was told, and looks after that
+	}
 }
 
 // room is called when the socket may have room, and reports whether that was enough.
@@ -208,8 +211,7 @@ func (q *QP) room(l *link) bool {
 	}
 	l.full = false
 	q.Step(time.Now())
-	l.writing = q.link == l && l.full
-	return !l.writing
+	return q.link != l || !l.full
 }
 
 // received says how a look at the socket ended.
@@ -232,7 +234,7 @@ func (q *QP) receive(l *link) received {
 	if len(q.rx) == 0 {
 		return rxOver
 	}
-	n, err := l.readv(q.rx)
+	n, err := q.vec.readv(l.fd, q.rx)
 	if errors.Is(err, unix.EAGAIN) {
 		return rxWait
 	}
