@@ -52,8 +52,11 @@ const (
 	CloseTimeout = 2 * time.Second
 
 	// rxBufferLen holds the longest FPDU and as much again, so that one read takes
-	// several FPDUs, and the rest of the last one is seldom moved.
-	rxBufferLen = 2 * (1 << 16)
+	// several FPDUs, and the rest of the last one is seldom moved. A buffer that a read has filled
+	// doubles until it has maxRxBufferLen: with more per read the reader sleeps, and is woken, less
+	// often.
+	rxBufferLen    = 2 * (1 << 16)
+	maxRxBufferLen = 512 << 10
 
 	// lookAhead is how many bytes behind a payload that lands in its place are read
 	// with it: pad, CRC and the header of the next FPDU.
@@ -64,13 +67,16 @@ const (
 	directMin = 4 << 10
 
 	// maxSegments is the number of FPDUs that are offered to TCP at a time, and
-	// maxOffered the number of bytes after which no further one is added.
-	maxSegments = 64
-	maxOffered  = 256 << 10
+	// maxOffered the number of bytes after which no further one is added: a socket's
+	// buffer has room for some MiB.
+	maxSegments = 128
+	maxOffered  = 1 << 20
 
 	// arenaLen is the memory for FPDUs that are copied before they are sent: one of
-	// the longest, with its markers.
-	arenaLen = 1<<16 + 1<<10
+	// the longest, with its markers. The first READ response makes it copiedLen, so that
+	// several are offered at a time.
+	arenaLen  = 1<<16 + 1<<10
+	copiedLen = 4 * arenaLen
 
 	// maxResponses is how many READ responses are sent in a row while local requests
 	// wait, so that the peer's READs cannot starve them.

@@ -25,6 +25,8 @@ type receiver struct {
 	r, w int
 	crc  bool
 
+	filled bool // the last read took all the room there was
+
 	ring       []recvWQE
 	head, tail uint32
 
@@ -63,7 +65,7 @@ func (r *receiver) begin() {
 func (r *receiver) stop() {
 	r.r, r.w = 0, 0
 	r.direct = direct{}
-	r.narrow = false
+	r.narrow, r.filled = false, false
 }
 
 func (r *receiver) clear() {
@@ -103,6 +105,9 @@ func (q *QP) RxBuffers(dst [][]byte) [][]byte {
 			dst = append(dst, p)
 		}
 	}
+	if r.filled {
+		r.grow()
+	}
 	if r.r == r.w {
 		r.r, r.w = 0, 0
 	} else if len(r.buf)-r.r < fpduLen(MaxULPDU) || r.w == len(r.buf) {
@@ -117,6 +122,16 @@ func (q *QP) RxBuffers(dst [][]byte) [][]byte {
 		return dst // in ASKED, with a peer that does not wait for the Reply
 	}
 	return append(dst, free)
+}
+
+// grow makes room for more per read.
+func (r *receiver) grow() {
+	r.filled = false
+	if n := min(2*len(r.buf), maxRxBufferLen); n > len(r.buf) {
+		buf := make([]byte, n)
+		r.w = copy(buf, r.buf[r.r:r.w])
+		r.r, r.buf = 0, buf
+	}
 }
 
 // frameLeft returns how many bytes of the peer's start-up frame are to come, as far as that is
@@ -164,6 +179,7 @@ func (q *QP) HandleRx(now time.Time, n int) error {
 	}
 	q.rx.w += n
 	invariant.Must(q.rx.w <= len(q.rx.buf), "iwarp: more bytes received than there was room for")
+	q.rx.filled = q.phase == PhaseOpen && n > 0 && q.rx.w == len(q.rx.buf)
 	before := q.phase
 	q.process()
 	if q.phase != before && (q.phase == PhaseFailed || q.phase == PhaseClosing) {

@@ -411,6 +411,9 @@ func (t *sender) frame(s *segment, h *Header, copied bool) bool {
 	s.pieces = gather(&s.data, m.bufs[:m.nbufs], s.off, s.n)
 	ulpdu := h.Len() + int(s.n)
 	if copied || t.framing.Markers {
+		if cap(t.arena) < copiedLen && t.owns == 0 {
+			t.arena = make([]byte, 0, copiedLen)
+		}
 		if cap(t.arena)-len(t.arena) < fpduLen(ulpdu)+markerLen*(fpduLen(ulpdu)/markerSpacing+2) {
 			return false
 		}
