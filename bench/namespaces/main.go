@@ -10,6 +10,7 @@
 //	conn   smcr.Conn over software RoCEv2 against TCP on the same veth pair
 //	path   unmodified programs in two pods, two node agents between them,
 //	       against direct TCP and against haproxy
+//	iwarp  software iWARP (pkg/rdma/softiwarp) against TCP on the same veth pair
 //	setup  opening connections
 //	scale  thousands of open connections: what they cost, and whether they
 //	       slow others down
@@ -19,7 +20,7 @@
 //
 // The main process starts itself again as workers, one the server, one the
 // client, each in a network namespace. The namespaces of conn have no names and
-// die with the processes in them; those of path are a lab (test/netns/lab),
+// die with the processes in them, as do those of iwarp; those of path are a lab (test/netns/lab),
 // which is removed at the end and, should this process be killed, by the next
 // run. Workers and haproxies die with the main process. Only the main goroutine
 // makes namespaces and children, because it owns the main thread.
@@ -60,7 +61,7 @@ type settings struct {
 	rnics int
 }
 
-var allGroups = []string{"conn", "path", "setup", "scale", "micro"}
+var allGroups = []string{"conn", "iwarp", "path", "setup", "scale", "micro"}
 
 func parseFlags(args []string) (settings, error) {
 	var s settings
@@ -97,7 +98,7 @@ func run(ctx context.Context, args []string) error {
 	}
 	b := &bench{e, s.rnics}
 	measure := map[string]func(context.Context) error{
-		"conn": b.conn, "path": b.path, "setup": b.setup, "scale": b.scale, "micro": b.micro,
+		"conn": b.conn, "iwarp": b.iwarp, "path": b.path, "setup": b.setup, "scale": b.scale, "micro": b.micro,
 	}
 	groups := make([]engine.Group, len(s.groups))
 	for i, name := range s.groups {

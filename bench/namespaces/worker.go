@@ -18,6 +18,7 @@ import (
 	"github.com/smcr-io/kube-smcr/bench/load"
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/soft"
+	"github.com/smcr-io/kube-smcr/pkg/rdma/softiwarp"
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/synopt"
 )
@@ -32,6 +33,8 @@ type request struct {
 	// MaxConns is for openStack: so many connections with small buffers.
 	MaxConns int       `json:"maxConns,omitempty"`
 	Load     load.Load `json:"load"`
+	// IWARP is for load: over a connection of iWARP.
+	IWARP *iwarpForm `json:"iwarp,omitempty"`
 }
 
 type operation string
@@ -43,6 +46,9 @@ const (
 	opProfile   operation = "profile" // to the file Addr; "" ends it
 	opHold      operation = "hold"    // open connections that stay open
 	opState     operation = "state"   // how much the worker has of what
+
+	opOpenIWARP  operation = "open iwarp"
+	opServeIWARP operation = "serve iwarp"
 )
 
 // response is the worker's answer.
@@ -67,6 +73,7 @@ type workload struct {
 	option   *synopt.Option
 	stack    *smcr.Stack
 	maxConns int
+	iwarp    *softiwarp.Device
 	opened   engine.Opened
 }
 
@@ -84,7 +91,15 @@ func (w *workload) do(req request) (resp response, err error) {
 		return resp, w.openStack(req.Addr)
 	case opServe:
 		return resp, w.serve(ctx, req)
+	case opOpenIWARP:
+		return resp, w.openIWARP(req.Addr)
+	case opServeIWARP:
+		return resp, w.serveIWARP(req.Addr)
 	case opLoad:
+		if req.IWARP != nil {
+			resp.Result, err = w.loadIWARP(ctx, req)
+			return resp, err
+		}
 		resp.Result, err = req.Load.Run(ctx, w.dialer(req))
 		return resp, err
 	case opHold:
