@@ -51,8 +51,21 @@ func connector(dial, accept softiwarp.ConnectOptions) rdmatest.Connector {
 
 func connect(t testing.TB, x, y *rdmatest.End, dial, accept softiwarp.ConnectOptions) {
 	t.Helper()
+	errDial, errAccept := tryConnect(t, within(t), x, y, dial, accept, func(addr string) string { return addr })
+	if errDial != nil || errAccept != nil {
+		t.Fatalf("dial: %v, accept: %v", errDial, errAccept)
+	}
+	for _, e := range []*rdmatest.End{x, y} {
+		if s := e.QP.State(); s != rdma.QPRTS {
+			t.Fatalf("queue pair of %s in %v", e.Dev.Name(), s)
+		}
+	}
+}
+
+// tryConnect has x dial what via makes of the address that y listens on.
+func tryConnect(t testing.TB, ctx context.Context, x, y *rdmatest.End, dial, accept softiwarp.ConnectOptions, via func(addr string) string) (errDial, errAccept error) {
+	t.Helper()
 	dx, dy := x.Dev.(*softiwarp.Device), y.Dev.(*softiwarp.Device)
-	ctx := within(t)
 	l, err := dy.Listen(":0")
 	if err != nil {
 		t.Fatal(err)
@@ -65,20 +78,13 @@ func connect(t testing.TB, x, y *rdmatest.End, dial, accept softiwarp.ConnectOpt
 		}
 		accepted <- err
 	}()
-	_, errDial := dx.Dial(ctx, x.QP, l.Addr().String(), dial)
+	_, errDial = dx.Dial(ctx, x.QP, via(l.Addr().String()), dial)
 	if errDial != nil {
 		_ = l.Close() // ends Accept
 	}
-	errAccept := <-accepted
+	errAccept = <-accepted
 	_ = l.Close()
-	if errDial != nil || errAccept != nil {
-		t.Fatalf("dial: %v, accept: %v", errDial, errAccept)
-	}
-	for _, e := range []*rdmatest.End{x, y} {
-		if s := e.QP.State(); s != rdma.QPRTS {
-			t.Fatalf("queue pair of %s in %v", e.Dev.Name(), s)
-		}
-	}
+	return errDial, errAccept
 }
 
 func TestProvider(t *testing.T) {
