@@ -5,6 +5,7 @@ package softiwarp_test
 import (
 	"fmt"
 	"io"
+	"sync/atomic"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -279,19 +280,20 @@ func newEcho(t testing.TB, size int) *echo {
 	message := rdma.SendWR{Op: rdma.OpSend, Flags: rdma.SendInline, Inline: make([]byte, size)}
 	e := &echo{newPoster(x, 16, message), newTaker(t, x, 16, size)}
 	there, back := newTaker(t, y, 16, size), newPoster(y, 16, message)
-	done, stop := make(chan struct{}), false
+	var stop atomic.Bool
+	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		for {
 			there.take(t, 1)
-			if stop {
+			if stop.Load() {
 				return
 			}
 			back.post(t)
 		}
 	}()
 	t.Cleanup(func() {
-		stop = true // the peer sees it after the last message
+		stop.Store(true) // the peer sees it after the last message
 		e.send.post(t)
 		<-done
 	})
@@ -305,7 +307,7 @@ func (e *echo) round(t testing.TB) {
 
 // TestDataPath_allocatesNothing is for both sides: AllocsPerRun counts those of all goroutines.
 func TestDataPath_allocatesNothing(t *testing.T) {
-	const messages = 200
+	const messages, batch = 100, 10
 	for _, w := range wires {
 		for _, size := range []int{64, 64 << 10, streamBytes} {
 			for _, op := range []rdma.Opcode{rdma.OpWrite, rdma.OpRead, rdma.OpSend} {
@@ -317,7 +319,7 @@ func TestDataPath_allocatesNothing(t *testing.T) {
 					}
 					p, last, k := newPoster(x, streamDepth, wr), fence(x, y), newTaker(t, y, 32, size)
 					move := func() {
-						for range 10 {
+						for range batch {
 							p.post(t)
 							if op == rdma.OpSend {
 								k.take(t, 1)
@@ -328,8 +330,8 @@ func TestDataPath_allocatesNothing(t *testing.T) {
 						last.finish(t)
 					}
 					move() // what grows once
-					if got := testing.AllocsPerRun(messages/10, move); got != 0 {
-						t.Errorf("%v allocations in ten messages", got)
+					if got := testing.AllocsPerRun(messages/batch, move); got != 0 {
+						t.Errorf("%v allocations in %d messages", got, batch)
 					}
 				})
 			}
