@@ -173,6 +173,10 @@ demo-failover: deps build ## Cut links under running applications and print how 
 demo: deps build ## Carry nginx, redis and iperf3 between two pods over SMC-R and show it.
 	$(GO) run ./demo/namespaces $(ARGS)
 
+.PHONY: demo-iwarp
+demo-iwarp: deps ## Move GiBs by RDMA between two programs without rights, over a TCP connection that began as text (ARGS='-mib 64').
+	$(GO) run ./demo/iwarp $(ARGS)
+
 .PHONY: demo-vf
 demo-vf: deps vm-image ## Give pods RoCE VFs in guests and show it (ARGS=--times compares ADD and DEL with the reference plugin).
 	$(GO) run ./demo/vf $(ARGS)
