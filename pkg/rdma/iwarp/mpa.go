@@ -12,13 +12,16 @@ import (
 // Lengths of the start-up frames.
 const (
 	keyLen      = 16
-	startLen    = 20 // key, flags, revision, length of the private data
 	enhancedLen = 4
+
+	// StartLen is the length of a start-up frame without private data: key, flags, revision and
+	// the length of the private data.
+	StartLen = 20
 )
 
 // The keys that start-up frames begin with (RFC 5044 §7.1.1).
 const (
-	requestKey = "MPA ID Req Frame"
+	RequestKey = "MPA ID Req Frame"
 	replyKey   = "MPA ID Rep Frame"
 )
 
@@ -122,10 +125,10 @@ type Frame struct {
 // FrameLen returns the length of a whole start-up frame, of which b has at least the
 // first 20 bytes. With reply it must be a Reply, else a Request.
 func FrameLen(b []byte, reply bool) (int, error) {
-	if len(b) < startLen {
+	if len(b) < StartLen {
 		return 0, fmt.Errorf("%w: %d bytes", ErrKey, len(b))
 	}
-	key := requestKey
+	key := RequestKey
 	if reply {
 		key = replyKey
 	}
@@ -136,7 +139,7 @@ func FrameLen(b []byte, reply bool) (int, error) {
 	if n > MaxPrivateData {
 		return 0, fmt.Errorf("%w: %d bytes, at most %d are allowed", ErrPrivateData, n, MaxPrivateData)
 	}
-	return startLen + n, nil
+	return StartLen + n, nil
 }
 
 // ParseFrame parses a whole start-up frame. Reserved bits are ignored, and so is R in a
@@ -155,7 +158,7 @@ func ParseFrame(b []byte) (Frame, error) {
 	f.CRC = flags&flagCRC != 0
 	f.Reject = f.Reply && flags&flagReject != 0
 	f.Rev = b[17]
-	f.PrivateData = b[startLen:]
+	f.PrivateData = b[StartLen:]
 	f.IsEnhanced = f.Rev >= Rev2 && flags&flagEnhanced != 0
 	if f.IsEnhanced {
 		if len(f.PrivateData) < enhancedLen {
@@ -170,7 +173,7 @@ func ParseFrame(b []byte) (Frame, error) {
 
 // Len returns the length of the frame.
 func (f *Frame) Len() int {
-	n := startLen + len(f.PrivateData)
+	n := StartLen + len(f.PrivateData)
 	if f.IsEnhanced {
 		n += enhancedLen
 	}
@@ -179,14 +182,14 @@ func (f *Frame) Len() int {
 
 // Append appends the frame to b. The private data must fit: see [MaxPrivateData].
 func (f *Frame) Append(b []byte) []byte {
-	key := requestKey
+	key := RequestKey
 	if f.Reply {
 		key = replyKey
 	}
 	flags := bit(f.Markers, flagMarkers) | bit(f.CRC, flagCRC) | bit(f.Reject, flagReject) | bit(f.IsEnhanced, flagEnhanced)
 	b = append(b, key...)
 	b = append(b, byte(flags), f.Rev)
-	b = binary.BigEndian.AppendUint16(b, uint16(f.Len()-startLen))
+	b = binary.BigEndian.AppendUint16(b, uint16(f.Len()-StartLen))
 	if f.IsEnhanced {
 		b = f.Enhanced.append(b)
 	}

@@ -138,8 +138,8 @@ func (r *receiver) grow() {
 // known. It is not positive if more than that was read before.
 func (r *receiver) frameLeft(reply bool) int {
 	b := r.buf[r.r:r.w]
-	if len(b) < startLen {
-		return startLen - len(b)
+	if len(b) < StartLen {
+		return StartLen - len(b)
 	}
 	n, _ := FrameLen(b, reply) // an error ended start-up
 	return n - len(b)

@@ -167,7 +167,7 @@ func (q *QP) refuse(code Code, err error) {
 func (q *QP) handleStart() bool {
 	reply := q.phase == PhaseWaitReply
 	b := q.rx.buf[q.rx.r:q.rx.w]
-	if len(b) < startLen {
+	if len(b) < StartLen {
 		return false
 	}
 	n, err := FrameLen(b, reply)
@@ -287,7 +287,7 @@ func (q *QP) Reply(now time.Time, r Reply) error {
 	}
 	s, ask := &q.start, &q.start.peer
 	f := Frame{Reply: true, Reject: r.Reject, CRC: !s.NoCRC || ask.CRC, Rev: ask.Rev, PrivateData: r.PrivateData, IsEnhanced: ask.IsEnhanced}
-	if n := f.Len() - startLen; n > MaxPrivateData {
+	if n := f.Len() - StartLen; n > MaxPrivateData {
 		return fmt.Errorf("%d bytes of private data, want at most %d: %w", n, MaxPrivateData, rdma.ErrInvalid)
 	}
 	if r.Reject {
