@@ -38,6 +38,7 @@ var pure = []string{
 	"internal/config",
 	"internal/synqueue",
 	"pkg/rdma",
+	"pkg/rdma/internal/ssp",
 	"pkg/rdma/internal/wq",
 	"pkg/rdma/iwarp",
 	"pkg/rdma/rocev2",
