@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
-	"github.com/smcr-io/kube-smcr/pkg/rdma/internal/tcpqp"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/iwarp"
 )
 
@@ -110,10 +109,13 @@ func (e *ConnectError) Timeout() bool { return e.Reason == TimedOut }
 func (d *Device) Connect(ctx context.Context, r rdma.QP, c *net.TCPConn, o ConnectOptions) ([]byte, error) {
 	q, err := d.find(r)
 	if err == nil {
-		err = tcpqp.CheckConn(c, d.cfg.Addr)
+		err = d.checkConn(c)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("connect: %w", err)
+	}
+	if ctx.Err() != nil { // a peer could not answer in no time
+		return nil, fmt.Errorf("connect: %w", context.Cause(ctx))
 	}
 	done, err := q.ask(c, &o)
 	if err != nil {
@@ -137,15 +139,16 @@ func (q *qp) ask(c *net.TCPConn, o *ConnectOptions) (<-chan struct{}, error) {
 	if err := q.m.Start(now, o.startup(iwarp.Initiator, c)); err != nil {
 		return nil, err
 	}
-	own, err := tcpqp.TakeOver(c)
-	if err == nil {
-		err = q.Attach(own)
-	}
+	own, err := takeOver(c)
 	if err != nil {
 		q.m.HandleEnd(now, err) // nobody heard of it
 		return nil, err
 	}
-	q.asking = true
+	if err := q.Attach(own.TCPConn); err != nil {
+		q.m.HandleEnd(now, err)
+		return nil, &ConnectError{Reason: Refused, Socket: own.giveBack(), Err: err}
+	}
+	q.asking, q.taken = true, own
 	done := q.await(func() bool { return q.m.Phase() != iwarp.PhaseWaitReply })
 	q.Step(now)
 	return done, nil
@@ -164,7 +167,8 @@ func (q *qp) answered(ctx context.Context) ([]byte, error) {
 		err = context.Cause(ctx)
 		q.m.HandleEnd(time.Now(), err)
 	}
-	q.asking, q.wait, q.decided = false, nil, nil
+	taken := q.taken
+	q.taken, q.asking, q.wait, q.decided = takenOver{}, false, nil, nil
 	peer, has := q.m.Request()
 	data := bytes.Clone(peer.PrivateData)
 	switch {
@@ -182,10 +186,10 @@ func (q *qp) answered(ctx context.Context) ([]byte, error) {
 		e.rev = peer.Rev
 	}
 	e.Tainted = e.Reason != Rejected
-	socket, wait := q.Detach()
+	_, wait := q.Detach() // of taken, which is still there: no queue pair in INIT lets it go
 	q.Unlock()
 	wait()
-	e.Socket = socket
+	e.Socket = taken.giveBack()
 	return nil, e
 }
 

@@ -18,7 +18,8 @@ type Listener struct {
 	tcp      *net.TCPListener
 	requests chan *Request
 	places   chan struct{} // one taken by each connection whose request was not given away
-	done     chan struct{}
+	done     <-chan struct{}
+	cancel   context.CancelFunc // closes done
 	once     sync.Once
 	wg       sync.WaitGroup
 }
@@ -44,12 +45,14 @@ func (d *Device) Listen(addr string) (*Listener, error) {
 		_ = n.Close()
 		return nil, fmt.Errorf("listen on %q: listener is %T: %w", addr, n, rdma.ErrInvalid)
 	}
+	ctx, cancel := context.WithCancel(context.Background())
 	l := &Listener{
-		dev: d, tcp: t, requests: make(chan *Request), places: make(chan struct{}, maxListening), done: make(chan struct{}),
+		dev: d, tcp: t, requests: make(chan *Request), places: make(chan struct{}, maxListening), done: ctx.Done(), cancel: cancel,
 	}
 	l.wg.Add(1) // before Close can wait
-	if err := d.track(l, l.loop); err != nil {
+	if err := d.track(l, func() { l.loop(ctx) }); err != nil {
 		l.wg.Done()
+		cancel()
 		_ = t.Close()
 		return nil, fmt.Errorf("listen on %q: %w", addr, err)
 	}
@@ -75,7 +78,7 @@ func (l *Listener) Accept(ctx context.Context) (*Request, error) {
 // given away stay.
 func (l *Listener) Close() error {
 	l.once.Do(func() {
-		close(l.done)
+		l.cancel()
 		_ = l.tcp.Close()
 		l.dev.untrack(l)
 	})
@@ -84,7 +87,7 @@ func (l *Listener) Close() error {
 }
 
 // loop accepts connections.
-func (l *Listener) loop() {
+func (l *Listener) loop(ctx context.Context) {
 	defer l.wg.Done()
 	for {
 		select {
@@ -102,51 +105,32 @@ func (l *Listener) loop() {
 			}
 			continue
 		}
-		l.wg.Go(func() { l.serve(c) })
+		l.wg.Go(func() { l.serve(ctx, c) })
 	}
 }
 
-// serve reads the request of a connection, and gives it away.
-func (l *Listener) serve(c *net.TCPConn) {
+// serve waits for the request of a connection, and gives it away. A connection that begins with
+// something else is closed.
+func (l *Listener) serve(ctx context.Context, c *net.TCPConn) {
 	defer func() { <-l.places }()
-	var r *Request
-	err := l.dev.track(c, nil)
-	if err == nil {
-		r, err = l.read(c)
+	s := l.dev.newPoint(nil)
+	s.listener = true
+	if err := s.start(nil, func() (takenOver, error) { return takenOver{c, 1}, nil }); err != nil {
+		_ = c.Close()
+		return
 	}
+	first, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	r, err := s.Request(first)
 	if err == nil {
 		select {
 		case l.requests <- r:
 			return
-		case <-l.done:
+		case <-ctx.Done():
 		}
 	}
-	l.dev.untrack(c)
-	_ = c.Close()
+	s.shut()
 }
 
 // past is a deadline that wakes who reads or writes.
 func past() time.Time { return time.Unix(1, 0) }
-
-func (l *Listener) read(c *net.TCPConn) (*Request, error) {
-	if err := c.SetDeadline(time.Now().Add(requestTimeout)); err != nil {
-		return nil, err
-	}
-	stop := make(chan struct{})
-	var watch sync.WaitGroup
-	watch.Go(func() {
-		select {
-		case <-l.done:
-			_ = c.SetDeadline(past())
-		case <-stop:
-		}
-	})
-	defer watch.Wait() // or it would wake whoever has the request
-	defer close(stop)
-	var f frameReader
-	frame, err := f.read(c)
-	if err != nil {
-		return nil, err
-	}
-	return newRequest(l.dev, c, frame, f.buf, nil)
-}

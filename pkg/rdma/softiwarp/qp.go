@@ -6,10 +6,7 @@ import (
 	cryptorand "crypto/rand"
 	"fmt"
 	"math/rand/v2"
-	"net"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/internal/softdev"
@@ -24,6 +21,7 @@ type qp struct {
 
 	reserved *SSP          // whose request alone may be accepted on it
 	asking   bool          // an initiator's start-up is under way
+	taken    takenOver     // the connection of an initiator
 	wait     chan struct{} // closed when decided says so; nil: nobody waits
 	decided  func() bool
 }
@@ -143,17 +141,4 @@ func (d *Device) QPStats(n rdma.QPN) (iwarp.Stats, bool) {
 	q.Lock()
 	defer q.Unlock()
 	return q.m.Stats(), true
-}
-
-// maxULPDU is the longest ULPDU that fits one of TCP's segments (RFC 5044 §4.5).
-func maxULPDU(c *net.TCPConn) int {
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return iwarp.DefaultULPDU
-	}
-	mss := 0
-	if raw.Control(func(fd uintptr) { mss, err = unix.GetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_MAXSEG) }) != nil || err != nil {
-		return iwarp.DefaultULPDU
-	}
-	return iwarp.MULPDU(mss, false)
 }

@@ -3,29 +3,22 @@
 package softiwarp
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"net"
-	"os"
+	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
-	"github.com/smcr-io/kube-smcr/pkg/rdma/internal/tcpqp"
-	"github.com/smcr-io/kube-smcr/pkg/rdma/iwarp"
+	"github.com/smcr-io/kube-smcr/pkg/rdma/internal/ssp"
 )
 
-// Errors of a Socket Service Point.
-var (
-	// ErrSocketDown says that the connection ended, or began with what is no MPA Request, before
-	// there was a request: the SSP is not operational any more.
-	ErrSocketDown = errors.New("softiwarp: connection of the Socket Service Point is down")
-	// ErrRequestInProgress says that a part of a request was read already: the connection cannot
-	// go back to the streaming mode. The request is refused, and the connection closed.
-	ErrRequestInProgress = errors.New("softiwarp: a request was coming in")
-)
+// ErrSocketDown says that the connection ended, or began with what is no MPA Request, before
+// there was a request: the SSP is not operational any more (§3.1.1).
+var ErrSocketDown = ssp.ErrDown
 
 // SSPState says whether a [SSP] waits for its request.
 type SSPState uint8
@@ -54,87 +47,100 @@ type SSPOptions struct {
 	Early []byte
 }
 
-// SSP is a Socket Service Point (DAT 2.0, iWARP extensions, §3.1): a connection of TCP that
-// waits for the peer's MPA Request, which is at most one.
+// SSP is a Socket Service Point (§3.1): a connection of TCP that waits for the peer's MPA Request,
+// which is at most one. What a request, the connection's end and [SSP.Close] make of it is
+// decided once, under one lock; pkg/rdma/internal/ssp has the states.
 //
-//	WAITING --whole request--> ASKED     the request has the connection
-//	WAITING --connection down, or no request--> DOWN     it is closed
-//	WAITING --Close--> FREED     it is the caller's again; or, in the middle of a request, refused and closed
-//
-// Each way out of WAITING is one compare-and-swap: a Close that meets a request either comes
-// first, and then nobody sees the request, or has no effect on it.
+// Nothing is taken out of the stream but a whole request. So Close gives the connection back as it
+// was, with all bytes that the peer has sent, also those of a part of a request.
 type SSP struct {
-	dev   *Device
-	conn  *net.TCPConn
-	state atomic.Uint32
-	frame frameReader
-	res   atomic.Pointer[qp] // reserved
-	done  chan struct{}      // closed when WAITING was left, with what follows
-	req   *Request
-	err   error
-	back  bool          // FREED, and the connection is as it was
-	ended chan struct{} // the goroutine has ended
+	dev           *Device
+	listener      bool // a [Listener] made it
+	local, remote net.Addr
+	res           atomic.Pointer[qp] // reserved
+	greeted       chan struct{}      // closed when the last message is sent
+	done          chan struct{}      // closed when there is a request, or will be none
+	req           *Request           // before done is closed; nil: none
+	ended         chan struct{}      // closed when the goroutine has ended
+
+	mu    sync.Mutex // guards what follows
+	conn  takenOver  // since start, for good
+	point ssp.Point
+	head  []byte // room to look at the stream
 }
 
-const (
-	sspWaiting uint32 = iota
-	sspAsked
-	sspDown
-	sspFreed
-)
-
-// NewSSP takes c over, is ready for the peer's MPA Request, and only then sends Last: the peer may
-// answer at once. c is closed, and the connection goes on without it; after an error c is as it
-// was, and may be tried again. Whether the connection is still there is not looked at: if not,
-// [SSP.Request] tells.
+// NewSSP takes c over, and sends Last; from then on the SSP waits for the peer's MPA Request. The peer
+// may answer at once: what it sends stays in the connection, which nobody else reads. c is closed,
+// and the connection goes on without it; after an error c is as it was, and may be tried again.
+// Whether the connection is still there is not looked at: if not, [SSP.Request] tells.
+//
+// NewSSP returns when TCP has taken Last, or has not for 5 seconds: then the SSP is down.
 func (d *Device) NewSSP(c *net.TCPConn, o SSPOptions) (*SSP, error) {
-	err := tcpqp.CheckConn(c, d.cfg.Addr)
+	err := d.checkConn(c)
 	switch {
 	case err != nil:
 	case len(o.Last) > maxLast:
 		err = fmt.Errorf("last message of %d bytes, want at most %d: %w", len(o.Last), maxLast, rdma.ErrInvalid)
-	case len(o.Early) > headLen+iwarp.MaxPrivateData:
-		err = fmt.Errorf("%d bytes read before, a request has at most %d: %w", len(o.Early), headLen+iwarp.MaxPrivateData, rdma.ErrInvalid)
+	case len(o.Early) > ssp.MaxRequest:
+		err = fmt.Errorf("%d bytes read before, a request has at most %d: %w", len(o.Early), ssp.MaxRequest, rdma.ErrInvalid)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("make Socket Service Point: %w", err)
 	}
-	s := &SSP{dev: d, done: make(chan struct{}), ended: make(chan struct{}), frame: frameReader{buf: bytes.Clone(o.Early)}}
+	s := d.newPoint(o.Early)
+	s.local, s.remote = c.LocalAddr(), c.RemoteAddr()
 	if err := s.reserve(o.QP); err != nil {
 		return nil, fmt.Errorf("make Socket Service Point: %w", err)
 	}
-	if s.conn, err = tcpqp.TakeOver(c); err != nil {
+	if err := s.start(o.Last, func() (takenOver, error) { return takeOver(c) }); err != nil {
 		s.releaseQP()
 		return nil, fmt.Errorf("make Socket Service Point: %w", err)
-	}
-	_ = s.conn.SetDeadline(time.Time{}) // one of the streaming mode says nothing here
-	_ = s.conn.SetNoDelay(true)         // an error is that of the connection, which read tells
-	if err := d.track(closerFunc{s}, s.read); err != nil {
-		s.releaseQP()
-		_ = s.conn.Close()
-		return nil, fmt.Errorf("make Socket Service Point: %w", err)
-	}
-	if len(o.Last) > 0 {
-		_ = s.conn.SetWriteDeadline(time.Now().Add(requestTimeout))
-		if _, err := s.conn.Write(o.Last); err != nil {
-			_ = s.conn.CloseRead() // the reader says that it is down
-		} else {
-			_ = s.conn.SetWriteDeadline(time.Time{})
-		}
 	}
 	return s, nil
 }
 
-// closerFunc is the SSP as its device closes it.
-type closerFunc struct{ s *SSP }
+// newPoint makes a SSP without a connection.
+func (d *Device) newPoint(early []byte) *SSP {
+	return &SSP{
+		dev: d, greeted: make(chan struct{}), done: make(chan struct{}), ended: make(chan struct{}),
+		point: ssp.New(early), head: make([]byte, ssp.MaxRequest),
+	}
+}
+
+// start gets the connection, sends the last message, and begins to wait.
+func (s *SSP) start(last []byte, get func() (takenOver, error)) error {
+	s.mu.Lock() // the goroutine, and the end of the device, wait for the connection
+	err := s.dev.track(shutter{s}, func() { s.run(last) })
+	if err == nil {
+		if s.conn, err = get(); err != nil {
+			s.dev.untrack(shutter{s})
+		}
+	}
+	s.mu.Unlock()
+	if err == nil {
+		<-s.greeted
+	}
+	return err
+}
+
+// shutter is the SSP as its device closes it.
+type shutter struct{ s *SSP }
 
 // Close implements [io.Closer].
-func (c closerFunc) Close() error {
-	_, _ = c.s.Close() // an error says that somebody else did that
-	if c.s.state.Load() != sspAsked {
-		_ = c.s.conn.Close()
-	}
+func (c shutter) Close() error {
+	c.s.shut()
 	return nil
+}
+
+// shut ends the SSP, and closes a connection that nobody else has.
+func (s *SSP) shut() {
+	s.mu.Lock()
+	mine := s.conn.TCPConn != nil && s.point.Shut()
+	s.mu.Unlock()
+	if mine {
+		s.dev.untrack(shutter{s})
+		_ = s.conn.Close()
+	}
 }
 
 // reserve keeps a queue pair for the request.
@@ -173,34 +179,37 @@ func (s *SSP) releaseQP() {
 	}
 }
 
-// qp returns the reserved queue pair.
-func (s *SSP) qp() rdma.QP {
+// State returns the state.
+func (s *SSP) State() SSPState {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.point.State() == ssp.Waiting {
+		return Operational
+	}
+	return NonOperational
+}
+
+// LocalAddr is the address of our end of the connection.
+func (s *SSP) LocalAddr() net.Addr { return s.local }
+
+// RemoteAddr is the address of the peer; nil if there was none any more when c was made of a
+// descriptor.
+func (s *SSP) RemoteAddr() net.Addr { return s.remote }
+
+// Device returns the device whose SSP it is.
+func (s *SSP) Device() *Device { return s.dev }
+
+// QP returns the queue pair that waits for the request, nil if there is none, or not any more.
+func (s *SSP) QP() rdma.QP {
 	if q := s.res.Load(); q != nil {
 		return q
 	}
 	return nil
 }
 
-// State returns the state.
-func (s *SSP) State() SSPState {
-	if s.state.Load() == sspWaiting {
-		return Operational
-	}
-	return NonOperational
-}
-
-// LocalAddr is the address of our end of the connection; RemoteAddr that of the peer's.
-func (s *SSP) LocalAddr() net.Addr { return s.conn.LocalAddr() }
-
-// RemoteAddr is the address of the peer.
-func (s *SSP) RemoteAddr() net.Addr { return s.conn.RemoteAddr() }
-
-// QP returns the queue pair that waits for the request, nil if there is none, or not any more.
-func (s *SSP) QP() rdma.QP { return s.qp() }
-
 // Request waits for the one request that there can be, and returns it however often it is
-// called. The error is [ErrSocketDown], [rdma.ErrClosed] after Close, or that of the context, which
-// leaves the SSP as it is.
+// called. The error is an [ErrSocketDown], [rdma.ErrClosed] after Close, or that of the context,
+// which leaves the SSP as it is.
 func (s *SSP) Request(ctx context.Context) (*Request, error) {
 	select {
 	case <-s.done:
@@ -208,106 +217,116 @@ func (s *SSP) Request(ctx context.Context) (*Request, error) {
 		select {
 		case <-s.done:
 		case <-ctx.Done():
-			return nil, fmt.Errorf("await request of %v: %w", s.RemoteAddr(), context.Cause(ctx))
+			return nil, fmt.Errorf("await request of %v: %w", s.remote, context.Cause(ctx))
 		}
 	}
-	if s.err != nil {
-		return nil, fmt.Errorf("await request of %v: %w", s.RemoteAddr(), s.err)
+	s.mu.Lock()
+	err := s.point.Err()
+	s.mu.Unlock()
+	if err != nil {
+		return nil, fmt.Errorf("await request of %v: %w", s.remote, err)
 	}
 	return s.req, nil
 }
 
-// Close ends the SSP and frees its queue pair. While it was operational it returns the
-// connection, as it was; [ErrRequestInProgress] if a part of a request was read already. After
-// that it has no connection, and returns none: a request that there was goes on.
+// Close ends the SSP, frees its queue pair, and returns the connection as it was (§3.1.2): what came
+// since, and was no whole request, is there to be read. If there was a request, that has the
+// connection and the queue pair, and goes on; then Close returns nil. A second Close is an
+// error, [rdma.ErrClosed].
+//
+// A SSP that is down still has the connection, which may be of use: the peer may have said
+// something else than expected. But who began with a part of a request and went on with something
+// else is to be disconnected (RFC 5044 §7.1.1).
 func (s *SSP) Close() (*net.TCPConn, error) {
-	if !s.state.CompareAndSwap(sspWaiting, sspFreed) {
-		<-s.done
-		if errors.Is(s.err, rdma.ErrClosed) {
-			return nil, fmt.Errorf("close Socket Service Point: %w", rdma.ErrClosed)
-		}
+	s.mu.Lock()
+	back, err := s.point.Free()
+	s.mu.Unlock()
+	if err != nil {
+		return nil, fmt.Errorf("close Socket Service Point: %w", err)
+	}
+	if !back {
 		return nil, nil //nolint:nilnil // documented: there is none, and nothing is wrong
 	}
-	s.releaseQP()
 	_ = s.conn.SetReadDeadline(past())
-	<-s.done
-	if !s.back {
-		return nil, fmt.Errorf("close Socket Service Point: %w", ErrRequestInProgress)
-	}
 	<-s.ended
-	_ = s.conn.SetDeadline(time.Time{})
-	return s.conn, nil
+	s.dev.untrack(shutter{s})
+	return s.conn.giveBack(), nil
 }
 
-// read waits for the request.
-func (s *SSP) read() {
+// run waits for the request.
+func (s *SSP) run(last []byte) {
 	defer close(s.ended)
-	f, err := s.frame.read(s.conn)
+	s.mu.Lock()
+	c := s.conn
+	s.mu.Unlock()
+	if c.TCPConn == nil {
+		return // there was no connection to be had
+	}
+	err := s.greet(last)
+	close(s.greeted)
+	var raw syscall.RawConn
 	if err == nil {
-		err = s.asked(f)
+		raw, err = c.SyscallConn()
 	}
-	switch {
-	case err == nil:
-		return
-	case s.state.CompareAndSwap(sspWaiting, sspDown):
+	var answer []byte
+	if err == nil {
+		err = raw.Read(func(fd uintptr) bool {
+			var over bool
+			answer, over = s.look(int(fd))
+			return over
+		})
+	}
+	s.mu.Lock()
+	if err != nil {
+		s.point.HandleHead(nil, err) // it was closed, if that is news
+	}
+	s.head = nil
+	if s.point.State() == ssp.Asked {
+		s.req = &Request{s: s, frame: *s.point.Frame()}
+	}
+	s.mu.Unlock()
+	if s.req == nil {
 		s.releaseQP()
-		s.dev.untrack(closerFunc{s})
-		s.err = fmt.Errorf("%w: %w", ErrSocketDown, err)
-		_ = s.conn.Close()
-		close(s.done)
-	default:
-		s.freed(err)
 	}
+	if answer != nil {
+		_ = c.send(answer) // the peer may be gone
+	}
+	close(s.done)
 }
 
-// asked makes the request of its frame.
-func (s *SSP) asked(f iwarp.Frame) error {
-	r, err := newRequest(s.dev, s.conn, f, s.frame.buf, s)
-	if err != nil {
-		return err
+// greet sends the last message of the streaming mode.
+func (s *SSP) greet(last []byte) error {
+	_ = s.conn.SetDeadline(time.Time{}) // one of the streaming mode says nothing here
+	_ = s.conn.SetNoDelay(true)         // an error is that of the connection, which look tells
+	if len(last) == 0 {
+		return nil
 	}
-	if err := s.dev.track(s.conn, nil); err != nil {
-		return err
+	if err := s.conn.send(last); err != nil {
+		return fmt.Errorf("send the last message: %w", err)
 	}
-	if !s.state.CompareAndSwap(sspWaiting, sspAsked) {
-		s.dev.untrack(s.conn)
-		return errFreed
-	}
-	s.dev.untrack(closerFunc{s})
-	s.req = r
-	close(s.done)
 	return nil
 }
 
-// errFreed says that Close came before a request that was read.
-var errFreed = errors.New("closed")
+// send writes a few bytes, for a bounded time.
+func (t takenOver) send(b []byte) error {
+	if err := t.SetWriteDeadline(time.Now().Add(requestTimeout)); err != nil {
+		return err
+	}
+	_, err := t.Write(b)
+	return errors.Join(err, t.SetWriteDeadline(time.Time{}))
+}
 
-// freed ends the SSP after Close: the connection is the caller's, or a request that is coming
-// in is refused.
-func (s *SSP) freed(err error) {
-	s.err = rdma.ErrClosed
-	s.back = len(s.frame.buf) == 0
-	if s.back {
-		s.dev.untrack(closerFunc{s})
-		close(s.done)
-		return
+// look looks at the stream, and reports whether there will be nothing more to look for.
+func (s *SSP) look(fd int) (answer []byte, over bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.point.State() != ssp.Waiting {
+		return nil, true
 	}
-	close(s.done)
-	if errors.Is(err, os.ErrDeadlineExceeded) {
-		_ = s.conn.SetReadDeadline(time.Now().Add(requestTimeout))
-		var f iwarp.Frame
-		if f, err = s.frame.read(s.conn); err == nil {
-			_, err = newRequest(s.dev, s.conn, f, nil, nil)
-		}
-		if err == nil {
-			err = errFreed
-		}
+	n, end := peek(fd, s.head)
+	length, answer := s.point.HandleHead(s.head[:n], end)
+	if length > 0 {
+		_ = take(fd, s.head[:length]) // they are there
 	}
-	if errors.Is(err, errFreed) {
-		if f, err := iwarp.ParseFrame(s.frame.buf); err == nil {
-			_ = (&Request{dev: s.dev, conn: s.conn, frame: f}).refuse(nil)
-		}
-	}
-	s.dev.untrack(closerFunc{s})
-	_ = s.conn.Close()
+	return answer, s.point.State() != ssp.Waiting
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"runtime"
 	"testing"
 	"time"
 
@@ -168,9 +169,11 @@ func TestSSP_down(t *testing.T) {
 			if s.State() != softiwarp.NonOperational || s.QP() != nil {
 				t.Errorf("%s: %v, queue pair %v", name, s.State(), s.QP())
 			}
-			if c, err := s.Close(); c != nil || err != nil {
-				t.Errorf("%s: close: %v, %v", name, c, err)
+			c, err := s.Close()
+			if c == nil || err != nil {
+				t.Fatalf("%s: close: %v, %v", name, c, err)
 			}
+			_ = c.Close()
 		}
 	}
 }
@@ -224,81 +227,105 @@ func TestSSP_early(t *testing.T) {
 	}
 }
 
-// TestSSP_closeInRequest: a Close in the middle of a request has that refused and the connection closed.
+// TestSSP_closeInRequest: a Close in the middle of a request returns the connection as it was, with what
+// came of the request.
 func TestSSP_closeInRequest(t *testing.T) {
-	_, y, _, b := ends(t)
-	ca, cb := tcpPair(t)
+	x, y, a, b := ends(t)
+	ca, back := tcpPair(t)
 	req := mpaRequest("half")
-	s := newSSP(t, b, cb, softiwarp.SSPOptions{QP: y.QP, Early: req[:10]})
-	if c, err := s.Close(); c != nil || !errors.Is(err, softiwarp.ErrRequestInProgress) {
-		t.Fatalf("%v, %v", c, err)
+	for _, c := range []struct{ early, came int }{{10, 0}, {0, 10}, {10, 15}, {0, len(req) - 1}, {len(req) - 1, 0}} {
+		s := newSSP(t, b, back, softiwarp.SSPOptions{QP: y.QP, Early: req[:c.early]})
+		came := string(req[c.early : c.early+c.came])
+		if _, err := io.WriteString(ca, came); err != nil {
+			t.Fatal(err)
+		}
+		var err error
+		if back, err = s.Close(); err != nil || back == nil {
+			t.Fatalf("%+v: %v, %v", c, back, err)
+		}
+		if _, err := s.Request(within(t)); !errors.Is(err, rdma.ErrClosed) {
+			t.Errorf("%+v: %v", c, err)
+		}
+		hears(t, back, came)
+		says(t, back, ca, "as you were")
 	}
-	if _, err := ca.Write(req[10:]); err != nil {
-		t.Fatal(err)
-	}
-	if f := readFrame(t, ca); !f.Reject {
-		t.Errorf("Reply %+v", f)
-	}
-	if n, err := ca.Read(make([]byte, 1)); n != 0 || !errors.Is(err, io.EOF) {
-		t.Errorf("behind the Reply: %d bytes, %v", n, err)
-	}
-	if y.QP.State() != rdma.QPInit {
-		t.Errorf("queue pair in %v", y.QP.State())
-	}
+	upgrade(t, x, y, a, b, ca, back)
 }
 
 // TestSSP_closeMeetsRequest: whichever comes first, there is either a request or a closed SSP, and the
-// connection has one owner.
+// connection has one owner and lacks no byte: it is the same one all the time.
 func TestSSP_closeMeetsRequest(t *testing.T) {
-	_, y, _, b := ends(t)
+	x, y, a, b := ends(t)
+	ca, cb := tcpPair(t)
+	req := mpaRequest("race")
 	requests, closes := 0, 0
-	for i := range 200 {
-		ca, cb := tcpPair(t)
+	for i := range 10_000 {
 		s := newSSP(t, b, cb, softiwarp.SSPOptions{QP: y.QP})
 		wrote := make(chan struct{})
 		go func() {
 			defer close(wrote)
-			_, _ = ca.Write(mpaRequest("race"))
+			_, _ = ca.Write(req[:i%len(req)])
+			_, _ = ca.Write(req[i%len(req):])
 		}()
-		if i%2 == 0 {
+		switch i % 3 {
+		case 0:
 			<-wrote
+		case 1:
+			runtime.Gosched()
+		default:
 		}
 		back, errClose := s.Close()
 		<-wrote
 		r, err := s.Request(within(t))
 		switch {
-		case err == nil && back == nil && errClose == nil:
+		case errClose != nil:
+			t.Fatal(errClose)
+		case err == nil && back == nil:
 			requests++
-			if back, err = r.Reject(nil); err != nil {
+			if s.QP() != y.QP {
+				t.Fatal("the request has lost its queue pair")
+			}
+			if cb, err = r.Reject(nil); err != nil {
 				t.Fatal(err)
 			}
 			if f := readFrame(t, ca); !f.Reject {
-				t.Errorf("Reply %+v", f)
+				t.Fatalf("Reply %+v", f)
 			}
-		case errors.Is(err, rdma.ErrClosed) && back != nil && errClose == nil:
+		case errors.Is(err, rdma.ErrClosed) && back != nil:
 			closes++
-			_ = back.SetReadDeadline(time.Now().Add(patience))
-			b := make([]byte, len(mpaRequest("race")))
-			if _, err := io.ReadFull(back, b); err != nil || string(b) != string(mpaRequest("race")) {
-				t.Fatalf("the request is not the caller's: %q, %v", b, err)
-			}
-		case errors.Is(err, rdma.ErrClosed) && errors.Is(errClose, softiwarp.ErrRequestInProgress):
-			closes++
-			if f := readFrame(t, ca); !f.Reject {
-				t.Errorf("Reply %+v", f)
-			}
+			cb = back
+			hears(t, cb, string(req))
 		default:
-			t.Fatalf("close: %v, %v; request: %v, %v", back, errClose, r, err)
+			t.Fatalf("close: %v; request: %v, %v", back, r, err)
 		}
-		if back != nil {
-			_ = back.Close()
-		}
-		_ = ca.Close()
 		if s.QP() != nil {
 			t.Fatal("the queue pair is reserved still")
 		}
 	}
 	t.Logf("%d requests, %d closes", requests, closes)
+	if requests == 0 || closes == 0 {
+		t.Error("there was no race")
+	}
+	upgrade(t, x, y, a, b, ca, cb)
+}
+
+// upgrade makes a connection of x and y of one that was talked on.
+func upgrade(t testing.TB, x, y *rdmatest.End, a, b *softiwarp.Device, ca, cb *net.TCPConn) {
+	t.Helper()
+	s := newSSP(t, b, cb, softiwarp.SSPOptions{QP: y.QP})
+	connected := make(chan error, 1)
+	go func() {
+		_, err := a.Connect(within(t), x.QP, ca, softiwarp.ConnectOptions{})
+		connected <- err
+	}()
+	r, err := s.Request(within(t))
+	if err == nil {
+		err = r.Accept(within(t), nil, softiwarp.ConnectOptions{})
+	}
+	if errConnect := <-connected; err != nil || errConnect != nil {
+		t.Fatalf("accept: %v, connect: %v", err, errConnect)
+	}
+	talk(t, x, y)
 }
 
 // TestDevice_Close ends what waits: listeners, service points, requests that nobody answers.
