@@ -4,6 +4,7 @@ package softiwarp
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"time"
@@ -142,10 +143,10 @@ func (q *qp) reply(r *Request, o *ConnectOptions) (<-chan struct{}, error) {
 		q.QP.Drop()
 		return nil, err
 	}
-	before := q.m.Stats().RxFPDUs
+	q.before = q.m.Stats().RxFPDUs
 	gated := r.frame.IsEnhanced && r.frame.Enhanced.PeerToPeer
 	done := q.await(func() bool {
-		return q.m.Phase() != iwarp.PhaseOpen || !gated || q.m.Stats().RxFPDUs > before
+		return q.m.Phase() != iwarp.PhaseOpen || !gated || q.m.Stats().RxFPDUs > q.before
 	})
 	q.Step(now)
 	return done, nil
@@ -164,13 +165,20 @@ func (q *qp) established(ctx context.Context) error {
 		_ = q.m.Modify(time.Now(), rdma.QPAttr{State: rdma.QPError}) // allowed from there
 		q.Step(time.Now())
 		return fmt.Errorf("queue pair %v: initiator's first message: %w", q.Num(), context.Cause(ctx))
-	case q.m.State() != rdma.QPRTS && q.m.Stats().RxFPDUs == 0:
-		if err := q.m.Err(); err != nil {
-			return err
-		}
-		return fmt.Errorf("queue pair %v is in %v: %w", q.Num(), q.m.State(), rdma.ErrState)
+	case q.m.State() == rdma.QPRTS || q.began():
+		return nil
+	case q.m.Err() != nil:
+		return q.m.Err()
 	}
-	return nil
+	return fmt.Errorf("queue pair %v is in %v: %w", q.Num(), q.m.State(), rdma.ErrState)
+}
+
+// began reports whether a connection that has ended was established before: an initiator that
+// does not like the Reply says so by a Terminate, which is no first message.
+func (q *qp) began() bool {
+	n := q.m.Stats().RxFPDUs - q.before
+	var t *iwarp.TerminateError
+	return n > 1 || n == 1 && (!errors.As(q.m.Err(), &t) || t.Sent)
 }
 
 // Reject refuses the request, with private data for the peer's program, and returns the
