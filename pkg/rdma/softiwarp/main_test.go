@@ -10,8 +10,16 @@ import (
 	"go.uber.org/goleak"
 )
 
-// TestMain fails when a test leaves a goroutine or descriptor.
+// TestMain fails when a test leaves a goroutine or descriptor. Of the second process of a test it is
+// the main function.
 func TestMain(m *testing.M) {
+	if role := os.Getenv(secondProcess); role != "" {
+		if err := runSecondProcess(role); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
 	before := descriptors()
 	code := m.Run()
 	if code == 0 {
