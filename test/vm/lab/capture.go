@@ -19,12 +19,9 @@ func (l *Lab) Capture(name string) (stop func() (pcap string, err error), err er
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err
 	}
-	// Every port of a hub has every frame. That of guest 1 also counts those
-	// of further guests.
+	// Every port of a hub has every frame. That of guest 1, which is there without the
+	// guest, too, also counts those of further guests.
 	at := trunk(nicSegment, 1)
-	if len(l.guests) == 1 {
-		at = "net0"
-	}
 	file, id := filepath.Join(dir, name+".pcap"), "capture-"+name
 	arguments := map[string]any{"qom-type": "filter-dump", "id": id, "netdev": at, "file": file}
 	if err := l.guests[0].order(context.Background(), "object-add", arguments); err != nil {

@@ -148,13 +148,15 @@ func (g *Guest) segment(n int) []string {
 	return args
 }
 
-// trunks returns the numbers of the guests to which this guest is connected.
+// trunks returns the numbers of the guests to which this guest is connected. A guest that is alone
+// has a connection, too, which leads nowhere: a hub with no other port takes nothing from a NIC, and
+// the NIC does not try again when another port comes.
 func (g *Guest) trunks() []int {
 	if g.index > 0 {
 		return []int{0}
 	}
 	var others []int
-	for i := 1; i < g.lab.cfg.Guests; i++ {
+	for i := 1; i < max(g.lab.cfg.Guests, 2); i++ {
 		others = append(others, i)
 	}
 	return others
