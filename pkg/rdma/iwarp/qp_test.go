@@ -184,6 +184,29 @@ func TestQP_gate(t *testing.T) {
 	}
 }
 
+// TestQP_nudge: an empty WRITE goes to a peer when nothing else does, and means nothing to it.
+func TestQP_nudge(t *testing.T) {
+	p := newTwoSides(t, nil)
+	p.a.q.Nudge() // there is no stream
+	p.connect(Startup{}, Startup{})
+	p.b.q.Nudge() // the responder has to wait
+	if p.a.q.HasTx() || p.b.q.HasTx() {
+		t.Error("a nudge where nothing may be sent")
+	}
+	p.a.q.Nudge()
+	p.a.q.Nudge() // there is one
+	before := p.b.q.Stats().RxFPDUs
+	p.settle()
+	if n := p.b.q.Stats().RxFPDUs - before; n != 1 {
+		t.Errorf("%d FPDUs, want 1", n)
+	}
+	wantWCs(t, p.a)
+	wantWCs(t, p.b)
+	if p.a.q.State() != rdma.QPRTS || p.b.q.State() != rdma.QPRTS {
+		t.Errorf("queue pairs in %v and %v", p.a.q.State(), p.b.q.State())
+	}
+}
+
 // TestQP_rtrRead has a responder that takes only the empty READ as RTR.
 func TestQP_rtrRead(t *testing.T) {
 	p := newTwoSides(t, nil)

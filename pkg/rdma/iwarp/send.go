@@ -190,6 +190,14 @@ func (t *sender) emptyWrite() {
 	t.control(t.framing.Append(t.arena, h.Append(nil)))
 }
 
+// Nudge sends an empty WRITE, which means nothing to the peer (RFC 5040 §5.1), if nothing
+// else is to be sent: a peer that missed that something came looks then.
+func (q *QP) Nudge() {
+	if q.phase == PhaseOpen && !q.start.gated && q.tx.isIdle() && !q.tx.msg.active {
+		q.tx.emptyWrite()
+	}
+}
+
 // sayTerminate sends a Terminate (RFC 5040 §4.8), the last FPDU of the stream.
 func (q *QP) sayTerminate(term *Terminate) {
 	t := &q.tx

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -411,6 +412,47 @@ func TestConnect_sparesPeers(t *testing.T) {
 	}
 	if err := <-connected; err != nil {
 		t.Fatal(err)
+	}
+}
+
+// TestConnect_nudges: a peer that says nothing is sent the empty WRITE again, until it says
+// something. Linux's siw may have slept through the first one.
+func TestConnect_nudges(t *testing.T) {
+	x, _, a, _ := ends(t)
+	ca, cb := tcpPair(t)
+	connected := make(chan error, 1)
+	go func() {
+		_, err := a.Connect(within(t), x.QP, ca, softiwarp.ConnectOptions{})
+		connected <- err
+	}()
+	f := readFrame(t, cb)
+	f.Reply = true
+	if _, err := cb.Write(f.Append(nil)); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-connected; err != nil {
+		t.Fatal(err)
+	}
+	_ = cb.SetReadDeadline(time.Now().Add(patience))
+	var first, again [20]byte // an empty WRITE: length, header, CRC
+	if _, err := io.ReadFull(cb, first[:]); err != nil {
+		t.Fatal(err)
+	}
+	start := time.Now()
+	for i := range 2 {
+		if _, err := io.ReadFull(cb, again[:]); err != nil || again != first {
+			t.Fatalf("nudge %d is %x, %v, want %x", i, again, err, first)
+		}
+	}
+	if d := time.Since(start); d < 150*time.Millisecond { // 100 ms, and 200 ms after that, less what the first took to come
+		t.Errorf("two nudges in %v", d)
+	}
+	if _, err := cb.Write(first[:]); err != nil { // means as little to it
+		t.Fatal(err)
+	}
+	_ = cb.SetReadDeadline(time.Now().Add(600 * time.Millisecond)) // the next one would come after 400
+	if n, err := cb.Read(again[:]); n > 0 || !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("%x after the peer has said something, %v", again[:n], err)
 	}
 }
 

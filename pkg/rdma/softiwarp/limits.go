@@ -26,6 +26,12 @@ const (
 	// more comes.
 	firstHold = 2 * time.Millisecond
 
+	// firstNudge is how long an initiator waits for a first FPDU of the peer before it looks
+	// whether that has lost the wake-up in spite of firstHold; then twice as long, and so
+	// on, maxNudges times, which is 6 s. A peer that has nothing to say is none the worse.
+	firstNudge = 100 * time.Millisecond
+	maxNudges  = 6
+
 	// settleTime is how long a connection stays after its start-up, at least: the
 	// kernel of a peer with Linux's siw does not survive one that ends while it is
 	// being told of its beginning.

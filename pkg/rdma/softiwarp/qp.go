@@ -25,6 +25,15 @@ type qp struct {
 	before   uint64        // FPDUs that a responder has received on former connections
 	wait     chan struct{} // closed when decided says so; nil: nobody waits
 	decided  func() bool
+
+	nudge nudge
+}
+
+// nudge is when an initiator looks whether its peer sleeps.
+type nudge struct {
+	at     time.Time // zero: not any more
+	n      int       // times so far
+	rx, tx uint64    // FPDUs when start-up was over
 }
 
 var _ softdev.Carrier = (*qp)(nil)
@@ -59,14 +68,46 @@ func (q *qp) Transmit(now time.Time) {
 		q.asking = false
 		q.HoldTx(now.Add(firstHold))
 		q.HoldEnd(now.Add(settleTime))
+		s := q.m.Stats()
+		q.nudge = nudge{at: now.Add(firstNudge), rx: s.RxFPDUs, tx: s.TxFPDUs}
 	}
+	q.nudgePeer(now)
 	q.QP.Transmit(now)
 	q.tell()
+}
+
+// nudgePeer sends an empty WRITE to a peer that was sent something and has said nothing yet, a
+// few times: Linux's siw may have slept through what came first.
+func (q *qp) nudgePeer(now time.Time) {
+	g := &q.nudge
+	if g.at.IsZero() || now.Before(g.at) {
+		return
+	}
+	s := q.m.Stats()
+	if g.n == maxNudges || s.RxFPDUs > g.rx || !q.Attached() {
+		g.at = time.Time{}
+		return
+	}
+	if s.TxFPDUs > g.tx {
+		q.m.Nudge()
+	}
+	g.n++
+	g.at = now.Add(firstNudge << g.n)
+}
+
+// Retry implements [softdev.Carrier].
+func (q *qp) Retry() time.Time {
+	at := q.QP.Retry()
+	if at.IsZero() || !q.nudge.at.IsZero() && q.nudge.at.Before(at) {
+		return q.nudge.at
+	}
+	return at
 }
 
 // Drop implements [softdev.Carrier].
 func (q *qp) Drop() {
 	q.QP.Drop()
+	q.nudge.at = time.Time{}
 	q.tell()
 }
 
