@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package siw tests our software iWARP against Linux' software iWARP, siw.
+//
+//	go test ./test/vm/siw
+//	go test ./test/vm/siw -run 'TestSIW/programs/rping'
+//
+// There is one guest with siw of the pinned kernel's sources. A connection of iWARP is one of
+// TCP: the machine that runs the guest joins it (lab.Join), and the test's own process is the
+// peer of the RDMA programs of the distribution there, in both roles: byte by byte where a peer
+// of ours would not say what siw is to hear, else with queue pairs of pkg/rdma/softiwarp. All
+// that was on the wire tshark decodes at the end: another implementation that has to
+// understand each frame.
+//
+// # Limitations
+//
+// The kernel is Debian's 6.12; Debian builds none with siw. Times say nothing: the guest is
+// emulated.
+//
+// siw sends its Reply before it is ready to be told of more data. What comes right behind
+// the Reply it sees only when more comes: softiwarp waits, and then sends a Write without data
+// again, and so do the tests that write their frames themselves. A connection whose peer closes
+// it between the Reply and the program's accept stops the kernel with a BUG in iw_cm, and so does
+// a Reply with more than 256 bytes of private data, RFC 6581's four among them: no test does that.
+package siw
