@@ -310,6 +310,31 @@ func TestQP_terminateArrives(t *testing.T) {
 	}
 }
 
+// TestQP_terminateBySiw is what Linux's siw says of a READ: nibbles and flags the other way
+// round, no length, and the size of the READ in place of its number.
+func TestQP_terminateBySiw(t *testing.T) {
+	r := newErrorRig(t, false)
+	if err := r.feed(r.now, new(Framing{CRC: true}).Append(nil, tagged(OpWrite, 1, 0, true, 0))); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 2 {
+		r.send(r.now, rdma.SendWR{ID: uint64(i + 1), Op: rdma.OpRead, SGL: []rdma.SGE{r.mr.sge(0, 8)}})
+	}
+	r.transmit(r.now, 1<<20)
+	header := Header{Last: true, Op: OpReadRequest, QN: queueReadRequest, MSN: 8}
+	request := ReadRequest{SinkSTag: r.q.tx.reads.requests.at(1).sink, Size: 8, SourceSTag: 0xdead0000, SourceTO: 1 << 40}
+	term := request.Append(header.Append([]byte{0x10, 0, 0x07, 0, 0, 0}))
+	err := r.feed(r.now, new(Framing{CRC: true}).Append(nil, untagged(OpTerminate, 1, 0, true, 0), term))
+	var te *TerminateError
+	if !errors.As(err, &te) || te.Terminate.Code != CodeReadSTag {
+		t.Errorf("error %v, want %v", err, CodeReadSTag)
+	}
+	wantWCs(
+		t, r.side, "1 RDMA_READ work request flushed", "2 RDMA_READ remote access error",
+		"100 RECV work request flushed", "101 RECV work request flushed",
+	)
+}
+
 // TestQP_badResponses answers a READ otherwise than it asked.
 func TestQP_badResponses(t *testing.T) {
 	for _, tc := range []struct {

@@ -538,7 +538,8 @@ func (q *QP) handleTerminate(payload []byte) {
 	q.tx.drop()
 }
 
-// blamed returns the READ that a Terminate is about, if any.
+// blamed returns the READ that a Terminate is about, if any. The name of its sink says which,
+// where it is there: Linux's siw has the size of the READ in place of its number.
 func (t *sender) blamed(term *Terminate) *outstanding {
 	reads := &t.reads.requests
 	var h Header
@@ -546,8 +547,14 @@ func (t *sender) blamed(term *Terminate) *outstanding {
 	if named && (h.Parse(term.Header) != nil || h.Op != OpReadRequest) {
 		return nil
 	}
+	request, err := ParseReadRequest(term.Request)
 	for i := range reads.size() {
-		if e := reads.at(i); !e.rtr && (!named || e.msn == h.MSN) {
+		e := reads.at(i)
+		isIt := !named || e.msn == h.MSN
+		if err == nil {
+			isIt = e.sink == request.SinkSTag
+		}
+		if isIt && !e.rtr {
 			return e
 		}
 	}
