@@ -221,7 +221,7 @@ func (b *bed) testBadAccess(t *testing.T) {
 		ends rdma.Status
 	}{
 		{"WRITE", rdma.OpWrite, iwarp.CodeTaggedSTag, rdma.StatusSuccess},
-		{"READ", rdma.OpRead, iwarp.CodeReadSTag, rdma.StatusFlushed},
+		{"READ", rdma.OpRead, iwarp.CodeReadSTag, rdma.StatusRemoteAccess},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p := b.newPeer(t, 2, pingInfoBytes)

@@ -50,14 +50,10 @@ const (
 	maxPing = 64<<10 - 1
 )
 
-func pingOptions(size int) []string {
-	return []string{"-C", strconv.Itoa(pings), "-S", strconv.Itoa(size)}
-}
-
 // pingServer is rping's server.
 func (b *bed) pingServer(t *testing.T, o softiwarp.ConnectOptions, size int) {
 	l := b.listen(t)
-	client := b.start(t, append([]string{"rping", "-c", "-V", "-a", b.host.Addr().String(), "-p", portOf(l)}, pingOptions(size)...)...)
+	client := b.start(t, "rping", "-c", "-V", "-a", b.host.Addr().String(), "-p", portOf(l), "-C", strconv.Itoa(pings), "-S", strconv.Itoa(size))
 	p := b.newPeer(t, 2, pingInfoBytes)
 	accept(t, l, p, o)
 	for range pings {
@@ -69,14 +65,14 @@ func (b *bed) pingServer(t *testing.T, o softiwarp.ConnectOptions, size int) {
 
 // pingClient is rping's client.
 func (b *bed) pingClient(t *testing.T, o softiwarp.ConnectOptions, size int) {
-	server, at := b.serve(t, append([]string{"rping", "-s"}, pingOptions(size)...)...)
+	_, at := b.serve(t, "rping", "-s", "-P", "-S", strconv.Itoa(size))
 	p := b.newPeer(t, 2, pingInfoBytes)
 	b.dial(t, p, at, o)
 	for i := range pings {
 		p.ping(t, size, i)
 	}
 	b.disconnect(t, p)
-	server.done(t)
+	b.stillServes(t, at)
 }
 
 // ping has the server read a text and write it elsewhere.
