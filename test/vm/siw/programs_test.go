@@ -158,12 +158,12 @@ func (b *bed) testUcmatose(t *testing.T, connections int) {
 		}
 		client.done(t)
 	})
-	t.Run(fmt.Sprintf("client of %d", connections), func(t *testing.T) {
+	client := func(t *testing.T, o softiwarp.ConnectOptions) {
 		server, at := b.serve(t, append([]string{"ucmatose"}, options...)...)
 		var all []*peer
 		for range connections {
 			p := b.newPeer(t, messages, size)
-			b.dial(t, p, at, softiwarp.ConnectOptions{})
+			b.dial(t, p, at, o)
 			all = append(all, p)
 		}
 		receives(t, all)
@@ -172,6 +172,11 @@ func (b *bed) testUcmatose(t *testing.T, connections int) {
 			p.disconnected(t)
 		}
 		server.done(t)
+	}
+	t.Run(fmt.Sprintf("client of %d", connections), func(t *testing.T) { client(t, softiwarp.ConnectOptions{}) })
+	// siw does not wait for our first message, though it should.
+	t.Run(fmt.Sprintf("client of %d, not peer-to-peer", connections), func(t *testing.T) {
+		client(t, softiwarp.ConnectOptions{NoPeerToPeer: true})
 	})
 }
 
