@@ -69,14 +69,6 @@ func (b *bed) testPerftest(t *testing.T) {
 	}
 }
 
-// messages is the number of receives, and their size, of who is sent what is measured.
-func (m *measurement) messages() (slots, size int) {
-	if m.op != rdma.OpSend {
-		return 1, 16
-	}
-	return 2, m.size // the program waits for none
-}
-
 // newData makes the peer for what is measured.
 func (b *bed) newData(t *testing.T, m *measurement) *peer {
 	t.Helper()
@@ -195,7 +187,7 @@ func (b *bed) measure(t *testing.T, m *measurement, o softiwarp.ConnectOptions) 
 // dialSoon dials a server that is about to listen.
 func (b *bed) dialSoon(t *testing.T, p *peer, at netip.AddrPort, o softiwarp.ConnectOptions) {
 	t.Helper()
-	for began := time.Now(); ; time.Sleep(20 * time.Millisecond) {
+	for began := time.Now(); ; time.Sleep(20 * time.Millisecond) { // polls whether it listens
 		err := b.tryDial(t, p, at, o)
 		var e *softiwarp.ConnectError
 		switch {
