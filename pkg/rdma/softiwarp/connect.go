@@ -20,7 +20,8 @@ import (
 type ConnectOptions struct {
 	// PrivateData goes to the peer's program with the Request or Reply: at most
 	// iwarp.PortablePrivateData bytes for every peer, twice as many for those of this
-	// package.
+	// package. A Reply with more, also one that rejects, stops the kernel of a peer with
+	// Linux's siw.
 	PrivateData []byte
 	// NoPeerToPeer has an initiator send no message of its own first (RFC 6581 §9): then a
 	// responder may not send before the initiator's program does.
