@@ -12,6 +12,9 @@
 // that was on the wire tshark decodes at the end: another implementation that has to
 // understand each frame.
 //
+// The conformance suite of providers runs in the guest, with siw as one of the two devices, through
+// libibverbs and rdma_cm, and softiwarp as the other one: TestSIW_conformance of pkg/rdma/verbs.
+//
 // # Limitations
 //
 // The kernel is Debian's 6.12; Debian builds none with siw. Times say nothing: the guest is

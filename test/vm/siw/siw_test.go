@@ -64,6 +64,7 @@ func TestSIW(t *testing.T) {
 	t.Run("perftest", b.testPerftest)
 	t.Run("connect", b.testConnect)
 	t.Run("ends", b.testEnds)
+	t.Run("suite", b.testSuite)
 	t.Run("capture", func(t *testing.T) { b.testCapture(t, stop()) })
 }
 
@@ -117,10 +118,7 @@ func (b *bed) set(t *testing.T, s settings) {
 }
 
 // A program runs in the guest.
-type program struct {
-	*lab.Process
-	ended bool
-}
+type program struct{ *lab.Process }
 
 // start starts a program. It is killed with the test if it has not ended.
 func (b *bed) start(t *testing.T, command ...string) *program {

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package siw
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/smcr-io/kube-smcr/internal/testenv"
+	"github.com/smcr-io/kube-smcr/test/vm/lab"
+)
+
+const (
+	// suiteTimeout bounds the run of the conformance suite.
+	suiteTimeout = 2 * time.Minute
+	// softAddr is that of the software device in the guest.
+	softAddr = "10.0.0.50"
+)
+
+// left are the cases that are left out: those that are about one device, and not about what two
+// say to each other; that reset a queue pair, which siw cannot connect again; and about faults,
+// of which siw tells less than the suite asks for: testEnds has those that are on the wire.
+const left = "Attributes|States|IllegalTransitions|Destruction|QueueFull|Overrun|Notify.*|OnNotify|IdlePoll|" +
+	"ResetAndReconnect|" +
+	"WrongKeys|Permissions|DomainIsolation|Receiver.*|RetryExceeded|FlushOnError|RegionClosedUnderWrites|" +
+	"AddressesTellNothing|SharedMemory|ClosedDuringTraffic|QPFatalEvent|PartOfRegion.*|SendInvalidate|SendImm"
+
+// testSuite runs the conformance suite in the guest, with siw as one device, through libibverbs
+// and rdma_cm, and softiwarp as the other one, at a second address of the same interface.
+func (b *bed) testSuite(t *testing.T) {
+	program, err := b.lab.Build(t.Context(), "github.com/smcr-io/kube-smcr/pkg/rdma/verbs", lab.BuildOptions{CGO: true, Test: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.set(t, settings{"peer_to_peer": "1"}) // either side may send first
+	soft := netip.MustParseAddr(softAddr)
+	if _, err := b.guest.Run(t.Context(), "ip", "addr", "add", soft.String()+"/24", "dev", b.guest.NetDev(0)); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), suiteTimeout)
+	defer cancel()
+	out, err := b.guest.Shell(ctx, fmt.Sprintf(
+		"%s=siw0 %s=%s VERBS_SIW_ADDR=%v VERBS_SOFT_ADDR=%v %s -test.v -test.timeout=%v -test.run='^TestSIW_conformance$' -test.skip='^TestSIW_conformance$/^(%s)$' 2>&1",
+		testenv.RDMADeviceEnv, testenv.RequireEnv, testenv.RDMADevice, b.guest.Addr(0), soft, program, suiteTimeout*3/4, left))
+	const least = 1 + 3*16 // of each case the two directions, and itself
+	if n := strings.Count(out, "--- PASS: "); err == nil && n < least {
+		err = fmt.Errorf("%d tests passed, want %d or more", n, least)
+	}
+	if err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
