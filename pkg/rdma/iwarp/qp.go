@@ -148,7 +148,7 @@ func (q *QP) Modify(now time.Time, a rdma.QPAttr) error {
 		lost := q.phase == PhaseOpen && !q.tx.isDone()
 		q.becomeError()
 		if lost {
-			q.sayTerminate(&Terminate{Code: CodeLocal})
+			q.tx.sayTerminate(&Terminate{Code: CodeLocal})
 		}
 		q.setDeadline(now)
 		return nil

@@ -333,7 +333,7 @@ func (q *QP) refuseSegment(err error, seg []byte, n int) {
 		return
 	}
 	q.fail(rdma.EventQPFatal, errLocalMemory)
-	q.sayTerminate(&Terminate{Code: CodeLocal})
+	q.tx.sayTerminate(&Terminate{Code: CodeLocal})
 }
 
 // target finds where the payload of a segment goes, n bytes. Nothing is placed that was
@@ -394,7 +394,7 @@ func (q *QP) targetResponse(h *Header, n int) ([]byte, error) {
 	b, st := q.cfg.Memory.Local(q.tx.queue.at(e.index).sgl[0], true)
 	if st != rdma.StatusSuccess {
 		q.failSend(e.index, st, rdma.EventQPFatal, errLocalMemory)
-		q.sayTerminate(&Terminate{Code: CodeLocal})
+		q.tx.sayTerminate(&Terminate{Code: CodeLocal})
 		return nil, errLocal
 	}
 	return b[e.got : int(e.got)+n], nil

@@ -199,8 +199,7 @@ func (q *QP) Nudge() {
 }
 
 // sayTerminate sends a Terminate (RFC 5040 §4.8), the last FPDU of the stream.
-func (q *QP) sayTerminate(term *Terminate) {
-	t := &q.tx
+func (t *sender) sayTerminate(term *Terminate) {
 	h := Header{Last: true, Op: OpTerminate, QN: queueTerminate, MSN: 1}
 	t.control(t.framing.Append(t.arena, h.Append(nil), term.Append(nil)))
 }
@@ -218,7 +217,7 @@ func (q *QP) terminate(code Code, seg []byte, n int) {
 		}
 	}
 	q.fail(rdma.EventQPFatal, &TerminateError{Terminate: term, Sent: true})
-	q.sayTerminate(&term)
+	q.tx.sayTerminate(&term)
 }
 
 // TxBuffers appends to dst the bytes to be sent now, in order: of FPDUs that begin and
@@ -385,7 +384,7 @@ func (q *QP) buildRequest() bool {
 // sayLocal fails the queue pair because of a work request of its program.
 func (q *QP) sayLocal(index uint32) {
 	q.failSend(index, rdma.StatusLocalProtect, rdma.EventQPFatal, errLocalMemory)
-	q.sayTerminate(&Terminate{Code: CodeLocal})
+	q.tx.sayTerminate(&Terminate{Code: CodeLocal})
 }
 
 // resolve finds the memory of the work request that is the message.
@@ -536,6 +535,6 @@ func (q *QP) lose(s *segment, begun bool) {
 		q.fail(rdma.EventQPFatal, &TerminateError{Terminate: Terminate{Code: CodeReadSTag}, Sent: true})
 	}
 	if !begun {
-		q.sayTerminate(&Terminate{Code: CodeLocal})
+		q.tx.sayTerminate(&Terminate{Code: CodeLocal})
 	}
 }

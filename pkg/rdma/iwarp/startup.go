@@ -159,7 +159,7 @@ func (q *QP) failStart(err error) {
 func (q *QP) refuse(code Code, err error) {
 	q.tx.framing.CRC = !q.start.NoCRC || q.start.peer.CRC
 	q.failStart(fmt.Errorf("queue pair %v: %w", q.cfg.Num, err))
-	q.sayTerminate(&Terminate{Code: code})
+	q.tx.sayTerminate(&Terminate{Code: code})
 }
 
 // handleStart looks for the peer's frame in what was received. It reports whether there is
