@@ -22,7 +22,7 @@ import (
 
 const (
 	// caseTimeout bounds one run of a program in a guest that may share a core.
-	caseTimeout = time.Minute
+	caseTimeout = 2 * time.Minute
 
 	// firstPort is that of the first server. Each has its own: the kernel takes a while
 	// to let go of one.
