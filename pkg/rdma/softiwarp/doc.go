@@ -25,10 +25,24 @@
 //	later         Device.Connect     Device.NewSSP, SSP.Request, Request.Accept or Reject
 //
 // Later means that the program has talked over the connection before, as long as it liked: a
-// Socket Service Point of DAT 2.0. Both take a *net.TCPConn over. It is closed for whoever has it, and goes
-// on under another descriptor, so that nobody writes into the stream of RDMA by mistake. If
-// there is no RDMA connection in the end, the caller gets it back, and ConnectError.Tainted
-// says whether it is of any use.
+// Socket Service Point of DAT 2.0. Both take a *net.TCPConn over, which may be that of a descriptor
+// from another process. It is closed for whoever has it, and goes on under another descriptor, so
+// that nobody writes into the stream of RDMA by mistake. If there is no RDMA connection in the
+// end, the caller gets it back.
+//
+//	initiator                                               responder
+//	            <------ any bytes, in both directions ------>
+//	                                                        NewSSP takes the connection over, and
+//	            <------ SSPOptions.Last -------------------- sends the last bytes
+//	reads exactly these; Connect takes the connection over
+//	            ------- MPA Request ----------------------->  SSP.Request; or not, and SSP.Close
+//	            <------ MPA Reply -------------------------   Request.Accept, or Reject
+//	            ======= RDMA; or bytes again ===============
+//
+// A responder reads the Request and nothing else, so it gets the connection back with all that the
+// peer has said. An initiator does after a refusal; ConnectError.Tainted says whether an answer
+// may still come after another failure. docs/ssp.md has the rules of DAT's document, statement
+// by statement, and its names.
 //
 // # The end
 //

@@ -55,7 +55,7 @@ func takeOver(c *net.TCPConn) (takenOver, error) {
 	}
 	f, err := c.File()
 	if err != nil {
-		return takenOver{}, fmt.Errorf("take over connection: %w: %w", rdma.ErrInvalid, err)
+		return takenOver{}, fmt.Errorf("take over connection: %w: %w", rdma.ErrNoResources, err)
 	}
 	defer func() { _ = f.Close() }()
 	n, err := net.FileConn(f)
