@@ -2,7 +2,10 @@
 
 package main
 
-import "slices"
+import (
+	"slices"
+	"strings"
+)
 
 // document is what a table is about.
 type document struct {
@@ -10,27 +13,45 @@ type document struct {
 	title string   // of the table
 	about string   // what the statements are of
 	rfcs  []string // numbers; with several, sections begin with them
-	code  string   // directory whose comments are checked
+	code  []string // directories whose comments are checked
+	text  string   // what it is called; "": the RFC
 	linux string   // who "Linux" is in it; "": it has nothing of Linux
 }
 
 // documents are all tables that there are.
 var documents = []document{
 	{
-		dir: "docs/rfc7609", title: "RFC 7609", about: "RFC 7609", rfcs: []string{"7609"}, code: "pkg/smcr/",
+		dir: "docs/rfc7609", title: "RFC 7609", about: "RFC 7609", rfcs: []string{"7609"}, code: []string{"pkg/smcr/"},
 		linux: " \"Linux\" is the SMC-R of the\nLinux kernel, with which we are wire compatible; some rules hold towards all others, but [not towards it](#towards-linux).",
 	},
 	{
-		dir: "docs/iwarp", title: "iWARP", about: "iWARP", rfcs: []string{"5040", "5041", "5044", "6581"}, code: "pkg/rdma/iwarp/",
+		dir: "docs/iwarp", title: "iWARP", about: "iWARP", rfcs: []string{"5040", "5041", "5044", "6581"}, code: []string{"pkg/rdma/iwarp/"},
 		linux: " \"Linux\" is siw, the software iWARP of the\nLinux kernel, with which we are wire compatible; some rules hold towards all others, but [not towards it](#towards-linux).",
 	},
 	{
-		dir: "docs/vitcp", title: "VI/TCP", about: "VI/TCP", rfcs: []string{"VI/TCP"}, code: "pkg/rdma/vitcp/",
+		dir: "docs/ssp", title: "Socket Service Point", about: "revision 0.7 of DAT 2.0's iWARP extensions", rfcs: []string{"DAT"}, text: "the document",
+		code: []string{"pkg/rdma/internal/ssp/", "pkg/rdma/softiwarp/"},
+	},
+	{
+		dir: "docs/vitcp", title: "VI/TCP", about: "VI/TCP", rfcs: []string{"VI/TCP"}, code: []string{"pkg/rdma/vitcp/"},
 	},
 }
 
 // output is the path of the table.
 func (d *document) output() string { return d.dir + ".md" }
+
+// kind is what the document is called in its table.
+func (d *document) kind() string {
+	if d.text == "" {
+		return "the RFC"
+	}
+	return d.text
+}
+
+// covers reports whether comments of a file are checked for sections of the document.
+func (d *document) covers(file string) bool {
+	return slices.ContainsFunc(d.code, func(dir string) bool { return strings.HasPrefix(file, dir) })
+}
 
 // section returns the number under which the statements have a section that a comment
 // names, or "" if it is not of this document.

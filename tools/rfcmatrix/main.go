@@ -2,7 +2,8 @@
 
 // Command rfcmatrix writes what protocol documents demand, statement by
 // statement, where it is in the code, and which test proves it:
-// docs/rfc7609.md of SMC-R, docs/iwarp.md of iWARP's four RFCs, docs/vitcp.md of the draft of VI/TCP.
+// docs/rfc7609.md of SMC-R, docs/iwarp.md of iWARP's four RFCs, docs/ssp.md of DAT's Socket Service
+// Point, docs/vitcp.md of the draft of VI/TCP.
 //
 // It reads docs/rfc7609/*.txt and its like and checks that each function, type,
 // constant and test named there exists, so that the table cannot rot: who renames
@@ -42,6 +43,10 @@
 //     NAME, NAME: reason.
 //   - open: what is still missing. A statement that has none of code, test,
 //     exception and unused is open, too.
+//
+// A file "names" beside them, if any, says what the names of the document's own interface are in
+// Go: "= TITLE" begins a group, and a line "NAME | CODE; CODE | words" is a name, with code as
+// above or words or both.
 //
 // Comments of pkg/smcr, and of the packages of the other documents, that name a
 // section of the RFC are checked for sections that there are. For a table of several
@@ -151,7 +156,11 @@ func (d *document) update(root string, ix *source, check bool) error {
 	if err != nil {
 		return err
 	}
-	want := d.render(sections)
+	names, err := d.readNames(ix)
+	if err != nil {
+		return err
+	}
+	want := d.render(sections, names)
 	if !check {
 		return os.WriteFile(filepath.Join(root, d.output()), want, 0o644)
 	}

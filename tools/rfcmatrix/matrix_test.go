@@ -146,7 +146,7 @@ func tableOf(r fs.FS) ([]byte, error) {
 		return nil, err
 	}
 	sections, err := documents[0].load(ix)
-	return documents[0].render(sections), err
+	return documents[0].render(sections, nil), err
 }
 
 func TestDocument_references(t *testing.T) {
@@ -215,6 +215,36 @@ func TestDocument_citationsOfSeveral(t *testing.T) {
 	}
 }
 
+func TestParseNames(t *testing.T) {
+	ix, err := readSource(repo(""))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct{ text, want string }{
+		{"# comment\n= Calls\n\ncall_next | cdc.Conn.Next; cdc.Limit | Not twice.\nCALL_NONE | | There is none.\n", ""},
+		{"call_next | cdc.Conn.Next |\n", "names:1: want NAME | CODE | words"},
+		{"= Calls\ncall_next\n", "names:2: want NAME | CODE | words"},
+		{"= Calls\nn | cdc.Gone |\n", "names:2: n: cdc.Gone: there is no such function"},
+		{"= Calls\nn | |\n", "names:2: n has neither code nor words"},
+		{"= Calls\nn | cdc.Conn |\nn | | Again.\n", "names:3: n for the second time"},
+	} {
+		groups, err := ix.parseNames("names", tt.text)
+		if (err == nil) != (tt.want == "") || err != nil && !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%q: error %v, want %q", tt.text, err, tt.want)
+		}
+		if tt.want != "" {
+			continue
+		}
+		doc := string(documents[0].render(nil, groups))
+		want := "**Calls**\n\n| document | Go | |\n|---|---|---|\n" +
+			"| `call_next` | [cdc.Conn.Next](../pkg/smcr/cdc/conn.go)<br>[cdc.Limit](../pkg/smcr/cdc/conn.go) | Not twice. |\n" +
+			"| `CALL_NONE` |  | There is none. |\n"
+		if !strings.Contains(doc, want) {
+			t.Errorf("no %q in:\n%s", want, doc)
+		}
+	}
+}
+
 func TestRender(t *testing.T) {
 	sections, err := parseStatements("f", "§2.2 Groups\n\n§2.2.1 Types\nR2.2.1-1 MUST A|B.\ncode: a.B\ntest: a.TestB/x[y]\n\nR2.2.1-2 MAY C.\nexception: D.\n\nR2.2.1-3 MUST E.\ncode: a.B\nlinux: F.\n")
 	if err != nil {
@@ -222,7 +252,7 @@ func TestRender(t *testing.T) {
 	}
 	s := sections[1].statements[0]
 	s.code[0].file, s.tests[0].file = "a/b.go", "a/b_test.go"
-	doc := string(documents[0].render(sections))
+	doc := string(documents[0].render(sections, nil))
 	for _, want := range []string{
 		"| 2.2 | Groups | 1 | 1 | 1 | | | 3 |\n",
 		"| R2.2.1-1 | MUST | A\\|B. | tested | [a.B](../a/b.go) | [a.TestB/x\\[y\\]](../a/b_test.go) |\n",

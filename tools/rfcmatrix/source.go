@@ -92,7 +92,7 @@ func (ix *source) parse(name string) error {
 	} else {
 		p.addSymbols(f, fset, name)
 	}
-	if slices.ContainsFunc(documents, func(d document) bool { return strings.HasPrefix(name, d.code) }) {
+	if slices.ContainsFunc(documents, func(d document) bool { return d.covers(name) }) {
 		for _, group := range f.Comments {
 			for _, c := range group.List {
 				ix.cites = append(ix.cites, citations(c.Text, name, fset.Position(c.Pos()).String())...)
@@ -209,7 +209,7 @@ func (ix *source) checkCitations(d *document, sections []*section) error {
 	var errs []error
 	for _, c := range ix.cites {
 		n := d.section(c)
-		if strings.HasPrefix(c.file, d.code) && n != "" && !known[n] {
+		if d.covers(c.file) && n != "" && !known[n] {
 			errs = append(errs, fmt.Errorf("%s: %s has no §%s, or %s lacks it", c.where, d.about, n, d.dir))
 		}
 	}
