@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -151,6 +152,7 @@ func receiveConn() (*net.TCPConn, error) {
 
 // runSecondProcess answers "ping" on a connection that it was given with "pong".
 func runSecondProcess(role string) (err error) {
+	time.AfterFunc(2*patience, func() { os.Exit(1) }) // whoever waits for it may be gone
 	c, err := receiveConn()
 	if err != nil {
 		return err
