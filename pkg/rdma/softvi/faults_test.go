@@ -213,7 +213,7 @@ func cutRound(t *testing.T, f faults) {
 	a, b := devices(t)
 	u := newTunnel(t, b, f)
 	l := listen(t, b, "x")
-	ctx, cancel := context.WithTimeout(within(t), 2*time.Second)
+	ctx, cancel := context.WithTimeout(within(t), 10*time.Second)
 	defer cancel()
 	accepted := make(chan *rdmatest.End, 64)
 	go func() { // each call has a queue pair of its own
@@ -235,9 +235,12 @@ func cutRound(t *testing.T, f faults) {
 	x := end(t, a)
 	to := at(b, "x")
 	to.Port = u.port()
-	short, stop := context.WithTimeout(ctx, 300*time.Millisecond)
-	defer stop()
-	_, err := a.Dial(short, x.QP, to, softvi.Options{})
+	patient, stop := ctx, func() {}
+	if f.cut < 200 { // no call gets through
+		patient, stop = context.WithTimeout(ctx, 200*time.Millisecond)
+	}
+	_, err := a.Dial(patient, x.QP, to, softvi.Options{})
+	stop()
 	cancel()
 	var y *rdmatest.End
 	for e := range accepted { // the last one is x's, if x is connected
@@ -245,7 +248,7 @@ func cutRound(t *testing.T, f faults) {
 	}
 	if err != nil {
 		states(t, rdma.QPInit, x)
-		if f.cut > 1000 {
+		if f.cut >= 200 {
 			t.Errorf("%+v: no connection: %v", f, err)
 		}
 		return

@@ -44,7 +44,7 @@ func endsSoon(t testing.TB, what string, c net.Conn) {
 // bounded time, and keeps nobody else out.
 func TestHostile_silence(t *testing.T) {
 	a := open(t, softvi.Config{Name: "a", Addr: loopA})
-	b := open(t, softvi.Config{Name: "b", Addr: loopB, RequestTimeout: time.Second})
+	b := open(t, softvi.Config{Name: "b", Addr: loopB, RequestTimeout: 3 * time.Second})
 	stranger := netip.MustParseAddr("127.0.0.66")
 	conns := make([]*net.TCPConn, 4*softvi.MaxPendingOfSource)
 	for i := range conns {
@@ -66,7 +66,7 @@ func TestHostile_silence(t *testing.T) {
 // TestHostile_backlog: calls that no program takes are bounded, and those of others find room when they are
 // over.
 func TestHostile_backlog(t *testing.T) {
-	b := open(t, softvi.Config{Name: "b", Addr: loopB, AcceptTimeout: time.Second})
+	b := open(t, softvi.Config{Name: "b", Addr: loopB, AcceptTimeout: 3 * time.Second})
 	l := listen(t, b, "x")
 	var conns []*net.TCPConn
 	for i := range 2 * softvi.MaxBacklog {
@@ -128,6 +128,58 @@ func TestHostile_requests(t *testing.T) {
 		endsSoon(t, name, c)
 	}
 	waitPending(t, b, 0)
+}
+
+// TestHostile_answers: a server that answers what is no answer, or not all of one, ends the call with a reason, and in
+// the caller's time.
+func TestHostile_answers(t *testing.T) {
+	a := open(t, softvi.Config{Name: "a", Addr: loopA})
+	l, err := net.ListenTCP("tcp", &net.TCPAddr{IP: loopB.AsSlice()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	to := softvi.Addr{IP: loopB, Port: l.Addr().(*net.TCPAddr).AddrPort().Port(), Discriminator: "x"}
+	answer := func(edit func(b []byte)) []byte {
+		b := request(t, "x", softvi.Options{})
+		b[1] = byte(vitcp.TypeConnectAccept)<<3 | byte(vitcp.FlagEnd)
+		edit(b)
+		return b
+	}
+	const attributes, transfer = vitcp.HeaderLen, vitcp.HeaderLen + 4
+	for name, c := range map[string]struct {
+		bytes []byte
+		want  error
+	}{
+		"HTTP":                  {[]byte("HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n"), vitcp.ErrProtocol},
+		"length 65535":          {answer(func(b []byte) { b[2], b[3] = 0xff, 0xff }), vitcp.ErrProtocol},
+		"a request":             {request(t, "x", softvi.Options{}), vitcp.ErrProtocol},
+		"other attributes":      {answer(func(b []byte) { b[attributes+1] &^= 1 }), vitcp.ErrReliability},
+		"more than was offered": {answer(func(b []byte) { b[transfer] = 0xff }), vitcp.ErrMaxTransfer},
+		"half of one":           {answer(func([]byte) {})[:30], vitcp.ErrTimeout},
+	} {
+		x := end(t, a)
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		if errors.Is(c.want, vitcp.ErrTimeout) {
+			ctx, cancel = context.WithTimeout(context.Background(), 30*time.Millisecond)
+		}
+		served := make(chan *net.TCPConn, 1)
+		go func() {
+			conn, err := l.AcceptTCP()
+			if err == nil {
+				_, _ = conn.Write(c.bytes)
+			}
+			served <- conn
+		}()
+		if _, err := a.Dial(ctx, x.QP, to, softvi.Options{}); !errors.Is(err, c.want) {
+			t.Errorf("%s: %v, want %v", name, err, c.want)
+		}
+		cancel()
+		states(t, rdma.QPInit, x)
+		conn := <-served
+		endsSoon(t, name, conn)
+		_ = conn.Close()
+	}
 }
 
 // raw is a peer that says what it likes on a connection.
