@@ -289,6 +289,10 @@ func (q *QP) drain(now time.Time) {
 		n, err := q.m.PostSend(now, w)
 		if n < len(w) && err != nil && !errors.Is(err, rdma.ErrQueueFull) {
 			invariant.Must(errors.Is(err, rdma.ErrState), "softdev: a send that was checked is refused")
+			if q.m.State() == rdma.QPRTS { // the connection ends: it is flushed then, behind those before it
+				q.sends.pop(n)
+				break
+			}
 			n++
 		}
 		q.sends.pop(n)
@@ -297,6 +301,9 @@ func (q *QP) drain(now time.Time) {
 		}
 	}
 }
+
+// Drained reports whether the machine has all that was posted to be sent.
+func (q *QP) Drained() bool { return q.sends.empty() }
 
 // complete hands out completions. It reports whether there was one, which may have made room
 // in the queues.
