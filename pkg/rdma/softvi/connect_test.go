@@ -545,6 +545,47 @@ func TestSection2_2_2_2_2_Disconnect(t *testing.T) {
 	}
 }
 
+// TestDisconnect_full: what was posted is sent before the end, also what the queue pair had no place for yet, and
+// what is posted beside the end completes.
+func TestDisconnect_full(t *testing.T) {
+	for range 20 {
+		x, y, a, _ := ends(t)
+		connect(t, x, y, softvi.Options{}, softvi.Options{})
+		wr := x.Write(0, y, 0, 1<<20)
+		posted, polled := 0, 0
+		post := func() error {
+			n, err := x.QP.PostSend([]rdma.SendWR{wr})
+			posted += n
+			return err
+		}
+		poll := func(wcs []rdma.WC, before int) {
+			for _, w := range wcs {
+				if polled++; polled <= before && w.Status != rdma.StatusSuccess || w.Status != rdma.StatusSuccess && w.Status != rdma.StatusFlushed {
+					t.Fatalf("%d of %d, %d before the end: %+v (%v)", polled, posted, before, w, w.Status)
+				}
+			}
+		}
+		for post() == nil {
+		}
+		before := posted
+		ended := make(chan error, 1)
+		ctx := within(t)
+		go func() { ended <- a.Disconnect(ctx, x.QP) }()
+		for err := post(); !errors.Is(err, rdma.ErrState) && x.QP.State() == rdma.QPRTS; err = post() {
+			var w [1]rdma.WC
+			n, err := x.SendCQ.Poll(w[:])
+			if err != nil {
+				t.Fatal(err)
+			}
+			poll(w[:n], before)
+		}
+		if err := <-ended; err != nil {
+			t.Fatal(err)
+		}
+		poll(rdmatest.Await(t, x.SendCQ, posted-polled), before)
+	}
+}
+
 // TestDisconnect_impatient: a peer that has no receive for what was posted does not hold up the end for longer than
 // the program wants.
 func TestDisconnect_impatient(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"sync/atomic"
 	"time"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
@@ -21,6 +22,8 @@ type qp struct {
 
 	abort context.CancelCauseFunc // ends the call that is being made; nil: none is
 	wait  chan struct{}           // closed when the connection is over; nil: nobody waits
+
+	leaving atomic.Bool // Disconnect was here: what was posted before is still sent
 }
 
 var _ softdev.Carrier = (*qp)(nil)
@@ -41,6 +44,14 @@ func (d *Device) newQP(c softdev.QPConfig) (softdev.Carrier, error) {
 	q := &qp{m: m}
 	q.Init(d.host, m)
 	return q, nil
+}
+
+// PostSend implements [rdma.QP]: nothing more when the connection ends.
+func (q *qp) PostSend(wrs []rdma.SendWR) (int, error) {
+	if q.leaving.Load() && q.State() == rdma.QPRTS {
+		return 0, fmt.Errorf("post send to queue pair %v, which disconnects: %w", q.Num(), rdma.ErrState)
+	}
+	return q.QP.PostSend(wrs)
 }
 
 // PostRecv implements [rdma.QP]: the peer may wait for the news of a receive (§3.1, Notes on NOP).
@@ -64,6 +75,9 @@ func (q *qp) Modified(a rdma.QPAttr) {
 
 // Transmit implements [softdev.Carrier].
 func (q *qp) Transmit(now time.Time) {
+	if q.leaving.Load() && q.m.State() == rdma.QPRTS && q.Drained() {
+		_ = q.m.Disconnect(now) // allowed from there
+	}
 	q.QP.Transmit(now)
 	q.tell()
 }
@@ -131,6 +145,7 @@ func (q *qp) begin(c *net.TCPConn, t *vitcp.Terms, o *Options) (Terms, error) {
 	now := time.Now()
 	out := Terms{Attr: t.Attr, Security: t.Security, Timestamps: tcpqp.Timestamps(c)}
 	t.MaxSegment = o.MaxSegment
+	q.leaving.Store(false)
 	err := q.ready()
 	if err == nil {
 		err = q.m.Start(now, *t)
@@ -189,16 +204,15 @@ func (q *qp) leave() (<-chan struct{}, error) {
 	if q.Dead() {
 		return nil, fmt.Errorf("disconnect queue pair %v: %w", q.Num(), rdma.ErrClosed)
 	}
-	now := time.Now()
-	q.Step(now) // what was posted before
-	if err := q.m.Disconnect(now); err != nil {
-		return nil, err
+	if s := q.m.State(); s != rdma.QPRTS {
+		return nil, fmt.Errorf("disconnect queue pair %v in %v: %w", q.Num(), s, rdma.ErrState)
 	}
+	q.leaving.Store(true)
 	if q.wait == nil {
 		q.wait = make(chan struct{})
 	}
 	over := q.wait
-	q.Step(now)
+	q.Step(time.Now())
 	return over, nil
 }
 
