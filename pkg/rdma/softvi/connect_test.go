@@ -548,7 +548,7 @@ func TestSection2_2_2_2_2_Disconnect(t *testing.T) {
 // TestDisconnect_full: what was posted is sent before the end, also what the queue pair had no place for yet, and
 // what is posted beside the end completes.
 func TestDisconnect_full(t *testing.T) {
-	for range 20 {
+	for range 8 {
 		x, y, a, _ := ends(t)
 		connect(t, x, y, softvi.Options{}, softvi.Options{})
 		wr := x.Write(0, y, 0, 1<<20)
