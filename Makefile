@@ -175,7 +175,7 @@ demo: deps build ## Carry nginx, redis and iperf3 between two pods over SMC-R an
 
 .PHONY: demo-iwarp
 demo-iwarp: deps ## Move GiBs by RDMA between two programs without rights, over a TCP connection that began as text (ARGS='-mib 64').
-	$(GO) run ./demo/iwarp $(ARGS)
+	$(GO) run ./demo/upgrade $(ARGS)
 
 .PHONY: demo-vf
 demo-vf: deps vm-image ## Give pods RoCE VFs in guests and show it (ARGS=--times compares ADD and DEL with the reference plugin).

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/rdma/internal/tcpqp"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/iwarp"
 )
 
@@ -110,7 +111,7 @@ func (e *ConnectError) Timeout() bool { return e.Reason == TimedOut }
 func (d *Device) Connect(ctx context.Context, r rdma.QP, c *net.TCPConn, o ConnectOptions) ([]byte, error) {
 	q, err := d.find(r)
 	if err == nil {
-		err = d.checkConn(c)
+		err = tcpqp.CheckConn(c, d.cfg.Addr)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("connect: %w", err)
@@ -140,14 +141,14 @@ func (q *qp) ask(c *net.TCPConn, o *ConnectOptions) (<-chan struct{}, error) {
 	if err := q.m.Start(now, o.startup(iwarp.Initiator, c)); err != nil {
 		return nil, err
 	}
-	own, err := takeOver(c)
+	own, err := tcpqp.TakeOver(c)
 	if err != nil {
 		q.m.HandleEnd(now, err) // nobody heard of it
 		return nil, err
 	}
 	if err := q.Attach(own.TCPConn); err != nil {
 		q.m.HandleEnd(now, err)
-		return nil, &ConnectError{Reason: Refused, Socket: own.giveBack(), Err: err}
+		return nil, &ConnectError{Reason: Refused, Socket: own.GiveBack(), Err: err}
 	}
 	q.asking, q.taken = true, own
 	done := q.await(func() bool { return q.m.Phase() != iwarp.PhaseWaitReply })
@@ -169,7 +170,7 @@ func (q *qp) answered(ctx context.Context) ([]byte, error) {
 		q.m.HandleEnd(time.Now(), err)
 	}
 	taken := q.taken
-	q.taken, q.asking, q.wait, q.decided = takenOver{}, false, nil, nil
+	q.taken, q.asking, q.wait, q.decided = tcpqp.Taken{}, false, nil, nil
 	peer, has := q.m.Request()
 	data := bytes.Clone(peer.PrivateData)
 	switch {
@@ -190,7 +191,7 @@ func (q *qp) answered(ctx context.Context) ([]byte, error) {
 	_, wait := q.Detach() // of taken, which is still there: no queue pair in INIT lets it go
 	q.Unlock()
 	wait()
-	e.Socket = taken.giveBack()
+	e.Socket = taken.GiveBack()
 	return nil, e
 }
 

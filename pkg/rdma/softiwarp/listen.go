@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/rdma/internal/tcpqp"
 )
 
 // Listener listens for connections whose first bytes are an MPA Request.
@@ -115,7 +116,7 @@ func (l *Listener) serve(ctx context.Context, c *net.TCPConn) {
 	defer func() { <-l.places }()
 	s := l.dev.newPoint(nil)
 	s.listener = true
-	if err := s.start(nil, func() (takenOver, error) { return takenOver{c, 1}, nil }); err != nil {
+	if err := s.start(nil, func() (tcpqp.Taken, error) { return tcpqp.Taken{TCPConn: c, NoDelay: true}, nil }); err != nil {
 		_ = c.Close()
 		return
 	}

@@ -21,7 +21,7 @@ type qp struct {
 
 	reserved *SSP          // whose request alone may be accepted on it
 	asking   bool          // an initiator's start-up is under way
-	taken    takenOver     // the connection of an initiator
+	taken    tcpqp.Taken   // the connection of an initiator
 	before   uint64        // FPDUs that a responder has received on former connections
 	wait     chan struct{} // closed when decided says so; nil: nobody waits
 	decided  func() bool

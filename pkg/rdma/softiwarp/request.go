@@ -197,7 +197,7 @@ func (r *Request) Reject(pd []byte) (*net.TCPConn, error) {
 	<-r.s.ended // so that nobody else reads
 	r.s.releaseQP()
 	open := r.s.dev.untrack(shutter{r.s})
-	err = r.s.conn.send(answer)
+	err = send(r.s.conn.TCPConn, answer)
 	if !open {
 		err = fmt.Errorf("device %q: %w", r.s.dev.cfg.Name, rdma.ErrClosed)
 	}
@@ -205,5 +205,5 @@ func (r *Request) Reject(pd []byte) (*net.TCPConn, error) {
 		_ = r.s.conn.Close()
 		return nil, fmt.Errorf("reject %v: %w", r.RemoteAddr(), err)
 	}
-	return r.s.conn.giveBack(), nil
+	return r.s.conn.GiveBack(), nil
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/internal/ssp"
+	"github.com/smcr-io/kube-smcr/pkg/rdma/internal/tcpqp"
 )
 
 // ErrSocketDown says that the connection ended, or began with what is no MPA Request, before
@@ -63,8 +64,8 @@ type SSP struct {
 	req           *Request           // before done is closed; nil: none
 	ended         chan struct{}      // closed when the goroutine has ended
 
-	mu    sync.Mutex // guards what follows
-	conn  takenOver  // since start, for good
+	mu    sync.Mutex  // guards what follows
+	conn  tcpqp.Taken // since start, for good
 	point ssp.Point
 	head  []byte // room to look at the stream
 }
@@ -76,7 +77,7 @@ type SSP struct {
 //
 // NewSSP returns when TCP has taken Last, or has not for 5 seconds: then the SSP is down.
 func (d *Device) NewSSP(c *net.TCPConn, o SSPOptions) (*SSP, error) {
-	err := d.checkConn(c)
+	err := tcpqp.CheckConn(c, d.cfg.Addr)
 	switch {
 	case err != nil:
 	case len(o.Last) > maxLast:
@@ -92,7 +93,7 @@ func (d *Device) NewSSP(c *net.TCPConn, o SSPOptions) (*SSP, error) {
 	if err := s.reserve(o.QP); err != nil {
 		return nil, fmt.Errorf("make Socket Service Point: %w", err)
 	}
-	if err := s.start(o.Last, func() (takenOver, error) { return takeOver(c) }); err != nil {
+	if err := s.start(o.Last, func() (tcpqp.Taken, error) { return tcpqp.TakeOver(c) }); err != nil {
 		s.releaseQP()
 		return nil, fmt.Errorf("make Socket Service Point: %w", err)
 	}
@@ -108,7 +109,7 @@ func (d *Device) newPoint(early []byte) *SSP {
 }
 
 // start gets the connection, sends the last message, and begins to wait.
-func (s *SSP) start(last []byte, get func() (takenOver, error)) error {
+func (s *SSP) start(last []byte, get func() (tcpqp.Taken, error)) error {
 	s.mu.Lock() // the goroutine, and the end of the device, wait for the connection
 	err := s.dev.track(shutter{s}, func() { s.run(last) })
 	if err == nil {
@@ -250,7 +251,7 @@ func (s *SSP) Close() (*net.TCPConn, error) {
 	_ = s.conn.SetReadDeadline(past())
 	<-s.ended
 	s.dev.untrack(shutter{s})
-	return s.conn.giveBack(), nil
+	return s.conn.GiveBack(), nil
 }
 
 // run waits for the request.
@@ -289,7 +290,7 @@ func (s *SSP) run(last []byte) {
 		s.releaseQP()
 	}
 	if answer != nil {
-		_ = c.send(answer) // the peer may be gone
+		_ = send(c.TCPConn, answer) // the peer may be gone
 	}
 	close(s.done)
 }
@@ -301,14 +302,14 @@ func (s *SSP) greet(last []byte) error {
 	if len(last) == 0 {
 		return nil
 	}
-	if err := s.conn.send(last); err != nil {
+	if err := send(s.conn.TCPConn, last); err != nil {
 		return fmt.Errorf("send the last message: %w", err)
 	}
 	return nil
 }
 
 // send writes a few bytes, for a bounded time.
-func (t takenOver) send(b []byte) error {
+func send(t *net.TCPConn, b []byte) error {
 	if err := t.SetWriteDeadline(time.Now().Add(requestTimeout)); err != nil {
 		return err
 	}

@@ -120,7 +120,7 @@ func once(c *net.TCPConn) func(context.Context) (*net.TCPConn, error) {
 		if err != nil {
 			return nil, fmt.Errorf("%w: %w", vitcp.ErrPeerClosed, err)
 		}
-		return t, nil
+		return t.TCPConn, nil
 	}
 }
 

@@ -196,16 +196,16 @@ func (d *Device) accept() {
 }
 
 // Serve takes over a connection that the program has accepted by itself, as if it had come in
-// at the device's port: its Connect Request goes to whom it names. c is closed for whoever has it. After an
-// error it is as it was.
+// at the device's port: its Connect Request goes to whom it names. c is closed for whoever has it, and after
+// ErrNoResources and ErrClosed for good; after ErrInvalid and ErrState it is as it was.
 func (d *Device) Serve(c *net.TCPConn) error {
 	err := tcpqp.CheckConn(c, d.cfg.Addr)
-	var own *net.TCPConn
+	var own tcpqp.Taken
 	if err == nil {
 		own, err = tcpqp.TakeOver(c)
 	}
 	if err == nil {
-		if err = d.admit(own); err != nil {
+		if err = d.admit(own.TCPConn); err != nil {
 			_ = own.Close()
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -120,7 +121,7 @@ func (p *passage) pump(to, from *net.TCPConn, rng *rand.Rand) {
 				k = 1
 			}
 			if p.f.stall > 0 && rng.IntN(p.f.stall) == 0 {
-				time.Sleep(time.Duration(rng.IntN(2000)) * time.Microsecond) // the fault
+				<-time.After(time.Duration(rng.IntN(2000)) * time.Microsecond) // the fault
 			}
 			if p.isCut(k) {
 				return
@@ -132,9 +133,9 @@ func (p *passage) pump(to, from *net.TCPConn, rng *rand.Rand) {
 			passed += k
 			b = b[k:]
 		}
-		switch err {
-		case nil:
-		case io.EOF:
+		switch {
+		case err == nil:
+		case errors.Is(err, io.EOF):
 			_ = to.CloseWrite()
 			return
 		default:

@@ -42,7 +42,7 @@ func TestSection4_PeersMeet(t *testing.T) {
 			terms[0], errs[0] = device(first).DialPeer(ctx, first.QP, at(device(second), names[1]), softvi.Options{Discriminator: names[0], Security: []byte(names[0])})
 		})
 		wg.Go(func() {
-			time.Sleep(pause) // the case: who calls later, by how much
+			<-time.After(pause) // the case: who calls later, by how much
 			terms[1], errs[1] = device(second).DialPeer(ctx, second.QP, at(device(first), names[0]), softvi.Options{Discriminator: names[1], Security: []byte(names[1])})
 		})
 		wg.Wait()

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command iwarp shows RDMA without rights: two programs of an ordinary user talk text over a TCP
+// Command upgrade shows RDMA without rights: two programs of an ordinary user talk text over a TCP
 // connection, agree to make it one of RDMA, and go on over the same connection with SEND, RDMA WRITE
 // and RDMA READ (package softiwarp).
 //
