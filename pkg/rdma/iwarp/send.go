@@ -9,6 +9,7 @@ import (
 
 	"github.com/smcr-io/kube-smcr/internal/invariant"
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/rdma/internal/wq"
 )
 
 // segment is an FPDU, or a start-up frame, that is offered to TCP.
@@ -492,7 +493,7 @@ func (q *QP) forgetSends() {
 		n := 0
 		ok := false
 		if s.request {
-			n, ok = q.localAgain(s.index, &bufs)
+			n, ok = t.localAgain(q.cfg.Memory, s.index, &bufs)
 		} else {
 			n, ok = q.remoteAgain(s, &bufs)
 		}
@@ -506,14 +507,14 @@ func (q *QP) forgetSends() {
 }
 
 // localAgain resolves the memory of a work request.
-func (q *QP) localAgain(index uint32, bufs *[MaxSGE][]byte) (int, bool) {
-	w := q.tx.queue.at(index)
+func (t *sender) localAgain(m wq.Memory, index uint32, bufs *[MaxSGE][]byte) (int, bool) {
+	w := t.queue.at(index)
 	if w.flags&rdma.SendInline != 0 {
-		bufs[0] = q.tx.queue.inlineOf(index)[:w.length]
+		bufs[0] = t.queue.inlineOf(index)[:w.length]
 		return 1, true
 	}
 	for i := range w.sges {
-		b, st := q.cfg.Memory.Local(w.sgl[i], false)
+		b, st := m.Local(w.sgl[i], false)
 		if st != rdma.StatusSuccess {
 			return 0, false
 		}
