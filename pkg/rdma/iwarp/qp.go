@@ -282,9 +282,6 @@ func (q *QP) Closed() bool {
 	return q.phase == PhaseClosed || q.rxEnded && q.TxEnded()
 }
 
-// Aborted reports whether the stream ends by a reset: never, a Terminate says what is wrong.
-func (q *QP) Aborted() bool { return false }
-
 // Unread returns what was received behind the peer's frame, when start-up has failed: it
 // belongs to whoever goes on with the stream.
 func (q *QP) Unread() []byte {

@@ -28,10 +28,14 @@ type Stream interface {
 	TxBuffers(now time.Time, dst [][]byte) [][]byte
 	HandleTx(now time.Time, n int)
 	// TxEnded reports whether our half of the stream may end; Closed, whether the connection
-	// is of no more use; and Aborted, whether it then ends by a reset, because an end in order
-	// would say what is not true.
+	// is of no more use.
 	TxEnded() bool
 	Closed() bool
+}
+
+// Aborter is a [Stream] whose end in order may say what is not true.
+type Aborter interface {
+	// Aborted reports whether the stream ends by a reset. It is then also Closed.
 	Aborted() bool
 }
 
@@ -40,8 +44,9 @@ type Stream interface {
 // that are for the owner of the queue pair.
 type QP struct {
 	softdev.QP
-	stream Stream
-	host   *Host
+	stream  Stream
+	aborter Aborter // the same, or nil
+	host    *Host
 
 	link     *link     // nil: no connection
 	txAfter  time.Time // nothing is sent before
@@ -54,6 +59,7 @@ type QP struct {
 // Init says what the queue pair's protocol is, and whose its goroutines are.
 func (q *QP) Init(h *Host, s Stream) {
 	q.host, q.stream = h, s
+	q.aborter, _ = s.(Aborter)
 }
 
 // Attach gives the queue pair a connection, which is its own from now on, and begins to
@@ -132,11 +138,14 @@ func (q *QP) SayLast(now time.Time) {
 	}
 }
 
+// aborted reports whether the connection ends by a reset.
+func (q *QP) aborted() bool { return q.aborter != nil && q.aborter.Aborted() }
+
 // Drop implements [softdev.Carrier]: the connection ends.
 func (q *QP) Drop() {
 	if l := q.link; l != nil {
 		q.link, q.retry = nil, time.Time{}
-		l.endAfter, l.aborted = q.endAfter, q.stream.Aborted()
+		l.endAfter, l.aborted = q.endAfter, q.aborted()
 		l.letGo(false)
 	}
 }
@@ -153,7 +162,7 @@ func (q *QP) Transmit(now time.Time) {
 		return
 	}
 	q.write(now, l)
-	if !l.full && !l.ended && q.stream.TxEnded() && !q.stream.Aborted() {
+	if !l.full && !l.ended && q.stream.TxEnded() && !q.aborted() {
 		if now.Before(q.endAfter) {
 			q.retry = q.endAfter
 		} else {

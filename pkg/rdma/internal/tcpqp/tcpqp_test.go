@@ -26,6 +26,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 var (
 	_ tcpqp.Stream = (*iwarp.QP)(nil)
 	_ tcpqp.Stream = (*vitcp.QP)(nil)
+
+	_ tcpqp.Aborter = (*vitcp.QP)(nil)
 )
 
 // device is a device whose queue pairs are VIs, without connection establishment: both sides know
