@@ -33,7 +33,7 @@ var documents = []document{
 		code: []string{"pkg/rdma/internal/ssp/", "pkg/rdma/softiwarp/"},
 	},
 	{
-		dir: "docs/vitcp", title: "VI/TCP", about: "VI/TCP", rfcs: []string{"VI/TCP"}, code: []string{"pkg/rdma/vitcp/"},
+		dir: "docs/vitcp", title: "VI/TCP", about: "VI/TCP", rfcs: []string{"VI/TCP"}, code: []string{"pkg/rdma/vitcp/", "pkg/rdma/softvi/"},
 	},
 }
 

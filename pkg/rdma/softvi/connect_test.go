@@ -202,6 +202,24 @@ func TestSection2_2_2_2_4_Timestamps(t *testing.T) {
 	}
 }
 
+// TestSection2_2_1_SendsBeforeReceives: what is sent before there is a receive waits for the news of one, which
+// come by themselves.
+func TestSection2_2_1_SendsBeforeReceives(t *testing.T) {
+	x, y, _, _ := ends(t)
+	connect(t, x, y, softvi.Options{}, softvi.Options{})
+	for i := range uint64(20) {
+		x.Send(t, rdma.SendWR{ID: i, Op: rdma.OpSend, Flags: rdma.SendSignaled, SGL: []rdma.SGE{x.SGE(0, 100)}})
+	}
+	for i := range uint64(20) {
+		if n, err := y.RecvCQ.Poll(make([]rdma.WC, 1)); n != 0 || err != nil {
+			t.Fatalf("message %d came before its receive: %d, %v", i, n, err)
+		}
+		y.Recv(t, 100+i, 0, 100)
+		rdmatest.AwaitOne(t, y.RecvCQ, 100+i, rdma.StatusSuccess)
+		rdmatest.AwaitOne(t, x.SendCQ, i, rdma.StatusSuccess)
+	}
+}
+
 // TestSection2_2_1_Mismatch: a program whose options do not fit may offer others, or reject.
 func TestSection2_2_1_Mismatch(t *testing.T) {
 	a, b := devices(t)
