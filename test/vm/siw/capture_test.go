@@ -26,7 +26,7 @@ func (b *bed) testCapture(t *testing.T, file string) {
 	if err := w.read(file); err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("%d connections, %d start-up frames, %d FPDUs", len(w.all), w.starts, w.fpdus)
+	t.Logf("%d connections, %d start-up frames, %d FPDUs", w.connections, w.starts, w.fpdus)
 	clean := filepath.Join(t.TempDir(), "frames.pcap")
 	if err := os.WriteFile(clean, w.pcap, 0o600); err != nil {
 		t.Fatal(err)
@@ -120,12 +120,13 @@ type streams struct {
 	all  map[[2]netip.AddrPort]*tcpStream // by the addresses of who opened it and of the other
 	pcap []byte                           // the frames, each in a packet
 
-	starts, fpdus int
+	connections, starts, fpdus int
 }
 
 // A tcpStream is a connection. What is not iWARP is passed over.
 type tcpStream struct {
 	number int
+	first  uint32  // the number of its SYN
 	halves [2]half // of who opened it, and of the other
 	other  bool    // it is not iWARP
 }
@@ -179,16 +180,14 @@ func (w *streams) read(file string) error {
 		if _, err := io.ReadFull(r, packet); err != nil {
 			return err
 		}
-		if err := w.packet(packet); err != nil {
-			return err
-		}
+		w.packet(packet)
 	}
 }
 
 // packet takes a packet of TCP over IPv4, and passes over others.
-func (w *streams) packet(b []byte) error {
+func (w *streams) packet(b []byte) {
 	if len(b) < etherHead+ipHead+tcpHead || b[12] != 8 || b[13] != 0 || b[etherHead]>>4 != 4 || b[etherHead+9] != 6 {
-		return nil
+		return
 	}
 	ip := b[etherHead:]
 	ip = ip[:binary.BigEndian.Uint16(ip[2:])] // without what fills a short frame
@@ -198,25 +197,27 @@ func (w *streams) packet(b []byte) error {
 	}
 	from, to := addr(ip[12:16], tcp[:2]), addr(ip[16:20], tcp[2:4])
 	seq, flags, payload := binary.BigEndian.Uint32(tcp[4:]), tcp[13], tcp[int(tcp[12]>>4)*4:]
-	if flags&(tcpSYN|tcpACK) == tcpSYN && w.all[[2]netip.AddrPort{from, to}] == nil {
-		w.all[[2]netip.AddrPort{from, to}] = &tcpStream{number: len(w.all)}
+	if old := w.all[[2]netip.AddrPort{from, to}]; flags&(tcpSYN|tcpACK) == tcpSYN && (old == nil || old.first != seq) {
+		w.all[[2]netip.AddrPort{from, to}] = &tcpStream{number: w.connections, first: seq}
+		w.connections++
 	}
 	s, side := w.all[[2]netip.AddrPort{from, to}], 0
 	if s == nil {
 		s, side = w.all[[2]netip.AddrPort{to, from}], 1
 	}
-	if s == nil {
-		return fmt.Errorf("a packet from %v to %v belongs to no connection", from, to)
+	if s == nil { // it began before the capture
+		return
 	}
 	h := &s.halves[side]
 	if flags&tcpSYN != 0 && !h.begun {
 		*h = half{begun: true, next: seq + 1, later: map[uint32][]byte{}, size: startSize}
 	}
-	h.add(seq, payload)
+	if h.begun {
+		h.add(seq, payload)
+	}
 	for n := 1; n > 0 && !s.other; {
 		n = w.cut(s, side)
 	}
-	return nil
 }
 
 // add puts bytes of a half in order.

@@ -38,7 +38,7 @@ func (b *bed) testSuite(t *testing.T) {
 	}
 	b.set(t, settings{"peer_to_peer": "1"}) // either side may send first
 	soft := netip.MustParseAddr(softAddr)
-	if _, err := b.guest.Run(t.Context(), "ip", "addr", "add", soft.String()+"/24", "dev", b.guest.NetDev(0)); err != nil {
+	if _, err := b.guest.Run(t.Context(), "ip", "addr", "replace", soft.String()+"/24", "dev", b.guest.NetDev(0)); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), suiteTimeout)
