@@ -205,7 +205,11 @@ func comparePart(t *testing.T, s suite, part string, beds [modes]*bed, sums *[mo
 func runPart(t *testing.T, s suite, part string, b *bed, n int) outcome {
 	ctx, cancel := context.WithTimeoutCause(t.Context(), partTimeout, fmt.Errorf("no end after %v", partTimeout))
 	defer cancel()
+	seen := b.lookBefore(ctx)
 	out, err := b.run(ctx, b.dir(s.name), s.command(part)...)
+	if text := seen(); text != "" {
+		t.Logf("%v: a moment before its time was over:\n%s", b.mode, text)
+	}
 	o := s.read(out)
 	if err != nil {
 		t.Logf("%v: %v", b.mode, err)

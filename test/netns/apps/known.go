@@ -24,14 +24,8 @@ const (
 
 // known are the differences that are properties of a relay, or of one without held SYNs.
 var known = []difference{
-	{
-		"curl", "1 to 40", "19",
-		[]mode{smcr}, connectsFirst,
-	},
-	{
-		"curl", "1 to 99", "19",
-		[]mode{smcr}, connectsFirst,
-	},
+	{"curl", "1 to 40", "19", []mode{smcr}, connectsFirst},
+	{"curl", "1 to 99", "19", []mode{smcr}, connectsFirst},
 	{
 		"redis", "unit/pubsub", "PUBLISH/SUBSCRIBE after UNSUBSCRIBE without arguments",
 		ours, otherConnection,

@@ -14,6 +14,8 @@ const (
 	// partTimeout bounds a part of a suite; the longest of redis' take some two
 	// minutes on a quiet machine.
 	partTimeout = 8 * time.Minute
+	// lookTime is how long before that it is looked at what a part may wait for.
+	lookTime = 10 * time.Second
 	// repeats is how often a part is run again whose tests do not say the same
 	// in all modes.
 	repeats = 3
