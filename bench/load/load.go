@@ -203,6 +203,11 @@ func (l Load) runEcho(ctx context.Context, dial DialFunc) (r Result, err error) 
 		_, err := io.ReadFull(c, buf)
 		return err
 	}
+	return l.RoundTrips(turn)
+}
+
+// RoundTrips makes round trips of SizeBytes for the duration, one after the other, and measures each.
+func (l Load) RoundTrips(turn func() error) (r Result, err error) {
 	for range 100 { // until everything is warm
 		if err := turn(); err != nil {
 			return r, err

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/smcr-io/kube-smcr/bench/load"
-	"github.com/smcr-io/kube-smcr/bench/report"
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/softiwarp"
 )
@@ -240,26 +239,7 @@ func (e *iwarpEnd) echo(l load.Load) (r load.Result, err error) {
 			}
 		}
 	}
-	for range 100 { // until everything is warm
-		if err := turn(); err != nil {
-			return r, err
-		}
-	}
-	times := make([]time.Duration, 0, 1<<16)
-	begin := time.Now()
-	last := begin
-	for last.Sub(begin) < l.Duration {
-		if err := turn(); err != nil {
-			return r, err
-		}
-		now := time.Now()
-		times = append(times, now.Sub(last))
-		last = now
-	}
-	return load.Result{
-		Ops: len(times), Bytes: int64(len(times)) * int64(l.SizeBytes), Elapsed: last.Sub(begin),
-		P50: report.Quantile(times, 0.5), P99: report.Quantile(times, 0.99),
-	}, nil
+	return l.RoundTrips(turn)
 }
 
 // stream moves messages between the regions for the duration. It ends when all have arrived: a READ
