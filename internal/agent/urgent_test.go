@@ -105,11 +105,12 @@ func poll(events int16) func(fd int) (bool, error) {
 	}
 }
 
-// exception looks at the exception set of select.
+// exception looks at the exception set of select. Linux takes a set as long as the
+// number of descriptors asks for, so it is made of as many as hold fd.
 func exception(fd int) (bool, error) {
-	var set unix.FdSet
-	set.Set(fd)
-	n, err := unix.Select(fd+1, nil, nil, &set, &unix.Timeval{})
+	set := make([]unix.FdSet, fd/unix.FD_SETSIZE+1)
+	set[fd/unix.FD_SETSIZE].Set(fd % unix.FD_SETSIZE)
+	n, err := unix.Select(fd+1, nil, nil, &set[0], &unix.Timeval{})
 	return n == 1, err
 }
 
