@@ -307,7 +307,8 @@ func (h *hold) carry(ctx context.Context, s *session, conn synqueue.Conn, c peer
 	h.arrivals[conn] = arrival
 	h.mu.Unlock()
 	var app *net.TCPConn
-	if h.answer(conn, synqueue.Divert, speaking) {
+	wasHeld := h.answer(conn, synqueue.Divert, speaking)
+	if wasHeld {
 		t := time.NewTimer(arrivalPatience)
 		select {
 		case app = <-arrival:
@@ -322,6 +323,11 @@ func (h *hold) carry(ctx context.Context, s *session, conn synqueue.Conn, c peer
 	switch {
 	case app == nil: // the application gave up, or its SYN was let go before
 		_ = c.Abort()
+		if !wasHeld && !s.decision.Required { // else the SYN was dropped, and comes again
+			why := fallback{code: agentapi.CodeLate}
+			h.px.record(s, smcr.ModeTCP.String(), why)
+			h.px.agent.metrics.fallback(why.code)
+		}
 		return
 	case !s.setApp(app):
 		reset(app)

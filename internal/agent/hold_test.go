@@ -545,6 +545,51 @@ func TestHold_refreshes(t *testing.T) {
 	})
 }
 
+// TestHold_late: a connection whose rendezvous takes longer than its SYN is held is plain TCP and says
+// so. The server's program then sees one connection more, without data, and the first one goes on.
+func TestHold_late(t *testing.T) {
+	l := newSpaces(t)
+	l.attach(t)
+	l.a.writeConfig(t, holdSYNs+preferAll)
+	l.b.writeConfig(t, holdSYNs+preferAll)
+	l.a.spawn(t)
+	l.b.spawn(t)
+	empty := make(chan struct{}, 16) // connections that ended before they brought anything
+	serve(t, l.b.pod.listen(t, podB+":80"), func(c *net.TCPConn) {
+		if n, _ := io.Copy(c, c); n == 0 {
+			empty <- struct{}{}
+		}
+	})
+	eventually(t, func() string {
+		c, err := l.a.pod.dial(t, podB+":80")
+		must(t, err)
+		exchange(t, c, 10)
+		if s := l.a.status(t); s.Conns.TotalSMCR == 0 {
+			return "nothing is on SMC-R"
+		}
+		return ""
+	})
+	if len(empty) > 0 {
+		t.Errorf("%d connections without data before any rendezvous was late", len(empty))
+	}
+	carried := l.a.status(t).Conns.TotalSMCR
+	l.b.freeze(true)
+	c, err := l.a.pod.dial(t, podB+":80")
+	l.b.freeze(false)
+	must(t, err)
+	<-empty
+	exchange(t, c, 1000)
+	eventually(t, func() string {
+		if s := l.a.status(t); s.Conns.TotalSMCR != carried || s.Reasons[agentapi.CodeLate] != 1 {
+			return fmt.Sprintf("%d connections on SMC-R, want %d; reasons %v, want one %s", s.Conns.TotalSMCR, carried, s.Reasons, agentapi.CodeLate)
+		}
+		return ""
+	})
+	if e := value(l.a.client.Explain(t.Context(), podA, podB+":80"))(t); e.Code != agentapi.CodeLate {
+		t.Errorf("explanation %+v, want %s", e, agentapi.CodeLate)
+	}
+}
+
 // TestHold_givesUp: a program that gives up ends the agent's dial, too.
 func TestHold_givesUp(t *testing.T) {
 	l := newHoldLab(t, preferAll)

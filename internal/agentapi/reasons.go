@@ -35,6 +35,7 @@ const (
 	CodeConnect       Code = "CONNECT"        // the destination did not answer
 	CodeApplication   Code = "APPLICATION"    // the pod's application did not answer
 	CodeRendezvous    Code = "RENDEZVOUS"     // the connection broke during the rendezvous
+	CodeLate          Code = "LATE"           // the rendezvous took longer than a SYN is held
 	CodeRequired      Code = "REQUIRED"       // reset because a policy requires SMC-R
 	CodePolicyChange  Code = "POLICY_CHANGE"  // ended by a changed policy
 	CodeDraining      Code = "DRAINING"       // the agent stops
@@ -67,7 +68,7 @@ func Codes() []Code {
 	out := []Code{
 		CodeNoPolicy, CodeOptedOut, CodeTransport, CodePodDevice, CodeMesh, CodeSameNode, CodeNotAttached, CodePodFailed, CodeNoOption, CodeBudgetConns, CodeBudgetMemory,
 		CodeQueuePairs, CodeBudgetRelays, CodeBudgetPending, CodeBudgetSockets, CodeBudgetSource, CodeConnect,
-		CodeApplication, CodeRendezvous, CodeRequired, CodePolicyChange, CodeDraining, CodeUnseen, CodeNoAgent,
+		CodeApplication, CodeRendezvous, CodeLate, CodeRequired, CodePolicyChange, CodeDraining, CodeUnseen, CodeNoAgent,
 	}
 	for _, r := range clcReasons() {
 		out = append(out, CodeOf(r))
@@ -118,6 +119,8 @@ func (c Code) describe() (text, advice string) {
 		return "the application in the pod did not accept the connection", "SMC-R is not the cause: check that the application listens on this address and port"
 	case CodeRendezvous:
 		return "the connection broke during the SMC-R rendezvous", "if it happens again, look at the agents' logs on both sides; a peer that echoes unknown TCP options belongs into the policy's except list"
+	case CodeLate:
+		return "the SMC-R rendezvous took so long that connect() was not kept waiting for it", "now and then, on a busy node, nothing; if it happens often, see whether the agents of both nodes have processor time enough (their limits, the nodes' load), and look at the health of the links"
 	case CodeRequired:
 		return "the policy requires SMC-R and SMC-R was not possible, so the connection was reset", "see the decision's detail for the reason; with mode Prefer the connection would be plain TCP"
 	case CodePolicyChange:
