@@ -7,6 +7,7 @@ import (
 	"errors"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -55,9 +56,30 @@ type hold struct {
 	ended  chan struct{}      // closed when run returns
 	once   sync.Once          // of close
 
-	mu       sync.Mutex                          // guards what is below
-	arrivals map[synqueue.Conn]chan *net.TCPConn // who waits for the diverted connection
+	mu       sync.Mutex // guards what is below
+	arrivals map[way][]*arrival
 }
+
+// arrival is the wait of a session for the application's connection, whose SYN was diverted.
+type arrival struct {
+	srcPort uint16            // of the application
+	app     chan *net.TCPConn // has room for the connection
+}
+
+// way is the way of a pod's connections to one destination. Which of its connections a session on
+// SMC-R gets does not matter, as all of them are new. And it is not always known: connection
+// tracking gives a diverted connection another source port if the application's is still
+// remembered with the agent's listener, since another connection from there was diverted within the
+// last two minutes:
+//
+//	10.0.0.1:40000 to 10.0.0.2:80   ended a minute ago    the agent saw 10.0.0.1:40000
+//	10.0.0.1:40000 to 10.0.0.3:80   the same port again   the agent sees 10.0.0.1:52111
+type way struct {
+	src netip.Addr
+	dst netip.AddrPort
+}
+
+func wayOf(c synqueue.Conn) way { return way{c.Src.Addr(), c.Dst} }
 
 // openHold binds a queue in the pod's namespace. If that is not possible, the pod's connections are
 // diverted before it is known where they can go.
@@ -65,7 +87,7 @@ func (px *proxy) openHold() error {
 	if !px.agent.holds.on {
 		return nil
 	}
-	h := &hold{px: px, ended: make(chan struct{}), arrivals: map[synqueue.Conn]chan *net.TCPConn{}}
+	h := &hold{px: px, ended: make(chan struct{}), arrivals: map[way][]*arrival{}}
 	var err error
 	h.holder, err = px.net.hold(linux.HolderConfig{
 		Marks: holdMarks,
@@ -302,23 +324,23 @@ func (h *hold) rendezvous(ctx context.Context, s *session, tcp *net.TCPConn) pee
 
 // carry diverts the application's connection to the agent, and relays it.
 func (h *hold) carry(ctx context.Context, s *session, conn synqueue.Conn, c peerConn, tcp *net.TCPConn) {
-	arrival := make(chan *net.TCPConn, 1)
+	wait := &arrival{srcPort: conn.Src.Port(), app: make(chan *net.TCPConn, 1)}
 	h.mu.Lock()
-	h.arrivals[conn] = arrival
+	h.arrivals[wayOf(conn)] = append(h.arrivals[wayOf(conn)], wait)
 	h.mu.Unlock()
 	var app *net.TCPConn
 	wasHeld := h.answer(conn, synqueue.Divert, speaking)
 	if wasHeld {
 		t := time.NewTimer(arrivalPatience)
 		select {
-		case app = <-arrival:
+		case app = <-wait.app:
 		case <-t.C:
 		case <-ctx.Done():
 		}
 		t.Stop()
 	}
 	if app == nil {
-		app = h.stopWaiting(conn, arrival)
+		app = h.stopWaiting(wayOf(conn), wait)
 	}
 	switch {
 	case app == nil: // the application gave up, or its SYN was let go before
@@ -339,20 +361,27 @@ func (h *hold) carry(ctx context.Context, s *session, conn synqueue.Conn, c peer
 
 // stopWaiting ends the wait for the application's connection, and returns the connection if it came in
 // the last moment.
-func (h *hold) stopWaiting(conn synqueue.Conn, arrival chan *net.TCPConn) (app *net.TCPConn) {
+func (h *hold) stopWaiting(w way, wait *arrival) (app *net.TCPConn) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.arrivals[conn] == arrival {
-		delete(h.arrivals, conn)
+	if i := slices.Index(h.arrivals[w], wait); i >= 0 {
+		h.arrivedLocked(w, i)
 	}
 	select {
-	case app = <-arrival:
+	case app = <-wait.app:
 	default:
 	}
 	return app
 }
 
-// deliver gives an accepted connection to the session that waits for it, and reports whether there is
+// arrivedLocked takes a wait off the list.
+func (h *hold) arrivedLocked(w way, i int) {
+	if h.arrivals[w] = slices.Delete(h.arrivals[w], i, i+1); len(h.arrivals[w]) == 0 {
+		delete(h.arrivals, w)
+	}
+}
+
+// deliver gives an accepted connection to a session that waits for it, and reports whether there is
 // such a session. h may be nil.
 func (h *hold) deliver(conn synqueue.Conn, app *net.TCPConn) bool {
 	if h == nil {
@@ -360,12 +389,14 @@ func (h *hold) deliver(conn synqueue.Conn, app *net.TCPConn) bool {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	arrival := h.arrivals[conn]
-	if arrival == nil {
+	w := wayOf(conn)
+	waits := h.arrivals[w]
+	if len(waits) == 0 {
 		return false
 	}
-	delete(h.arrivals, conn)
-	arrival <- app // the channel has room, and nobody else sends to it
+	i := max(0, slices.IndexFunc(waits, func(a *arrival) bool { return a.srcPort == conn.Src.Port() }))
+	waits[i].app <- app // the channel has room, and nobody else sends to it
+	h.arrivedLocked(w, i)
 	return true
 }
 

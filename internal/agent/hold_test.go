@@ -545,6 +545,42 @@ func TestHold_refreshes(t *testing.T) {
 	})
 }
 
+// TestHold_portAgain: a program connects from a port that it used a moment ago, to another
+// destination. Connection tracking then gives the diverted connection another port, and still there
+// is one connection at the server, and it is on SMC-R.
+func TestHold_portAgain(t *testing.T) {
+	l := newHoldLab(t, preferAll)
+	l.a.start(t)
+	l.b.start(t)
+	accepted := make(chan string, 16)
+	for _, port := range []string{"80", "81"} {
+		serve(t, l.b.pod.listen(t, podB+":"+port), func(c *net.TCPConn) {
+			accepted <- port
+			echo(c)
+		})
+	}
+	fromPort := func(_, _ string, raw syscall.RawConn) error {
+		var err error
+		cerr := raw.Control(func(fd uintptr) {
+			err = errors.Join(unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1), unix.Bind(int(fd), &unix.SockaddrInet4{Port: 40000}))
+		})
+		return errors.Join(cerr, err)
+	}
+	_ = l.a.pod.try(t, attempt{dst: podB + ":9"}) // the first packets to a new neighbour may be lost
+	before := l.a.status(t).Conns.TotalSMCR
+	for _, port := range []string{"80", "81"} {
+		c, err := linux.DialInNS(t.Context(), l.a.pod.ns, fromPort, netip.Addr{}, netip.MustParseAddrPort(podB+":"+port))
+		must(t, err)
+		exchange(t, c, 1000)
+		if got := <-accepted; got != port {
+			t.Errorf("a connection to port %s, want %s", got, port)
+		}
+	}
+	if n := l.a.status(t).Conns.TotalSMCR - before; n != 2 || len(accepted) > 0 {
+		t.Errorf("%d connections on SMC-R, want 2; the servers saw %d connections more", n, len(accepted))
+	}
+}
+
 // TestHold_late: a connection whose rendezvous takes longer than its SYN is held is plain TCP and says
 // so. The server's program then sees one connection more, without data, and the first one goes on.
 func TestHold_late(t *testing.T) {
