@@ -79,7 +79,7 @@ test: deps cluster-tools $(if $(filter ./... ./test/vm%,$(PKG)),vm-image) ## Run
 
 # PURE packages have no goroutines, and the simulator's share nothing but a
 # counter: the race detector sees nothing there, and takes ten times the time.
-pure-pattern := /(api/v1alpha1|internal/config|pkg/rdma(/internal/(ssp|wq)|/iwarp|/rocev2|/vitcp)?|pkg/smcr/(cdc|clc|linkgroup|llc|smcrtest))$$
+pure-pattern := /(api/v1alpha1|internal/config|pkg/rdma(/internal/(ssp|wq)|/iwarp|/rocev2|/vitcp)?|pkg/sdp/portmap|pkg/smcr/(cdc|clc|linkgroup|llc|smcrtest))$$
 # What starts a cluster, guests, or agents under load is tested after the rest, and
 # without the race detector, which the programs under test do not have either. Go does not know what
 # these tests build and run, so an old result of theirs says nothing. One at a time:

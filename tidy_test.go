@@ -43,6 +43,7 @@ var pure = []string{
 	"pkg/rdma/iwarp",
 	"pkg/rdma/rocev2",
 	"pkg/rdma/vitcp",
+	"pkg/sdp/portmap",
 	"pkg/smcr/cdc",
 	"pkg/smcr/clc",
 	"pkg/smcr/linkgroup",
