@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package portmapper
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// Path says where a connection of [Client.Dial] leads to.
+type Path struct {
+	Addr   netip.AddrPort // the peer's
+	Mapped bool           // it is the SDP address, and SDP is to be spoken
+	Reason Reason         // if not, why
+	Err    error          // what there is to say besides, of the socket
+}
+
+func (p Path) String() string {
+	if p.Mapped {
+		return fmt.Sprintf("SDP at %v", p.Addr)
+	}
+	return fmt.Sprintf("TCP to %v: %v", p.Addr, p.Reason)
+}
+
+// Dial connects to a service: to its SDP address, if the port mapper has one and somebody listens there,
+// and else to the service itself (§7.5.1). Its error is that of the connection in the end; that of
+// the context means that nothing was decided.
+//
+// d may be nil. Its LocalAddr says from where, as ever; the port is taken before the port mapper is
+// asked, which is told of it.
+func (c *Client) Dial(ctx context.Context, d *net.Dialer, service netip.AddrPort) (*net.TCPConn, Path, error) {
+	service = unmap(service)
+	if !isHost(service) {
+		return nil, Path{}, fmt.Errorf("dial %v: %w", service, ErrAddress)
+	}
+	var dialer net.Dialer
+	if d != nil {
+		dialer = *d
+	}
+	cp, release, err := c.takePort(ctx, &dialer, service)
+	if err != nil {
+		return nil, Path{}, fmt.Errorf("dial %v: take a port: %w", service, err)
+	}
+	defer release()
+
+	path := Path{Addr: service}
+	sdp, err := c.Lookup(ctx, service, cp)
+	var why *LookupError
+	switch {
+	case err == nil:
+		soon, cancel := context.WithTimeout(ctx, connectTimeout)
+		conn, err := dialTCP(soon, &dialer, sdp)
+		cancel()
+		if err == nil {
+			return conn, Path{Addr: sdp, Mapped: true}, nil
+		}
+		if ctx.Err() != nil {
+			return nil, path, err
+		}
+		// §7.5.1: a reset says what a PMDeny would have; so does an address that is out of reach.
+		c.forget(question{service, cp.Addr()})
+		path.Reason, path.Err = Refused, err
+	case errors.As(err, &why):
+		path.Reason, path.Err = why.Reason, why.Err
+	default:
+		return nil, path, err
+	}
+	conn, err := dialTCP(ctx, &dialer, service)
+	return conn, path, err
+}
+
+// takePort takes a port of TCP for connections of a dialer to a service, which then begin there, until it
+// is released: the port mapper is told where the connection comes from (§7.4, CpPort, CpIPAddr).
+func (c *Client) takePort(ctx context.Context, d *net.Dialer, service netip.AddrPort) (cp netip.AddrPort, release func(), err error) {
+	local, err := c.localAddr(ctx, d, service)
+	if err != nil {
+		return cp, nil, err
+	}
+	// A socket that is bound and does nothing shares its port with those that say so, too.
+	family, sa := sockaddr(local)
+	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, unix.IPPROTO_TCP)
+	if err != nil {
+		return cp, nil, fmt.Errorf("socket: %w", err)
+	}
+	release = func() { _ = unix.Close(fd) }
+	if err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err == nil {
+		err = unix.Bind(fd, sa)
+	}
+	var bound unix.Sockaddr
+	if err == nil {
+		bound, err = unix.Getsockname(fd)
+	}
+	if err != nil {
+		release()
+		return cp, nil, fmt.Errorf("bind to %v: %w", local, err)
+	}
+	cp = netip.AddrPortFrom(local.Addr(), portOf(bound))
+	d.LocalAddr = net.TCPAddrFromAddrPort(cp)
+	shareAddress(d)
+	return cp, release, nil
+}
+
+// localAddr is where a connection of a dialer begins; port 0 is any.
+func (c *Client) localAddr(ctx context.Context, d *net.Dialer, service netip.AddrPort) (netip.AddrPort, error) {
+	var from netip.AddrPort
+	if d.LocalAddr != nil {
+		a, ok := d.LocalAddr.(*net.TCPAddr)
+		if !ok {
+			return from, fmt.Errorf("local address %v is of %s: want one of TCP", d.LocalAddr, d.LocalAddr.Network())
+		}
+		if from = unmap(a.AddrPort()); from.Addr().IsValid() && !from.Addr().IsUnspecified() {
+			return from, nil
+		}
+	}
+	// The kernel chooses an address for a socket of UDP as for one of TCP, and sends nothing.
+	u := net.Dialer{Control: c.cfg.Control}
+	n, err := u.DialContext(ctx, "udp", service.String())
+	if err != nil {
+		return from, err
+	}
+	defer func() { _ = n.Close() }()
+	chosen, err := netip.ParseAddrPort(n.LocalAddr().String())
+	return netip.AddrPortFrom(chosen.Addr().Unmap(), from.Port()), err
+}
+
+// shareAddress has the sockets of a dialer share their port with the one that has taken it.
+func shareAddress(d *net.Dialer) {
+	share := func(r syscall.RawConn) error {
+		var err error
+		if e := r.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1) }); e != nil {
+			return e
+		}
+		return err
+	}
+	if before := d.ControlContext; before != nil {
+		d.ControlContext = func(ctx context.Context, network, address string, r syscall.RawConn) error {
+			return errors.Join(share(r), before(ctx, network, address, r))
+		}
+		return
+	}
+	before := d.Control
+	d.Control = func(network, address string, r syscall.RawConn) error {
+		if before != nil {
+			if err := before(network, address, r); err != nil {
+				return err
+			}
+		}
+		return share(r)
+	}
+}
+
+func dialTCP(ctx context.Context, d *net.Dialer, to netip.AddrPort) (*net.TCPConn, error) {
+	d.SetMultipathTCP(false)
+	n, err := d.DialContext(ctx, "tcp", to.String())
+	if err != nil {
+		return nil, err
+	}
+	t, ok := n.(*net.TCPConn)
+	if !ok {
+		_ = n.Close()
+		return nil, fmt.Errorf("dial %v: connection is %T", to, n)
+	}
+	return t, nil
+}
+
+func sockaddr(a netip.AddrPort) (family int, sa unix.Sockaddr) {
+	if a.Addr().Is4() {
+		return unix.AF_INET, &unix.SockaddrInet4{Port: int(a.Port()), Addr: a.Addr().As4()}
+	}
+	return unix.AF_INET6, &unix.SockaddrInet6{Port: int(a.Port()), Addr: a.Addr().As16(), ZoneId: zoneID(a.Addr().Zone())}
+}
+
+func zoneID(zone string) uint32 {
+	if zone == "" {
+		return 0
+	}
+	i, err := net.InterfaceByName(zone)
+	if err != nil {
+		return 0
+	}
+	return uint32(i.Index)
+}
+
+func portOf(sa unix.Sockaddr) uint16 {
+	switch a := sa.(type) {
+	case *unix.SockaddrInet4:
+		return uint16(a.Port)
+	case *unix.SockaddrInet6:
+		return uint16(a.Port)
+	}
+	return 0
+}

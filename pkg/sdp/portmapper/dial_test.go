@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package portmapper_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"slices"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/smcr-io/kube-smcr/pkg/sdp/portmap"
+	"github.com/smcr-io/kube-smcr/pkg/sdp/portmapper"
+)
+
+// tcp listens at a port of this host.
+func tcp(t testing.TB) (*net.TCPListener, netip.AddrPort) {
+	t.Helper()
+	l, err := net.ListenTCP("tcp4", net.TCPAddrFromAddrPort(loopback))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	return l, netip.MustParseAddrPort(l.Addr().String())
+}
+
+// dials has a client dial a service, and returns its path and the address that the listener sees.
+func dials(t testing.TB, c *portmapper.Client, d *net.Dialer, to netip.AddrPort, l *net.TCPListener) (portmapper.Path, netip.AddrPort) {
+	t.Helper()
+	conn, path, err := c.Dial(limited(t), d, to)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close() }()
+	if err := l.SetDeadline(time.Now().Add(patience)); err != nil {
+		t.Fatal(err)
+	}
+	peer, err := l.AcceptTCP()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = peer.Close() }()
+	if conn.RemoteAddr().String() != path.Addr.String() {
+		t.Errorf("the connection leads to %v, and is said to lead to %v", conn.RemoteAddr(), path.Addr)
+	}
+	return path, netip.MustParseAddrPort(peer.RemoteAddr().String())
+}
+
+// TestSection7_4_Dial: the connection leads to the SDP address, from the port that the PMReq has told of.
+func TestSection7_4_Dial(t *testing.T) {
+	l, at := tcp(t)
+	s := newScript(t, func(_ int, m portmap.Message) [][]byte {
+		if m.Type != portmap.Request {
+			return nil
+		}
+		return [][]byte{as(portmap.Accept, m, at)}
+	})
+	c := newClient(t, s.port(), portmapper.ClientConfig{})
+	for _, d := range []*net.Dialer{nil, {LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 3)}}, {LocalAddr: &net.TCPAddr{}}} {
+		path, from := dials(t, c, d, service, l)
+		if !path.Mapped || path.Addr != at || path.Reason != 0 || path.Err != nil {
+			t.Errorf("%v, want SDP at %v", path, at)
+		}
+		if !slices.ContainsFunc(s.heard(), func(m portmap.Message) bool { return m.Type == portmap.Request && m.CP == from && m.AP == service }) {
+			t.Errorf("the connection comes from %v, and the messages were %v", from, s.heard())
+		}
+		if d != nil && d.LocalAddr.(*net.TCPAddr).Port != 0 {
+			t.Errorf("the caller's dialer was changed: %+v", d)
+		}
+	}
+	if got := (portmapper.Path{Addr: at, Mapped: true}).String(); got != "SDP at "+at.String() {
+		t.Error(got)
+	}
+}
+
+// TestSection7_5_1_Fallback: without an SDP address, or without somebody there, it is plain TCP, with a reason.
+func TestSection7_5_1_Fallback(t *testing.T) {
+	l, conventional := tcp(t)
+	dead, nobody := tcp(t)
+	_ = dead.Close()
+	s := listen(t, loopback, portmapper.ServerConfig{CacheTime: time.Minute})
+	c := newClient(t, s.Addr().Port(), portmapper.ClientConfig{})
+	plain := func(c *portmapper.Client, want portmapper.Reason) portmapper.Path {
+		t.Helper()
+		path, _ := dials(t, c, nil, conventional, l)
+		if path.Mapped || path.Reason != want || path.Addr != conventional {
+			t.Errorf("%v, want TCP to %v: %v", path, conventional, want)
+		}
+		return path
+	}
+	plain(c, portmapper.Denied)
+	mapped(t, s, conventional, nobody)
+	if p := plain(c, portmapper.Refused); !errors.Is(p.Err, syscall.ECONNREFUSED) || p.String() != "TCP to "+conventional.String()+": refused" {
+		t.Errorf("%v: %v", p, p.Err)
+	}
+	living, at := tcp(t)
+	mapped(t, s, conventional, at)
+	if path, _ := dials(t, c, nil, conventional, living); !path.Mapped { // the dead one was not kept, though it might be
+		t.Errorf("%v, want SDP at %v", path, at)
+	}
+	silent := newScript(t, func(int, portmap.Message) [][]byte { return nil })
+	c = newClient(t, silent.port(), quick)
+	plain(c, portmapper.NoAnswer)
+	plain(c, portmapper.Silent)
+}
+
+// TestDial_errors: what cannot be dialed at all.
+func TestDial_errors(t *testing.T) {
+	s := listen(t, loopback, portmapper.ServerConfig{})
+	c := newClient(t, s.Addr().Port(), portmapper.ClientConfig{})
+	if _, _, err := c.Dial(limited(t), nil, netip.AddrPort{}); !errors.Is(err, portmapper.ErrAddress) {
+		t.Error(err)
+	}
+	if _, _, err := c.Dial(limited(t), &net.Dialer{LocalAddr: &net.UDPAddr{}}, service); err == nil {
+		t.Error("a local address of UDP is taken")
+	}
+	if _, _, err := c.Dial(limited(t), &net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(192, 0, 2, 1)}}, service); !errors.Is(err, syscall.EADDRNOTAVAIL) {
+		t.Errorf("a foreign local address: %v", err)
+	}
+	_, path, err := c.Dial(limited(t), nil, service)
+	if !errors.Is(err, syscall.ECONNREFUSED) || path.Reason != portmapper.Denied {
+		t.Errorf("nobody is there: %v, %v", path, err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, _, err := c.Dial(ctx, nil, service); err == nil {
+		t.Error("a context that has ended does not matter")
+	}
+}
+
+// TestDial_control: the functions of the caller's dialer are called, too.
+func TestDial_control(t *testing.T) {
+	l, at := tcp(t)
+	s := listen(t, loopback, portmapper.ServerConfig{})
+	mapped(t, s, service, at)
+	c := newClient(t, s.Addr().Port(), portmapper.ClientConfig{})
+	called := 0
+	count := func() error { called++; return nil }
+	dials(t, c, &net.Dialer{Control: func(string, string, syscall.RawConn) error { return count() }}, service, l)
+	dials(t, c, &net.Dialer{ControlContext: func(context.Context, string, string, syscall.RawConn) error { return count() }}, service, l)
+	if called != 2 {
+		t.Errorf("called %d times", called)
+	}
+}
