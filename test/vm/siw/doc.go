@@ -15,6 +15,9 @@
 // The conformance suite of providers runs in the guest, with siw as one of the two devices, through
 // libibverbs and rdma_cm, and softiwarp as the other one: TestSIW_conformance of pkg/rdma/verbs.
 //
+// iwpmd, the port mapper of rdma-core, runs in the guest for the last test: our client asks it for
+// the programs there, and it asks our server for them.
+//
 // # Limitations
 //
 // The kernel is Debian's 6.12; Debian builds none with siw. Times say nothing: the guest is

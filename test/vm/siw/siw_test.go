@@ -65,6 +65,7 @@ func TestSIW(t *testing.T) {
 	t.Run("connect", b.testConnect)
 	t.Run("ends", b.testEnds)
 	t.Run("suite", b.testSuite)
+	t.Run("port mapper", b.testPortMapper)
 	t.Run("capture", func(t *testing.T) { b.testCapture(t, stop()) })
 }
 
