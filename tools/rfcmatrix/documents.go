@@ -35,6 +35,11 @@ var documents = []document{
 	{
 		dir: "docs/vitcp", title: "VI/TCP", about: "VI/TCP", rfcs: []string{"VI/TCP"}, code: []string{"pkg/rdma/vitcp/", "pkg/rdma/softvi/"},
 	},
+	{
+		dir: "docs/portmap", title: "SDP's port mapper", about: "section 7 of the draft of SDP", rfcs: []string{"SDP"}, text: "the draft",
+		code:  []string{"pkg/sdp/portmap/", "pkg/sdp/portmapper/"},
+		linux: " \"Linux\" is iwpmd, rdma-core's port\nmapper, with which we are wire compatible; some rules hold towards all others, but [not towards it](#towards-linux).",
+	},
 }
 
 // output is the path of the table.
@@ -48,9 +53,22 @@ func (d *document) kind() string {
 	return d.text
 }
 
-// covers reports whether comments of a file are checked for sections of the document.
+// covers reports whether comments of a file are checked for sections of the document: that of all
+// documents whose directory is the nearest one above the file.
 func (d *document) covers(file string) bool {
-	return slices.ContainsFunc(d.code, func(dir string) bool { return strings.HasPrefix(file, dir) })
+	own := d.nearest(file)
+	return own > 0 && !slices.ContainsFunc(documents, func(o document) bool { return o.nearest(file) > own })
+}
+
+// nearest returns how long the longest directory of the document is that a file is in, or 0.
+func (d *document) nearest(file string) int {
+	longest := 0
+	for _, dir := range d.code {
+		if strings.HasPrefix(file, dir) {
+			longest = max(longest, len(dir))
+		}
+	}
+	return longest
 }
 
 // section returns the number under which the statements have a section that a comment

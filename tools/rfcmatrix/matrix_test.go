@@ -266,3 +266,21 @@ func TestRender(t *testing.T) {
 		}
 	}
 }
+
+// TestDocument_covers: a file is of the document whose directory is the nearest one.
+func TestDocument_covers(t *testing.T) {
+	was := documents
+	defer func() { documents = was }()
+	documents = []document{{dir: "all", code: []string{"pkg/a/"}}, {dir: "part", code: []string{"pkg/a/b/"}}, {dir: "same", code: []string{"pkg/c/", "pkg/a/b/"}}}
+	for file, want := range map[string]string{"pkg/a/x.go": "all", "pkg/a/b/x.go": "part same", "pkg/c/x.go": "same", "pkg/d/x.go": ""} {
+		var got []string
+		for i := range documents {
+			if documents[i].covers(file) {
+				got = append(got, documents[i].dir)
+			}
+		}
+		if strings.Join(got, " ") != want {
+			t.Errorf("%s is of %v, want %q", file, got, want)
+		}
+	}
+}

@@ -317,3 +317,26 @@ func TestLookup_faultyNetwork(t *testing.T) {
 		})
 	}
 }
+
+// TestClient_mapper: who is asked, and at which port.
+func TestClient_mapper(t *testing.T) {
+	s := listen(t, loopback, portmapper.ServerConfig{})
+	mapped(t, s, netip.MustParseAddrPort("192.0.2.9:5001"), netip.MustParseAddrPort("192.0.2.9:35001"))
+	c := newClient(t, s.Addr().Port(), portmapper.ClientConfig{Mapper: s.Addr().Addr()})
+	got, err := c.Lookup(limited(t), netip.MustParseAddrPort("192.0.2.9:5001"), cp)
+	if err != nil || got != netip.MustParseAddrPort("192.0.2.9:35001") {
+		t.Errorf("a server that knows of others says %v, %v", got, err)
+	}
+	var asked string
+	c, err = portmapper.NewClient(portmapper.ClientConfig{Control: func(_, address string, _ syscall.RawConn) error {
+		asked = address
+		return os.ErrPermission
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	fails(t, c, portmapper.Unreachable)
+	if asked != "127.0.0.1:3935" {
+		t.Errorf("%s is asked, want port 3935 of the service's host", asked)
+	}
+}
