@@ -39,6 +39,8 @@
 //
 // # Limitations
 //
-// Nothing is authenticated and nothing is encrypted. It is a matter of Linux: the shell names the
-// address that an answer leaves from, and takes a port for a connection before it is made.
+// Nothing is authenticated and nothing is encrypted. A connection of [Client.Dial] has a port of this
+// host's for itself, because the question names it, where connections to different services may
+// share one otherwise. It is a matter of Linux: a server names the address that an answer leaves
+// from.
 package portmapper

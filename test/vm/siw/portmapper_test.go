@@ -53,11 +53,17 @@ func (b *bed) testAskIwpmd(t *testing.T) {
 	p.ping(t, pingBytes, 0)
 	b.disconnect(t, p)
 
+	_, at = b.serve(t, "rping", "-s", "-P", "-a", b.guest.Addr6(0).String())
+	six := netip.AddrPortFrom(b.guest.Addr6(0), at.Port())
+	if sdp, err := lookup(six, netip.AddrPortFrom(b.host.Addr6(), 40000)); err != nil || sdp != six {
+		t.Errorf("a server of IPv6 is at %v, %v; want %v", sdp, err, six)
+	}
+
 	var denied *portmapper.LookupError
 	if sdp, err = lookup(netip.AddrPortFrom(at.Addr(), 1), cp); !errors.As(err, &denied) || denied.Reason != portmapper.Denied {
 		t.Errorf("a port where nobody listens: %v, %v; want that it is denied", sdp, err)
 	}
-	if st := c.Stats(); st.Mapped != 1 || len(st.Discarded) != 0 {
+	if st := c.Stats(); st.Mapped != 2 || len(st.Discarded) != 0 {
 		t.Errorf("%+v", st)
 	}
 }
@@ -114,7 +120,7 @@ func (b *bed) testAckIwpmd(t *testing.T) {
 	t.Logf("iwpmd repeats after %v", again.Sub(heard))
 	crossed := 0
 	for {
-		m, _, err := hear(2*again.Sub(heard) + time.Second)
+		m, _, err := hear(again.Sub(heard) + 500*time.Millisecond)
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			break
 		}
