@@ -166,6 +166,11 @@ func dialTCP(ctx context.Context, d *net.Dialer, to netip.AddrPort) (*net.TCPCon
 		_ = n.Close()
 		return nil, fmt.Errorf("dial %v: connection is %T", to, n)
 	}
+	if t.LocalAddr().String() == t.RemoteAddr().String() {
+		// TCP connects a port to itself if nobody listens there, and ours may be just that.
+		_ = t.Close()
+		return nil, fmt.Errorf("dial %v: %w", to, syscall.ECONNREFUSED)
+	}
 	return t, nil
 }
 

@@ -131,6 +131,18 @@ func TestDial_errors(t *testing.T) {
 	}
 }
 
+// TestDial_itself: a port where nobody listens may be the one that the connection was to come from.
+func TestDial_itself(t *testing.T) {
+	s := listen(t, loopback, portmapper.ServerConfig{})
+	c := newClient(t, s.Addr().Port(), portmapper.ClientConfig{})
+	dead, nobody := tcp(t)
+	_ = dead.Close()
+	conn, path, err := c.Dial(limited(t), &net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(nobody)}, nobody)
+	if !errors.Is(err, syscall.ECONNREFUSED) || conn != nil {
+		t.Errorf("%v, %v, %v; want that it is refused", conn, path, err)
+	}
+}
+
 // TestDial_control: the functions of the caller's dialer are called, too.
 func TestDial_control(t *testing.T) {
 	l, at := tcp(t)
