@@ -34,8 +34,9 @@
 // A server hears a bounded number of datagrams per second of each peer, remembers a bounded
 // number of peers and of transactions, answers with one datagram as long as the one asked for or
 // with none, and never to an address that many hosts have. [Server.Stats] counts what it
-// discards, by reason. A client hears only the server that it asked; who sees the question
-// can answer it, and send the client to any host and port but its own.
+// discards, by reason. A flood that fills the socket's buffer has the kernel drop what others send, too:
+// they ask again, and then use plain TCP. A client hears only the server that it asked; who sees
+// the question can answer it, and send the client to any host and port but its own.
 //
 // # Limitations
 //
