@@ -20,9 +20,8 @@ import (
 // CRCs, and a first message of the initiator, so that both sides may send at once.
 type ConnectOptions struct {
 	// PrivateData goes to the peer's program with the Request or Reply: at most
-	// iwarp.PortablePrivateData bytes for every peer, twice as many for those of this
-	// package. A Reply with more, also one that rejects, stops the kernel of a peer with
-	// Linux's siw.
+	// [iwarp.PortablePrivateData] bytes for every peer. A Request may have twice as many, which Linux's
+	// siw answers by a reset; a Reply may not, unless [Config.LongReplies] says so.
 	PrivateData []byte
 	// NoPeerToPeer has an initiator send no message of its own first (RFC 6581 §9): then a
 	// responder may not send before the initiator's program does.

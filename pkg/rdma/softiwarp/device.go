@@ -23,6 +23,10 @@ type Config struct {
 	// Addr is the local address of the device's connections, and its only GID. A link-local
 	// one of IPv6 needs its zone: the interface, as in fe80::1%eth0.
 	Addr netip.Addr
+	// LongReplies allows Replies with more than [iwarp.PortablePrivateData] bytes of private data, up
+	// to what MPA has. Linux's siw asks for connections as any other peer does, and such a Reply
+	// stops its kernel: it is for who knows that no peer has siw.
+	LongReplies bool
 }
 
 // Validate reports all that is wrong with c.

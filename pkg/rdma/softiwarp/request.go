@@ -53,6 +53,8 @@ func (r *Request) LocalAddr() net.Addr { return r.s.conn.LocalAddr() }
 // the initiator's first message waits for that (RFC 5044 §7.1.2). A queue pair of the [SSP]
 // that the request came by may be left out.
 //
+// The private data is at most [iwarp.PortablePrivateData] bytes, unless [Config.LongReplies] allows more.
+//
 // ErrState, ErrInvalid and ErrClosed say that nothing was sent, and so does the error of a context
 // that had ended before: the request still waits. After other errors it is refused, and the
 // connection closed.
@@ -90,6 +92,9 @@ func (r *Request) Accept(ctx context.Context, to rdma.QP, o ConnectOptions) erro
 // has read the request.
 func (q *qp) take(now time.Time, r *Request, o *ConnectOptions) error {
 	if err := q.ready(r.s); err != nil {
+		return err
+	}
+	if err := r.checkLength(o.PrivateData); err != nil {
 		return err
 	}
 	r.s.mu.Lock()
@@ -181,13 +186,26 @@ func (q *qp) began() bool {
 	return n > 1 || n == 1 && (!errors.As(q.m.Err(), &t) || t.Sent)
 }
 
-// Reject refuses the request, with private data for the peer's program, and returns the
-// connection: it is in the streaming mode again, unless the peer closes it, as Linux's siw does. A
+// checkLength refuses private data of a Reply that a peer may not survive. Nothing in a Request tells
+// that it is siw's.
+func (r *Request) checkLength(pd []byte) error {
+	if len(pd) > iwarp.PortablePrivateData && !r.s.dev.cfg.LongReplies {
+		return fmt.Errorf("%d bytes of private data in a Reply, want at most %d: more would stop the kernel of a peer with Linux's siw, unless Config.LongReplies says that there is none: %w",
+			len(pd), iwarp.PortablePrivateData, rdma.ErrInvalid)
+	}
+	return nil
+}
+
+// Reject refuses the request, with private data for the peer's program as in [Request.Accept], and
+// returns the connection: it is in the streaming mode again, unless the peer closes it, as Linux's siw does. A
 // queue pair of the [SSP] is free again, in INIT.
 //
 // ErrState, ErrInvalid and ErrClosed say that nothing was sent; after other errors the connection
 // is closed.
 func (r *Request) Reject(pd []byte) (*net.TCPConn, error) {
+	if err := r.checkLength(pd); err != nil {
+		return nil, fmt.Errorf("reject: %w", err)
+	}
 	r.s.mu.Lock()
 	answer, err := r.s.point.Reject(pd)
 	r.s.mu.Unlock()

@@ -59,6 +59,7 @@ func TestSSP_anyAmountBefore(t *testing.T) {
 		if r.SSP() != s || s.Device() != b || r.RemoteAddr().String() != ca.LocalAddr().String() || r.LocalAddr().String() != s.LocalAddr().String() {
 			t.Errorf("request of %v to %v", r.RemoteAddr(), r.LocalAddr())
 		}
+		pd = pd[:min(n, iwarp.PortablePrivateData)]
 		if err := r.Accept(within(t), nil, softiwarp.ConnectOptions{PrivateData: pd}); err != nil {
 			t.Fatal(err)
 		}
