@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//go:build linux && cgo
+//go:build linux && cgo && smcrsiw
 
 package verbs_test
 
@@ -10,12 +10,14 @@ import (
 	"os"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/smcr-io/kube-smcr/internal/testenv"
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/rdmatest"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/softiwarp"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/verbs"
+	"github.com/smcr-io/kube-smcr/test/vm/rdmacm"
 )
 
 const (
@@ -23,6 +25,7 @@ const (
 	// another address of the same interface.
 	siwAddrEnv, softAddrEnv = "VERBS_SIW_ADDR", "VERBS_SOFT_ADDR"
 	firstPort               = 20_000
+	cmTimeout               = 10 * time.Second
 )
 
 func address(t testing.TB, env string) netip.Addr {
@@ -85,15 +88,28 @@ func connector(ports *atomic.Uint32) rdmatest.Connector {
 		t.Helper()
 		x.Init(t)
 		y.Init(t)
-		cm := newRDMACM(t)
+		cm, err := rdmacm.New()
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { // the kernel ends the connection
+			if err := cm.Close(); err != nil {
+				t.Error(err)
+			}
+		})
 		connected := make(chan error, 1)
-		var err error
 		if soft, ok := x.Dev.(*softiwarp.Device); ok {
 			at := netip.AddrPortFrom(address(t, siwAddrEnv), uint16(firstPort+ports.Add(1)))
-			if err = cm.listen(at); err != nil {
+			if err := cm.Listen(at); err != nil {
 				t.Fatal(err)
 			}
-			go func() { connected <- cm.accept(y.QP) }()
+			go func() {
+				_, err := cm.Await(cmTimeout)
+				if err == nil {
+					err = cm.Accept(y.QP.Num(), nil)
+				}
+				connected <- err
+			}()
 			_, err = soft.Dial(context.Background(), x.QP, at.String(), softiwarp.ConnectOptions{})
 			finish(t, err, <-connected, y.QP)
 			return
@@ -103,7 +119,8 @@ func connector(ports *atomic.Uint32) rdmatest.Connector {
 			t.Fatal(err)
 		}
 		go func() {
-			connected <- cm.connect(x.QP, address(t, siwAddrEnv), netip.MustParseAddrPort(l.Addr().String()))
+			_, err := cm.Connect(x.QP.Num(), address(t, siwAddrEnv), netip.MustParseAddrPort(l.Addr().String()), nil)
+			connected <- err
 		}()
 		r, err := l.Accept(context.Background())
 		if err == nil {

@@ -66,6 +66,7 @@ func TestSIW(t *testing.T) {
 	t.Run("ends", b.testEnds)
 	t.Run("suite", b.testSuite)
 	t.Run("port mapper", b.testPortMapper)
+	t.Run("rights", b.testRights)
 	t.Run("capture", func(t *testing.T) { b.testCapture(t, stop()) })
 }
 

@@ -32,7 +32,21 @@ const left = "Attributes|States|IllegalTransitions|Destruction|QueueFull|Overrun
 // testSuite runs the conformance suite in the guest, with siw as one device, through libibverbs
 // and rdma_cm, and softiwarp as the other one, at a second address of the same interface.
 func (b *bed) testSuite(t *testing.T) {
-	program, err := b.lab.Build(t.Context(), "github.com/smcr-io/kube-smcr/pkg/rdma/verbs", lab.BuildOptions{CGO: true, Test: true})
+	const cases = 15 // with two directions each
+	b.inGuest(t, "TestSIW_conformance", left, 1+3*cases)
+}
+
+// testRights runs what siw and softiwarp let each other do with memory.
+func (b *bed) testRights(t *testing.T) {
+	const cases = 8
+	b.inGuest(t, "TestSIW_rights", "none", 1+3*cases)
+}
+
+// inGuest runs a test of pkg/rdma/verbs in the guest, without some of its parts: at least so many
+// tests are to pass.
+func (b *bed) inGuest(t *testing.T, test, skip string, least int) {
+	t.Helper()
+	program, err := b.lab.Build(t.Context(), "github.com/smcr-io/kube-smcr/pkg/rdma/verbs", lab.BuildOptions{CGO: true, Test: true, Tags: []string{"smcrsiw"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -44,9 +58,8 @@ func (b *bed) testSuite(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), suiteTimeout)
 	defer cancel()
 	out, err := b.guest.Shell(ctx, fmt.Sprintf(
-		"%s=siw0 %s=%s VERBS_SIW_ADDR=%v VERBS_SOFT_ADDR=%v %s -test.v -test.timeout=%v -test.run='^TestSIW_conformance$' -test.skip='^TestSIW_conformance$/^(%s)$' 2>&1",
-		testenv.RDMADeviceEnv, testenv.RequireEnv, testenv.RDMADevice, b.guest.Addr(0), soft, program, suiteTimeout*3/4, left))
-	const least = 1 + 3*15 // of each case the two directions, and itself
+		"%s=siw0 %s=%s VERBS_SIW_ADDR=%v VERBS_SOFT_ADDR=%v %s -test.v -test.timeout=%v -test.run='^%s$' -test.skip='^%s$/^(%s)$' 2>&1",
+		testenv.RDMADeviceEnv, testenv.RequireEnv, testenv.RDMADevice, b.guest.Addr(0), soft, program, suiteTimeout*3/4, test, test, skip))
 	if n := strings.Count(out, "--- PASS: "); err == nil && n < least {
 		err = fmt.Errorf("%d tests passed, want %d or more", n, least)
 	}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//go:build linux && cgo
+//go:build linux && cgo && smcrsiw
 
 package verbs
 
@@ -15,7 +15,8 @@ import (
 )
 
 // SIW is Linux' software iWARP, which [Open] refuses: its queue pairs are connected through
-// rdma_cm, by the tests. It knows memory by the address that it has in the process only.
+// rdma_cm, which is the user's business (test/vm/rdmacm). It knows memory by the address that it has
+// in the process only. It is in builds with the tag smcrsiw alone, for what is tried in guests.
 type SIW struct{ *Device }
 
 // OpenSIW opens a device.
