@@ -5,13 +5,12 @@ package main
 import (
 	"errors"
 	"fmt"
-	"net/netip"
 	"os"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
-	"github.com/smcr-io/kube-smcr/pkg/rdma/softiwarp"
 )
 
 const (
@@ -26,32 +25,31 @@ const (
 
 // end is one queue pair with its regions, each with rights of its own.
 type end struct {
-	dev  *softiwarp.Device
 	ctx  rdma.Context
 	cq   rdma.CQ
 	qp   rdma.QP
 	own  rdma.MR // what is sent from and received into: slots of a MiB, and of small messages behind them
 	open rdma.MR // what the peer may write
 	give rdma.MR // what the peer may read
+	said int     // small messages
 	wcs  []rdma.WC
 }
 
 const (
-	ownBytes = depth*mebibyte + 2*depth*small
+	notes    = depth * mebibyte      // small messages that arrive
+	words    = notes + 2*depth*small // those that are sent
+	ownBytes = words + queue*small
 	qpAccess = rdma.RemoteWrite | rdma.RemoteRead
 )
 
-func newEnd(addr netip.Addr) (e *end, err error) {
+func newEnd(d rdma.Device) (e *end, err error) {
 	e = &end{}
-	if e.dev, err = softiwarp.Open(softiwarp.Config{Name: "iw0", Addr: addr}); err != nil {
-		return nil, err
-	}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, e.close())
 		}
 	}()
-	if e.ctx, err = e.dev.Open(); err != nil {
+	if e.ctx, err = d.Open(); err != nil {
 		return nil, err
 	}
 	pd, err := e.ctx.AllocPD()
@@ -81,11 +79,10 @@ func newEnd(addr netip.Addr) (e *end, err error) {
 }
 
 func (e *end) close() error {
-	var err error
-	if e.ctx != nil {
-		err = e.ctx.Close()
+	if e.ctx == nil {
+		return nil
 	}
-	return errors.Join(err, e.dev.Close())
+	return e.ctx.Close()
 }
 
 // slot is a MiB of the own region.
@@ -95,7 +92,7 @@ func (e *end) slot(i int) rdma.SGE {
 
 // note is where small messages arrive: there are two for each slot.
 func (e *end) note(i int) rdma.SGE {
-	return rdma.SGE{Addr: e.own.Addr() + depth*mebibyte + uint64(i)*small, Length: small, LKey: e.own.LKey()}
+	return rdma.SGE{Addr: e.own.Addr() + notes + uint64(i)*small, Length: small, LKey: e.own.LKey()}
 }
 
 // bytesOf are those of a piece of the own region.
@@ -117,9 +114,12 @@ func (e *end) post(wr rdma.SendWR) error {
 	return err
 }
 
-// say sends a small message.
+// say sends a small message. There are never more than queue of them under way.
 func (e *end) say(b []byte) error {
-	return e.post(rdma.SendWR{Op: rdma.OpSend, Flags: rdma.SendInline, Inline: b})
+	off := words + e.said%queue*small
+	e.said++
+	n := copy(e.own.Bytes()[off:off+small], b)
+	return e.post(rdma.SendWR{Op: rdma.OpSend, SGL: []rdma.SGE{{Addr: e.own.Addr() + uint64(off), Length: uint32(n), LKey: e.own.LKey()}}})
 }
 
 // next waits for the next completion.
@@ -150,6 +150,19 @@ func (e *end) next() (rdma.WC, error) {
 		return wc, fmt.Errorf("%v: %v", wc.Op, wc.Status)
 	}
 	return wc, nil
+}
+
+// dropRights has nobody begin anew where root has started the program. Each thread changes its user for
+// itself, and rdma_cm takes commands only of who has opened it: so all are to be children of one.
+func dropRights() error {
+	if os.Getuid() != 0 {
+		return nil
+	}
+	err := errors.Join(syscall.Setgroups(nil), syscall.Setgid(nobody), syscall.Setuid(nobody))
+	if err == nil {
+		err = syscall.Exec("/proc/self/exe", os.Args, os.Environ())
+	}
+	return fmt.Errorf("drop the rights of root: %w", err)
 }
 
 // rights returns the user and the capabilities of this process.

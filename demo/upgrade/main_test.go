@@ -29,7 +29,7 @@ func TestRun_usage(t *testing.T) {
 		"help":         {[]string{"-help"}, 0},
 		"unknown flag": {[]string{"-fast"}, transcript.ExitUsage},
 		"argument":     {[]string{"now"}, transcript.ExitUsage},
-		"nothing":      {[]string{"-mib", "0"}, transcript.ExitUsage},
+		"nothing":      {[]string{"-mib", "-1"}, transcript.ExitUsage},
 	} {
 		var stdout, stderr bytes.Buffer
 		if code := run(tc.args, &stdout, &stderr); code != tc.code || stderr.Len() == 0 {

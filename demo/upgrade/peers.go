@@ -3,29 +3,18 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"hash/crc32"
 	"math/rand/v2"
-	"net"
 	"net/netip"
 	"strconv"
 	"time"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
-	"github.com/smcr-io/kube-smcr/pkg/rdma/softiwarp"
 )
-
-// What is said in text.
-const (
-	wantRDMA = "MAY WE GO ON WITH RDMA?\n"
-	goAhead  = "YES, SEND YOUR REQUEST\n" // the last message of the streaming mode
-)
-
-var loopback = netip.MustParseAddr("127.0.0.1")
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
@@ -53,38 +42,47 @@ func parseOffer(b []byte) (o offer, err error) {
 	return o, nil
 }
 
-// serve is the server: one connection.
-func serve(t *teller) error {
+// serve is the server of one connection: its arguments are the kind of way and its own address.
+func serve(t *teller, args []string) (err error) {
+	if len(args) != 2 {
+		return fmt.Errorf("%d arguments, want a kind and an address: %w", len(args), rdma.ErrInvalid)
+	}
+	w, err := begin(t, args[0], args[1])
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, w.Close()) }()
+	addr, err := w.listen()
+	if err != nil {
+		return err
+	}
+	if err := t.tell(line{Addr: addr}); err != nil {
+		return err
+	}
+	if err := w.meet(); err != nil {
+		return err
+	}
+	e, err := newEnd(w)
+	if err != nil {
+		return err
+	}
+	return errors.Join(e.serve(w), e.close())
+}
+
+// begin is what both programs begin with.
+func begin(t *teller, kind, addr string) (way, error) {
 	if err := tellRights(t); err != nil {
-		return err
+		return nil, err
 	}
-	var lc net.ListenConfig
-	lc.SetMultipathTCP(false)
-	l, err := lc.Listen(context.Background(), "tcp", net.JoinHostPort(loopback.String(), "0"))
+	a, err := netip.ParseAddr(addr)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	defer l.Close() //nolint:errcheck // the program ends
-	if err := t.tell(line{Addr: l.Addr().String()}); err != nil {
-		return err
-	}
-	c, err := l.Accept()
-	if err != nil {
-		return err
-	}
-	said, err := bufio.NewReaderSize(c, len(wantRDMA)).ReadString('\n')
-	if err != nil || said != wantRDMA {
-		return fmt.Errorf("client said %q: %w", said, errors.Join(err, rdma.ErrInvalid))
-	}
-	e, err := newEnd(loopback)
-	if err != nil {
-		return err
-	}
-	return errors.Join(e.serve(c.(*net.TCPConn)), e.close())
+	return newWay(kind, a)
 }
 
 // serve makes the connection one of RDMA, and takes what comes until the client says that that is all.
-func (e *end) serve(c *net.TCPConn) error {
+func (e *end) serve(w way) error {
 	o := offer{Write: e.open.Addr(), WriteKey: e.open.RKey(), Read: e.give.Addr(), ReadKey: e.give.RKey()}
 	rng := rand.NewChaCha8([32]byte{1})
 	_, _ = rng.Read(e.give.Bytes()) // never fails
@@ -98,29 +96,21 @@ func (e *end) serve(c *net.TCPConn) error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), completionPatience)
 	defer cancel()
-	s, err := e.dev.NewSSP(c, softiwarp.SSPOptions{QP: e.qp, Last: []byte(goAhead)})
-	if err != nil {
+	if err := w.accept(ctx, e, o.append(nil)); err != nil {
 		return err
 	}
-	r, err := s.Request(ctx)
-	if err != nil {
-		return errors.Join(err, e.dev.Close())
-	}
-	if err := r.Accept(ctx, nil, softiwarp.ConnectOptions{PrivateData: o.append(nil)}); err != nil {
-		return err
-	}
-	return e.take()
+	return e.take(w)
 }
 
 // take checks each MiB that arrives, by SEND or by WRITE, and tells the sum of all so far, until the
 // client ends the connection. A message of one byte says which slot was written.
-func (e *end) take() error {
+func (e *end) take(w way) error {
 	var sum uint32
 	for {
 		wc, err := e.next()
 		switch {
 		case wc.Status == rdma.StatusFlushed:
-			return e.whyEnded()
+			return w.ended(e)
 		case err != nil:
 			return err
 		case wc.Op != rdma.OpRecv:
@@ -142,37 +132,37 @@ func (e *end) take() error {
 	}
 }
 
-// whyEnded returns nil if the peer ended the connection in order.
-func (e *end) whyEnded() error {
-	select {
-	case ev := <-e.ctx.Events():
-		if ev.Kind == rdma.EventDisconnected {
-			return nil
-		}
-		return fmt.Errorf("connection ended: %v: %w", ev.Kind, ev.Err)
-	case <-time.After(completionPatience):
-		return errors.New("connection ended for no reason")
-	}
-}
-
-// ask is the client.
+// ask is the client: its arguments are the kind of way, its own address, the server's, and the MiB.
 func ask(t *teller, args []string) (err error) {
-	if len(args) != 2 {
-		return fmt.Errorf("%d arguments, want the address and the MiB: %w", len(args), rdma.ErrInvalid)
+	if len(args) != 4 {
+		return fmt.Errorf("%d arguments, want a kind, two addresses and the MiB: %w", len(args), rdma.ErrInvalid)
 	}
-	n, err := strconv.Atoi(args[1])
+	n, err := strconv.Atoi(args[3])
 	if err != nil {
 		return err
 	}
-	if err := tellRights(t); err != nil {
+	w, err := begin(t, args[0], args[1])
+	if err != nil {
 		return err
 	}
-	e, err := newEnd(loopback)
+	defer func() { err = errors.Join(err, w.Close()) }()
+	e, err := newEnd(w)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, e.close()) }()
-	o, err := e.connect(t, args[0])
+	for i := range depth {
+		if err := e.recv(uint64(i), e.note(i)); err != nil {
+			return err
+		}
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), completionPatience)
+	defer cancel()
+	private, err := w.connect(ctx, t, e, args[2])
+	if err != nil {
+		return err
+	}
+	o, err := parseOffer(private)
 	if err != nil {
 		return err
 	}
@@ -189,54 +179,7 @@ func ask(t *teller, args []string) (err error) {
 	if err := m.read(n); err != nil {
 		return err
 	}
-	return e.dev.Disconnect(e.qp)
-}
-
-// connect talks text, and then asks for RDMA on the same connection.
-func (e *end) connect(t *teller, addr string) (o offer, err error) {
-	var d net.Dialer
-	d.SetMultipathTCP(false)
-	ctx, cancel := context.WithTimeout(context.Background(), completionPatience)
-	defer cancel()
-	nc, err := d.DialContext(ctx, "tcp", addr)
-	if err != nil {
-		return o, err
-	}
-	c := nc.(*net.TCPConn)
-	from, to := c.LocalAddr(), c.RemoteAddr()
-	if err := t.tell(line{Title: fmt.Sprintf("A connection of text, %v to %v", from, to)}); err != nil {
-		return o, err
-	}
-	if _, err := c.Write([]byte(wantRDMA)); err != nil {
-		return o, err
-	}
-	answer := make([]byte, len(goAhead)) // and not a byte more: what comes behind it is not text
-	for n := 0; n < len(answer); {
-		k, err := c.Read(answer[n:])
-		if err != nil {
-			return o, err
-		}
-		n += k
-	}
-	for _, said := range []string{"client: " + wantRDMA, "server: " + string(answer)} {
-		if err := t.tell(line{Say: said[:len(said)-1]}); err != nil {
-			return o, err
-		}
-	}
-	for i := range depth {
-		if err := e.recv(uint64(i), e.note(i)); err != nil {
-			return o, err
-		}
-	}
-	pd, err := e.dev.Connect(ctx, e.qp, c, softiwarp.ConnectOptions{})
-	if err != nil {
-		return o, err
-	}
-	if o, err = parseOffer(pd); err != nil {
-		return o, err
-	}
-	return o, t.check("the connection of text is one of RDMA now", e.qp.State() == rdma.QPRTS,
-		"queue pair %v in %v; the server says what may be written and read", e.qp.Num(), e.qp.State())
+	return w.disconnect(e)
 }
 
 // mover moves bytes as the client.

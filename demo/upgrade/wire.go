@@ -33,8 +33,8 @@ type watcher struct {
 	why  string // nobody looks
 }
 
-// watch begins to capture what goes to and from a port of the loopback interface.
-func watch(ctx context.Context, addr, file string) (*watcher, error) {
+// watch begins to capture what goes to and from a port of an interface.
+func watch(ctx context.Context, addr, file, device string, start func(*exec.Cmd) error) (*watcher, error) {
 	if os.Getuid() != 0 {
 		return &watcher{why: "to look at the wire takes rights, which we do not have: root's demo shows it"}, nil
 	}
@@ -50,7 +50,7 @@ func watch(ctx context.Context, addr, file string) (*watcher, error) {
 	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
 		return nil, fmt.Errorf("make the capture's directory: %w", err)
 	}
-	cmd := exec.CommandContext(ctx, "tcpdump", "-i", "lo", "-n", "-U", "-Z", "root", "-s", fmt.Sprint(captureBytes),
+	cmd := exec.CommandContext(ctx, "tcpdump", "-i", device, "-n", "-U", "-Z", "root", "-s", fmt.Sprint(captureBytes),
 		"-c", fmt.Sprint(captured), "-w", file, "tcp port "+port)
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGINT) }
 	cmd.WaitDelay = endGrace
@@ -58,7 +58,7 @@ func watch(ctx context.Context, addr, file string) (*watcher, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := cmd.Start(); err != nil {
+	if err := start(cmd); err != nil {
 		return nil, fmt.Errorf("start tcpdump: %w", err)
 	}
 	w := &watcher{cmd: cmd, file: file}
