@@ -174,7 +174,7 @@ demo: deps build ## Carry nginx, redis and iperf3 between two pods over SMC-R an
 	$(GO) run ./demo/namespaces $(ARGS)
 
 .PHONY: demo-iwarp
-demo-iwarp: deps ## Move GiBs by RDMA between two programs without rights, over a TCP connection that began as text (ARGS='-mib 64').
+demo-iwarp: deps ## Move GiBs by RDMA between two programs without rights, over a TCP connection that began as text (ARGS='-mib 64'; ARGS=-siw: one on Linux' siw, in a guest).
 	$(GO) run ./demo/upgrade $(ARGS)
 
 .PHONY: demo-vf

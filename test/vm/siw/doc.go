@@ -13,7 +13,9 @@
 // understand each frame.
 //
 // The conformance suite of providers runs in the guest, with siw as one of the two devices, through
-// libibverbs and rdma_cm, and softiwarp as the other one: TestSIW_conformance of pkg/rdma/verbs.
+// libibverbs and rdma_cm, and softiwarp as the other one: TestSIW_conformance of pkg/rdma/verbs; so does
+// TestSIW_rights, about what siw lets a peer do with memory. And the programs of demo/upgrade talk to each
+// other, one on siw.
 //
 // iwpmd, the port mapper of rdma-core, runs in the guest for the last test: our client asks it for
 // the programs there, and it asks our server for them.

@@ -68,6 +68,7 @@ func TestSIW(t *testing.T) {
 	t.Run("port mapper", b.testPortMapper)
 	t.Run("rights", b.testRights)
 	t.Run("capture", func(t *testing.T) { b.testCapture(t, stop()) })
+	t.Run("demo", b.testDemo) // whose MiBs say nothing new to tshark
 }
 
 // A bed is the guest with siw, and what a test needs to talk to programs there.
