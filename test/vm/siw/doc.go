@@ -29,5 +29,6 @@
 // the Reply it sees only when more comes: softiwarp waits, and then sends a Write without data
 // again, and so do the tests that write their frames themselves. A connection whose peer closes
 // it between the Reply and the program's accept stops the kernel with a BUG in iw_cm, and so does
-// a Reply with more than 256 bytes of private data, RFC 6581's four among them: no test does that.
+// a Reply with more than 256 bytes of private data, RFC 6581's four among them: no test does that, and softiwarp
+// sends none (Config.LongReplies).
 package siw
