@@ -32,13 +32,7 @@ type pair struct {
 
 // SetUp implements engine.Bed: it starts guests, or takes those of that name.
 func (p *pair) SetUp(ctx context.Context) (_ []engine.Path, err error) {
-	if p.name == "" {
-		fmt.Fprintln(p.log, "bench-vm: start the guests")
-		p.lab, err = lab.Up(ctx, lab.Config{NICs: 1, Log: p.log})
-	} else {
-		p.lab, err = lab.Open(p.name)
-	}
-	if err != nil {
+	if err := p.up(ctx); err != nil {
 		return nil, err
 	}
 	program, err := p.lab.Build(ctx, "github.com/smcr-io/kube-smcr/bench/guests", lab.BuildOptions{CGO: true})
@@ -62,6 +56,17 @@ func (p *pair) SetUp(ctx context.Context) (_ []engine.Path, err error) {
 		}
 	}
 	return p.paths(s.State), nil
+}
+
+// up starts the guests.
+func (p *pair) up(ctx context.Context) (err error) {
+	if p.name != "" {
+		p.lab, err = lab.Open(p.name)
+		return err
+	}
+	fmt.Fprintln(p.log, "bench-vm: start the guests")
+	p.lab, err = lab.Up(ctx, lab.Config{NICs: 1, Log: p.log})
+	return err
 }
 
 // start sets a guest up and starts its worker.
@@ -126,8 +131,8 @@ type worker struct {
 	out   *bufio.Reader
 }
 
-func startWorker(ctx context.Context, g *lab.Guest, program string) (*worker, error) {
-	p, err := g.Start(ctx, program, engine.WorkerArg)
+func startWorker(ctx context.Context, g *lab.Guest, program string, env ...string) (*worker, error) {
+	p, err := g.StartIn(ctx, "", env, program, engine.WorkerArg)
 	if err != nil {
 		return nil, err
 	}

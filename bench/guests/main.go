@@ -17,6 +17,10 @@
 // smcr.Conn, the kernel's SMC-R and TCP run the same load (bench/load). That
 // the kernel's connections were SMC-R is proved by its own counters.
 //
+// Group iwarp (-groups iwarp) compares software iWARP in user space (pkg/rdma/softiwarp) with that of
+// the kernel, siw, and with TCP: WRITEs, READs and round trips by the same code (bench/iwarpload), with
+// and without CRCs, which both compute by tables there.
+//
 // # Who owns what
 //
 // The main process starts the guests and in each of them itself as a worker. Both
@@ -34,7 +38,10 @@ package main
 import (
 	"context"
 	"flag"
+	"fmt"
 	"os"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/smcr-io/kube-smcr/bench/engine"
@@ -45,18 +52,28 @@ func main() { engine.Main("bench-vm", runWorker, run) }
 // settings are the flags.
 type settings struct {
 	engine.Settings
-	paths string
-	vm    string
+	groups []string
+	paths  string
+	vm     string
 }
+
+var allGroups = []string{"smcr", "iwarp"}
 
 func parseFlags(args []string) (settings, error) {
 	var s settings
 	f := flag.NewFlagSet("bench-vm", flag.ContinueOnError)
 	output := s.Define(f, 500*time.Millisecond, "the workers")
+	groups := f.String("groups", "smcr", "what to measure: smcr, iwarp, or both, separated by a comma")
 	f.StringVar(&s.paths, "paths", "", "measure only these paths, separated by commas")
 	f.StringVar(&s.vm, "vm", "", "use the guests of this name, see go run ./tools/vm up, instead of new ones")
 	if err := f.Parse(args); err != nil {
 		return s, err
+	}
+	s.groups = strings.Split(*groups, ",")
+	for _, g := range s.groups {
+		if !slices.Contains(allGroups, g) {
+			return s, fmt.Errorf("-groups: unknown group %q, there are %s", g, strings.Join(allGroups, ", "))
+		}
 	}
 	return s, s.Check(*output, f.NArg(), "", true)
 }
@@ -70,9 +87,17 @@ func run(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	e.Report.Note = "two guests under emulation (QEMU TCG), one processor each, Linux 6.12, soft RoCE, MTU 9000: " +
+	e.Report.Note = "two guests under emulation (QEMU TCG), one processor each, Linux 6.12, soft RoCE or siw, MTU 9000: " +
 		"only ratios mean something; CPU is what this machine spent on both guests"
-	return e.Run(ctx, os.Stdout, engine.Group{Name: "guests", Measure: func(ctx context.Context) error {
-		return e.Compare(ctx, "guests", &pair{name: s.vm, only: s.paths, profiles: s.Profile, log: e.Log}, s.jobs())
-	}})
+	var groups []engine.Group
+	for _, name := range s.groups {
+		p := &pair{name: s.vm, only: s.paths, profiles: s.Profile, log: e.Log}
+		var bed engine.Bed = p
+		jobs := s.jobs()
+		if name == "iwarp" {
+			bed, jobs = &iwarpPair{pair: p}, s.iwarpJobs()
+		}
+		groups = append(groups, engine.Group{Name: name, Measure: func(ctx context.Context) error { return e.Compare(ctx, name, bed, jobs) }})
+	}
+	return e.Run(ctx, os.Stdout, groups...)
 }

@@ -63,6 +63,11 @@ func (p *pair) paths(seen state) []engine.Path {
 		}},
 		{Name: pathTCP, Peers: &way{pair: p, stack: stackTCP}},
 	}
+	return p.wanted(all)
+}
+
+// wanted are those that are asked for.
+func (p *pair) wanted(all []engine.Path) []engine.Path {
 	for i := range all {
 		all[i].StartCost = true // on an emulated processor even a request to a worker has one
 	}

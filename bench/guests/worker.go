@@ -18,6 +18,7 @@ import (
 	"github.com/smcr-io/kube-smcr/bench/engine"
 	"github.com/smcr-io/kube-smcr/bench/load"
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/rdma/softiwarp"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/verbs"
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/synopt"
@@ -31,6 +32,7 @@ type request struct {
 	Stack stack     `json:"stack,omitempty"`
 	Addr  string    `json:"addr,omitempty"` // to serve, or to connect to; the file of opProfile
 	Load  load.Load `json:"load"`
+	IWARP iwarpForm `json:"iwarp,omitzero"`
 }
 
 type operation string
@@ -42,6 +44,10 @@ const (
 	opState   operation = "state"   // of the guest
 	opAwait   operation = "await"   // until somebody listens on the port Addr
 	opProfile operation = "profile" // to the file Addr; "" ends it
+
+	opOpenIWARP  operation = "open iwarp"  // both devices, at the address Addr
+	opServeIWARP operation = "serve iwarp" // on both
+	opLoadIWARP  operation = "load iwarp"
 )
 
 // stack is what makes connections.
@@ -72,6 +78,9 @@ type workload struct {
 	option *synopt.Option
 	engine *smcr.Stack
 	opened engine.Opened
+
+	softiwarp *softiwarp.Device
+	siw       siw
 }
 
 // runWorker obeys requests until the input ends.
@@ -96,6 +105,13 @@ func (w *workload) do(req request) (resp response, err error) {
 		return resp, err
 	case opAwait:
 		return resp, awaitListener(ctx, req.Addr)
+	case opOpenIWARP:
+		return resp, w.openIWARP(req.Addr)
+	case opServeIWARP:
+		return resp, w.serveIWARP(req.Addr)
+	case opLoadIWARP:
+		resp.Result, err = w.loadIWARP(ctx, req)
+		return resp, err
 	case opProfile:
 		return resp, w.opened.Profile.Set(req.Addr)
 	}

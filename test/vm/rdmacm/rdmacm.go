@@ -1,21 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package rdmacm connects queue pairs of the kernel's iWARP devices, in guests with Linux' siw: it
-// speaks to /dev/infiniband/rdma_cm as librdmacm does. The kernel opens the TCP connection itself, and
-// brings the queue pair from INIT to RTS.
-//
-//	c, err := rdmacm.New()
-//	offer, err := c.Connect(qp.Num(), from, to, nil) // or c.Listen, and c.Accept once or often
-//	err = c.AwaitEnd(time.Minute)
-//	err = c.Close() // which ends what is connected
-//
-// # Who owns what
-//
-// A CM is owned by one goroutine. It has one connection at a time: Accept forgets the one before.
-//
-// # Limitations
-//
-// IPv4, and as many READs as queue pairs of siw take by default.
 package rdmacm
 
 import (
@@ -24,8 +8,8 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"reflect"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -97,7 +81,8 @@ func New() (*CM, error) {
 // Close ends what is connected.
 func (c *CM) Close() error { return errors.Join(c.f.Close(), unix.Munmap(c.page)) }
 
-func (c *CM) answer() uint64 { return uint64(uintptr(unsafe.Pointer(&c.page[0]))) }
+// answer is the address of the page, which is no memory of Go's and stays.
+func (c *CM) answer() uint64 { return uint64(reflect.ValueOf(c.page).Pointer()) }
 
 // command has the kernel do something.
 func (c *CM) command(cmd uint32, in []byte, out int) error {
