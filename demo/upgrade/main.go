@@ -50,7 +50,7 @@ const (
 	patience = 10 * time.Minute
 
 	// By default these are moved; in an emulated guest less, so that it takes half a minute.
-	defaultMiB, defaultSIWMiB = 1024, 48
+	defaultMiB, defaultSIWMiB = 1024, 32
 	maxMiB                    = 1 << 16
 
 	loopback = "127.0.0.1"
