@@ -63,10 +63,10 @@ func TestSIW(t *testing.T) {
 	t.Run("programs", b.testPrograms)
 	t.Run("perftest", b.testPerftest)
 	t.Run("connect", b.testConnect)
+	t.Run("rights", b.testRights)
 	t.Run("ends", b.testEnds)
 	t.Run("suite", b.testSuite)
 	t.Run("port mapper", b.testPortMapper)
-	t.Run("rights", b.testRights)
 	t.Run("capture", func(t *testing.T) { b.testCapture(t, stop()) })
 	t.Run("demo", b.testDemo) // whose MiBs say nothing new to tshark
 }
