@@ -73,13 +73,16 @@ generate: ## Rebuild generated files (eBPF objects; needs clang).
 
 .PHONY: test
 test: deps cluster-tools $(if $(filter ./... ./test/vm%,$(PKG)),vm-image) ## Run all tests, with the race detector where it can see something (PKG=./pkg/smcr/... ARGS=-run=X).
-	$(call tested,$(alone))
+	$(call tested,$(norace))
 	$(call tested,$(together),-race -p=$(TEST_JOBS) -parallel=$(TEST_JOBS))
 	$(call tested,$(apart),-p=$(APART_JOBS) -count=1)
 
 # PURE packages have no goroutines, and the simulator's share nothing but a
 # counter: the race detector sees nothing there, and takes ten times the time.
 pure-pattern := /(api/v1alpha1|internal/config|pkg/rdma(/internal/(ssp|wq)|/iwarp|/rocev2|/vitcp)?|pkg/sdp/portmap|pkg/smcr/(cdc|clc|linkgroup|llc|smcrtest))$$
+# Rules of the repository, the chart and the CRDs are judged by the tests themselves, by
+# helm and by an API server: no goroutine of this project runs in these packages.
+judge-pattern := /(kube-smcr|config/crd|test/chart)$$
 # What starts a cluster, guests, or agents under load is tested after the rest, and
 # without the race detector, which the programs under test do not have either. Go does not know what
 # these tests build and run, so an old result of theirs says nothing. One at a time:
@@ -99,17 +102,17 @@ TEST_TIMEOUT ?= 30m
 # A process with the race detector waits for a second when it ends, unless told.
 export GORACE ?= atexit_sleep_ms=0
 
-alone    = grep -E '$(pure-pattern)'
+norace   = grep -E '$(pure-pattern)|$(judge-pattern)'
 longest  = sed -E 's!.*$(long-pattern)! &!' | LC_ALL=C sort
 apart    = grep -E '$(apart-pattern)' | $(longest)
-together = grep -vE '$(pure-pattern)|$(apart-pattern)' | $(longest)
+together = grep -vE '$(pure-pattern)|$(judge-pattern)|$(apart-pattern)' | $(longest)
 # tested tests the packages that a filter leaves, if there are any.
 tested = @all=$$($(GO) list $(PKG)); pkgs=$$(echo "$$all" | { $(1) || true; }); \
 	[ -z "$$pkgs" ] || { echo "$(GO) test $(2)"; $(GO) test -timeout=$(TEST_TIMEOUT) $(2) $(ARGS) $$pkgs; }
 
-.PHONY: list-pure
-list-pure:
-	@$(GO) list ./... | $(alone)
+.PHONY: list-norace
+list-norace:
+	@$(GO) list ./... | $(norace)
 
 # Each attack that is known is a test of this name, in the package that it is
 # against, and one of make test, too; there the race detector watches, and what is
