@@ -75,6 +75,9 @@ var kernelArguments = []string{
 	"mitigations=off", "nokaslr", "rodata=off", "random.trust_cpu=on",
 	// Each of these saves seconds of emulation in each boot, and switches off what no test uses.
 	"cryptomgr.notests", "initcall_blacklist=jent_mod_init", "lsm=", "audit=0", "amd_pstate=disable", "tsc=reliable", "net.ifnames=0",
+	// These are work in each system call, page fault or switch of tasks: memory that is zeroed
+	// before its owner writes it, and accounts of pressure and of memory that nobody reads.
+	"init_on_alloc=0", "psi=0", "cgroup_disable=memory",
 }
 
 // processor returns the processor of the guest: all that QEMU can emulate, without two features.
