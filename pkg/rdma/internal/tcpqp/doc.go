@@ -12,13 +12,13 @@
 // queue pair's owner: see pkg/rdma/internal/softdev.
 //
 // Each connection has one goroutine that waits in the network poller. Awake it owns the queue
-// pair, makes one readv that does not block, steps, and lets go. Who posts and finds the queue
-// pair free transmits with one writev in its own goroutine; while the socket is full, a
+// pair, makes one recvmsg that does not wait, steps, and lets go. Who posts and finds the queue
+// pair free transmits with one sendmsg in its own goroutine; while the socket is full, a
 // second goroutine waits for room.
 //
 //	poster                     reader                       writer
 //	Lock or ring               waits for bytes
-//	PostSend, writev           Lock, readv, HandleRx, step
+//	PostSend, sendmsg          Lock, recvmsg, HandleRx, step
 //	  full: start the writer   Unlock, again until EAGAIN   waits for room
 //	                                                        Lock, step, until it is not full
 //

@@ -13,6 +13,6 @@ const (
 	// closed at once.
 	maxLingering = 1024
 
-	// maxPieces is the number of pieces that one writev takes: UIO_MAXIOV of Linux.
+	// maxPieces is the number of pieces that one sendmsg takes: UIO_MAXIOV of Linux.
 	maxPieces = 1024
 )

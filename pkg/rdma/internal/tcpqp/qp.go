@@ -182,7 +182,7 @@ func (q *QP) write(now time.Time, l *link) {
 		if len(q.tx) == 0 {
 			return
 		}
-		n, err := q.vec.writev(l.fd, q.tx)
+		n, err := q.vec.send(l.fd, q.tx)
 		if n > 0 {
 			q.stream.HandleTx(now, n)
 		}
@@ -243,7 +243,7 @@ func (q *QP) receive(l *link) received {
 	if len(q.rx) == 0 {
 		return rxOver
 	}
-	n, err := q.vec.readv(l.fd, q.rx)
+	n, err := q.vec.receive(l.fd, q.rx)
 	if errors.Is(err, unix.EAGAIN) {
 		return rxWait
 	}
