@@ -6,6 +6,7 @@ import (
 	"errors"
 	"net"
 	"net/netip"
+	"runtime"
 	"slices"
 	"syscall"
 	"testing"
@@ -167,6 +168,41 @@ func TestDrop_resets(t *testing.T) {
 	_ = b.SetReadDeadline(time.Now().Add(30 * time.Second))
 	if n, err := b.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("the peer reads %d bytes, %v, want a reset", n, err)
+	}
+}
+
+// TestReceive_doesNotWait: who has the same connection may make it block. Neither the owner of the queue pair nor
+// the garbage collector waits in a system call then.
+func TestReceive_doesNotWait(t *testing.T) {
+	x := rdmatest.NewEnd(t, openDevice(t), rdmatest.Options{})
+	x.Init(t)
+	a, b := tcpPair(t)
+	defer func() { _ = b.Close() }()
+	if err := tcpqp.OnDescriptor(a, func(fd int) error { return syscall.SetNonblock(fd, false) }); err != nil {
+		t.Fatal(err)
+	}
+	q := x.QP.(*vi)
+	q.Lock()
+	terms := vitcp.Terms{Attr: vitcp.Attr{Reliable: true, MaxTransfer: vitcp.DefaultMaxTransfer}}
+	if err := errors.Join(q.m.Start(time.Now(), terms), q.Attach(a)); err != nil {
+		t.Fatal(err)
+	}
+	q.Unlock()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for range 100 { // the reader has looked before that ends
+			q.Lock()
+			q.Unlock() //nolint:staticcheck // to get it was all
+			runtime.GC()
+		}
+	}()
+	select {
+	case <-done:
+	case <-time.After(30 * time.Second):
+		_ = b.Close() // ends the call
+		t.Error("the queue pair, or all of the program, waits in a system call")
+		<-done
 	}
 }
 
