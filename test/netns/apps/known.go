@@ -26,6 +26,7 @@ const (
 var known = []difference{
 	{"curl", "1 to 40", "19", []mode{smcr}, connectsFirst},
 	{"curl", "1 to 99", "19", []mode{smcr}, connectsFirst},
+	{"curl", "1200 to 1299", "1233", []mode{smcr}, connectsFirst},
 	{"memcached", "t/daemonize.t", "7", []mode{smcr}, connectsFirst},
 	{
 		"redis", "unit/pubsub", "PUBLISH/SUBSCRIBE after UNSUBSCRIBE without arguments",
