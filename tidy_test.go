@@ -43,6 +43,7 @@ var pure = []string{
 	"pkg/rdma/iwarp",
 	"pkg/rdma/rocev2",
 	"pkg/rdma/vitcp",
+	"pkg/sdp/bsdh",
 	"pkg/sdp/portmap",
 	"pkg/smcr/cdc",
 	"pkg/smcr/clc",
