@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package socket
+
+import (
+	"cmp"
+	"fmt"
+	"time"
+
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/sdp/bsdh"
+)
+
+// Role says which of both peers a socket is.
+type Role uint8
+
+// Roles.
+const (
+	Connecting Role = iota // sends Hello
+	Accepting              // answers with HelloAck
+)
+
+func (r Role) String() string {
+	switch r {
+	case Connecting:
+		return "connecting"
+	case Accepting:
+		return "accepting"
+	}
+	return fmt.Sprintf("Role(%d)", uint8(r))
+}
+
+// Right is what an advert lets the peer do.
+type Right uint8
+
+// Rights.
+const (
+	PeerReads  Right = iota // by RDMA READ: bytes of our stream
+	PeerWrites              // by RDMA WRITE: a buffer of a Read
+)
+
+// Memory opens memory of the program to the peer. The socket calls it while it handles an input or a command.
+type Memory interface {
+	// AdvertiseStream makes a key for n bytes of our stream from position pos, which are in one Write. The
+	// key grants the peer to read these bytes and nothing else.
+	AdvertiseStream(pos uint64, n uint32) (rdma.RKey, uint64, error)
+	// AdvertiseRead makes a key for the buffer of a Read, all of it, which grants the peer to write there and
+	// nothing else.
+	AdvertiseRead(id uint64, n uint32) (rdma.RKey, uint64, error)
+	// Revoke makes a key worthless, at once: what it opened is the program's again when Revoke returns.
+	Revoke(key rdma.RKey)
+}
+
+// Config describes a socket. Zero values mean the defaults.
+type Config struct {
+	Role        Role
+	Layout      bsdh.Layout
+	RecvBuffers int    // receive buffers
+	RecvBytes   uint32 // size of each
+	SendBytes   uint32 // size of the buffers from which messages are sent; 0: as RecvBytes
+	SendDepth   int    // messages under way in the send queue
+	MaxAdverts  int    // adverts that the peer may have outstanding
+	IRD, ORD    int    // RDMA READs at a time, served and asked for
+	ZcopyBytes  uint32 // above it, bytes of direct memory are moved by RDMA; NoZcopy: none are
+
+	SetupTimeout time.Duration
+	Memory       Memory // nil with NoZcopy only
+}
+
+// Validate reports what no socket can be made of.
+func (c *Config) Validate() error {
+	switch {
+	case c.Role > Accepting:
+		return fmt.Errorf("%w: role %v", ErrInvalid, c.Role)
+	case c.Layout > bsdh.LayoutIBTA:
+		return fmt.Errorf("%w: layout %v", ErrInvalid, c.Layout)
+	case c.RecvBuffers != 0 && c.RecvBuffers < MinRecvBuffers || c.RecvBuffers > MaxRecvBuffers:
+		return fmt.Errorf("%w: %d receive buffers, want %d to %d", ErrInvalid, c.RecvBuffers, MinRecvBuffers, MaxRecvBuffers)
+	case c.RecvBytes != 0 && c.RecvBytes < bsdh.MinBuffer || c.RecvBytes > bsdh.MaxBytes:
+		return fmt.Errorf("%w: receive buffers of %d bytes, want %d at least", ErrInvalid, c.RecvBytes, bsdh.MinBuffer)
+	case c.SendBytes != 0 && c.SendBytes < bsdh.MinBuffer || c.SendBytes > bsdh.MaxBytes:
+		return fmt.Errorf("%w: send buffers of %d bytes, want %d at least", ErrInvalid, c.SendBytes, bsdh.MinBuffer)
+	case c.SendDepth < 0 || c.MaxAdverts < 0 || c.MaxAdverts > MaxMaxAdverts:
+		return fmt.Errorf("%w: send depth %d, %d adverts, want %d at most", ErrInvalid, c.SendDepth, c.MaxAdverts, MaxMaxAdverts)
+	case c.IRD < 0 || c.IRD > 0xffff || c.ORD < 0 || c.ORD > 0xffff:
+		return fmt.Errorf("%w: IRD %d and ORD %d", ErrInvalid, c.IRD, c.ORD)
+	case c.Memory == nil && c.ZcopyBytes != NoZcopy:
+		return fmt.Errorf("%w: no memory to advertise", ErrInvalid)
+	}
+	return nil
+}
+
+// withDefaults fills in what is zero. Bcopy begins where the peer may not advertise: a buffer that
+// is advertised is longer than a receive buffer (§9.3).
+func (c Config) withDefaults() Config {
+	c.RecvBuffers = cmp.Or(c.RecvBuffers, DefaultRecvBuffers)
+	c.RecvBytes = cmp.Or(c.RecvBytes, DefaultRecvBytes)
+	c.SendBytes = cmp.Or(c.SendBytes, c.RecvBytes)
+	c.SendDepth = cmp.Or(c.SendDepth, DefaultSendDepth)
+	c.MaxAdverts = cmp.Or(c.MaxAdverts, DefaultMaxAdverts)
+	c.IRD = cmp.Or(c.IRD, DefaultReads)
+	c.ORD = cmp.Or(c.ORD, DefaultReads)
+	c.ZcopyBytes = cmp.Or(c.ZcopyBytes, DefaultZcopyBytes)
+	c.SetupTimeout = cmp.Or(c.SetupTimeout, DefaultSetupTimeout)
+	return c
+}
+
+// isLong reports whether RDMA should move n bytes.
+func (c *Config) isLong(n uint32) bool { return n > c.ZcopyBytes }

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package socket
+
+import (
+	"fmt"
+
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/sdp/bsdh"
+)
+
+// OutputKind says what to do.
+type OutputKind uint8
+
+// Kinds of outputs. What the shell does of one must be done, or posted, before it looks at the next.
+const (
+	// OutHello: send Message as bytes of the TCP stream, and be ready for iWARP at once (§8.1.1).
+	OutHello OutputKind = iota
+	// OutEstablished: data may flow. Message is the peer's Hello or HelloAck; IRD and ORD are ours now.
+	OutEstablished
+	// OutSend: post a Send of Message, with Len bytes of our stream from position Pos behind its headers,
+	// which are copied: they are the program's again. With Invalidate it makes Key of the peer worthless.
+	OutSend
+	// OutRDMAWrite: write Len bytes of our stream from Pos to Addr with Key.
+	OutRDMAWrite
+	// OutRDMARead: read Len bytes at Addr with Key into the buffer of Read ID, from Offset.
+	OutRDMARead
+	// OutCopy: copy Len bytes, at From in receive buffer Buffer, into the buffer of Read ID, from Offset.
+	OutCopy
+	// OutRecycle: post receive buffer Buffer again.
+	OutRecycle
+	// OutRead: Read ID is over, with Len bytes. EOF: there will be no more. Urgent: its last byte is
+	// out-of-band data. Canceled: CancelReads, or the end of the connection.
+	OutRead
+	// OutWritten: the next Write, ID, is over, with Len bytes; less than it had: CancelWrites, or the end.
+	OutWritten
+	// OutUrgent: the peer says that out-of-band data will come.
+	OutUrgent
+	// OutPeerDone: the peer will send no more data. What arrived is still there to be read.
+	OutPeerDone
+	// OutClose: end the transport connection in order. Nothing is under way on it.
+	OutClose
+	// OutReset: end the transport connection at once; with TCP, by a reset. No operation may be under way
+	// when this returns.
+	OutReset
+	// OutEnded: the connection is over; Err is nil if both streams ended in order.
+	OutEnded
+)
+
+func (k OutputKind) String() string {
+	names := [...]string{
+		"hello", "established", "send", "RDMA write", "RDMA read", "copy", "recycle", "read", "written", "urgent", "peer done",
+		"close", "reset", "ended",
+	}
+	if int(k) < len(names) {
+		return names[k]
+	}
+	return fmt.Sprintf("OutputKind(%d)", uint8(k))
+}
+
+// Output is what the shell must do, or know.
+type Output struct {
+	Kind    OutputKind
+	Message bsdh.Message
+
+	Pos        uint64 // of our stream
+	Len        uint32
+	Key        rdma.RKey
+	Addr       uint64
+	Invalidate bool
+
+	ID, Offset uint64
+	Buffer     int
+	From       int
+
+	EOF, Urgent, Canceled bool
+
+	IRD, ORD int
+	Err      error
+}
+
+// outbox is what the shell must do, in order.
+type outbox struct{ list []Output }
+
+func (b *outbox) put(o Output) { b.list = append(b.list, o) }
+
+// moveTo appends what is there to dst, and forgets it.
+func (b *outbox) moveTo(dst []Output) []Output {
+	dst = append(dst, b.list...)
+	clear(b.list)
+	b.list = b.list[:0]
+	return dst
+}

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package socket
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/sdp/bsdh"
+)
+
+// Read is a buffer of the program for what arrives.
+type Read struct {
+	ID     uint64
+	Len    uint32
+	Direct bool // registered memory: RDMA may fill it
+	Fill   bool // is over when it is full, and not before (MSG_WAITALL); never advertised (§9.3)
+}
+
+// pendingRead is a Read that is not over.
+type pendingRead struct {
+	Read
+	got uint32
+	key rdma.RKey // if it is advertised
+}
+
+// heldPayload is payload that waits for a Read in its receive buffer.
+type heldPayload struct {
+	buffer, off int
+	len         uint32
+	urgent      bool // the last byte is out-of-band data
+}
+
+// peerSrc is a SrcAvail of the peer that is not processed.
+type peerSrc struct {
+	key    rdma.RKey
+	addr   uint64 // of what is left
+	left   uint32
+	inline bool // nothing was ever left: RdmaRdCompl of 0 bytes is due
+	since  time.Time
+}
+
+// sink is the Data Sink of the peer's stream. In the order of the stream come:
+//
+//	held     payload without a Read
+//	owed     bytes that the peer must send as Data, because we refused an advert
+//	srcs     what the peer offers to be read
+//
+// The first adv of reads are advertised to the peer; then there are no held payload, owed bytes and srcs, so
+// that whatever comes next belongs into the first of them.
+type sink struct {
+	mode bsdh.Mode
+	want bool // to leave Buffered mode
+
+	reads fifo[pendingRead]
+	adv   int
+	held  fifo[heldPayload]
+	owed  uint32
+	srcs  fifo[peerSrc]
+
+	nonDiscards uint32
+	reading     uint32 // bytes of the RDMA READ under way
+	read        uint32 // bytes that are read and not reported
+	report      bool   // RdmaRdCompl is due
+	stop        bool   // SrcAvailCancel came: read no more
+	cancel      revocation
+	done        bool // DisConn came
+}
+
+func newSink(cfg *Config) sink {
+	return sink{
+		mode: bsdh.Combined, reads: newFifo[pendingRead](MaxReads),
+		held: newFifo[heldPayload](cfg.RecvBuffers), srcs: newFifo[peerSrc](cfg.MaxAdverts),
+	}
+}
+
+// takeSrc takes a SrcAvail, whose payload of n bytes was taken as that of any message (§9.2, §11.3). While a
+// buffer of ours is advertised, the peer will write there what it offers, and the advert is void.
+func (k *sink) takeSrc(a *bsdh.Advert, n uint32, now time.Time) error {
+	if k.adv > 0 {
+		return nil
+	}
+	if k.srcs.isFull() {
+		return fmt.Errorf("%w: more than %d SrcAvails", ErrProtocol, k.srcs.n)
+	}
+	k.srcs.push(peerSrc{key: a.Key, addr: a.Addr + uint64(n), left: a.Len - n, inline: a.Len == n, since: now})
+	return nil
+}
+
+// checkSrc reports a SrcAvail that the mode does not allow (§11).
+func (k *sink) checkSrc(n uint32) error {
+	ok := false
+	switch k.mode {
+	case bsdh.Buffered:
+	case bsdh.Combined:
+		ok = n > 0 && k.srcs.isEmpty() && k.adv == 0
+	case bsdh.Pipelined:
+		ok = n == 0
+	}
+	if !ok {
+		return fmt.Errorf("%w: SrcAvail with %d bytes of payload in %v mode, %d adverts outstanding", ErrProtocol, n, k.mode, k.srcs.n)
+	}
+	return nil
+}
+
+// takeCancel takes a SrcAvailCancel, and reports whether there is something to cancel (§9.5.4).
+func (k *sink) takeCancel() bool {
+	k.stop = !k.srcs.isEmpty()
+	return k.stop
+}
+
+// dropSrcs forgets the peer's adverts.
+func (k *sink) dropSrcs() {
+	for !k.srcs.isEmpty() {
+		k.srcs.pop()
+	}
+}
+
+// suits reports whether a Read can take what an advert offers.
+func (k *sink) suits(r *pendingRead, a *peerSrc, cfg *Config) bool {
+	room := r.Len - r.got
+	return r.Direct && cfg.ZcopyBytes != NoZcopy && (room >= a.left || cfg.isLong(room))
+}
+
+// canRead reports whether the oldest advert can be read into the oldest Read now, or will be.
+func (k *sink) canRead(cfg *Config) bool {
+	return !k.srcs.isEmpty() && !k.reads.isEmpty() && !k.stop && k.owed == 0 && k.suits(k.reads.at(0), k.srcs.at(0), cfg)
+}
+
+// refuses reports whether SendSm is due for the oldest advert: the program reads into a buffer that it does not
+// suit, or both peers wait for each other.
+func (k *sink) refuses(now time.Time, weWait bool, cfg *Config) bool {
+	if k.srcs.isEmpty() || k.stop || k.reading > 0 || k.report || k.owed > 0 {
+		return false
+	}
+	a := k.srcs.at(0)
+	if a.inline {
+		return false
+	}
+	if k.reads.isEmpty() {
+		return weWait && !now.Before(a.since.Add(deadlockDelay))
+	}
+	return k.held.isEmpty() && !k.suits(k.reads.at(0), a, cfg)
+}
+
+// deadlockAt returns when refuses may change without an input.
+func (k *sink) deadlockAt(weWait bool) (time.Time, bool) {
+	if !weWait || k.srcs.isEmpty() || !k.reads.isEmpty() || k.owed > 0 || k.stop || k.srcs.at(0).inline {
+		return time.Time{}, false
+	}
+	return k.srcs.at(0).since.Add(deadlockDelay), true
+}
+
+// nextAdvert returns the Read to advertise now, if there is one (§9.3, §9.5.1, §11.3): all before it are, and
+// nothing that comes earlier in the stream can come any other way.
+func (k *sink) nextAdvert(cfg *Config, recvBytes uint32) (*pendingRead, bool) {
+	if k.mode != bsdh.Pipelined || !k.srcs.isEmpty() || k.owed > 0 || !k.held.isEmpty() || k.cancel.wanted || k.cancel.sent || k.done ||
+		k.adv == k.reads.n {
+		return nil, false
+	}
+	r := k.reads.at(k.adv)
+	return r, r.Direct && !r.Fill && r.got == 0 && r.Len > recvBytes && cfg.isLong(r.Len)
+}
+
+// endAdverts makes all adverts of ours worthless: their buffers are ordinary Reads again.
+func (k *sink) endAdverts(m Memory) {
+	for i := range k.adv {
+		m.Revoke(k.reads.at(i).key)
+	}
+	k.adv, k.cancel.sent = 0, false
+}
+
+// popAdvert takes the oldest advertised Read out: its key is worthless, its buffer the program's.
+func (k *sink) popAdvert(m Memory) pendingRead {
+	r := k.reads.pop()
+	m.Revoke(r.key)
+	if k.adv--; k.adv == 0 {
+		k.cancel.sent = false
+	}
+	return r
+}
+
+// prefersPipelined is what REQ_PIPE says (§6.1.2): the program posts buffers that are worth an advert.
+func (k *sink) prefersPipelined(cfg *Config) bool {
+	return !k.reads.isEmpty() && k.reads.at(0).Direct && cfg.isLong(k.reads.at(0).Len)
+}
