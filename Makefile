@@ -79,7 +79,7 @@ test: deps cluster-tools $(if $(filter ./... ./test/vm%,$(PKG)),vm-image) ## Run
 
 # PURE packages have no goroutines, and the simulator's share nothing but a
 # counter: the race detector sees nothing there, and takes ten times the time.
-pure-pattern := /(api/v1alpha1|internal/config|pkg/rdma(/internal/(ssp|wq)|/iwarp|/rocev2|/vitcp)?|pkg/sdp/(bsdh|portmap)|pkg/smcr/(cdc|clc|linkgroup|llc|smcrtest))$$
+pure-pattern := /(api/v1alpha1|internal/config|pkg/rdma(/internal/(ssp|wq)|/iwarp|/rocev2|/vitcp)?|pkg/sdp/(bsdh|portmap|socket)|pkg/smcr/(cdc|clc|linkgroup|llc|smcrtest))$$
 # Rules of the repository, the chart and the CRDs are judged by the tests themselves, by
 # helm and by an API server: no goroutine of this project runs in these packages.
 judge-pattern := /(kube-smcr|config/crd|test/chart)$$

@@ -44,6 +44,7 @@ var pure = []string{
 	"pkg/rdma/rocev2",
 	"pkg/rdma/vitcp",
 	"pkg/sdp/bsdh",
+	"pkg/sdp/socket",
 	"pkg/sdp/portmap",
 	"pkg/smcr/cdc",
 	"pkg/smcr/clc",

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package socket is the machine of one socket of the Sockets Direct Protocol for iWARP
+// (draft-pinkerton-iwarp-sdp-01): set-up, both directions of data with their modes, credits, and the end.
+//
+// It is PURE: inputs are method calls, [Socket.Poll] says what to do, time comes in as an argument, and NextTimeout says
+// when HandleTimeout is due. The same inputs give the same outputs. It moves no bytes: payload is a stretch of our
+// stream on the way out, and a stretch of a receive buffer on the way in.
+//
+// # Words
+//
+// Each peer is the Data Source of its own stream and the Data Sink of the other's. Bcopy sends bytes in messages; by
+// Read Zcopy the sink reads what the source offers (SrcAvail, RdmaRdCompl); by Write Zcopy the source writes into a
+// buffer that the sink offers (SinkAvail, RdmaWrCompl). What is offered is an advert, and it is processed when the
+// last message about it is sent. A direction is in one of three modes: Buffered has Bcopy; Combined has
+// Read Zcopy too, one advert at a time; Pipelined has all, and many.
+//
+// # How to use it
+//
+// The connecting peer sends what OutHello has, raw, and the accepting peer gives that to HandleHello. From then on each
+// receive completion goes to HandleRecv, each completion of the send queue to HandleSent, HandleRead or
+// HandleWrite, and after every call:
+//
+//	for _, o := range s.Poll(outputs[:0]) {
+//		// copy, post, repost or tell, in this order
+//	}
+//
+// # Who owns what
+//
+// A Socket belongs to one owner and is not safe for concurrent use. Memory of a Write is the socket's until OutWritten,
+// that of a Read until OutRead; the key of an advert is worthless before. [Memory] is called from within the
+// methods.
+//
+// # What the draft leaves open
+//
+//   - An MSeqAck of 0 is nothing, or the first message (§6.1.6). Until another was seen it is taken for nothing, and a
+//     limit that was told is not taken back.
+//   - The acknowledgement of a SrcAvailCancel is held back while an RDMA READ is under way, and not until it is
+//     reported (§9.5.4): a message whose acknowledgement is held back gives no credit, and two peers without
+//     credit would wait for each other.
+//   - SinkCancelAck waits for the end of such a hold, and for RdmaWrCompl of the RDMA WRITE under way: its receiver
+//     tells it from a late one by its MSeqAck, and takes all adverts back when it comes.
+//   - After SendSm nothing is advertised until the bytes that it asked for have come: SinkAvail would cross them, be
+//     stale, and yet make us ignore adverts that the peer thinks are alive (§11.3).
+//   - A SinkAvail that arrives between ModeChange to Combined and its acknowledgement is compared with the count of
+//     the time of ModeChange (§12.4).
+//   - A message that only gives credit is answered late, if at all: else two starved peers would answer each other
+//     for ever (§10.4).
+//   - With two credits no payload may go, and the peer need not give more before there is one (§10.5): a message without
+//     payload uses one up, after a while.
+//   - When both DisConns cross, both peers end the transport connection; else the second does (§8.2.1).
+//
+// # Limitations
+//
+// Receive buffers are not resized: the peer's ChRcvBuf is answered with the size as it is, and there is none of ours (§10.6).
+// Suspension is not there, in either role: SuspComm ends the connection, which the draft does not allow (§13). One RDMA
+// READ and one RDMA WRITE are under way at a time. A receive buffer that holds one byte is not copied out while the
+// program does not read (§9.5.6). The port mapper (§7) is not part of this package.
+package socket

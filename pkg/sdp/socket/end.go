@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package socket
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/smcr-io/kube-smcr/pkg/sdp/bsdh"
+)
+
+// ending is how far both streams are closed (§8.2).
+type ending struct {
+	shutdown bool   // no more Writes
+	finSent  bool   // our DisConn went
+	finSeq   uint32 // its number
+	finAt    uint64 // its place in the send queue
+	second   bool   // the peer's DisConn came before ours went
+	crossed  bool   // the peer's DisConn did not know ours
+
+	abortSent bool
+	abortAt   uint64 // place of AbortConn in the send queue
+
+	resizeDue bool
+}
+
+// stepDisConn ends our stream when every byte before is with the peer (§8.2.1).
+func (s *Socket) stepDisConn() bool {
+	e := &s.end
+	if !e.shutdown || e.finSent || !s.src.isIdle() || !s.maySend(false) {
+		return false
+	}
+	s.sendKind(bsdh.DisConn)
+	s.src.dropSinks() // the peer takes them back when it sees DisConn
+	e.finSent, e.finSeq, e.finAt, e.second = true, s.credits.sent, s.sends.posted, s.snk.done
+	return true
+}
+
+// takeDisConn takes the end of the peer's stream: nobody will write into what we advertised.
+func (s *Socket) takeDisConn() {
+	s.snk.done = true
+	s.snk.endAdverts(s.cfg.Memory)
+	s.end.crossed = s.end.finSent && !s.credits.acked(s.end.finSeq)
+	s.out.put(Output{Kind: OutPeerDone})
+}
+
+// settleEnd ends the connection when both streams have ended: the peer that closed second does, and both, if their
+// DisConns crossed. Who closed first waits for the other.
+func (s *Socket) settleEnd(now time.Time) {
+	e := &s.end
+	if s.state != StateOpen || !e.finSent || !s.snk.done || s.sends.done < e.finAt {
+		return
+	}
+	if e.second || e.crossed {
+		s.close(OutClose, nil)
+		return
+	}
+	s.state, s.deadline = StateLinger, now.Add(lingerTimeout)
+}
+
+// takeAbort takes AbortConn: the DisConn before it counts no more (§8.2.2).
+func (s *Socket) takeAbort() { s.close(OutReset, ErrReset) }
+
+// abort ends the connection at once. A peer that has our DisConn would take that for an orderly end, so
+// AbortConn goes first (§8.2.2).
+func (s *Socket) abort(now time.Time, err error) {
+	switch {
+	case s.state == StateClosed || s.state == StateAbort:
+	case s.end.finSent:
+		s.state, s.err, s.deadline = StateAbort, err, now.Add(abortTimeout)
+	default:
+		s.close(OutReset, err)
+	}
+}
+
+// stepAbort sends AbortConn. Without credit the connection is reset when the time is up: a FIN would look like
+// an orderly end.
+func (s *Socket) stepAbort() bool {
+	if s.end.abortSent || !s.maySend(false) {
+		return false
+	}
+	s.sendKind(bsdh.AbortConn)
+	s.end.abortSent, s.end.abortAt = true, s.sends.posted
+	return true
+}
+
+// down ends a connection whose transport is gone. That is in order if the peer's DisConn came, and no AbortConn (§8.2.1),
+// and ours went: a peer that ends the transport in order then has got it, even if we did not hear so.
+func (s *Socket) down(err error) {
+	switch {
+	case s.err != nil: // AbortConn is under way
+		err = s.err
+	case s.snk.done && s.end.finSent && (err == nil || s.sends.done >= s.end.finAt):
+		err = nil
+	case err == nil:
+		err = ErrLost
+	default:
+		err = fmt.Errorf("%w: %w", ErrLost, err)
+	}
+	s.finish(err)
+}
+
+// close ends the transport connection, and everything.
+func (s *Socket) close(how OutputKind, err error) {
+	s.out.put(Output{Kind: how})
+	s.finish(err)
+}
+
+// finish gives everything back to the program, and says that it is over.
+func (s *Socket) finish(err error) {
+	s.state, s.err, s.deadline = StateClosed, err, time.Time{}
+	s.endAll()
+	s.out.put(Output{Kind: OutEnded, Err: err})
+}
+
+// endAll makes every key worthless and gives every buffer back.
+func (s *Socket) endAll() {
+	o, k := &s.src, &s.snk
+	for !o.srcs.isEmpty() {
+		s.cfg.Memory.Revoke(o.srcs.pop().key)
+	}
+	k.endAdverts(s.cfg.Memory)
+	s.returnWrites()
+	for !k.reads.isEmpty() {
+		r := k.reads.pop()
+		s.out.put(Output{Kind: OutRead, ID: r.ID, Len: r.got, Canceled: true})
+	}
+	k.dropSrcs()
+}

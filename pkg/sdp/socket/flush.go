@@ -1,0 +1,375 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package socket
+
+import (
+	"time"
+
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/sdp/bsdh"
+)
+
+// flush posts all that is due and may go. What a message changes is changed when the message goes and not
+// when it becomes due: what arrives in between is judged by what the peer knows.
+func (s *Socket) flush(now time.Time) {
+	for s.step(now) {
+	}
+	s.settleEnd(now)
+}
+
+// step posts one thing, and reports whether it did.
+func (s *Socket) step(now time.Time) bool {
+	switch s.state {
+	case StateOpen:
+	case StateAbort:
+		return s.stepAbort()
+	case StateHello, StateLinger, StateClosed:
+		return false
+	}
+	s.endCanceledWrites()
+	s.deliver()
+	return s.startRead() || s.startWrite() || s.stepSink(now) || s.stepSource() || s.stepModes() || s.stepOwnCancels() || s.stepAdvert() ||
+		s.stepStream() || s.stepDisConn() || s.stepUpdate(now)
+}
+
+// maySend reports whether a message may go.
+func (s *Socket) maySend(payload bool) bool {
+	return s.sends.posted-s.sends.done < uint64(s.cfg.SendDepth) && s.credits.allows(payload)
+}
+
+// send posts a message with n bytes of our stream, from next on, as its payload. Send always returns true.
+func (s *Socket) send(m bsdh.Message, n uint32) bool {
+	s.credits.stamp(&m)
+	s.sends.posted++
+	s.out.put(Output{Kind: OutSend, Message: m, Pos: s.src.next, Len: n})
+	return true
+}
+
+// sendInvalidating posts a message that ends an advert of the peer, and makes its key worthless.
+func (s *Socket) sendInvalidating(m bsdh.Message, key rdma.RKey) bool {
+	s.credits.stamp(&m)
+	s.sends.posted++
+	s.out.put(Output{Kind: OutSend, Message: m, Invalidate: true, Key: key})
+	return true
+}
+
+// sendKind posts a message that is only a header.
+func (s *Socket) sendKind(mid bsdh.MID) bool { return s.send(bsdh.Message{MID: mid}, 0) }
+
+// startRead reads what the peer offers into the buffer of the program (§9.2). One RDMA READ is under way at a
+// time.
+func (s *Socket) startRead() bool {
+	k := &s.snk
+	if k.reading > 0 || k.report || !k.held.isEmpty() || k.cancel.wanted || !k.canRead(&s.cfg) || k.srcs.at(0).inline {
+		return false
+	}
+	a, r := k.srcs.at(0), k.reads.at(0)
+	k.reading = min(a.left, r.Len-r.got)
+	s.out.put(Output{Kind: OutRDMARead, ID: r.ID, Offset: uint64(r.got), Len: k.reading, Key: a.key, Addr: a.addr})
+	return true
+}
+
+// startWrite writes into the oldest buffer that the peer advertises (§9.3). While the RDMA WRITE is under way no
+// payload goes: the peer would give it to the program in the same buffer.
+func (s *Socket) startWrite() bool {
+	o := &s.src
+	if o.mode != bsdh.Pipelined || o.sinks.isEmpty() || o.writing > 0 || o.ackDue || o.next < o.forced || o.cancel.wanted ||
+		o.want != bsdh.Pipelined {
+		return false
+	}
+	n := o.direct(o.next, &s.cfg)
+	if n == 0 {
+		return false
+	}
+	to := o.sinks.at(0)
+	o.writing = min(n, to.len)
+	s.out.put(Output{Kind: OutRDMAWrite, Pos: o.next, Len: o.writing, Key: to.key, Addr: to.addr})
+	return true
+}
+
+// stepSink tells the peer what became of its adverts.
+func (s *Socket) stepSink(now time.Time) bool {
+	k := &s.snk
+	if !k.srcs.isEmpty() && k.srcs.at(0).inline && k.owed == 0 && k.reading == 0 {
+		k.report = true
+	}
+	// §9.5.4 holds the acknowledgement of SrcAvailCancel back until what is under way is finished. That is when it
+	// is read: were it when it is reported, two peers with one credit and none could wait for each other, since
+	// no message gives credit whose acknowledgement is held back.
+	s.credits.holds = s.credits.holds && k.reading > 0
+	switch {
+	case k.report:
+		return s.maySend(false) && s.reportRead()
+	case k.stop && k.reading == 0:
+		switch {
+		case k.srcs.isEmpty():
+			k.stop = false
+			return true
+		case !s.maySend(false):
+			return false
+		}
+		k.stop = false
+		k.dropSrcs()
+		return s.sendKind(bsdh.SendSm)
+	case k.refuses(now, !s.src.srcs.isEmpty(), &s.cfg):
+		if !s.maySend(false) {
+			return false
+		}
+		k.owed = k.srcs.pop().left
+		return s.sendKind(bsdh.SendSm)
+	}
+	return false
+}
+
+// reportRead sends RdmaRdCompl for what was read of the oldest advert (§9.2).
+func (s *Socket) reportRead() bool {
+	k := &s.snk
+	m := bsdh.Message{MID: bsdh.RdmaRdCompl, Bytes: k.read}
+	if k.prefersPipelined(&s.cfg) {
+		m.Flags = bsdh.RequestPipelined
+	}
+	a := *k.srcs.at(0)
+	if a.left == 0 {
+		k.srcs.pop()
+	}
+	k.read, k.report = 0, false
+	if a.left > 0 {
+		return s.send(m, 0)
+	}
+	return s.sendInvalidating(m, a.key)
+}
+
+// stepSource tells the peer what became of the buffers that it advertised.
+func (s *Socket) stepSource() bool {
+	o := &s.src
+	switch {
+	case o.written && s.maySend(false):
+		m := bsdh.Message{MID: bsdh.RdmaWrCompl, Bytes: o.writing}
+		if s.snk.prefersPipelined(&s.cfg) {
+			m.Flags = bsdh.RequestPipelined
+		}
+		key := o.sinks.pop().key
+		o.next += uint64(o.writing)
+		o.writing, o.written = 0, false
+		s.settleWrites()
+		return s.sendInvalidating(m, key)
+	case o.ackDue && o.writing == 0 && !s.credits.holds && s.maySend(false):
+		// What is under way ends before: the peer takes all back when it sees this. The peer tells late answers from others by the acknowledgement in them, so this one must not go
+		// while the acknowledgement is held back.
+		o.ackDue = false
+		return s.sendKind(bsdh.SinkCancelAck)
+	case s.end.resizeDue && s.maySend(false):
+		s.end.resizeDue = false
+		return s.send(bsdh.Message{MID: bsdh.ChRcvBufAck, Bytes: s.cfg.RecvBytes}, 0)
+	}
+	return false
+}
+
+// stepModes changes the modes of both directions where that is ours to do (§12).
+func (s *Socket) stepModes() bool {
+	o, k := &s.src, &s.snk
+	if k.want && k.mode != bsdh.Buffered {
+		k.want = false
+	}
+	if k.want && !k.done && s.maySend(false) {
+		k.want, k.mode = false, bsdh.Combined
+		return s.send(bsdh.Message{MID: bsdh.ModeChange, Change: bsdh.ModeWord{Mode: bsdh.Combined, Send: true}}, 0)
+	}
+	to, ok := o.change()
+	if !ok || s.end.finSent || !s.maySend(false) {
+		return false
+	}
+	s.send(bsdh.Message{MID: bsdh.ModeChange, Change: bsdh.ModeWord{Mode: to}}, 0)
+	if o.mode == bsdh.Pipelined {
+		o.becomeCombined(s.credits.sent)
+		return true
+	}
+	o.mode, o.reads, o.refusals = to, 0, 0
+	return true
+}
+
+// stepOwnCancels takes back adverts of ours (§9.5.4, §9.5.5).
+func (s *Socket) stepOwnCancels() bool {
+	o, k := &s.src, &s.snk
+	if o.cancel.wanted && !o.cancel.sent && !o.srcs.isEmpty() && s.maySend(false) {
+		s.sendKind(bsdh.SrcAvailCancel)
+		o.cancel.sent, o.cancel.seq = true, s.credits.sent
+		return true
+	}
+	if k.cancel.wanted && !k.cancel.sent && k.adv > 0 && s.maySend(false) {
+		s.sendKind(bsdh.SinkAvailCancel)
+		k.cancel.sent, k.cancel.seq = true, s.credits.sent
+		return true
+	}
+	return false
+}
+
+// adverts is how many more adverts we may have outstanding (§6.2.1.3).
+func (s *Socket) adverts() int {
+	return min(s.peer.maxAdverts, s.cfg.MaxAdverts) - s.src.srcs.n - s.snk.adv
+}
+
+// stepAdvert advertises a buffer of the program (§9.3). What we have to send anyhow may go with it, if that is all
+// of it: the Transaction mechanism (§9.4).
+func (s *Socket) stepAdvert() bool {
+	k := &s.snk
+	r, ok := k.nextAdvert(&s.cfg, s.cfg.RecvBytes)
+	if !ok || s.adverts() <= 0 || !s.maySend(false) {
+		return false
+	}
+	key, addr, err := s.cfg.Memory.AdvertiseRead(r.ID, r.Len)
+	if err != nil {
+		r.Direct = false
+		return true
+	}
+	r.key = key
+	k.adv++
+	m := bsdh.Message{MID: bsdh.SinkAvail, Advert: bsdh.Advert{Len: r.Len, Key: key, Addr: addr, NonDiscards: k.nonDiscards}}
+	n := s.rider()
+	s.send(m, n)
+	s.sentStream(n)
+	return true
+}
+
+// rider is how much of our stream goes with a SinkAvail: all of it, or nothing.
+func (s *Socket) rider() uint32 {
+	if !s.mayStream() || !s.maySend(true) || !s.src.srcs.isEmpty() {
+		return 0
+	}
+	n, urgent := s.src.copied(s.room(bsdh.SinkAvailLen), &s.cfg)
+	if urgent || s.src.next+uint64(n) != s.src.produced || s.src.next < s.src.forced || s.src.direct(s.src.next, &s.cfg) > 0 {
+		return 0
+	}
+	return n
+}
+
+// room is how many bytes of payload fit into a message with headers of a length.
+func (s *Socket) room(headers uint32) uint32 { return min(s.peer.recvBytes, s.cfg.SendBytes) - headers }
+
+// mayStream reports whether bytes of our stream may go at all, by a message or an advert.
+func (s *Socket) mayStream() bool {
+	o := &s.src
+	return o.writing == 0 && !o.ackDue && (!o.cancel.wanted || o.next < o.forced) && !s.end.finSent
+}
+
+// stepStream sends bytes of our stream, or offers them (§9, §11).
+func (s *Socket) stepStream() bool {
+	o := &s.src
+	copies := s.mayStream() && o.srcs.isEmpty() && s.maySend(true) && o.direct(o.next, &s.cfg) == 0
+	if u, ok := o.urgent.due(o.next); ok && !copies && s.maySend(false) {
+		u.announced = true
+		return s.send(bsdh.Message{MID: bsdh.Data, Flags: bsdh.OOBPending}, 0)
+	}
+	switch {
+	case !s.mayStream() || o.next == o.produced:
+		return false
+	case o.next < o.forced:
+		return s.sendData()
+	case o.mode == bsdh.Buffered:
+		return s.sendData()
+	case o.mode == bsdh.Pipelined && !o.sinks.isEmpty():
+		return s.sendData() // startWrite has nothing that is worth a WRITE
+	case o.cancel.wanted || o.cancel.sent:
+		return false
+	case !o.srcs.isEmpty():
+		return o.mode == bsdh.Pipelined && s.sendSrc()
+	}
+	return s.sendSrc() || o.srcs.isEmpty() && s.sendData()
+}
+
+// sendSrc offers the next stretch of our stream for the peer to read (§9.2): in Combined mode with its first bytes,
+// in Pipelined mode without.
+func (s *Socket) sendSrc() bool {
+	o := &s.src
+	pos := o.advertised()
+	n := o.direct(pos, &s.cfg)
+	if n == 0 || s.adverts() <= 0 {
+		return false
+	}
+	n = min(n, bsdh.MaxBytes)
+	var inline uint32
+	if o.mode == bsdh.Combined {
+		inline = min(srcInline, n-1, s.room(bsdh.SrcAvailLen))
+	}
+	if !s.maySend(inline > 0) {
+		return false
+	}
+	key, addr, err := s.cfg.Memory.AdvertiseStream(pos, n)
+	if err != nil {
+		return false
+	}
+	m := bsdh.Message{MID: bsdh.SrcAvail, Advert: bsdh.Advert{Len: n, Key: key, Addr: addr}}
+	s.send(m, inline)
+	o.srcs.push(srcAdvert{end: pos + uint64(n), key: key, seq: s.credits.sent})
+	s.sentStream(inline)
+	return true
+}
+
+// sendData sends the next bytes of our stream as a message (§9.1).
+func (s *Socket) sendData() bool {
+	o := &s.src
+	if !s.maySend(true) {
+		return false
+	}
+	n, urgent := o.copied(s.room(bsdh.HeaderLen), &s.cfg)
+	m := bsdh.Message{MID: bsdh.Data}
+	if u, ok := o.urgent.due(o.next); ok {
+		m.Flags |= bsdh.OOBPending
+		u.announced = true
+	}
+	if urgent {
+		m.Flags |= bsdh.OOBPresent
+		o.urgent.pop()
+	}
+	s.send(m, n)
+	s.sentStream(n)
+	return true
+}
+
+// sentStream counts n bytes of our stream that went with a message.
+func (s *Socket) sentStream(n uint32) {
+	if n > 0 {
+		s.src.sent(n)
+		s.settleWrites()
+	}
+}
+
+// settleWrites gives back Writes of which the peer has all bytes.
+func (s *Socket) settleWrites() {
+	o := &s.src
+	for !o.writes.isEmpty() && o.writes.at(0).end <= o.next {
+		w := o.writes.pop()
+		s.out.put(Output{Kind: OutWritten, ID: w.ID, Len: w.Len})
+	}
+}
+
+// endCanceledWrites gives back all Writes once CancelWrites may: nothing of them is offered, under way or owed.
+func (s *Socket) endCanceledWrites() {
+	o := &s.src
+	if !o.cancel.wanted || o.cancel.sent || !o.srcs.isEmpty() || o.writing > 0 || o.next < o.forced {
+		return
+	}
+	o.cancel.wanted = false
+	s.returnWrites()
+	o.produced = o.next
+}
+
+// returnWrites gives back all Writes with as many bytes as the peer has.
+func (s *Socket) returnWrites() {
+	o := &s.src
+	for !o.writes.isEmpty() {
+		w := o.writes.pop()
+		begin := w.end - uint64(w.Len)
+		s.out.put(Output{Kind: OutWritten, ID: w.ID, Len: uint32(min(max(o.next, begin), w.end) - begin), Canceled: true})
+	}
+	for !o.urgent.isEmpty() {
+		o.urgent.pop()
+	}
+}
+
+// stepUpdate gives credit by a message without payload (§10.4).
+func (s *Socket) stepUpdate(now time.Time) bool {
+	waits := s.mayStream() && s.src.next < s.src.produced && s.src.srcs.isEmpty()
+	due := s.credits.updateDue(now)
+	return (s.credits.prodDue(now, waits) || due) && s.maySend(false) && s.sendKind(bsdh.Data)
+}

@@ -1,0 +1,297 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package socket
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/sdp/bsdh"
+)
+
+// HandleRecv takes a message, b, that arrived in a receive buffer. The socket keeps no slice of b; the buffer
+// is the socket's until OutRecycle. Invalidated is the key of ours that the message made worthless, or nil.
+// An error is the peer's fault, and the end of the connection, as Poll says.
+func (s *Socket) HandleRecv(now time.Time, buffer int, b []byte, invalidated *rdma.RKey) error {
+	var err error
+	switch {
+	case s.state == StateHello && s.cfg.Role == Connecting:
+		err = s.handleHelloAck(buffer, b)
+	case s.state == StateHello:
+		err = fmt.Errorf("%w: message before Hello", ErrProtocol)
+	case s.state == StateClosed:
+		return nil
+	case s.state == StateAbort:
+		s.handleLate(buffer, b)
+	default:
+		err = s.handleMessage(now, buffer, b, invalidated)
+	}
+	if err != nil {
+		s.abort(now, err)
+	}
+	s.flush(now)
+	return err
+}
+
+// handleMessage does what every message asks for, and then what its kind does.
+func (s *Socket) handleMessage(now time.Time, buffer int, b []byte, inv *rdma.RKey) error {
+	m, err := bsdh.Parse(b, s.cfg.Layout)
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrProtocol, err)
+	}
+	if err := s.credits.take(&m); err != nil {
+		return err
+	}
+	n := uint32(len(m.Payload))
+	if m.MID != bsdh.Data || n > 0 || m.Flags != 0 {
+		s.credits.tell()
+	}
+	if w := &s.src.window; w.open && s.credits.acked(w.seq) {
+		w.open = false
+	}
+	if inv != nil && m.MID != bsdh.RdmaRdCompl && m.MID != bsdh.RdmaWrCompl {
+		return fmt.Errorf("%w: %v invalidates key %#x", ErrProtocol, m.MID, *inv)
+	}
+	if m.Flags&bsdh.OOBPending != 0 {
+		s.out.put(Output{Kind: OutUrgent})
+	}
+	if err := s.snk.check(&m); err != nil {
+		return err
+	}
+	if n > 0 {
+		s.takePayload(heldPayload{buffer, len(b) - int(n), n, m.Flags&bsdh.OOBPresent != 0})
+	} else {
+		s.recycle(buffer)
+	}
+	if err := s.dispatch(now, &m, inv); err != nil {
+		return err
+	}
+	s.deliver()
+	return nil
+}
+
+// handleLate takes a message that arrives while AbortConn waits for credit: nothing else of it matters.
+func (s *Socket) handleLate(buffer int, b []byte) {
+	if m, err := bsdh.Parse(b, s.cfg.Layout); err == nil && s.credits.take(&m) == nil {
+		s.recycle(buffer)
+	}
+}
+
+// check reports what the state of the peer's stream does not allow.
+func (k *sink) check(m *bsdh.Message) error {
+	n := uint32(len(m.Payload))
+	switch {
+	case k.done && (n > 0 || m.MID == bsdh.SrcAvail || m.MID == bsdh.RdmaWrCompl || m.MID == bsdh.DisConn):
+		return fmt.Errorf("%w: %v behind the end of the stream", ErrProtocol, m.MID)
+	case m.MID == bsdh.SrcAvail:
+		return k.checkSrc(n)
+	case n > 0 && k.owed == 0 && !k.srcs.isEmpty():
+		return fmt.Errorf("%w: %v with %d bytes while an advert is outstanding", ErrProtocol, m.MID, n)
+	case n > 0 && k.adv > 0 && n > k.reads.at(0).Len:
+		return fmt.Errorf("%w: %v with %d bytes, advertised were %d", ErrProtocol, m.MID, n, k.reads.at(0).Len)
+	case m.MID == bsdh.DisConn && (!k.srcs.isEmpty() || k.owed > 0):
+		return fmt.Errorf("%w: end of the stream before all was sent that was offered", ErrProtocol)
+	}
+	return nil
+}
+
+// takePayload takes the payload of a message: it fills the oldest buffer that is advertised, alone, whatever its
+// size (§9.5.1), or waits in line.
+func (s *Socket) takePayload(p heldPayload) {
+	k := &s.snk
+	k.owed -= min(k.owed, p.len)
+	if k.adv > 0 {
+		r := k.popAdvert(s.cfg.Memory)
+		s.out.put(Output{Kind: OutCopy, Buffer: p.buffer, From: p.off, ID: r.ID, Len: p.len})
+		s.recycle(p.buffer)
+		s.out.put(Output{Kind: OutRead, ID: r.ID, Len: p.len, Urgent: p.urgent})
+		return
+	}
+	k.nonDiscards++
+	k.held.push(p)
+}
+
+// recycle posts a receive buffer again.
+func (s *Socket) recycle(buffer int) {
+	s.credits.posted++
+	s.out.put(Output{Kind: OutRecycle, Buffer: buffer})
+}
+
+// dispatch does what the kind of a message asks for. Its payload is taken.
+func (s *Socket) dispatch(now time.Time, m *bsdh.Message, inv *rdma.RKey) error {
+	o, k := &s.src, &s.snk
+	switch m.MID {
+	case bsdh.Data:
+	case bsdh.SrcAvail:
+		return s.takeSrc(now, m)
+	case bsdh.SinkAvail:
+		if o.sinks.n+k.srcs.n >= s.cfg.MaxAdverts {
+			return fmt.Errorf("%w: more than %d adverts", ErrProtocol, s.cfg.MaxAdverts)
+		}
+		if s.end.finSent {
+			return nil // it crossed our DisConn
+		}
+		return o.takeSink(&m.Advert, s.cfg.Memory)
+	case bsdh.RdmaRdCompl:
+		if err := o.takeRead(m.Bytes, inv, s.cfg.Memory); err != nil {
+			return err
+		}
+		o.hint(m.Flags)
+		s.settleWrites()
+	case bsdh.SendSm:
+		if err := o.takeRefusal(o.cancel.sent && s.credits.acked(o.cancel.seq), s.cfg.Memory); err != nil {
+			return err
+		}
+		o.hintRefusal()
+	case bsdh.RdmaWrCompl:
+		if err := s.takeWritten(m.Bytes, inv); err != nil {
+			return err
+		}
+		o.hint(m.Flags)
+	case bsdh.ModeChange:
+		return s.takeMode(m.Change)
+	case bsdh.SrcAvailCancel:
+		if k.takeCancel() && k.reading > 0 {
+			s.credits.hold(m.Seq)
+		}
+	case bsdh.SinkAvailCancel:
+		if !o.window.open {
+			o.takeSinkCancel()
+		}
+	case bsdh.SinkCancelAck:
+		if k.cancel.sent && s.credits.acked(k.cancel.seq) {
+			k.endAdverts(s.cfg.Memory)
+		}
+	case bsdh.DisConn:
+		s.takeDisConn()
+	case bsdh.AbortConn:
+		s.takeAbort()
+	case bsdh.ChRcvBuf, bsdh.ChRcvBufAck, bsdh.SuspComm, bsdh.SuspCommAck:
+		return s.takeOther(m)
+	case bsdh.Hello, bsdh.HelloAck:
+		return fmt.Errorf("%w: %v on an established connection", ErrProtocol, m.MID)
+	}
+	return nil
+}
+
+func (s *Socket) takeSrc(now time.Time, m *bsdh.Message) error {
+	k := &s.snk
+	if s.src.sinks.n+k.srcs.n >= s.cfg.MaxAdverts {
+		return fmt.Errorf("%w: more than %d adverts", ErrProtocol, s.cfg.MaxAdverts)
+	}
+	if k.adv > 0 {
+		k.dropSrcs()
+	}
+	return k.takeSrc(&m.Advert, uint32(len(m.Payload)), now)
+}
+
+// takeWritten takes an RdmaWrCompl (§9.3), which is about the oldest buffer that we advertised. One of 0 bytes gives
+// nothing to the program, for which that would be the end: its buffer waits again, behind the others.
+func (s *Socket) takeWritten(n uint32, inv *rdma.RKey) error {
+	k := &s.snk
+	if k.adv == 0 {
+		return fmt.Errorf("%w: RdmaWrCompl of %d bytes without an advert", ErrProtocol, n)
+	}
+	r := k.reads.at(0)
+	switch {
+	case n > r.Len:
+		return fmt.Errorf("%w: RdmaWrCompl of %d bytes, advertised were %d", ErrProtocol, n, r.Len)
+	case inv != nil && *inv != r.key:
+		return fmt.Errorf("%w: RdmaWrCompl invalidates key %#x, advertised was %#x", ErrProtocol, *inv, r.key)
+	}
+	done := k.popAdvert(s.cfg.Memory)
+	if n > 0 {
+		s.out.put(Output{Kind: OutRead, ID: done.ID, Len: n})
+		return nil
+	}
+	k.requeue(done)
+	return nil
+}
+
+// requeue puts a Read behind those that are advertised.
+func (k *sink) requeue(r pendingRead) {
+	k.reads.push(r)
+	for i := k.reads.n - 1; i > k.adv; i-- {
+		a, b := k.reads.at(i-1), k.reads.at(i)
+		*a, *b = *b, *a
+	}
+}
+
+// takeMode takes a ModeChange (§12). There are four: three of the sender of a stream, and from Buffered to Combined
+// of its receiver.
+func (s *Socket) takeMode(c bsdh.ModeWord) error {
+	o, k := &s.src, &s.snk
+	switch {
+	case c.Send && o.mode == bsdh.Buffered && c.Mode == bsdh.Combined:
+		o.mode, o.want, o.refusals = bsdh.Combined, bsdh.Combined, 0
+	case !c.Send && k.mode == bsdh.Combined && c.Mode == bsdh.Pipelined:
+		k.mode = bsdh.Pipelined
+	case !c.Send && k.mode == bsdh.Combined && c.Mode == bsdh.Buffered && k.srcs.isEmpty():
+		k.mode = bsdh.Buffered
+	case !c.Send && k.mode == bsdh.Pipelined && c.Mode == bsdh.Combined:
+		k.mode = bsdh.Combined
+		k.endAdverts(s.cfg.Memory)
+	default:
+		return fmt.Errorf("%w: change to %v mode of our %s, which is in %v", ErrProtocol, c.Mode,
+			map[bool]string{true: "sending half", false: "receiving half"}[c.Send], map[bool]bsdh.Mode{true: o.mode, false: k.mode}[c.Send])
+	}
+	return nil
+}
+
+// takeOther answers what this version does not do: no resizing, which the protocol lets a peer decline by telling
+// the size as it is (§10.6), and no suspension.
+func (s *Socket) takeOther(m *bsdh.Message) error {
+	if m.MID == bsdh.ChRcvBuf {
+		if s.end.resizeDue {
+			return fmt.Errorf("%w: a second ChRcvBuf before the answer", ErrProtocol)
+		}
+		s.end.resizeDue = true
+		return nil
+	}
+	return fmt.Errorf("%w: unexpected %v", ErrProtocol, m.MID)
+}
+
+// deliver gives to the program what is there for it.
+func (s *Socket) deliver() {
+	k := &s.snk
+	for k.adv == 0 && !k.reads.isEmpty() {
+		r := k.reads.at(0)
+		urgent := s.fill(r)
+		over := r.got == r.Len || urgent || r.got > 0 && !r.Fill && k.reading == 0 && k.held.isEmpty() && !k.canRead(&s.cfg)
+		eof := k.done && k.held.isEmpty()
+		if k.reading > 0 || !over && !eof {
+			break
+		}
+		s.out.put(Output{Kind: OutRead, ID: r.ID, Len: r.got, Urgent: urgent, EOF: eof && r.got == 0})
+		k.reads.pop()
+	}
+	if k.cancel.wanted && k.adv == 0 && k.reading == 0 {
+		for !k.reads.isEmpty() {
+			r := k.reads.pop()
+			s.out.put(Output{Kind: OutRead, ID: r.ID, Len: r.got, Canceled: true})
+		}
+		k.cancel.wanted = false
+	}
+}
+
+// fill copies held payload into a Read. It ends behind an out-of-band byte, and says so.
+func (s *Socket) fill(r *pendingRead) (urgent bool) {
+	k := &s.snk
+	for !k.held.isEmpty() && r.got < r.Len {
+		p := k.held.at(0)
+		n := min(p.len, r.Len-r.got)
+		s.out.put(Output{Kind: OutCopy, Buffer: p.buffer, From: p.off, ID: r.ID, Offset: uint64(r.got), Len: n})
+		p.off, p.len, r.got = p.off+int(n), p.len-n, r.got+n
+		if p.len > 0 {
+			break
+		}
+		urgent = p.urgent
+		s.recycle(k.held.pop().buffer)
+		s.credits.tell()
+		if urgent {
+			break
+		}
+	}
+	return urgent
+}

@@ -1,0 +1,262 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package socket
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/smcr-io/kube-smcr/pkg/sdp/bsdh"
+)
+
+// State is how far a socket is.
+type State uint8
+
+// States.
+const (
+	StateHello  State = iota // waits for Hello or HelloAck
+	StateOpen                // established; each direction may be closed
+	StateAbort               // AbortConn is due, or under way
+	StateLinger              // both directions are closed, and the peer ends the connection
+	StateClosed
+)
+
+func (s State) String() string {
+	names := [...]string{"HELLO", "OPEN", "ABORT", "LINGER", "CLOSED"}
+	if int(s) < len(names) {
+		return names[s]
+	}
+	return fmt.Sprintf("State(%d)", uint8(s))
+}
+
+// Socket is one SDP socket: the Data Source of one direction, the Data Sink of the other, one credit account.
+// It is not safe for concurrent use.
+type Socket struct {
+	cfg   Config
+	state State
+	err   error // why the connection ends, if not in order
+
+	credits credits
+	src     source
+	snk     sink
+	peer    peerTerms
+	end     ending
+	sends   sendQueue
+	out     outbox
+
+	deadline time.Time // of the state
+}
+
+// peerTerms is what the peer said of itself.
+type peerTerms struct {
+	recvBytes  uint32 // size of its receive buffers
+	maxAdverts int    // that we may have outstanding
+}
+
+// sendQueue counts messages in the send queue, which complete in order.
+type sendQueue struct{ posted, done uint64 }
+
+// New returns a socket. A connecting one has its Hello to be polled.
+func New(now time.Time, cfg Config) (*Socket, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	cfg = cfg.withDefaults()
+	s := &Socket{cfg: cfg, src: newSource(&cfg), snk: newSink(&cfg), deadline: now.Add(cfg.SetupTimeout)}
+	if cfg.Role == Connecting {
+		m := s.hello(bsdh.Hello)
+		s.out.put(Output{Kind: OutHello, Message: m})
+	}
+	return s, nil
+}
+
+// State returns the state.
+func (s *Socket) State() State { return s.state }
+
+// Err returns why the connection ended, or nil if it did in order, or did not.
+func (s *Socket) Err() error { return s.err }
+
+// Poll appends to dst what is to be done, in order, and forgets it.
+func (s *Socket) Poll(dst []Output) []Output { return s.out.moveTo(dst) }
+
+// Commands.
+
+// Write sends bytes of the program, behind all that it wrote before. The program must leave them alone until
+// OutWritten.
+func (s *Socket) Write(now time.Time, w Write) error {
+	switch {
+	case s.state > StateOpen || s.end.shutdown || s.src.cancel.wanted:
+		return fmt.Errorf("write %d: %w", w.ID, ErrState)
+	case w.Len == 0:
+		return fmt.Errorf("write %d of 0 bytes: %w", w.ID, ErrInvalid)
+	case s.src.writes.isFull():
+		return fmt.Errorf("write %d: %w: %d writes", w.ID, ErrFull, MaxWrites)
+	}
+	s.src.produced += uint64(w.Len)
+	s.src.writes.push(posted{w, s.src.produced})
+	s.flush(now)
+	return nil
+}
+
+// WriteUrgent is Write; the last byte is out-of-band data (§9.5.3).
+func (s *Socket) WriteUrgent(now time.Time, w Write) error {
+	if s.src.urgent.isFull() {
+		return fmt.Errorf("urgent write %d: %w: %d urgent bytes", w.ID, ErrFull, MaxUrgent)
+	}
+	if s.state > StateOpen || s.end.shutdown || s.src.cancel.wanted || w.Len == 0 || s.src.writes.isFull() {
+		return s.Write(now, w)
+	}
+	s.src.urgent.push(urgentByte{pos: s.src.produced + uint64(w.Len) - 1})
+	return s.Write(now, w)
+}
+
+// Read gives a buffer for what arrives. The program must leave it alone until OutRead. After an end in order there
+// may still be something.
+func (s *Socket) Read(now time.Time, r Read) error {
+	switch {
+	case s.state == StateClosed && (s.err != nil || !s.snk.done) || s.snk.cancel.wanted:
+		return fmt.Errorf("read %d: %w", r.ID, ErrState)
+	case r.Len == 0:
+		return fmt.Errorf("read %d of 0 bytes: %w", r.ID, ErrInvalid)
+	case s.snk.reads.isFull():
+		return fmt.Errorf("read %d: %w: %d reads", r.ID, ErrFull, MaxReads)
+	}
+	s.snk.reads.push(pendingRead{Read: r})
+	if r.Direct && s.cfg.isLong(r.Len) && s.snk.mode == bsdh.Buffered && s.snk.reads.n == 1 {
+		s.snk.want = true
+	}
+	if s.state == StateLinger || s.state == StateClosed {
+		s.deliver() // what arrived before the end
+	}
+	s.flush(now)
+	return nil
+}
+
+// CancelWrites ends all Writes as soon as it is known which bytes of them the peer has. What was not sent is
+// not part of the stream.
+func (s *Socket) CancelWrites(now time.Time) {
+	if s.state <= StateOpen && !s.src.writes.isEmpty() && !s.end.shutdown {
+		s.src.cancel.wanted = true
+		s.flush(now)
+	}
+}
+
+// CancelReads ends all Reads as soon as it is sure that the peer writes to none of them.
+func (s *Socket) CancelReads(now time.Time) {
+	if s.state <= StateOpen && !s.snk.reads.isEmpty() {
+		s.snk.cancel.wanted = true
+		s.flush(now)
+	}
+}
+
+// PreferMode asks for a mode of our stream, which is entered as soon as that may be. What peers ask for, and do
+// with adverts, changes it later.
+func (s *Socket) PreferMode(now time.Time, m bsdh.Mode) {
+	s.src.want = m
+	s.flush(now)
+}
+
+// Shutdown ends our stream behind all that was written (§8.2.1).
+func (s *Socket) Shutdown(now time.Time) {
+	s.end.shutdown = true
+	s.flush(now)
+}
+
+// Abort ends the connection at once (§8.2.2).
+func (s *Socket) Abort(now time.Time) {
+	s.abort(now, ErrAborted)
+	s.flush(now)
+}
+
+// Inputs.
+
+// HandleSent says that the oldest message in the send queue completed.
+func (s *Socket) HandleSent(now time.Time, ok bool) {
+	if s.state == StateClosed {
+		return
+	}
+	s.sends.done++
+	switch {
+	case !ok:
+		s.abort(now, fmt.Errorf("%w: a message", ErrTransfer))
+	case s.state == StateAbort && s.end.abortSent && s.sends.done >= s.end.abortAt:
+		s.close(OutClose, s.err)
+	default:
+		s.settleEnd(now)
+	}
+	s.flush(now)
+}
+
+// HandleRead says that the RDMA READ completed: its bytes are in the buffer.
+func (s *Socket) HandleRead(now time.Time, ok bool) {
+	k := &s.snk
+	if s.state != StateOpen || k.reading == 0 {
+		return
+	}
+	if !ok {
+		s.abort(now, fmt.Errorf("%w: RDMA READ", ErrTransfer))
+		return
+	}
+	a, r := k.srcs.at(0), k.reads.at(0)
+	n := k.reading
+	a.addr, a.left, r.got = a.addr+uint64(n), a.left-n, r.got+n
+	k.reading, k.read, k.report = 0, n, true
+	s.credits.tell()
+	s.deliver()
+	s.flush(now)
+}
+
+// HandleWrite says that the RDMA WRITE completed.
+func (s *Socket) HandleWrite(now time.Time, ok bool) {
+	if s.state != StateOpen || s.src.writing == 0 {
+		return
+	}
+	if !ok {
+		s.abort(now, fmt.Errorf("%w: RDMA WRITE", ErrTransfer))
+		return
+	}
+	s.src.written = true
+	s.flush(now)
+}
+
+// HandleDown says that the transport connection is gone, in order or not.
+func (s *Socket) HandleDown(err error) {
+	if s.state != StateClosed {
+		s.down(err)
+	}
+}
+
+// NextTimeout returns when HandleTimeout is due.
+func (s *Socket) NextTimeout() (time.Time, bool) {
+	at := s.deadline
+	earlier := func(t time.Time) {
+		if !t.IsZero() && (at.IsZero() || t.Before(at)) {
+			at = t
+		}
+	}
+	if s.state == StateOpen {
+		earlier(s.credits.updateAt)
+		earlier(s.credits.prodAt)
+		if t, ok := s.snk.deadlockAt(!s.src.srcs.isEmpty()); ok {
+			earlier(t)
+		}
+	}
+	return at, !at.IsZero()
+}
+
+// HandleTimeout does what is due at now.
+func (s *Socket) HandleTimeout(now time.Time) {
+	if d := s.deadline; !d.IsZero() && !now.Before(d) {
+		s.deadline = time.Time{}
+		switch s.state {
+		case StateHello:
+			s.abort(now, ErrSetupTimeout)
+		case StateAbort:
+			s.close(OutReset, s.err)
+		case StateLinger:
+			s.close(OutClose, nil)
+		case StateOpen, StateClosed:
+		}
+	}
+	s.flush(now)
+}
