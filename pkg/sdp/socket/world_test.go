@@ -1,0 +1,468 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package socket
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/sdp/bsdh"
+)
+
+// world is two sockets, a queue pair between them, and programs. The byte of a stream at a position follows from the
+// side and the position, so that nobody has to remember what was written.
+type world struct {
+	now   time.Time
+	sides [2]*host
+	err   error
+	trace func(string, ...any)
+	gone  bool // an abort, on purpose
+	mids  map[bsdh.MID]int
+	modes map[[2]bsdh.Mode]int
+}
+
+// item travels on the queue pair, in order.
+type item struct {
+	message []byte
+	inv     *rdma.RKey
+	read    *Output // RDMA READ request
+	write   *Output // RDMA WRITE
+	data    []byte
+	answer  bool // RDMA READ response
+}
+
+// grant is what a key opens.
+type grant struct {
+	right Right
+	pos   uint64 // of the stream
+	read  *testRead
+	n     uint32
+	addr  uint64
+}
+
+type testRead struct {
+	Read
+	buf  []byte
+	over bool
+}
+
+type host struct {
+	w        *world
+	side     int
+	s        *Socket
+	cfg      Config
+	keys     map[rdma.RKey]grant
+	lastKey  rdma.RKey
+	reads    map[uint64]*testRead
+	writes   map[uint64]Write
+	order    []uint64 // Reads, oldest first
+	id       uint64
+	out      []item       // to the peer
+	done     []OutputKind // completions that were not handled
+	posted   []int        // receive buffers
+	buffers  [][]byte
+	target   *Output // of the RDMA READ under way
+	received uint64
+	eof      bool
+	ended    bool
+	endErr   error
+	urgents  int
+	lazy     lazyCount
+	marks    map[uint64]bool // out-of-band bytes that were written
+	seen     map[uint64]bool // and read
+	refuse   bool            // Memory has no keys left
+}
+
+func pattern(side int, pos uint64) byte { return byte(pos*7+pos>>8*13+pos>>16*5) ^ byte(side*0x5a) }
+
+func (w *world) fail(format string, args ...any) {
+	if w.err == nil {
+		w.err = fmt.Errorf(format, args...)
+	}
+}
+
+func newWorld(a, b Config, trace func(string, ...any)) *world {
+	w := &world{now: time.Unix(1000, 0), trace: trace, mids: map[bsdh.MID]int{}, modes: map[[2]bsdh.Mode]int{}}
+	for i, cfg := range []Config{a, b} {
+		h := &host{
+			w: w, side: i, keys: map[rdma.RKey]grant{}, lastKey: rdma.RKey(1000 * (i + 1)), reads: map[uint64]*testRead{},
+			writes: map[uint64]Write{}, marks: map[uint64]bool{}, seen: map[uint64]bool{},
+		}
+		cfg.Role, cfg.Memory = Role(i), h
+		s, err := New(w.now, cfg)
+		if err != nil {
+			w.fail("new: %v", err)
+			return w
+		}
+		h.s, h.cfg = s, cfg.withDefaults()
+		h.buffers = make([][]byte, h.cfg.RecvBuffers)
+		for j := range h.buffers {
+			h.posted = append(h.posted, j)
+		}
+		w.sides[i] = h
+	}
+	w.sides[0].run()
+	return w
+}
+
+func (h *host) peer() *host { return h.w.sides[1-h.side] }
+
+func (h *host) newKey(g grant) (rdma.RKey, uint64, error) {
+	if h.refuse {
+		return 0, 0, errors.New("no keys")
+	}
+	h.lastKey++
+	g.addr = uint64(h.lastKey) << 32
+	h.keys[h.lastKey] = g
+	return h.lastKey, g.addr, nil
+}
+
+func (h *host) AdvertiseStream(pos uint64, n uint32) (rdma.RKey, uint64, error) {
+	return h.newKey(grant{right: PeerReads, pos: pos, n: n})
+}
+
+func (h *host) AdvertiseRead(id uint64, n uint32) (rdma.RKey, uint64, error) {
+	return h.newKey(grant{right: PeerWrites, read: h.reads[id], n: n})
+}
+
+func (h *host) Revoke(key rdma.RKey) {
+	if _, ok := h.keys[key]; !ok {
+		h.w.fail("side %d: key %d revoked twice", h.side, key)
+	}
+	delete(h.keys, key)
+}
+
+// run does what the socket wants.
+func (h *host) run() {
+	for _, o := range h.s.Poll(nil) {
+		h.do(o)
+	}
+	if h.w.err == nil {
+		h.check()
+	}
+}
+
+func (h *host) do(o Output) {
+	h.w.trace("side %d: %v %v seq=%d ack=%d bufs=%d id=%d pos=%d len=%d buf=%d %v", h.side, o.Kind, o.Message.MID, o.Message.Seq, o.Message.Ack, o.Message.Bufs, o.ID, o.Pos, o.Len, o.Buffer, o.Err)
+	switch o.Kind {
+	case OutHello:
+		p := h.peer()
+		if err := p.s.HandleHello(h.w.now, o.Message.Append(nil, h.cfg.Layout)); err != nil {
+			h.w.fail("hello: %v", err)
+		}
+		p.run()
+	case OutEstablished, OutPeerDone:
+	case OutSend:
+		h.send(o)
+	case OutRDMAWrite:
+		data := make([]byte, o.Len)
+		for i := range data {
+			data[i] = pattern(h.side, o.Pos+uint64(i))
+		}
+		h.out = append(h.out, item{write: &o, data: data})
+		h.done = append(h.done, OutRDMAWrite)
+	case OutRDMARead:
+		if h.target != nil {
+			h.w.fail("side %d: a second RDMA READ", h.side)
+		}
+		h.target = &o
+		h.out = append(h.out, item{read: &o})
+	case OutCopy:
+		r := h.reads[o.ID]
+		if r == nil || r.over {
+			h.w.fail("side %d: copy into buffer %d, which is the program's", h.side, o.ID)
+			return
+		}
+		copy(r.buf[o.Offset:], h.buffers[o.Buffer][o.From:o.From+int(o.Len)])
+	case OutRecycle:
+		h.posted = append(h.posted, o.Buffer)
+	case OutRead:
+		h.over(o)
+	case OutWritten:
+		w, ok := h.writes[o.ID]
+		if !ok || !o.Canceled && o.Len != w.Len {
+			h.w.fail("side %d: Write %+v is over with %d bytes", h.side, w, o.Len)
+		}
+		delete(h.writes, o.ID)
+	case OutUrgent:
+		h.urgents++
+	case OutClose, OutReset:
+		p := h.peer()
+		h.w.trace("side %d: %v", h.side, o.Kind)
+		h.target = nil
+		var err error
+		if o.Kind == OutReset {
+			p.out, err = nil, errors.New("reset") // what comes late meets nobody
+		}
+		h.out = append(h.out, item{})
+		_ = err
+	case OutEnded:
+		h.ended, h.endErr = true, o.Err
+	}
+}
+
+func (h *host) send(o Output) {
+	m := o.Message
+	h.w.mids[m.MID]++
+	h.w.modes[[2]bsdh.Mode{h.s.src.mode, h.s.snk.mode}]++
+	b := m.AppendHeaders(nil, h.cfg.Layout, int(o.Len))
+	for i := range o.Len {
+		b = append(b, pattern(h.side, o.Pos+uint64(i)))
+	}
+	if len(b) > int(h.peer().cfg.RecvBytes) {
+		h.w.fail("side %d: %v of %d bytes into receive buffers of %d", h.side, m.MID, len(b), h.peer().cfg.RecvBytes)
+	}
+	it := item{message: b}
+	if o.Invalidate {
+		it.inv = &o.Key
+	}
+	h.lazy.sent(&m, o.Len)
+	h.out = append(h.out, it)
+	h.done = append(h.done, OutSend)
+}
+
+// over takes a buffer back, and looks at what is in it.
+func (h *host) over(o Output) {
+	r := h.reads[o.ID]
+	if r == nil || r.over || o.Len > r.Len {
+		h.w.fail("side %d: Read %d is over with %d bytes", h.side, o.ID, o.Len)
+		return
+	}
+	for _, g := range h.keys {
+		if g.read == r {
+			h.w.fail("side %d: Read %d is over, and open to the peer", h.side, o.ID)
+		}
+	}
+	r.over = true
+	if len(h.order) == 0 {
+		h.w.fail("side %d: no Read is posted", h.side)
+	}
+	for i := range o.Len {
+		if want := pattern(1-h.side, h.received+uint64(i)); r.buf[i] != want {
+			h.w.fail("side %d: byte %d of the stream is %#x, want %#x (Read %d, %d bytes)", h.side, h.received+uint64(i), r.buf[i], want, o.ID, o.Len)
+			return
+		}
+	}
+	h.received += uint64(o.Len)
+	if o.Urgent {
+		h.seen[h.received-1] = true
+	}
+	if o.EOF {
+		h.eof = true
+	}
+	if o.Len == 0 && !o.EOF && !o.Canceled {
+		h.w.fail("side %d: Read %d is over with nothing", h.side, o.ID)
+	}
+}
+
+// deliver brings the next thing of this side to the peer.
+func (h *host) deliver() bool {
+	if len(h.out) == 0 {
+		return false
+	}
+	it, p := h.out[0], h.peer()
+	h.out = h.out[1:]
+	switch {
+	case p.ended:
+	case it.message != nil:
+		p.receive(it)
+	case it.write != nil:
+		g, ok := p.keys[it.write.Key]
+		off := it.write.Addr - g.addr
+		if !ok || g.right != PeerWrites || off+uint64(len(it.data)) > uint64(g.n) {
+			h.w.fail("side %d: RDMA WRITE of %d bytes with key %d, which opens %+v", h.side, len(it.data), it.write.Key, g)
+			return true
+		}
+		if g.read.over {
+			h.w.fail("side %d: RDMA WRITE into Read %d, which is the program's", h.side, g.read.ID)
+		}
+		copy(g.read.buf[off:], it.data)
+	case it.read != nil:
+		g, ok := p.keys[it.read.Key]
+		off := it.read.Addr - g.addr
+		if !ok || g.right != PeerReads || off+uint64(it.read.Len) > uint64(g.n) {
+			h.w.fail("side %d: RDMA READ of %d bytes at %d with key %d, which opens %+v", h.side, it.read.Len, off, it.read.Key, g)
+			return true
+		}
+		data := make([]byte, it.read.Len)
+		for i := range data {
+			data[i] = pattern(p.side, g.pos+off+uint64(i))
+		}
+		p.out = append(p.out, item{answer: true, data: data})
+	case it.answer:
+		if p.target == nil {
+			break
+		}
+		r := p.reads[p.target.ID]
+		if r.over {
+			h.w.fail("side %d: RDMA READ into Read %d, which is the program's", p.side, r.ID)
+		}
+		copy(r.buf[p.target.Offset:], it.data)
+		p.target = nil
+		p.done = append(p.done, OutRDMARead)
+	default:
+		p.s.HandleDown(nil)
+		p.run()
+	}
+	return true
+}
+
+func (h *host) receive(it item) {
+	if len(h.posted) == 0 {
+		h.w.fail("side %d: no receive buffer is posted", h.side)
+		return
+	}
+	i := h.posted[0]
+	h.posted = h.posted[1:]
+	h.buffers[i] = it.message
+	m, _ := bsdh.Parse(it.message, h.cfg.Layout)
+	h.w.trace("side %d: gets %v seq=%d ack=%d bufs=%d %d bytes %+v %d", h.side, m.MID, m.Seq, m.Ack, m.Bufs, len(m.Payload), m.Advert, m.Bytes)
+	h.lazy.beforeRecv(&m, h.s)
+	err := h.s.HandleRecv(h.w.now, i, it.message, it.inv)
+	if err != nil && !h.w.gone {
+		h.w.fail("side %d: %v", h.side, err)
+	}
+	h.run()
+}
+
+// complete hands over the next completion.
+func (h *host) complete() bool {
+	if len(h.done) == 0 || h.ended {
+		return false
+	}
+	k := h.done[0]
+	h.done = h.done[1:]
+	switch k {
+	case OutSend:
+		h.s.HandleSent(h.w.now, true)
+	case OutRDMAWrite:
+		h.s.HandleWrite(h.w.now, true)
+	case OutRDMARead:
+		h.s.HandleRead(h.w.now, true)
+	}
+	h.run()
+	return true
+}
+
+func (h *host) write(n uint32, direct, urgent bool) {
+	if h.s.state == StateClosed {
+		return
+	}
+	h.id++
+	w := Write{ID: h.id, Len: n, Direct: direct}
+	end := h.s.src.produced + uint64(n) - 1
+	f := h.s.Write
+	if urgent {
+		f = h.s.WriteUrgent
+	}
+	h.writes[w.ID] = w
+	if urgent {
+		h.marks[end] = true
+	}
+	if err := f(h.w.now, w); err != nil {
+		delete(h.writes, w.ID)
+		if urgent {
+			delete(h.marks, end)
+		}
+	}
+	h.run()
+}
+
+func (h *host) read(n uint32, direct, fill bool) {
+	h.id++
+	r := &testRead{Read: Read{ID: h.id, Len: n, Direct: direct, Fill: fill}, buf: make([]byte, n)}
+	h.reads[r.ID] = r
+	h.order = append(h.order, r.ID)
+	if err := h.s.Read(h.w.now, r.Read); err != nil {
+		delete(h.reads, r.ID)
+	}
+	h.run()
+}
+
+// check looks at what must hold always.
+func (h *host) check() {
+	s := h.s
+	if s.err != nil && !h.w.gone {
+		h.w.fail("side %d: ended: %v", h.side, s.err)
+	}
+	if s.state != StateOpen {
+		return
+	}
+	if n := s.src.srcs.n + s.snk.adv; n > min(s.peer.maxAdverts, s.cfg.MaxAdverts) {
+		h.w.fail("side %d: %d adverts", h.side, n)
+	}
+	if s.snk.adv > 0 && (!s.snk.held.isEmpty() || s.snk.owed > 0 || !s.snk.srcs.isEmpty()) {
+		h.w.fail("side %d: a buffer is advertised before earlier bytes have theirs", h.side)
+	}
+	if s.credits.posted != len(h.posted) {
+		h.w.fail("side %d: %d receive buffers counted, %d posted", h.side, s.credits.posted, len(h.posted))
+	}
+	if err := h.lazy.compare(&s.src); err != nil {
+		h.w.fail("side %d: %v", h.side, err)
+	}
+}
+
+// lazyCount is how the draft itself tells stale SinkAvails from live ones (§9.5.1): adverts are kept as they come,
+// and tested before they are used.
+type lazyCount struct {
+	potential uint32
+	adverts   []uint32 // NonDiscards of each
+	window    bool
+	at        uint32 // potential when the window opened
+}
+
+func (l *lazyCount) normalize() {
+	for len(l.adverts) > 0 && l.adverts[0] != l.potential {
+		l.adverts = l.adverts[1:]
+		l.potential--
+	}
+}
+
+func (l *lazyCount) sent(m *bsdh.Message, payload uint32) {
+	switch {
+	case payload > 0:
+		l.potential++
+	case m.MID == bsdh.DisConn:
+		l.normalize()
+		l.adverts = nil
+	case m.MID == bsdh.RdmaWrCompl:
+		l.normalize()
+		if len(l.adverts) > 0 {
+			l.adverts = l.adverts[1:]
+		}
+	case m.MID == bsdh.ModeChange && !m.Change.Send && m.Change.Mode == bsdh.Combined:
+		l.normalize()
+		l.adverts, l.window, l.at = nil, true, l.potential
+	}
+}
+
+func (l *lazyCount) beforeRecv(m *bsdh.Message, s *Socket) {
+	l.window = l.window && (!s.src.window.open || int32(m.Ack-s.src.window.seq) < 0)
+	switch {
+	case s.end.finSent:
+	case m.MID == bsdh.SinkAvail && l.window:
+		if m.Advert.NonDiscards != l.at {
+			l.at--
+			l.potential--
+		}
+	case m.MID == bsdh.SinkAvail:
+		l.adverts = append(l.adverts, m.Advert.NonDiscards)
+	case m.MID == bsdh.SinkAvailCancel && !l.window:
+		l.normalize()
+		if s.src.writing > 0 {
+			l.adverts = l.adverts[:min(1, len(l.adverts))]
+		} else {
+			l.adverts = nil
+		}
+	}
+}
+
+func (l *lazyCount) compare(o *source) error {
+	l.normalize()
+	if l.potential != o.potential || len(l.adverts) != o.sinks.n {
+		return fmt.Errorf("%d live SinkAvails and count %d, the draft's way %d and %d", o.sinks.n, o.potential, len(l.adverts), l.potential)
+	}
+	return nil
+}
