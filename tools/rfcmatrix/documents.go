@@ -40,6 +40,10 @@ var documents = []document{
 		code:  []string{"pkg/sdp/portmap/", "pkg/sdp/portmapper/"},
 		linux: " \"Linux\" is iwpmd, rdma-core's port\nmapper, with which we are wire compatible; some rules hold towards all others, but [not towards it](#towards-linux).",
 	},
+	{
+		dir: "docs/sdp", title: "Sockets Direct Protocol for iWARP", about: "draft-pinkerton-iwarp-sdp-01", rfcs: []string{"SDP"}, text: "the draft",
+		code: []string{"pkg/sdp/"},
+	},
 }
 
 // output is the path of the table.

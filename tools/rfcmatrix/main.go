@@ -3,7 +3,7 @@
 // Command rfcmatrix writes what protocol documents demand, statement by
 // statement, where it is in the code, and which test proves it:
 // docs/rfc7609.md of SMC-R, docs/iwarp.md of iWARP's four RFCs, docs/ssp.md of DAT's Socket Service
-// Point, docs/vitcp.md of the draft of VI/TCP, docs/portmap.md of the port mapper in that of SDP.
+// Point, docs/vitcp.md of the draft of VI/TCP, docs/sdp.md of that of SDP, docs/portmap.md of its port mapper.
 //
 // It reads docs/rfc7609/*.txt and its like and checks that each function, type,
 // constant and test named there exists, so that the table cannot rot: who renames

@@ -55,5 +55,5 @@
 // Receive buffers are not resized: the peer's ChRcvBuf is answered with the size as it is, and there is none of ours (§10.6).
 // Suspension is not there, in either role: SuspComm ends the connection, which the draft does not allow (§13). One RDMA
 // READ and one RDMA WRITE are under way at a time. A receive buffer that holds one byte is not copied out while the
-// program does not read (§9.5.6). The port mapper (§7) is not part of this package.
+// program does not read (§9.5.6). The port mapper is package portmap.
 package socket
