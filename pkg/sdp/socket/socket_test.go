@@ -514,7 +514,12 @@ func FuzzSocket(f *testing.F) {
 					binary.BigEndian.PutUint32(b[12:], 0)
 				}
 			}
-			err := l.s.HandleRecv(now, 0, b, nil)
+			if len(h.posted) == 0 {
+				break // the transport would end the connection
+			}
+			i := h.posted[0]
+			h.posted, h.buffers[i] = h.posted[1:], b
+			err := l.s.HandleRecv(now, i, b, nil)
 			if err != nil && (!errors.Is(err, ErrProtocol) || l.s.State() == StateOpen) {
 				t.Fatalf("%v, %v", err, l.s.State())
 			}
