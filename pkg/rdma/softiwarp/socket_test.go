@@ -59,11 +59,11 @@ func TestSSP_anyAmountBefore(t *testing.T) {
 		if r.SSP() != s || s.Device() != b || r.RemoteAddr().String() != ca.LocalAddr().String() || r.LocalAddr().String() != s.LocalAddr().String() {
 			t.Errorf("request of %v to %v", r.RemoteAddr(), r.LocalAddr())
 		}
-		pd = pd[:min(n, iwarp.PortablePrivateData)]
-		if err := r.Accept(within(t), nil, softiwarp.ConnectOptions{PrivateData: pd}); err != nil {
+		answer := pd[:min(n, iwarp.PortablePrivateData)]
+		if err := r.Accept(within(t), nil, softiwarp.ConnectOptions{PrivateData: answer}); err != nil {
 			t.Fatal(err)
 		}
-		if c := <-connected; c.err != nil || !bytes.Equal(c.pd, pd) {
+		if c := <-connected; c.err != nil || !bytes.Equal(c.pd, answer) {
 			t.Fatalf("%d bytes of private data: %q, %v", n, c.pd, c.err)
 		}
 		talk(t, x, y)
