@@ -81,7 +81,8 @@ var (
 // require notes the first field that is not what it must be.
 func (r *restorer) require(ok bool, why error, field string, args ...any) bool {
 	if !ok && r.err == nil {
-		r.err = &SnapshotError{Field: fmt.Sprintf(field, args...), Err: why}
+		// The clone keeps args on the stack of the many callers that are right.
+		r.err = &SnapshotError{Field: fmt.Sprintf(field, slices.Clone(args)...), Err: why}
 	}
 	return ok && r.err == nil
 }
