@@ -12,7 +12,7 @@ import (
 
 // encodeEach is how often a snapshot is encoded and decoded on its way: that takes longer
 // than all the rest.
-const encodeEach = 64
+const encodeEach = 512
 
 // Handovers is how often a group was replaced: see Config.Handover.
 func (w *World) Handovers() int { return w.handovers }

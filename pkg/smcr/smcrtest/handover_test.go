@@ -4,41 +4,35 @@ package smcrtest_test
 
 import (
 	"fmt"
-	"hash"
 	"hash/fnv"
-	"math/rand/v2"
-	"runtime"
-	"sync"
-	"testing"
-	"time"
 
 	"github.com/smcr-io/kube-smcr/pkg/smcr/smcrtest"
 )
 
-// handovers is how many schedules are played with handovers without HANDOVER_SCHEDULES.
-const handovers = 300
-
 // outcome is what a schedule leads to: each message and event on the way, and the end.
 type outcome struct {
-	trace hash.Hash64
-	err   string
-	moved int
+	trace     uint64 // a hash
+	err       string
+	handovers int
 }
 
-func outcomeOf(s smcrtest.Schedule) (o outcome) {
+// outcomeOf plays a schedule; handover is as in smcrtest.Config.
+func outcomeOf(s smcrtest.Schedule, handover int) (o outcome) {
 	defer func() {
 		if p := recover(); p != nil {
 			o.err = fmt.Sprint("panic: ", p)
 		}
 	}()
-	o.trace = fnv.New64a()
+	s.Config.Handover = handover
+	trace := fnv.New64a()
 	w := smcrtest.New(s.Config)
-	w.Trace(func(format string, args ...any) { fmt.Fprintf(o.trace, format, args...) })
-	defer func() { o.moved = w.Handovers() }()
+	w.Trace(func(format string, args ...any) { fmt.Fprintf(trace, format, args...) })
+	defer func() { o.trace, o.handovers = trace.Sum64(), w.Handovers() }()
 	for _, op := range s.Ops {
 		w.Do(op)
 		if err := w.Check(); err != nil {
-			return outcome{trace: o.trace, err: err.Error()}
+			o.err = err.Error()
+			return o
 		}
 	}
 	if err := w.Finish(); err != nil {
@@ -47,38 +41,20 @@ func outcomeOf(s smcrtest.Schedule) (o outcome) {
 	return o
 }
 
-// Each schedule is the same, message by message, when the groups of this project are
-// replaced by what is restored from their snapshots, after each step or now and then.
-func TestHandover_simulation(t *testing.T) {
-	n, base := howMany(t, "HANDOVER_SCHEDULES", handovers), newBase()
-	s := &seeds{rng: rand.New(rand.NewPCG(base, 3)), left: n}
-	began, moved := time.Now(), 0
-	var wg sync.WaitGroup
-	var mu sync.Mutex // guards moved
-	for range runtime.GOMAXPROCS(0) {
-		wg.Go(func() {
-			for {
-				seed, ok := s.next()
-				if !ok {
-					return
-				}
-				without := smcrtest.Random(seed)
-				with := without
-				with.Config.Handover = 1 + int(seed>>1)%3
-				a, b := outcomeOf(without), outcomeOf(with)
-				mu.Lock()
-				moved += b.moved
-				mu.Unlock()
-				if a.err != b.err || a.trace.Sum64() != b.trace.Sum64() {
-					s.stop()
-					t.Errorf("-sim.base %d, seed %d: %q without, %q with %d handovers, or another trace:\n%v", base, seed, a.err, b.err, b.moved, with)
-				}
-			}
-		})
+// tryHandedOver plays a schedule twice. It must pass, and be the same, message by message, when
+// each group of this project is replaced after each step by what is restored from its snapshot.
+// It returns the number of handovers.
+func tryHandedOver(s smcrtest.Schedule) (int, error) {
+	a := outcomeOf(s, 0)
+	if a.err != "" {
+		return 0, fmt.Errorf("%s", a.err)
 	}
-	wg.Wait()
-	t.Logf("%d schedules of -sim.base %d with %d handovers in %v", n, base, moved, time.Since(began).Round(time.Millisecond))
-	if int64(moved) < 100*n && !t.Failed() {
-		t.Errorf("%d handovers in %d schedules are too few", moved, n)
+	switch b := outcomeOf(s, 1); {
+	case b.err != "":
+		return b.handovers, fmt.Errorf("with %d handovers: %s", b.handovers, b.err)
+	case a.trace != b.trace:
+		return b.handovers, fmt.Errorf("with %d handovers messages or events differ", b.handovers)
+	default:
+		return b.handovers, nil
 	}
 }

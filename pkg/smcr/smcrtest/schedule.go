@@ -181,16 +181,16 @@ func (s Schedule) Try() (err error) {
 	return s.Run(nil)
 }
 
-// Shorten removes events from a schedule that fails, as long as it still does
-// and more says that there is time.
-func (s Schedule) Shorten(more func() bool) Schedule {
+// Shorten removes events from a schedule that fails by what try says, as long as it still
+// does and more says that there is time.
+func (s Schedule) Shorten(try func(Schedule) error, more func() bool) Schedule {
 	for n := max(len(s.Ops)/2, 1); ; n /= 2 {
 		for i := 0; i+n <= len(s.Ops); {
 			if !more() {
 				return s
 			}
 			t := Schedule{s.Config, append(append([]Op(nil), s.Ops[:i]...), s.Ops[i+n:]...)}
-			if t.Try() != nil {
+			if try(t) != nil {
 				s = t
 			} else {
 				i += n

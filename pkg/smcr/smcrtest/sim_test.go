@@ -10,13 +10,15 @@ import (
 	"runtime/debug"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/smcr-io/kube-smcr/pkg/smcr/smcrtest"
 )
 
-// schedules is how many are played without SIM_SCHEDULES.
+// schedules is how many are played without SIM_SCHEDULES, and how many of these with
+// handovers, too, without HANDOVER_SCHEDULES.
 const schedules = 2000
 
 // shortening is how long a failing schedule may be made shorter.
@@ -32,16 +34,18 @@ type seeds struct {
 	mu   sync.Mutex
 	rng  *rand.Rand
 	left int64 // -1: stopped
+	move int64 // how many of them are played with handovers, too: the first ones
 }
 
-func (s *seeds) next() (uint64, bool) {
+func (s *seeds) next() (seed uint64, move, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.left <= 0 {
-		return 0, false
+		return 0, false, false
 	}
 	s.left--
-	return s.rng.Uint64() | 1, true
+	s.move--
+	return s.rng.Uint64() | 1, s.move >= 0, true
 }
 
 // stop ends the sequence and tells how many there are left; false if it was
@@ -59,9 +63,13 @@ func TestSimulation(t *testing.T) {
 		if err := smcrtest.Random(*simSeed).Run(t.Logf); err != nil {
 			t.Fatal(err)
 		}
+		if _, err := tryHandedOver(smcrtest.Random(*simSeed)); err != nil {
+			t.Fatal(err)
+		}
 		return
 	}
-	play(t, howMany(t, "SIM_SCHEDULES", schedules), newBase())
+	n := howMany(t, "SIM_SCHEDULES", schedules)
+	play(t, n, min(n, howMany(t, "HANDOVER_SCHEDULES", schedules)), newBase())
 }
 
 // howMany is the number of schedules to play: what the environment says, or n.
@@ -87,22 +95,31 @@ func newBase() uint64 {
 	return uint64(time.Now().UnixNano()) | 1
 }
 
-// play plays n schedules of a base on all processors.
-func play(t *testing.T, n int64, base uint64) {
+// play plays n schedules of a base on all processors, the first ones with handovers, too.
+func play(t *testing.T, n, withHandovers int64, base uint64) {
 	t.Helper()
-	s := &seeds{rng: rand.New(rand.NewPCG(base, 1)), left: n}
+	s := &seeds{rng: rand.New(rand.NewPCG(base, 1)), left: n, move: withHandovers}
 	began := time.Now()
+	var handovers atomic.Int64
 	// A schedule leaves little behind and makes much.
 	defer debug.SetGCPercent(debug.SetGCPercent(400))
 	var wg sync.WaitGroup
 	for range runtime.GOMAXPROCS(0) {
 		wg.Go(func() {
 			for {
-				seed, ok := s.next()
+				seed, move, ok := s.next()
 				if !ok {
 					return
 				}
-				err := smcrtest.Random(seed).Try()
+				try := smcrtest.Schedule.Try
+				if move {
+					try = func(s smcrtest.Schedule) error {
+						n, err := tryHandedOver(s)
+						handovers.Add(int64(n))
+						return err
+					}
+				}
+				err := try(smcrtest.Random(seed))
 				if err == nil {
 					continue
 				}
@@ -112,13 +129,18 @@ func play(t *testing.T, n int64, base uint64) {
 				}
 				t.Errorf("-sim.seed %d, among the first %d of -sim.base %d: %v", seed, n-left, base, err)
 				until := time.Now().Add(shortening)
-				short := smcrtest.Random(seed).Shorten(func() bool { return time.Now().Before(until) })
-				t.Errorf("shortened to %d events:\n\n%v\n%v", len(short.Ops), short, short.Try())
+				short := smcrtest.Random(seed).Shorten(try, func() bool { return time.Now().Before(until) })
+				t.Errorf("shortened to %d events:\n\n%v\n%v", len(short.Ops), short, try(short))
 			}
 		})
 	}
 	wg.Wait()
-	if !t.Failed() {
-		t.Logf("%d schedules of -sim.base %d in %v", n, base, time.Since(began).Round(time.Millisecond))
+	if t.Failed() {
+		return
+	}
+	t.Logf("%d schedules of -sim.base %d in %v, %d of them with %d handovers",
+		n, base, time.Since(began).Round(time.Millisecond), withHandovers, handovers.Load())
+	if handovers.Load() < 100*withHandovers {
+		t.Errorf("%d handovers in %d schedules are too few", handovers.Load(), withHandovers)
 	}
 }
