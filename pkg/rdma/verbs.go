@@ -147,9 +147,9 @@ type QP interface {
 // repeats its requests without end, as Linux's soft RoCE does, never learns from
 // silence that they are in vain.
 type Refuser interface {
-	// Hold has a device that refuses by itself what comes in ERR say nothing until
+	// Silence has a device that refuses by itself what comes in ERR say nothing until
 	// Refuse or Close. To others it means nothing. It is called before ERR.
-	Hold()
+	Silence()
 	// Refuse has a queue pair in ERR answer the peer's next request with a refusal,
 	// and at once what it dropped before if it knows that, until Modify or Close. For
 	// its user it stays in ERR, and what has not completed before does not any more. It

@@ -86,7 +86,7 @@ func (g *group) endLink(now time.Time, l *link) {
 func (l *link) refuse(now time.Time, known bool) bool {
 	r, refuses := l.qp.(rdma.Refuser)
 	if refuses && !known {
-		r.Hold()
+		r.Silence()
 	}
 	if l.qp.Modify(rdma.QPAttr{State: rdma.QPError}) != nil {
 		return false

@@ -337,8 +337,8 @@ func (q *silentQP) Close() error {
 	return q.QP.Close()
 }
 
-// Hold implements [rdma.Refuser].
-func (q *silentQP) Hold() {}
+// Silence implements [rdma.Refuser].
+func (q *silentQP) Silence() {}
 
 // Refuse implements [rdma.Refuser].
 func (q *silentQP) Refuse() error {

@@ -95,7 +95,7 @@ type responder struct {
 	nak      nakState
 	nakSyn   Syndrome
 	// In ERR: requests go without an answer; one did.
-	holds, unanswered bool
+	silent, unanswered bool
 
 	gap    uint64           // highest PSN that came too early
 	reads  [MaxReads]readOp // by PSN
@@ -188,15 +188,15 @@ func (q *QP) refuse(c NAKCode, err error) {
 	q.fail(rdma.EventQPFatal, fmt.Errorf("queue pair %v from %v, NAK %v: %w", q.cfg.Num, q.attr.DestQPN, c, err))
 }
 
-// Hold has requests that come in ERR go without an answer until [QP.Refuse] is called
+// Silence has requests that come in ERR go without an answer until [QP.Refuse] is called
 // or the queue pair is reset.
-func (q *QP) Hold() { q.rsp.holds = true }
+func (q *QP) Silence() { q.rsp.silent = true }
 
-// Refuse ends Hold: requests are refused, and what came meanwhile at once. It reports
+// Refuse ends Silence: requests are refused, and what came meanwhile at once. It reports
 // false in another state than ERR.
 func (q *QP) Refuse() bool {
 	r := &q.rsp
-	r.holds = false
+	r.silent = false
 	if q.attr.State != rdma.QPError {
 		return false
 	}
@@ -211,7 +211,7 @@ func (q *QP) Refuse() bool {
 // Linux's soft RoCE takes the largest retry count for infinity, and net/smc,
 // which sets that, waits for the end with a lock held. So what was done before is
 // acknowledged again, what a lost NAK has said is said again, and the rest is
-// refused, but not while [QP.Hold] holds.
+// refused, but not after [QP.Silence].
 func (q *QP) requestInError(p *Packet) {
 	r := &q.rsp
 	if psn := near(r.psn, p.BTH.PSN); psn < r.psn {
@@ -221,7 +221,7 @@ func (q *QP) requestInError(p *Packet) {
 		}
 		return
 	}
-	if r.saidFatal() || !r.holds {
+	if r.saidFatal() || !r.silent {
 		q.refuseInError()
 	} else {
 		r.unanswered = true

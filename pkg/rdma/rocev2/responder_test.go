@@ -276,7 +276,7 @@ func TestResponder_refusesInError(t *testing.T) {
 	b.in(SendOnly, 0, data(1, 'x'))
 	b.out()
 	b.wantWC("100 RECV success 1")
-	b.q.Hold()
+	b.q.Silence()
 	if err := b.q.Modify(b.now, rdma.QPAttr{State: rdma.QPError}); err != nil {
 		t.Fatal(err)
 	}

@@ -81,11 +81,11 @@ func (q *qp) Modified(a rdma.QPAttr) {
 	})
 }
 
-// Hold implements [rdma.Refuser].
-func (q *qp) Hold() {
+// Silence implements [rdma.Refuser].
+func (q *qp) Silence() {
 	q.Lock()
 	defer q.Unlock()
-	q.m.Hold()
+	q.m.Silence()
 }
 
 // Refuse implements [rdma.Refuser].

@@ -21,19 +21,19 @@ const (
 	// have room for it.
 	maxLast = 64 << 10
 
-	// firstHold is how long an initiator waits with its first FPDU after the Reply. Linux's
+	// firstDelay is how long an initiator waits with its first FPDU after the Reply. Linux's
 	// siw loses the wake-up for what comes right behind its Reply, and looks at it only when
 	// more comes.
-	firstHold = 2 * time.Millisecond
+	firstDelay = 2 * time.Millisecond
 
 	// firstNudge is how long an initiator waits for a first FPDU of the peer before it looks
-	// whether that has lost the wake-up in spite of firstHold; then twice as long, and so
+	// whether that has lost the wake-up in spite of firstDelay; then twice as long, and so
 	// on, maxNudges times, which is 6 s. A peer that has nothing to say is none the worse.
 	firstNudge = 100 * time.Millisecond
 	maxNudges  = 6
 
-	// settleTime is how long a connection stays after its start-up, at least: the
+	// minStay is how long a connection stays after its start-up, at least: the
 	// kernel of a peer with Linux's siw does not survive one that ends while it is
 	// being told of its beginning.
-	settleTime = 50 * time.Millisecond
+	minStay = 50 * time.Millisecond
 )

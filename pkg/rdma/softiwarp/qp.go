@@ -66,8 +66,8 @@ func (q *qp) CheckModify(rdma.QPAttr) error { return nil }
 func (q *qp) Transmit(now time.Time) {
 	if q.asking && q.m.Phase() == iwarp.PhaseOpen {
 		q.asking = false
-		q.HoldTx(now.Add(firstHold))
-		q.HoldEnd(now.Add(settleTime))
+		q.DelayTx(now.Add(firstDelay))
+		q.DelayEnd(now.Add(minStay))
 		s := q.m.Stats()
 		q.nudge = nudge{at: now.Add(firstNudge), rx: s.RxFPDUs, tx: s.TxFPDUs}
 	}

@@ -142,7 +142,7 @@ func (q *qp) reply(r *Request, o *ConnectOptions) (<-chan struct{}, error) {
 		q.m.HandleEnd(now, err)
 		return nil, err
 	}
-	q.HoldEnd(now.Add(settleTime))
+	q.DelayEnd(now.Add(minStay))
 	if err != nil {
 		q.Step(now) // which says why
 		q.QP.Drop()

@@ -49,7 +49,7 @@ func (p *pd) RegMR(of rdma.MR, off, length int, access rdma.Access) (rdma.MR, er
 	return p.register(part, access)
 }
 
-// register makes a region; it takes over the caller's hold of the memory.
+// register makes a region; it takes over the caller's reference to the memory.
 func (p *pd) register(mem provider.Part, access rdma.Access) (_ rdma.MR, err error) {
 	c, n := p.ctx, len(mem.Bytes())
 	m := &mr{pd: p, mem: mem, addr: mem.IOVA()}

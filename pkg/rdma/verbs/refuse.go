@@ -12,8 +12,8 @@ import (
 
 var _ rdma.Refuser = (*qp)(nil)
 
-// Hold implements [rdma.Refuser]: devices say nothing in ERR.
-func (q *qp) Hold() {}
+// Silence implements [rdma.Refuser]: devices say nothing in ERR.
+func (q *qp) Silence() {}
 
 // Refuse implements [rdma.Refuser]. Devices answer nothing for a queue pair in ERR.
 // In RTR they do, and without rights and with a receive buffer of no bytes the answer

@@ -27,7 +27,7 @@
 // An urgent byte is announced with [Conn.Urgent] before it is produced; the
 // peer's is told by the event [PeerUrgent] and lies before position
 // [Conn.PeerUrgent] (4.7.5, 4.7.6). Small pieces wait for company when
-// [Conn.Coalesce] says so; while [Conn.Held], the owner runs a timer and calls
+// [Conn.Coalesce] says so; while [Conn.Coalesced], the owner runs a timer and calls
 // [Conn.Flush] when it ends (4.5.2).
 //
 // When the link of a connection is lost, [Conn.Failover] makes the next

@@ -15,13 +15,13 @@ import (
 func TestServer_deletesForClient(t *testing.T) {
 	now := time.Unix(1, 0)
 	for _, c := range []struct {
-		name   string
-		m      llc.DeleteLink
-		before func(g *Group, l *link)
-		state  linkState
-		told   bool // the client will hear of the deletion
-		add    bool // another link is offered
-		held   bool // an operator does not want another one
+		name      string
+		m         llc.DeleteLink
+		before    func(g *Group, l *link)
+		state     linkState
+		told      bool // the client will hear of the deletion
+		add       bool // another link is offered
+		forbidden bool // an operator does not want another one
 	}{
 		{"urgent", llc.DeleteLink{Reason: llc.DeleteProtocolViolation}, nil, linkDown, true, true, false},
 		{"in order", llc.DeleteLink{Orderly: true, Reason: llc.DeleteOperator}, nil, linkDraining, true, false, true},
@@ -45,8 +45,8 @@ func TestServer_deletesForClient(t *testing.T) {
 			id, m := l.id, c.m
 			m.Link = id
 			g.side.handleDeleteLink(g, now, other, m)
-			if l.state != c.state || g.requests.has(exchangeDeleteLink) != c.told || g.requests.has(exchangeAddLink) != c.add || g.growth.isForbidden() != c.held {
-				t.Errorf("link is %v, told %t, another one is offered %t, held %t",
+			if l.state != c.state || g.requests.has(exchangeDeleteLink) != c.told || g.requests.has(exchangeAddLink) != c.add || g.growth.isForbidden() != c.forbidden {
+				t.Errorf("link is %v, told %t, another one is offered %t, forbidden %t",
 					l.state, g.requests.has(exchangeDeleteLink), g.requests.has(exchangeAddLink), g.growth.isForbidden())
 			}
 			if crossed := c.name == "a second time"; (g.Discarded == 1) != crossed {

@@ -16,7 +16,7 @@ func (c *Conn) RequestUpdate() {
 }
 
 // Coalesce makes less than n bytes wait until there are more or Flush is called
-// (§4.5.2); 0 lets nothing wait. Data tells what is held.
+// (§4.5.2); 0 lets nothing wait. Coalesced of Data says whether anything does.
 func (c *Conn) Coalesce(n uint32) {
 	c.data.Coalesce(n)
 	c.enqueue()

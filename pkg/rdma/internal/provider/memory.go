@@ -57,8 +57,8 @@ func IOVA() uint64 {
 	return (binary.NativeEndian.Uint64(b[:])&(top-1) | top) &^ uint64(os.Getpagesize()-1)
 }
 
-// Part is bytes of mapped memory that a region has. It is a value; the region holds the
-// memory.
+// Part is bytes of mapped memory that a region has. It is a value; the region has a
+// reference to the memory.
 type Part struct {
 	mem *Memory
 	b   []byte
@@ -67,8 +67,8 @@ type Part struct {
 // All returns the part that is all of the memory.
 func (m *Memory) All() Part { return Part{m, m.bytes} }
 
-// Part returns length bytes at off of the part, or all of it if both are 0. It holds the
-// memory for one more region: ErrClosed if it is too late for that.
+// Part returns length bytes at off of the part, or all of it if both are 0. It refers to
+// the memory for one more region: ErrClosed if it is too late for that.
 func (p Part) Part(off, length int) (Part, error) {
 	if off == 0 && length == 0 {
 		length = len(p.b)
@@ -92,7 +92,7 @@ func (p Part) Addr() uint64 { return uint64(uintptr(unsafe.Pointer(unsafe.SliceD
 // [IOVA], and the place in it that the byte has, as devices want it.
 func (p Part) IOVA() uint64 { return IOVA() | p.Addr()&uint64(os.Getpagesize()-1) }
 
-// Drop gives up the hold that the region has.
+// Drop gives up the reference that the region has.
 func (p Part) Drop() error { return p.mem.Drop() }
 
 // Retain keeps the memory mapped for one more region. It reports false if the memory is unmapped already.
@@ -108,7 +108,7 @@ func (m *Memory) Retain() bool {
 	}
 }
 
-// Drop gives up what MapMemory or Hold gave; the last one unmaps the memory.
+// Drop gives up a reference of MapMemory or Retain; the last one unmaps the memory.
 func (m *Memory) Drop() error {
 	if m.regions.Add(-1) > 0 {
 		return nil
@@ -134,7 +134,7 @@ func AllocMR(sizeBytes int, maxBytes uint64, access rdma.Access) (Part, error) {
 	return mem.All(), nil
 }
 
-// RegMR holds a range of the memory of a region, which may be closed, for [rdma.PD]'s RegMR.
+// RegMR refers to a range of the memory of a region, which may be closed, for [rdma.PD]'s RegMR.
 func RegMR(of Part, closed bool, off, length int, access rdma.Access) (Part, error) {
 	if !ValidAccess(access) {
 		return Part{}, fmt.Errorf("register memory region with access %#x: %w", access, rdma.ErrInvalid)

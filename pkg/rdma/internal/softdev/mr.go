@@ -46,7 +46,7 @@ func (p *pd) RegMR(of rdma.MR, off, length int, access rdma.Access) (rdma.MR, er
 	return p.newMR(part, access)
 }
 
-// newMR makes a region; it takes over the caller's hold of the memory.
+// newMR makes a region; it takes over the caller's reference to the memory.
 func (p *pd) newMR(mem provider.Part, access rdma.Access) (rdma.MR, error) {
 	m := &mr{pd: p, mem: mem, addr: mem.IOVA(), access: access}
 	if err := p.addMR(m); err != nil {

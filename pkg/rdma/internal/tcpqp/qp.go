@@ -108,11 +108,11 @@ func (q *QP) Conn() *net.TCPConn {
 	return q.link.conn
 }
 
-// HoldTx has nothing sent before a time.
-func (q *QP) HoldTx(until time.Time) { q.txAfter = until }
+// DelayTx has nothing sent before a time.
+func (q *QP) DelayTx(until time.Time) { q.txAfter = until }
 
-// HoldEnd has our half of the connection not end before a time.
-func (q *QP) HoldEnd(until time.Time) { q.endAfter = until }
+// DelayEnd has our half of the connection not end before a time.
+func (q *QP) DelayEnd(until time.Time) { q.endAfter = until }
 
 // Machine implements [softdev.Carrier].
 func (q *QP) Machine() softdev.Machine { return q.stream }
