@@ -223,7 +223,7 @@ func (px *proxy) record(s *session, mode string, why fallback) {
 	if mode == agentapi.ModeReset {
 		log = px.log.Warn
 	}
-	log("connection settled", "conn", s.id, "direction", s.dir, "peer", s.peer(), "mode", mode,
+	log("connection decided", "conn", s.id, "direction", s.dir, "peer", s.peer(), "mode", mode,
 		"reason", why.code, "detail", cmp.Or(why.detail, why.code.Text()), "policy", s.decision.Policy, "leftOut", dropped)
 }
 

@@ -219,7 +219,7 @@ func spray(src, dst netip.Addr, qpn rdma.QPN) error {
 	if err != nil {
 		return err
 	}
-	icrc := rocev2.NewICRC(rocev2.Flow{Src: src, SrcPort: uint16(name.(*unix.SockaddrInet4).Port), Dst: dst, DstPort: rocev2.Port})
+	icrc := rocev2.NewICRC(rocev2.Addresses{Src: src, SrcPort: uint16(name.(*unix.SockaddrInet4).Port), Dst: dst, DstPort: rocev2.Port})
 	to := &unix.SockaddrInet4{Addr: dst.As4(), Port: rocev2.Port}
 	var pkt rocev2.Packet
 	out := make([]byte, 0, batch*length)

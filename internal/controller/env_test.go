@@ -370,11 +370,11 @@ func (w *world) never(what string, d time.Duration, check func() error) {
 	}
 }
 
-// settled waits until nothing was written to an object for a while.
-func (w *world) settled(obj client.Object, d time.Duration) {
+// quiesced waits until nothing was written to an object for a while.
+func (w *world) quiesced(obj client.Object, d time.Duration) {
 	w.t.Helper()
 	version, since := "", time.Now()
-	w.eventually(obj.GetName()+" settles", func() error {
+	w.eventually(obj.GetName()+" is stable", func() error {
 		if err := w.get(obj); err != nil {
 			return err
 		}

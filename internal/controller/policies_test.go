@@ -88,10 +88,10 @@ func TestPolicyStatus_followsPodsAndLinks(t *testing.T) {
 	})
 
 	// Nothing changes: nothing is written.
-	w.eventually("the status has settled", func() error {
+	w.eventually("the status is stable", func() error {
 		return errors.Join(w.get(p), hasCondition(p.Status.Conditions, v1alpha1.ConditionDegraded, metav1.ConditionTrue, reasonLinksDown))
 	})
-	w.settled(p, coalesce+coalesce/2)
+	w.quiesced(p, coalesce+coalesce/2)
 	version := p.ResourceVersion
 	update(w, pod, func(p *corev1.Pod) { p.Annotations["example.com/other"] = "1" })
 	update(w, l, func(l *v1alpha1.SMCRLink) { l.Status.Connections = 7 })

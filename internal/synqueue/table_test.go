@@ -257,7 +257,7 @@ func TestTable_everyPacketHasOneVerdict(t *testing.T) {
 	for range 200 {
 		tb := NewTable(Config{MaxHeld: 1 + r.IntN(6), MaxPerDestination: 1 + r.IntN(4), MaxRemembered: 1 + r.IntN(8), Remember: 3 * time.Second})
 		now, given, waiting := start, uint32(0), map[uint32]time.Time{}
-		settle := func() {
+		runUntilQuiet := func() {
 			for a, ok := tb.Poll(now); ok; a, ok = tb.Poll(now) {
 				if a.Kind != GiveVerdict {
 					continue
@@ -296,13 +296,13 @@ func TestTable_everyPacketHasOneVerdict(t *testing.T) {
 				waiting[given] = now
 				tb.HandleSYN(now, given, s, Pass)
 			}
-			settle()
+			runUntilQuiet()
 		}
 		now = now.Add(DefaultDeadline)
 		for id, since := range waiting { // all at their end
 			waiting[id] = now.Add(-min(now.Sub(since), DefaultDeadline))
 		}
-		settle()
+		runUntilQuiet()
 		if len(waiting) != 0 {
 			t.Fatalf("seed %d: %d packets have no verdict", seed, len(waiting))
 		}

@@ -54,7 +54,7 @@ func outcome(n int, err error) string {
 
 // play runs a script of steps like "a.write b.read a.close" and returns what
 // each said. After every step it waits for the other side to hear of it.
-func play(a, b scriptConn, script string, settle func()) []string {
+func play(a, b scriptConn, script string, runUntilQuiet func()) []string {
 	var got []string
 	gone := map[scriptConn]bool{}
 	for step := range strings.FieldsSeq(script) {
@@ -93,7 +93,7 @@ func play(a, b scriptConn, script string, settle func()) []string {
 		}
 		got = append(got, step+": "+outcome(n, err))
 		gone[c] = isReset(err) && (n == 0)
-		settle()
+		runUntilQuiet()
 	}
 	return got
 }

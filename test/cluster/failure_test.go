@@ -119,10 +119,10 @@ func (c *cluster) sandboxes(n *lab.Node) []string {
 	return names
 }
 
-// settled waits until a node has the networks of its pods and no other, and no
+// quiesced waits until a node has the networks of its pods and no other, and no
 // record of one that is gone. Pods that are older than the installation have
 // none.
-func (c *cluster) settled(n *lab.Node) {
+func (c *cluster) quiesced(n *lab.Node) {
 	c.Helper()
 	c.eventually("nothing of former pods on "+n.Name, soon, func() error {
 		var pods corev1.PodList
@@ -160,7 +160,7 @@ func delWithoutAgent(c *cluster) {
 		specs = append(specs, podSpec{name: fmt.Sprintf("p%d", i), node: c.n[1]})
 	}
 	pods := c.start(ns, specs...)
-	c.settled(c.n[1])
+	c.quiesced(c.n[1])
 	former, err := c.p.AgentPod(c.Context(), c.n[1].Name)
 	c.must(err)
 	setImage := func(ctx context.Context, ref string) error {
@@ -179,7 +179,7 @@ func delWithoutAgent(c *cluster) {
 	c.kubectl("delete", "pod", "-n", product.Namespace, former.Name)
 	c.agentGone(c.n[1], pods[0], metav1.ConditionUnknown)
 	c.kubectl("delete", "pods", "-n", ns, "--all", "--now")
-	c.settled(c.n[1])
+	c.quiesced(c.n[1])
 	// Nor does a pod wait for the agent to start.
 	began := time.Now()
 	c.start(ns, podSpec{name: "late", node: c.n[1]})
@@ -244,7 +244,7 @@ func podDeletedDuringADD(c *cluster) {
 		}
 		return nil
 	})
-	c.settled(n)
+	c.quiesced(n)
 }
 
 // apiServerAway: everything goes on without the API server, also for an agent
@@ -507,7 +507,7 @@ func nodeReboot(c *cluster) {
 		}
 		return nil
 	})
-	c.settled(n)
+	c.quiesced(n)
 }
 
 // agentGone waits until all that there is to read says that the agent of a node is gone, and

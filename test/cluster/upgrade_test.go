@@ -126,7 +126,7 @@ func churn(c *cluster) {
 		return nil
 	})
 	for _, n := range c.n {
-		c.settled(n)
+		c.quiesced(n)
 	}
 	c.eventually("the end of the SMCRLinks", soon, func() error {
 		var list v1alpha1.SMCRLinkList
@@ -182,7 +182,7 @@ func uninstall(c *cluster) {
 	c.onSMCR(older, server.address())
 	c.active(older)
 	c.kubectl("delete", "pod", "-n", older.ns, older.name)
-	c.settled(older.node)
+	c.quiesced(older.node)
 	c.status(server, v1alpha1.PodStatusEnabled, soon)
 	c.status(holder, v1alpha1.PodStatusEnabled, soon)
 	c.onSMCR(holder, server.address())

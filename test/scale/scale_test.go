@@ -76,7 +76,7 @@ func TestScale(t *testing.T) {
 	t.Logf("start: converged %v after the controller started: %.1f CPU s, RSS %d MiB, %.0f API writes", took, m.cpu.Seconds(), m.rssMiB, m.writes)
 	c.bound("RSS in MiB after the start", float64(m.rssMiB), maxRSSMiB)
 
-	before := c.settle()
+	before := c.quiesce()
 	d := c.rest(before)
 	t.Logf("at rest for %v: %.3f cores, %.2f API writes/s", restFor, d.cores(), d.rate())
 	c.bound("cores at rest", d.cores(), maxRestCPU)
@@ -93,7 +93,7 @@ func TestScale(t *testing.T) {
 	c.bound("API writes/s in churn", d.rate(), maxChurnRate)
 	c.bound("RSS in MiB after the churn", float64(m.rssMiB), maxRSSMiB)
 
-	before = c.settle()
+	before = c.quiesce()
 	dead := c.nodes / 10
 	c.killAgents(dead)
 	took = c.converge("death of agents", func() error {
@@ -332,8 +332,8 @@ func (c *cluster) converge(what string, check func() error) time.Duration {
 	return 0
 }
 
-// settle waits until the controller does nothing any more.
-func (c *cluster) settle() measurement {
+// quiesce waits until the controller does nothing any more.
+func (c *cluster) quiesce() measurement {
 	c.t.Helper()
 	last := c.serve.measure()
 	for deadline := time.Now().Add(maxConverge); time.Now().Before(deadline); {

@@ -444,7 +444,7 @@ func TestQP_regionCloses(t *testing.T) {
 			if tc.mine {
 				clear(mr.all) // whatever it is now, it is not sent
 			}
-			p.settle()
+			p.runUntilQuiet()
 			wantWCs(t, p.a, tc.want...)
 			switch {
 			case !tc.mine && p.b.q.State() != rdma.QPRTS:

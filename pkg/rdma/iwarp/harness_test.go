@@ -266,8 +266,8 @@ func (p *twoSides) pass(from, to *side, limit int) bool {
 	return n > 0
 }
 
-// settle runs both until nothing moves.
-func (p *twoSides) settle() {
+// runUntilQuiet runs both until nothing moves.
+func (p *twoSides) runUntilQuiet() {
 	p.tb.Helper()
 	for range 100_000 {
 		x := p.pass(p.a, p.b, 1<<20)
@@ -291,11 +291,11 @@ func (p *twoSides) connect(ask, answer Startup) {
 			p.tb.Fatal(err)
 		}
 	}
-	p.settle()
+	p.runUntilQuiet()
 	if err := p.b.q.Reply(p.now, Reply{}); err != nil {
 		p.tb.Fatal(err)
 	}
-	p.settle()
+	p.runUntilQuiet()
 	if p.a.q.State() != rdma.QPRTS || p.b.q.State() != rdma.QPRTS {
 		p.tb.Fatalf("%v %v and %v %v", p.a.q.State(), p.a.q.Err(), p.b.q.State(), p.b.q.Err())
 	}

@@ -108,11 +108,11 @@ func NewQP(c QPConfig) (*QP, error) {
 	q := &QP{cfg: c, limits: wq.Limits{
 		SGEs: c.MaxSGE, Inline: c.MaxInline, Message: wq.MaxMessage, Read: true, Invalidate: true, Solicited: true,
 	}}
-	places := wq.Places(c.MaxSendWR)
+	places := wq.RingSize(c.MaxSendWR)
 	q.tx.queue.ring = make([]sendWQE, places)
 	q.tx.queue.inline = make([]byte, places*c.MaxInline)
 	q.tx.queue.inlineBytes = c.MaxInline
-	q.rx.ring = make([]recvWQE, wq.Places(c.MaxRecvWR))
+	q.rx.ring = make([]recvWQE, wq.RingSize(c.MaxRecvWR))
 	q.wcs = wq.NewCompletions(c.MaxSendWR, c.MaxRecvWR)
 	return q, nil
 }

@@ -38,11 +38,11 @@ func TestQP_operations(t *testing.T) {
 					rdma.SendWR{ID: 2, Op: rdma.OpRead, Flags: rdma.SendSignaled, RemoteAddr: p.b.mr.addr + 800_000, RKey: p.b.mr.rkey, SGL: []rdma.SGE{p.a.mr.sge(400_000, min(size, 200_000))}},
 					rdma.SendWR{ID: 3, Op: rdma.OpSend, Flags: rdma.SendSignaled | rdma.SendSolicited, SGL: []rdma.SGE{p.a.mr.sge(0, size)}},
 				)
-				p.settle()
+				p.runUntilQuiet()
 				wantWCs(t, p.a, fmt.Sprintf("1 RDMA_WRITE success %d", size), fmt.Sprintf("2 RDMA_READ success %d", min(size, 200_000)), fmt.Sprintf("3 SEND success %d", size))
 				wantWCs(t, p.b, fmt.Sprintf("100 RECV success %d SE", size))
 				p.b.send(p.now, rdma.SendWR{ID: 4, Flags: rdma.SendInline, Inline: []byte("answer")})
-				p.settle()
+				p.runUntilQuiet()
 				wantWCs(t, p.b)
 				wantWCs(t, p.a, "101 RECV success 6")
 				if size < 100_000 && !bytes.Equal(p.b.mr.buf[100_000:][:size], p.a.mr.buf[:size]) {
@@ -128,7 +128,7 @@ func TestQP_sendForms(t *testing.T) {
 	for i, f := range []rdma.SendFlags{0, rdma.SendSolicited, rdma.SendInvalidate, rdma.SendInvalidate | rdma.SendSolicited} {
 		p.a.send(p.now, rdma.SendWR{ID: uint64(i), Flags: f | rdma.SendInline, Inline: []byte{byte(i)}, InvKey: keys[i&1].rkey})
 	}
-	p.settle()
+	p.runUntilQuiet()
 	wantWCs(t, p.b, "0 RECV success 1", "1 RECV success 1 SE", "2 RECV success 1 invalidated 0x207", "3 RECV success 1 SE invalidated 0x307")
 	for _, k := range keys {
 		if !k.dead {
@@ -154,7 +154,7 @@ func TestQP_readsWaitForTheirTurn(t *testing.T) {
 			})
 			want = append(want, fmt.Sprintf("%d RDMA_READ success 2000", i))
 		}
-		p.settle()
+		p.runUntilQuiet()
 		wantWCs(t, p.a, want...)
 		if !bytes.Equal(p.a.mr.buf[:40_000], p.b.mr.buf[:40_000]) {
 			t.Error("READs brought other bytes")
@@ -170,12 +170,12 @@ func TestQP_gate(t *testing.T) {
 		p.b.recv(rdma.RecvWR{ID: 2, SGE: p.b.mr.sge(0, 8)})
 		p.connect(Startup{PeerToPeer: p2p}, Startup{})
 		p.b.send(p.now, rdma.SendWR{ID: 3, Flags: rdma.SendInline | rdma.SendSignaled, Inline: []byte("first")})
-		p.settle()
+		p.runUntilQuiet()
 		if !p2p {
 			wantWCs(t, p.a)
 			wantWCs(t, p.b)
 			p.a.send(p.now, rdma.SendWR{ID: 4})
-			p.settle()
+			p.runUntilQuiet()
 			wantWCs(t, p.b, "2 RECV success 0", "3 SEND success 5")
 		} else {
 			wantWCs(t, p.b, "3 SEND success 5")
@@ -196,7 +196,7 @@ func TestQP_nudge(t *testing.T) {
 	p.a.q.Nudge()
 	p.a.q.Nudge() // there is one
 	before := p.b.q.Stats().RxFPDUs
-	p.settle()
+	p.runUntilQuiet()
 	if n := p.b.q.Stats().RxFPDUs - before; n != 1 {
 		t.Errorf("%d FPDUs, want 1", n)
 	}
@@ -216,19 +216,19 @@ func TestQP_rtrRead(t *testing.T) {
 	if err := p.b.q.Start(p.now, Startup{Role: Responder}); err != nil {
 		t.Fatal(err)
 	}
-	p.settle()
+	p.runUntilQuiet()
 	p.b.q.start.peer.Enhanced.RTRWrite = false
 	if err := p.b.q.Reply(p.now, Reply{}); err != nil {
 		t.Fatal(err)
 	}
-	p.settle()
+	p.runUntilQuiet()
 	wantWCs(t, p.a)
 	wantWCs(t, p.b)
 	if p.b.q.start.gated || p.a.q.tx.reads.requests.size() != 0 {
 		t.Error("the empty READ was not answered")
 	}
 	p.a.send(p.now, rdma.SendWR{ID: 1, Op: rdma.OpRead, Flags: rdma.SendSignaled, RKey: p.b.mr.rkey, RemoteAddr: p.b.mr.addr, SGL: []rdma.SGE{p.a.mr.sge(0, 9)}})
-	p.settle()
+	p.runUntilQuiet()
 	wantWCs(t, p.a, "1 RDMA_READ success 9")
 }
 
@@ -243,7 +243,7 @@ func TestQP_disconnect(t *testing.T) {
 	}
 	p.a.send(p.now, rdma.SendWR{ID: 3, Flags: rdma.SendSignaled}) // in time
 	p.b.recv(rdma.RecvWR{ID: 9})
-	p.settle()
+	p.runUntilQuiet()
 	wantWCs(t, p.a, "1 RDMA_READ success 90000", "2 SEND success 0", "3 SEND success 0")
 	wantWCs(t, p.b, "7 RECV success 0", "8 RECV success 0", "9 RECV work request flushed")
 	if ev, ok := p.b.q.PollEvent(); !ok || ev.Kind != rdma.EventDisconnected {
@@ -268,7 +268,7 @@ func TestQP_modifyToError(t *testing.T) {
 		t.Fatal(err)
 	}
 	fill(p.a.mr.buf[:50_000], 77) // the memory is the program's again
-	p.settle()
+	p.runUntilQuiet()
 	wantWCs(t, p.a, "1 RDMA_WRITE work request flushed")
 	wantEnd(t, p.b, CodeLocal, false)
 	if !bytes.Equal(p.b.mr.buf[:4000], before[:4000]) || !p.a.q.Closed() || !p.b.q.Closed() {

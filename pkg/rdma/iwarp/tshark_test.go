@@ -26,7 +26,7 @@ func TestWire_tshark(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	settle := func() {
+	runUntilQuiet := func() {
 		for moved := true; moved; {
 			moved = false
 			for _, d := range [][2]*side{{p.a, p.b}, {p.b, p.a}} {
@@ -40,11 +40,11 @@ func TestWire_tshark(t *testing.T) {
 			}
 		}
 	}
-	settle()
+	runUntilQuiet()
 	if err := p.b.q.Reply(p.now, Reply{PrivateData: []byte("hello")}); err != nil {
 		t.Fatal(err)
 	}
-	settle()
+	runUntilQuiet()
 	key := p.b.mem.add(64, allAccess).rkey
 	p.a.send(
 		p.now,
@@ -53,9 +53,9 @@ func TestWire_tshark(t *testing.T) {
 		rdma.SendWR{Flags: rdma.SendSolicited, SGL: []rdma.SGE{p.a.mr.sge(0, 2002)}},
 		rdma.SendWR{Flags: rdma.SendInvalidate, InvKey: key, SGL: []rdma.SGE{p.a.mr.sge(0, 7)}},
 	)
-	settle()
+	runUntilQuiet()
 	p.a.send(p.now, rdma.SendWR{Op: rdma.OpRead, RKey: key, SGL: []rdma.SGE{p.a.mr.sge(0, 1)}})
-	settle()
+	runUntilQuiet()
 
 	out := w.dissect(t)
 	for _, want := range []string{

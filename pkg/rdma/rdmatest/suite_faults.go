@@ -73,8 +73,8 @@ func (e *End) awaitError(t *testing.T) {
 	}
 }
 
-// settle waits until the peer has what was sent before: a READ overtakes nothing.
-func (e *End) settle(t testing.TB, peer *End) {
+// awaitArrival waits until the peer has what was sent before: a READ overtakes nothing.
+func (e *End) awaitArrival(t testing.TB, peer *End) {
 	t.Helper()
 	if at := e.Dev.Attr(); at.PeerCompletes || !at.RDMARead {
 		return
@@ -279,7 +279,7 @@ func (c domainCase) remote(t *testing.T, net Net, op rdma.Opcode) {
 	if c.good {
 		x.Send(t, w)
 		AwaitOne(t, x.SendCQ, 1, rdma.StatusSuccess)
-		x.settle(t, y)
+		x.awaitArrival(t, y)
 		if !bytes.Equal(m.other.Bytes()[:100], x.MR.Bytes()[:100]) {
 			t.Errorf("%s, %v by the peer: the memory was not reached", c.name, op)
 		}
@@ -305,7 +305,7 @@ func (c domainCase) local(t *testing.T, net Net, op rdma.Opcode) {
 	x.Send(t, w)
 	if c.good {
 		AwaitOne(t, x.SendCQ, 2, rdma.StatusSuccess)
-		x.settle(t, y)
+		x.awaitArrival(t, y)
 	} else {
 		x.awaitLocal(t, x.SendCQ, 2, rdma.StatusLocalProtect)
 	}
@@ -394,7 +394,7 @@ func testSharedMemory(t *testing.T, net Net) {
 		from.Send(t, w)
 		AwaitOne(t, from.SendCQ, id, from.told(rdma.OpWrite, want))
 		if want == rdma.StatusSuccess {
-			from.settle(t, to)
+			from.awaitArrival(t, to)
 		} else {
 			from.awaitError(t)
 		}

@@ -91,7 +91,7 @@ func operations(mtu rdma.MTU) func(t *testing.T, net Net) {
 						t.Fatalf("%v of %d bytes: receive completion %+v", op, n, r)
 					}
 				case rdma.OpWrite:
-					x.settle(t, y)
+					x.awaitArrival(t, y)
 				case rdma.OpRecv, rdma.OpRecvWriteImm:
 				case rdma.OpRead:
 					if c.Bytes != uint32(n) {

@@ -67,7 +67,7 @@ func testNotify(t *testing.T, net Net) {
 		y.Recv(t, id, 0, 64)
 		x.Send(t, rdma.SendWR{ID: id, Op: rdma.OpSend, Flags: rdma.SendSignaled, SGL: []rdma.SGE{x.SGE(0, 4)}})
 		AwaitOne(t, x.SendCQ, id, rdma.StatusSuccess)
-		x.settle(t, y) // so it has arrived
+		x.awaitArrival(t, y) // so it has arrived
 		for len(x.SendCQ.Notify()) > 0 {
 			<-x.SendCQ.Notify()
 		}
@@ -93,7 +93,7 @@ func testNotifySolicited(t *testing.T, net Net) {
 		y.Recv(t, id, 0, 64)
 		x.Send(t, rdma.SendWR{ID: id, Op: rdma.OpSend, Flags: rdma.SendSignaled | f, SGL: []rdma.SGE{x.SGE(0, 4)}})
 		AwaitOne(t, x.SendCQ, id, rdma.StatusSuccess)
-		x.settle(t, y)
+		x.awaitArrival(t, y)
 	}
 	if err := y.RecvCQ.Arm(true); err != nil {
 		t.Fatal(err)

@@ -90,7 +90,7 @@ func testPartOfRegion(t *testing.T, net Net) {
 	w := rdma.SendWR{ID: 1, Op: rdma.OpWrite, Flags: rdma.SendSignaled, SGL: []rdma.SGE{x.SGE(0, length)}, RemoteAddr: m.Addr(), RKey: m.RKey()}
 	x.Send(t, w)
 	AwaitOne(t, x.SendCQ, 1, rdma.StatusSuccess)
-	x.settle(t, y)
+	x.awaitArrival(t, y)
 	want := make([]byte, size)
 	copy(want[off:], x.MR.Bytes()[:length])
 	if !bytes.Equal(y.MR.Bytes(), want) {
@@ -102,7 +102,7 @@ func testPartOfRegion(t *testing.T, net Net) {
 		RemoteAddr: x.MR.Addr() + 8192, RKey: x.MR.RKey(),
 	})
 	AwaitOne(t, y.SendCQ, 2, rdma.StatusSuccess)
-	y.settle(t, x)
+	y.awaitArrival(t, x)
 	if !bytes.Equal(x.MR.Bytes()[8192:8192+length], m.Bytes()) {
 		t.Error("the part as local memory has other bytes")
 	}
@@ -141,7 +141,7 @@ func testPartOfRegionRights(t *testing.T, net Net) {
 		good := x.Write(1, y, 100, 100)
 		x.Send(t, good)
 		AwaitOne(t, x.SendCQ, 1, rdma.StatusSuccess)
-		x.settle(t, y)
+		x.awaitArrival(t, y)
 		w := x.Write(2, y, 0, 50)
 		w.Op, w.RemoteAddr, w.RKey = c.op, m.Addr(), m.RKey()
 		remoteFault(t, c.name, x, y, w)

@@ -89,7 +89,7 @@ func (p *pair) round(tb testing.TB) {
 }
 
 func (p *pair) flow() {
-	c := NewICRC(Flow{Src: netip.MustParseAddr("10.0.0.1"), Dst: netip.MustParseAddr("10.0.0.2"), SrcPort: 50000, DstPort: Port})
+	c := NewICRC(Addresses{Src: netip.MustParseAddr("10.0.0.1"), Dst: netip.MustParseAddr("10.0.0.2"), SrcPort: 50000, DstPort: Port})
 	p.icrc = &c
 }
 
@@ -150,7 +150,7 @@ func (p *pair) sendOne(tb testing.TB) {
 }
 
 func BenchmarkICRC(b *testing.B) {
-	c := NewICRC(Flow{Src: netip.MustParseAddr("10.0.0.1"), Dst: netip.MustParseAddr("10.0.0.2"), SrcPort: 50000, DstPort: Port})
+	c := NewICRC(Addresses{Src: netip.MustParseAddr("10.0.0.1"), Dst: netip.MustParseAddr("10.0.0.2"), SrcPort: 50000, DstPort: Port})
 	pkt := make([]byte, bthLen+1024+ICRCLen)
 	b.Run("sum", func(b *testing.B) {
 		t := TxPacket{HdrLen: bthLen, Segs: 1, PayloadLen: 1024}

@@ -13,11 +13,11 @@ import (
 
 // captured is a RoCEv2 packet of a capture.
 type captured struct {
-	name string
-	flow Flow
-	ipID uint16
-	df   bool
-	udp  []byte // UDP payload, BTH to ICRC
+	name  string
+	addrs Addresses
+	ipID  uint16
+	df    bool
+	udp   []byte // UDP payload, BTH to ICRC
 }
 
 // captures reads all RoCEv2 packets of testdata/rxe. It fails when there are
@@ -75,8 +75,8 @@ func roceOf(f []byte) (c captured, ok bool) {
 		if ip[9] != 17 {
 			return c, false
 		}
-		c.flow.Src = netip.AddrFrom4([4]byte(ip[12:16]))
-		c.flow.Dst = netip.AddrFrom4([4]byte(ip[16:20]))
+		c.addrs.Src = netip.AddrFrom4([4]byte(ip[12:16]))
+		c.addrs.Dst = netip.AddrFrom4([4]byte(ip[16:20]))
 		c.ipID = binary.BigEndian.Uint16(ip[4:])
 		c.df = ip[6]&0x40 != 0
 		udp = ip[int(ip[0]&15)*4:]
@@ -84,16 +84,16 @@ func roceOf(f []byte) (c captured, ok bool) {
 		if ip[6] != 17 {
 			return c, false
 		}
-		c.flow.Src = netip.AddrFrom16([16]byte(ip[8:24]))
-		c.flow.Dst = netip.AddrFrom16([16]byte(ip[24:40]))
+		c.addrs.Src = netip.AddrFrom16([16]byte(ip[8:24]))
+		c.addrs.Dst = netip.AddrFrom16([16]byte(ip[24:40]))
 		c.df = true
 		udp = ip[40:]
 	default:
 		return c, false
 	}
-	c.flow.SrcPort = binary.BigEndian.Uint16(udp)
-	c.flow.DstPort = binary.BigEndian.Uint16(udp[2:])
-	if c.flow.DstPort != Port {
+	c.addrs.SrcPort = binary.BigEndian.Uint16(udp)
+	c.addrs.DstPort = binary.BigEndian.Uint16(udp[2:])
+	if c.addrs.DstPort != Port {
 		return c, false
 	}
 	c.udp = udp[8:binary.BigEndian.Uint16(udp[4:])]

@@ -8,9 +8,9 @@ import (
 	"net/netip"
 )
 
-// Flow is the addresses that the ICRC of a packet covers: both IPv4 or both
-// IPv6, as the packet has them.
-type Flow struct {
+// Addresses are the addresses and UDP ports that the ICRC of a packet covers: both IPv4 or
+// both IPv6, as the packet has them.
+type Addresses struct {
 	Src, Dst         netip.Addr
 	SrcPort, DstPort uint16
 }
@@ -22,7 +22,7 @@ const (
 	lrhDummyLen   = 8 // RoCEv2 annex A17: the CRC starts with 64 one bits
 )
 
-// ICRC computes the invariant CRC of one flow's packets (IBTA annex A17): the
+// ICRC computes the invariant CRC of packets between two addresses (IBTA annex A17): the
 // Ethernet CRC-32 over 64 one bits, the IP and UDP headers and the packet
 // from BTH to pad, with all that routers may change (TOS or traffic class,
 // TTL or hop limit, flow label, checksums, and BTH byte 4 with the congestion
@@ -39,27 +39,27 @@ type ICRC struct {
 	v6   bool
 }
 
-// NewICRC prepares the ICRC of a flow.
-func NewICRC(f Flow) ICRC {
+// NewICRC prepares the ICRC of packets between two addresses.
+func NewICRC(a Addresses) ICRC {
 	var h [lrhDummyLen + ipv6HeaderLen + udpHeaderLen]byte
 	b := h[:0]
 	for range lrhDummyLen {
 		b = append(b, 0xff)
 	}
-	v6 := !f.Src.Is4()
+	v6 := !a.Src.Is4()
 	if v6 {
-		src, dst := f.Src.As16(), f.Dst.As16()
+		src, dst := a.Src.As16(), a.Dst.As16()
 		b = append(b, 0x6f, 0xff, 0xff, 0xff, 0, 0, 17, 0xff)
 		b = append(b, src[:]...)
 		b = append(b, dst[:]...)
 	} else {
-		src, dst := f.Src.As4(), f.Dst.Unmap().As4()
+		src, dst := a.Src.As4(), a.Dst.Unmap().As4()
 		b = append(b, 0x45, 0xff, 0, 0, 0, 0, 0x40, 0, 0xff, 17, 0xff, 0xff)
 		b = append(b, src[:]...)
 		b = append(b, dst[:]...)
 	}
-	b = binary.BigEndian.AppendUint16(b, f.SrcPort)
-	b = binary.BigEndian.AppendUint16(b, f.DstPort)
+	b = binary.BigEndian.AppendUint16(b, a.SrcPort)
+	b = binary.BigEndian.AppendUint16(b, a.DstPort)
 	b = append(b, 0, 0, 0xff, 0xff)
 	// Byte by byte: crc32's functions would have the array on the heap, for each
 	// packet from an address that was not seen before.

@@ -25,7 +25,7 @@ func TestPacket_captures(t *testing.T) {
 		pad := int(p.BTH.PadCount)
 		got := append(append([]byte(nil), hdr...), p.Payload...)
 		got = append(got, make([]byte, pad)...)
-		ic := NewICRC(c.flow)
+		ic := NewICRC(c.addrs)
 		half := len(p.Payload) / 2
 		got = binary.LittleEndian.AppendUint32(got, ic.Sum(c.ipID, hdr, [][]byte{p.Payload[:half], p.Payload[half:]}, pad))
 		if d := cmp.Diff(c.udp, got); d != "" {
@@ -54,12 +54,12 @@ func TestPacket_captures(t *testing.T) {
 func TestICRC_corruption(t *testing.T) {
 	done := map[bool]bool{}
 	for _, c := range captures(t) {
-		v6 := c.flow.Src.Is6()
+		v6 := c.addrs.Src.Is6()
 		if done[v6] {
 			continue
 		}
 		done[v6] = true
-		ic := NewICRC(c.flow)
+		ic := NewICRC(c.addrs)
 		for i := range c.udp {
 			for bit := range 8 {
 				b := bytes.Clone(c.udp)

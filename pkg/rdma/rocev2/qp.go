@@ -111,8 +111,8 @@ func NewQP(c QPConfig) (*QP, error) {
 		SGEs: c.MaxSGE, Inline: c.MaxInline, Message: MaxMessage, WriteImm: true, Read: true, SendImm: true,
 		Solicited: true,
 	}}
-	q.req.queue = newSendQueue(wq.Places(c.MaxSendWR), c.MaxInline)
-	q.rsp.ring = make([]recvWQE, wq.Places(c.MaxRecvWR))
+	q.req.queue = newSendQueue(wq.RingSize(c.MaxSendWR), c.MaxInline)
+	q.rsp.ring = make([]recvWQE, wq.RingSize(c.MaxRecvWR))
 	q.wcs = wq.NewCompletions(c.MaxSendWR, c.MaxRecvWR)
 	return q, nil
 }

@@ -123,7 +123,7 @@ func newSim(tb testing.TB, seed uint64, f faults) *sim {
 				tb.Fatal(err)
 			}
 		}
-		fl := Flow{Src: addr[i], Dst: addr[1-i], SrcPort: 50000, DstPort: Port}
+		fl := Addresses{Src: addr[i], Dst: addr[1-i], SrcPort: 50000, DstPort: Port}
 		n.icrc = NewICRC(fl)
 		fl.Src, fl.Dst = fl.Dst, fl.Src
 		n.peer = NewICRC(fl)

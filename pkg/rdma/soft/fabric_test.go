@@ -199,7 +199,7 @@ func (h hostile) packet(from netip.AddrPort, op rocev2.OpCode, dst rdma.QPN, psn
 		p.Payload = make([]byte, 4096)
 	}
 	hdr := p.AppendHeader(nil)
-	c := rocev2.NewICRC(rocev2.Flow{Src: from.Addr(), Dst: h.victim.Addr(), SrcPort: from.Port(), DstPort: h.victim.Port()})
+	c := rocev2.NewICRC(rocev2.Addresses{Src: from.Addr(), Dst: h.victim.Addr(), SrcPort: from.Port(), DstPort: h.victim.Port()})
 	sum := c.Sum(0, hdr, [][]byte{p.Payload}, 0)
 	return binary.LittleEndian.AppendUint32(append(hdr, p.Payload...), sum)
 }

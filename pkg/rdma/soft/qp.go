@@ -76,7 +76,7 @@ func (q *qp) Modified(a rdma.QPAttr) {
 	local := q.dev.Addr()
 	q.peer = netip.AddrPortFrom(a.Path.DGID.Addr(), local.Port())
 	q.flow = flowOf(a.DestQPN)
-	q.txICRC = rocev2.NewICRC(rocev2.Flow{
+	q.txICRC = rocev2.NewICRC(rocev2.Addresses{
 		Src: local.Addr(), SrcPort: q.dev.sourcePort(q.flow), Dst: q.peer.Addr(), DstPort: q.peer.Port(),
 	})
 }

@@ -115,7 +115,7 @@ func (r *receiver) icrcOf(peer netip.AddrPort) *rocev2.ICRC {
 	if peer.Addr().Is4() != local.Addr().Is4() {
 		peer = local // never fits; a wire of ours does not do that
 	}
-	p.icrc = rocev2.NewICRC(rocev2.Flow{
+	p.icrc = rocev2.NewICRC(rocev2.Addresses{
 		Src: peer.Addr(), SrcPort: peer.Port(), Dst: local.Addr(), DstPort: local.Port(),
 	})
 	return &p.icrc

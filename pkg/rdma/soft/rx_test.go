@@ -34,7 +34,7 @@ func TestAttack_stormAllocatesNothing(t *testing.T) {
 				peer := netip.AddrPortFrom(addr, port)
 				msgs[i] = Message{Peer: peer, Data: junk}
 				if i%3 != 0 {
-					c := rocev2.NewICRC(rocev2.Flow{Src: addr, SrcPort: port, Dst: d.cfg.Addr, DstPort: rocev2.Port})
+					c := rocev2.NewICRC(rocev2.Addresses{Src: addr, SrcPort: port, Dst: d.cfg.Addr, DstPort: rocev2.Port})
 					b := good[i]
 					binary.LittleEndian.PutUint32(b[len(b)-rocev2.ICRCLen:], c.Sum(0, b[:len(b)-rocev2.ICRCLen], nil, 0))
 					msgs[i].Data = b

@@ -94,7 +94,7 @@ func (s *sniffer) frames(t *testing.T) (all []frame) {
 
 // rocePacket is a RoCEv2 packet found in a frame.
 type rocePacket struct {
-	flow    rocev2.Flow
+	flow    rocev2.Addresses
 	id      uint16
 	df      bool
 	payload []byte

@@ -35,8 +35,8 @@ type call struct {
 	wake func()      // ends what the goroutine waits for
 }
 
-// rendezvous is where a call of ours and one of the peer meet.
-type rendezvous struct {
+// crossing names a call of ours and one of the peer that meet each other.
+type crossing struct {
 	own, peers vitcp.Discriminator
 	peer       netip.Addr
 }
@@ -196,7 +196,7 @@ func (c *call) meetOrRun(ctx context.Context, d *Device) (vitcp.Terms, error) {
 	defer wake()
 	c.wake = wake
 	if c.peer != nil {
-		key := rendezvous{own: c.own, peers: c.called, peer: c.peerIP.WithZone("")}
+		key := crossing{own: c.own, peers: c.called, peer: c.peerIP.WithZone("")}
 		if err := d.expect(key, c); err != nil {
 			return vitcp.Terms{}, err
 		}
@@ -231,7 +231,7 @@ func failure(ctx context.Context, err error) error {
 }
 
 // expect has calls of a peer meet ours.
-func (d *Device) expect(key rendezvous, c *call) error {
+func (d *Device) expect(key crossing, c *call) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	switch {
@@ -244,7 +244,7 @@ func (d *Device) expect(key rendezvous, c *call) error {
 	return nil
 }
 
-func (d *Device) expectNoMore(key rendezvous) {
+func (d *Device) expectNoMore(key crossing) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	delete(d.peers, key)

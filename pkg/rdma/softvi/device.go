@@ -61,7 +61,7 @@ type Device struct {
 	pending   map[*Request]struct{} // whose goroutine runs
 	sources   map[netip.Addr]int    // those of an address
 	listeners map[vitcp.Discriminator]*Listener
-	peers     map[rendezvous]*call // calls that meet the peer's own
+	peers     map[crossing]*call // calls that meet the peer's own
 }
 
 var _ rdma.Device = (*Device)(nil)
@@ -92,7 +92,7 @@ func Open(cfg Config) (*Device, error) {
 		pending:   make(map[*Request]struct{}),
 		sources:   make(map[netip.Addr]int),
 		listeners: make(map[vitcp.Discriminator]*Listener),
-		peers:     make(map[rendezvous]*call),
+		peers:     make(map[crossing]*call),
 	}
 	d.base = softdev.New(softdev.Config{Device: d, NewQP: d.newQP})
 	d.host = tcpqp.NewHost(d.base)

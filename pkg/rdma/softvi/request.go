@@ -132,7 +132,7 @@ func (r *Request) match() bool {
 	}
 	d := r.dev
 	d.mu.Lock()
-	p := d.peers[rendezvous{own: r.offer.Called, peers: r.offer.Calling, peer: remoteIP(r.conn)}]
+	p := d.peers[crossing{own: r.offer.Called, peers: r.offer.Calling, peer: remoteIP(r.conn)}]
 	l := d.listeners[r.offer.Called]
 	d.mu.Unlock()
 	switch {

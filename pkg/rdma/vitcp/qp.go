@@ -111,7 +111,7 @@ func NewQP(c QPConfig) (*QP, error) {
 		SGEs: c.MaxSGE, Inline: c.MaxInline, Message: wq.MaxMessage, WriteImm: true, Read: true, SendImm: true,
 	}}
 	q.req.queue = newSendQueue(c.MaxSendWR, c.MaxInline)
-	q.rsp.ring = make([]recvWQE, wq.Places(c.MaxRecvWR))
+	q.rsp.ring = make([]recvWQE, wq.RingSize(c.MaxRecvWR))
 	q.rsp.reads.ring = make([]readRequest, MaxReadWindow)
 	q.tx.stage = make([]byte, stageBytes)
 	q.rx.ahead = make([]byte, rxBytes)
@@ -197,7 +197,7 @@ func (q *QP) Disconnect(now time.Time) error {
 		return fmt.Errorf("disconnect queue pair %v in %v: %w", q.cfg.Num, q.attr.State, rdma.ErrState)
 	}
 	q.end.asked = true
-	q.settle(now)
+	q.endIfSaid(now)
 	return nil
 }
 
@@ -223,8 +223,8 @@ func (q *QP) Closed() bool { return q.End() == EndClose || q.End() == EndReset }
 // Aborted reports whether the stream ends by a reset, whatever is under way.
 func (q *QP) Aborted() bool { return q.End() == EndReset }
 
-// settle finds out whether all is said.
-func (q *QP) settle(now time.Time) {
+// endIfSaid half closes the stream once all is said.
+func (q *QP) endIfSaid(now time.Time) {
 	if !q.end.started {
 		return
 	}
@@ -269,7 +269,7 @@ func (q *QP) HandleEnd(now time.Time, err error) {
 		// §2.2.2.2.2: when TCP is closed, the VI connection is. This is the answer, too.
 		q.fail(now, rdma.EventDisconnected, ErrPeerClosed)
 	}
-	q.settle(now)
+	q.endIfSaid(now)
 }
 
 // NextTimeout returns when HandleTimeout is due.
@@ -322,7 +322,7 @@ func (q *QP) becomeError(now time.Time) {
 	if q.end.started {
 		q.end.deadline = now.Add(lastWords)
 	}
-	q.settle(now)
+	q.endIfSaid(now)
 }
 
 // fail is becomeError for a reason of our own, or the peer's.

@@ -82,7 +82,7 @@ func (q *QP) HandleRx(now time.Time, n int) error {
 	for b := r.ahead[:n-k]; len(b) > 0 && !r.drop && err == nil; {
 		b, err = q.consume(now, b)
 	}
-	q.settle(now)
+	q.endIfSaid(now)
 	return err
 }
 

@@ -73,9 +73,9 @@ const (
 // transmitter is what leaves next: whole short segments and headers, copied, and then perhaps the
 // payload of the last header, which stays in its memory.
 type transmitter struct {
-	stage    []byte
-	from, to int
-	turn     bool // a response is next, if there is one
+	stage        []byte
+	from, to     int
+	responseNext bool // if there is one
 
 	src   source
 	n     int  // bytes of the payload
@@ -186,7 +186,7 @@ func (q *QP) HandleTx(now time.Time, n int) {
 		q.req.acked = q.req.queue.cur - 1
 		q.retire(now)
 	}
-	q.settle(now)
+	q.endIfSaid(now)
 }
 
 // segmentTaken moves on behind a segment.
@@ -235,11 +235,11 @@ func (q *QP) fill(now time.Time) {
 // stageData stages a segment of a response or of a request. They alternate: a response may come
 // between the segments of any message but another response (§2.2.2.2.3).
 func (q *QP) stageData(now time.Time) bool {
-	if q.tx.turn {
-		q.tx.turn = false
+	if q.tx.responseNext {
+		q.tx.responseNext = false
 		return q.stageResponse(now) || q.stageRequest(now)
 	}
-	q.tx.turn = true
+	q.tx.responseNext = true
 	return q.stageRequest(now) || q.stageResponse(now)
 }
 

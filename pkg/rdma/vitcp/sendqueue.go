@@ -45,7 +45,7 @@ type sendQueue struct {
 }
 
 func newSendQueue(maxWR, inlineBytes int) sendQueue {
-	n := wq.Places(maxWR)
+	n := wq.RingSize(maxWR)
 	return sendQueue{ring: make([]sendWQE, n), inline: make([]byte, n*inlineBytes), inlineBytes: inlineBytes}
 }
 

@@ -250,11 +250,11 @@ func model(t *testing.T, rounds int, failovers bool, after func(*end)) {
 			after(e)
 			after(p)
 		}
-		settle(t, a, b, rng, failovers)
+		runUntilQuiet(t, a, b, rng, failovers)
 		for _, e := range []*end{a, b} {
 			e.c.Shutdown()
 		}
-		settle(t, a, b, rng, failovers)
+		runUntilQuiet(t, a, b, rng, failovers)
 		for _, e := range []*end{a, b} {
 			if !e.c.PeerIsDone() {
 				t.Fatalf("%s: the peer is not done, state %v", e.name, e.c.State())
@@ -263,7 +263,7 @@ func model(t *testing.T, rounds int, failovers bool, after func(*end)) {
 				t.Fatalf("%s: close gives events %b", e.name, ev)
 			}
 		}
-		settle(t, a, b, rng, failovers)
+		runUntilQuiet(t, a, b, rng, failovers)
 		for _, e := range []*end{a, b} {
 			if e.c.State() != cdc.Closed || !e.c.PeerReleased() || e.c.WasAborted() || e.c.InFlight() != 0 {
 				t.Fatalf("%s: state %v, %d in flight", e.name, e.c.State(), e.c.InFlight())
@@ -272,18 +272,18 @@ func model(t *testing.T, rounds int, failovers bool, after func(*end)) {
 	}
 }
 
-// settleSteps is more than a full send buffer needs through an RMBE of one byte.
-const settleSteps = 50000
+// quietSteps is more than a full send buffer needs through an RMBE of one byte.
+const quietSteps = 50000
 
-// settle goes on, reading all, until nothing moves; then all that was
+// runUntilQuiet goes on, reading all, until nothing moves; then all that was
 // produced must have been consumed.
-func settle(t *testing.T, a, b *end, rng *rand.Rand, failovers bool) {
+func runUntilQuiet(t *testing.T, a, b *end, rng *rand.Rand, failovers bool) {
 	t.Helper()
 	left := 0 // links to be lost meanwhile
 	if failovers {
 		left = rng.IntN(4)
 	}
-	for range settleSteps {
+	for range quietSteps {
 		for _, e := range [][2]*end{{a, b}, {b, a}} {
 			if left > 0 && rng.IntN(5) == 0 {
 				e[0].failover(t, rng, e[1])
@@ -338,7 +338,7 @@ func modelEnds(t *testing.T, rounds int, after func(*end)) {
 			after(e)
 			after(p)
 		}
-		for range settleSteps {
+		for range quietSteps {
 			for _, e := range [][2]*end{{a, b}, {b, a}} {
 				e[0].transmit(t, e[1])
 				e[0].arriveAny(t, e[1])

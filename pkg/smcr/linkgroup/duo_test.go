@@ -76,7 +76,7 @@ func newDuo(t testing.TB, w wire, rnics [2]uint8, maxLinks uint8) (*duo, [2]*lin
 	client, server := d.sides[0], d.sides[1]
 	client.g.ConnectPeer(d.now, server.g.LocalEndpoint())
 	server.g.ConnectPeer(d.now, client.g.LocalEndpoint())
-	d.settle()
+	d.runUntilQuiet()
 	return d, conns
 }
 
@@ -118,7 +118,7 @@ func (d *duo) connect() [2]*linkgroup.Conn {
 	if err := conns[1].Activate(conns[0].Local()); err != nil {
 		d.t.Fatal(err)
 	}
-	d.settle()
+	d.runUntilQuiet()
 	return conns
 }
 
@@ -128,7 +128,7 @@ func (d *duo) accept() [2]*linkgroup.Conn {
 	client, server := d.sides[0], d.sides[1]
 	sc := server.open()
 	server.g.ConfirmRMB(sc.Local().RMB)
-	d.settle()
+	d.runUntilQuiet()
 	accept, via := sc.Local(), sc.Endpoint()
 	index, ok := client.g.FindLink(via.QPN, via.GID, via.MAC)
 	if !ok {
@@ -137,15 +137,15 @@ func (d *duo) accept() [2]*linkgroup.Conn {
 	cc := client.open()
 	cc.UseLink(index)
 	client.g.ConfirmRMB(cc.Local().RMB)
-	d.settle()
+	d.runUntilQuiet()
 	if err := cc.Activate(accept); err != nil {
 		d.t.Fatal(err)
 	}
 	return [2]*linkgroup.Conn{cc, sc}
 }
 
-// settle lets both sides act until neither wants anything.
-func (d *duo) settle() {
+// runUntilQuiet lets both sides act until neither wants anything.
+func (d *duo) runUntilQuiet() {
 	d.t.Helper()
 	for range 10000 {
 		busy := false
@@ -176,7 +176,7 @@ func (d *duo) advance(dur time.Duration) {
 		for _, s := range d.sides {
 			s.g.HandleTimeout(d.now)
 		}
-		d.settle()
+		d.runUntilQuiet()
 	}
 }
 
@@ -269,13 +269,13 @@ func (d *duo) exchange(conns [2]*linkgroup.Conn, n uint64) {
 	for i, c := range conns {
 		before := conns[1-i].Data().PeerProduced()
 		c.Produce(c.Data().Produced() + n)
-		d.settle()
+		d.runUntilQuiet()
 		got := conns[1-i].Data().PeerProduced()
 		if got != before+n {
 			d.t.Fatalf("side %d wrote %d bytes, %d arrived", i, n, got-before)
 		}
 		conns[1-i].Consume(got)
-		d.settle()
+		d.runUntilQuiet()
 	}
 }
 
@@ -315,7 +315,7 @@ func TestSection2_2_2_EightLinks(t *testing.T) {
 			for lost := uint8(0); lost < 7; lost++ {
 				d.sides[lost&1].port(lost, false)
 				d.sides[1-lost&1].down |= 1 << lost // its other end is of no use
-				d.settle()
+				d.runUntilQuiet()
 				for _, c := range conns {
 					d.exchange(c, 100)
 				}
@@ -326,7 +326,7 @@ func TestSection2_2_2_EightLinks(t *testing.T) {
 				d.sides[1].down &^= 1 << back
 			}
 			d.sides[0].port(0, true) // the client's hint brings them all back
-			d.settle()
+			d.runUntilQuiet()
 			d.links(8, linkgroup.Symmetric)
 			for _, c := range conns {
 				d.exchange(c, 100)
@@ -380,13 +380,13 @@ func TestDuo_portsFlap(t *testing.T) {
 				for round := range 5 {
 					rnic := uint8(round & 1)
 					d.sides[side].port(rnic, false)
-					d.settle()
+					d.runUntilQuiet()
 					d.exchange(conns, 1000)
 					if r := d.sides[side].g.Redundancy(); r != linkgroup.AsymmetricLocal {
 						t.Fatalf("lost RNIC %d: %v", rnic, r)
 					}
 					d.sides[side].port(rnic, true)
-					d.settle()
+					d.runUntilQuiet()
 					d.links(2, linkgroup.Symmetric)
 					d.exchange(conns, 1000)
 				}
@@ -411,7 +411,7 @@ func TestDuo_confirmNamesFormerLink(t *testing.T) {
 			named := links[slices.IndexFunc(links, at)].Index
 			d.sides[0].port(conns[0].Endpoint().RNIC, false)
 			for lost := 0; ; lost++ {
-				d.settle()
+				d.runUntilQuiet()
 				d.advance(2 * time.Second)
 				d.links(2, linkgroup.Symmetric)
 				links = server.Links()
@@ -444,7 +444,7 @@ func TestSection2_2_4_LinkNumbers(t *testing.T) {
 		l := d.sides[1].g.Links()[0]
 		used[l.ID] = true
 		d.sides[1].g.HandleLinkFailure(d.now, l.Index, errors.New("test"))
-		d.settle()
+		d.runUntilQuiet()
 		d.advance(100 * time.Millisecond)
 	}
 	if len(used) < 200 {
@@ -456,7 +456,7 @@ func TestSection2_2_4_LinkNumbers(t *testing.T) {
 func TestGroup_failoverDataPathAllocatesNothing(t *testing.T) {
 	d, conns := newDuo(t, wires[1], [2]uint8{2, 2}, 2)
 	d.sides[0].g.HandleLinkFailure(d.now, 0, errors.New("test"))
-	d.settle()
+	d.runUntilQuiet()
 	s, c := d.sides[0], conns[0]
 	outs := make([]linkgroup.Output, 0, 16)
 	pos := c.Data().Produced()

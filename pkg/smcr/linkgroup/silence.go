@@ -136,16 +136,25 @@ func (t *linkTable) testDue(l *link, interval time.Duration) time.Time {
 	return last
 }
 
-// blameDue is when something has to be done about a link that has been silent for
-// so long and may be for as long as patience, zero if it is other links' turn.
+// blameDue is when something has to be done about a link that has been silent since a time
+// and may be for as long as patience; zero while no other link can say anything against it.
 //
-// Which of two links is the dead one shows only when the other one is alive: if the
-// peer is just slow, both are silent. And it must be alive in both directions, after
-// this one has fallen silent. On a busy machine each side may find another one of two
-// links slow, and if each gives up its own, the group ends. But then each asks over
-// the link that is slow for the other one: the answer comes behind everything that
-// was late on it, so it clears that link before it counts against this one. And if
-// it is we who are slow, the answer is too, and this link has as long again.
+// Whether a silent link is dead shows only when another one is alive: if the peer is just
+// slow, both are silent. So half of the patience after the last sign of life TEST LINK asks
+// over the other link, and the silent one is given up when that has been answered. With a
+// patience of 2 s:
+//
+//	time  link 1 (silent)              link 2
+//	 0.0  last acknowledgement
+//	 1.0                               TEST LINK -->          half of the patience
+//	 1.1                               <-- TEST LINK rsp      alive, in both directions
+//	 2.0  given up                                            the patience is over
+//
+// On a busy machine we may find link 1 slow while the peer finds link 2 slow. If each side
+// gave up its own one, the group would end. But we ask over link 2, the one that is slow for
+// the peer, and our answer comes behind everything that was late on link 2: it clears link 2
+// at the peer before it counts against link 1 here. If we ourselves are slow, the answer takes
+// long as well, and link 1 gets twice that time.
 func (t *linkTable) blameDue(l *link, since time.Time, patience time.Duration) (due time.Time) {
 	for i := range t.at {
 		if at, _ := t.witness(&t.at[i], l, since, patience); !at.IsZero() && (due.IsZero() || at.Before(due)) {

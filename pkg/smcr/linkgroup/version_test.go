@@ -33,12 +33,12 @@ func TestGroup_deletesRKeysTogether(t *testing.T) {
 					c.Close(d.now)
 				}
 			}
-			d.settle()
+			d.runUntilQuiet()
 			for n, s := range d.sides {
 				for _, c := range all {
 					c[n].Release(d.now)
 				}
-				d.settle()
+				d.runUntilQuiet()
 				if gone := s.g.TakeGoneRMBs(); len(gone) != conns/2-1 { // two elements stay free
 					t.Errorf("side %d: %d RMBs are gone, want %d", n, len(gone), conns/2-1)
 				}

@@ -66,7 +66,7 @@ func (ap *Applications) capture(ctx context.Context) error {
 	if err := proc.Wait(rctx); err != nil {
 		return err
 	}
-	if err := ap.settle(ctx); err != nil {
+	if err := ap.quiesce(ctx); err != nil {
 		return err
 	}
 	for _, p := range dumps {

@@ -308,11 +308,11 @@ func (f *Failover) connect(ctx context.Context) error {
 
 // carried waits for a probe's first reply and sees that it is on SMC-R.
 func (f *Failover) carried(ctx context.Context, p *probe) error {
-	if _, err := p.await(ctx, 0, p.now()+settleTimeout); err != nil {
+	if _, err := p.await(ctx, 0, p.now()+endTimeout); err != nil {
 		return err
 	}
 	if p.last() < 0 {
-		return fmt.Errorf("no reply within %v", settleTimeout)
+		return fmt.Errorf("no reply within %v", endTimeout)
 	}
 	c, err := f.conn(ctx, p)
 	if err == nil && c.Mode != modeSMCR {

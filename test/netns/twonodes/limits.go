@@ -13,9 +13,9 @@ const (
 	readyTimeout = 20 * time.Second
 	// runTimeout is for one run of an application.
 	runTimeout = time.Minute
-	// settleTimeout is for connections to end, on both sides, after the
+	// endTimeout is for connections to end, on both sides, after the
 	// application closed them.
-	settleTimeout = 10 * time.Second
+	endTimeout = 10 * time.Second
 	// resetTimeout is how long an application may wait for the reset after
 	// its agent was killed; the kernel sends it at once.
 	resetTimeout = 5 * time.Second

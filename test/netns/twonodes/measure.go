@@ -20,7 +20,7 @@ type counters struct {
 
 // count reads the counters while no connection is open.
 func (ap *Applications) count(ctx context.Context) (c counters, err error) {
-	if err := ap.settle(ctx); err != nil {
+	if err := ap.quiesce(ctx); err != nil {
 		return c, err
 	}
 	if c.opens, err = ap.client.ActiveOpens(); err != nil {

@@ -215,9 +215,9 @@ func (n *Nodes) smcrctl(ctx context.Context, args ...string) (string, error) {
 	return string(out), nil
 }
 
-// settle waits until no agent carries a connection.
-func (n *Nodes) settle(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, settleTimeout)
+// quiesce waits until no agent carries a connection.
+func (n *Nodes) quiesce(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, endTimeout)
 	defer cancel()
 	for _, a := range n.agents {
 		if a == nil {

@@ -65,7 +65,7 @@ const peerNoSMC = agentapi.Code("PEERNOSMC")
 
 // killAgent kills the client's agent while it carries a connection.
 func (ap *Applications) killAgent(ctx context.Context) error {
-	if err := ap.settle(ctx); err != nil {
+	if err := ap.quiesce(ctx); err != nil {
 		return err
 	}
 	slow, err := ap.client.Start(lab.Command{

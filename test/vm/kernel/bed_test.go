@@ -24,9 +24,9 @@ const (
 	port = 5000
 	// roundTimeout ends a round that hangs.
 	roundTimeout = 90 * time.Second
-	// settleTimeout is for what a kernel does after the programs have ended:
+	// endTimeout is for what a kernel does after the programs have ended:
 	// its part in the end of connections and link groups.
-	settleTimeout = 20 * time.Second
+	endTimeout = 20 * time.Second
 )
 
 // bed is two guests: the kernel's side and ours.
@@ -139,7 +139,7 @@ func (b *bed) play(t *testing.T, p plan) *round {
 			t.Errorf("our engine says of the kernel: %s", m)
 		}
 	}
-	now := b.settle(t).Counters
+	now := b.quiesce(t).Counters
 	r.kernel = now.Sub(*before)
 	b.last = &now
 	return r
@@ -182,17 +182,17 @@ func (b *bed) ask(t *testing.T) report.Kernel {
 	return k
 }
 
-// settle waits until nothing is left in the kernel: no socket, and no link
+// quiesce waits until nothing is left in the kernel: no socket, and no link
 // group, since our stack has ended it. It returns what the kernel said last.
-func (b *bed) settle(t *testing.T) report.Kernel {
+func (b *bed) quiesce(t *testing.T) report.Kernel {
 	t.Helper()
-	for end := time.Now().Add(settleTimeout); ; {
+	for end := time.Now().Add(endTimeout); ; {
 		k := b.ask(t)
 		switch {
 		case len(k.Sockets) == 0 && len(k.Groups) == 0:
 			return k
 		case time.Now().After(end):
-			t.Errorf("%v after the end the kernel still has the sockets %+v and the link groups %+v", settleTimeout, k.Sockets, k.Groups)
+			t.Errorf("%v after the end the kernel still has the sockets %+v and the link groups %+v", endTimeout, k.Sockets, k.Groups)
 			return k
 		}
 		time.Sleep(100 * time.Millisecond) // polls the kernel's sockets and link groups

@@ -67,7 +67,7 @@ func (b *bed) testEngineProcessKilled(t *testing.T, r role) {
 			t.Error(err)
 		}
 		if r == engineDials { // a server is told to end only after it has seen its client end
-			for deadline := time.Now().Add(settleTimeout); len(b.ask(t).Groups) > 0 && time.Now().Before(deadline); {
+			for deadline := time.Now().Add(endTimeout); len(b.ask(t).Groups) > 0 && time.Now().Before(deadline); {
 				time.Sleep(100 * time.Millisecond) // polls the kernel's link groups
 			}
 		}

@@ -25,8 +25,8 @@ const (
 	roundTimeout = 90 * time.Second
 	// changeTimeout is for what both sides do about a link that came or went.
 	changeTimeout = 30 * time.Second
-	// settleTimeout is for what the kernel does after the programs have ended.
-	settleTimeout = 30 * time.Second
+	// endTimeout is for what the kernel does after the programs have ended.
+	endTimeout = 30 * time.Second
 	// replaceTime is how long the kernel may take for another link.
 	replaceTime = 3 * time.Second
 	// aliveTime is how long connections are watched that must not end.
@@ -193,7 +193,7 @@ func (r *round) wait() (ours, theirs *report.Report) {
 			r.t.Errorf("our engine says of the kernel: %s", m)
 		}
 	}
-	r.b.settle(r.t)
+	r.b.quiesce(r.t)
 	r.note("nothing is left")
 	return ours, theirs
 }
@@ -330,11 +330,11 @@ func (b *bed) explain(t *testing.T) {
 	}
 }
 
-// settle waits until nothing is left in the kernel: no socket, and no link
+// quiesce waits until nothing is left in the kernel: no socket, and no link
 // group, since our stack has ended it.
-func (b *bed) settle(t *testing.T) {
+func (b *bed) quiesce(t *testing.T) {
 	t.Helper()
-	b.awaitKernel(t, "nothing left", settleTimeout, func(k report.Kernel) bool { return len(k.Sockets) == 0 && len(k.Groups) == 0 })
+	b.awaitKernel(t, "nothing left", endTimeout, func(k report.Kernel) bool { return len(k.Sockets) == 0 && len(k.Groups) == 0 })
 }
 
 // awaitGroup waits until the kernel's only link group has these links ACTIVE, on

@@ -285,7 +285,7 @@ func (b *bed) testIdleGroup(t *testing.T, devices string) {
 	if _, err := r.client.Wait(); err != nil {
 		t.Fatal(err)
 	}
-	b.settle(t) // while our stack lives on
+	b.quiesce(t) // while our stack lives on
 	r.awaitDead("")
 	r.wait()
 }
@@ -297,7 +297,7 @@ func (b *bed) testUnloaded(t *testing.T, devices string) {
 	if _, err := r.client.Wait(); err != nil {
 		t.Fatal(err)
 	}
-	b.awaitKernel(t, "no socket", settleTimeout, func(k report.Kernel) bool { return len(k.Sockets) == 0 })
+	b.awaitKernel(t, "no socket", endTimeout, func(k report.Kernel) bool { return len(k.Sockets) == 0 })
 	if k := b.ask(t); len(k.Groups) != 1 {
 		t.Errorf("the kernel has the link groups %+v, want one that is idle", k.Groups)
 	}

@@ -22,7 +22,7 @@ type sendRing struct {
 }
 
 // ringSize returns the power of two that holds n.
-func ringSize(n int) int { return wq.Places(max(n, 2)) }
+func ringSize(n int) int { return wq.RingSize(max(n, 2)) }
 
 func (r *sendRing) init(n int, most wq.Limits) {
 	n = ringSize(n)

@@ -132,7 +132,7 @@ func (p *Proxy) serve(client *net.TCPConn, n uint64) {
 		_ = c.Close()
 		return
 	}
-	there, back := p.flow(client, server, 2*n), p.flow(server, client, 2*n+1)
+	there, back := p.direction(client, server, 2*n), p.direction(server, client, 2*n+1)
 	if p.faults.Damage != Whole {
 		f := there
 		if p.faults.Back {
@@ -147,8 +147,8 @@ func (p *Proxy) serve(client *net.TCPConn, n uint64) {
 	there.run()
 }
 
-// flow is one direction of a connection.
-type flow struct {
+// direction is one direction of a connection.
+type direction struct {
 	from, to *net.TCPConn
 	faults   Faults
 	rng      *rand.Rand
@@ -156,15 +156,15 @@ type flow struct {
 	left     int    // bytes before it
 }
 
-func (p *Proxy) flow(from, to *net.TCPConn, stream uint64) *flow {
-	return &flow{from: from, to: to, faults: p.faults, rng: rand.New(rand.NewPCG(p.seed, stream))}
+func (p *Proxy) direction(from, to *net.TCPConn, stream uint64) *direction {
+	return &direction{from: from, to: to, faults: p.faults, rng: rand.New(rand.NewPCG(p.seed, stream))}
 }
 
-// errDamaged ends a flow.
+// errDamaged ends a direction.
 var errDamaged = errors.New("the stream is damaged")
 
 // run hands bytes on until the stream ends. What comes behind a cut is dropped.
-func (f *flow) run() {
+func (f *direction) run() {
 	buf := make([]byte, readBytes)
 	for {
 		n, err := f.from.Read(buf)
@@ -182,7 +182,7 @@ func (f *flow) run() {
 }
 
 // hand hands bytes on in pieces.
-func (f *flow) hand(b []byte) error {
+func (f *direction) hand(b []byte) error {
 	for len(b) > 0 {
 		n := len(b)
 		if most := f.faults.Piece; most > 0 {
@@ -214,7 +214,7 @@ func (f *flow) hand(b []byte) error {
 	return nil
 }
 
-func (f *flow) write(b []byte) error {
+func (f *direction) write(b []byte) error {
 	if len(b) == 0 {
 		return nil
 	}
@@ -225,7 +225,7 @@ func (f *flow) write(b []byte) error {
 
 // harm does the damage, before the byte b begins with or to it. An error says that nothing more is
 // handed on.
-func (f *flow) harm(b []byte) error {
+func (f *direction) harm(b []byte) error {
 	d := f.damage
 	f.damage = Whole
 	switch d {

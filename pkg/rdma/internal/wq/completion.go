@@ -9,9 +9,9 @@ import (
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 )
 
-// Places returns the number of places of a ring that holds n: a power of two, so that the
+// RingSize returns the number of slots of a ring that holds n: a power of two, so that the
 // low bits of an index that only grows are its place.
-func Places(n int) int { return 1 << bits.Len(uint(n-1)) }
+func RingSize(n int) int { return 1 << bits.Len(uint(n-1)) }
 
 // Completion is a work completion and where it belongs.
 type Completion struct {
@@ -31,7 +31,7 @@ type Completions struct {
 
 // NewCompletions makes a ring for the work requests of a send and a receive queue.
 func NewCompletions(maxSendWR, maxRecvWR int) Completions {
-	return Completions{ring: make([]Completion, Places(maxSendWR+maxRecvWR))}
+	return Completions{ring: make([]Completion, RingSize(maxSendWR+maxRecvWR))}
 }
 
 // Push adds a completion.

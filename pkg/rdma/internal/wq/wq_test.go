@@ -9,9 +9,9 @@ import (
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 )
 
-func TestPlaces(t *testing.T) {
+func TestRingSize(t *testing.T) {
 	for n, want := range map[int]int{1: 1, 2: 2, 3: 4, 4: 4, 5: 8, 64: 64, 65: 128} {
-		if got := Places(n); got != want {
+		if got := RingSize(n); got != want {
 			t.Errorf("%d: %d places, want %d", n, got, want)
 		}
 	}

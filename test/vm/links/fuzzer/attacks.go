@@ -99,7 +99,7 @@ var attacks = []attack{
 	{name: "writes into the RMB of another link group", victim: true, play: func(p *peer) {
 		v := p.victim
 		p.write(v.rmbe(), v.accept.RKey, 64)
-		v.settle(quietTime)
+		v.quiesce(quietTime)
 	}},
 }
 

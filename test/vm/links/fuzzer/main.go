@@ -129,7 +129,7 @@ func one(d rdma.Device, o *synopt.Option, eid clc.EID, to string, rnd *rand.Rand
 		}
 	}
 	a.play(p)
-	p.settle(afterAttack)
+	p.quiesce(afterAttack)
 	r.Sent, r.Done, r.Refused = p.sent, p.done, p.refused
 	return nil
 }

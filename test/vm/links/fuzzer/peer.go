@@ -283,14 +283,14 @@ func (p *peer) formLink() error {
 			return errors.New("the link was not confirmed")
 		}
 	}
-	p.settle(quietTime)
+	p.quiesce(quietTime)
 	p.sent, p.done, p.refused = 0, 0, 0
 	return nil
 }
 
-// settle answers until all that was sent has completed and nothing has come for so
+// quiesce answers until all that was sent has completed and nothing has come for so
 // long, or much too long.
-func (p *peer) settle(quiet time.Duration) {
+func (p *peer) quiesce(quiet time.Duration) {
 	last := time.Now()
 	for limit := last.Add(settleLimit); time.Now().Before(limit); {
 		switch {
