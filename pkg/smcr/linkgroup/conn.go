@@ -248,7 +248,7 @@ func (c *Conn) Activate(peer RMBE) error {
 			return ErrFull
 		}
 	case Active:
-		if !g.namesLinks() && (!named.isUp() || named.local != c.endpoint) {
+		if !g.side.namesLinks() && (!named.isUp() || named.local != c.endpoint) {
 			// The Confirm must name the Accept's link: a Linux server looks for
 			// our RKey there only.
 			return fmt.Errorf("%w before the Confirm", ErrLinkLost)

@@ -183,9 +183,7 @@ func (e *ending) handleDeleteAll(g *Group, now time.Time, from *link, m llc.Dele
 		g.Discarded++ // the same once more: the answer is on its way
 		return
 	}
-	// A client answers the server; a server answers the client's request by
-	// starting the exchange itself.
-	m.Response = !g.decides()
+	m.Response = g.side.answersOrders()
 	from.send(m)
 	g.becomeDraining()
 	g.last.heardEnd()

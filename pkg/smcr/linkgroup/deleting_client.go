@@ -84,5 +84,14 @@ func (c *client) deleted(*Group, llc.LinkID) {}
 // only if it is asked to.
 func (c *client) lost(g *Group, now time.Time) { g.scheduleRetry(now) }
 
+// answersOrders: a client answers all that the server wants.
+func (c *client) answersOrders() bool { return true }
+
+// endsByAnswer: the server has answered.
+func (c *client) endsByAnswer(llc.DeleteLink) bool { return true }
+
+// endsWhenDelivered: the server's answer ends the group.
+func (c *client) endsWhenDelivered() bool { return false }
+
 // sendDelete: a client asks with exchangeAskDelete.
 func (c *client) sendDelete(g *Group, _ time.Time) { g.requests.send(g) }

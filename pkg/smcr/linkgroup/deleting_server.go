@@ -81,6 +81,15 @@ func (s *server) deleted(g *Group, id llc.LinkID) {
 // lost: another link is offered as soon as there is an RNIC.
 func (s *server) lost(*Group, time.Time) {}
 
+// answersOrders: a client asks, and the server does it, or not: also to end the group (§3.5.4).
+func (s *server) answersOrders() bool { return false }
+
+// endsByAnswer: an answer about one link is to an older request.
+func (s *server) endsByAnswer(m llc.DeleteLink) bool { return m.All }
+
+// endsWhenDelivered: what the server decides is done when it is delivered (C.7.1).
+func (s *server) endsWhenDelivered() bool { return true }
+
 // sendDelete starts the deletion of a link. One that the client
 // asked for during another exchange has still to be taken out of service.
 func (s *server) sendDelete(g *Group, now time.Time) {

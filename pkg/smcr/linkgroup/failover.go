@@ -187,7 +187,7 @@ func (c *Conn) arrive() {
 // rename makes an Accept that is still to be sent name the link to which the
 // connection has moved: the client may not know our RMB on the old one.
 func (c *Conn) rename() {
-	if c.peerRMB == nil && c.g.namesLinks() {
+	if c.peerRMB == nil && c.g.side.namesLinks() {
 		c.named, c.endpoint = c.link, c.at(c.link).local
 	}
 }

@@ -437,8 +437,7 @@ func (g *Group) HandleSent(now time.Time, index LinkIndex, id uint64) {
 		g.balance()
 	}
 	if id == 0 {
-		if g.state == Draining && l.place() == g.ending.via && l.inflight == 0 && len(l.queue) == 0 && (g.ending.byPeer || g.decides()) {
-			// What the server decides is done when it is delivered (C.7.1).
+		if g.state == Draining && l.place() == g.ending.via && l.inflight == 0 && len(l.queue) == 0 && (g.ending.byPeer || g.side.endsWhenDelivered()) {
 			g.becomeDead(g.ending.err())
 		}
 		return

@@ -99,7 +99,7 @@ func (w *lastWords) expired(now time.Time, t *terms, out *outbox) {
 
 // handle takes a message that arrives after the end of the group. What makes no
 // sense does no harm any more.
-func (w *lastWords) handle(now time.Time, t *terms, out *outbox, index LinkIndex, b []byte) {
+func (w *lastWords) handle(now time.Time, t *terms, s side, out *outbox, index LinkIndex, b []byte) {
 	if len(b) == 0 || b[0] == cdc.Type {
 		return
 	}
@@ -132,9 +132,9 @@ func (w *lastWords) handle(now time.Time, t *terms, out *outbox, index LinkIndex
 			w.say(out, index, llc.RequestAddLink{Header: t.header(true)})
 		}
 	case llc.AddLink:
-		w.handleAddLink(now, t, out, index, m)
+		w.handleAddLink(now, t, s, out, index, m)
 	case llc.DeleteLink:
-		w.handleDeleteLink(t, out, index, m)
+		w.handleDeleteLink(s, out, index, m)
 	case llc.ConfirmLink, llc.AddLinkContinuation, llc.TestLink:
 		// Who tests the link shall hear nothing.
 	}
@@ -142,8 +142,8 @@ func (w *lastWords) handle(now time.Time, t *terms, out *outbox, index LinkIndex
 
 // handleAddLink refuses a link that the peer offers. The peer's exchange, or the place
 // that ours took, is over then.
-func (w *lastWords) handleAddLink(now time.Time, t *terms, out *outbox, index LinkIndex, m llc.AddLink) {
-	if !m.Response && !t.decides() {
+func (w *lastWords) handleAddLink(now time.Time, t *terms, s side, out *outbox, index LinkIndex, m llc.AddLink) {
+	if !m.Response && s.answersOrders() {
 		m.Dialect = t.dialect
 		m.Response, m.Reject, m.Reason, m.Ext = true, true, llc.RejectNoAlternatePath, llc.AddLinkExt{}
 		w.say(out, index, m)
@@ -156,11 +156,11 @@ func (w *lastWords) handleAddLink(now time.Time, t *terms, out *outbox, index Li
 
 // handleDeleteLink takes DELETE LINK: for all, the peer knows. The server's, for one
 // link, gets the answer that it waits for.
-func (w *lastWords) handleDeleteLink(t *terms, out *outbox, index LinkIndex, m llc.DeleteLink) {
+func (w *lastWords) handleDeleteLink(s side, out *outbox, index LinkIndex, m llc.DeleteLink) {
 	switch {
 	case m.All:
 		w.heardEnd()
-	case !m.Response && !t.decides():
+	case !m.Response && s.answersOrders():
 		m.Response, m.Reason = true, llc.DeleteUnknownLink
 		w.say(out, index, m)
 	}

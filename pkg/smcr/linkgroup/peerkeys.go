@@ -20,10 +20,7 @@ type peerKeys struct {
 func (p *peerKeys) handleConfirm(g *Group, now time.Time, from *link, m llc.ConfirmRKey) {
 	m.Response = true
 	*p = peerKeys{}
-	if g.decides() && g.changing() && g.adding.step != addWantEndpoint && g.dialect == llc.DialectRFC {
-		// §3.5.5.3: the client has to compute its RKeys anew when the exchange
-		// is over. A Linux client would decline its connection instead; it
-		// tells the key for a new link in ADD LINK CONTINUATION anyway.
+	if g.side.refusesKeys(g) {
 		m.Negative, m.Retry = true, true
 		from.send(m)
 		return
@@ -42,6 +39,21 @@ func (p *peerKeys) handleConfirm(g *Group, now time.Time, from *link, m llc.Conf
 	}
 	p.check(g, now, t)
 }
+
+// refusesKeys: only the server changes links.
+func (c *client) refusesKeys(*Group) bool { return false }
+
+// refusesKeys while the server changes the links (§3.5.5.3): the client has to compute its
+// RKeys anew when that is over. A Linux client would decline its connection instead; it tells
+// the key for a new link in ADD LINK CONTINUATION anyway.
+func (s *server) refusesKeys(g *Group) bool {
+	return g.changing() && g.adding.step != addWantEndpoint && g.dialect == llc.DialectRFC
+}
+
+// namesLinks: the client's Confirm names the link of the Accept.
+func (c *client) namesLinks() bool { return false }
+
+func (s *server) namesLinks() bool { return true }
 
 func (p *peerKeys) handleCont(g *Group, now time.Time, from *link, m llc.ConfirmRKeyContinuation) {
 	m.Response = true

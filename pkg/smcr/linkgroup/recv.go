@@ -15,7 +15,7 @@ import (
 // for logs and counters: the group has already done what follows from it.
 func (g *Group) HandleRecv(now time.Time, index LinkIndex, b []byte) error {
 	if g.state == Dead {
-		g.last.handle(now, &g.terms, &g.out, index, b)
+		g.last.handle(now, &g.terms, g.side, &g.out, index, b)
 		return nil
 	}
 	l := &g.links.at[index]

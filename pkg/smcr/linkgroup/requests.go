@@ -359,7 +359,7 @@ func (q *requests) handleDeleteReply(g *Group, now time.Time, m llc.DeleteLink) 
 	switch x := q.current(); {
 	case x == nil:
 		g.Discarded++
-	case x.kind == exchangeDeleteAll && (m.All || !g.decides()):
+	case x.kind == exchangeDeleteAll && g.side.endsByAnswer(m):
 		g.last.heardEnd()
 		g.becomeDead(nil)
 	case x.kind.deletes() && x.deletion.Link == m.Link:

@@ -83,9 +83,7 @@ func (g *Group) AddFirstLink(local Endpoint) LinkIndex {
 	invariant.Must(g.state == Forming && g.links.first().state == linkDown, "first link added twice")
 	l := g.links.first()
 	g.links.becomeForming(l, local)
-	if g.decides() {
-		l.id = g.links.nextID(g.isDeleting)
-	}
+	l.id = g.side.firstNumber(g)
 	return l.index
 }
 
@@ -111,6 +109,11 @@ func (s *server) connected(g *Group, now time.Time, l *link) {
 	g.setup.becomeWaiting(waitConfirmLinkReply, now.Add(ConfirmLinkReplyTimeout))
 	l.send(g.confirmLink(l, noEyeCatcher, false))
 }
+
+// firstNumber: the server numbers links.
+func (c *client) firstNumber(*Group) llc.LinkID { return 0 }
+
+func (s *server) firstNumber(g *Group) llc.LinkID { return g.links.nextID(g.isDeleting) }
 
 // checkConfirmLink compares what the peer echoes with what its CLC message
 // said (C.7.1: incorrect link information is a protocol error).

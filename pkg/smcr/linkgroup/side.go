@@ -15,6 +15,7 @@ type side interface {
 	setupSide
 	addSide
 	deleteSide
+	keySide
 }
 
 // setupSide is a side's part of the first contact: see setupStep.
@@ -22,6 +23,8 @@ type setupSide interface {
 	// connected: the queue pair of the first link knows the peer's.
 	connected(g *Group, now time.Time, l *link)
 	handleConfirmLink(g *Group, now time.Time, l *link, m llc.ConfirmLink) error
+	// firstNumber is the number that this side gives the first link; 0: the peer gives it.
+	firstNumber(g *Group) llc.LinkID
 	// dataInSetup deals with data that arrives while the second link is being set
 	// up; false: they may not.
 	dataInSetup(g *Group, now time.Time) bool
@@ -94,6 +97,23 @@ type deleteSide interface {
 	// deleted finishes the deletion of a link. lost: one is gone by itself.
 	deleted(g *Group, id llc.LinkID)
 	lost(g *Group, now time.Time)
+	// answersOrders reports whether this side says yes or no to what the peer wants of links, or
+	// starts itself what the peer has asked for.
+	answersOrders() bool
+	// endsByAnswer reports whether an answer is the one to our DELETE LINK for all.
+	endsByAnswer(m llc.DeleteLink) bool
+	// endsWhenDelivered reports whether our DELETE LINK for all ends the group as soon as it is
+	// delivered.
+	endsWhenDelivered() bool
+}
+
+// keySide is a side's part of what is said about connections and their RMBs.
+type keySide interface {
+	// namesLinks reports whether it is our CLC message that chooses the link of a connection:
+	// the Accept does, and the Confirm names the same one.
+	namesLinks() bool
+	// refusesKeys reports whether the peer is to say later what RKeys a new RMB has.
+	refusesKeys(g *Group) bool
 }
 
 // server is the side that decides about links.

@@ -159,11 +159,6 @@ func (t *terms) addLink(l *link) llc.AddLink {
 	}
 }
 
-// decides reports whether we are the side that decides about links (§3.5.4, C.7.1): what the
-// server says is done when it is delivered, and it answers a request to end the group by
-// starting that itself.
-func (t *terms) decides() bool { return t.role == Server }
-
 // connLimit is how many connections there may be. The server decides whether the
 // group is full; some that it has done with may still be ending at a client.
 func (t *terms) connLimit() int {
@@ -172,7 +167,3 @@ func (t *terms) connLimit() int {
 	}
 	return t.maxConns
 }
-
-// namesLinks reports whether it is our Accept that names the link of a connection; a
-// client's Confirm names the same one.
-func (t *terms) namesLinks() bool { return t.role == Server }
