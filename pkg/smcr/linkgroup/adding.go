@@ -72,6 +72,9 @@ func (a *adding) becomeWaiting(now time.Time, s addStep, d time.Duration) {
 	a.deadline = now.Add(d)
 }
 
+// tryAgain has another link tried once the exchange is over, whatever comes of it.
+func (a *adding) tryAgain() { a.again = true }
+
 // becomeNone ends the exchange.
 func (a *adding) becomeNone() { *a = adding{} }
 
@@ -123,7 +126,7 @@ func (g *Group) NoLink(now time.Time, index LinkIndex) {
 	if g.adding.step == addWantEndpoint && g.adding.link == index {
 		g.side.notOffered(g, now)
 	} else {
-		g.scheduleRetry(now)
+		g.growth.schedule(g, now)
 	}
 }
 
@@ -233,7 +236,7 @@ func (a *adding) confirmed(g *Group, now time.Time, l *link) {
 func (a *adding) end(g *Group, now time.Time, added bool) {
 	again := a.again
 	if again {
-		defer g.retryAdd()
+		defer g.growth.retry(g)
 	}
 	a.becomeNone()
 	if g.requests.is(exchangeAddLink) {

@@ -77,7 +77,7 @@ func (c *client) abandoned(g *Group, m llc.DeleteLink) {
 func (c *client) groupEnds(*Group) {}
 
 // abandonedEnd: another RNIC of ours may do better (C.7.1).
-func (c *client) abandonedEnd(g *Group, now time.Time) { g.scheduleRetry(now) }
+func (c *client) abandonedEnd(g *Group, now time.Time) { g.growth.schedule(g, now) }
 
 // handleRequestAddLink takes the server's answer that we get no link.
 func (c *client) handleRequestAddLink(g *Group, _ *link, m llc.RequestAddLink) {

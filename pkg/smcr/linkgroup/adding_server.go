@@ -53,7 +53,7 @@ func (s *server) added(g *Group, now time.Time) {
 	}
 }
 
-func (s *server) notAdded(g *Group, now time.Time) { g.scheduleRetry(now) }
+func (s *server) notAdded(g *Group, now time.Time) { g.growth.schedule(g, now) }
 
 // ended tells a client that asked for a link that it gets none, if it has not got one.
 func (s *server) ended(g *Group) { s.reject(g) }
@@ -149,7 +149,7 @@ func (s *server) handleAddLink(g *Group, now time.Time, from *link, m llc.AddLin
 // on another link.
 func (s *server) handleHint(g *Group) {
 	if g.state == Active && s.clientHasAdded(g) {
-		g.adding.again = true
+		g.adding.tryAgain()
 		return
 	}
 	if g.state != Active || g.adding.isUnderWay() {
@@ -251,7 +251,7 @@ func (s *server) handleRequestAddLink(g *Group, from *link, m llc.RequestAddLink
 		g.Discarded++
 		return
 	case s.clientHasAdded(g):
-		g.adding.again = true
+		g.adding.tryAgain()
 	case g.adding.step > addWantEndpoint:
 		g.Discarded++ // it has crossed with our ADD LINK, which is the answer
 		return

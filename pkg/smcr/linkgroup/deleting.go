@@ -161,6 +161,9 @@ func (e *ending) becomeAnswered(via *link, until time.Time) {
 	*e = ending{byPeer: true, via: via.place(), deadline: until}
 }
 
+// becomeAsked: our own DELETE LINK for all is on its way.
+func (e *ending) becomeAsked(via place) { e.via = via }
+
 // err is why a group in state Draining ends.
 func (e *ending) err() error {
 	if e.byPeer {

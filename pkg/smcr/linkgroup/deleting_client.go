@@ -82,7 +82,7 @@ func (c *client) deleted(*Group, llc.LinkID) {}
 
 // lost: a Linux server adds a link in the place of the last but one, and else
 // only if it is asked to.
-func (c *client) lost(g *Group, now time.Time) { g.scheduleRetry(now) }
+func (c *client) lost(g *Group, now time.Time) { g.growth.schedule(g, now) }
 
 // answersOrders: a client answers all that the server wants.
 func (c *client) answersOrders() bool { return true }

@@ -223,13 +223,12 @@ func (g *Group) fail(f SetupFault, err error) {
 }
 
 func (g *Group) becomeActive(now time.Time) {
-	failed := g.setup.step == waitDeleteReply // the second link
 	g.state = Active
-	g.setup.becomeDone()
+	failed := g.setup.becomeDone() // the second link
 	g.idleSince = now
 	g.links.becomeActive(now, g.links.first())
 	if failed {
-		g.scheduleRetry(now) // C.8, and C.7.1 for a client
+		g.growth.schedule(g, now) // C.8, and C.7.1 for a client
 	}
 	for _, c := range g.conns.list {
 		if c != nil && c.data.State() != cdc.Closed {
@@ -277,7 +276,7 @@ func (g *Group) stopExchanges() {
 	g.requests.clear()
 	g.adding.becomeNone()
 	g.side.forget()
-	g.growth.at = time.Time{}
+	g.growth.stop()
 }
 
 // Terminate ends the group in order: DELETE LINK for all links (§3.5.4).
@@ -288,10 +287,10 @@ func (g *Group) Terminate(now time.Time, reason llc.DeleteReason) {
 	case Active:
 		g.side.groupEnds(g)
 		g.becomeDraining()
-		g.last.owed, g.last.reason = true, reason
+		g.last.owe(reason)
 		g.requests.add(exchange{kind: exchangeDeleteAll, deletion: llc.DeleteLink{Reason: reason}})
 		g.requests.start(g, now)
-		g.ending.via = g.requests.via
+		g.ending.becomeAsked(g.requests.via)
 	case Draining, Dead:
 	}
 }
@@ -388,14 +387,10 @@ func (g *Group) linkTimeouts(now time.Time, due func(time.Time) bool) {
 	}
 	if due(g.side.spareTimeout()) { // the server has no use for it now
 		g.side.dropSpare(g)
-		g.scheduleRetry(now)
+		g.growth.schedule(g, now)
 	}
-	switch {
-	case !due(g.growth.at), g.isUnused(): // without connections nobody gains by another link
-	case g.requests.has(exchangeAskDelete):
-		g.growth.at = now.Add(AddLinkRetryMin) // the server may still count with the link that was lost
-	default:
-		g.retryAdd()
+	if g.growth.due(now) && !g.isUnused() { // without connections nobody gains by another link
+		g.growth.expired(g, now)
 	}
 	for i := range g.links.at {
 		l := &g.links.at[i]
@@ -421,7 +416,7 @@ func (g *Group) carriesExchange(l *link) bool {
 // has none any more.
 func (g *Group) HandleSent(now time.Time, index LinkIndex, id uint64) {
 	if g.state == Dead {
-		g.last.inflight[index] = max(g.last.inflight[index]-1, 0)
+		g.last.handleSent(index)
 		return
 	}
 	l := &g.links.at[index]

@@ -40,6 +40,9 @@ func (h *growth) forbid(why llc.DeleteReason, by operator) {
 // allow lets the group add links again, whoever forbade it.
 func (h *growth) allow() { h.forbids = noOperator }
 
+// allowNow is allow, and the next failure is the first one.
+func (h *growth) allowNow() { h.forbids, h.wait = noOperator, 0 }
+
 // peerAllows ends at the server what the client's operator began: the client asks for a link.
 func (h *growth) peerAllows() {
 	if h.forbids == peersOperator {
@@ -54,33 +57,49 @@ func (h *growth) later(now time.Time) {
 	h.at = now.Add(h.wait)
 }
 
+// stop forgets the timer.
+func (h *growth) stop() { h.at = time.Time{} }
+
+// postpone sets the timer to the shortest time, as something else is to be done first.
+func (h *growth) postpone(now time.Time) { h.at = now.Add(AddLinkRetryMin) }
+
+// due reports whether another link is to be tried now.
+func (h *growth) due(now time.Time) bool { return !h.at.IsZero() && !now.Before(h.at) }
+
 // reset begins anew: there is another link.
 func (h *growth) reset() { h.wait, h.at = 0, time.Time{} }
 
-// scheduleRetry sets the timer after which a failed second link is tried once
-// more (C.8), each time later.
-func (g *Group) scheduleRetry(now time.Time) {
+// schedule sets the timer if the group can gain by another link.
+func (h *growth) schedule(g *Group, now time.Time) {
 	r := g.Redundancy()
-	if g.state != Active || g.maxLinks < 2 || g.growth.isForbidden() || r == Symmetric || !g.side.mayRetry(r) {
+	if g.state != Active || g.maxLinks < 2 || h.isForbidden() || r == Symmetric || !g.side.mayRetry(r) {
 		return
 	}
-	g.growth.later(now)
+	h.later(now)
 }
 
-// retryAdd tries once more to get another link.
-func (g *Group) retryAdd() {
-	g.growth.at = time.Time{}
+// retry tries once more to get another link.
+func (h *growth) retry(g *Group) {
+	h.stop()
 	g.side.retry(g)
+}
+
+// expired is what the timer means.
+func (h *growth) expired(g *Group, now time.Time) {
+	if g.requests.has(exchangeAskDelete) {
+		h.postpone(now) // the server may still count with the link that was lost
+		return
+	}
+	h.retry(g)
 }
 
 // AllowLinks lets the group add links again after an operator has taken one out
 // of service with DeleteLink.
 func (g *Group) AllowLinks() {
-	g.growth.allow()
-	g.growth.wait = 0
+	g.growth.allowNow()
 	if g.adding.isUnderWay() {
-		g.adding.again = true // the exchange may have had to do without a port that is up now
+		g.adding.tryAgain() // the exchange may have had to do without a port that is up now
 		return
 	}
-	g.retryAdd()
+	g.growth.retry(g)
 }

@@ -50,6 +50,15 @@ func (w *lastWords) keep(l *link) {
 // nobody needs to wait for it.
 func (g *Group) PeerKnows() bool { return g.last.known }
 
+// owe notes that DELETE LINK for all is said.
+func (w *lastWords) owe(reason llc.DeleteReason) { w.owed, w.reason = true, reason }
+
+// forgive ends what owe began: nobody takes it.
+func (w *lastWords) forgive() { w.owed = false }
+
+// handleSent takes the completion of a SEND.
+func (w *lastWords) handleSent(index LinkIndex) { w.inflight[index] = max(w.inflight[index]-1, 0) }
+
 // heardEnd notes that the peer has said that the group ends, or that it has heard so.
 func (w *lastWords) heardEnd() {
 	w.known = true

@@ -95,7 +95,7 @@ func (g *Group) closeLink(l *link) {
 	}
 	wanted := l.state == linkWanted
 	if l.isUp() && g.state == Active {
-		g.afterLoss.lost = true
+		g.afterLoss.linkLost()
 	}
 	g.links.becomeDown(l)
 	if !wanted {

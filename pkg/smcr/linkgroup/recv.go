@@ -68,23 +68,7 @@ func (g *Group) handleCDC(now time.Time, l *link, b []byte) error {
 		return nil
 	}
 	if g.state == Forming {
-		// Data may not flow before the set-up is complete (§3.5.1.6), but
-		// the end of the set-up may be the peer's to decide.
-		switch g.setup.step {
-		case waitAddLink:
-			g.out.event(EventPointOfNoReturn, nil)
-			g.becomeActive(now)
-		case waitDeleteReply:
-			g.becomeActive(now)
-		case waitSecondLink:
-			if g.side.dataInSetup(g, now) {
-				break
-			}
-			err := fmt.Errorf("%w: CDC message during first contact", ErrProtocol)
-			g.fail(FaultProtocol, err)
-			return err
-		case waitPeer, waitConfirmLinkReply, waitConfirmLink, setupDone:
-			err := fmt.Errorf("%w: CDC message during first contact", ErrProtocol)
+		if err := g.setup.handleData(g, now); err != nil {
 			g.fail(FaultProtocol, err)
 			return err
 		}

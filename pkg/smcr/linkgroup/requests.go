@@ -308,7 +308,7 @@ func (q *requests) expired(g *Group, now time.Time) {
 	x, via := *q.current(), g.links.in(q.via)
 	if x.kind == exchangeDeleteAll {
 		if g.links.other(via) == nil {
-			g.last.owed = false // it was repeated for long enough
+			g.last.forgive() // it was repeated for long enough
 			g.becomeDead(nil)
 			return
 		}
@@ -349,11 +349,7 @@ func (q *requests) giveUp(g *Group, now time.Time, x exchange) {
 // handleDeleteReply takes the answer to our DELETE LINK.
 func (q *requests) handleDeleteReply(g *Group, now time.Time, m llc.DeleteLink) {
 	if g.state == Forming {
-		if g.setup.step == waitDeleteReply {
-			g.becomeActive(now)
-		} else {
-			g.Discarded++
-		}
+		g.setup.handleDeleteReply(g, now)
 		return
 	}
 	switch x := q.current(); {

@@ -67,6 +67,9 @@ type holdBack struct {
 // holds reports whether an RMBE that is given back now is held back.
 func (h *holdBack) holds(now time.Time) bool { return h.lost || now.Before(h.until) }
 
+// linkLost has what is free held back from the next Poll on.
+func (h *holdBack) linkLost() { h.lost = true }
+
 // begin holds back the RMBEs that were given back of late.
 func (h *holdBack) begin(now time.Time, rmbs []*rmb) {
 	h.lost = false

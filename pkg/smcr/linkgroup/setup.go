@@ -63,8 +63,12 @@ func (s *setup) becomeFailed(second llc.LinkID, until time.Time) {
 	s.failed = second
 }
 
-// becomeDone ends the set-up.
-func (s *setup) becomeDone() { *s = setup{step: setupDone} }
+// becomeDone ends the set-up. It reports whether the second link had failed.
+func (s *setup) becomeDone() (failed bool) {
+	failed = s.step == waitDeleteReply
+	*s = setup{step: setupDone}
+	return failed
+}
 
 // unexpected refuses a CONFIRM LINK that nothing waits for.
 func (s *setup) unexpected(m llc.ConfirmLink) error {
@@ -205,6 +209,26 @@ func (s *setup) expired(g *Group, now time.Time) {
 	}
 }
 
+// handleData takes data that arrives before the set-up is complete. It may not (§3.5.1.6), but
+// the end of the set-up may be the peer's to decide.
+func (s *setup) handleData(g *Group, now time.Time) error {
+	switch s.step {
+	case waitAddLink:
+		g.out.event(EventPointOfNoReturn, nil)
+		g.becomeActive(now)
+		return nil
+	case waitDeleteReply:
+		g.becomeActive(now)
+		return nil
+	case waitSecondLink:
+		if g.side.dataInSetup(g, now) {
+			return nil
+		}
+	case waitPeer, waitConfirmLinkReply, waitConfirmLink, setupDone:
+	}
+	return fmt.Errorf("%w: CDC message during first contact", ErrProtocol)
+}
+
 // dataInSetup: a server that sends has ended the set-up with one link.
 func (c *client) dataInSetup(g *Group, now time.Time) bool {
 	g.adding.drop(g)
@@ -226,9 +250,18 @@ func (s *server) dataInSetup(g *Group, now time.Time) bool {
 	}
 	g.becomeActive(now)
 	if !confirmed {
-		g.scheduleRetry(now) // C.8
+		g.growth.schedule(g, now) // C.8
 	}
 	return true
+}
+
+// handleDeleteReply takes the answer to DELETE LINK during first contact.
+func (s *setup) handleDeleteReply(g *Group, now time.Time) {
+	if s.step != waitDeleteReply {
+		g.Discarded++
+		return
+	}
+	g.becomeActive(now)
 }
 
 // handleDeleteLink takes a request during first contact: it may be about

@@ -51,7 +51,7 @@ func TestSetup_becomes(t *testing.T) {
 	if s.step != waitDeleteReply || s.failed != 2 || !s.deadline.Equal(time.Unix(5, 0)) {
 		t.Errorf("%+v", s)
 	}
-	if s.becomeDone(); s != (setup{step: setupDone}) {
+	if failed := s.becomeDone(); !failed || s != (setup{step: setupDone}) {
 		t.Errorf("%+v", s)
 	}
 }
