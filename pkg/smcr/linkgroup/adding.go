@@ -254,7 +254,7 @@ func (a *adding) end(g *Group, now time.Time, added bool) {
 		return
 	}
 	g.growth.reset()
-	g.balance()
+	g.links.balance(&g.conns)
 	g.side.added(g, now)
 }
 
@@ -285,7 +285,7 @@ func (a *adding) abandon(g *Group, now time.Time, why llc.DeleteReason, orderly 
 		return
 	}
 	if g.state == Active {
-		g.tellDeleted(m)
+		g.requests.tellDeleted(g, m)
 		g.side.abandoned(g, m)
 	}
 	a.end(g, now, false)

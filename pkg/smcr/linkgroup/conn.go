@@ -202,14 +202,6 @@ var ErrLinkLost = errors.New("link group: the connection's link was lost")
 // name.
 func (c *Conn) Endpoint() Endpoint { return c.endpoint }
 
-// ring is the geometry of an RMBE in the group's dialect (§4.3).
-func (g *Group) ring(size uint32) cdc.Ring {
-	if g.dialect == llc.DialectRFC {
-		return cdc.Ring{Origin: 4, Size: size}
-	}
-	return cdc.Ring{Size: size}
-}
-
 // restart sets the positions to the start, once the dialect is known.
 func (c *Conn) restart() {
 	c.data = cdc.NewConn(cdc.Config{Local: c.g.ring(c.rmb.elementSize), SendBuffer: c.g.cfg.SendBuffer})
@@ -308,7 +300,7 @@ func (c *Conn) Release(now time.Time) {
 	c.setAwaits(nil)
 	g.idleSince = now
 	c.rmb.give(now, c.element, g.state == Active && g.afterLoss.holds(now))
-	g.dropRMB(c.rmb)
+	g.keys.drop(g, c.rmb)
 }
 
 // Getters.

@@ -29,9 +29,9 @@ func (g *Group) DeleteLink(now time.Time, index LinkIndex, why llc.DeleteReason)
 
 // tellDeleted tells the peer that a link goes or is gone: the server with the
 // exchange that deletes it, the client by asking the server for that.
-func (g *Group) tellDeleted(m llc.DeleteLink) {
+func (q *requests) tellDeleted(g *Group, m llc.DeleteLink) {
 	if !g.isDeleting(m.Link) {
-		g.requests.add(exchange{kind: g.side.deletion(), deletion: m})
+		q.add(exchange{kind: g.side.deletion(), deletion: m})
 	}
 }
 
@@ -136,8 +136,8 @@ func answerUnknown(from *link, m llc.DeleteLink) {
 
 // endDelete finishes the deletion of a link, at the server with the client's
 // answer.
-func (g *Group) endDelete(now time.Time, id llc.LinkID) {
-	if g.requests.endDeletion(id) {
+func (q *requests) endDelete(g *Group, now time.Time, id llc.LinkID) {
+	if q.endDeletion(id) {
 		g.afterLoss.heard(now, g.keys.rmbs)
 	}
 	g.side.deleted(g, id)

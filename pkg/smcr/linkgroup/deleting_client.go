@@ -10,7 +10,9 @@ import (
 )
 
 // deleteInOrder asks the server to do it (§3.5.5.1.4).
-func (c *client) deleteInOrder(g *Group, _ time.Time, _ *link, m llc.DeleteLink) { g.tellDeleted(m) }
+func (c *client) deleteInOrder(g *Group, _ time.Time, _ *link, m llc.DeleteLink) {
+	g.requests.tellDeleted(g, m)
+}
 
 func (c *client) deletion() exchangeKind { return exchangeAskDelete }
 
@@ -33,7 +35,7 @@ func (c *client) handleDeleteLink(g *Group, now time.Time, from *link, m llc.Del
 		// or lost what else we asked for, however long ago we gave the link up.
 		m.Response = true
 		from.send(m)
-		g.endDelete(now, m.Link)
+		g.requests.endDelete(g, now, m.Link)
 		g.requests.keptUntil(now)
 	case l == nil:
 		answerUnknown(from, m)
@@ -50,7 +52,7 @@ func (c *client) handleDeleteLink(g *Group, now time.Time, from *link, m llc.Del
 // (§3.5.5.1.3).
 func (c *client) obey(g *Group, now time.Time, l *link, m llc.DeleteLink) {
 	m.Response = true
-	g.endDelete(now, l.id) // we may have asked for it
+	g.requests.endDelete(g, now, l.id) // we may have asked for it
 	switch {
 	case l.state == linkDraining:
 		l.deletion = m

@@ -17,9 +17,9 @@ func (s *server) deleteInOrder(g *Group, now time.Time, l *link, m llc.DeleteLin
 func (s *server) deletion() exchangeKind { return exchangeDeleteLink }
 
 // drained: the link is closed when the client has answered.
-func (s *server) drained(g *Group, _ *link, m llc.DeleteLink) { g.tellDeleted(m) }
+func (s *server) drained(g *Group, _ *link, m llc.DeleteLink) { g.requests.tellDeleted(g, m) }
 
-func (s *server) dropped(g *Group, m llc.DeleteLink) { g.tellDeleted(m) }
+func (s *server) dropped(g *Group, m llc.DeleteLink) { g.requests.tellDeleted(g, m) }
 
 // handleDeleteLink takes the client's wish (§3.5.5.1.4).
 func (s *server) handleDeleteLink(g *Group, now time.Time, from *link, m llc.DeleteLink) {
@@ -34,7 +34,7 @@ func (s *server) handleDeleteLink(g *Group, now time.Time, from *link, m llc.Del
 	case l.state == linkForming:
 		g.Discarded++
 	case g.changing():
-		g.tellDeleted(m) // §3.5.5.3: after the exchange under way
+		g.requests.tellDeleted(g, m) // §3.5.5.3: after the exchange under way
 		if isUrgent(m) && g.adding.isWaitingFor(l) {
 			g.adding.abandon(g, now, m.Reason, false) // it goes on nowhere: the link was to carry it
 		}
@@ -52,7 +52,7 @@ func (s *server) deleteForClient(g *Group, now time.Time, l *link, m llc.DeleteL
 		g.drain(now, l, m)
 		return
 	}
-	g.tellDeleted(m)
+	g.requests.tellDeleted(g, m)
 	g.leaveLink(now, l, fmt.Errorf("%w: %v", ErrLinkDeleted, m.Reason))
 	s.addIfUseful(g)
 }

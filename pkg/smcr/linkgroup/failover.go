@@ -51,7 +51,7 @@ func (g *Group) loseLink(now time.Time, l *link, why llc.DeleteReason, f SetupFa
 	id := l.id
 	g.leaveLink(now, l, err)
 	if g.state == Active {
-		g.tellDeleted(llc.DeleteLink{Link: id, Reason: why})
+		g.requests.tellDeleted(g, llc.DeleteLink{Link: id, Reason: why})
 		g.side.addIfUseful(g)
 	}
 }
@@ -101,11 +101,11 @@ func (g *Group) dropLink(l *link, err error) {
 // they differ by no more than one. An asymmetric link gets none: it is there
 // for bad times. Neither does a client's new link before the server has
 // acknowledged anything on it: it may work in one direction only.
-func (g *Group) balance() {
+func (t *linkTable) balance(conns *connTable) {
 	for {
 		var least, most *link
-		for i := range g.links.at {
-			l := &g.links.at[i]
+		for i := range t.at {
+			l := &t.at[i]
 			if l.state != linkActive {
 				continue
 			}
@@ -116,7 +116,7 @@ func (g *Group) balance() {
 				most = l
 			}
 		}
-		if least == nil || most.conns-least.conns < 2 || !g.conns.moveOne(most, least) {
+		if least == nil || most.conns-least.conns < 2 || !conns.moveOne(most, least) {
 			return
 		}
 	}

@@ -51,11 +51,11 @@ func TestGroup_balance(t *testing.T) {
 		c.useLink(l)
 	}
 	n.inflight = 1
-	if g.balance(); n.conns != 0 {
+	if g.links.balance(&g.conns); n.conns != 0 {
 		t.Errorf("%d connections on a link that has acknowledged nothing", n.conns)
 	}
 	n.inflight = 0
-	if g.balance(); l.conns != 2 || n.conns != 2 {
+	if g.links.balance(&g.conns); l.conns != 2 || n.conns != 2 {
 		t.Errorf("%d and %d connections", l.conns, n.conns)
 	}
 }

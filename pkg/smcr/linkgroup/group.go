@@ -364,14 +364,14 @@ func (g *Group) HandleTimeout(now time.Time) {
 			g.conns.retireRMBs(g, now)
 		}
 		if due(g.afterLoss.until) {
-			g.holdEnds(now)
+			g.afterLoss.expired(g, now)
 		}
 		switch {
 		case !g.isUnused():
 		case due(g.idleSince.Add(g.cfg.IdleTimeout)):
 			g.Terminate(now, llc.DeleteInactivity)
 		case g.cfg.ReleaseTimeout > 0 && due(g.idleSince.Add(g.cfg.ReleaseTimeout)):
-			g.releaseRMBs()
+			g.keys.release(g)
 		}
 	}
 }
@@ -429,7 +429,7 @@ func (g *Group) HandleSent(now time.Time, index LinkIndex, id uint64) {
 	}
 	l.waiting = now
 	if l.pace.completed(now); l.pace.done == 1 && l.state == linkActive && g.state == Active {
-		g.balance()
+		g.links.balance(&g.conns)
 	}
 	if id == 0 {
 		if g.state == Draining && l.place() == g.ending.via && l.inflight == 0 && len(l.queue) == 0 && (g.ending.byPeer || g.side.endsWhenDelivered()) {

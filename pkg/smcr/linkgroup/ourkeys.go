@@ -126,7 +126,7 @@ func (a *announcement) handleDeleteReply(g *Group, keys []rdma.RKey) {
 	// (A.3.7).
 	f := g.requests.end()
 	for _, id := range f.rmbs {
-		g.removeRMB(id)
+		g.keys.forgotten(g, id)
 	}
 }
 

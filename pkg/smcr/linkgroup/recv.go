@@ -124,12 +124,13 @@ func (g *Group) handleLLC(now time.Time, l *link, m llc.Message) error {
 	case llc.RequestAddLink:
 		g.side.handleRequestAddLink(g, l, m)
 	case llc.TestLink:
-		return g.handleTestLink(now, l, m)
+		return l.handleTest(g, now, m)
 	}
 	return nil
 }
 
-func (g *Group) handleTestLink(now time.Time, l *link, m llc.TestLink) error {
+// handleTest answers TEST LINK, or takes the answer to ours.
+func (l *link) handleTest(g *Group, now time.Time, m llc.TestLink) error {
 	if !m.Response {
 		m.Response = true
 		l.send(m)

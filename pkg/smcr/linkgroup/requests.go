@@ -338,10 +338,10 @@ func (q *requests) giveUp(g *Group, now time.Time, x exchange) {
 	case exchangeDeleteRKey:
 		q.end()
 		for _, id := range x.rmbs {
-			g.removeRMB(id)
+			g.keys.forgotten(g, id)
 		}
 	case exchangeDeleteLink, exchangeAskDelete:
-		g.endDelete(now, x.deletion.Link)
+		g.requests.endDelete(g, now, x.deletion.Link)
 	case exchangeAddLink, exchangeDeleteAll:
 	}
 }
@@ -359,7 +359,7 @@ func (q *requests) handleDeleteReply(g *Group, now time.Time, m llc.DeleteLink) 
 		g.last.heardEnd()
 		g.becomeDead(nil)
 	case x.kind.deletes() && x.deletion.Link == m.Link:
-		g.endDelete(now, m.Link)
+		g.requests.endDelete(g, now, m.Link)
 	default:
 		g.Discarded++
 	}

@@ -97,22 +97,17 @@ func (r *rmb) holdFreed(now time.Time) {
 	}
 }
 
-// holdEnds frees what is held back, or not yet if the peer cannot have heard of the link: it
+// expired frees what is held back, or not yet if the peer cannot have heard of the link: it
 // is still to be told, or what it was told is not acknowledged.
-func (g *Group) holdEnds(now time.Time) {
+func (h *holdBack) expired(g *Group, now time.Time) {
 	if g.requests.hasUntold() || g.links.areStuck(now) {
-		g.afterLoss.until = now.Add(RMBEHold)
+		h.until = now.Add(RMBEHold)
 		return
 	}
-	g.freeHeld()
-}
-
-// freeHeld ends what holdBack began.
-func (g *Group) freeHeld() {
-	g.afterLoss.until = time.Time{}
+	h.until = time.Time{}
 	for _, r := range g.keys.rmbs {
 		r.freeHeld()
-		g.dropRMB(r)
+		g.keys.drop(g, r)
 	}
 }
 
@@ -150,18 +145,18 @@ func (r *rmb) isKnown() bool {
 	return !r.retired && (r.state == rmbConfirmed || r.state == rmbConfirming)
 }
 
-// dropRMB gives an RMB back if it has no use any more.
-func (g *Group) dropRMB(r *rmb) {
+// drop gives an RMB back if it has no use any more.
+func (k *keyTable) drop(g *Group, r *rmb) {
 	switch {
 	case r.state == rmbForgotten && r.usedCount == 0:
-		g.keys.unlist(r)
-	case g.state == Active && g.keys.isSurplus(r):
-		g.deleteRMB(r)
+		k.unlist(r)
+	case g.state == Active && k.isSurplus(r):
+		k.takeBack(g, r)
 	}
 }
 
-// deleteRMB makes the peer forget an RMB.
-func (g *Group) deleteRMB(r *rmb) {
+// takeBack makes the peer forget an RMB.
+func (k *keyTable) takeBack(g *Group, r *rmb) {
 	r.becomeDeleting()
 	g.requests.add(exchange{kind: exchangeDeleteRKey, rmbs: []RMBID{r.id}})
 }
@@ -171,21 +166,20 @@ func (r *rmb) isReleasable() bool {
 	return r.usedCount == 0 && (r.state == rmbNew || r.state == rmbConfirmed)
 }
 
-// releaseRMBs gives the RMBs of a group without connections back. The next connection
+// release gives the RMBs of a group without connections back. The next connection
 // gets a new one, of which the peer has to be told first. The peer may know one that it
 // did not confirm: its answer got lost.
-func (g *Group) releaseRMBs() {
-	for _, r := range g.keys.rmbs {
+func (k *keyTable) release(g *Group) {
+	for _, r := range k.rmbs {
 		if r.isReleasable() {
-			g.deleteRMB(r)
+			k.takeBack(g, r)
 		}
 	}
 }
 
-// removeRMB is called when the peer has forgotten an RMB: it cannot write there
-// any more.
-func (g *Group) removeRMB(id RMBID) {
-	r := g.keys.rmb(id)
+// forgotten says that the peer has forgotten an RMB: it cannot write there any more.
+func (k *keyTable) forgotten(g *Group, id RMBID) {
+	r := k.rmb(id)
 	if r == nil {
 		return
 	}
@@ -197,7 +191,7 @@ func (g *Group) removeRMB(id RMBID) {
 			}
 		}
 	}
-	g.dropRMB(r)
+	k.drop(g, r)
 }
 
 // becomeZombie keeps the RMBE out of use until the peer says that it writes
@@ -247,7 +241,7 @@ func (t *connTable) retireRMBs(g *Group, now time.Time) {
 			}
 		case !c.rmb.retired:
 			c.rmb.retired = true
-			g.dropRMB(c.rmb)
+			g.keys.drop(g, c.rmb)
 		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/cdc"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/llc"
 )
 
@@ -166,4 +167,12 @@ func (t *terms) connLimit() int {
 		return maxSlots
 	}
 	return t.maxConns
+}
+
+// ring is the geometry of an RMBE in the group's dialect (§4.3).
+func (t *terms) ring(size uint32) cdc.Ring {
+	if t.dialect == llc.DialectRFC {
+		return cdc.Ring{Origin: 4, Size: size}
+	}
+	return cdc.Ring{Size: size}
 }
