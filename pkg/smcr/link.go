@@ -199,7 +199,7 @@ func (l *link) handleCompletion(now time.Time, wc *rdma.WC) {
 		// here, and only that link's completion queue was not looked at yet.
 		g.s.devices.drain(now, l.rnic)
 	}
-	if llc.TypeOf(msg) == llc.TypeDeleteLink {
+	if linkgroup.TellsOfLinks(msg) {
 		g.heardOfLinks(now)
 	}
 	if err := g.lg.HandleRecv(now, l.index, msg); err != nil {

@@ -19,6 +19,7 @@ import (
 // negotiation is what clc.Client and clc.Server have in common.
 type negotiation interface {
 	Want() int
+	Partial() bool
 	HandleData(now time.Time, b []byte) error
 	HandleEOF(now time.Time)
 	HandleTimeout(now time.Time)
@@ -184,8 +185,8 @@ func (r *rendezvous) handleRead(res readResult) {
 	if err := r.m.HandleData(now, res.b); err != nil {
 		r.s.malformed("CLC", fmt.Errorf("from %v: %w", r.tcp.RemoteAddr(), err))
 	}
-	if r.m.Want() == 0 || r.m.Want() == clc.HeaderLen {
-		r.partial = nil // the message is complete
+	if !r.m.Partial() {
+		r.partial = nil
 	}
 }
 

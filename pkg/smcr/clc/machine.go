@@ -190,6 +190,9 @@ func (m *machine) Want() int {
 	return h.Length - HeaderLen
 }
 
+// Partial reports whether the shell has read the header of a message and not the rest of it.
+func (m *machine) Partial() bool { return len(m.buf) > 0 && m.Want() > 0 }
+
 // expected returns the message that the state waits for; a Decline may come
 // instead of it. During LLC set-up nothing but a Decline may come.
 func (m *machine) expected() Type {

@@ -547,6 +547,30 @@ func TestWantStopsAtMessages(t *testing.T) {
 	}
 }
 
+// A message is partial between its header and its end, and never once the machine has given up.
+func TestPartial(t *testing.T) {
+	m := firstV1(t)
+	p := m.raw[TypeProposal]
+	for _, c := range []struct {
+		name   string
+		pieces [][]byte
+		want   bool
+	}{
+		{"nothing", nil, false},
+		{"a header", [][]byte{p[:HeaderLen]}, true},
+		{"a message", [][]byte{p[:HeaderLen], p[HeaderLen:]}, false},
+		{"the wrong message", [][]byte{m.raw[TypeConfirm][:HeaderLen]}, false},
+	} {
+		s := NewServer(epoch, testCfg)
+		for _, b := range c.pieces {
+			_ = s.HandleData(epoch, b)
+		}
+		if s.Partial() != c.want {
+			t.Errorf("after %s: %t in state %v", c.name, s.Partial(), s.State())
+		}
+	}
+}
+
 func TestTimerDefaultsAndConfig(t *testing.T) {
 	c := NewClient(Config{MessageTimeout: time.Minute})
 	if _, ok := c.NextTimeout(); ok {

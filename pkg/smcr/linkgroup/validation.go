@@ -2,7 +2,15 @@
 
 package linkgroup
 
-import "github.com/smcr-io/kube-smcr/pkg/smcr/cdc"
+import (
+	"github.com/smcr-io/kube-smcr/pkg/smcr/cdc"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/llc"
+)
+
+// TellsOfLinks reports whether the peer says by a message which links have gone, or that it has
+// heard so: afterwards it writes nothing over those that we gave up. The shell asks before
+// HandleRecv, which may give up other links.
+func TellsOfLinks(b []byte) bool { return llc.TypeOf(b) == llc.TypeDeleteLink }
 
 // AwaitsEarlier reports whether a message is a failover validation message that
 // would reset its connection, because a message that the peer knows to be

@@ -10,6 +10,19 @@ import (
 	"github.com/smcr-io/kube-smcr/pkg/smcr/llc"
 )
 
+func TestTellsOfLinks(t *testing.T) {
+	for _, m := range []llc.Message{llc.DeleteLink{Link: 1}, llc.DeleteLink{Header: llc.Header{Response: true}, All: true}} {
+		if !linkgroup.TellsOfLinks(m.Append(nil)) {
+			t.Errorf("%+v tells of no link", m)
+		}
+	}
+	for _, b := range [][]byte{nil, llc.TestLink{}.Append(nil), llc.AddLink{}.Append(nil), cdc.Message{Token: 1}.Append(nil)} {
+		if linkgroup.TellsOfLinks(b) {
+			t.Errorf("%x tells of links", b)
+		}
+	}
+}
+
 // A validation message may overtake what waits in the completion queue of the
 // lost link.
 func TestSection4_6_1_AwaitsEarlier(t *testing.T) {
