@@ -21,6 +21,21 @@ type element struct {
 	freed time.Time // when it was used last; zero: never
 }
 
+// isFree reports whether a connection can have the element.
+func (e *element) isFree() bool { return !e.used && !e.held }
+
+// becomeUsed: a connection has the element.
+func (e *element) becomeUsed() { e.used = true }
+
+// becomeFree: the connection has given the element back.
+func (e *element) becomeFree(now time.Time) { *e = element{freed: now} }
+
+// becomeHeld: the element is held back.
+func (e *element) becomeHeld() { e.held = true }
+
+// becomeStale: the element is free, and what it was held back for may have been written.
+func (e *element) becomeStale() { e.held, e.stale = false, true }
+
 // take finds the element that has been free for the longest time: the less
 // likely is a write of the peer that is still on its way there.
 func (r *rmb) take() (int, bool) {
@@ -30,14 +45,14 @@ func (r *rmb) take() (int, bool) {
 	best := -1
 	for i := range r.elements {
 		e := &r.elements[i]
-		if !e.used && !e.held && (best < 0 || e.freed.Before(r.elements[best].freed)) {
+		if e.isFree() && (best < 0 || e.freed.Before(r.elements[best].freed)) {
 			best = i
 		}
 	}
 	if best < 0 {
 		return 0, false
 	}
-	r.elements[best].used = true
+	r.elements[best].becomeUsed()
 	r.usedCount++
 	return best, true
 }
@@ -47,9 +62,9 @@ func (r *rmb) take() (int, bool) {
 func (r *rmb) give(now time.Time, i int, hold bool) {
 	e := &r.elements[i]
 	invariant.Must(e.used, "RMBE released twice")
-	*e = element{freed: now}
+	e.becomeFree(now)
 	if hold && r.state != rmbForgotten {
-		e.held = true
+		e.becomeHeld()
 	} else {
 		r.usedCount--
 	}
@@ -90,8 +105,8 @@ func (h *holdBack) heard(now time.Time, rmbs []*rmb) {
 func (r *rmb) holdFreed(now time.Time) {
 	for i := range r.elements {
 		e := &r.elements[i]
-		if !e.used && !e.held && !e.freed.IsZero() && now.Before(e.freed.Add(RMBEHold)) {
-			e.held = true
+		if e.isFree() && !e.freed.IsZero() && now.Before(e.freed.Add(RMBEHold)) {
+			e.becomeHeld()
 			r.usedCount++
 		}
 	}
@@ -114,7 +129,7 @@ func (h *holdBack) expired(g *Group, now time.Time) {
 func (r *rmb) freeHeld() {
 	for i := range r.elements {
 		if e := &r.elements[i]; e.held {
-			e.held, e.stale = false, true
+			e.becomeStale()
 			r.usedCount--
 		}
 	}
