@@ -52,7 +52,6 @@ func Restore(now time.Time, cfg Config, s Snapshot) (*Group, error) {
 			return nil, r.err
 		}
 	}
-	g.links.classify()
 	if err := check(g); err != nil {
 		return nil, &SnapshotError{Err: err}
 	}
@@ -155,9 +154,6 @@ func (r *restorer) links() {
 	t.last, t.births, t.lastID = s.Last, s.Births, s.LastID
 	for i := range t.at {
 		t.at[i] = r.link(LinkIndex(i), &s.At[i])
-		if t.at[i].state != linkDown {
-			t.present |= 1 << i
-		}
 		for k := range i {
 			r.require(s.At[i].State != uint8(linkActive) || s.At[k].State != uint8(linkActive) || s.At[i].Born != s.At[k].Born,
 				errTwice, "Links.At[%d].Born", i)
@@ -259,9 +255,6 @@ func (r *restorer) rmbs() {
 		}
 		for n, e := range v.Elements {
 			b.elements = append(b.elements, element{held: e.Held, stale: e.Stale, freed: r.time(e.Freed, at+".Elements[%d].Freed", i, n)})
-			if e.Held {
-				b.usedCount++
-			}
 		}
 		k.rmbs = append(k.rmbs, b)
 	}
@@ -307,9 +300,13 @@ func (r *restorer) conns() {
 		}
 		r.conn(i, &s.List[i])
 	}
+	if r.err == nil {
+		d := derive(r.g)
+		d.set(r.g)
+	}
 }
 
-// conn restores a connection, and what others count of it.
+// conn restores a connection.
 func (r *restorer) conn(i int, s *ConnSnapshot) {
 	const at = "Conns.List[%d]"
 	g, t := r.g, &r.g.conns
@@ -333,26 +330,15 @@ func (r *restorer) conn(i int, s *ConnSnapshot) {
 		return
 	}
 	e := &c.rmb.elements[s.Element]
-	r.require(!e.used && !e.held, errTwice, at+".Element", i)
+	r.require(e.isFree(), errTwice, at+".Element", i)
 	r.require(!s.Done || !s.Zombie, errMismatch, at+".Zombie", i)
 	r.connData(i, s, c)
 	if r.err != nil {
 		return
 	}
-	e.used = true
-	c.rmb.usedCount++
+	e.becomeUsed()
 	t.list = append(t.list, make([]*Conn, s.Slot-len(t.list)+1)...)
 	t.list[s.Slot] = c
-	t.slots[s.Slot/64] |= 1 << (s.Slot % 64)
-	t.n++
-	if c.zombie {
-		t.zombies++
-		c.rmb.zombies++
-	}
-	c.dest().conns++
-	if l := c.at(c.awaits); l != nil {
-		l.awaiting++
-	}
 }
 
 // connData restores the streams of a connection, and compares them with what the group
