@@ -388,7 +388,9 @@ func (m *manager) shutdown(ctx context.Context) (proxies []*proxy, ended <-chan 
 	go func() {
 		result <- m.a.drainFor(ctx, proxies, m.a.node.Load().DrainTimeout, func(px *proxy) {
 			if key, ok := keys[px]; ok {
-				m.put(key, &pod{atts: *px.atts.Load(), state: podIdle, set: m.a.rnics.Node()})
+				p := &pod{atts: *px.atts.Load(), set: m.a.rnics.Node()}
+				p.becomeIdle()
+				m.put(key, p)
 			}
 		})
 	}()

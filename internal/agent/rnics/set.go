@@ -41,9 +41,11 @@ func (p *Pool) NewSet(in Namespace) *Set { return &Set{pool: p, own: true, in: i
 func (s *Set) Own() bool { return s.own }
 
 // Want is the argument of the last Update.
-func (s *Set) Want() []Own {
-	s.pool.mu.Lock()
-	defer s.pool.mu.Unlock()
+func (s *Set) Want() []Own { return s.pool.wantOf(s) }
+
+func (p *Pool) wantOf(s *Set) []Own {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	return slices.Clone(s.want)
 }
 
@@ -57,9 +59,11 @@ func (s *Set) list() []*device {
 
 // States are the set's devices at this moment. In a pod's set each has Own, even if the device is
 // one of the node's.
-func (s *Set) States() []State {
-	s.pool.mu.Lock()
-	defer s.pool.mu.Unlock()
+func (s *Set) States() []State { return s.pool.statesOf(s) }
+
+func (p *Pool) statesOf(s *Set) []State {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	out := statesOf(s.list())
 	for i := range out {
 		if s.own && out[i].Own == nil {
@@ -74,9 +78,11 @@ func (s *Set) States() []State {
 // "rdma0" and the PCI address, say. If the pool opened such a device once for each ID, Usable goes on
 // to return the same opening while that is open. count grows whenever any device of the pool is
 // opened: while it is the same, the stack already has all of them.
-func (s *Set) Usable() (open []rdma.Device, count uint64) {
-	s.pool.mu.Lock()
-	defer s.pool.mu.Unlock()
+func (s *Set) Usable() (open []rdma.Device, count uint64) { return s.pool.usable(s) }
+
+func (p *Pool) usable(s *Set) (open []rdma.Device, count uint64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	at := map[string]int{} // a device's name to its index in open
 	for _, d := range s.list() {
 		if d.open == nil {
@@ -92,7 +98,7 @@ func (s *Set) Usable() (open []rdma.Device, count uint64) {
 		}
 	}
 	s.given = slices.Clone(open)
-	return open, s.pool.openCount
+	return open, p.openCount
 }
 
 // Update makes want the devices of a pod's set. Devices that are no longer wanted are removed from
@@ -112,7 +118,7 @@ func (s *Set) Update(ctx context.Context, user User, want []Own) {
 		}
 	}
 	for _, d := range gone {
-		if name := s.loses(d, kept); name != "" && user != nil {
+		if name := p.loses(s, d, kept); name != "" && user != nil {
 			user.RemoveDevice(name)
 		}
 		if err := p.giveBack(d); err != nil {
@@ -125,17 +131,22 @@ func (s *Set) Update(ctx context.Context, user User, want []Own) {
 			devices[i] = p.openForPod(ctx, s.in, want[i])
 		}
 	}
+	p.exchange(s, want, devices)
+}
+
+// exchange gives a set other devices.
+func (p *Pool) exchange(s *Set, want []Own, devices []*device) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	s.want, s.devices = want, devices
 	p.openCount++
 }
 
-// loses is the name of the device that the set's user loses when the set gives d back and keeps
+// loses is the name of the device that the user of a set loses when the set gives d back and keeps
 // others; "" if the user does not have d, or one of the others is the same opening.
-func (s *Set) loses(d *device, kept map[string]*device) string {
-	s.pool.mu.Lock()
-	defer s.pool.mu.Unlock()
+func (p *Pool) loses(s *Set, d *device, kept map[string]*device) string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	if !slices.Contains(s.given, d.open) { // nil, which a missing device has, is never there
 		return ""
 	}
@@ -149,10 +160,7 @@ func (s *Set) loses(d *device, kept map[string]*device) string {
 
 // Release gives a pod's own devices back, and closes the handle on its namespace.
 func (s *Set) Release() error {
-	s.pool.mu.Lock()
-	devices, in := s.devices, s.in
-	s.devices, s.want, s.in = nil, nil, nil
-	s.pool.mu.Unlock()
+	devices, in := s.pool.empty(s)
 	var errs []error
 	for _, d := range devices {
 		errs = append(errs, s.pool.giveBack(d))
@@ -163,12 +171,19 @@ func (s *Set) Release() error {
 	return errors.Join(errs...)
 }
 
+// empty takes a set's devices and namespace.
+func (p *Pool) empty(s *Set) ([]*device, Namespace) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	devices, in := s.devices, s.in
+	s.devices, s.want, s.in = nil, nil, nil
+	return devices, in
+}
+
 // Inside is the pod's namespace if src is the address of a device whose interface is in there, else
 // nil.
 func (s *Set) Inside(src netip.Addr) Namespace {
-	s.pool.mu.Lock()
-	in := s.in
-	s.pool.mu.Unlock()
+	in := s.pool.namespaceOf(s)
 	if in == nil || !slices.ContainsFunc(s.States(), func(d State) bool {
 		return d.Open != nil && d.InPod &&
 			slices.ContainsFunc(d.Open.GIDs(), func(g rdma.GIDEntry) bool { return g.GID.Addr() == src })
@@ -176,6 +191,12 @@ func (s *Set) Inside(src netip.Addr) Namespace {
 		return nil
 	}
 	return in
+}
+
+func (p *Pool) namespaceOf(s *Set) Namespace {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return s.in
 }
 
 // RailOf returns a function that tells a stack the rail of a device; each device whose rail is
