@@ -3,6 +3,7 @@
 package linkgroup
 
 import (
+	"fmt"
 	"time"
 
 	"github.com/smcr-io/kube-smcr/pkg/smcr/llc"
@@ -18,6 +19,18 @@ const (
 	peersOperator
 	ourOperator
 )
+
+func (o operator) String() string {
+	switch o {
+	case noOperator:
+		return "nobody"
+	case peersOperator:
+		return "the peer's operator"
+	case ourOperator:
+		return "our operator"
+	}
+	return fmt.Sprintf("operator(%d)", uint8(o))
+}
 
 // growth says whether and when a group tries to have another link.
 type growth struct {

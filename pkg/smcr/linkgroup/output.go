@@ -36,6 +36,14 @@ const (
 	OutEvent
 )
 
+func (k OutputKind) String() string {
+	names := [...]string{"receive", "transmit", "write", "send", "close link", "event"}
+	if int(k) < len(names) {
+		return names[k]
+	}
+	return fmt.Sprintf("OutputKind(%d)", uint8(k))
+}
+
 // Output is one thing to do. Which fields count depends on Kind.
 type Output struct {
 	Kind  OutputKind

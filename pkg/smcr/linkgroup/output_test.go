@@ -52,11 +52,20 @@ func TestOutput_names(t *testing.T) {
 	for f := FaultConfirmLinkTimeout; f <= FaultLink; f++ {
 		seen[f.String()] = true
 	}
-	if want := int(EventLink+1) + int(FaultLink+1); len(seen) != want {
+	for k := OutReceive; k <= OutEvent; k++ {
+		seen[k.String()] = true
+	}
+	for o := noOperator; o <= ourOperator; o++ {
+		seen[o.String()] = true
+	}
+	if want := int(EventLink+1) + int(FaultLink+1) + int(OutEvent+1) + int(ourOperator+1); len(seen) != want {
 		t.Errorf("%d names of %d values: %v", len(seen), want, seen)
 	}
 	if k, f := (EventLink + 1).String(), (FaultLink + 1).String(); k != "EventKind(10)" || f != "SetupFault(5)" {
 		t.Errorf("values without a name are called %s and %s", k, f)
+	}
+	if k, o := (OutEvent + 1).String(), (ourOperator + 1).String(); k != "OutputKind(6)" || o != "operator(3)" {
+		t.Errorf("values without a name are called %s and %s", k, o)
 	}
 }
 
