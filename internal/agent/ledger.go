@@ -134,16 +134,19 @@ func (l *ledger) openShared(memoryBytes int) *account {
 }
 
 // join adds n pods to a shared account, or removes them if n is negative.
-func (a *account) join(n int) {
-	a.ledger.mu.Lock()
-	defer a.ledger.mu.Unlock()
+func (a *account) join(n int) { a.ledger.join(a, n) }
+
+func (l *ledger) join(a *account, n int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	a.pods += n
-	a.ledger.reshare()
+	l.reshare()
 }
 
 // close removes the account. All that it used is free again, since its stack is closed.
-func (a *account) close() {
-	l := a.ledger
+func (a *account) close() { a.ledger.close(a) }
+
+func (l *ledger) close(a *account) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if a.closed {
@@ -214,8 +217,9 @@ func (a *account) room(r resource) int {
 }
 
 // take takes n of a resource, or says which budget is full.
-func (a *account) take(r resource, n int) (full string) {
-	l := a.ledger
+func (a *account) take(r resource, n int) (full string) { return a.ledger.take(a, r, n) }
+
+func (l *ledger) take(a *account, r resource, n int) (full string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return a.takeLocked(r, n)
@@ -242,8 +246,9 @@ func (a *account) takeLocked(r resource, n int) (full string) {
 }
 
 // give gives n of a resource back.
-func (a *account) give(r resource, n int) {
-	l := a.ledger
+func (a *account) give(r resource, n int) { a.ledger.give(a, r, n) }
+
+func (l *ledger) give(a *account, r resource, n int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !a.closed {
@@ -271,9 +276,11 @@ func (a *account) Take(bytes int) bool { return a.take(memory, bytes) == "" }
 func (a *account) Give(bytes int) { a.give(memory, bytes) }
 
 // memoryRefusals is how often memory was refused, and the budget that was full the last time.
-func (a *account) memoryRefusals() (n uint64, full string) {
-	a.ledger.mu.Lock()
-	defer a.ledger.mu.Unlock()
+func (a *account) memoryRefusals() (n uint64, full string) { return a.ledger.memoryRefusals(a) }
+
+func (l *ledger) memoryRefusals(a *account) (n uint64, full string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	return a.memoryRefused, a.memoryFull
 }
 
@@ -291,9 +298,11 @@ func (a *account) halfFree() bool {
 
 // over is the first budget for which mark returns true, given what the pod uses of it and what it
 // can still take; CodeOK if there is none.
-func (a *account) over(mark func(used, room int) bool) agentapi.Code {
-	a.ledger.mu.Lock()
-	defer a.ledger.mu.Unlock()
+func (a *account) over(mark func(used, room int) bool) agentapi.Code { return a.ledger.over(a, mark) }
+
+func (l *ledger) over(a *account, mark func(used, room int) bool) agentapi.Code {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	p := a.used[pending]
 	switch {
 	case mark(p, a.room(pending)):
@@ -314,9 +323,11 @@ func (l *ledger) info() agentapi.Budget {
 }
 
 // info describes a pod's budget. m is the account of its memory.
-func (a *account) info(m *account) agentapi.Budget {
-	a.ledger.mu.Lock()
-	defer a.ledger.mu.Unlock()
+func (a *account) info(m *account) agentapi.Budget { return a.ledger.podInfo(a, m) }
+
+func (l *ledger) podInfo(a, m *account) agentapi.Budget {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	limit, used := a.limit, a.used
 	limit[memory], used[memory] = m.limit[memory], m.used[memory]
 	b := budgetInfo(limit, used)
@@ -350,7 +361,10 @@ type sourceUse struct{ pending, conns, relays int }
 // sourceMost hundredths of what the pod can have. For a session that will be no relay, the client's
 // relays do not count.
 func (a *account) reserve(source netip.Addr, mayRelay bool) (rv *reservation, freed <-chan struct{}) {
-	l := a.ledger
+	return a.ledger.reserve(a, source, mayRelay)
+}
+
+func (l *ledger) reserve(a *account, source netip.Addr, mayRelay bool) (rv *reservation, freed <-chan struct{}) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if u := a.sources[source]; u != nil {
@@ -403,9 +417,11 @@ func (u *sourceUse) has(part, ofPending, ofRelays int) bool {
 // greedy returns the clients that have more than sourceShare hundredths of what the pod can have
 // now, and of the clients before those that have still more than sourceResume hundredths. They are
 // sorted.
-func (a *account) greedy(before []netip.Addr) []netip.Addr {
-	a.ledger.mu.Lock()
-	defer a.ledger.mu.Unlock()
+func (a *account) greedy(before []netip.Addr) []netip.Addr { return a.ledger.greedy(a, before) }
+
+func (l *ledger) greedy(a *account, before []netip.Addr) []netip.Addr {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	var out []netip.Addr
 	ofPending, ofRelays := a.most(pending), a.most(relays)
 	for source, u := range a.sources {
@@ -418,10 +434,12 @@ func (a *account) greedy(before []netip.Addr) []netip.Addr {
 }
 
 // takeConn takes one of the connections on SMC-R, or says which budget is full.
-func (rv *reservation) takeConn() (full string) {
+func (rv *reservation) takeConn() (full string) { return rv.account.ledger.takeConn(rv) }
+
+func (l *ledger) takeConn(rv *reservation) (full string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	a := rv.account
-	a.ledger.mu.Lock()
-	defer a.ledger.mu.Unlock()
 	if u := a.sources[rv.source]; u != nil && 100*u.conns >= sourceMost*a.most(conns) {
 		return sourceFull
 	}
@@ -433,9 +451,11 @@ func (rv *reservation) takeConn() (full string) {
 }
 
 // becomeConn turns a pending connection, for which takeConn succeeded, into one on SMC-R.
-func (rv *reservation) becomeConn() {
-	rv.account.ledger.mu.Lock()
-	defer rv.account.ledger.mu.Unlock()
+func (rv *reservation) becomeConn() { rv.account.ledger.becomeConn(rv) }
+
+func (l *ledger) becomeConn(rv *reservation) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	invariant.Must(rv.conn, "a connection is on SMC-R without a place for it")
 	rv.buffers = rv.account.takeBuffers(appSocketBytes, appSocketBytes)
 	rv.dropPending()
@@ -444,10 +464,12 @@ func (rv *reservation) becomeConn() {
 // becomeRelay turns a pending connection into a relay, and returns how large the buffers of the
 // network's socket may be. If the pod has no relays left, the relay still counts as a pending
 // connection: it was accepted, and is not reset to satisfy a number.
-func (rv *reservation) becomeRelay() (bufferBytes int) {
+func (rv *reservation) becomeRelay() (bufferBytes int) { return rv.account.ledger.becomeRelay(rv) }
+
+func (l *ledger) becomeRelay(rv *reservation) (bufferBytes int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	a := rv.account
-	a.ledger.mu.Lock()
-	defer a.ledger.mu.Unlock()
 	invariant.Must(rv.pending, "a relay that was not pending")
 	rv.dropConn()
 	rv.relay = true
@@ -464,9 +486,11 @@ func (rv *reservation) becomeRelay() (bufferBytes int) {
 }
 
 // release gives back all that the reservation has.
-func (rv *reservation) release() {
-	rv.account.ledger.mu.Lock()
-	defer rv.account.ledger.mu.Unlock()
+func (rv *reservation) release() { rv.account.ledger.release(rv) }
+
+func (l *ledger) release(rv *reservation) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	rv.dropPending()
 	rv.dropConn()
 	if !rv.account.closed {

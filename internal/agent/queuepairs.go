@@ -54,8 +54,10 @@ func (l *ledger) queuePairsOf(device string) (_ resource, shared bool) {
 }
 
 // queuePairRefusals is how often a queue pair was refused.
-func (a *account) queuePairRefusals() uint64 {
-	a.ledger.mu.Lock()
-	defer a.ledger.mu.Unlock()
+func (a *account) queuePairRefusals() uint64 { return a.ledger.queuePairRefusals(a) }
+
+func (l *ledger) queuePairRefusals(a *account) uint64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	return a.queuePairsRefused
 }
