@@ -6,10 +6,12 @@ import (
 	"errors"
 	"net"
 	"net/netip"
+	"strings"
 	"syscall"
 	"testing"
 
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
 )
 
 // An address that has its share of a listener's rendezvous gets a reset, and others are
@@ -32,4 +34,17 @@ func TestListener_shareOfAnAddress(t *testing.T) {
 	a, b := p.dial(t) // from another one
 	exchange(t, a, b)
 	_, _ = a.Close(), b.Close()
+}
+
+// The error of a connection that would be TCP names the side that declined and says why.
+func TestFallbackError(t *testing.T) {
+	for _, c := range []struct {
+		declined bool
+		who      string
+	}{{false, "this side declined"}, {true, "the peer declined"}} {
+		err := &smcr.FallbackError{Reason: clc.ReasonMem, PeerDeclined: c.declined}
+		if s := err.Error(); !strings.Contains(s, c.who) || !strings.Contains(s, clc.ReasonMem.Text()) {
+			t.Errorf("%q does not say that %s, and why", s, c.who)
+		}
+	}
 }

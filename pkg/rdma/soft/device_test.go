@@ -3,6 +3,7 @@
 package soft
 
 import (
+	"math/rand/v2"
 	"testing"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
@@ -15,5 +16,32 @@ func TestPathMTU(t *testing.T) {
 		if got := pathMTU(bytes); got != want {
 			t.Errorf("interface MTU %d: path MTU %v, want %v", bytes, got, want)
 		}
+	}
+}
+
+// Queue pair numbers tell two devices that share an address apart; the other bits are random.
+func TestDevice_drawQPN(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		share *share
+		want  rdma.QPN // the bits that all numbers have
+		never rdma.QPN // and those that none has
+	}{
+		{"alone", nil, 0, 0},
+		{"generation 0", &share{generation: 0}, 0, generationBit},
+		{"generation 1", &share{generation: 1}, generationBit, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			d := &Device{share: c.share}
+			r := rand.New(rand.NewPCG(1, 2))
+			all, some := rdma.MaxQPN, rdma.QPN(0)
+			for range 1000 {
+				n := d.drawQPN(r)
+				all, some = all&n, some|n
+			}
+			if all != c.want || some != rdma.MaxQPN&^c.never {
+				t.Errorf("all numbers have the bits %06x, none has %06x", uint32(all), uint32(rdma.MaxQPN&^some))
+			}
+		})
 	}
 }
