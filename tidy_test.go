@@ -308,6 +308,45 @@ func packageComment(t *testing.T, f *file) string {
 	return tree.Doc.Text()
 }
 
+// rooms are packages of many files, each of which is read beside its test.
+var rooms = []string{
+	"internal/agent", "internal/kube/report", "pkg/rdma/internal/softdev", "pkg/rdma/soft", "pkg/smcr", "pkg/smcr/linkgroup",
+}
+
+// A file that only declares constants and types has nothing to test.
+func TestEveryFileOfARoomHasItsTest(t *testing.T) {
+	tests, found := map[string]bool{}, map[string]bool{} // by name without the ending
+	for _, f := range sources(t) {
+		if name, ok := strings.CutSuffix(f.name, "_test.go"); ok {
+			tests[name] = true
+			if i := strings.LastIndexByte(name, '_'); i > 0 {
+				tests[name[:i]] = true // x_netns_test.go: what of x needs a kernel, say
+			}
+		}
+	}
+	for _, f := range sources(t) {
+		dir := path.Dir(f.name)
+		if !slices.Contains(rooms, dir) || f.is("_test.go") {
+			continue
+		}
+		tree, err := parser.ParseFile(token.NewFileSet(), f.name, f.text, parser.SkipObjectResolution)
+		if err != nil {
+			t.Fatalf("parse: %v", err)
+		}
+		isFunc := func(d ast.Decl) bool { _, ok := d.(*ast.FuncDecl); return ok }
+		if !slices.ContainsFunc(tree.Decls, isFunc) {
+			continue
+		}
+		found[dir] = true
+		if name := strings.TrimSuffix(f.name, ".go"); !tests[name] {
+			t.Errorf("%s: there is no %s_test.go beside it", f.name, path.Base(name))
+		}
+	}
+	if len(found) != len(rooms) {
+		t.Errorf("of the rooms %v only %d have files", rooms, len(found))
+	}
+}
+
 func TestNothingIsLeftForLater(t *testing.T) {
 	// Put together here so that this file does not find itself.
 	mark := regexp.MustCompile(`\b(` + strings.Join([]string{"TO" + "DO", "FIX" + "ME", "XX" + "X"}, "|") + `)\b`)
