@@ -133,6 +133,13 @@ func (g *Group) NoLink(now time.Time, index LinkIndex) {
 // viaLink is the link that carries the exchange.
 func (a *adding) viaLink(g *Group) *link { return g.links.in(a.via) }
 
+// linkLost moves the exchange off a lost link for what must still be said; the rest times out.
+func (a *adding) linkLost(lost, other *link) {
+	if a.via == lost.place() {
+		a.via = other.place()
+	}
+}
+
 // hasNumber reports whether the exchange under way is about this link. At the
 // client the link has no number of its own before there is a queue pair.
 func (a *adding) hasNumber(g *Group, id llc.LinkID) bool {

@@ -111,6 +111,5 @@ func (s *server) sendDelete(g *Group, now time.Time) {
 			return
 		}
 	}
-	g.requests.resend = now.Add(ResendInterval)
-	g.requests.send(g)
+	g.requests.sendRepeatedly(g, now, ResendInterval)
 }

@@ -35,11 +35,19 @@
 //
 // # Parts
 //
-// A Group takes input and gives it to its parts. Each of them is a type with its
-// states, and gets what it needs of another one as an argument. Links are named by
-// their place. What points from one part into another are a Conn, to its group and to
-// the RMBs of both sides, a link's queue of connections, and peerKeys, to the RMB that
-// a CONFIRM RKEY goes on about.
+// A Group takes input and gives it to its parts. Each of them is a type with its states.
+// Links are named by their place. What points from one part into another are a Conn, to
+// its group and to the RMBs of both sides, a link's queue of connections, and peerKeys, to
+// the RMB that a CONFIRM RKEY goes on about.
+//
+// The parts get at one another in two ways. Those that know a table or a clock (terms,
+// linkTable, health, keyTable's lists, connTable, lastWords, outbox) get what they need as
+// arguments. Those that carry an exchange on (setup, adding, side, growth, requests,
+// announcement, peerKeys, a Conn) get the Group for the time of a call, since most of
+// what a message means concerns several parts: they read the state of the others, and call
+// methods to change it. Three things are simpler than that: a side writes the fields of
+// adding, the other half of the same exchange; who handles a message writes the link that
+// the message is about; and a Conn writes what its links, its RMB and connTable count of it.
 //
 //	terms         what both sides have agreed on             terms.go
 //	linkTable     places, numbers, redundancy                links.go, link.go
@@ -56,7 +64,8 @@
 //	lastWords     what a group says after its end            lastwords.go
 //	outbox        what the shell must do                     output.go
 //
-// What must hold between any two steps is in check.go.
+// What must hold between any two steps is in check.go; what is kept although it follows from
+// the rest, as these counts, in derived.go.
 //
 // A group that has ended (DEAD) has closed its links, but the shell should let the queue
 // pairs that are sound linger for a moment, and go on with HandleRecv, HandleSent,

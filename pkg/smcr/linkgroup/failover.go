@@ -71,9 +71,7 @@ func (g *Group) leaveLink(now time.Time, l *link, err error) {
 // requests that it carried are sent again over another link (§2.3).
 func (g *Group) dropLink(l *link, err error) {
 	g.closeLink(l)
-	if g.adding.via == l.place() {
-		g.adding.via = g.links.other(l).place() // for what must still be said; the rest times out
-	}
+	g.adding.linkLost(l, g.links.other(l))
 	g.undrain()
 	g.links.classify()
 	g.requests.linkLost(l)

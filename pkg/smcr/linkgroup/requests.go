@@ -241,13 +241,17 @@ func (q *requests) start(g *Group, now time.Time) {
 		case exchangeDeleteLink:
 			g.side.sendDelete(g, now)
 		case exchangeConfirmRKey, exchangeDeleteRKey, exchangeAskDelete:
-			q.resend = now.Add(ResendInterval)
-			q.send(g)
+			q.sendRepeatedly(g, now, ResendInterval)
 		case exchangeDeleteAll:
-			q.resend = now.Add(DeleteAllInterval)
-			q.send(g)
+			q.sendRepeatedly(g, now, DeleteAllInterval)
 		}
 	}
+}
+
+// sendRepeatedly sends the request of the exchange under way, and again after a time without an answer.
+func (q *requests) sendRepeatedly(g *Group, now time.Time, interval time.Duration) {
+	q.resend = now.Add(interval)
+	q.send(g)
 }
 
 // send sends the request of the exchange under way.
@@ -283,8 +287,7 @@ func (q *requests) timeout(g *Group, now time.Time, due func(time.Time) bool) {
 	case x.kind == exchangeDeleteAll:
 		q.repeatDeleteAll(g, now)
 	default:
-		q.resend = now.Add(ResendInterval)
-		q.send(g)
+		q.sendRepeatedly(g, now, ResendInterval)
 	}
 }
 
