@@ -24,7 +24,7 @@ const (
 // agentState returns the condition AgentAlive of a node, by what the agent's Lease says. A
 // Lease says more than pods do: kubelet may have ended, and the agent goes on; the node may
 // have lost its power, and Kubernetes notices 40 s later. ok is false if the Lease does not
-// say it, or not yet.
+// say whether the agent lives, or not yet.
 func agentState(v verdict, node *corev1.Node, agents []corev1.Pod) (state metav1.Condition, ok bool) {
 	switch v {
 	case renewed:
@@ -41,8 +41,8 @@ func agentState(v verdict, node *corev1.Node, agents []corev1.Pod) (state metav1
 }
 
 // podState returns the condition AgentAlive of a node, by what Kubernetes says of its pods.
-// It is true if the node is ready, and one of the agents' pods on it. While the agent is
-// upgraded there may be two.
+// The condition is true if the node and one of the agent's pods on the node are ready. During
+// an upgrade of the agent there may be two such pods.
 func podState(node *corev1.Node, agents []corev1.Pod) metav1.Condition {
 	is := func(status metav1.ConditionStatus, reason, format string, args ...any) metav1.Condition {
 		return condition(v1alpha1.ConditionAgentAlive, status, reason, fmt.Sprintf(format, args...))

@@ -12,8 +12,8 @@ import (
 	"github.com/smcr-io/kube-smcr/api/v1alpha1"
 )
 
-// A conflict is another policy of the same priority that selects one of the same pods, and
-// has other settings for it.
+// A conflict is another policy of the same priority that selects one of the same pods and has
+// other settings for that pod.
 type conflict struct {
 	other *v1alpha1.SMCRPolicy
 	what  string // the fields that differ

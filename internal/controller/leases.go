@@ -180,8 +180,8 @@ func (l *leases) queue() handler.EventHandler {
 }
 
 // agentOf returns by which label an agent has the Lease, "" if it is none of an agent, and
-// the node that the Lease says to be of. The label is the agent's: the chart's admission
-// policy checks it. The node is only a hint which one to look at.
+// the node that the Lease says to be of. The label tells the agent for certain, as the
+// chart's admission policy checks the label. The node is only a hint at which node to look.
 func agentOf(lease client.Object) (label, node string) {
 	label, ok := strings.CutPrefix(lease.GetName(), v1alpha1.AgentLeasePrefix)
 	if !ok {

@@ -92,8 +92,8 @@ func left(n *v1alpha1.SMCRNode, agents []corev1.Pod) bool {
 	return c != nil && c.Reason == v1alpha1.ReasonNodeLeft && len(agents) == 0
 }
 
-// forget takes away what says that a node has no agent: there is nothing installed of which
-// it could have one. The end of an agent that is there yet is another event.
+// forget takes away what says that a node has no agent: no installation is left of which the
+// node could have an agent. An agent that is still there ends by another event.
 func (r *nodes) forget(ctx context.Context, n *v1alpha1.SMCRNode, agents []corev1.Pod) (ctrl.Result, error) {
 	if len(agents) > 0 {
 		return ctrl.Result{}, nil

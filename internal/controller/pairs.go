@@ -17,8 +17,8 @@ import (
 	"github.com/smcr-io/kube-smcr/api/v1alpha1"
 )
 
-// pairs finds the two SMCRLinks of each link group, and writes into each which pod the other
-// one is of. An agent cannot know that: it sees the pods of its own node, and a client may
+// pairs finds the two SMCRLinks of each link group, and writes into each of them the pod of the
+// other one. An agent cannot know the pod of its peer: it sees the pods of its own node, and a client may
 // have connected to the address of a Service. But a link has two ends, each a GID and a queue
 // pair number, and both sides have both:
 //

@@ -33,7 +33,7 @@ func (i installation) has(ds *appsv1.DaemonSet) bool {
 }
 
 // hasAgent says whether an agent is of the installation, by NAMESPACE/NAME of its pod as
-// an SMCRNode has it. An SMCRNode without it is nobody else's.
+// an SMCRNode has it. An SMCRNode that names no pod belongs to no other installation.
 func (i installation) hasAgent(pod string) bool {
 	namespace, name, ok := strings.Cut(pod, "/")
 	return !ok || namespace == i.namespace && (i.daemonSet == "" || strings.HasPrefix(name, i.daemonSet+"-"))

@@ -190,8 +190,8 @@ func (a *adding) sendContinuation(g *Group, response bool) {
 	via.send(m)
 }
 
-// takeContinuation takes RTokens for the new link; false: it is of an exchange that is
-// over.
+// takeContinuation takes RTokens for the new link; false: the message belongs to an exchange
+// that is over.
 func (a *adding) takeContinuation(g *Group, from *link, m llc.AddLinkContinuation) (bool, error) {
 	if from.place() != a.via || m.Link != g.links.at[a.link].id {
 		g.Discarded++

@@ -180,7 +180,7 @@ func (c *client) offered(g *Group, now time.Time, l *link) {
 // notOffered: there is no RNIC.
 func (c *client) notOffered(g *Group, now time.Time) { c.reject(g, now, llc.RejectNoAlternatePath) }
 
-// wished sends a client's ADD LINK or, in version 2, REQUEST ADD LINK: it has another
+// wished sends a client's ADD LINK or, in version 2, REQUEST ADD LINK: the client has another
 // RNIC. The queue pair is kept for the server's answer, for a while.
 func (c *client) wished(g *Group, now time.Time, l *link) {
 	via := g.links.other(l)
@@ -206,10 +206,10 @@ func (c *client) retry(g *Group) {
 	}
 }
 
-// addIfUseful: it is the server that offers links.
+// addIfUseful: a client offers no links.
 func (c *client) addIfUseful(*Group) bool { return false }
 
-// mayRetry: if the group lacks an RNIC of the server, that one knows when it has one.
+// mayRetry: if the group lacks an RNIC of the server, the server knows when it has one.
 func (c *client) mayRetry(r Redundancy) bool { return r != AsymmetricPeer }
 
 // dropSpare gives up the queue pair of our hint.
@@ -225,7 +225,7 @@ func (c *client) dropSpare(g *Group) bool {
 
 func (c *client) spareIn(p place) bool { return c.spare != noPlace && c.spare == p }
 
-// spareTimeout is when the server has no use for it; zero: there is none.
+// spareTimeout is when the server has no use for the spare link any more; zero: there is none.
 func (c *client) spareTimeout() time.Time {
 	if c.spare == noPlace {
 		return time.Time{}
@@ -235,5 +235,5 @@ func (c *client) spareTimeout() time.Time {
 
 func (c *client) forget() { c.spare = noPlace }
 
-// begin: it is the server that starts the exchange.
+// begin: a client does not start the exchange.
 func (c *client) begin(*Group, time.Time, *link, bool) {}

@@ -55,15 +55,15 @@ func (s *server) added(g *Group, now time.Time) {
 
 func (s *server) notAdded(g *Group, now time.Time) { g.growth.schedule(g, now) }
 
-// ended tells a client that asked for a link that it gets none, if it has not got one.
+// ended refuses the wish of a client that asked for a link and did not get one.
 func (s *server) ended(g *Group) { s.reject(g) }
 
 // declined: the client has not heard of the link.
 func (s *server) declined(*Group, time.Time) bool { return false }
 
-// abandoned tells a Linux client of this link before any other. While it waits for CONFIRM
-// LINK it takes the first DELETE LINK for the end of the new link, and says yes to it: if
-// that names another link, there is still one for it.
+// abandoned tells a Linux client of this link before any other. While the client waits for
+// CONFIRM LINK, it takes the first DELETE LINK for the end of the new link and says yes. If that
+// DELETE LINK names another link, the client goes on with a link that we have given up.
 func (s *server) abandoned(g *Group, m llc.DeleteLink) {
 	if g.dialect == llc.DialectLinux {
 		g.requests.hasten(m.Link)
@@ -73,7 +73,7 @@ func (s *server) abandoned(g *Group, m llc.DeleteLink) {
 func (s *server) abandonedEnd(*Group, time.Time) {}
 
 // groupEnds tells a Linux client that has agreed to the new link of that first, for the same
-// reason: it would say yes to the end of the group, and go on.
+// reason: the client would say yes to the end of the group, and go on.
 func (s *server) groupEnds(g *Group) {
 	if g.dialect == llc.DialectLinux && g.adding.step > addWaitReply {
 		l := &g.links.at[g.adding.link]

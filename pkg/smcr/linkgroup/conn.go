@@ -18,13 +18,13 @@ import (
 // owner.
 type Conn struct {
 	g        *Group
-	link     place    // that carries what we send
+	link     place    // the link that carries what we send
 	target   place    // where it moves once nothing is under way; noPlace: nowhere
 	awaits   place    // where it depends on hearing of its SENDs at once; noPlace: nowhere
-	named    place    // that CLC messages about it name
-	peerLink place    // that carries what the peer sends, as far as we know; noPlace: not known, or closed since
-	cameTo   uint8    // bit set of links over which it said that it fails over, and nothing else since
-	endpoint Endpoint // our half of that
+	named    place    // the link that CLC messages about the connection name
+	peerLink place    // the link that carries what the peer sends, as far as we know; noPlace: not known, or closed since
+	cameTo   uint8    // bit set of links over which the peer said that it fails over, and nothing else since
+	endpoint Endpoint // our half of the link named
 	data     cdc.Conn
 	token    cdc.AlertToken
 	slot     int // in the group's conns
@@ -168,7 +168,7 @@ func (t *connTable) byToken(token cdc.AlertToken) *Conn {
 	return nil
 }
 
-// remove frees the slot of a connection; false: it is not its any more.
+// remove frees the slot of a connection; false: the connection has it no more.
 func (t *connTable) remove(c *Conn) bool {
 	if t.list[c.slot] != c {
 		return false
@@ -460,7 +460,7 @@ func (c *Conn) fail(now time.Time) {
 
 // expire gives up waiting for the peer's close (§4.8.1, §4.8.2): first the
 // peer learns of it, if it did not know that we close. Until it has acknowledged that,
-// the word may be lost with its link, and must be said again: a peer that never hears
+// the message may be lost with its link, and must be repeated: a peer that never hears
 // of the end goes on writing to an RMB that we take back.
 func (c *Conn) expire(now time.Time) {
 	told := c.data.HasSentClose() || c.data.State() == cdc.PeerAbortWait

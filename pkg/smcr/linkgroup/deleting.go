@@ -121,8 +121,8 @@ func (g *Group) handleDeleteLink(now time.Time, from *link, m llc.DeleteLink) er
 // although Linux calls the deletion orderly.
 func isUrgent(m llc.DeleteLink) bool { return !m.Orderly || m.Reason == llc.DeleteLostPath }
 
-// isWaitingFor reports whether what adds a link waits for a message over this one, which
-// will not come if the link goes.
+// isWaitingFor reports whether the exchange that adds a link waits for a message over another
+// link, which will not come if that link goes.
 func (a *adding) isWaitingFor(l *link) bool {
 	return a.via == l.place() && (a.step == addWaitReply || a.step == addWaitCont)
 }
@@ -151,8 +151,8 @@ func (g *Group) changing() bool {
 
 // ending is how a group ends in order.
 type ending struct {
-	byPeer   bool      // it has said so; the group is dead once our answer is delivered
-	via      place     // that carries this answer, or our own DELETE LINK
+	byPeer   bool      // the peer has ended the group, which is dead once our answer is delivered
+	via      place     // the link that carries this answer, or our own DELETE LINK
 	deadline time.Time // of the answer's delivery
 }
 

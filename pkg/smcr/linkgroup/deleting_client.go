@@ -82,8 +82,8 @@ func (c *client) handleDeleteSecond(g *Group, now time.Time, from *link, m llc.D
 // deleted: the link was closed before the server was told.
 func (c *client) deleted(*Group, llc.LinkID) {}
 
-// lost: a Linux server adds a link in the place of the last but one, and else
-// only if it is asked to.
+// lost: a Linux server adds another link by itself when the last but one is lost, and otherwise
+// only if the client asks for it.
 func (c *client) lost(g *Group, now time.Time) { g.growth.schedule(g, now) }
 
 // answersOrders: a client answers all that the server wants.

@@ -62,7 +62,7 @@ func (s *server) addDeleted(g *Group, now time.Time, _ *link, m llc.DeleteLink) 
 	g.adding.abandon(g, now, m.Reason, m.Orderly)
 }
 
-// handleDeleteSecond: it has crossed with ours.
+// handleDeleteSecond: the client's DELETE LINK has crossed with ours.
 func (s *server) handleDeleteSecond(g *Group, _ time.Time, _ *link, _ llc.DeleteLink) { g.Discarded++ }
 
 // deleted closes the link that the client has agreed to end.

@@ -36,7 +36,7 @@ func (o operator) String() string {
 type growth struct {
 	forbids operator      // who keeps links from being added
 	wait    time.Duration // until a failed second link is tried again
-	at      time.Time     // zero: it is not
+	at      time.Time     // of that; zero: it is not tried again
 }
 
 // isForbidden reports whether an operator keeps links from being added.

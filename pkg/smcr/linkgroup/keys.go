@@ -27,8 +27,8 @@ type rmb struct {
 	elementSize uint32
 	elements    []element
 	usedCount   int  // of elements that no connection can have
-	zombies     int  // connections among them that the peer does not end
-	retired     bool // because of them
+	zombies     int  // elements of these whose connection the peer does not end
+	retired     bool // no other connection gets an element, because of the zombies
 	tokens      [MaxRNICs]RToken
 	registered  uint8 // bit set of the RNICs that tokens has an entry for
 	state       rmbState

@@ -236,9 +236,9 @@ func (t *linkTable) nextID(cleaning func(llc.LinkID) bool) llc.LinkID {
 	}
 }
 
-// count returns how many ACTIVE links share no RNIC with an older one,
-// and the one that does, if there is one: it does not count towards the
-// negotiated maximum, and there may be one only (§2.2.2).
+// count returns how many ACTIVE links share no RNIC with an older one, and the link that does,
+// if there is one. That asymmetric link does not count towards the negotiated maximum, and there
+// may be one only (§2.2.2).
 func (t *linkTable) count() (symmetric int, asymmetric *link) {
 	for i := range t.at {
 		switch l := &t.at[i]; {

@@ -56,7 +56,7 @@ type requests struct {
 	began  time.Time
 	expiry time.Time // zero: the exchange has deadlines of its own
 	resend time.Time // zero: not sent again
-	via    place     // that carried the request
+	via    place     // the link that carried the request
 }
 
 // add puts an exchange in line. Deletions go before what has not begun:
@@ -87,10 +87,10 @@ func (q *requests) current() *exchange {
 func (q *requests) is(kind exchangeKind) bool { return q.sent && q.line[0].kind == kind }
 
 // isKept reports whether the request under way is one that the server keeps
-// while it adds a link (§3.5.5.3.1): it has its time from the end of that.
+// while it adds a link (§3.5.5.3.1): the time for its answer begins when the link is added.
 func (q *requests) isKept() bool { return q.is(exchangeAskDelete) }
 
-// keptUntil gives such a request its time from now on: the exchange is over.
+// keptUntil has the time for the answer to such a request begin now: the link is added, or given up.
 func (q *requests) keptUntil(now time.Time) {
 	if q.isKept() {
 		q.expiry = now.Add(ExchangeTimeout)

@@ -42,7 +42,7 @@ type addSide interface {
 	// offered: the shell has a queue pair for the exchange; notOffered: it has none.
 	offered(g *Group, now time.Time, l *link)
 	notOffered(g *Group, now time.Time)
-	// wished: the shell has one for a link of which the peer is still to hear.
+	// wished: the shell has a queue pair for a link of which the peer is still to hear.
 	wished(g *Group, now time.Time, l *link)
 	// retry tries to get another link once more. mayRetry reports whether this side can do
 	// something about what the group lacks.
@@ -55,7 +55,7 @@ type addSide interface {
 	// when the exchange has ended by that.
 	abandoned(g *Group, m llc.DeleteLink)
 	abandonedEnd(g *Group, now time.Time)
-	// groupEnds: and with the group the exchange.
+	// groupEnds: the group ends, and the exchange with it.
 	groupEnds(g *Group)
 	// ended: the exchange is over, and nobody asked for another one meanwhile. added and
 	// notAdded: the group goes on with the new link, or without.
@@ -67,11 +67,11 @@ type addSide interface {
 
 // spareSide is the queue pair that a client has ready for the server's answer to its hint.
 type spareSide interface {
-	// spareIn reports whether it has this place.
+	// spareIn reports whether the spare queue pair has this place.
 	spareIn(p place) bool
-	// spareTimeout is how long it is kept; zero: there is none.
+	// spareTimeout is how long the spare queue pair is kept; zero: there is none.
 	spareTimeout() time.Time
-	// dropSpare gives it up; false: there is none.
+	// dropSpare gives the spare queue pair up; false: there is none.
 	dropSpare(g *Group) bool
 	// forget forgets what is still to be answered: the group ends.
 	forget()

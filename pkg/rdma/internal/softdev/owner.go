@@ -8,8 +8,8 @@ import (
 )
 
 // owner is the ownership of a queue pair: a lock that a poster never waits
-// for. A poster that finds it taken leaves a request, and the holder cannot
-// let go without seeing it.
+// for. A poster that finds the lock taken leaves a request, and the holder cannot
+// let go of the lock without seeing the request.
 //
 // The word has three bits. Every change is one compare-and-swap on it, so
 // there is no moment between "the holder looked" and "the holder let go".

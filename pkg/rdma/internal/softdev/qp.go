@@ -147,7 +147,7 @@ func (q *QP) PostSend(wrs []rdma.SendWR) (int, error) {
 	if s := q.State(); s != rdma.QPRTS && s != rdma.QPError {
 		return 0, fmt.Errorf("post send in %v: %w", s, rdma.ErrState)
 	}
-	// The machine will see them later, when it is too late to refuse them.
+	// The machine sees the requests later, when it is too late to refuse them.
 	n, err := len(wrs), error(nil)
 	for i := range wrs {
 		if _, err = q.limits.Check(&wrs[i]); err != nil {
@@ -203,8 +203,8 @@ func (q *QP) AskStep() {
 // Close implements [rdma.QP].
 func (q *QP) Close() error {
 	first := q.closed.CompareAndSwap(false, true)
-	// Whoever comes second waits here too: it will unmap memory next. Until
-	// the queue pair is dead its domain knows it, for the same reason.
+	// A second caller waits here, too, because it may unmap the memory next. For the same
+	// reason the domain knows the queue pair until the queue pair is dead.
 	q.Lock()
 	if !q.dead {
 		q.carrier.SayLast(time.Now())
@@ -289,7 +289,7 @@ func (q *QP) drain(now time.Time) {
 		n, err := q.m.PostSend(now, w)
 		if n < len(w) && err != nil && !errors.Is(err, rdma.ErrQueueFull) {
 			invariant.Must(errors.Is(err, rdma.ErrState), "softdev: a send that was checked is refused")
-			if q.m.State() == rdma.QPRTS { // the connection ends: it is flushed then, behind those before it
+			if q.m.State() == rdma.QPRTS { // the connection ends, and flushes w behind the requests before it
 				q.sends.pop(n)
 				break
 			}

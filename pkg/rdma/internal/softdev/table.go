@@ -52,7 +52,7 @@ func (t *table[K, T]) get(k K) *T {
 	}
 }
 
-// free draws numbers until there is no object with one, and returns it.
+// free draws numbers until one is free, and returns that.
 func (t *table[K, T]) free(draw func() K) K {
 	for {
 		if k := draw(); k != 0 && t.get(k) == nil {

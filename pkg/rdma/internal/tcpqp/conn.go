@@ -55,8 +55,9 @@ type Taken struct {
 	NoDelay bool
 }
 
-// TakeOver makes a connection unusable for whoever has it, who could do nothing to it but
-// harm, and returns it under another descriptor, with the options of TCP as they were.
+// TakeOver returns a connection under another descriptor, with the options of TCP as they
+// were. The descriptor of whoever had the connection becomes useless: its holder could only
+// disturb the stream.
 func TakeOver(c *net.TCPConn) (Taken, error) {
 	kept, err := keptOptions(c)
 	if err != nil {

@@ -59,7 +59,7 @@ func (h *Host) run(l *link, f func()) error {
 	return nil
 }
 
-// forget says that the reader of a connection ends, after which the host has nothing of it.
+// forget drops a connection whose reader ends: afterwards the host has nothing of the connection.
 func (h *Host) forget(l *link) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

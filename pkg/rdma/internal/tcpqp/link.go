@@ -56,7 +56,8 @@ func newLink(h *Host, c *net.TCPConn) (*link, error) {
 // past is a deadline that wakes who waits in the network poller.
 func past() time.Time { return time.Unix(1, 0) }
 
-// letGo has the goroutines end what they do with the queue pair, whose owner calls it.
+// letGo has both goroutines end what they do with the queue pair. The owner of the queue pair
+// calls letGo.
 func (l *link) letGo(keep bool) {
 	l.kept.Store(keep)
 	_ = l.conn.SetDeadline(past())
@@ -88,8 +89,8 @@ func (l *link) read(q *QP) {
 	}
 }
 
-// write is the writer: whenever the socket is full it waits for room, and transmits until that is
-// enough.
+// write is the writer: whenever the socket is full, the writer waits for room, and transmits until
+// all is sent.
 func (l *link) write(q *QP) {
 	room := func(uintptr) bool { return q.room(l) }
 	for {

@@ -260,7 +260,7 @@ func (q *QP) receive(l *link) received {
 		l.rxEnded = true
 		q.stream.HandleEnd(now, l.txErr)
 	default:
-		_ = q.stream.HandleRx(now, n) // the protocol has it, too, and the event tells
+		_ = q.stream.HandleRx(now, n) // an error ends the queue pair, whose event tells of the error
 	}
 	q.Step(now)
 	if l.rxEnded {

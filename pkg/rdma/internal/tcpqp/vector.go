@@ -21,7 +21,7 @@ type vector struct {
 // was last idle until a call wakes it that the runtime sees.
 const quietCalls = 256
 
-// fill makes the vector the pieces, as far as one system call takes them.
+// fill makes the vector name the pieces, as many as one system call takes.
 func (v *vector) fill(pieces [][]byte) {
 	v.pieces = v.pieces[:0]
 	for _, p := range pieces[:min(len(pieces), maxPieces)] {
