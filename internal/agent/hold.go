@@ -91,6 +91,7 @@ func (px *proxy) openHold() error {
 	var err error
 	h.holder, err = px.net.hold(linux.HolderConfig{
 		Marks: holdMarks,
+		Table: synqueue.Config{MaxQuestions: min(synqueue.DefaultMaxQuestions, px.account.limit[pending]/2)}, // one pending connection each
 		Late: func(c synqueue.Conn) synqueue.Decision {
 			if px.agent.node.Load().Decide(px.identity(c.Src.Addr()), c.Dst).Required {
 				return synqueue.Drop // TCP repeats it, and it is asked for again

@@ -646,64 +646,6 @@ func TestHold_givesUp(t *testing.T) {
 	}
 }
 
-// TestAttack_heldSYNs: while a pod sends SYNs to nowhere, its connections to elsewhere do not wait.
-func TestAttack_heldSYNs(t *testing.T) {
-	l := newHoldLab(t, preferAll)
-	l.route(t)
-	l.a.start(t)
-	l.b.start(t)
-	serve(t, l.b.pod.listen(t, podB+":80"), says("server"))
-	_ = l.a.pod.try(t, attempt{dst: podB + ":80"})
-	ended := make(chan struct{})
-	var wg sync.WaitGroup
-	flood := 0
-	wg.Go(func() {
-		var fds []int
-		for ; ; flood++ {
-			fd, err := -1, error(nil)
-			err = l.a.pod.ns.Do(func() (err error) {
-				fd, err = unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
-				return err
-			})
-			if err == nil {
-				err = unix.Connect(fd, &unix.SockaddrInet4{Addr: netip.MustParseAddr(filtered).As4(), Port: 1 + flood%60000})
-			}
-			if !errors.Is(err, unix.EINPROGRESS) && !errors.Is(err, unix.EADDRNOTAVAIL) {
-				t.Error(err)
-			}
-			over := false
-			select {
-			case <-ended:
-				over = true
-			default:
-			}
-			if fds = append(fds, fd); over || len(fds) == 2000 {
-				for _, fd := range fds {
-					unix.Close(fd)
-				}
-				fds = fds[:0]
-			}
-			if over {
-				return
-			}
-		}
-	})
-	slowest := time.Duration(0)
-	for range 200 {
-		r := l.a.pod.try(t, attempt{dst: podB + ":80"})
-		if slowest = max(slowest, r.took); r.errno != 0 || r.who != "server" {
-			t.Fatal(r)
-		}
-	}
-	close(ended)
-	wg.Wait()
-	s := l.a.status(t)
-	t.Logf("%d SYNs to nowhere; slowest connect() %v; reasons %v, connections %+v", flood, slowest, s.Reasons, s.Conns)
-	if tooSlow(slowest) {
-		t.Errorf("connect() took %v", slowest)
-	}
-}
-
 // TestHold_sameNode: two pods on one node are left alone, by the server's address and by a Service's,
 // unless a policy requires SMC-R.
 func TestHold_sameNode(t *testing.T) {

@@ -21,6 +21,10 @@
 //	2 ms   answer about a: divert, the destination speaks SMC-R. a is diverted, b is asked
 //	3 ms   SYN c to 10.0.0.2:80: held, asked
 //
+// What has no room does not wait. A program that tries very many destinations therefore takes the
+// room from others that are new, but not from those that are known to speak SMC-R: they have some
+// places more.
+//
 // # Who owns what
 //
 // A Table belongs to one pod and has one owner, who calls [Table.Poll] after every

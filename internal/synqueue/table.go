@@ -42,6 +42,8 @@ func (d Decision) String() string {
 type Config struct {
 	Deadline          time.Duration // how long a SYN is held at most
 	MaxHeld           int           // SYNs held at once
+	ExtraSpeaking     int           // further ones, to destinations that speak SMC-R; as many further questions
+	MaxQuestions      int           // questions that have no answer yet
 	MaxPerDestination int           // of these, to one destination
 	MaxRemembered     int           // decisions for SYNs that may be repeated
 	MaxPeers          int           // destinations of which something was found out
@@ -55,6 +57,8 @@ func (c Config) withDefaults() Config {
 		}
 	}
 	set(&c.MaxHeld, DefaultMaxHeld)
+	set(&c.ExtraSpeaking, DefaultExtraSpeaking)
+	set(&c.MaxQuestions, DefaultMaxQuestions)
 	set(&c.MaxPerDestination, DefaultMaxPerDestination)
 	set(&c.MaxRemembered, DefaultMaxRemembered)
 	set(&c.MaxPeers, DefaultMaxPeers)
@@ -89,15 +93,16 @@ func (c *Counters) Add(o Counters) {
 
 // A Table knows the held SYNs of one pod.
 type Table struct {
-	cfg      Config
-	held     []held // oldest first
-	known    []known
-	oldest   int // of known, when it is full
-	peers    []peer
-	first    int // of peers, the one that is forgotten next when it is full
-	actions  []Action
-	polled   int // of actions
-	counters Counters
+	cfg       Config
+	held      []held // oldest first
+	questions int    // that have no answer yet
+	known     []known
+	oldest    int // of known, when it is full
+	peers     []peer
+	first     int // of peers, the one that is forgotten next when it is full
+	actions   []Action
+	polled    int // of actions
+	counters  Counters
 }
 
 // held is a SYN in the kernel's queue.
@@ -147,19 +152,20 @@ type ActionKind uint8
 const (
 	// GiveVerdict lets the kernel go on with the packet ID.
 	GiveVerdict ActionKind = iota
-	// Ask finds out where the connection Conn can go, and calls [Table.Answer].
+	// Ask finds out where the connection Conn can go, and calls [Table.Answer], once.
 	Ask
-	// Refresh finds out about the destination Conn.Dst again, and calls [Table.Answer]. The
-	// SYN of Conn is not held.
+	// Refresh finds out about the destination Conn.Dst again, and calls [Table.Answer],
+	// once. The SYN of Conn is not held.
 	Refresh
 )
 
 // NewTable makes an empty table. All that it will need is allocated here.
 func NewTable(cfg Config) *Table {
 	cfg = cfg.withDefaults()
+	most := cfg.MaxHeld + cfg.ExtraSpeaking
 	return &Table{
-		cfg: cfg, held: make([]held, 0, cfg.MaxHeld), known: make([]known, 0, cfg.MaxRemembered), peers: make([]peer, 0, cfg.MaxPeers),
-		actions: make([]Action, 0, 2*cfg.MaxHeld+2),
+		cfg: cfg, held: make([]held, 0, most), known: make([]known, 0, cfg.MaxRemembered), peers: make([]peer, 0, cfg.MaxPeers),
+		actions: make([]Action, 0, 2*most+2),
 	}
 }
 
@@ -204,26 +210,36 @@ func (t *Table) HandleSYN(now time.Time, id uint32, s SYN, late Decision) {
 		return
 	}
 	p := t.peer(now, s.Dst)
+	speaks := p != nil && p.speaks
+	ask, extra := !asking || speaks, 0
+	if speaks {
+		extra = t.cfg.ExtraSpeaking
+	}
 	switch {
-	case p != nil && !p.speaks && late == Pass:
+	case p != nil && !speaks && late == Pass:
 		// Its entry in the kernel's negative cache ended. It is still believed, so that nobody
 		// waits, and asked for again, because somebody still connects to it.
-		if !p.refreshing {
+		if !p.refreshing && t.questions < t.cfg.MaxQuestions {
 			p.refreshing = true
-			t.actions = append(t.actions, Action{Kind: Refresh, Conn: s.Conn})
+			t.ask(Refresh, s.Conn)
 		}
 		t.decide(now, id, s.Conn, s.Seq, Pass)
 		return
-	case len(t.held) >= t.cfg.MaxHeld || toDestination >= t.cfg.MaxPerDestination:
+	case toDestination >= t.cfg.MaxPerDestination, len(t.held) >= t.cfg.MaxHeld+extra, ask && t.questions >= t.cfg.MaxQuestions+extra:
 		t.counters.Full++
 		t.decide(now, id, s.Conn, s.Seq, late)
 		return
 	}
-	ask := !asking || p != nil && p.speaks
 	t.hold(now, id, s, late, ask)
 	if ask {
-		t.actions = append(t.actions, Action{Kind: Ask, Conn: s.Conn})
+		t.ask(Ask, s.Conn)
 	}
+}
+
+// ask puts a question, which Answer answers.
+func (t *Table) ask(kind ActionKind, c Conn) {
+	t.questions++
+	t.actions = append(t.actions, Action{Kind: kind, Conn: c})
 }
 
 func (t *Table) hold(now time.Time, id uint32, s SYN, late Decision, asked bool) {
@@ -238,6 +254,7 @@ func (t *Table) hold(now time.Time, id uint32, s SYN, late Decision, asked bool)
 // SYNs to the same destination that waited for this answer are asked for themselves if the
 // destination speaks SMC-R, and otherwise go the same way.
 func (t *Table) Answer(now time.Time, c Conn, d Decision, f Finding) (wasHeld bool) {
+	t.questions = max(0, t.questions-1)
 	t.learn(now, c.Dst, f)
 	speaks := f.Speaks && f.For > 0
 	left := t.held[:0]
@@ -251,7 +268,7 @@ func (t *Table) Answer(now time.Time, c Conn, d Decision, f Finding) (wasHeld bo
 		case h.conn.Dst != c.Dst || h.asked:
 		case speaks:
 			h.asked = true
-			t.actions = append(t.actions, Action{Kind: Ask, Conn: h.conn})
+			t.ask(Ask, h.conn)
 		default:
 			t.decide(now, h.id, h.conn, h.seq, d)
 			continue
@@ -299,9 +316,22 @@ func (t *Table) learn(now time.Time, dst netip.AddrPort, f Finding) {
 	case len(t.peers) < cap(t.peers):
 		t.peers = append(t.peers, is)
 	default:
-		t.peers[t.first] = is
-		t.first = (t.first + 1) % len(t.peers)
+		i := t.dispensable(now)
+		t.peers[i] = is
+		t.first = (i + 1) % len(t.peers)
 	}
+}
+
+// dispensable is the destination that is forgotten next: the oldest one that is not known to speak
+// SMC-R, so that programs that try many others do not make the table forget these.
+func (t *Table) dispensable(now time.Time) int {
+	for n := range t.peers {
+		i := (t.first + n) % len(t.peers)
+		if p := &t.peers[i]; !p.speaks || !now.Before(p.until) {
+			return i
+		}
+	}
+	return t.first
 }
 
 // Forget forgets what was found out about destinations.

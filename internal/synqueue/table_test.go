@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -227,6 +228,34 @@ func TestTable_refusedLate(t *testing.T) {
 	want(t, poll(tb, at(1001)), "ask 40001 to 80")
 }
 
+// TestTable_speakersLast: destinations that speak SMC-R are forgotten when there is no other one.
+func TestTable_speakersLast(t *testing.T) {
+	tb := NewTable(Config{MaxPeers: 3})
+	tell := func(dstPort uint16, f Finding) {
+		tb.HandleSYN(at(0), 1, syn(40000, dstPort, uint32(dstPort)), Pass)
+		tb.Answer(at(0), conn(40000, dstPort), Pass, f)
+		poll(tb, at(0))
+	}
+	knows := func(want ...uint16) {
+		t.Helper()
+		for i := range uint16(7) {
+			if p := tb.peer(at(1), conn(1, 80+i).Dst); (p != nil) != slices.Contains(want, 80+i) {
+				t.Errorf("destination %d: %+v, want that %v are known", 80+i, p, want)
+			}
+		}
+	}
+	tell(80, speaks)
+	for port := uint16(81); port < 87; port++ {
+		tell(port, plain)
+	}
+	knows(80, 85, 86)
+	tell(81, speaks)
+	tell(82, speaks)
+	knows(80, 81, 82)
+	tell(83, plain)
+	knows(81, 82, 83)
+}
+
 // TestAttack_heldSYNs: SYNs to nowhere take the room of their destination only, and SYNs
 // to everywhere let what has no room pass at once.
 func TestAttack_heldSYNs(t *testing.T) {
@@ -247,6 +276,51 @@ func TestAttack_heldSYNs(t *testing.T) {
 	}
 	if tb.Counters().Full != 997+996 {
 		t.Errorf("counters %+v", tb.Counters())
+	}
+}
+
+// TestAttack_heldSYNs_knownPeer: while SYNs to everywhere take all room, a destination that is known
+// to speak SMC-R is asked for each connection. Where SMC-R is required, questions go on when their
+// SYNs were dropped, and these do not take the room either.
+func TestAttack_heldSYNs_knownPeer(t *testing.T) {
+	const places, questions, extra = 8, 20, 3
+	for _, late := range []Decision{Pass, Drop} {
+		t.Run(late.String(), func(t *testing.T) {
+			tb := NewTable(Config{MaxHeld: places, MaxQuestions: questions, ExtraSpeaking: extra})
+			tb.HandleSYN(at(0), 1, syn(40000, 443, 1), late)
+			tb.Answer(at(0), conn(40000, 443), Divert, speaks)
+			want(t, poll(tb, at(0)), "ask 40000 to 443, 1 divert")
+			others, asked := uint32(1000), 0
+			flood := func(now time.Time) {
+				for range 100 {
+					others++
+					tb.HandleSYN(now, others, syn(41000, uint16(others), others), late)
+				}
+				asked += strings.Count(poll(tb, now), "ask")
+			}
+			for round := range 4 {
+				now := at(1 + 600*round)
+				flood(now)
+				for i := range uint16(extra) {
+					tb.HandleSYN(now, uint32(i), syn(50000+i, 443, others), late)
+					want(t, poll(tb, now), fmt.Sprintf("ask %d to 443", 50000+i))
+					flood(now)
+				}
+				for i := range uint16(extra) {
+					tb.Answer(now, conn(50000+i, 443), Divert, speaks)
+					want(t, poll(tb, now), fmt.Sprintf("%d divert", i))
+				}
+			}
+			if asked != questions {
+				t.Errorf("%d of the others were asked, want %d: none got an answer", asked, questions)
+			}
+			for i := range uint16(extra) {
+				tb.HandleSYN(at(2000), 90000, syn(50000+i, 443, 9), late)
+			}
+			poll(tb, at(2000))
+			tb.HandleSYN(at(2000), 90001, syn(50009, 443, 9), late)
+			want(t, poll(tb, at(2000)), fmt.Sprintf("90001 %v", late)) // that room has an end, too
+		})
 	}
 }
 
