@@ -307,6 +307,9 @@ func (a *agent) gauges() gauges {
 			if p.proxy.meshed().code != "" {
 				g.meshed++
 			}
+			if p.proxy.whyUnheld() != "" {
+				g.unheld++
+			}
 		case podIdle:
 			g.idle++
 		default:

@@ -81,6 +81,9 @@ func (v View) Status() agentapi.Status {
 	if g.meshed > 0 {
 		s.Problems = append(s.Problems, fmt.Sprintf("in %d pods another program redirects connections, so nothing is on SMC-R there: see attachments", g.meshed))
 	}
+	if g.unheld > 0 {
+		s.Problems = append(s.Problems, fmt.Sprintf("in %d pods SYNs are not held although node.holdSYNs is on: see attachments", g.unheld))
+	}
 	if g.failed > 0 {
 		s.Problems = append(s.Problems, fmt.Sprintf("%d pods could not be set up: see attachments", g.failed))
 	}
@@ -161,7 +164,7 @@ func (v View) Attachments() agentapi.Attachments {
 			case p.state == podIdle:
 				x.Detail = idleBecause(lack.why, n, podOf(att), p.set)
 			case p.state == podReady:
-				x.Detail, x.Reason = cmp.Or(lack.why, p.proxy.unreadableRules()), lack.code // the pod's connections are plain TCP, or refused
+				x.Detail, x.Reason = cmp.Or(lack.why, p.proxy.whyUnheld(), p.proxy.unreadableRules()), lack.code // the pod's connections are plain TCP, or refused
 			}
 			if p.set.Own() {
 				for _, d := range p.set.States() {

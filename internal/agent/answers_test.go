@@ -193,9 +193,12 @@ func TestView_statusProblems(t *testing.T) {
 			meshed := b.proxy("a").px
 			meshed.surroundings.Store(&surroundings{Others: linux.Others{Redirector: "table ip istio"}})
 			b.manage(meshed, nil)
+			unheld := b.proxy("d").px
+			unheld.noteUnheld("SYNs not held", errors.New("no queues"))
+			b.manage(unheld, nil)
 			b.manage(b.proxy("b").px, func(p *pod) { p.proxy, p.state = nil, podFailed })
 			b.manage(b.proxy("c").px, func(p *pod) { p.proxy, p.state = nil, podIdle })
-		}, want: []string{"in 1 pods another program redirects connections", "1 pods could not be set up"}},
+		}, want: []string{"in 1 pods another program redirects connections", "in 1 pods SYNs are not held", "1 pods could not be set up"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			bench := newBench(t, "", tt.policies)

@@ -48,6 +48,12 @@ type holder interface {
 	Close() error
 }
 
+// holding is how a proxy holds its pod's SYNs.
+type holding struct {
+	hold   *hold                  // nil: SYNs are not held
+	unheld atomic.Pointer[string] // why not, or not any more, although the agent holds those of pods
+}
+
 // hold holds the SYNs of one pod.
 type hold struct {
 	px     *proxy
@@ -101,7 +107,9 @@ func (px *proxy) openHold() error {
 		Ask: func(_ *linux.Holder, c synqueue.Conn, held bool) { h.ask(c, held) },
 	})
 	if err != nil {
-		px.log.Warn("SYNs not held: connect() of the pod's programs succeeds before their destination answers", "err", err)
+		const what = "SYNs not held: connect() of the pod's programs succeeds before their destination answers"
+		px.log.Warn(what, "err", err)
+		px.noteUnheld(what, err)
 		return nil
 	}
 	if err := px.agent.holds.keeper.add(h.holder); err != nil {
@@ -112,6 +120,21 @@ func (px *proxy) openHold() error {
 	return nil
 }
 
+// noteUnheld keeps for the API why the pod's SYNs are not held.
+func (px *proxy) noteUnheld(what string, err error) {
+	text := what + ": " + err.Error()
+	px.unheld.Store(&text)
+}
+
+// whyUnheld is why the pod's SYNs are not held although the agent holds those of pods; "" if they
+// are. The proxy may be nil.
+func (px *proxy) whyUnheld() string {
+	if px == nil || px.unheld.Load() == nil {
+		return ""
+	}
+	return *px.unheld.Load()
+}
+
 // start serves the queue.
 func (h *hold) start() {
 	ctx, stop := context.WithCancel(context.Background())
@@ -119,7 +142,9 @@ func (h *hold) start() {
 	go func() {
 		defer close(h.ended)
 		if err := h.holder.Run(ctx); err != nil && ctx.Err() == nil {
-			h.px.log.Error("SYNs not held any more: the pod's new connections go directly", "err", err)
+			const what = "SYNs not held any more: the pod's new connections go directly"
+			h.px.log.Error(what, "err", err)
+			h.px.noteUnheld(what, err)
 		}
 	}()
 }

@@ -59,7 +59,7 @@ type gauges struct {
 	bytesSMCR                 uint64         // of live sessions
 	groups                    map[string]int // by redundancy
 	ready, idle, failed       int
-	paused, meshed            int // of the ready ones
+	paused, meshed, unheld    int // of the ready ones
 	budget                    agentapi.Budget
 	devicesUp                 map[string]int // 1: the device is open and its port active
 	wire                      agentapi.Wire

@@ -39,13 +39,13 @@ type proxy struct {
 	// set are the stack's devices. It is the proxy's from startProxy to stop.
 	set *rnics.Set
 
-	atts           atomic.Pointer[[]cni.Attachment] // of this namespace, at least one
-	out, in        *listenerSet
-	hold           *hold // nil: SYNs are not held
-	redirect       redirect
-	tableMu        sync.Mutex                           // held during changes of the table
-	tableConfig    atomic.Pointer[linux.RedirectConfig] // the table as installed
-	policies       []config.Policy                      // of the last update; owned by the pod's job
+	atts        atomic.Pointer[[]cni.Attachment] // of this namespace, at least one
+	out, in     *listenerSet
+	redirect    redirect
+	tableMu     sync.Mutex                           // held during changes of the table
+	tableConfig atomic.Pointer[linux.RedirectConfig] // the table as installed
+	policies    []config.Policy                      // of the last update; owned by the pod's job
+	holding
 	surroundings   atomic.Pointer[surroundings]
 	tableStale     atomic.Bool            // the surroundings changed, or an update failed: update again
 	pausing        atomic.Pointer[pause]  // nil: no pause
