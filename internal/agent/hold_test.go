@@ -394,10 +394,11 @@ func tooSlow(took time.Duration) bool { return took > time.Second && !underRaceD
 
 // TestHold_killedOrStopped: when the agent is killed or stopped, no connect() fails, and none waits
 // for longer than a second. Connections that the agent carried at that moment are reset, or wait for
-// it.
+// it. If its keeper is killed with it, as when the memory of their cgroup is full, what was held is
+// lost, and waits for TCP to repeat it, after a second.
 func TestHold_killedOrStopped(t *testing.T) {
 	for _, server := range []string{"SMC-R", "plain"} {
-		for _, do := range []string{"killed", "stopped", "server's agent killed", "server's agent stopped"} {
+		for _, do := range []string{"killed", "killed with its keeper", "stopped", "server's agent killed", "server's agent stopped"} {
 			if server == "plain" && strings.HasPrefix(do, "server") {
 				continue
 			}
@@ -425,17 +426,24 @@ func TestHold_killedOrStopped(t *testing.T) {
 				if strings.HasPrefix(do, "server") {
 					n = l.b
 				}
-				if strings.HasSuffix(do, "killed") {
+				switch {
+				case do == "killed with its keeper":
+					n.killGroup(t)
+				case strings.HasSuffix(do, "killed"):
 					_ = n.kill(syscall.SIGKILL)
-				} else {
+				default:
 					n.freeze(true)
 					defer n.freeze(false)
 				}
 				<-time.After(3 * time.Second) // polls nothing: the load goes on without the agent
 				got := stop()
 				t.Logf("%+v", got)
-				if got.failed > 0 || tooSlow(got.slowest) || got.connects < 50 || got.reset+got.silent > 64 {
-					t.Errorf("%+v, want none failed and none slower than 1 s", got)
+				slow := tooSlow(got.slowest)
+				if do == "killed with its keeper" {
+					slow = tooSlow(got.slowest - 200*time.Millisecond) // what TCP repeats after a second comes again, and is answered
+				}
+				if got.failed > 0 || slow || got.connects < 50 || got.reset+got.silent > 64 {
+					t.Errorf("%+v, want none failed and none slower than 1 s (1.2 s with the keeper)", got)
 				}
 			})
 		}

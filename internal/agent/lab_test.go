@@ -17,6 +17,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -273,6 +274,7 @@ type testNode struct {
 
 	stop   func() error
 	kill   func(os.Signal) error // and wait
+	pid    int                   // of the agent's process
 	freeze func(bool)
 }
 
@@ -520,7 +522,7 @@ func (p *agentProcess) runs() {
 func (n *testNode) spawn(t testing.TB) {
 	t.Helper()
 	p := n.process(t, "")
-	n.kill = p.kill
+	n.kill, n.pid = p.kill, p.cmd.Process.Pid
 	n.freeze = func(frozen bool) {
 		sig := syscall.SIGCONT
 		if frozen {
@@ -539,6 +541,27 @@ func (n *testNode) spawn(t testing.TB) {
 		}
 		return ""
 	})
+}
+
+// killGroup kills the agent's process and its keeper at once, as the kernel does with all of a cgroup
+// whose memory is full.
+func (n *testNode) killGroup(t testing.TB) {
+	t.Helper()
+	all, err := filepath.Glob("/proc/[0-9]*/stat")
+	must(t, err)
+	var keepers []int
+	for _, name := range all {
+		text, err := os.ReadFile(name)
+		_, rest, _ := strings.Cut(string(text), ") ") // "PID (NAME) STATE PARENT ..."
+		if f := strings.Fields(rest); err == nil && len(f) > 1 && f[1] == strconv.Itoa(n.pid) {
+			keepers = append(keepers, value(strconv.Atoi(filepath.Base(filepath.Dir(name))))(t))
+		}
+	}
+	if len(keepers) != 1 {
+		t.Fatalf("the agent has %d child processes, want its keeper", len(keepers))
+	}
+	must(t, syscall.Kill(keepers[0], syscall.SIGKILL))
+	_ = n.kill(syscall.SIGKILL)
 }
 
 func (n *testNode) status(t testing.TB) agentapi.Status {
