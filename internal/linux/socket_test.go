@@ -99,6 +99,8 @@ func TestRedirect_inboundListenersOnly(t *testing.T) {
 			in.wire.addOption(true)
 			closed := netip.AddrPortFrom(f.pod, in.dst.Port()^1)
 			want(t, served(t, in.peer, nil, closed), "refused")
+			elsewhere := listenDual(t, in.pod, loopbackOf(f.pod))
+			want(t, served(t, in.peer, nil, netip.AddrPortFrom(f.pod, elsewhere)), "refused") // somebody listens there on another address
 			answer(t, in.agent, "agent")
 			for name, wildcard := range map[string]netip.Addr{
 				"wildcard": wildcardOf(f.pod), "dual stack": netip.IPv6Unspecified(),
@@ -110,6 +112,13 @@ func TestRedirect_inboundListenersOnly(t *testing.T) {
 			}
 		})
 	}
+}
+
+func loopbackOf(a netip.Addr) netip.Addr {
+	if a.Is4() {
+		return netip.MustParseAddr("127.0.0.1")
+	}
+	return netip.IPv6Loopback()
 }
 
 func wildcardOf(a netip.Addr) netip.Addr {
