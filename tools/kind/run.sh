@@ -16,7 +16,7 @@ command -v kind >/dev/null || go install "sigs.k8s.io/kind@$kind_version"
 PATH=$PATH:$(go env GOPATH)/bin
 
 # The agents need these of the host's kernel; containers cannot load them.
-for module in nf_tables nft_chain_nat nft_redir nft_tproxy nft_socket; do
+for module in nf_tables nft_chain_nat nft_redir nft_tproxy nft_socket nfnetlink_queue nft_queue; do
 	sudo modprobe "$module" || echo "run: no module $module; it may be built in"
 done
 
