@@ -3,6 +3,7 @@
 package cluster
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -27,7 +28,7 @@ type loads struct {
 	before         [2]sum
 }
 
-// loadOn is the label of the pods of loads that connect to the server with SMC-R.
+// loadOn is the label of the pods of loads, whose value is "smcr" if they connect to the server with SMC-R.
 const loadOn = "load-on"
 
 // startLoads starts loads of a node on server, and on a server beside it that is not opted in.
@@ -39,7 +40,7 @@ func (c *cluster) startLoads(server pod, node *lab.Node) *loads {
 	args := func(to pod) []string { return []string{"load", to.address(), "--interval=10ms", "--workers=4"} }
 	pods := c.start(server.ns,
 		podSpec{name: "to-smcr-" + suffix, node: node, args: args(server), labels: map[string]string{loadOn: "smcr"}},
-		podSpec{name: "to-plain-" + suffix, node: node, args: args(plain)})
+		podSpec{name: "to-plain-" + suffix, node: node, args: args(plain), labels: map[string]string{loadOn: "plain"}})
 	l := &loads{c: c, carried: pods[0], plain: pods[1]}
 	c.onSMCR(l.carried, server.address())
 	l.before = [2]sum{c.grows(l.carried, sum{}, 50), c.grows(l.plain, sum{}, 50)}
@@ -47,21 +48,19 @@ func (c *cluster) startLoads(server pod, node *lab.Node) *loads {
 }
 
 // end waits until both go on, prints what became of their connections, and fails if one to the
-// plain server failed, or if connect() failed. It returns how many failed otherwise, of those to the
-// server with SMC-R.
-func (l *loads) end(what string) (failed int) {
+// plain server failed, or if connect() failed. It returns how many of those to the server with SMC-R were
+// reset.
+func (l *loads) end(what string) (reset int) {
 	l.c.Helper()
 	now := [2]sum{l.c.grows(l.carried, l.before[0], 100), l.c.grows(l.plain, l.before[1], 100)}
 	for i, name := range []string{"SMC-R", "plain"} {
 		s := now[i]
-		l.c.Logf("%-24s %-6s %5d connections, %d failed, the slowest good one took %d ms %v", what, name, s.OK+s.Failed, s.Failed, s.WorstMillis, s.Errors)
-		for text := range s.Errors {
-			if strings.HasPrefix(text, "dial") || name == "plain" {
-				l.c.Errorf("%s, %s: %s", what, name, text)
-			}
+		l.c.Logf("%-24s %-6s %5d connections, %d failed, %d reset, slowest %d ms %v", what, name, s.OK+s.Failed, s.Failed-s.Reset, s.Reset, s.WorstMillis, s.Errors)
+		if s.Failed > s.Reset || s.Reset > 0 && name == "plain" {
+			l.c.Errorf("%s, %s: %v", what, name, s.Errors)
 		}
 	}
-	return now[0].Failed
+	return now[0].Reset
 }
 
 // agentEnds: an agent that is deleted or evicted leaves no connection unanswered, and there is
@@ -69,23 +68,21 @@ func (l *loads) end(what string) (failed int) {
 func agentEnds(c *cluster) {
 	server, client := c.pair("load")
 	for _, end := range []struct {
-		name  string
-		holds bool // while it carries a connection that does not end
-		do    func(agent string) error
+		name string
+		do   func(agent string) error
 	}{
-		{"agent deleted", false, func(agent string) error {
+		{"agent deleted", func(agent string) error {
 			return c.p.Clientset.CoreV1().Pods(product.Namespace).Delete(c.Context(), agent, metav1.DeleteOptions{})
 		}},
-		{"agent evicted", true, func(agent string) error {
+		{"agent evicted", func(agent string) error {
 			return c.p.Clientset.PolicyV1().Evictions(product.Namespace).Evict(c.Context(), &policyv1.Eviction{
 				ObjectMeta: metav1.ObjectMeta{Namespace: product.Namespace, Name: agent},
 			})
 		}},
 	} {
 		l := c.startLoads(server, c.n[1])
-		if end.holds { // it drains for as long as it may
-			c.start(server.ns, podSpec{name: "holder", node: c.n[1], args: []string{"hold", server.address()}})
-		}
+		holder := "holder-" + strings.ReplaceAll(end.name, " ", "-") // the agent drains for as long as it may
+		c.start(server.ns, podSpec{name: holder, node: c.n[1], args: []string{"hold", server.address()}})
 		old, err := c.p.AgentPod(c.Context(), c.n[1].Name)
 		c.must(err)
 		began := time.Now()
@@ -96,14 +93,45 @@ func agentEnds(c *cluster) {
 		c.onSMCR(client, server.address())
 		c.Logf("%s: %s is Ready after %v, on SMC-R after %v, the one before it still drained: %t", end.name, next,
 			took.Round(100*time.Millisecond), time.Since(began).Round(100*time.Millisecond), drains)
-		if end.holds && !drains {
+		if !drains {
 			c.Errorf("%s: the one before had ended when %s was Ready", end.name, next)
 		}
 		c.rolledOut()
 		c.must(c.p.WaitNode(c.Context(), c.n[1].Name))
-		if failed := l.end(end.name); failed > 0 {
-			c.Errorf("%s: %d connections with SMC-R failed", end.name, failed)
+		if reset := l.end(end.name); reset > 0 {
+			c.Errorf("%s: %d connections with SMC-R were reset", end.name, reset)
 		}
+	}
+	c.drained(server)
+}
+
+// drained: a node is drained, as kubectl does it, and opened again, while pods there that a drain leaves alone
+// are under load: as those of a DaemonSet. The agent stays, and the pods that go take nothing with them.
+func (c *cluster) drained(server pod) {
+	c.Helper()
+	n := c.n[1]
+	l := c.startLoads(server, n)
+	opened := false
+	c.Cleanup(func() {
+		if !opened {
+			_, _ = c.p.Lab.Kubectl(context.Background(), "uncordon", n.Name)
+		}
+	})
+	agent, err := c.p.AgentPod(c.Context(), n.Name)
+	c.must(err)
+	began := time.Now()
+	c.kubectl("drain", n.Name, "--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout=60s", "--pod-selector=!"+loadOn)
+	took := time.Since(began)
+	c.kubectl("uncordon", n.Name)
+	opened = true
+	back := c.start(server.ns, podSpec{name: "back", node: n})[0]
+	c.onSMCR(back, server.address())
+	c.Logf("node drained in %v, a new pod there on SMC-R after %v", took.Round(100*time.Millisecond), time.Since(began).Round(100*time.Millisecond))
+	if now, err := c.p.AgentPod(c.Context(), n.Name); err != nil || now.UID != agent.UID {
+		c.Errorf("the drained node had agent %s, and has another one: %v", agent.Name, err)
+	}
+	if reset := l.end("node drained"); reset > 0 {
+		c.Errorf("%d connections with SMC-R were reset while their node was drained", reset)
 	}
 }
 

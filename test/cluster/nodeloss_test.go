@@ -86,8 +86,8 @@ func (c *cluster) loseNode(ns string, n, stays *lab.Node) (wait func()) {
 			c.Errorf("connect() to the lost node in a pod that is opted in: %s after %d ms; in another one: %s after %d ms",
 				lost[0].connect, lost[0].took, lost[1].connect, lost[1].took)
 		}
-		if failed := l.end("another node lost"); failed > 0 {
-			c.Errorf("%d connections with SMC-R failed on the node that stays", failed)
+		if reset := l.end("another node lost"); reset > 0 {
+			c.Errorf("%d connections with SMC-R were reset on the node that stays", reset)
 		}
 		s, err := c.last(control)
 		c.must(err)

@@ -245,6 +245,7 @@ func (c *cluster) once(from pod, address string) error {
 type sum struct {
 	OK          int            `json:"ok"`
 	Failed      int            `json:"failed"`
+	Reset       int            `json:"reset"` // of those that failed: after they were connected
 	Errors      map[string]int `json:"errors"`
 	WorstMillis int64          `json:"worstMillis"`
 	// FailingMillis is the time from the first failure to the last.

@@ -41,8 +41,8 @@ func upgradeUnderLoad(c *cluster) {
 	if err := drains(); err != nil {
 		c.Errorf("the SMCRLinks of the agent that drains: %v", err)
 	}
-	if failed := l.end(fmt.Sprintf("agents updated in %v", took.Round(time.Second))); failed > 0 {
-		c.Errorf("%d connections with SMC-R failed", failed)
+	if reset := l.end(fmt.Sprintf("agents updated in %v", took.Round(time.Second))); reset > 0 {
+		c.Errorf("%d connections with SMC-R were reset", reset)
 	}
 	for _, n := range c.n {
 		a, err := c.p.AgentPod(c.Context(), n.Name)

@@ -6,8 +6,11 @@
 //	traffic serve :7000                 send back what comes
 //	traffic once ADDR:7000              one connection
 //	traffic connect ADDR:7000           say what connect() came to, and after how long
+//	traffic full :7001                  listen with a backlog that is full
 //	traffic load ADDR:7000              short connections, one after the other
 //	traffic hold ADDR:7000              one connection that is never idle for long
+//
+// connect has the program's own ways: a socket that blocks, an IPv4 address on an IPv6 socket.
 //
 // load and hold write a line of JSON each second, and hold one when the
 // connection ends. It knows nothing of SMC-R.

@@ -32,7 +32,7 @@ func main() {
 
 func run(ctx context.Context, args []string, out io.Writer) error {
 	if len(args) < 2 {
-		return errors.New("want serve, once, connect, load or hold, and an address")
+		return errors.New("want serve, full, once, connect, load or hold, and an address")
 	}
 	fs := flag.NewFlagSet("traffic", flag.ContinueOnError)
 	c := client{address: args[1], out: json.NewEncoder(out)}
@@ -40,6 +40,8 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	fs.IntVar(&c.size, "bytes", 4096, "bytes of each message")
 	timeout := fs.Duration("timeout", exchangeTimeout, "of connect: the program's own")
 	retries := fs.Int("syn-retries", 0, "of connect: SYNs after the first one, 0 for the system's setting")
+	blocking := fs.Bool("blocking", false, "of connect: on a socket that blocks, with a timeout of the socket")
+	mapped := fs.Bool("mapped", false, "of connect: an IPv4 address on an IPv6 socket, which blocks")
 	fs.IntVar(&c.workers, "workers", 2, "of load: connections at a time")
 	if err := fs.Parse(args[2:]); err != nil {
 		return err
@@ -47,16 +49,21 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	switch args[0] {
 	case "serve":
 		return serve(ctx, args[1])
+	case "full":
+		return full(ctx, args[1])
 	case "once":
 		return c.once(ctx)
 	case "connect":
+		if *blocking || *mapped {
+			return connectBlocking(args[1], *mapped, *timeout, out)
+		}
 		return connect(ctx, args[1], *timeout, *retries, out)
 	case "load":
 		return c.load(ctx)
 	case "hold":
 		return c.hold(ctx)
 	default:
-		return fmt.Errorf("%s is not serve, once, connect, load or hold", args[0])
+		return fmt.Errorf("%s is not serve, full, once, connect, load or hold", args[0])
 	}
 }
 
@@ -130,9 +137,11 @@ type client struct {
 
 // Sum is a line of the output: what happened so far.
 type Sum struct {
-	// OK and Failed count connections of load and messages of hold.
+	// OK and Failed count connections of load and messages of hold. Of those that failed, Reset
+	// counts those that were connected before.
 	OK     int `json:"ok"`
 	Failed int `json:"failed"`
+	Reset  int `json:"reset"`
 	// Errors counts the failures by their text.
 	Errors map[string]int `json:"errors,omitempty"`
 	// WorstMillis is the longest that one of the good ones took.
@@ -155,6 +164,10 @@ func (c *client) note(took time.Duration, err error) {
 		c.firstFailure = time.Now()
 	}
 	c.sum.Failed++
+	var op *net.OpError
+	if !errors.As(err, &op) || op.Op != "dial" {
+		c.sum.Reset++
+	}
 	c.sum.FailingMillis = time.Since(c.firstFailure).Milliseconds()
 	if c.sum.Errors == nil {
 		c.sum.Errors = map[string]int{}

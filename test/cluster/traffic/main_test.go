@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"io"
 	"net"
+	"strings"
 	"testing"
 	"time"
 )
@@ -74,7 +75,7 @@ func TestClients_tellLoss(t *testing.T) {
 		want          func(Sum) bool
 	}{
 		{"load has no failure", "load", func(s Sum) bool { return s.OK > 2 && s.Failed == 0 && !s.Ended }},
-		{"hold sees the end", "hold", func(s Sum) bool { return s.OK == 1 && s.Failed == 1 && s.Ended && len(s.Errors) == 1 }},
+		{"hold sees the end", "hold", func(s Sum) bool { return s.OK == 1 && s.Failed == 1 && s.Reset == 1 && s.Ended && len(s.Errors) == 1 }},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			timeout := time.After(10 * time.Second)
@@ -116,5 +117,47 @@ func TestServe(t *testing.T) {
 	cancel()
 	if err := <-done; err != nil {
 		t.Error(err)
+	}
+}
+
+// TestConnect: connect says what became of it, on all kinds of sockets.
+func TestConnect(t *testing.T) {
+	open := listen(t)
+	closed := listen(t)
+	_ = closed.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	busy := listen(t)
+	_, port, _ := net.SplitHostPort(busy.Addr().String())
+	_ = busy.Close() // a port that is free
+	go func() { done <- run(ctx, []string{"full", ":" + port}, io.Discard) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	said := func(address string, flags ...string) string {
+		t.Helper()
+		var out strings.Builder
+		if err := run(t.Context(), append([]string{"connect", address}, flags...), &out); err != nil {
+			t.Fatal(err)
+		}
+		what, _, _ := strings.Cut(out.String(), " after ")
+		return what
+	}
+	for _, kind := range []string{"--blocking=false", "--blocking", "--mapped"} {
+		if got := said(open.Addr().String(), kind); got != "connected" {
+			t.Errorf("%s: %s, want connected", kind, got)
+		}
+		if got := said(closed.Addr().String(), kind); got != "connection refused" {
+			t.Errorf("%s: %s, want connection refused", kind, got)
+		}
+		deadline := time.Now().Add(10 * time.Second)
+		for got := ""; got != "own timeout"; {
+			if got = said("127.0.0.1:"+port, kind, "--timeout=100ms"); time.Now().After(deadline) {
+				t.Fatalf("%s to a full backlog: %s", kind, got)
+			}
+		}
 	}
 }
