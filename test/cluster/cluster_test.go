@@ -102,6 +102,11 @@ func setUp(t *testing.T) *product.Product {
 		t.Fatal(err)
 	}
 	rememberNodes(newCluster(t, p))
+	for _, n := range c.Nodes {
+		if _, err := c.Kubectl(ctx, "label", "node", "--overwrite", n.Name, agentLabel+"=here"); err != nil {
+			t.Fatal(err)
+		}
+	}
 	began = time.Now()
 	if err := p.Install(ctx, image.ProductTag, installed...); err != nil {
 		t.Fatalf("%v\n%s", err, p.Diagnose(context.WithoutCancel(ctx)))
@@ -134,6 +139,9 @@ func upOrOpen(ctx context.Context, images *product.Images) (*lab.Cluster, error)
 	return c, nil
 }
 
+// agentLabel is on nodes that have an agent.
+const agentLabel = "agent"
+
 // installed are the chart's values, besides those for the lab.
 var installed = []string{
 	// Old agents end sooner, and what turned out to be TCP is tried again sooner.
@@ -142,6 +150,8 @@ var installed = []string{
 	// Each node has two networks.
 	"agent.devices[0].soft.interface=eth0",
 	"agent.devices[1].soft.interface=eth1",
+	// Agents run where nodes have a label.
+	"agent.nodeSelector." + agentLabel + "=here",
 	"devicePlugin.enabled=true",
 	fmt.Sprintf("devicePlugin.slots=%d", slots),
 	"dra.enabled=true",

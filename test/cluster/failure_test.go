@@ -57,13 +57,40 @@ func agentKilled(c *cluster) {
 	c.killAgents(c.n[1])
 	c.ends(holder, soon)
 	c.must(c.p.WaitNode(c.Context(), c.n[1].Name))
-	failed := l.end("agent killed")
+	reset := l.end("agent killed")
 	c.onSMCR(holder, server.address())
-	if s, err := c.last(l.carried); err != nil || s.Failed > failed {
+	if s, err := c.last(l.carried); err != nil || s.Failed > reset {
 		c.Errorf("connections failed afterwards: %+v, %v", s, err)
 	}
 	if since := c.aliveSince(c.n[1]); !since.Equal(aliveSince) {
 		c.Errorf("an agent that started again at once counted as gone: alive since %v, and before since %v", since, aliveSince)
+	}
+
+	// One that is killed whenever it starts is gone, also while it starts again and again.
+	stop := c.keepKilled(c.n[1])
+	c.agentGone(c.n[1], l.carried, metav1.ConditionUnknown)
+	stop()
+	crashed, err := c.p.AgentPod(c.Context(), c.n[1].Name)
+	c.must(err)
+	c.kubectl("delete", "pod", "-n", product.Namespace, crashed.Name) // the next one does not wait until kubelet starts it again
+	c.must(c.p.WaitNode(c.Context(), c.n[1].Name))
+	c.status(l.carried, v1alpha1.PodStatusEnabled, soon)
+}
+
+// keepKilled kills the agents of a node as soon as they start, until stop is called.
+func (c *cluster) keepKilled(n *lab.Node) (stop func()) {
+	ctx, cancel := context.WithCancel(c.Context())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for ctx.Err() == nil {
+			_, _ = n.Run(ctx, "sh", "-c", "kill -KILL $(pidof node-agent)") // between two starts there is none
+			<-time.After(50 * time.Millisecond)                             // polls the start of an agent
+		}
+	}()
+	return func() {
+		cancel()
+		<-ended
 	}
 }
 

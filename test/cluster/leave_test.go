@@ -4,6 +4,9 @@ package cluster
 
 import (
 	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -12,6 +15,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/smcr-io/kube-smcr/api/v1alpha1"
+	"github.com/smcr-io/kube-smcr/test/cluster/lab"
 	"github.com/smcr-io/kube-smcr/test/cluster/lab/image"
 	"github.com/smcr-io/kube-smcr/test/cluster/product"
 )
@@ -37,7 +41,8 @@ func refused(c *cluster) {
 	c.must(c.p.Install(c.Context(), image.ProductTag, installed...)) // Helm's release is whole again
 }
 
-// leave: kubectl smcr leave takes the product off one node, which says so, and lets it back.
+// leave: kubectl smcr leave takes the product off one node, which says so, and lets it back, and
+// so does a change of the nodes that agent.nodeSelector selects.
 func leave(c *cluster) {
 	server, client := c.pair("load")
 	n := client.node
@@ -58,10 +63,21 @@ func leave(c *cluster) {
 	c.status(client, v1alpha1.PodStatusEnabled, soon)
 	c.status(late, v1alpha1.PodStatusEnabled, soon)
 	c.onSMCR(client, server.address())
+
+	c.kubectl("label", "node", n.Name, agentLabel+"-")
+	c.noAgents(n)
+	c.agentGone(n, client, metav1.ConditionFalse)
+	c.clean(n)
+	c.noTable(client)
+	c.kubectl("label", "node", n.Name, agentLabel+"=here")
+	c.must(c.p.WaitNode(c.Context(), n.Name))
+	c.status(client, v1alpha1.PodStatusEnabled, soon)
 }
 
 // prune: the rendered objects are applied, upgraded and pruned as Argo CD does it, without
-// any hook, and nothing is left. Before that, an installation whose image is missing.
+// any hook, and nothing is left. Before that, an installation whose image is missing. After
+// that, all objects are deleted at once, which leaves the nodes clean, and what the documents
+// say takes the rest away.
 func prune(c *cluster) {
 	_, err := c.p.Uninstall(c.Context())
 	c.must(err)
@@ -98,19 +114,61 @@ func prune(c *cluster) {
 	for _, wave := range []string{"1", ""} {
 		c.must(c.p.Lab.Delete(c.Context(), waves[wave]))
 	}
-	for _, p := range []pod{server, client} {
-		c.status(p, "", soon)
-		c.noTable(p)
+	nothing := func() {
+		c.Helper()
+		for _, p := range []pod{server, client} {
+			c.status(p, "", soon)
+			c.noTable(p)
+		}
+		for _, n := range c.n {
+			c.clean(n)
+		}
+		c.nothingInTheAPI()
+		c.must(c.once(client, server.address()))
 	}
-	for _, n := range c.n {
-		c.clean(n)
-	}
-	c.nothingInTheAPI()
-	c.must(c.once(client, server.address()))
+	nothing()
 
-	c.must(c.p.Install(c.Context(), image.ProductTag, installed...))
+	c.must(c.p.Lab.Apply(c.Context(), manifest))
 	c.must(c.p.WaitReady(c.Context()))
 	c.onSMCR(client, server.address())
+	c.must(c.p.Lab.Delete(c.Context(), waves[""]+waves["1"])) // the rights of the agents first
+	for _, n := range c.n {
+		c.noAgents(n)
+		c.clean(n)
+	}
+	kubectl := c.p.Lab.Command(c.Context(), "kubectl")
+	commands := exec.CommandContext(c.Context(), "sh", "-ec", documented(c, "../../docs/gitops.md", "## What may be left"))
+	commands.Env = append(kubectl.Env, "PATH="+filepath.Dir(kubectl.Path)+string(filepath.ListSeparator)+os.Getenv("PATH"))
+	if out, err := commands.CombinedOutput(); err != nil {
+		c.Fatalf("what docs/gitops.md says of what may be left: %v\n%s", err, out)
+	}
+	nothing()
+}
+
+// noAgents waits until no agent of a node is left.
+func (c *cluster) noAgents(n *lab.Node) {
+	c.Helper()
+	c.eventually("the end of the agents of "+n.Name, soon, func() error {
+		pods, err := c.p.AgentPods(c.Context(), n.Name)
+		if err == nil && len(pods) > 0 {
+			err = fmt.Errorf("%s is there", pods[0].Name)
+		}
+		return err
+	})
+}
+
+// documented is the first block of commands under a heading.
+func documented(c *cluster, file, heading string) string {
+	c.Helper()
+	text, err := os.ReadFile(file)
+	c.must(err)
+	_, rest, found := strings.Cut(string(text), "\n"+heading+"\n")
+	_, rest, begins := strings.Cut(rest, "```sh\n")
+	block, _, ends := strings.Cut(rest, "```")
+	if !found || !begins || !ends {
+		c.Fatalf("%s has no commands under %q", file, heading)
+	}
+	return block
 }
 
 // imageMissing: 30 s after helm install a user can see which image is missing, and can
