@@ -240,8 +240,10 @@ const (
 )
 
 // leave lets a connection go without SMC-R or, if a policy requires SMC-R, refuses it as d says. What
-// the destination refused is refused as it did: if the application's SYN went there, too, a router
-// that sends one ICMP error a second would not answer it.
+// was refused by an ICMP error is refused so: if the application's SYN went there, too, a router that
+// sends one ICMP error a second would not answer it. What the destination reset is let go: it resets as
+// many, and if its program connects to the application's port at the same time (simultaneous open), it
+// resets the agent's connection only.
 func (h *hold) leave(s *session, why fallback, d synqueue.Decision, r remember) {
 	px, f := h.px, synqueue.Finding{}
 	if s.decision.Required {
@@ -272,10 +274,14 @@ func (h *hold) dial(ctx context.Context, s *session) *net.TCPConn {
 		wait = requiredPatience
 	}
 	dctx, stop := context.WithTimeout(ctx, wait)
-	tcp, err := px.net.dialOut(dctx, linux.Controls(px.agent.option.ControlDial, linux.ControlDelayACK), s.src.Addr(), s.dst)
+	tcp, err := px.net.dialOut(dctx, linux.Controls(px.agent.option.ControlDial, linux.ControlDelayACK, linux.ControlRecvErr), s.src.Addr(), s.dst)
 	stop()
 	if err != nil {
-		h.leave(s, fallback{code: agentapi.CodeConnect, detail: err.Error()}, refusalOf(err), rememberNever)
+		d := refusalOf(err)
+		if errors.Is(err, linux.ErrByReset) && !s.decision.Required {
+			d = synqueue.Pass
+		}
+		h.leave(s, fallback{code: agentapi.CodeConnect, detail: err.Error()}, d, rememberNever)
 		return nil
 	}
 	offered, err := px.agent.option.PeerOffered(tcp)

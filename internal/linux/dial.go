@@ -135,13 +135,62 @@ func (s *rawSocket) connect(ctx context.Context, dst netip.AddrPort) (*net.TCPCo
 		return nil, cerr
 	}
 	if err != nil {
-		return nil, os.NewSyscallError("connect", err)
+		return nil, errors.Join(os.NewSyscallError("connect", err), s.byWhom(err))
+	}
+	if err := withFD(s.raw, func(fd int) error { return setRecvErr(fd, 0) }); err != nil {
+		return nil, err
 	}
 	c, err := net.FileConn(s.f)
 	if err != nil {
 		return nil, err
 	}
 	return c.(*net.TCPConn), nil
+}
+
+// ErrByReset comes with ECONNREFUSED if the destination itself refused, by a reset: no ICMP error
+// came.
+var ErrByReset = errors.New("by a reset")
+
+// ControlRecvErr makes a dial tell a reset from an ICMP error, see [ErrByReset]: both are ECONNREFUSED.
+func ControlRecvErr(_, _ string, c syscall.RawConn) error {
+	return withFD(c, func(fd int) error { return setRecvErr(fd, 1) })
+}
+
+// setRecvErr sets IP_RECVERR. It is taken back once the socket is connected: with it, each ICMP error
+// would end the connection.
+func setRecvErr(fd, on int) error {
+	level, option := recvErr(fd)
+	if err := unix.SetsockoptInt(fd, level, option, on); err != nil {
+		return sockopt("IP_RECVERR", err)
+	}
+	return nil
+}
+
+func recvErr(fd int) (level, option int) {
+	if domain, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN); err == nil && domain == unix.AF_INET6 {
+		return unix.SOL_IPV6, unix.IPV6_RECVERR
+	}
+	return unix.SOL_IP, unix.IP_RECVERR
+}
+
+// byWhom is ErrByReset if a dial with ControlRecvErr was refused with err, and no ICMP error is in the
+// socket's queue.
+func (s *rawSocket) byWhom(err error) (by error) {
+	if !errors.Is(err, unix.ECONNREFUSED) {
+		return nil
+	}
+	_ = withFD(s.raw, func(fd int) error {
+		level, option := recvErr(fd)
+		on, err := unix.GetsockoptInt(fd, level, option)
+		if err != nil || on == 0 {
+			return err
+		}
+		if _, _, _, _, err := unix.Recvmsg(fd, nil, make([]byte, 128), unix.MSG_ERRQUEUE|unix.MSG_DONTWAIT); errors.Is(err, unix.EAGAIN) {
+			by = ErrByReset
+		}
+		return nil
+	})
+	return by
 }
 
 // waitConnected waits for the end of the handshake. The poller may wake up without
