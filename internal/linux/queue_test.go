@@ -141,8 +141,8 @@ func TestHold_update(t *testing.T) {
 	}
 }
 
-// startConnects starts n connections that do not block, to as many ports of an address.
-func startConnects(t *testing.T, ns *NetNS, to netip.Addr, n int) {
+// startConnects starts n connections that do not block, the i-th one to to(i).
+func startConnects(t *testing.T, ns *NetNS, n int, to func(i int) netip.AddrPort) {
 	t.Helper()
 	fds := make([]int, 0, n)
 	t.Cleanup(func() {
@@ -152,12 +152,17 @@ func startConnects(t *testing.T, ns *NetNS, to netip.Addr, n int) {
 	})
 	mustDo(t, ns.Do(func() error {
 		for i := range n {
-			fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+			dst := to(i)
+			family := unix.AF_INET6
+			if dst.Addr().Is4() {
+				family = unix.AF_INET
+			}
+			fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 			if err != nil {
 				return err
 			}
 			fds = append(fds, fd)
-			if err := unix.Connect(fd, &unix.SockaddrInet4{Addr: to.As4(), Port: 10000 + i}); !errors.Is(err, unix.EINPROGRESS) {
+			if err := unix.Connect(fd, sockaddr(dst)); !errors.Is(err, unix.EINPROGRESS) {
 				return err
 			}
 		}
@@ -170,7 +175,7 @@ func startConnects(t *testing.T, ns *NetNS, to netip.Addr, n int) {
 // does not read.
 func TestAttack_fullQueue(t *testing.T) {
 	const nowhere = 400
-	blackhole := families[0].peer.Next().Next()
+	blackhole := func(i int) netip.AddrPort { return netip.AddrPortFrom(families[0].peer.Next().Next(), uint16(10000+i)) }
 	t.Run("table", func(t *testing.T) {
 		h := newHeld(t, families[0])
 		ask := func(hold *Holder, c synqueue.Conn, _ bool) {
@@ -180,7 +185,7 @@ func TestAttack_fullQueue(t *testing.T) {
 		}
 		h.serve(t, HolderConfig{Ask: ask, Table: synqueue.Config{MaxHeld: 32, Deadline: waitLimit}}, QueueConfig{})
 		h.install(t, testHoldConfig(t, families[0]))
-		startConnects(t, h.pod, blackhole, nowhere)
+		startConnects(t, h.pod, nowhere, blackhole)
 		connect(t, h.pod, h.dst, false, 0).check(t, "server", 0, 0, slack)
 		if got := h.holder.Counters(); got.Held != 32 || got.Full < nowhere-32 {
 			t.Errorf("counters %+v, want 32 held and the others passed", got)
@@ -190,7 +195,7 @@ func TestAttack_fullQueue(t *testing.T) {
 		h := newHeld(t, families[0])
 		h.serve(t, HolderConfig{Ask: never, Table: synqueue.Config{Deadline: waitLimit}}, QueueConfig{MaxLen: 16})
 		h.install(t, testHoldConfig(t, families[0]))
-		startConnects(t, h.pod, blackhole, nowhere)
+		startConnects(t, h.pod, nowhere, blackhole)
 		connect(t, h.pod, h.dst, false, 0).check(t, "server", 0, 0, slack)
 		if waiting, _ := queueLine(t, h.pod); waiting != 16 {
 			t.Errorf("%d packets wait, want 16", waiting)
@@ -203,7 +208,7 @@ func TestAttack_fullQueue(t *testing.T) {
 		defer func() { _ = q.Close() }()
 		mustDo(t, q.conn.SetReadBuffer(16<<10))
 		h.install(t, testHoldConfig(t, families[0]))
-		startConnects(t, h.pod, blackhole, nowhere)
+		startConnects(t, h.pod, nowhere, blackhole)
 		connect(t, h.pod, h.dst, false, 0).check(t, "server", 0, 0, slack)
 		overrun, packets := false, 0
 		v := q.NewVerdicts()

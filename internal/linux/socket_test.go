@@ -8,6 +8,8 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"os"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -112,6 +114,67 @@ func TestRedirect_inboundListenersOnly(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestAttack_forgedSYN: SYNs with the option that come from nowhere make half a connection each at the
+// agent's listener, and nobody connects to the application because of them, not even to see whether it
+// listens.
+func TestAttack_forgedSYN(t *testing.T) {
+	const syns = 20
+	for _, f := range families {
+		t.Run(f.name, func(t *testing.T) {
+			in := newInbound(t, f, nil)
+			in.wire.addOption(true)
+			in.wire.forged.Store(true)
+			startConnects(t, in.peer, syns, func(int) netip.AddrPort { return in.dst })
+			half := func() (n int) {
+				for _, name := range []string{"tcp", "tcp6"} {
+					for line := range strings.Lines(in.proc(t, name)) {
+						if fields := strings.Fields(line); len(fields) > 3 && fields[3] == "03" { // SYN_RECV
+							n++
+						}
+					}
+				}
+				return n
+			}
+			deadline := time.Now().Add(waitLimit)
+			for half() < syns {
+				if time.Now().After(deadline) {
+					t.Fatalf("%d connections are half open, want %d", half(), syns)
+				}
+				time.Sleep(10 * time.Millisecond) // polls the kernel's table
+			}
+			lines := strings.Split(in.proc(t, "snmp"), "\n")
+			for i, line := range lines {
+				names, values := strings.Fields(line), []string(nil)
+				if strings.HasPrefix(line, "Tcp: RtoAlgorithm") {
+					values = strings.Fields(lines[i+1])
+				}
+				for k := range values {
+					if (names[k] == "ActiveOpens" || names[k] == "PassiveOpens") && values[k] != "0" {
+						t.Errorf("%s is %s, want 0", names[k], values[k])
+					}
+				}
+			}
+			for name, l := range map[string]*net.TCPListener{"app": in.app, "agent": in.agent} {
+				mustDo(t, l.SetDeadline(time.Unix(1, 0)))
+				if c, err := l.Accept(); err == nil {
+					t.Errorf("the %s has a connection from %v", name, c.RemoteAddr())
+				}
+			}
+		})
+	}
+}
+
+// proc reads a file about the network of the pod.
+func (in *inbound) proc(t testing.TB, name string) (text string) {
+	t.Helper()
+	mustDo(t, in.pod.Do(func() error {
+		b, err := os.ReadFile("/proc/thread-self/net/" + name)
+		text = string(b)
+		return err
+	}))
+	return text
 }
 
 func loopbackOf(a netip.Addr) netip.Addr {

@@ -19,6 +19,7 @@ import (
 // a peer with SMC-R as the network shows it, without eBPF.
 type optionWire struct {
 	option atomic.Bool
+	forged atomic.Bool // SYN-ACKs are lost: nobody is where the SYNs say that they come from
 }
 
 func (w *optionWire) addOption(on bool) { w.option.Store(on) }
@@ -91,12 +92,15 @@ func (w *optionWire) forward(from, to int, stop <-chan struct{}, done chan<- str
 		if err != nil {
 			continue // the timeout, or an interface that is going down
 		}
-		_, _ = unix.Write(to, w.rewrite(buf[:n:n]))
+		if frame := w.rewrite(buf[:n:n]); frame != nil {
+			_, _ = unix.Write(to, frame)
+		}
 	}
 }
 
 // rewrite completes the checksum of a TCP segment, which the sender's kernel
-// left to the hardware, and adds the option to a SYN.
+// left to the hardware, and adds the option to a SYN. What is
+// to be lost becomes nil.
 func (w *optionWire) rewrite(frame []byte) []byte {
 	const ethernet = 14
 	if len(frame) < ethernet+40 {
@@ -117,6 +121,9 @@ func (w *optionWire) rewrite(frame []byte) []byte {
 		}
 	default:
 		return frame
+	}
+	if w.forged.Load() && ip[ipSize:][13]&0x12 == 0x12 {
+		return nil
 	}
 	if tcp := ip[ipSize:]; w.option.Load() && tcp[13]&0x12 == 0x02 {
 		size := int(tcp[12]>>4) * 4
