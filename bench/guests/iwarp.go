@@ -10,19 +10,22 @@ import (
 	"github.com/smcr-io/kube-smcr/bench/engine"
 	"github.com/smcr-io/kube-smcr/bench/load"
 	"github.com/smcr-io/kube-smcr/bench/report"
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/iwarp"
 	"github.com/smcr-io/kube-smcr/test/vm/lab"
 )
 
-// Names of the paths of group iwarp. One with READ has READs for streams, others WRITEs; the one with
+// Names of the paths of group iwarp. One with READ has READs for streams, one with SEND SENDs, others WRITEs; the one with
 // segment has an FPDU in each of TCP's segments, as siw, and other ones of softiwarp FPDUs of 64 KiB.
 const (
 	pathSIW         = "siw"
 	pathSIWRead     = "siw READ"
+	pathSIWSend     = "siw SEND"
 	pathSIWCRC      = "siw CRC"
 	pathSIWCRCRead  = "siw CRC READ"
 	pathSoft        = "softiwarp"
 	pathSoftRead    = "softiwarp READ"
+	pathSoftSend    = "softiwarp SEND"
 	pathSoftCRC     = "softiwarp CRC"
 	pathSoftCRCRead = "softiwarp CRC READ"
 	pathSoftSegment = "softiwarp CRC segment"
@@ -43,17 +46,17 @@ const (
 
 // iwarpForm is how a connection is to be.
 type iwarpForm struct {
-	SIW      bool `json:"siw,omitempty"` // the kernel's
-	CRC      bool `json:"crc,omitempty"`
-	Read     bool `json:"read,omitempty"`     // streams are READs
-	MaxULPDU int  `json:"maxULPDU,omitempty"` // of softiwarp; 0: what fits TCP's segments, as of siw
+	SIW      bool        `json:"siw,omitempty"` // the kernel's
+	CRC      bool        `json:"crc,omitempty"`
+	Op       rdma.Opcode `json:"op"`                 // of streams
+	MaxULPDU int         `json:"maxULPDU,omitempty"` // of softiwarp; 0: what fits TCP's segments, as of siw
 }
 
 // iwarpJobs are those of the group.
 func (s *settings) iwarpJobs() []engine.Job {
 	const group = "two guests, software iWARP"
 	pairs := [][2]string{
-		{pathSoft, pathSIW}, {pathSoftRead, pathSIWRead}, {pathSoftCRC, pathSIWCRC}, {pathSoftCRCRead, pathSIWCRCRead}, {pathSoftSegment, pathSIWCRC},
+		{pathSoft, pathSIW}, {pathSoftRead, pathSIWRead}, {pathSoftSend, pathSIWSend}, {pathSoftCRC, pathSIWCRC}, {pathSoftCRCRead, pathSIWCRCRead}, {pathSoftSegment, pathSIWCRC},
 	}
 	var targets []report.Target
 	for _, p := range pairs {
@@ -115,15 +118,17 @@ func (p *iwarpPair) iwarpPaths() []engine.Path {
 		name string
 		form iwarpForm
 	}{
-		{pathSIW, iwarpForm{SIW: true}},
-		{pathSIWRead, iwarpForm{SIW: true, Read: true}},
-		{pathSIWCRC, iwarpForm{SIW: true, CRC: true}},
-		{pathSIWCRCRead, iwarpForm{SIW: true, CRC: true, Read: true}},
-		{pathSoft, iwarpForm{MaxULPDU: own}},
-		{pathSoftRead, iwarpForm{MaxULPDU: own, Read: true}},
-		{pathSoftCRC, iwarpForm{MaxULPDU: own, CRC: true}},
-		{pathSoftCRCRead, iwarpForm{MaxULPDU: own, CRC: true, Read: true}},
-		{pathSoftSegment, iwarpForm{CRC: true}},
+		{pathSIW, iwarpForm{SIW: true, Op: rdma.OpWrite}},
+		{pathSIWRead, iwarpForm{SIW: true, Op: rdma.OpRead}},
+		{pathSIWCRC, iwarpForm{SIW: true, CRC: true, Op: rdma.OpWrite}},
+		{pathSIWSend, iwarpForm{SIW: true, Op: rdma.OpSend}},
+		{pathSIWCRCRead, iwarpForm{SIW: true, CRC: true, Op: rdma.OpRead}},
+		{pathSoft, iwarpForm{MaxULPDU: own, Op: rdma.OpWrite}},
+		{pathSoftRead, iwarpForm{MaxULPDU: own, Op: rdma.OpRead}},
+		{pathSoftCRC, iwarpForm{MaxULPDU: own, CRC: true, Op: rdma.OpWrite}},
+		{pathSoftSend, iwarpForm{MaxULPDU: own, Op: rdma.OpSend}},
+		{pathSoftCRCRead, iwarpForm{MaxULPDU: own, CRC: true, Op: rdma.OpRead}},
+		{pathSoftSegment, iwarpForm{CRC: true, Op: rdma.OpWrite}},
 	} {
 		path := engine.Path{Name: f.name, Peers: &iwarpWay{p.pair, f.form}}
 		if f.name != pathSIW && f.name != pathSoft {

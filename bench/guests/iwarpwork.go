@@ -110,5 +110,5 @@ func (w *workload) loadIWARP(ctx context.Context, req request) (r load.Result, e
 		return r, err
 	}
 	defer func() { err = errors.Join(err, w.softiwarp.Disconnect(e.QP)) }()
-	return e.Load(req.Load, f.Read, region)
+	return e.Load(req.Load, f.Op, region)
 }

@@ -107,6 +107,6 @@ func (k *kernel) load(l load.Load, f iwarpForm, to netip.AddrPort) (r load.Resul
 	}
 	verbs.Connected(e.QP)
 	time.Sleep(replyTime)
-	r, err = e.Load(l, f.Read, region[:min(len(region), len(e.Region()))])
+	r, err = e.Load(l, f.Op, region[:min(len(region), len(e.Region()))])
 	return r, errors.Join(err, cm.Disconnect())
 }

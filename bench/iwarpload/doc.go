@@ -2,11 +2,12 @@
 
 // Package iwarpload makes the loads of package load by RDMA on connections of iWARP: the same code for
 // every device, so that only the device makes the difference. Streams are WRITEs or READs from region to
-// region; round trips are SENDs. Who connects the queue pairs is the user's business.
+// region, or SENDs, each of which is answered; round trips are SENDs. Who connects the queue pairs is the user's
+// business.
 //
-//	e, err := iwarpload.NewEnd(dev)         // both; then e.QP is connected, with the server's e.Region() as private data
-//	err = e.Answer()                        // the server
-//	result, err := e.Load(l, false, region) // the client
+//	e, err := iwarpload.NewEnd(dev)                // both; then e.QP is connected, with the server's e.Region() as private data
+//	err = e.Answer()                               // the server
+//	result, err := e.Load(l, rdma.OpWrite, region) // the client
 //
 // # Who owns what
 //

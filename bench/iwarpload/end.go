@@ -18,6 +18,10 @@ const (
 	queue       = 32
 	signal      = 8 // one of so many SENDs has a completion
 
+	// answerBytes is how much of a message the server sends back: all that a round trip has, and of a
+	// stream's enough to tell that it came.
+	answerBytes = 64
+
 	// regionLen is the length of what the server tells of its region: address and key.
 	regionLen = 12
 
@@ -73,7 +77,7 @@ func NewEnd(d rdma.Device) (e *End, err error) {
 }
 
 func (e *End) postRecv() error {
-	e.recv[0] = rdma.RecvWR{SGE: rdma.SGE{Addr: e.mr.Addr(), Length: 64, LKey: e.mr.LKey()}}
+	e.recv[0] = rdma.RecvWR{SGE: rdma.SGE{Addr: e.mr.Addr(), Length: regionBytes, LKey: e.mr.LKey()}}
 	_, err := e.QP.PostRecv(e.recv[:])
 	return err
 }
@@ -138,7 +142,8 @@ func (e *End) Region() []byte {
 	return binary.BigEndian.AppendUint32(b, uint32(e.mr.RKey()))
 }
 
-// Answer is the server: it sends every message back until the connection ends, which is its error.
+// Answer is the server: it sends every message back, of a long one the beginning, until the connection ends,
+// which is its error.
 func (e *End) Answer() error {
 	for {
 		wcs, err := e.wait()
@@ -149,15 +154,16 @@ func (e *End) Answer() error {
 			if wc.Op != rdma.OpRecv {
 				continue
 			}
-			if err := errors.Join(e.postRecv(), e.postSend(int(wc.Bytes))); err != nil {
+			if err := errors.Join(e.postRecv(), e.postSend(min(int(wc.Bytes), answerBytes))); err != nil {
 				return err
 			}
 		}
 	}
 }
 
-// Load is the client: it makes a load. Streams go to the server's region, or come from there if they are READs.
-func (e *End) Load(l load.Load, read bool, region []byte) (load.Result, error) {
+// Load is the client: it makes a load. Streams go to the server's region by WRITE, come from there by READ, or
+// go into its receives by SEND.
+func (e *End) Load(l load.Load, op rdma.Opcode, region []byte) (load.Result, error) {
 	if len(region) != regionLen {
 		return load.Result{}, fmt.Errorf("server tells of its region in %d bytes, want %d", len(region), regionLen)
 	}
@@ -166,8 +172,13 @@ func (e *End) Load(l load.Load, read bool, region []byte) (load.Result, error) {
 	if l.Kind == load.Echo {
 		return e.echo(l)
 	}
-	addr, key := binary.BigEndian.Uint64(region), rdma.RKey(binary.BigEndian.Uint32(region[8:]))
-	return e.stream(l, read, addr, key)
+	s := &stream{End: e, message: []rdma.SendWR{{Op: op, Flags: rdma.SendSignaled, SGL: e.piece(l.SizeBytes)}}, done: op}
+	if op == rdma.OpSend {
+		s.done = rdma.OpRecv
+	} else {
+		s.message[0].RemoteAddr, s.message[0].RKey = binary.BigEndian.Uint64(region), rdma.RKey(binary.BigEndian.Uint32(region[8:]))
+	}
+	return s.run(l)
 }
 
 // echo sends messages and waits for each to come back.
@@ -191,40 +202,64 @@ func (e *End) echo(l load.Load) (r load.Result, err error) {
 	return l.RoundTrips(turn)
 }
 
-// stream moves messages between the regions for the duration. It ends when all have arrived: a READ
-// behind the last WRITE says so.
-func (e *End) stream(l load.Load, read bool, addr uint64, key rdma.RKey) (r load.Result, err error) {
-	message := []rdma.SendWR{{Op: rdma.OpWrite, Flags: rdma.SendSignaled, SGL: e.piece(l.SizeBytes), RemoteAddr: addr, RKey: key}}
-	if read {
-		message[0].Op = rdma.OpRead
-	}
-	last := []rdma.SendWR{{Op: rdma.OpRead, Flags: rdma.SendSignaled, SGL: e.piece(1), RemoteAddr: addr, RKey: key}}
-	underway := 0
-	post := func(wrs []rdma.SendWR, atMost int) error {
-		for underway > atMost {
-			wcs, err := e.wait()
-			if err != nil {
-				return err
-			}
-			underway -= len(wcs)
-		}
-		if len(wrs) == 0 {
-			return nil
-		}
-		underway++
-		_, err := e.QP.PostSend(wrs)
-		return err
-	}
+// stream moves messages to or from the server.
+type stream struct {
+	*End
+	message  []rdma.SendWR
+	done     rdma.Opcode // what completes when a message is: the server answers each SEND
+	underway int
+}
+
+// run makes the load. It ends when all has arrived: a READ behind the last WRITE says so.
+func (s *stream) run(l load.Load) (r load.Result, err error) {
 	begin := time.Now()
 	for time.Since(begin) < l.Duration {
-		if err := post(message, depth-1); err != nil {
+		if err := s.post(s.message); err != nil {
 			return r, err
 		}
 		r.Ops++
 	}
-	if err := errors.Join(post(last, 0), post(nil, 0)); err != nil {
+	if err := s.await(0); err != nil {
 		return r, err
+	}
+	if w := s.message[0]; w.Op == rdma.OpWrite {
+		w.Op, w.SGL, s.done = rdma.OpRead, s.piece(1), rdma.OpRead
+		if err := errors.Join(s.post([]rdma.SendWR{w}), s.await(0)); err != nil {
+			return r, err
+		}
 	}
 	r.Bytes, r.Elapsed = int64(r.Ops)*int64(l.SizeBytes), time.Since(begin)
 	return r, nil
+}
+
+// post posts a message once there is room.
+func (s *stream) post(wrs []rdma.SendWR) error {
+	if err := s.await(depth - 1); err != nil {
+		return err
+	}
+	s.underway++
+	_, err := s.QP.PostSend(wrs)
+	return err
+}
+
+// await waits until at most so many messages are under way.
+func (s *stream) await(most int) error {
+	for s.underway > most {
+		wcs, err := s.wait()
+		if err != nil {
+			return err
+		}
+		for _, wc := range wcs {
+			if wc.Op == s.done {
+				s.underway--
+			}
+			if wc.Op == rdma.OpRecv {
+				err = errors.Join(err, s.postRecv())
+			}
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/smcr-io/kube-smcr/bench/engine"
 	"github.com/smcr-io/kube-smcr/bench/load"
 	"github.com/smcr-io/kube-smcr/bench/report"
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/iwarp"
 )
 
@@ -17,12 +18,14 @@ import (
 const portIWARP = 7003
 
 // Paths of group iwarp. Streams are WRITEs, or READs where the name says so, from region to
-// region; round trips are SENDs. FPDUs are as long as they can be, or have TCP's segment each.
+// region, or SENDs; round trips are SENDs. FPDUs are as long as they can be, or have TCP's segment each.
 const (
-	pathIWARP        = "iWARP"
-	pathIWARPRead    = "iWARP, READ"
-	pathIWARPNoCRC   = "iWARP, no CRC"
-	pathIWARPSegment = "iWARP, FPDU per segment"
+	pathIWARP          = "iWARP"
+	pathIWARPRead      = "iWARP, READ"
+	pathIWARPSend      = "iWARP, SEND"
+	pathIWARPNoCRC     = "iWARP, no CRC"
+	pathIWARPReadNoCRC = "iWARP, READ, no CRC"
+	pathIWARPSegment   = "iWARP, FPDU per segment"
 )
 
 // What software iWARP has to reach of TCP's throughput with messages of 1 MiB: CRCs read each
@@ -44,7 +47,8 @@ func (p *iwarpPair) SetUp(ctx context.Context) ([]engine.Path, error) {
 	}
 	paths := p.paths(p.ways()...)
 	for i := range paths {
-		if paths[i].Name == pathIWARPRead || paths[i].Name == pathIWARPSegment {
+		switch paths[i].Name {
+		case pathIWARPRead, pathIWARPSend, pathIWARPReadNoCRC, pathIWARPSegment:
 			paths[i].Can = func(l load.Load) bool { return l.Kind == load.Stream } // round trips are as on the others
 		}
 	}
@@ -61,10 +65,12 @@ func (p *iwarpPair) ways() []*way {
 		name string
 		form iwarpForm
 	}{
-		{pathIWARP, iwarpForm{MaxULPDU: iwarp.MaxOwnULPDU}},
-		{pathIWARPRead, iwarpForm{MaxULPDU: iwarp.MaxOwnULPDU, Read: true}},
-		{pathIWARPNoCRC, iwarpForm{MaxULPDU: iwarp.MaxOwnULPDU, NoCRC: true}},
-		{pathIWARPSegment, iwarpForm{}},
+		{pathIWARP, iwarpForm{MaxULPDU: iwarp.MaxOwnULPDU, Op: rdma.OpWrite}},
+		{pathIWARPRead, iwarpForm{MaxULPDU: iwarp.MaxOwnULPDU, Op: rdma.OpRead}},
+		{pathIWARPSend, iwarpForm{MaxULPDU: iwarp.MaxOwnULPDU, Op: rdma.OpSend}},
+		{pathIWARPNoCRC, iwarpForm{MaxULPDU: iwarp.MaxOwnULPDU, Op: rdma.OpWrite, NoCRC: true}},
+		{pathIWARPReadNoCRC, iwarpForm{MaxULPDU: iwarp.MaxOwnULPDU, Op: rdma.OpRead, NoCRC: true}},
+		{pathIWARPSegment, iwarpForm{Op: rdma.OpWrite}},
 	} {
 		ways = append(ways, &way{
 			name: f.name, client: p.client, req: request{Addr: serverPort(portIWARP), IWARP: &f.form},
@@ -99,8 +105,9 @@ func (b *bench) iwarpStream(group, prefix string) engine.Job {
 			Case: &report.Case{
 				Group: group, Name: prefix + "stream of 1 MiB messages", Unit: "Gbit/s", Base: pathTCP,
 				Targets: []report.Target{
-					target(pathIWARP, limitIWARP), target(pathIWARPRead, limitIWARP),
-					target(pathIWARPNoCRC, limitIWARPNoCRC), target(pathIWARPSegment, limitIWARPSegment),
+					target(pathIWARP, limitIWARP), target(pathIWARPRead, limitIWARP), target(pathIWARPSend, limitIWARP),
+					target(pathIWARPNoCRC, limitIWARPNoCRC), target(pathIWARPReadNoCRC, limitIWARPNoCRC),
+					target(pathIWARPSegment, limitIWARPSegment),
 				},
 			},
 			Of: gigabits,

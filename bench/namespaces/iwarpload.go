@@ -10,14 +10,15 @@ import (
 
 	"github.com/smcr-io/kube-smcr/bench/iwarpload"
 	"github.com/smcr-io/kube-smcr/bench/load"
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/softiwarp"
 )
 
 // iwarpForm is how a connection of iWARP is framed, and what its streams are.
 type iwarpForm struct {
-	MaxULPDU int  `json:"maxULPDU,omitempty"` // 0: what fits TCP's segments
-	NoCRC    bool `json:"noCRC,omitempty"`
-	Read     bool `json:"read,omitempty"` // streams are READs
+	MaxULPDU int         `json:"maxULPDU,omitempty"` // 0: what fits TCP's segments
+	NoCRC    bool        `json:"noCRC,omitempty"`
+	Op       rdma.Opcode `json:"op"` // of streams
 }
 
 // openIWARP opens the device of this worker.
@@ -89,5 +90,5 @@ func (w *workload) loadIWARP(ctx context.Context, req request) (r load.Result, e
 		return r, err
 	}
 	defer func() { err = errors.Join(err, w.iwarp.Disconnect(e.QP)) }()
-	return e.Load(req.Load, f.Read, region)
+	return e.Load(req.Load, f.Op, region)
 }

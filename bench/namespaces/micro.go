@@ -18,7 +18,8 @@ const module = "github.com/smcr-io/kube-smcr/"
 
 // microPackages are the codecs and the data path, from the wire upwards.
 var microPackages = []string{
-	"pkg/rdma/rocev2", "pkg/rdma/soft", "pkg/rdma/iwarp", "pkg/rdma/softiwarp", "pkg/smcr/clc", "pkg/smcr/llc", "pkg/smcr/cdc", "pkg/smcr/linkgroup", "pkg/smcr",
+	"pkg/rdma/rocev2", "pkg/rdma/soft", "pkg/rdma/iwarp", "pkg/rdma/softiwarp", "pkg/rdma/vitcp", "pkg/rdma/softvi",
+	"pkg/smcr/clc", "pkg/smcr/llc", "pkg/smcr/cdc", "pkg/smcr/linkgroup", "pkg/smcr",
 }
 
 // micro runs the packages' own benchmarks.
