@@ -14,8 +14,9 @@ import (
 )
 
 var (
-	simSeed  = flag.Uint64("iwarp.seed", 0, "run only this schedule of TestSim")
-	simCount = flag.Int("iwarp.schedules", 150, "how many schedules TestSim runs")
+	simSeed  = flag.Uint64("sim.seed", 0, "play the schedule of this seed only")
+	simBase  = flag.Uint64("sim.base", 1, "play the schedules that this number stands for, in the order of their seeds; 0 draws one")
+	simCount = flag.Int("sim.schedules", 150, "play so many schedules")
 )
 
 // TestSim runs two queue pairs on streams that come in pieces, stall, are damaged and end,
@@ -27,10 +28,21 @@ func TestSim(t *testing.T) {
 		newSim(t, *simSeed).run()
 		return
 	}
-	for seed := uint64(1); seed <= uint64(*simCount); seed++ {
+	base, seed := *simBase, uint64(0)
+	if base == 0 {
+		base = uint64(time.Now().UnixNano())
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("repeat it with -sim.seed=%d, which is of -sim.base=%d", seed, base)
+		}
+	})
+	seeds := rand.New(rand.NewPCG(base, 1))
+	for range *simCount {
+		seed = seeds.Uint64() | 1
 		newSim(t, seed).run()
 		if t.Failed() {
-			t.Fatalf("repeat it with -iwarp.seed=%d", seed)
+			return
 		}
 	}
 }

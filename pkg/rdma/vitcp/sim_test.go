@@ -4,11 +4,18 @@ package vitcp
 
 import (
 	"bytes"
+	"flag"
 	"math/rand/v2"
 	"testing"
 	"time"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
+)
+
+var (
+	simSeed  = flag.Uint64("sim.seed", 0, "play the schedule of this seed only")
+	simBase  = flag.Uint64("sim.base", 1, "play the schedules that this number stands for, in the order of their seeds; 0 draws one")
+	simCount = flag.Int("sim.schedules", 400, "play so many schedules, or a seventh of them with -short")
 )
 
 const (
@@ -65,19 +72,34 @@ func (s *simSide) part(i int) []byte { return s.mr.buf[i*simPart : (i+1)*simPart
 // sometimes break. What completes as received is what was sent; each request completes once, in order; what is
 // written or read is right when it completes; and nothing stalls.
 func TestSim_faultyStreams(t *testing.T) {
-	runs := uint64(400)
-	if testing.Short() {
-		runs = 60
+	if *simSeed != 0 {
+		simulate(t, *simSeed)
+		return
 	}
+	runs := *simCount
+	if testing.Short() {
+		runs = max(runs/7, 1)
+	}
+	base, seed := *simBase, uint64(0)
+	if base == 0 {
+		base = uint64(time.Now().UnixNano())
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("repeat it with -sim.seed=%d, which is of -sim.base=%d", seed, base)
+		}
+	})
+	seeds := rand.New(rand.NewPCG(base, 1))
 	messages, cuts := 0, 0
-	for seed := range runs {
+	for range runs {
+		seed = seeds.Uint64() | 1
 		n, cut := simulate(t, seed)
 		messages += n
 		if cut {
 			cuts++
 		}
 	}
-	if messages < int(runs)*10 || cuts < int(runs)/20 {
+	if messages < runs*10 || cuts < runs/20 {
 		t.Errorf("%d messages and %d cuts in %d runs: this tests too little", messages, cuts, runs)
 	}
 }
