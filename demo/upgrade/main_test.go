@@ -46,7 +46,7 @@ func TestRun(t *testing.T) {
 	if code != 0 {
 		t.Fatalf("exit code %d\n%s\n%s", code, stdout.String(), stderr.String())
 	}
-	for _, want := range []string{"9 checks, all hold", "MPA Request Frame", "20 MiB by RDMA_WRITE are right"} {
+	for _, want := range []string{"12 checks, all hold", "MPA Request Frame", "20 MiB by RDMA_WRITE are right"} {
 		if !strings.Contains(stdout.String(), want) {
 			t.Errorf("no %q in\n%s", want, stdout.String())
 		}

@@ -30,6 +30,9 @@ type offer struct {
 
 const offerLen = 2*(8+4) + 4*depth
 
+// firstBytes is the length of the first WRITE and READ.
+const firstBytes = 64
+
 func (o *offer) append(b []byte) []byte {
 	b, _ = binary.Append(b, binary.BigEndian, o) // all of it is of fixed size
 	return b
@@ -170,6 +173,9 @@ func ask(t *teller, args []string) (err error) {
 		return err
 	}
 	m := &mover{end: e, t: t, offer: o}
+	if err := m.first(); err != nil {
+		return err
+	}
 	m.fill()
 	for _, op := range []rdma.Opcode{rdma.OpSend, rdma.OpWrite} {
 		if err := m.give(n, op); err != nil {
@@ -188,6 +194,30 @@ type mover struct {
 	t     *teller
 	offer offer
 	sum   uint32 // of all that the server has
+}
+
+// first writes and reads a few bytes: so each kind of message is among the first frames, which the demo
+// shows.
+func (m *mover) first() error {
+	piece := m.slot(0)
+	piece.Length = firstBytes
+	for _, wr := range []rdma.SendWR{
+		{Op: rdma.OpWrite, RemoteAddr: m.offer.Write, RKey: m.offer.WriteKey},
+		{Op: rdma.OpRead, RemoteAddr: m.offer.Read, RKey: m.offer.ReadKey},
+	} {
+		wr.SGL = []rdma.SGE{piece}
+		if err := m.post(wr); err != nil {
+			return err
+		}
+		for done := false; !done; {
+			wc, err := m.next()
+			if err != nil {
+				return err
+			}
+			done = wc.Op == wr.Op
+		}
+	}
+	return nil
 }
 
 // fill fills the slots.

@@ -100,7 +100,7 @@ func (w *watcher) show(ctx context.Context, t *transcript.Transcript) error {
 			t.Say("  %s", strings.ReplaceAll(l, "\t", "  "))
 		}
 	}
-	for _, want := range []string{"Request", "Reply", "Send"} {
+	for _, want := range []string{"MPA Request", "MPA Reply", "Write", "Read Request", "Read Response", "Send"} {
 		t.Check("tshark sees an iWARP "+want, strings.Contains(string(out), want), "in %s", w.file)
 	}
 	return nil
