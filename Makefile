@@ -232,7 +232,7 @@ fmt: ## Format the code as lint wants it (gofumpt, goimports).
 	$(GOTOOL) golangci-lint fmt
 
 .PHONY: rfcmatrix
-rfcmatrix: ## Write docs/rfc7609.md, docs/iwarp.md, docs/ssp.md, docs/vitcp.md and docs/sdp.md: each rule, its code and test (ARGS=-prove).
+rfcmatrix: ## Write docs/rfc7609.md, docs/iwarp.md, docs/ssp.md, docs/vitcp.md, docs/portmap.md and docs/sdp.md: each rule, its code and test (ARGS=-prove).
 	$(GO) run ./tools/rfcmatrix $(ARGS)
 
 .PHONY: verify

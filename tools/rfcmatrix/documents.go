@@ -33,7 +33,7 @@ var documents = []document{
 		code: []string{"pkg/rdma/internal/ssp/", "pkg/rdma/softiwarp/"},
 	},
 	{
-		dir: "docs/vitcp", title: "VI/TCP", about: "VI/TCP", rfcs: []string{"VI/TCP"}, code: []string{"pkg/rdma/vitcp/", "pkg/rdma/softvi/"},
+		dir: "docs/vitcp", title: "VI/TCP", about: "draft-dicecco-vitcp-00", rfcs: []string{"VI/TCP"}, text: "the draft", code: []string{"pkg/rdma/vitcp/", "pkg/rdma/softvi/"},
 	},
 	{
 		dir: "docs/portmap", title: "SDP's port mapper", about: "section 7 of the draft of SDP", rfcs: []string{"SDP"}, text: "the draft",

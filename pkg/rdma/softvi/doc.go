@@ -47,54 +47,10 @@
 //
 // # The VI Provider Library
 //
-// What the VI Architecture names, the draft and the developer's guide with it, is here:
-//
-//	VipOpenNic, VipCloseNic             Open and Device.Open; Device.Close
-//	VipQueryNic                         Device.Attr
-//	VipCreatePtag, VipDestroyPtag       rdma.Context.AllocPD; rdma.PD.Close
-//	VipRegisterMem, VipDeregisterMem    rdma.PD.AllocMR or RegMR; rdma.MR.Close
-//	memory handle                       rdma.MR.LKey here, RKey at the peer
-//	VipCreateVi, VipDestroyVi           rdma.PD.CreateQP and QP.Modify to INIT; QP.Close
-//	VIP_NET_ADDRESS                     Addr
-//	VipConnectRequest                   Device.Dial, Device.Connect
-//	VipConnectWait                      Device.Listen, Listener.Accept
-//	VipConnectAccept, VipConnectReject  Request.Accept, Request.Reject
-//	VipConnectPeerRequest, -Wait        Device.DialPeer, which is both
-//	VipDisconnect                       Device.Disconnect
-//	VipPostSend                         rdma.QP.PostSend: OpSend, OpWrite, OpWriteImm, OpRead, SendImm
-//	VipPostRecv                         rdma.QP.PostRecv
-//	VipCreateCQ, VipDestroyCQ           rdma.Context.CreateCQ; rdma.CQ.Close
-//	VipSendDone, VipRecvDone, VipCQDone rdma.CQ.Poll: a work queue always has a completion queue
-//	VipSendWait, VipRecvWait, VipCQWait rdma.CQ.Arm and Notify
-//	VipSendNotify, -RecvNotify, -CQNotify  rdma.CQ.OnNotify
-//	VipErrorCallback                    rdma.Context.Events
-//	VipQueryVi                          rdma.QP.State, Device.QPStats
-//	states of a VI: idle, connect       RESET and INIT, INIT,
-//	  pending, connected, error         RTS, ERR
-//
-// Reliability levels are Options.Unreliable. What VipConnectRequest and its like return is an error that
-// unwraps to one of:
-//
-//	VIP_TIMEOUT                    vitcp.ErrTimeout
-//	VIP_REJECT                     vitcp.ErrRejected
-//	VIP_NO_MATCH                   vitcp.ErrNoMatch
-//	VIP_NOT_REACHABLE              vitcp.ErrUnreachable
-//	VIP_INVALID_MTU                vitcp.ErrMaxTransfer
-//	VIP_INVALID_RELIABILITY_LEVEL  vitcp.ErrReliability
-//	VIP_INVALID_RDMAREAD           vitcp.ErrRDMARead, and vitcp.ErrRDMAWrite
-//	VIP_INVALID_STATE              rdma.ErrState
-//
-// and the status of a descriptor that of a completion:
-//
-//	VIP_STATUS_DONE                StatusSuccess
-//	VIP_STATUS_FORMAT_ERROR        refused when it is posted, with rdma.ErrInvalid; StatusLocalQP where it was not agreed on
-//	VIP_STATUS_PROTECTION_ERROR    StatusLocalProtect
-//	VIP_STATUS_LENGTH_ERROR        StatusLocalLength
-//	VIP_STATUS_PARTIAL_ERROR       StatusLocalProtect, of a message whose memory went while it was being sent
-//	VIP_STATUS_DESC_FLUSHED_ERROR  StatusFlushed
-//	VIP_STATUS_TRANSPORT_ERROR     StatusRetryExceeded
-//	VIP_STATUS_RDMA_PROT_ERROR     StatusRemoteAccess
-//	VIP_STATUS_REMOTE_DESC_ERROR   StatusRNRRetryExceeded, StatusRemoteInvalid or StatusRemoteOp
+// Its names, which the draft and the developer's guide have, are in the table of docs/vitcp.md: a VI is a
+// queue pair, a descriptor a work request, a protection tag a domain. Reliability levels are
+// [Options].Unreliable. What [Device.Dial] and its like return is an error that unwraps to one of package
+// vitcp, and the status of a descriptor is that of a completion.
 //
 // # Limitations
 //
