@@ -323,6 +323,16 @@ func TestCode_String(t *testing.T) {
 		CodeRTR:       "no common RTR message (2/0/0x07)",
 		CodeStartup:   "invalid MPA Request or Reply (2/0/0x04)",
 		CodeOperation: "remote operation: unspecified (0/2/0xff)",
+
+		// These are never sent.
+		CodeReadStream:   "remote protection: STag is not for this stream (0/1/0x03)",
+		CodeInvalidateID: "remote protection: STag cannot be invalidated (0/1/0x09)",
+		CodeProtection:   "remote protection: unspecified (0/1/0xff)",
+		CodeGlobal:       "catastrophic error of all streams (0/2/0x08)",
+		CodeDDPLocal:     "DDP: local catastrophic error (1/0/0x00)",
+		CodeTaggedStream: "tagged buffer: STag is not for this stream (1/1/0x02)",
+		CodeTCP:          "TCP connection closed or lost (2/0/0x01)",
+		CodeMPALocal:     "MPA: local catastrophic error (2/0/0x05)",
 	} {
 		if got := c.String(); got != want {
 			t.Errorf("got %q, want %q", got, want)
