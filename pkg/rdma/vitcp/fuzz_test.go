@@ -17,7 +17,17 @@ import (
 // The input is a sequence of records: a length, what to do besides (post, expire a timer, forget or close
 // memory, end the stream), and bytes of the stream. With bit 6 of the flags the record begins a segment, whose
 // number and acknowledgement are relative to what the queue pair expects.
-func FuzzQP(f *testing.F) {
+func FuzzQP(f *testing.F) { fuzzQP(f, reliable()) }
+
+// FuzzQP_unreliable is the same without reliable reception: sends complete when TCP has them.
+func FuzzQP_unreliable(f *testing.F) {
+	a := reliable()
+	a.Reliable = false
+	fuzzQP(f, a)
+}
+
+func fuzzQP(f *testing.F, a Attr) {
+	f.Helper()
 	for _, g := range golden {
 		b := unhex(f, g.hex)
 		f.Add(append([]byte{byte(len(b)), 64 | 3}, b...))
@@ -43,7 +53,7 @@ func FuzzQP(f *testing.F) {
 		if len(in) > 4096 {
 			return
 		}
-		z := newFuzzed(t)
+		z := newFuzzed(t, a)
 		for len(in) >= 2 {
 			n, flags := min(int(in[0]), len(in)-2), in[1]
 			z.record(flags, in[2:2+n])
@@ -65,7 +75,8 @@ type fuzzed struct {
 	tap        *tap
 }
 
-func newFuzzed(t *testing.T) *fuzzed {
+func newFuzzed(t *testing.T, a Attr) *fuzzed {
+	t.Helper()
 	z := &fuzzed{t: t, mem: &testMemory{}, now: time.Unix(0, 0), posted: map[uint64]int{}, tap: newTap(t)}
 	z.mr = z.mem.add(4096, allAccess)
 	z.mr.addr, z.mr.rkey = 0, 0 // what zeros in an RDMA header mean
@@ -79,7 +90,6 @@ func newFuzzed(t *testing.T) *fuzzed {
 	if err := q.Modify(z.now, rdma.QPAttr{State: rdma.QPInit, Access: allAccess}); err != nil {
 		t.Fatal(err)
 	}
-	a := reliable()
 	a.MaxTransfer, a.ReadWindow = 2048, 2
 	if err := q.Start(z.now, Terms{Attr: a, First: 0xffff_fffe, PeerFirst: 0xffff_fffd, PeerPosted: 3}); err != nil {
 		t.Fatal(err)
