@@ -14,7 +14,7 @@ import (
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 )
 
-// errorRig is a responder in OPEN whose peer is the test. Region 2 has no rights for
+// errorRig is a queue pair in OPEN, the responder mostly, whose peer is the test. Region 2 has no rights for
 // peers, region 3 is read-only for them.
 type errorRig struct {
 	*side
@@ -23,25 +23,31 @@ type errorRig struct {
 	shown  *region
 }
 
-func newErrorRig(tb testing.TB, noCRC bool) *errorRig { return newErrorRigOf(tb, noCRC, testRegion) }
+func newErrorRig(tb testing.TB, noCRC bool) *errorRig {
+	return newErrorRigOf(tb, Startup{Role: Responder, NoCRC: noCRC}, testRegion)
+}
 
-// newErrorRigOf is newErrorRig with a region of a size.
-func newErrorRigOf(tb testing.TB, noCRC bool, size int) *errorRig {
+// newErrorRigOf is newErrorRig with a role and a region of a size.
+func newErrorRigOf(tb testing.TB, s Startup, size int) *errorRig {
 	r := &errorRig{side: newSideOf(tb, "b", size, nil), now: time.Unix(1000, 0)}
 	r.secret = r.mem.add(4096, rdma.LocalWrite)
 	r.shown = r.mem.add(4096, rdma.RemoteRead)
 	r.recv(rdma.RecvWR{ID: 100, SGE: r.mr.sge(0, 32)}, rdma.RecvWR{ID: 101, SGE: r.mr.sge(0, 32)})
-	if err := r.q.Start(r.now, Startup{Role: Responder, NoCRC: noCRC, IRD: 2, ORD: 2}); err != nil {
-		tb.Fatal(err)
-	}
-	ask := Frame{CRC: !noCRC, Rev: Rev2, IsEnhanced: true, Enhanced: Enhanced{IRD: 2, ORD: 2}}
-	if err := r.feed(r.now, ask.Append(nil)); err != nil {
-		tb.Fatal(err)
-	}
-	if err := r.q.Reply(r.now, Reply{}); err != nil {
+	s.IRD, s.ORD = 2, 2
+	if err := r.q.Start(r.now, s); err != nil {
 		tb.Fatal(err)
 	}
 	r.transmit(r.now, 1<<20)
+	peer := Frame{Reply: s.Role == Initiator, CRC: !s.NoCRC, Rev: Rev2, IsEnhanced: true, Enhanced: Enhanced{IRD: 2, ORD: 2}}
+	if err := r.feed(r.now, peer.Append(nil)); err != nil {
+		tb.Fatal(err)
+	}
+	if s.Role == Responder {
+		if err := r.q.Reply(r.now, Reply{}); err != nil {
+			tb.Fatal(err)
+		}
+		r.transmit(r.now, 1<<20)
+	}
 	r.sent = r.sent[:0]
 	return r
 }

@@ -4,8 +4,10 @@ package iwarp
 
 import (
 	"bytes"
+	"encoding/binary"
 	"flag"
 	"fmt"
+	"hash/crc32"
 	"math/rand/v2"
 	"testing"
 	"time"
@@ -292,10 +294,32 @@ func (s *sim) check() {
 	}
 }
 
+// Bits of the first byte of FuzzQP's script.
+const (
+	fuzzInitiator = 16 << iota
+	fuzzCRC
+	fuzzWrong // CRCs stay as they are
+)
+
+// withCRCs gives each FPDU of a stream the CRC that belongs to it.
+func withCRCs(b []byte) []byte {
+	b = bytes.Clone(b)
+	for rest := b; len(rest) >= lengthLen; {
+		n := fpduLen(int(binary.BigEndian.Uint16(rest)))
+		if n > len(rest) {
+			break
+		}
+		binary.LittleEndian.PutUint32(rest[n-crcLen:], crc32.Checksum(rest[:n-crcLen], castagnoli))
+		rest = rest[n:]
+	}
+	return b
+}
+
 // FuzzQP gives a queue pair in OPEN, with work in both directions, a stream in pieces of
 // any length. Whatever it is, nothing panics, no byte outside of what the peer may write
-// changes, and every work request completes once. FPDUs have no CRC here, so that the
-// fuzzer gets beyond it; first says how the stream is cut and what happens in between.
+// changes, and every work request completes once. The script says how the stream is cut and what
+// happens in between; its first byte, too, whether the queue pair is the initiator, and whether FPDUs have
+// CRCs: they get the right ones then, mostly, so that the fuzzer gets beyond them.
 func FuzzQP(f *testing.F) {
 	for _, g := range golden {
 		f.Add([]byte{3, 1, 200}, unhex(f, g.hex))
@@ -306,11 +330,23 @@ func FuzzQP(f *testing.F) {
 	}
 	long := new(Framing{}).Append(nil, tagged(OpWrite, 0x107, 1<<40, true, 6000))
 	f.Add([]byte{100, 7, 33, 254}, long)
+	for _, g := range golden {
+		for _, how := range []byte{fuzzInitiator, fuzzCRC, fuzzInitiator | fuzzCRC, fuzzCRC | fuzzWrong} {
+			f.Add([]byte{how | 3, 1, 200}, unhex(f, g.hex))
+		}
+	}
 	f.Fuzz(func(t *testing.T, script, in []byte) {
 		if len(in) > 1<<16 || len(script) == 0 {
 			return
 		}
-		r := newErrorRigOf(t, true, 1<<14)
+		start := Startup{Role: Responder, NoCRC: script[0]&fuzzCRC == 0}
+		if script[0]&fuzzInitiator != 0 {
+			start.Role = Initiator
+		}
+		if !start.NoCRC && script[0]&fuzzWrong == 0 {
+			in = withCRCs(in)
+		}
+		r := newErrorRigOf(t, start, 1<<14)
 		for i := range r.secret.buf {
 			r.secret.buf[i] = 0x55
 		}
