@@ -92,12 +92,18 @@ func TestQP_allocatesNothing(t *testing.T) {
 
 // BenchmarkWrite moves 1 MiB from memory to memory: framing, copies between the queue
 // pairs' buffers in place of TCP's, checking and placing.
-func BenchmarkWrite(b *testing.B) {
+func BenchmarkWrite(b *testing.B) { benchMove(b, rdma.OpWrite) }
+
+// BenchmarkRead is the same with the bytes in responses, which with CRC are copied first.
+func BenchmarkRead(b *testing.B) { benchMove(b, rdma.OpRead) }
+
+func benchMove(b *testing.B, op rdma.Opcode) {
+	b.Helper()
 	for _, max := range []int{1442, MaxOwnULPDU} {
 		for _, crc := range []bool{true, false} {
 			b.Run(fmt.Sprintf("ULPDU=%d/CRC=%t", max, crc), func(b *testing.B) {
 				c := newCarrier(b, Startup{NoCRC: !crc, MaxULPDU: max})
-				wrs := []rdma.SendWR{{Op: rdma.OpWrite, RKey: c.b.mr.rkey, RemoteAddr: c.b.mr.addr, SGL: []rdma.SGE{c.a.mr.sge(0, testRegion)}}}
+				wrs := []rdma.SendWR{{Op: op, RKey: c.b.mr.rkey, RemoteAddr: c.b.mr.addr, SGL: []rdma.SGE{c.a.mr.sge(0, testRegion)}}}
 				b.SetBytes(testRegion)
 				b.ReportAllocs()
 				for b.Loop() {
