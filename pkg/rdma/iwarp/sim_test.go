@@ -315,6 +315,19 @@ func withCRCs(b []byte) []byte {
 	return b
 }
 
+// rightCRCs counts the FPDUs of a stream before the first one whose CRC is wrong.
+func rightCRCs(b []byte) (n uint64) {
+	f := Framing{CRC: true}
+	for {
+		_, size, err := f.Next(b)
+		if err != nil {
+			return n
+		}
+		b = b[size:]
+		n++
+	}
+}
+
 // FuzzQP gives a queue pair in OPEN, with work in both directions, a stream in pieces of
 // any length. Whatever it is, nothing panics, no byte outside of what the peer may write
 // changes, and every work request completes once. The script says how the stream is cut and what
@@ -351,6 +364,7 @@ func FuzzQP(f *testing.F) {
 			r.secret.buf[i] = 0x55
 		}
 		posted := map[uint64]bool{100: true, 101: true}
+		right := rightCRCs(in)
 		for i := uint64(1); len(in) > 0 && r.q.State() == rdma.QPRTS; i++ {
 			step := script[int(i)%len(script)]
 			if step&1 != 0 {
@@ -391,6 +405,9 @@ func FuzzQP(f *testing.F) {
 		}
 		if len(posted) != 0 {
 			t.Fatalf("%v did not complete", posted)
+		}
+		if n := r.q.Stats().RxFPDUs; !start.NoCRC && n > right {
+			t.Fatalf("%d FPDUs were taken, of which %d have the right CRC", n, right)
 		}
 		r.mem.intact(t)
 		for i, v := range r.secret.buf {

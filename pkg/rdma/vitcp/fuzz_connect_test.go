@@ -30,12 +30,18 @@ func FuzzConnect(f *testing.F) {
 	ce := CE{Attr: reliable(), Calling: disc(f, "web0"), Called: disc(f, "db1"), Security: []byte("secret")}
 	peer := ce
 	peer.Peer = true
+	other := peer
+	other.Reliable = false
 	var all []byte
-	for _, ce := range []CE{ce, peer} {
+	for _, ce := range []CE{ce, peer, other} {
 		for _, typ := range []Type{TypeConnectRequest, TypeConnectAccept, TypeConnectReject, TypeConnectNoMatch} {
 			m := connectMessage{typ: typ, first: 7, posted: 3, ce: ce}
 			b := m.bytes()
 			all = append(all, b...)
+			for _, pause := range []byte{fuzzDialed, fuzzEnd} {
+				f.Add([]byte{2, fuzzDialed, pause, fuzzRequest, fuzzWait}, b)
+				f.Add([]byte{2 | 128, fuzzDialed, pause, fuzzRequest, fuzzWait}, b)
+			}
 			for role := range byte(3) {
 				f.Add([]byte{role, fuzzDialed, fuzzData | 31<<3, fuzzData | 31<<3, fuzzData | 31<<3, fuzzDialed, fuzzAccept}, b)
 				f.Add([]byte{role, fuzzDialed, fuzzEnd, fuzzWait, fuzzDialed, fuzzData | 3<<3, fuzzRequest, fuzzCancel}, b)
@@ -82,7 +88,7 @@ func newFuzzedCall(t *testing.T, role byte, ce CE, stream []byte) *fuzzedCall {
 	z := &fuzzedCall{t: t, ce: ce, stream: stream, now: time.Unix(0, 0)}
 	c := CallConfig{Calling: ce.Calling, Called: ce.Called, Attr: ce.Attr, First: 100, Timeout: time.Second}
 	var err error
-	switch role % 3 {
+	switch role & 127 % 3 {
 	case 0:
 		z.caller, err = NewCaller(c)
 	case 1:
@@ -210,8 +216,14 @@ func (z *fuzzedCall) called() {
 	if in.State() != StateMatching {
 		return
 	}
+	z.look()
 	before := z.over
-	if stands := z.peer.HandleRequest(z.now, in, 2); stands != (in.State() == StateConnected) || stands && (before || z.peer.State() != StateDisconnected) {
+	stands := z.peer.HandleRequest(z.now, in, 2)
+	want := StateDisconnected // it is answered in any case
+	if stands {
+		want = StateConnected
+	}
+	if in.State() != want || stands && (before || z.peer.State() != StateDisconnected) {
 		z.t.Fatalf("the peer's call stands: %t; it is in %v, ours in %v", stands, in.State(), z.peer.State())
 	}
 }
