@@ -77,7 +77,7 @@ type ModeWord struct {
 }
 
 // Parse decodes a message, which is all of b. Every length is checked against len(b), and every value
-// that is wrong whatever came before. What a Hello must have to be accepted is [Setup.Check].
+// that is wrong whatever came before. What a Hello must have to be accepted is [Message.CheckSetup].
 func Parse(b []byte, l Layout) (Message, error) {
 	if len(b) < HeaderLen {
 		return Message{}, fmt.Errorf("%w: %d bytes, want %d at least", ErrMalformed, len(b), HeaderLen)
