@@ -35,6 +35,7 @@ type credits struct {
 	news     bool
 	updateAt time.Time // when an update is due without news
 	delay    time.Duration
+	late     bool      // that time has come: the next answer without news waits longer
 	prodAt   time.Time // when to ask for credit
 }
 
@@ -107,7 +108,10 @@ func (c *credits) stamp(m *bsdh.Message) {
 	if l := c.limit(); c.toldAck || after(l, c.told) {
 		c.told = l
 	}
-	c.news, c.updateAt, c.prodAt = false, time.Time{}, time.Time{}
+	if c.late {
+		c.delay = min(2*c.delay, maxUpdateDelay)
+	}
+	c.news, c.late, c.updateAt, c.prodAt = false, false, time.Time{}, time.Time{}
 }
 
 // take checks and counts a message that arrived.
@@ -156,24 +160,22 @@ func (c *credits) tell() {
 // §10.5): it is down to one credit; or it has used up half, and would get a quarter of them back.
 // Without news the answer waits.
 func (c *credits) updateDue(now time.Time) bool {
-	if !c.raises() {
-		c.updateAt = time.Time{}
-		return false
-	}
 	low := c.peerHas() <= 1
 	switch {
+	case !c.raises():
 	case c.news:
+		c.updateAt, c.late = time.Time{}, false
 		return low || c.peerHas() <= c.pool/2 && int(int32(c.limit()-c.told)) >= c.pool/4
 	case !low:
-		return false
 	case c.updateAt.IsZero():
 		c.updateAt = now.Add(c.delay)
 		return false
-	case now.Before(c.updateAt):
-		return false
+	default:
+		c.late = !now.Before(c.updateAt)
+		return c.late
 	}
-	c.delay = min(2*c.delay, maxUpdateDelay)
-	return true
+	c.updateAt, c.late = time.Time{}, false
+	return false
 }
 
 // prodDue reports whether a message without payload should use up a credit. With two we may send no payload, and the

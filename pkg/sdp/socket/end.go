@@ -12,9 +12,9 @@ import (
 // ending is how far both streams are closed (§8.2).
 type ending struct {
 	shutdown bool   // no more Writes
+	closed   bool   // nor Reads: what arrives meets nobody
 	finSent  bool   // our DisConn went
 	finSeq   uint32 // its number
-	finAt    uint64 // its place in the send queue
 	second   bool   // the peer's DisConn came before ours went
 	crossed  bool   // the peer's DisConn did not know ours
 
@@ -32,7 +32,7 @@ func (s *Socket) stepDisConn() bool {
 	}
 	s.sendKind(bsdh.DisConn)
 	s.src.dropSinks() // the peer takes them back when it sees DisConn
-	e.finSent, e.finSeq, e.finAt, e.second = true, s.credits.sent, s.sends.posted, s.snk.done
+	e.finSent, e.finSeq, e.second = true, s.credits.sent, s.snk.done
 	return true
 }
 
@@ -45,10 +45,13 @@ func (s *Socket) takeDisConn() {
 }
 
 // settleEnd ends the connection when both streams have ended: the peer that closed second does, and both, if their
-// DisConns crossed. Who closed first waits for the other.
+// DisConns crossed. Who closed first waits for the other. Nothing of ours may be under way then.
 func (s *Socket) settleEnd(now time.Time) {
 	e := &s.end
-	if s.state != StateOpen || !e.finSent || !s.snk.done || s.sends.done < e.finAt {
+	if s.state == StateOpen && e.closed && e.finSent && !s.snk.done && s.deadline.IsZero() {
+		s.deadline = now.Add(lingerTimeout)
+	}
+	if s.state != StateOpen || !e.finSent || !s.snk.done || s.sends.done < s.sends.posted {
 		return
 	}
 	if e.second || e.crossed {
@@ -67,6 +70,9 @@ func (s *Socket) abort(now time.Time, err error) {
 	switch {
 	case s.state == StateClosed || s.state == StateAbort:
 	case s.end.finSent:
+		if s.src.written {
+			s.src.writing, s.src.written = 0, false // it is done, and will not be reported
+		}
 		s.state, s.err, s.deadline = StateAbort, err, now.Add(abortTimeout)
 	default:
 		s.close(OutReset, err)
@@ -84,13 +90,22 @@ func (s *Socket) stepAbort() bool {
 	return true
 }
 
+// settleAbort ends the connection when AbortConn is out and no RDMA touches memory of the program any more: its buffers go
+// back with the end.
+func (s *Socket) settleAbort() {
+	if s.state == StateAbort && s.end.abortSent && s.sends.done >= s.end.abortAt && s.snk.reading == 0 && s.src.writing == 0 {
+		s.close(OutClose, s.err)
+	}
+}
+
 // down ends a connection whose transport is gone. That is in order if the peer's DisConn came, and no AbortConn (§8.2.1),
-// and ours went: a peer that ends the transport in order then has got it, even if we did not hear so.
+// and ours went: a peer that ends the transport in order then has got it, even if we did not hear so. Else it must
+// have said so: that a message completed does not mean that it arrived.
 func (s *Socket) down(err error) {
 	switch {
 	case s.err != nil: // AbortConn is under way
 		err = s.err
-	case s.snk.done && s.end.finSent && (err == nil || s.sends.done >= s.end.finAt):
+	case s.snk.done && s.end.finSent && (err == nil || s.credits.acked(s.end.finSeq)):
 		err = nil
 	case err == nil:
 		err = ErrLost
@@ -113,17 +128,21 @@ func (s *Socket) finish(err error) {
 	s.out.put(Output{Kind: OutEnded, Err: err})
 }
 
-// endAll makes every key worthless and gives every buffer back.
+// endAll makes every key worthless and gives every buffer back, with what came before the end.
 func (s *Socket) endAll() {
 	o, k := &s.src, &s.snk
 	for !o.srcs.isEmpty() {
 		s.cfg.Memory.Revoke(o.srcs.pop().key)
 	}
 	k.endAdverts(s.cfg.Memory)
+	k.dropSrcs()
+	k.reading, k.cancel, o.cancel = 0, revocation{}, revocation{}
 	s.returnWrites()
+	if s.mayRead() {
+		s.deliver()
+	}
 	for !k.reads.isEmpty() {
 		r := k.reads.pop()
 		s.out.put(Output{Kind: OutRead, ID: r.ID, Len: r.got, Canceled: true})
 	}
-	k.dropSrcs()
 }

@@ -15,6 +15,7 @@ func (s *Socket) flush(now time.Time) {
 	for s.step(now) {
 	}
 	s.settleEnd(now)
+	s.settleAbort()
 }
 
 // step posts one thing, and reports whether it did.
@@ -23,7 +24,11 @@ func (s *Socket) step(now time.Time) bool {
 	case StateOpen:
 	case StateAbort:
 		return s.stepAbort()
-	case StateHello, StateLinger, StateClosed:
+	case StateHello: // nothing is with the peer, and a cancel needs no message
+		s.endCanceledWrites()
+		s.deliver()
+		return false
+	case StateLinger, StateClosed:
 		return false
 	}
 	s.endCanceledWrites()
@@ -111,7 +116,7 @@ func (s *Socket) stepSink(now time.Time) bool {
 		k.stop = false
 		k.dropSrcs()
 		return s.sendKind(bsdh.SendSm)
-	case k.refuses(now, !s.src.srcs.isEmpty(), &s.cfg):
+	case k.refuses(now, s.waits(), &s.cfg):
 		if !s.maySend(false) {
 			return false
 		}
@@ -119,6 +124,12 @@ func (s *Socket) stepSink(now time.Time) bool {
 		return s.sendKind(bsdh.SendSm)
 	}
 	return false
+}
+
+// waits reports whether our stream waits for the peer's program: for an advert to be read, or for the receive buffers that
+// hold what nobody reads.
+func (s *Socket) waits() bool {
+	return !s.src.srcs.isEmpty() || s.src.next < s.src.produced && !s.credits.allows(true)
 }
 
 // reportRead sends RdmaRdCompl for what was read of the oldest advert (§9.2).
@@ -168,11 +179,8 @@ func (s *Socket) stepSource() bool {
 // stepModes changes the modes of both directions where that is ours to do (§12).
 func (s *Socket) stepModes() bool {
 	o, k := &s.src, &s.snk
-	if k.want && k.mode != bsdh.Buffered {
-		k.want = false
-	}
-	if k.want && !k.done && s.maySend(false) {
-		k.want, k.mode = false, bsdh.Combined
+	if k.mode == bsdh.Buffered && k.prefersPipelined(&s.cfg) && !k.done && s.maySend(false) {
+		k.mode = bsdh.Combined
 		return s.send(bsdh.Message{MID: bsdh.ModeChange, Change: bsdh.ModeWord{Mode: bsdh.Combined, Send: true}}, 0)
 	}
 	to, ok := o.change()

@@ -71,7 +71,8 @@ const (
 	updateDelay    = 10 * time.Millisecond
 	maxUpdateDelay = 200 * time.Millisecond
 
-	// lingerTimeout bounds the wait of the peer that closed first for the end of the connection.
+	// lingerTimeout bounds the wait of the peer that closed first for the end of the connection, and, when the
+	// program has closed the socket, for the peer's DisConn.
 	lingerTimeout = 10 * time.Second
 
 	// abortTimeout bounds the wait of AbortConn for credit, and for its completion.

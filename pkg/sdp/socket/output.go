@@ -43,7 +43,8 @@ const (
 	// OutReset: end the transport connection at once; with TCP, by a reset. No operation may be under way
 	// when this returns.
 	OutReset
-	// OutEnded: the connection is over; Err is nil if both streams ended in order.
+	// OutEnded: the connection is over; Err is nil if both streams ended in order. What arrived before may still be
+	// read: OutCopy, OutRecycle and OutRead may come behind, so receive buffers stay where they are, and none is posted.
 	OutEnded
 )
 

@@ -67,6 +67,10 @@ func (s *Socket) handleMessage(now time.Time, buffer int, b []byte, inv *rdma.RK
 	if err := s.dispatch(now, &m, inv); err != nil {
 		return err
 	}
+	if s.end.closed && (!s.snk.held.isEmpty() || !s.snk.srcs.isEmpty()) {
+		s.abort(now, ErrAborted)
+		return nil
+	}
 	s.deliver()
 	return nil
 }
@@ -86,7 +90,7 @@ func (k *sink) check(m *bsdh.Message) error {
 		return fmt.Errorf("%w: %v behind the end of the stream", ErrProtocol, m.MID)
 	case m.MID == bsdh.SrcAvail:
 		return k.checkSrc(n)
-	case n > 0 && k.owed == 0 && !k.srcs.isEmpty():
+	case n > k.owed && !k.srcs.isEmpty():
 		return fmt.Errorf("%w: %v with %d bytes while an advert is outstanding", ErrProtocol, m.MID, n)
 	case n > 0 && k.adv > 0 && n > k.reads.at(0).Len:
 		return fmt.Errorf("%w: %v with %d bytes, advertised were %d", ErrProtocol, m.MID, n, k.reads.at(0).Len)
@@ -258,7 +262,8 @@ func (s *Socket) deliver() {
 	for k.adv == 0 && !k.reads.isEmpty() {
 		r := k.reads.at(0)
 		urgent := s.fill(r)
-		over := r.got == r.Len || urgent || r.got > 0 && !r.Fill && k.reading == 0 && k.held.isEmpty() && !k.canRead(&s.cfg)
+		more := r.Fill && s.state != StateClosed || k.canRead(&s.cfg)
+		over := r.got == r.Len || urgent || r.got > 0 && !more && k.reading == 0 && k.held.isEmpty()
 		eof := k.done && k.held.isEmpty()
 		if k.reading > 0 || !over && !eof {
 			break

@@ -189,6 +189,9 @@ func (w *world) expire() {
 	for _, h := range w.sides {
 		if at, ok := h.s.NextTimeout(); ok && !w.now.Before(at) {
 			h.s.HandleTimeout(w.now)
+			if again, ok := h.s.NextTimeout(); ok && !again.After(w.now) {
+				w.fail("side %d: due at %v, and again: %v", h.side, w.now, h.s.Snapshot())
+			}
 			h.run()
 		}
 	}

@@ -51,7 +51,6 @@ type peerSrc struct {
 // that whatever comes next belongs into the first of them.
 type sink struct {
 	mode bsdh.Mode
-	want bool // to leave Buffered mode
 
 	reads fifo[pendingRead]
 	adv   int
@@ -160,7 +159,7 @@ func (k *sink) nextAdvert(cfg *Config, recvBytes uint32) (*pendingRead, bool) {
 		return nil, false
 	}
 	r := k.reads.at(k.adv)
-	return r, r.Direct && !r.Fill && r.got == 0 && r.Len > recvBytes && cfg.isLong(r.Len)
+	return r, r.Direct && !r.Fill && r.got == 0 && r.Len > recvBytes && r.Len <= bsdh.MaxBytes && cfg.isLong(r.Len)
 }
 
 // endAdverts makes all adverts of ours worthless: their buffers are ordinary Reads again.
@@ -181,7 +180,8 @@ func (k *sink) popAdvert(m Memory) pendingRead {
 	return r
 }
 
-// prefersPipelined is what REQ_PIPE says (§6.1.2): the program posts buffers that are worth an advert.
+// prefersPipelined is what REQ_PIPE says (§6.1.2), and why we leave Buffered mode: the program posts buffers that are worth
+// an advert.
 func (k *sink) prefersPipelined(cfg *Config) bool {
 	return !k.reads.isEmpty() && k.reads.at(0).Direct && cfg.isLong(k.reads.at(0).Len)
 }

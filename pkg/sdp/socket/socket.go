@@ -3,6 +3,7 @@
 package socket
 
 import (
+	"errors"
 	"fmt"
 	"time"
 
@@ -110,11 +111,11 @@ func (s *Socket) WriteUrgent(now time.Time, w Write) error {
 	return s.Write(now, w)
 }
 
-// Read gives a buffer for what arrives. The program must leave it alone until OutRead. After an end in order there
-// may still be something.
+// Read gives a buffer for what arrives. The program must leave it alone until OutRead. After the end there may still be
+// something: what arrived before, and then the end of the stream if the peer told it.
 func (s *Socket) Read(now time.Time, r Read) error {
 	switch {
-	case s.state == StateClosed && (s.err != nil || !s.snk.done) || s.snk.cancel.wanted:
+	case s.state == StateClosed && !s.mayRead() || s.snk.cancel.wanted || s.end.closed:
 		return fmt.Errorf("read %d: %w", r.ID, ErrState)
 	case r.Len == 0:
 		return fmt.Errorf("read %d of 0 bytes: %w", r.ID, ErrInvalid)
@@ -122,14 +123,20 @@ func (s *Socket) Read(now time.Time, r Read) error {
 		return fmt.Errorf("read %d: %w: %d reads", r.ID, ErrFull, MaxReads)
 	}
 	s.snk.reads.push(pendingRead{Read: r})
-	if r.Direct && s.cfg.isLong(r.Len) && s.snk.mode == bsdh.Buffered && s.snk.reads.n == 1 {
-		s.snk.want = true
-	}
 	if s.state == StateLinger || s.state == StateClosed {
 		s.deliver() // what arrived before the end
 	}
 	s.flush(now)
 	return nil
+}
+
+// mayRead reports whether there is something for a Read when the connection is over. What came before a reset or a loss is
+// there to be read, as with TCP; a program that aborts gives it up.
+func (s *Socket) mayRead() bool {
+	if s.snk.held.isEmpty() {
+		return s.snk.done && (s.err == nil || errors.Is(s.err, ErrLost))
+	}
+	return !errors.Is(s.err, ErrAborted)
 }
 
 // CancelWrites ends all Writes as soon as it is known which bytes of them the peer has. What was not sent is
@@ -162,6 +169,20 @@ func (s *Socket) Shutdown(now time.Time) {
 	s.flush(now)
 }
 
+// Close ends our stream as Shutdown does, and says that the program will read no more. What it has not read, or what arrives
+// later, is lost: then the connection is aborted, as with TCP, and it is when the peer does not end its stream in time.
+func (s *Socket) Close(now time.Time) {
+	if s.end.closed || s.state == StateClosed {
+		return
+	}
+	s.end.closed, s.end.shutdown = true, true
+	if !s.snk.held.isEmpty() || !s.snk.srcs.isEmpty() || s.snk.owed > 0 {
+		s.abort(now, ErrAborted)
+	}
+	s.snk.cancel.wanted = !s.snk.reads.isEmpty()
+	s.flush(now)
+}
+
 // Abort ends the connection at once (§8.2.2).
 func (s *Socket) Abort(now time.Time) {
 	s.abort(now, ErrAborted)
@@ -177,12 +198,11 @@ func (s *Socket) HandleSent(now time.Time, ok bool) {
 	}
 	s.sends.done++
 	switch {
-	case !ok:
-		s.abort(now, fmt.Errorf("%w: a message", ErrTransfer))
-	case s.state == StateAbort && s.end.abortSent && s.sends.done >= s.end.abortAt:
-		s.close(OutClose, s.err)
+	case ok || s.state == StateLinger: // who ends the connection need not wait for what came behind DisConn
+	case s.state == StateAbort:
+		s.close(OutReset, s.err)
 	default:
-		s.settleEnd(now)
+		s.abort(now, fmt.Errorf("%w: a message", ErrTransfer))
 	}
 	s.flush(now)
 }
@@ -190,11 +210,13 @@ func (s *Socket) HandleSent(now time.Time, ok bool) {
 // HandleRead says that the RDMA READ completed: its bytes are in the buffer.
 func (s *Socket) HandleRead(now time.Time, ok bool) {
 	k := &s.snk
-	if s.state != StateOpen || k.reading == 0 {
+	if s.state == StateClosed || k.reading == 0 {
 		return
 	}
-	if !ok {
+	if s.state == StateAbort || !ok {
+		k.reading = 0
 		s.abort(now, fmt.Errorf("%w: RDMA READ", ErrTransfer))
+		s.flush(now)
 		return
 	}
 	a, r := k.srcs.at(0), k.reads.at(0)
@@ -208,11 +230,13 @@ func (s *Socket) HandleRead(now time.Time, ok bool) {
 
 // HandleWrite says that the RDMA WRITE completed.
 func (s *Socket) HandleWrite(now time.Time, ok bool) {
-	if s.state != StateOpen || s.src.writing == 0 {
+	if s.state == StateClosed || s.src.writing == 0 || s.src.written {
 		return
 	}
-	if !ok {
+	if s.state == StateAbort || !ok {
+		s.src.writing = 0
 		s.abort(now, fmt.Errorf("%w: RDMA WRITE", ErrTransfer))
+		s.flush(now)
 		return
 	}
 	s.src.written = true
@@ -226,7 +250,8 @@ func (s *Socket) HandleDown(err error) {
 	}
 }
 
-// NextTimeout returns when HandleTimeout is due.
+// NextTimeout returns when HandleTimeout is due. What could not be sent then anyhow is not waited for: credit, or room in
+// the send queue, comes with an input.
 func (s *Socket) NextTimeout() (time.Time, bool) {
 	at := s.deadline
 	earlier := func(t time.Time) {
@@ -234,10 +259,10 @@ func (s *Socket) NextTimeout() (time.Time, bool) {
 			at = t
 		}
 	}
-	if s.state == StateOpen {
+	if s.state == StateOpen && s.maySend(false) {
 		earlier(s.credits.updateAt)
 		earlier(s.credits.prodAt)
-		if t, ok := s.snk.deadlockAt(!s.src.srcs.isEmpty()); ok {
+		if t, ok := s.snk.deadlockAt(s.waits()); ok {
 			earlier(t)
 		}
 	}
@@ -255,7 +280,9 @@ func (s *Socket) HandleTimeout(now time.Time) {
 			s.close(OutReset, s.err)
 		case StateLinger:
 			s.close(OutClose, nil)
-		case StateOpen, StateClosed:
+		case StateOpen: // after Close
+			s.abort(now, ErrLinger)
+		case StateClosed:
 		}
 	}
 	s.flush(now)

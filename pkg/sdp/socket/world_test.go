@@ -31,6 +31,8 @@ type item struct {
 	write   *Output // RDMA WRITE
 	data    []byte
 	answer  bool // RDMA READ response
+	end     bool // of the transport connection
+	reset   bool // and not in order
 }
 
 // grant is what a key opens.
@@ -190,15 +192,18 @@ func (h *host) do(o Output) {
 		h.urgents++
 	case OutClose, OutReset:
 		p := h.peer()
-		h.w.trace("side %d: %v", h.side, o.Kind)
-		h.target = nil
-		var err error
-		if o.Kind == OutReset {
-			p.out, err = nil, errors.New("reset") // what comes late meets nobody
+		if o.Kind == OutClose && len(h.done) > 0 || h.ended {
+			h.w.fail("side %d: %v with %d completions to come", h.side, o.Kind, len(h.done))
 		}
-		h.out = append(h.out, item{})
-		_ = err
+		h.target, h.done = nil, nil
+		if o.Kind == OutReset {
+			p.out = nil // what comes late meets nobody
+		}
+		h.out = append(h.out, item{reset: o.Kind == OutReset, end: true})
 	case OutEnded:
+		if h.ended {
+			h.w.fail("side %d: ended twice", h.side)
+		}
 		h.ended, h.endErr = true, o.Err
 	}
 }
@@ -302,7 +307,10 @@ func (h *host) deliver() bool {
 		copy(r.buf[p.target.Offset:], it.data)
 		p.target = nil
 		p.done = append(p.done, OutRDMARead)
-	default:
+	case it.reset:
+		p.s.HandleDown(errors.New("reset"))
+		p.run()
+	case it.end:
 		p.s.HandleDown(nil)
 		p.run()
 	}
