@@ -60,8 +60,12 @@ type Config struct {
 	SendBytes   uint32 // size of the buffers from which messages are sent; 0: as RecvBytes
 	SendDepth   int    // messages under way in the send queue
 	MaxAdverts  int    // adverts that the peer may have outstanding
-	IRD, ORD    int    // RDMA READs at a time, served and asked for
-	ZcopyBytes  uint32 // above it, bytes of direct memory are moved by RDMA; NoZcopy: none are
+	// Sizes to which receive buffers may change when the peer asks (§10.6); 0: they stay. If they may change, OutPost and
+	// OutDrop come, and the receive queue must take twice RecvBuffers.
+	MinRecvBytes, MaxRecvBytes uint32
+
+	IRD, ORD   int    // RDMA READs at a time, served and asked for
+	ZcopyBytes uint32 // above it, bytes of direct memory are moved by RDMA; NoZcopy: none are
 
 	SetupTimeout time.Duration
 	Memory       Memory // nil with NoZcopy only
@@ -80,6 +84,10 @@ func (c *Config) Validate() error {
 		return fmt.Errorf("%w: receive buffers of %d bytes, want %d at least", ErrInvalid, c.RecvBytes, bsdh.MinBuffer)
 	case c.SendBytes != 0 && c.SendBytes < bsdh.MinBuffer || c.SendBytes > bsdh.MaxBytes:
 		return fmt.Errorf("%w: send buffers of %d bytes, want %d at least", ErrInvalid, c.SendBytes, bsdh.MinBuffer)
+	case c.MinRecvBytes != 0 && (c.MinRecvBytes < bsdh.MinBuffer || c.MinRecvBytes > cmp.Or(c.RecvBytes, DefaultRecvBytes)):
+		return fmt.Errorf("%w: receive buffers of %d bytes or more, want %d at least, and no more than they begin with", ErrInvalid, c.MinRecvBytes, bsdh.MinBuffer)
+	case c.MaxRecvBytes != 0 && (c.MaxRecvBytes < cmp.Or(c.RecvBytes, DefaultRecvBytes) || c.MaxRecvBytes > bsdh.MaxBytes):
+		return fmt.Errorf("%w: receive buffers of up to %d bytes, want what they begin with at least", ErrInvalid, c.MaxRecvBytes)
 	case c.SendDepth < 0 || c.MaxAdverts < 0 || c.MaxAdverts > MaxMaxAdverts:
 		return fmt.Errorf("%w: send depth %d, %d adverts, want %d at most", ErrInvalid, c.SendDepth, c.MaxAdverts, MaxMaxAdverts)
 	case c.IRD < 0 || c.IRD > 0xffff || c.ORD < 0 || c.ORD > 0xffff:
@@ -95,6 +103,8 @@ func (c *Config) Validate() error {
 func (c Config) withDefaults() Config {
 	c.RecvBuffers = cmp.Or(c.RecvBuffers, DefaultRecvBuffers)
 	c.RecvBytes = cmp.Or(c.RecvBytes, DefaultRecvBytes)
+	c.MinRecvBytes = cmp.Or(c.MinRecvBytes, c.RecvBytes)
+	c.MaxRecvBytes = cmp.Or(c.MaxRecvBytes, c.RecvBytes)
 	c.SendBytes = cmp.Or(c.SendBytes, c.RecvBytes)
 	c.SendDepth = cmp.Or(c.SendDepth, DefaultSendDepth)
 	c.MaxAdverts = cmp.Or(c.MaxAdverts, DefaultMaxAdverts)

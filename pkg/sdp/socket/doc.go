@@ -48,11 +48,12 @@
 //     for ever (§10.4).
 //   - With two credits no payload may go, and the peer need not give more before there is one (§10.5): a message without
 //     payload uses one up, after a while.
+//   - Two ChRcvBufs cross when neither acknowledges the other; a peer that owes an answer does not ask (§10.6.1). A second
+//     request waits until the receive buffers of the size before the first are gone.
 //   - When both DisConns cross, both peers end the transport connection; else the second does (§8.2.1).
 //
 // # Limitations
 //
-// Receive buffers are not resized: the peer's ChRcvBuf is answered with the size as it is, and there is none of ours (§10.6).
 // Suspension is not there, in either role: SuspComm ends the connection, which the draft does not allow (§13). One RDMA
 // READ and one RDMA WRITE are under way at a time. A receive buffer that holds one byte is not copied out while the
 // program does not read (§9.5.6). The port mapper is package portmap.

@@ -20,8 +20,6 @@ type ending struct {
 
 	abortSent bool
 	abortAt   uint64 // place of AbortConn in the send queue
-
-	resizeDue bool
 }
 
 // stepDisConn ends our stream when every byte before is with the peer (§8.2.1).

@@ -33,7 +33,7 @@ func (s *Socket) step(now time.Time) bool {
 	}
 	s.endCanceledWrites()
 	s.deliver()
-	return s.startRead() || s.startWrite() || s.stepSink(now) || s.stepSource() || s.stepModes() || s.stepOwnCancels() || s.stepAdvert() ||
+	return s.startRead() || s.startWrite() || s.stepSink(now) || s.stepSource() || s.stepResize() || s.stepModes() || s.stepOwnCancels() || s.stepAdvert() ||
 		s.stepStream() || s.stepDisConn() || s.stepUpdate(now)
 }
 
@@ -169,9 +169,6 @@ func (s *Socket) stepSource() bool {
 		// while the acknowledgement is held back.
 		o.ackDue = false
 		return s.sendKind(bsdh.SinkCancelAck)
-	case s.end.resizeDue && s.maySend(false):
-		s.end.resizeDue = false
-		return s.send(bsdh.Message{MID: bsdh.ChRcvBufAck, Bytes: s.cfg.RecvBytes}, 0)
 	}
 	return false
 }
@@ -221,7 +218,7 @@ func (s *Socket) adverts() int {
 // of it: the Transaction mechanism (§9.4).
 func (s *Socket) stepAdvert() bool {
 	k := &s.snk
-	r, ok := k.nextAdvert(&s.cfg, s.cfg.RecvBytes)
+	r, ok := k.nextAdvert(&s.cfg, s.size.recvBytes)
 	if !ok || s.adverts() <= 0 || !s.maySend(false) {
 		return false
 	}

@@ -46,12 +46,17 @@ const (
 	// OutEnded: the connection is over; Err is nil if both streams ended in order. What arrived before may still be
 	// read: OutCopy, OutRecycle and OutRead may come behind, so receive buffers stay where they are, and none is posted.
 	OutEnded
+	// OutPost: post [Config.RecvBuffers] new receive buffers of Len bytes, with the numbers from Buffer on. The
+	// connection begins with those from 0 on; there are two such sets at most.
+	OutPost
+	// OutDrop: receive buffer Buffer has served. It is not posted again.
+	OutDrop
 )
 
 func (k OutputKind) String() string {
 	names := [...]string{
 		"hello", "established", "send", "RDMA write", "RDMA read", "copy", "recycle", "read", "written", "urgent", "peer done",
-		"close", "reset", "ended",
+		"close", "reset", "ended", "post", "drop",
 	}
 	if int(k) < len(names) {
 		return names[k]

@@ -43,6 +43,7 @@ func (s *Socket) handleMessage(now time.Time, buffer int, b []byte, inv *rdma.RK
 	if err := s.credits.take(&m); err != nil {
 		return err
 	}
+	s.used(buffer)
 	n := uint32(len(m.Payload))
 	if m.MID != bsdh.Data || n > 0 || m.Flags != 0 {
 		s.credits.tell()
@@ -78,6 +79,7 @@ func (s *Socket) handleMessage(now time.Time, buffer int, b []byte, inv *rdma.RK
 // handleLate takes a message that arrives while AbortConn waits for credit: nothing else of it matters.
 func (s *Socket) handleLate(buffer int, b []byte) {
 	if m, err := bsdh.Parse(b, s.cfg.Layout); err == nil && s.credits.take(&m) == nil {
+		s.used(buffer)
 		s.recycle(buffer)
 	}
 }
@@ -116,8 +118,13 @@ func (s *Socket) takePayload(p heldPayload) {
 	k.held.push(p)
 }
 
-// recycle posts a receive buffer again.
+// recycle posts a receive buffer again, or drops it.
 func (s *Socket) recycle(buffer int) {
+	if s.isOld(buffer) {
+		s.size.old--
+		s.out.put(Output{Kind: OutDrop, Buffer: buffer})
+		return
+	}
 	s.credits.posted++
 	s.out.put(Output{Kind: OutRecycle, Buffer: buffer})
 }
@@ -171,8 +178,12 @@ func (s *Socket) dispatch(now time.Time, m *bsdh.Message, inv *rdma.RKey) error 
 		s.takeDisConn()
 	case bsdh.AbortConn:
 		s.takeAbort()
-	case bsdh.ChRcvBuf, bsdh.ChRcvBufAck, bsdh.SuspComm, bsdh.SuspCommAck:
-		return s.takeOther(m)
+	case bsdh.ChRcvBuf:
+		return s.takeResize(m.Bytes)
+	case bsdh.ChRcvBufAck:
+		return s.takeResized(m.Bytes)
+	case bsdh.SuspComm, bsdh.SuspCommAck:
+		return fmt.Errorf("%w: unexpected %v", ErrProtocol, m.MID)
 	case bsdh.Hello, bsdh.HelloAck:
 		return fmt.Errorf("%w: %v on an established connection", ErrProtocol, m.MID)
 	}
@@ -241,19 +252,6 @@ func (s *Socket) takeMode(c bsdh.ModeWord) error {
 			map[bool]string{true: "sending half", false: "receiving half"}[c.Send], map[bool]bsdh.Mode{true: o.mode, false: k.mode}[c.Send])
 	}
 	return nil
-}
-
-// takeOther answers what this version does not do: no resizing, which the protocol lets a peer decline by telling
-// the size as it is (§10.6), and no suspension.
-func (s *Socket) takeOther(m *bsdh.Message) error {
-	if m.MID == bsdh.ChRcvBuf {
-		if s.end.resizeDue {
-			return fmt.Errorf("%w: a second ChRcvBuf before the answer", ErrProtocol)
-		}
-		s.end.resizeDue = true
-		return nil
-	}
-	return fmt.Errorf("%w: unexpected %v", ErrProtocol, m.MID)
 }
 
 // deliver gives to the program what is there for it.

@@ -43,11 +43,12 @@ const (
 	opShutdown
 	opAbort
 	opKeys
+	opResize
 )
 
 func (o simOp) String() string {
 	names := [...]string{
-		"deliver", "complete", "write", "urgent", "read", "cancel-writes", "cancel-reads", "mode", "time", "shutdown", "abort", "keys",
+		"deliver", "complete", "write", "urgent", "read", "cancel-writes", "cancel-reads", "mode", "time", "shutdown", "abort", "keys", "resize",
 	}
 	return fmt.Sprintf("%s side=%d n=%d direct=%t more=%t", names[o.kind], o.side, o.n, o.direct, o.more)
 }
@@ -82,7 +83,13 @@ func randomSchedule(seed uint64) schedule {
 			MaxAdverts: pick(1, 2, 5, 16), ZcopyBytes: uint32(pick(1, 50, 50, 50, 50, 300, NoZcopy)),
 		}
 	}
-	weights := []int{30, 22, 10, 1, 22, 1, 2, 4, 3, 0, 0, 0}
+	weights := []int{30, 22, 10, 1, 22, 1, 2, 4, 3, 0, 0, 0, 0}
+	if rng.IntN(3) == 0 {
+		weights[opResize] = 3
+		for i := range s.cfg {
+			s.cfg[i].MinRecvBytes, s.cfg[i].MaxRecvBytes = uint32(pick(0, 37)), uint32(pick(0, 1000, 1500))
+		}
+	}
 	if rng.IntN(8) == 0 {
 		weights[opKeys] = 2
 	}
@@ -179,6 +186,11 @@ func (w *world) do(o simOp) {
 	case opAbort:
 		w.gone = true
 		h.s.Abort(w.now)
+		h.run()
+	case opResize:
+		if err := h.s.ResizePeer(w.now, bsdh.MinBuffer+o.n); err != nil && h.s.State() <= StateOpen {
+			w.fail("side %d: %v", h.side, err)
+		}
 		h.run()
 	case opKeys:
 		h.refuse = o.direct
@@ -284,6 +296,8 @@ func (w *world) wantAccounts() {
 			w.fail("side %d sends in %v mode, its peer receives in %v", h.side, a.SendMode, b.RecvMode)
 		case len(a.SrcAdverts) > 0 || len(b.PeerSrcs) > 0 || b.Owed > 0 || b.Held > 0:
 			w.fail("side %d: all arrived, and there is more: %v\n%v", h.side, a, b)
+		case !a.Resizing && !b.Resizing && a.PeerRecvBytes != b.RecvBytes:
+			w.fail("side %d: receive buffers of %d bytes, its peer thinks %d", 1-h.side, b.RecvBytes, a.PeerRecvBytes)
 		case b.PeerHas > a.Available+b.Posted:
 			w.fail("side %d may send %d messages, its peer thinks %d", h.side, a.Available, b.PeerHas)
 		}
@@ -377,7 +391,7 @@ func TestSim(t *testing.T) {
 	}
 	for _, k := range []bsdh.MID{
 		bsdh.HelloAck, bsdh.DisConn, bsdh.SendSm, bsdh.RdmaWrCompl, bsdh.RdmaRdCompl, bsdh.ModeChange, bsdh.SrcAvailCancel,
-		bsdh.SinkAvailCancel, bsdh.SinkCancelAck, bsdh.SinkAvail, bsdh.SrcAvail, bsdh.Data,
+		bsdh.SinkAvailCancel, bsdh.SinkCancelAck, bsdh.SinkAvail, bsdh.SrcAvail, bsdh.Data, bsdh.ChRcvBuf, bsdh.ChRcvBufAck,
 	} {
 		if uint64(mids[k]) < n/100 {
 			t.Errorf("%d messages %v in %d schedules: this tests too little", mids[k], k, n)

@@ -70,7 +70,7 @@ type sink struct {
 func newSink(cfg *Config) sink {
 	return sink{
 		mode: bsdh.Combined, reads: newFifo[pendingRead](MaxReads),
-		held: newFifo[heldPayload](cfg.RecvBuffers), srcs: newFifo[peerSrc](cfg.MaxAdverts),
+		held: newFifo[heldPayload](2 * cfg.RecvBuffers), srcs: newFifo[peerSrc](cfg.MaxAdverts),
 	}
 }
 

@@ -45,6 +45,10 @@ type Snapshot struct {
 	Posted    int // receive buffers
 	AckHeld   bool
 	SentSeq   uint32
+
+	// Sizes of receive buffers, in bytes.
+	RecvBytes, PeerRecvBytes uint32
+	Resizing                 bool // one of both peers waits for an answer
 }
 
 // Snapshot returns a copy of what is worth seeing.
@@ -58,6 +62,7 @@ func (s *Socket) Snapshot() Snapshot {
 		RecvMode: k.mode, Owed: k.owed, Reading: k.reading, NonDiscards: k.nonDiscards, CancelSinkPending: k.cancel.sent,
 		Reads: k.reads.n, PeerDone: k.done,
 		Available: c.available(), PeerHas: c.peerHas(), Posted: c.posted, AckHeld: c.holds, SentSeq: c.sent,
+		RecvBytes: s.size.recvBytes, PeerRecvBytes: s.peer.recvBytes, Resizing: s.size.isBusy() || s.size.asked > 0,
 	}
 	for i := range o.srcs.n {
 		v.SrcAdverts = append(v.SrcAdverts, o.srcs.at(i).key)

@@ -42,6 +42,7 @@ type Socket struct {
 	snk     sink
 	peer    peerTerms
 	end     ending
+	size    resizing
 	sends   sendQueue
 	out     outbox
 
@@ -64,6 +65,7 @@ func New(now time.Time, cfg Config) (*Socket, error) {
 	}
 	cfg = cfg.withDefaults()
 	s := &Socket{cfg: cfg, src: newSource(&cfg), snk: newSink(&cfg), deadline: now.Add(cfg.SetupTimeout)}
+	s.size.recvBytes = cfg.RecvBytes
 	if cfg.Role == Connecting {
 		m := s.hello(bsdh.Hello)
 		s.out.put(Output{Kind: OutHello, Message: m})

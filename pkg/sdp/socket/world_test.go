@@ -5,6 +5,7 @@ package socket
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
@@ -64,7 +65,8 @@ type host struct {
 	out      []item       // to the peer
 	done     []OutputKind // completions that were not handled
 	posted   []int        // receive buffers
-	buffers  [][]byte
+	buffers  [][]byte // by number, of both sets
+	sizes    []uint32 // of each; 0: dropped
 	target   *Output // of the RDMA READ under way
 	received uint64
 	eof      bool
@@ -99,14 +101,22 @@ func newWorld(a, b Config, trace func(string, ...any)) *world {
 			return w
 		}
 		h.s, h.cfg = s, cfg.withDefaults()
-		h.buffers = make([][]byte, h.cfg.RecvBuffers)
-		for j := range h.buffers {
-			h.posted = append(h.posted, j)
-		}
+		h.buffers, h.sizes = make([][]byte, 2*h.cfg.RecvBuffers), make([]uint32, 2*h.cfg.RecvBuffers)
+		h.post(0, h.cfg.RecvBytes)
 		w.sides[i] = h
 	}
 	w.sides[0].run()
 	return w
+}
+
+// post posts a set of receive buffers.
+func (h *host) post(first int, bytes uint32) {
+	for i := first; i < first+h.cfg.RecvBuffers; i++ {
+		if h.sizes[i] != 0 {
+			h.w.fail("side %d: receive buffer %d is there twice", h.side, i)
+		}
+		h.posted, h.sizes[i] = append(h.posted, i), bytes
+	}
 }
 
 func (h *host) peer() *host { return h.w.sides[1-h.side] }
@@ -180,6 +190,13 @@ func (h *host) do(o Output) {
 		copy(r.buf[o.Offset:], h.buffers[o.Buffer][o.From:o.From+int(o.Len)])
 	case OutRecycle:
 		h.posted = append(h.posted, o.Buffer)
+	case OutPost:
+		h.post(o.Buffer, o.Len)
+	case OutDrop:
+		if h.sizes[o.Buffer] == 0 || slices.Contains(h.posted, o.Buffer) {
+			h.w.fail("side %d: receive buffer %d is dropped and not ours", h.side, o.Buffer)
+		}
+		h.sizes[o.Buffer] = 0
 	case OutRead:
 		h.over(o)
 	case OutWritten:
@@ -215,9 +232,6 @@ func (h *host) send(o Output) {
 	b := m.AppendHeaders(nil, h.cfg.Layout, int(o.Len))
 	for i := range o.Len {
 		b = append(b, pattern(h.side, o.Pos+uint64(i)))
-	}
-	if len(b) > int(h.peer().cfg.RecvBytes) {
-		h.w.fail("side %d: %v of %d bytes into receive buffers of %d", h.side, m.MID, len(b), h.peer().cfg.RecvBytes)
 	}
 	it := item{message: b}
 	if o.Invalidate {
@@ -325,6 +339,9 @@ func (h *host) receive(it item) {
 	i := h.posted[0]
 	h.posted = h.posted[1:]
 	h.buffers[i] = it.message
+	if len(it.message) > int(h.sizes[i]) {
+		h.w.fail("side %d: message of %d bytes into receive buffer %d of %d", h.side, len(it.message), i, h.sizes[i])
+	}
 	m, _ := bsdh.Parse(it.message, h.cfg.Layout)
 	h.w.trace("side %d: gets %v seq=%d ack=%d bufs=%d %d bytes %+v %d", h.side, m.MID, m.Seq, m.Ack, m.Bufs, len(m.Payload), m.Advert, m.Bytes)
 	h.lazy.beforeRecv(&m, h.s)

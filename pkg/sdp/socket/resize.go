@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package socket
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/smcr-io/kube-smcr/pkg/sdp/bsdh"
+)
+
+// resizing is both machines of §10.6: our receive buffers change when the peer asks, and the peer's when we do.
+//
+// Ours come in two sets with numbers of their own. Those of the new size are posted behind the old ones, which are
+// dropped as they come back. While there are old ones the next request waits: its sender waits anyhow.
+type resizing struct {
+	recvBytes uint32 // of ours, as the peer knows it: the new size counts when its ChRcvBufAck goes
+	next      uint32 // the size that ChRcvBufAck tells
+	set       int    // of both sets, the one that is posted again
+	old       int    // receive buffers of the other one that are not dropped
+	unused    int    // and those among them that no message has taken
+	request   uint32 // of the peer, which waits for old ones to go; 0: none
+	ackDue    bool
+
+	want     uint32 // what the program would have of the peer; 0: nothing
+	asked    uint32 // ChRcvBuf that is not acknowledged; 0: none
+	askedSeq uint32
+	before   uint32 // size before it
+	noMore   bool   // an increase was declined: never ask again
+	noLess   bool
+}
+
+// isBusy reports whether the peer waits for an answer.
+func (r *resizing) isBusy() bool { return r.request > 0 || r.ackDue }
+
+// ResizePeer asks the peer for receive buffers of n bytes (§10.6). It may decline, and then is not asked again for more,
+// or for less. Messages are never longer than [Config.SendBytes], either.
+func (s *Socket) ResizePeer(now time.Time, n uint32) error {
+	if n < bsdh.MinBuffer || n > bsdh.MaxBytes {
+		return fmt.Errorf("resize: %w: receive buffers of %d bytes, want %d to %d", ErrInvalid, n, bsdh.MinBuffer, uint32(bsdh.MaxBytes))
+	}
+	if s.state > StateOpen {
+		return fmt.Errorf("resize: %w", ErrState)
+	}
+	s.size.want = n
+	s.flush(now)
+	return nil
+}
+
+// stepResize answers the peer's request, or sends ours. Who owes an answer does not ask: then two requests that cross can
+// be told from others by what they acknowledge (§10.6.1).
+func (s *Socket) stepResize() bool {
+	r := &s.size
+	switch {
+	case r.request > 0 && r.old == 0:
+		s.resize()
+		return true
+	case r.ackDue && (r.unused == 0 || r.next <= r.recvBytes):
+		if !s.maySend(false) {
+			return false
+		}
+		r.recvBytes, r.ackDue = r.next, false
+		return s.send(bsdh.Message{MID: bsdh.ChRcvBufAck, Bytes: r.recvBytes}, 0)
+	case r.want == 0 || r.asked > 0 || r.isBusy():
+		return false
+	case r.want == s.peer.recvBytes || r.want > s.peer.recvBytes && r.noMore || r.want < s.peer.recvBytes && r.noLess:
+		r.want = 0
+		return false
+	case !s.maySend(false):
+		return false
+	}
+	r.asked, r.before, r.want = r.want, s.peer.recvBytes, 0
+	s.send(bsdh.Message{MID: bsdh.ChRcvBuf, Bytes: r.asked}, 0)
+	r.askedSeq = s.credits.sent
+	s.peer.recvBytes = min(s.peer.recvBytes, r.asked) // a smaller size counts at once, a larger one when it is there
+	return true
+}
+
+// takeResize takes the peer's ChRcvBuf. If ours crossed it, the accepting peer's counts and the other's does not.
+func (s *Socket) takeResize(n uint32) error {
+	r := &s.size
+	if r.isBusy() {
+		return fmt.Errorf("%w: a second ChRcvBuf before the answer", ErrProtocol)
+	}
+	if r.asked > 0 && !s.credits.acked(r.askedSeq) {
+		if s.cfg.Role == Accepting {
+			return nil
+		}
+		if r.want == 0 {
+			r.want = r.asked
+		}
+		s.peer.recvBytes, r.asked = r.before, 0
+	}
+	r.request = max(n, 1)
+	return nil
+}
+
+// resize does what the peer asks for within our bounds, in the direction that it asks for: it gets no less than
+// it wants when it wants less, nor less than it had when it wants more. A set of the new size is posted at once,
+// since the old ones go only when messages come (§10.6.2).
+func (s *Socket) resize() {
+	r := &s.size
+	n := max(r.request, bsdh.MinBuffer)
+	if n < r.recvBytes {
+		n = min(max(n, s.cfg.MinRecvBytes), r.recvBytes)
+	} else {
+		n = max(min(n, s.cfg.MaxRecvBytes), r.recvBytes)
+	}
+	r.request, r.next, r.ackDue = 0, n, true
+	if n == r.recvBytes || s.snk.done {
+		r.next = r.recvBytes
+		return
+	}
+	r.set ^= 1
+	r.old, r.unused = s.cfg.RecvBuffers, s.credits.posted
+	s.credits.posted += s.cfg.RecvBuffers
+	s.credits.tell()
+	s.out.put(Output{Kind: OutPost, Buffer: r.set * s.cfg.RecvBuffers, Len: n})
+}
+
+// isOld reports whether a receive buffer is of the set that goes.
+func (s *Socket) isOld(buffer int) bool {
+	return s.size.old > 0 && buffer/s.cfg.RecvBuffers != s.size.set
+}
+
+// used counts a receive buffer that a message took.
+func (s *Socket) used(buffer int) {
+	if s.isOld(buffer) {
+		s.size.unused--
+	}
+}
+
+// takeResized takes the peer's ChRcvBufAck.
+func (s *Socket) takeResized(n uint32) error {
+	r := &s.size
+	switch {
+	case r.asked == 0:
+		return fmt.Errorf("%w: ChRcvBufAck without ChRcvBuf", ErrProtocol)
+	case n > bsdh.MaxBytes || n < min(r.asked, r.before) || r.asked < r.before && n > r.before:
+		return fmt.Errorf("%w: ChRcvBufAck of %d bytes, had %d, asked for %d", ErrProtocol, n, r.before, r.asked)
+	case r.asked >= r.before && n < r.before:
+		return fmt.Errorf("%w: ChRcvBufAck of %d bytes for more than %d", ErrProtocol, n, r.before)
+	case n == r.before && r.asked > r.before:
+		r.noMore = true
+	case n == r.before:
+		r.noLess = true
+	}
+	s.peer.recvBytes, r.asked = n, 0
+	return nil
+}
