@@ -50,6 +50,8 @@
 //     payload uses one up, after a while.
 //   - Two ChRcvBufs cross when neither acknowledges the other; a peer that owes an answer does not ask (§10.6.1). A second
 //     request waits until the receive buffers of the size before the first are gone.
+//   - The answer to a request for more waits, too, for adverts of buffers that are not longer (§10.6): the draft would have
+//     them, and a message of the new size would not fit into one.
 //   - When both DisConns cross, both peers end the transport connection; else the second does (§8.2.1).
 //
 // # Limitations

@@ -59,9 +59,6 @@ func (s *Socket) settleEnd(now time.Time) {
 	s.state, s.deadline = StateLinger, now.Add(lingerTimeout)
 }
 
-// takeAbort takes AbortConn: the DisConn before it counts no more (§8.2.2).
-func (s *Socket) takeAbort() { s.close(OutReset, ErrReset) }
-
 // abort ends the connection at once. A peer that has our DisConn would take that for an orderly end, so
 // AbortConn goes first (§8.2.2).
 func (s *Socket) abort(now time.Time, err error) {

@@ -218,7 +218,7 @@ func (s *Socket) adverts() int {
 // of it: the Transaction mechanism (§9.4).
 func (s *Socket) stepAdvert() bool {
 	k := &s.snk
-	r, ok := k.nextAdvert(&s.cfg, s.size.recvBytes)
+	r, ok := k.nextAdvert(&s.cfg, s.size.forAdverts())
 	if !ok || s.adverts() <= 0 || !s.maySend(false) {
 		return false
 	}

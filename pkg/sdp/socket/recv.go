@@ -43,7 +43,7 @@ func (s *Socket) handleMessage(now time.Time, buffer int, b []byte, inv *rdma.RK
 	if err := s.credits.take(&m); err != nil {
 		return err
 	}
-	s.used(buffer)
+	s.size.used(buffer)
 	n := uint32(len(m.Payload))
 	if m.MID != bsdh.Data || n > 0 || m.Flags != 0 {
 		s.credits.tell()
@@ -79,7 +79,7 @@ func (s *Socket) handleMessage(now time.Time, buffer int, b []byte, inv *rdma.RK
 // handleLate takes a message that arrives while AbortConn waits for credit: nothing else of it matters.
 func (s *Socket) handleLate(buffer int, b []byte) {
 	if m, err := bsdh.Parse(b, s.cfg.Layout); err == nil && s.credits.take(&m) == nil {
-		s.used(buffer)
+		s.size.used(buffer)
 		s.recycle(buffer)
 	}
 }
@@ -120,7 +120,7 @@ func (s *Socket) takePayload(p heldPayload) {
 
 // recycle posts a receive buffer again, or drops it.
 func (s *Socket) recycle(buffer int) {
-	if s.isOld(buffer) {
+	if s.size.isOld(buffer) {
 		s.size.old--
 		s.out.put(Output{Kind: OutDrop, Buffer: buffer})
 		return
@@ -177,11 +177,18 @@ func (s *Socket) dispatch(now time.Time, m *bsdh.Message, inv *rdma.RKey) error 
 	case bsdh.DisConn:
 		s.takeDisConn()
 	case bsdh.AbortConn:
-		s.takeAbort()
+		s.close(OutReset, ErrReset) // the DisConn before it counts no more (§8.2.2)
 	case bsdh.ChRcvBuf:
-		return s.takeResize(m.Bytes)
+		void, err := s.size.takeRequest(m.Bytes, s.cfg.Role, s.credits.acked(s.size.askedSeq))
+		if void {
+			s.peer.recvBytes = s.size.before
+		}
+		return err
 	case bsdh.ChRcvBufAck:
-		return s.takeResized(m.Bytes)
+		if err := s.size.takeAnswer(m.Bytes); err != nil {
+			return err
+		}
+		s.peer.recvBytes = m.Bytes
 	case bsdh.SuspComm, bsdh.SuspCommAck:
 		return fmt.Errorf("%w: unexpected %v", ErrProtocol, m.MID)
 	case bsdh.Hello, bsdh.HelloAck:

@@ -3,6 +3,7 @@
 package socket
 
 import (
+	"cmp"
 	"fmt"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 // Ours come in two sets with numbers of their own. Those of the new size are posted behind the old ones, which are
 // dropped as they come back. While there are old ones the next request waits: its sender waits anyhow.
 type resizing struct {
+	pool      int    // receive buffers of a set
 	recvBytes uint32 // of ours, as the peer knows it: the new size counts when its ChRcvBufAck goes
 	next      uint32 // the size that ChRcvBufAck tells
 	set       int    // of both sets, the one that is posted again
@@ -32,6 +34,25 @@ type resizing struct {
 
 // isBusy reports whether the peer waits for an answer.
 func (r *resizing) isBusy() bool { return r.request > 0 || r.ackDue }
+
+// forAdverts is the size that a buffer must exceed to be advertised: of messages that may come before it is used.
+func (r *resizing) forAdverts() uint32 {
+	if r.ackDue {
+		return max(r.recvBytes, r.next)
+	}
+	return r.recvBytes
+}
+
+// isShort reports whether a buffer is advertised that a message of n bytes may not fit into. The peer sends none before
+// it has the answer to its request for more.
+func (k *sink) isShort(n uint32) bool {
+	for i := range k.adv {
+		if k.reads.at(i).Len <= n {
+			return true
+		}
+	}
+	return false
+}
 
 // ResizePeer asks the peer for receive buffers of n bytes (§10.6). It may decline, and then is not asked again for more,
 // or for less. Messages are never longer than [Config.SendBytes], either.
@@ -55,8 +76,8 @@ func (s *Socket) stepResize() bool {
 	case r.request > 0 && r.old == 0:
 		s.resize()
 		return true
-	case r.ackDue && (r.unused == 0 || r.next <= r.recvBytes):
-		if !s.maySend(false) {
+	case r.ackDue:
+		if r.next > r.recvBytes && (r.unused > 0 || s.snk.isShort(r.next)) || !s.maySend(false) {
 			return false
 		}
 		r.recvBytes, r.ackDue = r.next, false
@@ -76,23 +97,20 @@ func (s *Socket) stepResize() bool {
 	return true
 }
 
-// takeResize takes the peer's ChRcvBuf. If ours crossed it, the accepting peer's counts and the other's does not.
-func (s *Socket) takeResize(n uint32) error {
-	r := &s.size
+// takeRequest takes the peer's ChRcvBuf, and reports whether ours is void: if both crossed, the accepting peer's counts
+// and the other's does not. Acked says that the peer had ours when it asked.
+func (r *resizing) takeRequest(n uint32, role Role, acked bool) (void bool, err error) {
 	if r.isBusy() {
-		return fmt.Errorf("%w: a second ChRcvBuf before the answer", ErrProtocol)
+		return false, fmt.Errorf("%w: a second ChRcvBuf before the answer", ErrProtocol)
 	}
-	if r.asked > 0 && !s.credits.acked(r.askedSeq) {
-		if s.cfg.Role == Accepting {
-			return nil
+	if r.asked > 0 && !acked {
+		if role == Accepting {
+			return false, nil
 		}
-		if r.want == 0 {
-			r.want = r.asked
-		}
-		s.peer.recvBytes, r.asked = r.before, 0
+		r.want, r.asked, void = cmp.Or(r.want, r.asked), 0, true
 	}
 	r.request = max(n, 1)
-	return nil
+	return void, nil
 }
 
 // resize does what the peer asks for within our bounds, in the direction that it asks for: it gets no less than
@@ -119,32 +137,31 @@ func (s *Socket) resize() {
 }
 
 // isOld reports whether a receive buffer is of the set that goes.
-func (s *Socket) isOld(buffer int) bool {
-	return s.size.old > 0 && buffer/s.cfg.RecvBuffers != s.size.set
-}
+func (r *resizing) isOld(buffer int) bool { return r.old > 0 && buffer/r.pool != r.set }
 
 // used counts a receive buffer that a message took.
-func (s *Socket) used(buffer int) {
-	if s.isOld(buffer) {
-		s.size.unused--
+func (r *resizing) used(buffer int) {
+	if r.isOld(buffer) {
+		r.unused--
 	}
 }
 
-// takeResized takes the peer's ChRcvBufAck.
-func (s *Socket) takeResized(n uint32) error {
-	r := &s.size
+// takeAnswer takes the peer's ChRcvBufAck.
+func (r *resizing) takeAnswer(n uint32) error {
+	least, most := r.before, uint32(bsdh.MaxBytes)
+	if r.asked < r.before {
+		least, most = r.asked, r.before
+	}
 	switch {
 	case r.asked == 0:
 		return fmt.Errorf("%w: ChRcvBufAck without ChRcvBuf", ErrProtocol)
-	case n > bsdh.MaxBytes || n < min(r.asked, r.before) || r.asked < r.before && n > r.before:
+	case n < least || n > most:
 		return fmt.Errorf("%w: ChRcvBufAck of %d bytes, had %d, asked for %d", ErrProtocol, n, r.before, r.asked)
-	case r.asked >= r.before && n < r.before:
-		return fmt.Errorf("%w: ChRcvBufAck of %d bytes for more than %d", ErrProtocol, n, r.before)
 	case n == r.before && r.asked > r.before:
 		r.noMore = true
 	case n == r.before:
 		r.noLess = true
 	}
-	s.peer.recvBytes, r.asked = n, 0
+	r.asked = 0
 	return nil
 }

@@ -146,33 +146,41 @@ func TestSection10_6_1_Crossing(t *testing.T) {
 	}
 }
 
-// Whether a buffer may be advertised is asked of the old size until ChRcvBufAck goes, and then of the new one.
+// A message may not be longer than a buffer that is advertised when it comes: more is not promised while such a buffer is
+// out, nor is such a buffer advertised when more is to be promised.
 func TestSection10_6_SinkAvail(t *testing.T) {
 	c := Config{ZcopyBytes: 50, RecvBuffers: 8, RecvBytes: 500, MaxRecvBytes: 2000}
 	w, a, b := pair(t, c, c)
 	a.s.PreferMode(w.now, bsdh.Pipelined)
 	a.run()
+	b.read(800, true, false)
 	settle(t, w)
 	a.resize(t, 1500)
 	settle(t, w)
-	b.read(800, true, false)
+	b.read(900, true, false)
 	settle(t, w)
 	if n := len(b.s.Snapshot().SinkAdverts); n != 1 {
-		t.Fatalf("%d adverts of 800 bytes before the answer", n)
+		t.Fatalf("%d adverts, want that of 800 bytes", n)
 	}
 	for b.s.Snapshot().RecvBytes == 500 {
+		if n := len(b.s.Snapshot().SinkAdverts); n > 1 || w.mids[bsdh.ChRcvBufAck] > 0 {
+			t.Fatalf("%d adverts, %d answers", n, w.mids[bsdh.ChRcvBufAck])
+		}
 		a.write(10, false, false)
-		b.read(10, false, false)
 		settle(t, w)
 	}
 	for b.s.Snapshot().Reads > 0 {
 		a.write(10, false, false)
 		settle(t, w)
 	}
-	b.read(800, true, false)
+	for b.s.Snapshot().Held > 0 {
+		b.read(100, false, false)
+	}
+	b.read(1600, true, false)
+	b.read(900, true, false)
 	settle(t, w)
-	if n := len(b.s.Snapshot().SinkAdverts); n != 0 {
-		t.Errorf("%d adverts of 800 bytes with receive buffers of 1500", n)
+	if n := len(b.s.Snapshot().SinkAdverts); n != 1 {
+		t.Errorf("%d adverts with receive buffers of 1500 bytes, want that of 1600", n)
 	}
 }
 

@@ -26,7 +26,7 @@ func (s *Socket) HandleHello(now time.Time, b []byte) error {
 	if s.state != StateHello || s.cfg.Role != Accepting {
 		return fmt.Errorf("hello: %w", ErrState)
 	}
-	m, err := s.parseSetup(b, bsdh.Hello)
+	m, err := s.cfg.parseSetup(b, bsdh.Hello)
 	if err != nil {
 		s.abort(now, err)
 		return err
@@ -44,7 +44,7 @@ func (s *Socket) HandleHello(now time.Time, b []byte) error {
 
 // handleHelloAck takes the first message that a connecting peer receives, in a receive buffer.
 func (s *Socket) handleHelloAck(buffer int, b []byte) error {
-	m, err := s.parseSetup(b, bsdh.HelloAck)
+	m, err := s.cfg.parseSetup(b, bsdh.HelloAck)
 	if err != nil {
 		return err
 	}
@@ -55,8 +55,8 @@ func (s *Socket) handleHelloAck(buffer int, b []byte) error {
 	return nil
 }
 
-func (s *Socket) parseSetup(b []byte, want bsdh.MID) (bsdh.Message, error) {
-	m, err := bsdh.Parse(b, s.cfg.Layout)
+func (c *Config) parseSetup(b []byte, want bsdh.MID) (bsdh.Message, error) {
+	m, err := bsdh.Parse(b, c.Layout)
 	if err != nil {
 		return m, fmt.Errorf("%w: %w", ErrProtocol, err)
 	}

@@ -39,16 +39,19 @@ type Snapshot struct {
 	Reads             int
 	PeerDone          bool
 
-	// Credits.
+	CreditSnapshot
+}
+
+// CreditSnapshot is the part of a [Snapshot] about receive buffers, which both directions share.
+type CreditSnapshot struct {
 	Available int // messages that we may send
 	PeerHas   int // messages that the peer may send, as far as we told it
 	Posted    int // receive buffers
 	AckHeld   bool
 	SentSeq   uint32
 
-	// Sizes of receive buffers, in bytes.
-	RecvBytes, PeerRecvBytes uint32
-	Resizing                 bool // one of both peers waits for an answer
+	RecvBytes, PeerRecvBytes uint32 // size of each, in bytes
+	Resizing                 bool   // one of both peers waits for an answer
 }
 
 // Snapshot returns a copy of what is worth seeing.
@@ -61,8 +64,10 @@ func (s *Socket) Snapshot() Snapshot {
 		FinSent: s.end.finSent, SendsIdle: s.sends.posted == s.sends.done,
 		RecvMode: k.mode, Owed: k.owed, Reading: k.reading, NonDiscards: k.nonDiscards, CancelSinkPending: k.cancel.sent,
 		Reads: k.reads.n, PeerDone: k.done,
-		Available: c.available(), PeerHas: c.peerHas(), Posted: c.posted, AckHeld: c.holds, SentSeq: c.sent,
-		RecvBytes: s.size.recvBytes, PeerRecvBytes: s.peer.recvBytes, Resizing: s.size.isBusy() || s.size.asked > 0,
+		CreditSnapshot: CreditSnapshot{
+			Available: c.available(), PeerHas: c.peerHas(), Posted: c.posted, AckHeld: c.holds, SentSeq: c.sent,
+			RecvBytes: s.size.recvBytes, PeerRecvBytes: s.peer.recvBytes, Resizing: s.size.isBusy() || s.size.asked > 0,
+		},
 	}
 	for i := range o.srcs.n {
 		v.SrcAdverts = append(v.SrcAdverts, o.srcs.at(i).key)

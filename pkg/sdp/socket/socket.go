@@ -65,7 +65,7 @@ func New(now time.Time, cfg Config) (*Socket, error) {
 	}
 	cfg = cfg.withDefaults()
 	s := &Socket{cfg: cfg, src: newSource(&cfg), snk: newSink(&cfg), deadline: now.Add(cfg.SetupTimeout)}
-	s.size.recvBytes = cfg.RecvBytes
+	s.size.pool, s.size.recvBytes = cfg.RecvBuffers, cfg.RecvBytes
 	if cfg.Role == Connecting {
 		m := s.hello(bsdh.Hello)
 		s.out.put(Output{Kind: OutHello, Message: m})

@@ -65,9 +65,9 @@ type host struct {
 	out      []item       // to the peer
 	done     []OutputKind // completions that were not handled
 	posted   []int        // receive buffers
-	buffers  [][]byte // by number, of both sets
-	sizes    []uint32 // of each; 0: dropped
-	target   *Output // of the RDMA READ under way
+	buffers  [][]byte     // by number, of both sets
+	sizes    []uint32     // of each; 0: dropped
+	target   *Output      // of the RDMA READ under way
 	received uint64
 	eof      bool
 	ended    bool
