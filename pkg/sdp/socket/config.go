@@ -64,6 +64,10 @@ type Config struct {
 	// OutDrop come, and the receive queue must take twice RecvBuffers.
 	MinRecvBytes, MaxRecvBytes uint32
 
+	// Keep says that OutKeep may come: then receive buffers that hold little are emptied into private memory while the
+	// program does not read (§9.5.6). It is no more than RecvBuffers of RecvBytes each.
+	Keep bool
+
 	IRD, ORD   int    // RDMA READs at a time, served and asked for
 	ZcopyBytes uint32 // above it, bytes of direct memory are moved by RDMA; NoZcopy: none are
 

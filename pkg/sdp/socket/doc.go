@@ -57,6 +57,5 @@
 // # Limitations
 //
 // Suspension is not there, in either role: SuspComm ends the connection, which the draft does not allow (§13). One RDMA
-// READ and one RDMA WRITE are under way at a time. A receive buffer that holds one byte is not copied out while the
-// program does not read (§9.5.6). The port mapper is package portmap.
+// READ and one RDMA WRITE are under way at a time. The port mapper is package portmap.
 package socket

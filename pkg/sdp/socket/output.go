@@ -25,7 +25,8 @@ const (
 	OutRDMAWrite
 	// OutRDMARead: read Len bytes at Addr with Key into the buffer of Read ID, from Offset.
 	OutRDMARead
-	// OutCopy: copy Len bytes, at From in receive buffer Buffer, into the buffer of Read ID, from Offset.
+	// OutCopy: copy Len bytes, at From in receive buffer Buffer, into the buffer of Read ID, from Offset. If Buffer is [Kept]
+	// they are the oldest ones of OutKeep.
 	OutCopy
 	// OutRecycle: post receive buffer Buffer again.
 	OutRecycle
@@ -51,12 +52,15 @@ const (
 	OutPost
 	// OutDrop: receive buffer Buffer has served. It is not posted again.
 	OutDrop
+	// OutKeep: copy Len bytes, at From in receive buffer Buffer, behind those in private memory. An OutCopy whose Buffer is
+	// [Kept] takes the oldest of them out. Both are there until they were read, also behind OutEnded.
+	OutKeep
 )
 
 func (k OutputKind) String() string {
 	names := [...]string{
 		"hello", "established", "send", "RDMA write", "RDMA read", "copy", "recycle", "read", "written", "urgent", "peer done",
-		"close", "reset", "ended", "post", "drop",
+		"close", "reset", "ended", "post", "drop", "keep",
 	}
 	if int(k) < len(names) {
 		return names[k]

@@ -73,6 +73,9 @@ func (s *Socket) handleMessage(now time.Time, buffer int, b []byte, inv *rdma.RK
 		return nil
 	}
 	s.deliver()
+	if s.snk.keepDue(&s.cfg, s.size.recvBytes) {
+		s.keep()
+	}
 	return nil
 }
 
@@ -116,6 +119,7 @@ func (s *Socket) takePayload(p heldPayload) {
 	}
 	k.nonDiscards++
 	k.held.push(p)
+	k.count.holds(p.len)
 }
 
 // recycle posts a receive buffer again, or drops it.
@@ -292,13 +296,18 @@ func (s *Socket) fill(r *pendingRead) (urgent bool) {
 		p := k.held.at(0)
 		n := min(p.len, r.Len-r.got)
 		s.out.put(Output{Kind: OutCopy, Buffer: p.buffer, From: p.off, ID: r.ID, Offset: uint64(r.got), Len: n})
-		p.off, p.len, r.got = p.off+int(n), p.len-n, r.got+n
+		k.count.takes(p, n, n == p.len)
+		if p.len, r.got = p.len-n, r.got+n; p.buffer != Kept {
+			p.off += int(n)
+		}
 		if p.len > 0 {
 			break
 		}
 		urgent = p.urgent
-		s.recycle(k.held.pop().buffer)
-		s.credits.tell()
+		if buffer := k.held.pop().buffer; buffer != Kept {
+			s.recycle(buffer)
+			s.credits.tell()
+		}
 		if urgent {
 			break
 		}

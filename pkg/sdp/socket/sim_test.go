@@ -80,7 +80,7 @@ func randomSchedule(seed uint64) schedule {
 	for i := range s.cfg {
 		s.cfg[i] = Config{
 			Layout: layout, RecvBuffers: pick(4, 5, 8, 32), RecvBytes: uint32(pick(37, 60, 60, 200, 1000)), SendDepth: pick(1, 3, 64),
-			MaxAdverts: pick(1, 2, 5, 16), ZcopyBytes: uint32(pick(1, 50, 50, 50, 50, 300, NoZcopy)),
+			MaxAdverts: pick(1, 2, 5, 16), Keep: rng.IntN(2) == 0, ZcopyBytes: uint32(pick(1, 50, 50, 50, 50, 300, NoZcopy)),
 		}
 	}
 	weights := []int{30, 22, 10, 1, 22, 1, 2, 4, 3, 0, 0, 0, 0}

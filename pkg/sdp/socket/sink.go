@@ -58,6 +58,7 @@ type sink struct {
 	owed  uint32
 	srcs  fifo[peerSrc]
 
+	count       keptCount
 	nonDiscards uint32
 	reading     uint32 // bytes of the RDMA READ under way
 	read        uint32 // bytes that are read and not reported
@@ -70,7 +71,7 @@ type sink struct {
 func newSink(cfg *Config) sink {
 	return sink{
 		mode: bsdh.Combined, reads: newFifo[pendingRead](MaxReads),
-		held: newFifo[heldPayload](2 * cfg.RecvBuffers), srcs: newFifo[peerSrc](cfg.MaxAdverts),
+		held: newFifo[heldPayload](3*cfg.RecvBuffers + 1), srcs: newFifo[peerSrc](cfg.MaxAdverts),
 	}
 }
 

@@ -81,9 +81,7 @@ func (s *Socket) Snapshot() Snapshot {
 	for i := range k.srcs.n {
 		v.PeerSrcs = append(v.PeerSrcs, k.srcs.at(i).key)
 	}
-	for i := range k.held.n {
-		v.Held += k.held.at(i).len
-	}
+	v.Held = uint32(k.count.bytes + k.count.kept)
 	return v
 }
 

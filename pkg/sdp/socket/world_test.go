@@ -67,6 +67,7 @@ type host struct {
 	posted   []int        // receive buffers
 	buffers  [][]byte     // by number, of both sets
 	sizes    []uint32     // of each; 0: dropped
+	kept     []byte       // private memory
 	target   *Output      // of the RDMA READ under way
 	received uint64
 	eof      bool
@@ -187,7 +188,14 @@ func (h *host) do(o Output) {
 			h.w.fail("side %d: copy into buffer %d, which is the program's", h.side, o.ID)
 			return
 		}
+		if o.Buffer == Kept {
+			copy(r.buf[o.Offset:], h.kept[:o.Len])
+			h.kept = h.kept[o.Len:]
+			return
+		}
 		copy(r.buf[o.Offset:], h.buffers[o.Buffer][o.From:o.From+int(o.Len)])
+	case OutKeep:
+		h.kept = append(h.kept, h.buffers[o.Buffer][o.From:o.From+int(o.Len)]...)
 	case OutRecycle:
 		h.posted = append(h.posted, o.Buffer)
 	case OutPost:
@@ -423,6 +431,9 @@ func (h *host) check() {
 	}
 	if s.credits.posted != len(h.posted) {
 		h.w.fail("side %d: %d receive buffers counted, %d posted", h.side, s.credits.posted, len(h.posted))
+	}
+	if uint64(len(h.kept)) != s.snk.count.kept || len(h.kept) > h.cfg.RecvBuffers*int(max(h.cfg.RecvBytes, h.cfg.MaxRecvBytes)) {
+		h.w.fail("side %d: %d bytes are kept, %d counted", h.side, len(h.kept), s.snk.count.kept)
 	}
 	if err := h.lazy.compare(&s.src); err != nil {
 		h.w.fail("side %d: %v", h.side, err)

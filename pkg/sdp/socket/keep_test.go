@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package socket
+
+import (
+	"testing"
+
+	"github.com/smcr-io/kube-smcr/pkg/sdp/bsdh"
+)
+
+// A program may send half of what the receive buffers of its peer hold, in messages of one byte, to a program that does not
+// read.
+func TestSection9_5_6_OneByteEach(t *testing.T) {
+	c := Config{ZcopyBytes: NoZcopy, RecvBuffers: 8, RecvBytes: 200, Keep: true}
+	w, a, b := pair(t, c, c)
+	for range 800 {
+		a.write(1, false, false)
+		settle(t, w)
+	}
+	if v := b.s.Snapshot(); v.Held < 790 {
+		t.Fatalf("%d of 800 bytes are there: %v", v.Held, v)
+	}
+	for b.received < 800 && w.err == nil {
+		b.read(7, false, true)
+		settle(t, w)
+	}
+	if v := b.s.Snapshot(); v.Held != 0 || v.Posted != 8 || len(b.kept) != 0 {
+		t.Errorf("%v, %d bytes kept", v, len(b.kept))
+	}
+}
+
+// Receive buffers that are full stay as they are: a copy would gain nothing.
+func TestSection9_5_6_FullBuffers(t *testing.T) {
+	c := Config{ZcopyBytes: NoZcopy, RecvBuffers: 8, RecvBytes: 200, Keep: true}
+	w, a, b := pair(t, c, c)
+	a.write(5000, false, false)
+	settle(t, w)
+	if len(b.kept) != 0 || b.s.Snapshot().Held < 1000 {
+		t.Errorf("%d bytes kept, %v", len(b.kept), b.s.Snapshot())
+	}
+}
+
+// Without Keep nothing is kept.
+func TestSection9_5_6_Off(t *testing.T) {
+	c := Config{ZcopyBytes: NoZcopy, RecvBuffers: 8, RecvBytes: 200}
+	w, a, b := pair(t, c, c)
+	for range 100 {
+		a.write(1, false, false)
+	}
+	settle(t, w)
+	if len(b.kept) != 0 || b.s.Snapshot().Held > 8 {
+		t.Errorf("%d bytes kept, %v", len(b.kept), b.s.Snapshot())
+	}
+}
+
+// A peer that sends out-of-band bytes without end makes us remember no more than there are receive buffers.
+func TestSection9_5_6_UrgentBytes(t *testing.T) {
+	l := newLone(t, Config{ZcopyBytes: NoZcopy, RecvBuffers: 8, RecvBytes: 200, Keep: true})
+	n := 0
+	for l.s.State() == StateOpen && n < 1000 {
+		if len(l.h.posted) == 0 {
+			break
+		}
+		i := l.h.posted[0]
+		l.h.posted = l.h.posted[1:]
+		m := bsdh.Message{MID: bsdh.Data, Flags: bsdh.OOBPresent, Payload: []byte{1}, Seq: uint32(n), Bufs: 100}
+		l.h.buffers[i] = m.Append(nil, bsdh.LayoutFigures)
+		if err := l.s.HandleRecv(l.h.w.now, i, l.h.buffers[i], nil); err != nil {
+			break
+		}
+		for _, o := range l.s.Poll(nil) {
+			l.h.do(o)
+		}
+		n++
+	}
+	if n < 8 || n > 24 {
+		t.Errorf("%d out-of-band bytes were taken", n)
+	}
+}
