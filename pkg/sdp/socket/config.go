@@ -68,6 +68,10 @@ type Config struct {
 	// program does not read (§9.5.6). It is no more than RecvBuffers of RecvBytes each.
 	Keep bool
 
+	// Suspends says that OutSuspended may come: the peer may move the connection, and Suspend does (§13). It needs Keep, for
+	// what the program has not read outlives its receive buffer.
+	Suspends bool
+
 	IRD, ORD   int    // RDMA READs at a time, served and asked for
 	ZcopyBytes uint32 // above it, bytes of direct memory are moved by RDMA; NoZcopy: none are
 
@@ -92,6 +96,8 @@ func (c *Config) Validate() error {
 		return fmt.Errorf("%w: receive buffers of %d bytes or more, want %d at least, and no more than they begin with", ErrInvalid, c.MinRecvBytes, bsdh.MinBuffer)
 	case c.MaxRecvBytes != 0 && (c.MaxRecvBytes < cmp.Or(c.RecvBytes, DefaultRecvBytes) || c.MaxRecvBytes > bsdh.MaxBytes):
 		return fmt.Errorf("%w: receive buffers of up to %d bytes, want what they begin with at least", ErrInvalid, c.MaxRecvBytes)
+	case c.Suspends && !c.Keep:
+		return fmt.Errorf("%w: Suspends without Keep", ErrInvalid)
 	case c.SendDepth < 0 || c.MaxAdverts < 0 || c.MaxAdverts > MaxMaxAdverts:
 		return fmt.Errorf("%w: send depth %d, %d adverts, want %d at most", ErrInvalid, c.SendDepth, c.MaxAdverts, MaxMaxAdverts)
 	case c.IRD < 0 || c.IRD > 0xffff || c.ORD < 0 || c.ORD > 0xffff:

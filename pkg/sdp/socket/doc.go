@@ -52,10 +52,13 @@
 //     request waits until the receive buffers of the size before the first are gone.
 //   - The answer to a request for more waits, too, for adverts of buffers that are not longer (§10.6): the draft would have
 //     them, and a message of the new size would not fit into one.
+//   - Behind SuspComm its sender gives no more credit, so what is kept back for messages that give some (§10.5) may be used
+//     up by the answer and what must go before it; to a peer without any credit one payload-free Data goes all the same.
+//     Both ends of streams are told again on the next connection. A shell that knows nothing of it (no
+//     [Config.Suspends]) ends the connection at SuspComm, which the draft does not allow.
 //   - When both DisConns cross, both peers end the transport connection; else the second does (§8.2.1).
 //
 // # Limitations
 //
-// Suspension is not there, in either role: SuspComm ends the connection, which the draft does not allow (§13). One RDMA
-// READ and one RDMA WRITE are under way at a time. The port mapper is package portmap.
+// One RDMA READ and one RDMA WRITE are under way at a time. The port mapper is package portmap.
 package socket

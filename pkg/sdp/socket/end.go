@@ -30,16 +30,19 @@ func (s *Socket) stepDisConn() bool {
 	}
 	s.sendKind(bsdh.DisConn)
 	s.src.dropSinks() // the peer takes them back when it sees DisConn
-	e.finSent, e.finSeq, e.second = true, s.credits.sent, s.snk.done
+	e.finSent, e.finSeq, e.second = true, s.credits.sent, s.snk.done && !s.snk.again
 	return true
 }
 
 // takeDisConn takes the end of the peer's stream: nobody will write into what we advertised.
 func (s *Socket) takeDisConn() {
-	s.snk.done = true
+	again := s.snk.again
+	s.snk.done, s.snk.again = true, false
 	s.snk.endAdverts(s.cfg.Memory)
 	s.end.crossed = s.end.finSent && !s.credits.acked(s.end.finSeq)
-	s.out.put(Output{Kind: OutPeerDone})
+	if !again {
+		s.out.put(Output{Kind: OutPeerDone})
+	}
 }
 
 // settleEnd ends the connection when both streams have ended: the peer that closed second does, and both, if their
@@ -49,7 +52,7 @@ func (s *Socket) settleEnd(now time.Time) {
 	if s.state == StateOpen && e.closed && e.finSent && !s.snk.done && s.deadline.IsZero() {
 		s.deadline = now.Add(lingerTimeout)
 	}
-	if s.state != StateOpen || !e.finSent || !s.snk.done || s.sends.done < s.sends.posted {
+	if s.state != StateOpen || !e.finSent || !s.snk.done || s.snk.again || s.susp.isActive() || s.sends.done < s.sends.posted {
 		return
 	}
 	if e.second || e.crossed {

@@ -14,6 +14,7 @@ var (
 	ErrAborted      = errors.New("sdp: connection aborted")
 	ErrLost         = errors.New("sdp: connection lost")
 	ErrTransfer     = errors.New("sdp: transfer failed")
+	ErrSuspend      = errors.New("sdp: not suspended in time")
 	ErrLinger       = errors.New("sdp: peer did not end the connection")
 )
 

@@ -16,6 +16,9 @@ func (s *Socket) flush(now time.Time) {
 	}
 	s.settleEnd(now)
 	s.settleAbort()
+	if s.state == StateOpen && s.susp.answered && s.sends.done == s.sends.posted {
+		s.suspend()
+	}
 }
 
 // step posts one thing, and reports whether it did.
@@ -33,14 +36,20 @@ func (s *Socket) step(now time.Time) bool {
 	}
 	s.endCanceledWrites()
 	s.deliver()
+	if s.susp.isActive() {
+		return s.stepSuspend()
+	}
 	return s.startRead() || s.startWrite() || s.stepSink(now) || s.stepSource() || s.stepResize() || s.stepModes() || s.stepOwnCancels() || s.stepAdvert() ||
 		s.stepStream() || s.stepDisConn() || s.stepUpdate(now)
 }
 
 // maySend reports whether a message may go.
 func (s *Socket) maySend(payload bool) bool {
-	return s.sends.posted-s.sends.done < uint64(s.cfg.SendDepth) && s.credits.allows(payload)
+	return s.sends.hasRoom(&s.cfg) && s.credits.allows(payload)
 }
+
+// hasRoom reports whether one more message may be posted.
+func (q *sendQueue) hasRoom(cfg *Config) bool { return q.posted-q.done < uint64(cfg.SendDepth) }
 
 // send posts a message with n bytes of our stream, from next on, as its payload. Send always returns true.
 func (s *Socket) send(m bsdh.Message, n uint32) bool {
@@ -150,20 +159,26 @@ func (s *Socket) reportRead() bool {
 	return s.sendInvalidating(m, a.key)
 }
 
+// reportWritten sends RdmaWrCompl for what was written into the oldest buffer that the peer advertised (§9.3).
+func (s *Socket) reportWritten() bool {
+	o := &s.src
+	m := bsdh.Message{MID: bsdh.RdmaWrCompl, Bytes: o.writing}
+	if s.snk.prefersPipelined(&s.cfg) {
+		m.Flags = bsdh.RequestPipelined
+	}
+	key := o.sinks.pop().key
+	o.next += uint64(o.writing)
+	o.writing, o.written = 0, false
+	s.settleWrites()
+	return s.sendInvalidating(m, key)
+}
+
 // stepSource tells the peer what became of the buffers that it advertised.
 func (s *Socket) stepSource() bool {
 	o := &s.src
 	switch {
 	case o.written && s.maySend(false):
-		m := bsdh.Message{MID: bsdh.RdmaWrCompl, Bytes: o.writing}
-		if s.snk.prefersPipelined(&s.cfg) {
-			m.Flags = bsdh.RequestPipelined
-		}
-		key := o.sinks.pop().key
-		o.next += uint64(o.writing)
-		o.writing, o.written = 0, false
-		s.settleWrites()
-		return s.sendInvalidating(m, key)
+		return s.reportWritten()
 	case o.ackDue && o.writing == 0 && !s.credits.holds && s.maySend(false):
 		// What is under way ends before: the peer takes all back when it sees this. The peer tells late answers from others by the acknowledgement in them, so this one must not go
 		// while the acknowledgement is held back.

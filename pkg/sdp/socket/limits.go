@@ -75,6 +75,9 @@ const (
 	// program has closed the socket, for the peer's DisConn.
 	lingerTimeout = 10 * time.Second
 
+	// suspendTimeout bounds the way from SuspComm to the Hello on the next connection.
+	suspendTimeout = 10 * time.Second
+
 	// abortTimeout bounds the wait of AbortConn for credit, and for its completion.
 	abortTimeout = time.Second
 )

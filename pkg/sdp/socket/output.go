@@ -55,12 +55,19 @@ const (
 	// OutKeep: copy Len bytes, at From in receive buffer Buffer, behind those in private memory. An OutCopy whose Buffer is
 	// [Kept] takes the oldest of them out. Both are there until they were read, also behind OutEnded.
 	OutKeep
+	// OutSuspended: the transport connection is to be replaced. No operation may be under way on the old one when this
+	// returns, nor is one reported later. If Message is SuspComm, close the old one, connect to its Port at the
+	// same address, from the same port if that can be, and call Resume; if it is SuspCommAck, the peer
+	// connects to Port: look at where it comes from, and give its Hello to HandleHello. The receive buffers are
+	// other ones then: RecvBuffers, of the size that the Hello or HelloAck tells, with the numbers from 0 on.
+	// OutEstablished comes again. A shell whose queue pairs cannot change their connection takes another one.
+	OutSuspended
 )
 
 func (k OutputKind) String() string {
 	names := [...]string{
 		"hello", "established", "send", "RDMA write", "RDMA read", "copy", "recycle", "read", "written", "urgent", "peer done",
-		"close", "reset", "ended", "post", "drop", "keep",
+		"close", "reset", "ended", "post", "drop", "keep", "suspended",
 	}
 	if int(k) < len(names) {
 		return names[k]

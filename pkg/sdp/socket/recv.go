@@ -16,14 +16,18 @@ import (
 func (s *Socket) HandleRecv(now time.Time, buffer int, b []byte, invalidated *rdma.RKey) error {
 	var err error
 	switch {
+	case s.state == StateClosed || s.susp.away:
+		return nil
 	case s.state == StateHello && s.cfg.Role == Connecting:
 		err = s.handleHelloAck(buffer, b)
 	case s.state == StateHello:
 		err = fmt.Errorf("%w: message before Hello", ErrProtocol)
-	case s.state == StateClosed:
-		return nil
 	case s.state == StateAbort:
-		s.handleLate(buffer, b)
+		// While AbortConn waits for credit nothing else of a message matters.
+		if m, err := bsdh.Parse(b, s.cfg.Layout); err == nil && s.credits.take(&m) == nil {
+			s.size.used(buffer)
+			s.recycle(buffer)
+		}
 	default:
 		err = s.handleMessage(now, buffer, b, invalidated)
 	}
@@ -79,19 +83,11 @@ func (s *Socket) handleMessage(now time.Time, buffer int, b []byte, inv *rdma.RK
 	return nil
 }
 
-// handleLate takes a message that arrives while AbortConn waits for credit: nothing else of it matters.
-func (s *Socket) handleLate(buffer int, b []byte) {
-	if m, err := bsdh.Parse(b, s.cfg.Layout); err == nil && s.credits.take(&m) == nil {
-		s.size.used(buffer)
-		s.recycle(buffer)
-	}
-}
-
 // check reports what the state of the peer's stream does not allow.
 func (k *sink) check(m *bsdh.Message) error {
 	n := uint32(len(m.Payload))
 	switch {
-	case k.done && (n > 0 || m.MID == bsdh.SrcAvail || m.MID == bsdh.RdmaWrCompl || m.MID == bsdh.DisConn):
+	case k.done && (n > 0 || m.MID == bsdh.SrcAvail || m.MID == bsdh.RdmaWrCompl || m.MID == bsdh.DisConn && !k.again):
 		return fmt.Errorf("%w: %v behind the end of the stream", ErrProtocol, m.MID)
 	case m.MID == bsdh.SrcAvail:
 		return k.checkSrc(n)
@@ -193,8 +189,14 @@ func (s *Socket) dispatch(now time.Time, m *bsdh.Message, inv *rdma.RKey) error 
 			return err
 		}
 		s.peer.recvBytes = m.Bytes
-	case bsdh.SuspComm, bsdh.SuspCommAck:
-		return fmt.Errorf("%w: unexpected %v", ErrProtocol, m.MID)
+	case bsdh.SuspComm:
+		s.deadline = now.Add(suspendTimeout)
+		return s.susp.take(m, &s.cfg)
+	case bsdh.SuspCommAck:
+		if !s.susp.sent {
+			return fmt.Errorf("%w: unexpected %v", ErrProtocol, m.MID)
+		}
+		s.suspend()
 	case bsdh.Hello, bsdh.HelloAck:
 		return fmt.Errorf("%w: %v on an established connection", ErrProtocol, m.MID)
 	}

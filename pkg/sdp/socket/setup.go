@@ -15,7 +15,7 @@ func (s *Socket) hello(mid bsdh.MID) bsdh.Message {
 		MID: mid, Bufs: uint16(s.cfg.RecvBuffers),
 		Setup: bsdh.Setup{
 			MaxAdverts: uint16(s.cfg.MaxAdverts), Major: bsdh.VersionMajor, Minor: bsdh.VersionMinor,
-			WantRecvBytes: s.cfg.SendBytes, RecvBytes: s.cfg.RecvBytes, IRD: uint16(s.cfg.IRD), ORD: uint16(s.cfg.ORD),
+			WantRecvBytes: s.cfg.SendBytes, RecvBytes: s.size.recvBytes, IRD: uint16(s.cfg.IRD), ORD: uint16(s.cfg.ORD),
 		},
 	}
 }
@@ -26,6 +26,7 @@ func (s *Socket) HandleHello(now time.Time, b []byte) error {
 	if s.state != StateHello || s.cfg.Role != Accepting {
 		return fmt.Errorf("hello: %w", ErrState)
 	}
+	s.susp.away = false
 	m, err := s.cfg.parseSetup(b, bsdh.Hello)
 	if err != nil {
 		s.abort(now, err)

@@ -44,11 +44,12 @@ const (
 	opAbort
 	opKeys
 	opResize
+	opSuspend
 )
 
 func (o simOp) String() string {
 	names := [...]string{
-		"deliver", "complete", "write", "urgent", "read", "cancel-writes", "cancel-reads", "mode", "time", "shutdown", "abort", "keys", "resize",
+		"deliver", "complete", "write", "urgent", "read", "cancel-writes", "cancel-reads", "mode", "time", "shutdown", "abort", "keys", "resize", "suspend",
 	}
 	return fmt.Sprintf("%s side=%d n=%d direct=%t more=%t", names[o.kind], o.side, o.n, o.direct, o.more)
 }
@@ -83,7 +84,13 @@ func randomSchedule(seed uint64) schedule {
 			MaxAdverts: pick(1, 2, 5, 16), Keep: rng.IntN(2) == 0, ZcopyBytes: uint32(pick(1, 50, 50, 50, 50, 300, NoZcopy)),
 		}
 	}
-	weights := []int{30, 22, 10, 1, 22, 1, 2, 4, 3, 0, 0, 0, 0}
+	weights := []int{30, 22, 10, 1, 22, 1, 2, 4, 3, 0, 0, 0, 0, 0}
+	if rng.IntN(4) == 0 {
+		weights[opSuspend] = 2
+		for i := range s.cfg {
+			s.cfg[i].Keep, s.cfg[i].Suspends = true, true
+		}
+	}
 	if rng.IntN(3) == 0 {
 		weights[opResize] = 3
 		for i := range s.cfg {
@@ -191,6 +198,9 @@ func (w *world) do(o simOp) {
 		if err := h.s.ResizePeer(w.now, bsdh.MinBuffer+o.n); err != nil && h.s.State() <= StateOpen {
 			w.fail("side %d: %v", h.side, err)
 		}
+		h.run()
+	case opSuspend:
+		_ = h.s.Suspend(w.now, 4711) // not while the last one goes on
 		h.run()
 	case opKeys:
 		h.refuse = o.direct
@@ -392,6 +402,7 @@ func TestSim(t *testing.T) {
 	for _, k := range []bsdh.MID{
 		bsdh.HelloAck, bsdh.DisConn, bsdh.SendSm, bsdh.RdmaWrCompl, bsdh.RdmaRdCompl, bsdh.ModeChange, bsdh.SrcAvailCancel,
 		bsdh.SinkAvailCancel, bsdh.SinkCancelAck, bsdh.SinkAvail, bsdh.SrcAvail, bsdh.Data, bsdh.ChRcvBuf, bsdh.ChRcvBufAck,
+		bsdh.SuspComm, bsdh.SuspCommAck,
 	} {
 		if uint64(mids[k]) < n/100 {
 			t.Errorf("%d messages %v in %d schedules: this tests too little", mids[k], k, n)

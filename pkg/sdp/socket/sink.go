@@ -66,6 +66,7 @@ type sink struct {
 	stop        bool   // SrcAvailCancel came: read no more
 	cancel      revocation
 	done        bool // DisConn came
+	again       bool // on a connection before this one: it comes again
 }
 
 func newSink(cfg *Config) sink {

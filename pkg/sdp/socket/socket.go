@@ -43,6 +43,7 @@ type Socket struct {
 	peer    peerTerms
 	end     ending
 	size    resizing
+	susp    suspension
 	sends   sendQueue
 	out     outbox
 
@@ -195,7 +196,7 @@ func (s *Socket) Abort(now time.Time) {
 
 // HandleSent says that the oldest message in the send queue completed.
 func (s *Socket) HandleSent(now time.Time, ok bool) {
-	if s.state == StateClosed {
+	if s.state == StateClosed || s.susp.away {
 		return
 	}
 	s.sends.done++
@@ -247,7 +248,11 @@ func (s *Socket) HandleWrite(now time.Time, ok bool) {
 
 // HandleDown says that the transport connection is gone, in order or not.
 func (s *Socket) HandleDown(err error) {
-	if s.state != StateClosed {
+	switch {
+	case s.state == StateClosed || s.susp.away: // the old connection goes, as it should
+	case s.state == StateOpen && s.susp.answered:
+		s.suspend() // the peer was quicker than the completion of our answer
+	default:
 		s.down(err)
 	}
 }
@@ -261,7 +266,7 @@ func (s *Socket) NextTimeout() (time.Time, bool) {
 			at = t
 		}
 	}
-	if s.state == StateOpen && s.maySend(false) {
+	if s.state == StateOpen && s.maySend(false) && !s.susp.isActive() {
 		earlier(s.credits.updateAt)
 		earlier(s.credits.prodAt)
 		if t, ok := s.snk.deadlockAt(s.waits()); ok {
@@ -282,8 +287,12 @@ func (s *Socket) HandleTimeout(now time.Time) {
 			s.close(OutReset, s.err)
 		case StateLinger:
 			s.close(OutClose, nil)
-		case StateOpen: // after Close
-			s.abort(now, ErrLinger)
+		case StateOpen: // after Close, or SuspComm
+			err := ErrLinger
+			if s.susp.isActive() {
+				err = ErrSuspend
+			}
+			s.abort(now, err)
 		case StateClosed:
 		}
 	}

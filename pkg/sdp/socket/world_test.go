@@ -31,9 +31,10 @@ type item struct {
 	read    *Output // RDMA READ request
 	write   *Output // RDMA WRITE
 	data    []byte
-	answer  bool // RDMA READ response
-	end     bool // of the transport connection
-	reset   bool // and not in order
+	answer  bool   // RDMA READ response
+	hello   []byte // on a connection of its own
+	end     bool   // of the transport connection
+	reset   bool   // and not in order
 }
 
 // grant is what a key opens.
@@ -68,6 +69,7 @@ type host struct {
 	buffers  [][]byte     // by number, of both sets
 	sizes    []uint32     // of each; 0: dropped
 	kept     []byte       // private memory
+	moves    int          // to another connection
 	target   *Output      // of the RDMA READ under way
 	received uint64
 	eof      bool
@@ -161,11 +163,12 @@ func (h *host) do(o Output) {
 	h.w.trace("side %d: %v %v seq=%d ack=%d bufs=%d id=%d pos=%d len=%d buf=%d %v", h.side, o.Kind, o.Message.MID, o.Message.Seq, o.Message.Ack, o.Message.Bufs, o.ID, o.Pos, o.Len, o.Buffer, o.Err)
 	switch o.Kind {
 	case OutHello:
-		p := h.peer()
-		if err := p.s.HandleHello(h.w.now, o.Message.Append(nil, h.cfg.Layout)); err != nil {
-			h.w.fail("hello: %v", err)
+		hello := item{hello: o.Message.Append(nil, h.cfg.Layout)}
+		if h.out = append(h.out, hello); h.moves == 0 {
+			h.deliver()
 		}
-		p.run()
+	case OutSuspended:
+		h.move(o.Message)
 	case OutEstablished, OutPeerDone:
 	case OutSend:
 		h.send(o)
@@ -231,6 +234,28 @@ func (h *host) do(o Output) {
 		}
 		h.ended, h.endErr = true, o.Err
 	}
+}
+
+// move takes another connection: what was under way on the old one is gone, but for what the peer has still to receive.
+func (h *host) move(m bsdh.Message) {
+	if h.target != nil || len(h.keys) > 0 {
+		h.w.fail("side %d: suspended with RDMA READ %v, keys %v", h.side, h.target, h.keys)
+	}
+	h.moves++
+	h.done, h.posted, h.lazy = nil, nil, lazyCount{}
+	clear(h.sizes)
+	h.post(0, h.s.Snapshot().RecvBytes)
+	if m.MID == bsdh.SuspCommAck {
+		if len(h.out) > 0 {
+			h.w.fail("side %d: suspended with %d things on their way", h.side, len(h.out))
+		}
+		return
+	}
+	h.out = append(h.out, item{end: true})
+	if err := h.s.Resume(h.w.now); err != nil {
+		h.w.fail("side %d: %v", h.side, err)
+	}
+	h.run()
 }
 
 func (h *host) send(o Output) {
@@ -329,6 +354,11 @@ func (h *host) deliver() bool {
 		copy(r.buf[p.target.Offset:], it.data)
 		p.target = nil
 		p.done = append(p.done, OutRDMARead)
+	case it.hello != nil:
+		if err := p.s.HandleHello(h.w.now, it.hello); err != nil && !h.w.gone {
+			h.w.fail("hello: %v", err)
+		}
+		p.run()
 	case it.reset:
 		p.s.HandleDown(errors.New("reset"))
 		p.run()
@@ -432,7 +462,7 @@ func (h *host) check() {
 	if s.credits.posted != len(h.posted) {
 		h.w.fail("side %d: %d receive buffers counted, %d posted", h.side, s.credits.posted, len(h.posted))
 	}
-	if uint64(len(h.kept)) != s.snk.count.kept || len(h.kept) > h.cfg.RecvBuffers*int(max(h.cfg.RecvBytes, h.cfg.MaxRecvBytes)) {
+	if uint64(len(h.kept)) != s.snk.count.kept || len(h.kept) > 2*h.cfg.RecvBuffers*int(max(h.cfg.RecvBytes, h.cfg.MaxRecvBytes)) {
 		h.w.fail("side %d: %d bytes are kept, %d counted", h.side, len(h.kept), s.snk.count.kept)
 	}
 	if err := h.lazy.compare(&s.src); err != nil {
