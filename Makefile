@@ -151,9 +151,10 @@ test-race: deps cluster-tools ## Look for rare races: every test five times, in 
 	$(call tested,$(together),-race -count=5 -shuffle=on -timeout=45m)
 
 .PHONY: sim
-sim: ## Play SIM_SCHEDULES (100000) random schedules of SMC-R, a tenth as many of iWARP and VI/TCP, and repeat the other simulations (SIMCOUNT=200).
+sim: ## Play SIM_SCHEDULES (100000) random schedules of SMC-R and of SDP, a tenth as many of iWARP and VI/TCP, and repeat the other simulations (SIMCOUNT=200).
 	SIM_SCHEDULES=$(SIM_SCHEDULES) $(GO) test -count=1 -v -timeout=12h -run=TestSimulation ./pkg/smcr/smcrtest -sim.base=0 $(ARGS)
 	$(GO) test -count=1 -v -timeout=12h -run='^TestSim' ./pkg/rdma/iwarp ./pkg/rdma/vitcp -sim.base=0 -sim.schedules=$$(($(SIM_SCHEDULES) / 10)) $(ARGS)
+	SIM_SCHEDULES=$(SIM_SCHEDULES) $(GO) test -count=1 -timeout=12h -run='TestSim$$' ./pkg/sdp/socket
 	$(GO) test -short -count=$(SIMCOUNT) -timeout=2h -run='Sim|Model|Random|Fault|Fabric' $(ARGS) $(PKG)
 
 .PHONY: fuzz

@@ -37,7 +37,7 @@ func (s *Socket) step(now time.Time) bool {
 	s.endCanceledWrites()
 	s.deliver()
 	if s.susp.isActive() {
-		return s.stepSuspend()
+		return s.stepSuspend(now)
 	}
 	return s.startRead() || s.startWrite() || s.stepSink(now) || s.stepSource() || s.stepResize() || s.stepModes() || s.stepOwnCancels() || s.stepAdvert() ||
 		s.stepStream() || s.stepDisConn() || s.stepUpdate(now)

@@ -3,6 +3,7 @@
 package socket
 
 import (
+	"errors"
 	"flag"
 	"fmt"
 	"math/rand/v2"
@@ -17,6 +18,8 @@ import (
 
 // schedules is how many are played without SIM_SCHEDULES.
 const schedules = 2000
+
+var simBase = flag.Uint64("sim.base", 0, "seed before the first one")
 
 var simSeed = flag.Uint64("sim.seed", 0, "play the schedule of this seed only, with a trace")
 
@@ -45,11 +48,13 @@ const (
 	opKeys
 	opResize
 	opSuspend
+	opLost
+	opFail
 )
 
 func (o simOp) String() string {
 	names := [...]string{
-		"deliver", "complete", "write", "urgent", "read", "cancel-writes", "cancel-reads", "mode", "time", "shutdown", "abort", "keys", "resize", "suspend",
+		"deliver", "complete", "write", "urgent", "read", "cancel-writes", "cancel-reads", "mode", "time", "shutdown", "abort", "keys", "resize", "suspend", "lost", "fail",
 	}
 	return fmt.Sprintf("%s side=%d n=%d direct=%t more=%t", names[o.kind], o.side, o.n, o.direct, o.more)
 }
@@ -84,7 +89,7 @@ func randomSchedule(seed uint64) schedule {
 			MaxAdverts: pick(1, 2, 5, 16), Keep: rng.IntN(2) == 0, ZcopyBytes: uint32(pick(1, 50, 50, 50, 50, 300, NoZcopy)),
 		}
 	}
-	weights := []int{30, 22, 10, 1, 22, 1, 2, 4, 3, 0, 0, 0, 0, 0}
+	weights := []int{30, 22, 10, 1, 22, 1, 2, 4, 3, 0, 0, 0, 0, 0, 0, 0}
 	if rng.IntN(4) == 0 {
 		weights[opSuspend] = 2
 		for i := range s.cfg {
@@ -103,8 +108,13 @@ func randomSchedule(seed uint64) schedule {
 	if rng.IntN(4) == 0 {
 		weights[opShutdown] = 1
 	}
-	if rng.IntN(10) == 0 {
+	switch rng.IntN(30) {
+	case 0, 1, 2:
 		weights[opAbort] = 1
+	case 3:
+		weights[opLost] = 1
+	case 4:
+		weights[opFail] = 1
 	}
 	sum := 0
 	for _, w := range weights {
@@ -202,6 +212,20 @@ func (w *world) do(o simOp) {
 	case opSuspend:
 		_ = h.s.Suspend(w.now, 4711) // not while the last one goes on
 		h.run()
+	case opLost:
+		w.gone = true
+		for _, h := range w.sides {
+			h.out, h.done, h.target = nil, nil, nil
+			h.s.HandleDown(errors.New("lost"))
+			h.run()
+		}
+	case opFail: // the next completion of a message
+		if len(h.done) > 0 && h.done[0] == OutSend && !h.ended {
+			w.gone = true
+			h.done = h.done[1:]
+			h.s.HandleSent(w.now, false)
+			h.run()
+		}
 	case opKeys:
 		h.refuse = o.direct
 	}
@@ -384,7 +408,7 @@ func TestSim(t *testing.T) {
 		n /= 10
 	}
 	mids, modes := map[bsdh.MID]int{}, map[[2]bsdh.Mode]int{}
-	for seed := uint64(1); seed <= n; seed++ {
+	for seed := *simBase + 1; seed <= *simBase+n; seed++ {
 		w, err := randomSchedule(seed).play(func(string, ...any) {})
 		if err != nil {
 			t.Errorf("-sim.seed %d: %v", seed, err)

@@ -71,8 +71,11 @@ func (x *suspension) take(m *bsdh.Message, cfg *Config) error {
 }
 
 // stepSuspend ends what is under way, and then says so. Nothing else goes.
-func (s *Socket) stepSuspend() bool {
+func (s *Socket) stepSuspend(now time.Time) bool {
 	x, o, k := &s.susp, &s.src, &s.snk
+	if s.deadline.IsZero() { // SuspComm that is sent again
+		s.deadline = now.Add(suspendTimeout)
+	}
 	switch {
 	case x.answered:
 		return false

@@ -99,6 +99,23 @@ func TestSection13_1_2_Crossing(t *testing.T) {
 	}
 }
 
+// A SuspComm that is sent again is not waited for longer than the first.
+func TestSection13_1_2_Timeout(t *testing.T) {
+	w, a, b := pair(t, suspendable, suspendable)
+	a.suspend(t)
+	b.suspend(t)
+	for w.mids[bsdh.SuspComm] < 3 && w.err == nil {
+		for _, h := range w.sides {
+			h.deliver()
+			h.complete()
+		}
+	}
+	at, ok := a.s.NextTimeout()
+	if !ok || at.Sub(w.now) != suspendTimeout {
+		t.Errorf("timeout in %v, %t, %v", at.Sub(w.now), ok, a.s.State())
+	}
+}
+
 // The size of receive buffers that a peer knows is that of the next connection too.
 func TestSection13_1_1_KeepsSize(t *testing.T) {
 	c := suspendable
