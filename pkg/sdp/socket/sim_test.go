@@ -61,8 +61,9 @@ func (o simOp) String() string {
 
 // schedule is all that a run depends on.
 type schedule struct {
-	cfg [2]Config
-	ops []simOp
+	cfg   [2]Config
+	ops   []simOp
+	plant func(*Socket) // a deliberate bug of the accepting side
 }
 
 func (s schedule) String() string {
@@ -150,6 +151,7 @@ func (s schedule) play(trace func(string, ...any)) (w *world, err error) {
 		}
 	}()
 	w = newWorld(s.cfg[0], s.cfg[1], trace)
+	w.plant = s.plant
 	for _, o := range s.ops {
 		if w.err != nil {
 			return w, w.err
@@ -370,7 +372,7 @@ func (w *world) wantEnd() {
 // shorten takes events out of a schedule that fails as long as it fails.
 func (s schedule) shorten() schedule {
 	fails := func(ops []simOp) bool {
-		_, err := schedule{s.cfg, ops}.play(func(string, ...any) {})
+		_, err := schedule{s.cfg, ops, s.plant}.play(func(string, ...any) {})
 		return err != nil
 	}
 	ops := s.ops
@@ -384,7 +386,7 @@ func (s schedule) shorten() schedule {
 			}
 		}
 	}
-	return schedule{s.cfg, ops}
+	return schedule{s.cfg, ops, s.plant}
 }
 
 // TestSim plays random schedules of two sockets: programs write, read, cancel and close as they like, and each thing

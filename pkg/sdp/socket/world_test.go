@@ -20,6 +20,7 @@ type world struct {
 	err   error
 	trace func(string, ...any)
 	gone  bool // an abort, on purpose
+	plant func(*Socket)
 	mids  map[bsdh.MID]int
 	modes map[[2]bsdh.Mode]int
 }
@@ -151,6 +152,9 @@ func (h *host) Revoke(key rdma.RKey) {
 
 // run does what the socket wants.
 func (h *host) run() {
+	if h.w.plant != nil && h.side == 1 && h.s.state == StateOpen {
+		h.w.plant(h.s)
+	}
 	for _, o := range h.s.Poll(nil) {
 		h.do(o)
 	}
