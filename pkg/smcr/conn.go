@@ -183,7 +183,7 @@ func (c *Conn) SetReadDeadline(t time.Time) error {
 	if c.life.closed.Load() {
 		return c.opError("set", net.ErrClosed)
 	}
-	c.recv.deadline.set(t)
+	c.recv.deadline.Set(t)
 	return nil
 }
 
@@ -195,7 +195,7 @@ func (c *Conn) SetWriteDeadline(t time.Time) error {
 	if c.life.closed.Load() {
 		return c.opError("set", net.ErrClosed)
 	}
-	c.send.deadline.set(t)
+	c.send.deadline.Set(t)
 	return nil
 }
 

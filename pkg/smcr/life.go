@@ -89,8 +89,8 @@ func (c *Conn) release() {
 	s.counters.past.countConn(c)
 	info := c.infoLocked()
 	_ = c.group.mem.giveSend(c.send.buf) // the region is unmapped either way
-	c.recv.deadline.stop()
-	c.send.deadline.stop()
+	c.recv.deadline.Stop()
+	c.send.deadline.Stop()
 	c.send.coalesce.stop()
 	c.group.shells[c.lc.Slot()] = nil
 	c.lc.Release(time.Now())

@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"syscall"
 
+	"github.com/smcr-io/kube-smcr/pkg/internal/deadline"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/cdc"
 )
 
@@ -22,12 +23,12 @@ type receiver struct {
 	ring     cdc.Ring             // where in the RMBE a position of the stream is
 	sink     atomic.Pointer[sink] // of the RelayTo under way
 	readable chan struct{}        // has a token when there may be something to read
-	deadline deadline
+	deadline deadline.Deadline
 }
 
 func (r *receiver) init(rmbe []byte, ring cdc.Ring) {
 	r.rmbe, r.ring, r.readable = rmbe, ring, make(chan struct{}, 1)
-	r.deadline.init()
+	r.deadline.Init()
 }
 
 // negotiated fixes the ring that the first contact negotiated; no data has moved yet.
@@ -54,7 +55,7 @@ func (r *receiver) await() {
 	k.park()
 	select {
 	case <-r.readable:
-	case <-r.deadline.wait():
+	case <-r.deadline.Wait():
 	}
 	k.unpark()
 }
@@ -108,7 +109,7 @@ func (c *Conn) peek(wait bool) ([]byte, error) {
 		switch {
 		case c.life.closed.Load():
 			return nil, net.ErrClosed
-		case c.recv.deadline.past.Load():
+		case c.recv.deadline.Past():
 			return nil, os.ErrDeadlineExceeded
 		case avail > 0: // also after a reset, as with TCP: the bytes were acknowledged
 			return c.recv.span(pos, avail), nil

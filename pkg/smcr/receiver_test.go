@@ -71,7 +71,7 @@ func TestReceiver_await(t *testing.T) {
 		if d := time.Since(start); d != 0 {
 			t.Errorf("waited %v with a token", d)
 		}
-		r.deadline.set(start.Add(time.Second))
+		r.deadline.Set(start.Add(time.Second))
 		r.await()
 		if d := time.Since(start); d != time.Second {
 			t.Errorf("waited %v without a token, with a deadline after 1 s", d)

@@ -313,7 +313,7 @@ func (f *intake) wait() error {
 	for {
 		select {
 		case <-c.send.writable:
-		case <-c.send.deadline.wait():
+		case <-c.send.deadline.Wait():
 		case <-f.timer.C:
 			if err := f.probe(); err != nil {
 				return err

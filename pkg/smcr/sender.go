@@ -11,6 +11,8 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"github.com/smcr-io/kube-smcr/pkg/internal/deadline"
 )
 
 // sender is the sending side of a connection over SMC-R. A sender owns the send buffer, from
@@ -20,13 +22,13 @@ type sender struct {
 	buf      *sendBuffer            // a ring, of the link group's memory
 	intake   atomic.Pointer[intake] // of the RelayFrom under way
 	writable chan struct{}          // has a token when there may be room
-	deadline deadline
+	deadline deadline.Deadline
 	coalesce coalescer
 }
 
 func (s *sender) init(buf *sendBuffer) {
 	s.buf, s.writable = buf, make(chan struct{}, 1)
-	s.deadline.init()
+	s.deadline.Init()
 }
 
 // size is the size of the send buffer, a power of two.
@@ -46,7 +48,7 @@ func (s *sender) wake() { wakeUp(s.writable) }
 func (s *sender) await() {
 	select {
 	case <-s.writable:
-	case <-s.deadline.wait():
+	case <-s.deadline.Wait():
 	}
 }
 
@@ -92,7 +94,7 @@ func (c *Conn) reserve(wait bool) ([]byte, error) {
 			return nil, net.ErrClosed
 		case pos&endOfStream != 0:
 			return nil, syscall.EPIPE
-		case c.send.deadline.past.Load():
+		case c.send.deadline.Past():
 			return nil, os.ErrDeadlineExceeded
 		case c.streams.has(flagAborted):
 			if c.streams.has(flagPeerDone) {

@@ -54,7 +54,7 @@ func TestSender_await(t *testing.T) {
 		if d := time.Since(start); d != 0 {
 			t.Errorf("waited %v with a token", d)
 		}
-		s.deadline.set(start.Add(time.Second))
+		s.deadline.Set(start.Add(time.Second))
 		s.await()
 		if d := time.Since(start); d != time.Second {
 			t.Errorf("waited %v without a token, with a deadline after 1 s", d)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package smcr
+package deadline
 
 import (
 	"testing"
@@ -12,8 +12,8 @@ import (
 // began to wait before that hears of the one that was there then.
 func TestDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var d deadline
-		d.init()
+		var d Deadline
+		d.Init()
 		over := func(c <-chan struct{}) bool {
 			synctest.Wait()
 			select {
@@ -25,16 +25,16 @@ func TestDeadline(t *testing.T) {
 		}
 		check := func(what string, want bool) {
 			t.Helper()
-			if got := over(d.wait()); got != want || d.past.Load() != want {
-				t.Errorf("%s: over %v, past %v, want %v", what, got, d.past.Load(), want)
+			if got := over(d.Wait()); got != want || d.Past() != want {
+				t.Errorf("%s: over %v, past %v, want %v", what, got, d.Past(), want)
 			}
 		}
 		check("never set", false)
-		d.set(time.Now().Add(time.Second))
-		first := d.wait()
+		d.Set(time.Now().Add(time.Second))
+		first := d.Wait()
 		<-time.After(999 * time.Millisecond) // of the bubble's clock
 		check("a millisecond early", false)
-		d.set(time.Now().Add(time.Second))
+		d.Set(time.Now().Add(time.Second))
 		<-time.After(999 * time.Millisecond)
 		check("moved", false)
 		<-time.After(time.Millisecond)
@@ -42,15 +42,15 @@ func TestDeadline(t *testing.T) {
 		if !over(first) {
 			t.Error("who waited since before it was moved does not hear of it")
 		}
-		d.set(time.Time{})
+		d.Set(time.Time{})
 		check("taken away", false)
-		d.set(time.Now().Add(-time.Second))
+		d.Set(time.Now().Add(-time.Second))
 		check("in the past", true)
-		d.set(time.Now())
+		d.Set(time.Now())
 		check("in the past again", true)
-		d.set(time.Now().Add(time.Second))
+		d.Set(time.Now().Add(time.Second))
 		check("in the future again", false)
-		d.stop()
+		d.Stop()
 		<-time.After(2 * time.Second)
 		check("stopped", false)
 	})

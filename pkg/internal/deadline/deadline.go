@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package smcr
+package deadline
 
 import (
 	"sync"
@@ -8,19 +8,19 @@ import (
 	"time"
 )
 
-// deadline is a point in time that can be moved while somebody waits for it.
-type deadline struct {
+// Deadline is a point in time that can be moved while somebody waits for it. Init comes first.
+type Deadline struct {
 	mu    sync.Mutex // guards what follows
 	timer *time.Timer
 	over  chan struct{} // closed when the deadline has passed
-	// past says the same without the lock, for the data path.
-	past atomic.Bool
+	past  atomic.Bool   // the same, to be had without the lock
 }
 
-func (d *deadline) init() { d.over = make(chan struct{}) }
+// Init makes a deadline that never passes, until it is set.
+func (d *Deadline) Init() { d.over = make(chan struct{}) }
 
-// set moves the deadline; the zero time means never.
-func (d *deadline) set(t time.Time) {
+// Set moves the deadline; the zero time means never.
+func (d *Deadline) Set(t time.Time) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.timer != nil && !d.timer.Stop() {
@@ -47,8 +47,8 @@ func (d *deadline) set(t time.Time) {
 	})
 }
 
-// stop lets go of the timer, which would keep the connection in memory.
-func (d *deadline) stop() {
+// Stop lets go of the timer, which would keep the connection in memory.
+func (d *Deadline) Stop() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.timer != nil {
@@ -56,9 +56,12 @@ func (d *deadline) stop() {
 	}
 }
 
-// wait returns a channel that is closed when the deadline passes.
-func (d *deadline) wait() <-chan struct{} {
+// Wait returns a channel that is closed when the deadline passes.
+func (d *Deadline) Wait() <-chan struct{} {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.over
 }
+
+// Past reports whether the deadline has passed. It takes no lock.
+func (d *Deadline) Past() bool { return d.past.Load() }
