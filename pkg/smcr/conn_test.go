@@ -3,139 +3,32 @@
 package smcr_test
 
 import (
-	"errors"
-	"fmt"
-	"io"
-	"net"
-	"strings"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/smcr-io/kube-smcr/pkg/internal/conntest"
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
 )
-
-// scriptConn is what the scripts need; *net.TCPConn and *smcr.Conn have it.
-type scriptConn interface {
-	net.Conn
-	CloseWrite() error
-}
-
-func abortConn(c scriptConn) error {
-	if s, ok := c.(*smcr.Conn); ok {
-		return s.Abort()
-	}
-	t := c.(*net.TCPConn)
-	return errors.Join(t.SetLinger(0), t.Close())
-}
-
-func outcome(n int, err error) string {
-	for _, e := range []struct {
-		err  error
-		name string
-	}{
-		{io.EOF, "EOF"},
-		{net.ErrClosed, "closed"},
-		{syscall.ECONNRESET, "ECONNRESET"},
-		{syscall.EPIPE, "EPIPE"},
-		{syscall.ENOTCONN, "ENOTCONN"},
-	} {
-		if errors.Is(err, e.err) {
-			return fmt.Sprintf("%d %s", n, e.name)
-		}
-	}
-	if ne := net.Error(nil); errors.As(err, &ne) && ne.Timeout() {
-		return fmt.Sprintf("%d timeout", n)
-	}
-	return fmt.Sprintf("%d %v", n, err)
-}
-
-// play runs a script of steps like "a.write b.read a.close" and returns what
-// each said. After every step it waits for the other side to hear of it.
-func play(a, b scriptConn, script string, runUntilQuiet func()) []string {
-	var got []string
-	gone := map[scriptConn]bool{}
-	for step := range strings.FieldsSeq(script) {
-		who, what, _ := strings.Cut(step, ".")
-		c := a
-		if who == "b" {
-			c = b
-		}
-		buf := make([]byte, 8)
-		_ = c.SetDeadline(time.Now().Add(300 * time.Millisecond)) // fails on a closed connection, as the step will
-		var n int
-		var err error
-		switch what {
-		case "write":
-			n, err = c.Write(buf)
-		case "read":
-			n, err = c.Read(buf)
-		case "read3":
-			n, err = c.Read(buf[:3])
-		case "read0":
-			n, err = c.Read(nil)
-		case "close":
-			err = c.Close()
-		case "closewrite":
-			err = c.CloseWrite()
-		case "abort":
-			err = abortConn(c)
-		default:
-			panic("no step " + what)
-		}
-		if gone[c] {
-			// Once it has said that the connection was reset, TCP says EOF,
-			// EPIPE and ENOTCONN; we say it again.
-			got = append(got, step+": after the reset")
-			continue
-		}
-		got = append(got, step+": "+outcome(n, err))
-		gone[c] = isReset(err) && (n == 0)
-		runUntilQuiet()
-	}
-	return got
-}
 
 // A program must not notice that its connection is not TCP: each script ends
 // the same way over both.
 func TestConn_closesLikeTCP(t *testing.T) {
-	for _, script := range []string{
-		"a.write a.close b.read b.read a.read a.write a.close",
-		"a.write a.closewrite a.write b.read b.read b.write a.read b.close a.read a.close",
-		"a.closewrite a.closewrite b.read b.read b.closewrite a.read b.close a.close",
-		"a.closewrite b.closewrite a.read b.read a.write b.write",
-		"a.close b.close a.read b.read b.write",
-		"a.close b.read b.closewrite b.close",
-		"a.write a.abort b.read b.read b.read b.write",
-		"a.abort b.read b.read b.write b.write b.close",
-		"a.abort b.write b.write b.read",
-		"a.abort b.read0 b.read",
-		"a.write b.close a.read a.read",         // unread data: a reset
-		"b.write a.write b.close a.read a.read", // and what it sent before the reset
-		"b.write a.write b.read b.close a.read a.read a.write a.write",
-		"a.write a.close b.write b.read b.read b.write", // the response must not be lost because the request goes on
-		"a.write a.close b.write b.write b.read b.read",
-		"a.write a.closewrite b.write b.read a.read b.close a.read",
-		"a.write b.read3 b.read3 b.read3 b.read0 b.read",
-		"a.closewrite b.read0 b.read",
-		"a.closewrite b.write b.close a.read a.read",
-		"a.closewrite b.write a.close b.read b.write b.write",
-	} {
+	for _, script := range conntest.Scripts() {
 		t.Run(script, func(t *testing.T) {
 			t.Parallel()
 			tick := time.NewTicker(30 * time.Millisecond)
 			defer tick.Stop()
 			wait := func() { <-tick.C; <-tick.C }
 			x, y := tcpPair(t)
-			want := play(x.(scriptConn), y.(scriptConn), script, wait)
+			want := conntest.Play(x.(conntest.Conn), y.(conntest.Conn), script, wait)
 			_, _ = x.Close(), y.Close()
 
 			for _, v := range []smcr.VersionSet{smcr.VersionsV1, smcr.VersionsV2} {
 				p := newPair(t, versions(v))
 				a, b := p.dial(t)
-				got := play(a, b, script, wait)
+				got := conntest.Play(a, b, script, wait)
 				_, _ = a.Close(), b.Close()
 				if d := cmp.Diff(want, got); d != "" {
 					t.Errorf("-TCP +SMC-R, versions %d:\n%s", v, d)
