@@ -3,6 +3,7 @@
 package softiwarp
 
 import (
+	"context"
 	cryptorand "crypto/rand"
 	"fmt"
 	"math/rand/v2"
@@ -172,6 +173,33 @@ func (d *Device) Disconnect(r rdma.QP) error {
 	}
 	q.Step(now)
 	return nil
+}
+
+// AwaitEnd waits until the connection of a queue pair has ended in both directions, after
+// [Device.Disconnect] or what the peer did. A queue pair that is closed before resets the connection if
+// something of the peer is still unread, and that may overtake our last bytes.
+func (d *Device) AwaitEnd(ctx context.Context, r rdma.QP) error {
+	q, err := d.find(r)
+	if err != nil {
+		return fmt.Errorf("await end: %w", err)
+	}
+	q.Lock()
+	if q.wait != nil {
+		q.Unlock()
+		return fmt.Errorf("await end of queue pair %v, which is being connected: %w", q.Num(), rdma.ErrState)
+	}
+	done := q.await(func() bool { return !q.Attached() })
+	q.tell()
+	q.Unlock()
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+	}
+	q.Lock()
+	q.wait, q.decided = nil, nil
+	q.Unlock()
+	return fmt.Errorf("await end of queue pair %v: %w", q.Num(), context.Cause(ctx))
 }
 
 // QPStats returns the protocol's counters of a queue pair of this device.
