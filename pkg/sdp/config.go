@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sdp
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"time"
+
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/rdma/softiwarp"
+	"github.com/smcr-io/kube-smcr/pkg/sdp/bsdh"
+	"github.com/smcr-io/kube-smcr/pkg/sdp/socket"
+)
+
+// Config describes a [Stack]. Zero values mean the defaults.
+type Config struct {
+	// Device carries the connections: one of softiwarp, or one with RoCE v2, which the draft does not
+	// know (see the package comment).
+	Device rdma.Device
+	// Layout is how both peers draw headers of several fields; it is not negotiated.
+	Layout bsdh.Layout
+
+	RecvBuffers    int // receive buffers of a connection; 0: socket.DefaultRecvBuffers
+	RecvBufferSize int // size of each, in bytes; 0: socket.DefaultRecvBytes
+	SendSlots      int // messages under way, each as long as a receive buffer of the peer; 0: DefaultSendSlots
+	MaxAdverts     int // Buffers that the peer may have advertised; 0: socket.DefaultMaxAdverts
+	// ZcopySize is the size, in bytes, above which WriteBuffer and ReadBuffer use RDMA; 0:
+	// socket.DefaultZcopyBytes; socket.NoZcopy: never.
+	ZcopySize uint32
+
+	// NoCRC does without the CRCs of iWARP if the peer does so, too.
+	NoCRC bool
+	// MaxULPDU is the longest message of iWARP in one FPDU, in bytes; 0: what fits the segments of TCP. Peers in software are faster
+	// with iwarp.MaxOwnULPDU.
+	MaxULPDU int
+	// SetupTimeout bounds the set-up of a connection; 0: DefaultSetupTimeout.
+	SetupTimeout time.Duration
+
+	Hooks Hooks
+}
+
+// Hooks tell what no caller hears of. They are called in goroutines of the stack and must not block.
+type Hooks struct {
+	// Refused tells of a connection that a [Listener] did not set up.
+	Refused func(peer net.Addr, err error)
+	// Ended tells of the end of an established connection; err is nil if both streams ended in order.
+	Ended func(c *Conn, err error)
+}
+
+// Validate reports all that is wrong with c.
+func (c *Config) Validate() error {
+	var errs []error
+	if c.Device == nil {
+		errs = append(errs, errors.New("no device"))
+	} else if err := checkDevice(c.Device); err != nil {
+		errs = append(errs, fmt.Errorf("device %q: %w", c.Device.Name(), err))
+	}
+	if c.RecvBufferSize < 0 || c.SendSlots < 0 || c.SendSlots > maxSendSlots {
+		errs = append(errs, fmt.Errorf("receive buffers of %d bytes, %d send slots, want at most %d", c.RecvBufferSize, c.SendSlots, maxSendSlots))
+	}
+	if c.SetupTimeout < 0 {
+		errs = append(errs, fmt.Errorf("set-up timeout of %v", c.SetupTimeout))
+	}
+	m := c.machine(socket.Connecting)
+	m.Memory = nowhere{}
+	if err := m.Validate(); err != nil {
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// checkDevice refuses a device that neither of both transports runs on.
+func checkDevice(d rdma.Device) error {
+	a := d.Attr()
+	_, iwarp := d.(*softiwarp.Device)
+	switch {
+	case !a.RDMARead:
+		return errors.New("it has no RDMA READ")
+	case iwarp:
+		return nil
+	case a.Stream:
+		return errors.New("it connects queue pairs by itself, in a way that is not known here")
+	case !slices.Contains(a.GIDTypes, rdma.GIDTypeRoCEv2):
+		return errors.New("it has neither iWARP nor RoCE v2")
+	}
+	return nil
+}
+
+func (c *Config) withDefaults() Config {
+	d := *c
+	d.RecvBuffers = cmp.Or(d.RecvBuffers, socket.DefaultRecvBuffers)
+	d.RecvBufferSize = cmp.Or(d.RecvBufferSize, socket.DefaultRecvBytes)
+	d.SendSlots = cmp.Or(d.SendSlots, DefaultSendSlots)
+	d.SetupTimeout = cmp.Or(d.SetupTimeout, DefaultSetupTimeout)
+	return d
+}
+
+// machine is the configuration of a connection's machine.
+func (c *Config) machine(r socket.Role) socket.Config {
+	m := socket.Config{
+		Role: r, Layout: c.Layout, RecvBuffers: c.RecvBuffers, RecvBytes: uint32(c.RecvBufferSize), SendBytes: uint32(c.RecvBufferSize),
+		SendDepth: c.SendSlots, MaxAdverts: c.MaxAdverts, ZcopyBytes: c.ZcopySize, SetupTimeout: c.SetupTimeout,
+	}
+	if c.Device != nil {
+		a := c.Device.Attr()
+		m.IRD, m.ORD = min(socket.DefaultReads, a.MaxReadsServed), min(socket.DefaultReads, a.MaxReadsAsked)
+	}
+	return m
+}
+
+// nowhere is the memory of a configuration that is only looked at.
+type nowhere struct{}
+
+func (nowhere) AdvertiseStream(uint64, uint32) (rdma.RKey, uint64, error) {
+	return 0, 0, rdma.ErrNoResources
+}
+func (nowhere) AdvertiseRead(uint64, uint32) (rdma.RKey, uint64, error) {
+	return 0, 0, rdma.ErrNoResources
+}
+func (nowhere) Revoke(rdma.RKey) {}

@@ -1,0 +1,444 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sdp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/smcr-io/kube-smcr/internal/invariant"
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/sdp/socket"
+)
+
+// errTimeout is that of a deadline.
+var errTimeout = os.ErrDeadlineExceeded
+
+// Conn is a connection that SDP carries. It implements net.Conn with the semantics of TCP: two streams, each of which ends on
+// its own, half close, reset, deadlines. Reads and writes may run at the same time; several reads are served in their
+// order, and so are several writes.
+//
+// A Conn owns its machine, its queue pair and the memory of its messages. Whoever has the turn (mu) drives all of them: a
+// caller, the device that tells of completions, or the timer. Nobody waits for the turn in the device's
+// goroutine: it leaves word with whoever has it.
+//
+//	Read, Write        device's goroutine        holder of the turn
+//	   |  lock               | onNotify: leaves word, and takes the turn if it is free
+//	   |  machine, outputs   |                         unlock: is there word? then once more
+type Conn struct {
+	stack  *Stack
+	role   socket.Role
+	local  net.Addr
+	remote net.Addr
+	link   link          // how the transport connects and ends the queue pair
+	ready  chan struct{} // closed when established, or over
+
+	reads, writes transfers
+	urgent        urgent
+
+	word atomic.Bool // there are completions
+
+	mu     sync.Mutex // the turn; guards what follows
+	m      *socket.Socket
+	ep     endpoint
+	wcs    [32]rdma.WC
+	outs   []socket.Output
+	ids    uint64 // of transfers
+	wrote  uint64 // bytes of our stream that were given to the machine
+	timer  *time.Timer
+	next   time.Time // when the timer fires
+	info   Info
+	life   life
+	failed error // what a post said; it ends the connection
+}
+
+// life is how far a connection is.
+type life struct {
+	established bool
+	closed      bool              // by the program
+	how         socket.OutputKind // OutClose or OutReset, once the machine said so
+	peerDone    bool              // the peer's stream has ended in order
+	over        bool              // the machine has ended
+	err         error             // why, if not in order
+	torn        bool              // the device has nothing of the connection but memory
+	freed       bool              // nor memory
+}
+
+// newConn makes a connection without an endpoint.
+func (s *Stack) newConn(r socket.Role, tcp *net.TCPConn) (*Conn, error) {
+	c := &Conn{
+		stack: s, role: r, local: tcp.LocalAddr(), remote: tcp.RemoteAddr(),
+		ready: make(chan struct{}),
+	}
+	c.reads.init()
+	c.writes.init()
+	c.urgent.init()
+	m := s.cfg.machine(r)
+	m.Memory = memory{c}
+	var err error
+	if c.m, err = socket.New(time.Now(), m); err != nil {
+		return nil, err
+	}
+	c.link = c.newLink(tcp)
+	c.info = Info{Role: r, Transport: c.link.name(), Layout: s.cfg.Layout}
+	return c, s.add(c)
+}
+
+// lock takes the turn.
+func (c *Conn) lock() { c.mu.Lock() }
+
+// unlock gives it back, after what came meanwhile was dealt with.
+func (c *Conn) unlock() {
+	for {
+		c.mu.Unlock()
+		if !c.word.Load() || !c.mu.TryLock() {
+			return
+		}
+		c.drain()
+		c.run()
+	}
+}
+
+// onNotify is called by the device when there are completions.
+func (c *Conn) onNotify() {
+	c.word.Store(true)
+	if c.mu.TryLock() {
+		c.drain()
+		c.run()
+		c.unlock()
+	}
+}
+
+// drain gives completions to the machine, and asks to be told of the next one.
+func (c *Conn) drain() {
+	c.word.Store(false)
+	for armed := false; !c.ep.dead; {
+		n, err := c.ep.cq.Poll(c.wcs[:])
+		if err != nil {
+			c.fail(err)
+			return
+		}
+		for i := range n {
+			c.complete(&c.wcs[i])
+		}
+		switch {
+		case n > 0:
+			armed = false
+		case armed:
+			return
+		default:
+			if err := c.ep.cq.Arm(false); err != nil {
+				c.fail(err)
+				return
+			}
+			armed = true
+		}
+	}
+}
+
+// complete gives one completion to the machine. Flushed requests say nothing: an event says why.
+func (c *Conn) complete(wc *rdma.WC) {
+	now := time.Now()
+	switch {
+	case wc.Status == rdma.StatusFlushed:
+		return
+	case wc.Status != rdma.StatusSuccess:
+		c.fail(fmt.Errorf("%v: %v", wc.Op, wc.Status))
+		return
+	}
+	switch work(wc.ID) & workMask {
+	case workRecv:
+		i := int(uint32(wc.ID))
+		var inv *rdma.RKey
+		if wc.Invalidated {
+			inv = &wc.InvKey
+		}
+		c.info.MessagesReceived++
+		_ = c.m.HandleRecv(now, i, c.ep.buffer(i)[:wc.Bytes], inv) // the machine ends the connection, and says why
+	case workSend:
+		c.m.HandleSent(now, true)
+	case workRead:
+		c.m.HandleRead(now, true)
+	case workWrite:
+		c.m.HandleWrite(now, true)
+	}
+}
+
+// fail ends the connection for a reason of the transport; what has come before is dealt with.
+func (c *Conn) fail(err error) {
+	if c.failed == nil {
+		c.failed = err
+	}
+	c.m.HandleDown(err)
+}
+
+// handleEvent takes what the device says of the queue pair.
+func (c *Conn) handleEvent(ev rdma.AsyncEvent) {
+	var err error
+	if ev.Kind != rdma.EventDisconnected {
+		if err = ev.Err; err == nil {
+			err = fmt.Errorf("%v", ev.Kind)
+		}
+	}
+	c.peerGone(err)
+}
+
+// peerGone says that the transport connection has ended, in order if err is nil.
+func (c *Conn) peerGone(err error) {
+	c.lock()
+	if !c.ep.dead {
+		c.drain() // what came before counts
+	}
+	c.m.HandleDown(err)
+	c.run()
+	c.unlock()
+}
+
+// run does what the machine wants; the caller has the turn.
+func (c *Conn) run() {
+	for {
+		c.outs = c.m.Poll(c.outs[:0])
+		for i := range c.outs {
+			c.do(&c.outs[i])
+		}
+		if err := c.ep.flush(); err != nil {
+			c.fail(err)
+		} else if len(c.outs) == 0 {
+			break
+		}
+	}
+	c.setTimer()
+}
+
+// do does one thing.
+func (c *Conn) do(o *socket.Output) {
+	switch o.Kind {
+	case socket.OutHello: // Client looks for it
+	case socket.OutEstablished:
+		c.life.established = true
+		c.info.established(o)
+		close(c.ready)
+	case socket.OutSend:
+		b := o.Message.AppendHeaders(c.ep.slot(), c.stack.cfg.Layout, int(o.Len))
+		b = c.writes.copyStream(b, o.Pos, o.Len)
+		c.info.MessagesSent++
+		c.info.BytesCopied += uint64(o.Len)
+		c.ep.send(len(b), o, c.stack.cfg.Device.Attr().SendWithInv)
+	case socket.OutRDMAWrite:
+		t := c.writes.at(o.Pos)
+		c.info.BytesWritten += uint64(o.Len)
+		c.ep.post(rdma.SendWR{ID: uint64(workWrite), Op: rdma.OpWrite, Flags: rdma.SendSignaled, RemoteAddr: o.Addr, RKey: o.Key},
+			t.sge(o.Pos-t.start, o.Len))
+	case socket.OutRDMARead:
+		t := c.reads.find(o.ID)
+		c.info.BytesRead += uint64(o.Len)
+		c.ep.post(rdma.SendWR{ID: uint64(workRead), Op: rdma.OpRead, Flags: rdma.SendSignaled, RemoteAddr: o.Addr, RKey: o.Key},
+			t.sge(o.Offset, o.Len))
+	case socket.OutCopy:
+		c.info.BytesCopied += uint64(o.Len)
+		copy(c.reads.find(o.ID).p[o.Offset:], c.ep.buffer(o.Buffer)[o.From:][:o.Len])
+	case socket.OutRecycle:
+		c.ep.recycle(o.Buffer)
+	case socket.OutRead:
+		c.info.BytesReceived += uint64(o.Len)
+		c.reads.end(o)
+	case socket.OutWritten:
+		c.info.BytesSent += uint64(o.Len)
+		if o.Canceled { // the stream goes on behind what was sent
+			c.wrote = min(c.wrote, c.writes.find(o.ID).start+uint64(o.Len))
+		}
+		c.writes.end(o)
+	case socket.OutUrgent:
+		c.urgent.announce()
+	case socket.OutPeerDone:
+		c.life.peerDone = true
+	case socket.OutClose:
+		c.life.how = o.Kind
+	case socket.OutReset:
+		c.life.how = o.Kind
+		c.ep.dead = true
+		c.link.reset(&c.ep)
+	case socket.OutEnded:
+		c.end(o.Err)
+	case socket.OutPost, socket.OutDrop:
+		invariant.Must(false, "sdp: receive buffers of a fixed size were resized")
+	}
+}
+
+// end begins the end of what the connection has of the device.
+func (c *Conn) end(err error) {
+	c.life.over, c.life.err = true, err
+	c.ep.dead = true
+	if !c.life.established {
+		close(c.ready)
+	}
+	go c.tearDown() // free, which this waits for, ends the stack's wait
+}
+
+// tearDown ends the queue pair. The device may be in the middle of telling of completions, so this has a goroutine of its own.
+func (c *Conn) tearDown() {
+	if c.ep.qp != nil {
+		if c.life.how == socket.OutClose { // set before over, which began this
+			ctx, cancel := context.WithTimeout(context.Background(), finWait)
+			c.link.close(ctx, &c.ep)
+			cancel()
+		}
+		c.stack.unnamed(c.ep.qp.Num())
+	}
+	err := c.ep.closeQP()
+	c.link.release()
+	c.lock()
+	c.life.torn = true
+	if c.life.err == nil {
+		c.life.err = err
+	}
+	c.free()
+	tell := c.life.established && c.stack.cfg.Hooks.Ended != nil
+	why := c.life.err
+	c.unlock()
+	if tell {
+		c.stack.cfg.Hooks.Ended(c, why)
+	}
+}
+
+// free gives the memory back when neither the device nor the program needs it. The caller has the turn.
+func (c *Conn) free() {
+	if !c.life.torn || !c.life.closed || c.life.freed {
+		return
+	}
+	c.life.freed = true
+	if err := c.ep.closeMemory(c); c.life.err == nil {
+		c.life.err = err
+	}
+	c.reads.deadline.Stop()
+	c.writes.deadline.Stop()
+	c.stack.remove(c)
+}
+
+// setTimer has the timer fire when the machine wants to.
+func (c *Conn) setTimer() {
+	at, ok := c.m.NextTimeout()
+	if c.life.over {
+		at, ok = time.Time{}, false
+	}
+	switch {
+	case !ok:
+		if c.timer != nil && !c.next.IsZero() {
+			c.timer.Stop()
+		}
+		c.next = time.Time{}
+	case at.Equal(c.next):
+	default:
+		c.next = at
+		wait := max(time.Until(at), minTimer)
+		if c.timer == nil {
+			c.timer = time.AfterFunc(wait, c.handleTimer)
+		} else {
+			c.timer.Reset(wait)
+		}
+	}
+}
+
+func (c *Conn) handleTimer() {
+	c.lock()
+	c.next = time.Time{}
+	c.m.HandleTimeout(time.Now())
+	c.run()
+	c.unlock()
+}
+
+// mayStart reports why no transfer can begin; the caller has the turn.
+func (c *Conn) mayStart(l *transfers) error {
+	switch {
+	case c.life.closed:
+		return net.ErrClosed
+	case l.deadline.Past():
+		return errTimeout
+	}
+	return nil
+}
+
+// ended is why there will be no more of a direction; the caller has the turn. As with TCP, the end of the peer's stream is
+// told before a reset that came behind, and who has seen it is told EPIPE when it writes.
+func (c *Conn) ended(d direction) error {
+	err := c.m.Err()
+	switch {
+	case c.life.closed:
+		return net.ErrClosed
+	case d == reading && (c.life.peerDone || c.life.over && err == nil):
+		return io.EOF
+	case d == writing && (c.life.peerDone || err == nil):
+		return syscall.EPIPE
+	case err == nil:
+		err = socket.ErrState
+	}
+	return fmt.Errorf("%w: %w", syscall.ECONNRESET, err)
+}
+
+// opError wraps an error as package net does.
+func (c *Conn) opError(op string, err error) error {
+	if err == nil || errors.Is(err, io.EOF) {
+		return err
+	}
+	return &net.OpError{Op: op, Net: c.local.Network(), Source: c.local, Addr: c.remote, Err: err}
+}
+
+// LocalAddr is the address of our end of the TCP connection that the connection began as.
+func (c *Conn) LocalAddr() net.Addr { return c.local }
+
+// RemoteAddr is the address of the peer.
+func (c *Conn) RemoteAddr() net.Addr { return c.remote }
+
+// Info describes the connection as it is now.
+func (c *Conn) Info() Info {
+	c.lock()
+	defer c.unlock()
+	i := c.info
+	i.read(c.m)
+	i.Err = c.life.err
+	return i
+}
+
+// memory opens Buffers to the peer for the machine, which calls it with the turn.
+type memory struct{ c *Conn }
+
+var _ socket.Memory = memory{}
+
+// AdvertiseStream implements [socket.Memory].
+func (m memory) AdvertiseStream(pos uint64, n uint32) (rdma.RKey, uint64, error) {
+	t := m.c.writes.at(pos)
+	return m.advertise(t, t.off+int(pos-t.start), int(n), rdma.RemoteRead)
+}
+
+// AdvertiseRead implements [socket.Memory].
+func (m memory) AdvertiseRead(id uint64, n uint32) (rdma.RKey, uint64, error) {
+	t := m.c.reads.find(id)
+	return m.advertise(t, t.off, int(n), rdma.LocalWrite|rdma.RemoteWrite)
+}
+
+func (m memory) advertise(t *transfer, off, n int, a rdma.Access) (rdma.RKey, uint64, error) {
+	mr, err := t.buf.advertise(m.c, off, n, a)
+	if err != nil {
+		return 0, 0, err
+	}
+	m.c.ep.keys[mr.RKey()] = mr
+	m.c.info.Adverts++
+	return mr.RKey(), mr.Addr(), nil
+}
+
+// Revoke implements [socket.Memory].
+func (m memory) Revoke(key rdma.RKey) {
+	mr := m.c.ep.keys[key]
+	delete(m.c.ep.keys, key)
+	if err := mr.Close(); err != nil {
+		m.c.failed = err // it cannot be: the region is there, and nothing is beneath it
+	}
+}

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sdp
+
+import (
+	"fmt"
+
+	"github.com/smcr-io/kube-smcr/pkg/sdp/bsdh"
+	"github.com/smcr-io/kube-smcr/pkg/sdp/socket"
+)
+
+// Info describes a connection.
+type Info struct {
+	Role      socket.Role
+	Transport string // "iWARP" or "RoCE"
+	Layout    bsdh.Layout
+	State     socket.State
+	Err       error // why it has ended, if not in order
+
+	PeerRecvBufferSize int       // bytes
+	PeerMaxAdverts     int       // that we may have outstanding
+	IRD, ORD           int       // RDMA READs at a time, served and asked for
+	SendMode, RecvMode bsdh.Mode // of our stream, and of the peer's
+
+	// Bytes of both streams, and how they went. BytesCopied counts each byte once for each copy that this
+	// package made of it; those that went by RDMA READ or WRITE it did not copy.
+	BytesSent, BytesReceived uint64
+	BytesCopied              uint64
+	BytesRead, BytesWritten  uint64 // by our RDMA READs and WRITEs
+
+	MessagesSent, MessagesReceived uint64
+	Adverts                        uint64 // Buffers that we have opened to the peer
+}
+
+// established takes what the peer said of itself.
+func (i *Info) established(o *socket.Output) {
+	i.PeerRecvBufferSize, i.PeerMaxAdverts = int(o.Message.Setup.RecvBytes), int(o.Message.Setup.MaxAdverts)
+	i.IRD, i.ORD = o.IRD, o.ORD
+}
+
+// read takes what the machine says.
+func (i *Info) read(m *socket.Socket) {
+	s := m.Snapshot()
+	i.State, i.SendMode, i.RecvMode = s.State, s.SendMode, s.RecvMode
+}
+
+func (i Info) String() string {
+	return fmt.Sprintf("SDP over %s, %v: %d bytes sent (%v), %d received (%v), %d copied, %d by RDMA READ, %d by RDMA WRITE",
+		i.Transport, i.State, i.BytesSent, i.SendMode, i.BytesReceived, i.RecvMode, i.BytesCopied, i.BytesRead, i.BytesWritten)
+}

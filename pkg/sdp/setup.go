@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sdp
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"time"
+
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/sdp/socket"
+)
+
+// Client makes an SDP connection of a connection of TCP to a peer that waits with Server, as the connecting peer: whoever opened it. Both
+// may have talked over it before; the next 32 bytes are the Hello. The connection of TCP is the stack's, also after an error, when it is closed.
+func (s *Stack) Client(ctx context.Context, tcp *net.TCPConn) (*Conn, error) {
+	return s.setUp(ctx, tcp, socket.Connecting)
+}
+
+// Server is the other side of Client, the accepting peer. It reads 32 bytes, the Hello, and nothing behind. What is no Hello ends the connection
+// before there is a queue pair.
+func (s *Stack) Server(ctx context.Context, tcp *net.TCPConn) (*Conn, error) {
+	return s.setUp(ctx, tcp, socket.Accepting)
+}
+
+func (s *Stack) setUp(ctx context.Context, tcp *net.TCPConn, r socket.Role) (*Conn, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, s.cfg.SetupTimeout, socket.ErrSetupTimeout)
+	defer cancel()
+	c, err := s.newConn(r, tcp)
+	if err != nil {
+		_ = tcp.Close()
+		return nil, fmt.Errorf("set up SDP with %v: %w", tcp.RemoteAddr(), err)
+	}
+	if r == socket.Connecting {
+		err = c.hello(ctx)
+	} else {
+		err = c.answer(ctx)
+	}
+	if err == nil {
+		err = c.await(ctx)
+	}
+	if err != nil {
+		c.abandon(err)
+		return nil, c.opError("set up SDP", err)
+	}
+	return c, nil
+}
+
+// hello connects as the connecting peer.
+func (c *Conn) hello(ctx context.Context) error {
+	out := c.m.Poll(nil)[0] // OutHello, which is all that a new machine wants
+	if err := c.open(); err != nil {
+		return err
+	}
+	return c.link.connect(ctx, &c.ep, out.Message.Append(nil, c.stack.cfg.Layout))
+}
+
+// answer connects as the accepting peer.
+func (c *Conn) answer(ctx context.Context) error {
+	b, err := c.link.readHello(ctx)
+	if err != nil {
+		return fmt.Errorf("read Hello: %w", err)
+	}
+	c.lock()
+	err = c.m.HandleHello(time.Now(), b)
+	c.unlock()
+	if err != nil {
+		return err
+	}
+	if err := c.open(); err != nil {
+		return err
+	}
+	return c.link.accept(ctx, &c.ep)
+}
+
+// open makes the endpoint.
+func (c *Conn) open() error {
+	if err := c.ep.open(c.stack.ctx, &c.stack.cfg); err != nil {
+		return err
+	}
+	c.ep.cq.OnNotify(c.onNotify)
+	c.stack.named(c.ep.qp.Num(), c)
+	return nil
+}
+
+// await waits until the connection is established.
+func (c *Conn) await(ctx context.Context) error {
+	c.lock()
+	if !c.ep.dead {
+		c.drain()
+	}
+	c.run()
+	c.unlock()
+	select {
+	case <-c.ready:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	c.lock()
+	defer c.unlock()
+	switch {
+	case !c.life.established && c.life.err != nil:
+		return c.life.err
+	case !c.life.established:
+		return rdma.ErrClosed
+	}
+	return nil
+}
+
+// abandon ends a connection that was not established.
+func (c *Conn) abandon(err error) {
+	c.lock()
+	defer c.unlock()
+	c.life.closed = true
+	c.life.established = false // nobody hears of its end
+	if !c.life.over {
+		c.ep.dead = true
+		c.link.reset(&c.ep)
+		c.m.HandleDown(err)
+	}
+	c.run()
+	c.free()
+}

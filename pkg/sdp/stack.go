@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sdp
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
+)
+
+// Stack is SDP on one device. It owns the device's context, the domain of all [Buffer]s, and its connections.
+type Stack struct {
+	cfg    Config
+	ctx    rdma.Context
+	pd     rdma.PD // of Buffers; each connection has one of its own
+	events sync.WaitGroup
+	wg     sync.WaitGroup // connections that have something of the device
+
+	transfers sync.Pool // *transfer
+
+	mu     sync.Mutex // guards what follows
+	conns  map[*Conn]struct{}
+	qps    map[rdma.QPN]*Conn
+	closed bool
+}
+
+// NewStack opens the device. The device stays the caller's, and is to be closed after the stack.
+func NewStack(cfg Config) (*Stack, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, fmt.Errorf("new SDP stack: %w: %w", rdma.ErrInvalid, err)
+	}
+	s := &Stack{cfg: cfg.withDefaults(), conns: make(map[*Conn]struct{}), qps: make(map[rdma.QPN]*Conn)}
+	var err error
+	if s.ctx, err = s.cfg.Device.Open(); err != nil {
+		return nil, fmt.Errorf("new SDP stack: open %q: %w", cfg.Device.Name(), err)
+	}
+	if s.pd, err = s.ctx.AllocPD(); err != nil {
+		return nil, fmt.Errorf("new SDP stack: %w", errors.Join(err, s.ctx.Close()))
+	}
+	s.events.Go(s.watch)
+	return s, nil
+}
+
+// Close aborts the connections, waits for their ends, and closes the context with all Buffers.
+func (s *Stack) Close() error {
+	s.mu.Lock()
+	s.closed = true
+	conns := make([]*Conn, 0, len(s.conns))
+	for c := range s.conns {
+		conns = append(conns, c)
+	}
+	s.mu.Unlock()
+	for _, c := range conns {
+		_ = c.Abort() // it may be closed
+	}
+	s.wg.Wait()
+	err := s.ctx.Close()
+	s.events.Wait()
+	return err
+}
+
+// Conns returns the connections that are not closed, or not over.
+func (s *Stack) Conns() []*Conn {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	conns := make([]*Conn, 0, len(s.conns))
+	for c := range s.conns {
+		conns = append(conns, c)
+	}
+	return conns
+}
+
+// watch gives the events of queue pairs to their connections.
+func (s *Stack) watch() {
+	for ev := range s.ctx.Events() {
+		switch ev.Kind {
+		case rdma.EventDisconnected, rdma.EventQPFatal, rdma.EventPathDown:
+			if c := s.find(ev.QPN); c != nil {
+				c.handleEvent(ev)
+			}
+		case rdma.EventDeviceFatal:
+			for _, c := range s.Conns() {
+				c.handleEvent(ev)
+			}
+		case rdma.EventPortActive, rdma.EventPortDown, rdma.EventGIDChange: // a queue pair that fails for it says so
+		}
+	}
+}
+
+func (s *Stack) find(n rdma.QPN) *Conn {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.qps[n]
+}
+
+// add takes a connection in, which has nothing of the device yet.
+func (s *Stack) add(c *Conn) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return fmt.Errorf("SDP stack: %w", rdma.ErrClosed)
+	}
+	s.conns[c] = struct{}{}
+	s.wg.Add(1)
+	return nil
+}
+
+// named tells by which number events name a connection's queue pair.
+func (s *Stack) named(n rdma.QPN, c *Conn) {
+	s.mu.Lock()
+	s.qps[n] = c
+	s.mu.Unlock()
+}
+
+// unnamed ends named.
+func (s *Stack) unnamed(n rdma.QPN) {
+	s.mu.Lock()
+	delete(s.qps, n)
+	s.mu.Unlock()
+}
+
+// remove ends add: the connection has nothing of the device any more.
+func (s *Stack) remove(c *Conn) {
+	s.mu.Lock()
+	delete(s.conns, c)
+	s.mu.Unlock()
+	s.wg.Done()
+}

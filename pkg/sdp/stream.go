@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sdp
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"time"
+
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
+)
+
+// newTransfer takes a transfer out of the stack's store.
+func (c *Conn) newTransfer(p []byte) *transfer {
+	t, ok := c.stack.transfers.Get().(*transfer)
+	if !ok {
+		t = &transfer{over: make(chan struct{}, 1)}
+	}
+	t.p = p
+	return t
+}
+
+// keep puts a transfer that is over into the store.
+func (c *Conn) keep(t *transfer) {
+	*t = transfer{over: t.over}
+	c.stack.transfers.Put(t)
+}
+
+// Read reads what has arrived, at least one byte. It copies out of receive buffers: what the peer offers to be read by RDMA
+// it refuses, so that the peer sends it. See ReadBuffer.
+func (c *Conn) Read(p []byte) (int, error) {
+	if len(p) == 0 {
+		return 0, nil
+	}
+	n, err := c.read(p[:min(len(p), maxTransfer)], nil, 0, false)
+	return n, c.opError("read", err)
+}
+
+// read reads into p, which is of buf at off, if that is not nil.
+func (c *Conn) read(p []byte, buf *Buffer, off int, fill bool) (int, error) {
+	for {
+		t := c.newTransfer(p)
+		t.buf, t.off, t.fill = buf, off, fill
+		if err := c.start(reading, t); err != nil {
+			c.keep(t)
+			return 0, err
+		}
+		n, err, over := c.finishRead(t)
+		if over {
+			return n, err
+		}
+	}
+}
+
+// finishRead waits for a read that was started; over is false if it has nothing, and is to be tried again.
+func (c *Conn) finishRead(t *transfer) (n int, err error, over bool) { //nolint:revive,staticcheck // over says whether the others count
+	c.wait(reading, t)
+	n = t.n
+	if n > 0 && t.urgent && c.urgent.take(t.p[n-1]) {
+		n--
+	}
+	eof, canceled, moved := t.eof, t.canceled, t.n
+	c.keep(t)
+	switch {
+	case n > 0:
+		return n, nil, true
+	case eof:
+		return 0, io.EOF, true
+	case canceled && moved == 0:
+		err = c.stopped(reading)
+		return 0, err, err != nil
+	}
+	return 0, nil, false // the out-of-band byte was all
+}
+
+// Write sends p, and returns when it is the peer's, or on its way there: at most SendSlots messages, and then what the peer has
+// receive buffers for. It copies; see WriteBuffer.
+func (c *Conn) Write(p []byte) (int, error) {
+	n, err := c.write(p, false)
+	return n, c.opError("write", err)
+}
+
+func (c *Conn) write(p []byte, urgent bool) (done int, err error) {
+	for {
+		part := p[done:min(len(p), done+maxTransfer)]
+		if len(part) == 0 {
+			return done, nil
+		}
+		t := c.newTransfer(part)
+		t.urgent = urgent && done+len(part) == len(p)
+		if err := c.start(writing, t); err != nil {
+			c.keep(t)
+			return done, err
+		}
+		n, err := c.finishWrite(t)
+		done += n
+		if err != nil {
+			return done, err
+		}
+	}
+}
+
+// finishWrite waits for a write that was started.
+func (c *Conn) finishWrite(t *transfer) (int, error) {
+	c.wait(writing, t)
+	n, short := t.n, t.canceled && t.n < len(t.p)
+	c.keep(t)
+	if !short {
+		return n, nil
+	}
+	return n, c.stopped(writing)
+}
+
+// WriteBuffer sends n bytes at off of a Buffer, and returns how many the peer has when all, or no more, will be. If it is long
+// the peer's device fetches it, or this one writes it into a Buffer that the peer's program waits with
+// (Config.ZcopySize); else it is copied, as by Write.
+func (c *Conn) WriteBuffer(b *Buffer, off, n int) (int, error) {
+	t, err := c.StartWrite(b, off, n)
+	if err != nil {
+		return 0, err
+	}
+	return t.Wait()
+}
+
+// ReadBuffer reads what arrives into n bytes at off of a Buffer, and returns when there is something, or with fill when
+// all is there. What the peer offers is fetched by the device, into the Buffer.
+func (c *Conn) ReadBuffer(b *Buffer, off, n int, fill bool) (int, error) {
+	t, err := c.StartRead(b, off, n, fill)
+	if err != nil {
+		return 0, err
+	}
+	return t.Wait()
+}
+
+// Transfer is a read or a write of a Buffer that was started. Wait must be called, once.
+type Transfer struct {
+	c *Conn
+	d direction
+	t *transfer
+}
+
+// StartWrite is [Conn.WriteBuffer] without waiting for the end, so that the next one can be prepared. Several go in their
+// order.
+func (c *Conn) StartWrite(b *Buffer, off, n int) (*Transfer, error) {
+	return c.startBuffer(writing, b, off, n, false)
+}
+
+// StartRead is [Conn.ReadBuffer] without waiting for the end. Several get what arrives in their order. One that is not to be filled may be
+// written by the peer's device.
+func (c *Conn) StartRead(b *Buffer, off, n int, fill bool) (*Transfer, error) {
+	return c.startBuffer(reading, b, off, n, fill)
+}
+
+func (c *Conn) startBuffer(d direction, b *Buffer, off, n int, fill bool) (*Transfer, error) {
+	op := "read"
+	if d == writing {
+		op = "write"
+	}
+	all := b.Bytes()
+	if n <= 0 || n > maxTransfer || off < 0 || off > len(all)-n {
+		return nil, c.opError(op, fmt.Errorf("%d bytes at %d of a buffer of %d: %w", n, off, len(all), rdma.ErrInvalid))
+	}
+	t := c.newTransfer(all[off : off+n])
+	t.buf, t.off, t.fill = b, off, fill
+	if err := c.start(d, t); err != nil {
+		c.keep(t)
+		return nil, c.opError(op, err)
+	}
+	return &Transfer{c, d, t}, nil
+}
+
+// Wait waits until the transfer is over, and returns how many bytes it moved.
+func (x *Transfer) Wait() (int, error) {
+	c, t := x.c, x.t
+	x.t = nil
+	buf, off, p, fill := t.buf, t.off, t.p, t.fill
+	if x.d == writing {
+		n, err := c.finishWrite(t)
+		if err == nil && n < len(p) { // canceled for the sake of others
+			return n, c.opError("write", errTimeout)
+		}
+		return n, c.opError("write", err)
+	}
+	n, err, over := c.finishRead(t)
+	if !over {
+		n, err = c.read(p, buf, off, fill)
+	}
+	return n, c.opError("read", err)
+}
+
+// Close closes the connection as TCP does: what was written goes first, for up to 10 seconds; the peer sees the end of our stream. But if there is
+// something that was not read, or comes later, the connection is reset. Reads and writes that wait end with net.ErrClosed.
+func (c *Conn) Close() error { return c.close(false) }
+
+// Abort resets the connection.
+func (c *Conn) Abort() error { return c.close(true) }
+
+func (c *Conn) close(abort bool) error {
+	c.lock()
+	defer c.unlock()
+	if c.life.closed {
+		return c.opError("close", net.ErrClosed)
+	}
+	now := time.Now()
+	c.life.closed = true
+	if !c.life.over {
+		c.cancel(reading)
+		c.cancel(writing)
+		if abort {
+			c.m.Abort(now)
+		} else {
+			c.m.Close(now)
+		}
+	}
+	c.run()
+	c.free()
+	return nil
+}
+
+// CloseWrite ends our stream behind all that was written; the peer's goes on.
+func (c *Conn) CloseWrite() error {
+	c.lock()
+	defer c.unlock()
+	switch {
+	case c.life.closed:
+		return c.opError("close", net.ErrClosed)
+	case c.life.over && c.life.err != nil:
+		return c.opError("close", c.ended(writing))
+	}
+	c.m.Shutdown(time.Now())
+	c.run()
+	return nil
+}
+
+// SetDeadline sets both deadlines.
+func (c *Conn) SetDeadline(t time.Time) error {
+	return errors.Join(c.SetReadDeadline(t), c.SetWriteDeadline(t))
+}
+
+// SetReadDeadline bounds reads; the zero time removes the bound. A read that has a Buffer which is advertised
+// ends when the peer has said what became of it.
+func (c *Conn) SetReadDeadline(t time.Time) error { return c.setDeadline(reading, t) }
+
+// SetWriteDeadline bounds writes, as SetReadDeadline does reads.
+func (c *Conn) SetWriteDeadline(t time.Time) error { return c.setDeadline(writing, t) }
+
+func (c *Conn) setDeadline(d direction, t time.Time) error {
+	c.lock()
+	closed := c.life.closed
+	c.unlock()
+	if closed {
+		return c.opError("set", net.ErrClosed)
+	}
+	c.of(d).deadline.Set(t)
+	return nil
+}

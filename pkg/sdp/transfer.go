@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sdp
+
+import (
+	"slices"
+	"time"
+
+	"github.com/smcr-io/kube-smcr/internal/invariant"
+	"github.com/smcr-io/kube-smcr/pkg/internal/deadline"
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/sdp/socket"
+)
+
+// transfer is a read or a write of the program that the machine has. The connection's turn guards it until it is over.
+type transfer struct {
+	id     uint64
+	p      []byte  // its memory
+	buf    *Buffer // that p is of; nil: p is not registered
+	off    int     // of p in buf
+	region rdma.MR // of buf, in the connection's domain
+	start  uint64  // of a write: its first byte's place in our stream
+
+	fill   bool // of a read: it is over when it is full
+	urgent bool // its last byte is out-of-band data
+
+	n                     int // bytes moved, once it is over
+	eof, canceled, isOver bool
+	over                  chan struct{} // has a token then
+}
+
+// sge is a stretch of the transfer's memory.
+func (t *transfer) sge(off uint64, n uint32) rdma.SGE {
+	return rdma.SGE{Addr: t.region.Addr() + uint64(t.off) + off, Length: n, LKey: t.region.LKey()}
+}
+
+// end says that a transfer is over: its memory is the program's.
+func (t *transfer) end(o *socket.Output) {
+	t.n, t.eof, t.urgent, t.canceled, t.isOver = int(o.Len), o.EOF, o.Urgent, o.Canceled, true
+	if t.buf != nil {
+		t.buf.giveBack()
+	}
+	t.over <- struct{}{}
+}
+
+// transfers are the reads, or the writes, of a connection, oldest first.
+type transfers struct {
+	list     []*transfer
+	places   chan struct{} // one taken by each that waits
+	deadline deadline.Deadline
+	// canceling is closed when a cancellation is over, for which new ones wait; nil: there is none.
+	canceling chan struct{}
+}
+
+func (l *transfers) init() {
+	l.list, l.places = make([]*transfer, 0, maxWaiting), make(chan struct{}, maxWaiting)
+	l.deadline.Init()
+}
+
+// find returns the transfer of a number.
+func (l *transfers) find(id uint64) *transfer {
+	i := slices.IndexFunc(l.list, func(t *transfer) bool { return t.id == id })
+	invariant.Must(i >= 0, "sdp: the machine names a transfer that is over")
+	return l.list[i]
+}
+
+// at returns the write with a position of our stream.
+func (l *transfers) at(pos uint64) *transfer {
+	i := slices.IndexFunc(l.list, func(t *transfer) bool { return pos >= t.start && pos < t.start+uint64(len(t.p)) })
+	invariant.Must(i >= 0, "sdp: the machine names bytes that are not written")
+	return l.list[i]
+}
+
+// end takes a transfer out that is over.
+func (l *transfers) end(o *socket.Output) {
+	t := l.find(o.ID)
+	l.remove(t)
+	t.end(o)
+	if len(l.list) == 0 && l.canceling != nil {
+		close(l.canceling)
+		l.canceling = nil
+	}
+}
+
+func (l *transfers) remove(t *transfer) {
+	l.list = slices.DeleteFunc(l.list, func(x *transfer) bool { return x == t })
+}
+
+// copyStream copies n bytes of our stream from pos on behind b.
+func (l *transfers) copyStream(b []byte, pos uint64, n uint32) []byte {
+	for n > 0 {
+		t := l.at(pos)
+		k := min(uint64(n), t.start+uint64(len(t.p))-pos)
+		b = append(b, t.p[pos-t.start:][:k]...)
+		pos, n = pos+k, n-uint32(k)
+	}
+	return b
+}
+
+// direction is reading or writing.
+type direction bool
+
+const (
+	reading direction = false
+	writing direction = true
+)
+
+// of returns the transfers of a direction.
+func (c *Conn) of(d direction) *transfers {
+	if d == writing {
+		return &c.writes
+	}
+	return &c.reads
+}
+
+// start gives a transfer to the machine. It waits for a place, and for the end of a cancellation.
+func (c *Conn) start(d direction, t *transfer) error {
+	l := c.of(d)
+	select {
+	case l.places <- struct{}{}:
+	case <-l.deadline.Wait():
+		return errTimeout
+	}
+	for {
+		c.lock()
+		canceling := l.canceling
+		err := c.mayStart(l)
+		if err == nil && canceling == nil {
+			if err = c.begin(d, t); err == nil {
+				c.run()
+			}
+		}
+		c.unlock()
+		if err != nil {
+			<-l.places
+			return err
+		}
+		if canceling == nil {
+			return nil
+		}
+		<-canceling
+	}
+}
+
+// begin gives a transfer to the machine; the caller has the turn.
+func (c *Conn) begin(d direction, t *transfer) (err error) {
+	l := c.of(d)
+	if t.buf != nil {
+		if t.region, err = t.buf.take(c, t.off, len(t.p)); err != nil {
+			return err
+		}
+	}
+	c.ids++
+	t.id = c.ids
+	l.list = append(l.list, t)
+	now, n, direct := time.Now(), uint32(len(t.p)), t.buf != nil
+	switch {
+	case d == reading:
+		err = c.m.Read(now, socket.Read{ID: t.id, Len: n, Direct: direct, Fill: t.fill})
+	case t.urgent:
+		t.start = c.wrote
+		err = c.m.WriteUrgent(now, socket.Write{ID: t.id, Len: n, Direct: direct})
+	default:
+		t.start = c.wrote
+		err = c.m.Write(now, socket.Write{ID: t.id, Len: n, Direct: direct})
+	}
+	if err == nil {
+		if d == writing {
+			c.wrote += uint64(n)
+		}
+		return nil
+	}
+	l.remove(t)
+	if t.buf != nil {
+		t.buf.giveBack()
+	}
+	return c.ended(d)
+}
+
+// wait waits until a transfer is over; the deadline cancels it, with all others of its direction.
+func (c *Conn) wait(d direction, t *transfer) {
+	l := c.of(d)
+	select {
+	case <-t.over:
+	case <-l.deadline.Wait():
+		c.lock()
+		if !t.isOver {
+			c.cancel(d)
+			c.run()
+		}
+		c.unlock()
+		<-t.over
+	}
+	<-l.places
+}
+
+// cancel ends all transfers of a direction; the caller has the turn.
+func (c *Conn) cancel(d direction) {
+	l := c.of(d)
+	if len(l.list) == 0 {
+		return
+	}
+	if l.canceling == nil {
+		l.canceling = make(chan struct{})
+	}
+	if d == writing {
+		c.m.CancelWrites(time.Now())
+	} else {
+		c.m.CancelReads(time.Now())
+	}
+}
+
+// stopped is why a transfer was canceled; nil: for another one's sake, and it may be tried again.
+func (c *Conn) stopped(d direction) error {
+	c.lock()
+	defer c.unlock()
+	switch {
+	case c.life.closed || c.life.over:
+		return c.ended(d)
+	case c.of(d).deadline.Past():
+		return errTimeout
+	}
+	return nil
+}
