@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sdp_test
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/net/nettest"
+
+	"github.com/smcr-io/kube-smcr/pkg/internal/conntest"
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/sdp"
+)
+
+func TestConn_netTest(t *testing.T) {
+	eachTransport(t, func(t *testing.T, open func(testing.TB, string) rdma.Device) {
+		p := newPair(t, open)
+		nettest.TestConn(t, func() (c1, c2 net.Conn, stop func(), err error) {
+			a, b := p.dial(t)
+			return a, b, func() { _, _ = a.Close(), b.Close() }, nil
+		})
+	})
+}
+
+// tcpPair is what SDP is compared with.
+func tcpPair(tb testing.TB) (a, b *net.TCPConn) {
+	tb.Helper()
+	l, err := net.ListenTCP("tcp4", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	if a, err = net.DialTCP("tcp4", nil, l.Addr().(*net.TCPAddr)); err != nil {
+		tb.Fatal(err)
+	}
+	if b, err = l.AcceptTCP(); err != nil {
+		tb.Fatal(err)
+	}
+	return a, b
+}
+
+// A program must not notice that its connection is not TCP: each script ends the same way over both.
+func TestConn_closesLikeTCP(t *testing.T) {
+	eachTransport(t, func(t *testing.T, open func(testing.TB, string) rdma.Device) {
+		p := newPair(t, open)
+		for _, script := range conntest.Scripts() {
+			t.Run(script, func(t *testing.T) {
+				t.Parallel()
+				tick := time.NewTicker(30 * time.Millisecond)
+				defer tick.Stop()
+				wait := func() { <-tick.C; <-tick.C }
+				x, y := tcpPair(t)
+				want := conntest.Play(x, y, script, wait)
+				_, _ = x.Close(), y.Close()
+
+				a, b := p.dial(t)
+				got := conntest.Play(a, b, script, wait)
+				_, _ = a.Close(), b.Close()
+				if d := cmp.Diff(want, got); d != "" {
+					t.Errorf("-TCP +SDP:\n%s", d)
+				}
+			})
+		}
+	})
+}
+
+// random is n bytes that follow from a seed.
+func random(seed uint64, n int) []byte {
+	rng := rand.New(rand.NewPCG(seed, 1))
+	b := make([]byte, n)
+	for i := range b {
+		b[i] = byte(rng.Uint32())
+	}
+	return b
+}
+
+// Both streams of a connection move at the same time, in writes of all lengths, and arrive.
+func TestConn_streamsBothWays(t *testing.T) {
+	eachTransport(t, func(t *testing.T, open func(testing.TB, string) rdma.Device) {
+		a, b := newPair(t, open).dial(t)
+		data := random(1, 5<<20)
+		var wg sync.WaitGroup
+		for _, c := range []*sdp.Conn{a, b} {
+			wg.Go(func() {
+				rng := rand.New(rand.NewPCG(2, 2))
+				for left := data; len(left) > 0; {
+					n, err := c.Write(left[:min(len(left), 1+rng.IntN(100_000))])
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					left = left[n:]
+				}
+				if err := c.CloseWrite(); err != nil {
+					t.Error(err)
+				}
+			})
+			wg.Go(func() {
+				got, err := io.ReadAll(c)
+				if err != nil || !bytes.Equal(got, data) {
+					t.Errorf("read %d of %d bytes: %v", len(got), len(data), err)
+				}
+			})
+		}
+		wg.Wait()
+		if err := errors.Join(a.Close(), b.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+}
