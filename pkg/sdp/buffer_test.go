@@ -5,8 +5,11 @@ package sdp_test
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
+	"syscall"
 	"testing"
+	"testing/iotest"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/sdp"
@@ -206,5 +209,43 @@ func TestBuffer_mixed(t *testing.T) {
 		if err := <-sent; err != nil || !bytes.Equal(got, data) {
 			t.Fatalf("%d of %d bytes arrived, or others: %v", len(got), len(data), err)
 		}
+	})
+}
+
+// A stream of a reader arrives at a writer, without a copy where it is long.
+func TestConn_readFromWriteTo(t *testing.T) {
+	eachTransport(t, func(t *testing.T, open func(testing.TB, string) rdma.Device) {
+		p := newPair(t, open)
+		for _, size := range []int{0, 1, 100_000, 5<<20 + 77} {
+			a, b := p.dial(t)
+			data := random(uint64(size), size)
+			sent := make(chan error, 1)
+			go func() {
+				n, err := a.ReadFrom(bytes.NewReader(data))
+				if err == nil && n != int64(size) {
+					err = fmt.Errorf("sent %d of %d bytes", n, size)
+				}
+				sent <- errors.Join(err, a.CloseWrite())
+			}()
+			var got bytes.Buffer
+			n, err := b.WriteTo(&got)
+			if err = errors.Join(err, <-sent); err != nil || n != int64(size) || !bytes.Equal(got.Bytes(), data) {
+				t.Errorf("%d of %d bytes arrived, or others: %v", n, size, err)
+			}
+			if x, y := a.Info(), b.Info(); size > 1<<20 && x.BytesCopied+y.BytesCopied > uint64(size)/5 {
+				t.Errorf("%v; %v", x, y)
+			}
+			_, _ = a.Close(), b.Close()
+		}
+		a, b := p.dial(t)
+		boom := errors.New("boom")
+		if n, err := a.ReadFrom(io.MultiReader(bytes.NewReader(make([]byte, 3)), iotest.ErrReader(boom))); n != 3 || !errors.Is(err, boom) {
+			t.Errorf("reader fails: %d bytes: %v", n, err)
+		}
+		_ = a.Abort()
+		if _, err := b.ReadFrom(bytes.NewReader(make([]byte, 9<<20))); !errors.Is(err, syscall.ECONNRESET) {
+			t.Errorf("peer is gone: %v", err)
+		}
+		_ = b.Close()
 	})
 }

@@ -118,6 +118,7 @@ type nowhere struct{}
 func (nowhere) AdvertiseStream(uint64, uint32) (rdma.RKey, uint64, error) {
 	return 0, 0, rdma.ErrNoResources
 }
+
 func (nowhere) AdvertiseRead(uint64, uint32) (rdma.RKey, uint64, error) {
 	return 0, 0, rdma.ErrNoResources
 }

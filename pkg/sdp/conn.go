@@ -154,7 +154,7 @@ func (c *Conn) complete(wc *rdma.WC) {
 		c.fail(fmt.Errorf("%v: %v", wc.Op, wc.Status))
 		return
 	}
-	switch work(wc.ID) & workMask {
+	switch work(wc.ID & workBits) {
 	case workRecv:
 		i := int(uint32(wc.ID))
 		var inv *rdma.RKey

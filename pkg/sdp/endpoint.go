@@ -18,8 +18,10 @@ const (
 	workSend
 	workRead
 	workWrite
-	workMask = ^work(1<<32 - 1)
 )
+
+// workBits are the upper part.
+const workBits = ^uint64(1<<32 - 1)
 
 // endpoint is what a connection has of the device: a domain and a queue pair of its own, and the memory of its
 // messages. The connection's turn guards it.

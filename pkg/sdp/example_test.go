@@ -4,6 +4,7 @@ package sdp_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log"
@@ -76,7 +77,7 @@ func Example() {
 	n, err := conn.ReadBuffer(buf, 0, 1<<20, true)
 	fmt.Println(n, "bytes,", conn.Info().BytesRead, "by RDMA READ,", conn.Info().BytesCopied, "copied:", err)
 	_, err = conn.Read(make([]byte, 1))
-	fmt.Println(err == io.EOF)
+	fmt.Println(errors.Is(err, io.EOF))
 	_ = conn.Close()
 	_ = buf.Close()
 	// Output:

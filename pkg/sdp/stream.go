@@ -47,7 +47,7 @@ func (c *Conn) read(p []byte, buf *Buffer, off int, fill bool) (int, error) {
 			c.keep(t)
 			return 0, err
 		}
-		n, err, over := c.finishRead(t)
+		n, over, err := c.finishRead(t)
 		if over {
 			return n, err
 		}
@@ -55,7 +55,7 @@ func (c *Conn) read(p []byte, buf *Buffer, off int, fill bool) (int, error) {
 }
 
 // finishRead waits for a read that was started; over is false if it has nothing, and is to be tried again.
-func (c *Conn) finishRead(t *transfer) (n int, err error, over bool) { //nolint:revive,staticcheck // over says whether the others count
+func (c *Conn) finishRead(t *transfer) (n int, over bool, err error) {
 	c.wait(reading, t)
 	n = t.n
 	if n > 0 && t.urgent && c.urgent.take(t.p[n-1]) {
@@ -65,14 +65,14 @@ func (c *Conn) finishRead(t *transfer) (n int, err error, over bool) { //nolint:
 	c.keep(t)
 	switch {
 	case n > 0:
-		return n, nil, true
+		return n, true, nil
 	case eof:
-		return 0, io.EOF, true
+		return 0, true, io.EOF
 	case canceled && moved == 0:
 		err = c.stopped(reading)
-		return 0, err, err != nil
+		return 0, err != nil, err
 	}
-	return 0, nil, false // the out-of-band byte was all
+	return 0, false, nil // the out-of-band byte was all
 }
 
 // Write sends p, and returns when it is the peer's, or on its way there: at most SendSlots messages, and then what the peer has
@@ -183,11 +183,78 @@ func (x *Transfer) Wait() (int, error) {
 		}
 		return n, c.opError("write", err)
 	}
-	n, err, over := c.finishRead(t)
+	n, over, err := c.finishRead(t)
 	if !over {
 		n, err = c.read(p, buf, off, fill)
 	}
 	return n, c.opError("read", err)
+}
+
+// ReadFrom implements [io.ReaderFrom]: it sends what r has until its end, by two Buffers in turn, so that a long stream is not copied.
+func (c *Conn) ReadFrom(r io.Reader) (sent int64, err error) {
+	var bufs [2]*Buffer
+	var under [2]*Transfer
+	wait := func(i int) {
+		if under[i] == nil {
+			return
+		}
+		n, werr := under[i].Wait()
+		under[i], sent = nil, sent+int64(n)
+		err = errors.Join(err, werr)
+	}
+	defer func() {
+		for i, b := range bufs {
+			wait(i)
+			if b != nil {
+				_ = b.Close() // nobody has it
+			}
+		}
+	}()
+	for i := 0; err == nil; i = 1 - i {
+		if bufs[i] == nil {
+			if bufs[i], err = c.stack.AllocBuffer(copyBytes); err != nil {
+				return sent, c.opError("write", err)
+			}
+		}
+		if wait(i); err != nil {
+			break
+		}
+		n, rerr := r.Read(bufs[i].Bytes())
+		if n > 0 {
+			under[i], err = c.StartWrite(bufs[i], 0, n)
+		}
+		if errors.Is(rerr, io.EOF) {
+			break
+		}
+		err = errors.Join(err, rerr)
+	}
+	wait(0) // both are in their order, whichever was the last: their sums are what counts
+	wait(1)
+	return sent, err
+}
+
+// WriteTo implements [io.WriterTo]: it gives w what arrives until the end of the stream, by a Buffer, so that a long stream is not copied.
+func (c *Conn) WriteTo(w io.Writer) (int64, error) {
+	b, err := c.stack.AllocBuffer(copyBytes)
+	if err != nil {
+		return 0, c.opError("read", err)
+	}
+	defer func() { _ = b.Close() }() // nobody has it
+	for got := int64(0); ; {
+		n, err := c.ReadBuffer(b, 0, copyBytes, false)
+		if n > 0 {
+			k, werr := w.Write(b.Bytes()[:n])
+			if got += int64(k); werr != nil {
+				return got, werr
+			}
+		}
+		switch {
+		case errors.Is(err, io.EOF):
+			return got, nil
+		case err != nil:
+			return got, err
+		}
+	}
 }
 
 // Close closes the connection as TCP does: what was written goes first, for up to 10 seconds; the peer sees the end of our stream. But if there is
