@@ -78,6 +78,13 @@ type pair struct {
 func newPair(tb testing.TB, open func(testing.TB, string) rdma.Device, edit ...func(*sdp.Config)) *pair {
 	tb.Helper()
 	p := &pair{client: newStack(tb, open(tb, clientAddr), edit...), server: newStack(tb, open(tb, serverAddr), edit...)}
+	p.listenOn(tb)
+	return p
+}
+
+// listenOn opens the listener of a pair.
+func (p *pair) listenOn(tb testing.TB) {
+	tb.Helper()
 	l, err := sdp.Listen(tb.Context(), p.server, "tcp", net.JoinHostPort(serverAddr, "0"))
 	if err != nil {
 		tb.Fatal(err)
@@ -88,7 +95,6 @@ func newPair(tb testing.TB, open func(testing.TB, string) rdma.Device, edit ...f
 			tb.Error(err)
 		}
 	})
-	return p
 }
 
 func newStack(tb testing.TB, d rdma.Device, edit ...func(*sdp.Config)) *sdp.Stack {

@@ -26,8 +26,10 @@ type Config struct {
 
 	RecvBuffers    int // receive buffers of a connection; 0: socket.DefaultRecvBuffers
 	RecvBufferSize int // size of each, in bytes; 0: socket.DefaultRecvBytes
-	SendSlots      int // messages under way, each as long as a receive buffer of the peer; 0: DefaultSendSlots
-	MaxAdverts     int // Buffers that the peer may have advertised; 0: socket.DefaultMaxAdverts
+	// MaxRecvBufferSize is how large the peer may have them made, in bytes (§10.6); 0: they stay as they are.
+	MaxRecvBufferSize int
+	SendSlots         int // messages under way, each as long as a receive buffer of the peer; 0: DefaultSendSlots
+	MaxAdverts        int // Buffers that the peer may have advertised; 0: socket.DefaultMaxAdverts
 	// ZcopySize is the size, in bytes, above which WriteBuffer and ReadBuffer use RDMA; 0:
 	// socket.DefaultZcopyBytes; socket.NoZcopy: never.
 	ZcopySize uint32
@@ -59,7 +61,7 @@ func (c *Config) Validate() error {
 	} else if err := checkDevice(c.Device); err != nil {
 		errs = append(errs, fmt.Errorf("device %q: %w", c.Device.Name(), err))
 	}
-	if c.RecvBufferSize < 0 || c.SendSlots < 0 || c.SendSlots > maxSendSlots {
+	if c.RecvBufferSize < 0 || c.MaxRecvBufferSize < 0 || c.SendSlots < 0 || c.SendSlots > maxSendSlots {
 		errs = append(errs, fmt.Errorf("receive buffers of %d bytes, %d send slots, want at most %d", c.RecvBufferSize, c.SendSlots, maxSendSlots))
 	}
 	if c.SetupTimeout < 0 {
@@ -103,6 +105,7 @@ func (c *Config) withDefaults() Config {
 func (c *Config) machine(r socket.Role) socket.Config {
 	m := socket.Config{
 		Role: r, Layout: c.Layout, RecvBuffers: c.RecvBuffers, RecvBytes: uint32(c.RecvBufferSize), SendBytes: uint32(c.RecvBufferSize),
+		MinRecvBytes: uint32(c.RecvBufferSize), MaxRecvBytes: uint32(c.MaxRecvBufferSize), Keep: true,
 		SendDepth: c.SendSlots, MaxAdverts: c.MaxAdverts, ZcopyBytes: c.ZcopySize, SetupTimeout: c.SetupTimeout,
 	}
 	if c.Device != nil {

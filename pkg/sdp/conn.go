@@ -14,7 +14,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/smcr-io/kube-smcr/internal/invariant"
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/sdp/socket"
 )
@@ -53,6 +52,7 @@ type Conn struct {
 	outs   []socket.Output
 	ids    uint64 // of transfers
 	wrote  uint64 // bytes of our stream that were given to the machine
+	kept   []byte // what short messages had that the program has not read
 	timer  *time.Timer
 	next   time.Time // when the timer fires
 	info   Info
@@ -244,7 +244,15 @@ func (c *Conn) do(o *socket.Output) {
 			t.sge(o.Offset, o.Len))
 	case socket.OutCopy:
 		c.info.BytesCopied += uint64(o.Len)
-		copy(c.reads.find(o.ID).p[o.Offset:], c.ep.buffer(o.Buffer)[o.From:][:o.Len])
+		to := c.reads.find(o.ID).p[o.Offset:][:o.Len]
+		if o.Buffer == socket.Kept {
+			c.kept = c.kept[copy(to, c.kept):]
+		} else {
+			copy(to, c.ep.buffer(o.Buffer)[o.From:])
+		}
+	case socket.OutKeep:
+		c.info.BytesCopied += uint64(o.Len)
+		c.kept = append(c.kept, c.ep.buffer(o.Buffer)[o.From:][:o.Len]...)
 	case socket.OutRecycle:
 		c.ep.recycle(o.Buffer)
 	case socket.OutRead:
@@ -268,8 +276,14 @@ func (c *Conn) do(o *socket.Output) {
 		c.link.reset(&c.ep)
 	case socket.OutEnded:
 		c.end(o.Err)
-	case socket.OutPost, socket.OutDrop:
-		invariant.Must(false, "sdp: receive buffers of a fixed size were resized")
+	case socket.OutPost:
+		if err := c.ep.postSet(o.Buffer, int(o.Len)); err != nil {
+			c.fail(err)
+		}
+	case socket.OutDrop:
+		if err := c.ep.drop(o.Buffer); err != nil {
+			c.fail(err)
+		}
 	}
 }
 

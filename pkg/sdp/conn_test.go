@@ -116,3 +116,63 @@ func TestConn_streamsBothWays(t *testing.T) {
 		}
 	})
 }
+
+// Thousands of short writes do not stop for receive buffers that hold a byte each, while nobody reads.
+func TestConn_shortWrites(t *testing.T) {
+	eachTransport(t, func(t *testing.T, open func(testing.TB, string) rdma.Device) {
+		a, b := newPair(t, open).dial(t)
+		data := random(3, 5000)
+		if err := a.SetWriteDeadline(time.Now().Add(20 * time.Second)); err != nil {
+			t.Fatal(err)
+		}
+		for i := range data {
+			if n, err := a.Write(data[i : i+1]); n != 1 || err != nil {
+				t.Fatalf("write %d: %d bytes: %v", i, n, err)
+			}
+		}
+		got := make([]byte, len(data))
+		if _, err := io.ReadFull(b, got); err != nil || !bytes.Equal(got, data) {
+			t.Errorf("read other bytes: %v", err)
+		}
+		_, _ = a.Close(), b.Close()
+	})
+}
+
+// A peer's receive buffers grow when that is asked for and allowed, while streams go on in both directions.
+func TestConn_resizePeer(t *testing.T) {
+	const small, large = 4 << 10, 64 << 10
+	eachTransport(t, func(t *testing.T, open func(testing.TB, string) rdma.Device) {
+		p := &pair{
+			client: newStack(t, open(t, clientAddr), func(c *sdp.Config) { c.RecvBufferSize = large }),
+			server: newStack(t, open(t, serverAddr), func(c *sdp.Config) { c.RecvBufferSize, c.MaxRecvBufferSize = small, large }),
+		}
+		p.listenOn(t)
+		a, b := p.dial(t)
+		if n := a.Info().PeerRecvBufferSize; n != small {
+			t.Errorf("server begins with receive buffers of %d bytes, want %d", n, small)
+		}
+		data := random(4, 4<<20)
+		var wg sync.WaitGroup
+		for _, c := range []*sdp.Conn{a, b} {
+			wg.Go(func() {
+				if _, err := c.Write(data); err != nil {
+					t.Error(err)
+				}
+				_ = c.CloseWrite()
+			})
+			wg.Go(func() {
+				if got, err := io.ReadAll(c); err != nil || !bytes.Equal(got, data) {
+					t.Errorf("read %d of %d bytes, or others: %v", len(got), len(data), err)
+				}
+			})
+		}
+		if err := a.ResizePeer(large); err != nil {
+			t.Error(err)
+		}
+		wg.Wait()
+		if n := a.Info().PeerRecvBufferSize; n != large {
+			t.Errorf("receive buffers of %d bytes, want %d", n, large)
+		}
+		_, _ = a.Close(), b.Close()
+	})
+}

@@ -26,16 +26,19 @@ const workBits = ^uint64(1<<32 - 1)
 // endpoint is what a connection has of the device: a domain and a queue pair of its own, and the memory of its
 // messages. The connection's turn guards it.
 //
-//	arena   receive buffer 0 | receive buffer 1 | ... | slot 0 | slot 1 | ...
+//	sets[0]   receive buffer 0 | receive buffer 1 | ...      as many again in sets[1] while their size changes
+//	slots     message 0 | message 1 | ...                    used in turn
 type endpoint struct {
-	pd    rdma.PD
-	cq    rdma.CQ
-	qp    rdma.QP
-	arena rdma.MR
+	pd rdma.PD
+	cq rdma.CQ
+	qp rdma.QP
 
-	bufs, bufBytes int // receive buffers, and the size of one and of a slot
-	slots          int
-	sent           uint64 // messages; the slots are used in turn
+	bufs      int // receive buffers of a set
+	sets      [2]recvSet
+	slots     rdma.MR
+	slotCount int
+	slotBytes int
+	sent      uint64 // messages
 
 	wrs   []rdma.SendWR // to be posted
 	sges  []rdma.SGE    // of wrs
@@ -46,9 +49,20 @@ type endpoint struct {
 	dead    bool                  // the queue pair takes nothing more
 }
 
+// recvSet is memory of receive buffers of one size.
+type recvSet struct {
+	mr   rdma.MR
+	size int // of each
+	left int // that were not dropped
+}
+
 // open makes it, with the queue pair in INIT and all receive buffers posted. After an error there is nothing.
 func (e *endpoint) open(ctx rdma.Context, cfg *Config) (err error) {
-	e.bufs, e.bufBytes, e.slots = cfg.RecvBuffers, cfg.RecvBufferSize, cfg.SendSlots
+	e.bufs, e.slotCount, e.slotBytes = cfg.RecvBuffers, cfg.SendSlots, cfg.RecvBufferSize
+	recvs := e.bufs
+	if cfg.MaxRecvBufferSize > cfg.RecvBufferSize {
+		recvs *= 2
+	}
 	e.keys, e.buffers = make(map[rdma.RKey]rdma.MR), make(map[*Buffer]struct{})
 	defer func() {
 		if err != nil {
@@ -58,25 +72,49 @@ func (e *endpoint) open(ctx rdma.Context, cfg *Config) (err error) {
 	if e.pd, err = ctx.AllocPD(); err != nil {
 		return err
 	}
-	if e.arena, err = e.pd.AllocMR((e.bufs+e.slots)*e.bufBytes, rdma.LocalWrite); err != nil {
+	if e.slots, err = e.pd.AllocMR(e.slotCount*e.slotBytes, rdma.LocalWrite); err != nil {
 		return err
 	}
-	sends := e.slots + readsAhead
-	if e.cq, err = ctx.CreateCQ(e.bufs + sends); err != nil {
+	sends := e.slotCount + readsAhead
+	if e.cq, err = ctx.CreateCQ(recvs + sends); err != nil {
 		return err
 	}
-	if e.qp, err = e.pd.CreateQP(rdma.QPConfig{SendCQ: e.cq, RecvCQ: e.cq, MaxSendWR: sends, MaxRecvWR: e.bufs, MaxSGE: 1}); err != nil {
+	if e.qp, err = e.pd.CreateQP(rdma.QPConfig{SendCQ: e.cq, RecvCQ: e.cq, MaxSendWR: sends, MaxRecvWR: recvs, MaxSGE: 1}); err != nil {
 		return err
 	}
 	if err = e.qp.Modify(rdma.QPAttr{State: rdma.QPInit, Access: rdma.LocalWrite | rdma.RemoteRead | rdma.RemoteWrite}); err != nil {
 		return err
 	}
 	e.wrs, e.sges = make([]rdma.SendWR, 0, sends), make([]rdma.SGE, 0, sends)
-	e.recvs = make([]rdma.RecvWR, 0, e.bufs)
-	for i := range e.bufs {
-		e.recycle(i)
+	e.recvs = make([]rdma.RecvWR, 0, recvs)
+	if err = e.postSet(0, cfg.RecvBufferSize); err != nil {
+		return err
 	}
 	return e.flush()
+}
+
+// postSet makes receive buffers of a size, with the numbers from first on, and posts them with the next flush.
+func (e *endpoint) postSet(first, size int) error {
+	mr, err := e.pd.AllocMR(e.bufs*size, rdma.LocalWrite)
+	if err != nil {
+		return fmt.Errorf("receive buffers of %d bytes: %w", size, err)
+	}
+	e.sets[first/e.bufs] = recvSet{mr, size, e.bufs}
+	for i := range e.bufs {
+		e.recycle(first + i)
+	}
+	return nil
+}
+
+// drop gives the memory of a set back with its last receive buffer.
+func (e *endpoint) drop(i int) error {
+	s := &e.sets[i/e.bufs]
+	if s.left--; s.left > 0 {
+		return nil
+	}
+	mr := s.mr
+	*s = recvSet{}
+	return mr.Close()
 }
 
 // closeQP ends the queue pair: nothing of the peer reaches memory any more, and nothing completes. The endpoint is dead, and
@@ -98,10 +136,12 @@ func (e *endpoint) closeMemory(c *Conn) error {
 	for b := range e.buffers {
 		errs = append(errs, b.forget(c))
 	}
-	if e.arena != nil {
-		errs = append(errs, e.arena.Close())
-		e.arena = nil
+	for _, mr := range []rdma.MR{e.sets[0].mr, e.sets[1].mr, e.slots} {
+		if mr != nil {
+			errs = append(errs, mr.Close())
+		}
 	}
+	e.sets, e.slots = [2]recvSet{}, nil
 	if e.pd != nil {
 		errs = append(errs, e.pd.Close())
 		e.pd = nil
@@ -110,30 +150,35 @@ func (e *endpoint) closeMemory(c *Conn) error {
 }
 
 // buffer is a receive buffer's memory.
-func (e *endpoint) buffer(i int) []byte { return e.arena.Bytes()[i*e.bufBytes : (i+1)*e.bufBytes] }
+func (e *endpoint) buffer(i int) []byte {
+	s := &e.sets[i/e.bufs]
+	return s.mr.Bytes()[i%e.bufs*s.size:][:s.size]
+}
 
-// sge is a stretch of the arena.
-func (e *endpoint) sge(off, n int) rdma.SGE {
-	return rdma.SGE{Addr: e.arena.Addr() + uint64(off), Length: uint32(n), LKey: e.arena.LKey()}
+// sge is a stretch of a region.
+func sge(mr rdma.MR, off, n int) rdma.SGE {
+	return rdma.SGE{Addr: mr.Addr() + uint64(off), Length: uint32(n), LKey: mr.LKey()}
 }
 
 // recycle posts a receive buffer, with the next flush.
 func (e *endpoint) recycle(i int) {
 	if !e.dead {
-		e.recvs = append(e.recvs, rdma.RecvWR{ID: uint64(workRecv) | uint64(i), SGE: e.sge(i*e.bufBytes, e.bufBytes)})
+		s := &e.sets[i/e.bufs]
+		e.recvs = append(e.recvs, rdma.RecvWR{ID: uint64(workRecv) | uint64(i), SGE: sge(s.mr, i%e.bufs*s.size, s.size)})
 	}
 }
 
-// slot returns the memory of the next message. The machine has no more of them under way than there are slots.
+// slotAt is where the next message lies. The machine has no more of them under way than there are slots.
+func (e *endpoint) slotAt() int { return int(e.sent%uint64(e.slotCount)) * e.slotBytes }
+
+// slot returns the memory of the next message.
 func (e *endpoint) slot() []byte {
-	off := (e.bufs + int(e.sent%uint64(e.slots))) * e.bufBytes
-	return e.arena.Bytes()[off : off : off+e.bufBytes]
+	off := e.slotAt()
+	return e.slots.Bytes()[off : off : off+e.slotBytes]
 }
 
 // send posts the message in the next slot, with the next flush.
 func (e *endpoint) send(n int, o *socket.Output, canInvalidate bool) {
-	off := (e.bufs + int(e.sent%uint64(e.slots))) * e.bufBytes
-	e.sent++
 	wr := rdma.SendWR{ID: uint64(workSend), Op: rdma.OpSend, Flags: rdma.SendSignaled}
 	if o.Message.Solicited() {
 		wr.Flags |= rdma.SendSolicited
@@ -142,7 +187,8 @@ func (e *endpoint) send(n int, o *socket.Output, canInvalidate bool) {
 		wr.Flags |= rdma.SendInvalidate
 		wr.InvKey = o.Key
 	}
-	e.post(wr, e.sge(off, n))
+	e.post(wr, sge(e.slots, e.slotAt(), n))
+	e.sent++
 }
 
 // post posts a work request with one stretch of memory, with the next flush.

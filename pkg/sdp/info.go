@@ -42,6 +42,9 @@ func (i *Info) established(o *socket.Output) {
 func (i *Info) read(m *socket.Socket) {
 	s := m.Snapshot()
 	i.State, i.SendMode, i.RecvMode = s.State, s.SendMode, s.RecvMode
+	if s.PeerRecvBytes > 0 {
+		i.PeerRecvBufferSize = int(s.PeerRecvBytes)
+	}
 }
 
 func (i Info) String() string {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"time"
 
@@ -255,6 +256,21 @@ func (c *Conn) WriteTo(w io.Writer) (int64, error) {
 			return got, err
 		}
 	}
+}
+
+// ResizePeer asks the peer for receive buffers of n bytes, which it may decline. Messages become longer with them, up to our own
+// RecvBufferSize.
+func (c *Conn) ResizePeer(n int) error {
+	c.lock()
+	defer c.unlock()
+	if c.life.closed {
+		return c.opError("resize", net.ErrClosed)
+	}
+	if err := c.m.ResizePeer(time.Now(), uint32(min(n, math.MaxUint32))); err != nil {
+		return c.opError("resize", err)
+	}
+	c.run()
+	return nil
 }
 
 // Close closes the connection as TCP does: what was written goes first, for up to 10 seconds; the peer sees the end of our stream. But if there is
