@@ -231,7 +231,7 @@ func (c *Conn) do(o *socket.Output) {
 		b = c.writes.copyStream(b, o.Pos, o.Len)
 		c.info.MessagesSent++
 		c.info.BytesCopied += uint64(o.Len)
-		c.ep.send(len(b), o, c.stack.cfg.Device.Attr().SendWithInv)
+		c.ep.send(len(b), o)
 	case socket.OutRDMAWrite:
 		t := c.writes.at(o.Pos)
 		c.info.BytesWritten += uint64(o.Len)

@@ -40,6 +40,8 @@ type endpoint struct {
 	slotBytes int
 	sent      uint64 // messages
 
+	invalidates bool // a message can make a key of the peer worthless
+
 	wrs   []rdma.SendWR // to be posted
 	sges  []rdma.SGE    // of wrs
 	recvs []rdma.RecvWR // to be posted
@@ -59,6 +61,7 @@ type recvSet struct {
 // open makes it, with the queue pair in INIT and all receive buffers posted. After an error there is nothing.
 func (e *endpoint) open(ctx rdma.Context, cfg *Config) (err error) {
 	e.bufs, e.slotCount, e.slotBytes = cfg.RecvBuffers, cfg.SendSlots, cfg.RecvBufferSize
+	e.invalidates = cfg.Device.Attr().SendWithInv
 	recvs := e.bufs
 	if cfg.MaxRecvBufferSize > cfg.RecvBufferSize {
 		recvs *= 2
@@ -178,12 +181,12 @@ func (e *endpoint) slot() []byte {
 }
 
 // send posts the message in the next slot, with the next flush.
-func (e *endpoint) send(n int, o *socket.Output, canInvalidate bool) {
+func (e *endpoint) send(n int, o *socket.Output) {
 	wr := rdma.SendWR{ID: uint64(workSend), Op: rdma.OpSend, Flags: rdma.SendSignaled}
 	if o.Message.Solicited() {
 		wr.Flags |= rdma.SendSolicited
 	}
-	if o.Invalidate && canInvalidate {
+	if o.Invalidate && e.invalidates {
 		wr.Flags |= rdma.SendInvalidate
 		wr.InvKey = o.Key
 	}
