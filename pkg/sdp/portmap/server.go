@@ -201,6 +201,11 @@ func (s *Server) HandleDatagram(now time.Time, from, to netip.Addr, datagram, an
 // handleRequest answers a PMReq with what is true now, whether it is new or not (§7.5.2).
 func (s *Server) handleRequest(now time.Time, p *peer, from, to netip.Addr, m Message) Message {
 	s.stats.Requests++
+	if m.CP.Addr() != from && !s.isAgent(from) { // it has no say in what another host has asked
+		s.stats.DeniedForeign++
+		m.Type = Deny
+		return m
+	}
 	t := s.find(m.CP, func(t *transaction) bool { return t.ap == m.AP })
 	switch {
 	case t == nil:
@@ -211,7 +216,7 @@ func (s *Server) handleRequest(now time.Time, p *peer, from, to netip.Addr, m Me
 		s.remove(t)
 		t = nil
 	}
-	sdp, denied := s.decide(p, from, to, m, t)
+	sdp, denied := s.decide(p, to, m, t)
 	if denied != nil {
 		*denied++
 		if t != nil {
@@ -235,11 +240,9 @@ func (s *Server) handleRequest(now time.Time, p *peer, from, to netip.Addr, m Me
 
 // decide returns the SDP address that a client is told, or the count of the reason why it
 // is denied. t is the transaction of a duplicate.
-func (s *Server) decide(p *peer, from, to netip.Addr, m Message, t *transaction) (sdp netip.AddrPort, denied *uint64) {
+func (s *Server) decide(p *peer, to netip.Addr, m Message, t *transaction) (sdp netip.AddrPort, denied *uint64) {
 	sdp, ok := s.mapping(m.AP, to)
 	switch {
-	case m.CP.Addr() != from && !s.isAgent(from):
-		return sdp, &s.stats.DeniedForeign
 	case !ok:
 		return sdp, &s.stats.DeniedUnknown
 	case t == nil && p.pending >= s.cfg.MaxPendingPerPeer:

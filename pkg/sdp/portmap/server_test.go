@@ -222,6 +222,16 @@ func TestServer_foreign(t *testing.T) {
 		}
 	}
 	h.counts(1, ServerStats{Requests: 3, DeniedForeign: 1, Accepted: 2, Duplicates: 1})
+
+	// Nor does a stranger end what somebody else has asked, with that one's handle or another.
+	other := req()
+	other.Handle++
+	for _, m := range []Message{req(), other} {
+		if a, ok := h.hearFrom(netip.MustParseAddr("10.0.0.9"), m); !ok || a.Type != Deny {
+			t.Errorf("from a stranger: %v, %v; want a Deny", a, ok)
+		}
+	}
+	h.counts(1, ServerStats{Requests: 5, DeniedForeign: 3, Accepted: 2, Duplicates: 1})
 }
 
 // TestServer_mappings: the table is its owner's, and bounded.
