@@ -182,6 +182,10 @@ demo: deps build ## Carry nginx, redis and iperf3 between two pods over SMC-R an
 demo-iwarp: deps ## Move GiBs by RDMA between two programs without rights, over a TCP connection that began as text (ARGS='-mib 64'; ARGS=-siw: one on Linux' siw, in a guest).
 	$(GO) run ./demo/upgrade $(ARGS)
 
+.PHONY: demo-sdp
+demo-sdp: deps ## Move a file between two programs without rights by TCP, and over the same kind of connection by SDP, copied and not (ARGS='-mib 64').
+	$(GO) run ./demo/sdp $(ARGS)
+
 .PHONY: demo-vf
 demo-vf: deps vm-image ## Give pods RoCE VFs in guests and show it (ARGS=--times compares ADD and DEL with the reference plugin).
 	$(GO) run ./demo/vf $(ARGS)
