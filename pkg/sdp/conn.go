@@ -266,6 +266,7 @@ func (c *Conn) do(o *socket.Output) {
 		c.writes.end(o)
 	case socket.OutUrgent:
 		c.urgent.announce()
+	case socket.OutSuspended: // does not come: Config.Suspends of the machine is not set
 	case socket.OutPeerDone:
 		c.life.peerDone = true
 	case socket.OutClose:

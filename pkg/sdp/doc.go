@@ -40,6 +40,6 @@
 //
 // SDP has one path and one queue pair per connection: with the loss of the path the connection is lost. Nothing is authenticated, and
 // nothing is encrypted. SuspComm of a peer ends the connection. A peer that has a Buffer advertised
-// decides when a transfer of it ends, also behind a deadline. Out-of-band bytes are to be had in their order only. Adapters that make their
+// decides when a transfer of it ends, for up to 5 s behind a deadline; then the connection ends. Out-of-band bytes are to be had in their order only. Adapters that make their
 // own connections of TCP are not supported.
 package sdp

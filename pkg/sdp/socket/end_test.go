@@ -296,6 +296,52 @@ func TestCloseTimeout(t *testing.T) {
 	}
 }
 
+// A peer that never says what became of a buffer does not keep it: the connection ends, and the buffer comes back.
+func TestCancelTimeout(t *testing.T) {
+	for name, begin := range map[string]func(w *world, a, b *host){
+		"a Write that is offered": func(w *world, a, _ *host) {
+			a.write(50_000, true, false)
+			settle(t, w)
+			a.s.CancelWrites(w.now)
+		},
+		"a Read that is advertised": func(w *world, a, b *host) {
+			b.s.PreferMode(w.now, bsdh.Pipelined)
+			b.run()
+			settle(t, w)
+			a.read(5000, true, false)
+			settle(t, w)
+			a.s.CancelReads(w.now)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w, a, b := pair(t, Config{ZcopyBytes: 1000, RecvBytes: 900}, Config{ZcopyBytes: 1000, RecvBytes: 900})
+			begin(w, a, b)
+			a.run()
+			for a.complete() { // what it sends never arrives
+			}
+			if len(a.keys) != 1 {
+				t.Fatalf("keys %v: a buffer is to be the peer's", a.keys)
+			}
+			at, ok := a.s.NextTimeout()
+			if !ok || at.Sub(w.now) > cancelTimeout {
+				t.Fatalf("timeout in %v, %t", at.Sub(w.now), ok)
+			}
+			w.gone, w.now = true, w.now.Add(cancelTimeout-1)
+			a.s.HandleTimeout(w.now)
+			a.run()
+			if a.ended {
+				t.Error("ended early")
+			}
+			w.now = w.now.Add(1)
+			a.s.HandleTimeout(w.now)
+			a.run()
+			if !errors.Is(a.endErr, ErrStalled) || len(a.keys)+len(a.writes) > 0 || a.s.Snapshot().Reads != 0 {
+				t.Errorf("ended with %v, keys %v, %v", a.endErr, a.keys, a.s.Snapshot())
+			}
+		})
+	}
+}
+
 // That a DisConn completed does not say that it arrived: a connection that is lost then is not ended in order.
 func TestSection8_2_1_LostDisConn(t *testing.T) {
 	w, a, b := pair(t, Config{ZcopyBytes: NoZcopy}, Config{ZcopyBytes: NoZcopy, SendDepth: 2})

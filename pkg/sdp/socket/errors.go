@@ -15,6 +15,7 @@ var (
 	ErrLost         = errors.New("sdp: connection lost")
 	ErrTransfer     = errors.New("sdp: transfer failed")
 	ErrSuspend      = errors.New("sdp: not suspended in time")
+	ErrStalled      = errors.New("sdp: peer keeps a buffer that was canceled")
 	ErrLinger       = errors.New("sdp: peer did not end the connection")
 )
 

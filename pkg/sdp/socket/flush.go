@@ -19,6 +19,7 @@ func (s *Socket) flush(now time.Time) {
 	if s.state == StateOpen && s.susp.answered && s.sends.done == s.sends.posted {
 		s.suspend()
 	}
+	s.cancels.update(now, s.src.cancel.wanted || s.snk.cancel.wanted)
 }
 
 // step posts one thing, and reports whether it did.

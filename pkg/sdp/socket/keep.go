@@ -55,16 +55,12 @@ func (c *keptCount) holds(n uint32) { c.buffers, c.bytes = c.buffers+1, c.bytes+
 
 // takes counts n bytes that the program took; done says that they were the last of their place.
 func (c *keptCount) takes(p *heldPayload, n uint32, done bool) {
-	switch {
-	case p.buffer == Kept:
-		c.kept -= uint64(n)
-		if done {
-			c.parts--
-		}
-	default:
-		c.bytes -= uint64(n)
-		if done {
-			c.buffers--
-		}
+	bytes, places := &c.bytes, &c.buffers
+	if p.buffer == Kept {
+		bytes, places = &c.kept, &c.parts
+	}
+	*bytes -= uint64(n)
+	if done {
+		*places--
 	}
 }

@@ -78,6 +78,10 @@ const (
 	// suspendTimeout bounds the way from SuspComm to the Hello on the next connection.
 	suspendTimeout = 10 * time.Second
 
+	// cancelTimeout bounds how long a peer may keep a buffer that is canceled: as long as its program may
+	// take to read what is offered, and no longer than who waits for the buffer bears.
+	cancelTimeout = 5 * time.Second
+
 	// abortTimeout bounds the wait of AbortConn for credit, and for its completion.
 	abortTimeout = time.Second
 )

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/smcr-io/kube-smcr/internal/invariant"
 	"github.com/smcr-io/kube-smcr/pkg/sdp/bsdh"
 )
 
@@ -48,6 +49,7 @@ type Socket struct {
 	out     outbox
 
 	deadline time.Time // of the state
+	cancels  cancelTimer
 }
 
 // peerTerms is what the peer said of itself.
@@ -162,6 +164,7 @@ func (s *Socket) CancelReads(now time.Time) {
 // PreferMode asks for a mode of our stream, which is entered as soon as that may be. What peers ask for, and do
 // with adverts, changes it later.
 func (s *Socket) PreferMode(now time.Time, m bsdh.Mode) {
+	invariant.Must(m <= bsdh.Pipelined, "socket: mode that does not exist")
 	s.src.want = m
 	s.flush(now)
 }
@@ -266,6 +269,9 @@ func (s *Socket) NextTimeout() (time.Time, bool) {
 			at = t
 		}
 	}
+	if s.state == StateOpen {
+		earlier(s.cancels.at)
+	}
 	if s.state == StateOpen && s.maySend(false) && !s.susp.isActive() {
 		earlier(s.credits.updateAt)
 		earlier(s.credits.prodAt)
@@ -295,6 +301,9 @@ func (s *Socket) HandleTimeout(now time.Time) {
 			s.abort(now, err)
 		case StateClosed:
 		}
+	}
+	if at := s.cancels.at; s.state == StateOpen && !at.IsZero() && !now.Before(at) {
+		s.abort(now, ErrStalled)
 	}
 	s.flush(now)
 }

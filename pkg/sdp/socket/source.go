@@ -4,6 +4,7 @@ package socket
 
 import (
 	"fmt"
+	"time"
 
 	"github.com/smcr-io/kube-smcr/internal/invariant"
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
@@ -85,6 +86,19 @@ type revocation struct {
 	wanted bool
 	sent   bool
 	seq    uint32
+}
+
+// cancelTimer bounds the wait of CancelWrites and CancelReads: a peer that never says what became of a buffer would keep it,
+// and whoever waits for the end of its Write or Read, for ever.
+type cancelTimer struct{ at time.Time } // when the peer is given up; zero: nobody waits
+
+func (t *cancelTimer) update(now time.Time, waits bool) {
+	switch {
+	case !waits:
+		t.at = time.Time{}
+	case t.at.IsZero():
+		t.at = now.Add(cancelTimeout)
+	}
 }
 
 func newSource(cfg *Config) source {
