@@ -60,8 +60,12 @@ func floodOfSYNs(t *testing.T, policies string) {
 	if tooSlow(slowest) {
 		t.Errorf("connect() took %v", slowest)
 	}
-	if carried < conns*9/10 { // the others met a queue of the kernel that was full, or this machine was busy
-		t.Errorf("%d of %d connections were on SMC-R", carried, conns)
+	want := conns * 9 / 10 // the others met a queue of the kernel that was full
+	if underRaceDetector { // and here an agent that is ten times slower, beside other tests: as with tooSlow
+		want = conns / 2
+	}
+	if carried < want {
+		t.Errorf("%d of %d connections were on SMC-R, want %d", carried, conns, want)
 	}
 }
 
