@@ -18,8 +18,6 @@ type Stack struct {
 	events sync.WaitGroup
 	wg     sync.WaitGroup // connections that have something of the device
 
-	transfers sync.Pool // *transfer
-
 	mu     sync.Mutex // guards what follows
 	conns  map[*Conn]struct{}
 	qps    map[rdma.QPN]*Conn

@@ -13,22 +13,6 @@ import (
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 )
 
-// newTransfer takes a transfer out of the stack's store.
-func (c *Conn) newTransfer(p []byte) *transfer {
-	t, ok := c.stack.transfers.Get().(*transfer)
-	if !ok {
-		t = &transfer{over: make(chan struct{}, 1)}
-	}
-	t.p = p
-	return t
-}
-
-// keep puts a transfer that is over into the store.
-func (c *Conn) keep(t *transfer) {
-	*t = transfer{over: t.over}
-	c.stack.transfers.Put(t)
-}
-
 // Read reads what has arrived, at least one byte. It copies out of receive buffers: what the peer offers to be read by RDMA
 // it refuses, so that the peer sends it. See ReadBuffer.
 func (c *Conn) Read(p []byte) (int, error) {
@@ -42,10 +26,10 @@ func (c *Conn) Read(p []byte) (int, error) {
 // read reads into p, which is of buf at off, if that is not nil.
 func (c *Conn) read(p []byte, buf *Buffer, off int, fill bool) (int, error) {
 	for {
-		t := c.newTransfer(p)
+		t := c.reads.fresh(p)
 		t.buf, t.off, t.fill = buf, off, fill
 		if err := c.start(reading, t); err != nil {
-			c.keep(t)
+			c.reads.keep(t)
 			return 0, err
 		}
 		n, over, err := c.finishRead(t)
@@ -63,7 +47,7 @@ func (c *Conn) finishRead(t *transfer) (n int, over bool, err error) {
 		n--
 	}
 	eof, canceled, moved := t.eof, t.canceled, t.n
-	c.keep(t)
+	c.reads.keep(t)
 	switch {
 	case n > 0:
 		return n, true, nil
@@ -89,10 +73,10 @@ func (c *Conn) write(p []byte, urgent bool) (done int, err error) {
 		if len(part) == 0 {
 			return done, nil
 		}
-		t := c.newTransfer(part)
+		t := c.writes.fresh(part)
 		t.urgent = urgent && done+len(part) == len(p)
 		if err := c.start(writing, t); err != nil {
-			c.keep(t)
+			c.writes.keep(t)
 			return done, err
 		}
 		n, err := c.finishWrite(t)
@@ -107,7 +91,7 @@ func (c *Conn) write(p []byte, urgent bool) (done int, err error) {
 func (c *Conn) finishWrite(t *transfer) (int, error) {
 	c.wait(writing, t)
 	n, short := t.n, t.canceled && t.n < len(t.p)
-	c.keep(t)
+	c.writes.keep(t)
 	if !short {
 		return n, nil
 	}
@@ -163,10 +147,10 @@ func (c *Conn) startBuffer(d direction, b *Buffer, off, n int, fill bool) (*Tran
 	if n <= 0 || n > maxTransfer || off < 0 || off > len(all)-n {
 		return nil, c.opError(op, fmt.Errorf("%d bytes at %d of a buffer of %d: %w", n, off, len(all), rdma.ErrInvalid))
 	}
-	t := c.newTransfer(all[off : off+n])
+	t := c.of(d).fresh(all[off : off+n])
 	t.buf, t.off, t.fill = b, off, fill
 	if err := c.start(d, t); err != nil {
-		c.keep(t)
+		c.of(d).keep(t)
 		return nil, c.opError(op, err)
 	}
 	return &Transfer{c, d, t}, nil

@@ -48,13 +48,35 @@ type transfers struct {
 	list     []*transfer
 	places   chan struct{} // one taken by each that waits
 	deadline deadline.Deadline
+	spare    chan *transfer // to be used again
 	// canceling is closed when a cancellation is over, for which new ones wait; nil: there is none.
 	canceling chan struct{}
 }
 
 func (l *transfers) init() {
 	l.list, l.places = make([]*transfer, 0, maxWaiting), make(chan struct{}, maxWaiting)
+	l.spare = make(chan *transfer, maxWaiting)
 	l.deadline.Init()
+}
+
+// fresh returns a transfer of memory of the program.
+func (l *transfers) fresh(p []byte) *transfer {
+	select {
+	case t := <-l.spare:
+		t.p = p
+		return t
+	default:
+		return &transfer{p: p, over: make(chan struct{}, 1)}
+	}
+}
+
+// keep takes a transfer that is over, and that nobody has.
+func (l *transfers) keep(t *transfer) {
+	*t = transfer{over: t.over}
+	select {
+	case l.spare <- t:
+	default:
+	}
 }
 
 // find returns the transfer of a number.
