@@ -266,9 +266,11 @@ func TestParse_refuses(t *testing.T) {
 		cases[name] = m.Append(nil, LayoutFigures)
 	}
 	for name, b := range cases {
-		if _, err := Parse(b, LayoutFigures); !errors.Is(err, ErrMalformed) {
-			t.Errorf("%s: %v", name, err)
-		}
+		t.Run(name, func(t *testing.T) {
+			if _, err := Parse(b, LayoutFigures); !errors.Is(err, ErrMalformed) {
+				t.Error(err)
+			}
+		})
 	}
 	for name, m := range map[string]Message{
 		"SrcAvail of 2^31":              advert(SrcAvail, MaxBytes, 0, 0),
@@ -277,9 +279,11 @@ func TestParse_refuses(t *testing.T) {
 		"OOB_PEND in SendSm":            {MID: SendSm, Flags: OOBPending},
 		"REQ_PIPE in DisConn":           {MID: DisConn, Flags: RequestPipelined},
 	} {
-		if _, err := Parse(m.Append(nil, LayoutFigures), LayoutFigures); err != nil {
-			t.Errorf("%s: %v", name, err)
-		}
+		t.Run(name, func(t *testing.T) {
+			if _, err := Parse(m.Append(nil, LayoutFigures), LayoutFigures); err != nil {
+				t.Error(err)
+			}
+		})
 	}
 }
 
@@ -303,14 +307,16 @@ func TestSection8_1_1_CheckSetup(t *testing.T) {
 		"two buffers":   func(m *Message) { m.Bufs = MinBufs - 1 },
 		"no buffers":    func(m *Message) { m.Bufs = 0 },
 	} {
-		for _, mid := range []MID{Hello, HelloAck} {
-			m := good
-			m.MID = mid
-			change(&m)
-			if err := m.CheckSetup(); !errors.Is(err, ErrSetup) {
-				t.Errorf("%v with %s: %v", mid, name, err)
+		t.Run(name, func(t *testing.T) {
+			for _, mid := range []MID{Hello, HelloAck} {
+				m := good
+				m.MID = mid
+				change(&m)
+				if err := m.CheckSetup(); !errors.Is(err, ErrSetup) {
+					t.Errorf("%v: %v", mid, err)
+				}
 			}
-		}
+		})
 	}
 }
 

@@ -184,6 +184,26 @@ func TestSection10_6_SinkAvail(t *testing.T) {
 	}
 }
 
+// The answer to a request for more waits for an advert that a message of the new size would not fit into.
+func TestSection10_6_ShortAdvert(t *testing.T) {
+	l := newLone(t, Config{ZcopyBytes: 50, RecvBuffers: 8, RecvBytes: 500, MaxRecvBytes: 2000})
+	l.pipeline(false, true)
+	l.read(Read{ID: 1, Len: 800, Direct: true})
+	l.mustSend(bsdh.Message{MID: bsdh.ChRcvBuf, Bytes: 1500})
+	for range 8 { // each takes a receive buffer of the old size
+		l.mustSend(bsdh.Message{MID: bsdh.Data})
+	}
+	for _, o := range l.outputs() {
+		if o.Message.MID == bsdh.ChRcvBufAck {
+			t.Fatal("answered while a buffer of 800 bytes is advertised")
+		}
+	}
+	l.mustSend(bsdh.Message{MID: bsdh.RdmaWrCompl, Bytes: 1})
+	if o := l.only(); o.Message.MID != bsdh.ChRcvBufAck || o.Message.Bytes != 1500 {
+		t.Errorf("%+v", o)
+	}
+}
+
 // What a peer must not answer, and a second request before the answer to the first.
 func TestSection10_6_Violations(t *testing.T) {
 	for name, c := range map[string]struct{ ask, answer uint32 }{

@@ -264,6 +264,9 @@ func (h *host) move(m bsdh.Message) {
 
 func (h *host) send(o Output) {
 	m := o.Message
+	if m.Flags&bsdh.RequestPipelined != 0 && m.MID != bsdh.RdmaRdCompl && m.MID != bsdh.RdmaWrCompl {
+		h.w.fail("side %d: REQ_PIPE in %v", h.side, m.MID)
+	}
 	h.w.mids[m.MID]++
 	h.w.modes[[2]bsdh.Mode{h.s.src.mode, h.s.snk.mode}]++
 	b := m.AppendHeaders(nil, h.cfg.Layout, int(o.Len))
