@@ -31,15 +31,16 @@ func TestSIW_rights(t *testing.T) {
 		beyond int        // bytes behind the end that are asked for, too
 		siw    bool       // siw allows it
 		soft   iwarp.Code // of softiwarp's Terminate; 0: it allows it
+		told   iwarp.Code // of siw's Terminate, where it does not allow it
 	}{
-		{"READ with the right", rdma.RemoteRead, rdma.OpRead, 0, true, 0},
-		{"READ of what may be written", rdma.LocalWrite | rdma.RemoteWrite, rdma.OpRead, 0, true, iwarp.CodeAccess},
-		{"READ of what nobody may", 0, rdma.OpRead, 0, true, iwarp.CodeAccess},
-		{"READ beyond the end", rdma.RemoteRead, rdma.OpRead, 1, false, iwarp.CodeReadBounds},
-		{"WRITE with the right", rdma.LocalWrite | rdma.RemoteWrite, rdma.OpWrite, 0, true, 0},
-		{"WRITE to what may be read", rdma.RemoteRead, rdma.OpWrite, 0, false, iwarp.CodeAccess},
-		{"WRITE to what nobody may", 0, rdma.OpWrite, 0, false, iwarp.CodeAccess},
-		{"WRITE beyond the end", rdma.LocalWrite | rdma.RemoteWrite, rdma.OpWrite, 1, false, iwarp.CodeTaggedBounds},
+		{"READ with the right", rdma.RemoteRead, rdma.OpRead, 0, true, 0, 0},
+		{"READ of what may be written", rdma.LocalWrite | rdma.RemoteWrite, rdma.OpRead, 0, true, iwarp.CodeAccess, 0},
+		{"READ of what nobody may", 0, rdma.OpRead, 0, true, iwarp.CodeAccess, 0},
+		{"READ beyond the end", rdma.RemoteRead, rdma.OpRead, 1, false, iwarp.CodeReadBounds, iwarp.CodeReadBounds},
+		{"WRITE with the right", rdma.LocalWrite | rdma.RemoteWrite, rdma.OpWrite, 0, true, 0, 0},
+		{"WRITE to what may be read", rdma.RemoteRead, rdma.OpWrite, 0, false, iwarp.CodeAccess, iwarp.CodeTaggedSTag},
+		{"WRITE to what nobody may", 0, rdma.OpWrite, 0, false, iwarp.CodeAccess, iwarp.CodeTaggedSTag},
+		{"WRITE beyond the end", rdma.LocalWrite | rdma.RemoteWrite, rdma.OpWrite, 1, false, iwarp.CodeTaggedBounds, iwarp.CodeTaggedBounds},
 	} {
 		try := func(t *testing.T, x, y *rdmatest.End, allowed bool) {
 			t.Helper()
@@ -68,6 +69,12 @@ func TestSIW_rights(t *testing.T) {
 				}
 			} else if w := rdmatest.Await(t, x.SendCQ, 2); (w[1].Status == rdma.StatusSuccess) != allowed {
 				t.Errorf("%v with rights %v: %v, and %v of what was behind it; want it allowed: %t", c.op, c.access, w[0].Status, w[1].Status, allowed)
+			}
+			if _, ok := y.Dev.(*softiwarp.Device); !ok && !allowed {
+				var term *iwarp.TerminateError
+				if e := rdmatest.AwaitEvent(t, x.Ctx, rdma.EventQPFatal); !errors.As(e.Err, &term) || term.Sent || term.Terminate.Code != c.told {
+					t.Errorf("siw says %v, want a Terminate: %v", e.Err, c.told)
+				}
 			}
 			want := before
 			if allowed {

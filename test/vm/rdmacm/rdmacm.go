@@ -22,7 +22,8 @@ const device = "/dev/infiniband/rdma_cm"
 // Commands and events, as include/uapi/rdma/rdma_user_cm.h has them.
 const (
 	cmdCreate, cmdDestroy, cmdBind, cmdResolveIP, cmdResolveRoute = 0, 1, 2, 3, 4
-	cmdConnect, cmdListen, cmdAccept, cmdDisconnect, cmdGetEvent  = 6, 7, 8, 10, 12
+	cmdConnect, cmdListen, cmdAccept, cmdReject                   = 6, 7, 8, 9
+	cmdDisconnect, cmdGetEvent                                    = 10, 12
 
 	eventAddrResolved, eventRouteResolved, eventConnectRequest, eventEstablished, eventDisconnected = 0, 2, 4, 9, 10
 
@@ -36,6 +37,7 @@ const (
 	eventBytes    = 400 // room for an event
 
 	paramBytes, paramData, paramDataLen, paramReads, paramValid = 272, 8, 264, 266, 271
+	rejectBytes, rejectDataLen, rejectData                      = 264, 4, 8
 	eventID, eventKind, eventStatus, eventParam                 = 8, 12, 16, 20
 )
 
@@ -245,6 +247,20 @@ func (c *CM) Accept(q rdma.QPN, privateData []byte) error {
 	}
 	if err != nil {
 		return fmt.Errorf("rdma_cm: accept: %w", err)
+	}
+	return nil
+}
+
+// Reject refuses the client that was awaited.
+func (c *CM) Reject(privateData []byte) error {
+	if len(privateData) > MaxPrivateData {
+		return fmt.Errorf("rdma_cm: reject with %d bytes of private data, want at most %d: %w", len(privateData), MaxPrivateData, rdma.ErrInvalid)
+	}
+	b := make([]byte, rejectBytes)
+	copy(b, words(c.conn))
+	b[rejectDataLen] = byte(copy(b[rejectData:], privateData))
+	if err := c.command(cmdReject, b, 0); err != nil {
+		return fmt.Errorf("rdma_cm: reject: %w", err)
 	}
 	return nil
 }

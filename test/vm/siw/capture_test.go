@@ -27,6 +27,13 @@ func (b *bed) testCapture(t *testing.T, file string) {
 		t.Fatal(err)
 	}
 	t.Logf("%d connections, %d start-up frames, %d FPDUs", w.connections, w.starts, w.fpdus)
+	for addrs, s := range w.all {
+		for i, h := range s.halves {
+			if n := len(h.rest); !s.other && (n > 0 || len(h.later) > 0) {
+				t.Errorf("%d bytes of %v are no whole frame, and %d packets behind them were not looked at", n, addrs[i], len(h.later))
+			}
+		}
+	}
 	clean := filepath.Join(t.TempDir(), "frames.pcap")
 	if err := os.WriteFile(clean, w.pcap, 0o600); err != nil {
 		t.Fatal(err)
@@ -251,16 +258,18 @@ func (w *streams) cut(s *tcpStream, side int) int {
 	if h.size == nil { // what it belongs to began before
 		return 0
 	}
+	if h.sent == 0 && len(h.rest) >= keyBytes {
+		if key := string(h.rest[:keyBytes]); key != requestKey && key != replyKey {
+			s.other = true
+			return 0
+		}
+	}
 	n := h.size(h.rest)
 	if n == 0 {
 		return 0
 	}
 	frame := h.rest[:n]
 	if h.sent == 0 {
-		if key := string(frame[:keyBytes]); key != requestKey && key != replyKey {
-			s.other = true
-			return 0
-		}
 		w.starts++
 		h.size = fpduSize
 	} else {

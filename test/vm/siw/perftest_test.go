@@ -52,6 +52,7 @@ func (b *bed) testPerftest(t *testing.T) {
 		{"ib_send_bw", rdma.OpSend, 1, 0, n, true},
 		{"ib_send_bw", rdma.OpSend, 1 << 20, 0, n, false},
 		{"ib_write_bw", rdma.OpWrite, 1 << 20, 0, n, true},
+		{"ib_write_bw", rdma.OpWrite, 64 << 10, 0, n, false},
 		{"ib_read_bw", rdma.OpRead, 100_001, 16, 3 * 16, false},
 		{"ib_read_bw", rdma.OpRead, 1 << 20, 4, n, true},
 	} {

@@ -63,6 +63,7 @@ func TestSIW(t *testing.T) {
 	t.Run("programs", b.testPrograms)
 	t.Run("perftest", b.testPerftest)
 	t.Run("connect", b.testConnect)
+	t.Run("private data", b.testPrivateData)
 	t.Run("rights", b.testRights)
 	t.Run("ends", b.testEnds)
 	t.Run("suite", b.testSuite)

@@ -24,6 +24,7 @@ import (
 func (b *bed) testFrames(t *testing.T) {
 	t.Run("initiator", b.testInitiator)
 	t.Run("responder", b.testResponder)
+	t.Run("RTR of siw by a READ", b.testRTRRead)
 }
 
 // A stream is a connection of a test's with its deadline.
@@ -159,11 +160,37 @@ func (b *bed) testInitiator(t *testing.T) {
 				s.await(t, true)
 				s.wantEnd(t)
 			default:
-				s.converse(t, c.reply)
+				s.converse(t, c.reply, opSend)
 			}
 		})
 	}
+	t.Run("SEND with SE", func(t *testing.T) {
+		s := b.open(t, server)
+		s.write(t, start(requestKey, flagCRC|flagEnhanced, 2, depths(1, 1)...))
+		reply := start(replyKey, flagCRC|flagEnhanced, 2, depths(1, 1)...)
+		s.want(t, startSize, reply)
+		s.converse(t, reply, opSendSE)
+	})
+	t.Run("SEND with Invalidate", func(t *testing.T) { b.testInvalidate(t, server) })
 	t.Run("a wrong CRC", func(t *testing.T) { b.testWrongCRC(t, server) })
+}
+
+// testInvalidate has siw invalidate an STag that it has not. Its Terminate says remote operation, code 9, with layer
+// and type the other way round.
+func (b *bed) testInvalidate(t *testing.T, server netip.AddrPort) {
+	s := b.open(t, server)
+	s.write(t, start(requestKey, flagCRC|flagEnhanced, 2, depths(1, 1)...))
+	s.want(t, startSize, start(replyKey, flagCRC|flagEnhanced, 2, depths(1, 1)...))
+	u := untagged(opSendInv, sendQueue, pingInfo(1, 1, 1))
+	binary.BigEndian.PutUint32(u[2:], 0x12345678)
+	s.write(t, fpdu(u, true))
+	s.await(t, true)
+	got := s.next(t, fpduSize)
+	const head = lengthBytes + untaggedBytes
+	if len(got) < head+2 || got[lengthBytes+1] != rdmapVersion|opTerminate || got[head] != 0x20 || got[head+1] != 0x09 {
+		t.Errorf("siw sent\n%swant a Terminate that says that it cannot invalidate", hex.Dump(got))
+	}
+	s.wantEnd(t)
 }
 
 // What a ULPDU begins with (RFC 5041 §4, RFC 5040 §4): DDP's control byte, here of the last
@@ -173,7 +200,7 @@ const (
 	rdmapVersion                   = 0x40
 	untaggedBytes                  = 18
 
-	opWrite, opReadRequest, opReadResponse, opSend, opTerminate = 0, 1, 2, 3, 7
+	opWrite, opReadRequest, opReadResponse, opSend, opSendInv, opSendSE, opTerminate = 0, 1, 2, 3, 4, 5, 7
 	// The queues of untagged messages.
 	sendQueue, readQueue, terminateQueue = 0, 1, 2
 )
@@ -200,8 +227,12 @@ func readRequest(sink []byte, size, stag uint32, to uint64) []byte {
 	return binary.BigEndian.AppendUint64(b, to)
 }
 
-// sinkBytes are the STag and the offset of where a READ goes to.
-const sinkBytes = 4 + 8
+// sinkBytes are the STag and the offset of where a READ goes to, and readRequestBytes all that a Read
+// Request has behind its header.
+const (
+	sinkBytes        = 4 + 8
+	readRequestBytes = 28
+)
 
 // pingInfo is what rping says to rping of a buffer.
 func pingInfo(to uint64, stag, size uint32) []byte {
@@ -213,9 +244,9 @@ func pingInfo(to uint64, stag, size uint32) []byte {
 // pingInfoBytes is its size.
 const pingInfoBytes = 16
 
-// converse says that we are ready, if the Reply asks for it, and names rping a buffer, which
-// it then asks to read.
-func (s *stream) converse(t *testing.T, reply []byte) {
+// converse says that we are ready, if the Reply asks for it, and names rping a buffer by a form of
+// SEND, which it then asks to read.
+func (s *stream) converse(t *testing.T, reply []byte, op byte) {
 	t.Helper()
 	const stag, to, size = 0x12345601, 0x0102030405060708, 64
 	crc := reply[keyBytes]&flagCRC != 0
@@ -230,7 +261,7 @@ func (s *stream) converse(t *testing.T, reply []byte) {
 		s.await(t, crc)
 		s.want(t, fpduSize, fpdu(tagged(opReadResponse, 0, 0), crc))
 	}
-	s.write(t, fpdu(untagged(opSend, sendQueue, pingInfo(to, stag, size)), crc))
+	s.write(t, fpdu(untagged(op, sendQueue, pingInfo(to, stag, size)), crc))
 	s.await(t, crc)
 	got := s.next(t, fpduSize)
 	sink := make([]byte, sinkBytes) // is siw's choice
@@ -248,13 +279,52 @@ func (b *bed) testWrongCRC(t *testing.T, server netip.AddrPort) {
 	s.write(t, start(requestKey, flagCRC|flagEnhanced, 2, depths(1, 1)...))
 	reply := start(replyKey, flagCRC|flagEnhanced, 2, depths(1, 1)...)
 	s.want(t, startSize, reply)
-	s.converse(t, reply)
+	s.converse(t, reply, opSend)
 	bad := fpdu(tagged(opWrite, 0, 0), true)
 	bad[len(bad)-1] ^= 1
 	b.badCRCs++
 	s.write(t, bad)
 	s.want(t, fpduSize, fpdu(untagged(opTerminate, terminateQueue, []byte{0x02, 0x02, 0, 0}), true))
 	s.wantEnd(t)
+}
+
+// testRTRRead takes a connection of a siw that is ready by a READ, which the Reply chooses.
+func (b *bed) testRTRRead(t *testing.T) {
+	b.set(t, settings{"peer_to_peer": "1"})
+	l, err := b.host.Listen(limited(t), netip.AddrPortFrom(b.host.Addr(), 0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	at := l.Addr().(*net.TCPAddr).AddrPort()
+	p := b.start(t, "rping", "-c", "-a", at.Addr().String(), "-p", strconv.Itoa(int(at.Port())), "-C", "1", "-S", "64")
+	conn, err := l.AcceptTCP()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := newStream(t, conn)
+	request := s.next(t, startSize)
+	ord := binary.BigEndian.Uint16(request[startBytes+2:])
+	if request[startBytes]&(peerToPeer>>8) == 0 || ord&rtrRead == 0 {
+		t.Fatalf("siw asks with %x, want peer-to-peer with a READ", request)
+	}
+	s.write(t, start(replyKey, flagEnhanced, 2, depths(peerToPeer|1, rtrRead|1)...))
+	const head = lengthBytes + untaggedBytes
+	got := s.next(t, fpduSize)
+	if len(got) < head+readRequestBytes || got[lengthBytes+1] != rdmapVersion|opReadRequest || binary.BigEndian.Uint32(got[head+sinkBytes:]) != 0 {
+		t.Fatalf("siw sent\n%swant a Read Request for nothing", hex.Dump(got))
+	}
+	s.write(t, fpdu(tagged(opReadResponse, binary.BigEndian.Uint32(got[head:]), binary.BigEndian.Uint64(got[head+4:])), false))
+	info := s.next(t, fpduSize)
+	if len(info) < lengthBytes+2 || info[lengthBytes+1] != rdmapVersion|opSend {
+		t.Errorf("siw sent\n%swant a Send of rping's", hex.Dump(info))
+	}
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
+	if said, err := p.said(); !strings.Contains(said, "DISCONNECT") {
+		t.Errorf("rping ended with %v and said\n%s", err, said)
+	}
 }
 
 // testResponder takes connections of rping. What rping is told of a connection that siw does
@@ -274,6 +344,10 @@ func (b *bed) testResponder(t *testing.T) {
 	}{
 		{"rejects", start(replyKey, flagReject|flagEnhanced, 2, depths(0, 0)...), "RDMA_CM_EVENT_REJECTED, error -104"},
 		{"wants markers", start(replyKey, flagMarkers|flagEnhanced, 2, depths(1, 1)...), "RDMA_CM_EVENT_REJECTED, error -111"},
+		{
+			"sends behind its Reply", append(start(replyKey, flagEnhanced, 2, depths(1, 1)...), fpdu(tagged(opWrite, 0, 0), false)...),
+			"RDMA_CM_EVENT_CONNECT_ERROR, error -22",
+		},
 		{"takes it and goes", start(replyKey, flagEnhanced, 2, depths(1, 1)...), "DISCONNECT"},
 		{"wants a CRC", start(replyKey, flagCRC|flagEnhanced, 2, depths(1, 1)...), "DISCONNECT"},
 		{
