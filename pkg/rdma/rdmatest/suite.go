@@ -14,11 +14,17 @@ import (
 type Net struct {
 	A, B    rdma.Device
 	Connect Connector // nil: ConnectByPath
+	// Timeout is [Options.Timeout] where a case does not say another one; 0: its default. A device in an emulated
+	// machine may answer nothing for longer than all retries take.
+	Timeout uint8
 }
 
 // Pair makes an end of each device and connects them.
 func (n Net) Pair(t testing.TB, o Options) (x, y *End) {
 	t.Helper()
+	if o.Timeout == 0 {
+		o.Timeout = n.Timeout
+	}
 	x, y = NewEnd(t, n.A, o), NewEnd(t, n.B, o)
 	n.connect(t, x, y)
 	return x, y
