@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sdp_test
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/sdp"
+	"github.com/smcr-io/kube-smcr/pkg/sdp/portmapper"
+)
+
+// With a port mapper a service is reached at its SDP address if it has one, and else, unless SDP is required, by plain TCP.
+func TestDialer_mapper(t *testing.T) {
+	ended := make(chan error, 2)
+	p := newPair(t, openIWARP, func(c *sdp.Config) { c.Hooks.Ended = func(_ *sdp.Conn, err error) { ended <- err } })
+	plain, err := net.Listen("tcp", net.JoinHostPort(serverAddr, "0"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = plain.Close() }()
+	service := netip.MustParseAddrPort(plain.Addr().String())
+	mapper, err := portmapper.Listen(netip.MustParseAddrPort(serverAddr+":0"), portmapper.ServerConfig{
+		Agents: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}, // the question is from 127.0.0.1, and the connection is not
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = mapper.Close() }()
+	client, err := portmapper.NewClient(portmapper.ClientConfig{MapperPort: mapper.Addr().Port()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := p.dialer()
+	d.Mapper = client
+
+	c, path, err := d.Dial(t.Context(), service.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, ok := c.(*net.TCPConn); !ok || path.Mapped || path.Reason == 0 {
+		t.Errorf("without a mapping: %T, %v", c, path)
+	}
+	_ = c.Close()
+	d.Require = true
+	if c, path, err := d.Dial(t.Context(), service.String()); err == nil {
+		t.Errorf("SDP is required: %T, %v", c, path)
+	}
+
+	mapped := netip.AddrPortFrom(service.Addr(), 7) // another one: that there is none may be remembered
+	if err := mapper.Map(mapped, netip.MustParseAddrPort(p.l.Addr().String())); err != nil {
+		t.Fatal(err)
+	}
+	c, path, err = d.Dial(t.Context(), mapped.String())
+	if err != nil {
+		t.Fatalf("%v, %v: %v", path, path.Err, err)
+	}
+	if _, ok := c.(*sdp.Conn); !ok || !path.Mapped {
+		t.Errorf("with a mapping: %T, %v", c, path)
+	}
+	s, err := p.l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, _ = c.Close(), s.Close()
+	for range 2 { // both ends are told, and that it was in order
+		select {
+		case err := <-ended:
+			if err != nil {
+				t.Errorf("ended: %v", err)
+			}
+		case <-time.After(5 * time.Second):
+			t.Error("nobody is told of the end")
+		}
+	}
+}
+
+// Connections of one address that say nothing take some of a listener's places, and not those of others.
+func TestListener_boundsSilentPeers(t *testing.T) {
+	refused := make(chan error, 100) // all of them are, in the end
+	p := newPair(t, openIWARP, func(c *sdp.Config) {
+		c.SetupTimeout = 10 * time.Second
+		c.Hooks.Refused = func(_ net.Addr, err error) { refused <- err }
+	})
+	silent := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 93, 0, 5)}}
+	for range 65 { // one more than there are places for an address
+		c, err := silent.DialContext(t.Context(), "tcp", p.l.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = c.Close() }()
+	}
+	select {
+	case err := <-refused:
+		if !errors.Is(err, rdma.ErrNoResources) {
+			t.Errorf("refused: %v", err)
+		}
+	case <-time.After(5 * time.Second):
+		t.Error("none was refused")
+	}
+	a, b := p.dial(t)
+	_, _ = a.Close(), b.Close()
+}
