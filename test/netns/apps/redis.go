@@ -5,9 +5,11 @@ package apps
 import (
 	"context"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 )
 
@@ -27,12 +29,25 @@ var redis = suite{
 		"unit/violations":                 "needs 5 GB of memory",
 	},
 	command: func(unit string) []string {
-		return []string{
+		args := []string{
 			"tclsh", "tests/test_helper.tcl", "--single", unit, "--clients", "1",
 			"--timeout", "300", "--config", "protected-mode", "no",
 		}
+		for _, test := range slices.Sorted(maps.Keys(redisHangs)) {
+			args = append(args, "--skiptest", test)
+		}
+		return args
 	},
 	read: readRedis,
+}
+
+// redisHangs are tests that no mode runs, and why: with an agent they fail now and then for a
+// known reason, and then by waiting for as long as they may, so that those behind them are not
+// reached.
+var redisHangs = map[string]string{
+	// Two clients block on a list, the second one before the first was answered: who is served
+	// first says whether the test ends.
+	"BRPOPLPUSH with multiple blocked clients": otherConnection,
 }
 
 // prepareRedis lets the suite find the machine's programs where it expects its own,
