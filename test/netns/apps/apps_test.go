@@ -88,9 +88,13 @@ func compare(t *testing.T, s suite, beds [modes]*bed) {
 			t.Fatalf("change the suite for the bed %v: %v", b.mode, err)
 		}
 	}
+	todo := parts(t, s, from)
+	if len(todo) == 0 {
+		return // other parts were asked for
+	}
 	before := carried(t, beds)
 	var sums [modes]sum
-	for _, part := range parts(t, s, from) {
+	for _, part := range todo {
 		t.Run(part, func(t *testing.T) { comparePart(t, s, part, beds, &sums) })
 	}
 	for m := range modes {
