@@ -36,6 +36,10 @@ var known = []difference{
 		"redis", "unit/pubsub", "PUBLISH/PSUBSCRIBE after PUNSUBSCRIBE without arguments",
 		ours, otherConnection,
 	},
+	{
+		"redis", "unit/type/list", "BRPOPLPUSH does not affect WATCH while still blocked",
+		ours, otherConnection,
+	},
 }
 
 // ours are the modes in which agents carry connections.
