@@ -40,6 +40,30 @@ var known = []difference{
 		"redis", "unit/type/list", "BRPOPLPUSH does not affect WATCH while still blocked",
 		ours, otherConnection,
 	},
+	{
+		"redis", "unit/type/stream-cgroups", "Blocking XREADGROUP: key deleted",
+		ours, otherConnection,
+	},
+	{
+		"redis", "unit/type/stream-cgroups", "Blocking XREADGROUP: key type changed with SET",
+		ours, otherConnection,
+	},
+	{
+		"redis", "unit/type/stream-cgroups", "Blocking XREADGROUP: key type changed with transaction",
+		ours, otherConnection,
+	},
+	{
+		"redis", "unit/type/stream-cgroups", "Blocking XREADGROUP: flushed DB",
+		ours, otherConnection,
+	},
+	{
+		"redis", "unit/type/stream-cgroups", "Blocking XREADGROUP: swapped DB, key doesn't exist",
+		ours, otherConnection,
+	},
+	{
+		"redis", "unit/type/stream-cgroups", "Blocking XREADGROUP: swapped DB, key is not a stream",
+		ours, otherConnection,
+	},
 }
 
 // ours are the modes in which agents carry connections.
