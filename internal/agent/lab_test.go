@@ -267,6 +267,7 @@ type testNode struct {
 	pod    *space
 	dir    string
 	drain  time.Duration // 0: 5 s
+	ttl    time.Duration // node.redirectTTL; 0: 1 s
 	roce   []string      // addresses of its RDMA devices
 	node   *config.Node
 	client *agentapi.Client
@@ -355,10 +356,10 @@ func (n *testNode) text(rest string) string {
   dataDir: %s
   apiSocket: %s/agent.sock
   metricsAddress: none
-  redirectTTL: 1s
+  redirectTTL: %v
   drainTimeout: %v
   logLevel: debug
-%s`, n.name, devices, n.dir, n.dir, cmp.Or(n.drain, 5*time.Second), rest)
+%s`, n.name, devices, n.dir, n.dir, cmp.Or(n.ttl, time.Second), cmp.Or(n.drain, 5*time.Second), rest)
 }
 
 func (n *testNode) configure(t testing.TB, option smcr.Option, rest string) {

@@ -5,9 +5,11 @@ package agent
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -15,6 +17,7 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
+	"github.com/smcr-io/kube-smcr/internal/agentapi"
 	"github.com/smcr-io/kube-smcr/internal/linux"
 )
 
@@ -71,7 +74,10 @@ func (s *space) begin(t testing.TB, from, to netip.AddrPort) (fd int) {
 // becomes waits for what the connection came to.
 func becomes(t testing.TB, fd int, began time.Time) connectResult {
 	t.Helper()
-	n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}, int(waitLimit.Milliseconds()))
+	n, err := 0, error(unix.EINTR) // by a signal of Go's runtime
+	for end := time.Now().Add(waitLimit); errors.Is(err, unix.EINTR); {
+		n, err = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}, int(time.Until(end).Milliseconds()))
+	}
 	must(t, err)
 	r := connectResult{who: "the other", took: time.Since(began)}
 	if n == 0 {
@@ -113,6 +119,71 @@ func TestHold_simultaneous(t *testing.T) {
 	compare("one of them has an agent")
 	l.b.start(t)
 	compare("both have one")
+}
+
+// TestHold_simultaneousRequired: where one of the programs must be on SMC-R, which a connection that both open
+// cannot be, neither is connected: the other's SYN does not open what waits for its verdict.
+func TestHold_simultaneousRequired(t *testing.T) {
+	const none, prefer, requires = "", preferAll, requireAll
+	for _, tt := range []struct{ name, a, b string }{
+		{"one requires it", requires, none},
+		{"one requires it, the other prefers it", requires, prefer},
+		{"the other requires it", none, requires},
+		{"one prefers it, the other requires it", prefer, requires},
+		{"both require it", requires, requires},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			l := newLab(t)
+			_ = l.a.pod.try(t, attempt{dst: podB + ":9"}) // the first packets to a new neighbour may be lost
+			for n, policies := range map[*testNode]string{l.a: tt.a, l.b: tt.b} {
+				if policies != none {
+					n.ttl = time.Minute // an agent that gets no processor is not taken for dead
+					n.configure(t, l.option, holdSYNs+policies)
+					n.start(t)
+				}
+			}
+			port := uint16(5000)
+			try := func(lost bool) {
+				t.Helper()
+				port++ // connection tracking remembers those that were used
+				a, b := netip.AddrPortFrom(netip.MustParseAddr(podA), port), netip.AddrPortFrom(netip.MustParseAddr(podB), port)
+				hear := func() {}
+				if lost { // then the one waits when the other's SYN comes, until its own is repeated after a second
+					hear = l.b.pod.deafTo(t, port)
+				}
+				began := time.Now()
+				fa := l.a.pod.begin(t, a, b)
+				fb := l.b.pod.begin(t, b, a)
+				other := becomes(t, fb, began)
+				hear()
+				one := becomes(t, fa, began)
+				refused := func(r connectResult) bool { // TCP repeats after a second what was lost, or came before the other's socket
+					return (r.errno == unix.ECONNREFUSED || !lost && r.errno == unix.ECONNRESET) && (r.took < time.Second+slack || underRaceDetector)
+				}
+				if lost {
+					t.Logf("%-45v %v", one, other)
+				}
+				if !refused(one) || !refused(other) {
+					t.Errorf("SYNs are lost: %t: %v and %v, want that both are refused", lost, one, other)
+				}
+			}
+			for range 3 {
+				try(true)
+			}
+			for range 30 { // the SYNs meet at all moments
+				try(false)
+			}
+			for n, at := range map[*testNode][3]string{l.a: {tt.a, podA, podB}, l.b: {tt.b, podB, podA}} {
+				if at[0] != requires {
+					continue
+				}
+				e := value(n.client.Explain(t.Context(), at[1], fmt.Sprintf("%s:%d", at[2], port)))(t)
+				if len(e.Recent) == 0 || e.Recent[0].Reason != agentapi.CodeRequired || !strings.HasPrefix(e.Recent[0].Detail, string(agentapi.CodeConnect)+": ") {
+					t.Errorf("explanation of %s: %+v, want %s because of %s", at[1], e, agentapi.CodeRequired, agentapi.CodeConnect)
+				}
+			}
+		})
+	}
 }
 
 // TestHold_refusedBy: a dial tells a reset from an ICMP error, which is the same errno, and an ICMP error does

@@ -102,8 +102,9 @@ func (c *HoldConfig) validate(sockets ...uint32) error {
 //	answer    what the verdict refuses is refused
 //	outbound  what the verdict diverts goes to the agent's listener
 //
-// Chain answer drops, too, what a required destination would get without a verdict. With silent, a
-// SYN that is to be refused is dropped, because the kernel cannot refuse it.
+// Chain answer drops, too, what a required destination would get without a verdict, and chain opening
+// keeps such a connection from being opened by its peer meanwhile. With silent, a SYN that is to be
+// refused is dropped, because the kernel cannot refuse it.
 func (r *ruleset) hold(cfg RedirectConfig, s *sets, silent bool) {
 	to := r.chain(nftables.Chain{Name: chainHoldTo})
 	hold := r.chain(nftables.Chain{
@@ -112,10 +113,15 @@ func (r *ruleset) hold(cfg RedirectConfig, s *sets, silent bool) {
 	})
 	r.rule(hold, append(s.outbound(cfg), synOnly(), notConfirmed(), goTo(to))...)
 	r.whenCaught(to, cfg, s)
+	answer := r.chain(nftables.Chain{
+		Name: chainAnswer, Type: nftables.ChainTypeFilter,
+		Hooknum: nftables.ChainHookOutput, Priority: nftables.ChainPriorityRef(answerPriority),
+	})
+	r.opening(to, answer, cfg, s, silent)
 	for i, is4 := range bothFamilies {
 		r.rule(to, s.selected(i, is4), queueTo(cfg.Hold.Form, cfg.Hold.Queue))
 	}
-	answer := r.answers(cfg.Hold.Marks, silent)
+	r.answers(answer, cfg.Hold.Marks, silent)
 	r.unjudged(answer, cfg, s)
 
 	out := r.chain(outboundChain())
@@ -131,12 +137,8 @@ func (r *ruleset) hold(cfg RedirectConfig, s *sets, silent bool) {
 //	host         host unreachable        address unreachable   EHOSTUNREACH
 //	net          network unreachable     no route              ENETUNREACH
 //	prohibited   prohibited by filter    prohibited            EHOSTUNREACH, EACCES
-func (r *ruleset) answers(m HoldMarks, silent bool) *nftables.Chain {
+func (r *ruleset) answers(answer *nftables.Chain, m HoldMarks, silent bool) {
 	const noRoute, hostUnreachable, prohibited = 0, 2, 3 // NFT_REJECT_ICMPX_*
-	answer := r.chain(nftables.Chain{
-		Name: chainAnswer, Type: nftables.ChainTypeFilter,
-		Hooknum: nftables.ChainHookOutput, Priority: nftables.ChainPriorityRef(answerPriority),
-	})
 	for _, c := range []struct {
 		mark   uint32
 		refuse expr.Any
@@ -151,16 +153,12 @@ func (r *ruleset) answers(m HoldMarks, silent bool) *nftables.Chain {
 		}
 		r.rule(answer, markIs(c.mark), tcpHeader(), []expr.Any{&expr.Counter{}, c.refuse})
 	}
-	return answer
 }
 
 // unjudged drops SYNs to required destinations that the queue let go without a verdict: it was full,
 // or nobody reads it. TCP repeats them. Once the agent is taken for dead, they pass.
 func (r *ruleset) unjudged(answer *nftables.Chain, cfg RedirectConfig, s *sets) {
-	must := s.must
-	if cfg.WhenCaught == CaughtDivert {
-		must = s.to // all that is selected is required
-	}
+	must := required(cfg, s)
 	for i, is4 := range bothFamilies {
 		if must[i] == nil {
 			continue

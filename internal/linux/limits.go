@@ -41,6 +41,16 @@ const (
 	// it finds none, diversion begins again, and one connection per caughtTTL is
 	// redirected a second time, after the agent.
 	caughtTTL = time.Minute
+	// openingTTL is how long a program that got no answer to its SYN may wait for one: the kernel
+	// gives up 64 s after the last SYN (RFC 6298, with the default of tcp_syn_retries). Each SYN starts it anew.
+	openingTTL = 65 * time.Second
+	// openedTTL is how long the kernel may take to tell a program what the verdict on its SYN was: to hand a
+	// packet to a socket of the same namespace.
+	openedTTL = time.Second
+	// maxOpening bounds the connections of one pod that are being opened to where SMC-R is required, per
+	// address family: those of a second or two, and of some that wait for destinations that do not answer.
+	// What is beyond may be opened by its peer meanwhile.
+	maxOpening = 8192
 	// maxDumpEntries, maxDumpBytes and maxDumpTime bound one look through the rules or
 	// addresses of a pod's namespace, of which a program with CAP_NET_ADMIN there can
 	// make millions. A sidecar has some dozens of rules; to read 64 Ki takes a second.

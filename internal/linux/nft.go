@@ -146,6 +146,16 @@ func (r *ruleset) set(s *nftables.Set, elems []nftables.SetElement) *nftables.Se
 	return s
 }
 
+// keep adds a set, and leaves what is in it if it is there already.
+func (r *ruleset) keep(s *nftables.Set) *nftables.Set {
+	r.nextID++
+	s.ID = r.nextID
+	if err := r.conn.AddSet(s, nil); err != nil && r.err == nil {
+		r.err = fmt.Errorf("encode set %s: %w", s.Name, err)
+	}
+	return s
+}
+
 // put adds a set that has its number.
 func (r *ruleset) put(s *nftables.Set, elems []nftables.SetElement) {
 	err := r.conn.AddSet(s, nil)
@@ -580,11 +590,21 @@ func goTo(c *nftables.Chain) []expr.Any {
 
 // synOnly is "tcp flags & (syn|ack) == syn".
 func synOnly() []expr.Any {
-	const syn, ack = 0x02, 0x10
+	return tcpFlags(tcpSYN)
+}
+
+// Flags of a TCP header.
+const (
+	tcpSYN = 0x02
+	tcpACK = 0x10
+)
+
+// tcpFlags is "tcp flags & (syn|ack) == flags".
+func tcpFlags(flags byte) []expr.Any {
 	return []expr.Any{
 		&expr.Payload{DestRegister: regA, Base: expr.PayloadBaseTransportHeader, Offset: 13, Len: 1},
-		&expr.Bitwise{SourceRegister: regA, DestRegister: regA, Len: 1, Mask: []byte{syn | ack}, Xor: []byte{0}},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: regA, Data: []byte{syn}},
+		&expr.Bitwise{SourceRegister: regA, DestRegister: regA, Len: 1, Mask: []byte{tcpSYN | tcpACK}, Xor: []byte{0}},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: regA, Data: []byte{flags}},
 	}
 }
 
