@@ -83,6 +83,10 @@ func heldSYNs(c *cluster) {
 		{"on one node", neighbour.address(), nil},
 		{"a Service on one node", vip("neighbour"), nil},
 	})
+	c.sameCrossed(
+		crossingPods{plain: [2]pod{plain, plainServer}, both: [2]pod{client, server}, first: [2]pod{client, plainServer}, second: [2]pod{plain, server}},
+		crossingPods{plain: [2]pod{full, plainServer}, both: [2]pod{client, neighbour}, first: [2]pod{client, plain}, second: [2]pod{plain, neighbour}},
+	)
 	c.eventually("the reason SAME_NODE", soon, func() error {
 		e, err := c.explain(client, neighbour.address())
 		if err == nil && e.Code != agentapi.CodeSameNode {
@@ -106,6 +110,7 @@ func heldSYNs(c *cluster) {
 		}
 		return err
 	})
+	c.refusedCrossed(client, plainServer)
 	c.onSMCR(client, server.address())
 	c.kubectl("delete", "smcrpolicy", "-n", ns, "must")
 	for _, values := range [][]string{append(slices.Clone(installed), "agent.holdSYNs=false"), installed} {

@@ -6,6 +6,7 @@
 //	traffic serve :7000                 send back what comes
 //	traffic once ADDR:7000              one connection
 //	traffic connect ADDR:7000           say what connect() came to, and after how long
+//	traffic cross ADDR:7100 --at=MS     the same, while ADDR connects to here, from port 7100 to port 7100
 //	traffic full :7001                  listen with a backlog that is full
 //	traffic load ADDR:7000              short connections, one after the other
 //	traffic hold ADDR:7000              one connection that is never idle for long

@@ -32,16 +32,17 @@ func main() {
 
 func run(ctx context.Context, args []string, out io.Writer) error {
 	if len(args) < 2 {
-		return errors.New("want serve, full, once, connect, load or hold, and an address")
+		return errors.New("want serve, full, once, connect, cross, load or hold, and an address")
 	}
 	fs := flag.NewFlagSet("traffic", flag.ContinueOnError)
 	c := client{address: args[1], out: json.NewEncoder(out)}
 	fs.DurationVar(&c.interval, "interval", 20*time.Millisecond, "pause after each connection or message")
 	fs.IntVar(&c.size, "bytes", 4096, "bytes of each message")
-	timeout := fs.Duration("timeout", exchangeTimeout, "of connect: the program's own")
+	timeout := fs.Duration("timeout", exchangeTimeout, "of connect and cross: the program's own")
 	retries := fs.Int("syn-retries", 0, "of connect: SYNs after the first one, 0 for the system's setting")
 	blocking := fs.Bool("blocking", false, "of connect: on a socket that blocks, with a timeout of the socket")
 	mapped := fs.Bool("mapped", false, "of connect: an IPv4 address on an IPv6 socket, which blocks")
+	at := fs.Int64("at", 0, "of cross: when to connect, in milliseconds since 1970")
 	fs.IntVar(&c.workers, "workers", 2, "of load: connections at a time")
 	if err := fs.Parse(args[2:]); err != nil {
 		return err
@@ -58,12 +59,14 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 			return connectBlocking(args[1], *mapped, *timeout, out)
 		}
 		return connect(ctx, args[1], *timeout, *retries, out)
+	case "cross":
+		return cross(ctx, args[1], time.UnixMilli(*at), *timeout, out)
 	case "load":
 		return c.load(ctx)
 	case "hold":
 		return c.hold(ctx)
 	default:
-		return fmt.Errorf("%s is not serve, full, once, connect, load or hold", args[0])
+		return fmt.Errorf("%s is not serve, full, once, connect, cross, load or hold", args[0])
 	}
 }
 
@@ -81,21 +84,32 @@ func connect(ctx context.Context, address string, timeout time.Duration, retries
 	}}
 	began := time.Now()
 	conn, err := d.DialContext(ctx, "tcp", address)
-	took, what := time.Since(began).Milliseconds(), "connected"
-	var errno syscall.Errno
-	var timedOut net.Error
-	switch {
-	case errors.As(err, &errno):
-		what = errno.Error()
-	case errors.As(err, &timedOut) && timedOut.Timeout():
-		what = "own timeout"
-	case err != nil:
+	took := time.Since(began).Milliseconds()
+	what, err := outcome(err)
+	if err != nil {
 		return err
-	default:
+	}
+	if conn != nil {
 		defer func() { _ = conn.Close() }()
 	}
 	_, err = fmt.Fprintf(out, "%s after %d ms\n", what, took)
 	return err
+}
+
+// outcome says what connect() came to. An error that connect() does not have is an error.
+func outcome(err error) (string, error) {
+	var errno syscall.Errno
+	var timedOut net.Error
+	switch {
+	case err == nil:
+		return "connected", nil
+	case errors.As(err, &errno):
+		return errno.Error(), nil
+	case errors.As(err, &timedOut) && timedOut.Timeout():
+		return "own timeout", nil
+	default:
+		return "", err
+	}
 }
 
 // serve sends back what comes, until ctx ends.
