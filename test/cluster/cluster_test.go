@@ -17,7 +17,7 @@ import (
 )
 
 // scenarios are in this order because each is cheaper while the ones before it
-// did not break anything; uninstalling is the end.
+// did not break anything; uninstalling is the end, after which nothing is installed.
 var scenarios = []struct {
 	name string
 	run  func(*cluster)

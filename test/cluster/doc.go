@@ -9,8 +9,8 @@
 //
 // One cluster serves all scenarios. They run in the order of the table in
 // cluster_test.go, each in a Kubernetes namespace of its own, and each leaves
-// the cluster as it found it, so that any of them can run alone. The last one
-// uninstalls. Assertions are about what users see: kubectl get, annotations,
+// the cluster as it found it, so that any of them can run alone. The last two
+// uninstall; uninstall also installs, with the commands that README.md has for its readers. Assertions are about what users see: kubectl get, annotations,
 // events, kubectl smcr, and whether their connections work.
 //
 // When a scenario fails, the state of the cluster is in its output, and the logs

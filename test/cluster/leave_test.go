@@ -79,7 +79,7 @@ func leave(c *cluster) {
 // that, all objects are deleted at once, which leaves the nodes clean, and what the documents
 // say takes the rest away.
 func prune(c *cluster) {
-	_, err := c.p.Uninstall(c.Context())
+	_, err := c.p.Uninstall(c.Context()) // unless uninstall did
 	c.must(err)
 	c.imageMissing()
 
@@ -137,7 +137,7 @@ func prune(c *cluster) {
 		c.clean(n)
 	}
 	kubectl := c.p.Lab.Command(c.Context(), "kubectl")
-	commands := exec.CommandContext(c.Context(), "sh", "-ec", documented(c, "../../docs/gitops.md", "## What may be left"))
+	commands := exec.CommandContext(c.Context(), "sh", "-ec", documented(c, "../../docs/gitops.md", "## What may be left")[0])
 	commands.Env = append(kubectl.Env, "PATH="+filepath.Dir(kubectl.Path)+string(filepath.ListSeparator)+os.Getenv("PATH"))
 	if out, err := commands.CombinedOutput(); err != nil {
 		c.Fatalf("what docs/gitops.md says of what may be left: %v\n%s", err, out)
@@ -157,18 +157,21 @@ func (c *cluster) noAgents(n *lab.Node) {
 	})
 }
 
-// documented is the first block of commands under a heading.
-func documented(c *cluster, file, heading string) string {
+// documented are the blocks of commands under a heading.
+func documented(c *cluster, file, heading string) (blocks []string) {
 	c.Helper()
 	text, err := os.ReadFile(file)
 	c.must(err)
-	_, rest, found := strings.Cut(string(text), "\n"+heading+"\n")
-	_, rest, begins := strings.Cut(rest, "```sh\n")
-	block, _, ends := strings.Cut(rest, "```")
-	if !found || !begins || !ends {
+	_, rest, _ := strings.Cut(string(text), "\n"+heading+"\n")
+	rest, _, _ = strings.Cut(rest, "\n## ")
+	for _, part := range strings.Split(rest, "```sh\n")[1:] {
+		block, _, _ := strings.Cut(part, "```")
+		blocks = append(blocks, block)
+	}
+	if len(blocks) == 0 {
 		c.Fatalf("%s has no commands under %q", file, heading)
 	}
-	return block
+	return blocks
 }
 
 // imageMissing: 30 s after helm install a user can see which image is missing, and can

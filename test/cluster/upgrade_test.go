@@ -21,7 +21,6 @@ import (
 
 	"github.com/smcr-io/kube-smcr/api/v1alpha1"
 	"github.com/smcr-io/kube-smcr/test/cluster/lab"
-	"github.com/smcr-io/kube-smcr/test/cluster/lab/image"
 	"github.com/smcr-io/kube-smcr/test/cluster/product"
 )
 
@@ -142,7 +141,8 @@ func churn(c *cluster) {
 	})
 }
 
-// uninstall: helm uninstall leaves nothing but users' own objects.
+// uninstall: helm uninstall leaves nothing but users' own objects, also if the release is that of somebody
+// who typed what README.md says.
 func uninstall(c *cluster) {
 	server, holder := c.pair("hold")
 	c.policy(server.ns, "mine", "{}")
@@ -176,8 +176,8 @@ func uninstall(c *cluster) {
 	// And again, with the pods that are there: they are older than the plugin, and
 	// one never was anything else.
 	older := c.start(server.ns, podSpec{name: "older", node: c.n[1]})[0]
-	c.must(c.p.Install(c.Context(), image.ProductTag, installed...))
-	c.must(c.p.WaitReady(c.Context()))
+	r := newReader(c)
+	c.asREADME(r)
 	c.status(older, v1alpha1.PodStatusEnabled, soon)
 	c.onSMCR(older, server.address())
 	c.active(older)
@@ -186,6 +186,18 @@ func uninstall(c *cluster) {
 	c.status(server, v1alpha1.PodStatusEnabled, soon)
 	c.status(holder, v1alpha1.PodStatusEnabled, soon)
 	c.onSMCR(holder, server.address())
+
+	said, err := r.types(strings.TrimSpace(documented(c, filepath.Join(checkout, "docs/operations.md"), "## Remove")[0]))
+	c.must(err)
+	c.Log(said)
+	for _, n := range c.n {
+		c.clean(n)
+	}
+	c.nothingInTheAPI()
+	for _, p := range []pod{server, holder} {
+		c.status(p, "", soon)
+		c.noTable(p)
+	}
 }
 
 // nothingInTheAPI looks for objects that the release made.

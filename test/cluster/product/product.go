@@ -120,9 +120,9 @@ func (p *Product) TryInstall(ctx context.Context, name, tag string, timeout time
 	return p.Lab.Helm(ctx, append(args, with(tag, set)...)...)
 }
 
-// Uninstall uninstalls the release.
+// Uninstall uninstalls the release, if there is one.
 func (p *Product) Uninstall(ctx context.Context) (string, error) {
-	return p.Lab.Helm(ctx, "uninstall", Release, "--namespace", Namespace, "--wait", "--timeout", "3m")
+	return p.Lab.Helm(ctx, "uninstall", Release, "--namespace", Namespace, "--ignore-not-found", "--wait", "--timeout", "3m")
 }
 
 // pollInterval is how often a condition is looked at.
