@@ -2,7 +2,11 @@
 
 package sdp
 
-import "time"
+import (
+	"time"
+
+	"github.com/smcr-io/kube-smcr/pkg/sdp/socket"
+)
 
 const (
 	// DefaultSendSlots is how many messages may be under way: with receive buffers of the default size
@@ -13,7 +17,7 @@ const (
 	maxSendSlots = 1024
 
 	// readsAhead is how many RDMA READs and WRITEs the queue pair has room for beside the messages.
-	readsAhead = 32
+	readsAhead = socket.DefaultReads + socket.MaxRDMAWrites
 
 	// maxWaiting bounds the reads, and the writes, that wait at a time in one connection. It is less than the
 	// machine takes (socket.MaxReads), so that nobody meets that limit.

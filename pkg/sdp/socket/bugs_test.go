@@ -22,7 +22,6 @@ var bugs = []struct {
 	{"an answer to ChRcvBuf comes early", 2000, func(s *Socket) { s.size.unused = 0 }},
 	{"the peer's receive buffers seem larger", 20, func(s *Socket) { s.peer.recvBytes += 10 }},
 	{"timeouts of credit are lost", 2000, func(s *Socket) { s.credits.prodAt, s.credits.updateAt = s.deadline, s.deadline }},
-	{"a report of what was read is lost", 2000, func(s *Socket) { s.snk.report = false }},
 	{"a mode changes by itself", 100, func(s *Socket) { s.src.mode = 2 }},
 }
 

@@ -72,7 +72,7 @@ type Config struct {
 	// what the program has not read outlives its receive buffer.
 	Suspends bool
 
-	IRD, ORD   int    // RDMA READs at a time, served and asked for
+	IRD, ORD   int    // RDMA READs at a time, served and asked for; the send queue must take ORD of them beside messages and MaxRDMAWrites
 	ZcopyBytes uint32 // above it, bytes of direct memory are moved by RDMA; NoZcopy: none are
 
 	SetupTimeout time.Duration

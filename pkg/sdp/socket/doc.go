@@ -38,8 +38,10 @@
 //   - The acknowledgement of a SrcAvailCancel is held back while an RDMA READ is under way, and not until it is
 //     reported (§9.5.4): a message whose acknowledgement is held back gives no credit, and two peers without
 //     credit would wait for each other.
-//   - SinkCancelAck waits for the end of such a hold, and for RdmaWrCompl of the RDMA WRITE under way: its receiver
-//     tells it from a late one by its MSeqAck, and takes all adverts back when it comes.
+//   - SinkCancelAck waits for the end of such a hold: its receiver tells it from a late one by its MSeqAck, and takes all
+//     adverts back when it comes.
+//   - RdmaWrCompl is posted right behind its RDMA WRITE and not after that has completed (§9.3): the queue pair keeps
+//     their order. The program's memory waits for the completion. RdmaRdCompl waits for that of the RDMA READ.
 //   - After SendSm nothing is advertised until the bytes that it asked for have come: SinkAvail would cross them, be
 //     stale, and yet make us ignore adverts that the peer thinks are alive (§11.3).
 //   - A SinkAvail that arrives between ModeChange to Combined and its acknowledgement is compared with the count of
@@ -60,5 +62,5 @@
 //
 // # Limitations
 //
-// One RDMA READ and one RDMA WRITE are under way at a time. The port mapper is package portmap.
+// An RDMA WRITE is of one Write only. The port mapper is package portmap.
 package socket

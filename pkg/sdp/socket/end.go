@@ -68,9 +68,6 @@ func (s *Socket) abort(now time.Time, err error) {
 	switch {
 	case s.state == StateClosed || s.state == StateAbort:
 	case s.end.finSent:
-		if s.src.written {
-			s.src.writing, s.src.written = 0, false // it is done, and will not be reported
-		}
 		s.state, s.err, s.deadline = StateAbort, err, now.Add(abortTimeout)
 	default:
 		s.close(OutReset, err)
@@ -91,7 +88,7 @@ func (s *Socket) stepAbort() bool {
 // settleAbort ends the connection when AbortConn is out and no RDMA touches memory of the program any more: its buffers go
 // back with the end.
 func (s *Socket) settleAbort() {
-	if s.state == StateAbort && s.end.abortSent && s.sends.done >= s.end.abortAt && s.snk.reading == 0 && s.src.writing == 0 {
+	if s.state == StateAbort && s.end.abortSent && s.sends.done >= s.end.abortAt && s.snk.flight.isEmpty() && s.src.flight.isEmpty() {
 		s.close(OutClose, s.err)
 	}
 }
@@ -134,7 +131,9 @@ func (s *Socket) endAll() {
 	}
 	k.endAdverts(s.cfg.Memory)
 	k.dropSrcs()
-	k.reading, k.cancel, o.cancel = 0, revocation{}, revocation{}
+	k.flight.clear()
+	o.flight.clear()
+	k.cancel, o.cancel = revocation{}, revocation{}
 	s.returnWrites()
 	if s.mayRead() {
 		s.deliver()

@@ -74,21 +74,37 @@ var endings = []struct {
 	{"closed", func(w *world, _, b *host) { b.s.Close(w.now); b.run() }},
 }
 
+// failNext lets the oldest work request of a kind fail, or tells the socket of one that there is not.
+func (h *host) failNext(k OutputKind) {
+	if i := slices.IndexFunc(h.done, func(o Output) bool { return o.Kind == k }); i >= 0 {
+		h.done = slices.Delete(h.done, i, i+1)
+	}
+	switch k {
+	case OutRDMARead:
+		h.targets = h.targets[min(1, len(h.targets)):]
+		h.s.HandleRead(h.w.now, false)
+	case OutRDMAWrite:
+		h.s.HandleWrite(h.w.now, false)
+	default:
+		h.s.HandleSent(h.w.now, false)
+	}
+}
+
 // However a connection ends, and whatever is under way then: it ends once, no key outlives it, every buffer comes back,
 // and nothing comes behind that.
 func TestEndings(t *testing.T) {
 	gone := errors.New("gone")
-	for name, end := range map[string]func(now time.Time, s *Socket){
-		"FIN":    func(_ time.Time, s *Socket) { s.HandleDown(nil) },
-		"reset":  func(_ time.Time, s *Socket) { s.HandleDown(gone) },
-		"Abort":  func(now time.Time, s *Socket) { s.Abort(now) },
-		"Close":  func(now time.Time, s *Socket) { s.Close(now) },
-		"SEND":   func(now time.Time, s *Socket) { s.HandleSent(now, false) },
-		"READ":   func(now time.Time, s *Socket) { s.HandleRead(now, false) },
-		"WRITE":  func(now time.Time, s *Socket) { s.HandleWrite(now, false) },
-		"expiry": func(now time.Time, s *Socket) { s.HandleTimeout(now.Add(time.Hour)) },
-		"garbage": func(now time.Time, s *Socket) {
-			_ = s.HandleRecv(now, 0, []byte("garbage"), nil)
+	for name, end := range map[string]func(now time.Time, h *host){
+		"FIN":    func(_ time.Time, h *host) { h.down(nil) },
+		"reset":  func(_ time.Time, h *host) { h.down(gone) },
+		"Abort":  func(now time.Time, h *host) { h.s.Abort(now) },
+		"Close":  func(now time.Time, h *host) { h.s.Close(now) },
+		"SEND":   func(_ time.Time, h *host) { h.failNext(OutSend) },
+		"READ":   func(_ time.Time, h *host) { h.failNext(OutRDMARead) },
+		"WRITE":  func(_ time.Time, h *host) { h.failNext(OutRDMAWrite) },
+		"expiry": func(now time.Time, h *host) { h.s.HandleTimeout(now.Add(time.Hour)) },
+		"garbage": func(now time.Time, h *host) {
+			_ = h.s.HandleRecv(now, 0, []byte("garbage"), nil)
 		},
 	} {
 		for _, e := range endings {
@@ -104,10 +120,7 @@ func TestEndings(t *testing.T) {
 					t.Fatalf("%s before %s: %v", e.name, name, w.err)
 				}
 				a.out, a.posted = nil, nil // the peer is silent from now on
-				if i := slices.Index(b.done, OutSend); i >= 0 && name == "SEND" {
-					b.done = slices.Delete(b.done, i, i+1)
-				}
-				end(w.now, b.s)
+				end(w.now, b)
 				b.run()
 				for range 5 {
 					for b.complete() {
@@ -116,8 +129,7 @@ func TestEndings(t *testing.T) {
 					b.s.HandleTimeout(w.now)
 					b.run()
 				}
-				b.s.HandleDown(gone)
-				b.run()
+				b.down(gone)
 				if w.err != nil || !b.ended || len(b.keys)+len(b.writes) > 0 || b.s.State() != StateClosed {
 					t.Errorf("%s, then %s (zcopy %d): %v, ended %t, keys %v, writes %v, %v", e.name, name, zcopy, w.err, b.ended, b.keys, b.writes, b.s.State())
 				}

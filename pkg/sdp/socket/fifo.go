@@ -27,6 +27,12 @@ func (q *fifo[T]) push(v T) {
 	*q.at(q.n - 1) = v
 }
 
+func (q *fifo[T]) clear() {
+	for !q.isEmpty() {
+		q.pop()
+	}
+}
+
 func (q *fifo[T]) pop() T {
 	v := *q.at(0)
 	var zero T

@@ -71,51 +71,64 @@ func (s *Socket) sendInvalidating(m bsdh.Message, key rdma.RKey) bool {
 // sendKind posts a message that is only a header.
 func (s *Socket) sendKind(mid bsdh.MID) bool { return s.send(bsdh.Message{MID: mid}, 0) }
 
-// startRead reads what the peer offers into the buffer of the program (§9.2). One RDMA READ is under way at a
-// time.
+// startRead reads what the peer offers into the buffers of the program (§9.2): as much as there is of both, by no more RDMA
+// READs at a time than the peer serves (§8.1.1).
 func (s *Socket) startRead() bool {
 	k := &s.snk
-	if k.reading > 0 || k.report || !k.held.isEmpty() || k.cancel.wanted || !k.canRead(&s.cfg) || k.srcs.at(0).inline {
+	if k.flight.n >= s.peer.reads || !k.held.isEmpty() || k.cancel.wanted || !k.canRead(&s.cfg) {
 		return false
 	}
-	a, r := k.srcs.at(0), k.reads.at(0)
-	k.reading = min(a.left, r.Len-r.got)
-	s.out.put(Output{Kind: OutRDMARead, ID: r.ID, Offset: uint64(r.got), Len: k.reading, Key: a.key, Addr: a.addr})
+	a, r, _ := k.next()
+	n := min(a.left-a.asked, r.room())
+	s.out.put(Output{
+		Kind: OutRDMARead, ID: r.ID, Offset: uint64(r.got + r.asked), Len: n, Key: a.key, Addr: a.addr + uint64(a.asked),
+	})
+	a.asked, r.asked = a.asked+n, r.asked+n
+	k.flight.push(n)
 	return true
 }
 
-// startWrite writes into the oldest buffer that the peer advertises (§9.3). While the RDMA WRITE is under way no
-// payload goes: the peer would give it to the program in the same buffer.
+// startWrite writes into the oldest buffer that the peer advertises, and posts RdmaWrCompl right behind (§9.3): the send queue
+// keeps their order, so that the peer sees the bytes first, and what follows need not wait for the RDMA WRITE. That
+// goes when its RdmaWrCompl may: no payload may come in between, since the peer would give it to the program in the
+// same buffer.
 func (s *Socket) startWrite() bool {
 	o := &s.src
-	if o.mode != bsdh.Pipelined || o.sinks.isEmpty() || o.writing > 0 || o.ackDue || o.next < o.forced || o.cancel.wanted ||
-		o.want != bsdh.Pipelined {
+	if !o.mayWrite() || o.flight.isFull() || !s.maySend(false) {
 		return false
 	}
 	n := o.direct(o.next, &s.cfg)
 	if n == 0 {
 		return false
 	}
-	to := o.sinks.at(0)
-	o.writing = min(n, to.len)
-	s.out.put(Output{Kind: OutRDMAWrite, Pos: o.next, Len: o.writing, Key: to.key, Addr: to.addr})
-	return true
+	to := o.sinks.pop()
+	n = min(n, to.len)
+	s.out.put(Output{Kind: OutRDMAWrite, Pos: o.next, Len: n, Key: to.key, Addr: to.addr})
+	o.flight.push(o.next)
+	o.next += uint64(n)
+	m := bsdh.Message{MID: bsdh.RdmaWrCompl, Bytes: n}
+	if s.snk.prefersPipelined(&s.cfg) {
+		m.Flags = bsdh.RequestPipelined
+	}
+	return s.sendInvalidating(m, to.key)
+}
+
+// mayWrite reports whether there is a buffer of the peer for the next bytes of our stream.
+func (o *source) mayWrite() bool {
+	return o.mode == bsdh.Pipelined && o.want == bsdh.Pipelined && !o.sinks.isEmpty() && !o.ackDue && o.next >= o.forced && !o.cancel.wanted
 }
 
 // stepSink tells the peer what became of its adverts.
 func (s *Socket) stepSink(now time.Time) bool {
 	k := &s.snk
-	if !k.srcs.isEmpty() && k.srcs.at(0).inline && k.owed == 0 && k.reading == 0 {
-		k.report = true
-	}
 	// §9.5.4 holds the acknowledgement of SrcAvailCancel back until what is under way is finished. That is when it
 	// is read: were it when it is reported, two peers with one credit and none could wait for each other, since
 	// no message gives credit whose acknowledgement is held back.
-	s.credits.holds = s.credits.holds && k.reading > 0
+	s.credits.holds = s.credits.holds && !k.flight.isEmpty()
 	switch {
-	case k.report:
+	case k.reportDue():
 		return s.maySend(false) && s.reportRead()
-	case k.stop && k.reading == 0:
+	case k.stop && k.flight.isEmpty():
 		switch {
 		case k.srcs.isEmpty():
 			k.stop = false
@@ -142,51 +155,30 @@ func (s *Socket) waits() bool {
 	return !s.src.srcs.isEmpty() || s.src.next < s.src.produced && !s.credits.allows(true)
 }
 
-// reportRead sends RdmaRdCompl for what was read of the oldest advert (§9.2).
+// reportRead sends RdmaRdCompl for what was read of the oldest advert since the last one (§9.2).
 func (s *Socket) reportRead() bool {
 	k := &s.snk
-	m := bsdh.Message{MID: bsdh.RdmaRdCompl, Bytes: k.read}
+	a := k.srcs.at(0)
+	m := bsdh.Message{MID: bsdh.RdmaRdCompl, Bytes: a.read}
 	if k.prefersPipelined(&s.cfg) {
 		m.Flags = bsdh.RequestPipelined
 	}
-	a := *k.srcs.at(0)
-	if a.left == 0 {
-		k.srcs.pop()
-	}
-	k.read, k.report = 0, false
-	if a.left > 0 {
+	if a.read = 0; a.left > 0 {
 		return s.send(m, 0)
 	}
-	return s.sendInvalidating(m, a.key)
-}
-
-// reportWritten sends RdmaWrCompl for what was written into the oldest buffer that the peer advertised (§9.3).
-func (s *Socket) reportWritten() bool {
-	o := &s.src
-	m := bsdh.Message{MID: bsdh.RdmaWrCompl, Bytes: o.writing}
-	if s.snk.prefersPipelined(&s.cfg) {
-		m.Flags = bsdh.RequestPipelined
-	}
-	key := o.sinks.pop().key
-	o.next += uint64(o.writing)
-	o.writing, o.written = 0, false
-	s.settleWrites()
-	return s.sendInvalidating(m, key)
+	return s.sendInvalidating(m, k.srcs.pop().key)
 }
 
 // stepSource tells the peer what became of the buffers that it advertised.
 func (s *Socket) stepSource() bool {
 	o := &s.src
-	switch {
-	case o.written && s.maySend(false):
-		return s.reportWritten()
-	case o.ackDue && o.writing == 0 && !s.credits.holds && s.maySend(false):
-		// What is under way ends before: the peer takes all back when it sees this. The peer tells late answers from others by the acknowledgement in them, so this one must not go
-		// while the acknowledgement is held back.
-		o.ackDue = false
-		return s.sendKind(bsdh.SinkCancelAck)
+	if !o.ackDue || s.credits.holds || !s.maySend(false) {
+		return false
 	}
-	return false
+	// RdmaWrCompl of all that was used is before this one: the peer takes all back when it sees it. It tells late answers from
+	// others by the acknowledgement in them, so this one must not go while the acknowledgement is held back.
+	o.ackDue = false
+	return s.sendKind(bsdh.SinkCancelAck)
 }
 
 // stepModes changes the modes of both directions where that is ours to do (§12).
@@ -270,7 +262,7 @@ func (s *Socket) room(headers uint32) uint32 { return min(s.peer.recvBytes, s.cf
 // mayStream reports whether bytes of our stream may go at all, by a message or an advert.
 func (s *Socket) mayStream() bool {
 	o := &s.src
-	return o.writing == 0 && !o.ackDue && (!o.cancel.wanted || o.next < o.forced) && !s.end.finSent
+	return !o.ackDue && (!o.cancel.wanted || o.next < o.forced) && !s.end.finSent
 }
 
 // stepStream sends bytes of our stream, or offers them (§9, §11).
@@ -289,7 +281,8 @@ func (s *Socket) stepStream() bool {
 	case o.mode == bsdh.Buffered:
 		return s.sendData()
 	case o.mode == bsdh.Pipelined && !o.sinks.isEmpty():
-		return s.sendData() // startWrite has nothing that is worth a WRITE
+		// What is worth an RDMA WRITE, and may go so, waits for one that is under way.
+		return (!o.mayWrite() || o.direct(o.next, &s.cfg) == 0) && s.sendData()
 	case o.cancel.wanted || o.cancel.sent:
 		return false
 	case !o.srcs.isEmpty():
@@ -355,10 +348,10 @@ func (s *Socket) sentStream(n uint32) {
 	}
 }
 
-// settleWrites gives back Writes of which the peer has all bytes.
+// settleWrites gives back Writes of which the peer has all bytes, or will have them whatever becomes of the memory.
 func (s *Socket) settleWrites() {
 	o := &s.src
-	for !o.writes.isEmpty() && o.writes.at(0).end <= o.next {
+	for !o.writes.isEmpty() && o.writes.at(0).end <= o.settled() {
 		w := o.writes.pop()
 		s.out.put(Output{Kind: OutWritten, ID: w.ID, Len: w.Len})
 	}
@@ -367,7 +360,7 @@ func (s *Socket) settleWrites() {
 // endCanceledWrites gives back all Writes once CancelWrites may: nothing of them is offered, under way or owed.
 func (s *Socket) endCanceledWrites() {
 	o := &s.src
-	if !o.cancel.wanted || o.cancel.sent || !o.srcs.isEmpty() || o.writing > 0 || o.next < o.forced {
+	if !o.cancel.wanted || o.cancel.sent || !o.srcs.isEmpty() || !o.flight.isEmpty() || o.next < o.forced {
 		return
 	}
 	o.cancel.wanted = false

@@ -65,7 +65,7 @@ func TestHostileMessages(t *testing.T) {
 				if v := b.s.Snapshot(); len(v.PeerSinks)+len(v.PeerSrcs) > cfg.MaxAdverts {
 					t.Fatalf("%s, %v %d: %d adverts", e.name, m.MID, i, len(v.PeerSinks)+len(v.PeerSrcs))
 				}
-				b.target, b.done = nil, nil
+				b.targets, b.done = nil, nil
 				b.s.Abort(w.now)
 				b.s.HandleTimeout(w.now.Add(time.Hour))
 				b.s.HandleDown(errors.New("gone"))

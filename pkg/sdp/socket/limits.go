@@ -32,6 +32,10 @@ const (
 	// DefaultReads is how many RDMA READs may be under way, served and asked for (IRD, ORD).
 	DefaultReads = 16
 
+	// MaxRDMAWrites is how many RDMA WRITEs may be under way. Each has a message behind it in the send queue, and a buffer
+	// of the peer, of which there are not many.
+	MaxRDMAWrites = 16
+
 	// DefaultZcopyBytes is the size above which RDMA moves bytes. Below it the messages that an advert
 	// takes cost more than a copy.
 	DefaultZcopyBytes = 64 << 10

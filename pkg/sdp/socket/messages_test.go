@@ -242,8 +242,8 @@ func TestSection9_2_Offers(t *testing.T) {
 	}
 }
 
-// A SrcAvail is read from where its payload ends, at any address, with its key, into as many Reads as it fills. Each RdmaRdCompl
-// comes behind the RDMA READ and tells of that alone; the last one invalidates the key.
+// A SrcAvail is read from where its payload ends, at any address, with its key, into as many Reads as it fills, by all RDMA READs at
+// a time that the peer serves. RdmaRdCompl comes behind the last one, tells of all, and invalidates the key.
 func TestSection9_2_Reads(t *testing.T) {
 	for off := range uint64(9) {
 		l := newLone(t, rdmaMoves)
@@ -251,21 +251,91 @@ func TestSection9_2_Reads(t *testing.T) {
 		l.read(Read{ID: 2, Len: 3000, Direct: true})
 		at := 1<<40 + off
 		l.mustSend(bsdh.Message{MID: bsdh.SrcAvail, Advert: bsdh.Advert{Len: 5000, Key: 77, Addr: at}, Payload: []byte{1}})
-		if o := l.only(); o.Kind != OutRDMARead || o.Key != 77 || o.Addr != at+1 || o.Len != 1999 || o.ID != 1 || o.Offset != 1 {
-			t.Fatalf("first RDMA READ %+v", o)
-		}
-		l.s.HandleRead(l.h.w.now, true)
 		out := l.outputs()
-		if len(out) != 2 || out[0].Message.MID != bsdh.RdmaRdCompl || out[0].Message.Bytes != 1999 || out[0].Invalidate {
-			t.Fatalf("after the first RDMA READ: %+v", out)
+		if len(out) != 2 {
+			t.Fatalf("outputs %+v, want two RDMA READs", out)
+		}
+		if o := out[0]; o.Kind != OutRDMARead || o.Key != 77 || o.Addr != at+1 || o.Len != 1999 || o.ID != 1 || o.Offset != 1 {
+			t.Fatalf("first RDMA READ %+v", o)
 		}
 		if o := out[1]; o.Kind != OutRDMARead || o.Key != 77 || o.Addr != at+2000 || o.Len != 3000 || o.ID != 2 || o.Offset != 0 {
 			t.Fatalf("second RDMA READ %+v", o)
 		}
 		l.s.HandleRead(l.h.w.now, true)
-		if o := l.only(); o.Message.MID != bsdh.RdmaRdCompl || o.Message.Bytes != 3000 || !o.Invalidate || o.Key != 77 || !o.Message.Solicited() {
+		if out := l.outputs(); len(out) != 0 {
+			t.Fatalf("after the first RDMA READ: %+v", out)
+		}
+		l.s.HandleRead(l.h.w.now, true)
+		if o := l.only(); o.Message.MID != bsdh.RdmaRdCompl || o.Message.Bytes != 4999 || !o.Invalidate || o.Key != 77 || !o.Message.Solicited() {
 			t.Errorf("after the second RDMA READ: %+v", o)
 		}
+	}
+}
+
+// There are no more RDMA READs at a time than the peer serves. An advert that is read in part is reported when no more of it is
+// under way, and no RdmaRdCompl tells of two.
+func TestSection9_2_ReadsAtATime(t *testing.T) {
+	l := newLone(t, Config{ZcopyBytes: 1000, RecvBytes: 900, ORD: 2})
+	l.pipeline(false, true)
+	for i := range uint64(3) {
+		l.mustSend(bsdh.Message{MID: bsdh.SrcAvail, Advert: bsdh.Advert{Len: 2000, Key: rdma.RKey(70 + i), Addr: 10_000 * i}})
+	}
+	l.read(Read{ID: 1, Len: 2000, Direct: true})
+	l.read(Read{ID: 2, Len: 1500, Direct: true})
+	for i, o := range l.outputs() {
+		if want := []uint32{2000, 1500}[i]; o.Kind != OutRDMARead || o.Len != want || o.Key != rdma.RKey(70+i) || o.Addr != uint64(10_000*i) {
+			t.Fatalf("RDMA READ %d: %+v", i, o)
+		}
+	}
+	l.read(Read{ID: 3, Len: 5000, Direct: true})
+	if out := l.outputs(); len(out) != 0 {
+		t.Fatalf("a third RDMA READ: %+v", out)
+	}
+	l.s.HandleRead(l.h.w.now, true)
+	out := l.outputs()
+	if len(out) != 2 || out[0].Kind != OutRDMARead || out[0].Len != 500 || out[0].Addr != 11_500 || out[0].ID != 3 || out[0].Offset != 0 {
+		t.Fatalf("after the first RDMA READ: %+v", out)
+	}
+	if o := out[1]; o.Message.MID != bsdh.RdmaRdCompl || o.Message.Bytes != 2000 || o.Key != 70 {
+		t.Fatalf("RdmaRdCompl %+v", o)
+	}
+	l.s.HandleRead(l.h.w.now, true) // of a part
+	if o := l.only(); o.Kind != OutRDMARead || o.Len != 2000 || o.Key != 72 || o.ID != 3 || o.Offset != 500 {
+		t.Fatalf("after the second RDMA READ: %+v", o)
+	}
+	l.s.HandleRead(l.h.w.now, true)
+	if o := l.only(); o.Message.MID != bsdh.RdmaRdCompl || o.Message.Bytes != 2000 || o.Key != 71 {
+		t.Fatalf("after the third RDMA READ: %+v", o)
+	}
+	l.s.HandleRead(l.h.w.now, true)
+	if o := l.only(); o.Message.MID != bsdh.RdmaRdCompl || o.Message.Bytes != 2000 || o.Key != 72 {
+		t.Fatalf("after the last RDMA READ: %+v", o)
+	}
+}
+
+// SrcAvailCancel finds RDMA READs under way: what they bring is reported, advert by advert, and the rest refused, once. Until they
+// are done the cancel is not acknowledged.
+func TestSection9_5_4_CancelsReads(t *testing.T) {
+	l := newLone(t, rdmaMoves)
+	l.pipeline(false, true)
+	for i := range rdma.RKey(3) {
+		l.mustSend(bsdh.Message{MID: bsdh.SrcAvail, Advert: bsdh.Advert{Len: 2000, Key: 70 + i}})
+	}
+	l.read(Read{ID: 1, Len: 3500, Direct: true})
+	if out := l.outputs(); len(out) != 2 || out[1].Len != 1500 {
+		t.Fatalf("RDMA READs %+v", out)
+	}
+	l.mustSend(bsdh.Message{MID: bsdh.SrcAvailCancel})
+	l.read(Read{ID: 2, Len: 3500, Direct: true})
+	l.s.HandleRead(l.h.w.now, true)
+	if o := l.only(); o.Message.MID != bsdh.RdmaRdCompl || o.Message.Bytes != 2000 || o.Message.Ack != l.next-2 {
+		t.Fatalf("after the first RDMA READ: %+v, the cancel is number %d", o, l.next-1)
+	}
+	l.s.HandleRead(l.h.w.now, true)
+	out := l.outputs()
+	if len(out) != 3 || out[0].Message.MID != bsdh.RdmaRdCompl || out[0].Message.Bytes != 1500 || out[0].Invalidate ||
+		out[1].Message.MID != bsdh.SendSm || out[1].Message.Ack != l.next-1 || out[2].Message.MID != bsdh.SinkAvail {
+		t.Fatalf("after the second RDMA READ: %+v", out)
 	}
 }
 
@@ -332,7 +402,8 @@ func TestSection9_3_WaitAll(t *testing.T) {
 }
 
 // A SinkAvail is written to from its first byte on, at any address, with its key, also if it came with payload. RdmaWrCompl comes
-// behind the RDMA WRITE, tells of it, and invalidates the key. What does not fit is offered.
+// right behind the RDMA WRITE, tells of it, and invalidates the key. What does not fit is offered. The Write is not over before
+// the RDMA WRITE is.
 func TestSection9_3_Writes(t *testing.T) {
 	for off := range uint64(9) {
 		l := newLone(t, rdmaMoves)
@@ -346,17 +417,55 @@ func TestSection9_3_Writes(t *testing.T) {
 			flags = bsdh.RequestPipelined
 		}
 		l.write(3, 5000)
-		if o := l.only(); o.Kind != OutRDMAWrite || o.Key != 88 || o.Addr != at || o.Pos != 0 || o.Len != 3000 {
+		out := l.outputs()
+		if len(out) != 3 || out[2].Message.MID != bsdh.SrcAvail || out[2].Message.Advert.Len != 2000 {
+			t.Fatalf("outputs %+v, want an RDMA WRITE, RdmaWrCompl and SrcAvail", out)
+		}
+		if o := out[0]; o.Kind != OutRDMAWrite || o.Key != 88 || o.Addr != at || o.Pos != 0 || o.Len != 3000 {
 			t.Fatalf("RDMA WRITE %+v", o)
 		}
-		l.s.HandleWrite(l.h.w.now, true)
-		out := l.outputs()
-		if len(out) != 2 || out[1].Message.MID != bsdh.SrcAvail || out[1].Message.Advert.Len != 2000 {
-			t.Fatalf("after the RDMA WRITE: %+v", out)
-		}
-		if o := out[0]; o.Message.MID != bsdh.RdmaWrCompl || o.Message.Bytes != 3000 || !o.Invalidate || o.Key != 88 || o.Message.Flags != flags || !o.Message.Solicited() {
+		if o := out[1]; o.Message.MID != bsdh.RdmaWrCompl || o.Message.Bytes != 3000 || !o.Invalidate || o.Key != 88 || o.Message.Flags != flags || !o.Message.Solicited() {
 			t.Errorf("RdmaWrCompl %+v", o)
 		}
+		l.mustSend(bsdh.Message{MID: bsdh.RdmaRdCompl, Bytes: 2000})
+		if v := l.s.Snapshot(); v.Writes != 1 || v.Writing != 1 {
+			t.Fatalf("before the end of the RDMA WRITE: %d Writes, %d RDMA WRITEs", v.Writes, v.Writing)
+		}
+		if l.s.HandleWrite(l.h.w.now, true); l.s.Snapshot().Writes != 0 {
+			t.Error("the RDMA WRITE is done, and its Write is not over")
+		}
+	}
+}
+
+// Buffers of the peer are written to one behind the other, without a wait for completions, as long as the send queue has room for
+// RDMA WRITEs; then the next one waits, and is not sent as Data. A SinkAvailCancel finds those that are left.
+func TestSection9_3_WritesAtATime(t *testing.T) {
+	cfg := rdmaMoves
+	cfg.MaxAdverts = MaxRDMAWrites + 2
+	l := newLone(t, cfg)
+	l.pipeline(true, false)
+	for i := range rdma.RKey(MaxRDMAWrites + 2) {
+		l.mustSend(bsdh.Message{MID: bsdh.SinkAvail, Advert: bsdh.Advert{Len: 2000, Key: 100 + i}})
+	}
+	for i := range uint64(MaxRDMAWrites + 2) {
+		l.write(i, 2000)
+	}
+	out := l.outputs()
+	for i, o := range out {
+		if i%2 == 0 && (o.Kind != OutRDMAWrite || o.Key != rdma.RKey(100+i/2)) || i%2 == 1 && o.Message.MID != bsdh.RdmaWrCompl {
+			t.Fatalf("output %d: %+v", i, o)
+		}
+	}
+	if len(out) != 2*MaxRDMAWrites {
+		t.Fatalf("%d outputs, want %d RDMA WRITEs with RdmaWrCompl", len(out), MaxRDMAWrites)
+	}
+	l.s.HandleWrite(l.h.w.now, true)
+	if out := l.outputs(); len(out) != 2 || out[0].Kind != OutRDMAWrite {
+		t.Fatalf("after a completion: %+v", out)
+	}
+	l.mustSend(bsdh.Message{MID: bsdh.SinkAvailCancel})
+	if out := l.outputs(); len(out) != 2 || out[0].Message.MID != bsdh.SinkCancelAck || out[1].Message.MID != bsdh.SrcAvail {
+		t.Errorf("after SinkAvailCancel: %+v", out)
 	}
 }
 
@@ -423,9 +532,12 @@ func TestSection11_Thresholds(t *testing.T) {
 			}
 			l.outputs()
 			l.write(1, n)
-			o := l.only()
 			write := n > 1000 && c.sink
-			mid := data
+			out := l.outputs()
+			if want := map[bool]int{false: 1, true: 2}[write]; len(out) != want { // with RdmaWrCompl
+				t.Fatalf("%s, %d bytes: outputs %+v", name, n, out)
+			}
+			o, mid := out[0], data
 			if n > 1000 {
 				mid = c.long
 			}

@@ -21,9 +21,11 @@ const (
 	// OutSend: post a Send of Message, with Len bytes of our stream from position Pos behind its headers,
 	// which are copied: they are the program's again. With Invalidate it makes Key of the peer worthless.
 	OutSend
-	// OutRDMAWrite: write Len bytes of our stream from Pos to Addr with Key.
+	// OutRDMAWrite: write Len bytes of our stream from Pos to Addr with Key. The message that tells the peer follows, so the send
+	// queue must keep the order of both.
 	OutRDMAWrite
-	// OutRDMARead: read Len bytes at Addr with Key into the buffer of Read ID, from Offset.
+	// OutRDMARead: read Len bytes at Addr with Key into the buffer of Read ID, from Offset. Several may be under way, no more
+	// than the ORD of OutEstablished.
 	OutRDMARead
 	// OutCopy: copy Len bytes, at From in receive buffer Buffer, into the buffer of Read ID, from Offset. If Buffer is [Kept]
 	// they are the oldest ones of OutKeep.

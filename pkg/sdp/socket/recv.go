@@ -163,7 +163,7 @@ func (s *Socket) dispatch(now time.Time, m *bsdh.Message, inv *rdma.RKey) error 
 	case bsdh.ModeChange:
 		return s.takeMode(m.Change)
 	case bsdh.SrcAvailCancel:
-		if k.takeCancel() && k.reading > 0 {
+		if k.takeCancel() && !k.flight.isEmpty() {
 			s.credits.hold(m.Seq)
 		}
 	case bsdh.SinkAvailCancel:
@@ -274,15 +274,15 @@ func (s *Socket) deliver() {
 		r := k.reads.at(0)
 		urgent := s.fill(r)
 		more := r.Fill && s.state != StateClosed || k.canRead(&s.cfg)
-		over := r.got == r.Len || urgent || r.got > 0 && !more && k.reading == 0 && k.held.isEmpty()
+		over := r.got == r.Len || urgent || r.got > 0 && !more && k.held.isEmpty()
 		eof := k.done && k.held.isEmpty()
-		if k.reading > 0 || !over && !eof {
+		if r.asked > 0 || !over && !eof {
 			break
 		}
 		s.out.put(Output{Kind: OutRead, ID: r.ID, Len: r.got, Urgent: urgent, EOF: eof && r.got == 0})
 		k.reads.pop()
 	}
-	if k.cancel.wanted && k.adv == 0 && k.reading == 0 {
+	if k.cancel.wanted && k.adv == 0 && k.flight.isEmpty() {
 		for !k.reads.isEmpty() {
 			r := k.reads.pop()
 			s.out.put(Output{Kind: OutRead, ID: r.ID, Len: r.got, Canceled: true})

@@ -75,7 +75,7 @@ func (c *Config) parseSetup(b []byte, want bsdh.MID) (bsdh.Message, error) {
 func (s *Socket) establish(m *bsdh.Message) {
 	s.state, s.deadline = StateOpen, time.Time{}
 	s.peer = peerTerms{
-		recvBytes: m.Setup.RecvBytes, maxAdverts: int(m.Setup.MaxAdverts),
+		recvBytes: m.Setup.RecvBytes, maxAdverts: int(m.Setup.MaxAdverts), reads: min(s.cfg.ORD, int(m.Setup.IRD)),
 	}
-	s.out.put(Output{Kind: OutEstablished, Message: *m, IRD: min(s.cfg.IRD, int(m.Setup.ORD)), ORD: min(s.cfg.ORD, int(m.Setup.IRD))})
+	s.out.put(Output{Kind: OutEstablished, Message: *m, IRD: min(s.cfg.IRD, int(m.Setup.ORD)), ORD: s.peer.reads})
 }

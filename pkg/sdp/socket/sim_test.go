@@ -217,12 +217,11 @@ func (w *world) do(o simOp) {
 	case opLost:
 		w.gone = true
 		for _, h := range w.sides {
-			h.out, h.done, h.target = nil, nil, nil
-			h.s.HandleDown(errors.New("lost"))
-			h.run()
+			h.out = nil
+			h.down(errors.New("lost"))
 		}
 	case opFail: // the next completion of a message
-		if len(h.done) > 0 && h.done[0] == OutSend && !h.ended {
+		if len(h.done) > 0 && h.done[0].Kind == OutSend && !h.ended {
 			w.gone = true
 			h.done = h.done[1:]
 			h.s.HandleSent(w.now, false)

@@ -21,9 +21,13 @@ type Read struct {
 // pendingRead is a Read that is not over.
 type pendingRead struct {
 	Read
-	got uint32
-	key rdma.RKey // if it is advertised
+	got   uint32
+	asked uint32    // bytes behind those, which RDMA READs under way bring
+	key   rdma.RKey // if it is advertised
 }
+
+// room is how many bytes the Read has place for, those not counted that are asked for.
+func (r *pendingRead) room() uint32 { return r.Len - r.got - r.asked }
 
 // heldPayload is payload that waits for a Read in its receive buffer.
 type heldPayload struct {
@@ -34,11 +38,12 @@ type heldPayload struct {
 
 // peerSrc is a SrcAvail of the peer that is not processed.
 type peerSrc struct {
-	key    rdma.RKey
-	addr   uint64 // of what is left
-	left   uint32
-	inline bool // nothing was ever left: RdmaRdCompl of 0 bytes is due
-	since  time.Time
+	key   rdma.RKey
+	addr  uint64 // of what is left
+	left  uint32 // bytes that have not come
+	asked uint32 // those among them that RDMA READs under way bring
+	read  uint32 // bytes that have come and are not reported
+	since time.Time
 }
 
 // sink is the Data Sink of the peer's stream. In the order of the stream come:
@@ -49,6 +54,9 @@ type peerSrc struct {
 //
 // The first adv of reads are advertised to the peer; then there are no held payload, owed bytes and srcs, so
 // that whatever comes next belongs into the first of them.
+//
+// RDMA READs complete in the order in which they are posted, and so that of the stream: each is of one advert, into
+// one Read, and the oldest one is of the first advert and into the first Read of which something is asked for.
 type sink struct {
 	mode bsdh.Mode
 
@@ -60,10 +68,8 @@ type sink struct {
 
 	count       keptCount
 	nonDiscards uint32
-	reading     uint32 // bytes of the RDMA READ under way
-	read        uint32 // bytes that are read and not reported
-	report      bool   // RdmaRdCompl is due
-	stop        bool   // SrcAvailCancel came: read no more
+	flight      fifo[uint32] // bytes of each RDMA READ under way, oldest first
+	stop        bool         // SrcAvailCancel came: read no more
 	cancel      revocation
 	done        bool // DisConn came
 	again       bool // on a connection before this one: it comes again
@@ -73,6 +79,7 @@ func newSink(cfg *Config) sink {
 	return sink{
 		mode: bsdh.Combined, reads: newFifo[pendingRead](MaxReads),
 		held: newFifo[heldPayload](3*cfg.RecvBuffers + 1), srcs: newFifo[peerSrc](cfg.MaxAdverts),
+		flight: newFifo[uint32](cfg.ORD),
 	}
 }
 
@@ -85,7 +92,7 @@ func (k *sink) takeSrc(a *bsdh.Advert, n uint32, now time.Time) error {
 	if k.srcs.isFull() {
 		return fmt.Errorf("%w: more than %d SrcAvails", ErrProtocol, k.srcs.n)
 	}
-	k.srcs.push(peerSrc{key: a.Key, addr: a.Addr + uint64(n), left: a.Len - n, inline: a.Len == n, since: now})
+	k.srcs.push(peerSrc{key: a.Key, addr: a.Addr + uint64(n), left: a.Len - n, since: now})
 	return nil
 }
 
@@ -118,36 +125,73 @@ func (k *sink) dropSrcs() {
 	}
 }
 
-// suits reports whether a Read can take what an advert offers.
-func (k *sink) suits(r *pendingRead, a *peerSrc, cfg *Config) bool {
-	room := r.Len - r.got
-	return r.Direct && cfg.ZcopyBytes != NoZcopy && (room >= a.left || cfg.isLong(room))
+// suits reports whether a Read can take what an advert still offers.
+func (a *peerSrc) suits(r *pendingRead, cfg *Config) bool {
+	return r.Direct && cfg.ZcopyBytes != NoZcopy && (r.room() >= a.left-a.asked || cfg.isLong(r.room()))
 }
 
-// canRead reports whether the oldest advert can be read into the oldest Read now, or will be.
+// next returns what the next RDMA READ is of, and into, if there is both: the oldest advert and the oldest Read that
+// those under way leave something of. A Read comes after the one before is full, with what they bring.
+func (k *sink) next() (a *peerSrc, r *pendingRead, ok bool) {
+	for i := range k.srcs.n {
+		if a = k.srcs.at(i); a.left > a.asked {
+			break
+		}
+	}
+	for i := range k.reads.n {
+		if r = k.reads.at(i); r.room() > 0 {
+			break
+		}
+	}
+	return a, r, a != nil && r != nil && a.left > a.asked && r.room() > 0
+}
+
+// canRead reports whether what comes next in the stream can be read into the Read that is next now, or will be.
 func (k *sink) canRead(cfg *Config) bool {
-	return !k.srcs.isEmpty() && !k.reads.isEmpty() && !k.stop && k.owed == 0 && k.suits(k.reads.at(0), k.srcs.at(0), cfg)
+	a, r, ok := k.next()
+	return ok && !k.stop && k.owed == 0 && a.suits(r, cfg)
+}
+
+// arrived counts the oldest RDMA READ, which has completed.
+func (k *sink) arrived() {
+	n := k.flight.pop()
+	a, r := k.srcs.at(0), k.reads.at(0)
+	for i := 1; a.asked == 0; i++ {
+		a = k.srcs.at(i)
+	}
+	for i := 1; r.asked == 0; i++ {
+		r = k.reads.at(i)
+	}
+	a.addr, a.left, a.asked, a.read = a.addr+uint64(n), a.left-n, a.asked-n, a.read+n
+	r.got, r.asked = r.got+n, r.asked-n
+}
+
+// reportDue reports whether RdmaRdCompl is due for the oldest advert (§9.2): all of it has come, or some of it and no more is
+// under way.
+func (k *sink) reportDue() bool {
+	if k.srcs.isEmpty() || k.owed > 0 {
+		return false
+	}
+	a := k.srcs.at(0)
+	return a.left == 0 || a.read > 0 && k.flight.isEmpty()
 }
 
 // refuses reports whether SendSm is due for the oldest advert: the program reads into a buffer that it does not
 // suit, or both peers wait for each other.
 func (k *sink) refuses(now time.Time, weWait bool, cfg *Config) bool {
-	if k.srcs.isEmpty() || k.stop || k.reading > 0 || k.report || k.owed > 0 {
+	if k.srcs.isEmpty() || k.stop || !k.flight.isEmpty() || k.reportDue() || k.owed > 0 {
 		return false
 	}
 	a := k.srcs.at(0)
-	if a.inline {
-		return false
-	}
 	if k.reads.isEmpty() {
 		return weWait && !now.Before(a.since.Add(deadlockDelay))
 	}
-	return k.held.isEmpty() && !k.suits(k.reads.at(0), a, cfg)
+	return k.held.isEmpty() && !a.suits(k.reads.at(0), cfg)
 }
 
 // deadlockAt returns when refuses may change without an input.
 func (k *sink) deadlockAt(weWait bool) (time.Time, bool) {
-	if !weWait || k.srcs.isEmpty() || !k.reads.isEmpty() || k.owed > 0 || k.stop || k.srcs.at(0).inline {
+	if !weWait || k.srcs.isEmpty() || !k.reads.isEmpty() || k.owed > 0 || k.stop || k.srcs.at(0).left == 0 {
 		return time.Time{}, false
 	}
 	return k.srcs.at(0).since.Add(deadlockDelay), true

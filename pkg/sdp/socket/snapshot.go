@@ -20,7 +20,7 @@ type Snapshot struct {
 	SrcAdverts           []rdma.RKey
 	Forced               uint64 // bytes that must go by Bcopy
 	PeerSinks            []rdma.RKey
-	Writing              uint32 // bytes of the RDMA WRITE under way
+	Writing              int    // RDMA WRITEs under way
 	WindowOpen           bool   // ModeChange to Combined is not acknowledged
 	PotentialNonDiscards uint32 // PotentialNonDiscards
 	CancelSrcPending     bool
@@ -33,7 +33,7 @@ type Snapshot struct {
 	PeerSrcs          []rdma.RKey
 	Held              uint32 // bytes in receive buffers
 	Owed              uint32 // bytes that the peer must send by Bcopy
-	Reading           uint32 // bytes of the RDMA READ under way
+	Reading           int    // RDMA READs under way
 	NonDiscards       uint32
 	CancelSinkPending bool
 	Reads             int
@@ -59,10 +59,10 @@ func (s *Socket) Snapshot() Snapshot {
 	o, k, c := &s.src, &s.snk, &s.credits
 	v := Snapshot{
 		State: s.state, Err: s.err,
-		SendMode: o.mode, Produced: o.produced, Sent: o.next, Forced: max(o.forced, o.next) - o.next, Writing: o.writing,
+		SendMode: o.mode, Produced: o.produced, Sent: o.next, Forced: max(o.forced, o.next) - o.next, Writing: o.flight.n,
 		WindowOpen: o.window.open, PotentialNonDiscards: o.potential, CancelSrcPending: o.cancel.sent, Writes: o.writes.n,
 		FinSent: s.end.finSent, SendsIdle: s.sends.posted == s.sends.done,
-		RecvMode: k.mode, Owed: k.owed, Reading: k.reading, NonDiscards: k.nonDiscards, CancelSinkPending: k.cancel.sent,
+		RecvMode: k.mode, Owed: k.owed, Reading: k.flight.n, NonDiscards: k.nonDiscards, CancelSinkPending: k.cancel.sent,
 		Reads: k.reads.n, PeerDone: k.done,
 		CreditSnapshot: CreditSnapshot{
 			Available: c.available(), PeerHas: c.peerHas(), Posted: c.posted, AckHeld: c.holds, SentSeq: c.sent,

@@ -56,6 +56,7 @@ type Socket struct {
 type peerTerms struct {
 	recvBytes  uint32 // size of its receive buffers
 	maxAdverts int    // that we may have outstanding
+	reads      int    // RDMA READs of ours that it serves at a time, and we ask for
 }
 
 // sendQueue counts messages in the send queue, which complete in order.
@@ -213,39 +214,36 @@ func (s *Socket) HandleSent(now time.Time, ok bool) {
 	s.flush(now)
 }
 
-// HandleRead says that the RDMA READ completed: its bytes are in the buffer.
+// HandleRead says that the oldest RDMA READ under way completed: its bytes are in the buffer.
 func (s *Socket) HandleRead(now time.Time, ok bool) {
 	k := &s.snk
-	if s.state == StateClosed || k.reading == 0 {
+	if s.state == StateClosed || k.flight.isEmpty() {
 		return
 	}
 	if s.state == StateAbort || !ok {
-		k.reading = 0
+		k.flight.pop()
 		s.abort(now, fmt.Errorf("%w: RDMA READ", ErrTransfer))
 		s.flush(now)
 		return
 	}
-	a, r := k.srcs.at(0), k.reads.at(0)
-	n := k.reading
-	a.addr, a.left, r.got = a.addr+uint64(n), a.left-n, r.got+n
-	k.reading, k.read, k.report = 0, n, true
+	k.arrived()
 	s.credits.tell()
 	s.deliver()
 	s.flush(now)
 }
 
-// HandleWrite says that the RDMA WRITE completed.
+// HandleWrite says that the oldest RDMA WRITE under way completed: its bytes are out of the program's memory.
 func (s *Socket) HandleWrite(now time.Time, ok bool) {
-	if s.state == StateClosed || s.src.writing == 0 || s.src.written {
+	if s.state == StateClosed || s.src.flight.isEmpty() {
 		return
 	}
+	s.src.flight.pop()
 	if s.state == StateAbort || !ok {
-		s.src.writing = 0
 		s.abort(now, fmt.Errorf("%w: RDMA WRITE", ErrTransfer))
 		s.flush(now)
 		return
 	}
-	s.src.written = true
+	s.settleWrites()
 	s.flush(now)
 }
 

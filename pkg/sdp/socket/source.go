@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/smcr-io/kube-smcr/internal/invariant"
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/sdp/bsdh"
 )
@@ -62,9 +61,8 @@ type source struct {
 	window window
 
 	potential uint32
-	writing   uint32 // bytes of the RDMA WRITE under way into the oldest sink
-	written   bool   // it is done, and RdmaWrCompl is due
-	ackDue    bool   // SinkCancelAck is due
+	flight    fifo[uint64] // where the bytes of each RDMA WRITE under way begin, oldest first
+	ackDue    bool         // SinkCancelAck is due
 	cancel    revocation
 	urgent    urgentQueue
 
@@ -105,13 +103,22 @@ func newSource(cfg *Config) source {
 	return source{
 		mode: bsdh.Combined, want: bsdh.Combined,
 		writes: newFifo[posted](MaxWrites), srcs: newFifo[srcAdvert](cfg.MaxAdverts), sinks: newFifo[peerSink](cfg.MaxAdverts),
-		urgent: urgentQueue{fifo: newFifo[urgentByte](MaxUrgent)},
+		flight: newFifo[uint64](MaxRDMAWrites), urgent: urgentQueue{fifo: newFifo[urgentByte](MaxUrgent)},
 	}
 }
 
 // isIdle reports whether every byte is sent, and nothing is outstanding.
 func (o *source) isIdle() bool {
-	return o.next == o.produced && o.srcs.isEmpty() && o.writing == 0 && !o.ackDue
+	return o.next == o.produced && o.srcs.isEmpty() && o.flight.isEmpty() && !o.ackDue
+}
+
+// settled is the position up to which nobody needs the bytes any more: the peer has them, and no RDMA WRITE takes
+// them out of the program's memory.
+func (o *source) settled() uint64 {
+	if o.flight.isEmpty() {
+		return o.next
+	}
+	return *o.flight.at(0)
 }
 
 // advertised is the position behind what is advertised.
@@ -264,22 +271,11 @@ func (o *source) endCancel() {
 	}
 }
 
-// takeSinkCancel takes a SinkAvailCancel (§9.5.5): what is under way goes on, the rest is dropped, and that is
-// said if there was anything.
+// takeSinkCancel takes a SinkAvailCancel (§9.5.5): RdmaWrCompl is posted for what was used, the rest is dropped, and that
+// is said if there was anything.
 func (o *source) takeSinkCancel() {
-	keep := 0
-	if o.writing > 0 {
-		keep = 1
-	}
-	if o.sinks.n <= keep {
-		return
-	}
-	head := o.sinks.pop()
+	o.ackDue = o.ackDue || !o.sinks.isEmpty()
 	o.dropSinks()
-	if keep == 1 {
-		o.sinks.push(head)
-	}
-	o.ackDue = true
 }
 
 // dropSinks forgets the buffers that the peer advertised.
@@ -291,7 +287,6 @@ func (o *source) dropSinks() {
 
 // becomeCombined leaves Pipelined mode by ModeChange number seq (§12.4).
 func (o *source) becomeCombined(seq uint32) {
-	invariant.Must(o.writing == 0, "socket: mode change during an RDMA WRITE")
 	o.dropSinks()
 	o.mode, o.reads, o.refusals = bsdh.Combined, 0, 0
 	o.window = window{open: true, seq: seq, potential: o.potential}
@@ -309,7 +304,7 @@ func (o *source) change() (bsdh.Mode, bool) {
 		}
 		return o.want, true
 	case bsdh.Pipelined:
-		return bsdh.Combined, o.writing == 0 && !o.cancel.sent && !o.ackDue
+		return bsdh.Combined, o.flight.isEmpty() && !o.cancel.sent && !o.ackDue
 	case bsdh.Buffered:
 	}
 	return 0, false

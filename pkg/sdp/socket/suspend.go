@@ -83,12 +83,10 @@ func (s *Socket) stepSuspend(now time.Time) bool {
 		return s.credits.peerHas() <= 0 && s.credits.raises() && s.maySend(false) && s.sendKind(bsdh.Data)
 	case !s.maySend(false) && (!x.due || !s.sends.hasRoom(&s.cfg) || s.credits.available() == 0):
 		return false // behind the peer's SuspComm no credit comes: what was kept back for that is for the answer
-	case k.report:
+	case k.reportDue():
 		s.credits.holds = false
 		return s.reportRead()
-	case o.written:
-		return s.reportWritten()
-	case k.reading > 0 || o.writing > 0:
+	case !k.flight.isEmpty() || !o.flight.isEmpty():
 		return false
 	case k.count.buffers > 0: // the peer gets no more credit, and may need some
 		s.keep()

@@ -61,17 +61,17 @@ type host struct {
 	keys     map[rdma.RKey]grant
 	lastKey  rdma.RKey
 	reads    map[uint64]*testRead
-	writes   map[uint64]Write
+	writes   map[uint64]posted
 	order    []uint64 // Reads, oldest first
 	id       uint64
-	out      []item       // to the peer
-	done     []OutputKind // completions that were not handled
-	posted   []int        // receive buffers
-	buffers  [][]byte     // by number, of both sets
-	sizes    []uint32     // of each; 0: dropped
-	kept     []byte       // private memory
-	moves    int          // to another connection
-	target   *Output      // of the RDMA READ under way
+	out      []item   // to the peer
+	done     []Output // work requests whose completions were not handled
+	posted   []int    // receive buffers
+	buffers  [][]byte // by number, of both sets
+	sizes    []uint32 // of each; 0: dropped
+	kept     []byte   // private memory
+	moves    int      // to another connection
+	targets  []Output // RDMA READs that were not answered
 	received uint64
 	eof      bool
 	ended    bool
@@ -96,7 +96,7 @@ func newWorld(a, b Config, trace func(string, ...any)) *world {
 	for i, cfg := range []Config{a, b} {
 		h := &host{
 			w: w, side: i, keys: map[rdma.RKey]grant{}, lastKey: rdma.RKey(1000 * (i + 1)), reads: map[uint64]*testRead{},
-			writes: map[uint64]Write{}, marks: map[uint64]bool{}, seen: map[uint64]bool{},
+			writes: map[uint64]posted{}, marks: map[uint64]bool{}, seen: map[uint64]bool{},
 		}
 		cfg.Role, cfg.Memory = Role(i), h
 		s, err := New(w.now, cfg)
@@ -182,12 +182,11 @@ func (h *host) do(o Output) {
 			data[i] = pattern(h.side, o.Pos+uint64(i))
 		}
 		h.out = append(h.out, item{write: &o, data: data})
-		h.done = append(h.done, OutRDMAWrite)
+		h.done = append(h.done, o)
 	case OutRDMARead:
-		if h.target != nil {
-			h.w.fail("side %d: a second RDMA READ", h.side)
+		if h.targets = append(h.targets, o); len(h.targets) > min(h.cfg.ORD, h.peer().cfg.IRD) {
+			h.w.fail("side %d: %d RDMA READs at a time", h.side, len(h.targets))
 		}
-		h.target = &o
 		h.out = append(h.out, item{read: &o})
 	case OutCopy:
 		r := h.reads[o.ID]
@@ -219,15 +218,20 @@ func (h *host) do(o Output) {
 		if !ok || !o.Canceled && o.Len != w.Len {
 			h.w.fail("side %d: Write %+v is over with %d bytes", h.side, w, o.Len)
 		}
+		for _, d := range h.done {
+			if d.Kind == OutRDMAWrite && d.Pos < w.end && d.Pos >= w.end-uint64(w.Len) {
+				h.w.fail("side %d: Write %d is over, and an RDMA WRITE takes bytes of it", h.side, o.ID)
+			}
+		}
 		delete(h.writes, o.ID)
 	case OutUrgent:
 		h.urgents++
 	case OutClose, OutReset:
 		p := h.peer()
-		if o.Kind == OutClose && len(h.done) > 0 || h.ended {
-			h.w.fail("side %d: %v with %d completions to come", h.side, o.Kind, len(h.done))
+		if o.Kind == OutClose && len(h.done)+len(h.targets) > 0 || h.ended {
+			h.w.fail("side %d: %v with %d completions and %d RDMA READs to come", h.side, o.Kind, len(h.done), len(h.targets))
 		}
-		h.target, h.done = nil, nil
+		h.targets, h.done = nil, nil
 		if o.Kind == OutReset {
 			p.out = nil // what comes late meets nobody
 		}
@@ -242,8 +246,8 @@ func (h *host) do(o Output) {
 
 // move takes another connection: what was under way on the old one is gone, but for what the peer has still to receive.
 func (h *host) move(m bsdh.Message) {
-	if h.target != nil || len(h.keys) > 0 {
-		h.w.fail("side %d: suspended with RDMA READ %v, keys %v", h.side, h.target, h.keys)
+	if len(h.targets)+len(h.keys) > 0 {
+		h.w.fail("side %d: suspended with RDMA READs %v, keys %v", h.side, h.targets, h.keys)
 	}
 	h.moves++
 	h.done, h.posted, h.lazy = nil, nil, lazyCount{}
@@ -279,7 +283,7 @@ func (h *host) send(o Output) {
 	}
 	h.lazy.sent(&m, o.Len)
 	h.out = append(h.out, it)
-	h.done = append(h.done, OutSend)
+	h.done = append(h.done, o)
 }
 
 // over takes a buffer back, and looks at what is in it.
@@ -351,29 +355,35 @@ func (h *host) deliver() bool {
 		}
 		p.out = append(p.out, item{answer: true, data: data})
 	case it.answer:
-		if p.target == nil {
+		if len(p.targets) == 0 {
 			break
 		}
-		r := p.reads[p.target.ID]
+		o := p.targets[0]
+		r := p.reads[o.ID]
 		if r.over {
 			h.w.fail("side %d: RDMA READ into Read %d, which is the program's", p.side, r.ID)
 		}
-		copy(r.buf[p.target.Offset:], it.data)
-		p.target = nil
-		p.done = append(p.done, OutRDMARead)
+		copy(r.buf[o.Offset:], it.data)
+		p.targets = p.targets[1:]
+		p.done = append(p.done, o)
 	case it.hello != nil:
 		if err := p.s.HandleHello(h.w.now, it.hello); err != nil && !h.w.gone {
 			h.w.fail("hello: %v", err)
 		}
 		p.run()
 	case it.reset:
-		p.s.HandleDown(errors.New("reset"))
-		p.run()
+		p.down(errors.New("reset"))
 	case it.end:
-		p.s.HandleDown(nil)
-		p.run()
+		p.down(nil)
 	}
 	return true
+}
+
+// down ends the transport connection, and what is under way on it.
+func (h *host) down(err error) {
+	h.done, h.targets = nil, nil
+	h.s.HandleDown(err)
+	h.run()
 }
 
 func (h *host) receive(it item) {
@@ -402,7 +412,7 @@ func (h *host) complete() bool {
 	if len(h.done) == 0 || h.ended {
 		return false
 	}
-	k := h.done[0]
+	k := h.done[0].Kind
 	h.done = h.done[1:]
 	switch k {
 	case OutSend:
@@ -427,7 +437,7 @@ func (h *host) write(n uint32, direct, urgent bool) {
 	if urgent {
 		f = h.s.WriteUrgent
 	}
-	h.writes[w.ID] = w
+	h.writes[w.ID] = posted{w, end + 1}
 	if urgent {
 		h.marks[end] = true
 	}
@@ -524,11 +534,7 @@ func (l *lazyCount) beforeRecv(m *bsdh.Message, s *Socket) {
 		l.adverts = append(l.adverts, m.Advert.NonDiscards)
 	case m.MID == bsdh.SinkAvailCancel && !l.window:
 		l.normalize()
-		if s.src.writing > 0 {
-			l.adverts = l.adverts[:min(1, len(l.adverts))]
-		} else {
-			l.adverts = nil
-		}
+		l.adverts = nil
 	}
 }
 
