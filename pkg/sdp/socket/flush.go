@@ -40,8 +40,8 @@ func (s *Socket) step(now time.Time) bool {
 	if s.susp.isActive() {
 		return s.stepSuspend(now)
 	}
-	return s.startRead() || s.startWrite() || s.stepSink(now) || s.stepSource() || s.stepResize() || s.stepModes() || s.stepOwnCancels() || s.stepAdvert() ||
-		s.stepStream() || s.stepDisConn() || s.stepUpdate(now)
+	return s.startRead() || s.startWrite(now) || s.stepSink(now) || s.stepSource() || s.stepResize() || s.stepModes() || s.stepOwnCancels() || s.stepAdvert() ||
+		s.stepStream(now) || s.stepDisConn() || s.stepUpdate(now)
 }
 
 // maySend reports whether a message may go.
@@ -92,7 +92,7 @@ func (s *Socket) startRead() bool {
 // keeps their order, so that the peer sees the bytes first, and what follows need not wait for the RDMA WRITE. That
 // goes when its RdmaWrCompl may: no payload may come in between, since the peer would give it to the program in the
 // same buffer.
-func (s *Socket) startWrite() bool {
+func (s *Socket) startWrite(now time.Time) bool {
 	o := &s.src
 	if !o.mayWrite() || o.flight.isFull() || !s.maySend(false) {
 		return false
@@ -103,6 +103,7 @@ func (s *Socket) startWrite() bool {
 	}
 	to := o.sinks.pop()
 	n = min(n, to.len)
+	o.patience = now.Add(sinkDelay)
 	s.out.put(Output{Kind: OutRDMAWrite, Pos: o.next, Len: n, Key: to.key, Addr: to.addr})
 	o.flight.push(o.next)
 	o.next += uint64(n)
@@ -266,8 +267,11 @@ func (s *Socket) mayStream() bool {
 }
 
 // stepStream sends bytes of our stream, or offers them (§9, §11).
-func (s *Socket) stepStream() bool {
+func (s *Socket) stepStream(now time.Time) bool {
 	o := &s.src
+	if !now.Before(o.patience) {
+		o.patience = time.Time{}
+	}
 	copies := s.mayStream() && o.srcs.isEmpty() && s.maySend(true) && o.direct(o.next, &s.cfg) == 0
 	if u, ok := o.urgent.due(o.next); ok && !copies && s.maySend(false) {
 		u.announced = true
@@ -283,7 +287,7 @@ func (s *Socket) stepStream() bool {
 	case o.mode == bsdh.Pipelined && !o.sinks.isEmpty():
 		// What is worth an RDMA WRITE, and may go so, waits for one that is under way.
 		return (!o.mayWrite() || o.direct(o.next, &s.cfg) == 0) && s.sendData()
-	case o.cancel.wanted || o.cancel.sent:
+	case o.cancel.wanted || o.cancel.sent || o.awaitsSink(&s.cfg):
 		return false
 	case !o.srcs.isEmpty():
 		return o.mode == bsdh.Pipelined && s.sendSrc()

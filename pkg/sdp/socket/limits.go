@@ -70,6 +70,11 @@ const (
 	// advert of ours waits for the peer: each side may be waiting for the other (§9.2).
 	deadlockDelay = 50 * time.Millisecond
 
+	// sinkDelay is how long we wait for the next buffer of a peer that has advertised some, before we offer it our bytes to be read
+	// (§11.3): its program is given the one that we wrote to, and posts another. Were they offered at once, they would be read
+	// if SrcAvail were there first, and so would all behind them, by requests that take a turn more than an RDMA WRITE.
+	sinkDelay = time.Millisecond
+
 	// updateDelay and maxUpdateDelay bound how long the answer waits to a message that did nothing but
 	// give credit: without a wait two starved peers would answer each other for ever.
 	updateDelay    = 10 * time.Millisecond

@@ -273,6 +273,9 @@ func (s *Socket) NextTimeout() (time.Time, bool) {
 	if s.state == StateOpen && s.maySend(false) && !s.susp.isActive() {
 		earlier(s.credits.updateAt)
 		earlier(s.credits.prodAt)
+		if s.src.awaitsSink(&s.cfg) {
+			earlier(s.src.patience)
+		}
 		if t, ok := s.snk.deadlockAt(s.waits()); ok {
 			earlier(t)
 		}

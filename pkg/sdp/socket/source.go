@@ -62,6 +62,7 @@ type source struct {
 
 	potential uint32
 	flight    fifo[uint64] // where the bytes of each RDMA WRITE under way begin, oldest first
+	patience  time.Time    // until when the peer's next buffer is waited for; zero: it is not
 	ackDue    bool         // SinkCancelAck is due
 	cancel    revocation
 	urgent    urgentQueue
@@ -119,6 +120,11 @@ func (o *source) settled() uint64 {
 		return o.next
 	}
 	return *o.flight.at(0)
+}
+
+// awaitsSink reports whether long bytes wait for a buffer of the peer.
+func (o *source) awaitsSink(cfg *Config) bool {
+	return !o.patience.IsZero() && o.mode == bsdh.Pipelined && o.sinks.isEmpty() && o.srcs.isEmpty() && o.next >= o.forced && o.direct(o.next, cfg) > 0
 }
 
 // advertised is the position behind what is advertised.

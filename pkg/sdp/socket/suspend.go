@@ -129,7 +129,7 @@ func (o *source) restart(m Memory) {
 	o.override(m)
 	o.dropSinks()
 	o.mode, o.want, o.reads, o.refusals = bsdh.Combined, bsdh.Combined, 0, 0
-	o.window, o.potential, o.forced, o.ackDue = window{}, 0, 0, false
+	o.window, o.potential, o.forced, o.patience, o.ackDue = window{}, 0, 0, time.Time{}, false
 }
 
 func (k *sink) restart(m Memory) {
