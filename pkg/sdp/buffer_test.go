@@ -212,6 +212,11 @@ func TestBuffer_mixed(t *testing.T) {
 	})
 }
 
+// failingWriter fails.
+type failingWriter struct{ err error }
+
+func (w failingWriter) Write([]byte) (int, error) { return 0, w.err }
+
 // A stream of a reader arrives at a writer, without a copy where it is long.
 func TestConn_readFromWriteTo(t *testing.T) {
 	eachTransport(t, func(t *testing.T, open func(testing.TB, string) rdma.Device) {
@@ -239,6 +244,34 @@ func TestConn_readFromWriteTo(t *testing.T) {
 		}
 		a, b := p.dial(t)
 		boom := errors.New("boom")
+		if _, err := a.Write([]byte("lost")); err != nil {
+			t.Fatal(err)
+		}
+		if n, err := b.WriteTo(failingWriter{boom}); n != 0 || !errors.Is(err, boom) {
+			t.Errorf("writer fails: %d bytes: %v", n, err)
+		}
+		if _, err := a.Write([]byte("here")); err != nil {
+			t.Fatal(err)
+		}
+		got := make([]byte, 5)
+		if n, err := b.Read(got); err != nil || string(got[:n]) != "here" {
+			t.Errorf("after that, the peer reads %q: %v", got[:n], err)
+		}
+		if _, err := a.WriteUrgent([]byte("!")); err != nil { // alone in its read, which then gives nothing
+			t.Fatal(err)
+		}
+		if _, err := a.Write([]byte("behind")); err != nil {
+			t.Fatal(err)
+		}
+		if err := a.CloseWrite(); err != nil {
+			t.Fatal(err)
+		}
+		var rest bytes.Buffer
+		if n, err := b.WriteTo(&rest); err != nil || n != 6 || rest.String() != "behind" {
+			t.Errorf("behind an out-of-band byte is %q: %v", rest.String(), err)
+		}
+		_, _ = a.Close(), b.Close()
+		a, b = p.dial(t)
 		if n, err := a.ReadFrom(io.MultiReader(bytes.NewReader(make([]byte, 3)), iotest.ErrReader(boom))); n != 3 || !errors.Is(err, boom) {
 			t.Errorf("reader fails: %d bytes: %v", n, err)
 		}

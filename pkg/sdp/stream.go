@@ -218,28 +218,71 @@ func (c *Conn) ReadFrom(r io.Reader) (sent int64, err error) {
 	return sent, err
 }
 
-// WriteTo implements [io.WriterTo]: it gives w what arrives until the end of the stream, by a Buffer, so that a long stream is not copied.
-func (c *Conn) WriteTo(w io.Writer) (int64, error) {
-	b, err := c.stack.AllocBuffer(copyBytes)
-	if err != nil {
-		return 0, c.opError("read", err)
-	}
-	defer func() { _ = b.Close() }() // nobody has it
-	for got := int64(0); ; {
-		n, err := c.ReadBuffer(b, 0, copyBytes, false)
-		if n > 0 {
-			k, werr := w.Write(b.Bytes()[:n])
-			if got += int64(k); werr != nil {
-				return got, werr
+// WriteTo implements [io.WriterTo]: it gives w what arrives until the end of the stream, by two Buffers in turn, so that a long stream is not
+// copied, and one is filled while w has the other. After an error of w, what was under way is lost.
+func (c *Conn) WriteTo(w io.Writer) (got int64, err error) {
+	var bufs [2]*Buffer
+	var under [2]*transfer
+	defer func() {
+		for i, b := range bufs {
+			c.dropRead(under[i])
+			if b != nil {
+				_ = b.Close() // nobody has it
 			}
 		}
-		switch {
-		case errors.Is(err, io.EOF):
-			return got, nil
-		case err != nil:
-			return got, err
+	}()
+	for i := range bufs {
+		if bufs[i], err = c.stack.AllocBuffer(copyBytes); err != nil {
+			return 0, c.opError("read", err)
 		}
 	}
+	for i := 0; ; i = 1 - i {
+		if under[i] != nil {
+			n, _, err := c.finishRead(under[i]) // if it has nothing, it begins anew behind the other one
+			under[i] = nil
+			if n > 0 {
+				k, werr := w.Write(bufs[i].Bytes()[:n])
+				if got += int64(k); werr != nil {
+					return got, werr
+				}
+			}
+			switch {
+			case errors.Is(err, io.EOF):
+				return got, nil
+			case err != nil:
+				return got, c.opError("read", err)
+			}
+		}
+		t := c.reads.fresh(bufs[i].Bytes())
+		t.buf = bufs[i]
+		err := c.start(reading, t)
+		if err == nil {
+			under[i] = t
+			continue
+		}
+		c.reads.keep(t)
+		switch {
+		case under[1-i] != nil: // what that has comes first
+		case errors.Is(err, io.EOF):
+			return got, nil
+		default:
+			return got, c.opError("read", err)
+		}
+	}
+}
+
+// dropRead ends a read that was started, if there is one, and forgets what it got.
+func (c *Conn) dropRead(t *transfer) {
+	if t == nil {
+		return
+	}
+	c.lock()
+	if !t.isOver {
+		c.cancel(reading)
+		c.run()
+	}
+	c.unlock()
+	_, _, _ = c.finishRead(t)
 }
 
 // ResizePeer asks the peer for receive buffers of n bytes, which it may decline. Messages become longer with them, up to our own
