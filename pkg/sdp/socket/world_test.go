@@ -77,7 +77,7 @@ type host struct {
 	ended    bool
 	endErr   error
 	urgents  int
-	lazy     lazyCount
+	oracle   oracle
 	marks    map[uint64]bool // out-of-band bytes that were written
 	seen     map[uint64]bool // and read
 	refuse   bool            // Memory has no keys left
@@ -96,7 +96,7 @@ func newWorld(a, b Config, trace func(string, ...any)) *world {
 	for i, cfg := range []Config{a, b} {
 		h := &host{
 			w: w, side: i, keys: map[rdma.RKey]grant{}, lastKey: rdma.RKey(1000 * (i + 1)), reads: map[uint64]*testRead{},
-			writes: map[uint64]posted{}, marks: map[uint64]bool{}, seen: map[uint64]bool{},
+			writes: map[uint64]posted{}, marks: map[uint64]bool{}, seen: map[uint64]bool{}, oracle: newOracle(),
 		}
 		cfg.Role, cfg.Memory = Role(i), h
 		s, err := New(w.now, cfg)
@@ -250,7 +250,7 @@ func (h *host) move(m bsdh.Message) {
 		h.w.fail("side %d: suspended with RDMA READs %v, keys %v", h.side, h.targets, h.keys)
 	}
 	h.moves++
-	h.done, h.posted, h.lazy = nil, nil, lazyCount{}
+	h.done, h.posted, h.oracle = nil, nil, newOracle()
 	clear(h.sizes)
 	h.post(0, h.s.Snapshot().RecvBytes)
 	if m.MID == bsdh.SuspCommAck {
@@ -281,7 +281,9 @@ func (h *host) send(o Output) {
 	if o.Invalidate {
 		it.inv = &o.Key
 	}
-	h.lazy.sent(&m, o.Len)
+	if m.MID != bsdh.HelloAck {
+		h.oracle.sends(&m, o.Len)
+	}
 	h.out = append(h.out, it)
 	h.done = append(h.done, o)
 }
@@ -399,7 +401,9 @@ func (h *host) receive(it item) {
 	}
 	m, _ := bsdh.Parse(it.message, h.cfg.Layout)
 	h.w.trace("side %d: gets %v seq=%d ack=%d bufs=%d %d bytes %+v %d", h.side, m.MID, m.Seq, m.Ack, m.Bufs, len(m.Payload), m.Advert, m.Bytes)
-	h.lazy.beforeRecv(&m, h.s)
+	if m.MID != bsdh.HelloAck {
+		h.oracle.receives(&m)
+	}
 	err := h.s.HandleRecv(h.w.now, i, it.message, it.inv)
 	if err != nil && !h.w.gone {
 		h.w.fail("side %d: %v", h.side, err)
@@ -482,66 +486,7 @@ func (h *host) check() {
 	if uint64(len(h.kept)) != s.snk.count.kept || len(h.kept) > 2*h.cfg.RecvBuffers*int(max(h.cfg.RecvBytes, h.cfg.MaxRecvBytes)) {
 		h.w.fail("side %d: %d bytes are kept, %d counted", h.side, len(h.kept), s.snk.count.kept)
 	}
-	if err := h.lazy.compare(&s.src); err != nil {
+	if err := h.oracle.compare(s); err != nil {
 		h.w.fail("side %d: %v", h.side, err)
 	}
-}
-
-// lazyCount is how the draft itself tells stale SinkAvails from live ones (§9.5.1): adverts are kept as they come,
-// and tested before they are used.
-type lazyCount struct {
-	potential uint32
-	adverts   []uint32 // NonDiscards of each
-	window    bool
-	at        uint32 // potential when the window opened
-}
-
-func (l *lazyCount) normalize() {
-	for len(l.adverts) > 0 && l.adverts[0] != l.potential {
-		l.adverts = l.adverts[1:]
-		l.potential--
-	}
-}
-
-func (l *lazyCount) sent(m *bsdh.Message, payload uint32) {
-	switch {
-	case payload > 0:
-		l.potential++
-	case m.MID == bsdh.DisConn:
-		l.normalize()
-		l.adverts = nil
-	case m.MID == bsdh.RdmaWrCompl:
-		l.normalize()
-		if len(l.adverts) > 0 {
-			l.adverts = l.adverts[1:]
-		}
-	case m.MID == bsdh.ModeChange && !m.Change.Send && m.Change.Mode == bsdh.Combined:
-		l.normalize()
-		l.adverts, l.window, l.at = nil, true, l.potential
-	}
-}
-
-func (l *lazyCount) beforeRecv(m *bsdh.Message, s *Socket) {
-	l.window = l.window && (!s.src.window.open || int32(m.Ack-s.src.window.seq) < 0)
-	switch {
-	case s.end.finSent:
-	case m.MID == bsdh.SinkAvail && l.window:
-		if m.Advert.NonDiscards != l.at {
-			l.at--
-			l.potential--
-		}
-	case m.MID == bsdh.SinkAvail:
-		l.adverts = append(l.adverts, m.Advert.NonDiscards)
-	case m.MID == bsdh.SinkAvailCancel && !l.window:
-		l.normalize()
-		l.adverts = nil
-	}
-}
-
-func (l *lazyCount) compare(o *source) error {
-	l.normalize()
-	if l.potential != o.potential || len(l.adverts) != o.sinks.n {
-		return fmt.Errorf("%d live SinkAvails and count %d, the draft's way %d and %d", o.sinks.n, o.potential, len(l.adverts), l.potential)
-	}
-	return nil
 }
