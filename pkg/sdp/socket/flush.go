@@ -387,7 +387,7 @@ func (s *Socket) returnWrites() {
 
 // stepUpdate gives credit by a message without payload (§10.4).
 func (s *Socket) stepUpdate(now time.Time) bool {
-	waits := s.mayStream() && s.src.next < s.src.produced && s.src.srcs.isEmpty()
+	waits := s.mayStream() && s.src.next < s.src.produced && (s.src.srcs.isEmpty() || s.src.next < s.src.forced)
 	due := s.credits.updateDue(now)
 	return (s.credits.prodDue(now, waits) || due) && s.maySend(false) && s.sendKind(bsdh.Data)
 }

@@ -680,3 +680,27 @@ func TestSection8_2_1_FailedCompletion(t *testing.T) {
 		}
 	}
 }
+
+// Two credits let no payload go, and the peer gives none before they are down to one: what it has refused to read is waited for, with other
+// adverts outstanding, too.
+func TestSection10_5_RefusedWithTwoCredits(t *testing.T) {
+	l := newLone(t, rdmaMoves)
+	l.pipeline(true, false)
+	l.write(1, 2000)
+	l.write(2, 2000)
+	if out := l.outputs(); len(out) != 2 || out[1].Message.MID != bsdh.SrcAvail {
+		t.Fatalf("%+v, want two SrcAvails", out)
+	}
+	m := bsdh.Message{MID: bsdh.SendSm, Ack: l.s.credits.sent, Bufs: 3}
+	if err := l.s.HandleRecv(l.h.w.now, 0, m.Append(nil, bsdh.LayoutFigures), nil); err != nil {
+		t.Fatal(err)
+	}
+	if o := l.only(); o.Message.MID != bsdh.ModeChange {
+		t.Fatalf("%+v, want ModeChange, which leaves two credits", o)
+	}
+	l.h.w.now = l.h.w.now.Add(updateDelay)
+	l.s.HandleTimeout(l.h.w.now)
+	if o := l.only(); o.Message.MID != bsdh.Data || o.Len != 0 {
+		t.Errorf("%+v, want Data without payload", o)
+	}
+}
