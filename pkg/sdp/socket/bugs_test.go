@@ -2,11 +2,14 @@
 
 package socket
 
-import "testing"
+import (
+	"testing"
+	"time"
+)
 
 // bugs are mistakes that are planted into one side after each input, as if a line were missing or wrong, and by how many
 // schedules the simulator must have found each. The log of the test says how many it took: most are found by the first
-// one, lost timeouts by the 486th.
+// one, refused payload that waits by the 752nd.
 var bugs = []struct {
 	name   string
 	within uint64
@@ -22,6 +25,43 @@ var bugs = []struct {
 	{"an answer to ChRcvBuf comes early", 2000, func(s *Socket) { s.size.unused = 0 }},
 	{"the peer's receive buffers seem larger", 20, func(s *Socket) { s.peer.recvBytes += 10 }},
 	{"timeouts of credit are lost", 2000, func(s *Socket) { s.credits.prodAt, s.credits.updateAt = s.deadline, s.deadline }},
+	{"what RDMA READs bring is reported before it has come", 100, func(s *Socket) {
+		for !s.snk.flight.isEmpty() {
+			s.snk.arrived()
+		}
+	}},
+	{"a Read is full before its RDMA READ is done", 100, func(s *Socket) {
+		for i := range s.snk.reads.n {
+			r := s.snk.reads.at(i)
+			r.got, r.asked = r.got+r.asked, 0
+		}
+	}},
+	{"RDMA READs are taken for others", 500, func(s *Socket) {
+		if f := &s.snk.flight; f.n > 1 {
+			a, b := f.at(0), f.at(1)
+			*a, *b = *b, *a
+		}
+	}},
+	{"more RDMA READs at a time than the peer serves", 500, func(s *Socket) { s.peer.reads = s.cfg.ORD + 1 }},
+	{"a SrcAvailCancel is answered with RDMA READs under way", 500, func(s *Socket) {
+		if s.snk.stop {
+			s.credits.holds = false
+			s.snk.flight.clear()
+		}
+	}},
+	{"a SrcAvailCancel is acknowledged with RDMA READs under way", 500, func(s *Socket) { s.credits.holds = false }},
+	{"a Write is over before its RDMA WRITE is done", 500, func(s *Socket) { s.src.flight.clear() }},
+	{"an RDMA WRITE goes into the second buffer of the peer", 500, func(s *Socket) {
+		if q := &s.src.sinks; q.n > 1 {
+			a, b := q.at(0), q.at(1)
+			*a, *b = *b, *a
+		}
+	}},
+	{"payload that was refused waits for other adverts", 2000, func(s *Socket) {
+		if !s.src.srcs.isEmpty() {
+			s.credits.prodAt = time.Time{}
+		}
+	}},
 	{"a mode changes by itself", 100, func(s *Socket) { s.src.mode = 2 }},
 }
 

@@ -39,9 +39,12 @@ type oracle struct {
 	peerSrcs    []offer
 	owed        uint32
 	stop        bool // SrcAvailCancel came, and there was something to cancel
+	stopSeq     uint32
+	reading     int // RDMA READs of ours under way
 	sinkCancel  bool
 	sinkSeq     uint32 // of SinkAvailCancel
 
+	first   uint32 // number of our first message
 	ackSeen bool
 	acks    uint32
 	err     error
@@ -86,6 +89,7 @@ func (o *oracle) acked(seq uint32) bool { return int32(o.acks-seq) >= 0 }
 
 // sends takes a message that the peer of this oracle posts, with n bytes of payload.
 func (o *oracle) sends(m *bsdh.Message, n uint32) {
+	o.must(!o.stop || o.reading == 0 || int32(m.Ack-o.stopSeq) < 0, "%v acknowledges a SrcAvailCancel, %d RDMA READs are under way", m.MID, o.reading)
 	if n > 0 {
 		o.must(m.MID == bsdh.SrcAvail || len(o.srcs) == 0 || n <= o.forced, "%v with %d bytes goes, %d adverts are outstanding", m.MID, n, len(o.srcs))
 		o.forced -= min(o.forced, n)
@@ -233,7 +237,7 @@ func (o *oracle) receives(m *bsdh.Message) {
 		o.must(len(o.adverts) > 0, "RdmaWrCompl comes without an advert")
 		o.takeBack(1)
 	case bsdh.SrcAvailCancel:
-		o.stop = len(o.peerSrcs) > 0
+		o.stop, o.stopSeq = len(o.peerSrcs) > 0, m.Seq
 	case bsdh.SinkCancelAck:
 		if o.sinkCancel && o.acked(o.sinkSeq) {
 			o.takeBack(len(o.adverts))

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -63,6 +64,8 @@ func (o simOp) String() string {
 type schedule struct {
 	cfg   [2]Config
 	ops   []simOp
+	few   [2]bool       // the peer has three receive buffers, with which no connection of ours begins
+	first [2]uint32     // number of its first message, as if others had been before
 	plant func(*Socket) // a deliberate bug of the accepting side
 }
 
@@ -87,7 +90,7 @@ func randomSchedule(seed uint64) schedule {
 	for i := range s.cfg {
 		s.cfg[i] = Config{
 			Layout: layout, RecvBuffers: pick(4, 5, 8, 32), RecvBytes: uint32(pick(37, 60, 60, 200, 1000)), SendDepth: pick(1, 3, 64),
-			MaxAdverts: pick(1, 2, 5, 16), Keep: rng.IntN(2) == 0, ZcopyBytes: uint32(pick(1, 50, 50, 50, 50, 300, NoZcopy)),
+			MaxAdverts: pick(1, 2, 5, 16), IRD: pick(1, 2, 16), ORD: pick(1, 2, 16), Keep: rng.IntN(2) == 0, ZcopyBytes: uint32(pick(1, 50, 50, 50, 50, 300, NoZcopy)),
 		}
 	}
 	weights := []int{30, 22, 10, 1, 22, 1, 2, 4, 3, 0, 0, 0, 0, 0, 0, 0}
@@ -114,8 +117,19 @@ func randomSchedule(seed uint64) schedule {
 		weights[opAbort] = 1
 	case 3:
 		weights[opLost] = 1
-	case 4:
-		weights[opFail] = 1
+	case 4, 5, 6:
+		weights[opFail] = 2
+	}
+	switch rng.IntN(12) {
+	case 0: // little is answered, so that there is much under way
+		weights[opDeliver], weights[opComplete] = 6, 2
+	case 1: // peers complete late
+		weights[opComplete] = 3
+	case 2:
+		s.few[rng.IntN(2)] = true
+	}
+	if rng.IntN(3) == 0 {
+		s.first = [2]uint32{-rng.Uint32N(60), -rng.Uint32N(60)}
 	}
 	sum := 0
 	for _, w := range weights {
@@ -140,7 +154,37 @@ func randomSchedule(seed uint64) schedule {
 		}
 		s.ops = append(s.ops, o)
 	}
+	if rng.IntN(5) == 0 {
+		at := rng.IntN(len(s.ops))
+		for i := range s.cfg {
+			s.cfg[i].ZcopyBytes, s.cfg[i].MaxAdverts, s.cfg[i].RecvBytes = 50, 16, 60
+		}
+		s.ops = slices.Insert(s.ops, at, burst(rng)...)
+	}
 	return s
+}
+
+// burst is a program that writes much into what the other one waits with.
+func burst(rng *rand.Rand) []simOp {
+	side := rng.IntN(2)
+	ops := []simOp{{kind: opMode, side: side, n: uint32(bsdh.Pipelined)}}
+	move := func() {
+		for range 3 {
+			ops = append(ops, simOp{kind: opDeliver, side: side, n: 4}, simOp{kind: opDeliver, side: 1 - side, n: 4})
+		}
+	}
+	move()
+	for range 4 {
+		ops = append(ops, simOp{kind: opRead, side: 1 - side, n: 301 + rng.Uint32N(700), direct: true})
+	}
+	move()
+	for range 4 {
+		ops = append(ops, simOp{kind: opWrite, side: side, n: 301 + rng.Uint32N(700), direct: true})
+	}
+	if rng.IntN(10) == 0 {
+		ops = append(ops, simOp{kind: opFail, side: side, n: 2})
+	}
+	return ops
 }
 
 // play runs a schedule to its end, and returns what was wrong.
@@ -150,8 +194,10 @@ func (s schedule) play(trace func(string, ...any)) (w *world, err error) {
 			err = fmt.Errorf("panic: %v", p)
 		}
 	}()
-	w = newWorld(s.cfg[0], s.cfg[1], trace)
-	w.plant = s.plant
+	w = newWorld(s.cfg[0], s.cfg[1], trace, s.few[:]...)
+	if w.plant = s.plant; s.first != [2]uint32{} {
+		w.numberFrom(s.first)
+	}
 	for _, o := range s.ops {
 		if w.err != nil {
 			return w, w.err
@@ -220,11 +266,15 @@ func (w *world) do(o simOp) {
 			h.out = nil
 			h.down(errors.New("lost"))
 		}
-	case opFail: // the next completion of a message
-		if len(h.done) > 0 && h.done[0].Kind == OutSend && !h.ended {
+	case opFail: // the next completion of a kind, behind those that come before it
+		k := [...]OutputKind{OutSend, OutRDMARead, OutRDMAWrite}[o.n%3]
+		for range slices.IndexFunc(h.done, func(d Output) bool { return d.Kind == k }) {
+			h.complete()
+		}
+		if len(h.done) > 0 && h.done[0].Kind == k && !h.ended {
 			w.gone = true
-			h.done = h.done[1:]
-			h.s.HandleSent(w.now, false)
+			w.failed[k]++
+			h.failNext(k)
 			h.run()
 		}
 	case opKeys:
@@ -371,7 +421,9 @@ func (w *world) wantEnd() {
 // shorten takes events out of a schedule that fails as long as it fails.
 func (s schedule) shorten() schedule {
 	fails := func(ops []simOp) bool {
-		_, err := schedule{s.cfg, ops, s.plant}.play(func(string, ...any) {})
+		t := s
+		t.ops = ops
+		_, err := t.play(func(string, ...any) {})
 		return err != nil
 	}
 	ops := s.ops
@@ -385,7 +437,8 @@ func (s schedule) shorten() schedule {
 			}
 		}
 	}
-	return schedule{s.cfg, ops, s.plant}
+	s.ops = ops
+	return s
 }
 
 // TestSim plays random schedules of two sockets: programs write, read, cancel and close as they like, and each thing
@@ -409,6 +462,8 @@ func TestSim(t *testing.T) {
 		n /= 10
 	}
 	mids, modes := map[bsdh.MID]int{}, map[[2]bsdh.Mode]int{}
+	var reads, writes, wraps uint64 // schedules with several at a time, and with numbers that wrap
+	failed := map[OutputKind]int{}
 	for seed := *simBase + 1; seed <= *simBase+n; seed++ {
 		w, err := randomSchedule(seed).play(func(string, ...any) {})
 		if err != nil {
@@ -423,6 +478,23 @@ func TestSim(t *testing.T) {
 		for k, c := range w.modes {
 			modes[k] += c
 		}
+		for k, c := range w.failed {
+			failed[k] += c
+		}
+		for _, h := range w.sides {
+			if h.most[OutRDMARead] > 1 {
+				reads++
+			}
+			if h.most[OutRDMAWrite] > 1 {
+				writes++
+			}
+			if h.s.credits.sent < 1<<31 && h.oracle.first > 1<<31 {
+				wraps++
+			}
+		}
+	}
+	if reads < n/100 || writes < n/100 || wraps < n/100 || failed[OutSend]*failed[OutRDMARead]*failed[OutRDMAWrite] == 0 && n >= schedules {
+		t.Errorf("%d schedules with several RDMA READs, %d with several WRITEs, %d with numbers that wrap, failed completions %v: this tests too little", reads, writes, wraps, failed)
 	}
 	for _, k := range []bsdh.MID{
 		bsdh.HelloAck, bsdh.DisConn, bsdh.SendSm, bsdh.RdmaWrCompl, bsdh.RdmaRdCompl, bsdh.ModeChange, bsdh.SrcAvailCancel,
@@ -436,5 +508,5 @@ func TestSim(t *testing.T) {
 	if len(modes) != 9 {
 		t.Errorf("%d of 9 pairs of modes: %v", len(modes), modes)
 	}
-	t.Logf("%d schedules: %v", n, mids)
+	t.Logf("%d schedules: %v; several RDMA READs in %d, WRITEs in %d, numbers wrap in %d, failed %v", n, mids, reads, writes, wraps, failed)
 }

@@ -15,14 +15,15 @@ import (
 // world is two sockets, a queue pair between them, and programs. The byte of a stream at a position follows from the
 // side and the position, so that nobody has to remember what was written.
 type world struct {
-	now   time.Time
-	sides [2]*host
-	err   error
-	trace func(string, ...any)
-	gone  bool // an abort, on purpose
-	plant func(*Socket)
-	mids  map[bsdh.MID]int
-	modes map[[2]bsdh.Mode]int
+	now    time.Time
+	sides  [2]*host
+	err    error
+	trace  func(string, ...any)
+	gone   bool // an abort, on purpose
+	plant  func(*Socket)
+	mids   map[bsdh.MID]int
+	modes  map[[2]bsdh.Mode]int
+	failed map[OutputKind]int // completions
 }
 
 // item travels on the queue pair, in order.
@@ -64,14 +65,15 @@ type host struct {
 	writes   map[uint64]posted
 	order    []uint64 // Reads, oldest first
 	id       uint64
-	out      []item   // to the peer
-	done     []Output // work requests whose completions were not handled
-	posted   []int    // receive buffers
-	buffers  [][]byte // by number, of both sets
-	sizes    []uint32 // of each; 0: dropped
-	kept     []byte   // private memory
-	moves    int      // to another connection
-	targets  []Output // RDMA READs that were not answered
+	out      []item             // to the peer
+	done     []Output           // work requests whose completions were not handled
+	posted   []int              // receive buffers
+	buffers  [][]byte           // by number, of both sets
+	sizes    []uint32           // of each; 0: dropped
+	kept     []byte             // private memory
+	moves    int                // to another connection
+	targets  []Output           // RDMA READs that were not answered
+	most     map[OutputKind]int // of them, and of RDMA WRITEs, at a time
 	received uint64
 	eof      bool
 	ended    bool
@@ -91,12 +93,12 @@ func (w *world) fail(format string, args ...any) {
 	}
 }
 
-func newWorld(a, b Config, trace func(string, ...any)) *world {
-	w := &world{now: time.Unix(1000, 0), trace: trace, mids: map[bsdh.MID]int{}, modes: map[[2]bsdh.Mode]int{}}
+func newWorld(a, b Config, trace func(string, ...any), few ...bool) *world {
+	w := &world{now: time.Unix(1000, 0), trace: trace, mids: map[bsdh.MID]int{}, modes: map[[2]bsdh.Mode]int{}, failed: map[OutputKind]int{}}
 	for i, cfg := range []Config{a, b} {
 		h := &host{
 			w: w, side: i, keys: map[rdma.RKey]grant{}, lastKey: rdma.RKey(1000 * (i + 1)), reads: map[uint64]*testRead{},
-			writes: map[uint64]posted{}, marks: map[uint64]bool{}, seen: map[uint64]bool{}, oracle: newOracle(),
+			writes: map[uint64]posted{}, marks: map[uint64]bool{}, seen: map[uint64]bool{}, oracle: newOracle(), most: map[OutputKind]int{},
 		}
 		cfg.Role, cfg.Memory = Role(i), h
 		s, err := New(w.now, cfg)
@@ -105,12 +107,40 @@ func newWorld(a, b Config, trace func(string, ...any)) *world {
 			return w
 		}
 		h.s, h.cfg = s, cfg.withDefaults()
+		if len(few) > 0 && few[i] {
+			h.haveThree()
+		}
 		h.buffers, h.sizes = make([][]byte, 2*h.cfg.RecvBuffers), make([]uint32, 2*h.cfg.RecvBuffers)
 		h.post(0, h.cfg.RecvBytes)
 		w.sides[i] = h
 	}
 	w.sides[0].run()
 	return w
+}
+
+// haveThree lets a side begin with as many receive buffers as the draft asks for (§10), which is one less than we do: the
+// HelloAck takes one of them, and leaves the other peer without the right to send payload.
+func (h *host) haveThree() {
+	h.cfg.RecvBuffers, h.s.cfg.RecvBuffers, h.s.size.pool = bsdh.MinBufs, bsdh.MinBufs, bsdh.MinBufs
+	for i := range h.s.out.list {
+		h.s.out.list[i].Message.Bufs = bsdh.MinBufs
+	}
+}
+
+// numberFrom establishes the connection, and lets both sides count their messages on from numbers, as if there had been others.
+func (w *world) numberFrom(first [2]uint32) {
+	for w.sides[1].deliver() || w.sides[0].deliver() {
+	}
+	for i, h := range w.sides {
+		c := &h.s.credits
+		if h.s.state != StateOpen || c.sent != none || c.received != none || len(h.out) > 0 {
+			w.fail("side %d: something goes before there is anything to send", i)
+			return
+		}
+		c.sent, c.peerAck, c.peerLimit, c.ackSeen = c.sent+first[i], c.peerAck+first[i], c.peerLimit+first[i], true
+		c.received, c.told, c.any, c.toldAck = c.received+first[1-i], c.told+first[1-i], true, true
+		h.oracle.acks, h.oracle.ackSeen, h.oracle.first = none+first[i], true, first[i]
+	}
 }
 
 // post posts a set of receive buffers.
@@ -183,10 +213,18 @@ func (h *host) do(o Output) {
 		}
 		h.out = append(h.out, item{write: &o, data: data})
 		h.done = append(h.done, o)
+		n := 0
+		for _, d := range h.done {
+			if d.Kind == OutRDMAWrite {
+				n++
+			}
+		}
+		h.most[o.Kind] = max(h.most[o.Kind], n)
 	case OutRDMARead:
 		if h.targets = append(h.targets, o); len(h.targets) > min(h.cfg.ORD, h.peer().cfg.IRD) {
 			h.w.fail("side %d: %d RDMA READs at a time", h.side, len(h.targets))
 		}
+		h.most[o.Kind] = max(h.most[o.Kind], len(h.targets))
 		h.out = append(h.out, item{read: &o})
 	case OutCopy:
 		r := h.reads[o.ID]
@@ -282,6 +320,12 @@ func (h *host) send(o Output) {
 		it.inv = &o.Key
 	}
 	if m.MID != bsdh.HelloAck {
+		h.oracle.reading = len(h.targets)
+		for _, d := range h.done {
+			if d.Kind == OutRDMARead {
+				h.oracle.reading++
+			}
+		}
 		h.oracle.sends(&m, o.Len)
 	}
 	h.out = append(h.out, it)
