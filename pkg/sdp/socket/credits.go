@@ -3,7 +3,6 @@
 package socket
 
 import (
-	"fmt"
 	"time"
 
 	"github.com/smcr-io/kube-smcr/pkg/sdp/bsdh"
@@ -117,10 +116,10 @@ func (c *credits) stamp(m *bsdh.Message) {
 // take checks and counts a message that arrived.
 func (c *credits) take(m *bsdh.Message) error {
 	if m.Seq != c.received+1 {
-		return fmt.Errorf("%w: %v has number %d, want %d", ErrProtocol, m.MID, m.Seq, c.received+1)
+		return violation(BadNumber, "%v has number %d, want %d", m.MID, m.Seq, c.received+1)
 	}
 	if c.posted == 0 {
-		return fmt.Errorf("%w: %v without credit", ErrProtocol, m.MID)
+		return violation(NoCredit, "%v without credit", m.MID)
 	}
 	ack := m.Ack
 	if !c.ackSeen {
@@ -132,7 +131,7 @@ func (c *credits) take(m *bsdh.Message) error {
 		}
 	}
 	if c.sent-ack > c.sent-c.peerAck {
-		return fmt.Errorf("%w: %v acknowledges %d, sent are %d, acknowledged %d", ErrProtocol, m.MID, m.Ack, c.sent, c.peerAck)
+		return violation(BadAck, "%v acknowledges %d, sent are %d, acknowledged %d", m.MID, m.Ack, c.sent, c.peerAck)
 	}
 	c.any, c.received = true, m.Seq
 	c.posted--

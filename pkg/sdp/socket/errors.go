@@ -4,7 +4,8 @@ package socket
 
 import "errors"
 
-// ErrProtocol says that the peer does not keep to the protocol. The connection ends.
+// ErrProtocol says that the peer does not keep to the protocol. The connection ends. It is always in a [ViolationError], which says
+// in what way.
 var ErrProtocol = errors.New("sdp: peer broke the protocol")
 
 // Why a connection is not established, or ended.

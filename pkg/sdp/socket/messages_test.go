@@ -134,6 +134,9 @@ func TestSection8_1_1_RefusesAck(t *testing.T) {
 		if errors.Is(err, ErrProtocol) != c.bad || (s.State() == StateClosed) != c.bad || (s.State() == StateOpen) == c.bad {
 			t.Errorf("HelloAck with %s: %v, %v", name, err, s.State())
 		}
+		if e := (*ViolationError)(nil); c.bad && (!errors.As(err, &e) || e.Violation != BadSetup) {
+			t.Errorf("HelloAck with %s: %v, want %v", name, err, BadSetup)
+		}
 	}
 }
 

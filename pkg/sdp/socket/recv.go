@@ -3,7 +3,6 @@
 package socket
 
 import (
-	"fmt"
 	"time"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
@@ -21,7 +20,7 @@ func (s *Socket) HandleRecv(now time.Time, buffer int, b []byte, invalidated *rd
 	case s.state == StateHello && s.cfg.Role == Connecting:
 		err = s.handleHelloAck(buffer, b)
 	case s.state == StateHello:
-		err = fmt.Errorf("%w: message before Hello", ErrProtocol)
+		err = violation(UnexpectedMessage, "message before Hello")
 	case s.state == StateAbort:
 		// While AbortConn waits for credit nothing else of a message matters.
 		if m, err := bsdh.Parse(b, s.cfg.Layout); err == nil && s.credits.take(&m) == nil {
@@ -42,7 +41,7 @@ func (s *Socket) HandleRecv(now time.Time, buffer int, b []byte, invalidated *rd
 func (s *Socket) handleMessage(now time.Time, buffer int, b []byte, inv *rdma.RKey) error {
 	m, err := bsdh.Parse(b, s.cfg.Layout)
 	if err != nil {
-		return fmt.Errorf("%w: %w", ErrProtocol, err)
+		return violation(BadMessage, "%w", err)
 	}
 	if err := s.credits.take(&m); err != nil {
 		return err
@@ -56,7 +55,7 @@ func (s *Socket) handleMessage(now time.Time, buffer int, b []byte, inv *rdma.RK
 		w.open = false
 	}
 	if inv != nil && m.MID != bsdh.RdmaRdCompl && m.MID != bsdh.RdmaWrCompl {
-		return fmt.Errorf("%w: %v invalidates key %#x", ErrProtocol, m.MID, *inv)
+		return violation(WrongKey, "%v invalidates key %#x", m.MID, *inv)
 	}
 	if m.Flags&bsdh.OOBPending != 0 {
 		s.out.put(Output{Kind: OutUrgent})
@@ -88,15 +87,15 @@ func (k *sink) check(m *bsdh.Message) error {
 	n := uint32(len(m.Payload))
 	switch {
 	case k.done && (n > 0 || m.MID == bsdh.SrcAvail || m.MID == bsdh.RdmaWrCompl || m.MID == bsdh.DisConn && !k.again):
-		return fmt.Errorf("%w: %v behind the end of the stream", ErrProtocol, m.MID)
+		return violation(BehindEnd, "%v behind the end of the stream", m.MID)
 	case m.MID == bsdh.SrcAvail:
 		return k.checkSrc(n)
 	case n > k.owed && !k.srcs.isEmpty():
-		return fmt.Errorf("%w: %v with %d bytes while an advert is outstanding", ErrProtocol, m.MID, n)
+		return violation(PayloadInTurn, "%v with %d bytes while an advert is outstanding", m.MID, n)
 	case n > 0 && k.adv > 0 && n > k.reads.at(0).Len:
-		return fmt.Errorf("%w: %v with %d bytes, advertised were %d", ErrProtocol, m.MID, n, k.reads.at(0).Len)
+		return violation(BeyondAdvert, "%v with %d bytes, advertised were %d", m.MID, n, k.reads.at(0).Len)
 	case m.MID == bsdh.DisConn && (!k.srcs.isEmpty() || k.owed > 0):
-		return fmt.Errorf("%w: end of the stream before all was sent that was offered", ErrProtocol)
+		return violation(BehindEnd, "end of the stream before all was sent that was offered")
 	}
 	return nil
 }
@@ -138,7 +137,7 @@ func (s *Socket) dispatch(now time.Time, m *bsdh.Message, inv *rdma.RKey) error 
 		return s.takeSrc(now, m)
 	case bsdh.SinkAvail:
 		if o.sinks.n+k.srcs.n >= s.cfg.MaxAdverts {
-			return fmt.Errorf("%w: more than %d adverts", ErrProtocol, s.cfg.MaxAdverts)
+			return violation(TooManyAdverts, "more than %d adverts", s.cfg.MaxAdverts)
 		}
 		if s.end.finSent {
 			return nil // it crossed our DisConn
@@ -194,11 +193,11 @@ func (s *Socket) dispatch(now time.Time, m *bsdh.Message, inv *rdma.RKey) error 
 		return s.susp.take(m, &s.cfg)
 	case bsdh.SuspCommAck:
 		if !s.susp.sent {
-			return fmt.Errorf("%w: unexpected %v", ErrProtocol, m.MID)
+			return violation(UnexpectedMessage, "unexpected %v", m.MID)
 		}
 		s.suspend()
 	case bsdh.Hello, bsdh.HelloAck:
-		return fmt.Errorf("%w: %v on an established connection", ErrProtocol, m.MID)
+		return violation(UnexpectedMessage, "%v on an established connection", m.MID)
 	}
 	return nil
 }
@@ -206,7 +205,7 @@ func (s *Socket) dispatch(now time.Time, m *bsdh.Message, inv *rdma.RKey) error 
 func (s *Socket) takeSrc(now time.Time, m *bsdh.Message) error {
 	k := &s.snk
 	if s.src.sinks.n+k.srcs.n >= s.cfg.MaxAdverts {
-		return fmt.Errorf("%w: more than %d adverts", ErrProtocol, s.cfg.MaxAdverts)
+		return violation(TooManyAdverts, "more than %d adverts", s.cfg.MaxAdverts)
 	}
 	if k.adv > 0 {
 		k.dropSrcs()
@@ -219,14 +218,14 @@ func (s *Socket) takeSrc(now time.Time, m *bsdh.Message) error {
 func (s *Socket) takeWritten(n uint32, inv *rdma.RKey) error {
 	k := &s.snk
 	if k.adv == 0 {
-		return fmt.Errorf("%w: RdmaWrCompl of %d bytes without an advert", ErrProtocol, n)
+		return violation(NoAdvert, "RdmaWrCompl of %d bytes without an advert", n)
 	}
 	r := k.reads.at(0)
 	switch {
 	case n > r.Len:
-		return fmt.Errorf("%w: RdmaWrCompl of %d bytes, advertised were %d", ErrProtocol, n, r.Len)
+		return violation(BeyondAdvert, "RdmaWrCompl of %d bytes, advertised were %d", n, r.Len)
 	case inv != nil && *inv != r.key:
-		return fmt.Errorf("%w: RdmaWrCompl invalidates key %#x, advertised was %#x", ErrProtocol, *inv, r.key)
+		return violation(WrongKey, "RdmaWrCompl invalidates key %#x, advertised was %#x", *inv, r.key)
 	}
 	done := k.popAdvert(s.cfg.Memory)
 	if n > 0 {
@@ -261,7 +260,7 @@ func (s *Socket) takeMode(c bsdh.ModeWord) error {
 		k.mode = bsdh.Combined
 		k.endAdverts(s.cfg.Memory)
 	default:
-		return fmt.Errorf("%w: change to %v mode of our %s, which is in %v", ErrProtocol, c.Mode,
+		return violation(WrongMode, "change to %v mode of our %s, which is in %v", c.Mode,
 			map[bool]string{true: "sending half", false: "receiving half"}[c.Send], map[bool]bsdh.Mode{true: o.mode, false: k.mode}[c.Send])
 	}
 	return nil

@@ -101,7 +101,7 @@ func (s *Socket) stepResize() bool {
 // and the other's does not. Acked says that the peer had ours when it asked.
 func (r *resizing) takeRequest(n uint32, role Role, acked bool) (void bool, err error) {
 	if r.isBusy() {
-		return false, fmt.Errorf("%w: a second ChRcvBuf before the answer", ErrProtocol)
+		return false, violation(UnexpectedMessage, "a second ChRcvBuf before the answer")
 	}
 	if r.asked > 0 && !acked {
 		if role == Accepting {
@@ -154,9 +154,9 @@ func (r *resizing) takeAnswer(n uint32) error {
 	}
 	switch {
 	case r.asked == 0:
-		return fmt.Errorf("%w: ChRcvBufAck without ChRcvBuf", ErrProtocol)
+		return violation(UnexpectedMessage, "ChRcvBufAck without ChRcvBuf")
 	case n < least || n > most:
-		return fmt.Errorf("%w: ChRcvBufAck of %d bytes, had %d, asked for %d", ErrProtocol, n, r.before, r.asked)
+		return violation(BadSize, "ChRcvBufAck of %d bytes, had %d, asked for %d", n, r.before, r.asked)
 	case n == r.before && r.asked > r.before:
 		r.noMore = true
 	case n == r.before:

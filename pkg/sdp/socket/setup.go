@@ -59,13 +59,13 @@ func (s *Socket) handleHelloAck(buffer int, b []byte) error {
 func (c *Config) parseSetup(b []byte, want bsdh.MID) (bsdh.Message, error) {
 	m, err := bsdh.Parse(b, c.Layout)
 	if err != nil {
-		return m, fmt.Errorf("%w: %w", ErrProtocol, err)
+		return m, violation(BadMessage, "%w", err)
 	}
 	if m.MID != want {
-		return m, fmt.Errorf("%w: %v, want %v", ErrProtocol, m.MID, want)
+		return m, violation(UnexpectedMessage, "%v, want %v", m.MID, want)
 	}
 	if err := m.CheckSetup(); err != nil {
-		return m, fmt.Errorf("%w: %w", ErrProtocol, err)
+		return m, violation(BadSetup, "%w", err)
 	}
 	return m, nil
 }

@@ -3,7 +3,6 @@
 package socket
 
 import (
-	"fmt"
 	"time"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
@@ -90,7 +89,7 @@ func (k *sink) takeSrc(a *bsdh.Advert, n uint32, now time.Time) error {
 		return nil
 	}
 	if k.srcs.isFull() {
-		return fmt.Errorf("%w: more than %d SrcAvails", ErrProtocol, k.srcs.n)
+		return violation(TooManyAdverts, "more than %d SrcAvails", k.srcs.n)
 	}
 	k.srcs.push(peerSrc{key: a.Key, addr: a.Addr + uint64(n), left: a.Len - n, since: now})
 	return nil
@@ -107,7 +106,7 @@ func (k *sink) checkSrc(n uint32) error {
 		ok = n == 0
 	}
 	if !ok {
-		return fmt.Errorf("%w: SrcAvail with %d bytes of payload in %v mode, %d adverts outstanding", ErrProtocol, n, k.mode, k.srcs.n)
+		return violation(WrongMode, "SrcAvail with %d bytes of payload in %v mode, %d adverts outstanding", n, k.mode, k.srcs.n)
 	}
 	return nil
 }

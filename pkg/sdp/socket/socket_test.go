@@ -177,40 +177,57 @@ func TestViolations(t *testing.T) {
 	bare := src
 	bare.Payload = nil
 	buffered := bsdh.Message{MID: bsdh.ModeChange, Change: bsdh.ModeWord{Mode: bsdh.Buffered}}
+	offers := func(l *lone) {
+		l.pipeline(false, true)
+		l.read(Read{ID: 1, Len: 5000, Direct: true})
+	}
+	asks := func(l *lone) {
+		if err := l.s.ResizePeer(l.h.w.now, 200); err != nil {
+			t.Fatal(err)
+		}
+	}
 	for name, c := range map[string]struct {
+		want   Violation
+		do     func(l *lone)
 		before []bsdh.Message
 		m      bsdh.Message
 		inv    *rdma.RKey
 	}{
-		"Hello":                          {m: bsdh.Message{MID: bsdh.Hello}},
-		"HelloAck":                       {m: bsdh.Message{MID: bsdh.HelloAck}},
-		"RdmaRdCompl":                    {m: bsdh.Message{MID: bsdh.RdmaRdCompl, Bytes: 1}},
-		"RdmaWrCompl":                    {m: bsdh.Message{MID: bsdh.RdmaWrCompl, Bytes: 1}},
-		"SendSm":                         {m: bsdh.Message{MID: bsdh.SendSm}},
-		"SinkAvail in Combined mode":     {m: bsdh.Message{MID: bsdh.SinkAvail, Advert: advert}},
-		"SrcAvail without payload":       {m: bare},
-		"a second SrcAvail":              {before: []bsdh.Message{src}, m: src},
-		"SrcAvail with payload":          {before: []bsdh.Message{pipe}, m: src},
-		"SrcAvail in Buffered mode":      {before: []bsdh.Message{buffered}, m: src},
-		"three SrcAvails":                {before: []bsdh.Message{pipe, bare, bare}, m: bare},
-		"payload behind SrcAvail":        {before: []bsdh.Message{src}, m: bsdh.Message{MID: bsdh.Data, Payload: []byte{1}}},
-		"same mode":                      {m: bsdh.Message{MID: bsdh.ModeChange, Change: bsdh.ModeWord{Mode: bsdh.Combined}}},
-		"Pipelined to Buffered":          {before: []bsdh.Message{pipe}, m: buffered},
-		"Buffered to Pipelined":          {before: []bsdh.Message{buffered}, m: pipe},
-		"Buffered with an advert":        {before: []bsdh.Message{src}, m: buffered},
-		"mode of our half":               {m: bsdh.Message{MID: bsdh.ModeChange, Change: bsdh.ModeWord{Mode: bsdh.Combined, Send: true}}},
-		"Data behind DisConn":            {before: []bsdh.Message{{MID: bsdh.DisConn}}, m: bsdh.Message{MID: bsdh.Data, Payload: []byte{1}}},
-		"two DisConns":                   {before: []bsdh.Message{{MID: bsdh.DisConn}}, m: bsdh.Message{MID: bsdh.DisConn}},
-		"DisConn with an advert":         {before: []bsdh.Message{src}, m: bsdh.Message{MID: bsdh.DisConn}},
-		"invalidation of a key":          {m: bsdh.Message{MID: bsdh.Data}, inv: &key},
-		"ChRcvBufAck":                    {m: bsdh.Message{MID: bsdh.ChRcvBufAck, Bytes: 100}},
-		"SuspCommAck":                    {m: bsdh.Message{MID: bsdh.SuspCommAck}},
-		"reserved message identifier":    {m: bsdh.Message{MID: bsdh.Data, Payload: make([]byte, 3)}},
-		"acknowledgement of what is not": {m: bsdh.Message{MID: bsdh.Data}},
-		"wrong number":                   {m: bsdh.Message{MID: bsdh.Data}},
+		"RdmaWrCompl beyond the buffer":  {want: BeyondAdvert, do: offers, m: bsdh.Message{MID: bsdh.RdmaWrCompl, Bytes: 5001}},
+		"RdmaWrCompl with another key":   {want: WrongKey, do: offers, m: bsdh.Message{MID: bsdh.RdmaWrCompl, Bytes: 5000}, inv: &key},
+		"ChRcvBufAck of another size":    {want: BadSize, do: asks, m: bsdh.Message{MID: bsdh.ChRcvBufAck, Bytes: 100}},
+		"Hello":                          {want: UnexpectedMessage, m: bsdh.Message{MID: bsdh.Hello}},
+		"HelloAck":                       {want: UnexpectedMessage, m: bsdh.Message{MID: bsdh.HelloAck}},
+		"RdmaRdCompl":                    {want: NoAdvert, m: bsdh.Message{MID: bsdh.RdmaRdCompl, Bytes: 1}},
+		"RdmaWrCompl":                    {want: NoAdvert, m: bsdh.Message{MID: bsdh.RdmaWrCompl, Bytes: 1}},
+		"SendSm":                         {want: NoAdvert, m: bsdh.Message{MID: bsdh.SendSm}},
+		"SinkAvail in Combined mode":     {want: WrongMode, m: bsdh.Message{MID: bsdh.SinkAvail, Advert: advert}},
+		"SrcAvail without payload":       {want: WrongMode, m: bare},
+		"a second SrcAvail":              {want: WrongMode, before: []bsdh.Message{src}, m: src},
+		"SrcAvail with payload":          {want: WrongMode, before: []bsdh.Message{pipe}, m: src},
+		"SrcAvail in Buffered mode":      {want: WrongMode, before: []bsdh.Message{buffered}, m: src},
+		"three SrcAvails":                {want: TooManyAdverts, before: []bsdh.Message{pipe, bare, bare}, m: bare},
+		"payload behind SrcAvail":        {want: PayloadInTurn, before: []bsdh.Message{src}, m: bsdh.Message{MID: bsdh.Data, Payload: []byte{1}}},
+		"same mode":                      {want: WrongMode, m: bsdh.Message{MID: bsdh.ModeChange, Change: bsdh.ModeWord{Mode: bsdh.Combined}}},
+		"Pipelined to Buffered":          {want: WrongMode, before: []bsdh.Message{pipe}, m: buffered},
+		"Buffered to Pipelined":          {want: WrongMode, before: []bsdh.Message{buffered}, m: pipe},
+		"Buffered with an advert":        {want: WrongMode, before: []bsdh.Message{src}, m: buffered},
+		"mode of our half":               {want: WrongMode, m: bsdh.Message{MID: bsdh.ModeChange, Change: bsdh.ModeWord{Mode: bsdh.Combined, Send: true}}},
+		"Data behind DisConn":            {want: BehindEnd, before: []bsdh.Message{{MID: bsdh.DisConn}}, m: bsdh.Message{MID: bsdh.Data, Payload: []byte{1}}},
+		"two DisConns":                   {want: BehindEnd, before: []bsdh.Message{{MID: bsdh.DisConn}}, m: bsdh.Message{MID: bsdh.DisConn}},
+		"DisConn with an advert":         {want: BehindEnd, before: []bsdh.Message{src}, m: bsdh.Message{MID: bsdh.DisConn}},
+		"invalidation of a key":          {want: WrongKey, m: bsdh.Message{MID: bsdh.Data}, inv: &key},
+		"ChRcvBufAck":                    {want: UnexpectedMessage, m: bsdh.Message{MID: bsdh.ChRcvBufAck, Bytes: 100}},
+		"SuspCommAck":                    {want: UnexpectedMessage, m: bsdh.Message{MID: bsdh.SuspCommAck}},
+		"reserved message identifier":    {want: BadMessage, m: bsdh.Message{MID: bsdh.Data, Payload: make([]byte, 3)}},
+		"acknowledgement of what is not": {want: BadAck, m: bsdh.Message{MID: bsdh.Data}},
+		"wrong number":                   {want: BadNumber, m: bsdh.Message{MID: bsdh.Data}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := newLone(t, cfg)
+			if c.do != nil {
+				c.do(l)
+			}
 			for _, m := range c.before {
 				if err := l.send(m, nil); err != nil {
 					t.Errorf("%v before: %v", m.MID, err)
@@ -231,6 +248,9 @@ func TestViolations(t *testing.T) {
 			if !errors.Is(err, ErrProtocol) || l.s.State() != StateClosed || !errors.Is(l.s.Err(), ErrProtocol) {
 				t.Errorf("%v, %v, %v", err, l.s.State(), l.s.Err())
 			}
+			if e := (*ViolationError)(nil); !errors.As(l.s.Err(), &e) || e.Violation != c.want {
+				t.Errorf("%v is %v, want %v", l.s.Err(), e, c.want)
+			}
 			if len(l.h.keys) > 0 {
 				t.Errorf("keys %v outlive the connection", l.h.keys)
 			}
@@ -245,6 +265,9 @@ func TestSection10_3_Overrun(t *testing.T) {
 		err := l.send(bsdh.Message{MID: bsdh.Data, Payload: []byte{1}}, nil)
 		if want := i == 4; errors.Is(err, ErrProtocol) != want {
 			t.Errorf("message %d into 4 receive buffers: %v", i, err)
+		}
+		if e := (*ViolationError)(nil); i == 4 && (!errors.As(err, &e) || e.Violation != NoCredit) {
+			t.Errorf("%v, want %v", err, NoCredit)
 		}
 	}
 }

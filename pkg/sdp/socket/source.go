@@ -3,7 +3,6 @@
 package socket
 
 import (
-	"fmt"
 	"time"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
@@ -218,11 +217,11 @@ func (o *source) takeSink(a *bsdh.Advert, m Memory) error {
 			o.override(m)
 		}
 	case o.mode != bsdh.Pipelined:
-		return fmt.Errorf("%w: SinkAvail in %v mode", ErrProtocol, o.mode)
+		return violation(WrongMode, "SinkAvail in %v mode", o.mode)
 	case a.NonDiscards != o.potential:
 		o.potential--
 	case o.sinks.isFull():
-		return fmt.Errorf("%w: more than %d SinkAvails", ErrProtocol, o.sinks.n)
+		return violation(TooManyAdverts, "more than %d SinkAvails", o.sinks.n)
 	default:
 		o.sinks.push(peerSink{a.Len, a.Key, a.Addr})
 		o.override(m)
@@ -233,15 +232,15 @@ func (o *source) takeSink(a *bsdh.Advert, m Memory) error {
 // takeRead takes an RdmaRdCompl (§9.2), with the key that it made worthless, if any.
 func (o *source) takeRead(n uint32, inv *rdma.RKey, m Memory) error {
 	if o.srcs.isEmpty() || o.next < o.forced {
-		return fmt.Errorf("%w: RdmaRdCompl of %d bytes without an advert", ErrProtocol, n)
+		return violation(NoAdvert, "RdmaRdCompl of %d bytes without an advert", n)
 	}
 	a := o.srcs.at(0)
 	left := a.end - o.next
 	switch {
 	case uint64(n) > left:
-		return fmt.Errorf("%w: RdmaRdCompl of %d bytes, %d are left", ErrProtocol, n, left)
+		return violation(BeyondAdvert, "RdmaRdCompl of %d bytes, %d are left", n, left)
 	case inv != nil && (*inv != a.key || uint64(n) < left):
-		return fmt.Errorf("%w: RdmaRdCompl of %d bytes of %d invalidates key %#x, advertised was %#x", ErrProtocol, n, left, *inv, a.key)
+		return violation(WrongKey, "RdmaRdCompl of %d bytes of %d invalidates key %#x, advertised was %#x", n, left, *inv, a.key)
 	}
 	o.next += uint64(n)
 	if uint64(n) == left {
@@ -260,7 +259,7 @@ func (o *source) takeRefusal(acked bool, m Memory) error {
 		return nil
 	}
 	if o.srcs.isEmpty() {
-		return fmt.Errorf("%w: SendSm without an advert", ErrProtocol)
+		return violation(NoAdvert, "SendSm without an advert")
 	}
 	a := o.srcs.pop()
 	m.Revoke(a.key)

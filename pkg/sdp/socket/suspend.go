@@ -61,7 +61,7 @@ func (s *Socket) Resume(now time.Time) error {
 func (x *suspension) take(m *bsdh.Message, cfg *Config) error {
 	switch {
 	case !cfg.Suspends, x.due, x.answered, m.Port == 0:
-		return fmt.Errorf("%w: unexpected %v, port %d", ErrProtocol, m.MID, m.Port)
+		return violation(UnexpectedMessage, "unexpected %v, port %d", m.MID, m.Port)
 	case x.sent && cfg.Role == Accepting:
 		return nil
 	}
