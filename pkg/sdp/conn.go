@@ -171,8 +171,13 @@ func (c *Conn) complete(wc *rdma.WC) {
 	}
 }
 
-// fail ends the connection for a reason of the transport; what has come before is dealt with.
+// fail ends the connection for a reason of the transport; what has come before is dealt with. The machine gives Buffers back at
+// once, so the queue pair must not reach them any more: that the transport failed, or a connection of TCP beside the queue
+// pair ended, does not say so.
 func (c *Conn) fail(err error) {
+	if !c.ep.dead && c.ep.qp != nil {
+		_ = c.ep.qp.Modify(rdma.QPAttr{State: rdma.QPError}) // allowed from everywhere
+	}
 	c.m.HandleDown(err)
 }
 
@@ -193,7 +198,7 @@ func (c *Conn) peerGone(err error) {
 	if !c.ep.dead {
 		c.drain() // what came before counts
 	}
-	c.m.HandleDown(err)
+	c.fail(err)
 	c.run()
 	c.unlock()
 }
