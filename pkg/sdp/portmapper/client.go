@@ -166,7 +166,7 @@ func (c *Client) Stats() ClientStats {
 }
 
 // Lookup returns the SDP address of a service, for a connection from cp: the caller has taken that port for it, and
-// connects soon. If there is none, the error is a [*LookupError], and the caller connects to
+// connects soon. The question comes from that address, unless it is another host's. If there is none, the error is a [*LookupError], and the caller connects to
 // the service itself, without SDP.
 func (c *Client) Lookup(ctx context.Context, service, cp netip.AddrPort) (netip.AddrPort, error) {
 	service, cp = unmap(service), unmap(cp)
@@ -253,16 +253,14 @@ func (c *Client) end(handle uint64) {
 	delete(c.handles, handle)
 }
 
-// ask asks the port mapper. The socket is connected: the kernel lets in only what comes from there, and
-// says if nobody is there.
+// ask asks the port mapper.
 func (c *Client) ask(ctx context.Context, q question, cp, to netip.AddrPort) (netip.AddrPort, Reason, error) {
 	handle, ok := c.begin()
 	if !ok {
 		return netip.AddrPort{}, Busy, nil
 	}
 	defer c.end(handle)
-	d := net.Dialer{Control: c.cfg.Control}
-	n, err := d.DialContext(ctx, "udp", to.String())
+	n, err := c.dialUDP(ctx, cp.Addr(), to)
 	switch {
 	case err == nil:
 	case ctx.Err() != nil:
@@ -296,6 +294,23 @@ func (c *Client) ask(ctx context.Context, q question, cp, to netip.AddrPort) (ne
 		c.mu.Unlock()
 	}
 	return sdp, 0, nil
+}
+
+// dialUDP makes the socket of a question for a connection from an address. It has that address, too: a server takes who asks
+// from another one for a stranger (§15.1), and of several addresses the kernel might choose just that. Who asks for another
+// host has whatever the kernel chooses. The socket is connected: the kernel lets in only what comes from there, and says
+// if nobody is there.
+func (c *Client) dialUDP(ctx context.Context, from netip.Addr, to netip.AddrPort) (net.Conn, error) {
+	d := net.Dialer{Control: c.cfg.Control}
+	if to.Addr().Is4() == from.Is4() {
+		d.LocalAddr = net.UDPAddrFromAddrPort(netip.AddrPortFrom(from, 0))
+	}
+	n, err := d.DialContext(ctx, "udp", to.String())
+	if errors.Is(err, syscall.EADDRNOTAVAIL) {
+		d.LocalAddr = nil
+		return d.DialContext(ctx, "udp", to.String())
+	}
+	return n, err
 }
 
 // talk carries a lookup to its end, or to that of the context. The error is the context's, or says why

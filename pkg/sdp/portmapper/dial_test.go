@@ -76,6 +76,35 @@ func TestSection7_4_Dial(t *testing.T) {
 	}
 }
 
+// TestDial_severalAddresses: on a host with several addresses the question comes from the one that the connection has: a
+// server would deny any other one. Without the dialer's word that is the one that the kernel chooses for the service.
+func TestDial_severalAddresses(t *testing.T) {
+	l, at := tcp(t)
+	s := listen(t, netip.MustParseAddrPort("0.0.0.0:0"), portmapper.ServerConfig{})
+	mapped(t, s, service, at)
+	c := newClient(t, s.Addr().Port(), portmapper.ClientConfig{})
+	for _, host := range []string{"127.0.0.1", "127.0.0.3", "127.0.0.4", ""} {
+		d := &net.Dialer{}
+		if host != "" {
+			d.LocalAddr = &net.TCPAddr{IP: net.ParseIP(host)}
+		}
+		path, from := dials(t, c, d, service, l)
+		if !path.Mapped || host != "" && from.Addr() != netip.MustParseAddr(host) {
+			t.Errorf("from %q: %v, and the connection comes from %v", host, path, from)
+		}
+	}
+	if st := s.Stats(); st.Accepted != 4 || st.DeniedForeign != 0 {
+		t.Errorf("server: %+v", st)
+	}
+	// A port mapper of the other family is asked all the same, as an agent.
+	six := listen(t, netip.MustParseAddrPort("[::1]:0"), portmapper.ServerConfig{Agents: []netip.Prefix{netip.MustParsePrefix("::1/128")}})
+	mapped(t, six, service, at)
+	c = newClient(t, six.Addr().Port(), portmapper.ClientConfig{Mapper: six.Addr().Addr()})
+	if path, _ := dials(t, c, &net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 3)}}, service, l); !path.Mapped {
+		t.Errorf("of a port mapper with IPv6: %v", path)
+	}
+}
+
 // TestSection7_5_1_Fallback: without an SDP address, or without somebody there, it is plain TCP, with a reason.
 func TestSection7_5_1_Fallback(t *testing.T) {
 	l, conventional := tcp(t)

@@ -154,7 +154,7 @@ func TestSection15_2_HostilePeers(t *testing.T) {
 
 // TestServer_foreign: a client asks for itself, unless it is an agent.
 func TestServer_foreign(t *testing.T) {
-	theirs := netip.MustParseAddrPort("127.0.0.9:40000")
+	theirs := netip.MustParseAddrPort("192.0.2.9:40000")
 	for _, c := range []struct {
 		agents []netip.Prefix
 		want   error
