@@ -15,12 +15,18 @@ import (
 // world is two sockets, a queue pair between them, and programs. The byte of a stream at a position follows from the
 // side and the position, so that nobody has to remember what was written.
 type world struct {
-	now    time.Time
-	sides  [2]*host
-	err    error
-	trace  func(string, ...any)
-	gone   bool // an abort, on purpose
-	plant  func(*Socket)
+	now   time.Time
+	sides [2]*host
+	err   error
+	trace func(string, ...any)
+	gone  bool // an abort, on purpose
+	plant func(*Socket)
+
+	// What a script writes down; nil: nobody does.
+	does    func(*host, *Output)
+	gets    func(*host, *item)
+	revokes func(*host, rdma.RKey)
+
 	mids   map[bsdh.MID]int
 	modes  map[[2]bsdh.Mode]int
 	failed map[OutputKind]int // completions
@@ -93,7 +99,17 @@ func (w *world) fail(format string, args ...any) {
 	}
 }
 
+// newWorld makes sockets of which the connecting one has sent its Hello.
 func newWorld(a, b Config, trace func(string, ...any), few ...bool) *world {
+	w := stillWorld(a, b, trace, few...)
+	if w.err == nil {
+		w.sides[0].run()
+	}
+	return w
+}
+
+// stillWorld makes sockets that have done nothing.
+func stillWorld(a, b Config, trace func(string, ...any), few ...bool) *world {
 	w := &world{now: time.Unix(1000, 0), trace: trace, mids: map[bsdh.MID]int{}, modes: map[[2]bsdh.Mode]int{}, failed: map[OutputKind]int{}}
 	for i, cfg := range []Config{a, b} {
 		h := &host{
@@ -114,7 +130,6 @@ func newWorld(a, b Config, trace func(string, ...any), few ...bool) *world {
 		h.post(0, h.cfg.RecvBytes)
 		w.sides[i] = h
 	}
-	w.sides[0].run()
 	return w
 }
 
@@ -177,6 +192,9 @@ func (h *host) Revoke(key rdma.RKey) {
 	if _, ok := h.keys[key]; !ok {
 		h.w.fail("side %d: key %d revoked twice", h.side, key)
 	}
+	if h.w.revokes != nil {
+		h.w.revokes(h, key)
+	}
 	delete(h.keys, key)
 }
 
@@ -194,6 +212,9 @@ func (h *host) run() {
 }
 
 func (h *host) do(o Output) {
+	if h.w.does != nil {
+		h.w.does(h, &o)
+	}
 	h.w.trace("side %d: %v %v seq=%d ack=%d bufs=%d id=%d pos=%d len=%d buf=%d %v", h.side, o.Kind, o.Message.MID, o.Message.Seq, o.Message.Ack, o.Message.Bufs, o.ID, o.Pos, o.Len, o.Buffer, o.Err)
 	switch o.Kind {
 	case OutHello:
@@ -373,6 +394,9 @@ func (h *host) deliver() bool {
 	}
 	it, p := h.out[0], h.peer()
 	h.out = h.out[1:]
+	if h.w.gets != nil && !p.ended {
+		h.w.gets(p, &it)
+	}
 	switch {
 	case p.ended:
 	case it.message != nil:
