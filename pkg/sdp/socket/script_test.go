@@ -74,7 +74,7 @@ func TestSocket_scripts(t *testing.T) {
 			return out + "\n"
 		})
 	})
-	if files < 5 {
+	if files < 16 {
 		t.Errorf("only %d scripts", files)
 	}
 }
