@@ -40,6 +40,7 @@ const (
 type Result struct {
 	Ops     int           `json:"ops"`
 	Bytes   int64         `json:"bytes"`
+	Copied  int64         `json:"copied,omitempty"` // bytes that the libraries of both ends copied, each as often as it was; 0: not counted
 	Elapsed time.Duration `json:"elapsed"`
 	P50     time.Duration `json:"p50"`
 	P99     time.Duration `json:"p99"`

@@ -11,6 +11,8 @@
 //	path   unmodified programs in two pods, two node agents between them,
 //	       against direct TCP and against haproxy
 //	iwarp  software iWARP (pkg/rdma/softiwarp) against TCP on the same veth pair
+//	sdp    SDP over software iWARP (pkg/sdp), copied and not, against TCP on the
+//	       same veth pair
 //	setup  opening connections
 //	scale  thousands of open connections: what they cost, and whether they
 //	       slow others down
@@ -20,7 +22,7 @@
 //
 // The main process starts itself again as workers, one the server, one the
 // client, each in a network namespace. The namespaces of conn have no names and
-// die with the processes in them, as do those of iwarp; those of path are a lab (test/netns/lab),
+// die with the processes in them, as do those of iwarp and sdp; those of path are a lab (test/netns/lab),
 // which is removed at the end and, should this process be killed, by the next
 // run. Workers and haproxies die with the main process. Only the main goroutine
 // makes namespaces and children, because it owns the main thread.
@@ -61,7 +63,7 @@ type settings struct {
 	rnics int
 }
 
-var allGroups = []string{"conn", "iwarp", "path", "setup", "scale", "micro"}
+var allGroups = []string{"conn", "iwarp", "sdp", "path", "setup", "scale", "micro"}
 
 func parseFlags(args []string) (settings, error) {
 	var s settings
@@ -98,7 +100,7 @@ func run(ctx context.Context, args []string) error {
 	}
 	b := &bench{e, s.rnics}
 	measure := map[string]func(context.Context) error{
-		"conn": b.conn, "iwarp": b.iwarp, "path": b.path, "setup": b.setup, "scale": b.scale, "micro": b.micro,
+		"conn": b.conn, "iwarp": b.iwarp, "sdp": b.sdp, "path": b.path, "setup": b.setup, "scale": b.scale, "micro": b.micro,
 	}
 	groups := make([]engine.Group, len(s.groups))
 	for i, name := range s.groups {

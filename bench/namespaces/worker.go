@@ -19,6 +19,7 @@ import (
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/soft"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/softiwarp"
+	"github.com/smcr-io/kube-smcr/pkg/sdp"
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/synopt"
 )
@@ -35,6 +36,8 @@ type request struct {
 	Load     load.Load `json:"load"`
 	// IWARP is for load: over a connection of iWARP.
 	IWARP *iwarpForm `json:"iwarp,omitempty"`
+	// SDP is for load: over a connection of SDP.
+	SDP *sdpForm `json:"sdp,omitempty"`
 }
 
 type operation string
@@ -49,6 +52,9 @@ const (
 
 	opOpenIWARP  operation = "open iwarp"
 	opServeIWARP operation = "serve iwarp"
+
+	opOpenSDP  operation = "open sdp" // on the device of opOpenIWARP
+	opServeSDP operation = "serve sdp"
 )
 
 // response is the worker's answer.
@@ -74,6 +80,7 @@ type workload struct {
 	stack    *smcr.Stack
 	maxConns int
 	iwarp    *softiwarp.Device
+	sdp      map[bool]*sdp.Stack // without CRCs, and with them
 	opened   engine.Opened
 }
 
@@ -95,7 +102,15 @@ func (w *workload) do(req request) (resp response, err error) {
 		return resp, w.openIWARP(req.Addr)
 	case opServeIWARP:
 		return resp, w.serveIWARP(req.Addr)
+	case opOpenSDP:
+		return resp, w.openSDP()
+	case opServeSDP:
+		return resp, w.serveSDP(ctx, req.Addr)
 	case opLoad:
+		if req.SDP != nil {
+			resp.Result, err = w.loadSDP(ctx, req)
+			return resp, err
+		}
 		if req.IWARP != nil {
 			resp.Result, err = w.loadIWARP(ctx, req)
 			return resp, err
