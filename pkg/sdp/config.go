@@ -41,6 +41,8 @@ type Config struct {
 	MaxULPDU int
 	// SetupTimeout bounds the set-up of a connection; 0: DefaultSetupTimeout.
 	SetupTimeout time.Duration
+	// SuspendTimeout bounds a suspension, of this side or the peer, until the peers are connected again; 0: socket.DefaultSuspendTimeout.
+	SuspendTimeout time.Duration
 
 	Hooks Hooks
 }
@@ -64,8 +66,8 @@ func (c *Config) Validate() error {
 	if c.RecvBufferSize < 0 || c.MaxRecvBufferSize < 0 || c.SendSlots < 0 || c.SendSlots > maxSendSlots {
 		errs = append(errs, fmt.Errorf("receive buffers of %d bytes, %d send slots, want at most %d", c.RecvBufferSize, c.SendSlots, maxSendSlots))
 	}
-	if c.SetupTimeout < 0 {
-		errs = append(errs, fmt.Errorf("set-up timeout of %v", c.SetupTimeout))
+	if c.SetupTimeout < 0 || c.SuspendTimeout < 0 {
+		errs = append(errs, fmt.Errorf("set-up timeout of %v, suspend timeout of %v", c.SetupTimeout, c.SuspendTimeout))
 	}
 	m := c.machine(socket.Connecting)
 	m.Memory = nowhere{}
@@ -106,7 +108,7 @@ func (c *Config) machine(r socket.Role) socket.Config {
 	m := socket.Config{
 		Role: r, Layout: c.Layout, RecvBuffers: c.RecvBuffers, RecvBytes: uint32(c.RecvBufferSize), SendBytes: uint32(c.RecvBufferSize),
 		MinRecvBytes: uint32(c.RecvBufferSize), MaxRecvBytes: uint32(c.MaxRecvBufferSize), Keep: true,
-		SendDepth: c.SendSlots, MaxAdverts: c.MaxAdverts, ZcopyBytes: c.ZcopySize, SetupTimeout: c.SetupTimeout,
+		SendDepth: c.SendSlots, MaxAdverts: c.MaxAdverts, ZcopyBytes: c.ZcopySize, SetupTimeout: c.SetupTimeout, SuspendTimeout: c.SuspendTimeout,
 	}
 	if c.Device != nil {
 		a := c.Device.Attr()

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/sdp/bsdh"
 	"github.com/smcr-io/kube-smcr/pkg/sdp/socket"
 )
 
@@ -37,26 +38,28 @@ type Conn struct {
 	role   socket.Role
 	local  net.Addr
 	remote net.Addr
-	link   link          // how the transport connects and ends the queue pair
+	link   link          // how the transport connects and ends the queue pair; another one after a suspension
 	ready  chan struct{} // closed when established, or over
 
 	reads, writes transfers
 	urgent        urgent
+	moves         moves
 
 	word atomic.Bool // there are completions
 
-	mu    sync.Mutex // the turn; guards what follows
-	m     *socket.Socket
-	ep    endpoint
-	wcs   [32]rdma.WC
-	outs  []socket.Output
-	ids   uint64 // of transfers
-	wrote uint64 // bytes of our stream that were given to the machine
-	kept  []byte // what short messages had that the program has not read
-	timer *time.Timer
-	next  time.Time // when the timer fires
-	info  Info
-	life  life
+	mu       sync.Mutex // the turn; guards what follows
+	m        *socket.Socket
+	ep       endpoint
+	wcs      [32]rdma.WC
+	outs     []socket.Output
+	greeting bsdh.Message // our Hello after a suspension
+	ids      uint64       // of transfers
+	wrote    uint64       // bytes of our stream that were given to the machine
+	kept     []byte       // what short messages had that the program has not read
+	timer    *time.Timer
+	next     time.Time // when the timer fires
+	info     Info
+	life     life
 }
 
 // life is how far a connection is.
@@ -82,10 +85,15 @@ func (s *Stack) newConn(r socket.Role, tcp *net.TCPConn) (*Conn, error) {
 	c.urgent.init()
 	m := s.cfg.machine(r)
 	m.Memory = memory{c}
+	m.Suspends = true // the link makes a queue pair of any connection of TCP
 	var err error
 	if c.m, err = socket.New(time.Now(), m); err != nil {
 		return nil, err
 	}
+	if err := c.attach(tcp); err != nil {
+		return nil, err
+	}
+	c.moves.ctx, c.moves.cancel = context.WithCancel(context.Background())
 	c.link = c.newLink(tcp)
 	c.info = Info{Role: r, Transport: c.link.name(), Layout: s.cfg.Layout}
 	return c, s.add(c)
@@ -189,18 +197,27 @@ func (c *Conn) handleEvent(ev rdma.AsyncEvent) {
 			err = fmt.Errorf("%v", ev.Kind)
 		}
 	}
-	c.peerGone(err)
+	c.lock()
+	defer c.unlock()
+	if ev.Kind == rdma.EventDeviceFatal || c.ep.qp != nil && c.ep.qp.Num() == ev.QPN { // not of one that was left
+		c.down(err)
+	}
 }
 
 // peerGone says that the transport connection has ended, in order if err is nil.
 func (c *Conn) peerGone(err error) {
 	c.lock()
+	c.down(err)
+	c.unlock()
+}
+
+// down is peerGone for who has the turn.
+func (c *Conn) down(err error) {
 	if !c.ep.dead {
 		c.drain() // what came before counts
 	}
 	c.fail(err)
 	c.run()
-	c.unlock()
 }
 
 // run does what the machine wants; the caller has the turn.
@@ -222,11 +239,10 @@ func (c *Conn) run() {
 // do does one thing.
 func (c *Conn) do(o *socket.Output) {
 	switch o.Kind {
-	case socket.OutHello: // Client looks for it
+	case socket.OutHello: // the first one is Client's matter
+		c.greeting = o.Message
 	case socket.OutEstablished:
-		c.life.established = true
-		c.info.established(o)
-		close(c.ready)
+		c.establish(o)
 	case socket.OutSend:
 		b := o.Message.AppendHeaders(c.ep.slot(), c.stack.cfg.Layout, int(o.Len))
 		b = c.writes.copyStream(b, o.Pos, o.Len)
@@ -267,7 +283,8 @@ func (c *Conn) do(o *socket.Output) {
 		c.writes.end(o)
 	case socket.OutUrgent:
 		c.urgent.announce()
-	case socket.OutSuspended: // does not come: Config.Suspends of the machine is not set
+	case socket.OutSuspended:
+		c.leave(o.Message)
 	case socket.OutPeerDone:
 		c.life.peerDone = true
 	case socket.OutClose:
@@ -289,6 +306,17 @@ func (c *Conn) do(o *socket.Output) {
 	}
 }
 
+// establish says that data may flow, for the first time or after a suspension.
+func (c *Conn) establish(o *socket.Output) {
+	c.info.established(o)
+	if c.life.established {
+		c.arrived()
+		return
+	}
+	c.life.established = true
+	close(c.ready)
+}
+
 // end begins the end of what the connection has of the device.
 func (c *Conn) end(err error) {
 	c.life.over, c.life.err = true, err
@@ -296,11 +324,17 @@ func (c *Conn) end(err error) {
 	if !c.life.established {
 		close(c.ready)
 	}
+	c.moves.cancel()
+	if p := c.moves.own; p != nil {
+		c.moves.own = nil
+		p.end(c.ended(writing))
+	}
 	go c.tearDown() // free, which this waits for, ends the stack's wait
 }
 
 // tearDown ends the queue pair. The device may be in the middle of telling of completions, so this has a goroutine of its own.
 func (c *Conn) tearDown() {
+	c.moves.wg.Wait() // what moved it had word of its end
 	if c.ep.qp != nil {
 		if c.life.how == socket.OutClose { // set before over, which began this
 			ctx, cancel := context.WithTimeout(context.Background(), finWait)

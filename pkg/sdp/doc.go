@@ -27,7 +27,8 @@
 // # Who owns what
 //
 // A [Stack] owns the device's context and a protection domain for Buffers. A Conn owns a protection domain of its own, a queue pair, and the
-// memory of its messages: 1.5 MiB with the defaults. The peer reaches nothing of it but by a key for exactly the bytes of one transfer, with
+// memory of its messages: 1.5 MiB with the defaults. After a suspension, its own ([Conn.Suspend]) or the peer's, it has another queue
+// pair. The peer reaches nothing of it but by a key for exactly the bytes of one transfer, with
 // one right, which is dead before the transfer is over. Whoever has the turn of a Conn drives its machine.
 //
 // # Over what it runs
@@ -39,7 +40,8 @@
 // # Limitations
 //
 // SDP has one path and one queue pair per connection: with the loss of the path the connection is lost. Nothing is authenticated, and
-// nothing is encrypted. SuspComm of a peer ends the connection. A peer that has a Buffer advertised
+// nothing is encrypted. A connection that is suspended goes on in the same process, on the same stack, between the same addresses, and its
+// next connection of TCP belongs to the network namespace of the process. A peer that has a Buffer advertised
 // decides when a transfer of it ends, for up to 5 s behind a deadline; then the connection ends. Out-of-band bytes are to be had in their order only. Adapters that make their
 // own connections of TCP are not supported.
 package sdp

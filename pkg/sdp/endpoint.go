@@ -62,10 +62,6 @@ type recvSet struct {
 func (e *endpoint) open(ctx rdma.Context, cfg *Config) (err error) {
 	e.bufs, e.slotCount, e.slotBytes = cfg.RecvBuffers, cfg.SendSlots, cfg.RecvBufferSize
 	e.invalidates = cfg.Device.Attr().SendWithInv
-	recvs := e.bufs
-	if cfg.MaxRecvBufferSize > cfg.RecvBufferSize {
-		recvs *= 2
-	}
 	e.keys, e.buffers = make(map[rdma.RKey]rdma.MR), make(map[*Buffer]struct{})
 	defer func() {
 		if err != nil {
@@ -78,7 +74,15 @@ func (e *endpoint) open(ctx rdma.Context, cfg *Config) (err error) {
 	if e.slots, err = e.pd.AllocMR(e.slotCount*e.slotBytes, rdma.LocalWrite); err != nil {
 		return err
 	}
-	sends := e.slotCount + readsAhead
+	return e.openQP(ctx, cfg, cfg.RecvBufferSize)
+}
+
+// openQP makes the queue pair, with receive buffers of a size. After an error there may be a part of it.
+func (e *endpoint) openQP(ctx rdma.Context, cfg *Config, size int) (err error) {
+	sends, recvs := e.slotCount+readsAhead, e.bufs
+	if cfg.MaxRecvBufferSize > cfg.RecvBufferSize {
+		recvs *= 2
+	}
 	if e.cq, err = ctx.CreateCQ(recvs + sends); err != nil {
 		return err
 	}
@@ -90,7 +94,8 @@ func (e *endpoint) open(ctx rdma.Context, cfg *Config) (err error) {
 	}
 	e.wrs, e.sges = make([]rdma.SendWR, 0, sends), make([]rdma.SGE, 0, sends)
 	e.recvs = make([]rdma.RecvWR, 0, recvs)
-	if err = e.postSet(0, cfg.RecvBufferSize); err != nil {
+	e.dead = false
+	if err = e.postSet(0, size); err != nil {
 		return err
 	}
 	return e.flush()
@@ -130,6 +135,18 @@ func (e *endpoint) closeQP() error {
 	if e.cq != nil {
 		errs = append(errs, e.cq.Close())
 	}
+	return errors.Join(errs...)
+}
+
+// forgetQP makes room for another queue pair, after closeQP. Buffers and messages stay.
+func (e *endpoint) forgetQP() error {
+	var errs []error
+	for i := range e.sets {
+		if mr := e.sets[i].mr; mr != nil {
+			errs = append(errs, mr.Close())
+		}
+	}
+	e.qp, e.cq, e.sets = nil, nil, [2]recvSet{}
 	return errors.Join(errs...)
 }
 

@@ -11,8 +11,8 @@ import (
 
 // Info describes a connection.
 type Info struct {
-	Role      socket.Role
-	Transport string // "iWARP" or "RoCE"
+	Role      socket.Role // of the connection of TCP, which is another one after a suspension
+	Transport string      // "iWARP" or "RoCE"
 	Layout    bsdh.Layout
 	State     socket.State
 	Err       error // why it has ended, if not in order
@@ -30,6 +30,7 @@ type Info struct {
 
 	MessagesSent, MessagesReceived uint64
 	Adverts                        uint64 // Buffers that we have opened to the peer
+	Moves                          uint64 // from one connection of TCP to another, by a suspension of either side
 }
 
 // established takes what the peer said of itself.

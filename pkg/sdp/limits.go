@@ -36,6 +36,10 @@ const (
 	// close the socket with something unread would reset it, and a reset may overtake our last bytes.
 	finWait = time.Second
 
+	// minSuspendPort is the least port to which a peer that has moved may send us: below it are the ports of
+	// services with rights.
+	minSuspendPort = 1024
+
 	// minTimer is the shortest wait of the timer, so that a time that has passed makes no loop.
 	minTimer = time.Millisecond
 

@@ -75,8 +75,9 @@ type Config struct {
 	IRD, ORD   int    // RDMA READs at a time, served and asked for; the send queue must take ORD of them beside messages and MaxRDMAWrites
 	ZcopyBytes uint32 // above it, bytes of direct memory are moved by RDMA; NoZcopy: none are
 
-	SetupTimeout time.Duration
-	Memory       Memory // nil with NoZcopy only
+	SetupTimeout   time.Duration
+	SuspendTimeout time.Duration // from SuspComm to the Hello on the next connection
+	Memory         Memory        // nil with NoZcopy only
 }
 
 // Validate reports what no socket can be made of.
@@ -122,6 +123,7 @@ func (c Config) withDefaults() Config {
 	c.ORD = cmp.Or(c.ORD, DefaultReads)
 	c.ZcopyBytes = cmp.Or(c.ZcopyBytes, DefaultZcopyBytes)
 	c.SetupTimeout = cmp.Or(c.SetupTimeout, DefaultSetupTimeout)
+	c.SuspendTimeout = cmp.Or(c.SuspendTimeout, DefaultSuspendTimeout)
 	return c
 }
 

@@ -84,8 +84,8 @@ const (
 	// program has closed the socket, for the peer's DisConn.
 	lingerTimeout = 10 * time.Second
 
-	// suspendTimeout bounds the way from SuspComm to the Hello on the next connection.
-	suspendTimeout = 10 * time.Second
+	// DefaultSuspendTimeout bounds the way from SuspComm to the Hello on the next connection.
+	DefaultSuspendTimeout = 10 * time.Second
 
 	// cancelTimeout bounds how long a peer may keep a buffer that is canceled: as long as its program may
 	// take to read what is offered, and no longer than who waits for the buffer bears.

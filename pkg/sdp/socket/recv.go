@@ -189,7 +189,7 @@ func (s *Socket) dispatch(now time.Time, m *bsdh.Message, inv *rdma.RKey) error 
 		}
 		s.peer.recvBytes = m.Bytes
 	case bsdh.SuspComm:
-		s.deadline = now.Add(suspendTimeout)
+		s.deadline = now.Add(s.cfg.SuspendTimeout)
 		return s.susp.take(m, &s.cfg)
 	case bsdh.SuspCommAck:
 		if !s.susp.sent {

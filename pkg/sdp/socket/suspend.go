@@ -34,11 +34,13 @@ func (s *Socket) Suspend(now time.Time, port uint16) error {
 	switch {
 	case !s.cfg.Suspends || port == 0:
 		return fmt.Errorf("suspend, port %d: %w", port, ErrInvalid)
-	case s.state != StateOpen || s.susp.want || s.susp.sent || s.end.finSent && s.snk.done:
+	case s.state > StateOpen || s.susp.want || s.susp.sent || s.end.finSent && s.snk.done:
 		return fmt.Errorf("suspend: %w", ErrState)
 	}
 	s.susp.want, s.susp.port = true, port
-	s.deadline = now.Add(suspendTimeout)
+	if s.state == StateOpen { // else as soon as it is
+		s.deadline = now.Add(s.cfg.SuspendTimeout)
+	}
 	s.flush(now)
 	return nil
 }
@@ -54,6 +56,14 @@ func (s *Socket) Resume(now time.Time) error {
 	s.deadline = now.Add(s.cfg.SetupTimeout)
 	s.out.put(Output{Kind: OutHello, Message: s.hello(bsdh.Hello)})
 	return nil
+}
+
+// HandleLeft says that the old transport connection is gone, and the one that OutSuspended asked for does not come.
+func (s *Socket) HandleLeft(err error) {
+	if s.state == StateHello {
+		s.susp.away = false
+		s.down(err)
+	}
 }
 
 // take takes the peer's SuspComm. If ours crossed it, the accepting peer disregards it; the other one answers, and
@@ -74,7 +84,7 @@ func (x *suspension) take(m *bsdh.Message, cfg *Config) error {
 func (s *Socket) stepSuspend(now time.Time) bool {
 	x, o, k := &s.susp, &s.src, &s.snk
 	if s.deadline.IsZero() { // SuspComm that is sent again
-		s.deadline = now.Add(suspendTimeout)
+		s.deadline = now.Add(s.cfg.SuspendTimeout)
 	}
 	switch {
 	case x.answered:

@@ -111,8 +111,49 @@ func TestSection13_1_2_Timeout(t *testing.T) {
 		}
 	}
 	at, ok := a.s.NextTimeout()
-	if !ok || at.Sub(w.now) != suspendTimeout {
+	if !ok || at.Sub(w.now) != DefaultSuspendTimeout {
 		t.Errorf("timeout in %v, %t, %v", at.Sub(w.now), ok, a.s.State())
+	}
+}
+
+// A connection that moves can be asked to move again, which it does then.
+func TestSection13_1_2_Again(t *testing.T) {
+	w, a, b := pair(t, suspendable, suspendable)
+	a.suspend(t)
+	for b.s.State() != StateHello && w.err == nil {
+		for _, h := range w.sides {
+			h.deliver()
+			h.complete()
+		}
+	}
+	b.suspend(t)
+	if err := b.s.Suspend(w.now, 4712); !errors.Is(err, ErrState) {
+		t.Errorf("asked twice: %v", err)
+	}
+	settle(t, w)
+	if a.moves != 2 || b.moves != 2 {
+		t.Fatalf("%v, moved %d and %d times", w.mids, a.moves, b.moves)
+	}
+	b.write(100, false, false)
+	w.finish()
+	if w.err != nil {
+		t.Error(w.err)
+	}
+}
+
+// That the next connection does not come ends the socket, and has no say as long as there is one.
+func TestSection13_Left(t *testing.T) {
+	l := newLone(t, suspendable)
+	l.h.suspend(t)
+	none := errors.New("nobody listens")
+	if l.s.HandleLeft(none); l.s.State() != StateOpen {
+		t.Fatalf("%v: %v", l.s.State(), l.s.Err())
+	}
+	if err := l.send(bsdh.Message{MID: bsdh.SuspCommAck}, nil); err != nil {
+		t.Fatal(err)
+	}
+	if l.s.HandleLeft(none); l.s.State() != StateClosed || !errors.Is(l.s.Err(), none) || !errors.Is(l.s.Err(), ErrLost) {
+		t.Errorf("%v: %v", l.s.State(), l.s.Err())
 	}
 }
 
@@ -143,7 +184,7 @@ func TestSection13_Timeout(t *testing.T) {
 			l.s.HandleSent(l.h.w.now, false)
 		}
 		at, ok := l.s.NextTimeout()
-		if !ok || at.Sub(l.h.w.now) != suspendTimeout || l.s.State() == StateClosed {
+		if !ok || at.Sub(l.h.w.now) != DefaultSuspendTimeout || l.s.State() == StateClosed {
 			t.Fatalf("timeout in %v, %t, %v", at.Sub(l.h.w.now), ok, l.s.State())
 		}
 		l.s.HandleTimeout(at)

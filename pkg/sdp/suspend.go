@@ -1,0 +1,314 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sdp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/sdp/bsdh"
+	"github.com/smcr-io/kube-smcr/pkg/sdp/socket"
+)
+
+// A suspended connection leaves its connection of TCP and its queue pair, and goes on with others (§13). The machine says when;
+// this is how. The peer that did not ask makes the next connection, whoever made the one before:
+//
+//	Suspend: listens    ---- SuspComm, port ------------->
+//	                    <--- SuspCommAck -----------------
+//	ends both           <--- FIN, and ours -------------->   ends both
+//	accepts             <--- TCP, from the same port -----   connects
+//	                    <--- as for a new connection ---->
+//
+// What waits goes on afterwards: reads, writes, what nobody has read, the end of a stream that was told.
+
+// SuspendOptions say how a suspended connection goes on.
+type SuspendOptions struct {
+	// AnyPort takes the peer back from another port than the one that it had. The draft demands the same one (§13.1.1), for
+	// another program of the peer's host cannot have that. But who has accepted a connection has the port of its listener, and cannot connect
+	// from there as long as that listens.
+	AnyPort bool
+}
+
+// moves is what a connection has for its suspensions.
+type moves struct {
+	ctx    context.Context //nolint:containedctx // of the goroutines that move the connection, until its end
+	cancel context.CancelFunc
+	wg     sync.WaitGroup // those goroutines
+
+	one           sync.Mutex     // held by the one that moves; guards what follows
+	local, remote netip.AddrPort // of the connection of TCP
+
+	own   *suspension // that our program asked for; the turn guards it, and asked
+	asked bool        // the connection moves because of it
+}
+
+// suspension is one that our program asked for.
+type suspension struct {
+	l       *net.TCPListener // where the peer comes to
+	anyPort bool
+	over    chan struct{} // closed when the connection has moved, or ended
+	err     error         // why it has not moved, once over is closed
+}
+
+// end says how a suspension ended.
+func (p *suspension) end(err error) {
+	p.err = err
+	_ = p.l.Close() // it may be
+	close(p.over)
+}
+
+// Suspend moves the connection to another connection of TCP and another queue pair, between the same addresses; what the peer
+// connects to is a port that is opened for this. Neither program notices: reads and writes wait meanwhile, and adverts that
+// were not used are made again. It returns when data flow again. If the context ends before, the suspension goes on nevertheless, for up to
+// Config.SuspendTimeout; a connection whose peer has not come back then is reset.
+//
+// One suspension of either side is under way at a time: another one of this side is refused, one of the peer goes before or behind.
+func (c *Conn) Suspend(ctx context.Context, o SuspendOptions) error {
+	return c.opError("suspend", c.suspend(ctx, o))
+}
+
+func (c *Conn) suspend(ctx context.Context, o SuspendOptions) error {
+	at, err := endOf(c.local)
+	if err != nil {
+		return err
+	}
+	var lc net.ListenConfig
+	lc.SetMultipathTCP(false)
+	l, err := lc.Listen(ctx, "tcp", netip.AddrPortFrom(at.Addr(), 0).String())
+	if err != nil {
+		return err
+	}
+	p := &suspension{l: l.(*net.TCPListener), anyPort: o.AnyPort, over: make(chan struct{})} // "tcp" gives no other
+	if err := c.ask(p); err != nil {
+		return errors.Join(err, l.Close())
+	}
+	select {
+	case <-p.over:
+		return p.err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// ask gives a suspension to the machine.
+func (c *Conn) ask(p *suspension) error {
+	at, err := endOf(p.l.Addr())
+	if err != nil {
+		return err
+	}
+	c.lock()
+	defer c.unlock()
+	switch {
+	case c.life.closed:
+		return net.ErrClosed
+	case c.moves.own != nil:
+		return fmt.Errorf("connection is being suspended: %w", socket.ErrState)
+	}
+	if err := c.m.Suspend(time.Now(), at.Port()); err != nil {
+		return err
+	}
+	c.moves.own = p
+	c.run()
+	return nil
+}
+
+// leave begins the way from a queue pair to the next one. The caller has the turn.
+func (c *Conn) leave(m bsdh.Message) {
+	c.ep.dead = true
+	c.moves.asked = m.MID == bsdh.SuspCommAck
+	c.info.Role = socket.Connecting
+	if c.moves.asked {
+		c.info.Role = socket.Accepting
+	}
+	c.moves.wg.Go(func() { c.move(&m) })
+}
+
+// arrived says that the connection is established again. The caller has the turn.
+func (c *Conn) arrived() {
+	c.info.Moves++
+	if p := c.moves.own; p != nil && c.moves.asked {
+		c.moves.own = nil
+		p.end(nil)
+	}
+}
+
+// move takes a connection from its queue pair to the next one, as OutSuspended says with m.
+func (c *Conn) move(m *bsdh.Message) {
+	c.moves.one.Lock() // the last one may not have returned, though the connection was established
+	defer c.moves.one.Unlock()
+	err := c.goTo(c.moves.ctx, m)
+	c.lock()
+	switch {
+	case err != nil:
+		c.m.HandleLeft(err)
+	case !c.ep.dead:
+		c.drain()
+	}
+	c.run()
+	c.unlock()
+}
+
+func (c *Conn) goTo(ctx context.Context, m *bsdh.Message) error {
+	c.endLink(ctx)
+	if m.MID != bsdh.SuspCommAck {
+		tcp, err := c.comeBack(ctx, m.Port)
+		if err != nil {
+			return fmt.Errorf("connect to where the peer has moved: %w", err)
+		}
+		l, err := c.reopen(tcp)
+		if err != nil {
+			return err
+		}
+		c.lock()
+		err = c.m.Resume(time.Now())
+		c.run()
+		hello := c.greeting
+		c.unlock()
+		if err != nil {
+			return err // the machine has ended
+		}
+		return l.connect(ctx, &c.ep, hello.Append(nil, c.stack.cfg.Layout))
+	}
+	c.lock()
+	p := c.moves.own
+	c.unlock()
+	if p == nil {
+		return net.ErrClosed
+	}
+	tcp, err := awaitPeer(ctx, p.l, c.moves.remote, p.anyPort)
+	if err != nil {
+		return fmt.Errorf("wait for the peer: %w", err)
+	}
+	l, err := c.reopen(tcp)
+	if err != nil {
+		return err
+	}
+	b, err := l.readHello(ctx)
+	if err != nil {
+		return fmt.Errorf("read Hello: %w", err)
+	}
+	if err := l.accept(ctx, &c.ep); err != nil {
+		return err
+	}
+	// Not before: what follows may be posted by whoever has the turn then.
+	c.lock()
+	defer c.unlock()
+	return c.m.HandleHello(time.Now(), b)
+}
+
+// endLink ends the connection of TCP and the queue pair in order: SuspCommAck is to arrive.
+func (c *Conn) endLink(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, finWait)
+	c.link.close(ctx, &c.ep)
+	cancel()
+	c.stack.unnamed(c.ep.qp.Num())
+	err := c.ep.closeQP()
+	c.link.release()
+	c.lock()
+	if err = errors.Join(err, c.ep.forgetQP()); c.life.err == nil {
+		c.life.err = err
+	}
+	c.unlock()
+}
+
+// reopen makes a queue pair for a connection of TCP, which it owns.
+func (c *Conn) reopen(tcp *net.TCPConn) (link, error) {
+	c.lock()
+	defer c.unlock()
+	err := c.attach(tcp)
+	if err == nil && c.life.over {
+		err = net.ErrClosed
+	}
+	if err == nil {
+		err = c.ep.openQP(c.stack.ctx, &c.stack.cfg, int(c.m.Snapshot().RecvBytes))
+	}
+	if err != nil {
+		return nil, errors.Join(err, tcp.Close())
+	}
+	c.link = c.newLink(tcp)
+	c.ep.cq.OnNotify(c.onNotify)
+	c.stack.named(c.ep.qp.Num(), c)
+	return c.link, nil
+}
+
+// attach takes a connection of TCP, whose port another one may have when it has moved.
+func (c *Conn) attach(tcp *net.TCPConn) (err error) {
+	if c.moves.local, err = endOf(tcp.LocalAddr()); err != nil {
+		return err
+	}
+	if c.moves.remote, err = endOf(tcp.RemoteAddr()); err != nil {
+		return err
+	}
+	r, err := tcp.SyscallConn()
+	if err != nil {
+		return err
+	}
+	return shareAddress("", "", r)
+}
+
+// shareAddress has a socket share its address with those that say so, too, and do not listen.
+func shareAddress(_, _ string, r syscall.RawConn) error {
+	var err error
+	if e := r.Control(func(fd uintptr) { err = syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_REUSEADDR, 1) }); e != nil {
+		return e
+	}
+	return err
+}
+
+// comeBack connects to another port of the peer, from our port if that can be (§13.1.1). The peer sends us nowhere but to its
+// own address, and to no port that takes rights to listen on.
+func (c *Conn) comeBack(ctx context.Context, port uint16) (*net.TCPConn, error) {
+	if port < minSuspendPort {
+		return nil, fmt.Errorf("port %d, want %d at least: %w", port, minSuspendPort, rdma.ErrInvalid)
+	}
+	d := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(c.moves.local), Control: shareAddress}
+	d.SetMultipathTCP(false)
+	to := netip.AddrPortFrom(c.moves.remote.Addr(), port).String()
+	n, err := d.DialContext(ctx, "tcp", to)
+	if errors.Is(err, syscall.EADDRINUSE) || errors.Is(err, syscall.EADDRNOTAVAIL) { // it is a listener's
+		d.LocalAddr = net.TCPAddrFromAddrPort(netip.AddrPortFrom(c.moves.local.Addr(), 0))
+		n, err = d.DialContext(ctx, "tcp", to)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return n.(*net.TCPConn), nil // "tcp" gives no other
+}
+
+// awaitPeer accepts the connection that comes from an address, and from its port unless any will do. Others are reset.
+func awaitPeer(ctx context.Context, l *net.TCPListener, from netip.AddrPort, anyPort bool) (*net.TCPConn, error) {
+	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
+	defer stop()
+	for {
+		tcp, err := l.AcceptTCP()
+		if ctx.Err() != nil {
+			err = context.Cause(ctx)
+		}
+		if err == nil {
+			var at netip.AddrPort
+			if at, err = endOf(tcp.RemoteAddr()); err == nil && at.Addr() == from.Addr() && (anyPort || at.Port() == from.Port()) {
+				return tcp, nil
+			}
+		}
+		if tcp != nil {
+			_ = tcp.SetLinger(0)
+			_ = tcp.Close() // nobody waits for it
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+}
+
+// endOf is an address of TCP.
+func endOf(a net.Addr) (netip.AddrPort, error) {
+	at, err := netip.ParseAddrPort(a.String())
+	return netip.AddrPortFrom(at.Addr().Unmap(), at.Port()), err
+}
