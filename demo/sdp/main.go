@@ -92,19 +92,7 @@ func run(args []string, stdout, stderr io.Writer) int {
 		fmt.Fprintf(stderr, "sdp: want no arguments, and 1 to %d for -mib; -help shows more\n", maxMiB)
 		return transcript.ExitUsage
 	}
-	ctx, stop, err := transcript.Interruptible()
-	if err != nil {
-		fmt.Fprintf(stderr, "sdp: %v\n", err)
-		return transcript.ExitFailed
-	}
-	defer stop()
-	ctx, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
-	t := transcript.New(stdout)
-	if err := show(ctx, t, *mib); err != nil {
-		t.Check("the demo is complete", false, "%v", err)
-	}
-	return t.Summary(errors.Is(ctx.Err(), context.Canceled))
+	return transcript.Play("sdp", stdout, stderr, patience, func(ctx context.Context, t *transcript.Transcript) error { return show(ctx, t, *mib) })
 }
 
 // said is what a program says: the server where it listens, and both of each way.

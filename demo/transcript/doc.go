@@ -3,11 +3,11 @@
 // Package transcript is what demos print: their parts, and statements of which each
 // is a check.
 //
-//	ctx, stop, err := transcript.Interruptible()
-//	t := transcript.New(os.Stdout)
-//	t.Title("A pod on each node")
-//	t.Check("the pods reach each other", err == nil, "%v", err)
-//	os.Exit(t.Summary(ctx.Err() != nil))
+//	os.Exit(transcript.Play("demo", os.Stdout, os.Stderr, time.Minute, func(ctx context.Context, t *transcript.Transcript) error {
+//		t.Title("A pod on each node")
+//		t.Check("the pods reach each other", err == nil, "%v", err)
+//		return nil
+//	}))
 //
 // # Limitations
 //

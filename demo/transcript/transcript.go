@@ -4,6 +4,7 @@ package transcript
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -70,6 +71,29 @@ func (t *Transcript) Summary(interrupted bool) int {
 	}
 	fmt.Fprintf(t.Out, "\n%d of %d checks do not hold (%.0f s):\n  %s\n", len(t.failed), t.checks, seconds, strings.Join(t.failed, "\n  "))
 	return ExitFailed
+}
+
+// Play plays a demo, for so long at most, and returns its exit code. The name is what an error that keeps it from beginning is
+// told with.
+func Play(name string, stdout, stderr io.Writer, limit time.Duration, play func(context.Context, *Transcript) error) int {
+	ctx, stop, err := Interruptible()
+	if err != nil {
+		fmt.Fprintf(stderr, "%s: %v\n", name, err)
+		return ExitFailed
+	}
+	defer stop()
+	limited, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("the demo took longer than %v", limit))
+	defer cancel()
+	t := New(stdout)
+	err = play(limited, t)
+	interrupted := ctx.Err() != nil
+	if err != nil && !interrupted {
+		if limited.Err() != nil {
+			err = errors.Join(context.Cause(limited), err)
+		}
+		t.Check("the demo is complete", false, "%v", err)
+	}
+	return t.Summary(interrupted)
 }
 
 // Interruptible returns a context that a signal ends, and the end of the parent: who

@@ -3,14 +3,51 @@
 package transcript_test
 
 import (
+	"context"
+	"errors"
+	"os"
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/smcr-io/kube-smcr/demo/transcript"
 )
+
+// A demo that fails, or takes too long, is not complete, and says why.
+func TestPlay(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		play func(context.Context, *transcript.Transcript) error
+		code int
+		want string
+	}{
+		{"holds", func(context.Context, *transcript.Transcript) error { return nil }, 0, "0 checks, all hold"},
+		{"fails", func(context.Context, *transcript.Transcript) error { return errors.New("no power") }, transcript.ExitFailed, "is complete: no power"},
+		{"too long", func(ctx context.Context, _ *transcript.Transcript) error { <-ctx.Done(); return ctx.Err() }, transcript.ExitFailed, "is complete: the demo took longer than 50ms"},
+		{"interrupted", func(ctx context.Context, _ *transcript.Transcript) error {
+			if err := unix.Kill(os.Getpid(), unix.SIGTERM); err != nil {
+				return err
+			}
+			<-ctx.Done()
+			return ctx.Err()
+		}, transcript.ExitInterrupted, "interrupted after"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			limit := 50 * time.Millisecond
+			if tc.code == transcript.ExitInterrupted {
+				limit = time.Minute
+			}
+			var stdout, stderr strings.Builder
+			if code := transcript.Play("demo", &stdout, &stderr, limit, tc.play); code != tc.code || !strings.Contains(stdout.String(), tc.want) || stderr.Len() > 0 {
+				t.Errorf("exit code %d, want %d with %q:\n%s%s", code, tc.code, tc.want, stdout.String(), stderr.String())
+			}
+		})
+	}
+}
 
 func TestTranscript_Summary(t *testing.T) {
 	for _, tc := range []struct {

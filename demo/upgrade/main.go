@@ -129,23 +129,11 @@ func run(args []string, stdout, stderr io.Writer) int {
 	if code >= 0 {
 		return code
 	}
-	ctx, stop, err := transcript.Interruptible()
-	if err != nil {
-		fmt.Fprintf(stderr, "iwarp: %v\n", err)
-		return transcript.ExitFailed
-	}
-	defer stop()
-	ctx, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
-	t := transcript.New(stdout)
 	play := show
 	if o.siw {
 		play = showSIW
 	}
-	if err := play(ctx, t, o); err != nil {
-		t.Check("the demo is complete", false, "%v", err)
-	}
-	return t.Summary(errors.Is(ctx.Err(), context.Canceled))
+	return transcript.Play("iwarp", stdout, stderr, patience, func(ctx context.Context, t *transcript.Transcript) error { return play(ctx, t, o) })
 }
 
 // show runs both programs and prints what they say.

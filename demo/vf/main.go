@@ -21,7 +21,6 @@ import (
 	"context"
 	"errors"
 	"flag"
-	"fmt"
 	"io"
 	"os"
 	"time"
@@ -45,28 +44,18 @@ func run(args []string, stdout, stderr io.Writer) int {
 	} else if err != nil || fs.NArg() > 0 || *pods < 1 {
 		return transcript.ExitUsage
 	}
-	ctx, stop, err := transcript.Interruptible()
-	if err != nil {
-		fmt.Fprintf(stderr, "demo-vf: %v\n", err)
-		return transcript.ExitFailed
-	}
-	defer stop()
-	limited, cancel := context.WithTimeoutCause(ctx, demoTimeout, fmt.Errorf("the demo took longer than %v", demoTimeout))
-	defer cancel()
-	d := &demo{Transcript: transcript.New(stdout)}
-	if *times {
-		err = d.times(limited, *pods)
-	} else {
-		err = d.show(limited)
-	}
-	if d.lab != nil {
-		err = errors.Join(err, d.lab.Close())
-	}
-	interrupted := ctx.Err() != nil
-	if err != nil && !interrupted {
-		d.Check("the demo is complete", false, "%v", err)
-	}
-	return d.Summary(interrupted)
+	return transcript.Play("demo-vf", stdout, stderr, demoTimeout, func(ctx context.Context, t *transcript.Transcript) (err error) {
+		d := &demo{Transcript: t}
+		if *times {
+			err = d.times(ctx, *pods)
+		} else {
+			err = d.show(ctx)
+		}
+		if d.lab != nil {
+			err = errors.Join(err, d.lab.Close())
+		}
+		return err
+	})
 }
 
 // demo is one run. It is owned by one goroutine.
