@@ -65,7 +65,8 @@ type Config struct {
 	MinRecvBytes, MaxRecvBytes uint32
 
 	// Keep says that OutKeep may come: then receive buffers that hold little are emptied into private memory while the
-	// program does not read (§9.5.6). It is no more than RecvBuffers of RecvBytes each.
+	// program does not read (§9.5.6). It is no more than RecvBuffers of RecvBytes each, and with suspensions up
+	// to three times that.
 	Keep bool
 
 	// Suspends says that OutSuspended may come: the peer may move the connection, and Suspend does (§13). It needs Keep, for

@@ -25,6 +25,13 @@ func (k *sink) keepDue(cfg *Config, recvBytes uint32) bool {
 		c.parts <= cfg.RecvBuffers
 }
 
+// holdsMuch reports whether so much is unread that the connection may not move to another one: there the peer may send as much again as there
+// are receive buffers. What came between SuspComm and its answer is still added.
+func (k *sink) holdsMuch(cfg *Config, recvBytes uint32) bool {
+	c, room := &k.count, uint64(cfg.RecvBuffers)*uint64(recvBytes)
+	return c.kept+c.bytes > 2*room || c.parts+c.buffers > 2*cfg.RecvBuffers
+}
+
 // keep moves all payload that waits in receive buffers to private memory, and posts them again.
 func (s *Socket) keep() {
 	k := &s.snk

@@ -77,7 +77,7 @@ type sink struct {
 func newSink(cfg *Config) sink {
 	return sink{
 		mode: bsdh.Combined, reads: newFifo[pendingRead](MaxReads),
-		held: newFifo[heldPayload](3*cfg.RecvBuffers + 1), srcs: newFifo[peerSrc](cfg.MaxAdverts),
+		held: newFifo[heldPayload](4*cfg.RecvBuffers + 1), srcs: newFifo[peerSrc](cfg.MaxAdverts),
 		flight: newFifo[uint32](cfg.ORD),
 	}
 }

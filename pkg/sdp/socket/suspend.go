@@ -96,7 +96,7 @@ func (s *Socket) stepSuspend(now time.Time) bool {
 	case k.reportDue():
 		s.credits.holds = false
 		return s.reportRead()
-	case !k.flight.isEmpty() || !o.flight.isEmpty():
+	case !k.flight.isEmpty() || !o.flight.isEmpty(), k.holdsMuch(&s.cfg, s.size.recvBytes):
 		return false
 	case k.count.buffers > 0: // the peer gets no more credit, and may need some
 		s.keep()

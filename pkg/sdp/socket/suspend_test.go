@@ -157,6 +157,38 @@ func TestSection13_Left(t *testing.T) {
 	}
 }
 
+// A peer that moves again and again while nobody reads does not make us hold more with every move: it waits, until something was read or the
+// time is up.
+func TestSection13_1_1_KeepsWithinBounds(t *testing.T) {
+	for _, urgent := range []bool{false, true} {
+		w, a, b := pair(t, suspendable, suspendable)
+		size, room := suspendable.RecvBytes, suspendable.RecvBuffers*int(suspendable.RecvBytes)
+		if urgent {
+			size = 1
+		}
+		for range 5 {
+			for range suspendable.RecvBuffers {
+				a.write(size, false, urgent)
+			}
+			w.rest()
+			if a.s.Suspend(w.now, 4711) == nil {
+				a.run()
+			}
+			settle(t, w)
+			if v := b.s.Snapshot(); int(v.Held) > 3*room {
+				t.Fatalf("urgent %t: %v", urgent, v)
+			}
+		}
+		if b.moves < 2 || b.moves > 3 {
+			t.Errorf("urgent %t: moved %d times, want 2 or 3", urgent, b.moves)
+		}
+		w.finish()
+		if w.err != nil || b.moves != a.moves {
+			t.Errorf("urgent %t: moved %d and %d times: %v", urgent, a.moves, b.moves, w.err)
+		}
+	}
+}
+
 // The size of receive buffers that a peer knows is that of the next connection too.
 func TestSection13_1_1_KeepsSize(t *testing.T) {
 	c := suspendable

@@ -555,7 +555,7 @@ func (h *host) check() {
 	if s.credits.posted != len(h.posted) {
 		h.w.fail("side %d: %d receive buffers counted, %d posted", h.side, s.credits.posted, len(h.posted))
 	}
-	if uint64(len(h.kept)) != s.snk.count.kept || len(h.kept) > 2*h.cfg.RecvBuffers*int(max(h.cfg.RecvBytes, h.cfg.MaxRecvBytes)) {
+	if uint64(len(h.kept)) != s.snk.count.kept || len(h.kept) > 3*h.cfg.RecvBuffers*int(max(h.cfg.RecvBytes, h.cfg.MaxRecvBytes)) {
 		h.w.fail("side %d: %d bytes are kept, %d counted", h.side, len(h.kept), s.snk.count.kept)
 	}
 	if err := h.oracle.compare(s); err != nil {
