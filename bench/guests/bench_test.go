@@ -18,8 +18,8 @@ func TestParseFlags(t *testing.T) {
 	}{
 		{"defaults", "", ""},
 		{"some", "-rounds 1 -time 100ms -o json -vm x", ""},
-		{"both groups", "-groups iwarp,smcr", ""},
-		{"unknown group", "-groups roce", `unknown group "roce", there are smcr, iwarp`},
+		{"all groups", "-groups iwarp,smcr,sdp-roce", ""},
+		{"unknown group", "-groups roce", `unknown group "roce", there are smcr, iwarp, sdp-roce`},
 		{"no round", "-rounds 0", "want -rounds from 1 to 1000, -time from 1ms to 10s, and no arguments"},
 		{"argument", "conn", "no arguments"},
 	} {

@@ -21,6 +21,9 @@
 // the kernel, siw, and with TCP: WRITEs, READs and round trips by the same code (bench/iwarpload), with
 // and without CRCs, which both compute by tables there.
 //
+// Group sdp-roce (-groups sdp-roce) compares SDP (pkg/sdp over pkg/rdma/verbs), by messages and from Buffer to Buffer, with raw READs
+// (ib_read_bw), rsockets and TCP.
+//
 // # Who owns what
 //
 // The main process starts the guests and in each of them itself as a worker. Both
@@ -57,13 +60,13 @@ type settings struct {
 	vm     string
 }
 
-var allGroups = []string{"smcr", "iwarp"}
+var allGroups = []string{"smcr", "iwarp", "sdp-roce"}
 
 func parseFlags(args []string) (settings, error) {
 	var s settings
 	f := flag.NewFlagSet("bench-vm", flag.ContinueOnError)
 	output := s.Define(f, 500*time.Millisecond, "the workers")
-	groups := f.String("groups", "smcr", "what to measure: smcr, iwarp, or both, separated by a comma")
+	groups := f.String("groups", "smcr", "what to measure: smcr, iwarp and sdp-roce, separated by commas")
 	f.StringVar(&s.paths, "paths", "", "measure only these paths, separated by commas")
 	f.StringVar(&s.vm, "vm", "", "use the guests of this name, see go run ./tools/vm up, instead of new ones")
 	if err := f.Parse(args); err != nil {
@@ -94,8 +97,11 @@ func run(ctx context.Context, args []string) error {
 		p := &pair{name: s.vm, only: s.paths, profiles: s.Profile, log: e.Log}
 		var bed engine.Bed = p
 		jobs := s.jobs()
-		if name == "iwarp" {
-			bed, jobs = &iwarpPair{pair: p}, s.iwarpJobs()
+		switch name {
+		case "iwarp":
+			bed, jobs = &iwarpPair{p}, s.iwarpJobs()
+		case "sdp-roce":
+			bed, jobs = &rocePair{p}, s.roceJobs()
 		}
 		groups = append(groups, engine.Group{Name: name, Measure: func(ctx context.Context) error { return e.Compare(ctx, name, bed, jobs) }})
 	}

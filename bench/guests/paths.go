@@ -58,12 +58,17 @@ func (p *pair) paths(seen state) []engine.Path {
 		{Name: pathVerbs, Peers: p.tools(p.perftest), Tool: true},
 		{Name: pathConn, Peers: conn, Profile: conn.profile},
 		{Name: pathKernel, Peers: &way{pair: p, stack: stackKernel, warm: true, seen: seen}},
-		{Name: pathRsockets, Peers: p.tools(p.rstream), Tool: true, Can: func(l load.Load) bool {
-			return l.Kind != load.Setup && l.Conns*l.SizeBytes <= rstreamBytes
-		}},
+		p.rsockets(),
 		{Name: pathTCP, Peers: &way{pair: p, stack: stackTCP}},
 	}
 	return p.wanted(all)
+}
+
+// rsockets are those of librdmacm.
+func (p *pair) rsockets() engine.Path {
+	return engine.Path{Name: pathRsockets, Peers: p.tools(p.rstream), Tool: true, Can: func(l load.Load) bool {
+		return l.Kind != load.Setup && l.Conns*l.SizeBytes <= rstreamBytes
+	}}
 }
 
 // wanted are those that are asked for.

@@ -75,6 +75,16 @@ func (p *pair) perftest(ctx context.Context, l load.Load, speed float64) (load.R
 	if l.Kind == load.Echo {
 		name = "ib_write_lat"
 	}
+	return p.runPerftest(ctx, name, l, n)
+}
+
+// perftestRead measures the device's READs.
+func (p *pair) perftestRead(ctx context.Context, l load.Load, speed float64) (load.Result, error) {
+	return p.runPerftest(ctx, "ib_read_bw", l, iterations(l, speed, leastIterations))
+}
+
+// runPerftest runs a program of perftest.
+func (p *pair) runPerftest(ctx context.Context, name string, l load.Load, n int) (load.Result, error) {
 	args := []string{
 		name, "-F", "-d", device, "-x", strconv.Itoa(p.gidIndex), "-p", strconv.Itoa(portPerftest),
 		"-s", strconv.Itoa(l.SizeBytes), "-n", strconv.Itoa(n),
@@ -205,7 +215,7 @@ func duration(micros float64) time.Duration {
 	return time.Duration(micros * float64(time.Microsecond))
 }
 
-// parsePerftest reads the result of ib_write_lat or ib_write_bw.
+// parsePerftest reads the result of ib_write_lat, ib_write_bw or ib_read_bw.
 func parsePerftest(out string, l load.Load, n int) (load.Result, error) {
 	v, err := row(out, strconv.Itoa(l.SizeBytes))
 	if err != nil {
@@ -221,7 +231,7 @@ func parsePerftest(out string, l load.Load, n int) (load.Result, error) {
 	}
 	// iterations, peak, average in MiB/s, messages.
 	if len(v) < 3 || v[2] <= 0 {
-		return load.Result{}, fmt.Errorf("ib_write_bw told only %v", v)
+		return load.Result{}, fmt.Errorf("perftest told only %v", v)
 	}
 	r := load.Result{Ops: n * l.Conns}
 	r.Bytes = int64(r.Ops) * int64(l.SizeBytes)

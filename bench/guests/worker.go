@@ -17,9 +17,11 @@ import (
 
 	"github.com/smcr-io/kube-smcr/bench/engine"
 	"github.com/smcr-io/kube-smcr/bench/load"
+	"github.com/smcr-io/kube-smcr/bench/sdpload"
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/softiwarp"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/verbs"
+	"github.com/smcr-io/kube-smcr/pkg/sdp"
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/synopt"
 	"github.com/smcr-io/kube-smcr/test/vm/afsmc"
@@ -28,11 +30,12 @@ import (
 
 // request is what the main process asks of a worker, one JSON value per line.
 type request struct {
-	Op    operation `json:"op"`
-	Stack stack     `json:"stack,omitempty"`
-	Addr  string    `json:"addr,omitempty"` // to serve, or to connect to; the file of opProfile
-	Load  load.Load `json:"load"`
-	IWARP iwarpForm `json:"iwarp,omitzero"`
+	Op    operation   `json:"op"`
+	Stack stack       `json:"stack,omitempty"`
+	Addr  string      `json:"addr,omitempty"` // to serve, or to connect to; the file of opProfile
+	Load  load.Load   `json:"load"`
+	IWARP iwarpForm   `json:"iwarp,omitzero"`
+	Way   sdpload.Way `json:"way,omitempty"` // of opLoadRoCE
 }
 
 type operation string
@@ -48,6 +51,10 @@ const (
 	opOpenIWARP  operation = "open iwarp"  // both devices, at the address Addr
 	opServeIWARP operation = "serve iwarp" // on both
 	opLoadIWARP  operation = "load iwarp"
+
+	opOpenRoCE  operation = "open sdp on roce" // on the device of opOpen
+	opServeRoCE operation = "serve sdp on roce"
+	opLoadRoCE  operation = "load sdp on roce"
 )
 
 // stack is what makes connections.
@@ -81,6 +88,8 @@ type workload struct {
 
 	softiwarp *softiwarp.Device
 	siw       siw
+
+	roce *sdp.Stack // on device
 }
 
 // runWorker obeys requests until the input ends.
@@ -111,6 +120,13 @@ func (w *workload) do(req request) (resp response, err error) {
 		return resp, w.serveIWARP(req.Addr)
 	case opLoadIWARP:
 		resp.Result, err = w.loadIWARP(ctx, req)
+		return resp, err
+	case opOpenRoCE:
+		return resp, w.openRoCE()
+	case opServeRoCE:
+		return resp, w.serveRoCE(ctx, req.Addr)
+	case opLoadRoCE:
+		resp.Result, err = w.loadRoCE(ctx, req)
 		return resp, err
 	case opProfile:
 		return resp, w.opened.Profile.Set(req.Addr)
