@@ -86,6 +86,7 @@ func (s *Socket) stepSuspend(now time.Time) bool {
 	if s.deadline.IsZero() { // SuspComm that is sent again
 		s.deadline = now.Add(s.cfg.SuspendTimeout)
 	}
+	s.credits.holds = s.credits.holds && !k.flight.isEmpty() // as in stepSink
 	switch {
 	case x.answered:
 		return false
@@ -94,7 +95,6 @@ func (s *Socket) stepSuspend(now time.Time) bool {
 	case !s.maySend(false) && (!x.due || !s.sends.hasRoom(&s.cfg) || s.credits.available() == 0):
 		return false // behind the peer's SuspComm no credit comes: what was kept back for that is for the answer
 	case k.reportDue():
-		s.credits.holds = false
 		return s.reportRead()
 	case !k.flight.isEmpty() || !o.flight.isEmpty(), k.holdsMuch(&s.cfg, s.size.recvBytes):
 		return false

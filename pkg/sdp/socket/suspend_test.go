@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/sdp/bsdh"
 )
 
@@ -255,5 +256,29 @@ func TestSection13_Violations(t *testing.T) {
 	}
 	if _, err := New(time.Unix(0, 0), Config{ZcopyBytes: NoZcopy, Suspends: true}); !errors.Is(err, ErrInvalid) {
 		t.Errorf("Suspends without Keep: %v", err)
+	}
+}
+
+// A SrcAvailCancel before SuspComm is acknowledged when no RDMA READ is under way any more, not with the first one's report.
+func TestSection13_1_CanceledReads(t *testing.T) {
+	cfg := rdmaMoves
+	cfg.Keep, cfg.Suspends = true, true
+	l := newLone(t, cfg)
+	l.pipeline(false, true)
+	for i := range rdma.RKey(2) {
+		l.mustSend(bsdh.Message{MID: bsdh.SrcAvail, Advert: bsdh.Advert{Len: 2000, Key: 70 + i}})
+		l.read(Read{ID: uint64(i), Len: 2000, Direct: true})
+	}
+	l.mustSend(bsdh.Message{MID: bsdh.SrcAvailCancel})
+	l.mustSend(bsdh.Message{MID: bsdh.SuspComm, Port: 5})
+	l.outputs()
+	l.s.HandleRead(l.h.w.now, true)
+	if o := l.only(); o.Message.MID != bsdh.RdmaRdCompl || o.Message.Ack != l.next-3 {
+		t.Fatalf("after the first RDMA READ: %+v, the cancel is number %d", o, l.next-2)
+	}
+	l.s.HandleRead(l.h.w.now, true)
+	out := l.outputs()
+	if len(out) != 2 || out[0].Message.MID != bsdh.RdmaRdCompl || out[1].Message.MID != bsdh.SuspCommAck || out[1].Message.Ack != l.next-1 {
+		t.Errorf("after the second RDMA READ: %+v", out)
 	}
 }
