@@ -161,6 +161,11 @@ func randomSchedule(seed uint64) schedule {
 		}
 		s.ops = slices.Insert(s.ops, at, burst(rng)...)
 	}
+	for i, few := range s.few {
+		if few { // else what must go by Bcopy, with a wait for credit for each message, takes longer than a cancel may
+			s.cfg[i].RecvBytes, s.cfg[i].MinRecvBytes = 1000, 0
+		}
+	}
 	return s
 }
 
