@@ -163,7 +163,7 @@ func randomSchedule(seed uint64) schedule {
 	}
 	for i, few := range s.few {
 		if few { // else what must go by Bcopy, with a wait for credit for each message, takes longer than a cancel may
-			s.cfg[i].RecvBytes, s.cfg[i].MinRecvBytes = 1000, 0
+			s.cfg[i].RecvBytes, s.cfg[i].MinRecvBytes, s.cfg[1-i].SendBytes = 1000, 0, 1000
 		}
 	}
 	return s
@@ -266,6 +266,11 @@ func (w *world) do(o simOp) {
 		_ = h.s.Suspend(w.now, 4711) // not while the last one goes on
 		h.run()
 	case opLost:
+		for _, h := range w.sides {
+			if h.s.susp.isActive() || h.s.susp.away {
+				return // it is to end, and they go on with another one
+			}
+		}
 		w.gone = true
 		for _, h := range w.sides {
 			h.out = nil
