@@ -9,7 +9,7 @@ import (
 
 // bugs are mistakes that are planted into one side after each input, as if a line were missing or wrong, and by how many
 // schedules the simulator must have found each. The log of the test says how many it took: most are found by the first
-// one, refused payload that waits by the 752nd.
+// one, refused payload that waits by the 289th.
 var bugs = []struct {
 	name   string
 	within uint64

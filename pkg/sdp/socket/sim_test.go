@@ -349,6 +349,11 @@ func (w *world) finish() {
 			w.fail("stalled:\n0: %v\n1: %v", w.sides[0].s.Snapshot(), w.sides[1].s.Snapshot())
 		}
 	}
+	for range 10 { // what is still to be reported may wait for credit
+		w.rest()
+		w.now = w.now.Add(50 * time.Millisecond)
+		w.expire()
+	}
 	w.rest()
 	w.wantAccounts()
 	for _, h := range w.sides {
