@@ -28,6 +28,8 @@ var known = []difference{
 	{"curl", "1 to 99", "19", []mode{smcr}, connectsFirst},
 	{"curl", "1200 to 1299", "1233", []mode{smcr}, connectsFirst},
 	{"memcached", "t/daemonize.t", "7", []mode{smcr}, connectsFirst},
+	{"redis", "unit/shutdown", "Temp rdb will be deleted if we use bg_unlink when shutdown", []mode{smcr}, connectsFirst},
+	{"redis", "unit/networking", "Default bind address configuration handling", []mode{smcr}, connectsFirst},
 	{"redis", "unit/scripting", "SHUTDOWN NOSAVE can kill a timedout script anyway", []mode{smcr}, connectsFirst},
 	{
 		"redis", "unit/pubsub", "PUBLISH/SUBSCRIBE after UNSUBSCRIBE without arguments",
@@ -37,6 +39,8 @@ var known = []difference{
 		"redis", "unit/pubsub", "PUBLISH/PSUBSCRIBE after PUNSUBSCRIBE without arguments",
 		ours, otherConnection,
 	},
+	{"redis", "integration/shutdown", "Shutting down master waits for replica then aborted", ours, otherConnection},
+	{"redis", "integration/shutdown", "Shutting down master waits for replica then fails", ours, otherConnection},
 	{
 		"redis", "unit/type/list", "BRPOPLPUSH does not affect WATCH while still blocked",
 		ours, otherConnection,
