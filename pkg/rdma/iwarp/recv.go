@@ -36,7 +36,8 @@ type receiver struct {
 
 	ird int
 
-	narrow bool // the last payload was long: read the next header alone
+	narrow bool // payloads are long: read what is between them alone
+	shorts int  // FPDUs since the last long one
 	direct direct
 }
 
@@ -65,7 +66,7 @@ func (r *receiver) begin() {
 func (r *receiver) stop() {
 	r.r, r.w = 0, 0
 	r.direct = direct{}
-	r.narrow, r.filled = false, false
+	r.narrow, r.shorts, r.filled = false, 0, false
 }
 
 func (r *receiver) clear() {
@@ -114,14 +115,44 @@ func (q *QP) RxBuffers(dst [][]byte) [][]byte {
 		r.w = copy(r.buf, r.buf[r.r:r.w])
 		r.r = 0
 	}
-	free := r.buf[r.w:]
-	if (r.narrow || r.direct.active) && r.w-r.r < lookAhead {
-		free = free[:lookAhead-(r.w-r.r)]
-	}
+	free := r.narrowed(r.buf[r.w:])
 	if len(free) == 0 {
 		return dst // in ASKED, with a peer that does not wait for the Reply
 	}
 	return append(dst, free)
+}
+
+// narrowed cuts what is free in buf where a long payload may come next: then a short FPDU that has begun is
+// read, or pad and CRC, and the header behind it.
+func (r *receiver) narrowed(free []byte) []byte {
+	if !r.narrow && !r.direct.active {
+		return free
+	}
+	b, want := r.buf[r.r:r.w], lookAhead
+	if !r.direct.active && len(b) >= lengthLen {
+		if n := int(binary.BigEndian.Uint16(b)); !isLong(n) {
+			want += fpduLen(n)
+		}
+	}
+	if len(b) >= want {
+		return free // a long FPDU that does not go to its place at once
+	}
+	return free[:want-len(b)]
+}
+
+// isLong reports whether a ULPDU's payload is worth a read of its own.
+func isLong(ulpdu int) bool { return ulpdu >= untaggedLen+directMin }
+
+// passed says that the ULPDU of an FPDU was handled.
+func (r *receiver) passed(ulpdu int) {
+	switch {
+	case r.crc:
+	case isLong(ulpdu):
+		r.narrow, r.shorts = true, 0
+	case r.narrow:
+		r.shorts++
+		r.narrow = r.shorts < maxShorts
+	}
 }
 
 // grow makes room for more per read.
@@ -227,7 +258,7 @@ func (q *QP) handleFPDU() bool {
 		return false
 	}
 	if len(b) < total {
-		if !r.crc && n >= untaggedLen+directMin && len(b) >= lengthLen+untaggedLen {
+		if !r.crc && isLong(n) && len(b) >= lengthLen+untaggedLen {
 			return q.beginDirect(b, n)
 		}
 		return false
@@ -247,7 +278,7 @@ func (q *QP) handleFPDU() bool {
 		return false
 	}
 	r.r += total
-	r.narrow = !r.crc && n >= directMin
+	r.passed(n)
 	return true
 }
 
@@ -312,7 +343,7 @@ func (q *QP) endDirect() bool {
 		return false
 	}
 	r.r += d.skip
-	r.narrow = true
+	r.passed(d.h.Len() + d.n)
 	h, n, head := d.h, d.n, d.head
 	*d = direct{}
 	if err := q.deliver(&h, n); err != nil {
