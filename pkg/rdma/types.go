@@ -174,10 +174,10 @@ type DeviceAttr struct {
 	MaxInline    int  // bytes that SendInline copies at posting; 0: not supported
 	WriteWithImm bool // RDMA WRITE with immediate data
 	RDMARead     bool
-	SendWithInv  bool // SendInvalidate
-	SendWithImm  bool // SendImm
-	Solicited    bool // SendSolicited; without it Arm(true) wakes for every receive
-	GIDTypes     []GIDType
+	SendWithInv  bool      // SendInvalidate
+	SendWithImm  bool      // SendImm
+	Solicited    bool      // SendSolicited; without it Arm(true) wakes for every receive
+	GIDTypes     []GIDType // the device's own, to be read only
 
 	// MaxReadsServed and MaxReadsAsked bound QPAttr.ReadsServed and ReadsAsked; 0:
 	// the device has no RDMA READ.

@@ -91,6 +91,9 @@ func testAttributes(t *testing.T, net Net) {
 		if at.RDMARead != (at.MaxReadsServed > 0 && at.MaxReadsAsked > 0) {
 			t.Errorf("READ: %t, with %d served and %d asked", at.RDMARead, at.MaxReadsServed, at.MaxReadsAsked)
 		}
+		if n := testing.AllocsPerRun(100, func() { d.Attr() }); n != 0 {
+			t.Errorf("asking for the attributes allocates %v times", n)
+		}
 		g := d.GIDs()
 		if len(g) == 0 || g[0].GID.IsZero() || !slices.Contains(at.GIDTypes, g[0].Type) {
 			t.Errorf("GID table %+v does not fit types %v", g, at.GIDTypes)

@@ -17,6 +17,7 @@ import (
 // Device is a software RDMA device.
 type Device struct {
 	cfg     Config
+	attr    rdma.DeviceAttr
 	wire    Wire
 	share   *share      // nil: the address is ours alone
 	watcher LinkWatcher // nil: always up
@@ -49,6 +50,7 @@ func Open(cfg Config) (*Device, error) {
 	}
 	d := &Device{
 		cfg:     cfg,
+		attr:    attributes(),
 		wire:    wire,
 		share:   sharing,
 		done:    make(chan struct{}),
@@ -91,7 +93,10 @@ func (d *Device) Name() string { return d.cfg.Name }
 func (d *Device) Addr() netip.AddrPort { return netip.AddrPortFrom(d.cfg.Addr, d.cfg.Port) }
 
 // Attr implements [rdma.Device].
-func (d *Device) Attr() rdma.DeviceAttr {
+func (d *Device) Attr() rdma.DeviceAttr { return d.attr }
+
+// attributes are those of every device.
+func attributes() rdma.DeviceAttr {
 	return rdma.DeviceAttr{
 		Provider:     "soft",
 		MaxQP:        softdev.MaxQP,

@@ -41,6 +41,7 @@ func (c Config) Validate() error {
 // Device is a software RDMA device that speaks iWARP.
 type Device struct {
 	cfg  Config
+	attr rdma.DeviceAttr
 	base *softdev.Device
 	host *tcpqp.Host
 	wg   sync.WaitGroup
@@ -59,7 +60,7 @@ func Open(cfg Config) (*Device, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("open softiwarp device %q: %w: %w", cfg.Name, rdma.ErrInvalid, err)
 	}
-	d := &Device{cfg: cfg, open: make(map[io.Closer]struct{})}
+	d := &Device{cfg: cfg, attr: attributes(), open: make(map[io.Closer]struct{})}
 	d.base = softdev.New(softdev.Config{Device: d, NewQP: d.newQP})
 	d.host = tcpqp.NewHost(d.base)
 	return d, nil
@@ -114,7 +115,10 @@ func (d *Device) untrack(c io.Closer) bool {
 func (d *Device) Name() string { return d.cfg.Name }
 
 // Attr implements [rdma.Device].
-func (d *Device) Attr() rdma.DeviceAttr {
+func (d *Device) Attr() rdma.DeviceAttr { return d.attr }
+
+// attributes are those of every device.
+func attributes() rdma.DeviceAttr {
 	return rdma.DeviceAttr{
 		Provider:    "softiwarp",
 		MaxQP:       softdev.MaxQP,

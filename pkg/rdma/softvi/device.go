@@ -50,6 +50,7 @@ func (c Config) Validate() error {
 // Device is a software RDMA device that speaks VI/TCP.
 type Device struct {
 	cfg  Config
+	attr rdma.DeviceAttr
 	base *softdev.Device
 	host *tcpqp.Host
 	tcp  *net.TCPListener
@@ -87,6 +88,7 @@ func Open(cfg Config) (*Device, error) {
 	}
 	d := &Device{
 		cfg:       cfg,
+		attr:      attributes(),
 		tcp:       tcp,
 		done:      make(chan struct{}),
 		pending:   make(map[*Request]struct{}),
@@ -144,7 +146,10 @@ func (d *Device) Addr() netip.AddrPort {
 
 // Attr implements [rdma.Device]. PeerCompletes is what reliable connections keep: one that was
 // made with Options.Unreliable does not.
-func (d *Device) Attr() rdma.DeviceAttr {
+func (d *Device) Attr() rdma.DeviceAttr { return d.attr }
+
+// attributes are those of every device.
+func attributes() rdma.DeviceAttr {
 	return rdma.DeviceAttr{
 		Provider:     "softvi",
 		MaxQP:        softdev.MaxQP,

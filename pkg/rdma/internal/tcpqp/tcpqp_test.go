@@ -78,12 +78,15 @@ func (d *device) newQP(c softdev.QPConfig) (softdev.Carrier, error) {
 
 func (d *device) Name() string { return "vi" }
 
+// gidTypes is here so that Attr does not make it each time.
+var gidTypes = []rdma.GIDType{rdma.GIDTypeUnknown}
+
 func (d *device) Attr() rdma.DeviceAttr {
 	return rdma.DeviceAttr{
 		Provider: "vi", MaxQP: softdev.MaxQP, MaxCQE: softdev.MaxCQE, MaxMRBytes: softdev.MaxMRBytes, MaxSGE: vitcp.MaxSGE,
 		MaxSendWR: vitcp.MaxRecvWR, MaxRecvWR: vitcp.MaxRecvWR, MaxInline: softdev.MaxInline,
 		WriteWithImm: true, RDMARead: true, SendWithImm: true, MaxReadsServed: vitcp.MaxReadWindow, MaxReadsAsked: vitcp.MaxReadWindow,
-		GIDTypes: []rdma.GIDType{rdma.GIDTypeUnknown}, Stream: true, PeerCompletes: true,
+		GIDTypes: gidTypes, Stream: true, PeerCompletes: true,
 		LocalErrors: true, ResponderEvents: true, SolicitedErrors: true,
 	}
 }
