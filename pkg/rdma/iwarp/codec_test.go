@@ -117,6 +117,20 @@ func TestCRC_vectors(t *testing.T) {
 	}
 }
 
+func TestSummer(t *testing.T) {
+	mem := make([]byte, 4*sumBlock)
+	fill(mem, 3)
+	var s summer
+	for _, at := range []int{0, 1, 4, 63, 64} {
+		for _, n := range []int{0, 1, 511, 512, sumBlock - 1, sumBlock, sumBlock + 1, 2*sumBlock - 1, 2 * sumBlock, 3*sumBlock + 513} {
+			const before = 0x12345678
+			if got, want := s.update(before, mem[at:at+n]), crc32.Update(before, castagnoli, mem[at:at+n]); got != want {
+				t.Errorf("CRC of %d bytes at %d is %#x, want %#x", n, at, got, want)
+			}
+		}
+	}
+}
+
 func TestMULPDU(t *testing.T) {
 	tests := []struct {
 		name    string

@@ -59,6 +59,7 @@ type sender struct {
 	offered    int // bytes of all segments
 	arena      []byte
 	owns       int // segments in the arena
+	sums       summer
 
 	msg   message
 	inRow int // responses since the last local request
@@ -447,7 +448,7 @@ func (t *sender) seal(s *segment, ulpdu int) {
 	if t.framing.CRC {
 		crc := crc32.Update(0, castagnoli, s.head[:s.headLen])
 		for _, p := range s.data[:s.pieces] {
-			crc = crc32.Update(crc, castagnoli, p)
+			crc = t.sums.update(crc, p)
 		}
 		crc = crc32.Update(crc, castagnoli, s.tail[:pad])
 		binary.LittleEndian.PutUint32(s.tail[pad:], crc)
