@@ -72,6 +72,28 @@ func TestConn_closesLikeTCP(t *testing.T) {
 	})
 }
 
+// A connection that is closed says so, and not that its deadline, which came first, has passed.
+func TestConn_closedBehindItsDeadline(t *testing.T) {
+	eachTransport(t, func(t *testing.T, open func(testing.TB, string) rdma.Device) {
+		a, b := newPair(t, open).dial(t)
+		if err := a.SetDeadline(time.Now().Add(-time.Second)); err != nil {
+			t.Fatal(err)
+		}
+		if err := a.Close(); err != nil {
+			t.Fatal(err)
+		}
+		for range 50 { // of two ways to say something one is drawn
+			if _, err := a.Read(make([]byte, 1)); !errors.Is(err, net.ErrClosed) {
+				t.Fatalf("read: %v", err)
+			}
+			if _, err := a.Write(make([]byte, 1)); !errors.Is(err, net.ErrClosed) {
+				t.Fatalf("write: %v", err)
+			}
+		}
+		_ = b.Close()
+	})
+}
+
 // random is n bytes that follow from a seed.
 func random(seed uint64, n int) []byte {
 	rng := rand.New(rand.NewPCG(seed, 1))

@@ -3,6 +3,7 @@
 package sdp
 
 import (
+	"cmp"
 	"slices"
 	"time"
 
@@ -141,7 +142,9 @@ func (c *Conn) start(d direction, t *transfer) error {
 	select {
 	case l.places <- struct{}{}:
 	case <-l.deadline.Wait():
-		return errTimeout
+		c.lock()
+		defer c.unlock()
+		return cmp.Or(c.mayStart(l), errTimeout) // a closed connection is closed, whatever its deadline was
 	}
 	for {
 		c.lock()
