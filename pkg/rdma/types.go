@@ -199,4 +199,8 @@ type DeviceAttr struct {
 	LocalErrors     bool // a request that fails for a local reason says for which, and not StatusLocalQP or StatusFlushed
 	ResponderEvents bool // EventQPFatal also for a queue pair that fails answering its peer
 	SolicitedErrors bool // Arm(true) wakes for failed and flushed requests too
+
+	// RefusalsTold says that a queue pair of a stream whose peer refuses a request learns of it: it has EventQPFatal, and a READ fails
+	// with StatusRemoteAccess. Without it the connection ends: there is EventDisconnected, and the READ is flushed.
+	RefusalsTold bool
 }

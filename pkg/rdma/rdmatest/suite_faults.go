@@ -55,8 +55,11 @@ func remoteFault(t *testing.T, name string, x, y *End, w rdma.SendWR) {
 // told is the status of a request that the peer refuses with s: where a SEND or WRITE
 // completes before the peer has it, that is success, and then the queue pair fails.
 func (e *End) told(op rdma.Opcode, s rdma.Status) rdma.Status {
-	if op != rdma.OpRead && !e.Dev.Attr().PeerCompletes {
+	switch at := e.Dev.Attr(); {
+	case op != rdma.OpRead && !at.PeerCompletes:
 		return rdma.StatusSuccess
+	case at.Stream && !at.RefusalsTold:
+		return rdma.StatusFlushed
 	}
 	return s
 }
@@ -65,8 +68,12 @@ func (e *End) told(op rdma.Opcode, s rdma.Status) rdma.Status {
 // that, if it tells anything of the peer.
 func (e *End) awaitError(t *testing.T) {
 	t.Helper()
-	if !e.Dev.Attr().PeerCompletes {
+	switch at := e.Dev.Attr(); {
+	case at.PeerCompletes:
+	case at.RefusalsTold:
 		AwaitEvent(t, e.Ctx, rdma.EventQPFatal)
+	default:
+		AwaitEvent(t, e.Ctx, rdma.EventDisconnected)
 	}
 	if st := e.QP.State(); st != rdma.QPError {
 		t.Errorf("requester in %v, want ERR", st)
@@ -126,6 +133,9 @@ func (e *End) awaitRemote(t *testing.T, peer *End, id uint64, s rdma.Status) {
 	want := []rdma.Status{e.told(rdma.OpSend, s)}
 	if !peer.Dev.Attr().LocalErrors {
 		want = append(want, rdma.StatusRemoteOp, rdma.StatusRemoteInvalid)
+	}
+	if at := e.Dev.Attr(); at.Stream && !at.RefusalsTold {
+		want = append(want, rdma.StatusLocalQP, rdma.StatusFlushed) // the connection ended while it was sent
 	}
 	if w := Await(t, e.SendCQ, 1)[0]; w.ID != id || !slices.Contains(want, w.Status) {
 		t.Fatalf("completion %+v (%v), want ID %d with %v", w, w.Status, id, want)

@@ -136,7 +136,7 @@ func attributes() rdma.DeviceAttr {
 		MaxReadsServed: iwarp.MaxReads, MaxReadsAsked: iwarp.MaxReads,
 		Stream: true,
 
-		LocalErrors: true, ResponderEvents: true, SolicitedErrors: true,
+		LocalErrors: true, ResponderEvents: true, SolicitedErrors: true, RefusalsTold: true,
 	}
 }
 

@@ -167,7 +167,7 @@ func attributes() rdma.DeviceAttr {
 		MaxReadsServed: vitcp.MaxReadWindow, MaxReadsAsked: vitcp.MaxReadWindow,
 		Stream: true, PeerCompletes: true,
 
-		LocalErrors: true, ResponderEvents: true, SolicitedErrors: true,
+		LocalErrors: true, ResponderEvents: true, SolicitedErrors: true, RefusalsTold: true,
 	}
 }
 

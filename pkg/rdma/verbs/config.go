@@ -53,5 +53,25 @@ func (c Config) Validate() error {
 	return errors.Join(errs...)
 }
 
+// IWARPConfig describes an iWARP device to open.
+type IWARPConfig struct {
+	// Name is the RDMA device's name, as in "siw0" or "cxgb4_0".
+	Name string
+	// Addr is an IP address of the device's network interface: where its connections begin.
+	Addr netip.Addr
+}
+
+// Validate reports all that is wrong with c.
+func (c IWARPConfig) Validate() error {
+	var errs []error
+	if c.Name == "" {
+		errs = append(errs, errors.New("name is empty"))
+	}
+	if !c.Addr.IsValid() || c.Addr.IsUnspecified() || c.Addr.IsMulticast() {
+		errs = append(errs, fmt.Errorf("address %v is not a unicast address", c.Addr))
+	}
+	return errors.Join(errs...)
+}
+
 // want is what c asks of a GID.
 func (c Config) want() GIDWish { return GIDWish{Addr: c.Addr, Type: c.GIDType, NetDev: c.NetDev} }

@@ -76,7 +76,7 @@ func newContext(d *Device) (*deviceContext, error) {
 }
 
 // Device implements [rdma.Context].
-func (c *deviceContext) Device() rdma.Device { return c.dev }
+func (c *deviceContext) Device() rdma.Device { return c.dev.self() }
 
 // OnIdle implements [rdma.IdlePoller].
 func (c *deviceContext) OnIdle(f func() bool) { c.idle.Store(&f) }

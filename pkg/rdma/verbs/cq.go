@@ -139,7 +139,12 @@ func (c *cq) convert(dst []rdma.WC) {
 		dst[i] = c.ibv.wc(i)
 		if s := dst[i].Status; s != rdma.StatusSuccess {
 			// IBTA 10.3.1: such a completion means that the queue pair is in ERR.
-			if q := c.ctx.queuePair(dst[i].QPN); q != nil && q.mark() {
+			q := c.ctx.queuePair(dst[i].QPN)
+			if q == nil || !q.mark() && !c.ctx.dev.attr.Stream {
+				continue
+			}
+			// Of a connection that ended another event says why.
+			if s != rdma.StatusFlushed || !c.ctx.dev.attr.Stream {
 				c.broken = append(c.broken, failure{q, s})
 			}
 		}
@@ -176,6 +181,23 @@ func (c *cq) collect(keep func(*rdma.WC) bool) []failure {
 	}
 	c.waiting = slices.DeleteFunc(c.waiting, func(w rdma.WC) bool { return !keep(&w) })
 	return c.unlock()
+}
+
+// put adds a completion of no device, unless the queue pair has so many waiting.
+func (c *cq) put(w rdma.WC, most int) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n := 0
+	for i := range c.waiting {
+		if c.waiting[i].QPN == w.QPN {
+			n++
+		}
+	}
+	if n >= most {
+		return false
+	}
+	c.waiting = append(c.waiting, w)
+	return true
 }
 
 // Arm implements [rdma.CQ].

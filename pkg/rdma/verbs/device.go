@@ -26,7 +26,9 @@ type Device struct {
 	gid    rdma.GIDEntry // that was chosen; Index as of Open
 	why    string
 	inline int
-	soft   bool // it is the kernel's soft RoCE
+	soft   bool        // it is the kernel's soft RoCE
+	siw    bool        // it is the kernel's software iWARP
+	is     rdma.Device // what its contexts say they are of; itself, if nil
 	lookUp func(index int) (Interface, error)
 
 	handle ibvContext // for queries and the port's events; owned by watch while it runs, nil after lost
@@ -97,10 +99,18 @@ func openError(err error) error {
 	return err
 }
 
+// self is what the device's user knows it as.
+func (d *Device) self() rdma.Device {
+	if d.is != nil {
+		return d.is
+	}
+	return d
+}
+
 // setUp learns what the device is and can do.
 func (d *Device) setUp(cfg Config) error {
 	if ibvIsRNIC(d.handle) {
-		return fmt.Errorf("iWARP connects queue pairs through rdma_cm, which SMC-R does not: %w", rdma.ErrNotSupported)
+		return fmt.Errorf("it speaks iWARP, which SMC-R cannot use; OpenIWARP is for it: %w", rdma.ErrNotSupported)
 	}
 	var err error
 	if d.limits, err = ibvQueryDevice(d.handle); err != nil {
@@ -209,6 +219,9 @@ func (d *Device) query() (*portNow, error) {
 	p, err := ibvQueryPort(d.handle, d.port)
 	if err != nil {
 		return nil, fmt.Errorf("query port %d: %w", d.port, verbError(err))
+	}
+	if d.is != nil { // iWARP, whose connections are named by addresses
+		return &portNow{attr: p.attr, gids: []rdma.GIDEntry{d.gid}}, nil
 	}
 	gids, interfaces, err := ibvQueryGIDs(d.handle, d.port, p.gids*max(d.limits.ports, 1))
 	if err != nil {

@@ -14,7 +14,22 @@
 // returns [ErrNotBuilt]; the rest is the same. A build with cgo needs libibverbs
 // at run time, and the user-space driver of the device.
 //
+// # iWARP
+//
+// [OpenIWARP] opens a device that speaks iWARP, an RNIC or Linux' siw. It is a [cm.Device]: the kernel's rdma_cm connects its queue
+// pairs, with connections of TCP that the device makes itself; everything else is the same. /dev/infiniband/rdma_cm is written to as librdmacm
+// does; that library itself opens every device of the machine once more, and lets a connection be accepted only with a queue
+// pair of its own making.
+//
+//	d, err := verbs.OpenIWARP(verbs.IWARPConfig{Name: "siw0", Addr: addr})
+//	...
+//	c, err := d.Dial(ctx, qp, to, cm.Options{PrivateData: hello})
+//
 // # Who owns what
+//
+// An iWARP device has one open file of rdma_cm for all its connections and listeners, and a goroutine for what that tells; each is an
+// ID of the kernel's, which goes with its queue pair, or its listener. Commands that may wait for a peer are given in a goroutine
+// of their own: a context ends the wait for it, and the kernel ends the attempt when it can.
 //
 // A device has a handle of its own for queries and a goroutine that follows the
 // port. A context is a context of libibverbs, with a goroutine for its events; a
@@ -48,11 +63,19 @@
 //
 // # Limitations
 //
-// RoCE only: iWARP connects through rdma_cm, InfiniBand addresses by LID. One port
+// RoCE and iWARP only: InfiniBand addresses by LID. One port
 // is one device. The MAC address of the peer is the kernel's business: it resolves
 // the GID in the transition to RTR, and waits for the answer up to a second; see
-// [rdma.PathResolver]. Of the devices in docs/rdma-devices.md rxe is the one that
+// [rdma.PathResolver]. Of the devices in docs/rdma-devices.md rxe and siw are those that
 // tests run on.
+//
+// rdma_cm says that a connection has ended and not how: EventDisconnected may stand for a reset, too. An attempt to connect that was given up
+// stays the kernel's until TCP, or the peer, ends it; closing its queue pair waits for that.
+//
+// Linux' siw knows memory by its address in the process, which peers learn; it asks for no right where it is read, wakes nobody for solicited
+// receives alone, tells nobody why a peer refused a request (DeviceAttr.RefusalsTold), and never connects a queue pair a second time.
+// What comes right behind its Reply it sees when more comes: who connects to it and waits for an answer to its first message sends
+// something again. It sends no message of its own first, which the peer may wait for, unless it was built for that.
 //
 // A completion queue has all its entries from the start, where the software device's
 // grows: whether a device can resize one (ibv_resize_cq), and with completions in it,

@@ -50,6 +50,8 @@ type ibvQP struct {
 	sges   []C.struct_ibv_sge
 	inline []byte
 	num    rdma.QPN
+
+	wantsSGE bool // it takes no receive without a piece, and one of no bytes
 }
 
 // The handles of the data path go to C as numbers: cgo asks of a pointer each time
@@ -458,6 +460,10 @@ func (q *ibvQP) stageRecv(i, sge int, w *rdma.RecvWR) int {
 			q.sges[sge] = C.struct_ibv_sge{addr: C.uint64_t(s.Addr), length: C.uint32_t(s.Length), lkey: C.uint32_t(s.LKey)}
 			sge++
 		}
+	}
+	if q.wantsSGE && sge == first {
+		q.sges[sge] = C.struct_ibv_sge{addr: C.uint64_t(w.SGE.Addr), lkey: C.uint32_t(w.SGE.LKey)}
+		sge++
 	}
 	q.wrs[i].id, q.wrs[i].nsge = C.uint64_t(w.ID), C.uint32_t(sge-first)
 	return sge

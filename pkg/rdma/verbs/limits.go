@@ -37,6 +37,17 @@ const (
 	maxReadsServed = 16
 	maxReadsAsked  = 1
 
+	// streamReads is how many RDMA READs a queue pair of iWARP serves, and may have outstanding, where its user says nothing:
+	// peers tell each other (RFC 6581 §5).
+	streamReads = 16
+
+	// backlog is how many requests wait in a listener of rdma_cm.
+	backlog = 64
+	// eventsWaiting is how many events wait for who connects: one for each step, and then its failure.
+	eventsWaiting = 8
+	// resolveTimeout bounds the search for an address, and for the route to it. The kernel asks the neighbour table.
+	resolveTimeout = 5 * time.Second
+
 	// maxPoll bounds how long completions are looked for before the goroutine of
 	// their queue waits once: others may need its processor.
 	maxPoll = 200 * time.Microsecond

@@ -53,6 +53,9 @@ func (p *pd) RegMR(of rdma.MR, off, length int, access rdma.Access) (rdma.MR, er
 func (p *pd) register(mem provider.Part, access rdma.Access) (_ rdma.MR, err error) {
 	c, n := p.ctx, len(mem.Bytes())
 	m := &mr{pd: p, mem: mem, addr: mem.IOVA()}
+	if c.dev.siw { // which knows memory by the address that it has in the process only
+		m.addr = mem.Addr()
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if p.closed || c.closed {

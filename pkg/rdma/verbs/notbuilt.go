@@ -8,6 +8,7 @@ import (
 	"fmt"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/rdma/cm"
 )
 
 // Built says that this build has no libibverbs.
@@ -23,3 +24,14 @@ func Open(cfg Config) (*Device, error) {
 
 // Close does nothing.
 func (d *Device) Close() error { return nil }
+
+// IWARP is an RDMA device of the kernel that speaks iWARP; there are none in this build.
+type IWARP struct{ cm.Device }
+
+// OpenIWARP returns [ErrNotBuilt].
+func OpenIWARP(cfg IWARPConfig) (*IWARP, error) {
+	return nil, fmt.Errorf("open iWARP device %q: %w", cfg.Name, ErrNotBuilt)
+}
+
+// Close does nothing.
+func (d *IWARP) Close() error { return nil }

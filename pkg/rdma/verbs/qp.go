@@ -21,13 +21,18 @@ type qp struct {
 	num            rdma.QPN
 	sendCQ, recvCQ *cq
 	limits         wq.Limits
+	maxSends       int
 
 	// state is what Modify made it, or ERR since something said so.
 	state atomic.Uint32
+	// told says what its user has been told of the end of its connection, on an iWARP device: there, flushed requests complete
+	// before an event says why.
+	told atomic.Uint32
 
 	mu  sync.Mutex
 	ibv *ibvQP      // nil: closed
 	rtr rdma.QPAttr // the last transition to RTR
+	cm  *cmID       // that connects it, on an iWARP device
 
 	refuses bool // Refuse has taken the device's queue pair to RTR
 }
@@ -50,7 +55,7 @@ func (p *pd) CreateQP(cfg rdma.QPConfig) (rdma.QP, error) {
 		return nil, fmt.Errorf("create queue pair with %d sends, %d receives, %d SGEs (device limits %d, %d, %d): %w",
 			cfg.MaxSendWR, cfg.MaxRecvWR, cfg.MaxSGE, d.attr.MaxSendWR, d.attr.MaxRecvWR, d.attr.MaxSGE, rdma.ErrInvalid)
 	}
-	q := &qp{pd: p, sendCQ: send, recvCQ: recv, limits: wq.LimitsOf(d.attr, cfg.MaxSGE)}
+	q := &qp{pd: p, sendCQ: send, recvCQ: recv, limits: wq.LimitsOf(d.attr, cfg.MaxSGE), maxSends: cfg.MaxSendWR}
 	var broken []failure
 	defer func() { told(broken) }()
 	c.mu.Lock()
@@ -65,7 +70,7 @@ func (p *pd) CreateQP(cfg rdma.QPConfig) (rdma.QP, error) {
 	if err != nil {
 		return nil, fmt.Errorf("create queue pair with %s (device limit %d): %w", d.name, d.limits.qps, verbError(err))
 	}
-	q.num = q.ibv.num
+	q.num, q.ibv.wantsSGE = q.ibv.num, d.siw
 	// What is left of another one that had this number is not for this one's user.
 	broken = q.purge(func(*rdma.WC) bool { return false })
 	p.qps[q] = struct{}{}
@@ -123,7 +128,11 @@ func (q *qp) mark() bool {
 
 // fail deals with a queue pair that is in ERR for a reason of its own, once.
 func (q *qp) fail(kind rdma.EventKind, why error) {
-	if q.mark() {
+	first := q.mark()
+	if q.pd.ctx.dev.attr.Stream {
+		first = q.told.Swap(toldWhy) < toldWhy
+	}
+	if first {
 		q.tell(kind, why)
 	}
 }
@@ -146,17 +155,20 @@ func (q *qp) died(s rdma.Status) {
 	if s == rdma.StatusRetryExceeded {
 		kind = rdma.EventPathDown
 	}
-	q.tell(kind, errors.New(s.String()))
+	if !q.pd.ctx.dev.attr.Stream || q.told.Swap(toldWhy) < toldWhy {
+		q.tell(kind, errors.New(s.String()))
+	}
 }
 
 func (q *qp) tell(kind rdma.EventKind, why error) {
 	q.mu.Lock()
-	dest := q.rtr.DestQPN
+	err := fmt.Errorf("queue pair %v to %v: %w", q.num, q.rtr.DestQPN, why)
+	if q.pd.ctx.dev.attr.Stream {
+		err = fmt.Errorf("queue pair %v: %w", q.num, why)
+	}
 	q.flush()
 	q.mu.Unlock()
-	q.pd.ctx.events.Post(rdma.AsyncEvent{
-		Kind: kind, QPN: q.num, Err: fmt.Errorf("queue pair %v to %v: %w", q.num, dest, why),
-	})
+	q.pd.ctx.events.Post(rdma.AsyncEvent{Kind: kind, QPN: q.num, Err: err})
 }
 
 // flush has the device complete what was posted to a queue pair in ERR. Some,
@@ -183,6 +195,10 @@ func (q *qp) Modify(a rdma.QPAttr) error {
 		return fmt.Errorf("modify queue pair %v from %v to %v: %w", q.num, from, a.State, err)
 	}
 	q.refuses = false
+	q.told.Store(toldWhy) // its user ends it
+	if a.State == rdma.QPInit {
+		q.told.Store(toldNothing)
+	}
 	d := q.pd.ctx.dev
 	var err error
 	switch a.State {
@@ -236,6 +252,8 @@ func (q *qp) check(from rdma.QPState, a *rdma.QPAttr) error {
 	switch {
 	case a.State == rdma.QPReset:
 		return nil
+	case q.pd.ctx.dev.attr.Stream && (a.State == rdma.QPRTR || a.State == rdma.QPRTS):
+		return fmt.Errorf("the device connects it: %w", rdma.ErrNotSupported)
 	case a.State == rdma.QPError && from != rdma.QPReset:
 		return nil
 	case a.State == rdma.QPInit && (from == rdma.QPReset || from == rdma.QPInit):
@@ -286,6 +304,9 @@ func (d *Device) checkPath(p *rdma.Path) error {
 
 // PostSend implements [rdma.QP].
 func (q *qp) PostSend(wrs []rdma.SendWR) (int, error) {
+	if q.pd.ctx.dev.siw && q.known() == rdma.QPError {
+		return q.flushSends(wrs)
+	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.ibv == nil {
@@ -319,6 +340,30 @@ func (q *qp) PostSend(wrs []rdma.SendWR) (int, error) {
 		}
 	}
 	return done, nil
+}
+
+// flushSends completes what is posted to a queue pair in ERR, of which siw says nothing.
+func (q *qp) flushSends(wrs []rdma.SendWR) (int, error) {
+	q.mu.Lock()
+	closed := q.ibv == nil
+	q.mu.Unlock()
+	if closed {
+		return 0, fmt.Errorf("post send: %w", rdma.ErrClosed)
+	}
+	if len(wrs) > 0 {
+		defer q.sendCQ.notified()
+	}
+	for i := range wrs {
+		w := &wrs[i]
+		_, err := q.limits.Check(w)
+		if err == nil && !q.sendCQ.put(rdma.WC{ID: w.ID, Status: rdma.StatusFlushed, Op: w.Op, QPN: q.num}, q.maxSends) {
+			err = rdma.ErrQueueFull
+		}
+		if err != nil {
+			return i, err
+		}
+	}
+	return len(wrs), nil
 }
 
 // PostRecv implements [rdma.QP].
@@ -361,7 +406,13 @@ func postError(what string, errno syscall.Errno) error {
 // the peer counts it as delivered.
 func (q *qp) Close() error {
 	var broken []failure
-	defer func() { told(broken) }()
+	var conn *cmID
+	defer func() {
+		told(broken)
+		if conn != nil { // after the queue pair, which rdma_cm ends else
+			conn.close()
+		}
+	}()
 	c := q.pd.ctx
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -370,6 +421,8 @@ func (q *qp) Close() error {
 	if q.ibv == nil {
 		return nil
 	}
+	conn, q.cm = q.cm, nil
+	q.told.Store(toldWhy)
 	if q.known() != rdma.QPReset {
 		q.state.Store(uint32(rdma.QPError))
 		_ = q.ibv.toState(rdma.QPError) // takes and acknowledges nothing any more

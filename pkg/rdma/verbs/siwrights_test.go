@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//go:build linux && cgo && smcrsiw
+//go:build linux && cgo
 
 package verbs_test
 
 import (
 	"bytes"
 	"errors"
-	"sync/atomic"
 	"testing"
 
 	"github.com/smcr-io/kube-smcr/internal/testenv"
@@ -23,7 +22,6 @@ import (
 func TestSIW_rights(t *testing.T) {
 	testenv.Need(t, testenv.RDMADevice)
 	const size, off = 4096, 1000
-	var ports atomic.Uint32
 	for _, c := range []struct {
 		name   string
 		access rdma.Access
@@ -44,7 +42,7 @@ func TestSIW_rights(t *testing.T) {
 	} {
 		try := func(t *testing.T, x, y *rdmatest.End, allowed bool) {
 			t.Helper()
-			connector(&ports)(t, x, y)
+			connect(t, x, y)
 			m, err := y.PD.RegMR(y.MR, off, size, c.access)
 			if err != nil {
 				t.Fatal(err)

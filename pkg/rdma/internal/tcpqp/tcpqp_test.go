@@ -87,7 +87,7 @@ func (d *device) Attr() rdma.DeviceAttr {
 		MaxSendWR: vitcp.MaxRecvWR, MaxRecvWR: vitcp.MaxRecvWR, MaxInline: softdev.MaxInline,
 		WriteWithImm: true, RDMARead: true, SendWithImm: true, MaxReadsServed: vitcp.MaxReadWindow, MaxReadsAsked: vitcp.MaxReadWindow,
 		GIDTypes: gidTypes, Stream: true, PeerCompletes: true,
-		LocalErrors: true, ResponderEvents: true, SolicitedErrors: true,
+		LocalErrors: true, ResponderEvents: true, SolicitedErrors: true, RefusalsTold: true,
 	}
 }
 
