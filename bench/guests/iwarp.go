@@ -83,7 +83,7 @@ func (p *iwarpPair) SetUp(ctx context.Context) (_ []engine.Path, err error) {
 	if err := p.up(ctx); err != nil {
 		return nil, err
 	}
-	program, err := p.lab.Build(ctx, "github.com/smcr-io/kube-smcr/bench/guests", lab.BuildOptions{CGO: true, Tags: []string{"smcrsiw"}})
+	program, err := p.lab.Build(ctx, "github.com/smcr-io/kube-smcr/bench/guests", lab.BuildOptions{CGO: true})
 	if err != nil {
 		return nil, err
 	}

@@ -21,13 +21,6 @@ const (
 	connectLimit = 10 * time.Second
 )
 
-// siw makes loads on the kernel's device, in builds with the tag smcrsiw.
-type siw interface {
-	serve(port uint16) error
-	load(l load.Load, form iwarpForm, to netip.AddrPort) (load.Result, error)
-	Close() error
-}
-
 func (w *workload) openIWARP(addr string) error {
 	a, err := netip.ParseAddr(addr)
 	if err != nil {
@@ -94,7 +87,7 @@ func (w *workload) loadIWARP(ctx context.Context, req request) (r load.Result, e
 		if err != nil {
 			return r, err
 		}
-		return w.siw.load(req.Load, f, to)
+		return w.siw.load(ctx, req.Load, f, to)
 	}
 	e, err := iwarpload.NewEnd(w.softiwarp)
 	if err != nil {

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//go:build linux && cgo && smcrsiw
-
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -13,8 +12,8 @@ import (
 
 	"github.com/smcr-io/kube-smcr/bench/iwarpload"
 	"github.com/smcr-io/kube-smcr/bench/load"
+	"github.com/smcr-io/kube-smcr/pkg/rdma/cm"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/verbs"
-	"github.com/smcr-io/kube-smcr/test/vm/rdmacm"
 )
 
 const (
@@ -27,63 +26,61 @@ const (
 
 // kernel is siw in this guest.
 type kernel struct {
-	dev    *verbs.SIW
-	addr   netip.Addr
-	server *rdmacm.CM
+	dev  *verbs.IWARP
+	addr netip.Addr
 }
 
-func openSIW(addr netip.Addr) (siw, error) {
-	d, err := verbs.OpenSIW(siwDevice, addr)
+func openSIW(addr netip.Addr) (*kernel, error) {
+	d, err := verbs.OpenIWARP(verbs.IWARPConfig{Name: siwDevice, Addr: addr})
 	if err != nil {
 		return nil, err
 	}
 	return &kernel{dev: d, addr: addr}, nil
 }
 
-// Close implements siw. The listener ends with the process.
+// Close ends the device, with its listener.
 func (k *kernel) Close() error { return k.dev.Close() }
 
-// serve answers clients one after the other.
+// serve answers clients.
 func (k *kernel) serve(port uint16) error {
-	cm, err := rdmacm.New()
+	l, err := k.dev.Listen(netip.AddrPortFrom(k.addr, port))
 	if err != nil {
-		return err
-	}
-	k.server = cm
-	if err := cm.Listen(netip.AddrPortFrom(k.addr, port)); err != nil {
 		return err
 	}
 	go func() {
 		for {
-			_, err := cm.Await(time.Hour)
-			if err == nil {
-				err = k.answer(cm)
-			}
+			r, err := l.Accept(context.Background())
 			if err != nil {
-				fmt.Fprintln(os.Stderr, "siw:", err) // the client sees what counts
+				return
 			}
+			go func() {
+				if err := k.answer(r); err != nil {
+					fmt.Fprintln(os.Stderr, "siw:", err) // the client sees what counts
+				}
+			}()
 		}
 	}()
 	return nil
 }
 
-// answer is the server of the client that was awaited.
-func (k *kernel) answer(cm *rdmacm.CM) (err error) {
+// answer is the server of a client.
+func (k *kernel) answer(r cm.Request) (err error) {
 	e, err := iwarpload.NewEnd(k.dev)
 	if err != nil {
-		return err
+		return errors.Join(err, r.Reject(nil))
 	}
 	defer func() { err = errors.Join(err, e.Close()) }()
-	if err := cm.Accept(e.QP.Num(), e.Region()); err != nil {
+	ctx, cancel := context.WithTimeout(context.Background(), connectLimit)
+	defer cancel()
+	if err := r.Accept(ctx, e.QP, cm.Options{PrivateData: e.Region()}); err != nil {
 		return err
 	}
-	verbs.Connected(e.QP)
 	_ = e.Answer() // the client has ended
 	return nil
 }
 
 // load makes a load on a connection of its own.
-func (k *kernel) load(l load.Load, f iwarpForm, to netip.AddrPort) (r load.Result, err error) {
+func (k *kernel) load(ctx context.Context, l load.Load, f iwarpForm, to netip.AddrPort) (r load.Result, err error) {
 	crc := "0"
 	if f.CRC {
 		crc = "1"
@@ -91,22 +88,18 @@ func (k *kernel) load(l load.Load, f iwarpForm, to netip.AddrPort) (r load.Resul
 	if err := os.WriteFile("/sys/module/siw/parameters/"+crcParameter, []byte(crc), 0); err != nil {
 		return r, fmt.Errorf("have siw ask for CRCs: %w", err)
 	}
-	cm, err := rdmacm.New()
-	if err != nil {
-		return r, err
-	}
 	e, err := iwarpload.NewEnd(k.dev)
 	if err != nil {
-		return r, errors.Join(err, cm.Close())
+		return r, err
 	}
-	// The queue pair goes first, while rdma_cm knows of it.
-	defer func() { err = errors.Join(err, e.Close(), cm.Close()) }()
-	region, err := cm.Connect(e.QP.Num(), k.addr, to, nil)
+	defer func() { err = errors.Join(err, e.Close()) }()
+	ctx, cancel := context.WithTimeout(ctx, connectLimit)
+	defer cancel()
+	c, err := k.dev.Dial(ctx, e.QP, to, cm.Options{})
 	if err != nil {
 		return r, err
 	}
-	verbs.Connected(e.QP)
 	time.Sleep(replyTime)
-	r, err = e.Load(l, f.Op, region[:min(len(region), len(e.Region()))])
-	return r, errors.Join(err, cm.Disconnect())
+	r, err = e.Load(l, f.Op, c.PrivateData[:min(len(c.PrivateData), len(e.Region()))])
+	return r, errors.Join(err, k.dev.Disconnect(e.QP))
 }

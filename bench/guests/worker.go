@@ -87,7 +87,7 @@ type workload struct {
 	opened engine.Opened
 
 	softiwarp *softiwarp.Device
-	siw       siw
+	siw       *kernel
 
 	roce *sdp.Stack // on device
 }

@@ -95,7 +95,7 @@ func (p *pair) up(ctx context.Context) (err error) {
 	if p.host, err = p.lab.Join(ctx); err != nil {
 		return err
 	}
-	p.program, err = p.lab.Build(ctx, "github.com/smcr-io/kube-smcr/demo/upgrade", lab.BuildOptions{CGO: true, Tags: []string{"smcrsiw"}})
+	p.program, err = p.lab.Build(ctx, "github.com/smcr-io/kube-smcr/demo/upgrade", lab.BuildOptions{CGO: true})
 	return err
 }
 

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//go:build linux && cgo && smcrsiw
-
 package main
 
 import (
@@ -12,33 +10,26 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/rdma/cm"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/verbs"
-	"github.com/smcr-io/kube-smcr/test/vm/rdmacm"
 )
 
-const (
-	siwDevice = "siw0"
-	siwPort   = 7174
-)
+const siwDevice = "siw0"
 
 // kernel is Linux' siw: the kernel opens the TCP connection itself, when rdma_cm asks for it.
 type kernel struct {
-	*verbs.SIW
-	cm   *rdmacm.CM
-	addr netip.Addr
+	*verbs.IWARP
+	addr    netip.Addr
+	l       cm.Listener
+	request cm.Request
 }
 
 func openSIW(addr netip.Addr) (way, error) {
-	d, err := verbs.OpenSIW(siwDevice, addr)
+	d, err := verbs.OpenIWARP(verbs.IWARPConfig{Name: siwDevice, Addr: addr})
 	if err != nil {
 		return nil, err
 	}
-	cm, err := rdmacm.New()
-	if err != nil {
-		_ = d.Close()
-		return nil, err
-	}
-	return &kernel{SIW: d, cm: cm, addr: addr}, nil
+	return &kernel{IWARP: d, addr: addr}, nil
 }
 
 // unlockMemory has the kernel lock as much memory for siw as it likes: who may set limits does that for
@@ -51,47 +42,41 @@ func unlockMemory() error {
 	return nil
 }
 
-func (k *kernel) listen() (string, error) {
-	at := netip.AddrPortFrom(k.addr, siwPort)
-	return at.String(), k.cm.Listen(at)
+func (k *kernel) listen() (_ string, err error) {
+	if k.l, err = k.Listen(netip.AddrPortFrom(k.addr, 0)); err != nil {
+		return "", err
+	}
+	return k.l.Addr().String(), nil
 }
 
-func (k *kernel) meet() error {
-	_, err := k.cm.Await(completionPatience)
+func (k *kernel) meet() (err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), completionPatience)
+	defer cancel()
+	k.request, err = k.l.Accept(ctx)
 	return err
 }
 
-func (k *kernel) accept(_ context.Context, e *end, offer []byte) error {
-	if err := k.cm.Accept(e.qp.Num(), offer); err != nil {
-		return err
-	}
-	verbs.Connected(e.qp)
-	return nil
+func (k *kernel) accept(ctx context.Context, e *end, offer []byte) error {
+	return k.request.Accept(ctx, e.qp, cm.Options{PrivateData: offer})
 }
 
-func (k *kernel) connect(_ context.Context, t *teller, e *end, addr string) ([]byte, error) {
+func (k *kernel) connect(ctx context.Context, t *teller, e *end, addr string) ([]byte, error) {
 	to, err := netip.ParseAddrPort(addr)
 	if err != nil {
 		return nil, err
 	}
-	offer, err := k.cm.Connect(e.qp.Num(), k.addr, to, nil)
+	c, err := k.Dial(ctx, e.qp, to, cm.Options{})
 	if err != nil {
 		return nil, err
 	}
-	verbs.Connected(e.qp)
-	return offer, t.check("siw is connected with softiwarp", e.qp.State() == rdma.QPRTS,
+	return c.PrivateData, t.check("siw is connected with softiwarp", e.qp.State() == rdma.QPRTS,
 		"queue pair %v of %s, over a TCP connection of its kernel", e.qp.Num(), k.Name())
 }
 
-func (k *kernel) disconnect(*end) error { return k.cm.Disconnect() }
+func (k *kernel) disconnect(e *end) error { return k.Disconnect(e.qp) }
 
-func (k *kernel) ended(*end) error { return k.cm.AwaitEnd(completionPatience) }
-
-// Close implements way.
-func (k *kernel) Close() error {
-	err := k.cm.Close()
-	if closed := k.SIW.Close(); err == nil {
-		err = closed
-	}
-	return err
+func (k *kernel) ended(e *end) error {
+	ctx, cancel := context.WithTimeout(context.Background(), completionPatience)
+	defer cancel()
+	return k.AwaitEnd(ctx, e.qp)
 }

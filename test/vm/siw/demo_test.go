@@ -25,7 +25,7 @@ const demoMiB = 4
 // testDemo has the two programs of "make demo-iwarp" talk to each other, one of them in the guest on siw:
 // first the server, then the client. They are nobody's, and say themselves what holds.
 func (b *bed) testDemo(t *testing.T) {
-	program, err := b.lab.Build(t.Context(), "github.com/smcr-io/kube-smcr/demo/upgrade", lab.BuildOptions{CGO: true, Tags: []string{"smcrsiw"}})
+	program, err := b.lab.Build(t.Context(), "github.com/smcr-io/kube-smcr/demo/upgrade", lab.BuildOptions{CGO: true})
 	if err != nil {
 		t.Fatal(err)
 	}
