@@ -23,18 +23,26 @@ const (
 	serverAddr = "127.93.0.2"
 )
 
-// transports are the devices that SDP runs on here.
-var transports = []struct {
+// transport is a device that SDP runs on here.
+type transport struct {
 	name string
 	open func(testing.TB, string) rdma.Device
-}{
-	{"iWARP", openIWARP},
-	{"RoCE", openRoCE},
 }
+
+var transports = []transport{{"iWARP", openIWARP}, {"adapter", openAdapter}, {"RoCE", openRoCE}}
 
 // eachTransport runs a test on each.
 func eachTransport(t *testing.T, f func(t *testing.T, open func(testing.TB, string) rdma.Device)) {
-	for _, tr := range transports {
+	each(t, transports, f)
+}
+
+// eachOnTCP runs a test on those whose connections begin as ours of TCP.
+func eachOnTCP(t *testing.T, f func(t *testing.T, open func(testing.TB, string) rdma.Device)) {
+	each(t, []transport{transports[0], transports[2]}, f)
+}
+
+func each(t *testing.T, all []transport, f func(t *testing.T, open func(testing.TB, string) rdma.Device)) {
+	for _, tr := range all {
 		t.Run(tr.name, func(t *testing.T) { f(t, tr.open) })
 	}
 }
@@ -52,6 +60,15 @@ func openIWARP(tb testing.TB, addr string) rdma.Device {
 	})
 	return d
 }
+
+// openAdapter opens a device in software that is to be used as an adapter that opens its connections itself.
+func openAdapter(tb testing.TB, addr string) rdma.Device {
+	tb.Helper()
+	return asAdapter{openIWARP(tb, addr).(*softiwarp.Device)}
+}
+
+// asAdapter says that Hello goes in the MPA Request.
+type asAdapter struct{ *softiwarp.Device }
 
 // openRoCE opens a device on a port that is not RoCE's, so that the tests do not meet one of the machine.
 func openRoCE(tb testing.TB, addr string) rdma.Device {
@@ -102,6 +119,9 @@ func newStack(tb testing.TB, d rdma.Device, edit ...func(*sdp.Config)) *sdp.Stac
 	cfg := sdp.Config{Device: d, MaxULPDU: iwarp.MaxOwnULPDU, Hooks: sdp.Hooks{
 		Refused: func(peer net.Addr, err error) { tb.Logf("refused %v: %v", peer, err) },
 	}}
+	if a, ok := d.(asAdapter); ok {
+		cfg.Device, cfg.HelloInRequest = a.Device, true
+	}
 	for _, e := range edit {
 		e(&cfg)
 	}

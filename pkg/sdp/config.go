@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/rdma/cm"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/softiwarp"
 	"github.com/smcr-io/kube-smcr/pkg/sdp/bsdh"
 	"github.com/smcr-io/kube-smcr/pkg/sdp/socket"
@@ -18,8 +19,8 @@ import (
 
 // Config describes a [Stack]. Zero values mean the defaults.
 type Config struct {
-	// Device carries the connections: one of softiwarp, or one with RoCE v2, which the draft does not
-	// know (see the package comment).
+	// Device carries the connections: one of softiwarp; an iWARP adapter, which is a [cm.Device]; or one with RoCE v2, which the
+	// draft does not know (see the package comment).
 	Device rdma.Device
 	// Layout is how both peers draw headers of several fields; it is not negotiated.
 	Layout bsdh.Layout
@@ -33,6 +34,10 @@ type Config struct {
 	// ZcopySize is the size, in bytes, above which WriteBuffer and ReadBuffer use RDMA; 0:
 	// socket.DefaultZcopyBytes; socket.NoZcopy: never.
 	ZcopySize uint32
+
+	// HelloInRequest has a device of softiwarp set connections up as adapters do that open their connections of TCP themselves: Hello goes
+	// in the MPA Request. Both peers must have it, or such an adapter; Stack.Client and Stack.Server are not there then.
+	HelloInRequest bool
 
 	// NoCRC does without the CRCs of iWARP if the peer does so, too.
 	NoCRC bool
@@ -77,10 +82,13 @@ func (c *Config) Validate() error {
 	return errors.Join(errs...)
 }
 
-// checkDevice refuses a device that neither of both transports runs on.
+// checkDevice refuses a device that none of the transports runs on.
 func checkDevice(d rdma.Device) error {
 	a := d.Attr()
 	_, iwarp := d.(*softiwarp.Device)
+	if _, adapter := d.(cm.Device); adapter {
+		iwarp = true
+	}
 	switch {
 	case !a.RDMARead:
 		return errors.New("it has no RDMA READ")

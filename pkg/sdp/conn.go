@@ -65,6 +65,7 @@ type Conn struct {
 // life is how far a connection is.
 type life struct {
 	established bool
+	ready       bool              // who sets it up was told so, or that it is over
 	closed      bool              // by the program
 	how         socket.OutputKind // OutClose or OutReset, once the machine said so
 	peerDone    bool              // the peer's stream has ended in order
@@ -76,25 +77,26 @@ type life struct {
 
 // newConn makes a connection without an endpoint.
 func (s *Stack) newConn(r socket.Role, tcp *net.TCPConn) (*Conn, error) {
-	c := &Conn{
-		stack: s, role: r, local: tcp.LocalAddr(), remote: tcp.RemoteAddr(),
-		ready: make(chan struct{}),
-	}
+	return s.newConnOn(r, tcp.LocalAddr(), tcp.RemoteAddr(), func(c *Conn) (link, error) { return c.newLink(tcp), c.attach(tcp) })
+}
+
+// newConnOn makes a connection between two addresses.
+func (s *Stack) newConnOn(r socket.Role, local, remote net.Addr, newLink func(*Conn) (link, error)) (*Conn, error) {
+	c := &Conn{stack: s, role: r, local: local, remote: remote, ready: make(chan struct{})}
 	c.reads.init()
 	c.writes.init()
 	c.urgent.init()
 	m := s.cfg.machine(r)
 	m.Memory = memory{c}
-	m.Suspends = true // the link makes a queue pair of any connection of TCP
+	m.Suspends = s.adapter == nil // the link makes a queue pair of any connection of TCP
 	var err error
 	if c.m, err = socket.New(time.Now(), m); err != nil {
 		return nil, err
 	}
-	if err := c.attach(tcp); err != nil {
+	if c.link, err = newLink(c); err != nil {
 		return nil, err
 	}
 	c.moves.ctx, c.moves.cancel = context.WithCancel(context.Background())
-	c.link = c.newLink(tcp)
 	c.info = Info{Role: r, Transport: c.link.name(), Layout: s.cfg.Layout}
 	return c, s.add(c)
 }
@@ -176,6 +178,8 @@ func (c *Conn) complete(wc *rdma.WC) {
 		c.m.HandleRead(now, true)
 	case workWrite:
 		c.m.HandleWrite(now, true)
+	case workBegin:
+		c.handleBegin(wc)
 	}
 }
 
@@ -314,22 +318,30 @@ func (c *Conn) establish(o *socket.Output) {
 		return
 	}
 	c.life.established = true
-	close(c.ready)
+	if c.ep.begins != beginsWaiting {
+		c.tellReady()
+	}
 }
 
 // end begins the end of what the connection has of the device.
 func (c *Conn) end(err error) {
 	c.life.over, c.life.err = true, err
 	c.ep.dead = true
-	if !c.life.established {
-		close(c.ready)
-	}
+	c.tellReady()
 	c.moves.cancel()
 	if p := c.moves.own; p != nil {
 		c.moves.own = nil
 		p.end(c.ended(writing))
 	}
 	go c.tearDown() // free, which this waits for, ends the stack's wait
+}
+
+// tellReady wakes who sets the connection up.
+func (c *Conn) tellReady() {
+	if !c.life.ready {
+		c.life.ready = true
+		close(c.ready)
+	}
 }
 
 // tearDown ends the queue pair. The device may be in the middle of telling of completions, so this has a goroutine of its own.

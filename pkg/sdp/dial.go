@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/rdma/cm"
 	"github.com/smcr-io/kube-smcr/pkg/sdp/portmapper"
 )
 
@@ -21,9 +22,10 @@ var errNoSDP = errors.New("sdp: peer has no SDP")
 // Dialer connects to SDP services.
 type Dialer struct {
 	Stack *Stack
-	// Dialer opens the connections of TCP.
+	// Dialer opens the connections of TCP, but where an adapter does that itself, from its address.
 	Dialer net.Dialer
-	// Mapper asks the peer's host where a service listens for SDP. nil: the address is the SDP address.
+	// Mapper asks the peer's host where a service listens for SDP. nil: the address is the SDP address, as it must be on an
+	// adapter that opens its connections itself.
 	Mapper *portmapper.Client
 	// Require makes a service without SDP an error. Without it the connection is plain TCP.
 	Require bool
@@ -32,6 +34,9 @@ type Dialer struct {
 // Dial connects to a service: an address as in [net.Dial], of a host and a port. With a Mapper the connection may be plain TCP to that very
 // address; then it is a *net.TCPConn, and the path says why. Else it is a *Conn.
 func (d *Dialer) Dial(ctx context.Context, address string) (net.Conn, portmapper.Path, error) {
+	if d.Stack.adapter != nil {
+		return d.dialAdapter(ctx, address)
+	}
 	if d.Mapper == nil {
 		dialer := d.Dialer
 		dialer.SetMultipathTCP(false)
@@ -62,6 +67,23 @@ func (d *Dialer) Dial(ctx context.Context, address string) (net.Conn, portmapper
 		return nil, path, fmt.Errorf("dial %s: %w: %v", address, errNoSDP, path)
 	}
 	return tcp, path, nil
+}
+
+// dialAdapter connects by an adapter, which opens the connection of TCP itself.
+func (d *Dialer) dialAdapter(ctx context.Context, address string) (net.Conn, portmapper.Path, error) {
+	if d.Mapper != nil {
+		return nil, portmapper.Path{}, fmt.Errorf("dial %s: a Mapper needs a connection of TCP of our own: %w", address, rdma.ErrNotSupported)
+	}
+	to, err := d.resolve(ctx, address)
+	if err != nil {
+		return nil, portmapper.Path{}, fmt.Errorf("dial %s: %w", address, err)
+	}
+	path := portmapper.Path{Addr: to, Mapped: true}
+	c, err := d.Stack.dialAdapter(ctx, to)
+	if err != nil {
+		return nil, path, err
+	}
+	return c, path, nil
 }
 
 func (d *Dialer) client(ctx context.Context, tcp *net.TCPConn, path portmapper.Path) (net.Conn, portmapper.Path, error) {
@@ -96,7 +118,9 @@ func (d *Dialer) resolve(ctx context.Context, address string) (netip.AddrPort, e
 // Listener listens for SDP connections. It implements net.Listener.
 type Listener struct {
 	stack  *Stack
-	tcp    *net.TCPListener
+	tcp    *net.TCPListener // nil on an adapter, which has requests
+	cm     cm.Listener
+	addr   net.Addr
 	conns  chan *Conn
 	ctx    context.Context //nolint:containedctx // of the goroutines that set connections up, until Close
 	cancel context.CancelFunc
@@ -109,8 +133,12 @@ type Listener struct {
 
 var _ net.Listener = (*Listener)(nil)
 
-// Listen listens on an address as in [net.Listen], with networks tcp, tcp4 and tcp6.
+// Listen listens on an address as in [net.Listen], with networks tcp, tcp4 and tcp6. On an adapter that opens its connections
+// itself the address is one of the device, or only a port.
 func Listen(ctx context.Context, s *Stack, network, address string) (*Listener, error) {
+	if s.adapter != nil {
+		return s.listenAdapter(address)
+	}
 	var lc net.ListenConfig
 	lc.SetMultipathTCP(false)
 	n, err := lc.Listen(ctx, network, address)
@@ -122,16 +150,44 @@ func Listen(ctx context.Context, s *Stack, network, address string) (*Listener, 
 		_ = n.Close()
 		return nil, fmt.Errorf("listen on %s %s: %w", network, address, rdma.ErrInvalid)
 	}
-	l := &Listener{
-		stack: s, tcp: tcp, conns: make(chan *Conn, backlog), places: make(chan struct{}, maxSettingUp), peers: make(map[netip.Addr]int),
-	}
-	l.ctx, l.cancel = context.WithCancel(context.Background())
+	l := s.newListener(tcp.Addr())
+	l.tcp = tcp
 	l.wg.Go(l.loop)
 	return l, nil
 }
 
+func (s *Stack) newListener(addr net.Addr) *Listener {
+	l := &Listener{
+		stack: s, addr: addr, conns: make(chan *Conn, backlog), places: make(chan struct{}, maxSettingUp), peers: make(map[netip.Addr]int),
+	}
+	l.ctx, l.cancel = context.WithCancel(context.Background())
+	return l
+}
+
+func (s *Stack) listenAdapter(address string) (*Listener, error) {
+	host, port, err := net.SplitHostPort(address)
+	if err == nil && host == "" {
+		host = s.deviceAddr().String()
+	}
+	var at netip.AddrPort
+	if err == nil {
+		at, err = netip.ParseAddrPort(net.JoinHostPort(host, port))
+	}
+	if err != nil {
+		return nil, fmt.Errorf("listen on %q: %w: %w", address, rdma.ErrInvalid, err)
+	}
+	requests, err := s.adapter.Listen(at)
+	if err != nil {
+		return nil, err
+	}
+	l := s.newListener(requests.Addr())
+	l.cm = requests
+	l.wg.Go(l.loopAdapter)
+	return l, nil
+}
+
 // Addr is the SDP address.
-func (l *Listener) Addr() net.Addr { return l.tcp.Addr() }
+func (l *Listener) Addr() net.Addr { return l.addr }
 
 // Accept waits for the next connection, which is established.
 func (l *Listener) Accept() (net.Conn, error) {
@@ -145,8 +201,13 @@ func (l *Listener) Accept() (net.Conn, error) {
 
 // Close ends the listener, and resets connections that nobody has accepted.
 func (l *Listener) Close() error {
-	err := l.tcp.Close()
+	var err error
 	l.cancel()
+	if l.cm != nil {
+		err = l.cm.Close()
+	} else {
+		err = l.tcp.Close()
+	}
 	l.wg.Wait()
 	for {
 		select {
@@ -159,31 +220,56 @@ func (l *Listener) Close() error {
 }
 
 func (l *Listener) loop() {
-	for {
-		select {
-		case l.places <- struct{}{}:
-		case <-l.ctx.Done():
-			return
-		}
+	for l.place() {
 		tcp, err := l.tcp.AcceptTCP()
 		if err != nil {
-			<-l.places
-			select {
-			case <-l.ctx.Done():
-				return
-			case <-time.After(acceptPause): // no descriptors, perhaps
-			}
+			l.pause()
 			continue
 		}
-		peer := addrOf(tcp)
-		if !l.admit(peer) {
-			l.refused(tcp, fmt.Errorf("%w: %d connections of %v are being set up", rdma.ErrNoResources, maxSettingUpPerPeer, peer))
-			_ = tcp.Close()
-			<-l.places
-			continue
-		}
-		l.wg.Go(func() { l.serve(tcp, peer) })
+		l.begin(tcp.RemoteAddr(), func() { _ = tcp.Close() }, func() (*Conn, error) { return l.stack.Server(l.ctx, tcp) })
 	}
+}
+
+func (l *Listener) loopAdapter() {
+	for l.place() {
+		r, err := l.cm.Accept(l.ctx)
+		if err != nil {
+			l.pause()
+			continue
+		}
+		l.begin(r.RemoteAddr(), func() { _ = r.Reject(nil) }, func() (*Conn, error) { return l.stack.answerAdapter(l.ctx, r) })
+	}
+}
+
+// place waits for a place for the next connection; false is the end.
+func (l *Listener) place() bool {
+	select {
+	case l.places <- struct{}{}:
+		return true
+	case <-l.ctx.Done():
+		return false
+	}
+}
+
+// pause gives a place back, and waits after an error.
+func (l *Listener) pause() {
+	<-l.places
+	select {
+	case <-l.ctx.Done():
+	case <-time.After(acceptPause): // no descriptors, perhaps
+	}
+}
+
+// begin has a connection set up, or refuses it.
+func (l *Listener) begin(remote net.Addr, refuse func(), setUp func() (*Conn, error)) {
+	peer := addrOf(remote)
+	if l.admit(peer) {
+		l.wg.Go(func() { l.serve(remote, peer, setUp) })
+		return
+	}
+	l.refused(remote, fmt.Errorf("%w: %d connections of %v are being set up", rdma.ErrNoResources, maxSettingUpPerPeer, peer))
+	refuse()
+	<-l.places
 }
 
 // admit takes a place for a peer, of which one has a part only.
@@ -207,11 +293,11 @@ func (l *Listener) done(peer netip.Addr) {
 }
 
 // serve sets a connection up.
-func (l *Listener) serve(tcp *net.TCPConn, peer netip.Addr) {
+func (l *Listener) serve(remote net.Addr, peer netip.Addr, setUp func() (*Conn, error)) {
 	defer l.done(peer)
-	c, err := l.stack.Server(l.ctx, tcp)
+	c, err := setUp()
 	if err != nil {
-		l.refused(tcp, err)
+		l.refused(remote, err)
 		return
 	}
 	select {
@@ -221,13 +307,13 @@ func (l *Listener) serve(tcp *net.TCPConn, peer netip.Addr) {
 	}
 }
 
-func (l *Listener) refused(tcp *net.TCPConn, err error) {
+func (l *Listener) refused(remote net.Addr, err error) {
 	if f := l.stack.cfg.Hooks.Refused; f != nil && l.ctx.Err() == nil {
-		f(tcp.RemoteAddr(), err)
+		f(remote, err)
 	}
 }
 
-func addrOf(tcp *net.TCPConn) netip.Addr {
-	a, _ := netip.ParseAddrPort(tcp.RemoteAddr().String()) // it is one
+func addrOf(remote net.Addr) netip.Addr {
+	a, _ := netip.ParseAddrPort(remote.String()) // it is one
 	return a.Addr().Unmap().WithZone("")
 }

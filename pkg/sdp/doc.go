@@ -37,11 +37,17 @@
 // HelloAck the first one of iWARP. A device with RoCE v2 carries it in a profile of ours, which nobody else speaks: both peers
 // tell of their queue pairs on the connection of TCP, which then stays open and idle, and stands for the end of both streams.
 //
+// Over iWARP adapters that open their connections of TCP themselves (a [cm.Device], as pkg/rdma/verbs has for RNICs and Linux' siw) there
+// is no streaming mode: Hello goes in the MPA Request, as InfiniBand's SDP has it in the request of its connection manager, and the connecting
+// peer sends one byte before HelloAck, for it is the first who has to send. softiwarp does the same with Config.HelloInRequest, and so speaks to
+// such adapters: one that makes its own connections can neither send Hello before the Request nor send the Request on a connection
+// that it accepted, which the draft's set-up asks for.
+//
 // # Limitations
 //
 // SDP has one path and one queue pair per connection: with the loss of the path the connection is lost. Nothing is authenticated, and
 // nothing is encrypted. A connection that is suspended goes on in the same process, on the same stack, between the same addresses, and its
 // next connection of TCP belongs to the network namespace of the process. A peer that has a Buffer advertised
-// decides when a transfer of it ends, for up to 5 s behind a deadline; then the connection ends. Out-of-band bytes are to be had in their order only. Adapters that make their
-// own connections of TCP are not supported.
+// decides when a transfer of it ends, for up to 5 s behind a deadline; then the connection ends. Out-of-band bytes are to be had in their order only. On
+// adapters that make their own connections of TCP there are no port mapper, no suspension, no [Stack.Client] and no [Stack.Server].
 package sdp

@@ -18,6 +18,7 @@ const (
 	workSend
 	workRead
 	workWrite
+	workBegin // see adapterLink
 )
 
 // workBits are the upper part.
@@ -40,6 +41,9 @@ type endpoint struct {
 	slotBytes int
 	sent      uint64 // messages
 
+	begins beginning // on an adapter
+
+	solicits    bool // the device sends messages with solicited events
 	invalidates bool // a message can make a key of the peer worthless
 
 	wrs   []rdma.SendWR // to be posted
@@ -61,7 +65,8 @@ type recvSet struct {
 // open makes it, with the queue pair in INIT and all receive buffers posted. After an error there is nothing.
 func (e *endpoint) open(ctx rdma.Context, cfg *Config) (err error) {
 	e.bufs, e.slotCount, e.slotBytes = cfg.RecvBuffers, cfg.SendSlots, cfg.RecvBufferSize
-	e.invalidates = cfg.Device.Attr().SendWithInv
+	a := cfg.Device.Attr()
+	e.solicits, e.invalidates = a.Solicited, a.SendWithInv
 	e.keys, e.buffers = make(map[rdma.RKey]rdma.MR), make(map[*Buffer]struct{})
 	defer func() {
 		if err != nil {
@@ -71,7 +76,7 @@ func (e *endpoint) open(ctx rdma.Context, cfg *Config) (err error) {
 	if e.pd, err = ctx.AllocPD(); err != nil {
 		return err
 	}
-	if e.slots, err = e.pd.AllocMR(e.slotCount*e.slotBytes, rdma.LocalWrite); err != nil {
+	if e.slots, err = e.pd.AllocMR(e.slotCount*e.slotBytes+beginBytes, rdma.LocalWrite); err != nil {
 		return err
 	}
 	return e.openQP(ctx, cfg, cfg.RecvBufferSize)
@@ -82,6 +87,13 @@ func (e *endpoint) openQP(ctx rdma.Context, cfg *Config, size int) (err error) {
 	sends, recvs := e.slotCount+readsAhead, e.bufs
 	if cfg.MaxRecvBufferSize > cfg.RecvBufferSize {
 		recvs *= 2
+	}
+	switch e.begins {
+	case beginsSending:
+		sends += 1 + maxNudges
+	case beginsWaiting:
+		recvs++
+	case beginsWithout:
 	}
 	if e.cq, err = ctx.CreateCQ(recvs + sends); err != nil {
 		return err
@@ -95,6 +107,9 @@ func (e *endpoint) openQP(ctx rdma.Context, cfg *Config, size int) (err error) {
 	e.wrs, e.sges = make([]rdma.SendWR, 0, sends), make([]rdma.SGE, 0, sends)
 	e.recvs = make([]rdma.RecvWR, 0, recvs)
 	e.dead = false
+	if e.begins == beginsWaiting {
+		e.recvBegin()
+	}
 	if err = e.postSet(0, size); err != nil {
 		return err
 	}
@@ -200,7 +215,7 @@ func (e *endpoint) slot() []byte {
 // send posts the message in the next slot, with the next flush.
 func (e *endpoint) send(n int, o *socket.Output) {
 	wr := rdma.SendWR{ID: uint64(workSend), Op: rdma.OpSend, Flags: rdma.SendSignaled}
-	if o.Message.Solicited() {
+	if o.Message.Solicited() && e.solicits {
 		wr.Flags |= rdma.SendSolicited
 	}
 	if o.Invalidate && e.invalidates {
@@ -228,9 +243,13 @@ func (e *endpoint) flush() error {
 	if len(e.recvs) > 0 && !e.dead {
 		_, err = e.qp.PostRecv(e.recvs)
 	}
+	e.recvs = e.recvs[:0]
+	if e.begins == beginsWaiting && !e.dead {
+		return err // there is room for all that the machine sends until the peer has begun
+	}
 	if len(e.wrs) > 0 && !e.dead && err == nil {
 		_, err = e.qp.PostSend(e.wrs)
 	}
-	e.recvs, e.wrs, e.sges = e.recvs[:0], e.wrs[:0], e.sges[:0]
+	e.wrs, e.sges = e.wrs[:0], e.sges[:0]
 	return err
 }

@@ -43,6 +43,11 @@ const (
 	// minTimer is the shortest wait of the timer, so that a time that has passed makes no loop.
 	minTimer = time.Millisecond
 
+	// nudgePause is how long a peer on an adapter waits for HelloAck before it sends something again, then twice as long, maxNudges
+	// times; see waitReady.
+	nudgePause = 20 * time.Millisecond
+	maxNudges  = 16
+
 	// maxSettingUp bounds the connections of one [Listener] that are being set up, and those of one
 	// address: who connects and says nothing has a place until SetupTimeout.
 	maxSettingUp        = 256

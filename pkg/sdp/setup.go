@@ -25,14 +25,23 @@ func (s *Stack) Server(ctx context.Context, tcp *net.TCPConn) (*Conn, error) {
 }
 
 func (s *Stack) setUp(ctx context.Context, tcp *net.TCPConn, r socket.Role) (*Conn, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, s.cfg.SetupTimeout, socket.ErrSetupTimeout)
-	defer cancel()
-	c, err := s.newConn(r, tcp)
+	var c *Conn
+	err := fmt.Errorf("device %q opens its connections itself: %w", s.cfg.Device.Name(), rdma.ErrNotSupported)
+	if s.adapter == nil {
+		c, err = s.newConn(r, tcp)
+	}
 	if err != nil {
 		_ = tcp.Close()
 		return nil, fmt.Errorf("set up SDP with %v: %w", tcp.RemoteAddr(), err)
 	}
-	if r == socket.Connecting {
+	return s.establish(ctx, c)
+}
+
+// establish sets a new connection up.
+func (s *Stack) establish(ctx context.Context, c *Conn) (_ *Conn, err error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, s.cfg.SetupTimeout, socket.ErrSetupTimeout)
+	defer cancel()
+	if c.role == socket.Connecting {
 		err = c.hello(ctx)
 	} else {
 		err = c.answer(ctx)
@@ -92,19 +101,18 @@ func (c *Conn) await(ctx context.Context) error {
 	}
 	c.run()
 	c.unlock()
-	select {
-	case <-c.ready:
-	case <-ctx.Done():
-		return context.Cause(ctx)
+	if err := c.waitReady(ctx); err != nil {
+		return err
 	}
 	c.lock()
 	defer c.unlock()
-	switch {
-	case !c.life.established && c.life.err != nil:
+	switch established := c.life.established && c.ep.begins != beginsWaiting; {
+	case !established && c.life.err != nil:
 		return c.life.err
-	case !c.life.established:
+	case !established:
 		return rdma.ErrClosed
 	}
+	c.ep.begins = beginsWithout
 	return nil
 }
 

@@ -27,7 +27,7 @@ func TestListener_refuses(t *testing.T) {
 	none.Setup.MaxAdverts = 0
 	few := hello
 	few.Bufs = 2
-	eachTransport(t, func(t *testing.T, open func(testing.TB, string) rdma.Device) {
+	eachOnTCP(t, func(t *testing.T, open func(testing.TB, string) rdma.Device) {
 		refused := make(chan error, 8)
 		p := newPair(t, open, func(c *sdp.Config) {
 			c.SetupTimeout = 500 * time.Millisecond

@@ -8,15 +8,18 @@ import (
 	"sync"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/rdma/cm"
 )
 
 // Stack is SDP on one device. It owns the device's context, the domain of all [Buffer]s, and its connections.
 type Stack struct {
-	cfg    Config
-	ctx    rdma.Context
-	pd     rdma.PD // of Buffers; each connection has one of its own
-	events sync.WaitGroup
-	wg     sync.WaitGroup // connections that have something of the device
+	cfg Config
+	ctx rdma.Context
+	pd  rdma.PD // of Buffers; each connection has one of its own
+	// adapter is the device, if it connects queue pairs itself.
+	adapter cm.Device
+	events  sync.WaitGroup
+	wg      sync.WaitGroup // connections that have something of the device
 
 	mu     sync.Mutex // guards what follows
 	conns  map[*Conn]struct{}
@@ -30,6 +33,7 @@ func NewStack(cfg Config) (*Stack, error) {
 		return nil, fmt.Errorf("new SDP stack: %w: %w", rdma.ErrInvalid, err)
 	}
 	s := &Stack{cfg: cfg.withDefaults(), conns: make(map[*Conn]struct{}), qps: make(map[rdma.QPN]*Conn)}
+	s.adapter = adapterOf(&s.cfg)
 	var err error
 	if s.ctx, err = s.cfg.Device.Open(); err != nil {
 		return nil, fmt.Errorf("new SDP stack: open %q: %w", cfg.Device.Name(), err)

@@ -69,12 +69,16 @@ func (p *suspension) end(err error) {
 // were not used are made again. It returns when data flow again. If the context ends before, the suspension goes on nevertheless, for up to
 // Config.SuspendTimeout; a connection whose peer has not come back then is reset.
 //
-// One suspension of either side is under way at a time: another one of this side is refused, one of the peer goes before or behind.
+// One suspension of either side is under way at a time: another one of this side is refused, one of the peer goes before or behind. Connections of
+// adapters that open them themselves cannot be suspended ([rdma.ErrNotSupported]); a peer that tries loses the connection.
 func (c *Conn) Suspend(ctx context.Context, o SuspendOptions) error {
 	return c.opError("suspend", c.suspend(ctx, o))
 }
 
 func (c *Conn) suspend(ctx context.Context, o SuspendOptions) error {
+	if c.stack.adapter != nil {
+		return fmt.Errorf("device %q opens its connections itself: %w", c.stack.cfg.Device.Name(), rdma.ErrNotSupported)
+	}
 	at, err := endOf(c.local)
 	if err != nil {
 		return err

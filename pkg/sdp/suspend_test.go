@@ -70,7 +70,7 @@ func startFlow(t *testing.T, p *pair, a, b *sdp.Conn, size int, end <-chan struc
 
 // A connection moves again and again under load, asked by either side, and both streams arrive whole.
 func TestSection13_1_1_Suspend(t *testing.T) {
-	eachTransport(t, func(t *testing.T, open func(testing.TB, string) rdma.Device) {
+	eachOnTCP(t, func(t *testing.T, open func(testing.TB, string) rdma.Device) {
 		for _, who := range []string{"server", "client", "both in turn"} {
 			t.Run(who, func(t *testing.T) {
 				p := newPair(t, open, unhurried)
@@ -102,7 +102,7 @@ func TestSection13_1_1_Suspend(t *testing.T) {
 
 // What waits in a suspended connection is there afterwards: bytes that nobody has read, and the end of a stream.
 func TestSection13_1_1_SuspendKeeps(t *testing.T) {
-	eachTransport(t, func(t *testing.T, open func(testing.TB, string) rdma.Device) {
+	eachOnTCP(t, func(t *testing.T, open func(testing.TB, string) rdma.Device) {
 		a, b := newPair(t, open, unhurried).dial(t)
 		data := random(12, 100_000)
 		if _, err := a.Write(data); err != nil {
@@ -138,7 +138,7 @@ func TestSection13_1_1_SuspendKeeps(t *testing.T) {
 
 // When both sides suspend at a time, both do, one after the other.
 func TestSection13_1_2_SuspendCrossing(t *testing.T) {
-	eachTransport(t, func(t *testing.T, open func(testing.TB, string) rdma.Device) {
+	eachOnTCP(t, func(t *testing.T, open func(testing.TB, string) rdma.Device) {
 		p := newPair(t, open, unhurried)
 		for range 5 {
 			a, b := p.dial(t)
@@ -163,7 +163,7 @@ func TestSection13_1_2_SuspendCrossing(t *testing.T) {
 
 // A peer that does not come back, because it cannot from its port, costs the connection, in time, at both ends.
 func TestSection13_1_1_PeerDoesNotComeBack(t *testing.T) {
-	eachTransport(t, func(t *testing.T, open func(testing.TB, string) rdma.Device) {
+	eachOnTCP(t, func(t *testing.T, open func(testing.TB, string) rdma.Device) {
 		p := newPair(t, open, func(c *sdp.Config) { c.SuspendTimeout = 500 * time.Millisecond })
 		a, b := p.dial(t)
 		begin := time.Now()
@@ -245,7 +245,7 @@ func TestSection13_1_1_NotToServices(t *testing.T) {
 
 // A connection that is closed while it moves ends as ever, and so does what is suspended no more.
 func TestConn_closeSuspended(t *testing.T) {
-	eachTransport(t, func(t *testing.T, open func(testing.TB, string) rdma.Device) {
+	eachOnTCP(t, func(t *testing.T, open func(testing.TB, string) rdma.Device) {
 		t.Run("Close", func(t *testing.T) {
 			closeSuspended(t, newPair(t, open, unhurried), (*sdp.Conn).Close, true)
 		})

@@ -75,7 +75,7 @@
 // Linux' siw knows memory by its address in the process, which peers learn; it asks for no right where it is read, wakes nobody for solicited
 // receives alone, tells nobody why a peer refused a request (DeviceAttr.RefusalsTold), and never connects a queue pair a second time.
 // What comes right behind its Reply it sees when more comes: who connects to it and waits for an answer to its first message sends
-// something again. It sends no message of its own first, which the peer may wait for, unless it was built for that.
+// something again (pkg/sdp does). It sends no message of its own first, which the peer may wait for, unless it was built for that.
 //
 // A completion queue has all its entries from the start, where the software device's
 // grows: whether a device can resize one (ibv_resize_cq), and with completions in it,

@@ -13,8 +13,8 @@
 // understand each frame.
 //
 // The conformance suite of providers runs in the guest, with siw at both ends, through libibverbs and rdma_cm, and at one of them, with
-// softiwarp at the other: TestSIW_conformance of pkg/rdma/verbs; so do TestSIW_connect, about the ways to connect, and TestSIW_rights, about
-// what siw lets a peer do with memory. And the programs of demo/upgrade talk to each
+// softiwarp at the other: TestSIW_conformance of pkg/rdma/verbs; so do TestSIW_connect, about the ways to connect, TestSIW_rights, about
+// what siw lets a peer do with memory, and TestSIW_sdp: connections of SDP are what those of TCP are. And the programs of demo/upgrade talk to each
 // other, one on siw.
 //
 // iwpmd, the port mapper of rdma-core, runs in the guest for the last test: our client asks it for

@@ -67,6 +67,7 @@ func TestSIW(t *testing.T) {
 	t.Run("rights", b.testRights)
 	t.Run("ends", b.testEnds)
 	t.Run("suite", b.testSuite)
+	t.Run("SDP", b.testSDP)
 	t.Run("port mapper", b.testPortMapper)
 	t.Run("capture", func(t *testing.T) { b.testCapture(t, stop()) })
 	t.Run("demo", b.testDemo) // whose MiBs say nothing new to tshark

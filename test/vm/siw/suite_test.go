@@ -45,6 +45,12 @@ func (b *bed) testPrivateData(t *testing.T) {
 	b.inGuest(t, "TestSIW_connect", "none", 1+directions*(1+ways)+more, sendsFirst)
 }
 
+// testSDP runs connections of SDP, on siw as Linux has it.
+func (b *bed) testSDP(t *testing.T) {
+	const directions, least = 3, 1 + 6 + 20 + 1 // nettest, the scripts, Buffers
+	b.inGuest(t, "TestSIW_sdp", "none", 1+directions*least, nil)
+}
+
 // sendsFirst has siw, where it connects, send a message of its own first, so that either side may send at once.
 var sendsFirst = settings{"peer_to_peer": "1"}
 
