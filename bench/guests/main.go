@@ -21,6 +21,9 @@
 // the kernel, siw, and with TCP: WRITEs, READs and round trips by the same code (bench/iwarpload), with
 // and without CRCs, which both compute by tables there.
 //
+// Group sdp-siw (-groups sdp-siw) compares the Sockets Direct Protocol (pkg/sdp) on siw with TCP between the same guests: what a program of
+// the node would gain by it where siw, or an RNIC in its place, is the only RDMA device.
+//
 // Group sdp-roce (-groups sdp-roce) compares SDP (pkg/sdp over pkg/rdma/verbs), by messages and from Buffer to Buffer, with raw READs
 // (ib_read_bw), rsockets and TCP.
 //
@@ -60,13 +63,13 @@ type settings struct {
 	vm     string
 }
 
-var allGroups = []string{"smcr", "iwarp", "sdp-roce"}
+var allGroups = []string{"smcr", "iwarp", "sdp-siw", "sdp-roce"}
 
 func parseFlags(args []string) (settings, error) {
 	var s settings
 	f := flag.NewFlagSet("bench-vm", flag.ContinueOnError)
 	output := s.Define(f, 500*time.Millisecond, "the workers")
-	groups := f.String("groups", "smcr", "what to measure: smcr, iwarp and sdp-roce, separated by commas")
+	groups := f.String("groups", "smcr", "what to measure: smcr, iwarp, sdp-siw, sdp-roce, or several, separated by commas")
 	f.StringVar(&s.paths, "paths", "", "measure only these paths, separated by commas")
 	f.StringVar(&s.vm, "vm", "", "use the guests of this name, see go run ./tools/vm up, instead of new ones")
 	if err := f.Parse(args); err != nil {
@@ -99,7 +102,9 @@ func run(ctx context.Context, args []string) error {
 		jobs := s.jobs()
 		switch name {
 		case "iwarp":
-			bed, jobs = &iwarpPair{p}, s.iwarpJobs()
+			bed, jobs = &iwarpPair{pair: p}, s.iwarpJobs()
+		case "sdp-siw":
+			bed, jobs = &sdpPair{pair: p}, s.sdpJobs()
 		case "sdp-roce":
 			bed, jobs = &rocePair{p}, s.roceJobs()
 		}

@@ -103,8 +103,16 @@ func (w *way) Start(ctx context.Context, l load.Load) error {
 
 // Run makes the load between the workers.
 func (w *way) Run(_ context.Context, l load.Load) (load.Result, error) {
-	r, err := w.client.call(request{Op: opLoad, Stack: w.stack, Addr: w.addr(ports[w.stack]), Load: l})
+	r, err := w.client.call(request{Op: opLoad, Stack: w.stack, Addr: w.addr(w.port()), Load: l})
 	return r.Result, err
+}
+
+// port is that of the stack's server.
+func (w *way) port() uint16 {
+	if p, ok := sdpPorts[w.stack]; ok {
+		return p
+	}
+	return ports[w.stack]
 }
 
 // Check asks the kernel whether the connections of AF_SMC were SMC-R.

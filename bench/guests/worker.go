@@ -52,6 +52,8 @@ const (
 	opServeIWARP operation = "serve iwarp" // on both
 	opLoadIWARP  operation = "load iwarp"
 
+	opOpenSDP operation = "open sdp on siw" // at the address Addr
+
 	opOpenRoCE  operation = "open sdp on roce" // on the device of opOpen
 	opServeRoCE operation = "serve sdp on roce"
 	opLoadRoCE  operation = "load sdp on roce"
@@ -88,8 +90,8 @@ type workload struct {
 
 	softiwarp *softiwarp.Device
 	siw       *kernel
-
-	roce *sdp.Stack // on device
+	sdp       *sdp.Stack // on siw
+	roce      *sdp.Stack // on device
 }
 
 // runWorker obeys requests until the input ends.
@@ -121,6 +123,8 @@ func (w *workload) do(req request) (resp response, err error) {
 	case opLoadIWARP:
 		resp.Result, err = w.loadIWARP(ctx, req)
 		return resp, err
+	case opOpenSDP:
+		return resp, w.openSDP(req.Addr)
 	case opOpenRoCE:
 		return resp, w.openRoCE()
 	case opServeRoCE:
@@ -171,6 +175,12 @@ func (w *workload) serve(ctx context.Context, req request) error {
 		l, err = afsmc.Listen(req.Addr, 0)
 	case stackTCP:
 		l, err = engine.ListenTCP(ctx, req.Addr)
+	case stackSDP:
+		l, err = sdp.Listen(ctx, w.sdp, "tcp", req.Addr)
+	case stackSDPBuffers:
+		if l, err = sdp.Listen(ctx, w.sdp, "tcp", req.Addr); err == nil {
+			l = bufferListener{l, w}
+		}
 	}
 	if err != nil {
 		return err
@@ -188,6 +198,8 @@ func (w *workload) dialer(req request) load.DialFunc {
 			c, err = afsmc.Dial(req.Addr, 0)
 		case stackTCP:
 			c, err = engine.DialTCP(ctx, req.Addr)
+		case stackSDP, stackSDPBuffers:
+			c, err = w.dialSDP(ctx, req)
 		}
 		return c, nil, err
 	}
