@@ -64,16 +64,20 @@ func (e *End) told(op rdma.Opcode, s rdma.Status) rdma.Status {
 	return s
 }
 
+// refused is the event of a queue pair whose peer refused a request.
+func (e *End) refused() rdma.EventKind {
+	if at := e.Dev.Attr(); at.Stream && !at.RefusalsTold {
+		return rdma.EventDisconnected
+	}
+	return rdma.EventQPFatal
+}
+
 // awaitError waits until the queue pair of a requester is in ERR. The completion tells
 // that, if it tells anything of the peer.
 func (e *End) awaitError(t *testing.T) {
 	t.Helper()
-	switch at := e.Dev.Attr(); {
-	case at.PeerCompletes:
-	case at.RefusalsTold:
-		AwaitEvent(t, e.Ctx, rdma.EventQPFatal)
-	default:
-		AwaitEvent(t, e.Ctx, rdma.EventDisconnected)
+	if !e.Dev.Attr().PeerCompletes {
+		AwaitEvent(t, e.Ctx, e.refused())
 	}
 	if st := e.QP.State(); st != rdma.QPError {
 		t.Errorf("requester in %v, want ERR", st)
@@ -684,7 +688,7 @@ func testQPFatalEvent(t *testing.T, net Net) {
 	x.Send(t, w)
 	y.awaitFailed(t, true)
 	AwaitOne(t, x.SendCQ, 1, x.told(rdma.OpWrite, rdma.StatusRemoteAccess)) // a provider may learn of it here
-	if e := AwaitEvent(t, x.Ctx, rdma.EventQPFatal); e.QPN != x.QP.Num() {
+	if e := AwaitEvent(t, x.Ctx, x.refused()); e.QPN != x.QP.Num() {
 		t.Errorf("event %+v names another queue pair", e)
 	}
 }

@@ -202,6 +202,7 @@ func (c *cq) put(w rdma.WC, most int) bool {
 
 // Arm implements [rdma.CQ].
 func (c *cq) Arm(solicitedOnly bool) error {
+	solicitedOnly = solicitedOnly && c.ctx.dev.attr.Solicited // siw would wake nobody
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.ibv == nil {

@@ -73,7 +73,7 @@
 // stays the kernel's until TCP, or the peer, ends it; closing its queue pair waits for that.
 //
 // Linux' siw knows memory by its address in the process, which peers learn; it asks for no right where it is read, wakes nobody for solicited
-// receives alone, tells nobody why a peer refused a request (DeviceAttr.RefusalsTold), and never connects a queue pair a second time.
+// receives alone (so that Arm asks for all), tells nobody why a peer refused a request (DeviceAttr.RefusalsTold), and never connects a queue pair a second time.
 // What comes right behind its Reply it sees when more comes: who connects to it and waits for an answer to its first message sends
 // something again (pkg/sdp does). It sends no message of its own first, which the peer may wait for, unless it was built for that.
 //

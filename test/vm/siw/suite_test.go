@@ -21,34 +21,40 @@ const (
 	softAddr = "10.0.0.50"
 )
 
-// left are the cases that are left out, for what siw does: it lets peers read what is not to be read (TestSIW_rights), and tells them where memory
-// is in the process; it never connects a queue pair a second time; and it does what is posted in the call that posts it, so that no queue
-// is full.
-const left = "Permissions|PartOfRegionRights|AddressesTellNothing|ResetAndReconnect|QueueFull"
+// left are the cases that are left out, for what siw does: it lets peers read what is not to be read (TestSIW_rights); it knows memory by its address
+// in the process, which is the same in all domains; it never connects a queue pair a second time; and it does what is posted in the call that posts
+// it, so that no queue is full. leftTo are those that are left out where it is asked by another one, whom it does not tell of every READ that it
+// refuses, and leftFrom where it asks one who has solicited events, which it has not.
+const (
+	left   = "Permissions|PartOfRegionRights|AddressesTellNothing|DomainIsolation|ResetAndReconnect|QueueFull"
+	leftTo = "WrongKeys"
+
+	leftFrom = "NotifySolicited"
+)
 
 // testSuite runs the conformance suite in the guest, with siw at both ends, and with softiwarp at one of them, at a second
 // address of the same interface.
 func (b *bed) testSuite(t *testing.T) {
-	const cases = 44 - 5 // with three directions each
-	b.inGuest(t, "TestSIW_conformance", left, 1+4*cases, sendsFirst)
+	const cases = 44 - 6 // with three directions each, of which some are skipped for what siw lacks
+	b.inGuest(t, "TestSIW_conformance", "^TestSIW_conformance$/^("+left+")$|^TestSIW_conformance$/^("+leftTo+")$/^softToSIW$|^TestSIW_conformance$/^("+leftFrom+")$/^siwToSoft$", 4*cases-16, sendsFirst)
 }
 
 // testRights runs what siw and softiwarp let each other do with memory.
 func (b *bed) testRights(t *testing.T) {
 	const cases = 8
-	b.inGuest(t, "TestSIW_rights", "none", 1+3*cases, sendsFirst)
+	b.inGuest(t, "TestSIW_rights", "", 1+3*cases, sendsFirst)
 }
 
 // testPrivateData runs what programs say to each other while they connect, and what becomes of those who get no answer.
 func (b *bed) testPrivateData(t *testing.T) {
 	const directions, ways, more = 3, 3 + 2, 5
-	b.inGuest(t, "TestSIW_connect", "none", 1+directions*(1+ways)+more, sendsFirst)
+	b.inGuest(t, "TestSIW_connect", "", 1+directions*(1+ways)+more, sendsFirst)
 }
 
 // testSDP runs connections of SDP, on siw as Linux has it.
 func (b *bed) testSDP(t *testing.T) {
 	const directions, least = 3, 1 + 6 + 20 + 1 // nettest, the scripts, Buffers
-	b.inGuest(t, "TestSIW_sdp", "none", 1+directions*least, nil)
+	b.inGuest(t, "TestSIW_sdp", "", 1+directions*least, nil)
 }
 
 // sendsFirst has siw, where it connects, send a message of its own first, so that either side may send at once.
@@ -70,8 +76,8 @@ func (b *bed) inGuest(t *testing.T, test, skip string, least int, siw settings) 
 	ctx, cancel := context.WithTimeout(t.Context(), suiteTimeout)
 	defer cancel()
 	out, err := b.guest.Shell(ctx, fmt.Sprintf(
-		"%s=siw0 %s=%s VERBS_SIW_ADDR=%v VERBS_SOFT_ADDR=%v %s -test.v -test.timeout=%v -test.run='^%s$' -test.skip='^%s$/^(%s)$' 2>&1",
-		testenv.RDMADeviceEnv, testenv.RequireEnv, testenv.RDMADevice, b.guest.Addr(0), soft, program, suiteTimeout*3/4, test, test, skip))
+		"%s=siw0 %s=%s VERBS_SIW_ADDR=%v VERBS_SOFT_ADDR=%v %s -test.v -test.timeout=%v -test.run='^%s$' -test.skip='%s' 2>&1",
+		testenv.RDMADeviceEnv, testenv.RequireEnv, testenv.RDMADevice, b.guest.Addr(0), soft, program, suiteTimeout*3/4, test, skip))
 	if n := strings.Count(out, "--- PASS: "); err == nil && n < least {
 		err = fmt.Errorf("%d tests passed, want %d or more", n, least)
 	}
