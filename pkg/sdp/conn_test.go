@@ -12,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"golang.org/x/net/nettest"
 
 	"github.com/smcr-io/kube-smcr/pkg/internal/conntest"
@@ -54,19 +53,13 @@ func TestConn_closesLikeTCP(t *testing.T) {
 		for _, script := range conntest.Scripts() {
 			t.Run(script, func(t *testing.T) {
 				t.Parallel()
-				tick := time.NewTicker(30 * time.Millisecond)
-				defer tick.Stop()
-				wait := func() { <-tick.C; <-tick.C }
-				x, y := tcpPair(t)
-				want := conntest.Play(x, y, script, wait)
-				_, _ = x.Close(), y.Close()
-
-				a, b := p.dial(t)
-				got := conntest.Play(a, b, script, wait)
-				_, _ = a.Close(), b.Close()
-				if d := cmp.Diff(want, got); d != "" {
-					t.Errorf("-TCP +SDP:\n%s", d)
-				}
+				conntest.Check(t, script, 50*time.Millisecond, func() (x, y conntest.Conn) {
+					a, b := tcpPair(t)
+					return a, b
+				}, func() (x, y conntest.Conn) {
+					a, b := p.dial(t)
+					return a, b
+				})
 			})
 		}
 	})

@@ -7,8 +7,10 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"strings"
 	"syscall"
+	"testing"
 	"time"
 )
 
@@ -79,9 +81,34 @@ func Outcome(n int, err error) string {
 	return fmt.Sprintf("%d %v", n, err)
 }
 
-// Play runs a script of steps like "a.write b.read a.close" and returns what
+// Check fails a test unless a script says the same over TCP and over something else; each function makes a connection, whose ends Check
+// closes. wait is how long a step is given to be heard of by the other side. On a loaded machine that may be too short,
+// and then what is said differs by chance: so it is played again with four times of it, three times at most. A difference that
+// is one stays.
+func Check(t testing.TB, script string, wait time.Duration, tcp, other func() (a, b Conn)) {
+	t.Helper()
+	var want, got []string
+	for range 4 {
+		want, got = over(tcp, script, wait), over(other, script, wait)
+		if slices.Equal(want, got) {
+			return
+		}
+		wait *= 4
+	}
+	t.Errorf("got  %q,\nwant %q, as over TCP", got, want)
+}
+
+// over plays a script over a connection of its own.
+func over(open func() (a, b Conn), script string, wait time.Duration) []string {
+	a, b := open()
+	got := play(a, b, script, func() { <-time.After(wait) })
+	_, _ = a.Close(), b.Close() // they may be
+	return got
+}
+
+// play runs a script of steps like "a.write b.read a.close" and returns what
 // each said. After every step it waits for the other side to hear of it.
-func Play(a, b Conn, script string, wait func()) []string {
+func play(a, b Conn, script string, wait func()) []string {
 	var got []string
 	gone := map[Conn]bool{}
 	for step := range strings.FieldsSeq(script) {

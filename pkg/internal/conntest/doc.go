@@ -3,8 +3,9 @@
 // Package conntest asks whether a net.Conn behaves as TCP: it plays scripts on both ends of a connection and
 // says what each step returned, which is to be what the same script says of TCP.
 //
-//	want := conntest.Play(tcpA, tcpB, script, wait)
-//	got := conntest.Play(a, b, script, wait)
+//	for _, script := range conntest.Scripts() {
+//		conntest.Check(t, script, 50*time.Millisecond, openTCP, openOther)
+//	}
 //
 // It is for tests only, of pkg/smcr and pkg/sdp. A script belongs to nobody; the connections are the caller's.
 //

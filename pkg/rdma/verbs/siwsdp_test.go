@@ -13,7 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"golang.org/x/net/nettest"
 
 	"github.com/smcr-io/kube-smcr/internal/testenv"
@@ -114,31 +113,26 @@ func (p *sdpPair) dial(t *testing.T) (client, server *sdp.Conn) {
 // closesLikeTCP plays a script of pkg/internal/conntest over both.
 func (p *sdpPair) closesLikeTCP(t *testing.T, script string) {
 	t.Helper()
-	tick := time.NewTicker(200 * time.Millisecond) // in an emulated machine what was sent takes its time
-	defer tick.Stop()
-	wait := func() { <-tick.C; <-tick.C }
 	l, err := net.ListenTCP("tcp4", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = l.Close() }()
-	x, err := net.DialTCP("tcp4", nil, l.Addr().(*net.TCPAddr))
-	if err != nil {
-		t.Fatal(err)
-	}
-	y, err := l.AcceptTCP()
-	if err != nil {
-		t.Fatal(err)
-	}
-	want := conntest.Play(x, y, script, wait)
-	_, _ = x.Close(), y.Close()
-
-	a, b := p.dial(t)
-	got := conntest.Play(a, b, script, wait)
-	_, _ = a.Close(), b.Close()
-	if d := cmp.Diff(want, got); d != "" {
-		t.Errorf("-TCP +SDP:\n%s", d)
-	}
+	// In an emulated machine what was sent takes its time.
+	conntest.Check(t, script, 300*time.Millisecond, func() (a, b conntest.Conn) {
+		x, err := net.DialTCP("tcp4", nil, l.Addr().(*net.TCPAddr))
+		if err != nil {
+			t.Fatal(err)
+		}
+		y, err := l.AcceptTCP()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return x, y
+	}, func() (a, b conntest.Conn) {
+		x, y := p.dial(t)
+		return x, y
+	})
 }
 
 // buffers moves a Buffer by RDMA, in both directions.
