@@ -27,8 +27,9 @@ const (
 	changeTimeout = 30 * time.Second
 	// endTimeout is for what the kernel does after the programs have ended.
 	endTimeout = 30 * time.Second
-	// replaceTime is how long the kernel may take for another link.
-	replaceTime = 3 * time.Second
+	// replaceTime is how long the kernel may take for another link. It was seen to take 3.5 s,
+	// also on a machine with nothing else to do.
+	replaceTime = 8 * time.Second
 	// aliveTime is how long connections are watched that must not end.
 	aliveTime = 300 * time.Millisecond
 	// explainTimeout is for asking what may explain a failure.
