@@ -65,7 +65,6 @@ func TestQP_operations(t *testing.T) {
 	}
 }
 
-// marked is a peer that asks for markers: a Framing in the hands of the test.
 // TestQP_placesLongStreams: without CRC nearly all of a stream of long messages goes to its place at once, also
 // behind what is short between them: the last FPDU of each message, and one that tells of it.
 func TestQP_placesLongStreams(t *testing.T) {
@@ -114,6 +113,7 @@ func TestQP_placesLongStreams(t *testing.T) {
 	}
 }
 
+// TestQP_markers: the peer asks for markers; it is a Framing in the hands of the test.
 func TestQP_markers(t *testing.T) {
 	a := newSide(t, "a", nil)
 	now := newTwoSides(t, nil).now
