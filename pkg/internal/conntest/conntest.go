@@ -87,15 +87,21 @@ func Outcome(n int, err error) string {
 // is one stays.
 func Check(t testing.TB, script string, wait time.Duration, tcp, other func() (a, b Conn)) {
 	t.Helper()
-	var want, got []string
+	if want, got := compare(script, wait, tcp, other); !slices.Equal(want, got) {
+		t.Errorf("got  %q,\nwant %q, as over TCP", got, want)
+	}
+}
+
+// compare plays a script on both until they say the same, four times at most, and returns what they said last.
+func compare(script string, wait time.Duration, tcp, other func() (a, b Conn)) (want, got []string) {
 	for range 4 {
 		want, got = over(tcp, script, wait), over(other, script, wait)
 		if slices.Equal(want, got) {
-			return
+			break
 		}
 		wait *= 4
 	}
-	t.Errorf("got  %q,\nwant %q, as over TCP", got, want)
+	return want, got
 }
 
 // over plays a script over a connection of its own.
