@@ -131,6 +131,33 @@ type worker struct {
 	out   *bufio.Reader
 }
 
+// startOnSIW starts guests with siw, whose module has parameters, and a worker in each, with an environment; it opens there what an operation says.
+func (p *pair) startOnSIW(ctx context.Context, open operation, parameters []string, env ...string) error {
+	if err := p.up(ctx); err != nil {
+		return err
+	}
+	program, err := p.lab.Build(ctx, "github.com/smcr-io/kube-smcr/bench/guests", lab.BuildOptions{CGO: true})
+	if err != nil {
+		return err
+	}
+	for i, w := range []**worker{&p.server, &p.client} {
+		g := p.lab.Guest(i)
+		if err := g.LoadSIW(ctx, parameters...); err != nil {
+			return err
+		}
+		if err := g.AddSIW(ctx, 0); err != nil {
+			return err
+		}
+		if *w, err = startWorker(ctx, g, program, env...); err != nil {
+			return err
+		}
+		if _, err := (*w).call(request{Op: open, Addr: g.Addr(0).String()}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 func startWorker(ctx context.Context, g *lab.Guest, program string, env ...string) (*worker, error) {
 	p, err := g.StartIn(ctx, "", env, program, engine.WorkerArg)
 	if err != nil {

@@ -12,7 +12,6 @@ import (
 	"github.com/smcr-io/kube-smcr/bench/report"
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/iwarp"
-	"github.com/smcr-io/kube-smcr/test/vm/lab"
 )
 
 // Names of the paths of group iwarp. One with READ has READs for streams, one with SEND SENDs, others WRITEs; the one with
@@ -79,28 +78,10 @@ func (s *settings) iwarpJobs() []engine.Job {
 type iwarpPair struct{ *pair }
 
 // SetUp implements engine.Bed.
-func (p *iwarpPair) SetUp(ctx context.Context) (_ []engine.Path, err error) {
-	if err := p.up(ctx); err != nil {
+func (p *iwarpPair) SetUp(ctx context.Context) ([]engine.Path, error) {
+	// The parameter is there to be set, for CRCs.
+	if err := p.startOnSIW(ctx, opOpenIWARP, []string{crcParameter + "=0"}, tableCRCs); err != nil {
 		return nil, err
-	}
-	program, err := p.lab.Build(ctx, "github.com/smcr-io/kube-smcr/bench/guests", lab.BuildOptions{CGO: true})
-	if err != nil {
-		return nil, err
-	}
-	for i, w := range []**worker{&p.server, &p.client} {
-		g := p.lab.Guest(i)
-		if err := g.LoadSIW(ctx, crcParameter+"=0"); err != nil { // which can be set, for CRCs
-			return nil, err
-		}
-		if err := g.AddSIW(ctx, 0); err != nil {
-			return nil, err
-		}
-		if *w, err = startWorker(ctx, g, program, tableCRCs); err != nil {
-			return nil, err
-		}
-		if _, err := (*w).call(request{Op: opOpenIWARP, Addr: g.Addr(0).String()}); err != nil {
-			return nil, err
-		}
 	}
 	if _, err := p.server.call(request{Op: opServeIWARP, Addr: p.lab.Guest(0).Addr(0).String()}); err != nil {
 		return nil, err

@@ -12,7 +12,6 @@ import (
 	"github.com/smcr-io/kube-smcr/bench/load"
 	"github.com/smcr-io/kube-smcr/bench/report"
 	"github.com/smcr-io/kube-smcr/pkg/sdp"
-	"github.com/smcr-io/kube-smcr/test/vm/lab"
 )
 
 // Names of the paths of group sdp: SDP on siw by Write and Read, which copy, and by Buffers, which are not copied but by siw; and TCP.
@@ -50,27 +49,8 @@ type sdpPair struct{ *pair }
 
 // SetUp implements engine.Bed.
 func (p *sdpPair) SetUp(ctx context.Context) ([]engine.Path, error) {
-	if err := p.up(ctx); err != nil {
+	if err := p.startOnSIW(ctx, opOpenSDP, nil); err != nil { // as Linux has it: no CRCs
 		return nil, err
-	}
-	program, err := p.lab.Build(ctx, "github.com/smcr-io/kube-smcr/bench/guests", lab.BuildOptions{CGO: true})
-	if err != nil {
-		return nil, err
-	}
-	for i, w := range []**worker{&p.server, &p.client} {
-		g := p.lab.Guest(i)
-		if err := g.LoadSIW(ctx); err != nil { // as Linux has it: no CRCs
-			return nil, err
-		}
-		if err := g.AddSIW(ctx, 0); err != nil {
-			return nil, err
-		}
-		if *w, err = startWorker(ctx, g, program); err != nil {
-			return nil, err
-		}
-		if _, err := (*w).call(request{Op: opOpenSDP, Addr: g.Addr(0).String()}); err != nil {
-			return nil, err
-		}
 	}
 	for st, port := range sdpPorts {
 		if _, err := p.server.call(request{Op: opServe, Stack: st, Addr: p.addr(port)}); err != nil {
