@@ -18,7 +18,10 @@ import (
 func TestGroup_setupNeedsNoLLC(t *testing.T) {
 	for _, elements := range []int{1, 2, 8} {
 		t.Run(fmt.Sprintf("%d RMBEs in an RMB", elements), func(t *testing.T) {
-			p := newPair(t, func(c *smcr.Config) { c.RMBESizeBytes, c.RMBEsPerRMB = 16<<10, elements })
+			p := newPair(t, func(c *smcr.Config) {
+				c.RMBESizeBytes, c.RMBEsPerRMB = 16<<10, elements
+				c.LinksPerGroup = 1 // a second link, which cannot be had here, is asked for again each second
+			})
 			stacks := []*smcr.Stack{p.client, p.server}
 			llc := func() uint64 { return p.client.Stats().LLCSent + p.server.Stats().LLCSent }
 			first, other := p.dial(t)
