@@ -192,6 +192,10 @@ type DeviceAttr struct {
 	// that the local memory may be used again; a request that the peer refuses succeeds,
 	// and then both queue pairs fail.
 	PeerCompletes bool
+	// PartialWrites says that a WRITE goes in pieces that the peer checks one by one: of one
+	// that it refuses it may have what came before the first byte without right. Without it
+	// nothing of such a WRITE is placed.
+	PartialWrites bool
 
 	// What IBTA asks for and not every driver does.
 

@@ -52,11 +52,32 @@ func (r *requester) forgetMemory() {
 	r.reads.forgetMemory()
 }
 
-// sendOps has, for SEND and WRITE, the operations First, Middle, Last, Only
-// and the last two with immediate data. It is a constant table.
+// sendOps has, for SEND and for WRITE with immediate data, the operations First, Middle, Last
+// and Only, and the last two with immediate data. It is a constant table.
 var sendOps = [2][6]OpCode{
 	{SendFirst, SendMiddle, SendLast, SendOnly, SendLastImm, SendOnlyImm},
 	{WriteFirst, WriteMiddle, WriteLast, WriteOnly, WriteLastImm, WriteOnlyImm},
+}
+
+// sendOpOf returns the operation of a packet of a message.
+func sendOpOf(op rdma.Opcode, isFirst, isLast, hasImm bool) OpCode {
+	ops := &sendOps[0]
+	if op != rdma.OpSend {
+		ops = &sendOps[1]
+	}
+	i := 0
+	switch {
+	case isFirst && isLast:
+		i = 3
+	case isLast:
+		i = 2
+	case !isFirst:
+		i = 1
+	}
+	if isLast && hasImm {
+		i += 2
+	}
+	return ops[i]
 }
 
 // pollRequests fills dst with request packets.
@@ -148,29 +169,25 @@ func (q *QP) resolve(w *sendWQE) rdma.Status {
 }
 
 // txData makes the packet of PSN nxt, of a SEND or WRITE.
+//
+// A WRITE goes as one WRITE Only for each packet, which are the same bytes in the same order
+// and one completion. So all its packets but the last have one length, as the wire
+// wants them that sends many at a time; the RETH of a WRITE First would make that one longer:
+//
+//	WRITE First, Middle, Last     RETH|mtu        mtu        rest
+//	three of WRITE Only           RETH|mtu   RETH|mtu   RETH|rest
+//
+// A WRITE with immediate data stays one message, whose length the receiver is told.
 func (q *QP) txData(t *TxPacket, w *sendWQE, wnd uint64) {
 	r := &q.req
 	isFirst, isLast := r.win.nxt == w.first, r.win.nxt == w.last
 	hasImm := w.op == rdma.OpWriteImm || w.flags&rdma.SendImm != 0
-	var op int // index in sendOps
-	var flags uint32
+	off := int(r.win.nxt-w.first) * q.mtu
 	size := q.mtu
+	var flags uint32
 	if isLast {
-		op = 2
-		size = int(w.length) - int(r.win.nxt-w.first)*q.mtu
+		size = int(w.length) - off
 		flags = bit(w.flags&rdma.SendSolicited != 0, bthSolicited) | uint32(padLen(size))<<20
-		if isFirst {
-			op = 3
-		}
-		if hasImm {
-			op = op + 2 // 4, 5
-		}
-	} else if !isFirst {
-		op = 1
-	}
-	kind := 1
-	if w.op == rdma.OpSend {
-		kind = 0
 	}
 	// Ask for an answer where the program waits for one, before the window
 	// closes, and often enough that the window slides.
@@ -180,9 +197,14 @@ func (q *QP) txData(t *TxPacket, w *sendWQE, wnd uint64) {
 		ack = bthAckReq
 		r.ask.asked()
 	}
-	q.put(t, sendOps[kind][op], r.win.nxt, flags, ack)
-	if isFirst && kind == 1 {
-		t.putRETH(w.addr, w.rkey, w.length)
+	if w.op == rdma.OpWrite {
+		q.put(t, WriteOnly, r.win.nxt, flags, ack)
+		t.putRETH(w.addr+uint64(off), w.rkey, uint32(size))
+	} else {
+		q.put(t, sendOpOf(w.op, isFirst, isLast, hasImm), r.win.nxt, flags, ack)
+		if isFirst && w.op == rdma.OpWriteImm {
+			t.putRETH(w.addr, w.rkey, w.length)
+		}
 	}
 	if isLast && hasImm {
 		t.put32(w.imm)

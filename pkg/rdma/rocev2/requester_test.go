@@ -35,7 +35,8 @@ func TestRequester_packets(t *testing.T) {
 		{"SEND of three", rdma.OpSend, 513, []string{"SEND First 0 256 bytes", "SEND Middle 1 256 bytes", "SEND Last 2 1 bytes SE A"}},
 		{"WRITE", rdma.OpWrite, 5, []string{"RDMA WRITE Only 0 to +0 len 5 5 bytes SE A"}},
 		{"WRITE of three", rdma.OpWrite, 768, []string{
-			"RDMA WRITE First 0 to +0 len 768 256 bytes", "RDMA WRITE Middle 1 256 bytes", "RDMA WRITE Last 2 256 bytes SE A",
+			"RDMA WRITE Only 0 to +0 len 256 256 bytes", "RDMA WRITE Only 1 to +256 len 256 256 bytes",
+			"RDMA WRITE Only 2 to +512 len 256 256 bytes SE A",
 		}},
 		{"WRITE with immediate", rdma.OpWriteImm, 5, []string{"RDMA WRITE Only with Immediate 0 to +0 len 5 5 bytes imm 0xfeed SE A"}},
 		{"WRITE with immediate of two", rdma.OpWriteImm, 257, []string{

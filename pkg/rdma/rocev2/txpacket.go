@@ -8,8 +8,8 @@ package rocev2
 // calling another method of the queue pair, and before the owner of the
 // memory may unmap it.
 //
-// All packets of a message but the first and the last have the same UDPLen,
-// so that runs of them can leave with one UDP_SEGMENT send.
+// All packets of a message but the last have the same UDPLen (of a WRITE with immediate data, all
+// but the first and the last), so that runs of them can leave with one UDP_SEGMENT send.
 type TxPacket struct {
 	Hdr        [MaxHeaderLen]byte
 	HdrLen     int

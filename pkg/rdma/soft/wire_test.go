@@ -306,7 +306,7 @@ func dissect(t *testing.T, frames [][]byte) {
 	}
 	for _, op := range []rocev2.OpCode{
 		rocev2.SendFirst, rocev2.SendMiddle, rocev2.SendLast, rocev2.SendOnly, rocev2.WriteFirst, rocev2.WriteMiddle,
-		rocev2.WriteLast, rocev2.WriteOnly, rocev2.WriteLastImm, rocev2.WriteOnlyImm, rocev2.ReadRequest,
+		rocev2.WriteOnly, rocev2.WriteLastImm, rocev2.WriteOnlyImm, rocev2.ReadRequest,
 		rocev2.ReadRespFirst, rocev2.ReadRespMiddle, rocev2.ReadRespLast, rocev2.ReadRespOnly, rocev2.Acknowledge,
 	} {
 		if seen[fmt.Sprint(uint8(op))] == 0 {

@@ -134,7 +134,7 @@ func attributes() rdma.DeviceAttr {
 		GIDTypes:    []rdma.GIDType{rdma.GIDTypeIWARP},
 
 		MaxReadsServed: iwarp.MaxReads, MaxReadsAsked: iwarp.MaxReads,
-		Stream: true,
+		Stream: true, PartialWrites: true,
 
 		LocalErrors: true, ResponderEvents: true, SolicitedErrors: true, RefusalsTold: true,
 	}

@@ -165,7 +165,7 @@ func attributes() rdma.DeviceAttr {
 		GIDTypes:     []rdma.GIDType{rdma.GIDTypeUnknown},
 
 		MaxReadsServed: vitcp.MaxReadWindow, MaxReadsAsked: vitcp.MaxReadWindow,
-		Stream: true, PeerCompletes: true,
+		Stream: true, PeerCompletes: true, PartialWrites: true,
 
 		LocalErrors: true, ResponderEvents: true, SolicitedErrors: true, RefusalsTold: true,
 	}

@@ -86,7 +86,7 @@ func (d *device) Attr() rdma.DeviceAttr {
 		Provider: "vi", MaxQP: softdev.MaxQP, MaxCQE: softdev.MaxCQE, MaxMRBytes: softdev.MaxMRBytes, MaxSGE: vitcp.MaxSGE,
 		MaxSendWR: vitcp.MaxRecvWR, MaxRecvWR: vitcp.MaxRecvWR, MaxInline: softdev.MaxInline,
 		WriteWithImm: true, RDMARead: true, SendWithImm: true, MaxReadsServed: vitcp.MaxReadWindow, MaxReadsAsked: vitcp.MaxReadWindow,
-		GIDTypes: gidTypes, Stream: true, PeerCompletes: true,
+		GIDTypes: gidTypes, Stream: true, PeerCompletes: true, PartialWrites: true,
 		LocalErrors: true, ResponderEvents: true, SolicitedErrors: true, RefusalsTold: true,
 	}
 }
