@@ -21,3 +21,6 @@ type TxPacket struct {
 
 // UDPLen returns the length of the UDP payload, ICRC included.
 func (t *TxPacket) UDPLen() int { return t.HdrLen + t.PayloadLen + t.Pad + ICRCLen }
+
+// FullWrite is the UDPLen of a packet that fills the path MTU, in bytes, with a part of a WRITE.
+func FullWrite(mtu int) int { return bthLen + rethLen + mtu + ICRCLen }

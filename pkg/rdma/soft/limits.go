@@ -9,9 +9,9 @@ import (
 )
 
 const (
-	// txBatch is the number of packets that are made and sent together. With
-	// the smallest usual path MTU, 1024, that is one WRITE of 64 KiB.
-	txBatch = 64
+	// txBatch bounds the packets that are made and sent together, see burst: with the
+	// smallest usual path MTU, 1024, that is two UDP_SEGMENT sends.
+	txBatch = 128
 
 	// maxSegments and maxMessageBytes bound a UDP_SEGMENT send: the kernel
 	// takes 64 segments before 6.9 and at most 65507 bytes in all.

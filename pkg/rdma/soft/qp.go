@@ -21,6 +21,7 @@ type qp struct {
 	peer   netip.AddrPort
 	flow   uint8 // of packets to the peer
 	txICRC rocev2.ICRC
+	burst  int    // packets that are made at a time, at most
 	unsent *batch // what the wire did not take
 }
 
@@ -76,6 +77,7 @@ func (q *qp) Modified(a rdma.QPAttr) {
 	local := q.dev.Addr()
 	q.peer = netip.AddrPortFrom(a.Path.DGID.Addr(), local.Port())
 	q.flow = flowOf(a.DestQPN)
+	q.burst = burst(a.MTU.Bytes(), q.dev.wire.MaxSegments())
 	q.txICRC = rocev2.NewICRC(rocev2.Addresses{
 		Src: local.Addr(), SrcPort: q.dev.sourcePort(q.flow), Dst: q.peer.Addr(), DstPort: q.peer.Port(),
 	})

@@ -120,16 +120,23 @@ func (b *batch) build(n, segments int, q *qp) {
 	}
 }
 
-// answerFirst puts an acknowledgement behind the few packets that leave with
-// it: they are what the peer waits for.
-func (b *batch) answerFirst(n int) {
-	const few = 4
-	if n < 2 || n > few || rocev2.OpCode(b.pkts[0].Hdr[0]) != rocev2.Acknowledge {
+// burst is how many packets are made at a time: so many that a long WRITE fills each of
+// its UDP_SEGMENT sends. Batches of 64 packets would leave as 61 and 3 at path MTU 1024.
+func burst(mtu, segments int) int {
+	run := max(1, min(segments, maxMessageBytes/rocev2.FullWrite(mtu)))
+	return txBatch / run * run
+}
+
+// answerFirst puts an acknowledgement behind what leaves with the first message beside it: the
+// peer waits for that, and a shorter packet at its end costs no message of its own.
+func (b *batch) answerFirst(n, segments int) {
+	if n < 2 || rocev2.OpCode(b.pkts[0].Hdr[0]) != rocev2.Acknowledge {
 		return
 	}
+	last := segmentable(b.pkts[1:n], segments)
 	ack := b.pkts[0]
-	copy(b.pkts[:n-1], b.pkts[1:n])
-	b.pkts[n-1] = ack
+	copy(b.pkts[:last], b.pkts[1:last+1])
+	b.pkts[last] = ack
 }
 
 // Transmit implements [softdev.Carrier].
@@ -142,13 +149,14 @@ func (q *qp) Transmit(now time.Time) {
 		q.unsent = b
 		return
 	}
+	segments := q.dev.wire.MaxSegments()
 	for {
-		n := q.m.PollTx(now, b.pkts[:])
+		n := q.m.PollTx(now, b.pkts[:q.burst])
 		if n == 0 {
 			break
 		}
-		b.answerFirst(n)
-		b.build(n, q.dev.wire.MaxSegments(), q)
+		b.answerFirst(n, segments)
+		b.build(n, segments, q)
 		q.dev.stats.txPackets.Add(uint64(n))
 		if !q.dev.send(b) {
 			q.unsent = b

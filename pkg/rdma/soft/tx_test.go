@@ -37,30 +37,58 @@ func TestSegmentable(t *testing.T) {
 	}
 }
 
-// An acknowledgement leaves behind the few packets beside it, which the peer waits for, but does not
-// wait for many.
+// A batch of a long WRITE fills its messages.
+func TestBurst(t *testing.T) {
+	for _, c := range []struct{ mtu, segments, want int }{
+		{1024, 64, 2 * 61},
+		{4096, 64, 8 * 15},
+		{256, 64, 2 * 64},
+		{4096, 1, txBatch},
+		{1024, 0, txBatch}, // a wire that says nothing
+	} {
+		got := burst(c.mtu, c.segments)
+		if got != c.want {
+			t.Errorf("path MTU %d, %d segments: %d packets, want %d", c.mtu, c.segments, got, c.want)
+		}
+		pkts := make([]rocev2.TxPacket, got)
+		for i := range pkts {
+			pkts[i] = rocev2.TxPacket{HdrLen: 28, PayloadLen: c.mtu}
+		}
+		run := segmentable(pkts, c.segments)
+		if got%run != 0 {
+			t.Errorf("path MTU %d, %d segments: %d packets are not messages of %d", c.mtu, c.segments, got, run)
+		}
+	}
+}
+
+// An acknowledgement leaves with the first message beside it, whose packets the peer waits for, and at
+// its end.
 func TestBatch_answerFirst(t *testing.T) {
-	ack, data := rocev2.Acknowledge, rocev2.SendOnly
-	many := []rocev2.OpCode{ack, data, data, data, data}
+	const ack, data, last = 20, 100, 60 // lengths
 	for _, c := range []struct {
-		name      string
-		ops, want []rocev2.OpCode
+		name        string
+		sizes, want []int
 	}{
-		{"alone", []rocev2.OpCode{ack}, []rocev2.OpCode{ack}},
-		{"an answer", []rocev2.OpCode{ack, data}, []rocev2.OpCode{data, ack}},
-		{"no acknowledgement", []rocev2.OpCode{data, ack}, []rocev2.OpCode{data, ack}},
-		{"a few", many[:4], []rocev2.OpCode{data, data, data, ack}},
-		{"many", many, many},
+		{"alone", []int{ack}, []int{ack}},
+		{"an answer", []int{ack, data}, []int{data, ack}},
+		{"no acknowledgement", []int{data, data}, []int{data, data}},
+		{"a message", []int{ack, data, data, data, last}, []int{data, data, data, last, ack}},
+		{"two messages", []int{ack, data, last, data, last}, []int{data, last, ack, data, last}},
+		{"segments", []int{ack, data, data, data, data, data}, []int{data, data, data, data, ack, data}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			b := new(batch)
-			for i, op := range c.ops {
-				b.pkts[i].Hdr[0] = byte(op)
+			for i, n := range c.sizes {
+				b.pkts[i] = rocev2.TxPacket{HdrLen: 12, PayloadLen: n - 12 - rocev2.ICRCLen}
+				b.pkts[i].Hdr[0] = byte(rocev2.SendOnly)
+				if n == ack {
+					b.pkts[i].Hdr[0] = byte(rocev2.Acknowledge)
+				}
 			}
-			b.answerFirst(len(c.ops))
-			for i, op := range c.want {
-				if got := rocev2.OpCode(b.pkts[i].Hdr[0]); got != op {
-					t.Errorf("packet %d is %v, want %v", i, got, op)
+			b.answerFirst(len(c.sizes), 4)
+			for i, n := range c.want {
+				if got := b.pkts[i].UDPLen(); got != n {
+					t.Errorf("packet %d has %d bytes, want %d", i, got, n)
 				}
 			}
 		})
