@@ -324,6 +324,22 @@ func (c *Conn) sendable() uint32 {
 	if n == uint32(c.send.unsent()) && c.waitsForCompany(n) {
 		return 0
 	}
+	return c.untilWrap(n)
+}
+
+// untilWrap cuts a long write at the end of the RMBE, if most of the write is before that. What
+// is behind goes with the next one, which begins the RMBE. Else one WRITE of a few bytes would go with
+// every round of a stream that began with a short message, as in an RMBE of 512 KiB:
+//
+//	8 bytes, then 256 KiB each      8..256K+8   256K+8..512K and 0..8   8..256K+8   ...
+//	cut                             8..256K+8   256K+8..512K            0..256K     256K..512K
+func (c *Conn) untilWrap(n uint32) uint32 {
+	if n < corkBytes {
+		return n
+	}
+	if before := c.send.ring.Spans(c.send.sent, n)[0].Len; before >= n/2 {
+		return before
+	}
 	return n
 }
 

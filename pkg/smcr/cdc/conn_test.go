@@ -262,6 +262,41 @@ func TestSection4_5_2_Cork(t *testing.T) {
 	next(5)
 }
 
+// A long write ends where the RMBE does if there is little behind, which goes with what follows. A short
+// write does not, nor one with most of it behind.
+func TestConn_cutsAtTheWrap(t *testing.T) {
+	const size = 512 << 10
+	for _, c := range []struct{ from, n, want uint64 }{
+		{8, 256 << 10, 256 << 10}, // no wrap
+		{size - 100<<10, 100 << 10, 100 << 10},
+		{size - 100<<10, 100<<10 + 8, 100 << 10},
+		{size - 100<<10, 200 << 10, 100 << 10},
+		{size - 100<<10, 200<<10 + 2, 200<<10 + 2},
+		{size - 60, 64<<10 - 1, 64<<10 - 1},
+		{size - 40<<10, 64<<10 - 1, 64<<10 - 1},
+		{size - 40<<10, 64 << 10, 40 << 10},
+	} {
+		s := newSide(t, cdc.Ring{Size: size})
+		s.c = cdc.NewConn(cdc.Config{Local: s.local, SendBuffer: size})
+		s.c.Activate(s.peer, testPeerToken)
+		for at := uint64(0); at < c.from; { // all of it read by the peer
+			n := min(c.from-at, 32<<10)
+			s.write(n)
+			s.c.Next()
+			s.c.HandleSent()
+			at += n
+			s.cons = at
+			if err := s.receive(0); err != nil {
+				t.Fatal(err)
+			}
+		}
+		s.write(c.n)
+		if tr, _ := s.c.Next(); uint64(tr.Len) != c.want {
+			t.Errorf("%d bytes from %d on: a message tells of %d, want %d", c.n, c.from, tr.Len, c.want)
+		}
+	}
+}
+
 func TestConn_MaxInflight(t *testing.T) {
 	s := newSide(t, cdc.Ring{Size: 1 << 16})
 	s.prod = 1000
