@@ -71,7 +71,7 @@ func newIntake(c *Conn, s *socket) *intake {
 
 // tryOnce reads once if there is something to read and room for it.
 func (f *intake) tryOnce(fd uintptr) {
-	if b, err := f.c.reserve(false); f.err != nil || err != nil || len(b) == 0 {
+	if b, err := f.c.reserve(anyLength, false); f.err != nil || err != nil || len(b) == 0 {
 		return // RelayFrom has to see to that
 	}
 	before := f.total

@@ -296,7 +296,7 @@ func (c *Conn) RelayFrom(r *net.TCPConn) (int64, error) {
 }
 
 func (f *intake) room() ([]byte, error) {
-	b, err := f.c.reserve(false)
+	b, err := f.c.reserve(anyLength, false)
 	return b, f.c.opError("write", err)
 }
 
@@ -321,7 +321,7 @@ func (f *intake) wait() error {
 			pause = min(2*pause, stallMost)
 			f.timer.Reset(pause)
 		}
-		if b, err := c.reserve(false); err != nil || len(b) > 0 {
+		if b, err := c.reserve(anyLength, false); err != nil || len(b) > 0 {
 			return c.opError("write", err)
 		}
 	}

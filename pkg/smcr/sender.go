@@ -5,6 +5,7 @@ package smcr
 import (
 	"errors"
 	"io"
+	"math"
 	"net"
 	"os"
 	"sync"
@@ -69,7 +70,7 @@ func (c *Conn) Write(p []byte) (int, error) {
 	defer c.unref()
 	done := 0
 	for {
-		b, err := c.reserve(done < len(p))
+		b, err := c.reserve(len(p)-done, done < len(p))
 		if err != nil {
 			return done, c.opError("write", err)
 		}
@@ -83,9 +84,15 @@ func (c *Conn) Write(p []byte) (int, error) {
 	}
 }
 
-// reserve returns free space of the send buffer up to where the buffer wraps; with
-// wait, reserve waits for at least one byte.
-func (c *Conn) reserve(wait bool) ([]byte, error) {
+// anyLength is for a writer that does not know how much it has.
+const anyLength = math.MaxInt
+
+// reserve returns free space of the send buffer, up to where the buffer wraps, for a writer of n
+// bytes. There is room for n bytes, or in a quarter of the buffer: a writer that took each byte
+// as it becomes free would send small pieces for ever once it has sent one. While there
+// is less reserve waits, or returns nothing.
+func (c *Conn) reserve(n int, wait bool) ([]byte, error) {
+	enough := min(uint64(max(n, 1)), c.send.size()/4)
 	for {
 		pos := c.streams.produced.Load()
 		free := c.send.size() - (pos - c.streams.completed.Load())
@@ -101,7 +108,7 @@ func (c *Conn) reserve(wait bool) ([]byte, error) {
 				return nil, syscall.EPIPE // nobody is there to take bytes, as with TCP in CLOSE-WAIT
 			}
 			return nil, syscall.ECONNRESET
-		case free > 0:
+		case free >= enough:
 			return c.send.span(pos, free), nil
 		case !wait:
 			return nil, nil
@@ -143,7 +150,7 @@ func (c *Conn) ReadFrom(r io.Reader) (int64, error) {
 	}
 	var total int64
 	for {
-		b, err := c.reserve(true)
+		b, err := c.reserve(anyLength, true)
 		if err != nil {
 			return total, c.opError("write", err)
 		}

@@ -61,3 +61,33 @@ func TestSender_await(t *testing.T) {
 		}
 	})
 }
+
+// A writer gets no piece of the send buffer that is smaller than what it has to write, and than a
+// quarter of the buffer.
+func TestConn_reserve(t *testing.T) {
+	for _, c := range []struct {
+		name                string
+		produced, completed uint64
+		n, want             int
+	}{
+		{"all is free", 0, 0, anyLength, 64},
+		{"to where the buffer wraps", 8, 8, anyLength, 56},
+		{"beyond the wrap", 64, 8, anyLength, 0},
+		{"a quarter", 64, 16, anyLength, 16},
+		{"less, for a byte", 64, 1, 1, 1},
+		{"for as much as there is", 64, 8, 8, 8},
+		{"for more", 64, 8, 9, 0},
+		{"for nothing", 64, 0, 0, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var conn Conn
+			conn.send.init(&sendBuffer{mem: make([]byte, 64)})
+			conn.streams.produced.Store(c.produced)
+			conn.streams.completed.Store(c.completed)
+			b, err := conn.reserve(c.n, false)
+			if err != nil || len(b) != c.want {
+				t.Errorf("%d bytes, %v, want %d", len(b), err, c.want)
+			}
+		})
+	}
+}

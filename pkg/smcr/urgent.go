@@ -115,7 +115,7 @@ func (c *Conn) WriteUrgent(p []byte) (int, error) {
 		return n, c.opError("write", net.ErrClosed)
 	}
 	defer c.unref()
-	b, err := c.reserve(true)
+	b, err := c.reserve(1, true)
 	if err != nil {
 		return n, c.opError("write", err)
 	}
