@@ -31,7 +31,7 @@ const (
 	// DefaultWindow is the number of request packets in flight when the
 	// configuration does not say. At 1 KiB packets it covers 512 KiB, one of
 	// the largest RMBEs.
-	DefaultWindow = 512
+	DefaultWindow = 1024
 
 	// maxTimeoutShift bounds how much the ACK timer grows: IBTA 9.7.6.1.3 has a
 	// timeout between one and four times the queue pair's.
@@ -65,8 +65,11 @@ const (
 	// (BTH and AtomicETH), the largest MTU and the ICRC.
 	MaxPacketLen = bthLen + atomicETHLen + MaxMTUBytes + ICRCLen
 
-	// maxDelayedBytes is how much may be received before an ACK no longer
-	// waits for a request to travel with: one packet of the largest MTU. More
-	// is bulk data, whose sender waits for the window and not for an answer.
+	// maxDelayedBytes is how much may be received before several messages are a stream and not
+	// a dialogue: one packet of the largest MTU.
 	maxDelayedBytes = MaxMTUBytes
+
+	// maxHeldPackets is how many packets an ACK may stand for that waits. It is below the
+	// window of peers: 128 packets with rxe.
+	maxHeldPackets = 96
 )

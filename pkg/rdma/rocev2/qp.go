@@ -257,7 +257,7 @@ func (q *QP) HandlePacket(now time.Time, p *Packet) {
 	if info&opRequest != 0 {
 		q.handleRequest(p, info)
 		if q.rsp.ack {
-			q.delayACK(now, len(p.Payload))
+			q.delayACK(now, p, info)
 		}
 		return
 	}

@@ -89,8 +89,9 @@ type responder struct {
 	ackNow bool // and not to wait for company
 	// ackAt is when it has waited long enough; zero: nothing waits.
 	ackAt    time.Time
-	ackBytes int // received since the last ACK
+	ackBytes int // received since the ACK is due
 	ackPkts  int
+	ackSends int // of them, packets of SENDs
 	patience patience
 	nak      nakState
 	nakSyn   Syndrome
@@ -525,19 +526,34 @@ func (q *QP) putACK(t *TxPacket) {
 }
 
 func (r *responder) acked() {
-	r.ack, r.ackNow, r.ackBytes, r.ackPkts = false, false, 0, 0
+	r.ack, r.ackNow, r.ackBytes, r.ackPkts, r.ackSends = false, false, 0, 0, 0
 	r.ackAt = time.Time{}
 	r.patience.kept = 0
 }
 
 // delayACK lets the ACK that is due wait for a request that goes the same way:
-// in a dialogue the answer takes it along, which saves both sides a wake-up.
-// Bulk data is acknowledged at once.
-func (q *QP) delayACK(now time.Time, n int) {
+// in a dialogue the answer takes it along, which saves both sides a wake-up, and in a stream what tells
+// that the reader has made room. A sender may wait for the ACK to go on, and does not say so. So it
+// goes at once where a packet asks that is full, as the last one of a window is, for the second message of a
+// stream, and for more packets than the windows of common peers.
+//
+//	SEND asks, answered by a SEND                  one packet back
+//	... WRITE, SEND asks, WRITE ... SEND asks      at the second
+//	... WRITE, WRITE asks                          at once
+func (q *QP) delayACK(now time.Time, p *Packet, info opInfo) {
 	r := &q.rsp
 	r.patience.received(now, q.cfg.ACKDelay)
 	r.ackPkts++
-	if r.ackBytes += n; q.cfg.ACKDelay == 0 || r.ackBytes > maxDelayedBytes || r.ackPkts > maxKeptPackets+2 {
+	r.ackBytes += len(p.Payload)
+	if info&opSend != 0 {
+		r.ackSends++
+	}
+	sends := maxKeptPackets + 2
+	if r.ackBytes > maxDelayedBytes {
+		sends = 1
+	}
+	asksForWindow := p.BTH.AckReq && len(p.Payload) == q.mtu
+	if q.cfg.ACKDelay == 0 || asksForWindow || r.ackSends > sends || r.ackPkts > maxHeldPackets {
 		r.ackNow = true
 	} else if r.ackAt.IsZero() && !r.ackNow {
 		r.ackAt = now.Add(r.patience.delay(q.cfg.ACKDelay))

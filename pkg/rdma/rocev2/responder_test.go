@@ -431,14 +431,69 @@ func TestResponder_delayedACKGoesWithTheAnswer(t *testing.T) {
 }
 
 func TestResponder_whatDoesNotDelay(t *testing.T) {
+	const mtu = 256
 	b := delayed(t)
-	for i := range maxDelayedBytes/256 + 1 { // bulk
-		b.in(WriteOnly, i, b.write(0, 256, 256, 'w'))
+	psn, messages := 0, 0
+	write := func(n int, asks bool) {
+		b.in(WriteOnly, psn, func(p *Packet) { b.write(0, n, n, 'w')(p); p.BTH.AckReq = asks })
+		psn++
+		messages++
 	}
-	last := maxDelayedBytes / 256
-	b.wantOut(fmt.Sprintf("Acknowledge %d [ACK credit 31 msn %d]", last, last+1))
-	b.in(WriteOnly, 0, b.write(0, 256, 256, 'w')) // a duplicate: the peer's timer has run out
-	b.wantOut(fmt.Sprintf("Acknowledge %d [ACK credit 31 msn %d]", last, last+1))
+	message := func() { // what tells of WRITEs, as SMC-R's CDC
+		b.recv(64)
+		b.in(SendOnly, psn, data(44, 's'))
+		b.q.PollWC(make([]wq.Completion, 4))
+		psn++
+		messages++
+	}
+	ack := func() string { return fmt.Sprintf("Acknowledge %d [ACK credit 31 msn %d]", psn-1, messages) }
+	const stream = maxDelayedBytes/mtu + 1 // packets
+
+	write(mtu, true) // the window of the peer may be closed
+	b.wantOut(ack())
+
+	for range stream {
+		write(mtu, false)
+	}
+	message()
+	b.wantOut()
+	for range stream {
+		write(mtu, false)
+	}
+	b.wantOut() // may go with what tells that there is room again
+	message()
+	b.wantOut(ack())
+
+	message()
+	for range maxHeldPackets - 1 {
+		write(8, false)
+	}
+	b.wantOut()
+	write(8, false)
+	b.wantOut(ack())
+
+	for range maxKeptPackets + 2 { // a dialogue that nobody answers
+		message()
+	}
+	b.wantOut()
+	message()
+	b.wantOut(ack())
+
+	b.in(WriteOnly, psn-1, b.write(0, 8, 8, 'w')) // a duplicate: the peer's timer has run out
+	b.wantOut(ack())
+}
+
+// In a stream the ACK goes with the message that tells the peer of room.
+func TestResponder_delayedACKGoesWithTheUpdate(t *testing.T) {
+	b := delayed(t)
+	for i := range 64 {
+		b.in(WriteOnly, i, func(p *Packet) { b.write(0, 256, 256, 'w')(p); p.BTH.AckReq = false })
+	}
+	b.recv(64)
+	b.in(SendOnly, 64, data(44, 's'))
+	b.wantOut()
+	b.send(b.wr(1, rdma.OpSend, 44))
+	b.wantOut("SEND Only 0 44 bytes A", "Acknowledge 64 [ACK credit 31 msn 65]")
 }
 
 // dialogue is one question and its answer, number n; acked tells whether an
