@@ -37,22 +37,17 @@ type QPConfig struct {
 
 // Device is a provider's device without its wire.
 type Device struct {
-	cfg   Config
-	attr  rdma.DeviceAttr
-	epoch time.Time
-	done  chan struct{}
-	wg    sync.WaitGroup
+	cfg    Config
+	attr   rdma.DeviceAttr
+	timers timers
+	done   chan struct{}
+	wg     sync.WaitGroup
 
 	qps   table[rdma.QPN, QP]
 	lkeys table[rdma.LKey, mr]
 	rkeys table[rdma.RKey, mr]
 
-	alarm atomic.Int64 // when the timer fires, since epoch; 0: it does not
-
 	recent atomic.Pointer[deviceContext] // whose completions were delivered last
-
-	timerMu sync.Mutex
-	timer   *time.Timer
 
 	mu       sync.Mutex // guards the changes of the tables and what follows
 	rng      *rand.Rand
@@ -70,17 +65,15 @@ func New(cfg Config) *Device {
 	d := &Device{
 		cfg:      cfg,
 		attr:     cfg.Device.Attr(),
-		epoch:    time.Now(),
 		done:     make(chan struct{}),
-		timer:    time.NewTimer(time.Hour),
 		rng:      rand.New(rand.NewChaCha8(seed)),
 		contexts: make(map[*deviceContext]struct{}),
 	}
-	d.timer.Stop()
+	d.timers.init()
 	d.qps.init()
 	d.lkeys.init()
 	d.rkeys.init()
-	d.wg.Go(d.timerLoop)
+	d.wg.Go(func() { d.timers.loop(d.done) })
 	return d
 }
 
@@ -106,7 +99,6 @@ func (d *Device) Close() bool {
 	}
 	close(d.done)
 	d.wg.Wait()
-	d.timer.Stop()
 	return true
 }
 
@@ -152,64 +144,6 @@ func (d *Device) drawQPN() rdma.QPN {
 // randomLKey and randomRKey draw keys of regions: all their bits are random.
 func (d *Device) randomLKey() rdma.LKey { return rdma.LKey(d.rng.Uint32()) }
 func (d *Device) randomRKey() rdma.RKey { return rdma.RKey(d.rng.Uint32()) }
-
-func (d *Device) since(t time.Time) int64 { return int64(t.Sub(d.epoch)) }
-
-// schedule makes the timer fire at a time since the epoch, or earlier.
-func (d *Device) schedule(at int64) {
-	if a := d.alarm.Load(); a != 0 && a <= at {
-		return
-	}
-	d.timerMu.Lock()
-	defer d.timerMu.Unlock()
-	if a := d.alarm.Load(); a != 0 && a <= at {
-		return
-	}
-	d.alarm.Store(at)
-	d.timer.Reset(time.Duration(at) - time.Since(d.epoch))
-}
-
-// timerLoop serves the timeouts of all queue pairs.
-func (d *Device) timerLoop() {
-	var all []*QP
-	for {
-		select {
-		case <-d.done:
-			return
-		case <-d.timer.C:
-			d.timerMu.Lock()
-			d.alarm.Store(0)
-			d.timerMu.Unlock()
-			all = d.qps.all(all[:0])
-			d.timeouts(all)
-			clear(all)
-		}
-	}
-}
-
-// timeouts serves what is due; the timer's alarm is off.
-func (d *Device) timeouts(all []*QP) {
-	now := time.Now()
-	limit, next := d.since(now), int64(0)
-	for _, q := range all {
-		at := q.deadline.Load()
-		if at != 0 && at <= limit {
-			q.Lock()
-			if !q.dead {
-				q.m.HandleTimeout(now)
-				q.Step(now)
-			}
-			q.Unlock()
-			at = q.deadline.Load()
-		}
-		if at != 0 && (next == 0 || at < next) {
-			next = at
-		}
-	}
-	if next != 0 {
-		d.schedule(next)
-	}
-}
 
 // Poller says whether a receiver of a device looks again at once, or waits. It belongs to
 // the receiver's goroutine.

@@ -23,11 +23,11 @@ type QP struct {
 	sendCQ, recvCQ *cq
 	limits         wq.Limits
 
-	state    atomic.Uint32 // of the machine, as of the last step
-	deadline atomic.Int64  // of the machine, since the device's epoch; 0: none
-	closed   atomic.Bool
-	sends    sendRing
-	recvs    recvRing
+	state   atomic.Uint32 // of the machine, as of the last step
+	timeout timeout
+	closed  atomic.Bool
+	sends   sendRing
+	recvs   recvRing
 
 	own owner // guards what follows
 
@@ -210,7 +210,8 @@ func (q *QP) Close() error {
 		q.carrier.SayLast(time.Now())
 		q.dead = true
 		q.carrier.Drop()
-		q.deadline.Store(0)
+		q.dev.timers.set(q, 0)
+		q.dev.timers.remove(q)
 	}
 	q.Unlock()
 	if !first {
@@ -344,17 +345,14 @@ func (q *QP) deliver() (completed bool) {
 	}
 	var at int64
 	if t, ok := q.m.NextTimeout(); ok {
-		at = max(q.dev.since(t), 1)
+		at = q.dev.timers.since(t)
 	}
 	if t := q.carrier.Retry(); !t.IsZero() {
-		if retry := max(q.dev.since(t), 1); at == 0 || retry < at {
+		if retry := q.dev.timers.since(t); at == 0 || retry < at {
 			at = retry
 		}
 	}
-	q.deadline.Store(at)
-	if at != 0 {
-		q.dev.schedule(at)
-	}
+	q.dev.timers.set(q, at)
 	return completed
 }
 

@@ -129,12 +129,12 @@ func TestQP_retry(t *testing.T) {
 	q.Lock()
 	q.full = time.Now().Add(time.Hour)
 	q.Step(time.Now())
-	at := q.deadline.Load()
+	at := q.timeout.deadline.Load()
 	q.full = time.Time{}
 	q.Step(time.Now())
 	q.Unlock()
-	if at == 0 || q.deadline.Load() != 0 {
-		t.Errorf("timer at %d with a full wire, %d without", at, q.deadline.Load())
+	if at == 0 || q.timeout.deadline.Load() != 0 {
+		t.Errorf("timer at %d with a full wire, %d without", at, q.timeout.deadline.Load())
 	}
 }
 
@@ -322,7 +322,7 @@ func TestQP_overrun(t *testing.T) {
 // Nobody posts to a queue pair that is closed, nor changes it. Close may come twice.
 func TestQP_closed(t *testing.T) {
 	q := connected(t, silent(t).objects(t).qp)
-	if _, err := q.PostSend([]rdma.SendWR{{Op: rdma.OpSend}}); err != nil || q.deadline.Load() == 0 {
+	if _, err := q.PostSend([]rdma.SendWR{{Op: rdma.OpSend}}); err != nil || q.timeout.deadline.Load() == 0 {
 		t.Fatalf("%v; a send without an answer has no timer", err)
 	}
 	for range 2 {
@@ -342,7 +342,7 @@ func TestQP_closed(t *testing.T) {
 	if n := q.sendCQ.users.Load(); n != 0 {
 		t.Errorf("the completion queue has %d users", n)
 	}
-	if q.deadline.Load() != 0 {
+	if q.timeout.deadline.Load() != 0 {
 		t.Error("a closed queue pair has a timer")
 	}
 }

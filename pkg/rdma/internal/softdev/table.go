@@ -113,14 +113,3 @@ func (t *table[K, T]) clear(k K) {
 		t.used--
 	}
 }
-
-// all appends the objects to dst.
-func (t *table[K, T]) all(dst []*T) []*T {
-	slots := *t.slots.Load()
-	for i := range slots {
-		if v := slots[i].obj.Load(); v != nil {
-			dst = append(dst, v)
-		}
-	}
-	return dst
-}

@@ -52,9 +52,6 @@ func TestTable(t *testing.T) {
 			t.Errorf("%d is not found", k)
 		}
 	}
-	if n := len(tab.all(nil)); n != len(have) {
-		t.Errorf("%d objects in all, want %d", n, len(have))
-	}
 	if n := len(*tab.slots.Load()); n > 16*most {
 		t.Errorf("%d slots for at most %d objects", n, most)
 	}
