@@ -52,7 +52,7 @@ func (c *QPConfig) Validate() error {
 type Stats struct {
 	TxPackets, TxBytes     uint64 // bytes: payload
 	RxPackets, RxBytes     uint64
-	TxMessages, RxMessages uint64 // completed
+	TxMessages, RxMessages uint64 // completed; a WRITE is received as one for each packet
 	Retransmits            uint64 // request packets sent again
 	Timeouts               uint64
 	Probes                 uint64 // early retransmissions of one packet

@@ -61,9 +61,10 @@ func TestPeers(t *testing.T) {
 			nil,
 		},
 		{
+			// A WRITE without immediate data goes in pieces, of which ours may have any length.
 			"path MTU below",
 			func(a *transitions) { a[1].MTU = rdma.MTU512 },
-			rdma.OpWrite,
+			rdma.OpWriteImm,
 			[]rdma.Status{rdma.StatusRemoteInvalid},
 			nil,
 		},
