@@ -14,4 +14,6 @@
 // fails the test.
 //
 // Every skip of this repository goes through this package.
+//
+// What all runs of tests on a machine share comes from here, too: [UDPPort].
 package testenv

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/smcr-io/kube-smcr/internal/testenv"
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/iwarp"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/soft"
@@ -70,10 +71,12 @@ func openAdapter(tb testing.TB, addr string) rdma.Device {
 // asAdapter says that Hello goes in the MPA Request.
 type asAdapter struct{ *softiwarp.Device }
 
-// openRoCE opens a device on a port that is not RoCE's, so that the tests do not meet one of the machine.
+// rocePort is not RoCE's, so that the tests do not meet a device of the machine, and of no other run of them.
+var rocePort = testenv.UDPPort()
+
 func openRoCE(tb testing.TB, addr string) rdma.Device {
 	tb.Helper()
-	d, err := soft.Open(soft.Config{Name: "soft-" + addr, Addr: netip.MustParseAddr(addr), Port: 24793, MTU: rdma.MTU4096})
+	d, err := soft.Open(soft.Config{Name: "soft-" + addr, Addr: netip.MustParseAddr(addr), Port: rocePort, MTU: rdma.MTU4096})
 	if err != nil {
 		tb.Fatal(err)
 	}

@@ -26,7 +26,7 @@ import (
 )
 
 // wirePort is the UDP port of the devices whose packets are looked at.
-const wirePort = 24794
+var wirePort = testenv.UDPPort()
 
 // loopbackSniffer records what the loopback interface carries.
 type loopbackSniffer struct{ fd int }

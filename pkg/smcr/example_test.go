@@ -19,7 +19,7 @@ import (
 // BothSpeak.
 func Example() {
 	open := func(addr string) (*soft.Device, *smcr.Stack) {
-		dev, err := soft.Open(soft.Config{Name: "soft-" + addr, Addr: netip.MustParseAddr(addr), Port: 34791})
+		dev, err := soft.Open(soft.Config{Name: "soft-" + addr, Addr: netip.MustParseAddr(addr), Port: testPort})
 		if err != nil {
 			log.Fatal(err)
 		}

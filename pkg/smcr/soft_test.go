@@ -15,16 +15,19 @@ import (
 
 	"golang.org/x/net/nettest"
 
+	"github.com/smcr-io/kube-smcr/internal/testenv"
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/soft"
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
 )
 
-// openSoft opens a software device on a loopback address. The port is not
-// 4791, so that the tests do not meet a device of the machine.
+// testPort is not 4791, so that the tests do not meet a device of the machine, and of no other run of them.
+var testPort = testenv.UDPPort()
+
+// openSoft opens a software device on a loopback address.
 func openSoft(tb testing.TB, addr string, mtu rdma.MTU) rdma.Device {
 	tb.Helper()
-	d, err := soft.Open(soft.Config{Name: "soft-" + addr, Addr: netip.MustParseAddr(addr), Port: 24791, MTU: mtu})
+	d, err := soft.Open(soft.Config{Name: "soft-" + addr, Addr: netip.MustParseAddr(addr), Port: testPort, MTU: mtu})
 	if err != nil {
 		tb.Fatal(err)
 	}

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -290,12 +291,19 @@ func TestShare_generalServices(t *testing.T) {
 }
 
 // holdDirEnv has the test program open a shared device on loopA, in the directory of that
-// name, say so, and hold it until its standard input ends.
-const holdDirEnv = "SOFT_TEST_HOLD_DIR"
+// name and on the port of holdPortEnv, say so, and hold it until its standard input ends.
+const (
+	holdDirEnv  = "SOFT_TEST_HOLD_DIR"
+	holdPortEnv = "SOFT_TEST_HOLD_PORT"
+)
 
 func hold(dir string) error {
+	port, err := strconv.ParseUint(os.Getenv(holdPortEnv), 10, 16)
+	if err != nil {
+		return err
+	}
 	cfg := shared(loopA, "held")
-	cfg.Dir = dir
+	cfg.Dir, cfg.Port = dir, uint16(port)
 	d, err := soft.Open(cfg)
 	if err != nil {
 		return err
@@ -309,7 +317,7 @@ func hold(dir string) error {
 func holder(t *testing.T, dir string) (process *os.Process, end func()) {
 	t.Helper()
 	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), holdDirEnv+"="+dir)
+	cmd.Env = append(os.Environ(), holdDirEnv+"="+dir, fmt.Sprintf("%s=%d", holdPortEnv, testPort))
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
 	if err != nil {

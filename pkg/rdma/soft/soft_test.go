@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/smcr-io/kube-smcr/internal/testenv"
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/rdmatest"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/soft"
@@ -32,10 +33,10 @@ func openUDP(t testing.TB, cfg soft.Config) *soft.Device {
 	return d
 }
 
-// testPort is not 4791, so that the tests do not meet a device of the machine.
-const testPort = 14791
-
 var (
+	// testPort is not 4791, so that the tests do not meet a device of the machine, and of no other run of them.
+	testPort = testenv.UDPPort()
+
 	loopA = netip.MustParseAddr("127.91.0.1")
 	loopB = netip.MustParseAddr("127.91.0.2")
 )

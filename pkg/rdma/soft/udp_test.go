@@ -13,6 +13,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+
+	"github.com/smcr-io/kube-smcr/internal/testenv"
 )
 
 // The kernel's form of an address and ours are the same, also where a port reads
@@ -132,11 +134,14 @@ func TestUDPSender_fill(t *testing.T) {
 	}
 }
 
+// loopPort is the port of the wires of openLoop, and of no other run of the tests.
+var loopPort = testenv.UDPPort()
+
 // openLoop opens a wire on an address of the loopback interface.
 func openLoop(t *testing.T, addr string, plain bool) *udpWire {
 	t.Helper()
 	w, err := openUDP(Config{
-		Addr: netip.MustParseAddr(addr), Port: 14791, NoSegmentation: plain, SocketBufferBytes: 1 << 16,
+		Addr: netip.MustParseAddr(addr), Port: loopPort, NoSegmentation: plain, SocketBufferBytes: 1 << 16,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -158,7 +163,7 @@ func TestUDPWire(t *testing.T) {
 			if plain && a.MaxSegments() != 1 {
 				t.Errorf("%d segments of a wire without", a.MaxSegments())
 			}
-			to := netip.MustParseAddrPort("127.91.0.4:14791")
+			to := netip.AddrPortFrom(netip.MustParseAddr("127.91.0.4"), loopPort)
 			data := bytes.Repeat([]byte("0123456789"), 250)
 			segment := 0
 			if a.MaxSegments() > 1 {
@@ -220,7 +225,7 @@ func TestUDPWire_noFragments(t *testing.T) {
 		if mode != unix.IP_PMTUDISC_DO {
 			t.Errorf("socket %d has mode %d", i, mode)
 		}
-		if o.port == 0 || o.port == 14791 || i > 0 && o.port == w.outs[0].port {
+		if o.port == 0 || o.port == loopPort || i > 0 && o.port == w.outs[0].port {
 			t.Errorf("socket %d sends from port %d", i, o.port)
 		}
 	}
@@ -236,7 +241,7 @@ func TestUDPWire_noFragments(t *testing.T) {
 // The error of a bind says what it may be.
 func TestUDPWire_portInUse(t *testing.T) {
 	openLoop(t, "127.91.0.3", true)
-	cfg := Config{Addr: netip.MustParseAddr("127.91.0.3"), Port: 14791, SocketBufferBytes: 1 << 16}
+	cfg := Config{Addr: netip.MustParseAddr("127.91.0.3"), Port: loopPort, SocketBufferBytes: 1 << 16}
 	if w, err := openUDP(cfg); !errors.Is(err, unix.EADDRINUSE) {
 		t.Errorf("opened %v, %v", w, err)
 	}
