@@ -41,7 +41,7 @@ func (c *Conn) newLink(tcp *net.TCPConn) link {
 	m := cfg.machine(c.role)
 	if d, ok := cfg.Device.(*softiwarp.Device); ok {
 		return &iwarpLink{dev: d, tcp: tcp, o: softiwarp.ConnectOptions{
-			NoCRC: cfg.NoCRC, MaxULPDU: cfg.MaxULPDU, ReadsServed: m.IRD, ReadsAsked: m.ORD, NoPeerToPeer: true,
+			NoCRC: cfg.NoCRC, MaxULPDU: cfg.MaxULPDU, ReadsServed: m.IRD, ReadsAsked: m.ORD, NoPeerToPeer: true, Streamed: true,
 		}}
 	}
 	return &roceLink{dev: cfg.Device, ctx: c.stack.ctx, tcp: tcp, reads: m, gone: c.peerGone, over: make(chan struct{})}

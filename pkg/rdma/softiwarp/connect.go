@@ -40,6 +40,10 @@ type ConnectOptions struct {
 	// MaxULPDU is the longest ULPDU to be sent; 0: what fits TCP's segments. Peers in
 	// software are faster with longer ones.
 	MaxULPDU int
+	// Streamed says that the peer has spoken another protocol on the connection before. Linux's siw
+	// cannot, and so nothing is done for its sake: an initiator's first message does not wait for 2 ms, and is not
+	// followed by others that say nothing, and a connection may end sooner than 50 ms after it began.
+	Streamed bool
 }
 
 // startup translates the options for a connection.
@@ -149,7 +153,7 @@ func (q *qp) ask(c *net.TCPConn, o *ConnectOptions) (<-chan struct{}, error) {
 		q.m.HandleEnd(now, err)
 		return nil, &ConnectError{Reason: Refused, Socket: own.GiveBack(), Err: err}
 	}
-	q.asking, q.taken = true, own
+	q.asking, q.streamed, q.taken = true, o.Streamed, own
 	done := q.await(func() bool { return q.m.Phase() != iwarp.PhaseWaitReply })
 	q.Step(now)
 	return done, nil

@@ -456,6 +456,52 @@ func TestConnect_nudges(t *testing.T) {
 	}
 }
 
+// TestConnect_streamed: a peer that has spoken another protocol before is no siw, and nothing is done for its sake.
+func TestConnect_streamed(t *testing.T) {
+	o := softiwarp.ConnectOptions{Streamed: true}
+	best := time.Hour
+	for i := 0; i < 50 && best >= 50*time.Millisecond; i++ { // the machine may have other work
+		x, y, a, b := ends(t)
+		start := time.Now()
+		connect(t, x, y, o, o)
+		if err := errors.Join(a.Disconnect(x.QP), a.AwaitEnd(within(t), x.QP), b.AwaitEnd(within(t), y.QP)); err != nil {
+			t.Fatal(err)
+		}
+		best = min(best, time.Since(start))
+		if err := errors.Join(a.Close(), b.Close()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if best >= 50*time.Millisecond {
+		t.Errorf("no connection lasted less than %v", best)
+	}
+
+	x, _, a, _ := ends(t)
+	ca, cb := tcpPair(t)
+	connected := make(chan error, 1)
+	go func() {
+		_, err := a.Connect(within(t), x.QP, ca, o)
+		connected <- err
+	}()
+	f := readFrame(t, cb)
+	f.Reply = true
+	if _, err := cb.Write(f.Append(nil)); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-connected; err != nil {
+		t.Fatal(err)
+	}
+	_ = cb.SetReadDeadline(time.Now().Add(patience))
+	var first [20]byte // an empty WRITE: length, header, CRC
+	if _, err := io.ReadFull(cb, first[:]); err != nil {
+		t.Fatal(err)
+	}
+	_ = cb.SetReadDeadline(time.Now().Add(250 * time.Millisecond)) // it would come again after 100
+	if n, err := cb.Read(first[:]); n > 0 || !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("%x follows, %v", first[:n], err)
+	}
+}
+
 // TestAccept_gate: without a first message of its own accord, what the responder posts waits for
 // the initiator's.
 func TestAccept_gate(t *testing.T) {

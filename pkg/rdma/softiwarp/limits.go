@@ -21,6 +21,8 @@ const (
 	// have room for it.
 	maxLast = 64 << 10
 
+	// What follows is for peers with Linux's siw, see [ConnectOptions.Streamed].
+
 	// firstDelay is how long an initiator waits with its first FPDU after the Reply. Linux's
 	// siw loses the wake-up for what comes right behind its Reply, and looks at it only when
 	// more comes.

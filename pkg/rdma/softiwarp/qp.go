@@ -22,6 +22,7 @@ type qp struct {
 
 	reserved *SSP          // whose request alone may be accepted on it
 	asking   bool          // an initiator's start-up is under way
+	streamed bool          // an initiator's ConnectOptions.Streamed
 	taken    tcpqp.Taken   // the connection of an initiator
 	before   uint64        // FPDUs that a responder has received on former connections
 	wait     chan struct{} // closed when decided says so; nil: nobody waits
@@ -67,10 +68,12 @@ func (q *qp) CheckModify(rdma.QPAttr) error { return nil }
 func (q *qp) Transmit(now time.Time) {
 	if q.asking && q.m.Phase() == iwarp.PhaseOpen {
 		q.asking = false
-		q.DelayTx(now.Add(firstDelay))
-		q.DelayEnd(now.Add(minStay))
-		s := q.m.Stats()
-		q.nudge = nudge{at: now.Add(firstNudge), rx: s.RxFPDUs, tx: s.TxFPDUs}
+		if !q.streamed {
+			q.DelayTx(now.Add(firstDelay))
+			q.DelayEnd(now.Add(minStay))
+			s := q.m.Stats()
+			q.nudge = nudge{at: now.Add(firstNudge), rx: s.RxFPDUs, tx: s.TxFPDUs}
+		}
 	}
 	q.nudgePeer(now)
 	q.QP.Transmit(now)

@@ -142,7 +142,9 @@ func (q *qp) reply(r *Request, o *ConnectOptions) (<-chan struct{}, error) {
 		q.m.HandleEnd(now, err)
 		return nil, err
 	}
-	q.DelayEnd(now.Add(minStay))
+	if !o.Streamed {
+		q.DelayEnd(now.Add(minStay))
+	}
 	if err != nil {
 		q.Step(now) // which says why
 		q.QP.Drop()
