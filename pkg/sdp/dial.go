@@ -24,8 +24,9 @@ type Dialer struct {
 	Stack *Stack
 	// Dialer opens the connections of TCP, but where an adapter does that itself, from its address.
 	Dialer net.Dialer
-	// Mapper asks the peer's host where a service listens for SDP. nil: the address is the SDP address, as it must be on an
-	// adapter that opens its connections itself.
+	// Mapper asks the peer's host where a service listens for SDP. nil: the address is the SDP address. It must be nil on an
+	// adapter that opens its connections itself: a question names the port of the connection, which is the adapter's to choose. The kernel
+	// has iwpmd ask for those of its adapters, where that runs.
 	Mapper *portmapper.Client
 	// Require makes a service without SDP an error. Without it the connection is plain TCP.
 	Require bool
@@ -72,7 +73,7 @@ func (d *Dialer) Dial(ctx context.Context, address string) (net.Conn, portmapper
 // dialAdapter connects by an adapter, which opens the connection of TCP itself.
 func (d *Dialer) dialAdapter(ctx context.Context, address string) (net.Conn, portmapper.Path, error) {
 	if d.Mapper != nil {
-		return nil, portmapper.Path{}, fmt.Errorf("dial %s: a Mapper needs a connection of TCP of our own: %w", address, rdma.ErrNotSupported)
+		return nil, portmapper.Path{}, fmt.Errorf("dial %s: the adapter chooses the port that a Mapper would have to name: %w", address, rdma.ErrNotSupported)
 	}
 	to, err := d.resolve(ctx, address)
 	if err != nil {
