@@ -179,15 +179,28 @@ func TestConn_urgent(t *testing.T) {
 	})
 }
 
+// lacking is a device that has less than it has, or something else.
+type lacking struct {
+	rdma.Device
+	attr rdma.DeviceAttr
+}
+
+func (d lacking) Attr() rdma.DeviceAttr { return d.attr }
+
 // Configurations that cannot be are refused, and say why.
 func TestNewStack_refuses(t *testing.T) {
-	dev := openIWARP(t, clientAddr)
+	dev, roce := openIWARP(t, clientAddr), openRoCE(t, clientAddr)
+	noReads, foreign, noRoCE := roce.Attr(), roce.Attr(), roce.Attr()
+	noReads.RDMARead, foreign.Stream, noRoCE.GIDTypes = false, true, nil
 	for name, cfg := range map[string]sdp.Config{
 		"no device":     {},
 		"small buffers": {Device: dev, RecvBufferSize: 8},
 		"few buffers":   {Device: dev, RecvBuffers: 1},
 		"layout":        {Device: dev, Layout: 7},
 		"timeout":       {Device: dev, SetupTimeout: -1},
+		"no RDMA READ":  {Device: lacking{roce, noReads}},
+		"its own setup": {Device: lacking{roce, foreign}},
+		"no RoCE v2":    {Device: lacking{roce, noRoCE}},
 	} {
 		if s, err := sdp.NewStack(cfg); err == nil {
 			t.Errorf("%s: no error", name)
