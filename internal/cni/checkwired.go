@@ -32,11 +32,18 @@ func (p Plugin) checkWired(c NetConf, a Attachment, args *skel.CmdArgs) error {
 	if err != nil {
 		return err
 	}
+	if len(a.IPAM) > 0 {
+		if c, err = c.withIPAM(a.IPAM); err != nil {
+			return types.NewError(CodeRecord, "attachment record", err.Error())
+		}
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), wireTimeout)
 	defer cancel()
 	for _, d := range devices {
-		if err := (ipam{conf: c, args: args, ifName: d.IfName}).check(ctx); err != nil {
-			return err
+		if a.hasAddresses(d) {
+			if err := (ipam{conf: c, args: args, ifName: d.IfName}).check(ctx); err != nil {
+				return err
+			}
 		}
 		wiring, err := p.host(c).Wiring(args.ContainerID, args.IfName, d.ID)
 		if err == nil {
@@ -82,7 +89,37 @@ func (p Plugin) gcWired(c NetConf, args *skel.CmdArgs, valid func(containerID, i
 	if err != nil {
 		err = types.NewError(CodeDevice, "take devices back", err.Error())
 	}
-	return firstError([]error{err, ipam{conf: c, args: args}.gc(ctx)})
+	return firstError([]error{err, p.gcIPAM(ctx, c, args)})
+}
+
+// gcIPAM lets the IPAM plugin give back the addresses of attachments that are not valid. The
+// runtime does not know of the interfaces that this plugin made of claimed devices, but
+// their addresses are in use, too.
+func (p Plugin) gcIPAM(ctx context.Context, c NetConf, args *skel.CmdArgs) error {
+	if c.IPAM.Type == "" {
+		return nil
+	}
+	all, junk, err := c.store().List()
+	if err != nil {
+		return storeError(err)
+	}
+	if len(junk) > 0 { // it may be of an attachment whose addresses must not be given back
+		p.tell("GC: the IPAM plugin is not asked to give addresses back while a record cannot be read: %v", junk[0])
+		return nil
+	}
+	valid := slices.Clone(c.valid)
+	for _, a := range all { // those that are not valid were removed before
+		for _, d := range a.wired() {
+			one := types.GCAttachment{ContainerID: a.ContainerID, IfName: d.IfName}
+			if a.Network == c.Name && !slices.Contains(valid, one) {
+				valid = append(valid, one)
+			}
+		}
+	}
+	if c.raw, err = replaceKey(c.raw, "cni.dev/valid-attachments", valid); err != nil {
+		return types.NewError(types.ErrInternal, "valid attachments", err.Error())
+	}
+	return ipam{conf: c, args: args}.gc(ctx)
 }
 
 // statusWired fails if all VFs of the network are in pods, so that no further pod can

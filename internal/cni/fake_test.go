@@ -82,7 +82,7 @@ func (h *fakeHost) Device(id string) (vf.Device, error) {
 		return vf.Device{}, fmt.Errorf("device %s: %w", id, vf.ErrNotFound)
 	}
 	if w, ok := h.owners[id]; ok {
-		d.State, d.Owner = vf.StatePod, &w.Owner
+		d.State, d.Owner, d.PodIfName = vf.StatePod, &w.Owner, w.IfName
 	}
 	return d, nil
 }

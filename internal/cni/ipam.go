@@ -38,6 +38,46 @@ type ipam struct {
 	ifName string
 }
 
+// rawIPAM is the configuration of the IPAM plugin as the network has it, for a record; nil
+// if there is none, or one that is too long for a record.
+func (c NetConf) rawIPAM() json.RawMessage {
+	var f struct {
+		IPAM json.RawMessage `json:"ipam"`
+	}
+	if c.IPAM.Type == "" || json.Unmarshal(c.raw, &f) != nil || len(f.IPAM) > maxIPAMBytes {
+		return nil
+	}
+	return f.IPAM
+}
+
+// withIPAM is the configuration with another one of the IPAM plugin, that of a record.
+func (c NetConf) withIPAM(raw json.RawMessage) (NetConf, error) {
+	var conf IPAMConf
+	err := json.Unmarshal(raw, &conf)
+	if err == nil {
+		c.raw, err = replaceKey(c.raw, "ipam", raw)
+	}
+	if err != nil {
+		return c, fmt.Errorf("ipam of the record: %w", err)
+	}
+	c.IPAM = conf
+	return c, nil
+}
+
+// replaceKey gives a key of a JSON object another value.
+func replaceKey(object []byte, key string, value any) ([]byte, error) {
+	var keys map[string]json.RawMessage
+	if err := json.Unmarshal(object, &keys); err != nil {
+		return nil, err
+	}
+	v, err := json.Marshal(value)
+	if err != nil {
+		return nil, err
+	}
+	keys[key] = v
+	return json.Marshal(keys)
+}
+
 func (i ipam) needsInterface() bool { return i.conf.IPAM.Type == dhcp }
 
 // add asks for addresses.

@@ -8,6 +8,9 @@ const (
 	// maxRecordBytes bounds a record that is read: those that are written
 	// have a few hundred bytes, with maxIPs addresses a few thousand.
 	maxRecordBytes = 64 << 10
+	// maxIPAMBytes bounds the configuration of an IPAM plugin that a record has: those that
+	// the agent writes are no longer, and others have some hundred bytes.
+	maxIPAMBytes = 16 << 10
 	// maxRecords bounds what List returns: a node has at most some hundred
 	// pods, and a directory that was filled by accident must not fill memory.
 	maxRecords = 8192

@@ -243,21 +243,52 @@ func firstError(errs []error) error {
 	return types.NewError(ce.Code, ce.Msg, joined(ce.Details, errors.Join(errs[1:]...)))
 }
 
-// delIPAM gives back the addresses of all interfaces that the record names, or, if there
-// is no record, of the interface that the call is about. rerr is why there is no record.
+// delIPAM gives back the addresses of all interfaces that the record names, to the plugin
+// that gave them. rerr is why there is no record: then they are those of the interface that
+// the call is about, and of the devices that the host says the attachment has.
 func (p Plugin) delIPAM(c NetConf, args *skel.CmdArgs, a Attachment, rerr error) error {
 	var names []string
 	for _, d := range a.wired() {
-		names = append(names, d.IfName)
+		if a.hasAddresses(d) {
+			names = append(names, d.IfName)
+		}
 	}
-	if id, _ := c.deviceID(); rerr != nil && (id != "" || c.prevResult == nil) {
-		names = []string{args.IfName}
+	if rerr != nil {
+		names = p.unrecorded(c, args)
+	}
+	if len(a.IPAM) > 0 {
+		was, err := c.withIPAM(a.IPAM)
+		if err != nil {
+			p.tell("DEL: %v", err)
+		}
+		c = was
 	}
 	var errs []error
 	for _, name := range names {
 		errs = append(errs, ipam{conf: c, args: args, ifName: name}.del(context.Background()))
 	}
 	return firstError(errs)
+}
+
+// unrecorded are the names of the interfaces that an attachment without a record may have
+// addresses for.
+func (p Plugin) unrecorded(c NetConf, args *skel.CmdArgs) (names []string) {
+	if c.IPAM.Type == "" {
+		return nil
+	}
+	if id, _ := c.deviceID(); id != "" || c.prevResult == nil {
+		names = []string{args.IfName}
+	}
+	all, err := p.host(c).Devices()
+	if err != nil {
+		p.tell("DEL goes on without the list of devices: %v", err)
+	}
+	for _, d := range all {
+		if d.Owner != nil && d.Owner.Is(args.ContainerID, args.IfName) && !slices.Contains(names, d.PodIfName) {
+			names = append(names, d.PodIfName)
+		}
+	}
+	return names
 }
 
 // delDevices takes back all devices of the attachment, and the device that the runtime

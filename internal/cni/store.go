@@ -38,6 +38,9 @@ type Attachment struct {
 	// Devices are the RDMA devices that the pod got for itself with this
 	// interface. Without any, the pod's connections use the node's.
 	Devices []AttachedDevice `json:"devices,omitempty"`
+	// IPAM is the configuration of the IPAM plugin that gave the devices' interfaces their
+	// addresses. The network may have another one, or none, when they are given back.
+	IPAM json.RawMessage `json:"ipam,omitempty"`
 }
 
 // AttachedDevice is a device of a pod, as it is after ADD.
@@ -73,6 +76,10 @@ const modeChained = "chained"
 func (a Attachment) wired() []AttachedDevice {
 	return slices.DeleteFunc(slices.Clone(a.Devices), func(d AttachedDevice) bool { return d.Mode == modeChained })
 }
+
+// hasAddresses tells whether an IPAM plugin was asked for addresses of a device's interface.
+// If none was then, the network's plugin of today knows nothing of the interface.
+func (a Attachment) hasAddresses(d AttachedDevice) bool { return len(a.IPAM) > 0 || len(d.IPs) > 0 }
 
 // FileName is the name of the record's file.
 func (a Attachment) FileName() string { return fileName(a.ContainerID, a.IfName) }

@@ -295,6 +295,7 @@ func (w *wiring) record(one ifRequest, wired vf.Wiring, res *types100.Result) {
 		}
 	}
 	w.a.Devices = append(w.a.Devices, d)
+	w.a.IPAM = w.c.rawIPAM()
 	w.res.Routes = append(w.res.Routes, res.Routes...)
 	if w.res.DNS.IsEmpty() {
 		w.res.DNS = res.DNS

@@ -197,6 +197,9 @@ type DRA struct {
 	// KubeletDir is kubelet's directory. It must have the same path for the agent as for
 	// kubelet, because the agent tells kubelet the paths of sockets in it.
 	KubeletDir string
+	// IPAM is the configuration of the IPAM plugin that gives claimed VFs their addresses on
+	// this node, as JSON; "": they have none.
+	IPAM string
 }
 
 // DevicePlugin says how the agent offers RDMA devices to kubelet, which gives them to

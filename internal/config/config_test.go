@@ -590,6 +590,7 @@ func FuzzParse(f *testing.F) {
 	f.Add([]byte("node:\n  name: n\n  devices:\n  - soft: {address: 192.0.2.1, mtu: 1024}\n  - soft: {address: 198.51.100.1}\n"))
 	f.Add([]byte("node:\n  name: n\n  devices: [{rdma: mlx5_0}, {rdma: mlx5_0}, {soft: {address: \"::1\"}}]\n"))
 	f.Add([]byte("node:\n  name: n\n  device: {soft: {address: 192.0.2.1}}\n"))
+	f.Add(withIPAM("{ipam: {type: whereabouts, range: 192.0.2.1-192.0.2.9/24}, ipamOfNode: {n: {type: host-local, ranges: [[{subnet: 192.0.2.0/24}]]}}}"))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		n, err := Parse("f", b)
 		if (n == nil) == (err == nil) {

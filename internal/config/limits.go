@@ -66,6 +66,9 @@ const (
 	// maxDriverSocketName is the longest name of a DRA driver's socket below
 	// kubelet's directory, /plugins_registry/roce.smcr.io-INSTANCE-reg.sock.
 	maxDriverSocketName = 52
+	// maxIPAMBytes bounds the configuration of an IPAM plugin, which is passed to the CNI
+	// plugin for each pod: real ones have some hundred bytes.
+	maxIPAMBytes = 16 << 10
 	// maxSlots bounds how many pods may share a device: kubelet's default is 110 pods on
 	// a node, and clusters with more than 500 are not known.
 	maxSlots = 1000

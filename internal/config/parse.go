@@ -197,7 +197,7 @@ func (d *decoder) node(f field, n *Node) {
 		d.devicePlugin(f, &n.DevicePlugin)
 	}
 	if f, ok := fs.get("dra"); ok {
-		d.dra(f, &n.DRA)
+		d.dra(f, n)
 	}
 }
 
@@ -241,13 +241,35 @@ func (d *decoder) wire(f field, w *Wire) {
 	}
 }
 
-func (d *decoder) dra(f field, r *DRA) {
-	fs := d.mapping(f, "enabled", "kubeletDir")
+func (d *decoder) dra(f field, n *Node) {
+	r := &n.DRA
+	fs := d.mapping(f, "enabled", "kubeletDir", "ipam", "ipamOfNode")
 	d.boolean(fs, "enabled", &r.Enabled)
 	d.text(fs, "kubeletDir", &r.KubeletDir)
 	d.absolute(fs, "kubeletDir", r.KubeletDir)
 	if len(r.KubeletDir)+maxDriverSocketName > maxSocketPath {
 		d.errorf(fs.where("kubeletDir"), "is too long for sockets below it, whose path the kernel allows %d bytes", maxSocketPath)
+	}
+	set := ""
+	if f, ok := fs.get("ipam"); ok {
+		if r.IPAM = d.ipam(f); r.IPAM != "" {
+			set = "ipam"
+		}
+	}
+	if f, ok := fs.get("ipamOfNode"); ok {
+		of := d.anyMapping(f)
+		for name, one := range of.at { // errors are sorted by their place
+			if !validName(name, "") {
+				d.errorf(one, "%q, want a node's name: letters, digits, '-', '_' and '.'", name)
+			}
+			text := d.ipam(one)
+			if set = "ipamOfNode"; name == n.Name {
+				r.IPAM = text
+			}
+		}
+	}
+	if set != "" && !n.CNI.Install {
+		d.errorf(fs.where(set), "is for the entry of smcr-cni that the agent writes, but cni.install is false: put it into the entry by hand")
 	}
 }
 

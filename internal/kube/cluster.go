@@ -168,7 +168,7 @@ func cniConfig(cfg ClusterConfig, base *config.Node) install.Config {
 		BinSource: cfg.Plugin, BinDir: base.CNI.BinDir, ConfDir: base.CNI.ConfDir, Log: cfg.Log,
 		Plugin: install.PluginConf{
 			DataDir: base.DataDir, AgentSocket: base.APISocket,
-			Required: base.CNI.Required, ReportStatus: base.CNI.ReportStatus,
+			Required: base.CNI.Required, ReportStatus: base.CNI.ReportStatus, IPAM: []byte(base.DRA.IPAM),
 		},
 	}
 }

@@ -78,6 +78,28 @@ func TestAgentUnderstandsItsConfiguration(t *testing.T) {
 	}
 }
 
+// The addresses of claimed VFs reach the agent, and from there the plugin, as they are written in the values.
+func TestAddressesOfClaims(t *testing.T) {
+	cm := find[*corev1.ConfigMap](t, template(t, "--set", "dra.enabled=true",
+		"--set-json", `dra.ipam={"type":"whereabouts","range":"192.0.2.0/24","log_level":"debug","n":1000000}`,
+		"--set-json", `dra.ipamOfNode={"node-b.example.com":{"type":"host-local","ranges":[[{"subnet":"192.0.2.0/24","rangeStart":"192.0.2.10"}]]},"node-c":{}}`), "-agent")
+	for name, want := range map[string]string{
+		"node-a":             `{"log_level":"debug","n":1000000,"range":"192.0.2.0/24","type":"whereabouts"}`,
+		"node-b.example.com": `{"ranges":[[{"rangeStart":"192.0.2.10","subnet":"192.0.2.0/24"}]],"type":"host-local"}`,
+		"node-c":             "",
+	} {
+		m := node()
+		m.Name = name
+		got, err := config.ParseOn(m, "node-agent.yaml", []byte(cm.Data["node-agent.yaml"]))
+		if err != nil {
+			t.Fatalf("%v in\n%s", err, cm.Data["node-agent.yaml"])
+		}
+		if got.DRA.IPAM != want {
+			t.Errorf("%s: ipam %s, want %s", name, got.DRA.IPAM, want)
+		}
+	}
+}
+
 // Before the cluster is changed, a Job checks the file that the agents would get, as an agent without a node
 // would. The Job refuses mistakes that the schema does not find.
 func TestSettingsAreCheckedFirst(t *testing.T) {
@@ -126,6 +148,9 @@ func TestSettingsAreCheckedFirst(t *testing.T) {
 		{"agent.wire.peers={:::}", "want a CIDR"},
 		{"agent.budgets.pod.relays=5000", "relays of a pod (5000) is more than of the node (4096)"},
 		{"hardware.enabled=true,agent.devices[0].rdma=mlx5_0,agent.devices[1].rdma.name=mlx5_0", "mlx5_0 is given twice"},
+		{"dra.enabled=true,dra.ipam.type=static", "node.dra.ipam.addresses: is missing or empty"},
+		{"dra.enabled=true,dra.ipam.type=host-local,dra.ipam.subnet=192.0.2.1/24", "node.dra.ipam.subnet: 192.0.2.1/24 has bits set behind its length: did you mean 192.0.2.0/24?"},
+		{"dra.enabled=true,dra.ipamOfNode.n1.type=whereabouts,dra.ipamOfNode.n1.range=192.0.2.0/33", `node.dra.ipamOfNode.n1.range: "192.0.2.0/33", want a range`},
 	} {
 		cm := find[*corev1.ConfigMap](t, template(t, "--set", tt.set), "-check")
 		_, err := config.ParseOn(config.Machine{Cluster: true, Any: true}, "f", []byte(cm.Data["node-agent.yaml"]))

@@ -100,6 +100,8 @@ devicePlugin:
   vfs: false
 dra:
   enabled: false
+  ipam: {}
+  ipamOfNode: {}
 fullnameOverride: ""
 hardware:
   enabled: false

@@ -244,6 +244,21 @@ enough, so that each of them says it; one without expressions selects no node an
 {{- if and .Values.devicePlugin.vfs (not .Values.devicePlugin.enabled) -}}
 {{- fail "devicePlugin.vfs, but devicePlugin.enabled is false: enable both, or neither." -}}
 {{- end -}}
+{{- $ipams := dict "dra.ipam" .Values.dra.ipam -}}
+{{- range $name, $ipam := .Values.dra.ipamOfNode -}}{{- $_ := set $ipams (printf "dra.ipamOfNode.%s" $name) $ipam -}}{{- end -}}
+{{- range $at, $ipam := merge (dict "multus.ipam" .Values.multus.ipam) $ipams -}}
+{{- if and $ipam (not $ipam.type) -}}
+{{- fail (printf "%s has no type: name the IPAM plugin, as in {type: whereabouts, range: 192.0.2.0/24}." $at) -}}
+{{- end -}}
+{{- end -}}
+{{- range $at, $ipam := $ipams -}}
+{{- if and $ipam (not $a.cni.install) -}}
+{{- fail (printf "%s, but agent.cni.install is false: whoever puts smcr-cni into the CNI chain has to put this section into its entry." $at) -}}
+{{- end -}}
+{{- if and $ipam (not $.Values.dra.enabled) -}}
+{{- fail (printf "%s, but dra.enabled is false: no pod can claim a VF. Networks of Multus have their own: multus.ipam." $at) -}}
+{{- end -}}
+{{- end -}}
 {{- $seen := dict -}}
 {{- range $d := $a.devices -}}
 {{- range $kind, $_ := $d -}}{{- $_ := set $seen $kind true -}}{{- end -}}
@@ -288,7 +303,10 @@ enough, so that each of them says it; one without expressions selects no node an
 {{- end -}}
 {{- end -}}
 {{- if .Values.dra.enabled -}}
-{{- $_ := set $node "dra" (dict "enabled" true "kubeletDir" .Values.devicePlugin.kubeletDir) -}}
+{{- $dra := dict "enabled" true "kubeletDir" .Values.devicePlugin.kubeletDir -}}
+{{- with .Values.dra.ipam -}}{{- $_ := set $dra "ipam" . -}}{{- end -}}
+{{- with .Values.dra.ipamOfNode -}}{{- $_ := set $dra "ipamOfNode" . -}}{{- end -}}
+{{- $_ := set $node "dra" $dra -}}
 {{- end -}}
 {{- if not $node.defaultPeers.except -}}
 {{- $_ := set $node "defaultPeers" (omit $node.defaultPeers "except") -}}

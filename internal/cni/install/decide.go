@@ -50,6 +50,9 @@ func (f *file) network() (name string, versions []string) {
 type change struct {
 	name     string
 	old, new []byte // old is nil for a file that is not there
+	// dropped are the fields that our element had and has no more, of an earlier version or
+	// configuration, or put there by hand.
+	dropped []string
 }
 
 // A decision is what is to be changed in a directory, and the state after that.
@@ -135,7 +138,7 @@ func (d *decision) edit(f file, fn func(*list) ([]byte, error)) {
 		return
 	}
 	if !bytes.Equal(out, f.text) {
-		d.changes = append(d.changes, change{name: f.name, old: f.text, new: out})
+		d.changes = append(d.changes, change{name: f.name, old: f.text, new: out, dropped: dropped(f.text, out)})
 	}
 }
 

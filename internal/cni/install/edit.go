@@ -232,6 +232,36 @@ func (l list) hasNewer() bool {
 	return false
 }
 
+// dropped are the fields that our element has in the text of one list, and not in that of
+// another one which has our element, too.
+func dropped(before, after []byte) (out []string) {
+	was, is := managedFields(before), managedFields(after)
+	if is == nil {
+		return nil
+	}
+	for k := range was {
+		if _, ok := is[k]; !ok {
+			out = append(out, k)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// managedFields are the fields of our first element in the text of a list; nil if there is none.
+func managedFields(text []byte) (fields map[string]json.RawMessage) {
+	l, err := parseList(text)
+	if err != nil {
+		return nil
+	}
+	for _, p := range l.plugins {
+		if p.managed && json.Unmarshal(text[p.from:p.to], &fields) == nil {
+			return fields
+		}
+	}
+	return nil
+}
+
 // chain returns the list's text with entry in it: in the place of our element if there is
 // one, else at the end. No other byte changes.
 func (l list) chain(entry []byte) ([]byte, error) {

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"os"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -30,6 +31,9 @@ type PluginConf struct {
 	Required bool
 	// ReportStatus makes the node NotReady while the agent is away.
 	ReportStatus bool
+	// IPAM is the configuration of the IPAM plugin for the devices that pods claimed, a JSON
+	// object; empty: they get no addresses.
+	IPAM json.RawMessage
 }
 
 // Config says what to install where. All paths are as this process sees them.
@@ -69,12 +73,15 @@ func (c Config) Validate() error {
 	if err != nil {
 		return fmt.Errorf("CNI installation: %w", err)
 	}
-	if _, err := cni.ParseNetConf(b); err != nil {
-		var ce *types.Error
-		if errors.As(err, &ce) {
-			return fmt.Errorf("CNI installation: %s: %s", ce.Msg, ce.Details)
-		}
+	nc, err := cni.ParseNetConf(b)
+	var ce *types.Error
+	switch {
+	case errors.As(err, &ce):
+		return fmt.Errorf("CNI installation: %s: %s", ce.Msg, ce.Details)
+	case err != nil:
 		return fmt.Errorf("CNI installation: %w", err)
+	case len(c.Plugin.IPAM) > 0 && nc.IPAM.Type == "": // the plugin would take it for none
+		return fmt.Errorf("CNI installation: IPAM %.100q has no type", c.Plugin.IPAM)
 	}
 	return nil
 }
@@ -89,9 +96,11 @@ func (p PluginConf) entry() ([]byte, error) {
 		AgentTimeout int64  `json:"agentTimeoutMilliseconds,omitempty"`
 		Required     bool   `json:"required,omitempty"`
 		ReportStatus bool   `json:"reportStatus,omitempty"`
+
+		IPAM json.RawMessage `json:"ipam,omitempty"`
 	}{
 		Type: cni.PluginType, Managed: true, DataDir: p.DataDir, AgentSocket: p.AgentSocket,
-		AgentTimeout: p.AgentTimeout.Milliseconds(), Required: p.Required, ReportStatus: p.ReportStatus,
+		AgentTimeout: p.AgentTimeout.Milliseconds(), Required: p.Required, ReportStatus: p.ReportStatus, IPAM: p.IPAM,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("CNI installation: %w", err)
@@ -104,6 +113,7 @@ type Installer struct {
 	c     Config
 	log   *slog.Logger
 	entry []byte
+	ipam  string // the name of the IPAM plugin in entry; "": none
 	now   func() time.Time
 	grace time.Duration // reloadGrace, less in tests
 
@@ -126,11 +136,15 @@ func New(c Config) (*Installer, error) {
 	if err != nil {
 		return nil, err
 	}
+	var conf cni.DeviceConf
+	if err := json.Unmarshal(entry, &conf); err != nil {
+		return nil, fmt.Errorf("CNI installation: %w", err)
+	}
 	if c.Interval == 0 {
 		c.Interval = defaultInterval
 	}
 	in := &Installer{
-		c: c, log: c.Log, entry: entry, now: time.Now, grace: reloadGrace,
+		c: c, log: c.Log, entry: entry, ipam: conf.IPAM.Type, now: time.Now, grace: reloadGrace,
 		bin:     binary{source: c.BinSource, dir: c.BinDir, name: cni.PluginType},
 		invalid: map[string]time.Time{},
 	}
@@ -203,9 +217,23 @@ func (in *Installer) pass() {
 	case err != nil:
 		d.state, d.detail = StateBroken, join(advise(err), d.detail)
 	}
+	d.detail = join(d.detail, in.noIPAM())
 	in.update(func(s *Status) {
 		s.State, s.Detail, s.File, s.Network, s.CNIVersion = d.state, d.detail, d.active, d.network, d.version
 	})
+}
+
+// noIPAM says that the IPAM plugin is not where container runtimes look for plugins; "" if
+// it is, or if there is to be none.
+func (in *Installer) noIPAM() string {
+	if in.ipam == "" {
+		return ""
+	}
+	path := filepath.Join(in.c.BinDir, in.ipam)
+	if st, err := os.Stat(path); err == nil && st.Mode().IsRegular() {
+		return ""
+	}
+	return fmt.Sprintf("there is no IPAM plugin %s, so pods that claimed VFs do not start: install it on the node, or correct dra.ipam", path)
 }
 
 // errContested means that the configuration was written maxRepairsPerMinute times in the
@@ -288,7 +316,7 @@ func (in *Installer) carryOut(changes []change) error {
 		if err != nil {
 			return err
 		}
-		in.log.Info("changed a network's configuration", "file", c.name, "removed", c.new == nil)
+		in.log.Info("changed a network's configuration", "file", c.name, "removed", c.new == nil, "fieldsRemoved", c.dropped)
 		in.update(func(s *Status) { s.Repairs++ })
 	}
 	return nil
@@ -306,7 +334,7 @@ func Inspect(c Config) (Status, error) {
 		return Status{State: StateBroken, Detail: advise(err)}, nil
 	}
 	d := decide(files, goal{entry: in.entry, unfinished: never})
-	s := Status{State: d.state, Detail: d.detail, File: d.active, Network: d.network, CNIVersion: d.version}
+	s := Status{State: d.state, Detail: join(d.detail, in.noIPAM()), File: d.active, Network: d.network, CNIVersion: d.version}
 	if s.State != StateInstalled {
 		return s, nil
 	}

@@ -5,6 +5,7 @@ package install
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -171,6 +172,60 @@ func TestInstaller_life(t *testing.T) {
 	h.wait("installed", func() bool { return in.Status().Working() })
 	if s := in.Status(); s.Repairs != 0 || s.Copies != 0 {
 		t.Errorf("a second installer wrote: %+v", s)
+	}
+}
+
+// The addresses of claimed VFs come from ipam in the entry, which the installer writes and keeps.
+func TestInstaller_ipam(t *testing.T) {
+	h := newHost(t)
+	var log bytes.Buffer
+	with := func(ipam string) *Installer {
+		in, err := New(Config{
+			BinSource: h.source, BinDir: h.bin, ConfDir: h.etc,
+			Plugin: PluginConf{DataDir: "/run/kube-smcr", IPAM: []byte(ipam)}, Log: slog.New(slog.NewTextHandler(&log, nil)),
+		})
+		must(t, err)
+		return in
+	}
+	entry := func() map[string]any {
+		t.Helper()
+		l, err := parseList(mustRead(t, h.conf("10-kindnet.conflist")))
+		must(t, err)
+		var fields map[string]any
+		last := l.plugins[len(l.plugins)-1]
+		must(t, json.Unmarshal(l.text[last.from:last.to], &fields))
+		return fields
+	}
+	h.write("10-kindnet.conflist", readTestdata(t, "10-kindnet.conflist"))
+	in := with(`{"type":"whereabouts","range":"192.0.2.0/24"}`)
+	in.pass()
+	want := map[string]any{"type": "whereabouts", "range": "192.0.2.0/24"}
+	if diff := cmp.Diff(want, entry()["ipam"]); diff != "" {
+		t.Errorf("ipam of the entry (-want +got):\n%s", diff)
+	}
+	missing := "there is no IPAM plugin " + filepath.Join(h.bin, "whereabouts") + ", so pods that claimed VFs do not start"
+	if s := in.Status(); !s.Working() || !strings.Contains(s.Detail, missing) {
+		t.Errorf("status without the IPAM plugin: %+v", s)
+	}
+	if s, err := Inspect(in.c); err != nil || s.State != StateInstalled || !strings.Contains(s.Detail, missing) {
+		t.Errorf("inspected without the IPAM plugin: %+v, %v", s, err)
+	}
+	must(t, os.WriteFile(filepath.Join(h.bin, "whereabouts"), []byte("#!program"), 0o755))
+	in.pass()
+	if s := in.Status(); !s.Working() || s.Detail != "" {
+		t.Errorf("status with the IPAM plugin: %+v", s)
+	}
+
+	text := string(mustRead(t, h.conf("10-kindnet.conflist")))
+	h.write("10-kindnet.conflist", strings.Replace(text, "192.0.2.0/24", "198.51.100.0/24", 1))
+	in.pass()
+	if diff := cmp.Diff(want, entry()["ipam"]); diff != "" {
+		t.Errorf("ipam of the entry after an edit by hand (-want +got):\n%s", diff)
+	}
+	log.Reset()
+	with("").pass()
+	if got, has := entry()["ipam"]; has || !strings.Contains(log.String(), "fieldsRemoved=[ipam]") {
+		t.Errorf("ipam %v without a configured one; the log says\n%s", got, &log)
 	}
 }
 
@@ -474,6 +529,8 @@ func TestConfig_validate(t *testing.T) {
 		{"relative", func(c *Config) { c.BinDir = "opt/cni/bin" }, `BinDir "opt/cni/bin" is not an absolute path`},
 		{"negative", func(c *Config) { c.Interval = -1 }, "Interval -1ns is negative"},
 		{"plugin's directory", func(c *Config) { c.Plugin.DataDir = "x" }, `dataDir: "x" is not an absolute path`},
+		{"IPAM plugin without a name", func(c *Config) { c.Plugin.IPAM = []byte(`{"range":"192.0.2.0/24"}`) }, `IPAM "{\"range\":\"192.0.2.0/24\"}" has no type`},
+		{"IPAM that is no JSON", func(c *Config) { c.Plugin.IPAM = []byte("type: dhcp") }, "CNI installation: "},
 		{"plugin's wait", func(c *Config) { c.Plugin.AgentTimeout = time.Hour }, "agentTimeoutMilliseconds: is 3600000"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

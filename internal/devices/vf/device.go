@@ -99,6 +99,9 @@ type Device struct {
 	// the interface is in the host all the same.
 	Owner *Owner `json:"owner,omitempty"`
 	Mode  Mode   `json:"mode,omitempty"`
+	// PodIfName is the name of the interface that the pod has of the device. It is not
+	// Owner's IfName if the attachment made further interfaces besides its own.
+	PodIfName string `json:"podIfName,omitempty"`
 }
 
 // PF is a physical function that can have VFs.

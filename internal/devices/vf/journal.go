@@ -62,7 +62,7 @@ func number(numbers *map[string]int, name string, n int) {
 func (j *journal) device(d Device) Device {
 	w := &j.Wiring
 	owner := w.Owner
-	d.State, d.Owner, d.Mode = StatePod, &owner, w.Mode
+	d.State, d.Owner, d.Mode, d.PodIfName = StatePod, &owner, w.Mode, w.IfName
 	if w.Mode == ModeMove {
 		d.NetDev, d.MAC = w.IfName, cmp.Or(w.MAC, d.MAC)
 	}

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cni
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/types"
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/smcr-io/kube-smcr/internal/devices/claims"
+	"github.com/smcr-io/kube-smcr/internal/records"
+)
+
+// pool is an IPAM plugin that notes each call with the pool that its configuration names, and what it is given.
+const pool = `in=$(cat)
+dir=$(dirname "$0")
+echo "$in" > "$dir/in.$CNI_COMMAND"
+echo "$CNI_COMMAND $CNI_CONTAINERID $CNI_IFNAME $(echo "$in" | sed -n 's/.*"pool":"\([a-z]*\)".*/\1/p')" >> "$dir/calls"
+[ "$CNI_COMMAND" != ADD ] || echo '{"cniVersion":"1.1.0","ips":[{"address":"10.97.2.2/24"}]}'
+`
+
+// claimNode is a node whose network has smcr-cni with this IPAM behind another plugin, with a pod that claimed a VF.
+func claimNode(t *testing.T, ipam string) (n *node, run *runHere, ipamDir string, relist func(ipam string)) {
+	t.Helper()
+	ipamDir = scriptIPAM(t, "ks-ipam", pool)
+	list := func(ipam string) string {
+		return `{"cniVersion":"1.1.0","name":"podnet","plugins":[{"type":"ks-before"},{"type":"smcr-cni","dataDir":"$DATA"` + ipam + `}]}`
+	}
+	n, run = newWiringNode(t, []string{scriptIPAM(t, "ks-before", before), ipamDir}, list(ipam))
+	must(t, claims.NewStore(n.data).Write(claims.Claim{
+		Namespace: "shop", Name: "nic", UID: "c-1", Pods: []records.Pod{{Namespace: "shop", Name: "cart-0", UID: "u1"}},
+		Devices: []claims.Device{{ID: "0000:41:10.1", Request: "nic", Pool: "n1", Name: "a"}},
+	}))
+	return n, run, ipamDir, func(ipam string) {
+		l, err := libcni.ConfListFromBytes([]byte(strings.ReplaceAll(list(ipam), "$DATA", n.data)))
+		must(t, err)
+		n.list = l
+	}
+}
+
+// The chart's value of ipam may be changed while pods run: addresses go back to where they came from.
+func TestWire_ipamChanges(t *testing.T) {
+	needWiring(t)
+	blue, green := `,"ipam":{"type":"ks-ipam","pool":"blue"}`, `,"ipam":{"type":"ks-ipam","pool":"green"}`
+	for _, tt := range []struct {
+		name, before, after, calls string
+		lose                       bool
+	}{
+		{name: "another pool", before: blue, after: green, calls: "ADD c1 smcr0 blue\nCHECK c1 smcr0 blue\nDEL c1 smcr0 blue\n"},
+		{name: "none any more", before: blue, after: "", calls: "ADD c1 smcr0 blue\nCHECK c1 smcr0 blue\nDEL c1 smcr0 blue\n"},
+		{name: "none at first", before: "", after: green, calls: ""},
+		{name: "the record is lost", before: blue, after: blue, lose: true, calls: "ADD c1 smcr0 blue\nCHECK c1 smcr0 blue\nDEL c1 smcr0 blue\n"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			n, run, ipamDir, relist := claimNode(t, tt.before)
+			rt := runtimeConf("c1", newNS(t))
+			n.add(t, rt)
+			relist(tt.after)
+			n.do(t, func(ctx context.Context) error { return n.cni.CheckNetworkList(ctx, n.list, rt) })
+			if tt.lose {
+				must(t, n.store.Delete("c1", "eth0"))
+			}
+			n.do(t, func(ctx context.Context) error { return n.cni.DelNetworkList(ctx, n.list, rt) })
+			run.host.home(t)
+			calls, err := os.ReadFile(filepath.Join(ipamDir, "calls"))
+			if !errors.Is(err, fs.ErrNotExist) {
+				must(t, err)
+			}
+			if diff := cmp.Diff(tt.calls, string(calls)); diff != "" {
+				t.Errorf("calls of the IPAM plugin (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// The runtime's list of valid attachments has eth0 alone: GC must not give back the address of the VF beside it.
+func TestWire_gcOfClaims(t *testing.T) {
+	needWiring(t)
+	n, run, ipamDir, _ := claimNode(t, `,"ipam":{"type":"ks-ipam","pool":"blue"}`)
+	n.add(t, runtimeConf("c1", newNS(t)))
+	valid := func(attachments ...types.GCAttachment) (out []types.GCAttachment) {
+		t.Helper()
+		n.do(t, func(ctx context.Context) error {
+			return n.cni.GCNetworkList(ctx, n.list, &libcni.GCArgs{ValidAttachments: attachments})
+		})
+		b, err := os.ReadFile(filepath.Join(ipamDir, "in.GC"))
+		must(t, err)
+		var conf wireConf
+		must(t, json.Unmarshal(b, &conf))
+		return *conf.ValidAttachments
+	}
+	eth0 := types.GCAttachment{ContainerID: "c1", IfName: "eth0"}
+	if diff := cmp.Diff([]types.GCAttachment{eth0, {ContainerID: "c1", IfName: "smcr0"}}, valid(eth0)); diff != "" {
+		t.Errorf("attachments that are valid to the IPAM plugin (-want +got):\n%s", diff)
+	}
+	if len(run.host.owners) != 1 {
+		t.Errorf("GC took the VF from a pod that runs: %v", run.host.owners)
+	}
+	other := types.GCAttachment{ContainerID: "c9", IfName: "eth0"}
+	if diff := cmp.Diff([]types.GCAttachment{other}, valid(other)); diff != "" {
+		t.Errorf("attachments that are valid to the IPAM plugin when the pod is gone (-want +got):\n%s", diff)
+	}
+	run.host.home(t)
+}
