@@ -335,7 +335,7 @@ func (m *manager) startPod(ctx context.Context, p *pod, want bool) (*proxy, erro
 	atts := p.atts
 	n, err := m.a.cfg.kernel.open(atts[0].NetNS)
 	if err != nil {
-		return nil, err
+		return nil, unseen(atts[0].NetNS, err)
 	}
 	if id := atts[0].NetNSID; id != 0 && id != n.id() {
 		return nil, errors.Join(fmt.Errorf("%s is another namespace now: %w", atts[0].NetNS, linux.ErrGone), n.close())
