@@ -53,6 +53,9 @@ func TestProbes(t *testing.T) {
 	draining, starting := serving, serving
 	draining.Draining = true
 	starting.Synced = false
+	alone, joined := serving, serving
+	alone.Cluster = &agentapi.Cluster{Lacks: "the API server has not sent the pods yet: no route to host", Away: "no route to host"}
+	joined.Cluster = &agentapi.Cluster{Joined: true, Away: "no route to host"}
 	tests := []struct {
 		name   string
 		status *agentapi.Status
@@ -68,6 +71,9 @@ func TestProbes(t *testing.T) {
 		{"ready, any", &serving, []string{"ready", "--instance", ""}, "agent-y", 0, "ready: 2 of 3"},
 		{"ready, draining", &draining, []string{"ready"}, "", exitNot, "not ready: the agent is stopping"},
 		{"ready, starting", &starting, []string{"ready"}, "", exitNot, "not ready: the agent has not looked at all pods yet"},
+		{"ready, before the first contact with the cluster", &alone, []string{"ready"}, "", exitNot, "not ready: the API server has not sent the pods yet: no route to host\n"},
+		{"ready, after the loss of that contact", &joined, []string{"ready"}, "", 0, "ready: 2 of 3 pods are served\n"},
+		{"alive, before the first contact with the cluster", &alone, []string{"alive"}, "", 0, "the agent answers\n"},
 		{"ready json", &starting, []string{"ready", "-o", "json"}, "", exitNot, `"ready": false`},
 		{"ready, hanging", nil, []string{"ready"}, "", exitError, "deadline exceeded"},
 		{"ready, an argument", &serving, []string{"ready", "x"}, "", exitUsage, "see smcrctl ready --help"},

@@ -57,6 +57,9 @@ type Config struct {
 	// attachment records and the agent's files, and returns. The caller removes the CNI plugin
 	// first, or it would write new records.
 	Leave <-chan struct{}
+	// Cluster, if given, says what the agent has of its cluster, for the status. It may be
+	// called by any goroutine, and must not block.
+	Cluster func() agentapi.Cluster
 	// Collectors are served with the agent's metrics.
 	Collectors []prometheus.Collector
 	// GuardMetrics, if given, wraps the handler of node.metricsAddress, and MetricsListener its

@@ -46,6 +46,11 @@ func (v View) Status() agentapi.Status {
 		s.NoMetrics = *p
 		s.Problems = append(s.Problems, *p)
 	}
+	if a.cfg.Cluster != nil {
+		c := a.cfg.Cluster()
+		s.Cluster = &c
+		s.Problems = append(s.Problems, clusterProblems(c)...)
+	}
 	s.Policies = append(s.Policies, n.PolicyNames()...)
 	for _, d := range s.Devices {
 		if d.Port != rdma.PortActive.String() && d.Missing == "" {
@@ -93,6 +98,18 @@ func (v View) Status() agentapi.Status {
 		}
 	}
 	return s
+}
+
+// clusterProblems says what the agent lacks of its cluster.
+func clusterProblems(c agentapi.Cluster) (out []string) {
+	if !c.Joined {
+		out = append(out, c.Lacks)
+	}
+	if c.Away != "" {
+		out = append(out, fmt.Sprintf("the API server is not reached since %s; the agent goes on with what it knew then, and reports later: %s",
+			c.AwaySince.Format(time.RFC3339), c.Away))
+	}
+	return out
 }
 
 // Links are the link groups of all pods.

@@ -72,9 +72,24 @@ type Status struct {
 	// why they are not; "" if they are.
 	Metrics   bool   `json:"metrics,omitempty"`
 	NoMetrics string `json:"noMetrics,omitempty"`
+	// Cluster is what the agent has of its cluster; nil if it is in none.
+	Cluster *Cluster `json:"cluster,omitempty"`
 	// Reasons counts the connections since the start that were not on SMC-R,
 	// by reason code.
 	Reasons map[Code]uint64 `json:"reasons"`
+}
+
+// Cluster is what an agent has of its cluster.
+type Cluster struct {
+	// Joined is true once the agent had all that it does its work by from the API server, and
+	// the API server had the agent's SMCRNode. It stays true whatever the API server does:
+	// the agent goes on with what it has.
+	Joined bool `json:"joined"`
+	// Lacks is what is missing for that, and why; "" if Joined.
+	Lacks string `json:"lacks,omitempty"`
+	// Away is why the API server is not reached, "" if it is, and AwaySince since when.
+	Away      string    `json:"away,omitempty"`
+	AwaySince time.Time `json:"awaySince,omitzero"`
 }
 
 // WireState says who may send RoCE packets to the node's devices. It is about the
@@ -128,6 +143,8 @@ func ReadinessOf(s Status, instance string) Readiness {
 		r.Detail = "not ready: the agent is stopping"
 	case !s.Synced:
 		r.Detail = "not ready: the agent has not looked at all pods yet"
+	case s.Cluster != nil && !s.Cluster.Joined:
+		r.Detail = "not ready: " + s.Cluster.Lacks
 	default:
 		r.Ready, r.Detail = true, fmt.Sprintf("ready: %d of %d pods are served", s.Pods.Ready, s.Pods.Attached)
 	}

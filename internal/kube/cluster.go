@@ -74,6 +74,7 @@ type cluster struct {
 	uninstalled atomic.Bool
 	departs     atomic.Pointer[departure] // nil: not yet, or not for good
 	reconciled  atomic.Bool               // the agent has once done what the API server's objects want
+	joined      atomic.Bool               // see agentapi.Cluster
 
 	plugin sync.Mutex // held while the plugin is being installed or uninstalled
 
@@ -122,6 +123,7 @@ func RunAgent(ctx context.Context, cfg ClusterConfig) error {
 	if c.report, err = c.newReporter(false); err != nil {
 		return fmt.Errorf("connect to the cluster: %w", err)
 	}
+	c.cfg.Agent.Collectors = append(c.cfg.Agent.Collectors, upMetric{c})
 	return c.run(ctx)
 }
 
@@ -245,6 +247,7 @@ func (c *cluster) run(ctx context.Context) error {
 	cfg := c.cfg.Agent
 	cfg.Node, cfg.Load, cfg.Reload, cfg.Version, cfg.Log = node, c.source.Load, c.source.Changed(), c.cfg.Version, c.cfg.Log
 	cfg.Observe = func(v agent.View) { c.view.Store(&v) }
+	cfg.Cluster = c.contact
 	cfg.Manages = func(yes bool) {
 		if yes {
 			c.manage(life, dutyNode)
@@ -378,6 +381,7 @@ func (c *cluster) snapshot() report.Snapshot {
 	s.Status, s.Links, s.Attachments, s.Decisions = v.Status(), v.Links().LinkGroups, v.Attachments().Attachments, v.Decisions()
 	s.PodDevices, s.Nodes = v.Devices().Devices, c.source.peerNodes()
 	node, _ := c.source.Load() // Load never fails
+	c.contact()                // nobody may ask before the API server goes away
 	s.Reconciled = c.reconciled.Load() || c.source.Live() && v.Applied() == node
 	c.reconciled.Store(s.Reconciled)
 	return s

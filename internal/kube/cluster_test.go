@@ -13,10 +13,13 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -24,6 +27,7 @@ import (
 
 	"github.com/smcr-io/kube-smcr/api/v1alpha1"
 	"github.com/smcr-io/kube-smcr/internal/agent"
+	"github.com/smcr-io/kube-smcr/internal/agentapi"
 	"github.com/smcr-io/kube-smcr/internal/config"
 	"github.com/smcr-io/kube-smcr/internal/testenv"
 	"github.com/smcr-io/kube-smcr/internal/testenv/apiserver"
@@ -173,6 +177,86 @@ func TestRunAgent(t *testing.T) {
 	if left, _ := filepath.Glob(filepath.Join(w.dir, "data", "*")); len(left) > 0 {
 		t.Errorf("left behind: %v", left)
 	}
+}
+
+// TestRunAgent_ready: an agent is ready once it has met the API server, and stays so when it loses it; that is
+// said elsewhere. Before, Helm would take an installation for done in which no pod can be opted in.
+func TestRunAgent_ready(t *testing.T) {
+	testenv.Need(t, testenv.Root, testenv.NetAdmin, testenv.Nftables)
+	w := newWorld(t)
+	proxy, rc := server.NewProxy(t)
+	proxy.TakeAway()
+	cfg := w.clusterConfig()
+	cfg.REST, cfg.Agent.Instance = rc, "agent-x"
+	served := make(chan []prometheus.Collector, 1)
+	cfg.run = func(ctx context.Context, c agent.Config) error {
+		served <- c.Collectors
+		return agent.Run(ctx, c)
+	}
+	w.runAgent(cfg)
+	collectors := <-served
+	up := collectors[slices.IndexFunc(collectors, func(m prometheus.Collector) bool { _, ok := m.(upMetric); return ok })]
+	api := agentapi.NewClient(filepath.Join(w.dir, "a.sock"))
+	defer api.Close()
+	status := func() (s agentapi.Status, ready string) {
+		s, err := api.Status(t.Context())
+		if err != nil {
+			return s, err.Error()
+		}
+		if s.Cluster == nil {
+			t.Fatal("the status of an agent in a cluster says nothing of the cluster")
+		}
+		return s, agentapi.ReadinessOf(s, "agent-x").Detail // what the chart's probe says
+	}
+	const ready, notYet = "ready: 0 of 0 pods are served", "not ready: the API server has not sent the namespaces yet: "
+	within(t, slowly, func() string {
+		s, got := status()
+		if !strings.HasPrefix(got, notYet) || testutil.ToFloat64(up) != 0 || !strings.Contains(strings.Join(s.Problems, "\n"), "the API server has not sent the namespaces yet") || s.Cluster.Away == "" {
+			return fmt.Sprintf("without the API server %q, problems %q, %+v", got, s.Problems, s.Cluster)
+		}
+		return ""
+	})
+
+	proxy.GiveBack()
+	within(t, time.Minute, func() string {
+		if s, got := status(); got != ready || s.Cluster.Away != "" || len(clusterProblems(s)) != 0 || testutil.ToFloat64(up) != 1 {
+			return fmt.Sprintf("with the API server %q, problems %q, %+v", got, s.Problems, s.Cluster)
+		}
+		return ""
+	})
+	node := &v1alpha1.SMCRNode{ObjectMeta: metav1.ObjectMeta{Name: w.node}}
+	if err := w.client.Get(t.Context(), client.ObjectKeyFromObject(node), node); err != nil {
+		t.Errorf("the agent is ready, and nobody sees it in the cluster: %v", err)
+	}
+
+	proxy.TakeAway()
+	within(t, slowly, func() string {
+		s, got := status()
+		if got != ready {
+			t.Fatalf("%q when the API server went away: an update would go on with other nodes", got)
+		}
+		if s.Cluster.Away == "" || time.Since(s.Cluster.AwaySince) > slowly || len(clusterProblems(s)) != 1 || testutil.ToFloat64(up) != 0 {
+			return fmt.Sprintf("%+v, problems %q", s.Cluster, s.Problems)
+		}
+		return ""
+	})
+	proxy.GiveBack()
+	within(t, time.Minute, func() string {
+		if s, got := status(); got != ready || s.Cluster.Away != "" || testutil.ToFloat64(up) != 1 {
+			return fmt.Sprintf("%q, %+v when the API server is back", got, s.Cluster)
+		}
+		return ""
+	})
+}
+
+// clusterProblems are the problems that are about the API server.
+func clusterProblems(s agentapi.Status) (out []string) {
+	for _, p := range s.Problems {
+		if strings.Contains(p, "API server") {
+			out = append(out, p)
+		}
+	}
+	return out
 }
 
 // TestRunAgent_fails: what is wrong with the agent or its file is said.

@@ -35,6 +35,10 @@
 // pods were taken without the policies, for example, a pod that a policy selects would be
 // given the built-in policy for a moment.
 //
+// An agent is not ready before it has had these lists, and the API server its SMCRNode
+// ([agentapi.Cluster]). From then on it is, whatever the API server does: it serves its pods,
+// and an agent that is not ready would have a rolling update replace agents elsewhere.
+//
 // # Who owns what
 //
 // The goroutine of Run owns the informers and makes configurations; the others

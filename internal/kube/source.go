@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"reflect"
 	"slices"
@@ -81,7 +82,7 @@ func New(cfg Config) (*Source, error) {
 	s := &Source{
 		cfg: cfg, informers: inf, base: base, node: base,
 		dirty: make(chan struct{}, 1), changed: make(chan struct{}, 1), first: make(chan struct{}), uninstall: make(chan struct{}),
-		bad: map[string]string{}, complain: complaints{log: cfg.Log, last: map[string]time.Time{}},
+		bad: map[string]string{}, complain: complaints{log: cfg.Log, last: map[string]time.Time{}, watches: map[string]error{}},
 	}
 	all := inf.needed()
 	all["the node's smcrnode"] = inf.self
@@ -335,6 +336,24 @@ func (s *Source) Live() bool {
 	return s.live
 }
 
+// Lacks says which objects the API server has not given yet, and why if that is known; "" if it
+// has given all that a configuration is made of. A watch that finds nobody to connect to tells no
+// error.
+func (s *Source) Lacks() (objects string, why error) {
+	if s.Live() {
+		return "", nil
+	}
+	needed := s.informers.needed()
+	for _, name := range slices.Sorted(maps.Keys(needed)) {
+		if !needed[name].HasSynced() {
+			s.complain.mu.Lock()
+			defer s.complain.mu.Unlock()
+			return name, s.complain.watches[name]
+		}
+	}
+	return "objects", nil // all are there, and just being translated
+}
+
 // Reconsider makes the configuration anew, because an answer of Config.Claimed changed.
 func (s *Source) Reconsider() { poke(s.dirty) }
 
@@ -474,8 +493,9 @@ func annotation(m map[string]string, key string) *string {
 type complaints struct {
 	log *slog.Logger
 
-	mu   sync.Mutex // guards last
-	last map[string]time.Time
+	mu      sync.Mutex // guards what is below
+	last    map[string]time.Time
+	watches map[string]error // the last error of each list or watch, by the resource
 }
 
 // watch logs why a list or watch does not work.
@@ -483,6 +503,9 @@ func (c *complaints) watch(resource string, err error, now time.Time) {
 	if errors.Is(err, context.Canceled) {
 		return
 	}
+	c.mu.Lock()
+	c.watches[resource] = err
+	c.mu.Unlock()
 	c.say("objects not read; the last ones stay in force", fmt.Errorf("watch %s: %w", resource, err), now)
 }
 

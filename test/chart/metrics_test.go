@@ -25,18 +25,19 @@ func metricNames(t *testing.T) []string {
 	var names []string
 	for _, f := range []struct{ file, prefix string }{
 		{"../../internal/agent/metrics.go", "kube_smcr_"},
+		{"../../internal/kube/contact.go", ""},
 		{"../../internal/controller/metrics.go", "kube_smcr_controller_"},
 	} {
 		text, err := os.ReadFile(f.file)
 		if err != nil {
 			t.Fatal(err)
 		}
-		made := regexp.MustCompile(`(?:counter|vec|desc)\("([a-z_]+)"|Name: "([a-z_]+)"`).FindAllStringSubmatch(string(text), -1)
+		made := regexp.MustCompile(`(?:counter|vec|desc)\("([a-z_]+)"|Name: "([a-z_]+)"|NewDesc\("([a-z_]+)"`).FindAllStringSubmatch(string(text), -1)
 		if len(made) == 0 {
 			t.Fatalf("%s makes no metric that this test finds", f.file)
 		}
 		for _, m := range made {
-			names = append(names, f.prefix+m[1]+m[2])
+			names = append(names, f.prefix+m[1]+m[2]+m[3])
 		}
 	}
 	return names

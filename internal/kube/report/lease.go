@@ -49,6 +49,12 @@ func (r *Reporter) renew(ctx context.Context) {
 		cctx, cancel := context.WithTimeout(ctx, renewTimeout)
 		err := r.server.renew(cctx, r.lease(*owner, time.Now()))
 		cancel()
+		switch {
+		case err == nil || isAboutObject(err):
+			r.contact.found(callerLease)
+		case ctx.Err() == nil:
+			r.contact.lost(callerLease, err, time.Now())
+		}
 		if err != nil {
 			if !failing && ctx.Err() == nil && isAboutObject(err) { // others are told of by the reports
 				failing = true

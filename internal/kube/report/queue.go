@@ -313,6 +313,13 @@ func (q *queue) jittered(d time.Duration) time.Duration {
 	return d/2 + time.Duration(q.rng.Int64N(int64(d/2)+1))
 }
 
+// written tells whether the API server has an object as it is wanted, but perhaps for its
+// counters.
+func (q *queue) written(k key) bool {
+	e := q.entries[k]
+	return e != nil && e.want.present && e.differs != inState
+}
+
 // dirty tells whether an object other than the SMCRNode is yet to be written.
 func (q *queue) dirty() bool {
 	for k, e := range q.entries {

@@ -59,6 +59,8 @@ type Reporter struct {
 	owner atomic.Pointer[types.UID] // of the core Node, once it was read
 	clean atomic.Bool               // the agent left the node clean: its Lease is not renewed
 
+	contact contact // what is known of the API server
+
 	running  sync.Mutex // held by Run, for its whole time; guards what is below
 	plan     *planner
 	queue    *queue
@@ -158,6 +160,7 @@ func (r *Reporter) begin(ctx context.Context) {
 	r.seed = rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))
 	r.queue, r.news, r.logged = newQueue(r.seed), newEvents(), map[kind]time.Time{}
 	r.lookedAt, r.loaded, r.isAway = time.Time{}, false, false
+	r.contact.reset()
 	r.plan = newPlanner(identity{
 		node: r.cfg.Node, linksOnly: r.cfg.LinksOnly, agentPod: r.cfg.AgentPod, agentVersion: r.cfg.AgentVersion,
 		kernel: checks.Kernel, capabilities: checks.Capabilities(),
@@ -222,6 +225,9 @@ func (r *Reporter) load(ctx context.Context) {
 	r.owner.Store(&f.owner)
 	r.plan.begin(f, now)
 	r.look(now) // the plan has now the owner and the times of the conditions
+	if r.queue.written(key{kind: kindNode, name: r.cfg.Node}) {
+		r.contact.tell()
+	}
 }
 
 // write writes one object as it is wanted, or deletes it.
@@ -248,11 +254,15 @@ func (r *Reporter) write(ctx context.Context, e *entry) {
 		}
 		if k.kind == kindNode {
 			r.plan.nodeUID, r.plan.toldOfEnd = is.UID, r.plan.uninstalled
+			r.contact.tell()
 		}
 	case k.kind == kindPod && (isGone(err) || apierrors.IsConflict(err)):
 		r.queue.wrote(k, t, "", now) // the pod is gone; the next snapshots will not have it
 	case isAboutObject(err):
 		r.back()
+		if k.kind == kindNode {
+			r.contact.refuse(err)
+		}
 		pause := r.queue.refused(k, now)
 		if now.Sub(r.logged[k.kind]) >= refusalLogPause {
 			r.logged[k.kind] = now
@@ -326,6 +336,7 @@ func (r *Reporter) away(ctx context.Context, err error, now time.Time) {
 		return
 	}
 	r.queue.failed(now)
+	r.contact.lost(callerReports, err, now)
 	if !r.isAway {
 		r.isAway = true
 		r.cfg.Log.Warn("API server not reached; reports wait and are tried again, connections are not affected", "err", err)
@@ -333,6 +344,7 @@ func (r *Reporter) away(ctx context.Context, err error, now time.Time) {
 }
 
 func (r *Reporter) back() {
+	r.contact.found(callerReports)
 	if r.isAway {
 		r.isAway = false
 		r.cfg.Log.Info("API server reached again; reports are written")

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package report
+
+import (
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/smcr-io/kube-smcr/api/v1alpha1"
+)
+
+// What a reporter says of the API server follows what becomes of its calls, also of an agent that has nothing
+// to write: the Lease is renewed all the time.
+func TestReporter_contact(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		srv, src := newFakeServer(), &source{snap: healthy()}
+		srv.fail(errAway)
+		began := time.Now()
+		r, stop := start(t, srv, src)
+		defer stop()
+		oneSecond()
+		if c := r.Contact(); c.Told || !errors.Is(c.Away, errAway) || c.Since.Before(began) || c.Since.After(began.Add(time.Second)) {
+			t.Errorf("while the API server is away from the start: %+v", c)
+		}
+		forbidden := apierrors.NewForbidden(schema.GroupResource{Group: "smcr.io", Resource: "smcrnodes"}, node, errors.New("no right"))
+		srv.mu.Lock()
+		srv.refuse[key{kind: kindNode, name: node}] = forbidden
+		srv.mu.Unlock()
+		srv.fail(nil)
+		pass(time.Minute)
+		if c := r.Contact(); c.Told || c.Away != nil || !errors.Is(c.Refused, forbidden) {
+			t.Errorf("while the API server refuses the SMCRNode: %+v", c)
+		}
+		srv.mu.Lock()
+		clear(srv.refuse)
+		srv.mu.Unlock()
+		pass(10 * time.Minute) // of a refused object, the pause grows
+		if c := r.Contact(); c != (Contact{Told: true}) {
+			t.Errorf("when the SMCRNode is written: %+v", c)
+		}
+
+		srv.fail(errAway)
+		gone := time.Now()
+		pass(2 * renewEvery)
+		c := r.Contact()
+		if !c.Told || !errors.Is(c.Away, errAway) || c.Since.Before(gone) || c.Since.After(gone.Add(renewEvery)) {
+			t.Errorf("%v after the API server went away from an idle agent: %+v", time.Since(gone), c)
+		}
+		pass(2 * renewEvery)
+		if again := r.Contact(); again.Since != c.Since {
+			t.Errorf("away since %v, and later since %v", c.Since, again.Since)
+		}
+		srv.fail(nil)
+		pass(2 * renewEvery)
+		if c := r.Contact(); c != (Contact{Told: true}) {
+			t.Errorf("when the API server is back: %+v", c)
+		}
+	})
+}
+
+// An agent that is restarted finds the SMCRNode as it wants it, and writes nothing.
+func TestReporter_contactNothingToWrite(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		srv, src := newFakeServer(), &source{snap: healthy()}
+		_, stop := start(t, srv, src)
+		oneSecond()
+		stop()
+		srv.mu.Lock()
+		srv.found.node = srv.objects[key{kind: kindNode, name: node}].(*v1alpha1.SMCRNode)
+		srv.mu.Unlock()
+		srv.taken()
+		r, _ := start(t, srv, src)
+		oneSecond()
+		if w := srv.taken(); len(w) != 0 {
+			t.Errorf("writes %v, want none", w)
+		}
+		if c := r.Contact(); c != (Contact{Told: true}) {
+			t.Errorf("with the SMCRNode of before: %+v", c)
+		}
+	})
+}
