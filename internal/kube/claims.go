@@ -30,7 +30,7 @@ func (c *cluster) newDriver(base *config.Node) error {
 	metrics := dra.NewMetrics()
 	c.dra = dra.New(dra.Config{
 		Client: client, Node: c.cfg.Node, Instance: c.cfg.Pod, DataDir: base.DataDir, KubeletDir: base.DRA.KubeletDir,
-		Inventory: c.inventory, Metrics: metrics, Log: c.cfg.Log,
+		Inventory: c.inventory, Ending: c.source.Ending, Metrics: metrics, Log: c.cfg.Log,
 	})
 	c.cfg.Agent.Collectors = append(c.cfg.Agent.Collectors, metrics)
 	return nil

@@ -110,8 +110,10 @@ func newInformers(base, pods *rest.Config, node string) (informers, error) {
 func trim(obj any) (any, error) {
 	switch o := obj.(type) {
 	case *corev1.Pod:
+		meta := trimMeta(o.ObjectMeta)
+		meta.DeletionTimestamp = o.DeletionTimestamp
 		return &corev1.Pod{
-			ObjectMeta: trimMeta(o.ObjectMeta),
+			ObjectMeta: meta,
 			Spec:       corev1.PodSpec{HostNetwork: o.Spec.HostNetwork},
 			Status:     corev1.PodStatus{Phase: o.Status.Phase, PodIPs: o.Status.PodIPs},
 		}, nil

@@ -285,6 +285,21 @@ func (s *Source) StatusAnnotations() map[string]string {
 	return out
 }
 
+// Ending says whether a pod of the node, by its UID, is being deleted, has finished, or is
+// not among the API server's pods any more. It is false while these are not known.
+func (s *Source) Ending(podUID string) bool {
+	if !s.Live() {
+		return false
+	}
+	for _, x := range s.informers.pods.GetStore().List() {
+		p := x.(*corev1.Pod) // the store has nothing else
+		if string(p.UID) == podUID {
+			return p.DeletionTimestamp != nil || p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
+		}
+	}
+	return true
+}
+
 // podIPs returns the addresses of the node's pods by their UID.
 func (s *Source) podIPs() map[string][]netip.Addr {
 	out := map[string][]netip.Addr{}

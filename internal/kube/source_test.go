@@ -614,6 +614,42 @@ func TestSource_restart(t *testing.T) {
 	})
 }
 
+// Whether a pod is ending is known of pods that are being deleted, that finished, and that are gone.
+func TestSource_ending(t *testing.T) {
+	w := newWorld(t)
+	runs, finished, deleted := w.pod("runs", nil), w.pod("finished", nil), w.pod("deleted", nil)
+	w.change(deleted, func() { deleted.Finalizers = []string{"example.com/waits"} })
+	if (&Source{}).Ending("nobody") {
+		t.Error("a pod is known to be gone before the API server has said what pods there are")
+	}
+	s := w.source(server.Config(t))
+	s.First(t.Context())
+	want := func(pod *corev1.Pod, want bool) {
+		t.Helper()
+		within(t, prompt, func() string {
+			if got := s.Ending(string(pod.UID)); got != want {
+				return fmt.Sprintf("pod %s is ending: %v", pod.Name, got)
+			}
+			return ""
+		})
+	}
+	want(runs, false)
+	want(finished, false)
+	want(deleted, false)
+	finished.Status.Phase = corev1.PodSucceeded
+	if err := w.client.Status().Update(t.Context(), finished); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.client.Delete(t.Context(), deleted); err != nil {
+		t.Fatal(err)
+	}
+	want(runs, false)
+	want(finished, true)
+	want(deleted, true)
+	w.change(deleted, func() { deleted.Finalizers = nil })
+	want(deleted, true) // gone
+}
+
 func TestSource_restore(t *testing.T) {
 	s := &Source{cfg: Config{Node: "n", StateFile: filepath.Join(t.TempDir(), "policies.json")}}
 	for _, tt := range []struct{ name, text, want string }{

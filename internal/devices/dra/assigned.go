@@ -104,14 +104,23 @@ func (a *Assigned) look() {
 // Changed gets a value when an answer of Devices or Claimed has changed.
 func (a *Assigned) Changed() <-chan struct{} { return a.changed }
 
-// Devices returns the IDs of the devices that a pod claimed, in the order of its claims.
+// Devices returns the IDs of the devices that a pod claimed, in the order of its claims. The
+// claims of a former pod of the name, which is still ending, do not count.
 func (a *Assigned) Devices(pod config.PodName) []string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	of := func(p records.Pod) bool { return p.Namespace == pod.Namespace && p.Name == pod.Name }
+	uid := ""
+	for _, c := range a.claims { // in the order in which they were prepared: the last one is of the last pod
+		for _, p := range c.Pods {
+			if of(p) {
+				uid = p.UID
+			}
+		}
+	}
 	var out []string
 	for _, c := range a.claims {
-		of := func(p records.Pod) bool { return p.Namespace == pod.Namespace && p.Name == pod.Name }
-		if !slices.ContainsFunc(c.Pods, of) {
+		if !slices.ContainsFunc(c.Pods, func(p records.Pod) bool { return of(p) && p.UID == uid }) {
 			continue
 		}
 		for _, d := range c.Devices {

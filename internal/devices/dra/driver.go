@@ -34,8 +34,8 @@ type Inventory interface {
 	Subscribe() (changed <-chan struct{}, stop func())
 }
 
-// Config is the configuration of a Driver. All fields but KubeletDir, Instance and Metrics
-// are required.
+// Config is the configuration of a Driver. All fields but KubeletDir, Instance, Ending and
+// Metrics are required.
 type Config struct {
 	// Client is the client for ResourceSlices and ResourceClaims.
 	Client kubernetes.Interface
@@ -48,8 +48,11 @@ type Config struct {
 	// KubeletDir is kubelet's directory; "" is [DefaultKubeletDir].
 	KubeletDir string
 	Inventory  Inventory
-	Metrics    *Metrics
-	Log        *slog.Logger
+	// Ending says whether a pod of the node, by its UID, is being deleted, has finished, or does
+	// not exist any more; nil: that is not known.
+	Ending  func(podUID string) bool
+	Metrics *Metrics
+	Log     *slog.Logger
 }
 
 // PluginDir is where the driver's sockets are, RegistryDir where kubelet looks

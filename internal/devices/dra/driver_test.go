@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -23,6 +24,7 @@ import (
 
 	"github.com/smcr-io/kube-smcr/internal/config"
 	"github.com/smcr-io/kube-smcr/internal/devices/claims"
+	"github.com/smcr-io/kube-smcr/internal/devices/inventory"
 	"github.com/smcr-io/kube-smcr/internal/devices/vf"
 	"github.com/smcr-io/kube-smcr/internal/records"
 )
@@ -157,7 +159,7 @@ func TestPrepare(t *testing.T) {
 			list[2].State = vf.StateVFIO
 			b.inv.set(list)
 		}},
-		{name: "another pod's", devices: []string{function}, err: "belongs to interface net1 of container c1 (pod ns/other)", change: func(b *bench, _ *resourceapi.ResourceClaim) {
+		{name: "another pod's", devices: []string{function}, err: "device 0000:41:10.0 belongs to interface net1 of container c1 (pod ns/other, UID uid-other): that pod runs, and got the device without a claim", change: func(b *bench, _ *resourceapi.ResourceClaim) {
 			list := devices()
 			list[2].State, list[2].Owner = vf.StatePod, &vf.Owner{ContainerID: "c1", IfName: "net1", Pod: records.Pod{Namespace: "ns", Name: "other", UID: "uid-other"}}
 			b.inv.set(list)
@@ -182,15 +184,15 @@ func TestPrepare(t *testing.T) {
 		{name: "junk parameters", devices: []string{function}, err: `parameters of request "nic0" (of the Claim)`, change: func(_ *bench, c *resourceapi.ResourceClaim) {
 			parameters(c, resourceapi.AllocationConfigSourceClaim, `{"interface": 1}`)
 		}},
-		{name: "VF of a claim that runs", devices: []string{function}, err: "prepared for claim ns/before", change: func(b *bench, _ *resourceapi.ResourceClaim) {
+		{name: "VF of a claim that runs", devices: []string{function}, err: "prepared for claim ns/before (UID uid-before): delete its pod first", change: func(b *bench, _ *resourceapi.ResourceClaim) {
 			c := b.claim("before", []string{"pod-0"}, function)
-			if _, err := b.driver("").prepare(b.Context(), c); err != nil {
+			if _, err := b.driver("").prepare(b.Context(), nil, c); err != nil {
 				b.Fatal(err)
 			}
 		}},
 		{name: "VF of a claim that is gone", devices: []string{function}, want: []string{"0000:41:10.0="}, change: func(b *bench, _ *resourceapi.ResourceClaim) {
 			c := b.claim("before", []string{"pod-0"}, function)
-			if _, err := b.driver("").prepare(b.Context(), c); err != nil {
+			if _, err := b.driver("").prepare(b.Context(), nil, c); err != nil {
 				b.Fatal(err)
 			}
 			if err := b.client.ResourceV1().ResourceClaims("ns").Delete(b.Context(), "before", metav1.DeleteOptions{}); err != nil {
@@ -253,13 +255,82 @@ func TestPrepare(t *testing.T) {
 	}
 }
 
+// A pod that is made anew under the name of one that still ends on the node gets its VF when that is back. If it
+// takes long, the error says whose the VF still is: of the former pod, by its UID, with the interface of the VF.
+func TestPrepare_formerPod(t *testing.T) {
+	const function = "0000-41-10-0"
+	taken := func() []inventory.Device {
+		list := devices()
+		list[2].State, list[2].PodIfName = vf.StatePod, "smcr0"
+		list[2].Owner = &vf.Owner{ContainerID: "c1", IfName: "eth0", Pod: records.Pod{Namespace: "ns", Name: "pod-1", UID: "uid-of-the-former"}}
+		return list
+	}
+	start := func(b *bench) (<-chan error, *resourceapi.ResourceClaim) {
+		d := b.driver("")
+		d.cfg.Ending = func(uid string) bool { return uid == "uid-of-the-former" }
+		c := b.claim("web", []string{"pod-1"}, function)
+		done := make(chan error, 1)
+		go func() {
+			out, err := d.PrepareResourceClaims(b.Context(), []*resourceapi.ResourceClaim{c})
+			done <- errors.Join(err, out[c.UID].Err)
+		}()
+		return done, c
+	}
+	t.Run("comes back", func(t *testing.T) {
+		b := newBench(t)
+		b.inv.set(taken())
+		done, _ := start(b)
+		b.eventually("wait for the device", func() string { return b.inv.subscribed() })
+		select {
+		case err := <-done:
+			t.Fatalf("done while the former pod has the device: %v", err)
+		default:
+		}
+		list := taken()
+		list[0].Up = false // another change of the devices
+		b.inv.set(list)
+		b.inv.set(devices())
+		if err := <-done; err != nil {
+			t.Errorf("not prepared although the device is back: %v", err)
+		}
+	})
+	t.Run("removed meanwhile", func(t *testing.T) {
+		b := newBench(t)
+		b.inv.set(taken())
+		done, _ := start(b)
+		b.eventually("wait for the device", func() string { return b.inv.subscribed() })
+		b.inv.set(devices()[:2])
+		if err := <-done; err == nil || !strings.Contains(err.Error(), "is not on this node any more") {
+			t.Errorf("error %v", err)
+		}
+	})
+	t.Run("does not come back", func(t *testing.T) {
+		b := newBench(t)
+		b.inv.set(taken())
+		began := time.Now()
+		done, c := start(b)
+		err := <-done
+		want := "claim ns/web: device 0000:41:10.0 belongs to interface smcr0 of container c1 (pod ns/pod-1, UID uid-of-the-former): that pod is ending, " +
+			"and the CNI plugin has not yet been told to take the device back: kubelet tries again"
+		if err == nil || err.Error() != want {
+			t.Errorf("got  %v\nwant %s", err, want)
+		}
+		if took := time.Since(began); took < returnWait {
+			t.Errorf("given up after %v", took)
+		}
+		if _, err := b.driver("").store.Get(string(c.UID)); err == nil {
+			t.Error("a claim that failed is recorded")
+		}
+	})
+}
+
 // TestPrepare_deviceGone: a prepared claim stays prepared when its device goes away. The pod may be running,
 // and kubelet prepares the claim again after each restart of kubelet.
 func TestPrepare_deviceGone(t *testing.T) {
 	b := newBench(t)
 	c := b.claim("web", []string{"pod-1"}, "0000-41-10-0")
 	d := b.driver("")
-	if _, err := d.prepare(t.Context(), c); err != nil {
+	if _, err := d.prepare(t.Context(), nil, c); err != nil {
 		t.Fatal(err)
 	}
 	before, err := d.store.Get("uid-web")
@@ -267,7 +338,7 @@ func TestPrepare_deviceGone(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.inv.set(nil)
-	if _, err := d.prepare(t.Context(), c); err != nil {
+	if _, err := d.prepare(t.Context(), nil, c); err != nil {
 		t.Error(err)
 	}
 	after, err := d.store.Get("uid-web")
@@ -407,7 +478,16 @@ func TestAssigned(t *testing.T) {
 	if got := a.Devices(config.PodName{Namespace: "other", Name: "web"}); len(got) > 0 {
 		t.Errorf("a pod of the same name in another namespace has %q", got)
 	}
-	for _, uid := range []string{"a", "b"} {
+	// A pod is made anew under the name of one whose claims kubelet has not unprepared yet.
+	anew := claims.Claim{
+		Namespace: "ns", Name: "c", UID: "c", Prepared: time.Unix(3, 0), Pods: []records.Pod{{Namespace: "ns", Name: "web", UID: "pod-2"}},
+		Devices: []claims.Device{{ID: "0000:01:10.4"}},
+	}
+	if err := store.Write(anew); err != nil {
+		t.Fatal(err)
+	}
+	told("0000:01:10.4")
+	for _, uid := range []string{"a", "b", "c"} {
 		if err := store.Delete(uid); err != nil {
 			t.Fatal(err)
 		}

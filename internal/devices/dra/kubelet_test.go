@@ -70,6 +70,16 @@ func (f *fakeInventory) Subscribe() (<-chan struct{}, func()) {
 	return c, func() {}
 }
 
+// subscribed is "" when somebody waits for changes.
+func (f *fakeInventory) subscribed() string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.changed) == 0 {
+		return "nobody waits"
+	}
+	return ""
+}
+
 func (f *fakeInventory) set(list []inventory.Device) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

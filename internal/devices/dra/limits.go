@@ -33,6 +33,12 @@ const (
 	// unknown after 30 s.
 	healthEvery = 10 * time.Second
 
+	// returnWait is how long a call of kubelet waits for devices of pods that are ending. A DEL
+	// comes a few seconds after the deletion of its pod, and kubelet tries a refused claim again
+	// only after some ten. Meanwhile other claims wait, as there is one call at a time, and
+	// kubelet waits 45 s for each: enough for several pods that are made anew together.
+	returnWait = 5 * time.Second
+
 	// lookAgain is how often the records are read without a notice of a change.
 	lookAgain = 5 * time.Second
 

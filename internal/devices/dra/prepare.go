@@ -16,7 +16,6 @@ import (
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 
 	"github.com/smcr-io/kube-smcr/internal/devices/claims"
-	"github.com/smcr-io/kube-smcr/internal/devices/inventory"
 	"github.com/smcr-io/kube-smcr/internal/devices/vf"
 	"github.com/smcr-io/kube-smcr/internal/records"
 )
@@ -24,8 +23,10 @@ import (
 // PrepareResourceClaims implements [kubeletplugin.DRAPlugin].
 func (d *Driver) PrepareResourceClaims(ctx context.Context, wanted []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
 	out := make(map[types.UID]kubeletplugin.PrepareResult, len(wanted))
+	patience, cancel := context.WithTimeout(ctx, returnWait)
+	defer cancel()
 	for _, c := range wanted {
-		devices, err := d.prepare(ctx, c)
+		devices, err := d.prepare(ctx, patience.Done(), c)
 		d.cfg.Metrics.count("prepare", err)
 		if err != nil {
 			err = fmt.Errorf("claim %s/%s: %w", c.Namespace, c.Name, err)
@@ -35,8 +36,9 @@ func (d *Driver) PrepareResourceClaims(ctx context.Context, wanted []*resourceap
 	return out, nil
 }
 
-// prepare writes the record of a claim. There may be one already.
-func (d *Driver) prepare(ctx context.Context, c *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
+// prepare writes the record of a claim. There may be one already. Once late is closed it does
+// not wait for devices any more.
+func (d *Driver) prepare(ctx context.Context, late <-chan struct{}, c *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
 	before, err := d.store.Get(string(c.UID))
 	if err != nil && !errors.Is(err, claims.ErrNoClaim) {
 		// The record cannot be read. The allocation has all that is needed for a new one.
@@ -57,7 +59,7 @@ func (d *Driver) prepare(ctx context.Context, c *resourceapi.ResourceClaim) ([]k
 		if r.AdminAccess != nil && *r.AdminAccess {
 			continue // admin access to a device that other claims have
 		}
-		x, err := d.deviceOf(ctx, c, before, r)
+		x, err := d.deviceOf(ctx, late, c, before, r)
 		if err != nil {
 			return nil, err
 		}
@@ -89,7 +91,7 @@ func podsOf(c *resourceapi.ResourceClaim) []records.Pod {
 }
 
 // deviceOf is the device of one result of an allocation.
-func (d *Driver) deviceOf(ctx context.Context, c *resourceapi.ResourceClaim, before claims.Claim, r resourceapi.DeviceRequestAllocationResult) (claims.Device, error) {
+func (d *Driver) deviceOf(ctx context.Context, late <-chan struct{}, c *resourceapi.ResourceClaim, before claims.Claim, r resourceapi.DeviceRequestAllocationResult) (claims.Device, error) {
 	p, err := parametersOf(c.Status.Allocation, r.Request)
 	if err != nil {
 		return claims.Device{}, err
@@ -116,31 +118,25 @@ func (d *Driver) deviceOf(ctx context.Context, c *resourceapi.ResourceClaim, bef
 		return out, nil
 	}
 	out.IfName = p.InterfaceName
-	return out, d.exclusive(ctx, c, x)
+	return out, d.exclusive(ctx, late, c, r.Device, x.ID)
 }
 
 // exclusive makes sure that no other claim or pod has a device. The scheduler does so too,
 // but it does not know of devices that pods got without it, for example by the device
 // plugin.
-func (d *Driver) exclusive(ctx context.Context, c *resourceapi.ResourceClaim, x inventory.Device) error {
+func (d *Driver) exclusive(ctx context.Context, late <-chan struct{}, c *resourceapi.ResourceClaim, name, id string) error {
 	if n := len(c.Status.ReservedFor); n > 1 {
-		return fmt.Errorf("the claim is shared by %d pods, but device %s is for one pod: use a ResourceClaimTemplate", n, x.ID)
+		return fmt.Errorf("the claim is shared by %d pods, but device %s is for one pod: use a ResourceClaimTemplate", n, id)
 	}
-	if err := x.Usable(); err != nil {
-		var busy *vf.BusyError
-		mine := errors.As(err, &busy) && slices.ContainsFunc(c.Status.ReservedFor, func(r resourceapi.ResourceClaimConsumerReference) bool {
-			return string(r.UID) == busy.Owner.Pod.UID
-		})
-		if !mine {
-			return err
-		}
+	if err := d.awaitReturn(late, c, name, id); err != nil {
+		return err
 	}
 	others, err := d.store.List()
 	if err != nil {
 		d.cfg.Log.Warn("not all records of claims can be read", "err", err)
 	}
 	for _, o := range others {
-		has := func(y claims.Device) bool { return y.ID == x.ID && !y.Shared }
+		has := func(y claims.Device) bool { return y.ID == id && !y.Shared }
 		if o.UID == string(c.UID) || !slices.ContainsFunc(o.Devices, has) {
 			continue
 		}
@@ -151,9 +147,50 @@ func (d *Driver) exclusive(ctx context.Context, c *resourceapi.ResourceClaim, x 
 			}
 			continue
 		}
-		return fmt.Errorf("device %s is prepared for claim %v: delete its pod first", x.ID, o)
+		if slices.ContainsFunc(o.Pods, func(p records.Pod) bool { return d.ending(p.UID) }) {
+			return fmt.Errorf("device %s is prepared for claim %v (UID %s), whose pod is ending: kubelet tries again, and the device is free when that pod is gone", id, o, o.UID)
+		}
+		return fmt.Errorf("device %s is prepared for claim %v (UID %s): delete its pod first", id, o, o.UID)
 	}
 	return nil
+}
+
+// awaitReturn returns nil when no other pod has a device any more. A pod that was made anew
+// under the name of a former one often gets its device: the scheduler takes that for free as
+// soon as the former pod is gone from the API server, as after a deletion by force, while
+// on the node the pod still ends, and its DEL has not come yet. That is worth a short wait.
+func (d *Driver) awaitReturn(late <-chan struct{}, c *resourceapi.ResourceClaim, name, id string) error {
+	changed, stop := d.cfg.Inventory.Subscribe()
+	defer stop()
+	for {
+		x, ok := d.published().ids[name]
+		if !ok || x.ID != id {
+			return fmt.Errorf("device %s is not on this node any more: delete the pod, so that its claim is allocated again", name)
+		}
+		err := x.Usable()
+		var busy *vf.BusyError
+		if !errors.As(err, &busy) {
+			return err
+		}
+		owner := busy.Owner.Pod.UID
+		if slices.ContainsFunc(c.Status.ReservedFor, func(r resourceapi.ResourceClaimConsumerReference) bool { return string(r.UID) == owner }) {
+			return nil
+		}
+		if !d.ending(owner) {
+			return fmt.Errorf("%w: that pod runs, and got the device without a claim (by Multus or a device plugin), or has another claim of it: let only one of these give VFs away", err)
+		}
+		select {
+		case <-changed:
+			continue
+		case <-late:
+		}
+		return fmt.Errorf("%w: that pod is ending, and the CNI plugin has not yet been told to take the device back: kubelet tries again", err)
+	}
+}
+
+// ending says whether it is known that a pod is ending or gone.
+func (d *Driver) ending(podUID string) bool {
+	return podUID != "" && d.cfg.Ending != nil && d.cfg.Ending(podUID)
 }
 
 // gone says whether a claim does not exist any more. Kubelet normally unprepares such a

@@ -3,6 +3,7 @@
 package vf
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 
@@ -63,7 +64,11 @@ func (o Owner) Is(containerID, ifName string) bool {
 func (o Owner) String() string {
 	s := fmt.Sprintf("interface %s of container %s", o.IfName, o.ContainerID)
 	if o.Pod.Name != "" {
-		s += fmt.Sprintf(" (pod %s/%s)", o.Pod.Namespace, o.Pod.Name)
+		s += fmt.Sprintf(" (pod %s/%s", o.Pod.Namespace, o.Pod.Name)
+		if o.Pod.UID != "" { // a later pod may have the same name
+			s += ", UID " + o.Pod.UID
+		}
+		s += ")"
 	}
 	return s
 }
@@ -146,10 +151,16 @@ var (
 type BusyError struct {
 	Device string
 	Owner  Owner
+	// IfName is the name of the device's interface in the pod; "": it is Owner's.
+	IfName string
 }
 
 // Error implements error.
-func (e *BusyError) Error() string { return fmt.Sprintf("device %s belongs to %s", e.Device, e.Owner) }
+func (e *BusyError) Error() string {
+	o := e.Owner
+	o.IfName = cmp.Or(e.IfName, o.IfName)
+	return fmt.Sprintf("device %s belongs to %s", e.Device, o)
+}
 
 // Usable says why a device cannot be given to a pod now: ErrVFIO, ErrUnbound, a
 // *BusyError, or nil.
@@ -161,7 +172,7 @@ func (d Device) Usable() error {
 		return fmt.Errorf("device %s: %w: bind it to its driver", d.ID, ErrUnbound)
 	case StatePod:
 		if d.Owner != nil {
-			return &BusyError{Device: d.ID, Owner: *d.Owner}
+			return &BusyError{Device: d.ID, Owner: *d.Owner, IfName: d.PodIfName}
 		}
 	case StateUp, StateDown:
 	}

@@ -178,7 +178,7 @@ func (h Host) takeBackLeftover(ctx context.Context, id string) error {
 		return err
 	}
 	if j.Complete && alive(j.Wiring.Owner) {
-		return &BusyError{Device: id, Owner: j.Wiring.Owner}
+		return &BusyError{Device: id, Owner: j.Wiring.Owner, IfName: j.Wiring.IfName}
 	}
 	if err := h.takeBack(ctx, j); err != nil {
 		return fmt.Errorf("take device %s back from %s, which is gone: %w", id, j.Wiring.Owner, err)
