@@ -38,21 +38,33 @@ type contact struct {
 	told    bool
 	refused error
 	away    [callers]outage
+	over    *pastOutage // nil: none that is still to be told
 }
 
-// outage is since when and why a caller does not reach the API server.
+// outage is since when and why the API server is not reached.
 type outage struct {
-	since time.Time // zero: it does
-	err   error
+	since time.Time
+	err   error // nil: it is
+}
+
+// pastOutage is an outage that is over.
+type pastOutage struct {
+	outage
+	took time.Duration
 }
 
 func (c *contact) get() Contact {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	out := Contact{Told: c.told, Refused: c.refused}
+	o := c.longest()
+	return Contact{Told: c.told, Refused: c.refused, Away: o.err, Since: o.since}
+}
+
+// longest is the longest outage of those of all callers.
+func (c *contact) longest() (out outage) {
 	for _, o := range c.away {
-		if o.err != nil && (out.Away == nil || o.since.Before(out.Since)) {
-			out.Away, out.Since = o.err, o.since
+		if o.err != nil && (out.err == nil || o.since.Before(out.since)) {
+			out = o
 		}
 	}
 	return out
@@ -67,10 +79,23 @@ func (c *contact) lost(who caller, err error, now time.Time) {
 }
 
 // found notes that a caller got an answer.
-func (c *contact) found(who caller) {
+func (c *contact) found(who caller, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	was := c.longest()
 	c.away[who] = outage{}
+	if took := now.Sub(was.since); was.err != nil && c.longest().err == nil && took >= outageNoted {
+		c.over = &pastOutage{was, took}
+	}
+}
+
+// past returns an outage that is over, once; nil if there was none.
+func (c *contact) past() *pastOutage {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	o := c.over
+	c.over = nil
+	return o
 }
 
 // tell notes that the SMCRNode is there as it is wanted.
@@ -91,5 +116,5 @@ func (c *contact) refuse(err error) {
 func (c *contact) reset() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.told, c.refused, c.away = false, nil, [callers]outage{}
+	c.told, c.refused, c.away, c.over = false, nil, [callers]outage{}, nil
 }

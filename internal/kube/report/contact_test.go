@@ -4,10 +4,12 @@ package report
 
 import (
 	"errors"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
@@ -57,8 +59,35 @@ func TestReporter_contact(t *testing.T) {
 		}
 		srv.fail(nil)
 		pass(2 * renewEvery)
+		if got := srv.reasons(); len(got) != 0 {
+			t.Errorf("events %v after some seconds without the API server, want none", got)
+		}
 		if c := r.Contact(); c != (Contact{Told: true}) {
 			t.Errorf("when the API server is back: %+v", c)
+		}
+	})
+}
+
+// TestReporter_outageIsTold: while the API server is away nobody can be told there; afterwards an event says how
+// long it was, also of an agent that had nothing to write meanwhile.
+func TestReporter_outageIsTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		srv, src := newFakeServer(), &source{snap: healthy()}
+		start(t, srv, src)
+		oneSecond()
+		srv.fail(errAway)
+		pass(2 * outageNoted)
+		srv.fail(nil)
+		pass(2 * renewEvery)
+		srv.mu.Lock()
+		defer srv.mu.Unlock()
+		if len(srv.events) != 1 {
+			t.Fatalf("%d events, want one", len(srv.events))
+		}
+		e := srv.events[0]
+		if e.Reason != eventWithoutAPIServer || e.Type != corev1.EventTypeWarning || e.InvolvedObject.Kind != "SMCRNode" || e.InvolvedObject.UID != "uid-node-a" ||
+			!strings.Contains(e.Message, "did not reach the API server for 2m") || !strings.Contains(e.Message, errAway.Error()) {
+			t.Errorf("event %+v", e)
 		}
 	})
 }

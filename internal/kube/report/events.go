@@ -29,6 +29,7 @@ const (
 	eventRedundancyRestored = "RedundancyRestored"
 	eventDeviceDown         = "DeviceDown"
 	eventDeviceUp           = "DeviceUp"
+	eventWithoutAPIServer   = "WithoutAPIServer"
 )
 
 // event is one to be sent.
@@ -253,6 +254,15 @@ func deviceEvents(node corev1.ObjectReference, was, is []v1alpha1.NodeDevice, no
 		out = append(out, e)
 	}
 	return out
+}
+
+// outageEvent is the event about an outage of the API server, or of the way to it, that is over.
+func outageEvent(node corev1.ObjectReference, o *pastOutage, now time.Time) event {
+	return event{
+		about: node, reason: eventWithoutAPIServer, warning: true, at: now,
+		note: fmt.Sprintf("the agent did not reach the API server for %v, since %s; it served its pods, but pods that opted in and policies that changed meanwhile had to wait: %v",
+			o.took.Round(time.Second), o.since.UTC().Format(time.RFC3339), o.err),
+	}
 }
 
 func activeLinks(s *v1alpha1.SMCRLinkStatus) map[int32]v1alpha1.LinkStatus {

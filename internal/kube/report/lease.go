@@ -51,7 +51,7 @@ func (r *Reporter) renew(ctx context.Context) {
 		cancel()
 		switch {
 		case err == nil || isAboutObject(err):
-			r.contact.found(callerLease)
+			r.contact.found(callerLease, time.Now())
 		case ctx.Err() == nil:
 			r.contact.lost(callerLease, err, time.Now())
 		}

@@ -35,11 +35,14 @@ const (
 
 	// These bound the events of a node, and those of one object. An event of the same object
 	// and reason is made again after eventAgain.
-	eventsPerSecond    = 1
-	eventsBurst        = 20
-	objectEventsPer    = 20 * time.Second // one per
-	objectEventsBurst  = 5
-	eventAgain         = 10 * time.Minute
+	eventsPerSecond   = 1
+	eventsBurst       = 20
+	objectEventsPer   = 20 * time.Second // one per
+	objectEventsBurst = 5
+	eventAgain        = 10 * time.Minute
+	// outageNoted is how long the API server must have been out of an agent's reach for an event:
+	// longer than the restart of one.
+	outageNoted        = time.Minute
 	maxEvents          = 64 // events that wait to be sent; further ones are lost
 	maxEventAge        = 10 * time.Minute
 	maxEventNote       = 1024 // bytes, what the API server takes

@@ -105,8 +105,7 @@ func (p *planner) planNode(s *Snapshot, now time.Time) {
 	status.CountedAt = metav1.Time{Time: now.Truncate(secondOfAPI)}
 	stamp(status.Conditions, p.nodeConditions, now)
 	p.nodeConditions = status.Conditions
-	about := corev1.ObjectReference{APIVersion: v1alpha1.GroupVersion().String(), Kind: "SMCRNode", Name: p.id.node, UID: p.nodeUID}
-	for _, e := range deviceEvents(about, p.nodeDevices, status.Devices, now) {
+	for _, e := range deviceEvents(p.reference(), p.nodeDevices, status.Devices, now) {
 		p.news.add(e)
 	}
 	p.nodeDevices = status.Devices
@@ -130,6 +129,18 @@ func nodeTarget(object *v1alpha1.SMCRNode) target {
 	state.Pods, state.LinkGroups, state.Wire.DroppedPackets = v1alpha1.NodePods{}, 0, 0
 	state.CountedAt = metav1.Time{} // alone no reason to write
 	return target{present: true, state: state, counters: counters, body: object}
+}
+
+// reference names the SMCRNode in events.
+func (p *planner) reference() corev1.ObjectReference {
+	return corev1.ObjectReference{APIVersion: v1alpha1.GroupVersion().String(), Kind: "SMCRNode", Name: p.id.node, UID: p.nodeUID}
+}
+
+// outage makes the event about an outage that is over.
+func (p *planner) outage(o *pastOutage, now time.Time) {
+	if !p.id.linksOnly {
+		p.news.add(outageEvent(p.reference(), o, now))
+	}
 }
 
 // owned are the metadata of an object that is deleted together with the Node.

@@ -180,6 +180,9 @@ func (r *Reporter) look(now time.Time) {
 	s := r.cfg.Source()
 	r.clean.Store(s.Uninstalled)
 	r.plan.plan(&s, now)
+	if o := r.contact.past(); o != nil {
+		r.plan.outage(o, now)
+	}
 	r.lookedAt = now
 }
 
@@ -344,7 +347,7 @@ func (r *Reporter) away(ctx context.Context, err error, now time.Time) {
 }
 
 func (r *Reporter) back() {
-	r.contact.found(callerReports)
+	r.contact.found(callerReports, time.Now())
 	if r.isAway {
 		r.isAway = false
 		r.cfg.Log.Info("API server reached again; reports are written")
