@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -13,10 +14,12 @@ import (
 	"testing"
 
 	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/smcr-io/kube-smcr/internal/devices/claims"
+	"github.com/smcr-io/kube-smcr/internal/devices/vf"
 	"github.com/smcr-io/kube-smcr/internal/records"
 )
 
@@ -110,4 +113,40 @@ func TestWire_gcOfClaims(t *testing.T) {
 		t.Errorf("attachments that are valid to the IPAM plugin when the pod is gone (-want +got):\n%s", diff)
 	}
 	run.host.home(t)
+}
+
+// An attachment whose record is lost gives back the addresses of all interfaces that the host, or the runtime by
+// the result of ADD, knows it has: also after a reboot, when there is no journal either.
+func TestUnrecorded(t *testing.T) {
+	const eth0, smcr0 = `{"name":"eth0","sandbox":"/run/netns/a"}`, `{"name":"smcr0","sandbox":"/run/netns/a"}`
+	owned := testVF(0)
+	owned.State, owned.PodIfName, owned.Owner = vf.StatePod, "smcr0", &vf.Owner{ContainerID: "c1", IfName: "eth0"}
+	others := owned
+	others.PodIfName, others.Owner = "smcr7", &vf.Owner{ContainerID: "c2", IfName: "eth0"}
+	for _, tt := range []struct {
+		name, conf string
+		devices    []vf.Device
+		want       []string
+	}{
+		{"no IPAM plugin", `"prevResult":{"interfaces":[` + eth0 + `,` + smcr0 + `]}`, nil, nil},
+		{"a pod without claims", `"ipam":{"type":"x"},"prevResult":{"interfaces":[{"name":"br0"},` + eth0 + `]}`, []vf.Device{others}, nil},
+		{"by the host", `"ipam":{"type":"x"},"prevResult":{}`, []vf.Device{owned, others}, []string{"smcr0"}},
+		{"by the result", `"ipam":{"type":"x"},"prevResult":{"interfaces":[{"name":"br0"},` + eth0 + `,` + smcr0 + `]}`, nil, []string{"smcr0"}},
+		{"by both", `"ipam":{"type":"x"},"prevResult":{"interfaces":[` + eth0 + `,` + smcr0 + `]}`, []vf.Device{owned}, []string{"smcr0"}},
+		{"its own interface", `"ipam":{"type":"x"},"deviceID":"0000:41:10.0"`, nil, []string{"eth0"}},
+		{"junk", `"ipam":{"type":"x"},"prevResult":{"interfaces":7}`, nil, nil},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			c, err := ParseNetConf([]byte(`{"cniVersion":"1.1.0","name":"podnet","type":"smcr-cni",` + tt.conf + `}`))
+			must(t, err)
+			h := &fakeHost{devices: map[string]vf.Device{}}
+			for _, d := range tt.devices {
+				h.devices[d.Owner.ContainerID] = d
+			}
+			p := Plugin{Host: func(string) Host { return h }, Stderr: io.Discard}
+			if diff := cmp.Diff(tt.want, p.unrecorded(c, &skel.CmdArgs{ContainerID: "c1", IfName: "eth0"})); diff != "" {
+				t.Errorf("interfaces (-want +got):\n%s", diff)
+			}
+		})
+	}
 }

@@ -271,7 +271,8 @@ func (p Plugin) delIPAM(c NetConf, args *skel.CmdArgs, a Attachment, rerr error)
 }
 
 // unrecorded are the names of the interfaces that an attachment without a record may have
-// addresses for.
+// addresses for. After a reboot there is neither a record nor a journal, but the addresses
+// are still taken, and the runtime has the result of the ADD.
 func (p Plugin) unrecorded(c NetConf, args *skel.CmdArgs) (names []string) {
 	if c.IPAM.Type == "" {
 		return nil
@@ -286,6 +287,15 @@ func (p Plugin) unrecorded(c NetConf, args *skel.CmdArgs) (names []string) {
 	for _, d := range all {
 		if d.Owner != nil && d.Owner.Is(args.ContainerID, args.IfName) && !slices.Contains(names, d.PodIfName) {
 			names = append(names, d.PodIfName)
+		}
+	}
+	var r result
+	if c.prevResult != nil && json.Unmarshal(c.prevResult, &r) != nil {
+		return names
+	}
+	for _, it := range r.Interfaces {
+		if it.Sandbox != "" && it.Name != args.IfName && !slices.Contains(names, it.Name) {
+			names = append(names, it.Name)
 		}
 	}
 	return names
