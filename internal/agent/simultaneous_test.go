@@ -124,6 +124,7 @@ func TestHold_simultaneous(t *testing.T) {
 // TestHold_simultaneousRequired: where one of the programs must be on SMC-R, which a connection that both open
 // cannot be, neither is connected: the other's SYN does not open what waits for its verdict.
 func TestHold_simultaneousRequired(t *testing.T) {
+	t.Parallel() // the test mostly waits
 	const none, prefer, requires = "", preferAll, requireAll
 	for _, tt := range []struct{ name, a, b string }{
 		{"one requires it", requires, none},
