@@ -83,14 +83,14 @@ pure-pattern := /(api/v1alpha1|internal/config|pkg/rdma(/internal/(ssp|wq)|/iwar
 # Rules of the repository, the chart and the CRDs are judged by the tests themselves, by
 # helm and by an API server: no goroutine of this project runs in these packages.
 judge-pattern := /(kube-smcr|config/crd|test/chart)$$
-# What starts a cluster, guests, or agents under load is tested after the rest, and
+# What starts a cluster, guests, or programs under load is tested after the rest, and
 # without the race detector, which the programs under test do not have either. Go does not know what
 # these tests build and run, so an old result of theirs says nothing. One at a time:
 # they bound how long something takes, and emulated guests want the processors.
-apart-pattern := /test/(cluster(/lab)?$$|netns/(apps|twonodes)$$|vm/)
+apart-pattern := /test/(cluster(/lab)?$$|netns/(apps|twonodes)$$|scale$$|vm/)
 APART_JOBS ?= 1
 # These take longest. They go first, so that nothing else waits for them.
-long-pattern := /(test/scale|internal/agent|internal/controller|test/cluster|test/vm/(agent|kernel|links|vf))$$
+long-pattern := /(internal/(agent|controller|kube(/report)?|linux)|pkg/(rdma/soft(iwarp|vi)?|sdp|smcr)|test/cluster|test/vm/(agent|kernel|links|vf))$$
 
 # Most other packages wait for kernels, timers and API servers most of the time,
 # so twice as many run at a time as there are processors, and so do the tests of a
