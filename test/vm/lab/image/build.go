@@ -209,7 +209,10 @@ func (b *builder) userland(ctx context.Context, debs []string) error {
 	if err := g.Wait(); err != nil {
 		return err
 	}
-	for name, target := range map[string]string{"usr/bin/awk": "mawk", "usr/bin/nc": "nc.openbsd", "etc/mtab": "/proc/self/mounts"} {
+	if err := os.RemoveAll(filepath.Join(root, "var/run")); err != nil {
+		return err
+	}
+	for name, target := range links {
 		if err := os.Symlink(target, filepath.Join(root, name)); err != nil {
 			return err
 		}
@@ -221,6 +224,10 @@ func (b *builder) userland(ctx context.Context, debs []string) error {
 	}
 	return nil
 }
+
+// links are those that the packages' scripts or an installer would make. A directory /var/run
+// comes with packages that have one in it; what containerd keeps there must be in /run.
+var links = map[string]string{"usr/bin/awk": "mawk", "usr/bin/nc": "nc.openbsd", "etc/mtab": "/proc/self/mounts", "var/run": "../run"}
 
 // configuration is what the packages' scripts or an installer would write.
 var configuration = map[string]string{

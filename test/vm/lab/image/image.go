@@ -18,7 +18,7 @@ import (
 
 // version is part of the hash: another one makes new images where the lists
 // have not changed but what is done with them has.
-const version = "4"
+const version = "5"
 
 // Files are the files of an image.
 type Files struct {

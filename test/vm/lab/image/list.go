@@ -110,6 +110,8 @@ var packages = [...]string{
 	"iproute2", "iputils-ping", "ethtool", "nftables", "tcpdump", "netcat-openbsd", "socat", "bpftool",
 	// RDMA.
 	"rdma-core", "ibverbs-providers", "ibverbs-utils", "rdmacm-utils", "perftest", "librdmacm1", "libibverbs1",
+	// Containers.
+	"runc",
 	// Applications.
 	"redis-server", "redis-tools", "nginx-light", "curl", "iperf3",
 	// What tells why.
@@ -129,6 +131,7 @@ var modules = [...]string{
 	"nf_tables", "nft_nat", "nft_chain_nat", "nft_redir", "nft_masq", "nft_ct", "nft_socket", "nft_tproxy", "nft_compat", "nft_queue", "nfnetlink_queue", "xt_NFQUEUE",
 	"nft_reject_inet", "nft_reject_ipv4", "nft_reject_ipv6", "nft_log", "nft_limit", "nft_quota", "nft_fib_inet", "nf_conntrack", "nf_conntrack_netlink",
 	"xt_mark", "xt_tcpudp", "nfnetlink",
+	"nft_numgen", "br_netfilter", // Services, by kube-proxy
 	"veth", "bridge", "dummy", "macvlan", "ipvlan", "8021q", "bonding", "tun", "vxlan", "ifb", "vrf",
 	"sch_netem", "sch_tbf", "sch_ingress", "sch_htb", "sch_fq", "cls_bpf", "cls_u32", "cls_flower", "cls_matchall",
 	"igb", "igbvf", "pci_stub", "vfio_pci",
