@@ -10,7 +10,7 @@
 //	out, err := g.Run(ctx, "ibv_devinfo", "-d", "rxe0")
 //
 // A test makes one lab, usually of two guests, and runs what it has to try as
-// subtests. A guest has one core: two of them fill the two cores that continuous
+// subtests. A guest has one core unless Config says otherwise: two of them fill the two cores that continuous
 // integration has. QEMU, 7.2 or newer, emulates (TCG) and needs no rights and no
 // KVM; times in a guest mean nothing, ratios within one run little.
 //
@@ -28,7 +28,8 @@
 // ever then, and the kernel's link group hangs with it.
 //
 // [Lab.Join] makes the machine that runs the guests a member of the segment, 10.0.0.100 and
-// fd00::64, in a network namespace of its own. That takes rights.
+// fd00::64, in a network namespace of its own. That takes rights. [Lab.Plug]
+// connects the segment to another network of this machine, as that of a cluster.
 //
 // With Config.PFs each guest has igb NICs besides, pf0 and so on, for virtual
 // functions: [Guest.MakeVFs] makes pf0v0. They are on a second segment, all of
@@ -38,7 +39,7 @@
 // # Files
 //
 // The root file system is package image's and can be written to; it is forgotten
-// with the guest, and by [Guest.Reset]. [Lab.Share] is a directory of the host that
+// with the guest, and by [Guest.Reset]; Config.Disks are not by that. [Lab.Share] is a directory of the host that
 // guests see as /host, [Lab.Build] puts programs there, and [Lab.BuildCNIPlugins]
 // those of CNI. They are kept in the cache directory, so that one that has not changed
 // is not linked again; to remove "vm/programs" there is always right. Guests start

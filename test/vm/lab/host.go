@@ -46,7 +46,7 @@ func (l *Lab) Join(ctx context.Context) (*Host, error) {
 func (h *Host) plug(ctx context.Context, mtu int) error {
 	var tap *os.File
 	err := h.ns.Do(func() (err error) {
-		if tap, err = newTAP(); err == nil {
+		if tap, err = NewTAP(hostDev); err == nil {
 			err = setUpHost(mtu)
 		}
 		return err
@@ -57,28 +57,60 @@ func (h *Host) plug(ctx context.Context, mtu int) error {
 	if err != nil {
 		return err
 	}
+	return h.guest.plug(ctx, hostDev, tap)
+}
+
+// Plug puts a TAP device of this machine, one that [NewTAP] made, on the segment, under the
+// name by which [Lab.Unplug] takes it off again. The caller may close the file. The device
+// goes with the QEMU of guest 0.
+func (l *Lab) Plug(ctx context.Context, name string, tap *os.File) error {
+	return l.guests[0].plug(ctx, name, tap)
+}
+
+// Unplug takes off what Plug put on the segment.
+func (l *Lab) Unplug(ctx context.Context, name string) error {
+	return l.guests[0].unplug(ctx, name)
+}
+
+// plug gives a TAP device to the guest's QEMU, which puts it on the guest's hub of the segment.
+func (g *Guest) plug(ctx context.Context, name string, tap *os.File) error {
 	ctx, cancel := context.WithTimeout(ctx, monitorTimeout)
 	defer cancel()
-	err = h.guest.tryOrders(
+	err := g.tryOrders(
 		ctx,
-		request{Execute: "getfd", Arguments: map[string]any{"fdname": hostDev}, file: tap},
-		request{Execute: "netdev_add", Arguments: map[string]any{"type": "tap", "id": hostDev, "fd": hostDev}},
-		request{Execute: "netdev_add", Arguments: map[string]any{"type": "hubport", "id": "hub-" + hostDev, "hubid": nicSegment, "netdev": hostDev}},
+		request{Execute: "getfd", Arguments: map[string]any{"fdname": name}, file: tap},
+		request{Execute: "netdev_add", Arguments: map[string]any{"type": "tap", "id": name, "fd": name}},
+		request{Execute: "netdev_add", Arguments: map[string]any{"type": "hubport", "id": "hub-" + name, "hubid": nicSegment, "netdev": name}},
 	)
 	if err != nil {
-		return fmt.Errorf("%s: give QEMU a NIC of this machine: %w", h.guest.Name(), errors.Join(err, h.guest.failure()))
+		return fmt.Errorf("%s: give QEMU a NIC of this machine: %w", g.Name(), errors.Join(err, g.failure()))
 	}
 	return nil
 }
 
-// newTAP makes the NIC in the namespace of the thread.
-func newTAP() (*os.File, error) {
+func (g *Guest) unplug(ctx context.Context, name string) error {
+	ctx, cancel := context.WithTimeout(ctx, monitorTimeout)
+	defer cancel()
+	err := g.tryOrders(
+		ctx,
+		request{Execute: "netdev_del", Arguments: map[string]any{"id": "hub-" + name}},
+		request{Execute: "netdev_del", Arguments: map[string]any{"id": name}},
+	)
+	if g.failure() != nil {
+		return nil // it went with QEMU
+	}
+	return err
+}
+
+// NewTAP makes a TAP device of that name in the network namespace of the thread. The device
+// goes when the last descriptor of the file is closed.
+func NewTAP(name string) (*os.File, error) {
 	const device = "/dev/net/tun"
 	f, err := os.OpenFile(device, os.O_RDWR|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
 	}
-	request, err := unix.NewIfreq(hostDev)
+	request, err := unix.NewIfreq(name)
 	if err == nil {
 		request.SetUint16(unix.IFF_TAP | unix.IFF_NO_PI)
 		err = unix.IoctlIfreq(int(f.Fd()), unix.TUNSETIFF, request)
@@ -124,17 +156,7 @@ func setUpHost(mtu int) error {
 // Close removes the NIC and forgets the namespace. Connections that are open there stay,
 // and nothing comes through them any more.
 func (h *Host) Close() error {
-	ctx, cancel := context.WithTimeout(context.Background(), monitorTimeout)
-	defer cancel()
-	err := h.guest.tryOrders(
-		ctx,
-		request{Execute: "netdev_del", Arguments: map[string]any{"id": "hub-" + hostDev}},
-		request{Execute: "netdev_del", Arguments: map[string]any{"id": hostDev}},
-	)
-	if h.guest.failure() != nil {
-		err = nil // it went with QEMU
-	}
-	return errors.Join(err, h.ns.Close())
+	return errors.Join(h.guest.unplug(context.Background(), hostDev), h.ns.Close())
 }
 
 // Addr is the IPv4 address of the machine among the guests.

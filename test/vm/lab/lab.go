@@ -41,9 +41,18 @@ type Config struct {
 	MTU int
 	// MemoryMiB is what each guest has; 0 is 1024.
 	MemoryMiB int
+	// Processors is how many each has; 0 is 1.
+	Processors int `json:",omitempty"`
 	// Modules are kernel modules to load in the boot; what commands ask for, as
 	// "rdma link add" does for rxe, is loaded then.
 	Modules []string
+	// Disks are images of further disks that every guest has: vdb and so on. A guest may
+	// write to them, and the images stay as they are: what was written is there until the
+	// guest's QEMU ends, and after a [Guest.Reset], too.
+	Disks []string `json:",omitempty"`
+	// Containers leaves to the guests' kernels what containers ask of them and nothing
+	// else does: accounts of memory.
+	Containers bool `json:",omitempty"`
 	// Detach lets the guests live when this process ends.
 	Detach bool `json:"-"`
 	// Log is told what happens; nil for nobody.
@@ -56,7 +65,7 @@ func (c *Config) setDefaults() error {
 	if c.Name == "" {
 		c.Name = fmt.Sprintf("test-%d", os.Getpid())
 	}
-	for p, value := range map[*int]int{&c.Guests: 2, &c.NICs: 2, &c.MTU: defaultMTU, &c.MemoryMiB: defaultMemoryMiB} {
+	for p, value := range map[*int]int{&c.Guests: 2, &c.NICs: 2, &c.MTU: defaultMTU, &c.MemoryMiB: defaultMemoryMiB, &c.Processors: 1} {
 		if *p == 0 {
 			*p = value
 		}
@@ -76,6 +85,10 @@ func (c *Config) setDefaults() error {
 		return fmt.Errorf("%d NICs: want 1 to %d", c.NICs, wire.MaxNICs)
 	case c.PFs < 0 || c.PFs > wire.MaxPFs:
 		return fmt.Errorf("%d PFs: want up to %d", c.PFs, wire.MaxPFs)
+	case len(c.Disks) > maxDisks:
+		return fmt.Errorf("%d disks: want up to %d", len(c.Disks), maxDisks)
+	case c.Processors < 1 || c.Processors > maxProcessors:
+		return fmt.Errorf("%d processors: want 1 to %d", c.Processors, maxProcessors)
 	case c.MTU < 1280 || c.MTU > 65521:
 		return fmt.Errorf("an MTU of %d: want 1280, which IPv6 needs, to 65521", c.MTU)
 	}

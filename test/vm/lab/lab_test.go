@@ -39,7 +39,7 @@ func TestLab(t *testing.T) {
 		}
 	})
 	began := time.Now()
-	l = ForTest(t, Config{})
+	l = ForTest(t, Config{Disks: []string{blankDisk(t)}})
 	t.Logf("up after %.1fs", time.Since(began).Seconds())
 	for _, c := range []struct {
 		name string
@@ -351,9 +351,23 @@ func testHang(t *testing.T, l *Lab) {
 	}
 }
 
-// A guest comes back with its links up and its files forgotten.
+// blankDisk is the image of a disk of zeros.
+func blankDisk(t *testing.T) string {
+	t.Helper()
+	name := filepath.Join(t.TempDir(), "disk")
+	if err := os.WriteFile(name, make([]byte, 1<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return name
+}
+
+// A guest comes back with its links up and its files forgotten, but for those on a disk of its
+// own.
 func testReset(t *testing.T, l *Lab) {
 	g := l.Guest(1)
+	if _, err := g.Shell(limited(t), "echo marker >/dev/vdb; sync"); err != nil {
+		t.Fatal(err)
+	}
 	if err := g.SetLink(0, false); err != nil {
 		t.Fatal(err)
 	}
@@ -370,11 +384,19 @@ func testReset(t *testing.T, l *Lab) {
 	if err := p.Wait(); !errors.Is(err, errReset) {
 		t.Errorf("a command that ran: %v", err)
 	}
-	if _, err := g.Shell(limited(t), "test ! -e /tmp/marker; test ! -e /etc/marker"); err != nil {
+	if _, err := g.Shell(limited(t), "test ! -e /tmp/marker; test ! -e /etc/marker; head -n1 /dev/vdb | grep -qx marker"); err != nil {
 		t.Error(err)
 	}
 	if _, err := l.Guest(0).Run(limited(t), "ping", "-c1", "-W5", g.Addr(0).String()); err != nil {
 		t.Error(err)
+	}
+	if _, err := l.Guest(0).Shell(limited(t), "! grep -q marker /dev/vdb"); err != nil {
+		t.Errorf("the other guest's disk: %v", err)
+	}
+	for _, image := range l.cfg.Disks {
+		if text, err := os.ReadFile(image); err != nil || !bytes.Equal(text, make([]byte, len(text))) {
+			t.Errorf("the image of the disk was written to: %v", err)
+		}
 	}
 }
 

@@ -16,6 +16,18 @@ const (
 	// megabytes of files and buffers.
 	defaultMemoryMiB = 1024
 
+	// maxDisks is how many disks a guest may have besides its root file system.
+	maxDisks = 4
+
+	// maxProcessors is how many processors a guest may have: more than this machine has are of
+	// no use, and QEMU gives each a share of the translated code.
+	maxProcessors = 4
+
+	// translationMiB is how much translated code QEMU keeps of each guest. By itself it
+	// keeps up to 1 GiB, and a guest that runs many programs comes to that in minutes; with
+	// 384 MiB the node of a cluster forgets, and translates anew, once a minute.
+	translationMiB = 512
+
 	// bootTimeout is how long a guest may take to answer. Alone, 5 s is usual; beside
 	// builds it was 20 s.
 	bootTimeout = 2 * time.Minute

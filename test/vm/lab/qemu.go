@@ -77,8 +77,11 @@ var kernelArguments = []string{
 	"cryptomgr.notests", "initcall_blacklist=jent_mod_init", "lsm=", "audit=0", "amd_pstate=disable", "tsc=reliable", "net.ifnames=0",
 	// These are work in each system call, page fault or switch of tasks: memory that is zeroed
 	// before its owner writes it, and accounts of pressure and of memory that nobody reads.
-	"init_on_alloc=0", "psi=0", "cgroup_disable=memory",
+	"init_on_alloc=0", "psi=0", noMemoryAccounts,
 }
+
+// noMemoryAccounts is the one of them that containers would miss.
+const noMemoryAccounts = "cgroup_disable=memory"
 
 // processor returns the processor of the guest: all that QEMU can emulate, without two features.
 //
@@ -108,8 +111,11 @@ func (g *Guest) arguments(img image.Files, initrd string) []string {
 	if cfg.PFs > 0 {
 		line = append(line, pfKernelArguments[:]...)
 	}
+	if cfg.Containers {
+		line = slices.DeleteFunc(line, func(argument string) bool { return argument == noMemoryAccounts })
+	}
 	args := []string{
-		"-name", cfg.Name + "-" + g.Name(), "-M", "q35", "-accel", "tcg,thread=multi", "-cpu", g.processor(), "-smp", "1", "-m", strconv.Itoa(cfg.MemoryMiB),
+		"-name", cfg.Name + "-" + g.Name(), "-M", "q35", "-accel", fmt.Sprintf("tcg,thread=multi,tb-size=%d", translationMiB), "-cpu", g.processor(), "-smp", strconv.Itoa(cfg.Processors), "-m", strconv.Itoa(cfg.MemoryMiB),
 		"-nodefaults", "-no-user-config", "-display", "none",
 		"-kernel", img.Kernel, "-initrd", initrd, "-append", strings.Join(line, " "),
 		"-serial", "file:" + g.consoleFile(), "-qmp", "unix:" + g.monitorSocket() + ",server=on,wait=off",
@@ -131,8 +137,19 @@ func (g *Guest) arguments(img image.Files, initrd string) []string {
 			"-device", fmt.Sprintf("virtio-net-pci,id=%s,netdev=net%d,mac=%s,host_mtu=%d,addr=0x%x", nicID(n), n, wire.MAC(g.index, n), cfg.MTU, 0x10+n),
 		)
 	}
+	for n, disk := range cfg.Disks {
+		id := fmt.Sprintf("disk%d", n)
+		args = append(
+			args, "-drive", "if=none,id="+id+",format=raw,snapshot=on,cache=unsafe,file.locking=off,file="+disk,
+			"-device", fmt.Sprintf("virtio-blk-pci,drive=%s,addr=0x%x", id, firstDiskSlot+n),
+		)
+	}
 	return append(args, g.pfArguments()...)
 }
+
+// firstDiskSlot is the number of the PCI slot of the first of Config.Disks, behind those of the
+// NICs.
+const firstDiskSlot = 0x1a
 
 // segment returns the arguments that connect the guest's hub of segment n to the hubs of other
 // guests. Guest 0 listens, and so must start first.

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lab
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/smcr-io/kube-smcr/test/vm/lab/image"
+)
+
+// Each guest has its processors, and each of its disks as it is at first.
+func TestArguments_machine(t *testing.T) {
+	cfg := Config{Name: "arguments", Processors: 2, Disks: []string{"/a", "/b"}}
+	if err := cfg.setDefaults(); err != nil {
+		t.Fatal(err)
+	}
+	all := strings.Join(newLab(cfg, t.TempDir()).Guest(0).arguments(image.Files{}, "initrd"), " ")
+	for _, want := range []string{
+		"-smp 2 ", "tb-size=512 ", "id=disk0,format=raw,snapshot=on,cache=unsafe,file.locking=off,file=/a ",
+		"id=disk1,format=raw,snapshot=on,cache=unsafe,file.locking=off,file=/b ", "virtio-blk-pci,drive=disk0,addr=0x1a ", "virtio-blk-pci,drive=disk1,addr=0x1b",
+	} {
+		if !strings.Contains(all, want) {
+			t.Errorf("QEMU is started without %q: %s", want, all)
+		}
+	}
+	for _, wrong := range []Config{{Processors: maxProcessors + 1}, {Processors: -1}, {Disks: make([]string, maxDisks+1)}} {
+		if err := wrong.setDefaults(); err == nil {
+			t.Errorf("%+v is a configuration", wrong)
+		}
+	}
+}
+
+// Containers get the accounts of memory that other guests do without, and nothing else changes.
+func TestArguments_containers(t *testing.T) {
+	line := func(containers bool) []string {
+		cfg := Config{Name: "arguments", Containers: containers}
+		if err := cfg.setDefaults(); err != nil {
+			t.Fatal(err)
+		}
+		args := newLab(cfg, t.TempDir()).Guest(0).arguments(image.Files{}, "initrd")
+		return strings.Fields(args[slices.Index(args, "-append")+1])
+	}
+	with, without := line(true), line(false)
+	if i := slices.Index(without, noMemoryAccounts); i < 0 || !slices.Equal(with, slices.Delete(without, i, i+1)) {
+		t.Errorf("with containers %q, without %q; want all but %s", with, line(false), noMemoryAccounts)
+	}
+}
