@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -46,8 +47,8 @@ func families(ipv6 bool, v4, v6 string) string {
 
 // controlPlaneServices are the programs of the control plane, in the order in
 // which they start; the API server needs the first, and the others need it.
-func controlPlaneServices(ipv6 bool) []machine.Service {
-	own := address4(0, controlPlaneHost).Addr().String()
+func controlPlaneServices(s settings) []machine.Service {
+	own, ipv6 := address4(0, controlPlaneHost).Addr().String(), s.ipv6
 	return []machine.Service{
 		{Name: etcd, Args: []string{
 			etcd, "--data-dir=/var/lib/etcd", "--unsafe-no-fsync",
@@ -72,7 +73,7 @@ func controlPlaneServices(ipv6 bool) []machine.Service {
 			"--service-account-private-key-file=" + pkiDir + "/sa.key", "--root-ca-file=" + pkiDir + "/ca.crt",
 			"--use-service-account-credentials", "--leader-elect=false", "--bind-address=127.0.0.1",
 			"--cluster-cidr=" + families(ipv6, podCIDR4, podCIDR6),
-			"--node-monitor-grace-period=20s",
+			"--node-monitor-grace-period=" + s.grace.String(),
 			// It makes 40 service accounts first, which the usual 20 requests a
 			// second would stretch to 4 s.
 			"--kube-api-qps=200", "--kube-api-burst=400",
@@ -195,12 +196,25 @@ type settings struct {
 	restrictOOM bool
 	// snapshotter is native where overlayfs does not build on the root's file system.
 	snapshotter string
+	// grace is how long a kubelet may be silent before its node is lost.
+	grace time.Duration
+}
+
+// elsewhere are the settings of a node that is no part of this machine: it has all rights, and a
+// disk of its own.
+func (s settings) elsewhere() settings {
+	s.restrictOOM, s.snapshotter = false, "overlayfs"
+	return s
 }
 
 // detect looks at what is different on this machine.
 func detect(cfg Config, dir string) (settings, error) {
 	s := settings{
 		ipv6: haveIPv6() && !cfg.IPv4Only, proxyMode: cfg.ProxyMode, cniVersion: cfg.CNIVersion, snapshotter: "overlayfs",
+		grace: lostAfter,
+	}
+	if cfg.External > 0 {
+		s.grace = externalLostAfter
 	}
 	status, err := os.ReadFile("/proc/self/status")
 	if err != nil {

@@ -25,6 +25,8 @@ func TestValidate(t *testing.T) {
 		{name: "name with a slash", change: func(c *Config) { c.Name = "../x" }, want: `"../x"`},
 		{name: "long name", change: func(c *Config) { c.Name = strings.Repeat("x", maxNameLen+1) }, want: "24"},
 		{name: "too many nodes", change: func(c *Config) { c.Nodes = maxNodes + 1 }, want: "10 nodes"},
+		{name: "too many external nodes", change: func(c *Config) { c.External = maxNodes - 1 }, want: "2 nodes and 8 external"},
+		{name: "only external nodes", change: func(c *Config) { c.Nodes, c.External = -1, 3 }, want: "3 external"},
 		{name: "fewer nodes than one", change: func(c *Config) { c.Nodes = -1 }, want: "-1 nodes"},
 		{name: "unknown proxy", change: func(c *Config) { c.ProxyMode = "ipvs" }, want: `"ipvs"`},
 	}

@@ -22,6 +22,9 @@
 //	|  br1 10.251.0.1 -------|---|--eth1 10.251.0.11       |  | eth1 .12
 //	+------------------------+   +-------------------------+  +-----------
 //
+// With Config.External there are further nodes, on machines that somebody else starts and connects
+// with br0: package guest does so with guests that have RDMA devices.
+//
 // The nodes route between the pods' subnets. Services are kube-proxy's. If the
 // machine has IPv6, everything has an IPv6 address too. There is no DNS in the
 // cluster, and no way out of it. Images are those that were loaded: pods say

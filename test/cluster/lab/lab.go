@@ -40,6 +40,9 @@ type Config struct {
 	Name string
 	// Nodes is how many nodes there are, besides the control plane; 0 is 2.
 	Nodes int
+	// External is how many nodes there are behind these, whose machines somebody else starts: the
+	// cluster has their objects, and what such a node wants is in [Node.External].
+	External int `json:",omitempty"`
 	// Images are archives that package image wrote, or any that containerd
 	// imports: every node has them from the start.
 	Images []string
@@ -95,13 +98,16 @@ func (c *Config) validate() error {
 	switch {
 	case len(c.Name) > maxNameLen || !namePattern.MatchString(c.Name):
 		return fmt.Errorf("cluster name %q: want up to %d lower case letters, digits and dashes", c.Name, maxNameLen)
-	case c.Nodes < 1 || c.Nodes > maxNodes:
-		return fmt.Errorf("%d nodes: want 1 to %d", c.Nodes, maxNodes)
+	case c.Nodes < 1 || c.External < 0 || c.all() > maxNodes:
+		return fmt.Errorf("%d nodes and %d external ones: want 1 to %d in all, the first of them no external one", c.Nodes, c.External, maxNodes)
 	case !slices.Contains([]string{"iptables", "nftables"}, c.ProxyMode):
 		return fmt.Errorf("mode %q of kube-proxy: want iptables or nftables", c.ProxyMode)
 	}
 	return nil
 }
+
+// all is how many nodes there are.
+func (c *Config) all() int { return c.Nodes + c.External }
 
 // A Cluster is a running cluster. It may be used by several goroutines.
 type Cluster struct {
@@ -118,12 +124,13 @@ type Node struct {
 	// Name is n1, n2 and so on.
 	Name string
 
-	cluster *Cluster
-	number  int
+	cluster  *Cluster
+	number   int
+	external bool
 }
 
-// Up starts a cluster and returns when its nodes are ready and pods can be
-// made. It also removes what clusters left that were killed.
+// Up starts a cluster and returns when its nodes, but for external ones, are ready and pods can
+// be made. It also removes what clusters left that were killed.
 func Up(ctx context.Context, cfg Config) (*Cluster, error) {
 	if uid := os.Geteuid(); uid != 0 {
 		return nil, fmt.Errorf("start a cluster: user id is %d; run this as root", uid)
@@ -252,7 +259,7 @@ func (c *Cluster) load(ctx context.Context) error {
 		return err
 	}
 	for i, n := range c.info.Nodes {
-		c.Nodes = append(c.Nodes, &Node{Name: n.Name, cluster: c, number: i + 1})
+		c.Nodes = append(c.Nodes, &Node{Name: n.Name, cluster: c, number: i + 1, external: n.External})
 	}
 	return nil
 }
@@ -348,7 +355,7 @@ func (c *Cluster) run(cmd *exec.Cmd) (string, error) {
 	return string(out), nil
 }
 
-// LoadImage loads an image into all nodes.
+// LoadImage loads an image into all nodes but external ones.
 func (c *Cluster) LoadImage(ctx context.Context, archive string) error {
 	full, err := filepath.Abs(archive)
 	if err != nil {

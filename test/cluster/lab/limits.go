@@ -35,6 +35,12 @@ const (
 	certificateAge  = time.Hour
 	certificateLife = 365 * 24 * time.Hour
 
+	// lostAfter is how long a kubelet may be silent before its node is lost: less than the 50 s
+	// that are usual, for tests that wait for that. externalLostAfter is for kubelets that are
+	// emulated, and that a busy machine holds up for longer.
+	lostAfter         = 20 * time.Second
+	externalLostAfter = time.Minute
+
 	// maxLogTail is how much of a log goes into an error.
 	maxLogTail = 2048
 )

@@ -65,12 +65,12 @@ func (r *room) up(name string, addrs ...netip.Prefix) error {
 	return nil
 }
 
-func (r *room) route(to netip.Prefix, via netip.Addr) error {
-	if to.Addr().Is6() && !r.ipv6 {
+func (r *room) route(route Route) error {
+	if route.To.Addr().Is6() && !r.ipv6 {
 		return nil
 	}
-	if err := r.RouteReplace(&netlink.Route{Dst: ipNet(to), Gw: via.AsSlice()}); err != nil {
-		return fmt.Errorf("route %s via %s: %w", to, via, err)
+	if err := r.RouteReplace(&netlink.Route{Dst: ipNet(route.To), Gw: route.Via.AsSlice()}); err != nil {
+		return fmt.Errorf("route %s via %s: %w", route.To, route.Via, err)
 	}
 	return nil
 }
@@ -99,7 +99,7 @@ func wireControlPlane(m *machine.Machine, nodes int, ipv6 bool) error {
 			return err
 		}
 	}
-	return routePods(r, nodes, 0)
+	return r.routeAll(podRoutes(nodes, 0))
 }
 
 // wireNode connects a node to the networks and routes the other nodes' pods.
@@ -147,34 +147,47 @@ func wireNode(control, m *machine.Machine, number, nodes int, ipv6 bool) error {
 			return err
 		}
 	}
-	// Nobody answers there, but without a default route a node does not even try
-	// to reach a Service: that comes before kube-proxy's rules.
-	for _, d := range []struct {
-		to  netip.Prefix
-		via netip.Addr
-	}{
-		{netip.PrefixFrom(netip.IPv4Unspecified(), 0), address4(0, controlPlaneHost).Addr()},
-		{netip.PrefixFrom(netip.IPv6Unspecified(), 0), address6(0, controlPlaneHost).Addr()},
-	} {
-		if err := r.route(d.to, d.via); err != nil {
-			return err
-		}
-	}
-	return routePods(r, nodes, number)
+	return r.routeAll(routes(nodes, number))
 }
 
 func portName(number int, nic string) string { return fmt.Sprintf("n%d-%s", number, nic) }
 
-// routePods routes the pods of all nodes but self.
-func routePods(r *room, nodes, self int) error {
+// A Route is a route of a node.
+type Route struct {
+	To  netip.Prefix
+	Via netip.Addr
+}
+
+// routes are the routes of a node.
+func routes(nodes, number int) []Route {
+	// Nobody answers there, but without a default route a node does not even try
+	// to reach a Service: that comes before kube-proxy's rules.
+	return append(
+		podRoutes(nodes, number),
+		Route{netip.PrefixFrom(netip.IPv4Unspecified(), 0), address4(0, controlPlaneHost).Addr()},
+		Route{netip.PrefixFrom(netip.IPv6Unspecified(), 0), address6(0, controlPlaneHost).Addr()},
+	)
+}
+
+// podRoutes are the routes to the pods of all nodes but self.
+func podRoutes(nodes, self int) []Route {
+	var all []Route
 	for n := 1; n <= nodes; n++ {
 		if n == self {
 			continue
 		}
-		if err := r.route(pods4(n), address4(0, nodeHost(n)).Addr()); err != nil {
-			return err
-		}
-		if err := r.route(pods6(n), address6(0, nodeHost(n)).Addr()); err != nil {
+		all = append(
+			all,
+			Route{pods4(n), address4(0, nodeHost(n)).Addr()},
+			Route{pods6(n), address6(0, nodeHost(n)).Addr()},
+		)
+	}
+	return all
+}
+
+func (r *room) routeAll(routes []Route) error {
+	for _, route := range routes {
+		if err := r.route(route); err != nil {
 			return err
 		}
 	}

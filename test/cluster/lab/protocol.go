@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net"
 	"path/filepath"
+	"time"
 )
 
 // The client of a cluster sends its supervisor one request per connection to a
@@ -23,7 +24,8 @@ const (
 	opPowerOn  operation = "powerOn"  // of Node; waits until it is ready
 	opService  operation = "service"  // does Action to Service of Node
 	opPort     operation = "port"     // sets the port of NIC of Node
-	opLoad     operation = "load"     // loads the image in Path into all nodes
+	opLoad     operation = "load"     // loads the image in Path into all nodes but external ones
+	opAwait    operation = "await"    // waits until Node has been ready since Since
 )
 
 type action string
@@ -45,6 +47,7 @@ type request struct {
 	NIC     string    `json:"nic,omitempty"`
 	Up      bool      `json:"up,omitempty"`
 	Path    string    `json:"path,omitempty"`
+	Since   time.Time `json:"since,omitzero"`
 }
 
 type response struct {
@@ -59,6 +62,7 @@ type info struct {
 	Tools        string     `json:"tools"`
 	Logs         string     `json:"logs"`
 	IPv6         bool       `json:"ipv6"`
+	Images       []string   `json:"images"`
 	Nodes        []nodeInfo `json:"nodes"`
 }
 
@@ -66,6 +70,8 @@ type nodeInfo struct {
 	Name string `json:"name"`
 	PID  int    `json:"pid,omitempty"` // of its process 1; 0 while it is off
 	Root string `json:"root"`
+	// External says that the machine is somebody else's.
+	External bool `json:"external,omitempty"`
 }
 
 func socketOf(dir string) string { return filepath.Join(dir, "control") }

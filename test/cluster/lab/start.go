@@ -65,7 +65,7 @@ func tail(name string) string {
 // startControlPlane starts the programs of the control plane and makes the
 // Node objects; then it closes registered.
 func (s *supervisor) startControlPlane(ctx context.Context, registered chan<- struct{}) error {
-	all := controlPlaneServices(s.set.ipv6)
+	all := controlPlaneServices(s.set)
 	for _, service := range all[:2] {
 		if err := s.control.StartService(service); err != nil {
 			return err
@@ -163,7 +163,7 @@ func (s *supervisor) bootNode(ctx context.Context, n *node, registered <-chan st
 		return err
 	}
 	n.machine = m
-	if err := wireNode(s.control, m, n.number, s.cfg.Nodes, s.set.ipv6); err != nil {
+	if err := wireNode(s.control, m, n.number, s.cfg.all(), s.set.ipv6); err != nil {
 		return err
 	}
 	services := nodeServices(n.name, n.number, s.set.ipv6)

@@ -43,8 +43,9 @@ type supervisor struct {
 
 // A node is one node of the cluster, as its supervisor sees it.
 type node struct {
-	name   string
-	number int
+	name     string
+	number   int
+	external bool // its machine is somebody else's
 
 	mu      sync.Mutex // power and services
 	machine *machine.Machine
@@ -166,17 +167,21 @@ func (s *supervisor) up(ctx context.Context, front string) error {
 	if s.admin, err = newClient(ca, s.dial); err != nil {
 		return err
 	}
-	for i := range s.cfg.Nodes {
-		n := &node{name: fmt.Sprintf("n%d", i+1), number: i + 1}
+	for i := range s.cfg.all() {
+		n := &node{name: fmt.Sprintf("n%d", i+1), number: i + 1, external: i >= s.cfg.Nodes}
 		s.nodes = append(s.nodes, n)
-		if err := prepareNode(s.root(n.name), s.cfg.Tools, n.name, n.number, set, ca); err != nil {
+		own := set
+		if n.external {
+			own = set.elsewhere()
+		}
+		if err := prepareNode(s.root(n.name), s.cfg.Tools, n.name, n.number, own, ca); err != nil {
 			return err
 		}
 	}
 	if s.control, err = s.start(controlPlane); err != nil {
 		return err
 	}
-	if err := wireControlPlane(s.control, s.cfg.Nodes, set.ipv6); err != nil {
+	if err := wireControlPlane(s.control, s.cfg.all(), set.ipv6); err != nil {
 		return err
 	}
 	// The first part that fails ends the waiting of the other parts.
@@ -195,7 +200,9 @@ func (s *supervisor) up(ctx context.Context, front string) error {
 	registered := make(chan struct{})
 	part(func() error { return s.startControlPlane(ctx, registered) })
 	for _, n := range s.nodes {
-		part(func() error { return s.startNode(ctx, n, registered) })
+		if !n.external {
+			part(func() error { return s.startNode(ctx, n, registered) })
+		}
 	}
 	if err := parts.wait(); err != nil {
 		return err
@@ -318,9 +325,14 @@ func (s *supervisor) handle(r request) error {
 	case opLoad:
 		var parts errorGroup
 		for _, n := range s.nodes {
-			parts.run(func() error { return s.load(n, r.Path) })
+			if !n.external {
+				parts.run(func() error { return s.load(n, r.Path) })
+			}
 		}
 		return parts.wait()
+	case opAwait:
+		ctx := context.Background()
+		return poll(ctx, "node "+r.Node, startTimeout, func() error { return s.nodeReady(ctx, r.Node, r.Since) })
 	case opService, opPowerOff, opPowerOn, opPort:
 		if r.Node == "" && r.Op == opService {
 			return act(s.control, r.Service, r.Action)
@@ -328,6 +340,9 @@ func (s *supervisor) handle(r request) error {
 		n, err := s.node(r.Node)
 		if err != nil {
 			return err
+		}
+		if n.external {
+			return fmt.Errorf("the machine of node %s is not this cluster's: ask whoever started it", n.name)
 		}
 		return s.handleNode(n, r)
 	default:
@@ -399,10 +414,10 @@ func (s *supervisor) powerOff(n *node) error {
 func (s *supervisor) info() info {
 	i := info{
 		Supervisor: os.Getpid(), ControlPlane: s.control.PID(),
-		Tools: s.cfg.Tools, Logs: s.cfg.LogDir, IPv6: s.set.ipv6,
+		Tools: s.cfg.Tools, Logs: s.cfg.LogDir, IPv6: s.set.ipv6, Images: s.cfg.Images,
 	}
 	for _, n := range s.nodes {
-		own := nodeInfo{Name: n.name, Root: s.root(n.name)}
+		own := nodeInfo{Name: n.name, Root: s.root(n.name), External: n.external}
 		n.mu.Lock()
 		if n.machine != nil {
 			own.PID = n.machine.PID()
