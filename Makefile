@@ -205,7 +205,7 @@ image: ## Pack the image that the chart installs, without docker, as a file for 
 	@$(GO) run ./tools/cluster image --chart
 
 .PHONY: cluster-up
-cluster-up: deps ## Start a real two-node Kubernetes on this machine and say how to use it.
+cluster-up: deps ## Start a real two-node Kubernetes on this machine and say how to use it (ARGS=--rdma: nodes with RDMA devices).
 	@$(GO) run ./tools/cluster up --logs out/cluster $(ARGS)
 
 .PHONY: cluster-down

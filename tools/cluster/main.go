@@ -13,6 +13,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -24,6 +25,7 @@ import (
 
 	"github.com/smcr-io/kube-smcr/internal/testenv/clustertools"
 	"github.com/smcr-io/kube-smcr/test/cluster/lab"
+	"github.com/smcr-io/kube-smcr/test/cluster/lab/guest"
 	"github.com/smcr-io/kube-smcr/test/cluster/lab/image"
 	"github.com/smcr-io/kube-smcr/test/cluster/lab/machine"
 	"github.com/smcr-io/kube-smcr/tools/labcmd"
@@ -115,7 +117,7 @@ func loadCommand() *cobra.Command {
 		Short: "Load images into all nodes of a cluster",
 		Args:  cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, archives []string) error {
-			c, err := lab.Open(cmd.Context(), name)
+			c, err := guest.Open(cmd.Context(), name)
 			if err != nil {
 				return err
 			}
@@ -133,13 +135,29 @@ func loadCommand() *cobra.Command {
 }
 
 func upCommand() *cobra.Command {
-	cfg := lab.Config{Detach: true}
+	cfg := guest.Config{Config: lab.Config{Detach: true}}
 	var pack bool
 	cmd := &cobra.Command{
 		Use:   "up",
 		Short: "Start a cluster and say how to use it",
-		Args:  cobra.NoArgs,
+		Long: `Start a cluster and say how to use it.
+
+--rdma: some nodes are guests, emulated machines with Debian's kernel and two soft RoCE
+devices each, rxe0 and rxe1. They take QEMU and 1.6 GiB of memory each, no KVM, and are
+ready in half a minute on two cores; --nodes is how many others there are, by default one.
+--vfs: and a NIC with virtual functions; their kernel has no SMC-R of its own then.`,
+		Example: `  go run ./tools/cluster up
+  go run ./tools/cluster up --rdma               # one node of this machine, two guests
+  go run ./tools/cluster up --rdma=3 --nodes 2
+  go run ./tools/cluster up --rdma --vfs=4`,
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if cfg.VFs > 0 && cfg.Guests == 0 {
+				return errors.New("--vfs are of guests: say --rdma, too")
+			}
+			if cfg.Guests > 0 && !cmd.Flags().Changed("nodes") {
+				cfg.Nodes = 1
+			}
 			cfg.Progress = cmd.ErrOrStderr()
 			if pack {
 				archives, err := image.Build(cmd.Context(), imageDir)
@@ -148,7 +166,7 @@ func upCommand() *cobra.Command {
 				}
 				cfg.Images = append(archives, cfg.Images...)
 			}
-			c, err := lab.Up(cmd.Context(), cfg)
+			c, err := up(cmd.Context(), cfg)
 			if err != nil {
 				return err
 			}
@@ -158,18 +176,34 @@ func upCommand() *cobra.Command {
 	}
 	f := cmd.Flags()
 	f.StringVar(&cfg.Name, "name", defaultName, "name of the cluster")
-	f.IntVar(&cfg.Nodes, "nodes", 2, "how many nodes, besides the control plane")
+	f.IntVar(&cfg.Nodes, "nodes", 2, "how many nodes, besides the control plane and guests")
+	f.IntVar(&cfg.Guests, "rdma", 0, "how many guests with RDMA devices are nodes, too (--rdma: 2)")
+	f.Lookup("rdma").NoOptDefVal = "2"
+	f.IntVar(&cfg.VFs, "vfs", 0, "how many virtual functions each guest has (--vfs: 4)")
+	f.Lookup("vfs").NoOptDefVal = "4"
 	f.BoolVar(&pack, "pack", true, "pack and load the images of this project and of the applications")
 	f.StringSliceVar(&cfg.Images, "image", nil, "archive with an image that the nodes shall have (several)")
 	f.StringVar(&cfg.LogDir, "logs", "", "directory where the logs stay (default: with the cluster)")
-	f.StringVar(&cfg.ProxyMode, "proxy-mode", "iptables", "mode of kube-proxy: iptables or nftables")
+	f.StringVar(&cfg.ProxyMode, "proxy-mode", "iptables", "mode of kube-proxy: iptables or nftables, which it is with guests")
 	f.StringVar(&cfg.CNIVersion, "cni-version", "1.0.0", "version of the nodes' CNI configuration list")
 	f.BoolVar(&cfg.IPv4Only, "ipv4-only", false, "no IPv6")
 	return cmd
 }
 
+// up starts a cluster, with guests if there are to be any.
+func up(ctx context.Context, cfg guest.Config) (*guest.Cluster, error) {
+	if cfg.Guests > 0 {
+		return guest.Up(ctx, cfg)
+	}
+	c, err := lab.Up(ctx, cfg.Config)
+	if err != nil {
+		return nil, err
+	}
+	return &guest.Cluster{Cluster: c}, nil
+}
+
 // describe says how to use a cluster.
-func describe(w io.Writer, c *lab.Cluster, packed bool) error {
+func describe(w io.Writer, c *guest.Cluster, packed bool) error {
 	nodes, err := c.Kubectl(context.Background(), "get", "nodes", "-o", "wide")
 	if err != nil {
 		return err
@@ -189,15 +223,29 @@ Kubernetes is up. To use it:
 Images on the nodes, besides those of --image:
   %s
 Logs: %s
-To end it: make cluster-down
-`, nodes, c.Kubeconfig(), filepath.Dir(c.Tool("kubectl")), loaded, c.Logs())
+%sTo end it: make cluster-down
+`, nodes, c.Kubeconfig(), filepath.Dir(c.Tool("kubectl")), loaded, c.Logs(), guests(c))
 	return err
+}
+
+// guests says how to use the guests of a cluster.
+func guests(c *guest.Cluster) string {
+	if c.Machines() == nil {
+		return ""
+	}
+	var names []string
+	for _, n := range c.Guests {
+		names = append(names, n.Guest.Name()+" is "+n.Name)
+	}
+	return fmt.Sprintf(`A command in a guest (%s):
+  go run ./tools/vm exec --name %s %s -- rdma link
+`, strings.Join(names, ", "), c.Machines().Name(), c.Guests[0].Guest.Name())
 }
 
 // clusters are the clusters of this user.
 func clusters() labcmd.Labs {
 	return labcmd.Labs{
-		Default: defaultName, Names: lab.List, Down: lab.Down, Sweep: lab.Sweep,
+		Default: defaultName, Names: lab.List, Down: guest.Down, Sweep: func() error { return guest.Sweep(context.Background()) },
 		Columns: []string{"NODES", "KUBECONFIG", "LOGS"},
 		Row: func(ctx context.Context, name string) ([]string, error) {
 			c, err := lab.Open(ctx, name)

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package guest
+
+import "time"
+
+const (
+	// maxNameLen is what package test/vm/lab takes, without our prefix.
+	maxNameLen = 18
+
+	// memoryMiB is what a guest has: 335 MiB are used in one with the agent and two pods. The images
+	// and kubelet's files are on a disk.
+	memoryMiB = 1024
+
+	// qemuMiB is what its QEMU takes besides: translated code, most of it.
+	qemuMiB = 640
+
+	// processors is how many a guest has. Kubelet looks at all pods every two seconds, which takes
+	// an emulated processor half of the time: the agent would wait for that, and be late. And of
+	// two agents, while one replaces the other, each finds one.
+	processors = 2
+
+	// diskMiB is the size of a node's disk. What is in it at first is a quarter of that.
+	diskMiB = 8192
+
+	// keptDisks is how many disks the cache keeps: those of a checkout and of the one
+	// before it. One takes up to 2 GiB.
+	keptDisks = 2
+
+	// importTimeout is how long the import of all images may take on a busy machine. Alone it
+	// takes 3 s.
+	importTimeout = 3 * time.Minute
+
+	// unfinishedAge is when nobody works any more on a disk that is not finished.
+	unfinishedAge = time.Hour
+
+	// bootTimeout is how long a guest may take from its kernel to its kubelet. Alone on two cores
+	// it takes 10 s.
+	bootTimeout = 3 * time.Minute
+
+	// pollInterval is how often a condition that nothing announces is looked at.
+	pollInterval = 50 * time.Millisecond
+)

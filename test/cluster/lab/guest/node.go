@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package guest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/smcr-io/kube-smcr/test/cluster/lab"
+	"github.com/smcr-io/kube-smcr/test/cluster/lab/machine"
+	vm "github.com/smcr-io/kube-smcr/test/vm/lab"
+)
+
+// A Node is a node in a guest.
+type Node struct {
+	*lab.Node
+	// Guest is its machine. Whoever resets it does so by [Node.Reboot].
+	Guest *vm.Guest
+}
+
+// Rail is the address of eth1 in the guests' segment.
+func (n *Node) Rail() netip.Addr { return n.Guest.Addr(1) }
+
+// Run runs a command on the node and returns what it printed.
+func (n *Node) Run(ctx context.Context, command ...string) (string, error) {
+	return n.Guest.Run(ctx, append([]string{"env", "PATH=" + machine.Path}, command...)...)
+}
+
+// nodesDir is the directory of Share with the files of nodes.
+const nodesDir = "nodes"
+
+// networkScript is the name of the file with the commands that configure eth0.
+const networkScript = "network.sh"
+
+// give puts the files of the node where the guest finds them.
+func (n *Node) give(share string) error {
+	e, _ := n.External()
+	dir := filepath.Join(share, nodesDir, n.Name)
+	if err := os.CopyFS(filepath.Join(dir, "etc"), os.DirFS(filepath.Join(e.Files, "etc"))); err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(dir, networkScript), []byte(network(e)), 0o600)
+}
+
+// network returns the commands that configure eth0. Nobody else has its addresses, so that an IPv6
+// address need not be asked for.
+func network(e lab.External) string {
+	var b strings.Builder
+	for _, a := range e.Addresses {
+		flags := ""
+		if a.Addr().Is6() {
+			flags = " nodad"
+		}
+		fmt.Fprintf(&b, "ip address replace %s dev eth0%s\n", a, flags)
+	}
+	for _, r := range e.Routes {
+		fmt.Fprintf(&b, "ip route replace %s via %s dev eth0\n", r.To, r.Via)
+	}
+	return b.String()
+}
+
+// bootScript makes a node of a guest, after each boot: $1 is the name of the node. What a node
+// keeps is on its disk: at first programs and images only.
+const bootScript = `
+mkdir -p /data
+mount -t ext4 -o noatime /dev/vdb /data
+if [ ! -d /data/etc ]; then
+	mkdir -p /data/var/log /data/var/lib/kubelet
+	cp -r "/host/` + nodesDir + `/$1/etc" /data/etc
+	tr -d - </proc/sys/kernel/random/uuid >/data/etc/machine-id
+fi
+for d in etc/kubernetes etc/containerd etc/cni opt/tools opt/cni var/lib var/log; do
+	mkdir -p "/data/$d" "/$d"
+	mount --bind "/data/$d" "/$d"
+done
+cp /data/etc/machine-id /etc/machine-id
+hostname "$1"
+echo "127.0.1.1 $1" >>/etc/hosts
+. "/host/` + nodesDir + `/$1/` + networkScript + `"
+modprobe -a nf_tables bridge br_netfilter
+echo 1 >/proc/sys/net/ipv4/ip_forward
+echo 1 >/proc/sys/net/ipv6/conf/all/forwarding
+`
+
+// start makes a node of the guest, which has booted, and waits until it is ready.
+func (n *Node) start(ctx context.Context, vfs int) error {
+	ctx, cancel := context.WithTimeout(ctx, bootTimeout)
+	defer cancel()
+	began := time.Now()
+	if _, err := n.Guest.Run(ctx, "bash", "-euc", bootScript, "bash", n.Name); err != nil {
+		return err
+	}
+	e, _ := n.External()
+	if err := n.serve(ctx, e.Services[0]); err != nil {
+		return err
+	}
+	if err := n.Guest.AddRXE(ctx, 0, 1); err != nil {
+		return err
+	}
+	if vfs > 0 {
+		if _, err := n.Guest.MakeVFs(ctx, pfDev, vfs); err != nil {
+			return err
+		}
+	}
+	if _, err := n.Guest.Shell(ctx, "until nc -zU "+lab.ContainerdSocket+"; do sleep 0.2; done"); err != nil {
+		return fmt.Errorf("wait for containerd: %w", err)
+	}
+	for _, s := range e.Services[1:] {
+		if err := n.serve(ctx, s); err != nil {
+			return err
+		}
+	}
+	return n.AwaitReady(ctx, began)
+}
+
+// serve starts a service, with as many open files as systems allow it. It ends with the guest.
+func (n *Node) serve(ctx context.Context, s machine.Service) error {
+	const script = `ulimit -n 1048576; log=$1; shift; exec setsid -f "$@" </dev/null >>"/var/log/$log.log" 2>&1`
+	args := append([]string{"env", "PATH=" + machine.Path, "HOME=/root"}, s.Env...)
+	args = append(args, "sh", "-c", script, "sh", s.Name)
+	_, err := n.Guest.Run(ctx, append(args, s.Args...)...)
+	return err
+}
+
+// Reboot resets the guest, as a power cut does, and waits until the node is ready again. What is
+// on its disk is there: images, pods' logs, CNI plugins; the devices are made anew.
+func (n *Node) Reboot(ctx context.Context) error {
+	vfs := 0
+	text, err := n.Guest.Run(ctx, "cat", "/sys/class/net/"+pfDev+"/device/sriov_numvfs")
+	if err == nil {
+		if vfs, err = strconv.Atoi(strings.TrimSpace(text)); err != nil {
+			return fmt.Errorf("reboot node %s: count its VFs: %w", n.Name, err)
+		}
+	}
+	if _, err := n.Guest.Run(ctx, "sync"); err != nil {
+		return fmt.Errorf("reboot node %s: %w", n.Name, err)
+	}
+	if err := n.Guest.Reset(ctx); err != nil {
+		return fmt.Errorf("reboot node %s: %w", n.Name, err)
+	}
+	if err := n.start(ctx, vfs); err != nil {
+		return fmt.Errorf("reboot node %s: %w", n.Name, err)
+	}
+	return nil
+}
+
+// RestartKubelet restarts the kubelet, and not the pods.
+func (n *Node) RestartKubelet(ctx context.Context) error {
+	e, _ := n.External()
+	for _, s := range e.Services {
+		if s.Name != "kubelet" {
+			continue
+		}
+		if _, err := n.Guest.Shell(ctx, "pkill -x kubelet; while pgrep -x kubelet >/dev/null; do sleep 0.1; done"); err != nil {
+			return fmt.Errorf("stop the kubelet of %s: %w", n.Name, err)
+		}
+		return n.serve(ctx, s)
+	}
+	return fmt.Errorf("node %s has no kubelet", n.Name)
+}
+
+// load imports an image from the directory that guests share.
+func (n *Node) load(ctx context.Context, name string) error {
+	_, err := n.Run(ctx, "ctr", "--namespace=k8s.io", "images", "import", "--snapshotter=overlayfs", "/host/"+name)
+	return err
+}
+
+// saveLogs copies the logs of the services to a directory.
+func (n *Node) saveLogs(ctx context.Context, dir string) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	e, _ := n.External()
+	var errs []error
+	for _, s := range e.Services {
+		text, err := n.Guest.Run(ctx, "cat", "/var/log/"+s.Name+".log")
+		errs = append(errs, err, os.WriteFile(filepath.Join(dir, s.Name+".log"), []byte(text), 0o644))
+	}
+	return errors.Join(errs...)
+}
