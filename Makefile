@@ -39,7 +39,7 @@ COMMANDS := $(sort $(notdir $(patsubst %/main.go,%,$(wildcard cmd/*/main.go))))
 help: ## Show this list.
 	@awk 'BEGIN {FS = ":.*## "} \
 		/^##@ / {printf "\n%s\n", substr($$0, 5)} \
-		/^[a-z0-9-]+:.*## / {printf "  %-14s  %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+		/^[a-z0-9-]+:.*## / {printf "  %-17s  %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: deps
 deps: ## Install the distribution packages that are missing (needs root if any is).
@@ -72,7 +72,7 @@ generate: ## Rebuild generated files (eBPF objects; needs clang).
 ##@ Test
 
 .PHONY: test
-test: deps cluster-tools $(if $(filter ./... ./test/vm%,$(PKG)),vm-image) ## Run all tests, with the race detector where it can see something (PKG=./pkg/smcr/... ARGS=-run=X).
+test: deps cluster-tools $(if $(filter ./... ./test/vm% ./test/cluster/%,$(PKG)),vm-image) ## Run all tests, with the race detector where it can see something (PKG=./pkg/smcr/... ARGS=-run=X).
 	$(call tested,$(norace))
 	$(call tested,$(together),-race -p=$(TEST_JOBS) -parallel=$(TEST_JOBS))
 	$(call tested,$(apart),-p=$(APART_JOBS) -count=1)
@@ -87,10 +87,10 @@ judge-pattern := /(kube-smcr|config/crd|test/chart)$$
 # without the race detector, which the programs under test do not have either. Go does not know what
 # these tests build and run, so an old result of theirs says nothing. One at a time:
 # they bound how long something takes, and emulated guests want the processors.
-apart-pattern := /test/(cluster(/lab)?$$|netns/(apps|twonodes)$$|scale$$|vm/)
+apart-pattern := /test/(cluster(/lab|/rdma)?$$|netns/(apps|twonodes)$$|scale$$|vm/)
 APART_JOBS ?= 1
 # These take longest. They go first, so that nothing else waits for them.
-long-pattern := /(internal/(agent|controller|kube(/report)?|linux)|pkg/(rdma/soft(iwarp|vi)?|sdp|smcr)|test/cluster|test/vm/(agent|kernel|links|vf))$$
+long-pattern := /(internal/(agent|controller|kube(/report)?|linux)|pkg/(rdma/soft(iwarp|vi)?|sdp|smcr)|test/cluster(/rdma)?|test/vm/(agent|kernel|links|vf))$$
 
 # Most other packages wait for kernels, timers and API servers most of the time,
 # so twice as many run at a time as there are processors, and so do the tests of a
@@ -133,6 +133,10 @@ test-apps: deps ## Run redis', memcached's and curl's own tests against pods, op
 .PHONY: test-cluster
 test-cluster: deps cluster-tools ## Test on a real two-node Kubernetes from end to end (ARGS=-run=TestCluster/optIn).
 	$(GO) test -count=1 -v -timeout=$(TEST_TIMEOUT) $(ARGS) ./test/cluster
+
+.PHONY: test-cluster-rdma
+test-cluster-rdma: deps cluster-tools vm-image ## Test on a Kubernetes two of whose nodes are guests with rxe (ARGS=-run=TestRDMA/links).
+	$(GO) test -count=1 -v -timeout=$(TEST_TIMEOUT) $(ARGS) ./test/cluster/rdma
 
 .PHONY: test-vm
 test-vm: deps vm-image ## Test on rxe and the kernel's SMC-R, in guests (PKG=./test/vm/kernel ARGS=-run=X).

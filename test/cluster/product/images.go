@@ -34,13 +34,14 @@ type Images struct {
 	bin string // has kubectl-smcr
 }
 
-// Build builds the programs of this checkout and packs all images into dir.
-func Build(ctx context.Context, dir string) (*Images, error) {
+// Build builds the programs of this checkout and packs the images of these names, by default all,
+// and [Traffic] into dir.
+func Build(ctx context.Context, dir string, refs ...string) (*Images, error) {
 	root, err := checkout(ctx)
 	if err != nil {
 		return nil, err
 	}
-	archives, err := image.Build(ctx, dir)
+	archives, err := image.Build(ctx, dir, refs...)
 	if err != nil {
 		return nil, err
 	}

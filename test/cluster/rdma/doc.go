@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package rdma tests kube-smcr on a real Kubernetes whose nodes have RDMA devices of the kernel:
+// n1 is a node of this machine without any, n2 and n3 are guests with rxe0 and rxe1 (package
+// guest). What users see there is held against what the guests' kernels say of their queue pairs.
+//
+//	make test-cluster-rdma
+//	make test-cluster-rdma ARGS='-run=TestRDMA/(links|cut)'
+//
+// One cluster serves all scenarios, in the order of the table in rdma_test.go, and any of them can
+// run alone: each leaves the cluster as it found it. When one fails, the state of the
+// cluster is in its output, and the logs of everything in out/test-cluster-rdma.
+//
+// What needs no such device is in package test/cluster.
+//
+// # Limitations
+//
+// It needs root, the programs of a cluster, QEMU and 3.3 GiB of memory. The guests are emulated
+// and share the cores with all else: what is said of times is a bound for hangs.
+package rdma

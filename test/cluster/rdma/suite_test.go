@@ -1,0 +1,340 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rdma
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/smcr-io/kube-smcr/api/v1alpha1"
+	"github.com/smcr-io/kube-smcr/internal/agentapi"
+	"github.com/smcr-io/kube-smcr/test/cluster/lab"
+	"github.com/smcr-io/kube-smcr/test/cluster/lab/guest"
+	"github.com/smcr-io/kube-smcr/test/cluster/product"
+)
+
+// soon is for what takes seconds, in guests on a busy machine.
+const soon = 2 * time.Minute
+
+// port is where pods serve.
+const port = 7000
+
+// A suite is one scenario's view of the cluster. Its methods end the scenario when something
+// does not work.
+type suite struct {
+	*testing.T
+	c *guest.Cluster
+	p *product.Product
+
+	plain *lab.Node      // n1, without RDMA devices
+	hw    [2]*guest.Node // n2 and n3
+}
+
+func newSuite(t *testing.T, c *guest.Cluster, p *product.Product) *suite {
+	if len(c.Guests) < 2 {
+		t.Fatalf("cluster %s has %d guests, want 2", c.Name, len(c.Guests))
+	}
+	return &suite{T: t, c: c, p: p, plain: c.Nodes[0], hw: [2]*guest.Node{c.Guests[0], c.Guests[1]}}
+}
+
+// diagnose tells the state of the cluster if the scenario fails.
+func (s *suite) diagnose() {
+	if s.Failed() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		s.Logf("the cluster now:\n%s", s.p.Diagnose(ctx))
+	}
+}
+
+func (s *suite) must(err error) {
+	s.Helper()
+	if err != nil {
+		s.Fatal(err)
+	}
+}
+
+// eventually waits until a condition returns nil.
+func (s *suite) eventually(what string, condition func() error) {
+	s.Helper()
+	s.must(product.Eventually(s.Context(), what, soon, condition))
+}
+
+func (s *suite) get(ns, name string, o client.Object) error {
+	return s.p.Client.Get(s.Context(), client.ObjectKey{Namespace: ns, Name: name}, o)
+}
+
+// accelerate waits until the agents of the guests say that they do.
+func (s *suite) accelerate(ctx context.Context) error {
+	for _, n := range s.hw {
+		err := product.Eventually(ctx, "the agent of "+n.Name, soon, func() error { return s.p.WaitNode(ctx, n.Name) })
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// namespace makes a namespace that is opted in, unless it is there.
+func (s *suite) namespace(name string) string {
+	s.Helper()
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{v1alpha1.AnnotationEnabled: "true"}}}
+	s.must(client.IgnoreAlreadyExists(s.p.Client.Create(s.Context(), ns)))
+	s.eventually("the service account of "+name, func() error { return s.get(name, "default", &corev1.ServiceAccount{}) })
+	return name
+}
+
+// A pod is a pod that runs.
+type pod struct {
+	ns, name, node string
+	ip             string
+}
+
+func (p pod) String() string { return p.ns + "/" + p.name }
+
+func (p pod) address() string { return net.JoinHostPort(p.ip, fmt.Sprint(port)) }
+
+// start makes a pod on a node, unless it is there, and waits until it runs. Without arguments it
+// serves.
+func (s *suite) start(ns, name string, node *lab.Node, args ...string) pod {
+	s.Helper()
+	if len(args) == 0 {
+		args = []string{"serve", fmt.Sprintf(":%d", port)}
+	}
+	grace, no := int64(0), false
+	err := s.p.Client.Create(s.Context(), &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name, Labels: map[string]string{"app": name}},
+		Spec: corev1.PodSpec{
+			NodeName: node.Name, TerminationGracePeriodSeconds: &grace, DNSPolicy: corev1.DNSDefault, AutomountServiceAccountToken: &no,
+			Containers: []corev1.Container{{
+				Name: "traffic", Image: product.Traffic, ImagePullPolicy: corev1.PullNever, Args: args,
+			}},
+		},
+	})
+	s.must(client.IgnoreAlreadyExists(err))
+	return s.running(pod{ns: ns, name: name, node: node.Name})
+}
+
+// running waits until a pod runs, and returns it with its address.
+func (s *suite) running(p pod) pod {
+	s.Helper()
+	s.eventually("pod "+p.String(), func() error {
+		var o corev1.Pod
+		if err := s.get(p.ns, p.name, &o); err != nil {
+			return err
+		}
+		ready := slices.ContainsFunc(o.Status.Conditions, func(c corev1.PodCondition) bool {
+			return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+		})
+		if !ready || o.Status.PodIP == "" {
+			return fmt.Errorf("it is %s: %+v", o.Status.Phase, o.Status.ContainerStatuses)
+		}
+		p.ip = o.Status.PodIP
+		return nil
+	})
+	return p
+}
+
+// pair makes a server on n2 and a client on n3 that does something with it, on SMC-R, or takes those
+// of a former scenario: a pod of an emulated node takes seconds to start.
+func (s *suite) pair(command string) (server, client pod) {
+	s.Helper()
+	ns := s.namespace("test-" + command)
+	server = s.start(ns, "server", s.hw[0].Node)
+	s.status(server, v1alpha1.PodStatusEnabled)
+	client = s.start(ns, "client", s.hw[1].Node, command, server.address(), "--interval=200ms", "--bytes=16384", "--workers=1")
+	s.status(client, v1alpha1.PodStatusEnabled)
+	s.onSMCR(client, server)
+	return server, client
+}
+
+// status waits until the agent's annotation of a pod begins as wanted.
+func (s *suite) status(p pod, want string) {
+	s.Helper()
+	s.eventually(fmt.Sprintf("the annotation %s=%s of %s", v1alpha1.AnnotationStatus, want, p), func() error {
+		var o corev1.Pod
+		if err := s.get(p.ns, p.name, &o); err != nil {
+			return err
+		}
+		if got := o.Annotations[v1alpha1.AnnotationStatus]; !strings.HasPrefix(got, want) {
+			return fmt.Errorf("it is %q", got)
+		}
+		return nil
+	})
+}
+
+// once makes a connection, lets a message go there and back, and compares.
+func (s *suite) once(from, to pod) error {
+	_, err := s.c.Kubectl(s.Context(), "exec", "-n", from.ns, from.name, "--", "/usr/bin/traffic", "once", to.address())
+	return err
+}
+
+// explain asks the agent of the client's node.
+func (s *suite) explain(from, to pod) (agentapi.Explanation, error) {
+	var e agentapi.Explanation
+	text, err := s.p.SMCRCtl(s.Context(), from.node, "explain", "-o", "json", from.String(), to.address())
+	if text == "" {
+		return e, err // exit code 4 is "not on SMC-R", with an answer
+	}
+	return e, json.Unmarshal([]byte(text), &e)
+}
+
+// verdict waits until the agent says a code of a client's connections, making connections.
+func (s *suite) verdict(from, to pod, want agentapi.Code) {
+	s.Helper()
+	s.eventually(fmt.Sprintf("%s of connections of %s to %s", want, from, to), func() error {
+		if err := s.once(from, to); err != nil {
+			return err
+		}
+		e, err := s.explain(from, to)
+		if err == nil && e.Code != want {
+			err = fmt.Errorf("%s: %s", e.Code, e.Verdict)
+		}
+		return err
+	})
+}
+
+func (s *suite) onSMCR(from, to pod) {
+	s.Helper()
+	s.verdict(from, to, agentapi.CodeOK)
+}
+
+// link waits for an active SMCRLink of a pod with that redundancy, and returns it.
+func (s *suite) link(p pod, want v1alpha1.Redundancy) v1alpha1.SMCRLink {
+	s.Helper()
+	var found v1alpha1.SMCRLink
+	s.eventually(fmt.Sprintf("an active SMCRLink of %s that is %s", p, want), func() error {
+		var list v1alpha1.SMCRLinkList
+		if err := s.p.Client.List(s.Context(), &list); err != nil {
+			return err
+		}
+		var seen []string
+		for _, l := range list.Items {
+			if l.Status.Pod != p.String() {
+				continue
+			}
+			if l.Status.State == v1alpha1.LinkActive && l.Status.Redundancy == want {
+				found = l
+				return nil
+			}
+			seen = append(seen, fmt.Sprintf("%s is %s and %s on %s", l.Name, l.Status.State, l.Status.Redundancy, l.Status.Devices))
+		}
+		return fmt.Errorf("there are %q", seen)
+	})
+	return found
+}
+
+// event waits for an event of an object without a namespace.
+func (s *suite) event(name, reason string) {
+	s.Helper()
+	s.eventually(fmt.Sprintf("the event %s of %s", reason, name), func() error {
+		var list corev1.EventList
+		if err := s.p.Client.List(s.Context(), &list); err != nil {
+			return err
+		}
+		var seen []string
+		for _, e := range list.Items {
+			if e.InvolvedObject.Name != name {
+				continue
+			}
+			if e.Reason == reason {
+				return nil
+			}
+			seen = append(seen, e.Reason)
+		}
+		return fmt.Errorf("there are %q", seen)
+	})
+}
+
+// A sum is a line of the command traffic.
+type sum struct {
+	OK          int            `json:"ok"`
+	Failed      int            `json:"failed"`
+	Errors      map[string]int `json:"errors"`
+	WorstMillis int64          `json:"worstMillis"`
+	Ended       bool           `json:"ended"`
+}
+
+// last is the last line of a pod's log.
+func (s *suite) last(p pod) (sum, error) {
+	one := int64(1)
+	text, err := s.p.Clientset.CoreV1().Pods(p.ns).GetLogs(p.name, &corev1.PodLogOptions{TailLines: &one}).DoRaw(s.Context())
+	if err != nil {
+		return sum{}, err
+	}
+	var now sum
+	if err := json.Unmarshal(bytes.TrimSpace(text), &now); err != nil {
+		return sum{}, fmt.Errorf("log of %s: %q: %w", p, text, err)
+	}
+	return now, nil
+}
+
+// grows waits until a client has done n more than before, and returns its new sum. None may have
+// failed since.
+func (s *suite) grows(p pod, before sum, n int) sum {
+	s.Helper()
+	var now sum
+	s.eventually(fmt.Sprintf("%d more of %s", n, p), func() error {
+		var err error
+		if now, err = s.last(p); err == nil && now.OK < before.OK+n && now.Failed == before.Failed {
+			err = fmt.Errorf("it has %+v", now)
+		}
+		return err
+	})
+	if now.Failed > before.Failed || now.Ended {
+		s.Fatalf("%s has %+v, and had %+v", p, now, before)
+	}
+	return now
+}
+
+// queuePair is a line of what a kernel says of a reliable connection that a program made:
+// link rxe0/1 lqpn 18 ... type RC state RTS ... comm node-agent.
+var queuePair = regexp.MustCompile(`(?m)^link (\w+)/\d+ .*\btype RC state (\w+) .*\bcomm node-agent\b`)
+
+// queuePairs counts, by device, the reliable connections of the agent that the node's kernel has
+// ready to send.
+func (s *suite) queuePairs(n *guest.Node) (map[string]int, error) {
+	out, err := n.Run(s.Context(), "rdma", "resource", "show", "qp")
+	if err != nil {
+		return nil, err
+	}
+	count := map[string]int{}
+	for _, m := range queuePair.FindAllStringSubmatch(out, -1) {
+		if m[2] == "RTS" {
+			count[m[1]]++
+		}
+	}
+	return count, nil
+}
+
+// carries waits until the kernel of a node has queue pairs of the agent on exactly these devices.
+func (s *suite) carries(n *guest.Node, devices ...string) {
+	s.Helper()
+	s.eventually(fmt.Sprintf("queue pairs on %q of %s", devices, n.Name), func() error {
+		count, err := s.queuePairs(n)
+		if err != nil {
+			return err
+		}
+		for _, d := range devices {
+			if count[d] == 0 {
+				err = errors.Join(err, fmt.Errorf("there is none on %s", d))
+			}
+		}
+		if len(count) != len(devices) {
+			err = errors.Join(err, fmt.Errorf("there are %v", count))
+		}
+		return err
+	})
+}
