@@ -331,7 +331,7 @@ const slack = holdPatience + 500*time.Millisecond
 // loadResult counts what became of connections of programs.
 type loadResult struct {
 	connects, failed int
-	reset, silent    int // after connect() succeeded
+	reset, silent    int // when they stood already
 	slowest          time.Duration
 }
 
@@ -369,6 +369,8 @@ func (s *space) load(t testing.TB, dst string) (stop func() loadResult) {
 				all.connects++
 				all.slowest = max(all.slowest, took)
 				switch {
+				case errors.Is(err, unix.ECONNRESET): // it stood before: a SYN is refused, not reset
+					all.reset++
 				case err != nil:
 					all.failed++
 					t.Logf("connect: %v", err)
