@@ -8,7 +8,6 @@
 //	out, err := c.Kubectl(ctx, "get", "nodes") // n1 is of this machine, n2 and n3 are guests
 //	out, err = c.Guests[0].Run(ctx, "rdma", "link")
 //	err = c.Guests[0].Guest.SetLink(1, false)  // pulls the cable of rxe1
-//	err = c.Guests[0].Reboot(ctx)
 //
 // The same for people: make cluster-up ARGS=--rdma.
 //
@@ -37,7 +36,7 @@
 // guests' image (make vm-image), no KVM; and memory, 1 GiB for each guest and more than half of that for
 // its QEMU, which Up looks for first. Its disk is made with overlayfs, so the cache
 // directory must not lie on one. Warm, and alone on two cores, two guests are ready after
-// half a minute. Times in them mean nothing. kube-proxy is in its mode nftables on all nodes,
-// as guests have no iptables. A guest can be reset, and not switched off for a time: the first
+// a minute. Times in them mean nothing. kube-proxy is in its mode nftables on all nodes,
+// as guests have no iptables. A guest cannot be reset, as a node would be, nor switched off: the first
 // one is the others' switch. The second network of the cluster's own nodes is not the guests'.
 package guest

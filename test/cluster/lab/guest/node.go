@@ -9,7 +9,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"time"
 
@@ -21,7 +20,7 @@ import (
 // A Node is a node in a guest.
 type Node struct {
 	*lab.Node
-	// Guest is its machine. Whoever resets it does so by [Node.Reboot].
+	// Guest is its machine. One that is reset is no node any more.
 	Guest *vm.Guest
 }
 
@@ -127,43 +126,6 @@ func (n *Node) serve(ctx context.Context, s machine.Service) error {
 	args = append(args, "sh", "-c", script, "sh", s.Name)
 	_, err := n.Guest.Run(ctx, append(args, s.Args...)...)
 	return err
-}
-
-// Reboot resets the guest, as a power cut does, and waits until the node is ready again. What is
-// on its disk is there: images, pods' logs, CNI plugins; the devices are made anew.
-func (n *Node) Reboot(ctx context.Context) error {
-	vfs := 0
-	text, err := n.Guest.Run(ctx, "cat", "/sys/class/net/"+pfDev+"/device/sriov_numvfs")
-	if err == nil {
-		if vfs, err = strconv.Atoi(strings.TrimSpace(text)); err != nil {
-			return fmt.Errorf("reboot node %s: count its VFs: %w", n.Name, err)
-		}
-	}
-	if _, err := n.Guest.Run(ctx, "sync"); err != nil {
-		return fmt.Errorf("reboot node %s: %w", n.Name, err)
-	}
-	if err := n.Guest.Reset(ctx); err != nil {
-		return fmt.Errorf("reboot node %s: %w", n.Name, err)
-	}
-	if err := n.start(ctx, vfs); err != nil {
-		return fmt.Errorf("reboot node %s: %w", n.Name, err)
-	}
-	return nil
-}
-
-// RestartKubelet restarts the kubelet, and not the pods.
-func (n *Node) RestartKubelet(ctx context.Context) error {
-	e, _ := n.External()
-	for _, s := range e.Services {
-		if s.Name != "kubelet" {
-			continue
-		}
-		if _, err := n.Guest.Shell(ctx, "pkill -x kubelet; while pgrep -x kubelet >/dev/null; do sleep 0.1; done"); err != nil {
-			return fmt.Errorf("stop the kubelet of %s: %w", n.Name, err)
-		}
-		return n.serve(ctx, s)
-	}
-	return fmt.Errorf("node %s has no kubelet", n.Name)
 }
 
 // load imports an image from the directory that guests share.
