@@ -32,7 +32,8 @@ var faultCases = []Case{
 }
 
 // remoteFault posts w, which the peer must refuse as access without right; both queue
-// pairs end in ERR and the peer's memory is as it was.
+// pairs end in ERR and the peer's memory is as it was, but, where a WRITE goes in pieces, for its
+// first bytes.
 func remoteFault(t *testing.T, name string, x, y *End, w rdma.SendWR) {
 	t.Helper()
 	before := bytes.Clone(y.MR.Bytes())

@@ -29,7 +29,7 @@ const (
 	MaxInlineLimit = 4096
 
 	// DefaultWindow is the number of request packets in flight when the
-	// configuration does not say. At 1 KiB packets it covers 512 KiB, one of
+	// configuration does not say. At 1 KiB packets it covers 1 MiB, two of
 	// the largest RMBEs.
 	DefaultWindow = 1024
 
