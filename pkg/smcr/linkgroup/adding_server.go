@@ -184,6 +184,7 @@ func (s *server) addIfUseful(g *Group) bool {
 // handleAddLinkReply takes the client's answer.
 func (s *server) handleAddLinkReply(g *Group, now time.Time, from *link, m llc.AddLink) error {
 	l := &g.links.at[g.adding.link]
+	m.Reject = m.Reject || isSentBack(m, l)
 	switch {
 	case g.adding.step > addWaitReply && m.Reject && g.adding.hasNumber(g, m.Link):
 		// A Linux client takes its yes back when the set-up has failed later on.
@@ -231,6 +232,20 @@ func (s *server) handleAddLinkReply(g *Group, now time.Time, from *link, m llc.A
 		g.adding.becomeWaiting(now, addWaitCont, ExchangeTimeout)
 	}
 	return nil
+}
+
+// isSentBack reports whether the client's answer to the offer of a link is the offer itself. A Linux
+// client that waits for CONFIRM LINK on another new link answers so, and has given both up:
+//
+//	server                                 Linux client
+//	  ADD LINK, link 3 ------------------>
+//	          (lost) <------------------- ADD LINK rsp, waits for CONFIRM LINK on link 3
+//	  (no answer in time)
+//	  ADD LINK, link 4 ------------------>
+//	        <---------------------------- ADD LINK of link 4 with the response bit
+//	        <---------------------------- ADD LINK rsp, link 3 rejected
+func isSentBack(m llc.AddLink, l *link) bool {
+	return m.QPN == l.local.QPN && m.GID == l.local.GID && m.MAC == l.local.MAC
 }
 
 // confirmNew proves the path of a new link at the server.

@@ -44,6 +44,7 @@ func (g *Group) HandleRecv(now time.Time, index LinkIndex, b []byte) error {
 		g.Discarded++
 		return nil
 	case err != nil:
+		err = fmt.Errorf("%w (begins with % x)", err, b[:min(len(b), 4)])
 		g.loseLink(now, l, llc.DeleteProtocolViolation, FaultProtocol, err)
 		return err
 	}

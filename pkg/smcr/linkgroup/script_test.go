@@ -655,6 +655,10 @@ func (r *rig) message(line string) []byte {
 			Link: llc.LinkID(num("link", 2)), MTU: rdma.MTU(num("mtu", 3)), QPN: p.QPN, GID: p.GID, MAC: p.MAC,
 			Ext: llc.AddLinkExt{Direct: !has("routed"), TargetGID: p.GID, Pairs: pairsOf(args["keys"])}, // version 2
 		}.Append(nil)
+	case "sent-back": // our last message, as Linux answers what it does not expect
+		b := slices.Clone(r.sent[len(r.sent)-1][:llc.Size])
+		b[3] |= 0x80
+		return b
 	case "request-add-link": // of version 2
 		m := llc.RequestAddLink{Header: h}
 		if has("rnic") {

@@ -178,10 +178,14 @@ func TestAppend_version2Layouts(t *testing.T) {
 	}
 }
 
-// answersIn44Bytes: a response of DELETE RKEY may have fewer keys than it counts.
+// answersIn44Bytes: a response of DELETE RKEY may have fewer keys than it counts, and one of ADD LINK
+// without RTokens is a rejection.
 func answersIn44Bytes(m llc.Message) bool {
-	_, ok := m.(llc.DeleteRKeyV2)
-	return ok && m.IsResponse()
+	switch m.(type) {
+	case llc.AddLink, llc.DeleteRKeyV2:
+		return m.IsResponse()
+	}
+	return false
 }
 
 // Linux answers a long DELETE RKEY in 44 bytes, with the count of the request.
@@ -211,6 +215,25 @@ func TestParseAddLink_rejectionOfAnyLength(t *testing.T) {
 		if m, err := llc.ParseAddLink(llc.DialectLinux, b); err != nil || !m.Reject || len(m.Ext.Pairs) != 0 {
 			t.Errorf("%d bytes: %v, %v", n, m, err)
 		}
+	}
+}
+
+// Linux sends 44 bytes of an ADD LINK back that comes while it waits for CONFIRM LINK.
+func TestParseAddLink_sentBack(t *testing.T) {
+	m, ok := samples()["add link v2"].(llc.AddLink)
+	if !ok {
+		t.Fatal("no ADD LINK")
+	}
+	m.Response = false
+	b := m.Append(nil)[:llc.Size]
+	b[3] |= 0x80
+	m.Response, m.Reject, m.Ext = true, true, llc.AddLinkExt{}
+	got, err := llc.ParseAddLink(llc.DialectLinux, b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(m, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
 
@@ -262,7 +285,7 @@ func TestParse_rejects(t *testing.T) {
 		"delete link v2 of 45 bytes":      {2, append(edit("delete link all", set(4, 0)), 0), nil},
 		"request add link past the end":   {2, edit("request add link of 1", set(24, 2)), nil},
 		"add link v2 more than fit":       {2, edit("add link v2", set(70, 0xfc)), nil},
-		"add link v2 without extension":   {2, edit("add link v2", func(b []byte) []byte { return b[:44] }), nil},
+		"add link v2 without extension":   {2, edit("add link v2", func(b []byte) []byte { b[3] &^= 0x80; return b[:44] }), nil},
 		"add link v2 extension cut short": {2, edit("add link v2", func(b []byte) []byte { return b[:71] }), nil},
 	}
 	for name, tt := range tests {

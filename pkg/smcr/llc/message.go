@@ -106,7 +106,8 @@ func (m ConfirmLink) String() string {
 //	| 34: reserved ...                                              | 36
 //	+---------------------------------------------------------------+
 //
-// Version 2 appends an [AddLinkExt] unless the message is a rejection.
+// Version 2 appends an [AddLinkExt] unless the message is a rejection. A response without it is one,
+// whatever its flags: Linux sends an ADD LINK back that comes while it waits for CONFIRM LINK.
 type AddLink struct {
 	Header
 	Dialect Dialect // of the layout; version 2 is always DialectLinux

@@ -231,6 +231,10 @@ func ParseAddLink(d Dialect, b []byte) (AddLink, error) {
 	if m.Reject {
 		return m, nil // it may be the whole request, sent back
 	}
+	if m.Response && len(b) == Size {
+		m.Reject = true // the request, sent back by a peer that did not expect it
+		return m, nil
+	}
 	m.Ext, m.BigEndian, err = parseAddLinkExt(h.BigEndian, b)
 	if err != nil {
 		return AddLink{}, err
