@@ -256,8 +256,8 @@ func (q *QP) HandlePacket(now time.Time, p *Packet) {
 	q.stats.RxBytes += uint64(len(p.Payload))
 	if info&opRequest != 0 {
 		q.handleRequest(p, info)
-		if q.rsp.ack {
-			q.delayACK(now, p, info)
+		if a := &q.rsp.ack; a.due {
+			a.received(now, q.cfg.ACKDelay, len(p.Payload), info&opSend != 0, p.BTH.AckReq && len(p.Payload) == q.mtu)
 		}
 		return
 	}
@@ -278,14 +278,14 @@ func (q *QP) PollTx(now time.Time, dst []TxPacket) int {
 	if q.attr.State != rdma.QPRTS || n == len(dst) {
 		return n
 	}
-	if !q.rsp.ack || n+1 == len(dst) {
+	if !q.rsp.ack.due || n+1 == len(dst) {
 		return n + q.pollRequests(now, dst[n:])
 	}
 	// An ACK waits for company. If there is a request, the ACK goes along, behind the request:
 	// the peer's program waits for the request.
 	if m := q.pollRequests(now, dst[n:len(dst)-1]); m > 0 {
 		n += m
-		if q.rsp.patience.keep(q.rsp.ackPkts) {
+		if q.rsp.ack.keep() {
 			return n
 		}
 		q.putACK(&dst[n])

@@ -512,11 +512,7 @@ func (q *QP) handleReadResponse(now time.Time, p *Packet, info opInfo, psn uint6
 // HandleTimeout does what is due at now.
 func (q *QP) HandleTimeout(now time.Time) {
 	r := &q.req
-	if at := q.rsp.ackAt; !at.IsZero() && !now.Before(at) {
-		q.rsp.ackAt = time.Time{}
-		q.rsp.ackNow = true
-		q.rsp.patience.expired(now, q.rsp.ackPkts)
-	}
+	q.rsp.ack.expire(now)
 	if q.attr.State != rdma.QPRTS {
 		return
 	}
@@ -556,7 +552,7 @@ func (q *QP) NextTimeout() (time.Time, bool) {
 	if p := r.probe.at; !p.IsZero() && (t.IsZero() || p.Before(t)) {
 		t = p
 	}
-	if a := q.rsp.ackAt; !a.IsZero() && (t.IsZero() || a.Before(t)) {
+	if a := q.rsp.ack.at; !a.IsZero() && (t.IsZero() || a.Before(t)) {
 		t = a
 	}
 	return t, !t.IsZero()

@@ -4,7 +4,6 @@ package rocev2
 
 import (
 	"fmt"
-	"time"
 
 	"github.com/smcr-io/kube-smcr/internal/invariant"
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
@@ -85,16 +84,9 @@ type responder struct {
 	addr uint64
 	key  rdma.RKey
 
-	ack    bool // an ACK is to be sent
-	ackNow bool // and not to wait for company
-	// ackAt is when it has waited long enough; zero: nothing waits.
-	ackAt    time.Time
-	ackBytes int // received since the ACK is due
-	ackPkts  int
-	ackSends int // of them, packets of SENDs
-	patience patience
-	nak      nakState
-	nakSyn   Syndrome
+	ack    delayedACK
+	nak    nakState
+	nakSyn Syndrome
 	// In ERR: requests go without an answer; one did.
 	silent, unanswered bool
 
@@ -109,9 +101,7 @@ func (r *responder) at(i uint32) *recvWQE { return &r.ring[i&uint32(len(r.ring)-
 // whose message was taken would repeat it to nobody and report a broken path.
 func (r *responder) stop() {
 	r.msg = msgNone
-	due := r.ack
-	r.acked()
-	r.ack, r.ackNow = due, due
+	r.ack.stop()
 	r.forgetMemory()
 	r.nreads = 0
 }
@@ -160,7 +150,7 @@ func (q *QP) handleRequest(p *Packet, info opInfo) {
 	if p.BTH.OpCode != ReadRequest {
 		r.psn++
 		if p.BTH.AckReq {
-			r.ack = true
+			r.ack.due = true
 		}
 	}
 	if info&(opLast|opOnly) != 0 {
@@ -173,7 +163,8 @@ func (q *QP) handleRequest(p *Packet, info opInfo) {
 		r.nak = nakNone
 	case r.nak == nakPending && r.psn > r.gap:
 		// Reordered, and complete again before we complained.
-		r.nak, r.ack, r.ackNow = nakNone, true, true
+		r.nak = nakNone
+		r.ack.becomeUrgent()
 	case r.nak == nakPending:
 		// What came early was dropped: ask for it, even if the NAK would
 		// have said that no receive buffer was there.
@@ -218,7 +209,7 @@ func (q *QP) requestInError(p *Packet) {
 	if psn := near(r.psn, p.BTH.PSN); psn < r.psn {
 		if p.BTH.OpCode != ReadRequest { // nothing is read any more
 			q.stats.Duplicates++
-			r.ack, r.ackNow = true, true // it was done before the end
+			r.ack.becomeUrgent() // it was done before the end
 		}
 		return
 	}
@@ -444,7 +435,7 @@ func (q *QP) resolveRead(op *readOp) bool {
 func (q *QP) handleDuplicate(p *Packet, psn uint64) {
 	r := &q.rsp
 	if p.BTH.OpCode != ReadRequest {
-		r.ack, r.ackNow = true, true // the peer's timer runs
+		r.ack.becomeUrgent() // the peer's timer runs
 		return
 	}
 	n := packets(p.RETH.Length, q.mtu)
@@ -509,9 +500,9 @@ func (q *QP) pollResponses(dst []TxPacket) int {
 		dst[n].putAETH(r.nakSyn, r.msn)
 		q.countNAK(r.nakSyn)
 		r.nak = nakSent
-		r.acked()
+		r.ack.sent()
 		n++
-	case r.ack && r.ackNow:
+	case r.ack.isUrgent():
 		q.putACK(&dst[n])
 		n++
 	}
@@ -522,112 +513,7 @@ func (q *QP) putACK(t *TxPacket) {
 	r := &q.rsp
 	q.put(t, Acknowledge, r.psn-1, 0, 0)
 	t.putAETH(SyndromeACK(creditsInvalid), r.msn)
-	r.acked()
-}
-
-func (r *responder) acked() {
-	r.ack, r.ackNow, r.ackBytes, r.ackPkts, r.ackSends = false, false, 0, 0, 0
-	r.ackAt = time.Time{}
-	r.patience.kept = 0
-}
-
-// delayACK lets the ACK that is due wait for a request that goes the same way:
-// in a dialogue the answer takes it along, which saves both sides a wake-up, and in a stream what tells
-// that the reader has made room. A sender may wait for the ACK to go on, and does not say so. So it
-// goes at once where a packet asks that is full, as the last one of a window is, for the second message of a
-// stream, and for more packets than the windows of common peers.
-//
-//	SEND asks, answered by a SEND                  one packet back
-//	... WRITE, SEND asks, WRITE ... SEND asks      at the second
-//	... WRITE, WRITE asks                          at once
-func (q *QP) delayACK(now time.Time, p *Packet, info opInfo) {
-	r := &q.rsp
-	r.patience.received(now, q.cfg.ACKDelay)
-	r.ackPkts++
-	r.ackBytes += len(p.Payload)
-	if info&opSend != 0 {
-		r.ackSends++
-	}
-	sends := maxKeptPackets + 2
-	if r.ackBytes > maxDelayedBytes {
-		sends = 1
-	}
-	asksForWindow := p.BTH.AckReq && len(p.Payload) == q.mtu
-	if q.cfg.ACKDelay == 0 || asksForWindow || r.ackSends > sends || r.ackPkts > maxHeldPackets {
-		r.ackNow = true
-	} else if r.ackAt.IsZero() && !r.ackNow {
-		r.ackAt = now.Add(r.patience.delay(q.cfg.ACKDelay))
-	}
-}
-
-// patience finds out whether the peer goes on without our ACKs. In a dialogue
-// whose next question needs only the answer, the ACK beside each answer is a
-// packet for nothing, which may even wake the peer once more; one ACK does for
-// several questions. But a peer may also wait for the completion of its sends
-// before it goes on. So ACKs are kept back on trial. If the peer is silent until
-// the timer sends one, and then goes on at once, it has waited: ACKs go along
-// with each answer again for a while, longer each time.
-type patience struct {
-	lazy    bool
-	kept    int       // ackPkts when an answer last went without the ACK; 0: none did
-	suspect time.Time // when the timer sent an ACK after such silence; zero: nothing to judge
-	eager   int       // ACKs that went with answers since the last trial
-	pause   int       // how many have to before the next one
-}
-
-const (
-	// maxKeptPackets is how many packets one ACK may stand for. Linux's SMC-R
-	// has 16 SENDs under way on a link and then waits.
-	maxKeptPackets = 12
-	// keptDelays is how many ACKDelays an ACK is kept back at most; it must
-	// stay below the probe time of a peer of our kind.
-	keptDelays = 3
-	// minPause and maxPause bound the ACKs between two trials. A trial in vain
-	// costs the peer one delay.
-	minPause = 64
-	maxPause = 1 << 14
-)
-
-func (p *patience) delay(d time.Duration) time.Duration {
-	if p.lazy {
-		return keptDelays * d
-	}
-	return d
-}
-
-// keep reports whether an answer may leave without the ACK for the pkts
-// packets before it.
-func (p *patience) keep(pkts int) bool {
-	if p.lazy {
-		if pkts > maxKeptPackets {
-			return false
-		}
-		p.kept = pkts
-		return true
-	}
-	p.eager++
-	p.lazy = p.eager > max(p.pause, minPause)
-	return false
-}
-
-// expired is told when the timer sends the ACK for pkts packets.
-func (p *patience) expired(now time.Time, pkts int) {
-	if p.kept != 0 && p.kept == pkts { // silence since the answer
-		p.suspect = now
-	}
-}
-
-// received judges a trial by the next packet.
-func (p *patience) received(now time.Time, d time.Duration) {
-	switch {
-	case p.suspect.IsZero():
-	case now.Sub(p.suspect) < d:
-		p.lazy, p.eager = false, 0
-		p.pause = min(2*max(p.pause, minPause), maxPause)
-	default: // it had nothing to say
-		p.pause = 0
-	}
-	p.suspect = time.Time{}
+	r.ack.sent()
 }
 
 func (q *QP) countNAK(s Syndrome) {
