@@ -458,6 +458,65 @@ func TestParse_devices(t *testing.T) {
 	}
 }
 
+func TestParse_devicesOfNode(t *testing.T) {
+	const text = `node:
+  devices: [{rdma: mlx5_0}, {rdma: {name: mlx5_1, address: eth9}}]
+  devicesOfNode:
+    "*-old": [{rdma: mlx4_0}]
+    db-old: []
+    general-*: [{soft: {address: node}}, {soft: {interface: eth1}}]
+`
+	m := Machine{
+		Cluster: true, Address: netip.MustParseAddr("192.0.2.7"),
+		Interfaces: map[string][]netip.Addr{"eth1": {netip.MustParseAddr("198.51.100.7")}},
+	}
+	on := func(name string) (*Node, error) {
+		m := m
+		m.Name = name
+		if name == "fast-1" {
+			m.Interfaces = map[string][]netip.Addr{"eth9": {netip.MustParseAddr("203.0.113.7")}}
+		}
+		return ParseOn(m, "t", []byte(text))
+	}
+	for name, want := range map[string][]Device{
+		"fast-1":    {{RDMA: "mlx5_0"}, {RDMA: "mlx5_1", GIDAddress: netip.MustParseAddr("203.0.113.7")}},
+		"web-old":   {{RDMA: "mlx4_0"}},
+		"db-old":    nil,
+		"general-3": {{SoftAddress: netip.MustParseAddr("192.0.2.7")}, {SoftAddress: netip.MustParseAddr("198.51.100.7"), Interface: "eth1"}},
+	} {
+		n, err := on(name)
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		if diff := cmp.Diff(want, n.Devices, comparers); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+	if _, err := on("general-old"); err == nil || !strings.Contains(err.Error(), `t:6:16: node.devicesOfNode.general-*: "*-old" and "general-*" are both about node general-old`) {
+		t.Errorf("two lists for one node: %v", err)
+	}
+	if _, err := ParseOn(Machine{Cluster: true, Any: true}, "t", []byte(text)); err != nil {
+		t.Errorf("for any node: %v", err)
+	}
+	for list, want := range map[string]string{
+		`{"a b": []}`:                  `node.devicesOfNode.a b: "a b", want a node's name`,
+		`{b: [{soft: {address: x}}]}`:  `node.devicesOfNode.b[0].soft.address: "x", want a local unicast address`,
+		`{b: [{rdma: a}, {soft: {}}]}`: `node.devicesOfNode.b[1]`,
+		`{b: [{rdma: a}], b: []}`:      `node.devicesOfNode.b: is given twice`,
+		`{b: [{rdma: a}, {rdma: a}]}`:  `node.devicesOfNode.b[1]: a is given twice`,
+		`[{nodes: [a], devices: []}]`:  `node.devicesOfNode: is a list, want a mapping`,
+		`{b: {soft: {address: node}}}`: `node.devicesOfNode.b: is a mapping, want a list`,
+	} {
+		m := m
+		m.Name = "a"
+		_, err := ParseOn(m, "t", []byte("node:\n  devices: []\n  devicesOfNode: "+list+"\n"))
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", list, err, want)
+		}
+	}
+}
+
 func TestParseOn(t *testing.T) {
 	m := Machine{
 		Cluster: true, Name: "n1", Address: netip.MustParseAddr("192.0.2.7"),

@@ -5,6 +5,7 @@ package config
 import (
 	"bytes"
 	"fmt"
+	"maps"
 	"net/netip"
 	"path"
 	"regexp"
@@ -133,18 +134,14 @@ func privateNetworks() []netip.Prefix {
 }
 
 func (d *decoder) node(f field, n *Node) {
-	fs := d.mapping(f, "name", "devices", "budgets", "rmbe", "sendBuffer", "versions", "eids", "dialects", "anyPrefix", "dataDir",
+	fs := d.mapping(f, "name", "devices", "devicesOfNode", "budgets", "rmbe", "sendBuffer", "versions", "eids", "dialects", "anyPrefix", "dataDir",
 		"apiSocket", "metricsAddress", "metricsAuth", "metricsTLS", "podsAsNode", "redirectTTL", "negativeCacheTTL", "drainTimeout", "answerPoll", "logLevel", "holdSYNs", "takeover", "defaultPeers", "wire", "cni", "devicePlugin", "dra")
 	n.Name = d.machine.Name
 	d.text(fs, "name", &n.Name)
 	if !validName(n.Name, "") && (n.Name != "" || !d.machine.Any) {
 		d.errorf(fs.where("name"), "%q, want the node's name: letters, digits, '-', '_' and '.'", n.Name)
 	}
-	if f, ok := fs.get("devices"); ok {
-		n.Devices = d.devices(f)
-	} else if !fs.has("device") { // for the old name there is an error already
-		d.errorf(fs.where("devices"), "is missing: want a list of soft: {address: ADDRESS} or rdma: NAME")
-	}
+	d.nodeDevices(fs, n)
 	d.size(fs, "rmbe", &n.RMBEBytes)
 	d.size(fs, "sendBuffer", &n.SendBufferBytes)
 	for _, b := range []struct {
@@ -411,6 +408,42 @@ func (d *decoder) metricsAuth(fs fields, n *Node) {
 	}
 	if ok && !n.MetricsAuth {
 		d.errorf(f, "a certificate without metricsAuth: metrics are plain HTTP then; leave it out")
+	}
+}
+
+// nodeDevices reads the devices of all nodes and of those that are named, and takes this node's. Of
+// the others' lists nothing is looked up on this machine.
+func (d *decoder) nodeDevices(fs fields, n *Node) {
+	lists, mine := map[string]field{}, ""
+	f, ok := fs.get("devices")
+	if ok {
+		lists[""] = f
+	} else if !fs.has("device") { // for the old name there is an error already
+		d.errorf(fs.where("devices"), "is missing: want a list of soft: {address: ADDRESS} or rdma: NAME")
+	}
+	if f, ok := fs.get("devicesOfNode"); ok {
+		of := d.anyMapping(f)
+		for _, nodes := range slices.Sorted(maps.Keys(of.at)) {
+			one := of.at[nodes]
+			lists[nodes] = one
+			switch {
+			case !validName(nodes, "*"):
+				d.errorf(one, "%q, want a node's name: letters, digits, '-', '_' and '.', and * for any characters", nodes)
+			case n.Name == "" || !matchPattern(nodes, n.Name) || mine == n.Name:
+			case mine != "" && nodes != n.Name:
+				d.errorf(one, "%q and %q are both about node %s: name it, or make one of them narrower", mine, nodes, n.Name)
+			default:
+				mine = nodes
+			}
+		}
+	}
+	machine := d.machine
+	for _, nodes := range slices.Sorted(maps.Keys(lists)) {
+		d.machine.Any = machine.Any || nodes != mine
+		if devices := d.devices(lists[nodes]); nodes == mine {
+			n.Devices = devices
+		}
+		d.machine = machine
 	}
 }
 

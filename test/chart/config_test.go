@@ -15,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/smcr-io/kube-smcr/api/v1alpha1"
 	"github.com/smcr-io/kube-smcr/internal/config"
 )
 
@@ -75,6 +76,23 @@ func TestAgentUnderstandsItsConfiguration(t *testing.T) {
 				t.Errorf("enterprise IDs %v", got.EIDs)
 			}
 		})
+	}
+}
+
+// Nodes of two kinds have devices of two kinds.
+func TestDevicesOfNodes(t *testing.T) {
+	cm := find[*corev1.ConfigMap](t, template(t, "--set", "hardware.enabled=true",
+		"--set-json", `agent.devices=[{"rdma":"mlx5_0"}]`, "--set-json", `agent.devicesOfNode={"general-*":[{"soft":{"address":"node"}}]}`), "-agent")
+	for name, want := range map[string]v1alpha1.Transport{"fast-1": v1alpha1.TransportHardware, "general-1": v1alpha1.TransportSoftwareRoCE} {
+		m := node()
+		m.Name = name
+		got, err := config.ParseOn(m, "node-agent.yaml", []byte(cm.Data["node-agent.yaml"]))
+		if err != nil {
+			t.Fatalf("%v in\n%s", err, cm.Data["node-agent.yaml"])
+		}
+		if len(got.Devices) != 1 || got.Devices[0].Transport() != want {
+			t.Errorf("%s: %v, want a device of kind %s", name, got.Devices, want)
+		}
 	}
 }
 

@@ -140,6 +140,9 @@ func TestRefused(t *testing.T) {
 		{"static without a length", "dra.ipam.type=static,dra.ipam.addresses[0].address=192.0.2.7", "at '/dra/ipam/addresses/0/address'"},
 		{"addresses of a node that is none", "dra.ipamOfNode.N_1.type=dhcp", "at '/dra/ipamOfNode'"},
 		{"devices of two kinds", "agent.devices[0].soft.address=node,agent.devices[1].rdma=mlx5_0", "all devices of a node must be of one kind"},
+		{"devices of two kinds on a node", "agent.devicesOfNode.n1[0].soft.address=node,agent.devicesOfNode.n1[1].rdma=mlx5_0", "agent.devicesOfNode.n1: soft and rdma devices together"},
+		{"devices of a node out of reach", "agent.devicesOfNode.n1[0].rdma=mlx5_0", "agent.devicesOfNode.n1 has rdma devices, but hardware.enabled is false"},
+		{"devices of a node that is none", "agent.devicesOfNode.N_1[0].rdma=mlx5_0", "at '/agent/devicesOfNode'"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			out, complaint := helm(t, "template", release, chartDir, "--set", tt.set)

@@ -40,6 +40,7 @@ agent:
   devices:
   - soft:
       address: node
+  devicesOfNode: {}
   dialects: both
   drainTimeout: 30s
   eids:

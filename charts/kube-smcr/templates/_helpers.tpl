@@ -259,15 +259,19 @@ enough, so that each of them says it; one without expressions selects no node an
 {{- fail (printf "%s, but dra.enabled is false: no pod can claim a VF. Networks of Multus have their own: multus.ipam." $at) -}}
 {{- end -}}
 {{- end -}}
+{{- $lists := dict "agent.devices" $a.devices -}}
+{{- range $nodes, $devices := $a.devicesOfNode -}}{{- $_ := set $lists (printf "agent.devicesOfNode.%s" $nodes) $devices -}}{{- end -}}
+{{- range $at, $devices := $lists -}}
 {{- $seen := dict -}}
-{{- range $d := $a.devices -}}
+{{- range $d := $devices -}}
 {{- range $kind, $_ := $d -}}{{- $_ := set $seen $kind true -}}{{- end -}}
 {{- end -}}
 {{- if gt (len $seen) 1 -}}
-{{- fail "agent.devices: soft and rdma devices together: all devices of a node must be of one kind." -}}
+{{- fail (printf "%s: soft and rdma devices together: all devices of a node must be of one kind. Nodes that differ: agent.devicesOfNode." $at) -}}
 {{- end -}}
-{{- if and (hasKey $seen "rdma") (not .Values.hardware.enabled) -}}
-{{- fail "agent.devices has rdma devices, but hardware.enabled is false: the agent could not open them." -}}
+{{- if and (hasKey $seen "rdma") (not $.Values.hardware.enabled) -}}
+{{- fail (printf "%s has rdma devices, but hardware.enabled is false: the agent could not open them." $at) -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 
