@@ -99,6 +99,8 @@ TEST_JOBS ?= $(shell echo $$((2 * $$(nproc))))
 # The cluster takes seven minutes of a package's time, beside guests on a slow
 # machine two to three times that.
 TEST_TIMEOUT ?= 30m
+# What runs tests. For CI that is tools/again: a test that fails runs once more, alone.
+TESTER ?= $(GO) test
 # A process with the race detector waits for a second when it ends, unless told.
 export GORACE ?= atexit_sleep_ms=0
 
@@ -108,7 +110,7 @@ apart    = grep -E '$(apart-pattern)' | $(longest)
 together = grep -vE '$(pure-pattern)|$(judge-pattern)|$(apart-pattern)' | $(longest)
 # tested tests the packages that a filter leaves, if there are any.
 tested = @all=$$($(GO) list $(PKG)); pkgs=$$(echo "$$all" | { $(1) || true; }); \
-	[ -z "$$pkgs" ] || { echo "$(GO) test $(2)"; $(GO) test -timeout=$(TEST_TIMEOUT) $(2) $(ARGS) $$pkgs; }
+	[ -z "$$pkgs" ] || { echo "$(TESTER) $(2)"; $(TESTER) -timeout=$(TEST_TIMEOUT) $(2) $(ARGS) $$pkgs; }
 
 .PHONY: list-norace
 list-norace:
@@ -128,7 +130,7 @@ test-attack: deps ## Run the attacks that are known, without the race detector (
 
 .PHONY: test-apps
 test-apps: deps ## Run redis', memcached's and curl's own tests against pods, opted in and not, and compare (ARGS=-long: all of them, for two hours).
-	$(GO) test -count=1 -v -timeout=6h ./test/netns/apps $(patsubst -long,-apps.long,$(ARGS))
+	$(TESTER) -count=1 -v -timeout=6h ./test/netns/apps $(patsubst -long,-apps.long,$(ARGS))
 
 .PHONY: test-cluster
 test-cluster: deps cluster-tools ## Test on a real two-node Kubernetes from end to end (ARGS=-run=TestCluster/optIn).

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// The again command is "go test" that runs a test which failed once more, with nothing beside it.
+// Most tests here look at real time, and a machine that stands still for a second may fail one that
+// is right. If the test passes then, the command ends well and names it:
+//
+//	FLAKY	github.com/smcr-io/kube-smcr/pkg/smcr	TestStack_closes: failed, and passed when it ran again alone
+//
+// Such a test, or what it tests, has a defect that is mended next; only it does not keep a change back
+// that has nothing to do with it. What the first run said stays in the output. Nothing runs again
+// after a data race, a panic, a time-out or a package that does not build, nor if many tests fail.
+//
+//	go run ./tools/again -race -count=1 ./pkg/smcr ./pkg/sdp
+//
+// Flags are those of go test in the form -name=value, and packages come behind them.
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// endAfter is how long go test may take to end when it is told to.
+const endAfter = 10 * time.Second
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := run(ctx, os.Stdout, os.Args[1:])
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "again:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, out io.Writer, args []string) error {
+	flags := args
+	for i, a := range args {
+		if !strings.HasPrefix(a, "-") {
+			flags = args[:i]
+			break
+		}
+	}
+	var said bytes.Buffer
+	err := goTest(ctx, io.MultiWriter(out, &said), args)
+	if err == nil || ctx.Err() != nil {
+		return err
+	}
+	failed, why := failures(said.String())
+	if why != "" {
+		return fmt.Errorf("%w; nothing runs again: %s", err, why)
+	}
+	for _, f := range failed {
+		fmt.Fprintf(out, "again: %s of %s, alone\n", strings.Join(f.tests, ", "), f.pkg)
+		if err := goTest(ctx, out, append(flags[:len(flags):len(flags)], "-count=1", "-run=^("+strings.Join(f.tests, "|")+")$", f.pkg)); err != nil {
+			return fmt.Errorf("%s failed twice: %w", f.pkg, err)
+		}
+		for _, t := range f.tests {
+			fmt.Fprintf(out, "FLAKY\t%s\t%s: failed, and passed when it ran again alone\n", f.pkg, t)
+		}
+	}
+	return nil
+}
+
+func goTest(ctx context.Context, out io.Writer, args []string) error {
+	c := exec.CommandContext(ctx, "go", append([]string{"test"}, args...)...)
+	c.Stdout, c.Stderr = out, out
+	c.Cancel = func() error { return c.Process.Signal(os.Interrupt) }
+	c.WaitDelay = endAfter
+	err := c.Run()
+	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
+		return fmt.Errorf("go test: %w", err)
+	}
+	return err
+}

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// TestRun runs tests of a module that fail always, once, or in a way after which nothing runs again.
+func TestRun(t *testing.T) {
+	const once = `
+func TestOnce(t *testing.T) {
+	if _, err := os.Stat("ran"); err != nil {
+		os.WriteFile("ran", nil, 0o600)
+		t.Error("too slow")
+	}
+}
+`
+	const counted = `
+func TestCounted(t *testing.T) {
+	b, _ := os.ReadFile("count")
+	os.WriteFile("count", append(b, 'x'), 0o600)
+}
+`
+	always := func(name string) string { return "func Test" + name + "(t *testing.T) { t.Error(\"wrong\") }\n" }
+	for name, tt := range map[string]struct {
+		tests string
+		err   string // in the error; "": none
+		out   string // in the output
+	}{
+		"all is well":   {counted, "", `ok\s+example.com/m`},
+		"a flaky test":  {once + counted, "", `(?s)--- FAIL: TestOnce.*too slow.*ok\s+example.com/m.*FLAKY\texample.com/m\tTestOnce: failed, and passed`},
+		"a failed test": {counted + always("A"), "example.com/m failed twice", `(?s)--- FAIL: TestA.*--- FAIL: TestA`},
+		"one of each":   {once + always("B"), "example.com/m failed twice", `(?s)again: TestOnce, TestB of example.com/m, alone.*--- FAIL: TestB`},
+		"many":          {always("A") + always("B") + always("C"), "3 tests failed", `FAIL`},
+		"a panic":       {`func TestPanic(t *testing.T) { panic("oops") }`, "nothing runs again: a test ended its process", `panic: oops`},
+		"an exit":       {`func TestExit(t *testing.T) { os.Exit(3) }`, "nothing runs again: a package failed, and no test of it", `FAIL`},
+		"a typo":        {`func TestX(t *testing.T) { y }`, "nothing runs again: a package failed, and no test of it", `build failed`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			for file, text := range map[string]string{
+				"go.mod":    "module example.com/m\n\ngo 1.26\n",
+				"m_test.go": "package m\n\nimport (\n\"os\"\n\"testing\"\n)\n\nvar _ = os.Exit\n\n" + tt.tests,
+			} {
+				if err := os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			t.Chdir(dir)
+			t.Setenv("GOFLAGS", "") // those of this module are not for that one
+			var out bytes.Buffer
+			err := run(t.Context(), &out, []string{"-vet=off", "./..."})
+			if (err == nil) != (tt.err == "") || err != nil && !strings.Contains(err.Error(), tt.err) {
+				t.Errorf("error %v, want %q; output:\n%s", err, tt.err, &out)
+			}
+			if !regexp.MustCompile(tt.out).Match(out.Bytes()) {
+				t.Errorf("output does not match %q:\n%s", tt.out, &out)
+			}
+			if b, err := os.ReadFile("count"); err == nil && len(b) != 1 {
+				t.Errorf("a test that passed ran %d times", len(b))
+			}
+		})
+	}
+}
+
+func TestFailures(t *testing.T) {
+	for name, tt := range map[string]struct{ output, why string }{
+		"a data race":         {"==================\nWARNING: DATA RACE\n--- FAIL: TestA (0.1s)\nFAIL\tp\t0.1s\n", "a data race is a defect"},
+		"a time-out":          {"panic: test timed out after 1s\nFAIL\tp\t1s\n", "a test ended its process"},
+		"a process that dies": {"fatal error: all goroutines are asleep\nFAIL\tp\t1s\n", "a test ended its process"},
+		"nothing":             {"", "it is not said which tests failed"},
+		"cut off":             {"--- FAIL: TestA (0.1s)\n", "it is not said which tests failed"},
+	} {
+		if failed, why := failures(tt.output); failed != nil || !strings.Contains(why, tt.why) {
+			t.Errorf("%s: %v, %q, want %q", name, failed, why, tt.why)
+		}
+	}
+	failed, why := failures("ok  \ta\t1s\n--- FAIL: TestA (0.1s)\n    --- FAIL: TestA/sub (0.1s)\n        x_test.go:1: panic: not one\nFAIL\nFAIL\tb\t1s\n--- FAIL: TestB (0.1s)\nFAIL\nFAIL\tc\t1s\nFAIL\n")
+	if why != "" || len(failed) != 2 || failed[0].pkg != "b" || failed[1].tests[0] != "TestB" {
+		t.Errorf("%v, %q", failed, why)
+	}
+}
