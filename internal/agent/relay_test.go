@@ -93,7 +93,7 @@ func TestAttack_sinks(t *testing.T) {
 			if in+out > want || in+out == 0 {
 				t.Errorf("%d bytes wait to be read and %d to be sent, want at most %d", in, out, want)
 			}
-			if _, text := b.get(agentapi.PathMetrics); !strings.Contains(text, "kube_smcr_budget_socket_buffer_bytes 2.147483648e+09\n") {
+			if text, err := b.client.Metrics(t.Context()); err != nil || !strings.Contains(text, "kube_smcr_budget_socket_buffer_bytes 2.147483648e+09\n") {
 				t.Error("metrics do not have the budget")
 			}
 		})

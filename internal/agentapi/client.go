@@ -90,6 +90,12 @@ func (c *Client) Explain(ctx context.Context, src, dst string) (Explanation, err
 	return get[Explanation](ctx, c, PathExplain, url.Values{"src": {src}, "dst": {dst}})
 }
 
+// Metrics asks for the agent's metrics, in the text format of Prometheus.
+func (c *Client) Metrics(ctx context.Context) (string, error) {
+	b, err := c.do(ctx, http.MethodGet, PathMetrics, nil)
+	return string(b), err
+}
+
 // Sync makes the agent read the attachment records now.
 func (c *Client) Sync(ctx context.Context) error {
 	_, err := c.do(ctx, http.MethodPost, PathSync, nil)
