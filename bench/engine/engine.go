@@ -56,8 +56,9 @@ func (e *Engine) Run(ctx context.Context, w io.Writer, groups ...Group) error {
 	return errors.Join(append(errs, e.print(w))...)
 }
 
-// Value notes a figure that is taken by other means than rounds; less is better.
-func (e *Engine) Value(group, name, unit, base, path string, value float64) {
+// Value notes a figure that is taken by other means than rounds; less is better. The
+// targets are those of the path.
+func (e *Engine) Value(group, name, unit, base, path string, value float64, targets ...report.Target) {
 	var c *report.Case
 	for _, o := range e.Report.Cases {
 		if o.Group == group && o.Name == name {
@@ -69,6 +70,7 @@ func (e *Engine) Value(group, name, unit, base, path string, value float64) {
 		e.Report.Cases = append(e.Report.Cases, c)
 	}
 	c.Add(path, value, 0, report.Cost{})
+	c.Targets = append(c.Targets, targets...)
 }
 
 // print judges the cases and writes the report. Without any case an older file of JSON

@@ -117,7 +117,7 @@ func TestEngine_Value(t *testing.T) {
 	e := fakeEngine(t, 1)
 	e.Value("g", "size", "KiB", "few", "few", 2)
 	e.Value("g", "time", "us", "few", "few", 5)
-	e.Value("g", "size", "KiB", "few", "many", 6)
+	e.Value("g", "size", "KiB", "few", "many", 6, report.Target{Path: "many", Limit: 6})
 	var got []string
 	for _, c := range e.Report.Cases {
 		c.Judge()
@@ -127,5 +127,8 @@ func TestEngine_Value(t *testing.T) {
 	}
 	if d := cmp.Diff([]string{"size/few 2 1", "size/many 6 3", "time/few 5 1"}, got); d != "" {
 		t.Error(d)
+	}
+	if c := e.Report.Cases[0]; len(c.Targets) != 1 || !c.Targets[0].Reached {
+		t.Errorf("the target of many: %+v", c.Targets)
 	}
 }

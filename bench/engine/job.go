@@ -67,7 +67,7 @@ func OpsPerSecond(r load.Result) float64 {
 func (s *Settings) RoundTrip(group, prefix, base string, targets ...report.Target) Job {
 	figure := func(name string, of Metric, targets []report.Target) Figure {
 		return Figure{&report.Case{
-			Group: group, Name: prefix + "64 B round trip, " + name, Unit: "us", Lower: true, Base: base, Targets: targets,
+			Group: group, Name: prefix + "64 B round trip, " + name, Unit: "us", Lower: true, Base: base, Targets: slices.Clone(targets),
 		}, of}
 	}
 	return Job{
@@ -78,8 +78,8 @@ func (s *Settings) RoundTrip(group, prefix, base string, targets ...report.Targe
 }
 
 // Streams are jobs of streams with these sizes of write, on one connection and on
-// eight.
-func (s *Settings) Streams(group, prefix, base string, sizes []int, t Throughput, targets ...report.Target) []Job {
+// eight, with the targets of so many.
+func (s *Settings) Streams(group, prefix, base string, sizes []int, t Throughput, targets func(conns int) []report.Target) []Job {
 	var jobs []Job
 	for _, size := range sizes {
 		for _, n := range []int{1, 8} {
@@ -91,13 +91,18 @@ func (s *Settings) Streams(group, prefix, base string, sizes []int, t Throughput
 				Load: load.Load{Kind: load.Stream, SizeBytes: size, Conns: n, Duration: s.Duration},
 				Figures: []Figure{{&report.Case{
 					Group: group, Name: fmt.Sprintf("%sstream of %d KiB writes, %s", prefix, size>>10, conns),
-					Unit: t.Unit, Base: base, Targets: slices.Clone(targets),
+					Unit: t.Unit, Base: base, Targets: targets(n),
 				}, t.Of}},
 				Per: t.Per,
 			})
 		}
 	}
 	return jobs
+}
+
+// Always are the targets of a stream on however many connections.
+func Always(targets ...report.Target) func(conns int) []report.Target {
+	return func(int) []report.Target { return slices.Clone(targets) }
 }
 
 // Openings is the job of opening connections, so many at a time.

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -128,5 +129,29 @@ func TestParse(t *testing.T) {
 				t.Error("no error from a tool that measured nothing")
 			}
 		})
+	}
+}
+
+// Each figure of group smcr is held to what was set.
+func TestTargets(t *testing.T) {
+	var got []string
+	s := &settings{}
+	for _, j := range s.jobs() {
+		for _, f := range j.Figures {
+			for _, target := range f.Case.Targets {
+				got = append(got, fmt.Sprintf("%s: %s %g of %s", f.Case.Name, target.Path, target.Limit, target.Against))
+			}
+		}
+	}
+	want := []string{"64 B round trip, p50: smcr.Conn 1.1 of kernel SMC-R"}
+	for _, size := range []int{4, 64, 1024} {
+		for _, conns := range []string{"1 connection", "8 connections"} {
+			name := fmt.Sprintf("stream of %d KiB writes, %s: ", size, conns)
+			want = append(want, name+"smcr.Conn 0.95 of RDMA WRITE", name+"smcr.Conn 1 of kernel SMC-R")
+		}
+	}
+	want = append(want, "opening connections: smcr.Conn 1 of kernel SMC-R")
+	if d := cmp.Diff(want, got); d != "" {
+		t.Error(d)
 	}
 }

@@ -38,7 +38,8 @@ func (s *settings) sdpJobs() []engine.Job {
 		Unit: "MiB/s",
 		Of:   func(r load.Result) float64 { return float64(r.Bytes) / (1 << 20) / r.Elapsed.Seconds() },
 		Per:  engine.Amount{Name: "MiB", Of: func(r load.Result) float64 { return float64(r.Bytes) / (1 << 20) }},
-	}, report.Target{Path: pathSDP, Against: pathTCP, Limit: sdpOfTCP}, report.Target{Path: pathSDPBuffers, Against: pathTCP, Limit: sdpOfTCP})
+	}, engine.Always(
+		report.Target{Path: pathSDP, Against: pathTCP, Limit: sdpOfTCP}, report.Target{Path: pathSDPBuffers, Against: pathTCP, Limit: sdpOfTCP}))
 	return append([]engine.Job{
 		s.RoundTrip(group, "", pathTCP, report.Target{Path: pathSDP, Against: pathTCP, Limit: 1 / sdpOfTCP}),
 	}, streams...)

@@ -127,9 +127,6 @@ func (p *pair) profile(client, server string) error {
 		p.server.ask(request{Op: opProfile, Addr: server}))
 }
 
-// half is the part of TCP's throughput that software RoCEv2 has to reach.
-const half = 0.5
-
 // conn measures smcr.Conn against TCP.
 func (b *bench) conn(ctx context.Context) error {
 	for _, mtu := range []int{1500, 9000} {
@@ -141,12 +138,15 @@ func (b *bench) conn(ctx context.Context) error {
 }
 
 func (b *bench) connMTU(ctx context.Context, mtu int) error {
+	p := &pair{mtu: mtu, profiles: b.profiles("conn", mtu)}
+	return b.Compare(ctx, fmt.Sprintf("smcr.Conn, MTU %d", mtu), p, b.connJobs(mtu))
+}
+
+func (b *bench) connJobs(mtu int) []engine.Job {
 	const group = "smcr.Conn over software RoCEv2 against TCP, one veth pair"
 	prefix := fmt.Sprintf("MTU %d: ", mtu)
-	jobs := append([]engine.Job{b.RoundTrip(group, prefix, pathTCP)},
-		b.streams(group, prefix, report.Target{Path: pathConn, Against: pathTCP, Limit: half})...)
-	p := &pair{mtu: mtu, profiles: b.profiles("conn", mtu)}
-	return b.Compare(ctx, fmt.Sprintf("smcr.Conn, MTU %d", mtu), p, jobs)
+	return append([]engine.Job{b.RoundTrip(group, prefix, pathTCP)},
+		b.streams(group, prefix, func(conns int) []report.Target { return connTargets(mtu, conns) })...)
 }
 
 // profiles is how files of profiles begin, if there are to be any.
@@ -158,10 +158,10 @@ func (b *bench) profiles(what string, n int) string {
 }
 
 // streams are told in Gbit/s, against TCP.
-func (b *bench) streams(group, prefix string, targets ...report.Target) []engine.Job {
+func (b *bench) streams(group, prefix string, targets func(conns int) []report.Target) []engine.Job {
 	return b.Streams(group, prefix, pathTCP, []int{64 << 10, 1 << 20}, engine.Throughput{
 		Unit: "Gbit/s", Of: gigabits, Per: mebibytes,
-	}, targets...)
+	}, targets)
 }
 
 // gigabits is the speed of a stream in Gbit/s.

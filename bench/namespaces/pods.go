@@ -287,6 +287,34 @@ func (p *pods) carried(ctx context.Context) (uint64, error) {
 	return least, nil
 }
 
+// goroutines are those of both agents.
+func (p *pods) goroutines(ctx context.Context) (sum float64, err error) {
+	for i, a := range p.agents {
+		ctx, cancel := context.WithTimeout(ctx, readyTimeout)
+		text, err := a.API.Metrics(ctx)
+		cancel()
+		if err != nil {
+			return 0, fmt.Errorf("agent of node %d: %w", i+1, err)
+		}
+		n, err := metric(text, "go_goroutines")
+		if err != nil {
+			return 0, fmt.Errorf("agent of node %d: %w", i+1, err)
+		}
+		sum += n
+	}
+	return sum, nil
+}
+
+// metric finds a metric without labels.
+func metric(text, name string) (float64, error) {
+	for line := range strings.Lines(text) {
+		if n, value, ok := strings.Cut(strings.TrimSpace(line), " "); ok && n == name {
+			return strconv.ParseFloat(value, 64)
+		}
+	}
+	return 0, fmt.Errorf("there is no metric %s", name)
+}
+
 func reasons(m map[agentapi.Code]uint64) string {
 	var s []string
 	for code, n := range m {
@@ -321,11 +349,11 @@ func (p *pods) Close() error {
 
 // path measures the transparent path.
 func (b *bench) path(ctx context.Context) error {
+	return b.Compare(ctx, "pods", b.pods(""), b.pathJobs())
+}
+
+func (b *bench) pathJobs() []engine.Job {
 	const group = "unmodified programs in two pods, a node agent on each node, MTU 9000"
-	targets := []report.Target{
-		{Path: pathPods, Against: pathHAProxy, Limit: 1},
-		{Path: pathPods, Against: pathSidecar, Limit: 1},
-	}
-	jobs := append([]engine.Job{b.RoundTrip(group, "", pathTCP, targets...)}, b.streams(group, "", targets...)...)
-	return b.Compare(ctx, "pods", b.pods(""), jobs)
+	roundTrip := report.Target{Path: pathPods, Against: pathHAProxy, Limit: podsRoundTrip}
+	return append([]engine.Job{b.RoundTrip(group, "", pathTCP, roundTrip)}, b.streams(group, "", podsTargets)...)
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/smcr-io/kube-smcr/bench/engine"
 	"github.com/smcr-io/kube-smcr/bench/load"
+	"github.com/smcr-io/kube-smcr/bench/report"
 )
 
 // idleWindow is how long idle connections are watched: a TEST LINK of every
@@ -168,7 +169,11 @@ func (b *bench) scaleConns(ctx context.Context) error {
 			b.costs(group, base, l)
 		}
 		const busy = "one more smcr.Conn beside idle ones"
-		jobs := append([]engine.Job{b.RoundTrip(busy, "", base)}, b.setupJobs(busy, base)...)
+		var others []string
+		for _, l := range s.all[1:] {
+			others = append(others, l.name)
+		}
+		jobs := b.besideJobs(busy, base, others)
 		if err := b.Measure(ctx, "beside idle connections", jobs, paths); err != nil {
 			return err
 		}
@@ -182,16 +187,26 @@ func (b *bench) scaleConns(ctx context.Context) error {
 	})
 }
 
+// besideJobs measure one more connection beside idle ones: many, or as few as base.
+func (b *bench) besideJobs(group, base string, many []string) []engine.Job {
+	targets := besideTargets(base, many)
+	return append([]engine.Job{b.RoundTrip(group, "", base, targets...)}, b.setupJobs(group, base, targets, nil)...)
+}
+
 // costs notes what the connections of a level cost.
 func (b *bench) costs(group, base string, l *level) {
 	n := float64(l.conns)
-	per := func(name, unit string, scale float64, f func(sample) int64) {
+	per := func(name, unit string, scale float64, f func(sample) int64, targets ...report.Target) {
 		before := f(l.empty[0]) + f(l.empty[1])
 		after := f(l.full[0]) + f(l.full[1])
-		b.Value(group, name, unit, base, l.name, float64(after-before)/n/scale)
+		b.Value(group, name, unit, base, l.name, float64(after-before)/n/scale, targets...)
 	}
 	per("Go heap and stacks per connection", "KiB", 1<<10, func(s sample) int64 { return s.HeapBytes })
-	per("resident memory per connection, buffers included as far as they were touched", "KiB", 1<<10, func(s sample) int64 { return s.rss })
+	var memory []report.Target
+	if l.name != base { // of few connections it is mostly what every stack has
+		memory = idleMemory(l.name)
+	}
+	per(idleResident, "KiB", 1<<10, func(s sample) int64 { return s.rss }, memory...)
 	per("registered memory per connection", "KiB", 1<<10, func(s sample) int64 { return s.RegisteredBytes })
 	per("goroutines per connection", "", 1, func(s sample) int64 { return s.Goroutines })
 	per("file descriptors per connection", "", 1, func(s sample) int64 { return s.fds })
@@ -249,11 +264,21 @@ func (b *bench) scalePods(ctx context.Context) error {
 		if err := b.idle(ctx, group, "without connections: ", pathSidecar, relays); err != nil {
 			return err
 		}
+		before, err := p.goroutines(ctx)
+		if err != nil {
+			return err
+		}
 		if err := b.openIdle(ctx, group, relayed); err != nil {
 			return err
 		}
+		after, err := p.goroutines(ctx)
+		if err != nil {
+			return err
+		}
+		b.Value(group, "goroutines per connection", "", pathPods, pathPods, (after-before)/podsIdle,
+			report.Target{Path: pathPods, Limit: idleGoroutines})
 		beside := b.RoundTrip(busy, fmt.Sprintf("beside %d idle ones: ", podsIdle), pathTCP)
-		jobs := append([]engine.Job{beside}, b.setupJobs(busy, pathTCP)...)
+		jobs := append([]engine.Job{beside}, b.setupJobs(busy, pathTCP, nil, nil)...)
 		if err := b.Measure(ctx, "pods, beside idle connections", jobs, paths); err != nil {
 			return err
 		}
@@ -282,7 +307,11 @@ func (b *bench) openIdle(ctx context.Context, group string, ways []*way) error {
 			return fmt.Errorf("open %d connections over %s: %w", podsIdle, w.name, err)
 		}
 		rss2, fds2 := total(w)
-		b.Value(group, "resident memory per connection, buffers included as far as they were touched", "KiB", pathSidecar, w.name, float64(rss2-rss)/podsIdle/1024)
+		var memory []report.Target
+		if w.name == pathPods {
+			memory = idleMemory(w.name)
+		}
+		b.Value(group, idleResident, "KiB", pathSidecar, w.name, float64(rss2-rss)/podsIdle/1024, memory...)
 		b.Value(group, "file descriptors per connection", "", pathSidecar, w.name, float64(fds2-fds)/podsIdle)
 		b.Value(group, "opening, 8 at a time", "us each", pathSidecar, w.name, engine.Micros(r.Elapsed)/podsIdle)
 	}

@@ -15,6 +15,20 @@ type Cost struct {
 	TCPSends float64 `json:"tcpSends,omitempty"`
 }
 
+// CostName names one of the costs.
+type CostName string
+
+// The costs that have targets.
+const UDPSends CostName = "UDP sends"
+
+// of returns the cost of that name, and whether it was counted.
+func (c Cost) of(name CostName) (v float64, counted bool) {
+	if name == UDPSends {
+		return c.UDPSends, c.Counted
+	}
+	return 0, false
+}
+
 // text is the cost for the table.
 func (c Cost) text() string {
 	if c.Per == "" || c.CPUMicros == 0 && !c.Counted {

@@ -56,14 +56,17 @@ type Series struct {
 	Cost  Cost   `json:"cost"`
 }
 
-// Target is what a path has to reach against another: at least Limit times its
-// value, or at most where lower is better.
+// Target is what a path has to reach in the median of the rounds: at least Limit times
+// the value of another path, or at most where lower is better. Without another path Limit
+// is for the path's own value. What is judged of a Cost is the cost itself, and at most Limit.
 type Target struct {
-	Path    string  `json:"path"`
-	Against string  `json:"against"`
-	Limit   float64 `json:"limit"`
-	Ratio   Spread  `json:"ratio"`
-	Reached bool    `json:"reached"`
+	Path    string   `json:"path"`
+	Against string   `json:"against,omitempty"`
+	Cost    CostName `json:"cost,omitempty"`
+	Limit   float64  `json:"limit"`
+	// Is has the ratios of the rounds, or the values or costs themselves.
+	Is      Spread `json:"is"`
+	Reached bool   `json:"reached"`
 }
 
 // Micro is a benchmark of one package.
@@ -111,21 +114,63 @@ func (c *Case) Judge() {
 		s.Ratio = SpreadOf(ratios(s.Values, base))
 	}
 	for i := range c.Targets {
-		t := &c.Targets[i]
-		t.Ratio = SpreadOf(ratios(c.values(t.Path), c.values(t.Against)))
-		t.Reached = t.Ratio.Median > 0 && (c.Lower && t.Ratio.Median <= t.Limit || !c.Lower && t.Ratio.Median >= t.Limit)
+		c.judge(&c.Targets[i])
 	}
 }
 
-func (t Target) text(lower bool) string {
-	verdict, want := "not reached", "at least"
+// judge judges one target. What was never measured is not reached.
+func (c *Case) judge(t *Target) {
+	values := c.values(t.Path)
+	switch {
+	case t.Cost != "":
+		values = c.costs(t.Path, t.Cost)
+	case t.Against != "":
+		values = ratios(values, c.values(t.Against))
+	}
+	t.Is = SpreadOf(values)
+	if t.least(c.Lower) {
+		t.Reached = len(values) > 0 && t.Is.Median >= t.Limit
+	} else {
+		t.Reached = len(values) > 0 && t.Is.Median <= t.Limit
+	}
+}
+
+// costs are the costs of a path with that name, round by round.
+func (c *Case) costs(path string, name CostName) []float64 {
+	var all []float64
+	for _, s := range c.Series {
+		if s.Path != path {
+			continue
+		}
+		for _, cost := range s.Costs {
+			if v, counted := cost.of(name); counted {
+				all = append(all, v)
+			}
+		}
+	}
+	return all
+}
+
+// least says that more is better.
+func (t *Target) least(lower bool) bool { return !lower && t.Cost == "" }
+
+// text is the verdict for the table.
+func (c *Case) text(t *Target) string {
+	verdict, want := "not reached", "at most"
 	if t.Reached {
 		verdict = "reached"
 	}
-	if lower {
-		want = "at most"
+	if t.least(c.Lower) {
+		want = "at least"
 	}
-	return fmt.Sprintf("%s: %s %.2f of %s, is %s", verdict, want, t.Limit, t.Against, t.Ratio.ratio())
+	what, is := c.Unit, t.Is.number()
+	switch {
+	case t.Cost != "":
+		what = string(t.Cost)
+	case t.Against != "":
+		return fmt.Sprintf("%s: %s %.2f of %s, is %s", verdict, want, t.Limit, t.Against, t.Is.ratio())
+	}
+	return fmt.Sprintf("%s: %s, is %s", verdict, strings.Join(strings.Fields(want+" "+number(t.Limit)+" "+what), " "), is)
 }
 
 func (s Spread) ratio() string {
@@ -133,6 +178,11 @@ func (s Spread) ratio() string {
 		return "-"
 	}
 	return fmt.Sprintf("%.2f (%.2f to %.2f)", s.Median, s.Min, s.Max)
+}
+
+// number is the spread of values that are no ratios.
+func (s Spread) number() string {
+	return fmt.Sprintf("%s (%s to %s)", number(s.Median), number(s.Min), number(s.Max))
 }
 
 // number prints three significant digits without an exponent.
@@ -192,9 +242,9 @@ func (c *Case) writeRows(w io.Writer) {
 			ratio = ""
 		}
 		var targets []string
-		for _, t := range c.Targets {
-			if t.Path == s.Path {
-				targets = append(targets, t.text(c.Lower))
+		for i := range c.Targets {
+			if t := &c.Targets[i]; t.Path == s.Path {
+				targets = append(targets, c.text(t))
 			}
 		}
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", name, s.Path, number(s.Spread.Median), unit, ratio, s.Cost.text(), strings.Join(targets, "; "))

@@ -97,6 +97,47 @@ func TestCase_Judge(t *testing.T) {
 	}
 }
 
+// A target without another path is for the value itself, and one of a cost for the cost, of which less is
+// always better.
+func TestCase_Judge_absolute(t *testing.T) {
+	value := Target{Path: "ours", Limit: 8}
+	sends := Target{Path: "ours", Cost: UDPSends, Limit: 25}
+	counted := func(n float64) Cost { return Cost{Per: "MiB", Counted: true, UDPSends: n} }
+	for _, tt := range []struct {
+		name   string
+		lower  bool
+		unit   string
+		target Target
+		values []float64
+		costs  []Cost
+		want   string
+	}{
+		{"few", true, "KiB", value, []float64{9, 7, 6}, []Cost{{}, {}, {}}, "reached: at most 8.00 KiB, is 7.00 (6.00 to 9.00)"},
+		{"too many", true, "KiB", value, []float64{29}, []Cost{{}}, "not reached: at most 8.00 KiB, is 29.0 (29.0 to 29.0)"},
+		{"fast", false, "Gbit/s", value, []float64{8}, []Cost{{}}, "reached: at least 8.00 Gbit/s, is 8.00 (8.00 to 8.00)"},
+		{"slow", false, "Gbit/s", value, []float64{7}, []Cost{{}}, "not reached: at least 8.00 Gbit/s, is 7.00 (7.00 to 7.00)"},
+		{"none", true, "", Target{Path: "ours"}, []float64{0}, []Cost{{}}, "reached: at most 0, is 0 (0 to 0)"},
+		{"never measured", true, "KiB", value, nil, nil, "not reached: at most 8.00 KiB, is 0 (0 to 0)"},
+		{
+			"few sends", false, "Gbit/s", sends, []float64{10, 12, 11}, []Cost{counted(30), counted(20), counted(24)},
+			"reached: at most 25.0 UDP sends, is 24.0 (20.0 to 30.0)",
+		},
+		{"many sends", false, "Gbit/s", sends, []float64{10}, []Cost{counted(31)}, "not reached: at most 25.0 UDP sends, is 31.0 (31.0 to 31.0)"},
+		{"sends that nobody counted", false, "Gbit/s", sends, []float64{10}, []Cost{{Per: "MiB"}}, "not reached: at most 25.0 UDP sends, is 0 (0 to 0)"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			c := &Case{Unit: tt.unit, Lower: tt.lower, Base: "ours", Targets: []Target{tt.target}}
+			for i, v := range tt.values {
+				c.Add("ours", v, 0.4, tt.costs[i])
+			}
+			c.Judge()
+			if got := c.text(&c.Targets[0]); got != tt.want {
+				t.Errorf("it is\n%s, want\n%s", got, tt.want)
+			}
+		})
+	}
+}
+
 func TestCPUModel(t *testing.T) {
 	if got := cpuModel("processor\t: 0\nmodel name\t: Some CPU 3000\nmodel name\t: Some CPU 3000\n"); got != "Some CPU 3000" {
 		t.Errorf("got %q", got)
