@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -55,6 +56,10 @@ const (
 	// lateLimit is more than any measurement may take: a path that stalls is
 	// an error, not a wait for ever.
 	lateLimit = 20 * time.Second
+	// warmTurns and warmBytes are what goes before round trips that count, whichever is less.
+	warmTurns, warmBytes = 100, 4 << 20
+	// timesRoom is for the times of round trips, so that they need no memory meanwhile.
+	timesRoom = 1 << 16
 )
 
 func (l Load) header() []byte {
@@ -184,17 +189,30 @@ func closing(c net.Conn, end func() error) error {
 	return err
 }
 
-func (l Load) runEcho(ctx context.Context, dial DialFunc) (r Result, err error) {
+// runEcho makes round trips on all connections at once.
+func (l Load) runEcho(ctx context.Context, dial DialFunc) (Result, error) {
+	var wg sync.WaitGroup
+	conns := max(l.Conns, 1)
+	errs, times, took := make([]error, conns), make([][]time.Duration, conns), make([]time.Duration, conns)
+	for i := range conns {
+		wg.Go(func() { times[i], took[i], errs[i] = l.echo(ctx, dial) })
+	}
+	wg.Wait()
+	return l.roundTrips(slices.Concat(times...), slices.Max(took)), errors.Join(errs...)
+}
+
+// echo makes round trips on one connection.
+func (l Load) echo(ctx context.Context, dial DialFunc) (times []time.Duration, took time.Duration, err error) {
 	c, end, err := dial(ctx)
 	if err != nil {
-		return r, err
+		return nil, 0, err
 	}
 	defer func() { err = errors.Join(err, closing(c, end)) }()
 	if err := c.SetDeadline(time.Now().Add(lateLimit)); err != nil {
-		return r, err
+		return nil, 0, err
 	}
 	if _, err := c.Write(l.header()); err != nil {
-		return r, err
+		return nil, 0, err
 	}
 	buf := make([]byte, l.SizeBytes)
 	turn := func() error {
@@ -204,31 +222,42 @@ func (l Load) runEcho(ctx context.Context, dial DialFunc) (r Result, err error) 
 		_, err := io.ReadFull(c, buf)
 		return err
 	}
-	return l.RoundTrips(turn)
+	return l.turns(turn)
 }
 
 // RoundTrips makes round trips of SizeBytes for the duration, one after the other, and measures each.
-func (l Load) RoundTrips(turn func() error) (r Result, err error) {
-	for range 100 { // until everything is warm
+func (l Load) RoundTrips(turn func() error) (Result, error) {
+	times, took, err := l.turns(turn)
+	return l.roundTrips(times, took), err
+}
+
+// turns measures each turn.
+func (l Load) turns(turn func() error) (times []time.Duration, took time.Duration, err error) {
+	for range min(warmTurns, 1+warmBytes/(1+l.SizeBytes)) { // until everything is warm
 		if err := turn(); err != nil {
-			return r, err
+			return nil, 0, err
 		}
 	}
-	times := make([]time.Duration, 0, 1<<16)
+	times = make([]time.Duration, 0, timesRoom/max(l.Conns, 1))
 	begin := time.Now()
 	last := begin
 	for last.Sub(begin) < l.Duration {
 		if err := turn(); err != nil {
-			return r, err
+			return nil, 0, err
 		}
 		now := time.Now()
 		times = append(times, now.Sub(last))
 		last = now
 	}
+	return times, last.Sub(begin), nil
+}
+
+// roundTrips sums round trips up.
+func (l Load) roundTrips(times []time.Duration, took time.Duration) Result {
 	return Result{
-		Ops: len(times), Bytes: int64(len(times)) * int64(l.SizeBytes), Elapsed: last.Sub(begin),
+		Ops: len(times), Bytes: int64(len(times)) * int64(l.SizeBytes), Elapsed: took,
 		P50: report.Quantile(times, 0.5), P99: report.Quantile(times, 0.99),
-	}, nil
+	}
 }
 
 // runStreams writes on all connections for the duration, and counts until the
