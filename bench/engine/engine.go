@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 
+	"github.com/smcr-io/kube-smcr/bench/plot"
 	"github.com/smcr-io/kube-smcr/bench/report"
 )
 
@@ -27,9 +28,12 @@ type Group struct {
 	Measure func(context.Context) error
 }
 
-// New returns a run without results. The program's name begins each line of progress.
+// New returns a run without results, or with those of a file. The program's name begins each line of progress.
 func New(program string, s Settings) (*Engine, error) {
 	r, err := report.New(s.Rounds, s.Duration)
+	if s.From != "" {
+		r, err = report.Read(s.From)
+	}
 	return &Engine{Settings: s, Report: r, Log: os.Stderr, program: program}, err
 }
 
@@ -41,6 +45,9 @@ func (e *Engine) Logf(format string, args ...any) {
 // Run measures the groups and prints the report as the flags say. What was measured
 // before a mistake or an interruption is printed all the same.
 func (e *Engine) Run(ctx context.Context, w io.Writer, groups ...Group) error {
+	if e.From != "" {
+		return e.show(w)
+	}
 	var errs []error
 	for _, g := range groups {
 		if ctx.Err() != nil {
@@ -81,6 +88,16 @@ func (e *Engine) print(w io.Writer) error {
 	}
 	for _, c := range e.Report.Cases {
 		c.Judge()
+	}
+	return e.show(w)
+}
+
+// show writes the report, and its plots.
+func (e *Engine) show(w io.Writer) error {
+	if e.Plot != "" {
+		if err := plot.Write(e.Plot, e.Report); err != nil {
+			return err
+		}
 	}
 	if e.JSONFile != "" {
 		f, err := os.Create(e.JSONFile)

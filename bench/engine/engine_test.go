@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -89,6 +90,66 @@ func TestEngine_Run_json(t *testing.T) {
 	}
 	if c := r.Cases[0]; !c.Targets[0].Reached || c.Series[1].Ratio.Median != 0.5 {
 		t.Errorf("it was not judged: %+v", c)
+	}
+}
+
+// What a run wrote is printed and drawn again as it was, without measuring.
+func TestEngine_Run_from(t *testing.T) {
+	dir := t.TempDir()
+	e := fakeEngine(t, 2)
+	e.JSONFile, e.Plot = filepath.Join(dir, "report.json"), filepath.Join(dir, "first")
+	b := &fakeBed{}
+	b.add(Path{Name: "base"}, &fakePeers{ops: 10, opCost: time.Millisecond})
+	b.add(Path{Name: "path"}, &fakePeers{ops: 5, opCost: time.Millisecond})
+	job := e.fakeJob("round trip", "base")
+	job.Figures[0].Case.Targets = []report.Target{{Path: "path", Against: "base", Limit: 0.5}}
+	job.Figures[0].Case.Points = []report.Point{{Chart: "chart", At: 64}}
+	e.Report.Charts = []report.Chart{{Name: "chart", Title: "Round trips", X: report.MessageBytes, Y: "round trip"}}
+	var first strings.Builder
+	if err := e.Run(t.Context(), &first, Group{"group", func(ctx context.Context) error {
+		return e.Compare(ctx, "test", b, []Job{job})
+	}}); err != nil {
+		t.Fatal(err)
+	}
+
+	again, err := New("test", Settings{From: e.JSONFile, Plot: filepath.Join(dir, "again")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var second strings.Builder
+	err = again.Run(t.Context(), &second, Group{"group", func(context.Context) error {
+		t.Error("it measured")
+		return nil
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff(first.String(), second.String()); d != "" {
+		t.Error("the table:", d)
+	}
+	var pictures [2]string
+	for i, name := range []string{"first", "again"} {
+		text, err := os.ReadFile(filepath.Join(dir, name, "chart.svg"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		pictures[i] = string(text)
+	}
+	if d := cmp.Diff(pictures[0], pictures[1]); d != "" || !strings.Contains(pictures[0], "Round trips") {
+		t.Errorf("the picture: %s\n%s", pictures[0], d)
+	}
+}
+
+// There is nothing to print without a file of JSON.
+func TestNew_from(t *testing.T) {
+	bad := filepath.Join(t.TempDir(), "bad.json")
+	if err := os.WriteFile(bad, []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range []string{bad, bad + ".none"} {
+		if _, err := New("test", Settings{From: file}); err == nil || !strings.Contains(err.Error(), file) {
+			t.Errorf("%s: %v", file, err)
+		}
 	}
 }
 

@@ -16,6 +16,8 @@ type Settings struct {
 	JSONFile string
 	Profile  string // the directory for CPU profiles; none if empty
 	Only     string // what the names of measurements contain
+	Plot     string // the directory for plots; none if empty
+	From     string // the file of JSON to print and draw instead of measuring; none if empty
 }
 
 // Define defines the flags and returns the one for [Settings.Check]. Profiles are
@@ -26,6 +28,8 @@ func (s *Settings) Define(f *flag.FlagSet, duration time.Duration, profiled stri
 	f.StringVar(&s.JSONFile, "json-file", "", "write JSON to this file too")
 	f.StringVar(&s.Profile, "profile", "", "write CPU profiles of "+profiled+" into this directory")
 	f.StringVar(&s.Only, "only", "", "measure only what has this in its name, like \"round trip\"")
+	f.StringVar(&s.Plot, "plot", "", "draw plots (SVG) of what was swept into this directory")
+	f.StringVar(&s.From, "from", "", "measure nothing: print and draw the JSON of this file")
 	return f.String("o", "table", "output: table or json")
 }
 

@@ -14,6 +14,7 @@
 //	sdp    SDP over software iWARP (pkg/sdp), copied and not, against TCP on the
 //	       same veth pair
 //	setup  opening connections
+//	sweep  sizes from 64 B to 1 MiB, 1 to 64 connections: what -plot draws
 //	scale  thousands of open connections: what they cost, and whether they
 //	       slow others down
 //	micro  the benchmarks of the packages: time and allocations per message
@@ -63,7 +64,7 @@ type settings struct {
 	rnics int
 }
 
-var allGroups = []string{"conn", "iwarp", "sdp", "path", "setup", "scale", "micro"}
+var allGroups = []string{"conn", "iwarp", "sdp", "path", "setup", "sweep", "scale", "micro"}
 
 func parseFlags(args []string) (settings, error) {
 	var s settings
@@ -100,7 +101,7 @@ func run(ctx context.Context, args []string) error {
 	}
 	b := &bench{e, s.rnics}
 	measure := map[string]func(context.Context) error{
-		"conn": b.conn, "iwarp": b.iwarp, "sdp": b.sdp, "path": b.path, "setup": b.setup, "scale": b.scale, "micro": b.micro,
+		"conn": b.conn, "iwarp": b.iwarp, "sdp": b.sdp, "path": b.path, "setup": b.setup, "sweep": b.sweep, "scale": b.scale, "micro": b.micro,
 	}
 	groups := make([]engine.Group, len(s.groups))
 	for i, name := range s.groups {

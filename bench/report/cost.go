@@ -9,7 +9,7 @@ type Cost struct {
 	Per       string  `json:"per"` // "round trip", "MiB", "connection"
 	CPUMicros float64 `json:"cpuMicros"`
 	// Counted says that what follows was.
-	Counted  bool    `json:"-"`
+	Counted  bool    `json:"counted,omitempty"`
 	Switches float64 `json:"contextSwitches,omitempty"`
 	UDPSends float64 `json:"udpSends,omitempty"`
 	TCPSends float64 `json:"tcpSends,omitempty"`

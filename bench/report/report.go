@@ -27,6 +27,7 @@ type Report struct {
 	Rounds   int     `json:"rounds"`
 	Seconds  float64 `json:"secondsPerMeasurement"`
 	Cases    []*Case `json:"cases"`
+	Charts   []Chart `json:"charts,omitempty"`
 	Micro    []Micro `json:"micro,omitempty"`
 }
 
@@ -41,6 +42,35 @@ type Case struct {
 	// Base is the path that ratios refer to.
 	Base    string   `json:"base"`
 	Targets []Target `json:"targets,omitempty"`
+	Points  []Point  `json:"points,omitempty"`
+}
+
+// Chart is a picture of the cases that have a point in it.
+type Chart struct {
+	Name  string `json:"name"` // of its file, without the ending
+	Title string `json:"title"`
+	Where string `json:"where"` // between what it was measured
+	X     Axis   `json:"x"`
+	Y     string `json:"y"` // what is measured, without its unit
+}
+
+// Axis is what the points of a chart differ in.
+type Axis string
+
+// What cases are swept over.
+const (
+	WriteBytes   Axis = "size of write"
+	MessageBytes Axis = "size of message"
+	Connections  Axis = "connections"
+)
+
+// Bytes reports whether the axis has sizes.
+func (a Axis) Bytes() bool { return a == WriteBytes || a == MessageBytes }
+
+// Point is where a case stands in a chart.
+type Point struct {
+	Chart string  `json:"chart"` // its name
+	At    float64 `json:"at"`    // on its X axis
 }
 
 // Series is what one path gave.
@@ -203,6 +233,19 @@ func (r *Report) WriteJSON(w io.Writer) error {
 	enc := json.NewEncoder(w)
 	enc.SetIndent("", "  ")
 	return enc.Encode(r)
+}
+
+// Read reads what WriteJSON wrote.
+func Read(file string) (*Report, error) {
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	r := new(Report)
+	if err := json.Unmarshal(b, r); err != nil {
+		return nil, fmt.Errorf("%s: %w", file, err)
+	}
+	return r, nil
 }
 
 // WriteTable prints the report for eyes.
