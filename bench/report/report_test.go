@@ -119,7 +119,9 @@ func TestCase_Judge_absolute(t *testing.T) {
 		{"none", true, "", Target{Path: "ours"}, []float64{0}, []Cost{{}}, "reached: at most 0, is 0 (0 to 0)"},
 		{"never measured", true, "KiB", value, nil, nil, "not reached: at most 8.00 KiB, is 0 (0 to 0)"},
 		{
-			"few sends", false, "Gbit/s", sends, []float64{10, 12, 11}, []Cost{counted(30), counted(20), counted(24)},
+			"few sends", false, "Gbit/s", sends,
+			[]float64{10, 12, 11},
+			[]Cost{counted(30), counted(20), counted(24)},
 			"reached: at most 25.0 UDP sends, is 24.0 (20.0 to 30.0)",
 		},
 		{"many sends", false, "Gbit/s", sends, []float64{10}, []Cost{counted(31)}, "not reached: at most 25.0 UDP sends, is 31.0 (31.0 to 31.0)"},
