@@ -23,7 +23,7 @@ var (
 // Ports of the server: the same program behind plain TCP and behind SMC-R.
 const (
 	portTCP  = 7001
-	portSMCR = 7002
+	portSMCR = 7002 // and those after it where the server has several stacks
 )
 
 // pathFirst is smcr.Conn with a new link group for each connection.
@@ -38,7 +38,8 @@ const firstContacts = 10
 // server's worker, and a stack in each.
 type pair struct {
 	mtu          int
-	maxConns     int    // 0, or how many connections with small buffers there will be
+	maxConns     int    // 0, or how many connections with small buffers each stack will have
+	stacks       int    // on the device of each side; 0: one
 	firstContact bool   // with a path for it
 	profiles     string // how the files of CPU profiles begin; none if empty
 
@@ -71,8 +72,8 @@ func (p *pair) SetUp(context.Context) ([]engine.Path, error) {
 		return nil, err
 	}
 	return p.paths(p.ways()...), errors.Join(
-		p.client.ask(request{Op: opOpenStack, Addr: clientAddr.Addr().String(), MaxConns: p.maxConns}),
-		p.server.ask(request{Op: opOpenStack, Addr: serverAddr.Addr().String(), MaxConns: p.maxConns}),
+		p.client.ask(request{Op: opOpenStack, Addr: clientAddr.Addr().String(), MaxConns: p.maxConns, Stacks: p.stacks}),
+		p.server.ask(request{Op: opOpenStack, Addr: serverAddr.Addr().String(), MaxConns: p.maxConns, Stacks: p.stacks}),
 		p.server.ask(request{Op: opServe, Addr: serverPort(portTCP)}),
 		p.server.ask(request{Op: opServe, Addr: serverPort(portSMCR), SMCR: true}))
 }

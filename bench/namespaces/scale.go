@@ -26,7 +26,7 @@ func (b *bench) scale(ctx context.Context) error {
 	return errors.Join(b.scaleConns(ctx), b.scalePods(ctx))
 }
 
-// level is a number of idle connections, and the pair that has them.
+// level is a crowd, and the pair that has its connections.
 type level struct {
 	*pair
 	conns int
@@ -37,8 +37,7 @@ type level struct {
 	full  [2]sample
 }
 
-// levels is a bed: one pair for each number of idle connections, whose paths are
-// named after it.
+// levels is a bed: one pair for each crowd, whose paths are named after it.
 type levels struct {
 	b   *bench
 	all []*level
@@ -74,37 +73,53 @@ func statusBytes(status, name string) int64 {
 	return 0
 }
 
-// scaleLevels are the numbers of idle connections; all have to do with the
-// descriptors that a process may have.
-func scaleLevels() ([]int, error) {
-	levels := []int{10, 1000, 10000}
+// crowd is how many connections idle, between how many stacks of each side: as many as pods
+// of a node have, which share its device.
+type crowd struct{ conns, stacks int }
+
+func (c crowd) String() string {
+	if c.stacks == 1 {
+		return fmt.Sprintf("%d idle", c.conns)
+	}
+	return fmt.Sprintf("%d idle, %d stacks", c.conns, c.stacks)
+}
+
+// each is how many connections a stack may have: those that idle, and some more.
+func (c crowd) each() int {
+	n := c.conns / c.stacks
+	return n + n/4 + 100
+}
+
+// crowds are what is compared; all have to do with the descriptors that a process may have.
+func crowds() ([]crowd, error) {
+	all := []crowd{{10, 1}, {1000, 1}, {10000, 1}, {10000, 100}}
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
 		return nil, fmt.Errorf("limit of open files: %w", err)
 	}
-	for i := range levels {
-		levels[i] = min(levels[i], int(limit.Max)-spareFiles)
+	for i := range all {
+		all[i].conns = min(all[i].conns, int(limit.Max)-spareFiles)
 	}
-	return levels, nil
+	return all, nil
 }
 
 // spareFiles is what a worker needs besides idle connections.
-const spareFiles = 200
+const spareFiles = 400
 
 // SetUp implements engine.Bed: it opens the idle connections.
 func (s *levels) SetUp(ctx context.Context) ([]engine.Path, error) {
-	counts, err := scaleLevels()
+	all, err := crowds()
 	if err != nil {
 		return nil, err
 	}
 	var paths []engine.Path
-	for _, n := range counts {
+	for _, c := range all {
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
-		s.b.Logf("open %d connections", n)
-		p := &pair{mtu: 9000, maxConns: n + n/4 + 100, profiles: s.b.profiles("scale", n)}
-		l := &level{pair: p, conns: n, name: fmt.Sprintf("%d idle", n)}
+		s.b.Logf("open connections: %v", c)
+		p := &pair{mtu: 9000, maxConns: c.each(), stacks: c.stacks, profiles: s.b.profiles("scale", c.conns)}
+		l := &level{pair: p, conns: c.conns, name: c.String()}
 		s.all = append(s.all, l)
 		if err := l.fill(ctx); err != nil {
 			return nil, fmt.Errorf("%s: %w", l.name, err)
@@ -163,7 +178,7 @@ func (l *level) sample() (s [2]sample, err error) {
 func (b *bench) scaleConns(ctx context.Context) error {
 	s := &levels{b: b}
 	return b.In(ctx, s, func(paths []engine.Path) error {
-		const group = "idle smcr.Conns between two stacks, buffers of 16 KiB: client and server together"
+		const group = "idle smcr.Conns between two processes, buffers of 16 KiB: client and server together"
 		base := s.all[0].name
 		for _, l := range s.all {
 			b.costs(group, base, l)

@@ -12,6 +12,7 @@ import (
 	"os"
 	"runtime"
 	"runtime/debug"
+	"sync/atomic"
 	"time"
 
 	"github.com/smcr-io/kube-smcr/bench/engine"
@@ -31,9 +32,11 @@ type request struct {
 	SMCR bool      `json:"smcr,omitempty"` // with the stack, not with plain TCP
 	// FirstContact opens a stack for each connection.
 	FirstContact bool `json:"firstContact,omitempty"`
-	// MaxConns is for openStack: so many connections with small buffers.
-	MaxConns int       `json:"maxConns,omitempty"`
-	Load     load.Load `json:"load"`
+	// MaxConns is for openStack: so many connections with small buffers, of each stack.
+	MaxConns int `json:"maxConns,omitempty"`
+	// Stacks is for openStack: so many on one device, as a node has one for each pod; 0: one.
+	Stacks int       `json:"stacks,omitempty"`
+	Load   load.Load `json:"load"`
 	// IWARP is for load: over a connection of iWARP.
 	IWARP *iwarpForm `json:"iwarp,omitempty"`
 	// SDP is for load: over a connection of SDP.
@@ -77,7 +80,8 @@ type state struct {
 type workload struct {
 	device   *soft.Device
 	option   *synopt.Option
-	stack    *smcr.Stack
+	stacks   []*smcr.Stack
+	dials    atomic.Uint64 // by stacks
 	maxConns int
 	iwarp    *softiwarp.Device
 	sdp      map[bool]*sdp.Stack // without CRCs, and with them
@@ -95,7 +99,7 @@ func (w *workload) do(req request) (resp response, err error) {
 	switch req.Op {
 	case opOpenStack:
 		w.maxConns = req.MaxConns
-		return resp, w.openStack(req.Addr)
+		return resp, w.openStacks(req.Addr, max(req.Stacks, 1))
 	case opServe:
 		return resp, w.serve(ctx, req)
 	case opOpenIWARP:
@@ -129,7 +133,7 @@ func (w *workload) do(req request) (resp response, err error) {
 	return resp, fmt.Errorf("unknown operation %q", req.Op)
 }
 
-func (w *workload) openStack(addr string) error {
+func (w *workload) openStacks(addr string, stacks int) error {
 	a, err := netip.ParseAddr(addr)
 	if err != nil {
 		return err
@@ -145,11 +149,21 @@ func (w *workload) openStack(addr string) error {
 		return err
 	}
 	w.opened.Add(w.option.Close)
-	if w.stack, err = smcr.NewStack(w.config()); err != nil {
-		return err
+	for range stacks {
+		s, err := smcr.NewStack(w.config())
+		if err != nil {
+			return err
+		}
+		w.opened.Add(s.Close)
+		w.stacks = append(w.stacks, s)
 	}
-	w.opened.Add(w.stack.Close)
 	return nil
+}
+
+// stackAddr is where the i-th stack of a server listens, whose first one has addr.
+func stackAddr(addr string, i int) (string, error) {
+	a, err := netip.ParseAddrPort(addr)
+	return netip.AddrPortFrom(a.Addr(), a.Port()+uint16(i)).String(), err
 }
 
 func (w *workload) config() smcr.Config {
@@ -171,26 +185,38 @@ func (w *workload) state() state {
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	s := state{HeapBytes: int64(m.HeapAlloc + m.StackInuse), Goroutines: int64(runtime.NumGoroutine())}
-	if w.stack != nil {
-		st := w.stack.Stats()
-		s.RegisteredBytes, s.Conns, s.Groups = int64(st.MemoryBytes), int64(st.Conns), int64(st.Groups)
-		s.CLC, s.LLC, s.CDC = int64(st.CLCSent), int64(st.LLCSent), int64(st.CDCSent)
+	for _, stack := range w.stacks {
+		st := stack.Stats()
+		s.RegisteredBytes += int64(st.MemoryBytes)
+		s.Conns += int64(st.Conns)
+		s.Groups += int64(st.Groups)
+		s.CLC += int64(st.CLCSent)
+		s.LLC += int64(st.LLCSent)
+		s.CDC += int64(st.CDCSent)
 	}
 	return s
 }
 
 func (w *workload) serve(ctx context.Context, req request) error {
-	var l net.Listener
-	var err error
-	if req.SMCR {
-		l, err = smcr.Listen(ctx, w.stack, "tcp", req.Addr)
-	} else {
-		l, err = engine.ListenTCP(ctx, req.Addr)
+	if !req.SMCR {
+		l, err := engine.ListenTCP(ctx, req.Addr)
+		if err != nil {
+			return err
+		}
+		w.opened.Serve(l)
+		return nil
 	}
-	if err != nil {
-		return err
+	for i, s := range w.stacks {
+		addr, err := stackAddr(req.Addr, i)
+		if err != nil {
+			return err
+		}
+		l, err := smcr.Listen(ctx, s, "tcp", addr)
+		if err != nil {
+			return err
+		}
+		w.opened.Serve(l)
 	}
-	w.opened.Serve(l)
 	return nil
 }
 
@@ -213,7 +239,12 @@ func (w *workload) dialer(req request) load.DialFunc {
 		}
 	case req.SMCR:
 		return func(ctx context.Context) (net.Conn, func() error, error) {
-			c, err := dialStack(ctx, w.stack, req.Addr)
+			i := int(w.dials.Add(1) % uint64(len(w.stacks))) // one after the other
+			addr, err := stackAddr(req.Addr, i)
+			if err != nil {
+				return nil, nil, err
+			}
+			c, err := dialStack(ctx, w.stacks[i], addr)
 			return c, nil, err
 		}
 	}
