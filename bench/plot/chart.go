@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/smcr-io/kube-smcr/bench/report"
 )
@@ -90,9 +91,10 @@ func (c *chart) add(measured *report.Case) {
 	}
 }
 
-// note says how the values were measured.
+// note says how the values were measured. What a distribution calls its kernel is too long.
 func note(r *report.Report) string {
-	return fmt.Sprintf("%s, %d cores, Linux %s, %s; medians of %d rounds, whiskers from minimum to maximum", r.CPU, r.Cores, r.Kernel, r.Go, r.Rounds)
+	kernel, _, _ := strings.Cut(r.Kernel, "-")
+	return fmt.Sprintf("%s, %d cores, Linux %s, %s; medians of %d rounds, whiskers from minimum to maximum", r.CPU, r.Cores, kernel, r.Go, r.Rounds)
 }
 
 // places are those of the X axis.

@@ -92,7 +92,7 @@ func TestWrite_fails(t *testing.T) {
 // exampleReport has a chart of each kind of axis, and one without any case.
 func exampleReport() *report.Report {
 	r := &report.Report{
-		CPU: "some CPU", Cores: 2, Kernel: "6.1", Go: "go1.26", Rounds: 3,
+		CPU: "some CPU", Cores: 2, Kernel: "6.1.0-37-amd64", Go: "go1.26", Rounds: 3,
 		Charts: []report.Chart{
 			{Name: "stream-size", Title: "Streams", Where: "some veth pair", X: report.WriteBytes, Y: "throughput"},
 			{Name: "roundtrip-conns", Title: "Round trips <of 64 B>", Where: "two pods", X: report.Connections, Y: "round trip, p50"},
