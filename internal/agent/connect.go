@@ -118,8 +118,7 @@ func (px *proxy) afterRendezvous(s *session, c peerConn, tcp *net.TCPConn, befor
 
 // relaySMCR relays a session on SMC-R.
 func (px *proxy) relaySMCR(s *session, c peerConn, tcp *net.TCPConn) {
-	s.reservation.becomeConn()
-	px.limitBuffers(s.app, appBufferBytes)
+	px.limitBuffers(s.app, s.reservation.becomeConn())
 	if !s.setPeerConn(c, smcr.ModeSMCR.String(), agentapi.CodeOK) {
 		px.resetAborted(s, c)
 		return

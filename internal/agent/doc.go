@@ -89,6 +89,6 @@
 // subsystem keeps in the pod's namespace (exclusive mode) are out of reach. A policy with mode
 // Required holds for connections that pods make, and for connections that come in with the option;
 // a peer without the option reaches the application directly. If an application does not read and
-// the buffers before it are full (128 KiB on each node, the send buffer and the RMBE), it hears of
+// the buffers before it are full (128 to 512 KiB on each node, the send buffer and the RMBE), it hears of
 // urgent data behind them only when it reads on.
 package agent

@@ -450,15 +450,17 @@ func (l *ledger) takeConn(rv *reservation) (full string) {
 	return full
 }
 
-// becomeConn turns a pending connection, for which takeConn succeeded, into one on SMC-R.
-func (rv *reservation) becomeConn() { rv.account.ledger.becomeConn(rv) }
+// becomeConn turns a pending connection, for which takeConn succeeded, into one on SMC-R, and
+// returns how large the buffers of the application's socket may be.
+func (rv *reservation) becomeConn() (bufferBytes int) { return rv.account.ledger.becomeConn(rv) }
 
-func (l *ledger) becomeConn(rv *reservation) {
+func (l *ledger) becomeConn(rv *reservation) (bufferBytes int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	invariant.Must(rv.conn, "a connection is on SMC-R without a place for it")
-	rv.buffers = rv.account.takeBuffers(appSocketBytes, appSocketBytes)
+	rv.buffers = rv.account.takeBuffers(buffersPerSocket*connBufferBest, appSocketBytes)
 	rv.dropPending()
+	return rv.buffers / buffersPerSocket
 }
 
 // becomeRelay turns a pending connection into a relay, and returns how large the buffers of the

@@ -144,13 +144,15 @@ const (
 	filesPerConn  = 2
 	reservedFiles = 4096
 
-	// What the kernel may use for a socket's buffers: one to send and one to receive. A connection
-	// to an application stays on the machine, and larger buffers make it no faster. The network's
-	// socket of a relay gets netBufferBest, which does for 4 Gbit/s at 1 ms, if the pod has
-	// plentyShare times as much left, and else netBufferLeast.
+	// What the kernel may use for a socket's buffers: one to send and one to receive. An
+	// application's on SMC-R gets connBufferBest, as much as the RMBE and the send buffer on the other
+	// side of the agent: with appBufferBytes the agent wakes twice as often for a stream. The network's
+	// socket of a relay gets netBufferBest, which does for 4 Gbit/s at 1 ms. Both only if the pod has
+	// plentyShare times as much left, and else the least.
 	buffersPerSocket = 2
 	appSocketBytes   = config.ConnSocketBytes
 	appBufferBytes   = appSocketBytes / buffersPerSocket
+	connBufferBest   = 512 << 10
 	netBufferBest    = 512 << 10
 	netBufferLeast   = 128 << 10
 	plentyShare      = 16

@@ -86,7 +86,7 @@ func TestAttack_sinks(t *testing.T) {
 				in, out = in+i, out+o
 			}
 			s := b.status()
-			want := map[smcr.Mode]int{smcr.ModeSMCR: appSocketBytes, smcr.ModeTCP: appSocketBytes + buffersPerSocket*netBufferBest}[mode]
+			want := map[smcr.Mode]int{smcr.ModeSMCR: buffersPerSocket * connBufferBest, smcr.ModeTCP: appSocketBytes + buffersPerSocket*netBufferBest}[mode]
 			if s.NodeBudget.SocketUsedBytes != want || b.attachment("a").Budget.SocketUsedBytes != want {
 				t.Errorf("in the books are %d and %d bytes, want %d", s.NodeBudget.SocketUsedBytes, b.attachment("a").Budget.SocketUsedBytes, want)
 			}
