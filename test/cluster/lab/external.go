@@ -40,6 +40,11 @@ func (n *Node) External() (e External, ok bool) {
 		Addresses: []netip.Prefix{address4(0, host), address6(0, host)},
 		Routes:    routes(len(i.Nodes), n.number),
 	}
+	for n := range e.Services {
+		if s := &e.Services[n]; s.Name == kubelet { // looks at each container's usage: see settings.slow
+			s.Args = append(s.Args, "--housekeeping-interval=30s", "--global-housekeeping-interval=1m")
+		}
+	}
 	if !i.IPv6 {
 		e.Addresses = e.Addresses[:1]
 		e.Routes = slices.DeleteFunc(e.Routes, func(r Route) bool { return r.To.Addr().Is6() })

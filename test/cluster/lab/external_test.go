@@ -48,7 +48,7 @@ func TestNode_External(t *testing.T) {
 // What this machine lacks is no matter of a node on another one.
 func TestSettings_elsewhere(t *testing.T) {
 	here := settings{proxyMode: "nftables", cniVersion: "1.0.0", restrictOOM: true, snapshotter: "native", grace: time.Second}
-	want := settings{proxyMode: "nftables", cniVersion: "1.0.0", snapshotter: "overlayfs", grace: time.Second}
+	want := settings{proxyMode: "nftables", cniVersion: "1.0.0", snapshotter: "overlayfs", slow: true, grace: time.Second}
 	if got := here.elsewhere(); got != want {
 		t.Errorf("elsewhere() = %+v, want %+v", got, want)
 	}

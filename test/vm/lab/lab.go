@@ -51,7 +51,7 @@ type Config struct {
 	// guest's QEMU ends, and after a [Guest.Reset], too.
 	Disks []string `json:",omitempty"`
 	// Containers leaves to the guests' kernels what containers ask of them and nothing
-	// else does: accounts of memory.
+	// else does, accounts of memory, and makes their timers as coarse as 4 ms.
 	Containers bool `json:",omitempty"`
 	// Detach lets the guests live when this process ends.
 	Detach bool `json:"-"`

@@ -83,6 +83,13 @@ var kernelArguments = []string{
 // noMemoryAccounts is the one of them that containers would miss.
 const noMemoryAccounts = "cgroup_disable=memory"
 
+// containerArguments are for guests with containers, where Go programs of all kinds sleep for some
+// microseconds again and again. Timers that fire with the clock's tick only, at 250 Hz, save most of
+// these switches of tasks, each of which makes QEMU forget what it knows of the address space; and
+// four levels of page tables are walked faster than five. Both together save a sixth of the
+// processor time that a node of a cluster takes to be ready.
+var containerArguments = [...]string{"highres=off", "no5lvl"}
+
 // processor returns the processor of the guest: all that QEMU can emulate, without two features.
 //
 //   - erms and fsrm, fast string moves: the kernel would copy by them, and QEMU emulates them byte
@@ -113,6 +120,7 @@ func (g *Guest) arguments(img image.Files, initrd string) []string {
 	}
 	if cfg.Containers {
 		line = slices.DeleteFunc(line, func(argument string) bool { return argument == noMemoryAccounts })
+		line = append(line, containerArguments[:]...)
 	}
 	args := []string{
 		"-name", cfg.Name + "-" + g.Name(), "-M", "q35", "-accel", fmt.Sprintf("tcg,thread=multi,tb-size=%d", translationMiB), "-cpu", g.processor(), "-smp", strconv.Itoa(cfg.Processors), "-m", strconv.Itoa(cfg.MemoryMiB),

@@ -15,10 +15,10 @@ const (
 	// qemuMiB is what its QEMU takes besides: translated code, most of it.
 	qemuMiB = 640
 
-	// processors is how many a guest has. Kubelet looks at all pods every two seconds, which takes
-	// an emulated processor half of the time: the agent would wait for that, and be late. And of
-	// two agents, while one replaces the other, each finds one.
-	processors = 2
+	// processors is how many a guest has. With two, two guests on two cores take twice the time
+	// until they are ready: one emulated processor spins for a lock that the other one holds, which
+	// waits for a core.
+	processors = 1
 
 	// diskMiB is the size of a node's disk. What is in it at first is a quarter of that.
 	diskMiB = 8192
