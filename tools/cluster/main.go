@@ -145,15 +145,18 @@ func upCommand() *cobra.Command {
 --rdma: some nodes are guests, emulated machines with Debian's kernel and two soft RoCE
 devices each, rxe0 and rxe1. They take QEMU and 1.6 GiB of memory each, no KVM, and are
 ready in half a minute on two cores; --nodes is how many others there are, by default one.
---vfs: and a NIC with virtual functions; their kernel has no SMC-R of its own then.`,
+--vfs: and a NIC with virtual functions; their kernel has no SMC-R of its own then.
+--kernel-smc: and their kernel has the module smc loaded, with the enterprise ID that the
+chart gives to agents, so that programs outside of pods can be peers of pods.`,
 		Example: `  go run ./tools/cluster up
   go run ./tools/cluster up --rdma               # one node of this machine, two guests
   go run ./tools/cluster up --rdma=3 --nodes 2
-  go run ./tools/cluster up --rdma --vfs=4`,
+  go run ./tools/cluster up --rdma --vfs=4
+  go run ./tools/cluster up --rdma --kernel-smc`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if cfg.VFs > 0 && cfg.Guests == 0 {
-				return errors.New("--vfs are of guests: say --rdma, too")
+			if (cfg.VFs > 0 || cfg.KernelSMC) && cfg.Guests == 0 {
+				return errors.New("--vfs and --kernel-smc are of guests: say --rdma, too")
 			}
 			if cfg.Guests > 0 && !cmd.Flags().Changed("nodes") {
 				cfg.Nodes = 1
@@ -181,6 +184,7 @@ ready in half a minute on two cores; --nodes is how many others there are, by de
 	f.Lookup("rdma").NoOptDefVal = "2"
 	f.IntVar(&cfg.VFs, "vfs", 0, "how many virtual functions each guest has (--vfs: 4)")
 	f.Lookup("vfs").NoOptDefVal = "4"
+	f.BoolVar(&cfg.KernelSMC, "kernel-smc", false, "the guests' kernels have SMC-R of their own, too")
 	f.BoolVar(&pack, "pack", true, "pack and load the images of this project and of the applications")
 	f.StringSliceVar(&cfg.Images, "image", nil, "archive with an image that the nodes shall have (several)")
 	f.StringVar(&cfg.LogDir, "logs", "", "directory where the logs stay (default: with the cluster)")
@@ -192,7 +196,7 @@ ready in half a minute on two cores; --nodes is how many others there are, by de
 
 // up starts a cluster, with guests if there are to be any.
 func up(ctx context.Context, cfg guest.Config) (*guest.Cluster, error) {
-	if cfg.Guests > 0 {
+	if cfg.Guests != 0 {
 		return guest.Up(ctx, cfg)
 	}
 	c, err := lab.Up(ctx, cfg.Config)

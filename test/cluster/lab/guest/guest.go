@@ -48,7 +48,13 @@ type Config struct {
 	// VFs is how many virtual functions each guest has, on a NIC besides the other two. Their
 	// kernel has no SMC-R.
 	VFs int
+	// KernelSMC is whether the guests' kernels have SMC-R of their own, too, for programs outside
+	// of pods: the module is loaded, and has the enterprise ID [EID].
+	KernelSMC bool
 }
+
+// EID is the enterprise ID that the chart gives to agents.
+const EID = "KUBE-SMCR"
 
 func (c *Config) setDefaults() error {
 	if c.Name == "" {
@@ -69,6 +75,8 @@ func (c *Config) setDefaults() error {
 		return fmt.Errorf("cluster name %q: want up to %d characters with guests", c.Name, maxNameLen)
 	case c.Guests < 1 || c.VFs < 0:
 		return fmt.Errorf("%d guests with %d VFs each: want 1 guest or more", c.Guests, c.VFs)
+	case c.VFs > 0 && c.KernelSMC:
+		return errors.New("guests with VFs have a kernel without SMC-R")
 	}
 	return nil
 }
@@ -142,13 +150,18 @@ func (c *Cluster) start(ctx context.Context, cfg Config, p *progress) error {
 	if err := c.connect(ctx); err != nil {
 		return fmt.Errorf("connect the guests with the cluster: %w", err)
 	}
+	if cfg.KernelSMC {
+		if _, err := c.vm.Build(ctx, "github.com/smcr-io/kube-smcr/test/vm/peer/"+kernelSMC, vm.BuildOptions{Name: kernelSMC}); err != nil {
+			return err
+		}
+	}
 	g, gctx := errgroup.WithContext(ctx)
 	for _, n := range c.Guests {
 		g.Go(func() error {
 			if err := n.give(c.vm.Share()); err != nil {
 				return fmt.Errorf("start node %s: %w", n.Name, err)
 			}
-			if err := n.start(gctx, cfg.VFs); err != nil {
+			if err := n.start(gctx, has{vfs: cfg.VFs, kernelSMC: cfg.KernelSMC}); err != nil {
 				return fmt.Errorf("start node %s: %w", n.Name, err)
 			}
 			p.say("node %s is ready", n.Name)

@@ -39,6 +39,7 @@ func TestConfig(t *testing.T) {
 		{"a long name", Config{Config: lab.Config{Name: strings.Repeat("x", maxNameLen+1)}}, "up to 18"},
 		{"fewer guests than one", Config{Guests: -1}, "-1 guests"},
 		{"fewer VFs than none", Config{VFs: -1}, "-1 VFs"},
+		{"VFs beside the kernel's SMC-R", Config{VFs: 1, KernelSMC: true}, "without SMC-R"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if err := tt.cfg.setDefaults(); err == nil || !strings.Contains(err.Error(), tt.want) {

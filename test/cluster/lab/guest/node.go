@@ -88,8 +88,17 @@ echo 1 >/proc/sys/net/ipv4/ip_forward
 echo 1 >/proc/sys/net/ipv6/conf/all/forwarding
 `
 
+// A has is what a guest has besides what all have.
+type has struct {
+	vfs       int
+	kernelSMC bool
+}
+
+// kernelSMC is the program that gives a kernel's SMC-R its settings.
+const kernelSMC = "kernelsmc"
+
 // start makes a node of the guest, which has booted, and waits until it is ready.
-func (n *Node) start(ctx context.Context, vfs int) error {
+func (n *Node) start(ctx context.Context, has has) error {
 	ctx, cancel := context.WithTimeout(ctx, bootTimeout)
 	defer cancel()
 	began := time.Now()
@@ -103,8 +112,13 @@ func (n *Node) start(ctx context.Context, vfs int) error {
 	if err := n.Guest.AddRXE(ctx, 0, 1); err != nil {
 		return err
 	}
-	if vfs > 0 {
-		if _, err := n.Guest.MakeVFs(ctx, pfDev, vfs); err != nil {
+	if has.vfs > 0 {
+		if _, err := n.Guest.MakeVFs(ctx, pfDev, has.vfs); err != nil {
+			return err
+		}
+	}
+	if has.kernelSMC {
+		if _, err := n.Guest.Shell(ctx, "modprobe -a smc smc_diag && "+kernelSMC+" ueid add "+EID); err != nil {
 			return err
 		}
 	}
