@@ -15,7 +15,7 @@ const noDevice agentapi.Code = "NOSMCDEV"
 // fallback: a pod on the node without RDMA devices is opted in as the others are. Its connections
 // are plain TCP in both directions, with the reason where people look.
 func fallback(s *suite) {
-	far, _ := s.pair("load")
+	far, _ := s.pair(load)
 	near := s.start(far.ns, "near", s.plain)
 	s.status(near, v1alpha1.PodStatusFallback+": "+string(noDevice))
 	s.verdict(near, far, noDevice)

@@ -15,7 +15,7 @@ import (
 // links: the main thing. Two pods on two nodes, and a link group on both devices of each, to
 // users and to the kernels.
 func links(s *suite) {
-	server, client := s.pair("hold")
+	server, client := s.pair(hold)
 	for _, side := range []struct {
 		pod        pod
 		role, peer string
@@ -48,7 +48,7 @@ func links(s *suite) {
 // cut: the cable of a NIC is pulled under load, and put back. No connection ends and no byte is
 // wrong, and Kubernetes says what happened.
 func cut(s *suite) {
-	_, client := s.pair("hold")
+	_, client := s.pair(hold)
 	l := s.link(client, v1alpha1.RedundancySymmetric)
 	n := s.hw[1]
 	before := s.grows(client, sum{}, 20)
@@ -91,7 +91,7 @@ func (s *suite) devices(node, want string) {
 // deviceGone: a device is removed while connections use it, and comes back. The driver waits for
 // the agent, which lets go; the connections stay on the other device.
 func deviceGone(s *suite) {
-	_, client := s.pair("hold")
+	_, client := s.pair(hold)
 	s.link(client, v1alpha1.RedundancySymmetric)
 	n := s.hw[1]
 	before := s.grows(client, sum{}, 1)
