@@ -32,9 +32,9 @@ import (
 	"os"
 	"time"
 
+	"github.com/smcr-io/kube-smcr/demo/terminal"
 	"github.com/smcr-io/kube-smcr/demo/transcript"
 	"github.com/smcr-io/kube-smcr/test/cluster/lab"
-	"github.com/smcr-io/kube-smcr/test/cluster/product"
 )
 
 const (
@@ -65,7 +65,7 @@ func run(args []string, stdout, stderr io.Writer) int {
 		return transcript.ExitFailed
 	}
 	defer stop()
-	d := &demo{Transcript: transcript.New(stdout)}
+	d := &demo{Terminal: terminal.Terminal{Transcript: transcript.New(stdout), Patience: patience}}
 	err = d.run(ctx)
 	interrupted := ctx.Err() != nil
 	if err != nil && !interrupted {
@@ -81,11 +81,10 @@ func run(args []string, stdout, stderr io.Writer) int {
 
 // demo is one run. It is owned by one goroutine.
 type demo struct {
-	*transcript.Transcript
+	terminal.Terminal
 
 	dir     string // of the images
 	cluster *lab.Cluster
-	p       *product.Product
 }
 
 // clean removes everything. It is never interrupted.
@@ -95,7 +94,7 @@ func (d *demo) clean() {
 	var err error
 	if d.cluster != nil {
 		if d.Failed() {
-			fmt.Fprintf(d.Out, "\nThe cluster, to find out why:\n%s", d.p.Diagnose(ctx))
+			fmt.Fprintf(d.Out, "\nThe cluster, to find out why:\n%s", d.P.Diagnose(ctx))
 		}
 		err = d.cluster.Down(ctx)
 	}

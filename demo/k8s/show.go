@@ -6,7 +6,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
@@ -17,61 +16,14 @@ import (
 // patience is for what Kubernetes does on a busy machine.
 const patience = time.Minute
 
-// kubectl runs a command, shows it with its output, and returns that.
-func (d *demo) kubectl(ctx context.Context, args ...string) (string, error) {
-	out, err := d.p.Lab.Kubectl(ctx, args...)
-	d.shown("kubectl", args, out)
-	return out, err
-}
-
-// smcr is kubectl for the plugin.
-func (d *demo) smcr(ctx context.Context, args ...string) (string, error) {
-	out, err := d.p.KubectlSMCR(ctx, args...)
-	d.shown("kubectl smcr", args, out)
-	return out, err
-}
-
-func (d *demo) shown(program string, args []string, out string) {
-	words := []string{program}
-	for _, a := range args {
-		if strings.ContainsAny(a, " {}*'\"$") {
-			a = "'" + a + "'"
-		}
-		words = append(words, a)
-	}
-	fmt.Fprintf(d.Out, "$ %s\n%s\n", strings.Join(words, " "), strings.TrimRight(out, "\n")+"\n")
-}
-
-// apply shows and applies objects.
-func (d *demo) apply(ctx context.Context, objects string) error {
-	fmt.Fprintf(d.Out, "$ kubectl apply -f - <<EOF\n%sEOF\n\n", objects)
-	return d.p.Lab.Apply(ctx, objects)
-}
-
-// eventually waits for a condition and notes it as a check.
-func (d *demo) eventually(ctx context.Context, what string, condition func() (string, error)) {
-	began := time.Now()
-	var detail string
-	err := product.Eventually(ctx, what, patience, func() error {
-		var err error
-		detail, err = condition()
-		return err
-	})
-	if err != nil {
-		d.Check(what, false, "%v", err)
-		return
-	}
-	d.Check(what, true, "after %.1f s. %s", time.Since(began).Seconds(), detail)
-}
-
 // exec runs a command in a pod of the shop.
 func (d *demo) exec(ctx context.Context, pod string, args ...string) (string, error) {
-	return d.p.Lab.Kubectl(ctx, append([]string{"exec", "-n", shop, pod, "--"}, args...)...)
+	return d.P.Lab.Kubectl(ctx, append([]string{"exec", "-n", shop, pod, "--"}, args...)...)
 }
 
 // address is a pod's.
 func (d *demo) address(ctx context.Context, pod string) (string, error) {
-	return d.p.Lab.Kubectl(ctx, "get", "pod", "-n", shop, pod, "-o", "jsonpath={.status.podIP}")
+	return d.P.Lab.Kubectl(ctx, "get", "pod", "-n", shop, pod, "-o", "jsonpath={.status.podIP}")
 }
 
 // traffic is what a node's agent and a pod's interface count.
@@ -87,7 +39,7 @@ func (a traffic) sub(b traffic) traffic {
 func (d *demo) count(ctx context.Context, n *lab.Node, ip string) (traffic, error) {
 	var s agentapi.Status
 	err := product.Eventually(ctx, "the end of connections", patience, func() error {
-		if err := d.p.Ask(ctx, n.Name, &s, "status"); err != nil {
+		if err := d.P.Ask(ctx, n.Name, &s, "status"); err != nil {
 			return err
 		}
 		if s.Conns.Live > 0 { // bytes are counted at the end
@@ -98,7 +50,7 @@ func (d *demo) count(ctx context.Context, n *lab.Node, ip string) (traffic, erro
 	if err != nil {
 		return traffic{}, err
 	}
-	ns, err := d.p.PodNetNS(ctx, n, ip)
+	ns, err := d.P.PodNetNS(ctx, n, ip)
 	if err != nil {
 		return traffic{}, err
 	}

@@ -69,27 +69,27 @@ func (d *demo) up(ctx context.Context) (err error) {
 	}
 	d.Say("etcd, kube-apiserver, controller-manager, scheduler; kubelet, containerd, runc and kube-proxy on each node: up in %.0f s.\n",
 		time.Since(began).Seconds())
-	if d.p, err = product.New(d.cluster, images); err != nil {
+	if d.P, err = product.New(d.cluster, images); err != nil {
 		return err
 	}
-	_, err = d.kubectl(ctx, "get", "nodes", "-o", "wide")
+	_, err = d.Kubectl(ctx, "get", "nodes", "-o", "wide")
 	return err
 }
 
 func (d *demo) install(ctx context.Context) error {
 	d.Say("$ helm install kube-smcr charts/kube-smcr --namespace kube-smcr --create-namespace --wait")
 	began := time.Now()
-	if err := d.p.Install(ctx, image.ProductTag, values()...); err != nil {
+	if err := d.P.Install(ctx, image.ProductTag, values()...); err != nil {
 		return err
 	}
-	if err := d.p.WaitReady(ctx); err != nil {
+	if err := d.P.WaitReady(ctx); err != nil {
 		return err
 	}
 	d.Say("installed in %.0f s\n", time.Since(began).Seconds())
-	if _, err := d.kubectl(ctx, "get", "pods", "-n", product.Namespace, "-o", "wide"); err != nil {
+	if _, err := d.Kubectl(ctx, "get", "pods", "-n", product.Namespace, "-o", "wide"); err != nil {
 		return err
 	}
-	out, err := d.kubectl(ctx, "get", "smcrnodes")
+	out, err := d.Kubectl(ctx, "get", "smcrnodes")
 	if err != nil {
 		return err
 	}
@@ -100,7 +100,7 @@ func (d *demo) install(ctx context.Context) error {
 
 // applications starts servers on the first node and clients on the others.
 func (d *demo) applications(ctx context.Context) error {
-	err := d.apply(ctx, `apiVersion: v1
+	err := d.Apply(ctx, `apiVersion: v1
 kind: Namespace
 metadata:
   name: shop
@@ -111,7 +111,7 @@ metadata:
 		return err
 	}
 	err = product.Eventually(ctx, "the namespace", patience, func() error {
-		_, err := d.p.Lab.Kubectl(ctx, "get", "serviceaccount", "-n", shop, "default")
+		_, err := d.P.Lab.Kubectl(ctx, "get", "serviceaccount", "-n", shop, "default")
 		return err
 	})
 	if err != nil {
@@ -126,20 +126,20 @@ metadata:
 		pod("far-client", n[2], image.Redis, "sleep", "infinity"),
 		pod("echo", n[0], product.Traffic, "/usr/bin/traffic", "serve", ":7000"), service("echo", 7000),
 	}
-	if err := d.p.Lab.Apply(ctx, strings.Join(objects, "---\n")); err != nil {
+	if err := d.P.Lab.Apply(ctx, strings.Join(objects, "---\n")); err != nil {
 		return err
 	}
-	if _, err := d.p.Lab.Kubectl(ctx, "wait", "pods", "-n", shop, "--all", "--for=condition=Ready", "--timeout=1m"); err != nil {
+	if _, err := d.P.Lab.Kubectl(ctx, "wait", "pods", "-n", shop, "--all", "--for=condition=Ready", "--timeout=1m"); err != nil {
 		return err
 	}
-	d.eventually(ctx, "the agents say that all pods are enabled", func() (string, error) {
-		out, err := d.p.Lab.Kubectl(ctx, "get", "pods", "-n", shop, "-o", `jsonpath={range .items[*]}{.metadata.annotations.smcr\.io/status}{"\n"}{end}`)
+	d.Eventually(ctx, "the agents say that all pods are enabled", func() (string, error) {
+		out, err := d.P.Lab.Kubectl(ctx, "get", "pods", "-n", shop, "-o", `jsonpath={range .items[*]}{.metadata.annotations.smcr\.io/status}{"\n"}{end}`)
 		if err == nil && strings.Count(out, "Enabled\n") != 6 {
 			err = errors.New(out)
 		}
 		return "", err
 	})
-	_, err = d.kubectl(ctx, "get", "pods", "-n", shop, "-o",
+	_, err = d.Kubectl(ctx, "get", "pods", "-n", shop, "-o",
 		`custom-columns=NAME:.metadata.name,NODE:.spec.nodeName,IP:.status.podIP,STATUS:.status.phase,SMC-R:.metadata.annotations.smcr\.io/status`)
 	return err
 }
@@ -190,7 +190,7 @@ func (d *demo) traffic(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	nginx, err := d.p.Lab.Kubectl(ctx, "get", "service", "-n", shop, "nginx", "-o", "jsonpath={.spec.clusterIP}")
+	nginx, err := d.P.Lab.Kubectl(ctx, "get", "service", "-n", shop, "nginx", "-o", "jsonpath={.spec.clusterIP}")
 	if err != nil {
 		return err
 	}
@@ -247,19 +247,19 @@ func lastLine(text string) string {
 
 // look shows the objects and the plugin.
 func (d *demo) look(ctx context.Context) error {
-	d.eventually(ctx, "each link group has an object on both sides", func() (string, error) {
-		out, err := d.p.Lab.Kubectl(ctx, "get", "smcrlinks", "--no-headers")
+	d.Eventually(ctx, "each link group has an object on both sides", func() (string, error) {
+		out, err := d.P.Lab.Kubectl(ctx, "get", "smcrlinks", "--no-headers")
 		if n := strings.Count(out, "Active"); err == nil && n < 4 {
 			err = fmt.Errorf("%d active: %s", n, out)
 		}
 		return "", err
 	})
 	for _, args := range [][]string{{"get", "smcrlinks"}, {"get", "smcrlinks", "-o", "wide"}} {
-		if _, err := d.kubectl(ctx, args...); err != nil {
+		if _, err := d.Kubectl(ctx, args...); err != nil {
 			return err
 		}
 	}
-	out, err := d.smcr(ctx, "explain", "shop/nginx-client", "nginx.shop:8080")
+	out, err := d.SMCR(ctx, "explain", "shop/nginx-client", "nginx.shop:8080")
 	if err != nil {
 		return err
 	}
@@ -269,7 +269,7 @@ func (d *demo) look(ctx context.Context) error {
 
 // policy makes a policy of mode Required.
 func (d *demo) policy(ctx context.Context) error {
-	err := d.apply(ctx, `apiVersion: smcr.io/v1alpha1
+	err := d.Apply(ctx, `apiVersion: smcr.io/v1alpha1
 kind: SMCRPolicy
 metadata:
   name: fast-redis
@@ -283,14 +283,14 @@ spec:
 	if err != nil {
 		return err
 	}
-	d.eventually(ctx, "the policy is ready", func() (string, error) {
-		out, err := d.p.Lab.Kubectl(ctx, "get", "smcrpolicy", "-n", shop, "fast-redis", "-o", `jsonpath={.status.conditions[?(@.type=="Ready")].status}`)
+	d.Eventually(ctx, "the policy is ready", func() (string, error) {
+		out, err := d.P.Lab.Kubectl(ctx, "get", "smcrpolicy", "-n", shop, "fast-redis", "-o", `jsonpath={.status.conditions[?(@.type=="Ready")].status}`)
 		if err == nil && out != "True" {
 			err = fmt.Errorf("it is %q", out)
 		}
 		return "", err
 	})
-	if _, err := d.kubectl(ctx, "get", "smcrpolicy", "-n", shop); err != nil {
+	if _, err := d.Kubectl(ctx, "get", "smcrpolicy", "-n", shop); err != nil {
 		return err
 	}
 	redis, err := d.address(ctx, "redis")
@@ -300,27 +300,27 @@ spec:
 	out, err := d.exec(ctx, "redis-client", "redis-cli", "-h", redis, "ping")
 	d.Check("redis answers over SMC-R", err == nil && strings.Contains(out, "PONG"), "%s", out)
 	d.Say("\nNow redis opts out. Its client may not fall back to TCP:\n")
-	if _, err := d.kubectl(ctx, "annotate", "pod", "-n", shop, "redis", "smcr.io/enabled=false"); err != nil {
+	if _, err := d.Kubectl(ctx, "annotate", "pod", "-n", shop, "redis", "smcr.io/enabled=false"); err != nil {
 		return err
 	}
-	d.eventually(ctx, "the client is refused", func() (string, error) {
+	d.Eventually(ctx, "the client is refused", func() (string, error) {
 		out, err := d.exec(ctx, "redis-client", "redis-cli", "-h", redis, "ping")
 		if err == nil && strings.Contains(out, "PONG") {
 			return "", errors.New("it got an answer")
 		}
 		return "", nil
 	})
-	d.eventually(ctx, "an event of the pod says why", func() (string, error) {
+	d.Eventually(ctx, "an event of the pod says why", func() (string, error) {
 		return d.event(ctx, "redis-client", "SMCRRefused")
 	})
-	if _, err := d.smcr(ctx, "explain", "shop/redis-client", redis+":6379"); err != nil {
+	if _, err := d.SMCR(ctx, "explain", "shop/redis-client", redis+":6379"); err != nil {
 		return err
 	}
 	for _, args := range [][]string{
 		{"annotate", "pod", "-n", shop, "redis", "smcr.io/enabled-"},
 		{"delete", "smcrpolicy", "-n", shop, "fast-redis"},
 	} {
-		if _, err := d.kubectl(ctx, args...); err != nil {
+		if _, err := d.Kubectl(ctx, args...); err != nil {
 			return err
 		}
 	}
@@ -329,7 +329,7 @@ spec:
 
 // event is the message of an event of a pod.
 func (d *demo) event(ctx context.Context, pod, reason string) (string, error) {
-	out, err := d.p.Lab.Kubectl(ctx, "get", "events", "-n", shop, "--field-selector", "involvedObject.name="+pod+",reason="+reason,
+	out, err := d.P.Lab.Kubectl(ctx, "get", "events", "-n", shop, "--field-selector", "involvedObject.name="+pod+",reason="+reason,
 		"-o", "jsonpath={.items[0].message}")
 	if err == nil && out == "" {
 		err = fmt.Errorf("no event %s", reason)
@@ -347,7 +347,7 @@ type sum struct {
 
 func (d *demo) last(ctx context.Context) (sum, error) {
 	var s sum
-	out, err := d.p.Lab.Kubectl(ctx, "logs", "-n", shop, "load", "--tail=1")
+	out, err := d.P.Lab.Kubectl(ctx, "logs", "-n", shop, "load", "--tail=1")
 	if err == nil {
 		err = json.Unmarshal([]byte(out), &s)
 	}
@@ -361,7 +361,7 @@ func (d *demo) startLoad(ctx context.Context) error {
 		return err
 	}
 	load := pod("load", d.cluster.Nodes[1], product.Traffic, "/usr/bin/traffic", "load", echo+":7000")
-	if err := d.p.Lab.Apply(ctx, load); err != nil {
+	if err := d.P.Lab.Apply(ctx, load); err != nil {
 		return err
 	}
 	return product.Eventually(ctx, "the load", patience, func() error {
@@ -375,7 +375,7 @@ func (d *demo) startLoad(ctx context.Context) error {
 
 // noFailure checks what became of the load's connections since before.
 func (d *demo) noFailure(ctx context.Context, what string, before sum) {
-	d.eventually(ctx, what, func() (string, error) {
+	d.Eventually(ctx, what, func() (string, error) {
 		s, err := d.last(ctx)
 		switch {
 		case err != nil:
@@ -399,17 +399,17 @@ func (d *demo) restart(ctx context.Context) error {
 		return err
 	}
 	node := d.cluster.Nodes[1].Name
-	a, err := d.p.AgentPod(ctx, node)
+	a, err := d.P.AgentPod(ctx, node)
 	if err != nil {
 		return err
 	}
-	if _, err := d.kubectl(ctx, "delete", "pod", "-n", product.Namespace, a.Name); err != nil {
+	if _, err := d.Kubectl(ctx, "delete", "pod", "-n", product.Namespace, a.Name); err != nil {
 		return err
 	}
-	if err := d.p.WaitNode(ctx, node); err != nil {
+	if err := d.P.WaitNode(ctx, node); err != nil {
 		return err
 	}
-	if _, err := d.kubectl(ctx, "get", "pods", "-n", product.Namespace, "-o", "wide"); err != nil {
+	if _, err := d.Kubectl(ctx, "get", "pods", "-n", product.Namespace, "-o", "wide"); err != nil {
 		return err
 	}
 	d.noFailure(ctx, "no connection of a client on its node failed", before)
@@ -418,7 +418,7 @@ func (d *demo) restart(ctx context.Context) error {
 
 // upgrade installs another tag of the image.
 func (d *demo) upgrade(ctx context.Context) error {
-	if err := d.p.TagNext(ctx); err != nil {
+	if err := d.P.TagNext(ctx); err != nil {
 		return err
 	}
 	before, err := d.last(ctx)
@@ -426,22 +426,22 @@ func (d *demo) upgrade(ctx context.Context) error {
 		return err
 	}
 	d.Say("$ helm upgrade kube-smcr charts/kube-smcr --namespace kube-smcr --reuse-values --set image.tag=%s --wait", product.TagNext)
-	if err := d.p.Install(ctx, product.TagNext, values()...); err != nil {
+	if err := d.P.Install(ctx, product.TagNext, values()...); err != nil {
 		return err
 	}
-	if _, err := d.kubectl(ctx, "rollout", "status", "daemonset", "-n", product.Namespace, product.Agent, "--timeout=2m"); err != nil {
+	if _, err := d.Kubectl(ctx, "rollout", "status", "daemonset", "-n", product.Namespace, product.Agent, "--timeout=2m"); err != nil {
 		return err
 	}
-	if err := d.p.WaitReady(ctx); err != nil {
+	if err := d.P.WaitReady(ctx); err != nil {
 		return err
 	}
 	d.noFailure(ctx, "all agents were replaced and no new connection failed", before)
-	d.eventually(ctx, "the load is on SMC-R with the new agents", func() (string, error) {
+	d.Eventually(ctx, "the load is on SMC-R with the new agents", func() (string, error) {
 		echo, err := d.address(ctx, "echo")
 		if err != nil {
 			return "", err
 		}
-		out, err := d.p.KubectlSMCR(ctx, "explain", "shop/load", echo+":7000")
+		out, err := d.P.KubectlSMCR(ctx, "explain", "shop/load", echo+":7000")
 		if err == nil && !strings.Contains(out, "on SMC-R") {
 			err = errors.New(out)
 		}
@@ -460,39 +460,39 @@ func (d *demo) deleteNode(ctx context.Context) error {
 	if _, err := d.exec(ctx, "far-client", "redis-cli", "-h", redis, "ping"); err != nil {
 		return err
 	}
-	d.eventually(ctx, "there is a link group with "+far.Name, func() (string, error) {
+	d.Eventually(ctx, "there is a link group with "+far.Name, func() (string, error) {
 		return "", d.linksOf(ctx, far.Name, true)
 	})
 	d.Say("%s loses its power:", far.Name)
 	if err := far.PowerOff(ctx); err != nil {
 		return err
 	}
-	d.eventually(ctx, "its SMCRLinks go", func() (string, error) {
-		out, err := d.p.Lab.Kubectl(ctx, "get", "smcrlinks", "-l", "smcr.io/node="+far.Name, "--no-headers")
+	d.Eventually(ctx, "its SMCRLinks go", func() (string, error) {
+		out, err := d.P.Lab.Kubectl(ctx, "get", "smcrlinks", "-l", "smcr.io/node="+far.Name, "--no-headers")
 		if err == nil && strings.Contains(out, "Active") {
 			err = errors.New(out)
 		}
 		return "", err
 	})
-	if _, err := d.kubectl(ctx, "get", "smcrlinks"); err != nil {
+	if _, err := d.Kubectl(ctx, "get", "smcrlinks"); err != nil {
 		return err
 	}
-	if _, err := d.kubectl(ctx, "delete", "node", far.Name); err != nil {
+	if _, err := d.Kubectl(ctx, "delete", "node", far.Name); err != nil {
 		return err
 	}
-	d.eventually(ctx, "its SMCRNode and SMCRLinks are gone", func() (string, error) {
-		if out, err := d.p.Lab.Kubectl(ctx, "get", "smcrnodes", "-o", "name"); err != nil || strings.Contains(out, far.Name) {
+	d.Eventually(ctx, "its SMCRNode and SMCRLinks are gone", func() (string, error) {
+		if out, err := d.P.Lab.Kubectl(ctx, "get", "smcrnodes", "-o", "name"); err != nil || strings.Contains(out, far.Name) {
 			return "", errors.Join(err, errors.New(out))
 		}
 		return "", d.linksOf(ctx, far.Name, false)
 	})
-	_, err = d.kubectl(ctx, "get", "smcrnodes")
+	_, err = d.Kubectl(ctx, "get", "smcrnodes")
 	return err
 }
 
 // linksOf wants SMCRLinks of a node to be there, or not.
 func (d *demo) linksOf(ctx context.Context, node string, want bool) error {
-	out, err := d.p.Lab.Kubectl(ctx, "get", "smcrlinks", "-l", "smcr.io/node="+node, "-o", "name")
+	out, err := d.P.Lab.Kubectl(ctx, "get", "smcrlinks", "-l", "smcr.io/node="+node, "-o", "name")
 	if err == nil && (out != "") != want {
 		err = fmt.Errorf("there are %q", out)
 	}
@@ -501,11 +501,11 @@ func (d *demo) linksOf(ctx context.Context, node string, want bool) error {
 
 // optOut takes the annotation away.
 func (d *demo) optOut(ctx context.Context) error {
-	if _, err := d.kubectl(ctx, "annotate", "namespace", shop, "smcr.io/enabled-"); err != nil {
+	if _, err := d.Kubectl(ctx, "annotate", "namespace", shop, "smcr.io/enabled-"); err != nil {
 		return err
 	}
-	d.eventually(ctx, "the pods are on plain TCP", func() (string, error) {
-		out, err := d.p.Lab.Kubectl(ctx, "get", "pods", "-n", shop, "--field-selector=spec.nodeName="+d.cluster.Nodes[1].Name,
+	d.Eventually(ctx, "the pods are on plain TCP", func() (string, error) {
+		out, err := d.P.Lab.Kubectl(ctx, "get", "pods", "-n", shop, "--field-selector=spec.nodeName="+d.cluster.Nodes[1].Name,
 			"-o", `jsonpath={.items[*].metadata.annotations.smcr\.io/status}`)
 		if err == nil && strings.TrimSpace(out) != "" {
 			err = errors.New(out)
@@ -518,7 +518,7 @@ func (d *demo) optOut(ctx context.Context) error {
 	}
 	out, err := d.exec(ctx, "redis-client", "redis-cli", "-h", redis, "ping")
 	d.Check("redis answers over TCP", err == nil && strings.Contains(out, "PONG"), "%s", out)
-	_, err = d.smcr(ctx, "explain", "shop/redis-client", redis+":6379")
+	_, err = d.SMCR(ctx, "explain", "shop/redis-client", redis+":6379")
 	return err
 }
 
@@ -529,7 +529,7 @@ func (d *demo) uninstall(ctx context.Context) error {
 		return err
 	}
 	d.Say("$ helm uninstall kube-smcr --namespace kube-smcr --wait")
-	out, err := d.p.Uninstall(ctx)
+	out, err := d.P.Uninstall(ctx)
 	if err != nil {
 		return err
 	}
@@ -541,7 +541,7 @@ func (d *demo) uninstall(ctx context.Context) error {
 		}
 		d.Check(n.Name+" is as before", strings.TrimSpace(out) == "", "no plugin, file, configuration or nftables table: %q", out)
 	}
-	objects, err := d.p.Lab.Kubectl(ctx, "get", "smcrnodes,smcrlinks", "-o", "name")
+	objects, err := d.P.Lab.Kubectl(ctx, "get", "smcrnodes,smcrlinks", "-o", "name")
 	d.Check("no object is left but users' own", err == nil && objects == "", "%s", objects)
 	d.noFailure(ctx, "clients did not notice", before)
 	return nil
