@@ -202,6 +202,10 @@ demo-vf: deps vm-image ## Give pods RoCE VFs in guests and show it (ARGS=--times
 demo-k8s: deps cluster-tools ## Show on a real Kubernetes what its users see (KEEP=1 leaves it running).
 	$(GO) run ./demo/k8s $(if $(KEEP),--keep) $(ARGS)
 
+.PHONY: demo-rdma
+demo-rdma: deps cluster-tools vm-image ## Show the same on nodes with RDMA devices, emulated, for some five minutes (KEEP=1 leaves it running).
+	$(GO) run ./demo/rnics $(if $(KEEP),--keep) $(ARGS)
+
 .PHONY: cluster-tools
 cluster-tools: deps ## Build Kubernetes, helm and containerd for the tests, once; print where they are.
 	@$(GO) run ./tools/cluster tools

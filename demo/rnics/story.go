@@ -1,0 +1,332 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/smcr-io/kube-smcr/test/cluster/lab"
+	"github.com/smcr-io/kube-smcr/test/cluster/lab/guest"
+	"github.com/smcr-io/kube-smcr/test/cluster/lab/image"
+	"github.com/smcr-io/kube-smcr/test/cluster/product"
+)
+
+const shop = "shop"
+
+// values are what a platform team would write into its values.yaml, and how much of the small
+// guests an agent may have.
+func values() []string {
+	return []string{
+		"hardware.enabled=true",
+		"agent.devices[0].rdma.name=rxe0", "agent.devices[0].rdma.address=node",
+		"agent.devices[1].rdma.name=rxe1", "agent.devices[1].rdma.address=eth1",
+		"agent.devicesOfNode.n1[0].soft.address=node",
+		"agent.resources.cpu=900m", "agent.drainTimeout=5s", "agent.negativeCacheTTL=2s",
+		"controller.replicas=1",
+		`controller.nodeSelector.kubernetes\.io/hostname=n1`, `hooks.nodeSelector.kubernetes\.io/hostname=n1`,
+	}
+}
+
+func (d *demo) run(ctx context.Context) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, demoTimeout, fmt.Errorf("the demo took longer than %v", demoTimeout))
+	defer cancel()
+	for _, part := range []struct {
+		title string
+		do    func(context.Context) error
+	}{
+		{"A Kubernetes whose nodes have RDMA devices", d.up},
+		{"helm install", d.install},
+		{"Applications opt in by an annotation", d.applications},
+		{"Their connections are on RNICs", d.links},
+		{"A cable is pulled", d.cut},
+		{"A node without RNICs takes part", d.plain},
+	} {
+		d.Title("%s", part.title)
+		if err := part.do(ctx); err != nil {
+			return fmt.Errorf("%s: %w", part.title, err)
+		}
+	}
+	return nil
+}
+
+func (d *demo) up(ctx context.Context) (err error) {
+	if d.dir, err = os.MkdirTemp("", "demo-rdma-"); err != nil {
+		return err
+	}
+	d.Say("Programs are built, and images packed without docker.")
+	images, err := product.Build(ctx, d.dir, image.Product, image.Redis)
+	if err != nil {
+		return err
+	}
+	cfg := guest.Config{Config: lab.Config{Name: "demo-rdma", Nodes: 1, Images: images.Archives, Progress: d.Out}, Guests: 2}
+	if d.cluster, err = guest.Up(ctx, cfg); err != nil {
+		return err
+	}
+	if d.P, err = product.New(d.cluster.Cluster, images); err != nil {
+		return err
+	}
+	fmt.Fprintln(d.Out)
+	if _, err := d.Kubectl(ctx, "get", "nodes", "-o", "wide"); err != nil {
+		return err
+	}
+	out, err := d.cluster.Guests[0].Run(ctx, "rdma", "link", "show")
+	if err != nil {
+		return err
+	}
+	d.Say("$ rdma link show     # on %s\n%s", d.cluster.Guests[0].Name, out)
+	return nil
+}
+
+func (d *demo) install(ctx context.Context) error {
+	d.Say("$ helm install kube-smcr charts/kube-smcr --namespace kube-smcr --create-namespace --wait \\\n    --set %s\n", strings.Join(values()[:6], ","))
+	began := time.Now()
+	if err := d.P.Install(ctx, image.ProductTag, values()...); err != nil {
+		return err
+	}
+	d.Eventually(ctx, "all nodes accelerate", func() (string, error) { return "", d.P.WaitReady(ctx) })
+	d.Say("\ninstalled in %.0f s\n", time.Since(began).Seconds())
+	out, err := d.Kubectl(ctx, "get", "smcrnodes")
+	if err != nil {
+		return err
+	}
+	d.Check("two nodes have RNICs and one has software", strings.Count(out, "Hardware") == 2 && strings.Count(out, "SoftwareRoCE") == 1,
+		"agent.devices, and agent.devicesOfNode for n1")
+	return nil
+}
+
+// applications starts servers on one node with RNICs and clients on the other one.
+func (d *demo) applications(ctx context.Context) error {
+	err := d.Apply(ctx, `apiVersion: v1
+kind: Namespace
+metadata:
+  name: shop
+  annotations:
+    smcr.io/enabled: "true"
+`)
+	if err != nil {
+		return err
+	}
+	err = product.Eventually(ctx, "the namespace", patience, func() error {
+		_, err := d.P.Lab.Kubectl(ctx, "get", "serviceaccount", "-n", shop, "default")
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	d.Say("Then ordinary pods, without a device, a capability or a memlock limit; nothing in them is about SMC-R:\n")
+	plain, a, b := d.cluster.Nodes[0], d.cluster.Guests[0].Node, d.cluster.Guests[1].Node
+	for _, pods := range [][]string{
+		{pod("redis", a, image.Redis), pod("echo", a, product.Traffic, "/usr/bin/traffic", "serve", ":7000")},
+		{pod("client", b, image.Redis, "sleep", "infinity"), pod("plain-client", plain, image.Redis, "sleep", "infinity")},
+	} {
+		if err := d.P.Lab.Apply(ctx, strings.Join(pods, "---\n")); err != nil {
+			return err
+		}
+	}
+	if _, err := d.P.Lab.Kubectl(ctx, "wait", "pods", "-n", shop, "--all", "--for=condition=Ready", "--timeout=3m"); err != nil {
+		return err
+	}
+	d.Eventually(ctx, "the agents say that all pods are enabled", func() (string, error) {
+		out, err := d.P.Lab.Kubectl(ctx, "get", "pods", "-n", shop, "-o", `jsonpath={range .items[*]}{.metadata.annotations.smcr\.io/status}{"\n"}{end}`)
+		if err == nil && strings.Count(out, "Enabled\n") != 4 {
+			err = errors.New(out)
+		}
+		return "", err
+	})
+	_, err = d.Kubectl(ctx, "get", "pods", "-n", shop, "-o",
+		`custom-columns=NAME:.metadata.name,NODE:.spec.nodeName,IP:.status.podIP,STATUS:.status.phase,SMC-R:.metadata.annotations.smcr\.io/status`)
+	return err
+}
+
+func pod(name string, n *lab.Node, img string, command ...string) string {
+	run := ""
+	if len(command) > 0 {
+		text, _ := json.Marshal(command) // of strings: never an error
+		run = "\n    command: " + string(text)
+	}
+	return fmt.Sprintf(`apiVersion: v1
+kind: Pod
+metadata:
+  name: %s
+  namespace: %s
+spec:
+  nodeName: %s
+  dnsPolicy: Default
+  terminationGracePeriodSeconds: 0
+  automountServiceAccountToken: false
+  containers:
+  - name: app
+    image: %s
+    imagePullPolicy: Never%s
+    securityContext:
+      runAsNonRoot: true
+      allowPrivilegeEscalation: false
+      capabilities: {drop: [ALL]}
+`, name, shop, n.Name, img, run)
+}
+
+// address is a pod's.
+func (d *demo) address(ctx context.Context, pod string) (string, error) {
+	return d.P.Lab.Kubectl(ctx, "get", "pod", "-n", shop, pod, "-o", "jsonpath={.status.podIP}")
+}
+
+// ping lets a client ask redis, until the agent says that its connections are on SMC-R, and shows why.
+func (d *demo) ping(ctx context.Context, client string) error {
+	redis, err := d.address(ctx, "redis")
+	if err != nil {
+		return err
+	}
+	d.Eventually(ctx, client+"'s connections to redis are on SMC-R", func() (string, error) {
+		out, err := d.P.Lab.Kubectl(ctx, "exec", "-n", shop, client, "--", "redis-cli", "-h", redis, "ping")
+		if err != nil || !strings.Contains(out, "PONG") {
+			return "", errors.Join(err, errors.New(out))
+		}
+		out, err = d.P.KubectlSMCR(ctx, "explain", shop+"/"+client, redis+":6379")
+		if err == nil && !strings.HasPrefix(out, "verdict      on SMC-R") { // the first rendezvous may be too late
+			err = errors.New(out)
+		}
+		return "", err
+	})
+	_, err = d.SMCR(ctx, "explain", shop+"/"+client, redis+":6379")
+	return err
+}
+
+// links shows the link groups, to users and to the kernel.
+func (d *demo) links(ctx context.Context) error {
+	if err := d.ping(ctx, "client"); err != nil {
+		return err
+	}
+	d.Eventually(ctx, "each side has a link on each of its two RNICs", func() (string, error) {
+		out, err := d.P.Lab.Kubectl(ctx, "get", "smcrlinks", "--no-headers", "-o", "wide")
+		if err == nil && strings.Count(out, "rxe0,rxe1") < 2 {
+			err = errors.New(out)
+		}
+		return "", err
+	})
+	if _, err := d.Kubectl(ctx, "get", "smcrlinks", "-o", "wide"); err != nil {
+		return err
+	}
+	n := d.cluster.Guests[1]
+	out, err := n.Run(ctx, "sh", "-c", "rdma resource show qp | grep 'type RC'")
+	d.Say("$ rdma resource show qp | grep 'type RC'     # on %s\n%s", n.Name, out)
+	d.Check("the kernel says so, too", err == nil && strings.Contains(out, "rxe0/") && strings.Contains(out, "rxe1/") && strings.Contains(out, "comm node-agent"),
+		"reliable connections of the agent on both devices, and none of the pods'")
+	return nil
+}
+
+// sum is a line of the command traffic: what the load has seen so far.
+type sum struct {
+	OK          int            `json:"ok"`
+	Failed      int            `json:"failed"`
+	Errors      map[string]int `json:"errors"`
+	WorstMillis int            `json:"worstMillis"`
+}
+
+// more waits until the load has done more, none of it wrong, and notes it as a check.
+func (d *demo) more(ctx context.Context, what string, before *sum) {
+	d.Eventually(ctx, what, func() (string, error) {
+		var now sum
+		out, err := d.P.Lab.Kubectl(ctx, "logs", "-n", shop, "load", "--tail=1")
+		if err == nil {
+			err = json.Unmarshal([]byte(out), &now)
+		}
+		switch {
+		case err != nil:
+			return "", err
+		case now.Failed > 0:
+			return "", fmt.Errorf("%v", now.Errors)
+		case now.OK < before.OK+20:
+			return "", fmt.Errorf("only %d exchanges so far", now.OK)
+		}
+		done := now.OK - before.OK
+		*before = now
+		return fmt.Sprintf("%d exchanges with checked bytes; the slowest so far took %d ms", done, now.WorstMillis), nil
+	})
+}
+
+// cut pulls the cable of a NIC under load, and puts it back.
+func (d *demo) cut(ctx context.Context) error {
+	echo, err := d.address(ctx, "echo")
+	if err != nil {
+		return err
+	}
+	load := pod("load", d.cluster.Guests[1].Node, product.Traffic, "/usr/bin/traffic", "hold", echo+":7000", "--interval=100ms", "--bytes=16384")
+	if err := d.P.Lab.Apply(ctx, load); err != nil {
+		return err
+	}
+	var seen sum
+	d.more(ctx, "a connection is under load", &seen)
+	n := d.cluster.Guests[1]
+	for _, to := range []struct {
+		up                bool
+		redundancy, event string
+	}{{false, "Single", "RedundancyLost"}, {true, "Symmetric", "RedundancyRestored"}} {
+		what := "pulled"
+		if to.up {
+			what = "put back"
+		}
+		d.Say("\nThe cable of eth1 of %s is %s:\n", n.Name, what)
+		if err := n.Guest.SetLink(1, to.up); err != nil {
+			return err
+		}
+		d.Eventually(ctx, "the link groups are "+strings.ToLower(to.redundancy), func() (string, error) {
+			out, err := d.P.Lab.Kubectl(ctx, "get", "smcrlinks", "-l", "smcr.io/node="+n.Name, "--no-headers")
+			if err == nil && strings.Count(out, " "+to.redundancy+" ") != strings.Count(out, "\n") {
+				err = errors.New(out)
+			}
+			return "", err
+		})
+		if _, err := d.Kubectl(ctx, "get", "smcrlinks"); err != nil {
+			return err
+		}
+		d.Eventually(ctx, "an event says so", func() (string, error) {
+			out, err := d.P.Lab.Kubectl(ctx, "get", "events", "-A", "--field-selector", "reason="+to.event, "-o", "jsonpath={.items[0].message}")
+			if err == nil && out == "" {
+				err = fmt.Errorf("no event %s", to.event)
+			}
+			return out, err
+		})
+		d.more(ctx, "the connection goes on, and no byte is wrong", &seen)
+	}
+	return nil
+}
+
+// plain lets a pod of the node without RNICs use software ones, with the other's RNICs.
+func (d *demo) plain(ctx context.Context) error {
+	if err := d.ping(ctx, "plain-client"); err != nil {
+		return err
+	}
+	d.Say("Who wants RNICs only says so in a policy:\n")
+	err := d.Apply(ctx, `apiVersion: smcr.io/v1alpha1
+kind: SMCRPolicy
+metadata:
+  name: rnics-only
+  namespace: shop
+spec:
+  transports: [Hardware]
+`)
+	if err != nil {
+		return err
+	}
+	redis, err := d.address(ctx, "redis")
+	if err != nil {
+		return err
+	}
+	d.Eventually(ctx, "the pod of n1 is on TCP, with the reason", func() (string, error) {
+		out, err := d.P.KubectlSMCR(ctx, "explain", shop+"/plain-client", redis+":6379")
+		if err == nil && !strings.Contains(out, "TRANSPORT") {
+			err = errors.New(out)
+		}
+		return "", err
+	})
+	if _, err := d.SMCR(ctx, "explain", shop+"/plain-client", redis+":6379"); err != nil {
+		return err
+	}
+	return d.ping(ctx, "client")
+}
