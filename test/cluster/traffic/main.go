@@ -178,8 +178,9 @@ func (c *client) note(took time.Duration, err error) {
 		c.firstFailure = time.Now()
 	}
 	c.sum.Failed++
+	// Only a connection that stood is reset: a SYN is refused.
 	var op *net.OpError
-	if !errors.As(err, &op) || op.Op != "dial" {
+	if !errors.As(err, &op) || op.Op != "dial" || errors.Is(err, syscall.ECONNRESET) {
 		c.sum.Reset++
 	}
 	c.sum.FailingMillis = time.Since(c.firstFailure).Milliseconds()
