@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/smcr-io/kube-smcr/api/v1alpha1"
+	"github.com/smcr-io/kube-smcr/test/cluster/product"
 )
 
 // A reader types the commands of documents in the checkout, with kubectl and helm in the PATH and rights on
@@ -90,11 +91,13 @@ func (c *cluster) asREADME(r *reader) {
 		switch {
 		case strings.HasPrefix(line, "kind "):
 			c.must(r.loads(line, commands))
-		case strings.HasPrefix(line, "kubectl "): // what it asks for takes a moment
-			c.eventually("README.md's "+line, soon, func() (err error) {
+		case strings.HasPrefix(line, "kubectl "):
+			// What it asks for takes a moment, and where the client's agent asked before the server's
+			// pod was attached, the chart's negativeCacheTTL.
+			c.must(product.Eventually(c.Context(), "README.md's "+line, time.Minute+soon, func() (err error) {
 				said, err = r.types(line)
 				return err
-			})
+			}))
 		default:
 			_, err := r.types(line)
 			c.must(err)
