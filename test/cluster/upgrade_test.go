@@ -97,11 +97,9 @@ func (c *cluster) seesDrain(p pod, old string) (result func() error) {
 	}
 }
 
-// churn: 100 pods come and go. One in ten may be on plain TCP: it has one connection, and while 25 pods
-// start at a time, an agent may be so late that its diversion has ended.
+// churn: 100 pods come and go.
 func churn(c *cluster) {
 	const pods, batch = 100, 25
-	plain := 0
 	ns := c.namespace(optedIn())
 	server := c.start(ns, podSpec{name: "server", node: c.n[0]})[0]
 	began := time.Now()
@@ -115,26 +113,11 @@ func churn(c *cluster) {
 		}
 		started := c.start(ns, specs...)
 		for _, p := range started {
-			c.eventually("the status of "+p.String(), soon, func() error {
-				var o corev1.Pod
-				if err := c.p.Client.Get(c.Context(), p.key(), &o); err != nil {
-					return err
-				}
-				switch got := o.Annotations[v1alpha1.AnnotationStatus]; {
-				case strings.HasPrefix(got, v1alpha1.PodStatusFallback):
-					plain++
-				case !strings.HasPrefix(got, v1alpha1.PodStatusEnabled):
-					return fmt.Errorf("it is %q", got)
-				}
-				return nil
-			})
+			c.status(p, v1alpha1.PodStatusEnabled, soon)
 		}
 		c.must(c.p.Client.DeleteAllOf(c.Context(), &corev1.Pod{}, client.InNamespace(ns), client.MatchingLabels{"app": "churn"}))
 	}
-	c.Logf("%d pods in %v, %d of them on plain TCP", pods, time.Since(began).Round(100*time.Millisecond), plain)
-	if plain > pods/10 {
-		c.Errorf("%d of %d pods are on plain TCP", plain, pods)
-	}
+	c.Logf("%d pods in %v", pods, time.Since(began).Round(100*time.Millisecond))
 	c.eventually("the end of the pods", soon, func() error {
 		if out := c.kubectl("get", "pods", "-n", ns, "-l", "app=churn", "-o", "name"); out != "" {
 			return fmt.Errorf("there are %d", strings.Count(out, "\n"))
