@@ -327,8 +327,7 @@ func (l *linux) clientKeys(f *linuxFlow, lk, n *linuxLink, untold []*linuxRMB, o
 }
 
 // clientConfirm waits for the proof of a further link's path. DELETE LINK, of whatever link
-// or of all, it takes for the end of this one, and says yes to it. So it does with the offer of
-// another link.
+// or of all, it takes for the end of this one, and says yes to it.
 func (l *linux) clientConfirm(f *linuxFlow, lk, n *linuxLink, offer llc.AddLink) {
 	l.await(f, linuxNewLinkWait, func(on *linuxLink, m llc.Message) bool {
 		return on == n && !m.IsResponse() && m.Type() == llc.TypeConfirmLink
@@ -348,12 +347,6 @@ func (l *linux) clientConfirm(f *linuxFlow, lk, n *linuxLink, offer llc.AddLink)
 		m.Response = true
 		if lk.active {
 			l.send(lk, m)
-		}
-		l.clientReject(f, lk, n, offer)
-	}
-	f.offered = func(m llc.AddLink) {
-		if lk.active {
-			lk.llcs = append(lk.llcs, sentBack{m})
 		}
 		l.clientReject(f, lk, n, offer)
 	}

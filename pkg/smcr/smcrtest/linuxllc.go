@@ -33,27 +33,20 @@ type linuxFlow struct {
 	// deleted is how the set-up of a link takes a DELETE LINK, about whatever link, that comes
 	// before what it waits for; nil: such a message is not for it.
 	deleted func(m llc.DeleteLink)
-	// offered is how a client's takes an ADD LINK.
-	offered func(m llc.AddLink)
-	ending  bool // because of one of these
+	ending  bool // because of one
 }
 
 // await makes the flow wait.
 func (l *linux) await(f *linuxFlow, d time.Duration, expect func(*linuxLink, llc.Message) bool, then func(llc.Message)) {
-	f.expect, f.then, f.timer, f.deleted, f.offered = expect, then, l.now().Add(d), nil, nil
+	f.expect, f.then, f.timer, f.deleted = expect, then, l.now().Add(d), nil
 }
 
 func (f *linuxFlow) answer(m llc.Message) {
 	then := f.then
-	f.becomeIdle()
+	f.expect, f.then, f.timer, f.deleted = nil, nil, time.Time{}, nil
 	if then != nil {
 		then(m)
 	}
-}
-
-// becomeIdle waits for nothing.
-func (f *linuxFlow) becomeIdle() {
-	f.expect, f.then, f.timer, f.deleted, f.offered = nil, nil, time.Time{}, nil, nil
 }
 
 // orDrop lets DELETE LINK end the set-up, too, while it waits, and drops that.
@@ -83,7 +76,7 @@ func (l *linux) endFlow(f *linuxFlow) {
 	if l.rmt == f {
 		l.rmt = nil
 	}
-	f.becomeIdle()
+	f.expect, f.then, f.timer, f.deleted = nil, nil, time.Time{}, nil
 	if run := l.parked; run != nil && l.rmt == nil && l.step != linuxDead {
 		l.parked = nil
 		run()
@@ -106,30 +99,18 @@ func (l *linux) runQueue() bool {
 	return true
 }
 
-// endSetUp gives DELETE LINK or ADD LINK to the set-up of a link that waits for something else, and
+// endSetUp gives DELETE LINK to the set-up of a link that waits for something else, and
 // that is over then. What else comes before its worker runs may be lost.
-func (l *linux) endSetUp(m llc.Message) bool {
+func (l *linux) endSetUp(m llc.DeleteLink) bool {
 	for _, f := range []*linuxFlow{l.lcl, l.rmt} {
-		if f == nil || l.step != linuxSecondLink && !l.w.cfg.Interrupts {
-			continue
-		}
-		var take func()
-		switch m := m.(type) {
-		case llc.DeleteLink:
-			if deleted := f.deleted; deleted != nil {
-				take = func() { deleted(m) }
-			}
-		case llc.AddLink:
-			if offered := f.offered; offered != nil {
-				take = func() { offered(m) }
-			}
-		}
 		switch {
-		case take != nil:
-			f.expect, f.timer, f.deleted, f.offered, f.ending = nil, time.Time{}, nil, nil, true
+		case f == nil || l.step != linuxSecondLink && !l.w.cfg.Interrupts:
+		case f.deleted != nil:
+			deleted := f.deleted
+			f.expect, f.timer, f.deleted, f.ending = nil, time.Time{}, nil, true
 			l.w.after(l.workDelay(), func() {
 				if l.lcl == f || l.rmt == f {
-					take()
+					deleted(m)
 				}
 			})
 			return true
@@ -215,16 +196,6 @@ func (l *linux) send(lk *linuxLink, m llc.Message) {
 	lk.llcs = append(lk.llcs, m)
 }
 
-// sentBack is a peer's request that the kernel sends back as the answer: the first 44 bytes of it,
-// with the response bit.
-type sentBack struct{ llc.AddLink }
-
-func (m sentBack) Append(b []byte) []byte {
-	n := len(b)
-	m.Response = true
-	return m.AddLink.Append(b)[:n+llc.Size]
-}
-
 func (l *linux) isV2() bool { return l.terms.Version == clc.V2 }
 
 // mayAddLinks: CLC said, since release 1, how many links there may be.
@@ -262,9 +233,6 @@ func (l *linux) recv(now time.Time, index int, b []byte) error {
 			l.step = linuxSecondLink
 			l.lcl = &linuxFlow{kind: linuxAdd}
 			l.clientAdd(l.lcl, lk, m)
-			return nil
-		}
-		if !m.Response && l.endSetUp(m) {
 			return nil
 		}
 	case llc.DeleteLink:

@@ -38,8 +38,8 @@ type Config struct {
 	Declines int
 	// Linux makes a peer the model of the kernel.
 	Linux [MaxPeers]bool
-	// Interrupts has the model take a DELETE LINK, about whatever link, and the offer of another
-	// link, for the end of a link that it is adding, as Linux 6.12 does. Without, one is kept until that link is added or
+	// Interrupts has the model take a DELETE LINK, about whatever link, for the end of a link
+	// that it is adding, as Linux 6.12 does. Without, one is kept until that link is added or
 	// given up, as §3.5.5.3.1 has servers do, and more are lost.
 	Interrupts bool
 	// RFC removes the flags from CONFIRM LINK under way, so that both peers
