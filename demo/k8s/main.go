@@ -26,82 +26,36 @@ package main
 import (
 	"context"
 	"errors"
-	"flag"
-	"fmt"
-	"io"
 	"os"
 	"time"
 
 	"github.com/smcr-io/kube-smcr/demo/terminal"
-	"github.com/smcr-io/kube-smcr/demo/transcript"
 	"github.com/smcr-io/kube-smcr/test/cluster/lab"
 )
 
-const (
-	// demoTimeout ends a demo in which something hangs.
-	demoTimeout = 8 * time.Minute
-	// cleanTimeout is for removing everything.
-	cleanTimeout = time.Minute
-)
-
-func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
-
-func run(args []string, stdout, stderr io.Writer) int {
-	fs := flag.NewFlagSet("demo-k8s", flag.ContinueOnError)
-	fs.SetOutput(stderr)
-	keep := fs.Bool("keep", false, "leave the cluster running until Ctrl-C")
-	if err := fs.Parse(args); errors.Is(err, flag.ErrHelp) {
-		return 0
-	} else if err != nil || fs.NArg() > 0 {
-		return transcript.ExitUsage
-	}
-	if os.Geteuid() != 0 {
-		fmt.Fprintln(stderr, "demo-k8s: needs root, to make namespaces: sudo make demo-k8s")
-		return transcript.ExitFailed
-	}
-	ctx, stop, err := transcript.Interruptible()
-	if err != nil {
-		fmt.Fprintf(stderr, "demo-k8s: %v\n", err)
-		return transcript.ExitFailed
-	}
-	defer stop()
-	d := &demo{Terminal: terminal.Terminal{Transcript: transcript.New(stdout), Patience: patience}}
-	err = d.run(ctx)
-	interrupted := ctx.Err() != nil
-	if err != nil && !interrupted {
-		d.Check("the demo is complete", false, "%v", err)
-	}
-	if *keep && !interrupted && d.cluster != nil {
-		fmt.Fprintf(stdout, "\nkept until Ctrl-C:\n  export KUBECONFIG=%s\n", d.cluster.Kubeconfig())
-		<-ctx.Done()
-	}
-	d.clean()
-	return d.Summary(interrupted)
+func main() {
+	os.Exit(terminal.Command{
+		Name: "demo-k8s", Limit: 8 * time.Minute, Patience: time.Minute,
+		New: func(t *terminal.Terminal) terminal.Demo { return &demo{Terminal: t} },
+	}.Main(os.Args[1:], os.Stdout, os.Stderr))
 }
 
 // demo is one run. It is owned by one goroutine.
 type demo struct {
-	terminal.Terminal
+	*terminal.Terminal
 
 	dir     string // of the images
 	cluster *lab.Cluster
 }
 
-// clean removes everything. It is never interrupted.
-func (d *demo) clean() {
-	ctx, cancel := context.WithTimeout(context.Background(), cleanTimeout)
-	defer cancel()
+// Down implements [terminal.Demo].
+func (d *demo) Down(ctx context.Context) error {
 	var err error
 	if d.cluster != nil {
-		if d.Failed() {
-			fmt.Fprintf(d.Out, "\nThe cluster, to find out why:\n%s", d.P.Diagnose(ctx))
-		}
 		err = d.cluster.Down(ctx)
 	}
 	if d.dir != "" {
 		err = errors.Join(err, os.RemoveAll(d.dir))
 	}
-	if err != nil {
-		d.Check("the cluster is removed", false, "%v", err)
-	}
+	return err
 }

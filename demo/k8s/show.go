@@ -6,25 +6,11 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"time"
 
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
 	"github.com/smcr-io/kube-smcr/test/cluster/lab"
 	"github.com/smcr-io/kube-smcr/test/cluster/product"
 )
-
-// patience is for what Kubernetes does on a busy machine.
-const patience = time.Minute
-
-// exec runs a command in a pod of the shop.
-func (d *demo) exec(ctx context.Context, pod string, args ...string) (string, error) {
-	return d.P.Lab.Kubectl(ctx, append([]string{"exec", "-n", shop, pod, "--"}, args...)...)
-}
-
-// address is a pod's.
-func (d *demo) address(ctx context.Context, pod string) (string, error) {
-	return d.P.Lab.Kubectl(ctx, "get", "pod", "-n", shop, pod, "-o", "jsonpath={.status.podIP}")
-}
 
 // traffic is what a node's agent and a pod's interface count.
 type traffic struct {
@@ -38,7 +24,7 @@ func (a traffic) sub(b traffic) traffic {
 // count reads the counters for a pod's node and the pod.
 func (d *demo) count(ctx context.Context, n *lab.Node, ip string) (traffic, error) {
 	var s agentapi.Status
-	err := product.Eventually(ctx, "the end of connections", patience, func() error {
+	err := product.Eventually(ctx, "the end of connections", d.Patience, func() error {
 		if err := d.P.Ask(ctx, n.Name, &s, "status"); err != nil {
 			return err
 		}

@@ -4,7 +4,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -12,12 +11,11 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/smcr-io/kube-smcr/demo/terminal"
 	"github.com/smcr-io/kube-smcr/test/cluster/lab"
 	"github.com/smcr-io/kube-smcr/test/cluster/lab/image"
 	"github.com/smcr-io/kube-smcr/test/cluster/product"
 )
-
-const shop = "shop"
 
 // values are for a demo that does not wait as long as a production cluster.
 func values() []string {
@@ -27,31 +25,21 @@ func values() []string {
 	}
 }
 
-func (d *demo) run(ctx context.Context) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, demoTimeout, fmt.Errorf("the demo took longer than %v", demoTimeout))
-	defer cancel()
-	for _, part := range []struct {
-		title string
-		do    func(context.Context) error
-	}{
-		{"A real Kubernetes of three nodes", d.up},
-		{"helm install", d.install},
-		{"Applications opt in by an annotation", d.applications},
-		{"Their connections", d.traffic},
-		{"What Kubernetes shows", d.look},
-		{"A policy that refuses what cannot be SMC-R", d.policy},
-		{"An agent is restarted", d.restart},
-		{"helm upgrade, under load", d.upgrade},
-		{"A node is lost and deleted", d.deleteNode},
-		{"The namespace opts out", d.optOut},
-		{"helm uninstall", d.uninstall},
-	} {
-		d.Title("%s", part.title)
-		if err := part.do(ctx); err != nil {
-			return fmt.Errorf("%s: %w", part.title, err)
-		}
+// Parts implements [terminal.Demo].
+func (d *demo) Parts() []terminal.Part {
+	return []terminal.Part{
+		{Title: "A real Kubernetes of three nodes", Do: d.up},
+		{Title: "helm install", Do: d.install},
+		{Title: "Applications opt in by an annotation", Do: d.applications},
+		{Title: "Their connections", Do: d.traffic},
+		{Title: "What Kubernetes shows", Do: d.look},
+		{Title: "A policy that refuses what cannot be SMC-R", Do: d.policy},
+		{Title: "An agent is restarted", Do: d.restart},
+		{Title: "helm upgrade, under load", Do: d.upgrade},
+		{Title: "A node is lost and deleted", Do: d.deleteNode},
+		{Title: "The namespace opts out", Do: d.optOut},
+		{Title: "helm uninstall", Do: d.uninstall},
 	}
-	return nil
 }
 
 func (d *demo) up(ctx context.Context) (err error) {
@@ -100,78 +88,22 @@ func (d *demo) install(ctx context.Context) error {
 
 // applications starts servers on the first node and clients on the others.
 func (d *demo) applications(ctx context.Context) error {
-	err := d.Apply(ctx, `apiVersion: v1
-kind: Namespace
-metadata:
-  name: shop
-  annotations:
-    smcr.io/enabled: "true"
-`)
-	if err != nil {
-		return err
-	}
-	err = product.Eventually(ctx, "the namespace", patience, func() error {
-		_, err := d.P.Lab.Kubectl(ctx, "get", "serviceaccount", "-n", shop, "default")
-		return err
-	})
-	if err != nil {
+	if err := d.OptIn(ctx); err != nil {
 		return err
 	}
 	d.Say("Then ordinary pods and Services; nothing in them is about SMC-R:\n")
 	n := d.cluster.Nodes
 	objects := []string{
-		pod("redis", n[0], image.Redis), service("redis", 6379),
-		pod("nginx", n[0], image.Nginx), service("nginx", 8080),
-		pod("redis-client", n[1], image.Redis, "sleep", "infinity"), pod("nginx-client", n[1], image.Curl, "sleep", "infinity"),
-		pod("far-client", n[2], image.Redis, "sleep", "infinity"),
-		pod("echo", n[0], product.Traffic, "/usr/bin/traffic", "serve", ":7000"), service("echo", 7000),
+		terminal.Pod("redis", n[0], image.Redis), service("redis", 6379),
+		terminal.Pod("nginx", n[0], image.Nginx), service("nginx", 8080),
+		terminal.Pod("redis-client", n[1], image.Redis, "sleep", "infinity"), terminal.Pod("nginx-client", n[1], image.Curl, "sleep", "infinity"),
+		terminal.Pod("far-client", n[2], image.Redis, "sleep", "infinity"),
+		terminal.Pod("echo", n[0], product.Traffic, "/usr/bin/traffic", "serve", ":7000"), service("echo", 7000),
 	}
 	if err := d.P.Lab.Apply(ctx, strings.Join(objects, "---\n")); err != nil {
 		return err
 	}
-	if _, err := d.P.Lab.Kubectl(ctx, "wait", "pods", "-n", shop, "--all", "--for=condition=Ready", "--timeout=1m"); err != nil {
-		return err
-	}
-	d.Eventually(ctx, "the agents say that all pods are enabled", func() (string, error) {
-		out, err := d.P.Lab.Kubectl(ctx, "get", "pods", "-n", shop, "-o", `jsonpath={range .items[*]}{.metadata.annotations.smcr\.io/status}{"\n"}{end}`)
-		if err == nil && strings.Count(out, "Enabled\n") != 6 {
-			err = errors.New(out)
-		}
-		return "", err
-	})
-	_, err = d.Kubectl(ctx, "get", "pods", "-n", shop, "-o",
-		`custom-columns=NAME:.metadata.name,NODE:.spec.nodeName,IP:.status.podIP,STATUS:.status.phase,SMC-R:.metadata.annotations.smcr\.io/status`)
-	return err
-}
-
-func pod(name string, n *lab.Node, img string, command ...string) string {
-	var lines []string
-	for _, c := range command {
-		lines = append(lines, fmt.Sprintf("%q", c))
-	}
-	run := ""
-	if len(lines) > 0 {
-		run = "\n    command: [" + strings.Join(lines, ", ") + "]"
-	}
-	return fmt.Sprintf(`apiVersion: v1
-kind: Pod
-metadata:
-  name: %s
-  namespace: %s
-  labels: {app: %s}
-spec:
-  nodeName: %s
-  dnsPolicy: Default
-  terminationGracePeriodSeconds: 1
-  containers:
-  - name: app
-    image: %s
-    imagePullPolicy: Never%s
-    securityContext:
-      runAsNonRoot: true
-      allowPrivilegeEscalation: false
-      capabilities: {drop: [ALL]}
-`, name, shop, name, n.Name, img, run)
+	return d.Enabled(ctx, 6)
 }
 
 func service(name string, port int) string {
@@ -181,16 +113,16 @@ metadata: {name: %s, namespace: %s}
 spec:
   selector: {app: %s}
   ports: [{port: %d}]
-`, name, shop, name, port)
+`, name, terminal.Shop, name, port)
 }
 
 // traffic runs the applications and shows which way their bytes went.
 func (d *demo) traffic(ctx context.Context) error {
-	redis, err := d.address(ctx, "redis")
+	redis, err := d.Address(ctx, "redis")
 	if err != nil {
 		return err
 	}
-	nginx, err := d.P.Lab.Kubectl(ctx, "get", "service", "-n", shop, "nginx", "-o", "jsonpath={.spec.clusterIP}")
+	nginx, err := d.P.Lab.Kubectl(ctx, "get", "service", "-n", terminal.Shop, "nginx", "-o", "jsonpath={.spec.clusterIP}")
 	if err != nil {
 		return err
 	}
@@ -204,7 +136,7 @@ func (d *demo) traffic(ctx context.Context) error {
 		{"redis, to its pod", "redis-client", "20000 SETs and GETs of 1 kB", []string{"redis-benchmark", "-h", redis, "-t", "set,get", "-n", "20000", "-d", "1000", "-c", "20", "-q"}},
 		{"nginx, by its Service", "nginx-client", "60 files of 1 MiB, a connection each", []string{"sh", "-c", "for i in $(seq 60); do curl -sf http://" + nginx + ":8080/1M || exit 1; done | wc -c"}},
 	} {
-		ip, err := d.address(ctx, run.pod)
+		ip, err := d.Address(ctx, run.pod)
 		if err != nil {
 			return err
 		}
@@ -212,7 +144,7 @@ func (d *demo) traffic(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		out, err := d.exec(ctx, run.pod, run.args...)
+		out, err := d.Exec(ctx, run.pod, run.args...)
 		if err != nil {
 			return err
 		}
@@ -284,27 +216,27 @@ spec:
 		return err
 	}
 	d.Eventually(ctx, "the policy is ready", func() (string, error) {
-		out, err := d.P.Lab.Kubectl(ctx, "get", "smcrpolicy", "-n", shop, "fast-redis", "-o", `jsonpath={.status.conditions[?(@.type=="Ready")].status}`)
+		out, err := d.P.Lab.Kubectl(ctx, "get", "smcrpolicy", "-n", terminal.Shop, "fast-redis", "-o", `jsonpath={.status.conditions[?(@.type=="Ready")].status}`)
 		if err == nil && out != "True" {
 			err = fmt.Errorf("it is %q", out)
 		}
 		return "", err
 	})
-	if _, err := d.Kubectl(ctx, "get", "smcrpolicy", "-n", shop); err != nil {
+	if _, err := d.Kubectl(ctx, "get", "smcrpolicy", "-n", terminal.Shop); err != nil {
 		return err
 	}
-	redis, err := d.address(ctx, "redis")
+	redis, err := d.Address(ctx, "redis")
 	if err != nil {
 		return err
 	}
-	out, err := d.exec(ctx, "redis-client", "redis-cli", "-h", redis, "ping")
+	out, err := d.Exec(ctx, "redis-client", "redis-cli", "-h", redis, "ping")
 	d.Check("redis answers over SMC-R", err == nil && strings.Contains(out, "PONG"), "%s", out)
 	d.Say("\nNow redis opts out. Its client may not fall back to TCP:\n")
-	if _, err := d.Kubectl(ctx, "annotate", "pod", "-n", shop, "redis", "smcr.io/enabled=false"); err != nil {
+	if _, err := d.Kubectl(ctx, "annotate", "pod", "-n", terminal.Shop, "redis", "smcr.io/enabled=false"); err != nil {
 		return err
 	}
 	d.Eventually(ctx, "the client is refused", func() (string, error) {
-		out, err := d.exec(ctx, "redis-client", "redis-cli", "-h", redis, "ping")
+		out, err := d.Exec(ctx, "redis-client", "redis-cli", "-h", redis, "ping")
 		if err == nil && strings.Contains(out, "PONG") {
 			return "", errors.New("it got an answer")
 		}
@@ -317,8 +249,8 @@ spec:
 		return err
 	}
 	for _, args := range [][]string{
-		{"annotate", "pod", "-n", shop, "redis", "smcr.io/enabled-"},
-		{"delete", "smcrpolicy", "-n", shop, "fast-redis"},
+		{"annotate", "pod", "-n", terminal.Shop, "redis", "smcr.io/enabled-"},
+		{"delete", "smcrpolicy", "-n", terminal.Shop, "fast-redis"},
 	} {
 		if _, err := d.Kubectl(ctx, args...); err != nil {
 			return err
@@ -329,7 +261,7 @@ spec:
 
 // event is the message of an event of a pod.
 func (d *demo) event(ctx context.Context, pod, reason string) (string, error) {
-	out, err := d.P.Lab.Kubectl(ctx, "get", "events", "-n", shop, "--field-selector", "involvedObject.name="+pod+",reason="+reason,
+	out, err := d.P.Lab.Kubectl(ctx, "get", "events", "-n", terminal.Shop, "--field-selector", "involvedObject.name="+pod+",reason="+reason,
 		"-o", "jsonpath={.items[0].message}")
 	if err == nil && out == "" {
 		err = fmt.Errorf("no event %s", reason)
@@ -337,35 +269,18 @@ func (d *demo) event(ctx context.Context, pod, reason string) (string, error) {
 	return out, err
 }
 
-// sum is a line of the command traffic: what the load has seen so far.
-type sum struct {
-	OK          int            `json:"ok"`
-	Failed      int            `json:"failed"`
-	Errors      map[string]int `json:"errors"`
-	WorstMillis int            `json:"worstMillis"`
-}
-
-func (d *demo) last(ctx context.Context) (sum, error) {
-	var s sum
-	out, err := d.P.Lab.Kubectl(ctx, "logs", "-n", shop, "load", "--tail=1")
-	if err == nil {
-		err = json.Unmarshal([]byte(out), &s)
-	}
-	return s, err
-}
-
 // startLoad makes a pod that makes connections, one after the other.
 func (d *demo) startLoad(ctx context.Context) error {
-	echo, err := d.address(ctx, "echo")
+	echo, err := d.Address(ctx, "echo")
 	if err != nil {
 		return err
 	}
-	load := pod("load", d.cluster.Nodes[1], product.Traffic, "/usr/bin/traffic", "load", echo+":7000")
+	load := terminal.Pod("load", d.cluster.Nodes[1], product.Traffic, "/usr/bin/traffic", "load", echo+":7000")
 	if err := d.P.Lab.Apply(ctx, load); err != nil {
 		return err
 	}
-	return product.Eventually(ctx, "the load", patience, func() error {
-		s, err := d.last(ctx)
+	return product.Eventually(ctx, "the load", d.Patience, func() error {
+		s, err := d.Load(ctx)
 		if err == nil && s.OK < 50 {
 			err = fmt.Errorf("%+v", s)
 		}
@@ -374,9 +289,9 @@ func (d *demo) startLoad(ctx context.Context) error {
 }
 
 // noFailure checks what became of the load's connections since before.
-func (d *demo) noFailure(ctx context.Context, what string, before sum) {
+func (d *demo) noFailure(ctx context.Context, what string, before terminal.Load) {
 	d.Eventually(ctx, what, func() (string, error) {
-		s, err := d.last(ctx)
+		s, err := d.Load(ctx)
 		switch {
 		case err != nil:
 			return "", err
@@ -394,7 +309,7 @@ func (d *demo) restart(ctx context.Context) error {
 	if err := d.startLoad(ctx); err != nil {
 		return err
 	}
-	before, err := d.last(ctx)
+	before, err := d.Load(ctx)
 	if err != nil {
 		return err
 	}
@@ -421,7 +336,7 @@ func (d *demo) upgrade(ctx context.Context) error {
 	if err := d.P.TagNext(ctx); err != nil {
 		return err
 	}
-	before, err := d.last(ctx)
+	before, err := d.Load(ctx)
 	if err != nil {
 		return err
 	}
@@ -437,7 +352,7 @@ func (d *demo) upgrade(ctx context.Context) error {
 	}
 	d.noFailure(ctx, "all agents were replaced and no new connection failed", before)
 	d.Eventually(ctx, "the load is on SMC-R with the new agents", func() (string, error) {
-		echo, err := d.address(ctx, "echo")
+		echo, err := d.Address(ctx, "echo")
 		if err != nil {
 			return "", err
 		}
@@ -453,11 +368,11 @@ func (d *demo) upgrade(ctx context.Context) error {
 // deleteNode switches a node off and deletes it.
 func (d *demo) deleteNode(ctx context.Context) error {
 	far := d.cluster.Nodes[2]
-	redis, err := d.address(ctx, "redis")
+	redis, err := d.Address(ctx, "redis")
 	if err != nil {
 		return err
 	}
-	if _, err := d.exec(ctx, "far-client", "redis-cli", "-h", redis, "ping"); err != nil {
+	if _, err := d.Exec(ctx, "far-client", "redis-cli", "-h", redis, "ping"); err != nil {
 		return err
 	}
 	d.Eventually(ctx, "there is a link group with "+far.Name, func() (string, error) {
@@ -501,22 +416,22 @@ func (d *demo) linksOf(ctx context.Context, node string, want bool) error {
 
 // optOut takes the annotation away.
 func (d *demo) optOut(ctx context.Context) error {
-	if _, err := d.Kubectl(ctx, "annotate", "namespace", shop, "smcr.io/enabled-"); err != nil {
+	if _, err := d.Kubectl(ctx, "annotate", "namespace", terminal.Shop, "smcr.io/enabled-"); err != nil {
 		return err
 	}
 	d.Eventually(ctx, "the pods are on plain TCP", func() (string, error) {
-		out, err := d.P.Lab.Kubectl(ctx, "get", "pods", "-n", shop, "--field-selector=spec.nodeName="+d.cluster.Nodes[1].Name,
+		out, err := d.P.Lab.Kubectl(ctx, "get", "pods", "-n", terminal.Shop, "--field-selector=spec.nodeName="+d.cluster.Nodes[1].Name,
 			"-o", `jsonpath={.items[*].metadata.annotations.smcr\.io/status}`)
 		if err == nil && strings.TrimSpace(out) != "" {
 			err = errors.New(out)
 		}
 		return "", err
 	})
-	redis, err := d.address(ctx, "redis")
+	redis, err := d.Address(ctx, "redis")
 	if err != nil {
 		return err
 	}
-	out, err := d.exec(ctx, "redis-client", "redis-cli", "-h", redis, "ping")
+	out, err := d.Exec(ctx, "redis-client", "redis-cli", "-h", redis, "ping")
 	d.Check("redis answers over TCP", err == nil && strings.Contains(out, "PONG"), "%s", out)
 	_, err = d.SMCR(ctx, "explain", "shop/redis-client", redis+":6379")
 	return err
@@ -524,7 +439,7 @@ func (d *demo) optOut(ctx context.Context) error {
 
 // uninstall removes the release and looks for what it left.
 func (d *demo) uninstall(ctx context.Context) error {
-	before, err := d.last(ctx)
+	before, err := d.Load(ctx)
 	if err != nil {
 		return err
 	}

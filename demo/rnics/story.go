@@ -4,20 +4,18 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"strings"
 	"time"
 
+	"github.com/smcr-io/kube-smcr/demo/terminal"
 	"github.com/smcr-io/kube-smcr/test/cluster/lab"
 	"github.com/smcr-io/kube-smcr/test/cluster/lab/guest"
 	"github.com/smcr-io/kube-smcr/test/cluster/lab/image"
 	"github.com/smcr-io/kube-smcr/test/cluster/product"
 )
-
-const shop = "shop"
 
 // values are what a platform team would write into its values.yaml, and how much of the small
 // guests an agent may have.
@@ -33,26 +31,16 @@ func values() []string {
 	}
 }
 
-func (d *demo) run(ctx context.Context) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, demoTimeout, fmt.Errorf("the demo took longer than %v", demoTimeout))
-	defer cancel()
-	for _, part := range []struct {
-		title string
-		do    func(context.Context) error
-	}{
-		{"A Kubernetes whose nodes have RDMA devices", d.up},
-		{"helm install", d.install},
-		{"Applications opt in by an annotation", d.applications},
-		{"Their connections are on RNICs", d.links},
-		{"A cable is pulled", d.cut},
-		{"A node without RNICs takes part", d.plain},
-	} {
-		d.Title("%s", part.title)
-		if err := part.do(ctx); err != nil {
-			return fmt.Errorf("%s: %w", part.title, err)
-		}
+// Parts implements [terminal.Demo].
+func (d *demo) Parts() []terminal.Part {
+	return []terminal.Part{
+		{Title: "A Kubernetes whose nodes have RDMA devices", Do: d.up},
+		{Title: "helm install", Do: d.install},
+		{Title: "Applications opt in by an annotation", Do: d.applications},
+		{Title: "Their connections are on RNICs", Do: d.links},
+		{Title: "A cable is pulled", Do: d.cut},
+		{Title: "A node without RNICs takes part", Do: d.plain},
 	}
-	return nil
 }
 
 func (d *demo) up(ctx context.Context) (err error) {
@@ -102,98 +90,40 @@ func (d *demo) install(ctx context.Context) error {
 
 // applications starts servers on one node with RNICs and clients on the other one.
 func (d *demo) applications(ctx context.Context) error {
-	err := d.Apply(ctx, `apiVersion: v1
-kind: Namespace
-metadata:
-  name: shop
-  annotations:
-    smcr.io/enabled: "true"
-`)
-	if err != nil {
-		return err
-	}
-	err = product.Eventually(ctx, "the namespace", patience, func() error {
-		_, err := d.P.Lab.Kubectl(ctx, "get", "serviceaccount", "-n", shop, "default")
-		return err
-	})
-	if err != nil {
+	if err := d.OptIn(ctx); err != nil {
 		return err
 	}
 	d.Say("Then ordinary pods, without a device, a capability or a memlock limit; nothing in them is about SMC-R:\n")
 	plain, a, b := d.cluster.Nodes[0], d.cluster.Guests[0].Node, d.cluster.Guests[1].Node
 	for _, pods := range [][]string{
-		{pod("redis", a, image.Redis), pod("echo", a, product.Traffic, "/usr/bin/traffic", "serve", ":7000")},
-		{pod("client", b, image.Redis, "sleep", "infinity"), pod("plain-client", plain, image.Redis, "sleep", "infinity")},
+		{terminal.Pod("redis", a, image.Redis), terminal.Pod("echo", a, product.Traffic, "/usr/bin/traffic", "serve", ":7000")},
+		{terminal.Pod("client", b, image.Redis, "sleep", "infinity"), terminal.Pod("plain-client", plain, image.Redis, "sleep", "infinity")},
 	} {
 		if err := d.P.Lab.Apply(ctx, strings.Join(pods, "---\n")); err != nil {
 			return err
 		}
 	}
-	if _, err := d.P.Lab.Kubectl(ctx, "wait", "pods", "-n", shop, "--all", "--for=condition=Ready", "--timeout=3m"); err != nil {
-		return err
-	}
-	d.Eventually(ctx, "the agents say that all pods are enabled", func() (string, error) {
-		out, err := d.P.Lab.Kubectl(ctx, "get", "pods", "-n", shop, "-o", `jsonpath={range .items[*]}{.metadata.annotations.smcr\.io/status}{"\n"}{end}`)
-		if err == nil && strings.Count(out, "Enabled\n") != 4 {
-			err = errors.New(out)
-		}
-		return "", err
-	})
-	_, err = d.Kubectl(ctx, "get", "pods", "-n", shop, "-o",
-		`custom-columns=NAME:.metadata.name,NODE:.spec.nodeName,IP:.status.podIP,STATUS:.status.phase,SMC-R:.metadata.annotations.smcr\.io/status`)
-	return err
-}
-
-func pod(name string, n *lab.Node, img string, command ...string) string {
-	run := ""
-	if len(command) > 0 {
-		text, _ := json.Marshal(command) // of strings: never an error
-		run = "\n    command: " + string(text)
-	}
-	return fmt.Sprintf(`apiVersion: v1
-kind: Pod
-metadata:
-  name: %s
-  namespace: %s
-spec:
-  nodeName: %s
-  dnsPolicy: Default
-  terminationGracePeriodSeconds: 0
-  automountServiceAccountToken: false
-  containers:
-  - name: app
-    image: %s
-    imagePullPolicy: Never%s
-    securityContext:
-      runAsNonRoot: true
-      allowPrivilegeEscalation: false
-      capabilities: {drop: [ALL]}
-`, name, shop, n.Name, img, run)
-}
-
-// address is a pod's.
-func (d *demo) address(ctx context.Context, pod string) (string, error) {
-	return d.P.Lab.Kubectl(ctx, "get", "pod", "-n", shop, pod, "-o", "jsonpath={.status.podIP}")
+	return d.Enabled(ctx, 4)
 }
 
 // ping lets a client ask redis, until the agent says that its connections are on SMC-R, and shows why.
 func (d *demo) ping(ctx context.Context, client string) error {
-	redis, err := d.address(ctx, "redis")
+	redis, err := d.Address(ctx, "redis")
 	if err != nil {
 		return err
 	}
 	d.Eventually(ctx, client+"'s connections to redis are on SMC-R", func() (string, error) {
-		out, err := d.P.Lab.Kubectl(ctx, "exec", "-n", shop, client, "--", "redis-cli", "-h", redis, "ping")
+		out, err := d.Exec(ctx, client, "redis-cli", "-h", redis, "ping")
 		if err != nil || !strings.Contains(out, "PONG") {
 			return "", errors.Join(err, errors.New(out))
 		}
-		out, err = d.P.KubectlSMCR(ctx, "explain", shop+"/"+client, redis+":6379")
+		out, err = d.P.KubectlSMCR(ctx, "explain", terminal.Shop+"/"+client, redis+":6379")
 		if err == nil && !strings.HasPrefix(out, "verdict      on SMC-R") { // the first rendezvous may be too late
 			err = errors.New(out)
 		}
 		return "", err
 	})
-	_, err = d.SMCR(ctx, "explain", shop+"/"+client, redis+":6379")
+	_, err = d.SMCR(ctx, "explain", terminal.Shop+"/"+client, redis+":6379")
 	return err
 }
 
@@ -220,22 +150,10 @@ func (d *demo) links(ctx context.Context) error {
 	return nil
 }
 
-// sum is a line of the command traffic: what the load has seen so far.
-type sum struct {
-	OK          int            `json:"ok"`
-	Failed      int            `json:"failed"`
-	Errors      map[string]int `json:"errors"`
-	WorstMillis int            `json:"worstMillis"`
-}
-
 // more waits until the load has done more, none of it wrong, and notes it as a check.
-func (d *demo) more(ctx context.Context, what string, before *sum) {
+func (d *demo) more(ctx context.Context, what string, before *terminal.Load) {
 	d.Eventually(ctx, what, func() (string, error) {
-		var now sum
-		out, err := d.P.Lab.Kubectl(ctx, "logs", "-n", shop, "load", "--tail=1")
-		if err == nil {
-			err = json.Unmarshal([]byte(out), &now)
-		}
+		now, err := d.Load(ctx)
 		switch {
 		case err != nil:
 			return "", err
@@ -252,15 +170,15 @@ func (d *demo) more(ctx context.Context, what string, before *sum) {
 
 // cut pulls the cable of a NIC under load, and puts it back.
 func (d *demo) cut(ctx context.Context) error {
-	echo, err := d.address(ctx, "echo")
+	echo, err := d.Address(ctx, "echo")
 	if err != nil {
 		return err
 	}
-	load := pod("load", d.cluster.Guests[1].Node, product.Traffic, "/usr/bin/traffic", "hold", echo+":7000", "--interval=100ms", "--bytes=16384")
+	load := terminal.Pod("load", d.cluster.Guests[1].Node, product.Traffic, "/usr/bin/traffic", "hold", echo+":7000", "--interval=100ms", "--bytes=16384")
 	if err := d.P.Lab.Apply(ctx, load); err != nil {
 		return err
 	}
-	var seen sum
+	var seen terminal.Load
 	d.more(ctx, "a connection is under load", &seen)
 	n := d.cluster.Guests[1]
 	for _, to := range []struct {
@@ -314,18 +232,18 @@ spec:
 	if err != nil {
 		return err
 	}
-	redis, err := d.address(ctx, "redis")
+	redis, err := d.Address(ctx, "redis")
 	if err != nil {
 		return err
 	}
 	d.Eventually(ctx, "the pod of n1 is on TCP, with the reason", func() (string, error) {
-		out, err := d.P.KubectlSMCR(ctx, "explain", shop+"/plain-client", redis+":6379")
+		out, err := d.P.KubectlSMCR(ctx, "explain", terminal.Shop+"/plain-client", redis+":6379")
 		if err == nil && !strings.Contains(out, "TRANSPORT") {
 			err = errors.New(out)
 		}
 		return "", err
 	})
-	if _, err := d.SMCR(ctx, "explain", shop+"/plain-client", redis+":6379"); err != nil {
+	if _, err := d.SMCR(ctx, "explain", terminal.Shop+"/plain-client", redis+":6379"); err != nil {
 		return err
 	}
 	return d.ping(ctx, "client")
