@@ -464,10 +464,21 @@ func TestReservation_buffers(t *testing.T) {
 	for _, rv := range places {
 		rv.release()
 	}
+	conns := map[int]int{} // by the size of their buffers
 	for range most/appSocketBytes + 1 {
-		rv := enter()
+		rv, want := enter(), appBufferBytes
+		if most-pod.used[buffers] >= plentyShare*buffersPerSocket*connBufferBest {
+			want = connBufferBest
+		}
 		must(t, fullError(rv.takeConn()))
-		rv.becomeConn()
+		used := pod.used[buffers]
+		if got := rv.becomeConn(); got != want || pod.used[buffers] != used+buffersPerSocket*want {
+			t.Fatalf("buffers of %d bytes, want %d; %d are used, %d were", got, want, pod.used[buffers], used)
+		}
+		conns[want]++
+	}
+	if conns[connBufferBest] == 0 || conns[appBufferBytes] == 0 {
+		t.Errorf("connections by the size of their buffers: %v, want some of both", conns)
 	}
 	if code := pod.nearlyFull(); code != agentapi.CodeOK {
 		t.Errorf("connections on SMC-R make the diversion pause: %s", code)
