@@ -144,7 +144,7 @@ func upCommand() *cobra.Command {
 
 --rdma: some nodes are guests, emulated machines with Debian's kernel and two soft RoCE
 devices each, rxe0 and rxe1. They take QEMU and 1.6 GiB of memory each, no KVM, and are
-ready in half a minute on two cores; --nodes is how many others there are, by default one.
+ready in a minute on two cores; --nodes is how many others there are, by default one.
 --vfs: and a NIC with virtual functions; their kernel has no SMC-R of its own then.
 --kernel-smc: and their kernel has the module smc loaded, with the enterprise ID that the
 chart gives to agents, so that programs outside of pods can be peers of pods.`,
