@@ -339,8 +339,9 @@ func bothDirections(t *testing.T, p *pair) []*pair {
 	return []*pair{p, {fabric: p.fabric, client: p.server, server: p.client, l: l}}
 }
 
-// patience is for machines that have more to do than the test.
-func patience(c *smcr.Config) { c.MessageTimeout = 30 * time.Second }
+// patience is for machines that have more to do than the test: messages may take long, and all clients of a test,
+// which have one address, get a place at once. Beyond their share they would wait for a second, and be declined.
+func patience(c *smcr.Config) { c.MessageTimeout, c.MaxHalfOpen = 30*time.Second, 4096 }
 
 func small(c *smcr.Config) { c.RMBESizeBytes = 16 << 10 }
 
