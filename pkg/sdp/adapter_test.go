@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/rdma/cm"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/rdmatest"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/softiwarp"
 	"github.com/smcr-io/kube-smcr/pkg/sdp"
@@ -158,6 +159,124 @@ func TestListener_waitsForTheBeginning(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = c.(*sdp.Conn).Abort() // the peer does not end its stream
+}
+
+// An adapter may have the peer's first message before it says that the queue pair is connected, and a notification may come
+// then: the program's answer waits until it may be sent.
+func TestListener_notifiedEarly(t *testing.T) {
+	d := &lateDevice{Device: sdp.NewSoftAdapter(openIWARP(t, serverAddr).(*softiwarp.Device))}
+	p := &pair{client: newStack(t, openAdapter(t, clientAddr)), server: newStack(t, d)}
+	p.listenOn(t)
+	a, b := p.dial(t)
+	if d.notified == 0 {
+		t.Error("nobody was notified early")
+	}
+	_, _ = a.Close(), b.Close()
+}
+
+// lateDevice is an adapter that hears of it last that a queue pair is connected: until then it refuses to send, and
+// notifies of what has come.
+type lateDevice struct {
+	cm.Device
+	cq       *lateCQ // the last one
+	notified int     // requests whose queue pair had a message before it was said to be connected
+}
+
+func (d *lateDevice) Open() (rdma.Context, error) {
+	c, err := d.Device.Open()
+	return lateContext{c, d}, err
+}
+
+func (d *lateDevice) Listen(at netip.AddrPort) (cm.Listener, error) {
+	l, err := d.Device.Listen(at)
+	return lateListener{l, d}, err
+}
+
+type lateContext struct {
+	rdma.Context
+	d *lateDevice
+}
+
+func (c lateContext) AllocPD() (rdma.PD, error) {
+	pd, err := c.Context.AllocPD()
+	return latePD{pd}, err
+}
+
+func (c lateContext) CreateCQ(depth int) (rdma.CQ, error) {
+	cq, err := c.Context.CreateCQ(depth)
+	c.d.cq = &lateCQ{CQ: cq}
+	return c.d.cq, err
+}
+
+type lateCQ struct {
+	rdma.CQ
+	notify func()
+}
+
+func (q *lateCQ) OnNotify(f func()) {
+	q.notify = f
+	q.CQ.OnNotify(f)
+}
+
+type latePD struct{ rdma.PD }
+
+func (p latePD) CreateQP(cfg rdma.QPConfig) (rdma.QP, error) {
+	for _, cq := range []*rdma.CQ{&cfg.SendCQ, &cfg.RecvCQ} {
+		*cq = (*cq).(*lateCQ).CQ
+	}
+	q, err := p.PD.CreateQP(cfg)
+	return &lateQP{QP: q}, err
+}
+
+type lateQP struct {
+	rdma.QP
+	connected bool
+}
+
+func (q *lateQP) PostSend(wrs []rdma.SendWR) (int, error) {
+	if !q.connected {
+		return 0, rdma.ErrState
+	}
+	return q.QP.PostSend(wrs)
+}
+
+type lateListener struct {
+	cm.Listener
+	d *lateDevice
+}
+
+func (l lateListener) Accept(ctx context.Context) (cm.Request, error) {
+	r, err := l.Listener.Accept(ctx)
+	return lateRequest{r, l.d}, err
+}
+
+type lateRequest struct {
+	cm.Request
+	d *lateDevice
+}
+
+func (r lateRequest) Accept(ctx context.Context, qp rdma.QP, o cm.Options) error {
+	q, cq := qp.(*lateQP), r.d.cq
+	came := make(chan struct{}, 1)
+	cq.CQ.OnNotify(func() { came <- struct{}{} })
+	if err := cq.Arm(false); err != nil {
+		return err
+	}
+	if err := r.Request.Accept(ctx, q.QP, o); err != nil {
+		return err
+	}
+	select {
+	case <-came:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	r.d.notified++
+	if cq.notify != nil {
+		cq.CQ.OnNotify(cq.notify)
+		cq.notify()
+	}
+	q.connected = true
+	return nil
 }
 
 // A peer that hears of nothing before more comes, as Linux' siw does at its Reply, is given more, until it answers.

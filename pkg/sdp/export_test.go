@@ -5,7 +5,13 @@ package sdp
 import (
 	"context"
 	"net"
+
+	"github.com/smcr-io/kube-smcr/pkg/rdma/cm"
+	"github.com/smcr-io/kube-smcr/pkg/rdma/softiwarp"
 )
+
+// NewSoftAdapter is what a stack makes of a device in software if Hello goes in the MPA Request.
+func NewSoftAdapter(d *softiwarp.Device) cm.Device { return &softAdapter{Device: d} }
 
 // AwaitPeer is what a suspended connection waits with.
 var AwaitPeer = awaitPeer

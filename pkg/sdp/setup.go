@@ -88,14 +88,16 @@ func (c *Conn) open() error {
 	if err := c.ep.open(c.stack.ctx, &c.stack.cfg); err != nil {
 		return err
 	}
-	c.ep.cq.OnNotify(c.onNotify)
 	c.stack.named(c.ep.qp.Num(), c)
 	return nil
 }
 
-// await waits until the connection is established.
+// await waits until the connection is established. Only now that the queue pair is connected may notifications do anything: the peer's
+// first message may be there before we hear that it is, a notification may come for no reason (see [rdma.CQ]), and the answer would be
+// refused.
 func (c *Conn) await(ctx context.Context) error {
 	c.lock()
+	c.ep.cq.OnNotify(c.onNotify)
 	if !c.ep.dead {
 		c.drain()
 	}
