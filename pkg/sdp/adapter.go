@@ -173,8 +173,8 @@ func (c *Conn) handleBegin(wc *rdma.WC) {
 }
 
 // waitReady waits until the connection is established, or over. Linux' siw, as the responder, hears of what comes right behind its
-// Reply when more comes: so there is more, until the peer's first message tells that it has heard. It is a READ of nothing, which costs no
-// receive buffer, and whose key nobody looks at.
+// Reply when more comes: so there is more, until the peer's first message tells that it has heard. It is a WRITE of nothing, which costs no
+// receive buffer, and whose key nobody looks at. A READ of nothing siw answers with bytes at times (R5040.5.2.1-1).
 func (c *Conn) waitReady(ctx context.Context) error {
 	pause := nudgePause
 	timer := time.NewTimer(pause)
@@ -201,14 +201,14 @@ func (c *Conn) waitReady(ctx context.Context) error {
 	}
 }
 
-// nudge sends a READ of nothing, and reports whether this is a connection on which that may be of use.
+// nudge sends a WRITE of nothing, and reports whether this is a connection on which that may be of use.
 func (c *Conn) nudge() bool {
 	c.lock()
 	defer c.unlock()
 	if c.ep.begins != beginsSending || c.ep.dead || c.life.established {
 		return false
 	}
-	c.ep.wrs = append(c.ep.wrs, rdma.SendWR{ID: uint64(workBegin), Op: rdma.OpRead, Flags: rdma.SendSignaled})
+	c.ep.wrs = append(c.ep.wrs, rdma.SendWR{ID: uint64(workBegin), Op: rdma.OpWrite, Flags: rdma.SendSignaled})
 	c.run()
 	return true
 }
