@@ -351,19 +351,23 @@ func (i *cmID) handle(e cmEvent) {
 	}
 }
 
-// await waits for the event that says that a step succeeded.
-func (i *cmID) await(ctx context.Context, want eventKind) (cmEvent, error) {
+// await waits for the event that says that a step succeeded. One that came before the end of the connection counts.
+func (i *cmID) await(ctx context.Context, want eventKind) (e cmEvent, err error) {
 	select {
-	case e := <-i.events:
-		if e.kind != want || e.status != 0 {
-			return e, e.err()
-		}
-		return e, nil
+	case e = <-i.events:
 	case <-i.ended:
-		return cmEvent{}, fmt.Errorf("await %v: %w", want, rdma.ErrClosed)
+		select {
+		case e = <-i.events:
+		default:
+			return e, fmt.Errorf("await %v: %w", want, rdma.ErrClosed)
+		}
 	case <-ctx.Done():
-		return cmEvent{}, context.Cause(ctx)
+		return e, context.Cause(ctx)
 	}
+	if e.kind != want || e.status != 0 {
+		err = e.err()
+	}
+	return e, err
 }
 
 // query returns the addresses of an ID, and refuses one of another device. The caller has mu.
