@@ -105,6 +105,7 @@ func (p *sdpPair) dial(t *testing.T) (client, server *sdp.Conn) {
 	}()
 	c, _, err := (&sdp.Dialer{Stack: p.client}).Dial(within(t), p.l.Addr().String())
 	if err != nil {
+		_ = p.l.Close() // else the one that waits to accept takes what somebody else dials
 		t.Fatal(err)
 	}
 	s := <-accepted
