@@ -75,7 +75,7 @@ generate: ## Rebuild generated files (eBPF objects; needs clang).
 test: deps cluster-tools $(if $(filter ./... ./test/vm% ./test/cluster/%,$(PKG)),vm-image) ## Run all tests, with the race detector where it can see something (PKG=./pkg/smcr/... ARGS=-run=X).
 	$(call tested,$(norace))
 	$(call tested,$(together),-race -p=$(TEST_JOBS) -parallel=$(TEST_JOBS))
-	$(call tested,$(apart),-p=$(APART_JOBS) -count=1)
+	$(call tested,$(apart),-p=$(APART_JOBS))
 
 # PURE packages have no goroutines, and the simulator's share nothing but a
 # counter: the race detector sees nothing there, and takes ten times the time.
@@ -84,8 +84,7 @@ pure-pattern := /(api/v1alpha1|internal/config|pkg/rdma(/internal/(ssp|wq)|/iwar
 # helm and by an API server: no goroutine of this project runs in these packages.
 judge-pattern := /(kube-smcr|config/crd|test/chart)$$
 # What starts a cluster, guests, or programs under load is tested after the rest, and
-# without the race detector, which the programs under test do not have either. Go does not know what
-# these tests build and run, so an old result of theirs says nothing. One at a time:
+# without the race detector, which the programs under test do not have either. One at a time:
 # they bound how long something takes, and emulated guests want the processors.
 apart-pattern := /test/(cluster(/lab|/rdma)?$$|netns/(apps|twonodes)$$|scale$$|vm/)
 APART_JOBS ?= 1
@@ -99,6 +98,9 @@ TEST_JOBS ?= $(shell echo $$((2 * $$(nproc))))
 # The cluster takes seven minutes of a package's time, beside guests on a slow
 # machine two to three times that.
 TEST_TIMEOUT ?= 30m
+# Go remembers what a test said, "(cached)", until something changes that the test looked at; tools/inputs tells it
+# what tests build and run. FRESH=1 runs all of them.
+FRESH ?=
 # What runs tests. For CI that is tools/again: a test that fails runs once more, alone.
 TESTER ?= $(GO) test
 # A process with the race detector waits for a second when it ends, unless told.
@@ -110,7 +112,8 @@ apart    = grep -E '$(apart-pattern)' | $(longest)
 together = grep -vE '$(pure-pattern)|$(judge-pattern)|$(apart-pattern)' | $(longest)
 # tested tests the packages that a filter leaves, if there are any.
 tested = @all=$$($(GO) list $(PKG)); pkgs=$$(echo "$$all" | { $(1) || true; }); \
-	[ -z "$$pkgs" ] || { echo "$(TESTER) $(2)"; $(TESTER) -timeout=$(TEST_TIMEOUT) $(2) $(ARGS) $$pkgs; }
+	[ -z "$$pkgs" ] || { inputs=$$($(GO) run ./tools/inputs) && echo "$(TESTER) $(2)" && \
+		env $$inputs $(TESTER) -timeout=$(TEST_TIMEOUT) $(2) $(if $(FRESH),-count=1) $(ARGS) $$pkgs; }
 
 .PHONY: list-norace
 list-norace:

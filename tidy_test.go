@@ -20,6 +20,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/smcr-io/kube-smcr/internal/testenv"
 )
 
 const (
@@ -478,6 +480,7 @@ func imports(t *testing.T) map[string][]string {
 
 func goList(t *testing.T, args ...string) []string {
 	t.Helper()
+	testenv.Builds("*") // what go reads
 	cmd := exec.Command("go", append([]string{"list", "-e"}, args...)...)
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
@@ -579,6 +582,26 @@ func TestLibraryDoesNotImportTheProduct(t *testing.T) {
 				t.Errorf("%s imports unsafe; see mayUseUnsafe", name)
 			}
 		}
+	}
+}
+
+// go test does not know what a test has go do, and would remember its outcome for too long.
+func TestTestsSayWhatTheyBuild(t *testing.T) {
+	starts := regexp.MustCompile(`exec\.Command(Context)?\((\w+(\.Context\(\))?, )?"go"`)
+	own := []string{"internal/version/version_test.go", "cmd/cni-plugin/script_test.go"} // itself
+	found := false
+	for _, f := range sources(t) {
+		test := strings.HasSuffix(f.name, "_test.go") || strings.HasPrefix(f.name, "test/vm/lab/")
+		if !test || !starts.Match(f.text) || slices.Contains(own, f.name) {
+			continue
+		}
+		found = true
+		if !bytes.Contains(f.text, []byte("testenv.Builds(")) {
+			t.Errorf("%s starts go; say what for by testenv.Builds", f.name)
+		}
+	}
+	if !found {
+		t.Error("no test starts go: this test checks nothing")
 	}
 }
 

@@ -27,6 +27,7 @@ import (
 
 	"github.com/smcr-io/kube-smcr/internal/devices/vf"
 	"github.com/smcr-io/kube-smcr/internal/linux"
+	"github.com/smcr-io/kube-smcr/internal/testenv"
 )
 
 // fakeHost is a machine whose devices are veths in a namespace: it moves them
@@ -290,6 +291,7 @@ func buildReference(t *testing.T, plugins ...string) string {
 	for _, p := range plugins {
 		args = append(args, "github.com/containernetworking/plugins/plugins/"+p)
 	}
+	testenv.Builds("...") // for the version
 	cmd := exec.Command("go", args...)
 	cmd.Dir = filepath.FromSlash("../../tools/cluster/tools/runtime")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off")

@@ -56,6 +56,7 @@ func newNS(t *testing.T) *linux.NetNS {
 // buildPlugin builds smcr-cni and returns its directory.
 func buildPlugin(t *testing.T) string {
 	t.Helper()
+	testenv.Builds("cmd/cni-plugin")
 	dir := t.TempDir()
 	cmd := exec.Command("go", "build", "-o", filepath.Join(dir, "smcr-cni"), "../../cmd/cni-plugin")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")

@@ -68,6 +68,7 @@ func helm(t *testing.T, args ...string) (stdout, complaint string) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	testenv.Builds("...") // the chart, which helm reads
 	cmd := exec.Command(filepath.Join(dir, "helm"), args...)
 	home := t.TempDir()
 	// Some hundred helms run, for a fraction of a second each: none of them collects garbage.

@@ -52,6 +52,7 @@ var scenarios = []struct {
 }
 
 func TestCluster(t *testing.T) {
+	testenv.Builds("...")
 	testenv.Need(t, testenv.Root, testenv.NetAdmin, testenv.ClusterTools)
 	p := setUp(t)
 	for _, s := range scenarios {

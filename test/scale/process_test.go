@@ -19,6 +19,7 @@ import (
 
 	"k8s.io/client-go/rest"
 
+	"github.com/smcr-io/kube-smcr/internal/testenv"
 	"github.com/smcr-io/kube-smcr/internal/testenv/apiserver"
 	"github.com/smcr-io/kube-smcr/internal/testenv/clustertools"
 )
@@ -70,6 +71,7 @@ func startKwok(t *testing.T, api *rest.Config) {
 // administrator.
 func startController(t *testing.T, api *rest.Config) *process {
 	t.Helper()
+	testenv.Builds("cmd/controller")
 	program := filepath.Join(t.TempDir(), "controller")
 	if out, err := exec.Command("go", "build", "-o", program, "../../cmd/controller").CombinedOutput(); err != nil {
 		t.Fatalf("build the controller: %v\n%s", err, out)

@@ -10,10 +10,13 @@ import (
 	"testing/fstest"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/smcr-io/kube-smcr/internal/testenv"
 )
 
 // The document in the repository is what the statements and the code say now.
 func TestDocumentIsUpToDate(t *testing.T) {
+	testenv.Builds("*")
 	root, err := findRoot()
 	if err != nil {
 		t.Fatal(err)

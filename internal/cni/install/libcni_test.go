@@ -33,6 +33,7 @@ esac
 // real plugin.
 func TestLibcniExecutes(t *testing.T) {
 	testenv.Need(t, testenv.Program("go"), testenv.Program("sh"))
+	testenv.Builds("cmd/cni-plugin")
 	bin := filepath.Join(t.TempDir(), "smcr-cni")
 	build := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", bin, "../../../cmd/cni-plugin")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")

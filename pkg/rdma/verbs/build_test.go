@@ -7,6 +7,8 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+
+	"github.com/smcr-io/kube-smcr/internal/testenv"
 )
 
 // TestWithoutCgo builds and tests the package as the static programs have it.
@@ -14,6 +16,7 @@ func TestWithoutCgo(t *testing.T) {
 	if !Built {
 		return // this is it
 	}
+	testenv.Builds("...") // other files of this package
 	cmd := exec.CommandContext(t.Context(), "go", "test", "-count=1", "-run=^(TestOpen_notBuilt|TestDevices.*)$", "-v", ".")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	out, err := cmd.CombinedOutput()

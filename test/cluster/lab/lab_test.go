@@ -21,7 +21,10 @@ import (
 	"github.com/smcr-io/kube-smcr/test/cluster/lab/image"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	testenv.Builds("tools/cluster", "tools/cluster/pause")
+	goleak.VerifyTestMain(m)
+}
 
 // pods are on two nodes: nginx on n2, once in the pods' network and once in the
 // node's; and on n1 curl, which sees the namespaces of n1's pods.

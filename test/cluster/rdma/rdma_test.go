@@ -29,6 +29,7 @@ var scenarios = []struct {
 }
 
 func TestRDMA(t *testing.T) {
+	testenv.Builds("...")
 	testenv.Need(t, testenv.Root, testenv.NetAdmin, testenv.ClusterTools, testenv.VM)
 	c, p := setUp(t)
 	for _, s := range scenarios {

@@ -60,6 +60,7 @@ func build(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
 	for binary, command := range map[string]string{"node-agent": "node-agent", "smcr-cni": "cni-plugin"} {
+		testenv.Builds("cmd/" + command)
 		cmd := exec.Command("go", "build", "-o", filepath.Join(dir, binary), "../../../cmd/"+command)
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 		if out, err := cmd.CombinedOutput(); err != nil {

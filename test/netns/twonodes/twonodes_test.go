@@ -60,6 +60,7 @@ func buildPrograms() (dir string, err error) {
 		return "", err
 	}
 	for binary, command := range map[string]string{"node-agent": "node-agent", "smcr-cni": "cni-plugin", "smcrctl": "smcrctl"} {
+		testenv.Builds("cmd/" + command)
 		cmd := exec.Command("go", "build", "-o", filepath.Join(dir, binary), "../../../cmd/"+command)
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 		if out, err := cmd.CombinedOutput(); err != nil {

@@ -9,12 +9,14 @@ import (
 	"testing"
 
 	"github.com/smcr-io/kube-smcr/bench/report"
+	"github.com/smcr-io/kube-smcr/internal/testenv"
 	"github.com/smcr-io/kube-smcr/test/vm/lab"
 )
 
 // TestBench makes one short round of two measurements; nobody looks at the
 // figures. The others are the same code with other numbers.
 func TestBench(t *testing.T) {
+	testenv.Builds("...") // the bench, and what it builds
 	l := lab.ForTest(t, lab.Config{})
 	for _, tt := range []struct {
 		only  string

@@ -20,6 +20,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/smcr-io/kube-smcr/internal/testenv"
 	"github.com/smcr-io/kube-smcr/internal/testenv/clustertools"
 	"github.com/smcr-io/kube-smcr/internal/testenv/place"
 )
@@ -167,6 +168,11 @@ func copyTestdata(from, to string) error {
 // there and up to date, and linking all takes guests' processors for many seconds: so
 // programs are kept in the cache directory, and out is a copy.
 func goBuild(ctx context.Context, out, pkg string, opt BuildOptions) error {
+	if opt.Test {
+		testenv.Builds(pkg + ".test")
+	} else {
+		testenv.Builds(pkg)
+	}
 	kept, lock, err := keep(pkg, opt)
 	if err != nil {
 		return fmt.Errorf("build %s: %w", pkg, err)
