@@ -18,6 +18,7 @@ import (
 	"github.com/smcr-io/kube-smcr/bench/engine"
 	"github.com/smcr-io/kube-smcr/bench/load"
 	"github.com/smcr-io/kube-smcr/bench/sdpload"
+	"github.com/smcr-io/kube-smcr/internal/smcnl"
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/softiwarp"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/verbs"
@@ -25,7 +26,6 @@ import (
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/synopt"
 	"github.com/smcr-io/kube-smcr/test/vm/afsmc"
-	"github.com/smcr-io/kube-smcr/test/vm/smcnl"
 )
 
 // request is what the main process asks of a worker, one JSON value per line.

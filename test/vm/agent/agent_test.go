@@ -14,9 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
+	"github.com/smcr-io/kube-smcr/internal/smcnl"
 	"github.com/smcr-io/kube-smcr/test/vm/lab"
 	"github.com/smcr-io/kube-smcr/test/vm/peer/drive"
-	"github.com/smcr-io/kube-smcr/test/vm/smcnl"
 )
 
 // Ports of the servers, and of what turns TCP into the kernel's SMC-R.

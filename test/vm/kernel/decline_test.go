@@ -6,9 +6,9 @@ import (
 	"context"
 	"testing"
 
+	"github.com/smcr-io/kube-smcr/internal/smcnl"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
 	"github.com/smcr-io/kube-smcr/test/vm/peer/report"
-	"github.com/smcr-io/kube-smcr/test/vm/smcnl"
 )
 
 // half is enough to see that a connection over TCP is whole, with both ends.

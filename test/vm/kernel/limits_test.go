@@ -7,8 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/smcr-io/kube-smcr/internal/smcnl"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
-	"github.com/smcr-io/kube-smcr/test/vm/smcnl"
 )
 
 // limits are numbers in which the two sides differ.

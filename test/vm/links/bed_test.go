@@ -13,10 +13,10 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/smcr-io/kube-smcr/internal/smcnl"
 	"github.com/smcr-io/kube-smcr/test/vm/lab"
 	"github.com/smcr-io/kube-smcr/test/vm/peer/drive"
 	"github.com/smcr-io/kube-smcr/test/vm/peer/report"
-	"github.com/smcr-io/kube-smcr/test/vm/smcnl"
 )
 
 const (

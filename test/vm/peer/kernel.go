@@ -13,10 +13,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/smcr-io/kube-smcr/internal/smcnl"
 	"github.com/smcr-io/kube-smcr/test/vm/afsmc"
 	"github.com/smcr-io/kube-smcr/test/vm/peer/report"
 	"github.com/smcr-io/kube-smcr/test/vm/peer/script"
-	"github.com/smcr-io/kube-smcr/test/vm/smcnl"
 )
 
 type kernelOptions struct {

@@ -10,8 +10,8 @@ import (
 	"os"
 	"strconv"
 
+	"github.com/smcr-io/kube-smcr/internal/smcnl"
 	"github.com/smcr-io/kube-smcr/test/vm/peer/report"
-	"github.com/smcr-io/kube-smcr/test/vm/smcnl"
 )
 
 // Exit codes.

@@ -8,9 +8,9 @@ import (
 	"fmt"
 	"io"
 
+	"github.com/smcr-io/kube-smcr/internal/smcnl"
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
-	"github.com/smcr-io/kube-smcr/test/vm/smcnl"
 )
 
 // Line is one line of the program's output.
