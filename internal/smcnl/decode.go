@@ -18,6 +18,7 @@ const (
 	attrSystem    = 1
 	attrGroup     = 2
 	attrLink      = 3
+	attrDevice    = 6
 	attrStats     = 7
 	attrFallbacks = 8
 )
@@ -215,6 +216,29 @@ func decodeLink(top attrs) (Link, error) {
 	return l, nil
 }
 
+// decodeDevice reads a message of the answer to the request for RDMA devices.
+func decodeDevice(msg []byte) (Device, error) {
+	a, err := nestedPath(msg, attrDevice)
+	if err != nil {
+		return Device{}, err
+	}
+	d := Device{Name: a.text(10), PCI: a.text(7), Groups: uint32(a.num(1))}
+	for i, typ := range []uint16{8, 9} {
+		p, err := a.nested(typ)
+		if err != nil {
+			return Device{}, fmt.Errorf("port %d: %w", i+1, err)
+		}
+		if p.num(5) == 0 {
+			continue // the device has no such port
+		}
+		d.Ports = append(d.Ports, Port{
+			Number: uint8(i + 1), PNetID: p.text(2), PNetIDByUser: p.num(1) != 0, NetDev: uint32(p.num(3)),
+			Active: p.num(4) != 0, Links: uint32(p.num(6)),
+		})
+	}
+	return d, nil
+}
+
 // nestedPath is what is inside the top level attribute typ.
 func nestedPath(msg []byte, typ uint16) (attrs, error) {
 	top, err := parseAttrs(msg)
@@ -242,6 +266,10 @@ func name(names []string, i uint64) string {
 // begins like that of inet_diag, then attributes.
 //
 //	0 family, 1 state, 2 mode, 3 shutdown, 4 ports, 8 source, 24 destination, 40 interface, cookie, 52 uid, 56 inode, 64 ...
+//
+// The attribute for the link is:
+//
+//	0 link, 1 device, 65 port, 66 GID, 106 GID of the peer, 146 role
 func decodeSocket(b []byte) (Socket, error) {
 	const fixed = 64
 	if len(b) < fixed {
@@ -258,6 +286,7 @@ func decodeSocket(b []byte) (Socket, error) {
 		State: socketState(b[1]), Mode: name(modes[:], uint64(b[2])),
 		Local: netip.AddrPortFrom(addr(8), binary.BigEndian.Uint16(b[4:])),
 		Peer:  netip.AddrPortFrom(addr(24), binary.BigEndian.Uint16(b[6:])),
+		UID:   binary.NativeEndian.Uint32(b[52:]), Inode: binary.NativeEndian.Uint64(b[56:]),
 	}
 	a, err := parseAttrs(b[fixed:])
 	if err != nil {
@@ -267,8 +296,11 @@ func decodeSocket(b []byte) (Socket, error) {
 		s.Token, s.SendBufBytes = binary.NativeEndian.Uint32(c), binary.NativeEndian.Uint32(c[4:])
 		s.RMBEBytes, s.PeerRMBEBytes = binary.NativeEndian.Uint32(c[8:]), binary.NativeEndian.Uint32(c[12:])
 	}
-	if l := a[2]; len(l) > 0 {
-		s.LinkID = l[0]
+	if l := a[2]; len(l) >= 147 {
+		s.LinkID, s.Device = l[0], cString(l[1:65])
+		if s.Role = Client; l[146] != 0 {
+			s.Role = Server
+		}
 	}
 	if f := a[5]; len(f) >= 8 {
 		s.Reason, s.PeerReason = clc.Reason(binary.NativeEndian.Uint32(f)), clc.Reason(binary.NativeEndian.Uint32(f[4:]))

@@ -117,10 +117,28 @@ func TestDecode_sockets(t *testing.T) {
 	}
 	local := netip.MustParseAddrPort("10.0.0.1:5000")
 	want := []Socket{
-		{State: "ACTIVE", Mode: "SMCR", Local: local, Peer: netip.MustParseAddrPort("10.0.0.2:52340"), Token: 0x18, SendBufBytes: 65536, RMBEBytes: 65536, PeerRMBEBytes: 524288, LinkID: 1},
-		{State: "LISTEN", Mode: "SMCR", Local: local, Peer: netip.MustParseAddrPort("0.0.0.0:0")},
+		{State: "ACTIVE", Mode: "SMCR", Local: local, Peer: netip.MustParseAddrPort("10.0.0.2:52340"), Token: 0x18, SendBufBytes: 65536, RMBEBytes: 65536, PeerRMBEBytes: 524288, LinkID: 1, Inode: 901, Device: "rxe0", Role: Server},
+		{State: "LISTEN", Mode: "SMCR", Local: local, Peer: netip.MustParseAddrPort("0.0.0.0:0"), Inode: 888},
 	}
 	if diff := cmp.Diff(want, got, compareAddrs); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
+func TestDecode_devices(t *testing.T) {
+	var got []Device
+	for _, m := range answers(t, "devices") {
+		d, err := decodeDevice(m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got = append(got, d)
+	}
+	want := []Device{
+		{Name: "rxe0", Ports: []Port{{Number: 1, PNetID: "LAB", PNetIDByUser: true, NetDev: 2, Active: true}}},
+		{Name: "rxe1", Ports: []Port{{Number: 1, NetDev: 3, Active: true}}},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
 }
@@ -140,6 +158,7 @@ func TestDecode_cutAnswers(t *testing.T) {
 		"links":     func(b []byte) { _, _ = decodeGroups([][]byte{b}) },
 		"sockets":   func(b []byte) { _, _ = decodeSocket(b) },
 		"system":    func(b []byte) { _, _ = decodeSystem(b) },
+		"devices":   func(b []byte) { _, _ = decodeDevice(b) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			for _, m := range answers(t, name) {

@@ -3,6 +3,7 @@
 package smcnl
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 
@@ -18,6 +19,7 @@ const (
 
 	cmdSystem     = 1
 	cmdLinks      = 3
+	cmdDevices    = 6
 	cmdStats      = 7
 	cmdFallbacks  = 8
 	cmdListUEIDs  = 9
@@ -27,6 +29,7 @@ const (
 
 	cmdListPNets  = 1
 	cmdAddPNet    = 2
+	cmdRemovePNet = 3
 	cmdFlushPNets = 4
 )
 
@@ -37,11 +40,18 @@ const (
 	sockDiagByFam  = 20 // SOCK_DIAG_BY_FAMILY
 )
 
+// ErrNoSMC means that the kernel has no SMC now: it was built without, or its module smc
+// is not loaded.
+var ErrNoSMC = errors.New("the kernel has no SMC, or its module smc is not loaded")
+
 // exchange sends one command and returns the attributes of each answer.
 func exchange(family string, cmd uint8, flags int, data ...nl.NetlinkRequestData) ([][]byte, error) {
 	f, err := netlink.GenlFamilyGet(family)
+	if errors.Is(err, unix.ENOENT) {
+		return nil, fmt.Errorf("ask for netlink family %s: %w", family, ErrNoSMC)
+	}
 	if err != nil {
-		return nil, fmt.Errorf("ask for netlink family %s (is the module smc loaded?): %w", family, err)
+		return nil, fmt.Errorf("ask for netlink family %s: %w", family, err)
 	}
 	req := nl.NewNetlinkRequest(int(f.ID), flags)
 	req.AddData(&nl.Genlmsg{Command: cmd, Version: familyVersion})
@@ -113,7 +123,25 @@ func Groups() ([]Group, error) {
 	return decodeGroups(msgs)
 }
 
-// Sockets returns the sockets of AF_SMC, listening ones included.
+// Devices returns the RDMA devices that the kernel uses for SMC-R, those of all network
+// namespaces if these share them.
+func Devices() ([]Device, error) {
+	msgs, err := dump(familyStats, cmdDevices)
+	if err != nil {
+		return nil, err
+	}
+	var all []Device
+	for _, m := range msgs {
+		d, err := decodeDevice(m)
+		if err != nil {
+			return nil, fmt.Errorf("device of SMC-R: %w", err)
+		}
+		all = append(all, d)
+	}
+	return all, nil
+}
+
+// Sockets returns the sockets of SMC, listening ones included.
 func Sockets() ([]Socket, error) {
 	const requestBytes, allExtensions = 52, 0x1f // family, padding, extensions, then an empty socket identity
 	body := make([]byte, requestBytes)
@@ -122,13 +150,13 @@ func Sockets() ([]Socket, error) {
 	req.AddRawData(body)
 	msgs, err := req.Execute(unix.NETLINK_SOCK_DIAG, 0)
 	if err != nil {
-		return nil, fmt.Errorf("list the sockets of AF_SMC (is the module smc_diag loaded?): %w", err)
+		return nil, fmt.Errorf("list the sockets of SMC (is the module smc_diag loaded?): %w", err)
 	}
 	var all []Socket
 	for _, m := range msgs {
 		s, err := decodeSocket(m)
 		if err != nil {
-			return nil, fmt.Errorf("socket of AF_SMC: %w", err)
+			return nil, fmt.Errorf("socket of SMC: %w", err)
 		}
 		all = append(all, s)
 	}
@@ -198,6 +226,12 @@ func AddPNet(p PNet) error {
 		data = append(data, nl.NewRtAttr(3, nl.ZeroTerminated(p.Device)), nl.NewRtAttr(4, nl.Uint8Attr(p.Port)))
 	}
 	return do(familyPNet, cmdAddPNet, data...)
+}
+
+// RemovePNet takes a physical network out of the table, with all devices that belong to it.
+// Those that other programs said belong to it go, too.
+func RemovePNet(name string) error {
+	return do(familyPNet, cmdRemovePNet, nl.NewRtAttr(1, nl.ZeroTerminated(name)))
 }
 
 // FlushPNets empties the table.

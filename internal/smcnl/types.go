@@ -161,12 +161,37 @@ type Link struct {
 	PeerUserID uint32     `json:"peerUserID"`
 }
 
-// Socket is a socket of AF_SMC.
+// Device is an RDMA device that the kernel uses for SMC-R.
+type Device struct {
+	Name   string `json:"name"`
+	PCI    string `json:"pci,omitempty"`
+	Groups uint32 `json:"groups"` // that have a link on it
+	Ports  []Port `json:"ports"`
+}
+
+// Port is a port of a device.
+type Port struct {
+	Number uint8 `json:"number"`
+	// PNetID is the physical network, and PNetIDByUser that the table says so and
+	// not the firmware.
+	PNetID       string `json:"pnetID,omitempty"`
+	PNetIDByUser bool   `json:"pnetIDByUser,omitempty"`
+	NetDev       uint32 `json:"netDev"` // index of the network interface, 0 if there is none
+	Active       bool   `json:"active"`
+	Links        uint32 `json:"links"`
+}
+
+// Socket is a socket of SMC: of AF_SMC, or of AF_INET and AF_INET6 with the protocol
+// SMC. Of the second kind [Sockets] knows ports, but no addresses.
 type Socket struct {
 	State string         `json:"state"`
 	Mode  string         `json:"mode"` // SMCR TCP SMCD
 	Local netip.AddrPort `json:"local"`
 	Peer  netip.AddrPort `json:"peer"`
+	// Inode is that of the socket's files, in /proc/PID/fd. It is 0 if no program has the
+	// socket, as before accept and after close.
+	Inode uint64 `json:"inode,omitempty"`
+	UID   uint32 `json:"uid,omitempty"`
 	// Reason and PeerReason say why it is TCP: what this side found, and what
 	// the peer's Decline said.
 	Reason     clc.Reason `json:"reason,omitempty"`
@@ -177,6 +202,8 @@ type Socket struct {
 	RMBEBytes     uint32 `json:"rmbeBytes,omitempty"`
 	PeerRMBEBytes uint32 `json:"peerRMBEBytes,omitempty"`
 	LinkID        uint8  `json:"linkID,omitempty"`
+	Device        string `json:"device,omitempty"`
+	Role          Side   `json:"role,omitempty"` // in the link group
 }
 
 // PNet says that a network or RDMA device belongs to the physical network
