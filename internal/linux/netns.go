@@ -255,3 +255,21 @@ func (n *NetNS) WithFD(f func(fd int) error) error {
 	}
 	return errors.Join(f(n.fd), n.release())
 }
+
+// Cookie is the number by which the kernel tells the namespace from all that there are and
+// were since it started. eBPF programs know it. The error is ENOPROTOOPT before Linux 5.14.
+func (n *NetNS) Cookie() (cookie uint64, err error) {
+	err = n.Do(func() error {
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		cookie, err = unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+		return err
+	})
+	if err != nil {
+		return 0, fmt.Errorf("ask for the cookie of network namespace %s: %w", n, err)
+	}
+	return cookie, nil
+}

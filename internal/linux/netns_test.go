@@ -49,6 +49,21 @@ func TestNetNS_Do(t *testing.T) {
 	}
 }
 
+func TestNetNS_Cookie(t *testing.T) {
+	a, b := newNS(t), newNS(t)
+	first, err := a.Cookie()
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := a.Cookie()
+	if err != nil || again != first || first == 0 {
+		t.Errorf("cookie %d, then %d: %v", first, again, err)
+	}
+	if other, err := b.Cookie(); err != nil || other == first {
+		t.Errorf("another namespace has cookie %d, too: %v", other, err)
+	}
+}
+
 func TestNetNS_nested(t *testing.T) {
 	a, b := newNS(t), newNS(t)
 	mustDo(t, a.Do(func() error {

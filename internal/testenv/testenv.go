@@ -22,6 +22,9 @@ const RequireEnv = "KUBE_SMCR_CI_REQUIRE"
 // tests may use, as in "rxe0".
 const RDMADeviceEnv = "KUBE_SMCR_RDMA_DEVICE"
 
+// InGuestEnv is the environment variable by which what runs tests in a guest tells them so.
+const InGuestEnv = "KUBE_SMCR_IN_GUEST"
+
 // A Requirement is one thing a test needs from its machine. Its text is the
 // name that [RequireEnv] lists.
 type Requirement string
@@ -48,6 +51,9 @@ const (
 	// machine has one just so: "all" does not mean it, and test/vm/verbs lists it
 	// for its guests.
 	RDMADevice Requirement = "rdmadevice"
+	// InGuest is that [InGuestEnv] is set: the test runs in a guest of test/vm, whose kernel has what
+	// it tries, and which nobody else uses. "all" does not mean it.
+	InGuest Requirement = "inguest"
 	// Tshark is the tshark program.
 	Tshark Requirement = programPrefix + "tshark"
 )
@@ -83,7 +89,7 @@ func listed(list string, r Requirement) bool {
 		case strings.ToLower(string(r)):
 			return true
 		case "all":
-			if r != RDMADevice {
+			if r != RDMADevice && r != InGuest {
 				return true
 			}
 		}
@@ -119,6 +125,11 @@ func (r Requirement) check() error {
 	case RDMADevice:
 		if os.Getenv(RDMADeviceEnv) == "" {
 			return fmt.Errorf("%s names none", RDMADeviceEnv)
+		}
+		return nil
+	case InGuest:
+		if os.Getenv(InGuestEnv) == "" {
+			return fmt.Errorf("%s is not set", InGuestEnv)
 		}
 		return nil
 	default:

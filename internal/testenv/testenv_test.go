@@ -93,7 +93,7 @@ func TestEffectiveCaps(t *testing.T) {
 // TestChecks runs every check once: none may panic or hang, whatever the
 // machine is.
 func TestChecks(t *testing.T) {
-	for _, r := range []Requirement{Root, NetAdmin, BPF, Nftables, ClusterTools, VM, Tshark, Program("sh")} {
+	for _, r := range []Requirement{Root, NetAdmin, BPF, Nftables, ClusterTools, VM, InGuest, Tshark, Program("sh")} {
 		t.Logf("%s: %v", r, r.check())
 	}
 }

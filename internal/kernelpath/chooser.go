@@ -1,0 +1,355 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernelpath
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+)
+
+// choice is enum choice of bpf/kernelpath.bpf.c.
+type choice uint32
+
+const (
+	notSMC choice = 1
+	smc    choice = 2
+)
+
+// rule is struct rule there.
+type rule struct {
+	Choice  choice
+	_       uint32
+	Sockets uint64
+}
+
+// pinnedLink is the name of the program's pin, and nextLink that of the program that is to
+// take its place.
+const (
+	pinnedLink = "choose_protocol"
+	nextLink   = "choose_protocol_next" // names there have no dots
+)
+
+// ErrFull means that there is no room for another rule of its kind.
+var ErrFull = errors.New("no room for another rule")
+
+// Config says where the program is pinned, and whom it leaves alone.
+type Config struct {
+	// Dir is the directory of the pins, below a mount of the BPF file system. It is made if
+	// it is not there. "" pins nothing.
+	Dir string
+	// Exclude are the IDs of cgroups that are never chosen.
+	Exclude []uint64
+}
+
+// A Chooser is the program at work.
+type Chooser struct {
+	namespaces, cgroups *ebpf.Map
+	link                link.Link
+}
+
+// Open loads the program and attaches it, or finds it where it is pinned. A [MissingError]
+// says why that is not possible here.
+func Open(cfg Config) (*Chooser, error) {
+	c, err := open(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("open the program that chooses SMC: %w", err)
+	}
+	for _, id := range cfg.Exclude {
+		if err := put(c.cgroups, id, notSMC); err != nil {
+			return nil, errors.Join(fmt.Errorf("exclude cgroup %d: %w", id, err), c.Close())
+		}
+	}
+	return c, nil
+}
+
+func open(cfg Config) (*Chooser, error) {
+	spec, err := loadProgram()
+	if err != nil {
+		return nil, err
+	}
+	opt := ebpf.CollectionOptions{}
+	if cfg.Dir != "" {
+		if err := makePins(cfg.Dir); err != nil {
+			return nil, err
+		}
+		for _, m := range spec.Maps {
+			m.Pinning = ebpf.PinByName
+		}
+		opt.Maps.PinPath = cfg.Dir
+	}
+	var o programObjects
+	if err := spec.LoadAndAssign(&o, &opt); err != nil {
+		if missing := findHook(); missing != nil {
+			return nil, missing
+		}
+		return nil, loadError(err)
+	}
+	c := &Chooser{namespaces: o.Namespaces, cgroups: o.Cgroups}
+	if c.link, err = attach(o.ChooseProtocol, cfg.Dir); err != nil {
+		return nil, errors.Join(err, o.Close())
+	}
+	return c, o.ChooseProtocol.Close() // the link keeps it
+}
+
+// makePins makes the directory of the pins.
+func makePins(dir string) error {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return &MissingError{NoPins, err}
+	}
+	var st unix.Statfs_t
+	if err := unix.Statfs(dir, &st); err != nil {
+		return &MissingError{NoPins, err}
+	}
+	if st.Type != unix.BPF_FS_MAGIC {
+		return &MissingError{NoPins, fmt.Errorf("%s is not in a BPF file system", dir)}
+	}
+	return nil
+}
+
+// hook is the function of the kernel whose answer the program gives.
+const hook = "update_socket_protocol"
+
+// findHook looks for the hook in what the kernel says of itself: the error of the load does not
+// tell what is not there.
+func findHook() error {
+	spec, err := btf.LoadKernelSpec()
+	if err != nil {
+		return &MissingError{NoBTF, err}
+	}
+	var f *btf.Func
+	if err := spec.TypeByName(hook, &f); err != nil {
+		return &MissingError{NoHook, fmt.Errorf("look for %s: %w", hook, err)}
+	}
+	return nil
+}
+
+// loadError says what a refusal of a map or the program means, where the hook is.
+func loadError(err error) error {
+	var verifier *ebpf.VerifierError
+	switch {
+	case errors.Is(err, unix.EPERM):
+		return &MissingError{NoRights, err}
+	case errors.Is(err, ebpf.ErrNotSupported), errors.Is(err, unix.ENOSYS):
+		return &MissingError{NoBPF, err}
+	case errors.As(err, &verifier) && slices.ContainsFunc(verifier.Log, isNotModifiable):
+		return &MissingError{NoHook, err}
+	case errors.As(err, &verifier):
+		return &MissingError{Refused, err}
+	}
+	return err
+}
+
+// isNotModifiable says whether a line of the verifier's is that programs may not change what a
+// function answers, as without CONFIG_MPTCP.
+func isNotModifiable(line string) bool { return strings.Contains(line, "is not modifiable") }
+
+// attach puts the program p to work, pinned in dir unless that is "". If the same one is pinned there
+// already, that goes on.
+func attach(p *ebpf.Program, dir string) (link.Link, error) {
+	name := filepath.Join(dir, pinnedLink)
+	if dir != "" {
+		old, err := link.LoadPinnedLink(name, nil)
+		switch {
+		case err == nil && sameProgram(old, p):
+			return old, nil
+		case err == nil: // works until the new one is in its place
+			defer func() { _ = old.Close() }()
+		case !errors.Is(err, fs.ErrNotExist):
+			return nil, fmt.Errorf("open the pinned program: %w", err)
+		}
+	}
+	l, err := link.AttachTracing(link.TracingOptions{Program: p, AttachType: ebpf.AttachModifyReturn})
+	if err != nil {
+		return nil, attachError(err)
+	}
+	if dir == "" {
+		return l, nil
+	}
+	// Two programs with the same rules do no harm, none would.
+	next := filepath.Join(dir, nextLink)
+	if err := os.Remove(next); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, errors.Join(err, l.Close())
+	}
+	err = l.Pin(next)
+	if err == nil {
+		err = os.Rename(next, name)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("pin the program: %w", err), l.Close())
+	}
+	return l, nil
+}
+
+// attachError says what a refusal of the hook means.
+func attachError(err error) error {
+	// errNotSupp is an answer of the kernel's that no header has: here, no trampolines for this processor.
+	const errNotSupp = unix.Errno(524)
+	switch {
+	case errors.Is(err, unix.EPERM):
+		return &MissingError{NoRights, err}
+	case errors.Is(err, ebpf.ErrNotSupported), errors.Is(err, errNotSupp):
+		return &MissingError{NoBPF, err}
+	}
+	return fmt.Errorf("attach the program: %w", err)
+}
+
+// sameProgram says whether the program of a link has the instructions of p, and its maps.
+func sameProgram(l link.Link, p *ebpf.Program) bool {
+	info, err := l.Info()
+	if err != nil {
+		return false
+	}
+	pinned, err := ebpf.NewProgramFromID(info.Program)
+	if err != nil {
+		return false
+	}
+	defer func() { _ = pinned.Close() }()
+	a, err := pinned.Info()
+	if err != nil {
+		return false
+	}
+	b, err := p.Info()
+	if err != nil {
+		return false
+	}
+	mapsA, okA := a.MapIDs()
+	mapsB, okB := b.MapIDs()
+	return a.Tag == b.Tag && okA && okB && slices.Equal(mapsA, mapsB)
+}
+
+// Close ends the program unless it is pinned.
+func (c *Chooser) Close() error {
+	return errors.Join(c.link.Close(), c.namespaces.Close(), c.cgroups.Close())
+}
+
+// Unpin takes the pins of a directory away, and the directory: the program ends when nobody
+// has it open. It is no error if there are none.
+func Unpin(dir string) error {
+	spec, err := loadProgram()
+	if err != nil {
+		return err
+	}
+	names := []string{pinnedLink, nextLink} // before its rules
+	for name := range spec.Maps {
+		names = append(names, name)
+	}
+	for _, name := range names {
+		if err := os.Remove(filepath.Join(dir, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("unpin the program that chooses SMC: %w", err)
+		}
+	}
+	if err := os.Remove(dir); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTEMPTY) {
+		return fmt.Errorf("unpin the program that chooses SMC: %w", err)
+	}
+	return nil
+}
+
+// ChooseNetNS makes new TCP sockets of a network namespace SMC.
+func (c *Chooser) ChooseNetNS(cookie uint64) error {
+	if err := put(c.namespaces, cookie, smc); err != nil {
+		return fmt.Errorf("choose network namespace with cookie %d: %w", cookie, err)
+	}
+	return nil
+}
+
+// ForgetNetNS takes back ChooseNetNS. It is no error if there is no such rule.
+func (c *Chooser) ForgetNetNS(cookie uint64) error {
+	if err := forget(c.namespaces, cookie); err != nil {
+		return fmt.Errorf("forget network namespace with cookie %d: %w", cookie, err)
+	}
+	return nil
+}
+
+// ChooseCgroup makes new TCP sockets of a cgroup SMC, and of those below it. It does not
+// change a rule of Config.Exclude.
+func (c *Chooser) ChooseCgroup(id uint64) error {
+	if err := put(c.cgroups, id, smc); err != nil {
+		return fmt.Errorf("choose cgroup %d: %w", id, err)
+	}
+	return nil
+}
+
+// ForgetCgroup takes back ChooseCgroup. It is no error if there is no such rule.
+func (c *Chooser) ForgetCgroup(id uint64) error {
+	if err := forget(c.cgroups, id); err != nil {
+		return fmt.Errorf("forget cgroup %d: %w", id, err)
+	}
+	return nil
+}
+
+// put adds a rule. One that is there stays, with its count.
+func put(m *ebpf.Map, key uint64, what choice) error {
+	err := m.Update(key, rule{Choice: what}, ebpf.UpdateNoExist)
+	switch {
+	case errors.Is(err, ebpf.ErrKeyExist):
+		return nil
+	case errors.Is(err, unix.E2BIG):
+		return fmt.Errorf("%w: there are %d", ErrFull, maxRules)
+	}
+	return err
+}
+
+func forget(m *ebpf.Map, key uint64) error {
+	if err := m.Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return err
+	}
+	return nil
+}
+
+// A Rule says who is chosen, and how many sockets that made SMC.
+type Rule struct {
+	NetNS, Cgroup uint64 // cookie, or ID: one of both
+	Exclude       bool   // the cgroup is not chosen
+	Sockets       uint64
+}
+
+// Rules returns all rules. Those that change meanwhile may be missing, or be there twice.
+func (c *Chooser) Rules() ([]Rule, error) {
+	var all []Rule
+	var id uint64
+	var r rule
+	for it := c.namespaces.Iterate(); ; {
+		if !it.Next(&id, &r) {
+			if err := it.Err(); err != nil {
+				return nil, fmt.Errorf("list network namespaces that are chosen: %w", err)
+			}
+			break
+		}
+		all = append(all, Rule{NetNS: id, Exclude: r.Choice == notSMC, Sockets: r.Sockets})
+	}
+	for it := c.cgroups.Iterate(); ; {
+		if !it.Next(&id, &r) {
+			if err := it.Err(); err != nil {
+				return nil, fmt.Errorf("list cgroups that are chosen: %w", err)
+			}
+			return all, nil
+		}
+		all = append(all, Rule{Cgroup: id, Exclude: r.Choice == notSMC, Sockets: r.Sockets})
+	}
+}
+
+// CgroupID is the ID of a cgroup v2, by its directory.
+func CgroupID(dir string) (uint64, error) {
+	var fs unix.Statfs_t
+	if err := unix.Statfs(dir, &fs); err != nil {
+		return 0, fmt.Errorf("ID of cgroup %s: %w", dir, err)
+	}
+	if fs.Type != unix.CGROUP2_SUPER_MAGIC {
+		return 0, fmt.Errorf("ID of cgroup %s: not a cgroup v2 file system", dir)
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(dir, &st); err != nil {
+		return 0, fmt.Errorf("ID of cgroup %s: %w", dir, err)
+	}
+	return st.Ino, nil
+}

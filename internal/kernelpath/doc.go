@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package kernelpath makes the TCP sockets of chosen pods sockets of the kernel's SMC,
+// without a library, a wrapper or a change of the pod: an eBPF program gives socket(2) the
+// protocol SMC in place of TCP. Their connections run on the kernel's SMC-R then, where the
+// peer and the network allow it, and are TCP elsewhere.
+//
+//	err := kernelpath.Probe() // a *MissingError says what this machine lacks
+//	c, err := kernelpath.Open(kernelpath.Config{Dir: "/sys/fs/bpf/kube-smcr"})
+//	err = c.ChooseNetNS(cookie) // of linux.NetNS.Cookie
+//
+// # Rules
+//
+// A rule is for a network namespace, by its cookie, or for a cgroup, by its ID: that of a pod in
+// the host's network. A rule of a cgroup counts more than one of a namespace, and that of a
+// deeper cgroup more than that of one above it. The program makes sockets of a task SMC
+// if the rule that counts says so. It looks at socket(2) only: sockets that are there already
+// stay what they are, so a program that listens must open its socket anew, and so do
+// sockets that are made otherwise, as by io_uring.
+//
+// The cgroups of [Config.Exclude] are never chosen: the agent's own, which may open
+// sockets in pods.
+//
+// # Who owns what
+//
+// With a directory of the BPF file system the program and its rules are pinned there.
+// They work on when this process ends, however it ends, and the next Open finds
+// them; [Unpin] takes them away. A newer program takes the place of an older one without a
+// moment in between. Without a directory they end with the [Chooser]. Its methods may
+// be called by several goroutines.
+//
+// Namespaces' cookies and cgroups' IDs are not used again, so a rule that is left behind does nothing.
+// But there is room for a bounded number ([ErrFull]): who knows which pods there are
+// forgets the others' ([Chooser.Rules]).
+//
+// # Limitations
+//
+// Linux 6.11 with CONFIG_SMC, CONFIG_MPTCP (whose source has the hook), CONFIG_BPF_JIT and
+// BTF; root, or CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN. Another program on the same hook that was
+// attached before ours, and answers, decides. Cgroups deeper than 12 levels are
+// judged by their first 12, and there is no rule for the root cgroup.
+package kernelpath

@@ -1,0 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernelpath
+
+// The objects are committed, so that building needs no clang. Rebuilding them
+// needs clang, llvm-strip, the kernel's user space headers and libbpf-dev; the
+// two include directories are where Debian keeps asm/types.h.
+//
+//go:generate go tool -modfile=../../tools/pinned/go.mod bpf2go -go-package kernelpath -output-stem program -no-global-types -target bpfel,bpfeb program bpf/kernelpath.bpf.c -- -Wall -Wextra -Werror -Wno-unused-parameter -I/usr/include/x86_64-linux-gnu -I/usr/include/aarch64-linux-gnu

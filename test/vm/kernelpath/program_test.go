@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernelpath
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/smcr-io/kube-smcr/internal/testenv"
+	"github.com/smcr-io/kube-smcr/test/vm/lab"
+	"github.com/smcr-io/kube-smcr/test/vm/peer/drive"
+)
+
+// patience bounds what is waited for in a guest, which is slow, and slower if
+// others work on this machine.
+const patience = 2 * time.Minute
+
+// module is this project.
+const module = "github.com/smcr-io/kube-smcr"
+
+func TestKernelPath(t *testing.T) {
+	l := lab.ForTest(t, lab.Config{Guests: 1})
+	if err := drive.Build(t.Context(), l); err != nil {
+		t.Fatal(err)
+	}
+	if err := drive.SetUpKernel(t.Context(), l.Guest(0), 0); err != nil {
+		t.Fatal(err)
+	}
+	t.Run("program", func(t *testing.T) { program(t, l) })
+}
+
+// program runs the tests of internal/kernelpath.
+func program(t *testing.T, l *lab.Lab) {
+	tests, err := l.Build(t.Context(), module+"/internal/kernelpath", lab.BuildOptions{Test: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	out, err := l.Guest(0).Shell(ctx, fmt.Sprintf("cd /tmp && %s=1 %s=all %s -test.v 2>&1", testenv.InGuestEnv, testenv.RequireEnv, tests))
+	const least = 12
+	if n := strings.Count(out, "--- PASS: "); n < least && err == nil {
+		err = fmt.Errorf("%d tests passed, want %d or more", n, least)
+	}
+	if err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
