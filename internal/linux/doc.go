@@ -101,6 +101,12 @@
 // ([WireFilter.RemoveOwn]). The filter does not see packets that an RNIC takes without the
 // kernel.
 //
+// # The option of the pod's own kernel
+//
+// Where the kernel of a pod offers SMC-R by itself (package kernelpath), [FilterOption] takes the
+// option from the SYNs that no policy selects. The table inet kube-smcr-option needs no agent that
+// lives: nobody renews it, and it filters until [SweepOptionFilter].
+//
 // # Held SYNs
 //
 // With [RedirectConfig.Hold] the SYNs of a pod's applications to selected destinations wait in a

@@ -18,6 +18,9 @@ const (
 	// maxInboundExcept bounds the clients of one pod whose connections are not diverted.
 	// They are those with the most connections, so there cannot be many.
 	maxInboundExcept = 64
+	// maxFilterNever bounds the addresses with which a pod has no connection on its kernel's SMC-R: those
+	// of its node, with the node's pods, of which there are some hundreds at most.
+	maxFilterNever = 1024
 	// maxBypass bounds the negative cache of one pod: an application that connects to
 	// every address of a range must not fill kernel memory. An entry that a full cache
 	// drops only costs another fallback. The cache also has to fit into the transaction

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package linux
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+)
+
+// OptionFilterConfig says which connections of a pod may be on SMC-R when the pod's own
+// kernel offers it: those that keep the SMC-R option on their SYN.
+type OptionFilterConfig struct {
+	// Peers are the other sides, with the ports of the service, whichever side that is on.
+	Peers []OutboundRule
+	// Never are addresses with which no connection keeps the option, whatever Peers says.
+	Never []netip.Addr
+}
+
+// Validate says what cannot be used.
+func (c *OptionFilterConfig) Validate() error {
+	if len(c.Never) > maxFilterNever {
+		return &ConfigError{Field: "Never", Reason: fmt.Sprintf("has %d addresses, at most %d are allowed", len(c.Never), maxFilterNever)}
+	}
+	for i, a := range c.Never {
+		if !a.IsValid() || a.Is4In6() {
+			return &ConfigError{Field: fmt.Sprintf("Never[%d]", i), Reason: fmt.Sprintf("%v is no address of one family", a)}
+		}
+	}
+	return validOutbound("Peers", c.Peers)
+}
+
+// Names that an administrator sees in "nft list ruleset".
+const (
+	optionTableName = "kube-smcr-option"
+
+	setPeers4 = "peers4"
+	setPeers6 = "peers6"
+	setNever4 = "never4"
+	setNever6 = "never6"
+
+	chainSent     = "sent"
+	chainReceived = "received"
+	chainErase    = "erase"
+)
+
+func optionTable() *nftables.Table {
+	return &nftables.Table{Family: nftables.TableFamilyINet, Name: optionTableName}
+}
+
+// FilterOption takes the SMC-R option from the SYNs of ns that cfg does not select, in both
+// directions: these connections are TCP, as if the other side had no SMC-R. The first call makes
+// the table inet kube-smcr-option, and later ones replace it, as a whole. It filters until
+// [SweepOptionFilter], also without an agent. Connections that exist are not touched.
+func FilterOption(ns *NetNS, cfg OptionFilterConfig) error {
+	if err := cfg.Validate(); err != nil {
+		return fmt.Errorf("filter the SMC-R option in %s: %w", ns, err)
+	}
+	conn, err := openNFT(ns)
+	if err != nil {
+		return fmt.Errorf("filter the SMC-R option: %w", err)
+	}
+	rs := &ruleset{conn: conn, table: optionTable()}
+	rs.dropTable()
+	conn.AddTable(rs.table)
+	rs.addOptionFilter(cfg)
+	if err := errors.Join(rs.commit(), conn.CloseLasting()); err != nil {
+		if perr := ProbeOptionFilter(); perr != nil {
+			err = errors.Join(perr, err)
+		}
+		return fmt.Errorf("filter the SMC-R option in %s: %w", ns, err)
+	}
+	return nil
+}
+
+// SweepOptionFilter removes the table of FilterOption from ns. It is no error if there is none.
+func SweepOptionFilter(ns *NetNS) error {
+	conn, err := openNFT(ns)
+	if err != nil {
+		return fmt.Errorf("remove the filter of the SMC-R option: %w", err)
+	}
+	rs := &ruleset{conn: conn, table: optionTable()}
+	rs.dropTable()
+	if err := errors.Join(rs.commit(), conn.CloseLasting()); err != nil {
+		return fmt.Errorf("remove the filter of the SMC-R option from %s: %w", ns, err)
+	}
+	return nil
+}
+
+// ProbeOptionFilter tells whether nf_tables has what FilterOption needs.
+func ProbeOptionFilter() error {
+	err := probeTable(func(r *ruleset) {
+		all := netip.PrefixFrom(netip.IPv4Unspecified(), 0)
+		r.addOptionFilter(OptionFilterConfig{Peers: []OutboundRule{{Prefix: all}}})
+	})
+	return feature("nftables: filter of the SMC-R option", "use Linux 5.6 or later with the module nft_exthdr (CONFIG_NFT_EXTHDR)", err)
+}
+
+// addOptionFilter puts the content of the table into the transaction: of each direction one chain,
+// which looks for the other side of a SYN among the peers, and one that erases the option.
+//
+//	sent:      tcp syn, with the option: ip daddr @never4 goto erase; ip daddr . tcp dport @peers4 return; goto erase
+//	received:  tcp syn, with the option: ip saddr @never4 goto erase; ip saddr . tcp dport @peers4 return; goto erase
+func (r *ruleset) addOptionFilter(cfg OptionFilterConfig) {
+	var peers, never [2]*nftables.Set
+	for i, is4 := range bothFamilies {
+		p := destinationSet(r.table, is4)
+		p.Name = [...]string{setPeers4, setPeers6}[i]
+		peers[i] = r.destinations(p, "Peers", cfg.Peers, is4)
+		n, elems := exceptSet(r.table, cfg.Never, is4)
+		n.Name = [...]string{setNever4, setNever6}[i]
+		never[i] = r.set(n, elems)
+	}
+	erase := r.chain(nftables.Chain{Name: chainErase})
+	r.rule(erase, eraseOption())
+	for _, d := range []struct {
+		name string
+		hook *nftables.ChainHook
+		load func(is4 bool) []expr.Any
+	}{
+		{chainSent, nftables.ChainHookOutput, loadDestination},
+		{chainReceived, nftables.ChainHookPrerouting, loadClient},
+	} {
+		c := r.chain(nftables.Chain{Name: d.name, Type: nftables.ChainTypeFilter, Hooknum: d.hook, Priority: nftables.ChainPriorityMangle})
+		to := r.chain(nftables.Chain{Name: d.name + "-option"})
+		r.rule(c, tcpHeader(), synOnly(), smcOption(), goTo(to))
+		for i, is4 := range bothFamilies {
+			r.rule(to, d.load(is4), lookup(reg32Base, never[i], false), goTo(erase))
+			r.rule(to, d.load(is4), lookup(reg32Base, peers[i], false), []expr.Any{&expr.Verdict{Kind: expr.VerdictReturn}})
+		}
+		r.rule(to, goTo(erase))
+	}
+}
+
+// loadClient is "ip saddr . tcp dport", or ip6, into reg32Base: who connects, and where to.
+func loadClient(is4 bool) []expr.Any {
+	words := uint32(4)
+	if is4 {
+		words = 1
+	}
+	return append(loadSource(is4), loadPort(reg32Base+words)...)
+}
+
+// eraseOption is "counter tcp option @254,16,32 set 0": the identifier of RFC 7609 appendix A.1 becomes one
+// of nobody's, and whoever reads the option passes over it.
+func eraseOption() []expr.Any {
+	return []expr.Any{
+		&expr.Counter{},
+		&expr.Immediate{Register: regA, Data: make([]byte, 4)},
+		&expr.Exthdr{SourceRegister: regA, Op: expr.ExthdrOpTcpopt, Type: smcOptionKind, Offset: 2, Len: 4},
+	}
+}

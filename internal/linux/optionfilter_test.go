@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package linux
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+	"os"
+	"testing"
+
+	"github.com/smcr-io/kube-smcr/internal/testenv"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/synopt"
+)
+
+// An offering opens connections whose SYN has the option, as those of a kernel's SMC-R have, and sees
+// whether the option arrived.
+type offering struct {
+	option    *synopt.Option
+	pod, peer *NetNS
+}
+
+func newOffering(t *testing.T) *offering {
+	t.Helper()
+	testenv.Need(t, testenv.BPF)
+	pod, peer := newPair(t)
+	option, err := synopt.Open(synopt.Config{Mark: uint32(os.Getpid())})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { mustDo(t, option.Close()) })
+	return &offering{option, pod, peer}
+}
+
+// arrives tells whether the option of a SYN from one namespace to a port of another one arrived there, and
+// that the connection works.
+func (o *offering) arrives(t *testing.T, from, to *NetNS, at netip.AddrPort) bool {
+	t.Helper()
+	ln := listen(t, to, o.option.ControlListen, at.Addr(), at.Port())
+	defer func() { _ = ln.Close() }()
+	client := mustDial(t, from, o.option.ControlDial, at)
+	server := mustAccept(t, ln)
+	exchange(t, client, server)
+	offered, err := o.option.SYNOffered(server)
+	if err != nil {
+		t.Fatal(err)
+	}
+	answered, err := o.option.PeerOffered(client)
+	if err != nil || answered != offered {
+		t.Errorf("the SYN arrived with the option: %t; its answer had it: %t, %v", offered, answered, err)
+	}
+	_ = net.Conn(client).Close()
+	return offered
+}
+
+func TestFilterOption(t *testing.T) {
+	const selected, other = 6379, 6380
+	o := newOffering(t)
+	expect := func(t *testing.T, f ipFamily, port uint16, want bool) {
+		t.Helper()
+		if got := o.arrives(t, o.pod, o.peer, netip.AddrPortFrom(f.peer, port)); got != want {
+			t.Errorf("the option to port %d of the peer arrives: %t", port, got)
+		}
+		if got := o.arrives(t, o.peer, o.pod, netip.AddrPortFrom(f.pod, port)); got != want {
+			t.Errorf("the option to port %d of the pod arrives: %t", port, got)
+		}
+	}
+	for _, f := range families {
+		t.Run(f.name, func(t *testing.T) {
+			peer := netip.PrefixFrom(f.peer, f.peer.BitLen())
+			ports := []PortRange{{selected, selected}}
+			for _, tt := range []struct {
+				name            string
+				cfg             OptionFilterConfig
+				selected, other bool
+			}{
+				{name: "no peers"},
+				{"the peer, one port", OptionFilterConfig{Peers: []OutboundRule{{Prefix: peer, Ports: ports}}}, true, false},
+				{"the peer, all ports", OptionFilterConfig{Peers: []OutboundRule{{Prefix: peer}}}, true, true},
+				{"somebody else", OptionFilterConfig{Peers: []OutboundRule{{Prefix: netip.PrefixFrom(f.pod, f.bits)}, {Prefix: peer, Exclude: true}}}, false, false},
+				{"never the peer", OptionFilterConfig{Peers: []OutboundRule{{Prefix: f.all()}}, Never: []netip.Addr{f.peer}}, false, false},
+				{"never the pod itself", OptionFilterConfig{Peers: []OutboundRule{{Prefix: f.all()}}, Never: []netip.Addr{f.pod}}, true, true},
+			} {
+				t.Run(tt.name, func(t *testing.T) {
+					for range 2 {
+						mustDo(t, FilterOption(o.pod, tt.cfg))
+					}
+					expect(t, f, selected, tt.selected)
+					expect(t, f, other, tt.other)
+				})
+			}
+			for range 2 {
+				mustDo(t, SweepOptionFilter(o.pod))
+			}
+			expect(t, f, other, true)
+		})
+	}
+}
+
+// The largest table fits into one transaction.
+func TestFilterOption_largest(t *testing.T) {
+	ns := newNS(t)
+	var cfg OptionFilterConfig
+	for i := range maxFilterNever {
+		cfg.Never = append(cfg.Never, netip.AddrFrom16([16]byte{0: 0xfd, 14: byte(i >> 8), 15: byte(i)}))
+	}
+	for i := range maxOutboundRules {
+		cfg.Peers = append(cfg.Peers, OutboundRule{Prefix: netip.PrefixFrom(netip.AddrFrom16([16]byte{0: 0xfd, 1: byte(i), 15: 1}), 128), Ports: []PortRange{{1, 1}}})
+	}
+	mustDo(t, FilterOption(ns, cfg))
+	mustDo(t, SweepOptionFilter(ns))
+}
+
+func TestOptionFilterConfig_Validate(t *testing.T) {
+	many := make([]netip.Addr, maxFilterNever+1)
+	for i := range many {
+		many[i] = families[0].peer
+	}
+	for _, tt := range []struct {
+		field string
+		cfg   OptionFilterConfig
+	}{
+		{"Never", OptionFilterConfig{Never: many}},
+		{"Never[1]", OptionFilterConfig{Never: []netip.Addr{families[0].pod, netip.MustParseAddr("::ffff:10.0.0.1")}}},
+		{"Peers[0].Prefix", OptionFilterConfig{Peers: []OutboundRule{{}}}},
+	} {
+		var ce *ConfigError
+		if err := tt.cfg.Validate(); !errors.As(err, &ce) || ce.Field != tt.field {
+			t.Errorf("%v, want one of %s", err, tt.field)
+		}
+	}
+	if err := (&OptionFilterConfig{Never: many[:maxFilterNever]}).Validate(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestProbeOptionFilter(t *testing.T) {
+	testenv.Need(t, testenv.Root, testenv.NetAdmin, testenv.Nftables)
+	mustDo(t, ProbeOptionFilter())
+}
