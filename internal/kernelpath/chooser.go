@@ -306,6 +306,16 @@ func forget(m *ebpf.Map, key uint64) error {
 	return nil
 }
 
+// isChosen tells whether a network namespace is.
+func (c *Chooser) isChosen(cookie uint64) (bool, error) {
+	var r rule
+	err := c.namespaces.Lookup(cookie, &r)
+	if errors.Is(err, ebpf.ErrKeyNotExist) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
 // A Rule says who is chosen, and how many sockets that made SMC.
 type Rule struct {
 	NetNS, Cgroup uint64 // cookie, or ID: one of both

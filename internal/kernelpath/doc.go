@@ -21,6 +21,13 @@
 // The cgroups of [Config.Exclude] are never chosen: the agent's own, which may open
 // sockets in pods.
 //
+// # Pods
+//
+// [Chooser.Attach] does all that a pod needs: it filters the option of SMC-R on SYNs by the policies,
+// since the kernel would offer it to everybody (linux.FilterOption), sets the sizes of buffers,
+// and makes the rule. [Chooser.Detach] takes it back. [Fit] tells whether the kernel finds an
+// RDMA device for a pod, and [AddUEIDs] gives the machine's SMC its enterprise IDs.
+//
 // # Who owns what
 //
 // With a directory of the BPF file system the program and its rules are pinned there.
@@ -38,5 +45,7 @@
 // Linux 6.11 with CONFIG_SMC, CONFIG_MPTCP (whose source has the hook), CONFIG_BPF_JIT and
 // BTF; root, or CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN. Another program on the same hook that was
 // attached before ours, and answers, decides. Cgroups deeper than 12 levels are
-// judged by their first 12, and there is no rule for the root cgroup.
+// judged by their first 12, and there is no rule for the root cgroup. Fit knows pods with a macvlan
+// or ipvlan child of the RNIC's interface. Between two of one node the kernel takes 4 s to
+// fall back to TCP, so their addresses have to be among the filter's Never.
 package kernelpath

@@ -37,6 +37,32 @@ func RetryDump[T any](list func() ([]T, error)) (out []T, err error) {
 	return out, err
 }
 
+// ParentsElsewhere returns the indexes of the interfaces in other namespaces that interfaces of ns
+// are the children of, as those of macvlan and ipvlan are.
+func ParentsElsewhere(ns *NetNS) (indexes []int, err error) {
+	err = ns.Do(func() error {
+		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+		if err != nil {
+			return err
+		}
+		defer h.Close()
+		links, err := listFew(unix.RTM_GETLINK, unix.AF_UNSPEC, unix.SizeofIfInfomsg, h.LinkList)
+		for _, l := range links {
+			switch a := l.Attrs(); l.(type) {
+			case *netlink.Macvlan, *netlink.IPVlan:
+				if a.ParentIndex != 0 && a.NetNsID >= 0 {
+					indexes = append(indexes, a.ParentIndex)
+				}
+			}
+		}
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list the network interfaces of %s: %w", ns, err)
+	}
+	return indexes, nil
+}
+
 // linkGroups are the kernel's notices about network interfaces and addresses.
 const linkGroups = 1<<(unix.RTNLGRP_LINK-1) | 1<<(unix.RTNLGRP_IPV4_IFADDR-1) | 1<<(unix.RTNLGRP_IPV6_IFADDR-1)
 

@@ -4,6 +4,8 @@ package linux
 
 import (
 	"context"
+	"errors"
+	"io/fs"
 	"testing"
 	"time"
 
@@ -52,5 +54,27 @@ func TestLinkChanges(t *testing.T) {
 	told("an address")
 	cancel()
 	for range changes { // the rest of the burst, and the end
+	}
+}
+
+// The other end of a veth is in another namespace, and no parent. Those of macvlan and ipvlan are looked
+// for where the kernel has these, in a guest (internal/kernelpath).
+func TestParentsElsewhere_veth(t *testing.T) {
+	pod, peer := newNS(t), newNS(t)
+	joinNS(t, pod, peer)
+	if got, err := ParentsElsewhere(pod); err != nil || len(got) != 0 {
+		t.Errorf("%v, %v", got, err)
+	}
+}
+
+func TestSysctl(t *testing.T) {
+	ns := newNS(t)
+	const name = "net/ipv4/tcp_fwmark_accept"
+	mustDo(t, SetSysctl(ns, name, "1"))
+	if got, err := Sysctl(ns, name); err != nil || got != "1" {
+		t.Errorf("%s, %v", got, err)
+	}
+	if _, err := Sysctl(ns, "net/nothing"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("of a variable that is not there: %v", err)
 	}
 }

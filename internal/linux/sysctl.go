@@ -65,3 +65,17 @@ func SetSysctl(ns *NetNS, name, value string) error {
 	}
 	return nil
 }
+
+// Sysctl returns the value of such a variable in ns. The error is fs.ErrNotExist if the kernel does
+// not have it.
+func Sysctl(ns *NetNS, name string) (value string, err error) {
+	err = ns.Do(func() error {
+		b, err := os.ReadFile("/proc/sys/" + name)
+		value = strings.TrimSpace(string(b))
+		return err
+	})
+	if err != nil {
+		return "", fmt.Errorf("read sysctl %s: %w", strings.ReplaceAll(name, "/", "."), err)
+	}
+	return value, nil
+}

@@ -308,7 +308,7 @@ func decodeSocket(b []byte) (Socket, error) {
 	return s, nil
 }
 
-var modes = [...]string{"SMCR", "TCP", "SMCD"}
+var modes = [...]string{"SMCR", ModeTCP, "SMCD"}
 
 func socketState(s byte) string {
 	for _, e := range [...]struct {

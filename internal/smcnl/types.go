@@ -181,6 +181,9 @@ type Port struct {
 	Links        uint32 `json:"links"`
 }
 
+// ModeTCP is the mode of a socket that became TCP.
+const ModeTCP = "TCP"
+
 // Socket is a socket of SMC: of AF_SMC, or of AF_INET and AF_INET6 with the protocol
 // SMC. Of the second kind [Sockets] knows ports, but no addresses.
 type Socket struct {

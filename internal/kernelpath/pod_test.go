@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernelpath
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/smcr-io/kube-smcr/internal/linux"
+	"github.com/smcr-io/kube-smcr/internal/smcnl"
+)
+
+// child gives a namespace a macvlan child of the interface of the guest's RDMA device.
+func child(t *testing.T, ns *linux.NetNS) {
+	t.Helper()
+	devices, err := smcnl.Devices()
+	if err != nil || len(devices) == 0 {
+		t.Fatalf("devices of SMC-R: %+v, %v", devices, err)
+	}
+	err = ns.WithFD(func(fd int) error {
+		return netlink.LinkAdd(&netlink.Macvlan{
+			LinkAttrs: netlink.LinkAttrs{Name: "net1", ParentIndex: int(devices[0].Ports[0].NetDev), Namespace: netlink.NsFd(fd)},
+			Mode:      netlink.MACVLAN_MODE_BRIDGE,
+		})
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestFit(t *testing.T) {
+	need(t)
+	ns, _ := scratch(t)
+	if err := Fit(ns); !errors.Is(err, ErrUnfit) {
+		t.Errorf("without an interface: %v", err)
+	}
+	child(t, ns)
+	if err := Fit(ns); err != nil {
+		t.Errorf("with a child: %v", err)
+	}
+}
+
+func mustSysctl(t *testing.T, ns *linux.NetNS, name, want string) {
+	t.Helper()
+	if got, err := linux.Sysctl(ns, name); err != nil || got != want {
+		t.Errorf("%s is %s, %v; want %s", name, got, err, want)
+	}
+}
+
+func TestChooser_attach(t *testing.T) {
+	need(t)
+	c := mustOpen(t, Config{})
+	defer mustClose(t, c)
+	ns, cookie := scratch(t)
+	usual, err := linux.Sysctl(ns, sendBufferVariable)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := linux.SetSysctl(ns, rmbeVariable, "131072"); err != nil { // somebody else's
+		t.Fatal(err)
+	}
+	all := linux.OptionFilterConfig{Peers: []linux.OutboundRule{{Prefix: netip.MustParsePrefix("0.0.0.0/0")}}}
+	cfg := PodConfig{Filter: all, SendBufferBytes: 512 << 10, RMBEBytes: 512 << 10}
+	for range 2 {
+		if err := c.Attach(ns, cfg); err != nil {
+			t.Fatal(err)
+		}
+		mustSysctl(t, ns, sendBufferVariable, "524288")
+		mustSysctl(t, ns, rmbeVariable, "131072")
+	}
+	if got := tcpIn(t, ns); got != isSMC {
+		t.Errorf("attached: %s", got)
+	}
+	var ln net.Listener
+	err = ns.Do(func() (err error) {
+		var lc net.ListenConfig
+		ln, err = lc.Listen(t.Context(), "tcp4", "0.0.0.0:7000")
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if left, err := c.Detach(ns, cfg); err != nil || !left {
+		t.Errorf("detached with a listener: left %t, %v", left, err)
+	}
+	if got := tcpIn(t, ns); got != isTCP {
+		t.Errorf("detached: %s", got)
+	}
+	mustSysctl(t, ns, sendBufferVariable, "524288") // until nobody is left
+	if err := ln.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if left, err := Sweep(ns, cfg); err != nil || left {
+			t.Errorf("without the listener: left %t, %v", left, err)
+		}
+	}
+	mustSysctl(t, ns, sendBufferVariable, usual)
+	mustSysctl(t, ns, rmbeVariable, "131072")
+	if chosen, err := c.isChosen(cookie); err != nil || chosen {
+		t.Errorf("chosen %t, %v", chosen, err)
+	}
+}
+
+// Nothing is left of an attachment that fails.
+func TestChooser_attachFails(t *testing.T) {
+	need(t)
+	c := mustOpen(t, Config{})
+	defer mustClose(t, c)
+	ns, cookie := scratch(t)
+	if err := c.Attach(ns, PodConfig{RMBEBytes: -1}); err == nil {
+		t.Fatal("a buffer of -1 bytes was taken")
+	}
+	if chosen, err := c.isChosen(cookie); err != nil || chosen {
+		t.Errorf("chosen %t, %v", chosen, err)
+	}
+	if got := tcpIn(t, ns); got != isTCP {
+		t.Errorf("not attached: %s", got)
+	}
+}
+
+func TestUEIDs(t *testing.T) {
+	need(t)
+	const foreign, ours = "FOREIGN.ID", "OURS.ID"
+	record := t.TempDir() + "/ueids.json"
+	if err := smcnl.AddUEID(foreign); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = smcnl.RemoveUEID(foreign) }()
+	before, err := smcnl.UEIDs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := AddUEIDs([]string{foreign, ours}, record); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got, err := smcnl.UEIDs(); err != nil || len(got) != len(before)+1 {
+		t.Errorf("%q, %v; want %q and %s", got, err, before, ours)
+	}
+	for range 2 {
+		if err := RemoveUEIDs(record); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got, err := smcnl.UEIDs(); err != nil || len(got) != len(before) {
+		t.Errorf("%q, %v; want %q", got, err, before)
+	}
+	// The fifth has no room.
+	if err := AddUEIDs([]string{"A1", "A2", "A3", "A4", "A5"}, record); err == nil {
+		t.Error("more enterprise IDs were taken than there is room for")
+	}
+	if err := RemoveUEIDs(record); err != nil {
+		t.Error(err)
+	}
+	if got, err := smcnl.UEIDs(); err != nil || len(got) != len(before) {
+		t.Errorf("after too many: %q, %v; want %q", got, err, before)
+	}
+}
