@@ -95,8 +95,10 @@ type agent struct {
 	fewFiles string
 	stacks   stackPool
 	wire     wire
-	proxies  proxies
-	holds    holds
+	// kernelPath is for the pods that the agent does not carry itself.
+	kernelPath kernelPath
+	proxies    proxies
+	holds      holds
 
 	metrics       *metrics
 	noMetrics     atomic.Pointer[string] // why nobody gets metrics; nil or "": they are served, or nobody is to get them
@@ -137,6 +139,7 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	}
 	a.manager.init(a)
 	a.wire.a = a
+	a.kernelPath.a = a
 	a.rnics = rnics.NewPool(rnics.Config{
 		Log: cfg.Log, OpenOwn: cfg.openOwn, Learn: cfg.learn, Stay: cfg.Stay, LookEvery: cfg.deviceEvery, LookMost: cfg.ableEvery,
 		Open: func(name string, d config.Device) (rdma.Device, func() error, error) {
@@ -154,7 +157,7 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	if err := a.store.MakeDir(); err != nil {
 		return fmt.Errorf("data directory: %w: make it writable for the agent", err)
 	}
-	defer func() { err = errors.Join(err, a.rnics.Close(), a.removeDirs()) }()
+	defer func() { err = errors.Join(err, a.kernelPath.close(), a.rnics.Close(), a.removeDirs()) }()
 	closeOption, err := a.enable(ctx)
 	if err != nil {
 		return err
@@ -313,6 +316,8 @@ func (a *agent) gauges() gauges {
 			if p.proxy.whyUnheld() != "" {
 				g.unheld++
 			}
+		case podKernel:
+			g.ready++
 		case podIdle:
 			g.idle++
 		default:

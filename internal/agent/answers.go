@@ -175,7 +175,12 @@ func (v View) Attachments() agentapi.Attachments {
 			for _, pol := range n.PoliciesFor(podOf(att)) {
 				x.Policies = append(x.Policies, pol.Name)
 			}
+			if p.kernel != nil {
+				x.Datapath = config.DatapathKernel.String()
+			}
 			switch lack := a.unableFor(p); {
+			case p.state == podIdle && p.kernel != nil:
+				x.Detail = leavingBecause(p.err)
 			case p.err != nil:
 				x.Detail = p.err.Error()
 			case p.state == podIdle:
@@ -210,6 +215,14 @@ func idleBecause(unable string, n *config.Node, pod config.Pod, set *rnics.Set) 
 		return mismatch.String()
 	}
 	return "no policy selects the pod"
+}
+
+// leavingBecause says why something of the kernel's SMC-R is left in a pod that is not to be on it.
+func leavingBecause(err error) string {
+	if err != nil {
+		return "not detached from its kernel's SMC-R, and tried again: " + err.Error()
+	}
+	return "plain TCP; programs have sockets of the kernel's SMC-R from before, which no connection uses: restart them"
 }
 
 // attached is an attachment and its pod.
@@ -308,6 +321,12 @@ func (a *agent) verdict(e *agentapi.Explanation, src attached, isOurs bool, sour
 	switch {
 	case !d.Accelerate:
 		say(codeOfDecision(d), "plain TCP: %s", d.Reason)
+	case pod.pod.state == podKernel && a.isSameNode(peer.Addr()):
+		say(agentapi.CodeSameNode, "plain TCP: %s", agentapi.CodeSameNode.Text())
+	case pod.pod.state == podKernel:
+		say(agentapi.CodeUnseen, "selected by policy %s, and the pod's kernel carries it: the agent does not see its connections", d.Policy)
+	case n.DatapathFor(id) == config.DatapathKernel:
+		say(agentapi.CodePodFailed, "plain TCP: the pod could not be set up: %v", pod.pod.err)
 	case lack.code != "" && !d.Required:
 		say(lack.code, "plain TCP: %s", lack.why)
 	case mismatch != config.MismatchNone && !d.Required:

@@ -49,7 +49,9 @@ type fakePod struct {
 	othersErr error // of a look at foreign
 	looks     int   // at foreign
 	sweeps    int
-	failStep  string // "listen" or "install"
+	// optionSweeps counts removals of the filter of the kernel's SMC-R.
+	optionSweeps int
+	failStep     string // "listen" or "install"
 	// gate, if given, is called with the name of each step of a set-up.
 	gate func(step string)
 
@@ -141,6 +143,11 @@ func (p *fakePod) netInterface(index int) (verbs.Interface, error) {
 
 func (p *fakePod) sweep() error {
 	p.k.change(func() { p.sweeps++ })
+	return nil
+}
+
+func (p *fakePod) sweepOption() error {
+	p.k.change(func() { p.optionSweeps++ })
 	return nil
 }
 
@@ -447,6 +454,7 @@ func newBench(t testing.TB, nodeExtra, policies string) *bench {
 		Load: func() (*config.Node, error) { return config.Parse("test", []byte(b.text)) },
 		platform: platform{
 			kernel:    b.kernel,
+			smc:       newFakeSMC(),
 			host:      b.wires,
 			preflight: func() error { return nil },
 			files:     func() uint64 { return math.MaxUint64 },

@@ -100,6 +100,7 @@ func (a *agent) handOver(h *handover, api *apiServer) {
 			a.legacies.add(p.proxy, time.Now())
 		} else {
 			rest := *p
+			a.manager.parkKernel(&rest)
 			a.manager.releaseDevices(&rest)
 		}
 		a.manager.put(key, nil)

@@ -25,7 +25,9 @@ type kernel interface {
 type podNet interface {
 	id() uint64
 	gone() bool
+	// sweep removes what the agent's own redirection left, and sweepOption the filter of the kernel's.
 	sweep() error
+	sweepOption() error
 	close() error
 	// route asks how packets from src to dst leave the namespace.
 	route(src, dst netip.Addr) (clc.Route, error)
@@ -81,6 +83,7 @@ type linuxNet struct{ ns *linux.NetNS }
 func (n linuxNet) id() uint64                    { return n.ns.ID() }
 func (n linuxNet) gone() bool                    { return n.ns.Gone() }
 func (n linuxNet) sweep() error                  { return linux.Sweep(n.ns) }
+func (n linuxNet) sweepOption() error            { return linux.SweepOptionFilter(n.ns) }
 func (n linuxNet) others() (linux.Others, error) { return linux.FindOthers(n.ns) }
 
 func (n linuxNet) route(src, dst netip.Addr) (r clc.Route, err error) {

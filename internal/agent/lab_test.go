@@ -370,6 +370,7 @@ func (n *testNode) configure(t testing.TB, option smcr.Option, rest string) {
 	n.cfg = Config{
 		Node: n.node, Log: testLog(t, n.name), Version: "test", Keeper: keeperCommand,
 		platform: platform{
+			smc:  newFakeSMC(), // what an agent of this machine pinned is not this one's
 			host: linuxHost{n.host.path},
 			openDevice: func(name string, d config.Device, share bool) (dev rdma.Device, stop func() error, err error) {
 				err = n.host.ns.Do(func() error {

@@ -27,12 +27,13 @@ func (a *agent) leave(ctx context.Context) error {
 			proxies = append(proxies, p.proxy)
 		} else {
 			rest := *p
+			a.manager.dropKernel(&rest)
 			a.manager.releaseDevices(&rest)
 		}
 		a.manager.put(key, nil)
 	}
 	err := a.drainFor(ctx, proxies, min(leaveDrain, a.node.Load().DrainTimeout), nil)
-	return errors.Join(err, a.sweepAll(), a.store.RemoveAll(), a.wire.remove(), a.wire.closeHandedOver(), a.cfg.host.sweepWire())
+	return errors.Join(err, a.sweepAll(), a.kernelPath.remove(), a.store.RemoveAll(), a.wire.remove(), a.wire.closeHandedOver(), a.cfg.host.sweepWire())
 }
 
 // end ends the agent: its connections may end until DrainTimeout, and new ones go directly. A
@@ -73,7 +74,7 @@ func (a *agent) sweepAll() error {
 		}
 		if err == nil {
 			if id := att.NetNSID; id == 0 || id == n.id() {
-				err = n.sweep()
+				err = errors.Join(n.sweep(), n.sweepOption())
 			}
 			err = errors.Join(err, n.close())
 		}

@@ -54,6 +54,9 @@ const (
 	// retryFirst and retryMost bound the pause before a pod's set-up is tried again.
 	retryFirst = time.Second
 	retryMost  = 30 * time.Second
+	// leaveEvery is the pause between two looks whether a pod that is not to be on its kernel's SMC-R any
+	// more still has sockets of it: until their programs end, mostly.
+	leaveEvery = 5 * time.Second
 
 	// handoverTTL is how long diversions to the listeners of an agent that handed over stay in
 	// force. The successor replaces them pod by pod, in some ten milliseconds each.

@@ -227,6 +227,7 @@ func (m *manager) partDone(r *round) {
 	if r.left.Add(-1) == 0 {
 		m.applied.Store(r.node)
 		m.synced.Store(true)
+		m.a.kernelPath.tidy()
 	}
 }
 
@@ -260,7 +261,15 @@ func (m *manager) step(ctx context.Context, p pod, atts []cni.Attachment, now ti
 		p.becomeNew(false)
 		changed = true
 	}
+	if p.kernel != nil && (p.kernel.net.gone() || replaced(p.atts, atts)) {
+		m.dropKernel(&p)
+		p.becomeNew(false)
+		changed = true
+	}
 	p.atts = atts
+	if m.stepKernel(&p, changed, now) {
+		return p
+	}
 	m.updateDevices(ctx, &p)
 	able := m.a.unableWith(p.set).code == ""
 	// A pod that is served stays served if its devices go: its connections are plain TCP until a
@@ -357,6 +366,9 @@ func (m *manager) startPod(ctx context.Context, p *pod, want bool) (*proxy, erro
 
 // stopPod stops a pod's proxy, if it has one, and gives the pod's own devices back.
 func (m *manager) stopPod(p *pod, code agentapi.Code) {
+	if p.kernel != nil {
+		m.dropKernel(p)
+	}
 	if p.proxy == nil {
 		m.releaseDevices(p)
 		return
@@ -380,6 +392,7 @@ func (m *manager) shutdown(ctx context.Context) (proxies []*proxy, ended <-chan 
 			continue
 		}
 		rest := *p
+		m.parkKernel(&rest)
 		m.releaseDevices(&rest)
 		m.put(key, &rest)
 	}

@@ -24,6 +24,7 @@ import (
 // single functions, for example openDevice by one that returns a fake device.
 type platform struct {
 	kernel      kernel
+	smc         kernelSMC
 	host        hostNet
 	openDevice  func(name string, cfg config.Device, share bool) (rdma.Device, func() error, error)
 	openOwn     func(d *rnics.Own, in rnics.Namespace) (rdma.Device, func() error, error)
@@ -49,6 +50,9 @@ type platform struct {
 func (p *platform) setDefaults(dataDir string) {
 	if p.kernel == nil {
 		p.kernel = linuxKernel{}
+	}
+	if p.smc == nil {
+		p.smc = linuxSMC{kernelRecord(dataDir)}
 	}
 	if p.host == nil {
 		p.host = linuxHost{}

@@ -20,6 +20,9 @@ import (
 //	 |     +------+  v                            v
 //	 |   tried again new                    ready or failed
 //	 +--> idle: not wanted, and what an earlier agent left is removed
+//
+// With datapath Kernel a pod is in kernel where it is else in ready. From there it becomes new, or idle
+// as long as it has sockets of SMC.
 type podState uint8
 
 const (
@@ -27,6 +30,7 @@ const (
 	podIdle                   // nothing is diverted, and nothing is to be done
 	podReady                  // the pod has a proxy
 	podFailed                 // the set-up failed, and will be tried again
+	podKernel                 // the pod's kernel carries its connections
 )
 
 // String is the state's name in the API.
@@ -35,7 +39,7 @@ func (s podState) String() string {
 	case podNew:
 	case podIdle:
 		return agentapi.StateIdle
-	case podReady:
+	case podReady, podKernel:
 		return agentapi.StateReady
 	case podFailed:
 		return agentapi.StateFailed
@@ -50,6 +54,9 @@ type pod struct {
 	state podState
 	err   error  // of the last set-up or update
 	proxy *proxy // in podReady only
+	// kernel is there in podKernel; in podFailed and podIdle if something of it is left in the namespace.
+	kernel   *kernelPod
+	noKernel bool // nothing of it is, of no agent
 	// set are the pod's own devices while it is selected, else the node's. While the pod has a
 	// proxy, they are the proxy's.
 	set   *rnics.Set
@@ -65,7 +72,7 @@ type pod struct {
 // becomeNew is the state after the end of a proxy. swept says that nothing of the proxy, or of an
 // earlier agent, is left in the namespace.
 func (p *pod) becomeNew(swept bool) {
-	p.proxy, p.state, p.swept = nil, podNew, swept
+	p.proxy, p.kernel, p.state, p.swept = nil, nil, podNew, swept
 }
 
 // becomeIdle means that nothing is diverted, and nothing of the agent is in the namespace.
@@ -76,6 +83,17 @@ func (p *pod) becomeIdle() {
 // becomeReady gives the pod its proxy.
 func (p *pod) becomeReady(px *proxy) {
 	p.proxy, p.state, p.err, p.pause, p.swept = px, podReady, nil, 0, true
+}
+
+// becomeKernel hands the pod to its kernel.
+func (p *pod) becomeKernel(k *kernelPod) {
+	p.proxy, p.kernel, p.state, p.err, p.pause, p.swept, p.noKernel = nil, k, podKernel, nil, 0, true, false
+}
+
+// becomeLeaving means that the pod's kernel still has sockets of SMC there, or that err kept it from
+// leaving the pod. It is tried again after a pause.
+func (p *pod) becomeLeaving(err error, now time.Time) {
+	p.state, p.err, p.retryAt = podIdle, err, now.Add(leaveEvery)
 }
 
 // becomeFailed doubles the pause before the next try.

@@ -459,6 +459,8 @@ type Attachment struct {
 	Addresses   []netip.Prefix `json:"addresses"`
 	State       string         `json:"state"` // ready, idle, failed
 	Detail      string         `json:"detail,omitempty"`
+	// Datapath is Kernel if the pod's kernel carries its connections, or "": the agent does.
+	Datapath string `json:"datapath,omitempty"`
 	// Reason is why no connection of a ready pod can be on SMC-R, "" if they can.
 	Reason   Code     `json:"reason,omitempty"`
 	Policies []string `json:"policies"`

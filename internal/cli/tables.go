@@ -200,6 +200,8 @@ func PrintAttachments(w io.Writer, a agentapi.Attachments) error {
 			x.Detail = "not diverted for now: " + x.Paused.Text()
 		} else if len(x.GreedySources) > 0 {
 			x.Detail = fmt.Sprintf("not diverted for now from %v: %s", x.GreedySources, agentapi.CodeBudgetSource.Text())
+		} else if x.Datapath != "" && x.Detail == "" {
+			x.Detail = "datapath " + x.Datapath + ": the agent does not see its connections"
 		}
 		var addrs []string
 		for _, p := range x.Addresses {

@@ -120,13 +120,14 @@ no connections
 				Attachments: []agentapi.Attachment{{
 					Pod: "shop/web", Interface: "eth0", State: agentapi.StateReady, NetNS: "/run/netns/x", Policies: []string{"a", "b"},
 					Addresses: []netip.Prefix{netip.MustParsePrefix("192.0.2.5/24"), netip.MustParsePrefix("fd00::5/64")},
-				}},
+				}, {Pod: "shop/db", Interface: "eth0", State: agentapi.StateReady, NetNS: "/run/netns/y", Policies: []string{"k"}, Datapath: "Kernel"}},
 				Bypasses:  []agentapi.Bypass{{Pod: "shop/web", Dest: addrPort("192.0.2.9:80"), Reason: "PEERNOSMC", Until: now.Add(time.Minute)}},
 				Malformed: []string{"x.json: not JSON"},
 			})
 		}, `
 POD       INTERFACE  STATE  ADDRESSES                POLICIES  NETNS         DETAIL
 shop/web  eth0       ready  192.0.2.5/24,fd00::5/64  a,b       /run/netns/x  -
+shop/db   eth0       ready  -                        k         /run/netns/y  datapath Kernel: the agent does not see its connections
 
 POD       NOT DIVERTED  REASON     FOR
 shop/web  192.0.2.9:80  PEERNOSMC  1m0s

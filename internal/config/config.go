@@ -358,11 +358,29 @@ func (m Mode) String() string {
 	return "Prefer"
 }
 
+// Datapath says what carries the connections of a pod.
+type Datapath uint8
+
+// Datapaths.
+const (
+	DatapathAgent  Datapath = iota // the agent, on its own SMC-R
+	DatapathKernel                 // the pod's kernel, on that of Linux
+)
+
+func (p Datapath) String() string {
+	if p == DatapathKernel {
+		return "Kernel"
+	}
+	return "Agent"
+}
+
 // Policy selects connections, of both directions, that are to use SMC-R.
 type Policy struct {
 	Name string
 	Mode Mode
-	Pods PodSelector
+	// Datapath is the same in all policies that select a pod.
+	Datapath Datapath
+	Pods     PodSelector
 	// Peers are the addresses of the other side. If there are none, and no Addresses
 	// either, the policy selects all addresses, unless NoPeers is set.
 	Peers []netip.Prefix

@@ -242,6 +242,10 @@ func TestParse_errors(t *testing.T) {
 		{"policy without name", minimal + "policies:\n- mode: Prefer\n", []string{"t:5:3: policies[0].name"}},
 		{"same name", minimal + "policies:\n- {name: a, ports: [1]}\n- {name: a, ports: [2]}\n", []string{"t:6:3: policies[1]: the name \"a\" is taken"}},
 		{"overlap", minimal + "policies:\n- {name: a, ports: [1-9]}\n- {name: b, ports: [5], mode: Required}\n", []string{"t:6:3: policies[1]: policy \"b\" overlaps with policy \"a\" (peer 0.0.0.0/0, port 5)"}},
+		{"datapath of unknown name", minimal + "policies:\n- {name: a, datapath: Kernal}\n", []string{"t:5:23: policies[0].datapath: \"Kernal\", want one of Agent, Kernel"}},
+		{"required of the kernel", minimal + "policies:\n- {name: a, datapath: Kernel, mode: Required}\n", []string{"policies[0].datapath: Kernel, and mode is Required"}},
+		{"version 1 of the kernel", minimal + "  versions: v1\npolicies:\n- {name: a, datapath: Kernel}\n", []string{"policies[0]: policy \"a\" has datapath Kernel, which needs version 2"}},
+		{"two datapaths", minimal + "policies:\n- {name: a, datapath: Kernel, ports: [1], pods: {names: [x-*]}}\n- {name: b, ports: [2], pods: {names: [x-1]}}\n", []string{"policies[1]: policy \"b\" has datapath Agent, and policy \"a\", which selects pods that this one selects, Kernel: a pod has one datapath"}},
 		{"several at once", "node:\n  nam: n\n  rmbe: 1\npolicies: 5\n", []string{"t:2:3: node.nam:", "t:2:3: node.name:", "t:2:3: node.devices", "t:3:9: node.rmbe", "t:4:11: policies"}},
 	}
 	for _, tt := range tests {
@@ -328,6 +332,40 @@ func TestNode_Outbound(t *testing.T) {
 	}
 	if got := n.Outbound(Pod{Namespace: "other"}); len(got) != 0 {
 		t.Errorf("pod without policy has selections %v", got)
+	}
+}
+
+func TestNode_DatapathFor(t *testing.T) {
+	n, err := Parse("t", []byte(minimal+"policies:\n- {name: a, datapath: Kernel, pods: {names: [x]}}\n- {name: b, pods: {names: [y]}}\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]Datapath{"x": DatapathKernel, "y": DatapathAgent, "z": DatapathAgent} {
+		if got := n.DatapathFor(Pod{Name: name}); got != want {
+			t.Errorf("datapath of %s is %v, want %v", name, got, want)
+		}
+	}
+}
+
+// What is too large to be told exactly is an error, and not more than the policies select.
+func TestNode_Exactly(t *testing.T) {
+	n, err := Parse("t", []byte(minimal+"policies:\n- {name: a, peers: {cidrs: [10.0.0.0/8], except: [10.1.0.0/16]}, ports: [80]}\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := n.Exactly(Pod{})
+	want := []Selection{{Prefix: netip.MustParsePrefix("10.0.0.0/8"), Ports: []PortRange{{80, 80}}}, {Prefix: netip.MustParsePrefix("10.1.0.0/16"), Exclude: true}}
+	if diff := cmp.Diff(want, got, cmpopts.EquateComparable(netip.Prefix{})); diff != "" || err != nil {
+		t.Errorf("%v, -want +got:\n%s", err, diff)
+	}
+	for i := range maxSelections + 1 {
+		n.Policies[0].Addresses = append(n.Policies[0].Addresses, netip.AddrFrom4([4]byte{192, 0, byte(i >> 8), byte(i)}))
+	}
+	if got, err := n.Exactly(Pod{Name: "x"}); err == nil || got != nil {
+		t.Errorf("of too much: %d selections, %v", len(got), err)
+	}
+	if got := n.Outbound(Pod{}); len(got) == 0 || len(got) > maxSelections {
+		t.Errorf("Outbound has %d selections", len(got))
 	}
 }
 

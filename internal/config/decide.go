@@ -131,6 +131,14 @@ func (n *Node) PoliciesFor(pod Pod) []Policy {
 	return out
 }
 
+// DatapathFor returns what carries the connections of a pod: DatapathAgent if no policy selects it.
+func (n *Node) DatapathFor(pod Pod) Datapath {
+	for _, p := range n.PoliciesFor(pod) {
+		return p.Datapath
+	}
+	return DatapathAgent
+}
+
 // PolicyNames returns the names of all policies: in a cluster as NAMESPACE/NAME, sorted,
 // and only of those that select a pod of the node.
 func (n *Node) PolicyNames() []string {

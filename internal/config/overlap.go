@@ -9,9 +9,7 @@ import (
 
 // overlap names a connection that both policies select; "" if there is none.
 func overlap(a, b *Policy) string {
-	if !patternsIntersect(a.Pods.Namespaces, b.Pods.Namespaces) ||
-		!patternsIntersect(a.Pods.Names, b.Pods.Names) ||
-		!patternsIntersect(a.Pods.Interfaces, b.Pods.Interfaces) {
+	if !a.Pods.intersects(&b.Pods) {
 		return ""
 	}
 	port, ok := portsIntersect(a.Ports, b.Ports)
@@ -23,6 +21,12 @@ func overlap(a, b *Policy) string {
 		return ""
 	}
 	return fmt.Sprintf("peer %v, port %d", peer, port)
+}
+
+// intersects says whether a pod can match both selectors.
+func (s *PodSelector) intersects(o *PodSelector) bool {
+	return patternsIntersect(s.Namespaces, o.Namespaces) && patternsIntersect(s.Names, o.Names) &&
+		patternsIntersect(s.Interfaces, o.Interfaces)
 }
 
 func patternsIntersect(a, b []string) bool {

@@ -598,6 +598,9 @@ func (d *decoder) policies(f field, n *Node) {
 	for _, item := range items {
 		before := len(d.errs)
 		p := d.policy(item)
+		if p.Datapath == DatapathKernel && n.Versions == VersionsV1 {
+			d.errorf(item, "policy %q has datapath Kernel, which needs version 2, and node.versions is v1", p.Name)
+		}
 		if len(d.errs) > before {
 			continue // comparing a policy with errors would only cause further errors
 		}
@@ -607,6 +610,8 @@ func (d *decoder) policies(f field, n *Node) {
 				d.errorf(item, "the name %q is taken by an earlier policy", p.Name)
 			} else if both := overlap(o, &p); both != "" {
 				d.errorf(item, "policy %q overlaps with policy %q (%s): exclude it from one of them, so that every connection has one policy", p.Name, o.Name, both)
+			} else if o.Datapath != p.Datapath && o.Pods.intersects(&p.Pods) {
+				d.errorf(item, "policy %q has datapath %v, and policy %q, which selects pods that this one selects, %v: a pod has one datapath", p.Name, p.Datapath, o.Name, o.Datapath)
 			}
 		}
 		n.Policies = append(n.Policies, p)
@@ -614,13 +619,17 @@ func (d *decoder) policies(f field, n *Node) {
 }
 
 func (d *decoder) policy(f field) Policy {
-	fs := d.mapping(f, "name", "mode", "pods", "peers", "ports")
+	fs := d.mapping(f, "name", "mode", "datapath", "pods", "peers", "ports")
 	var p Policy
 	d.text(fs, "name", &p.Name)
 	if !validName(p.Name, "") {
 		d.errorf(fs.where("name"), "%q, want a name of letters, digits, '-', '_' and '.'", p.Name)
 	}
 	p.Mode = Mode(d.choice(fs, "mode", "Prefer", "Required"))
+	p.Datapath = Datapath(d.choice(fs, "datapath", "Agent", "Kernel"))
+	if p.Datapath == DatapathKernel && p.Mode == ModeRequired {
+		d.errorf(fs.where("datapath"), "Kernel, and mode is Required: nobody can refuse a connection that the kernel makes plain TCP; use datapath Agent, or mode Prefer")
+	}
 	if pf, ok := fs.get("pods"); ok {
 		ps := d.mapping(pf, "namespaces", "names", "interfaces")
 		p.Pods = PodSelector{

@@ -4,6 +4,7 @@ package config
 
 import (
 	"cmp"
+	"fmt"
 	"net/netip"
 	"slices"
 )
@@ -34,7 +35,20 @@ func (n *Node) OutboundRequired(pod Pod) []Selection {
 	return outbound(required(n.PoliciesFor(pod)))
 }
 
-func outbound(ps []Policy) []Selection {
+// Exactly returns the peers of the pod, with the ports of the service, on whichever side that is: what
+// Outbound returns, unless the exact set is too large, which is an error. It is for the pod's kernel,
+// which asks nobody to decide exactly.
+func (n *Node) Exactly(pod Pod) ([]Selection, error) {
+	sel := exact(n.PoliciesFor(pod))
+	if !fits(sel) {
+		return nil, fmt.Errorf("the policies of %v select more networks and ports than its kernel can be told: use fewer, wider ones", pod)
+	}
+	return sel, nil
+}
+
+func outbound(ps []Policy) []Selection { return bounded(exact(ps)) }
+
+func exact(ps []Policy) []Selection {
 	var out []Selection
 	for _, p := range ps {
 		if p.NoPeers {
@@ -55,7 +69,7 @@ func outbound(ps []Policy) []Selection {
 			}
 		}
 	}
-	return bounded(out)
+	return out
 }
 
 // destinations are the peers as prefixes, without regard to Except.
@@ -72,30 +86,45 @@ func (p *Policy) destinations() []netip.Prefix {
 	return out
 }
 
+// fits says whether selections fit the limits of a redirection.
+func fits(sel []Selection) bool {
+	ranges, distinct := 0, 0 // of ports: in all selections together, and at most so many different ones
+	for _, s := range sel {
+		ranges += max(1, len(s.Ports))
+	}
+	for _, ports := range portLists(sel) {
+		distinct += max(1, len(ports))
+	}
+	return len(sel) <= maxSelections && ranges <= maxSelectionRanges && len(sel)*(2*distinct+1) <= maxSelectionBlocks
+}
+
+// portLists are the different lists of ports of what is not excluded.
+func portLists(sel []Selection) (lists [][]PortRange) {
+	for _, s := range sel {
+		same := func(ports []PortRange) bool { return slices.Equal(ports, s.Ports) }
+		if !s.Exclude && !slices.ContainsFunc(lists, same) {
+			lists = append(lists, s.Ports)
+		}
+	}
+	return lists
+}
+
 // bounded widens selections until they fit the limits of a redirection.
 func bounded(sel []Selection) []Selection {
+	if fits(sel) {
+		return sel
+	}
 	var (
 		all       []netip.Prefix
 		excluded  []Selection
-		portLists [][]PortRange
-		ranges    int // of ports, in all selections together
-		distinct  int // at most so many different ones
+		portLists = portLists(sel)
 	)
 	for _, s := range sel {
-		ranges += max(1, len(s.Ports))
 		if s.Exclude {
 			excluded = append(excluded, s)
-			continue
+		} else {
+			all = append(all, s.Prefix)
 		}
-		all = append(all, s.Prefix)
-		same := func(ports []PortRange) bool { return slices.Equal(ports, s.Ports) }
-		if !slices.ContainsFunc(portLists, same) {
-			portLists = append(portLists, s.Ports)
-			distinct += max(1, len(s.Ports))
-		}
-	}
-	if len(sel) <= maxSelections && ranges <= maxSelectionRanges && len(sel)*(2*distinct+1) <= maxSelectionBlocks {
-		return sel
 	}
 	if len(excluded) > maxSelections/2 {
 		excluded = nil // they are carried as plain TCP

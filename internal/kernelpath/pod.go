@@ -101,6 +101,15 @@ func Sweep(ns *linux.NetNS, cfg PodConfig) (left bool, err error) {
 	return false, errors.Join(linux.SweepOptionFilter(ns), setBuffers(ns, cfg, PodConfig{}))
 }
 
+// Purge is Detach of a pod that is given up: it removes everything, whoever still listens there.
+func (c *Chooser) Purge(ns *linux.NetNS, cfg PodConfig) error {
+	cookie, err := ns.Cookie()
+	if err != nil {
+		return err
+	}
+	return errors.Join(c.ForgetNetNS(cookie), linux.SweepOptionFilter(ns), setBuffers(ns, cfg, PodConfig{}))
+}
+
 // hasSockets tells whether a namespace has sockets of SMC that did not become TCP.
 func hasSockets(ns *linux.NetNS) (bool, error) {
 	var all []smcnl.Socket

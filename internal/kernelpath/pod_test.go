@@ -151,6 +151,13 @@ func TestUEIDs(t *testing.T) {
 	if got, err := smcnl.UEIDs(); err != nil || len(got) != len(before) {
 		t.Errorf("%q, %v; want %q", got, err, before)
 	}
+	// Also if none is ours there is a record.
+	if err := AddUEIDs([]string{foreign}, record); err != nil {
+		t.Fatal(err)
+	}
+	if ours, err := readRecord(record); err != nil || ours == nil || len(ours) != 0 {
+		t.Errorf("record %q, %v", ours, err)
+	}
 	// The fifth has no room.
 	if err := AddUEIDs([]string{"A1", "A2", "A3", "A4", "A5"}, record); err == nil {
 		t.Error("more enterprise IDs were taken than there is room for")

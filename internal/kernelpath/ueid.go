@@ -18,11 +18,16 @@ import (
 
 // AddUEIDs gives the kernel the enterprise IDs that it does not have, without one of which in common
 // with a peer it never speaks SMC-R version 2. The machine has one table of them, with room for
-// four. The file record keeps which ones are ours, so that [RemoveUEIDs] leaves the others.
+// four. The file record keeps which ones are ours, perhaps none, so that [RemoveUEIDs] leaves the others.
 func AddUEIDs(ids []string, record string) error {
 	ours, err := readRecord(record)
 	if err != nil {
 		return err
+	}
+	if ours == nil {
+		if err := writeRecord(record, []string{}); err != nil {
+			return err
+		}
 	}
 	have, err := smcnl.UEIDs()
 	if err != nil {

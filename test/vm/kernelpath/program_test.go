@@ -22,14 +22,17 @@ const patience = 2 * time.Minute
 const module = "github.com/smcr-io/kube-smcr"
 
 func TestKernelPath(t *testing.T) {
-	l := lab.ForTest(t, lab.Config{Guests: 1})
+	l := lab.ForTest(t, lab.Config{})
 	if err := drive.Build(t.Context(), l); err != nil {
 		t.Fatal(err)
 	}
-	if err := drive.SetUpKernel(t.Context(), l.Guest(0), 0); err != nil {
-		t.Fatal(err)
+	for i := range l.Guests() {
+		if err := drive.SetUpKernel(t.Context(), l.Guest(i), 0); err != nil {
+			t.Fatal(err)
+		}
 	}
 	t.Run("program", func(t *testing.T) { program(t, l) })
+	t.Run("pods", func(t *testing.T) { pods(t, l) })
 }
 
 // program runs the tests of internal/kernelpath.

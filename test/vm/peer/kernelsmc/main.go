@@ -21,7 +21,7 @@ const (
 	exitUsage  = 2
 )
 
-var errUsage = errors.New("usage: kernelsmc [ueid add|del NAME | ueid flush | pnet add NAME NETDEV DEVICE PORT | pnet flush]")
+var errUsage = errors.New("usage: kernelsmc [ueid add|del NAME | ueid flush|list | pnet add NAME NETDEV DEVICE PORT | pnet flush]")
 
 func main() { os.Exit(run(os.Args[1:])) }
 
@@ -58,6 +58,8 @@ func command(args []string, w io.Writer) error {
 		return smcnl.RemoveUEID(word(2))
 	case "ueid flush":
 		return smcnl.FlushUEIDs()
+	case "ueid list":
+		return printLines(w, smcnl.UEIDs)
 	case "pnet flush":
 		return smcnl.FlushPNets()
 	case "pnet add":
@@ -68,6 +70,17 @@ func command(args []string, w io.Writer) error {
 		return smcnl.AddPNet(smcnl.PNet{Name: word(2), NetDev: word(3), Device: word(4), Port: uint8(port)})
 	}
 	return errUsage
+}
+
+// printLines prints what list returns, one a line.
+func printLines(w io.Writer, list func() ([]string, error)) error {
+	all, err := list()
+	for _, line := range all {
+		if _, err := fmt.Fprintln(w, line); err != nil {
+			return err
+		}
+	}
+	return err
 }
 
 func printKernel(w io.Writer) error {

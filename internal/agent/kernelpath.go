@@ -1,0 +1,401 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/smcr-io/kube-smcr/internal/agentapi"
+	"github.com/smcr-io/kube-smcr/internal/cni"
+	"github.com/smcr-io/kube-smcr/internal/config"
+	"github.com/smcr-io/kube-smcr/internal/kernelpath"
+	"github.com/smcr-io/kube-smcr/internal/linux"
+)
+
+// kernelPins is where the program for pods with datapath Kernel is pinned. It works on without an agent.
+const kernelPins = "/sys/fs/bpf/kube-smcr"
+
+// kernelSMC is what the machine gives for datapath Kernel. Tests have one that needs no privileges.
+type kernelSMC interface {
+	// open puts the program to work, or finds it at work.
+	open(eids []string) (chooser, error)
+	// pinned tells whether an agent with this data directory put the program to work.
+	pinned() bool
+	// remove takes away what open left.
+	remove() error
+	// addresses are those of the node.
+	addresses() ([]netip.Addr, error)
+}
+
+// chooser is *kernelpath.Chooser, for pods.
+type chooser interface {
+	// fit tells whether the kernel finds an RDMA device for a pod.
+	fit(n podNet) error
+	attach(n podNet, cfg kernelpath.PodConfig) error
+	detach(n podNet, cfg kernelpath.PodConfig) (left bool, err error)
+	purge(n podNet, cfg kernelpath.PodConfig) error
+	close() error
+}
+
+type linuxSMC struct{ record string }
+
+func (s linuxSMC) open(eids []string) (chooser, error) {
+	if !s.pinned() { // else it worked, and works on while a device is away
+		if err := kernelpath.Probe(); err != nil {
+			return nil, err
+		}
+	}
+	if err := kernelpath.AddUEIDs(eids, s.record); err != nil {
+		return nil, err
+	}
+	c, err := kernelpath.Open(kernelpath.Config{Dir: kernelPins})
+	if err != nil {
+		return nil, err
+	}
+	return linuxChooser{c}, nil
+}
+
+// pinned asks for the record, which open makes before the pins: those may be of an agent with another data
+// directory.
+func (s linuxSMC) pinned() bool {
+	_, err := os.Stat(s.record)
+	return err == nil
+}
+
+func (s linuxSMC) remove() error {
+	if !s.pinned() {
+		return nil
+	}
+	return errors.Join(kernelpath.Unpin(kernelPins), kernelpath.RemoveUEIDs(s.record))
+}
+
+func (linuxSMC) addresses() ([]netip.Addr, error) {
+	all, err := net.InterfaceAddrs()
+	var out []netip.Addr
+	for _, a := range all {
+		if p, err := netip.ParsePrefix(a.String()); err == nil {
+			out = append(out, p.Addr().WithZone(""))
+		}
+	}
+	return out, err
+}
+
+type linuxChooser struct{ c *kernelpath.Chooser }
+
+func (linuxChooser) fit(n podNet) error { return kernelpath.Fit(n.(linuxNet).ns) }
+
+func (l linuxChooser) attach(n podNet, cfg kernelpath.PodConfig) error {
+	return l.c.Attach(n.(linuxNet).ns, cfg)
+}
+
+func (l linuxChooser) detach(n podNet, cfg kernelpath.PodConfig) (left bool, err error) {
+	return l.c.Detach(n.(linuxNet).ns, cfg)
+}
+
+func (l linuxChooser) purge(n podNet, cfg kernelpath.PodConfig) error {
+	return l.c.Purge(n.(linuxNet).ns, cfg)
+}
+
+func (l linuxChooser) close() error { return l.c.Close() }
+
+// kernelPath is the kernel's SMC-R as the datapath of pods.
+type kernelPath struct {
+	a *agent
+
+	mu        sync.Mutex // guards what is below
+	chooser   chooser    // nil until a pod wants it
+	pods      int        // that use it
+	looked    bool       // for what an earlier agent left
+	local     []netip.Addr
+	localTime time.Time // when local was read
+}
+
+// acquire returns the chooser for one more pod, until release. The first one opens it.
+func (k *kernelPath) acquire() (chooser, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.chooser != nil {
+		k.pods++
+		return k.chooser, nil
+	}
+	var eids []string
+	for _, id := range k.a.node.Load().EIDs {
+		eids = append(eids, id.String())
+	}
+	c, err := k.a.cfg.smc.open(eids)
+	if err != nil {
+		return nil, err
+	}
+	k.chooser, k.pods = c, 1
+	return c, nil
+}
+
+// get returns the chooser of a pod that acquired it.
+func (k *kernelPath) get() chooser {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.chooser
+}
+
+func (k *kernelPath) release() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.pods--
+}
+
+// tidy takes everything from the node when no pod uses it. It is called at the end of a round, when all
+// pods have been looked at.
+func (k *kernelPath) tidy() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	unused := k.chooser != nil && k.pods == 0
+	if !k.looked {
+		k.looked = true
+		unused = unused || k.chooser == nil && k.a.cfg.smc.pinned()
+	}
+	if !unused {
+		return
+	}
+	if err := k.removeLocked(); err != nil {
+		k.a.cfg.Log.Warn("the kernel's SMC-R is not used by any pod; its program and enterprise IDs not taken away", "err", err)
+	}
+}
+
+// close leaves everything at work.
+func (k *kernelPath) close() error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.closeLocked()
+}
+
+func (k *kernelPath) closeLocked() error {
+	if k.chooser == nil {
+		return nil
+	}
+	err := k.chooser.close()
+	k.chooser = nil
+	return err
+}
+
+// remove takes everything from the node, after the pods.
+func (k *kernelPath) remove() error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.removeLocked()
+}
+
+func (k *kernelPath) removeLocked() error { return errors.Join(k.closeLocked(), k.a.cfg.smc.remove()) }
+
+// sameNode are the addresses with which pods of this node have no connections on SMC-R: those of the node
+// and of its pods.
+func (k *kernelPath) sameNode(now time.Time) ([]netip.Addr, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.local == nil || now.Sub(k.localTime) >= pollEvery {
+		local, err := k.a.cfg.smc.addresses()
+		if err != nil {
+			return nil, fmt.Errorf("addresses of the node: %w", err)
+		}
+		k.local, k.localTime = local, now
+	}
+	out := slices.Clone(k.local)
+	for _, p := range k.a.manager.snapshot() {
+		for _, att := range p.atts {
+			for _, ip := range att.IPs {
+				out = append(out, ip.Addr())
+			}
+		}
+	}
+	slices.SortFunc(out, netip.Addr.Compare)
+	return slices.Compact(out), nil
+}
+
+// kernelPod is a pod whose datapath is the kernel's SMC-R. Like the pod it never changes.
+type kernelPod struct {
+	net podNet
+	cfg kernelpath.PodConfig
+	log *slog.Logger
+	// leaving says that the pod's new sockets are TCP again, and that it had sockets of SMC at the last look.
+	leaving bool
+}
+
+// kernelConfig is how the policies in force want a pod.
+func (m *manager) kernelConfig(atts []cni.Attachment, now time.Time) (cfg kernelpath.PodConfig, err error) {
+	n := m.a.node.Load()
+	for _, att := range atts {
+		sel, err := n.Exactly(podOf(att))
+		if err != nil {
+			return cfg, err
+		}
+		cfg.Filter.Peers = append(cfg.Filter.Peers, outboundRules(sel)...)
+	}
+	s := n.SettingsFor(podOf(atts[0]))
+	cfg.SendBufferBytes, cfg.RMBEBytes = s.SendBufferBytes, s.RMBEBytes
+	cfg.Filter.Never, err = m.a.kernelPath.sameNode(now)
+	return cfg, err
+}
+
+// stepKernel brings a pod one step nearer to what is wanted of the kernel's SMC-R. If it returns true, the
+// agent has nothing else to do in the pod now.
+func (m *manager) stepKernel(p *pod, changed bool, now time.Time) bool {
+	want := m.a.node.Load().DatapathFor(podOf(p.atts[0])) == config.DatapathKernel
+	switch {
+	case want:
+		if p.proxy != nil {
+			m.stopForRestart(p, agentapi.CodePolicyChange)
+		}
+		m.releaseDevices(p)
+		if p.state == podFailed && !changed && now.Before(p.retryAt) {
+			return true
+		}
+		if err := m.attachKernel(p, now); err != nil {
+			m.a.metrics.podErrors.Inc()
+			if p.state != podFailed {
+				m.a.cfg.Log.Warn("pod not set up for its kernel's SMC-R; its connections go directly, and it is tried again", "pod", podOf(p.atts[0]).String(), "netns", p.atts[0].NetNS, "err", err)
+			}
+			p.becomeFailed(err, now)
+		}
+		return true
+	case p.kernel == nil && (p.noKernel || !m.a.cfg.smc.pinned()):
+		p.noKernel = true // nor did an earlier agent choose it
+		return false
+	case p.kernel != nil && p.kernel.leaving && !changed && now.Before(p.retryAt):
+		return true
+	}
+	if left, err := m.detachKernel(p); left || err != nil {
+		p.becomeLeaving(err, now)
+		return true
+	}
+	p.becomeNew(false)
+	p.noKernel = true
+	return false
+}
+
+// openKernelPod opens a pod's namespace.
+func (m *manager) openKernelPod(p *pod) (kernelPod, error) {
+	att := p.atts[0]
+	n, err := m.a.cfg.kernel.open(att.NetNS)
+	if err != nil {
+		return kernelPod{}, unseen(att.NetNS, err)
+	}
+	if id := att.NetNSID; id != 0 && id != n.id() {
+		return kernelPod{}, errors.Join(fmt.Errorf("%s is another namespace now: %w", att.NetNS, linux.ErrGone), n.close())
+	}
+	return kernelPod{net: n, log: m.a.cfg.Log.With("pod", podOf(att).String(), "netns", att.NetNS)}, nil
+}
+
+// attachKernel makes a pod's new sockets the kernel's SMC, or brings the filter in line with the policies and
+// the pods of the node. If that fails in a pod that is attached, it stays as it is.
+func (m *manager) attachKernel(p *pod, now time.Time) error {
+	cfg, err := m.kernelConfig(p.atts, now)
+	if err != nil {
+		return err
+	}
+	if p.kernel != nil {
+		k, was := *p.kernel, p.kernel.leaving
+		if !was && p.state == podKernel && reflect.DeepEqual(cfg, k.cfg) {
+			return nil
+		}
+		if err := m.a.kernelPath.get().attach(k.net, cfg); err != nil {
+			return err
+		}
+		k.cfg, k.leaving = cfg, false
+		p.becomeKernel(&k)
+		return nil
+	}
+	c, err := m.a.kernelPath.acquire()
+	if err != nil {
+		return err
+	}
+	k, err := m.openKernelPod(p)
+	if err != nil {
+		m.a.kernelPath.release()
+		return err
+	}
+	err = c.fit(k.net)
+	if err == nil {
+		err = k.net.sweep() // what an earlier agent diverted to its listeners
+	}
+	if err == nil {
+		err = c.attach(k.net, cfg)
+	}
+	if err != nil {
+		m.a.kernelPath.release()
+		return errors.Join(err, k.net.close())
+	}
+	k.cfg = cfg
+	p.becomeKernel(&k)
+	k.log.Info("pod attached to its kernel's SMC-R; programs that listen already must open their sockets anew", "addresses", addresses(p.atts))
+	return nil
+}
+
+// detachKernel takes attachKernel back, also that of an earlier agent. left says that the pod has sockets of
+// SMC.
+func (m *manager) detachKernel(p *pod) (left bool, err error) {
+	if p.kernel == nil { // an earlier agent may have attached it, with the node's buffers
+		if _, err := m.a.kernelPath.acquire(); err != nil {
+			return false, err
+		}
+		k, err := m.openKernelPod(p)
+		if err != nil {
+			m.a.kernelPath.release()
+			return false, err
+		}
+		s := m.a.node.Load().SettingsFor(podOf(p.atts[0]))
+		k.cfg.SendBufferBytes, k.cfg.RMBEBytes = s.SendBufferBytes, s.RMBEBytes
+		p.kernel = &k
+	}
+	k := *p.kernel
+	if left, err = m.a.kernelPath.get().detach(k.net, k.cfg); left || err != nil {
+		k.leaving = true
+		p.kernel = &k
+		return left, err
+	}
+	k.log.Info("pod detached from its kernel's SMC-R")
+	m.a.kernelPath.release()
+	p.kernel = nil
+	return false, k.net.close()
+}
+
+// dropKernel detaches a pod that is removed, or whose namespace is not at its path any more.
+func (m *manager) dropKernel(p *pod) {
+	if p.kernel == nil {
+		return
+	}
+	err := m.a.kernelPath.get().purge(p.kernel.net, p.kernel.cfg)
+	if err = errors.Join(err, p.kernel.net.close()); err != nil {
+		p.kernel.log.Warn("pod not left clean by its kernel's SMC-R", "err", err)
+	}
+	m.a.kernelPath.release()
+	p.kernel = nil
+}
+
+// parkKernel closes the handle of a pod's namespace and leaves everything at work there.
+func (m *manager) parkKernel(p *pod) {
+	if p.kernel == nil {
+		return
+	}
+	if err := p.kernel.net.close(); err != nil {
+		p.kernel.log.Warn("namespace of a pod not closed in order", "err", err)
+	}
+	p.becomeNew(false)
+}
+
+// kernelRecord is the file with the enterprise IDs that agents gave the kernel.
+func kernelRecord(dataDir string) string { return filepath.Join(dataDir, "kernel-eids.json") }
+
+// isSameNode tells whether an address is one of the node or of its pods.
+func (a *agent) isSameNode(addr netip.Addr) bool {
+	all, err := a.kernelPath.sameNode(time.Now())
+	return err == nil && slices.Contains(all, addr)
+}

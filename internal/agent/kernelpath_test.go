@@ -1,0 +1,338 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"errors"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/smcr-io/kube-smcr/internal/agentapi"
+	"github.com/smcr-io/kube-smcr/internal/cni"
+	"github.com/smcr-io/kube-smcr/internal/kernelpath"
+	"github.com/smcr-io/kube-smcr/internal/linux"
+	"github.com/smcr-io/kube-smcr/internal/records"
+)
+
+// fakeSMC is a kernel with SMC, and the program that chooses it.
+type fakeSMC struct {
+	mu      sync.Mutex // guards what is below
+	eids    []string
+	opened  int // handles that are open
+	pins    bool
+	removed int
+
+	openErr, fitErr, attachErr error
+	sockets                    map[uint64]bool // by inode: namespaces with sockets of SMC
+	pods                       map[uint64]kernelpath.PodConfig
+	attached                   int // how often
+	purged                     []uint64
+}
+
+func newFakeSMC() *fakeSMC {
+	return &fakeSMC{sockets: map[uint64]bool{}, pods: map[uint64]kernelpath.PodConfig{}}
+}
+
+func (s *fakeSMC) change(f func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f()
+}
+
+func (s *fakeSMC) open(eids []string) (chooser, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.openErr != nil {
+		return nil, s.openErr
+	}
+	s.eids, s.pins = eids, true
+	s.opened++
+	return s, nil
+}
+
+func (s *fakeSMC) pinned() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.pins
+}
+
+func (s *fakeSMC) remove() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.pins = false
+	s.removed++
+	return nil
+}
+
+func (s *fakeSMC) addresses() ([]netip.Addr, error) {
+	return []netip.Addr{netip.MustParseAddr("192.0.2.1")}, nil
+}
+
+func (s *fakeSMC) close() error {
+	s.change(func() { s.opened-- })
+	return nil
+}
+
+func (s *fakeSMC) fit(podNet) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.fitErr
+}
+
+func (s *fakeSMC) attach(n podNet, cfg kernelpath.PodConfig) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.attachErr != nil {
+		return s.attachErr
+	}
+	s.pods[n.id()] = cfg
+	s.attached++
+	return nil
+}
+
+func (s *fakeSMC) detach(n podNet, _ kernelpath.PodConfig) (bool, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.pods, n.id())
+	return s.sockets[n.id()], nil
+}
+
+func (s *fakeSMC) purge(n podNet, _ kernelpath.PodConfig) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.pods, n.id())
+	s.purged = append(s.purged, n.id())
+	return nil
+}
+
+// pod is how a pod is attached.
+func (s *fakeSMC) pod(inode uint64) (kernelpath.PodConfig, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	cfg, ok := s.pods[inode]
+	return cfg, ok
+}
+
+const kernelAll = "policies:\n- {name: all, datapath: Kernel, ports: [80]}\n"
+
+func newKernelBench(t *testing.T, policies string) (*bench, *fakeSMC) {
+	t.Helper()
+	b, s := newBench(t, "", policies), newFakeSMC()
+	b.cfg.smc = s
+	return b, s
+}
+
+func TestKernelPath_podComesAndGoes(t *testing.T) {
+	b, s := newKernelBench(t, kernelAll)
+	p := b.attach("a", 1)
+	b.start()
+	if a := b.attachment("a"); a.State != agentapi.StateReady || a.Datapath != "Kernel" || a.Detail != "" || a.Policies[0] != "all" {
+		t.Errorf("attachment %+v", a)
+	}
+	if st := b.status(); st.Pods.Ready != 1 || st.Pods.Failed != 0 {
+		t.Errorf("status %+v", st.Pods)
+	}
+	cfg, ok := s.pod(1)
+	if want := (linux.OutboundRule{Prefix: netip.MustParsePrefix("0.0.0.0/0"), Ports: []linux.PortRange{{First: 80, Last: 80}}}); !ok || len(cfg.Filter.Peers) != 2 || cfg.Filter.Peers[0].Prefix != want.Prefix || !slices.Equal(cfg.Filter.Peers[0].Ports, want.Ports) {
+		t.Errorf("attached %t: %+v", ok, cfg)
+	}
+	n := b.cfg.Node
+	if cfg.SendBufferBytes != n.SendBufferBytes || cfg.RMBEBytes != n.RMBEBytes || s.eids[0] != n.EIDs[0].String() {
+		t.Errorf("buffers %+v, enterprise IDs %q", cfg, s.eids)
+	}
+	p.k.change(func() {
+		if p.redir != nil || p.sweeps != 1 {
+			t.Errorf("the agent's own redirection is in the pod, or %d sweeps", p.sweeps)
+		}
+	})
+	e := value(b.client.Explain(t.Context(), "test/a", "198.51.100.1:80"))(t)
+	if e.Code != agentapi.CodeUnseen || !strings.Contains(e.Verdict, "the pod's kernel carries it") {
+		t.Errorf("explanation %+v", e)
+	}
+	if e := value(b.client.Explain(t.Context(), "test/a", "192.0.2.1:80"))(t); e.Code != agentapi.CodeSameNode {
+		t.Errorf("explanation of a peer on the node: %+v", e)
+	}
+	must(t, b.store.Delete("a", "eth0"))
+	b.sync()
+	s.change(func() {
+		if !slices.Equal(s.purged, []uint64{1}) || s.pins || s.removed != 1 || s.opened != 0 {
+			t.Errorf("the last pod went: %+v", s)
+		}
+	})
+}
+
+// The addresses of the node and of its pods are never on SMC-R, and a pod that comes is one more.
+func TestKernelPath_sameNode(t *testing.T) {
+	b, s := newKernelBench(t, kernelAll)
+	b.attach("a", 1)
+	b.start()
+	want := []netip.Addr{netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("192.0.2.1")}
+	eventually(t, func() string {
+		if cfg, _ := s.pod(1); !slices.Equal(cfg.Filter.Never, want) {
+			return cfg.Filter.Never[0].String()
+		}
+		return ""
+	})
+	other := netip.MustParsePrefix("192.0.2.4/24")
+	b.kernel.add("/netns/b", 2)
+	must(t, b.store.Write(cni.Attachment{
+		ContainerID: "b", IfName: "eth0", NetNS: "/netns/b", NetNSID: 2, Network: "n",
+		Pod: records.Pod{Namespace: "test", Name: "b"}, IPs: []netip.Prefix{other},
+	}))
+	b.sync()
+	eventually(t, func() string { // the round after the one that attached it
+		for _, inode := range []uint64{1, 2} {
+			if cfg, _ := s.pod(inode); !slices.Contains(cfg.Filter.Never, other.Addr()) {
+				return "a pod that does not know the other one"
+			}
+		}
+		return ""
+	})
+	var times int
+	s.change(func() { times = s.attached })
+	b.sync()
+	s.change(func() {
+		if s.attached != times {
+			t.Error("the filter was replaced, and nothing had changed")
+		}
+	})
+}
+
+// A pod that cannot be attached is on plain TCP, says why, and is tried again.
+func TestKernelPath_fails(t *testing.T) {
+	for _, step := range []string{"open", "fit", "attach"} {
+		t.Run(step, func(t *testing.T) {
+			t.Parallel() // each waits for a retry
+			b, s := newKernelBench(t, kernelAll)
+			set := map[string]*error{"open": &s.openErr, "fit": &s.fitErr, "attach": &s.attachErr}[step]
+			*set = errors.New("missing " + step)
+			b.attach("a", 1)
+			b.start()
+			if a := b.attachment("a"); a.State != agentapi.StateFailed || !strings.Contains(a.Detail, "missing "+step) || a.Datapath != "" {
+				t.Errorf("attachment %+v", a)
+			}
+			if n := b.kernel.handles(); n != 0 {
+				t.Errorf("%d handles left", n)
+			}
+			if e := value(b.client.Explain(t.Context(), "test/a", "198.51.100.1:80"))(t); e.Code != agentapi.CodePodFailed {
+				t.Errorf("explanation %+v", e)
+			}
+			s.change(func() { *set = nil })
+			eventually(t, func() string {
+				if st := b.attachment("a").State; st != agentapi.StateReady {
+					return st
+				}
+				return ""
+			})
+		})
+	}
+}
+
+// policies puts others in force.
+func (b *bench) policies(text string) {
+	b.configure("", text)
+	b.reload <- struct{}{}
+	b.sync()
+}
+
+// With another datapath, or none, a pod is the agent's when its sockets of SMC are gone.
+func TestKernelPath_datapathChanges(t *testing.T) {
+	b, s := newKernelBench(t, kernelAll)
+	p := b.attach("a", 1)
+	s.sockets[1] = true
+	b.start()
+	awaitPath := func(state, datapath, detail string) {
+		t.Helper()
+		eventually(t, func() string {
+			if a := b.attachment("a"); a.State != state || a.Datapath != datapath || !strings.Contains(a.Detail, detail) {
+				return a.State + " " + a.Datapath + " " + a.Detail
+			}
+			return ""
+		})
+	}
+	awaitPath(agentapi.StateReady, "Kernel", "")
+	b.policies(preferAll)
+	awaitPath(agentapi.StateIdle, "Kernel", "restart them")
+	if _, ok := s.pod(1); ok {
+		t.Error("the pod is attached")
+	}
+	s.change(func() { s.sockets[1] = false })
+	b.sync()
+	awaitPath(agentapi.StateReady, "", "")
+	eventually(t, func() string {
+		if s.pinned() {
+			return "the program is there, and no pod uses it"
+		}
+		return ""
+	})
+	b.policies(kernelAll)
+	awaitPath(agentapi.StateReady, "Kernel", "")
+	p.redir.look(func() {
+		if !p.redir.removed {
+			t.Error("the agent's redirection is left beside the kernel's")
+		}
+	})
+}
+
+// What an agent attached works on when it ends, and the next one takes it over; a pod that is not to be on
+// it any more is detached by that.
+func TestKernelPath_nextAgent(t *testing.T) {
+	b, s := newKernelBench(t, "policies:\n- {name: p, datapath: Kernel, pods: {names: [a, b]}}\n")
+	b.attach("a", 1)
+	b.attach("b", 2)
+	b.start()
+	b.stop()
+	if _, ok := s.pod(1); !ok || !s.pinned() || len(s.purged) != 0 {
+		t.Fatalf("the end of the agent was that of the datapath: %+v", s)
+	}
+	b.configure("", "policies:\n- {name: p, datapath: Kernel, pods: {names: [a]}}\n")
+	b.cfg.Node = value(b.cfg.Load())(t)
+	b.start()
+	if a := b.attachment("a"); a.State != agentapi.StateReady || a.Datapath != "Kernel" {
+		t.Errorf("attachment %+v", a)
+	}
+	if _, ok := s.pod(2); ok {
+		t.Error("a pod that no policy selects is attached")
+	}
+	if !s.pinned() {
+		t.Error("the program was removed while a pod uses it")
+	}
+}
+
+// An agent without such pods takes away what an earlier one left.
+func TestKernelPath_leftByEarlierAgent(t *testing.T) {
+	b, s := newKernelBench(t, preferAll)
+	s.pins = true
+	b.attach("a", 1)
+	b.start()
+	eventually(t, func() string {
+		if s.pinned() {
+			return "the program is there"
+		}
+		return ""
+	})
+	if a := b.attachment("a"); a.State != agentapi.StateReady || a.Datapath != "" {
+		t.Errorf("attachment %+v", a)
+	}
+}
+
+// An agent that leaves the node takes everything away, whoever listens.
+func TestKernelPath_leave(t *testing.T) {
+	leave := make(chan struct{})
+	b, s := newKernelBench(t, kernelAll)
+	b.cfg.Leave = leave
+	p := b.attach("a", 1)
+	s.sockets[1] = true
+	b.start()
+	close(leave)
+	if err := <-b.done; err != nil {
+		t.Errorf("Run = %v", err)
+	}
+	b.done = nil
+	if !slices.Equal(s.purged, []uint64{1}) || s.pins || s.opened != 0 || p.optionSweeps == 0 {
+		t.Errorf("left: %+v, %d sweeps", s, p.optionSweeps)
+	}
+}
