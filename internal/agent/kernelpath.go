@@ -20,6 +20,7 @@ import (
 	"github.com/smcr-io/kube-smcr/internal/config"
 	"github.com/smcr-io/kube-smcr/internal/kernelpath"
 	"github.com/smcr-io/kube-smcr/internal/linux"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/synopt"
 )
 
 // kernelPins is where the program for pods with datapath Kernel is pinned. It works on without an agent.
@@ -58,7 +59,11 @@ func (s linuxSMC) open(eids []string) (chooser, error) {
 	if err := kernelpath.AddUEIDs(eids, s.record); err != nil {
 		return nil, err
 	}
-	c, err := kernelpath.Open(kernelpath.Config{Dir: kernelPins})
+	own, err := synopt.OwnCgroupID() // the agent's own sockets in pods stay TCP
+	if err != nil {
+		return nil, err
+	}
+	c, err := kernelpath.Open(kernelpath.Config{Dir: kernelPins, Exclude: []uint64{own}})
 	if err != nil {
 		return nil, err
 	}
@@ -388,6 +393,7 @@ func (m *manager) parkKernel(p *pod) {
 	if err := p.kernel.net.close(); err != nil {
 		p.kernel.log.Warn("namespace of a pod not closed in order", "err", err)
 	}
+	m.a.kernelPath.release() // no round follows that would tidy
 	p.becomeNew(false)
 }
 

@@ -336,3 +336,34 @@ func TestKernelPath_leave(t *testing.T) {
 		t.Errorf("left: %+v, %d sweeps", s, p.optionSweeps)
 	}
 }
+
+// An agent that hands the node over leaves its pods to the next one as they are.
+func TestKernelPath_handover(t *testing.T) {
+	b := newHandoverBench(t, "old")
+	s := newFakeSMC()
+	b.cfg.smc = s
+	p := b.attach("a", 1)
+	b.configure("  takeover: true\n", kernelAll)
+	b.cfg.Node = value(b.cfg.Load())(t)
+	b.start()
+	next := b.successor("new")
+	if a := next.attachment("a"); a.State != agentapi.StateReady || a.Datapath != "Kernel" {
+		t.Errorf("attachment %+v", a)
+	}
+	b.stop()
+	s.change(func() {
+		if _, ok := s.pods[1]; !ok || !s.pins || s.removed != 0 || len(s.purged) != 0 || s.opened != 1 {
+			t.Errorf("after the end of the first agent: %+v", s)
+		}
+	})
+	p.k.change(func() {
+		if p.k.opened != 1 {
+			t.Errorf("%d handles are open, want that of the second agent", p.k.opened)
+		}
+	})
+	must(t, next.store.Delete("a", "eth0"))
+	next.sync()
+	if s.pinned() {
+		t.Error("the program is there without a pod")
+	}
+}

@@ -47,7 +47,8 @@ type Config struct {
 	// Dir is the directory of the pins, below a mount of the BPF file system. It is made if
 	// it is not there. "" pins nothing.
 	Dir string
-	// Exclude are the IDs of cgroups that are never chosen.
+	// Exclude are the IDs of cgroups that are never chosen. They take the place of those that an
+	// earlier Open pinned.
 	Exclude []uint64
 }
 
@@ -64,12 +65,31 @@ func Open(cfg Config) (*Chooser, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open the program that chooses SMC: %w", err)
 	}
-	for _, id := range cfg.Exclude {
-		if err := put(c.cgroups, id, notSMC); err != nil {
-			return nil, errors.Join(fmt.Errorf("exclude cgroup %d: %w", id, err), c.Close())
-		}
+	if err := c.exclude(cfg.Exclude); err != nil {
+		return nil, errors.Join(err, c.Close())
 	}
 	return c, nil
+}
+
+// exclude makes the rules of Config.Exclude, in place of those of the Open before.
+func (c *Chooser) exclude(ids []uint64) error {
+	rules, err := c.Rules()
+	if err != nil {
+		return err
+	}
+	for _, r := range rules {
+		if r.Exclude && !slices.Contains(ids, r.Cgroup) {
+			if err := c.ForgetCgroup(r.Cgroup); err != nil {
+				return err
+			}
+		}
+	}
+	for _, id := range ids {
+		if err := put(c.cgroups, id, notSMC); err != nil {
+			return fmt.Errorf("exclude cgroup %d: %w", id, err)
+		}
+	}
+	return nil
 }
 
 func open(cfg Config) (*Chooser, error) {

@@ -296,6 +296,14 @@ func TestChooser_pinned(t *testing.T) {
 		t.Errorf("chosen again: rules %+v, %v", rules, err)
 	}
 	mustClose(t, c)
+	for _, id := range []uint64{17, 18} { // of an agent, and the next one
+		c = mustOpen(t, Config{Dir: dir, Exclude: []uint64{id}})
+		rules, err := c.Rules()
+		if want := []Rule{{NetNS: cookie, Sockets: 1}, {Cgroup: id, Exclude: true}}; err != nil || !slices.Equal(rules, want) {
+			t.Errorf("rules %+v, %v; want %+v", rules, err, want)
+		}
+		mustClose(t, c)
+	}
 	for range 2 {
 		if err := Unpin(dir); err != nil {
 			t.Fatal(err)

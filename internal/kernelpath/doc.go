@@ -18,8 +18,8 @@
 // stay what they are, so a program that listens must open its socket anew, and so do
 // sockets that are made otherwise, as by io_uring.
 //
-// The cgroups of [Config.Exclude] are never chosen: the agent's own, which may open
-// sockets in pods.
+// The cgroups of [Config.Exclude] are never chosen: the agent's own, which opens
+// sockets in pods. The root cgroup cannot be excluded.
 //
 // # Pods
 //

@@ -104,6 +104,20 @@ func TestChooser_attach(t *testing.T) {
 	if chosen, err := c.isChosen(cookie); err != nil || chosen {
 		t.Errorf("chosen %t, %v", chosen, err)
 	}
+
+	// A pod that is given up has nothing of ours, whoever listens.
+	if err := c.Attach(ns, cfg); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := c.Purge(ns, cfg); err != nil {
+			t.Fatal(err)
+		}
+	}
+	mustSysctl(t, ns, sendBufferVariable, usual)
+	if got := tcpIn(t, ns); got != isTCP {
+		t.Errorf("given up: %s", got)
+	}
 }
 
 // Nothing is left of an attachment that fails.

@@ -27,6 +27,21 @@ func (d cgroupDir) close() {
 	}
 }
 
+// OwnCgroupID is the ID of the cgroup v2 of this process, whose sockets the program of [Open] sees unless
+// configured otherwise: for other programs that are to leave these alone.
+func OwnCgroupID() (uint64, error) {
+	dir, err := openOwnCgroup()
+	if err != nil {
+		return 0, fmt.Errorf("find the cgroup v2 of this process: %w", err)
+	}
+	defer dir.close()
+	var st unix.Stat_t
+	if err := unix.Stat(dir.path, &st); err != nil {
+		return 0, fmt.Errorf("ID of the cgroup of this process: %w", err)
+	}
+	return st.Ino, nil
+}
+
 // openCgroup finds the directory of the configured cgroup, "" being the
 // process's own.
 func openCgroup(configured string) (cgroupDir, error) {

@@ -3,6 +3,7 @@
 package synopt
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
@@ -146,6 +147,27 @@ func cgroupChild() error {
 		return errors.New("the test sent something")
 	}
 	return nil
+}
+
+// The ID is that by which the kernel opens the cgroup's file.
+func TestOwnCgroupID(t *testing.T) {
+	needAll(t)
+	got, err := OwnCgroupID()
+	if err != nil {
+		t.Fatal(err)
+	}
+	own, err := openOwnCgroup()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer own.close()
+	h, _, err := unix.NameToHandleAt(unix.AT_FDCWD, own.path, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := binary.NativeEndian.Uint64(h.Bytes()); got != want {
+		t.Errorf("ID %d, want %d", got, want)
+	}
 }
 
 // TestMountCgroup covers machines without any mount of cgroup v2.
