@@ -19,6 +19,7 @@ import (
 
 	"github.com/smcr-io/kube-smcr/internal/linux"
 	"github.com/smcr-io/kube-smcr/test/cluster/lab"
+	clusterimage "github.com/smcr-io/kube-smcr/test/cluster/lab/image"
 	vm "github.com/smcr-io/kube-smcr/test/vm/lab"
 	"github.com/smcr-io/kube-smcr/test/vm/lab/image"
 )
@@ -247,10 +248,28 @@ func Open(ctx context.Context, name string) (*Cluster, error) {
 // Cluster closes it.
 func (c *Cluster) Machines() *vm.Lab { return c.vm }
 
-// LoadImage loads an image into all nodes.
+// LoadImage loads an image into all nodes. It takes a guest half a minute, unless it has this image
+// already.
 func (c *Cluster) LoadImage(ctx context.Context, archive string) error {
 	if err := c.Cluster.LoadImage(ctx, archive); err != nil || c.vm == nil {
 		return err
+	}
+	ref, digest, err := clusterimage.Identify(archive)
+	if err != nil {
+		return err
+	}
+	var lack []*Node
+	for _, n := range c.Guests {
+		has, err := n.hasImage(ctx, ref, digest)
+		if err != nil {
+			return err
+		}
+		if !has {
+			lack = append(lack, n)
+		}
+	}
+	if len(lack) == 0 {
+		return nil
 	}
 	name := filepath.Base(archive)
 	in, err := os.Open(archive)
@@ -271,7 +290,7 @@ func (c *Cluster) LoadImage(ctx context.Context, archive string) error {
 		return err
 	}
 	g, ctx := errgroup.WithContext(ctx)
-	for _, n := range c.Guests {
+	for _, n := range lack {
 		g.Go(func() error { return n.load(ctx, name) })
 	}
 	return g.Wait()

@@ -153,6 +153,12 @@ ulimit -n 1048576; log=$1; shift; exec setsid -f "$@" </dev/null >>"/var/log/$lo
 	return err
 }
 
+// hasImage says whether the node has the image of that name and digest.
+func (n *Node) hasImage(ctx context.Context, ref, digest string) (bool, error) {
+	out, err := n.Run(ctx, "ctr", "--namespace=k8s.io", "images", "list", "name=="+ref)
+	return strings.Contains(out, " "+digest+" "), err
+}
+
 // load imports an image from the directory that guests share.
 func (n *Node) load(ctx context.Context, name string) error {
 	_, err := n.Run(ctx, "ctr", "--namespace=k8s.io", "images", "import", "--snapshotter=overlayfs", "/host/"+name)

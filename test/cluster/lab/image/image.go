@@ -232,7 +232,7 @@ func writeLayout(to io.Writer, img Image, layerDigest string, layerSize int64, l
 		"manifests": []descriptor{{
 			MediaType: manifestType, Digest: digestOf(manifest), Size: int64(len(manifest)), Platform: p,
 			Annotations: map[string]string{
-				"io.containerd.image.name":          img.Ref,
+				refKey:                              img.Ref,
 				"org.opencontainers.image.ref.name": tag,
 			},
 		}},
@@ -253,7 +253,7 @@ func writeLayout(to io.Writer, img Image, layerDigest string, layerSize int64, l
 		from io.Reader
 	}{
 		{"oci-layout", 0, strings.NewReader(`{"imageLayoutVersion":"1.0.0"}`)},
-		{"index.json", int64(len(index)), bytes.NewReader(index)},
+		{indexFile, int64(len(index)), bytes.NewReader(index)},
 		{blob(digestOf(manifest)), int64(len(manifest)), bytes.NewReader(manifest)},
 		{blob(digestOf(config)), int64(len(config)), bytes.NewReader(config)},
 		{blob(layerDigest), layerSize, layer},

@@ -104,6 +104,10 @@ func TestWrite(t *testing.T) {
 		t.Errorf("layer (-want +got):\n%s", diff)
 	}
 
+	if ref, digest, err := Identify(name); err != nil || ref != img.Ref || digest != index.Manifests[0].Digest {
+		t.Errorf("Identify() = %s, %s, %v; want %s, %s", ref, digest, err, img.Ref, index.Manifests[0].Digest)
+	}
+
 	// The same input gives the same bytes, and no temporary file stays.
 	if err := Write(name, img); err != nil {
 		t.Fatal(err)
@@ -194,5 +198,40 @@ func TestParseLDD(t *testing.T) {
 func TestDescribeUnknown(t *testing.T) {
 	if _, err := Build(t.Context(), t.TempDir(), "kube-smcr.local/what:1"); err == nil || !strings.Contains(err.Error(), Redis) {
 		t.Errorf("Build() = %v, want an error that lists the images", err)
+	}
+}
+
+// What is no archive of ours has no name.
+func TestIdentify_fails(t *testing.T) {
+	pack := func(name, content string) string {
+		var b bytes.Buffer
+		w := tar.NewWriter(&b)
+		if err := w.WriteHeader(&tar.Header{Name: name, Typeflag: tar.TypeReg, Size: int64(len(content))}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := w.Write([]byte(content)); err != nil {
+			t.Fatal(err)
+		}
+		if err := w.Close(); err != nil {
+			t.Fatal(err)
+		}
+		return b.String()
+	}
+	for _, tt := range []struct{ name, archive, want string }{
+		{"no archive", "x", "unexpected EOF"},
+		{"without an index", pack("x", "{}"), "no index.json"},
+		{"an index that is none", pack(indexFile, "x"), "invalid character"},
+		{"an index of nothing", pack(indexFile, "{}"), "does not name one image"},
+		{"an image without a name", pack(indexFile, `{"manifests":[{"digest":"sha256:0"}]}`), "does not name one image"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			file := filepath.Join(t.TempDir(), "x.tar")
+			if err := os.WriteFile(file, []byte(tt.archive), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if _, _, err := Identify(file); err == nil || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("error %v, want %q in it", err, tt.want)
+			}
+		})
 	}
 }
