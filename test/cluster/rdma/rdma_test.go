@@ -26,6 +26,7 @@ var scenarios = []struct {
 	{"cut", cut},
 	{"deviceGone", deviceGone},
 	{"fallback", fallback},
+	{"transports", transports},
 }
 
 func TestRDMA(t *testing.T) {
