@@ -89,14 +89,15 @@ type goPackage struct {
 	Module                *struct{ Main bool }
 	Deps                  []string
 
-	GoFiles, CgoFiles, CFiles, HFiles, SFiles, EmbedFiles []string
+	// Ignored are those for other systems, or without cgo, as some programs are built.
+	GoFiles, CgoFiles, IgnoredGoFiles, CFiles, HFiles, SFiles, EmbedFiles []string
 }
 
 func (p *goPackage) isOurs() bool { return p.Module != nil && p.Module.Main }
 
 // list returns the packages of the module, their tests, and all that these are made of.
 func list(dir string) (map[string]*goPackage, error) {
-	cmd := exec.Command("go", "list", "-e", "-deps", "-test", "-json=ImportPath,Name,Dir,Module,Deps,GoFiles,CgoFiles,CFiles,HFiles,SFiles,EmbedFiles", "./...")
+	cmd := exec.Command("go", "list", "-e", "-deps", "-test", "-json=ImportPath,Name,Dir,Module,Deps,GoFiles,CgoFiles,IgnoredGoFiles,CFiles,HFiles,SFiles,EmbedFiles", "./...")
 	cmd.Dir, cmd.Stderr = dir, os.Stderr
 	out, err := cmd.Output()
 	if err != nil {
@@ -142,7 +143,7 @@ func hashPrograms(packages map[string]*goPackage, common []byte) (map[string]str
 			continue
 		}
 		h := sha256.New()
-		files := slices.Concat(p.GoFiles, p.CgoFiles, p.CFiles, p.HFiles, p.SFiles, p.EmbedFiles)
+		files := slices.Concat(p.GoFiles, p.CgoFiles, p.IgnoredGoFiles, p.CFiles, p.HFiles, p.SFiles, p.EmbedFiles)
 		files = slices.DeleteFunc(files, filepath.IsAbs) // what go itself writes for a test
 		if err := addFiles(h, p.Dir, files...); err != nil {
 			return nil, err

@@ -82,6 +82,7 @@ func TestPrintVariables(t *testing.T) {
 		{"charts/c.yaml", "a: c\n", []string{"checkout", "product"}},
 		{"b/main.go", "package main\n\nfunc main() { println() }\n", []string{"checkout", "m_b", "product"}},
 		{"x/x.go", "package x\n\nfunc X() { println() }\n", []string{"checkout", "m_a", "m_x_test", "product"}},
+		{"x/other.go", "//go:build !cgo && cgo\n\npackage x\n", []string{"checkout", "m_a", "m_x_test", "product"}},
 		{"x/new.go", "package x\n", []string{"checkout", "m_a", "m_x_test", "product"}},
 		{"go.mod", "module m\n\ngo 1.23\n", all},
 	} {
