@@ -165,6 +165,7 @@ func (p *pair) dial(tb testing.TB) (client, server *sdp.Conn) {
 	}()
 	c, path, err := p.dialer().Dial(ctx, p.l.Addr().String())
 	if err != nil {
+		_ = p.l.Close() // else the one that waits to accept takes what somebody else dials
 		tb.Fatal(err)
 	}
 	if !path.Mapped {
