@@ -242,10 +242,14 @@ func tcpNetwork(a netip.Addr) string {
 	return "tcp6"
 }
 
-// LimitBuffers limits the size of each of a connection's two kernel buffers, and so the
+// mostPacket is how many bytes the kernel puts into one packet at most, before the NIC divides it.
+const mostPacket = 64 << 10
+
+// LimitBuffers limits a connection's two kernel buffers to twice the given bytes in all, and so the
 // memory that is charged to the process for a connection whose peer does not read. It ends
-// the automatic growth of the buffers. The kernel doubles the value, to allow for its
-// overhead per packet. With CAP_NET_ADMIN the kernel's own limits do not apply.
+// the automatic growth of the buffers. The kernel doubles the value that it is told, to allow for its
+// overhead per packet, and begins a packet as long as there is any room to send: both buffers are
+// smaller by half a packet for that. With CAP_NET_ADMIN the kernel's own limits do not apply.
 func LimitBuffers(c *net.TCPConn, bytes int) error {
 	raw, err := c.SyscallConn()
 	if err != nil {
@@ -253,9 +257,10 @@ func LimitBuffers(c *net.TCPConn, bytes int) error {
 	}
 	return withFD(raw, func(fd int) error {
 		var errs []error
+		told := max(bytes-mostPacket/2, bytes/2) / 2
 		for _, opt := range [...]struct{ force, plain int }{{unix.SO_RCVBUFFORCE, unix.SO_RCVBUF}, {unix.SO_SNDBUFFORCE, unix.SO_SNDBUF}} {
-			if unix.SetsockoptInt(fd, unix.SOL_SOCKET, opt.force, bytes/2) != nil {
-				errs = append(errs, os.NewSyscallError("setsockopt of a buffer's size", unix.SetsockoptInt(fd, unix.SOL_SOCKET, opt.plain, bytes/2)))
+			if unix.SetsockoptInt(fd, unix.SOL_SOCKET, opt.force, told) != nil {
+				errs = append(errs, os.NewSyscallError("setsockopt of a buffer's size", unix.SetsockoptInt(fd, unix.SOL_SOCKET, opt.plain, told)))
 			}
 		}
 		return errors.Join(errs...)
