@@ -183,8 +183,8 @@ func (a *acceptor) awaitReservation(s *session, freed <-chan struct{}) (rv *rese
 	for rv == nil {
 		if time.Since(a.fullSince) >= pendingPatience {
 			if px.draining.Load() {
-				reset(c)
 				px.agent.metrics.reset(agentapi.CodeDraining)
+				reset(c)
 				return nil, false
 			}
 			// The policy may have changed while the connection waited.
@@ -228,7 +228,7 @@ func (a *acceptor) refuseGreedy(s *session) {
 
 // resetUndiverted resets a connection that was made to the agent's own port.
 func (px *proxy) resetUndiverted(set *listenerSet, c *net.TCPConn, err error) {
-	reset(c)
+	defer reset(c)
 	if !errors.Is(err, linux.ErrNotRedirected) {
 		px.log.Debug("connection refused", "err", err) // the connection is broken already
 		return

@@ -167,15 +167,16 @@ func (px *proxy) relayPlain(s *session, tcp *net.TCPConn, why fallback) {
 	px.relayTCP(s, plainTCP{tcp, s.opened}, tcp, why)
 }
 
-// refuse resets a session that a policy requires to be on SMC-R.
+// refuse resets a session that a policy requires to be on SMC-R. Who saw the reset finds its reason: it
+// is recorded before.
 func (px *proxy) refuse(s *session, c peerConn, why fallback) {
+	px.record(s, agentapi.ModeReset, fallback{agentapi.CodeRequired, why.peerDeclined, string(why.code) + ": " + why.code.Text()})
+	px.agent.metrics.fallback(why.code)
+	px.agent.metrics.reset(agentapi.CodeRequired)
 	if c != nil {
 		_ = c.Abort() // an error says no more than that the connection is broken already
 	}
 	reset(s.app)
-	px.record(s, agentapi.ModeReset, fallback{agentapi.CodeRequired, why.peerDeclined, string(why.code) + ": " + why.code.Text()})
-	px.agent.metrics.fallback(why.code)
-	px.agent.metrics.reset(agentapi.CodeRequired)
 }
 
 // resetAborted resets a session that was aborted during the rendezvous.
@@ -187,13 +188,13 @@ func (px *proxy) resetAborted(s *session, c peerConn) {
 // resetBroken resets a session one side of which could not be connected: the network's of an
 // outbound session, the application's of an inbound one.
 func (px *proxy) resetBroken(s *session, tcp *net.TCPConn, code agentapi.Code, err error) {
-	if tcp != nil {
-		reset(tcp)
-	}
-	reset(s.app)
 	if by := s.endedBy(); by != "" {
 		code = by
 	}
 	px.record(s, agentapi.ModeReset, fallback{code: code, detail: err.Error()})
 	px.agent.metrics.reset(code)
+	if tcp != nil {
+		reset(tcp)
+	}
+	reset(s.app)
 }
