@@ -107,6 +107,12 @@
 // option from the SYNs that no policy selects. The table inet kube-smcr-option needs no agent that
 // lives: nobody renews it, and it filters until [SweepOptionFilter].
 //
+// # Sockets of pods' programs
+//
+// [TCPConns] lists the connections of a namespace, [FindSocketFiles] finds the programs in it that have
+// some sockets, [SocketFile.Open] opens one, and [ShutDown] ends its connection. That needs the processes
+// of the node in /proc, and the right to open their files.
+//
 // # Held SYNs
 //
 // With [RedirectConfig.Hold] the SYNs of a pod's applications to selected destinations wait in a

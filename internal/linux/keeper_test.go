@@ -33,8 +33,11 @@ const (
 
 func playRole(role string) {
 	err := func() error {
-		if role == roleKeeper {
+		switch role {
+		case roleKeeper:
 			return KeepQueues(os.NewFile(3, "keeper"))
+		case roleSearcher:
+			return searchAsNobody()
 		}
 		return ownQueue(role)
 	}()

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
@@ -31,6 +32,27 @@ func (c *OptionFilterConfig) Validate() error {
 		}
 	}
 	return validOutbound("Peers", c.Peers)
+}
+
+// Allows tells whether a SYN between this side and peer keeps the option, where port is that of the
+// service: what the table of [FilterOption] does.
+func (c *OptionFilterConfig) Allows(peer netip.Addr, port uint16) bool {
+	peer = peer.Unmap().WithZone("")
+	if !peer.IsValid() || slices.Contains(c.Never, peer) || peer.Is6() && peer.IsLinkLocalUnicast() {
+		return false
+	}
+	selected := false
+	for _, r := range c.Peers {
+		hit := len(r.Ports) == 0 || slices.ContainsFunc(r.Ports, func(p PortRange) bool { return p.First <= port && port <= p.Last })
+		switch {
+		case !hit || !r.Prefix.Masked().Contains(peer):
+		case r.Exclude:
+			return false
+		default:
+			selected = true
+		}
+	}
+	return selected
 }
 
 // Names that an administrator sees in "nft list ruleset".

@@ -4,9 +4,11 @@ package linux
 
 import (
 	"errors"
+	"math/rand/v2"
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"testing"
 
 	"github.com/smcr-io/kube-smcr/internal/testenv"
@@ -87,6 +89,9 @@ func TestFilterOption(t *testing.T) {
 					}
 					expect(t, f, selected, tt.selected)
 					expect(t, f, other, tt.other)
+					if got, also := tt.cfg.Allows(f.peer, selected), tt.cfg.Allows(f.peer, other); got != tt.selected || also != tt.other {
+						t.Errorf("Allows says %t, and %t of the other port", got, also)
+					}
 				})
 			}
 			for range 2 {
@@ -131,6 +136,56 @@ func TestOptionFilterConfig_Validate(t *testing.T) {
 	}
 	if err := (&OptionFilterConfig{Never: many[:maxFilterNever]}).Validate(); err != nil {
 		t.Error(err)
+	}
+}
+
+// Allows says of every destination what the elements of the kernel's sets say.
+func TestOptionFilterConfig_Allows(t *testing.T) {
+	const seed = 20
+	random := rand.New(rand.NewPCG(seed, seed))
+	address := func() netip.Addr { // of few, so that rules meet
+		a := families[random.IntN(len(families))].peer.AsSlice()
+		a[len(a)-1] = byte(random.IntN(8))
+		addr, _ := netip.AddrFromSlice(a)
+		return addr
+	}
+	selected := 0
+	for range 2000 {
+		var cfg OptionFilterConfig
+		for range random.IntN(4) {
+			a := address()
+			r := OutboundRule{Prefix: netip.PrefixFrom(a, a.BitLen()-random.IntN(5)), Exclude: random.IntN(3) == 0}
+			for range random.IntN(3) {
+				first := uint16(random.IntN(6))
+				r.Ports = append(r.Ports, PortRange{first, first + uint16(random.IntN(3))})
+			}
+			cfg.Peers = append(cfg.Peers, r)
+		}
+		for range random.IntN(3) {
+			cfg.Never = append(cfg.Never, address())
+		}
+		peer, port := address(), uint16(random.IntN(8))
+		want := !slices.Contains(cfg.Never, peer) && slices.ContainsFunc(compile(cfg.Peers, peer.Is4()), func(b block) bool {
+			return b.first.Compare(peer) <= 0 && peer.Compare(b.last) <= 0 && b.ports.First <= port && port <= b.ports.Last
+		})
+		if got := cfg.Allows(peer, port); got != want {
+			t.Fatalf("seed %d: %v port %d: %t, and the sets say %t, by %+v", seed, peer, port, got, want, cfg)
+		}
+		if want {
+			selected++
+		}
+	}
+	if selected == 0 {
+		t.Error("nothing was selected: this test checks nothing")
+	}
+	all := OptionFilterConfig{Peers: []OutboundRule{{Prefix: netip.MustParsePrefix("0.0.0.0/0")}, {Prefix: netip.MustParsePrefix("::/0")}}}
+	for addr, want := range map[string]bool{"10.0.0.1": true, "::ffff:10.0.0.1": true, "fe80::1%eth0": false, "fd99::1%eth0": true} {
+		if got := all.Allows(netip.MustParseAddr(addr), 1); got != want {
+			t.Errorf("%s: %t", addr, got)
+		}
+	}
+	if all.Allows(netip.Addr{}, 1) {
+		t.Error("no address was allowed")
 	}
 }
 

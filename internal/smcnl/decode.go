@@ -265,7 +265,7 @@ func name(names []string, i uint64) string {
 // decodeSocket reads a message of the module smc_diag: a fixed part, which
 // begins like that of inet_diag, then attributes.
 //
-//	0 family, 1 state, 2 mode, 3 shutdown, 4 ports, 8 source, 24 destination, 40 interface, cookie, 52 uid, 56 inode, 64 ...
+//	0 family, 1 state, 2 mode, 4 ports, 8 source, 24 destination, 40 interface, 44 cookie, 52 uid, 56 inode, 64 ...
 //
 // The attribute for the link is:
 //
@@ -287,17 +287,21 @@ func decodeSocket(b []byte) (Socket, error) {
 		Local: netip.AddrPortFrom(addr(8), binary.BigEndian.Uint16(b[4:])),
 		Peer:  netip.AddrPortFrom(addr(24), binary.BigEndian.Uint16(b[6:])),
 		UID:   binary.NativeEndian.Uint32(b[52:]), Inode: binary.NativeEndian.Uint64(b[56:]),
+		// Two words, the lower one first in either byte order.
+		Cookie: uint64(binary.NativeEndian.Uint32(b[44:])) | uint64(binary.NativeEndian.Uint32(b[48:]))<<32,
 	}
 	a, err := parseAttrs(b[fixed:])
 	if err != nil {
 		return Socket{}, err
 	}
+	s.Shutdown = Shutdown(a.num(3)) & ShutBoth // the field of the fixed part is not filled in
 	if c := a[1]; len(c) >= 16 && s.Mode == modes[0] {
 		s.Token, s.SendBufBytes = binary.NativeEndian.Uint32(c), binary.NativeEndian.Uint32(c[4:])
 		s.RMBEBytes, s.PeerRMBEBytes = binary.NativeEndian.Uint32(c[8:]), binary.NativeEndian.Uint32(c[12:])
 	}
 	if l := a[2]; len(l) >= 147 {
 		s.LinkID, s.Device = l[0], cString(l[1:65])
+		s.GID, s.PeerGID = gidOf(l[66:106]), gidOf(l[106:146])
 		if s.Role = Client; l[146] != 0 {
 			s.Role = Server
 		}
@@ -308,17 +312,26 @@ func decodeSocket(b []byte) (Socket, error) {
 	return s, nil
 }
 
-var modes = [...]string{"SMCR", ModeTCP, "SMCD"}
+// gidOf reads a GID as text. A link that is on its way out has none.
+func gidOf(b []byte) netip.Addr {
+	gid, err := netip.ParseAddr(cString(b))
+	if err != nil {
+		return netip.Addr{}
+	}
+	return gid.Unmap()
+}
+
+var modes = [...]string{ModeSMCR, ModeTCP, "SMCD"}
 
 func socketState(s byte) string {
 	for _, e := range [...]struct {
 		s    byte
 		name string
 	}{
-		{1, "ACTIVE"},
-		{2, "INIT"},
-		{7, "CLOSED"},
-		{10, "LISTEN"},
+		{1, StateActive},
+		{2, StateInit},
+		{7, StateClosed},
+		{10, StateListen},
 		{20, "PEERCLOSEWAIT1"},
 		{21, "PEERCLOSEWAIT2"},
 		{22, "APPCLOSEWAIT1"},

@@ -3,6 +3,7 @@
 package smcnl
 
 import (
+	"bytes"
 	"encoding/hex"
 	"encoding/json"
 	"net/netip"
@@ -117,8 +118,8 @@ func TestDecode_sockets(t *testing.T) {
 	}
 	local := netip.MustParseAddrPort("10.0.0.1:5000")
 	want := []Socket{
-		{State: "ACTIVE", Mode: "SMCR", Local: local, Peer: netip.MustParseAddrPort("10.0.0.2:52340"), Token: 0x18, SendBufBytes: 65536, RMBEBytes: 65536, PeerRMBEBytes: 524288, LinkID: 1, Inode: 901, Device: "rxe0", Role: Server},
-		{State: "LISTEN", Mode: "SMCR", Local: local, Peer: netip.MustParseAddrPort("0.0.0.0:0"), Inode: 888},
+		{State: "ACTIVE", Mode: "SMCR", Local: local, Peer: netip.MustParseAddrPort("10.0.0.2:52340"), Token: 0x18, SendBufBytes: 65536, RMBEBytes: 65536, PeerRMBEBytes: 524288, LinkID: 1, Inode: 901, Cookie: 30, Device: "rxe0", GID: netip.MustParseAddr("10.0.0.1"), PeerGID: netip.MustParseAddr("10.0.0.2"), Role: Server},
+		{State: "LISTEN", Mode: "SMCR", Local: local, Peer: netip.MustParseAddrPort("0.0.0.0:0"), Inode: 888, Cookie: 29},
 	}
 	if diff := cmp.Diff(want, got, compareAddrs); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
@@ -147,6 +148,19 @@ func TestDecode_system(t *testing.T) {
 	got, err := decodeSystem(answers(t, "system")[0])
 	if diff := cmp.Diff(System{Version: 2, Release: 1, Hostname: "g1", SMCRv2: true}, got); diff != "" || err != nil {
 		t.Errorf("%v, -want +got:\n%s", err, diff)
+	}
+}
+
+// The directions that have ended are in an attribute.
+func TestDecodeSocket_shutdown(t *testing.T) {
+	msg := bytes.Clone(answers(t, "sockets")[1])
+	i := bytes.Index(msg, []byte("\x05\x00\x03\x00"))
+	if i < 0 {
+		t.Fatal("the answer has no such attribute")
+	}
+	msg[i+4] = 2
+	if s, err := decodeSocket(msg); err != nil || s.Shutdown != ShutSend {
+		t.Errorf("%+v, %v", s, err)
 	}
 }
 

@@ -181,16 +181,23 @@ type Port struct {
 	Links        uint32 `json:"links"`
 }
 
-// ModeTCP is the mode of a socket that became TCP.
-const ModeTCP = "TCP"
+// Modes of a socket.
+const (
+	ModeSMCR = "SMCR" // also of those that are not connected yet
+	ModeTCP  = "TCP"  // it fell back
+)
 
 // Socket is a socket of SMC: of AF_SMC, or of AF_INET and AF_INET6 with the protocol
 // SMC. Of the second kind [Sockets] knows ports, but no addresses.
 type Socket struct {
 	State string         `json:"state"`
-	Mode  string         `json:"mode"` // SMCR TCP SMCD
+	Mode  string         `json:"mode"` // ModeSMCR, ModeTCP, SMCD
 	Local netip.AddrPort `json:"local"`
 	Peer  netip.AddrPort `json:"peer"`
+	// Cookie tells the socket from all that there are and were since the machine started.
+	Cookie uint64 `json:"cookie,omitempty"`
+	// Shutdown says which directions have ended for this side.
+	Shutdown Shutdown `json:"shutdown,omitempty"`
 	// Inode is that of the socket's files, in /proc/PID/fd. It is 0 if no program has the
 	// socket, as before accept and after close.
 	Inode uint64 `json:"inode,omitempty"`
@@ -206,8 +213,32 @@ type Socket struct {
 	PeerRMBEBytes uint32 `json:"peerRMBEBytes,omitempty"`
 	LinkID        uint8  `json:"linkID,omitempty"`
 	Device        string `json:"device,omitempty"`
-	Role          Side   `json:"role,omitempty"` // in the link group
+	// GID and PeerGID are the ends of its link.
+	GID     netip.Addr `json:"gid,omitzero"`
+	PeerGID netip.Addr `json:"peerGID,omitzero"`
+	// Role is that of this side in the link group, and so in the connection.
+	Role Side `json:"role,omitempty"`
 }
+
+// Shutdown says which directions of a connection have ended.
+type Shutdown uint8
+
+// Directions that have ended.
+const (
+	ShutReceive Shutdown = 1 << iota
+	ShutSend
+
+	ShutBoth = ShutReceive | ShutSend
+)
+
+// States of a socket that are not those of a connection.
+const (
+	StateInit   = "INIT" // new, or the rendezvous is under way
+	StateClosed = "CLOSED"
+	StateListen = "LISTEN"
+	// StateActive is that of a connection of which no side has ended anything.
+	StateActive = "ACTIVE"
+)
 
 // PNet says that a network or RDMA device belongs to the physical network
 // Name.

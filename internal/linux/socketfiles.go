@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package linux
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Why the program that has a socket is not found.
+var (
+	// ErrNoProcess means that no process of the namespace is visible here.
+	ErrNoProcess = errors.New("no process of the pod is in /proc: the agent must be in the node's PID namespace (in a pod hostPID: true)")
+	// ErrNoInsight means that the system does not let this process into those of the namespace.
+	ErrNoInsight = errors.New("other programs' files may not be opened: the agent needs CAP_SYS_PTRACE, a seccomp profile that allows pidfd_getfd, and a sysctl kernel.yama.ptrace_scope below 3")
+	// ErrNotHeld means that no process of the namespace has the socket among its files: one elsewhere has
+	// it, or it is on its way to one.
+	ErrNotHeld = errors.New("no process in the pod's network has the socket")
+)
+
+// A SocketFile is a file of a process that is a socket.
+type SocketFile struct {
+	PID, FD int
+}
+
+// FindSocketFiles looks for sockets, by their inodes, among the files of the processes that are in a
+// namespace. If not all are found, the error says why: [ErrNoProcess], [ErrNoInsight], [ErrNotHeld], or
+// [ErrTooMuch] if that would have taken until after the given time. What was found is returned all the same.
+func FindSocketFiles(ns *NetNS, inodes []uint64, until time.Time) (map[uint64]SocketFile, error) {
+	s := socketSearch{proc: "/proc", wanted: make(map[string]uint64, len(inodes)), found: map[uint64]SocketFile{}, until: until}
+	for _, i := range inodes {
+		s.wanted[fmt.Sprintf("socket:[%d]", i)] = i
+	}
+	if err := s.processes(ns); err != nil {
+		return s.found, fmt.Errorf("look for the programs that have %d sockets of %s: %w", len(s.wanted), ns, err)
+	}
+	return s.found, nil
+}
+
+// socketSearch is one search. Processes come and go meanwhile: what vanishes is no error.
+type socketSearch struct {
+	proc   string
+	wanted map[string]uint64 // inodes that are not found yet, by what their files' links say
+	found  map[uint64]SocketFile
+	until  time.Time
+	denied error // the first refusal of a process of the namespace
+}
+
+// searchBatch is how many names of a directory are read at once: less than 100 KiB of memory, whatever
+// processes have open.
+const searchBatch = 512
+
+// processes looks through those of a namespace.
+func (s *socketSearch) processes(ns *NetNS) error {
+	seen := 0
+	err := s.numbered(s.proc, func(pid int) error {
+		in, err := s.isIn(pid, ns)
+		if err != nil {
+			s.refuse(err)
+			return nil
+		}
+		if !in {
+			return nil
+		}
+		seen++
+		return s.files(pid)
+	})
+	switch {
+	case err != nil:
+		return err
+	case len(s.wanted) == 0:
+		return nil
+	case seen == 0:
+		err = ErrNoProcess
+	default:
+		err = ErrNotHeld
+	}
+	if s.denied != nil { // it may be where we may not look
+		return fmt.Errorf("%w; %w: %w", err, ErrNoInsight, s.denied)
+	}
+	return err
+}
+
+// isIn tells whether a process is in the namespace.
+func (s *socketSearch) isIn(pid int, ns *NetNS) (bool, error) {
+	var st unix.Stat_t
+	if err := unix.Stat(filepath.Join(s.proc, strconv.Itoa(pid), "ns/net"), &st); err != nil {
+		return false, &fs.PathError{Op: "stat", Path: fmt.Sprintf("%s/%d/ns/net", s.proc, pid), Err: err}
+	}
+	return st.Dev == ns.dev && st.Ino == ns.ino, nil
+}
+
+// files looks through the files of a process.
+func (s *socketSearch) files(pid int) error {
+	dir := fmt.Sprintf("%s/%d/fd", s.proc, pid)
+	err := s.numbered(dir, func(fd int) error {
+		to, err := os.Readlink(filepath.Join(dir, strconv.Itoa(fd)))
+		if err != nil {
+			s.refuse(err)
+			return nil
+		}
+		if inode, ok := s.wanted[to]; ok {
+			s.found[inode] = SocketFile{PID: pid, FD: fd}
+			delete(s.wanted, to)
+		}
+		return nil
+	})
+	if err == nil || errors.Is(err, ErrTooMuch) {
+		return err
+	}
+	s.refuse(err)
+	return nil
+}
+
+// refuse notes that the system did not let us see something.
+func (s *socketSearch) refuse(err error) {
+	if s.denied == nil && errors.Is(err, fs.ErrPermission) {
+		s.denied = err
+	}
+}
+
+// numbered calls f with the entries of a directory of /proc that are numbers, until nothing is wanted
+// any more or the time is over.
+func (s *socketSearch) numbered(dir string, f func(n int) error) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = d.Close() }()
+	for {
+		names, err := d.Readdirnames(searchBatch)
+		for _, name := range names {
+			n, nerr := strconv.Atoi(name)
+			if nerr != nil {
+				continue
+			}
+			if len(s.wanted) == 0 {
+				return nil
+			}
+			if time.Now().After(s.until) {
+				return fmt.Errorf("the processes of the node, and the files of those of the pod: %w in this time", ErrTooMuch)
+			}
+			if err := f(n); err != nil {
+				return err
+			}
+		}
+		switch {
+		case errors.Is(err, io.EOF):
+			return nil
+		case err != nil:
+			return err
+		}
+	}
+}
+
+// Open opens the socket of the file, if that is still the one with this inode; the error is
+// [ErrNotHeld] if not. The descriptor is the caller's.
+func (f SocketFile) Open(inode uint64) (fd int, err error) {
+	pidfd, err := unix.PidfdOpen(f.PID, 0)
+	if err != nil {
+		return -1, f.openError("pidfd_open", err)
+	}
+	defer unix.Close(pidfd)
+	if fd, err = unix.PidfdGetfd(pidfd, f.FD, 0); err != nil {
+		return -1, f.openError("pidfd_getfd", err)
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil || st.Ino != inode || st.Mode&unix.S_IFMT != unix.S_IFSOCK {
+		unix.Close(fd)
+		return -1, f.openError("fstat", errors.Join(err, ErrNotHeld))
+	}
+	return fd, nil
+}
+
+// openError says what a refusal means.
+func (f SocketFile) openError(call string, err error) error {
+	switch {
+	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES), errors.Is(err, unix.ENOSYS):
+		err = fmt.Errorf("%w: %w", ErrNoInsight, os.NewSyscallError(call, err))
+	case errors.Is(err, unix.ESRCH), errors.Is(err, unix.EBADF): // the process ended, or closed it
+		err = fmt.Errorf("%w: %w", ErrNotHeld, os.NewSyscallError(call, err))
+	default:
+		err = os.NewSyscallError(call, err)
+	}
+	return fmt.Errorf("open file %d of process %d: %w", f.FD, f.PID, err)
+}
+
+// nudgeEvery is the pause between two interruptions of a system call: one that comes before the call
+// began is lost.
+const nudgeEvery = 10 * time.Millisecond
+
+// ShutDown ends both directions of a socket that somebody else may have, too. A socket of SMC waits
+// meanwhile for room at its peer, for as long as that somebody set by SO_LINGER; at the given time the wait is
+// ended, and what was to be sent is lost.
+func ShutDown(fd int, until time.Time) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	pid, tid := os.Getpid(), unix.Gettid()
+	over, stopped := make(chan struct{}), make(chan struct{})
+	go func() { // until over is closed
+		defer close(stopped)
+		for pause := max(time.Until(until), nudgeEvery); ; pause = nudgeEvery {
+			select {
+			case <-over:
+				return
+			case <-time.After(pause):
+				// The signal by which Go's runtime interrupts its threads, at any time.
+				_ = unix.Tgkill(pid, tid, unix.SIGURG)
+			}
+		}
+	}()
+	err := unix.Shutdown(fd, unix.SHUT_RDWR)
+	close(over)
+	<-stopped
+	if err != nil && !errors.Is(err, unix.ENOTCONN) { // it has ended already
+		return os.NewSyscallError("shutdown", err)
+	}
+	return nil
+}
+
+// EndsOf are the addresses of a socket's connection.
+func EndsOf(fd int) (c TCPConn, err error) {
+	local, err := unix.Getsockname(fd)
+	if err != nil {
+		return c, os.NewSyscallError("getsockname", err)
+	}
+	peer, err := unix.Getpeername(fd)
+	if err != nil {
+		return c, os.NewSyscallError("getpeername", err)
+	}
+	if c.Local, err = addrPort(local); err != nil {
+		return c, err
+	}
+	c.Peer, err = addrPort(peer)
+	return c, err
+}

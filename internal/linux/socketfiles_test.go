@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package linux
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// roleSearcher is a process without rights that looks for a socket.
+const (
+	roleSearcher = "searcher"
+	inodeEnv     = "KUBE_SMCR_TEST_INODE"
+)
+
+// searchAsNobody looks for a socket in the namespace that it has as a file, and returns what that said.
+func searchAsNobody() error {
+	ns, err := newNetNS("", 3)
+	if err != nil {
+		return err
+	}
+	var inode uint64
+	if _, err := fmt.Sscan(os.Getenv(inodeEnv), &inode); err != nil {
+		return err
+	}
+	found, err := FindSocketFiles(ns, []uint64{inode}, time.Now().Add(waitLimit))
+	if len(found) != 0 || !errors.Is(err, ErrNoInsight) {
+		return fmt.Errorf("found %v, %v", found, err) //nolint:errorlint // it is not what was expected
+	}
+	return nil
+}
+
+// fileOf is a copy of a connection's file, with its inode.
+func fileOf(t *testing.T, c *net.TCPConn) (*os.File, uint64) {
+	t.Helper()
+	f, err := c.File()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = f.Close() })
+	st, err := f.Stat()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f, st.Sys().(*syscall.Stat_t).Ino
+}
+
+// startIn starts a program that sleeps in a namespace, with these files.
+func startIn(t *testing.T, ns *NetNS, files ...*os.File) (pid int) {
+	t.Helper()
+	cmd := exec.Command("sleep", "600")
+	cmd.ExtraFiles = files
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	mustDo(t, ns.Do(cmd.Start))
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	return cmd.Process.Pid
+}
+
+// mustFind finds all sockets, or fails with what was expected.
+func mustFind(t *testing.T, when string, ns *NetNS, want error, inodes ...uint64) map[uint64]SocketFile {
+	t.Helper()
+	found, err := FindSocketFiles(ns, inodes, time.Now().Add(waitLimit))
+	if !errors.Is(err, want) {
+		t.Fatalf("%s: %v, want %v", when, err, want)
+	}
+	return found
+}
+
+// A socket of a program in a namespace is found by its inode and ended, and the others are not.
+func TestFindSocketFiles(t *testing.T) {
+	pod, peer := newPair(t)
+	ln := listen(t, peer, nil, families[0].peer, 7000)
+	at := netip.AddrPortFrom(families[0].peer, 7000)
+	ours, other := mustDial(t, pod, nil, at), mustDial(t, pod, nil, at)
+	server, otherServer := mustAccept(t, ln), mustAccept(t, ln)
+	f, inode := fileOf(t, ours)
+	otherFile, otherInode := fileOf(t, other)
+
+	mustFind(t, "nobody is in the namespace", pod, ErrNoProcess, inode)
+	startIn(t, pod, otherFile)
+	mustFind(t, "a process that has another one", pod, ErrNotHeld, inode)
+	if got := mustFind(t, "of both, the one that is held", pod, ErrNotHeld, inode, otherInode); len(got) != 1 || got[otherInode].FD < 3 {
+		t.Errorf("found %v, want that with inode %d", got, otherInode)
+	}
+	pid := startIn(t, pod, otherFile, f)
+	startIn(t, peer, f)
+	found := mustFind(t, "a process that has it", pod, nil, inode)
+	if found[inode].PID != pid {
+		t.Fatalf("found %v, want inode %d of process %d", found, inode, pid)
+	}
+	if _, err := FindSocketFiles(pod, []uint64{inode}, time.Now().Add(-time.Second)); !errors.Is(err, ErrTooMuch) {
+		t.Errorf("without time: %v", err)
+	}
+
+	fd, err := found[inode].Open(inode)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	ends, err := EndsOf(fd)
+	if err != nil || ends != (TCPConn{Local: addrPortOf(t, ours.LocalAddr()), Peer: at}) {
+		t.Errorf("its ends are %v, %v", ends, err)
+	}
+	for range 2 {
+		mustDo(t, ShutDown(fd, time.Now().Add(time.Second)))
+	}
+	if n, err := server.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
+		t.Errorf("the peer read %d bytes, %v", n, err)
+	}
+	exchange(t, other, otherServer)
+}
+
+func addrPortOf(t *testing.T, a net.Addr) netip.AddrPort {
+	t.Helper()
+	ap := a.(*net.TCPAddr).AddrPort()
+	return netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port())
+}
+
+// A number of a file that is another one's by now opens nothing.
+func TestSocketFile_reused(t *testing.T) {
+	ns := newNS(t)
+	f, err := os.Open(os.DevNull)
+	mustDo(t, err)
+	defer func() { _ = f.Close() }()
+	pid := startIn(t, ns, f)
+	for _, at := range []SocketFile{{PID: pid, FD: 3}, {PID: pid, FD: 99}, {PID: 1 << 22, FD: 3}} {
+		if fd, err := at.Open(1); !errors.Is(err, ErrNotHeld) {
+			t.Errorf("%+v: descriptor %d, %v", at, fd, err)
+		}
+	}
+}
+
+// Without rights it is those that are missing, and not the socket.
+func TestFindSocketFiles_noRights(t *testing.T) {
+	pod, peer := newPair(t)
+	ln := listen(t, peer, nil, families[0].peer, 7000)
+	f, inode := fileOf(t, mustDial(t, pod, nil, netip.AddrPortFrom(families[0].peer, 7000)))
+	mustAccept(t, ln)
+	startIn(t, pod, f)
+	mustDo(t, pod.WithFD(func(fd int) error {
+		copied, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		nsFile := os.NewFile(uintptr(copied), "namespace")
+		defer func() { _ = nsFile.Close() }()
+		c := roleCommand(roleSearcher)
+		c.Env = append(c.Environ(), fmt.Sprintf("%s=%d", inodeEnv, inode))
+		c.ExtraFiles = []*os.File{nsFile}
+		c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+		return c.Run()
+	}))
+}
+
+func TestTCPConns(t *testing.T) {
+	pod, peer := newPair(t)
+	var want []TCPConn
+	for _, f := range families {
+		at := netip.AddrPortFrom(f.peer, 7000)
+		ln := listen(t, peer, nil, f.peer, 7000)
+		c := mustDial(t, pod, nil, at)
+		mustAccept(t, ln)
+		want = append(want, TCPConn{Local: addrPortOf(t, c.LocalAddr()), Peer: at})
+	}
+	got, err := TCPConns(pod)
+	if err != nil || !slices.Equal(got, want) {
+		t.Errorf("%v, %v; want %v", got, err, want)
+	}
+	if got, err := TCPConns(peer); err != nil || len(got) != len(want) || got[0].Local != want[0].Peer || got[0].Peer != want[0].Local {
+		t.Errorf("at the peer, which listens, too: %v, %v", got, err)
+	}
+}
+
+func TestParseConn_short(t *testing.T) {
+	if c, err := parseConn(make([]byte, 39)); err == nil || !strings.Contains(err.Error(), "39 bytes") {
+		t.Errorf("%v, %v", c, err)
+	}
+}
