@@ -180,9 +180,11 @@ func (v View) Attachments() agentapi.Attachments {
 			}
 			switch lack := a.unableFor(p); {
 			case p.state == podIdle && p.kernel != nil:
-				x.Detail = leavingBecause(p.err)
+				x.Detail = cmp.Or(p.kernel.revoked.problem, leavingBecause(p.err))
 			case p.err != nil:
 				x.Detail = p.err.Error()
+			case p.state == podKernel:
+				x.Detail = p.kernel.revoked.problem
 			case p.state == podIdle:
 				x.Detail = idleBecause(lack.why, n, podOf(att), p.set)
 			case p.state == podReady:
@@ -347,7 +349,7 @@ func (a *agent) verdict(e *agentapi.Explanation, src attached, isOurs bool, sour
 		say(agentapi.CodeSameNode, "plain TCP: %s", agentapi.CodeSameNode.Text())
 	case len(e.Recent) > 0:
 		last := e.Recent[0]
-		how := map[string]string{smcr.ModeSMCR.String(): "on SMC-R", agentapi.ModeReset: "reset"}[last.Mode]
+		how := map[string]string{smcr.ModeSMCR.String(): "on SMC-R", agentapi.ModeReset: "reset", agentapi.ModeEnded: "ended"}[last.Mode]
 		who := ""
 		if last.PeerDeclined {
 			who = "the peer declined: "

@@ -45,6 +45,7 @@ type chooser interface {
 	attach(n podNet, cfg kernelpath.PodConfig) error
 	detach(n podNet, cfg kernelpath.PodConfig) (left bool, err error)
 	purge(n podNet, cfg kernelpath.PodConfig) error
+	revoker
 	close() error
 }
 
@@ -109,6 +110,10 @@ func (l linuxChooser) detach(n podNet, cfg kernelpath.PodConfig) (left bool, err
 
 func (l linuxChooser) purge(n podNet, cfg kernelpath.PodConfig) error {
 	return l.c.Purge(n.(linuxNet).ns, cfg)
+}
+
+func (linuxChooser) revoke(n podNet, f linux.OptionFilterConfig, allowed []uint64) (kernelpath.Revocation, error) {
+	return kernelpath.Revoke(n.(linuxNet).ns, f, allowed)
 }
 
 func (l linuxChooser) close() error { return l.c.Close() }
@@ -232,6 +237,7 @@ type kernelPod struct {
 	log *slog.Logger
 	// leaving says that the pod's new sockets are TCP again, and that it had sockets of SMC at the last look.
 	leaving bool
+	revoked revoked
 }
 
 // kernelConfig is how the policies in force want a pod.
@@ -275,9 +281,10 @@ func (m *manager) stepKernel(p *pod, changed bool, now time.Time) bool {
 		p.noKernel = true // nor did an earlier agent choose it
 		return false
 	case p.kernel != nil && p.kernel.leaving && !changed && now.Before(p.retryAt):
+		m.revokeAgain(p, linux.OptionFilterConfig{}, now)
 		return true
 	}
-	if left, err := m.detachKernel(p); left || err != nil {
+	if left, err := m.detachKernel(p, now); left || err != nil {
 		p.becomeLeaving(err, now)
 		return true
 	}
@@ -309,13 +316,15 @@ func (m *manager) attachKernel(p *pod, now time.Time) error {
 	if p.kernel != nil {
 		k, was := *p.kernel, p.kernel.leaving
 		if !was && p.state == podKernel && reflect.DeepEqual(cfg, k.cfg) {
+			m.revokeAgain(p, cfg.Filter, now)
 			return nil
 		}
 		if err := m.a.kernelPath.get().attach(k.net, cfg); err != nil {
 			return err
 		}
-		k.cfg, k.leaving = cfg, false
+		k.cfg, k.leaving, k.revoked = cfg, false, revoked{}
 		p.becomeKernel(&k)
+		m.revoke(p, cfg.Filter, now)
 		return nil
 	}
 	c, err := m.a.kernelPath.acquire()
@@ -340,13 +349,14 @@ func (m *manager) attachKernel(p *pod, now time.Time) error {
 	}
 	k.cfg = cfg
 	p.becomeKernel(&k)
+	m.revoke(p, cfg.Filter, now) // what an earlier agent's filter let be
 	k.log.Info("pod attached to its kernel's SMC-R; programs that listen already must open their sockets anew", "addresses", addresses(p.atts))
 	return nil
 }
 
 // detachKernel takes attachKernel back, also that of an earlier agent. left says that the pod has sockets of
 // SMC.
-func (m *manager) detachKernel(p *pod) (left bool, err error) {
+func (m *manager) detachKernel(p *pod, now time.Time) (left bool, err error) {
 	if p.kernel == nil { // an earlier agent may have attached it, with the node's buffers
 		if _, err := m.a.kernelPath.acquire(); err != nil {
 			return false, err
@@ -362,8 +372,13 @@ func (m *manager) detachKernel(p *pod) (left bool, err error) {
 	}
 	k := *p.kernel
 	if left, err = m.a.kernelPath.get().detach(k.net, k.cfg); left || err != nil {
-		k.leaving = true
+		if !k.leaving {
+			k.leaving, k.revoked = true, revoked{}
+		}
 		p.kernel = &k
+		if err == nil {
+			m.revoke(p, linux.OptionFilterConfig{}, now)
+		}
 		return left, err
 	}
 	k.log.Info("pod detached from its kernel's SMC-R")

@@ -30,6 +30,7 @@ type fakeSMC struct {
 	pods                       map[uint64]kernelpath.PodConfig
 	attached                   int // how often
 	purged                     []uint64
+	revoking                   fakeRevocations
 }
 
 func newFakeSMC() *fakeSMC {

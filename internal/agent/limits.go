@@ -58,6 +58,12 @@ const (
 	// more still has sockets of it: until their programs end, mostly.
 	leaveEvery = 5 * time.Second
 
+	// revokeFor is how long a pod's connections are looked at after its filter changed: a SYN that passed
+	// the one before may still become a connection on SMC-R. Linux gives a rendezvous up after 6 s.
+	revokeFor = 10 * time.Second
+	// revokeRetry is the pause before connections that could not be ended are tried again.
+	revokeRetry = 5 * time.Second
+
 	// handoverTTL is how long diversions to the listeners of an agent that handed over stay in
 	// force. The successor replaces them pod by pod, in some ten milliseconds each.
 	handoverTTL = 10 * time.Second

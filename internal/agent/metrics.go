@@ -24,6 +24,7 @@ type metrics struct {
 	conns        *prometheus.CounterVec // direction, mode
 	fallbacks    *prometheus.CounterVec // reason
 	resets       *prometheus.CounterVec // reason
+	ended        *prometheus.CounterVec // reason
 	setup        prometheus.Histogram
 	malformed    prometheus.Counter
 	failures     prometheus.Counter
@@ -105,6 +106,7 @@ func newMetrics(look func() gauges) *metrics {
 		conns:     vec("connections_total", "Connections that the agent carried.", "direction", "mode"),
 		fallbacks: vec("fallbacks_total", "Connections that were selected for SMC-R, or came to the agent, and were not on it.", "reason"),
 		resets:    vec("resets_total", "Connections that the agent reset.", "reason"),
+		ended:     vec("ended_total", "Connections on the SMC-R of pods' kernels that the agent ended.", "reason"),
 		setup: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Namespace: namespace, Name: "rendezvous_seconds", Help: "Duration of the rendezvous after the TCP handshake.",
 			Buckets: prometheus.ExponentialBuckets(50e-6, 4, 9),
@@ -125,7 +127,7 @@ func newMetrics(look func() gauges) *metrics {
 		totals:         totals{reasons: map[agentapi.Code]uint64{}},
 	}
 	m.sums = sums{look: look, sum: m.sum}
-	m.registry.MustRegister(m.conns, m.fallbacks, m.resets, m.setup, m.malformed, m.failures, m.trespasses, m.acceptErrors, m.undiverted, m.renewErrors,
+	m.registry.MustRegister(m.conns, m.fallbacks, m.resets, m.ended, m.setup, m.malformed, m.failures, m.trespasses, m.acceptErrors, m.undiverted, m.renewErrors,
 		m.podErrors, m.apiDenied, m.reloads, m.deviceChanges, m.deviceRefusals, m.pauses, m.pendingWaits, &m.sums,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m

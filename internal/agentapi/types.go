@@ -432,7 +432,7 @@ type Decision struct {
 	Direction    Direction      `json:"direction"`
 	Source       netip.Addr     `json:"source"`
 	Dest         netip.AddrPort `json:"destination"`
-	Mode         string         `json:"mode"` // SMC-R, TCP or reset
+	Mode         string         `json:"mode"` // SMC-R, TCP, reset or ended
 	Reason       Code           `json:"reason,omitempty"`
 	PeerDeclined bool           `json:"peerDeclined,omitempty"` // the reason is that of the peer's Decline
 	Detail       string         `json:"detail,omitempty"`
@@ -486,4 +486,5 @@ const (
 const (
 	ModeConnecting = "connecting"
 	ModeReset      = "reset"
+	ModeEnded      = "ended" // by an end of stream, as the kernel's SMC-R has no reset of others
 )

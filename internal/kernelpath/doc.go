@@ -28,6 +28,8 @@
 // and makes the rule. [Chooser.Detach] takes it back. [Fit] tells whether the kernel finds an
 // RDMA device for a pod, and [AddUEIDs] gives the machine's SMC its enterprise IDs.
 //
+// [Revoke] ends the connections on SMC-R of a pod that its filter no longer selects.
+//
 // # Who owns what
 //
 // With a directory of the BPF file system the program and its rules are pinned there.
@@ -47,5 +49,7 @@
 // attached before ours, and answers, decides. Cgroups deeper than 12 levels are
 // judged by their first 12, and there is no rule for the root cgroup. Fit knows pods with a macvlan
 // or ipvlan child of the RNIC's interface. Between two of one node the kernel takes 4 s to
-// fall back to TCP, so their addresses have to be among the filter's Never.
+// fall back to TCP, so their addresses have to be among the filter's Never. Revoke sees the programs that /proc
+// shows, and needs CAP_SYS_PTRACE. A socket that only a process outside of the pod's network namespace has, or
+// none, as one that is on its way through a Unix socket, it does not find, and says so.
 package kernelpath

@@ -112,11 +112,7 @@ func (c *Chooser) Purge(ns *linux.NetNS, cfg PodConfig) error {
 
 // hasSockets tells whether a namespace has sockets of SMC that did not become TCP.
 func hasSockets(ns *linux.NetNS) (bool, error) {
-	var all []smcnl.Socket
-	err := ns.Do(func() (err error) {
-		all, err = smcnl.Sockets()
-		return err
-	})
+	all, err := sockets(ns)
 	return slices.ContainsFunc(all, func(s smcnl.Socket) bool { return s.Mode != smcnl.ModeTCP }), err
 }
 

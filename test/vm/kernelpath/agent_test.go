@@ -215,6 +215,7 @@ func pods(t *testing.T, l *lab.Lab) {
 	}{
 		{"policy", (*bed).policy},
 		{"agentKilled", (*bed).agentKilled},
+		{"revoked", (*bed).revoked},
 		{"policyChanged", (*bed).policyChanged},
 		{"detached", (*bed).detached},
 	} {
@@ -328,10 +329,7 @@ func (b *bed) agentKilled(t *testing.T) {
 // policyChanged: another policy holds for new connections at once.
 func (b *bed) policyChanged(t *testing.T) {
 	b.server.reconfigure(t, kernelPolicy(clientOnly))
-	b.server.eventually(t, "the filter has the other port", func() error {
-		_, err := b.server.Shell(t.Context(), fmt.Sprintf("nsenter --net=/run/netns/server nft list set inet kube-smcr-option peers4 | grep -q %d", clientOnly))
-		return err
-	})
+	b.server.awaitPeers(t, clientOnly)
 	b.expect(t, map[int]bool{selected: false, clientOnly: true})
 }
 

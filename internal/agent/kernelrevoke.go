@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/smcr-io/kube-smcr/internal/agentapi"
+	"github.com/smcr-io/kube-smcr/internal/cni"
+	"github.com/smcr-io/kube-smcr/internal/kernelpath"
+	"github.com/smcr-io/kube-smcr/internal/linux"
+	"github.com/smcr-io/kube-smcr/internal/smcnl"
+)
+
+// revoker is kernelpath.Revoke, for pods.
+type revoker interface {
+	// revoke ends the connections on SMC-R of a pod that a filter refuses.
+	revoke(n podNet, f linux.OptionFilterConfig, allowed []uint64) (kernelpath.Revocation, error)
+}
+
+// revoked is how far a pod's connections on its kernel's SMC-R are in line with the pod's filter.
+type revoked struct {
+	until   time.Time // they are looked at in each round until then, and as long as some are unsettled
+	retryAt time.Time // when some could not be ended
+	// unsettled and allowed are what the last look found.
+	unsettled bool
+	allowed   []uint64
+	// problem is why connections live that the filter refuses; "" if none does.
+	problem string
+}
+
+// revokeAgain looks once more at the connections of a pod whose filter did not change, if there may be
+// some to end.
+func (m *manager) revokeAgain(p *pod, f linux.OptionFilterConfig, now time.Time) {
+	r := p.kernel.revoked
+	if r.problem != "" && now.Before(r.retryAt) || r.problem == "" && !r.unsettled && now.After(r.until) {
+		return
+	}
+	m.revoke(p, f, now)
+}
+
+// revoke ends the connections of a pod on its kernel's SMC-R that the pod's filter refuses.
+func (m *manager) revoke(p *pod, f linux.OptionFilterConfig, now time.Time) {
+	k := *p.kernel
+	was := k.revoked.problem
+	if k.revoked.until.IsZero() {
+		k.revoked.until = now.Add(revokeFor)
+	}
+	found, err := m.a.kernelPath.get().revoke(k.net, f, k.revoked.allowed)
+	k.revoked.unsettled, k.revoked.allowed, k.revoked.problem = found.Unsettled, found.Allowed, ""
+	if err != nil {
+		k.revoked.problem = fmt.Sprintf("connections on SMC-R may live on that no policy allows any more, and it is tried again: %v", err)
+		if found.Left > 0 {
+			k.revoked.problem = fmt.Sprintf("%d connections on SMC-R live on that no policy allows any more, and it is tried again: %v", found.Left, err)
+		}
+		k.revoked.retryAt = now.Add(revokeRetry)
+	}
+	p.kernel = &k
+	for _, e := range found.Ended {
+		m.recordEnded(p.atts, &k, e)
+	}
+	if k.revoked.problem != "" && was == "" {
+		k.log.Warn("connections on the pod's kernel's SMC-R not ended", "conns", found.Left, "err", err)
+	}
+}
+
+// recordEnded records that a policy's change ended a connection of a pod's kernel.
+func (m *manager) recordEnded(atts []cni.Attachment, k *kernelPod, e kernelpath.Ended) {
+	d := agentapi.Decision{
+		Pod: podOf(attachmentWith(atts, e.Local.Addr())).String(), Direction: agentapi.Outbound, Source: e.Local.Addr(), Dest: e.Peer,
+		Mode: agentapi.ModeEnded, Reason: agentapi.CodePolicyChange, Last: time.Now(),
+	}
+	if e.Role == smcnl.Server {
+		d.Direction, d.Source, d.Dest = agentapi.Inbound, e.Peer.Addr(), e.Local
+	}
+	m.a.metrics.ended.WithLabelValues(string(d.Reason)).Inc()
+	m.a.decisions.record(d)
+	if ok, dropped := m.a.logLimit.allow(d.Last); ok {
+		k.log.Warn("connection on the pod's kernel's SMC-R ended", "direction", d.Direction, "source", d.Source, "destination", d.Dest,
+			"reason", d.Reason, "leftOut", dropped)
+	}
+}
+
+// attachmentWith is that of a pod's attachments that has an address, the first one if none has.
+func attachmentWith(atts []cni.Attachment, addr netip.Addr) cni.Attachment {
+	for _, att := range atts {
+		if slices.ContainsFunc(att.IPs, func(p netip.Prefix) bool { return p.Addr() == addr }) {
+			return att
+		}
+	}
+	return atts[0]
+}

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"errors"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/smcr-io/kube-smcr/internal/agentapi"
+	"github.com/smcr-io/kube-smcr/internal/cni"
+	"github.com/smcr-io/kube-smcr/internal/kernelpath"
+	"github.com/smcr-io/kube-smcr/internal/linux"
+	"github.com/smcr-io/kube-smcr/internal/smcnl"
+)
+
+// fakeRevocations are the connections of a fakeSMC's pods.
+type fakeRevocations struct {
+	asked  []linux.OptionFilterConfig
+	known  [][]uint64
+	next   kernelpath.Revocation // the answer
+	failed error
+}
+
+func (s *fakeSMC) revoke(_ podNet, f linux.OptionFilterConfig, allowed []uint64) (kernelpath.Revocation, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	r := &s.revoking
+	r.asked, r.known = append(r.asked, f), append(r.known, allowed)
+	answer := r.next
+	r.next.Ended = nil // they are
+	return answer, r.failed
+}
+
+// looks is how often connections were looked at.
+func (s *fakeSMC) looks() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.revoking.asked)
+}
+
+// A changed policy ends connections by its filter at once, and says which.
+func TestKernelRevoke_policyChanges(t *testing.T) {
+	b, s := newKernelBench(t, kernelAll)
+	b.attach("a", 1)
+	b.start()
+	before := s.looks()
+	if before == 0 {
+		t.Error("connections that an earlier agent's filter let be were not looked at")
+	}
+	local, peer := netip.MustParseAddrPort("192.0.2.7:80"), netip.MustParseAddrPort("198.51.100.1:40000")
+	server := kernelpath.Ended{Role: smcnl.Server, TCPConn: linux.TCPConn{Local: local, Peer: peer}}
+	client := kernelpath.Ended{Role: smcnl.Client, TCPConn: linux.TCPConn{Local: local, Peer: peer}}
+	s.change(func() { s.revoking.next = kernelpath.Revocation{Ended: []kernelpath.Ended{server, client}} })
+	b.policies("policies:\n- {name: all, datapath: Kernel, ports: [81]}\n")
+	var last linux.OptionFilterConfig
+	s.change(func() { last = s.revoking.asked[len(s.revoking.asked)-1] })
+	if s.looks() == before || last.Allows(peer.Addr(), 80) || !last.Allows(peer.Addr(), 81) {
+		t.Errorf("looked %d times after %d, by %+v", s.looks(), before, last)
+	}
+	for _, want := range []agentapi.Decision{
+		{Direction: agentapi.Inbound, Source: peer.Addr(), Dest: local},
+		{Direction: agentapi.Outbound, Source: local.Addr(), Dest: peer},
+	} {
+		e := value(b.client.Explain(t.Context(), want.Source.String(), want.Dest.String()))(t)
+		if len(e.Recent) != 1 {
+			t.Fatalf("decisions %+v, want that of %v to %v", e.Recent, want.Source, want.Dest)
+		}
+		if d := e.Recent[0]; d.Pod != "test/a" || d.Direction != want.Direction || d.Mode != agentapi.ModeEnded || d.Reason != agentapi.CodePolicyChange {
+			t.Errorf("decision %+v, want %+v", d, want)
+		}
+	}
+	if text := value(b.client.Metrics(t.Context()))(t); !strings.Contains(text, `kube_smcr_ended_total{reason="POLICY_CHANGE"} 2`) {
+		t.Error("the metrics do not count them")
+	}
+	if a := b.attachment("a"); a.Detail != "" || a.State != agentapi.StateReady {
+		t.Errorf("attachment %+v", a)
+	}
+}
+
+// While rendezvous are under way, connections are looked at in each round, but those that are known to be
+// allowed.
+func TestKernelRevoke_unsettled(t *testing.T) {
+	b, s := newKernelBench(t, kernelAll)
+	s.revoking.next = kernelpath.Revocation{Unsettled: true, Allowed: []uint64{7}}
+	b.attach("a", 1)
+	b.start()
+	n := s.looks()
+	eventually(t, func() string {
+		if s.looks() < n+2 {
+			return "not looked at again"
+		}
+		return ""
+	})
+	s.change(func() {
+		if last := s.revoking.known[len(s.revoking.known)-1]; !slices.Equal(last, []uint64{7}) {
+			t.Errorf("known are %v", last)
+		}
+	})
+}
+
+// Connections that cannot be ended are told of, and tried again.
+func TestKernelRevoke_problem(t *testing.T) {
+	b, s := newKernelBench(t, kernelAll)
+	s.revoking.next, s.revoking.failed = kernelpath.Revocation{Left: 3}, errors.New("no rights")
+	b.attach("a", 1)
+	b.start()
+	if a := b.attachment("a"); a.State != agentapi.StateReady || !strings.Contains(a.Detail, "3 connections on SMC-R live on") || !strings.Contains(a.Detail, "no rights") {
+		t.Errorf("attachment %+v", a)
+	}
+	s.change(func() { s.revoking.next, s.revoking.failed = kernelpath.Revocation{}, nil })
+	eventually(t, func() string { return b.attachment("a").Detail })
+}
+
+// When they are looked at again after a filter changed.
+func TestManager_revokeAgain(t *testing.T) {
+	now := time.Now()
+	for _, tt := range []struct {
+		name string
+		r    revoked
+		want bool
+	}{
+		{"shortly after the change", revoked{until: now.Add(time.Second)}, true},
+		{"long after it", revoked{until: now.Add(-time.Second)}, false},
+		{"a rendezvous is under way", revoked{until: now.Add(-time.Second), unsettled: true}, true},
+		{"a failure, a moment ago", revoked{until: now.Add(time.Second), problem: "no", retryAt: now.Add(time.Second)}, false},
+		{"a failure, and it is time", revoked{until: now.Add(-time.Second), problem: "no", retryAt: now.Add(-time.Second)}, true},
+	} {
+		b, s := newKernelBench(t, kernelAll)
+		a := newBare(t, b).a
+		a.kernelPath.chooser = s
+		p := &pod{atts: []cni.Attachment{{}}, kernel: &kernelPod{revoked: tt.r, log: b.cfg.Log}}
+		a.manager.revokeAgain(p, linux.OptionFilterConfig{}, now)
+		if got := s.looks() > 0; got != tt.want {
+			t.Errorf("%s: looked at: %t", tt.name, got)
+		}
+	}
+}
+
+// A pod that leaves the datapath has no connections on it.
+func TestKernelRevoke_leaves(t *testing.T) {
+	b, s := newKernelBench(t, kernelAll)
+	b.attach("a", 1)
+	s.sockets[1] = true
+	b.start()
+	b.policies(preferAll)
+	eventually(t, func() string {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if n := len(s.revoking.asked); n == 0 || len(s.revoking.asked[n-1].Peers) > 0 {
+			return "not looked at by a filter that allows nothing"
+		}
+		return ""
+	})
+}
