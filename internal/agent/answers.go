@@ -112,7 +112,7 @@ func clusterProblems(c agentapi.Cluster) (out []string) {
 	return out
 }
 
-// Links are the link groups of all pods.
+// Links are the link groups of all pods, and those of the node's kernel while pods use them.
 func (v View) Links() agentapi.Links {
 	a := v.a
 	out := agentapi.Links{APIVersion: agentapi.Version, LinkGroups: []agentapi.LinkGroup{}}
@@ -124,6 +124,11 @@ func (v View) Links() agentapi.Links {
 	slices.SortFunc(out.LinkGroups, func(x, y agentapi.LinkGroup) int {
 		return cmp.Or(cmp.Compare(x.Pod, y.Pod), cmp.Compare(x.ID, y.ID))
 	})
+	groups, err := a.kernelGroups()
+	out.LinkGroups = append(out.LinkGroups, groups...)
+	if err != nil {
+		out.Problem = err.Error()
+	}
 	return out
 }
 
@@ -145,13 +150,18 @@ func (a *agent) linkGroup(u *stackUse, g smcr.GroupInfo) agentapi.LinkGroup {
 	return out
 }
 
-// Conns are the live sessions, the first maxShownConns of them.
+// Conns are the live sessions, and the connections of pods' kernels, the first maxShownConns of them.
 func (v View) Conns() agentapi.Conns {
 	a := v.a
 	out := agentapi.Conns{APIVersion: agentapi.Version, Conns: []agentapi.Conn{}}
 	fs := a.sessions.list(nil)
 	for _, s := range fs[:min(len(fs), maxShownConns)] {
 		out.Conns = append(out.Conns, s.info())
+	}
+	conns, err := a.kernelConns(maxShownConns-len(out.Conns), func(*pod) bool { return true })
+	out.Conns = append(out.Conns, conns...)
+	if err != nil {
+		out.Problem = err.Error()
 	}
 	return out
 }
@@ -284,6 +294,11 @@ func (v View) Explain(source, destination string) (agentapi.Explanation, error) 
 			e.Live = append(e.Live, s.info())
 		}
 	}
+	live, err := a.kernelLive(sources, dst)
+	e.Live = append(e.Live, live...)
+	if err != nil {
+		e.Problem = err.Error()
+	}
 	p := a.verdict(&e, src, isOurs, sources, dst)
 	e.Advice = e.Code.Advice()
 	if p == nil || p.proxy == nil {
@@ -323,10 +338,8 @@ func (a *agent) verdict(e *agentapi.Explanation, src attached, isOurs bool, sour
 	switch {
 	case !d.Accelerate:
 		say(codeOfDecision(d), "plain TCP: %s", d.Reason)
-	case pod.pod.state == podKernel && a.isSameNode(peer.Addr()):
-		say(agentapi.CodeSameNode, "plain TCP: %s", agentapi.CodeSameNode.Text())
 	case pod.pod.state == podKernel:
-		say(agentapi.CodeUnseen, "selected by policy %s, and the pod's kernel carries it: the agent does not see its connections", d.Policy)
+		e.Code, e.Verdict = kernelVerdict(e, a.isSameNode(peer.Addr()))
 	case n.DatapathFor(id) == config.DatapathKernel:
 		say(agentapi.CodePodFailed, "plain TCP: the pod could not be set up: %v", pod.pod.err)
 	case lack.code != "" && !d.Required:

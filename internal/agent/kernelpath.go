@@ -36,6 +36,7 @@ type kernelSMC interface {
 	remove() error
 	// addresses are those of the node.
 	addresses() ([]netip.Addr, error)
+	kernelWitness
 }
 
 // chooser is *kernelpath.Chooser, for pods.

@@ -31,6 +31,7 @@ type fakeSMC struct {
 	attached                   int // how often
 	purged                     []uint64
 	revoking                   fakeRevocations
+	witness                    fakeWitness
 }
 
 func newFakeSMC() *fakeSMC {
@@ -150,7 +151,7 @@ func TestKernelPath_podComesAndGoes(t *testing.T) {
 		}
 	})
 	e := value(b.client.Explain(t.Context(), "test/a", "198.51.100.1:80"))(t)
-	if e.Code != agentapi.CodeUnseen || !strings.Contains(e.Verdict, "the pod's kernel carries it") {
+	if e.Code != agentapi.CodeUnseen || !strings.Contains(e.Verdict, "the pod's kernel carries it: no such connection is open") {
 		t.Errorf("explanation %+v", e)
 	}
 	if e := value(b.client.Explain(t.Context(), "test/a", "192.0.2.1:80"))(t); e.Code != agentapi.CodeSameNode {

@@ -272,17 +272,23 @@ type Budget struct {
 type Links struct {
 	APIVersion string      `json:"apiVersion"`
 	LinkGroups []LinkGroup `json:"linkGroups"`
+	// Problem is why link groups may be missing from the list.
+	Problem string `json:"problem,omitempty"`
 }
 
 // LinkGroup is one SMC-R link group.
 type LinkGroup struct {
-	ID      uint32 `json:"id"`
-	Pod     string `json:"pod"`
-	Role    string `json:"role"` // client or server
-	PeerID  string `json:"peerID"`
-	State   string `json:"state"`
-	Dialect string `json:"dialect"`
-	Version uint8  `json:"version"`
+	ID uint32 `json:"id"`
+	// Pod is "" for one of the node's kernel, which all its pods have together.
+	Pod string `json:"pod"`
+	// Datapath is Kernel for one of the node's kernel, or "": it is the agent's. Of the kernel's it is not known when
+	// they were opened, nor the links' queue pairs, MTUs and bytes.
+	Datapath string `json:"datapath,omitempty"`
+	Role     string `json:"role"` // client or server
+	PeerID   string `json:"peerID"`
+	State    string `json:"state"`
+	Dialect  string `json:"dialect"`
+	Version  uint8  `json:"version"`
 	// Of version 2: the common enterprise ID, the release, and the name that the peer
 	// gives itself, which nobody checked.
 	EID             string `json:"eid,omitempty"`
@@ -323,6 +329,8 @@ type Link struct {
 type Conns struct {
 	APIVersion string `json:"apiVersion"`
 	Conns      []Conn `json:"conns"`
+	// Problem is why connections may be missing from the list.
+	Problem string `json:"problem,omitempty"`
 }
 
 // Direction of a connection, as the pod sees it.
@@ -334,21 +342,27 @@ const (
 	Inbound  Direction = "inbound"  // the pod's application is the server
 )
 
-// Conn is a connection that the agent carries. The agent does not know connections that
-// are not diverted.
+// Conn is a connection that the agent carries, or the kernel of a pod with datapath Kernel. The agent
+// does not know connections that are not diverted, and those of sockets that are not SMC's.
 type Conn struct {
-	ID        uint64         `json:"id"`
-	Pod       string         `json:"pod"`
+	ID  uint64 `json:"id"`
+	Pod string `json:"pod"`
+	// Datapath is Kernel if the pod's kernel carries it, or "": the agent does. Of the kernel's it is not known
+	// when they were opened, how long that took and how many bytes they carried. Where several have the same ports,
+	// their addresses are not known, nor the link group where several have the same link.
+	Datapath  string         `json:"datapath,omitempty"`
 	Direction Direction      `json:"direction"`
 	Source    netip.AddrPort `json:"source"`
 	Dest      netip.AddrPort `json:"destination"`
 	Mode      string         `json:"mode"` // SMC-R, TCP, or connecting
 	Reason    Code           `json:"reason,omitempty"`
-	Policy    string         `json:"policy,omitempty"`
-	Opened    time.Time      `json:"opened"`
-	SetupUS   int64          `json:"setupMicroseconds"`
-	BytesSent uint64         `json:"bytesSent"` // by the pod; of plain TCP known only at the end
-	BytesRecv uint64         `json:"bytesReceived"`
+	// Detail is what a pod's kernel said of the reason.
+	Detail    string    `json:"detail,omitempty"`
+	Policy    string    `json:"policy,omitempty"`
+	Opened    time.Time `json:"opened"`
+	SetupUS   int64     `json:"setupMicroseconds"`
+	BytesSent uint64    `json:"bytesSent"` // by the pod; of plain TCP known only at the end
+	BytesRecv uint64    `json:"bytesReceived"`
 	// With SMC-R:
 	LinkGroup    uint32 `json:"linkGroup,omitempty"`
 	Link         uint8  `json:"link,omitempty"`
@@ -384,6 +398,8 @@ type Explanation struct {
 	// Recent are the last decisions, the latest first.
 	Recent []Decision `json:"recent"`
 	Live   []Conn     `json:"live"`
+	// Problem is why connections may be missing.
+	Problem string `json:"problem,omitempty"`
 }
 
 // FullBudget is a budget that keeps connections off SMC-R, as it is now.

@@ -138,28 +138,43 @@ func describeWire(w agentapi.Wire) string {
 // PrintLinks prints link groups and their links.
 func PrintLinks(w io.Writer, l agentapi.Links) error {
 	if len(l.LinkGroups) == 0 {
-		_, err := fmt.Fprintln(w, "no link groups")
-		return err
+		return Table(w, append([]string{"no link groups"}, problem(l.Problem)...)...)
 	}
-	rows := []string{Row("GROUP", "POD", "ROLE", "STATE", "REDUNDANCY", "PEER ID", "VERSION", "CONNS", "RMBS", "LINK", "LINK STATE", "DEVICE", "LOCAL", "PEER", "MTU", "SENT", "RECEIVED", "AGE")}
+	rows := []string{Row("GROUP", "POD", "DATAPATH", "ROLE", "STATE", "REDUNDANCY", "PEER ID", "VERSION", "CONNS", "RMBS", "LINK", "LINK STATE", "DEVICE", "LOCAL", "PEER", "MTU", "SENT", "RECEIVED", "AGE")}
 	for _, g := range l.LinkGroups {
 		state := g.State
 		if g.Error != "" {
 			state += " (" + g.Error + ")"
 		}
-		group := []any{g.ID, g.Pod, g.Role, state, g.Redundancy, g.PeerID, versionOf(g), g.Conns, size(uint64(g.RMBBytes))}
+		group := []any{g.ID, g.Pod, datapath(g.Datapath), g.Role, state, g.Redundancy, g.PeerID, versionOf(g), g.Conns, size(uint64(g.RMBBytes))}
 		for _, k := range g.Links {
 			device := strings.TrimSuffix(k.Device+" "+k.PCI, " ")
-			rows = append(rows, Row(append(group, k.ID, k.State, device,
-				fmt.Sprintf("%s qp %d", address(k.LocalGID), k.LocalQPN), fmt.Sprintf("%s qp %d", address(k.PeerGID), k.PeerQPN),
-				k.MTU, size(k.BytesSent), size(k.BytesRecv), age(g.Opened))...))
-			group = []any{"", "", "", "", "", "", "", "", ""}
+			row := slices.Concat(group, []any{k.ID, k.State, device})
+			if g.Datapath == "" {
+				row = append(row, fmt.Sprintf("%s qp %d", address(k.LocalGID), k.LocalQPN), fmt.Sprintf("%s qp %d", address(k.PeerGID), k.PeerQPN),
+					k.MTU, size(k.BytesSent), size(k.BytesRecv), age(g.Opened))
+			} else {
+				row = append(row, address(k.LocalGID), address(k.PeerGID), "", "", "", "")
+			}
+			rows = append(rows, Row(row...))
+			group = []any{"", "", "", "", "", "", "", "", "", ""}
 		}
 		if len(g.Links) == 0 {
-			rows = append(rows, Row(append(group, "", "", "", "", "", "", "", "", age(g.Opened))...))
+			rows = append(rows, Row(append(group, "", "", "", "", "", "", "", "", opened(g.Opened))...))
 		}
 	}
-	return Table(w, rows...)
+	return Table(w, append(rows, problem(l.Problem)...)...)
+}
+
+// datapath shows what carries connections.
+func datapath(name string) string { return cmp.Or(name, "Agent") }
+
+// problem is the row that says why something is missing from a list, or none.
+func problem(text string) []string {
+	if text == "" {
+		return nil
+	}
+	return []string{"problem: " + text}
 }
 
 // versionOf shows version, dialect and enterprise ID, in which two link groups with the
@@ -177,19 +192,20 @@ func address(gid string) string { return strings.TrimPrefix(gid, "::ffff:") }
 // PrintConns prints connections.
 func PrintConns(w io.Writer, c agentapi.Conns) error {
 	if len(c.Conns) == 0 {
-		_, err := fmt.Fprintln(w, "no connections")
-		return err
+		return Table(w, append([]string{"no connections"}, problem(c.Problem)...)...)
 	}
-	rows := []string{Row("ID", "POD", "DIRECTION", "SOURCE", "DESTINATION", "MODE", "REASON", "GROUP", "STATE", "SENT", "RECEIVED", "AGE")}
+	rows := []string{Row("ID", "POD", "DATAPATH", "DIRECTION", "SOURCE", "DESTINATION", "MODE", "REASON", "GROUP", "STATE", "SENT", "RECEIVED", "AGE")}
 	for _, x := range c.Conns {
 		group, sent, recv := "", "", "" // the bytes of plain TCP are counted at the end only
 		if x.LinkGroup != 0 {
 			group = fmt.Sprintf("%d/%d", x.LinkGroup, x.Link)
+		}
+		if x.LinkGroup != 0 && x.Datapath == "" {
 			sent, recv = size(x.BytesSent), size(x.BytesRecv)
 		}
-		rows = append(rows, Row(x.ID, x.Pod, x.Direction, x.Source, x.Dest, x.Mode, x.Reason, group, x.State, sent, recv, age(x.Opened)))
+		rows = append(rows, Row(x.ID, x.Pod, datapath(x.Datapath), x.Direction, x.Source, x.Dest, x.Mode, x.Reason, group, x.State, sent, recv, opened(x.Opened)))
 	}
-	return Table(w, rows...)
+	return Table(w, append(rows, problem(c.Problem)...)...)
 }
 
 // PrintAttachments prints attached pods, and destinations that are not diverted.
@@ -201,7 +217,7 @@ func PrintAttachments(w io.Writer, a agentapi.Attachments) error {
 		} else if len(x.GreedySources) > 0 {
 			x.Detail = fmt.Sprintf("not diverted for now from %v: %s", x.GreedySources, agentapi.CodeBudgetSource.Text())
 		} else if x.Datapath != "" && x.Detail == "" {
-			x.Detail = "datapath " + x.Datapath + ": the agent does not see its connections"
+			x.Detail = "datapath " + x.Datapath
 		}
 		var addrs []string
 		for _, p := range x.Addresses {
@@ -239,6 +255,7 @@ func PrintExplanation(w io.Writer, e agentapi.Explanation) error {
 	if e.Required {
 		add("mode", "Required: connections without SMC-R are reset")
 	}
+	add("problem", e.Problem)
 	if e.Bypassed != nil {
 		add("not diverted until", e.Bypassed.Until.Format(time.TimeOnly))
 	}
@@ -265,6 +282,14 @@ func PrintExplanation(w io.Writer, e agentapi.Explanation) error {
 		rows = append(rows, Row(age(d.Last)+" ago", d.Count, d.Direction, d.Mode, d.Reason, detail))
 	}
 	return Table(w, rows...)
+}
+
+// opened shows how long ago something was opened, "" if that is not known.
+func opened(t time.Time) string {
+	if t.IsZero() {
+		return ""
+	}
+	return age(t)
 }
 
 func age(t time.Time) string {

@@ -92,13 +92,19 @@ PEERNOSMC     4      ` + agentapi.Code("PEERNOSMC").Text() + `
 						{ID: 2, State: "ACTIVE", Device: "soft1", LocalGID: "fd00::1", PeerGID: "fd00::2", LocalQPN: 6, PeerQPN: 7, MTU: 1024},
 					},
 				},
+				{
+					ID: 768, Datapath: "Kernel", Role: "client", State: "ACTIVE", Dialect: "linux", Version: 2, EID: "KUBE-SMCR", Redundancy: "SINGLE", Conns: 1, RMBBytes: 1 << 16,
+					Links: []agentapi.Link{{ID: 1, State: "ACTIVE", Device: "mlx5_0", LocalGID: "192.0.2.1", PeerGID: "192.0.2.2"}},
+				},
 				{ID: 2, Pod: "shop/db", Role: "server", PeerID: "8-02", State: "CLOSED", Version: 2, EID: "KUBE-SMCR", Redundancy: "NONE", Error: "link lost", Opened: now.Add(-72 * time.Hour)},
-			}})
+			}, Problem: "one is missing"})
 		}, `
-GROUP  POD       ROLE    STATE               REDUNDANCY  PEER ID  VERSION       CONNS  RMBS     LINK  LINK STATE  DEVICE  LOCAL           PEER            MTU   SENT  RECEIVED  AGE
-1      shop/web  client  ACTIVE              SYMMETRIC   7-02     v1 linux      2      1.0 MiB  1     ACTIVE      soft0   192.0.2.1 qp 4  192.0.2.2 qp 5  4096  1 B   2 B       5s
--      -         -       -                   -           -        -             -      -        2     ACTIVE      soft1   fd00::1 qp 6    fd00::2 qp 7    1024  0 B   0 B       5s
-2      shop/db   server  CLOSED (link lost)  NONE        8-02     v2 KUBE-SMCR  0      0 B      -     -           -       -               -               -     -     -         3d
+GROUP  POD       DATAPATH  ROLE    STATE               REDUNDANCY  PEER ID  VERSION       CONNS  RMBS      LINK  LINK STATE  DEVICE  LOCAL           PEER            MTU   SENT  RECEIVED  AGE
+1      shop/web  Agent     client  ACTIVE              SYMMETRIC   7-02     v1 linux      2      1.0 MiB   1     ACTIVE      soft0   192.0.2.1 qp 4  192.0.2.2 qp 5  4096  1 B   2 B       5s
+-      -         -         -       -                   -           -        -             -      -         2     ACTIVE      soft1   fd00::1 qp 6    fd00::2 qp 7    1024  0 B   0 B       5s
+768    -         Kernel    client  ACTIVE              SINGLE      -        v2 KUBE-SMCR  1      64.0 KiB  1     ACTIVE      mlx5_0  192.0.2.1       192.0.2.2       -     -     -         -
+2      shop/db   Agent     server  CLOSED (link lost)  NONE        8-02     v2 KUBE-SMCR  0      0 B       -     -           -       -               -               -     -     -         3d
+problem: one is missing
 `},
 		{"no link groups", func(w io.Writer, _ time.Time) error { return PrintLinks(w, agentapi.Links{}) }, `
 no link groups
@@ -106,14 +112,18 @@ no link groups
 		{"connections", func(w io.Writer, now time.Time) error {
 			tcp := conn(now)
 			tcp.ID, tcp.Mode, tcp.Reason, tcp.LinkGroup, tcp.State = 4, "TCP", "PEERNOSMC", 0, ""
-			return PrintConns(w, agentapi.Conns{Conns: []agentapi.Conn{conn(now), tcp}})
+			kernels := conn(now)
+			kernels.ID, kernels.Datapath, kernels.LinkGroup, kernels.Opened = 17, "Kernel", 768, time.Time{}
+			return PrintConns(w, agentapi.Conns{Conns: []agentapi.Conn{conn(now), tcp, kernels}})
 		}, `
-ID  POD       DIRECTION  SOURCE           DESTINATION     MODE   REASON     GROUP  STATE   SENT     RECEIVED  AGE
-3   shop/web  outbound   192.0.2.5:40000  192.0.2.7:6379  SMC-R  -          1/2    ACTIVE  5.0 MiB  12 B      3h0m
-4   shop/web  outbound   192.0.2.5:40000  192.0.2.7:6379  TCP    PEERNOSMC  -      -       -        -         3h0m
+ID  POD       DATAPATH  DIRECTION  SOURCE           DESTINATION     MODE   REASON     GROUP  STATE   SENT     RECEIVED  AGE
+3   shop/web  Agent     outbound   192.0.2.5:40000  192.0.2.7:6379  SMC-R  -          1/2    ACTIVE  5.0 MiB  12 B      3h0m
+4   shop/web  Agent     outbound   192.0.2.5:40000  192.0.2.7:6379  TCP    PEERNOSMC  -      -       -        -         3h0m
+17  shop/web  Kernel    outbound   192.0.2.5:40000  192.0.2.7:6379  SMC-R  -          768/2  ACTIVE  -        -         -
 `},
-		{"no connections", func(w io.Writer, _ time.Time) error { return PrintConns(w, agentapi.Conns{}) }, `
+		{"no connections", func(w io.Writer, _ time.Time) error { return PrintConns(w, agentapi.Conns{Problem: "no module"}) }, `
 no connections
+problem: no module
 `},
 		{"attachments", func(w io.Writer, now time.Time) error {
 			return PrintAttachments(w, agentapi.Attachments{
@@ -127,7 +137,7 @@ no connections
 		}, `
 POD       INTERFACE  STATE  ADDRESSES                POLICIES  NETNS         DETAIL
 shop/web  eth0       ready  192.0.2.5/24,fd00::5/64  a,b       /run/netns/x  -
-shop/db   eth0       ready  -                        k         /run/netns/y  datapath Kernel: the agent does not see its connections
+shop/db   eth0       ready  -                        k         /run/netns/y  datapath Kernel
 
 POD       NOT DIVERTED  REASON     FOR
 shop/web  192.0.2.9:80  PEERNOSMC  1m0s
@@ -136,8 +146,8 @@ ignored: x.json: not JSON
 		{"explanation", func(w io.Writer, now time.Time) error {
 			return PrintExplanation(w, agentapi.Explanation{
 				Verdict: "plain TCP", Code: "PEERNOSMC", Advice: "install it there", Pod: "shop/web", Policy: "db", Required: true,
-				Bypassed: &agentapi.Bypass{Until: now.UTC()},
-				Live:     []agentapi.Conn{conn(now)},
+				Problem: "a pod is not seen", Bypassed: &agentapi.Bypass{Until: now.UTC()},
+				Live: []agentapi.Conn{conn(now)},
 				Recent: []agentapi.Decision{
 					{Direction: "outbound", Mode: "TCP", Reason: "PEERNOSMC", Detail: "seen", Count: 2, Last: now.Add(-time.Minute)},
 					{Direction: "inbound", Mode: "TCP", Reason: "MEM", PeerDeclined: true, Count: 1, Last: now},
@@ -150,10 +160,11 @@ what to do          install it there
 pod                 shop/web
 policy              db
 mode                Required: connections without SMC-R are reset
+problem             a pod is not seen
 not diverted until  00:00:00
 
-ID  POD       DIRECTION  SOURCE           DESTINATION     MODE   REASON  GROUP  STATE   SENT     RECEIVED  AGE
-3   shop/web  outbound   192.0.2.5:40000  192.0.2.7:6379  SMC-R  -       1/2    ACTIVE  5.0 MiB  12 B      3h0m
+ID  POD       DATAPATH  DIRECTION  SOURCE           DESTINATION     MODE   REASON  GROUP  STATE   SENT     RECEIVED  AGE
+3   shop/web  Agent     outbound   192.0.2.5:40000  192.0.2.7:6379  SMC-R  -       1/2    ACTIVE  5.0 MiB  12 B      3h0m
 
 LAST      COUNT  SEEN FROM  MODE  REASON     DETAIL
 1m0s ago  2      outbound   TCP   PEERNOSMC  seen

@@ -4,6 +4,7 @@ package kernelpath
 
 import (
 	"errors"
+	"slices"
 
 	"github.com/smcr-io/kube-smcr/internal/linux"
 	"github.com/smcr-io/kube-smcr/internal/smcnl"
@@ -64,4 +65,57 @@ func (t tcpConns) under(s *smcnl.Socket) []linux.TCPConn {
 		return []linux.TCPConn{{Local: s.Local, Peer: s.Peer}}
 	}
 	return t[ports{s.Local.Port(), s.Peer.Port()}]
+}
+
+// A Conn is a connection of a socket of SMC: on SMC-R, on TCP if it fell back, or with its rendezvous under
+// way. Local and Peer have unspecified addresses where ports do not tell which connection it is.
+type Conn struct {
+	smcnl.Socket
+	// Inbound says that the other side opened it.
+	Inbound bool
+}
+
+// Conns lists the connections of the sockets of SMC of a namespace.
+func Conns(ns *linux.NetNS) ([]Conn, error) {
+	socks, err := sockets(ns)
+	if err != nil {
+		return nil, err
+	}
+	var conns tcpConns
+	if slices.ContainsFunc(socks, func(s smcnl.Socket) bool { return isConn(&s) && s.Peer.Addr().IsUnspecified() }) {
+		if conns, err = findTCPConns(ns); err != nil {
+			return nil, err
+		}
+	}
+	return joined(socks, conns), nil
+}
+
+// isConn tells whether a socket is a connection, or becomes one.
+func isConn(s *smcnl.Socket) bool {
+	return s.State != smcnl.StateListen && s.State != smcnl.StateClosed && s.Peer.Port() != 0
+}
+
+// joined gives the connections among sockets the addresses of what is under them.
+func joined(socks []smcnl.Socket, conns tcpConns) (out []Conn) {
+	listens := map[uint16]bool{}
+	for i := range socks {
+		if socks[i].State == smcnl.StateListen {
+			listens[socks[i].Local.Port()] = true
+		}
+	}
+	for i := range socks {
+		s := &socks[i]
+		if !isConn(s) {
+			continue
+		}
+		c := Conn{Socket: *s, Inbound: s.Role == smcnl.Server}
+		if s.Role == "" { // it is not on SMC-R: the ports of those that a listener accepted are that of the listener
+			c.Inbound = listens[s.Local.Port()]
+		}
+		if under := conns.under(s); len(under) == 1 {
+			c.Local, c.Peer = under[0].Local, under[0].Peer
+		}
+		out = append(out, c)
+	}
+	return out
 }

@@ -218,13 +218,32 @@ func ShutDown(fd int, until time.Time) error {
 			}
 		}
 	}()
-	err := unix.Shutdown(fd, unix.SHUT_RDWR)
+	err := shutDown(fd)
 	close(over)
 	<-stopped
 	if err != nil && !errors.Is(err, unix.ENOTCONN) { // it has ended already
 		return os.NewSyscallError("shutdown", err)
 	}
 	return nil
+}
+
+// shutDown makes sure that programs which wait for the socket learn of it. Linux 6.12 wakes those that wait for
+// one of SMC before it notes the end of the directions, and not again if the peer is silent. So whoever waits for data
+// has to find that direction at its end before that, and who waits for room is woken afterwards, as by a buffer that
+// grew.
+func shutDown(fd int) error {
+	if err := unix.Shutdown(fd, unix.SHUT_RD); err != nil {
+		return err
+	}
+	if err := unix.Shutdown(fd, unix.SHUT_RDWR); err != nil {
+		return err
+	}
+	size, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF)
+	if err != nil {
+		return err
+	}
+	const shown = 2 // the kernel shows twice what it was told
+	return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, size/shown)
 }
 
 // EndsOf are the addresses of a socket's connection.

@@ -190,12 +190,11 @@ func (p *planner) planLinks(s *Snapshot, now time.Time) {
 		p.inherit(s, now)
 	}
 	policies := policiesOf(s.Verdicts)
-	groups := s.Links
-	if s.Uninstalled {
-		groups = nil
+	var groups []agentapi.LinkGroup
+	if !s.Uninstalled {
+		groups = slices.DeleteFunc(slices.Clone(s.Links), func(g agentapi.LinkGroup) bool { return g.Pod == "" }) // the node's kernel's
 	}
 	if len(groups) > maxLinkObjects {
-		groups = slices.Clone(groups)
 		slices.SortStableFunc(groups, func(a, b agentapi.LinkGroup) int { return a.Opened.Compare(b.Opened) })
 		groups = groups[:maxLinkObjects]
 	}

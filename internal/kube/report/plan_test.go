@@ -47,6 +47,11 @@ func TestPlanner_plan(t *testing.T) {
 		want   []string
 	}{
 		{name: "reconciled", want: []string{link, "SMCRNode node-a", "status of pod shop/web"}},
+		{
+			name:   "the node's kernel has a link group of no pod",
+			change: func(s *Snapshot) { s.Links = append(s.Links, agentapi.LinkGroup{ID: 768, Datapath: "Kernel"}) },
+			want:   []string{link, "SMCRNode node-a", "status of pod shop/web"},
+		},
 		{name: "not reconciled", change: func(s *Snapshot) { s.Reconciled = false }, want: []string{"SMCRNode node-a"}},
 		{name: "not up", change: func(s *Snapshot) { s.Status.Started, s.Reconciled = time.Time{}, false }},
 		{name: "draining", change: func(s *Snapshot) { s.Status.Draining = true }, want: []string{link, "SMCRNode node-a"}},

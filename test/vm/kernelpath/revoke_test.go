@@ -3,7 +3,6 @@
 package kernelpath
 
 import (
-	"encoding/json"
 	"fmt"
 	"slices"
 	"strconv"
@@ -101,6 +100,7 @@ func (b *bed) revoked(t *testing.T) {
 		return nil
 	})
 
+	b.seen(t)
 	b.mustEnd(t, b.client.changeAt(t, kernelPolicy(clientOnly)), "idle", "stuck")
 	b.mustLive(t, "allowed", "plain")
 	b.client.mustExplain(t, "demo/client", fmt.Sprintf("%s:%d", b.server.addr, selected))
@@ -120,11 +120,7 @@ func (b *bed) revoked(t *testing.T) {
 // mustExplain looks for a connection that a changed policy ended.
 func (n *node) mustExplain(t *testing.T, source, destination string) {
 	t.Helper()
-	var e agentapi.Explanation
-	out := n.sh(t, fmt.Sprintf("smcrctl --socket=/run/smcr/agent.sock explain %s %s -o json", source, destination))
-	if err := json.Unmarshal([]byte(out), &e); err != nil {
-		t.Fatal(err)
-	}
+	e := ask[agentapi.Explanation](t, n, fmt.Sprintf("explain %s %s", source, destination))
 	if !slices.ContainsFunc(e.Recent, func(d agentapi.Decision) bool {
 		return d.Mode == agentapi.ModeEnded && d.Reason == agentapi.CodePolicyChange
 	}) {

@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"github.com/smcr-io/kube-smcr/internal/agentapi"
+	"github.com/smcr-io/kube-smcr/internal/cni"
+	"github.com/smcr-io/kube-smcr/internal/config"
+	"github.com/smcr-io/kube-smcr/internal/kernelpath"
+	"github.com/smcr-io/kube-smcr/internal/linux"
+	"github.com/smcr-io/kube-smcr/internal/smcnl"
+	"github.com/smcr-io/kube-smcr/pkg/smcr"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
+)
+
+// kernelWitness is what the kernel tells of its SMC-R, for pods.
+type kernelWitness interface {
+	// conns are the connections of a pod's sockets of SMC.
+	conns(n podNet) ([]kernelpath.Conn, error)
+	// groups are the link groups of the machine.
+	groups() ([]smcnl.Group, error)
+}
+
+func (linuxSMC) conns(n podNet) ([]kernelpath.Conn, error) { return kernelpath.Conns(n.(linuxNet).ns) }
+func (linuxSMC) groups() ([]smcnl.Group, error)            { return smcnl.Groups() }
+
+// kernelConns are the connections of pods on their kernel's SMC-R, and of those whose sockets are SMC's and that fell
+// back, most of them. The error says why some may be missing.
+func (a *agent) kernelConns(most int, of func(*pod) bool) (out []agentapi.Conn, err error) {
+	var groups []smcnl.Group
+	asked := false
+	pods := a.manager.snapshot()
+	n := a.node.Load()
+	for _, key := range slices.Sorted(maps.Keys(pods)) {
+		p := pods[key]
+		if p.kernel == nil || !of(p) {
+			continue
+		}
+		conns, cerr := a.cfg.smc.conns(p.kernel.net)
+		if errors.Is(cerr, linux.ErrClosed) {
+			continue // the pod is just going
+		}
+		if cerr != nil {
+			err = errors.Join(err, fmt.Errorf("connections of %v: %w", podOf(p.atts[0]), cerr))
+		}
+		if len(conns) > 0 && !asked {
+			var gerr error
+			asked = true
+			groups, gerr = a.cfg.smc.groups()
+			err = errors.Join(err, gerr)
+		}
+		for i := range conns {
+			if len(out) >= most {
+				return out, err
+			}
+			out = append(out, a.kernelConn(n, p, &conns[i], groups))
+		}
+	}
+	return out, err
+}
+
+// kernelConn is a connection of a pod's kernel.
+func (a *agent) kernelConn(n *config.Node, p *pod, c *kernelpath.Conn, groups []smcnl.Group) agentapi.Conn {
+	pod := podOf(attachmentWith(p.atts, c.Local.Addr()))
+	out := agentapi.Conn{
+		ID: c.Cookie, Pod: pod.String(), Datapath: config.DatapathKernel.String(), Direction: agentapi.Outbound,
+		Source: c.Local, Dest: c.Peer, State: c.State, Token: c.Token,
+		SendBuffer: int(c.SendBufBytes), RMBE: int(c.RMBEBytes), PeerRMBE: int(c.PeerRMBEBytes),
+	}
+	peer := c.Peer
+	if c.Inbound {
+		out.Direction, out.Source, out.Dest = agentapi.Inbound, c.Peer, c.Local
+		peer = netip.AddrPortFrom(c.Peer.Addr(), c.Local.Port())
+	}
+	var d config.Decision
+	known := !peer.Addr().IsUnspecified()
+	if known {
+		d = n.Decide(pod, peer)
+		out.Policy = d.Policy
+	}
+	switch {
+	case c.Mode == smcnl.ModeTCP:
+		why := whyOfKernel(&c.Socket)
+		if known && c.Reason == clc.ReasonPeerNoSMC { // perhaps because the pod's filter erased the option
+			switch {
+			case !d.Accelerate:
+				why.code = codeOfDecision(d)
+			case a.isSameNode(peer.Addr()):
+				why.code = agentapi.CodeSameNode
+			}
+		}
+		out.Mode, out.Reason, out.Detail = smcr.ModeTCP.String(), why.code, why.detail
+	case c.State == smcnl.StateInit:
+		out.Mode = agentapi.ModeConnecting
+	default:
+		out.Mode, out.Link = smcr.ModeSMCR.String(), c.LinkID
+		if g := groupOf(&c.Socket, groups); g != nil {
+			out.LinkGroup, out.Version = g.ID, g.Version
+		}
+	}
+	return out
+}
+
+// whyOfKernel is why a socket fell back: the reasons are the diagnosis codes of CLC, of this side or of the peer's
+// Decline.
+func whyOfKernel(s *smcnl.Socket) fallback {
+	why := fallback{code: agentapi.CodeOf(s.Reason), detail: fmt.Sprintf("the kernel says 0x%08x %v", uint32(s.Reason), s.Reason)}
+	if s.Reason == clc.ReasonPeerDecl && s.PeerReason != clc.ReasonNone {
+		why.code, why.peerDeclined = agentapi.CodeOf(s.PeerReason), true
+		why.detail += fmt.Sprintf(", the peer 0x%08x %v", uint32(s.PeerReason), s.PeerReason)
+	}
+	return why
+}
+
+// groupOf is the link group of a connection. The kernel does not tell it; where several have a link
+// between the same two GIDs, it is not known.
+func groupOf(s *smcnl.Socket, groups []smcnl.Group) (found *smcnl.Group) {
+	for i := range groups {
+		g := &groups[i]
+		if g.Role != s.Role || !slices.ContainsFunc(g.Links, func(l smcnl.Link) bool {
+			return l.ID == s.LinkID && l.Device == s.Device && l.GID == s.GID && l.PeerGID == s.PeerGID
+		}) {
+			continue
+		}
+		if found != nil {
+			return nil
+		}
+		found = g
+	}
+	return found
+}
+
+// kernelGroups are the link groups of the node's kernel while pods use them.
+func (a *agent) kernelGroups() (out []agentapi.LinkGroup, err error) {
+	if !a.kernelPath.used() {
+		return nil, nil
+	}
+	groups, err := a.cfg.smc.groups()
+	if err != nil {
+		return nil, err
+	}
+	for i := range groups {
+		out = append(out, kernelGroup(&groups[i]))
+	}
+	slices.SortFunc(out, func(x, y agentapi.LinkGroup) int { return cmp.Compare(x.ID, y.ID) })
+	return out, nil
+}
+
+// kernelGroup is a link group of the kernel's, which all pods of the node have together.
+func kernelGroup(g *smcnl.Group) agentapi.LinkGroup {
+	var says clc.FirstContactExtension
+	says.SetHost(g.PeerHost)
+	out := agentapi.LinkGroup{
+		ID: g.ID, Datapath: config.DatapathKernel.String(), Role: string(g.Role), State: stateOfKernel(g), Dialect: "linux",
+		Version: g.Version, EID: g.EID, Release: g.Release, PeerClaimedName: says.Host(),
+		Redundancy: g.Redundancy, Conns: int(g.Conns), RMBBytes: int(g.RMBBytes), Links: []agentapi.Link{},
+	}
+	for _, l := range g.Links {
+		out.Links = append(out.Links, agentapi.Link{
+			ID: l.ID, State: l.State, Device: l.Device, LocalGID: l.GID.String(), PeerGID: l.PeerGID.String(), UserID: l.UserID, Conns: int(l.Conns),
+		})
+	}
+	return out
+}
+
+// stateOfKernel is the state of a link group in our engine's words, of which the kernel has those of links only.
+func stateOfKernel(g *smcnl.Group) string {
+	has := func(state string) bool {
+		return slices.ContainsFunc(g.Links, func(l smcnl.Link) bool { return l.State == state })
+	}
+	switch {
+	case has("ACTIVE"):
+		return "ACTIVE"
+	case has("ACTIVATING"):
+		return "FORMING"
+	}
+	return "CLOSED"
+}
+
+// used tells whether pods have this datapath.
+func (k *kernelPath) used() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.pods > 0
+}
+
+// kernelLive are the live connections of pods' kernels from one of the sources to a destination.
+func (a *agent) kernelLive(sources []netip.Addr, dst netip.AddrPort) ([]agentapi.Conn, error) {
+	all, err := a.kernelConns(maxShownConns, func(p *pod) bool {
+		return slices.ContainsFunc(p.atts, func(att cni.Attachment) bool {
+			return slices.ContainsFunc(att.IPs, func(ip netip.Prefix) bool {
+				return ip.Addr() == dst.Addr() || slices.Contains(sources, ip.Addr())
+			})
+		})
+	})
+	return slices.DeleteFunc(all, func(c agentapi.Conn) bool {
+		return c.Dest != dst || !slices.Contains(sources, c.Source.Addr())
+	}), err
+}
+
+// kernelVerdict says what becomes of connections that a policy selects, of a pod whose kernel carries them.
+func kernelVerdict(e *agentapi.Explanation, sameNode bool) (agentapi.Code, string) {
+	carried := 0
+	var plain *agentapi.Conn
+	for i := range e.Live {
+		switch c := &e.Live[i]; c.Mode {
+		case smcr.ModeSMCR.String():
+			carried++
+		case smcr.ModeTCP.String():
+			plain = c
+		}
+	}
+	switch {
+	case carried > 0:
+		return agentapi.CodeOK, fmt.Sprintf("on SMC-R of the pod's kernel: %d connections now", carried)
+	case sameNode:
+		return agentapi.CodeSameNode, "plain TCP: " + agentapi.CodeSameNode.Text()
+	case plain != nil:
+		return plain.Reason, fmt.Sprintf("plain TCP, as the pod's kernel found: %s (%s)", plain.Reason.Text(), plain.Detail)
+	}
+	return agentapi.CodeUnseen, fmt.Sprintf("selected by policy %s, and the pod's kernel carries it: no such connection is open", e.Policy)
+}

@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"errors"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/smcr-io/kube-smcr/internal/agentapi"
+	"github.com/smcr-io/kube-smcr/internal/cni"
+	"github.com/smcr-io/kube-smcr/internal/kernelpath"
+	"github.com/smcr-io/kube-smcr/internal/smcnl"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
+)
+
+// fakeWitness is what a fakeSMC tells of its connections.
+type fakeWitness struct {
+	all    map[uint64][]kernelpath.Conn // by the namespace
+	shared []smcnl.Group
+	failed error
+}
+
+func (s *fakeSMC) conns(n podNet) ([]kernelpath.Conn, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.witness.all[n.id()], s.witness.failed
+}
+
+func (s *fakeSMC) groups() ([]smcnl.Group, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.witness.shared, s.witness.failed
+}
+
+var (
+	gidOfNode, gidOfPeer = netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2")
+	groupOfNode          = smcnl.Group{
+		ID: 0x300, Role: smcnl.Server, Redundancy: "SINGLE", Conns: 1, Version: 2, Release: 1, EID: "KUBE-SMCR", PeerHost: "g2", RMBBytes: 65536,
+		Links: []smcnl.Link{{ID: 1, Device: "rxe0", GID: gidOfNode, PeerGID: gidOfPeer, Conns: 1, State: "ACTIVE", UserID: 9}},
+	}
+)
+
+// kernelConn is a connection of the pod 127.0.0.1 with a peer's port, on SMC-R.
+func kernelConn(cookie uint64, role smcnl.Side, local, peer string) kernelpath.Conn {
+	return kernelpath.Conn{Inbound: role == smcnl.Server, Socket: smcnl.Socket{
+		State: smcnl.StateActive, Mode: smcnl.ModeSMCR, Local: netip.MustParseAddrPort(local), Peer: netip.MustParseAddrPort(peer),
+		Cookie: cookie, Token: 24, SendBufBytes: 1, RMBEBytes: 2, PeerRMBEBytes: 3, LinkID: 1, Device: "rxe0", GID: gidOfNode, PeerGID: gidOfPeer, Role: role,
+	}}
+}
+
+// fellBack is such a connection that is TCP.
+func fellBack(local, peer string, why, peers clc.Reason) kernelpath.Conn {
+	c := kernelConn(5, smcnl.Client, local, peer)
+	c.Mode, c.Role, c.Reason, c.PeerReason, c.LinkID = smcnl.ModeTCP, "", why, peers, 0
+	return c
+}
+
+// The connections and link groups of pods' kernels are among the agent's, and explained.
+func TestKernelConns(t *testing.T) {
+	b, s := newKernelBench(t, kernelAll)
+	s.witness = fakeWitness{shared: []smcnl.Group{groupOfNode}, all: map[uint64][]kernelpath.Conn{1: {
+		kernelConn(7, smcnl.Server, "127.0.0.1:80", "198.51.100.1:40000"),
+		fellBack("127.0.0.1:40001", "198.51.100.1:80", clc.ReasonPeerNoSMC, clc.ReasonNone),
+	}}}
+	b.attach("a", 1)
+	b.start()
+	want := []agentapi.Conn{{
+		ID: 7, Pod: "test/a", Datapath: "Kernel", Direction: agentapi.Inbound, Mode: "SMC-R", Policy: "all", LinkGroup: 0x300, Link: 1, Version: 2,
+		Source: netip.MustParseAddrPort("198.51.100.1:40000"), Dest: netip.MustParseAddrPort("127.0.0.1:80"),
+		Token: 24, State: "ACTIVE", SendBuffer: 1, RMBE: 2, PeerRMBE: 3,
+	}, {
+		ID: 5, Pod: "test/a", Datapath: "Kernel", Direction: agentapi.Outbound, Mode: "TCP", Policy: "all",
+		Source: netip.MustParseAddrPort("127.0.0.1:40001"), Dest: netip.MustParseAddrPort("198.51.100.1:80"),
+		Reason: "PEERNOSMC", Detail: "the kernel says 0x03010000 PEERNOSMC", Token: 24, State: "ACTIVE", SendBuffer: 1, RMBE: 2, PeerRMBE: 3,
+	}}
+	same := cmp.Comparer(func(x, y netip.AddrPort) bool { return x == y })
+	if diff := cmp.Diff(want, value(b.client.Conns(t.Context()))(t).Conns, same); diff != "" {
+		t.Errorf("connections: -want +got:\n%s", diff)
+	}
+	groups := value(b.client.Links(t.Context()))(t)
+	if len(groups.LinkGroups) != 1 {
+		t.Fatalf("link groups %+v", groups)
+	}
+	if g := groups.LinkGroups[0]; g.Datapath != "Kernel" || g.ID != 0x300 || g.Pod != "" || g.Role != "server" || g.State != "ACTIVE" || g.EID != "KUBE-SMCR" ||
+		len(g.Links) != 1 || g.Links[0].Device != "rxe0" || g.Links[0].LocalGID != "10.0.0.1" || g.Links[0].PeerGID != "10.0.0.2" {
+		t.Errorf("link group %+v", g)
+	}
+	for _, tt := range []struct {
+		source, destination string
+		code                agentapi.Code
+		verdict             string
+		live                int
+	}{
+		{"198.51.100.1", "127.0.0.1:80", agentapi.CodeOK, "on SMC-R of the pod's kernel: 1 connections now", 1},
+		{"test/a", "198.51.100.1:80", "PEERNOSMC", "0x03010000", 1},
+		{"test/a", "198.51.100.2:80", agentapi.CodeUnseen, "no such connection is open", 0},
+		{"test/a", "192.0.2.1:80", agentapi.CodeSameNode, "on this node", 0},
+	} {
+		e := value(b.client.Explain(t.Context(), tt.source, tt.destination))(t)
+		if e.Code != tt.code || !strings.Contains(e.Verdict, tt.verdict) || len(e.Live) != tt.live || e.Problem != "" {
+			t.Errorf("%s to %s: %+v", tt.source, tt.destination, e)
+		}
+	}
+	s.change(func() { s.witness.failed = errors.New("no module smc_diag") })
+	for what, problem := range map[string]string{
+		"connections": value(b.client.Conns(t.Context()))(t).Problem,
+		"link groups": value(b.client.Links(t.Context()))(t).Problem,
+		"explanation": value(b.client.Explain(t.Context(), "test/a", "198.51.100.1:80"))(t).Problem,
+	} {
+		if !strings.Contains(problem, "no module smc_diag") {
+			t.Errorf("%s: problem %q", what, problem)
+		}
+	}
+}
+
+// An agent without such pods does not show what others do with the kernel's SMC-R.
+func TestKernelConns_unused(t *testing.T) {
+	b, s := newKernelBench(t, preferAll)
+	s.witness.shared = []smcnl.Group{groupOfNode}
+	b.attach("a", 1)
+	b.start()
+	if l := value(b.client.Links(t.Context()))(t); slices.ContainsFunc(l.LinkGroups, func(g agentapi.LinkGroup) bool { return g.Datapath != "" }) || l.Problem != "" {
+		t.Errorf("link groups %+v", l)
+	}
+}
+
+// What the kernel says of a connection that fell back, in our codes.
+func TestKernelConn_reasons(t *testing.T) {
+	const local = "127.0.0.1:40001"
+	b := newBare(t, newBench(t, "", kernelAll))
+	b.a.cfg.smc = newFakeSMC()
+	p := &pod{atts: []cni.Attachment{{}}}
+	for _, tt := range []struct {
+		name   string
+		conn   kernelpath.Conn
+		want   agentapi.Code
+		detail string
+	}{
+		{"the peer has none", fellBack(local, "198.51.100.1:80", clc.ReasonPeerNoSMC, 0), "PEERNOSMC", "0x03010000"},
+		{"no policy, so the filter erased the option", fellBack(local, "198.51.100.1:81", clc.ReasonPeerNoSMC, 0), agentapi.CodeNoPolicy, "0x03010000"},
+		{"the same node", fellBack(local, "192.0.2.1:80", clc.ReasonPeerNoSMC, 0), agentapi.CodeSameNode, "0x03010000"},
+		{"no policy, and it was not that", fellBack(local, "198.51.100.1:81", clc.ReasonNoDev, 0), "NOSMCDEV", "0x03030000"},
+		{"the peer declined", fellBack(local, "198.51.100.1:80", clc.ReasonPeerDecl, clc.ReasonNoDevR), "NOSMCRDEV", "the peer 0x03030002 NOSMCRDEV"},
+		{"the peer declined and said nothing", fellBack(local, "198.51.100.1:80", clc.ReasonPeerDecl, 0), "PEERDECL", "0x05000000"},
+		{"a code of a newer kernel", fellBack(local, "198.51.100.1:80", 0x0a0b0c0d, 0), "0x0a0b0c0d", "0x0a0b0c0d"},
+		{"which of several is not known", fellBack("0.0.0.0:40001", "0.0.0.0:81", clc.ReasonPeerNoSMC, 0), "PEERNOSMC", "0x03010000"},
+	} {
+		c := b.a.kernelConn(b.a.node.Load(), p, &tt.conn, nil)
+		if c.Mode != "TCP" || c.Reason != tt.want || !strings.Contains(c.Detail, tt.detail) {
+			t.Errorf("%s: %s %q, want %s and %q", tt.name, c.Reason, c.Detail, tt.want, tt.detail)
+		}
+	}
+}
+
+// A connection is of the one link group that has a link between its GIDs, as client or as server.
+func TestGroupOf(t *testing.T) {
+	c := kernelConn(1, smcnl.Server, "127.0.0.1:80", "198.51.100.1:40000")
+	other := groupOfNode
+	other.ID = 0x400
+	client := groupOfNode
+	client.Role = smcnl.Client
+	elsewhere := groupOfNode
+	elsewhere.Links = []smcnl.Link{{ID: 1, Device: "rxe0", GID: gidOfNode, PeerGID: gidOfNode}}
+	if g := groupOf(&c.Socket, []smcnl.Group{client, elsewhere, groupOfNode}); g == nil || g.ID != 0x300 || g.Role != smcnl.Server {
+		t.Errorf("%+v", g)
+	}
+	if g := groupOf(&c.Socket, []smcnl.Group{groupOfNode, other}); g != nil {
+		t.Errorf("of two that have it: %+v", g)
+	}
+}
+
+func TestStateOfKernel(t *testing.T) {
+	for want, states := range map[string][]string{"ACTIVE": {"ACTIVATING", "ACTIVE"}, "FORMING": {"ACTIVATING"}, "CLOSED": {"INACTIVE"}} {
+		var g smcnl.Group
+		for _, s := range states {
+			g.Links = append(g.Links, smcnl.Link{State: s})
+		}
+		if got := stateOfKernel(&g); got != want {
+			t.Errorf("%q: %s, want %s", states, got, want)
+		}
+	}
+}
+
+// There are no more than asked for.
+func TestKernelConns_most(t *testing.T) {
+	b, s := newKernelBench(t, kernelAll)
+	a := newBare(t, b).a
+	for i := range uint64(5) {
+		s.witness.all = map[uint64][]kernelpath.Conn{1: append(s.witness.all[1], kernelConn(i, smcnl.Server, "127.0.0.1:80", "198.51.100.1:40000"))}
+	}
+	b.kernel.add("/netns/a", 1)
+	n := value(b.kernel.open("/netns/a"))(t)
+	defer func() { must(t, n.close()) }()
+	a.manager.put("/netns/a", &pod{atts: []cni.Attachment{{}}, kernel: &kernelPod{net: n}})
+	got, err := a.kernelConns(3, func(*pod) bool { return true })
+	if err != nil || len(got) != 3 || slices.ContainsFunc(got, func(c agentapi.Conn) bool { return c.Pod == "" }) {
+		t.Errorf("%+v, %v", got, err)
+	}
+}
