@@ -24,7 +24,8 @@ type revoker interface {
 // revoked is how far a pod's connections on its kernel's SMC-R are in line with the pod's filter.
 type revoked struct {
 	until   time.Time // they are looked at in each round until then, and as long as some are unsettled
-	retryAt time.Time // when some could not be ended
+	retryAt time.Time // when some could not be ended, after a pause that doubles
+	pause   time.Duration
 	// unsettled and allowed are what the last look found.
 	unsettled bool
 	allowed   []uint64
@@ -56,7 +57,10 @@ func (m *manager) revoke(p *pod, f linux.OptionFilterConfig, now time.Time) {
 		if found.Left > 0 {
 			k.revoked.problem = fmt.Sprintf("%d connections on SMC-R live on that no policy allows any more, and it is tried again: %v", found.Left, err)
 		}
-		k.revoked.retryAt = now.Add(revokeRetry)
+		k.revoked.pause = min(max(2*k.revoked.pause, retryFirst), retryMost) // a search may take most of a second
+		k.revoked.retryAt = now.Add(k.revoked.pause)
+	} else {
+		k.revoked.pause = 0
 	}
 	p.kernel = &k
 	for _, e := range found.Ended {

@@ -51,7 +51,8 @@ const (
 	// pollEvery is how often the agent reads the attachment records without being asked. It matters
 	// only if a plugin could not reach the agent.
 	pollEvery = time.Second
-	// retryFirst and retryMost bound the pause before a pod's set-up is tried again.
+	// retryFirst and retryMost bound the pause before a pod's set-up, or the end of its
+	// connections, is tried again.
 	retryFirst = time.Second
 	retryMost  = 30 * time.Second
 	// leaveEvery is the pause between two looks whether a pod that is not to be on its kernel's SMC-R any
@@ -61,8 +62,6 @@ const (
 	// revokeFor is how long a pod's connections are looked at after its filter changed: a SYN that passed
 	// the one before may still become a connection on SMC-R. Linux gives a rendezvous up after 6 s.
 	revokeFor = 10 * time.Second
-	// revokeRetry is the pause before connections that could not be ended are tried again.
-	revokeRetry = 5 * time.Second
 
 	// handoverTTL is how long diversions to the listeners of an agent that handed over stay in
 	// force. The successor replaces them pod by pod, in some ten milliseconds each.
