@@ -96,9 +96,10 @@ type agent struct {
 	stacks   stackPool
 	wire     wire
 	// kernelPath is for the pods that the agent does not carry itself.
-	kernelPath kernelPath
-	proxies    proxies
-	holds      holds
+	kernelPath  kernelPath
+	kernelStats kernelStats
+	proxies     proxies
+	holds       holds
 
 	metrics       *metrics
 	noMetrics     atomic.Pointer[string] // why nobody gets metrics; nil or "": they are served, or nobody is to get them
@@ -140,6 +141,7 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	a.manager.init(a)
 	a.wire.a = a
 	a.kernelPath.a = a
+	a.kernelStats.a = a
 	a.rnics = rnics.NewPool(rnics.Config{
 		Log: cfg.Log, OpenOwn: cfg.openOwn, Learn: cfg.learn, Stay: cfg.Stay, LookEvery: cfg.deviceEvery, LookMost: cfg.ableEvery,
 		Open: func(name string, d config.Device) (rdma.Device, func() error, error) {
@@ -152,6 +154,7 @@ func Run(ctx context.Context, cfg Config) (err error) {
 		Changed: func(device string, c rnics.Change) { a.metrics.deviceChanges.WithLabelValues(device, string(c)).Inc() },
 	})
 	a.metrics = newMetrics(a.gauges)
+	a.metrics.registry.MustRegister(&a.kernelStats)
 	a.metrics.registry.MustRegister(cfg.Collectors...)
 	a.adopt(cfg.Node)
 	if err := a.store.MakeDir(); err != nil {

@@ -40,6 +40,7 @@ func newBare(t testing.TB, b *bench) *bare {
 	a.manager.init(a)
 	a.wire.a = a
 	a.kernelPath.a = a
+	a.kernelStats.a = a
 	a.rnics = rnics.NewPool(rnics.Config{
 		Log: cfg.Log, OpenOwn: cfg.openOwn, Learn: cfg.learn, Stay: cfg.Stay, LookEvery: cfg.deviceEvery, LookMost: cfg.ableEvery,
 		Open: func(name string, d config.Device) (rdma.Device, func() error, error) {
@@ -47,6 +48,7 @@ func newBare(t testing.TB, b *bench) *bare {
 		},
 	})
 	a.metrics = newMetrics(a.gauges)
+	a.metrics.registry.MustRegister(&a.kernelStats)
 	a.adopt(cfg.Node)
 	return &bare{bench: b, a: a}
 }

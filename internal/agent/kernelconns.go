@@ -26,10 +26,19 @@ type kernelWitness interface {
 	conns(n podNet) ([]kernelpath.Conn, error)
 	// groups are the link groups of the machine.
 	groups() ([]smcnl.Group, error)
+	// counters are what the kernel counted in a pod's namespace.
+	counters(n podNet) (smcnl.Counters, error)
 }
 
 func (linuxSMC) conns(n podNet) ([]kernelpath.Conn, error) { return kernelpath.Conns(n.(linuxNet).ns) }
 func (linuxSMC) groups() ([]smcnl.Group, error)            { return smcnl.Groups() }
+func (linuxSMC) counters(n podNet) (c smcnl.Counters, err error) {
+	err = n.(linuxNet).ns.Do(func() error {
+		c, err = smcnl.ReadCounters()
+		return err
+	})
+	return c, err
+}
 
 // kernelConns are the connections of pods on their kernel's SMC-R, and of those whose sockets are SMC's and that fell
 // back, most of them. The error says why some may be missing.

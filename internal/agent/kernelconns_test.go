@@ -23,6 +23,13 @@ type fakeWitness struct {
 	all    map[uint64][]kernelpath.Conn // by the namespace
 	shared []smcnl.Group
 	failed error
+	count  map[uint64]smcnl.Counters
+}
+
+func (s *fakeSMC) counters(n podNet) (smcnl.Counters, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.witness.count[n.id()], s.witness.failed
 }
 
 func (s *fakeSMC) conns(n podNet) ([]kernelpath.Conn, error) {

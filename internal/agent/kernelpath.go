@@ -351,6 +351,7 @@ func (m *manager) attachKernel(p *pod, now time.Time) error {
 	k.cfg = cfg
 	p.becomeKernel(&k)
 	m.revoke(p, cfg.Filter, now) // what an earlier agent's filter let be
+	m.a.kernelStats.begin(p.kernel)
 	k.log.Info("pod attached to its kernel's SMC-R; programs that listen already must open their sockets anew", "addresses", addresses(p.atts))
 	return nil
 }
@@ -383,6 +384,7 @@ func (m *manager) detachKernel(p *pod, now time.Time) (left bool, err error) {
 		return left, err
 	}
 	k.log.Info("pod detached from its kernel's SMC-R")
+	m.a.kernelStats.end(&k)
 	m.a.kernelPath.release()
 	p.kernel = nil
 	return false, k.net.close()
@@ -393,6 +395,7 @@ func (m *manager) dropKernel(p *pod) {
 	if p.kernel == nil {
 		return
 	}
+	m.a.kernelStats.end(p.kernel)
 	err := m.a.kernelPath.get().purge(p.kernel.net, p.kernel.cfg)
 	if err = errors.Join(err, p.kernel.net.close()); err != nil {
 		p.kernel.log.Warn("pod not left clean by its kernel's SMC-R", "err", err)
@@ -406,6 +409,7 @@ func (m *manager) parkKernel(p *pod) {
 	if p.kernel == nil {
 		return
 	}
+	m.a.kernelStats.end(p.kernel)
 	if err := p.kernel.net.close(); err != nil {
 		p.kernel.log.Warn("namespace of a pod not closed in order", "err", err)
 	}
