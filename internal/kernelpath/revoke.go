@@ -26,8 +26,8 @@ type Revocation struct {
 	Ended []Ended
 	// Left is the number of connections that the filter refuses and that live on. The error says why.
 	Left int
-	// Unsettled says that a rendezvous is under way, or that a connection which the filter refuses waits to be
-	// accepted: no program has its socket yet. Call Revoke again.
+	// Unsettled says that a rendezvous is under way, that a connection which the filter refuses waits to be
+	// accepted, so that no program has its socket yet, or that a program closed one just then. Call Revoke again.
 	Unsettled bool
 	// Allowed are the cookies of connections that the filter lets be on SMC-R.
 	Allowed []uint64
@@ -54,8 +54,11 @@ func revoke(ns *linux.NetNS, filter linux.OptionFilterConfig, allowed []uint64) 
 		return Revocation{}, err
 	}
 	var conns tcpConns
-	known := func(s *smcnl.Socket) bool { return slices.Contains(allowed, s.Cookie) }
-	if slices.ContainsFunc(socks, func(s smcnl.Socket) bool { return isLive(&s) && !known(&s) }) {
+	known := make(map[uint64]bool, len(allowed))
+	for _, cookie := range allowed {
+		known[cookie] = true
+	}
+	if slices.ContainsFunc(socks, func(s smcnl.Socket) bool { return isLive(&s) && !known[s.Cookie] }) {
 		if conns, err = findTCPConns(ns); err != nil {
 			return Revocation{}, err
 		}
@@ -78,6 +81,7 @@ func revoke(ns *linux.NetNS, filter linux.OptionFilterConfig, allowed []uint64) 
 		case isEnded:
 			r.Ended = append(r.Ended, o.conn)
 		case isGone:
+			r.Unsettled = true // unless it only moved: look again
 		case isLeft:
 			r.Left++
 			if err == nil {
@@ -89,15 +93,18 @@ func revoke(ns *linux.NetNS, filter linux.OptionFilterConfig, allowed []uint64) 
 }
 
 // missed counts the sockets that were not found, for the reason err, and are still there.
-func missed(ns *linux.NetNS, refused []smcnl.Socket, files map[uint64]linux.SocketFile, err error) (int, error) {
+func missed(ns *linux.NetNS, all []suspect, files map[uint64]linux.SocketFile, err error) (int, error) {
 	socks, lerr := sockets(ns)
 	if lerr != nil {
-		return len(refused) - len(files), errors.Join(err, lerr)
+		return len(all) - len(files), errors.Join(err, lerr)
+	}
+	live := map[uint64]bool{}
+	for i := range socks {
+		live[socks[i].Cookie] = isLive(&socks[i])
 	}
 	n := 0
-	for i := range refused {
-		same := func(s smcnl.Socket) bool { return s.Cookie == refused[i].Cookie && isLive(&s) }
-		if _, found := files[refused[i].Inode]; !found && slices.ContainsFunc(socks, same) {
+	for _, s := range all {
+		if _, found := files[s.inode]; !found && live[s.cookie] {
 			n++
 		}
 	}
@@ -106,14 +113,21 @@ func missed(ns *linux.NetNS, refused []smcnl.Socket, files map[uint64]linux.Sock
 
 // A plan says what is to be done about the sockets of a namespace.
 type plan struct {
-	// refused are those that the filter refuses, or may: who opens them sees their addresses.
-	refused   []smcnl.Socket
+	refused   []suspect
 	allowed   []uint64
 	unsettled bool
 }
 
-// planRevocation decides. known are the connections that are known to be allowed.
-func planRevocation(socks []smcnl.Socket, conns tcpConns, filter linux.OptionFilterConfig, known func(*smcnl.Socket) bool) (p plan) {
+// A suspect is a connection that the filter refuses, or may: who opens its socket sees its addresses.
+type suspect struct {
+	cookie, inode uint64
+	role          smcnl.Side
+	// certain is the connection, if there is only one with its ports.
+	certain linux.TCPConn
+}
+
+// planRevocation decides. known are the connections that are known to be allowed, by their cookies.
+func planRevocation(socks []smcnl.Socket, conns tcpConns, filter linux.OptionFilterConfig, known map[uint64]bool) (p plan) {
 	for i := range socks {
 		s := &socks[i]
 		refuses := func(c linux.TCPConn) bool { return refused(filter, s.Role, c) }
@@ -122,12 +136,16 @@ func planRevocation(socks []smcnl.Socket, conns tcpConns, filter linux.OptionFil
 		case mayBecomeLive(s):
 			p.unsettled = true
 		case !isLive(s), s.Role == "": // of none of both sides: its link group is gone, and so will it be
-		case known(s), len(under) > 0 && !slices.ContainsFunc(under, refuses):
+		case known[s.Cookie], len(under) > 0 && !slices.ContainsFunc(under, refuses):
 			p.allowed = append(p.allowed, s.Cookie)
 		case s.Inode == 0:
 			p.unsettled = true
 		default:
-			p.refused = append(p.refused, *s)
+			x := suspect{cookie: s.Cookie, inode: s.Inode, role: s.Role}
+			if len(under) == 1 {
+				x.certain = under[0]
+			}
+			p.refused = append(p.refused, x)
 		}
 	}
 	return p
@@ -142,9 +160,9 @@ func refused(filter linux.OptionFilterConfig, role smcnl.Side, c linux.TCPConn) 
 	return !filter.Allows(c.Peer.Addr(), port)
 }
 
-func inodesOf(socks []smcnl.Socket) (out []uint64) {
-	for i := range socks {
-		out = append(out, socks[i].Inode)
+func inodesOf(all []suspect) (out []uint64) {
+	for _, s := range all {
+		out = append(out, s.inode)
 	}
 	return out
 }
@@ -168,21 +186,21 @@ type outcome struct {
 }
 
 // endAll ends what was found of the sockets, many at once, since one may take until all are to have ended.
-func endAll(socks []smcnl.Socket, files map[uint64]linux.SocketFile, filter linux.OptionFilterConfig) []outcome {
+func endAll(suspects []suspect, files map[uint64]linux.SocketFile, filter linux.OptionFilterConfig) []outcome {
 	until := time.Now().Add(endPatience)
 	var all []outcome
 	var mu sync.Mutex
 	var wg sync.WaitGroup
 	room := make(chan struct{}, maxEnding)
-	for i := range socks {
-		f, ok := files[socks[i].Inode]
+	for _, s := range suspects {
+		f, ok := files[s.inode]
 		if !ok {
 			continue
 		}
 		room <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-room }()
-			o := end(&socks[i], f, filter, until)
+			o := end(s, f, filter, until)
 			mu.Lock()
 			defer mu.Unlock()
 			all = append(all, o)
@@ -193,30 +211,41 @@ func endAll(socks []smcnl.Socket, files map[uint64]linux.SocketFile, filter linu
 }
 
 // end ends the connection of a socket, by a file of a program, if the filter refuses it.
-func end(s *smcnl.Socket, f linux.SocketFile, filter linux.OptionFilterConfig, until time.Time) outcome {
-	o := outcome{cookie: s.Cookie, conn: Ended{Role: s.Role}}
-	fd, err := f.Open(s.Inode)
-	if errors.Is(err, linux.ErrNotHeld) {
-		o.fate = isGone
-		return o
-	}
+func end(s suspect, f linux.SocketFile, filter linux.OptionFilterConfig, until time.Time) (o outcome) {
+	o.cookie, o.conn.Role = s.cookie, s.role
+	fd, err := f.Open(s.inode)
 	if err != nil {
-		o.err = err
+		o.become(err)
 		return o
 	}
-	defer unix.Close(fd)
+	defer func() { _ = linux.CloseSocket(fd, until) }()
 	o.conn.TCPConn, err = linux.EndsOf(fd)
+	if errors.Is(err, unix.ENOTCONN) && s.certain.Peer.IsValid() { // the program has ended its direction
+		o.conn.TCPConn, err = s.certain, nil
+	}
 	switch {
 	case errors.Is(err, unix.ENOTCONN):
-		o.fate = isGone
+		o.fate, o.err = isLeft, errors.New("a connection of which the program has ended its direction has the ports of another one, so it is not known whom it is with")
+		return o
 	case err != nil:
-		o.err = err
-	case !refused(filter, s.Role, o.conn.TCPConn):
+	case !refused(filter, s.role, o.conn.TCPConn):
 		o.fate = isAllowed
+		return o
 	default:
-		if o.err = linux.ShutDown(fd, until); o.err == nil {
-			o.fate = isEnded
-		}
+		err = linux.ShutDown(fd, until)
 	}
+	o.become(err)
 	return o
+}
+
+// become notes the fate of a socket that is to end.
+func (o *outcome) become(err error) {
+	switch {
+	case err == nil:
+		o.fate = isEnded
+	case errors.Is(err, linux.ErrNotHeld), errors.Is(err, unix.ENOTCONN):
+		o.fate = isGone
+	default:
+		o.fate, o.err = isLeft, err
+	}
 }

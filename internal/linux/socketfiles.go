@@ -200,8 +200,19 @@ const nudgeEvery = 10 * time.Millisecond
 
 // ShutDown ends both directions of a socket that somebody else may have, too. A socket of SMC waits
 // meanwhile for room at its peer, for as long as that somebody set by SO_LINGER; at the given time the wait is
-// ended, and what was to be sent is lost.
+// ended, and what was to be sent is lost. The error is ENOTCONN if the connection has ended already.
 func ShutDown(fd int, until time.Time) error {
+	return nudged(until, func() error { return os.NewSyscallError("shutdown", shutDown(fd)) })
+}
+
+// CloseSocket closes a copy of a socket's descriptor. If the others' were closed meanwhile, that is the end of the
+// socket, and may wait as ShutDown does.
+func CloseSocket(fd int, until time.Time) error {
+	return nudged(until, func() error { return os.NewSyscallError("close", unix.Close(fd)) })
+}
+
+// nudged calls f, which makes a system call, and interrupts that from the given time on.
+func nudged(until time.Time, f func() error) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	pid, tid := os.Getpid(), unix.Gettid()
@@ -218,13 +229,10 @@ func ShutDown(fd int, until time.Time) error {
 			}
 		}
 	}()
-	err := shutDown(fd)
+	err := f()
 	close(over)
 	<-stopped
-	if err != nil && !errors.Is(err, unix.ENOTCONN) { // it has ended already
-		return os.NewSyscallError("shutdown", err)
-	}
-	return nil
+	return err
 }
 
 // shutDown makes sure that programs which wait for the socket learn of it. Linux 6.12 wakes those that wait for

@@ -108,18 +108,39 @@ func TestFindSocketFiles(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer unix.Close(fd)
+	defer func() { mustDo(t, CloseSocket(fd, time.Now().Add(time.Second))) }()
 	ends, err := EndsOf(fd)
 	if err != nil || ends != (TCPConn{Local: addrPortOf(t, ours.LocalAddr()), Peer: at}) {
 		t.Errorf("its ends are %v, %v", ends, err)
 	}
-	for range 2 {
-		mustDo(t, ShutDown(fd, time.Now().Add(time.Second)))
-	}
+	mustDo(t, ShutDown(fd, time.Now().Add(time.Second)))
 	if n, err := server.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
 		t.Errorf("the peer read %d bytes, %v", n, err)
 	}
 	exchange(t, other, otherServer)
+	mustDo(t, server.Close())
+	for end := time.Now().Add(waitLimit); ; time.Sleep(time.Millisecond) { // polls the end of the connection
+		err := ShutDown(fd, time.Now())
+		if errors.Is(err, unix.ENOTCONN) {
+			break
+		}
+		if err != nil || time.Now().After(end) {
+			t.Fatalf("shut down once more: %v", err)
+		}
+	}
+}
+
+// A system call that waits is interrupted at the time given for it, and not before.
+func TestNudged(t *testing.T) {
+	const patience = 50 * time.Millisecond
+	began := time.Now()
+	err := nudged(began.Add(patience), func() error {
+		_, err := unix.Poll(nil, int(waitLimit.Milliseconds()))
+		return err
+	})
+	if took := time.Since(began); !errors.Is(err, unix.EINTR) || took < patience || took >= waitLimit {
+		t.Errorf("%v after %v", err, took)
+	}
 }
 
 func addrPortOf(t *testing.T, a net.Addr) netip.AddrPort {
