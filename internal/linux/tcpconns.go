@@ -35,7 +35,7 @@ func TCPConns(ns *NetNS) ([]TCPConn, error) {
 				all = append(all, c)
 				return true, nil
 			})
-			if err != nil && !(family == unix.AF_INET6 && errors.Is(err, unix.ENOENT)) { // a kernel without IPv6
+			if err != nil && (family != unix.AF_INET6 || !errors.Is(err, unix.ENOENT)) { // a kernel without IPv6
 				return err
 			}
 		}

@@ -20,12 +20,12 @@ const (
 	revokedWithin = 2 * time.Second
 )
 
-// hold opens a connection from the client's pod to a port of the server, which holds on until somebody ends
-// it. The program's last word is the time of that.
-func (b *bed) hold(t *testing.T, name string, port int, socat string) {
+// hold starts a program in the client's pod whose connection holds until somebody ends it. The time of that
+// is written down.
+func (b *bed) hold(t *testing.T, name, program string) {
 	t.Helper()
-	b.client.sh(t, fmt.Sprintf("rm -f /tmp/ended-%[1]s; (%[2]s; date +%%s%%N >/tmp/ended-%[1]s) >/run/%[1]s.log 2>&1 </dev/null & echo $! >/run/%[1]s.pid",
-		name, b.client.inPod(fmt.Sprintf("socat %s:%s:%d%s", socat, b.server.addr, port, map[bool]string{true: ",linger=600"}[port == stuck]))))
+	b.client.sh(t, fmt.Sprintf("rm -f /tmp/ended-%[1]s; (%[2]s || true; date +%%s%%N >/tmp/ended-%[1]s) >/run/%[1]s.log 2>&1 </dev/null &",
+		name, b.client.inPod(program)))
 }
 
 // changeAt puts other policies in force on a node, and returns when it asked for that, by its clock.
@@ -86,22 +86,24 @@ func (b *bed) revoked(t *testing.T) {
 		n.reconfigure(t, kernelPolicy(selected, clientOnly, stuck))
 		n.awaitPeers(t, stuck)
 	}
-	b.server.sh(t, b.server.inPod(fmt.Sprintf("socat -u TCP4-LISTEN:%d,reuseaddr SYSTEM:'sleep 600'", stuck))+` >/run/stuck.log 2>&1 </dev/null & echo $! >/run/stuck.pid
+	b.server.sh(t, b.server.inPod(fmt.Sprintf("socat -u TCP4-LISTEN:%d,reuseaddr,fork EXEC:'sleep 600'", stuck))+` >/run/stuck.log 2>&1 </dev/null &
 		for i in $(seq 100); do nsenter --net=/run/netns/server ss -Hltn "sport = :`+strconv.Itoa(stuck)+`" | grep -q . && exit 0; sleep 0.1; done; exit 1`)
 	before := b.client.counters(t)
-	b.hold(t, "idle", selected, "PIPE TCP4")
-	b.hold(t, "stuck", stuck, "-u /dev/zero TCP4")
-	b.hold(t, "allowed", clientOnly, "PIPE TCP4")
-	b.hold(t, "plain", unselected, "PIPE TCP4")
-	b.client.eventually(t, "three connections are on SMC-R, one is not, and one waits for room", func() error {
-		if d := b.client.counters(t).Sub(before); d.ClientV2 != 3 || d.ClientFallbacks != 1 || d.Tx.PeerFull+d.Tx.Full == 0 {
+	b.hold(t, "idle", fmt.Sprintf("socat PIPE TCP4:%s:%d", b.server.addr, selected))
+	// Two that wait for room: in write, for ten minutes if they close, and in epoll.
+	b.hold(t, "writes", fmt.Sprintf("socat -u /dev/zero TCP4:%s:%d,linger=600", b.server.addr, stuck))
+	b.hold(t, "polls", fmt.Sprintf("peer dial -stack tcp -to %s:%d -do bulk:bytes=1G", b.server.addr, stuck))
+	b.hold(t, "allowed", fmt.Sprintf("socat PIPE TCP4:%s:%d", b.server.addr, clientOnly))
+	b.hold(t, "plain", fmt.Sprintf("socat PIPE TCP4:%s:%d", b.server.addr, unselected))
+	b.client.eventually(t, "four connections are on SMC-R, one is not, and some wait for room", func() error {
+		if d := b.client.counters(t).Sub(before); d.ClientV2 != 4 || d.ClientFallbacks != 1 || d.Tx.PeerFull+d.Tx.Full == 0 {
 			return fmt.Errorf("%+v", d)
 		}
 		return nil
 	})
 
 	b.seen(t)
-	b.mustEnd(t, b.client.changeAt(t, kernelPolicy(clientOnly)), "idle", "stuck")
+	b.mustEnd(t, b.client.changeAt(t, kernelPolicy(clientOnly)), "idle", "writes", "polls")
 	b.mustLive(t, "allowed", "plain")
 	b.client.mustExplain(t, "demo/client", fmt.Sprintf("%s:%d", b.server.addr, selected))
 	// The clocks of the guests are not the same, but that of the client's is what the end is told by.
@@ -112,7 +114,7 @@ func (b *bed) revoked(t *testing.T) {
 	b.server.mustExplain(t, b.client.addr, fmt.Sprintf("%s:%d", b.server.addr, clientOnly))
 
 	b.client.sh(t, "kill $(pidof socat)")
-	b.server.sh(t, "kill $(pidof socat) || true")
+	b.server.sh(t, "kill $(pidof socat sleep)")
 	b.client.reconfigure(t, kernelPolicy(selected, clientOnly))
 	b.client.awaitPeers(t, selected)
 }
