@@ -188,6 +188,7 @@ func (v View) Attachments() agentapi.Attachments {
 			if p.kernel != nil {
 				x.Datapath = config.DatapathKernel.String()
 			}
+			x.NotKernel = notKernelBecause(n, p, podOf(att))
 			switch lack := a.unableFor(p); {
 			case p.state == podIdle && p.kernel != nil:
 				x.Detail = cmp.Or(p.kernel.revoked.problem, leavingBecause(p.err))
@@ -227,6 +228,16 @@ func idleBecause(unable string, n *config.Node, pod config.Pod, set *rnics.Set) 
 		return mismatch.String()
 	}
 	return "no policy selects the pod"
+}
+
+// notKernelBecause says why the agent carries a pod whose first policy wants its kernel's SMC-R, "" if it
+// does not.
+func notKernelBecause(n *config.Node, p *pod, id config.Pod) string {
+	if p.unavailable != nil {
+		return p.unavailable.Error()
+	}
+	_, overruled := n.DatapathFor(id)
+	return overruled
 }
 
 // leavingBecause says why something of the kernel's SMC-R is left in a pod that is not to be on it.
@@ -333,14 +344,15 @@ func (a *agent) verdict(e *agentapi.Explanation, src attached, isOurs bool, sour
 	id := podOf(pod.att)
 	n := a.node.Load()
 	d, mismatch, lack := n.Decide(id, peer), mismatchOf(n.SettingsFor(id), pod.pod.set.Hardware()), a.unableFor(pod.pod)
-	e.Pod, e.Policy, e.Required = id.String(), d.Policy, d.Required
+	e.Pod, e.Policy, e.Required, e.NotKernel = id.String(), d.Policy, d.Required, notKernelBecause(n, pod.pod, id)
+	datapath, _ := n.DatapathFor(id)
 	e.Bypassed = a.bypasses.get(id.String(), dst, time.Now())
 	switch {
 	case !d.Accelerate:
 		say(codeOfDecision(d), "plain TCP: %s", d.Reason)
 	case pod.pod.state == podKernel:
 		e.Code, e.Verdict = kernelVerdict(e, a.isSameNode(peer.Addr()))
-	case n.DatapathFor(id) == config.DatapathKernel:
+	case datapath == config.DatapathKernel:
 		say(agentapi.CodePodFailed, "plain TCP: the pod could not be set up: %v", pod.pod.err)
 	case lack.code != "" && !d.Required:
 		say(lack.code, "plain TCP: %s", lack.why)

@@ -99,7 +99,14 @@ func (linuxSMC) addresses() ([]netip.Addr, error) {
 
 type linuxChooser struct{ c *kernelpath.Chooser }
 
-func (linuxChooser) fit(n podNet) error { return kernelpath.Fit(n.(linuxNet).ns) }
+// fit is true of a pod that an earlier agent attached, also while a device is away.
+func (l linuxChooser) fit(n podNet) error {
+	ns := n.(linuxNet).ns
+	if chosen, err := l.c.Chosen(ns); chosen || err != nil {
+		return err
+	}
+	return kernelpath.Fit(ns)
+}
 
 func (l linuxChooser) attach(n podNet, cfg kernelpath.PodConfig) error {
 	return l.c.Attach(n.(linuxNet).ns, cfg)
@@ -244,6 +251,9 @@ type kernelPod struct {
 // kernelConfig is how the policies in force want a pod.
 func (m *manager) kernelConfig(atts []cni.Attachment, now time.Time) (cfg kernelpath.PodConfig, err error) {
 	n := m.a.node.Load()
+	if n.Versions == config.VersionsV1 {
+		return cfg, errors.New("the kernel's SMC-R uses version 2, and node.versions is v1")
+	}
 	for _, att := range atts {
 		sel, err := n.Exactly(podOf(att))
 		if err != nil {
@@ -260,9 +270,13 @@ func (m *manager) kernelConfig(atts []cni.Attachment, now time.Time) (cfg kernel
 // stepKernel brings a pod one step nearer to what is wanted of the kernel's SMC-R. If it returns true, the
 // agent has nothing else to do in the pod now.
 func (m *manager) stepKernel(p *pod, changed bool, now time.Time) bool {
-	want := m.a.node.Load().DatapathFor(podOf(p.atts[0])) == config.DatapathKernel
+	d, _ := m.a.node.Load().DatapathFor(podOf(p.atts[0]))
+	optional := d == config.DatapathKernelIfAvailable
+	if !optional {
+		p.unavailable = nil
+	}
 	switch {
-	case want:
+	case d == config.DatapathKernel, optional && m.kernelAvailable(p, now):
 		if p.proxy != nil {
 			m.stopForRestart(p, agentapi.CodePolicyChange)
 		}
@@ -271,6 +285,10 @@ func (m *manager) stepKernel(p *pod, changed bool, now time.Time) bool {
 			return true
 		}
 		if err := m.attachKernel(p, now); err != nil {
+			if optional && p.kernel == nil {
+				m.becomeUnavailable(p, err, now)
+				return false
+			}
 			m.a.metrics.podErrors.Inc()
 			if p.state != podFailed {
 				m.a.cfg.Log.Warn("pod not set up for its kernel's SMC-R; its connections go directly, and it is tried again", "pod", podOf(p.atts[0]).String(), "netns", p.atts[0].NetNS, "err", err)
@@ -292,6 +310,49 @@ func (m *manager) stepKernel(p *pod, changed bool, now time.Time) bool {
 	p.becomeNew(false)
 	p.noKernel = true
 	return false
+}
+
+// kernelAvailable tells whether a pod whose policy wants the kernel's SMC-R where it is available is to be on
+// it. What was found first stands for as long as the agent carries the pod, since to leave the agent ends its
+// connections; and for as long as the kernel does.
+func (m *manager) kernelAvailable(p *pod, now time.Time) bool {
+	switch {
+	case p.kernel != nil:
+		return true
+	case p.unavailable != nil && (p.proxy != nil || now.Before(p.lookAgain)):
+		return false
+	}
+	if err := m.tryKernel(p, now); err != nil {
+		m.becomeUnavailable(p, err, now)
+		return false
+	}
+	p.unavailable = nil
+	return true
+}
+
+// becomeUnavailable leaves a pod to the agent, because of err.
+func (m *manager) becomeUnavailable(p *pod, err error, now time.Time) {
+	if p.unavailable == nil {
+		m.a.cfg.Log.Info("pod not on its kernel's SMC-R, which its policy prefers; the agent carries it", "pod", podOf(p.atts[0]).String(), "netns", p.atts[0].NetNS, "err", err)
+	}
+	p.unavailable, p.lookAgain = err, now.Add(retryMost)
+}
+
+// tryKernel looks whether attachKernel can do its work in a pod, and changes nothing there.
+func (m *manager) tryKernel(p *pod, now time.Time) error {
+	if _, err := m.kernelConfig(p.atts, now); err != nil {
+		return err
+	}
+	c, err := m.a.kernelPath.acquire()
+	if err != nil {
+		return err
+	}
+	defer m.a.kernelPath.release()
+	k, err := m.openKernelPod(p)
+	if err != nil {
+		return err
+	}
+	return errors.Join(c.fit(k.net), k.net.close())
 }
 
 // openKernelPod opens a pod's namespace.

@@ -78,9 +78,12 @@ func (s *fakeSMC) close() error {
 	return nil
 }
 
-func (s *fakeSMC) fit(podNet) error {
+func (s *fakeSMC) fit(n podNet) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if _, ok := s.pods[n.id()]; ok { // of an earlier agent
+		return nil
+	}
 	return s.fitErr
 }
 
@@ -230,6 +233,96 @@ func TestKernelPath_fails(t *testing.T) {
 				return ""
 			})
 		})
+	}
+}
+
+const kernelPreferred = "policies:\n- {name: all, datapath: KernelIfAvailable, ports: [80]}\n"
+
+func TestKernelPath_ifAvailable(t *testing.T) {
+	b, s := newKernelBench(t, kernelPreferred)
+	b.attach("a", 1)
+	b.start()
+	if a := b.attachment("a"); a.State != agentapi.StateReady || a.Datapath != "Kernel" || a.NotKernel != "" {
+		t.Errorf("attachment %+v", a)
+	}
+	b.stop()
+	s.change(func() { s.fitErr = errors.New("the device is away") })
+	b.start()
+	if a := b.attachment("a"); a.State != agentapi.StateReady || a.Datapath != "Kernel" {
+		t.Errorf("attachment of an agent that started while the device was away: %+v", a)
+	}
+}
+
+// A pod that cannot have the kernel's SMC-R has the agent's, says why, and keeps it: only an agent that
+// starts looks again.
+func TestKernelPath_notAvailable(t *testing.T) {
+	for _, step := range []string{"open", "fit", "attach"} {
+		t.Run(step, func(t *testing.T) {
+			b, s := newKernelBench(t, kernelPreferred)
+			set := map[string]*error{"open": &s.openErr, "fit": &s.fitErr, "attach": &s.attachErr}[step]
+			*set = errors.New("missing " + step)
+			p := b.attach("a", 1)
+			b.start()
+			onAgent := func() {
+				t.Helper()
+				if a := b.attachment("a"); a.State != agentapi.StateReady || a.Datapath != "" || !strings.Contains(a.NotKernel, "missing "+step) || a.Detail != "" {
+					t.Errorf("attachment %+v", a)
+				}
+				p.redir.look(func() {
+					if p.redir.removed {
+						t.Error("the agent's redirection is not in the pod")
+					}
+				})
+			}
+			onAgent()
+			if n := b.kernel.handles(); n != 1 {
+				t.Errorf("%d handles of the namespace are open, want that of the proxy", n)
+			}
+			if e := value(b.client.Explain(t.Context(), "test/a", "198.51.100.1:80"))(t); !strings.Contains(e.NotKernel, "missing "+step) || e.Code != agentapi.CodeUnseen {
+				t.Errorf("explanation %+v", e)
+			}
+			s.change(func() { *set = nil })
+			b.sync()
+			onAgent()
+			if s.pinned() {
+				t.Error("the program is there, and no pod uses it")
+			}
+			b.stop()
+			b.start()
+			if a := b.attachment("a"); a.State != agentapi.StateReady || a.Datapath != "Kernel" || a.NotKernel != "" {
+				t.Errorf("attachment of the next agent %+v", a)
+			}
+		})
+	}
+}
+
+// A policy that begins to prefer the kernel's SMC-R does not end connections of pods that cannot have it.
+func TestKernelPath_notAvailableLater(t *testing.T) {
+	b, s := newKernelBench(t, preferAll)
+	s.fitErr = errors.New("missing child")
+	p := b.attach("a", 1)
+	b.start()
+	redirection := func() (r *fakeRedirect) {
+		p.k.change(func() { r = p.redir })
+		return r
+	}
+	first := redirection()
+	b.policies(kernelPreferred)
+	if a := b.attachment("a"); a.State != agentapi.StateReady || !strings.Contains(a.NotKernel, "missing child") {
+		t.Errorf("attachment %+v", a)
+	}
+	first.look(func() {
+		if first.removed || redirection() != first {
+			t.Error("the agent's redirection was taken away for a look")
+		}
+	})
+	b.policies(preferAll)
+	if a := b.attachment("a"); a.NotKernel != "" {
+		t.Errorf("attachment of a pod that wants the agent: %+v", a)
+	}
+	b.policies(kernelAll)
+	if a := b.attachment("a"); a.State != agentapi.StateFailed || a.NotKernel != "" {
+		t.Errorf("attachment of a pod that wants the kernel: %+v", a)
 	}
 }
 

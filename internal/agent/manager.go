@@ -259,7 +259,7 @@ func (m *manager) step(ctx context.Context, p pod, atts []cni.Attachment, now ti
 	if p.proxy != nil && (p.proxy.net.gone() || replaced(p.atts, atts)) {
 		m.stopPod(&p, agentapi.CodePodFailed)
 		p.becomeNew(false)
-		changed = true
+		p.unavailable, changed = nil, true
 	}
 	if p.kernel != nil && (p.kernel.net.gone() || replaced(p.atts, atts)) {
 		m.dropKernel(&p)

@@ -22,7 +22,7 @@ import (
 //	 +--> idle: not wanted, and what an earlier agent left is removed
 //
 // With datapath Kernel a pod is in kernel where it is else in ready. From there it becomes new, or idle
-// as long as it has sockets of SMC.
+// as long as it has sockets of SMC. With datapath KernelIfAvailable it is so, too, or unavailable is set.
 type podState uint8
 
 const (
@@ -57,6 +57,10 @@ type pod struct {
 	// kernel is there in podKernel; in podFailed and podIdle if something of it is left in the namespace.
 	kernel   *kernelPod
 	noKernel bool // nothing of it is, of no agent
+	// unavailable is why the agent carries the pod, whose policy wants the kernel's SMC-R where that is
+	// available. Without a proxy it is looked at again at lookAgain.
+	unavailable error
+	lookAgain   time.Time
 	// set are the pod's own devices while it is selected, else the node's. While the pod has a
 	// proxy, they are the proxy's.
 	set   *rnics.Set

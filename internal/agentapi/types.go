@@ -391,6 +391,8 @@ type Explanation struct {
 	Policy string `json:"policy,omitempty"`
 	// Required says that a connection without SMC-R is reset.
 	Required bool `json:"required,omitempty"`
+	// NotKernel is why the agent carries the pod though its policy wants the kernel's SMC-R, "" if it does not.
+	NotKernel string `json:"notKernel,omitempty"`
 	// Budget is the budget that the reason is about, if it is one of a pod of this node.
 	Budget *FullBudget `json:"budget,omitempty"`
 	// Bypassed is the destination's entry of the negative cache, if it has one.
@@ -477,6 +479,8 @@ type Attachment struct {
 	Detail      string         `json:"detail,omitempty"`
 	// Datapath is Kernel if the pod's kernel carries its connections, or "": the agent does.
 	Datapath string `json:"datapath,omitempty"`
+	// NotKernel is why the agent carries a pod whose policy wants its kernel's SMC-R, "" if it does not.
+	NotKernel string `json:"notKernel,omitempty"`
 	// Reason is why no connection of a ready pod can be on SMC-R, "" if they can.
 	Reason   Code     `json:"reason,omitempty"`
 	Policies []string `json:"policies"`

@@ -218,6 +218,8 @@ func PrintAttachments(w io.Writer, a agentapi.Attachments) error {
 			x.Detail = fmt.Sprintf("not diverted for now from %v: %s", x.GreedySources, agentapi.CodeBudgetSource.Text())
 		} else if x.Datapath != "" && x.Detail == "" {
 			x.Detail = "datapath " + x.Datapath
+		} else if x.NotKernel != "" && x.Detail == "" {
+			x.Detail = "datapath Agent: " + x.NotKernel
 		}
 		var addrs []string
 		for _, p := range x.Addresses {
@@ -252,6 +254,9 @@ func PrintExplanation(w io.Writer, e agentapi.Explanation) error {
 	add("what to do", e.Advice)
 	add("pod", e.Pod)
 	add("policy", e.Policy)
+	if e.NotKernel != "" {
+		add("datapath", "Agent: "+e.NotKernel)
+	}
 	if e.Required {
 		add("mode", "Required: connections without SMC-R are reset")
 	}

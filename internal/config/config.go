@@ -363,13 +363,18 @@ type Datapath uint8
 
 // Datapaths.
 const (
-	DatapathAgent  Datapath = iota // the agent, on its own SMC-R
-	DatapathKernel                 // the pod's kernel, on that of Linux
+	DatapathAgent             Datapath = iota // the agent, on its own SMC-R
+	DatapathKernel                            // the pod's kernel, on that of Linux
+	DatapathKernelIfAvailable                 // the latter where node and pod can have it, else the former
 )
 
 func (p Datapath) String() string {
-	if p == DatapathKernel {
+	switch p {
+	case DatapathKernel:
 		return "Kernel"
+	case DatapathKernelIfAvailable:
+		return "KernelIfAvailable"
+	case DatapathAgent:
 	}
 	return "Agent"
 }
@@ -378,7 +383,8 @@ func (p Datapath) String() string {
 type Policy struct {
 	Name string
 	Mode Mode
-	// Datapath is the same in all policies that select a pod.
+	// Datapath is that of the pod, if the policy is the first that selects it: see [Node.DatapathFor]. In a
+	// file it is the same in all policies that select a pod.
 	Datapath Datapath
 	Pods     PodSelector
 	// Peers are the addresses of the other side. If there are none, and no Addresses

@@ -242,8 +242,10 @@ func TestParse_errors(t *testing.T) {
 		{"policy without name", minimal + "policies:\n- mode: Prefer\n", []string{"t:5:3: policies[0].name"}},
 		{"same name", minimal + "policies:\n- {name: a, ports: [1]}\n- {name: a, ports: [2]}\n", []string{"t:6:3: policies[1]: the name \"a\" is taken"}},
 		{"overlap", minimal + "policies:\n- {name: a, ports: [1-9]}\n- {name: b, ports: [5], mode: Required}\n", []string{"t:6:3: policies[1]: policy \"b\" overlaps with policy \"a\" (peer 0.0.0.0/0, port 5)"}},
-		{"datapath of unknown name", minimal + "policies:\n- {name: a, datapath: Kernal}\n", []string{"t:5:23: policies[0].datapath: \"Kernal\", want one of Agent, Kernel"}},
+		{"datapath of unknown name", minimal + "policies:\n- {name: a, datapath: Kernal}\n", []string{"t:5:23: policies[0].datapath: \"Kernal\", want one of Agent, Kernel, KernelIfAvailable"}},
 		{"required of the kernel", minimal + "policies:\n- {name: a, datapath: Kernel, mode: Required}\n", []string{"policies[0].datapath: Kernel, and mode is Required"}},
+		{"required of the kernel if available", minimal + "policies:\n- {name: a, datapath: KernelIfAvailable, mode: Required}\n", []string{"policies[0].datapath: KernelIfAvailable, and mode is Required"}},
+		{"version 1 of the kernel if available", minimal + "  versions: v1\npolicies:\n- {name: a, datapath: KernelIfAvailable}\n", []string{"policies[0]: policy \"a\" has datapath KernelIfAvailable, which needs version 2"}},
 		{"version 1 of the kernel", minimal + "  versions: v1\npolicies:\n- {name: a, datapath: Kernel}\n", []string{"policies[0]: policy \"a\" has datapath Kernel, which needs version 2"}},
 		{"two datapaths", minimal + "policies:\n- {name: a, datapath: Kernel, ports: [1], pods: {names: [x-*]}}\n- {name: b, ports: [2], pods: {names: [x-1]}}\n", []string{"policies[1]: policy \"b\" has datapath Agent, and policy \"a\", which selects pods that this one selects, Kernel: a pod has one datapath"}},
 		{"several at once", "node:\n  nam: n\n  rmbe: 1\npolicies: 5\n", []string{"t:2:3: node.nam:", "t:2:3: node.name:", "t:2:3: node.devices", "t:3:9: node.rmbe", "t:4:11: policies"}},
@@ -336,13 +338,13 @@ func TestNode_Outbound(t *testing.T) {
 }
 
 func TestNode_DatapathFor(t *testing.T) {
-	n, err := Parse("t", []byte(minimal+"policies:\n- {name: a, datapath: Kernel, pods: {names: [x]}}\n- {name: b, pods: {names: [y]}}\n"))
+	n, err := Parse("t", []byte(minimal+"policies:\n- {name: a, datapath: Kernel, pods: {names: [x]}}\n- {name: b, pods: {names: [y]}}\n- {name: c, datapath: KernelIfAvailable, pods: {names: [w]}}\n"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, want := range map[string]Datapath{"x": DatapathKernel, "y": DatapathAgent, "z": DatapathAgent} {
-		if got := n.DatapathFor(Pod{Name: name}); got != want {
-			t.Errorf("datapath of %s is %v, want %v", name, got, want)
+	for name, want := range map[string]Datapath{"w": DatapathKernelIfAvailable, "x": DatapathKernel, "y": DatapathAgent, "z": DatapathAgent} {
+		if got, overruled := n.DatapathFor(Pod{Name: name}); got != want || overruled != "" {
+			t.Errorf("datapath of %s is %v (%s), want %v", name, got, overruled, want)
 		}
 	}
 }

@@ -131,12 +131,21 @@ func (n *Node) PoliciesFor(pod Pod) []Policy {
 	return out
 }
 
-// DatapathFor returns what carries the connections of a pod: DatapathAgent if no policy selects it.
-func (n *Node) DatapathFor(pod Pod) Datapath {
-	for _, p := range n.PoliciesFor(pod) {
-		return p.Datapath
+// DatapathFor returns what carries the connections of a pod, as the first policy that selects it wants, or
+// DatapathAgent if there is none. It is DatapathAgent, too, if one of the policies has mode Required, as nobody
+// refuses connections that the kernel makes plain TCP; overruled says so then, and is "" otherwise.
+func (n *Node) DatapathFor(pod Pod) (d Datapath, overruled string) {
+	return datapathOf(n.PoliciesFor(pod))
+}
+
+func datapathOf(ps []Policy) (d Datapath, overruled string) {
+	if len(ps) == 0 || ps[0].Datapath == DatapathAgent {
+		return DatapathAgent, ""
 	}
-	return DatapathAgent
+	for _, p := range required(ps) {
+		return DatapathAgent, fmt.Sprintf("policy %s wants datapath %v, and policy %s, which selects the pod too, has mode Required, which needs datapath Agent", ps[0].Name, ps[0].Datapath, p.Name)
+	}
+	return ps[0].Datapath, ""
 }
 
 // PolicyNames returns the names of all policies: in a cluster as NAMESPACE/NAME, sorted,

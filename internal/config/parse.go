@@ -598,8 +598,8 @@ func (d *decoder) policies(f field, n *Node) {
 	for _, item := range items {
 		before := len(d.errs)
 		p := d.policy(item)
-		if p.Datapath == DatapathKernel && n.Versions == VersionsV1 {
-			d.errorf(item, "policy %q has datapath Kernel, which needs version 2, and node.versions is v1", p.Name)
+		if p.Datapath != DatapathAgent && n.Versions == VersionsV1 {
+			d.errorf(item, "policy %q has datapath %v, which needs version 2, and node.versions is v1", p.Name, p.Datapath)
 		}
 		if len(d.errs) > before {
 			continue // comparing a policy with errors would only cause further errors
@@ -626,9 +626,9 @@ func (d *decoder) policy(f field) Policy {
 		d.errorf(fs.where("name"), "%q, want a name of letters, digits, '-', '_' and '.'", p.Name)
 	}
 	p.Mode = Mode(d.choice(fs, "mode", "Prefer", "Required"))
-	p.Datapath = Datapath(d.choice(fs, "datapath", "Agent", "Kernel"))
-	if p.Datapath == DatapathKernel && p.Mode == ModeRequired {
-		d.errorf(fs.where("datapath"), "Kernel, and mode is Required: nobody can refuse a connection that the kernel makes plain TCP; use datapath Agent, or mode Prefer")
+	p.Datapath = Datapath(d.choice(fs, "datapath", "Agent", "Kernel", "KernelIfAvailable"))
+	if p.Datapath != DatapathAgent && p.Mode == ModeRequired {
+		d.errorf(fs.where("datapath"), "%v, and mode is Required: nobody can refuse a connection that the kernel makes plain TCP; use datapath Agent, or mode Prefer", p.Datapath)
 	}
 	if pf, ok := fs.get("pods"); ok {
 		ps := d.mapping(pf, "namespaces", "names", "interfaces")

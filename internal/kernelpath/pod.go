@@ -47,6 +47,16 @@ func Fit(ns *linux.NetNS) error {
 	return ErrUnfit
 }
 
+// Chosen tells whether new sockets of a namespace are SMC, by this Chooser or an earlier one with the
+// same directory.
+func (c *Chooser) Chosen(ns *linux.NetNS) (bool, error) {
+	cookie, err := ns.Cookie()
+	if err != nil {
+		return false, err
+	}
+	return c.isChosen(cookie)
+}
+
 // Attach makes new sockets of a pod SMC. Connections that Filter does not select are TCP from the
 // first one on. It may be called again with another Filter, which holds for new connections at once;
 // the buffers stay those of the first call.
