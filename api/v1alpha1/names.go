@@ -89,7 +89,8 @@ const (
 	// nodes without their agent, pods that fell back.
 	ConditionDegraded = "Degraded"
 	// ConditionConflicting says that another policy of the same priority selects
-	// the same pods and wants something else.
+	// the same pods and wants something else, or that one of any priority requires
+	// SMC-R of pods that this one puts on the kernel's datapath.
 	ConditionConflicting = "Conflicting"
 )
 

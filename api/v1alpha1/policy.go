@@ -15,8 +15,9 @@ import (
 // Several policies may select one pod. They are ranked by priority (higher
 // first), then age (older first), then name. A connection is decided by the
 // first policy of the rank whose peers and ports contain it; the settings of the
-// whole pod (buffers, budget, linkRedundancy, transports, isolation, versions)
-// come from the first policy of the rank.
+// whole pod (datapath, buffers, budget, linkRedundancy, transports, isolation,
+// versions) come from the first policy of the rank. Only datapath Kernel yields: a
+// pod that a policy with mode Required selects is on datapath Agent.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
@@ -30,6 +31,7 @@ import (
 // +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
 // +kubebuilder:printcolumn:name="Redundant",type=string,JSONPath=`.status.conditions[?(@.type=="LinksRedundant")].status`
 // +kubebuilder:printcolumn:name="Priority",type=integer,JSONPath=`.spec.priority`,priority=1
+// +kubebuilder:printcolumn:name="Datapath",type=string,JSONPath=`.spec.datapath`,priority=1
 // +kubebuilder:printcolumn:name="Matched",type=integer,JSONPath=`.status.pods.matched`,priority=1,description="Pods that the policy selects, opted in or not"
 // +kubebuilder:printcolumn:name="Peers",type=integer,JSONPath=`.status.peerAddresses`,priority=1,description="Addresses that the peer selectors stand for"
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
@@ -58,6 +60,13 @@ type SMCRPolicyList struct {
 // SMCRPolicySpec is what a policy wants.
 //
 // +kubebuilder:validation:XValidation:rule="!has(self.budget) || !has(self.budget.memory) || !has(self.buffers) || !has(self.buffers.rmbe) || !has(self.buffers.send) || quantity(string(self.budget.memory)).asApproximateFloat() >= 8.0 * (quantity(self.buffers.rmbe).asApproximateFloat() + quantity(self.buffers.send).asApproximateFloat())",fieldPath=".budget.memory",message="budget.memory is less than 8 times buffers.rmbe and buffers.send together, so there is no room for any connection (memory is registered for 8 at a time): raise it, or lower the buffers"
+// +kubebuilder:validation:XValidation:rule="self.datapath == 'Agent' || self.mode != 'Required'",fieldPath=".mode",message="mode Required needs datapath Agent: nobody can refuse a connection that the kernel makes plain TCP"
+// +kubebuilder:validation:XValidation:rule="self.datapath == 'Agent' || self.isolation == 'Node'",fieldPath=".isolation",message="the kernel's link groups are those of the node: set isolation to Node if pods may share them, or use datapath Agent"
+// +kubebuilder:validation:XValidation:rule="self.datapath != 'Agent' || self.isolation != 'Node'",fieldPath=".isolation",message="isolation Node is for datapath Kernel and KernelIfAvailable: on datapath Agent pods share less, use Pod or Namespace"
+// +kubebuilder:validation:XValidation:rule="self.datapath == 'Agent' || !has(self.budget)",fieldPath=".budget",message="a budget needs datapath Agent: nothing bounds what a pod makes the kernel's SMC-R take"
+// +kubebuilder:validation:XValidation:rule="self.datapath == 'Agent' || !has(self.versions) || self.versions.size() == 2",fieldPath=".versions",message="the kernel uses version 2 of SMC-R where the peer has it, and else version 1: leave versions out, or use datapath Agent"
+// +kubebuilder:validation:XValidation:rule="self.datapath == 'Agent' || !has(self.transports) || 'Hardware' in self.transports",fieldPath=".transports",message="SoftwareRoCE is the agent's: add Hardware, or use datapath Agent"
+// +kubebuilder:validation:XValidation:rule="self.datapath == 'Agent' || self.linkRedundancy != 'Single'",fieldPath=".linkRedundancy",message="the kernel's link groups have two links where they can: linkRedundancy Single needs datapath Agent"
 type SMCRPolicySpec struct {
 	// podSelector selects pods of the policy's namespace by their labels. Empty
 	// or left out: all pods of the namespace. Of the selected pods only those that
@@ -80,6 +89,17 @@ type SMCRPolicySpec struct {
 	// +optional
 	// +kubebuilder:default=Prefer
 	Mode PolicyMode `json:"mode,omitempty"`
+
+	// datapath says what carries the connections of the pods. Agent (default): the
+	// agent of the node. Kernel: the SMC-R of the node's kernel, without a hop; a pod
+	// that cannot have it is on plain TCP, and its smcr.io/status says so.
+	// KernelIfAvailable: the kernel's where node and pod can have it, else the agent;
+	// it is decided when the pod is attached. Both need isolation Node, and exclude
+	// mode Required, budget, and linkRedundancy, transports and versions that the kernel
+	// cannot keep.
+	// +optional
+	// +kubebuilder:default=Agent
+	Datapath Datapath `json:"datapath,omitempty"`
 
 	// peers are the other sides of the connections. Left out: the addresses of the
 	// agents' setting defaultPeers, by default all private addresses.
@@ -125,7 +145,10 @@ type SMCRPolicySpec struct {
 	// completion queues. Pod (default): nobody. Namespace: the pods of the policy's
 	// namespace on one node. In either case a link group, which has a protection
 	// domain of its own, is between two addresses of pods: the memory of one cannot be
-	// reached with the keys of another one.
+	// reached with the keys of another one. Node, which datapath Kernel and
+	// KernelIfAvailable need: all pods of the node, and the node itself, may share the
+	// kernel's link groups, and who has the keys of one reaches the buffers of all pods on
+	// it; on datapath Agent it is then as with Pod.
 	// +optional
 	// +kubebuilder:default=Pod
 	Isolation Isolation `json:"isolation,omitempty"`
@@ -148,6 +171,17 @@ type PolicyMode string
 const (
 	ModePrefer   PolicyMode = "Prefer"
 	ModeRequired PolicyMode = "Required"
+)
+
+// Datapath says what carries the connections of a pod.
+// +kubebuilder:validation:Enum=Agent;Kernel;KernelIfAvailable
+type Datapath string
+
+// Datapaths.
+const (
+	DatapathAgent             Datapath = "Agent"
+	DatapathKernel            Datapath = "Kernel"
+	DatapathKernelIfAvailable Datapath = "KernelIfAvailable"
 )
 
 // LinkRedundancy is how many RNICs a link group uses.
@@ -173,13 +207,14 @@ const (
 )
 
 // Isolation says who shares an SMC-R stack.
-// +kubebuilder:validation:Enum=Pod;Namespace
+// +kubebuilder:validation:Enum=Pod;Namespace;Node
 type Isolation string
 
 // Isolations.
 const (
 	IsolationPod       Isolation = "Pod"
 	IsolationNamespace Isolation = "Namespace"
+	IsolationNode      Isolation = "Node"
 )
 
 // Version is a version of SMC-R.

@@ -256,7 +256,51 @@ func policyRefusals() []refusal {
 		},
 		{name: "an unknown transport", covers: []string{"spec.transports[] enum"}, spec: "transports: [TCP]", want: []string{"spec.transports[0]", `supported values: "Hardware", "SoftwareRoCE"`}},
 		{name: "twice the same transport", spec: "transports: [Hardware, Hardware]", want: []string{"spec.transports[1]", "Duplicate value"}},
-		{name: "an unknown isolation", covers: []string{"spec.isolation enum"}, spec: "isolation: Node", want: []string{"spec.isolation", `supported values: "Pod", "Namespace"`}},
+		{name: "an unknown isolation", covers: []string{"spec.isolation enum"}, spec: "isolation: Cluster", want: []string{"spec.isolation", `supported values: "Pod", "Namespace", "Node"`}},
+		{
+			name: "an isolation of the kernel's on the agent", covers: []string{"spec rule self.datapath != 'Agent'"},
+			spec: "isolation: Node", want: []string{"spec.isolation", "isolation Node is for datapath Kernel and KernelIfAvailable"},
+		},
+		{
+			name: "an unknown datapath", covers: []string{"spec.datapath enum"},
+			spec: "{datapath: kernel, isolation: Node}", want: []string{"spec.datapath", `supported values: "Agent", "Kernel", "KernelIfAvailable"`},
+		},
+		{
+			name: "the kernel with the isolation that is the default", covers: []string{"spec rule self.datapath == 'Agent' || self.isolation"},
+			spec: "datapath: Kernel", want: []string{"spec.isolation", "set isolation to Node if pods may share them, or use datapath Agent"},
+		},
+		{
+			name: "the kernel for the pods of a namespace", spec: "{datapath: KernelIfAvailable, isolation: Namespace}",
+			want: []string{"spec.isolation", "the kernel's link groups are those of the node"},
+		},
+		{
+			name: "the kernel with mode Required", covers: []string{"spec rule self.datapath == 'Agent' || self.mode"},
+			spec: "{datapath: Kernel, isolation: Node, mode: Required}", want: []string{"spec.mode", "mode Required needs datapath Agent"},
+		},
+		{
+			name: "the kernel if available with mode Required", spec: "{datapath: KernelIfAvailable, isolation: Node, mode: Required}",
+			want: []string{"spec.mode", "mode Required needs datapath Agent"},
+		},
+		{
+			name: "the kernel with a budget", covers: []string{"spec rule self.datapath == 'Agent' || !has(self.budget)"},
+			spec: "{datapath: KernelIfAvailable, isolation: Node, budget: {connections: 10}}", want: []string{"spec.budget", "a budget needs datapath Agent"},
+		},
+		{
+			name: "the kernel with version 1 alone", covers: []string{"spec rule self.datapath == 'Agent' || !has(self.versions)"},
+			spec: "{datapath: Kernel, isolation: Node, versions: [V1]}", want: []string{"spec.versions", "leave versions out, or use datapath Agent"},
+		},
+		{
+			name: "the kernel with version 2 alone", spec: "{datapath: Kernel, isolation: Node, versions: [V2]}",
+			want: []string{"spec.versions", "version 2 of SMC-R where the peer has it, and else version 1"},
+		},
+		{
+			name: "the kernel on the agent's devices", covers: []string{"spec rule self.datapath == 'Agent' || !has(self.transports)"},
+			spec: "{datapath: Kernel, isolation: Node, transports: [SoftwareRoCE]}", want: []string{"spec.transports", "SoftwareRoCE is the agent's: add Hardware, or use datapath Agent"},
+		},
+		{
+			name: "the kernel with one link", covers: []string{"spec rule self.datapath == 'Agent' || self.linkRedundancy"},
+			spec: "{datapath: Kernel, isolation: Node, linkRedundancy: Single}", want: []string{"spec.linkRedundancy", "linkRedundancy Single needs datapath Agent"},
+		},
 		{name: "versions is empty", covers: []string{"spec.versions minItems"}, spec: "versions: []", want: []string{"spec.versions", "should have at least 1 items"}},
 		{name: "too many versions", covers: []string{"spec.versions maxItems"}, spec: "versions: [V1, V2, V3]", want: []string{"spec.versions", "must have at most 2 items"}},
 		{name: "an unknown version", covers: []string{"spec.versions[] enum"}, spec: "versions: [V3]", want: []string{"spec.versions[0]", `supported values: "V1", "V2"`}},
@@ -522,7 +566,7 @@ func TestDefaults(t *testing.T) {
 	if err := c.Create(t.Context(), u, client.DryRunAll); err != nil {
 		t.Fatal(err)
 	}
-	want := map[string]string{"mode": "Prefer", "priority": "0", "linkRedundancy": "Symmetric", "isolation": "Pod"}
+	want := map[string]string{"mode": "Prefer", "datapath": "Agent", "priority": "0", "linkRedundancy": "Symmetric", "isolation": "Pod"}
 	spec, _, _ := unstructured.NestedMap(u.Object, "spec")
 	got := map[string]string{}
 	for k, v := range spec {

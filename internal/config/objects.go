@@ -97,7 +97,8 @@ func (e *PolicyError) Unwrap() error { return e.Err }
 //
 // The policies of the pod's namespace that select an opted-in pod are ranked by priority,
 // age and name. The first that selects a connection decides about it; the first that
-// selects the pod gives the pod's settings. If no policy selects the pod, the built-in
+// selects the pod gives the pod's settings and, unless mode Required of another one keeps it
+// from that ([Node.DatapathFor]), its datapath. If no policy selects the pod, the built-in
 // policy decides: Prefer, all ports, and the default peers of base.
 func FromObjects(base *Node, o Objects) (*Node, []Verdict, []*PolicyError) {
 	n := *base
@@ -220,6 +221,13 @@ func policyOf(base *Node, object *v1alpha1.SMCRPolicy, found []netip.Addr) (Poli
 	p := Policy{Name: object.Name}
 	if object.Spec.Mode == v1alpha1.ModeRequired {
 		p.Mode = ModeRequired
+	}
+	switch object.Spec.Datapath {
+	case v1alpha1.DatapathKernel:
+		p.Datapath = DatapathKernel
+	case v1alpha1.DatapathKernelIfAvailable:
+		p.Datapath = DatapathKernelIfAvailable
+	case v1alpha1.DatapathAgent:
 	}
 	for i, port := range object.Spec.Ports {
 		r := PortRange{First: uint16(port.Port), Last: uint16(port.Port)}

@@ -354,6 +354,46 @@ func TestFromObjects_settings(t *testing.T) {
 	}
 }
 
+// The first policy of the rank says which datapath a pod has, and one with mode Required, of any rank, that it
+// is the agent's.
+func TestFromObjects_datapath(t *testing.T) {
+	policy := func(name string, age int, d v1alpha1.Datapath, mode v1alpha1.PolicyMode) v1alpha1.SMCRPolicy {
+		return smcrPolicy(name, age, func(s *v1alpha1.SMCRPolicySpec) { s.Datapath, s.Mode = d, mode })
+	}
+	const agent, kernel, optional, required = v1alpha1.DatapathAgent, v1alpha1.DatapathKernel, v1alpha1.DatapathKernelIfAvailable, v1alpha1.ModeRequired
+	for _, tt := range []struct {
+		name      string
+		policies  []v1alpha1.SMCRPolicy // the oldest first
+		want      Datapath
+		overruled string
+	}{
+		{"none", nil, DatapathAgent, ""},
+		{"of an older API", []v1alpha1.SMCRPolicy{policy("a", 9, "", "")}, DatapathAgent, ""},
+		{"kernel", []v1alpha1.SMCRPolicy{policy("a", 9, kernel, "")}, DatapathKernel, ""},
+		{"kernel if available", []v1alpha1.SMCRPolicy{policy("a", 9, optional, "")}, DatapathKernelIfAvailable, ""},
+		{"the first says it", []v1alpha1.SMCRPolicy{policy("a", 9, kernel, ""), policy("b", 8, agent, "")}, DatapathKernel, ""},
+		{"and the second does not", []v1alpha1.SMCRPolicy{policy("a", 9, agent, ""), policy("b", 8, kernel, "")}, DatapathAgent, ""},
+		{
+			"another one requires SMC-R",
+			[]v1alpha1.SMCRPolicy{policy("a", 9, kernel, ""), policy("b", 8, agent, ""), policy("c", 7, agent, required)},
+			DatapathAgent, "policy a wants datapath Kernel, and policy c, which selects the pod too, has mode Required",
+		},
+		{"itself, which the API server refuses", []v1alpha1.SMCRPolicy{policy("a", 9, optional, required)}, DatapathAgent, "policy a wants datapath KernelIfAvailable"},
+		{"the first requires it", []v1alpha1.SMCRPolicy{policy("a", 9, agent, required), policy("b", 8, kernel, "")}, DatapathAgent, ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			n, _, bad := FromObjects(clusterBase(t, ""), Objects{Pods: []PodObject{shopPod()}, Policies: tt.policies})
+			if len(bad) > 0 {
+				t.Fatal(bad)
+			}
+			got, overruled := n.DatapathFor(Pod{Namespace: "shop", Name: "web-0"})
+			if got != tt.want || (overruled == "") != (tt.overruled == "") || !strings.Contains(overruled, tt.overruled) {
+				t.Errorf("datapath %v, overruled %q; want %v, %q", got, overruled, tt.want, tt.overruled)
+			}
+		})
+	}
+}
+
 // TestAttack_policyBeyondTheCeiling: a namespace's policy gives its pods no more
 // than the operator lets it, and says so to who looks at the pod.
 func TestAttack_policyBeyondTheCeiling(t *testing.T) {

@@ -12,32 +12,45 @@ import (
 	"github.com/smcr-io/kube-smcr/api/v1alpha1"
 )
 
-// A conflict is another policy of the same priority that selects one of the same pods and has
-// other settings for that pod.
+// A conflict is another policy that selects one of the same pods. It has the same priority and other
+// settings for that pod; or, of any priority, one of the two has mode Required, and so keeps the pod from
+// the datapath that the other one wants and is the first to say.
 type conflict struct {
 	other *v1alpha1.SMCRPolicy
-	what  string // the fields that differ
+	what  string // the fields that differ; "": mode Required against the datapath
 }
 
 // findConflicts returns the conflicts of each policy. sets are the sets of
 // policies that select one pod, in the order of their rank.
 func findConflicts(sets [][]*policy) map[*policy][]conflict {
 	out := map[*policy][]conflict{}
-	type pair struct{ a, b *policy }
+	type pair struct {
+		a, b  *policy
+		first bool // a is the first of the pod
+	}
 	seen := map[pair]bool{}
+	note := func(a, b *policy, what string) {
+		out[a] = append(out[a], conflict{b.obj, what})
+		out[b] = append(out[b], conflict{a.obj, what})
+	}
 	for _, set := range sets {
 		for i, a := range set {
 			for _, b := range set[i+1:] {
+				if p := (pair{a, b, true}); i == 0 && !seen[p] && overrules(&b.obj.Spec, &a.obj.Spec) {
+					seen[p] = true
+					note(a, b, "")
+				}
 				if a.obj.Spec.Priority != b.obj.Spec.Priority {
+					if i == 0 {
+						continue
+					}
 					break // sorted by priority: the following ones have another priority too
 				}
-				if seen[pair{a, b}] {
-					continue
-				}
-				seen[pair{a, b}] = true
-				if what := differences(&a.obj.Spec, &b.obj.Spec); what != "" {
-					out[a] = append(out[a], conflict{b.obj, what})
-					out[b] = append(out[b], conflict{a.obj, what})
+				if p := (pair{a, b, false}); !seen[p] {
+					seen[p] = true
+					if what := differences(&a.obj.Spec, &b.obj.Spec); what != "" {
+						note(a, b, what)
+					}
 				}
 			}
 		}
@@ -46,6 +59,13 @@ func findConflicts(sets [][]*policy) map[*policy][]conflict {
 		slices.SortFunc(cs, func(a, b conflict) int { return strings.Compare(a.other.Name, b.other.Name) })
 	}
 	return out
+}
+
+// overrules says whether a policy keeps a pod, of which another one is the first, from the datapath that this
+// one wants: nobody refuses connections that the kernel makes plain TCP.
+func overrules(p, first *v1alpha1.SMCRPolicySpec) bool {
+	wants := first.Datapath == v1alpha1.DatapathKernel || first.Datapath == v1alpha1.DatapathKernelIfAvailable
+	return wants && p.Mode == v1alpha1.ModeRequired
 }
 
 // differences names the fields in which two policies contradict each other on a
@@ -58,6 +78,7 @@ func differences(a, b *v1alpha1.SMCRPolicySpec) string {
 			out = append(out, field)
 		}
 	}
+	differ("datapath", a.Datapath != b.Datapath)
 	differ("mode", a.Mode != b.Mode && portsIntersect(a.Ports, b.Ports))
 	differ("buffers", !equality.Semantic.DeepEqual(a.Buffers, b.Buffers))
 	differ("budget", !equality.Semantic.DeepEqual(a.Budget, b.Budget))
@@ -102,8 +123,33 @@ func portsIntersect(a, b []v1alpha1.PolicyPort) bool {
 }
 
 // conflictMessage names the conflicting policies, the fields in which they differ, and
-// which policy comes first.
-func conflictMessage(p *v1alpha1.SMCRPolicy, cs []conflict) string {
+// which policy comes first. Policies between mode and datapath come before them.
+func conflictMessage(p *v1alpha1.SMCRPolicy, all []conflict) string {
+	var cs []conflict
+	var sentences []string
+	names := map[string]bool{}
+	for _, c := range all {
+		if c.what != "" {
+			cs = append(cs, c)
+		} else {
+			names[c.other.Name] = true
+		}
+	}
+	if len(names) > 0 {
+		who, what, wants := some(names), "mode Required", "datapath "+string(p.Spec.Datapath)
+		if p.Spec.Mode == v1alpha1.ModeRequired {
+			what, wants = "datapath Kernel or KernelIfAvailable", "mode Required"
+		}
+		sentences = append(sentences, fmt.Sprintf("has %s and selects pods of %s with %s: these are on datapath Agent, which mode Required needs", wants, who, what))
+	}
+	if len(cs) > 0 {
+		sentences = append(sentences, sameRank(p, cs))
+	}
+	return strings.Join(sentences, "; ")
+}
+
+// sameRank is the part of a message that is about policies of the same priority.
+func sameRank(p *v1alpha1.SMCRPolicy, cs []conflict) string {
 	var parts []string
 	for _, c := range cs[:min(len(cs), maxNames)] {
 		first := p.Name

@@ -21,6 +21,9 @@ func TestFindConflicts(t *testing.T) {
 	port := func(first, last int32) edit {
 		return func(s *v1alpha1.SMCRPolicySpec) { s.Ports = []v1alpha1.PolicyPort{{Port: first, EndPort: &last}} }
 	}
+	kernel := func(s *v1alpha1.SMCRPolicySpec) {
+		s.Datapath, s.Isolation = v1alpha1.DatapathKernel, v1alpha1.IsolationNode
+	}
 	required := func(s *v1alpha1.SMCRPolicySpec) { s.Mode = v1alpha1.ModeRequired }
 	for _, tt := range []struct {
 		name string
@@ -33,6 +36,7 @@ func TestFindConflicts(t *testing.T) {
 		{name: "another mode of some of the ports", a: []edit{port(80, 85)}, b: []edit{required, port(81, 90)}, want: "mode"},
 		{name: "another mode of one of all ports", b: []edit{required, port(81, 90)}, want: "mode"},
 		{name: "another priority", a: []edit{func(s *v1alpha1.SMCRPolicySpec) { s.Priority = 1 }}, b: []edit{required}},
+		{name: "another datapath", a: []edit{kernel}, b: nil, want: "datapath, isolation"},
 		{name: "other pods", a: []edit{selecting("x")}, b: []edit{required, selecting("web")}},
 		{name: "other buffers", b: []edit{func(s *v1alpha1.SMCRPolicySpec) { s.Buffers = &v1alpha1.PolicyBuffers{RMBE: "64Ki"} }}, want: "buffers"},
 		{
@@ -70,6 +74,56 @@ func TestFindConflicts(t *testing.T) {
 				}
 				if want := fmt.Sprintf("%s (%s; a comes first)", other, tt.want); tt.want != "" && !strings.Contains(c.Message, want) {
 					t.Errorf("%s is told %q, want %q in it", name, c.Message, want)
+				}
+			}
+		})
+	}
+}
+
+// A policy with mode Required keeps pods from the datapath that another one wants, whatever their priorities,
+// and both say so. That concerns the first policy of a pod only.
+func TestFindConflicts_requiredAndKernel(t *testing.T) {
+	kernel := func(priority int32, d v1alpha1.Datapath) *v1alpha1.SMCRPolicy {
+		return newPolicy("shop", "fast", func(s *v1alpha1.SMCRPolicySpec) { s.Datapath, s.Priority = d, priority })
+	}
+	must := func(name string, priority int32) *v1alpha1.SMCRPolicy {
+		return newPolicy("shop", name, func(s *v1alpha1.SMCRPolicySpec) { s.Mode, s.Priority = v1alpha1.ModeRequired, priority })
+	}
+	between := newPolicy("shop", "between", func(s *v1alpha1.SMCRPolicySpec) { s.Priority = 5 })
+	for _, tt := range []struct {
+		name     string
+		policies []*v1alpha1.SMCRPolicy
+		fast     string // in the message of fast, "": it has no conflict
+		must     string
+	}{
+		{
+			"of lower priority",
+			[]*v1alpha1.SMCRPolicy{kernel(9, v1alpha1.DatapathKernel), between, must("must", 1)},
+			"has datapath Kernel and selects pods of must with mode Required", "has mode Required and selects pods of fast with datapath Kernel or KernelIfAvailable",
+		},
+		{
+			"if available",
+			[]*v1alpha1.SMCRPolicy{kernel(9, v1alpha1.DatapathKernelIfAvailable), must("must", 1)},
+			"has datapath KernelIfAvailable and selects", "these are on datapath Agent, which mode Required needs",
+		},
+		{
+			"of the same priority",
+			[]*v1alpha1.SMCRPolicy{kernel(1, v1alpha1.DatapathKernel), must("must", 1)},
+			"mode Required needs; selects the same pods with the same priority and other settings: must (datapath, mode; fast comes first)", "selects pods of fast",
+		},
+		{"of higher priority", []*v1alpha1.SMCRPolicy{kernel(1, v1alpha1.DatapathKernel), must("must", 9)}, "", ""},
+		{"not the first", []*v1alpha1.SMCRPolicy{between, kernel(1, v1alpha1.DatapathKernel), must("must", 0)}, "", ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			v := namespaceView{name: "shop", pods: []corev1.Pod{*newPod("shop", "p", "n", "10.0.0.1"), *newPod("shop", "q", "n", "10.0.0.2")}}
+			for _, p := range tt.policies {
+				v.policies = append(v.policies, compile(p))
+			}
+			got := aggregate(&v, metav1.Now())
+			for name, want := range map[string]string{"fast": tt.fast, "must": tt.must} {
+				c := meta.FindStatusCondition(got[name].Conditions, v1alpha1.ConditionConflicting)
+				if (c.Status == metav1.ConditionTrue) != (want != "") || !strings.Contains(c.Message, want) || strings.Count(c.Message, "Kernel and selects") > 1 {
+					t.Errorf("%s is conflicting: %s, %s; want %q", name, c.Status, c.Message, want)
 				}
 			}
 		})

@@ -23,6 +23,7 @@ const (
 	eventBadAnnotation      = "SMCRBadAnnotation"
 	eventBudgetLimited      = "SMCRBudgetLimited"
 	eventRefused            = "SMCRRefused"
+	eventAgentDatapath      = "SMCRAgentDatapath"
 	eventLinkDown           = "LinkDown"
 	eventLinkUp             = "LinkUp"
 	eventRedundancyLost     = "RedundancyLost"

@@ -379,6 +379,9 @@ func (p *planner) planPod(s *Snapshot, v *config.Verdict, pp *podPlan, atts []*a
 	if v.Limited != "" {
 		p.news.add(event{about: about, reason: eventBudgetLimited, warning: true, at: now, note: v.Limited})
 	}
+	if i := slices.IndexFunc(atts, func(a *agentapi.Attachment) bool { return a.NotKernel != "" }); i >= 0 && v.OptedIn {
+		p.news.add(event{about: about, reason: eventAgentDatapath, at: now, note: "the agent carries the connections of this pod, whose policy wants its kernel's SMC-R: " + atts[i].NotKernel})
+	}
 	if v.BadAnnotation {
 		p.news.add(event{about: about, reason: eventBadAnnotation, warning: true, at: now, note: v.Because + "; the pod is not opted in"})
 	}

@@ -169,10 +169,12 @@ func TestPlanner_podsThatNobodyHelps(t *testing.T) {
 	limited, bad := verdict("limited"), verdict("bad")
 	limited.Limited = "the budget of the node is smaller"
 	bad.BadAnnotation, bad.OptedIn, bad.Because = true, false, "smcr.io/enabled is maybe"
-	s.Verdicts = []config.Verdict{limited, bad}
+	agent := attachment("shop/agent", agentapi.StateReady)
+	agent.NotKernel = "no child of an RNIC"
+	s.Verdicts, s.Attachments = []config.Verdict{limited, bad, verdict("agent")}, []agentapi.Attachment{agent}
 	p.plan(&s, began())
 	p.plan(&s, began().Add(time.Second))
-	if diff := cmp.Diff([]string{eventBudgetLimited, eventBadAnnotation}, news(p)); diff != "" {
+	if diff := cmp.Diff([]string{eventBudgetLimited, eventBadAnnotation, eventAgentDatapath, eventEnabled}, news(p)); diff != "" {
 		t.Errorf("events (-want +got):\n%s", diff)
 	}
 }

@@ -146,6 +146,8 @@ func statusOf(s *Snapshot, v *config.Verdict, atts []*agentapi.Attachment, t *tr
 	switch {
 	case has(agentapi.StateFailed):
 		return podStatus{word: v1alpha1.PodStatusPending, code: agentapi.CodePodFailed}
+	case has(agentapi.StateReady) && !slices.ContainsFunc(atts, func(a *agentapi.Attachment) bool { return a.Datapath == "" }):
+		return podStatus{word: v1alpha1.PodStatusEnabled} // by its kernel, which needs no device of the agent's
 	case s.Status.Unable != "":
 		why = s.Status.UnableCode
 	case v.Settings.Mismatch != config.MismatchNone:

@@ -17,6 +17,8 @@ func TestStatusOf(t *testing.T) {
 	ready, idle, failed := attachment("shop/web", agentapi.StateReady), attachment("shop/web", agentapi.StateIdle), attachment("shop/web", agentapi.StateFailed)
 	paused := ready
 	paused.Paused = agentapi.CodeBudgetRelays
+	kernel := ready
+	kernel.Datapath = "Kernel"
 	tests := []struct {
 		name   string
 		atts   []agentapi.Attachment
@@ -43,6 +45,13 @@ func TestStatusOf(t *testing.T) {
 			a.Reason = agentapi.CodeMesh
 			return a
 		}()}, nil, "Fallback: MESH"},
+		{"kernel", []agentapi.Attachment{kernel}, nil, "Enabled"},
+		{"kernel, and no device of the agent's", []agentapi.Attachment{kernel}, func(s *Snapshot, v *config.Verdict) {
+			s.Status.Devices, v.Settings.Mismatch = nil, config.MismatchTransport
+		}, "Enabled"},
+		{"kernel, and an agent that can do nothing", []agentapi.Attachment{kernel}, func(s *Snapshot, _ *config.Verdict) { s.Status.Unable = "x" }, "Enabled"},
+		{"kernel at one interface only", []agentapi.Attachment{kernel, ready}, func(s *Snapshot, _ *config.Verdict) { s.Status.Devices = nil }, "Fallback: NOSMCDEV"},
+		{"kernel that could not be had", []agentapi.Attachment{failed, kernel}, nil, "Pending: POD_FAILED"},
 		{"idle", []agentapi.Attachment{idle}, nil, "Fallback: NO_POLICY"},
 		{"paused", []agentapi.Attachment{ready, paused}, nil, "Fallback: BUDGET_RELAYS"},
 	}
