@@ -24,6 +24,7 @@ import (
 // +kubebuilder:printcolumn:name="CNI",type=string,JSONPath=`.status.conditions[?(@.type=="CNIInstalled")].reason`,priority=1
 // +kubebuilder:printcolumn:name="Wire",type=string,JSONPath=`.status.wire.state`,priority=1,description="Who may send RoCE packets to the devices, as far as the kernel sees them"
 // +kubebuilder:printcolumn:name="Kernel",type=string,JSONPath=`.status.kernel`,priority=1
+// +kubebuilder:printcolumn:name="Kernel-Path",type=string,JSONPath=`.status.capabilities[?(@.name=="kernelPath")].state`,priority=1,description="Whether pods can have datapath Kernel"
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 type SMCRNode struct {
 	metav1.TypeMeta   `json:",inline"`
@@ -215,10 +216,16 @@ type NodeCapability struct {
 	Name string `json:"name"`
 	// state tells whether the capability is there. Degraded: it is not, and the
 	// agent runs with less. Missing: it is not, and the agent cannot do its work.
+	// Unavailable: it is not, and only pods whose policy asks for it go without.
 	// detail says what that means.
 	// +required
-	// +kubebuilder:validation:Enum=Available;Degraded;Missing
+	// +kubebuilder:validation:Enum=Available;Degraded;Missing;Unavailable
 	State string `json:"state"`
+	// reason is a word for the first thing that is missing, of a capability that has
+	// such words: kernelPath, as NoSMC.
+	// +optional
+	// +kubebuilder:validation:MaxLength=64
+	Reason string `json:"reason,omitempty"`
 	// detail says what was found, what that means and what to do.
 	// +optional
 	// +kubebuilder:validation:MaxLength=1024

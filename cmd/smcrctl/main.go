@@ -182,7 +182,8 @@ func newPreflight(o *options) *cobra.Command {
 		Short: "What this node has and lacks for SMC-R; works without the agent",
 		Long: `preflight tries what the agent needs, without leaving anything behind, and says
 what to do about what is missing. Run it as root on the node. FAIL: the agent
-does not run. WARN: it runs, with less. The exit code is 4 if anything fails.`,
+does not run. WARN: it runs, with less. NONE: it is not there, and only pods whose
+policy asks for it go without. The exit code is 4 if anything fails.`,
 		Example: "  smcrctl preflight\n  smcrctl preflight -o json",
 		Args:    args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {

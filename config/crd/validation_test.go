@@ -364,6 +364,10 @@ func otherRefusals() []refusal {
 		{name: "a capability without state", kind: node, covers: []string{"status.capabilities[] required state"}, spec: "capabilities: [{name: c}]", want: []string{"status.capabilities[0].state", "Required value"}},
 		{name: "a capability with an unknown state", kind: node, covers: []string{"status.capabilities[].state enum"}, spec: "capabilities: [{name: c, state: Yes}]", want: []string{"status.capabilities[0].state", "supported values"}},
 		{
+			name: "a capability with a long reason", kind: node, covers: []string{"status.capabilities[].reason maxLength"},
+			spec: "capabilities: [{name: c, state: Missing, reason: " + strings.Repeat("x", 65) + "}]", want: []string{"status.capabilities[0].reason", "may not be more than 64 bytes"},
+		},
+		{
 			name: "a capability with a long detail", kind: node, covers: []string{"status.capabilities[].detail maxLength"},
 			spec: "capabilities: [{name: c, state: Missing, detail: " + long + "}]", want: []string{"status.capabilities[0].detail", "may not be more than 1024 bytes"},
 		},

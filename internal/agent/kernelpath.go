@@ -23,9 +23,6 @@ import (
 	"github.com/smcr-io/kube-smcr/pkg/smcr/synopt"
 )
 
-// kernelPins is where the program for pods with datapath Kernel is pinned. It works on without an agent.
-const kernelPins = "/sys/fs/bpf/kube-smcr"
-
 // kernelSMC is what the machine gives for datapath Kernel. Tests have one that needs no privileges.
 type kernelSMC interface {
 	// open puts the program to work, or finds it at work.
@@ -54,7 +51,7 @@ type linuxSMC struct{ record string }
 
 func (s linuxSMC) open(eids []string) (chooser, error) {
 	if !s.pinned() { // else it worked, and works on while a device is away
-		if err := kernelpath.Probe(); err != nil {
+		if err := kernelpath.Probe(kernelpath.Dir); err != nil {
 			return nil, err
 		}
 	}
@@ -65,7 +62,7 @@ func (s linuxSMC) open(eids []string) (chooser, error) {
 	if err != nil {
 		return nil, err
 	}
-	c, err := kernelpath.Open(kernelpath.Config{Dir: kernelPins, Exclude: []uint64{own}})
+	c, err := kernelpath.Open(kernelpath.Config{Dir: kernelpath.Dir, Exclude: []uint64{own}})
 	if err != nil {
 		return nil, err
 	}
@@ -83,7 +80,7 @@ func (s linuxSMC) remove() error {
 	if !s.pinned() {
 		return nil
 	}
-	return errors.Join(kernelpath.Unpin(kernelPins), kernelpath.RemoveUEIDs(s.record))
+	return errors.Join(kernelpath.Unpin(kernelpath.Dir), kernelpath.RemoveUEIDs(s.record))
 }
 
 func (linuxSMC) addresses() ([]netip.Addr, error) {

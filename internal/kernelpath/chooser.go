@@ -39,6 +39,9 @@ const (
 	nextLink   = "choose_protocol_next" // names there have no dots
 )
 
+// Dir is the directory of the pins, where nobody has a reason for another one.
+const Dir = "/sys/fs/bpf/kube-smcr"
+
 // ErrFull means that there is no room for another rule of its kind.
 var ErrFull = errors.New("no room for another rule")
 
@@ -126,9 +129,17 @@ func makePins(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return &MissingError{NoPins, err}
 	}
+	return checkPins(dir)
+}
+
+// checkPins tells whether a directory is in a BPF file system.
+func checkPins(dir string) error {
 	var st unix.Statfs_t
-	if err := unix.Statfs(dir, &st); err != nil {
-		return &MissingError{NoPins, err}
+	switch err := unix.Statfs(dir, &st); {
+	case errors.Is(err, unix.EACCES):
+		return &MissingError{NoRights, err}
+	case err != nil:
+		return &MissingError{NoPins, fmt.Errorf("look at %s: %w", dir, err)}
 	}
 	if st.Type != unix.BPF_FS_MAGIC {
 		return &MissingError{NoPins, fmt.Errorf("%s is not in a BPF file system", dir)}

@@ -5,8 +5,8 @@
 // protocol SMC in place of TCP. Their connections run on the kernel's SMC-R then, where the
 // peer and the network allow it, and are TCP elsewhere.
 //
-//	err := kernelpath.Probe() // a *MissingError says what this machine lacks
-//	c, err := kernelpath.Open(kernelpath.Config{Dir: "/sys/fs/bpf/kube-smcr"})
+//	err := kernelpath.Probe(kernelpath.Dir) // a *MissingError says what this machine lacks
+//	c, err := kernelpath.Open(kernelpath.Config{Dir: kernelpath.Dir})
 //	err = c.ChooseNetNS(cookie) // of linux.NetNS.Cookie
 //
 // # Rules

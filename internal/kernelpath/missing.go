@@ -7,7 +7,8 @@ import "fmt"
 // A Missing is the first thing that a machine lacks for the kernel's SMC-R as datapath.
 type Missing string
 
-// What may be missing, in the order in which it is tried.
+// What may be missing, about in the order in which it is tried: NoPins is first, and NoRights may be at
+// any place.
 const (
 	// NoRights: this process may not do it.
 	NoRights Missing = "NoRights"
@@ -33,8 +34,8 @@ const (
 	NoDevice Missing = "NoDevice"
 )
 
-// need is what is needed, and what to do about it.
-func (m Missing) need() string {
+// Need is what is needed, and what to do about it.
+func (m Missing) Need() string {
 	switch m {
 	case NoRights:
 		return "root, or CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN, and a seccomp profile that allows bpf"
@@ -51,7 +52,7 @@ func (m Missing) need() string {
 	case Refused:
 		return "a kernel whose verifier takes the program; please report this with the verifier's log"
 	case NoPins:
-		return "a BPF file system at the directory: mount -t bpf bpf /sys/fs/bpf, in a container from the host"
+		return "a BPF file system at the directory: mount -t bpf bpf /sys/fs/bpf; with the chart kernelPath.enabled, which gives the agent that of the node"
 	case NoEffect:
 		return "no other program that decides first on update_socket_protocol (bpftool link)"
 	case NoVersion2:
@@ -70,7 +71,7 @@ type MissingError struct {
 }
 
 func (e *MissingError) Error() string {
-	return fmt.Sprintf("the kernel's SMC-R as datapath: %s: %v: needs %s", e.Missing, e.Err, e.Missing.need())
+	return fmt.Sprintf("the kernel's SMC-R as datapath: %s: %v: needs %s", e.Missing, e.Err, e.Missing.Need())
 }
 
 func (e *MissingError) Unwrap() error { return e.Err }

@@ -5,6 +5,7 @@ package kernelpath
 import (
 	"errors"
 	"fmt"
+	"path/filepath"
 	"slices"
 
 	"golang.org/x/sys/unix"
@@ -19,12 +20,20 @@ const (
 	protocolSMC = 256
 )
 
-// Probe tries whether this machine can have the kernel's SMC-R as datapath: it opens a socket
-// of SMC, makes one of TCP SMC by the program, in a network namespace of its own, and asks
-// SMC for its version and its devices. A [MissingError] names the first thing that is
-// missing. Nothing is left, but that the kernel may have loaded its module smc.
-func Probe() error {
-	for _, try := range []func() error{tryProtocol, tryProgram, trySMC} {
+// Probe tries whether this machine can have the kernel's SMC-R as datapath, with the pins in dir: it
+// looks for the BPF file system, opens a socket of SMC, makes one of TCP SMC by the program, in a
+// network namespace of its own, and asks SMC for its version and its devices. A [MissingError] names
+// the first thing that is missing. Nothing is left, but that the kernel may have loaded its module
+// smc: not where the file system is missing, as in a container whose operator does not want this datapath.
+func Probe(dir string) error {
+	tryPins := func() error {
+		err := checkPins(dir)
+		if errors.Is(err, unix.ENOENT) { // it would be made
+			err = checkPins(filepath.Dir(dir))
+		}
+		return err
+	}
+	for _, try := range []func() error{tryPins, tryProtocol, tryProgram, trySMC} {
 		if err := try(); err != nil {
 			return err
 		}

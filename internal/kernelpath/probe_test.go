@@ -4,6 +4,9 @@ package kernelpath
 
 import (
 	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -17,7 +20,7 @@ import (
 func TestProbe(t *testing.T) {
 	testenv.Need(t, testenv.Root, testenv.NetAdmin)
 	_, serr := openSocket(unix.AF_INET, protocolSMC)
-	err := Probe()
+	err := Probe(bpffs(t))
 	t.Logf("socket of SMC: %v; probe: %v", serr, err)
 	var missing *MissingError
 	switch {
@@ -29,7 +32,7 @@ func TestProbe(t *testing.T) {
 		if missing.Missing != NoSMC && missing.Missing != NoProtocol {
 			t.Errorf("%s is missing, and a socket of SMC is %v", missing.Missing, serr)
 		}
-		for _, want := range []string{string(missing.Missing), "protocol not supported", missing.Missing.need()} {
+		for _, want := range []string{string(missing.Missing), "protocol not supported", missing.Missing.Need()} {
 			if !strings.Contains(err.Error(), want) {
 				t.Errorf("%v does not say %q", err, want)
 			}
@@ -37,10 +40,25 @@ func TestProbe(t *testing.T) {
 	}
 }
 
+// Without a BPF file system nothing else is tried, so that no module is loaded. What is looked at is
+// not made.
+func TestProbe_noPins(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "bpf")
+	for _, d := range []string{dir, filepath.Join(dir, "deeper"), t.TempDir()} {
+		var missing *MissingError
+		if err := Probe(d); !errors.As(err, &missing) || missing.Missing != NoPins {
+			t.Errorf("of %s is missing: %v", d, err)
+		}
+	}
+	if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the directory is there: %v", err)
+	}
+}
+
 // In a guest nothing is missing.
 func TestProbe_guest(t *testing.T) {
 	need(t)
-	if err := Probe(); err != nil {
+	if err := Probe(Dir); err != nil {
 		t.Error(err)
 	}
 }
@@ -49,7 +67,7 @@ func TestMissing_needs(t *testing.T) {
 	for _, m := range []Missing{
 		NoRights, NoSMC, NoProtocol, NoBPF, NoBTF, NoHook, Refused, NoPins, NoEffect, NoVersion2, NoDevice,
 	} {
-		if m.need() == "" {
+		if m.Need() == "" {
 			t.Errorf("%s does not say what to do", m)
 		}
 	}

@@ -15,18 +15,20 @@ const maxDetail = 1024
 func (r Report) Capabilities() []v1alpha1.NodeCapability {
 	out := make([]v1alpha1.NodeCapability, 0, len(r.Checks))
 	for _, c := range r.Checks {
-		out = append(out, v1alpha1.NodeCapability{Name: c.Name, State: c.Result.state(), Detail: c.sentence()})
+		out = append(out, v1alpha1.NodeCapability{Name: c.Name, State: c.Result.state(), Reason: c.Reason, Detail: c.sentence()})
 	}
 	return out
 }
 
-// state is the CRD's word for OK, WARN or FAIL.
+// state is the CRD's word for OK, WARN, FAIL or NONE.
 func (r Result) state() string {
 	switch r {
 	case OK:
 		return "Available"
 	case Warn:
 		return "Degraded"
+	case None:
+		return "Unavailable"
 	case Fail:
 	}
 	return "Missing"

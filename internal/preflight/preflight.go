@@ -15,6 +15,7 @@ import (
 
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
 	"github.com/smcr-io/kube-smcr/internal/devices/vf"
+	"github.com/smcr-io/kube-smcr/internal/kernelpath"
 	"github.com/smcr-io/kube-smcr/internal/linux"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/verbs"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/synopt"
@@ -28,6 +29,7 @@ const (
 	OK   Result = "OK"
 	Warn Result = "WARN" // the agent runs, with less
 	Fail Result = "FAIL" // the agent does not run, or sets up no pod
+	None Result = "NONE" // it is not there, and only who asks for it goes without
 )
 
 // Check is one line of the report.
@@ -35,6 +37,8 @@ type Check struct {
 	Name   string `json:"name"`
 	Result Result `json:"result"`
 	Detail string `json:"detail,omitempty"`
+	// Reason is a word for the first thing that is missing, if the check has such words.
+	Reason string `json:"reason,omitempty"`
 	// Means says what does not work without the feature, and what still does.
 	Means  string `json:"means,omitempty"`
 	Advice string `json:"advice,omitempty"` // what to do
@@ -69,6 +73,7 @@ type Machine struct {
 	uverbs      func() error
 	memlock     func() (limit uint64, ok bool)
 	podDevices  func() vf.Capabilities
+	kernelPath  func() error
 	kubelet     []string // directories that may be kubelet's
 	inAgent     bool     // the process is the agent, whose own sockets do not count as others'
 	use         *Use     // nil: it is not known what devices are to be used
@@ -125,6 +130,7 @@ const (
 	nameSoftRoCE    = "software RoCE"
 	nameKubelet     = "kubelet's devices"
 	namePodDevices  = "devices for pods"
+	nameKernelPath  = "kernelPath" // which printer columns name
 )
 
 // means says what does not work when a check is not OK, and what still does.
@@ -151,6 +157,8 @@ func means(name string) string {
 		return "pods get no device of software of their own; they share those of the node, and VFs of hardware are not concerned"
 	case nameSoftRoCE:
 		return "a software device with this port cannot be opened; hardware devices are not concerned"
+	case nameKernelPath:
+		return "pods whose policy has datapath Kernel are on plain TCP, those with KernelIfAvailable on datapath Agent; all others do without"
 	case nameKubelet:
 		return "pods cannot ask kubelet for RDMA devices; those that have some already keep them"
 	}
@@ -188,7 +196,7 @@ func This() Machine {
 		},
 		wire:    func() error { return errors.Join(linux.ProbeWire(), linux.ProbeWireRoutes()) },
 		devices: verbs.Devices, verbs: func() Verbs { return verbsHere(false) }, uverbs: tryUverbs, memlock: linux.LockLimit,
-		podDevices: vf.Host{}.Probe,
+		podDevices: vf.Host{}.Probe, kernelPath: func() error { return kernelpath.Probe(kernelpath.Dir) },
 		roceSocket: func(ctx context.Context) error {
 			c, err := (&net.ListenConfig{}).ListenPacket(ctx, "udp", net.JoinHostPort("", strconv.Itoa(rocePort)))
 			if err != nil {
@@ -216,7 +224,7 @@ func Examine(ctx context.Context, m Machine) Report {
 		feature(nameSysctl, Fail, m.sysctl),
 		feature(nameQueue, Warn, m.queue),
 		feature(nameWire, Warn, m.wire),
-		m.rdma(), m.hardware(), m.softRoCE(ctx), m.kubeletDevices(ctx), m.devicesForPods(),
+		m.rdma(), m.hardware(), m.softRoCE(ctx), m.kubeletDevices(ctx), m.devicesForPods(), m.kernelDatapath(),
 	} {
 		if c.Result != OK {
 			c.Means = means(c.Name)
@@ -289,6 +297,21 @@ func feature(name string, bad Result, probe func() error) Check {
 		c.Detail, c.Advice = fmt.Sprintf("%s: %v", fe.Feature, fe.Err), fe.Remedy
 	case errors.As(err, &ue):
 		c.Detail, c.Advice = fmt.Sprintf("%s: %v", ue.What, ue.Err), "needs "+ue.Need
+	}
+	return c
+}
+
+// kernelDatapath tries whether pods can have datapath Kernel.
+func (m Machine) kernelDatapath() Check {
+	c := Check{Name: nameKernelPath, Result: OK, Detail: "pods can have datapath Kernel"}
+	err := m.kernelPath()
+	if err == nil {
+		return c
+	}
+	c.Result, c.Detail = None, err.Error()
+	if missing := (*kernelpath.MissingError)(nil); errors.As(err, &missing) {
+		c.Reason, c.Advice = string(missing.Missing), "needs "+missing.Missing.Need()
+		c.Detail = fmt.Sprintf("%s: %v", missing.Missing, missing.Err)
 	}
 	return c
 }
