@@ -33,6 +33,7 @@ func TestPathsOfTheNode(t *testing.T) {
 		{name: "device plugin", set: "devicePlugin.enabled=true", also: map[string]string{"/var/lib/kubelet/device-plugins": "written", "/var/lib/kubelet/pod-resources": "read"}},
 		{name: "claims", set: "dra.enabled=true", also: map[string]string{"/var/lib/kubelet/plugins/roce.smcr.io": "written", "/var/lib/kubelet/plugins_registry": "written"}},
 		{name: "device files", set: "hardware.enabled=true", also: map[string]string{"/dev/infiniband": "written"}},
+		{name: "the kernel's datapath", set: "kernelPath.enabled=true", also: map[string]string{"/sys/fs/bpf": "written, new mounts"}},
 		{name: "device files by a plugin", set: "hardware.enabled=true,hardware.resource=rdma/hca"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -125,6 +125,8 @@ image:
   repository: ghcr.io/smcr-io/kube-smcr
   tag: ""
 imagePullSecrets: []
+kernelPath:
+  enabled: false
 metrics:
   auth: true
   tlsSecret: ""
