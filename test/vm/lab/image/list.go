@@ -113,7 +113,7 @@ var packages = [...]string{
 	// Containers.
 	"runc",
 	// Applications.
-	"redis-server", "redis-tools", "nginx-light", "curl", "iperf3",
+	"redis-server", "redis-tools", "nginx-light", "libnginx-mod-stream", "curl", "iperf3",
 	// What tells why.
 	"strace",
 }
