@@ -19,8 +19,8 @@ func TestParseFlags(t *testing.T) {
 	}{
 		{"defaults", "", ""},
 		{"some", "-rounds 1 -time 100ms -o json -vm x", ""},
-		{"all groups", "-groups iwarp,smcr,sdp-siw,sdp-roce", ""},
-		{"unknown group", "-groups roce", `unknown group "roce", there are smcr, iwarp, sdp-siw, sdp-roce`},
+		{"all groups", "-groups iwarp,smcr,sdp-siw,sdp-roce,transparent", ""},
+		{"unknown group", "-groups roce", `unknown group "roce", there are smcr, iwarp, sdp-siw, sdp-roce, transparent`},
 		{"no round", "-rounds 0", "want -rounds from 1 to 1000, -time from 1ms to 10s, and no arguments"},
 		{"argument", "conn", "no arguments"},
 	} {

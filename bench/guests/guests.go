@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/smcr-io/kube-smcr/bench/engine"
@@ -69,16 +70,22 @@ func (p *pair) up(ctx context.Context) (err error) {
 	return err
 }
 
+// addDevice gives a guest soft RoCE, and its kernel SMC-R.
+func addDevice(ctx context.Context, g *lab.Guest) error {
+	if err := g.AddRXE(ctx, 0); err != nil {
+		return err
+	}
+	_, err := g.Run(ctx, "modprobe", "-a", "smc", "smc_diag")
+	return err
+}
+
 // start sets a guest up and starts its worker.
 func (p *pair) start(ctx context.Context, guest int, program string) (*worker, error) {
 	g := p.lab.Guest(guest)
-	if err := g.AddRXE(ctx, 0); err != nil {
+	if err := addDevice(ctx, g); err != nil {
 		return nil, err
 	}
-	if _, err := g.Run(ctx, "modprobe", "-a", "smc", "smc_diag"); err != nil {
-		return nil, err
-	}
-	w, err := startWorker(ctx, g, program)
+	w, err := startWorker(ctx, g, nil, program)
 	if err != nil {
 		return nil, err
 	}
@@ -148,7 +155,7 @@ func (p *pair) startOnSIW(ctx context.Context, open operation, parameters []stri
 		if err := g.AddSIW(ctx, 0); err != nil {
 			return err
 		}
-		if *w, err = startWorker(ctx, g, program, env...); err != nil {
+		if *w, err = startWorker(ctx, g, env, program); err != nil {
 			return err
 		}
 		if _, err := (*w).call(request{Op: open, Addr: g.Addr(0).String()}); err != nil {
@@ -158,8 +165,9 @@ func (p *pair) startOnSIW(ctx context.Context, open operation, parameters []stri
 	return nil
 }
 
-func startWorker(ctx context.Context, g *lab.Guest, program string, env ...string) (*worker, error) {
-	p, err := g.StartIn(ctx, "", env, program, engine.WorkerArg)
+// startWorker starts a worker by a command, whose last word is this program.
+func startWorker(ctx context.Context, g *lab.Guest, env []string, command ...string) (*worker, error) {
+	p, err := g.StartIn(ctx, "", env, append(slices.Clone(command), engine.WorkerArg)...)
 	if err != nil {
 		return nil, err
 	}

@@ -16,6 +16,8 @@ const (
 	mostIterations = 100000
 	// leastIterations is what perftest needs.
 	leastIterations = 5
+	// leastRequests is what redis-benchmark is asked for first, for each client.
+	leastRequests = 20
 	// rstreamBytes bounds a transfer of rstream on all its connections, which is
 	// sent and comes back: over rxe it makes about half a MiB in a second.
 	rstreamBytes = 1 << 20
@@ -24,4 +26,12 @@ const (
 	toolTries = 3
 	// rdmaPoll: to ask takes a process in the guest.
 	rdmaPoll = 50 * time.Millisecond
+	// agentLimit is for an agent to attach its pods in a guest on a busy machine.
+	agentLimit = 60 * time.Second
+	// agentPoll: an agent looks for pods every 2 s.
+	agentPoll = 200 * time.Millisecond
+	// startTries: a first contact on a busy machine may take longer than a rendezvous may, and is TCP then.
+	startTries = 10
+	// startPause is longer than agents remember who had no SMC-R, see agentConfig.
+	startPause = 1500 * time.Millisecond
 )

@@ -27,6 +27,20 @@
 // Group sdp-roce (-groups sdp-roce) compares SDP (pkg/sdp over pkg/rdma/verbs), by messages and from Buffer to Buffer, with raw READs
 // (ib_read_bw), rsockets and TCP.
 //
+// Group transparent (-groups transparent) compares what unmodified programs of pods get, without SMC-R in them. A pod is a network namespace with a
+// macvlan child of the interface of the guest's soft RoCE, and its programs have no rights:
+//
+//	TCP              pods that nobody attached
+//	kernel datapath  pods of agents with datapath Kernel: sockets of TCP are the kernel's SMC-R
+//	2 agents         pods of agents that carry their connections, SMC-R on soft RoCE in user space
+//	AF_SMC           programs that open AF_SMC, in pods that nobody attached
+//	1 relay          nginx's stream module in the server's pod
+//	2 relays         and one in the client's pod, as sidecars are
+//
+// The same load runs over all of them, and redis-benchmark to redis over all but AF_SMC. After each measurement the counters of
+// both kernels in the pods, and those of both agents if the pods are theirs, have to say that all connections went the way that the
+// path's name says. SMC's buffers are as long in all of them; TCP's are the kernel's.
+//
 // # Who owns what
 //
 // The main process starts the guests and in each of them itself as a worker. Both
@@ -38,7 +52,8 @@
 // mean nothing, and those who need many system calls or atomic instructions pay
 // more for them than on a real processor. What a tool needs to start, as far as
 // processor time goes, is measured beforehand and taken off; the tools' round
-// trips are medians (ib_write_lat) or means (rstream).
+// trips are medians (ib_write_lat) or means (rstream). haproxy does not run in the guests: it needs CMPXCHG16B, which
+// they do not have (see package lab), so nginx is the relay.
 package main
 
 import (
@@ -63,13 +78,13 @@ type settings struct {
 	vm     string
 }
 
-var allGroups = []string{"smcr", "iwarp", "sdp-siw", "sdp-roce"}
+var allGroups = []string{"smcr", "iwarp", "sdp-siw", "sdp-roce", "transparent"}
 
 func parseFlags(args []string) (settings, error) {
 	var s settings
 	f := flag.NewFlagSet("bench-vm", flag.ContinueOnError)
 	output := s.Define(f, 500*time.Millisecond, "the workers")
-	groups := f.String("groups", "smcr", "what to measure: smcr, iwarp, sdp-siw, sdp-roce, or several, separated by commas")
+	groups := f.String("groups", "smcr", "what to measure: smcr, iwarp, sdp-siw, sdp-roce, transparent, or several, separated by commas")
 	f.StringVar(&s.paths, "paths", "", "measure only these paths, separated by commas")
 	f.StringVar(&s.vm, "vm", "", "use the guests of this name, see go run ./tools/vm up, instead of new ones")
 	if err := f.Parse(args); err != nil {
@@ -107,6 +122,8 @@ func run(ctx context.Context, args []string) error {
 			bed, jobs = &sdpPair{pair: p}, s.sdpJobs()
 		case "sdp-roce":
 			bed, jobs = &rocePair{p}, s.roceJobs()
+		case "transparent":
+			bed, jobs = &podPair{pair: p}, s.transparentJobs()
 		}
 		groups = append(groups, engine.Group{Name: name, Measure: func(ctx context.Context) error { return e.Compare(ctx, name, bed, jobs) }})
 	}

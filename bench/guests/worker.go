@@ -47,6 +47,8 @@ const (
 	opState   operation = "state"   // of the guest
 	opAwait   operation = "await"   // until somebody listens on the port Addr
 	opProfile operation = "profile" // to the file Addr; "" ends it
+	opHold    operation = "hold"    // connections, as a client
+	opAgent   operation = "agent"   // says what the agent with the API socket Addr says
 
 	opOpenIWARP  operation = "open iwarp"  // both devices, at the address Addr
 	opServeIWARP operation = "serve iwarp" // on both
@@ -79,6 +81,8 @@ type state struct {
 	KernelTCP  uint64 `json:"kernelTCP"`
 	// GIDIndex is of the device that the engine uses.
 	GIDIndex int `json:"gidIndex"`
+	// Agent is what an agent says.
+	Agent agentState `json:"agent,omitzero"`
 }
 
 // workload is what a worker has open.
@@ -113,6 +117,12 @@ func (w *workload) do(req request) (resp response, err error) {
 		return resp, err
 	case opState:
 		resp.State, err = w.state()
+		return resp, err
+	case opHold:
+		_, err = req.Load.Hold(ctx, w.dialer(req), &w.opened.Held)
+		return resp, err
+	case opAgent:
+		resp.State, err = askAgent(ctx, req.Addr)
 		return resp, err
 	case opAwait:
 		return resp, awaitListener(ctx, req.Addr)

@@ -13,22 +13,23 @@ import (
 	"github.com/smcr-io/kube-smcr/test/vm/lab"
 )
 
-// TestBench makes one short round of two measurements; nobody looks at the
-// figures. The others are the same code with other numbers.
+// TestBench makes one short round of two measurements, and of group transparent, whose pods' paths have what proves
+// them; nobody looks at the figures. The others are the same code with other numbers.
 func TestBench(t *testing.T) {
 	testenv.Builds("...") // the bench, and what it builds
 	l := lab.ForTest(t, lab.Config{})
 	for _, tt := range []struct {
-		only  string
-		paths []string // that have to be there
+		group, only string
+		paths       []string // that have to be there
 	}{
-		{"round trip", []string{"RDMA WRITE", "smcr.Conn", "kernel SMC-R", "TCP"}},
-		{"64 KiB writes, 1 connection", []string{"RDMA WRITE", "smcr.Conn", "kernel SMC-R", "TCP"}},
+		{"smcr", "round trip", []string{"RDMA WRITE", "smcr.Conn", "kernel SMC-R", "TCP"}},
+		{"smcr", "64 KiB writes, 1 connection", []string{"RDMA WRITE", "smcr.Conn", "kernel SMC-R", "TCP"}},
+		{"transparent", "redis, 1 client", []string{"TCP", "kernel datapath", "2 agents", "1 relay", "2 relays"}},
 	} {
-		t.Run(tt.only, func(t *testing.T) {
+		t.Run(tt.group+" "+tt.only, func(t *testing.T) {
 			var stderr bytes.Buffer
 			cmd := exec.CommandContext(t.Context(), "go", "run", "github.com/smcr-io/kube-smcr/bench/guests",
-				"-vm", l.Name(), "-rounds", "1", "-time", "50ms", "-only", tt.only, "-o", "json")
+				"-vm", l.Name(), "-groups", tt.group, "-rounds", "1", "-time", "50ms", "-only", tt.only, "-o", "json")
 			cmd.Stderr = &stderr
 			out, err := cmd.Output()
 			if err != nil {
