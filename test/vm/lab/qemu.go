@@ -78,6 +78,9 @@ var kernelArguments = []string{
 	// These are work in each system call, page fault or switch of tasks: memory that is zeroed
 	// before its owner writes it, and accounts of pressure and of memory that nobody reads.
 	"init_on_alloc=0", "psi=0", noMemoryAccounts,
+	// With random addresses QEMU translates the C library again for each program that starts, which
+	// is most of the time that a small one takes.
+	"norandmaps",
 }
 
 // noMemoryAccounts is the one of them that containers would miss.
