@@ -235,10 +235,10 @@ func nudged(until time.Time, f func() error) error {
 	return err
 }
 
-// shutDown makes sure that programs which wait for the socket learn of it. Linux 6.12 wakes those that wait for
-// one of SMC before it notes the end of the directions, and not again if the peer is silent. So whoever waits for data
-// has to find that direction at its end before that, and who waits for room is woken afterwards, as by a buffer that
-// grew.
+// shutDown makes sure that programs which wait for the socket learn of it, whether a kernel wakes them before or
+// after it notes that the directions have ended: of SMC's sockets nothing else may ever wake them, if the peer is
+// silent. So whoever waits for data finds that direction at its end already when it is woken, and whoever waits for
+// room is woken once more, as by a buffer that grew.
 func shutDown(fd int) error {
 	if err := unix.Shutdown(fd, unix.SHUT_RD); err != nil {
 		return err
