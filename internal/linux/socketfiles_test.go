@@ -119,15 +119,13 @@ func TestFindSocketFiles(t *testing.T) {
 	}
 	exchange(t, other, otherServer)
 	mustDo(t, server.Close())
-	for end := time.Now().Add(waitLimit); ; time.Sleep(time.Millisecond) { // polls the end of the connection
+	waitFor(t, "the end of the connection to be told by ShutDown", func() bool {
 		err := ShutDown(fd, time.Now())
-		if errors.Is(err, unix.ENOTCONN) {
-			break
-		}
-		if err != nil || time.Now().After(end) {
+		if err != nil && !errors.Is(err, unix.ENOTCONN) {
 			t.Fatalf("shut down once more: %v", err)
 		}
-	}
+		return err != nil
+	})
 }
 
 // A system call that waits is interrupted at the time given for it, and not before.
