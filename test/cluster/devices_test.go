@@ -64,7 +64,7 @@ func allocation(c *cluster) {
 		}
 	}
 
-	before := c.grows(one, sum{}, 1)
+	c.grows(one, sum{}, 1)
 	c.restartKubelet(c.n[1])
 	c.must(c.n[1].SetPort(c.Context(), "eth1", false))
 	mended := false
@@ -83,7 +83,7 @@ func allocation(c *cluster) {
 	c.must(mend(c.Context()))
 	c.allocatable(c.n[1], 2*slots)
 	c.running(ns, "three", c.n[1])
-	if after := c.grows(one, before, 1); after.Failed > 0 || after.Ended {
+	if after := c.goesOn(one, 1); after.Failed > 0 || after.Ended {
 		c.Errorf("the connection of a pod whose device was not concerned: %+v", after)
 	}
 }

@@ -25,7 +25,6 @@ import (
 type loads struct {
 	c              *cluster
 	carried, plain pod
-	before         [2]sum
 }
 
 // loadOn is the label of the pods of loads, whose value is "smcr" if they connect to the server with SMC-R.
@@ -43,7 +42,9 @@ func (c *cluster) startLoads(server pod, node *lab.Node) *loads {
 		podSpec{name: "to-plain-" + suffix, node: node, args: args(plain), labels: map[string]string{loadOn: "plain"}})
 	l := &loads{c: c, carried: pods[0], plain: pods[1]}
 	c.onSMCR(l.carried, server.address())
-	l.before = [2]sum{c.grows(l.carried, sum{}, 50), c.grows(l.plain, sum{}, 50)}
+	for _, p := range pods {
+		c.grows(p, sum{}, 50)
+	}
 	return l
 }
 
@@ -52,15 +53,22 @@ func (c *cluster) startLoads(server pod, node *lab.Node) *loads {
 // reset.
 func (l *loads) end(what string) (reset int) {
 	l.c.Helper()
-	now := [2]sum{l.c.grows(l.carried, l.before[0], 100), l.c.grows(l.plain, l.before[1], 100)}
-	for i, name := range []string{"SMC-R", "plain"} {
-		s := now[i]
-		l.c.Logf("%-24s %-6s %5d connections, %d failed, %d reset, slowest %d ms %v", what, name, s.OK+s.Failed, s.Failed-s.Reset, s.Reset, s.WorstMillis, s.Errors)
-		if s.Failed > s.Reset || s.Reset > 0 && name == "plain" {
-			l.c.Errorf("%s, %s: %v", what, name, s.Errors)
-		}
+	carried, plain := l.became(what, "SMC-R", l.carried), l.became(what, "plain", l.plain)
+	if plain.Reset > 0 {
+		l.c.Errorf("%s, plain: %v", what, plain.Errors)
 	}
-	return now[0].Reset
+	return carried.Reset
+}
+
+// became waits until one of the loads goes on, and says what became of its connections.
+func (l *loads) became(what, name string, p pod) sum {
+	l.c.Helper()
+	s := l.c.goesOn(p, 100)
+	l.c.Logf("%-24s %-6s %5d connections, %d failed, %d reset, slowest %d ms %v", what, name, s.OK+s.Failed, s.Failed-s.Reset, s.Reset, s.WorstMillis, s.Errors)
+	if s.Failed > s.Reset {
+		l.c.Errorf("%s, %s: %v", what, name, s.Errors)
+	}
+	return s
 }
 
 // agentEnds: an agent that is deleted or evicted leaves no connection unanswered, and there is

@@ -281,6 +281,15 @@ func (c *cluster) grows(p pod, s sum, n int) sum {
 	return now
 }
 
+// goesOn waits until a client has done n more than its log says now, and returns its new sum. What the
+// log says now may be a second old, and so of before what the scenario did last.
+func (c *cluster) goesOn(p pod, n int) sum {
+	c.Helper()
+	s, err := c.last(p)
+	c.must(err)
+	return c.grows(p, s, n)
+}
+
 // onSMCR waits until the agent of a pod's node says that its connections to
 // address are on SMC-R, making connections.
 func (c *cluster) onSMCR(from pod, address string) {
