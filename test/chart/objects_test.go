@@ -109,9 +109,26 @@ func certificate(v corev1.Volume) bool {
 	return v.Name == "metrics-tls" && v.Secret != nil && v.Secret.Optional != nil && *v.Secret.Optional
 }
 
+// Only an agent that ends connections on the kernel's SMC-R sees the node's processes.
+func TestRevokes(t *testing.T) {
+	for set, want := range map[string]bool{
+		"kernelPath.enabled=false":                        false,
+		"kernelPath.enabled=true":                         true,
+		"kernelPath.enabled=true,kernelPath.revoke=false": false,
+		"kernelPath.enabled=false,kernelPath.revoke=true": false,
+		"kernelPath.enabled=true,hardware.enabled=true":   true,
+	} {
+		spec := find[*appsv1.DaemonSet](t, template(t, "--set", set), "-agent").Spec.Template.Spec
+		checkPod(t, &spec, true)
+		if spec.HostPID != want {
+			t.Errorf("%s: the agent is in the node's PID namespace: %v, want %v", set, spec.HostPID, want)
+		}
+	}
+}
+
 func checkPod(t *testing.T, spec *corev1.PodSpec, agent bool) {
 	t.Helper()
-	if spec.HostPID || spec.HostIPC || spec.HostNetwork != agent {
+	if spec.HostPID && !agent || spec.HostIPC || spec.HostNetwork != agent {
 		t.Errorf("hostPID %v, hostIPC %v, hostNetwork %v", spec.HostPID, spec.HostIPC, spec.HostNetwork)
 	}
 	if len(spec.InitContainers) != 0 || len(spec.Containers) != 1 {
@@ -159,6 +176,9 @@ func checkPod(t *testing.T, spec *corev1.PodSpec, agent bool) {
 	want := []corev1.Capability{"NET_ADMIN", "SYS_ADMIN"}
 	if hardware(spec) {
 		want = append(want, "IPC_LOCK")
+	}
+	if spec.HostPID { // see TestRevokes
+		want = append(want, "SYS_PTRACE")
 	}
 	if slices.ContainsFunc(spec.Volumes, func(v corev1.Volume) bool { return v.Name == "cni-bin" }) {
 		want = append(want, "DAC_OVERRIDE")

@@ -127,6 +127,7 @@ image:
 imagePullSecrets: []
 kernelPath:
   enabled: false
+  revoke: true
 metrics:
   auth: true
   tlsSecret: ""
