@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -25,20 +26,49 @@ const (
 // network namespace of its own, and asks SMC for its version and its devices. A [MissingError] names
 // the first thing that is missing. Nothing is left, but that the kernel may have loaded its module
 // smc: not where the file system is missing, as in a container whose operator does not want this datapath.
-func Probe(dir string) error {
-	tryPins := func() error {
-		err := checkPins(dir)
-		if errors.Is(err, unix.ENOENT) { // it would be made
-			err = checkPins(filepath.Dir(dir))
-		}
+func Probe(dir string) error { return NewProber(dir).Probe() }
+
+// A Prober is [Probe] for who asks again and again. Several goroutines may call it.
+type Prober struct {
+	pins, protocol, program, smc func() error // the steps; tests have others
+
+	mu sync.Mutex // held while it probes; guards what is below
+	// worked says that the program made a socket SMC. A kernel that does that once always does, and to try it
+	// changes the kernel's code, so that is not done again.
+	worked bool
+}
+
+// NewProber makes one for pins in dir.
+func NewProber(dir string) *Prober {
+	return &Prober{pins: func() error { return tryPins(dir) }, protocol: tryProtocol, program: tryProgram, smc: trySMC}
+}
+
+// Probe tries what Probe of the package does, and once the program had its effect all but that.
+func (p *Prober) Probe() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err := p.pins(); err != nil {
 		return err
 	}
-	for _, try := range []func() error{tryPins, tryProtocol, tryProgram, trySMC} {
-		if err := try(); err != nil {
+	if err := p.protocol(); err != nil {
+		return err
+	}
+	if !p.worked {
+		if err := p.program(); err != nil {
 			return err
 		}
+		p.worked = true
 	}
-	return nil
+	return p.smc()
+}
+
+// tryPins looks for the BPF file system.
+func tryPins(dir string) error {
+	err := checkPins(dir)
+	if errors.Is(err, unix.ENOENT) { // it would be made
+		err = checkPins(filepath.Dir(dir))
+	}
+	return err
 }
 
 // tryProtocol opens a socket of SMC.

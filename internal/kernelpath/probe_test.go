@@ -63,6 +63,41 @@ func TestProbe_guest(t *testing.T) {
 	}
 }
 
+// A Prober stops at the first thing that is missing, looks again at what may change, and does not try the program
+// again when that worked.
+func TestProber(t *testing.T) {
+	var tried []string
+	failing := ""
+	step := func(name string) func() error {
+		return func() error {
+			tried = append(tried, name)
+			if name == failing {
+				return errors.New(name)
+			}
+			return nil
+		}
+	}
+	p := Prober{pins: step("pins"), protocol: step("protocol"), program: step("program"), smc: step("smc")}
+	for _, tt := range []struct{ failing, want string }{
+		{"pins", "pins"},
+		{"protocol", "pins protocol"},
+		{"program", "pins protocol program"},
+		{"smc", "pins protocol program smc"},
+		{"smc", "pins protocol smc"},
+		{"", "pins protocol smc"},
+		{"protocol", "pins protocol"},
+	} {
+		tried, failing = nil, tt.failing
+		err := p.Probe()
+		if got := strings.Join(tried, " "); got != tt.want {
+			t.Errorf("%s fails: tried %q, want %q", tt.failing, got, tt.want)
+		}
+		if tt.failing == "" && err != nil || tt.failing != "" && (err == nil || err.Error() != tt.failing) {
+			t.Errorf("%s fails: %v", tt.failing, err)
+		}
+	}
+}
+
 func TestMissing_needs(t *testing.T) {
 	for _, m := range []Missing{
 		NoRights, NoSMC, NoProtocol, NoBPF, NoBTF, NoHook, Refused, NoPins, NoEffect, NoVersion2, NoDevice,

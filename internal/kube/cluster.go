@@ -58,9 +58,10 @@ func (c *ClusterConfig) podNamespace() string {
 
 // cluster is an agent that runs, and what belongs to it.
 type cluster struct {
-	cfg    ClusterConfig
-	source *Source
-	cni    *install.Installer // nil: somebody else installs the plugin
+	cfg     ClusterConfig
+	machine preflight.Machine
+	source  *Source
+	cni     *install.Installer // nil: somebody else installs the plugin
 	// inventory lists the devices that pods can ask for; devicePlugin offers them
 	// to kubelet, nil: it does not.
 	inventory    *inventory.Inventory
@@ -97,7 +98,7 @@ func RunAgent(ctx context.Context, cfg ClusterConfig) error {
 	if err != nil {
 		return err
 	}
-	c := &cluster{cfg: cfg}
+	c := &cluster{cfg: cfg, machine: preflight.Agent()}
 	sc := Config{
 		REST: cfg.REST, Node: cfg.Node, Base: cfg.Base, Log: cfg.Log,
 		StateFile: filepath.Join(base.DataDir, stateFile),
@@ -148,13 +149,13 @@ func (c *cluster) guardMetrics(base *config.Node) error {
 func (c *cluster) newReporter(linksOnly bool) (*report.Reporter, error) {
 	return report.New(report.Config{
 		Client: c.cfg.REST, Node: c.cfg.Node, AgentPod: c.cfg.Pod, AgentVersion: c.cfg.Version, LinksOnly: linksOnly, Source: c.snapshot, Log: c.cfg.Log,
-		Preflight: c.preflight,
+		Preflight: c.preflight, Recheck: c.machine.KernelPath,
 	})
 }
 
 // preflight finds out what the node can do, of what the agent is configured to use.
 func (c *cluster) preflight(ctx context.Context) preflight.Report {
-	m := preflight.Agent()
+	m := c.machine
 	if base, err := c.cfg.Base(); err == nil {
 		use := preflight.Use{ForPods: base.DevicePlugin.Enabled || base.DRA.Enabled}
 		for _, d := range base.Devices {

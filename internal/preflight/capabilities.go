@@ -15,9 +15,14 @@ const maxDetail = 1024
 func (r Report) Capabilities() []v1alpha1.NodeCapability {
 	out := make([]v1alpha1.NodeCapability, 0, len(r.Checks))
 	for _, c := range r.Checks {
-		out = append(out, v1alpha1.NodeCapability{Name: c.Name, State: c.Result.state(), Reason: c.Reason, Detail: c.sentence()})
+		out = append(out, c.Capability())
 	}
 	return out
+}
+
+// Capability is the check as a capability of an SMCRNode.
+func (c Check) Capability() v1alpha1.NodeCapability {
+	return v1alpha1.NodeCapability{Name: c.Name, State: c.Result.state(), Reason: c.Reason, Detail: c.sentence()}
 }
 
 // state is the CRD's word for OK, WARN, FAIL or NONE.

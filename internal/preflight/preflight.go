@@ -196,7 +196,7 @@ func This() Machine {
 		},
 		wire:    func() error { return errors.Join(linux.ProbeWire(), linux.ProbeWireRoutes()) },
 		devices: verbs.Devices, verbs: func() Verbs { return verbsHere(false) }, uverbs: tryUverbs, memlock: linux.LockLimit,
-		podDevices: vf.Host{}.Probe, kernelPath: func() error { return kernelpath.Probe(kernelpath.Dir) },
+		podDevices: vf.Host{}.Probe, kernelPath: kernelpath.NewProber(kernelpath.Dir).Probe,
 		roceSocket: func(ctx context.Context) error {
 			c, err := (&net.ListenConfig{}).ListenPacket(ctx, "udp", net.JoinHostPort("", strconv.Itoa(rocePort)))
 			if err != nil {
@@ -224,7 +224,7 @@ func Examine(ctx context.Context, m Machine) Report {
 		feature(nameSysctl, Fail, m.sysctl),
 		feature(nameQueue, Warn, m.queue),
 		feature(nameWire, Warn, m.wire),
-		m.rdma(), m.hardware(), m.softRoCE(ctx), m.kubeletDevices(ctx), m.devicesForPods(), m.kernelDatapath(),
+		m.rdma(), m.hardware(), m.softRoCE(ctx), m.kubeletDevices(ctx), m.devicesForPods(), m.KernelPath(),
 	} {
 		if c.Result != OK {
 			c.Means = means(c.Name)
@@ -301,14 +301,15 @@ func feature(name string, bad Result, probe func() error) Check {
 	return c
 }
 
-// kernelDatapath tries whether pods can have datapath Kernel.
-func (m Machine) kernelDatapath() Check {
+// KernelPath is the check whether pods can have datapath Kernel, which changes with modules, mounts and devices. To
+// make it again for the same Machine costs little.
+func (m Machine) KernelPath() Check {
 	c := Check{Name: nameKernelPath, Result: OK, Detail: "pods can have datapath Kernel"}
 	err := m.kernelPath()
 	if err == nil {
 		return c
 	}
-	c.Result, c.Detail = None, err.Error()
+	c.Result, c.Detail, c.Means = None, err.Error(), means(c.Name)
 	if missing := (*kernelpath.MissingError)(nil); errors.As(err, &missing) {
 		c.Reason, c.Advice = string(missing.Missing), "needs "+missing.Missing.Need()
 		c.Detail = fmt.Sprintf("%s: %v", missing.Missing, missing.Err)

@@ -11,6 +11,10 @@ const (
 	collectEvery = time.Second
 	collectPause = 100 * time.Millisecond
 
+	// recheckEvery is the time between two calls of Config.Recheck: people who mount or load what was missing
+	// look at the node again after a while, and the check asks the kernel a dozen questions.
+	recheckEvery = time.Minute
+
 	// objectPause is the least time between two writes of one object. The first
 	// change is written at once.
 	objectPause = time.Second

@@ -40,7 +40,7 @@ const (
 // portActive is the agent's word for the port of a device that works.
 const portActive = "ACTIVE"
 
-// identity is what does not change while the agent runs.
+// identity is what does not change while the agent runs, but for a capability that was checked again.
 type identity struct {
 	node         string
 	linksOnly    bool   // another agent manages the node
@@ -48,6 +48,15 @@ type identity struct {
 	agentVersion string
 	kernel       string
 	capabilities []v1alpha1.NodeCapability
+}
+
+// become notes a capability that was checked again.
+func (id *identity) become(c v1alpha1.NodeCapability) {
+	is := func(old v1alpha1.NodeCapability) bool { return old.Name == c.Name }
+	if i := slices.IndexFunc(id.capabilities, is); i >= 0 {
+		id.capabilities = slices.Clone(id.capabilities) // a status that waits to be written has the old ones
+		id.capabilities[i] = c
+	}
 }
 
 // agentLabel names the agent on its SMCRLinks.

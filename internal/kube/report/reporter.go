@@ -46,7 +46,10 @@ type Config struct {
 	Source func() Snapshot
 	// Preflight finds out what the node can do; Run calls it once. nil: preflight.Examine.
 	Preflight func(context.Context) preflight.Report
-	Log       *slog.Logger
+	// Recheck makes a check of Preflight again that may have another result while the agent runs. Run calls it from
+	// a goroutine of its own. nil: none does.
+	Recheck func() preflight.Check
+	Log     *slog.Logger
 }
 
 // Reporter tells Kubernetes what the agent of one node does.
@@ -55,6 +58,7 @@ type Reporter struct {
 	server       server
 	poked        chan struct{}
 	observations chan observation
+	rechecked    chan preflight.Check
 
 	owner atomic.Pointer[types.UID] // of the core Node, once it was read
 	clean atomic.Bool               // the agent left the node clean: its Lease is not renewed
@@ -88,7 +92,10 @@ func newReporter(cfg Config, s server) *Reporter {
 	if cfg.Preflight == nil {
 		cfg.Preflight = func(ctx context.Context) preflight.Report { return preflight.Examine(ctx, preflight.Agent()) }
 	}
-	return &Reporter{cfg: cfg, server: s, poked: make(chan struct{}, 1), observations: make(chan observation), left: make(chan struct{})}
+	return &Reporter{
+		cfg: cfg, server: s, poked: make(chan struct{}, 1), observations: make(chan observation), rechecked: make(chan preflight.Check),
+		left: make(chan struct{}),
+	}
 }
 
 // Poke makes the reporter take a snapshot now. It never blocks.
@@ -112,6 +119,9 @@ func (r *Reporter) Run(ctx context.Context) {
 	defer timer.Stop()
 	var wg sync.WaitGroup
 	defer wg.Wait()
+	if r.cfg.Recheck != nil && !r.cfg.LinksOnly {
+		wg.Go(func() { r.recheck(ctx) })
+	}
 	watching := false
 	poked := false
 	for ctx.Err() == nil {
@@ -145,6 +155,8 @@ func (r *Reporter) Run(ctx context.Context) {
 		case <-timer.C:
 		case <-r.poked:
 			poked = true
+		case c := <-r.rechecked:
+			r.plan.id.become(c.Capability()) // the next look sees it
 		case s := <-r.observations:
 			if r.plan.seen(s, time.Now()) {
 				r.loaded = false
@@ -172,6 +184,24 @@ func (r *Reporter) see(ctx context.Context, s observation) {
 	select {
 	case r.observations <- s:
 	case <-ctx.Done():
+	}
+}
+
+// recheck makes a check again and again.
+func (r *Reporter) recheck(ctx context.Context) {
+	ticker := time.NewTicker(recheckEvery)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case r.rechecked <- r.cfg.Recheck():
+		}
 	}
 }
 

@@ -4,9 +4,12 @@ package report
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -19,6 +22,7 @@ import (
 	"github.com/smcr-io/kube-smcr/api/v1alpha1"
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
 	"github.com/smcr-io/kube-smcr/internal/config"
+	"github.com/smcr-io/kube-smcr/internal/preflight"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
 )
 
@@ -78,6 +82,75 @@ func TestReporter_lifeOfAPod(t *testing.T) {
 			t.Errorf("events (-want +got):\n%s", diff)
 		}
 	})
+}
+
+// A capability that is checked again is written when it has changed, and only then. An agent that reports links
+// only does not look.
+func TestReporter_recheck(t *testing.T) {
+	for _, linksOnly := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			srv, src := newFakeServer(), &source{snap: healthy()}
+			checks := make(chan preflight.Check, 8)
+			var last preflight.Check
+			checks <- preflight.Check{Name: "kernelPath", Result: preflight.None, Reason: "NoPins"}
+			checks <- preflight.Check{Name: "kernelPath", Result: preflight.OK}
+			r := newReporter(Config{
+				Node: node, AgentPod: "kube-smcr/agent-x", AgentVersion: "v0.4.0", LinksOnly: linksOnly, Source: src.get, Log: slog.New(slog.DiscardHandler),
+				Preflight: func(context.Context) preflight.Report {
+					return preflight.Report{Checks: []preflight.Check{{Name: "kernel", Result: preflight.OK}, {Name: "kernelPath", Result: preflight.None, Reason: "NoPins"}}}
+				},
+				Recheck: func() preflight.Check {
+					select {
+					case last = <-checks:
+					default:
+					}
+					return last
+				},
+			}, srv)
+			ctx, cancel := context.WithCancel(t.Context())
+			var wg sync.WaitGroup
+			wg.Go(func() { r.Run(ctx) })
+			t.Cleanup(func() { cancel(); wg.Wait() })
+			capabilities := func() (out []string) {
+				srv.mu.Lock()
+				defer srv.mu.Unlock()
+				body, _ := json.Marshal(srv.objects[key{kind: kindNode, name: node}])
+				var n v1alpha1.SMCRNode
+				if err := json.Unmarshal(body, &n); err != nil {
+					t.Fatal(err)
+				}
+				for _, c := range n.Status.Capabilities {
+					out = append(out, c.Name+" "+c.State+" "+c.Reason)
+				}
+				return out
+			}
+			if linksOnly {
+				pass(time.Hour)
+				if len(checks) != 2 {
+					t.Error("an agent that reports links only checked the node")
+				}
+				return
+			}
+			for i, want := range [][]string{
+				{"kernel Available ", "kernelPath Unavailable NoPins"},
+				{"kernel Available ", "kernelPath Unavailable NoPins"},
+				{"kernel Available ", "kernelPath Available "},
+				{"kernel Available ", "kernelPath Available "},
+			} {
+				if i == 0 {
+					oneSecond()
+				} else {
+					pass(recheckEvery)
+				}
+				if diff := cmp.Diff(want, capabilities()); diff != "" {
+					t.Errorf("after %d minutes (-want +got):\n%s", i, diff)
+				}
+			}
+			if n := len(srv.taken()); n != 2 {
+				t.Errorf("%d writes, want one for each of the two states", n)
+			}
+		})
+	}
 }
 
 func TestReporter_podNeverAttached(t *testing.T) {
