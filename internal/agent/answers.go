@@ -100,6 +100,17 @@ func (v View) Status() agentapi.Status {
 	return s
 }
 
+// askedStatus is Status for who asks once in a while: the kernels of pods are asked, too.
+func (v View) askedStatus() agentapi.Status {
+	s := v.Status()
+	sums, err := v.a.kernelSums()
+	s.Conns.Kernel = sums
+	if err != nil {
+		s.Problems = append(s.Problems, err.Error())
+	}
+	return s
+}
+
 // clusterProblems says what the agent lacks of its cluster.
 func clusterProblems(c agentapi.Cluster) (out []string) {
 	if !c.Joined {

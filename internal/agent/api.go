@@ -73,7 +73,7 @@ func (a *agent) listenAPI(ctx context.Context) (*apiServer, error) {
 	}
 	mux := http.NewServeMux()
 	v := View{a}
-	mux.HandleFunc("GET "+agentapi.PathStatus, show(v.Status))
+	mux.HandleFunc("GET "+agentapi.PathStatus, show(v.askedStatus))
 	mux.HandleFunc("GET "+agentapi.PathLinks, show(v.Links))
 	mux.HandleFunc("GET "+agentapi.PathConns, show(v.Conns))
 	mux.HandleFunc("GET "+agentapi.PathAttachments, show(v.Attachments))

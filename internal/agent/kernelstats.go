@@ -4,6 +4,7 @@ package agent
 
 import (
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"sync"
@@ -11,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
+	"github.com/smcr-io/kube-smcr/internal/kernelpath"
 	"github.com/smcr-io/kube-smcr/internal/linux"
 	"github.com/smcr-io/kube-smcr/internal/smcnl"
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
@@ -89,6 +91,49 @@ func (s *kernelStats) end(k *kernelPod) {
 	defer s.mu.Unlock()
 	delete(s.last, k.net.id())
 }
+
+// sum is the number of connections in a mode.
+func (s *kernelStats) sum(mode smcr.Mode) (n uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for k, c := range s.conns {
+		if k.mode == mode {
+			n += c
+		}
+	}
+	return n
+}
+
+// kernelSums counts the connections of pods' kernels, which it asks. The error says why some may be missing.
+func (a *agent) kernelSums() (*agentapi.KernelSums, error) {
+	var out agentapi.KernelSums
+	var errs []error
+	for _, p := range a.manager.snapshot() {
+		if p.kernel == nil {
+			continue
+		}
+		out.Pods++
+		a.kernelStats.add(p.kernel)
+		conns, err := a.cfg.smc.conns(p.kernel.net)
+		if err != nil && !errors.Is(err, linux.ErrClosed) { // the pod is just going
+			errs = append(errs, fmt.Errorf("connections of %v: %w", podOf(p.atts[0]), err))
+		}
+		for i := range conns {
+			out.Live++
+			if isOnSMCR(&conns[i]) {
+				out.LiveSMCR++
+			}
+		}
+	}
+	out.TotalSMCR, out.TotalTCP = a.kernelStats.sum(smcr.ModeSMCR), a.kernelStats.sum(smcr.ModeTCP)
+	if out == (agentapi.KernelSums{}) {
+		return nil, errors.Join(errs...)
+	}
+	return &out, errors.Join(errs...)
+}
+
+// isOnSMCR tells whether a connection is on SMC-R, with its rendezvous done.
+func isOnSMCR(c *kernelpath.Conn) bool { return c.Mode != smcnl.ModeTCP && c.State != smcnl.StateInit }
 
 // Describe implements prometheus.Collector.
 func (s *kernelStats) Describe(ch chan<- *prometheus.Desc) {

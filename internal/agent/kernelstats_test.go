@@ -3,9 +3,12 @@
 package agent
 
 import (
+	"errors"
 	"strings"
 	"testing"
 
+	"github.com/smcr-io/kube-smcr/internal/agentapi"
+	"github.com/smcr-io/kube-smcr/internal/kernelpath"
 	"github.com/smcr-io/kube-smcr/internal/smcnl"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
 )
@@ -47,6 +50,21 @@ func TestKernelStats(t *testing.T) {
 			`connections_total{direction="outbound",mode="TCP"} 4`, `connections_total{direction="inbound",mode="TCP"} 2`,
 			`fallbacks_total{reason="NOSMCDEV"} 1`, `fallbacks_total{reason="PEERNOSMC"} 1`)
 	}
+	s.change(func() {
+		connecting, plain := kernelConn(3, smcnl.Client, "127.0.0.1:40001", "198.51.100.1:80"), kernelConn(4, smcnl.Client, "127.0.0.1:40002", "198.51.100.1:80")
+		connecting.State, plain.Mode = smcnl.StateInit, smcnl.ModeTCP
+		s.witness.all = map[uint64][]kernelpath.Conn{1: {kernelConn(2, smcnl.Server, "127.0.0.1:80", "198.51.100.1:40000"), connecting}, 2: {plain}}
+	})
+	st := b.status()
+	sums := st.Conns.Kernel
+	if want := (agentapi.KernelSums{Pods: 2, Live: 3, LiveSMCR: 1, TotalSMCR: 9, TotalTCP: 6}); sums == nil || *sums != want || st.Conns.Live != 0 {
+		t.Errorf("status %+v of %+v, want %+v", sums, st.Conns, want)
+	}
+	s.change(func() { s.witness.failed = errors.New("no module smc_diag") })
+	if st := b.status(); !strings.Contains(strings.Join(st.Problems, " "), "connections of test/a: no module smc_diag") {
+		t.Errorf("problems %q", st.Problems)
+	}
+	s.change(func() { s.witness.failed = nil })
 	count(1, smcnl.Counters{ClientV2: 5}) // the module was loaded anew
 	expect("counters went back", `connections_total{direction="outbound",mode="SMC-R"} 9`, `connections_total{direction="inbound",mode="TCP"} 2`)
 	count(2, smcnl.Counters{ClientV1: 1, ServerV1: 2, ServerV2: 7, ClientFallbacks: 4})

@@ -240,6 +240,19 @@ type ConnSums struct {
 	Reset     uint64 `json:"reset"`
 	BytesSMCR uint64 `json:"bytesSMCR"`
 	BytesTCP  uint64 `json:"bytesTCP"`
+	// Kernel are the connections of pods whose kernel carries them, which are not in the other sums; nil: there are no
+	// such pods, and there were none.
+	Kernel *KernelSums `json:"kernel,omitempty"`
+}
+
+// KernelSums counts the pods whose kernel carries their connections, their live connections, and those that they made
+// while the agent had them.
+type KernelSums struct {
+	Pods      int    `json:"pods"`
+	Live      int    `json:"live"`
+	LiveSMCR  int    `json:"liveSMCR"`
+	TotalSMCR uint64 `json:"totalSMCR"`
+	TotalTCP  uint64 `json:"totalTCP"`
 }
 
 // Budget is a budget and how much of it is used.

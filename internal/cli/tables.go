@@ -65,6 +65,12 @@ func PrintStatus(w io.Writer, s agentapi.Status) error {
 		Row("connections", fmt.Sprintf("%d now, %d of them on SMC-R", s.Conns.Live, s.Conns.LiveSMCR)),
 		Row("since start", fmt.Sprintf("%d on SMC-R (%s), %d on TCP (%s), %d reset",
 			s.Conns.TotalSMCR, size(s.Conns.BytesSMCR), s.Conns.TotalTCP, size(s.Conns.BytesTCP), s.Conns.Reset)),
+	)
+	if k := s.Conns.Kernel; k != nil {
+		rows = append(rows, Row("of kernels", fmt.Sprintf("%d pods, %d connections now, %d of them on SMC-R; %d on SMC-R, %d on TCP since start",
+			k.Pods, k.Live, k.LiveSMCR, k.TotalSMCR, k.TotalTCP)))
+	}
+	rows = append(rows,
 		Row("budget", fmt.Sprintf("%s of %s memory, %d of %d connections",
 			size(uint64(s.NodeBudget.MemoryUsedBytes)), size(uint64(s.NodeBudget.MemoryBytes)), s.NodeBudget.ConnsUsed, s.NodeBudget.Conns)),
 		Row("room", fmt.Sprintf("for %d connections on SMC-R, or for one with each of %d peers", s.NodeBudget.RoomConns, s.NodeBudget.RoomPeers)),

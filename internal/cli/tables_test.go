@@ -59,7 +59,7 @@ web-0  3d
 				Node: "node-a", Version: "v1", Started: now.Add(-90 * time.Second), Accelerating: true, Policies: []string{"cache", "db"},
 				Devices:    []agentapi.Device{{Name: "soft0", Provider: "soft", Address: "192.0.2.1", Interface: "eth1", MTU: 4096, Port: "ACTIVE"}},
 				Pods:       agentapi.PodCount{Attached: 2, Ready: 1, Failed: 1},
-				Conns:      agentapi.ConnSums{Live: 3, LiveSMCR: 2, TotalSMCR: 9, TotalTCP: 4, Reset: 1, BytesSMCR: 3 << 30, BytesTCP: 2048},
+				Conns:      agentapi.ConnSums{Live: 3, LiveSMCR: 2, TotalSMCR: 9, TotalTCP: 4, Reset: 1, BytesSMCR: 3 << 30, BytesTCP: 2048, Kernel: &agentapi.KernelSums{Pods: 2, Live: 6, LiveSMCR: 5, TotalSMCR: 8, TotalTCP: 7}},
 				LinkGroups: 1, NodeBudget: agentapi.Budget{MemoryBytes: 1 << 40, MemoryUsedBytes: 1536, Conns: 100, ConnsUsed: 2, RoomConns: 90, RoomPeers: 60},
 				Problems: []string{"one"}, Reasons: map[agentapi.Code]uint64{"PEERNOSMC": 4, agentapi.CodeNoPolicy: 1},
 			})
@@ -73,6 +73,7 @@ pods         2 attached, 1 ready, 1 failed
 link groups  1
 connections  3 now, 2 of them on SMC-R
 since start  9 on SMC-R (3.0 GiB), 4 on TCP (2.0 KiB), 1 reset
+of kernels   2 pods, 6 connections now, 5 of them on SMC-R; 8 on SMC-R, 7 on TCP since start
 budget       1.5 KiB of 1.0 TiB memory, 2 of 100 connections
 room         for 90 connections on SMC-R, or for one with each of 60 peers
 plain TCP    0 of 0 relays, 0 of 0 connections being set up
