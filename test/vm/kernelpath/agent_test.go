@@ -76,13 +76,20 @@ func newNode(t *testing.T, g *lab.Guest, pod string, last int) *node {
 		ip -n %[1]s link set lo up
 		ip -n %[1]s link set net-%[1]s name eth0 mtu 9000 up
 		ip -n %[1]s address add %[2]s/24 dev eth0
+		ip -n %[1]s address add %[3]s/64 dev eth0 nodad
 		export CNI_COMMAND=ADD CNI_CONTAINERID=%[1]s CNI_NETNS=/run/netns/%[1]s CNI_IFNAME=eth0 CNI_PATH=/host/bin
 		export CNI_ARGS='IgnoreUnknown=1;K8S_POD_NAMESPACE=demo;K8S_POD_NAME=%[1]s;K8S_POD_INFRA_CONTAINER_ID=%[1]s;K8S_POD_UID=%[1]s'
 		smcr-cni <<-EOF
 		{"cniVersion":"1.0.0","name":"pods","type":"smcr-cni","dataDir":"/run/smcr","agentSocket":"/run/smcr/agent.sock","prevResult":
 		{"cniVersion":"1.0.0","interfaces":[{"name":"eth0","sandbox":"/run/netns/%[1]s"}],"ips":[{"interface":0,"address":"%[2]s/24"}]}}
-		EOF`, pod, n.addr))
+		EOF`, pod, n.addr, n.six()))
 	return n
+}
+
+// six is the pod's address for IPv6.
+func (n *node) six() string {
+	_, last, _ := strings.Cut(n.addr, "10.0.0.")
+	return "fd00:10::" + last
 }
 
 const agentConfig = `node:
@@ -97,7 +104,7 @@ policies: %s
 
 // kernelPolicy selects ports on the kernel's SMC-R, with the other guest and its pod.
 func kernelPolicy(ports ...int) string {
-	return fmt.Sprintf("[{name: kernel, datapath: Kernel, peers: {cidrs: [10.0.0.0/24]}, ports: %s}]", strings.ReplaceAll(fmt.Sprint(ports), " ", ", "))
+	return fmt.Sprintf("[{name: kernel, datapath: Kernel, peers: {cidrs: [10.0.0.0/24, \"fd00:10::/64\"]}, ports: %s}]", strings.ReplaceAll(fmt.Sprint(ports), " ", ", "))
 }
 
 // configure writes the configuration.
@@ -198,6 +205,7 @@ func pods(t *testing.T, l *lab.Lab) {
 		{"/cmd/node-agent", lab.BuildOptions{CGO: true}},
 		{"/cmd/smcrctl", lab.BuildOptions{}},
 		{"/cmd/cni-plugin", lab.BuildOptions{Name: "smcr-cni"}},
+		{"/test/vm/kernelpath/sockets/sockprobe", lab.BuildOptions{}},
 	} {
 		if _, err := l.Build(t.Context(), module+b.pkg, b.opt); err != nil {
 			t.Fatal(err)
@@ -214,6 +222,7 @@ func pods(t *testing.T, l *lab.Lab) {
 		run  func(*bed, *testing.T)
 	}{
 		{"policy", (*bed).policy},
+		{"sockets", (*bed).sockets},
 		{"agentKilled", (*bed).agentKilled},
 		{"revoked", (*bed).revoked},
 		{"policyChanged", (*bed).policyChanged},

@@ -6,4 +6,5 @@
 // a policy with datapath Kernel. That a connection was on SMC-R is proved by the kernels' counters in the pods.
 //
 //	go test ./test/vm/kernelpath -run 'TestKernelPath/pods'
+//	go test ./test/vm/kernelpath -run 'TestKernelPath/pods/(policy|sockets)' -update
 package kernelpath
