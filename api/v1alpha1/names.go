@@ -66,6 +66,9 @@ const (
 	PodStatusRefused  = "Refused"  // new connections that a policy requires to be on SMC-R are reset
 )
 
+// PodStatusKernel is the annotation smcr.io/status of a pod whose connections its kernel carries.
+const PodStatusKernel = PodStatusEnabled + ": KERNEL"
+
 // PodStatusOlder is at the end of the annotation smcr.io/status of a pod whose new connections
 // are refused while older ones are on SMC-R: "Refused: REQUIRED, older connections live".
 const PodStatusOlder = ", older connections live"

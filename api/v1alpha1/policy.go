@@ -32,6 +32,7 @@ import (
 // +kubebuilder:printcolumn:name="Redundant",type=string,JSONPath=`.status.conditions[?(@.type=="LinksRedundant")].status`
 // +kubebuilder:printcolumn:name="Priority",type=integer,JSONPath=`.spec.priority`,priority=1
 // +kubebuilder:printcolumn:name="Datapath",type=string,JSONPath=`.spec.datapath`,priority=1
+// +kubebuilder:printcolumn:name="Kernel",type=integer,JSONPath=`.status.pods.kernel`,priority=1,description="Accelerated pods on datapath Kernel"
 // +kubebuilder:printcolumn:name="Matched",type=integer,JSONPath=`.status.pods.matched`,priority=1,description="Pods that the policy selects, opted in or not"
 // +kubebuilder:printcolumn:name="Peers",type=integer,JSONPath=`.status.peerAddresses`,priority=1,description="Addresses that the peer selectors stand for"
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
@@ -381,6 +382,10 @@ type PolicyPods struct {
 	// accelerated is how many of the opted-in pods may use SMC-R now.
 	// +optional
 	Accelerated int32 `json:"accelerated"`
+	// kernel is how many of the accelerated pods are on datapath Kernel; the others are on datapath
+	// Agent.
+	// +optional
+	Kernel int32 `json:"kernel"`
 	// fallback is how many of the opted-in pods are on plain TCP.
 	// +optional
 	Fallback int32 `json:"fallback"`

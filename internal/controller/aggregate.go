@@ -119,6 +119,9 @@ func (s *sums) countPod(pod *corev1.Pod, enabled, agentGone bool) {
 	switch {
 	case word == v1alpha1.PodStatusEnabled && !agentGone:
 		s.pods.Accelerated++
+		if pod.Annotations[v1alpha1.AnnotationStatus] == v1alpha1.PodStatusKernel {
+			s.pods.Kernel++
+		}
 	case word == v1alpha1.PodStatusFallback:
 		s.pods.Fallback++
 		s.reasons[reason]++

@@ -110,6 +110,18 @@ func TestAggregate(t *testing.T) {
 			want: map[string]string{"Ready": "False PodsFallback", "Degraded": "True PodsFallback"}, says: "2 of 4 opted-in pods on plain TCP: NO_OPTION (1), UNKNOWN (1)",
 		},
 		{
+			name: "pods on both datapaths", view: namespaceView{pods: []corev1.Pod{
+				pod("a", optedIn("Enabled")), pod("b", optedIn("Enabled: KERNEL")), pod("c", optedIn("Enabled: KERNEL")),
+			}},
+			pods: v1alpha1.PolicyPods{Matched: 3, OptedIn: 3, Accelerated: 3, Kernel: 2}, want: map[string]string{"Ready": good}, says: "3 opted-in pods may use SMC-R",
+		},
+		{
+			name: "no agent answers, of a pod on the kernel's datapath",
+			view: namespaceView{agentGone: map[string]bool{"n1": true}, pods: []corev1.Pod{pod("a", optedIn("Enabled: KERNEL"))}},
+			pods: v1alpha1.PolicyPods{Matched: 1, OptedIn: 1, Pending: 1},
+			want: map[string]string{"Ready": "False PodsPending", "Degraded": "True AgentsMissing"}, says: "no agent answers on 1 node with selected pods: n1",
+		},
+		{
 			name: "no agent answers", view: namespaceView{agentGone: map[string]bool{"n1": true}, pods: []corev1.Pod{pod("a", optedIn("Enabled"))}},
 			pods: v1alpha1.PolicyPods{Matched: 1, OptedIn: 1, Pending: 1},
 			want: map[string]string{"Ready": "False PodsPending", "Degraded": "True AgentsMissing"}, says: "no agent answers on 1 node with selected pods: n1",

@@ -133,11 +133,14 @@ func podReference(namespace, name, uid string) corev1.ObjectReference {
 func podEvent(pod corev1.ObjectReference, was, is podStatus, policy string, now time.Time) (_ event, ok bool) {
 	e := event{about: pod, variant: string(is.code), at: now}
 	switch {
-	case was.word == is.word && was.code == is.code:
+	case was.word == is.word && was.code == is.code && was.kernel == is.kernel:
 		return event{}, false
 	case is.word == v1alpha1.PodStatusEnabled:
 		e.reason = eventEnabled
 		e.note = "connections of this pod try SMC-R: " + governed(policy)
+		if is.kernel {
+			e.note = "connections of this pod try the SMC-R of its kernel: " + governed(policy)
+		}
 	case is.word == v1alpha1.PodStatusFallback, is.word == v1alpha1.PodStatusPending:
 		e.reason, e.warning = eventFallback, true
 		e.note = fmt.Sprintf("connections of this pod are plain TCP: %s", explained(is.code))

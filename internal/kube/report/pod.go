@@ -21,11 +21,15 @@ type podStatus struct {
 	// older says that connections from before are on SMC-R still, of a pod whose new ones
 	// are refused.
 	older bool
+	// kernel says that the pod's kernel carries the connections, of a pod that is enabled.
+	kernel bool
 }
 
 // String is the annotation's value.
 func (p podStatus) String() string {
 	switch {
+	case p.kernel:
+		return v1alpha1.PodStatusKernel
 	case p.code == agentapi.CodeOK:
 		return p.word
 	case p.older:
@@ -37,11 +41,14 @@ func (p podStatus) String() string {
 // parsePodStatus is the reverse of String. A text that String does not return is no
 // status.
 func parsePodStatus(s string) podStatus {
+	if s == v1alpha1.PodStatusKernel {
+		return podStatus{word: v1alpha1.PodStatusEnabled, kernel: true}
+	}
 	s, older := strings.CutSuffix(s, v1alpha1.PodStatusOlder)
 	word, code, _ := strings.Cut(s, ":")
 	switch word {
 	case v1alpha1.PodStatusEnabled, v1alpha1.PodStatusPending, v1alpha1.PodStatusFallback, v1alpha1.PodStatusRefused:
-		return podStatus{word, agentapi.Code(strings.TrimSpace(code)), older}
+		return podStatus{word: word, code: agentapi.Code(strings.TrimSpace(code)), older: older}
 	}
 	return podStatus{}
 }
@@ -147,7 +154,7 @@ func statusOf(s *Snapshot, v *config.Verdict, atts []*agentapi.Attachment, t *tr
 	case has(agentapi.StateFailed):
 		return podStatus{word: v1alpha1.PodStatusPending, code: agentapi.CodePodFailed}
 	case has(agentapi.StateReady) && !slices.ContainsFunc(atts, func(a *agentapi.Attachment) bool { return a.Datapath == "" }):
-		return podStatus{word: v1alpha1.PodStatusEnabled} // by its kernel, which needs no device of the agent's
+		return podStatus{word: v1alpha1.PodStatusEnabled, kernel: true} // which needs no device of the agent's
 	case s.Status.Unable != "":
 		why = s.Status.UnableCode
 	case v.Settings.Mismatch != config.MismatchNone:
@@ -167,7 +174,7 @@ func statusOf(s *Snapshot, v *config.Verdict, atts []*agentapi.Attachment, t *tr
 		return podStatus{word: v1alpha1.PodStatusEnabled}
 	}
 	if t.refused(now) {
-		return podStatus{v1alpha1.PodStatusRefused, why, t.older}
+		return podStatus{word: v1alpha1.PodStatusRefused, code: why, older: t.older}
 	}
 	return podStatus{word: v1alpha1.PodStatusFallback, code: why}
 }

@@ -45,11 +45,11 @@ func TestStatusOf(t *testing.T) {
 			a.Reason = agentapi.CodeMesh
 			return a
 		}()}, nil, "Fallback: MESH"},
-		{"kernel", []agentapi.Attachment{kernel}, nil, "Enabled"},
+		{"kernel", []agentapi.Attachment{kernel}, nil, "Enabled: KERNEL"},
 		{"kernel, and no device of the agent's", []agentapi.Attachment{kernel}, func(s *Snapshot, v *config.Verdict) {
 			s.Status.Devices, v.Settings.Mismatch = nil, config.MismatchTransport
-		}, "Enabled"},
-		{"kernel, and an agent that can do nothing", []agentapi.Attachment{kernel}, func(s *Snapshot, _ *config.Verdict) { s.Status.Unable = "x" }, "Enabled"},
+		}, "Enabled: KERNEL"},
+		{"kernel, and an agent that can do nothing", []agentapi.Attachment{kernel}, func(s *Snapshot, _ *config.Verdict) { s.Status.Unable = "x" }, "Enabled: KERNEL"},
 		{"kernel at one interface only", []agentapi.Attachment{kernel, ready}, func(s *Snapshot, _ *config.Verdict) { s.Status.Devices = nil }, "Fallback: NOSMCDEV"},
 		{"kernel that could not be had", []agentapi.Attachment{failed, kernel}, nil, "Pending: POD_FAILED"},
 		{"idle", []agentapi.Attachment{idle}, nil, "Fallback: NO_POLICY"},
