@@ -125,6 +125,9 @@ func whyOfKernel(s *smcnl.Socket) fallback {
 		why.code, why.peerDeclined = agentapi.CodeOf(s.PeerReason), true
 		why.detail += fmt.Sprintf(", the peer 0x%08x %v", uint32(s.PeerReason), s.PeerReason)
 	}
+	if s.IPv6 && s.Reason == clc.ReasonNoDev { // the kernel has no other word for that
+		why.detail += "; the program's socket is one of IPv6, which the kernel's SMC-R does not carry, nor to IPv4 addresses before Linux 6.14"
+	}
 	return why
 }
 

@@ -125,6 +125,25 @@ func TestKernelConns(t *testing.T) {
 	}
 }
 
+// A connection that the kernel finds no device for because of its socket's family says so; a device that is missing is
+// not taken for that.
+func TestWhyOfKernel_family(t *testing.T) {
+	for _, tt := range []struct {
+		six    bool
+		reason clc.Reason
+		hint   bool
+	}{
+		{true, clc.ReasonNoDev, true},
+		{false, clc.ReasonNoDev, false},
+		{true, clc.ReasonPeerNoSMC, false},
+	} {
+		why := whyOfKernel(&smcnl.Socket{IPv6: tt.six, Reason: tt.reason})
+		if why.code != agentapi.CodeOf(tt.reason) || strings.Contains(why.detail, "one of IPv6") != tt.hint {
+			t.Errorf("IPv6 %t, %v: %+v", tt.six, tt.reason, why)
+		}
+	}
+}
+
 // An agent without such pods does not show what others do with the kernel's SMC-R.
 func TestKernelConns_unused(t *testing.T) {
 	b, s := newKernelBench(t, preferAll)

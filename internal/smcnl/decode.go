@@ -9,6 +9,8 @@ import (
 	"fmt"
 	"net/netip"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
 )
 
@@ -276,14 +278,14 @@ func decodeSocket(b []byte) (Socket, error) {
 		return Socket{}, errShort
 	}
 	addr := func(off int) netip.Addr {
-		// The family is that of SMC for both kinds of addresses.
+		// The family is that of SMC for both kinds of addresses, unless the socket is of TCP's families.
 		if a := netip.AddrFrom16([16]byte(b[off:])); !bytes.Equal(b[off+4:off+16], make([]byte, 12)) {
 			return a.Unmap()
 		}
 		return netip.AddrFrom4([4]byte(b[off:]))
 	}
 	s := Socket{
-		State: socketState(b[1]), Mode: name(modes[:], uint64(b[2])),
+		State: socketState(b[1]), Mode: name(modes[:], uint64(b[2])), IPv6: b[0] == unix.AF_INET6,
 		Local: netip.AddrPortFrom(addr(8), binary.BigEndian.Uint16(b[4:])),
 		Peer:  netip.AddrPortFrom(addr(24), binary.BigEndian.Uint16(b[6:])),
 		UID:   binary.NativeEndian.Uint32(b[52:]), Inode: binary.NativeEndian.Uint64(b[56:]),

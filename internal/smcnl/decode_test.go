@@ -14,6 +14,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	"golang.org/x/sys/unix"
 
 	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
 )
@@ -148,6 +149,17 @@ func TestDecode_system(t *testing.T) {
 	got, err := decodeSystem(answers(t, "system")[0])
 	if diff := cmp.Diff(System{Version: 2, Release: 1, Hostname: "g1", SMCRv2: true}, got); diff != "" || err != nil {
 		t.Errorf("%v, -want +got:\n%s", err, diff)
+	}
+}
+
+// A socket of TCP's families says which one.
+func TestDecodeSocket_family(t *testing.T) {
+	msg := bytes.Clone(answers(t, "sockets")[0])
+	for family, want := range map[byte]bool{unix.AF_INET: false, unix.AF_INET6: true, 43: false} {
+		msg[0] = family
+		if s, err := decodeSocket(msg); err != nil || s.IPv6 != want {
+			t.Errorf("family %d: %+v, %v", family, s, err)
+		}
 	}
 }
 

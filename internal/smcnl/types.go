@@ -194,6 +194,9 @@ type Socket struct {
 	Mode  string         `json:"mode"` // ModeSMCR, ModeTCP, SMCD
 	Local netip.AddrPort `json:"local"`
 	Peer  netip.AddrPort `json:"peer"`
+	// IPv6 says that the program opened a socket of IPv6, also if the peer's address is IPv4. It is not known of
+	// what a listener accepted.
+	IPv6 bool `json:"ipv6,omitempty"`
 	// Cookie tells the socket from all that there are and were since the machine started.
 	Cookie uint64 `json:"cookie,omitempty"`
 	// Shutdown says which directions have ended for this side.
