@@ -43,6 +43,8 @@ type chooser interface {
 	attach(n podNet, cfg kernelpath.PodConfig) error
 	detach(n podNet, cfg kernelpath.PodConfig) (left bool, err error)
 	purge(n podNet, cfg kernelpath.PodConfig) error
+	// lead brings the program before others that came to its hook, and tells whether there were any.
+	lead() (was bool, err error)
 	revoker
 	close() error
 }
@@ -121,7 +123,8 @@ func (linuxChooser) revoke(n podNet, f linux.OptionFilterConfig, allowed []uint6
 	return kernelpath.Revoke(n.(linuxNet).ns, f, allowed)
 }
 
-func (l linuxChooser) close() error { return l.c.Close() }
+func (l linuxChooser) lead() (bool, error) { return l.c.Lead() }
+func (l linuxChooser) close() error        { return l.c.Close() }
 
 // kernelPath is the kernel's SMC-R as the datapath of pods.
 type kernelPath struct {
@@ -133,6 +136,7 @@ type kernelPath struct {
 	looked    bool       // for what an earlier agent left
 	local     []netip.Addr
 	localTime time.Time // when local was read
+	led       time.Time // when the chooser was last asked to lead
 }
 
 // acquire returns the chooser for one more pod, until release. The first one opens it.
@@ -179,10 +183,25 @@ func (k *kernelPath) tidy() {
 		unused = unused || k.chooser == nil && k.a.cfg.smc.pinned()
 	}
 	if !unused {
+		k.leadLocked(time.Now())
 		return
 	}
 	if err := k.removeLocked(); err != nil {
 		k.a.cfg.Log.Warn("the kernel's SMC-R is not used by any pod; its program and enterprise IDs not taken away", "err", err)
+	}
+}
+
+// leadLocked keeps the program before others, as the last one that came is asked first whether sockets are SMC.
+func (k *kernelPath) leadLocked(now time.Time) {
+	if k.chooser == nil || now.Sub(k.led) < leadEvery {
+		return
+	}
+	k.led = now
+	switch was, err := k.chooser.lead(); {
+	case err != nil:
+		k.a.cfg.Log.Warn("another program may decide before ours whether pods' sockets are the kernel's SMC-R", "err", err)
+	case was:
+		k.a.cfg.Log.Warn("another program came to update_socket_protocol (bpftool link); ours was put before it: sockets of pods that were opened meanwhile may be plain TCP")
 	}
 }
 

@@ -3,12 +3,16 @@
 package agent
 
 import (
+	"bytes"
 	"errors"
+	"fmt"
+	"log/slog"
 	"net/netip"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
 	"github.com/smcr-io/kube-smcr/internal/cni"
@@ -30,6 +34,9 @@ type fakeSMC struct {
 	pods                       map[uint64]kernelpath.PodConfig
 	attached                   int // how often
 	purged                     []uint64
+	overtaken                  bool // by another program
+	leads                      int  // how often it was asked to lead
+	leadErr                    error
 	revoking                   fakeRevocations
 	witness                    fakeWitness
 }
@@ -113,6 +120,15 @@ func (s *fakeSMC) purge(n podNet, _ kernelpath.PodConfig) error {
 	return nil
 }
 
+func (s *fakeSMC) lead() (bool, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	was := s.overtaken
+	s.overtaken = false
+	s.leads++
+	return was, s.leadErr
+}
+
 // pod is how a pod is attached.
 func (s *fakeSMC) pod(inode uint64) (kernelpath.PodConfig, bool) {
 	s.mu.Lock()
@@ -167,6 +183,89 @@ func TestKernelPath_podComesAndGoes(t *testing.T) {
 			t.Errorf("the last pod went: %+v", s)
 		}
 	})
+}
+
+// Another program on the hook is overtaken, which the log says, and looked for once in a while only.
+func TestKernelPath_lead(t *testing.T) {
+	b, s := newKernelBench(t, kernelAll)
+	var log bytes.Buffer
+	k := kernelPath{a: &agent{cfg: b.cfg}}
+	k.a.cfg.Log = slog.New(slog.NewTextHandler(&log, nil))
+	k.looked = true
+	now := time.Now()
+	k.leadLocked(now)
+	if s.leads != 0 {
+		t.Error("no pod wants the program, and it was asked to lead")
+	}
+	k.chooser, k.pods = s, 1
+	for i, tt := range []struct {
+		overtaken bool
+		err       error
+		after     time.Duration
+		leads     int
+		log       string
+	}{
+		{leads: 1},
+		{after: leadEvery - 1, overtaken: true, leads: 1},
+		{after: 1, overtaken: true, leads: 2, log: "ours was put before it"},
+		{after: leadEvery, leads: 3},
+		{after: leadEvery, err: errors.New("no rights"), leads: 4, log: "no rights"},
+	} {
+		log.Reset()
+		now = now.Add(tt.after)
+		s.overtaken, s.leadErr = tt.overtaken, tt.err
+		k.leadLocked(now)
+		if text := log.String(); s.leads != tt.leads || (text != "") != (tt.log != "") || !strings.Contains(text, tt.log) {
+			t.Errorf("%d: asked %d times, want %d; log %q, want %q", i, s.leads, tt.leads, text, tt.log)
+		}
+	}
+}
+
+// An agent with a pod asks the program to lead.
+func TestKernelPath_leads(t *testing.T) {
+	b, s := newKernelBench(t, kernelAll)
+	b.attach("a", 1)
+	b.start()
+	b.sync()
+	eventually(t, func() string {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.leads == 0 {
+			return "it was not asked"
+		}
+		return ""
+	})
+}
+
+// A namespace that ends leaves its pod on plain TCP with the reason, and the one that takes its place is attached.
+func TestKernelPath_namespaceGone(t *testing.T) {
+	b, s := newKernelBench(t, kernelAll)
+	p := b.attach("a", 1)
+	s.attachErr = fmt.Errorf("filter the option: %w", linux.ErrGone) // while it is attached
+	b.start()
+	if a := b.attachment("a"); a.State != agentapi.StateFailed || !strings.Contains(a.Detail, linux.ErrGone.Error()) {
+		t.Errorf("attachment %+v", a)
+	}
+	if n := b.kernel.handles(); n != 0 {
+		t.Errorf("%d handles left", n)
+	}
+	s.change(func() { s.attachErr = nil })
+	eventually(t, func() string {
+		return map[bool]string{false: "not attached"}[b.attachment("a").State == agentapi.StateReady]
+	})
+	p.k.change(func() { p.isGone = true }) // later
+	b.sync()
+	eventually(t, func() string {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if len(s.purged) == 0 {
+			return "the agent has not noticed"
+		}
+		return ""
+	})
+	if n := b.kernel.handles(); n > 1 {
+		t.Errorf("%d handles of one namespace", n)
+	}
 }
 
 // The addresses of the node and of its pods are never on SMC-R, and a pod that comes is one more.

@@ -189,6 +189,9 @@ const (
 	// logPerSecond and logBurst bound the log records about connections.
 	logPerSecond = 5
 	logBurst     = 50
+	// leadEvery is how often the agent looks whether another program came to the hook of that which chooses the
+	// kernel's SMC-R. That somebody starts one is rare, and what is opened meanwhile is plain TCP.
+	leadEvery = 10 * time.Second
 	// maxBypasses bounds the negative cache that the API shows; the kernel's own sets have their
 	// own limit.
 	maxBypasses = 4096

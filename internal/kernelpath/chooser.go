@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
@@ -58,7 +59,11 @@ type Config struct {
 // A Chooser is the program at work.
 type Chooser struct {
 	namespaces, cgroups *ebpf.Map
-	link                link.Link
+	program             *ebpf.Program
+	dir                 string // of the pins, or ""
+
+	mu   sync.Mutex // guards link
+	link link.Link
 }
 
 // Open loads the program and attaches it, or finds it where it is pinned. A [MissingError]
@@ -117,11 +122,52 @@ func open(cfg Config) (*Chooser, error) {
 		}
 		return nil, loadError(err)
 	}
-	c := &Chooser{namespaces: o.Namespaces, cgroups: o.Cgroups}
+	c := &Chooser{namespaces: o.Namespaces, cgroups: o.Cgroups, program: o.ChooseProtocol, dir: cfg.Dir}
 	if c.link, err = attach(o.ChooseProtocol, cfg.Dir); err != nil {
 		return nil, errors.Join(err, o.Close())
 	}
-	return c, o.ChooseProtocol.Close() // the link keeps it
+	return c, nil
+}
+
+// Lead brings the program before those that came to the hook after it, and tells whether there were any: the last
+// one is asked first, and decides if it answers. Ours answers for those who are chosen only.
+func (c *Chooser) Lead() (was bool, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if was, err = isOvertaken(c.link); err != nil || !was {
+		return was, err
+	}
+	l, err := attach(c.program, c.dir)
+	if err != nil {
+		return true, err
+	}
+	old := c.link
+	c.link = l
+	return true, old.Close()
+}
+
+// isOvertaken tells whether a program came to the hook of a link after it.
+func isOvertaken(l link.Link) (bool, error) {
+	info, err := l.Info()
+	if err != nil {
+		return false, err
+	}
+	ours := info.Tracing()
+	if ours == nil {
+		return false, nil
+	}
+	it := link.Iterator{ID: info.ID} // IDs grow
+	defer it.Close()
+	for it.Next() {
+		info, err := it.Link.Info()
+		if err != nil {
+			return false, err
+		}
+		if other := info.Tracing(); other != nil && *other == *ours {
+			return true, nil
+		}
+	}
+	return false, it.Err()
 }
 
 // makePins makes the directory of the pins.
@@ -185,13 +231,13 @@ func loadError(err error) error {
 func isNotModifiable(line string) bool { return strings.Contains(line, "is not modifiable") }
 
 // attach puts the program p to work, pinned in dir unless that is "". If the same one is pinned there
-// already, that goes on.
+// already, and none came to the hook after it, that goes on.
 func attach(p *ebpf.Program, dir string) (link.Link, error) {
 	name := filepath.Join(dir, pinnedLink)
 	if dir != "" {
 		old, err := link.LoadPinnedLink(name, nil)
 		switch {
-		case err == nil && sameProgram(old, p):
+		case err == nil && sameProgram(old, p) && !mustYield(old):
 			return old, nil
 		case err == nil: // works until the new one is in its place
 			defer func() { _ = old.Close() }()
@@ -219,6 +265,12 @@ func attach(p *ebpf.Program, dir string) (link.Link, error) {
 		return nil, errors.Join(fmt.Errorf("pin the program: %w", err), l.Close())
 	}
 	return l, nil
+}
+
+// mustYield tells whether a link's program is not asked first. Where that cannot be told, it is taken for the first.
+func mustYield(l link.Link) bool {
+	overtaken, err := isOvertaken(l)
+	return err == nil && overtaken
 }
 
 // attachError says what a refusal of the hook means.
@@ -260,7 +312,9 @@ func sameProgram(l link.Link, p *ebpf.Program) bool {
 
 // Close ends the program unless it is pinned.
 func (c *Chooser) Close() error {
-	return errors.Join(c.link.Close(), c.namespaces.Close(), c.cgroups.Close())
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return errors.Join(c.program.Close(), c.link.Close(), c.namespaces.Close(), c.cgroups.Close())
 }
 
 // Unpin takes the pins of a directory away, and the directory: the program ends when nobody
