@@ -64,6 +64,10 @@ type Chooser struct {
 
 	mu   sync.Mutex // guards link
 	link link.Link
+
+	// module is a socket of SMC, which nobody connects: while it is open the module stays in the kernel, without which
+	// the sockets of those that are chosen are refused. -1: the kernel has none.
+	module int
 }
 
 // Open loads the program and attaches it, or finds it where it is pinned. A [MissingError]
@@ -122,8 +126,9 @@ func open(cfg Config) (*Chooser, error) {
 		}
 		return nil, loadError(err)
 	}
-	c := &Chooser{namespaces: o.Namespaces, cgroups: o.Cgroups, program: o.ChooseProtocol, dir: cfg.Dir}
+	c := &Chooser{namespaces: o.Namespaces, cgroups: o.Cgroups, program: o.ChooseProtocol, dir: cfg.Dir, module: holdModule()}
 	if c.link, err = attach(o.ChooseProtocol, cfg.Dir); err != nil {
+		c.releaseModule()
 		return nil, errors.Join(err, o.Close())
 	}
 	return c, nil
@@ -168,6 +173,15 @@ func isOvertaken(l link.Link) (bool, error) {
 		}
 	}
 	return false, it.Err()
+}
+
+// holdModule opens a socket of SMC, if that is possible: [Probe] says why not.
+func holdModule() int {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, protocolSMC)
+	if err != nil {
+		return -1
+	}
+	return fd
 }
 
 // makePins makes the directory of the pins.
@@ -312,9 +326,16 @@ func sameProgram(l link.Link, p *ebpf.Program) bool {
 
 // Close ends the program unless it is pinned.
 func (c *Chooser) Close() error {
+	c.releaseModule()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return errors.Join(c.program.Close(), c.link.Close(), c.namespaces.Close(), c.cgroups.Close())
+}
+
+func (c *Chooser) releaseModule() {
+	if c.module >= 0 {
+		unix.Close(c.module)
+	}
 }
 
 // Unpin takes the pins of a directory away, and the directory: the program ends when nobody

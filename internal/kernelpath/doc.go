@@ -47,7 +47,8 @@
 // Linux 6.11 with CONFIG_SMC, CONFIG_MPTCP (whose source has the hook), CONFIG_BPF_JIT and
 // BTF; root, or CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN. Of the programs on the hook the last one is asked
 // first, and decides if it answers: one that comes after ours takes its pods, until [Chooser.Lead] or the next
-// Open. Cgroups deeper than 12 levels are
+// Open. While a [Chooser] is open the module smc cannot be unloaded; when none is, and no pod has a socket
+// of SMC, who unloads it, and keeps the kernel from loading it again, has pods' sockets refused. Cgroups deeper than 12 levels are
 // judged by their first 12, and there is no rule for the root cgroup. Fit knows pods with a macvlan
 // or ipvlan child of the RNIC's interface. Between two of one node the kernel takes 4 s to
 // fall back to TCP, so their addresses have to be among the filter's Never. Revoke sees the programs that /proc

@@ -4,6 +4,7 @@ package kernelpath
 
 import (
 	"errors"
+	"os/exec"
 	"strings"
 	"testing"
 
@@ -11,6 +12,9 @@ import (
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
+
+	"github.com/smcr-io/kube-smcr/internal/linux"
+	"github.com/smcr-io/kube-smcr/internal/smcnl"
 )
 
 // otherProgram puts another program on the hook, which wants TCP to stay TCP. Until the end of the test
@@ -104,5 +108,63 @@ func TestLoadError_refused(t *testing.T) {
 	var missing *MissingError
 	if refusal := loadError(err); !errors.As(refusal, &missing) || missing.Missing != Refused || !strings.Contains(refusal.Error(), "R0 !read_ok") {
 		t.Errorf("%v, of %v", refusal, err)
+	}
+}
+
+// The module cannot be taken from the kernel while the program gives pods its protocol: their sockets would be
+// refused.
+func TestOpen_keepsModule(t *testing.T) {
+	need(t)
+	c := mustOpen(t, Config{})
+	defer mustClose(t, c)
+	if out, err := exec.Command("rmmod", "smc_diag", "smc").CombinedOutput(); err == nil || !strings.Contains(string(out), "in use") {
+		t.Errorf("rmmod: %v\n%s", err, out)
+	}
+	if out, err := exec.Command("modprobe", "smc_diag").CombinedOutput(); err != nil { // which had no user
+		t.Errorf("modprobe: %v\n%s", err, out)
+	}
+}
+
+// A full table of enterprise IDs says so, and what to do.
+func TestAddUEIDs_full(t *testing.T) {
+	need(t)
+	record := t.TempDir() + "/ueids.json"
+	before, err := smcnl.UEIDs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := len(before); i < maxUEIDs; i++ {
+		id := "FOREIGN" + string(rune('A'+i))
+		if err := smcnl.AddUEID(id); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = smcnl.RemoveUEID(id) })
+	}
+	err = AddUEIDs([]string{"ONE.MORE"}, record)
+	if !errors.Is(err, unix.ERANGE) || !strings.Contains(err.Error(), "room for 4") || !strings.Contains(err.Error(), "FOREIGND") {
+		t.Errorf("a full table: %v", err)
+	}
+	if err := RemoveUEIDs(record); err != nil {
+		t.Error(err)
+	}
+}
+
+// A namespace that ends while a pod is attached leaves a rule that does nothing, and can be forgotten.
+func TestChooser_namespaceGone(t *testing.T) {
+	need(t)
+	c := mustOpen(t, Config{})
+	defer mustClose(t, c)
+	ns, err := linux.ScratchNetNS()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := ns.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Attach(ns, PodConfig{}); !errors.Is(err, linux.ErrClosed) {
+		t.Errorf("attach: %v", err)
+	}
+	if rules, err := c.Rules(); err != nil || len(rules) != 0 {
+		t.Errorf("rules %+v, %v", rules, err)
 	}
 }

@@ -18,3 +18,6 @@ const (
 // maxRules bounds the rules of a kind: MAX_RULES of bpf/kernelpath.bpf.c. Kubelet runs 110
 // pods unless told otherwise, and nobody more than 1,000.
 const maxRules = 4096
+
+// maxUEIDs is how many enterprise IDs the kernel takes.
+const maxUEIDs = 4
