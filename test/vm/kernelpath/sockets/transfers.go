@@ -4,6 +4,7 @@ package sockets
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"time"
@@ -321,7 +322,7 @@ func edge(ep int) error {
 	for {
 		n, err := unix.EpollWait(ep, make([]unix.EpollEvent, 1), int(patience.Milliseconds()))
 		switch {
-		case err == unix.EINTR:
+		case errors.Is(err, unix.EINTR):
 		case err == nil && n == 0:
 			return unix.ETIMEDOUT
 		default:
@@ -347,7 +348,7 @@ func (p *Prober) edgeIn() (string, error) {
 		}
 		for {
 			n, err := unix.Read(s.fd, b)
-			if err == unix.EAGAIN {
+			if errors.Is(err, unix.EAGAIN) {
 				break
 			}
 			if err != nil || n == 0 {
@@ -380,7 +381,7 @@ func (p *Prober) edgeOut() (string, error) {
 		for err = nil; err == nil; {
 			_, err = unix.Write(s.fd, b)
 		}
-		if err != unix.EAGAIN {
+		if !errors.Is(err, unix.EAGAIN) {
 			return "", err
 		}
 		if _, err := p.dial("release"); err != nil {
