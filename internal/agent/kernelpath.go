@@ -137,6 +137,7 @@ type kernelPath struct {
 	local     []netip.Addr
 	localTime time.Time // when local was read
 	led       time.Time // when the chooser was last asked to lead
+	noLead    bool      // it could not, which was logged
 }
 
 // acquire returns the chooser for one more pod, until release. The first one opens it.
@@ -197,7 +198,11 @@ func (k *kernelPath) leadLocked(now time.Time) {
 		return
 	}
 	k.led = now
-	switch was, err := k.chooser.lead(); {
+	was, err := k.chooser.lead()
+	known := k.noLead
+	k.noLead = err != nil
+	switch {
+	case err != nil && known:
 	case err != nil:
 		k.a.cfg.Log.Warn("another program may decide before ours whether pods' sockets are the kernel's SMC-R", "err", err)
 	case was:

@@ -210,6 +210,9 @@ func TestKernelPath_lead(t *testing.T) {
 		{after: 1, overtaken: true, leads: 2, log: "ours was put before it"},
 		{after: leadEvery, leads: 3},
 		{after: leadEvery, err: errors.New("no rights"), leads: 4, log: "no rights"},
+		{after: leadEvery, err: errors.New("no rights"), leads: 5},
+		{after: leadEvery, leads: 6},
+		{after: leadEvery, err: errors.New("no rights"), leads: 7, log: "no rights"},
 	} {
 		log.Reset()
 		now = now.Add(tt.after)
