@@ -59,7 +59,6 @@ type Config struct {
 // A Chooser is the program at work.
 type Chooser struct {
 	namespaces, cgroups *ebpf.Map
-	program             *ebpf.Program
 	dir                 string // of the pins, or ""
 
 	mu   sync.Mutex // guards link
@@ -126,12 +125,12 @@ func open(cfg Config) (*Chooser, error) {
 		}
 		return nil, loadError(err)
 	}
-	c := &Chooser{namespaces: o.Namespaces, cgroups: o.Cgroups, program: o.ChooseProtocol, dir: cfg.Dir, module: holdModule()}
+	c := &Chooser{namespaces: o.Namespaces, cgroups: o.Cgroups, dir: cfg.Dir, module: holdModule()}
 	if c.link, err = attach(o.ChooseProtocol, cfg.Dir); err != nil {
 		c.releaseModule()
 		return nil, errors.Join(err, o.Close())
 	}
-	return c, nil
+	return c, o.ChooseProtocol.Close() // the link keeps it
 }
 
 // Lead brings the program before those that came to the hook after it, and tells whether there were any: the last
@@ -142,13 +141,32 @@ func (c *Chooser) Lead() (was bool, err error) {
 	if was, err = isOvertaken(c.link); err != nil || !was {
 		return was, err
 	}
-	l, err := attach(c.program, c.dir)
+	p, err := c.loadAgain()
+	if err != nil {
+		return true, err
+	}
+	defer func() { err = errors.Join(err, p.Close()) }() // the link keeps it
+	l, err := attach(p, c.dir)
 	if err != nil {
 		return true, err
 	}
 	old := c.link
 	c.link = l
 	return true, old.Close()
+}
+
+// loadAgain loads the program once more, with the rules that there are: the kernel attaches none twice.
+func (c *Chooser) loadAgain() (*ebpf.Program, error) {
+	spec, err := loadProgram()
+	if err != nil {
+		return nil, err
+	}
+	var o programPrograms
+	err = spec.LoadAndAssign(&o, &ebpf.CollectionOptions{MapReplacements: map[string]*ebpf.Map{"namespaces": c.namespaces, "cgroups": c.cgroups}})
+	if err != nil {
+		return nil, loadError(err)
+	}
+	return o.ChooseProtocol, nil
 }
 
 // isOvertaken tells whether a program came to the hook of a link after it.
@@ -329,7 +347,7 @@ func (c *Chooser) Close() error {
 	c.releaseModule()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return errors.Join(c.program.Close(), c.link.Close(), c.namespaces.Close(), c.cgroups.Close())
+	return errors.Join(c.link.Close(), c.namespaces.Close(), c.cgroups.Close())
 }
 
 func (c *Chooser) releaseModule() {
