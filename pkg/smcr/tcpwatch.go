@@ -5,8 +5,6 @@ package smcr
 import (
 	"errors"
 	"fmt"
-	"os"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -24,11 +22,10 @@ import (
 //	                                           ^      |
 //	                                           +------+ the peer speaks
 //
-// The fields behind file are guarded by the stack's turn.
+// The fields behind epoll are guarded by the stack's turn.
 type tcpWatch struct {
-	s    *Stack
-	raw  syscall.RawConn
-	file *os.File // epoll, for which the network poller waits
+	s     *Stack
+	epoll *epoll
 
 	last  uint64 // number of a connection
 	conns map[uint64]*Conn
@@ -38,22 +35,15 @@ type tcpWatch struct {
 const tcpEvents = 64
 
 func newTCPWatch(s *Stack) (*tcpWatch, error) {
-	fd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	e, err := newEpoll()
 	if err != nil {
-		return nil, os.NewSyscallError("epoll_create1", err)
+		return nil, err
 	}
-	if err := unix.SetNonblock(fd, true); err != nil {
-		return nil, errors.Join(os.NewSyscallError("fcntl", err), unix.Close(fd))
-	}
-	w := &tcpWatch{s: s, file: os.NewFile(uintptr(fd), "epoll"), conns: map[uint64]*Conn{}}
-	if w.raw, err = w.file.SyscallConn(); err != nil {
-		return nil, errors.Join(err, w.file.Close())
-	}
-	return w, nil
+	return &tcpWatch{s: s, epoll: e, conns: map[uint64]*Conn{}}, nil
 }
 
 // close ends run.
-func (w *tcpWatch) close() error { return w.file.Close() }
+func (w *tcpWatch) close() error { return w.epoll.close() }
 
 // add begins to look at a connection. The caller holds the turn.
 func (w *tcpWatch) add(c *Conn) error {
@@ -77,38 +67,20 @@ func (w *tcpWatch) remove(c *Conn) {
 
 // arm asks for one event.
 func (w *tcpWatch) arm(c *Conn, op int) error {
-	id := c.watched.id
-	ev := unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLRDHUP | unix.EPOLLONESHOT, Fd: int32(id), Pad: int32(id >> 32)}
-	raw, err := c.tcp.SyscallConn()
-	if err != nil {
-		return err
-	}
-	cerr := w.raw.Control(func(epfd uintptr) {
-		cerr := raw.Control(func(fd uintptr) {
-			err = os.NewSyscallError("epoll_ctl", unix.EpollCtl(int(epfd), op, int(fd), &ev))
-		})
-		err = errors.Join(err, cerr)
-	})
-	return errors.Join(err, cerr)
+	return w.epoll.arm(c.tcp, op, unix.EPOLLIN|unix.EPOLLRDHUP, c.watched.id)
 }
 
 // run is the goroutine.
 func (w *tcpWatch) run() {
 	var events [tcpEvents]unix.EpollEvent
 	for {
-		n := 0
-		err := w.raw.Read(func(fd uintptr) bool {
-			var err error
-			n, err = unix.EpollWait(int(fd), events[:], 0)
-			return n > 0 || err != nil && !errors.Is(err, unix.EINTR)
-		})
+		n, err := w.epoll.wait(events[:])
 		if err != nil {
 			return // closed
 		}
 		w.s.lock()
-		for i := range events[:max(n, 0)] {
-			id := uint64(uint32(events[i].Fd)) | uint64(uint32(events[i].Pad))<<32
-			if c := w.conns[id]; c != nil {
+		for i := range events[:n] {
+			if c := w.conns[idOf(&events[i])]; c != nil {
 				w.look(c)
 			}
 		}
