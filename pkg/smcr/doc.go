@@ -65,6 +65,10 @@
 // [Conn.RelayTo], [Conn.AwaitEnd] and, without SMC-R, [RelayTCP]: they carry
 // urgent data at its place, and resets even while no byte can move.
 //
+// Each of them has a goroutine for as long as it lasts. A relay of many connections
+// that are idle makes the same calls of a [Direction] ([Conn.StartRelayFrom] and so on):
+// such a call has none while it has nothing to do, and waits in a [Parker].
+//
 // # Limitations
 //
 // Over TCP no channel tells of urgent data: a program asks UrgentPending. For

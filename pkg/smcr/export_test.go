@@ -55,6 +55,12 @@ func LookForAnswer(c *Conn) bool {
 	return got
 }
 
+// Look has a parker look at its directions once, if it does not do so by itself.
+func Look(p *Parker) { p.look() }
+
+// StateOf returns the state of a direction.
+func StateOf(d *Direction) string { return d.stateNow().String() }
+
 // StackOf returns the stack of a connection.
 func StackOf(c *Conn) *Stack { return c.stack }
 

@@ -3,6 +3,7 @@
 package smcr
 
 import (
+	"net"
 	"sync/atomic"
 	"time"
 )
@@ -49,6 +50,7 @@ const (
 type intake struct {
 	pump
 	c         *Conn
+	from      *net.TCPConn
 	total     int64
 	announced bool // the peer knows that there is urgent data still to be sent
 	timer     *time.Timer
@@ -61,8 +63,8 @@ type intake struct {
 	credit, pause, skip atomic.Int32
 }
 
-func newIntake(c *Conn, s *socket) *intake {
-	f := &intake{pump: pump{s: s}, c: c}
+func newIntake(c *Conn, r *net.TCPConn) *intake {
+	f := &intake{c: c, from: r}
 	f.to = f
 	f.credit.Store(mostCredit)
 	f.try = f.tryOnce
@@ -78,7 +80,8 @@ func (f *intake) tryOnce(fd uintptr) {
 	_, f.err = f.once(fd)
 	f.got = f.total > before
 	if f.err != nil {
-		_ = f.s.conn.SetReadDeadline(time.Unix(1, 0)) // wakes RelayFrom, which has to know; fails if closed: RelayFrom knows
+		f.prod() // wakes RelayFrom, which has to know; fails if closed: RelayFrom knows
+		f.d.Wake()
 	}
 }
 

@@ -18,11 +18,12 @@ import (
 // receiver is the receiving side of a connection over SMC-R. A receiver owns the element of an
 // RMB into which the peer writes, and knows who waits for what the peer has not written yet.
 type receiver struct {
-	mu       sync.Mutex           // held by whoever reads: one at a time
-	rmbe     []byte               // the RMBE's memory
-	ring     cdc.Ring             // where in the RMBE a position of the stream is
-	sink     atomic.Pointer[sink] // of the RelayTo under way
-	readable chan struct{}        // has a token when there may be something to read
+	mu       sync.Mutex                // held by whoever reads: one at a time
+	rmbe     []byte                    // the RMBE's memory
+	ring     cdc.Ring                  // where in the RMBE a position of the stream is
+	sink     atomic.Pointer[sink]      // of the RelayTo under way
+	readable chan struct{}             // has a token when there may be something to read
+	waiter   atomic.Pointer[Direction] // of the RelayTo or AwaitEnd under way; nil: it is no direction's
 	deadline deadline.Deadline
 }
 
@@ -45,8 +46,11 @@ func (r *receiver) span(pos, n uint64) []byte {
 	return r.rmbe[off:min(off+n, uint64(r.ring.Size))]
 }
 
-// wake leaves a token for the reader.
-func (r *receiver) wake() { wakeUp(r.readable) }
+// wake leaves a token for the reader, and wakes one that is parked.
+func (r *receiver) wake() {
+	wakeUp(r.readable)
+	r.waiter.Load().Wake()
+}
 
 // await waits for a token or the deadline. Meanwhile the holder of the turn may write what
 // arrives to the socket of a RelayTo.

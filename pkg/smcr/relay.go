@@ -51,21 +51,22 @@ type destination interface {
 type pump struct {
 	s  *socket
 	to destination
+	d  *Direction // nil: it is not one's call
 	// gate lets others call once while the pump waits for the poller. The fields below
 	// belong to whoever is in the gate, or to receive.
-	gate  gate
-	err   error
-	stuck bool
+	gate   gate
+	err    error
+	stuck  bool
+	inline bool // becomeInline was called
 }
 
 // receive reads until the end of the stream, of which the urgent byte is a
-// part.
+// part, or until the pump is parked.
 func (p *pump) receive() error {
 	s, to := p.s, p.to
-	err := s.raw.Control(func(fd uintptr) {
-		p.err = os.NewSyscallError("setsockopt SO_OOBINLINE", unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_OOBINLINE, 1))
-	})
-	run := p.run
+	p.gate.unpark()
+	err := p.becomeInline()
+	run := p.turn
 	for err == nil && p.err == nil {
 		// As long as nothing is stuck this one call of Read goes on: a new call would
 		// forget what the poller has told, and the poller is not asked after each read
@@ -74,8 +75,11 @@ func (p *pump) receive() error {
 		p.stuck = false
 		err = s.raw.Read(run)
 		p.gate.unpark()
-		if err == nil && p.stuck {
+		switch {
+		case err == nil && p.stuck:
 			err = to.wait()
+		case p.err == nil && p.d.prodded(s.conn, &err) && p.park():
+			return errParked
 		}
 	}
 	switch {
@@ -87,10 +91,42 @@ func (p *pump) receive() error {
 	return err
 }
 
-// run moves bytes until the pump has to wait: false to wait for more bytes, true for
-// anything else.
-func (p *pump) run(fd uintptr) bool {
+// becomeInline has the socket give urgent bytes at their place in the stream.
+func (p *pump) becomeInline() (err error) {
+	if p.inline {
+		return nil
+	}
+	p.inline = true
+	cerr := p.s.raw.Control(func(fd uintptr) {
+		err = os.NewSyscallError("setsockopt SO_OOBINLINE", unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_OOBINLINE, 1))
+	})
+	return errors.Join(cerr, err)
+}
+
+// park has the pump wait without a goroutine. False: it does not, for now.
+func (p *pump) park() bool {
+	if !p.d.becomeParking() {
+		return false
+	}
+	p.gate.park()
+	// What the socket has already is an event.
+	err := p.d.arm(p.s.conn, unix.EPOLLIN|unix.EPOLLPRI|unix.EPOLLRDHUP)
+	if err == nil && p.d.becomeParked() {
+		return true
+	}
+	p.d.stay()
 	p.gate.unpark()
+	return false
+}
+
+// prod ends the poller's wait.
+func (p *pump) prod() { _ = p.s.conn.SetReadDeadline(time.Unix(1, 0)) } // closed: the wait has ended
+
+// turn moves bytes until the pump has to wait: false to wait for more bytes, true for
+// anything else.
+func (p *pump) turn(fd uintptr) bool {
+	p.gate.unpark()
+	p.d.stir()
 	for more := true; more && p.err == nil && !p.stuck; {
 		more, p.err = p.once(fd)
 	}
@@ -202,42 +238,79 @@ func growSendBuffer(fd, bytes int) {
 // written as such. Small arrivals are written by whoever finds them, without
 // waking the caller. A reset ends RelayTo also while w takes no more bytes; what
 // was not written by then is lost.
-func (c *Conn) RelayTo(w *net.TCPConn) (int64, error) {
+func (c *Conn) RelayTo(w *net.TCPConn) (int64, error) { return do(c.relayTo(w)) }
+
+// StartRelayTo is RelayTo as a call of d, which gives the result to then. Nobody may set deadlines
+// meanwhile.
+func (c *Conn) StartRelayTo(d *Direction, w *net.TCPConn, then func(int64, error)) {
+	d.start(c.relayTo(w), then)
+}
+
+func (c *Conn) relayTo(w *net.TCPConn) task {
 	if c.group == nil {
-		n, err := c.fallback.writeEarly(c.tcp, w)
-		if err != nil || n < 0 {
-			return max(n, 0), err
-		}
-		m, err := RelayTCP(w, c.tcp)
-		return n + m, err
+		f := newTCPRelay(w, c.tcp)
+		f.early = func() (int64, error) { return c.fallback.writeEarly(c.tcp, w) }
+		return f
 	}
-	s := newSocket(w)
+	return &outlet{c: c, w: w}
+}
+
+// outlet is a RelayTo under way.
+type outlet struct {
+	c     *Conn
+	w     *net.TCPConn
+	s     *socket
+	d     *Direction
+	start uint64 // where in the peer's stream it began
+}
+
+func (o *outlet) begin(d *Direction) error {
+	c := o.c
+	s := newSocket(o.w)
 	if s == nil {
-		return 0, c.opError("read", net.ErrClosed)
+		return c.opError("read", net.ErrClosed)
 	}
 	c.recv.mu.Lock()
-	defer c.recv.mu.Unlock()
 	if !c.ref() {
-		return 0, c.opError("read", net.ErrClosed)
+		c.recv.mu.Unlock()
+		return c.opError("read", net.ErrClosed)
 	}
-	defer c.unref()
 	s.stall = c.relayStalls
+	o.s, o.d, o.start = s, d, c.streams.consumed.Load()
 	c.recv.sink.Store(newSink(s))
-	defer c.recv.sink.Store(nil)
-	start := c.streams.consumed.Load()
-	err := c.relayTo(s)
+	c.recv.waiter.Store(d)
+	return nil
+}
+
+func (o *outlet) end(err error) (int64, error) {
+	c := o.c
+	n := int64(c.streams.consumed.Load() - o.start)
+	c.recv.waiter.Store(nil)
+	c.recv.sink.Store(nil)
+	c.unref()
+	c.recv.mu.Unlock()
 	if errors.Is(err, io.EOF) {
 		err = nil
 	}
-	return int64(c.streams.consumed.Load() - start), err
+	return n, err
 }
 
-func (c *Conn) relayTo(s *socket) error {
+func (o *outlet) run() error {
+	c, s := o.c, o.s
+	c.recv.sink.Load().unpark()
 	for {
-		b, err := c.peek(true)
+		b, err := c.peek(false)
 		if err != nil {
 			return c.opError("read", err)
 		}
+		if len(b) == 0 {
+			if o.park() {
+				return errParked
+			}
+			c.recv.await()
+			continue
+		}
+		o.d.stir()
 		write := s.Write
 		if pos, mark := c.streams.consumed.Load(), c.urgent.mark.Load(); mark > pos {
 			if before := mark - 1 - pos; before > 0 {
@@ -257,6 +330,24 @@ func (c *Conn) relayTo(s *socket) error {
 	}
 }
 
+// park has the call wait without a goroutine: the holder of the turn goes on writing what is
+// small. False: it does not, for now.
+func (o *outlet) park() bool {
+	if !o.d.becomeParking() {
+		return false
+	}
+	k := o.c.recv.sink.Load()
+	k.park()
+	if b, err := o.c.peek(false); err == nil && len(b) == 0 && o.d.becomeParked() {
+		return true
+	}
+	o.d.stay()
+	k.unpark()
+	return false
+}
+
+func (o *outlet) prod() { wakeUp(o.c.recv.readable) }
+
 // relayStalls is asked when the socket that RelayTo writes to is full.
 func (c *Conn) relayStalls(fd int) bool {
 	state := c.streams.flags.Load()
@@ -274,24 +365,43 @@ func (c *Conn) relayStalls(fd int) bool {
 // RelayFrom is ReadFrom for a caller that is the only reader of r. Urgent data
 // is sent as such, and announced while it cannot be sent yet. A reset of r
 // ends RelayFrom also while the peer takes no more bytes.
-func (c *Conn) RelayFrom(r *net.TCPConn) (int64, error) {
+func (c *Conn) RelayFrom(r *net.TCPConn) (int64, error) { return do(c.relayFrom(r)) }
+
+// StartRelayFrom is RelayFrom as a call of d, which gives the result to then. Nobody may set
+// deadlines meanwhile; who closes r calls d.Wake.
+func (c *Conn) StartRelayFrom(d *Direction, r *net.TCPConn, then func(int64, error)) {
+	d.start(c.relayFrom(r), then)
+}
+
+func (c *Conn) relayFrom(r *net.TCPConn) task {
 	if c.group == nil {
-		return RelayTCP(c.tcp, r)
+		return newTCPRelay(c.tcp, r)
 	}
-	s := newSocket(r)
+	return newIntake(c, r)
+}
+
+func (f *intake) begin(d *Direction) error {
+	c := f.c
+	f.s, f.d = newSocket(f.from), d
 	c.send.mu.Lock()
-	defer c.send.mu.Unlock()
-	if s == nil || !c.ref() {
-		return 0, c.opError("write", net.ErrClosed)
+	if f.s == nil || !c.ref() {
+		c.send.mu.Unlock()
+		return c.opError("write", net.ErrClosed)
 	}
-	defer c.unref()
-	f := newIntake(c, s)
 	c.send.intake.Store(f)
-	defer c.send.intake.Store(nil)
-	err := f.receive()
-	if f.err != nil {
-		_ = r.SetReadDeadline(time.Time{}) // pollAnswer may have set one; fails if closed: nobody waits
+	return nil
+}
+
+func (f *intake) run() error { return f.receive() }
+
+func (f *intake) end(err error) (int64, error) {
+	c := f.c
+	if f.err != nil || f.d != nil {
+		_ = f.from.SetReadDeadline(time.Time{}) // pollAnswer or prod may have set one; fails if closed: nobody waits
 	}
+	c.send.intake.Store(nil)
+	c.unref()
+	c.send.mu.Unlock()
 	return f.total, err
 }
 
@@ -356,28 +466,24 @@ func (f *intake) took(n int, urgent bool) (bool, error) {
 
 // RelayTCP writes to dst what arrives on src, urgent data as such, until src
 // ends. The caller must be the only reader of src and the only writer of dst.
-func RelayTCP(dst, src *net.TCPConn) (int64, error) {
-	from, to := newSocket(src), newSocket(dst)
-	if from == nil || to == nil {
-		return 0, net.ErrClosed
-	}
-	f := tcpRelay{from: from, to: to}
-	f.try = func(fd uintptr) bool {
-		to.w.do(syscall.SYS_WRITE, fd)
-		return true
-	}
-	to.stall = f.stalls
-	p := pump{s: from, to: &f}
-	err := p.receive()
-	if f.buf != nil {
-		relayBuffers.Put(f.buf)
-	}
-	return f.total, err
+func RelayTCP(dst, src *net.TCPConn) (int64, error) { return do(newTCPRelay(dst, src)) }
+
+// StartRelayTCP is RelayTCP as a call of d, which gives the result to then. Nobody may set
+// deadlines meanwhile; who closes src calls d.Wake.
+func StartRelayTCP(d *Direction, dst, src *net.TCPConn, then func(int64, error)) {
+	d.start(newTCPRelay(dst, src), then)
 }
 
 // tcpRelay is a RelayTCP under way.
 type tcpRelay struct {
-	from, to *socket
+	pump
+	dst, src *net.TCPConn
+	out      *socket // of dst
+	// early, unless nil, writes what was read from the source before, -1 if that was all of the
+	// stream.
+	early    func() (int64, error)
+	earlyErr error
+	ended    bool // early has said so
 	total    int64
 	buf      *[relayBytes]byte // nil: it would be empty
 	rest     []byte            // the part of buf that has to wait
@@ -385,6 +491,44 @@ type tcpRelay struct {
 	pause    time.Duration     // of the stall
 	ahead    bool              // urgent data was seen in the source and is not written yet
 	try      func(fd uintptr) bool
+}
+
+func newTCPRelay(dst, src *net.TCPConn) *tcpRelay { return &tcpRelay{dst: dst, src: src} }
+
+func (f *tcpRelay) begin(d *Direction) error {
+	from, to := newSocket(f.src), newSocket(f.dst)
+	if from == nil || to == nil {
+		return net.ErrClosed
+	}
+	f.s, f.to, f.d, f.out = from, f, d, to
+	f.try = func(fd uintptr) bool {
+		to.w.do(syscall.SYS_WRITE, fd)
+		return true
+	}
+	to.stall = f.stalls
+	if f.early != nil { // it may wait for the source, and cannot be prodded
+		var n int64
+		n, f.earlyErr = f.early()
+		f.total, f.ended = max(n, 0), n < 0
+	}
+	return nil
+}
+
+func (f *tcpRelay) run() error {
+	if f.earlyErr != nil || f.ended {
+		return f.earlyErr
+	}
+	return f.receive()
+}
+
+func (f *tcpRelay) end(err error) (int64, error) {
+	if f.buf != nil {
+		relayBuffers.Put(f.buf)
+	}
+	if f.d != nil {
+		_ = f.src.SetReadDeadline(time.Time{}) // prod may have set one; fails if closed: nobody waits
+	}
+	return f.total, err
 }
 
 // relayBuffers are shared by all connections, so that idle ones have none.
@@ -399,12 +543,12 @@ func (f *tcpRelay) room() ([]byte, error) {
 
 // took writes what the destination takes at once.
 func (f *tcpRelay) took(n int, urgent bool) (bool, error) {
-	w := &f.to.w
+	w := &f.out.w
 	w.buf, w.flags, w.n, w.errno = f.buf[:n], 0, 0, 0
 	if urgent {
 		w.flags = unix.MSG_OOB
 	}
-	err := f.to.raw.Write(f.try)
+	err := f.out.raw.Write(f.try)
 	f.rest, f.mark = w.buf[w.n:], urgent
 	w.buf, w.flags = nil, 0
 	f.total += int64(n - len(f.rest))
@@ -412,7 +556,7 @@ func (f *tcpRelay) took(n int, urgent bool) (bool, error) {
 	case err != nil:
 		return false, err
 	case w.errno != 0:
-		return false, f.to.opError("write", w.errno)
+		return false, f.out.opError("write", w.errno)
 	case len(f.rest) > 0:
 		return false, nil
 	}
@@ -428,9 +572,9 @@ func (f *tcpRelay) done() {
 
 // wait writes the rest, and looks at the source meanwhile.
 func (f *tcpRelay) wait() error {
-	write := f.to.Write
+	write := f.out.Write
 	if f.mark {
-		write = f.to.WriteUrgent
+		write = f.out.WriteUrgent
 	}
 	f.pause = 0
 	for {
@@ -442,7 +586,7 @@ func (f *tcpRelay) wait() error {
 			return err
 		}
 		if f.pause > 0 {
-			if err := f.to.conn.SetWriteDeadline(time.Time{}); err != nil {
+			if err := f.out.conn.SetWriteDeadline(time.Time{}); err != nil {
 				return err
 			}
 		}
@@ -450,7 +594,7 @@ func (f *tcpRelay) wait() error {
 			f.done()
 			return nil
 		}
-		urgent, err := f.from.probeStalled()
+		urgent, err := f.s.probeStalled()
 		if err != nil {
 			return err
 		}
@@ -464,45 +608,152 @@ func (f *tcpRelay) stalls(fd int) bool {
 		growSendBuffer(fd, relayBytes)
 	}
 	f.pause = min(max(2*f.pause, stallFirst), stallMost)
-	return f.to.conn.SetWriteDeadline(time.Now().Add(f.pause)) == nil
+	return f.out.conn.SetWriteDeadline(time.Now().Add(f.pause)) == nil
 }
 
 // AwaitEnd waits, after the peer's stream has ended, until ours has too; or for
 // the reset that a reader would not see any more. AwaitEnd returns nil if the
 // streams have ended.
 func (c *Conn) AwaitEnd() error {
+	_, err := do(c.awaitEnd())
+	return err
+}
+
+// StartAwaitEnd is AwaitEnd as a call of d, which gives the result to then.
+func (c *Conn) StartAwaitEnd(d *Direction, then func(error)) {
+	d.start(c.awaitEnd(), func(_ int64, err error) { then(err) })
+}
+
+func (c *Conn) awaitEnd() task {
 	if c.group == nil {
-		return AwaitTCPEnd(c.tcp)
+		return &tcpEnd{conn: c.tcp}
 	}
-	c.recv.mu.Lock()
-	defer c.recv.mu.Unlock()
+	return &connEnd{c: c}
+}
+
+// connEnd is an AwaitEnd under way.
+type connEnd struct {
+	c *Conn
+	d *Direction
+}
+
+func (e *connEnd) begin(d *Direction) error {
+	e.d = d
+	e.c.recv.mu.Lock()
+	e.c.recv.waiter.Store(d)
+	return nil
+}
+
+func (e *connEnd) end(err error) (int64, error) {
+	e.c.recv.waiter.Store(nil)
+	e.c.recv.mu.Unlock()
+	return 0, err
+}
+
+func (e *connEnd) run() error {
 	for {
-		switch {
-		case c.life.closed.Load():
-			return c.opError("read", net.ErrClosed)
-		case c.streams.has(flagReset):
-			return c.opError("read", syscall.ECONNRESET)
-		case c.streams.ended():
-			return nil
+		if over, err := e.isOver(); over {
+			return err
 		}
-		<-c.recv.readable
+		if e.park() {
+			return errParked
+		}
+		<-e.c.recv.readable
 	}
 }
+
+func (e *connEnd) isOver() (bool, error) {
+	switch c := e.c; {
+	case c.life.closed.Load():
+		return true, c.opError("read", net.ErrClosed)
+	case c.streams.has(flagReset):
+		return true, c.opError("read", syscall.ECONNRESET)
+	case c.streams.ended():
+		return true, nil
+	}
+	return false, nil
+}
+
+// park has the call wait without a goroutine. False: it does not, for now.
+func (e *connEnd) park() bool {
+	if !e.d.becomeParking() {
+		return false
+	}
+	if over, _ := e.isOver(); !over && e.d.becomeParked() {
+		return true
+	}
+	e.d.stay()
+	return false
+}
+
+func (e *connEnd) prod() { wakeUp(e.c.recv.readable) }
 
 // AwaitTCPEnd is [Conn.AwaitEnd] for a TCP connection: AwaitTCPEnd waits until both
 // streams have ended or the connection was reset.
 func AwaitTCPEnd(t *net.TCPConn) error {
-	s := newSocket(t)
-	if s == nil {
+	_, err := do(&tcpEnd{conn: t})
+	return err
+}
+
+// StartAwaitTCPEnd is AwaitTCPEnd as a call of d, which gives the result to then. Nobody may set
+// deadlines meanwhile; who closes t calls d.Wake.
+func StartAwaitTCPEnd(d *Direction, t *net.TCPConn, then func(error)) {
+	d.start(&tcpEnd{conn: t}, func(_ int64, err error) { then(err) })
+}
+
+// tcpEnd is an AwaitTCPEnd under way.
+type tcpEnd struct {
+	conn *net.TCPConn
+	s    *socket
+	d    *Direction
+}
+
+func (e *tcpEnd) begin(d *Direction) error {
+	e.s, e.d = newSocket(e.conn), d
+	if e.s == nil {
 		return net.ErrClosed
 	}
-	var err error
-	werr := s.raw.Read(func(fd uintptr) bool {
-		has := s.look(fd)
-		if has&unix.POLLERR != 0 {
-			err = s.pendingError(int(fd))
-		}
-		return has&(unix.POLLERR|unix.POLLHUP) != 0
-	})
-	return errors.Join(err, werr)
+	return nil
 }
+
+func (e *tcpEnd) end(err error) (int64, error) {
+	if e.d != nil {
+		_ = e.conn.SetReadDeadline(time.Time{}) // prod may have set one; fails if closed: nobody waits
+	}
+	return 0, err
+}
+
+func (e *tcpEnd) run() error {
+	s := e.s
+	for {
+		var err error
+		werr := s.raw.Read(func(fd uintptr) bool {
+			has := s.look(fd)
+			if has&unix.POLLERR != 0 {
+				err = s.pendingError(int(fd))
+			}
+			return has&(unix.POLLERR|unix.POLLHUP) != 0
+		})
+		switch {
+		case !e.d.prodded(e.conn, &werr):
+			return errors.Join(err, werr)
+		case e.park():
+			return errParked
+		}
+	}
+}
+
+// park has the call wait without a goroutine. False: it does not, for now.
+func (e *tcpEnd) park() bool {
+	if !e.d.becomeParking() {
+		return false
+	}
+	// No event but the hang-up and the error, of which the kernel always tells.
+	if err := e.d.arm(e.conn, 0); err == nil && e.d.becomeParked() {
+		return true
+	}
+	e.d.stay()
+	return false
+}
+
+func (e *tcpEnd) prod() { _ = e.conn.SetReadDeadline(time.Unix(1, 0)) } // closed: the wait has ended
