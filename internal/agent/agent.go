@@ -100,6 +100,7 @@ type agent struct {
 	kernelStats kernelStats
 	proxies     proxies
 	holds       holds
+	parker      *smcr.Parker // of idle sessions
 
 	metrics       *metrics
 	noMetrics     atomic.Pointer[string] // why nobody gets metrics; nil or "": they are served, or nobody is to get them
@@ -161,6 +162,10 @@ func Run(ctx context.Context, cfg Config) (err error) {
 		return fmt.Errorf("data directory: %w: make it writable for the agent", err)
 	}
 	defer func() { err = errors.Join(err, a.kernelPath.close(), a.rnics.Close(), a.removeDirs()) }()
+	if a.parker, err = smcr.NewParker(a.cfg.parkAfter); err != nil {
+		return fmt.Errorf("wait for idle connections: %w", err)
+	}
+	defer func() { err = errors.Join(err, a.parker.Close()) }()
 	closeOption, err := a.enable(ctx)
 	if err != nil {
 		return err

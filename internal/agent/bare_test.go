@@ -17,6 +17,7 @@ import (
 	"github.com/smcr-io/kube-smcr/internal/linux"
 	"github.com/smcr-io/kube-smcr/internal/records"
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/smcr"
 )
 
 // bare is an agent on fakes that does not run: it has what Run makes, and nothing happens but what a
@@ -116,6 +117,15 @@ func (b *bare) proxy(name string) *barePod {
 	b.a.proxies.add(px)
 	p.px = px
 	return p
+}
+
+// mayRelay lets the pod's sessions be relayed. A parker waits for sockets, for which the clock of a
+// test's bubble stands still, so that only those tests have one that need it.
+func (p *barePod) mayRelay(t testing.TB) {
+	t.Helper()
+	a := p.px.agent
+	a.parker = value(smcr.NewParker(a.cfg.parkAfter))(t)
+	t.Cleanup(func() { must(t, a.parker.Close()) })
 }
 
 // reservation is a pending connection of the pod.

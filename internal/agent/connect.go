@@ -15,7 +15,7 @@ import (
 )
 
 // outbound carries a connection that the application made to dst. outbound owns app, on which
-// resetOnClose was called.
+// resetOnClose was called, and rv. It returns when nothing is left to do but to relay.
 func (px *proxy) outbound(ctx context.Context, app *net.TCPConn, dst netip.AddrPort, rv *reservation) {
 	s, ctx, end := px.register(ctx, app, &session{dir: agentapi.Outbound, src: addrPort(app.RemoteAddr()), dst: dst, reservation: rv})
 	defer end()
@@ -60,12 +60,13 @@ func (px *proxy) outbound(ctx context.Context, app *net.TCPConn, dst netip.AddrP
 }
 
 // inbound carries a connection from the network to dst whose SYN had the option. inbound owns tcp,
-// on which resetOnClose was called. The agent connects to the application before the rendezvous: if
+// on which resetOnClose was called, and rv. The agent connects to the application before the rendezvous: if
 // the application refuses, the client gets a reset, as it would without SMC-R.
 func (px *proxy) inbound(ctx context.Context, tcp *net.TCPConn, dst netip.AddrPort, rv *reservation) {
 	src := addrPort(tcp.RemoteAddr())
 	if px.agent.holds.isLocal(src) {
 		reset(tcp)
+		rv.release()
 		return
 	}
 	// abort resets session.app. Until the application's connection is there, that is the network's.
@@ -125,9 +126,10 @@ func (px *proxy) relaySMCR(s *session, c peerConn, tcp *net.TCPConn) {
 	}
 	px.record(s, smcr.ModeSMCR.String(), fallback{})
 	px.agent.metrics.opened(s.dir, smcr.ModeSMCR)
-	sent, recv, err := relay(s.app, c, tcp)
-	px.agent.metrics.relayed(smcr.ModeSMCR, uint64(sent+recv))
-	px.recordEnd(s, err)
+	px.relay(s, c, tcp, func(sent, recv int64, err error) {
+		px.agent.metrics.relayed(smcr.ModeSMCR, uint64(sent+recv))
+		px.recordEnd(s, err)
+	})
 }
 
 // limitBuffers bounds the buffers of a socket. It fails for a socket that was reset meanwhile,
@@ -157,9 +159,10 @@ func (px *proxy) relayTCP(s *session, c peerConn, tcp *net.TCPConn, why fallback
 	px.record(s, smcr.ModeTCP.String(), why)
 	px.agent.metrics.opened(s.dir, smcr.ModeTCP)
 	px.agent.metrics.fallback(why.code)
-	sent, recv, err := relay(s.app, c, tcp)
-	px.agent.metrics.relayed(smcr.ModeTCP, uint64(sent+recv))
-	px.recordEnd(s, err)
+	px.relay(s, c, tcp, func(sent, recv int64, err error) {
+		px.agent.metrics.relayed(smcr.ModeTCP, uint64(sent+recv))
+		px.recordEnd(s, err)
+	})
 }
 
 // relayPlain relays a session on plain TCP, without a rendezvous.

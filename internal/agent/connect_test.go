@@ -29,13 +29,14 @@ var nowhere = netip.MustParseAddrPort("127.0.0.1:1")
 // accept loop does. far is the other end of the connection; done is closed when the session is over.
 func (p *barePod) carry(t testing.TB, way func(context.Context, *net.TCPConn, netip.AddrPort, *reservation), dst netip.AddrPort) (far *net.TCPConn, done <-chan struct{}) {
 	t.Helper()
+	p.mayRelay(t)
 	near, far := loopback(t)
 	must(t, resetOnClose(near))
 	rv, over := p.reservation(t), make(chan struct{})
 	go func() {
 		defer close(over)
-		defer rv.release()
 		way(p.px.life, near, dst, rv)
+		p.px.sessionTasks.Wait()
 	}()
 	t.Cleanup(func() {
 		p.px.abort(agentapi.CodeDraining)

@@ -64,10 +64,12 @@
 // The manager's goroutine compares the pods with the records and policies. The job of a pod, a
 // goroutine of its own, starts and stops the pod's proxy, so no pod waits for another. A proxy is
 // all that serves one pod: namespace handle, stack, listeners, redirection, and goroutines. A
-// session is one connection that the agent carries. It belongs to one goroutine, which copies one
-// direction of the relay and waits for the goroutine that copies the other. The pod's set of
-// devices ([rnics.Set]) belongs to the job until the proxy starts, and then to the proxy. The
-// devices themselves are in the agent's pool, see package rnics.
+// session is one connection that the agent carries. It belongs to the goroutine that connects it,
+// and then to its relay, each direction of which has a goroutine while something moves: a direction
+// in which nothing has moved for a second or two is parked ([smcr.Parker]), and one goroutine of the
+// agent waits for all of these. Whoever closes the connections of a session wakes its relay. The
+// pod's set of devices ([rnics.Set]) belongs to the job until the proxy starts, and then to the
+// proxy. The devices themselves are in the agent's pool, see package rnics.
 //
 // # Taking over, and leaving
 //

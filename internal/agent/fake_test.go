@@ -465,6 +465,8 @@ func newBench(t testing.TB, nodeExtra, policies string) *bench {
 				return fakeOption{}, func() error { return nil }, nil
 			},
 			newStack: func(smcr.Config) (stack, error) { return b.stack, nil },
+			// So that whatever a test does to a session, it may happen while that is parked.
+			parkAfter: time.Millisecond,
 		},
 	}
 	return b

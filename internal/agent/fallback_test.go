@@ -269,12 +269,14 @@ func TestProxy_bypassFirst(t *testing.T) {
 func TestProxy_meshedDial(t *testing.T) {
 	b := newAbleBare(t, "  negativeCacheTTL: 1s\n", preferAll)
 	p := b.proxy("a")
+	p.mayRelay(t)
 	p.px.surroundings.Store(&surroundings{Others: linux.Others{Redirector: "table ip istio"}})
 	app, far := loopback(t)
 	carried := make(chan struct{})
 	go func() {
 		defer close(carried)
 		p.px.outbound(t.Context(), app, b.server(), p.reservation(t))
+		p.px.sessionTasks.Wait()
 	}()
 	exchange(t, far, 10)
 	<-carried

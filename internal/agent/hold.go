@@ -204,7 +204,6 @@ func (h *hold) decide(c synqueue.Conn, held bool) {
 		h.leave(s, fallback{code: agentapi.CodeBudgetPending}, synqueue.Drop, rememberPassing)
 		return
 	}
-	defer rv.release()
 	why := px.admitSMCR(s)
 	if why.code == agentapi.CodeOK && !s.decision.Required && px.agent.attached(c.Dst.Addr()) {
 		why.code = agentapi.CodeSameNode

@@ -384,6 +384,7 @@ func (n *testNode) configure(t testing.TB, option smcr.Option, rest string) {
 			},
 			openOption: func() (smcr.Option, func() error, error) { return option, func() error { return nil }, nil },
 			preflight:  func() error { return nil },
+			parkAfter:  5 * time.Millisecond, // so that tests meet parked sessions
 			route: func(src, dst netip.Addr) (r clc.Route, err error) {
 				err = n.host.ns.Do(func() error {
 					r, err = route(src, dst)

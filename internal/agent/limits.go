@@ -169,6 +169,9 @@ const (
 	// still keeps to its own budget.
 	sharedPods = 8
 
+	// parkAfter is how long nothing must move in a direction of a session, and half of how long it
+	// may, before it is parked: programs in a dialogue do not pause for so long.
+	parkAfter = time.Second
 	// ableEvery is how often an agent that lacks something for SMC-R, or the port of its
 	// metrics, looks again.
 	ableEvery = 10 * time.Second

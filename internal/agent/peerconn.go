@@ -15,9 +15,9 @@ import (
 
 // peerConn is the network's side of a session: *smcr.Conn, or plainTCP.
 type peerConn interface {
-	RelayFrom(r *net.TCPConn) (int64, error)
-	RelayTo(w *net.TCPConn) (int64, error)
-	AwaitEnd() error
+	StartRelayFrom(d *smcr.Direction, r *net.TCPConn, then func(int64, error))
+	StartRelayTo(d *smcr.Direction, w *net.TCPConn, then func(int64, error))
+	StartAwaitEnd(d *smcr.Direction, then func(error))
 	CloseWrite() error
 	Close() error
 	Abort() error
@@ -92,14 +92,20 @@ func (p plainTCP) Abort() error {
 	return nil
 }
 
-// RelayTo copies what arrives on the connection to w.
-func (p plainTCP) RelayTo(w *net.TCPConn) (int64, error) { return smcr.RelayTCP(w, p.TCPConn) }
+// StartRelayTo copies what arrives on the connection to w.
+func (p plainTCP) StartRelayTo(d *smcr.Direction, w *net.TCPConn, then func(int64, error)) {
+	smcr.StartRelayTCP(d, w, p.TCPConn, then)
+}
 
-// RelayFrom copies what arrives on r to the connection.
-func (p plainTCP) RelayFrom(r *net.TCPConn) (int64, error) { return smcr.RelayTCP(p.TCPConn, r) }
+// StartRelayFrom copies what arrives on r to the connection.
+func (p plainTCP) StartRelayFrom(d *smcr.Direction, r *net.TCPConn, then func(int64, error)) {
+	smcr.StartRelayTCP(d, p.TCPConn, r, then)
+}
 
-// AwaitEnd waits for the end of both directions, or for a reset.
-func (p plainTCP) AwaitEnd() error { return smcr.AwaitTCPEnd(p.TCPConn) }
+// StartAwaitEnd waits for the end of both directions, or for a reset.
+func (p plainTCP) StartAwaitEnd(d *smcr.Direction, then func(error)) {
+	smcr.StartAwaitTCPEnd(d, p.TCPConn, then)
+}
 
 // Info describes the connection.
 func (p plainTCP) Info() smcr.Info {

@@ -93,6 +93,8 @@ func TestSMCRStack_declines(t *testing.T) {
 // TestPlainTCP: the peerConn of a session on plain TCP copies in the direction that its methods name,
 // waits for the end, and resets.
 func TestPlainTCP(t *testing.T) {
+	parker := value(smcr.NewParker(parkAfter))(t)
+	t.Cleanup(func() { must(t, parker.Close()) })
 	type ends struct {
 		p       plainTCP
 		tcpFar  *net.TCPConn // the other end of the peerConn
@@ -111,13 +113,18 @@ func TestPlainTCP(t *testing.T) {
 		return e
 	}
 	// copies sends "hello" and the end from one side, and wants both on the other.
-	copies := func(t *testing.T, from, to *net.TCPConn, relay func() (int64, error), end func() error) {
+	copies := func(t *testing.T, from, to *net.TCPConn, start func(*smcr.Direction, *net.TCPConn, func(int64, error)), app *net.TCPConn, end func() error) {
 		t.Helper()
 		value(from.Write([]byte("hello")))(t)
 		must(t, from.CloseWrite())
-		if n, err := relay(); n != 5 || err != nil {
-			t.Errorf("copied %d bytes, %v", n, err)
-		}
+		copied := make(chan struct{})
+		start(parker.NewDirection(), app, func(n int64, err error) {
+			defer close(copied)
+			if n != 5 || err != nil {
+				t.Errorf("copied %d bytes, %v", n, err)
+			}
+		})
+		<-copied
 		must(t, end())
 		if b, err := io.ReadAll(to); string(b) != "hello" || err != nil {
 			t.Errorf("read %q, %v", b, err)
@@ -125,25 +132,30 @@ func TestPlainTCP(t *testing.T) {
 	}
 	t.Run("to the network", func(t *testing.T) {
 		e := begin(t)
-		copies(t, e.appFar, e.tcpFar, func() (int64, error) { return e.p.RelayFrom(e.app) }, e.p.CloseWrite)
+		copies(t, e.appFar, e.tcpFar, e.p.StartRelayFrom, e.app, e.p.CloseWrite)
 	})
 	t.Run("from the network", func(t *testing.T) {
 		e := begin(t)
-		copies(t, e.tcpFar, e.appFar, func() (int64, error) { return e.p.RelayTo(e.app) }, e.app.CloseWrite)
+		copies(t, e.tcpFar, e.appFar, e.p.StartRelayTo, e.app, e.app.CloseWrite)
 	})
+	awaitEnd := func(p plainTCP) error {
+		ended := make(chan error, 1)
+		p.StartAwaitEnd(parker.NewDirection(), func(err error) { ended <- err })
+		return <-ended
+	}
 	t.Run("orderly end", func(t *testing.T) {
 		e := begin(t)
 		must(t, errors.Join(e.p.CloseWrite(), e.tcpFar.Close()))
 		value(io.ReadAll(e.p))(t)
-		if err := e.p.AwaitEnd(); err != nil {
-			t.Errorf("AwaitEnd = %v", err)
+		if err := awaitEnd(e.p); err != nil {
+			t.Errorf("ended with %v", err)
 		}
 	})
 	t.Run("reset by the peer", func(t *testing.T) {
 		e := begin(t)
 		reset(e.tcpFar)
-		if err := e.p.AwaitEnd(); err == nil {
-			t.Error("AwaitEnd does not tell of the reset")
+		if err := awaitEnd(e.p); err == nil {
+			t.Error("the reset was not told")
 		}
 	})
 	t.Run("abort", func(t *testing.T) {

@@ -44,6 +44,8 @@ type platform struct {
 	// untrackAfter is how long a pod must have been without rules of others before the
 	// agent keeps packets from connection tracking there.
 	untrackAfter time.Duration
+	// parkAfter is how long nothing must move in a direction of a session before it is parked.
+	parkAfter time.Duration
 }
 
 // setDefaults fills in the real functions and times where tests set nothing.
@@ -95,6 +97,9 @@ func (p *platform) setDefaults(dataDir string) {
 	}
 	if p.untrackAfter == 0 {
 		p.untrackAfter = untrackAfter
+	}
+	if p.parkAfter == 0 {
+		p.parkAfter = parkAfter
 	}
 	if p.preflight == nil {
 		p.preflight = linux.Probe

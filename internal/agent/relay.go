@@ -29,52 +29,97 @@ func reset(c *net.TCPConn) {
 
 // relay copies bytes between the application's connection and the network's until both directions
 // have ended, and then closes both connections in order. If one connection breaks, relay resets
-// both. tcp is the TCP connection below net. relay owns all three. A direction that has ended still
-// watches for a reset, which relay passes on at once.
+// both. A direction that has ended still watches for a reset, which relay passes on at once. While
+// nothing moves a direction is parked, and has no goroutine: see [smcr.Direction].
 //
 // Back-pressure needs no code: each direction reads only after it wrote.
-func relay(app *net.TCPConn, net peerConn, tcp *net.TCPConn) (sent, recv int64, err error) {
-	var (
-		once sync.Once
-		wg   sync.WaitGroup
-	)
-	fail := func(e error) {
-		once.Do(func() {
-			err = e
-			reset(app)
-			_ = net.Abort() // err is the first error, which matters
-		})
-	}
-	wg.Go(func() { // application to network
-		n, e := net.RelayFrom(app)
-		if sent = n; e == nil {
-			e = net.CloseWrite()
+type relay struct {
+	app *net.TCPConn
+	net peerConn
+	tcp *net.TCPConn // below net
+	// over is called when the relay has ended, and has closed the three.
+	over func(sent, recv int64, err error)
+
+	out, in    *smcr.Direction // from the application to the network, and back
+	sent, recv int64           // each of its direction until that has ended
+
+	mu   sync.Mutex // guards what is below
+	left int        // directions that have not ended
+	err  error      // the first one, which matters
+}
+
+// newRelay returns a relay that has not begun. It owns the three connections from start on.
+func newRelay(p *smcr.Parker, app *net.TCPConn, net peerConn, tcp *net.TCPConn, over func(sent, recv int64, err error)) *relay {
+	return &relay{app: app, net: net, tcp: tcp, over: over, out: p.NewDirection(), in: p.NewDirection(), left: 2}
+}
+
+// start begins both directions.
+func (r *relay) start() {
+	r.net.StartRelayFrom(r.out, r.app, func(n int64, err error) {
+		if r.sent = n; err == nil {
+			err = r.net.CloseWrite()
 		}
-		if e == nil {
-			e = smcr.AwaitTCPEnd(app)
+		if err != nil {
+			r.end(err)
+			return
 		}
-		if e != nil {
-			fail(e)
-		}
+		smcr.StartAwaitTCPEnd(r.out, r.app, r.end)
 	})
-	// From network to application, in this goroutine: a goroutine less for each idle session.
-	n, e := net.RelayTo(app)
-	if recv = n; e == nil {
-		e = app.CloseWrite()
+	r.net.StartRelayTo(r.in, r.app, func(n int64, err error) {
+		if r.recv = n; err == nil {
+			err = r.app.CloseWrite()
+		}
+		if err != nil {
+			r.end(err)
+			return
+		}
+		r.net.StartAwaitEnd(r.in, r.end)
+	})
+}
+
+// wake has the directions see that their connections were closed. r may be nil: the relay has not
+// begun, and will see that.
+func (r *relay) wake() {
+	if r != nil {
+		r.out.Wake()
+		r.in.Wake()
 	}
-	if e == nil {
-		e = net.AwaitEnd()
-	}
-	if e != nil {
-		fail(e)
-	}
-	wg.Wait()
+}
+
+// end ends a direction.
+func (r *relay) end(err error) {
 	if err != nil {
-		return sent, recv, err
+		r.fail(err)
 	}
-	// Undo resetOnClose just before the orderly close. A connection that its other side reset
-	// meanwhile has no such option, so errors do not matter.
-	_ = app.SetLinger(-1)
-	_ = tcp.SetLinger(-1)
-	return sent, recv, errors.Join(app.Close(), net.Close())
+	r.mu.Lock()
+	r.left--
+	last := r.left == 0
+	err = r.err
+	r.mu.Unlock()
+	if !last {
+		return
+	}
+	if err == nil {
+		// Undo resetOnClose just before the orderly close. A connection that its other side reset
+		// meanwhile has no such option, so errors do not matter.
+		_ = r.app.SetLinger(-1)
+		_ = r.tcp.SetLinger(-1)
+		err = errors.Join(r.app.Close(), r.net.Close())
+	}
+	r.over(r.sent, r.recv, err)
+}
+
+// fail resets both connections.
+func (r *relay) fail(err error) {
+	r.mu.Lock()
+	first := r.err == nil
+	if first {
+		r.err = err
+	}
+	r.mu.Unlock()
+	if first {
+		reset(r.app)
+		_ = r.net.Abort() // r.err is the first error, which matters
+		r.wake()
+	}
 }

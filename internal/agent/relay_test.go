@@ -3,10 +3,13 @@
 package agent
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -124,6 +127,225 @@ func TestProxy_pausesForSockets(t *testing.T) {
 	}
 }
 
+// idling is a relay on plain TCP in which nothing has moved for a while.
+type idling struct {
+	*relay
+	t            *testing.T
+	app, peer    *net.TCPConn // the far ends
+	ended        chan error   // gets what the relay ended with
+	nsent, nrecv int64        // when ended has it
+	session      *session
+}
+
+// newIdling starts a relay, and waits until both of its directions are parked.
+func newIdling(t *testing.T) *idling {
+	t.Helper()
+	parker := value(smcr.NewParker(time.Millisecond))(t)
+	i := &idling{t: t, ended: make(chan error, 1)}
+	var app, tcp *net.TCPConn
+	app, i.app = loopback(t)
+	tcp, i.peer = loopback(t)
+	must(t, errors.Join(resetOnClose(app), resetOnClose(tcp)))
+	c := plainTCP{tcp, time.Now()}
+	i.relay = newRelay(parker, app, c, tcp, func(sent, recv int64, err error) {
+		i.nsent, i.nrecv = sent, recv
+		i.ended <- err
+	})
+	i.session = &session{app: app, peerConn: c}
+	_, i.session.cancel = context.WithCancelCause(t.Context())
+	i.session.setRelay(i.relay)
+	i.start()
+	t.Cleanup(func() {
+		i.session.abort(agentapi.CodeDraining)
+		<-i.ended
+		must(t, parker.Close())
+	})
+	i.parked()
+	return i
+}
+
+// parked waits until both directions are parked.
+func (i *idling) parked() {
+	i.t.Helper()
+	eventually(i.t, func() string {
+		if !i.out.Parked() || !i.in.Parked() {
+			return fmt.Sprintf("parked: from the application %t, from the network %t", i.out.Parked(), i.in.Parked())
+		}
+		return ""
+	})
+}
+
+// halfClose ends the stream of one far end, which the other one sees, and waits until what is left is
+// parked.
+func (i *idling) halfClose(from, to *net.TCPConn) {
+	i.t.Helper()
+	must(i.t, from.CloseWrite())
+	if n, err := to.Read(make([]byte, 1)); n != 0 || !errors.Is(err, io.EOF) {
+		i.t.Errorf("read %d bytes, %v, want the end", n, err)
+	}
+	i.parked()
+}
+
+// broken waits until a far end that has seen the end of the stream cannot write any more.
+func (i *idling) broken(far *net.TCPConn) {
+	i.t.Helper()
+	eventually(i.t, func() string {
+		if _, err := far.Write([]byte("x")); err == nil {
+			return "not reset"
+		}
+		return ""
+	})
+}
+
+// trip sends a byte from one far end to the other.
+func (i *idling) trip(from, to *net.TCPConn) {
+	i.t.Helper()
+	value(from.Write([]byte("x")))(i.t)
+	value(io.ReadFull(to, make([]byte, 1)))(i.t)
+}
+
+// TestRelay_whileParked: whatever happens to a session of which no goroutine is left is passed on as
+// it is while there are goroutines.
+func TestRelay_whileParked(t *testing.T) {
+	for _, tt := range []struct {
+		name       string
+		do         func(i *idling)
+		reset      bool
+		sent, recv int64
+	}{
+		{"bytes, and the end of both streams", func(i *idling) {
+			i.trip(i.app, i.peer)
+			i.parked()
+			i.trip(i.peer, i.app)
+			i.trip(i.peer, i.app)
+			i.halfClose(i.app, i.peer)
+			i.trip(i.peer, i.app)
+			i.halfCloseLast(i.peer, i.app)
+		}, false, 1, 3},
+		{"the peer's end first", func(i *idling) {
+			i.halfClose(i.peer, i.app)
+			i.trip(i.app, i.peer)
+			i.halfCloseLast(i.app, i.peer)
+		}, false, 1, 0},
+		{"the application resets", func(i *idling) { reset(i.app); wantReset(i.t, i.peer) }, true, 0, 0},
+		{"the peer resets", func(i *idling) { reset(i.peer); wantReset(i.t, i.app) }, true, 0, 0},
+		{"the application ends and then resets", func(i *idling) {
+			i.halfClose(i.app, i.peer)
+			reset(i.app)
+			i.broken(i.peer)
+		}, true, 0, 0},
+		{"the peer ends and then resets", func(i *idling) {
+			i.halfClose(i.peer, i.app)
+			reset(i.peer)
+			i.broken(i.app)
+		}, true, 0, 0},
+		{"the application ends, and the peer resets", func(i *idling) {
+			i.halfClose(i.app, i.peer)
+			reset(i.peer)
+			wantReset(i.t, i.app)
+		}, true, 0, 0},
+		{"the agent resets", func(i *idling) {
+			i.session.abort(agentapi.CodePolicyChange)
+			wantReset(i.t, i.app)
+			wantReset(i.t, i.peer)
+		}, true, 0, 0},
+		{"the application ends, and the agent resets", func(i *idling) {
+			i.halfClose(i.app, i.peer)
+			i.session.abort(agentapi.CodePolicyChange)
+			wantReset(i.t, i.app)
+		}, true, 0, 0},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			i := newIdling(t)
+			tt.do(i)
+			err := <-i.ended
+			i.ended <- err // for the end of the test
+			if (err != nil) != tt.reset {
+				t.Errorf("ended with %v, want an error: %t", err, tt.reset)
+			}
+			if !tt.reset && (i.nsent != tt.sent || i.nrecv != tt.recv) {
+				t.Errorf("sent %d and received %d bytes, want %d and %d", i.nsent, i.nrecv, tt.sent, tt.recv)
+			}
+		})
+	}
+}
+
+// halfCloseLast ends the second stream, with which the relay ends.
+func (i *idling) halfCloseLast(from, to *net.TCPConn) {
+	i.t.Helper()
+	must(i.t, from.CloseWrite())
+	if n, err := to.Read(make([]byte, 1)); n != 0 || !errors.Is(err, io.EOF) {
+		i.t.Errorf("read %d bytes, %v, want the end", n, err)
+	}
+}
+
+// TestAgent_idleSessions: an agent's idle sessions have no goroutines, keep their places in the
+// budget until they end, go on when something comes, and end when the agent does.
+func TestAgent_idleSessions(t *testing.T) {
+	const n = 100
+	b := newBench(t, "", preferAll)
+	var view View
+	b.cfg.Observe = func(v View) { view = v }
+	p := b.attach("a", 1)
+	l := value(net.Listen("tcp4", "127.0.0.1:0"))(t).(*net.TCPListener)
+	t.Cleanup(func() { _ = l.Close() })
+	p.dst = addrPort(l.Addr())
+	b.start()
+	var apps, peers []*net.TCPConn
+	trip := func(k int) {
+		t.Helper()
+		value(apps[k].Write([]byte("x")))(t)
+		value(io.ReadFull(peers[k], make([]byte, 1)))(t)
+		value(peers[k].Write([]byte("y")))(t)
+		value(io.ReadFull(apps[k], make([]byte, 1)))(t)
+	}
+	open := func() {
+		t.Helper()
+		apps = append(apps, b.dial(p, 0))
+		c := value(l.AcceptTCP())(t)
+		t.Cleanup(func() { _ = c.Close() })
+		must(t, c.SetDeadline(time.Now().Add(waitLimit)))
+		peers = append(peers, c)
+		trip(len(apps) - 1)
+	}
+	idle := func(most int) {
+		t.Helper()
+		eventually(t, func() string {
+			if now := runtime.NumGoroutine(); now > most {
+				return fmt.Sprintf("%d goroutines, want %d at most", now, most)
+			}
+			return ""
+		})
+	}
+	before := runtime.NumGoroutine()
+	open()
+	idle(before + 2)
+	for range n - 1 {
+		open()
+	}
+	idle(before + n/10)
+	if s := b.status(); s.Conns.Live != n || view.a.ledger.info().ConnsUsed != n {
+		t.Errorf("%d sessions, %d in the budget, want %d", s.Conns.Live, view.a.ledger.info().ConnsUsed, n)
+	}
+	for k := range apps {
+		trip(k)
+	}
+	reset(apps[0])
+	wantReset(t, peers[0])
+	eventually(t, func() string {
+		if used := view.a.ledger.info().ConnsUsed; used != n-1 {
+			return fmt.Sprintf("%d connections in the budget, want %d", used, n-1)
+		}
+		return ""
+	})
+	idle(before + n/10)
+	b.stop()
+	for k := 1; k < n; k++ {
+		wantReset(t, apps[k])
+		wantReset(t, peers[k])
+	}
+}
+
 // BenchmarkRelay is a stream through a relay on loopback, with the buffers that a
 // relay gets, and with those that grow as the kernel likes (0).
 func BenchmarkRelay(b *testing.B) {
@@ -131,6 +353,8 @@ func BenchmarkRelay(b *testing.B) {
 		"grow": {}, "best": {appBufferBytes, netBufferBest}, "least": {appBufferBytes, netBufferLeast},
 	} {
 		b.Run(name, func(b *testing.B) {
+			parker := value(smcr.NewParker(parkAfter))(b)
+			b.Cleanup(func() { must(b, parker.Close()) })
 			sink := value(net.Listen("tcp4", "127.0.0.1:0"))(b).(*net.TCPListener)
 			serve(b, sink, func(c *net.TCPConn) { _, _ = io.Copy(io.Discard, struct{ io.Reader }{c}) })
 			door := value(net.Listen("tcp4", "127.0.0.1:0"))(b).(*net.TCPListener)
@@ -146,7 +370,9 @@ func BenchmarkRelay(b *testing.B) {
 					b.Error(err)
 					return
 				}
-				_, _, _ = relay(app, plainTCP{tcp, time.Now()}, tcp) // the relay ends with the benchmark
+				ended := make(chan struct{}) // with the benchmark
+				newRelay(parker, app, plainTCP{tcp, time.Now()}, tcp, func(_, _ int64, _ error) { close(ended) }).start()
+				<-ended
 			})
 			c := value(dialTCP(b.Context(), addrPort(door.Addr())))(b)
 			defer c.Close()

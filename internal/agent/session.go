@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
@@ -28,11 +29,14 @@ type session struct {
 	decision    config.Decision
 	opened      time.Time
 	cancel      context.CancelCauseFunc
-	reservation *reservation // only of the session's goroutine
+	reservation *reservation // of the goroutine that connects the session; nil: the budget is full
+	// users are that goroutine and then the relay, the last of which ends the session.
+	users atomic.Int32
 
 	mu       sync.Mutex // guards what is below
 	app      *net.TCPConn
 	peerConn peerConn // nil until the rendezvous is over
+	relay    *relay   // nil until there is something to relay
 	mode     string
 	code     agentapi.Code
 	ended    agentapi.Code // the code of abort
@@ -62,6 +66,7 @@ func (s *session) abort(code agentapi.Code) {
 	if s.peerConn != nil {
 		_ = s.peerConn.Abort() // an error says no more than that the connection is over
 	}
+	s.relay.wake()
 }
 
 // setApp enters the application's connection of an inbound session. It returns false if the session
@@ -86,6 +91,14 @@ func (s *session) setPeerConn(c peerConn, mode string, code agentapi.Code) bool 
 	}
 	s.peerConn, s.mode, s.code = c, mode, code
 	return true
+}
+
+// setRelay enters the relay of the session before it starts. If the session was aborted before, the
+// relay sees that its connections are closed.
+func (s *session) setRelay(r *relay) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.relay = r
 }
 
 // endedBy is the code of abort; empty if the session was not aborted.
@@ -160,10 +173,12 @@ func (ss *sessions) list(px *proxy) []*session {
 	return out
 }
 
-// register makes s a live session. end removes it.
+// register makes s a live session. The caller calls end, which ends the session if nothing is
+// relayed.
 func (px *proxy) register(ctx context.Context, app *net.TCPConn, s *session) (_ *session, flowCtx context.Context, end func()) {
 	flowCtx, s.cancel = context.WithCancelCause(ctx)
 	s.app, s.mode, s.opened = app, agentapi.ModeConnecting, time.Now()
+	s.users.Store(1)
 	px.decide(s)
 	px.agent.sessions.add(s)
 	if ctx.Err() != nil {
@@ -177,10 +192,33 @@ func (px *proxy) register(ctx context.Context, app *net.TCPConn, s *session) (_ 
 		// finds that ctx has ended.
 		s.abort(agentapi.CodeDraining)
 	}
-	return s, flowCtx, func() {
-		px.agent.sessions.remove(s)
-		s.cancel(nil)
+	return s, flowCtx, s.leave
+}
+
+// leave ends the use of the session by one of its users, the last of which ends the session.
+func (s *session) leave() {
+	if s.users.Add(-1) > 0 {
+		return
 	}
+	s.proxy.agent.sessions.remove(s)
+	s.cancel(nil)
+	if s.reservation != nil {
+		s.reservation.release()
+	}
+}
+
+// relay relays the session between app and c, below which is tcp. It returns at once; then is
+// called when the session is over.
+func (px *proxy) relay(s *session, c peerConn, tcp *net.TCPConn, then func(sent, recv int64, err error)) {
+	s.users.Add(1)
+	px.sessionTasks.Add(1)
+	r := newRelay(px.agent.parker, s.app, c, tcp, func(sent, recv int64, err error) {
+		defer px.sessionTasks.Done()
+		defer s.leave()
+		then(sent, recv, err)
+	})
+	s.setRelay(r)
+	r.start()
 }
 
 // decide enters the session's pod, and what the policies say of the session.
