@@ -21,6 +21,10 @@ import (
 // link falls into it.
 const idleWindow = 11 * time.Second
 
+// idleSettle is how long connections have been idle before what they cost is looked at: agents park
+// what has been idle for two seconds.
+const idleSettle = 3 * time.Second
+
 // scale measures what open connections cost and whether they slow others down.
 func (b *bench) scale(ctx context.Context) error {
 	return errors.Join(b.scaleConns(ctx), b.scalePods(ctx))
@@ -320,6 +324,11 @@ func (b *bench) openIdle(ctx context.Context, group string, ways []*way) error {
 		}
 		if err != nil {
 			return fmt.Errorf("open %d connections over %s: %w", podsIdle, w.name, err)
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(idleSettle):
 		}
 		rss2, fds2 := total(w)
 		var memory []report.Target

@@ -241,7 +241,7 @@ func TestDirection_eventsAgainstParking(t *testing.T) {
 			parker := newParker(t, 20*time.Microsecond)
 			x, y := relay(t, parker, a), relay(t, parker, b)
 			ds := []*smcr.Direction{x.out, x.in, y.out, y.in}
-			const rounds = 600
+			const rounds = 300
 			seed := uint64(time.Now().UnixNano())
 			t.Logf("seed %d", seed)
 			rng := rand.New(rand.NewPCG(seed, 0))

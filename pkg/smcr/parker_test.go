@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"runtime"
+	"runtime/debug"
 	"testing"
 	"time"
 
@@ -140,6 +141,44 @@ func TestParker_look(t *testing.T) {
 		waitFor(t, "parking", func() bool {
 			smcr.Look(parker)
 			return smcr.StateOf(x.out) == "parked" && smcr.StateOf(y.in) == "parked"
+		})
+	}
+}
+
+// BenchmarkParker_idle is what a process has for an idle relay, both of its directions and the
+// connection that it relays, but not the program's socket or the far end's relay, which are in this
+// process too: half of all is counted.
+func BenchmarkParker_idle(b *testing.B) {
+	for _, waits := range []string{"goroutines", "parked"} {
+		b.Run(waits, func(b *testing.B) {
+			const n = 500
+			every := time.Hour
+			if waits == "parked" {
+				every = 10 * time.Millisecond
+			}
+			for b.Loop() {
+				p := newSoftPair(b, rdma.MTU1024, small)
+				parker := newParker(b, every)
+				var before, after runtime.MemStats
+				goroutines := 0
+				for i := range n + 1 {
+					x, y := p.dial(b)
+					for _, r := range []*relayed{relay(b, parker, x), relay(b, parker, y)} {
+						if waits == "parked" {
+							parked(b, r.out, r.in)
+						}
+					}
+					if i == 0 || i == n {
+						goroutines = runtime.NumGoroutine() - goroutines
+						debug.FreeOSMemory()
+						before, after = after, before
+						runtime.ReadMemStats(&after)
+					}
+				}
+				inUse := func(m *runtime.MemStats) float64 { return float64(m.HeapInuse + m.StackInuse) }
+				b.ReportMetric((inUse(&after)-inUse(&before))/n/2, "B/relay")
+				b.ReportMetric(float64(goroutines)/n/2, "goroutines/relay")
+			}
 		})
 	}
 }
