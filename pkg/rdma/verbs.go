@@ -89,6 +89,14 @@ type MR interface {
 	Close() error
 }
 
+// Discarder is an [MR] whose memory is not pinned, so that pages of it can be given back.
+type Discarder interface {
+	// Discard gives back the pages that lie within the n bytes at off: the bytes there are
+	// zero, and take no memory until somebody touches them. Meanwhile nobody may use them,
+	// no work request that is under way and no peer: what they write is lost.
+	Discard(off, n int) error
+}
+
 // CQ is a completion queue.
 type CQ interface {
 	// Poll moves up to len(dst) completions to dst. It never blocks.

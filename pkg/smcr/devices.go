@@ -144,6 +144,13 @@ func (d *devices) drain(now time.Time, but *rnic) {
 	}
 }
 
+// drainSends takes the completions of our own SENDs on all devices.
+func (d *devices) drainSends(now time.Time) {
+	for _, r := range d.list {
+		r.drainSends(now)
+	}
+}
+
 // sweep has the next step look for completed SENDs. Timers, which it is called
 // before, are about what is not there.
 func (d *devices) sweep(now time.Time) {

@@ -344,6 +344,35 @@ func TestDirection_calls(t *testing.T) {
 	}
 }
 
+// A send buffer from which everything has arrived has no pages while its direction is parked, on
+// a device that does not pin them.
+func TestDirection_parkedHasNoSendBuffer(t *testing.T) {
+	p := newSoftPair(t, rdma.MTU1024)
+	a, b := p.dial(t)
+	parker := newParker(t, time.Hour)
+	x, y := relay(t, parker, a), relay(t, parker, b)
+	// A page that was given back is zero.
+	empty := func() bool { return len(bytes.Trim(smcr.SendBuffer(a), "\x00")) == 0 }
+	for _, size := range []int{1, 100_000, 3} {
+		sent := bytes.Repeat([]byte{byte(size)}, size)
+		if _, err := x.program.Write(sent); err != nil {
+			t.Fatal(err)
+		}
+		got := make([]byte, size)
+		if _, err := io.ReadFull(y.program, got); err != nil || !bytes.Equal(got, sent) {
+			t.Fatalf("other bytes arrived, %v", err)
+		}
+		if empty() {
+			t.Error("the bytes were not in the buffer")
+		}
+		waitFor(t, "delivery", func() bool { return smcr.Delivered(a) })
+		waitFor(t, "empty pages", func() bool {
+			smcr.Look(parker)
+			return smcr.StateOf(x.out) == "parked" && empty()
+		})
+	}
+}
+
 // A wait that is over costs a relay that is a direction's call no allocation.
 func TestDirection_allocatesNothing(t *testing.T) {
 	p := newSoftPair(t, rdma.MTU1024)

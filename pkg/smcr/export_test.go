@@ -92,6 +92,17 @@ func EndGrace(c *Conn) bool {
 // RMBE returns a connection's receive buffer.
 func RMBE(c *Conn) []byte { return c.recv.rmbe }
 
+// Delivered reports whether all that was written to a connection is known to have arrived.
+func Delivered(c *Conn) bool {
+	c.stack.lock()
+	defer c.stack.unlock()
+	c.stack.devices.drainSends(time.Now())
+	return c.lc.Data().Completed() == c.streams.written()
+}
+
+// SendBuffer returns a connection's send buffer.
+func SendBuffer(c *Conn) []byte { return c.send.buf.mem }
+
 // LingerTime is how long a queue pair outlives its group.
 const LingerTime = lingerTime
 

@@ -149,6 +149,23 @@ type sendBuffer struct {
 	mem []byte
 }
 
+// discard gives the pages of the buffer back where that is possible: where none of the devices has
+// pinned them. Nothing is in the buffer, and the caller is its writer. The caller holds the turn.
+func (b *sendBuffer) discard() {
+	var mem rdma.Discarder
+	for i := range b.region.at {
+		if mr := b.region.at[i].mr; mr != nil {
+			var ok bool
+			if mem, ok = mr.(rdma.Discarder); !ok {
+				return
+			}
+		}
+	}
+	if mem != nil {
+		_ = mem.Discard(b.off, len(b.mem)) // then the pages stay
+	}
+}
+
 // arena is a region cut into send buffers.
 type arena struct {
 	region *region

@@ -45,6 +45,9 @@ type destination interface {
 	took(n int, urgent bool) (bool, error)
 	// wait waits for room, and for what has to wait.
 	wait() error
+	// settle gives back what an idle relay does without: nothing is to be moved, and nobody
+	// else moves anything meanwhile.
+	settle()
 }
 
 // pump moves bytes from a socket to a destination.
@@ -108,6 +111,7 @@ func (p *pump) park() bool {
 	if !p.d.becomeParking() {
 		return false
 	}
+	p.to.settle()
 	p.gate.park()
 	// What the socket has already is an event.
 	err := p.d.arm(p.s.conn, unix.EPOLLIN|unix.EPOLLPRI|unix.EPOLLRDHUP)
@@ -437,6 +441,24 @@ func (f *intake) wait() error {
 	}
 }
 
+// settle gives the pages of the send buffer back if all of it has arrived: the next bytes find other
+// pages. Not those of the RMBE, which the peer may write at any time: a write that was not announced
+// yet would be lost.
+func (f *intake) settle() {
+	c, s := f.c, f.c.stack
+	pos := c.streams.written()
+	if pos == f.settled {
+		return
+	}
+	s.lock()
+	defer s.unlock()
+	s.devices.drainSends(time.Now()) // nobody looks for what was sent last before the next message
+	if c.lc.Data().Completed() == pos {
+		c.send.buf.discard()
+		f.settled = pos
+	}
+}
+
 // probe announces urgent data that has to wait (RFC 7609 §4.7.6).
 func (f *intake) probe() error {
 	urgent, err := f.s.probeStalled()
@@ -562,6 +584,13 @@ func (f *tcpRelay) took(n int, urgent bool) (bool, error) {
 	}
 	f.done()
 	return true, nil
+}
+
+func (f *tcpRelay) settle() {
+	if f.buf != nil {
+		relayBuffers.Put(f.buf)
+		f.buf = nil
+	}
 }
 
 func (f *tcpRelay) done() {

@@ -92,6 +92,25 @@ func (p Part) Addr() uint64 { return uint64(uintptr(unsafe.Pointer(unsafe.SliceD
 // [IOVA], and the place in it that the byte has, as devices want it.
 func (p Part) IOVA() uint64 { return IOVA() | p.Addr()&uint64(os.Getpagesize()-1) }
 
+// Discard gives back the whole pages of the n bytes at off, which are zero then. For mapped
+// memory of the process only: a device that has pinned a page goes on with that page.
+func (p Part) Discard(off, n int) error {
+	if off < 0 || n < 0 || off > len(p.b) || n > len(p.b)-off {
+		return fmt.Errorf("discard %d bytes at %d of a region of %d: %w", n, off, len(p.b), rdma.ErrInvalid)
+	}
+	page := uint64(os.Getpagesize())
+	first, end := p.Addr()+uint64(off), p.Addr()+uint64(off+n)
+	skip := (page - first%page) % page
+	if first+skip >= end-end%page {
+		return nil
+	}
+	from := off + int(skip)
+	if err := unix.Madvise(p.b[from:from+int(end-end%page-first-skip)], unix.MADV_REMOVE); err != nil {
+		return fmt.Errorf("discard %d bytes of a memory region: %w", n, err)
+	}
+	return nil
+}
+
 // Drop gives up the reference that the region has.
 func (p Part) Drop() error { return p.mem.Drop() }
 

@@ -22,7 +22,10 @@ type mr struct {
 	closed atomic.Bool
 }
 
-var _ rdma.MR = (*mr)(nil)
+var (
+	_ rdma.MR        = (*mr)(nil)
+	_ rdma.Discarder = (*mr)(nil)
+)
 
 // AllocMR implements [rdma.PD].
 func (p *pd) AllocMR(sizeBytes int, access rdma.Access) (rdma.MR, error) {
@@ -86,6 +89,14 @@ func (m *mr) LKey() rdma.LKey { return m.lkey }
 
 // RKey implements [rdma.MR].
 func (m *mr) RKey() rdma.RKey { return m.rkey }
+
+// Discard implements [rdma.Discarder].
+func (m *mr) Discard(off, n int) error {
+	if m.closed.Load() {
+		return fmt.Errorf("discard memory: %w", rdma.ErrClosed)
+	}
+	return m.mem.Discard(off, n)
+}
 
 // Close implements [rdma.MR].
 func (m *mr) Close() error {

@@ -3,6 +3,7 @@
 package softdev
 
 import (
+	"errors"
 	"testing"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
@@ -39,6 +40,63 @@ func TestMR_span(t *testing.T) {
 				t.Errorf("span(%#x, %d) = %d bytes of %d, %v", c.addr, c.n, len(b), cap(b), ok)
 			}
 		})
+	}
+}
+
+// Discard empties the whole pages of a range and nothing else, and refuses what is not in the region.
+func TestMR_Discard(t *testing.T) {
+	c := silent(t)
+	o := c.objects(t)
+	const page = 4096
+	all, err := o.pd.AllocMR(4*page, rdma.LocalWrite)
+	if err != nil {
+		t.Fatal(err)
+	}
+	part, err := o.pd.RegMR(all, 100, 3*page, rdma.LocalWrite)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tc := range []struct {
+		name        string
+		mr          rdma.MR
+		off, n      int
+		first, last int // of the pages that are empty then; last < first: none
+		want        error
+	}{
+		{"all", all, 0, 4 * page, 0, 3, nil},
+		{"a page", all, page, page, 1, 1, nil},
+		{"parts of pages", all, page - 1, page, 0, -1, nil},
+		{"a page and parts", all, page - 1, page + 2, 1, 1, nil},
+		{"nothing", all, page, 0, 0, -1, nil},
+		{"of a part", part, 0, 3 * page, 1, 2, nil},
+		{"too long", all, page, 4 * page, 0, -1, rdma.ErrInvalid},
+		{"behind", all, 5 * page, 0, 0, -1, rdma.ErrInvalid},
+		{"before", all, -1, 2, 0, -1, rdma.ErrInvalid},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			b := all.Bytes()
+			for i := range b {
+				b[i] = 1
+			}
+			if err := tc.mr.(rdma.Discarder).Discard(tc.off, tc.n); !errors.Is(err, tc.want) {
+				t.Errorf("Discard = %v, want %v", err, tc.want)
+			}
+			for i := range b {
+				want := byte(1)
+				if tc.first <= i/page && i/page <= tc.last {
+					want = 0
+				}
+				if b[i] != want {
+					t.Fatalf("byte %d is %d, want %d", i, b[i], want)
+				}
+			}
+		})
+	}
+	if err := errors.Join(part.Close(), all.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if err := all.(rdma.Discarder).Discard(0, page); !errors.Is(err, rdma.ErrClosed) {
+		t.Errorf("Discard of a region that is closed = %v", err)
 	}
 }
 
