@@ -27,6 +27,7 @@ var scenarios = []struct {
 	{"deviceGone", deviceGone},
 	{"fallback", fallback},
 	{"transports", transports},
+	{"policies", policies},
 }
 
 func TestRDMA(t *testing.T) {

@@ -114,6 +114,7 @@ func (s *suite) start(ns, name string, node *lab.Node, args ...string) pod {
 		args = []string{"serve", fmt.Sprintf(":%d", port)}
 	}
 	grace, no := int64(0), false
+	began := time.Now()
 	err := s.p.Client.Create(s.Context(), &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name, Labels: map[string]string{"app": name}},
 		Spec: corev1.PodSpec{
@@ -124,7 +125,11 @@ func (s *suite) start(ns, name string, node *lab.Node, args ...string) pod {
 		},
 	})
 	s.must(client.IgnoreAlreadyExists(err))
-	return s.running(pod{ns: ns, name: name, node: node.Name})
+	p := s.running(pod{ns: ns, name: name, node: node.Name})
+	if err == nil {
+		s.Logf("pod %s runs after %v", p, time.Since(began).Round(100*time.Millisecond))
+	}
+	return p
 }
 
 // running waits until a pod runs, and returns it with its address.
@@ -157,7 +162,7 @@ func (s *suite) pair(command string) (server, client pod) {
 	server = s.start(ns, "server", s.hw[0].Node)
 	s.status(server, v1alpha1.PodStatusEnabled)
 	s.eventually("a client of "+server.String()+" on SMC-R", func() error {
-		client = s.start(ns, "client", s.hw[1].Node, command, server.address(), "--interval=200ms", "--bytes=16384", "--workers=1")
+		client = s.start(ns, "client", s.hw[1].Node, command, server.address(), "--interval="+interval[command], "--bytes=16384", "--workers=1")
 		err := s.linked(client)
 		if command == load || errors.Is(err, errNoLink) {
 			return err
@@ -209,6 +214,10 @@ const (
 	hold = "hold"
 )
 
+// interval is the pause between two connections, or two exchanges. A pair that stays for the next
+// scenarios leaves the emulated processors time for what these do.
+var interval = map[string]string{load: "500ms", hold: "200ms"}
+
 // delete deletes a pod and waits until it is gone.
 func (s *suite) delete(p pod) {
 	s.Helper()
@@ -246,8 +255,13 @@ func (s *suite) once(from, to pod) error {
 
 // explain asks the agent of the client's node.
 func (s *suite) explain(from, to pod) (agentapi.Explanation, error) {
+	return s.explainOn(from.node, from.String(), to)
+}
+
+// explainOn asks the agent of a node. The source is a pod of that node, or an address.
+func (s *suite) explainOn(node, from string, to pod) (agentapi.Explanation, error) {
 	var e agentapi.Explanation
-	text, err := s.p.SMCRCtl(s.Context(), from.node, "explain", "-o", "json", from.String(), to.address())
+	text, err := s.p.SMCRCtl(s.Context(), node, "explain", "-o", "json", from, to.address())
 	if text == "" {
 		return e, err // exit code 4 is "not on SMC-R", with an answer
 	}
