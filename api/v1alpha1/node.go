@@ -129,6 +129,15 @@ type NodeDevice struct {
 	// from this address.
 	// +optional
 	Address string `json:"address,omitempty"`
+	// otherAddresses are the other IPv4 addresses of the interface of an RDMA device
+	// of the kernel, at most 16. The SMC-R of the node's own kernel, for programs
+	// outside of pods, sends from any of them, and the other nodes take RoCE packets
+	// from these, too.
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MaxItems=16
+	// +kubebuilder:validation:items:MaxLength=15
+	OtherAddresses []string `json:"otherAddresses,omitempty"`
 	// interface is the network interface of the device, as eth1.
 	// +optional
 	Interface string `json:"interface,omitempty"`

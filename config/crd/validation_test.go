@@ -357,6 +357,14 @@ func otherRefusals() []refusal {
 			spec: "devices: [{name: d, detail: " + long + "}]", want: []string{"status.devices[0].detail", "may not be more than 1024 bytes"},
 		},
 		{
+			name: "a device with too many other addresses", kind: node, covers: []string{"status.devices[].otherAddresses maxItems"},
+			spec: "devices: [{name: d, otherAddresses: [" + strings.Join(numbered(17, "192.0.2.%d"), ", ") + "]}]", want: []string{"status.devices[0].otherAddresses", "must have at most 16 items"},
+		},
+		{
+			name: "a device with another address that is too long", kind: node, covers: []string{"status.devices[].otherAddresses[] maxLength"},
+			spec: `devices: [{name: d, otherAddresses: ["2001:db8:1:2:3::1"]}]`, want: []string{"status.devices[0].otherAddresses[0]", "may not be more than 15 bytes"},
+		},
+		{
 			name: "a node with too many capabilities", kind: node, covers: []string{"status.capabilities maxItems"},
 			spec: "capabilities: [" + strings.Join(numbered(65, "{name: c%d, state: Missing}"), ", ") + "]", want: []string{"status.capabilities", "must have at most 64 items"},
 		},

@@ -5,6 +5,7 @@ package agent
 import (
 	"cmp"
 	"maps"
+	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -18,9 +19,33 @@ import (
 func (a *agent) deviceInfo() []agentapi.Device {
 	out := []agentapi.Device{}
 	for _, d := range a.rnics.Node().States() {
-		out = append(out, d.Info())
+		x := d.Info()
+		if d.Open != nil && !d.Config.Soft() {
+			x.OtherAddresses = a.otherAddresses(&x)
+		}
+		out = append(out, x)
 	}
 	return out
+}
+
+// otherAddresses are the other IPv4 addresses of a device's interface in the host's network. They
+// are asked of the interface: the device's own table has the addresses of macvlans of pods, too,
+// whose interfaces may have the same name.
+func (a *agent) otherAddresses(d *agentapi.Device) (others []string) {
+	if d.Interface == "" {
+		return nil
+	}
+	all, err := a.cfg.host.addresses(d.Interface)
+	if err != nil {
+		return nil // the interface is gone, which the port says
+	}
+	slices.SortFunc(all, netip.Addr.Compare)
+	for _, addr := range slices.Compact(all) {
+		if s := addr.String(); s != d.Address && addr.IsGlobalUnicast() {
+			others = append(others, s)
+		}
+	}
+	return others
 }
 
 // hostDevices caches what the host has for pods, for hostEvery: the API server is told several

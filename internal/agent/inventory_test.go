@@ -5,6 +5,8 @@ package agent
 import (
 	"errors"
 	"fmt"
+	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
@@ -13,6 +15,7 @@ import (
 
 	"github.com/smcr-io/kube-smcr/internal/agent/rnics"
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
+	"github.com/smcr-io/kube-smcr/internal/config"
 	"github.com/smcr-io/kube-smcr/internal/devices/vf"
 )
 
@@ -47,6 +50,33 @@ func TestHostDevices_cached(t *testing.T) {
 
 // A device in the inventory shows how its pods use it. A device that the host no longer shows is listed with
 // what its pod knows of the device.
+// TestDeviceInfo_otherAddresses: of an RDMA device of the kernel its interface's other addresses are
+// known, which the kernel's SMC-R may send from; software sends from its own address only.
+func TestDeviceInfo_otherAddresses(t *testing.T) {
+	all := addrs("192.0.2.9", "192.0.2.1", "10.0.0.7", "127.0.0.1", "169.254.0.1", "10.0.0.7")
+	for _, tt := range []struct {
+		name   string
+		dev    wireDevice
+		device config.Device
+		want   []string
+	}{
+		{"of the kernel", wireDevice{addr: "192.0.2.1", netdev: "eth1"}, config.Device{RDMA: "there"}, []string{"10.0.0.7", "192.0.2.9"}},
+		{"in software", wireDevice{addr: "192.0.2.1", netdev: "eth1"}, config.Device{SoftAddress: netip.MustParseAddr("192.0.2.1")}, nil},
+		{"whose interface is gone", wireDevice{addr: "192.0.2.1", netdev: "eth2"}, config.Device{RDMA: "there"}, nil},
+		{"without an interface", wireDevice{addr: "192.0.2.1"}, config.Device{RDMA: "there"}, nil},
+		{"missing", wireDevice{addr: "192.0.2.1", netdev: "eth1"}, config.Device{RDMA: "missing"}, nil},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			a := &agent{cfg: Config{platform: platform{host: &fakeHost{addrs: map[string][]netip.Addr{"eth1": all}}}}}
+			a.rnics = poolOf(t, tt.dev, nil, tt.device)
+			got := a.deviceInfo()
+			if len(got) != 1 || !slices.Equal(got[0].OtherAddresses, tt.want) {
+				t.Errorf("devices %+v, want one with the other addresses %q", got, tt.want)
+			}
+		})
+	}
+}
+
 func TestAddUse(t *testing.T) {
 	own := &rnics.Own{ID: "d1"}
 	own.PCI, own.NetDev, own.RDMA, own.Mode = "0000:01:00.1", "eth7", []string{"mlx5_7"}, "exclusive"

@@ -5,6 +5,7 @@ package agent
 import (
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"reflect"
@@ -38,6 +39,8 @@ type hostNet interface {
 	filterWire(cfg linux.WireConfig) (wireFilter, error)
 	// sweepWire removes the table of an agent that was killed.
 	sweepWire() error
+	// addresses are the IPv4 addresses of a network interface.
+	addresses(netdev string) ([]netip.Addr, error)
 }
 
 // wireFilter is *linux.WireFilter.
@@ -77,6 +80,25 @@ func (h linuxHost) filterWire(cfg linux.WireConfig) (f wireFilter, err error) {
 }
 
 func (h linuxHost) sweepWire() error { return h.in(linux.SweepWireFilter) }
+
+func (h linuxHost) addresses(netdev string) (all []netip.Addr, err error) {
+	err = h.in(func(ns *linux.NetNS) error {
+		return ns.Do(func() error {
+			i, err := net.InterfaceByName(netdev)
+			if err != nil {
+				return err
+			}
+			addrs, err := i.Addrs()
+			for _, a := range addrs {
+				if p, ok := a.(*net.IPNet); ok && p.IP.To4() != nil {
+					all = append(all, netip.AddrFrom4([4]byte(p.IP.To4())))
+				}
+			}
+			return err
+		})
+	})
+	return all, err
+}
 
 // wire is the agent's filter of RoCE packets. What is above mu belongs to the manager's goroutine
 // and, after its end, to the goroutine that waited for it.

@@ -102,6 +102,22 @@ func TestAgent_filtersWire(t *testing.T) {
 	}
 }
 
+// TestLinuxHost_addresses: the IPv4 addresses are those of one interface of the host.
+func TestLinuxHost_addresses(t *testing.T) {
+	one, other := newSpace(t), newSpace(t)
+	join(t, "roce0", one, other, []string{"192.0.2.1/24", "192.0.2.9/24", "198.51.100.7/32", "2001:db8::1/64"}, []string{"192.0.2.2/24"})
+	join(t, "eth0", one, other, []string{"203.0.113.1/24"}, []string{"203.0.113.2/24"})
+	h := linuxHost{one.path}
+	got := value(h.addresses("roce0"))(t)
+	slices.SortFunc(got, netip.Addr.Compare)
+	if want := addrs("192.0.2.1", "192.0.2.9", "198.51.100.7"); !slices.Equal(got, want) {
+		t.Errorf("addresses %v, want %v", got, want)
+	}
+	if got, err := h.addresses("roce1"); err == nil {
+		t.Errorf("an interface that is not there has the addresses %v", got)
+	}
+}
+
 // TestHandover_wire: over handover, crash, restart and end there is one table, of
 // the agent that manages the node, and connections go on.
 func TestHandover_wire(t *testing.T) {

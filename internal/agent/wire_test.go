@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -30,6 +31,7 @@ type fakeHost struct {
 	sweeps   int
 	fail     error
 	lacks    error
+	addrs    map[string][]netip.Addr // of interfaces
 }
 
 type fakeWire struct {
@@ -69,6 +71,15 @@ func (h *fakeHost) sweepWire() error {
 	h.table = nil
 	h.sweeps++
 	return h.fail
+}
+
+func (h *fakeHost) addresses(netdev string) ([]netip.Addr, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if all, ok := h.addrs[netdev]; ok {
+		return slices.Clone(all), nil
+	}
+	return nil, errors.New("no such network interface")
 }
 
 func (w *fakeWire) Update(cfg linux.WireConfig) error {
@@ -155,6 +166,13 @@ func addrs(texts ...string) (out []netip.Addr) {
 // devicesOf are a device of the node, one that is missing, and one inside a pod.
 func devicesOf(t *testing.T, node wireDevice, inPod *wireDevice) *rnics.Pool {
 	t.Helper()
+	return poolOf(t, node, inPod, config.Device{RDMA: "there"}, config.Device{RDMA: "missing"})
+}
+
+// poolOf are devices of the node, of which that with the name missing is not there, and one inside a pod
+// if there is to be one.
+func poolOf(t *testing.T, node wireDevice, inPod *wireDevice, devices ...config.Device) *rnics.Pool {
+	t.Helper()
 	opened := func(d rdma.Device) (rdma.Device, func() error, error) { return d, func() error { return nil }, nil }
 	pool := rnics.NewPool(rnics.Config{
 		Log: slog.New(slog.DiscardHandler), Stay: true,
@@ -166,7 +184,7 @@ func devicesOf(t *testing.T, node wireDevice, inPod *wireDevice) *rnics.Pool {
 		},
 		OpenOwn: func(*rnics.Own, rnics.Namespace) (rdma.Device, func() error, error) { return opened(*inPod) },
 	})
-	must(t, pool.Open(t.Context(), []config.Device{{RDMA: "there"}, {RDMA: "missing"}}))
+	must(t, pool.Open(t.Context(), devices))
 	if inPod != nil {
 		set := pool.NewSet(nil)
 		set.Update(t.Context(), nil, []rnics.Own{{ID: "vf", Mode: string(vf.ModeMove)}})

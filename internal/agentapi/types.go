@@ -166,8 +166,11 @@ type Device struct {
 	// Interface is the network interface that has the address; while none has it, the
 	// interface that had it last.
 	Interface string `json:"interface,omitempty"`
-	MTU       int    `json:"mtu"`  // path MTU in bytes
-	Port      string `json:"port"` // ACTIVE or DOWN
+	// OtherAddresses are the other IPv4 addresses of the interface of an RDMA device of the
+	// kernel, whose SMC-R sends from any of them.
+	OtherAddresses []string `json:"otherAddresses,omitempty"`
+	MTU            int      `json:"mtu"`  // path MTU in bytes
+	Port           string   `json:"port"` // ACTIVE or DOWN
 }
 
 // Devices is the answer of /v1/devices.

@@ -20,9 +20,9 @@ const (
 	// has fewer, not counting those of pods. maxInterfaceName is the kernel's limit.
 	maxWireInterfaces = 64
 	maxInterfaceName  = 15
-	// maxNodeAddresses bounds the devices of one SMCRNode as its CRD does: 8 of the node
-	// and 256 of its pods.
-	maxNodeAddresses = 8 + 256
+	// maxNodeAddresses bounds the addresses of the devices of one SMCRNode as its CRD does: 1 and 16
+	// others of 8 devices of the node, and 1 of 256 of its pods.
+	maxNodeAddresses = 8*(1+16) + 256
 
 	maxPort = 255 // verbs number ports with a byte
 

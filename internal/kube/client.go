@@ -126,7 +126,7 @@ func trim(obj any) (any, error) {
 	case *v1alpha1.SMCRNode:
 		var status v1alpha1.SMCRNodeStatus
 		for _, d := range o.Status.Devices {
-			status.Devices = append(status.Devices, v1alpha1.NodeDevice{Name: d.Name, Address: d.Address})
+			status.Devices = append(status.Devices, v1alpha1.NodeDevice{Name: d.Name, Address: d.Address, OtherAddresses: d.OtherAddresses})
 		}
 		for _, d := range o.Status.PodDevices {
 			if d.Address != "" { // most are free

@@ -335,6 +335,9 @@ func (s *Source) peerNodes() map[netip.Addr]string {
 		}
 		for _, d := range n.Status.Devices {
 			add(d.Address)
+			for _, a := range d.OtherAddresses {
+				add(a)
+			}
 		}
 		for _, d := range n.Status.PodDevices {
 			add(d.Address)
@@ -486,7 +489,7 @@ func (s *Source) otherNodes() []config.NodeObject {
 		}
 		o := config.NodeObject{Name: n.Name}
 		for _, d := range n.Status.Devices {
-			o.Addresses = append(o.Addresses, d.Address)
+			o.Addresses = append(append(o.Addresses, d.Address), d.OtherAddresses...)
 		}
 		for _, d := range n.Status.PodDevices {
 			o.Addresses = append(o.Addresses, d.Address)

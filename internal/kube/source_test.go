@@ -335,6 +335,8 @@ func TestSource_nodes(t *testing.T) {
 		joined.Status.PodDevices = []v1alpha1.NodePodDevice{{ID: "eth7", Address: "192.0.2.7"}, {ID: "eth8"}}
 	})
 	wait(s, "192.0.2.7", true)
+	w.change(joined, func() { joined.Status.Devices[0].OtherAddresses = []string{"192.0.2.8", "192.0.2.9"} })
+	wait(s, "192.0.2.9", true)
 	w.change(joined, func() { joined.Status.Devices[0].Address = "192.0.2.3" })
 	wait(s, "192.0.2.3", true)
 	wait(s, "2001:db8::3", false)
@@ -434,16 +436,19 @@ func TestSource_peerNodes(t *testing.T) {
 	}
 	ofPods := named("vf")
 	ofPods.Status.PodDevices = []v1alpha1.NodePodDevice{{ID: "eth7", State: v1alpha1.PodDeviceInPod, Address: "203.0.113.17"}, {ID: "eth8", State: v1alpha1.PodDeviceUp}}
+	kernel := named("kernel", "203.0.113.20")
+	kernel.Status.Devices[0].OtherAddresses = []string{"203.0.113.21"}
 	all := []*v1alpha1.SMCRNode{
-		named("a", "203.0.113.1", "2001:db8::1"), named("b", "203.0.113.2", ""), named("liar", "203.0.113.2", "203.0.113.9", "junk"), named("twice", "203.0.113.7", "203.0.113.7"), ofPods,
+		kernel, named("a", "203.0.113.1", "2001:db8::1"), named("b", "203.0.113.2", ""), named("liar", "203.0.113.2", "203.0.113.9", "junk"), named("twice", "203.0.113.7", "203.0.113.7"), ofPods,
 	}
 	for _, n := range all {
 		w.create(n)
 		t.Cleanup(func() { _ = w.client.Delete(context.Background(), n) }) // the server ends with the tests
 	}
 	want := map[netip.Addr]string{
-		netip.MustParseAddr("203.0.113.1"): all[0].Name, netip.MustParseAddr("2001:db8::1"): all[0].Name, netip.MustParseAddr("203.0.113.2"): "",
-		netip.MustParseAddr("203.0.113.9"): all[2].Name, netip.MustParseAddr("203.0.113.7"): all[3].Name, netip.MustParseAddr("203.0.113.17"): ofPods.Name,
+		netip.MustParseAddr("203.0.113.1"): all[1].Name, netip.MustParseAddr("2001:db8::1"): all[1].Name, netip.MustParseAddr("203.0.113.2"): "",
+		netip.MustParseAddr("203.0.113.9"): all[3].Name, netip.MustParseAddr("203.0.113.7"): all[4].Name, netip.MustParseAddr("203.0.113.17"): ofPods.Name,
+		netip.MustParseAddr("203.0.113.20"): kernel.Name, netip.MustParseAddr("203.0.113.21"): kernel.Name,
 	}
 	within(t, prompt, func() string {
 		got := map[netip.Addr]string{}

@@ -118,6 +118,7 @@ const (
 	// lower, and those of Kubernetes for the value of a label and the name of an object.
 	maxLinks        = 8
 	maxDevices      = 8
+	maxAddresses    = 16 // of one device, besides the one of its links
 	maxPodDevices   = 256
 	maxCapabilities = 64
 	maxLastError    = 1024

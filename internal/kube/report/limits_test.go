@@ -56,6 +56,7 @@ func TestLimits_ofTheCRDs(t *testing.T) {
 		{file: "smcrlinks", path: "conditions.[].message", most: maxMessage, atMost: true},
 		{file: "smcrnodes", path: "devices", most: maxDevices},
 		{file: "smcrnodes", path: "devices.[].detail", most: maxDetail},
+		{file: "smcrnodes", path: "devices.[].otherAddresses", most: maxAddresses},
 		{file: "smcrnodes", path: "podDevices", most: maxPodDevices},
 		{file: "smcrnodes", path: "podDevices.[].detail", most: maxDetail},
 		{file: "smcrnodes", path: "capabilities", most: maxCapabilities},

@@ -95,7 +95,7 @@ func nodeStatus(id *identity, s *Snapshot, clean bool) v1alpha1.SMCRNodeStatus {
 	for _, d := range s.Status.Devices {
 		nd := v1alpha1.NodeDevice{
 			Name: d.Name, Transport: transportOf(d), Address: d.Address, Interface: d.Interface, Port: devicePort(d), MTUBytes: clamp(d.MTU),
-			Detail: clip(cmp.Or(d.Missing, d.Choice), maxDetail),
+			OtherAddresses: d.OtherAddresses[:min(len(d.OtherAddresses), maxAddresses)], Detail: clip(cmp.Or(d.Missing, d.Choice), maxDetail),
 		}
 		if nd.Port == nodePortActive {
 			up++

@@ -113,6 +113,19 @@ func TestNodeStatus_conditions(t *testing.T) {
 	}
 }
 
+// TestNodeStatus_otherAddresses: the other nodes learn what else a device's interface has, as much as the
+// object has room for.
+func TestNodeStatus_otherAddresses(t *testing.T) {
+	s := healthy()
+	for i := range maxAddresses + 1 {
+		s.Status.Devices[0].OtherAddresses = append(s.Status.Devices[0].OtherAddresses, fmt.Sprintf("192.0.2.%d", 100+i))
+	}
+	got := nodeStatus(&identity{node: node}, &s, true).Devices[0].OtherAddresses
+	if !slices.Equal(got, s.Status.Devices[0].OtherAddresses[:maxAddresses]) {
+		t.Errorf("addresses %q, want the first %d", got, maxAddresses)
+	}
+}
+
 func TestNodeStatus_podDevices(t *testing.T) {
 	s := healthy()
 	s.PodDevices = []agentapi.PodDevice{
