@@ -15,9 +15,11 @@ import (
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
 	"github.com/smcr-io/kube-smcr/internal/cni"
 	"github.com/smcr-io/kube-smcr/internal/config"
+	"github.com/smcr-io/kube-smcr/internal/linux"
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/verbs"
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
 )
 
 // Status is the agent's status.
@@ -323,6 +325,9 @@ func (v View) Explain(source, destination string) (agentapi.Explanation, error) 
 	}
 	p := a.verdict(&e, src, isOurs, sources, dst)
 	e.Advice = e.Code.Advice()
+	if n := a.wire.info().Dropped[linux.WireUnknownSource.String()]; n > 0 && isNotConfirmed(e.Code) {
+		e.Advice = fmt.Sprintf("this agent dropped %d RoCE packets of addresses of no node and no peer: if the peer sends from such a one, add it to node.wire.peers; else %s", n, e.Advice)
+	}
 	if p == nil || p.proxy == nil {
 		return e, nil
 	}
@@ -334,6 +339,11 @@ func (v View) Explain(source, destination string) (agentapi.Explanation, error) 
 		e.Advice = fmt.Sprintf("raise %s, or %s", e.Budget.Field, besidesRaising(e.Code))
 	}
 	return e, nil
+}
+
+// isNotConfirmed reports whether a code says that what is sent on a new link did not come through.
+func isNotConfirmed(code agentapi.Code) bool {
+	return code == agentapi.Code(clc.ReasonTimeoutCL.String()) || code == agentapi.Code(clc.ReasonTimeoutAL.String())
 }
 
 // verdict fills in the verdict: the first that applies of the cases below. It returns the pod that

@@ -103,6 +103,34 @@ func TestView_explain(t *testing.T) {
 	}
 }
 
+// TestView_explainDropped: where a link was not confirmed, the answer tells of packets that the agent's own filter
+// dropped, of a peer that it does not know, perhaps; and only there.
+func TestView_explainDropped(t *testing.T) {
+	const dst = "192.0.2.9:80"
+	b := newAbleBare(t, "", preferAll)
+	p := b.proxy("a")
+	b.manage(p.px, nil)
+	s := p.live(t, dst)
+	for _, tt := range []struct {
+		code    agentapi.Code
+		strange uint64
+		says    bool
+	}{
+		{"TIMEOUT_CL", 0, false},
+		{"TIMEOUT_CL", 52, true},
+		{"TIMEOUT_AL", 52, true},
+		{"NOSMCDEV", 52, false},
+	} {
+		b.a.wire.drops = linux.WireDrops{linux.WireUnknownSource: tt.strange, linux.WireMalformed: 9}
+		p.px.record(s, "TCP", fallback{code: tt.code})
+		e, err := View{b.a}.Explain("test/a", dst)
+		must(t, err)
+		if e.Code != tt.code || !strings.HasSuffix(e.Advice, tt.code.Advice()) || strings.Contains(e.Advice, "dropped 52 RoCE packets") != tt.says {
+			t.Errorf("%s with %d packets dropped: %+v", tt.code, tt.strange, e)
+		}
+	}
+}
+
 // TestView_explainPausedRequired: connections for which a policy requires SMC-R are diverted in spite of a
 // pause.
 func TestView_explainPausedRequired(t *testing.T) {

@@ -151,7 +151,7 @@ func adviceFor(r clc.Reason) string {
 	case clc.ReasonDiffPrefix:
 		return "use version 2 on both sides (node.versions: both, which is the default), or put both pods' interfaces into one IP subnet"
 	case clc.ReasonTimeoutCL, clc.ReasonTimeoutAL:
-		return "check that UDP port 4791 passes between the nodes' RDMA addresses, and in smcrctl status of both whether an agent drops it: node.wire.peers lets hosts without an agent send"
+		return "check that UDP port 4791 passes between the nodes' RDMA addresses, and in smcrctl status of both nodes that no agent drops it"
 	case clc.ReasonNoRoute:
 		return "give the node whose side declined a route from its RDMA addresses to the peer's (ip route get PEER from OWN), of the same address family"
 	case clc.ReasonNoIndirect:
