@@ -130,6 +130,12 @@ const pollInterval = 100 * time.Millisecond
 
 // Eventually looks at a condition until it returns nil.
 func Eventually(ctx context.Context, what string, timeout time.Duration, condition func() error) error {
+	return EventuallyEvery(ctx, pollInterval, what, timeout, condition)
+}
+
+// EventuallyEvery is Eventually with a pause of the caller's between two looks, for conditions that are dear to
+// look at.
+func EventuallyEvery(ctx context.Context, pause time.Duration, what string, timeout time.Duration, condition func() error) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	for {
@@ -140,7 +146,7 @@ func Eventually(ctx context.Context, what string, timeout time.Duration, conditi
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("wait %v for %s: %w", timeout, what, err)
-		case <-time.After(pollInterval):
+		case <-time.After(pause):
 		}
 	}
 }

@@ -26,8 +26,14 @@ import (
 	"github.com/smcr-io/kube-smcr/test/cluster/product"
 )
 
-// soon is for what takes seconds, in guests on a busy machine.
-const soon = 2 * time.Minute
+const (
+	// soon is for what takes seconds, in guests on a busy machine.
+	soon = 2 * time.Minute
+
+	// lookEvery is the pause between two looks at what is to happen. A look at a pod's log takes its emulated node
+	// a sixth of a second, which it then lacks for that; clients log once a second.
+	lookEvery = time.Second
+)
 
 // port is where pods serve.
 const port = 7000
@@ -69,7 +75,7 @@ func (s *suite) must(err error) {
 // eventually waits until a condition returns nil.
 func (s *suite) eventually(what string, condition func() error) {
 	s.Helper()
-	s.must(product.Eventually(s.Context(), what, soon, condition))
+	s.must(product.EventuallyEvery(s.Context(), lookEvery, what, soon, condition))
 }
 
 func (s *suite) get(ns, name string, o client.Object) error {
