@@ -225,6 +225,7 @@ func pods(t *testing.T, l *lab.Lab) {
 		{"sockets", (*bed).sockets},
 		{"agentKilled", (*bed).agentKilled},
 		{"revoked", (*bed).revoked},
+		{"deviceGone", (*bed).deviceGone},
 		{"policyChanged", (*bed).policyChanged},
 		{"detached", (*bed).detached},
 	} {

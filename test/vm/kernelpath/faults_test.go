@@ -10,8 +10,11 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/smcr-io/kube-smcr/internal/agentapi"
 	"github.com/smcr-io/kube-smcr/internal/kernelpath"
 	"github.com/smcr-io/kube-smcr/internal/preflight"
+	"github.com/smcr-io/kube-smcr/internal/smcnl"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
 	"github.com/smcr-io/kube-smcr/test/vm/lab"
 	"github.com/smcr-io/kube-smcr/test/vm/peer/drive"
 )
@@ -75,4 +78,34 @@ func faults(t *testing.T, l *lab.Lab) {
 	if err := drive.SetUpSMC(t.Context(), g, 0); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// deviceGone: a device that is taken from a node ends the connections on it, and costs no new ones: they are plain
+// TCP, which the kernel says, and on SMC-R when the device is back. The pod stays attached.
+func (b *bed) deviceGone(t *testing.T) {
+	before := b.client.counters(t)
+	b.hold(t, "lost", fmt.Sprintf("socat PIPE TCP4:%s:%d", b.server.addr, selected))
+	b.client.eventually(t, "a connection is on SMC-R", func() error {
+		if d := b.client.counters(t).Sub(before); d.ClientV2 != 1 {
+			return fmt.Errorf("%+v", d)
+		}
+		return nil
+	})
+	b.client.sh(t, "rdma link delete rxe0")
+	b.client.eventually(t, "the connection has ended", func() error {
+		_, err := b.client.Shell(t.Context(), "test -s /tmp/ended-lost")
+		return err
+	})
+	before = b.client.counters(t)
+	b.expect(t, map[int]bool{selected: false})
+	noDevice := smcnl.Fallback{Side: smcnl.Client, Reason: clc.ReasonNoDev}
+	if d := b.client.counters(t).Sub(before); d.Fallbacks[noDevice] != conns {
+		t.Errorf("without the device: %+v", d)
+	}
+	b.client.awaitPod(t, "the pod is attached", func(a agentapi.Attachment) bool {
+		return a.State == agentapi.StateReady && a.Datapath == "Kernel"
+	})
+	b.client.sh(t, "rdma link add rxe0 type rxe netdev eth0")
+	b.firstContact(t)
+	b.expect(t, map[int]bool{selected: true})
 }

@@ -9,11 +9,15 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/smcr-io/kube-smcr/internal/agentapi"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
 	"github.com/smcr-io/kube-smcr/test/vm/kernelpath/sockets"
 )
 
@@ -111,8 +115,35 @@ func (b *bed) sockets(t *testing.T) {
 	if d := cmp.Diff(string(want), got); d != "" {
 		t.Errorf("docs/kernel-sockets.md does not say what was found (-want +got); if it should be so: go test ./test/vm/kernelpath -run TestKernelPath/pods -update\n%s", d)
 	}
+	b.sixSeen(t)
 	for _, n := range []*node{b.server, b.client} {
 		n.reconfigure(t, map[*node]string{b.server: kernelPolicy(selected), b.client: kernelPolicy(selected, clientOnly)}[n])
 	}
 	b.client.awaitPeers(t, clientOnly)
+}
+
+// sixSeen: of a connection that is plain TCP because its socket is one of IPv6, the agent says that.
+func (b *bed) sixSeen(t *testing.T) {
+	t.Helper()
+	p, err := b.client.Start(t.Context(), "bash", "-c", "exec "+b.client.inPod(fmt.Sprintf("socat PIPE TCP6:[::ffff:%s]:%d", b.server.addr, selected)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.client.eventually(t, "conns says that a socket is one of IPv6", func() error {
+		conns := ask[agentapi.Conns](t, b.client, "conns")
+		if !slices.ContainsFunc(conns.Conns, func(c agentapi.Conn) bool {
+			return c.Mode == "TCP" && c.Reason == agentapi.CodeOf(clc.ReasonNoDev) && c.Dest.Port() == selected && strings.Contains(c.Detail, "one of IPv6")
+		}) {
+			return fmt.Errorf("%+v", conns)
+		}
+		return nil
+	})
+	e := ask[agentapi.Explanation](t, b.client, fmt.Sprintf("explain demo/client %s:%d", b.server.addr, selected))
+	if !strings.Contains(e.Verdict, "one of IPv6") {
+		t.Errorf("explanation %+v", e)
+	}
+	if err := p.Signal(unix.SIGKILL); err != nil {
+		t.Error(err)
+	}
+	_ = p.Wait() // it was killed
 }
