@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -44,18 +45,9 @@ policies:
 // configOf is the configuration of the agent of a guest.
 func configOf(guest string) string { return fmt.Sprintf(agentConfig, guest, portLoad, portRedis) }
 
-// cniConfig is what a container runtime gives the plugin: of a pod and its address.
-const cniConfig = `{"cniVersion":"1.0.0","name":"pods","type":"smcr-cni","dataDir":"` + agentDir + `","agentSocket":"` + agentSocket + `","prevResult":
-{"cniVersion":"1.0.0","interfaces":[{"name":"eth0","sandbox":"/run/netns/%[1]s"}],"ips":[{"interface":0,"address":"%[2]s/24"}]}}`
-
-// runCNI calls the plugin for a pod, as a container runtime does.
-func runCNI(ctx context.Context, g *lab.Guest, command string, guest int, k podKind) error {
-	_, err := g.Shell(ctx, fmt.Sprintf(`export CNI_COMMAND=%[1]s CNI_CONTAINERID=%[2]s CNI_NETNS=/run/netns/%[2]s CNI_IFNAME=eth0 CNI_PATH=/host/bin
-		export CNI_ARGS='IgnoreUnknown=1;K8S_POD_NAMESPACE=bench;K8S_POD_NAME=%[2]s;K8S_POD_INFRA_CONTAINER_ID=%[2]s;K8S_POD_UID=%[2]s'
-		smcr-cni <<'EOF'
-%[3]s
-EOF`, command, k, fmt.Sprintf(cniConfig, k, k.addr(guest))))
-	return err
+// podOf is a pod of a guest.
+func (p *podPair) podOf(guest int, k podKind) *lab.Pod {
+	return &lab.Pod{Guest: p.lab.Guest(guest), Namespace: "bench", Name: k.String(), Addr: netip.PrefixFrom(k.addr(guest), 24), AgentDir: agentDir}
 }
 
 // addPods makes the pods of a guest and starts its agent, which attaches those that are its own.
@@ -65,17 +57,14 @@ func (p *podPair) addPods(ctx context.Context, guest int) error {
 		return err
 	}
 	for _, k := range podKinds {
-		if _, err := g.Shell(ctx, fmt.Sprintf(`ip netns add %[1]s
-			ip link add net-%[1]s link eth0 netns %[1]s type macvlan mode bridge
-			ip -n %[1]s link set lo up
-			ip -n %[1]s link set net-%[1]s name eth0 mtu 9000 up
-			ip -n %[1]s address add %[2]s/24 dev eth0`, k, k.addr(guest))); err != nil {
+		pod := p.podOf(guest, k)
+		if err := pod.AddMacvlan(ctx); err != nil {
 			return err
 		}
 		if k == plainPod {
 			continue
 		}
-		if err := runCNI(ctx, g, "ADD", guest, k); err != nil {
+		if err := pod.CNI(ctx, "ADD"); err != nil {
 			return err
 		}
 		p.attached[guest] = append(p.attached[guest], k)
@@ -100,7 +89,7 @@ func startFor(ctx context.Context, all *[]*lab.Process, g *lab.Guest, command ..
 func (p *podPair) detach(ctx context.Context, guest int, kinds []podKind) error {
 	g := p.lab.Guest(guest)
 	for _, k := range kinds {
-		if err := runCNI(ctx, g, "DEL", guest, k); err != nil {
+		if err := p.podOf(guest, k).CNI(ctx, "DEL"); err != nil {
 			return err
 		}
 	}
@@ -121,14 +110,6 @@ func removePods(ctx context.Context, g *lab.Guest) error {
 	return err
 }
 
-// inPod is the beginning of a command line that runs a program in a pod as a container without any right would.
-func inPod(k podKind) []string {
-	return []string{
-		"nsenter", "--net=/run/netns/" + k.String(),
-		"setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--no-new-privs", "--inh-caps=-all", "--bounding-set=-all",
-	}
-}
-
 // startPrograms starts the programs of the pods: workers, redis, relays.
 func (p *podPair) startPrograms(ctx context.Context) error {
 	for i, g := range p.guests() {
@@ -140,7 +121,7 @@ func (p *podPair) startPrograms(ctx context.Context) error {
 		}
 		for _, k := range podKinds {
 			// A signal of Go's runtime would have the kernel's SMC drop what it had to tell of a close, see package afsmc.
-			w, err := startWorker(ctx, g, []string{"GODEBUG=asyncpreemptoff=1"}, append(inPod(k), p.program)...)
+			w, err := startWorker(ctx, g, []string{"GODEBUG=asyncpreemptoff=1"}, p.podOf(i, k).In(p.program)...)
 			if err != nil {
 				return err
 			}
@@ -164,8 +145,8 @@ func (p *podPair) serve(ctx context.Context, k podKind) error {
 	if _, err := w.call(request{Op: opServe, Stack: stackTCP, Addr: fmt.Sprintf("%s:%d", k.addr(0), portLoad)}); err != nil {
 		return err
 	}
-	err := startFor(ctx, &p.programs, p.lab.Guest(0), append(
-		inPod(k), "redis-server", "--port", fmt.Sprint(portRedis), "--bind", k.addr(0).String(), "--save", "", "--protected-mode", "no", "--loglevel", "warning", "--dir", "/tmp",
+	err := startFor(ctx, &p.programs, p.lab.Guest(0), p.podOf(0, k).In(
+		"redis-server", "--port", fmt.Sprint(portRedis), "--bind", k.addr(0).String(), "--save", "", "--protected-mode", "no", "--loglevel", "warning", "--dir", "/tmp",
 	)...)
 	if err != nil {
 		return err
@@ -196,7 +177,7 @@ stream {
 EOF`, relayConfig, &servers)); err != nil {
 			return err
 		}
-		if err := startFor(ctx, &p.programs, g, append(inPod(plainPod), "nginx", "-e", "stderr", "-p", "/tmp", "-c", relayConfig)...); err != nil {
+		if err := startFor(ctx, &p.programs, g, p.podOf(i, plainPod).In("nginx", "-e", "stderr", "-p", "/tmp", "-c", relayConfig)...); err != nil {
 			return err
 		}
 		for _, port := range ports {

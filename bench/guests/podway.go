@@ -94,8 +94,8 @@ func (w *podWay) redis(ctx context.Context, l load.Load) (load.Result, error) {
 	n := iterations(l, w.speeds[key], leastRequests) * l.Conns
 	ctx, cancel := context.WithTimeout(ctx, toolLimit)
 	defer cancel()
-	out, err := w.lab.Guest(1).Run(ctx, append(
-		inPod(w.pod), "redis-benchmark", "-h", w.to.String(), "-p", strconv.Itoa(portRedis+int(w.offset)),
+	out, err := w.lab.Guest(1).Run(ctx, w.podOf(1, w.pod).In(
+		"redis-benchmark", "-h", w.to.String(), "-p", strconv.Itoa(portRedis+int(w.offset)),
 		"-n", strconv.Itoa(n), "-c", strconv.Itoa(l.Conns), "-t", "get", "--csv",
 	)...)
 	if err != nil {

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
@@ -92,20 +93,18 @@ func (n *node) addPod(t *testing.T, name string, number int) *pod {
 		ip -n %[1]s link set lo up
 		ip -n %[1]s link set eth0 up
 		ip -n %[1]s address add %[2]s/24 dev eth0
-		ip -n %[1]s route add default via 10.244.%[3]d.1
-		export CNI_COMMAND=ADD CNI_CONTAINERID=%[1]s CNI_NETNS=/run/netns/%[1]s CNI_IFNAME=eth0 CNI_PATH=/host/bin
-		export CNI_ARGS='IgnoreUnknown=1;K8S_POD_NAMESPACE=demo;K8S_POD_NAME=%[1]s;K8S_POD_INFRA_CONTAINER_ID=%[1]s;K8S_POD_UID=%[1]s'
-		smcr-cni <<-EOF
-		{"cniVersion":"1.0.0","name":"pods","type":"smcr-cni","dataDir":"/run/smcr","agentSocket":"/run/smcr/agent.sock","prevResult":
-		{"cniVersion":"1.0.0","interfaces":[{"name":"eth0","sandbox":"/run/netns/%[1]s"}],"ips":[{"interface":0,"address":"%[2]s/24"}]}}
-		EOF`, name, p.addr, n.index))
+		ip -n %[1]s route add default via 10.244.%[3]d.1`, name, p.addr, n.index))
+	asPod := lab.Pod{Guest: n.Guest, Namespace: "demo", Name: name, Addr: netip.PrefixFrom(netip.MustParseAddr(p.addr), 24), AgentDir: "/run/smcr"}
+	if err := asPod.CNI(t.Context(), "ADD"); err != nil {
+		t.Fatalf("%v\n%s", err, n.log(t))
+	}
 	return p
 }
 
 // inPod is the beginning of a command line that runs a program as a container
 // without any right, and without the device, would.
 func (p *pod) inPod() string {
-	return fmt.Sprintf("ip netns exec %s unshare --mount sh -c 'mount -t tmpfs none /dev/infiniband && cd /tmp && exec setpriv --reuid=65534 --regid=65534 --clear-groups --no-new-privs --inh-caps=-all --bounding-set=-all \"$@\"' sh ", p.name)
+	return fmt.Sprintf("ip netns exec %s unshare --mount sh -c 'mount -t tmpfs none /dev/infiniband && cd /tmp && exec %s \"$@\"' sh ", p.name, strings.Join(lab.WithoutRights(), " "))
 }
 
 // start starts a server in the pod and waits until it listens.

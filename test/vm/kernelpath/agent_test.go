@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -62,28 +63,26 @@ func (n *node) log() string {
 }
 
 // inPod runs a program in the pod's network, without rights.
-func (n *node) inPod(command string) string {
-	return fmt.Sprintf("nsenter --net=/run/netns/%s setpriv --reuid=65534 --regid=65534 --clear-groups --no-new-privs --inh-caps=-all --bounding-set=-all %s", n.pod, command)
-}
+func (n *node) inPod(command string) string { return strings.Join(n.asPod().In(command), " ") }
 
 func newNode(t *testing.T, g *lab.Guest, pod string, last int) *node {
 	t.Helper()
 	n := &node{Guest: g, pod: pod, addr: fmt.Sprintf("10.0.0.%d", last)}
-	n.sh(t, fmt.Sprintf(`
-		kernelsmc ueid flush # it is the agent's to give one
-		ip netns add %[1]s
-		ip link add net-%[1]s link eth0 netns %[1]s type macvlan mode bridge
-		ip -n %[1]s link set lo up
-		ip -n %[1]s link set net-%[1]s name eth0 mtu 9000 up
-		ip -n %[1]s address add %[2]s/24 dev eth0
-		ip -n %[1]s address add %[3]s/64 dev eth0 nodad
-		export CNI_COMMAND=ADD CNI_CONTAINERID=%[1]s CNI_NETNS=/run/netns/%[1]s CNI_IFNAME=eth0 CNI_PATH=/host/bin
-		export CNI_ARGS='IgnoreUnknown=1;K8S_POD_NAMESPACE=demo;K8S_POD_NAME=%[1]s;K8S_POD_INFRA_CONTAINER_ID=%[1]s;K8S_POD_UID=%[1]s'
-		smcr-cni <<-EOF
-		{"cniVersion":"1.0.0","name":"pods","type":"smcr-cni","dataDir":"/run/smcr","agentSocket":"/run/smcr/agent.sock","prevResult":
-		{"cniVersion":"1.0.0","interfaces":[{"name":"eth0","sandbox":"/run/netns/%[1]s"}],"ips":[{"interface":0,"address":"%[2]s/24"}]}}
-		EOF`, pod, n.addr, n.six()))
+	p := n.asPod()
+	n.sh(t, "kernelsmc ueid flush") // it is the agent's to give one
+	if err := p.AddMacvlan(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	n.sh(t, fmt.Sprintf("ip -n %s address add %s/64 dev eth0 nodad", pod, n.six()))
+	if err := p.CNI(t.Context(), "ADD"); err != nil {
+		t.Fatal(err)
+	}
 	return n
+}
+
+// asPod is the pod of the node.
+func (n *node) asPod() *lab.Pod {
+	return &lab.Pod{Guest: n.Guest, Namespace: "demo", Name: n.pod, Addr: netip.PrefixFrom(netip.MustParseAddr(n.addr), 24), AgentDir: "/run/smcr"}
 }
 
 // six is the pod's address for IPv6.
