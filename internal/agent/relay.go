@@ -5,8 +5,11 @@ package agent
 import (
 	"errors"
 	"net"
+	"os"
 	"sync"
+	"syscall"
 
+	"github.com/smcr-io/kube-smcr/internal/linux"
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
 )
 
@@ -43,9 +46,11 @@ type relay struct {
 	out, in    *smcr.Direction // from the application to the network, and back
 	sent, recv int64           // each of its direction until that has ended
 
-	mu   sync.Mutex // guards what is below
-	left int        // directions that have not ended
-	err  error      // the first one, which matters
+	mu       sync.Mutex // guards what is below
+	left     int        // directions that have not ended
+	err      error      // the first one, which matters
+	appEnded bool       // we have ended our stream to the application, or are about to
+	netEnded bool       // and that to the network
 }
 
 // newRelay returns a relay that has not begun. It owns the three connections from start on.
@@ -57,7 +62,10 @@ func newRelay(p *smcr.Parker, app *net.TCPConn, net peerConn, tcp *net.TCPConn, 
 func (r *relay) start() {
 	r.net.StartRelayFrom(r.out, r.app, func(n int64, err error) {
 		if r.sent = n; err == nil {
-			err = r.net.CloseWrite()
+			err = r.checkEnd(r.app, &r.appEnded)
+		}
+		if err == nil {
+			err = r.endStream(&r.netEnded, r.net.CloseWrite)
 		}
 		if err != nil {
 			r.end(err)
@@ -66,8 +74,11 @@ func (r *relay) start() {
 		smcr.StartAwaitTCPEnd(r.out, r.app, r.end)
 	})
 	r.net.StartRelayTo(r.in, r.app, func(n int64, err error) {
-		if r.recv = n; err == nil {
-			err = r.app.CloseWrite()
+		if r.recv = n; err == nil && r.net.Info().Mode == smcr.ModeTCP {
+			err = r.checkEnd(r.tcp, &r.netEnded)
+		}
+		if err == nil {
+			err = r.endStream(&r.appEnded, r.app.CloseWrite)
 		}
 		if err != nil {
 			r.end(err)
@@ -75,6 +86,41 @@ func (r *relay) start() {
 		}
 		r.net.StartAwaitEnd(r.in, r.end)
 	})
+}
+
+// endStream ends our stream to one of the connections.
+func (r *relay) endStream(ended *bool, closeWrite func() error) error {
+	r.mu.Lock()
+	*ended = true
+	r.mu.Unlock()
+	return closeWrite()
+}
+
+// checkEnd returns an error if the end of the stream from a connection is none, but a reset of which
+// somebody else was told: the kernel tells of a reset once, and reads are at the end from then on. So
+// when the other direction writes at that moment, this one would pass on the end of a stream that
+// was cut.
+//
+//	RelayTo                     the socket           RelayFrom
+//	                            is reset
+//	write: connection reset
+//	                                                 read: 0 bytes, as after the end
+//	                                                 ends its stream to the peer
+//	resets the session: late
+//
+// A stream that has ended and was reset then still has the error. ended is whether we have ended our
+// own stream there, and so whether both may have ended in order.
+func (r *relay) checkEnd(c *net.TCPConn, ended *bool) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if *ended {
+		return nil
+	}
+	over, err := linux.HungUp(c)
+	if err == nil && over {
+		err = os.NewSyscallError("read", syscall.ECONNRESET)
+	}
+	return err
 }
 
 // wake has the directions see that their connections were closed. r may be nil: the relay has not

@@ -279,6 +279,38 @@ func (i *idling) halfCloseLast(from, to *net.TCPConn) {
 	}
 }
 
+// TestRelay_resetThatAWriteTook: the kernel tells of a reset once. If a write was told, as that of the other
+// direction, the reader finds the end of the stream: the relay does not pass that on as one.
+func TestRelay_resetThatAWriteTook(t *testing.T) {
+	for _, side := range []string{"application", "peer"} {
+		t.Run(side, func(t *testing.T) {
+			parker := value(smcr.NewParker(time.Millisecond))(t)
+			t.Cleanup(func() { must(t, parker.Close()) })
+			app, appFar := loopback(t)
+			tcp, tcpFar := loopback(t)
+			must(t, errors.Join(resetOnClose(app), resetOnClose(tcp)))
+			near, far, other := app, appFar, tcpFar
+			if side == "peer" {
+				near, far, other = tcp, tcpFar, appFar
+			}
+			reset(far)
+			eventually(t, func() string {
+				if _, err := near.Write([]byte("x")); err == nil {
+					return "a write succeeds"
+				}
+				return ""
+			})
+			ended := make(chan error, 1)
+			newRelay(parker, app, plainTCP{tcp, time.Now()}, tcp, func(_, _ int64, err error) { ended <- err }).start()
+			wantReset(t, other)
+			reset(other) // ends a relay that goes on
+			if err := <-ended; !errors.Is(err, unix.ECONNRESET) {
+				t.Errorf("the relay ended with %v", err)
+			}
+		})
+	}
+}
+
 // TestAgent_idleSessions: an agent's idle sessions have no goroutines, keep their places in the
 // budget until they end, go on when something comes, and end when the agent does.
 func TestAgent_idleSessions(t *testing.T) {

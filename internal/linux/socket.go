@@ -266,3 +266,20 @@ func LimitBuffers(c *net.TCPConn, bytes int) error {
 		return errors.Join(errs...)
 	})
 }
+
+// HungUp reports whether both streams of a connection are over and no error waits to be told: they have
+// both ended, or somebody was told of a reset. The kernel tells of that once, and reads find the end of
+// the stream from then on.
+func HungUp(c *net.TCPConn) (over bool, err error) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return false, err
+	}
+	err = withFD(raw, func(fd int) error {
+		p := [...]unix.PollFd{{Fd: int32(fd)}}
+		_, err := unix.Poll(p[:], 0)
+		over = p[0].Revents&(unix.POLLHUP|unix.POLLERR) == unix.POLLHUP
+		return os.NewSyscallError("poll", err)
+	})
+	return over, err
+}
