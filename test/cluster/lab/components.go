@@ -273,6 +273,8 @@ state = "/run/containerd"
 `, containerdSocket, s.snapshotter, PauseImage, s.restrictOOM, toolsDir)
 }
 
+// kubeletConfig is the configuration of a node's kubelet. Images that no pod uses stay however full the
+// machine's disk is: nobody has them to pull.
 func kubeletConfig(number int, s settings) string {
 	report, sync, measure := "4s", "5s", "1m"
 	if s.slow {
@@ -293,6 +295,7 @@ clusterDomain: cluster.local
 resolvConf: /etc/resolv.conf
 failSwapOn: false
 evictionHard: {memory.available: "50Mi", nodefs.available: "1%%", imagefs.available: "1%%", nodefs.inodesFree: "1%%"}
+imageGCHighThresholdPercent: 100
 serializeImagePulls: false
 cpuCFSQuota: %t
 nodeStatusUpdateFrequency: %s
