@@ -273,16 +273,17 @@ func (s *Source) leave() {
 func (s *Source) Uninstall() <-chan struct{} { return s.uninstall }
 
 // StatusAnnotations returns the annotations smcr.io/status of the node's pods as
-// the API server has them, by UID of the pod.
-func (s *Source) StatusAnnotations() map[string]string {
-	out := map[string]string{}
+// the API server has them, and the resource versions of all of its pods, by UID of the pod.
+func (s *Source) StatusAnnotations() (annotations, versions map[string]string) {
+	annotations, versions = map[string]string{}, map[string]string{}
 	for _, x := range s.informers.pods.GetStore().List() {
 		p := x.(*corev1.Pod) // the store has nothing else
+		versions[string(p.UID)] = p.ResourceVersion
 		if v, ok := p.Annotations[v1alpha1.AnnotationStatus]; ok {
-			out[string(p.UID)] = v
+			annotations[string(p.UID)] = v
 		}
 	}
-	return out
+	return annotations, versions
 }
 
 // Ending says whether a pod of the node, by its UID, is being deleted, has finished, or is

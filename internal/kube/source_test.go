@@ -285,8 +285,9 @@ func TestSource(t *testing.T) {
 	}
 	w.change(again, func() { again.Annotations[v1alpha1.AnnotationStatus] = "Enabled" })
 	within(t, prompt, func() string {
-		if got := s.StatusAnnotations(); len(got) != 1 || got[string(again.UID)] != "Enabled" {
-			return fmt.Sprint(got)
+		got, versions := s.StatusAnnotations()
+		if len(got) != 1 || got[string(again.UID)] != "Enabled" || versions[string(again.UID)] != again.ResourceVersion {
+			return fmt.Sprint(got, versions)
 		}
 		return ""
 	})

@@ -407,14 +407,19 @@ func (p *planner) planPod(s *Snapshot, v *config.Verdict, pp *podPlan, atts []*a
 
 // observe has an annotation written again that somebody else changed. If the annotation
 // is to be away and comes back after it was removed, it is somebody else's, and stays.
+//
+// Not every change is in a snapshot of its own: who writes right after us may put back what the last
+// snapshot had, as the controller that has not seen this agent yet. So a snapshot that is newer than
+// our last write must have what we wrote.
 func (p *planner) observe(s *Snapshot, v *config.Verdict, pp *podPlan, now time.Time) {
-	has := s.Annotations[v.UID]
-	if has == pp.annotation {
+	has, version := s.Annotations[v.UID], s.Versions[v.UID]
+	name := types.NamespacedName{Namespace: v.Namespace, Name: v.Name}
+	e := p.queue.entries[podKey(name)]
+	putBack := e != nil && e.version != "" && version != "" && !older(version, e.version) && e.differs == inNothing && e.wrote.state != has
+	if has == pp.annotation && !putBack {
 		return
 	}
 	pp.annotation = has
-	name := types.NamespacedName{Namespace: v.Namespace, Name: v.Name}
-	e := p.queue.entries[podKey(name)]
 	switch {
 	case e == nil && has == stateNothing:
 	case e == nil, e.want.present && e.wrote.state != has:

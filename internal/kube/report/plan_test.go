@@ -179,6 +179,35 @@ func TestPlanner_podsThatNobodyHelps(t *testing.T) {
 	}
 }
 
+// An annotation is written again that somebody put back right after we had written: no snapshot showed ours. A
+// snapshot of before our write shows nothing.
+func TestPlanner_observePutBack(t *testing.T) {
+	name := types.NamespacedName{Namespace: "shop", Name: "web"}
+	p, s := newTestPlanner(), healthy()
+	s.Verdicts = []config.Verdict{verdict("web")}
+	s.Attachments = []agentapi.Attachment{attachment("shop/web", agentapi.StateReady)}
+	see := func(annotation, version string) *entry {
+		s.Annotations = map[string]string{"uid-web": annotation}
+		s.Versions = map[string]string{"uid-web": version}
+		p.plan(&s, began())
+		return p.queue.entries[podKey(name)]
+	}
+	e := see(v1alpha1.PodStatusNoAgent, "10")
+	p.queue.wrote(e.key, e.want, "11", began())
+	if see(v1alpha1.PodStatusNoAgent, "10"); e.differs != inNothing {
+		t.Errorf("after a snapshot of before our write it differs: %d", e.differs)
+	}
+	if see(v1alpha1.PodStatusNoAgent, "12"); e.differs != inState || e.want.state != v1alpha1.PodStatusEnabled {
+		t.Errorf("what was put back differs: %d; wanted is %v", e.differs, e.want.state)
+	}
+	p.queue.wrote(e.key, e.want, "13", began())
+	for _, version := range []string{"13", "14"} { // ours, and what others change of the pod
+		if see(v1alpha1.PodStatusEnabled, version); e.differs != inNothing {
+			t.Errorf("our own annotation in version %s differs: %d", version, e.differs)
+		}
+	}
+}
+
 // The annotation of a pod is written again if somebody changed it. A pod that is gone is forgotten.
 func TestPlanner_observe(t *testing.T) {
 	name := types.NamespacedName{Namespace: "shop", Name: "web"}

@@ -27,6 +27,8 @@ type Snapshot struct {
 	// Annotations are the annotations smcr.io/status as the API server has
 	// them, by UID of the pod; pods without one are left out.
 	Annotations map[string]string
+	// Versions are the resource versions of the pods that Annotations were read from, by UID.
+	Versions map[string]string
 	// Nodes has the name of the node that has a device with an address.
 	Nodes map[netip.Addr]string
 	CNI   CNI

@@ -72,6 +72,7 @@ func TestSnapshot_belongsToItsMaker(t *testing.T) {
 	clear(s.PodDevices)
 	clear(s.Decisions)
 	clear(s.Annotations)
+	clear(s.Versions)
 	clear(s.Nodes)
 	if diff := cmp.Diff(before, planned(t, p)); diff != "" {
 		t.Errorf("the plan changed with the snapshot (-was +is):\n%s", diff)
