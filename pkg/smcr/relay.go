@@ -106,7 +106,7 @@ func (p *pump) becomeInline() (err error) {
 	return errors.Join(cerr, err)
 }
 
-// park has the pump wait without a goroutine. False: it does not, for now.
+// park has the pump wait without a goroutine. False: something came, or it cannot.
 func (p *pump) park() bool {
 	if !p.d.becomeParking() {
 		return false
@@ -335,7 +335,7 @@ func (o *outlet) run() error {
 }
 
 // park has the call wait without a goroutine: the holder of the turn goes on writing what is
-// small. False: it does not, for now.
+// small. False: something came.
 func (o *outlet) park() bool {
 	if !o.d.becomeParking() {
 		return false
@@ -703,7 +703,7 @@ func (e *connEnd) isOver() (bool, error) {
 	return false, nil
 }
 
-// park has the call wait without a goroutine. False: it does not, for now.
+// park has the call wait without a goroutine. False: something came, or it cannot.
 func (e *connEnd) park() bool {
 	if !e.d.becomeParking() {
 		return false
@@ -772,7 +772,7 @@ func (e *tcpEnd) run() error {
 	}
 }
 
-// park has the call wait without a goroutine. False: it does not, for now.
+// park has the call wait without a goroutine. False: something came, or it cannot.
 func (e *tcpEnd) park() bool {
 	if !e.d.becomeParking() {
 		return false
