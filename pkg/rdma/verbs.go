@@ -44,8 +44,9 @@ type IdlePoller interface {
 	// OnIdle has the provider call f, with none of its locks held, when it has
 	// delivered completions of this context and is about to wait. While f
 	// returns true the provider looks for packets and calls f again, and does
-	// not wait; it may bound for how long. f must not block. Set it before the
-	// first completion.
+	// not wait; it may bound for how long. f must not block, and is not called by
+	// two goroutines at a time, of whichever queue the completions were. Set it
+	// before the first completion.
 	OnIdle(f func() bool)
 }
 

@@ -4,6 +4,7 @@ package rdmatest
 
 import (
 	"errors"
+	"runtime"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -19,6 +20,7 @@ var queueCases = []Case{
 	{"NotifyNeverLost", testNotifyNeverLost},
 	{"OnNotify", testOnNotify},
 	{"IdlePoll", testIdlePoll},
+	{"IdlePollAlone", testIdlePollAlone},
 }
 
 func testOverrun(t *testing.T, net Net) {
@@ -183,6 +185,68 @@ func testIdlePoll(t *testing.T, net Net) {
 	wait("the provider's question", asked)
 	x.Send(t, send)
 	wait("the message that came while it polled", all)
+}
+
+// testIdlePollAlone has completions come to both queues of a context at once: the provider asks by one
+// goroutine at a time.
+func testIdlePollAlone(t *testing.T, net Net) {
+	const rounds = 300
+	x, y := net.Pair(t, Options{})
+	p, ok := y.Ctx.(rdma.IdlePoller)
+	if !ok {
+		t.Log("this provider does not poll")
+		return
+	}
+	var inside, calls atomic.Int32
+	p.OnIdle(func() bool {
+		calls.Add(1)
+		if inside.Add(1) > 1 {
+			t.Error("two goroutines ask at a time")
+		}
+		for range 50 { // lets others run
+			runtime.Gosched()
+		}
+		inside.Add(-1)
+		return false
+	})
+	came := make(chan struct{}, 2*rounds)
+	arm := func(cq rdma.CQ) {
+		if err := cq.Arm(false); err != nil && !errors.Is(err, rdma.ErrClosed) { // after the last message the test ends
+			t.Error(err)
+		}
+	}
+	for _, cq := range []rdma.CQ{y.SendCQ, y.RecvCQ} {
+		cq.OnNotify(func() {
+			arm(cq)
+			var wcs [4]rdma.WC
+			for n := 1; n > 0; {
+				n, _ = cq.Poll(wcs[:]) // closed: likewise
+				for range n {
+					came <- struct{}{}
+				}
+			}
+		})
+		arm(cq)
+	}
+	for i := range uint64(rounds) {
+		x.Recv(t, i, 0, 64)
+		y.Recv(t, i, 0, 64)
+		for _, e := range []*End{x, y} {
+			e.Send(t, rdma.SendWR{ID: i, Op: rdma.OpSend, Flags: rdma.SendSignaled, SGL: []rdma.SGE{e.SGE(128, 44)}})
+		}
+		for range 2 {
+			select {
+			case <-came:
+			case <-time.After(patience):
+				t.Fatalf("round %d: waited in vain for a completion", i)
+			}
+		}
+		AwaitOne(t, x.SendCQ, i, rdma.StatusSuccess)
+		AwaitOne(t, x.RecvCQ, i, rdma.StatusSuccess)
+	}
+	if calls.Load() == 0 {
+		t.Error("the provider never asked")
+	}
 }
 
 // testNotifyNeverLost plays ping-pong with waits on both sides: one lost

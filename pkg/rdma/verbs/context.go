@@ -23,6 +23,7 @@ type deviceContext struct {
 	async  *waiter
 	events *provider.Events
 	idle   atomic.Pointer[func() bool]
+	asking atomic.Bool    // a goroutine calls idle
 	wg     sync.WaitGroup // watch, and the goroutines of the completion queues
 
 	shutOnce sync.Once

@@ -317,10 +317,15 @@ func (c *cq) notified() {
 }
 
 // lookOn looks for completions instead of waiting for their notification as
-// long as the user asks for that.
+// long as the user asks for that. Each queue has a goroutine, and the user is asked
+// by one of them at a time: another one waits for its queue meanwhile.
 func (c *cq) lookOn(call func()) {
 	idle := c.ctx.idle.Load()
-	for end := time.Now().Add(maxPoll); idle != nil && (*idle)() && time.Now().Before(end); {
+	if idle == nil || !c.ctx.asking.CompareAndSwap(false, true) {
+		return
+	}
+	defer c.ctx.asking.Store(false)
+	for end := time.Now().Add(maxPoll); (*idle)() && time.Now().Before(end); {
 		if c.peek() {
 			call()
 		} else {
