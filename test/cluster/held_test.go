@@ -163,14 +163,15 @@ func (c *cluster) sameConnect(plain, client pod, rows []connectRow) {
 const unreachableHost, prohibitedHost = "10.99.98.1", "10.99.98.2"
 
 // unreachable makes routes on a node for them, and lets it send each of its ICMP errors: by itself it sends a
-// pod one a second.
+// pod one a second. The rate is left alone, since routes' errors draw from the same bucket, which
+// icmp_ratelimit=0 empties each time: after a REJECT a route would say nothing for a second.
 func (c *cluster) unreachable(n *lab.Node) {
 	c.Helper()
-	const limit = "net.ipv4.icmp_ratelimit"
-	before, err := n.Run(c.Context(), "sysctl", "-n", limit)
+	const limited = "net.ipv4.icmp_ratemask" // the types of messages
+	before, err := n.Run(c.Context(), "sysctl", "-n", limited)
 	c.must(err)
 	set := func(ctx context.Context, value string) error {
-		_, err := n.Run(ctx, "sysctl", "-q", "-w", limit+"="+strings.TrimSpace(value))
+		_, err := n.Run(ctx, "sysctl", "-q", "-w", limited+"="+strings.TrimSpace(value))
 		return err
 	}
 	c.must(set(c.Context(), "0"))
