@@ -21,13 +21,15 @@ const TestEnv = "KUBE_SMCR_TEST_VM"
 // ForTest starts guests for a test, which is skipped where that cannot be, and
 // ends them with it. A test fails if a kernel complained. When it fails, the
 // consoles go to its log, and consoles and captures to out/test-vm/TEST of the
-// checkout. A test has no reason to give its lab a name.
+// checkout. A test has no reason to give its lab a name. Tests bound times, and
+// measure none: the guests have coarse timers.
 func ForTest(t *testing.T, cfg Config) *Lab {
 	t.Helper()
 	testenv.Need(t, testenv.VM)
 	if cfg.Log == nil {
 		cfg.Log = t.Output()
 	}
+	cfg.CoarseTimers = true
 	l, err := upForTest(t, cfg)
 	if err != nil {
 		t.Fatal(err)

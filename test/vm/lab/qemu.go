@@ -81,17 +81,17 @@ var kernelArguments = []string{
 	// With random addresses QEMU translates the C library again for each program that starts, which
 	// is most of the time that a small one takes.
 	"norandmaps",
+	// Four levels of page tables are walked faster than five.
+	"no5lvl",
 }
 
 // noMemoryAccounts is the one of them that containers would miss.
 const noMemoryAccounts = "cgroup_disable=memory"
 
-// containerArguments are for guests with containers, where Go programs of all kinds sleep for some
-// microseconds again and again. Timers that fire with the clock's tick only, at 250 Hz, save most of
-// these switches of tasks, each of which makes QEMU forget what it knows of the address space; and
-// four levels of page tables are walked faster than five. Both together save a sixth of the
-// processor time that a node of a cluster takes to be ready.
-var containerArguments = [...]string{"highres=off", "no5lvl"}
+// coarseTimers is for guests where Go programs of all kinds sleep for some microseconds again and
+// again. Timers that fire with the clock's tick only, at 250 Hz, save most of these switches of tasks,
+// each of which makes QEMU forget what it knows of the address space.
+const coarseTimers = "highres=off"
 
 // processor returns the processor of the guest: all that QEMU can emulate, without two features.
 //
@@ -123,7 +123,9 @@ func (g *Guest) arguments(img image.Files, initrd string) []string {
 	}
 	if cfg.Containers {
 		line = slices.DeleteFunc(line, func(argument string) bool { return argument == noMemoryAccounts })
-		line = append(line, containerArguments[:]...)
+	}
+	if cfg.CoarseTimers {
+		line = append(line, coarseTimers)
 	}
 	args := []string{
 		"-name", cfg.Name + "-" + g.Name(), "-M", "q35", "-accel", fmt.Sprintf("tcg,thread=multi,tb-size=%d", translationMiB), "-cpu", g.processor(), "-smp", strconv.Itoa(cfg.Processors), "-m", strconv.Itoa(cfg.MemoryMiB),

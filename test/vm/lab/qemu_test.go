@@ -32,20 +32,23 @@ func TestArguments_machine(t *testing.T) {
 	}
 }
 
-// Containers get the accounts of memory that other guests do without, and fewer timers; nothing else
-// changes.
-func TestArguments_containers(t *testing.T) {
-	line := func(containers bool) []string {
-		cfg := Config{Name: "arguments", Containers: containers}
+// Containers get the accounts of memory that other guests do without, and who measures nothing coarse timers;
+// nothing else changes.
+func TestArguments_kernel(t *testing.T) {
+	line := func(cfg Config) []string {
+		cfg.Name = "arguments"
 		if err := cfg.setDefaults(); err != nil {
 			t.Fatal(err)
 		}
 		args := newLab(cfg, t.TempDir()).Guest(0).arguments(image.Files{}, "initrd")
 		return strings.Fields(args[slices.Index(args, "-append")+1])
 	}
-	with, without := line(true), line(false)
+	without := line(Config{})
 	i := slices.Index(without, noMemoryAccounts)
-	if i < 0 || !slices.Equal(with, append(slices.Delete(without, i, i+1), containerArguments[:]...)) {
-		t.Errorf("with containers %q, without %q; want all but %s, and %q", with, line(false), noMemoryAccounts, containerArguments)
+	if with := line(Config{Containers: true}); i < 0 || !slices.Equal(with, slices.Delete(slices.Clone(without), i, i+1)) {
+		t.Errorf("with containers %q, without %q; want all but %s", with, without, noMemoryAccounts)
+	}
+	if with := line(Config{CoarseTimers: true}); !slices.Equal(with, append(slices.Clone(without), coarseTimers)) {
+		t.Errorf("with coarse timers %q, without %q; want %s behind it", with, without, coarseTimers)
 	}
 }

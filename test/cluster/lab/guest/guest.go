@@ -85,7 +85,7 @@ func (c *Config) setDefaults() error {
 // guests is what package test/vm/lab is asked for.
 func (c *Config) guests(disk string) vm.Config {
 	cfg := vm.Config{
-		Name: vmPrefix + c.Name, Guests: c.Guests, NICs: nics, MemoryMiB: memoryMiB, Processors: processors, Disks: []string{disk}, Containers: true,
+		Name: vmPrefix + c.Name, Guests: c.Guests, NICs: nics, MemoryMiB: memoryMiB, Processors: processors, Disks: []string{disk}, Containers: true, CoarseTimers: true,
 		Detach: c.Detach, Log: c.Progress,
 	}
 	if c.VFs > 0 {
