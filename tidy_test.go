@@ -140,7 +140,7 @@ func TestEveryFileNamesItsLicense(t *testing.T) {
 			if lines[0] != "// "+spdx || len(lines) < 2 || lines[1] != "" {
 				t.Errorf("%s: does not begin with %q and a blank line", f.name, "// "+spdx)
 			}
-		case f.is(".bpf.c"): // the kernel's helpers ask for a license compatible with the GPL
+		case f.is(".bpf.c"), f.is(".bpf.h"): // the kernel's helpers ask for a license compatible with the GPL
 			if !strings.HasPrefix(lines[0], "// SPDX-License-Identifier: ") {
 				t.Errorf("%s: its first line names no license", f.name)
 			}

@@ -9,6 +9,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
 	"github.com/smcr-io/kube-smcr/internal/cni"
@@ -97,13 +98,8 @@ func (a *agent) kernelConn(n *config.Node, p *pod, c *kernelpath.Conn, groups []
 	switch {
 	case c.Mode == smcnl.ModeTCP:
 		why := whyOfKernel(&c.Socket)
-		if known && c.Reason == clc.ReasonPeerNoSMC { // perhaps because the pod's filter erased the option
-			switch {
-			case !d.Accelerate:
-				why.code = codeOfDecision(d)
-			case a.isSameNode(peer.Addr()):
-				why.code = agentapi.CodeSameNode
-			}
+		if known {
+			why.code = a.codeOfPod(why.code, d, peer.Addr())
 		}
 		out.Mode, out.Reason, out.Detail = smcr.ModeTCP.String(), why.code, why.detail
 	case c.State == smcnl.StateInit:
@@ -115,6 +111,46 @@ func (a *agent) kernelConn(n *config.Node, p *pod, c *kernelpath.Conn, groups []
 		}
 	}
 	return out
+}
+
+// codeOfPod is the code of a connection that fell back: that of the pod's filter, if perhaps that erased the
+// option, for which the kernel has no other word than that the peer has no SMC.
+func (a *agent) codeOfPod(code agentapi.Code, d config.Decision, peer netip.Addr) agentapi.Code {
+	switch {
+	case code != agentapi.CodeOf(clc.ReasonPeerNoSMC):
+	case !d.Accelerate:
+		return codeOfDecision(d)
+	case a.isSameNode(peer):
+		return agentapi.CodeSameNode
+	}
+	return code
+}
+
+// fellBack records a connection that the kernel made TCP, if it is one of a pod's.
+func (a *agent) fellBack(f kernelpath.Fallback) {
+	src, ok := a.lookup(f.Local.Addr())
+	if !ok || src.pod.kernel == nil {
+		return
+	}
+	id := podOf(src.att)
+	out := agentapi.Decision{
+		Pod: id.String(), Direction: agentapi.Outbound, Source: f.Local.Addr(), Dest: f.Peer, Mode: smcr.ModeTCP.String(), Last: time.Now(),
+	}
+	peer := f.Peer
+	if f.Inbound {
+		out.Direction, out.Source, out.Dest = agentapi.Inbound, f.Peer.Addr(), f.Local
+		peer = netip.AddrPortFrom(f.Peer.Addr(), f.Local.Port())
+	}
+	d := a.node.Load().Decide(id, peer)
+	why := whyOfKernel(&smcnl.Socket{Reason: f.Reason, PeerReason: f.PeerReason, IPv6: f.IPv6})
+	out.Reason, out.PeerDeclined, out.Detail, out.Policy = a.codeOfPod(why.code, d, peer.Addr()), why.peerDeclined, why.detail, d.Policy
+	if !a.decisions.record(out) {
+		return
+	}
+	if ok, dropped := a.logLimit.allow(out.Last); ok {
+		src.pod.kernel.log.Info("connection decided by the pod's kernel", "direction", out.Direction, "source", out.Source, "destination", out.Dest,
+			"mode", out.Mode, "reason", out.Reason, "detail", out.Detail, "policy", out.Policy, "leftOut", dropped)
+	}
 }
 
 // whyOfKernel is why a socket fell back: the reasons are the diagnosis codes of CLC, of this side or of the peer's
@@ -237,5 +273,14 @@ func kernelVerdict(e *agentapi.Explanation, sameNode bool) (agentapi.Code, strin
 	case plain != nil:
 		return plain.Reason, fmt.Sprintf("plain TCP, as the pod's kernel found: %s (%s)", plain.Reason.Text(), plain.Detail)
 	}
-	return agentapi.CodeUnseen, fmt.Sprintf("selected by policy %s, and the pod's kernel carries it: no such connection is open", e.Policy)
+	none := fmt.Sprintf("selected by policy %s, and the pod's kernel carries it: no such connection is open", e.Policy)
+	if len(e.Recent) == 0 || e.Recent[0].Mode != smcr.ModeTCP.String() {
+		return agentapi.CodeUnseen, none
+	}
+	last := e.Recent[0]
+	ago := time.Since(last.Last)
+	if ago > fellBackLately { // nobody tells of those that the kernel carried since then
+		return agentapi.CodeUnseen, fmt.Sprintf("%s; %v ago one was plain TCP: %s (%s)", none, ago.Round(time.Second), last.Reason.Text(), last.Detail)
+	}
+	return last.Reason, fmt.Sprintf("plain TCP, as the pod's kernel found %v ago: %s (%s)", ago.Round(time.Second), last.Reason.Text(), last.Detail)
 }

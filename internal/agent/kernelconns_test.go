@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -24,6 +25,9 @@ type fakeWitness struct {
 	shared []smcnl.Group
 	failed error
 	count  map[uint64]smcnl.Counters
+
+	told     func(kernelpath.Fallback) // who wants to know of fallbacks
+	watchErr error
 }
 
 func (s *fakeSMC) counters(n podNet) (smcnl.Counters, error) {
@@ -121,6 +125,69 @@ func TestKernelConns(t *testing.T) {
 	} {
 		if !strings.Contains(problem, "no module smc_diag") {
 			t.Errorf("%s: problem %q", what, problem)
+		}
+	}
+}
+
+// What a pod's kernel made TCP is known when it is over, too, with why; that of others is not the agent's to tell. Who
+// cannot watch that goes on without.
+func TestKernelFallbacks(t *testing.T) {
+	for _, watchErr := range []error{nil, errors.New("no such tracepoint")} {
+		b, s := newKernelBench(t, kernelAll)
+		s.witness.watchErr = watchErr
+		b.attach("a", 1)
+		b.start()
+		at := netip.MustParseAddrPort
+		for _, f := range []kernelpath.Fallback{
+			{Local: at("127.0.0.1:40001"), Peer: at("198.51.100.1:80"), Reason: clc.ReasonPeerNoSMC},
+			{Local: at("127.0.0.1:40002"), Peer: at("198.51.100.1:81"), Reason: clc.ReasonPeerNoSMC}, // no policy has that port
+			{Local: at("127.0.0.1:40003"), Peer: at("192.0.2.1:80"), Reason: clc.ReasonPeerNoSMC},
+			{Local: at("127.0.0.1:80"), Peer: at("198.51.100.2:40004"), Inbound: true, Reason: clc.ReasonPeerDecl, PeerReason: clc.ReasonNoDev},
+			{Local: at("127.0.0.1:40005"), Peer: at("198.51.100.5:80"), IPv6: true, Reason: clc.ReasonNoDev},
+			{Local: at("127.0.0.9:40006"), Peer: at("198.51.100.6:80"), Reason: clc.ReasonPeerNoSMC}, // of nobody
+		} {
+			s.witness.told(f)
+		}
+		for _, tt := range []struct {
+			source, destination string
+			code                agentapi.Code
+			declined            bool
+			verdict, detail     string
+		}{
+			{"test/a", "198.51.100.1:80", "PEERNOSMC", false, "plain TCP, as the pod's kernel found", "0x03010000"},
+			{"test/a", "198.51.100.1:81", agentapi.CodeNoPolicy, false, "plain TCP", "0x03010000"},
+			{"test/a", "192.0.2.1:80", agentapi.CodeSameNode, false, "on this node", "0x03010000"},
+			{"198.51.100.2", "127.0.0.1:80", "NOSMCDEV", true, "plain TCP, as the pod's kernel found", "the peer 0x03030000"},
+			{"test/a", "198.51.100.5:80", "NOSMCDEV", false, "plain TCP, as the pod's kernel found", "one of IPv6"},
+		} {
+			e := value(b.client.Explain(t.Context(), tt.source, tt.destination))(t)
+			if e.Code != tt.code || !strings.Contains(e.Verdict, tt.verdict) || len(e.Recent) != 1 {
+				t.Errorf("%s to %s: %+v", tt.source, tt.destination, e)
+				continue
+			}
+			if d := e.Recent[0]; d.Pod != "test/a" || d.Mode != "TCP" || d.Reason != tt.code || d.PeerDeclined != tt.declined || !strings.Contains(d.Detail, tt.detail) {
+				t.Errorf("%s to %s: %+v", tt.source, tt.destination, d)
+			}
+		}
+		if e := value(b.client.Explain(t.Context(), "127.0.0.9", "198.51.100.6:80"))(t); len(e.Recent) > 0 {
+			t.Errorf("of nobody's pod: %+v", e.Recent)
+		}
+	}
+}
+
+// What fell back a while ago says nothing of the next connection.
+func TestKernelVerdict_longAgo(t *testing.T) {
+	for _, tt := range []struct {
+		ago  time.Duration
+		code agentapi.Code
+		text string
+	}{
+		{fellBackLately - time.Second, "PEERNOSMC", "plain TCP, as the pod's kernel found 59s ago"},
+		{fellBackLately + time.Second, agentapi.CodeUnseen, "1m1s ago one was plain TCP"},
+	} {
+		e := agentapi.Explanation{Recent: []agentapi.Decision{{Mode: "TCP", Reason: "PEERNOSMC", Last: time.Now().Add(-tt.ago)}}}
+		if code, text := kernelVerdict(&e, false); code != tt.code || !strings.Contains(text, tt.text) {
+			t.Errorf("%s: %s", code, text)
 		}
 	}
 }

@@ -45,6 +45,8 @@ type chooser interface {
 	purge(n podNet, cfg kernelpath.PodConfig) error
 	// lead brings the program before others that came to its hook, and tells whether there were any.
 	lead() (was bool, err error)
+	// watch calls f, until close, for connections of pods that the kernel made TCP.
+	watch(f func(kernelpath.Fallback)) error
 	revoker
 	close() error
 }
@@ -68,7 +70,7 @@ func (s linuxSMC) open(eids []string) (chooser, error) {
 	if err != nil {
 		return nil, err
 	}
-	return linuxChooser{c}, nil
+	return &linuxChooser{c: c}, nil
 }
 
 // pinned asks for the record, which open makes before the pins: those may be of an agent with another data
@@ -96,10 +98,13 @@ func (linuxSMC) addresses() ([]netip.Addr, error) {
 	return out, err
 }
 
-type linuxChooser struct{ c *kernelpath.Chooser }
+type linuxChooser struct {
+	c       *kernelpath.Chooser
+	watched *kernelpath.FallbackWatch // nil: nobody wants to know
+}
 
 // fit is true of a pod that an earlier agent attached, also while a device is away.
-func (l linuxChooser) fit(n podNet) error {
+func (l *linuxChooser) fit(n podNet) error {
 	ns := n.(linuxNet).ns
 	if chosen, err := l.c.Chosen(ns); chosen || err != nil {
 		return err
@@ -107,24 +112,36 @@ func (l linuxChooser) fit(n podNet) error {
 	return kernelpath.Fit(ns)
 }
 
-func (l linuxChooser) attach(n podNet, cfg kernelpath.PodConfig) error {
+func (l *linuxChooser) attach(n podNet, cfg kernelpath.PodConfig) error {
 	return l.c.Attach(n.(linuxNet).ns, cfg)
 }
 
-func (l linuxChooser) detach(n podNet, cfg kernelpath.PodConfig) (left bool, err error) {
+func (l *linuxChooser) detach(n podNet, cfg kernelpath.PodConfig) (left bool, err error) {
 	return l.c.Detach(n.(linuxNet).ns, cfg)
 }
 
-func (l linuxChooser) purge(n podNet, cfg kernelpath.PodConfig) error {
+func (l *linuxChooser) purge(n podNet, cfg kernelpath.PodConfig) error {
 	return l.c.Purge(n.(linuxNet).ns, cfg)
 }
 
-func (linuxChooser) revoke(n podNet, f linux.OptionFilterConfig, allowed []uint64) (kernelpath.Revocation, error) {
+func (*linuxChooser) revoke(n podNet, f linux.OptionFilterConfig, allowed []uint64) (kernelpath.Revocation, error) {
 	return kernelpath.Revoke(n.(linuxNet).ns, f, allowed)
 }
 
-func (l linuxChooser) lead() (bool, error) { return l.c.Lead() }
-func (l linuxChooser) close() error        { return l.c.Close() }
+func (l *linuxChooser) lead() (bool, error) { return l.c.Lead() }
+
+func (l *linuxChooser) watch(f func(kernelpath.Fallback)) (err error) {
+	l.watched, err = l.c.WatchFallbacks(f)
+	return err
+}
+
+func (l *linuxChooser) close() error {
+	var err error
+	if l.watched != nil {
+		err = l.watched.Close()
+	}
+	return errors.Join(err, l.c.Close())
+}
 
 // kernelPath is the kernel's SMC-R as the datapath of pods.
 type kernelPath struct {
@@ -157,6 +174,9 @@ func (k *kernelPath) acquire() (chooser, error) {
 		return nil, err
 	}
 	k.chooser, k.pods = c, 1
+	if err := c.watch(k.a.fellBack); err != nil {
+		k.a.cfg.Log.Warn("connections of pods on the kernel's SMC-R that fall back to TCP are explained only while they are open", "err", err)
+	}
 	return c, nil
 }
 

@@ -129,6 +129,13 @@ func (s *fakeSMC) lead() (bool, error) {
 	return was, s.leadErr
 }
 
+func (s *fakeSMC) watch(f func(kernelpath.Fallback)) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.witness.told = f
+	return s.witness.watchErr
+}
+
 // pod is how a pod is attached.
 func (s *fakeSMC) pod(inode uint64) (kernelpath.PodConfig, bool) {
 	s.mu.Lock()

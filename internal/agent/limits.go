@@ -192,6 +192,8 @@ const (
 	// logPerSecond and logBurst bound the log records about connections.
 	logPerSecond = 5
 	logBurst     = 50
+	// fellBackLately is how long a connection of a pod that its kernel made TCP stands for the next one.
+	fellBackLately = time.Minute
 	// leadEvery is how often the agent looks whether another program came to the hook of that which chooses the
 	// kernel's SMC-R. That somebody starts one is rare, and what is opened meanwhile is plain TCP.
 	leadEvery = 10 * time.Second

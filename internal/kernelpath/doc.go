@@ -28,7 +28,7 @@
 // and makes the rule. [Chooser.Detach] takes it back. [Fit] tells whether the kernel finds an
 // RDMA device for a pod, and [AddUEIDs] gives the machine's SMC its enterprise IDs.
 //
-// [Conns] lists the connections of a pod. [Revoke] ends the connections on SMC-R of a pod that its filter no longer selects.
+// [Conns] lists the connections of a pod, and [Chooser.WatchFallbacks] tells of those that become TCP, as they do. [Revoke] ends the connections on SMC-R of a pod that its filter no longer selects.
 //
 // # Who owns what
 //

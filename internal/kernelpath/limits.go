@@ -21,3 +21,7 @@ const maxRules = 4096
 
 // maxUEIDs is how many enterprise IDs the kernel takes.
 const maxUEIDs = 4
+
+// fallbackPause is the pause of who reads fallbacks after those that there are. Some 800 find room
+// meanwhile.
+const fallbackPause = 100 * time.Millisecond

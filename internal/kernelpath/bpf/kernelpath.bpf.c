@@ -22,6 +22,8 @@
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_tracing.h>
 
+#include "rules.bpf.h"
+
 #define AF_INET 2
 #define AF_INET6 10
 #define SOCK_STREAM 1
@@ -31,37 +33,14 @@
 #define IPPROTO_MPTCP 262
 
 #define MAX_DEPTH 12 /* of cgroups: kubelet's are at most 6 deep */
-#define MAX_RULES 4096 /* of a kind: more than a node has pods */
 
 /* Parts of the kernel's types, found by BTF when the program is loaded. */
-struct net {
-	__u64 net_cookie;
-} __attribute__((preserve_access_index));
 struct nsproxy {
 	struct net *net_ns;
 } __attribute__((preserve_access_index));
 struct task_struct {
 	struct nsproxy *nsproxy;
 } __attribute__((preserve_access_index));
-
-enum choice {
-	NOT_SMC = 1, /* leave this one alone, whatever is said above it */
-	SMC = 2,
-};
-
-struct rule {
-	__u32 choice;
-	__u32 pad;
-	__u64 sockets; /* that were made SMC by this rule */
-};
-
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, MAX_RULES);
-	__type(key, __u64); /* cookie */
-	__type(value, struct rule);
-} namespaces SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);

@@ -221,6 +221,7 @@ func pods(t *testing.T, l *lab.Lab) {
 		run  func(*bed, *testing.T)
 	}{
 		{"policy", (*bed).policy},
+		{"fallback", (*bed).fallback},
 		{"sockets", (*bed).sockets},
 		{"agentKilled", (*bed).agentKilled},
 		{"revoked", (*bed).revoked},

@@ -45,7 +45,7 @@ func program(t *testing.T, l *lab.Lab) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	out, err := l.Guest(0).Shell(ctx, fmt.Sprintf("cd /tmp && %s=1 %s=all %s -test.v 2>&1", testenv.InGuestEnv, testenv.RequireEnv, tests))
-	const least = 22
+	const least = 24
 	if n := strings.Count(out, "--- PASS: "); n < least && err == nil {
 		err = fmt.Errorf("%d tests passed, want %d or more", n, least)
 	}

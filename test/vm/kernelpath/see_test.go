@@ -9,7 +9,10 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
 )
 
 // ask asks a node's agent, by smcrctl.
@@ -61,5 +64,46 @@ func (b *bed) seen(t *testing.T) {
 		if problem := conns.Problem + links.Problem + e.Problem; problem != "" {
 			t.Errorf("%s: %s", n.Name(), problem)
 		}
+	}
+}
+
+// fallback: why a connection with a peer without SMC was plain TCP is known when it is over, whichever side of it
+// the pod was.
+func (b *bed) fallback(t *testing.T) {
+	host := b.server.Addr(0).String()
+	plain, err := b.server.Start(t.Context(), "socat", fmt.Sprintf("TCP-LISTEN:%d,bind=%s,fork,reuseaddr", selected, host), "PIPE")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		_ = plain.Signal(unix.SIGKILL)
+		_ = plain.Wait()
+	}()
+	const ping = "sh -c 'echo PING | socat -t 2 - TCP:%s:%d'"
+	for _, tt := range []struct {
+		asks             *node
+		from, to, script string
+		direction        agentapi.Direction
+	}{
+		{b.client, b.client.addr, host, b.client.inPod(fmt.Sprintf(ping, host, selected)), agentapi.Outbound},
+		{b.server, b.client.Addr(0).String(), b.server.addr, fmt.Sprintf(ping, b.server.addr, selected), agentapi.Inbound},
+	} {
+		b.client.eventually(t, "an answer from "+tt.to, func() error {
+			out, err := b.client.Shell(t.Context(), tt.script)
+			if err == nil && !strings.Contains(out, "PING") && !strings.Contains(out, "PONG") {
+				err = fmt.Errorf("%q", out)
+			}
+			return err
+		})
+		tt.asks.eventually(t, "the reason of a connection that is over", func() error {
+			e := ask[agentapi.Explanation](t, tt.asks, fmt.Sprintf("explain %s %s:%d", tt.from, tt.to, selected))
+			if e.Code != agentapi.CodeOf(clc.ReasonPeerNoSMC) || len(e.Live) > 0 || !strings.Contains(e.Verdict, "as the pod's kernel found") {
+				return fmt.Errorf("%+v", e)
+			}
+			if d := e.Recent[0]; d.Pod != "demo/"+tt.asks.pod || d.Direction != tt.direction || d.Mode != "TCP" {
+				t.Errorf("%s: %+v", tt.asks.Name(), d)
+			}
+			return nil
+		})
 	}
 }
