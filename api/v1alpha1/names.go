@@ -69,11 +69,16 @@ const (
 // PodStatusKernel is the annotation smcr.io/status of a pod whose connections its kernel carries.
 const PodStatusKernel = PodStatusEnabled + ": KERNEL"
 
+// PodStatusKernelNoAgent is that annotation on a node whose agent is gone without having left the
+// node clean: the kernel carries on, and the policies that were in force last hold. The controller
+// writes it, in the place of the agent.
+const PodStatusKernelNoAgent = PodStatusKernel + ", no agent"
+
 // PodStatusOlder is at the end of the annotation smcr.io/status of a pod whose new connections
 // are refused while older ones are on SMC-R: "Refused: REQUIRED, older connections live".
 const PodStatusOlder = ", older connections live"
 
-// PodStatusNoAgent is the annotation smcr.io/status of opted-in pods on a node that has no
+// PodStatusNoAgent is the annotation smcr.io/status of other opted-in pods on a node that has no
 // agent. The controller writes it, in the place of the agent, or an agent that leaves.
 const PodStatusNoAgent = PodStatusFallback + ": NO_AGENT"
 

@@ -385,6 +385,7 @@ func (m *manager) stopPod(p *pod, code agentapi.Code) {
 // result, once.
 func (m *manager) shutdown(ctx context.Context) (proxies []*proxy, ended <-chan error) {
 	keys := map[*proxy]string{}
+	m.a.draining.Store(true) // first: the pods' states, which change now, are not to be told as theirs
 	proxies = m.a.legacies.take()
 	for key, p := range m.snapshot() {
 		if p.proxy != nil {
@@ -396,7 +397,6 @@ func (m *manager) shutdown(ctx context.Context) (proxies []*proxy, ended <-chan 
 		m.releaseDevices(&rest)
 		m.put(key, &rest)
 	}
-	m.a.draining.Store(true)
 	result := make(chan error, 1)
 	go func() {
 		result <- m.a.drainFor(ctx, proxies, m.a.node.Load().DrainTimeout, func(px *proxy) {

@@ -194,6 +194,7 @@ func TestAgentGone_power(t *testing.T) {
 	a, b := w.shown("a-"+w.ns), w.shown("b-"+w.ns)
 	dead, _ := w.renews(w, a.smcr.Name), w.renews(w, b.smcr.Name)
 	p := w.policy("all")
+	kernel := w.pod("kernel", a.node.Name, "", optedIn(v1alpha1.PodStatusKernel))
 	w.run(w.asController(), elected)
 	a.aliveSays(byLease)
 	b.aliveSays(byLease)
@@ -205,6 +206,7 @@ func TestAgentGone_power(t *testing.T) {
 	} else {
 		t.Logf("to be seen after %v", took)
 	}
+	w.eventually("a pod whose kernel carries on", func() error { return w.says(kernel, v1alpha1.PodStatusKernelNoAgent) })
 	w.eventually("its policy is degraded", func() error {
 		return errors.Join(w.get(p), hasCondition(p.Status.Conditions, v1alpha1.ConditionDegraded, metav1.ConditionTrue, reasonAgentsMissing))
 	})

@@ -119,7 +119,7 @@ func (s *sums) countPod(pod *corev1.Pod, enabled, agentGone bool) {
 	switch {
 	case word == v1alpha1.PodStatusEnabled && !agentGone:
 		s.pods.Accelerated++
-		if pod.Annotations[v1alpha1.AnnotationStatus] == v1alpha1.PodStatusKernel {
+		if strings.HasPrefix(pod.Annotations[v1alpha1.AnnotationStatus], v1alpha1.PodStatusKernel) {
 			s.pods.Kernel++
 		}
 	case word == v1alpha1.PodStatusFallback:

@@ -116,9 +116,14 @@ func TestAggregate(t *testing.T) {
 			pods: v1alpha1.PolicyPods{Matched: 3, OptedIn: 3, Accelerated: 3, Kernel: 2}, want: map[string]string{"Ready": good}, says: "3 opted-in pods may use SMC-R",
 		},
 		{
+			name: "the agent is back, and has not said so of a pod whose kernel carried on",
+			view: namespaceView{pods: []corev1.Pod{pod("a", optedIn(v1alpha1.PodStatusKernelNoAgent))}},
+			pods: v1alpha1.PolicyPods{Matched: 1, OptedIn: 1, Accelerated: 1, Kernel: 1}, want: map[string]string{"Ready": good}, says: "1 opted-in pod may use SMC-R",
+		},
+		{
 			name: "no agent answers, of a pod on the kernel's datapath",
-			view: namespaceView{agentGone: map[string]bool{"n1": true}, pods: []corev1.Pod{pod("a", optedIn("Enabled: KERNEL"))}},
-			pods: v1alpha1.PolicyPods{Matched: 1, OptedIn: 1, Pending: 1},
+			view: namespaceView{agentGone: map[string]bool{"n1": true}, pods: []corev1.Pod{pod("a", optedIn("Enabled: KERNEL")), pod("b", optedIn("Enabled: KERNEL, no agent"))}},
+			pods: v1alpha1.PolicyPods{Matched: 2, OptedIn: 2, Pending: 2},
 			want: map[string]string{"Ready": "False PodsPending", "Degraded": "True AgentsMissing"}, says: "no agent answers on 1 node with selected pods: n1",
 		},
 		{

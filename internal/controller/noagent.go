@@ -108,7 +108,9 @@ func (r *nodes) forget(ctx context.Context, n *v1alpha1.SMCRNode, agents []corev
 		return ctrl.Result{}, errors.Join(append(errs, fmt.Errorf("list the pods of %s: %w", n.Name, err))...)
 	}
 	for i := range pods.Items {
-		if p := &pods.Items[i]; p.Annotations[v1alpha1.AnnotationStatus] == v1alpha1.PodStatusNoAgent {
+		p := &pods.Items[i]
+		switch p.Annotations[v1alpha1.AnnotationStatus] {
+		case v1alpha1.PodStatusNoAgent, v1alpha1.PodStatusKernelNoAgent:
 			errs = append(errs, writePodStatus(ctx, r.client, p, ""))
 		}
 	}
@@ -116,20 +118,25 @@ func (r *nodes) forget(ctx context.Context, n *v1alpha1.SMCRNode, agents []corev
 }
 
 // withoutAgent is the status of a pod that has no agent. A pod may be opted in by a claim, too:
-// whether that is for an RDMA device only its last agent knew.
-func (r *nodes) withoutAgent(ctx context.Context, pod *corev1.Pod) (string, error) {
+// whether that is for an RDMA device only its last agent knew. What the pod's kernel carries goes on
+// without the agent, unless that left the node clean.
+func (r *nodes) withoutAgent(ctx context.Context, pod *corev1.Pod, clean bool) (string, error) {
 	was := pod.Annotations[v1alpha1.AnnotationStatus]
+	is := v1alpha1.PodStatusNoAgent
+	if !clean && (was == v1alpha1.PodStatusKernel || was == v1alpha1.PodStatusKernelNoAgent) {
+		is = v1alpha1.PodStatusKernelNoAgent
+	}
 	_, says := pod.Annotations[v1alpha1.AnnotationEnabled]
 	claims := len(pod.Spec.ResourceClaims) > 0 || pod.Status.ExtendedResourceClaimStatus != nil
 	if was != "" && !says && claims {
-		return v1alpha1.PodStatusNoAgent, nil
+		return is, nil
 	}
 	var ns corev1.Namespace
 	if err := r.client.Get(ctx, types.NamespacedName{Name: pod.Namespace}, &ns); err != nil {
 		return was, client.IgnoreNotFound(err)
 	}
 	if enabled, _ := v1alpha1.OptIn(pod.Annotations, ns.Annotations); enabled {
-		return v1alpha1.PodStatusNoAgent, nil
+		return is, nil
 	}
 	return "", nil
 }

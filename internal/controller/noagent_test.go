@@ -3,6 +3,7 @@
 package controller
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"testing"
@@ -133,9 +134,11 @@ func TestNodeLeft(t *testing.T) {
 	a.back()
 	a.aliveSays(byLease)
 	w.never("the agent, which is back, has the last word", 3*time.Second, a.alive)
+	kernel := w.pod("kernel", a.node.Name, "", optedIn(v1alpha1.PodStatusKernel))
 	dieA()
 	a.leave()
 	w.eventually("a node that was left again", a.left)
+	w.eventually("a pod that is not on its kernel's SMC-R any more", func() error { return w.says(kernel, v1alpha1.PodStatusNoAgent) })
 
 	// Its Node is deleted.
 	c.leave()
@@ -159,6 +162,49 @@ func TestNodeLeft(t *testing.T) {
 	})
 	if err := b.gone(reasonAgentNoPod); err != nil {
 		t.Errorf("the node that is not clean: %v", err)
+	}
+}
+
+// namespaces is a client that has nothing but namespaces.
+type namespaces struct {
+	client.Client
+	annotations map[string]string // of all of them
+}
+
+func (c namespaces) Get(_ context.Context, _ client.ObjectKey, obj client.Object, _ ...client.GetOption) error {
+	obj.SetAnnotations(c.annotations)
+	return nil
+}
+
+// TestWithoutAgent: what a pod's kernel carries goes on without the agent, unless that left the node clean.
+func TestWithoutAgent(t *testing.T) {
+	const (
+		enabled, kernel, kernelGone = v1alpha1.PodStatusEnabled, v1alpha1.PodStatusKernel, v1alpha1.PodStatusKernelNoAgent
+		none                        = v1alpha1.PodStatusNoAgent
+	)
+	r := nodes{client: namespaces{}}
+	for _, tt := range []struct{ was, gone, left string }{
+		{"", none, none}, {enabled, none, none}, {none, none, none}, {"Pending: POD_FAILED", none, none},
+		{kernel, kernelGone, none}, {kernelGone, kernelGone, none},
+	} {
+		for clean, want := range map[bool]string{false: tt.gone, true: tt.left} {
+			pod := newPod("shop", "web", "n1", "")
+			optedIn(tt.was)(pod)
+			if got, err := r.withoutAgent(t.Context(), pod, clean); err != nil || got != want {
+				t.Errorf("of %q, left clean %t: %q, %v, want %q", tt.was, clean, got, err, want)
+			}
+			if tt.was != "" {
+				delete(pod.Annotations, v1alpha1.AnnotationEnabled)
+				pod.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "nic"}}
+				if got, err := r.withoutAgent(t.Context(), pod, clean); err != nil || got != want {
+					t.Errorf("of %q, by a claim, left clean %t: %q, %v, want %q", tt.was, clean, got, err, want)
+				}
+			}
+			pod.Annotations[v1alpha1.AnnotationEnabled] = "false"
+			if got, err := r.withoutAgent(t.Context(), pod, clean); err != nil || got != "" {
+				t.Errorf("of %q, opted out: %q, %v", tt.was, got, err)
+			}
+		}
 	}
 }
 

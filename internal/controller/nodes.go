@@ -141,7 +141,7 @@ func (r *nodes) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, e
 	}
 	if state.Status != metav1.ConditionTrue {
 		links, err1 := r.removeLinks(ctx, req.Name)
-		told, err2 := r.tellPods(ctx, req.Name)
+		told, err2 := r.tellPods(ctx, req.Name, uninstalled(&smcr) != nil)
 		if links+told > 0 && again == 0 {
 			again = coalesce // some may have changed since they were read
 		}
@@ -278,10 +278,10 @@ func (r *nodes) removeLinks(ctx context.Context, node string) (n int, err error)
 }
 
 // tellPods writes into the annotation smcr.io/status of the opted-in pods of a node that
-// they have no agent. It writes as the field manager of agents, so that an agent that is back
+// they have no agent; clean says that the last one left the node so. It writes as the field manager of agents, so that an agent that is back
 // can take the annotation away, too, and leaves pods alone that changed since they were
 // read. n is how many it wrote to.
-func (r *nodes) tellPods(ctx context.Context, node string) (n int, err error) {
+func (r *nodes) tellPods(ctx context.Context, node string, clean bool) (n int, err error) {
 	var pods corev1.PodList
 	if err := r.client.List(ctx, &pods, client.MatchingFields{indexPodNode: node}); err != nil {
 		return 0, fmt.Errorf("list the pods of %s: %w", node, err)
@@ -292,7 +292,7 @@ func (r *nodes) tellPods(ctx context.Context, node string) (n int, err error) {
 		if !carries(pod) {
 			continue
 		}
-		is, err := r.withoutAgent(ctx, pod)
+		is, err := r.withoutAgent(ctx, pod, clean)
 		if err != nil || is == pod.Annotations[v1alpha1.AnnotationStatus] {
 			errs = append(errs, err)
 			continue

@@ -257,7 +257,11 @@ func (a *Answer) judge(pod *corev1.Pod) {
 		return
 	case s.Answer == nil:
 		a.Code, a.Verdict = CodeUnknown, fmt.Sprintf("not known: %s", s.Error)
-		if strings.Contains(s.Error, ErrNoAgent.Error()) {
+		switch {
+		case !strings.Contains(s.Error, ErrNoAgent.Error()):
+		case strings.HasPrefix(s.Status, v1alpha1.PodStatusKernel):
+			a.Verdict = "not known: the pod's kernel carries its connections on, and there is no agent to ask: " + s.Error
+		default:
 			a.Code, a.Verdict = agentapi.CodeNoAgent, "plain TCP: "+s.Error
 		}
 		return

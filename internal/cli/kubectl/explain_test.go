@@ -53,6 +53,7 @@ func objects() map[string]string {
 	pod("shop", "junk", "node-a", "10.1.0.7", `"smcr.io/enabled":"yes"`, "")
 	pod("shop", "host", "node-a", "192.0.2.1", ``, `,"hostNetwork":true`)
 	pod("shop", "far", "node-c", "10.3.0.5", ``, "")
+	pod("shop", "far-kernel", "node-c", "10.3.0.6", `"smcr.io/status":"Enabled: KERNEL, no agent"`, "")
 	pod("shop", "redis-0", "node-b", "10.2.0.9", ``, "")
 	pod("dull", "db-0", "node-b", "10.2.0.10", ``, "")
 	claiming := func(name, annotations, driver string) {
@@ -294,6 +295,10 @@ func TestExplain(t *testing.T) {
 		{
 			name: "no agent on the node", src: "far", dst: "203.0.113.9:443", code: agentapi.CodeNoAgent, verdict: "plain TCP: node node-c: no kube-smcr agent runs there",
 			dest: "203.0.113.9:443",
+		},
+		{
+			name: "no agent on the node, of a pod whose kernel carries on", src: "far-kernel", dst: "203.0.113.9:443", code: CodeUnknown,
+			verdict: "not known: the pod's kernel carries its connections on, and there is no agent to ask: node node-c", dest: "203.0.113.9:443",
 		},
 		{
 			name: "an agent that fails", src: "web-0", dst: "203.0.113.9:9999", code: CodeUnknown, verdict: "code 1: odd thing", dest: "203.0.113.9:9999",

@@ -45,7 +45,8 @@
 //   - Refused with a reason code: the same, but that the last such connection was
 //     reset, because a policy requires SMC-R.
 //   - Fallback: NO_AGENT: the agent has left the node. The controller writes the same of
-//     nodes whose agent is gone without a word.
+//     nodes whose agent is gone without a word, but of pods whose kernel carries their connections
+//     "Enabled: KERNEL, no agent": these go on. So they do while an agent drains.
 //
 // # How much is written
 //

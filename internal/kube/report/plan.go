@@ -387,6 +387,9 @@ func (p *planner) planPod(s *Snapshot, v *config.Verdict, pp *podPlan, atts []*a
 	}
 	p.observe(s, v, pp, now)
 	status := statusOf(s, v, atts, &pp.traffic, now)
+	if status.code == agentapi.CodeDraining && pp.told.kernel {
+		status = pp.told // the kernel carries on without an agent
+	}
 	if len(atts) == 0 && status.word != "" && s.Left == "" && now.Sub(pp.seen) < attachGrace {
 		return // the pod's network is being made
 	}

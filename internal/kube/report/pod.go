@@ -39,9 +39,9 @@ func (p podStatus) String() string {
 }
 
 // parsePodStatus is the reverse of String. A text that String does not return is no
-// status.
+// status, but what the controller wrote of a pod whose kernel carried on without an agent.
 func parsePodStatus(s string) podStatus {
-	if s == v1alpha1.PodStatusKernel {
+	if s == v1alpha1.PodStatusKernel || s == v1alpha1.PodStatusKernelNoAgent {
 		return podStatus{word: v1alpha1.PodStatusEnabled, kernel: true}
 	}
 	s, older := strings.CutSuffix(s, v1alpha1.PodStatusOlder)

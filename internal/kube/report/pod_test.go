@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/smcr-io/kube-smcr/api/v1alpha1"
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
 	"github.com/smcr-io/kube-smcr/internal/config"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
@@ -76,6 +77,28 @@ func TestStatusOf(t *testing.T) {
 				t.Errorf("%s has no text", got.code)
 			}
 		})
+	}
+}
+
+// TestParsePodStatus_noAgent: an agent that is back finds what the controller wrote of a pod whose kernel carried on,
+// which is no news, and writes it anew.
+func TestParsePodStatus_noAgent(t *testing.T) {
+	if got := parsePodStatus(v1alpha1.PodStatusKernelNoAgent); got != parsePodStatus(v1alpha1.PodStatusKernel) || !got.kernel {
+		t.Errorf("%+v", got)
+	}
+	s, p := healthy(), newTestPlanner()
+	s.Verdicts = []config.Verdict{verdict("web")}
+	kernel := attachment("shop/web", agentapi.StateReady)
+	kernel.Datapath = config.DatapathKernel.String()
+	s.Attachments = []agentapi.Attachment{kernel}
+	s.Annotations = map[string]string{s.Verdicts[0].UID: v1alpha1.PodStatusKernelNoAgent}
+	p.plan(&s, began())
+	e := p.queue.entries[key{kind: kindPod, namespace: "shop", name: "web"}]
+	if e == nil || e.differs != inState || e.want.state != v1alpha1.PodStatusKernel {
+		t.Errorf("to write: %+v", e)
+	}
+	if len(p.news.waiting) != 0 {
+		t.Errorf("events %+v", p.news.waiting)
 	}
 }
 

@@ -222,6 +222,31 @@ func TestReporter_draining(t *testing.T) {
 	})
 }
 
+// TestReporter_drainingKernel: an agent that stops parks the pods whose kernel carries their connections. These go on.
+func TestReporter_drainingKernel(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		srv, src := newFakeServer(), &source{snap: healthy()}
+		src.snap.Verdicts = []config.Verdict{verdict("web")}
+		kernel := attachment("shop/web", agentapi.StateReady)
+		kernel.Datapath = config.DatapathKernel.String()
+		src.snap.Attachments = []agentapi.Attachment{kernel}
+		start(t, srv, src)
+		oneSecond()
+		src.change(func(s *Snapshot) {
+			s.Status.Draining, s.Attachments = true, []agentapi.Attachment{attachment("shop/web", agentapi.StateIdle)}
+		})
+		pass(time.Minute)
+		if got := srv.pod("web"); got != v1alpha1.PodStatusKernel {
+			t.Errorf("while it drains: %q", got)
+		}
+		src.change(func(s *Snapshot) { s.Verdicts[0].OptedIn = false })
+		oneSecond()
+		if got := srv.pod("web"); got != "" {
+			t.Errorf("opted out meanwhile: %q", got)
+		}
+	})
+}
+
 // TestReporter_runAgain: an agent that gets its node back begins anew.
 func TestReporter_runAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
