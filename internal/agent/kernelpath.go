@@ -418,6 +418,8 @@ func (m *manager) attachKernel(p *pod, now time.Time) error {
 	}
 	if p.kernel != nil {
 		k, was := *p.kernel, p.kernel.leaving
+		// The buffers stay those of the first time, and are taken back as such.
+		cfg.SendBufferBytes, cfg.RMBEBytes = k.cfg.SendBufferBytes, k.cfg.RMBEBytes
 		if !was && p.state == podKernel && reflect.DeepEqual(cfg, k.cfg) {
 			m.revokeAgain(p, cfg.Filter, now)
 			return nil

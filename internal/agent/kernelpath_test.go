@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/smcr-io/kube-smcr/api/v1alpha1"
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
 	"github.com/smcr-io/kube-smcr/internal/cni"
 	"github.com/smcr-io/kube-smcr/internal/kernelpath"
@@ -34,6 +35,7 @@ type fakeSMC struct {
 	pods                       map[uint64]kernelpath.PodConfig
 	attached                   int // how often
 	purged                     []uint64
+	undone                     kernelpath.PodConfig // of the last detach or purge
 	overtaken                  bool // by another program
 	leads                      int  // how often it was asked to lead
 	leadErr                    error
@@ -105,16 +107,18 @@ func (s *fakeSMC) attach(n podNet, cfg kernelpath.PodConfig) error {
 	return nil
 }
 
-func (s *fakeSMC) detach(n podNet, _ kernelpath.PodConfig) (bool, error) {
+func (s *fakeSMC) detach(n podNet, cfg kernelpath.PodConfig) (bool, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.undone = cfg
 	delete(s.pods, n.id())
 	return s.sockets[n.id()], nil
 }
 
-func (s *fakeSMC) purge(n podNet, _ kernelpath.PodConfig) error {
+func (s *fakeSMC) purge(n podNet, cfg kernelpath.PodConfig) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.undone = cfg
 	delete(s.pods, n.id())
 	s.purged = append(s.purged, n.id())
 	return nil
@@ -479,6 +483,52 @@ func TestKernelPath_datapathChanges(t *testing.T) {
 			t.Error("the agent's redirection is left beside the kernel's")
 		}
 	})
+}
+
+// The sizes of buffers stay those with which a pod was attached, whatever policies say later, and are what is
+// taken back: the kernel's variables have them, and another value there is somebody else's.
+func TestKernelPath_buffersChange(t *testing.T) {
+	sized := func(path v1alpha1.Datapath, size v1alpha1.BufferSize) v1alpha1.SMCRPolicy {
+		return testPolicy(func(s *v1alpha1.SMCRPolicySpec) {
+			s.Datapath, s.Isolation = path, v1alpha1.IsolationNode
+			s.Buffers = &v1alpha1.PolicyBuffers{RMBE: size, Send: size}
+		})
+	}
+	for _, leaves := range []bool{false, true} { // and comes back before its sockets are gone
+		t.Run(fmt.Sprintf("left between %t", leaves), func(t *testing.T) {
+			b, s := newClusterBench(t, "a", sized(v1alpha1.DatapathKernel, "64Ki")), newFakeSMC()
+			b.cfg.smc = s
+			b.attach("a", 1)
+			s.sockets[1] = true
+			b.start()
+			first, _ := s.pod(1)
+			if first.RMBEBytes != 64<<10 || first.SendBufferBytes != 64<<10 {
+				t.Fatalf("attached with %+v", first)
+			}
+			if leaves {
+				b.apply("a", sized(v1alpha1.DatapathAgent, "64Ki"))
+				b.waitState("a", agentapi.StateIdle, "restart them")
+			}
+			b.apply("a", sized(v1alpha1.DatapathKernel, "128Ki"))
+			b.sync()
+			b.waitState("a", agentapi.StateReady, "")
+			times := 0
+			s.change(func() { times = s.attached })
+			b.sync()
+			s.change(func() {
+				if s.attached != times {
+					t.Error("the filter was replaced, and nothing had changed")
+				}
+			})
+			b.apply("a", sized(v1alpha1.DatapathAgent, "128Ki"))
+			b.waitState("a", agentapi.StateIdle, "restart them")
+			s.change(func() {
+				if s.undone.RMBEBytes != 64<<10 || s.undone.SendBufferBytes != 64<<10 {
+					t.Errorf("taken back as %+v", s.undone)
+				}
+			})
+		})
+	}
 }
 
 // What an agent attached works on when it ends, and the next one takes it over; a pod that is not to be on
