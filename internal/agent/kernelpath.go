@@ -43,6 +43,10 @@ type chooser interface {
 	attach(n podNet, cfg kernelpath.PodConfig) error
 	detach(n podNet, cfg kernelpath.PodConfig) (left bool, err error)
 	purge(n podNet, cfg kernelpath.PodConfig) error
+	// others are the namespaces, by their cookies, that are chosen, but for those of these pods.
+	others(known []podNet) ([]uint64, error)
+	// forget takes away what chooses a namespace.
+	forget(cookie uint64) error
 	// lead brings the program before others that came to its hook, and tells whether there were any.
 	lead() (was bool, err error)
 	// watch calls f, until close, for connections of pods that the kernel made TCP.
@@ -128,6 +132,16 @@ func (*linuxChooser) revoke(n podNet, f linux.OptionFilterConfig, allowed []uint
 	return kernelpath.Revoke(n.(linuxNet).ns, f, allowed)
 }
 
+func (l *linuxChooser) others(known []podNet) ([]uint64, error) {
+	all := make([]*linux.NetNS, 0, len(known))
+	for _, n := range known {
+		all = append(all, n.(linuxNet).ns)
+	}
+	return l.c.Others(all)
+}
+
+func (l *linuxChooser) forget(cookie uint64) error { return l.c.ForgetNetNS(cookie) }
+
 func (l *linuxChooser) lead() (bool, error) { return l.c.Lead() }
 
 func (l *linuxChooser) watch(f func(kernelpath.Fallback)) (err error) {
@@ -155,6 +169,8 @@ type kernelPath struct {
 	localTime time.Time // when local was read
 	led       time.Time // when the chooser was last asked to lead
 	noLead    bool      // it could not, which was logged
+	forgot    time.Time // when strangers was made
+	strangers []uint64  // chosen namespaces, by their cookies, of no pod
 }
 
 // acquire returns the chooser for one more pod, until release. The first one opens it.
@@ -204,7 +220,11 @@ func (k *kernelPath) tidy() {
 		unused = unused || k.chooser == nil && k.a.cfg.smc.pinned()
 	}
 	if !unused {
-		k.leadLocked(time.Now())
+		now := time.Now()
+		k.leadLocked(now)
+		if err := k.forgetLocked(now); err != nil {
+			k.a.cfg.Log.Warn("rules of pods that are gone, for which the kernel has bounded room, not forgotten; it is tried again", "err", err)
+		}
 		return
 	}
 	if err := k.removeLocked(); err != nil {
@@ -228,6 +248,59 @@ func (k *kernelPath) leadLocked(now time.Time) {
 	case was:
 		k.a.cfg.Log.Warn("another program came to update_socket_protocol (bpftool link); ours was put before it: sockets of pods that were opened meanwhile may be plain TCP")
 	}
+}
+
+// forgetLocked forgets the rules of pods that ended while no agent was there: of namespaces that no pod had
+// now and at the look before. A pod that is attached just now may be in the kernel, and not in the manager's map yet.
+func (k *kernelPath) forgetLocked(now time.Time) error {
+	if k.chooser == nil || now.Sub(k.forgot) < forgetEvery {
+		return nil
+	}
+	k.forgot = now
+	known, done, err := k.a.manager.chosen()
+	defer done()
+	if err != nil {
+		return err
+	}
+	others, err := k.chooser.others(known)
+	if err != nil {
+		return err
+	}
+	was := k.strangers
+	k.strangers = others
+	for _, cookie := range others {
+		if slices.Contains(was, cookie) {
+			err = errors.Join(err, k.chooser.forget(cookie))
+		}
+	}
+	return err
+}
+
+// chosen are the namespaces of the pods that are chosen, or may be: an earlier agent may have attached
+// one that this one could not look at yet. done closes what had to be opened.
+func (m *manager) chosen() (nets []podNet, done func(), err error) {
+	var opened []podNet
+	done = func() {
+		for _, n := range opened {
+			_ = n.close() // nothing was done there
+		}
+	}
+	for _, p := range m.snapshot() {
+		switch {
+		case p.kernel != nil:
+			nets = append(nets, p.kernel.net)
+		case !p.noKernel:
+			k, err := m.openKernelPod(p)
+			if errors.Is(err, linux.ErrGone) {
+				continue
+			}
+			if err != nil {
+				return nil, done, err
+			}
+			opened, nets = append(opened, k.net), append(nets, k.net)
+		}
+	}
+	return nets, done, nil
 }
 
 // close leaves everything at work.

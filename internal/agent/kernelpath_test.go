@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -36,6 +37,7 @@ type fakeSMC struct {
 	attached                   int // how often
 	purged                     []uint64
 	undone                     kernelpath.PodConfig // of the last detach or purge
+	forgetErr                  error
 	overtaken                  bool // by another program
 	leads                      int  // how often it was asked to lead
 	leadErr                    error
@@ -121,6 +123,29 @@ func (s *fakeSMC) purge(n podNet, cfg kernelpath.PodConfig) error {
 	s.undone = cfg
 	delete(s.pods, n.id())
 	s.purged = append(s.purged, n.id())
+	return nil
+}
+
+// others takes the inode of a namespace for its cookie.
+func (s *fakeSMC) others(known []podNet) (out []uint64, _ error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for id := range s.pods {
+		if !slices.ContainsFunc(known, func(n podNet) bool { return n.id() == id }) {
+			out = append(out, id)
+		}
+	}
+	slices.Sort(out)
+	return out, nil
+}
+
+func (s *fakeSMC) forget(cookie uint64) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.forgetErr != nil {
+		return s.forgetErr
+	}
+	delete(s.pods, cookie)
 	return nil
 }
 
@@ -589,6 +614,61 @@ func TestKernelPath_leave(t *testing.T) {
 	if !slices.Equal(s.purged, []uint64{1}) || s.pins || s.opened != 0 || p.optionSweeps == 0 {
 		t.Errorf("left: %+v, %d sweeps", s, p.optionSweeps)
 	}
+}
+
+// Rules of pods that ended while no agent was there are forgotten: a rule is when no pod had its namespace at two
+// looks, and not that of a pod which an earlier agent attached, and ours cannot yet.
+func TestKernelPath_forgets(t *testing.T) {
+	b, s := newKernelBench(t, kernelAll)
+	b.attach("a", 1)
+	b.attach("b", 2)
+	for _, id := range []uint64{1, 2, 7, 8} {
+		s.pods[id] = kernelpath.PodConfig{}
+	}
+	a := &agent{cfg: b.cfg}
+	a.manager.a, a.manager.pods = a, map[string]*pod{
+		"a": {atts: []cni.Attachment{{NetNS: "/netns/a", NetNSID: 1}}, kernel: &kernelPod{net: value(b.kernel.open("/netns/a"))(t)}},
+		"b": {atts: []cni.Attachment{{NetNS: "/netns/b", NetNSID: 2}}, state: podFailed},
+		"c": {atts: []cni.Attachment{{NetNS: "/netns/gone", NetNSID: 3}}, state: podFailed},
+		"d": {atts: []cni.Attachment{{NetNS: "/netns/agents"}}, noKernel: true},
+	}
+	k := kernelPath{a: a, chooser: s, pods: 1}
+	before := b.kernel.handles()
+	now := time.Now()
+	chosen := func() (ids []uint64) {
+		s.change(func() { ids = slices.Sorted(maps.Keys(s.pods)) })
+		return ids
+	}
+	for i, tt := range []struct {
+		after time.Duration
+		err   error
+		comes uint64 // is attached, and in no map yet
+		want  []uint64
+	}{
+		{want: []uint64{1, 2, 7, 8}},
+		{after: forgetEvery - 1, want: []uint64{1, 2, 7, 8}},
+		{after: 1, err: errors.New("no rights"), want: []uint64{1, 2, 7, 8}},
+		{after: forgetEvery, comes: 9, want: []uint64{1, 2, 9}},
+		{after: forgetEvery - 1, want: []uint64{1, 2, 9}},
+		{after: 1, want: []uint64{1, 2}},
+	} {
+		now = now.Add(tt.after)
+		s.change(func() {
+			if s.forgetErr = tt.err; tt.comes != 0 {
+				s.pods[tt.comes] = kernelpath.PodConfig{}
+			}
+		})
+		if err := k.forgetLocked(now); !errors.Is(err, tt.err) {
+			t.Errorf("%d: %v, want %v", i, err, tt.err)
+		}
+		if got := chosen(); !slices.Equal(got, tt.want) {
+			t.Errorf("%d: chosen are %d, want %d", i, got, tt.want)
+		}
+	}
+	if n := b.kernel.handles(); n != before {
+		t.Errorf("%d handles of namespaces, before %d", n, before)
+	}
+	must(t, a.manager.pods["a"].kernel.net.close())
 }
 
 // An agent that hands the node over leaves its pods to the next one as they are.

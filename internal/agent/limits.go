@@ -194,6 +194,9 @@ const (
 	logBurst     = 50
 	// fellBackLately is how long a connection of a pod that its kernel made TCP stands for the next one.
 	fellBackLately = time.Minute
+	// forgetEvery is how often the agent looks for rules of pods that are gone: there is room for 4,096, and one is
+	// left behind where a pod ends without an agent.
+	forgetEvery = 10 * time.Minute
 	// leadEvery is how often the agent looks whether another program came to the hook of that which chooses the
 	// kernel's SMC-R. That somebody starts one is rare, and what is opened meanwhile is plain TCP.
 	leadEvery = 10 * time.Second

@@ -40,7 +40,7 @@
 //
 // Namespaces' cookies and cgroups' IDs are not used again, so a rule that is left behind does nothing.
 // But there is room for a bounded number ([ErrFull]): who knows which pods there are
-// forgets the others' ([Chooser.Rules]).
+// forgets the others' ([Chooser.Others]).
 //
 // # Limitations
 //

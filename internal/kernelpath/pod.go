@@ -57,6 +57,32 @@ func (c *Chooser) Chosen(ns *linux.NetNS) (bool, error) {
 	return c.isChosen(cookie)
 }
 
+// Others are the cookies of the network namespaces that are chosen, but for these: perhaps of pods that ended
+// when nobody was there to detach them.
+func (c *Chooser) Others(known []*linux.NetNS) (cookies []uint64, err error) {
+	rules, err := c.Rules() // before the cookies of those that are chosen since
+	if err != nil {
+		return nil, err
+	}
+	ours := make(map[uint64]bool, len(known))
+	for _, ns := range known {
+		cookie, err := ns.Cookie()
+		if errors.Is(err, linux.ErrClosed) {
+			continue // it is just given up
+		}
+		if err != nil {
+			return nil, err
+		}
+		ours[cookie] = true
+	}
+	for _, r := range rules {
+		if r.Cgroup == 0 && !ours[r.NetNS] {
+			cookies = append(cookies, r.NetNS)
+		}
+	}
+	return cookies, nil
+}
+
 // Attach makes new sockets of a pod SMC. Connections that Filter does not select are TCP from the
 // first one on. It may be called again with another Filter, which holds for new connections at once;
 // the buffers stay those of the first call.

@@ -6,12 +6,15 @@ import (
 	"errors"
 	"net"
 	"net/netip"
+	"slices"
 	"testing"
 
+	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 
 	"github.com/smcr-io/kube-smcr/internal/linux"
 	"github.com/smcr-io/kube-smcr/internal/smcnl"
+	"github.com/smcr-io/kube-smcr/internal/testenv"
 )
 
 // child gives a namespace a macvlan child of the interface of the guest's RDMA device.
@@ -181,5 +184,33 @@ func TestUEIDs(t *testing.T) {
 	}
 	if got, err := smcnl.UEIDs(); err != nil || len(got) != len(before) {
 		t.Errorf("after too many: %q, %v; want %q", got, err, before)
+	}
+}
+
+// Of the namespaces that have rules those are others' that are none of the given ones; rules of cgroups are of none.
+func TestChooser_others(t *testing.T) {
+	testenv.Need(t, testenv.Root, testenv.NetAdmin, testenv.BPF)
+	spec, err := loadProgram()
+	if err != nil {
+		t.Fatal(err)
+	}
+	newMap := func(name string) *ebpf.Map {
+		m, err := ebpf.NewMap(spec.Maps[name])
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = m.Close() })
+		return m
+	}
+	c := &Chooser{namespaces: newMap("namespaces"), cgroups: newMap("cgroups")} // the rules alone
+	ours, cookie := scratch(t)
+	gone, goneCookie := scratch(t)
+	if err := errors.Join(c.ChooseNetNS(cookie), c.ChooseNetNS(goneCookie), c.ChooseNetNS(1<<60), c.ChooseCgroup(1<<61), gone.Close()); err != nil {
+		t.Fatal(err)
+	}
+	got, err := c.Others([]*linux.NetNS{gone, ours})
+	slices.Sort(got)
+	if want := []uint64{goneCookie, 1 << 60}; err != nil || !slices.Equal(got, want) {
+		t.Errorf("others %d, %v, want %d", got, err, want)
 	}
 }
