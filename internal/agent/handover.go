@@ -111,7 +111,7 @@ func (a *agent) handOver(h *handover, api *apiServer) {
 // giveUpNode lets the successor have what belongs to the agent that manages the node, when the pods
 // are released.
 func (a *agent) giveUpNode(h *handover, api *apiServer) {
-	err := errors.Join(a.wire.handOver(), api.retire(), a.nodeLock.release())
+	err := errors.Join(a.kernelPath.close(), a.wire.handOver(), api.retire(), a.nodeLock.release())
 	a.nodeLock = nil
 	if err != nil {
 		// If it matters, the successor fails, and says why.

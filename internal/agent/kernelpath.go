@@ -303,10 +303,11 @@ func (m *manager) chosen() (nets []podNet, done func(), err error) {
 	return nets, done, nil
 }
 
-// close leaves everything at work.
+// close leaves everything at work. What is open then is of now: a successor may take it away, and make it anew.
 func (k *kernelPath) close() error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	k.looked = false
 	return k.closeLocked()
 }
 

@@ -684,6 +684,11 @@ func TestKernelPath_handover(t *testing.T) {
 	if a := next.attachment("a"); a.State != agentapi.StateReady || a.Datapath != "Kernel" {
 		t.Errorf("attachment %+v", a)
 	}
+	s.change(func() {
+		if s.opened != 1 {
+			t.Errorf("the program is open %d times, want that of the second agent: with it the first one would go on, if it gets the node back", s.opened)
+		}
+	})
 	b.stop()
 	s.change(func() {
 		if _, ok := s.pods[1]; !ok || !s.pins || s.removed != 0 || len(s.purged) != 0 || s.opened != 1 {
