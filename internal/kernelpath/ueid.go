@@ -19,17 +19,33 @@ import (
 // AddUEIDs gives the kernel the enterprise IDs that it does not have, without one of which in common
 // with a peer it never speaks SMC-R version 2. The machine has one table of them, with room for
 // four. The file record keeps which ones are ours, perhaps none, so that [RemoveUEIDs] leaves the others.
-func AddUEIDs(ids []string, record string) error {
+func AddUEIDs(ids []string, record string) error { return addUEIDs(kernelUEIDs{}, ids, record) }
+
+// ueidTable is the machine's table of enterprise IDs.
+type ueidTable interface {
+	list() ([]string, error)
+	add(id string) error
+	remove(id string) error
+}
+
+type kernelUEIDs struct{}
+
+func (kernelUEIDs) list() ([]string, error) { return smcnl.UEIDs() }
+func (kernelUEIDs) add(id string) error     { return smcnl.AddUEID(id) }
+func (kernelUEIDs) remove(id string) error  { return smcnl.RemoveUEID(id) }
+
+func addUEIDs(t ueidTable, ids []string, record string) error {
 	ours, err := readRecord(record)
 	if err != nil {
 		return err
 	}
 	if ours == nil {
-		if err := writeRecord(record, []string{}); err != nil {
+		ours = []string{}
+		if err := writeRecord(record, ours); err != nil {
 			return err
 		}
 	}
-	have, err := smcnl.UEIDs()
+	have, err := t.list()
 	if err != nil {
 		return err
 	}
@@ -37,13 +53,20 @@ func AddUEIDs(ids []string, record string) error {
 		if slices.Contains(have, id) {
 			continue
 		}
+		before := ours
 		if !slices.Contains(ours, id) { // before it is so: one that is not there is removed without harm
-			ours = append(ours, id)
+			ours = append(slices.Clone(ours), id)
 			if err := writeRecord(record, ours); err != nil {
 				return err
 			}
 		}
-		err := smcnl.AddUEID(id)
+		err := t.add(id)
+		if err != nil { // it is none of ours, and may be somebody else's when ours are removed
+			ours = slices.DeleteFunc(slices.Clone(before), func(o string) bool { return o == id })
+			if err := writeRecord(record, ours); err != nil {
+				return err
+			}
+		}
 		switch {
 		case err == nil, errors.Is(err, unix.EEXIST):
 		case errors.Is(err, unix.ERANGE):
@@ -56,12 +79,14 @@ func AddUEIDs(ids []string, record string) error {
 }
 
 // RemoveUEIDs takes the enterprise IDs away that AddUEIDs gave, and the record.
-func RemoveUEIDs(record string) error {
+func RemoveUEIDs(record string) error { return removeUEIDs(kernelUEIDs{}, record) }
+
+func removeUEIDs(t ueidTable, record string) error {
 	ours, err := readRecord(record)
 	if err != nil || ours == nil {
 		return err
 	}
-	have, err := smcnl.UEIDs()
+	have, err := t.list()
 	if err != nil && !errors.Is(err, smcnl.ErrNoSMC) { // without the module there are none
 		return err
 	}
@@ -69,7 +94,7 @@ func RemoveUEIDs(record string) error {
 		if !slices.Contains(have, id) {
 			continue
 		}
-		if err := smcnl.RemoveUEID(id); err != nil {
+		if err := t.remove(id); err != nil {
 			return fmt.Errorf("take enterprise ID %s from the kernel: %w", id, err)
 		}
 	}
