@@ -38,6 +38,8 @@ func playRole(role string) {
 			return KeepQueues(os.NewFile(3, "keeper"))
 		case roleSearcher:
 			return searchAsNobody()
+		case roleHeadless, rolePrivate:
+			return hide(role)
 		}
 		return ownQueue(role)
 	}()

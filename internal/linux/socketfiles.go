@@ -30,6 +30,9 @@ var (
 // A SocketFile is a file of a process that is a socket.
 type SocketFile struct {
 	PID, FD int
+	// TID is the thread that has it where the process itself is not asked: its main thread has ended, or has
+	// other files, or is in another namespace; else 0.
+	TID int
 }
 
 // FindSocketFiles looks for sockets, by their inodes, among the files of the processes that are in a
@@ -62,18 +65,10 @@ const searchBatch = 512
 // processes looks through those of a namespace.
 func (s *socketSearch) processes(ns *NetNS) error {
 	seen := 0
-	err := s.numbered(s.proc, func(pid int) error {
-		in, err := s.isIn(pid, ns)
-		if err != nil {
-			s.refuse(err)
-			return nil
-		}
-		if !in {
-			return nil
-		}
-		seen++
-		return s.files(pid)
-	})
+	err := s.numbered(s.proc, func(pid int) error { return s.process(SocketFile{PID: pid}, pid, ns, &seen) })
+	if err == nil && len(s.wanted) > 0 {
+		err = s.threads(ns, &seen)
+	}
 	switch {
 	case err != nil:
 		return err
@@ -90,6 +85,42 @@ func (s *socketSearch) processes(ns *NetNS) error {
 	return err
 }
 
+// process looks through the files of a process, or a thread of it, by its number, if it is in the namespace.
+func (s *socketSearch) process(as SocketFile, number int, ns *NetNS, seen *int) error {
+	in, err := s.isIn(number, ns)
+	if err != nil {
+		s.refuse(err)
+		return nil
+	}
+	if !in {
+		return nil
+	}
+	*seen++
+	return s.files(as, number)
+}
+
+// threads looks through those of all processes that are no main threads. Most have the files of their process, and
+// there are many of them: it is for those that hide what they have. Our own are in namespaces of pods at times,
+// and have no files of theirs.
+func (s *socketSearch) threads(ns *NetNS, seen *int) error {
+	own := os.Getpid()
+	return s.numbered(s.proc, func(pid int) error {
+		if pid == own {
+			return nil
+		}
+		err := s.numbered(fmt.Sprintf("%s/%d/task", s.proc, pid), func(tid int) error {
+			if tid == pid {
+				return nil
+			}
+			return s.process(SocketFile{PID: pid, TID: tid}, tid, ns, seen)
+		})
+		if errors.Is(err, ErrTooMuch) {
+			return err
+		}
+		return nil // it has ended
+	})
+}
+
 // isIn tells whether a process is in the namespace.
 func (s *socketSearch) isIn(pid int, ns *NetNS) (bool, error) {
 	var st unix.Stat_t
@@ -99,9 +130,9 @@ func (s *socketSearch) isIn(pid int, ns *NetNS) (bool, error) {
 	return st.Dev == ns.dev && st.Ino == ns.ino, nil
 }
 
-// files looks through the files of a process.
-func (s *socketSearch) files(pid int) error {
-	dir := fmt.Sprintf("%s/%d/fd", s.proc, pid)
+// files looks through the files of a process or thread.
+func (s *socketSearch) files(as SocketFile, number int) error {
+	dir := fmt.Sprintf("%s/%d/fd", s.proc, number)
 	err := s.numbered(dir, func(fd int) error {
 		to, err := os.Readlink(filepath.Join(dir, strconv.Itoa(fd)))
 		if err != nil {
@@ -109,7 +140,8 @@ func (s *socketSearch) files(pid int) error {
 			return nil
 		}
 		if inode, ok := s.wanted[to]; ok {
-			s.found[inode] = SocketFile{PID: pid, FD: fd}
+			as.FD = fd
+			s.found[inode] = as
 			delete(s.wanted, to)
 		}
 		return nil
@@ -165,7 +197,12 @@ func (s *socketSearch) numbered(dir string, f func(n int) error) error {
 // Open opens the socket of the file, if that is still the one with this inode; the error is
 // [ErrNotHeld] if not. The descriptor is the caller's.
 func (f SocketFile) Open(inode uint64) (fd int, err error) {
-	pidfd, err := unix.PidfdOpen(f.PID, 0)
+	const pidfdThread = unix.O_EXCL // PIDFD_THREAD, since Linux 6.9
+	number, flags := f.PID, 0
+	if f.TID != 0 {
+		number, flags = f.TID, pidfdThread
+	}
+	pidfd, err := unix.PidfdOpen(number, flags)
 	if err != nil {
 		return -1, f.openError("pidfd_open", err)
 	}

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -24,6 +25,87 @@ const (
 	roleSearcher = "searcher"
 	inodeEnv     = "KUBE_SMCR_TEST_INODE"
 )
+
+// Processes of which the main thread does not have the socket that is their first file.
+const (
+	roleHeadless = "headless" // it has ended
+	rolePrivate  = "private"  // another thread has it in a table of files of its own
+)
+
+func init() { //nolint:gochecknoinits // only here the main goroutine is on the main thread for sure
+	if role := os.Getenv(roleEnv); role == roleHeadless || role == rolePrivate {
+		runtime.LockOSThread()
+	}
+}
+
+// hide plays one of the roles, and says so by the end of its output.
+func hide(role string) error {
+	if role == roleHeadless {
+		go func() {
+			waitUntilDead(os.Getpid())
+			_ = os.Stdout.Close()
+		}()
+		_, _, _ = syscall.Syscall(syscall.SYS_EXIT, 0, 0, 0) // of this thread
+	}
+	hidden := make(chan error)
+	go func() {
+		runtime.LockOSThread()
+		hidden <- errors.Join(unix.Unshare(unix.CLONE_FILES), unix.Close(1))
+		select {}
+	}()
+	if err := errors.Join(<-hidden, unix.Close(3), os.Stdout.Close()); err != nil {
+		return err
+	}
+	time.Sleep(time.Hour)
+	return nil
+}
+
+// waitUntilDead waits for the end of a thread.
+func waitUntilDead(tid int) {
+	for {
+		if b, err := os.ReadFile(fmt.Sprintf("/proc/self/task/%d/stat", tid)); err != nil || strings.Contains(string(b), ") Z ") {
+			return
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// Programs that hide a socket from who asks their main thread are found, too.
+func TestFindSocketFiles_threads(t *testing.T) {
+	for _, role := range []string{roleHeadless, rolePrivate} {
+		t.Run(role, func(t *testing.T) {
+			pod, peer := newPair(t)
+			ln := listen(t, peer, nil, families[0].peer, 7000)
+			f, inode := fileOf(t, mustDial(t, pod, nil, netip.AddrPortFrom(families[0].peer, 7000)))
+			server := mustAccept(t, ln)
+			c := roleCommand(role)
+			c.ExtraFiles = []*os.File{f}
+			c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+			out, err := c.StdoutPipe()
+			mustDo(t, err)
+			mustDo(t, pod.Do(c.Start))
+			t.Cleanup(func() { _ = c.Process.Kill(); _ = c.Wait() })
+			if _, err := io.ReadAll(out); err != nil {
+				t.Fatal(err)
+			}
+			at := mustFind(t, "by its threads", pod, nil, inode)[inode]
+			if at.PID != c.Process.Pid || at.TID == 0 || at.TID == at.PID {
+				t.Errorf("found %+v, want a thread of process %d", at, c.Process.Pid)
+			}
+			fd, err := at.Open(inode)
+			if errors.Is(err, unix.EINVAL) {
+				t.Log("this kernel opens no threads (PIDFD_THREAD, Linux 6.9); the kernel's datapath needs a later one")
+				return
+			}
+			mustDo(t, err)
+			defer func() { mustDo(t, CloseSocket(fd, time.Now().Add(time.Second))) }()
+			mustDo(t, ShutDown(fd, time.Now().Add(time.Second)))
+			if n, err := server.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
+				t.Errorf("the peer read %d bytes, %v", n, err)
+			}
+		})
+	}
+}
 
 // searchAsNobody looks for a socket in the namespace that it has as a file, and returns what that said.
 func searchAsNobody() error {
