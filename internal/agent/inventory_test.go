@@ -48,8 +48,6 @@ func TestHostDevices_cached(t *testing.T) {
 	}
 }
 
-// A device in the inventory shows how its pods use it. A device that the host no longer shows is listed with
-// what its pod knows of the device.
 // TestDeviceInfo_otherAddresses: of an RDMA device of the kernel its interface's other addresses are
 // known, which the kernel's SMC-R may send from; software sends from its own address only.
 func TestDeviceInfo_otherAddresses(t *testing.T) {
@@ -77,6 +75,8 @@ func TestDeviceInfo_otherAddresses(t *testing.T) {
 	}
 }
 
+// A device in the inventory shows how its pods use it. A device that the host no longer shows is listed with
+// what its pod knows of the device.
 func TestAddUse(t *testing.T) {
 	own := &rnics.Own{ID: "d1"}
 	own.PCI, own.NetDev, own.RDMA, own.Mode = "0000:01:00.1", "eth7", []string{"mlx5_7"}, "exclusive"
