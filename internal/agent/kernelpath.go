@@ -91,15 +91,38 @@ func (s linuxSMC) remove() error {
 	return errors.Join(kernelpath.Unpin(kernelpath.Dir), kernelpath.RemoveUEIDs(s.record))
 }
 
+// serviceInterfaces are those that have the addresses of the cluster's Services and nobody's: of kube-proxy in
+// mode ipvs, and of kube-router. Who connects to one of thousands of them is connected to a pod, mostly elsewhere.
+func serviceInterfaces() []string { return []string{"kube-ipvs0", "kube-dummy-if"} }
+
 func (linuxSMC) addresses() ([]netip.Addr, error) {
 	all, err := net.InterfaceAddrs()
-	var out []netip.Addr
+	out := withoutPrefix(all)
+	for _, name := range serviceInterfaces() {
+		i, err := net.InterfaceByName(name)
+		if err != nil {
+			continue // it is not there
+		}
+		services, err := i.Addrs()
+		if err != nil {
+			continue // nor is it any more
+		}
+		of := map[netip.Addr]bool{}
+		for _, a := range withoutPrefix(services) {
+			of[a] = true
+		}
+		out = slices.DeleteFunc(out, func(a netip.Addr) bool { return of[a] })
+	}
+	return out, err
+}
+
+func withoutPrefix(all []net.Addr) (out []netip.Addr) {
 	for _, a := range all {
 		if p, err := netip.ParsePrefix(a.String()); err == nil {
 			out = append(out, p.Addr().WithZone(""))
 		}
 	}
-	return out, err
+	return out
 }
 
 type linuxChooser struct {

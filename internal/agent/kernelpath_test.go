@@ -15,12 +15,15 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
+
 	"github.com/smcr-io/kube-smcr/api/v1alpha1"
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
 	"github.com/smcr-io/kube-smcr/internal/cni"
 	"github.com/smcr-io/kube-smcr/internal/kernelpath"
 	"github.com/smcr-io/kube-smcr/internal/linux"
 	"github.com/smcr-io/kube-smcr/internal/records"
+	"github.com/smcr-io/kube-smcr/internal/testenv"
 )
 
 // fakeSMC is a kernel with SMC, and the program that chooses it.
@@ -342,6 +345,35 @@ func TestKernelPath_sameNode(t *testing.T) {
 			t.Error("the filter was replaced, and nothing had changed")
 		}
 	})
+}
+
+// The addresses of Services, which kube-proxy or kube-router give to an interface of their own, are none of the node's:
+// pods have SMC-R with what is behind, and there is room for the node's only.
+func TestLinuxSMC_addresses(t *testing.T) {
+	testenv.Need(t, testenv.Root, testenv.NetAdmin)
+	ns := value(linux.ScratchNetNS())(t)
+	defer func() { must(t, ns.Close()) }()
+	must(t, ns.Do(func() error {
+		for name, addrs := range map[string][]string{
+			"eth1": {"192.0.2.1/24", "2001:db8::1/64"}, "kube-ipvs0": {"10.96.0.1/32", "10.96.0.10/32", "fd00:96::1/128"}, "kube-dummy-if": {"10.97.0.1/32"},
+		} {
+			l := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name}, PeerName: name + "-"}
+			if err := netlink.LinkAdd(l); err != nil {
+				return err
+			}
+			for _, a := range addrs {
+				if err := netlink.AddrAdd(l, value(netlink.ParseAddr(a))(t)); err != nil {
+					return err
+				}
+			}
+		}
+		got, err := linuxSMC{}.addresses()
+		slices.SortFunc(got, netip.Addr.Compare)
+		if want := []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")}; !slices.Equal(got, want) {
+			t.Errorf("addresses %v, want %v", got, want)
+		}
+		return err
+	}))
 }
 
 // A pod that cannot be attached is on plain TCP, says why, and is tried again.
