@@ -205,6 +205,9 @@ func (v View) Attachments() agentapi.Attachments {
 			switch lack := a.unableFor(p); {
 			case p.state == podIdle && p.kernel != nil:
 				x.Detail = cmp.Or(p.kernel.revoked.problem, leavingBecause(p.err))
+				if len(x.Policies) > 0 {
+					x.Reason = agentapi.CodeOldSockets
+				}
 			case p.err != nil:
 				x.Detail = p.err.Error()
 			case p.state == podKernel:
@@ -375,6 +378,8 @@ func (a *agent) verdict(e *agentapi.Explanation, src attached, isOurs bool, sour
 		e.Code, e.Verdict = kernelVerdict(e, a.isSameNode(peer.Addr()))
 	case datapath == config.DatapathKernel:
 		say(agentapi.CodePodFailed, "plain TCP: the pod could not be set up: %v", pod.pod.err)
+	case pod.pod.kernel != nil && pod.pod.state == podIdle:
+		say(agentapi.CodeOldSockets, "%s", leavingBecause(pod.pod.err))
 	case lack.code != "" && !d.Required:
 		say(lack.code, "plain TCP: %s", lack.why)
 	case mismatch != config.MismatchNone && !d.Required:

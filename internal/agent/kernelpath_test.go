@@ -521,6 +521,12 @@ func TestKernelPath_datapathChanges(t *testing.T) {
 	awaitPath(agentapi.StateReady, "Kernel", "")
 	b.policies(preferAll)
 	awaitPath(agentapi.StateIdle, "Kernel", "restart them")
+	if a := b.attachment("a"); a.Reason != agentapi.CodeOldSockets {
+		t.Errorf("attachment %+v", a)
+	}
+	if e := value(b.client.Explain(t.Context(), "test/a", "198.51.100.1:80"))(t); e.Code != agentapi.CodeOldSockets || !strings.Contains(e.Verdict, "restart them") {
+		t.Errorf("explanation %+v", e)
+	}
 	if _, ok := s.pod(1); ok {
 		t.Error("the pod is attached")
 	}

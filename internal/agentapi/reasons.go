@@ -21,6 +21,7 @@ const (
 	CodeTransport     Code = "TRANSPORT"      // the policy allows no device of this node
 	CodePodDevice     Code = "POD_DEVICE"     // no RDMA device of the pod can be used
 	CodeMesh          Code = "MESH"           // another program redirects the pod's connections
+	CodeOldSockets    Code = "OLD_SOCKETS"    // programs have sockets of the kernel's SMC-R from before
 	CodeSameNode      Code = "SAME_NODE"      // both pods are on this node
 	CodeNotAttached   Code = "NOT_ATTACHED"   // the pod has no attachment
 	CodePodFailed     Code = "POD_FAILED"     // the set-up in the pod failed
@@ -66,7 +67,7 @@ func (c Code) Advice() string {
 // Codes returns every code that has a text of its own, sorted.
 func Codes() []Code {
 	out := []Code{
-		CodeNoPolicy, CodeOptedOut, CodeTransport, CodePodDevice, CodeMesh, CodeSameNode, CodeNotAttached, CodePodFailed, CodeNoOption, CodeBudgetConns, CodeBudgetMemory,
+		CodeNoPolicy, CodeOptedOut, CodeTransport, CodePodDevice, CodeMesh, CodeOldSockets, CodeSameNode, CodeNotAttached, CodePodFailed, CodeNoOption, CodeBudgetConns, CodeBudgetMemory,
 		CodeQueuePairs, CodeBudgetRelays, CodeBudgetPending, CodeBudgetSockets, CodeBudgetSource, CodeConnect,
 		CodeApplication, CodeRendezvous, CodeLate, CodeRequired, CodePolicyChange, CodeDraining, CodeUnseen, CodeNoAgent,
 	}
@@ -91,6 +92,8 @@ func (c Code) describe() (text, advice string) {
 		return "the pod was given an RDMA device for itself, and the device cannot be used", "see the attachment's detail (smcrctl attachments), and the device (smcrctl devices); the agent tries again by itself, and does not use the node's devices for this pod instead"
 	case CodeMesh:
 		return "another program redirects connections in the pod, as the sidecar of a service mesh does", "use one of the two for the pod: annotate the pod with smcr.io/enabled: \"false\", or exclude it from the mesh; the attachment's detail (smcrctl attachments) names the other program's rules"
+	case CodeOldSockets:
+		return "programs of the pod have sockets of the kernel's SMC-R from before it left that datapath, so everything is plain TCP", "restart these programs, those that listen above all, or the pod: the agent carries it when the last such socket is gone"
 	case CodeSameNode:
 		return "both pods are on this node, where plain TCP does not leave the machine", "nothing is wrong; with mode Required the policy's connections on one node are on SMC-R, too"
 	case CodeNotAttached:

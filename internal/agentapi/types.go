@@ -497,7 +497,8 @@ type Attachment struct {
 	Datapath string `json:"datapath,omitempty"`
 	// NotKernel is why the agent carries a pod whose policy wants its kernel's SMC-R, "" if it does not.
 	NotKernel string `json:"notKernel,omitempty"`
-	// Reason is why no connection of a ready pod can be on SMC-R, "" if they can.
+	// Reason is why no connection of a ready pod can be on SMC-R, or of an idle one that policies
+	// select; "" if they can, or the pod's state and Detail say it.
 	Reason   Code     `json:"reason,omitempty"`
 	Policies []string `json:"policies"`
 	// Devices are the IDs of the RDMA devices that the pod's connections use

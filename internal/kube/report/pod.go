@@ -161,6 +161,8 @@ func statusOf(s *Snapshot, v *config.Verdict, atts []*agentapi.Attachment, t *tr
 		why = agentapi.Code(v.Settings.Mismatch.Code())
 	case !up:
 		why = agentapi.CodeOf(clc.ReasonNoDev)
+	case slices.ContainsFunc(atts, func(a *agentapi.Attachment) bool { return a.Reason == agentapi.CodeOldSockets }):
+		why = agentapi.CodeOldSockets
 	case !has(agentapi.StateReady):
 		why = agentapi.CodeNoPolicy
 	case slices.ContainsFunc(atts, func(a *agentapi.Attachment) bool { return a.Reason == agentapi.CodeMesh }):

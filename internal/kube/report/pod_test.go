@@ -54,6 +54,11 @@ func TestStatusOf(t *testing.T) {
 		{"kernel at one interface only", []agentapi.Attachment{kernel, ready}, func(s *Snapshot, _ *config.Verdict) { s.Status.Devices = nil }, "Fallback: NOSMCDEV"},
 		{"kernel that could not be had", []agentapi.Attachment{failed, kernel}, nil, "Pending: POD_FAILED"},
 		{"idle", []agentapi.Attachment{idle}, nil, "Fallback: NO_POLICY"},
+		{"with sockets of the kernel's from before", []agentapi.Attachment{func() agentapi.Attachment {
+			a := idle
+			a.Datapath, a.Reason = "Kernel", agentapi.CodeOldSockets
+			return a
+		}()}, nil, "Fallback: OLD_SOCKETS"},
 		{"paused", []agentapi.Attachment{ready, paused}, nil, "Fallback: BUDGET_RELAYS"},
 	}
 	for _, tt := range tests {
