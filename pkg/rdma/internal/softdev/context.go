@@ -17,6 +17,7 @@ type deviceContext struct {
 	dev    *Device
 	events *provider.Events
 	idle   atomic.Pointer[func() bool]
+	asking atomic.Bool // a receiver calls idle
 
 	mu     sync.Mutex // guards what follows and the sets of the PDs
 	pds    map[*pd]struct{}
@@ -43,6 +44,19 @@ func (c *deviceContext) Device() rdma.Device { return c.dev.cfg.Device }
 
 // OnIdle implements [rdma.IdlePoller].
 func (c *deviceContext) OnIdle(f func() bool) { c.idle.Store(&f) }
+
+// askIdle asks the user whether to poll, unless another goroutine does.
+func (c *deviceContext) askIdle() (again, asked bool) {
+	f := c.idle.Load()
+	if f == nil {
+		return false, true
+	}
+	if !c.asking.CompareAndSwap(false, true) {
+		return false, false
+	}
+	defer c.asking.Store(false)
+	return (*f)(), true
+}
 
 // Events implements [rdma.Context].
 func (c *deviceContext) Events() <-chan rdma.AsyncEvent { return c.events.Out() }

@@ -156,7 +156,8 @@ type Poller struct {
 func (d *Device) Poller() Poller { return Poller{dev: d} }
 
 // Idle is called when a receiver has nothing left to do and owns no queue pair. It lets the
-// context whose completions came last say whether to poll.
+// context whose completions came last say whether to poll. A device may have a receiver for each
+// connection: while one of them asks a context, the others wait.
 func (p *Poller) Idle() bool {
 	d := p.dev
 	c := d.recent.Load()
@@ -164,7 +165,12 @@ func (p *Poller) Idle() bool {
 		p.since = time.Time{}
 		return false
 	}
-	if f := c.idle.Load(); f != nil && (*f)() {
+	again, asked := c.askIdle()
+	if !asked {
+		p.since = time.Time{}
+		return false
+	}
+	if again {
 		now := time.Now()
 		if p.since.IsZero() {
 			p.since = now
