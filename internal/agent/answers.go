@@ -198,7 +198,7 @@ func (v View) Attachments() agentapi.Attachments {
 			for _, pol := range n.PoliciesFor(podOf(att)) {
 				x.Policies = append(x.Policies, pol.Name)
 			}
-			if p.kernel != nil {
+			if p.kernel != nil && (p.state != podFailed || !p.kernel.leaving) { // or it could not come back, and is plain TCP
 				x.Datapath = config.DatapathKernel.String()
 			}
 			x.NotKernel = notKernelBecause(n, p, podOf(att))
@@ -374,8 +374,11 @@ func (a *agent) verdict(e *agentapi.Explanation, src attached, isOurs bool, sour
 	switch {
 	case !d.Accelerate:
 		say(codeOfDecision(d), "plain TCP: %s", d.Reason)
-	case pod.pod.state == podKernel:
+	case pod.pod.kernel != nil && !pod.pod.kernel.leaving:
 		e.Code, e.Verdict = kernelVerdict(e, a.isSameNode(peer.Addr()))
+		if pod.pod.err != nil {
+			e.Verdict += fmt.Sprintf("; what policies say now is not in force in the pod, and it is tried again: %v", pod.pod.err)
+		}
 	case datapath == config.DatapathKernel:
 		say(agentapi.CodePodFailed, "plain TCP: the pod could not be set up: %v", pod.pod.err)
 	case pod.pod.kernel != nil && pod.pod.state == podIdle:

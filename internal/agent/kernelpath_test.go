@@ -406,6 +406,35 @@ func TestKernelPath_fails(t *testing.T) {
 	}
 }
 
+// A pod stays on its kernel's SMC-R if its filter cannot be changed, and says that.
+func TestKernelPath_updateFails(t *testing.T) {
+	b, s := newKernelBench(t, kernelAll)
+	b.attach("a", 1)
+	s.sockets[1] = true
+	b.start()
+	b.sync()
+	s.change(func() { s.attachErr = errors.New("no memory for the table") })
+	b.policies("policies:\n- {name: all, datapath: Kernel, ports: [80, 81]}\n")
+	eventually(t, func() string {
+		if a := b.attachment("a"); a.State != agentapi.StateFailed || a.Datapath != "Kernel" || !strings.Contains(a.Detail, "no memory") {
+			return fmt.Sprintf("%+v", a)
+		}
+		return ""
+	})
+	e := value(b.client.Explain(t.Context(), "test/a", "198.51.100.1:80"))(t)
+	if e.Code != agentapi.CodeUnseen || !strings.Contains(e.Verdict, "the pod's kernel carries it") || !strings.Contains(e.Verdict, "not in force in the pod, and it is tried again: no memory") {
+		t.Errorf("explanation %+v", e)
+	}
+	b.policies(preferAll)
+	b.policies(kernelAll) // before its sockets are gone
+	eventually(t, func() string {
+		if a := b.attachment("a"); a.State != agentapi.StateFailed || a.Datapath != "" {
+			return fmt.Sprintf("%+v", a)
+		}
+		return ""
+	})
+}
+
 const kernelPreferred = "policies:\n- {name: all, datapath: KernelIfAvailable, ports: [80]}\n"
 
 func TestKernelPath_ifAvailable(t *testing.T) {

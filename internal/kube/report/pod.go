@@ -151,9 +151,9 @@ func statusOf(s *Snapshot, v *config.Verdict, atts []*agentapi.Attachment, t *tr
 	up := slices.ContainsFunc(s.Status.Devices, func(d agentapi.Device) bool { return d.Port == portActive })
 	var why agentapi.Code
 	switch {
-	case has(agentapi.StateFailed):
+	case slices.ContainsFunc(atts, func(a *agentapi.Attachment) bool { return a.State == agentapi.StateFailed && a.Datapath == "" }):
 		return podStatus{word: v1alpha1.PodStatusPending, code: agentapi.CodePodFailed}
-	case has(agentapi.StateReady) && !slices.ContainsFunc(atts, func(a *agentapi.Attachment) bool { return a.Datapath == "" }):
+	case !slices.ContainsFunc(atts, func(a *agentapi.Attachment) bool { return a.Datapath == "" || a.State == agentapi.StateIdle }): // failed: only to change its filter
 		return podStatus{word: v1alpha1.PodStatusEnabled, kernel: true} // which needs no device of the agent's
 	case s.Status.Unable != "":
 		why = s.Status.UnableCode

@@ -52,6 +52,11 @@ func TestStatusOf(t *testing.T) {
 		}, "Enabled: KERNEL"},
 		{"kernel, and an agent that can do nothing", []agentapi.Attachment{kernel}, func(s *Snapshot, _ *config.Verdict) { s.Status.Unable = "x" }, "Enabled: KERNEL"},
 		{"kernel at one interface only", []agentapi.Attachment{kernel, ready}, func(s *Snapshot, _ *config.Verdict) { s.Status.Devices = nil }, "Fallback: NOSMCDEV"},
+		{"kernel, whose filter could not be changed", []agentapi.Attachment{func() agentapi.Attachment {
+			a := kernel
+			a.State = agentapi.StateFailed
+			return a
+		}()}, nil, "Enabled: KERNEL"},
 		{"kernel that could not be had", []agentapi.Attachment{failed, kernel}, nil, "Pending: POD_FAILED"},
 		{"idle", []agentapi.Attachment{idle}, nil, "Fallback: NO_POLICY"},
 		{"with sockets of the kernel's from before", []agentapi.Attachment{func() agentapi.Attachment {
