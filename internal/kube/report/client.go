@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -139,9 +140,12 @@ func (c *client) apply(ctx context.Context, k key, body any) (metav1.ObjectMeta,
 		req = c.core.Patch(types.ApplyPatchType).Namespace(k.namespace).Resource(resourcePods).SubResource("status")
 	}
 	var out metav1.PartialObjectMetadata
-	raw, err := req.Name(k.name).VersionedParams(&options, c.params).Body(data).MaxRetries(0).Do(ctx).Raw()
+	answer := req.Name(k.name).VersionedParams(&options, c.params).Body(data).MaxRetries(0).Do(ctx)
+	raw, err := answer.Raw()
 	if err == nil {
 		err = json.Unmarshal(raw, &out)
+	} else {
+		err = answer.Error() // in the API server's words
 	}
 	if err != nil {
 		return metav1.ObjectMeta{}, fmt.Errorf("write %s: %w", k, err)
@@ -170,6 +174,16 @@ func (c *client) event(ctx context.Context, e *corev1.Event) error {
 func isGone(err error) bool {
 	var status apierrors.APIStatus
 	return apierrors.IsNotFound(err) && errors.As(err, &status) && status.Status().Details != nil && status.Status().Details.Name != ""
+}
+
+// isAnother tells whether an error says that an object of the same name, made anew, is in the place of
+// the one that was to be written.
+func isAnother(err error) bool {
+	var status apierrors.APIStatus
+	if !apierrors.IsInvalid(err) || !errors.As(err, &status) || status.Status().Details == nil {
+		return false
+	}
+	return slices.ContainsFunc(status.Status().Details.Causes, func(c metav1.StatusCause) bool { return c.Field == "metadata.uid" })
 }
 
 // isAboutObject tells whether the API server refused the object that was to be written.

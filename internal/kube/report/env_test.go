@@ -422,6 +422,39 @@ func TestAPIServer_bad(t *testing.T) {
 	})
 }
 
+// TestAPIServer_madeAnew: that a pod is gone, or another one of its name is there, is no refusal, of which people would
+// look for the reason; and what is one, the API server says in words.
+func TestAPIServer_madeAnew(t *testing.T) {
+	w := newWorld(t)
+	pod := w.pod("anew")
+	c, err := newClient(w.agent)
+	if err != nil {
+		t.Fatal(err)
+	}
+	apply := func(name string, uid types.UID, annotation string) error {
+		n := types.NamespacedName{Namespace: w.ns, Name: name}
+		target := podTarget(n, string(uid), annotation)
+		_, err := c.apply(t.Context(), podKey(n), target.body)
+		return err
+	}
+	if err := apply("anew", "an-earlier-one", "Enabled"); !isAnother(err) || isGone(err) {
+		t.Errorf("another one is there: %v", err)
+	}
+	for _, annotation := range []string{"Enabled", stateNothing} {
+		if err := apply("nobody", "an-earlier-one", annotation); !isGone(err) && !apierrors.IsConflict(err) || isAnother(err) {
+			t.Errorf("nobody is there: %v", err)
+		}
+	}
+	if err := apply("anew", pod.UID, "Enabled"); err != nil {
+		t.Error(err)
+	}
+	link := &v1alpha1.SMCRLink{TypeMeta: metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion().String(), Kind: "SMCRLink"}, ObjectMeta: metav1.ObjectMeta{Name: "l"}}
+	link.Status.State = "NoSuchState"
+	if _, err := c.apply(t.Context(), key{kind: kindLink, name: "l"}, link); !isAboutObject(err) || isAnother(err) || !strings.Contains(err.Error(), "NoSuchState") {
+		t.Errorf("refused: %v", err)
+	}
+}
+
 // TestAPIServer_away: what happens while the API server is away, or answers
 // with errors, is written when it is back.
 func TestAPIServer_away(t *testing.T) {

@@ -289,7 +289,7 @@ func (r *Reporter) write(ctx context.Context, e *entry) {
 			r.plan.nodeUID, r.plan.toldOfEnd = is.UID, r.plan.uninstalled
 			r.contact.tell()
 		}
-	case k.kind == kindPod && (isGone(err) || apierrors.IsConflict(err)):
+	case k.kind == kindPod && (isGone(err) || isAnother(err) || apierrors.IsConflict(err)):
 		r.queue.wrote(k, t, "", now) // the pod is gone; the next snapshots will not have it
 	case isAboutObject(err):
 		r.back()

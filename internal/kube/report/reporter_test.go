@@ -18,6 +18,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/smcr-io/kube-smcr/api/v1alpha1"
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
@@ -243,6 +244,31 @@ func TestReporter_drainingKernel(t *testing.T) {
 		oneSecond()
 		if got := srv.pod("web"); got != "" {
 			t.Errorf("opted out meanwhile: %q", got)
+		}
+	})
+}
+
+// TestReporter_podMadeAnew: another pod is in the place of one that the snapshot still has. That is no refusal, which
+// would be logged and tried again: the next snapshots have the other one.
+func TestReporter_podMadeAnew(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		srv, src := newFakeServer(), &source{snap: healthy()}
+		src.snap.Verdicts = []config.Verdict{verdict("web")}
+		src.snap.Attachments = []agentapi.Attachment{attachment("shop/web", agentapi.StateReady)}
+		web := key{kind: kindPod, namespace: "shop", name: "web"}
+		srv.refuse[web] = apierrors.NewInvalid(schema.GroupKind{Kind: "Pod"}, "web", field.ErrorList{field.Invalid(field.NewPath("metadata", "uid"), "uid-web", "field is immutable")})
+		start(t, srv, src)
+		pass(time.Minute)
+		srv.mu.Lock()
+		if srv.counts["refuse"] != 1 {
+			t.Errorf("tried %d times", srv.counts["refuse"])
+		}
+		delete(srv.refuse, web)
+		srv.mu.Unlock()
+		src.change(func(s *Snapshot) { s.Verdicts[0].UID = "uid-of-the-other" })
+		oneSecond()
+		if got := srv.pod("web"); got != "Enabled" {
+			t.Errorf("the other one: %q", got)
 		}
 	})
 }
