@@ -9,7 +9,6 @@ import (
 	"slices"
 
 	"k8s.io/apimachinery/pkg/api/equality"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -75,7 +74,7 @@ func (r *pairs) write(ctx context.Context, l *v1alpha1.SMCRLink, pod string) err
 		return err
 	}
 	err = r.client.Apply(ctx, config, client.FieldOwner(v1alpha1.ManagerController), client.ForceOwnership)
-	if err == nil || apierrors.IsNotFound(err) || apierrors.IsConflict(err) { // deleted since it was read
+	if err == nil || isReplaced(err) {
 		return nil
 	}
 	return fmt.Errorf("write the peer's pod into SMCRLink %s: %w", l.Name, err)

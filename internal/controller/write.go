@@ -4,10 +4,13 @@ package controller
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -29,7 +32,7 @@ func writePodStatus(ctx context.Context, c client.Client, pod *corev1.Pod, statu
 		u.SetAnnotations(map[string]string{v1alpha1.AnnotationStatus: status})
 	}
 	err := c.Status().Apply(ctx, client.ApplyConfigurationFromUnstructured(u), client.FieldOwner(v1alpha1.ManagerAgent), client.ForceOwnership)
-	if err == nil || apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
+	if err == nil || isReplaced(err) {
 		return nil
 	}
 	return fmt.Errorf("write the status of pod %s/%s: %w", pod.Namespace, pod.Name, err)
@@ -52,4 +55,15 @@ func statusOf(kind string, obj client.Object, status any, version string) (runti
 	u.SetUID(obj.GetUID())
 	u.SetResourceVersion(version)
 	return client.ApplyConfigurationFromUnstructured(u), nil
+}
+
+// isReplaced tells whether an object was deleted or changed since it was read, or another one made in its place, to which
+// the API server does not give the UID of the former.
+func isReplaced(err error) bool {
+	var status apierrors.APIStatus
+	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
+		return true
+	}
+	return apierrors.IsInvalid(err) && errors.As(err, &status) && status.Status().Details != nil &&
+		slices.ContainsFunc(status.Status().Details.Causes, func(c metav1.StatusCause) bool { return c.Field == "metadata.uid" })
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/smcr-io/kube-smcr/api/v1alpha1"
 )
@@ -52,5 +53,33 @@ func TestStatusOf(t *testing.T) {
 	}
 	if _, err := statusOf("SMCRPolicy", obj, "no struct", ""); err == nil || !strings.Contains(err.Error(), "encode the status of SMCRPolicy p") {
 		t.Errorf("a status that is none: %v", err)
+	}
+}
+
+// TestWrite_replaced: an object that is deleted, or replaced by one of the same name, while what was read of it waits to
+// be written is no error: the other one's event comes.
+func TestWrite_replaced(t *testing.T) {
+	w := newWorld(t)
+	p, pod := w.policy("p"), w.pod("web", "n1", "", optedIn(""))
+	link := newLink("l-"+w.ns, "n1", w.ns, "web")
+	w.makeLink(link)
+	nobody := newPod(w.ns, "nobody", "n1", "")
+	for _, obj := range []client.Object{p, pod, link, nobody} {
+		obj.SetUID("of-an-earlier-one")
+		obj.SetResourceVersion("1")
+	}
+	for name, write := range map[string]func() error{
+		"policy":                       func() error { return (&policies{client: w}).write(t.Context(), p, v1alpha1.SMCRPolicyStatus{}) },
+		"link":                         func() error { return (&pairs{client: w}).write(t.Context(), link, "shop/other") },
+		"pod":                          func() error { return writePodStatus(t.Context(), w, pod, v1alpha1.PodStatusNoAgent) },
+		"pod, to take its status away": func() error { return writePodStatus(t.Context(), w, pod, "") },
+		"no pod":                       func() error { return writePodStatus(t.Context(), w, nobody, v1alpha1.PodStatusNoAgent) },
+	} {
+		if err := write(); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if err := w.says(pod, ""); err != nil {
+		t.Error(err)
 	}
 }
