@@ -184,8 +184,12 @@ func TestWithoutAgent(t *testing.T) {
 	)
 	r := nodes{client: namespaces{}}
 	for _, tt := range []struct{ was, gone, left string }{
-		{"", none, none}, {enabled, none, none}, {none, none, none}, {"Pending: POD_FAILED", none, none},
-		{kernel, kernelGone, none}, {kernelGone, kernelGone, none},
+		{"", none, none},
+		{enabled, none, none},
+		{none, none, none},
+		{"Pending: POD_FAILED", none, none},
+		{kernel, kernelGone, none},
+		{kernelGone, kernelGone, none},
 	} {
 		for clean, want := range map[bool]string{false: tt.gone, true: tt.left} {
 			pod := newPod("shop", "web", "n1", "")

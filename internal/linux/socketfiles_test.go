@@ -51,13 +51,16 @@ func hide(role string) error {
 	go func() {
 		runtime.LockOSThread()
 		hidden <- errors.Join(unix.Unshare(unix.CLONE_FILES), unix.Close(1))
-		select {}
+		for {
+			_ = unix.Pause()
+		}
 	}()
 	if err := errors.Join(<-hidden, unix.Close(3), os.Stdout.Close()); err != nil {
 		return err
 	}
-	time.Sleep(time.Hour)
-	return nil
+	for {
+		_ = unix.Pause() // until it is killed
+	}
 }
 
 // waitUntilDead waits for the end of a thread.
@@ -66,7 +69,7 @@ func waitUntilDead(tid int) {
 		if b, err := os.ReadFile(fmt.Sprintf("/proc/self/task/%d/stat", tid)); err != nil || strings.Contains(string(b), ") Z ") {
 			return
 		}
-		time.Sleep(time.Millisecond)
+		_, _ = unix.Poll(nil, 1) // ms
 	}
 }
 
