@@ -162,7 +162,9 @@ func Run(ctx context.Context, cfg Config) (err error) {
 		return fmt.Errorf("data directory: %w: make it writable for the agent", err)
 	}
 	defer func() { err = errors.Join(err, a.kernelPath.close(), a.rnics.Close(), a.removeDirs()) }()
-	if a.parker, err = smcr.NewParker(a.cfg.parkAfter); err != nil {
+	spare := newSpare()
+	defer runBeside(ctx, spare.run)()
+	if a.parker, err = smcr.NewParker(a.cfg.parkAfter, spare.calm); err != nil {
 		return fmt.Errorf("wait for idle connections: %w", err)
 	}
 	defer func() { err = errors.Join(err, a.parker.Close()) }()
@@ -173,16 +175,7 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	defer func() { err = errors.Join(err, closeOption()) }()
 	a.holds.enable(a)
 	if a.holds.on && cfg.Keeper != nil {
-		keeping, stop := context.WithCancel(context.WithoutCancel(ctx))
-		ended := make(chan struct{})
-		go func() {
-			defer close(ended)
-			a.holds.keeper.run(keeping, cfg.Keeper)
-		}()
-		defer func() {
-			stop()
-			<-ended
-		}()
+		defer runBeside(ctx, func(ctx context.Context) { a.holds.keeper.run(ctx, cfg.Keeper) })()
 	}
 	if a.unable.code == "" { // if something is missing, awaitAble looks for it, and Run starts again
 		defer a.rnics.Monitor(context.WithoutCancel(ctx))()
@@ -212,6 +205,20 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	}
 	a.cfg.Log.Info("agent stopped")
 	return err
+}
+
+// runBeside runs f in a goroutine until stop, also when ctx has ended.
+func runBeside(ctx context.Context, f func(context.Context)) (stop func()) {
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		f(ctx)
+	}()
+	return func() {
+		cancel()
+		<-ended
+	}
 }
 
 // manage runs the agent's tasks until the agent ends, leaves or hands over. The API's servers end

@@ -124,7 +124,7 @@ func (b *bare) proxy(name string) *barePod {
 func (p *barePod) mayRelay(t testing.TB) {
 	t.Helper()
 	a := p.px.agent
-	a.parker = value(smcr.NewParker(a.cfg.parkAfter))(t)
+	a.parker = value(smcr.NewParker(a.cfg.parkAfter, nil))(t)
 	t.Cleanup(func() { must(t, a.parker.Close()) })
 }
 

@@ -93,7 +93,7 @@ func TestSMCRStack_declines(t *testing.T) {
 // TestPlainTCP: the peerConn of a session on plain TCP copies in the direction that its methods name,
 // waits for the end, and resets.
 func TestPlainTCP(t *testing.T) {
-	parker := value(smcr.NewParker(parkAfter))(t)
+	parker := value(smcr.NewParker(parkAfter, nil))(t)
 	t.Cleanup(func() { must(t, parker.Close()) })
 	type ends struct {
 		p       plainTCP

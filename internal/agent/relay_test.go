@@ -140,7 +140,7 @@ type idling struct {
 // newIdling starts a relay, and waits until both of its directions are parked.
 func newIdling(t *testing.T) *idling {
 	t.Helper()
-	parker := value(smcr.NewParker(time.Millisecond))(t)
+	parker := value(smcr.NewParker(time.Millisecond, nil))(t)
 	i := &idling{t: t, ended: make(chan error, 1)}
 	var app, tcp *net.TCPConn
 	app, i.app = loopback(t)
@@ -284,7 +284,7 @@ func (i *idling) halfCloseLast(from, to *net.TCPConn) {
 func TestRelay_resetThatAWriteTook(t *testing.T) {
 	for _, side := range []string{"application", "peer"} {
 		t.Run(side, func(t *testing.T) {
-			parker := value(smcr.NewParker(time.Millisecond))(t)
+			parker := value(smcr.NewParker(time.Millisecond, nil))(t)
 			t.Cleanup(func() { must(t, parker.Close()) })
 			app, appFar := loopback(t)
 			tcp, tcpFar := loopback(t)
@@ -385,7 +385,7 @@ func BenchmarkRelay(b *testing.B) {
 		"grow": {}, "best": {appBufferBytes, netBufferBest}, "least": {appBufferBytes, netBufferLeast},
 	} {
 		b.Run(name, func(b *testing.B) {
-			parker := value(smcr.NewParker(parkAfter))(b)
+			parker := value(smcr.NewParker(parkAfter, nil))(b)
 			b.Cleanup(func() { must(b, parker.Close()) })
 			sink := value(net.Listen("tcp4", "127.0.0.1:0"))(b).(*net.TCPListener)
 			serve(b, sink, func(c *net.TCPConn) { _, _ = io.Copy(io.Discard, struct{ io.Reader }{c}) })

@@ -19,6 +19,7 @@ const parkerEvents = 64
 type Parker struct {
 	epoll *epoll
 	every time.Duration // between two looks at the directions that run
+	calm  func()        // nil: nobody wants to know
 	ended chan struct{} // closed when run returns
 
 	mu     sync.Mutex // guards what is below
@@ -26,17 +27,21 @@ type Parker struct {
 	socket map[uint64]*Direction
 	begun  []*Direction // run, and were not looked at yet
 
-	looked []*Direction // run, as far as the last look knows; owned by run
+	// Owned by run.
+	looked []*Direction // run, as far as the last look knows
+	waved  bool         // some have come to rest since calm was called
 }
 
 // NewParker returns a parker without directions. A direction is parked when nothing has moved for
-// as long as every at least, and for twice as long at most.
-func NewParker(every time.Duration) (*Parker, error) {
+// as long as every at least, and for twice as long at most. calm, if given, is called when a wave of
+// directions has come to rest: some were parked or ended, and no more are. What they needed while they
+// ran is garbage then. The parker waits for calm.
+func NewParker(every time.Duration, calm func()) (*Parker, error) {
 	e, err := newEpoll()
 	if err != nil {
 		return nil, err
 	}
-	p := &Parker{epoll: e, every: every, ended: make(chan struct{}), socket: map[uint64]*Direction{}}
+	p := &Parker{epoll: e, every: every, calm: calm, ended: make(chan struct{}), socket: map[uint64]*Direction{}}
 	go p.run()
 	return p, nil
 }
@@ -83,8 +88,16 @@ func (p *Parker) look() {
 			kept = append(kept, d)
 		}
 	}
+	rested := len(kept) < len(p.looked)
 	clear(p.looked[len(kept):])
 	p.looked = kept
+	p.waved = p.waved || rested
+	if p.waved && (!rested || len(kept) == 0) {
+		p.waved = false
+		if p.calm != nil {
+			p.calm()
+		}
+	}
 }
 
 // begin has run look at a direction.

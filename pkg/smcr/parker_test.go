@@ -8,6 +8,7 @@ import (
 	"net"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"testing"
 	"time"
 
@@ -18,7 +19,7 @@ import (
 // newParker returns a parker that looks so often at its directions.
 func newParker(tb testing.TB, every time.Duration) *smcr.Parker {
 	tb.Helper()
-	p, err := smcr.NewParker(every)
+	p, err := smcr.NewParker(every, nil)
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -180,5 +181,35 @@ func BenchmarkParker_idle(b *testing.B) {
 				b.ReportMetric(float64(goroutines)/n/2, "goroutines/relay")
 			}
 		})
+	}
+}
+
+// Who wants to know hears of it once when a wave of directions has come to rest.
+func TestParker_calm(t *testing.T) {
+	p := newSoftPair(t, rdma.MTU1024)
+	a, b := p.dial(t)
+	calm := 0
+	parker, err := smcr.NewParker(time.Hour, func() { calm++ })
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = parker.Close() })
+	var began []*smcr.Direction
+	for _, c := range []*smcr.Conn{a, b} {
+		r := relay(t, parker, c)
+		began = append(began, r.out, r.in)
+		smcr.Look(parker)
+		before := calm
+		waitFor(t, "parking", func() bool {
+			smcr.Look(parker)
+			return !slices.ContainsFunc(began, func(d *smcr.Direction) bool { return smcr.StateOf(d) != "parked" })
+		})
+		for range 10 {
+			smcr.Look(parker)
+		}
+		// Each direction may have been seen at rest in a look of its own.
+		if more := calm - before; more < 1 || more > 2 {
+			t.Errorf("%d times calm after two directions came to rest", more)
+		}
 	}
 }

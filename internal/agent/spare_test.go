@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// Memory is given back when sessions have come to rest, not more often than every spareEvery, only
+// where there is some, and not for much of the time.
+func TestSpare(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		start := time.Now()
+		var live, more uint64
+		var freed []time.Duration
+		s := newSpare()
+		s.look = func() (uint64, uint64) { return live, more }
+		takes := time.Duration(0)
+		s.free = func() {
+			freed, more = append(freed, time.Since(start)), 0
+			<-time.After(takes)
+		}
+		stop := runBeside(t.Context(), s.run)
+		want := func(what string, times ...time.Duration) {
+			t.Helper()
+			synctest.Wait()
+			if len(freed) != len(times) || len(times) > 0 && freed[len(freed)-1] != times[len(times)-1] {
+				t.Errorf("%s: memory was given back after %v, want after %v", what, freed, times)
+			}
+		}
+		live, more = 100<<20, 50<<20
+		want("nothing has come to rest")
+		s.calm()
+		want("a wave", 0)
+		<-time.After(spareEvery / 2)
+		more = 50 << 20
+		s.calm()
+		s.calm()
+		want("another one, soon", 0)
+		<-time.After(spareEvery)
+		want("and a while later", 0, spareEvery)
+		<-time.After(time.Hour)
+		takes, more = time.Minute, 50<<20
+		s.calm()
+		<-time.After(takes + sparePart*takes - time.Second)
+		more = 50 << 20
+		at := time.Since(start)
+		s.calm()
+		want("soon after it took long", 0, spareEvery, time.Hour+3*spareEvery/2)
+		<-time.After(time.Second)
+		want("and a while later", 0, spareEvery, time.Hour+3*spareEvery/2, at+time.Second)
+		<-time.After(sparePart * time.Hour)
+		more = spareLeast // too little beside 100 MiB
+		s.calm()
+		want("a wave that left little", freed...)
+		stop()
+	})
+}
+
+func TestIsSpare(t *testing.T) {
+	for name, tt := range map[string]struct {
+		live, more uint64
+		want       bool
+	}{
+		"as much again":               {40 << 20, 40 << 20, true},
+		"a quarter":                   {40 << 20, 10 << 20, true},
+		"less than a quarter":         {40 << 20, 10<<20 - 1, false},
+		"of a small heap, all of it":  {100 << 10, 900 << 10, false},
+		"of a small heap, a megabyte": {100 << 10, 1 << 20, true},
+	} {
+		if got := isSpare(tt.live, tt.more); got != tt.want {
+			t.Errorf("%s: %v, want %v", name, got, tt.want)
+		}
+	}
+}
+
+// Garbage and free memory are what there is more than is in use.
+func TestLookMemory(t *testing.T) {
+	newSpare().free()
+	live, more := lookMemory()
+	if live == 0 || more > live {
+		t.Errorf("after all was given back: %d in use, %d more", live, more)
+	}
+	const size = 8 << 20
+	garbage = make([]byte, size)
+	garbage = nil
+	if live, more := lookMemory(); more < size-64<<10 { // what was in use may be garbage, too
+		t.Errorf("with %d bytes of garbage: %d in use, %d more", size, live, more)
+	}
+}
+
+var garbage []byte //nolint:gochecknoglobals // or it would be on the stack
+
+// What runs beside goes on when the context ends, until it is stopped.
+func TestRunBeside(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := false
+	stop := runBeside(ctx, func(ctx context.Context) {
+		<-ctx.Done()
+		ended = true
+	})
+	cancel()
+	stop()
+	if !ended {
+		t.Error("stop has not waited")
+	}
+}
