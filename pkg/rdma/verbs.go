@@ -98,6 +98,25 @@ type Discarder interface {
 	Discard(off, n int) error
 }
 
+// WriteCounter is an [MR] that counts what peers write into it.
+type WriteCounter interface {
+	// CountWrites begins to count, for each block of so many bytes of the region, which are a power of
+	// two. It comes once, before a peer knows the region.
+	CountWrites(blockBytes int)
+	// Written returns how many bytes peers have written into a block, by WRITEs through this region, or
+	// are about to: a WRITE is counted as a whole before its first byte is there. One that the peer
+	// repeats with another work request is counted again.
+	Written(block int) uint64
+}
+
+// Holder is a [PD] that can keep peers from its memory for a moment.
+type Holder interface {
+	// Hold calls f while no request of a peer reads or writes memory of the domain; they are late
+	// and not lost. f must not use the queue pairs of the domain, nor hold another domain that
+	// somebody holds who waits for this one.
+	Hold(f func())
+}
+
 // CQ is a completion queue.
 type CQ interface {
 	// Poll moves up to len(dst) completions to dst. It never blocks.

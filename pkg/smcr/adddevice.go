@@ -130,8 +130,10 @@ func (m *move) do() {
 	index := m.to.rnic.index
 	m.g.mem.domains[index] = m.to
 	for i, o := range m.regions {
+		o.forgot = o.forgot || o.at[index].domain != nil
 		_ = o.at[index].close() // its device is gone
 		o.at[index] = registration{m.mrs[i], m.to}
+		o.at[index].countWrites(o.block)
 		m.to.users++
 	}
 	for id, rmb := range m.g.rmbs {

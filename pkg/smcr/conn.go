@@ -37,6 +37,7 @@ type Conn struct {
 	send    sender
 	urgent  urgentState
 	mark    dirtyMark
+	cool    coolness
 	watched watched
 }
 
@@ -53,8 +54,9 @@ func newSMCConn(s *Stack, g *group, lc *linkgroup.Conn, tcp *net.TCPConn) (*Conn
 		return nil, err
 	}
 	c := &Conn{tcp: tcp, stack: s, group: g, lc: lc}
-	c.recv.init(g.rmbe(lc.Local()), lc.Ring())
+	c.recv.init(g.rmbs[lc.Local().RMB], int(lc.Local().Index-1), g.rmbe(lc.Local()), lc.Ring())
 	c.send.init(buf)
+	c.cool.able = c.recv.region.canDiscard() && buf.region.canDiscard()
 	if lc.Stale() {
 		c.recv.wipeAll()
 	}
@@ -74,6 +76,7 @@ func (c *Conn) applyNegotiated() {
 // handle takes the machine's events; the caller holds the turn.
 func (c *Conn) handle(ev cdc.Events) {
 	d := c.lc.Data()
+	c.stack.stir(c)
 	// The reader must know of an urgent byte before the bytes around it arrive, also where
 	// the event that tells of the urgent byte is only the next one.
 	if ev&cdc.PeerUrgent != 0 || d.PeerUrgent() != c.urgent.mark.Load() || c.streams.has(flagPeerUrgent) {
@@ -134,6 +137,7 @@ func (c *Conn) sync() {
 	if c.life.isOver() {
 		return
 	}
+	c.stack.stir(c)
 	produced := c.streams.written()
 	// The writer stores the urgent position before produced.
 	if u := c.urgent.at.Load(); u != 0 {

@@ -29,6 +29,10 @@
 // device writes the RMBE, then a completion is taken from the CQ, then the
 // holder of the turn stores peerProduced, then the reader loads it.
 //
+// A connection on which nothing moves for a second or two gives the pages of empty buffers
+// back, where devices do not pin them. The peer may write an RMBE before it says so: only the device
+// knows that nothing is in it (see cooling).
+//
 // # The TCP connection
 //
 // It stays open and idle under the SMC-R connection and ends last. Its reset

@@ -155,3 +155,31 @@ func Doubts(s *Stack, group uint32) (n int, answered bool) {
 	g := s.groups.byID[group]
 	return g.doubts, g.lg.ProvenSince(g.doubted)
 }
+
+// CoolDown has a stack look at its connections until nothing is left to look at that does not move.
+func CoolDown(s *Stack) {
+	s.lock()
+	defer s.unlock()
+	for range 3 {
+		s.cooling.at = time.Now()
+		for n := len(s.cooling.now) + len(s.cooling.later); n > 0; n -= coolBatch {
+			s.coolDown(time.Now())
+		}
+	}
+}
+
+// WriteSilently writes into the memory of a connection's peer, and does not tell the peer.
+func WriteSilently(c *Conn, rkey rdma.RKey, addr uint64, b []byte) {
+	c.stack.lock()
+	defer c.stack.unlock()
+	for _, l := range c.group.links {
+		if l != nil {
+			copy(c.send.buf.mem, b)
+			sge := c.send.buf.region.sge(l.rnic, c.send.buf.off)
+			sge.Length = uint32(len(b))
+			l.wrs = append(l.wrs, rdma.SendWR{Op: rdma.OpWrite, SGL: []rdma.SGE{sge}, RemoteAddr: addr, RKey: rkey})
+			l.post(time.Now())
+			return
+		}
+	}
+}

@@ -56,9 +56,19 @@ func (c *Conn) ref() bool { return c.life.ref() }
 
 // unref takes back a ref; the last one gives the memory back.
 func (c *Conn) unref() {
-	if !c.life.unref() {
-		return
+	if c.life.unref() {
+		c.wipeAndRelease()
 	}
+}
+
+// unrefLocked is unref for the holder of the turn.
+func (c *Conn) unrefLocked() {
+	if c.life.unref() {
+		c.stack.wg.Go(c.wipeAndRelease) // which takes the turn
+	}
+}
+
+func (c *Conn) wipeAndRelease() {
 	// The next connection must not see the bytes of this one. After a reset there may be
 	// some that the peer wrote and never announced.
 	if c.streams.has(flagReset) {
@@ -108,7 +118,7 @@ func (c *Conn) release() {
 // The caller holds the turn, which the last unref takes, so another goroutine does it.
 func (c *Conn) groupDone() {
 	c.raise(flagAborted)
-	c.stack.wg.Go(c.unref)
+	c.unrefLocked()
 }
 
 // Close ends the connection. What was written is still delivered, in the

@@ -92,6 +92,8 @@ type region struct {
 	of     *memory
 	mem    []byte
 	access rdma.Access
+	block  int                              // bytes of the blocks for which peers' writes are counted; 0: they are not
+	forgot bool                             // what they wrote through a device that is gone is not known
 	at     [linkgroup.MaxRNICs]registration // by number of the device
 }
 
@@ -147,23 +149,6 @@ type sendBuffer struct {
 	*arena
 	off int // in the arena's region
 	mem []byte
-}
-
-// discard gives the pages of the buffer back where that is possible: where none of the devices has
-// pinned them. Nothing is in the buffer, and the caller is its writer. The caller holds the turn.
-func (b *sendBuffer) discard() {
-	var mem rdma.Discarder
-	for i := range b.region.at {
-		if mr := b.region.at[i].mr; mr != nil {
-			var ok bool
-			if mem, ok = mr.(rdma.Discarder); !ok {
-				return
-			}
-		}
-	}
-	if mem != nil {
-		_ = mem.Discard(b.off, len(b.mem)) // then the pages stay
-	}
 }
 
 // arena is a region cut into send buffers.

@@ -52,8 +52,7 @@ type intake struct {
 	c         *Conn
 	from      *net.TCPConn
 	total     int64
-	settled   uint64 // how much was written when the send buffer's pages were given back
-	announced bool   // the peer knows that there is urgent data still to be sent
+	announced bool // the peer knows that there is urgent data still to be sent
 	timer     *time.Timer
 
 	got bool // something, in this try of answered

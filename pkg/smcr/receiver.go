@@ -21,14 +21,20 @@ type receiver struct {
 	mu       sync.Mutex                // held by whoever reads: one at a time
 	rmbe     []byte                    // the RMBE's memory
 	ring     cdc.Ring                  // where in the RMBE a position of the stream is
+	region   *region                   // the RMB
+	element  int                       // of the RMB
+	before   uint64                    // what was written into the element by then
+	settled  uint64                    // up to where nothing is in the RMBE: its pages were given back; 0: from the start on
 	sink     atomic.Pointer[sink]      // of the RelayTo under way
 	readable chan struct{}             // has a token when there may be something to read
 	waiter   atomic.Pointer[Direction] // of the RelayTo or AwaitEnd under way; nil: it is no direction's
 	deadline deadline.Deadline
 }
 
-func (r *receiver) init(rmbe []byte, ring cdc.Ring) {
+func (r *receiver) init(rmb *region, element int, rmbe []byte, ring cdc.Ring) {
 	r.rmbe, r.ring, r.readable = rmbe, ring, make(chan struct{}, 1)
+	r.region, r.element = rmb, element
+	r.before, _ = rmb.written(element)
 	r.deadline.Init()
 }
 
@@ -67,7 +73,16 @@ func (r *receiver) await() {
 // wipe clears what the peer wrote up to a position of its stream: the RMBE's next user must
 // not see the bytes.
 func (r *receiver) wipe(end uint64) {
-	clear(r.rmbe[:min(end+uint64(r.ring.Origin), uint64(len(r.rmbe)))])
+	clear(r.rmbe[:r.ring.Origin])
+	if end-r.settled > uint64(r.ring.Capacity()) {
+		r.wipeAll()
+		return
+	}
+	for pos := r.settled; pos < end; {
+		b := r.span(pos, end-pos)
+		clear(b)
+		pos += uint64(len(b))
+	}
 }
 
 // wipeAll clears all of the RMBE.

@@ -27,7 +27,7 @@ func TestReceiver_spanEndsWhereTheRMBEWraps(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			var r receiver
-			r.init([]byte("0123456789abcdef"), tc.ring)
+			r.init(&region{}, 0, []byte("0123456789abcdef"), tc.ring)
 			if got := string(r.span(tc.pos, tc.n)); got != tc.want {
 				t.Errorf("%d bytes at %d: %q, want %q", tc.n, tc.pos, got, tc.want)
 			}
@@ -50,7 +50,7 @@ func TestReceiver_wipe(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			var r receiver
-			r.init([]byte("01234567"), cdc.Ring{Size: 8, Origin: 4})
+			r.init(&region{}, 0, []byte("01234567"), cdc.Ring{Size: 8, Origin: 4})
 			tc.wipe(&r)
 			if got := string(r.rmbe); got != tc.left {
 				t.Errorf("left: %q, want %q", got, tc.left)
@@ -63,7 +63,7 @@ func TestReceiver_wipe(t *testing.T) {
 func TestReceiver_await(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var r receiver
-		r.init(nil, cdc.Ring{})
+		r.init(&region{}, 0, nil, cdc.Ring{})
 		start := time.Now()
 		r.wake()
 		r.wake()

@@ -442,21 +442,17 @@ func (f *intake) wait() error {
 }
 
 // settle gives the pages of the send buffer back if all of it has arrived: the next bytes find other
-// pages. Not those of the RMBE, which the peer may write at any time: a write that was not announced
-// yet would be lost.
+// pages. Those of the RMBE the stack gives back.
 func (f *intake) settle() {
 	c, s := f.c, f.c.stack
 	pos := c.streams.written()
-	if pos == f.settled {
+	if pos == c.send.settled || !c.cool.able {
 		return
 	}
 	s.lock()
 	defer s.unlock()
 	s.devices.drainSends(time.Now()) // nobody looks for what was sent last before the next message
-	if c.lc.Data().Completed() == pos {
-		c.send.buf.discard()
-		f.settled = pos
-	}
+	c.send.settle(c.lc.Data().Completed(), pos)
 }
 
 // probe announces urgent data that has to wait (RFC 7609 §4.7.6).

@@ -35,6 +35,7 @@ func (g *group) addRMB(elements int) (linkgroup.RMBID, error) {
 	if err != nil {
 		return 0, errors.Join(err, r.close())
 	}
+	r.countWrites(g.s.cfg.RMBESizeBytes)
 	g.rmbs[id] = r
 	return id, nil
 }

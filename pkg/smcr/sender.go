@@ -21,6 +21,7 @@ import (
 type sender struct {
 	mu       sync.Mutex             // held by whoever writes: one at a time
 	buf      *sendBuffer            // a ring, of the link group's memory
+	settled  uint64                 // up to where nothing is in buf: its pages were given back; 0: from the start on
 	intake   atomic.Pointer[intake] // of the RelayFrom under way
 	writable chan struct{}          // has a token when there may be room
 	deadline deadline.Deadline
@@ -55,7 +56,13 @@ func (s *sender) await() {
 
 // wipe clears what was written up to a position of the stream: the buffer's next user must
 // not see the bytes.
-func (s *sender) wipe(end uint64) { clear(s.buf.mem[:min(end, s.size())]) }
+func (s *sender) wipe(end uint64) {
+	for pos := max(s.settled, end-min(end, s.size())); pos < end; {
+		b := s.span(pos, end-pos)
+		clear(b)
+		pos += uint64(len(b))
+	}
+}
 
 // Write sends p, and returns when all of p is in the send buffer.
 func (c *Conn) Write(p []byte) (int, error) {

@@ -42,6 +42,7 @@ type Stack struct {
 	devices     devices
 	groups      groupTable
 	lingering   lingering
+	cooling     cooling
 	conns       map[*Conn]struct{}
 	closed      bool
 
@@ -230,6 +231,7 @@ func (s *Stack) runTimers() time.Duration {
 	s.groups.expire(now)
 	s.boundIdle()
 	s.lingering.expire(now)
+	s.coolDown(now)
 	next := s.nextTimeout(now)
 	s.alarm.at = now.Add(next)
 	return next
@@ -245,6 +247,9 @@ func (s *Stack) nextTimeout(now time.Time) time.Duration {
 		next = at
 	}
 	if at, ok := s.lingering.nextDue(); ok && at.Before(next) {
+		next = at
+	}
+	if at := s.cooling.at; !at.IsZero() && at.Before(next) {
 		next = at
 	}
 	return max(next.Sub(now), 0)

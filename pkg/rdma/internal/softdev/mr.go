@@ -3,9 +3,13 @@
 package softdev
 
 import (
+	"cmp"
 	"fmt"
+	"math/bits"
+	"slices"
 	"sync/atomic"
 
+	"github.com/smcr-io/kube-smcr/internal/invariant"
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/internal/provider"
 )
@@ -19,13 +23,32 @@ type mr struct {
 	lkey   rdma.LKey
 	rkey   rdma.RKey
 	access rdma.Access
+	writes atomic.Pointer[writeCounts] // nil: nobody wants to know
 	closed atomic.Bool
 }
 
 var (
-	_ rdma.MR        = (*mr)(nil)
-	_ rdma.Discarder = (*mr)(nil)
+	_ rdma.MR           = (*mr)(nil)
+	_ rdma.Discarder    = (*mr)(nil)
+	_ rdma.WriteCounter = (*mr)(nil)
 )
+
+// writeCounts is how many bytes peers wrote into each block of a region. Owners of several queue
+// pairs may count at once.
+type writeCounts struct {
+	shift  uint8 // a block has 1<<shift bytes
+	blocks []atomic.Uint64
+}
+
+// add counts n bytes at off, which are in the region.
+func (c *writeCounts) add(off uint64, n uint32) {
+	for n > 0 {
+		rest := uint64(1)<<c.shift - off&(1<<c.shift-1) // of the block
+		here := min(rest, uint64(n))
+		c.blocks[off>>c.shift].Add(here)
+		off, n = off+here, n-uint32(here)
+	}
+}
 
 // AllocMR implements [rdma.PD].
 func (p *pd) AllocMR(sizeBytes int, access rdma.Access) (rdma.MR, error) {
@@ -98,6 +121,16 @@ func (m *mr) Discard(off, n int) error {
 	return m.mem.Discard(off, n)
 }
 
+// CountWrites implements [rdma.WriteCounter].
+func (m *mr) CountWrites(blockBytes int) {
+	invariant.Must(blockBytes > 0 && blockBytes&(blockBytes-1) == 0, "softdev: writes are counted by blocks of a power of two")
+	n := (len(m.mem.Bytes()) + blockBytes - 1) / blockBytes
+	m.writes.Store(&writeCounts{uint8(bits.TrailingZeros(uint(blockBytes))), make([]atomic.Uint64, n)})
+}
+
+// Written implements [rdma.WriteCounter].
+func (m *mr) Written(block int) uint64 { return m.writes.Load().blocks[block].Load() }
+
 // Close implements [rdma.MR].
 func (m *mr) Close() error {
 	if !m.closed.CompareAndSwap(false, true) {
@@ -123,18 +156,39 @@ func (m *mr) deregister() {
 		d.rkeys.clear(m.rkey)
 	}
 	d.mu.Unlock()
-	qps := make([]*QP, 0, len(p.qps))
-	for q := range p.qps {
-		qps = append(qps, q)
-	}
 	p.ctx.mu.Unlock()
 
 	// Nobody who looks from now on finds the region. Whoever found it before, or was
 	// looking, did so while it owned a queue pair of the domain; own each of them
 	// once. A queue pair made since then starts after the region was gone.
-	for _, q := range qps {
+	for _, q := range p.queuePairs() {
 		q.Lock()
 		q.forgetMemory()
+		q.Unlock()
+	}
+}
+
+// queuePairs returns the queue pairs of the domain, in the order of their numbers.
+func (p *pd) queuePairs() []*QP {
+	p.ctx.mu.Lock()
+	qps := make([]*QP, 0, len(p.qps))
+	for q := range p.qps {
+		qps = append(qps, q)
+	}
+	p.ctx.mu.Unlock()
+	slices.SortFunc(qps, func(a, b *QP) int { return cmp.Compare(a.num, b.num) })
+	return qps
+}
+
+// Hold implements [rdma.Holder]: packets are handled by whoever owns their queue pair. One that is made
+// meanwhile has no peer yet. All who own several queue pairs take them in the same order.
+func (p *pd) Hold(f func()) {
+	qps := p.queuePairs()
+	for _, q := range qps {
+		q.Lock()
+	}
+	f()
+	for _, q := range qps {
 		q.Unlock()
 	}
 }
@@ -177,6 +231,9 @@ func (v pdMemory) Remote(rkey rdma.RKey, addr uint64, n uint32, acc rdma.Access)
 	b, ok := m.span(addr, n)
 	if !ok {
 		return nil, rdma.StatusRemoteOp
+	}
+	if c := m.writes.Load(); c != nil && acc&rdma.RemoteWrite != 0 {
+		c.add(addr-m.addr, n)
 	}
 	return b, rdma.StatusSuccess
 }

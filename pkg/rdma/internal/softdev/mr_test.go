@@ -152,3 +152,56 @@ func TestMemory_Remote(t *testing.T) {
 		t.Errorf("%d and %d keys are left, want 3", d.lkeys.used, d.rkeys.used)
 	}
 }
+
+// Peers' WRITEs are counted by blocks, as a whole when they begin, and nothing else is.
+func TestMR_Written(t *testing.T) {
+	c := silent(t)
+	o := c.objects(t)
+	const block = 4096
+	m, err := o.pd.AllocMR(3*block-100, rdma.LocalWrite|rdma.RemoteWrite|rdma.RemoteRead)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, mem := m.(rdma.WriteCounter), pdMemory{o.pd.(*pd)}
+	remote := func(off, n int, acc rdma.Access) { _, _ = mem.Remote(m.RKey(), m.Addr()+uint64(off), uint32(n), acc) }
+	remote(0, 10, rdma.RemoteWrite) // before anybody counts
+	w.CountWrites(block)
+	remote(0, 10, rdma.RemoteRead)
+	remote(0, 4*block, rdma.RemoteWrite) // is refused
+	for _, tc := range []struct {
+		off, n int
+		want   [3]uint64
+	}{
+		{0, 1, [3]uint64{1, 0, 0}},
+		{block - 1, 1, [3]uint64{2, 0, 0}},
+		{block, 100, [3]uint64{2, 100, 0}},
+		{block - 2, block + 5, [3]uint64{4, 100 + block, 3}},
+		{10, 0, [3]uint64{4, 100 + block, 3}},
+	} {
+		remote(tc.off, tc.n, rdma.RemoteWrite)
+		if got := [3]uint64{w.Written(0), w.Written(1), w.Written(2)}; got != tc.want {
+			t.Errorf("after %d bytes at %d: %v, want %v", tc.n, tc.off, got, tc.want)
+		}
+	}
+	if n := testing.AllocsPerRun(100, func() { remote(1, 100, rdma.RemoteWrite) }); n != 0 {
+		t.Errorf("a write allocates %v times", n)
+	}
+}
+
+// While a domain is held nobody owns its queue pairs, whose work is done afterwards.
+func TestPD_Hold(t *testing.T) {
+	c := silent(t)
+	o := c.objects(t)
+	q := o.qp.(Carrier)
+	inside := false
+	o.pd.(rdma.Holder).Hold(func() {
+		inside = true
+		if q.base().own.tryLock() {
+			t.Error("somebody else can own a queue pair")
+		}
+	})
+	if !inside || !q.base().own.tryLock() {
+		t.Error("the queue pair is not free again")
+	}
+	q.base().own.unlock()
+}

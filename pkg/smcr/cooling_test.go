@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package smcr_test
+
+import (
+	"bytes"
+	"io"
+	"testing"
+
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/smcr"
+)
+
+// isEmpty reports whether memory has nothing but zeros, as pages have that were given back.
+func isEmpty(b []byte) bool { return len(bytes.Trim(b, "\x00")) == 0 }
+
+// send sends bytes from a to b, which reads them.
+func send(tb testing.TB, a, b *smcr.Conn, bytesToSend []byte) {
+	tb.Helper()
+	go func() { _, _ = a.Write(bytesToSend) }() // the reader sees what counts
+	got := make([]byte, len(bytesToSend))
+	if _, err := io.ReadFull(b, got); err != nil || !bytes.Equal(got, bytesToSend) {
+		tb.Fatalf("other bytes arrived, %v", err)
+	}
+	waitFor(tb, "delivery", func() bool { return smcr.Delivered(a) })
+}
+
+// The buffers of a connection on which nothing moves give their pages back, on devices that do not pin
+// them, whatever went through them, and the connection goes on.
+func TestStack_idleBuffersHaveNoPages(t *testing.T) {
+	p := newSoftPair(t, rdma.MTU1024, small)
+	a, b := p.dial(t)
+	for round, size := range []int{1, 100_000, 3, 16 << 10, 5000} {
+		send(t, a, b, bytes.Repeat([]byte{byte(round + 1)}, size))
+		if isEmpty(smcr.SendBuffer(a)) || isEmpty(smcr.RMBE(b)) {
+			t.Error("the bytes were not in the buffers")
+		}
+		smcr.CoolDown(smcr.StackOf(a))
+		smcr.CoolDown(smcr.StackOf(b))
+		if !isEmpty(smcr.SendBuffer(a)) {
+			t.Errorf("after %d bytes the send buffer has pages", size)
+		}
+		if !isEmpty(smcr.RMBE(b)) {
+			t.Errorf("after %d bytes the RMBE has pages", size)
+		}
+	}
+}
+
+// What the peer wrote and did not announce yet stays in the RMBE, and so do its pages after a
+// WRITE that was made twice.
+func TestStack_unannouncedBytesStay(t *testing.T) {
+	p := newSoftPair(t, rdma.MTU1024, small)
+	a, b := p.dial(t)
+	send(t, a, b, []byte("hello"))
+	rkey, addr := smcr.RMBToken(b)
+	smcr.WriteSilently(a, rkey, addr+5, []byte("late"))
+	at := func() []byte { return smcr.RMBE(b)[5:9] }
+	waitFor(t, "the bytes", func() bool { return string(at()) == "late" })
+	smcr.CoolDown(smcr.StackOf(b))
+	if string(at()) != "late" {
+		t.Fatalf("what was written and not announced is %q", at())
+	}
+	send(t, a, b, []byte("late"))
+	smcr.CoolDown(smcr.StackOf(b))
+	if string(at()) != "late" {
+		t.Error("the pages were given back, though it is not known whether something is in them")
+	}
+}
+
+// Another connection's bytes in the same RMB do not matter, and those of a connection that had the
+// RMBE before do not either.
+func TestStack_idleBuffersOfOne(t *testing.T) {
+	p := newSoftPair(t, rdma.MTU1024, small)
+	for range 20 {
+		a, b := p.dial(t)
+		c, d := p.dial(t)
+		send(t, c, d, make([]byte, 5000))
+		go func() { _, _ = c.Write(make([]byte, 100)) }() // and it is not read
+		send(t, a, b, []byte("hello"))
+		smcr.CoolDown(smcr.StackOf(a))
+		smcr.CoolDown(smcr.StackOf(b))
+		if !isEmpty(smcr.RMBE(b)) || !isEmpty(smcr.SendBuffer(a)) {
+			t.Fatal("the buffers have pages")
+		}
+		for _, e := range []*smcr.Conn{a, b, c, d} {
+			_ = e.Close()
+		}
+	}
+}
+
+// A connection that has no pages takes none when it ends: nothing has to be wiped.
+func TestStack_wipesWhatCameLast(t *testing.T) {
+	p := newSoftPair(t, rdma.MTU1024, small)
+	a, b := p.dial(t)
+	for _, size := range []int{10_000, 10_000, 5_000} { // it wraps
+		send(t, a, b, bytes.Repeat([]byte{1}, size))
+		smcr.CoolDown(smcr.StackOf(a))
+		smcr.CoolDown(smcr.StackOf(b))
+	}
+	send(t, a, b, bytes.Repeat([]byte{2}, 9000))
+	rmbe, buf := smcr.RMBE(b), smcr.SendBuffer(a)
+	_, _ = a.Close(), b.Close()
+	c, d := p.dial(t) // by then the memory may be its
+	waitFor(t, "wiped buffers", func() bool { return isEmpty(rmbe) && isEmpty(buf) })
+	send(t, c, d, []byte("hello"))
+}
