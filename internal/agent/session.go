@@ -28,7 +28,6 @@ type session struct {
 	src, dst    netip.AddrPort
 	decision    config.Decision
 	opened      time.Time
-	cancel      context.CancelCauseFunc
 	reservation *reservation // of the goroutine that connects the session; nil: the budget is full
 	// users are that goroutine and then the relay, the last of which ends the session.
 	users atomic.Int32
@@ -40,6 +39,8 @@ type session struct {
 	mode     string
 	code     agentapi.Code
 	ended    agentapi.Code // the code of abort
+	// cancel ends the context of the session's set-up; nil: it has ended, and holds no memory any more.
+	cancel context.CancelCauseFunc
 }
 
 // errEnded is the cause of the context of a session that abort ended.
@@ -61,7 +62,7 @@ func (s *session) abort(code agentapi.Code) {
 		return
 	}
 	s.ended = code
-	s.cancel(errEnded)
+	s.endSetup(errEnded)
 	reset(s.app)
 	if s.peerConn != nil {
 		_ = s.peerConn.Abort() // an error says no more than that the connection is over
@@ -93,12 +94,21 @@ func (s *session) setPeerConn(c peerConn, mode string, code agentapi.Code) bool 
 	return true
 }
 
-// setRelay enters the relay of the session before it starts. If the session was aborted before, the
+// endSetup ends the context of the set-up. The caller holds mu.
+func (s *session) endSetup(why error) {
+	if s.cancel != nil {
+		s.cancel(why)
+		s.cancel = nil
+	}
+}
+
+// setRelay enters the relay of the session before it starts, which ends the set-up. If the session was aborted before, the
 // relay sees that its connections are closed.
 func (s *session) setRelay(r *relay) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.relay = r
+	s.endSetup(nil)
 }
 
 // endedBy is the code of abort; empty if the session was not aborted.
@@ -201,7 +211,9 @@ func (s *session) leave() {
 		return
 	}
 	s.proxy.agent.sessions.remove(s)
-	s.cancel(nil)
+	s.mu.Lock()
+	s.endSetup(nil)
+	s.mu.Unlock()
 	if s.reservation != nil {
 		s.reservation.release()
 	}

@@ -112,6 +112,13 @@ func TestProxy_register(t *testing.T) {
 	}
 	wantLive(t, far)
 
+	s, ctx, end = begin()
+	s.setRelay(nil)
+	if ctx.Err() == nil || s.cancel != nil {
+		t.Error("a session that is relayed has the context of its set-up")
+	}
+	end()
+
 	p.px.kill()
 	s, ctx, end = begin()
 	defer end()
