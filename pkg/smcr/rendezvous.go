@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"syscall"
 	"time"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
@@ -123,7 +124,9 @@ func (r *rendezvous) run(ctx context.Context) (*Conn, error) {
 		if len(outs) > 0 {
 			continue
 		}
-		r.startRead()
+		if r.startRead() {
+			continue
+		}
 		if t, ok := r.m.NextTimeout(); ok {
 			timer.Reset(time.Until(t))
 		} else {
@@ -150,18 +153,42 @@ func (r *rendezvous) run(ctx context.Context) (*Conn, error) {
 }
 
 // startRead reads what the negotiation wants, and not a byte more: what
-// follows may be the application's.
-func (r *rendezvous) startRead() {
+// follows may be the application's. True: what was wanted was there. Else a goroutine waits for
+// it: of a message only the header is waited for, mostly.
+func (r *rendezvous) startRead() bool {
 	want := r.m.Want()
 	if want == 0 || r.reading {
-		return
+		return false
+	}
+	b := make([]byte, want)
+	n := r.readNow(b)
+	if n == want {
+		r.handleRead(readResult{b, nil})
+		return true
 	}
 	r.reading = true
 	go func() {
-		b := make([]byte, want)
-		n, err := io.ReadFull(r.tcp, b)
-		r.reads <- readResult{b[:n], err}
+		m, err := io.ReadFull(r.tcp, b[n:])
+		r.reads <- readResult{b[:n+m], err}
 	}()
+	return false
+}
+
+// readNow reads what is there, without waiting.
+func (r *rendezvous) readNow(b []byte) int {
+	raw, err := r.tcp.SyscallConn()
+	if err != nil {
+		return 0
+	}
+	t := transfer{buf: b}
+	err = raw.Read(func(fd uintptr) bool {
+		t.do(syscall.SYS_READ, fd)
+		return true
+	})
+	if err != nil || t.errno != 0 {
+		return 0 // who waits finds out
+	}
+	return t.n
 }
 
 // stopRead ends a read under way, keeping what it got.
