@@ -4,7 +4,6 @@ package linux
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -22,18 +21,8 @@ const (
 	tcpListen = 10
 )
 
-// tupleFree tells whether the calling thread's namespace has no connection with these two
-// ends, not even one in TIME_WAIT. On a kernel without socket diagnosis every pair of ends
-// counts as free.
-func tupleFree(local, remote netip.AddrPort) (bool, error) {
-	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_INET_DIAG)
-	if errors.Is(err, unix.EPROTONOSUPPORT) {
-		return true, nil
-	}
-	if err != nil {
-		return false, os.NewSyscallError("socket NETLINK_SOCK_DIAG", err)
-	}
-	defer unix.Close(fd)
+// askDiag asks a socket for diagnosis whether its namespace has no connection with these two ends.
+func askDiag(fd int, local, remote netip.AddrPort) (bool, error) {
 	if err := unix.Sendto(fd, appendDiagRequest(nil, local, remote), 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
 		return false, os.NewSyscallError("send to NETLINK_SOCK_DIAG", err)
 	}
@@ -54,7 +43,7 @@ func appendDiagRequest(b []byte, local, remote netip.AddrPort) []byte {
 	b = binary.NativeEndian.AppendUint32(b, nlHeaderSize+diagReqSize)
 	b = binary.NativeEndian.AppendUint16(b, unix.SOCK_DIAG_BY_FAMILY)
 	b = binary.NativeEndian.AppendUint16(b, unix.NLM_F_REQUEST)
-	b = append(b, make([]byte, 8)...) // sequence and port: one exchange per socket
+	b = append(b, make([]byte, 8)...) // sequence and port: one exchange at a time
 
 	b = append(b, fam, unix.IPPROTO_TCP, 0, 0)
 	b = binary.NativeEndian.AppendUint32(b, 1<<32-1) // all states

@@ -17,14 +17,10 @@ import (
 
 // DialInNS connects to dst from inside ns. control prepares the socket; local
 // is the address to connect from, or the zero Addr for the kernel's choice. Only the
-// socket is made in the namespace: no thread waits there for the peer.
+// socket is made in the namespace (see stock): no thread waits there for the peer.
 func DialInNS(ctx context.Context, ns *NetNS, control Control, local netip.Addr, dst netip.AddrPort) (*net.TCPConn, error) {
 	dst = unmap(dst)
-	var s *rawSocket
-	err := ns.Do(func() (err error) {
-		s, err = newRawSocket(dst.Addr())
-		return err
-	})
+	s, err := ns.socket(dst.Addr())
 	if err == nil {
 		err = s.prepare(control, local, dst)
 	}
@@ -85,15 +81,8 @@ type rawSocket struct {
 	raw syscall.RawConn
 }
 
-func newRawSocket(a netip.Addr) (*rawSocket, error) {
-	fam := unix.AF_INET6
-	if a.Is4() {
-		fam = unix.AF_INET
-	}
-	fd, err := unix.Socket(fam, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, unix.IPPROTO_TCP)
-	if err != nil {
-		return nil, os.NewSyscallError("socket", err)
-	}
+// rawSocketOf takes over a socket.
+func rawSocketOf(fd int) (*rawSocket, error) {
 	f := os.NewFile(uintptr(fd), "tcp")
 	raw, err := f.SyscallConn()
 	if err != nil {

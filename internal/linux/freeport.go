@@ -28,19 +28,11 @@ import (
 // port that is not free stays bound until the search ends: otherwise the kernel, which takes the
 // next port that can be bound, would nearly always offer the same port again where most are in
 // TIME_WAIT.
-func (n *NetNS) freePort(client netip.Addr, mark uint32, dst netip.AddrPort) (s *rawSocket, err error) {
-	err = n.Do(func() (err error) {
-		r, err := readPortRange()
-		if err != nil {
-			return err
-		}
-		s, err = r.freePort(client, mark, dst)
-		return err
-	})
-	return s, err
-}
-
-func (r portRange) freePort(client netip.Addr, mark uint32, dst netip.AddrPort) (*rawSocket, error) {
+func (n *NetNS) freePort(client netip.Addr, mark uint32, dst netip.AddrPort) (*rawSocket, error) {
+	r, err := n.portRange()
+	if err != nil {
+		return nil, err
+	}
 	var refused []*rawSocket
 	defer func() {
 		for _, s := range refused {
@@ -54,7 +46,7 @@ func (r portRange) freePort(client netip.Addr, mark uint32, dst netip.AddrPort) 
 				continue
 			}
 		}
-		s, free, err := foreignSocket(netip.AddrPortFrom(client, port), mark, dst)
+		s, free, err := n.foreignSocket(netip.AddrPortFrom(client, port), mark, dst)
 		switch {
 		case port != 0 && errors.Is(err, ErrNoPort):
 		case err != nil || free:
@@ -110,8 +102,8 @@ func (r portRange) outside(n func(int) int) uint16 {
 // The kernel's choice makes this rare, because Linux prefers odd ports for bind and even
 // ones for connect. The look at the socket table excludes it, except in the instant between
 // the look and the SYN. The error unwraps to ErrNoPort if the port cannot be bound.
-func foreignSocket(local netip.AddrPort, mark uint32, dst netip.AddrPort) (s *rawSocket, free bool, err error) {
-	s, err = newRawSocket(local.Addr())
+func (n *NetNS) foreignSocket(local netip.AddrPort, mark uint32, dst netip.AddrPort) (s *rawSocket, free bool, err error) {
+	s, err = n.socket(local.Addr())
 	if err != nil {
 		return nil, false, err
 	}
@@ -134,7 +126,7 @@ func foreignSocket(local netip.AddrPort, mark uint32, dst netip.AddrPort) (s *ra
 		return err
 	})
 	if err == nil {
-		free, err = tupleFree(dst, local)
+		free, err = n.tupleFree(dst, local)
 	}
 	if err != nil {
 		s.close()

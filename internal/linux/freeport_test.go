@@ -162,6 +162,7 @@ func TestFreePort_keepsNoOther(t *testing.T) {
 	s, err := pod.freePort(f.peer, testAppMark, dst)
 	mustDo(t, err)
 	defer s.close()
+	pod.stock.close()
 	if n := open() - before; n != 1 {
 		t.Errorf("%d descriptors for one socket", n)
 	}

@@ -349,11 +349,8 @@ func TestHold_nonBlocking(t *testing.T) {
 			t.Run(f.name+"/"+d.String(), func(t *testing.T) {
 				const wait = 200 * time.Millisecond
 				h.serve(t, HolderConfig{Ask: askAfter(wait, d)}, QueueConfig{})
-				var s *rawSocket
-				mustDo(t, h.pod.Do(func() (err error) {
-					s, err = newRawSocket(f.pod)
-					return err
-				}))
+				s, err := h.pod.socket(f.pod)
+				mustDo(t, err)
 				begin := time.Now()
 				c, err := s.connect(timeout(t, waitLimit), h.dst) // Go's own sockets do not block
 				if c != nil {

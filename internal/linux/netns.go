@@ -27,6 +27,8 @@ type NetNS struct {
 	home   int        // the namespace that threads are in outside of Do
 	users  int        // calls of Do under way
 	closed bool
+
+	stock stock // for dials
 }
 
 // OpenNetNS opens the namespace at path, which is a bind mount that a container runtime
@@ -132,6 +134,7 @@ func (n *NetNS) Gone() bool {
 // Close closes the handle. Calls of Do under way finish undisturbed. Closing twice is no
 // error.
 func (n *NetNS) Close() error {
+	defer n.stock.close() // a dial that is under way has the stock, and waits for mu
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.closed {

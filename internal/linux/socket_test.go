@@ -294,12 +294,10 @@ func TestDialFrom_avoidsTheClientsConnections(t *testing.T) {
 			dst := app.Addr().(*net.TCPAddr).AddrPort()
 			client := mustDial(t, peer, nil, dst)
 			conn := mustAccept(t, app)
-			tuple := func(remote netip.AddrPort) (free bool) {
+			tuple := func(remote netip.AddrPort) bool {
 				t.Helper()
-				mustDo(t, pod.Do(func() (err error) {
-					free, err = tupleFree(dst, remote)
-					return err
-				}))
+				free, err := pod.tupleFree(dst, remote)
+				mustDo(t, err)
 				return free
 			}
 			taken := client.LocalAddr().(*net.TCPAddr).AddrPort()
@@ -364,6 +362,7 @@ func TestDialInNS(t *testing.T) {
 		mustAccept(t, server)
 	})
 	t.Run("refused", func(t *testing.T) {
+		pod.stock.close()
 		before := openFDs(t)
 		for range 10 {
 			_, err := DialInNS(t.Context(), pod, nil, netip.Addr{}, netip.AddrPortFrom(f.peer, 1))
@@ -371,6 +370,7 @@ func TestDialInNS(t *testing.T) {
 				t.Fatalf("dial: %v, want ECONNREFUSED", err)
 			}
 		}
+		pod.stock.close()
 		if after := openFDs(t); after != before {
 			t.Errorf("%d files are open, %d before", after, before)
 		}
