@@ -81,7 +81,7 @@ func (l *Lab) BuildCNIPlugins(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("build CNI plugins: %w", err)
 	}
-	for _, plugin := range []string{"main/host-device", "ipam/dhcp", "ipam/host-local", "ipam/static"} {
+	for _, plugin := range []string{"main/host-device", "main/macvlan", "ipam/dhcp", "ipam/host-local", "ipam/static"} {
 		out := filepath.Join(l.Share(), "bin", path.Base(plugin))
 		pkg := "github.com/containernetworking/plugins/plugins/" + plugin
 		if err := goBuild(ctx, out, pkg, BuildOptions{dir: dir}); err != nil {

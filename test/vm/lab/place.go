@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -178,7 +179,7 @@ func loadConfig(name string) (Config, string, error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		return Config{}, "", fmt.Errorf("no guests %q are up; start them with: go run ./tools/vm up --name %s", name, name)
 	}
-	var cfg Config
+	cfg := Config{Log: io.Discard} // that of whoever started them
 	if err == nil {
 		err = json.Unmarshal(text, &cfg)
 	}

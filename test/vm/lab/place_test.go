@@ -221,3 +221,23 @@ func TestConfig(t *testing.T) {
 		})
 	}
 }
+
+// TestLoadConfig: who opens guests that somebody else started has them say nothing, and can let them say something.
+func TestLoadConfig(t *testing.T) {
+	t.Setenv(clustertools.CacheEnv, t.TempDir())
+	dir, err := directory("config")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	want := Config{Name: "config", Guests: 3, Detach: true}
+	if err := newLab(want, dir).saveConfig(); err != nil {
+		t.Fatal(err)
+	}
+	got, at, err := loadConfig("config")
+	if err != nil || at != dir || got.Guests != want.Guests || got.Log == nil {
+		t.Errorf("%+v, %s, %v; want %d guests, and a Log", got, at, err, want.Guests)
+	}
+}
