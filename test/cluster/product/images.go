@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/smcr-io/kube-smcr/test/cluster/lab"
 	"github.com/smcr-io/kube-smcr/test/cluster/lab/image"
 )
 
@@ -75,17 +74,21 @@ func checkout(ctx context.Context) (string, error) {
 	return strings.TrimSpace(string(out)), nil
 }
 
-// TagNext gives the image a second tag on all nodes.
+// TagNext gives the image a second tag on all nodes, which are those of the cluster itself.
 func (p *Product) TagNext(ctx context.Context) error {
 	for _, n := range p.Lab.Nodes {
-		if err := tagNext(ctx, n); err != nil {
+		if err := TagNextOn(ctx, n); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func tagNext(ctx context.Context, n *lab.Node) error {
+// TagNextOn is TagNext on one node, of whatever kind.
+func TagNextOn(ctx context.Context, n interface {
+	Run(ctx context.Context, command ...string) (string, error)
+},
+) error {
 	_, err := n.Run(ctx, "ctr", "-n", "k8s.io", "images", "tag", "--force", image.Product, image.ProductRepository+":"+TagNext)
 	return err
 }

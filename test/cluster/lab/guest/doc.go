@@ -37,6 +37,6 @@
 // its QEMU, which Up looks for first. Its disk is made with overlayfs, so the cache
 // directory must not lie on one. Warm, and alone on two cores, two guests are ready after
 // a minute. Times in them mean nothing. kube-proxy is in its mode nftables on all nodes,
-// as guests have no iptables. A guest cannot be reset, as a node would be, nor switched off: the first
+// as guests have no iptables. A guest is reset by [Node.Reset], not by itself, and cannot be switched off: the first
 // one is the others' switch. The second network of the cluster's own nodes is not the guests'.
 package guest

@@ -146,7 +146,11 @@ func (c *Cluster) start(ctx context.Context, cfg Config, p *progress) error {
 	if c.vm, err = vm.Up(ctx, cfg.guests(file)); err != nil {
 		return err
 	}
-	c.find()
+	h := has{VFs: cfg.VFs, KernelSMC: cfg.KernelSMC}
+	if err := h.save(c.vm.Share()); err != nil {
+		return err
+	}
+	c.find(h)
 	p.say("the guests take commands")
 	if err := c.connect(ctx); err != nil {
 		return fmt.Errorf("connect the guests with the cluster: %w", err)
@@ -162,7 +166,7 @@ func (c *Cluster) start(ctx context.Context, cfg Config, p *progress) error {
 			if err := n.give(c.vm.Share()); err != nil {
 				return fmt.Errorf("start node %s: %w", n.Name, err)
 			}
-			if err := n.start(gctx, has{vfs: cfg.VFs, kernelSMC: cfg.KernelSMC}); err != nil {
+			if err := n.start(gctx); err != nil {
 				return fmt.Errorf("start node %s: %w", n.Name, err)
 			}
 			p.say("node %s is ready", n.Name)
@@ -173,10 +177,10 @@ func (c *Cluster) start(ctx context.Context, cfg Config, p *progress) error {
 }
 
 // find fills in the guests.
-func (c *Cluster) find() {
+func (c *Cluster) find(h has) {
 	for _, n := range c.Nodes {
 		if _, ok := n.External(); ok && len(c.Guests) < c.vm.Guests() {
-			c.Guests = append(c.Guests, &Node{Node: n, Guest: c.vm.Guest(len(c.Guests))})
+			c.Guests = append(c.Guests, &Node{Node: n, Guest: c.vm.Guest(len(c.Guests)), has: h})
 		}
 	}
 }
@@ -239,7 +243,12 @@ func Open(ctx context.Context, name string) (*Cluster, error) {
 		base.Close()
 		return nil, fmt.Errorf("open cluster %s: %w", name, err)
 	}
-	c.find()
+	h, err := loadHas(c.vm.Share())
+	if err != nil {
+		c.Close()
+		return nil, fmt.Errorf("open cluster %s: %w", name, err)
+	}
+	c.find(h)
 	return c, nil
 }
 

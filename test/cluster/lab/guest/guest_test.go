@@ -63,6 +63,21 @@ ip route replace 0.0.0.0/0 via 192.0.2.1 dev eth0
 	}
 }
 
+// Who opens a cluster knows what its guests have.
+func TestHas_saved(t *testing.T) {
+	dir := t.TempDir()
+	want := has{VFs: 4, KernelSMC: true}
+	if err := want.save(dir); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := loadHas(dir); err != nil || got != want {
+		t.Errorf("%+v, %v; want %+v", got, err, want)
+	}
+	if _, err := loadHas(t.TempDir()); err == nil {
+		t.Error("guests that nothing is known of have something")
+	}
+}
+
 func TestParseFree(t *testing.T) {
 	for _, tt := range []struct {
 		name, text string

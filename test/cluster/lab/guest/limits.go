@@ -31,6 +31,10 @@ const (
 	// takes 3 s.
 	importTimeout = 3 * time.Minute
 
+	// loadTimeout is how long a guest may take to import an image: the product's takes half a minute
+	// alone, and has taken more than two on a busy machine.
+	loadTimeout = 6 * time.Minute
+
 	// unfinishedAge is when nobody works any more on a disk that is not finished.
 	unfinishedAge = time.Hour
 

@@ -4,6 +4,7 @@ package guest
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -20,8 +21,10 @@ import (
 // A Node is a node in a guest.
 type Node struct {
 	*lab.Node
-	// Guest is its machine. One that is reset is no node any more.
+	// Guest is its machine. One that is reset is a node again only by [Node.Reset].
 	Guest *vm.Guest
+
+	has has
 }
 
 // Rail is the address of eth1 in the guests' segment.
@@ -90,15 +93,38 @@ echo 1 >/proc/sys/net/ipv6/conf/all/forwarding
 
 // A has is what a guest has besides what all have.
 type has struct {
-	vfs       int
-	kernelSMC bool
+	VFs       int
+	KernelSMC bool
+}
+
+// hasFile is the file of Share that says what the guests of a cluster have, for whoever opens it.
+const hasFile = nodesDir + "/has.json"
+
+func (h has) save(share string) error {
+	text, err := json.Marshal(h)
+	if err != nil {
+		return err
+	}
+	name := filepath.Join(share, hasFile)
+	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+		return err
+	}
+	return os.WriteFile(name, text, 0o600)
+}
+
+func loadHas(share string) (h has, err error) {
+	text, err := os.ReadFile(filepath.Join(share, hasFile))
+	if err == nil {
+		err = json.Unmarshal(text, &h)
+	}
+	return h, err
 }
 
 // kernelSMC is the program that gives a kernel's SMC-R its settings.
 const kernelSMC = "kernelsmc"
 
 // start makes a node of the guest, which has booted, and waits until it is ready.
-func (n *Node) start(ctx context.Context, has has) error {
+func (n *Node) start(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, bootTimeout)
 	defer cancel()
 	began := time.Now()
@@ -112,12 +138,12 @@ func (n *Node) start(ctx context.Context, has has) error {
 	if err := n.Guest.AddRXE(ctx, 0, 1); err != nil {
 		return err
 	}
-	if has.vfs > 0 {
-		if _, err := n.Guest.MakeVFs(ctx, pfDev, has.vfs); err != nil {
+	if n.has.VFs > 0 {
+		if _, err := n.Guest.MakeVFs(ctx, pfDev, n.has.VFs); err != nil {
 			return err
 		}
 	}
-	if has.kernelSMC {
+	if n.has.KernelSMC {
 		if _, err := n.Guest.Shell(ctx, "modprobe -a smc smc_diag && "+kernelSMC+" ueid add "+EID); err != nil {
 			return err
 		}
@@ -131,6 +157,24 @@ func (n *Node) start(ctx context.Context, has has) error {
 		}
 	}
 	return n.AwaitReady(ctx, began)
+}
+
+// lastWords write what is in memory to the disk, which has no journal, and keep anybody from writing more.
+const lastWords = "sync; echo s >/proc/sysrq-trigger; echo u >/proc/sysrq-trigger"
+
+// Reset is what a reset button does, but that what was written is on the disk. It returns when the guest is a
+// node again, and ready. What was on the node's disk is there, images too; all else is new.
+func (n *Node) Reset(ctx context.Context) error {
+	if _, err := n.Guest.Shell(ctx, lastWords); err != nil {
+		return fmt.Errorf("reset node %s: %w", n.Name, err)
+	}
+	if err := n.Guest.Reset(ctx); err != nil {
+		return fmt.Errorf("reset node %s: %w", n.Name, err)
+	}
+	if err := n.start(ctx); err != nil {
+		return fmt.Errorf("start node %s again: %w", n.Name, err)
+	}
+	return nil
 }
 
 // goEnv has the programs of nodes collect garbage less often: an emulated processor is dear, and
@@ -161,6 +205,8 @@ func (n *Node) hasImage(ctx context.Context, ref, digest string) (bool, error) {
 
 // load imports an image from the directory that guests share.
 func (n *Node) load(ctx context.Context, name string) error {
+	ctx, cancel := context.WithTimeout(ctx, loadTimeout)
+	defer cancel()
 	_, err := n.Run(ctx, "ctr", "--namespace=k8s.io", "images", "import", "--snapshotter=overlayfs", "/host/"+name)
 	return err
 }
