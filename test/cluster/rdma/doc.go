@@ -2,7 +2,7 @@
 
 // Package rdma tests kube-smcr on a real Kubernetes whose nodes have RDMA devices of the kernel:
 // n1 is a node of this machine without any, n2 and n3 are guests with rxe0 and rxe1 (package
-// guest). What users see there is held against what the guests' kernels say of their queue pairs.
+// guest), whose kernels have SMC-R of their own. What users see there is held against what the guests' kernels say of their queue pairs.
 //
 //	make test-cluster-rdma
 //	make test-cluster-rdma ARGS='-run=TestRDMA/(links|cut)'

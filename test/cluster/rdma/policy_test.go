@@ -60,7 +60,7 @@ func (s *suite) changed(server, client pod) {
 	s.Helper()
 	var seen []agentapi.Decision
 	for _, node := range []string{client.node, server.node} {
-		e, err := s.explainOn(node, client.ip, server)
+		e, err := s.explainOn(node, client.ip, server.address())
 		s.must(err)
 		seen = append(seen, e.Recent...)
 	}

@@ -28,6 +28,7 @@ var scenarios = []struct {
 	{"fallback", fallback},
 	{"transports", transports},
 	{"policies", policies},
+	{"ifAvailable", ifAvailable},
 }
 
 func TestRDMA(t *testing.T) {
@@ -49,7 +50,7 @@ func TestRDMA(t *testing.T) {
 var logDir = filepath.Join("..", "..", "..", "out", "test-cluster-rdma")
 
 // clusterEnv names a cluster that is up already and stays up, for whoever works on a scenario:
-// go run ./tools/cluster up --rdma --name NAME.
+// go run ./tools/cluster up --rdma --kernel-smc --name NAME.
 const clusterEnv = "KUBE_SMCR_TEST_CLUSTER"
 
 // setUp makes a cluster with kube-smcr on it.
@@ -92,7 +93,7 @@ func upOrOpen(t *testing.T, images *product.Images) (*guest.Cluster, error) {
 	name := os.Getenv(clusterEnv)
 	if name == "" {
 		return guest.Up(t.Context(), guest.Config{
-			Config: lab.Config{Nodes: 1, Images: images.Archives, LogDir: logDir, Progress: t.Output()}, Guests: 2,
+			Config: lab.Config{Nodes: 1, Images: images.Archives, LogDir: logDir, Progress: t.Output()}, Guests: 2, KernelSMC: true,
 		})
 	}
 	c, err := guest.Open(t.Context(), name)
@@ -136,13 +137,15 @@ func end(t *testing.T, c *guest.Cluster) {
 	}
 }
 
-// installed are the chart's values, besides those for the lab. Two agents find room on a guest's
-// processor, and nothing keeps them to that. What does not need to be on a guest is on n1.
+// installed are the chart's values, besides those for the lab. Two agents, as in an update, find room on a
+// guest's processor and in its memory, and nothing keeps them to that. What does not need to be on a guest is on n1.
 var installed = []string{
 	"hardware.enabled=true",
+	"kernelPath.enabled=true",
 	"agent.devices[0].rdma.name=rxe0", "agent.devices[0].rdma.address=node",
 	"agent.devices[1].rdma.name=rxe1", "agent.devices[1].rdma.address=eth1",
-	"agent.resources.cpu=450m",
+	"agent.resources.cpu=450m", "agent.resources.memory=448Mi",
+	"agent.budgets.node.memory=128MiB", "agent.budgets.node.sockets=64MiB", "agent.budgets.pod.memory=96MiB",
 	"agent.drainTimeout=5s",
 	"agent.negativeCacheTTL=2s",
 	"controller.replicas=1",

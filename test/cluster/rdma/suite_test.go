@@ -116,6 +116,12 @@ func (p pod) address() string { return net.JoinHostPort(p.ip, fmt.Sprint(port)) 
 // serves.
 func (s *suite) start(ns, name string, node *lab.Node, args ...string) pod {
 	s.Helper()
+	return s.startOn(ns, name, node.Name, args...)
+}
+
+// startOn is start on a node by its name.
+func (s *suite) startOn(ns, name, node string, args ...string) pod {
+	s.Helper()
 	if len(args) == 0 {
 		args = []string{"serve", fmt.Sprintf(":%d", port)}
 	}
@@ -124,14 +130,14 @@ func (s *suite) start(ns, name string, node *lab.Node, args ...string) pod {
 	err := s.p.Client.Create(s.Context(), &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name, Labels: map[string]string{"app": name}},
 		Spec: corev1.PodSpec{
-			NodeName: node.Name, TerminationGracePeriodSeconds: &grace, DNSPolicy: corev1.DNSDefault, AutomountServiceAccountToken: &no,
+			NodeName: node, TerminationGracePeriodSeconds: &grace, DNSPolicy: corev1.DNSDefault, AutomountServiceAccountToken: &no,
 			Containers: []corev1.Container{{
 				Name: "traffic", Image: product.Traffic, ImagePullPolicy: corev1.PullNever, Args: args,
 			}},
 		},
 	})
 	s.must(client.IgnoreAlreadyExists(err))
-	p := s.running(pod{ns: ns, name: name, node: node.Name})
+	p := s.running(pod{ns: ns, name: name, node: node})
 	if err == nil {
 		s.Logf("pod %s runs after %v", p, time.Since(began).Round(100*time.Millisecond))
 	}
@@ -261,37 +267,37 @@ func (s *suite) once(from, to pod) error {
 
 // explain asks the agent of the client's node.
 func (s *suite) explain(from, to pod) (agentapi.Explanation, error) {
-	return s.explainOn(from.node, from.String(), to)
+	return s.explainOn(from.node, from.String(), to.address())
 }
 
 // explainOn asks the agent of a node. The source is a pod of that node, or an address.
-func (s *suite) explainOn(node, from string, to pod) (agentapi.Explanation, error) {
+func (s *suite) explainOn(node, from, to string) (agentapi.Explanation, error) {
 	var e agentapi.Explanation
-	text, err := s.p.SMCRCtl(s.Context(), node, "explain", "-o", "json", from, to.address())
+	text, err := s.p.SMCRCtl(s.Context(), node, "explain", "-o", "json", from, to)
 	if text == "" {
 		return e, err // exit code 4 is "not on SMC-R", with an answer
 	}
 	return e, json.Unmarshal([]byte(text), &e)
 }
 
-// says asks the agent for its code of a client's connections, and returns an error if it is another
-// one.
-func (s *suite) says(from, to pod, want agentapi.Code) error {
-	e, err := s.explain(from, to)
-	if err == nil && e.Code != want {
-		err = fmt.Errorf("%s: %s", e.Code, e.Verdict)
-	}
-	return err
-}
-
 // verdict waits until the agent says a code of a client's connections, making connections.
 func (s *suite) verdict(from, to pod, want agentapi.Code) {
+	s.Helper()
+	s.verdictOf(from.node, from, to, want)
+}
+
+// verdictOf is verdict by the agent of a node, the client's or the server's.
+func (s *suite) verdictOf(node string, from, to pod, want agentapi.Code) {
 	s.Helper()
 	s.eventually(fmt.Sprintf("%s of connections of %s to %s", want, from, to), func() error {
 		if err := s.once(from, to); err != nil {
 			return err
 		}
-		return s.says(from, to, want)
+		e, err := s.explainOn(node, from.ip, to.address())
+		if err == nil && e.Code != want {
+			err = fmt.Errorf("%s: %s", e.Code, e.Verdict)
+		}
+		return err
 	})
 }
 
@@ -383,9 +389,9 @@ func (s *suite) grows(p pod, before sum, n int) sum {
 	return now
 }
 
-// queuePair is a line of what a kernel says of a reliable connection that a program made:
-// link rxe0/1 lqpn 18 ... type RC state RTS ... comm node-agent.
-var queuePair = regexp.MustCompile(`(?m)^link (\w+)/\d+ .*\btype RC state (\w+) .*\bcomm node-agent\b`)
+// queuePair is a line of what a kernel says of a reliable connection: link rxe0/1 lqpn 18 ... type RC state RTS ... comm
+// node-agent. One without a comm is that of a thread that has ended, and the kernel's own have it in brackets.
+var queuePair = regexp.MustCompile(`(?m)^link (\w+)/\d+ .*\btype RC state (\w+) (.*)$`)
 
 // queuePairs counts, by device, the reliable connections of the agent that the node's kernel has
 // ready to send.
@@ -396,7 +402,7 @@ func (s *suite) queuePairs(n *guest.Node) (map[string]int, error) {
 	}
 	count := map[string]int{}
 	for _, m := range queuePair.FindAllStringSubmatch(out, -1) {
-		if m[2] == "RTS" {
+		if m[2] == "RTS" && !strings.Contains(m[3], "comm [") {
 			count[m[1]]++
 		}
 	}
