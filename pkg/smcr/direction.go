@@ -19,7 +19,8 @@ import (
 // has moved for a while, the goroutine ends, and the call waits in the [Parker] with all that it
 // has; what arrives starts another goroutine, which goes on.
 //
-//	     start                look: nothing moved
+//	     start                look: nothing moved        (a call that has nothing to do when it
+//	                                                       begins is parking at once)
 //	idle ------------> running --------------------> asked
 //	 ^                 ^  ^  ^                       |  |
 //	 |   end           |  |  +---something moved-----+  |
@@ -69,6 +70,14 @@ type task interface {
 	end(err error) (int64, error)
 }
 
+// rester is a task that may have nothing to do when it begins.
+type rester interface {
+	task
+	// rest begins the call without waiting, and returns whether it has. The call is parked then, or
+	// shall run.
+	rest(d *Direction) (begun bool)
+}
+
 // errParked is what run returns when the direction is parked: whoever runs it must not touch it
 // any more.
 var errParked = errors.New("smcr: parked")
@@ -115,6 +124,13 @@ func (d *Direction) start(t task, then func(int64, error)) {
 	d.mu.Lock()
 	d.task, d.then = t, then
 	d.mu.Unlock()
+	if r, ok := t.(rester); ok && r.rest(d) {
+		if !d.becomeParked() { // there is something to do
+			d.becomeRunning()
+			go d.run()
+		}
+		return
+	}
 	go func() {
 		if err := t.begin(d); err != nil {
 			d.becomeIdle()
@@ -245,6 +261,10 @@ func (d *Direction) becomeParking() bool {
 	d.state.Store(uint32(directionParking))
 	return true
 }
+
+// becomeResting is for a call that begins, and looks whether there is something to do: nobody knows of
+// it yet who could wake it.
+func (d *Direction) becomeResting() { d.state.Store(uint32(directionParking)) }
 
 // becomeParked ends the goroutine of the call, which found nothing to do. False: it goes on,
 // since somebody woke it.

@@ -397,3 +397,48 @@ func TestDirection_allocatesNothing(t *testing.T) {
 		t.Errorf("%v allocations per round trip", n)
 	}
 }
+
+// A RelayTo for which nothing has arrived begins without a goroutine; one for which something has,
+// or that has ended, runs.
+func TestDirection_beginsParked(t *testing.T) {
+	p := newSoftPair(t, rdma.MTU1024)
+	d := newParker(t, time.Hour).NewDirection()
+	ended := make(chan error, 1)
+	begin := func() *lone {
+		t.Helper()
+		l := &lone{t: t, d: d}
+		l.a, l.b, l.near, l.app = relayEnds(t, p)
+		return l
+	}
+	start := func(l *lone) { l.b.StartRelayTo(d, l.near, func(_ int64, err error) { ended <- err }) }
+	wantEnd := func(what string, want error) {
+		t.Helper()
+		if err := <-ended; !errors.Is(err, want) {
+			t.Errorf("%s: the call ends with %v", what, err)
+		}
+	}
+
+	l := begin()
+	start(l)
+	l.wantParked()
+	l.write(l.a, "hello")
+	l.wantRead(l.app, "hello")
+	l.wantParked()
+	if err := l.a.CloseWrite(); err != nil {
+		t.Error(err)
+	}
+	wantEnd("the peer's end", nil)
+
+	l = begin()
+	l.write(l.a, "hello")
+	waitFor(t, "the bytes", func() bool { return smcr.Delivered(l.a) })
+	start(l)
+	l.wantRead(l.app, "hello")
+	_ = l.a.Abort()
+	wantEnd("a reset", syscall.ECONNRESET)
+
+	l = begin()
+	_ = l.b.Close()
+	start(l)
+	wantEnd("the connection is closed", net.ErrClosed)
+}

@@ -269,12 +269,34 @@ type outlet struct {
 }
 
 func (o *outlet) begin(d *Direction) error {
+	o.c.recv.mu.Lock()
+	return o.beginLocked(d)
+}
+
+// rest implements [rester]: what is small is written without a goroutine, so until much comes, or the end,
+// the call needs none.
+func (o *outlet) rest(d *Direction) bool {
+	if !o.c.recv.mu.TryLock() || o.beginLocked(d) != nil {
+		return false // begin will wait, or say why not
+	}
+	d.becomeResting()
+	k := o.c.recv.sink.Load()
+	k.park()
+	if b, err := o.c.peek(false); err != nil || len(b) > 0 {
+		d.stay()
+		k.unpark()
+	}
+	return true
+}
+
+// beginLocked is begin for a caller that has recv.mu, and has it afterwards if there is no error.
+func (o *outlet) beginLocked(d *Direction) error {
 	c := o.c
 	s := newSocket(o.w)
 	if s == nil {
+		c.recv.mu.Unlock()
 		return c.opError("read", net.ErrClosed)
 	}
-	c.recv.mu.Lock()
 	if !c.ref() {
 		c.recv.mu.Unlock()
 		return c.opError("read", net.ErrClosed)
