@@ -3,6 +3,7 @@
 package smcr
 
 import (
+	"errors"
 	"io"
 	"net"
 	"testing"
@@ -30,7 +31,7 @@ func tcpEnds(t *testing.T) (a, b *net.TCPConn) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close() //nolint:errcheck // a listener
+	defer l.Close()
 	if a, err = net.DialTCP("tcp", nil, l.Addr().(*net.TCPAddr)); err != nil {
 		t.Fatal(err)
 	}
@@ -77,7 +78,7 @@ func TestRendezvous_readsWhatIsThere(t *testing.T) {
 	if r.startRead() {
 		t.Error("the end was read for a message")
 	}
-	if res := <-r.reads; len(res.b) != 0 || res.err != io.EOF {
+	if res := <-r.reads; len(res.b) != 0 || !errors.Is(res.err, io.EOF) {
 		t.Errorf("at the end came %q, %v", res.b, res.err)
 	}
 }
