@@ -5,6 +5,8 @@ package agent
 import (
 	"context"
 	"runtime"
+	"slices"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -14,47 +16,53 @@ import (
 // where there is some, and not for much of the time.
 func TestSpare(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
+		const live = 100 << 20
 		start := time.Now()
-		var live, more uint64
 		var freed []time.Duration
+		var more, takes atomic.Int64
 		s := newSpare()
-		s.look = func() (uint64, uint64) { return live, more }
-		takes := time.Duration(0)
+		s.look = func() (uint64, uint64) { return live, uint64(more.Load()) }
+		times := make(chan time.Duration, 1) // of the next look of want
 		s.free = func() {
-			freed, more = append(freed, time.Since(start)), 0
-			<-time.After(takes)
+			more.Store(0)
+			times <- time.Since(start)
+			<-time.After(time.Duration(takes.Load()))
 		}
 		stop := runBeside(t.Context(), s.run)
-		want := func(what string, times ...time.Duration) {
+		want := func(what string, after ...time.Duration) {
 			t.Helper()
 			synctest.Wait()
-			if len(freed) != len(times) || len(times) > 0 && freed[len(freed)-1] != times[len(times)-1] {
-				t.Errorf("%s: memory was given back after %v, want after %v", what, freed, times)
+			if len(times) > 0 {
+				freed = append(freed, <-times)
+			}
+			if !slices.Equal(freed, after) {
+				t.Errorf("%s: memory was given back after %v, want after %v", what, freed, after)
 			}
 		}
-		live, more = 100<<20, 50<<20
+		more.Store(50 << 20)
 		want("nothing has come to rest")
 		s.calm()
 		want("a wave", 0)
 		<-time.After(spareEvery / 2)
-		more = 50 << 20
+		more.Store(50 << 20)
 		s.calm()
 		s.calm()
 		want("another one, soon", 0)
 		<-time.After(spareEvery)
 		want("and a while later", 0, spareEvery)
 		<-time.After(time.Hour)
-		takes, more = time.Minute, 50<<20
+		takes.Store(int64(time.Minute))
+		more.Store(50 << 20)
 		s.calm()
-		<-time.After(takes + sparePart*takes - time.Second)
-		more = 50 << 20
+		<-time.After(time.Minute + sparePart*time.Minute - time.Second)
+		more.Store(50 << 20)
 		at := time.Since(start)
 		s.calm()
 		want("soon after it took long", 0, spareEvery, time.Hour+3*spareEvery/2)
 		<-time.After(time.Second)
 		want("and a while later", 0, spareEvery, time.Hour+3*spareEvery/2, at+time.Second)
 		<-time.After(sparePart * time.Hour)
-		more = spareLeast // too little beside 100 MiB
+		more.Store(spareLeast) // too little beside 100 MiB
 		s.calm()
 		want("a wave that left little", freed...)
 		stop()
