@@ -2,7 +2,8 @@
 
 // Package rdma tests kube-smcr on a real Kubernetes whose nodes have RDMA devices of the kernel:
 // n1 is a node of this machine without any, n2 and n3 are guests with rxe0 and rxe1 (package
-// guest), whose kernels have SMC-R of their own. What users see there is held against what the guests' kernels say of their queue pairs.
+// guest), whose kernels have SMC-R, too. What users see there is held against what the guests' kernels
+// say of their queue pairs, and of their own SMC-R, which is the datapath of pods, too.
 //
 //	make test-cluster-rdma
 //	make test-cluster-rdma ARGS='-run=TestRDMA/(links|cut)'
@@ -16,5 +17,8 @@
 // # Limitations
 //
 // It needs root, the programs of a cluster, QEMU and 3.3 GiB of memory. The guests are emulated
-// and share the cores with all else: what is said of times is a bound for hangs.
+// and share the cores with all else: what is said of times is a bound for hangs, but that of the end of a
+// connection on the kernel's datapath, which is promised. Pods there have a macvlan child of the RNIC's interface
+// because the guests' network is made of such for the time of that scenario, without Multus. Reset nodes have written what they had to
+// write: their disk has no journal.
 package rdma

@@ -29,6 +29,10 @@ var scenarios = []struct {
 	{"transports", transports},
 	{"policies", policies},
 	{"ifAvailable", ifAvailable},
+	{"datapath", datapath},
+	{"update", update},
+	{"mixed", mixed},
+	{"reboot", reboot},
 }
 
 func TestRDMA(t *testing.T) {

@@ -102,6 +102,15 @@ func (s *suite) namespace(name string) string {
 	return name
 }
 
+// endNamespaces deletes namespaces and waits until they are gone, also after a failure.
+func (s *suite) endNamespaces(names ...string) {
+	s.Helper()
+	args := append([]string{"delete", "namespace", "--ignore-not-found", "--timeout=" + soon.String()}, names...)
+	if out, err := s.c.Kubectl(context.WithoutCancel(s.Context()), args...); err != nil {
+		s.Error(out, err)
+	}
+}
+
 // A pod is a pod that runs.
 type pod struct {
 	ns, name, node string
@@ -176,7 +185,7 @@ func (s *suite) pair(command string) (server, client pod) {
 	s.eventually("a client of "+server.String()+" on SMC-R", func() error {
 		client = s.start(ns, "client", s.hw[1].Node, command, server.address(), "--interval="+interval[command], "--bytes=16384", "--workers=1")
 		err := s.linked(client)
-		if command == load || errors.Is(err, errNoLink) {
+		if command == load || errors.Is(err, errNoLink) && !s.ended(client) {
 			return err
 		}
 		if err == nil {
@@ -192,6 +201,13 @@ func (s *suite) pair(command string) (server, client pod) {
 	})
 	s.status(client, v1alpha1.PodStatusEnabled)
 	return server, client
+}
+
+// ended tells whether the connection that a client holds is at its end, as it is when a former scenario
+// ended an agent.
+func (s *suite) ended(client pod) bool {
+	now, err := s.last(client)
+	return err == nil && now.Ended
 }
 
 var (

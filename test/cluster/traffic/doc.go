@@ -14,5 +14,6 @@
 // connect has the program's own ways: a socket that blocks, an IPv4 address on an IPv6 socket.
 //
 // load and hold write a line of JSON each second, and hold one when the
-// connection ends. It knows nothing of SMC-R.
+// connection ends. It knows nothing of SMC-R, but that with --smc the sockets of serve, once,
+// load and hold are those of the kernel's SMC: for a machine outside of pods.
 package main

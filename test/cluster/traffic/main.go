@@ -15,13 +15,22 @@ import (
 	"net"
 	"os"
 	"os/signal"
+	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/smcr-io/kube-smcr/test/vm/afsmc"
 )
 
 func main() {
 	log.SetFlags(0)
+	if slices.ContainsFunc(os.Args, isSMC) {
+		if err := afsmc.WithoutPreemption(); err != nil {
+			log.Fatalf("traffic: %v", err)
+		}
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
 	err := run(ctx, os.Args[1:], os.Stdout)
 	stop()
@@ -29,6 +38,11 @@ func main() {
 		log.Fatalf("traffic: %v", err)
 	}
 }
+
+// smcFlag is the flag for sockets of the kernel's SMC.
+const smcFlag = "smc"
+
+func isSMC(arg string) bool { return strings.TrimLeft(arg, "-") == smcFlag }
 
 func run(ctx context.Context, args []string, out io.Writer) error {
 	if len(args) < 2 {
@@ -44,12 +58,13 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	mapped := fs.Bool("mapped", false, "of connect: an IPv4 address on an IPv6 socket, which blocks")
 	at := fs.Int64("at", 0, "of cross: when to connect, in milliseconds since 1970")
 	fs.IntVar(&c.workers, "workers", 2, "of load: connections at a time")
+	fs.BoolVar(&c.smc, smcFlag, false, "of serve, once, load and hold: sockets of the kernel's SMC, as smc_run makes them; addresses are numbers")
 	if err := fs.Parse(args[2:]); err != nil {
 		return err
 	}
 	switch args[0] {
 	case "serve":
-		return serve(ctx, args[1])
+		return serve(ctx, args[1], c.smc)
 	case "full":
 		return full(ctx, args[1])
 	case "once":
@@ -113,9 +128,8 @@ func outcome(err error) (string, error) {
 }
 
 // serve sends back what comes, until ctx ends.
-func serve(ctx context.Context, address string) error {
-	var lc net.ListenConfig
-	l, err := lc.Listen(ctx, "tcp", address)
+func serve(ctx context.Context, address string, smc bool) error {
+	l, err := listenOn(ctx, address, smc)
 	if err != nil {
 		return err
 	}
@@ -123,7 +137,7 @@ func serve(ctx context.Context, address string) error {
 	defer stop()
 	for {
 		c, err := l.Accept()
-		if errors.Is(err, net.ErrClosed) {
+		if errors.Is(err, net.ErrClosed) || errors.Is(err, os.ErrClosed) {
 			return nil
 		}
 		if err != nil {
@@ -136,11 +150,24 @@ func serve(ctx context.Context, address string) error {
 	}
 }
 
+func listenOn(ctx context.Context, address string, smc bool) (net.Listener, error) {
+	if smc {
+		l, err := afsmc.Listen(address, 0)
+		if err != nil {
+			return nil, err
+		}
+		return l, nil
+	}
+	var lc net.ListenConfig
+	return lc.Listen(ctx, "tcp", address)
+}
+
 type client struct {
 	address  string
 	interval time.Duration
 	size     int
 	workers  int
+	smc      bool
 
 	mu  sync.Mutex // guards what is below
 	out *json.Encoder
@@ -250,7 +277,7 @@ const exchangeTimeout = 15 * time.Second
 
 // once makes a connection, lets a message go there and back, and closes it.
 func (c *client) once(ctx context.Context) error {
-	conn, err := dial(ctx, c.address)
+	conn, err := c.dial(ctx)
 	if err != nil {
 		return err
 	}
@@ -261,9 +288,16 @@ func (c *client) once(ctx context.Context) error {
 	return conn.Close()
 }
 
-func dial(ctx context.Context, address string) (net.Conn, error) {
+func (c *client) dial(ctx context.Context) (net.Conn, error) {
+	if c.smc {
+		conn, err := afsmc.Dial(c.address, 0)
+		if err != nil {
+			return nil, &net.OpError{Op: "dial", Net: smcFlag, Err: err}
+		}
+		return conn, nil
+	}
 	d := net.Dialer{Timeout: exchangeTimeout}
-	return d.DialContext(ctx, "tcp", address)
+	return d.DialContext(ctx, "tcp", c.address)
 }
 
 func (c *client) exchange(conn net.Conn) error {
@@ -289,7 +323,7 @@ func (c *client) exchange(conn net.Conn) error {
 
 // hold keeps one connection busy until it ends or ctx does.
 func (c *client) hold(ctx context.Context) error {
-	conn, err := dial(ctx, c.address)
+	conn, err := c.dial(ctx)
 	if err != nil {
 		return err
 	}

@@ -101,7 +101,7 @@ func TestServe(t *testing.T) {
 	c := client{size: 100_000}
 	deadline := time.Now().Add(10 * time.Second)
 	for {
-		conn, err := dial(ctx, address)
+		conn, err := (&client{address: address}).dial(ctx)
 		if err == nil {
 			err = c.exchange(conn)
 			_ = conn.Close()
