@@ -120,7 +120,7 @@ func (s *suite) capable(node, want string) {
 			return err
 		}
 		for _, c := range o.Status.Capabilities {
-			if c.Name == "kernelPath" && string(c.State) == want {
+			if c.Name == "kernelPath" && c.State == want {
 				return nil
 			}
 		}
