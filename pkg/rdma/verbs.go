@@ -92,9 +92,10 @@ type MR interface {
 
 // Discarder is an [MR] whose memory is not pinned, so that pages of it can be given back.
 type Discarder interface {
-	// Discard gives back the pages that lie within the n bytes at off: the bytes there are
-	// zero, and take no memory until somebody touches them. Meanwhile nobody may use them,
-	// no work request that is under way and no peer: what they write is lost.
+	// Discard makes the n bytes at off zero, and gives back the pages that lie among them, which
+	// take no memory until somebody touches them. Meanwhile nobody may use the bytes, no work
+	// request that is under way and no peer: what they write is lost. After an error the bytes
+	// may be as they were.
 	Discard(off, n int) error
 }
 

@@ -120,8 +120,7 @@ func (c *Conn) coolSend() bool {
 // settle gives the pages of the send buffer back if what was written is completed; the caller has
 // send.mu and the turn. False: not yet.
 func (s *sender) settle(completed, written uint64) bool {
-	if completed == written && s.settled != written {
-		s.buf.region.discard(s.buf.off, len(s.buf.mem))
+	if completed == written && s.settled != written && s.buf.region.discard(s.buf.off, len(s.buf.mem)) {
 		s.settled = written
 	}
 	return completed == written
@@ -139,8 +138,9 @@ func (c *Conn) coolRMBE(pos uint64) {
 			return // there is more than was announced, or it is not known
 		}
 		off := i*len(c.recv.rmbe) + int(c.recv.ring.Origin)
-		r.discard(off, len(c.recv.rmbe)-int(c.recv.ring.Origin))
-		c.recv.settled = pos
+		if r.discard(off, len(c.recv.rmbe)-int(c.recv.ring.Origin)) {
+			c.recv.settled = pos
+		}
 	})
 }
 
@@ -165,14 +165,15 @@ func (r *region) canDiscard() bool {
 	return true
 }
 
-// discard gives pages of the region back. The caller holds the turn, and can discard.
-func (r *region) discard(off, n int) {
+// discard makes bytes of the region zero, and gives back their pages. False: they stay, and have to be wiped. The
+// caller holds the turn, and can discard.
+func (r *region) discard(off, n int) bool {
 	for i := range r.at {
 		if r.at[i].domain != nil {
-			_ = r.at[i].mr.(rdma.Discarder).Discard(off, n) // the memory is the same for all; or the pages stay
-			return
+			return r.at[i].mr.(rdma.Discarder).Discard(off, n) == nil // the memory is the same for all
 		}
 	}
+	return false
 }
 
 // countWrites has the region count what peers write into each of its blocks.

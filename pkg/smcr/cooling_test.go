@@ -104,3 +104,23 @@ func TestStack_wipesWhatCameLast(t *testing.T) {
 	waitFor(t, "wiped buffers", func() bool { return isEmpty(rmbe) && isEmpty(buf) })
 	send(t, c, d, []byte("hello"))
 }
+
+// It happens by itself, of more connections than are looked at in one turn.
+func TestStack_manyIdleBuffers(t *testing.T) {
+	p := newSoftPair(t, rdma.MTU1024, small)
+	const conns = 2*smcr.CoolBatch + 1
+	var all []*smcr.Conn
+	for range conns {
+		a, b := p.dial(t)
+		send(t, a, b, []byte("hello"))
+		all = append(all, a, b)
+	}
+	waitFor(t, "all buffers to be empty", func() bool {
+		for i := 0; i < len(all); i += 2 {
+			if !isEmpty(smcr.SendBuffer(all[i])) || !isEmpty(smcr.RMBE(all[i+1])) {
+				return false
+			}
+		}
+		return true
+	})
+}

@@ -156,6 +156,9 @@ func Doubts(s *Stack, group uint32) (n int, answered bool) {
 	return g.doubts, g.lg.ProvenSince(g.doubted)
 }
 
+// CoolBatch is how many connections are looked at in one turn.
+const CoolBatch = coolBatch
+
 // CoolDown has a stack look at its connections until nothing is left to look at that does not move.
 func CoolDown(s *Stack) {
 	s.lock()

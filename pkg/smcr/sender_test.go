@@ -3,9 +3,14 @@
 package smcr
 
 import (
+	"bytes"
+	"errors"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/cdc"
 )
 
 func TestSender_spanEndsWhereTheBufferWraps(t *testing.T) {
@@ -89,5 +94,48 @@ func TestConn_reserve(t *testing.T) {
 				t.Errorf("%d bytes, %v, want %d", len(b), err, c.want)
 			}
 		})
+	}
+}
+
+// stubborn is memory of which a device gives no page back.
+type stubborn struct {
+	rdma.MR
+	err error // nil: it does give them back
+	mem []byte
+}
+
+func (m *stubborn) Discard(off, n int) error {
+	if m.err == nil {
+		clear(m.mem[off : off+n])
+	}
+	return m.err
+}
+
+func (m *stubborn) CountWrites(int)    {}
+func (m *stubborn) Written(int) uint64 { return 8 } // what was announced
+
+// Of an idle connection's buffers nothing is left for the next user, also where the pages could not be given back.
+func TestConn_wipesPagesThatStayed(t *testing.T) {
+	for _, err := range []error{nil, errors.New("pinned")} {
+		mem := make([]byte, 16)
+		r := &region{mem: mem, block: 8}
+		r.at[0] = registration{&stubborn{err: err, mem: mem}, &domain{}}
+		var c Conn
+		c.recv.init(r, 0, mem[:8], cdc.Ring{Size: 8})
+		c.recv.before = 0
+		c.send.init(&sendBuffer{arena: &arena{region: r}, off: 8, mem: mem[8:]})
+		copy(mem, "received    sent")
+		if !c.send.settle(8, 8) {
+			t.Error("what is completed is not")
+		}
+		c.coolRMBE(8)
+		if gone := len(bytes.Trim(mem, "\x00")) == 0; gone != (err == nil) {
+			t.Errorf("with error %v the buffers are %q", err, mem)
+		}
+		c.recv.wipe(8)
+		c.send.wipe(8)
+		if len(bytes.Trim(mem, "\x00")) > 0 {
+			t.Errorf("with error %v there is left: %q", err, mem)
+		}
 	}
 }

@@ -92,7 +92,7 @@ func (p Part) Addr() uint64 { return uint64(uintptr(unsafe.Pointer(unsafe.SliceD
 // [IOVA], and the place in it that the byte has, as devices want it.
 func (p Part) IOVA() uint64 { return IOVA() | p.Addr()&uint64(os.Getpagesize()-1) }
 
-// Discard gives back the whole pages of the n bytes at off, which are zero then. For mapped
+// Discard makes the n bytes at off zero, and gives back the whole pages among them. For mapped
 // memory of the process only: a device that has pinned a page goes on with that page.
 func (p Part) Discard(off, n int) error {
 	if off < 0 || n < 0 || off > len(p.b) || n > len(p.b)-off {
@@ -102,12 +102,15 @@ func (p Part) Discard(off, n int) error {
 	first, end := p.Addr()+uint64(off), p.Addr()+uint64(off+n)
 	skip := (page - first%page) % page
 	if first+skip >= end-end%page {
+		clear(p.b[off : off+n])
 		return nil
 	}
-	from := off + int(skip)
-	if err := unix.Madvise(p.b[from:from+int(end-end%page-first-skip)], unix.MADV_REMOVE); err != nil {
+	from, to := off+int(skip), off+n-int(end%page)
+	if err := unix.Madvise(p.b[from:to], unix.MADV_REMOVE); err != nil {
 		return fmt.Errorf("discard %d bytes of a memory region: %w", n, err)
 	}
+	clear(p.b[off:from])
+	clear(p.b[to : off+n])
 	return nil
 }
 

@@ -4,7 +4,11 @@ package softdev
 
 import (
 	"errors"
+	"os"
 	"testing"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/internal/provider"
@@ -43,35 +47,39 @@ func TestMR_span(t *testing.T) {
 	}
 }
 
-// Discard empties the whole pages of a range and nothing else, and refuses what is not in the region.
+// Discard empties a range and nothing else, gives the whole pages in it back, and refuses what is not in the
+// region.
 func TestMR_Discard(t *testing.T) {
 	c := silent(t)
 	o := c.objects(t)
-	const page = 4096
+	page := os.Getpagesize()
 	all, err := o.pd.AllocMR(4*page, rdma.LocalWrite)
 	if err != nil {
 		t.Fatal(err)
 	}
-	part, err := o.pd.RegMR(all, 100, 3*page, rdma.LocalWrite)
+	const at = 100 // of the part
+	part, err := o.pd.RegMR(all, at, 3*page, rdma.LocalWrite)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, tc := range []struct {
-		name        string
-		mr          rdma.MR
-		off, n      int
-		first, last int // of the pages that are empty then; last < first: none
-		want        error
+		name   string
+		mr     rdma.MR
+		start  int // of mr in all
+		off, n int
+		gone   string // which of the pages take no memory
+		want   error
 	}{
-		{"all", all, 0, 4 * page, 0, 3, nil},
-		{"a page", all, page, page, 1, 1, nil},
-		{"parts of pages", all, page - 1, page, 0, -1, nil},
-		{"a page and parts", all, page - 1, page + 2, 1, 1, nil},
-		{"nothing", all, page, 0, 0, -1, nil},
-		{"of a part", part, 0, 3 * page, 1, 2, nil},
-		{"too long", all, page, 4 * page, 0, -1, rdma.ErrInvalid},
-		{"behind", all, 5 * page, 0, 0, -1, rdma.ErrInvalid},
-		{"before", all, -1, 2, 0, -1, rdma.ErrInvalid},
+		{"all", all, 0, 0, 4 * page, "yyyy", nil},
+		{"a page", all, 0, page, page, "nynn", nil},
+		{"parts of pages", all, 0, page - 1, page, "nnnn", nil},
+		{"a page and parts", all, 0, page - 1, page + 2, "nynn", nil},
+		{"less than a page", all, 0, page + 1, 2, "nnnn", nil},
+		{"nothing", all, 0, page, 0, "nnnn", nil},
+		{"of a part", part, at, 0, 3 * page, "nyyn", nil},
+		{"too long", all, 0, page, 4 * page, "nnnn", rdma.ErrInvalid},
+		{"behind", all, 0, 5 * page, 0, "nnnn", rdma.ErrInvalid},
+		{"before", all, 0, -1, 2, "nnnn", rdma.ErrInvalid},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			b := all.Bytes()
@@ -81,9 +89,12 @@ func TestMR_Discard(t *testing.T) {
 			if err := tc.mr.(rdma.Discarder).Discard(tc.off, tc.n); !errors.Is(err, tc.want) {
 				t.Errorf("Discard = %v, want %v", err, tc.want)
 			}
+			if got := absent(t, b); got != tc.gone {
+				t.Errorf("pages that take no memory: %s, want %s", got, tc.gone)
+			}
 			for i := range b {
 				want := byte(1)
-				if tc.first <= i/page && i/page <= tc.last {
+				if in := i - tc.start - tc.off; tc.want == nil && 0 <= in && in < tc.n {
 					want = 0
 				}
 				if b[i] != want {
@@ -98,6 +109,21 @@ func TestMR_Discard(t *testing.T) {
 	if err := all.(rdma.Discarder).Discard(0, page); !errors.Is(err, rdma.ErrClosed) {
 		t.Errorf("Discard of a region that is closed = %v", err)
 	}
+}
+
+// absent says of each page whether it takes no memory.
+func absent(t *testing.T, b []byte) string {
+	t.Helper()
+	resident := make([]byte, len(b)/os.Getpagesize())
+	_, _, errno := unix.Syscall(unix.SYS_MINCORE, uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)), uintptr(unsafe.Pointer(&resident[0])))
+	if errno != 0 {
+		t.Fatal(errno)
+	}
+	out := make([]byte, len(resident))
+	for i, r := range resident {
+		out[i] = "yn"[r&1]
+	}
+	return string(out)
 }
 
 // Remote says what is wrong with a peer's request, and an invalidated key opens nothing to
