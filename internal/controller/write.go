@@ -4,9 +4,7 @@ package controller
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -60,10 +58,6 @@ func statusOf(kind string, obj client.Object, status any, version string) (runti
 // isReplaced tells whether an object was deleted or changed since it was read, or another one made in its place, to which
 // the API server does not give the UID of the former.
 func isReplaced(err error) bool {
-	var status apierrors.APIStatus
-	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
-		return true
-	}
-	return apierrors.IsInvalid(err) && errors.As(err, &status) && status.Status().Details != nil &&
-		slices.ContainsFunc(status.Status().Details.Causes, func(c metav1.StatusCause) bool { return c.Field == "metadata.uid" })
+	cause, ok := apierrors.StatusCause(err, metav1.CauseTypeFieldValueInvalid)
+	return apierrors.IsNotFound(err) || apierrors.IsConflict(err) || ok && cause.Field == "metadata.uid"
 }
