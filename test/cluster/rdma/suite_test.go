@@ -125,12 +125,6 @@ func (p pod) address() string { return net.JoinHostPort(p.ip, fmt.Sprint(port)) 
 // serves.
 func (s *suite) start(ns, name string, node *lab.Node, args ...string) pod {
 	s.Helper()
-	return s.startOn(ns, name, node.Name, args...)
-}
-
-// startOn is start on a node by its name.
-func (s *suite) startOn(ns, name, node string, args ...string) pod {
-	s.Helper()
 	if len(args) == 0 {
 		args = []string{"serve", fmt.Sprintf(":%d", port)}
 	}
@@ -139,14 +133,14 @@ func (s *suite) startOn(ns, name, node string, args ...string) pod {
 	err := s.p.Client.Create(s.Context(), &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name, Labels: map[string]string{"app": name}},
 		Spec: corev1.PodSpec{
-			NodeName: node, TerminationGracePeriodSeconds: &grace, DNSPolicy: corev1.DNSDefault, AutomountServiceAccountToken: &no,
+			NodeName: node.Name, TerminationGracePeriodSeconds: &grace, DNSPolicy: corev1.DNSDefault, AutomountServiceAccountToken: &no,
 			Containers: []corev1.Container{{
 				Name: "traffic", Image: product.Traffic, ImagePullPolicy: corev1.PullNever, Args: args,
 			}},
 		},
 	})
 	s.must(client.IgnoreAlreadyExists(err))
-	p := s.running(pod{ns: ns, name: name, node: node})
+	p := s.running(pod{ns: ns, name: name, node: node.Name})
 	if err == nil {
 		s.Logf("pod %s runs after %v", p, time.Since(began).Round(100*time.Millisecond))
 	}
