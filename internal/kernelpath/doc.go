@@ -35,8 +35,8 @@
 // With a directory of the BPF file system the program and its rules are pinned there.
 // They work on when this process ends, however it ends, and the next Open finds
 // them; [Unpin] takes them away. A newer program takes the place of an older one without a
-// moment in between. Without a directory they end with the [Chooser]. Its methods may
-// be called by several goroutines.
+// moment in between. Without a directory they end with the [Chooser]. The second program, which tells
+// of fallbacks, is not pinned and ends with its watch. The Chooser's methods may be called by several goroutines.
 //
 // Namespaces' cookies and cgroups' IDs are not used again, so a rule that is left behind does nothing.
 // But there is room for a bounded number ([ErrFull]): who knows which pods there are
