@@ -9,7 +9,7 @@
 //	make test-cluster-rdma ARGS='-run=TestRDMA/(links|cut)'
 //
 // One cluster serves all scenarios, in the order of the table in rdma_test.go, and any of them can
-// run alone: each leaves the cluster as it found it. When one fails, the state of the
+// run alone: each leaves the cluster as it found it, but the last, which uninstalls. When one fails, the state of the
 // cluster is in its output, and the logs of everything in out/test-cluster-rdma.
 //
 // What needs no such device is in package test/cluster.

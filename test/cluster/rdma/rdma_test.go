@@ -33,6 +33,7 @@ var scenarios = []struct {
 	{"update", update},
 	{"mixed", mixed},
 	{"reboot", reboot},
+	{"uninstall", uninstall}, // the end: nothing is installed then
 }
 
 func TestRDMA(t *testing.T) {
