@@ -144,8 +144,12 @@ func softDir(dataDir string) string { return filepath.Join(dataDir, "devices.sof
 // route asks how a device's address reaches a peer's, in the namespace of the calling thread.
 func route(src, dst netip.Addr) (clc.Route, error) {
 	r, err := linux.RouteTo(src, dst)
+	if err != nil {
+		return clc.Route{}, err
+	}
 	out := clc.Route{Found: r.Found, Gateway: r.Gateway}
 	copy(out.MAC[:], r.MAC)
+	out.Elsewhere, err = r.Elsewhere(src)
 	return out, err
 }
 

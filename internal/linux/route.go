@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -18,6 +19,24 @@ type Route struct {
 	Found   bool
 	Gateway bool             // the way leads through a router
 	MAC     net.HardwareAddr // the router's; nil while it is not known
+	Link    int              // index of the interface that packets leave by, 0: they stay here
+}
+
+// Elsewhere reports whether the way leads through another interface than that which has the
+// address src, in the namespace of the calling thread.
+func (r Route) Elsewhere(src netip.Addr) (bool, error) {
+	if r.Link == 0 {
+		return false, nil
+	}
+	link, err := netlink.LinkByIndex(r.Link)
+	if err != nil {
+		return false, fmt.Errorf("interface %d of a route from %v: %w", r.Link, src, err)
+	}
+	own, err := netlink.AddrList(link, familyOf(src))
+	if err != nil {
+		return false, fmt.Errorf("addresses of %s: %w", link.Attrs().Name, err)
+	}
+	return !slices.ContainsFunc(own, func(a netlink.Addr) bool { return a.IP.Equal(src.AsSlice()) }), nil
 }
 
 // RouteTo asks the kernel, in the namespace of the calling thread, how packets from the
@@ -32,18 +51,21 @@ func RouteTo(src, dst netip.Addr) (Route, error) {
 		return Route{}, fmt.Errorf("route from %v to %v: %w", src, dst, err)
 	}
 	r := &found[0]
+	if r.Type == unix.RTN_LOCAL {
+		return Route{Found: true}, nil
+	}
 	router := r.Gw
 	if via, ok := r.Via.(*netlink.Via); ok && router == nil {
 		router = via.Addr
 	}
 	if router == nil {
-		return Route{Found: true}, nil
+		return Route{Found: true, Link: r.LinkIndex}, nil
 	}
 	mac, err := neighbour(r.LinkIndex, router)
 	if err != nil {
 		return Route{}, fmt.Errorf("router %v from %v to %v: %w", router, src, dst, err)
 	}
-	return Route{Found: true, Gateway: true, MAC: mac}, nil
+	return Route{Found: true, Gateway: true, MAC: mac, Link: r.LinkIndex}, nil
 }
 
 // neighKnown are the states in which a neighbour's MAC address can be used.

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 )
 
 // TestRouteTo: on the subnet, behind a router, itself, and nowhere.
@@ -64,5 +65,55 @@ func TestRouteTo(t *testing.T) {
 				<-tick.C
 			}
 		})
+	}
+}
+
+// TestRoute_elsewhere: the way to the subnet of the one interface leads through it from that interface's own
+// address, and from the other's is elsewhere; what stays on the machine is not.
+func TestRoute_elsewhere(t *testing.T) {
+	pod, _ := newPair(t)
+	other := []string{"10.88.0.1/32", "fd88::1/128"}
+	mustDo(t, inNetlink(pod, func(h *netlink.Handle) error {
+		la := netlink.NewLinkAttrs()
+		la.Name = "second"
+		if err := h.LinkAdd(&netlink.Veth{LinkAttrs: la, PeerName: "secondpeer"}); err != nil {
+			return err
+		}
+		l, err := h.LinkByName("second")
+		if err != nil {
+			return err
+		}
+		for _, text := range other {
+			a, err := netlink.ParseAddr(text)
+			if err != nil {
+				return err
+			}
+			a.Flags = unix.IFA_F_NODAD
+			if err := h.AddrAdd(l, a); err != nil {
+				return err
+			}
+		}
+		return h.LinkSetUp(l)
+	})())
+	for i, f := range families {
+		second := netip.MustParsePrefix(other[i]).Addr()
+		for _, tc := range []struct {
+			src, dst netip.Addr
+			want     bool
+		}{{f.pod, f.peer, false}, {second, f.peer, true}, {second, f.pod, false}, {f.pod, f.pod, false}} {
+			mustDo(t, pod.Do(func() error {
+				r, err := RouteTo(tc.src, tc.dst)
+				if err != nil {
+					return err
+				}
+				if got, err := r.Elsewhere(tc.src); got != tc.want || err != nil || !r.Found {
+					t.Errorf("%v to %v by %+v: elsewhere %t, %v", tc.src, tc.dst, r, got, err)
+				}
+				return nil
+			}))
+		}
+	}
+	if got, err := (Route{}).Elsewhere(families[0].pod); got || err != nil {
+		t.Errorf("no way: %t, %v", got, err)
 	}
 }

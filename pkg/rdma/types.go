@@ -187,6 +187,9 @@ type DeviceAttr struct {
 	// connection, and not by Modify. They go RESET, INIT, RTS, ERR: Modify to RTR or RTS
 	// is ErrNotSupported, and PSN, path, path MTU and retries mean nothing.
 	Stream bool
+	// HostRouted says that packets take the way of the host's routing table, through
+	// whichever interface. Without it they leave by the interface of the GID.
+	HostRouted bool
 	// PeerCompletes says that after a successful SEND or WRITE the peer's device has the
 	// message, and its memory the bytes (RoCE, VI/TCP). Without it (iWARP) success says only
 	// that the local memory may be used again; a request that the peer refuses succeeds,

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/linkgroup"
 )
 
 // devices are the devices that a stack has opened. The table owns their contexts and completion
@@ -87,6 +88,25 @@ func (d *devices) pick(not uint8, peer rdma.GID, bound bool, reach *routes) *rni
 		}
 	}
 	return best
+}
+
+// offered is the device that a client proposes: one that it is told to prefer if that has an
+// active port, or else the first that has one.
+func (d *devices) offered(preferred uint8) *rnic {
+	if int(preferred) < len(d.list) && d.list[preferred].active() {
+		return d.list[preferred]
+	}
+	return d.list[max(0, slices.IndexFunc(d.list, (*rnic).active))]
+}
+
+// first is the device of the first link to a peer's RNIC that is reached by these routes. In version 2
+// a client's is the one that it proposed: the server may know no other, and does not if it is Linux. If
+// that has no route the client may take another in the server's subnet, which our own servers follow.
+func (d *devices) first(c *contact, reach *routes) *rnic {
+	if c.role == linkgroup.Client && reach != nil && reach[c.offered].Found && !d.list[c.offered].dead {
+		return d.list[c.offered]
+	}
+	return d.pick(0, c.gid, c.role == linkgroup.Client, reach)
 }
 
 // railsOf are the rails of a set of devices.

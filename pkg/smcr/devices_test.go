@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/linkgroup"
 )
 
 // tableDevice is a device of which a table asks no more than name and port.
@@ -76,6 +77,53 @@ func TestDevices_pick(t *testing.T) {
 		}
 		if got != tc.want {
 			t.Errorf("%s: picked %q, want %q", tc.name, got, tc.want)
+		}
+	}
+}
+
+// TestDevices_first: a client of version 2 stays with what it proposed while that has a route, and otherwise,
+// as in version 1 and at servers, takes the device in the peer's subnet.
+func TestDevices_first(t *testing.T) {
+	var d devices
+	d.put(tableRNIC(0, "a", "192.0.2.1", 0))
+	d.put(tableRNIC(1, "b", "198.51.100.1", 0))
+	all, onlyB := routes{{Found: true}, {Found: true}}, routes{1: {Found: true}}
+	client := contact{role: linkgroup.Client, gid: gid("198.51.100.9")}
+	server := contact{role: linkgroup.Server, gid: gid("198.51.100.9")}
+	for _, tc := range []struct {
+		name  string
+		c     contact
+		reach *routes
+		dead  bool
+		want  string
+	}{
+		{"client", client, &all, false, "a"},
+		{"client, no route from what it proposed", client, &onlyB, false, "b"},
+		{"client, what it proposed is gone", client, &all, true, "b"},
+		{"client of version 1", client, nil, false, "b"},
+		{"server", server, &all, false, "b"},
+	} {
+		d.list[0].dead = tc.dead
+		if r := d.first(&tc.c, tc.reach); r == nil || r.dev.Name() != tc.want {
+			t.Errorf("%s: %v, want %s", tc.name, r, tc.want)
+		}
+	}
+}
+
+// TestDevices_offered: what is preferred for a peer is proposed while its port is active.
+func TestDevices_offered(t *testing.T) {
+	var d devices
+	d.put(tableRNIC(0, "a", "192.0.2.1", 0))
+	d.put(tableRNIC(1, "b", "198.51.100.1", 0))
+	for preferred, want := range []uint8{0, 1, 0} { // there is no third
+		if r := d.offered(uint8(preferred)); r.index != want {
+			t.Errorf("prefers %d: %d, want %d", preferred, r.index, want)
+		}
+	}
+	for _, r := range d.list {
+		r.dev = tableDevice{name: "down", port: rdma.PortDown}
+		if got := d.offered(1); got != d.list[1-r.index] && r.index == 0 || r.index == 1 && got != d.list[0] {
+			t.Errorf("device %d is down as well: %d", r.index, got.index)
 		}
 	}
 }

@@ -82,9 +82,12 @@ func (s *Stack) newGroup(with *contact) (_ *group, err error) {
 	if g.version >= clc.V2 {
 		reach = &g.routes
 	}
-	r := s.devices.pick(0, g.gid, g.role == linkgroup.Client, reach)
+	r := s.devices.first(with, reach)
 	if r == nil {
 		return nil, errNoDevice
+	}
+	if g.role == linkgroup.Client && r.index != g.offered {
+		s.preferred.set(with.addr, r.index)
 	}
 	g.first = r.index
 	first, err := g.newLink(0, r)

@@ -9,13 +9,18 @@ import (
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
 )
 
-// netStack is a stack with a device in each of these subnets.
-func netStack(tb testing.TB, f *fakeFabric, last byte, nets ...byte) *smcr.Stack {
+// netStack is a stack with a device in each of these subnets, on a host where elsewhere says whether the way to
+// another subnet leads through another interface than the device's.
+func netStack(tb testing.TB, f *fakeFabric, last byte, elsewhere bool, nets ...byte) *smcr.Stack {
 	tb.Helper()
 	return newStack(tb, nil, quick, func(c *smcr.Config) {
 		c.Devices = nil
+		c.Route = func(netip.Addr, netip.Addr) (clc.Route, error) {
+			return clc.Route{Found: true, Elsewhere: elsewhere}, nil
+		}
 		for _, n := range nets {
 			c.Devices = append(c.Devices, &fakeDevice{f: f, name: fmt.Sprintf("net%d", n), gid: rdma.GIDEntry{
 				GID: rdma.GIDFromAddr(netip.AddrFrom4([4]byte{10, 0, n, last})), PrefixBits: 24,
@@ -29,9 +34,9 @@ func netStack(tb testing.TB, f *fakeFabric, last byte, nets ...byte) *smcr.Stack
 // order the devices are in and however many links each carries already.
 func TestGroup_pairsDevicesOfASubnet(t *testing.T) {
 	f := newFakeFabric()
-	client := netStack(t, f, 1, 1, 2)
+	client := netStack(t, f, 1, true, 1, 2)
 	for i, nets := range [][]byte{{1, 2}, {2, 1}, {1, 2}, {2}, {2, 1}} {
-		server := netStack(t, f, byte(2+i), nets...)
+		server := netStack(t, f, byte(2+i), true, nets...)
 		p := &pair{fabric: f, client: client, server: server}
 		l, err := smcr.Listen(t.Context(), server, "tcp", "127.0.0.1:0")
 		if err != nil {
@@ -66,6 +71,25 @@ func TestGroup_pairsDevicesOfASubnet(t *testing.T) {
 			t.Error(err)
 		}
 	}
+}
+
+// TestGroup_staysWithWhatWasProposed: a server whose RNIC is in another subnet, and which says that it
+// reaches the proposed RNIC directly, gets a link to that one, and so does each group after it, although
+// another device of the client is in the server's subnet: Linux knows no other.
+func TestGroup_staysWithWhatWasProposed(t *testing.T) {
+	f := newFakeFabric()
+	client, server := netStack(t, f, 1, true, 1, 2), netStack(t, f, 2, false, 2)
+	p := &pair{fabric: f, client: client, server: server}
+	p.listen(t)
+	a, b := p.dial(t)
+	if a.Mode() != smcr.ModeSMCR {
+		t.Fatal(a.Info().Reason)
+	}
+	g := client.LinkGroups()
+	if len(g) != 1 || len(g[0].Links) == 0 || g[0].Links[0].Device != "net1" {
+		t.Errorf("link groups %+v, want a link of net1, which was proposed", g)
+	}
+	_, _ = a.Close(), b.Close()
 }
 
 // TestGroup_secondRail: with two devices on the first's rail and one on another,

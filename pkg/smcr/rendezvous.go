@@ -384,7 +384,7 @@ func (r *rendezvous) endpoint() clc.Endpoint {
 		FirstContact: r.first, PeerID: r.s.peerIDFor(r.with.addr),
 		GID: l.GID, MAC: l.MAC, QPN: l.QPN, PSN: l.PSN, MTU: l.MTU,
 		RKey: e.RKey, RMBAddr: e.VAddr, RMBEIndex: e.Index, RMBESize: clc.RMBESizeFor(int(e.Size)), AlertToken: uint32(e.Token),
-		Ext: clc.FirstContactExtension{Direct: r.first && !r.route().Gateway},
+		Ext: clc.FirstContactExtension{Direct: r.first && isDirect(r.route())},
 	}
 }
 

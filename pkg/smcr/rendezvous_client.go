@@ -33,7 +33,9 @@ func (s *Stack) Client(ctx context.Context, tcp *net.TCPConn) (*Conn, error) {
 	r.client = clc.NewClient(cfg)
 	r.m = r.client
 	r.with.role, r.with.addr = linkgroup.Client, addrOf(tcp.RemoteAddr())
-	if p, err := cfg.Proposal(s.offer()); err == nil {
+	var offer clc.Offer
+	r.with.offered, offer = s.offer(r.with.addr)
+	if p, err := cfg.Proposal(offer); err == nil {
 		r.client.Propose(r.started, p)
 	} else {
 		r.decline(err)
@@ -98,19 +100,25 @@ func (r *rendezvous) prepareConfirm(ctx context.Context, a *clc.Accept) error {
 	return r.activate(&a.Endpoint)
 }
 
-// checkRoutes takes away the routes that do not agree with what a server of
-// version 2 says about them. One must be left.
+// checkRoutes takes away the routes that do not agree with what a server of version 2 says about
+// them: it says so of the way to the RNIC that was proposed. Another one of ours that is in the subnet of the
+// server's needs no such word. One must be left.
+//
+//	we propose 10.0.1.1     the server's RNIC 10.0.2.5 reaches that through a router
+//	10.0.1.1 to 10.0.2.5    no router here: taken away
+//	10.0.2.1 to 10.0.2.5    one subnet: left, and proposed to this peer from now on
 func (r *rendezvous) checkRoutes(a *clc.Accept) error {
 	if a.Version < clc.V2 {
 		return nil
 	}
 	var refused error
 	to := &r.with.routes
+	_, own := r.s.ownGIDs()
 	for i := range to {
 		if !to[i].Found {
 			continue
 		}
-		if _, err := a.NextHop(to[i]); err != nil {
+		if _, err := a.NextHop(to[i]); err != nil && (i == int(r.with.offered) || !own[i].OnLink(a.GID)) {
 			to[i], refused = clc.Route{}, err
 		}
 	}

@@ -5,6 +5,7 @@ package smcr
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"time"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
@@ -33,8 +34,13 @@ func (s *Stack) route(r *rnic, own rdma.GIDEntry, peer rdma.GID) clc.Route {
 		s.failed("route", fmt.Errorf("device %s: %w", r.dev.Name(), err))
 		return clc.Route{}
 	}
+	to.Elsewhere = to.Elsewhere && !r.dev.Attr().HostRouted
 	return to
 }
+
+// isDirect is what a server of version 2 says of the way from an RNIC of its own: it needs no
+// router, and is the RNIC's own way.
+func isDirect(to clc.Route) bool { return to.Found && !to.Gateway && !to.Elsewhere }
 
 // Gateways that did not speak lately are asked for their MAC address first,
 // which takes a round trip.
@@ -48,13 +54,7 @@ const (
 // that do without one work nevertheless.
 func (s *Stack) routesTo(ctx context.Context, peer rdma.GID) routes {
 	var to routes
-	s.lock()
-	rnics := s.devices.list
-	var own [linkgroup.MaxRNICs]rdma.GIDEntry
-	for _, r := range rnics {
-		own[r.index] = r.gids.v2
-	}
-	s.unlock()
+	rnics, own := s.ownGIDs()
 	var poll <-chan time.Time
 	for deadline := time.Now().Add(gatewayWait); ; {
 		missing := false
@@ -80,6 +80,35 @@ func (s *Stack) routesTo(ctx context.Context, peer rdma.GID) routes {
 			return to
 		}
 	}
+}
+
+// ownGIDs returns the devices and the GID of version 2 that each has now. The caller does not hold
+// the turn.
+func (s *Stack) ownGIDs() (rnics []*rnic, own [linkgroup.MaxRNICs]rdma.GIDEntry) {
+	s.lock()
+	defer s.unlock()
+	for _, r := range s.devices.list {
+		own[r.index] = r.gids.v2
+	}
+	return s.devices.list, own
+}
+
+// maxPreferred bounds the peers of which it is remembered what to propose to them.
+const maxPreferred = 1024
+
+// preferred are the devices that are proposed to peers, by their address, since what was proposed
+// before does not reach them. It is guarded by the stack's turn.
+type preferred map[netip.Addr]uint8
+
+// set remembers what to propose to a peer, and forgets some other peer if there are too many.
+func (p preferred) set(peer netip.Addr, device uint8) {
+	if _, known := p[peer]; !known && len(p) >= maxPreferred {
+		for other := range p {
+			delete(p, other)
+			break
+		}
+	}
+	p[peer] = device
 }
 
 // any reports whether a device has a route.

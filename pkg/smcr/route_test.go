@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"slices"
 	"testing"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
@@ -15,7 +16,13 @@ import (
 // routeDevice is a device of which nothing but the name is asked.
 type routeDevice struct{ rdma.Device }
 
-func (routeDevice) Name() string { return "d" }
+func (routeDevice) Name() string          { return "d" }
+func (routeDevice) Attr() rdma.DeviceAttr { return rdma.DeviceAttr{} }
+
+// hostRouted is one whose packets take whichever way the host has.
+type hostRouted struct{ routeDevice }
+
+func (hostRouted) Attr() rdma.DeviceAttr { return rdma.DeviceAttr{HostRouted: true} }
 
 func gid(addr string) rdma.GID { return rdma.GIDFromAddr(netip.MustParseAddr(addr)) }
 
@@ -50,6 +57,13 @@ func TestStack_route(t *testing.T) {
 				t.Errorf("route %+v, want %+v", got, tc.want)
 			}
 		})
+	}
+	elsewhere := func(netip.Addr, netip.Addr) (clc.Route, error) { return clc.Route{Found: true, Elsewhere: true}, nil }
+	for dev, want := range map[rdma.Device]bool{routeDevice{}: true, hostRouted{}: false} {
+		s := &Stack{cfg: Config{Route: elsewhere}}
+		if got := s.route(&rnic{s: s, dev: dev}, own, gid("198.51.100.1")); got.Elsewhere != want {
+			t.Errorf("%T: %+v", dev, got)
+		}
 	}
 	if failed != 1 {
 		t.Errorf("%d failures were reported, want that of the missing route", failed)
@@ -92,5 +106,68 @@ func TestStack_routesToAwaitsGateway(t *testing.T) {
 	}
 	if (&routes{}).any() {
 		t.Error("no route is one")
+	}
+}
+
+// TestRendezvous_checkRoutes: what the server says counts for the RNIC that was proposed, and for all others but those in the
+// subnet of the server's RNIC.
+func TestRendezvous_checkRoutes(t *testing.T) {
+	direct, routed := clc.Route{Found: true}, clc.Route{Found: true, Gateway: true}
+	for _, tc := range []struct {
+		name    string
+		direct  bool
+		to      routes
+		want    []int // of the devices that are left
+		refused bool
+	}{
+		{"both direct", true, routes{direct, direct}, []int{0, 1}, false},
+		{"both through a router", false, routes{routed, direct}, []int{0, 1}, false},
+		{"the server sees a router, we do not", false, routes{direct, direct}, []int{1}, false},
+		{"nor is another one of ours near", false, routes{direct}, nil, true},
+		{"no route", true, routes{}, nil, true},
+	} {
+		s := &Stack{}
+		for i, a := range []string{"192.0.2.1", "198.51.100.1"} {
+			s.devices.put(&rnic{s: s, dev: routeDevice{}, index: uint8(i), gids: gids{v2: rdma.GIDEntry{GID: gid(a), PrefixBits: 24}}})
+		}
+		r := &rendezvous{s: s, with: contact{routes: tc.to}}
+		a := clc.Accept{Endpoint: clc.Endpoint{GID: gid("198.51.100.9"), Ext: clc.FirstContactExtension{Direct: tc.direct}}}
+		a.Version = clc.V2
+		err := r.checkRoutes(&a)
+		var left []int
+		for i := range r.with.routes {
+			if r.with.routes[i].Found {
+				left = append(left, i)
+			}
+		}
+		if !slices.Equal(left, tc.want) || (err != nil) != tc.refused {
+			t.Errorf("%s: %v are left, %v, want %v", tc.name, left, err, tc.want)
+		}
+	}
+}
+
+// TestPreferred: it is remembered of a bounded number of peers.
+func TestPreferred(t *testing.T) {
+	p := preferred{}
+	first := netip.MustParseAddr("10.0.0.0")
+	for i, a := 0, first; i <= maxPreferred; i, a = i+1, a.Next() {
+		p.set(a, uint8(i%8))
+		if p[a] != uint8(i%8) {
+			t.Fatalf("peer %v: %d", a, p[a])
+		}
+	}
+	if len(p) != maxPreferred {
+		t.Errorf("%d peers are remembered", len(p))
+	}
+}
+
+// TestIsDirect: only a way of the RNIC's own without a router is.
+func TestIsDirect(t *testing.T) {
+	for to, want := range map[clc.Route]bool{
+		{}: false, {Found: true}: true, {Found: true, Gateway: true}: false, {Found: true, Elsewhere: true}: false,
+	} {
+		if isDirect(to) != want {
+			t.Errorf("%+v: %t", to, !want)
+		}
 	}
 }

@@ -40,6 +40,7 @@ type Stack struct {
 	account     account
 	trespassers trespassers
 	devices     devices
+	preferred   preferred
 	groups      groupTable
 	lingering   lingering
 	cooling     cooling
@@ -84,8 +85,8 @@ func NewStack(cfg Config) (*Stack, error) {
 		rand:        rand.New(rand.NewChaCha8(seed)),
 		conns:       map[*Conn]struct{}{},
 		empty:       make(chan struct{}),
-		trespassers: trespassers{},
-		devices:     devices{rail: cfg.Rail},
+		trespassers: trespassers{}, preferred: preferred{},
+		devices: devices{rail: cfg.Rail},
 	}
 	for i, d := range cfg.Devices {
 		r, err := s.openRNIC(i, d)

@@ -5,7 +5,6 @@ package smcr
 import (
 	"net"
 	"net/netip"
-	"slices"
 
 	"github.com/smcr-io/kube-smcr/internal/invariant"
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
@@ -32,17 +31,14 @@ func (s *Stack) clcConfig(tcp *net.TCPConn) clc.Config {
 	}
 }
 
-// offer is the RNIC that a client proposes from. The links need not use it, but
-// a server may take it as a hint. It is always the same one while that works:
-// Linux looks for a link group that has a link to it.
-func (s *Stack) offer() clc.Offer {
+// offer is the RNIC that a client proposes to a peer. It is always the same one while that works:
+// Linux looks for a link group that has a link to it, and makes the first link of a new group to it,
+// whatever the Confirm says.
+func (s *Stack) offer(peer netip.Addr) (offered uint8, o clc.Offer) {
 	s.lock()
 	defer s.unlock()
-	n := s.devices.list[0]
-	if i := slices.IndexFunc(s.devices.list, (*rnic).active); i >= 0 {
-		n = s.devices.list[i]
-	}
-	return clc.Offer{GID: n.gids.v1.GID, MAC: n.gids.v1.MAC, GIDv2: n.gids.v2.GID}
+	r := s.devices.offered(s.preferred[peer])
+	return r.index, clc.Offer{GID: r.gids.v1.GID, MAC: r.gids.v1.MAC, GIDv2: r.gids.v2.GID}
 }
 
 // prefixes returns our subnets of the address's family that contain it.
@@ -94,8 +90,9 @@ type contact struct {
 	peer clc.PeerID  // zero if the peer has not told it yet
 	// gid is of the peer's RNIC where the first link will end, at a server the
 	// one that the client thinks of.
-	gid    rdma.GID
-	routes routes // to it
-	agreed clc.Selection
-	host   string // the peer's name
+	gid     rdma.GID
+	routes  routes // to it
+	offered uint8  // the device that a client proposed
+	agreed  clc.Selection
+	host    string // the peer's name
 }

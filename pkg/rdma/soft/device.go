@@ -113,7 +113,7 @@ func attributes() rdma.DeviceAttr {
 		GIDTypes:     []rdma.GIDType{rdma.GIDTypeRoCEv2},
 
 		MaxReadsServed: rocev2.MaxReads, MaxReadsAsked: rocev2.MaxReads,
-		PeerCompletes: true, PartialWrites: true,
+		PeerCompletes: true, PartialWrites: true, HostRouted: true,
 
 		WCDetails: true, LocalErrors: true, ResponderEvents: true, SolicitedErrors: true,
 	}

@@ -173,6 +173,9 @@ type Route struct {
 	Found   bool
 	Gateway bool     // the GID is behind a router
 	MAC     rdma.MAC // of the router
+	// Elsewhere: the packets leave by another interface than that of the RNIC whose
+	// way it is, which itself may reach nobody there.
+	Elsewhere bool
 }
 
 // NextHop returns the destination MAC address for a client's link to the
