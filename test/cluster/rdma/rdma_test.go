@@ -29,6 +29,7 @@ var scenarios = []struct {
 	{"transports", transports},
 	{"policies", policies},
 	{"ifAvailable", ifAvailable},
+	{"kernelPeer", kernelPeer},
 	{"datapath", datapath},
 	{"update", update},
 	{"mixed", mixed},
