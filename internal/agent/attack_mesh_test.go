@@ -286,6 +286,7 @@ func TestAttack_meshInbound(t *testing.T) {
 // what is not diverted is kept from connection tracking there, which ends when
 // somebody else has rules. A connection that is carried does not notice.
 func TestAgent_untracked(t *testing.T) {
+	t.Parallel() // the test mostly waits
 	l := newLab(t)
 	l.a.cfg.untrackAfter = time.Millisecond
 	l.a.start(t)

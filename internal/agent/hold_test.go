@@ -226,6 +226,7 @@ func (s *space) fullListener(t testing.TB, addr string) string {
 // the destination does: the same errno, and not much later. It may be sooner: plain ICMP errors come
 // here, where there is no wire, while connect() still has the socket, and count from the second on.
 func TestHold_asPlainTCP(t *testing.T) {
+	t.Parallel() // the test mostly waits
 	const limit = 900 * time.Millisecond
 	l := newHoldLab(t, preferAll)
 	l.route(t)
@@ -399,6 +400,7 @@ func tooSlow(took time.Duration) bool { return took > time.Second && !underRaceD
 // it. If its keeper is killed with it, as when the memory of their cgroup is full, what was held is
 // lost, and waits for TCP to repeat it, after a second.
 func TestHold_killedOrStopped(t *testing.T) {
+	t.Parallel() // the test mostly waits
 	for _, server := range []string{"SMC-R", "plain"} {
 		for _, do := range []string{"killed", "killed with its keeper", "stopped", "server's agent killed", "server's agent stopped"} {
 			if server == "plain" && strings.HasPrefix(do, "server") {
@@ -526,6 +528,7 @@ func TestHold_plainServer(t *testing.T) {
 // TestHold_refreshes: while programs connect to a server without SMC-R, it is asked again from time
 // to time, nobody waits for that, and once it has SMC-R connections are on SMC-R.
 func TestHold_refreshes(t *testing.T) {
+	t.Parallel() // the test mostly waits
 	l := newHoldLab(t, "  negativeCacheTTL: 400ms\n"+preferAll)
 	l.a.start(t)
 	serve(t, l.b.pod.listen(t, podB+":80"), says("server"))

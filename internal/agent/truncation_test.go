@@ -25,6 +25,7 @@ var attackRounds = flag.Int("attack.rounds", 1, "how often TestAttack_truncation
 // An application never sees an orderly end of data that is not whole, whatever happens
 // to the agents at whatever moment: data flows both ways, with a half close.
 func TestAttack_truncation(t *testing.T) {
+	t.Parallel() // the test mostly waits
 	for _, harm := range []struct {
 		name string
 		do   func(t *testing.T, l *lab, a, b *agentProcess)
