@@ -16,6 +16,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
@@ -116,6 +117,48 @@ func TestAgent_carries(t *testing.T) {
 	if len(links.LinkGroups) == 0 || len(links.LinkGroups[0].Links) == 0 {
 		t.Errorf("no links: %+v", links)
 	}
+}
+
+// TestAgent_linkGroupLost: when no way to the peer's node is left what was carried is reset, and explain says
+// why.
+func TestAgent_linkGroupLost(t *testing.T) {
+	t.Parallel() // the test mostly waits
+	l := newLab(t)
+	l.a.start(t)
+	l.b.start(t)
+	ln := l.b.pod.listen(t, podB+":0")
+	client, server := wantCarried(t, l, ln)
+	for _, name := range []string{"roce0", "roce1"} {
+		l.b.host.links(t, func(h *netlink.Handle) error {
+			link, err := h.LinkByName(name)
+			if err != nil {
+				return err
+			}
+			return h.LinkSetDown(link)
+		})
+	}
+	for name, c := range map[string]*net.TCPConn{"client": client, "server": server} {
+		must(t, c.SetDeadline(time.Now().Add(waitLimit)))
+		_, err := c.Write([]byte("x"))
+		if err == nil {
+			_, err = io.Copy(io.Discard, c)
+		}
+		if !errors.Is(err, syscall.ECONNRESET) {
+			t.Errorf("%s: %v, want ECONNRESET", name, err)
+		}
+	}
+	eventually(t, func() string { // the node that finds out first: the other's connection is reset by it
+		var all []agentapi.Decision
+		for _, n := range []*testNode{l.a, l.b} {
+			all = append(all, value(n.client.Explain(t.Context(), podA, ln.Addr().String()))(t).Recent...)
+		}
+		if !slices.ContainsFunc(all, func(d agentapi.Decision) bool {
+			return d.Reason == agentapi.CodeGroupLost && d.Mode == agentapi.ModeReset
+		}) {
+			return fmt.Sprintf("decisions %+v", all)
+		}
+		return ""
+	})
 }
 
 // TestAgent_devices: the status shows every device with the state of its port,

@@ -243,9 +243,12 @@ func (px *proxy) decide(s *session) {
 	s.decision = px.agent.node.Load().Decide(s.pod, s.peer())
 }
 
-// recordEnd records why the agent reset a session, if it did.
+// recordEnd records why the agent reset a session, if it did, or that its link group ended.
 func (px *proxy) recordEnd(s *session, err error) {
 	by := s.endedBy()
+	if by == "" && errors.Is(err, smcr.ErrLinkGroupLost) {
+		by = agentapi.CodeGroupLost
+	}
 	if by == "" {
 		if err != nil {
 			px.log.Debug("connection reset", "conn", s.id, "peer", s.peer(), "err", err)

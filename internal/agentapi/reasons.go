@@ -40,6 +40,7 @@ const (
 	CodeRequired      Code = "REQUIRED"       // reset because a policy requires SMC-R
 	CodePolicyChange  Code = "POLICY_CHANGE"  // ended by a changed policy
 	CodeDraining      Code = "DRAINING"       // the agent stops
+	CodeGroupLost     Code = "LINK_GROUP"     // reset because its link group ended
 	CodeUnseen        Code = "UNSEEN"         // there was no such connection yet
 	CodeNoAgent       Code = "NO_AGENT"       // no agent runs on the pod's node
 )
@@ -69,7 +70,7 @@ func Codes() []Code {
 	out := []Code{
 		CodeNoPolicy, CodeOptedOut, CodeTransport, CodePodDevice, CodeMesh, CodeOldSockets, CodeSameNode, CodeNotAttached, CodePodFailed, CodeNoOption, CodeBudgetConns, CodeBudgetMemory,
 		CodeQueuePairs, CodeBudgetRelays, CodeBudgetPending, CodeBudgetSockets, CodeBudgetSource, CodeConnect,
-		CodeApplication, CodeRendezvous, CodeLate, CodeRequired, CodePolicyChange, CodeDraining, CodeUnseen, CodeNoAgent,
+		CodeApplication, CodeRendezvous, CodeLate, CodeRequired, CodePolicyChange, CodeDraining, CodeGroupLost, CodeUnseen, CodeNoAgent,
 	}
 	for _, r := range clcReasons() {
 		out = append(out, CodeOf(r))
@@ -124,12 +125,8 @@ func (c Code) describe() (text, advice string) {
 		return "the connection broke during the SMC-R rendezvous", "if it happens again, look at the agents' logs on both sides; a peer that echoes unknown TCP options belongs into the policy's except list"
 	case CodeLate:
 		return "the SMC-R rendezvous took so long that connect() was not kept waiting for it", "now and then, on a busy node, nothing; if it happens often, see whether the agents of both nodes have processor time enough (their limits, the nodes' load), and look at the health of the links"
-	case CodeRequired:
-		return "the policy requires SMC-R and SMC-R was not possible, so the connection was reset", "see the decision's detail for the reason; with mode Prefer the connection would be plain TCP"
-	case CodePolicyChange:
-		return "a changed policy no longer allows the connection, so it was ended", ""
-	case CodeDraining:
-		return "the agent is stopping", "connections go directly to their destination until an agent runs again"
+	case CodeRequired, CodePolicyChange, CodeDraining, CodeGroupLost:
+		return c.describeEnd()
 	case CodeUnseen:
 		return "the policy selects this connection, but there was none yet", "make a connection and ask again"
 	case CodeNoAgent:
@@ -141,6 +138,19 @@ func (c Code) describe() (text, advice string) {
 		}
 	}
 	return fmt.Sprintf("unknown reason %s", string(c)), ""
+}
+
+// describeEnd describes why a connection was refused or ended.
+func (c Code) describeEnd() (text, advice string) {
+	switch c {
+	case CodeRequired:
+		return "the policy requires SMC-R and SMC-R was not possible, so the connection was reset", "see the decision's detail for the reason; with mode Prefer the connection would be plain TCP"
+	case CodePolicyChange:
+		return "a changed policy no longer allows the connection, so it was ended", ""
+	case CodeDraining:
+		return "the agent is stopping", "connections go directly to their destination until an agent runs again"
+	}
+	return "the connection was on SMC-R, and was reset because its link group ended: no link to the peer's node was left, or the peer ended the group", "see the health of links and devices on both nodes (kubectl get smcrlinks, smcrctl devices), and whether the peer's node or agent is gone; new connections go their way without it"
 }
 
 // adviceFor is the advice for the diagnosis codes that this implementation, or a Linux

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"syscall"
 	"time"
 
 	"github.com/smcr-io/kube-smcr/pkg/smcr/cdc"
@@ -90,6 +91,9 @@ func (c *Conn) handle(ev cdc.Events) {
 	}
 	if ev&cdc.Aborted != 0 {
 		f |= flagAborted | flagReset
+		if c.group.lg.State() == linkgroup.Dead {
+			f |= flagGroupLost
+		}
 	}
 	if d.PeerBlocked() != c.streams.has(flagPeerBlocked) {
 		if d.PeerBlocked() {
@@ -123,6 +127,23 @@ func (c *Conn) handle(ev cdc.Events) {
 	if f&flagReset != 0 {
 		c.recv.sink.Load().giveUp()
 	}
+}
+
+// ErrLinkGroupLost is what the calls of a connection return that was reset because its link group ended: the last
+// of its links was lost, or the peer deleted the group. It is syscall.ECONNRESET, too.
+var ErrLinkGroupLost error = groupLostError{}
+
+type groupLostError struct{}
+
+func (groupLostError) Error() string { return "connection reset by peer: its link group ended" }
+func (groupLostError) Unwrap() error { return syscall.ECONNRESET }
+
+// whyReset is the error of a connection that did not end in order.
+func (c *Conn) whyReset() error {
+	if c.streams.has(flagGroupLost) {
+		return ErrLinkGroupLost
+	}
+	return syscall.ECONNRESET
 }
 
 func (c *Conn) raise(f uint32) {

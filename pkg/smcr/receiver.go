@@ -9,7 +9,6 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
-	"syscall"
 
 	"github.com/smcr-io/kube-smcr/pkg/internal/deadline"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/cdc"
@@ -135,7 +134,7 @@ func (c *Conn) peek(wait bool) ([]byte, error) {
 		case flags&flagPeerDone != 0: // also if we have reset the connection since
 			return nil, io.EOF
 		case flags&flagAborted != 0:
-			return nil, syscall.ECONNRESET
+			return nil, c.whyReset()
 		case !wait:
 			return nil, nil
 		}

@@ -349,7 +349,7 @@ func (o *outlet) run() error {
 		c.consume(n)
 		if err != nil {
 			if c.streams.has(flagReset) {
-				err = c.opError("read", syscall.ECONNRESET)
+				err = c.opError("read", c.whyReset())
 			}
 			return err
 		}
@@ -714,7 +714,7 @@ func (e *connEnd) isOver() (bool, error) {
 	case c.life.closed.Load():
 		return true, c.opError("read", net.ErrClosed)
 	case c.streams.has(flagReset):
-		return true, c.opError("read", syscall.ECONNRESET)
+		return true, c.opError("read", c.whyReset())
 	case c.streams.ended():
 		return true, nil
 	}

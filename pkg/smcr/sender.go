@@ -114,7 +114,7 @@ func (c *Conn) reserve(n int, wait bool) ([]byte, error) {
 			if c.streams.has(flagPeerDone) {
 				return nil, syscall.EPIPE // nobody is there to take bytes, as with TCP in CLOSE-WAIT
 			}
-			return nil, syscall.ECONNRESET
+			return nil, c.whyReset()
 		case free >= enough:
 			return c.send.span(pos, free), nil
 		case !wait:

@@ -237,7 +237,7 @@ func TestConn_abortIsReset(t *testing.T) {
 	if err := a.Abort(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := b.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+	if _, err := b.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) || errors.Is(err, smcr.ErrLinkGroupLost) {
 		t.Errorf("read after the peer's abort: %v", err)
 	}
 	_ = b.Close()
@@ -261,11 +261,19 @@ func TestConn_linkFailureResetsAll(t *testing.T) {
 	p := newPair(t)
 	a, b := p.dial(t)
 	p.fabric.cut()
+	lost := 0
 	for _, c := range []*smcr.Conn{a, b} {
-		if _, err := c.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+		_, err := c.Read(make([]byte, 1))
+		if !errors.Is(err, syscall.ECONNRESET) {
 			t.Errorf("read after link failure: %v", err)
 		}
+		if errors.Is(err, smcr.ErrLinkGroupLost) {
+			lost++
+		}
 		_ = c.Close()
+	}
+	if lost == 0 { // who finds out first resets the TCP connection of the other
+		t.Error("nobody says that the link group was lost")
 	}
 	c, d := p.dial(t) // a new group
 	if !c.Info().FirstContact {

@@ -39,6 +39,7 @@ const (
 	flagPeerBlocked                    // the peer waits for window
 	flagReset                          // the connection did not end in order
 	flagPeerUrgent                     // the peer has urgent data that it could not write yet
+	flagGroupLost                      // it was reset because its link group ended
 )
 
 // has reports whether one of the flags is set.

@@ -125,7 +125,7 @@ func (t *traffic) reason(now time.Time) agentapi.Code {
 func saysWhyNot(c agentapi.Code) bool {
 	switch c {
 	case agentapi.CodeOK, agentapi.CodeNoPolicy, agentapi.CodeConnect, agentapi.CodeApplication,
-		agentapi.CodePolicyChange, agentapi.CodeDraining, agentapi.CodeUnseen, agentapi.CodeNotAttached, agentapi.CodeSameNode:
+		agentapi.CodePolicyChange, agentapi.CodeDraining, agentapi.CodeGroupLost, agentapi.CodeUnseen, agentapi.CodeNotAttached, agentapi.CodeSameNode:
 		return false
 	}
 	return true
