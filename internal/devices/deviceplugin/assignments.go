@@ -41,6 +41,7 @@ type Assignments struct {
 	err      error                         // the error of the last question
 	mentions time.Time                     // when err was logged
 	recorded map[config.PodName][]string   // the devices of pods in the record
+	unkept   time.Time                     // when it was logged that the record cannot be written; zero: it could
 }
 
 // assignment is what a pod got.
@@ -188,11 +189,16 @@ func (a *Assignments) keep() {
 	if maps.EqualFunc(now, a.recorded, slices.Equal) {
 		return
 	}
-	// The record is needed only if an agent starts while kubelet is away.
+	// The record is needed only if an agent starts while kubelet is away. After an error, such
+	// as that of a full disk, it is written with the next answer.
 	if err := writeRecord(a.record, now); err != nil {
-		a.log.Warn("record of pods' devices not written; an agent that starts while kubelet is away would not know them", "err", err)
+		if a.unkept.IsZero() || a.asked.Sub(a.unkept) >= complainEvery {
+			a.unkept = a.asked
+			a.log.Warn("record of pods' devices not written, tried again; an agent that starts while kubelet is away would not know them", "err", err)
+		}
+		return
 	}
-	a.recorded = now
+	a.recorded, a.unkept = now, time.Time{}
 }
 
 // ask asks kubelet for the devices of all pods. There is also a call for one pod in the pod

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -198,4 +199,40 @@ func TestAssignments_kubeletAway(t *testing.T) {
 		t.Error(err)
 	}
 	check("forgotten", agent(), nil)
+}
+
+// TestAssignments_recordLater: a record that could not be written, as on a full disk, is written
+// when that works again, although kubelet's answer is the same.
+func TestAssignments_recordLater(t *testing.T) {
+	dir := t.TempDir()
+	pod := config.PodName{Namespace: "shop", Name: "cart-0"}
+	k := newKubelet(t)
+	k.pods = []*podresources.PodResources{{Namespace: pod.Namespace, Name: pod.Name, Containers: []*podresources.ContainerResources{
+		{Devices: []*podresources.ContainerDevices{devicesOf(ResourceShared, "soft0/9")}},
+	}}}
+	k.start()
+	inTheWay := recordOf(dir).Path // no directory can be made there
+	if err := os.WriteFile(inTheWay, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var said strings.Builder
+	a := NewAssignments(dir, k.socket(), nil, slog.New(slog.NewTextHandler(&said, nil)))
+	now := time.Unix(0, 0)
+	a.now = func() time.Time { return now }
+	for range 3 {
+		a.Devices(pod)
+		now = now.Add(freshFor)
+	}
+	if n := strings.Count(said.String(), "not written"); n != 1 {
+		t.Errorf("logged %d times, want once:\n%s", n, said.String())
+	}
+	if err := os.Remove(inTheWay); err != nil {
+		t.Fatal(err)
+	}
+	a.Devices(pod)
+	k.stop()
+	next := NewAssignments(dir, k.socket(), nil, slog.New(slog.DiscardHandler))
+	if diff := cmp.Diff([]string{"soft0"}, next.Devices(pod)); diff != "" {
+		t.Errorf("the next agent, without kubelet (-want +got)\n%s", diff)
+	}
 }
