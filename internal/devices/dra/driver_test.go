@@ -324,6 +324,29 @@ func TestPrepare_formerPod(t *testing.T) {
 	})
 }
 
+// TestPrepare_clockSetBack: the claim of a pod that was made anew counts, not that of the former pod
+// of the name, which was prepared when the node's clock was ahead.
+func TestPrepare_clockSetBack(t *testing.T) {
+	b := newBench(t)
+	d := b.driver("agent-1")
+	b.run(d)
+	k := b.register()
+	former := claims.Claim{
+		Namespace: "ns", Name: "former", UID: "former", Prepared: time.Now().Add(time.Hour),
+		Pods: []records.Pod{{Namespace: "ns", Name: "pod-1", UID: "uid-former"}}, Devices: []claims.Device{{ID: "soft0", Shared: true}},
+	}
+	if err := claims.NewStore(d.cfg.DataDir).Write(former); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := k.prepare(b.claim("web", []string{"pod-1"}, "soft1")); err != nil {
+		t.Fatal(err)
+	}
+	a := NewAssigned(d.cfg.DataDir, slog.New(slog.DiscardHandler))
+	if diff := cmp.Diff([]string{"soft1"}, a.Devices(config.PodName{Namespace: "ns", Name: "pod-1"})); diff != "" {
+		t.Errorf("devices of the pod (-want +got)\n%s", diff)
+	}
+}
+
 // TestPrepare_deviceGone: a prepared claim stays prepared when its device goes away. The pod may be running,
 // and kubelet prepares the claim again after each restart of kubelet.
 func TestPrepare_deviceGone(t *testing.T) {

@@ -44,9 +44,9 @@ func (d *Driver) prepare(ctx context.Context, late <-chan struct{}, c *resourcea
 		// The record cannot be read. The allocation has all that is needed for a new one.
 		d.cfg.Log.Warn("record of a claim replaced: the old one cannot be read", "claim", c.Namespace+"/"+c.Name, "err", err)
 	}
-	record := claims.Claim{Namespace: c.Namespace, Name: c.Name, UID: string(c.UID), Prepared: time.Now(), Pods: podsOf(c)}
-	if !before.Prepared.IsZero() {
-		record.Prepared = before.Prepared
+	record := claims.Claim{Namespace: c.Namespace, Name: c.Name, UID: string(c.UID), Prepared: before.Prepared, Pods: podsOf(c)}
+	if record.Prepared.IsZero() {
+		record.Prepared = d.afterAll(time.Now())
 	}
 	var out []kubeletplugin.Device
 	for _, r := range c.Status.Allocation.Devices.Results {
@@ -77,6 +77,18 @@ func (d *Driver) prepare(ctx context.Context, late <-chan struct{}, c *resourcea
 	}
 	d.cfg.Log.Info("claim prepared", "claim", record.String(), "devices", ids)
 	return out, nil
+}
+
+// afterAll is now, or after the times of all claims that are prepared, whichever is later: their
+// order tells a pod from a former one of its name, also if the node's clock was set back.
+func (d *Driver) afterAll(now time.Time) time.Time {
+	all, _ := d.store.List() // exclusive and Assigned log what cannot be read
+	for _, c := range all {
+		if !c.Prepared.Before(now) {
+			now = c.Prepared.Add(1)
+		}
+	}
+	return now
 }
 
 // podsOf are the pods that a claim is reserved for.
