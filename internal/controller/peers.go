@@ -193,13 +193,15 @@ type bin struct {
 	emptied bool
 }
 
+// sortedBins are the slices that there are. Those of a former policy of the name are written,
+// too: the garbage collector deletes what belongs to nobody else.
 func sortedBins(p *v1alpha1.SMCRPolicy, have []v1alpha1.SMCRPeerSlice) []*bin {
 	var bins []*bin
 	for i := range have {
 		s := &have[i]
 		bins = append(bins, &bin{
 			number: sliceNumber(p.Name, s.Name), old: s, addrs: s.Addresses,
-			changed: s.PolicyGeneration != p.Generation || s.Policy != p.Name,
+			changed: s.PolicyGeneration != p.Generation || s.Policy != p.Name || !metav1.IsControlledBy(s, p),
 		})
 	}
 	slices.SortFunc(bins, func(a, b *bin) int {

@@ -235,6 +235,17 @@ func TestPlaceAddresses(t *testing.T) {
 			t.Errorf("%d slices updated, want all 3", len(got.update))
 		}
 	})
+	t.Run("slices of a former policy of the name become this one's", func(t *testing.T) {
+		q := p.DeepCopy()
+		q.UID = "anew"
+		got := placeAddresses(q, start, addrs(0, 600))
+		if len(got.update) != 3 || len(got.create)+len(got.remove) > 0 {
+			t.Fatalf("%d slices updated, want all 3: the garbage collector deletes those of a policy that is gone", len(got.update))
+		}
+		if s := got.update[0]; !metav1.IsControlledBy(s, q) {
+			t.Errorf("slice %s belongs to %v", s.Name, s.OwnerReferences)
+		}
+	})
 	t.Run("an address in two slices stays in one", func(t *testing.T) {
 		twice := slices.Clone(start)
 		for i := range twice {
