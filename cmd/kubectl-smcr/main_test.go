@@ -21,7 +21,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // server is a cluster of one node with an agent and one pod.
 func server() *kubectltest.Server {
 	agent := `{"metadata":{"namespace":"kube-smcr","name":"agent-a","labels":{"app.kubernetes.io/part-of":"kube-smcr","app.kubernetes.io/component":"agent"}},
-		"spec":{"nodeName":"node-a"},"status":{"phase":"Running"}}`
+		"spec":{"nodeName":"node-a","hostNetwork":true},"status":{"phase":"Running"}}`
 	web := `{"metadata":{"namespace":"shop","name":"web-0","annotations":{"smcr.io/enabled":"true"}},"spec":{"nodeName":"node-a"},
 		"status":{"phase":"Running","podIP":"10.1.0.5"}}`
 	answers := map[string]string{

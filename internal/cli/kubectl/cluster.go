@@ -127,7 +127,9 @@ func (l *limited) Write(p []byte) (int, error) {
 var _ io.Writer = (*limited)(nil)
 
 // agents returns the agent's pod of each node that has one. If a node has several, a ready
-// pod comes first, then the newest.
+// pod comes first, then the newest. Labels are anybody's: whoever may make pods could answer
+// in an agent's place, or keep a node from being left. Agents are in the node's network,
+// where Pod Security lets only administrators have pods, and others do not count.
 func (c *Cluster) agents(ctx context.Context, node string) (map[string]*corev1.Pod, error) {
 	opts := metav1.ListOptions{LabelSelector: agentLabels, Limit: listLimit}
 	if node != "" {
@@ -142,7 +144,7 @@ func (c *Cluster) agents(ctx context.Context, node string) (map[string]*corev1.P
 		for i := range pods.Items {
 			p := &pods.Items[i]
 			n := p.Spec.NodeName
-			if n == "" || node != "" && n != node {
+			if n == "" || node != "" && n != node || !p.Spec.HostNetwork {
 				continue
 			}
 			if old := best[n]; old == nil || compareAgents(old, p) < 0 {

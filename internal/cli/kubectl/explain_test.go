@@ -467,7 +467,7 @@ func TestAskNodes(t *testing.T) {
 	t.Run("image missing", func(t *testing.T) {
 		waiting := func(component, reason string) string {
 			return fmt.Sprintf(`{"metadata":{"namespace":"kube-smcr","name":"x","labels":{"app.kubernetes.io/part-of":"kube-smcr","app.kubernetes.io/component":%q}},
-				"spec":{"nodeName":"node-a"},"status":{"phase":"Pending","containerStatuses":[{"image":"registry.example/smcr:1","state":{"waiting":{"reason":%q,"message":"not found"}}}]}}`,
+				"spec":{"nodeName":"node-a","hostNetwork":true},"status":{"phase":"Pending","containerStatuses":[{"image":"registry.example/smcr:1","state":{"waiting":{"reason":%q,"message":"not found"}}}]}}`,
 				component, reason)
 		}
 		for _, tt := range []struct{ component, reason, want string }{

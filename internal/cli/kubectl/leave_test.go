@@ -16,7 +16,7 @@ import (
 // agentOn is the pod of an agent on a node.
 func agentOn(node string) string {
 	return fmt.Sprintf(`{"metadata":{"namespace":"kube-smcr","name":"agent-1","labels":{"app.kubernetes.io/part-of":"kube-smcr","app.kubernetes.io/component":"agent"}},
-		"spec":{"nodeName":%q},"status":{"phase":"Running"}}`, node)
+		"spec":{"nodeName":%q,"hostNetwork":true},"status":{"phase":"Running"}}`, node)
 }
 
 func TestLeave(t *testing.T) {
@@ -61,5 +61,23 @@ func TestLeave(t *testing.T) {
 				t.Errorf("%v, want that it is clean: %v", err, tt.clean)
 			}
 		})
+	}
+}
+
+// TestAgents_impostor: a pod with the labels of an agent that anybody may make is not asked, and
+// does not keep a node from being left.
+func TestAgents_impostor(t *testing.T) {
+	impostor := `{"metadata":{"namespace":"mallory","name":"agent-1","creationTimestamp":"2026-01-02T03:04:05Z","labels":{"app.kubernetes.io/part-of":"kube-smcr","app.kubernetes.io/component":"agent"}},
+		"spec":{"nodeName":"node-a"},"status":{"phase":"Running","conditions":[{"type":"Ready","status":"True"}]}}`
+	s := &kubectltest.Server{Objects: map[string]string{"/api/v1/namespaces/mallory/pods/agent-1": impostor}}
+	c := newCluster(t, s)
+	if agents, err := c.agents(t.Context(), "node-a"); err != nil || len(agents) > 0 {
+		t.Errorf("the impostor alone: %d agents, %v", len(agents), err)
+	}
+	s.Objects["/api/v1/namespaces/kube-smcr/pods/agent-1"] = agentOn("node-a")
+	agents, err := c.agents(t.Context(), "node-a")
+	must(t, err)
+	if p := agents["node-a"]; p == nil || p.Namespace != "kube-smcr" {
+		t.Errorf("beside an agent: %v is asked", p)
 	}
 }
