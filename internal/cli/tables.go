@@ -11,6 +11,7 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
+	"unicode"
 
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
 )
@@ -30,9 +31,20 @@ func Table(w io.Writer, rows ...string) error {
 func Row(fields ...any) string {
 	s := make([]string, len(fields))
 	for i, f := range fields {
-		s[i] = cmp.Or(fmt.Sprint(f), "-")
+		s[i] = cmp.Or(printable(fmt.Sprint(f)), "-")
 	}
 	return strings.Join(s, "\t")
+}
+
+// printable replaces characters that would move the cursor, or begin a row or a column: the text
+// may be that of a peer, or an annotation that users write.
+func printable(s string) string {
+	return strings.Map(func(r rune) rune {
+		if r != ' ' && !unicode.IsPrint(r) {
+			return '?'
+		}
+		return r
+	}, s)
 }
 
 // PrintStatus prints the status of an agent, with the problems that keep connections off
@@ -86,7 +98,7 @@ func PrintStatus(w io.Writer, s agentapi.Status) error {
 	if err := Table(w, rows...); err != nil || len(s.Reasons) == 0 {
 		return err
 	}
-	rows = []string{Row("\nNOT ON SMC-R", "COUNT", "MEANING")}
+	rows = []string{"\n" + Row("NOT ON SMC-R", "COUNT", "MEANING")}
 	for _, c := range slices.Sorted(maps.Keys(s.Reasons)) {
 		rows = append(rows, Row(c, s.Reasons[c], c.Text()))
 	}

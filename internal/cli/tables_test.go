@@ -231,3 +231,11 @@ func TestPrintStatus_state(t *testing.T) {
 		})
 	}
 }
+
+// TestRow: what peers and users write begins no row or column, and does nothing to the terminal.
+func TestRow(t *testing.T) {
+	got := Row("status", "Fallback\nverdict\ton SMC-R\x1b[2K\u009b1A\u202e", "", 7, "Größe 1 µs")
+	if want := "status\tFallback?verdict?on SMC-R?[2K?1A?\t-\t7\tGröße 1 µs"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
