@@ -150,3 +150,20 @@ func TestUnrecorded(t *testing.T) {
 		})
 	}
 }
+
+// An interface without a name gets one that no other device of the pod has: else ADD would fail for ever.
+func TestClaimed_names(t *testing.T) {
+	data := t.TempDir()
+	must(t, claims.NewStore(data).Write(claims.Claim{
+		Namespace: "shop", Name: "nics", UID: "c-1", Pods: []records.Pod{{Namespace: "shop", Name: "cart-0", UID: "u1"}},
+		Devices: []claims.Device{{ID: "a"}, {ID: "b", IfName: "smcr0"}, {ID: "c"}, {ID: "d"}, {ID: "e", IfName: "smcr3"}},
+	}))
+	p := Plugin{Host: func(string) Host { return &fakeHost{} }, Stderr: io.Discard}
+	var got []string
+	for _, r := range p.claimed(NetConf{DataDir: data}, Attachment{ContainerID: "c1", Pod: records.Pod{UID: "u1"}}) {
+		got = append(got, r.device+" "+r.ifName)
+	}
+	if diff := cmp.Diff([]string{"a smcr1", "b smcr0", "c smcr2", "d smcr4", "e smcr3"}, got); diff != "" {
+		t.Errorf("interfaces (-want +got):\n%s", diff)
+	}
+}

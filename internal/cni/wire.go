@@ -75,14 +75,18 @@ func (p Plugin) claimed(c NetConf, a Attachment) []ifRequest {
 		p.tell("ADD goes on without some claims: %v", err)
 	}
 	var out []ifRequest
+	named := func(name string) bool { // by a claim, or chosen before
+		return slices.ContainsFunc(devices, func(d claims.Device) bool { return d.IfName == name }) ||
+			slices.ContainsFunc(out, func(o ifRequest) bool { return o.ifName == name })
+	}
 	for _, d := range devices {
 		dev, err := p.host(c).Device(d.ID)
 		if d.Shared || err == nil && dev.Owner != nil && dev.Owner.ContainerID == a.ContainerID {
 			continue
 		}
 		name := d.IfName
-		if name == "" {
-			name = fmt.Sprintf("smcr%d", len(out))
+		for n := len(out); name == "" || d.IfName == "" && named(name); n++ {
+			name = fmt.Sprintf("smcr%d", n)
 		}
 		out = append(out, ifRequest{device: d.ID, ifName: name})
 	}
