@@ -61,6 +61,9 @@ func NewAssignments(dataDir, socket string, others []string, log *slog.Logger) *
 		socket: socket, others: others, record: recordOf(dataDir), log: log, now: time.Now,
 		pods: map[config.PodName]assignment{}, wanted: map[config.PodName]time.Time{},
 	}
+	if err := a.record.RemoveStale(time.Now()); err != nil {
+		log.Warn("temporary files of the record of pods' devices not removed", "err", err)
+	}
 	var err error
 	if a.recorded, err = readRecord(a.record); err != nil {
 		log.Warn("record of pods' devices cannot be read; kubelet is asked instead", "err", err)

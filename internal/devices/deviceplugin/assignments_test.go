@@ -3,6 +3,8 @@
 package deviceplugin
 
 import (
+	"errors"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -234,5 +236,22 @@ func TestAssignments_recordLater(t *testing.T) {
 	next := NewAssignments(dir, k.socket(), nil, slog.New(slog.DiscardHandler))
 	if diff := cmp.Diff([]string{"soft0"}, next.Devices(pod)); diff != "" {
 		t.Errorf("the next agent, without kubelet (-want +got)\n%s", diff)
+	}
+}
+
+// TestNewAssignments_stale: an agent removes what one that was killed while it wrote left.
+func TestNewAssignments_stale(t *testing.T) {
+	dir := t.TempDir()
+	if err := recordOf(dir).Make(); err != nil {
+		t.Fatal(err)
+	}
+	left := filepath.Join(recordOf(dir).Path, ".tmp-1")
+	old := time.Now().Add(-24 * time.Hour)
+	if err := errors.Join(os.WriteFile(left, nil, 0o600), os.Chtimes(left, old, old)); err != nil {
+		t.Fatal(err)
+	}
+	NewAssignments(dir, filepath.Join(dir, "none"), nil, slog.New(slog.DiscardHandler))
+	if _, err := os.Stat(left); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the file of a killed agent: %v", err)
 	}
 }
