@@ -193,7 +193,7 @@ func (v View) Attachments() agentapi.Attachments {
 		for _, att := range p.atts {
 			x := agentapi.Attachment{
 				ContainerID: att.ContainerID, Interface: att.IfName, Pod: podOf(att).String(), NetNS: att.NetNS,
-				Addresses: att.IPs, State: p.state.String(), Policies: []string{},
+				Addresses: att.Addresses(), State: p.state.String(), Policies: []string{},
 			}
 			for _, pol := range n.PoliciesFor(podOf(att)) {
 				x.Policies = append(x.Policies, pol.Name)
@@ -270,10 +270,20 @@ type attached struct {
 	pod *pod
 }
 
+// addresses are those of all interfaces of the pod.
+func (p *pod) addresses() (out []netip.Addr) {
+	for _, att := range p.atts {
+		for _, ip := range att.Addresses() {
+			out = append(out, ip.Addr())
+		}
+	}
+	return out
+}
+
 // lookup finds the attachment that has an address.
 func (a *agent) lookup(addr netip.Addr) (attached, bool) {
 	return a.find(func(att cni.Attachment) bool {
-		return slices.ContainsFunc(att.IPs, func(p netip.Prefix) bool { return p.Addr() == addr })
+		return slices.ContainsFunc(att.Addresses(), func(p netip.Prefix) bool { return p.Addr() == addr })
 	})
 }
 
@@ -309,8 +319,8 @@ func (v View) Explain(source, destination string) (agentapi.Explanation, error) 
 		src, isOurs = a.lookup(addr.Unmap())
 	} else if strings.Contains(source, "/") {
 		src, isOurs = a.find(func(att cni.Attachment) bool { return podOf(att).String() == source })
-		for _, ip := range src.att.IPs {
-			sources = append(sources, ip.Addr())
+		if isOurs {
+			sources = src.pod.addresses()
 		}
 	} else {
 		return agentapi.Explanation{}, fmt.Errorf("source %q: want an address, or NAMESPACE/NAME of a pod on this node", source)

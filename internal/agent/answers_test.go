@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -169,6 +170,35 @@ func TestView_explainInbound(t *testing.T) {
 		if e.Code != tt.code || e.Pod != tt.pod {
 			t.Errorf("%s to %s: %+v, want %s of pod %q", tt.source, tt.destination, e, tt.code, tt.pod)
 		}
+	}
+}
+
+// TestView_explainInterfaces: a pod named as source has the addresses of all its interfaces: of a second network, and of
+// a VF that it claimed. Each of them is known to be the pod's.
+func TestView_explainInterfaces(t *testing.T) {
+	b := newAbleBare(t, "", preferAll)
+	p := b.proxy("a")
+	eth0, net1 := attachmentOf("a"), attachmentOf("a")
+	eth0.Devices = []cni.AttachedDevice{{ID: "0000:41:10.0", IfName: "smcr0", IPs: []netip.Prefix{netip.MustParsePrefix("10.1.0.10/24")}}}
+	net1.IfName, net1.IPs = "net1", []netip.Prefix{netip.MustParsePrefix("10.2.0.10/24")}
+	b.manage(p.px, func(p *pod) { p.atts = []cni.Attachment{eth0, net1} })
+	for i, source := range []string{"10.1.0.10", "10.2.0.10"} {
+		dest := netip.AddrPortFrom(netip.MustParseAddr("192.0.2.9"), uint16(80+i))
+		b.a.decisions.record(agentapi.Decision{
+			Pod: "test/a", Direction: agentapi.Outbound, Source: netip.MustParseAddr(source), Dest: dest, Mode: "SMC-R",
+		})
+		for _, from := range []string{"test/a", source} {
+			if e := value(View{b.a}.Explain(from, dest.String()))(t); e.Code != agentapi.CodeOK || e.Pod != "test/a" {
+				t.Errorf("from %s to %s: %+v, want the connection of %s on SMC-R", from, dest, e, source)
+			}
+		}
+	}
+	var shown []string
+	for _, x := range (View{b.a}).Attachments().Attachments {
+		shown = append(shown, fmt.Sprint(x.Interface, x.Addresses))
+	}
+	if want := []string{"eth0[127.0.0.1/8 10.1.0.10/24]", "net1[10.2.0.10/24]"}; !slices.Equal(shown, want) {
+		t.Errorf("the attachments are %q, want %q", shown, want)
 	}
 }
 

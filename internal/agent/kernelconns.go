@@ -243,7 +243,7 @@ func (k *kernelPath) used() bool {
 func (a *agent) kernelLive(sources []netip.Addr, dst netip.AddrPort) ([]agentapi.Conn, error) {
 	all, err := a.kernelConns(maxShownConns, func(p *pod) bool {
 		return slices.ContainsFunc(p.atts, func(att cni.Attachment) bool {
-			return slices.ContainsFunc(att.IPs, func(ip netip.Prefix) bool {
+			return slices.ContainsFunc(att.Addresses(), func(ip netip.Prefix) bool {
 				return ip.Addr() == dst.Addr() || slices.Contains(sources, ip.Addr())
 			})
 		})

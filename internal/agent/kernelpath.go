@@ -366,11 +366,7 @@ func (k *kernelPath) sameNode(now time.Time) ([]netip.Addr, error) {
 	}
 	out := slices.Clone(k.local)
 	for _, p := range k.a.manager.snapshot() {
-		for _, att := range p.atts {
-			for _, ip := range att.IPs {
-				out = append(out, ip.Addr())
-			}
-		}
+		out = append(out, p.addresses()...)
 	}
 	slices.SortFunc(out, netip.Addr.Compare)
 	return slices.Compact(out), nil

@@ -91,7 +91,7 @@ func (m *manager) recordEnded(atts []cni.Attachment, k *kernelPod, e kernelpath.
 // attachmentWith is that of a pod's attachments that has an address, the first one if none has.
 func attachmentWith(atts []cni.Attachment, addr netip.Addr) cni.Attachment {
 	for _, att := range atts {
-		if slices.ContainsFunc(att.IPs, func(p netip.Prefix) bool { return p.Addr() == addr }) {
+		if slices.ContainsFunc(att.Addresses(), func(p netip.Prefix) bool { return p.Addr() == addr }) {
 			return att
 		}
 	}

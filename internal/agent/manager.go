@@ -474,7 +474,7 @@ func replaced(old, now []cni.Attachment) bool {
 func addresses(atts []cni.Attachment) []string {
 	var out []string
 	for _, att := range atts {
-		for _, ip := range att.IPs {
+		for _, ip := range att.Addresses() {
 			out = append(out, ip.String())
 		}
 	}

@@ -77,6 +77,20 @@ func (a Attachment) wired() []AttachedDevice {
 	return slices.DeleteFunc(slices.Clone(a.Devices), func(d AttachedDevice) bool { return d.Mode == modeChained })
 }
 
+// Addresses are all that the attachment gave the pod: those of its interface, and those of the interfaces of claimed
+// devices beside it.
+func (a Attachment) Addresses() []netip.Prefix {
+	out := slices.Clone(a.IPs)
+	for i := range a.Devices {
+		for _, p := range a.Devices[i].IPs {
+			if !slices.Contains(out, p) {
+				out = append(out, p)
+			}
+		}
+	}
+	return out
+}
+
 // hasAddresses tells whether an IPAM plugin was asked for addresses of a device's interface.
 // If none was then, the network's plugin of today knows nothing of the interface.
 func (a Attachment) hasAddresses(d AttachedDevice) bool { return len(a.IPAM) > 0 || len(d.IPs) > 0 }
