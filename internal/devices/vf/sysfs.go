@@ -286,7 +286,7 @@ func (h Host) Devices() ([]Device, error) {
 		}
 	}
 	for netdev := range soft {
-		if pci := s.function(netdev); s.softDevice(pci) {
+		if pci, ok := s.softDevice(netdev); ok {
 			add(h.interfaceDevice(netdev, pci, soft[netdev]))
 		}
 	}
@@ -300,10 +300,14 @@ func (h Host) Devices() ([]Device, error) {
 }
 
 // softDevice tells whether an interface with a software RDMA device can be a device of its
-// own. pci is the interface's PCI function, "" if it has none. The interface of a VF is
-// listed as the VF, and a PF with VFs stays in the host.
-func (s sysfs) softDevice(pci string) bool {
-	return pci == "" || !s.isVF(pci) && s.number(0, busPCI, pci, fileVFs) == 0 && !s.exists(busPCI, pci, "infiniband")
+// own, and its PCI function, "" if it has none. The interface of a VF is listed as the VF, and a
+// PF with VFs stays in the host. One that has just moved into a pod has no function here, and
+// may be that of a VF.
+func (s sysfs) softDevice(netdev string) (pci string, ok bool) {
+	if pci = s.function(netdev); pci == "" {
+		return "", s.exists(classNet, netdev)
+	}
+	return pci, !s.isVF(pci) && s.number(0, busPCI, pci, fileVFs) == 0 && !s.exists(busPCI, pci, "infiniband")
 }
 
 // function describes a PCI function.
@@ -383,9 +387,9 @@ func (h Host) interfaceByID(id string) (Device, error) {
 		return Device{}, err
 	}
 	rdma := s.softRDMA(inPods(journals))[id]
-	pci := s.function(id)
+	pci, soft := s.softDevice(id)
 	switch {
-	case len(rdma) > 0 && s.softDevice(pci):
+	case len(rdma) > 0 && soft:
 		return h.withOwner(h.interfaceDevice(id, pci, rdma))
 	case pci != "" && s.isVF(pci), pci != "" && s.exists(busPCI, pci, "infiniband") && !s.isPF(pci):
 		return Device{}, fmt.Errorf("device %s: %w: it is the interface of %s, which is its ID", id, ErrNotFound, pci)

@@ -144,6 +144,26 @@ func TestHost_Device_refuses(t *testing.T) {
 	}
 }
 
+// TestSysfs_softDevice: the interface of a VF with soft RoCE is no device of its own, not even at the moment when it has
+// gone into a pod and its function cannot be asked for any more. One without a function is.
+func TestSysfs_softDevice(t *testing.T) {
+	dir := t.TempDir()
+	s := sysfs(dir)
+	must(t, os.MkdirAll(s.path("devices/pci0000:40/0000:41:10.0/net/pf0v0"), 0o755))
+	must(t, os.MkdirAll(s.path("devices/pci0000:40/0000:41:00.0"), 0o755))
+	must(t, os.MkdirAll(s.path(classNet, "dummy0"), 0o755))
+	must(t, os.MkdirAll(s.path(classNet, "pf0v0"), 0o755))
+	must(t, os.MkdirAll(s.path(busPCI), 0o755))
+	must(t, os.Symlink("../../../devices/pci0000:40/0000:41:10.0", s.path(busPCI, "0000:41:10.0")))
+	must(t, os.Symlink("../0000:41:00.0", s.path("devices/pci0000:40/0000:41:10.0/physfn")))
+	must(t, os.Symlink("../../../devices/pci0000:40/0000:41:10.0", s.path(classNet, "pf0v0/device")))
+	for name, want := range map[string]bool{"dummy0": true, "pf0v0": false, "pf0v1": false} {
+		if pci, got := s.softDevice(name); got != want {
+			t.Errorf("%s, of function %q, is a device of its own: %t", name, pci, got)
+		}
+	}
+}
+
 func TestHost_Rails(t *testing.T) {
 	h := Host{Sys: tree(t, "igb.txt"), DataDir: t.TempDir(), Rails: map[string]int{"pf0": 3, "0000:81:00.0": 2, "eth0": 7}}
 	devices, err := h.Devices()
