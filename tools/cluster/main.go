@@ -145,7 +145,8 @@ func upCommand() *cobra.Command {
 --rdma: some nodes are guests, emulated machines with Debian's kernel and two soft RoCE
 devices each, rxe0 and rxe1. They take QEMU and 1.6 GiB of memory each, no KVM, and are
 ready in a minute on two cores; --nodes is how many others there are, by default one.
---vfs: and a NIC with virtual functions; their kernel has no SMC-R of its own then.
+--vfs: and two NICs with virtual functions and soft RoCE on these; their kernel has no SMC-R
+of its own then.
 --kernel-smc: and their kernel has the module smc loaded, with the enterprise ID that the
 chart gives to agents, so that programs outside of pods can be peers of pods.`,
 		Example: `  go run ./tools/cluster up
@@ -182,7 +183,7 @@ chart gives to agents, so that programs outside of pods can be peers of pods.`,
 	f.IntVar(&cfg.Nodes, "nodes", 2, "how many nodes, besides the control plane and guests")
 	f.IntVar(&cfg.Guests, "rdma", 0, "how many guests with RDMA devices are nodes, too (--rdma: 2)")
 	f.Lookup("rdma").NoOptDefVal = "2"
-	f.IntVar(&cfg.VFs, "vfs", 0, "how many virtual functions each guest has (--vfs: 4)")
+	f.IntVar(&cfg.VFs, "vfs", 0, "how many virtual functions each of two NICs of a guest has (--vfs: 4)")
 	f.Lookup("vfs").NoOptDefVal = "4"
 	f.BoolVar(&cfg.KernelSMC, "kernel-smc", false, "the guests' kernels have SMC-R of their own, too")
 	f.BoolVar(&pack, "pack", true, "pack and load the images of this project and of the applications")

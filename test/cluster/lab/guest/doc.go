@@ -21,7 +21,8 @@
 // others. They are on a disk, with the images imported: to do that in an emulated machine takes
 // half a minute. The disk is made once for the same programs and images, and kept in the cache
 // directory, the last two of them; guests write beside it. With Config.VFs guests have a kernel
-// without SMC-R of its own, and a NIC with virtual functions besides.
+// without SMC-R of its own, and two NICs with virtual functions besides, with soft RoCE on
+// these, each on a NUMA node of its own.
 //
 // # Who owns what
 //

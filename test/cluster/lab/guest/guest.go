@@ -35,8 +35,8 @@ const (
 	// nics is how many NICs a guest has, and soft RoCE devices.
 	nics = 2
 
-	// pfDev is the NIC with virtual functions.
-	pfDev = "pf0"
+	// pfs is how many NICs with virtual functions a guest has besides, if any: one for each of two rails.
+	pfs = 2
 )
 
 // A Config says how a cluster with guests is to be.
@@ -46,8 +46,8 @@ type Config struct {
 	lab.Config
 	// Guests is how many nodes there are behind those of the cluster's own; 0 is 2.
 	Guests int
-	// VFs is how many virtual functions each guest has, on a NIC besides the other two. Their
-	// kernel has no SMC-R.
+	// VFs is how many virtual functions, with soft RoCE, each of two NICs of a guest has, which are there besides
+	// the other two, each on a NUMA node of its own. Their kernel has no SMC-R.
 	VFs int
 	// KernelSMC is whether the guests' kernels have SMC-R of their own, too, for programs outside
 	// of pods: the module is loaded, and has the enterprise ID [EID].
@@ -89,7 +89,7 @@ func (c *Config) guests(disk string) vm.Config {
 		Detach: c.Detach, Log: c.Progress,
 	}
 	if c.VFs > 0 {
-		cfg.PFs, cfg.Kernels = 1, []image.Kernel{image.NetNS}
+		cfg.PFs, cfg.NUMA, cfg.Kernels = pfs, true, []image.Kernel{image.NetNS}
 	}
 	return cfg
 }

@@ -28,7 +28,7 @@ func TestConfig(t *testing.T) {
 	if cfg.Nodes != 1 || cfg.Guests != 2 || cfg.External != 2 || cfg.ProxyMode != "nftables" {
 		t.Errorf("by default %+v, want one node of this machine and two guests", cfg)
 	}
-	if g := cfg.guests("disk"); g.Name != "nodes-x" || g.Guests != 2 || g.PFs != 1 || len(g.Kernels) != 1 || g.Kernels[0] != image.NetNS || g.Detach {
+	if g := cfg.guests("disk"); g.Name != "nodes-x" || g.Guests != 2 || g.PFs != pfs || !g.NUMA || len(g.Kernels) != 1 || g.Kernels[0] != image.NetNS || g.Detach {
 		t.Errorf("guests with VFs are %+v", g)
 	}
 	for _, tt := range []struct {

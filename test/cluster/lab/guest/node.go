@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -139,7 +140,7 @@ func (n *Node) start(ctx context.Context) error {
 		return err
 	}
 	if n.has.VFs > 0 {
-		if _, err := n.Guest.MakeVFs(ctx, pfDev, n.has.VFs); err != nil {
+		if err := n.makeVFs(ctx); err != nil {
 			return err
 		}
 	}
@@ -158,6 +159,46 @@ func (n *Node) start(ctx context.Context) error {
 	}
 	return n.AwaitReady(ctx, began)
 }
+
+// makeVFs makes the virtual functions of the guest's NICs, as whoever sets a node up for pods that ask for VFs: each is
+// up, and has soft RoCE.
+func (n *Node) makeVFs(ctx context.Context) error {
+	for i := range pfs {
+		vfs, err := n.Guest.MakeVFs(ctx, n.Guest.PF(i), n.has.VFs)
+		if err != nil {
+			return err
+		}
+		for _, vf := range vfs {
+			if _, err := n.Guest.Shell(ctx, fmt.Sprintf("ip link set %[1]s up; rdma link add rxe_%[1]s type rxe netdev %[1]s", vf.NetDev)); err != nil {
+				return fmt.Errorf("make soft RoCE of %s: %w", vf.NetDev, err)
+			}
+		}
+	}
+	return nil
+}
+
+// StopKubelet stops the kubelet until StartKubelet. The pods go on.
+func (n *Node) StopKubelet(ctx context.Context) error {
+	const script = "kill $(pidof kubelet); while pidof kubelet >/dev/null; do sleep 0.1; done"
+	if _, err := n.Guest.Shell(ctx, script); err != nil {
+		return fmt.Errorf("stop the kubelet of %s: %w", n.Name, err)
+	}
+	return nil
+}
+
+// StartKubelet starts the kubelet again, and waits until the node is ready.
+func (n *Node) StartKubelet(ctx context.Context) error {
+	e, _ := n.External()
+	i := slices.IndexFunc(e.Services, func(s machine.Service) bool { return s.Name == kubelet })
+	began := time.Now()
+	if err := n.serve(ctx, e.Services[i]); err != nil {
+		return fmt.Errorf("start the kubelet of %s: %w", n.Name, err)
+	}
+	return n.AwaitReady(ctx, began)
+}
+
+// kubelet is the name of its service.
+const kubelet = "kubelet"
 
 // lastWords write what is in memory to the disk, which has no journal, and keep anybody from writing more.
 const lastWords = "sync; echo s >/proc/sysrq-trigger; echo u >/proc/sysrq-trigger"
