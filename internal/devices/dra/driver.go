@@ -3,6 +3,7 @@
 package dra
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -50,9 +51,11 @@ type Config struct {
 	Inventory  Inventory
 	// Ending says whether a pod of the node, by its UID, is being deleted, has finished, or does
 	// not exist any more; nil: that is not known.
-	Ending  func(podUID string) bool
-	Metrics *Metrics
-	Log     *slog.Logger
+	Ending func(podUID string) bool
+
+	returnWait time.Duration // set by tests; 0 is returnWait
+	Metrics    *Metrics
+	Log        *slog.Logger
 }
 
 // PluginDir is where the driver's sockets are, RegistryDir where kubelet looks
@@ -80,6 +83,7 @@ func New(cfg Config) *Driver {
 	if cfg.KubeletDir == "" {
 		cfg.KubeletDir = DefaultKubeletDir
 	}
+	cfg.returnWait = cmp.Or(cfg.returnWait, returnWait)
 	return &Driver{cfg: cfg, store: claims.NewStore(cfg.DataDir), republish: make(chan struct{}, 1), fatal: make(chan error, 1)}
 }
 

@@ -34,10 +34,14 @@ const (
 	healthEvery = 10 * time.Second
 
 	// returnWait is how long a call of kubelet waits for devices of pods that are ending. A DEL
-	// comes a few seconds after the deletion of its pod, and kubelet tries a refused claim again
-	// only after some ten. Meanwhile other claims wait, as there is one call at a time, and
-	// kubelet waits 45 s for each: enough for several pods that are made anew together.
-	returnWait = 5 * time.Second
+	// comes a few seconds after the deletion of its pod, ten on a busy node, and kubelet takes a
+	// refused claim for no error of the pod: it tries again when it looks at all pods, after a minute
+	// or more. Meanwhile other claims wait, as there is one call at a time, and kubelet waits callTimeout
+	// for each: devices of pods that are made anew together come back together, and two of pods that do not end leave time.
+	returnWait = 15 * time.Second
+
+	// callTimeout is how long kubelet waits for a call.
+	callTimeout = 45 * time.Second
 
 	// lookAgain is how often the records are read without a notice of a change.
 	lookAgain = 5 * time.Second

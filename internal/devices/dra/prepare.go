@@ -23,7 +23,7 @@ import (
 // PrepareResourceClaims implements [kubeletplugin.DRAPlugin].
 func (d *Driver) PrepareResourceClaims(ctx context.Context, wanted []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
 	out := make(map[types.UID]kubeletplugin.PrepareResult, len(wanted))
-	patience, cancel := context.WithTimeout(ctx, returnWait)
+	patience, cancel := context.WithTimeout(ctx, d.cfg.returnWait)
 	defer cancel()
 	for _, c := range wanted {
 		devices, err := d.prepare(ctx, patience.Done(), c)
