@@ -88,6 +88,8 @@ hostname "$1"
 echo "127.0.1.1 $1" >>/etc/hosts
 . "/host/` + nodesDir + `/$1/` + networkScript + `"
 modprobe -a nf_tables bridge br_netfilter
+damon=/sys/module/damon_stat/parameters/enabled
+[ ! -w $damon ] || echo N >$damon # it takes a twelfth of an emulated processor
 echo 1 >/proc/sys/net/ipv4/ip_forward
 echo 1 >/proc/sys/net/ipv6/conf/all/forwarding
 `
