@@ -149,7 +149,9 @@ func route(src, dst netip.Addr) (clc.Route, error) {
 	}
 	out := clc.Route{Found: r.Found, Gateway: r.Gateway}
 	copy(out.MAC[:], r.MAC)
-	out.Elsewhere, err = r.Elsewhere(src)
+	if !r.Gateway { // with a router it is not asked for
+		out.Elsewhere, err = r.Elsewhere(src)
+	}
 	return out, err
 }
 

@@ -139,12 +139,22 @@ func TestSoftDir(t *testing.T) {
 }
 
 // TestRoute: this machine reaches itself without a router, and reaches nothing from an address that
-// it does not have.
+// it does not have. Into the subnet of one device the way of another one leads elsewhere.
 func TestRoute(t *testing.T) {
 	lo := netip.MustParseAddr("127.0.0.1")
 	if r, err := route(lo, lo); err != nil || !r.Found || r.Gateway {
 		t.Errorf("to itself: %+v, %v", r, err)
 	}
+	l := newLab(t)
+	must(t, l.a.host.ns.Do(func() error {
+		for src, elsewhere := range map[string]bool{l.a.roce[0]: false, l.a.roce[1]: true} {
+			r, err := route(netip.MustParseAddr(src), netip.MustParseAddr(l.b.roce[0]))
+			if err != nil || !r.Found || r.Gateway || r.Elsewhere != elsewhere {
+				t.Errorf("from %s into the subnet of %s: %+v, %v", src, l.a.roce[0], r, err)
+			}
+		}
+		return nil
+	}))
 	if r, err := route(netip.MustParseAddr("192.0.2.77"), netip.MustParseAddr("192.0.2.1")); r.Found {
 		t.Errorf("from a foreign address: %+v, %v", r, err)
 	}

@@ -186,3 +186,10 @@ func WriteSilently(c *Conn, rkey rdma.RKey, addr uint64, b []byte) {
 		}
 	}
 }
+
+// Prefers is the number of the device that a stack proposes to a peer from now on, if it learned that.
+func Prefers(s *Stack, peer netip.Addr) uint8 {
+	s.lock()
+	defer s.unlock()
+	return s.preferred[peer]
+}

@@ -86,7 +86,7 @@ func (s *Stack) newGroup(with *contact) (_ *group, err error) {
 	if r == nil {
 		return nil, errNoDevice
 	}
-	if g.role == linkgroup.Client && r.index != g.offered {
+	if g.role == linkgroup.Client && reach != nil && r.index != g.offered {
 		s.preferred.set(with.addr, r.index)
 	}
 	g.first = r.index

@@ -66,6 +66,9 @@ func TestGroup_pairsDevicesOfASubnet(t *testing.T) {
 				t.Errorf("server %d on subnets %d: link from %v to %v", i, nets, k.LocalGID, k.PeerGID)
 			}
 		}
+		if prefers := smcr.Prefers(client, netip.MustParseAddr("127.0.0.1")); (prefers == 1) != (i >= 3) {
+			t.Errorf("server %d on subnets %d: device %d is proposed to it next", i, nets, prefers)
+		}
 		_, _ = a.Close(), b.Close()
 		if err := l.Close(); err != nil {
 			t.Error(err)
@@ -74,8 +77,8 @@ func TestGroup_pairsDevicesOfASubnet(t *testing.T) {
 }
 
 // TestGroup_staysWithWhatWasProposed: a server whose RNIC is in another subnet, and which says that it
-// reaches the proposed RNIC directly, gets a link to that one, and so does each group after it, although
-// another device of the client is in the server's subnet: Linux knows no other.
+// reaches the proposed RNIC directly, gets a link to that one, although another device of the client is in
+// the server's subnet: Linux knows no other.
 func TestGroup_staysWithWhatWasProposed(t *testing.T) {
 	f := newFakeFabric()
 	client, server := netStack(t, f, 1, true, 1, 2), netStack(t, f, 2, false, 2)
