@@ -136,24 +136,31 @@ func setAddresses(t testing.TB, pod, peer *NetNS) {
 		pod:  func(f ipFamily) netip.Addr { return f.pod },
 		peer: func(f ipFamily) netip.Addr { return f.peer },
 	} {
-		mustDo(t, inNetlink(ns, func(h *netlink.Handle) error {
-			l, err := h.LinkByName("eth0")
-			if err != nil {
-				return err
-			}
-			for _, f := range families {
-				a, err := netlink.ParseAddr(netip.PrefixFrom(side(f), f.bits).String())
-				if err != nil {
-					return err
-				}
-				a.Flags = unix.IFA_F_NODAD
-				if err := h.AddrAdd(l, a); err != nil {
-					return err
-				}
-			}
-			return h.LinkSetUp(l)
-		})())
+		var all []netip.Prefix
+		for _, f := range families {
+			all = append(all, netip.PrefixFrom(side(f), f.bits))
+		}
+		mustDo(t, inNetlink(ns, func(h *netlink.Handle) error { return upWith(h, "eth0", all...) })())
 	}
+}
+
+// upWith gives an interface addresses and sets it up.
+func upWith(h *netlink.Handle, name string, addresses ...netip.Prefix) error {
+	l, err := h.LinkByName(name)
+	if err != nil {
+		return err
+	}
+	for _, address := range addresses {
+		a, err := netlink.ParseAddr(address.String())
+		if err != nil {
+			return err
+		}
+		a.Flags = unix.IFA_F_NODAD
+		if err := h.AddrAdd(l, a); err != nil {
+			return err
+		}
+	}
+	return h.LinkSetUp(l)
 }
 
 // listen listens in ns; the listener ends with the test.

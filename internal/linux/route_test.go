@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 )
 
 // TestRouteTo: on the subnet, behind a router, itself, and nowhere.
@@ -72,31 +71,17 @@ func TestRouteTo(t *testing.T) {
 // address, and from the other's is elsewhere; what stays on the machine is not.
 func TestRoute_elsewhere(t *testing.T) {
 	pod, _ := newPair(t)
-	other := []string{"10.88.0.1/32", "fd88::1/128"}
+	other := []netip.Prefix{netip.MustParsePrefix("10.88.0.1/32"), netip.MustParsePrefix("fd88::1/128")}
 	mustDo(t, inNetlink(pod, func(h *netlink.Handle) error {
 		la := netlink.NewLinkAttrs()
 		la.Name = "second"
 		if err := h.LinkAdd(&netlink.Veth{LinkAttrs: la, PeerName: "secondpeer"}); err != nil {
 			return err
 		}
-		l, err := h.LinkByName("second")
-		if err != nil {
-			return err
-		}
-		for _, text := range other {
-			a, err := netlink.ParseAddr(text)
-			if err != nil {
-				return err
-			}
-			a.Flags = unix.IFA_F_NODAD
-			if err := h.AddrAdd(l, a); err != nil {
-				return err
-			}
-		}
-		return h.LinkSetUp(l)
+		return upWith(h, "second", other...)
 	})())
 	for i, f := range families {
-		second := netip.MustParsePrefix(other[i]).Addr()
+		second := other[i].Addr()
 		for _, tc := range []struct {
 			src, dst netip.Addr
 			want     bool
