@@ -73,7 +73,8 @@ func TestAgent_clientWithoutCLC(t *testing.T) {
 				must(t, c.CloseWrite())
 			}
 			if b, err := io.ReadAll(c); !errors.Is(err, syscall.ECONNRESET) || len(b) > 0 {
-				t.Errorf("read %q, %v, want a reset", b, err)
+				a := value(l.b.client.Attachments(t.Context()))(t).Attachments[0]
+				t.Errorf("read %d bytes, %v, want a reset; %s %s %s, %+v", len(b), err, a.State, a.Reason, a.Detail, l.b.status(t).Conns)
 			}
 		})
 	}
