@@ -130,6 +130,20 @@ func joinNS(t testing.TB, a, b *NetNS) {
 	})())
 }
 
+// awaitOwnRoute waits for the route to an own address. The kernel makes that of IPv6 a moment after the address: until
+// then a packet to it leaves the machine.
+func awaitOwnRoute(t testing.TB, ns *NetNS, a netip.Addr) {
+	t.Helper()
+	waitFor(t, "the route to "+a.String(), func() (local bool) {
+		mustDo(t, inNetlink(ns, func(h *netlink.Handle) error {
+			rs, err := h.RouteGet(a.AsSlice())
+			local = err == nil && len(rs) == 1 && rs[0].Type == unix.RTN_LOCAL
+			return nil
+		})())
+		return local
+	})
+}
+
 func setAddresses(t testing.TB, pod, peer *NetNS) {
 	t.Helper()
 	for ns, side := range map[*NetNS]func(ipFamily) netip.Addr{

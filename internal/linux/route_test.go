@@ -82,6 +82,7 @@ func TestRoute_elsewhere(t *testing.T) {
 	})())
 	for i, f := range families {
 		second := other[i].Addr()
+		awaitOwnRoute(t, pod, f.pod)
 		for _, tc := range []struct {
 			src, dst netip.Addr
 			want     bool

@@ -122,15 +122,7 @@ func (w *wireNet) address(t testing.TB, ns *NetNS, ifname string, a netip.Addr, 
 	if a.Is4() || a.IsLinkLocalUnicast() {
 		return
 	}
-	// The kernel makes the route to an own address of IPv6 a moment later: until then a packet to it leaves the machine.
-	waitFor(t, "the route to "+a.String(), func() (local bool) {
-		mustDo(t, inNetlink(ns, func(h *netlink.Handle) error {
-			rs, err := h.RouteGet(a.AsSlice())
-			local = err == nil && len(rs) == 1 && rs[0].Type == unix.RTN_LOCAL
-			return nil
-		})())
-		return local
-	})
+	awaitOwnRoute(t, ns, a)
 }
 
 func (w *wireNet) route(t testing.TB, ns *NetNS, to netip.Prefix, gateway netip.Addr) {
