@@ -89,6 +89,9 @@ func (p Plugin) gcWired(c NetConf, args *skel.CmdArgs, valid func(containerID, i
 	if err != nil {
 		err = types.NewError(CodeDevice, "take devices back", err.Error())
 	}
+	// Devices that take long to come back leave the IPAM plugin its time.
+	ctx, cancel = context.WithTimeout(context.Background(), wireTimeout)
+	defer cancel()
 	return firstError([]error{err, p.gcIPAM(ctx, c, args)})
 }
 

@@ -299,6 +299,33 @@ func TestDetach_otherOwner(t *testing.T) {
 	e.same(before)
 }
 
+// TestCollect_busy leaves a device alone that another call works on, and does not wait for it: the runtime waits
+// for Collect, and there may be many such devices.
+func TestCollect_busy(t *testing.T) {
+	e := newEnv(t, 2, 2)
+	before := e.look()
+	for i := range 2 {
+		_, err := e.h.Attach(t.Context(), e.request(i, i))
+		must(t, err)
+	}
+	unlock, err := e.h.lock(t.Context(), device(0))
+	must(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), lockWait/2)
+	defer cancel()
+	nobody := func(Owner) bool { return false }
+	must(t, e.h.Collect(ctx, nobody))
+	for i, inPod := range []bool{true, false} {
+		d, err := e.h.Device(device(i))
+		must(t, err)
+		if d.State == StatePod != inPod {
+			t.Errorf("device %d is %v", i, d.State)
+		}
+	}
+	unlock()
+	must(t, e.h.Collect(t.Context(), nobody))
+	e.same(before)
+}
+
 // TestDetach_returned is for an interface that came back by itself, as those of
 // hardware do when their namespace ends: with the pod's name, and down.
 func TestDetach_returned(t *testing.T) {

@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"time"
 
 	"github.com/smcr-io/kube-smcr/internal/files"
 	"github.com/smcr-io/kube-smcr/internal/records"
@@ -193,13 +194,18 @@ func (h Host) forget(id string) error {
 // lock takes the lock of a device and returns the function that releases it. The lock's
 // file stays.
 func (h Host) lock(ctx context.Context, id string) (func(), error) {
+	return h.lockWithin(ctx, lockWait, id)
+}
+
+// lockWithin is lock with another time to wait. If another call has the lock, the error wraps files.ErrLocked.
+func (h Host) lockWithin(ctx context.Context, wait time.Duration, id string) (func(), error) {
 	if err := checkID(id); err != nil {
 		return nil, err
 	}
 	if err := h.records().Make(); err != nil {
 		return nil, fmt.Errorf("make directory of journals: %w", err)
 	}
-	ctx, cancel := context.WithTimeout(ctx, lockWait)
+	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
 	l, err := files.LockWithin(ctx, filepath.Join(h.dir(), id+lockSuffix))
 	switch {

@@ -15,6 +15,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/smcr-io/kube-smcr/internal/files"
 	"github.com/smcr-io/kube-smcr/internal/linux"
 )
 
@@ -233,7 +234,10 @@ func (h Host) Collect(ctx context.Context, valid func(Owner) bool) error {
 }
 
 func (h Host) collect(ctx context.Context, id string, valid func(Owner) bool) error {
-	unlock, err := h.lock(ctx, id)
+	unlock, err := h.lockWithin(ctx, 0, id)
+	if errors.Is(err, files.ErrLocked) && ctx.Err() == nil {
+		return nil
+	}
 	if err != nil {
 		return err
 	}
