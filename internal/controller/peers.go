@@ -201,7 +201,7 @@ func sortedBins(p *v1alpha1.SMCRPolicy, have []v1alpha1.SMCRPeerSlice) []*bin {
 		s := &have[i]
 		bins = append(bins, &bin{
 			number: sliceNumber(p.Name, s.Name), old: s, addrs: s.Addresses,
-			changed: s.PolicyGeneration != p.Generation || s.Policy != p.Name || !metav1.IsControlledBy(s, p),
+			changed: s.PolicyGeneration != p.Generation || s.Policy != p.Name || s.Labels[v1alpha1.LabelPolicy] != p.Name || !metav1.IsControlledBy(s, p),
 		})
 	}
 	slices.SortFunc(bins, func(a, b *bin) int {
@@ -267,6 +267,12 @@ func newSlice(p *v1alpha1.SMCRPolicy, number int, addrs []string) *v1alpha1.SMCR
 		},
 		Policy: p.Name, PolicyGeneration: p.Generation, Addresses: addrs,
 	}
+}
+
+// isSliceOf tells whether a slice of a policy's namespace is the policy's: it has the label, or a name that
+// only a slice of that policy can have. The controller could not make another one with that name.
+func isSliceOf(policy string, s *v1alpha1.SMCRPeerSlice) bool {
+	return s.Labels[v1alpha1.LabelPolicy] == policy || sliceNumber(policy, s.Name) < maxPeerSlices
 }
 
 // sliceNumber is the number in the name of a slice. For a slice that the controller did not name,

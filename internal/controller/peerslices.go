@@ -115,9 +115,10 @@ func (r *peers) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, e
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	var have v1alpha1.SMCRPeerSliceList
-	if err := r.client.List(ctx, &have, client.InNamespace(req.Namespace), client.MatchingLabels{v1alpha1.LabelPolicy: req.Name}); err != nil {
+	if err := r.client.List(ctx, &have, client.InNamespace(req.Namespace)); err != nil {
 		return ctrl.Result{}, fmt.Errorf("list the peer slices of policy %s: %w", req, err)
 	}
+	have.Items = slices.DeleteFunc(have.Items, func(s v1alpha1.SMCRPeerSlice) bool { return !isSliceOf(req.Name, &s) })
 	var obj v1alpha1.SMCRPolicy
 	err := r.client.Get(ctx, req.NamespacedName, &obj)
 	if apierrors.IsNotFound(err) || err == nil && !obj.DeletionTimestamp.IsZero() {

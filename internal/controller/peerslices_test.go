@@ -87,6 +87,14 @@ func TestPeerSlices(t *testing.T) {
 	}
 	update(w, &l.Items[0], func(s *v1alpha1.SMCRPeerSlice) { s.Addresses = []string{"192.0.2.1"} })
 	w.eventually("a slice that somebody changed", has("10.2.0.1", "10.2.0.2"))
+	if err := w.get(&l.Items[0]); err != nil {
+		t.Fatal(err)
+	}
+	update(w, &l.Items[0], func(s *v1alpha1.SMCRPeerSlice) { s.Labels, s.Addresses = nil, []string{"192.0.2.1"} })
+	w.eventually("a slice without its label", has("10.2.0.1", "10.2.0.2"))
+	if err := w.get(&l.Items[0]); err != nil || l.Items[0].Labels[v1alpha1.LabelPolicy] != p.Name {
+		t.Errorf("the slice has the labels %v, %v", l.Items[0].Labels, err)
+	}
 	if err := w.Delete(t.Context(), &l.Items[0]); err != nil {
 		t.Fatal(err)
 	}
