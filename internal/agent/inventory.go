@@ -48,21 +48,22 @@ func (a *agent) otherAddresses(d *agentapi.Device) (others []string) {
 	return others
 }
 
-// hostDevices caches what the host has for pods, for hostEvery: the API server is told several
-// times a second.
+// hostDevices caches what the host has for pods, for hostEvery or longer: the API server is told several
+// times a second. Looks take 1/hostShare of the time at most, but there is one every hostMost.
 type hostDevices struct {
 	mu    sync.Mutex // guards what is below
 	found []vf.Device
 	err   error
-	at    time.Time
+	next  time.Time // when the next look is due
 }
 
 func (h *hostDevices) list(look func() ([]vf.Device, error), now time.Time) ([]vf.Device, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.at.IsZero() || now.Sub(h.at) >= hostEvery {
+	if !now.Before(h.next) {
+		start := time.Now()
 		h.found, h.err = look()
-		h.at = now
+		h.next = now.Add(min(max(hostEvery, hostShare*time.Since(start)), hostMost))
 	}
 	return h.found, h.err
 }

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -45,6 +46,25 @@ func TestHostDevices_cached(t *testing.T) {
 		if looks != step.looks || !errors.Is(err, step.err) || (len(found) == 1) != (step.err == nil) {
 			t.Errorf("after %v: %d looks, %v, %v", step.at, looks, found, err)
 		}
+	}
+}
+
+// Looks that take long are rarer.
+func TestHostDevices_slow(t *testing.T) {
+	for took, want := range map[time.Duration]time.Duration{
+		time.Millisecond: hostEvery, hostMost / hostShare / 2: hostMost / 2, time.Second: hostMost,
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			var h hostDevices
+			now := time.Now()
+			_, err := h.list(func() ([]vf.Device, error) {
+				<-time.After(took)
+				return nil, nil
+			}, now)
+			if pause := h.next.Sub(now); pause != want || err != nil {
+				t.Errorf("a look that took %v is followed by one after %v, want %v; %v", took, pause, want, err)
+			}
+		})
 	}
 }
 

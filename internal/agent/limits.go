@@ -206,8 +206,10 @@ const (
 	// maxShownConns bounds the connections in one answer of the API.
 	maxShownConns = 65536
 	// hostEvery is the least time between two looks at the host's devices for pods; one look reads
-	// some files for every VF.
+	// some thirty files for every VF. If it takes long, looks are rarer, and hostMost apart at most.
 	hostEvery = time.Second
+	hostShare = 100
+	hostMost  = 10 * time.Second
 	// maxShownPods bounds the pods that the API lists for one device.
 	maxShownPods = 256
 	// maxMalformed bounds the bad records that the API lists.

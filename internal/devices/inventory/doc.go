@@ -15,8 +15,9 @@
 // # Who owns what
 //
 // The goroutine of Run looks at the machine when the kernel tells of a change of a network
-// interface, and every second, because the kernel does not tell of changes of RDMA ports.
-// Other goroutines read the result of the last look.
+// interface, and now and then. The kernel does not tell of changes of RDMA ports, and nobody of pods that
+// get a device: a glance each second finds out whether to look. Other goroutines read the result of the
+// last look.
 //
 // # Limitations
 //

@@ -62,6 +62,7 @@ type machine struct {
 	devices    func() ([]vf.Device, error)
 	pfs        func() ([]vf.PF, error)
 	interfaces func() ([]iface, error)
+	glance     func() string
 	changes    func(context.Context) (<-chan struct{}, error)
 }
 
@@ -90,7 +91,7 @@ func New(cfg Config) *Inventory {
 	m := &cfg.machine
 	if m.devices == nil {
 		*m = machine{
-			devices: cfg.Host.Devices, pfs: cfg.Host.PFs, changes: linux.LinkChanges,
+			devices: cfg.Host.Devices, pfs: cfg.Host.PFs, glance: cfg.Host.Glance, changes: linux.LinkChanges,
 			interfaces: func() ([]iface, error) { return interfaces(cmp.Or(cfg.Host.Sys, "/sys")) },
 		}
 	}
@@ -136,40 +137,69 @@ func (i *Inventory) Run(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var (
-		last, complained time.Time
-		problem          string
-		changes, err     = i.cfg.machine.changes(ctx)
-		tick             = time.NewTicker(every)
+		complained   time.Time
+		problem      string
+		changes, err = i.cfg.machine.changes(ctx)
+		tick         = time.NewTicker(every)
 	)
 	defer tick.Stop()
 	if err != nil {
-		i.cfg.Log.Warn("no notices of changed network interfaces from the kernel; devices are listed every second only", "err", err)
+		i.cfg.Log.Warn("no notices of changed network interfaces from the kernel; devices are listed every second", "err", err)
 	}
 	for {
-		if err := i.look(); err != nil {
-			if text := err.Error(); text != problem || last.Sub(complained) >= complainEvery {
-				problem, complained = text, last
+		seen, at := i.glance(), time.Now() // before the look: the next glance finds what changes meanwhile
+		err := i.look()
+		if err != nil {
+			if text := err.Error(); text != problem || at.Sub(complained) >= complainEvery {
+				problem, complained = text, at
 				i.cfg.Log.Warn("not all devices listed", "err", err)
 			}
 		}
+		due := func(now time.Time) bool {
+			return err != nil || changes == nil || now.Sub(at) >= lookEvery || !reflect.DeepEqual(seen, i.glance())
+		}
+		if !awaitChange(ctx, tick.C, &changes, due) {
+			return
+		}
+	}
+}
+
+// awaitChange waits until the kernel tells of a change, or it is time to look in any case, which due says each second.
+// It returns false if ctx ended. A channel of changes that was closed becomes nil.
+func awaitChange(ctx context.Context, tick <-chan time.Time, changes *<-chan struct{}, due func(time.Time) bool) bool {
+	for {
 		select {
 		case <-ctx.Done():
-			return
-		case last = <-tick.C:
-			continue
-		case _, ok := <-changes:
+			return false
+		case now := <-tick:
+			if due(now) {
+				return true
+			}
+		case _, ok := <-*changes:
 			if !ok {
-				changes = nil // Run goes on with looking every second
+				*changes = nil
 				continue
 			}
+			quiet := time.NewTimer(debounce)
+			defer quiet.Stop()
+			select {
+			case <-ctx.Done():
+				return false
+			case <-quiet.C:
+				return true
+			}
 		}
-		quiet := time.NewTimer(debounce)
-		select {
-		case <-ctx.Done():
-		case <-quiet.C:
-		}
-		quiet.Stop()
 	}
+}
+
+// A glance is what changes without a notice of the kernel, and costs little to see.
+type glance struct {
+	host       string
+	configured []config.Device
+}
+
+func (i *Inventory) glance() glance {
+	return glance{i.cfg.machine.glance(), i.cfg.Configured()}
 }
 
 // look lists the devices and tells the subscribers if the list differs. After an error of

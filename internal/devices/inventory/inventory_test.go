@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -30,6 +31,7 @@ type fake struct {
 	pfs     []vf.PF
 	ifs     []iface
 	err     error
+	looks   int
 
 	changes chan struct{}
 }
@@ -39,7 +41,17 @@ func (f *fake) machine() machine {
 		devices: func() ([]vf.Device, error) {
 			f.mu.Lock()
 			defer f.mu.Unlock()
+			f.looks++
 			return f.devices, f.err
+		},
+		glance: func() string {
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			var b strings.Builder
+			for _, d := range f.devices {
+				b.WriteString(string(d.State))
+			}
+			return b.String()
 		},
 		pfs: func() ([]vf.PF, error) {
 			f.mu.Lock()
@@ -164,6 +176,25 @@ func TestInventory(t *testing.T) {
 		want[0].Up = true
 		if diff := cmp.Diff(want, briefly(inv.Devices())); diff != "" {
 			t.Errorf("with rxe up (-want +got)\n%s", diff)
+		}
+
+		// A driver is bound, which a glance does not see.
+		f.set(func() {
+			f.devices = append([]vf.Device(nil), f.devices...)
+			f.devices[0].RDMA, f.looks = []string{"mlx5_7"}, 0
+		})
+		began = time.Now()
+		<-changed
+		looks := func() (n int) {
+			f.set(func() { n = f.looks })
+			return n
+		}
+		if took := time.Since(began); took > lookEvery || looks() != 1 {
+			t.Errorf("found after %v, by %d looks", took, looks())
+		}
+		<-time.After(6*lookEvery + every/2)
+		if n := looks(); n != 7 {
+			t.Errorf("%d looks in a minute in which nothing happens, want 6 more", n)
 		}
 
 		// The kernel does not answer: what was known stays. It ends the

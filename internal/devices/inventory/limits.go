@@ -5,9 +5,12 @@ package inventory
 import "time"
 
 const (
-	// every is how often the machine is looked at without a notice of the kernel. The
-	// users of the list have to know within 2 s that a port went down.
+	// every is how often there is a glance at the machine, for what the kernel gives no notice of.
+	// The users of the list have to know within 2 s that a port went down.
 	every = time.Second
+	// lookEvery is how often the machine is looked at if nothing seems to change. A look reads some sixty files for
+	// every VF.
+	lookEvery = 10 * time.Second
 	// debounce is the pause between a notice of the kernel and the look: an interface
 	// that goes down causes several notices.
 	debounce = 20 * time.Millisecond

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 )
@@ -185,6 +186,36 @@ func TestDevice_Usable(t *testing.T) {
 		must(t, err)
 		if err := d.Usable(); !errors.Is(err, want) {
 			t.Errorf("device %s: %v, want %v", id, err, want)
+		}
+	}
+}
+
+// A glance differs when a port's state, an RDMA device or a journal does, and not otherwise.
+func TestHost_Glance(t *testing.T) {
+	h := Host{Sys: tree(t, "igb.txt"), DataDir: t.TempDir()}
+	state := func(text string) { write(t, filepath.Join(h.Sys, classIB, "rxe0/ports/1/state"), text) }
+	j := &journal{Wiring: Wiring{Device: Device{ID: "0000:41:10.0"}}}
+	last := h.Glance()
+	for _, step := range []struct {
+		name    string
+		do      func()
+		differs bool
+	}{
+		{"a port", func() { state("4: ACTIVE") }, true},
+		{"nothing", func() {}, false},
+		{"a port goes down", func() { state("1: DOWN") }, true},
+		{"an RDMA device goes", func() { must(t, os.Remove(filepath.Join(h.Sys, classIB, "rxe0"))) }, true},
+		{"a pod gets a device", func() { must(t, errors.Join(h.records().Make(), h.write(j))) }, true},
+		{"its journal is written again", func() { must(t, h.write(j)) }, true},
+		{"a pod gives it back", func() { must(t, h.forget(j.Wiring.Device.ID)) }, true},
+		{"still nothing", func() {}, false},
+	} {
+		<-time.After(10 * time.Millisecond) // the kernel's time stamps of files are a few milliseconds apart
+		step.do()
+		if now := h.Glance(); (now != last) != step.differs {
+			t.Errorf("%s: the glance is %q, and %q before", step.name, now, last)
+		} else {
+			last = now
 		}
 	}
 }
