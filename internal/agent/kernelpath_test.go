@@ -520,9 +520,12 @@ func TestKernelPath_notAvailableLater(t *testing.T) {
 		t.Errorf("attachment of a pod that wants the agent: %+v", a)
 	}
 	b.policies(kernelAll)
-	if a := b.attachment("a"); a.State != agentapi.StateFailed || a.NotKernel != "" {
-		t.Errorf("attachment of a pod that wants the kernel: %+v", a)
-	}
+	eventually(t, func() string { // the agent's redirection ends first
+		if a := b.attachment("a"); a.State != agentapi.StateFailed || a.NotKernel != "" {
+			return fmt.Sprintf("attachment of a pod that wants the kernel: %+v", a)
+		}
+		return ""
+	})
 }
 
 // policies puts others in force.
