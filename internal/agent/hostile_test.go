@@ -49,6 +49,8 @@ func TestAgent_peerEchoesOption(t *testing.T) {
 func TestAgent_clientWithoutCLC(t *testing.T) {
 	t.Parallel() // the test mostly waits
 	l := newLab(t)
+	l.b.ttl = time.Minute // where an agent gets no processor time for a second the diversion would end
+	l.set(t, l.b, "")
 	l.b.start(t)
 	ln := l.b.pod.listen(t, podB+":0")
 	serve(t, ln, echo)
