@@ -18,52 +18,70 @@ import (
 
 // scenarios are in this order because each is cheaper while the ones before it did not break
 // anything.
-var scenarios = []struct {
-	name string
-	run  func(*suite)
-}{
-	{"links", links},
-	{"cut", cut},
-	{"deviceGone", deviceGone},
-	{"fallback", fallback},
-	{"transports", transports},
-	{"policies", policies},
-	{"ifAvailable", ifAvailable},
-	{"kernelPeer", kernelPeer},
-	{"datapath", datapath},
-	{"update", update},
-	{"mixed", mixed},
-	{"reboot", reboot},
-	{"uninstall", uninstall}, // the end: nothing is installed then
+var scenarios = []scenario{
+	{name: "links", run: links},
+	{name: "cut", run: cut},
+	{name: "deviceGone", run: deviceGone},
+	{name: "fallback", run: fallback},
+	{name: "transports", run: transports},
+	{name: "policies", run: policies},
+	{name: "ifAvailable", run: ifAvailable},
+	{name: "kernelPeer", run: kernelPeer},
+	{name: "datapath", run: datapath},
+	{name: "update", run: update},
+	{name: "mixed", run: mixed},
+	{name: "reboot", run: reboot},
+	{name: "uninstall", run: uninstall}, // the end: nothing is installed then
 }
 
 func TestRDMA(t *testing.T) {
 	testenv.Builds("...")
 	testenv.Need(t, testenv.Root, testenv.NetAdmin, testenv.ClusterTools, testenv.VM)
-	c, p := setUp(t)
+	b := bed{guests: guest.Config{KernelSMC: true}, logs: logDir("test-cluster-rdma"), values: installed}
+	c, p := b.setUp(t)
 	for _, s := range scenarios {
-		t.Run(s.name, func(t *testing.T) {
-			began := time.Now()
-			one := newSuite(t, c, p)
-			t.Cleanup(one.diagnose)
-			s.run(one)
-			t.Logf("took %v", time.Since(began).Round(100*time.Millisecond))
-		})
+		s.play(t, c, p)
 	}
 }
 
-// logDir is where the logs stay after a failure.
-var logDir = filepath.Join("..", "..", "..", "out", "test-cluster-rdma")
+// A scenario is one thing that must be true of a cluster.
+type scenario struct {
+	name     string
+	run      func(*suite)
+	patience time.Duration // how long what is waited for may take, if longer than soon
+}
+
+func (o scenario) play(t *testing.T, c *guest.Cluster, p *product.Product) {
+	t.Run(o.name, func(t *testing.T) {
+		began := time.Now()
+		one := newSuite(t, c, p)
+		one.patience = max(o.patience, soon)
+		t.Cleanup(one.diagnose)
+		o.run(one)
+		t.Logf("took %v", time.Since(began).Round(100*time.Millisecond))
+	})
+}
+
+// A bed is a cluster for scenarios.
+type bed struct {
+	guests  guest.Config       // what its guests have
+	logs    string             // where the logs stay after a failure
+	values  []string           // of the chart
+	prepare func(*suite) error // what is there before kube-smcr is; may be nil
+}
+
+// logDir is a directory for logs.
+func logDir(name string) string { return filepath.Join("..", "..", "..", "out", name) }
 
 // clusterEnv names a cluster that is up already and stays up, for whoever works on a scenario:
-// go run ./tools/cluster up --rdma --kernel-smc --name NAME.
+// go run ./tools/cluster up --rdma --kernel-smc --name NAME, or with --vfs=2 instead of --kernel-smc.
 const clusterEnv = "KUBE_SMCR_TEST_CLUSTER"
 
 // setUp makes a cluster with kube-smcr on it.
-func setUp(t *testing.T) (*guest.Cluster, *product.Product) {
+func (b bed) setUp(t *testing.T) (*guest.Cluster, *product.Product) {
 	t.Helper()
 	ctx := t.Context()
-	if err := os.RemoveAll(logDir); err != nil {
+	if err := os.RemoveAll(b.logs); err != nil {
 		t.Fatal(err)
 	}
 	images, err := product.Build(ctx, t.TempDir(), image.Product)
@@ -71,19 +89,24 @@ func setUp(t *testing.T) (*guest.Cluster, *product.Product) {
 		t.Fatal(err)
 	}
 	began := time.Now()
-	c, err := upOrOpen(t, images)
+	c, err := b.upOrOpen(t, images)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { end(t, c) })
+	t.Cleanup(func() { b.end(t, c) })
 	t.Logf("the cluster is up after %v", time.Since(began).Round(100*time.Millisecond))
 	p, err := product.New(c.Cluster, images)
 	if err != nil {
 		t.Fatal(err)
 	}
 	s := newSuite(t, c, p)
+	if b.prepare != nil {
+		if err := b.prepare(s); err != nil {
+			t.Fatal(err)
+		}
+	}
 	began = time.Now()
-	err = p.Install(ctx, image.ProductTag, installed...)
+	err = p.Install(ctx, image.ProductTag, b.values...)
 	if err == nil {
 		err = s.accelerate(ctx)
 	}
@@ -94,13 +117,13 @@ func setUp(t *testing.T) (*guest.Cluster, *product.Product) {
 	return c, p
 }
 
-func upOrOpen(t *testing.T, images *product.Images) (*guest.Cluster, error) {
+func (b bed) upOrOpen(t *testing.T, images *product.Images) (*guest.Cluster, error) {
 	t.Helper()
 	name := os.Getenv(clusterEnv)
 	if name == "" {
-		return guest.Up(t.Context(), guest.Config{
-			Config: lab.Config{Nodes: 1, Images: images.Archives, LogDir: logDir, Progress: t.Output()}, Guests: 2, KernelSMC: true,
-		})
+		cfg := b.guests
+		cfg.Config = lab.Config{Nodes: 1, Images: images.Archives, LogDir: b.logs, Progress: t.Output()}
+		return guest.Up(t.Context(), cfg)
 	}
 	c, err := guest.Open(t.Context(), name)
 	if err != nil {
@@ -116,7 +139,7 @@ func upOrOpen(t *testing.T, images *product.Images) (*guest.Cluster, error) {
 
 // end ends the cluster, unless somebody else made it, and fails the test if a guest's kernel
 // complained.
-func end(t *testing.T, c *guest.Cluster) {
+func (b bed) end(t *testing.T, c *guest.Cluster) {
 	for _, line := range c.Machines().Complaints() {
 		t.Errorf("a kernel complained: %s", line)
 	}
@@ -139,7 +162,7 @@ func end(t *testing.T, c *guest.Cluster) {
 		t.Errorf("of the cluster there is still %q, %v", left, err)
 	}
 	if !t.Failed() {
-		_ = os.RemoveAll(logDir)
+		_ = os.RemoveAll(b.logs)
 	}
 }
 

@@ -30,6 +30,10 @@ const (
 	// soon is for what takes seconds, in guests on a busy machine.
 	soon = 2 * time.Minute
 
+	// later is for what takes longer in a guest with VFs, where a pod's network takes many seconds, and is made anew when
+	// a VF has not come back in time.
+	later = 2 * soon
+
 	// lookEvery is the pause between two looks at what is to happen. A look at a pod's log takes its emulated node
 	// a sixth of a second, which it then lacks for that; clients log once a second.
 	lookEvery = time.Second
@@ -47,13 +51,15 @@ type suite struct {
 
 	plain *lab.Node      // n1, without RDMA devices
 	hw    [2]*guest.Node // n2 and n3
+
+	patience time.Duration // of eventually
 }
 
 func newSuite(t *testing.T, c *guest.Cluster, p *product.Product) *suite {
 	if len(c.Guests) < 2 {
 		t.Fatalf("cluster %s has %d guests, want 2", c.Name, len(c.Guests))
 	}
-	return &suite{T: t, c: c, p: p, plain: c.Nodes[0], hw: [2]*guest.Node{c.Guests[0], c.Guests[1]}}
+	return &suite{T: t, c: c, p: p, plain: c.Nodes[0], hw: [2]*guest.Node{c.Guests[0], c.Guests[1]}, patience: soon}
 }
 
 // diagnose tells the state of the cluster if the scenario fails.
@@ -75,7 +81,13 @@ func (s *suite) must(err error) {
 // eventually waits until a condition returns nil.
 func (s *suite) eventually(what string, condition func() error) {
 	s.Helper()
-	s.must(product.EventuallyEvery(s.Context(), lookEvery, what, soon, condition))
+	s.within(s.patience, what, condition)
+}
+
+// within is eventually for what takes longer.
+func (s *suite) within(timeout time.Duration, what string, condition func() error) {
+	s.Helper()
+	s.must(product.EventuallyEvery(s.Context(), lookEvery, what, timeout, condition))
 }
 
 func (s *suite) get(ns, name string, o client.Object) error {
@@ -125,22 +137,35 @@ func (p pod) address() string { return net.JoinHostPort(p.ip, fmt.Sprint(port)) 
 // serves.
 func (s *suite) start(ns, name string, node *lab.Node, args ...string) pod {
 	s.Helper()
+	o := podObject(ns, name, args...)
+	o.Spec.NodeName = node.Name
+	return s.run(o, node)
+}
+
+// podObject is a pod that no node has yet. Without arguments it serves.
+func podObject(ns, name string, args ...string) *corev1.Pod {
 	if len(args) == 0 {
 		args = []string{"serve", fmt.Sprintf(":%d", port)}
 	}
 	grace, no := int64(0), false
-	began := time.Now()
-	err := s.p.Client.Create(s.Context(), &corev1.Pod{
+	return &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name, Labels: map[string]string{"app": name}},
 		Spec: corev1.PodSpec{
-			NodeName: node.Name, TerminationGracePeriodSeconds: &grace, DNSPolicy: corev1.DNSDefault, AutomountServiceAccountToken: &no,
+			TerminationGracePeriodSeconds: &grace, DNSPolicy: corev1.DNSDefault, AutomountServiceAccountToken: &no,
 			Containers: []corev1.Container{{
 				Name: "traffic", Image: product.Traffic, ImagePullPolicy: corev1.PullNever, Args: args,
 			}},
 		},
-	})
+	}
+}
+
+// run makes a pod that is to be on a node, unless it is there, and waits until it runs.
+func (s *suite) run(o *corev1.Pod, node *lab.Node) pod {
+	s.Helper()
+	began := time.Now()
+	err := s.p.Client.Create(s.Context(), o)
 	s.must(client.IgnoreAlreadyExists(err))
-	p := s.running(pod{ns: ns, name: name, node: node.Name})
+	p := s.running(pod{ns: o.Namespace, name: o.Name, node: node.Name})
 	if err == nil {
 		s.Logf("pod %s runs after %v", p, time.Since(began).Round(100*time.Millisecond))
 	}
@@ -178,23 +203,37 @@ func (s *suite) pair(command string) (server, client pod) {
 	s.status(server, v1alpha1.PodStatusEnabled)
 	s.eventually("a client of "+server.String()+" on SMC-R", func() error {
 		client = s.start(ns, "client", s.hw[1].Node, command, server.address(), "--interval="+interval[command], "--bytes=16384", "--workers=1")
-		err := s.linked(client)
-		if command == load || errors.Is(err, errNoLink) && !s.ended(client) {
-			return err
+		if command == load {
+			return s.linked(client)
 		}
-		if err == nil {
-			var e agentapi.Explanation
-			e, err = s.explain(client, server)
-			if err != nil || slices.ContainsFunc(e.Live, func(c agentapi.Conn) bool { return c.Mode == "SMC-R" }) {
-				return err
-			}
-			err = fmt.Errorf("%s: %s", e.Code, e.Verdict)
+		err := s.onSMCR(client, server)
+		if err != nil && !errors.Is(err, errNoLink) {
+			s.delete(client)
 		}
-		s.delete(client)
 		return err
 	})
 	s.status(client, v1alpha1.PodStatusEnabled)
 	return server, client
+}
+
+// onSMCR returns nil if the one connection that a client holds is on SMC-R, and an error that wraps errNoLink if that
+// is not known yet.
+func (s *suite) onSMCR(client, server pod) error {
+	err := s.linked(client)
+	switch {
+	case errors.Is(err, errNoLink) && s.ended(client):
+		return errors.New("its connection is at its end")
+	case err != nil:
+		return err
+	}
+	e, err := s.explain(client, server)
+	switch {
+	case err != nil:
+		return fmt.Errorf("%w: %w", errNoLink, err)
+	case slices.ContainsFunc(e.Live, func(c agentapi.Conn) bool { return c.Mode == "SMC-R" }):
+		return nil
+	}
+	return fmt.Errorf("%s: %s", e.Code, e.Verdict)
 }
 
 // ended tells whether the connection that a client holds is at its end, as it is when a former scenario
@@ -245,13 +284,15 @@ func (s *suite) delete(p pod) {
 	s.Helper()
 	o := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: p.ns, Name: p.name}}
 	s.must(client.IgnoreNotFound(s.p.Client.Delete(s.Context(), o)))
-	s.eventually("the end of "+p.String(), func() error {
-		err := s.get(p.ns, p.name, o)
-		if err == nil {
-			return errors.New("it is there")
-		}
-		return client.IgnoreNotFound(err)
-	})
+	s.eventually("the end of "+p.String(), func() error { return gone(s.get(p.ns, p.name, o)) })
+}
+
+// gone is an error unless that of a get says that there is no such object.
+func gone(err error) error {
+	if err == nil {
+		return errors.New("it is there")
+	}
+	return client.IgnoreNotFound(err)
 }
 
 // status waits until the agent's annotation of a pod begins as wanted.
