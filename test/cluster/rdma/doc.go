@@ -12,6 +12,10 @@
 // run alone: each leaves the cluster as it found it, but the last, which uninstalls. When one fails, the state of the
 // cluster is in its output, and the logs of everything in out/test-cluster-rdma.
 //
+// TestVFs has a cluster of its own, whose guests have VFs with soft RoCE, each on one of two NICs and NUMA nodes: pods that claim
+// them. When they have ended, the guests' kernels must say of interfaces, VFs and RDMA devices what they said before, and no record
+// and no address may be left.
+//
 // What needs no such device is in package test/cluster.
 //
 // # Limitations
