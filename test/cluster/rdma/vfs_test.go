@@ -28,7 +28,10 @@ import (
 // vfScenarios are about pods with VFs.
 var vfScenarios = []scenario{
 	{"pluginExclusive", pluginExclusive, later},
+	{"pluginShared", pluginShared, later},
 	{"claim", claim, later},
+	{"twoRails", twoRails, later},
+	{"restartedBetween", restartedBetween, later},
 }
 
 const (
