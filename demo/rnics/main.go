@@ -2,8 +2,8 @@
 
 // Command demo-rdma shows what a platform team sees on nodes that have RDMA devices: a cluster with one
 // node of this machine and two emulated ones with two soft RoCE devices of the kernel each, kube-smcr
-// installed by Helm, redis on RNICs, a cable that is pulled under load and put back, and a node
-// without RNICs that has software ones.
+// installed by Helm, redis on RNICs, a cable that is pulled under load and put back, pods that claim
+// NICs of their own, and a node without RNICs that has software ones.
 //
 //	make demo-rdma
 //	make demo-rdma KEEP=1      leave the cluster running until Ctrl-C

@@ -28,6 +28,12 @@ func values() []string {
 		"agent.resources.cpu=900m", "agent.drainTimeout=5s", "agent.negativeCacheTTL=2s",
 		"controller.replicas=1",
 		`controller.nodeSelector.kubernetes\.io/hostname=n1`, `hooks.nodeSelector.kubernetes\.io/hostname=n1`,
+		// Addresses of VFs that pods claim. Each node has its own, as host-local knows of no other node.
+		"dra.enabled=true",
+		"dra.ipamOfNode.n2.type=host-local", "dra.ipamOfNode.n2.ranges[0][0].subnet=10.1.0.0/24",
+		"dra.ipamOfNode.n2.ranges[0][0].rangeStart=10.1.0.20", "dra.ipamOfNode.n2.ranges[0][0].rangeEnd=10.1.0.29",
+		"dra.ipamOfNode.n3.type=host-local", "dra.ipamOfNode.n3.ranges[0][0].subnet=10.1.0.0/24",
+		"dra.ipamOfNode.n3.ranges[0][0].rangeStart=10.1.0.30", "dra.ipamOfNode.n3.ranges[0][0].rangeEnd=10.1.0.39",
 	}
 }
 
@@ -39,6 +45,7 @@ func (d *demo) Parts() []terminal.Part {
 		{Title: "Applications opt in by an annotation", Do: d.applications},
 		{Title: "Their connections are on RNICs", Do: d.links},
 		{Title: "A cable is pulled", Do: d.cut},
+		{Title: "Pods claim NICs of their own", Do: d.claims},
 		{Title: "A node without RNICs takes part", Do: d.plain},
 	}
 }
@@ -52,7 +59,7 @@ func (d *demo) up(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	cfg := guest.Config{Config: lab.Config{Name: "demo-rdma", Nodes: 1, Images: images.Archives, Progress: d.Out}, Guests: 2}
+	cfg := guest.Config{Config: lab.Config{Name: "demo-rdma", Nodes: 1, Images: images.Archives, Progress: d.Out}, Guests: 2, VFs: 1}
 	if d.cluster, err = guest.Up(ctx, cfg); err != nil {
 		return err
 	}
@@ -112,6 +119,11 @@ func (d *demo) ping(ctx context.Context, client string) error {
 	if err != nil {
 		return err
 	}
+	return d.pingAt(ctx, client, redis)
+}
+
+// pingAt is ping of a redis by its address.
+func (d *demo) pingAt(ctx context.Context, client, redis string) error {
 	d.Eventually(ctx, client+"'s connections to redis are on SMC-R", func() (string, error) {
 		out, err := d.Exec(ctx, client, "redis-cli", "-h", redis, "ping")
 		if err != nil || !strings.Contains(out, "PONG") {
@@ -123,7 +135,7 @@ func (d *demo) ping(ctx context.Context, client string) error {
 		}
 		return "", err
 	})
-	_, err = d.SMCR(ctx, "explain", terminal.Shop+"/"+client, redis+":6379")
+	_, err := d.SMCR(ctx, "explain", terminal.Shop+"/"+client, redis+":6379")
 	return err
 }
 
@@ -213,6 +225,76 @@ func (d *demo) cut(ctx context.Context) error {
 		d.more(ctx, "the connection goes on, and no byte is wrong", &seen)
 	}
 	return nil
+}
+
+// claims gives two pods a VF each, by a claim, and shows that their connections are on these.
+func (d *demo) claims(ctx context.Context) error {
+	d.Say("Nodes offer their virtual functions with what a scheduler wants to know of them:\n")
+	_, err := d.Kubectl(ctx, "get", "resourceslices", "-o", "custom-columns=NODE:.spec.nodeName,DEVICE:.spec.devices[*].name,"+
+		"KIND:.spec.devices[*].attributes.kind.string,RAIL:.spec.devices[*].attributes.rail.int,NUMA:.spec.devices[*].attributes.numaNode.int")
+	if err != nil {
+		return err
+	}
+	d.Say("A pod that claims one needs no annotation, no Multus and no right (chart values dra.enabled, and dra.ipam for addresses):\n")
+	err = d.Apply(ctx, `apiVersion: resource.k8s.io/v1
+kind: ResourceClaimTemplate
+metadata:
+  name: vf-of-rail-0
+  namespace: shop
+spec:
+  spec:
+    devices:
+      requests:
+      - name: nic
+        exactly:
+          deviceClassName: roce.smcr.io
+          selectors:
+          - cel: {expression: 'device.attributes["roce.smcr.io"].kind == "vf" && device.attributes["roce.smcr.io"].rail == 0'}
+`)
+	if err != nil {
+		return err
+	}
+	a, b := d.cluster.Guests[0].Node, d.cluster.Guests[1].Node
+	pods := []string{
+		claiming(terminal.Pod("vf-redis", a, image.Redis), a, "vf-of-rail-0"),
+		claiming(terminal.Pod("vf-client", b, image.Redis, "sleep", "infinity"), b, "vf-of-rail-0"),
+	}
+	if err := d.P.Lab.Apply(ctx, strings.Join(pods, "---\n")); err != nil {
+		return err
+	}
+	if err := d.Enabled(ctx, 7); err != nil { // with the five from before
+		return err
+	}
+	_, err = d.Kubectl(ctx, "get", "resourceclaims", "-n", terminal.Shop, "-o", "custom-columns=POD:.status.reservedFor[0].name,"+
+		"DEVICE:.status.devices[0].device,INTERFACE:.status.devices[0].networkData.interfaceName,ADDRESS:.status.devices[0].networkData.ips[0]")
+	if err != nil {
+		return err
+	}
+	redis := ""
+	d.Eventually(ctx, "the claim's status has the address of the server's VF", func() (string, error) {
+		out, err := d.P.Lab.Kubectl(ctx, "get", "resourceclaims", "-n", terminal.Shop, "-o",
+			`jsonpath={.items[?(@.status.reservedFor[0].name=="vf-redis")].status.devices[0].networkData.ips[0]}`)
+		redis, _, _ = strings.Cut(out, "/")
+		if err == nil && redis == "" {
+			err = errors.New("it has none")
+		}
+		return redis, err
+	})
+	if err := d.pingAt(ctx, "vf-client", redis); err != nil {
+		return err
+	}
+	out, err := d.Kubectl(ctx, "get", "smcrlinks", "-o",
+		"custom-columns=POD:.status.pod,PEER-POD:.status.peerPod,STATE:.status.state,DEVICE:.status.devices,PCI:.status.pciAddresses,GIDS:.status.gids")
+	d.Check("their link group is on their VFs", err == nil && strings.Count(out, redis) == 2, "and on no device of the node; the pods have no device file")
+	return err
+}
+
+// claiming has a pod claim a device by a template. The scheduler gives it to the pod, and so puts the pod on its node.
+func claiming(pod string, n *lab.Node, template string) string {
+	at := "  nodeName: " + n.Name + "\n"
+	return strings.Replace(pod, at, fmt.Sprintf(`  nodeSelector: {kubernetes.io/hostname: %s}
+  resourceClaims: [{name: nic, resourceClaimTemplateName: %s}]
+`, n.Name, template), 1) + "    resources: {claims: [{name: nic}]}\n"
 }
 
 // plain lets a pod of the node without RNICs use software ones, with the other's RNICs.
