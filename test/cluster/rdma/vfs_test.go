@@ -32,6 +32,7 @@ var vfScenarios = []scenario{
 	{"claim", claim, later},
 	{"twoRails", twoRails, later},
 	{"restartedBetween", restartedBetween, later},
+	{"pfDown", pfDown, later},
 }
 
 const (
