@@ -8,7 +8,7 @@ import (
 )
 
 // maxFailures is how many tests may run again. If more fail, it is not the machine.
-const maxFailures = 4
+const maxFailures = 2
 
 // failure is the tests of a package that failed.
 type failure struct {
