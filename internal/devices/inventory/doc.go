@@ -22,5 +22,6 @@
 // # Limitations
 //
 // A VF that is in a pod counts as up if its PF is up: Run does not enter the pod's
-// namespace to look at its port.
+// namespace to look at its port. What neither the kernel tells of nor a glance sees, such as a driver that
+// is bound to a VF without an interface, is found within ten seconds.
 package inventory

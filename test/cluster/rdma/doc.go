@@ -12,9 +12,9 @@
 // run alone: each leaves the cluster as it found it, but the last, which uninstalls. When one fails, the state of the
 // cluster is in its output, and the logs of everything in out/test-cluster-rdma.
 //
-// TestVFs has a cluster of its own, whose guests have VFs with soft RoCE, each on one of two NICs and NUMA nodes: pods that claim
-// them. When they have ended, the guests' kernels must say of interfaces, VFs and RDMA devices what they said before, and no record
-// and no address may be left.
+// TestVFs has a cluster of its own, whose guests have VFs with soft RoCE, each on one of two NICs and NUMA nodes: pods have them by
+// a claim, or by the device plugin and a further network (package secondnet). When they have ended, the guests' kernels must say of
+// interfaces, VFs and RDMA devices what they said before, and no record and no address may be left. Logs are in out/test-cluster-vfs.
 //
 // What needs no such device is in package test/cluster.
 //
