@@ -33,6 +33,7 @@ var vfScenarios = []scenario{
 	{"twoRails", twoRails, later},
 	{"restartedBetween", restartedBetween, later},
 	{"pfDown", pfDown, later},
+	{"churn", churn, later},
 }
 
 const (
