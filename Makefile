@@ -167,8 +167,8 @@ sim: ## Play SIM_SCHEDULES (100000) random schedules of SMC-R and of SDP, a tent
 	$(GO) test -short -count=$(SIMCOUNT) -timeout=2h -run='Sim|Model|Random|Fault|Fabric' $(ARGS) $(PKG)
 
 .PHONY: fuzz
-fuzz: ## Run every fuzz target for FUZZTIME (60s), or all of them for FUZZTOTAL seconds.
-	@GO='$(GO)' FUZZTOTAL='$(FUZZTOTAL)' tools/fuzz.sh $(FUZZTIME)
+fuzz: ## Run every fuzz target for FUZZTIME (60s), or those that changed for FUZZTOTAL seconds in all.
+	@GO='$(GO)' FUZZTOTAL='$(FUZZTOTAL)' FRESH='$(FRESH)' tools/fuzz.sh $(FUZZTIME)
 
 .PHONY: bench
 bench: deps build ## Compare with TCP and with haproxy; table and JSON.

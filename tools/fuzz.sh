@@ -2,9 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Runs every fuzz target of the module, each for the given time (60s unless
-# told), two at a time on two or more processors. With FUZZTOTAL the time is
-# that of all targets together, in seconds. Ends with an error if a target finds
-# a failing input; the input stays in the package's testdata/fuzz.
+# told), two at a time on two or more processors. Ends with an error if a target
+# finds a failing input; the input stays in the package's testdata/fuzz.
+#
+# With FUZZTOTAL the time is that of all targets together, in seconds, and those
+# are left out of which nothing has changed since they were fuzzed like that: a
+# few seconds more of the same would find nothing. FRESH=1 fuzzes them, too.
 #
 #   [FUZZTOTAL=SECONDS] tools/fuzz.sh [TIME] [PACKAGE_PATTERN]
 set -euo pipefail
@@ -33,8 +36,38 @@ if [ ${#targets[@]} -eq 0 ]; then
 	echo "fuzz: no target under $pattern" >&2
 	exit 1
 fi
+
+# What each package's test was made of when it was last fuzzed with FUZZTOTAL, in a
+# file beside the inputs that were found for it; and what it is made of now.
+fuzzed() { echo "$cache/$1/fuzzed"; }
+declare -A made
 if [ -n "${FUZZTOTAL:-}" ]; then
-	fuzztime=$((FUZZTOTAL * 1000 * jobs / ${#targets[@]}))ms
+	module=$("$go" list -m)
+	inputs=$("$go" run ./tools/inputs)
+	changed=()
+	for pkg in "${packages[@]}"; do
+		variable=KUBE_SMCR_INPUT_$(tr '/.-' '___' <<<"${pkg#"$module"/}.test")
+		made[$pkg]=$(sed -n "s/^$variable=//p" <<<"$inputs")
+		if [ -z "${made[$pkg]}" ]; then
+			echo "fuzz: tools/inputs says nothing of $pkg" >&2
+			exit 1
+		fi
+		if [ -n "${FRESH:-}" ] || [ "$(cat "$(fuzzed "$pkg")" 2>/dev/null)" != "${made[$pkg]}" ]; then
+			changed+=("$pkg")
+		fi
+	done
+	all=${#targets[@]}
+	mapfile -t targets < <(printf '%s\n' "${targets[@]}" | awk -v packages="${changed[*]}" '
+		BEGIN { n = split(packages, p, " "); for (i = 1; i <= n; i++) want[p[i]] = 1 }
+		$1 in want')
+	packages=("${changed[@]}")
+	if [ ${#targets[@]} -eq 0 ]; then
+		echo "fuzz: ok, nothing has changed of $all targets since they were fuzzed"
+		exit 0
+	fi
+	milliseconds=$((FUZZTOTAL * 1000 * jobs / ${#targets[@]}))
+	fuzztime=$((milliseconds < 5000 ? milliseconds : 5000))ms
+	echo "fuzz: nothing has changed of $((all - ${#targets[@]})) other targets since they were fuzzed"
 fi
 echo "fuzz: ${#targets[@]} targets, $fuzztime each, $jobs at a time"
 
@@ -102,4 +135,8 @@ if [ "$failed" -ne 0 ]; then
 	echo "fuzz: FAILED in ${SECONDS}s"
 	exit 1
 fi
+for pkg in "${!made[@]}"; do
+	mkdir -p "$cache/$pkg"
+	echo "${made[$pkg]}" >"$(fuzzed "$pkg")"
+done
 echo "fuzz: ok, ${#targets[@]} targets in ${SECONDS}s"
