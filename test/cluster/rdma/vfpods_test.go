@@ -4,6 +4,7 @@ package rdma
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 
@@ -132,6 +133,7 @@ func restartedBetween(s *suite) {
 		_, err := n.Guest.Shell(s.Context(), "mkdir -p /run/secondnet; touch "+holdFile)
 		s.must(err)
 		defer func() { _, _ = n.Guest.Shell(s.Context(), "rm -f "+holdFile) }()
+		fresh := on(way.object, n).DeepCopy()
 		s.must(s.p.Client.Create(s.Context(), on(way.object, n)))
 		s.heldAt(ns, way.object.Name)
 		if way.record != "" {
@@ -143,11 +145,37 @@ func restartedBetween(s *suite) {
 		s.must(n.StartKubelet(s.Context()))
 		_, err = n.Guest.Run(s.Context(), "rm", holdFile)
 		s.must(err)
-		p := s.running(pod{ns: ns, name: way.object.Name, node: n.Name})
-		s.withVF(n, p, 1)
+		p := pod{ns: ns, name: way.object.Name, node: n.Name}
+		if s.refused(p) {
+			s.endPods(ns)
+			s.must(s.p.Client.Create(s.Context(), fresh))
+		}
+		s.withVF(n, s.running(p), 1)
 		s.endPods(ns)
 		again()
 	}
+}
+
+// refused waits until kubelet takes a pod that it had not started when it ended itself, and reports whether it refuses the pod
+// instead. It does, for good, if it hears of the pod before the resource's plugin has registered again; whoever owns such pods
+// makes others.
+func (s *suite) refused(p pod) (refused bool) {
+	s.Helper()
+	s.eventually("what becomes of "+p.String(), func() error {
+		var o corev1.Pod
+		if err := s.get(p.ns, p.name, &o); err != nil {
+			return err
+		}
+		refused = o.Status.Reason == "UnexpectedAdmissionError"
+		if !refused && o.Status.Phase != corev1.PodRunning {
+			return fmt.Errorf("it is %s: %s %s", o.Status.Phase, o.Status.Reason, o.Status.Message)
+		}
+		return nil
+	})
+	if refused {
+		s.Logf("kubelet refused %s when it came back", p)
+	}
+	return refused
 }
 
 // heldAt waits until a pod's network could not be made because of holdFile.
