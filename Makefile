@@ -141,7 +141,7 @@ test-cluster: deps cluster-tools ## Test on a real two-node Kubernetes from end 
 
 .PHONY: test-cluster-rdma
 test-cluster-rdma: deps cluster-tools vm-image ## Test on a Kubernetes two of whose nodes are guests with rxe, in some 50 minutes (ARGS=-run=TestRDMA/links).
-	$(GO) test -count=1 -v -timeout=90m $(ARGS) ./test/cluster/rdma
+	$(GO) test -count=1 -v -timeout=100m $(ARGS) ./test/cluster/rdma
 
 .PHONY: test-vm
 test-vm: deps vm-image ## Test on rxe and the kernel's SMC-R, in guests (PKG=./test/vm/kernel ARGS=-run=X).

@@ -68,7 +68,7 @@ func (s *suite) comeAndGo(ns, name string, o *corev1.Pod, vfs int32) {
 	}
 	s.must(s.p.Client.Create(s.Context(), job))
 	forced := 0
-	s.within(12*time.Minute, "the end of the pods of "+name, func() error {
+	s.within(30*time.Minute, "the end of the pods of "+name, func() error {
 		if err := s.get(ns, name, job); err != nil {
 			return err
 		}

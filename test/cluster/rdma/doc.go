@@ -6,7 +6,8 @@
 // say of their queue pairs, and of their own SMC-R, which is the datapath of pods, too.
 //
 //	make test-cluster-rdma
-//	make test-cluster-rdma ARGS='-run=TestRDMA/(links|cut)'
+//	make test-cluster-rdma ARGS=-run=TestRDMA/links
+//	make test-cluster-rdma ARGS=-short
 //
 // One cluster serves all scenarios, in the order of the table in rdma_test.go, and any of them can
 // run alone: each leaves the cluster as it found it, but the last, which uninstalls. When one fails, the state of the
