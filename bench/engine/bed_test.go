@@ -113,7 +113,8 @@ func TestUsage_per(t *testing.T) {
 	if got, want := u.per("round trip", 0), (report.Cost{Per: "round trip", Counted: true}); got != want {
 		t.Errorf("of nothing: %+v, want %+v", got, want)
 	}
-	if got := (Usage{CPU: -time.Second}).per("round trip", 1); got.CPUMicros != 0 {
+	less := Usage{CPU: -time.Second, Switches: -1, UDPSends: -1, TCPSends: -1}
+	if got, want := less.per("round trip", 1), (report.Cost{Per: "round trip"}); got != want {
 		t.Errorf("less than the start cost: %+v", got)
 	}
 }

@@ -62,7 +62,7 @@ func (w *way) Check(ctx context.Context, l load.Load, _ load.Result) error {
 func pathsOf(ways []*way) []engine.Path {
 	paths := make([]engine.Path, len(ways))
 	for i, w := range ways {
-		paths[i] = engine.Path{Name: w.name, Peers: w}
+		paths[i] = engine.Path{Name: w.name, Peers: w, StartCost: true}
 	}
 	return paths
 }
