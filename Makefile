@@ -206,7 +206,7 @@ demo-k8s: deps cluster-tools ## Show on a real Kubernetes what its users see (KE
 	$(GO) run ./demo/k8s $(if $(KEEP),--keep) $(ARGS)
 
 .PHONY: demo-rdma
-demo-rdma: deps cluster-tools vm-image ## Show the same on nodes with RDMA devices, emulated, in some five minutes (KEEP=1 leaves it running).
+demo-rdma: deps cluster-tools vm-image ## Show the same on nodes with RDMA devices, emulated, in some three minutes (KEEP=1 leaves it running).
 	$(GO) run ./demo/rnics $(if $(KEEP),--keep) $(ARGS)
 
 .PHONY: cluster-tools
