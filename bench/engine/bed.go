@@ -27,11 +27,11 @@ type Path struct {
 	// Tool: a program of others, which may hang or fail. The path is left out from
 	// then on, and the run goes on.
 	Tool bool
-	// StartCost: what a load without any operation uses is measured beforehand and
-	// taken off: that of programs that start for each load, of connections that are opened
-	// for it, and of what goes before that does not count. Of 64 connections and
-	// short rounds that is more than what is measured.
-	StartCost bool
+	// StartCost says for which loads the cost of one without any operation is measured beforehand and
+	// taken off: of programs that start for each load, of connections that are opened
+	// for it, and of turns before those that count. With 64 connections and
+	// short rounds that is more than what is measured. Nil: for none.
+	StartCost func(load.Load) bool
 	// Profile starts CPU profiles of the job with this number, and end ends them.
 	// Nil: there are none of this path.
 	Profile func(job int) (end func() error, err error)

@@ -119,7 +119,7 @@ func (e *Engine) each(ctx context.Context, courses [][]*course, first int, do fu
 func (c *course) prepare(ctx context.Context) error {
 	l := c.job.Load
 	l.Duration = 0
-	if err := c.path.Start(ctx, l); err != nil || !c.path.StartCost {
+	if err := c.path.Start(ctx, l); err != nil || c.path.StartCost == nil || !c.path.StartCost(l) {
 		return err
 	}
 	began := time.Now()

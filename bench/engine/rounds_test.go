@@ -67,10 +67,12 @@ func TestEngine_Compare_only(t *testing.T) {
 	}
 }
 
+func always(load.Load) bool { return true }
+
 // What a path costs before its first operation is no cost of the operations.
 func TestEngine_Compare_startCost(t *testing.T) {
 	e, b := fakeEngine(t, 3), &fakeBed{}
-	for _, p := range []Path{{Name: "a", StartCost: true}, {Name: "b"}} {
+	for _, p := range []Path{{Name: "a", StartCost: always}, {Name: "b"}} {
 		// 4 ms to start, 1 ms for each operation, of which 5 cannot be had without.
 		b.add(p, &fakePeers{ops: 25, atStart: 5, startCost: 4 * time.Millisecond, opCost: time.Millisecond})
 	}
@@ -93,8 +95,8 @@ func TestEngine_Compare_slow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e, b := fakeEngine(t, 2), &fakeBed{}
 		slow := &fakePeers{ops: 7, atStart: 7, opCost: time.Millisecond, takes: slowLimit + time.Second}
-		b.add(Path{Name: "slow", StartCost: true}, slow)
-		b.add(Path{Name: "fast", StartCost: true}, &fakePeers{ops: 7, takes: slowLimit - time.Second})
+		b.add(Path{Name: "slow", StartCost: always}, slow)
+		b.add(Path{Name: "fast", StartCost: always}, &fakePeers{ops: 7, takes: slowLimit - time.Second})
 		if err := e.Compare(t.Context(), "test", b, []Job{e.fakeJob("opening", "fast")}); err != nil {
 			t.Fatal(err)
 		}

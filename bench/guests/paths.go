@@ -74,7 +74,8 @@ func (p *pair) rsockets() engine.Path {
 // wanted are those that are asked for.
 func (p *pair) wanted(all []engine.Path) []engine.Path {
 	for i := range all {
-		all[i].StartCost = true // on an emulated processor even a request to a worker has one
+		// On an emulated processor even a request to a worker has one.
+		all[i].StartCost = func(load.Load) bool { return true }
 	}
 	return slices.DeleteFunc(all, func(path engine.Path) bool {
 		return p.only != "" && !slices.Contains(strings.Split(p.only, ","), path.Name)

@@ -21,9 +21,19 @@ import (
 // link falls into it.
 const idleWindow = 11 * time.Second
 
-// idleSettle is how long connections have been idle before what they cost is looked at: agents park
+// idleSettle is how long connections have been idle before what they cost is looked at: stacks give back, and agents park,
 // what has been idle for two seconds.
 const idleSettle = 3 * time.Second
+
+// settle waits until connections that were opened are idle ones.
+func settle(ctx context.Context) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(idleSettle):
+		return nil
+	}
+}
 
 // scale measures what open connections cost and whether they slow others down.
 func (b *bench) scale(ctx context.Context) error {
@@ -158,6 +168,9 @@ func (l *level) fill(ctx context.Context) error {
 		return err
 	}
 	if l.open, err = conn.Run(ctx, load.Load{Kind: load.Idle, Conns: l.conns}); err != nil {
+		return err
+	}
+	if err := settle(ctx); err != nil {
 		return err
 	}
 	if l.full, err = l.sample(); err != nil {
@@ -325,10 +338,8 @@ func (b *bench) openIdle(ctx context.Context, group string, ways []*way) error {
 		if err != nil {
 			return fmt.Errorf("open %d connections over %s: %w", podsIdle, w.name, err)
 		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(idleSettle):
+		if err := settle(ctx); err != nil {
+			return err
 		}
 		rss2, fds2 := total(w)
 		var memory []report.Target

@@ -58,11 +58,11 @@ func (w *way) Check(ctx context.Context, l load.Load, _ load.Result) error {
 	return w.carried(ctx, max(l.Conns, 1))
 }
 
-// pathsOf are the ways as paths.
+// pathsOf are the ways as paths. Where opening connections is what is measured, nothing is taken off for it.
 func pathsOf(ways []*way) []engine.Path {
 	paths := make([]engine.Path, len(ways))
 	for i, w := range ways {
-		paths[i] = engine.Path{Name: w.name, Peers: w, StartCost: true}
+		paths[i] = engine.Path{Name: w.name, Peers: w, StartCost: func(l load.Load) bool { return l.Kind != load.Setup }}
 	}
 	return paths
 }
