@@ -67,7 +67,9 @@ if [ -n "${FUZZTOTAL:-}" ]; then
 	fi
 	milliseconds=$((FUZZTOTAL * 1000 * jobs / ${#targets[@]}))
 	fuzztime=$((milliseconds < 5000 ? milliseconds : 5000))ms
-	echo "fuzz: nothing has changed of $((all - ${#targets[@]})) other targets since they were fuzzed"
+	if [ "$all" -gt ${#targets[@]} ]; then
+		echo "fuzz: nothing has changed of $((all - ${#targets[@]})) other targets since they were fuzzed"
+	fi
 fi
 echo "fuzz: ${#targets[@]} targets, $fuzztime each, $jobs at a time"
 
