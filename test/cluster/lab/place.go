@@ -9,6 +9,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 
 	"github.com/smcr-io/kube-smcr/internal/testenv/clustertools"
 	"github.com/smcr-io/kube-smcr/internal/testenv/place"
@@ -121,5 +123,15 @@ func Down(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(remove(dir), lock.Close())
+	if err := errors.Join(remove(dir), lock.Close()); err != nil {
+		return err
+	}
+	// The supervisor gives its lock back a moment before it ends.
+	return poll(ctx, "the end of the supervisor of cluster "+name, stopTimeout, func() error {
+		left, err := Leftovers(name)
+		if err == nil && slices.ContainsFunc(left, func(l string) bool { return strings.Contains(l, " supervise "+dir+" ") }) {
+			err = fmt.Errorf("there is still %q", left)
+		}
+		return err
+	})
 }
