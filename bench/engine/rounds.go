@@ -127,7 +127,7 @@ func (c *course) prepare(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if time.Since(began) > slowLimit {
+	if time.Since(began) > slowLimit && c.job.Per.Of(m.Result) > 0 {
 		// It counts as the path's first round, and there is no other one.
 		c.slow = &m
 		return nil
