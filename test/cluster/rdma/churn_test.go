@@ -80,6 +80,9 @@ func (s *suite) comeAndGo(ns, name string, o *corev1.Pod, vfs int32) {
 		}
 		return fmt.Errorf("%d of them succeeded, %d failed", job.Status.Succeeded, job.Status.Failed)
 	})
+	if forced == 0 {
+		s.Errorf("no pod of %s was deleted by force", name)
+	}
 	if int(job.Status.Failed) > forced {
 		s.Errorf("%d pods of %s failed; %d were deleted by force", job.Status.Failed, name, forced)
 	}

@@ -7,7 +7,6 @@
 //
 //	make test-cluster-rdma
 //	make test-cluster-rdma ARGS=-run=TestRDMA/links
-//	make test-cluster-rdma ARGS=-short
 //
 // One cluster serves all scenarios, in the order of the table in rdma_test.go, and any of them can
 // run alone: each leaves the cluster as it found it, but the last, which uninstalls. When one fails, the state of the

@@ -17,16 +17,16 @@ import (
 )
 
 // scenarios are in this order because each is cheaper while the ones before it did not break
-// anything. Those that take seconds are played with -short, too.
+// anything.
 var scenarios = []scenario{
-	{name: "links", run: links, quick: true},
-	{name: "cut", run: cut, quick: true},
-	{name: "deviceGone", run: deviceGone, quick: true},
-	{name: "fallback", run: fallback, quick: true},
-	{name: "transports", run: transports, quick: true},
-	{name: "policies", run: policies, quick: true},
-	{name: "ifAvailable", run: ifAvailable, quick: true},
-	{name: "kernelPeer", run: kernelPeer, quick: true},
+	{name: "links", run: links},
+	{name: "cut", run: cut},
+	{name: "deviceGone", run: deviceGone},
+	{name: "fallback", run: fallback},
+	{name: "transports", run: transports},
+	{name: "policies", run: policies},
+	{name: "ifAvailable", run: ifAvailable},
+	{name: "kernelPeer", run: kernelPeer},
 	{name: "datapath", run: datapath},
 	{name: "update", run: update},
 	{name: "mixed", run: mixed},
@@ -39,7 +39,9 @@ func TestRDMA(t *testing.T) {
 	testenv.Need(t, testenv.Root, testenv.NetAdmin, testenv.ClusterTools, testenv.VM)
 	b := bed{guests: guest.Config{KernelSMC: true}, logs: logDir("test-cluster-rdma"), values: installed}
 	c, p := b.setUp(t)
-	playAll(t, c, p, scenarios)
+	for _, s := range scenarios {
+		s.play(t, c, p)
+	}
 }
 
 // A scenario is one thing that must be true of a cluster.
@@ -47,16 +49,6 @@ type scenario struct {
 	name     string
 	run      func(*suite)
 	patience time.Duration // how long what is waited for may take, if longer than soon
-	quick    bool          // played with -short, too
-}
-
-// playAll plays scenarios in their order, and with -short those that are quick.
-func playAll(t *testing.T, c *guest.Cluster, p *product.Product, scenarios []scenario) {
-	for _, s := range scenarios {
-		if s.quick || !testing.Short() {
-			s.play(t, c, p)
-		}
-	}
 }
 
 func (o scenario) play(t *testing.T, c *guest.Cluster, p *product.Product) {
