@@ -4,6 +4,7 @@ package rdma
 
 import (
 	"fmt"
+	"testing"
 	"time"
 
 	batchv1 "k8s.io/api/batch/v1"
@@ -14,8 +15,14 @@ import (
 	"github.com/smcr-io/kube-smcr/internal/devices/deviceplugin"
 )
 
-// churned is how many pods with a VF come and go, half of them by claims.
-const churned = 100
+// churned is how many pods with a VF come and go, half of them by claims. With -short there are fewer, as they take some nine
+// seconds each.
+func churned() int32 {
+	if testing.Short() {
+		return 16
+	}
+	return 100
+}
 
 // churn: pods with VFs come and go, more than there are VFs, some of them by force. Each has a VF that works, and nothing of them is left.
 func churn(s *suite) {
@@ -46,7 +53,7 @@ func churn(s *suite) {
 		empty := s.unchanged()
 		began := time.Now()
 		s.comeAndGo(ns, way.name, way.object("", "once", server.address()), way.vfs)
-		s.Logf("%d pods by %s came and went in %v", churned/2, way.name, time.Since(began).Round(time.Second))
+		s.Logf("%d pods by %s came and went in %v", churned()/2, way.name, time.Since(began).Round(time.Second))
 		empty()
 		s.endPods(ns)
 		again()
@@ -57,7 +64,7 @@ func churn(s *suite) {
 // they run some are deleted by force, and made again.
 func (s *suite) comeAndGo(ns, name string, o *corev1.Pod, vfs int32) {
 	s.Helper()
-	completions, parallelism, backoff := int32(churned/2), vfs+2, int32(churned)
+	completions, parallelism, backoff := churned()/2, vfs+2, churned()
 	o.Spec.RestartPolicy = corev1.RestartPolicyNever
 	job := &batchv1.Job{
 		ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name},
