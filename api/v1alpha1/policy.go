@@ -310,6 +310,9 @@ type BufferSize string
 
 // PolicyBuffers are the buffers of one connection of a pod. Larger buffers carry
 // more data at a time to far peers, smaller ones leave memory for more connections.
+// With datapath Agent a pod's first 8 connections with a peer have buffers of these
+// sizes, the next 8 half as large ones, and further ones a quarter; none is smaller for
+// that than 128Ki.
 type PolicyBuffers struct {
 	// rmbe is the size of the receive buffer in bytes: an element of an RMB, which
 	// the peer writes into. Left out: the agents' setting, by default 512Ki.

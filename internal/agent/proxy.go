@@ -193,11 +193,12 @@ func (px *proxy) stackBudget() config.Budget {
 func (px *proxy) stackConfig(memory *account) smcr.Config {
 	n, s, budget := px.agent.node.Load(), px.settings, px.stackBudget()
 	// The stack makes its queues for MaxConns, so that must be no more than the memory allows. If
-	// the memory is less than a whole region, regions are smaller.
-	fit := budget.MemoryBytes / s.ConnBytes()
+	// the memory is less than a whole region of the largest buffers, regions are smaller.
+	fit := budget.MemoryBytes / smcr.LeastConnBytes(s.RMBEBytes, s.SendBufferBytes)
+	region := budget.MemoryBytes / (s.RMBEBytes + s.SendBufferBytes)
 	cfg := smcr.Config{
 		Option:        px.agent.option,
-		RMBESizeBytes: s.RMBEBytes, SendBufferBytes: s.SendBufferBytes, RMBEsPerRMB: max(1, min(fit, config.ConnsPerRegion)),
+		RMBESizeBytes: s.RMBEBytes, SendBufferBytes: s.SendBufferBytes, RMBEsPerRMB: max(1, min(region, config.ConnsPerRegion)),
 		MemoryBytes: max(1, budget.MemoryBytes), Account: memory, QueuePairs: memory, MaxConns: max(1, min(budget.Conns, fit)), AnyPrefix: n.AnyPrefix,
 		Versions: smcr.VersionSet(s.Versions), EIDs: n.EIDs, Hostname: n.Name, Route: px.route,
 		Hooks: smcr.Hooks{Malformed: px.noteMalformed, Failed: px.noteFailed, Trespass: px.noteTrespass},

@@ -224,6 +224,11 @@ func TestProxy_stackConfig(t *testing.T) {
 		{name: "few connections fit", change: func(px *proxy) { px.settings.Budget.MemoryBytes = 3 * 128 << 10 }, want: func(c *smcr.Config) {
 			c.MaxConns, c.RMBEsPerRMB, c.MemoryBytes = 3, 3, 3*128<<10
 		}},
+		{name: "large buffers", change: func(px *proxy) {
+			px.settings.Budget, px.settings.RMBEBytes, px.settings.SendBufferBytes = config.Budget{MemoryBytes: 4 << 20, Conns: 100}, 512<<10, 512<<10
+		}, want: func(c *smcr.Config) { // of which further connections with a peer have less
+			c.MaxConns, c.RMBEsPerRMB, c.MemoryBytes, c.RMBESizeBytes, c.SendBufferBytes = 16, 4, 4<<20, 512<<10, 512<<10
+		}},
 		{name: "none fits", change: func(px *proxy) { px.settings.Budget.MemoryBytes = 0 }, want: func(c *smcr.Config) {
 			c.MaxConns, c.RMBEsPerRMB, c.MemoryBytes = 1, 1, 1
 		}},

@@ -122,9 +122,6 @@ type Settings struct {
 	Mismatch, MismatchOwn Mismatch
 }
 
-// ConnBytes is the memory of one connection's buffers.
-func (s Settings) ConnBytes() int { return s.RMBEBytes + s.SendBufferBytes }
-
 // Mismatch is what the policies of a pod and a node do not have in common, so that the
 // pod cannot use SMC-R there.
 type Mismatch uint8

@@ -74,7 +74,9 @@ type Config struct {
 	// nobody: every connection is plain TCP with reason PEERNOSMC.
 	Option Option
 	// RMBESizeBytes is the receive buffer of a connection, 16 KiB to 512 KiB,
-	// a power of two. Default 512 KiB.
+	// a power of two. Default 512 KiB. Of a link group's connections the first 8 have
+	// buffers of the configured sizes, the next 8 half as large ones, and further ones
+	// a quarter; none is smaller for that than 128 KiB.
 	RMBESizeBytes int
 	// SendBufferBytes is the send buffer of a connection, a power of two.
 	// Default: RMBESizeBytes.

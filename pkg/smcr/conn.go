@@ -49,11 +49,7 @@ func newTCPConn(s *Stack, tcp *net.TCPConn, info Info, early []byte, mayCross bo
 }
 
 // newSMCConn makes the shell of a connection; the caller holds the turn.
-func newSMCConn(s *Stack, g *group, lc *linkgroup.Conn, tcp *net.TCPConn) (*Conn, error) {
-	buf, err := g.mem.takeSend()
-	if err != nil {
-		return nil, err
-	}
+func newSMCConn(s *Stack, g *group, lc *linkgroup.Conn, buf *sendBuffer, tcp *net.TCPConn) *Conn {
 	c := &Conn{tcp: tcp, stack: s, group: g, lc: lc}
 	c.recv.init(g.rmbs[lc.Local().RMB], int(lc.Local().Index-1), g.rmbe(lc.Local()), lc.Ring())
 	c.send.init(buf)
@@ -64,7 +60,7 @@ func newSMCConn(s *Stack, g *group, lc *linkgroup.Conn, tcp *net.TCPConn) (*Conn
 	c.life.begin()
 	g.setShell(c)
 	s.conns[c] = struct{}{}
-	return c, nil
+	return c
 }
 
 // applyNegotiated fixes what the first contact negotiated; the caller holds the turn

@@ -67,7 +67,7 @@ func (s *Stack) newGroup(with *contact) (_ *group, err error) {
 	}
 	g := &group{
 		s: s, id: lastGroupID.Add(1), contact: *with, version: max(with.agreed.Version, clc.V1), opened: time.Now(),
-		mem:     memory{s: s, size: s.cfg.SendBufferBytes},
+		mem:     memory{s: s},
 		rmbs:    map[linkgroup.RMBID]*region{},
 		setup:   make(chan setupEvent, 4),
 		formed:  make(chan struct{}),
@@ -110,7 +110,6 @@ func (g *group) config() linkgroup.Config {
 	cfg := linkgroup.Config{
 		Role: g.role, Version: g.version, AllowRFC: s.cfg.Dialects == DialectsBoth, UserID: g.id,
 		MaxLinks: uint8(s.cfg.LinksPerGroup), MaxConns: uint8(s.cfg.ConnsPerGroup),
-		SendBuffer:  uint32(s.cfg.SendBufferBytes),
 		IdleTimeout: idle, CloseTimeout: s.cfg.CloseTimeout, ReleaseTimeout: releaseTimeout,
 		Rand: rand.New(rand.NewPCG(s.rand.Uint64(), s.rand.Uint64())),
 	}

@@ -164,16 +164,11 @@ func (r *rendezvous) admit(g *group) error {
 
 // open gives a connection its buffers.
 func (r *rendezvous) open(g *group) (*Conn, error) {
-	lc, err := g.openConn()
+	lc, buf, err := g.openConn()
 	if err != nil {
 		return nil, err
 	}
-	c, err := newSMCConn(r.s, g, lc, r.tcp)
-	if err != nil {
-		lc.Abandon(time.Now(), true) // the peer has not seen the connection
-		g.flush(time.Now())
-		return nil, err
-	}
+	c := newSMCConn(r.s, g, lc, buf, r.tcp)
 	g.noteIdle() // nobody may take the group's memory from now on
 	return c, nil
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/bits"
+	"slices"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/linkgroup"
@@ -13,7 +14,7 @@ import (
 
 // maxArena is how many send buffers share one registered region at most: few
 // regions, each an mmap and an entry in the device's table. The first region of a link
-// group has one, each further one as many as there are by then.
+// group has one, each further one as many of its size as there are by then.
 const maxArena = 8
 
 // MemoryAccount is charged for the memory that a stack registers. Its methods are
@@ -154,10 +155,11 @@ type sendBuffer struct {
 // arena is a region cut into send buffers.
 type arena struct {
 	region *region
+	of     *sendBuffers
 	bufs   []sendBuffer // maxArena at most
 	free   uint8        // bit set of bufs
 	place  int          // in memory.arenas
-	roomy  int          // place in memory.roomy, -1: it is full
+	roomy  int          // place in sendBuffers.roomy, -1: it is full
 }
 
 func (a *arena) isFree() bool { return int(a.free) == 1<<len(a.bufs)-1 }
@@ -167,11 +169,16 @@ func (a *arena) isFree() bool { return int(a.free) == 1<<len(a.bufs)-1 }
 type memory struct {
 	s       *Stack
 	domains [linkgroup.MaxRNICs]*domain // by number of the device; nil until it is used
-	size    int                         // of a send buffer
 	arenas  []*arena
-	roomy   []*arena // those with free buffers
-	nbufs   int      // buffers
-	nfree   int      // buffers that nobody has
+	sizes   []*sendBuffers // the first size is that of the first connection
+}
+
+// sendBuffers are a link group's send buffers of one size.
+type sendBuffers struct {
+	size  int      // of a buffer
+	roomy []*arena // those with free buffers
+	nbufs int      // buffers
+	nfree int      // buffers that nobody has
 }
 
 // newDomain makes a domain on a device without users.
@@ -251,30 +258,55 @@ func (m *memory) registerWith(n *rnic, size int, access rdma.Access, of rdma.MR)
 	return registration{mr, d}, nil
 }
 
-// takeSend returns a send buffer.
-func (m *memory) takeSend() (*sendBuffer, error) {
-	if len(m.roomy) == 0 {
-		if err := m.grow(); err != nil {
+// takeSend returns a send buffer of this size or, if there is no more memory, of another
+// size that is free.
+func (m *memory) takeSend(size int) (*sendBuffer, error) {
+	of := m.ofSize(size)
+	if len(of.roomy) == 0 {
+		err := m.grow(of)
+		if i := slices.IndexFunc(m.sizes, (*sendBuffers).isRoomy); isShort(err) && i >= 0 {
+			of, err = m.sizes[i], nil
+		}
+		if err != nil {
 			return nil, err
 		}
 	}
-	a := m.roomy[len(m.roomy)-1]
+	return of.take(), nil
+}
+
+// ofSize returns the send buffers of a size: there are few sizes.
+func (m *memory) ofSize(size int) *sendBuffers {
+	for _, o := range m.sizes {
+		if o.size == size {
+			return o
+		}
+	}
+	o := &sendBuffers{size: size}
+	m.sizes = append(m.sizes, o)
+	return o
+}
+
+func (o *sendBuffers) isRoomy() bool { return len(o.roomy) > 0 }
+
+// take returns a buffer; there is a free one.
+func (o *sendBuffers) take() *sendBuffer {
+	a := o.roomy[len(o.roomy)-1]
 	i := bits.TrailingZeros8(a.free)
 	a.free &^= 1 << i
-	m.nfree--
+	o.nfree--
 	if a.free == 0 {
-		m.roomy = dropPlace(m.roomy, a.roomy, func(o *arena, to int) { o.roomy = to })
+		o.roomy = dropPlace(o.roomy, a.roomy, func(o *arena, to int) { o.roomy = to })
 		a.roomy = -1
 	}
-	return &a.bufs[i], nil
+	return &a.bufs[i]
 }
 
 // grow adds as many send buffers as there are or, if there is not so much memory, one.
-func (m *memory) grow() error {
-	n := min(max(m.nbufs, 1), maxArena)
-	err := m.addArena(n)
+func (m *memory) grow(of *sendBuffers) error {
+	n := min(max(of.nbufs, 1), maxArena)
+	err := m.addArena(of, n)
 	if isShort(err) && n > 1 {
-		err = m.addArena(1)
+		err = m.addArena(of, 1)
 	}
 	return err
 }
@@ -285,51 +317,52 @@ func isShort(err error) bool {
 	return errors.As(err, &short)
 }
 
-func (m *memory) addArena(n int) error {
-	r, err := m.register(m.size*n, rdma.LocalWrite)
+func (m *memory) addArena(of *sendBuffers, n int) error {
+	r, err := m.register(of.size*n, rdma.LocalWrite)
 	if err != nil {
 		return err
 	}
-	a := &arena{region: r, bufs: make([]sendBuffer, n), free: 1<<n - 1, place: len(m.arenas), roomy: len(m.roomy)}
+	a := &arena{region: r, of: of, bufs: make([]sendBuffer, n), free: 1<<n - 1, place: len(m.arenas), roomy: len(of.roomy)}
 	for i := range a.bufs {
-		off := i * m.size
-		a.bufs[i] = sendBuffer{arena: a, off: off, mem: r.mem[off : off+m.size : off+m.size]}
+		off := i * of.size
+		a.bufs[i] = sendBuffer{arena: a, off: off, mem: r.mem[off : off+of.size : off+of.size]}
 	}
 	m.arenas = append(m.arenas, a)
-	m.roomy = append(m.roomy, a)
-	m.nbufs += n
-	m.nfree += n
+	of.roomy = append(of.roomy, a)
+	of.nbufs += n
+	of.nfree += n
 	return nil
 }
 
 // giveSend takes a send buffer back and unmaps an arena that nobody uses if
 // others have as many free buffers.
 func (m *memory) giveSend(b *sendBuffer) error {
-	a := b.arena
-	a.free |= 1 << (b.off / m.size)
-	m.nfree++
+	a, of := b.arena, b.of
+	a.free |= 1 << (b.off / of.size)
+	of.nfree++
 	if a.roomy < 0 {
-		a.roomy = len(m.roomy)
-		m.roomy = append(m.roomy, a)
+		a.roomy = len(of.roomy)
+		of.roomy = append(of.roomy, a)
 	}
-	if !a.isFree() || m.nfree < 2*len(a.bufs) {
+	if !a.isFree() || of.nfree < 2*len(a.bufs) {
 		return nil
 	}
 	return m.removeArena(a)
 }
 
 func (m *memory) removeArena(a *arena) error {
-	m.nbufs -= len(a.bufs)
-	m.nfree -= len(a.bufs)
-	m.roomy = dropPlace(m.roomy, a.roomy, func(o *arena, to int) { o.roomy = to })
+	of := a.of
+	of.nbufs -= len(a.bufs)
+	of.nfree -= len(a.bufs)
+	of.roomy = dropPlace(of.roomy, a.roomy, func(o *arena, to int) { o.roomy = to })
 	m.arenas = dropPlace(m.arenas, a.place, func(o *arena, to int) { o.place = to })
 	return a.region.close()
 }
 
 // trim unmaps all arenas that nobody uses.
 func (m *memory) trim() {
-	for i := len(m.roomy) - 1; i >= 0; i-- { // removal moves those behind
-		if a := m.roomy[i]; a.isFree() {
+	for i := len(m.arenas) - 1; i >= 0; i-- { // removal moves those behind
+		if a := m.arenas[i]; a.isFree() {
 			_ = m.removeArena(a) // nothing uses it any more
 		}
 	}

@@ -12,7 +12,7 @@ import (
 	"github.com/smcr-io/kube-smcr/pkg/rdma/soft/softtest"
 )
 
-func newTestMemory(tb testing.TB, size, budget int) *memory {
+func newTestMemory(tb testing.TB, budget int) *memory {
 	tb.Helper()
 	d := softtest.NewFabric(tb, 1).Open(tb, soft.Config{Name: "m", Addr: netip.MustParseAddr("192.0.2.1"), MTU: rdma.MTU4096})
 	ctx, err := d.Open()
@@ -30,7 +30,7 @@ func newTestMemory(tb testing.TB, size, budget int) *memory {
 			tb.Errorf("%d protection domains are left", n)
 		}
 	})
-	return &memory{s: s, size: size}
+	return &memory{s: s}
 }
 
 // Buffers are handed out once, and arenas go when enough others are free.
@@ -38,13 +38,14 @@ func TestMemory_sendBuffers(t *testing.T) {
 	const size = 16 << 10
 	seed := rand.Uint64()
 	r := rand.New(rand.NewPCG(seed, 0))
-	m := newTestMemory(t, size, 1000*size)
+	m := newTestMemory(t, 1000*size)
+	of := m.ofSize(size)
 	var taken []*sendBuffer
 	seen := map[*byte]bool{}
 	most := 0
 	for range 5000 {
 		if grow := r.IntN(1000) < 1000-len(taken)*3; grow {
-			b, err := m.takeSend()
+			b, err := m.takeSend(size)
 			if err != nil {
 				t.Fatalf("seed %d: %v", seed, err)
 			}
@@ -64,10 +65,10 @@ func TestMemory_sendBuffers(t *testing.T) {
 			}
 		}
 		most = max(most, len(taken))
-		if bytes := m.s.account.bytes; m.nfree != m.nbufs-len(taken) || bytes != m.nbufs*size || m.nbufs > 3*len(taken)+2*maxArena {
-			t.Fatalf("seed %d: %d buffers, %d free, %d taken, %d bytes", seed, m.nbufs, m.nfree, len(taken), bytes)
+		if bytes := m.s.account.bytes; of.nfree != of.nbufs-len(taken) || bytes != of.nbufs*size || of.nbufs > 3*len(taken)+2*maxArena {
+			t.Fatalf("seed %d: %d buffers, %d free, %d taken, %d bytes", seed, of.nbufs, of.nfree, len(taken), bytes)
 		}
-		for i, a := range m.roomy {
+		for i, a := range of.roomy {
 			if a.roomy != i || a.free == 0 {
 				t.Fatalf("seed %d: arena at %d thinks it is at %d with %08b free", seed, i, a.roomy, a.free)
 			}
@@ -81,11 +82,11 @@ func TestMemory_sendBuffers(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if m.nbufs == 0 || m.nbufs > 2*maxArena {
-		t.Errorf("seed %d: %d buffers without users", seed, m.nbufs)
+	if of.nbufs == 0 || of.nbufs > 2*maxArena {
+		t.Errorf("seed %d: %d buffers without users", seed, of.nbufs)
 	}
 	m.trim()
-	if m.nbufs != 0 || m.nfree != 0 || len(m.arenas) != 0 || m.s.account.bytes != 0 {
+	if of.nbufs != 0 || of.nfree != 0 || len(m.arenas) != 0 || m.s.account.bytes != 0 {
 		t.Errorf("seed %d: %d bytes are left", seed, m.s.account.bytes)
 	}
 }
@@ -101,18 +102,18 @@ func TestMemory_budget(t *testing.T) {
 		{"shared", 20, 13, 13},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			m := newTestMemory(t, size, tc.budget*size)
+			m := newTestMemory(t, tc.budget*size)
 			outer := &testAccount{left: tc.outer * size}
 			m.s.account.outer = outer
 			var taken []*sendBuffer
 			for i := range tc.want { // also the last ones, when there is no room for as many again
-				b, err := m.takeSend()
+				b, err := m.takeSend(size)
 				if err != nil {
 					t.Fatalf("buffer %d: %v", i, err)
 				}
 				taken = append(taken, b)
 			}
-			if _, err := m.takeSend(); !isShort(err) {
+			if _, err := m.takeSend(size); !isShort(err) {
 				t.Errorf("beyond the budget: %v", err)
 			}
 			for _, b := range taken {
@@ -125,6 +126,50 @@ func TestMemory_budget(t *testing.T) {
 				t.Errorf("%d bytes were not given back", tc.outer*size-outer.left)
 			}
 		})
+	}
+}
+
+// Where there is no memory for a buffer of the wanted size, one of another size that is free does; and only there.
+func TestMemory_otherSize(t *testing.T) {
+	const large, small = 64 << 10, 16 << 10
+	m := newTestMemory(t, 2*large)
+	take := func(size, want int) *sendBuffer {
+		t.Helper()
+		b, err := m.takeSend(size)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(b.mem) != want {
+			t.Fatalf("a buffer of %d bytes for %d, want %d", len(b.mem), size, want)
+		}
+		return b
+	}
+	give := func(b *sendBuffer) {
+		t.Helper()
+		if err := m.giveSend(b); err != nil {
+			t.Fatal(err)
+		}
+	}
+	first, second := take(large, large), take(large, large)
+	give(second)
+	third := take(small, large)
+	if _, err := m.takeSend(small); !isShort(err) {
+		t.Fatalf("nothing is left: %v", err)
+	}
+	give(third)
+	m.trim()
+	bufs := []*sendBuffer{first}
+	for range large / small {
+		bufs = append(bufs, take(small, small))
+	}
+	give(bufs[4])
+	bufs[4] = take(large, small)
+	for _, b := range bufs {
+		give(b)
+	}
+	m.trim()
+	if m.s.account.bytes != 0 {
+		t.Errorf("%d bytes are left", m.s.account.bytes)
 	}
 }
 
@@ -148,10 +193,10 @@ func BenchmarkMemory_sendBuffers(b *testing.B) {
 		open int
 	}{{"10 taken", 10}, {"10000 taken", 10000}} {
 		b.Run(n.name, func(b *testing.B) {
-			m := newTestMemory(b, 16<<10, 1<<30)
+			m := newTestMemory(b, 1<<30)
 			var taken []*sendBuffer
 			for range n.open {
-				s, err := m.takeSend()
+				s, err := m.takeSend(16 << 10)
 				if err != nil {
 					b.Fatal(err)
 				}
@@ -162,7 +207,7 @@ func BenchmarkMemory_sendBuffers(b *testing.B) {
 			}
 			b.ReportAllocs()
 			for b.Loop() {
-				s, err := m.takeSend()
+				s, err := m.takeSend(16 << 10)
 				if err != nil {
 					b.Fatal(err)
 				}

@@ -10,7 +10,8 @@ import (
 )
 
 // firstRMBEs is how many connections the first RMB of a link group has room for; each
-// further one has as many elements as there are by then, up to Config.RMBEsPerRMB.
+// further one has as many elements as there are by then, up to Config.RMBEsPerRMB. All elements
+// of an RMB have the same size: see ringBytes.
 const firstRMBEs = 2
 
 // nextRMBEs is how many elements the next RMB is to have.
@@ -20,43 +21,61 @@ func (g *group) nextRMBEs() int { return min(max(g.rmbes(), firstRMBEs), g.s.cfg
 func (g *group) rmbes() int {
 	n := 0
 	for _, r := range g.rmbs {
-		n += len(r.mem) / g.s.cfg.RMBESizeBytes
+		n += len(r.mem) / r.block
 	}
 	return n
 }
 
-// addRMB registers a new RMB of the configured element size.
-func (g *group) addRMB(elements int) (linkgroup.RMBID, error) {
-	r, err := g.mem.register(g.s.cfg.RMBESizeBytes*elements, rdma.LocalWrite|rdma.RemoteWrite)
+// addRMB registers a new RMB of elements of a size.
+func (g *group) addRMB(size, elements int) (linkgroup.RMBID, error) {
+	r, err := g.mem.register(size*elements, rdma.LocalWrite|rdma.RemoteWrite)
 	if err != nil {
 		return 0, err
 	}
-	id, err := g.lg.AddRMB(uint32(g.s.cfg.RMBESizeBytes), elements, r.tokens())
+	id, err := g.lg.AddRMB(uint32(size), elements, r.tokens())
 	if err != nil {
 		return 0, errors.Join(err, r.close())
 	}
-	r.countWrites(g.s.cfg.RMBESizeBytes)
+	r.countWrites(size)
 	g.rmbs[id] = r
 	return id, nil
 }
 
-// openConn gives a connection its RMBE, with a new RMB if need be.
-func (g *group) openConn() (*linkgroup.Conn, error) {
-	size := uint32(g.s.cfg.RMBESizeBytes)
-	lc, err := g.lg.OpenConn(size)
-	if errors.Is(err, linkgroup.ErrNeedRMB) {
-		if _, err = g.addRMB(g.nextRMBEs()); isShort(err) {
-			_, err = g.addRMB(1)
-		}
-		if err != nil {
-			return nil, err
-		}
-		lc, err = g.lg.OpenConn(size)
+// openConn gives a connection its send buffer and its RMBE.
+func (g *group) openConn() (*linkgroup.Conn, *sendBuffer, error) {
+	buf, err := g.mem.takeSend(ringBytes(g.s.cfg.SendBufferBytes, g.lg.Conns()))
+	if err != nil {
+		return nil, nil, err
+	}
+	lc, err := g.takeRMBE(uint32(len(buf.mem)))
+	if err != nil {
+		return nil, nil, errors.Join(err, g.mem.giveSend(buf))
+	}
+	g.prepareRMB()
+	return lc, buf, nil
+}
+
+// takeRMBE gives a connection its RMBE, with a new RMB if need be or, if there is no more memory, one of another
+// size that is free.
+func (g *group) takeRMBE(sendBuffer uint32) (*linkgroup.Conn, error) {
+	most := g.s.cfg.RMBESizeBytes
+	size := ringBytes(most, g.lg.Conns())
+	lc, err := g.lg.OpenConn(uint32(size), sendBuffer)
+	if !errors.Is(err, linkgroup.ErrNeedRMB) {
+		return lc, err
+	}
+	if _, err = g.addRMB(size, g.nextRMBEs()); isShort(err) {
+		_, err = g.addRMB(size, 1)
 	}
 	if err == nil {
-		g.prepareRMB()
+		return g.lg.OpenConn(uint32(size), sendBuffer)
 	}
-	return lc, err
+	for other := most; isShort(err) && other >= min(most, smallRing); other /= 2 {
+		if lc, err := g.lg.OpenConn(uint32(other), sendBuffer); err == nil {
+			return lc, nil
+		}
+	}
+	return nil, err
 }
 
 // prepareRMB tells the peer of another RMB before the last element is taken, so
@@ -64,23 +83,40 @@ func (g *group) openConn() (*linkgroup.Conn, error) {
 // one back when twice as many elements are free (§4.4). The last quarter of the
 // budget is left for connections that are here already.
 func (g *group) prepareRMB() {
-	cfg, have := &g.s.cfg, &g.s.account
-	size := uint32(cfg.RMBESizeBytes)
-	next := g.nextRMBEs()
-	if !g.lg.Usable() || 2*g.lg.FreeRMBEs(size) >= next {
+	if !g.lg.Usable() {
 		return
 	}
-	id, ok := g.lg.UnconfirmedRMB(size) // the peer refused it, or its connection was given up
+	next := g.nextRMBEs()
+	size, missing := g.missingRMBE((next + 1) / 2)
+	if !missing {
+		return
+	}
+	id, ok := g.lg.UnconfirmedRMB(uint32(size)) // the peer refused it, or its connection was given up
 	if !ok {
-		if have.bytes+cfg.RMBESizeBytes*next > have.budget/4*3 {
+		have := &g.s.account
+		if have.bytes+size*next > have.budget/4*3 {
 			return
 		}
 		var err error
-		if id, err = g.addRMB(next); err != nil {
+		if id, err = g.addRMB(size, next); err != nil {
 			return // the rendezvous that needs it says so
 		}
 	}
 	g.lg.ConfirmRMB(id)
+}
+
+// missingRMBE finds the size of the first of the next connections for which no element is free.
+func (g *group) missingRMBE(next int) (size int, missing bool) {
+	conns, free := g.lg.Conns(), 0
+	for n := conns; n < conns+next; n++ {
+		if is := ringBytes(g.s.cfg.RMBESizeBytes, n); is != size {
+			size, free = is, g.lg.FreeRMBEs(uint32(is))
+		}
+		if free--; free < 0 {
+			return size, true
+		}
+	}
+	return 0, false
 }
 
 func (g *group) freeRMB(id linkgroup.RMBID) {

@@ -166,3 +166,71 @@ func TestGroup_holdsRMBEsAfterLoss(t *testing.T) {
 		_ = c.Close()
 	}
 }
+
+// The first connections of a link group have rings of the configured sizes, and further ones smaller rings, of which
+// each side tells the other. Nobody waits for the RMB of another size.
+func TestGroup_ringsBecomeSmaller(t *testing.T) {
+	p := newPair(t, func(c *smcr.Config) { c.LinksPerGroup = 1 })
+	for n := range 20 {
+		a, b := p.dial(t)
+		defer func() { _, _ = a.Close(), b.Close() }()
+		exchange(t, a, b)
+		want := 512 << 10
+		switch {
+		case n >= 16:
+			want = 128 << 10
+		case n >= 8:
+			want = 256 << 10
+		}
+		for _, c := range []*smcr.Conn{a, b} {
+			if i := c.Info(); i.RMBE != want || i.PeerRMBE != want || i.SendBuffer != want {
+				t.Errorf("connection %d: RMBEs of %d and %d bytes, send buffer of %d, want %d", n, i.RMBE, i.PeerRMBE, i.SendBuffer, want)
+			}
+		}
+		waitFor(t, "RMBs that the peer knows", func() bool {
+			for _, s := range []*smcr.Stack{p.client, p.server} {
+				if k, g := smcr.KnownRMBs(s); k != g {
+					return false
+				}
+			}
+			return true
+		})
+	}
+	for _, s := range []*smcr.Stack{p.client, p.server} {
+		if n := s.Stats().RMBWaits; n != 0 {
+			t.Errorf("%d rendezvous waited for CONFIRM RKEY", n)
+		}
+	}
+}
+
+// A connection for whose rings there is no memory gets rings of another size that are free.
+func TestGroup_ringsOfAnotherSize(t *testing.T) {
+	p := newPair(t, func(c *smcr.Config) { c.LinksPerGroup, c.MemoryBytes = 1, 12<<20 })
+	var conns [][2]*smcr.Conn
+	dial := func() {
+		t.Helper()
+		a, b := p.dial(t)
+		exchange(t, a, b)
+		conns = append(conns, [2]*smcr.Conn{a, b})
+	}
+	for p.client.Stats().MemoryBytes < 12<<20-2*(128<<10) || p.server.Stats().MemoryBytes < 12<<20-2*(128<<10) {
+		dial()
+	}
+	t.Logf("%d connections", len(conns))
+	for _, c := range conns[:2] { // with large rings
+		_, _ = c[0].Close(), c[1].Close()
+	}
+	waitFor(t, "the end of two connections", func() bool {
+		return p.client.Stats().Conns == len(conns)-2 && p.server.Stats().Conns == len(conns)-2
+	})
+	conns = conns[2:]
+	for range 2 {
+		dial()
+	}
+	if i := conns[len(conns)-1][0].Info(); i.RMBE < 256<<10 {
+		t.Errorf("RMBE of %d bytes, want one of those that became free", i.RMBE)
+	}
+	for _, c := range conns {
+		_, _ = c[0].Close(), c[1].Close()
+	}
+}

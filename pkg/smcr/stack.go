@@ -113,10 +113,10 @@ func NewStack(cfg Config) (*Stack, error) {
 	return s, nil
 }
 
-// completionQueueDepth allows for the groups that MaxConns can fill, each with
-// so many slots.
+// completionQueueDepth allows for the groups that so many connections make if each has eight of them, as far as there is
+// memory for rings of the configured sizes, and for some more; each group has so many slots.
 func completionQueueDepth(cfg Config, d rdma.Device, slots int) int {
-	groups := 16 + cfg.MaxConns/8
+	groups := 16 + min(cfg.MaxConns, cfg.MemoryBytes/(cfg.RMBESizeBytes+cfg.SendBufferBytes))/8
 	return min(groups*slots, d.Attr().MaxCQE)
 }
 

@@ -117,6 +117,9 @@ func (c *Conn) Activate(peer Ring, token AlertToken) {
 // State returns the connection's state.
 func (c *Conn) State() State { return c.end.state }
 
+// SendBuffer is how many bytes the application may be ahead of the network.
+func (c *Conn) SendBuffer() uint32 { return c.send.buffer }
+
 // Produced, Sent and Completed are the send positions.
 func (c *Conn) Produced() uint64 { return c.send.produced }
 

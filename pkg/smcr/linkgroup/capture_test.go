@@ -55,14 +55,14 @@ func newStage(t *testing.T, script []llcScript, server bool) *stage {
 			_ = err // CDC
 		}
 	}
-	r.g = linkgroup.New(linkgroup.Config{Role: role, UserID: 1, SendBuffer: 1 << 16, Rand: rand.New(rand.NewPCG(1, 2))})
+	r.g = linkgroup.New(linkgroup.Config{Role: role, UserID: 1, Rand: rand.New(rand.NewPCG(1, 2))})
 	r.g.AddFirstLink(ours)
 	r.spare = server
 	s := &stage{rig: r, server: server, ring: cdc.Ring{Size: 64 << 10}}
 	if _, err := r.g.AddRMB(s.ring.Size, 1, tokens); err != nil {
 		t.Fatal(err)
 	}
-	c, err := r.g.OpenConn(s.ring.Size)
+	c, err := r.g.OpenConn(s.ring.Size, 1<<16)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -151,7 +151,7 @@ func rmbeOf(e clc.Endpoint) linkgroup.RMBE {
 func (a *actor) begin(ours clc.Endpoint) {
 	cfg := linkgroup.Config{
 		Version: 2, Release: 1, MaxLinks: a.peer.Ext.MaxLinks, MaxConns: a.peer.Ext.MaxConns,
-		UserID: 1, SendBuffer: 1 << 17, Rand: rand.New(rand.NewPCG(1, 2)),
+		UserID: 1, Rand: rand.New(rand.NewPCG(1, 2)),
 	}
 	if a.server {
 		cfg.Role = linkgroup.Server
@@ -170,11 +170,11 @@ func (a *actor) begin(ours clc.Endpoint) {
 // openConn opens a connection with the next of our captured RMBs, if a new one
 // is needed.
 func (a *actor) openConn() {
-	c, err := a.g.OpenConn(capturedRMBE)
+	c, err := a.g.OpenConn(capturedRMBE, 1<<17)
 	if errors.Is(err, linkgroup.ErrNeedRMB) {
 		if _, err = a.g.AddRMB(capturedRMBE, 1, a.keys[0]); err == nil {
 			a.keys = a.keys[1:]
-			c, err = a.g.OpenConn(capturedRMBE)
+			c, err = a.g.OpenConn(capturedRMBE, 1<<17)
 		}
 	}
 	if err != nil {

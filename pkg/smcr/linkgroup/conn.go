@@ -96,9 +96,10 @@ type RMBE struct {
 	Token cdc.AlertToken
 }
 
-// OpenConn takes a free RMBE of the wanted size and a token. It fails with
-// ErrNeedRMB, ErrFull or, in a group that ends, ErrProtocol.
-func (g *Group) OpenConn(size uint32) (*Conn, error) {
+// OpenConn takes a free RMBE of the wanted size and a token, for a connection whose send
+// buffer is a ring of sendBuffer bytes. It fails with ErrNeedRMB, ErrFull or, in a group that
+// ends, ErrProtocol.
+func (g *Group) OpenConn(size, sendBuffer uint32) (*Conn, error) {
 	if g.state != Active && g.state != Forming {
 		return nil, fmt.Errorf("%w: group is %v", ErrProtocol, g.state)
 	}
@@ -115,7 +116,7 @@ func (g *Group) OpenConn(size uint32) (*Conn, error) {
 	c := &Conn{g: g, rmb: r, element: i}
 	c.useLink(g.links.best(c, nil, g.state == Forming))
 	g.conns.add(g.cfg.Rand, c)
-	c.restart()
+	c.start(sendBuffer)
 	return c, nil
 }
 
@@ -202,9 +203,9 @@ var ErrLinkLost = errors.New("link group: the connection's link was lost")
 // name.
 func (c *Conn) Endpoint() Endpoint { return c.endpoint }
 
-// restart sets the positions to the start, once the dialect is known.
-func (c *Conn) restart() {
-	c.data = cdc.NewConn(cdc.Config{Local: c.g.ring(c.rmb.elementSize), SendBuffer: c.g.cfg.SendBuffer})
+// start sets the positions to the start.
+func (c *Conn) start(sendBuffer uint32) {
+	c.data = cdc.NewConn(cdc.Config{Local: c.g.ring(c.rmb.elementSize), SendBuffer: sendBuffer})
 	if c.peerSize != 0 {
 		c.data.Activate(c.g.ring(c.peerSize), c.peerTok)
 	}
@@ -555,7 +556,7 @@ func (c *Conn) appendWrites(dst []Output, t cdc.Transmission) []Output {
 	if t.Len == 0 {
 		return dst
 	}
-	source := cdc.Ring{Size: c.g.cfg.SendBuffer}
+	source := cdc.Ring{Size: c.data.SendBuffer()}
 	l := c.at(c.link)
 	to := c.peerRMB.tokens[l.index]
 	pos := t.Pos

@@ -69,7 +69,6 @@ func TestConnQueue(t *testing.T) {
 // to two pieces of our send buffer, in the order of the stream.
 func TestConn_appendWrites(t *testing.T) {
 	g, _ := formed(Client)
-	g.cfg.SendBuffer = 10
 	l := g.links.first()
 	c := &Conn{g: g, link: l.place(), offset: 0x2000, peerRMB: &rtoken{}}
 	c.peerRMB.set(l.index, RToken{RKey: 7, VAddr: 0x100000})

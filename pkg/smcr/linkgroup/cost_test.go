@@ -50,7 +50,7 @@ func BenchmarkGroup_openAndRelease(b *testing.B) {
 			var outs []linkgroup.Output
 			b.ReportAllocs()
 			for b.Loop() {
-				c, err := r.g.OpenConn(rmbeSize)
+				c, err := r.g.OpenConn(rmbeSize, sendBuffer)
 				if err != nil {
 					b.Fatal(err)
 				}

@@ -24,7 +24,6 @@ func pair(role Role) (*Group, *link, *link) {
 // writing opens a connection that has data under way over a link.
 func writing(t *testing.T, g *Group, l *link) *Conn {
 	t.Helper()
-	g.cfg.SendBuffer = 1 << 15
 	c := opened(t, g)
 	c.rmb.becomeConfirmed()
 	c.useLink(l)

@@ -131,8 +131,8 @@
 //     pairs with what is under way on them, and the completions that were not handed in.
 //     Work request IDs mean the same to the restored group.
 //   - It finds its connections with [Group.ConnAt] by Conn.Slot, and asks NextTimeout anew.
-//   - It gives Restore the timers and a random generator. What was negotiated, and
-//     Config.SendBuffer, is in the snapshot. RNICs keep their numbers.
+//   - It gives Restore the timers and a random generator. What was negotiated is in the
+//     snapshot. RNICs keep their numbers.
 //
 // Restore refuses what no group can have given, by the name of a field, and never panics.
 // It does not prove that a snapshot is true: who can change one can write the peer's

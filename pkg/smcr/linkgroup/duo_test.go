@@ -62,7 +62,7 @@ func newDuo(t testing.TB, w wire, rnics [2]uint8, maxLinks uint8) (*duo, [2]*lin
 		}
 		s.g = linkgroup.New(linkgroup.Config{
 			Role: linkgroup.Role(n), Version: w.version, Release: 1, AllowRFC: w.rfc, MaxLinks: maxLinks,
-			SendBuffer: 1 << 15, Rand: rand.New(rand.NewPCG(1, uint64(n))),
+			Rand: rand.New(rand.NewPCG(1, uint64(n))),
 		})
 		d.sides[n] = s
 		s.g.AddFirstLink(s.endpoint(0, 0))
@@ -95,7 +95,7 @@ func (s *duoSide) key(n int, rnic uint8) rdma.RKey {
 }
 
 func (s *duoSide) open() *linkgroup.Conn {
-	c, err := s.g.OpenConn(rmbeSize)
+	c, err := s.g.OpenConn(rmbeSize, sendBuffer)
 	if errors.Is(err, linkgroup.ErrNeedRMB) {
 		s.rmbs++
 		tokens := []linkgroup.RToken{{RKey: s.key(s.rmbs, 0), VAddr: 1 << 20}}
@@ -106,7 +106,7 @@ func (s *duoSide) open() *linkgroup.Conn {
 		for n := uint8(1); n < s.rnics; n++ { // registered later
 			s.g.SetRMBToken(id, n, linkgroup.RToken{RKey: s.key(s.rmbs, n), VAddr: 1<<20 + uint64(n)<<32})
 		}
-		c, _ = s.g.OpenConn(rmbeSize)
+		c, _ = s.g.OpenConn(rmbeSize, sendBuffer)
 	}
 	return c
 }

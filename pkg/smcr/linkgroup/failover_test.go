@@ -44,7 +44,7 @@ func TestGroup_balance(t *testing.T) {
 	g, l, n := pair(Server)
 	g.AddRMB(16<<10, 8, []RToken{{RKey: 1}, {RKey: 2}})
 	for range 4 {
-		c, err := g.OpenConn(16 << 10)
+		c, err := g.OpenConn(16<<10, 1<<15)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -83,14 +83,13 @@ func (e Endpoint) NextHop() rdma.MAC {
 
 // Config describes a group.
 type Config struct {
-	Role       Role
-	Version    uint8  // of the protocol, as CLC settled it; 0 means 1
-	Release    uint8  // of version 2; from 1 on MaxLinks and MaxConns are what CLC negotiated
-	AllowRFC   bool   // version 1: accept RFC 7609's dialect with RMBE eye catchers
-	MaxLinks   uint8  // at most this many, negotiated with the peer; 0 means DefaultMaxLinks
-	MaxConns   uint8  // at most this many; 0 means [MaxConns]
-	UserID     uint32 // the low 24 bits of the link user IDs, for displays
-	SendBuffer uint32 // bytes, of each connection
+	Role     Role
+	Version  uint8  // of the protocol, as CLC settled it; 0 means 1
+	Release  uint8  // of version 2; from 1 on MaxLinks and MaxConns are what CLC negotiated
+	AllowRFC bool   // version 1: accept RFC 7609's dialect with RMBE eye catchers
+	MaxLinks uint8  // at most this many, negotiated with the peer; 0 means DefaultMaxLinks
+	MaxConns uint8  // at most this many; 0 means [MaxConns]
+	UserID   uint32 // the low 24 bits of the link user IDs, for displays
 	// Timers; 0 means the defaults in limits.go.
 	IdleTimeout, CloseTimeout, TestLinkInterval time.Duration
 	// ReleaseTimeout is how long a group without connections keeps its RMBs; 0: to
@@ -232,7 +231,7 @@ func (g *Group) becomeActive(now time.Time) {
 	}
 	for _, c := range g.conns.list {
 		if c != nil && c.data.State() != cdc.Closed {
-			c.restart()
+			c.start(c.data.SendBuffer())
 		}
 	}
 	g.out.event(EventReady, nil)

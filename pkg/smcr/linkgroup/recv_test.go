@@ -21,7 +21,7 @@ func opened(t *testing.T, g *Group) *Conn {
 	if _, err := g.AddRMB(16<<10, 1, tokens); err != nil {
 		t.Fatal(err)
 	}
-	c, err := g.OpenConn(16 << 10)
+	c, err := g.OpenConn(16<<10, 1<<15)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -39,7 +39,7 @@ func Restore(now time.Time, cfg Config, s Snapshot) (*Group, error) {
 		return nil, r.err
 	}
 	cfg.Role, cfg.Version, cfg.Release, cfg.AllowRFC = s.Terms.Role, s.Terms.Version, s.Terms.Release, s.Terms.AllowRFC
-	cfg.MaxLinks, cfg.MaxConns, cfg.UserID, cfg.SendBuffer = s.Terms.Offered, uint8(s.Terms.MaxConns), s.Terms.UserID, s.SendBuffer
+	cfg.MaxLinks, cfg.MaxConns, cfg.UserID = s.Terms.Offered, uint8(s.Terms.MaxConns), s.Terms.UserID
 	g := New(cfg)
 	r.g = g
 	g.dialect, g.maxLinks, g.maxConns = s.Terms.Dialect, s.Terms.MaxLinks, s.Terms.MaxConns
@@ -352,7 +352,6 @@ func (r *restorer) connData(i int, s *ConnSnapshot, c *Conn) {
 	r.require(s.Data.Local.Size == c.rmb.elementSize, errMismatch, at+".Data.Local.Size", i)
 	r.require(s.Data.Peer.Size == s.PeerSize, errMismatch, at+".Data.Peer.Size", i)
 	r.require(s.Data.Token == s.PeerToken, errMismatch, at+".Data.Token", i)
-	r.require(s.Data.SendBuffer == r.s.SendBuffer, errMismatch, at+".Data.SendBuffer", i)
 	if r.err != nil {
 		return
 	}

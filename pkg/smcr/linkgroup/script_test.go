@@ -29,9 +29,10 @@ var (
 )
 
 const (
-	ourRKey  = 0x1000
-	peerRKey = 0x2000
-	rmbeSize = 16 << 10
+	ourRKey    = 0x1000
+	peerRKey   = 0x2000
+	rmbeSize   = 16 << 10
+	sendBuffer = 32 << 10
 )
 
 // rig drives one group: time is the script's, the queue pair delivers at once
@@ -85,7 +86,7 @@ func newRig(t testing.TB, role linkgroup.Role, rfc, spare bool) *rig {
 
 // newRigOf makes a rig with several RNICs.
 func newRigOf(t testing.TB, rnics uint8, cfg linkgroup.Config, spare bool) *rig {
-	cfg.UserID, cfg.SendBuffer, cfg.Rand = 7, 1<<15, rand.New(rand.NewPCG(1, 2))
+	cfg.UserID, cfg.Rand = 7, rand.New(rand.NewPCG(1, 2))
 	r := &rig{
 		t: t, now: time.Unix(1000, 0), elements: 2, rnics: rnics, spare: spare && cfg.Role == linkgroup.Server,
 		conns: map[string]*linkgroup.Conn{}, names: map[*linkgroup.Conn]string{},
@@ -148,7 +149,7 @@ func (r *rig) wantLink(o linkgroup.Output) {
 
 // open opens a connection, with a new RMB if need be.
 func (r *rig) open(name string) error {
-	c, err := r.g.OpenConn(rmbeSize)
+	c, err := r.g.OpenConn(rmbeSize, sendBuffer)
 	if errors.Is(err, linkgroup.ErrNeedRMB) {
 		r.nextRMB++
 		token := linkgroup.RToken{RKey: rdma.RKey(ourRKey + r.nextRMB), VAddr: uint64(r.nextRMB) << 32}
@@ -159,7 +160,7 @@ func (r *rig) open(name string) error {
 		if _, err := r.g.AddRMB(rmbeSize, r.elements, tokens); err != nil {
 			return err
 		}
-		c, err = r.g.OpenConn(rmbeSize)
+		c, err = r.g.OpenConn(rmbeSize, sendBuffer)
 	}
 	if err != nil {
 		return err

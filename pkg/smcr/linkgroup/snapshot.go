@@ -13,7 +13,7 @@ import (
 // SnapshotVersion is the version of a [Snapshot] that this package writes, and the only one
 // that it reads. A field that comes, goes or changes its meaning needs another version, and so
 // does a state that gets another number.
-const SnapshotVersion = 1
+const SnapshotVersion = 2
 
 // Snapshot is all that a [Group] knows, as a plain value: it can be encoded, also as JSON,
 // and given to another process. It has no pointers; its parts name each other by numbers:
@@ -26,11 +26,10 @@ const SnapshotVersion = 1
 // A snapshot has the order of queues. It does not have what follows from the rest: counts, sets
 // of links, which link is asymmetric. States are the numbers that they have in this package.
 type Snapshot struct {
-	Version    uint16 // SnapshotVersion
-	Terms      TermsSnapshot
-	SendBuffer uint32 // Config.SendBuffer
-	State      State
-	Err        ErrorSnapshot
+	Version uint16 // SnapshotVersion
+	Terms   TermsSnapshot
+	State   State
+	Err     ErrorSnapshot
 
 	Setup  SetupSnapshot
 	Links  LinksSnapshot

@@ -18,7 +18,7 @@ func (g *Group) Snapshot(now time.Time) Snapshot {
 	invariant.Must(len(g.out.list) == 0, "snapshot of a link group whose outputs were not taken")
 	peers := g.numberPeers()
 	return Snapshot{
-		Version: SnapshotVersion, Terms: g.termsSnapshot(), SendBuffer: g.cfg.SendBuffer, State: g.state, Err: snapshotError(g.err),
+		Version: SnapshotVersion, Terms: g.termsSnapshot(), State: g.state, Err: snapshotError(g.err),
 		Setup:  SetupSnapshot{Step: uint8(g.setup.step), Deadline: instant(now, g.setup.deadline), Failed: g.setup.failed},
 		Links:  g.links.snapshot(now, &g.conns),
 		Adding: g.adding.snapshot(now),

@@ -126,10 +126,10 @@ func leaves(v reflect.Value, path string, f func(path string, v reflect.Value)) 
 	})
 }
 
-// A snapshot that was kept when version 1 was made is read, and written again to the byte:
+// A snapshot that was kept when version 2 was made is read, and written again to the byte:
 // neither names of fields nor numbers of states have changed.
-func TestSnapshot_ofVersion1(t *testing.T) {
-	const name = "testdata/snapshots/version1.json"
+func TestSnapshot_ofVersion2(t *testing.T) {
+	const name = "testdata/snapshots/version2.json"
 	b, err := os.ReadFile(name)
 	if err != nil {
 		t.Fatal(err)

@@ -56,7 +56,7 @@ func newEngine(w *World, p *path, side int, role linkgroup.Role, terms clc.Selec
 	}
 	e.groupConfig = linkgroup.Config{
 		Role: role, Version: terms.Version, Release: terms.Release, MaxLinks: terms.MaxLinks, MaxConns: terms.MaxConns,
-		AllowRFC: w.cfg.RFC, UserID: uint32(p.id), SendBuffer: e.sendBuf, ReleaseTimeout: w.cfg.releaseTimeout(p.id),
+		AllowRFC: w.cfg.RFC, UserID: uint32(p.id), ReleaseTimeout: w.cfg.releaseTimeout(p.id),
 		Rand: rand.New(rand.NewPCG(w.rng.Uint64(), w.rng.Uint64())),
 	}
 	e.g = linkgroup.New(e.groupConfig)
@@ -109,12 +109,12 @@ func (e *engine) open(_ time.Time, name string, via *linkgroup.Endpoint) error {
 		}
 	}
 	size := e.w.cfg.RMBESizes[e.w.rng.IntN(len(e.w.cfg.RMBESizes))]
-	lc, err := e.g.OpenConn(size)
+	lc, err := e.g.OpenConn(size, e.sendBuf)
 	if errors.Is(err, linkgroup.ErrNeedRMB) {
 		if err := e.addRMB(size); err != nil {
 			return err
 		}
-		lc, err = e.g.OpenConn(size)
+		lc, err = e.g.OpenConn(size, e.sendBuf)
 	}
 	if err != nil {
 		return err
