@@ -16,6 +16,7 @@ import (
 // +kubebuilder:printcolumn:name="Peer",type=string,JSONPath=`.status.peer`,description="The peer's node, if all links end at its devices, else an address"
 // +kubebuilder:printcolumn:name="Pod",type=string,JSONPath=`.status.pod`
 // +kubebuilder:printcolumn:name="Peer-Pod",type=string,JSONPath=`.status.peerPod`,description="The pod at the other side, if it is one of the cluster"
+// +kubebuilder:printcolumn:name="Datapath",type=string,JSONPath=`.status.datapath`,description="Agent, or Kernel: one of the node's kernel, for all of its pods"
 // +kubebuilder:printcolumn:name="Role",type=string,JSONPath=`.status.role`
 // +kubebuilder:printcolumn:name="State",type=string,JSONPath=`.status.state`
 // +kubebuilder:printcolumn:name="Redundancy",type=string,JSONPath=`.status.redundancy`
@@ -102,6 +103,12 @@ type SMCRLinkStatus struct {
 	// shop/* if the pods of the namespace shop share the link group.
 	// +optional
 	Pod string `json:"pod,omitempty"`
+	// datapath is what runs the link group: Agent, or Kernel, the SMC-R of the node's
+	// kernel. Its link groups are those of all pods of the node that are on it, so they
+	// have no pod, and when they were made and their queue pairs are not known.
+	// +optional
+	// +kubebuilder:validation:Enum=Agent;Kernel
+	Datapath Datapath `json:"datapath,omitempty"`
 	// policy is the SMCRPolicy from which the settings of the pod come. Empty: no
 	// policy selects the pod, and the agents' settings hold.
 	// +optional

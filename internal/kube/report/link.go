@@ -44,7 +44,7 @@ const (
 func linkStatus(node string, g *agentapi.LinkGroup, policy string, nodes map[netip.Addr]string) v1alpha1.SMCRLinkStatus {
 	namespace, _, _ := strings.Cut(g.Pod, "/")
 	out := v1alpha1.SMCRLinkStatus{
-		Node: node, Namespace: namespace, Pod: g.Pod, Policy: policy, Role: titled(g.Role),
+		Node: node, Namespace: namespace, Pod: g.Pod, Datapath: cmp.Or(v1alpha1.Datapath(g.Datapath), v1alpha1.DatapathAgent), Policy: policy, Role: titled(g.Role),
 		Connections: clamp(g.Conns), RMBBytes: int64(g.RMBBytes), Version: int32(g.Version), EID: g.EID,
 		OpenedAt: metav1.Time{Time: g.Opened.Truncate(secondOfAPI)}, LastError: clip(g.Error, maxLastError),
 	}
@@ -66,7 +66,9 @@ func linkStatus(node string, g *agentapi.LinkGroup, policy string, nodes map[net
 			pcis = append(pcis, l.PCI)
 		}
 		gids = append(gids, s.LocalGID+"-"+s.PeerGID)
-		qpns = append(qpns, fmt.Sprintf("%d-%d", l.LocalQPN, l.PeerQPN))
+		if l.LocalQPN != 0 { // the kernel does not tell its own
+			qpns = append(qpns, fmt.Sprintf("%d-%d", l.LocalQPN, l.PeerQPN))
+		}
 		if out.MTUBytes == 0 || s.MTUBytes < out.MTUBytes {
 			out.MTUBytes = s.MTUBytes
 		}

@@ -5,6 +5,7 @@ package report
 import (
 	"strings"
 	"testing"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -64,6 +65,23 @@ func TestLinkStatus_pci(t *testing.T) {
 	s := linkStatus(node, &g, "cache", nil)
 	if s.PCIAddresses != "0000:01:10.0,0000:02:10.2" || s.Links[0].PCI != "0000:02:10.2" {
 		t.Errorf("PCI addresses %s, links %+v", s.PCIAddresses, s.Links)
+	}
+}
+
+// A link group of the node's kernel says so, and nothing that the kernel does not tell.
+func TestLinkStatus_ofKernel(t *testing.T) {
+	g := group("", 1, 2)
+	g.Datapath, g.Opened = "Kernel", time.Time{}
+	for i := range g.Links {
+		g.Links[i].LocalQPN, g.Links[i].PeerQPN, g.Links[i].MTU = 0, 0, 0
+	}
+	s := linkStatus(node, &g, "", nodesOfTheTests())
+	if s.Datapath != v1alpha1.DatapathKernel || s.State != v1alpha1.LinkActive || s.Peer != "node-b" || s.QPNs != "" || !s.OpenedAt.IsZero() || s.Pod != "" || s.Namespace != "" {
+		t.Errorf("%+v", s)
+	}
+	g = group("shop/web", 1, 2)
+	if s := linkStatus(node, &g, "", nodesOfTheTests()); s.Datapath != v1alpha1.DatapathAgent || s.QPNs == "" {
+		t.Errorf("of an agent: %+v", s)
 	}
 }
 

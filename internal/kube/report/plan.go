@@ -3,6 +3,7 @@
 package report
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 	"strings"
@@ -192,10 +193,15 @@ func (p *planner) planLinks(s *Snapshot, now time.Time) {
 	policies := policiesOf(s.Verdicts)
 	var groups []agentapi.LinkGroup
 	if !s.Uninstalled {
-		groups = slices.DeleteFunc(slices.Clone(s.Links), func(g agentapi.LinkGroup) bool { return g.Pod == "" }) // the node's kernel's
+		groups = slices.Clone(s.Links)
+	}
+	if p.id.linksOnly { // those of the kernel are told by the agent that manages the node
+		groups = slices.DeleteFunc(groups, func(g agentapi.LinkGroup) bool { return g.Datapath != "" })
 	}
 	if len(groups) > maxLinkObjects {
-		slices.SortStableFunc(groups, func(a, b agentapi.LinkGroup) int { return a.Opened.Compare(b.Opened) })
+		slices.SortStableFunc(groups, func(a, b agentapi.LinkGroup) int { // those of the kernel, which has no times, last
+			return cmp.Or(cmp.Compare(a.Datapath, b.Datapath), a.Opened.Compare(b.Opened))
+		})
 		groups = groups[:maxLinkObjects]
 	}
 	seen := map[string]bool{}

@@ -40,6 +40,8 @@ func news(p *planner) []string {
 func TestPlanner_plan(t *testing.T) {
 	g := group("shop/web", 1, 1)
 	link := "SMCRLink " + linkName(node, &g)
+	ofKernel := agentapi.LinkGroup{ID: 768, Datapath: "Kernel"}
+	linkOfKernel := "SMCRLink " + linkName(node, &ofKernel)
 	tests := []struct {
 		name   string
 		id     func(*identity)
@@ -48,9 +50,14 @@ func TestPlanner_plan(t *testing.T) {
 	}{
 		{name: "reconciled", want: []string{link, "SMCRNode node-a", "status of pod shop/web"}},
 		{
-			name:   "the node's kernel has a link group of no pod",
-			change: func(s *Snapshot) { s.Links = append(s.Links, agentapi.LinkGroup{ID: 768, Datapath: "Kernel"}) },
-			want:   []string{link, "SMCRNode node-a", "status of pod shop/web"},
+			name:   "the node's kernel has a link group, of no pod",
+			change: func(s *Snapshot) { s.Links = append(s.Links, ofKernel) },
+			want:   []string{linkOfKernel, link, "SMCRNode node-a", "status of pod shop/web"},
+		},
+		{
+			name: "another agent manages the node, and tells of the kernel's", id: func(id *identity) { id.linksOnly = true },
+			change: func(s *Snapshot) { s.Links = append(s.Links, ofKernel) },
+			want:   []string{link},
 		},
 		{name: "not reconciled", change: func(s *Snapshot) { s.Reconciled = false }, want: []string{"SMCRNode node-a"}},
 		{name: "not up", change: func(s *Snapshot) { s.Status.Started, s.Reconciled = time.Time{}, false }},
@@ -81,6 +88,8 @@ func TestPlanner_plan(t *testing.T) {
 // If a node has more link groups than it may have SMCRLinks, the oldest link groups have one each.
 func TestPlanner_plansTheOldestLinks(t *testing.T) {
 	p, s := newTestPlanner(), healthy()
+	ofKernel := agentapi.LinkGroup{ID: 768, Datapath: "Kernel"}
+	s.Links = append(s.Links, ofKernel)
 	for i := range maxLinkObjects + 10 {
 		s.Links = append(s.Links, group("shop/web", uint32(maxLinkObjects+10-i), 1))
 	}
@@ -88,7 +97,10 @@ func TestPlanner_plansTheOldestLinks(t *testing.T) {
 	if n := len(p.links); n != maxLinkObjects {
 		t.Fatalf("%d SMCRLinks", n)
 	}
-	oldest, newest := s.Links[len(s.Links)-1], s.Links[0]
+	oldest, newest := s.Links[len(s.Links)-1], s.Links[1]
+	if p.links[linkName(node, &ofKernel)] != nil {
+		t.Error("one of the kernel, of which it is not known how old it is, has one")
+	}
 	if p.links[linkName(node, &oldest)] == nil || p.links[linkName(node, &newest)] != nil {
 		t.Error("the oldest link group has none, or the newest has one")
 	}

@@ -25,9 +25,6 @@ const (
 	// kernelNS is the namespace of the pods on the kernel's datapath.
 	kernelNS = "test-kernel"
 
-	// macvlanFile is the configuration of a node's network while its pods have a child of the RNIC's interface.
-	macvlanFile = "/etc/cni/net.d/05-rnic.conflist"
-
 	// revokedWithin bounds the end of a connection that a policy no longer allows.
 	revokedWithin = 2 * time.Second
 )
@@ -39,7 +36,7 @@ func datapath(s *suite) {
 	carried, _ := s.pair(load) // by agents, on other interfaces
 	server, loader, holder := s.kernelPods()
 	s.onKernel(holder, server)
-	s.verdictOf(carried.node, holder, carried, agentapi.CodeOK) // and with a pod of the other kind; the way back see firstContact
+	s.verdictOf(carried.node, holder, carried, agentapi.CodeOK) // and with a pod of the other kind; the way back see KernelContact
 
 	loaded, held := s.grows(loader, sum{}, 20), s.grows(holder, sum{}, 20)
 	had := s.kernelConns(s.hw[0], server)
@@ -85,7 +82,9 @@ func (s *suite) kernelPods() (server, loader, holder pod) {
 		s.macvlan(n)
 	}
 	s.capable(s.plain.Name, "Unavailable")
-	s.firstContact()
+	ctx, cancel := context.WithTimeout(s.Context(), soon)
+	defer cancel()
+	s.must(s.c.KernelContact(ctx, s.hw[0], s.hw[1]))
 	s.namespace(kernelNS)
 	s.Cleanup(func() {
 		out, err := s.c.Kubectl(context.Background(), "delete", "pods", "--all", "-n", kernelNS, "--timeout=1m")
@@ -128,63 +127,22 @@ func (s *suite) capable(node, want string) {
 	})
 }
 
-// macvlan lets the node's new pods have a child of the RNIC's interface, in its network, until the scenario
-// ends: as a cluster does whose network is that of the RNICs. The agent chains the plugin there, too.
+// macvlan lets the node's new pods have a child of the RNIC's interface until the scenario ends.
 func (s *suite) macvlan(n *guest.Node) {
 	s.Helper()
-	dir, err := s.c.Machines().BuildCNIPlugins(s.Context())
+	undo, err := s.c.RNICPods(s.Context(), n)
 	s.must(err)
-	first := netip.AddrFrom4([4]byte{10, 250, 0, 64 + 16*n.Address().As4()[3]%128})
-	last := netip.AddrFrom4([4]byte{10, 250, 0, first.As4()[3] + 15})
-	conf := fmt.Sprintf(`{"cniVersion": "1.0.0", "name": "rnic", "plugins": [{"type": "macvlan", "master": "eth0", "mode": "bridge",
-		"ipam": {"type": "host-local", "ranges": [[{"subnet": "10.250.0.0/24", "rangeStart": "%s", "rangeEnd": "%s"}]], "routes": [%s]}}]}`,
-		first, last, s.podRoutes())
 	s.Cleanup(func() {
-		if _, err := n.Guest.Shell(context.Background(), "rm -f "+macvlanFile+"; rm -rf /var/lib/cni/networks/rnic"); err != nil {
+		if err := undo(context.Background()); err != nil {
 			s.Error(err)
 		}
 	})
-	_, err = n.Guest.Shell(s.Context(), fmt.Sprintf(`cp %[1]s/macvlan /opt/cni/bin/
-		cat >%[2]s.tmp <<-'EOF'
-		%[3]s
-		EOF
-		mv %[2]s.tmp %[2]s`, dir, macvlanFile, conf))
-	s.must(err)
-	s.eventually("the plugin in "+macvlanFile+" of "+n.Name, func() error {
-		text, err := n.Guest.Run(s.Context(), "cat", macvlanFile)
+	s.eventually("the plugin in "+guest.RNICNetwork+" of "+n.Name, func() error {
+		text, err := n.Guest.Run(s.Context(), "cat", guest.RNICNetwork)
 		if err == nil && !strings.Contains(text, "smcr-cni") {
 			err = fmt.Errorf("it is %s", text)
 		}
 		return err
-	})
-}
-
-// podRoutes are the routes from the RNICs' network to the pods of the nodes, as CNI has them.
-func (s *suite) podRoutes() string {
-	routes := []string{`{"dst": "0.0.0.0/0", "gw": "10.250.0.1"}`}
-	for _, n := range s.c.Nodes {
-		routes = append(routes, fmt.Sprintf(`{"dst": %q, "gw": %q}`, n.PodCIDR(), n.Address()))
-	}
-	return strings.Join(routes, ", ")
-}
-
-// firstContact makes a link group between the nodes' kernels, which the pods' connections join: soft RoCE of
-// Linux 6.12 cannot send from the address of a pod's interface, which the server's kernel would choose. An RNIC can. With the agents
-// of other pods, which are other peers, there is no such link group.
-func (s *suite) firstContact() {
-	s.Helper()
-	at := netip.AddrPortFrom(s.hw[0].Address(), hostPort)
-	p := s.program(s.hw[0], "serve", at.String())
-	defer p.stop()
-	before := s.counters(s.hw[1])
-	s.eventually("a link group of the nodes' kernels", func() error {
-		if _, err := s.hw[1].Guest.Run(s.Context(), "traffic", "once", at.String(), "--smc"); err != nil {
-			return err
-		}
-		if d := s.counters(s.hw[1]).Sub(before); d.ClientV2 == 0 {
-			return fmt.Errorf("there is none: %+v", d)
-		}
-		return nil
 	})
 }
 
@@ -222,11 +180,28 @@ func (s *suite) onKernel(holder, server pod) {
 			return fmt.Errorf("there are %+v in %+v", conns.Conns, links.LinkGroups)
 		})
 	}
+	s.eventually("SMCRLinks of both kernels", s.kernelLinks)
 	e, err := s.explain(holder, server)
 	s.must(err)
 	if e.Code != agentapi.CodeOK || !strings.Contains(e.Verdict, "of the pod's kernel") {
 		s.Errorf("explain says %s: %s", e.Code, e.Verdict)
 	}
+}
+
+// kernelLinks returns nil if there is an active SMCRLink of each guest's kernel, with the other guest.
+func (s *suite) kernelLinks() error {
+	var list v1alpha1.SMCRLinkList
+	if err := s.p.Client.List(s.Context(), &list); err != nil {
+		return err
+	}
+	for i, n := range s.hw {
+		if !slices.ContainsFunc(list.Items, func(l v1alpha1.SMCRLink) bool {
+			return l.Status.Node == n.Name && l.Status.Peer == s.hw[1-i].Name && l.Status.Datapath == v1alpha1.DatapathKernel && l.Status.State == v1alpha1.LinkActive
+		}) {
+			return fmt.Errorf("%s has none: %+v", n.Name, list.Items)
+		}
+	}
+	return nil
 }
 
 // deleteAgents deletes the agents of the guests, and waits for others.
