@@ -70,7 +70,7 @@ func fakeAgent(t *testing.T) string {
 	mux.HandleFunc(agentapi.PathExplain, func(w http.ResponseWriter, req *http.Request) {
 		switch req.URL.Query().Get("dst") {
 		case "192.0.2.7:6379":
-			write(w, agentapi.Explanation{Verdict: "on SMC-R: 1 connections now", Live: []agentapi.Conn{conn}})
+			write(w, agentapi.Explanation{Verdict: "on SMC-R: 1 connection now", Live: []agentapi.Conn{conn}})
 		case "192.0.2.9:80":
 			write(w, agentapi.Explanation{
 				Verdict: "plain TCP", Code: "PEERNOSMC", Advice: "run the agent there", Policy: "cache", Required: true,

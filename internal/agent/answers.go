@@ -359,6 +359,14 @@ func isNotConfirmed(code agentapi.Code) bool {
 	return code == agentapi.Code(clc.ReasonTimeoutCL.String()) || code == agentapi.Code(clc.ReasonTimeoutAL.String())
 }
 
+// connsNow counts connections that are there, for people.
+func connsNow(n int) string {
+	if n == 1 {
+		return "1 connection now"
+	}
+	return fmt.Sprintf("%d connections now", n)
+}
+
 // verdict fills in the verdict: the first that applies of the cases below. It returns the pod that
 // it is about, nil if that is none of this node.
 func (a *agent) verdict(e *agentapi.Explanation, src attached, isOurs bool, sources []netip.Addr, dst netip.AddrPort) *pod {
@@ -400,7 +408,7 @@ func (a *agent) verdict(e *agentapi.Explanation, src attached, isOurs bool, sour
 	case pod.pod.state == podFailed:
 		say(agentapi.CodePodFailed, "plain TCP: the pod could not be set up: %v", pod.pod.err)
 	case slices.ContainsFunc(e.Live, func(c agentapi.Conn) bool { return c.Mode == smcr.ModeSMCR.String() }):
-		say(agentapi.CodeOK, "on SMC-R: %d connections now", len(e.Live))
+		say(agentapi.CodeOK, "on SMC-R: %s", connsNow(len(e.Live)))
 	case e.Bypassed != nil:
 		left := time.Until(e.Bypassed.Until).Round(time.Second)
 		say(e.Bypassed.Reason, "plain TCP, not diverted for another %v: %s", left, e.Bypassed.Reason.Text())

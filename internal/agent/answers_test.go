@@ -83,7 +83,7 @@ func TestView_explain(t *testing.T) {
 		{"reset before", decide("reset", agentapi.CodeConnect, false), agentapi.CodeConnect, "reset: " + agentapi.CodeConnect.Text()},
 		{"the diversion pauses", func() { p.px.pausing.Store(&pause{code: agentapi.CodeBudgetRelays}) }, agentapi.CodeBudgetRelays, "nothing of the pod is diverted for now"},
 		{"left alone", func() { p.px.bypass(s, "PEERNOSMC", false) }, "PEERNOSMC", "not diverted for another "},
-		{"on SMC-R now", func() { s.setPeerConn(counted{}, "SMC-R", "") }, agentapi.CodeOK, "on SMC-R: 1 connections now"},
+		{"on SMC-R now", func() { s.setPeerConn(counted{}, "SMC-R", "") }, agentapi.CodeOK, "on SMC-R: 1 connection now"},
 		{"set-up failed", func() { m.state, m.err = podFailed, errors.New("no nftables") }, agentapi.CodePodFailed, "the pod could not be set up: no nftables"},
 		{"node", func() { b.a.unable = unable{"no BPF here", agentapi.CodeNoOption} }, agentapi.CodeNoOption, "plain TCP: no BPF here"},
 		{"required all the same", func() { b.put("", requireAll) }, agentapi.CodePodFailed, "the pod could not be set up"},

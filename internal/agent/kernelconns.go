@@ -267,7 +267,7 @@ func kernelVerdict(e *agentapi.Explanation, sameNode bool) (agentapi.Code, strin
 	}
 	switch {
 	case carried > 0:
-		return agentapi.CodeOK, fmt.Sprintf("on SMC-R of the pod's kernel: %d connections now", carried)
+		return agentapi.CodeOK, "on SMC-R of the pod's kernel: " + connsNow(carried)
 	case sameNode:
 		return agentapi.CodeSameNode, "plain TCP: " + agentapi.CodeSameNode.Text()
 	case plain != nil:

@@ -107,7 +107,7 @@ func TestKernelConns(t *testing.T) {
 		verdict             string
 		live                int
 	}{
-		{"198.51.100.1", "127.0.0.1:80", agentapi.CodeOK, "on SMC-R of the pod's kernel: 1 connections now", 1},
+		{"198.51.100.1", "127.0.0.1:80", agentapi.CodeOK, "on SMC-R of the pod's kernel: 1 connection now", 1},
 		{"test/a", "198.51.100.1:80", "PEERNOSMC", "0x03010000", 1},
 		{"test/a", "198.51.100.2:80", agentapi.CodeUnseen, "no such connection is open", 0},
 		{"test/a", "192.0.2.1:80", agentapi.CodeSameNode, "on this node", 0},
