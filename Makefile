@@ -209,6 +209,10 @@ demo-k8s: deps cluster-tools ## Show on a real Kubernetes what its users see (KE
 demo-rdma: deps cluster-tools vm-image ## Show the same on nodes with RDMA devices, emulated, in some three minutes (KEEP=1 leaves it running).
 	$(GO) run ./demo/rnics $(if $(KEEP),--keep) $(ARGS)
 
+.PHONY: demo-vm-kernel
+demo-vm-kernel: deps cluster-tools vm-image ## Show the kernel's own SMC-R as datapath of pods there: TCP, agents and kernel with redis, agents killed, a policy that revokes (KEEP=1 leaves it running).
+	$(GO) run ./demo/kernel $(if $(KEEP),--keep) $(ARGS)
+
 .PHONY: cluster-tools
 cluster-tools: deps ## Build Kubernetes, helm and containerd for the tests, once; print where they are.
 	@$(GO) run ./tools/cluster tools

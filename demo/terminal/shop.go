@@ -97,6 +97,7 @@ type Load struct {
 	Failed      int            `json:"failed"`
 	Errors      map[string]int `json:"errors"`
 	WorstMillis int            `json:"worstMillis"`
+	Ended       bool           `json:"ended"` // the connection of traffic hold
 }
 
 // Load reads the last line of its log.
