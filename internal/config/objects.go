@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/smcr-io/kube-smcr/api/v1alpha1"
@@ -310,8 +311,10 @@ func settingsOf(base *Node, spec *v1alpha1.SMCRPolicySpec) (s Settings, limited 
 	if b := spec.Budget; b != nil {
 		var over []string
 		if b.Memory != nil {
-			s.Budget.MemoryBytes = int(max(0, min(b.Memory.Value(), int64(base.PodMax.MemoryBytes))))
-			if most := base.PodMax.MemoryBytes; b.Memory.Value() > int64(most) {
+			most := base.PodMax.MemoryBytes
+			s.Budget.MemoryBytes = memoryBytes(b.Memory, most)
+			// As far as a float64 is inexact no budget reaches.
+			if b.Memory.AsApproximateFloat64() > float64(most) {
 				over = append(over, fmt.Sprintf("%s of memory, and gets %d bytes", b.Memory, most))
 			}
 		}
@@ -342,6 +345,15 @@ func settingsOf(base *Node, spec *v1alpha1.SMCRPolicySpec) (s Settings, limited 
 		s.Versions = want
 	}
 	return s, limited
+}
+
+// memoryBytes is an amount of memory in bytes, at least 0 and at most most. Quantities go
+// far beyond int64, and their Value is 0 there.
+func memoryBytes(q *resource.Quantity, most int) int {
+	if q.AsApproximateFloat64() >= float64(most) {
+		return most
+	}
+	return int(max(0, q.Value()))
 }
 
 // Transport is the kind of the device as policies name it.

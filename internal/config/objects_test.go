@@ -409,6 +409,9 @@ func TestAttack_policyBeyondTheCeiling(t *testing.T) {
 		{"memory", "1Gi", 20, Budget{MemoryBytes: 128 << 20, Conns: 20}, []string{"SMCRPolicy greedy", "1Gi of memory", "134217728 bytes", "budgets.podMax"}},
 		{"connections", "1Mi", 65536, Budget{MemoryBytes: 1 << 20, Conns: 20}, []string{"65536 connections, and gets 20"}},
 		{"more than a number holds", "9E", 1<<31 - 1, Budget{MemoryBytes: 128 << 20, Conns: 20}, []string{"9E of memory", "connections"}},
+		{"as much as a number of 64 bits does not hold", "16E", 20, Budget{MemoryBytes: 128 << 20, Conns: 20}, []string{"16E of memory", "134217728 bytes"}},
+		{"a power of ten", "1e30", 20, Budget{MemoryBytes: 128 << 20, Conns: 20}, []string{"1e30 of memory"}},
+		{"a power of ten that no number holds", "1e10000000", 20, Budget{MemoryBytes: 128 << 20, Conns: 20}, []string{"10e9999999 of memory"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			p := smcrPolicy("greedy", 9, func(s *v1alpha1.SMCRPolicySpec) {
