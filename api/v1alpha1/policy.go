@@ -60,7 +60,7 @@ type SMCRPolicyList struct {
 
 // SMCRPolicySpec is what a policy wants.
 //
-// +kubebuilder:validation:XValidation:rule="!has(self.budget) || !has(self.budget.memory) || !has(self.buffers) || !has(self.buffers.rmbe) || !has(self.buffers.send) || quantity(string(self.budget.memory)).asApproximateFloat() >= 8.0 * (quantity(self.buffers.rmbe).asApproximateFloat() + quantity(self.buffers.send).asApproximateFloat())",fieldPath=".budget.memory",message="budget.memory is less than 8 times buffers.rmbe and buffers.send together, so there is no room for any connection (memory is registered for 8 at a time): raise it, or lower the buffers"
+// +kubebuilder:validation:XValidation:rule="!has(self.budget) || !has(self.budget.memory) || !has(self.buffers) || !has(self.buffers.rmbe) || !has(self.buffers.send) || !string(self.budget.memory).matches('^[+-]?([0-9]{1,19}([.][0-9]{0,9})?|[.][0-9]{1,9})([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]{1,2})?$') || quantity(string(self.budget.memory)).asApproximateFloat() >= 8.0 * (quantity(self.buffers.rmbe).asApproximateFloat() + quantity(self.buffers.send).asApproximateFloat())",fieldPath=".budget.memory",message="budget.memory is less than 8 times buffers.rmbe and buffers.send together, so there is no room for any connection (memory is registered for 8 at a time): raise it, or lower the buffers"
 // +kubebuilder:validation:XValidation:rule="self.datapath == 'Agent' || self.mode != 'Required'",fieldPath=".mode",message="mode Required needs datapath Agent: nobody can refuse a connection that the kernel makes plain TCP"
 // +kubebuilder:validation:XValidation:rule="self.datapath == 'Agent' || self.isolation == 'Node'",fieldPath=".isolation",message="the kernel's link groups are those of the node: set isolation to Node if pods may share them, or use datapath Agent"
 // +kubebuilder:validation:XValidation:rule="self.datapath != 'Agent' || self.isolation != 'Node'",fieldPath=".isolation",message="isolation Node is for datapath Kernel and KernelIfAvailable: on datapath Agent pods share less, use Pod or Namespace"
@@ -324,6 +324,10 @@ type PolicyBuffers struct {
 	Send BufferSize `json:"send,omitempty"`
 }
 
+// Rules about memory look at its form before they read it as a quantity: the API server
+// calculates with 1e99999999 for longer than any request may take, and with 1e9999999 for
+// seconds.
+
 // PolicyBudget bounds one pod. It cannot exceed the agents' setting
 // budgets.podMax, by default four times budgets.pod: a larger budget counts as
 // budgets.podMax, and the event SMCRBudgetLimited on the pod says so.
@@ -335,7 +339,8 @@ type PolicyBudget struct {
 	// together, as memory is registered for 8 connections at a time. With 512Ki each,
 	// for example, that is 8Mi. Left out: the agents' setting, by default 512Mi.
 	// +optional
-	// +kubebuilder:validation:XValidation:rule="quantity(string(self)).compareTo(quantity('1Mi')) >= 0",message="memory is less than 1Mi, which is no room for a connection: give at least 8 times buffers.rmbe and buffers.send together"
+	// +kubebuilder:validation:XValidation:rule="string(self).matches('^[+-]?([0-9]{1,19}([.][0-9]{0,9})?|[.][0-9]{1,9})([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]{1,2})?$')",message="not an amount of memory: want bytes, such as 64Mi, 1.5Gi or 1e9, without spaces"
+	// +kubebuilder:validation:XValidation:rule="!string(self).matches('^[+-]?([0-9]{1,19}([.][0-9]{0,9})?|[.][0-9]{1,9})([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]{1,2})?$') || quantity(string(self)).compareTo(quantity('1Mi')) >= 0",message="memory is less than 1Mi, which is no room for a connection: give at least 8 times buffers.rmbe and buffers.send together"
 	Memory *resource.Quantity `json:"memory,omitempty"`
 	// connections is how many connections of the pod may be on SMC-R at a time.
 	// Left out: the agents' setting, by default 4096.

@@ -231,9 +231,17 @@ func policyRefusals() []refusal {
 			spec: "budget: {memory: much}", want: []string{"spec.budget.memory", "should match"},
 		},
 		{
-			name: "a budget in bytes that is too small", covers: []string{"spec.budget.memory rule quantity("},
+			name: "a budget in bytes that is too small", covers: []string{"spec.budget.memory rule !string(self).matches("},
 			spec: "budget: {memory: 4096}", want: []string{"spec.budget.memory", "memory is less than 1Mi"},
 		},
+		{
+			name: "a budget whose exponent keeps the API server busy", covers: []string{"spec.budget.memory rule string(self).matches("},
+			spec: `{budget: {memory: "1e3000000"}, buffers: {rmbe: 512Ki, send: 512Ki}}`, want: []string{"spec.budget.memory", "not an amount of memory: want bytes, such as 64Mi"},
+		},
+		{name: "a budget with a negative exponent that does", spec: `budget: {memory: "1e-3000000"}`, want: []string{"spec.budget.memory", "not an amount of memory"}},
+		{name: "a budget with a broken exponent", spec: `budget: {memory: "1e1.5"}`, want: []string{"spec.budget.memory", "not an amount of memory"}},
+		{name: "a budget with a space", spec: `budget: {memory: "64Mi "}`, want: []string{"spec.budget.memory", "such as 64Mi, 1.5Gi or 1e9, without spaces"}},
+		{name: "a budget of nothing", spec: `budget: {memory: ""}`, want: []string{"spec.budget.memory", "not an amount of memory"}},
 		{name: "a budget in milli-bytes", spec: `budget: {memory: "2000m"}`, want: []string{"spec.budget.memory", "memory is less than 1Mi"}},
 		{name: "a negative budget", spec: `budget: {memory: -1Gi}`, want: []string{"spec.budget.memory", "memory is less than 1Mi"}},
 		{
@@ -445,6 +453,23 @@ func TestRefused(t *testing.T) {
 				if !strings.Contains(err.Error(), w) {
 					t.Errorf("the message lacks %q:\n%v", w, err)
 				}
+			}
+		})
+	}
+}
+
+// Every form of a quantity is taken, as everywhere in Kubernetes.
+func TestQuantities(t *testing.T) {
+	c := newClient(t)
+	for _, memory := range []string{
+		"1048576", "67108864", `"67108864"`, "1e9", `"1e9"`, `"1E9"`, `"1e+09"`, "1.5e9", "64Mi", "+64Mi", "0.5Gi", ".5Gi", "5.Mi", "1.000000001G", "1Ti",
+		`"2000000000000m"`, "8Ei", "16E", `"1e30"`, `"9223372036854775808"`,
+	} {
+		t.Run(memory, func(t *testing.T) {
+			t.Parallel()
+			r := refusal{spec: "budget: {memory: " + memory + "}"}
+			if err := c.Create(t.Context(), r.build(t), client.DryRunAll, client.FieldValidation("Strict")); err != nil {
+				t.Error(err)
 			}
 		})
 	}
