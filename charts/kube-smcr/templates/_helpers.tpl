@@ -193,9 +193,31 @@ enough, so that each of them says it; one without expressions selects no node an
 {{- end -}}
 {{- end -}}
 
+{{- /* Refuses labels and annotations that the chart sets itself: the keys would be there twice, which some tools do not
+read, and the last one, which the others take, is not what selectors, the controller and kubectl smcr look for. */ -}}
+{{- define "smcr.reserved" -}}
+{{- $selector := list "app.kubernetes.io/name" "app.kubernetes.io/instance" "app.kubernetes.io/component" "app.kubernetes.io/part-of" -}}
+{{- $labels := concat $selector (list "app.kubernetes.io/version" "app.kubernetes.io/managed-by" "helm.sh/chart") -}}
+{{- $container := "kubectl.kubernetes.io/default-container" -}}
+{{- range (list
+      (list "commonLabels" .Values.commonLabels "a label" $labels)
+      (list "agent.podLabels" .Values.agent.podLabels "a label" $selector)
+      (list "controller.podLabels" .Values.controller.podLabels "a label" $selector)
+      (list "agent.podAnnotations" .Values.agent.podAnnotations "an annotation" (list $container "checksum/config"))
+      (list "controller.podAnnotations" .Values.controller.podAnnotations "an annotation" (list $container))) -}}
+{{- $in := . -}}
+{{- range $key := index $in 3 -}}
+{{- if hasKey (index $in 1) $key -}}
+{{- fail (printf "%s: %s is %s that the chart sets, and needs as it is: use another key." (index $in 0) $key (index $in 2)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{- /* Contradictions between values that a schema cannot see, and with what is in the cluster. */ -}}
 {{- define "smcr.check" -}}
 {{- include "smcr.single" . -}}
+{{- include "smcr.reserved" . -}}
 {{- $a := .Values.agent -}}
 {{- $spare := 268435456 -}}
 {{- $memory := include "smcr.bytes" $a.resources.memory | int64 -}}
