@@ -138,7 +138,7 @@ func (m *metrics) countPods(ctx context.Context, r client.Reader, gauge func(*pr
 	n := map[[2]string]int{{v1alpha1.PodStatusEnabled, ""}: 0}
 	for i := range pods.Items {
 		pod := &pods.Items[i]
-		if enabled, _ := v1alpha1.OptIn(pod.Annotations, annotations[pod.Namespace]); !enabled || !carries(pod) {
+		if enabled, _ := v1alpha1.OptIn(pod.Annotations, annotations[pod.Namespace]); !enabled && !claimed(pod) || !carries(pod) {
 			continue
 		}
 		status, reason := podStatus(pod)

@@ -40,11 +40,13 @@ func TestMetrics(t *testing.T) {
 	pods := []*corev1.Pod{
 		newPod("shop", "enabled", "n", "10.0.0.1"), newPod("shop", "fallback", "n", "10.0.0.2"), newPod("shop", "out", "n", "10.0.0.3"),
 		newPod("shop", "host", "n", "192.0.2.1"), newPod("other", "none", "n", "10.0.0.4"),
+		newPod("other", "claims", "n", "10.0.0.5"),
 	}
 	optedIn("Enabled")(pods[0])
 	optedIn("Fallback: NO_OPTION")(pods[1])
 	pods[2].Annotations[v1alpha1.AnnotationEnabled] = "false"
 	pods[3].Spec.HostNetwork = true
+	pods[5].Annotations[v1alpha1.AnnotationStatus] = "Fallback: NO_DEVICE" // of its agent, which knows of the claim
 	down := newLink("b", "n", "shop", "x")
 	down.Status.State, down.Status.Redundancy = v1alpha1.LinkDown, v1alpha1.RedundancyNone
 	b := fake.NewClientBuilder().WithScheme(scheme).WithObjects(
@@ -82,6 +84,7 @@ kube_smcr_controller_nodes{accelerating="Unknown",agent_alive="Unknown"} 1
 # HELP kube_smcr_controller_pods Opted-in running pods by status and, of those on plain TCP, reason.
 # TYPE kube_smcr_controller_pods gauge
 kube_smcr_controller_pods{reason="",status="Enabled"} 1
+kube_smcr_controller_pods{reason="NO_DEVICE",status="Fallback"} 1
 kube_smcr_controller_pods{reason="NO_OPTION",status="Fallback"} 1
 `)
 }
