@@ -28,8 +28,9 @@ type peerSelector struct {
 	pods       labels.Selector
 }
 
-// compile reads the selectors of a policy and checks them. The API server refuses most
-// mistakes, but not in an object that was stored under an older CRD.
+// compile reads the selectors of a policy and checks what agents check: they do not use a
+// policy with an error either. The API server refuses most mistakes, but not in an object that was
+// stored under an older CRD.
 func compile(obj *v1alpha1.SMCRPolicy) *policy {
 	p := &policy{obj: obj}
 	var errs []error
@@ -56,13 +57,26 @@ func compile(obj *v1alpha1.SMCRPolicy) *policy {
 		}
 		networks := func(field string, cidrs []v1alpha1.CIDR) {
 			for i, c := range cidrs {
-				if _, err := netip.ParsePrefix(string(c)); err != nil {
+				n, err := netip.ParsePrefix(string(c))
+				if err == nil && n.Addr().Is4In6() {
+					err = fmt.Errorf("%s is IPv4 within IPv6", n)
+				}
+				if err != nil {
 					errs = append(errs, fmt.Errorf("spec.peers.%s[%d]: want a network such as 10.0.0.0/8: %w", field, i, err))
 				}
 			}
 		}
 		networks("cidrs", peers.CIDRs)
 		networks("except", peers.Except)
+	}
+	for i, port := range obj.Spec.Ports {
+		last := port.Port
+		if port.EndPort != nil {
+			last = *port.EndPort
+		}
+		if port.Port < 1 || last < port.Port || last > 1<<16-1 {
+			errs = append(errs, fmt.Errorf("spec.ports[%d]: want ports from 1 to 65535, and endPort not below port", i))
+		}
 	}
 	p.err = errors.Join(errs...)
 	return p

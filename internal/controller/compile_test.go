@@ -34,6 +34,13 @@ func TestCompile(t *testing.T) {
 			"spec.peers.selectors[1].podSelector: ", "spec.peers.selectors[1].namespaceSelector: ",
 			"spec.peers.cidrs[1]: want a network such as 10.0.0.0/8: ", "spec.peers.except[0]: want a network",
 		}},
+		{"networks of IPv4 in IPv6", peers(v1alpha1.PolicyPeers{CIDRs: []v1alpha1.CIDR{"::ffff:10.0.0.0/104"}}), []string{
+			"spec.peers.cidrs[0]: want a network such as 10.0.0.0/8: ::ffff:10.0.0.0/104 is IPv4 within IPv6",
+		}},
+		{"ports", func(s *v1alpha1.SMCRPolicySpec) {
+			low, high := int32(80), int32(1<<16)
+			s.Ports = []v1alpha1.PolicyPort{{Port: 1, EndPort: new(int32(1<<16 - 1))}, {Port: 0}, {Port: 1 << 16}, {Port: 90, EndPort: &low}, {Port: 90, EndPort: &high}}
+		}, []string{"spec.ports[1]: want ports from 1 to 65535, and endPort not below port", "spec.ports[2]: ", "spec.ports[3]: ", "spec.ports[4]: "}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			p := compile(newPolicy("shop", "p", tt.edit))
