@@ -122,6 +122,8 @@ func TestRefused(t *testing.T) {
 		{"metrics that are nowhere", "monitoring.serviceMonitor.enabled=true,agent.metricsAddress=none", "agent.metricsAddress is none"},
 		{"a certificate that nobody sees", "metrics.auth=false,metrics.tlsSecret=x", "metrics are plain http then"},
 		{"what is called otherwise now", "monitoring.podMonitor.enabled=true", "monitoring.podMonitor is monitoring.serviceMonitor now"},
+		{"interval that Prometheus does not know", "monitoring.serviceMonitor.interval=1.5m", "at '/monitoring/serviceMonitor/interval'"},
+		{"no interval", "monitoring.serviceMonitor.interval=", "at '/monitoring/serviceMonitor/interval'"},
 		{"metrics out of reach", "monitoring.serviceMonitor.enabled=true,agent.metricsAddress=127.0.0.1:9464", "agent.metricsAddress 127.0.0.1:9464, which is loopback"},
 		{"label by which the agents are found", `commonLabels.app\.kubernetes\.io/part-of=platform`, "commonLabels: app.kubernetes.io/part-of is a label that the chart sets"},
 		{"label of every object", `commonLabels.helm\.sh/chart=x`, "commonLabels: helm.sh/chart is a label that the chart sets"},

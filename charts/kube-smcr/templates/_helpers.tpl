@@ -31,9 +31,9 @@ chart that did not know it: the defaults. Every template begins with it. */ -}}
 {{- if .Values.fullnameOverride -}}
 {{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
 {{- else if contains $name .Release.Name -}}
-{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- .Release.Name | trunc 40 | trimSuffix "-" | trimSuffix "." -}}
 {{- else -}}
-{{- printf "%s-%s" .Release.Name $name | trunc 40 | trimSuffix "-" -}}
+{{- printf "%s-%s" .Release.Name $name | trunc 40 | trimSuffix "-" | trimSuffix "." -}}
 {{- end -}}
 {{- end -}}
 
@@ -74,9 +74,10 @@ chart that did not know it: the defaults. Every template begins with it. */ -}}
 {{- end -}}
 {{- end -}}
 
+{{- /* toYaml puts a text into quotes where YAML would read a number or a switch. */ -}}
 {{- define "smcr.selector" -}}
-app.kubernetes.io/name: {{ include "smcr.name" .root }}
-app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/name: {{ include "smcr.name" .root | toYaml }}
+app.kubernetes.io/instance: {{ toYaml .root.Release.Name }}
 app.kubernetes.io/component: {{ .component }}
 {{- end -}}
 

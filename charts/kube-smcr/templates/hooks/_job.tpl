@@ -7,7 +7,7 @@ apiVersion: v1
 kind: ServiceAccount
 metadata:
   name: {{ .name }}
-  namespace: {{ .root.Release.Namespace }}
+  namespace: {{ toYaml .root.Release.Namespace }}
   labels: {{- $labels | nindent 4 }}
   annotations:
     helm.sh/hook: {{ .hook }}
@@ -42,14 +42,14 @@ roleRef:
 subjects:
 - kind: ServiceAccount
   name: {{ .name }}
-  namespace: {{ .root.Release.Namespace }}
+  namespace: {{ toYaml .root.Release.Namespace }}
 {{- with .namespaced }}
 ---
 apiVersion: rbac.authorization.k8s.io/v1
 kind: Role
 metadata:
   name: {{ $.name }}
-  namespace: {{ $.root.Release.Namespace }}
+  namespace: {{ toYaml $.root.Release.Namespace }}
   labels: {{- $labels | nindent 4 }}
   annotations:
     helm.sh/hook: {{ $.hook }}
@@ -62,7 +62,7 @@ apiVersion: rbac.authorization.k8s.io/v1
 kind: RoleBinding
 metadata:
   name: {{ $.name }}
-  namespace: {{ $.root.Release.Namespace }}
+  namespace: {{ toYaml $.root.Release.Namespace }}
   labels: {{- $labels | nindent 4 }}
   annotations:
     helm.sh/hook: {{ $.hook }}
@@ -75,7 +75,7 @@ roleRef:
 subjects:
 - kind: ServiceAccount
   name: {{ $.name }}
-  namespace: {{ $.root.Release.Namespace }}
+  namespace: {{ toYaml $.root.Release.Namespace }}
 {{- end }}
 ---
 {{ include "smcr.hookJob" (merge (dict "account" .name "command" "controller" "weight" 0 "retries" 2) . (dict "log" "hook-failed")) }}
@@ -89,7 +89,7 @@ apiVersion: batch/v1
 kind: Job
 metadata:
   name: {{ .name }}
-  namespace: {{ .root.Release.Namespace }}
+  namespace: {{ toYaml .root.Release.Namespace }}
   labels: {{- $labels | nindent 4 }}
   annotations:
     helm.sh/hook: {{ .hook }}
