@@ -50,7 +50,8 @@ agent:
   logLevel: info
   metricsAddress: 0.0.0.0:9464
   negativeCacheTTL: 1m
-  nodeSelector: {}
+  nodeSelector:
+    kubernetes.io/os: linux
   podAnnotations: {}
   podLabels: {}
   priorityClassName: system-node-critical
@@ -77,7 +78,8 @@ confineAgents: true
 controller:
   affinity: {}
   logLevel: info
-  nodeSelector: {}
+  nodeSelector:
+    kubernetes.io/os: linux
   podAnnotations: {}
   podDisruptionBudget: true
   podLabels: {}
@@ -109,7 +111,8 @@ hardware:
   resource: ""
 hooks:
   check: true
-  nodeSelector: {}
+  nodeSelector:
+    kubernetes.io/os: linux
   resources:
     limits:
       memory: 256Mi
