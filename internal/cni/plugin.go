@@ -218,7 +218,7 @@ func (p Plugin) del(args *skel.CmdArgs) error {
 		errs = append(errs, storeError(err))
 	}
 	vf.Step("record removed")
-	if err := store.dir.RemoveStale(p.Now()); err != nil {
+	if err := store.dir.RemoveStale(); err != nil {
 		p.tell("DEL: %v", err)
 	}
 	_ = p.notifyAgent(c, Event{Verb: "DEL", ContainerID: args.ContainerID, IfName: args.IfName}) // the error is on stderr
@@ -362,7 +362,7 @@ func (p Plugin) gc(args *skel.CmdArgs) error {
 		return slices.Contains(c.valid, types.GCAttachment{ContainerID: containerID, IfName: ifName})
 	}
 	var errs []error
-	if err := c.store().CollectGarbage(c.Name, valid, p.Now()); err != nil {
+	if err := c.store().CollectGarbage(c.Name, valid); err != nil {
 		errs = append(errs, storeError(err))
 	}
 	_ = p.notifyAgent(c, Event{Verb: "GC"}) // the error is on stderr

@@ -255,7 +255,7 @@ func (s Store) List() (as []Attachment, junk []*JunkError, err error) {
 
 // CollectGarbage removes the records of a network whose key is not valid, and
 // temporary files that a dead plugin left. It goes on after an error.
-func (s Store) CollectGarbage(network string, valid func(containerID, ifName string) bool, now time.Time) error {
+func (s Store) CollectGarbage(network string, valid func(containerID, ifName string) bool) error {
 	as, _, err := s.List()
 	errs := []error{err}
 	for _, a := range as {
@@ -263,7 +263,7 @@ func (s Store) CollectGarbage(network string, valid func(containerID, ifName str
 			errs = append(errs, s.remove(a.FileName()))
 		}
 	}
-	return errors.Join(append(errs, s.dir.RemoveStale(now))...)
+	return errors.Join(append(errs, s.dir.RemoveStale())...)
 }
 
 // RemoveAll removes all records, and the directory.

@@ -18,6 +18,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"go.uber.org/goleak"
 
+	"github.com/smcr-io/kube-smcr/internal/files"
 	"github.com/smcr-io/kube-smcr/internal/records"
 )
 
@@ -190,26 +191,24 @@ func TestStore_badKey(t *testing.T) {
 
 func TestStore_collectGarbage(t *testing.T) {
 	s := NewStore(t.TempDir())
-	now := time.Now()
 	for _, id := range []string{"a", "b"} {
 		must(t, s.Write(testAttachment(id, "eth0")))
 	}
 	other := testAttachment("c", "eth0")
 	other.Network = "other"
 	must(t, s.Write(other))
-	for name, age := range map[string]time.Duration{".tmp-old": 24 * time.Hour, ".tmp-new": 0} {
-		path := filepath.Join(s.Dir(), name)
-		must(t, os.WriteFile(path, nil, 0o600))
-		must(t, os.Chtimes(path, now, now.Add(-age)))
-	}
-	must(t, s.CollectGarbage("podnet", func(id, _ string) bool { return id == "b" }, now))
+	must(t, os.WriteFile(filepath.Join(s.Dir(), ".tmp-left"), nil, 0o600))
+	lock, err := files.TryLock(filepath.Join(s.Dir(), ".tmp-written"))
+	must(t, err)
+	must(t, s.CollectGarbage("podnet", func(id, _ string) bool { return id == "b" }))
+	must(t, lock.Unlock())
 	entries, err := os.ReadDir(s.Dir())
 	must(t, err)
 	var got []string
 	for _, e := range entries {
 		got = append(got, e.Name())
 	}
-	if diff := cmp.Diff([]string{".tmp-new", "b-eth0.json", "c-eth0.json"}, got); diff != "" {
+	if diff := cmp.Diff([]string{".tmp-written", "b-eth0.json", "c-eth0.json"}, got); diff != "" {
 		t.Error(diff)
 	}
 }

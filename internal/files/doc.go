@@ -13,6 +13,7 @@
 // # Limitations
 //
 // The directories must exist. A writer that is killed leaves a temporary file beside the
-// file that it was about to replace; the caller chooses the pattern of its name. Locks are
+// file that it was about to replace; the caller chooses the pattern of its name, and
+// [RemoveTemps] removes those that [WriteLockedTemp] made. Locks are
 // advisory, and on network file systems they depend on flock there.
 package files

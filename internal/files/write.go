@@ -31,17 +31,23 @@ func WriteTemp(dir, pattern string, r io.Reader, prepare func(*os.File) error) (
 	if err != nil {
 		return "", err
 	}
-	_, err = io.Copy(f, r)
-	if err == nil && prepare != nil {
-		err = prepare(f)
-	}
-	if err == nil {
-		err = f.Sync()
-	}
-	if err = errors.Join(err, f.Close()); err != nil {
+	if err = errors.Join(fill(f, r, prepare), f.Close()); err != nil {
 		return "", errors.Join(err, os.Remove(f.Name()))
 	}
 	return f.Name(), nil
+}
+
+// fill writes a temporary file down to the disk.
+func fill(f *os.File, r io.Reader, prepare func(*os.File) error) error {
+	if _, err := io.Copy(f, r); err != nil {
+		return err
+	}
+	if prepare != nil {
+		if err := prepare(f); err != nil {
+			return err
+		}
+	}
+	return f.Sync()
 }
 
 // Replace renames a file of WriteTemp to path, over a file that is there. After an error

@@ -17,5 +17,6 @@
 // # Limitations
 //
 // No record may have a name that begins with a dot: these are temporary files. A writer
-// that is killed leaves one, which [Dir.RemoveStale] removes an hour later.
+// that is killed leaves one, which [Dir.RemoveStale] removes. Which writers live it knows by
+// their locks (flock), so the directory must be on a file system of the node itself.
 package records

@@ -14,7 +14,6 @@ import (
 	"slices"
 	"strings"
 	"syscall"
-	"time"
 
 	"github.com/smcr-io/kube-smcr/internal/files"
 )
@@ -42,11 +41,11 @@ func (d Dir) Write(name string, v any) error {
 	if err := d.Make(); err != nil {
 		return err
 	}
-	temp, err := files.WriteTemp(d.Path, tempPattern, bytes.NewReader(append(b, '\n')), nil)
+	temp, err := files.WriteLockedTemp(d.Path, tempPattern, bytes.NewReader(append(b, '\n')))
 	if err != nil {
 		return err
 	}
-	return files.Replace(temp, filepath.Join(d.Path, name))
+	return temp.Replace(filepath.Join(d.Path, name))
 }
 
 // Remove removes a record. It is no error if there is none.
@@ -112,19 +111,9 @@ func (d Dir) Names() ([]string, error) {
 	return names, err
 }
 
-// RemoveStale removes the temporary files of writers that were killed.
-func (d Dir) RemoveStale(now time.Time) error {
-	temps, err := filepath.Glob(filepath.Join(d.Path, tempPattern))
-	errs := []error{err}
-	for _, path := range temps {
-		if st, err := os.Lstat(path); err == nil && now.Sub(st.ModTime()) > staleAfter {
-			if err := os.Remove(path); !errors.Is(err, fs.ErrNotExist) {
-				errs = append(errs, err)
-			}
-		}
-	}
-	return errors.Join(errs...)
-}
+// RemoveStale removes the temporary files of writers that were killed. Those of writers that
+// live are locked, so it may be called at any time.
+func (d Dir) RemoveStale() error { return files.RemoveTemps(d.Path, tempPattern) }
 
 // RemoveAll removes all records, and the directory.
 func (d Dir) RemoveAll() error { return os.RemoveAll(d.Path) }
@@ -135,9 +124,9 @@ func (d Dir) CheckWritable() error {
 		return err
 	}
 	block := make([]byte, os.Getpagesize())
-	temp, err := files.WriteTemp(d.Path, tempPattern, bytes.NewReader(block), nil)
+	temp, err := files.WriteLockedTemp(d.Path, tempPattern, bytes.NewReader(block))
 	if err != nil {
 		return err
 	}
-	return os.Remove(temp)
+	return temp.Remove()
 }

@@ -52,7 +52,7 @@ func TestDir(t *testing.T) {
 	if names, err := d.Names(); len(names) > 0 || err != nil {
 		t.Errorf("no directory: %v, %v", names, err)
 	}
-	must(t, errors.Join(d.Remove("a.json"), d.RemoveStale(time.Now())))
+	must(t, errors.Join(d.Remove("a.json"), d.RemoveStale()))
 	if _, err := d.Read("a.json"); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("no record: %v", err)
 	}
@@ -169,28 +169,62 @@ func TestDir_failsEachStep(t *testing.T) {
 	})
 }
 
-// TestDir_killed: what a writer leaves that is killed is no record, and goes.
+// TestDir_killed: what a writer leaves that is killed is no record, and goes, whatever its times
+// say: the clock may have jumped since.
 func TestDir_killed(t *testing.T) {
-	d := newDir(t.TempDir())
-	must(t, d.Write("a", 1))
-	must(t, os.WriteFile(filepath.Join(d.Path, ".tmp-1"), []byte("{"), 0o600))
-	if names, err := d.Names(); len(names) != 1 || err != nil {
-		t.Errorf("names %v, %v", names, err)
-	}
-	for _, tt := range []struct {
-		name string
-		age  time.Duration
-		want []string
-	}{
-		{"soon", 0, []string{".tmp-1", "a"}},
-		{"later", 2 * staleAfter, []string{"a"}},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			must(t, d.RemoveStale(time.Now().Add(tt.age)))
-			if diff := cmp.Diff(tt.want, d.files(t)); diff != "" {
+	for name, age := range map[string]time.Duration{"just now": 0, "long ago": 24 * time.Hour, "in the future": -24 * time.Hour} {
+		t.Run(name, func(t *testing.T) {
+			d := newDir(t.TempDir())
+			must(t, d.Write("a", 1))
+			left, at := filepath.Join(d.Path, ".tmp-1"), time.Now().Add(-age)
+			must(t, errors.Join(os.WriteFile(left, []byte("{"), 0o600), os.Chtimes(left, at, at)))
+			if names, err := d.Names(); len(names) != 1 || err != nil {
+				t.Errorf("names %v, %v", names, err)
+			}
+			must(t, d.RemoveStale())
+			if diff := cmp.Diff([]string{"a"}, d.files(t)); diff != "" {
 				t.Errorf("files (-want +got)\n%s", diff)
 			}
 		})
+	}
+}
+
+// TestDir_staleBesideWriters: no record is lost because somebody removes stale files meanwhile,
+// though the clock jumps and makes each temporary file old at once.
+func TestDir_staleBesideWriters(t *testing.T) {
+	d := newDir(t.TempDir())
+	var writers, others sync.WaitGroup
+	done := make(chan struct{})
+	others.Go(func() {
+		for {
+			select {
+			case <-done:
+				return
+			default:
+			}
+			temps, _ := filepath.Glob(filepath.Join(d.Path, tempPattern))
+			for _, path := range temps {
+				_ = os.Chtimes(path, time.Time{}, time.Unix(0, 0)) // it may be gone
+			}
+			if err := d.RemoveStale(); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	for i := range 2 {
+		writers.Go(func() {
+			for range 10 {
+				if err := errors.Join(d.Write(fmt.Sprint(i), "text"), d.CheckWritable()); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	writers.Wait()
+	close(done)
+	others.Wait()
+	if diff := cmp.Diff([]string{"0", "1"}, d.files(t)); diff != "" {
+		t.Errorf("files (-want +got)\n%s", diff)
 	}
 }
 

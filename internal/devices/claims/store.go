@@ -210,7 +210,7 @@ func (s Store) OfPod(podUID string) ([]Device, error) {
 }
 
 // RemoveStale removes the temporary files of writers that were killed.
-func (s Store) RemoveStale(now time.Time) error { return s.dir.RemoveStale(now) }
+func (s Store) RemoveStale() error { return s.dir.RemoveStale() }
 
 // RemoveAll removes all claims, and the directory.
 func (s Store) RemoveAll() error {

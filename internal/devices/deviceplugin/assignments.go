@@ -61,7 +61,7 @@ func NewAssignments(dataDir, socket string, others []string, log *slog.Logger) *
 		socket: socket, others: others, record: recordOf(dataDir), log: log, now: time.Now,
 		pods: map[config.PodName]assignment{}, wanted: map[config.PodName]time.Time{},
 	}
-	if err := a.record.RemoveStale(time.Now()); err != nil {
+	if err := a.record.RemoveStale(); err != nil {
 		log.Warn("temporary files of the record of pods' devices not removed", "err", err)
 	}
 	var err error

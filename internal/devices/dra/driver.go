@@ -90,7 +90,7 @@ func New(cfg Config) *Driver {
 // Run serves kubelet until ctx ends, also after kubelet was restarted. The slices stay after
 // the end of Run, for the next agent; kubelet removes them if there is none.
 func (d *Driver) Run(ctx context.Context) {
-	if err := d.store.RemoveStale(time.Now()); err != nil {
+	if err := d.store.RemoveStale(); err != nil {
 		d.cfg.Log.Warn("temporary files of claims not removed", "err", err)
 	}
 	var wg sync.WaitGroup

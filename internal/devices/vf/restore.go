@@ -224,7 +224,7 @@ func (h Host) Collect(ctx context.Context, valid func(Owner) bool) error {
 	if err := errors.Join(err, home.Close()); err != nil {
 		return fmt.Errorf("collect devices: %w", err)
 	}
-	errs := []error{h.records().RemoveStale(time.Now())}
+	errs := []error{h.records().RemoveStale()}
 	for id := range ids {
 		if err := h.collect(ctx, id, valid); err != nil {
 			errs = append(errs, fmt.Errorf("collect device %s: %w", id, err))
