@@ -92,3 +92,14 @@ func withoutTaint(taints []corev1.Taint) (rest []corev1.Taint, had bool) {
 	}
 	return rest, had
 }
+
+// startupTaints are the start-up taints of a node: one for each effect at most.
+func startupTaints(n *corev1.Node) []corev1.Taint {
+	var out []corev1.Taint
+	for _, t := range n.Spec.Taints {
+		if t.Key == v1alpha1.TaintAgentNotReady {
+			out = append(out, t)
+		}
+	}
+	return out
+}

@@ -13,6 +13,7 @@ import (
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -51,7 +52,7 @@ func (r *nodes) setUp(mgr ctrl.Manager) error {
 	}
 	return r.watchInstallation(b).
 		Watches(&corev1.Node{}, mark(0, func(old, now *corev1.Node) []types.NamespacedName {
-			if old != nil && now != nil && nodeReady(old) == nodeReady(now) && len(old.Spec.Taints) == len(now.Spec.Taints) {
+			if old != nil && now != nil && sameNode(old, now) {
 				return nil
 			}
 			return key(either(old, now).Name)
@@ -62,13 +63,7 @@ func (r *nodes) setUp(mgr ctrl.Manager) error {
 			}
 			return key(now.Name)
 		})).
-		Watches(&corev1.Pod{}, mark(0, func(old, now *corev1.Pod) []types.NamespacedName {
-			p := either(old, now)
-			if !r.agents.contain(p) || old != nil && now != nil && podReady(old) == podReady(now) && old.Spec.NodeName == now.Spec.NodeName {
-				return nil
-			}
-			return key(p.Spec.NodeName)
-		})).
+		Watches(&corev1.Pod{}, mark(0, r.ofAgent)).
 		Watches(&corev1.Pod{}, mark(coalesce, func(old, now *corev1.Pod) []types.NamespacedName {
 			if now == nil || !carries(now) || old != nil && carries(old) && maps.Equal(old.Annotations, now.Annotations) {
 				return nil
@@ -84,15 +79,44 @@ func (r *nodes) setUp(mgr ctrl.Manager) error {
 		Complete(r)
 }
 
-func nodeReady(n *corev1.Node) bool {
-	c := nodeCondition(n, corev1.NodeReady)
-	return c != nil && c.Status == corev1.ConditionTrue
+// ofAgent returns the nodes of which an event of a pod says whether they have an agent that is
+// ready. One event may be of two pods with one name, of which the watch missed the end of the
+// first and the beginning of the second.
+func (r *nodes) ofAgent(old, now *corev1.Pod) (out []types.NamespacedName) {
+	was, is := old != nil && r.agents.contain(old), now != nil && r.agents.contain(now)
+	if was && is && old.UID == now.UID && podReady(old) == podReady(now) && old.Spec.NodeName == now.Spec.NodeName {
+		return nil
+	}
+	if was {
+		out = key(old.Spec.NodeName)
+	}
+	if is && (!was || old.Spec.NodeName != now.Spec.NodeName) {
+		out = append(out, key(now.Spec.NodeName)...)
+	}
+	return out
 }
 
+func nodeReady(n *corev1.Node) bool { return readiness(n) == corev1.ConditionTrue }
+
+// readiness is the status of the condition Ready of a node, "" if it has none.
+func readiness(n *corev1.Node) corev1.ConditionStatus {
+	if c := nodeCondition(n, corev1.NodeReady); c != nil {
+		return c.Status
+	}
+	return ""
+}
+
+// sameNode says whether a and b are equal in all of a Node that Reconcile depends on. A Node
+// that was made anew has the name of the former one.
+func sameNode(a, b *corev1.Node) bool {
+	return a.UID == b.UID && readiness(a) == readiness(b) && equality.Semantic.DeepEqual(startupTaints(a), startupTaints(b))
+}
+
+// sameConditions says whether a and b are equal in the conditions that Reconcile depends on.
 func sameConditions(a, b *v1alpha1.SMCRNode) bool {
 	for _, kind := range []string{v1alpha1.ConditionReady, v1alpha1.ConditionAgentAlive, v1alpha1.ConditionUninstalled} {
 		x, y := meta.FindStatusCondition(a.Status.Conditions, kind), meta.FindStatusCondition(b.Status.Conditions, kind)
-		if (x == nil) != (y == nil) || x != nil && x.Status != y.Status {
+		if (x == nil) != (y == nil) || x != nil && (x.Status != y.Status || x.Reason != y.Reason) {
 			return false
 		}
 	}

@@ -55,8 +55,9 @@ func TestStartupTaint(t *testing.T) {
 	w := newWorld(t)
 	name := "n-" + w.ns
 	n := newNode(name)
+	startup := corev1.Taint{Key: v1alpha1.TaintAgentNotReady, Effect: corev1.TaintEffectNoSchedule}
 	n.Spec.Taints = []corev1.Taint{
-		{Key: v1alpha1.TaintAgentNotReady, Effect: corev1.TaintEffectNoSchedule},
+		startup,
 		{Key: "example.com/mine", Value: "1", Effect: corev1.TaintEffectNoSchedule},
 	}
 	w.create(n)
@@ -91,6 +92,22 @@ func TestStartupTaint(t *testing.T) {
 		}
 		if d := cmp.Diff([]string{"example.com/mine"}, taints()); d != "" {
 			return errors.New(d)
+		}
+		return nil
+	})
+	update(w, n, func(n *corev1.Node) {
+		for i := range n.Spec.Taints {
+			if n.Spec.Taints[i].Key == "example.com/mine" {
+				n.Spec.Taints[i] = startup
+			}
+		}
+	})
+	w.eventually("it goes also if it comes for another one", func() error {
+		if err := w.get(n); err != nil {
+			return err
+		}
+		if len(taints()) != 0 {
+			return fmt.Errorf("taints are %v", taints())
 		}
 		return nil
 	})

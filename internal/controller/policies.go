@@ -61,7 +61,7 @@ func (r *policies) setUp(mgr ctrl.Manager) error {
 			return key(now.Status.Namespace)
 		})).
 		Watches(&v1alpha1.SMCRPeerSlice{}, mark(coalesce, func(old, now *v1alpha1.SMCRPeerSlice) []types.NamespacedName {
-			if old != nil && now != nil && len(old.Addresses) == len(now.Addresses) {
+			if old != nil && now != nil && samePeers(old, now) {
 				return nil
 			}
 			return key(either(old, now).Namespace)
@@ -73,6 +73,12 @@ func (r *policies) setUp(mgr ctrl.Manager) error {
 			return r.namespacesOn(either(old, now).Name)
 		})).
 		Complete(r)
+}
+
+// samePeers says whether a and b are equal in what the status of their policy depends on, which
+// has the number of its peers and not their addresses.
+func samePeers(a, b *v1alpha1.SMCRPeerSlice) bool {
+	return a.Policy == b.Policy && len(a.Addresses) == len(b.Addresses)
 }
 
 // agentMissing says whether the controller found that no agent answers on the
