@@ -60,6 +60,9 @@ type Config struct {
 	// Cluster, if given, says what the agent has of its cluster, for the status. It may be
 	// called by any goroutine, and must not block.
 	Cluster func() agentapi.Cluster
+	// Gone, if given, says whether the cluster has no such pod any more. Its processes may live on
+	// for a while, without policies. It may be called by any goroutine, and must not block.
+	Gone func(config.Pod) bool
 	// Collectors are served with the agent's metrics.
 	Collectors []prometheus.Collector
 	// GuardMetrics, if given, wraps the handler of node.metricsAddress, and MetricsListener its

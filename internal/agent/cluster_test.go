@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -132,6 +133,37 @@ func TestCluster_optIn(t *testing.T) {
 		}
 		return ""
 	})
+}
+
+// TestCluster_gone: a pod that was deleted without grace has no configuration any more while its
+// connections are still there. No policy changed, and the reason does not say so.
+func TestCluster_gone(t *testing.T) {
+	c := newClusterBench(t, "a")
+	p := c.attach("a", 1)
+	p.dst = c.server()
+	var asked, gone atomic.Bool
+	c.cfg.Gone = func(pod config.Pod) bool {
+		asked.Store(true)
+		return gone.Load() && pod.Name == "a"
+	}
+	c.start()
+	stays := c.dial(p, 0)
+	pingOnce(t, stays)
+	if asked.Load() {
+		t.Error("asked whether the pod is gone although nothing ended")
+	}
+	gone.Store(true)
+	c.apply("")
+	wantReset(t, stays)
+	eventually(t, func() string {
+		if e := explain(c, "a", p.dst); len(e.Recent) == 0 || e.Recent[0].Reason != agentapi.CodeDraining {
+			return fmt.Sprintf("explanation %+v", e)
+		}
+		return ""
+	})
+	if text := value(c.client.Metrics(t.Context()))(t); strings.Contains(text, `reason="POLICY_CHANGE"`) {
+		t.Error("a metric says that a policy changed")
+	}
 }
 
 // TestCluster_settings: link groups are made with the settings of the policy,

@@ -15,7 +15,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/smcr-io/kube-smcr/internal/agentapi"
 	"github.com/smcr-io/kube-smcr/internal/cni"
 	"github.com/smcr-io/kube-smcr/internal/config"
 	"github.com/smcr-io/kube-smcr/internal/kernelpath"
@@ -412,7 +411,7 @@ func (m *manager) stepKernel(p *pod, changed bool, now time.Time) bool {
 	switch {
 	case d == config.DatapathKernel, optional && m.kernelAvailable(p, now):
 		if p.proxy != nil {
-			m.stopForRestart(p, agentapi.CodePolicyChange)
+			m.stopForRestart(p, m.a.changeCode(podOf(p.atts[0])))
 		}
 		m.releaseDevices(p)
 		if p.state == podFailed && !changed && now.Before(p.retryAt) {

@@ -71,11 +71,12 @@ func (m *manager) revoke(p *pod, f linux.OptionFilterConfig, now time.Time) {
 	}
 }
 
-// recordEnded records that a policy's change ended a connection of a pod's kernel.
+// recordEnded records that a policy's change, or the pod's deletion, ended a connection of a pod's kernel.
 func (m *manager) recordEnded(atts []cni.Attachment, k *kernelPod, e kernelpath.Ended) {
+	pod := podOf(attachmentWith(atts, e.Local.Addr()))
 	d := agentapi.Decision{
-		Pod: podOf(attachmentWith(atts, e.Local.Addr())).String(), Direction: agentapi.Outbound, Source: e.Local.Addr(), Dest: e.Peer,
-		Mode: agentapi.ModeEnded, Reason: agentapi.CodePolicyChange, Last: time.Now(),
+		Pod: pod.String(), Direction: agentapi.Outbound, Source: e.Local.Addr(), Dest: e.Peer,
+		Mode: agentapi.ModeEnded, Reason: m.a.changeCode(pod), Last: time.Now(),
 	}
 	if e.Role == smcnl.Server {
 		d.Direction, d.Source, d.Dest = agentapi.Inbound, e.Peer.Addr(), e.Local

@@ -12,6 +12,7 @@ import (
 
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
 	"github.com/smcr-io/kube-smcr/internal/cni"
+	"github.com/smcr-io/kube-smcr/internal/config"
 	"github.com/smcr-io/kube-smcr/internal/kernelpath"
 	"github.com/smcr-io/kube-smcr/internal/linux"
 	"github.com/smcr-io/kube-smcr/internal/smcnl"
@@ -40,6 +41,23 @@ func (s *fakeSMC) looks() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(s.revoking.asked)
+}
+
+// A pod that was deleted without grace loses its policies, too, but no policy changed.
+func TestKernelRevoke_podGone(t *testing.T) {
+	b, s := newKernelBench(t, kernelAll)
+	b.attach("a", 1)
+	b.cfg.Gone = func(config.Pod) bool { return true }
+	b.start()
+	local, peer := netip.MustParseAddrPort("192.0.2.7:80"), netip.MustParseAddrPort("198.51.100.1:40000")
+	s.change(func() {
+		s.revoking.next = kernelpath.Revocation{Ended: []kernelpath.Ended{{Role: smcnl.Client, TCPConn: linux.TCPConn{Local: local, Peer: peer}}}}
+	})
+	b.policies("policies:\n- {name: all, datapath: Kernel, ports: [81]}\n")
+	e := value(b.client.Explain(t.Context(), local.Addr().String(), peer.String()))(t)
+	if len(e.Recent) != 1 || e.Recent[0].Mode != agentapi.ModeEnded || e.Recent[0].Reason != agentapi.CodeDraining {
+		t.Errorf("decisions %+v", e.Recent)
+	}
 }
 
 // A changed policy ends connections by its filter at once, and says which.

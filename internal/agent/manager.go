@@ -276,11 +276,11 @@ func (m *manager) step(ctx context.Context, p pod, atts []cni.Attachment, now ti
 	// device is back, whereas an end of the proxy would reset them.
 	want := m.a.diverts(atts, p.set.Hardware(), able || p.proxy != nil && m.a.option != nil)
 	if p.proxy != nil && m.outdated(&p, want, able) {
-		m.stopForRestart(&p, agentapi.CodePolicyChange)
+		m.stopForRestart(&p, m.a.changeCode(podOf(atts[0])))
 	}
 	switch {
 	case p.proxy != nil && !want:
-		m.stopPod(&p, agentapi.CodePolicyChange)
+		m.stopPod(&p, m.a.changeCode(podOf(atts[0])))
 		p.becomeIdle()
 	case p.proxy != nil:
 		if changed || p.proxy.tableStale.Load() {
@@ -296,6 +296,16 @@ func (m *manager) step(ctx context.Context, p pod, atts []cni.Attachment, now ti
 		m.addNewDevices(&p)
 	}
 	return p
+}
+
+// changeCode is why connections of a pod end that its configuration no longer allows. Of a pod that
+// was deleted without grace the configuration is gone before the pod is; no policy changed, and they
+// end as those of pods do whose records go.
+func (a *agent) changeCode(pod config.Pod) agentapi.Code {
+	if a.cfg.Gone != nil && a.cfg.Gone(pod) {
+		return agentapi.CodeDraining
+	}
+	return agentapi.CodePolicyChange
 }
 
 // outdated reports whether a proxy must be replaced: it has no stack and there is a device now, or

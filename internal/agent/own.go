@@ -11,7 +11,6 @@ import (
 	"strings"
 
 	"github.com/smcr-io/kube-smcr/internal/agent/rnics"
-	"github.com/smcr-io/kube-smcr/internal/agentapi"
 	"github.com/smcr-io/kube-smcr/internal/cni"
 	"github.com/smcr-io/kube-smcr/internal/config"
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
@@ -67,7 +66,7 @@ func (m *manager) updateDevices(ctx context.Context, p *pod) {
 		if p.proxy != nil {
 			p.proxy.log.Info("the pod's devices changed; its link groups begin anew", "own", own)
 		}
-		m.stopForRestart(p, agentapi.CodePolicyChange)
+		m.stopForRestart(p, m.a.changeCode(podOf(p.atts[0])))
 	}
 	switch {
 	case len(want) == 0:

@@ -313,7 +313,7 @@ func (px *proxy) enforcePolicies() {
 		switch {
 		case was.Accelerate && !is.Accelerate && mode != smcr.ModeTCP.String(),
 			is.Required && mode == smcr.ModeTCP.String():
-			s.abort(agentapi.CodePolicyChange)
+			s.abort(px.agent.changeCode(s.pod))
 		}
 	}
 }

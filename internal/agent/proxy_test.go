@@ -404,6 +404,16 @@ func TestProxy_enforcePolicies(t *testing.T) {
 			t.Errorf("%s: ended by %q, want %q", tt.name, s.endedBy(), want)
 		}
 	}
+	b := newAbleBare(t, "", preferAll)
+	p := b.proxy("a")
+	p.px.agent.cfg.Gone = func(config.Pod) bool { return true }
+	s := p.live(t, "192.0.2.9:80")
+	s.mode = smcrMode
+	b.put("", off)
+	p.px.enforcePolicies()
+	if s.endedBy() != agentapi.CodeDraining {
+		t.Errorf("of a pod that is gone: ended by %q", s.endedBy())
+	}
 }
 
 // TestProxy_update: an update writes the table only if the policies want another, forgets which

@@ -39,7 +39,7 @@ const (
 	CodeLate          Code = "LATE"           // the rendezvous took longer than a SYN is held
 	CodeRequired      Code = "REQUIRED"       // reset because a policy requires SMC-R
 	CodePolicyChange  Code = "POLICY_CHANGE"  // ended by a changed policy
-	CodeDraining      Code = "DRAINING"       // the agent stops
+	CodeDraining      Code = "DRAINING"       // the agent stops, or the pod is gone
 	CodeGroupLost     Code = "LINK_GROUP"     // reset because its link group ended
 	CodeUnseen        Code = "UNSEEN"         // there was no such connection yet
 	CodeNoAgent       Code = "NO_AGENT"       // no agent runs on the pod's node
@@ -148,7 +148,7 @@ func (c Code) describeEnd() (text, advice string) {
 	case CodePolicyChange:
 		return "a changed policy no longer allows the connection, so it was ended", ""
 	case CodeDraining:
-		return "the agent is stopping", "connections go directly to their destination until an agent runs again"
+		return "the agent is stopping, or the pod was deleted", "an agent that stops: connections go directly to their destination until an agent runs again"
 	}
 	return "the connection was on SMC-R, and was reset because its link group ended: no link to the peer's node was left, or the peer ended the group", "see the health of links and devices on both nodes (kubectl get smcrlinks, smcrctl devices), and whether the peer's node or agent is gone; new connections go their way without it"
 }

@@ -248,7 +248,7 @@ func (c *cluster) run(ctx context.Context) error {
 	cfg := c.cfg.Agent
 	cfg.Node, cfg.Load, cfg.Reload, cfg.Version, cfg.Log = node, c.source.Load, c.source.Changed(), c.cfg.Version, c.cfg.Log
 	cfg.Observe = func(v agent.View) { c.view.Store(&v) }
-	cfg.Cluster = c.contact
+	cfg.Cluster, cfg.Gone = c.contact, c.source.Gone
 	cfg.Manages = func(yes bool) {
 		if yes {
 			c.manage(life, dutyNode)

@@ -294,6 +294,9 @@ func TestRunAgent_reread(t *testing.T) {
 	}
 	w.runAgent(cfg)
 	c := <-started
+	if here := (config.Pod{Namespace: p.Namespace, Name: p.Name, UID: string(p.UID)}); c.Gone(here) || !c.Gone(config.Pod{Namespace: p.Namespace, Name: "b"}) {
+		t.Error("the agent does not learn which pods there are")
+	}
 	write := func(more string) {
 		t.Helper()
 		text := "node:\n  devices: [{soft: {address: node}}]\n" + more

@@ -301,6 +301,21 @@ func (s *Source) Ending(podUID string) bool {
 	return true
 }
 
+// Gone says whether the API server has no such pod of the node any more. It is false while its
+// pods are not known. A pod without UID is known by its name.
+func (s *Source) Gone(pod config.Pod) bool {
+	if !s.Live() {
+		return false
+	}
+	for _, x := range s.informers.pods.GetStore().List() {
+		p := x.(*corev1.Pod) // the store has nothing else
+		if p.Namespace == pod.Namespace && p.Name == pod.Name && (pod.UID == "" || string(p.UID) == pod.UID) {
+			return false
+		}
+	}
+	return true
+}
+
 // podIPs returns the addresses of the node's pods by their UID.
 func (s *Source) podIPs() map[string][]netip.Addr {
 	out := map[string][]netip.Addr{}

@@ -656,6 +656,39 @@ func TestSource_ending(t *testing.T) {
 	want(deleted, true) // gone
 }
 
+// A pod is gone when the API server has it no more, also when there is another one of its name.
+func TestSource_gone(t *testing.T) {
+	w := newWorld(t)
+	pod := w.pod("p", nil)
+	named := config.Pod{Namespace: pod.Namespace, Name: pod.Name}
+	first := named
+	first.UID = string(pod.UID)
+	if (&Source{}).Gone(first) {
+		t.Error("a pod is known to be gone before the API server has said what pods there are")
+	}
+	s := w.source(server.Config(t))
+	s.First(t.Context())
+	want := func(what string, pod config.Pod, want bool) {
+		t.Helper()
+		within(t, prompt, func() string {
+			if got := s.Gone(pod); got != want {
+				return fmt.Sprintf("%s: gone: %v", what, got)
+			}
+			return ""
+		})
+	}
+	want("there", first, false)
+	want("there, without UID", named, false)
+	if err := w.client.Delete(t.Context(), pod, client.GracePeriodSeconds(0)); err != nil {
+		t.Fatal(err)
+	}
+	want("deleted", first, true)
+	want("deleted, without UID", named, true)
+	w.pod("p", nil)
+	want("the next one of its name", named, false)
+	want("the one before", first, true)
+}
+
 func TestSource_restore(t *testing.T) {
 	s := &Source{cfg: Config{Node: "n", StateFile: filepath.Join(t.TempDir(), "policies.json")}}
 	for _, tt := range []struct{ name, text, want string }{
