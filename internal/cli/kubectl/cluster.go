@@ -196,21 +196,6 @@ func stuck(p *corev1.Pod) string {
 	return ""
 }
 
-// notStarted says which pod of the installation does not start, and why: an installation
-// whose image is missing has no agents yet, but a Job.
-func (c *Cluster) notStarted(ctx context.Context) string {
-	pods, err := c.client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{LabelSelector: productLabel, Limit: listLimit})
-	if err != nil {
-		return "" // the caller's list of agents did not fail, so it is a matter of a moment
-	}
-	for i := range pods.Items {
-		if p := &pods.Items[i]; stuck(p) != "" {
-			return fmt.Sprintf("the installation waits for pod %s/%s, which does not start: %s", p.Namespace, p.Name, stuck(p))
-		}
-	}
-	return ""
-}
-
 // agent returns the agent's pod of a node.
 func (c *Cluster) agent(ctx context.Context, node string) (*corev1.Pod, error) {
 	agents, err := c.agents(ctx, node)

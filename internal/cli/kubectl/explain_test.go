@@ -463,28 +463,6 @@ func TestAskNodes(t *testing.T) {
 			t.Errorf("error %v", err)
 		}
 	})
-	// What a user asks whose helm install does not end.
-	t.Run("image missing", func(t *testing.T) {
-		waiting := func(component, reason string) string {
-			return fmt.Sprintf(`{"metadata":{"namespace":"kube-smcr","name":"x","labels":{"app.kubernetes.io/part-of":"kube-smcr","app.kubernetes.io/component":%q}},
-				"spec":{"nodeName":"node-a","hostNetwork":true},"status":{"phase":"Pending","containerStatuses":[{"image":"registry.example/smcr:1","state":{"waiting":{"reason":%q,"message":"not found"}}}]}}`,
-				component, reason)
-		}
-		for _, tt := range []struct{ component, reason, want string }{
-			{"check", "ErrImagePull", "the installation waits for pod kube-smcr/x, which does not start: image registry.example/smcr:1: ErrImagePull: not found"},
-			{"check", "ContainerCreating", "is kube-smcr installed?"},
-			{"agent", "ImagePullBackOff", "its pod kube-smcr/x does not start: image registry.example/smcr:1: ImagePullBackOff: not found"},
-		} {
-			c := newCluster(t, &kubectltest.Server{Objects: map[string]string{"/api/v1/namespaces/kube-smcr/pods/x": waiting(tt.component, tt.reason)}})
-			answers, err := AskNodes[agentapi.Status](t.Context(), c, nil, "status")
-			if len(answers) == 1 {
-				err = answers[0].Err
-			}
-			if !errors.Is(err, ErrNoAgent) || !strings.Contains(err.Error(), tt.want) {
-				t.Errorf("%s, %s: %v, want %q", tt.component, tt.reason, err, tt.want)
-			}
-		}
-	})
 }
 
 func TestLimited(t *testing.T) {

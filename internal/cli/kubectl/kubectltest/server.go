@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"slices"
 	"strings"
 	"testing"
 
@@ -78,7 +79,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func (s *Server) list(path string, q url.Values) (items []string, ok bool) {
 	i := strings.LastIndex(path, "/")
 	kind := path[i+1:]
-	if kind != "pods" && kind != "services" && kind != "endpointslices" {
+	if !slices.Contains([]string{"pods", "services", "endpointslices", "daemonsets"}, kind) {
 		return nil, false
 	}
 	sel, err := labels.Parse(q.Get("labelSelector"))
