@@ -33,24 +33,28 @@ type NetNS struct {
 
 // OpenNetNS opens the namespace at path, which is a bind mount that a container runtime
 // made, or a file in /proc. The error is [ErrGone] if there is no namespace at path any
-// more.
+// more. What is at path is looked at before it is opened: the open of a pipe waits for a
+// writer, and that of a device does something.
 func OpenNetNS(path string) (*NetNS, error) {
-	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	place, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
 	switch {
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ESRCH):
 		return nil, fmt.Errorf("open network namespace %s: %w", path, ErrGone)
 	case err != nil:
 		return nil, fmt.Errorf("open network namespace %s: %w", path, err)
 	}
+	defer unix.Close(place)
 	var fs unix.Statfs_t
-	if err := unix.Fstatfs(fd, &fs); err != nil {
-		unix.Close(fd)
+	if err := unix.Fstatfs(place, &fs); err != nil {
 		return nil, fmt.Errorf("stat network namespace %s: %w", path, err)
 	}
 	if fs.Type != unix.NSFS_MAGIC {
-		unix.Close(fd)
 		// The runtime unmounted the namespace, and the file below the mount is left.
 		return nil, fmt.Errorf("open network namespace %s: not a namespace (any more): %w", path, ErrGone)
+	}
+	fd, err := unix.Open(fmt.Sprintf("/proc/thread-self/fd/%d", place), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open network namespace %s: %w", path, err)
 	}
 	if kind, err := unix.IoctlRetInt(fd, unix.NS_GET_NSTYPE); err == nil && kind != unix.CLONE_NEWNET {
 		unix.Close(fd)

@@ -6,9 +6,11 @@ import (
 	"errors"
 	"net"
 	"os"
+	"path/filepath"
 	"runtime"
 	"sync"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -203,6 +205,29 @@ func TestOpenNetNS_refuses(t *testing.T) {
 	defer func() { mustDo(t, ns.Close()) }()
 	if ns.Gone() || ns.ID() != here(t) || ns.Path() != "" {
 		t.Errorf("current namespace %v: gone %t, id %d", ns, ns.Gone(), ns.ID())
+	}
+}
+
+// TestAttack_netnsIsPipe: where a namespace was, or is said to be, is a pipe that nobody writes to.
+func TestAttack_netnsIsPipe(t *testing.T) {
+	pipe := filepath.Join(t.TempDir(), "pipe")
+	mustDo(t, unix.Mkfifo(pipe, 0o600))
+	done := make(chan error, 1)
+	go func() {
+		_, err := OpenNetNS(pipe)
+		done <- err
+	}()
+	select {
+	case err := <-done:
+		if !errors.Is(err, ErrGone) {
+			t.Errorf("error %v, want ErrGone", err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("waits for the pipe")
+		f, err := unix.Open(pipe, unix.O_RDWR|unix.O_CLOEXEC, 0) // ends the wait
+		mustDo(t, err)
+		<-done
+		mustDo(t, unix.Close(f))
 	}
 }
 

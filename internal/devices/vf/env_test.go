@@ -146,6 +146,24 @@ func write(t testing.TB, name, text string) {
 	must(t, os.WriteFile(name, []byte(text+"\n"), 0o600))
 }
 
+// newLink makes an interface in a namespace.
+func newLink(t testing.TB, ns *linux.NetNS, name, alias string) netlink.Link {
+	t.Helper()
+	var l netlink.Link
+	must(t, in(ns, func(h *netlink.Handle) (err error) {
+		a := netlink.NewLinkAttrs()
+		a.Name = name
+		if err := h.LinkAdd(&netlink.Veth{LinkAttrs: a, PeerName: name + "-peer"}); err != nil {
+			return err
+		}
+		if l, err = h.LinkByName(name); err != nil {
+			return err
+		}
+		return errors.Join(h.LinkSetAlias(l, alias), h.LinkSetUp(l))
+	}))
+	return l
+}
+
 // request asks for device i for pod p.
 func (e *env) request(i, p int) Request {
 	return Request{

@@ -49,6 +49,10 @@ type journal struct {
 	// which the kernel removes when the interface leaves the pod.
 	AtHome map[string]int `json:"atHome,omitempty"`
 	InPod  map[string]int `json:"inPod,omitempty"`
+
+	// marked says that the journal is lost, and that this one is made of the interface's
+	// alias, which a pod may have written.
+	marked bool
 }
 
 // number notes the number of an RDMA device of software.

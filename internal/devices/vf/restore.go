@@ -122,19 +122,39 @@ func (h Host) openMaybe(path string, pod bool) (*linux.NetNS, error) {
 
 // markedDevice makes a journal from the alias of the device's interface in ns. It returns
 // nil if the interface is not there, or has no alias of ours.
+//
+// A pod can write any alias to its interfaces. That an interface is the VF that its alias
+// names is certain by its PCI address. For other devices, whose ID is the name of their
+// interface in the host, the alias does not count if the host has another interface of
+// that name: that one is the device.
 func (h Host) markedDevice(ns *linux.NetNS, id string) (*journal, error) {
 	var found *journal
+	index := 0
 	err := in(ns, func(nh *netlink.Handle) error {
 		_, err := search(nh, func(l netlink.Link) bool {
 			j := h.fromAlias(l.Attrs())
 			if j != nil && j.Wiring.Device.ID == id {
-				found = j
+				found, index = j, l.Attrs().Index
 			}
-			return found != nil
+			return found != nil && l.Attrs().Name == id // the best: there may be liars beside it
 		})
 		return err
 	})
-	return found, err
+	if err != nil || found == nil || found.Wiring.Device.PCI != "" {
+		return found, err
+	}
+	home, err := h.openHome()
+	if err != nil {
+		return nil, err
+	}
+	err = in(home, func(nh *netlink.Handle) error {
+		l, err := find(nh, id)
+		if l != nil && (ns.ID() != home.ID() || l.Attrs().Index != index) {
+			found = nil
+		}
+		return err
+	})
+	return found, errors.Join(err, home.Close())
 }
 
 // fromAlias makes a journal from an interface's alias, nil if the alias is not ours.
@@ -157,7 +177,7 @@ func (h Host) fromAlias(a *netlink.LinkAttrs) *journal {
 			}
 		}
 	}
-	return &journal{Wiring: w}
+	return &journal{Wiring: w, marked: true}
 }
 
 // takeBackLeftover brings back a device after a call that was killed, or whose pod ended
@@ -438,6 +458,11 @@ func (t *task) findHome(h *netlink.Handle) (netlink.Link, error) {
 				return l, err
 			}
 		}
+		return search(h, t.ours)
+	}
+	if t.j.marked {
+		// What the alias says may be a lie, but of the interface that has it: no other one
+		// is touched because of it.
 		return search(h, t.ours)
 	}
 	l, err := find(h, w.Original.Name)

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package vf
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// What a pod with CAP_NET_ADMIN can do to the interface that it got, and to those that it makes itself.
+
+// TestAttack_alias: a pod writes an alias that names another interface of the host, as if the journal of its own device
+// were lost: with the interface in the pod for DEL, and with it in the host, where the kernel puts the interface of a
+// namespace that the pod made and ended, for GC and the ADD of another pod. Nothing of the host may change.
+func TestAttack_alias(t *testing.T) {
+	for _, mode := range []Mode{ModeMove, ModeIPVlan} {
+		for _, id := range []string{device(0), device(1), "nothing"} {
+			for _, where := range []string{"pod", "host"} {
+				t.Run(fmt.Sprintf("%s %s in the %s", mode, id, where), func(t *testing.T) {
+					e := newEnv(t, 2, 2)
+					_, err := e.h.Attach(t.Context(), e.request(0, 0))
+					must(t, err)
+					uplink := newLink(t, e.home, "uplink", "").Attrs()
+					ns, owner := e.pods[0], e.detachment(0, 0)
+					if where == "host" {
+						ns = e.home
+					}
+					evil := fmt.Sprintf("%s d=%s c=%s i=%s o=%s n=uplink m=68 a=%s u=0 k=%d p=%s",
+						aliasMark, id, owner.ContainerID, owner.IfName, mode, uplink.HardwareAddr, e.home.ID(), e.home.Path())
+					newLink(t, ns, "evil", evil)
+
+					must(t, errors.Join(e.h.Detach(t.Context(), owner), e.h.Detach(t.Context(), owner)))
+					must(t, e.h.Collect(t.Context(), func(Owner) bool { return true }))
+					for i := range 2 {
+						_, err = e.h.Attach(t.Context(), e.request(i, 1))
+						must(t, err)
+					}
+					must(t, in(e.home, func(h *netlink.Handle) error {
+						l, err := h.LinkByIndex(uplink.Index)
+						if err == nil && (l.Attrs().Name != "uplink" || l.Attrs().MTU != 1500 || !isUp(l)) {
+							t.Errorf("the host's uplink is %s with MTU %d, up %v", l.Attrs().Name, l.Attrs().MTU, isUp(l))
+						}
+						if l, err := find(h, "evil"); where == "pod" && (l != nil || err != nil) {
+							t.Error("an interface that the pod made is in the host")
+						}
+						return err
+					}))
+				})
+			}
+		}
+	}
+}
+
+// TestAttack_aliasPath: what the alias calls the path of a namespace is a pipe that nobody writes to.
+func TestAttack_aliasPath(t *testing.T) {
+	e := newEnv(t, 1, 1)
+	pipe := filepath.Join(e.dir, "pipe")
+	must(t, unix.Mkfifo(pipe, 0o600))
+	must(t, in(e.home, func(h *netlink.Handle) error {
+		l, err := h.LinkByName(device(0))
+		if err != nil {
+			return err
+		}
+		return h.LinkSetAlias(l, fmt.Sprintf("%s d=%s c=x i=y o=ipvlan n=%s m=1500 a=%s u=1 k=7 p=%s",
+			aliasMark, device(0), device(0), l.Attrs().HardwareAddr, pipe))
+	}))
+	done := make(chan error, 1)
+	go func() {
+		_, err := e.h.Attach(t.Context(), e.request(0, 0))
+		done <- err
+	}()
+	select {
+	case err := <-done:
+		must(t, err)
+	case <-time.After(10 * time.Second):
+		t.Error("ADD waits for the pipe")
+		f, err := unix.Open(pipe, unix.O_RDWR, 0) // ends the wait
+		must(t, err)
+		<-done
+		must(t, unix.Close(f))
+	}
+}
