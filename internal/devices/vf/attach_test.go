@@ -377,6 +377,33 @@ func TestDetach_oldJournal(t *testing.T) {
 	e.same(before)
 }
 
+// TestDetach_nameInUse: another interface of the host has the original name by now, and the pod gave its interface a name
+// of its own.
+func TestDetach_nameInUse(t *testing.T) {
+	for _, podName := range []string{"net0", "own", device(0)} {
+		t.Run(podName, func(t *testing.T) {
+			e := newEnv(t, 1, 1)
+			_, err := e.h.Attach(t.Context(), e.request(0, 0))
+			must(t, err)
+			must(t, in(e.pods[0], func(h *netlink.Handle) error {
+				l, err := h.LinkByName("net0")
+				return errors.Join(err, h.LinkSetDown(l), h.LinkSetName(l, podName))
+			}))
+			newLink(t, e.home, device(0), "")
+			must(t, e.h.Detach(t.Context(), e.detachment(0, 0)))
+			must(t, in(e.home, func(h *netlink.Handle) error {
+				l, err := search(h, func(l netlink.Link) bool { return l.Attrs().HardwareAddr.String() == "02:00:00:00:01:00" })
+				if l == nil {
+					t.Error("the interface is not in the host")
+				} else if a := l.Attrs(); a.Name != "vfroce0" || a.Alias != "port of rack 7" || !isUp(l) {
+					t.Errorf("%s has alias %q, up %v", a.Name, a.Alias, isUp(l))
+				}
+				return err
+			}))
+		})
+	}
+}
+
 // TestAttach_deadOwner takes a device back whose pod ended without saying so. The
 // interface of software ended with it, so that only the journal is left; a child
 // leaves its parent.

@@ -358,10 +358,15 @@ func (t *task) leavePod(ctx context.Context) error {
 		}
 		if err := t.alone(func(context.Context) error {
 			err := moveLink(l, w.Original.Name, t.home)
-			if errors.Is(err, unix.EEXIST) { // another interface of the host has the name
-				err = moveLink(l, w.temporaryName(), t.home)
+			if !errors.Is(err, unix.EEXIST) {
+				return err
 			}
-			return err
+			// Another interface of the host has the name. If the name that the interface has
+			// in the pod was free there, the kernel has moved it all the same.
+			if there, ferr := search(h, func(o netlink.Link) bool { return o.Attrs().Index == l.Attrs().Index }); ferr != nil || there == nil {
+				return ferr
+			}
+			return moveLink(l, w.temporaryName(), t.home)
 		})(ctx); err != nil {
 			return err
 		}
@@ -370,7 +375,8 @@ func (t *task) leavePod(ctx context.Context) error {
 	})
 }
 
-// temporaryName is a name for the interface that no other device of this node has.
+// temporaryName is a name for the interface that no other device of this node has. It keeps
+// it if another interface of the host has the original name.
 func (w *Wiring) temporaryName() string {
 	s := strings.Map(func(r rune) rune {
 		if strings.ContainsRune("0123456789abcdefghijklmnopqrstuvwxyz", r) {
@@ -544,8 +550,13 @@ func (t *task) restoreLink(ctx context.Context, h *netlink.Handle, l netlink.Lin
 		if err := setUp(h, l, false); err != nil {
 			return err
 		}
-		// If another interface has the name by now, the interface keeps its present name.
-		if err := h.LinkSetName(l, o.Name); err != nil && !errors.Is(err, unix.EEXIST) {
+		err := h.LinkSetName(l, o.Name)
+		if errors.Is(err, unix.EEXIST) { // another interface has the name by now: the pod's name must not stay
+			if err = h.LinkSetName(l, t.w().temporaryName()); errors.Is(err, unix.EEXIST) {
+				err = nil
+			}
+		}
+		if err != nil {
 			return fmt.Errorf("rename %s to %s: %w", l.Attrs().Name, o.Name, err)
 		}
 		if err := t.did("original name"); err != nil {
