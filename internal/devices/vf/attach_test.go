@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -49,7 +50,7 @@ func TestAttach(t *testing.T) {
 				Warnings: []Warning{{Setting: SettingTrust, Text: "setting trust was not made: the driver refuses it: the device is not a VF"}},
 				Original: Original{
 					Name: "roce0", MAC: "02:00:00:00:01:00", MTU: 1500, Up: true, Alias: "port of rack 7",
-					Addresses: []string{"10.1.0.1/24"}, RDMA: []string{"rxe0"},
+					Addresses: []string{"10.1.0.1/24"}, RDMA: []string{"rxe0"}, Traits: &Traits{AltNames: []string{slot(0)}},
 				},
 			}
 			if diff := cmp.Diff(want, w); diff != "" {
@@ -157,7 +158,10 @@ func (e *env) withoutAddressesIf(who string, before []string) []string {
 		if err != nil {
 			return err
 		}
-		return errors.Join(h.AddrReplace(l, a), h.LinkSetAlias(l, "port of rack 7"))
+		if !slices.Contains(l.Attrs().AltNames, slot(0)) {
+			err = h.LinkAddAltName(l, slot(0))
+		}
+		return errors.Join(err, h.AddrReplace(l, a), h.LinkSetAlias(l, "port of rack 7"))
 	}))
 	return e.look()
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -84,5 +85,70 @@ func TestAttack_aliasPath(t *testing.T) {
 		must(t, err)
 		<-done
 		must(t, unix.Close(f))
+	}
+}
+
+// spoil does to a pod's interface what CAP_NET_ADMIN allows.
+func (e *env) spoil(names ...string) {
+	e.t.Helper()
+	must(e.t, in(e.pods[0], func(h *netlink.Handle) error {
+		l, err := h.LinkByName("net0")
+		if err != nil {
+			return err
+		}
+		for _, name := range names {
+			if err := h.LinkAddAltName(l, name); err != nil {
+				return err
+			}
+		}
+		return errors.Join(h.LinkDelAltName(l, slot(0)), h.LinkSetARPOff(l), h.SetPromiscOn(l), h.LinkSetAllmulticastOn(l),
+			h.LinkSetMulticastOff(l), h.LinkSetMTU(l, 1280))
+	}))
+}
+
+// TestAttack_flagsAndNames: a pod leaves flags and further names on its interface. One name is that of an interface of the
+// host, so that the kernel does not move the pod's interface there; one is that of each pod's eth0, so that the kernel moves
+// it into no other pod. The next pod gets the device as it was.
+func TestAttack_flagsAndNames(t *testing.T) {
+	for _, how := range []string{"DEL", "DEL, journal lost", "the kernel brought it back"} {
+		t.Run(how, func(t *testing.T) {
+			e := newEnv(t, 1, 2)
+			before := e.look()
+			_, err := e.h.Attach(t.Context(), e.request(0, 0))
+			must(t, err)
+			switch how {
+			case "DEL, journal lost":
+				must(t, e.h.forget(device(0)))
+				fallthrough
+			case "DEL":
+				e.spoil("cable0", device(0), "eth0")
+			default: // without the names that are in use in the host
+				e.spoil(device(0), "eth0")
+				must(t, in(e.pods[0], func(h *netlink.Handle) error {
+					l, err := h.LinkByName("net0")
+					return errors.Join(err, moveLink(l, "net0", e.home))
+				}))
+			}
+			must(t, e.h.Detach(t.Context(), e.detachment(0, 0)))
+			if diff := cmp.Diff(before, e.withoutAddressesIf(how, before)); diff != "" {
+				t.Fatalf("not as it was (-before +after):\n%s", diff)
+			}
+			newLink(t, e.pods[1], "eth0", "")
+			_, err = e.h.Attach(t.Context(), e.request(0, 1))
+			must(t, err)
+		})
+	}
+}
+
+// TestDetach_namesInUse: another interface of the host has the further name of the device by now.
+func TestDetach_namesInUse(t *testing.T) {
+	e := newEnv(t, 1, 1)
+	_, err := e.h.Attach(t.Context(), e.request(0, 0))
+	must(t, err)
+	newLink(t, e.home, slot(0), "")
+	before := e.look()
+	must(t, e.h.Detach(t.Context(), e.detachment(0, 0)))
+	if d, err := e.h.Device(device(0)); err != nil || d.State != StateUp {
+		t.Errorf("device is %v, %v; before:\n%s", d.State, err, before)
 	}
 }

@@ -41,8 +41,8 @@
 //
 // # Limitations
 //
-// When an interface comes back, its name, MAC, MTU, alias, addresses and whether it was up
-// are restored; routes that somebody added, sysctls and queueing disciplines are not. An
+// When an interface comes back, its names, MAC, MTU, alias, addresses, flags (see [Traits]) and
+// whether it was up are restored; routes that somebody added, sysctls and queueing disciplines are not. An
 // interface that has the default route, or belongs to a bridge or bond, is not moved. If
 // another interface has the name by then, the interface is called "vf" and what the ID has
 // of letters and digits.

@@ -86,8 +86,9 @@ type env struct {
 	rdma *fakeRDMA
 }
 
-// device is the ID of device i, and rxe the name of its RDMA device.
+// device is the ID of device i, slot a further name of its interface, and rxe the name of its RDMA device.
 func device(i int) string { return fmt.Sprintf("roce%d", i) }
+func slot(i int) string   { return fmt.Sprintf("enp65s0v%d", i) }
 func rxe(i int) string    { return fmt.Sprintf("rxe%d", i) }
 
 // newEnv makes a host with some devices and some pods. The devices are veths
@@ -132,7 +133,7 @@ func newEnv(t testing.TB, devices, pods int) *env {
 			if err != nil {
 				return err
 			}
-			return errors.Join(h.AddrAdd(l, a), h.LinkSetAlias(l, "port of rack 7"))
+			return errors.Join(h.AddrAdd(l, a), h.LinkSetAlias(l, "port of rack 7"), h.LinkAddAltName(l, slot(i)))
 		}))
 		write(t, filepath.Join(e.h.Sys, classNet, device(i), "operstate"), "up")
 		must(t, e.home.Do(func() error { return e.rdma.Add(rxe(i), kindRXE, device(i)) }))
@@ -177,6 +178,9 @@ func (e *env) detachment(i, p int) Detachment {
 	return Detachment{ContainerID: r.ContainerID, IfName: r.IfName, Device: r.Device, NetNSPath: r.NetNSPath}
 }
 
+// podFlags are the flags that a pod can change and that stay with the interface.
+const podFlags = unix.IFF_NOARP | unix.IFF_PROMISC | unix.IFF_ALLMULTI | unix.IFF_MULTICAST
+
 // look is everything that Detach has to bring back, and everything in the pods.
 func (e *env) look() []string {
 	e.t.Helper()
@@ -196,8 +200,8 @@ func (e *env) look() []string {
 				if err != nil {
 					return err
 				}
-				out = append(out, fmt.Sprintf("%s: %s %s %s mtu %d up %v alias %q %v",
-					filepath.Base(ns.Path()), l.Type(), a.Name, a.HardwareAddr, a.MTU, isUp(l), a.Alias, addrs))
+				out = append(out, fmt.Sprintf("%s: %s %s %s mtu %d up %v alias %q names %v flags %#x %v",
+					filepath.Base(ns.Path()), l.Type(), a.Name, a.HardwareAddr, a.MTU, isUp(l), a.Alias, a.AltNames, a.RawFlags&podFlags, addrs))
 			}
 			return nil
 		}))

@@ -106,7 +106,8 @@ type Original struct {
 	Alias     string      `json:"alias,omitempty"`
 	Addresses []string    `json:"addresses,omitempty"`
 	RDMA      []string    `json:"rdma,omitempty"`
-	PF        *PFSettings `json:"pf,omitempty"` // the PF's settings for the VF
+	Traits    *Traits     `json:"traits,omitempty"` // nil: not known
+	PF        *PFSettings `json:"pf,omitempty"`     // the PF's settings for the VF
 }
 
 // PFSettings are what a PF sets for a VF.

@@ -356,6 +356,10 @@ func (t *task) leavePod(ctx context.Context) error {
 		if err := setUp(h, l, false); err != nil {
 			return err
 		}
+		// The kernel moves no interface that has a further name which is in use in the host.
+		if err := errors.Join(dropNames(h, l, w.traits().AltNames), t.did("names")); err != nil {
+			return err
+		}
 		if err := t.alone(func(context.Context) error {
 			err := moveLink(l, w.Original.Name, t.home)
 			if !errors.Is(err, unix.EEXIST) {
@@ -365,6 +369,9 @@ func (t *task) leavePod(ctx context.Context) error {
 			// in the pod was free there, the kernel has moved it all the same.
 			if there, ferr := search(h, func(o netlink.Link) bool { return o.Attrs().Index == l.Attrs().Index }); ferr != nil || there == nil {
 				return ferr
+			}
+			if err := dropNames(h, l, nil); err != nil { // the host may have given one to another interface
+				return err
 			}
 			return moveLink(l, w.temporaryName(), t.home)
 		})(ctx); err != nil {
@@ -544,6 +551,9 @@ func (t *task) restorePF(h *netlink.Handle) error {
 func (t *task) restoreLink(ctx context.Context, h *netlink.Handle, l netlink.Link) error {
 	o := &t.w().Original
 	if err := errors.Join(t.restoreMAC(h, l), t.did("original MAC")); err != nil {
+		return err
+	}
+	if err := errors.Join(t.restoreTraits(h, l), t.did("flags and names")); err != nil {
 		return err
 	}
 	if l.Attrs().Name != o.Name {
