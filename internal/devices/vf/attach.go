@@ -396,7 +396,7 @@ func (t *task) applyTrust(h *netlink.Handle) error {
 // byPF makes settings through the PF, and adds the warnings to the wiring.
 func (t *task) byPF(h *netlink.Handle, set func(vfPort) ([]Warning, error)) error {
 	w := t.w()
-	pf, err := find(h, w.Device.PF)
+	pf, err := t.findPF(h)
 	if err != nil {
 		return err
 	}
@@ -659,7 +659,7 @@ func (t *task) waitPort(ctx context.Context, r RDMADevice) error {
 }
 
 func (t *task) pfUp(h *netlink.Handle) error {
-	pf, err := find(h, t.w().Device.PF)
+	pf, err := t.findPF(h)
 	if err != nil {
 		return err
 	}

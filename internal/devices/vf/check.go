@@ -155,7 +155,7 @@ func (c *checker) inHost() error {
 		if c.w.Device.VF < 0 {
 			return nil
 		}
-		pf, err := find(h, c.w.Device.PF)
+		pf, err := c.t.findPF(h)
 		if err != nil {
 			return err
 		}

@@ -126,7 +126,7 @@ func (t *task) restoreMAC(h *netlink.Handle, l netlink.Link) error {
 func (t *task) unassignMAC(h *netlink.Handle, l netlink.Link) error {
 	w := t.w()
 	for try := 1; ; try++ {
-		pf, err := find(h, w.Device.PF)
+		pf, err := t.findPF(h)
 		if err != nil || pf == nil { // without a PF there is no VF
 			return err
 		}
@@ -139,7 +139,7 @@ func (t *task) unassignMAC(h *netlink.Handle, l netlink.Link) error {
 		if err := resetVF(h, l); err != nil {
 			return err
 		}
-		if pf, err = find(h, w.Device.PF); err != nil || pf == nil {
+		if pf, err = t.findPF(h); err != nil || pf == nil {
 			return err
 		}
 		now := pfSettings(pf, w.Device.VF)

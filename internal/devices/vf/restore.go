@@ -531,12 +531,15 @@ func (t *task) comesBack() bool {
 
 func (t *task) restorePF(h *netlink.Handle) error {
 	w := t.w()
-	if w.Device.PF == "" {
+	if w.Device.PF == "" && w.Device.PFPCI == "" {
 		return nil
 	}
-	pf, err := find(h, w.Device.PF)
-	if err != nil || pf == nil { // without a PF there is no VF
+	pf, err := t.findPF(h)
+	if err != nil {
 		return err
+	}
+	if pf == nil {
+		return t.withoutPF()
 	}
 	p := vfPort{h, pf, w.Device.VF}
 	if w.Original.PF == nil { // not known, because the journal is lost

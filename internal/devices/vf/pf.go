@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package vf
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+)
+
+// findPF looks for the interface of the VF's PF in the host, by the PF's PCI address: while a
+// pod has the VF, the PF's interface may get another name, as when its driver is loaded anew,
+// and another interface the former name. It returns nil if there is none.
+func (t *task) findPF(h *netlink.Handle) (netlink.Link, error) {
+	d := &t.w().Device
+	if d.PFPCI == "" {
+		return find(h, d.PF)
+	}
+	names := t.h.sys().list(busPCI, d.PFPCI, "net")
+	if slices.Contains(names, d.PF) {
+		return find(h, d.PF)
+	}
+	var first netlink.Link
+	for _, name := range names { // a PF may have further interfaces, which know no VFs
+		l, err := find(h, name)
+		if err != nil || l != nil && pfSettings(l, d.VF) != nil {
+			return l, err
+		}
+		if first == nil {
+			first = l
+		}
+	}
+	return first, nil
+}
+
+// withoutPF is the error if the PF's interface is not in the host and settings are to be
+// brought back that the PF has kept: the next pod must not get the VLAN of the former one.
+// Without its driver, or without the VF, a PF keeps none.
+func (t *task) withoutPF() error {
+	d, s := &t.w().Device, t.h.sys()
+	if !t.j.marked && !t.j.Asked.ofPF() || !s.isVF(d.PCI) || s.link(busPCI, d.PFPCI, "driver") == "" {
+		return nil
+	}
+	return fmt.Errorf("bring back settings of VF %d: PF %s (%s): %w: put its interface back into the host's network namespace", d.VF, d.PF, d.PFPCI, errNoPF)
+}
+
+var errNoPF = errors.New("it has no interface in the host")
+
+// ofPF tells whether there are settings that a PF makes.
+func (s *Settings) ofPF() bool {
+	return s.MAC != nil || s.VLAN != nil || s.SpoofCheck != nil || s.Trust != nil || s.MinTxRate != nil || s.MaxTxRate != nil || s.LinkState != nil
+}
