@@ -206,8 +206,9 @@ func (p Plugin) del(args *skel.CmdArgs) error {
 	unlock, err := p.lock(context.Background(), c, args)
 	switch {
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT), errors.Is(err, syscall.EROFS):
+		// Without a file for the lock no other call has it.
 	case err != nil:
-		return err
+		return lockError(err)
 	default:
 		defer unlock()
 	}

@@ -99,7 +99,7 @@ func (p Plugin) wire(c NetConf, a Attachment, args *skel.CmdArgs, requests ...if
 	ctx := context.Background()
 	unlock, err := p.lock(ctx, c, args)
 	if err != nil {
-		return err
+		return lockError(err)
 	}
 	defer unlock()
 	if got, err := c.store().Get(args.ContainerID, args.IfName); err == nil && len(got.wired()) > 0 {
@@ -391,22 +391,28 @@ func (p Plugin) chainedDevice(c NetConf) ([]AttachedDevice, error) {
 	return nil, nil
 }
 
-// lock locks the attachment, and returns the function that unlocks it.
+// lock locks the attachment, and returns the function that unlocks it. See lockError for its
+// error.
 func (p Plugin) lock(ctx context.Context, c NetConf, args *skel.CmdArgs) (unlock func(), err error) {
 	ctx, cancel := context.WithTimeout(ctx, lockWait)
 	defer cancel()
 	l, err := lockAttachment(ctx, c.DataDir, args.ContainerID, args.IfName)
-	if errors.Is(err, context.DeadlineExceeded) {
-		return nil, types.NewError(types.ErrTryAgainLater, "attachment", err.Error())
-	}
 	if err != nil {
-		return nil, storeError(err)
+		return nil, err
 	}
 	return func() {
 		if err := l.Remove(); err != nil {
 			p.tell("%v", err)
 		}
 	}, nil
+}
+
+// lockError is the CNI error for an error of lock.
+func lockError(err error) *types.Error {
+	if errors.Is(err, context.DeadlineExceeded) {
+		return types.NewError(types.ErrTryAgainLater, "attachment", err.Error())
+	}
+	return storeError(err)
 }
 
 // openPod opens the pod's namespace.

@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -19,6 +20,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/smcr-io/kube-smcr/internal/devices/vf"
 	"github.com/smcr-io/kube-smcr/internal/linux"
@@ -347,6 +349,31 @@ func TestWire_fullDisk(t *testing.T) {
 			n.do(t, func(ctx context.Context) error { return n.cni.DelNetworkList(ctx, n.list, runtimeConf("c1", newNS(t))) })
 		})
 	}
+}
+
+// TestWire_delFullDisk: DEL makes a file for its lock, and works all the same if there is no room for one.
+func TestWire_delFullDisk(t *testing.T) {
+	needWiring(t)
+	n, run := newWiringNode(t, nil, `{"cniVersion":"1.1.0","name":"rocenet","plugins":[
+		{"type":"smcr-cni","dataDir":"$DATA","deviceID":"0000:41:10.0"}]}`)
+	dir := t.TempDir()
+	must(t, unix.Mount("ks-full", dir, "tmpfs", 0, "nr_inodes=20"))
+	t.Cleanup(func() { must(t, unix.Unmount(dir, unix.MNT_DETACH)) })
+	n.data, n.list, n.store = dir, replaceDataDir(t, n.list, dir), NewStore(dir)
+	rt := runtimeConf("c1", newNS(t))
+	n.do(t, func(ctx context.Context) error { _, err := n.cni.AddNetworkList(ctx, n.list, rt); return err })
+	for i := 0; ; i++ {
+		if err := os.WriteFile(filepath.Join(dir, strconv.Itoa(i)), nil, 0o600); errors.Is(err, unix.ENOSPC) {
+			break
+		} else if err != nil || i > 20 {
+			t.Fatalf("%d files: %v", i, err)
+		}
+	}
+	n.do(t, func(ctx context.Context) error { return n.cni.DelNetworkList(ctx, n.list, rt) })
+	if _, err := n.store.Get("c1", "eth0"); !errors.Is(err, ErrNoAttachment) {
+		t.Errorf("record after DEL: %v", err)
+	}
+	run.host.home(t)
 }
 
 func replaceDataDir(t *testing.T, list *libcni.NetworkConfigList, dir string) *libcni.NetworkConfigList {

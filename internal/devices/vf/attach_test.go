@@ -525,6 +525,30 @@ func TestAttach_fullDisk(t *testing.T) {
 	e.same(before)
 }
 
+// TestDetach_fullDisk: a device comes back although nothing can be written.
+func TestDetach_fullDisk(t *testing.T) {
+	for _, mode := range modes {
+		t.Run(string(mode), func(t *testing.T) {
+			e := newEnv(t, 1, 1)
+			must(t, os.MkdirAll(e.h.dir(), 0o700))
+			must(t, unix.Mount("tmpfs", e.h.dir(), "tmpfs", 0, "size=64k,nr_inodes=20"))
+			t.Cleanup(func() { must(t, unix.Unmount(e.h.dir(), unix.MNT_DETACH)) })
+			before := e.look()
+			r := e.request(0, 0)
+			r.Mode = mode
+			_, err := e.h.Attach(t.Context(), r)
+			must(t, err)
+			full := filepath.Join(e.h.dir(), "full")
+			if err := os.WriteFile(full, make([]byte, 1<<20), 0o600); !errors.Is(err, unix.ENOSPC) {
+				t.Fatalf("fill the disk: %v", err)
+			}
+			must(t, e.h.Detach(t.Context(), e.detachment(0, 0)))
+			must(t, os.Remove(full))
+			e.same(before)
+		})
+	}
+}
+
 // TestAttach_churn lets many pods want few devices at once.
 func TestAttach_churn(t *testing.T) {
 	const devices, pods, attachments = 6, 10, 100
