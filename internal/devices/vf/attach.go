@@ -221,7 +221,7 @@ func (t *task) lookHome(h *netlink.Handle) error {
 	}
 	a := l.Attrs()
 	o := &w.Original
-	*o = Original{Name: a.Name, MAC: a.HardwareAddr.String(), MTU: a.MTU, Up: isUp(l), Alias: a.Alias, RDMA: w.Device.RDMA, Traits: traitsOf(l)}
+	*o = Original{Name: a.Name, MAC: a.HardwareAddr.String(), MTU: a.MTU, Up: isUp(l), Alias: a.Alias, RDMA: w.Device.RDMA, Parent: a.ParentDev, Traits: traitsOf(l)}
 	if o.Addresses, err = addresses(h, l); err != nil {
 		return err
 	}

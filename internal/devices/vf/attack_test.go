@@ -140,6 +140,22 @@ func TestAttack_flagsAndNames(t *testing.T) {
 	}
 }
 
+// TestAttack_aliasErased: a pod changes all that it can of an interface of hardware, and gives another one its alias.
+func TestAttack_aliasErased(t *testing.T) {
+	w := marked()
+	w.Device.ID, w.Device.PCI, w.Original.Parent = "ens4", "", "virtio3"
+	task := &task{j: &journal{Wiring: w}}
+	if !task.ours(&netlink.Device{LinkAttrs: netlink.LinkAttrs{Name: "own", ParentDev: "virtio3"}}) {
+		t.Error("the interface is not known any more")
+	}
+	if task.ours(&netlink.Device{LinkAttrs: netlink.LinkAttrs{Name: w.IfName, ParentDev: "virtio4", Alias: w.alias()}}) {
+		t.Error("another interface is taken for it")
+	}
+	if task.ours(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: w.IfName, Alias: w.alias()}}) {
+		t.Error("an interface of software is taken for it")
+	}
+}
+
 // TestDetach_namesInUse: another interface of the host has the further name of the device by now.
 func TestDetach_namesInUse(t *testing.T) {
 	e := newEnv(t, 1, 1)

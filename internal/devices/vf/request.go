@@ -106,6 +106,7 @@ type Original struct {
 	Alias     string      `json:"alias,omitempty"`
 	Addresses []string    `json:"addresses,omitempty"`
 	RDMA      []string    `json:"rdma,omitempty"`
+	Parent    string      `json:"parent,omitempty"` // the device of hardware of the interface, as in "virtio3"
 	Traits    *Traits     `json:"traits,omitempty"` // nil: not known
 	PF        *PFSettings `json:"pf,omitempty"`     // the PF's settings for the VF
 }

@@ -419,11 +419,16 @@ func (t *task) returnRDMA() error {
 	return nil
 }
 
-// ours tells whether an interface is that of the task's device.
+// ours tells whether an interface is that of the task's device. A pod can change name, MAC and
+// alias, but not the device of hardware that the interface is of. An interface of software
+// has none, and no kernel brings it back.
 func (t *task) ours(l netlink.Link) bool {
 	a, w := l.Attrs(), t.w()
-	if w.Device.PCI != "" {
+	switch {
+	case w.Device.PCI != "":
 		return a.ParentDev == w.Device.PCI
+	case w.Original.Parent != "":
+		return a.ParentDev == w.Original.Parent
 	}
 	m, ok := parseAlias(a.Alias)
 	return ok && m.Owner.Is(w.Owner.ContainerID, w.Owner.IfName) && m.Original.Name == w.Original.Name
