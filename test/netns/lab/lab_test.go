@@ -191,9 +191,12 @@ func TestPod_StartTrusted(t *testing.T) {
 		}
 		return n
 	}
-	if n := sleepers(); n != 1 {
-		t.Errorf("%d programs are in the background, want 1", n)
-	}
+	must(t, poll(ctx, "a program in the background", func() error {
+		if n := sleepers(); n != 1 {
+			return fmt.Errorf("%d are there, want 1", n)
+		}
+		return nil
+	}))
 	must(t, p.Kill())
 	must(t, poll(ctx, "the end of the program in the background", func() error {
 		if n := sleepers(); n > 0 {
