@@ -324,6 +324,7 @@ func otherRefusals() []refusal {
 		{name: "a peer with a name that is too long", kind: link, covers: []string{"status.peerClaimedName maxLength"}, spec: "{node: n, peerClaimedName: " + strings.Repeat("x", 33) + "}", want: []string{"status.peerClaimedName", "may not be more than 32 bytes"}},
 		{name: "a peer with a name that no host has", kind: link, covers: []string{"status.peerClaimedName pattern"}, spec: `{node: n, peerClaimedName: "\e[31mx"}`, want: []string{"status.peerClaimedName", "should match"}},
 		{name: "a link with an unknown role", kind: link, covers: []string{"status.role enum"}, spec: "{node: n, role: Both}", want: []string{"status.role", "supported values"}},
+		{name: "a link with an unknown datapath", kind: link, covers: []string{"status.datapath enum"}, spec: "{node: n, datapath: KernelIfAvailable}", want: []string{"status.datapath", "supported values"}},
 		{name: "a link with an unknown state", kind: link, covers: []string{"status.state enum"}, spec: "{node: n, state: Up}", want: []string{"status.state", "supported values"}},
 		{name: "a link with an unknown redundancy", kind: link, covers: []string{"status.redundancy enum"}, spec: "{node: n, redundancy: Double}", want: []string{"status.redundancy", "supported values"}},
 		{name: "a link with a long error", kind: link, covers: []string{"status.lastError maxLength"}, spec: "{node: n, lastError: " + long + "}", want: []string{"status.lastError", "may not be more than 1024 bytes"}},
