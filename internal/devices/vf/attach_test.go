@@ -408,6 +408,40 @@ func TestDetach_nameInUse(t *testing.T) {
 	}
 }
 
+// TestDetach_lowerMTU: the interface that bounds the device's MTU, as a PF does, has a lower one by now.
+func TestDetach_lowerMTU(t *testing.T) {
+	e := newEnv(t, 1, 1)
+	const id = "bounded"
+	mtu := func(name string, mtu int) {
+		t.Helper()
+		must(t, in(e.home, func(h *netlink.Handle) error {
+			l, err := h.LinkByName(name)
+			return errors.Join(err, h.LinkSetMTU(l, mtu))
+		}))
+	}
+	must(t, in(e.home, func(h *netlink.Handle) error {
+		l, err := h.LinkByName("cable0")
+		a := netlink.NewLinkAttrs()
+		a.Name, a.ParentIndex, a.MTU = id, l.Attrs().Index, 9000
+		return errors.Join(err, h.LinkAdd(&netlink.Macvlan{LinkAttrs: a, Mode: netlink.MACVLAN_MODE_PRIVATE}))
+	}))
+	write(t, filepath.Join(e.h.Sys, classNet, id, "operstate"), "up")
+	must(t, e.home.Do(func() error { return e.rdma.Add("rxe9", kindRXE, id) }))
+	r, d := e.request(0, 0), e.detachment(0, 0)
+	r.Device, d.Device = id, id
+	_, err := e.h.Attach(t.Context(), r)
+	must(t, err)
+	mtu("cable0", 4000)
+	must(t, e.h.Detach(t.Context(), d))
+	must(t, in(e.home, func(h *netlink.Handle) error {
+		l, err := h.LinkByName(id)
+		if err == nil && (l.Attrs().MTU != 4000 || l.Attrs().Alias != "") {
+			t.Errorf("MTU %d, alias %q, want that of the parent, and none", l.Attrs().MTU, l.Attrs().Alias)
+		}
+		return err
+	}))
+}
+
 // TestAttach_deadOwner takes a device back whose pod ended without saying so. The
 // interface of software ended with it, so that only the journal is left; a child
 // leaves its parent.

@@ -582,7 +582,8 @@ func (t *task) restoreLink(ctx context.Context, h *netlink.Handle, l netlink.Lin
 		}
 	}
 	if l.Attrs().MTU != o.MTU {
-		if err := h.LinkSetMTU(l, o.MTU); err != nil {
+		// What bounds it, the PF or the network below, may have a lower one by now. The device comes back with less then.
+		if err := h.LinkSetMTU(l, o.MTU); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ERANGE) {
 			return fmt.Errorf("set MTU of %s to %d: %w", l.Attrs().Name, o.MTU, err)
 		}
 		if err := t.did("original MTU"); err != nil {
