@@ -108,7 +108,7 @@ type SMCRLinkStatus struct {
 	// have no pod, and when they were made and their queue pairs are not known.
 	// +optional
 	// +kubebuilder:validation:Enum=Agent;Kernel
-	Datapath Datapath `json:"datapath,omitempty"`
+	Datapath string `json:"datapath,omitempty"`
 	// policy is the SMCRPolicy from which the settings of the pod come. Empty: no
 	// policy selects the pod, and the agents' settings hold.
 	// +optional

@@ -261,7 +261,7 @@ func TestAPIServer_objects(t *testing.T) {
 	owners := []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: w.node, UID: core.UID}}
 	link := w.links()[0]
 	want := v1alpha1.SMCRLinkStatus{
-		Node: w.node, Peer: "node-b", PeerClaimedName: "node-b", Namespace: w.ns, Pod: name, Datapath: v1alpha1.DatapathAgent, Policy: "cache", Role: "Client", State: v1alpha1.LinkActive,
+		Node: w.node, Peer: "node-b", PeerClaimedName: "node-b", Namespace: w.ns, Pod: name, Datapath: string(v1alpha1.DatapathAgent), Policy: "cache", Role: "Client", State: v1alpha1.LinkActive,
 		Redundancy: v1alpha1.RedundancySymmetric, Connections: 1, RMBBytes: 1 << 20, Devices: "soft0,soft1", Version: 2,
 		GIDs: "192.0.2.1-192.0.2.2,192.0.2.1-192.0.2.2", QPNs: "17-18,17-18", MTUBytes: 1024, LastError: g.Error,
 		OpenedAt: metav1.Time{Time: g.Opened.Local()}, Links: link.Status.Links, Conditions: link.Status.Conditions,

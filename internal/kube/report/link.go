@@ -44,7 +44,7 @@ const (
 func linkStatus(node string, g *agentapi.LinkGroup, policy string, nodes map[netip.Addr]string) v1alpha1.SMCRLinkStatus {
 	namespace, _, _ := strings.Cut(g.Pod, "/")
 	out := v1alpha1.SMCRLinkStatus{
-		Node: node, Namespace: namespace, Pod: g.Pod, Datapath: cmp.Or(v1alpha1.Datapath(g.Datapath), v1alpha1.DatapathAgent), Policy: policy, Role: titled(g.Role),
+		Node: node, Namespace: namespace, Pod: g.Pod, Datapath: cmp.Or(g.Datapath, string(v1alpha1.DatapathAgent)), Policy: policy, Role: titled(g.Role),
 		Connections: clamp(g.Conns), RMBBytes: int64(g.RMBBytes), Version: int32(g.Version), EID: g.EID,
 		OpenedAt: metav1.Time{Time: g.Opened.Truncate(secondOfAPI)}, LastError: clip(g.Error, maxLastError),
 	}

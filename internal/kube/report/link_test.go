@@ -76,11 +76,11 @@ func TestLinkStatus_ofKernel(t *testing.T) {
 		g.Links[i].LocalQPN, g.Links[i].PeerQPN, g.Links[i].MTU = 0, 0, 0
 	}
 	s := linkStatus(node, &g, "", nodesOfTheTests())
-	if s.Datapath != v1alpha1.DatapathKernel || s.State != v1alpha1.LinkActive || s.Peer != "node-b" || s.QPNs != "" || !s.OpenedAt.IsZero() || s.Pod != "" || s.Namespace != "" {
+	if s.Datapath != string(v1alpha1.DatapathKernel) || s.State != v1alpha1.LinkActive || s.Peer != "node-b" || s.QPNs != "" || !s.OpenedAt.IsZero() || s.Pod != "" || s.Namespace != "" {
 		t.Errorf("%+v", s)
 	}
 	g = group("shop/web", 1, 2)
-	if s := linkStatus(node, &g, "", nodesOfTheTests()); s.Datapath != v1alpha1.DatapathAgent || s.QPNs == "" {
+	if s := linkStatus(node, &g, "", nodesOfTheTests()); s.Datapath != string(v1alpha1.DatapathAgent) || s.QPNs == "" {
 		t.Errorf("of an agent: %+v", s)
 	}
 }

@@ -196,7 +196,7 @@ func (s *suite) kernelLinks() error {
 	}
 	for i, n := range s.hw {
 		if !slices.ContainsFunc(list.Items, func(l v1alpha1.SMCRLink) bool {
-			return l.Status.Node == n.Name && l.Status.Peer == s.hw[1-i].Name && l.Status.Datapath == v1alpha1.DatapathKernel && l.Status.State == v1alpha1.LinkActive
+			return l.Status.Node == n.Name && l.Status.Peer == s.hw[1-i].Name && l.Status.Datapath == string(v1alpha1.DatapathKernel) && l.Status.State == v1alpha1.LinkActive
 		}) {
 			return fmt.Errorf("%s has none: %+v", n.Name, list.Items)
 		}
