@@ -422,6 +422,17 @@ func (s *suite) last(p pod) (sum, error) {
 	return now, nil
 }
 
+// soFar waits until a client has said what it has done. A changed policy of a former scenario may have reset a connection
+// of one that makes connections all the time.
+func (s *suite) soFar(p pod) (now sum) {
+	s.Helper()
+	s.eventually("what "+p.String()+" says", func() (err error) {
+		now, err = s.last(p)
+		return err
+	})
+	return now
+}
+
 // grows waits until a client has done n more than before, and returns its new sum. None may have
 // failed since.
 func (s *suite) grows(p pod, before sum, n int) sum {

@@ -20,7 +20,7 @@ import (
 func uninstall(s *suite) {
 	server, dialer := s.pair(load)
 	s.carries(s.hw[0], "rxe0", "rxe1")
-	before := s.grows(dialer, sum{}, 1)
+	before := s.grows(dialer, s.soFar(dialer), 1)
 	out, err := s.p.Uninstall(s.Context())
 	s.must(err)
 	s.Log(out)

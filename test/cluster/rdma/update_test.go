@@ -26,7 +26,7 @@ func update(s *suite) {
 	for _, n := range s.hw {
 		s.must(product.TagNextOn(s.Context(), n))
 	}
-	before := s.grows(client, sum{}, 1)
+	before := s.grows(client, s.soFar(client), 1)
 	began := time.Now()
 	s.must(s.p.Install(s.Context(), product.TagNext, installed...))
 	s.must(s.rolledOut(product.TagNext))
@@ -75,7 +75,7 @@ func mixed(s *suite) {
 	far, client := s.pair(load)
 	near := s.start(far.ns, "near", s.plain)
 	defer s.delete(near)
-	before := s.grows(client, sum{}, 1)
+	before := s.grows(client, s.soFar(client), 1)
 	s.must(s.p.Install(s.Context(), image.ProductTag, append(slices.Clone(installed), "agent.devicesOfNode.n1[0].soft.address=node")...))
 	defer func() {
 		s.must(s.p.Install(s.Context(), image.ProductTag, installed...))
