@@ -104,8 +104,9 @@ type SMCRLinkStatus struct {
 	// +optional
 	Pod string `json:"pod,omitempty"`
 	// datapath is what runs the link group: Agent, or Kernel, the SMC-R of the node's
-	// kernel. Its link groups are those of all pods of the node that are on it, so they
-	// have no pod, and when they were made and their queue pairs are not known.
+	// kernel. Its link groups are the node's, for all pods that are on it and for other
+	// programs, so they have no pod; when they were made and their queue pairs are not
+	// known.
 	// +optional
 	// +kubebuilder:validation:Enum=Agent;Kernel
 	Datapath string `json:"datapath,omitempty"`

@@ -277,35 +277,16 @@ func (d *demo) compare(context.Context) error {
 	return nil
 }
 
-// more waits until the load has done more, none of it wrong, and notes it as a check.
-func (d *demo) more(ctx context.Context, what string, before *terminal.Load) {
-	d.Eventually(ctx, what, func() (string, error) {
-		now, err := d.Load(ctx)
-		switch {
-		case err != nil:
-			return "", err
-		case now.Failed > 0:
-			return "", fmt.Errorf("%v", now.Errors)
-		case now.OK < before.OK+20:
-			return "", fmt.Errorf("only %d exchanges so far", now.OK)
-		}
-		done := now.OK - before.OK
-		*before = now
-		return fmt.Sprintf("%d exchanges with checked bytes; the slowest so far took %d ms", done, now.WorstMillis), nil
-	})
-}
-
-// hold has a pod hold a connection, on which bytes go there and back and are checked.
+// hold shows a connection that is held, to users.
 func (d *demo) hold(ctx context.Context) error {
+	if err := d.Hold(ctx, d.cluster.Guests[1].Node); err != nil {
+		return err
+	}
 	echo, err := d.Address(ctx, "echo")
 	if err != nil {
 		return err
 	}
-	load := terminal.Pod("load", d.cluster.Guests[1].Node, product.Traffic, "/usr/bin/traffic", "hold", echo+":7000", "--interval=100ms", "--bytes=16384")
-	if err := d.P.Lab.Apply(ctx, load); err != nil {
-		return err
-	}
-	d.more(ctx, "a connection is under load", &d.seen)
+	d.LoadGrows(ctx, "a connection is under load", &d.seen)
 	d.Eventually(ctx, "the agents show it, who do not touch it", func() (string, error) {
 		return "", d.explains(ctx, "load", echo+":7000", kernelVerdict)
 	})
@@ -343,7 +324,7 @@ func (d *demo) kill(ctx context.Context) error {
 			return "", err
 		})
 	}
-	d.more(ctx, "the connection went on meanwhile, and no byte is wrong", &d.seen)
+	d.LoadGrows(ctx, "the connection went on meanwhile, and no byte is wrong", &d.seen)
 	return nil
 }
 

@@ -162,36 +162,13 @@ func (d *demo) links(ctx context.Context) error {
 	return nil
 }
 
-// more waits until the load has done more, none of it wrong, and notes it as a check.
-func (d *demo) more(ctx context.Context, what string, before *terminal.Load) {
-	d.Eventually(ctx, what, func() (string, error) {
-		now, err := d.Load(ctx)
-		switch {
-		case err != nil:
-			return "", err
-		case now.Failed > 0:
-			return "", fmt.Errorf("%v", now.Errors)
-		case now.OK < before.OK+20:
-			return "", fmt.Errorf("only %d exchanges so far", now.OK)
-		}
-		done := now.OK - before.OK
-		*before = now
-		return fmt.Sprintf("%d exchanges with checked bytes; the slowest so far took %d ms", done, now.WorstMillis), nil
-	})
-}
-
 // cut pulls the cable of a NIC under load, and puts it back.
 func (d *demo) cut(ctx context.Context) error {
-	echo, err := d.Address(ctx, "echo")
-	if err != nil {
-		return err
-	}
-	load := terminal.Pod("load", d.cluster.Guests[1].Node, product.Traffic, "/usr/bin/traffic", "hold", echo+":7000", "--interval=100ms", "--bytes=16384")
-	if err := d.P.Lab.Apply(ctx, load); err != nil {
+	if err := d.Hold(ctx, d.cluster.Guests[1].Node); err != nil {
 		return err
 	}
 	var seen terminal.Load
-	d.more(ctx, "a connection is under load", &seen)
+	d.LoadGrows(ctx, "a connection is under load", &seen)
 	n := d.cluster.Guests[1]
 	for _, to := range []struct {
 		up                bool
@@ -222,7 +199,7 @@ func (d *demo) cut(ctx context.Context) error {
 			}
 			return out, err
 		})
-		d.more(ctx, "the connection goes on, and no byte is wrong", &seen)
+		d.LoadGrows(ctx, "the connection goes on, and no byte is wrong", &seen)
 	}
 	return nil
 }

@@ -109,3 +109,31 @@ func (t *Terminal) Load(ctx context.Context) (Load, error) {
 	}
 	return l, err
 }
+
+// Hold makes the pod "load", on a node: it holds a connection to the pod "echo", on which bytes go there and back and are
+// checked.
+func (t *Terminal) Hold(ctx context.Context, n *lab.Node) error {
+	echo, err := t.Address(ctx, "echo")
+	if err != nil {
+		return err
+	}
+	return t.P.Lab.Apply(ctx, Pod("load", n, product.Traffic, "/usr/bin/traffic", "hold", echo+":7000", "--interval=100ms", "--bytes=16384"))
+}
+
+// LoadGrows waits until the load has done more than before, none of it wrong, and notes it as a check.
+func (t *Terminal) LoadGrows(ctx context.Context, what string, before *Load) {
+	t.Eventually(ctx, what, func() (string, error) {
+		now, err := t.Load(ctx)
+		switch {
+		case err != nil:
+			return "", err
+		case now.Failed > 0:
+			return "", fmt.Errorf("%v", now.Errors)
+		case now.OK < before.OK+20:
+			return "", fmt.Errorf("only %d exchanges so far", now.OK)
+		}
+		done := now.OK - before.OK
+		*before = now
+		return fmt.Sprintf("%d exchanges with checked bytes; the slowest so far took %d ms", done, now.WorstMillis), nil
+	})
+}

@@ -17,8 +17,8 @@ const (
 	// fullRings is how many connections of a link group have rings of the configured sizes.
 	fullRings = 8
 
-	// smallRing is the size below which no ring is made smaller, in bytes: less than a peer on another machine can
-	// acknowledge in the time that the bytes are under way.
+	// smallRing is the size below which no ring is made smaller, in bytes: what 100 Gbit/s carry in 10 us, which is about
+	// a round trip in a data centre.
 	smallRing = 128 << 10
 )
 

@@ -3,8 +3,10 @@
 package rdma
 
 import (
+	"cmp"
 	"fmt"
-	"testing"
+	"os"
+	"strconv"
 	"time"
 
 	batchv1 "k8s.io/api/batch/v1"
@@ -15,13 +17,17 @@ import (
 	"github.com/smcr-io/kube-smcr/internal/devices/deviceplugin"
 )
 
-// churned is how many pods with a VF come and go, half of them by claims. With -short there are fewer, as they take some nine
-// seconds each.
-func churned() int32 {
-	if testing.Short() {
-		return 16
+// churnEnv is how many pods with a VF come and go, if not a hundred: they take some nine seconds each.
+const churnEnv = "KUBE_SMCR_CHURN_PODS"
+
+// churned is how many of them come by each way.
+func (s *suite) churned() int32 {
+	s.Helper()
+	n, err := strconv.ParseInt(cmp.Or(os.Getenv(churnEnv), "100"), 10, 32)
+	if err != nil || n < 2 {
+		s.Fatalf("%s: want a number from 2 on: %v", churnEnv, err)
 	}
-	return 100
+	return int32(n / 2)
 }
 
 // churn: pods with VFs come and go, more than there are VFs, some of them by force. Each has a VF that works, and nothing of them is left.
@@ -53,7 +59,7 @@ func churn(s *suite) {
 		empty := s.unchanged()
 		began := time.Now()
 		s.comeAndGo(ns, way.name, way.object("", "once", server.address()), way.vfs)
-		s.Logf("%d pods by %s came and went in %v", churned()/2, way.name, time.Since(began).Round(time.Second))
+		s.Logf("%d pods by %s came and went in %v", s.churned(), way.name, time.Since(began).Round(time.Second))
 		empty()
 		s.endPods(ns)
 		again()
@@ -64,7 +70,7 @@ func churn(s *suite) {
 // they run some are deleted by force, and made again.
 func (s *suite) comeAndGo(ns, name string, o *corev1.Pod, vfs int32) {
 	s.Helper()
-	completions, parallelism, backoff := churned()/2, vfs+2, churned()
+	completions, parallelism, backoff := s.churned(), vfs+2, 2*s.churned()
 	o.Spec.RestartPolicy = corev1.RestartPolicyNever
 	job := &batchv1.Job{
 		ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name},
