@@ -318,8 +318,8 @@ func (d *demo) kill(ctx context.Context) error {
 			if err == nil && now.Name == a.Name {
 				err = errors.New("it is the same")
 			}
-			if err == nil {
-				err = d.P.WaitNode(ctx, n.Name)
+			if err == nil { // the conditions of its SMCRNode may still be of the former one
+				_, err = d.P.Lab.Kubectl(ctx, "wait", "pod", "-n", product.Namespace, now.Name, "--for=condition=Ready", "--timeout=2s")
 			}
 			return "", err
 		})
