@@ -86,6 +86,21 @@ type Node struct {
 	// Pods are the opted-in pods of the node in a cluster; nil means that there
 	// is no cluster and Policies decide. See [FromObjects].
 	Pods map[PodName]PodConfig
+	// HostPods are pods in the node's own network that are opted in, by namespace and name: their kernel can
+	// carry their connections. No other pod in that network is touched. See [FromObjects].
+	HostPods []HostPod
+}
+
+// HostPod is a pod in the network of its node. It has no attachment, and is known by its cgroup.
+type HostPod struct {
+	Namespace, Name string
+	UID             string // "" outside of a cluster
+	// Cgroup is the path of the pod's cgroup, of version 2, from the root of that hierarchy, such as
+	// /system.slice/redis.service; "": the one that kubelet made for a pod with CgroupUID.
+	Cgroup string
+	// CgroupUID is UID, but for static pods: kubelet names their cgroups by the annotation
+	// kubernetes.io/config.hash.
+	CgroupUID string
 }
 
 // InCluster says whether the policies are objects of a cluster, and not in the file.
