@@ -251,21 +251,25 @@ func TestParse_errors(t *testing.T) {
 		{"several at once", "node:\n  nam: n\n  rmbe: 1\npolicies: 5\n", []string{"t:2:3: node.nam:", "t:2:3: node.name:", "t:2:3: node.devices", "t:3:9: node.rmbe", "t:4:11: policies"}},
 	}
 	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			n, err := Parse("t", []byte(tt.text))
-			var errs Errors
-			if n != nil || !errors.As(err, &errs) {
-				t.Fatalf("Parse = %v, %v; want Errors", n, err)
-			}
-			if len(errs) != len(tt.want) {
-				t.Fatalf("%d errors, want %d:\n%v", len(errs), len(tt.want), err)
-			}
-			for i, e := range errs {
-				if !strings.Contains(e.Error(), tt.want[i]) {
-					t.Errorf("error %d = %q, want it to have %q", i, e, tt.want[i])
-				}
-			}
-		})
+		t.Run(tt.name, func(t *testing.T) { refused(t, tt.text, tt.want) })
+	}
+}
+
+// refused parses a file that has errors; want are parts of each, in their order.
+func refused(t *testing.T, text string, want []string) {
+	t.Helper()
+	n, err := Parse("t", []byte(text))
+	var errs Errors
+	if n != nil || !errors.As(err, &errs) {
+		t.Fatalf("Parse = %v, %v; want Errors", n, err)
+	}
+	if len(errs) != len(want) {
+		t.Fatalf("%d errors, want %d:\n%v", len(errs), len(want), err)
+	}
+	for i, e := range errs {
+		if !strings.Contains(e.Error(), want[i]) {
+			t.Errorf("error %d = %q, want it to have %q", i, e, want[i])
+		}
 	}
 }
 
@@ -688,6 +692,7 @@ func FuzzParse(f *testing.F) {
 	f.Add([]byte(policies))
 	f.Add([]byte("node:\n  name: n\n  devices:\n  - soft: {address: 192.0.2.1, mtu: 1024}\n  - soft: {address: 198.51.100.1}\n"))
 	f.Add([]byte("node:\n  name: n\n  devices: [{rdma: mlx5_0}, {rdma: mlx5_0}, {soft: {address: \"::1\"}}]\n"))
+	f.Add([]byte(minimal + "  hostPods:\n" + hostPodAt("/a/b") + kernelPolicy))
 	f.Add([]byte("node:\n  name: n\n  device: {soft: {address: 192.0.2.1}}\n"))
 	f.Add(withIPAM("{ipam: {type: whereabouts, range: 192.0.2.1-192.0.2.9/24}, ipamOfNode: {n: {type: host-local, ranges: [[{subnet: 192.0.2.0/24}]]}}}"))
 	f.Fuzz(func(t *testing.T, b []byte) {

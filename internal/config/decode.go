@@ -26,6 +26,7 @@ type decoder struct {
 	file    string
 	machine Machine
 	errs    Errors
+	hosts   []field // of Node.HostPods, in the order of the file
 }
 
 // field is a node of the file and the path that leads to it.

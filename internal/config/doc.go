@@ -18,6 +18,11 @@
 // an ordered list of them for each opted-in pod ([Node.Pods]), and the first policy that
 // selects a connection decides. A file with policies is refused there.
 //
+// # Pods in the node's network
+//
+// Only the kernel's datapath carries those ([Node.HostPods]). A file names them with their cgroups, and is refused if no policy
+// puts one on that datapath. In a cluster the pod's own annotation opts it in, if policies do; else its [Verdict] says what is missing.
+//
 // Limitations: the policies of a file select pods by namespace, name and
 // interface; those of a cluster by namespace and label.
 package config

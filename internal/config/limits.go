@@ -14,6 +14,13 @@ const (
 	maxNameLen   = 253     // a Kubernetes object name
 	// maxShownValue is how much of a wrong annotation is shown.
 	maxShownValue = 64
+	// maxHostPods bounds the pods in the node's network: kubelet's default is 110 pods on a node. maxCgroupPath is a
+	// quarter of what a path may have, and maxCgroupDepth how many cgroups above its own a socket is judged by.
+	maxHostPods    = 256
+	maxCgroupPath  = 1024
+	maxCgroupDepth = 12
+	// maxConfigHash bounds by what kubelet names the cgroup of a static pod: 32 digits, or a UID.
+	maxConfigHash = 64
 	maxDevices    = 8 // as many as a link group has links: further RNICs would not be used
 
 	// maxWireInterfaces bounds the interfaces that RoCE packets may come by: a machine

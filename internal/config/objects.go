@@ -46,6 +46,9 @@ type PodObject struct {
 	Labels      map[string]string `json:"labels,omitempty"`
 	Enabled     *string           `json:"enabled,omitempty"` // annotation smcr.io/enabled
 	HostNetwork bool              `json:"hostNetwork,omitempty"`
+	// ConfigHash is the name that kubelet gives the cgroup of a static pod, in the place of the UID; "" of
+	// others.
+	ConfigHash string `json:"configHash,omitempty"`
 	// Claimed says that the pod has a device of the node through a ResourceClaim.
 	Claimed bool `json:"claimed,omitempty"`
 }
@@ -65,6 +68,9 @@ type Verdict struct {
 	Because string
 	// BadAnnotation is set when an annotation is neither true nor false.
 	BadAnnotation bool
+	// HostNetwork says that the pod is in the network of its node: if it is opted in, its kernel alone can carry its
+	// connections. Ineffective says that its annotation wants that, and that something else is missing.
+	HostNetwork, Ineffective bool
 	// Policies are the policies that select an opted-in pod, by rank.
 	Policies []string
 	// Rules is another one when one of Policies is made, changed or deleted.
@@ -94,7 +100,8 @@ func (e *PolicyError) Unwrap() error { return e.Err }
 //
 // A pod is opted in by its annotation, else by a claim on one of the node's devices, else
 // by the annotation of its namespace. A value that is neither true nor false means false.
-// A pod in the host's network is never opted in.
+// A pod in the host's network is opted in by its own annotation only, and only if its datapath
+// is Kernel or KernelIfAvailable. It is in HostPods then, too.
 //
 // The policies of the pod's namespace that select an opted-in pod are ranked by priority,
 // age and name. The first that selects a connection decides about it; the first that
@@ -103,18 +110,27 @@ func (e *PolicyError) Unwrap() error { return e.Err }
 // policy decides: Prefer, all ports, and the default peers of base.
 func FromObjects(base *Node, o Objects) (*Node, []Verdict, []*PolicyError) {
 	n := *base
-	n.Policies, n.Pods = nil, make(map[PodName]PodConfig, len(o.Pods))
+	n.Policies, n.HostPods, n.Pods = nil, nil, make(map[PodName]PodConfig, len(o.Pods))
 	namespaces := map[string]*string{}
 	for _, ns := range o.Namespaces {
 		namespaces[ns.Name] = ns.Enabled
 	}
 	n.Wire.Nodes, n.Wire.NodesKnown = deviceAddresses(o.Nodes), o.Nodes != nil
 	ranked, bad := rank(base, o)
+	cgroups := claimedCgroups(o.Pods)
 	verdicts := make([]Verdict, 0, len(o.Pods))
 	for _, pod := range o.Pods {
-		v := optIn(pod, namespaces[pod.Namespace])
+		c, rules, limited := podConfig(base, pod, ranked[pod.Namespace])
+		var v Verdict
+		if pod.HostNetwork {
+			v = hostOptIn(pod, c.Policies, cgroups)
+		} else {
+			v = optIn(pod, namespaces[pod.Namespace])
+		}
+		if v.OptedIn && pod.HostNetwork {
+			n.HostPods = append(n.HostPods, pod.hostPod())
+		}
 		if v.OptedIn {
-			c, rules, limited := podConfig(base, pod, ranked[pod.Namespace])
 			n.Pods[PodName{pod.Namespace, pod.Name}] = c
 			v.Settings, v.Rules, v.Limited = c.Settings, rules, limited
 			for _, p := range c.Policies {
@@ -124,6 +140,7 @@ func FromObjects(base *Node, o Objects) (*Node, []Verdict, []*PolicyError) {
 		}
 		verdicts = append(verdicts, v)
 	}
+	sortHostPods(n.HostPods)
 	return &n, verdicts, bad
 }
 
@@ -143,7 +160,7 @@ func deviceAddresses(nodes []NodeObject) []netip.Addr {
 	return slices.Compact(out)
 }
 
-// optIn decides whether a pod is opted in; namespace is the annotation of its namespace.
+// optIn decides whether a pod in a network of its own is opted in; namespace is the annotation of its namespace.
 func optIn(pod PodObject, namespace *string) Verdict {
 	v := Verdict{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}
 	value, whose := pod.Enabled, "the pod"
@@ -151,8 +168,6 @@ func optIn(pod PodObject, namespace *string) Verdict {
 		value, whose = namespace, "namespace "+pod.Namespace
 	}
 	switch {
-	case pod.HostNetwork:
-		v.Because = "the pod is in the host's network"
 	case pod.Enabled == nil && pod.Claimed:
 		v.OptedIn, v.Because = true, "the pod claims an RDMA device"
 	case value == nil:

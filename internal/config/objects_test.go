@@ -70,13 +70,13 @@ func TestFromObjects_optIn(t *testing.T) {
 		{name: "capitals are junk", pod: ptr("True"), because: `"True"`, bad: true},
 		{name: "empty is junk", pod: ptr(""), because: `""`, bad: true},
 		{name: "long junk is cut", pod: ptr(strings.Repeat("é", 100_000)), because: "...", bad: true},
-		{name: "host network", pod: ptr("true"), host: true, because: "the pod is in the host's network"},
+		{name: "host network", pod: ptr("true"), host: true, because: "in the node's network only datapath Kernel"},
 		{name: "claim", claimed: true, want: true, because: "the pod claims an RDMA device"},
 		{name: "claim wins over the namespace", claimed: true, namespace: ptr("false"), want: true, because: "claims"},
 		{name: "pod wins over its claim", claimed: true, pod: ptr("false"), namespace: ptr("true"), because: "annotation of the pod"},
 		{name: "claim and junk", claimed: true, pod: ptr("on"), because: `"on"`, bad: true},
-		{name: "host network and claim", claimed: true, host: true, because: "the pod is in the host's network"},
-		{name: "host network and junk", pod: ptr("1"), host: true, because: "the pod is in the host's network"},
+		{name: "host network and claim", claimed: true, host: true, because: "in the node's network only datapath Kernel"},
+		{name: "host network and junk", pod: ptr("1"), host: true, because: `smcr.io/enabled of the pod is "1", want "true"`, bad: true},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -86,7 +86,7 @@ func TestFromObjects_optIn(t *testing.T) {
 				t.Fatalf("verdicts %+v, bad policies %v", vs, bad)
 			}
 			v := vs[0]
-			if v.OptedIn != tt.want || v.BadAnnotation != tt.bad || !strings.Contains(v.Because, tt.because) || len(v.Because) > 250 {
+			if v.OptedIn != tt.want || v.BadAnnotation != tt.bad || !strings.Contains(v.Because, tt.because) || len(v.Because) > 300 {
 				t.Errorf("verdict %+v", v)
 			}
 			id := Pod{Namespace: "shop", Name: "web-0", UID: "u1"}
@@ -438,12 +438,12 @@ func TestAttack_policyBeyondTheCeiling(t *testing.T) {
 // TestObjects_survive: what is written to a file and read back means the same.
 func TestObjects_survive(t *testing.T) {
 	o := Objects{
-		Pods:       []PodObject{shopPod("app=web"), {Namespace: "bank", Name: "b", HostNetwork: true}},
+		Pods:       []PodObject{shopPod("app=web"), {Namespace: "bank", Name: "b", HostNetwork: true}, {Namespace: "shop", Name: "h", UID: "u2", Enabled: ptr("true"), HostNetwork: true, ConfigHash: "d4"}},
 		Namespaces: []NamespaceObject{{Name: "bank", Enabled: ptr("true")}},
 		Policies: []v1alpha1.SMCRPolicy{smcrPolicy("p", 3, func(s *v1alpha1.SMCRPolicySpec) {
 			s.Budget = &v1alpha1.PolicyBudget{Memory: ptr(resource.MustParse("64Mi"))}
 			s.Ports = []v1alpha1.PolicyPort{{Port: 80, EndPort: ptr(int32(90))}}
-		}), smcrPolicy("q", 4, nil)},
+		}), smcrPolicy("q", 4, func(s *v1alpha1.SMCRPolicySpec) { s.Datapath = v1alpha1.DatapathKernel })},
 		PeerSlices: []v1alpha1.SMCRPeerSlice{{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "x"}, Policy: "p", Addresses: []string{"10.0.0.1"}}},
 	}
 	b, err := json.Marshal(o)
@@ -580,6 +580,7 @@ func FuzzFromObjects(f *testing.F) {
 		}
 		f.Add(b)
 	}
+	f.Add([]byte(`{"pods":[{"namespace":"shop","name":"a","uid":"u","enabled":"true","hostNetwork":true,"configHash":"d4"},{"uid":"d4"}],"policies":[{"metadata":{"namespace":"shop","name":"p"},"spec":{"datapath":"Kernel"}}]}`))
 	f.Add([]byte(`{"pods":[{"namespace":"shop","name":"a","enabled":"true","labels":{"x":"y"}}],"policies":[{"metadata":{"namespace":"shop","name":"p"},"spec":{"podSelector":{"matchExpressions":[{"key":"x","operator":"In","values":["y"]}]},"peers":{"cidrs":["10.0.0.0/8"],"except":["10.1.0.0/16"],"selectors":[{}]},"ports":[{"port":1,"endPort":9}],"buffers":{"rmbe":"64Ki"}}}],"peerSlices":[{"metadata":{"namespace":"shop","name":"s"},"policy":"p","addresses":["10.0.0.1"]}]}`))
 	base := clusterBase(f, "")
 	f.Fuzz(func(t *testing.T, b []byte) {
@@ -591,7 +592,14 @@ func FuzzFromObjects(f *testing.F) {
 		if len(vs) != len(o.Pods) {
 			t.Fatalf("%d verdicts for %d pods", len(vs), len(o.Pods))
 		}
+		hosts := 0
 		for _, v := range vs {
+			if v.OptedIn && v.HostNetwork {
+				hosts++
+			}
+			if d, _ := n.DatapathFor(Pod{Namespace: v.Namespace, Name: v.Name}); v.OptedIn && v.HostNetwork && d == DatapathAgent && len(vs) == 1 {
+				t.Fatalf("%+v is in the node's network, on the agent's datapath", v)
+			}
 			id := Pod{Namespace: v.Namespace, Name: v.Name, UID: v.UID}
 			for _, dst := range []string{"10.0.0.1:1", "10.1.0.1:9", "[fd00::1]:80"} {
 				ap := netip.MustParseAddrPort(dst)
@@ -603,6 +611,9 @@ func FuzzFromObjects(f *testing.F) {
 			if s := n.SettingsFor(id); s.Budget.MemoryBytes > base.PodMax.MemoryBytes || s.Budget.Conns > base.PodMax.Conns || s.RMBEBytes < minBufferBytes {
 				t.Fatalf("settings %+v", s)
 			}
+		}
+		if hosts != len(n.HostPods) {
+			t.Fatalf("%d pods in the node's network, %d of them opted in", len(n.HostPods), hosts)
 		}
 	})
 }

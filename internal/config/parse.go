@@ -82,6 +82,7 @@ func ParseOn(m Machine, file string, b []byte) (*Node, error) {
 	case m.Cluster:
 		n.Pods = map[PodName]PodConfig{}
 	}
+	d.hostPolicies(n)
 	if err := d.sorted(); err != nil {
 		return nil, err
 	}
@@ -135,7 +136,7 @@ func privateNetworks() []netip.Prefix {
 
 func (d *decoder) node(f field, n *Node) {
 	fs := d.mapping(f, "name", "devices", "devicesOfNode", "budgets", "rmbe", "sendBuffer", "versions", "eids", "dialects", "anyPrefix", "dataDir",
-		"apiSocket", "metricsAddress", "metricsAuth", "metricsTLS", "podsAsNode", "redirectTTL", "negativeCacheTTL", "drainTimeout", "answerPoll", "logLevel", "holdSYNs", "takeover", "defaultPeers", "wire", "cni", "devicePlugin", "dra")
+		"apiSocket", "metricsAddress", "metricsAuth", "metricsTLS", "podsAsNode", "redirectTTL", "negativeCacheTTL", "drainTimeout", "answerPoll", "logLevel", "holdSYNs", "takeover", "hostPods", "defaultPeers", "wire", "cni", "devicePlugin", "dra")
 	n.Name = d.machine.Name
 	d.text(fs, "name", &n.Name)
 	if !validName(n.Name, "") && (n.Name != "" || !d.machine.Any) {
@@ -181,6 +182,9 @@ func (d *decoder) node(f field, n *Node) {
 	n.LogLevel = LogLevel(d.choice(fs, "logLevel", "info", "debug", "warn", "error"))
 	d.boolean(fs, "holdSYNs", &n.HoldSYNs)
 	d.boolean(fs, "takeover", &n.Takeover)
+	if f, ok := fs.get("hostPods"); ok {
+		d.hostPods(f, n)
+	}
 	if f, ok := fs.get("defaultPeers"); ok {
 		n.DefaultPeers = d.defaultPeers(f)
 	}
@@ -666,7 +670,7 @@ func (d *decoder) exclusions(ps fields, p Policy) {
 }
 
 // Immutable returns the names of the settings in which next differs and that need a
-// restart. A reload takes over the others: policies, time limits and the log level.
+// restart. A reload takes over the others: policies, pods in the node's network, time limits and the log level.
 func (n *Node) Immutable(next *Node) []string {
 	var out []string
 	diff := func(name string, differs bool) {
