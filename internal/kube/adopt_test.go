@@ -49,6 +49,7 @@ func TestAdopter(t *testing.T) {
 		{"opted in", []config.Verdict{pod("ua", true)}, []ns{{"x", 9, "10.0.0.9"}, {"y", 1, "10.0.0.1"}}, nil, 2, []string{"adopted-ua"}},
 		{"the plugin is given a pass first", []config.Verdict{pod("ua", true)}, []ns{{"y", 1, "10.0.0.1"}}, nil, 1, nil},
 		{"not opted in", []config.Verdict{pod("ua", false)}, []ns{{"y", 1, "10.0.0.1"}}, nil, 3, nil},
+		{"in the node's network, of which the addresses are no pod's", []config.Verdict{pod("uh", true)}, []ns{{"y", 1, "10.0.0.1"}}, nil, 3, nil},
 		{"no namespace", []config.Verdict{pod("ua", true)}, []ns{{"y", 1, "10.0.0.7"}, {"gone", 0, ""}}, nil, 3, nil},
 		{"namespace of another record", []config.Verdict{pod("ua", true)}, []ns{{"y", 1, "10.0.0.1"}}, []cni.Attachment{func() cni.Attachment {
 			r := byPlugin("c1", 1)

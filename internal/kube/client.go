@@ -105,6 +105,9 @@ func newInformers(base, pods *rest.Config, node string) (informers, error) {
 	}, nil
 }
 
+// annotationHash on the mirror of a static pod is what kubelet calls the pod on the node.
+const annotationHash = "kubernetes.io/config.hash"
+
 // trim drops what this package does not use of an object. Informers call trim before
 // they store an object, so it may change the object.
 func trim(obj any) (any, error) {
@@ -112,6 +115,12 @@ func trim(obj any) (any, error) {
 	case *corev1.Pod:
 		meta := trimMeta(o.ObjectMeta)
 		meta.DeletionTimestamp = o.DeletionTimestamp
+		if hash := configHash(o); hash != "" {
+			if meta.Annotations == nil {
+				meta.Annotations = map[string]string{}
+			}
+			meta.Annotations[annotationHash], meta.Annotations[corev1.MirrorPodAnnotationKey] = hash, hash
+		}
 		return &corev1.Pod{
 			ObjectMeta: meta,
 			Spec:       corev1.PodSpec{HostNetwork: o.Spec.HostNetwork},

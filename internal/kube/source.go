@@ -462,7 +462,7 @@ func (s *Source) objects() config.Objects {
 		o.Pods = append(o.Pods, config.PodObject{
 			Namespace: p.Namespace, Name: p.Name, UID: string(p.UID), Labels: p.Labels,
 			Enabled: annotation(p.Annotations, v1alpha1.AnnotationEnabled), HostNetwork: p.Spec.HostNetwork,
-			Claimed: s.cfg.Claimed != nil && s.cfg.Claimed(string(p.UID)),
+			ConfigHash: configHash(p), Claimed: s.cfg.Claimed != nil && s.cfg.Claimed(string(p.UID)),
 		})
 	}
 	for _, x := range s.informers.namespaces.GetStore().List() {
@@ -514,6 +514,16 @@ func (s *Source) otherNodes() []config.NodeObject {
 	}
 	slices.SortFunc(out, func(a, b config.NodeObject) int { return cmp.Compare(a.Name, b.Name) })
 	return out
+}
+
+// configHash is the name that kubelet gives the cgroup of a static pod, "" of another pod. The API server has a mirror of a
+// static pod, with another UID.
+func configHash(p *corev1.Pod) string {
+	hash := p.Annotations[annotationHash]
+	if hash != p.Annotations[corev1.MirrorPodAnnotationKey] {
+		return "" // kubelet gives both the same value
+	}
+	return hash
 }
 
 func annotation(m map[string]string, key string) *string {

@@ -36,6 +36,8 @@
 //   - Enabled: connections that a policy selects try SMC-R.
 //   - Pending: NOT_ATTACHED: no attachment, longer than it takes to make one.
 //     Pending: POD_FAILED: the set-up in the pod failed and is tried again.
+//     A pod in the node's network is carried by its kernel or by nobody: it is Enabled: KERNEL, or
+//     one of these until its cgroup is there and chosen.
 //   - Fallback with a reason code: nothing can be on SMC-R (NO_OPTION,
 //     NOSMCDEV, TRANSPORT, VERSMISMAT), or nothing was: for fallbackAfter no
 //     connection of the pod was on SMC-R, though a policy selected it. Then the

@@ -24,6 +24,7 @@ const (
 	eventBudgetLimited      = "SMCRBudgetLimited"
 	eventRefused            = "SMCRRefused"
 	eventAgentDatapath      = "SMCRAgentDatapath"
+	eventHostNetwork        = "SMCRHostNetwork"
 	eventLinkDown           = "LinkDown"
 	eventLinkUp             = "LinkUp"
 	eventRedundancyLost     = "RedundancyLost"

@@ -385,11 +385,14 @@ func (p *planner) planPod(s *Snapshot, v *config.Verdict, pp *podPlan, atts []*a
 	if v.Limited != "" {
 		p.news.add(event{about: about, reason: eventBudgetLimited, warning: true, at: now, note: v.Limited})
 	}
-	if i := slices.IndexFunc(atts, func(a *agentapi.Attachment) bool { return a.NotKernel != "" }); i >= 0 && v.OptedIn {
+	if i := slices.IndexFunc(atts, func(a *agentapi.Attachment) bool { return a.NotKernel != "" }); i >= 0 && v.OptedIn && !v.HostNetwork {
 		p.news.add(event{about: about, reason: eventAgentDatapath, at: now, note: "the agent carries the connections of this pod, whose policy wants its kernel's SMC-R: " + atts[i].NotKernel})
 	}
 	if v.BadAnnotation {
 		p.news.add(event{about: about, reason: eventBadAnnotation, warning: true, at: now, note: v.Because + "; the pod is not opted in"})
+	}
+	if v.Ineffective && now.Sub(pp.seen) >= attachWarn { // its policy may come a moment later
+		p.news.add(event{about: about, reason: eventHostNetwork, warning: true, at: now, note: "the annotation of this pod has no effect: " + v.Because})
 	}
 	p.observe(s, v, pp, now)
 	status := statusOf(s, v, atts, &pp.traffic, now)
@@ -405,6 +408,9 @@ func (p *planner) planPod(s *Snapshot, v *config.Verdict, pp *podPlan, atts []*a
 	}
 	if status.code != agentapi.CodeNotAttached || now.Sub(pp.seen) >= attachWarn {
 		if e, ok := podEvent(about, pp.told, status, policy, now); ok {
+			if v.HostNetwork && status.code == agentapi.CodeNotAttached {
+				e.note = noCgroup
+			}
 			p.news.add(e)
 		}
 		pp.told = status
@@ -413,6 +419,10 @@ func (p *planner) planPod(s *Snapshot, v *config.Verdict, pp *podPlan, atts []*a
 		p.queue.want(podKey(name), podTarget(name, v.UID, status.String()), now)
 	}
 }
+
+// noCgroup is the event about a pod in the node's network that its agent does not have.
+const noCgroup = "connections of this pod, which is in the node's network, are plain TCP: the agent has not found its cgroup (NOT_ATTACHED): " +
+	"see kubectl smcr attachments, and whether the agent sees the node's cgroups (kubectl smcr preflight)"
 
 // observe has an annotation written again that somebody else changed. If the annotation
 // is to be away and comes back after it was removed, it is somebody else's, and stays.

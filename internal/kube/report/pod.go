@@ -142,6 +142,9 @@ func statusOf(s *Snapshot, v *config.Verdict, atts []*agentapi.Attachment, t *tr
 	case s.Status.Draining:
 		return podStatus{word: v1alpha1.PodStatusFallback, code: agentapi.CodeDraining}
 	}
+	if v.HostNetwork {
+		return hostStatusOf(atts)
+	}
 	if len(atts) == 0 {
 		return podStatus{word: v1alpha1.PodStatusPending, code: agentapi.CodeNotAttached}
 	}
@@ -179,6 +182,23 @@ func statusOf(s *Snapshot, v *config.Verdict, atts []*agentapi.Attachment, t *tr
 		return podStatus{word: v1alpha1.PodStatusRefused, code: why, older: t.older}
 	}
 	return podStatus{word: v1alpha1.PodStatusFallback, code: why}
+}
+
+// hostStatusOf is the status of a pod in the node's network, which its kernel carries or nobody. What the agent has on
+// the node does not matter to it.
+func hostStatusOf(atts []*agentapi.Attachment) podStatus {
+	if len(atts) == 0 {
+		return podStatus{word: v1alpha1.PodStatusPending, code: agentapi.CodeNotAttached}
+	}
+	for _, a := range atts {
+		switch {
+		case a.Datapath != "" && a.State != agentapi.StateIdle: // failed: only to change its filter
+			return podStatus{word: v1alpha1.PodStatusEnabled, kernel: true}
+		case a.Reason != agentapi.CodeOK:
+			return podStatus{word: v1alpha1.PodStatusFallback, code: a.Reason}
+		}
+	}
+	return podStatus{word: v1alpha1.PodStatusPending, code: agentapi.CodePodFailed}
 }
 
 // pausedOf is why the connections of a pod are not diverted for now.
