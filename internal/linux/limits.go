@@ -21,6 +21,10 @@ const (
 	// maxFilterNever bounds the addresses with which a pod has no connection on its kernel's SMC-R: those
 	// of its node, with the node's pods, of which there are some hundreds at most.
 	maxFilterNever = 1024
+	// maxCgroups and maxCgroupDepth bound one look through the cgroups of a node, or of a pod: a program that may make some
+	// can make very many. Kubelet's of pods are at most 6 deep; a node of 250 pods has some thousand.
+	maxCgroups     = 32 << 10
+	maxCgroupDepth = 12
 	// maxBypass bounds the negative cache of one pod: an application that connects to
 	// every address of a range must not fill kernel memory. An entry that a full cache
 	// drops only costs another fallback. The cache also has to fit into the transaction

@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package linux
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"runtime"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Cgroups is the hierarchy of cgroup v2 as the node's first process sees it: a process in a cgroup namespace of its own, as
+// those of containers are, sees its own part only.
+type Cgroups struct {
+	root *os.File // a mount of ours that is attached nowhere
+}
+
+// OpenCgroups opens the hierarchy. In a container it needs to see the node's first process (hostPID: true, CAP_SYS_PTRACE). It mounts
+// (CAP_SYS_ADMIN).
+func OpenCgroups() (*Cgroups, error) {
+	var root *os.File
+	err := inNodesCgroups(func() (err error) {
+		root, err = mountCgroups()
+		return err
+	})
+	if err != nil {
+		return nil, feature("cgroup v2 of the node", "use a kernel with cgroup v2 (CONFIG_CGROUPS)", err)
+	}
+	return &Cgroups{root}, nil
+}
+
+// Close closes the hierarchy, and cgroups that were opened in it are of no more use.
+func (c *Cgroups) Close() error { return c.root.Close() }
+
+// mountCgroups mounts cgroup v2 without attaching it anywhere. Its root is that of the thread's cgroup namespace.
+func mountCgroups() (*os.File, error) {
+	fd, err := unix.Fsopen("cgroup2", unix.FSOPEN_CLOEXEC)
+	if err != nil {
+		return nil, os.NewSyscallError("fsopen", err)
+	}
+	defer unix.Close(fd)
+	if err := unix.FsconfigCreate(fd); err != nil {
+		return nil, os.NewSyscallError("fsconfig", err)
+	}
+	mount, err := unix.Fsmount(fd, unix.FSMOUNT_CLOEXEC, 0)
+	if err != nil {
+		return nil, os.NewSyscallError("fsmount", err)
+	}
+	return os.NewFile(uintptr(mount), "cgroup2"), nil
+}
+
+// inNodesCgroups calls f on a thread that is in the cgroup namespace of the node's first process, or in its own if it may not
+// look at that one: then it finds what is below its own cgroup.
+func inNodesCgroups(f func() error) error {
+	own, err := os.Stat("/proc/thread-self/ns/cgroup")
+	if err != nil {
+		return err
+	}
+	nodes, err := os.Stat("/proc/1/ns/cgroup")
+	if errors.Is(err, fs.ErrPermission) || err == nil && os.SameFile(nodes, own) {
+		return f()
+	}
+	if err != nil {
+		return err
+	}
+	result := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread ends with this goroutine
+		ns, err := os.Open("/proc/1/ns/cgroup")
+		if err != nil {
+			result <- err
+			return
+		}
+		defer func() { _ = ns.Close() }()
+		if err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWCGROUP); err != nil {
+			result <- os.NewSyscallError("setns", err)
+			return
+		}
+		result <- f()
+	}()
+	return <-result
+}
+
+// A Cgroup is one of the hierarchy: that of a pod in the node's network.
+type Cgroup struct {
+	all  *Cgroups
+	path string
+	id   uint64
+}
+
+// Open opens the cgroup at a path from the root, as "/system.slice/redis.service". The error is [ErrGone] if there is none.
+func (c *Cgroups) Open(name string) (*Cgroup, error) {
+	if name == "/" || path.Clean(name) != name || !path.IsAbs(name) {
+		return nil, fmt.Errorf("open cgroup %q: want the path of one below the root, as /system.slice/redis.service", name)
+	}
+	g := &Cgroup{all: c, path: name}
+	st, err := g.stat()
+	if errors.Is(err, fs.ErrNotExist) {
+		err = ErrGone
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open cgroup %s: %w", name, err)
+	}
+	g.id = st.Ino
+	return g, nil
+}
+
+// dir is the path of a cgroup's directory.
+func (c *Cgroups) dir(name string) string {
+	return fmt.Sprintf("/proc/self/fd/%d%s", c.root.Fd(), name)
+}
+
+func (g *Cgroup) stat() (st unix.Stat_t, err error) {
+	name := g.all.dir(g.path)
+	if err := unix.Stat(name, &st); err != nil {
+		return st, &fs.PathError{Op: "stat", Path: name, Err: err}
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFDIR {
+		return st, fmt.Errorf("%s is a file of a cgroup, and none itself", g.path)
+	}
+	return st, nil
+}
+
+// ID is the number by which the kernel knows the cgroup. No other one gets it.
+func (g *Cgroup) ID() uint64 { return g.id }
+
+// Path is that of the cgroup from the root.
+func (g *Cgroup) Path() string { return g.path }
+
+// String names the cgroup for messages.
+func (g *Cgroup) String() string { return "cgroup " + g.path }
+
+// Gone tells whether the cgroup was removed.
+func (g *Cgroup) Gone() bool {
+	st, err := g.stat()
+	if err != nil {
+		return errors.Is(err, fs.ErrNotExist)
+	}
+	return st.Ino != g.id
+}
+
+// Family are the IDs of the cgroup and of those below it.
+func (g *Cgroup) Family() (map[uint64]bool, error) {
+	ids := map[uint64]bool{g.id: true}
+	left := maxCgroups
+	err := g.all.walk(g.path, maxCgroupDepth, &left, func(_ string, id uint64) bool {
+		ids[id] = true
+		return true
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list what is below %s: %w", g, err)
+	}
+	return ids, nil
+}
+
+// FindPods looks for the cgroups that kubelet made for pods, by their UIDs, and returns their paths: "/kubepods/burstable/pod" and
+// the UID, or "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod" and the UID, with underscores, ".slice", perhaps
+// below others. Pods that have none, or not yet, are not in the result.
+func (c *Cgroups) FindPods(uids []string) (map[string]string, error) {
+	names := make(map[string]string, 2*len(uids))
+	for _, uid := range uids {
+		names["pod"+uid] = uid
+		names["pod"+strings.ReplaceAll(uid, "-", "_")+".slice"] = uid
+	}
+	found := map[string]string{}
+	left := maxCgroups
+	err := c.walk("", maxCgroupDepth, &left, func(name string, _ uint64) bool {
+		base := path.Base(name)
+		if i := strings.LastIndex(base, "-pod"); i >= 0 && strings.HasPrefix(base, "kube") {
+			base = base[i+1:]
+		}
+		if uid, ok := names[base]; ok {
+			found[uid] = name
+		}
+		// What runs in a pod, or in a service of the node, has no pods below it.
+		return !strings.HasPrefix(base, "pod") && !strings.HasSuffix(base, ".scope") && !strings.HasSuffix(base, ".service")
+	})
+	if err != nil {
+		return nil, fmt.Errorf("look for the cgroups of %d pods: %w", len(uids), err)
+	}
+	return found, nil
+}
+
+// Paths returns the paths of cgroups by their IDs. Those that are gone are not in the result.
+func (c *Cgroups) Paths(ids []uint64) (map[uint64]string, error) {
+	wanted := make(map[uint64]bool, len(ids))
+	for _, id := range ids {
+		wanted[id] = true
+	}
+	found := map[uint64]string{}
+	left := maxCgroups
+	err := c.walk("", maxCgroupDepth, &left, func(name string, id uint64) bool {
+		if wanted[id] {
+			found[id] = name
+		}
+		return true
+	})
+	if err != nil {
+		return nil, fmt.Errorf("look for %d cgroups: %w", len(ids), err)
+	}
+	return found, nil
+}
+
+// walk calls f for the cgroups below one, which come and go meanwhile, and goes on below those of which f returns true. It
+// looks at as many as are left.
+func (c *Cgroups) walk(name string, depth int, left *int, f func(name string, id uint64) bool) error {
+	if depth == 0 {
+		return nil
+	}
+	d, err := os.Open(c.dir(name))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer func() { _ = d.Close() }()
+	for {
+		entries, err := d.ReadDir(searchBatch)
+		for _, e := range entries {
+			if !e.IsDir() {
+				continue
+			}
+			if *left--; *left < 0 {
+				return fmt.Errorf("the hierarchy of cgroups %w", ErrTooMuch)
+			}
+			below := name + "/" + e.Name()
+			g := Cgroup{all: c, path: below}
+			st, serr := g.stat()
+			if serr != nil || !f(below, st.Ino) {
+				continue
+			}
+			if werr := c.walk(below, depth-1, left, f); werr != nil {
+				return werr
+			}
+		}
+		switch {
+		case errors.Is(err, io.EOF), errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENODEV):
+			return nil
+		case err != nil:
+			return err
+		}
+	}
+}

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package linux
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/smcr-io/kube-smcr/internal/testenv"
+)
+
+// openCgroups opens the hierarchy, and makes a cgroup for the test below that of this process, whose path it returns.
+func openCgroups(t *testing.T) (*Cgroups, string) {
+	t.Helper()
+	testenv.Need(t, testenv.Root, testenv.NetAdmin, testenv.BPF)
+	all, err := OpenCgroups()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { mustDo(t, all.Close()) })
+	own := strings.TrimSuffix(ownCgroup(t), "/")
+	name := fmt.Sprintf("%s/kube-smcr-test-%08x", own, rand.Uint32())
+	makeCgroups(t, all, name)
+	return all, name
+}
+
+// ownCgroup is the path of this process's cgroup from the root.
+func ownCgroup(t *testing.T) string {
+	t.Helper()
+	var text []byte
+	mustDo(t, inNodesCgroups(func() (err error) {
+		text, err = os.ReadFile("/proc/thread-self/cgroup")
+		return err
+	}))
+	for line := range strings.Lines(string(text)) {
+		if name, ok := strings.CutPrefix(strings.TrimSpace(line), "0::"); ok {
+			return name
+		}
+	}
+	t.Fatalf("no cgroup v2 in %q", text)
+	return ""
+}
+
+// makeCgroups makes cgroups, which are removed in the reverse order.
+func makeCgroups(t *testing.T, all *Cgroups, names ...string) {
+	t.Helper()
+	for _, name := range names {
+		mustDo(t, os.Mkdir(all.dir(name), 0o755))
+		t.Cleanup(func() { _ = os.Remove(all.dir(name)) })
+	}
+}
+
+func mustOpenCgroup(t *testing.T, all *Cgroups, name string) *Cgroup {
+	t.Helper()
+	g, err := all.Open(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return g
+}
+
+func TestCgroups_Open(t *testing.T) {
+	all, name := openCgroups(t)
+	g := mustOpenCgroup(t, all, name)
+	if g.ID() == 0 || g.Path() != name || g.String() != "cgroup "+name || g.Gone() {
+		t.Errorf("%v with ID %d at %s, gone: %t", g, g.ID(), g.Path(), g.Gone())
+	}
+	if again := mustOpenCgroup(t, all, name); again.ID() != g.ID() {
+		t.Errorf("IDs %d and %d", g.ID(), again.ID())
+	}
+	for _, bad := range []string{"", "/", "x", name + "/", name + "/../x"} {
+		if got, err := all.Open(bad); err == nil || errors.Is(err, ErrGone) {
+			t.Errorf("%q: %v, %v", bad, got, err)
+		}
+	}
+	if got, err := all.Open(name + "/none"); !errors.Is(err, ErrGone) {
+		t.Errorf("%v, %v", got, err)
+	}
+	if got, err := all.Open(name + "/cgroup.procs"); err == nil || errors.Is(err, ErrGone) {
+		t.Errorf("%v, %v", got, err)
+	}
+	mustDo(t, os.Remove(all.dir(name)))
+	if !g.Gone() {
+		t.Error("a cgroup that was removed is there")
+	}
+	mustDo(t, os.Mkdir(all.dir(name), 0o755))
+	if !g.Gone() {
+		t.Error("another one with its path is taken for it")
+	}
+}
+
+func TestCgroup_Family(t *testing.T) {
+	all, name := openCgroups(t)
+	makeCgroups(t, all, name+"/a", name+"/a/b", name+"-other")
+	g := mustOpenCgroup(t, all, name)
+	ids, err := g.Family()
+	if err != nil || len(ids) != 3 || !ids[g.ID()] || !ids[mustOpenCgroup(t, all, name+"/a/b").ID()] {
+		t.Errorf("%v, %v", ids, err)
+	}
+}
+
+func TestCgroups_FindPods(t *testing.T) {
+	const (
+		systemd = "0f0e0d0c-1111-2222-3333-444455556666"
+		plain   = "0f0e0d0c-1111-2222-3333-444455557777"
+		inPod   = "0f0e0d0c-1111-2222-3333-444455558888"
+	)
+	all, name := openCgroups(t)
+	ofSystemd := name + "/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-burstable.slice"
+	ofSystemd += "/kubelet-kubepods-burstable-pod0f0e0d0c_1111_2222_3333_444455556666.slice"
+	ofPlain := name + "/kubepods/besteffort/pod" + plain
+	for _, leaf := range []string{ofSystemd, ofPlain, ofPlain + "/pod" + inPod} {
+		for i := len(name) + 1; i <= len(leaf); i++ {
+			if i < len(leaf) && leaf[i] != '/' {
+				continue
+			}
+			if _, err := os.Stat(all.dir(leaf[:i])); err != nil {
+				makeCgroups(t, all, leaf[:i])
+			}
+		}
+	}
+	got, err := all.FindPods([]string{systemd, plain, inPod, "none"})
+	if err != nil || len(got) != 2 || got[systemd] != ofSystemd || got[plain] != ofPlain {
+		t.Errorf("%v, %v", got, err)
+	}
+}
