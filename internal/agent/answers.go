@@ -212,6 +212,8 @@ func (v View) Attachments() agentapi.Attachments {
 				x.Detail = p.err.Error()
 			case p.state == podKernel:
 				x.Detail = p.kernel.revoked.problem
+			case p.state == podIdle && isHostPod(p.atts):
+				x.Detail = x.NotKernel
 			case p.state == podIdle:
 				x.Detail = idleBecause(lack.why, n, podOf(att), p.set)
 			case p.state == podReady:
@@ -262,6 +264,56 @@ func leavingBecause(err error) string {
 		return "not detached from its kernel's SMC-R, and tried again: " + err.Error()
 	}
 	return "plain TCP; programs have sockets of the kernel's SMC-R from before, which no connection uses: restart them"
+}
+
+// sourcesOf are the addresses from which a pod connects.
+func (a *agent) sourcesOf(p *pod) []netip.Addr {
+	if !isHostPod(p.atts) {
+		return p.addresses()
+	}
+	all, err := a.cfg.smc.addresses()
+	if err != nil {
+		a.cfg.Log.Warn("addresses of the node not read", "err", err)
+	}
+	return all
+}
+
+// hostPodOf finds the pod in the node's network that a cgroup was chosen for.
+func (a *agent) hostPodOf(cgroup uint64) (attached, bool) {
+	for _, p := range a.manager.snapshot() {
+		if p.kernel != nil && isHostPod(p.atts) && p.kernel.net.id() == cgroup {
+			return attached{p.atts[0], p}, true
+		}
+	}
+	return attached{}, false
+}
+
+// hostPodAt finds the pod in the node's network that an explanation about an address of the node is about: the one whose connections
+// these are or, if nobody has any, the only one that there is.
+func (a *agent) hostPodAt(e *agentapi.Explanation, addr netip.Addr) (found attached, ok bool) {
+	if all, err := a.cfg.smc.addresses(); err != nil || !slices.Contains(all, addr) {
+		return attached{}, false
+	}
+	named := map[string]bool{}
+	for _, c := range e.Live {
+		named[c.Pod] = true
+	}
+	for _, d := range e.Recent {
+		named[d.Pod] = true
+	}
+	n := 0
+	for _, p := range a.manager.snapshot() {
+		if !isHostPod(p.atts) {
+			continue
+		}
+		n++
+		if x := (attached{p.atts[0], p}); named[podOf(x.att).String()] {
+			return x, true
+		} else if found.pod == nil {
+			found = x
+		}
+	}
+	return found, n == 1
 }
 
 // attached is an attachment and its pod.
@@ -320,7 +372,7 @@ func (v View) Explain(source, destination string) (agentapi.Explanation, error) 
 	} else if strings.Contains(source, "/") {
 		src, isOurs = a.find(func(att cni.Attachment) bool { return podOf(att).String() == source })
 		if isOurs {
-			sources = src.pod.addresses()
+			sources = a.sourcesOf(src.pod)
 		}
 	} else {
 		return agentapi.Explanation{}, fmt.Errorf("source %q: want an address, or NAMESPACE/NAME of a pod on this node", source)
@@ -335,6 +387,10 @@ func (v View) Explain(source, destination string) (agentapi.Explanation, error) 
 	e.Live = append(e.Live, live...)
 	if err != nil {
 		e.Problem = err.Error()
+	}
+	if isOurs && isHostPod(src.pod.atts) { // others have its addresses, too
+		e.Live = slices.DeleteFunc(e.Live, func(c agentapi.Conn) bool { return c.Pod != source })
+		e.Recent = slices.DeleteFunc(e.Recent, func(d agentapi.Decision) bool { return d.Pod != source })
 	}
 	p := a.verdict(&e, src, isOurs, sources, dst)
 	e.Advice = e.Code.Advice()
@@ -377,7 +433,10 @@ func (a *agent) verdict(e *agentapi.Explanation, src attached, isOurs bool, sour
 	if !isOurs {
 		// This node may be the server's side.
 		var ok bool
-		if pod, ok = a.lookup(dst.Addr()); !ok || len(sources) == 0 {
+		if pod, ok = a.lookup(dst.Addr()); !ok {
+			pod, ok = a.hostPodAt(e, dst.Addr())
+		}
+		if !ok || len(sources) == 0 {
 			say(agentapi.CodeNotAttached, "neither the source nor the destination is a pod attached on this node")
 			return nil
 		}
@@ -401,6 +460,8 @@ func (a *agent) verdict(e *agentapi.Explanation, src attached, isOurs bool, sour
 		say(agentapi.CodePodFailed, "plain TCP: the pod could not be set up: %v", pod.pod.err)
 	case pod.pod.kernel != nil && pod.pod.state == podIdle:
 		say(agentapi.CodeOldSockets, "%s", leavingBecause(pod.pod.err))
+	case isHostPod(pod.pod.atts):
+		say(agentapi.CodePodFailed, "plain TCP: of a pod in the node's network only its kernel carries connections: %s", e.NotKernel)
 	case lack.code != "" && !d.Required:
 		say(lack.code, "plain TCP: %s", lack.why)
 	case mismatch != config.MismatchNone && !d.Required:

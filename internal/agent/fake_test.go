@@ -15,6 +15,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -39,6 +40,8 @@ type fakeKernel struct {
 	opened int // handles that are open
 	// hang are paths that open waits for.
 	hang map[string]chan struct{}
+	// cgroupErr is why there is no hierarchy of cgroups.
+	cgroupErr error
 }
 
 type fakePod struct {
@@ -105,6 +108,56 @@ func (k *fakeKernel) handles() int {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.opened
+}
+
+func (k *fakeKernel) cgroups() (podCgroups, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.cgroupErr != nil {
+		return nil, k.cgroupErr
+	}
+	k.opened++
+	return fakeCgroups{k}, nil
+}
+
+// fakeCgroups are those of the pods at paths with cgroupPrefix.
+type fakeCgroups struct{ k *fakeKernel }
+
+func (c fakeCgroups) find(uids []string) (map[string]string, error) {
+	out := map[string]string{}
+	for _, uid := range uids {
+		if _, err := c.id("/kubepods/pod" + uid); err == nil {
+			out[uid] = "/kubepods/pod" + uid
+		}
+	}
+	return out, nil
+}
+
+func (c fakeCgroups) paths(ids []uint64) (map[uint64]string, error) {
+	c.k.mu.Lock()
+	defer c.k.mu.Unlock()
+	out := map[uint64]string{}
+	for path, p := range c.k.pods {
+		if name, ok := strings.CutPrefix(path, cgroupPrefix); ok && !p.isGone && slices.Contains(ids, p.inode) {
+			out[p.inode] = name
+		}
+	}
+	return out, nil
+}
+
+func (c fakeCgroups) id(path string) (uint64, error) {
+	c.k.mu.Lock()
+	defer c.k.mu.Unlock()
+	p := c.k.pods[cgroupPrefix+path]
+	if p == nil || p.isGone {
+		return 0, fmt.Errorf("open cgroup %s: %w", path, linux.ErrGone)
+	}
+	return p.inode, nil
+}
+
+func (c fakeCgroups) close() error {
+	c.k.change(func() { c.k.opened-- })
+	return nil
 }
 
 func (k *fakeKernel) open(path string) (podNet, error) {

@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/smcr-io/kube-smcr/internal/cni"
 	"github.com/smcr-io/kube-smcr/internal/linux"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/verbs"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
@@ -18,7 +19,9 @@ import (
 
 // kernel opens pods' namespaces. Tests have one that needs no privileges.
 type kernel interface {
+	// open opens a pod's namespace, or the cgroup of one in the node's network.
 	open(path string) (podNet, error)
+	cgroups() (podCgroups, error)
 }
 
 // podNet is what the agent does in one pod's namespace.
@@ -71,6 +74,9 @@ type redirect interface {
 type linuxKernel struct{}
 
 func (linuxKernel) open(path string) (podNet, error) {
+	if isHostPod([]cni.Attachment{{NetNS: path}}) {
+		return openHost(path)
+	}
 	ns, err := linux.OpenNetNS(path)
 	if err != nil {
 		return nil, err
@@ -83,7 +89,7 @@ type linuxNet struct{ ns *linux.NetNS }
 func (n linuxNet) id() uint64                    { return n.ns.ID() }
 func (n linuxNet) gone() bool                    { return n.ns.Gone() }
 func (n linuxNet) sweep() error                  { return linux.Sweep(n.ns) }
-func (n linuxNet) sweepOption() error            { return linux.SweepOptionFilter(n.ns) }
+func (n linuxNet) sweepOption() error            { return linux.SweepOptionFilter(placeOf(n)) }
 func (n linuxNet) others() (linux.Others, error) { return linux.FindOthers(n.ns) }
 
 func (n linuxNet) route(src, dst netip.Addr) (r clc.Route, err error) {

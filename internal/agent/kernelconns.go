@@ -27,19 +27,26 @@ type kernelWitness interface {
 	conns(n podNet) ([]kernelpath.Conn, error)
 	// groups are the link groups of the machine.
 	groups() ([]smcnl.Group, error)
-	// counters are what the kernel counted in a pod's namespace.
+	// counters are what the kernel counted in a pod's namespace. The error is errNoCounters of a pod in the node's network.
 	counters(n podNet) (smcnl.Counters, error)
 }
 
-func (linuxSMC) conns(n podNet) ([]kernelpath.Conn, error) { return kernelpath.Conns(n.(linuxNet).ns) }
+func (linuxSMC) conns(n podNet) ([]kernelpath.Conn, error) { return kernelpath.Conns(placeOf(n)) }
 func (linuxSMC) groups() ([]smcnl.Group, error)            { return smcnl.Groups() }
 func (linuxSMC) counters(n podNet) (c smcnl.Counters, err error) {
-	err = n.(linuxNet).ns.Do(func() error {
+	at := placeOf(n)
+	if at.Cgroup != nil {
+		return c, errNoCounters
+	}
+	err = at.NetNS.Do(func() error {
 		c, err = smcnl.ReadCounters()
 		return err
 	})
 	return c, err
 }
+
+// errNoCounters means that the kernel has no counters for a pod alone.
+var errNoCounters = errors.New("the kernel counts the connections of the node's network together")
 
 // kernelConns are the connections of pods on their kernel's SMC-R, and of those whose sockets are SMC's and that fell
 // back, most of them. The error says why some may be missing.
@@ -129,6 +136,9 @@ func (a *agent) codeOfPod(code agentapi.Code, d config.Decision, peer netip.Addr
 // fellBack records a connection that the kernel made TCP, if it is one of a pod's.
 func (a *agent) fellBack(f kernelpath.Fallback) {
 	src, ok := a.lookup(f.Local.Addr())
+	if f.Cgroup != 0 {
+		src, ok = a.hostPodOf(f.Cgroup)
+	}
 	if !ok || src.pod.kernel == nil {
 		return
 	}
@@ -239,10 +249,11 @@ func (k *kernelPath) used() bool {
 	return k.pods > 0
 }
 
-// kernelLive are the live connections of pods' kernels from one of the sources to a destination.
+// kernelLive are the live connections of pods' kernels from one of the sources to a destination. Pods in the node's network have
+// the same addresses.
 func (a *agent) kernelLive(sources []netip.Addr, dst netip.AddrPort) ([]agentapi.Conn, error) {
 	all, err := a.kernelConns(maxShownConns, func(p *pod) bool {
-		return slices.ContainsFunc(p.atts, func(att cni.Attachment) bool {
+		return isHostPod(p.atts) || slices.ContainsFunc(p.atts, func(att cni.Attachment) bool {
 			return slices.ContainsFunc(att.Addresses(), func(ip netip.Prefix) bool {
 				return ip.Addr() == dst.Addr() || slices.Contains(sources, ip.Addr())
 			})

@@ -42,10 +42,10 @@ type chooser interface {
 	attach(n podNet, cfg kernelpath.PodConfig) error
 	detach(n podNet, cfg kernelpath.PodConfig) (left bool, err error)
 	purge(n podNet, cfg kernelpath.PodConfig) error
-	// others are the namespaces, by their cookies, that are chosen, but for those of these pods.
-	others(known []podNet) ([]uint64, error)
-	// forget takes away what chooses a namespace.
-	forget(cookie uint64) error
+	// others are the namespaces and cgroups that are chosen, but for those of these pods.
+	others(known []podNet) ([]kernelpath.Choice, error)
+	// forget takes away what chooses one of these, and of a cgroup the filter of its option.
+	forget(kernelpath.Choice) error
 	// lead brings the program before others that came to its hook, and tells whether there were any.
 	lead() (was bool, err error)
 	// watch calls f, until close, for connections of pods that the kernel made TCP.
@@ -87,7 +87,16 @@ func (s linuxSMC) remove() error {
 	if !s.pinned() {
 		return nil
 	}
-	return errors.Join(kernelpath.Unpin(kernelpath.Dir), kernelpath.RemoveUEIDs(s.record))
+	return errors.Join(kernelpath.Unpin(kernelpath.Dir), sweepCgroups(nil), kernelpath.RemoveUEIDs(s.record))
+}
+
+// sweepCgroups removes the filters of cgroups from the node's network, but for those to keep, by their IDs.
+func sweepCgroups(keep map[uint64]bool) error {
+	ns, err := linux.CurrentNetNS()
+	if err != nil {
+		return err
+	}
+	return errors.Join(linux.SweepOptionFilters(ns, keep), ns.Close())
 }
 
 // serviceInterfaces are those that have the addresses of the cluster's Services and nobody's: of kube-proxy in
@@ -131,38 +140,51 @@ type linuxChooser struct {
 
 // fit is true of a pod that an earlier agent attached, also while a device is away.
 func (l *linuxChooser) fit(n podNet) error {
-	ns := n.(linuxNet).ns
-	if chosen, err := l.c.Chosen(ns); chosen || err != nil {
+	at := placeOf(n)
+	if chosen, err := l.c.Chosen(at); chosen || err != nil {
 		return err
 	}
-	return kernelpath.Fit(ns)
+	return kernelpath.Fit(at)
 }
 
 func (l *linuxChooser) attach(n podNet, cfg kernelpath.PodConfig) error {
-	return l.c.Attach(n.(linuxNet).ns, cfg)
+	return l.c.Attach(placeOf(n), cfg)
 }
 
 func (l *linuxChooser) detach(n podNet, cfg kernelpath.PodConfig) (left bool, err error) {
-	return l.c.Detach(n.(linuxNet).ns, cfg)
+	return l.c.Detach(placeOf(n), cfg)
 }
 
 func (l *linuxChooser) purge(n podNet, cfg kernelpath.PodConfig) error {
-	return l.c.Purge(n.(linuxNet).ns, cfg)
+	return l.c.Purge(placeOf(n), cfg)
 }
 
 func (*linuxChooser) revoke(n podNet, f linux.OptionFilterConfig, allowed []uint64) (kernelpath.Revocation, error) {
-	return kernelpath.Revoke(n.(linuxNet).ns, f, allowed)
+	return kernelpath.Revoke(placeOf(n), f, allowed)
 }
 
-func (l *linuxChooser) others(known []podNet) ([]uint64, error) {
-	all := make([]*linux.NetNS, 0, len(known))
+func (l *linuxChooser) others(known []podNet) ([]kernelpath.Choice, error) {
+	all := make([]linux.Place, 0, len(known))
 	for _, n := range known {
-		all = append(all, n.(linuxNet).ns)
+		all = append(all, placeOf(n))
 	}
 	return l.c.Others(all)
 }
 
-func (l *linuxChooser) forget(cookie uint64) error { return l.c.ForgetNetNS(cookie) }
+func (l *linuxChooser) forget(x kernelpath.Choice) error {
+	if err := l.c.Forget(x); err != nil || x.Cgroup == 0 {
+		return err
+	}
+	rules, err := l.c.Rules()
+	if err != nil {
+		return err
+	}
+	keep := map[uint64]bool{}
+	for _, r := range rules {
+		keep[r.Cgroup] = true
+	}
+	return sweepCgroups(keep)
+}
 
 func (l *linuxChooser) lead() (bool, error) { return l.c.Lead() }
 
@@ -188,11 +210,11 @@ type kernelPath struct {
 	pods      int        // that use it
 	looked    bool       // for what an earlier agent left
 	local     []netip.Addr
-	localTime time.Time // when local was read
-	led       time.Time // when the chooser was last asked to lead
-	noLead    bool      // it could not, which was logged
-	forgot    time.Time // when strangers was made
-	strangers []uint64  // chosen namespaces, by their cookies, of no pod
+	localTime time.Time           // when local was read
+	led       time.Time           // when the chooser was last asked to lead
+	noLead    bool                // it could not, which was logged
+	forgot    time.Time           // when strangers was made
+	strangers []kernelpath.Choice // of no pod
 }
 
 // acquire returns the chooser for one more pod, until release. The first one opens it.
@@ -272,7 +294,7 @@ func (k *kernelPath) leadLocked(now time.Time) {
 	}
 }
 
-// forgetLocked forgets the rules of pods that ended while no agent was there: of namespaces that no pod had
+// forgetLocked forgets the rules of pods that ended while no agent was there: of namespaces and cgroups that no pod had
 // now and at the look before. A pod that is attached just now may be in the kernel, and not in the manager's map yet.
 func (k *kernelPath) forgetLocked(now time.Time) error {
 	if k.chooser == nil || now.Sub(k.forgot) < forgetEvery {
@@ -290,9 +312,9 @@ func (k *kernelPath) forgetLocked(now time.Time) error {
 	}
 	was := k.strangers
 	k.strangers = others
-	for _, cookie := range others {
-		if slices.Contains(was, cookie) {
-			err = errors.Join(err, k.chooser.forget(cookie))
+	for _, x := range others {
+		if slices.Contains(was, x) {
+			err = errors.Join(err, k.chooser.forget(x))
 		}
 	}
 	return err
@@ -404,6 +426,9 @@ func (m *manager) kernelConfig(atts []cni.Attachment, now time.Time) (cfg kernel
 // agent has nothing else to do in the pod now.
 func (m *manager) stepKernel(p *pod, changed bool, now time.Time) bool {
 	d, _ := m.a.node.Load().DatapathFor(podOf(p.atts[0]))
+	if isHostPod(p.atts) && !hostWanted(m.a.node.Load(), p.atts[0]) { // whatever policies say of its name
+		d = config.DatapathAgent
+	}
 	optional := d == config.DatapathKernelIfAvailable
 	if !optional {
 		p.unavailable = nil
@@ -466,7 +491,11 @@ func (m *manager) kernelAvailable(p *pod, now time.Time) bool {
 // becomeUnavailable leaves a pod to the agent, because of err.
 func (m *manager) becomeUnavailable(p *pod, err error, now time.Time) {
 	if p.unavailable == nil {
-		m.a.cfg.Log.Info("pod not on its kernel's SMC-R, which its policy prefers; the agent carries it", "pod", podOf(p.atts[0]).String(), "netns", p.atts[0].NetNS, "err", err)
+		instead := "the agent carries it"
+		if isHostPod(p.atts) {
+			instead = "its connections are plain TCP"
+		}
+		m.a.cfg.Log.Info("pod not on its kernel's SMC-R, which its policy prefers; "+instead, "pod", podOf(p.atts[0]).String(), "netns", p.atts[0].NetNS, "err", err)
 	}
 	p.unavailable, p.lookAgain = err, now.Add(retryMost)
 }

@@ -4,6 +4,7 @@ package agent
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -129,26 +130,33 @@ func (s *fakeSMC) purge(n podNet, cfg kernelpath.PodConfig) error {
 	return nil
 }
 
+// firstCgroup is the first inode of cgroups. Those of namespaces are below.
+const firstCgroup = 1000
+
 // others takes the inode of a namespace for its cookie.
-func (s *fakeSMC) others(known []podNet) (out []uint64, _ error) {
+func (s *fakeSMC) others(known []podNet) (out []kernelpath.Choice, _ error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for id := range s.pods {
 		if !slices.ContainsFunc(known, func(n podNet) bool { return n.id() == id }) {
-			out = append(out, id)
+			if id >= firstCgroup {
+				out = append(out, kernelpath.Choice{Cgroup: id})
+			} else {
+				out = append(out, kernelpath.Choice{NetNS: id})
+			}
 		}
 	}
-	slices.Sort(out)
+	slices.SortFunc(out, func(a, b kernelpath.Choice) int { return cmp.Compare(a.NetNS+a.Cgroup, b.NetNS+b.Cgroup) })
 	return out, nil
 }
 
-func (s *fakeSMC) forget(cookie uint64) error {
+func (s *fakeSMC) forget(x kernelpath.Choice) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.forgetErr != nil {
 		return s.forgetErr
 	}
-	delete(s.pods, cookie)
+	delete(s.pods, x.NetNS+x.Cgroup)
 	return nil
 }
 

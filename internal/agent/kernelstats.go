@@ -38,6 +38,9 @@ type kernelConnKind struct {
 // begin takes up a pod. What its kernel counted before was of another agent, or of nobody.
 func (s *kernelStats) begin(k *kernelPod) {
 	c, err := s.a.cfg.smc.counters(k.net)
+	if errors.Is(err, errNoCounters) {
+		return
+	}
 	if err != nil {
 		k.log.Warn("connections of the pod on its kernel's SMC-R are not counted", "err", err)
 		return

@@ -59,6 +59,10 @@ const (
 	// more still has sockets of it: until their programs end, mostly.
 	leaveEvery = 5 * time.Second
 
+	// cgroupPatience is how long after a pod in the node's network is known kubelet may take to make its cgroup: until
+	// the pod's volumes are looked at, mostly.
+	cgroupPatience = 15 * time.Second
+
 	// revokeFor is how long a pod's connections are looked at after its filter changed: a SYN that passed
 	// the one before may still become a connection on SMC-R. Linux gives a rendezvous up after 6 s.
 	revokeFor = 10 * time.Second

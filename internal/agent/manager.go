@@ -24,6 +24,7 @@ import (
 // only a pod's job starts and stops the pod's proxy.
 type manager struct {
 	a         *agent
+	hosts     hostPods
 	syncs     chan *syncing
 	handovers chan *handover
 	jobs      jobs
@@ -39,7 +40,7 @@ type manager struct {
 }
 
 func (m *manager) init(a *agent) {
-	m.a = a
+	m.a, m.hosts.m = a, m
 	m.syncs = make(chan *syncing)
 	m.handovers = make(chan *handover)
 	m.ended, m.closed = make(chan struct{}), make(chan struct{})
@@ -123,6 +124,11 @@ func (m *manager) run(ctx context.Context) *handover {
 	ended := m.ended
 	m.mu.Unlock()
 	defer close(ended)
+	defer func() {
+		if err := m.hosts.close(); err != nil {
+			m.a.cfg.Log.Warn("hierarchy of cgroups not closed in order", "err", err)
+		}
+	}()
 	defer m.jobs.finish()
 	tick := time.NewTicker(pollEvery)
 	defer tick.Stop()
@@ -207,6 +213,9 @@ func (m *manager) reconcile(ctx context.Context, force bool) (out podWaits) {
 	}
 	known := m.jobs.underWay() // before the snapshot: a pod whose job ends in between is then in the snapshot
 	have := m.snapshot()
+	for _, att := range m.hosts.attachments(r.node, have, time.Now()) {
+		wanted[att.NetNS] = append(wanted[att.NetNS], att)
+	}
 	for key, p := range have {
 		known[key] = slices.Concat(known[key], p.atts)
 	}
@@ -268,6 +277,10 @@ func (m *manager) step(ctx context.Context, p pod, atts []cni.Attachment, now ti
 	}
 	p.atts = atts
 	if m.stepKernel(&p, changed, now) {
+		return p
+	}
+	if isHostPod(atts) { // the agent carries nothing there
+		p.becomeIdle()
 		return p
 	}
 	m.updateDevices(ctx, &p)

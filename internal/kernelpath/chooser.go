@@ -16,19 +16,21 @@ import (
 	"github.com/cilium/ebpf/btf"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
+
+	"github.com/smcr-io/kube-smcr/internal/linux"
 )
 
-// choice is enum choice of bpf/kernelpath.bpf.c.
-type choice uint32
+// word is enum choice of bpf/rules.bpf.h.
+type word uint32
 
 const (
-	notSMC choice = 1
-	smc    choice = 2
+	notSMC word = 1
+	smc    word = 2
 )
 
 // rule is struct rule there.
 type rule struct {
-	Choice  choice
+	Word    word
 	_       uint32
 	Sockets uint64
 }
@@ -89,8 +91,8 @@ func (c *Chooser) exclude(ids []uint64) error {
 		return err
 	}
 	for _, r := range rules {
-		if r.Exclude && !slices.Contains(ids, r.Cgroup) {
-			if err := c.ForgetCgroup(r.Cgroup); err != nil {
+		if r.Exclude && !slices.Contains(ids, r.Choice.Cgroup) {
+			if err := c.Forget(r.Choice); err != nil {
 				return err
 			}
 		}
@@ -193,9 +195,19 @@ func isOvertaken(l link.Link) (bool, error) {
 	return false, it.Err()
 }
 
-// holdModule opens a socket of SMC, if that is possible: [Probe] says why not.
+// holdModule opens a socket of SMC, if that is possible: [Probe] says why not. It is in a namespace of its own, as of one
+// without ports in the node's network nobody can tell that it is no pod's.
 func holdModule() int {
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, protocolSMC)
+	ns, err := linux.ScratchNetNS()
+	if err != nil {
+		return -1
+	}
+	defer func() { _ = ns.Close() }() // the socket keeps it
+	fd := -1
+	err = ns.Do(func() (err error) {
+		fd, err = unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, protocolSMC)
+		return err
+	})
 	if err != nil {
 		return -1
 	}
@@ -378,42 +390,44 @@ func Unpin(dir string) error {
 	return nil
 }
 
-// ChooseNetNS makes new TCP sockets of a network namespace SMC.
-func (c *Chooser) ChooseNetNS(cookie uint64) error {
-	if err := put(c.namespaces, cookie, smc); err != nil {
-		return fmt.Errorf("choose network namespace with cookie %d: %w", cookie, err)
+// String names the choice for messages.
+func (x Choice) String() string {
+	if x.Cgroup != 0 {
+		return fmt.Sprintf("cgroup %d", x.Cgroup)
 	}
-	return nil
+	return fmt.Sprintf("network namespace with cookie %d", x.NetNS)
 }
 
-// ForgetNetNS takes back ChooseNetNS. It is no error if there is no such rule.
-func (c *Chooser) ForgetNetNS(cookie uint64) error {
-	if err := forget(c.namespaces, cookie); err != nil {
-		return fmt.Errorf("forget network namespace with cookie %d: %w", cookie, err)
+// rules are the map that has a choice, and its key there.
+func (c *Chooser) rules(x Choice) (*ebpf.Map, uint64) {
+	if x.Cgroup != 0 {
+		return c.cgroups, x.Cgroup
 	}
-	return nil
+	return c.namespaces, x.NetNS
 }
 
-// ChooseCgroup makes new TCP sockets of a cgroup SMC, and of those below it. It does not
+// Choose makes new TCP sockets of a network namespace SMC, or of a cgroup and those below it. It does not
 // change a rule of Config.Exclude.
-func (c *Chooser) ChooseCgroup(id uint64) error {
-	if err := put(c.cgroups, id, smc); err != nil {
-		return fmt.Errorf("choose cgroup %d: %w", id, err)
+func (c *Chooser) Choose(x Choice) error {
+	m, key := c.rules(x)
+	if err := put(m, key, smc); err != nil {
+		return fmt.Errorf("choose %v: %w", x, err)
 	}
 	return nil
 }
 
-// ForgetCgroup takes back ChooseCgroup. It is no error if there is no such rule.
-func (c *Chooser) ForgetCgroup(id uint64) error {
-	if err := forget(c.cgroups, id); err != nil {
-		return fmt.Errorf("forget cgroup %d: %w", id, err)
+// Forget takes back Choose. It is no error if there is no such rule.
+func (c *Chooser) Forget(x Choice) error {
+	m, key := c.rules(x)
+	if err := m.Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("forget %v: %w", x, err)
 	}
 	return nil
 }
 
 // put adds a rule. One that is there stays, with its count.
-func put(m *ebpf.Map, key uint64, what choice) error {
-	err := m.Update(key, rule{Choice: what}, ebpf.UpdateNoExist)
+func put(m *ebpf.Map, key uint64, what word) error {
+	err := m.Update(key, rule{Word: what}, ebpf.UpdateNoExist)
 	switch {
 	case errors.Is(err, ebpf.ErrKeyExist):
 		return nil
@@ -423,28 +437,22 @@ func put(m *ebpf.Map, key uint64, what choice) error {
 	return err
 }
 
-func forget(m *ebpf.Map, key uint64) error {
-	if err := m.Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return err
-	}
-	return nil
-}
-
-// isChosen tells whether a network namespace is.
-func (c *Chooser) isChosen(cookie uint64) (bool, error) {
+// isChosen tells whether there is a rule of a choice.
+func (c *Chooser) isChosen(x Choice) (bool, error) {
 	var r rule
-	err := c.namespaces.Lookup(cookie, &r)
+	m, key := c.rules(x)
+	err := m.Lookup(key, &r)
 	if errors.Is(err, ebpf.ErrKeyNotExist) {
 		return false, nil
 	}
-	return err == nil, err
+	return err == nil && r.Word == smc, err
 }
 
 // A Rule says who is chosen, and how many sockets that made SMC.
 type Rule struct {
-	NetNS, Cgroup uint64 // cookie, or ID: one of both
-	Exclude       bool   // the cgroup is not chosen
-	Sockets       uint64
+	Choice
+	Exclude bool // the cgroup is not chosen
+	Sockets uint64
 }
 
 // Rules returns all rules. Those that change meanwhile may be missing, or be there twice.
@@ -459,7 +467,7 @@ func (c *Chooser) Rules() ([]Rule, error) {
 			}
 			break
 		}
-		all = append(all, Rule{NetNS: id, Exclude: r.Choice == notSMC, Sockets: r.Sockets})
+		all = append(all, Rule{Choice: Choice{NetNS: id}, Exclude: r.Word == notSMC, Sockets: r.Sockets})
 	}
 	for it := c.cgroups.Iterate(); ; {
 		if !it.Next(&id, &r) {
@@ -468,22 +476,6 @@ func (c *Chooser) Rules() ([]Rule, error) {
 			}
 			return all, nil
 		}
-		all = append(all, Rule{Cgroup: id, Exclude: r.Choice == notSMC, Sockets: r.Sockets})
+		all = append(all, Rule{Choice: Choice{Cgroup: id}, Exclude: r.Word == notSMC, Sockets: r.Sockets})
 	}
-}
-
-// CgroupID is the ID of a cgroup v2, by its directory.
-func CgroupID(dir string) (uint64, error) {
-	var fs unix.Statfs_t
-	if err := unix.Statfs(dir, &fs); err != nil {
-		return 0, fmt.Errorf("ID of cgroup %s: %w", dir, err)
-	}
-	if fs.Type != unix.CGROUP2_SUPER_MAGIC {
-		return 0, fmt.Errorf("ID of cgroup %s: not a cgroup v2 file system", dir)
-	}
-	var st unix.Stat_t
-	if err := unix.Stat(dir, &st); err != nil {
-		return 0, fmt.Errorf("ID of cgroup %s: %w", dir, err)
-	}
-	return st.Ino, nil
 }

@@ -119,7 +119,7 @@ func TestChooser_netNS(t *testing.T) {
 	if got := tcpIn(t, ns); got != isTCP {
 		t.Errorf("without a rule: %s", got)
 	}
-	if err := c.ChooseNetNS(cookie); err != nil {
+	if err := c.Choose(Choice{NetNS: cookie}); err != nil {
 		t.Fatal(err)
 	}
 	if got := tcpIn(t, other); got != isTCP {
@@ -148,11 +148,11 @@ func TestChooser_netNS(t *testing.T) {
 		}
 	}
 	rules, err := c.Rules()
-	if want := []Rule{{NetNS: cookie, Sockets: 5}}; err != nil || !slices.Equal(rules, want) {
+	if want := []Rule{{Choice: Choice{NetNS: cookie}, Sockets: 5}}; err != nil || !slices.Equal(rules, want) {
 		t.Errorf("rules %+v, %v; want %+v", rules, err, want)
 	}
 	for range 2 {
-		if err := c.ForgetNetNS(cookie); err != nil {
+		if err := c.Forget(Choice{NetNS: cookie}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -173,11 +173,11 @@ func newCgroup(t *testing.T, dir string) (string, uint64) {
 			t.Error(err)
 		}
 	})
-	id, err := CgroupID(dir)
-	if err != nil {
+	var st unix.Stat_t
+	if err := unix.Stat(dir, &st); err != nil {
 		t.Fatal(err)
 	}
-	return dir, id
+	return dir, st.Ino
 }
 
 // cgroupRoot is where cgroup v2 is mounted.
@@ -189,7 +189,8 @@ func cgroupRoot(t *testing.T) string {
 	}
 	for line := range strings.Lines(string(mounts)) {
 		if f := strings.Fields(line); len(f) > 2 && f[2] == "cgroup2" {
-			if _, err := CgroupID(f[1]); err == nil { // another mount may be over it
+			var fs unix.Statfs_t
+			if err := unix.Statfs(f[1], &fs); err == nil && fs.Type == unix.CGROUP2_SUPER_MAGIC { // another mount may be over it
 				return f[1]
 			}
 		}
@@ -236,20 +237,20 @@ func TestChooser_cgroup(t *testing.T) {
 		}
 	}
 	expect("nobody is chosen", isTCP, isTCP)
-	if err := c.ChooseNetNS(cookie); err != nil {
+	if err := c.Choose(Choice{NetNS: cookie}); err != nil {
 		t.Fatal(err)
 	}
 	expect("the namespace is", isSMC, isTCP)
-	if err := errors.Join(c.ForgetNetNS(cookie), c.ChooseCgroup(aboveID), c.ChooseCgroup(deeperID)); err != nil {
+	if err := errors.Join(c.Forget(Choice{NetNS: cookie}), c.Choose(Choice{Cgroup: aboveID}), c.Choose(Choice{Cgroup: deeperID})); err != nil {
 		t.Fatal(err)
 	}
 	expect("the cgroups are", isSMC, isTCP)
-	if err := c.ForgetCgroup(deeperID); err != nil {
+	if err := c.Forget(Choice{Cgroup: deeperID}); err != nil {
 		t.Fatal(err)
 	}
 	expect("the upper one is", isSMC, isSMC)
 	rules, err := c.Rules()
-	if want := []Rule{{Cgroup: aboveID, Sockets: 3}}; err != nil || !slices.Equal(rules, want) {
+	if want := []Rule{{Choice: Choice{Cgroup: aboveID}, Sockets: 3}}; err != nil || !slices.Equal(rules, want) {
 		t.Errorf("rules %+v, %v; want %+v", rules, err, want)
 	}
 }
@@ -274,7 +275,7 @@ func TestChooser_pinned(t *testing.T) {
 	dir := bpffs(t)
 	ns, cookie := scratch(t)
 	c := mustOpen(t, Config{Dir: dir})
-	if err := c.ChooseNetNS(cookie); err != nil {
+	if err := c.Choose(Choice{NetNS: cookie}); err != nil {
 		t.Fatal(err)
 	}
 	first := programOf(t, c)
@@ -289,7 +290,7 @@ func TestChooser_pinned(t *testing.T) {
 	if rules, err := c.Rules(); err != nil || len(rules) != 1 || rules[0].NetNS != cookie || rules[0].Sockets != 1 {
 		t.Errorf("rules %+v, %v", rules, err)
 	}
-	if err := c.ChooseNetNS(cookie); err != nil {
+	if err := c.Choose(Choice{NetNS: cookie}); err != nil {
 		t.Fatal(err)
 	}
 	if rules, err := c.Rules(); err != nil || len(rules) != 1 || rules[0].Sockets != 1 {
@@ -299,7 +300,7 @@ func TestChooser_pinned(t *testing.T) {
 	for _, id := range []uint64{17, 18} { // of an agent, and the next one
 		c = mustOpen(t, Config{Dir: dir, Exclude: []uint64{id}})
 		rules, err := c.Rules()
-		if want := []Rule{{NetNS: cookie, Sockets: 1}, {Cgroup: id, Exclude: true}}; err != nil || !slices.Equal(rules, want) {
+		if want := []Rule{{Choice: Choice{NetNS: cookie}, Sockets: 1}, {Choice: Choice{Cgroup: id}, Exclude: true}}; err != nil || !slices.Equal(rules, want) {
 			t.Errorf("rules %+v, %v; want %+v", rules, err, want)
 		}
 		mustClose(t, c)
@@ -335,7 +336,7 @@ func TestChooser_otherProgram(t *testing.T) {
 	dir := bpffs(t)
 	ns, cookie := scratch(t)
 	c := mustOpen(t, Config{Dir: dir})
-	if err := c.ChooseNetNS(cookie); err != nil {
+	if err := c.Choose(Choice{NetNS: cookie}); err != nil {
 		t.Fatal(err)
 	}
 	mustClose(t, c)
@@ -355,7 +356,7 @@ func TestChooser_otherProgram(t *testing.T) {
 	if got := tcpIn(t, ns); got != isTCP {
 		t.Errorf("by the rules of the program before: %s", got)
 	}
-	if err := c.ChooseNetNS(cookie); err != nil {
+	if err := c.Choose(Choice{NetNS: cookie}); err != nil {
 		t.Fatal(err)
 	}
 	if got := tcpIn(t, ns); got != isSMC {
@@ -376,11 +377,11 @@ func TestChooser_full(t *testing.T) {
 	c := mustOpen(t, Config{})
 	defer mustClose(t, c)
 	for id := range uint64(maxRules) {
-		if err := c.ChooseNetNS(1<<60 + id); err != nil {
+		if err := c.Choose(Choice{NetNS: 1<<60 + id}); err != nil {
 			t.Fatalf("rule %d: %v", id, err)
 		}
 	}
-	if err := c.ChooseNetNS(1 << 61); !errors.Is(err, ErrFull) {
+	if err := c.Choose(Choice{NetNS: 1 << 61}); !errors.Is(err, ErrFull) {
 		t.Errorf("one more: %v", err)
 	}
 	if rules, err := c.Rules(); err != nil || len(rules) != maxRules {
@@ -393,12 +394,6 @@ func TestOpen_noPins(t *testing.T) {
 	var missing *MissingError
 	if c, err := Open(Config{Dir: t.TempDir()}); !errors.As(err, &missing) || missing.Missing != NoPins {
 		t.Errorf("%v, %v", c, err)
-	}
-}
-
-func TestCgroupID_other(t *testing.T) {
-	if id, err := CgroupID(t.TempDir()); err == nil {
-		t.Errorf("the ID of a directory that is no cgroup is %d", id)
 	}
 }
 

@@ -36,35 +36,86 @@ func mayBecomeLive(s *smcnl.Socket) bool {
 // ports are those of a connection, the local one first.
 type ports [2]uint16
 
-// tcpConns are the TCP connections of a namespace by their ports. The kernel does not tell which of them
+// tcpSockets are the TCP sockets of a namespace by their ports. The kernel does not tell which of them
 // is under a socket of SMC, nor the addresses of that, but its ports.
-type tcpConns map[ports][]linux.TCPConn
-
-// findTCPConns lists those of a namespace. If there are too many, none is known.
-func findTCPConns(ns *linux.NetNS) (tcpConns, error) {
-	all, err := linux.TCPConns(ns)
-	if errors.Is(err, linux.ErrTooMuch) {
-		return nil, nil
-	}
-	return byPorts(all), err
+type tcpSockets struct {
+	conns map[ports][]linux.TCPConn
+	// In the node's network, ours are the pod's connections, and listens the ports on which programs listen: true if
+	// one of the pod does.
+	ours    map[linux.TCPConn]bool
+	listens map[uint16]bool
 }
 
-func byPorts(all []linux.TCPConn) tcpConns {
-	out := make(tcpConns, len(all))
+// findTCP lists those of a place. If there are too many, none is known of a namespace; of a cgroup that is an error, as then
+// nobody knows whose they are.
+func findTCP(at linux.Place) (t tcpSockets, err error) {
+	if at.Cgroup == nil {
+		all, err := linux.TCPConns(at.NetNS)
+		if errors.Is(err, linux.ErrTooMuch) {
+			return t, nil
+		}
+		return byPorts(all), err
+	}
+	all, err := linux.TCPSockets(at.NetNS)
+	if err != nil {
+		return t, err
+	}
+	// After the sockets: a container that came meanwhile is known.
+	ours, err := at.Cgroup.Family()
+	if err != nil {
+		return t, err
+	}
+	return ofCgroups(all, ours), nil
+}
+
+func byPorts(all []linux.TCPConn) tcpSockets {
+	out := make(map[ports][]linux.TCPConn, len(all))
 	for _, c := range all {
 		key := ports{c.Local.Port(), c.Peer.Port()}
 		out[key] = append(out[key], c)
 	}
-	return out
+	return tcpSockets{conns: out}
 }
+
+// ofCgroups tells the sockets of some cgroups from those of others.
+func ofCgroups(all []linux.TCPSocket, ours map[uint64]bool) tcpSockets {
+	var conns []linux.TCPConn
+	mine, listens := map[linux.TCPConn]bool{}, map[uint16]bool{}
+	for _, s := range all {
+		if s.Listens {
+			listens[s.Local.Port()] = listens[s.Local.Port()] || ours[s.Cgroup]
+			continue
+		}
+		conns = append(conns, s.TCPConn)
+		if ours[s.Cgroup] {
+			mine[s.TCPConn] = true
+		}
+	}
+	t := byPorts(conns)
+	t.ours, t.listens = mine, listens
+	return t
+}
+
+// isOurs tells whether a connection is the pod's.
+func (t *tcpSockets) isOurs(c linux.TCPConn) bool { return t.ours == nil || t.ours[c] }
 
 // under are the connections that may be under a socket: more than one if several peers use the same port
 // at once.
-func (t tcpConns) under(s *smcnl.Socket) []linux.TCPConn {
+func (t *tcpSockets) under(s *smcnl.Socket) []linux.TCPConn {
 	if !s.Peer.Addr().IsUnspecified() { // a socket of AF_SMC
 		return []linux.TCPConn{{Local: s.Local, Peer: s.Peer}}
 	}
-	return t[ports{s.Local.Port(), s.Peer.Port()}]
+	return t.conns[ports{s.Local.Port(), s.Peer.Port()}]
+}
+
+// isForeign tells whether a socket of SMC is certainly not the pod's.
+func (t *tcpSockets) isForeign(s *smcnl.Socket) bool {
+	if s.State == smcnl.StateListen {
+		ours, known := t.listens[s.Local.Port()]
+		return known && !ours
+	}
+	under := t.under(s)
+	return len(under) > 0 && !slices.ContainsFunc(under, t.isOurs)
 }
 
 // A Conn is a connection of a socket of SMC: on SMC-R, on TCP if it fell back, or with its rendezvous under
@@ -75,19 +126,21 @@ type Conn struct {
 	Inbound bool
 }
 
-// Conns lists the connections of the sockets of SMC of a namespace.
-func Conns(ns *linux.NetNS) ([]Conn, error) {
-	socks, err := sockets(ns)
+// Conns lists the connections of the sockets of SMC of a place.
+func Conns(at linux.Place) ([]Conn, error) {
+	socks, err := sockets(at.NetNS)
 	if err != nil {
 		return nil, err
 	}
-	var conns tcpConns
-	if slices.ContainsFunc(socks, func(s smcnl.Socket) bool { return isConn(&s) && s.Peer.Addr().IsUnspecified() }) {
-		if conns, err = findTCPConns(ns); err != nil {
+	var tcp tcpSockets
+	if slices.ContainsFunc(socks, func(s smcnl.Socket) bool {
+		return isConn(&s) && (at.Cgroup != nil || s.Peer.Addr().IsUnspecified())
+	}) {
+		if tcp, err = findTCP(at); err != nil {
 			return nil, err
 		}
 	}
-	return joined(socks, conns), nil
+	return joined(socks, tcp), nil
 }
 
 // isConn tells whether a socket is a connection, or becomes one.
@@ -96,7 +149,7 @@ func isConn(s *smcnl.Socket) bool {
 }
 
 // joined gives the connections among sockets the addresses of what is under them.
-func joined(socks []smcnl.Socket, conns tcpConns) (out []Conn) {
+func joined(socks []smcnl.Socket, tcp tcpSockets) (out []Conn) {
 	listens := map[uint16]bool{}
 	for i := range socks {
 		if socks[i].State == smcnl.StateListen {
@@ -105,14 +158,14 @@ func joined(socks []smcnl.Socket, conns tcpConns) (out []Conn) {
 	}
 	for i := range socks {
 		s := &socks[i]
-		if !isConn(s) {
+		if !isConn(s) || tcp.isForeign(s) {
 			continue
 		}
 		c := Conn{Socket: *s, Inbound: s.Role == smcnl.Server}
 		if s.Role == "" { // it is not on SMC-R: the ports of those that a listener accepted are that of the listener
 			c.Inbound = listens[s.Local.Port()]
 		}
-		if under := conns.under(s); len(under) == 1 {
+		if under := tcp.under(s); len(under) == 1 {
 			c.Local, c.Peer = under[0].Local, under[0].Peer
 		}
 		out = append(out, c)

@@ -7,7 +7,7 @@
 //
 //	err := kernelpath.Probe(kernelpath.Dir) // a *MissingError says what this machine lacks
 //	c, err := kernelpath.Open(kernelpath.Config{Dir: kernelpath.Dir})
-//	err = c.ChooseNetNS(cookie) // of linux.NetNS.Cookie
+//	err = c.Choose(Choice{NetNS: cookie}) // of linux.NetNS.Cookie
 //
 // # Rules
 //

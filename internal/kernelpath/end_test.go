@@ -56,7 +56,7 @@ func TestEndAll(t *testing.T) {
 				Prefix: netip.PrefixFrom(at.Addr(), at.Addr().BitLen()), Ports: []linux.PortRange{{First: tt.allow, Last: tt.allow}},
 			}}}
 			missing := suspect{cookie: 8, inode: 1}
-			all := endAll([]suspect{s, missing}, map[uint64]linux.SocketFile{s.inode: {PID: os.Getpid(), FD: int(f.Fd())}}, filter)
+			all := endAll([]suspect{s, missing}, map[uint64]linux.SocketFile{s.inode: {PID: os.Getpid(), FD: int(f.Fd())}}, new(tcpSockets).judge(filter))
 			if len(all) != 1 || all[0].cookie != 7 || all[0].fate != tt.want {
 				t.Fatalf("%+v, want fate %d of the one that was found", all, tt.want)
 			}

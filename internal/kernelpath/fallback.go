@@ -17,9 +17,10 @@ import (
 	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
 )
 
-// A Fallback is a connection of a chosen network namespace that the kernel's SMC made TCP.
+// A Fallback is a connection of a chosen network namespace or cgroup that the kernel's SMC made TCP.
 type Fallback struct {
 	NetNS       uint64 // cookie
+	Cgroup      uint64 // ID of the one that was chosen; 0: the namespace was
 	Local, Peer netip.AddrPort
 	Inbound     bool // the peer opened it
 	IPv6        bool // the socket is one of IPv6, also if the addresses are not
@@ -34,9 +35,9 @@ type FallbackWatch struct {
 	ended  chan struct{} // closed by Close
 }
 
-// WatchFallbacks calls f for connections of chosen network namespaces that fall back, until Close: in a goroutine of
+// WatchFallbacks calls f for connections of chosen network namespaces and cgroups that fall back, until Close: in a goroutine of
 // its own, one after the other, some tenths of a second later. Left out are those of sockets that had become TCP
-// before they had a peer, by an option that SMC does not have, and what is more than 100 a second of a namespace.
+// before they had a peer, by an option that SMC does not have, and what is more than 100 a second of one of these.
 // The kernel's counters have all (smcnl.ReadCounters).
 func (c *Chooser) WatchFallbacks(f func(Fallback)) (*FallbackWatch, error) {
 	w, err := c.watchFallbacks()
@@ -56,7 +57,7 @@ func (c *Chooser) watchFallbacks() (_ *FallbackWatch, err error) {
 		Program *ebpf.Program `ebpf:"fell_back"`
 		Events  *ebpf.Map     `ebpf:"events"`
 	}
-	if err := spec.LoadAndAssign(&o, &ebpf.CollectionOptions{MapReplacements: map[string]*ebpf.Map{"namespaces": c.namespaces}}); err != nil {
+	if err := spec.LoadAndAssign(&o, &ebpf.CollectionOptions{MapReplacements: map[string]*ebpf.Map{"namespaces": c.namespaces, "cgroups": c.cgroups}}); err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, o.Program.Close(), o.Events.Close()) }() // link and reader keep them
@@ -99,7 +100,7 @@ func (w *FallbackWatch) Close() error {
 }
 
 // fallbackBytes is the size of struct event of bpf/fallback.bpf.c.
-const fallbackBytes = 64
+const fallbackBytes = 72
 
 // decodeFallback reads such an event.
 func decodeFallback(b []byte) (Fallback, bool) {
@@ -116,7 +117,7 @@ func decodeFallback(b []byte) (Fallback, bool) {
 		return netip.AddrPortFrom(a, n.Uint16(port))
 	}
 	return Fallback{
-		NetNS: n.Uint64(b), IPv6: family == unix.AF_INET6, Reason: clc.Reason(n.Uint32(b[8:])), PeerReason: clc.Reason(n.Uint32(b[12:])), Inbound: n.Uint32(b[16:]) != 0,
+		NetNS: n.Uint64(b), Cgroup: n.Uint64(b[64:]), IPv6: family == unix.AF_INET6, Reason: clc.Reason(n.Uint32(b[8:])), PeerReason: clc.Reason(n.Uint32(b[12:])), Inbound: n.Uint32(b[16:]) != 0,
 		Local: at(b[28:44], b[22:]), Peer: at(b[44:60], b[24:]),
 	}, true
 }

@@ -16,6 +16,7 @@ import (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	fallbackMapCgroups    = "cgroups"
 	fallbackMapEvents     = "events"
 	fallbackMapNamespaces = "namespaces"
 	fallbackMapTold       = "told"
@@ -71,6 +72,7 @@ type fallbackProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type fallbackMapSpecs struct {
+	Cgroups    *ebpf.MapSpec `ebpf:"cgroups"`
 	Events     *ebpf.MapSpec `ebpf:"events"`
 	Namespaces *ebpf.MapSpec `ebpf:"namespaces"`
 	Told       *ebpf.MapSpec `ebpf:"told"`
@@ -102,6 +104,7 @@ func (o *fallbackObjects) Close() error {
 //
 // It can be passed to loadFallbackObjects or ebpf.CollectionSpec.LoadAndAssign.
 type fallbackMaps struct {
+	Cgroups    *ebpf.Map `ebpf:"cgroups"`
 	Events     *ebpf.Map `ebpf:"events"`
 	Namespaces *ebpf.Map `ebpf:"namespaces"`
 	Told       *ebpf.Map `ebpf:"told"`
@@ -109,6 +112,7 @@ type fallbackMaps struct {
 
 func (m *fallbackMaps) Close() error {
 	return _FallbackClose(
+		m.Cgroups,
 		m.Events,
 		m.Namespaces,
 		m.Told,

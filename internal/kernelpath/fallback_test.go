@@ -7,7 +7,11 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -22,6 +26,7 @@ func TestDecodeFallback(t *testing.T) {
 	event := func(family uint16, local, peer string) []byte {
 		b := make([]byte, fallbackBytes)
 		n.PutUint64(b, 7)
+		n.PutUint64(b[64:], 9)
 		n.PutUint32(b[8:], uint32(clc.ReasonPeerDecl))
 		n.PutUint32(b[12:], uint32(clc.ReasonNoDev))
 		n.PutUint32(b[16:], 1)
@@ -42,7 +47,7 @@ func TestDecodeFallback(t *testing.T) {
 		{unix.AF_INET6, "::ffff:10.0.0.1", "::ffff:10.0.0.2", [2]string{"10.0.0.1:80", "10.0.0.2:40000"}},
 	} {
 		got, ok := decodeFallback(event(tt.family, tt.local, tt.peer))
-		want := Fallback{7, netip.MustParseAddrPort(tt.want[0]), netip.MustParseAddrPort(tt.want[1]), true, tt.family == unix.AF_INET6, clc.ReasonPeerDecl, clc.ReasonNoDev}
+		want := Fallback{7, 9, netip.MustParseAddrPort(tt.want[0]), netip.MustParseAddrPort(tt.want[1]), true, tt.family == unix.AF_INET6, clc.ReasonPeerDecl, clc.ReasonNoDev}
 		if !ok || got != want {
 			t.Errorf("%+v, %t, want %+v", got, ok, want)
 		}
@@ -104,7 +109,7 @@ func TestChooser_watchFallbacks(t *testing.T) {
 			t.Fatal(err)
 		}
 		plain = tcpSocket(t, ns)
-		if err := c.ChooseNetNS(cookie); err != nil {
+		if err := c.Choose(Choice{NetNS: cookie}); err != nil {
 			t.Fatal(err)
 		}
 		return ns, cookie, plain, tcpSocket(t, ns)
@@ -183,4 +188,86 @@ func TestChooser_watchFallbacks(t *testing.T) {
 	if len(told) != before {
 		t.Error("a watch that was closed goes on")
 	}
+}
+
+// inCgroup calls f while this process is in a cgroup.
+func inCgroup(t *testing.T, dir string, f func()) {
+	t.Helper()
+	move := func(dir string) {
+		if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(os.Getpid())), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	text, err := os.ReadFile("/proc/self/cgroup")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, own, _ := strings.Cut(string(text), "0::")
+	own, _, _ = strings.Cut(own, "\n")
+	move(dir)
+	defer move(filepath.Join(cgroupRoot(t), own))
+	f()
+}
+
+// Of what falls back the connections of cgroups that are chosen are told, with the cgroup: at both sides, and not those that a
+// deeper cgroup is left out of, nor of others in the namespace.
+func TestChooser_watchFallbacks_cgroup(t *testing.T) {
+	need(t)
+	dir, id := newCgroup(t, cgroupRoot(t))
+	below, _ := newCgroup(t, dir)
+	aside, asideID := newCgroup(t, dir)
+	c := mustOpen(t, Config{Exclude: []uint64{asideID}})
+	defer mustClose(t, c)
+	told := make(chan Fallback, 16)
+	w, err := c.WatchFallbacks(func(f Fallback) { told <- f })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = w.Close() }()
+	ns, cookie := scratch(t)
+	if err := ns.Do(func() error { return exec.Command("ip", "link", "set", "lo", "up").Run() }); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Choose(Choice{Cgroup: id}); err != nil {
+		t.Fatal(err)
+	}
+	plainServer, plainClient := tcpSocket(t, ns), tcpSocket(t, ns)
+	var client, server, other int
+	inCgroup(t, below, func() { client, server = tcpSocket(t, ns), tcpSocket(t, ns) })
+	// A socket of SMC of a cgroup that is left out: the program opened it itself.
+	inCgroup(t, aside, func() {
+		err := ns.Do(func() (err error) {
+			other, err = unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, protocolSMC)
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	})
+	defer unix.Close(other)
+	await := func(what string, inbound bool, port int) {
+		t.Helper()
+		select {
+		case f := <-told:
+			end := f.Peer
+			if inbound {
+				end = f.Local
+			}
+			if f.Cgroup != id || f.NetNS != cookie || f.Inbound != inbound || f.Reason != clc.ReasonPeerNoSMC || int(end.Port()) != port {
+				t.Errorf("%s: %+v", what, f)
+			}
+		case <-time.After(10 * time.Second):
+			t.Errorf("%s: not told", what)
+		}
+	}
+	at := listenOn(t, plainServer)
+	if err := errors.Join(unix.Connect(other, at), unix.Connect(client, at)); err != nil {
+		t.Fatal(err)
+	}
+	await("a client of the cgroup, after one that is left out", false, at.Port)
+	at = listenOn(t, server)
+	if err := unix.Connect(plainClient, at); err != nil {
+		t.Fatal(err)
+	}
+	await("a server of the cgroup", true, at.Port)
 }

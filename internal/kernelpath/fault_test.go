@@ -60,7 +60,7 @@ func TestChooser_overtaken(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	if err := c.ChooseNetNS(cookie); err != nil {
+	if err := c.Choose(Choice{NetNS: cookie}); err != nil {
 		t.Fatal(err)
 	}
 	expect := func(when, want string) {
@@ -161,7 +161,7 @@ func TestChooser_namespaceGone(t *testing.T) {
 	if err := ns.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if err := c.Attach(ns, PodConfig{}); !errors.Is(err, linux.ErrClosed) {
+	if err := c.Attach(linux.In(ns), PodConfig{}); !errors.Is(err, linux.ErrClosed) {
 		t.Errorf("attach: %v", err)
 	}
 	if rules, err := c.Rules(); err != nil || len(rules) != 0 {

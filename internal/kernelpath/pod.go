@@ -18,138 +18,169 @@ type PodConfig struct {
 	// Filter says which connections may be on SMC-R.
 	Filter linux.OptionFilterConfig
 	// SendBufferBytes and RMBEBytes are the sizes of the buffers of a connection; 0: what the kernel
-	// has.
+	// has, as in the node's network always.
 	SendBufferBytes, RMBEBytes int
 }
 
-// ErrUnfit means that the kernel finds no RDMA device for a pod's interfaces.
-var ErrUnfit = errors.New("no interface of the pod is a child (macvlan, ipvlan) of an active RDMA device's")
+// Why the kernel finds no RDMA device for a pod.
+var (
+	ErrUnfit     = errors.New("no interface of the pod is a child (macvlan, ipvlan) of an active RDMA device's")
+	ErrUnfitHost = errors.New("no active RDMA device has an interface in the node's network")
+)
 
-// Fit tells whether the kernel finds an RDMA device for the connections of a namespace: whether an
-// interface of it is the child of that of an RDMA device in another namespace, the host's. The error
-// is [ErrUnfit] if not.
-func Fit(ns *linux.NetNS) error {
+// Fit tells whether the kernel finds an RDMA device for the connections of a pod: whether an
+// interface of its namespace is the child of that of an RDMA device in another one, the host's, or, of a
+// pod in the network of the host, whether there is a device. The error is [ErrUnfit] or [ErrUnfitHost] if not.
+func Fit(at linux.Place) error {
 	devices, err := smcnl.Devices()
 	if err != nil {
 		return err
 	}
-	parents, err := linux.ParentsElsewhere(ns)
-	if err != nil {
-		return err
+	unfit, fits := ErrUnfitHost, func(netDev int) bool { return netDev != 0 }
+	if at.Cgroup == nil {
+		parents, err := linux.ParentsElsewhere(at.NetNS)
+		if err != nil {
+			return err
+		}
+		unfit, fits = ErrUnfit, func(netDev int) bool { return slices.Contains(parents, netDev) }
 	}
 	for _, d := range devices {
 		for _, p := range d.Ports {
-			if p.Active && slices.Contains(parents, int(p.NetDev)) {
+			if p.Active && fits(int(p.NetDev)) {
 				return nil
 			}
 		}
 	}
-	return ErrUnfit
+	return unfit
 }
 
-// Chosen tells whether new sockets of a namespace are SMC, by this Chooser or an earlier one with the
+// A Choice is whose new sockets are SMC: those of the namespace with this cookie, or of the cgroup with this ID.
+type Choice struct{ NetNS, Cgroup uint64 }
+
+// choiceOf is that of a place.
+func choiceOf(at linux.Place) (Choice, error) {
+	if at.Cgroup != nil {
+		return Choice{Cgroup: at.Cgroup.ID()}, nil
+	}
+	cookie, err := at.NetNS.Cookie()
+	return Choice{NetNS: cookie}, err
+}
+
+// Chosen tells whether new sockets of a place are SMC, by this Chooser or an earlier one with the
 // same directory.
-func (c *Chooser) Chosen(ns *linux.NetNS) (bool, error) {
-	cookie, err := ns.Cookie()
+func (c *Chooser) Chosen(at linux.Place) (bool, error) {
+	choice, err := choiceOf(at)
 	if err != nil {
 		return false, err
 	}
-	return c.isChosen(cookie)
+	return c.isChosen(choice)
 }
 
-// Others are the cookies of the network namespaces that are chosen, but for these: perhaps of pods that ended
-// when nobody was there to detach them.
-func (c *Chooser) Others(known []*linux.NetNS) (cookies []uint64, err error) {
+// Others are the choices but for those of these places: perhaps of pods that ended when nobody was there to
+// detach them.
+func (c *Chooser) Others(known []linux.Place) (others []Choice, err error) {
 	rules, err := c.Rules() // before the cookies of those that are chosen since
 	if err != nil {
 		return nil, err
 	}
-	ours := make(map[uint64]bool, len(known))
-	for _, ns := range known {
-		cookie, err := ns.Cookie()
+	ours := make(map[Choice]bool, len(known))
+	for _, at := range known {
+		choice, err := choiceOf(at)
 		if errors.Is(err, linux.ErrClosed) {
 			continue // it is just given up
 		}
 		if err != nil {
 			return nil, err
 		}
-		ours[cookie] = true
+		ours[choice] = true
 	}
 	for _, r := range rules {
-		if r.Cgroup == 0 && !ours[r.NetNS] {
-			cookies = append(cookies, r.NetNS)
+		if !r.Exclude && !ours[r.Choice] {
+			others = append(others, r.Choice)
 		}
 	}
-	return cookies, nil
+	return others, nil
 }
 
 // Attach makes new sockets of a pod SMC. Connections that Filter does not select are TCP from the
 // first one on. It may be called again with another Filter, which holds for new connections at once;
 // the buffers stay those of the first call.
-func (c *Chooser) Attach(ns *linux.NetNS, cfg PodConfig) error {
-	cookie, err := ns.Cookie()
+func (c *Chooser) Attach(at linux.Place, cfg PodConfig) error {
+	choice, err := choiceOf(at)
 	if err != nil {
 		return err
 	}
-	chosen, err := c.isChosen(cookie)
+	chosen, err := c.isChosen(choice)
 	if err != nil {
 		return err
 	}
 	if chosen {
-		return linux.FilterOption(ns, cfg.Filter)
+		return linux.FilterOption(at, cfg.Filter)
 	}
 	var u undo.Stack
 	return u.Run(
 		undo.Step{
-			Name: "filter the option", Do: func() error { return linux.FilterOption(ns, cfg.Filter) },
-			Undo: func() error { return linux.SweepOptionFilter(ns) },
+			Name: "filter the option", Do: func() error { return linux.FilterOption(at, cfg.Filter) },
+			Undo: func() error { return linux.SweepOptionFilter(at) },
 		},
 		undo.Step{
-			Name: "set buffers", Do: func() error { return setBuffers(ns, PodConfig{}, cfg) },
-			Undo: func() error { return setBuffers(ns, cfg, PodConfig{}) },
+			Name: "set buffers", Do: func() error { return setBuffers(at, PodConfig{}, cfg) },
+			Undo: func() error { return setBuffers(at, cfg, PodConfig{}) },
 		},
-		undo.Step{Name: "choose", Do: func() error { return c.ChooseNetNS(cookie) }},
+		undo.Step{Name: "choose", Do: func() error { return c.Choose(choice) }},
 	)
 }
 
 // Detach takes Attach back: new sockets are TCP. While sockets of SMC are left, of which those that
 // listen would accept connections on SMC-R, the filter lets none be on SMC-R, and left is true: call
 // Sweep later. It is no error if nothing was attached.
-func (c *Chooser) Detach(ns *linux.NetNS, cfg PodConfig) (left bool, err error) {
-	cookie, err := ns.Cookie()
+func (c *Chooser) Detach(at linux.Place, cfg PodConfig) (left bool, err error) {
+	choice, err := choiceOf(at)
 	if err != nil {
 		return false, err
 	}
-	if err := c.ForgetNetNS(cookie); err != nil {
+	if err := c.Forget(choice); err != nil {
 		return false, err
 	}
-	return Sweep(ns, cfg)
+	return Sweep(at, cfg)
 }
 
-// Sweep takes away what Attach left in a namespace that is not chosen any more; see Detach.
-func Sweep(ns *linux.NetNS, cfg PodConfig) (left bool, err error) {
-	if left, err = hasSockets(ns); err != nil {
+// Sweep takes away what Attach left in a place that is not chosen any more; see Detach.
+func Sweep(at linux.Place, cfg PodConfig) (left bool, err error) {
+	if left, err = hasSockets(at); err != nil {
 		return left, err
 	}
 	if left {
-		return true, linux.FilterOption(ns, linux.OptionFilterConfig{})
+		return true, linux.FilterOption(at, linux.OptionFilterConfig{})
 	}
-	return false, errors.Join(linux.SweepOptionFilter(ns), setBuffers(ns, cfg, PodConfig{}))
+	return false, errors.Join(linux.SweepOptionFilter(at), setBuffers(at, cfg, PodConfig{}))
 }
 
 // Purge is Detach of a pod that is given up: it removes everything, whoever still listens there.
-func (c *Chooser) Purge(ns *linux.NetNS, cfg PodConfig) error {
-	cookie, err := ns.Cookie()
+func (c *Chooser) Purge(at linux.Place, cfg PodConfig) error {
+	choice, err := choiceOf(at)
 	if err != nil {
 		return err
 	}
-	return errors.Join(c.ForgetNetNS(cookie), linux.SweepOptionFilter(ns), setBuffers(ns, cfg, PodConfig{}))
+	return errors.Join(c.Forget(choice), linux.SweepOptionFilter(at), setBuffers(at, cfg, PodConfig{}))
 }
 
-// hasSockets tells whether a namespace has sockets of SMC that did not become TCP.
-func hasSockets(ns *linux.NetNS) (bool, error) {
-	all, err := sockets(ns)
-	return slices.ContainsFunc(all, func(s smcnl.Socket) bool { return s.Mode != smcnl.ModeTCP }), err
+// hasSockets tells whether a place has sockets of SMC that did not become TCP. A socket of the node's network of which nobody can
+// tell whose it is, as it has no port yet, may be one.
+func hasSockets(at linux.Place) (bool, error) {
+	all, err := sockets(at.NetNS)
+	if err != nil {
+		return false, err
+	}
+	all = slices.DeleteFunc(all, func(s smcnl.Socket) bool { return s.Mode == smcnl.ModeTCP })
+	if at.Cgroup == nil || len(all) == 0 {
+		return len(all) > 0, nil
+	}
+	tcp, err := findTCP(at)
+	if err != nil {
+		return false, err
+	}
+	return slices.ContainsFunc(all, func(s smcnl.Socket) bool { return !tcp.isForeign(&s) }), nil
 }
 
 // The variables of a namespace that say how large the buffers of connections are.
@@ -159,8 +190,12 @@ const (
 )
 
 // setBuffers changes the variables of a namespace from the sizes of one configuration to those of another.
-// Another value is somebody else's and stays.
-func setBuffers(ns *linux.NetNS, from, to PodConfig) error {
+// Another value is somebody else's and stays, and so do those of the node's network.
+func setBuffers(at linux.Place, from, to PodConfig) error {
+	if at.Cgroup != nil {
+		return nil
+	}
+	ns := at.NetNS
 	for _, v := range []struct {
 		name     string
 		from, to int

@@ -3,10 +3,12 @@
 package kernelpath
 
 import (
+	"cmp"
 	"errors"
 	"net"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/cilium/ebpf"
@@ -38,11 +40,11 @@ func child(t *testing.T, ns *linux.NetNS) {
 func TestFit(t *testing.T) {
 	need(t)
 	ns, _ := scratch(t)
-	if err := Fit(ns); !errors.Is(err, ErrUnfit) {
+	if err := Fit(linux.In(ns)); !errors.Is(err, ErrUnfit) {
 		t.Errorf("without an interface: %v", err)
 	}
 	child(t, ns)
-	if err := Fit(ns); err != nil {
+	if err := Fit(linux.In(ns)); err != nil {
 		t.Errorf("with a child: %v", err)
 	}
 }
@@ -69,7 +71,7 @@ func TestChooser_attach(t *testing.T) {
 	all := linux.OptionFilterConfig{Peers: []linux.OutboundRule{{Prefix: netip.MustParsePrefix("0.0.0.0/0")}}}
 	cfg := PodConfig{Filter: all, SendBufferBytes: 512 << 10, RMBEBytes: 512 << 10}
 	for range 2 {
-		if err := c.Attach(ns, cfg); err != nil {
+		if err := c.Attach(linux.In(ns), cfg); err != nil {
 			t.Fatal(err)
 		}
 		mustSysctl(t, ns, sendBufferVariable, "524288")
@@ -87,7 +89,7 @@ func TestChooser_attach(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if left, err := c.Detach(ns, cfg); err != nil || !left {
+	if left, err := c.Detach(linux.In(ns), cfg); err != nil || !left {
 		t.Errorf("detached with a listener: left %t, %v", left, err)
 	}
 	if got := tcpIn(t, ns); got != isTCP {
@@ -98,22 +100,22 @@ func TestChooser_attach(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 {
-		if left, err := Sweep(ns, cfg); err != nil || left {
+		if left, err := Sweep(linux.In(ns), cfg); err != nil || left {
 			t.Errorf("without the listener: left %t, %v", left, err)
 		}
 	}
 	mustSysctl(t, ns, sendBufferVariable, usual)
 	mustSysctl(t, ns, rmbeVariable, "131072")
-	if chosen, err := c.isChosen(cookie); err != nil || chosen {
+	if chosen, err := c.isChosen(Choice{NetNS: cookie}); err != nil || chosen {
 		t.Errorf("chosen %t, %v", chosen, err)
 	}
 
 	// A pod that is given up has nothing of ours, whoever listens.
-	if err := c.Attach(ns, cfg); err != nil {
+	if err := c.Attach(linux.In(ns), cfg); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 {
-		if err := c.Purge(ns, cfg); err != nil {
+		if err := c.Purge(linux.In(ns), cfg); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -123,16 +125,98 @@ func TestChooser_attach(t *testing.T) {
 	}
 }
 
+// A pod in the node's network is its cgroup: others there stay what they are, and so do the sizes of buffers.
+func TestChooser_attachCgroup(t *testing.T) {
+	need(t)
+	c := mustOpen(t, Config{})
+	defer mustClose(t, c)
+	ns, cookie := scratch(t)
+	all, err := linux.OpenCgroups()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = all.Close() }()
+	dir, id := newCgroup(t, cgroupRoot(t))
+	g, err := all.Open(strings.TrimPrefix(dir, cgroupRoot(t)))
+	if err != nil || g.ID() != id {
+		t.Fatalf("%v, %v, want %d", g, err, id)
+	}
+	at := linux.Place{NetNS: ns, Cgroup: g}
+	usual, err := linux.Sysctl(ns, sendBufferVariable)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := PodConfig{Filter: linux.OptionFilterConfig{Peers: []linux.OutboundRule{{Prefix: netip.MustParsePrefix("0.0.0.0/0")}}}, SendBufferBytes: 512 << 10}
+	for range 2 {
+		if err := c.Attach(at, cfg); err != nil {
+			t.Fatal(err)
+		}
+	}
+	mustSysctl(t, ns, sendBufferVariable, usual)
+	if chosen, err := c.Chosen(at); err != nil || !chosen {
+		t.Errorf("chosen %t, %v", chosen, err)
+	}
+	if chosen, err := c.isChosen(Choice{NetNS: cookie}); err != nil || chosen {
+		t.Errorf("the namespace is chosen: %t, %v", chosen, err)
+	}
+	if in, out := tcpInCgroup(t, dir, ns), tcpIn(t, ns); in != isSMC || out != isTCP {
+		t.Errorf("attached: %s, and %s of another", in, out)
+	}
+	listens := func() net.Listener {
+		var ln net.Listener
+		err := ns.Do(func() (err error) {
+			var lc net.ListenConfig
+			ln, err = lc.Listen(t.Context(), "tcp4", "0.0.0.0:0")
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return ln
+	}
+	var ln net.Listener
+	inCgroup(t, dir, func() { ln = listens() })
+	plain := listens()
+	defer func() { _ = plain.Close() }()
+	if left, err := c.Detach(at, cfg); err != nil || !left {
+		t.Errorf("detached with a listener: left %t, %v", left, err)
+	}
+	if in := tcpInCgroup(t, dir, ns); in != isTCP {
+		t.Errorf("detached: %s", in)
+	}
+	if err := ln.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if left, err := Sweep(at, cfg); err != nil || left {
+		t.Errorf("without the listener: left %t, %v", left, err)
+	}
+	// The listener of another one in this network, of SMC.
+	if err := c.Choose(Choice{NetNS: cookie}); err != nil {
+		t.Fatal(err)
+	}
+	other := listens()
+	defer func() { _ = other.Close() }()
+	if left, err := Sweep(at, cfg); err != nil || left {
+		t.Errorf("with the listener of another one: left %t, %v", left, err)
+	}
+	if err := errors.Join(c.Attach(at, cfg), c.Purge(at, cfg)); err != nil {
+		t.Fatal(err)
+	}
+	if chosen, err := c.Chosen(at); err != nil || chosen {
+		t.Errorf("given up: chosen %t, %v", chosen, err)
+	}
+}
+
 // Nothing is left of an attachment that fails.
 func TestChooser_attachFails(t *testing.T) {
 	need(t)
 	c := mustOpen(t, Config{})
 	defer mustClose(t, c)
 	ns, cookie := scratch(t)
-	if err := c.Attach(ns, PodConfig{RMBEBytes: -1}); err == nil {
+	if err := c.Attach(linux.In(ns), PodConfig{RMBEBytes: -1}); err == nil {
 		t.Fatal("a buffer of -1 bytes was taken")
 	}
-	if chosen, err := c.isChosen(cookie); err != nil || chosen {
+	if chosen, err := c.isChosen(Choice{NetNS: cookie}); err != nil || chosen {
 		t.Errorf("chosen %t, %v", chosen, err)
 	}
 	if got := tcpIn(t, ns); got != isTCP {
@@ -187,7 +271,7 @@ func TestUEIDs(t *testing.T) {
 	}
 }
 
-// Of the namespaces that have rules those are others' that are none of the given ones; rules of cgroups are of none.
+// Of what is chosen that is others' which is none of the given places.
 func TestChooser_others(t *testing.T) {
 	testenv.Need(t, testenv.Root, testenv.NetAdmin, testenv.BPF)
 	spec, err := loadProgram()
@@ -205,12 +289,15 @@ func TestChooser_others(t *testing.T) {
 	c := &Chooser{namespaces: newMap("namespaces"), cgroups: newMap("cgroups")} // the rules alone
 	ours, cookie := scratch(t)
 	gone, goneCookie := scratch(t)
-	if err := errors.Join(c.ChooseNetNS(cookie), c.ChooseNetNS(goneCookie), c.ChooseNetNS(1<<60), c.ChooseCgroup(1<<61), gone.Close()); err != nil {
+	if err := errors.Join(c.Choose(Choice{NetNS: cookie}), c.Choose(Choice{NetNS: goneCookie}), c.Choose(Choice{NetNS: 1 << 60}), c.Choose(Choice{Cgroup: 1 << 61}), gone.Close()); err != nil {
 		t.Fatal(err)
 	}
-	got, err := c.Others([]*linux.NetNS{gone, ours})
-	slices.Sort(got)
-	if want := []uint64{goneCookie, 1 << 60}; err != nil || !slices.Equal(got, want) {
-		t.Errorf("others %d, %v, want %d", got, err, want)
+	if err := put(c.cgroups, 1<<62, notSMC); err != nil {
+		t.Fatal(err)
+	}
+	got, err := c.Others([]linux.Place{linux.In(gone), linux.In(ours)})
+	slices.SortFunc(got, func(a, b Choice) int { return cmp.Or(cmp.Compare(a.Cgroup, b.Cgroup), cmp.Compare(a.NetNS, b.NetNS)) })
+	if want := []Choice{{NetNS: goneCookie}, {NetNS: 1 << 60}, {Cgroup: 1 << 61}}; err != nil || !slices.Equal(got, want) {
+		t.Errorf("others %v, %v, want %v", got, err, want)
 	}
 }

@@ -115,7 +115,7 @@ func tryProgram() (err error) {
 	if err != nil {
 		return err
 	}
-	if err := c.ChooseNetNS(cookie); err != nil {
+	if err := c.Choose(Choice{NetNS: cookie}); err != nil {
 		return err
 	}
 	return ns.Do(func() error {

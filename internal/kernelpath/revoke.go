@@ -30,7 +30,7 @@ type Revocation struct {
 	// accepted, so that no program has its socket yet, or that a program closed one just then. Call Revoke again.
 	Unsettled bool
 	// Allowed are the cookies of connections that the filter lets be on SMC-R.
-	Allowed []uint64
+	Allowed []uint64 // of the node's network also those that are not the pod's
 }
 
 // Revoke ends the connections on SMC-R of a pod that its filter refuses, as those that were made under
@@ -40,30 +40,32 @@ type Revocation struct {
 //
 // allowed is what another call with the same filter returned, and saves looking at these again. Revoke takes
 // 2 s at most, whatever programs do.
-func Revoke(ns *linux.NetNS, filter linux.OptionFilterConfig, allowed []uint64) (Revocation, error) {
-	r, err := revoke(ns, filter, allowed)
+func Revoke(at linux.Place, filter linux.OptionFilterConfig, allowed []uint64) (Revocation, error) {
+	r, err := revoke(at, filter, allowed)
 	if err != nil {
 		return r, fmt.Errorf("end connections on SMC-R that no policy allows any more: %w", err)
 	}
 	return r, nil
 }
 
-func revoke(ns *linux.NetNS, filter linux.OptionFilterConfig, allowed []uint64) (Revocation, error) {
+func revoke(at linux.Place, filter linux.OptionFilterConfig, allowed []uint64) (Revocation, error) {
+	ns := at.NetNS
 	socks, err := sockets(ns)
 	if err != nil {
 		return Revocation{}, err
 	}
-	var conns tcpConns
+	var tcp tcpSockets
 	known := make(map[uint64]bool, len(allowed))
 	for _, cookie := range allowed {
 		known[cookie] = true
 	}
 	if slices.ContainsFunc(socks, func(s smcnl.Socket) bool { return isLive(&s) && !known[s.Cookie] }) {
-		if conns, err = findTCPConns(ns); err != nil {
+		if tcp, err = findTCP(at); err != nil {
 			return Revocation{}, err
 		}
 	}
-	p := planRevocation(socks, conns, filter, known)
+	refused := tcp.judge(filter)
+	p := planRevocation(socks, tcp, refused, known)
 	r := Revocation{Unsettled: p.unsettled, Allowed: p.allowed}
 	if len(p.refused) == 0 {
 		return r, nil
@@ -74,7 +76,7 @@ func revoke(ns *linux.NetNS, filter linux.OptionFilterConfig, allowed []uint64) 
 			err = nil
 		}
 	}
-	for _, o := range endAll(p.refused, files, filter) {
+	for _, o := range endAll(p.refused, files, refused) {
 		switch o.fate {
 		case isAllowed:
 			r.Allowed = append(r.Allowed, o.cookie)
@@ -126,13 +128,17 @@ type suspect struct {
 	certain linux.TCPConn
 }
 
+// A judge tells whether a connection of which the pod is this side is to end.
+type judge func(role smcnl.Side, c linux.TCPConn) bool
+
 // planRevocation decides. known are the connections that are known to be allowed, by their cookies.
-func planRevocation(socks []smcnl.Socket, conns tcpConns, filter linux.OptionFilterConfig, known map[uint64]bool) (p plan) {
+func planRevocation(socks []smcnl.Socket, tcp tcpSockets, refused judge, known map[uint64]bool) (p plan) {
 	for i := range socks {
 		s := &socks[i]
-		refuses := func(c linux.TCPConn) bool { return refused(filter, s.Role, c) }
-		under := conns.under(s)
+		refuses := func(c linux.TCPConn) bool { return refused(s.Role, c) }
+		under := tcp.under(s)
 		switch {
+		case mayBecomeLive(s) && tcp.isForeign(s):
 		case mayBecomeLive(s):
 			p.unsettled = true
 		case !isLive(s), s.Role == "": // of none of both sides: its link group is gone, and so will it be
@@ -151,13 +157,15 @@ func planRevocation(socks []smcnl.Socket, conns tcpConns, filter linux.OptionFil
 	return p
 }
 
-// refused tells whether a filter refuses a connection of which a pod is this side.
-func refused(filter linux.OptionFilterConfig, role smcnl.Side, c linux.TCPConn) bool {
-	port := c.Peer.Port()
-	if role == smcnl.Server {
-		port = c.Local.Port()
+// judge refuses the connections of the pod that a filter refuses.
+func (t *tcpSockets) judge(filter linux.OptionFilterConfig) judge {
+	return func(role smcnl.Side, c linux.TCPConn) bool {
+		port := c.Peer.Port()
+		if role == smcnl.Server {
+			port = c.Local.Port()
+		}
+		return t.isOurs(c) && !filter.Allows(c.Peer.Addr(), port)
 	}
-	return !filter.Allows(c.Peer.Addr(), port)
 }
 
 func inodesOf(all []suspect) (out []uint64) {
@@ -186,7 +194,7 @@ type outcome struct {
 }
 
 // endAll ends what was found of the sockets, many at once, since one may take until all are to have ended.
-func endAll(suspects []suspect, files map[uint64]linux.SocketFile, filter linux.OptionFilterConfig) []outcome {
+func endAll(suspects []suspect, files map[uint64]linux.SocketFile, refused judge) []outcome {
 	until := time.Now().Add(endPatience)
 	var all []outcome
 	var mu sync.Mutex
@@ -200,7 +208,7 @@ func endAll(suspects []suspect, files map[uint64]linux.SocketFile, filter linux.
 		room <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-room }()
-			o := end(s, f, filter, until)
+			o := end(s, f, refused, until)
 			mu.Lock()
 			defer mu.Unlock()
 			all = append(all, o)
@@ -210,8 +218,8 @@ func endAll(suspects []suspect, files map[uint64]linux.SocketFile, filter linux.
 	return all
 }
 
-// end ends the connection of a socket, by a file of a program, if the filter refuses it.
-func end(s suspect, f linux.SocketFile, filter linux.OptionFilterConfig, until time.Time) (o outcome) {
+// end ends the connection of a socket, by a file of a program, if it is refused.
+func end(s suspect, f linux.SocketFile, refused judge, until time.Time) (o outcome) {
 	o.cookie, o.conn.Role = s.cookie, s.role
 	fd, err := f.Open(s.inode)
 	if err != nil {
@@ -228,7 +236,7 @@ func end(s suspect, f linux.SocketFile, filter linux.OptionFilterConfig, until t
 		o.fate, o.err = isLeft, errors.New("a connection of which the program has ended its direction has the ports of another one, so it is not known whom it is with")
 		return o
 	case err != nil:
-	case !refused(filter, s.role, o.conn.TCPConn):
+	case !refused(s.role, o.conn.TCPConn):
 		o.fate = isAllowed
 		return o
 	default:

@@ -78,7 +78,7 @@ func TestPlanRevocation(t *testing.T) {
 		{name: "its link group is gone", socket: connection(1, "", 40001, 6380)},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			p := planRevocation([]smcnl.Socket{tt.socket}, conns, filter, map[uint64]bool{77: true})
+			p := planRevocation([]smcnl.Socket{tt.socket}, conns, conns.judge(filter), map[uint64]bool{77: true})
 			var want plan
 			if tt.refused {
 				want.refused = []suspect{{cookie: tt.socket.Cookie, inode: tt.socket.Inode, role: tt.socket.Role}}
@@ -97,11 +97,45 @@ func TestPlanRevocation(t *testing.T) {
 	}
 }
 
+// In the node's network the connections of others are left alone, whatever the filter of a pod says.
+func TestPlanRevocation_cgroup(t *testing.T) {
+	const ours, others = 7, 8
+	conns := ofCgroups([]linux.TCPSocket{
+		{TCPConn: tcp("10.0.0.50:40000", "10.0.0.1:6379"), Cgroup: ours},
+		{TCPConn: tcp("10.0.0.50:40001", "10.0.0.1:6379"), Cgroup: others},
+		{TCPConn: tcp("10.0.0.50:40002", "10.0.0.1:6379"), Cgroup: ours}, {TCPConn: tcp("10.0.0.50:40002", "10.0.0.2:6379"), Cgroup: others},
+	}, map[uint64]bool{ours: true})
+	refused := conns.judge(linux.OptionFilterConfig{})
+	for _, tt := range []struct {
+		name                        string
+		socket                      smcnl.Socket
+		refused, allowed, unsettled bool
+	}{
+		{name: "the pod's", socket: connection(1, smcnl.Client, 40000, 6379), refused: true},
+		{name: "another's", socket: connection(1, smcnl.Client, 40001, 6379), allowed: true},
+		{name: "of both", socket: connection(1, smcnl.Client, 40002, 6379), refused: true},
+		{name: "another's, not accepted yet", socket: with(connection(1, smcnl.Server, 40001, 6379), func(s *smcnl.Socket) { s.Inode = 0 }), allowed: true},
+		{name: "rendezvous of another's", socket: with(connection(1, "", 40001, 6379), func(s *smcnl.Socket) { s.State = smcnl.StateInit })},
+		{name: "rendezvous of the pod's", socket: with(connection(1, "", 40000, 6379), func(s *smcnl.Socket) { s.State = smcnl.StateInit }), unsettled: true},
+	} {
+		p := planRevocation([]smcnl.Socket{tt.socket}, conns, refused, nil)
+		if len(p.refused) > 0 != tt.refused || len(p.allowed) > 0 != tt.allowed || p.unsettled != tt.unsettled {
+			t.Errorf("%s: %+v", tt.name, p)
+		}
+	}
+	// Whose socket was opened is seen by its addresses, and may not be listed at all.
+	for _, c := range []linux.TCPConn{tcp("10.0.0.50:40001", "10.0.0.1:6379"), tcp("10.0.0.50:1", "10.0.0.1:1")} {
+		if refused(smcnl.Client, c) {
+			t.Errorf("%v is refused", c)
+		}
+	}
+}
+
 // A pod without sockets of SMC has nothing to end, and a filter that allows nothing is that of one that leaves.
 func TestRevoke_nothing(t *testing.T) {
 	need(t)
 	ns, _ := scratch(t)
-	r, err := Revoke(ns, linux.OptionFilterConfig{}, nil)
+	r, err := Revoke(linux.In(ns), linux.OptionFilterConfig{}, nil)
 	if err != nil || len(r.Ended)+r.Left != 0 || r.Unsettled {
 		t.Errorf("%+v, %v", r, err)
 	}

@@ -112,9 +112,7 @@ func (c *Cgroups) Open(name string) (*Cgroup, error) {
 }
 
 // dir is the path of a cgroup's directory.
-func (c *Cgroups) dir(name string) string {
-	return fmt.Sprintf("/proc/self/fd/%d%s", c.root.Fd(), name)
-}
+func (c *Cgroups) dir(name string) string { return fmt.Sprintf("/proc/self/fd/%d%s", c.root.Fd(), name) }
 
 func (g *Cgroup) stat() (st unix.Stat_t, err error) {
 	name := g.all.dir(g.path)
@@ -135,6 +133,9 @@ func (g *Cgroup) Path() string { return g.path }
 
 // String names the cgroup for messages.
 func (g *Cgroup) String() string { return "cgroup " + g.path }
+
+// level is how many cgroups it is below the root.
+func (g *Cgroup) level() uint32 { return uint32(strings.Count(g.path, "/")) }
 
 // Gone tells whether the cgroup was removed.
 func (g *Cgroup) Gone() bool {
@@ -247,4 +248,22 @@ func (c *Cgroups) walk(name string, depth int, left *int, f func(name string, id
 			return err
 		}
 	}
+}
+
+// A Place is where the sockets of a pod are: in a network namespace of its own or, with a Cgroup, those of this cgroup, and of the ones
+// below it, in that of the node.
+type Place struct {
+	NetNS  *NetNS
+	Cgroup *Cgroup // nil: the whole namespace
+}
+
+// In is the whole of a namespace.
+func In(ns *NetNS) Place { return Place{NetNS: ns} }
+
+// String names the place for messages.
+func (p Place) String() string {
+	if p.Cgroup != nil {
+		return p.Cgroup.String()
+	}
+	return p.NetNS.String()
 }

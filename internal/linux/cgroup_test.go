@@ -6,7 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net/netip"
 	"os"
+	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -52,6 +55,25 @@ func makeCgroups(t *testing.T, all *Cgroups, names ...string) {
 		mustDo(t, os.Mkdir(all.dir(name), 0o755))
 		t.Cleanup(func() { _ = os.Remove(all.dir(name)) })
 	}
+}
+
+// moveTo moves this process to a cgroup, and returns what takes it back.
+func moveTo(t *testing.T, all *Cgroups, name string) (back func()) {
+	t.Helper()
+	was := ownCgroup(t)
+	to := func(name string) {
+		mustDo(t, os.WriteFile(filepath.Join(all.dir(name), "cgroup.procs"), []byte(strconv.Itoa(os.Getpid())), 0))
+	}
+	to(name)
+	moved := true
+	back = func() {
+		if moved {
+			moved = false
+			to(was)
+		}
+	}
+	t.Cleanup(back)
+	return back
 }
 
 func mustOpenCgroup(t *testing.T, all *Cgroups, name string) *Cgroup {
@@ -126,5 +148,73 @@ func TestCgroups_FindPods(t *testing.T) {
 	got, err := all.FindPods([]string{systemd, plain, inPod, "none"})
 	if err != nil || len(got) != 2 || got[systemd] != ofSystemd || got[plain] != ofPlain {
 		t.Errorf("%v, %v", got, err)
+	}
+}
+
+func TestFilterOption_cgroup(t *testing.T) {
+	all, name := openCgroups(t)
+	makeCgroups(t, all, name+"/container")
+	o := newOffering(t)
+	at := Place{o.pod, mustOpenCgroup(t, all, name)}
+	const port = 6379
+	expect := func(t *testing.T, f ipFamily, what string, want bool) {
+		t.Helper()
+		if got := o.arrives(t, o.pod, o.peer, netip.AddrPortFrom(f.peer, port)); got != want {
+			t.Errorf("%s: the option to the peer arrives: %t", what, got)
+		}
+		if got := o.arrives(t, o.peer, o.pod, netip.AddrPortFrom(f.pod, port)); got != want {
+			t.Errorf("%s: the option to the pod arrives: %t", what, got)
+		}
+	}
+	inside := func(t *testing.T, f ipFamily, what string, want bool) {
+		t.Helper()
+		back := moveTo(t, all, name+"/container")
+		defer back()
+		expect(t, f, what, want)
+	}
+	for _, f := range families {
+		t.Run(f.name, func(t *testing.T) {
+			mustDo(t, FilterOption(at, OptionFilterConfig{}))
+			expect(t, f, "others", true)
+			inside(t, f, "no peers", false)
+			mustDo(t, FilterOption(at, OptionFilterConfig{Peers: []OutboundRule{{Prefix: f.all()}}}))
+			inside(t, f, "all peers", true)
+			mustDo(t, FilterOption(at, OptionFilterConfig{}))
+			mustDo(t, SweepOptionFilter(In(o.pod))) // that of the whole namespace
+			mustDo(t, SweepOptionFilters(o.pod, map[uint64]bool{at.Cgroup.ID(): true}))
+			inside(t, f, "tables of others removed", false)
+			mustDo(t, SweepOptionFilters(o.pod, nil))
+			inside(t, f, "all tables removed", true)
+			mustDo(t, FilterOption(at, OptionFilterConfig{}))
+			for range 2 {
+				mustDo(t, SweepOptionFilter(at))
+			}
+			inside(t, f, "its table removed", true)
+		})
+	}
+}
+
+func TestTCPSockets(t *testing.T) {
+	all, name := openCgroups(t)
+	pod, peer := newPair(t)
+	id := mustOpenCgroup(t, all, name).ID()
+	at := netip.AddrPortFrom(families[0].pod, 7000)
+	back := moveTo(t, all, name)
+	ln := listen(t, pod, nil, at.Addr(), at.Port())
+	back()
+	c := mustDial(t, peer, nil, at)
+	mustAccept(t, ln)
+	there := addrPortOf(t, c.LocalAddr())
+	got, err := TCPSockets(pod)
+	if err != nil || len(got) != 2 {
+		t.Fatalf("%+v, %v", got, err)
+	}
+	for _, s := range got {
+		if s.Local != at || s.Cgroup != id || s.Listens == s.Peer.IsValid() || !s.Listens && s.Peer != there {
+			t.Errorf("%+v, want cgroup %d", s, id)
+		}
+	}
+	if got, err := TCPSockets(peer); err != nil || len(got) != 1 || got[0].Cgroup == id || got[0].Cgroup == 0 {
+		t.Errorf("at the peer: %+v, %v", got, err)
 	}
 }

@@ -3,10 +3,13 @@
 package linux
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
@@ -69,55 +72,102 @@ const (
 	chainErase    = "erase"
 )
 
-func optionTable() *nftables.Table {
-	return &nftables.Table{Family: nftables.TableFamilyINet, Name: optionTableName}
+// optionTable is the table of a place. Those of cgroups are in one namespace, so each has its cgroup's ID.
+func optionTable(g *Cgroup) *nftables.Table {
+	name := optionTableName
+	if g != nil {
+		name = optionTableOf(g.id)
+	}
+	return &nftables.Table{Family: nftables.TableFamilyINet, Name: name}
 }
 
-// FilterOption takes the SMC-R option from the SYNs of ns that cfg does not select, in both
+func optionTableOf(cgroup uint64) string { return fmt.Sprintf("%s-%d", optionTableName, cgroup) }
+
+// FilterOption takes the SMC-R option from the SYNs of a place that cfg does not select, in both
 // directions: these connections are TCP, as if the other side had no SMC-R. The first call makes
-// the table inet kube-smcr-option, and later ones replace it, as a whole. It filters until
+// the table inet kube-smcr-option, of a cgroup inet kube-smcr-option-ID, and later ones replace it, as a whole. It filters until
 // [SweepOptionFilter], also without an agent. Connections that exist are not touched.
-func FilterOption(ns *NetNS, cfg OptionFilterConfig) error {
+func FilterOption(at Place, cfg OptionFilterConfig) error {
 	if err := cfg.Validate(); err != nil {
-		return fmt.Errorf("filter the SMC-R option in %s: %w", ns, err)
+		return fmt.Errorf("filter the SMC-R option of %s: %w", at, err)
 	}
-	conn, err := openNFT(ns)
+	err := commitOption(at, func(rs *ruleset) {
+		rs.dropTable()
+		rs.conn.AddTable(rs.table)
+		rs.addOptionFilter(cfg, at.Cgroup)
+	})
 	if err != nil {
-		return fmt.Errorf("filter the SMC-R option: %w", err)
-	}
-	rs := &ruleset{conn: conn, table: optionTable()}
-	rs.dropTable()
-	conn.AddTable(rs.table)
-	rs.addOptionFilter(cfg)
-	if err := errors.Join(rs.commit(), conn.CloseLasting()); err != nil {
-		if perr := ProbeOptionFilter(); perr != nil {
+		if perr := probeOptionFilter(at.Cgroup); perr != nil {
 			err = errors.Join(perr, err)
 		}
-		return fmt.Errorf("filter the SMC-R option in %s: %w", ns, err)
+		return fmt.Errorf("filter the SMC-R option of %s: %w", at, err)
 	}
 	return nil
 }
 
-// SweepOptionFilter removes the table of FilterOption from ns. It is no error if there is none.
-func SweepOptionFilter(ns *NetNS) error {
-	conn, err := openNFT(ns)
-	if err != nil {
-		return fmt.Errorf("remove the filter of the SMC-R option: %w", err)
-	}
-	rs := &ruleset{conn: conn, table: optionTable()}
-	rs.dropTable()
-	if err := errors.Join(rs.commit(), conn.CloseLasting()); err != nil {
-		return fmt.Errorf("remove the filter of the SMC-R option from %s: %w", ns, err)
+// SweepOptionFilter removes the table of FilterOption. It is no error if there is none.
+func SweepOptionFilter(at Place) error {
+	if err := commitOption(at, (*ruleset).dropTable); err != nil {
+		return fmt.Errorf("remove the filter of the SMC-R option of %s: %w", at, err)
 	}
 	return nil
+}
+
+// SweepOptionFilters removes the tables of cgroups from a namespace, but for those to keep, by their IDs: of cgroups
+// that are gone.
+func SweepOptionFilters(ns *NetNS, keep map[uint64]bool) error {
+	conn, err := openNFT(ns)
+	if err != nil {
+		return fmt.Errorf("remove filters of the SMC-R option: %w", err)
+	}
+	tables, err := conn.ListTablesOfFamily(nftables.TableFamilyINet)
+	if err != nil {
+		return errors.Join(fmt.Errorf("list tables of %s: %w", ns, err), conn.CloseLasting())
+	}
+	for _, t := range tables {
+		id, found := strings.CutPrefix(t.Name, optionTableName+"-")
+		n, err := strconv.ParseUint(id, 10, 64)
+		if !found || err != nil || keep[n] {
+			continue
+		}
+		(&ruleset{conn: conn, table: &nftables.Table{Family: nftables.TableFamilyINet, Name: optionTableOf(n)}}).dropTable()
+	}
+	if err := errors.Join(conn.Flush(), conn.CloseLasting()); err != nil {
+		return fmt.Errorf("remove filters of the SMC-R option from %s: %w", ns, err)
+	}
+	return nil
+}
+
+// commitOption sends the transaction that f makes of the table of a place. Of which cgroup a rule is the kernel counts from the root
+// of the cgroup namespace of whoever sends it.
+func commitOption(at Place, f func(*ruleset)) error {
+	send := func() error {
+		conn, err := openNFT(at.NetNS)
+		if err != nil {
+			return err
+		}
+		rs := &ruleset{conn: conn, table: optionTable(at.Cgroup)}
+		f(rs)
+		return errors.Join(rs.commit(), conn.CloseLasting())
+	}
+	if at.Cgroup == nil {
+		return send()
+	}
+	return inNodesCgroups(send)
 }
 
 // ProbeOptionFilter tells whether nf_tables has what FilterOption needs.
-func ProbeOptionFilter() error {
+func ProbeOptionFilter() error { return probeOptionFilter(nil) }
+
+// probeOptionFilter is ProbeOptionFilter for the place of a cgroup, too.
+func probeOptionFilter(g *Cgroup) error {
 	err := probeTable(func(r *ruleset) {
 		all := netip.PrefixFrom(netip.IPv4Unspecified(), 0)
-		r.addOptionFilter(OptionFilterConfig{Peers: []OutboundRule{{Prefix: all}}})
+		r.addOptionFilter(OptionFilterConfig{Peers: []OutboundRule{{Prefix: all}}}, g)
 	})
+	if g != nil {
+		return feature("nftables: filter of the SMC-R option of a cgroup", "use Linux 5.13 or later with the modules nft_exthdr and nft_socket (CONFIG_NFT_SOCKET)", err)
+	}
 	return feature("nftables: filter of the SMC-R option", "use Linux 5.6 or later with the module nft_exthdr (CONFIG_NFT_EXTHDR)", err)
 }
 
@@ -126,7 +176,10 @@ func ProbeOptionFilter() error {
 //
 //	sent:      tcp syn, with the option: ip daddr @never4 goto erase; ip daddr . tcp dport @peers4 return; goto erase
 //	received:  tcp syn, with the option: ip saddr @never4 goto erase; ip saddr . tcp dport @peers4 return; goto erase
-func (r *ruleset) addOptionFilter(cfg OptionFilterConfig) {
+//
+// Of a cgroup these are SYNs to which "socket cgroupv2" applies. They are received when it is known which
+// socket they are for, also of those whose destination the node changes.
+func (r *ruleset) addOptionFilter(cfg OptionFilterConfig, g *Cgroup) {
 	var peers, never [2]*nftables.Set
 	for i, is4 := range bothFamilies {
 		p := destinationSet(r.table, is4)
@@ -138,22 +191,37 @@ func (r *ruleset) addOptionFilter(cfg OptionFilterConfig) {
 	}
 	erase := r.chain(nftables.Chain{Name: chainErase})
 	r.rule(erase, eraseOption())
+	received := nftables.ChainHookPrerouting
+	if g != nil {
+		received = nftables.ChainHookInput
+	}
 	for _, d := range []struct {
 		name string
 		hook *nftables.ChainHook
 		load func(is4 bool) []expr.Any
 	}{
 		{chainSent, nftables.ChainHookOutput, loadDestination},
-		{chainReceived, nftables.ChainHookPrerouting, loadClient},
+		{chainReceived, received, loadClient},
 	} {
 		c := r.chain(nftables.Chain{Name: d.name, Type: nftables.ChainTypeFilter, Hooknum: d.hook, Priority: nftables.ChainPriorityMangle})
 		to := r.chain(nftables.Chain{Name: d.name + "-option"})
-		r.rule(c, tcpHeader(), synOnly(), smcOption(), goTo(to))
+		r.rule(c, tcpHeader(), synOnly(), smcOption(), socketOf(g), goTo(to))
 		for i, is4 := range bothFamilies {
 			r.rule(to, d.load(is4), lookup(reg32Base, never[i], false), goTo(erase))
 			r.rule(to, d.load(is4), lookup(reg32Base, peers[i], false), []expr.Any{&expr.Verdict{Kind: expr.VerdictReturn}})
 		}
 		r.rule(to, goTo(erase))
+	}
+}
+
+// socketOf is "socket cgroupv2 level N PATH", or nothing for no cgroup.
+func socketOf(g *Cgroup) []expr.Any {
+	if g == nil {
+		return nil
+	}
+	return []expr.Any{
+		&expr.Socket{Key: expr.SocketKeyCgroupv2, Level: g.level(), Register: regA},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: regA, Data: binary.NativeEndian.AppendUint64(nil, g.id)},
 	}
 }
 

@@ -40,7 +40,7 @@ func (o *offering) arrives(t *testing.T, from, to *NetNS, at netip.AddrPort) boo
 	t.Helper()
 	ln := listen(t, to, o.option.ControlListen, at.Addr(), at.Port())
 	defer func() { _ = ln.Close() }()
-	client := mustDial(t, from, o.option.ControlDial, at)
+	client := o.dial(t, from, at)
 	server := mustAccept(t, ln)
 	exchange(t, client, server)
 	offered, err := o.option.SYNOffered(server)
@@ -53,6 +53,22 @@ func (o *offering) arrives(t *testing.T, from, to *NetNS, at netip.AddrPort) boo
 	}
 	_ = net.Conn(client).Close()
 	return offered
+}
+
+// dial connects by a socket that is made now, as those of applications are, and not ahead.
+func (o *offering) dial(t *testing.T, from *NetNS, to netip.AddrPort) *net.TCPConn {
+	t.Helper()
+	d := net.Dialer{Control: o.option.ControlDial, Timeout: waitLimit}
+	var c net.Conn
+	err := from.Do(func() (err error) {
+		c, err = d.DialContext(t.Context(), "tcp", to.String())
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	return c.(*net.TCPConn)
 }
 
 func TestFilterOption(t *testing.T) {
@@ -85,7 +101,7 @@ func TestFilterOption(t *testing.T) {
 			} {
 				t.Run(tt.name, func(t *testing.T) {
 					for range 2 {
-						mustDo(t, FilterOption(o.pod, tt.cfg))
+						mustDo(t, FilterOption(In(o.pod), tt.cfg))
 					}
 					expect(t, f, selected, tt.selected)
 					expect(t, f, other, tt.other)
@@ -95,7 +111,7 @@ func TestFilterOption(t *testing.T) {
 				})
 			}
 			for range 2 {
-				mustDo(t, SweepOptionFilter(o.pod))
+				mustDo(t, SweepOptionFilter(In(o.pod)))
 			}
 			expect(t, f, other, true)
 		})
@@ -112,8 +128,8 @@ func TestFilterOption_largest(t *testing.T) {
 	for i := range maxOutboundRules {
 		cfg.Peers = append(cfg.Peers, OutboundRule{Prefix: netip.PrefixFrom(netip.AddrFrom16([16]byte{0: 0xfd, 1: byte(i), 15: 1}), 128), Ports: []PortRange{{1, 1}}})
 	}
-	mustDo(t, FilterOption(ns, cfg))
-	mustDo(t, SweepOptionFilter(ns))
+	mustDo(t, FilterOption(In(ns), cfg))
+	mustDo(t, SweepOptionFilter(In(ns)))
 }
 
 func TestOptionFilterConfig_Validate(t *testing.T) {

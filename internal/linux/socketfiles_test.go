@@ -287,8 +287,12 @@ func TestTCPConns(t *testing.T) {
 	}
 }
 
-func TestParseConn_short(t *testing.T) {
-	if c, err := parseConn(make([]byte, 39)); err == nil || !strings.Contains(err.Error(), "39 bytes") {
-		t.Errorf("%v, %v", c, err)
+func TestParseSocket_malformed(t *testing.T) {
+	if s, err := parseSocket(make([]byte, inetDiagSize-1)); err == nil || !strings.Contains(err.Error(), "71 bytes") {
+		t.Errorf("%v, %v", s, err)
+	}
+	attribute := []byte{12, 0, inetDiagCgroup, 0, 1, 2, 3, 4} // less than it says
+	if s, err := parseSocket(append(make([]byte, inetDiagSize), attribute...)); err == nil {
+		t.Errorf("%v", s)
 	}
 }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 
 /*
- * Tells of connections of chosen network namespaces that the kernel's SMC made TCP, and why.
+ * Tells of connections of chosen network namespaces and cgroups that the kernel's SMC made TCP, and why.
  *
  *   smc_switch_to_fallback   tracepoint of SMC: an event, if the socket has a peer
  *
  * Sockets without a peer, which became TCP by an option that SMC does not have, are in the kernel's counters only.
- * One namespace has a bounded number of events a second: there is room for the others' then.
+ * One namespace or cgroup has a bounded number of events a second: there is room for the others' then.
  *
  * Rebuild the object with `go generate` in the directory above. The Go side is fallback.go; it knows
  * struct event too.
@@ -23,7 +23,7 @@
 
 #define AF_INET 2
 #define ROOM (64 * 1024) /* bytes of events that nobody has read yet: some 800 */
-#define MOST_A_SECOND 100 /* of a namespace */
+#define MOST_A_SECOND 100 /* of a namespace, or a cgroup */
 #define SECOND 1000000000ull /* in ns */
 
 /* Parts of the kernel's types, found by BTF when the program is loaded. */
@@ -40,8 +40,20 @@ struct sock_common {
 		__u8 bytes[16];
 	} skc_v6_daddr, skc_v6_rcv_saddr;
 } __attribute__((preserve_access_index));
+struct kernfs_node {
+	__u64 id;
+} __attribute__((preserve_access_index));
+struct cgroup {
+	struct kernfs_node *kn;
+	int level; /* how many are above it */
+	struct cgroup *ancestors[]; /* from the root on, itself the last one */
+} __attribute__((preserve_access_index));
+struct sock_cgroup_data {
+	struct cgroup *cgroup;
+} __attribute__((preserve_access_index));
 struct sock {
 	struct sock_common __sk_common;
+	struct sock_cgroup_data sk_cgrp_data;
 } __attribute__((preserve_access_index));
 struct socket {
 	struct sock *sk;
@@ -59,6 +71,7 @@ struct event {
 	__u16 family, local_port, peer_port, pad;
 	__u8 local[16], peer[16]; /* of IPv4 the first four bytes */
 	__u32 pad2;
+	__u64 cgroup; /* that was chosen; 0: the namespace was */
 };
 
 struct {
@@ -66,7 +79,7 @@ struct {
 	__uint(max_entries, ROOM);
 } events SEC(".maps");
 
-/* How many events a namespace had since a time. */
+/* How many events a namespace or a cgroup had since a time. */
 struct told {
 	__u64 since; /* ns */
 	__u64 events;
@@ -75,17 +88,49 @@ struct told {
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, MAX_RULES);
-	__type(key, __u64); /* cookie */
+	__type(key, __u64); /* cookie, or ID and OF_CGROUP */
 	__type(value, struct told);
 } told SEC(".maps");
 
-static __always_inline bool may_tell(__u64 netns)
+#define OF_CGROUP (1ull << 63)
+
+/*
+ * The cgroup that is chosen of those of a socket: the deepest one with a rule, unless that says otherwise. 0 if there
+ * is none. A socket of the kernel, as the one of TCP below SMC's, has the cgroup of the program for which it was made, and
+ * one that was accepted that of the listener.
+ */
+static __always_inline __u64 chosen_cgroup(struct sock *sk)
+{
+	struct cgroup *cgroup = BPF_CORE_READ(sk, sk_cgrp_data.cgroup);
+	struct cgroup **ancestors;
+	int level, deepest;
+
+	if (!cgroup)
+		return 0;
+	deepest = BPF_CORE_READ(cgroup, level);
+	ancestors = __builtin_preserve_access_index(&cgroup->ancestors[0]);
+	for (level = MAX_DEPTH; level > 0; level--) {
+		struct cgroup *above;
+		struct rule *r;
+		__u64 id;
+
+		if (level > deepest || bpf_probe_read_kernel(&above, sizeof(above), &ancestors[level]))
+			continue;
+		id = BPF_CORE_READ(above, kn, id);
+		r = bpf_map_lookup_elem(&cgroups, &id);
+		if (r)
+			return r->choice == SMC ? id : 0;
+	}
+	return 0;
+}
+
+static __always_inline bool may_tell(__u64 whose)
 {
 	struct told first = {.since = bpf_ktime_get_ns(), .events = 1};
-	struct told *t = bpf_map_lookup_elem(&told, &netns);
+	struct told *t = bpf_map_lookup_elem(&told, &whose);
 
 	if (!t || first.since - t->since >= SECOND) {
-		bpf_map_update_elem(&told, &netns, &first, BPF_ANY);
+		bpf_map_update_elem(&told, &whose, &first, BPF_ANY);
 		return true;
 	}
 	return __sync_fetch_and_add(&t->events, 1) < MOST_A_SECOND;
@@ -97,7 +142,7 @@ int BPF_PROG(fell_back, struct smc_sock *smc, int reason)
 	struct event *e;
 	struct rule *r;
 	struct sock *sk;
-	__u64 netns;
+	__u64 netns, cgroup;
 	__u16 port;
 
 	if (!smc) /* the verifier asks; it never is */
@@ -108,14 +153,22 @@ int BPF_PROG(fell_back, struct smc_sock *smc, int reason)
 		return 0;
 	port = bpf_ntohs(BPF_CORE_READ(sk, __sk_common.skc_dport));
 	netns = BPF_CORE_READ(sk, __sk_common.skc_net.net, net_cookie);
-	r = bpf_map_lookup_elem(&namespaces, &netns);
-	if (!port || !r || r->choice != SMC || !may_tell(netns))
+	if (!port)
+		return 0;
+	cgroup = chosen_cgroup(sk);
+	if (!cgroup) {
+		r = bpf_map_lookup_elem(&namespaces, &netns);
+		if (!r || r->choice != SMC)
+			return 0;
+	}
+	if (!may_tell(cgroup ? cgroup | OF_CGROUP : netns))
 		return 0;
 	e = bpf_ringbuf_reserve(&events, sizeof(*e), 0);
 	if (!e)
 		return 0;
 	__builtin_memset(e, 0, sizeof(*e));
 	e->netns = netns;
+	e->cgroup = cgroup;
 	e->reason = reason;
 	e->peer_reason = BPF_CORE_READ(smc, peer_diagnosis);
 	e->inbound = BPF_CORE_READ(smc, listen_smc) != NULL;

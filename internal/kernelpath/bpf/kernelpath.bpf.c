@@ -32,8 +32,6 @@
 #define IPPROTO_SMC 256
 #define IPPROTO_MPTCP 262
 
-#define MAX_DEPTH 12 /* of cgroups: kubelet's are at most 6 deep */
-
 /* Parts of the kernel's types, found by BTF when the program is loaded. */
 struct nsproxy {
 	struct net *net_ns;
@@ -41,14 +39,6 @@ struct nsproxy {
 struct task_struct {
 	struct nsproxy *nsproxy;
 } __attribute__((preserve_access_index));
-
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, MAX_RULES);
-	__type(key, __u64); /* ID */
-	__type(value, struct rule);
-} cgroups SEC(".maps");
 
 /* The deepest cgroup of the task's that has a rule. */
 static __always_inline struct rule *rule_of_cgroup(void)
