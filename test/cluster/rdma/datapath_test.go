@@ -232,7 +232,7 @@ func (s *suite) deleteAgents() {
 func (s *suite) revokes(holder, server pod) {
 	s.Helper()
 	var o v1alpha1.SMCRPolicy
-	s.must(s.get(kernelNS, policyName, &o))
+	s.must(s.get(holder.ns, policyName, &o))
 	last := int32(port - 1)
 	o.Spec.Ports = []v1alpha1.PolicyPort{{Port: 1, EndPort: &last}}
 	asked := s.clock(s.hw[1])

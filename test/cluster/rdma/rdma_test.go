@@ -27,6 +27,7 @@ var scenarios = []scenario{
 	{name: "policies", run: policies},
 	{name: "ifAvailable", run: ifAvailable},
 	{name: "kernelPeer", run: kernelPeer},
+	{name: "hostNetwork", run: hostNetwork},
 	{name: "datapath", run: datapath},
 	{name: "update", run: update},
 	{name: "mixed", run: mixed},
