@@ -64,18 +64,17 @@ func aggregate(v *namespaceView, now metav1.Time) map[string]v1alpha1.SMCRPolicy
 	return out
 }
 
-// countPods counts each pod for each policy that selects it. It returns the
-// policies of each pod by its name, and their distinct sets.
+// countPods counts each pod for each policy that selects it, of those in their node's network
+// the ones that are opted in. It returns the policies of each pod by its name, and their distinct
+// sets.
 func (v *namespaceView) countPods(all map[*policy]*sums) (ofPod map[string][]*policy, sets [][]*policy) {
 	ofPod = map[string][]*policy{}
 	seen := map[string]bool{}
 	for i := range v.pods {
 		pod := &v.pods[i]
-		if !carries(pod) {
+		if !mayCarry(pod) {
 			continue
 		}
-		enabled, _ := v1alpha1.OptIn(pod.Annotations, v.annotations)
-		enabled = enabled || claimed(pod)
 		var set []*policy
 		key := make([]byte, 0, 2*len(v.policies))
 		for n, p := range v.policies {
@@ -84,10 +83,14 @@ func (v *namespaceView) countPods(all map[*policy]*sums) (ofPod map[string][]*po
 			}
 			set = append(set, p)
 			key = append(key, byte(n>>8), byte(n))
-			all[p].countPod(pod, enabled, v.agentGone[pod.Spec.NodeName])
 		}
-		if len(set) == 0 {
+		if len(set) == 0 || pod.Spec.HostNetwork && !hostOptedIn(pod, set) {
 			continue
+		}
+		enabled, _ := v1alpha1.OptIn(pod.Annotations, v.annotations)
+		enabled = enabled || claimed(pod)
+		for _, p := range set {
+			all[p].countPod(pod, enabled, v.agentGone[pod.Spec.NodeName])
 		}
 		ofPod[pod.Name] = set
 		if !seen[string(key)] {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -104,8 +105,27 @@ func (s peerSelector) inNamespace(own, namespace string, lbls labels.Set) bool {
 	return s.namespaces.Matches(lbls)
 }
 
-// carries says whether the pod can use SMC-R at all: it runs, and is not in the host's
-// network.
-func carries(pod *corev1.Pod) bool {
-	return pod.Status.Phase == corev1.PodRunning && pod.DeletionTimestamp.IsZero() && !pod.Spec.HostNetwork
+// runs says whether the pod can have connections.
+func runs(pod *corev1.Pod) bool {
+	return pod.Status.Phase == corev1.PodRunning && pod.DeletionTimestamp.IsZero()
+}
+
+// carries says whether the pod runs in a network of its own. Its addresses stand for it alone, so it can be a peer.
+func carries(pod *corev1.Pod) bool { return runs(pod) && !pod.Spec.HostNetwork }
+
+// mayCarry says whether the pod can use SMC-R at all: it carries, or asks for that in its node's network, or did so.
+func mayCarry(pod *corev1.Pod) bool {
+	return carries(pod) || runs(pod) && (asks(pod) || pod.Annotations[v1alpha1.AnnotationStatus] != "")
+}
+
+// asks says whether the pod's own annotation opts it in.
+func asks(pod *corev1.Pod) bool { return pod.Annotations[v1alpha1.AnnotationEnabled] == "true" }
+
+// hostOptedIn says whether a pod in its node's network is opted in: by its own annotation, and only if the policies that select
+// it, in the order of their rank, put it on the kernel's datapath. The agents decide so, too.
+func hostOptedIn(pod *corev1.Pod, ranked []*policy) bool {
+	if !asks(pod) || len(ranked) == 0 || !wantsKernel(&ranked[0].obj.Spec) {
+		return false
+	}
+	return !slices.ContainsFunc(ranked, func(p *policy) bool { return p.obj.Spec.Mode == v1alpha1.ModeRequired })
 }

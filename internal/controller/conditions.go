@@ -57,7 +57,7 @@ func (s *sums) ready(p *policy, namespace string) metav1.Condition {
 	case p.err != nil:
 		return is(metav1.ConditionFalse, reasonNotAccepted, "the policy is not valid, see the condition Accepted")
 	case n.Matched == 0:
-		return is(metav1.ConditionFalse, reasonNoPods, "podSelector selects no running pod of namespace %s (pods in the host's network do not count)", namespace)
+		return is(metav1.ConditionFalse, reasonNoPods, "podSelector selects no running pod of namespace %s (pods in the host's network count if their own annotation and datapath Kernel opt them in)", namespace)
 	case n.OptedIn == 0:
 		return is(metav1.ConditionFalse, reasonNotOptedIn,
 			"%s selected, none of them opted in: annotate the pods or namespace %s with %s=true", plural(n.Matched, "pod"), namespace, v1alpha1.AnnotationEnabled)

@@ -64,8 +64,11 @@ func findConflicts(sets [][]*policy) map[*policy][]conflict {
 // overrules says whether a policy keeps a pod, of which another one is the first, from the datapath that this
 // one wants: nobody refuses connections that the kernel makes plain TCP.
 func overrules(p, first *v1alpha1.SMCRPolicySpec) bool {
-	wants := first.Datapath == v1alpha1.DatapathKernel || first.Datapath == v1alpha1.DatapathKernelIfAvailable
-	return wants && p.Mode == v1alpha1.ModeRequired
+	return wantsKernel(first) && p.Mode == v1alpha1.ModeRequired
+}
+
+func wantsKernel(p *v1alpha1.SMCRPolicySpec) bool {
+	return p.Datapath == v1alpha1.DatapathKernel || p.Datapath == v1alpha1.DatapathKernelIfAvailable
 }
 
 // differences names the fields in which two policies contradict each other on a

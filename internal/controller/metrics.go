@@ -138,7 +138,12 @@ func (m *metrics) countPods(ctx context.Context, r client.Reader, gauge func(*pr
 	n := map[[2]string]int{{v1alpha1.PodStatusEnabled, ""}: 0}
 	for i := range pods.Items {
 		pod := &pods.Items[i]
-		if enabled, _ := v1alpha1.OptIn(pod.Annotations, annotations[pod.Namespace]); !enabled && !claimed(pod) || !carries(pod) {
+		enabled, _ := v1alpha1.OptIn(pod.Annotations, annotations[pod.Namespace])
+		enabled = enabled || claimed(pod)
+		if pod.Spec.HostNetwork { // its agent has decided
+			enabled = asks(pod) && pod.Annotations[v1alpha1.AnnotationStatus] != ""
+		}
+		if !enabled || !runs(pod) {
 			continue
 		}
 		status, reason := podStatus(pod)

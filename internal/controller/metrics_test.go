@@ -40,12 +40,16 @@ func TestMetrics(t *testing.T) {
 	pods := []*corev1.Pod{
 		newPod("shop", "enabled", "n", "10.0.0.1"), newPod("shop", "fallback", "n", "10.0.0.2"), newPod("shop", "out", "n", "10.0.0.3"),
 		newPod("shop", "host", "n", "192.0.2.1"), newPod("other", "none", "n", "10.0.0.4"),
-		newPod("other", "claims", "n", "10.0.0.5"),
+		newPod("other", "claims", "n", "10.0.0.5"), newPod("shop", "host-kernel", "n", "192.0.2.1"), newPod("shop", "host-asks", "n", "192.0.2.1"),
 	}
 	optedIn("Enabled")(pods[0])
 	optedIn("Fallback: NO_OPTION")(pods[1])
 	pods[2].Annotations[v1alpha1.AnnotationEnabled] = "false"
-	pods[3].Spec.HostNetwork = true
+	for _, i := range []int{3, 6, 7} {
+		pods[i].Spec.HostNetwork = true
+	}
+	optedIn(v1alpha1.PodStatusKernel)(pods[6])
+	optedIn("")(pods[7])                                                   // and its policies do not
 	pods[5].Annotations[v1alpha1.AnnotationStatus] = "Fallback: NO_DEVICE" // of its agent, which knows of the claim
 	down := newLink("b", "n", "shop", "x")
 	down.Status.State, down.Status.Redundancy = v1alpha1.LinkDown, v1alpha1.RedundancyNone
@@ -83,7 +87,7 @@ kube_smcr_controller_nodes{accelerating="Unknown",agent_alive="Unknown"} 1
 	expect("kube_smcr_controller_pods", `
 # HELP kube_smcr_controller_pods Opted-in running pods by status and, of those on plain TCP, reason.
 # TYPE kube_smcr_controller_pods gauge
-kube_smcr_controller_pods{reason="",status="Enabled"} 1
+kube_smcr_controller_pods{reason="",status="Enabled"} 2
 kube_smcr_controller_pods{reason="NO_DEVICE",status="Fallback"} 1
 kube_smcr_controller_pods{reason="NO_OPTION",status="Fallback"} 1
 `)

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -126,6 +127,16 @@ func (r *nodes) withoutAgent(ctx context.Context, pod *corev1.Pod, clean bool) (
 	if !clean && (was == v1alpha1.PodStatusKernel || was == v1alpha1.PodStatusKernelNoAgent) {
 		is = v1alpha1.PodStatusKernelNoAgent
 	}
+	if pod.Spec.HostNetwork {
+		enabled, err := r.hostOptedIn(ctx, pod)
+		switch {
+		case err != nil:
+			return was, err
+		case !enabled:
+			return "", nil
+		}
+		return is, nil
+	}
 	_, says := pod.Annotations[v1alpha1.AnnotationEnabled]
 	claims := len(pod.Spec.ResourceClaims) > 0 || pod.Status.ExtendedResourceClaimStatus != nil
 	if was != "" && !says && claims {
@@ -139,4 +150,23 @@ func (r *nodes) withoutAgent(ctx context.Context, pod *corev1.Pod, clean bool) (
 		return is, nil
 	}
 	return "", nil
+}
+
+// hostOptedIn reads the policies that decide about a pod in its node's network.
+func (r *nodes) hostOptedIn(ctx context.Context, pod *corev1.Pod) (bool, error) {
+	if !asks(pod) {
+		return false, nil
+	}
+	var all v1alpha1.SMCRPolicyList
+	if err := r.client.List(ctx, &all, client.InNamespace(pod.Namespace)); err != nil {
+		return false, fmt.Errorf("list policies of %s: %w", pod.Namespace, err)
+	}
+	var ranked []*policy
+	for i := range all.Items {
+		if p := compile(&all.Items[i]); p.obj.DeletionTimestamp.IsZero() && p.selects(pod) {
+			ranked = append(ranked, p)
+		}
+	}
+	slices.SortFunc(ranked, func(a, b *policy) int { return v1alpha1.CompareRank(a.obj, b.obj) })
+	return hostOptedIn(pod, ranked), nil
 }

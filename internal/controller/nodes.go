@@ -65,7 +65,7 @@ func (r *nodes) setUp(mgr ctrl.Manager) error {
 		})).
 		Watches(&corev1.Pod{}, mark(0, r.ofAgent)).
 		Watches(&corev1.Pod{}, mark(coalesce, func(old, now *corev1.Pod) []types.NamespacedName {
-			if now == nil || !carries(now) || old != nil && carries(old) && maps.Equal(old.Annotations, now.Annotations) {
+			if now == nil || !mayCarry(now) || old != nil && mayCarry(old) && maps.Equal(old.Annotations, now.Annotations) {
 				return nil
 			}
 			return key(now.Spec.NodeName) // its agent may be gone
@@ -313,7 +313,7 @@ func (r *nodes) tellPods(ctx context.Context, node string, clean bool) (n int, e
 	var errs []error
 	for i := range pods.Items {
 		pod := &pods.Items[i]
-		if !carries(pod) {
+		if !mayCarry(pod) {
 			continue
 		}
 		is, err := r.withoutAgent(ctx, pod, clean)

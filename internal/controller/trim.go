@@ -209,7 +209,7 @@ func addIndexes(ctx context.Context, f client.FieldIndexer, agents agentPods) er
 
 // sameForPolicies says whether a and b are equal in all that policies depend on.
 func sameForPolicies(a, b *corev1.Pod) bool {
-	return carries(a) == carries(b) && a.Spec.NodeName == b.Spec.NodeName &&
+	return mayCarry(a) == mayCarry(b) && a.Spec.NodeName == b.Spec.NodeName &&
 		maps.Equal(a.Labels, b.Labels) && maps.Equal(a.Annotations, b.Annotations)
 }
 
