@@ -7,7 +7,8 @@ const (
 	// AnnotationEnabled opts a pod in ("true") or out ("false"). On a namespace
 	// it holds for those of its pods that do not have it themselves, and do not
 	// claim an RDMA device, which opts in as well. Anything else means out, and an
-	// event says so.
+	// event says so. A pod in its node's network is opted in by its own one only, and
+	// if its datapath is Kernel or KernelIfAvailable.
 	AnnotationEnabled = "smcr.io/enabled"
 	// AnnotationStatus on a pod is what its agent did: one of the PodStatus
 	// words, and behind a colon the reason, as "Fallback: PEERNOSMC".

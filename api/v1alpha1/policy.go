@@ -71,7 +71,8 @@ type SMCRPolicyList struct {
 type SMCRPolicySpec struct {
 	// podSelector selects pods of the policy's namespace by their labels. Empty
 	// or left out: all pods of the namespace. Of the selected pods only those that
-	// are opted in are touched.
+	// are opted in are touched, and of those in their node's network only those that
+	// datapath Kernel or KernelIfAvailable carries.
 	// +optional
 	PodSelector LabelSelector `json:"podSelector,omitzero"`
 
@@ -95,7 +96,8 @@ type SMCRPolicySpec struct {
 	// agent of the node. Kernel: the SMC-R of the node's kernel, without a hop; a pod
 	// that cannot have it is on plain TCP, and its smcr.io/status says so.
 	// KernelIfAvailable: the kernel's where node and pod can have it, else the agent;
-	// it is decided when the pod is attached. Both need isolation Node, and exclude
+	// it is decided when the pod is attached. Pods in their node's network can have
+	// these two only, and by their own annotation smcr.io/enabled. Both need isolation Node, and exclude
 	// mode Required, budget, and linkRedundancy, transports and versions that the kernel
 	// cannot keep.
 	// +optional
@@ -253,7 +255,8 @@ type PolicyPeers struct {
 
 	// selectors select pods of the cluster. The addresses of these pods are peers,
 	// and so are the cluster addresses of Services all of whose pods are selected.
-	// At most 16.
+	// Pods in their node's network are not among them: their address is the node's,
+	// so name it in cidrs. At most 16.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MinItems=1
@@ -381,7 +384,8 @@ type SMCRPolicyStatus struct {
 
 // PolicyPods counts pods.
 type PolicyPods struct {
-	// matched is the number of running pods that podSelector selects.
+	// matched is the number of running pods that podSelector selects, of those in
+	// their node's network the opted-in ones.
 	// +optional
 	Matched int32 `json:"matched"`
 	// optedIn is how many of the matched pods are opted in.
