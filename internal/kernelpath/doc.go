@@ -23,9 +23,9 @@
 //
 // # Pods
 //
-// [Chooser.Attach] does all that a pod needs: it filters the option of SMC-R on SYNs by the policies,
-// since the kernel would offer it to everybody (linux.FilterOption), sets the sizes of buffers,
-// and makes the rule. [Chooser.Detach] takes it back. [Fit] tells whether the kernel finds an
+// A pod is a linux.Place: a network namespace or, in that of the node, a cgroup. [Chooser.Attach] does all that it needs: it filters
+// the option of SMC-R on SYNs by the policies, since the kernel would offer it to everybody (linux.FilterOption), sets the sizes
+// of buffers in a namespace of the pod's own, and makes the rule. [Chooser.Detach] takes it back. [Fit] tells whether the kernel finds an
 // RDMA device for a pod, and [AddUEIDs] gives the machine's SMC its enterprise IDs.
 //
 // [Conns] lists the connections of a pod, and [Chooser.WatchFallbacks] tells of those that become TCP, as they do. [Revoke] ends the connections on SMC-R of a pod that its filter no longer selects.
@@ -49,7 +49,7 @@
 // first, and decides if it answers: one that comes after ours takes its pods, until [Chooser.Lead] or the next
 // Open. While a [Chooser] is open the module smc cannot be unloaded; when none is, and no pod has a socket
 // of SMC, who unloads it, and keeps the kernel from loading it again, has pods' sockets refused. Cgroups deeper than 12 levels are
-// judged by their first 12, and there is no rule for the root cgroup. Fit knows pods with a macvlan
+// judged by their first 12, and there is no rule for the root cgroup. Of pods that have a namespace Fit knows those with a macvlan
 // or ipvlan child of the RNIC's interface. Between two of one node the kernel takes 4 s to
 // fall back to TCP, so their addresses have to be among the filter's Never. Revoke sees the programs that /proc
 // shows, and needs CAP_SYS_PTRACE. A socket that only a process outside of the pod's network namespace has, or

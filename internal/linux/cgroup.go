@@ -112,7 +112,9 @@ func (c *Cgroups) Open(name string) (*Cgroup, error) {
 }
 
 // dir is the path of a cgroup's directory.
-func (c *Cgroups) dir(name string) string { return fmt.Sprintf("/proc/self/fd/%d%s", c.root.Fd(), name) }
+func (c *Cgroups) dir(name string) string {
+	return fmt.Sprintf("/proc/self/fd/%d%s", c.root.Fd(), name)
+}
 
 func (g *Cgroup) stat() (st unix.Stat_t, err error) {
 	name := g.all.dir(g.path)

@@ -107,9 +107,14 @@
 // option from the SYNs that no policy selects. The table inet kube-smcr-option needs no agent that
 // lives: nobody renews it, and it filters until [SweepOptionFilter].
 //
+// A pod in the node's own network is a [Place] in that namespace: the sockets of a [Cgroup], and of those below it. Its table has the
+// cgroup's ID in its name, and "socket cgroupv2" in its rules. [Cgroups] is the hierarchy as the node's first process sees it, and
+// [Cgroups.FindPods] knows how kubelet names what it makes for pods. A socket belongs to the cgroup in which its program
+// was when it made it, and what a listener accepts to that of the listener, wherever the programs are now.
+//
 // # Sockets of pods' programs
 //
-// [TCPConns] lists the connections of a namespace, [FindSocketFiles] finds the programs in it that have
+// [TCPConns] lists the connections of a namespace, [TCPSockets] with those that listen and their cgroups, [FindSocketFiles] finds the programs in it that have
 // some sockets, [SocketFile.Open] opens one, and [ShutDown] ends its connection. That needs the processes
 // of the node in /proc, and the right to open their files.
 //
