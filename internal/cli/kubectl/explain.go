@@ -22,8 +22,8 @@ const APIVersion = "smcr.io/kubectl/v1"
 
 // Codes of this package, besides the agents'.
 const (
-	// CodeHostNetwork means that the pod is in the node's network, where no connection is
-	// diverted.
+	// CodeHostNetwork means that the pod is in its node's network, and not opted in there: no
+	// connection of it is touched.
 	CodeHostNetwork agentapi.Code = "HOST_NETWORK"
 	// CodeUnknown means that the agent of the source's node could not be asked.
 	CodeUnknown agentapi.Code = "UNKNOWN"
@@ -100,6 +100,10 @@ func (c *Cluster) Explain(ctx context.Context, src, dst string) (Answer, error) 
 	peers := oncePerPod(t.peers, a.Source.Asked)
 	for _, p := range peers {
 		from := sameFamily(addrPorts(sources), []netip.Addr{p.addr.Addr()}).Addr()
+		if p.pod.Spec.HostNetwork {
+			a.Peers = append(a.Peers, c.hostPeer(ctx, p, from))
+			continue
+		}
 		a.Peers = append(a.Peers, c.side(ctx, p.pod, from.String(), p.addr))
 	}
 	a.judge(pod)
@@ -154,9 +158,9 @@ func oncePerPod(peers []peer, asked netip.AddrPort) []peer {
 // several.
 func (c *Cluster) source(ctx context.Context, src string) (pod *corev1.Pod, note string, err error) {
 	if ip, err := netip.ParseAddr(src); err == nil {
-		p, err := c.podByIP(ctx, ip.Unmap())
+		p, _, err := c.podByIP(ctx, ip.Unmap())
 		if err == nil && p == nil {
-			err = usage("no running pod of the cluster has the address %s; pods in the node's network are never touched", ip)
+			err = usage("no running pod of the cluster has the address %s; a pod in its node's network is named, as NAMESPACE/NAME", ip)
 		}
 		return p, "", err
 	}
@@ -239,7 +243,22 @@ func (c *Cluster) side(ctx context.Context, pod *corev1.Pod, src string, dst net
 		s.Error = err.Error()
 		return s
 	}
+	if s.OptIn.HostNetwork && s.Status == "" && (e.Code == agentapi.CodeNotAttached || e.Code == agentapi.CodeOptedOut) {
+		s.OptIn.Enabled, s.OptIn.Detail = false, "the pod is in its node's network, and its policies do not put it on the kernel's datapath"
+		return s
+	}
 	s.Answer = &e
+	return s
+}
+
+// hostPeer asks about the other end if that is in its node's network. There the agent knows the pod by its name, and not by an address:
+// the question is turned round, which policies answer alike.
+func (c *Cluster) hostPeer(ctx context.Context, p peer, from netip.Addr) Side {
+	s := c.side(ctx, p.pod, p.pod.Namespace+"/"+p.pod.Name, netip.AddrPortFrom(from, p.addr.Port()))
+	s.Asked = p.addr
+	if e := s.Answer; e != nil && e.Code == agentapi.CodeUnseen {
+		e.Verdict, e.Advice = fmt.Sprintf("policy %s selects connections of this client; kubectl smcr conns --pod %s has those that are open", e.Policy, s.Pod), ""
+	}
 	return s
 }
 
@@ -248,8 +267,9 @@ func (c *Cluster) side(ctx context.Context, pod *corev1.Pod, src string, dst net
 func (a *Answer) judge(pod *corev1.Pod) {
 	s := a.Source
 	switch {
-	case s.OptIn.By == "host network":
-		a.Code, a.Verdict = CodeHostNetwork, fmt.Sprintf("plain TCP: pod %s is in the node's network, and such pods are never touched", s.Pod)
+	case s.OptIn.HostNetwork && !s.OptIn.Enabled:
+		a.Code, a.Verdict = CodeHostNetwork, fmt.Sprintf("plain TCP: pod %s is in its node's network, and not opted in there", s.Pod)
+		a.Advice = append(a.Advice, hostAdvice(pod.Namespace, pod.Name, s.OptIn))
 		return
 	case !s.OptIn.Enabled:
 		a.Code, a.Verdict = agentapi.CodeOptedOut, fmt.Sprintf("plain TCP: pod %s is not opted in", s.Pod)
@@ -271,7 +291,7 @@ func (a *Answer) judge(pod *corev1.Pod) {
 	if e.Advice != "" {
 		a.Advice = append(a.Advice, e.Advice)
 	}
-	if e.Code == agentapi.CodeNotAttached {
+	if e.Code == agentapi.CodeNotAttached && !s.OptIn.HostNetwork {
 		a.Advice = append(a.Advice, "a pod that was made before the plugin was installed has to be made again: kubectl get smcrnodes -o wide shows in CNI whether the plugin is")
 	}
 	if e.Code == agentapi.CodeOK {
@@ -280,8 +300,8 @@ func (a *Answer) judge(pod *corev1.Pod) {
 	for _, p := range a.Peers {
 		ns, name, _ := strings.Cut(p.Pod, "/")
 		switch {
-		case p.OptIn.By == "host network":
-			a.Advice = append(a.Advice, fmt.Sprintf("the peer %s is in its node's network: such pods have no SMC-R", p.Pod))
+		case p.OptIn.HostNetwork && !p.OptIn.Enabled:
+			a.Advice = append(a.Advice, fmt.Sprintf("the peer %s is in its node's network, and not opted in there: %s", p.Pod, hostAdvice(ns, name, p.OptIn)))
 		case !p.OptIn.Enabled:
 			a.Advice = append(a.Advice, fmt.Sprintf("the peer %s is not opted in: %s", p.Pod, optInAdvice(ns, name, p.OptIn)))
 		case p.Error != "":
@@ -301,6 +321,16 @@ func optInAdvice(namespace, name string, o OptIn) string {
 		over = " --overwrite"
 	}
 	return fmt.Sprintf("kubectl annotate pod%s -n %s %s %s=true", over, namespace, name, v1alpha1.AnnotationEnabled)
+}
+
+// hostAdvice says what opts a pod in its node's network in: which of the annotation and the policy is missing.
+func hostAdvice(namespace, name string, o OptIn) string {
+	const policy = "the first SMCRPolicy that selects it has datapath Kernel or KernelIfAvailable"
+	if o.Value == "true" {
+		return fmt.Sprintf("it is annotated, but that takes effect only if %s, and no other one has mode Required: kubectl get smcrpolicies -n %s -o wide; the pod's event SMCRHostNetwork says what is missing",
+			policy, namespace)
+	}
+	return optInAdvice(namespace, name, o) + ", if " + policy
 }
 
 // IsUsage tells whether an error is a mistake in the question.

@@ -52,6 +52,10 @@ func objects() map[string]string {
 	pod("shop", "off", "node-a", "10.1.0.6", `"smcr.io/enabled":"false"`, "")
 	pod("shop", "junk", "node-a", "10.1.0.7", `"smcr.io/enabled":"yes"`, "")
 	pod("shop", "host", "node-a", "192.0.2.1", ``, `,"hostNetwork":true`)
+	pod("shop", "host-on", "node-b", "192.0.2.2", `"smcr.io/enabled":"true","smcr.io/status":"Enabled: KERNEL"`, `,"hostNetwork":true`)
+	pod("shop", "host-asks", "node-b", "192.0.2.2", `"smcr.io/enabled":"true"`, `,"hostNetwork":true`)
+	pod("shop", "host-waits", "node-b", "192.0.2.2", `"smcr.io/enabled":"true","smcr.io/status":"Pending: NOT_ATTACHED"`, `,"hostNetwork":true`)
+	pod("shop", "host-off", "node-b", "192.0.2.2", `"smcr.io/enabled":"false"`, `,"hostNetwork":true`)
 	pod("shop", "far", "node-c", "10.3.0.5", ``, "")
 	pod("shop", "far-kernel", "node-c", "10.3.0.6", `"smcr.io/status":"Enabled: KERNEL, no agent"`, "")
 	pod("shop", "redis-0", "node-b", "10.2.0.9", ``, "")
@@ -125,6 +129,12 @@ func agents(t testing.TB, asked *[]string) kubectltest.Exec {
 			return string(b), "", 0
 		case strings.Contains(line, "10.2.0.10"):
 			e.Code, e.Verdict, e.Advice = "PEERNOSMC", "plain TCP: the peer has no SMC-R", "look at the peer"
+		case strings.Contains(line, "explain shop/host-asks"), strings.Contains(line, "explain shop/host-waits"):
+			e.Code, e.Verdict, e.Policy = agentapi.CodeNotAttached, "neither the source nor the destination is a pod attached on this node", ""
+		case strings.Contains(line, "explain shop/host-on 10.1.0.5:"):
+			e.Code, e.Verdict, e.Advice = agentapi.CodeUnseen, "no such connection is open", "make one"
+		case strings.Contains(line, " 192.0.2.2:6379"):
+			e.Code, e.Verdict = "PEERNOSMC", "plain TCP: the peer has no SMC-R"
 		case strings.HasPrefix(line, "kube-smcr/agent-a: explain shop/web-0 10.2.0.9:7777"):
 			e.Code, e.Verdict, e.Policy = "MEM", "plain TCP: the peer declined: out of memory", "shop/fast"
 		case strings.Contains(line, "10.2.0.9:7777"):
@@ -291,7 +301,42 @@ func TestExplain(t *testing.T) {
 			name: "a claim of another driver", src: "dull/gpu", dst: "203.0.113.9:443", code: agentapi.CodeOptedOut, verdict: "not opted in",
 			advice: []string{"kubectl annotate pod -n dull gpu"}, dest: "203.0.113.9:443",
 		},
-		{name: "the node's network", src: "host", dst: "203.0.113.9:443", code: CodeHostNetwork, verdict: "node's network", dest: "203.0.113.9:443"},
+		{
+			name: "the node's network", src: "host", dst: "203.0.113.9:443", code: CodeHostNetwork, verdict: "plain TCP: pod shop/host is in its node's network, and not opted in there", dest: "203.0.113.9:443",
+			advice: []string{"kubectl annotate pod -n shop host smcr.io/enabled=true, if the first SMCRPolicy that selects it has datapath Kernel or KernelIfAvailable"}, asked: []string{},
+		},
+		{
+			name: "the node's network, opted out", src: "host-off", dst: "203.0.113.9:443", code: CodeHostNetwork, verdict: "not opted in there", dest: "203.0.113.9:443",
+			advice: []string{"kubectl annotate pod --overwrite -n shop host-off smcr.io/enabled=true, if"}, asked: []string{},
+		},
+		{
+			name: "the node's network, annotated in vain", src: "host-asks", dst: "203.0.113.9:443", code: CodeHostNetwork, verdict: "not opted in there", dest: "203.0.113.9:443",
+			advice: []string{"it is annotated, but that takes effect only if the first SMCRPolicy that selects it has datapath Kernel or KernelIfAvailable, and no other one has mode Required: kubectl get smcrpolicies -n shop"},
+			asked:  []string{"kube-smcr/agent-b: explain shop/host-asks 203.0.113.9:443 -o json"},
+		},
+		{
+			name: "the node's network, of a pod that its agent has not yet", src: "host-waits", dst: "203.0.113.9:443", code: agentapi.CodeNotAttached, verdict: "neither the source", dest: "203.0.113.9:443",
+		},
+		{
+			name: "the node's network, opted in", src: "host-on", dst: "pod/redis-0:6379", verdict: "on SMC-R", dest: "10.2.0.9:6379 (pod shop/redis-0)", peers: []string{"shop/redis-0 node-b"},
+			asked: []string{"kube-smcr/agent-b: explain shop/host-on 10.2.0.9:6379 -o json", "kube-smcr/agent-b: explain 192.0.2.2 10.2.0.9:6379 -o json"},
+		},
+		{
+			name: "a peer in its node's network", src: "web-0", dst: "pod/host-on:6379", code: "PEERNOSMC", verdict: "the peer has no SMC-R", dest: "192.0.2.2:6379 (pod shop/host-on)", peers: []string{"shop/host-on node-b"},
+			asked: []string{"kube-smcr/agent-a: explain shop/web-0 192.0.2.2:6379 -o json", "kube-smcr/agent-b: explain shop/host-on 10.1.0.5:6379 -o json"},
+		},
+		{
+			name: "a peer in its node's network that is not opted in", src: "web-0", dst: "pod/host-off:6379", code: "PEERNOSMC", verdict: "the peer has no SMC-R", dest: "192.0.2.2:6379 (pod shop/host-off)",
+			peers: []string{"shop/host-off node-b"}, advice: []string{"the peer shop/host-off is in its node's network, and not opted in there: kubectl annotate pod --overwrite -n shop host-off"},
+		},
+		{
+			name: "a peer in its node's network that is annotated in vain", src: "web-0", dst: "pod/host-asks:6379", code: "PEERNOSMC", verdict: "the peer has no SMC-R", dest: "192.0.2.2:6379 (pod shop/host-asks)",
+			peers: []string{"shop/host-asks node-b"}, advice: []string{"the peer shop/host-asks is in its node's network, and not opted in there: it is annotated, but"},
+		},
+		{
+			name: "the address of a node", src: "web-0", dst: "192.0.2.2:6379", code: "PEERNOSMC", verdict: "the peer has no SMC-R", dest: "192.0.2.2:6379",
+			notes: []string{"192.0.2.2 is the address of a node: name the pod that listens there, as pod/NAME:6379"}, asked: []string{"kube-smcr/agent-a: explain shop/web-0 192.0.2.2:6379 -o json"},
+		},
 		{
 			name: "no agent on the node", src: "far", dst: "203.0.113.9:443", code: agentapi.CodeNoAgent, verdict: "plain TCP: node node-c: no kube-smcr agent runs there",
 			dest: "203.0.113.9:443",
@@ -363,6 +408,7 @@ func TestExplain_mistakes(t *testing.T) {
 	for _, tt := range []struct{ name, src, dst, want string }{
 		{"no such pod", "nobody", "10.0.0.1:1", "there is no pod nobody in namespace shop"},
 		{"no pod has the address", "10.9.9.9", "10.0.0.1:1", "no running pod of the cluster has the address 10.9.9.9"},
+		{"the address of a node", "192.0.2.2", "10.0.0.1:1", "a pod in its node's network is named, as NAMESPACE/NAME"},
 		{"a name of three parts", "a/b/c", "10.0.0.1:1", `"a/b/c" is no pod`},
 		{"no port", "web-0", "redis", `destination "redis": want HOST:PORT`},
 		{"a port of 0", "web-0", "10.0.0.1:0", `port "0"`},
@@ -417,6 +463,28 @@ to pod dull/db-0 (10.2.0.10:5432) on node node-b
 opted in  no: neither the pod nor its namespace has the annotation smcr.io/enabled
 `
 	if diff := cmp.Diff(want, b.String()); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// The other end in its node's network is asked about by its name, and so the question is turned round: what it says of connections that the pod
+// opens itself is not passed on.
+func TestPrintAnswer_hostPeer(t *testing.T) {
+	asked := []string{}
+	c := newCluster(t, &kubectltest.Server{Objects: objects(), Exec: agents(t, &asked)})
+	a, err := c.Explain(t.Context(), "web-0", "pod/host-on:6379")
+	must(t, err)
+	var b bytes.Buffer
+	must(t, PrintAnswer(&b, a))
+	_, got, _ := strings.Cut(b.String(), "\n\nto ")
+	want := `pod shop/host-on (192.0.2.2:6379) on node node-b
+opted in  yes: smcr.io/enabled="true" on the pod, which is in its node's network
+status    Enabled: KERNEL
+verdict  policy shop/fast selects connections of this client; kubectl smcr conns --pod shop/host-on has those that are open
+reason   UNSEEN
+policy   shop/fast
+`
+	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}
 }

@@ -39,6 +39,9 @@ type OptIn struct {
 	Enabled bool `json:"enabled"`
 	// By is "pod", "claim", "namespace", "host network" or "nothing".
 	By string `json:"by"`
+	// HostNetwork says that the pod is in its node's network, where its own annotation alone opts it in, and only onto
+	// the kernel's datapath.
+	HostNetwork bool `json:"hostNetwork,omitempty"`
 	// Value is the value of the annotation.
 	Value string `json:"value,omitempty"`
 	// Detail says what is wrong with the value, or why it could not be read.
@@ -48,7 +51,7 @@ type OptIn struct {
 // optIn reads the annotations as agents do.
 func (c *Cluster) optIn(ctx context.Context, p *corev1.Pod) OptIn {
 	if p.Spec.HostNetwork {
-		return OptIn{By: "host network", Detail: "pods in the node's network are never touched"}
+		return hostOptIn(p)
 	}
 	if v, ok := p.Annotations[v1alpha1.AnnotationEnabled]; ok {
 		return judge("pod", v)
@@ -64,6 +67,16 @@ func (c *Cluster) optIn(ctx context.Context, p *corev1.Pod) OptIn {
 		return judge("namespace", v)
 	}
 	return OptIn{By: "nothing"}
+}
+
+// hostOptIn is that of a pod in its node's network, as far as the pod says it: its agent knows whether policies agree.
+func hostOptIn(p *corev1.Pod) OptIn {
+	o := OptIn{By: "host network", Detail: "the pod is in its node's network, and neither the annotation of its namespace nor a claim counts there"}
+	if v, ok := p.Annotations[v1alpha1.AnnotationEnabled]; ok {
+		o = judge("pod", v)
+	}
+	o.HostNetwork = true
+	return o
 }
 
 // claimsDevice says whether a pod has an RDMA device through a claim. If the user may not
@@ -118,7 +131,11 @@ func (o OptIn) String() string {
 	if o.Enabled {
 		word = "yes"
 	}
-	return fmt.Sprintf("%s: %s=%q on the %s", word, v1alpha1.AnnotationEnabled, o.Value, o.By)
+	where := ""
+	if o.HostNetwork {
+		where = ", which is in its node's network"
+	}
+	return fmt.Sprintf("%s: %s=%q on the %s%s", word, v1alpha1.AnnotationEnabled, o.Value, o.By, where)
 }
 
 // parseRef reads [KIND/][NAMESPACE/]NAME. A name without namespace is in the given one.
@@ -198,22 +215,27 @@ func (c *Cluster) PodNode(ctx context.Context, name string) (pod, node string, e
 	return r.String(), p.Spec.NodeName, nil
 }
 
-// podByIP looks for the pod that has an address. It is nil if there is none.
-func (c *Cluster) podByIP(ctx context.Context, ip netip.Addr) (*corev1.Pod, error) {
+// podByIP looks for the pod that has an address. It is nil if there is none. ofNode says that pods in their
+// node's network have it: it is the node's.
+func (c *Cluster) podByIP(ctx context.Context, ip netip.Addr) (pod *corev1.Pod, ofNode bool, err error) {
 	opts := metav1.ListOptions{FieldSelector: "status.podIP=" + ip.String(), Limit: listLimit}
 	pods, err := c.client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, opts)
 	if err != nil {
-		return nil, fmt.Errorf("look for the pod of %s: %w", ip, err)
+		return nil, false, fmt.Errorf("look for the pod of %s: %w", ip, err)
 	}
 	for i := range pods.Items {
 		p := &pods.Items[i]
 		// The address of an ended pod may be another pod's now, and pods in the node's
 		// network all have the node's address.
-		if p.Status.Phase == corev1.PodRunning && !p.Spec.HostNetwork && slices.Contains(podIPs(p), ip) {
-			return p, nil
+		switch {
+		case p.Status.Phase != corev1.PodRunning || !slices.Contains(podIPs(p), ip):
+		case p.Spec.HostNetwork:
+			ofNode = true
+		default:
+			return p, false, nil
 		}
 	}
-	return nil, nil
+	return nil, ofNode, nil
 }
 
 func podIPs(p *corev1.Pod) (out []netip.Addr) {
@@ -452,11 +474,14 @@ func (c *Cluster) resolveAddress(ctx context.Context, ip netip.Addr, port string
 	}
 	t := target{kind: "Address", addrs: []netip.AddrPort{netip.AddrPortFrom(ip, n)}}
 	// If the user may not list pods, the address alone is the target.
-	p, perr := c.podByIP(ctx, ip)
+	p, ofNode, perr := c.podByIP(ctx, ip)
 	if p != nil {
 		t.kind, t.name = "Pod", p.Namespace+"/"+p.Name
 		t.peers = []peer{{p, t.addrs[0]}}
 		return t, nil
+	}
+	if ofNode {
+		t.note = fmt.Sprintf("%s is the address of a node: name the pod that listens there, as pod/NAME:%s, and it is asked about, too", ip, port)
 	}
 	s, serr := c.serviceByIP(ctx, ip)
 	if s != nil {
