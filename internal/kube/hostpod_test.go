@@ -76,7 +76,8 @@ func TestTrim_pod(t *testing.T) {
 		{"ours", map[string]string{v1alpha1.AnnotationEnabled: "true", "other": "x"}, map[string]string{v1alpha1.AnnotationEnabled: "true"}},
 		{"none", map[string]string{"other": "x"}, nil},
 		{
-			"of a static pod", map[string]string{annotationHash: "d4", corev1.MirrorPodAnnotationKey: "d4", "kubernetes.io/config.source": "file"},
+			"of a static pod",
+			map[string]string{annotationHash: "d4", corev1.MirrorPodAnnotationKey: "d4", "kubernetes.io/config.source": "file"},
 			map[string]string{annotationHash: "d4", corev1.MirrorPodAnnotationKey: "d4"},
 		},
 		{"of one that is no mirror", map[string]string{annotationHash: "d4"}, nil},

@@ -251,12 +251,16 @@ func (c *Cluster) side(ctx context.Context, pod *corev1.Pod, src string, dst net
 	return s
 }
 
-// hostPeer asks about the other end if that is in its node's network. There the agent knows the pod by its name, and not by an address:
-// the question is turned round, which policies answer alike.
+// hostPeer asks about the other end if that is in its node's network. There the agent knows the pod by its name: the question is turned
+// round, which policies answer alike. Which of the node's pods an address stands for the agent knows from connections that it sees, or
+// if there is one only. Its answer is better then.
 func (c *Cluster) hostPeer(ctx context.Context, p peer, from netip.Addr) Side {
 	s := c.side(ctx, p.pod, p.pod.Namespace+"/"+p.pod.Name, netip.AddrPortFrom(from, p.addr.Port()))
 	s.Asked = p.addr
 	if e := s.Answer; e != nil && e.Code == agentapi.CodeUnseen {
+		if direct := c.side(ctx, p.pod, from.String(), p.addr); direct.Answer != nil && direct.Answer.Pod == s.Pod {
+			return direct
+		}
 		e.Verdict, e.Advice = fmt.Sprintf("policy %s selects connections of this client; kubectl smcr conns --pod %s has those that are open", e.Policy, s.Pod), ""
 	}
 	return s

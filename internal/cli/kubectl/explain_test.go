@@ -133,6 +133,11 @@ func agents(t testing.TB, asked *[]string) kubectltest.Exec {
 			e.Code, e.Verdict, e.Policy = agentapi.CodeNotAttached, "neither the source nor the destination is a pod attached on this node", ""
 		case strings.Contains(line, "explain shop/host-on 10.1.0.5:"):
 			e.Code, e.Verdict, e.Advice = agentapi.CodeUnseen, "no such connection is open", "make one"
+		case strings.HasPrefix(line, "kube-smcr/agent-b: explain 10.1.0.5 192.0.2.2:"):
+			e.Pod = "shop/host-asks" // the agent cannot know which one is meant
+			if strings.Contains(line, ":6380") {
+				e.Pod, e.Verdict = "shop/host-on", "on SMC-R of the pod's kernel: 1 connection now"
+			}
 		case strings.Contains(line, " 192.0.2.2:6379"):
 			e.Code, e.Verdict = "PEERNOSMC", "plain TCP: the peer has no SMC-R"
 		case strings.HasPrefix(line, "kube-smcr/agent-a: explain shop/web-0 10.2.0.9:7777"):
@@ -323,7 +328,10 @@ func TestExplain(t *testing.T) {
 		},
 		{
 			name: "a peer in its node's network", src: "web-0", dst: "pod/host-on:6379", code: "PEERNOSMC", verdict: "the peer has no SMC-R", dest: "192.0.2.2:6379 (pod shop/host-on)", peers: []string{"shop/host-on node-b"},
-			asked: []string{"kube-smcr/agent-a: explain shop/web-0 192.0.2.2:6379 -o json", "kube-smcr/agent-b: explain shop/host-on 10.1.0.5:6379 -o json"},
+			asked: []string{
+				"kube-smcr/agent-a: explain shop/web-0 192.0.2.2:6379 -o json", "kube-smcr/agent-b: explain shop/host-on 10.1.0.5:6379 -o json",
+				"kube-smcr/agent-b: explain 10.1.0.5 192.0.2.2:6379 -o json",
+			},
 		},
 		{
 			name: "a peer in its node's network that is not opted in", src: "web-0", dst: "pod/host-off:6379", code: "PEERNOSMC", verdict: "the peer has no SMC-R", dest: "192.0.2.2:6379 (pod shop/host-off)",
@@ -468,24 +476,34 @@ opted in  no: neither the pod nor its namespace has the annotation smcr.io/enabl
 }
 
 // The other end in its node's network is asked about by its name, and so the question is turned round: what it says of connections that the pod
-// opens itself is not passed on.
+// opens itself is not passed on. If the agent finds the pod behind the address, its answer to the question itself is.
 func TestPrintAnswer_hostPeer(t *testing.T) {
 	asked := []string{}
 	c := newCluster(t, &kubectltest.Server{Objects: objects(), Exec: agents(t, &asked)})
-	a, err := c.Explain(t.Context(), "web-0", "pod/host-on:6379")
-	must(t, err)
-	var b bytes.Buffer
-	must(t, PrintAnswer(&b, a))
-	_, got, _ := strings.Cut(b.String(), "\n\nto ")
-	want := `pod shop/host-on (192.0.2.2:6379) on node node-b
+	for port, want := range map[string]string{
+		"6379": `pod shop/host-on (192.0.2.2:6379) on node node-b
 opted in  yes: smcr.io/enabled="true" on the pod, which is in its node's network
 status    Enabled: KERNEL
 verdict  policy shop/fast selects connections of this client; kubectl smcr conns --pod shop/host-on has those that are open
 reason   UNSEEN
 policy   shop/fast
-`
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Error(diff)
+`,
+		"6380": `pod shop/host-on (192.0.2.2:6380) on node node-b
+opted in  yes: smcr.io/enabled="true" on the pod, which is in its node's network
+status    Enabled: KERNEL
+verdict  on SMC-R of the pod's kernel: 1 connection now
+pod      shop/host-on
+policy   shop/fast
+`,
+	} {
+		a, err := c.Explain(t.Context(), "web-0", "pod/host-on:"+port)
+		must(t, err)
+		var b bytes.Buffer
+		must(t, PrintAnswer(&b, a))
+		_, got, _ := strings.Cut(b.String(), "\n\nto ")
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Error(diff)
+		}
 	}
 }
 
