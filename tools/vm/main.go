@@ -83,6 +83,11 @@ func imageCommand() *cobra.Command {
 				return err
 			}
 			fmt.Fprintln(cmd.OutOrStdout(), filepath.Dir(siw.Plain))
+			rxe, err := image.GetRXE(cmd.Context(), cmd.ErrOrStderr())
+			if err != nil {
+				return err
+			}
+			fmt.Fprintln(cmd.OutOrStdout(), filepath.Dir(rxe))
 			return nil
 		},
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 )
 
 // A Pod is a network namespace of a guest that is a pod for the agent there.
@@ -29,6 +30,28 @@ func (p *Pod) AddMacvlan(ctx context.Context) error {
 		ip -n %[1]s link set net-%[1]s name eth0 mtu 9000 up
 		ip -n %[1]s address add %[3]s dev eth0`, p.Name, p.Guest.NetDev(0), p.Addr))
 	return err
+}
+
+// AddFunction makes the network namespace, with a function of an RNIC: the interface of that name, which becomes eth0, and a soft RoCE
+// device with the interface's name. It takes [Guest.LoadRXE].
+func (p *Pod) AddFunction(ctx context.Context, netDev string) error {
+	_, err := p.Guest.Shell(ctx, fmt.Sprintf(`
+		ip netns add %[1]s
+		ip link set %[2]s netns %[1]s
+		ip -n %[1]s link set lo up
+		ip -n %[1]s link set %[2]s name eth0 up
+		ip -n %[1]s address add %[3]s dev eth0
+		ip netns exec %[1]s rdma link add %[2]s type rxe netdev eth0`, p.Name, netDev, p.Addr))
+	if err != nil {
+		return err
+	}
+	return poll(ctx, "soft RoCE of "+p.Name, bootTimeout, func() error {
+		out, err := p.Guest.Run(ctx, "ip", "netns", "exec", p.Name, "rdma", "link")
+		if active := fmt.Sprintf("link %s/1 state ACTIVE", netDev); err == nil && !strings.Contains(out, active) {
+			err = fmt.Errorf("there is no %q: %s", active, out)
+		}
+		return err
+	})
 }
 
 // CNI calls our plugin, smcr-cni, for the pod with a command as ADD, as a container runtime does after another plugin that

@@ -9,9 +9,10 @@
 // that the mirror has, with everything they depend on.
 //
 // Software iWARP (siw) is in no kernel of Debian: [GetSIW] builds it of the sources that
-// Debian has of the same version, which are pinned too.
+// Debian has of the same version, which are pinned too. Soft RoCE of 6.12 works in the host's
+// network namespace only: [GetRXE] builds one that can be in a pod, as an RNIC's function is.
 //
-// It needs apt-get, dpkg-deb, tar, xz, zstd, depmod and mke2fs, for siw gcc and make, and
+// It needs apt-get, dpkg-deb, tar, xz, zstd, depmod and mke2fs, for these two gcc and make, and
 // the Debian keyring; it needs no rights. From the machine's own apt configuration it takes
 // the mirror of Debian's archive, and deb.debian.org where that names none by http or https;
 // it touches nothing there. What it made is kept in the cache directory, under the hash

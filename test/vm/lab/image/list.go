@@ -78,8 +78,8 @@ var qemuPackages = [...]debian.File{
 	},
 }
 
-// siwPackages are the sources of the kernel [SMC], and what modules for that kernel are built with.
-var siwPackages = [...]debian.File{
+// modulePackages are the sources of the kernel [SMC], and what modules for that kernel are built with.
+var modulePackages = [...]debian.File{
 	{
 		Dir: "pool/main/l/linux/", Name: "linux-headers-6.12.95+deb12-amd64_6.12.95-1~bpo12+1_amd64.deb",
 		SHA256: "4e2a9dcc7c6ac48ec6570957fc17fc7669826159a56a6313bf086ac1acd399dd",
@@ -98,8 +98,8 @@ var siwPackages = [...]debian.File{
 	},
 }
 
-// siwSource is the archive of the kernel's sources in the last of siwPackages.
-const siwSource = "linux-source-6.12.tar.xz"
+// moduleSource is the archive of the kernel's sources in the last of modulePackages.
+const moduleSource = "linux-source-6.12.tar.xz"
 
 // packages are the Debian packages on the guests' disk. Those that they depend on are added.
 var packages = [...]string{

@@ -47,7 +47,7 @@ var siwParameters = [...][2]string{
 // GetSIW returns the modules and builds them if they are not there, of Debian's sources
 // and with the C compiler of this machine. That is 25 s of two processors.
 func GetSIW(ctx context.Context, progress io.Writer) (SIW, error) {
-	dir, err := kept.Dir("vm/siw-", siwVersion, SMC, siwPackages, siwParameters)
+	dir, err := kept.Dir("vm/siw-", siwVersion, SMC, modulePackages, siwParameters)
 	if err != nil {
 		return SIW{}, err
 	}
@@ -68,38 +68,9 @@ func siw(dir string) (SIW, error) {
 
 // siw builds the modules.
 func (b *builder) siw(ctx context.Context) error {
-	b.say("download sources and headers of the kernel %s", SMC)
-	var debs [len(siwPackages)]string
-	g, gctx := errgroup.WithContext(ctx)
-	for i, p := range siwPackages {
-		g.Go(func() (err error) {
-			debs[i], err = b.download(gctx, p)
-			return err
-		})
-	}
-	if err := g.Wait(); err != nil {
-		return err
-	}
-	b.say("unpack them")
-	for _, deb := range debs {
-		if err := unpack(ctx, deb, b.kernel()); err != nil {
-			return err
-		}
-	}
-	headers, err := b.siwHeaders()
-	if err != nil {
-		return fmt.Errorf("prepare the kernel's headers: %w", err)
-	}
 	plain, settable := filepath.Join(b.tmp, "plain"), filepath.Join(b.tmp, "settable")
-	for _, dir := range []string{plain, settable} {
-		if err := os.Mkdir(dir, 0o755); err != nil {
-			return err
-		}
-	}
-	// The archive is read to its end: what is wanted may be anywhere.
-	const script = `xz -dc "$1" | tar -x --strip-components=5 -C "$2" --wildcards "*/$3/*"`
-	source := filepath.Join(b.kernel(), "usr", "src", siwSource)
-	if err := command(ctx, b.tmp, "sh", "-c", script, "sh", source, plain, siwDir); err != nil {
+	headers, err := b.moduleSources(ctx, siwDir, plain)
+	if err != nil {
 		return err
 	}
 	if err := os.CopyFS(settable, os.DirFS(plain)); err != nil {
@@ -109,15 +80,9 @@ func (b *builder) siw(ctx context.Context) error {
 		return fmt.Errorf("make siw's settings parameters: %w", err)
 	}
 	b.say("compile software iWARP twice")
-	g, gctx = errgroup.WithContext(ctx)
+	g, gctx := errgroup.WithContext(ctx)
 	for dir, name := range map[string]string{plain: "siw.ko", settable: "siw-settable.ko"} {
-		g.Go(func() error {
-			// A make that has started us would tell this one its own options.
-			if err := command(gctx, dir, "env", "-u", "MAKEFLAGS", "-u", "MFLAGS", "make", "-C", headers, "M="+dir, "CONFIG_RDMA_SIW=m", "CC=gcc", "modules"); err != nil {
-				return fmt.Errorf("compile siw: %w", err)
-			}
-			return command(gctx, dir, "strip", "--strip-debug", "-o", filepath.Join(b.out, name), "siw.ko")
-		})
+		g.Go(func() error { return b.compileModule(gctx, headers, dir, "CONFIG_RDMA_SIW=m", "siw.ko", name) })
 	}
 	if err := g.Wait(); err != nil {
 		return err
@@ -126,10 +91,51 @@ func (b *builder) siw(ctx context.Context) error {
 	return nil
 }
 
-// siwHeaders makes the headers usable where they are, and returns their directory: they
+// moduleSources downloads the sources of the kernel [SMC] and what its modules are built with, and copies a directory of the sources. It
+// returns that of the headers.
+func (b *builder) moduleSources(ctx context.Context, wanted, to string) (headers string, err error) {
+	b.say("download sources and headers of the kernel %s", SMC)
+	var debs [len(modulePackages)]string
+	g, gctx := errgroup.WithContext(ctx)
+	for i, p := range modulePackages {
+		g.Go(func() (err error) {
+			debs[i], err = b.download(gctx, p)
+			return err
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return "", err
+	}
+	b.say("unpack them")
+	for _, deb := range debs {
+		if err := unpack(ctx, deb, b.kernel()); err != nil {
+			return "", err
+		}
+	}
+	if headers, err = b.moduleHeaders(); err != nil {
+		return "", fmt.Errorf("prepare the kernel's headers: %w", err)
+	}
+	if err := os.Mkdir(to, 0o755); err != nil {
+		return "", err
+	}
+	// The archive is read to its end: what is wanted may be anywhere.
+	const script = `xz -dc "$1" | tar -x --strip-components=5 -C "$2" --wildcards "*/$3/*"`
+	return headers, command(ctx, b.tmp, "sh", "-c", script, "sh", filepath.Join(b.kernel(), "usr", "src", moduleSource), to, wanted)
+}
+
+// compileModule compiles the sources in a directory, with an option of the kernel's, and puts the module among what was made.
+func (b *builder) compileModule(ctx context.Context, headers, dir, option, module, as string) error {
+	// A make that has started us would tell this one its own options.
+	if err := command(ctx, dir, "env", "-u", "MAKEFLAGS", "-u", "MFLAGS", "make", "-C", headers, "M="+dir, option, "CC=gcc", "modules"); err != nil {
+		return fmt.Errorf("compile %s: %w", module, err)
+	}
+	return command(ctx, dir, "strip", "--strip-debug", "-o", filepath.Join(b.out, as), module)
+}
+
+// moduleHeaders makes the headers usable where they are, and returns their directory: they
 // expect to be in /usr/src. Without the kernel's type information that is beside them the
 // module is built without its own, which takes a program that few machines have.
-func (b *builder) siwHeaders() (string, error) {
+func (b *builder) moduleHeaders() (string, error) {
 	src := filepath.Join(b.kernel(), "usr", "src")
 	headers := filepath.Join(src, "linux-headers-"+string(SMC))
 	makefile := filepath.Join(headers, "Makefile")
