@@ -49,8 +49,8 @@
 // first, and decides if it answers: one that comes after ours takes its pods, until [Chooser.Lead] or the next
 // Open. While a [Chooser] is open the module smc cannot be unloaded; when none is, and no pod has a socket
 // of SMC, who unloads it, and keeps the kernel from loading it again, has pods' sockets refused. Cgroups deeper than 12 levels are
-// judged by their first 12, and there is no rule for the root cgroup. Of pods that have a namespace Fit knows those with a macvlan
-// or ipvlan child of the RNIC's interface. Between two of one node the kernel takes 4 s to
+// judged by their first 12, and there is no rule for the root cgroup. Of pods that have a namespace Fit knows those with a VF or another RDMA device's own interface, and those with a macvlan
+// or ipvlan child of one. Between two of one node the kernel takes 4 s to
 // fall back to TCP, so their addresses have to be among the filter's Never. Revoke sees the programs that /proc
 // shows, and needs CAP_SYS_PTRACE. A socket that only a process outside of the pod's network namespace has, or
 // none, as one that is on its way through a Unix socket, it does not find, and says so.

@@ -24,29 +24,32 @@ type PodConfig struct {
 
 // Why the kernel finds no RDMA device for a pod.
 var (
-	ErrUnfit     = errors.New("no interface of the pod is a child (macvlan, ipvlan) of an active RDMA device's")
+	ErrUnfit     = errors.New("no interface of the pod is that of an active RDMA device, or a child (macvlan, ipvlan) of one's")
 	ErrUnfitHost = errors.New("no active RDMA device has an interface in the node's network")
 )
 
 // Fit tells whether the kernel finds an RDMA device for the connections of a pod: whether an
-// interface of its namespace is the child of that of an RDMA device in another one, the host's, or, of a
-// pod in the network of the host, whether there is a device. The error is [ErrUnfit] or [ErrUnfitHost] if not.
+// interface of its namespace is that of an RDMA device, as of a VF, or the child of one's in another namespace, the host's. The
+// error is [ErrUnfit] if not, and [ErrUnfitHost] of a pod in the network of the host.
 func Fit(at linux.Place) error {
 	devices, err := smcnl.Devices()
 	if err != nil {
 		return err
 	}
-	unfit, fits := ErrUnfitHost, func(netDev int) bool { return netDev != 0 }
+	own, err := linux.RDMADevicesIn(at.NetNS)
+	if err != nil {
+		return err
+	}
+	unfit, parents := ErrUnfitHost, []int(nil)
 	if at.Cgroup == nil {
-		parents, err := linux.ParentsElsewhere(at.NetNS)
-		if err != nil {
+		unfit = ErrUnfit
+		if parents, err = linux.ParentsElsewhere(at.NetNS); err != nil {
 			return err
 		}
-		unfit, fits = ErrUnfit, func(netDev int) bool { return slices.Contains(parents, netDev) }
 	}
 	for _, d := range devices {
 		for _, p := range d.Ports {
-			if p.Active && fits(int(p.NetDev)) {
+			if p.Active && (slices.Contains(own, d.Name) || slices.Contains(parents, int(p.NetDev))) {
 				return nil
 			}
 		}

@@ -65,12 +65,13 @@ func (n *node) log() string {
 // inPod runs a program in the pod's network, without rights.
 func (n *node) inPod(command string) string { return strings.Join(n.asPod().In(command), " ") }
 
-func newNode(t *testing.T, g *lab.Guest, pod string, last int) *node {
+// newNode makes a node's pod, whose interface add makes.
+func newNode(t *testing.T, g *lab.Guest, pod string, last int, add func(*lab.Pod, context.Context) error) *node {
 	t.Helper()
 	n := &node{Guest: g, pod: pod, addr: fmt.Sprintf("10.0.0.%d", last)}
 	p := n.asPod()
 	n.sh(t, "kernelsmc ueid flush") // it is the agent's to give one
-	if err := p.AddMacvlan(t.Context()); err != nil {
+	if err := add(p, t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	n.sh(t, fmt.Sprintf("ip -n %s address add %s/64 dev eth0 nodad", pod, n.six()))
@@ -195,8 +196,9 @@ func (n *node) counters(t *testing.T) smcnl.Counters {
 // bed is two nodes, with a server in the pod of one and clients in that of the other.
 type bed struct{ server, client *node }
 
-// pods: unmodified programs of two pods on the kernel's SMC-R.
-func pods(t *testing.T, l *lab.Lab) {
+// build puts our programs into the guests.
+func build(t *testing.T, l *lab.Lab) {
+	t.Helper()
 	for _, b := range []struct {
 		pkg string
 		opt lab.BuildOptions
@@ -204,13 +206,20 @@ func pods(t *testing.T, l *lab.Lab) {
 		{"/cmd/node-agent", lab.BuildOptions{CGO: true}},
 		{"/cmd/smcrctl", lab.BuildOptions{}},
 		{"/cmd/cni-plugin", lab.BuildOptions{Name: "smcr-cni"}},
-		{"/test/vm/kernelpath/sockets/sockprobe", lab.BuildOptions{}},
 	} {
 		if _, err := l.Build(t.Context(), module+b.pkg, b.opt); err != nil {
 			t.Fatal(err)
 		}
 	}
-	b := &bed{newNode(t, l.Guest(0), "server", 50), newNode(t, l.Guest(1), "client", 51)}
+}
+
+// pods: unmodified programs of two pods on the kernel's SMC-R.
+func pods(t *testing.T, l *lab.Lab) {
+	build(t, l)
+	if _, err := l.Build(t.Context(), module+"/test/vm/kernelpath/sockets/sockprobe", lab.BuildOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	b := &bed{newNode(t, l.Guest(0), "server", 50, (*lab.Pod).AddMacvlan), newNode(t, l.Guest(1), "client", 51, (*lab.Pod).AddMacvlan)}
 	b.server.configure(t, kernelPolicy(selected))
 	b.client.configure(t, kernelPolicy(selected, clientOnly))
 	b.startAgents(t)

@@ -19,14 +19,7 @@ import (
 
 // hosts: unmodified programs of cgroups in the nodes' own network on the kernel's SMC-R, and no others there.
 func hosts(t *testing.T, l *lab.Lab) {
-	for _, b := range []struct {
-		pkg string
-		opt lab.BuildOptions
-	}{{"/cmd/node-agent", lab.BuildOptions{CGO: true}}, {"/cmd/smcrctl", lab.BuildOptions{}}} {
-		if _, err := l.Build(t.Context(), module+b.pkg, b.opt); err != nil {
-			t.Fatal(err)
-		}
-	}
+	build(t, l)
 	b := &hostBed{bed{newHost(t, l.Guest(0), "db"), newHost(t, l.Guest(1), "web")}}
 	b.server.configureHost(t, selected)
 	b.client.configureHost(t, selected, clientOnly)
