@@ -120,12 +120,14 @@ func FromObjects(base *Node, o Objects) (*Node, []Verdict, []*PolicyError) {
 	cgroups := claimedCgroups(o.Pods)
 	verdicts := make([]Verdict, 0, len(o.Pods))
 	for _, pod := range o.Pods {
+		v := optIn(pod, namespaces[pod.Namespace])
+		if !v.OptedIn && !pod.HostNetwork {
+			verdicts = append(verdicts, v) // most pods of most nodes
+			continue
+		}
 		c, rules, limited := podConfig(base, pod, ranked[pod.Namespace])
-		var v Verdict
 		if pod.HostNetwork {
 			v = hostOptIn(pod, c.Policies, cgroups)
-		} else {
-			v = optIn(pod, namespaces[pod.Namespace])
 		}
 		if v.OptedIn && pod.HostNetwork {
 			n.HostPods = append(n.HostPods, pod.hostPod())

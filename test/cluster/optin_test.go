@@ -81,8 +81,8 @@ func install(c *cluster) {
 	}
 }
 
-// untouched: pods that did not opt in, and pods in the node's network, have
-// nothing of ours.
+// untouched: pods that did not opt in, and pods in the node's network that no policy puts on the
+// kernel's datapath, have nothing of ours.
 func untouched(c *cluster) {
 	ns := c.namespace(nil)
 	pods := c.start(ns,
