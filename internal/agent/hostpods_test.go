@@ -10,10 +10,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/nftables"
+
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
 	"github.com/smcr-io/kube-smcr/internal/config"
 	"github.com/smcr-io/kube-smcr/internal/kernelpath"
+	"github.com/smcr-io/kube-smcr/internal/linux"
 	"github.com/smcr-io/kube-smcr/internal/smcnl"
+	"github.com/smcr-io/kube-smcr/internal/testenv"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
 )
 
@@ -258,4 +262,48 @@ func TestHostPods_explained(t *testing.T) {
 	if len(all) != 1 || all[0].Pod != "shop/db" || all[0].Datapath != "Kernel" {
 		t.Errorf("connections %+v", all)
 	}
+}
+
+// fakeChoices are rules of cgroups.
+type fakeChoices map[uint64]bool
+
+func (c fakeChoices) Others([]linux.Place) (out []kernelpath.Choice, _ error) {
+	for id := range c {
+		out = append(out, kernelpath.Choice{Cgroup: id})
+	}
+	return out, nil
+}
+
+func (c fakeChoices) Forget(x kernelpath.Choice) error {
+	delete(c, x.Cgroup)
+	return nil
+}
+
+// A cgroup whose filter has no rule any more, or not yet, is known by the filter, and keeps it when another one is forgotten.
+func TestLinuxChooser_filterWithoutRule(t *testing.T) {
+	testenv.Need(t, testenv.Root, testenv.NetAdmin, testenv.Nftables)
+	const gone, leaving = 7, 8
+	ns := value(linux.ScratchNetNS())(t)
+	defer func() { must(t, ns.Close()) }()
+	must(t, ns.Do(func() error {
+		nft := value(nftables.New())(t)
+		for _, name := range []string{"kube-smcr-option-7", "kube-smcr-option-8", "kube-smcr-option", "kube-smcr-option-x", "kube-smcr-option-09"} {
+			nft.AddTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: name})
+		}
+		must(t, nft.Flush())
+		rules := fakeChoices{gone: true}
+		others := value(othersOf(rules, ns, nil))(t)
+		if want := []kernelpath.Choice{{Cgroup: gone}, {Cgroup: leaving}}; !slices.Equal(others, want) {
+			t.Errorf("others %v, want %v", others, want)
+		}
+		must(t, forgetOf(rules, ns, kernelpath.Choice{Cgroup: gone}))
+		if left := value(linux.OptionFilters(ns))(t); !slices.Equal(left, []uint64{leaving}) || len(rules) != 0 {
+			t.Errorf("filters of %d, rules of %v", left, rules)
+		}
+		must(t, sweepCgroups(ns))
+		if left := value(nft.ListTablesOfFamily(nftables.TableFamilyINet))(t); len(left) != 3 {
+			t.Errorf("%d tables are left", len(left))
+		}
+		return nil
+	}))
 }

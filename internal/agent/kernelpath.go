@@ -42,7 +42,7 @@ type chooser interface {
 	attach(n podNet, cfg kernelpath.PodConfig) error
 	detach(n podNet, cfg kernelpath.PodConfig) (left bool, err error)
 	purge(n podNet, cfg kernelpath.PodConfig) error
-	// others are the namespaces and cgroups that are chosen, but for those of these pods.
+	// others are the namespaces and cgroups that are chosen, or whose option is filtered, but for those of these pods.
 	others(known []podNet) ([]kernelpath.Choice, error)
 	// forget takes away what chooses one of these, and of a cgroup the filter of its option.
 	forget(kernelpath.Choice) error
@@ -87,16 +87,25 @@ func (s linuxSMC) remove() error {
 	if !s.pinned() {
 		return nil
 	}
-	return errors.Join(kernelpath.Unpin(kernelpath.Dir), sweepCgroups(nil), kernelpath.RemoveUEIDs(s.record))
+	return errors.Join(kernelpath.Unpin(kernelpath.Dir), inNodesNet(sweepCgroups), kernelpath.RemoveUEIDs(s.record))
 }
 
-// sweepCgroups removes the filters of cgroups from the node's network, but for those to keep, by their IDs.
-func sweepCgroups(keep map[uint64]bool) error {
+// inNodesNet calls f with the node's network.
+func inNodesNet(f func(*linux.NetNS) error) error {
 	ns, err := linux.CurrentNetNS()
 	if err != nil {
 		return err
 	}
-	return errors.Join(linux.SweepOptionFilters(ns, keep), ns.Close())
+	return errors.Join(f(ns), ns.Close())
+}
+
+// sweepCgroups removes the filters of all cgroups.
+func sweepCgroups(ns *linux.NetNS) error {
+	all, err := linux.OptionFilters(ns)
+	if err != nil {
+		return err
+	}
+	return linux.SweepOptionFilters(ns, all...)
 }
 
 // serviceInterfaces are those that have the addresses of the cluster's Services and nobody's: of kube-proxy in
@@ -163,27 +172,59 @@ func (*linuxChooser) revoke(n podNet, f linux.OptionFilterConfig, allowed []uint
 	return kernelpath.Revoke(placeOf(n), f, allowed)
 }
 
-func (l *linuxChooser) others(known []podNet) ([]kernelpath.Choice, error) {
-	all := make([]linux.Place, 0, len(known))
+func (l *linuxChooser) others(known []podNet) (out []kernelpath.Choice, err error) {
+	err = inNodesNet(func(ns *linux.NetNS) error {
+		out, err = othersOf(l.c, ns, known)
+		return err
+	})
+	return out, err
+}
+
+// choices are the rules of *kernelpath.Chooser.
+type choices interface {
+	Others(known []linux.Place) ([]kernelpath.Choice, error)
+	Forget(x kernelpath.Choice) error
+}
+
+// othersOf are those with a rule, and the cgroups that have a filter only: an earlier agent took the rule away, and waited for the end
+// of sockets, or had not made it yet.
+func othersOf(c choices, ns *linux.NetNS, known []podNet) ([]kernelpath.Choice, error) {
+	places := make([]linux.Place, 0, len(known))
+	ours := map[uint64]bool{}
 	for _, n := range known {
-		all = append(all, placeOf(n))
+		at := placeOf(n)
+		places = append(places, at)
+		if at.Cgroup != nil {
+			ours[at.Cgroup.ID()] = true
+		}
 	}
-	return l.c.Others(all)
+	out, err := c.Others(places)
+	if err != nil {
+		return nil, err
+	}
+	filtered, err := linux.OptionFilters(ns)
+	if err != nil {
+		return nil, err
+	}
+	for _, id := range filtered {
+		if x := (kernelpath.Choice{Cgroup: id}); !ours[id] && !slices.Contains(out, x) {
+			out = append(out, x)
+		}
+	}
+	return out, nil
 }
 
 func (l *linuxChooser) forget(x kernelpath.Choice) error {
-	if err := l.c.Forget(x); err != nil || x.Cgroup == 0 {
+	return inNodesNet(func(ns *linux.NetNS) error { return forgetOf(l.c, ns, x) })
+}
+
+// forgetOf leaves the filters of others: those of pods that are leaving have no rule any more, and those of pods that are just being
+// attached none yet.
+func forgetOf(c choices, ns *linux.NetNS, x kernelpath.Choice) error {
+	if err := c.Forget(x); err != nil || x.Cgroup == 0 {
 		return err
 	}
-	rules, err := l.c.Rules()
-	if err != nil {
-		return err
-	}
-	keep := map[uint64]bool{}
-	for _, r := range rules {
-		keep[r.Cgroup] = true
-	}
-	return sweepCgroups(keep)
+	return linux.SweepOptionFilters(ns, x.Cgroup)
 }
 
 func (l *linuxChooser) lead() (bool, error) { return l.c.Lead() }

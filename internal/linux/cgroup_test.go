@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -181,10 +182,18 @@ func TestFilterOption_cgroup(t *testing.T) {
 			inside(t, f, "all peers", true)
 			mustDo(t, FilterOption(at, OptionFilterConfig{}))
 			mustDo(t, SweepOptionFilter(In(o.pod))) // that of the whole namespace
-			mustDo(t, SweepOptionFilters(o.pod, map[uint64]bool{at.Cgroup.ID(): true}))
+			mustDo(t, SweepOptionFilters(o.pod, at.Cgroup.ID()+1))
 			inside(t, f, "tables of others removed", false)
-			mustDo(t, SweepOptionFilters(o.pod, nil))
-			inside(t, f, "all tables removed", true)
+			if got, err := OptionFilters(o.pod); err != nil || !slices.Equal(got, []uint64{at.Cgroup.ID()}) {
+				t.Errorf("tables of %d, %v", got, err)
+			}
+			for range 2 {
+				mustDo(t, SweepOptionFilters(o.pod, at.Cgroup.ID()))
+			}
+			inside(t, f, "its table removed by the ID", true)
+			if got, err := OptionFilters(o.pod); err != nil || len(got) != 0 {
+				t.Errorf("tables of %d, %v", got, err)
+			}
 			mustDo(t, FilterOption(at, OptionFilterConfig{}))
 			for range 2 {
 				mustDo(t, SweepOptionFilter(at))

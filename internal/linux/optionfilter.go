@@ -113,24 +113,33 @@ func SweepOptionFilter(at Place) error {
 	return nil
 }
 
-// SweepOptionFilters removes the tables of cgroups from a namespace, but for those to keep, by their IDs: of cgroups
-// that are gone.
-func SweepOptionFilters(ns *NetNS, keep map[uint64]bool) error {
+// OptionFilters are the cgroups of which FilterOption made tables in a namespace, by their IDs, also of those that are gone.
+func OptionFilters(ns *NetNS) (cgroups []uint64, err error) {
+	conn, err := openNFT(ns)
+	if err != nil {
+		return nil, fmt.Errorf("list filters of the SMC-R option: %w", err)
+	}
+	tables, err := conn.ListTablesOfFamily(nftables.TableFamilyINet)
+	if err := errors.Join(err, conn.CloseLasting()); err != nil {
+		return nil, fmt.Errorf("list filters of the SMC-R option of %s: %w", ns, err)
+	}
+	for _, t := range tables {
+		id, found := strings.CutPrefix(t.Name, optionTableName+"-")
+		if n, err := strconv.ParseUint(id, 10, 64); found && err == nil && t.Name == optionTableOf(n) {
+			cgroups = append(cgroups, n)
+		}
+	}
+	return cgroups, nil
+}
+
+// SweepOptionFilters removes the tables of some cgroups from a namespace, which may be gone. It is no error if there are none.
+func SweepOptionFilters(ns *NetNS, cgroups ...uint64) error {
 	conn, err := openNFT(ns)
 	if err != nil {
 		return fmt.Errorf("remove filters of the SMC-R option: %w", err)
 	}
-	tables, err := conn.ListTablesOfFamily(nftables.TableFamilyINet)
-	if err != nil {
-		return errors.Join(fmt.Errorf("list tables of %s: %w", ns, err), conn.CloseLasting())
-	}
-	for _, t := range tables {
-		id, found := strings.CutPrefix(t.Name, optionTableName+"-")
-		n, err := strconv.ParseUint(id, 10, 64)
-		if !found || err != nil || keep[n] {
-			continue
-		}
-		(&ruleset{conn: conn, table: &nftables.Table{Family: nftables.TableFamilyINet, Name: optionTableOf(n)}}).dropTable()
+	for _, id := range cgroups {
+		(&ruleset{conn: conn, table: &nftables.Table{Family: nftables.TableFamilyINet, Name: optionTableOf(id)}}).dropTable()
 	}
 	if err := errors.Join(conn.Flush(), conn.CloseLasting()); err != nil {
 		return fmt.Errorf("remove filters of the SMC-R option from %s: %w", ns, err)
