@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"math"
 	"os"
 	"path"
 	"runtime"
@@ -148,13 +149,12 @@ func (g *Cgroup) Gone() bool {
 	return st.Ino != g.id
 }
 
-// Family are the IDs of the cgroup and of those below it.
+// Family are the IDs of the cgroup and of those below it, however deep they are: programs of all of them are the pod's.
 func (g *Cgroup) Family() (map[uint64]bool, error) {
 	ids := map[uint64]bool{g.id: true}
-	left := maxCgroups
-	err := g.all.walk(g.path, maxCgroupDepth, &left, func(_ string, id uint64) bool {
+	err := g.all.walk(g.path, math.MaxInt, func(_ string, id uint64) (below, done bool) {
 		ids[id] = true
-		return true
+		return true, false
 	})
 	if err != nil {
 		return nil, fmt.Errorf("list what is below %s: %w", g, err)
@@ -164,7 +164,8 @@ func (g *Cgroup) Family() (map[uint64]bool, error) {
 
 // FindPods looks for the cgroups that kubelet made for pods, by their UIDs, and returns their paths: "/kubepods/burstable/pod" and
 // the UID, or "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod" and the UID, with underscores, ".slice", perhaps
-// below others. Pods that have none, or not yet, are not in the result.
+// below others. Pods that have none, or not yet, are not in the result. What was found comes also with an error: [ErrTooMuch], if
+// programs made very many cgroups at the depth of those of pods, or above.
 func (c *Cgroups) FindPods(uids []string) (map[string]string, error) {
 	names := make(map[string]string, 2*len(uids))
 	for _, uid := range uids {
@@ -172,56 +173,75 @@ func (c *Cgroups) FindPods(uids []string) (map[string]string, error) {
 		names["pod"+strings.ReplaceAll(uid, "-", "_")+".slice"] = uid
 	}
 	found := map[string]string{}
-	left := maxCgroups
-	err := c.walk("", maxCgroupDepth, &left, func(name string, _ uint64) bool {
+	err := c.walk("", maxCgroupDepth, func(name string, _ uint64) (below, done bool) {
 		base := path.Base(name)
 		if i := strings.LastIndex(base, "-pod"); i >= 0 && strings.HasPrefix(base, "kube") {
 			base = base[i+1:]
 		}
-		if uid, ok := names[base]; ok {
+		if uid, ok := names[base]; ok && found[uid] == "" {
 			found[uid] = name
 		}
 		// What runs in a pod, or in a service of the node, has no pods below it.
-		return !strings.HasPrefix(base, "pod") && !strings.HasSuffix(base, ".scope") && !strings.HasSuffix(base, ".service")
+		below = !strings.HasPrefix(base, "pod") && !strings.HasSuffix(base, ".scope") && !strings.HasSuffix(base, ".service")
+		return below, len(found) == len(uids)
 	})
 	if err != nil {
-		return nil, fmt.Errorf("look for the cgroups of %d pods: %w", len(uids), err)
+		err = fmt.Errorf("look for the cgroups of %d pods: %w", len(uids), err)
 	}
-	return found, nil
+	return found, err
 }
 
-// Paths returns the paths of cgroups by their IDs. Those that are gone are not in the result.
+// Paths returns the paths of cgroups by their IDs. Those that are gone are not in the result. With an error others may be missing, too.
 func (c *Cgroups) Paths(ids []uint64) (map[uint64]string, error) {
 	wanted := make(map[uint64]bool, len(ids))
 	for _, id := range ids {
 		wanted[id] = true
 	}
 	found := map[uint64]string{}
-	left := maxCgroups
-	err := c.walk("", maxCgroupDepth, &left, func(name string, id uint64) bool {
+	err := c.walk("", maxCgroupDepth, func(name string, id uint64) (below, done bool) {
 		if wanted[id] {
 			found[id] = name
 		}
-		return true
+		return true, len(found) == len(wanted)
 	})
 	if err != nil {
-		return nil, fmt.Errorf("look for %d cgroups: %w", len(ids), err)
+		err = fmt.Errorf("look for %d cgroups: %w", len(ids), err)
 	}
-	return found, nil
+	return found, err
 }
 
-// walk calls f for the cgroups below one, which come and go meanwhile, and goes on below those of which f returns true. It
-// looks at as many as are left.
-func (c *Cgroups) walk(name string, depth int, left *int, f func(name string, id uint64) bool) error {
-	if depth == 0 {
-		return nil
+// walk calls f for the cgroups below one, which come and go meanwhile, until f is done, and goes on below those of which f says so. It
+// looks at all of one depth before it looks at deeper ones: a program that makes very many has them below its own cgroup, and those of
+// pods, and what the configuration names, are rarely deeper than that.
+func (c *Cgroups) walk(name string, deepest int, f func(name string, id uint64) (below, done bool)) error {
+	left := maxCgroups
+	for level := []string{name}; len(level) > 0; {
+		var next []string
+		for _, above := range level {
+			done, err := c.children(above, &left, func(name string, id uint64) bool {
+				below, done := f(name, id)
+				if below && strings.Count(name, "/") < deepest {
+					next = append(next, name)
+				}
+				return done
+			})
+			if done || err != nil {
+				return err
+			}
+		}
+		level = next
 	}
+	return nil
+}
+
+// children calls f for the cgroups just below one, until f is done. It looks at as many as are left.
+func (c *Cgroups) children(name string, left *int, f func(name string, id uint64) bool) (done bool, err error) {
 	d, err := os.Open(c.dir(name))
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil
+		return false, nil
 	}
 	if err != nil {
-		return err
+		return false, err
 	}
 	defer func() { _ = d.Close() }()
 	for {
@@ -231,23 +251,23 @@ func (c *Cgroups) walk(name string, depth int, left *int, f func(name string, id
 				continue
 			}
 			if *left--; *left < 0 {
-				return fmt.Errorf("the hierarchy of cgroups %w", ErrTooMuch)
+				return false, fmt.Errorf("the hierarchy of cgroups %w", ErrTooMuch)
 			}
-			below := name + "/" + e.Name()
-			g := Cgroup{all: c, path: below}
-			st, serr := g.stat()
-			if serr != nil || !f(below, st.Ino) {
-				continue
-			}
-			if werr := c.walk(below, depth-1, left, f); werr != nil {
-				return werr
+			g := Cgroup{all: c, path: name + "/" + e.Name()}
+			st, err := g.stat()
+			switch {
+			case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENODEV): // it is gone
+			case err != nil:
+				return false, err
+			case f(g.path, st.Ino):
+				return true, nil
 			}
 		}
 		switch {
 		case errors.Is(err, io.EOF), errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENODEV):
-			return nil
+			return false, nil
 		case err != nil:
-			return err
+			return false, err
 		}
 	}
 }

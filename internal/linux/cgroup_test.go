@@ -5,6 +5,7 @@ package linux
 import (
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"net/netip"
 	"os"
@@ -148,6 +149,45 @@ func TestCgroups_FindPods(t *testing.T) {
 	}
 	got, err := all.FindPods([]string{systemd, plain, inPod, "none"})
 	if err != nil || len(got) != 2 || got[systemd] != ofSystemd || got[plain] != ofPlain {
+		t.Errorf("%v, %v", got, err)
+	}
+}
+
+// Programs of cgroups that are very deep are the pod's, too.
+func TestCgroup_Family_deep(t *testing.T) {
+	all, name := openCgroups(t)
+	deep := name
+	for range 3 * maxCgroupDepth {
+		deep += "/a"
+		makeCgroups(t, all, deep)
+	}
+	ids, err := mustOpenCgroup(t, all, name).Family()
+	if err != nil || len(ids) != 1+3*maxCgroupDepth || !ids[mustOpenCgroup(t, all, deep).ID()] {
+		t.Errorf("%d, %v", len(ids), err)
+	}
+}
+
+// A program that makes very many cgroups below its own keeps nobody from what is less deep.
+func TestCgroups_manyBelow(t *testing.T) {
+	const uid = "0f0e0d0c-1111-2222-3333-444455559999"
+	all, name := openCgroups(t)
+	const programs = 8
+	for i := range programs { // the kernel lists them in no order
+		program := fmt.Sprintf("%s/%d", name, i)
+		makeCgroups(t, all, program, program+"/a", program+"/a/b", program+"/a/b/c")
+	}
+	pods := name + "/kubepods"
+	makeCgroups(t, all, pods, pods+"/pod"+uid)
+	id := mustOpenCgroup(t, all, pods+"/pod"+uid).ID()
+	looks := 0
+	mustDo(t, all.walk(name, math.MaxInt, func(_ string, got uint64) (below, done bool) {
+		looks++
+		return true, got == id
+	}))
+	if most := 2 * (programs + 1); looks > most {
+		t.Errorf("looked at %d until it was found, want at most %d", looks, most)
+	}
+	if got, err := all.Paths([]uint64{id}); err != nil || got[id] != pods+"/pod"+uid {
 		t.Errorf("%v, %v", got, err)
 	}
 }

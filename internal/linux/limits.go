@@ -22,7 +22,8 @@ const (
 	// of its node, with the node's pods, of which there are some hundreds at most.
 	maxFilterNever = 1024
 	// maxCgroups and maxCgroupDepth bound one look through the cgroups of a node, or of a pod: a program that may make some
-	// can make very many. Kubelet's of pods are at most 6 deep; a node of 250 pods has some thousand.
+	// can make very many. Kubelet's of pods are at most 6 deep; a node of 250 pods has some thousand. What is below a pod has no
+	// bound of depth.
 	maxCgroups     = 32 << 10
 	maxCgroupDepth = 12
 	// maxBypass bounds the negative cache of one pod: an application that connects to
