@@ -532,11 +532,11 @@ func (m *manager) kernelAvailable(p *pod, now time.Time) bool {
 // becomeUnavailable leaves a pod to the agent, because of err.
 func (m *manager) becomeUnavailable(p *pod, err error, now time.Time) {
 	if p.unavailable == nil {
-		instead := "the agent carries it"
+		instead := "the agent"
 		if isHostPod(p.atts) {
-			instead = "its connections are plain TCP"
+			instead = "nobody: plain TCP"
 		}
-		m.a.cfg.Log.Info("pod not on its kernel's SMC-R, which its policy prefers; "+instead, "pod", podOf(p.atts[0]).String(), "netns", p.atts[0].NetNS, "err", err)
+		m.a.cfg.Log.Info("pod not on its kernel's SMC-R, which its policy prefers", "carries", instead, "pod", podOf(p.atts[0]).String(), "netns", p.atts[0].NetNS, "err", err)
 	}
 	p.unavailable, p.lookAgain = err, now.Add(retryMost)
 }

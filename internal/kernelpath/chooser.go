@@ -91,7 +91,7 @@ func (c *Chooser) exclude(ids []uint64) error {
 		return err
 	}
 	for _, r := range rules {
-		if r.Exclude && !slices.Contains(ids, r.Choice.Cgroup) {
+		if r.Exclude && !slices.Contains(ids, r.Cgroup) {
 			if err := c.Forget(r.Choice); err != nil {
 				return err
 			}

@@ -63,7 +63,8 @@ func TestTCPSockets_isForeign(t *testing.T) {
 	socks := ofCgroups([]linux.TCPSocket{
 		{TCPConn: tcp("10.0.0.50:40000", "10.0.0.1:6379"), Cgroup: ours},
 		{TCPConn: tcp("10.0.0.50:40001", "10.0.0.1:6379"), Cgroup: others},
-		{TCPConn: tcp("10.0.0.50:40002", "10.0.0.1:6379"), Cgroup: ours}, {TCPConn: tcp("10.0.0.50:40002", "10.0.0.2:6379"), Cgroup: others},
+		{TCPConn: tcp("10.0.0.50:40002", "10.0.0.1:6379"), Cgroup: ours},
+		{TCPConn: tcp("10.0.0.50:40002", "10.0.0.2:6379"), Cgroup: others},
 		listener("80", ours), listener("81", others), listener("82", others), listener("82", ours), listener("82", others),
 	}, map[uint64]bool{ours: true})
 	listens := func(port uint16) smcnl.Socket {

@@ -103,7 +103,8 @@ func TestPlanRevocation_cgroup(t *testing.T) {
 	conns := ofCgroups([]linux.TCPSocket{
 		{TCPConn: tcp("10.0.0.50:40000", "10.0.0.1:6379"), Cgroup: ours},
 		{TCPConn: tcp("10.0.0.50:40001", "10.0.0.1:6379"), Cgroup: others},
-		{TCPConn: tcp("10.0.0.50:40002", "10.0.0.1:6379"), Cgroup: ours}, {TCPConn: tcp("10.0.0.50:40002", "10.0.0.2:6379"), Cgroup: others},
+		{TCPConn: tcp("10.0.0.50:40002", "10.0.0.1:6379"), Cgroup: ours},
+		{TCPConn: tcp("10.0.0.50:40002", "10.0.0.2:6379"), Cgroup: others},
 	}, map[uint64]bool{ours: true})
 	refused := conns.judge(linux.OptionFilterConfig{})
 	for _, tt := range []struct {
