@@ -247,7 +247,9 @@ func TestNeverAnAgent(t *testing.T) {
 	update(w, in, func(p *corev1.Pod) { p.Annotations[v1alpha1.AnnotationEnabled] = "true" })
 	w.eventually("a pod is opted in", says(v1alpha1.PodStatusNoAgent))
 	w.never("an agent that starts", agentGrace+2*time.Second, func() error { return w.says(waits, "") })
-	w.policy("kernel", func(p *v1alpha1.SMCRPolicySpec) { p.Datapath, p.Isolation = v1alpha1.DatapathKernel, v1alpha1.IsolationNode })
+	w.policy("kernel", func(p *v1alpha1.SMCRPolicySpec) {
+		p.Datapath, p.Isolation = v1alpha1.DatapathKernel, v1alpha1.IsolationNode
+	})
 	host := w.pod("host", none.Name, "", optedIn(""), inHostNetwork)
 	w.eventually("a pod in the node's network", func() error { return w.says(host, v1alpha1.PodStatusNoAgent) })
 	if err := w.Delete(t.Context(), ds); err != nil {
