@@ -392,6 +392,10 @@ func (v View) Explain(source, destination string) (agentapi.Explanation, error) 
 		e.Live = slices.DeleteFunc(e.Live, func(c agentapi.Conn) bool { return c.Pod != source })
 		e.Recent = slices.DeleteFunc(e.Recent, func(d agentapi.Decision) bool { return d.Pod != source })
 	}
+	if !isOurs && slices.ContainsFunc(a.node.Load().HostPods, func(p config.HostPod) bool { return p.String() == source }) {
+		e.Pod, e.Code, e.Verdict = source, agentapi.CodePodFailed, "plain TCP: the pod is in the node's network, and its cgroup is not there yet"
+		return e, nil
+	}
 	p := a.verdict(&e, src, isOurs, sources, dst)
 	e.Advice = e.Code.Advice()
 	if n := a.wire.info().Dropped[linux.WireUnknownSource.String()]; n > 0 && isNotConfirmed(e.Code) {

@@ -8,10 +8,12 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/smcr-io/kube-smcr/internal/cni"
 	"github.com/smcr-io/kube-smcr/internal/config"
+	"github.com/smcr-io/kube-smcr/internal/kernelpath"
 	"github.com/smcr-io/kube-smcr/internal/linux"
 	"github.com/smcr-io/kube-smcr/internal/records"
 )
@@ -33,10 +35,21 @@ func isHostPod(atts []cni.Attachment) bool {
 	return len(atts) > 0 && (strings.HasPrefix(atts[0].NetNS, cgroupPrefix) || strings.HasPrefix(atts[0].NetNS, lostPrefix))
 }
 
-// hostWanted tells whether the configuration has a pod in the node's network.
+// isLost tells whether they are those of a pod whose cgroup is not found.
+func isLost(atts []cni.Attachment) bool {
+	return len(atts) > 0 && strings.HasPrefix(atts[0].NetNS, lostPrefix)
+}
+
+// hostWanted tells whether the configuration has a pod in the node's network, with this cgroup.
 func hostWanted(n *config.Node, att cni.Attachment) bool {
 	return slices.ContainsFunc(n.HostPods, func(p config.HostPod) bool {
-		return records.Pod{Namespace: p.Namespace, Name: p.Name, UID: p.UID} == att.Pod
+		if (records.Pod{Namespace: p.Namespace, Name: p.Name, UID: p.UID}) != att.Pod {
+			return false
+		}
+		if p.Cgroup != "" {
+			return att.NetNS == cgroupPrefix+p.Cgroup
+		}
+		return strings.Contains(strings.ReplaceAll(att.NetNS, "_", "-"), p.CgroupUID) // as systemd has it
 	})
 }
 
@@ -51,14 +64,18 @@ type podCgroups interface {
 	close() error
 }
 
-// hostPods finds the pods in the node's network. The manager's goroutine uses it only.
+// hostPods finds the pods in the node's network. The manager's goroutine uses it only, but for settled.
 type hostPods struct {
 	m *manager
 
 	cgroups podCgroups // nil until there is such a pod
 	known   map[string]*hostPod
-	looked  bool   // for what an earlier agent left
-	problem string // that was logged
+	looked  bool // for what an earlier agent left
+	blind   bool // there is no datapath that could be asked
+	// leftovers are what an earlier agent left, by the path, until it is known whose they are.
+	leftovers map[string]cni.Attachment
+	settled   atomic.Bool // nothing of an earlier agent is left of which that is not known
+	problem   string      // that was logged
 }
 
 // hostPod is one that the configuration has.
@@ -74,6 +91,7 @@ func (h *hostPods) attachments(n *config.Node, have map[string]*pod, now time.Ti
 		return nil
 	}
 	out, err := h.find(n, have, now)
+	h.settled.Store(h.looked && len(h.leftovers) == 0 || h.blind)
 	text := ""
 	if err != nil {
 		text = err.Error()
@@ -86,47 +104,83 @@ func (h *hostPods) attachments(n *config.Node, have map[string]*pod, now time.Ti
 }
 
 func (h *hostPods) find(n *config.Node, have map[string]*pod, now time.Time) ([]cni.Attachment, error) {
-	var errs []error
+	lookErr := h.left()
 	byPath := map[string]cni.Attachment{}
-	if err := h.left(byPath); err != nil {
-		errs = append(errs, err)
-	}
-	for _, p := range have { // still there, and perhaps not wanted
-		if isHostPod(p.atts) && p.kernel != nil && !p.kernel.net.gone() {
-			byPath[p.atts[0].NetNS] = p.atts[0]
+	for name, p := range have { // still there, and perhaps not wanted
+		if isHostPod(p.atts) && h.mayBeChosen(p) {
+			byPath[name] = p.atts[0]
 		}
 	}
-	if len(n.HostPods) > 0 {
-		if err := h.open(); err != nil {
-			errs = append(errs, err)
-		} else if err := h.locate(n.HostPods, now); err != nil {
-			errs = append(errs, err)
-		}
-	}
-	for _, pod := range n.HostPods {
-		att := cni.Attachment{Pod: records.Pod{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}, NetNS: lostPrefix + pod.CgroupUID}
-		known := h.known[keyOf(pod)]
+	err := h.configured(n, byPath, now)
+	for name, att := range h.leftovers {
+		_, taken := byPath[name]
 		switch {
-		case known != nil && known.path != "":
-			id, err := h.cgroups.id(known.path)
-			if errors.Is(err, linux.ErrGone) {
-				known.path, known.since = "", now
-				continue
-			}
-			if err != nil {
-				errs = append(errs, err)
-			}
-			att.NetNS, att.NetNSID = cgroupPrefix+known.path, id
-		case known != nil && now.Sub(known.since) < cgroupPatience:
-			continue // kubelet is about to make it, or it is just going
+		case taken || have[name] != nil:
+			delete(h.leftovers, name) // as one of these it is looked after
+		case h.isGone(att):
+			delete(h.leftovers, name) // and so its rule is forgotten one day
+		case err == nil: // else the configuration may want it, and it stays as it is
+			byPath[name] = att
 		}
-		byPath[att.NetNS] = att
 	}
 	out := make([]cni.Attachment, 0, len(byPath))
 	for _, name := range slices.Sorted(maps.Keys(byPath)) {
 		out = append(out, byPath[name])
 	}
-	return out, errors.Join(errs...)
+	return out, errors.Join(lookErr, err)
+}
+
+// mayBeChosen tells whether new sockets of a pod may be SMC, or whether it may have some: those that leave the configuration first leave
+// their kernel's SMC-R.
+func (h *hostPods) mayBeChosen(p *pod) bool {
+	if p.kernel != nil {
+		return !p.kernel.net.gone()
+	}
+	return !p.noKernel && h.cgroups != nil && !h.isGone(p.atts[0]) // an earlier agent may have chosen it
+}
+
+// isGone tells whether a pod's cgroup is gone.
+func (h *hostPods) isGone(att cni.Attachment) bool {
+	name, ok := strings.CutPrefix(att.NetNS, cgroupPrefix)
+	if !ok || att.NetNSID == 0 { // it was not there
+		return true
+	}
+	id, err := h.cgroups.id(name)
+	return errors.Is(err, linux.ErrGone) || err == nil && id != att.NetNSID
+}
+
+// configured adds the pods that the configuration has. After an error some may be missing, and those that are there stay.
+func (h *hostPods) configured(n *config.Node, byPath map[string]cni.Attachment, now time.Time) error {
+	var err error
+	if len(n.HostPods) > 0 {
+		if err = h.open(); err == nil {
+			err = h.locate(n.HostPods, now)
+		}
+	}
+	for _, pod := range n.HostPods {
+		att := cni.Attachment{Pod: records.Pod{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}, NetNS: lostPrefix + pod.CgroupUID}
+		known := h.known[keyOf(pod)]
+		if known != nil && known.path != "" {
+			att.NetNS = cgroupPrefix + known.path
+			id, ierr := h.cgroups.id(known.path)
+			switch _, there := byPath[att.NetNS]; {
+			case ierr == nil:
+				att.NetNSID, known.since = id, now
+			case errors.Is(ierr, linux.ErrGone):
+				known.path = ""
+			default:
+				err = errors.Join(err, ierr)
+				if there {
+					continue
+				}
+			}
+		}
+		if known != nil && known.path == "" && now.Sub(known.since) < cgroupPatience {
+			continue // kubelet is about to make it, or it is just going
+		}
+		byPath[att.NetNS] = att
+	}
+	return err
 }
 
 // keyOf tells a pod from others, and from an earlier one of its name.
@@ -143,11 +197,13 @@ func (h *hostPods) open() (err error) {
 
 // close is called by the manager when it ends.
 func (h *hostPods) close() error {
+	h.looked, h.leftovers = false, nil
+	h.settled.Store(false)
 	if h.cgroups == nil {
 		return nil
 	}
 	err := h.cgroups.close()
-	h.cgroups, h.known, h.looked = nil, nil, false
+	h.cgroups, h.known = nil, nil
 	return err
 }
 
@@ -182,9 +238,9 @@ func (h *hostPods) locate(all []config.HostPod, now time.Time) error {
 	return err
 }
 
-// left adds the cgroups that an earlier agent chose, under no pod's name: what the configuration has of them replaces that. Rules
-// of cgroups that are gone are forgotten.
-func (h *hostPods) left(byPath map[string]cni.Attachment) error {
+// left finds the cgroups that an earlier agent chose, or of which it filters the option, under no pod's name: what the configuration has
+// of them replaces that. Those that are gone are forgotten.
+func (h *hostPods) left() error {
 	if h.looked {
 		return nil
 	}
@@ -193,6 +249,7 @@ func (h *hostPods) left(byPath map[string]cni.Attachment) error {
 		return nil
 	}
 	c, err := h.m.a.kernelPath.acquire()
+	h.blind = err != nil
 	if err != nil {
 		return err
 	}
@@ -201,11 +258,10 @@ func (h *hostPods) left(byPath map[string]cni.Attachment) error {
 	if err != nil {
 		return err
 	}
-	var ids []uint64
+	others = slices.DeleteFunc(others, func(x kernelpath.Choice) bool { return x.Cgroup == 0 })
+	ids := make([]uint64, 0, len(others))
 	for _, x := range others {
-		if x.Cgroup != 0 {
-			ids = append(ids, x.Cgroup)
-		}
+		ids = append(ids, x.Cgroup)
 	}
 	if len(ids) == 0 {
 		h.looked = true
@@ -218,16 +274,13 @@ func (h *hostPods) left(byPath map[string]cni.Attachment) error {
 	if err != nil {
 		return err
 	}
+	h.leftovers = map[string]cni.Attachment{}
 	for _, x := range others {
-		if x.Cgroup == 0 {
+		if name, ok := paths[x.Cgroup]; ok {
+			h.leftovers[cgroupPrefix+name] = cni.Attachment{NetNS: cgroupPrefix + name, NetNSID: x.Cgroup, Pod: records.Pod{Name: name}}
 			continue
 		}
-		name, ok := paths[x.Cgroup]
-		if !ok {
-			err = errors.Join(err, c.forget(x))
-			continue
-		}
-		byPath[cgroupPrefix+name] = cni.Attachment{NetNS: cgroupPrefix + name, NetNSID: x.Cgroup, Pod: records.Pod{Name: name}}
+		err = errors.Join(err, c.forget(x))
 	}
 	h.looked = err == nil
 	return err

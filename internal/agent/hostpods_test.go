@@ -189,6 +189,27 @@ func hostPodsOf(b *bench) *hostPods {
 	return &m.hosts
 }
 
+// A service that is not there, or whose path is mistyped, is said: first that it may come, then that it did not.
+func TestHostPods_serviceMissing(t *testing.T) {
+	b, _, p := newHostBench(t, kernelAll)
+	p.isGone = true
+	b.start()
+	if e := value(b.client.Explain(t.Context(), "shop/db", "198.51.100.1:80"))(t); e.Code != agentapi.CodePodFailed || !strings.Contains(e.Verdict, "not there yet") {
+		t.Errorf("explanation %+v", e)
+	}
+	h := hostPodsOf(b)
+	now := time.Now()
+	if got := h.attachments(b.cfg.Node, nil, now); len(got) != 0 {
+		t.Errorf("at once: %+v", got)
+	}
+	if got := h.attachments(b.cfg.Node, nil, now.Add(cgroupPatience)); len(got) != 1 || got[0].NetNS != cgroupPrefix+dbCgroup || got[0].NetNSID != 0 {
+		t.Errorf("later: %+v", got)
+	}
+	if err := h.close(); err != nil {
+		t.Error(err)
+	}
+}
+
 // A node that cannot look at cgroups says so once, and of each such pod.
 func TestHostPods_noCgroups(t *testing.T) {
 	b, _, _ := newHostBench(t, kernelAll)

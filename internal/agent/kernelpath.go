@@ -295,12 +295,13 @@ func (k *kernelPath) release() {
 }
 
 // tidy takes everything from the node when no pod uses it. It is called at the end of a round, when all
-// pods have been looked at.
+// pods have been looked at, but perhaps for those that an earlier agent left in the node's network: until these are, it takes nothing.
 func (k *kernelPath) tidy() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	unused := k.chooser != nil && k.pods == 0
-	if !k.looked {
+	settled := k.a.manager.hosts.settled.Load()
+	unused := settled && k.chooser != nil && k.pods == 0
+	if settled && !k.looked {
 		k.looked = true
 		unused = unused || k.chooser == nil && k.a.cfg.smc.pinned()
 	}
@@ -351,6 +352,9 @@ func (k *kernelPath) forgetLocked(now time.Time) error {
 	if err != nil {
 		return err
 	}
+	if !k.a.manager.hosts.settled.Load() {
+		others = slices.DeleteFunc(others, func(x kernelpath.Choice) bool { return x.Cgroup != 0 })
+	}
 	was := k.strangers
 	k.strangers = others
 	for _, x := range others {
@@ -374,7 +378,7 @@ func (m *manager) chosen() (nets []podNet, done func(), err error) {
 		switch {
 		case p.kernel != nil:
 			nets = append(nets, p.kernel.net)
-		case !p.noKernel:
+		case !p.noKernel && !isLost(p.atts):
 			k, err := m.openKernelPod(p)
 			if errors.Is(err, linux.ErrGone) {
 				continue

@@ -20,7 +20,7 @@ import (
 // whose /var/run is a directory of its own: runtimes put the namespaces into /var/run/netns,
 // and the agent has the node's /run/netns.
 func unseen(path string, err error) error {
-	if !errors.Is(err, linux.ErrGone) || strings.HasPrefix(path, "/proc/") {
+	if !errors.Is(err, linux.ErrGone) || strings.HasPrefix(path, "/proc/") || strings.HasPrefix(path, cgroupPrefix) {
 		return err
 	}
 	dir := filepath.Dir(path)

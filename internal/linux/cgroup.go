@@ -20,20 +20,45 @@ import (
 // those of containers are, sees its own part only.
 type Cgroups struct {
 	root *os.File // a mount of ours that is attached nowhere
+	// partial says that it is what is below this process's own cgroup.
+	partial bool
 }
 
 // OpenCgroups opens the hierarchy. In a container it needs to see the node's first process (hostPID: true, CAP_SYS_PTRACE). It mounts
 // (CAP_SYS_ADMIN).
 func OpenCgroups() (*Cgroups, error) {
-	var root *os.File
+	var c Cgroups
 	err := inNodesCgroups(func() (err error) {
-		root, err = mountCgroups()
+		if c.root, err = mountCgroups(); err != nil {
+			return err
+		}
+		c.partial, err = isOwnPart(c.root)
 		return err
 	})
 	if err != nil {
 		return nil, feature("cgroup v2 of the node", "use a kernel with cgroup v2 (CONFIG_CGROUPS)", err)
 	}
-	return &Cgroups{root}, nil
+	return &c, nil
+}
+
+// isOwnPart tells whether the root of a mount, which is that of the thread's cgroup namespace, is the thread's own cgroup, and not that of
+// the whole hierarchy.
+func isOwnPart(root *os.File) (bool, error) {
+	const ofAll = 1 // the ID
+	var st unix.Stat_t
+	if err := unix.Fstat(int(root.Fd()), &st); err != nil {
+		return false, os.NewSyscallError("fstat", err)
+	}
+	text, err := os.ReadFile("/proc/thread-self/cgroup")
+	if err != nil {
+		return false, err
+	}
+	for line := range strings.Lines(string(text)) {
+		if name, ok := strings.CutPrefix(strings.TrimSpace(line), "0::"); ok {
+			return st.Ino != ofAll && (name == "/" || strings.HasPrefix(name, "/..")), nil
+		}
+	}
+	return false, nil
 }
 
 // Close closes the hierarchy, and cgroups that were opened in it are of no more use.
@@ -191,7 +216,11 @@ func (c *Cgroups) FindPods(uids []string) (map[string]string, error) {
 	return found, err
 }
 
-// Paths returns the paths of cgroups by their IDs. Those that are gone are not in the result. With an error others may be missing, too.
+// ErrPartial means that this process sees the cgroups below its own only, so that nobody knows whether others are gone.
+var ErrPartial = errors.New("the node's cgroups are out of sight: the agent must see the node's first process (in a pod hostPID: true and CAP_SYS_PTRACE)")
+
+// Paths returns the paths of cgroups by their IDs. Those that are gone are not in the result. With an error, which may be
+// [ErrPartial], others may be missing, too.
 func (c *Cgroups) Paths(ids []uint64) (map[uint64]string, error) {
 	wanted := make(map[uint64]bool, len(ids))
 	for _, id := range ids {
@@ -204,6 +233,9 @@ func (c *Cgroups) Paths(ids []uint64) (map[uint64]string, error) {
 		}
 		return true, len(found) == len(wanted)
 	})
+	if c.partial && len(found) < len(wanted) {
+		err = errors.Join(err, ErrPartial)
+	}
 	if err != nil {
 		err = fmt.Errorf("look for %d cgroups: %w", len(ids), err)
 	}

@@ -10,10 +10,13 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/smcr-io/kube-smcr/internal/testenv"
 )
@@ -150,6 +153,39 @@ func TestCgroups_FindPods(t *testing.T) {
 	got, err := all.FindPods([]string{systemd, plain, inPod, "none"})
 	if err != nil || len(got) != 2 || got[systemd] != ofSystemd || got[plain] != ofPlain {
 		t.Errorf("%v, %v", got, err)
+	}
+}
+
+// Who sees its own part of the hierarchy only, as a container without the node's processes, does not take what is elsewhere for gone.
+func TestCgroups_partial(t *testing.T) {
+	all, name := openCgroups(t)
+	makeCgroups(t, all, name+"/own", name+"/own/a", name+"/other")
+	id := func(below string) uint64 { return mustOpenCgroup(t, all, name+below).ID() }
+	back := moveTo(t, all, name+"/own")
+	defer back()
+	var part Cgroups
+	result := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread ends with this goroutine
+		err := unix.Unshare(unix.CLONE_NEWCGROUP)
+		if err == nil {
+			part.root, err = mountCgroups()
+		}
+		if err == nil {
+			part.partial, err = isOwnPart(part.root)
+		}
+		result <- err
+	}()
+	mustDo(t, <-result)
+	defer func() { mustDo(t, part.Close()) }()
+	if got, err := part.Paths([]uint64{id("/own/a"), id("/other")}); !errors.Is(err, ErrPartial) || len(got) != 1 || got[id("/own/a")] != "/a" {
+		t.Errorf("of a part: %v, %v", got, err)
+	}
+	if got, err := part.Paths([]uint64{id("/own/a")}); err != nil || len(got) != 1 {
+		t.Errorf("of a part, what is there: %v, %v", got, err)
+	}
+	if got, err := all.Paths([]uint64{id("/other"), 1 << 40}); err != nil || len(got) != 1 {
+		t.Errorf("of the whole: %v, %v", got, err)
 	}
 }
 
