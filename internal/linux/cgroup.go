@@ -10,7 +10,6 @@ import (
 	"math"
 	"os"
 	"path"
-	"runtime"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -95,22 +94,17 @@ func inNodesCgroups(f func() error) error {
 	if err != nil {
 		return err
 	}
-	result := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread() // never unlocked: the thread ends with this goroutine
-		ns, err := os.Open("/proc/1/ns/cgroup")
-		if err != nil {
-			result <- err
+	onDisposableThread(func() {
+		var ns *os.File
+		if ns, err = os.Open("/proc/1/ns/cgroup"); err != nil {
 			return
 		}
 		defer func() { _ = ns.Close() }()
-		if err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWCGROUP); err != nil {
-			result <- os.NewSyscallError("setns", err)
-			return
+		if err = os.NewSyscallError("setns", unix.Setns(int(ns.Fd()), unix.CLONE_NEWCGROUP)); err == nil {
+			err = f()
 		}
-		result <- f()
-	}()
-	return <-result
+	})
+	return err
 }
 
 // A Cgroup is one of the hierarchy: that of a pod in the node's network.
