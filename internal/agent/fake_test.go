@@ -42,6 +42,8 @@ type fakeKernel struct {
 	hang map[string]chan struct{}
 	// cgroupErr is why there is no hierarchy of cgroups.
 	cgroupErr error
+	// findErr and pathsErr are why nothing is found there.
+	findErr, pathsErr error
 }
 
 type fakePod struct {
@@ -124,6 +126,9 @@ func (k *fakeKernel) cgroups() (podCgroups, error) {
 type fakeCgroups struct{ k *fakeKernel }
 
 func (c fakeCgroups) find(uids []string) (map[string]string, error) {
+	if c.k.findErr != nil {
+		return nil, c.k.findErr
+	}
 	out := map[string]string{}
 	for _, uid := range uids {
 		if _, err := c.id("/kubepods/pod" + uid); err == nil {
@@ -136,6 +141,9 @@ func (c fakeCgroups) find(uids []string) (map[string]string, error) {
 func (c fakeCgroups) paths(ids []uint64) (map[uint64]string, error) {
 	c.k.mu.Lock()
 	defer c.k.mu.Unlock()
+	if c.k.pathsErr != nil {
+		return nil, c.k.pathsErr
+	}
 	out := map[uint64]string{}
 	for path, p := range c.k.pods {
 		if name, ok := strings.CutPrefix(path, cgroupPrefix); ok && !p.isGone && slices.Contains(ids, p.inode) {

@@ -13,6 +13,7 @@ import (
 	"github.com/google/nftables"
 
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
+	"github.com/smcr-io/kube-smcr/internal/cni"
 	"github.com/smcr-io/kube-smcr/internal/config"
 	"github.com/smcr-io/kube-smcr/internal/kernelpath"
 	"github.com/smcr-io/kube-smcr/internal/linux"
@@ -206,6 +207,71 @@ func TestHostPods_serviceMissing(t *testing.T) {
 		t.Errorf("later: %+v", got)
 	}
 	if err := h.close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// A service that the configuration has in another cgroup leaves the one that it had.
+func TestHostPods_otherCgroup(t *testing.T) {
+	const newCgroup, newID = "/system.slice/db2.service", dbID + 1
+	b, s, _ := newHostBench(t, kernelAll)
+	b.start()
+	b.awaitHost("shop/db", agentapi.StateReady)
+	b.kernel.add(cgroupPrefix+newCgroup, newID)
+	b.configure("  hostPods:\n  - {namespace: shop, name: db, cgroup: "+newCgroup+"}\n", kernelAll)
+	b.reload <- struct{}{}
+	eventually(t, func() string {
+		_, old := s.pod(dbID)
+		_, is := s.pod(newID)
+		return map[bool]string{true: "the old one is chosen, or the new one is not"}[old || !is]
+	})
+}
+
+// What an earlier agent chose stays as it is while the configuration's pods cannot be found, and nothing is taken from the node.
+func TestHostPods_leftAndNotFound(t *testing.T) {
+	b, s, _ := newHostBench(t, kernelAll)
+	s.pins, s.pods[dbID] = true, kernelpath.PodConfig{}
+	h := hostPodsOf(b)
+	now := time.Now()
+	none := &config.Node{}
+	b.kernel.pathsErr = linux.ErrTooMuch
+	h.m.a.node.Store(none)
+	if got := h.attachments(none, nil, now); len(got) != 0 || h.settled.Load() {
+		t.Errorf("not looked for: %+v, settled: %t", got, h.settled.Load())
+	}
+	h.m.a.kernelPath.tidy()
+	b.kernel.pathsErr, b.kernel.findErr = nil, linux.ErrTooMuch
+	wanted := &config.Node{HostPods: []config.HostPod{{Namespace: "shop", Name: "web", UID: "u2", CgroupUID: "u2"}}}
+	if got := h.attachments(wanted, nil, now); len(got) != 0 || h.settled.Load() {
+		t.Errorf("not found: %+v, settled: %t", got, h.settled.Load())
+	}
+	h.m.a.kernelPath.tidy()
+	if _, is := s.pod(dbID); !is || !s.pinned() || s.removed != 0 {
+		t.Error("what was left is not there any more")
+	}
+	b.kernel.findErr = nil
+	got := h.attachments(wanted, nil, now)
+	if len(got) != 1 || got[0].NetNSID != dbID {
+		t.Fatalf("found: %+v", got)
+	}
+	got = h.attachments(none, map[string]*pod{got[0].NetNS: {atts: got}}, now)
+	if len(got) != 1 || !h.settled.Load() {
+		t.Errorf("while nobody knows that it is off its kernel's SMC-R: %+v, settled: %t", got, h.settled.Load())
+	}
+	if err := errors.Join(h.close(), h.m.a.kernelPath.close()); err != nil {
+		t.Error(err)
+	}
+}
+
+// A pod whose cgroup is not found keeps nobody from forgetting the rules of pods that are gone.
+func TestHostPods_lostAndForgetting(t *testing.T) {
+	b, _, _ := newHostBench(t, kernelAll)
+	b.cfg.kernel = linuxKernel{}
+	h := hostPodsOf(b)
+	h.m.put("lost", &pod{atts: []cni.Attachment{{NetNS: lostPrefix + "u1"}}})
+	_, done, err := h.m.chosen()
+	done()
+	if err != nil {
 		t.Error(err)
 	}
 }
