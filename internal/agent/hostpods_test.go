@@ -211,6 +211,23 @@ func TestHostPods_serviceMissing(t *testing.T) {
 	}
 }
 
+// The node's nftables are of many: a firewall that is loaded anew may remove the filter.
+func TestHostPods_flushed(t *testing.T) {
+	b, s, _ := newHostBench(t, kernelAll)
+	b.start()
+	b.awaitHost("shop/db", agentapi.StateReady)
+	s.change(func() { s.flushed = true })
+	eventually(t, func() string {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return map[bool]string{true: "the filter is not there"}[s.flushed]
+	})
+	b.awaitHost("shop/db", agentapi.StateReady)
+	if !strings.Contains(b.log.String(), "nft flush ruleset") {
+		t.Errorf("log %s", b.log.String())
+	}
+}
+
 // A service that the configuration has in another cgroup leaves the one that it had.
 func TestHostPods_otherCgroup(t *testing.T) {
 	const newCgroup, newID = "/system.slice/db2.service", dbID + 1

@@ -44,6 +44,8 @@ type chooser interface {
 	purge(n podNet, cfg kernelpath.PodConfig) error
 	// others are the namespaces and cgroups that are chosen, or whose option is filtered, but for those of these pods.
 	others(known []podNet) ([]kernelpath.Choice, error)
+	// filtered tells whether the filter of the option of a pod in the node's network is there: others may flush the node's rules.
+	filtered(n podNet) (bool, error)
 	// forget takes away what chooses one of these, and of a cgroup the filter of its option.
 	forget(kernelpath.Choice) error
 	// lead brings the program before others that came to its hook, and tells whether there were any.
@@ -212,6 +214,16 @@ func othersOf(c choices, ns *linux.NetNS, known []podNet) ([]kernelpath.Choice, 
 		}
 	}
 	return out, nil
+}
+
+// filtered says of pods with a network of their own, whose rules are nobody else's, that it is.
+func (*linuxChooser) filtered(n podNet) (bool, error) {
+	at := placeOf(n)
+	if at.Cgroup == nil {
+		return true, nil
+	}
+	all, err := linux.OptionFilters(at.NetNS)
+	return slices.Contains(all, at.Cgroup.ID()), err
 }
 
 func (l *linuxChooser) forget(x kernelpath.Choice) error {
@@ -587,8 +599,12 @@ func (m *manager) attachKernel(p *pod, now time.Time) error {
 		// The buffers stay those of the first time, and are taken back as such.
 		cfg.SendBufferBytes, cfg.RMBEBytes = k.cfg.SendBufferBytes, k.cfg.RMBEBytes
 		if !was && p.state == podKernel && reflect.DeepEqual(cfg, k.cfg) {
-			m.revokeAgain(p, cfg.Filter, now)
-			return nil
+			there, err := m.a.kernelPath.get().filtered(k.net)
+			if there {
+				m.revokeAgain(p, cfg.Filter, now)
+				return nil
+			}
+			k.log.Warn("the filter of the pod's SMC-R option is not in the node's nftables any more (nft flush ruleset removes it); it is made anew, and connections that no policy allows end", "err", err)
 		}
 		if err := m.a.kernelPath.get().attach(k.net, cfg); err != nil {
 			return err

@@ -41,6 +41,7 @@ type fakeSMC struct {
 	attached                   int // how often
 	purged                     []uint64
 	undone                     kernelpath.PodConfig // of the last detach or purge
+	flushed                    bool                 // somebody removed the filters of options
 	forgetErr                  error
 	overtaken                  bool // by another program
 	leads                      int  // how often it was asked to lead
@@ -110,6 +111,7 @@ func (s *fakeSMC) attach(n podNet, cfg kernelpath.PodConfig) error {
 	}
 	s.pods[n.id()] = cfg
 	s.attached++
+	s.flushed = false
 	return nil
 }
 
@@ -148,6 +150,12 @@ func (s *fakeSMC) others(known []podNet) (out []kernelpath.Choice, _ error) {
 	}
 	slices.SortFunc(out, func(a, b kernelpath.Choice) int { return cmp.Compare(a.NetNS+a.Cgroup, b.NetNS+b.Cgroup) })
 	return out, nil
+}
+
+func (s *fakeSMC) filtered(podNet) (bool, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return !s.flushed, nil
 }
 
 func (s *fakeSMC) forget(x kernelpath.Choice) error {
