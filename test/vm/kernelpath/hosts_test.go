@@ -31,6 +31,7 @@ func hosts(t *testing.T, l *lab.Lab) {
 	}{
 		{"policy", (*hostBed).policy},
 		{"others", (*hostBed).others},
+		{"flushed", (*hostBed).flushed},
 		{"agentKilled", (*hostBed).agentKilled},
 		{"revoked", (*hostBed).revoked},
 		{"notWanted", (*hostBed).notWanted},
@@ -141,6 +142,17 @@ func (b *hostBed) others(t *testing.T) {
 	if _, err := server.Stop(); err != nil {
 		t.Error(err)
 	}
+}
+
+// flushed: a firewall that is loaded anew takes the filter away, and the agent makes it again.
+func (b *hostBed) flushed(t *testing.T) {
+	b.client.sh(t, "nft flush ruleset")
+	b.client.eventually(t, "the filter is there again", func() error {
+		_, err := b.client.Shell(t.Context(), "nft list tables | grep -q kube-smcr-option-")
+		return err
+	})
+	b.expect(t, "after the flush", selected, true, conns, 0, 0)
+	b.expect(t, "after the flush, the client selects the port", clientOnly, true, 0, conns, conns)
 }
 
 // holdHost starts a program in the client's cgroup whose connection holds until somebody ends it.
