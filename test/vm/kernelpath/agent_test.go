@@ -35,6 +35,7 @@ const (
 type node struct {
 	*lab.Guest
 	pod, addr string
+	host      bool // the pod is in the network of the node
 	agent     *lab.Process
 }
 
@@ -64,6 +65,21 @@ func (n *node) log() string {
 
 // inPod runs a program in the pod's network, without rights.
 func (n *node) inPod(command string) string { return strings.Join(n.asPod().In(command), " ") }
+
+// in runs a program in the pod, whose network net enters.
+func (n *node) in(command string) string {
+	if n.host {
+		return n.inCgroup(command)
+	}
+	return n.inPod(command)
+}
+
+func (n *node) net() string {
+	if n.host {
+		return ""
+	}
+	return "nsenter --net=/run/netns/" + n.pod + " "
+}
 
 // newNode makes a node's pod, whose interface add makes.
 func newNode(t *testing.T, g *lab.Guest, pod string, last int, add func(*lab.Pod, context.Context) error) *node {
@@ -267,15 +283,16 @@ func (b *bed) firstContact(t *testing.T) {
 	}
 }
 
-// startRedis starts a redis for each port, anew.
+// startRedis starts a redis for each port, anew, in the server's pod.
 func (b *bed) startRedis(t *testing.T) {
 	t.Helper()
 	for _, port := range []int{selected, clientOnly, unselected} {
 		b.server.sh(t, fmt.Sprintf(`
-			if [ -e /run/redis-%[1]d.pid ]; then kill $(cat /run/redis-%[1]d.pid); while nsenter --net=/run/netns/server ss -Hltn "sport = :%[1]d" | grep -q .; do sleep 0.1; done; fi
-			cd /tmp; %[2]s >/run/redis-%[1]d.log 2>&1 </dev/null & echo $! >/run/redis-%[1]d.pid
-			for i in $(seq 100); do nsenter --net=/run/netns/server ss -Hltn "sport = :%[1]d" | grep -q . && exit 0; sleep 0.1; done; exit 1`,
-			port, b.server.inPod(fmt.Sprintf("redis-server --port %d --bind 0.0.0.0 --save '' --protected-mode no", port))))
+			pid=/run/redis-%[2]s-%[1]d.pid
+			if [ -e $pid ]; then kill $(cat $pid); while %[3]sss -Hltn "sport = :%[1]d" | grep -q .; do sleep 0.1; done; fi
+			cd /tmp; %[4]s >/run/redis-%[2]s-%[1]d.log 2>&1 </dev/null & echo $! >$pid
+			for i in $(seq 100); do %[3]sss -Hltn "sport = :%[1]d" | grep -q . && exit 0; sleep 0.1; done; exit 1`,
+			port, b.server.pod, b.server.net(), b.server.in(fmt.Sprintf(`redis-server --port %d --bind 0.0.0.0 --save "" --protected-mode no`, port))))
 	}
 }
 

@@ -46,7 +46,7 @@ type hostBed struct{ bed }
 // newHost is a guest with a pod in its network, by that name: a cgroup below another one, as those of containers are.
 func newHost(t *testing.T, g *lab.Guest, pod string) *node {
 	t.Helper()
-	n := &node{Guest: g, pod: pod, addr: g.Addr(0).String()}
+	n := &node{Guest: g, pod: pod, addr: g.Addr(0).String(), host: true}
 	n.sh(t, "kernelsmc ueid flush; mkdir -p "+n.container())
 	return n
 }
@@ -71,19 +71,7 @@ func (n *node) configureHost(t *testing.T, ports ...int) {
 	n.sh(t, "mkdir -p /run/smcr; cat >/run/kp.yaml <<'EOF'\n"+fmt.Sprintf(strings.Replace(agentConfig, "policies:", host+"policies:", 1), n.Name(), policies)+"EOF\n")
 }
 
-// startRedis starts a redis for each port, anew, in the cgroup.
-func (b *hostBed) startRedis(t *testing.T) {
-	t.Helper()
-	for _, port := range []int{selected, clientOnly} {
-		b.server.sh(t, fmt.Sprintf(`
-			if [ -e /run/host-redis-%[1]d.pid ]; then kill $(cat /run/host-redis-%[1]d.pid); while ss -Hltn "sport = :%[1]d" | grep -q .; do sleep 0.1; done; fi
-			cd /tmp; %[2]s >/run/host-redis-%[1]d.log 2>&1 </dev/null & echo $! >/run/host-redis-%[1]d.pid
-			for i in $(seq 100); do ss -Hltn "sport = :%[1]d" | grep -q . && exit 0; sleep 0.1; done; exit 1`,
-			port, b.server.inCgroup(fmt.Sprintf("redis-server --port %d --bind 0.0.0.0 --save \"\" --protected-mode no", port))))
-	}
-}
-
-// counters are what the kernel counted in the network of a node.
+// hostCounters are what the kernel counted in the network of a node.
 func hostCounters(t *testing.T, n *node) smcnl.Counters {
 	t.Helper()
 	k, err := drive.Kernel(t.Context(), n.Guest)
@@ -155,16 +143,10 @@ func (b *hostBed) flushed(t *testing.T) {
 	b.expect(t, "after the flush, the client selects the port", clientOnly, true, 0, conns, conns)
 }
 
-// holdHost starts a program in the client's cgroup whose connection holds until somebody ends it.
-func (b *hostBed) holdHost(t *testing.T, name, program string) {
-	t.Helper()
-	b.client.sh(t, fmt.Sprintf("rm -f /tmp/ended-%[1]s; (%[2]s || true; date +%%s%%N >/tmp/ended-%[1]s) >/run/%[1]s.log 2>&1 </dev/null &", name, program))
-}
-
 // agentKilled: the agents' end costs nothing, and what is opened meanwhile is on SMC-R.
 func (b *hostBed) agentKilled(t *testing.T) {
 	before := hostCounters(t, b.client)
-	b.holdHost(t, "through", b.client.inCgroup(fmt.Sprintf("socat PIPE TCP4:%s:%d", b.server.addr, selected)))
+	b.hold(t, "through", fmt.Sprintf("socat PIPE TCP4:%s:%d", b.server.addr, selected))
 	b.client.eventually(t, "a connection is on SMC-R", func() error {
 		if d := hostCounters(t, b.client).Sub(before); d.ClientV2 != 1 {
 			return fmt.Errorf("%+v", d)
@@ -196,8 +178,8 @@ func (b *hostBed) revoked(t *testing.T) {
 		t.Fatal(err)
 	}
 	before := hostCounters(t, b.client)
-	b.holdHost(t, "others", fmt.Sprintf("peer dial -stack kernel -to %s:5000 -do hold", b.server.addr))
-	b.holdHost(t, "plain", b.client.inCgroup(fmt.Sprintf("socat PIPE TCP4:%s:%d", b.server.addr, clientOnly)))
+	b.client.sh(t, fmt.Sprintf("rm -f /tmp/ended-others; (peer dial -stack kernel -to %s:5000 -do hold || true; date +%%s%%N >/tmp/ended-others) >/run/others.log 2>&1 </dev/null &", b.server.addr))
+	b.hold(t, "plain", fmt.Sprintf("socat PIPE TCP4:%s:%d", b.server.addr, clientOnly))
 	b.client.eventually(t, "one is on SMC-R, and one fell back", func() error {
 		if d := hostCounters(t, b.client).Sub(before); d.ClientV2 != 1 || d.ClientFallbacks != 1 {
 			return fmt.Errorf("%+v", d)

@@ -25,7 +25,7 @@ const (
 func (b *bed) hold(t *testing.T, name, program string) {
 	t.Helper()
 	b.client.sh(t, fmt.Sprintf("rm -f /tmp/ended-%[1]s; (%[2]s || true; date +%%s%%N >/tmp/ended-%[1]s) >/run/%[1]s.log 2>&1 </dev/null &",
-		name, b.client.inPod(program)))
+		name, b.client.in(program)))
 }
 
 // changeAt puts other policies in force on a node, and returns when it asked for that, by its clock.
