@@ -26,6 +26,12 @@
 // Devices are opened in the host's namespace. If the network interface of a device is in the pod's
 // namespace, its addresses and routes are looked up there.
 //
+// # The kernel's datapath
+//
+// A pod whose policy wants its kernel's SMC-R has no stack, listener or redirection: the agent chooses its sockets, keeps its filter,
+// and tells what the kernel tells (kernelpath.go and its neighbours, package kernelpath). A pod in the node's network can have this
+// datapath only. It has no attachment record: its cgroup stands for its namespace (hostpods.go).
+//
 // # The wire
 //
 // The agent that manages the node keeps a table in the host's namespace, by which only devices of

@@ -130,6 +130,19 @@ func TestCgroup_Family(t *testing.T) {
 	}
 }
 
+// One look has a bound: of more cgroups it is an error, and none is taken for not there.
+func TestCgroups_tooMany(t *testing.T) {
+	all, name := openCgroups(t)
+	makeCgroups(t, all, name+"/a", name+"/b")
+	for left, want := range map[int]error{1: ErrTooMuch, 2: nil} {
+		seen := 0
+		done, err := all.children(name, &left, func(string, uint64) bool { seen++; return false })
+		if done || !errors.Is(err, want) || want == nil && seen != 2 {
+			t.Errorf("%d seen, done %t: %v, want %v", seen, done, err, want)
+		}
+	}
+}
+
 func TestCgroups_FindPods(t *testing.T) {
 	const (
 		systemd = "0f0e0d0c-1111-2222-3333-444455556666"
