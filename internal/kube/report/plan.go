@@ -422,7 +422,7 @@ func (p *planner) planPod(s *Snapshot, v *config.Verdict, pp *podPlan, atts []*a
 
 // noCgroup is the event about a pod in the node's network that its agent does not have.
 const noCgroup = "connections of this pod, which is in the node's network, are plain TCP: the agent has not found its cgroup (NOT_ATTACHED): " +
-	"see kubectl smcr attachments, and whether the agent sees the node's cgroups (kubectl smcr preflight)"
+	"see kubectl smcr attachments, and whether the agent may look at the node's processes (the chart's kernelPath.revoke)"
 
 // observe has an annotation written again that somebody else changed. If the annotation
 // is to be away and comes back after it was removed, it is somebody else's, and stays.
