@@ -87,9 +87,6 @@ type hostPod struct {
 // attachments are those of the pods in the node's network: of those that the configuration has, of those that it had, until
 // they are off their kernel's SMC-R, and of those that an earlier agent left there.
 func (h *hostPods) attachments(n *config.Node, have map[string]*pod, now time.Time) []cni.Attachment {
-	if len(n.HostPods) == 0 && h.cgroups == nil && h.looked {
-		return nil
-	}
 	out, err := h.find(n, have, now)
 	h.settled.Store(h.looked && len(h.leftovers) == 0 || h.blind)
 	text := ""
@@ -133,17 +130,17 @@ func (h *hostPods) find(n *config.Node, have map[string]*pod, now time.Time) ([]
 // mayBeChosen tells whether new sockets of a pod may be SMC, or whether it may have some: those that leave the configuration first leave
 // their kernel's SMC-R.
 func (h *hostPods) mayBeChosen(p *pod) bool {
-	if p.kernel != nil {
-		return !p.kernel.net.gone()
-	}
-	return !p.noKernel && h.cgroups != nil && !h.isGone(p.atts[0]) // an earlier agent may have chosen it
+	return !p.noKernel && !h.isGone(p.atts[0]) // also if only an earlier agent may have chosen it
 }
 
-// isGone tells whether a pod's cgroup is gone.
+// isGone tells whether a pod's cgroup is gone. Where that cannot be seen it is not.
 func (h *hostPods) isGone(att cni.Attachment) bool {
 	name, ok := strings.CutPrefix(att.NetNS, cgroupPrefix)
 	if !ok || att.NetNSID == 0 { // it was not there
 		return true
+	}
+	if h.open() != nil { // who needs it says why
+		return false
 	}
 	id, err := h.cgroups.id(name)
 	return errors.Is(err, linux.ErrGone) || err == nil && id != att.NetNSID

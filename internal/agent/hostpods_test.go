@@ -293,6 +293,33 @@ func TestHostPods_lostAndForgetting(t *testing.T) {
 	}
 }
 
+// A pod that is on its kernel's SMC-R, and that the configuration has no more, stays until it is off it, or its cgroup is gone: also when
+// nobody can look whether it is.
+func TestHostPods_staysUntilGone(t *testing.T) {
+	b, _, p := newHostBench(t, kernelAll)
+	h := hostPodsOf(b)
+	att := cni.Attachment{NetNS: cgroupPrefix + dbCgroup, NetNSID: dbID}
+	have := map[string]*pod{att.NetNS: {atts: []cni.Attachment{att}, kernel: &kernelPod{net: p}}}
+	is := func(what string, want int) {
+		t.Helper()
+		if got := h.attachments(&config.Node{}, have, time.Now()); len(got) != want {
+			t.Errorf("%s: %+v, want %d", what, got, want)
+		}
+	}
+	b.kernel.cgroupErr = errors.New("no cgroup v2")
+	is("out of sight", 1)
+	b.kernel.cgroupErr = nil
+	is("there", 1)
+	p.isGone = true
+	is("gone", 0)
+	p.isGone = false
+	have[att.NetNS].noKernel = true
+	is("off it", 0)
+	if err := h.close(); err != nil || b.kernel.handles() != 0 {
+		t.Errorf("%v, %d handles left", err, b.kernel.handles())
+	}
+}
+
 // A node that cannot look at cgroups says so once, and of each such pod.
 func TestHostPods_noCgroups(t *testing.T) {
 	b, _, _ := newHostBench(t, kernelAll)
