@@ -5,6 +5,7 @@ package smcr_test
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"testing"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
@@ -22,12 +23,17 @@ func netStack(tb testing.TB, f *fakeFabric, last byte, elsewhere bool, nets ...b
 			return clc.Route{Found: true, Elsewhere: elsewhere}, nil
 		}
 		for _, n := range nets {
-			c.Devices = append(c.Devices, &fakeDevice{f: f, name: fmt.Sprintf("net%d", n), gid: rdma.GIDEntry{
-				GID: rdma.GIDFromAddr(netip.AddrFrom4([4]byte{10, 0, n, last})), PrefixBits: 24,
-				Type: rdma.GIDTypeRoCEv2, MAC: rdma.MAC{2, 0, 0, 0, n, last},
-			}})
+			c.Devices = append(c.Devices, netDevice(f, n, last))
 		}
 	})
+}
+
+// netDevice is the device of such a stack in a subnet.
+func netDevice(f *fakeFabric, n, last byte) *fakeDevice {
+	return &fakeDevice{f: f, name: fmt.Sprintf("net%d", n), gid: rdma.GIDEntry{
+		GID: rdma.GIDFromAddr(netip.AddrFrom4([4]byte{10, 0, n, last})), PrefixBits: 24,
+		Type: rdma.GIDTypeRoCEv2, MAC: rdma.MAC{2, 0, 0, 0, n, last},
+	}}
 }
 
 // TestGroup_pairsDevicesOfASubnet: links join devices of one subnet, whatever
@@ -92,6 +98,33 @@ func TestGroup_staysWithWhatWasProposed(t *testing.T) {
 	if len(g) != 1 || len(g[0].Links) == 0 || g[0].Links[0].Device != "net1" {
 		t.Errorf("link groups %+v, want a link of net1, which was proposed", g)
 	}
+	_, _ = a.Close(), b.Close()
+}
+
+// TestGroup_subnetComesLater: links within subnets take the place of one across them once the device comes that
+// was missing, under a connection.
+func TestGroup_subnetComesLater(t *testing.T) {
+	f := newFakeFabric()
+	client, server := netStack(t, f, 1, false, 1, 2), netStack(t, f, 2, false, 2)
+	p := &pair{fabric: f, client: client, server: server}
+	p.listen(t)
+	a, b := p.dial(t)
+	if g := waitGroup(t, server, "ASYMMETRIC LOCAL", 2); g.Links[0].PeerGID.Addr().As4()[2] != 1 {
+		t.Fatalf("link group %+v, want a first link across subnets", g)
+	}
+	if err := server.AddDevice(netDevice(f, 1, 2)); err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range []*smcr.Stack{client, server} {
+		waitFor(t, "two links within subnets", func() bool {
+			g := s.LinkGroups()
+			return len(g) == 1 && g[0].Redundancy == "SYMMETRIC" && len(g[0].Links) == 2 &&
+				!slices.ContainsFunc(g[0].Links, func(k smcr.LinkInfo) bool {
+					return k.LocalGID.Addr().As4()[2] != k.PeerGID.Addr().As4()[2]
+				})
+		})
+	}
+	exchange(t, a, b)
 	_, _ = a.Close(), b.Close()
 }
 

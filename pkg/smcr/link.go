@@ -116,7 +116,8 @@ func (g *group) newLink(index linkgroup.LinkIndex, r *rnic) (_ *link, err error)
 		return nil, fmt.Errorf("queue pair to INIT: %w", err)
 	}
 	l.local = linkgroup.Endpoint{
-		QPN: l.qp.Num(), GID: l.row.GID, MAC: l.row.MAC, RNIC: r.index,
+		SubnetBits: uint8(l.row.PrefixBits),
+		QPN:        l.qp.Num(), GID: l.row.GID, MAC: l.row.MAC, RNIC: r.index,
 		PSN: rdma.PSN(g.s.rand.Uint32()) & rdma.PSNMask, MTU: r.dev.Port().ActiveMTU,
 	}
 	r.links[l.qp.Num()] = l

@@ -157,7 +157,7 @@ func (c *client) offered(g *Group, now time.Time, l *link) {
 	l.peer = Endpoint{QPN: m.QPN, GID: m.GID, MAC: m.MAC, PSN: m.PSN, MTU: min(m.MTU, l.local.MTU)}
 	symmetric, odd := g.links.count()
 	parallel := g.links.isParallel(l, g.state == Forming)
-	if parallel || (g.links.sharesRNIC(l) && (odd != nil || symmetric > 1)) {
+	if parallel || ((odd != nil || symmetric > 1) && !g.links.gainsBy(l)) {
 		g.closeLink(l)
 		c.reject(g, now, llc.RejectNoAlternatePath)
 		return

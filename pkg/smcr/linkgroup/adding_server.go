@@ -43,12 +43,12 @@ func (s *server) handleConfirmNew(g *Group, now time.Time, l *link, m llc.Confir
 }
 
 // added goes on with another link if there may be one. A symmetric link replaces the
-// asymmetric one (§2.2.1).
+// asymmetric one (§2.2.1). If that is across subnets, the RNICs that only it has may be in one.
 func (s *server) added(g *Group, now time.Time) {
 	switch symmetric, odd := g.links.count(); {
 	case symmetric > 1 && odd != nil:
 		g.drain(now, odd, llc.DeleteLink{Link: odd.id, Orderly: true, Reason: llc.DeleteAsymmetric})
-	case odd == nil:
+	case odd == nil, odd.crosses() && !g.links.allCross():
 		s.addIfUseful(g)
 	}
 }
@@ -218,7 +218,7 @@ func (s *server) handleAddLinkReply(g *Group, now time.Time, from *link, m llc.A
 	case g.links.isParallel(l, g.state == Forming):
 		// C.7.1: parallel links are not permitted.
 		g.adding.abandon(g, now, llc.DeleteProtocolViolation, false)
-	case g.links.sharesRNIC(l) && (odd != nil || symmetric > 1):
+	case (odd != nil || symmetric > 1) && !g.links.gainsBy(l):
 		g.adding.abandon(g, now, llc.DeleteAsymmetric, true)
 	default:
 		g.out.put(Output{Kind: OutReceive, Link: l.index, Peer: l.peerHalf()})

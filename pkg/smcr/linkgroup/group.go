@@ -71,6 +71,14 @@ type Endpoint struct {
 	// Router is the MAC address of the router between the two sides, version 2
 	// only; zero if there is none. See [Endpoint.NextHop].
 	Router rdma.MAC
+	// SubnetBits is the length of the prefix of the subnet that GID is in, our own only; 0 if it is not known.
+	SubnetBits uint8 `json:",omitempty"`
+}
+
+// crosses reports whether another endpoint is known to be in another subnet.
+func (e Endpoint) crosses(other Endpoint) bool {
+	row := rdma.GIDEntry{GID: e.GID, PrefixBits: int(e.SubnetBits)}
+	return e.SubnetBits > 0 && !row.OnLink(other.GID)
 }
 
 // NextHop is the destination MAC address of packets to a peer's endpoint.

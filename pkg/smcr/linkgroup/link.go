@@ -18,7 +18,7 @@ type link struct {
 	peerUserID  uint32
 	state       linkState
 	born        uint64    // order in which links became ACTIVE
-	asymmetric  bool      // shares an RNIC of one side with an older link
+	asymmetric  bool      // shares an RNIC of one side with another link; see classify
 	queue       []message // LLC messages that wait for the send budget
 	ready       connQueue // connections that write over this link and have something to send
 	conns       int       // connections that write over this link, or are about to
@@ -74,6 +74,12 @@ func (l *link) place() place {
 // isUp reports whether messages can be sent over the link in an established
 // group.
 func (l *link) isUp() bool { return l.state == linkActive || l.state == linkDraining }
+
+// crosses reports whether a link is known to join two subnets.
+func (l *link) crosses() bool { return l.local.crosses(l.peer) }
+
+// sharesRNIC reports whether two links share an RNIC of either side.
+func (l *link) sharesRNIC(o *link) bool { return l.local.RNIC == o.local.RNIC || l.samePeer(o.peer) }
 
 // samePeer reports whether two links end at the same RNIC of the peer.
 func (l *link) samePeer(e Endpoint) bool { return l.peer.GID == e.GID && l.peer.MAC == e.MAC }

@@ -3,6 +3,7 @@
 package linkgroup
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"time"
@@ -135,7 +136,7 @@ func (g *Group) AwaitsSent(index LinkIndex) bool {
 
 // LocalEndpoint returns our half of the group's oldest link.
 func (g *Group) LocalEndpoint() Endpoint {
-	if l := g.links.bornFrom(0); l != nil {
+	if l := g.links.oldest(); l != nil {
 		return l.local
 	}
 	return g.links.first().local
@@ -252,46 +253,86 @@ func (t *linkTable) count() (symmetric int, asymmetric *link) {
 	return symmetric, asymmetric
 }
 
-// classify finds the asymmetric links anew after a link came or went: of two
-// links that share an RNIC it is the younger one.
+// classify finds the asymmetric links anew after a link came or went: of two links that share an RNIC it is the one
+// across subnets, which depends on both, or else the younger one. For example, with an RNIC of each side in each of
+// two subnets, of which the server's RNIC 0 came up last:
+//
+//	        client          server
+//	link 1  RNIC 0 -------- RNIC 1    across subnets; symmetric while it is alone
+//	link 2  RNIC 0 -------- RNIC 0    shares the client's RNIC 0: link 1 is asymmetric now
+//	link 3  RNIC 1 -------- RNIC 1    replaces link 1
+//
+// If more links are symmetric where age alone counts, it does. Linux looks at no subnets, so with a client of it link 3
+// may have RNIC 1 of the client and 0 of the server, once link 2 has RNIC 1 of both: then link 2 is asymmetric.
 func (t *linkTable) classify() {
-	for i := range t.at {
-		t.at[i].asymmetric = false
-	}
-	for age := uint64(1); age <= t.births; {
-		l := t.bornFrom(age)
-		if l == nil {
-			return
-		}
-		l.asymmetric = t.sharesRNIC(l)
-		age = l.born + 1
+	older := t.classifyBy(byAge)
+	if t.classifyBy(bySubnets) < older {
+		t.classifyBy(byAge)
 	}
 }
 
-// bornFrom returns the oldest ACTIVE link that is not older than age.
-func (t *linkTable) bornFrom(age uint64) *link {
+// classifyBy is classify if of two links the one that comes first in an order is symmetric. It returns how
+// many are.
+func (t *linkTable) classifyBy(order func(a, b *link) int) (symmetric int) {
+	var places [MaxLinks]*link
+	links := places[:0]
+	for i := range t.at {
+		if l := &t.at[i]; l.state == linkActive {
+			links = append(links, l)
+		}
+	}
+	slices.SortFunc(links, order)
+	for i := range t.at {
+		t.at[i].asymmetric = false
+	}
+	for i, l := range links {
+		l.asymmetric = slices.ContainsFunc(links[:i], func(o *link) bool { return !o.asymmetric && l.sharesRNIC(o) })
+		if !l.asymmetric {
+			symmetric++
+		}
+	}
+	return symmetric
+}
+
+func byAge(a, b *link) int { return cmp.Compare(a.born, b.born) }
+
+// bySubnets orders links within a subnet before those across.
+func bySubnets(a, b *link) int {
+	switch {
+	case a.crosses() == b.crosses():
+		return byAge(a, b)
+	case b.crosses():
+		return -1
+	}
+	return 1
+}
+
+// gainsBy reports whether there is one more symmetric link once a new one is ACTIVE.
+func (t *linkTable) gainsBy(l *link) bool {
+	before, _ := t.count()
+	state := l.state
+	l.state, l.born = linkActive, t.births+1
+	t.classify()
+	after, _ := t.count()
+	l.state, l.born = state, 0
+	t.classify()
+	return after > before
+}
+
+// oldest returns the oldest ACTIVE link, nil if there is none.
+func (t *linkTable) oldest() *link {
 	var oldest *link
 	for i := range t.at {
-		if l := &t.at[i]; l.state == linkActive && l.born >= age && (oldest == nil || l.born < oldest.born) {
+		if l := &t.at[i]; l.state == linkActive && (oldest == nil || l.born < oldest.born) {
 			oldest = l
 		}
 	}
 	return oldest
 }
 
-// sharesRNIC reports whether a link shares an RNIC of either side with an
-// older symmetric one.
-func (t *linkTable) sharesRNIC(l *link) bool {
-	for i := range t.at {
-		o := &t.at[i]
-		if o == l || o.state != linkActive || o.asymmetric || (l.born != 0 && o.born > l.born) {
-			continue
-		}
-		if o.local.RNIC == l.local.RNIC || o.samePeer(l.peer) {
-			return true
-		}
-	}
-	return false
+// allCross reports whether all ACTIVE links are across subnets.
+func (t *linkTable) allCross() bool {
+	return !slices.ContainsFunc(t.at[:], func(l link) bool { return l.state == linkActive && !l.crosses() })
 }
 
 // isParallel reports whether another link joins the same two RNICs, which is

@@ -67,6 +67,7 @@ type rig struct {
 	peers     []linkgroup.Endpoint // that queue pairs were connected to
 	wanted    []linkgroup.Endpoint // what was known of the peer's half
 	release   bool                 // connections are released when they are done
+	crossed   bool                 // see cross
 
 	cfg        linkgroup.Config
 	encodeEach int // the group moves after each step, each nth time encoded; 0: it does not
@@ -98,6 +99,22 @@ func newRigOf(t testing.TB, rnics uint8, cfg linkgroup.Config, spare bool) *rig 
 	return r
 }
 
+// cross tells the group of subnets: each of the peer's RNICs has one, and our RNICs 0 and 1 are in those of the
+// peer's RNICs 1 and 0.
+func (r *rig) cross() {
+	r.crossed = true
+	r.g = linkgroup.New(r.cfg)
+	r.g.AddFirstLink(r.inSubnet(ourEnd))
+}
+
+// inSubnet is an end of ours as the group is told of it.
+func (r *rig) inSubnet(e linkgroup.Endpoint) linkgroup.Endpoint {
+	if r.crossed {
+		e.GID[14], e.SubnetBits = e.RNIC^1, 120
+	}
+	return e
+}
+
 // ourEndOn is our half of a further link: RNIC n has GID ::1, ::101 ...
 func (r *rig) ourEndOn(rnic uint8) linkgroup.Endpoint {
 	e := ourSpare
@@ -105,7 +122,7 @@ func (r *rig) ourEndOn(rnic uint8) linkgroup.Endpoint {
 	e.PSN += rdma.PSN(r.qps) * 100
 	r.qps++
 	e.GID[14], e.MAC[4], e.RNIC = rnic, rnic, rnic
-	return e
+	return r.inSubnet(e)
 }
 
 // wantLink answers the group's wish for another queue pair as the shell does:
@@ -459,6 +476,9 @@ func scripts(t *testing.T, encodeEach int) {
 					cfg.ReleaseTimeout = 3 * time.Second
 				}
 				r = newRigOf(t, uint8(rnics), cfg, !d.HasArg("no-spare"))
+				if d.HasArg("crossed") {
+					r.cross()
+				}
 				r.encodeEach = encodeEach
 				d.MaybeScanArgs(t, "elements", &r.elements)
 				d.MaybeScanArgs(t, "down", &r.down)

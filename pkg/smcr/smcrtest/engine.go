@@ -54,6 +54,7 @@ func newEngine(w *World, p *path, side int, role linkgroup.Role, terms clc.Selec
 		sendBuf: w.cfg.SendBuffers[w.rng.IntN(len(w.cfg.SendBuffers))],
 		ep:      w.newEndpoint(r),
 	}
+	e.ep.SubnetBits = w.subnetBits()
 	e.groupConfig = linkgroup.Config{
 		Role: role, Version: terms.Version, Release: terms.Release, MaxLinks: terms.MaxLinks, MaxConns: terms.MaxConns,
 		AllowRFC: w.cfg.RFC, UserID: uint32(p.id), ReleaseTimeout: w.cfg.releaseTimeout(p.id),
@@ -240,25 +241,25 @@ func (e *engine) port(now time.Time, rnic int, up bool) {
 
 // wantLink answers the group's wish for another queue pair, at once or soon.
 func (e *engine) wantLink(o *linkgroup.Output) {
-	index, fresh := o.Link, o.Fresh
+	index, fresh, to := o.Link, o.Fresh, o.Peer.GID
 	if e.w.rng.IntN(2) == 0 {
-		e.offer(index, fresh)
+		e.offer(index, fresh, to)
 		return
 	}
-	e.w.after(time.Duration(e.w.rng.IntN(2000))*time.Microsecond, func() { e.offer(index, fresh) })
+	e.w.after(time.Duration(e.w.rng.IntN(2000))*time.Microsecond, func() { e.offer(index, fresh, to) })
 }
 
 // offer gives the group a queue pair on an RNIC that has none, or else, if
 // that will do, on any.
-func (e *engine) offer(index linkgroup.LinkIndex, fresh bool) {
+func (e *engine) offer(index linkgroup.LinkIndex, fresh bool, to rdma.GID) {
 	if e.p.nodes[e.side] != node(e) || e.p.qp(e.side, int(index)) != nil {
 		return // a restart, or an earlier answer
 	}
 	e.touch()
 	now, used := e.p.clock(e.side), e.g.RNICsInUse()
-	r := e.w.anyRNIC(e.peer(), func(r *rnic) bool { return used&(1<<r.index) != 0 })
+	r := e.w.anyRNIC(e.peer(), func(r *rnic) bool { return used&(1<<r.index) != 0 || e.shuns(r, to) })
 	if r == nil && !fresh {
-		r = e.w.anyRNIC(e.peer(), nil)
+		r = e.w.anyRNIC(e.peer(), func(r *rnic) bool { return e.shuns(r, to) })
 	}
 	// Now and then there is no memory; but a server's first ADD LINK must go
 	// out.
@@ -271,11 +272,18 @@ func (e *engine) offer(index linkgroup.LinkIndex, fresh bool) {
 		e.renew(id, r)
 	}
 	local := e.w.newEndpoint(r)
-	local.Router = e.w.router()
+	local.Router, local.SubnetBits = e.w.router(), e.w.subnetBits()
 	q := e.p.newQP(e.side, int(index), r, local)
 	if !e.g.OfferLink(now, index, local) {
 		q.close()
 	}
+}
+
+// shuns reports whether a link between an RNIC of ours and one of the peer's would be across subnets though
+// we have an RNIC in the subnet of the peer's.
+func (e *engine) shuns(r *rnic, to rdma.GID) bool {
+	n := int(to[14])
+	return e.w.cfg.Subnets && !to.IsZero() && n < len(e.w.peers[e.peer()].rnics) && r.index != n
 }
 
 func sortedIDs(m map[linkgroup.RMBID]*region) []linkgroup.RMBID {

@@ -151,6 +151,14 @@ func (r *rnic) endpoint() linkgroup.Endpoint {
 	}
 }
 
+// subnetBits is the length of the prefix of an RNIC's subnet, in which the RNIC's number is.
+func (w *World) subnetBits() uint8 {
+	if w.cfg.Subnets {
+		return 120
+	}
+	return 0
+}
+
 func (q *qp) String() string {
 	return fmt.Sprintf("queue pair 0x%x on %v", uint32(q.local.QPN), q.rnic)
 }

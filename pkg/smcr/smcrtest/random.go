@@ -17,6 +17,7 @@ func Random(seed uint64) Schedule {
 		SendBuffers: []uint32{4 << 10, 16 << 10, 64 << 10},
 		Releases:    true,
 		Interrupts:  seed&2 == 0, // not drawn, so that a seed means what it did
+		Subnets:     seed&4 == 0,
 	}}
 	if rng.IntN(10) == 0 {
 		g.cfg.Peers = 3

@@ -18,7 +18,7 @@ import (
 //
 //	world [seed=N] [peers=N] [rnics=(N,N)] [max-links=(N,N)] [max-conns=(N,N)]
 //	      [linux=PEER] [interrupts] [rfc] [versions=(BITS,BITS)] [eids=(BITS,BITS)]
-//	      [release=(N,N)] [routed] [declines=PER-MILLE] [rmbe=BYTES] [send=BYTES]
+//	      [release=(N,N)] [routed] [subnets] [declines=PER-MILLE] [rmbe=BYTES] [send=BYTES]
 //	      [delays] [loss=PER-MILLE] [retry=DURATION] [handover=STEPS] [trace]
 //	connect NAME [from=PEER] [to=PEER] [at-once]   and 10 ms, until it stands or failed
 //	burst NAME [from=PEER] [to=PEER] n=CONNECTIONS   named NAME0, NAME1 and so on
@@ -205,6 +205,7 @@ func (s *scenario) world(t *testing.T, d *datadriven.TestData) {
 	copy(cfg.EIDs[:], numbers(t, d, "eids"))
 	copy(cfg.Release[:], numbers(t, d, "release"))
 	cfg.Routed, cfg.Releases, cfg.Interrupts = d.HasArg("routed"), d.HasArg("releases"), d.HasArg("interrupts")
+	cfg.Subnets = d.HasArg("subnets")
 	d.MaybeScanArgs(t, "declines", &cfg.Declines)
 	for _, i := range numbers(t, d, "linux") {
 		cfg.Linux[i] = true

@@ -261,6 +261,9 @@ func (c Config) String() string {
 	if c.Routed {
 		add("routed")
 	}
+	if c.Subnets {
+		add("subnets")
+	}
 	if c.Releases {
 		add("releases")
 	}

@@ -28,6 +28,9 @@ type Config struct {
 	MaxLinks [MaxPeers]int
 	// Routed puts a router between the peers: version 2 only.
 	Routed bool
+	// Subnets puts RNICs of the same number into a subnet. Peers of this project know that, and prefer links
+	// within one to those across, which work as well.
+	Subnets bool
 	// Versions of each peer: bit 0 is version 1, bit 1 version 2; 0 means
 	// version 1. The rest is about version 2: the set of enterprise IDs, of which
 	// there are two, 0 being the first one, and the release.
