@@ -24,6 +24,7 @@ var ErrTooMuch = errors.New("has more than is looked through")
 type allowance struct {
 	entries, bytes int
 	until          time.Duration // of the thread's processor time; 0: no limit
+	seen           int           // entries
 	changed        bool          // a list changed while it was read: entries may be missing
 }
 
@@ -34,8 +35,8 @@ func newAllowance() *allowance {
 
 // take uses a part of the allowance. The error is [ErrTooMuch] if less is left.
 func (a *allowance) take(entries, bytes int) error {
-	a.entries, a.bytes = a.entries-entries, a.bytes-bytes
-	if a.entries < 0 || a.bytes < 0 || a.until != 0 && threadTime() > a.until {
+	a.entries, a.bytes, a.seen = a.entries-entries, a.bytes-bytes, a.seen+entries
+	if a.entries < 0 || a.bytes < 0 || a.until != 0 && a.seen > timedFrom && threadTime() > a.until {
 		return ErrTooMuch
 	}
 	return nil

@@ -34,7 +34,8 @@ func TestDump(t *testing.T) {
 		{"all", allowance{entries: 1000, bytes: 1 << 20}, 0, 301, nil},
 		{"entries", allowance{entries: 100, bytes: 1 << 20}, 0, 100, ErrTooMuch},
 		{"bytes", allowance{entries: 1000, bytes: 4 << 10}, 0, -1, ErrTooMuch},
-		{"time", allowance{entries: 1000, bytes: 1 << 20, until: 1}, 0, 0, ErrTooMuch},
+		{"time", allowance{entries: 1000, bytes: 1 << 20, until: 1}, 0, timedFrom, ErrTooMuch},
+		{"time, but few", allowance{entries: 1000, bytes: 1 << 20, until: 1}, timedFrom, timedFrom, nil},
 		{"enough", allowance{entries: 1000, bytes: 1 << 20}, 7, 7, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {

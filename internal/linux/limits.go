@@ -65,6 +65,9 @@ const (
 	maxDumpEntries = 64 << 10
 	maxDumpBytes   = 16 << 20
 	maxDumpTime    = 250 * time.Millisecond // of the processor
+	// timedFrom is how many entries are read without a look at that time, which is somebody else's, too, in a guest whose
+	// processor is taken away: some dozens are what namespaces have.
+	timedFrom = 128
 	// maxLegacyBytes bounds a table of iptables, which the kernel returns as a whole: some
 	// 4000 rules. The tables of many pods may be read at the same time.
 	maxLegacyBytes = 1 << 20

@@ -198,7 +198,7 @@ func TestFindOthers_tooMany(t *testing.T) {
 		{"all read", 50, allowance{entries: 64, bytes: 1 << 20}, "nftables table ip many, chain out"},
 		{"too many", 100, allowance{entries: 64, bytes: 1 << 20}, "not looked through"},
 		{"too large", 50, allowance{entries: 64, bytes: 4 << 10}, "not looked through"},
-		{"too slow", 50, allowance{entries: 64, bytes: 1 << 20, until: 1}, "not looked through"},
+		{"too slow", timedFrom + 1, allowance{entries: 1000, bytes: 1 << 20, until: 1}, "not looked through"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			ns := newNS(t)
