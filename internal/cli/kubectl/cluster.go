@@ -180,9 +180,10 @@ func ready(p *corev1.Pod) bool {
 }
 
 // stuck is why a container of a pod that is not running waits, with the name of its image:
-// the image is missing, or the container ends again and again; "" if it just starts.
+// the image is missing, or the container ends again and again; "" if it just starts. Those that
+// come first, which Kubernetes calls init containers, are what the others wait for.
 func stuck(p *corev1.Pod) string {
-	for _, cs := range p.Status.ContainerStatuses {
+	for _, cs := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses) {
 		w := cs.State.Waiting
 		if w == nil || w.Reason == "" || w.Reason == "ContainerCreating" || w.Reason == "PodInitializing" {
 			continue

@@ -60,6 +60,12 @@ func TestAskNodes_imageMissing(t *testing.T) {
 	}{
 		{"a hook's", named, waiting("s", "check", "ErrImagePull", "Job/check"), []map[string]string{job("s", chart)}},
 		{"the controller's", named, waiting("s", "controller", "ErrImagePull", "ReplicaSet/r"), []map[string]string{deployment, own}},
+		{
+			"its init container's", "the installation waits for pod kube-smcr/x, which does not start: image registry.example/init:1: CrashLoopBackOff: back-off",
+			strings.Replace(waiting("s", "check", "PodInitializing", "Job/check"), `"containerStatuses"`,
+				`"initContainerStatuses":[{"image":"registry.example/init:1","state":{"waiting":{"reason":"CrashLoopBackOff","message":"back-off"}}}],"containerStatuses"`, 1),
+			[]map[string]string{job("s", chart)},
+		},
 		{"it just starts", nobody, waiting("s", "check", "ContainerCreating", "Job/check"), []map[string]string{job("s", chart)}},
 		{"made for itself", nobody, waiting("s", "check", "ErrImagePull", ""), nil},
 		{"of a Job that has the labels of pods", nobody, waiting("s", "check", "ErrImagePull", "Job/check"), []map[string]string{job("s", "")}},
