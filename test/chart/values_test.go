@@ -115,6 +115,8 @@ func TestRefused(t *testing.T) {
 		{"ceiling larger than node", "agent.budgets.podMax.memory=1025MiB", "agent.budgets.podMax.memory (1025MiB) is not between those of agent.budgets.pod (256MiB) and agent.budgets.node (1GiB)"},
 		{"ceiling smaller than pod", "agent.budgets.podMax.memory=255MiB", "agent.budgets.podMax.memory (255MiB) is not between"},
 		{"hardly any relays", "agent.budgets.pod.relays=15", "at '/agent/budgets/pod/relays'"},
+		{"no buffer", "agent.rmbe=0,agent.sendBuffer=0", "agent.rmbe (0) is not a power of two from 16KiB to 512KiB"},
+		{"a buffer of another size", "agent.sendBuffer=48KiB", "agent.sendBuffer (48KiB) is not a power of two"},
 		{"no room for a connection", "agent.budgets.pod.memory=4MiB", "agent.budgets.pod.memory (4MiB) is less than the agent.rmbe and agent.sendBuffer of 8 connections"},
 		{"hardware that is not enabled", "agent.devices[0].rdma=mlx5_0", "hardware.enabled is false"},
 		{"no update possible", "agent.update.maxSurge=0", "maxSurge and maxUnavailable are both 0"},
