@@ -234,7 +234,7 @@ const (
 // selectors, without except.
 //
 // +kubebuilder:validation:XValidation:rule="has(self.cidrs) || has(self.selectors) || has(self.except)",message="peers is empty: leave it out for the default peers, or give cidrs, selectors or except"
-// +kubebuilder:validation:XValidation:rule="!has(self.except) || !has(self.cidrs) || has(self.selectors) || self.except.all(e, !isCIDR(e) || self.cidrs.exists(c, isCIDR(c) && cidr(c).containsCIDR(e)))",message="except must lie inside cidrs: an entry excludes nothing; remove it or add the network that contains it to cidrs"
+// +kubebuilder:validation:XValidation:rule="!has(self.except) || !has(self.cidrs) || has(self.selectors) || self.except.all(e, !isCIDR(e) || self.cidrs.exists(c, isCIDR(c) && cidr(c).containsCIDR(e)))",message="except must lie inside cidrs: remove the entry that does not, or add the network that contains it to cidrs"
 type PolicyPeers struct {
 	// cidrs are the networks of peers, such as 10.0.0.0/8 or 2001:db8::/64. Left
 	// out, without selectors: the agents' setting defaultPeers. At most 64.

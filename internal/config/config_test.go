@@ -233,7 +233,8 @@ func TestParse_errors(t *testing.T) {
 			"t:7:13: policies[0].peers.cidrs[0]: \"10.0.0.1/8\" has bits set behind its length: did you mean 10.0.0.0/8?",
 			"t:7:37: policies[0].peers.cidrs[2]: 10.1.0.0/16 overlaps with 10.0.0.0/8", "cidrs[3]",
 		}},
-		{"useless exclusion", minimal + "policies:\n- name: a\n  peers: {cidrs: [10.0.0.0/8], except: [192.0.2.0/24]}\n", []string{"excludes nothing"}},
+		{"useless exclusion", minimal + "policies:\n- name: a\n  peers: {cidrs: [10.0.0.0/8], except: [192.0.2.0/24]}\n", []string{"192.0.2.0/24 is not inside any of the peers' cidrs"}},
+		{"an exclusion larger than its network", minimal + "policies:\n- name: a\n  peers: {cidrs: [10.1.0.0/16], except: [10.0.0.0/8]}\n", []string{"10.0.0.0/8 is not inside any", "nothing is left of 10.1.0.0/16"}},
 		{"nothing left", minimal + "policies:\n- name: a\n  peers: {cidrs: [10.0.0.0/31], except: [10.0.0.0, 10.0.0.1]}\n", []string{"nothing is left of 10.0.0.0/31"}},
 		{"ports", minimal + "policies:\n- name: a\n  ports: [0, 70000, 9-8, 1-5, 3, http]\n", []string{
 			"ports[0]", "ports[1]", "ports[2]: \"9-8\": runs backwards: did you mean 8-9?", "ports[4]: \"3\" overlaps with 1-5", "ports[5]",

@@ -659,7 +659,7 @@ func (d *decoder) exclusions(ps fields, p Policy) {
 	for _, e := range p.Except {
 		inside := func(q netip.Prefix) bool { return q.Overlaps(e) && q.Bits() <= e.Bits() }
 		if !slices.ContainsFunc(peers, inside) {
-			d.errorf(ps.where("except"), "%v is not inside any of the peers' cidrs, so it excludes nothing", e)
+			d.errorf(ps.where("except"), "%v is not inside any of the peers' cidrs: remove it, or add the network that contains it to cidrs", e)
 		}
 	}
 	for _, q := range p.Peers {
