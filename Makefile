@@ -210,7 +210,7 @@ demo-rdma: deps cluster-tools vm-image ## Show the same on nodes with RDMA devic
 	$(GO) run ./demo/rnics $(if $(KEEP),--keep) $(ARGS)
 
 .PHONY: demo-vm-kernel
-demo-vm-kernel: deps cluster-tools vm-image ## Show the kernel's own SMC-R as datapath of pods there: TCP, agents and kernel with redis, agents killed, a policy that revokes (KEEP=1 leaves it running).
+demo-vm-kernel: deps cluster-tools vm-image ## Show the kernel's own SMC-R as datapath of pods there: TCP, agents and kernel with redis, agents killed, a policy that revokes, a pod in its node's network (KEEP=1 leaves it running).
 	$(GO) run ./demo/kernel $(if $(KEEP),--keep) $(ARGS)
 
 .PHONY: cluster-tools

@@ -3,7 +3,8 @@
 // Command demo-vm-kernel shows the kernel's own SMC-R as the datapath of pods, which no agent touches: a cluster with
 // one node of this machine and two emulated ones whose kernels have SMC-R and two soft RoCE devices each, kube-smcr
 // installed by Helm, and redis, unmodified, first on TCP, then by the agents, and then on the kernel's SMC-R, with
-// what each of them does; agents that are deleted under load; and a policy that ends what it no longer allows.
+// what each of them does; agents that are deleted under load; a policy that ends what it no longer allows; and a pod in its node's
+// network.
 //
 //	make demo-vm-kernel
 //	make demo-vm-kernel KEEP=1      leave the cluster running until Ctrl-C

@@ -43,6 +43,7 @@ func (d *demo) Parts() []terminal.Part {
 		{Title: "What the three ways do", Do: d.compare},
 		{Title: "A connection is seen", Do: d.hold},
 		{Title: "The agents are killed under load", Do: d.kill},
+		{Title: "A pod in its node's network", Do: d.onHost},
 		{Title: "The policy changes its mind", Do: d.revoke},
 	}
 }
@@ -326,6 +327,25 @@ func (d *demo) kill(ctx context.Context) error {
 	}
 	d.LoadGrows(ctx, "the connection went on meanwhile, and no byte is wrong", &d.seen)
 	return nil
+}
+
+// onHost holds a connection from the network of a node, as ingress proxies and monitors do.
+func (d *demo) onHost(ctx context.Context) error {
+	d.Say("Such a pod is carried by no agent: it has no network of its own. By an annotation of its own it is on its node's SMC-R, by its cgroup:\n")
+	echo, err := d.Address(ctx, "echo")
+	if err != nil {
+		return err
+	}
+	pod := terminal.Pod("monitor", d.cluster.Guests[1].Node, product.Traffic, "/usr/bin/traffic", "hold", echo+":7000", "--interval=50ms")
+	pod = strings.Replace(pod, "\nspec:\n", "\n  annotations: {smcr.io/enabled: \"true\"}\nspec:\n  hostNetwork: true\n", 1)
+	if err := d.Apply(ctx, pod); err != nil {
+		return err
+	}
+	d.Eventually(ctx, "its connection is on SMC-R", func() (string, error) {
+		return "", d.explains(ctx, "monitor", echo+":7000", kernelVerdict)
+	})
+	_, err = d.SMCR(ctx, "explain", terminal.Shop+"/monitor", echo+":7000")
+	return err
 }
 
 func (d *demo) revoke(ctx context.Context) error {
