@@ -16,7 +16,8 @@ import (
 )
 
 // update: helm upgrade to another image replaces the agents while they use the RDMA devices, the new one beside
-// the old. No new connection fails, and one that does not end has drainTimeout, as people are told.
+// the old. No new connection fails, and one that does not end has drainTimeout, as people are told. Pods on their
+// kernels' SMC-R do not notice.
 func update(s *suite) {
 	server, client := s.pair(load)
 	_, holder := s.pair(hold)
@@ -26,6 +27,9 @@ func update(s *suite) {
 	for _, n := range s.hw {
 		s.must(product.TagNextOn(s.Context(), n))
 	}
+	kernelServer, kernelLoader, kernelHolder := s.kernelPods()
+	s.onKernel(kernelHolder, kernelServer)
+	kernelLoaded, kernelHeld := s.grows(kernelLoader, sum{}, 20), s.grows(kernelHolder, sum{}, 20)
 	before := s.grows(client, s.soFar(client), 1)
 	began := time.Now()
 	s.must(s.p.Install(s.Context(), product.TagNext, installed...))
@@ -33,6 +37,10 @@ func update(s *suite) {
 	took := time.Since(began)
 	after := s.grows(client, before, 20)
 	s.Logf("agents updated in %v; %d connections meanwhile, the longest took %d ms", took.Round(time.Second), after.OK-before.OK, after.WorstMillis)
+	kernelLoaded, kernelHeld = s.grows(kernelLoader, kernelLoaded, 20), s.grows(kernelHolder, kernelHeld, 20)
+	s.Logf("on the kernels' SMC-R %d connections, the longest took %d ms, and the longest of %d exchanges %d ms",
+		kernelLoaded.OK, kernelLoaded.WorstMillis, kernelHeld.OK, kernelHeld.WorstMillis)
+	s.onKernel(kernelHolder, kernelServer)
 	s.verdict(client, server, agentapi.CodeOK)
 	s.link(client, v1alpha1.RedundancySymmetric)
 	now, err := s.last(holder)

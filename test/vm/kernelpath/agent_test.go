@@ -235,7 +235,7 @@ func pods(t *testing.T, l *lab.Lab) {
 	if _, err := l.Build(t.Context(), module+"/test/vm/kernelpath/sockets/sockprobe", lab.BuildOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	b := &bed{newNode(t, l.Guest(0), "server", 50, (*lab.Pod).AddMacvlan), newNode(t, l.Guest(1), "client", 51, (*lab.Pod).AddMacvlan)}
+	b := &bed{newNode(t, l.Guest(0), "server", 50, (*lab.Pod).AddMacvlan), newNode(t, l.Guest(1), "client", 51, (*lab.Pod).AddIPVLAN)}
 	b.server.configure(t, kernelPolicy(selected))
 	b.client.configure(t, kernelPolicy(selected, clientOnly))
 	b.startAgents(t)

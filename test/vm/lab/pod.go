@@ -21,14 +21,20 @@ type Pod struct {
 	AgentDir string
 }
 
-// AddMacvlan makes the network namespace, with a macvlan child of the guest's first NIC.
-func (p *Pod) AddMacvlan(ctx context.Context) error {
+// AddMacvlan makes the network namespace, with a macvlan child of the guest's first NIC. That can have no ipvlan
+// children then.
+func (p *Pod) AddMacvlan(ctx context.Context) error { return p.addChild(ctx, "macvlan mode bridge") }
+
+// AddIPVLAN makes it with an ipvlan child, which has the NIC's MAC address.
+func (p *Pod) AddIPVLAN(ctx context.Context) error { return p.addChild(ctx, "ipvlan mode l2") }
+
+func (p *Pod) addChild(ctx context.Context, kind string) error {
 	_, err := p.Guest.Shell(ctx, fmt.Sprintf(`
 		ip netns add %[1]s
-		ip link add net-%[1]s link %[2]s netns %[1]s type macvlan mode bridge
+		ip link add net-%[1]s link %[2]s netns %[1]s type %[4]s
 		ip -n %[1]s link set lo up
 		ip -n %[1]s link set net-%[1]s name eth0 mtu 9000 up
-		ip -n %[1]s address add %[3]s dev eth0`, p.Name, p.Guest.NetDev(0), p.Addr))
+		ip -n %[1]s address add %[3]s dev eth0`, p.Name, p.Guest.NetDev(0), p.Addr, kind))
 	return err
 }
 
