@@ -219,9 +219,14 @@ func (v View) Attachments() agentapi.Attachments {
 			case p.state == podReady:
 				x.Detail, x.Reason = cmp.Or(lack.why, p.proxy.whyUnheld(), p.proxy.unreadableRules()), lack.code // the pod's connections are plain TCP, or refused
 			}
-			if p.set.Own() {
+			switch {
+			case p.set.Own():
 				for _, d := range p.set.States() {
 					x.Devices = append(x.Devices, d.Own.ID)
+				}
+			case x.Datapath != "": // its kernel has what the pod's interfaces are of, and no other device that kubelet gave it
+				for _, d := range a.recordedDevices(p.atts) {
+					x.Devices = append(x.Devices, d.ID)
 				}
 			}
 			if p.proxy != nil {

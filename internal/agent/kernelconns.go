@@ -9,6 +9,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
@@ -105,6 +106,7 @@ func (a *agent) kernelConn(n *config.Node, p *pod, c *kernelpath.Conn, groups []
 	switch {
 	case c.Mode == smcnl.ModeTCP:
 		why := whyOfKernel(&c.Socket)
+		why.detail += wrongInterface(p.atts, c.Local.Addr(), c.Reason)
 		if known {
 			why.code = a.codeOfPod(why.code, d, peer.Addr())
 		}
@@ -153,6 +155,7 @@ func (a *agent) fellBack(f kernelpath.Fallback) {
 	}
 	d := a.node.Load().Decide(id, peer)
 	why := whyOfKernel(&smcnl.Socket{Reason: f.Reason, PeerReason: f.PeerReason, IPv6: f.IPv6})
+	why.detail += wrongInterface(src.pod.atts, f.Local.Addr(), f.Reason)
 	out.Reason, out.PeerDeclined, out.Detail, out.Policy = a.codeOfPod(why.code, d, peer.Addr()), why.peerDeclined, why.detail, d.Policy
 	if !a.decisions.record(out) {
 		return
@@ -175,6 +178,42 @@ func whyOfKernel(s *smcnl.Socket) fallback {
 		why.detail += "; the program's socket is one of IPv6, which the kernel's SMC-R does not carry, nor to IPv4 addresses before Linux 6.14"
 	}
 	return why
+}
+
+// wrongInterface is what there is to say of a connection that the kernel found no RDMA device for, of a pod with several interfaces:
+// mostly all but one are of no such device, as that of the pod's first network.
+func wrongInterface(atts []cni.Attachment, local netip.Addr, why clc.Reason) string {
+	if why != clc.ReasonNoDev {
+		return ""
+	}
+	var by string
+	var others []string
+	for _, att := range atts {
+		for name, ips := range interfacesOf(att) {
+			if slices.ContainsFunc(ips, func(p netip.Prefix) bool { return p.Addr() == local }) {
+				by = name
+			} else if !slices.Contains(others, name) {
+				others = append(others, name)
+			}
+		}
+	}
+	if by == "" || len(others) == 0 {
+		return ""
+	}
+	slices.Sort(others)
+	return fmt.Sprintf("; it is by %s, and the kernel uses no RDMA device but that of the interface which a connection is by: the pod has %s, too",
+		by, strings.Join(others, ", "))
+}
+
+// interfacesOf are the interfaces of an attachment, with their addresses: its own, and those of claimed devices beside it.
+func interfacesOf(att cni.Attachment) map[string][]netip.Prefix {
+	out := map[string][]netip.Prefix{att.IfName: att.IPs}
+	for _, d := range att.Devices {
+		if d.IfName != "" {
+			out[d.IfName] = append(slices.Clone(out[d.IfName]), d.IPs...)
+		}
+	}
+	return out
 }
 
 // groupOf is the link group of a connection. The kernel does not tell it; where several have a link

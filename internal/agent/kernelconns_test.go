@@ -211,6 +211,38 @@ func TestWhyOfKernel_family(t *testing.T) {
 	}
 }
 
+// A connection that the kernel finds no device for says by which of the pod's interfaces it is, where there are several.
+func TestWrongInterface(t *testing.T) {
+	ips := func(all ...string) (out []netip.Prefix) {
+		for _, a := range all {
+			out = append(out, netip.MustParsePrefix(a))
+		}
+		return out
+	}
+	first := cni.Attachment{IfName: "eth0", IPs: ips("10.244.1.2/24")}
+	second := cni.Attachment{IfName: "net1", IPs: ips("192.0.2.2/24"), Devices: []cni.AttachedDevice{{ID: "0000:41:10.2", IfName: "net1", IPs: ips("192.0.2.2/24")}}}
+	claimed := cni.Attachment{IfName: "eth0", IPs: ips("10.244.1.2/24"), Devices: []cni.AttachedDevice{{ID: "0000:41:10.2", IfName: "smcr0", IPs: ips("192.0.2.2/24")}}}
+	for _, tt := range []struct {
+		name   string
+		atts   []cni.Attachment
+		local  string
+		reason clc.Reason
+		want   string
+	}{
+		{"by the first network", []cni.Attachment{first, second}, "10.244.1.2", clc.ReasonNoDev, "by eth0, and the kernel uses no RDMA device but that of the interface which a connection is by: the pod has net1, too"},
+		{"by that of the VF, whose port is down", []cni.Attachment{first, second}, "192.0.2.2", clc.ReasonNoDev, "by net1"},
+		{"beside a claimed VF", []cni.Attachment{claimed}, "10.244.1.2", clc.ReasonNoDev, "the pod has smcr0, too"},
+		{"for another reason", []cni.Attachment{first, second}, "10.244.1.2", clc.ReasonPeerNoSMC, ""},
+		{"of a pod with one interface", []cni.Attachment{first}, "10.244.1.2", clc.ReasonNoDev, ""},
+		{"by an address that no record has", []cni.Attachment{first, second}, "10.9.9.9", clc.ReasonNoDev, ""},
+	} {
+		got := wrongInterface(tt.atts, netip.MustParseAddr(tt.local), tt.reason)
+		if tt.want == "" && got != "" || !strings.Contains(got, tt.want) {
+			t.Errorf("%s: %q, want %q in it", tt.name, got, tt.want)
+		}
+	}
+}
+
 // An agent without such pods does not show what others do with the kernel's SMC-R.
 func TestKernelConns_unused(t *testing.T) {
 	b, s := newKernelBench(t, preferAll)

@@ -511,6 +511,61 @@ func TestKernelPath_notAvailable(t *testing.T) {
 	}
 }
 
+// A pod whose RNIC comes with a further network, after the agent took the pod for one without, is its kernel's, unless it has
+// connections by then, which would end.
+func TestKernelPath_furtherNetwork(t *testing.T) {
+	for _, connected := range []bool{false, true} {
+		b, s := newKernelBench(t, kernelPreferred)
+		var a *agent
+		b.cfg.Observe = func(v View) { a = v.a }
+		s.fitErr = errors.New("missing child")
+		p := b.attach("a", 1)
+		b.start()
+		conn := &session{proxy: a.manager.snapshot()["/netns/a"].proxy}
+		if connected {
+			a.sessions.add(conn)
+		}
+		s.change(func() { s.fitErr = nil })
+		b.sync()
+		if a := b.attachment("a"); a.Datapath != "" || a.NotKernel == "" {
+			t.Errorf("attachment before there is another interface %+v", a)
+		}
+		must(t, b.store.Write(cni.Attachment{
+			ContainerID: "a", IfName: "net1", NetNS: "/netns/a", NetNSID: 1, Network: "roce", Pod: records.Pod{Namespace: "test", Name: "a"},
+			IPs: []netip.Prefix{netip.MustParsePrefix("127.0.0.2/8")},
+		}))
+		b.sync()
+		if a := b.attachment("a"); (a.Datapath == "Kernel") != !connected || (a.NotKernel == "") != !connected {
+			t.Errorf("with connections %t: attachment %+v", connected, a)
+		}
+		p.redir.look(func() {
+			if p.redir.removed != !connected {
+				t.Errorf("with connections %t: the agent's redirection is removed: %t", connected, p.redir.removed)
+			}
+		})
+		a.sessions.remove(conn)
+	}
+}
+
+// The attachments of a pod on its kernel's SMC-R have the RDMA devices that its interfaces are of, which the agent leaves alone.
+func TestKernelPath_devices(t *testing.T) {
+	b, _ := newKernelBench(t, kernelAll)
+	b.attach("a", 1)
+	must(t, b.store.Write(cni.Attachment{
+		ContainerID: "b", IfName: "net1", NetNS: "/netns/a", NetNSID: 1, Network: "roce", Pod: records.Pod{Namespace: "test", Name: "a"},
+		Devices: []cni.AttachedDevice{{ID: "0000:41:10.2", RDMA: []string{"mlx5_2"}, VF: 1}, {ID: "0000:41:10.3", VF: 2}},
+	}))
+	b.start()
+	for _, id := range []string{"a", "b"} {
+		if a := b.attachment(id); a.Datapath != "Kernel" || !slices.Equal(a.Devices, []string{"0000:41:10.2"}) {
+			t.Errorf("attachment %+v", a)
+		}
+	}
+	if all := value(b.client.Devices(t.Context()))(t); slices.ContainsFunc(all.Devices, func(d agentapi.PodDevice) bool { return d.Used != nil }) {
+		t.Errorf("the agent has a device of its own open: %+v", all)
+	}
+}
+
 // A policy that begins to prefer the kernel's SMC-R does not end connections of pods that cannot have it.
 func TestKernelPath_notAvailableLater(t *testing.T) {
 	b, s := newKernelBench(t, preferAll)

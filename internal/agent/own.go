@@ -26,12 +26,21 @@ type Assigned interface {
 }
 
 // ownDevices are a pod's own devices: those of its attachment records or, if these have none, those
-// that kubelet gave it. A device of the records that has no RDMA device is only a network
-// interface, and left out.
+// that kubelet gave it.
 func (a *agent) ownDevices(atts []cni.Attachment) []rnics.Own {
-	var out []rnics.Own
 	id := podOf(atts[0])
 	pod := id.String()
+	out := a.recordedDevices(atts)
+	if len(out) == 0 && a.cfg.Assigned != nil && id.Namespace != "" {
+		for _, dev := range a.cfg.Assigned.Devices(config.PodName{Namespace: id.Namespace, Name: id.Name}) {
+			out = append(out, rnics.Own{Pod: pod, ID: dev, VF: -1, NUMA: -1, Rail: -1, LookUp: true})
+		}
+	}
+	return a.rnics.Arrange(out)
+}
+
+// recordedDevices are those of a pod's attachment records. One that has no RDMA device is only a network interface, and left out.
+func (a *agent) recordedDevices(atts []cni.Attachment) (out []rnics.Own) {
 	for _, att := range atts {
 		for _, d := range att.Devices {
 			dev, _, _ := strings.Cut(d.ID, "/") // NAME/SLOT is one slot of a device that pods share
@@ -39,17 +48,12 @@ func (a *agent) ownDevices(atts []cni.Attachment) []rnics.Own {
 				continue
 			}
 			out = append(out, rnics.Own{
-				Pod: pod, ID: dev, PCI: d.PCI, RDMA: d.RDMA, NetDev: d.NetDev, IfName: cmp.Or(d.IfName, att.IfName), PF: d.PF, VF: d.VF,
+				Pod: podOf(atts[0]).String(), ID: dev, PCI: d.PCI, RDMA: d.RDMA, NetDev: d.NetDev, IfName: cmp.Or(d.IfName, att.IfName), PF: d.PF, VF: d.VF,
 				NUMA: d.NUMANode, Rail: d.Rail, Mode: d.Mode,
 			})
 		}
 	}
-	if len(out) == 0 && a.cfg.Assigned != nil && id.Namespace != "" {
-		for _, dev := range a.cfg.Assigned.Devices(config.PodName{Namespace: id.Namespace, Name: id.Name}) {
-			out = append(out, rnics.Own{Pod: pod, ID: dev, VF: -1, NUMA: -1, Rail: -1, LookUp: true})
-		}
-	}
-	return a.rnics.Arrange(out)
+	return out
 }
 
 // updateDevices opens the own devices of a pod that is selected, and closes those that it no longer

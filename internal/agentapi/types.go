@@ -502,7 +502,8 @@ type Attachment struct {
 	Reason   Code     `json:"reason,omitempty"`
 	Policies []string `json:"policies"`
 	// Devices are the IDs of the RDMA devices that the pod's connections use
-	// instead of the node's.
+	// instead of the node's: with datapath Kernel each connection that of the
+	// interface which it is by.
 	Devices []string `json:"devices,omitempty"`
 	Budget  Budget   `json:"budget"`
 	// Paused is why the pod's new connections are not diverted for now, "" if they are.
