@@ -146,7 +146,7 @@ func upCommand() *cobra.Command {
 devices each, rxe0 and rxe1. They take QEMU and 1.6 GiB of memory each, no KVM, and are
 ready in a minute on two cores; --nodes is how many others there are, by default one.
 --vfs: and two NICs with virtual functions and soft RoCE on these; their kernel has no SMC-R
-of its own then.
+of its own then, unless --kernel-smc is said, too.
 --kernel-smc: and their kernel has the module smc loaded, with the enterprise ID that the
 chart gives to agents, so that programs outside of pods can be peers of pods.`,
 		Example: `  go run ./tools/cluster up

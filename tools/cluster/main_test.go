@@ -20,7 +20,6 @@ func TestUp_wrong(t *testing.T) {
 	}{
 		{"VFs without guests", []string{"--vfs"}, "say --rdma, too"},
 		{"the kernel's SMC-R without guests", []string{"--kernel-smc"}, "say --rdma, too"},
-		{"both", []string{"--rdma", "--vfs", "--kernel-smc"}, "a kernel without SMC-R"},
 		{"fewer guests than one", []string{"--rdma=-1"}, "-1 guests"},
 		{"an argument", []string{"a"}, "unknown command"},
 	} {

@@ -20,9 +20,10 @@
 // A node in a guest has containerd, runc, kubelet and kube-proxy of the same files as the
 // others. They are on a disk, with the images imported: to do that in an emulated machine takes
 // half a minute. The disk is made once for the same programs and images, and kept in the cache
-// directory, the last two of them; guests write beside it. With Config.VFs guests have a kernel
-// without SMC-R of its own, and two NICs with virtual functions besides, with soft RoCE on
-// these, each on a NUMA node of its own.
+// directory, the last two of them; guests write beside it. With Config.VFs guests have two NICs with
+// virtual functions besides, with soft RoCE on these, each on a NUMA node of its own; and a later
+// kernel, without SMC-R of its own, as soft RoCE of the usual one does not work in pods. With
+// Config.KernelSMC, too, they have the usual kernel, and a module of soft RoCE that is built to.
 //
 // # Who owns what
 //

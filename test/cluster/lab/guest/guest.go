@@ -47,7 +47,7 @@ type Config struct {
 	// Guests is how many nodes there are behind those of the cluster's own; 0 is 2.
 	Guests int
 	// VFs is how many virtual functions, with soft RoCE, each of two NICs of a guest has, which are there besides
-	// the other two, each on a NUMA node of its own. Their kernel has no SMC-R.
+	// the other two, each on a NUMA node of its own. Their kernel has no SMC-R, unless KernelSMC is set.
 	VFs int
 	// KernelSMC is whether the guests' kernels have SMC-R of their own, too, for programs outside
 	// of pods: the module is loaded, and has the enterprise ID [EID].
@@ -76,8 +76,6 @@ func (c *Config) setDefaults() error {
 		return fmt.Errorf("cluster name %q: want up to %d characters with guests", c.Name, maxNameLen)
 	case c.Guests < 1 || c.VFs < 0:
 		return fmt.Errorf("%d guests with %d VFs each: want 1 guest or more", c.Guests, c.VFs)
-	case c.VFs > 0 && c.KernelSMC:
-		return errors.New("guests with VFs have a kernel without SMC-R")
 	}
 	return nil
 }
@@ -89,7 +87,10 @@ func (c *Config) guests(disk string) vm.Config {
 		Detach: c.Detach, Log: c.Progress,
 	}
 	if c.VFs > 0 {
-		cfg.PFs, cfg.NUMA, cfg.Kernels = pfs, true, []image.Kernel{image.NetNS}
+		cfg.PFs, cfg.NUMA = pfs, true
+		if !c.KernelSMC {
+			cfg.Kernels = []image.Kernel{image.NetNS}
+		}
 	}
 	return cfg
 }

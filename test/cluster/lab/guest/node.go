@@ -138,6 +138,11 @@ func (n *Node) start(ctx context.Context) error {
 	if err := n.serve(ctx, e.Services[0]); err != nil {
 		return err
 	}
+	if n.has.VFs > 0 && n.has.KernelSMC {
+		if err := n.Guest.LoadRXE(ctx); err != nil {
+			return err
+		}
+	}
 	if err := n.Guest.AddRXE(ctx, 0, 1); err != nil {
 		return err
 	}
