@@ -128,7 +128,7 @@ func TestPlanner_hostNetworkEvents(t *testing.T) {
 		}
 		return out
 	}
-	if got := events(0); len(got) != 1 || !strings.Contains(got["failed SMCRFallback"], "POD_FAILED") {
+	if got := events(0); len(got) != 1 || !strings.Contains(got["failed SMCRFallback"], "as its kernel does not carry them (POD_FAILED): no module smc") {
 		t.Errorf("at first: %q", got)
 	}
 	got := events(attachWarn)

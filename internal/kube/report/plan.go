@@ -4,6 +4,7 @@ package report
 
 import (
 	"cmp"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -408,8 +409,8 @@ func (p *planner) planPod(s *Snapshot, v *config.Verdict, pp *podPlan, atts []*a
 	}
 	if status.code != agentapi.CodeNotAttached || now.Sub(pp.seen) >= attachWarn {
 		if e, ok := podEvent(about, pp.told, status, policy, now); ok {
-			if v.HostNetwork && status.code == agentapi.CodeNotAttached {
-				e.note = noCgroup
+			if v.HostNetwork {
+				e.note = hostNote(e.note, status.code, atts)
 			}
 			p.news.add(e)
 		}
@@ -418,6 +419,21 @@ func (p *planner) planPod(s *Snapshot, v *config.Verdict, pp *podPlan, atts []*a
 	if status.word != "" || p.queue.entries[podKey(name)] != nil {
 		p.queue.want(podKey(name), podTarget(name, v.UID, status.String()), now)
 	}
+}
+
+// hostNote is the note of an event about a pod in the node's network: what the kernel lacks, of one that it does not carry.
+func hostNote(note string, code agentapi.Code, atts []*agentapi.Attachment) string {
+	switch code {
+	case agentapi.CodeNotAttached:
+		return noCgroup
+	case agentapi.CodePodFailed:
+		for _, a := range atts {
+			if lacks := cmp.Or(a.NotKernel, a.Detail); lacks != "" {
+				return fmt.Sprintf("connections of this pod, which is in the node's network, are plain TCP, as its kernel does not carry them (%s): %s", code, lacks)
+			}
+		}
+	}
+	return note
 }
 
 // noCgroup is the event about a pod in the node's network that its agent does not have.
