@@ -17,6 +17,7 @@ import (
 
 	"github.com/smcr-io/kube-smcr/api/v1alpha1"
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
+	"github.com/smcr-io/kube-smcr/internal/smcnl"
 	"github.com/smcr-io/kube-smcr/test/cluster/lab/guest"
 	"github.com/smcr-io/kube-smcr/test/cluster/product"
 )
@@ -149,14 +150,20 @@ func (s *suite) macvlan(n *guest.Node) {
 // kernelConns is how many connections on SMC-R the kernel has had as server in a pod.
 func (s *suite) kernelConns(n *guest.Node, p pod) uint64 {
 	s.Helper()
+	return s.kernelCounters(n, p).ServerV2
+}
+
+// kernelCounters are what the kernel has counted in a pod.
+func (s *suite) kernelCounters(n *guest.Node, p pod) smcnl.Counters {
+	s.Helper()
 	ns, err := n.Guest.Shell(s.Context(), fmt.Sprintf(`for ns in $(ls /run/netns); do
 		if nsenter --net=/run/netns/$ns ip -4 -o address | grep -q ' %s/'; then echo $ns; fi; done`, p.ip))
 	s.must(err)
 	text, err := n.Guest.Run(s.Context(), "nsenter", "--net="+path.Join("/run/netns", strings.TrimSpace(ns)), "kernelsmc")
 	s.must(err)
-	var k struct{ Counters struct{ ServerV2 uint64 } }
+	var k struct{ Counters smcnl.Counters }
 	s.must(json.Unmarshal([]byte(text), &k))
-	return k.Counters.ServerV2
+	return k.Counters
 }
 
 // onKernel waits until the agents of both ends show the connection of a client that holds one as one on SMC-R
@@ -180,7 +187,7 @@ func (s *suite) onKernel(holder, server pod) {
 			return fmt.Errorf("there are %+v in %+v", conns.Conns, links.LinkGroups)
 		})
 	}
-	s.eventually("SMCRLinks of both kernels", s.kernelLinks)
+	s.eventually("SMCRLinks of both kernels", func() error { return s.kernelLinks([2]pod{server, holder}) })
 	e, err := s.explain(holder, server)
 	s.must(err)
 	if e.Code != agentapi.CodeOK || !strings.Contains(e.Verdict, "of the pod's kernel") {
@@ -188,15 +195,17 @@ func (s *suite) onKernel(holder, server pod) {
 	}
 }
 
-// kernelLinks returns nil if there is an active SMCRLink of each guest's kernel, with the other guest.
-func (s *suite) kernelLinks() error {
+// kernelLinks returns nil if there is an active SMCRLink of each guest's kernel, with the other guest, or with the RNIC of the other's
+// pod of these.
+func (s *suite) kernelLinks(pods [2]pod) error {
 	var list v1alpha1.SMCRLinkList
 	if err := s.p.Client.List(s.Context(), &list); err != nil {
 		return err
 	}
 	for i, n := range s.hw {
 		if !slices.ContainsFunc(list.Items, func(l v1alpha1.SMCRLink) bool {
-			return l.Status.Node == n.Name && l.Status.Peer == s.hw[1-i].Name && l.Status.Datapath == string(v1alpha1.DatapathKernel) && l.Status.State == v1alpha1.LinkActive
+			peer := l.Status.Peer == s.hw[1-i].Name || l.Status.Peer == pods[1-i].ip
+			return l.Status.Node == n.Name && peer && l.Status.Datapath == string(v1alpha1.DatapathKernel) && l.Status.State == v1alpha1.LinkActive
 		}) {
 			return fmt.Errorf("%s has none: %+v", n.Name, list.Items)
 		}

@@ -16,6 +16,9 @@
 // a claim, or by the device plugin and a further network (package secondnet). When they have ended, the guests' kernels must say of
 // interfaces, VFs and RDMA devices what they said before, and no record and no address may be left. Logs are in out/test-cluster-vfs.
 //
+// TestKernelVFs has one, too: its pods have VFs, and the guests' kernels SMC-R, one of the two at first, which is the datapath of these pods.
+// Logs are in out/test-cluster-kernel-vfs.
+//
 // What needs no such device is in package test/cluster.
 //
 // # Limitations

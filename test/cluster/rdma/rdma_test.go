@@ -75,7 +75,7 @@ type bed struct {
 func logDir(name string) string { return filepath.Join("..", "..", "..", "out", name) }
 
 // clusterEnv names a cluster that is up already and stays up, for whoever works on a scenario:
-// go run ./tools/cluster up --rdma --kernel-smc --name NAME, or with --vfs=2 instead of --kernel-smc.
+// go run ./tools/cluster up --rdma --kernel-smc --name NAME, or with --vfs=2 instead of --kernel-smc, or --vfs=1 besides.
 const clusterEnv = "KUBE_SMCR_TEST_CLUSTER"
 
 // setUp makes a cluster with kube-smcr on it.

@@ -377,8 +377,14 @@ func (s *suite) link(p pod, want v1alpha1.Redundancy) v1alpha1.SMCRLink {
 	return found
 }
 
-// event waits for an event of an object without a namespace.
+// event waits for an event of an object.
 func (s *suite) event(name, reason string) {
+	s.Helper()
+	s.eventSays(name, reason, "")
+}
+
+// eventSays waits for one with that in its message.
+func (s *suite) eventSays(name, reason, text string) {
 	s.Helper()
 	s.eventually(fmt.Sprintf("the event %s of %s", reason, name), func() error {
 		var list corev1.EventList
@@ -390,10 +396,10 @@ func (s *suite) event(name, reason string) {
 			if e.InvolvedObject.Name != name {
 				continue
 			}
-			if e.Reason == reason {
+			if e.Reason == reason && strings.Contains(e.Message, text) {
 				return nil
 			}
-			seen = append(seen, e.Reason)
+			seen = append(seen, e.Reason+" "+e.Message)
 		}
 		return fmt.Errorf("there are %q", seen)
 	})
