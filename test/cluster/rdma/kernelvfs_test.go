@@ -36,6 +36,7 @@ func TestKernelVFs(t *testing.T) {
 		values: slices.Concat(installed, withVFs(), []string{"kernelPath.enabled=true"}), prepare: oneWithoutSMC,
 	}
 	c, p := b.setUp(t)
+	firstPods(newSuite(t, c, p))
 	for _, s := range kernelVFScenarios {
 		s.play(t, c, p)
 	}
@@ -61,10 +62,10 @@ func (s *suite) givesSMC() {
 	}
 }
 
-// withFunction makes a pod with a VF on a guest, and returns it as it is when it has the status, and the same with the VF's address.
-func (s *suite) withFunction(ns, name string, n *guest.Node, status string, args ...string) (first, second pod) {
+// withFunction makes a pod with a VF on a guest, and returns it when it has the status, and the same with the VF's address.
+func (s *suite) withFunction(o *corev1.Pod, n *guest.Node, status string) (first, second pod) {
 	s.Helper()
-	first = s.run(on(asking(ns, name, deviceplugin.ResourceVF, 1, args...), n), n.Node)
+	first = s.run(o, n.Node)
 	s.status(first, status)
 	second, _ = s.withVF(n, first, 1)
 	return first, second
@@ -82,8 +83,11 @@ func kernelVFsMixed(s *suite) {
 	defer s.endNamespaces(ns)
 	again := s.unchanged()
 	s.policy(ns, fmt.Sprintf(ofKernel, v1alpha1.DatapathKernelIfAvailable, "peers: {cidrs: [10.0.0.0/8]}, ports: []"))
-	first, kernels := s.withFunction(ns, "kernel", s.hw[0], v1alpha1.PodStatusKernel)
-	firstOfAgents, agents := s.withFunction(ns, "agent", s.hw[1], v1alpha1.PodStatusEnabled)
+	s.vfTemplate(ns, "vf", 1)
+	on0 := on(claiming(ns, "kernel", "vf"), s.hw[0])
+	s.must(s.p.Client.Create(s.Context(), on0.DeepCopy())) // the two start at the same time
+	firstOfAgents, agents := s.withFunction(on(asking(ns, "agent", deviceplugin.ResourceVF, 1), s.hw[1]), s.hw[1], v1alpha1.PodStatusEnabled)
+	first, kernels := s.withFunction(on0, s.hw[0], v1alpha1.PodStatusKernel)
 	s.agents(agents, agentapi.CodeOK)
 	before := s.kernelCounters(s.hw[0], kernels)
 	s.verdictOf(agents.node, kernels, agents, agentapi.CodeOK)
@@ -147,9 +151,15 @@ func kernelVFsBoth(s *suite) {
 	defer s.endNamespaces(kernelNS)
 	again := s.unchanged()
 	s.kernelPolicy(v1alpha1.DatapathKernel)
-	_, server := s.withFunction(kernelNS, "server", s.hw[0], v1alpha1.PodStatusKernel)
-	_, loader := s.withFunction(kernelNS, "client", s.hw[1], v1alpha1.PodStatusKernel, load, server.address(), "--interval=100ms", "--bytes=16384", "--workers=1")
-	_, holder := s.withFunction(kernelNS, "holder", s.hw[1], v1alpha1.PodStatusKernel, hold, server.address(), "--interval=50ms", "--bytes=16384")
+	object := func(n *guest.Node, name string, args ...string) *corev1.Pod {
+		return on(asking(kernelNS, name, deviceplugin.ResourceVF, 1, args...), n)
+	}
+	_, server := s.withFunction(object(s.hw[0], "server"), s.hw[0], v1alpha1.PodStatusKernel)
+	client := object(s.hw[1], "client", load, server.address(), "--interval=100ms", "--bytes=16384", "--workers=1")
+	holding := object(s.hw[1], "holder", hold, server.address(), "--interval=50ms", "--bytes=16384")
+	s.must(s.p.Client.Create(s.Context(), holding.DeepCopy())) // the two start at the same time
+	_, loader := s.withFunction(client, s.hw[1], v1alpha1.PodStatusKernel)
+	_, holder := s.withFunction(holding, s.hw[1], v1alpha1.PodStatusKernel)
 	s.onKernel(holder, server)
 
 	loaded, held := s.grows(loader, sum{}, 20), s.grows(holder, sum{}, 20)

@@ -59,13 +59,16 @@ func TestVFs(t *testing.T) {
 	}
 }
 
-// firstPods runs a pod with a VF on each guest to its end. The first one makes what stays: the bridge of the pods'
+// firstPods runs a pod with a VF on each guest to its end, at the same time. The first one makes what stays: the bridge of the pods'
 // first network.
 func firstPods(s *suite) {
 	s.patience = later
 	ns := s.namespace("test-first")
 	for _, n := range s.hw {
-		s.run(on(asking(ns, "on-"+n.Name, deviceplugin.ResourceVF, 1), n), n.Node)
+		s.must(s.p.Client.Create(s.Context(), on(asking(ns, "on-"+n.Name, deviceplugin.ResourceVF, 1), n)))
+	}
+	for _, n := range s.hw {
+		s.running(pod{ns: ns, name: "on-" + n.Name, node: n.Name})
 	}
 	s.endPods(ns)
 	s.endNamespaces(ns)
