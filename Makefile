@@ -140,7 +140,7 @@ test-cluster: deps cluster-tools ## Test on a real two-node Kubernetes from end 
 	$(GO) test -count=1 -v -timeout=$(TEST_TIMEOUT) $(ARGS) ./test/cluster
 
 .PHONY: test-cluster-rdma
-test-cluster-rdma: deps cluster-tools vm-image ## Test on a Kubernetes two of whose nodes are guests with rxe, in some forty minutes (ARGS=-run=TestRDMA/links).
+test-cluster-rdma: deps cluster-tools vm-image ## Test on a Kubernetes two of whose nodes are guests with rxe, in some three quarters of an hour (ARGS=-run=TestRDMA/links).
 	$(GO) test -count=1 -v -timeout=100m $(ARGS) ./test/cluster/rdma
 
 .PHONY: test-vm
