@@ -14,6 +14,7 @@ import (
 
 	"github.com/smcr-io/kube-smcr/api/v1alpha1"
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
+	"github.com/smcr-io/kube-smcr/internal/config"
 	"github.com/smcr-io/kube-smcr/internal/devices/deviceplugin"
 	"github.com/smcr-io/kube-smcr/internal/testenv"
 	"github.com/smcr-io/kube-smcr/test/cluster/lab"
@@ -165,14 +166,25 @@ func kernelVFsBoth(s *suite) {
 	loaded, held := s.grows(loader, sum{}, 20), s.grows(holder, sum{}, 20)
 	had := s.kernelConns(s.hw[0], server)
 	s.deleteAgents()
-	s.grows(loader, loaded, 20)
-	s.grows(holder, held, 20)
+	loaded = s.grows(loader, loaded, 20)
+	held = s.grows(holder, held, 20)
 	if n := s.kernelConns(s.hw[0], server) - had; n < 20 {
 		s.Errorf("while agents were deleted the kernel took %d connections on SMC-R", n)
 	}
 	s.onKernel(holder, server)
-	s.revokes(holder, server)
 	s.optOut(loader)
+	after, err := s.last(loader)
+	s.must(err)
+	if after.Failed > loaded.Failed+1 { // the one that was open then
+		s.Errorf("%s has %+v when it was opted out, and had %+v", loader, after, loaded)
+	}
+	had = s.kernelConns(s.hw[0], server)
+	s.grows(loader, after, 20)
+	if n := s.kernelConns(s.hw[0], server) - had; n > 1 { // one may have been under way
+		s.Errorf("of %d connections of a pod that is opted out %d are on SMC-R", 20, n)
+	}
+	s.grows(holder, held, 1)
+	s.revokes(holder, server)
 	s.endPods(kernelNS)
 	s.noPolicy(kernelNS)
 	again()
@@ -197,16 +209,23 @@ func (s *suite) optOut(p pod) {
 		if err := s.p.Ask(s.Context(), p.node, &all, "attachments"); err != nil {
 			return err
 		}
+		found := false
 		for _, a := range all.Attachments {
-			if a.Pod == p.String() && (a.State != agentapi.StateIdle || a.Datapath != "") {
+			if a.Pod != p.String() {
+				continue
+			}
+			if found = true; a.State != agentapi.StateIdle || a.Datapath != "" || a.Detail != config.ReasonOptedOut.String() {
 				return fmt.Errorf("there is %+v", a)
 			}
+		}
+		if !found {
+			return errors.New("there is none")
 		}
 		return nil
 	})
 }
 
-// nothingOfKernel waits until a node has no program and no link group of the kernel's datapath.
+// nothingOfKernel waits until a node has no program of the kernel's datapath.
 func (s *suite) nothingOfKernel(n *guest.Node) {
 	s.Helper()
 	s.eventually("no program of the kernel's datapath on "+n.Name, func() error {
