@@ -13,6 +13,7 @@ import (
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
 	"github.com/smcr-io/kube-smcr/internal/cni"
 	"github.com/smcr-io/kube-smcr/internal/records"
+	"github.com/smcr-io/kube-smcr/internal/smcnl"
 )
 
 const kernelPreferred = "policies:\n- {name: all, datapath: KernelIfAvailable, ports: [80]}\n"
@@ -111,13 +112,17 @@ func TestKernelPath_furtherNetwork(t *testing.T) {
 	}
 }
 
-// The attachments of a pod on its kernel's SMC-R have the RDMA devices that its interfaces are of, which the agent leaves alone.
+// The attachments of a pod on its kernel's SMC-R have the RDMA devices that its interfaces are of, which the agent leaves alone, and
+// link groups on these their PCI addresses.
 func TestKernelPath_devices(t *testing.T) {
-	b, _ := newKernelBench(t, kernelAll)
+	b, s := newKernelBench(t, kernelAll)
+	of := groupOfNode
+	of.Links = []smcnl.Link{{ID: 1, Device: "mlx5_2", State: "ACTIVE"}, {ID: 2, Device: "rxe0", State: "ACTIVE"}}
+	s.witness.shared = []smcnl.Group{of}
 	b.attach("a", 1)
 	must(t, b.store.Write(cni.Attachment{
 		ContainerID: "b", IfName: "net1", NetNS: "/netns/a", NetNSID: 1, Network: "roce", Pod: records.Pod{Namespace: "test", Name: "a"},
-		Devices: []cni.AttachedDevice{{ID: "0000:41:10.2", RDMA: []string{"mlx5_2"}, VF: 1}, {ID: "0000:41:10.3", VF: 2}},
+		Devices: []cni.AttachedDevice{{ID: "0000:41:10.2", PCI: "0000:41:10.2", RDMA: []string{"mlx5_2"}, VF: 1}, {ID: "0000:41:10.3", VF: 2}},
 	}))
 	b.start()
 	for _, id := range []string{"a", "b"} {
@@ -127,6 +132,9 @@ func TestKernelPath_devices(t *testing.T) {
 	}
 	if all := value(b.client.Devices(t.Context()))(t); slices.ContainsFunc(all.Devices, func(d agentapi.PodDevice) bool { return d.Used != nil }) {
 		t.Errorf("the agent has a device of its own open: %+v", all)
+	}
+	if g := value(b.client.Links(t.Context()))(t).LinkGroups; len(g) != 1 || len(g[0].Links) != 2 || g[0].Links[0].PCI != "0000:41:10.2" || g[0].Links[1].PCI != "" {
+		t.Errorf("link groups %+v, want the PCI address of the device that is the pod's alone", g)
 	}
 }
 

@@ -243,15 +243,32 @@ func (a *agent) kernelGroups() (out []agentapi.LinkGroup, err error) {
 	if err != nil {
 		return nil, err
 	}
+	pci := a.kernelPCI()
 	for i := range groups {
-		out = append(out, kernelGroup(&groups[i]))
+		out = append(out, kernelGroup(&groups[i], pci))
 	}
 	slices.SortFunc(out, func(x, y agentapi.LinkGroup) int { return cmp.Compare(x.ID, y.ID) })
 	return out, nil
 }
 
-// kernelGroup is a link group of the kernel's, which all pods of the node have together.
-func kernelGroup(g *smcnl.Group) agentapi.LinkGroup {
+// kernelPCI are the PCI addresses of the RDMA devices that pods on their kernel's SMC-R have for themselves, by name.
+func (a *agent) kernelPCI() map[string]string {
+	out := map[string]string{}
+	for _, p := range a.manager.snapshot() {
+		if p.kernel == nil {
+			continue
+		}
+		for _, d := range a.recordedDevices(p.atts) {
+			for _, name := range d.RDMA {
+				out[name] = d.PCI
+			}
+		}
+	}
+	return out
+}
+
+// kernelGroup is a link group of the kernel's, which all pods of the node have together. pci has the devices that are of one pod.
+func kernelGroup(g *smcnl.Group, pci map[string]string) agentapi.LinkGroup {
 	var says clc.FirstContactExtension
 	says.SetHost(g.PeerHost)
 	out := agentapi.LinkGroup{
@@ -261,7 +278,7 @@ func kernelGroup(g *smcnl.Group) agentapi.LinkGroup {
 	}
 	for _, l := range g.Links {
 		out.Links = append(out.Links, agentapi.Link{
-			ID: l.ID, State: l.State, Device: l.Device, LocalGID: l.GID.String(), PeerGID: l.PeerGID.String(), UserID: l.UserID, Conns: int(l.Conns),
+			ID: l.ID, State: l.State, Device: l.Device, PCI: pci[l.Device], LocalGID: l.GID.String(), PeerGID: l.PeerGID.String(), UserID: l.UserID, Conns: int(l.Conns),
 		})
 	}
 	return out

@@ -162,6 +162,9 @@ func kernelVFsBoth(s *suite) {
 	_, loader := s.withFunction(client, s.hw[1], v1alpha1.PodStatusKernel)
 	_, holder := s.withFunction(holding, s.hw[1], v1alpha1.PodStatusKernel)
 	s.onKernel(holder, server)
+	for i, p := range []pod{server, holder} {
+		s.linkOfVF(s.hw[i], p)
+	}
 
 	loaded, held := s.grows(loader, sum{}, 20), s.grows(holder, sum{}, 20)
 	had := s.kernelConns(s.hw[0], server)
@@ -191,6 +194,24 @@ func kernelVFsBoth(s *suite) {
 	for _, n := range s.hw {
 		s.nothingOfKernel(n)
 	}
+}
+
+// linkOfVF waits for an active SMCRLink of a node's kernel that is on the VF of a pod, and says so.
+func (s *suite) linkOfVF(n *guest.Node, p pod) {
+	s.Helper()
+	vf := s.nics(n, p)[0].ParentDev
+	s.eventually(fmt.Sprintf("an SMCRLink of the kernel of %s on %s", n.Name, vf), func() error {
+		var list v1alpha1.SMCRLinkList
+		if err := s.p.Client.List(s.Context(), &list); err != nil {
+			return err
+		}
+		for _, l := range list.Items {
+			if l.Status.Node == n.Name && l.Status.Datapath == string(v1alpha1.DatapathKernel) && l.Status.State == v1alpha1.LinkActive && l.Status.PCIAddresses == vf {
+				return nil
+			}
+		}
+		return fmt.Errorf("there are %+v", list.Items)
+	})
 }
 
 // optOut takes a pod its annotation, and waits until nothing of the kernel's datapath is left there.
