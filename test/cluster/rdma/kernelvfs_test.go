@@ -160,7 +160,7 @@ func kernelVFsBoth(s *suite) {
 	holding := object(s.hw[1], "holder", hold, server.address(), "--interval=50ms", "--bytes=16384")
 	s.must(s.p.Client.Create(s.Context(), holding.DeepCopy())) // the two start at the same time
 	_, loader := s.withFunction(client, s.hw[1], v1alpha1.PodStatusKernel)
-	_, holder := s.withFunction(holding, s.hw[1], v1alpha1.PodStatusKernel)
+	holder := s.holdsOnKernel(holding, s.hw[1])
 	s.onKernel(holder, server)
 	for i, p := range []pod{server, holder} {
 		s.linkOfVF(s.hw[i], p)
@@ -194,6 +194,24 @@ func kernelVFsBoth(s *suite) {
 	for _, n := range s.hw {
 		s.nothingOfKernel(n)
 	}
+}
+
+// holdsOnKernel makes a pod that holds a connection, until that is on SMC-R of its kernel: on a busy machine the first rendezvous of
+// two VFs may take longer than it may.
+func (s *suite) holdsOnKernel(o *corev1.Pod, n *guest.Node) (p pod) {
+	s.Helper()
+	s.eventually("a connection of "+o.Name+" on SMC-R", func() error {
+		_, p = s.withFunction(o.DeepCopy(), n, v1alpha1.PodStatusKernel)
+		conns := s.connsOf(p)
+		if len(conns) == 1 && conns[0].Mode == "TCP" {
+			s.delete(p)
+		}
+		if len(conns) != 1 || conns[0].Mode != "SMC-R" {
+			return fmt.Errorf("there are %+v", conns)
+		}
+		return nil
+	})
+	return p
 }
 
 // linkOfVF waits for an active SMCRLink of a node's kernel that is on the VF of a pod, and says so.
