@@ -349,3 +349,16 @@ func socketState(s byte) string {
 	}
 	return fmt.Sprint(s)
 }
+
+// decodePNet reads an entry of the table of physical networks. The kernel says "n/a" of what an entry does not have.
+func decodePNet(a attrs) PNet {
+	const none = "n/a"
+	p := PNet{Name: a.text(1)}
+	if netDev := a.text(2); netDev != none {
+		p.NetDev = netDev
+	}
+	if device := a.text(3); device != none {
+		p.Device, p.Port = device, uint8(a.num(4))
+	}
+	return p
+}

@@ -212,3 +212,18 @@ func TestDecodeFallback_client(t *testing.T) {
 		t.Errorf("-want +got:\n%s", diff)
 	}
 }
+
+// What an entry of the pnet table does not have the kernel calls "n/a", which would be the name of something.
+func TestDecodePNet(t *testing.T) {
+	for _, tt := range []struct {
+		a    attrs
+		want PNet
+	}{
+		{attrs{1: []byte("NET\x00"), 2: []byte("eth0\x00"), 3: []byte("n/a\x00"), 4: {255}}, PNet{Name: "NET", NetDev: "eth0"}},
+		{attrs{1: []byte("NET\x00"), 2: []byte("n/a\x00"), 3: []byte("mlx5_0\x00"), 4: {2}}, PNet{Name: "NET", Device: "mlx5_0", Port: 2}},
+	} {
+		if got := decodePNet(tt.a); got != tt.want {
+			t.Errorf("%+v, want %+v", got, tt.want)
+		}
+	}
+}

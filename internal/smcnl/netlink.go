@@ -209,7 +209,7 @@ func PNets() ([]PNet, error) {
 		if err != nil {
 			return nil, fmt.Errorf("pnet table: %w", err)
 		}
-		all = append(all, PNet{Name: a.text(1), NetDev: a.text(2), Device: a.text(3), Port: uint8(a.num(4))})
+		all = append(all, decodePNet(a))
 	}
 	return all, nil
 }

@@ -21,7 +21,7 @@ const (
 	exitUsage  = 2
 )
 
-var errUsage = errors.New("usage: kernelsmc [ueid add|del NAME | ueid flush|list | pnet add NAME NETDEV DEVICE PORT | pnet flush]")
+var errUsage = errors.New("usage: kernelsmc [ueid add|del NAME | ueid flush|list | pnet add NAME NETDEV DEVICE PORT | pnet flush|list]")
 
 func main() { os.Exit(run(os.Args[1:])) }
 
@@ -60,6 +60,14 @@ func command(args []string, w io.Writer) error {
 		return smcnl.FlushUEIDs()
 	case "ueid list":
 		return printLines(w, smcnl.UEIDs)
+	case "pnet list":
+		return printLines(w, func() (lines []string, err error) {
+			all, err := smcnl.PNets()
+			for _, p := range all {
+				lines = append(lines, fmt.Sprintf("%s %s %s %d", p.Name, p.NetDev, p.Device, p.Port))
+			}
+			return lines, err
+		})
 	case "pnet flush":
 		return smcnl.FlushPNets()
 	case "pnet add":
