@@ -16,6 +16,9 @@
 // IPAM chose, [CheckInterfaceIPs] looks for them, and [Addresses] lists what a
 // namespace has.
 //
+// [SetShadows] gives the node addresses of pods, to which packets go on as before, and [AddInet] gives one of its interfaces a
+// network in which it has no address: that is what the kernel's SMC-R looks at of a pod that has a veth.
+//
 // # Redirection
 //
 // [InstallRedirect] puts into one pod's namespace everything that the agent
