@@ -56,12 +56,15 @@ type Config struct {
 	// Exclude are the IDs of cgroups that are never chosen. They take the place of those that an
 	// earlier Open pinned.
 	Exclude []uint64
+	// Veths, if given, serve pods that have a veth only.
+	Veths *Veths
 }
 
 // A Chooser is the program at work.
 type Chooser struct {
 	namespaces, cgroups *ebpf.Map
 	dir                 string // of the pins, or ""
+	veths               *Veths // or nil
 
 	mu   sync.Mutex // guards link
 	link link.Link
@@ -127,7 +130,7 @@ func open(cfg Config) (*Chooser, error) {
 		}
 		return nil, loadError(err)
 	}
-	c := &Chooser{namespaces: o.Namespaces, cgroups: o.Cgroups, dir: cfg.Dir, module: holdModule()}
+	c := &Chooser{namespaces: o.Namespaces, cgroups: o.Cgroups, dir: cfg.Dir, veths: cfg.Veths, module: holdModule()}
 	if c.link, err = attach(o.ChooseProtocol, cfg.Dir); err != nil {
 		c.releaseModule()
 		return nil, errors.Join(err, o.Close())

@@ -28,6 +28,9 @@
 // of buffers in a namespace of the pod's own, and makes the rule. [Chooser.Detach] takes it back. [Fit] tells whether the kernel finds an
 // RDMA device for a pod, and [AddUEIDs] gives the machine's SMC its enterprise IDs.
 //
+// Pods with a veth need more, which [Veths] make where [PodConfig] has Veth: what they make is on the node, and in a record, as long as the
+// pod is attached, whoever lives.
+//
 // [Conns] lists the connections of a pod, and [Chooser.WatchFallbacks] tells of those that become TCP, as they do. [Revoke] ends the connections on SMC-R of a pod that its filter no longer selects.
 //
 // # Who owns what
@@ -50,7 +53,8 @@
 // Open. While a [Chooser] is open the module smc cannot be unloaded; when none is, and no pod has a socket
 // of SMC, who unloads it, and keeps the kernel from loading it again, has pods' sockets refused. Cgroups deeper than 12 levels are
 // judged by their first 12, and there is no rule for the root cgroup. Of pods that have a namespace Fit knows those with a VF or another RDMA device's own interface, and those with a macvlan
-// or ipvlan child of one. Between two of one node the kernel takes 4 s to
+// or ipvlan child of one; with Veths, those with a veth that has an IPv4 address. One RNIC serves all of these, and if its own address is taken away and comes
+// back, its GID may come after that of ours for a while: connections are then opened slowly, and are TCP. Between two of one node the kernel takes 4 s to
 // fall back to TCP, so their addresses have to be among the filter's Never. Revoke sees the programs that /proc
 // shows, and needs CAP_SYS_PTRACE. A socket that only a process outside of the pod's network namespace has, or
 // none, as one that is on its way through a Unix socket, it does not find, and says so.

@@ -5,6 +5,7 @@ package kernelpath
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strconv"
 
@@ -20,6 +21,10 @@ type PodConfig struct {
 	// SendBufferBytes and RMBEBytes are the sizes of the buffers of a connection; 0: what the kernel
 	// has, as in the node's network always.
 	SendBufferBytes, RMBEBytes int
+	// Veth lets the kernel find an RNIC for a pod that has a veth only, by [Veths]. Addresses are those that the pod's
+	// network gave it: a program there may have given itself others.
+	Veth      bool
+	Addresses []netip.Addr
 }
 
 // Why the kernel finds no RDMA device for a pod.
@@ -55,6 +60,33 @@ func Fit(at linux.Place) error {
 		}
 	}
 	return unfit
+}
+
+// Fit is the function Fit, of a pod that is configured so. With [PodConfig.Veth] a veth serves as well.
+func (c *Chooser) Fit(at linux.Place, cfg PodConfig) error {
+	err := Fit(at)
+	if at.Cgroup != nil || !errors.Is(err, ErrUnfit) || c.veths == nil {
+		return err
+	}
+	if cfg.Veth {
+		return c.veths.fit(at.NetNS, cfg.Addresses)
+	}
+	if veths, verr := linux.VethsWith(at.NetNS, cfg.Addresses); verr == nil && len(veths) > 0 {
+		err = fmt.Errorf("%w; its veth %s would do with kernelPath.veth, which is experimental", err, veths[0].Name)
+	}
+	return err
+}
+
+// needsVeth tells whether a pod needs what Veths make.
+func (c *Chooser) needsVeth(at linux.Place, cfg PodConfig) (bool, error) {
+	if c.veths == nil || !cfg.Veth || at.Cgroup != nil {
+		return false, nil
+	}
+	err := Fit(at)
+	if errors.Is(err, ErrUnfit) {
+		return true, nil
+	}
+	return false, err
 }
 
 // A Choice is whose new sockets are SMC: those of the namespace with this cookie, or of the cgroup with this ID.
@@ -120,6 +152,10 @@ func (c *Chooser) Attach(at linux.Place, cfg PodConfig) error {
 	if chosen {
 		return linux.FilterOption(at, cfg.Filter)
 	}
+	veth, err := c.needsVeth(at, cfg)
+	if err != nil {
+		return err
+	}
 	var u undo.Stack
 	return u.Run(
 		undo.Step{
@@ -129,6 +165,15 @@ func (c *Chooser) Attach(at linux.Place, cfg PodConfig) error {
 		undo.Step{
 			Name: "set buffers", Do: func() error { return setBuffers(at, PodConfig{}, cfg) },
 			Undo: func() error { return setBuffers(at, cfg, PodConfig{}) },
+		},
+		undo.Step{
+			Name: "let the kernel find an RNIC for the veth", Do: func() error {
+				if !veth {
+					return nil
+				}
+				return c.veths.attach(at.NetNS, cfg.Addresses)
+			},
+			Undo: func() error { return c.detachVeth(at) },
 		},
 		undo.Step{Name: "choose", Do: func() error { return c.Choose(choice) }},
 	)
@@ -145,7 +190,18 @@ func (c *Chooser) Detach(at linux.Place, cfg PodConfig) (left bool, err error) {
 	if err := c.Forget(choice); err != nil {
 		return false, err
 	}
-	return Sweep(at, cfg)
+	if left, err = Sweep(at, cfg); left || err != nil {
+		return left, err
+	}
+	return false, c.detachVeth(at)
+}
+
+// detachVeth takes away what Veths made for a pod.
+func (c *Chooser) detachVeth(at linux.Place) error {
+	if c.veths == nil || at.Cgroup != nil {
+		return nil
+	}
+	return c.veths.detach(at.NetNS)
 }
 
 // Sweep takes away what Attach left in a place that is not chosen any more; see Detach.
@@ -165,7 +221,7 @@ func (c *Chooser) Purge(at linux.Place, cfg PodConfig) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(c.Forget(choice), linux.SweepOptionFilter(at), setBuffers(at, cfg, PodConfig{}))
+	return errors.Join(c.Forget(choice), linux.SweepOptionFilter(at), setBuffers(at, cfg, PodConfig{}), c.detachVeth(at))
 }
 
 // hasSockets tells whether a place has sockets of SMC that did not become TCP. A socket of the node's network of which nobody can
