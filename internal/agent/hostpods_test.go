@@ -161,7 +161,7 @@ func TestHostPods_restart(t *testing.T) {
 func TestHostPods_cgroupOfKubelet(t *testing.T) {
 	b, _, _ := newHostBench(t, kernelAll)
 	h := hostPodsOf(b)
-	n := &config.Node{HostPods: []config.HostPod{{Namespace: "shop", Name: "db", UID: "u1", CgroupUID: "u1"}}}
+	n := &config.Node{KernelPath: config.KernelPath{HostPods: []config.HostPod{{Namespace: "shop", Name: "db", UID: "u1", CgroupUID: "u1"}}}}
 	now := time.Now()
 	if got := h.attachments(n, nil, now); len(got) != 0 {
 		t.Errorf("before it is there: %+v", got)
@@ -258,7 +258,7 @@ func TestHostPods_leftAndNotFound(t *testing.T) {
 	}
 	h.m.a.kernelPath.tidy()
 	b.kernel.pathsErr, b.kernel.findErr = nil, linux.ErrTooMuch
-	wanted := &config.Node{HostPods: []config.HostPod{{Namespace: "shop", Name: "web", UID: "u2", CgroupUID: "u2"}}}
+	wanted := &config.Node{KernelPath: config.KernelPath{HostPods: []config.HostPod{{Namespace: "shop", Name: "web", UID: "u2", CgroupUID: "u2"}}}}
 	if got := h.attachments(wanted, nil, now); len(got) != 0 || h.settled.Load() {
 		t.Errorf("not found: %+v, settled: %t", got, h.settled.Load())
 	}

@@ -38,7 +38,7 @@ type kernelSMC interface {
 // chooser is *kernelpath.Chooser, for pods.
 type chooser interface {
 	// fit tells whether the kernel finds an RDMA device for a pod.
-	fit(n podNet) error
+	fit(n podNet, cfg kernelpath.PodConfig) error
 	attach(n podNet, cfg kernelpath.PodConfig) error
 	detach(n podNet, cfg kernelpath.PodConfig) (left bool, err error)
 	purge(n podNet, cfg kernelpath.PodConfig) error
@@ -50,13 +50,22 @@ type chooser interface {
 	forget(kernelpath.Choice) error
 	// lead brings the program before others that came to its hook, and tells whether there were any.
 	lead() (was bool, err error)
+	// keep makes again what pods with a veth need on the node, and others took away.
+	keep() error
 	// watch calls f, until close, for connections of pods that the kernel made TCP.
 	watch(f func(kernelpath.Fallback)) error
 	revoker
 	close() error
 }
 
-type linuxSMC struct{ record string }
+type linuxSMC struct {
+	record string
+	veths  *kernelpath.Veths
+}
+
+func newLinuxSMC(dataDir string) linuxSMC {
+	return linuxSMC{kernelRecord(dataDir), kernelpath.NewVeths(vethRecord(dataDir))}
+}
 
 func (s linuxSMC) open(eids []string) (chooser, error) {
 	if !s.pinned() { // else it worked, and works on while a device is away
@@ -71,11 +80,11 @@ func (s linuxSMC) open(eids []string) (chooser, error) {
 	if err != nil {
 		return nil, err
 	}
-	c, err := kernelpath.Open(kernelpath.Config{Dir: kernelpath.Dir, Exclude: []uint64{own}})
+	c, err := kernelpath.Open(kernelpath.Config{Dir: kernelpath.Dir, Exclude: []uint64{own}, Veths: s.veths})
 	if err != nil {
 		return nil, err
 	}
-	return &linuxChooser{c: c}, nil
+	return &linuxChooser{c: c, veths: s.veths}, nil
 }
 
 // pinned asks for the record, which open makes before the pins: those may be of an agent with another data
@@ -89,7 +98,7 @@ func (s linuxSMC) remove() error {
 	if !s.pinned() {
 		return nil
 	}
-	return errors.Join(kernelpath.Unpin(kernelpath.Dir), inNodesNet(sweepCgroups), kernelpath.RemoveUEIDs(s.record))
+	return errors.Join(kernelpath.Unpin(kernelpath.Dir), inNodesNet(sweepCgroups), s.veths.Remove(), kernelpath.RemoveUEIDs(s.record))
 }
 
 // inNodesNet calls f with the node's network.
@@ -146,16 +155,17 @@ func withoutPrefix(all []net.Addr) (out []netip.Addr) {
 
 type linuxChooser struct {
 	c       *kernelpath.Chooser
+	veths   *kernelpath.Veths
 	watched *kernelpath.FallbackWatch // nil: nobody wants to know
 }
 
 // fit is true of a pod that an earlier agent attached, also while a device is away.
-func (l *linuxChooser) fit(n podNet) error {
+func (l *linuxChooser) fit(n podNet, cfg kernelpath.PodConfig) error {
 	at := placeOf(n)
 	if chosen, err := l.c.Chosen(at); chosen || err != nil {
 		return err
 	}
-	return kernelpath.Fit(at)
+	return l.c.Fit(at, cfg)
 }
 
 func (l *linuxChooser) attach(n podNet, cfg kernelpath.PodConfig) error {
@@ -241,6 +251,8 @@ func forgetOf(c choices, ns *linux.NetNS, x kernelpath.Choice) error {
 
 func (l *linuxChooser) lead() (bool, error) { return l.c.Lead() }
 
+func (l *linuxChooser) keep() error { return l.veths.Keep() }
+
 func (l *linuxChooser) watch(f func(kernelpath.Fallback)) (err error) {
 	l.watched, err = l.c.WatchFallbacks(f)
 	return err
@@ -264,8 +276,9 @@ type kernelPath struct {
 	looked    bool       // for what an earlier agent left
 	local     []netip.Addr
 	localTime time.Time           // when local was read
-	led       time.Time           // when the chooser was last asked to lead
+	led, kept time.Time           // when the chooser was last asked to lead, and to keep
 	noLead    bool                // it could not, which was logged
+	noKeep    bool                // nor keep what pods with a veth need
 	forgot    time.Time           // when strangers was made
 	strangers []kernelpath.Choice // of no pod
 }
@@ -320,6 +333,7 @@ func (k *kernelPath) tidy() {
 	if !unused {
 		now := time.Now()
 		k.leadLocked(now)
+		k.keepLocked(now)
 		if err := k.forgetLocked(now); err != nil {
 			k.a.cfg.Log.Warn("rules of pods that are gone, for which the kernel has bounded room, not forgotten; it is tried again", "err", err)
 		}
@@ -345,6 +359,20 @@ func (k *kernelPath) leadLocked(now time.Time) {
 		k.a.cfg.Log.Warn("another program may decide before ours whether pods' sockets are the kernel's SMC-R", "err", err)
 	case was:
 		k.a.cfg.Log.Warn("another program came to update_socket_protocol (bpftool link); ours was put before it: sockets of pods that were opened meanwhile may be plain TCP")
+	}
+}
+
+// keepLocked keeps on the node what pods with a veth need there: an interface may have been away.
+func (k *kernelPath) keepLocked(now time.Time) {
+	if k.chooser == nil || now.Sub(k.kept) < leadEvery {
+		return
+	}
+	k.kept = now
+	err := k.chooser.keep()
+	known := k.noKeep
+	k.noKeep = err != nil
+	if err != nil && !known {
+		k.a.cfg.Log.Warn("pods with a veth may be on plain TCP: what their kernel's SMC-R needs on the node is not complete; it is tried again", "err", err)
 	}
 }
 
@@ -475,6 +503,12 @@ func (m *manager) kernelConfig(atts []cni.Attachment, now time.Time) (cfg kernel
 	}
 	s := n.SettingsFor(podOf(atts[0]))
 	cfg.SendBufferBytes, cfg.RMBEBytes = s.SendBufferBytes, s.RMBEBytes
+	cfg.Veth = n.KernelVeth
+	for _, att := range atts {
+		for _, p := range att.IPs {
+			cfg.Addresses = append(cfg.Addresses, p.Addr())
+		}
+	}
 	cfg.Filter.Never, err = m.a.kernelPath.sameNode(now)
 	return cfg, err
 }
@@ -559,7 +593,8 @@ func (m *manager) becomeUnavailable(p *pod, err error, now time.Time) {
 
 // tryKernel looks whether attachKernel can do its work in a pod, and changes nothing there.
 func (m *manager) tryKernel(p *pod, now time.Time) error {
-	if _, err := m.kernelConfig(p.atts, now); err != nil {
+	cfg, err := m.kernelConfig(p.atts, now)
+	if err != nil {
 		return err
 	}
 	c, err := m.a.kernelPath.acquire()
@@ -571,7 +606,7 @@ func (m *manager) tryKernel(p *pod, now time.Time) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(c.fit(k.net), k.net.close())
+	return errors.Join(c.fit(k.net, cfg), k.net.close())
 }
 
 // openKernelPod opens a pod's namespace.
@@ -623,7 +658,7 @@ func (m *manager) attachKernel(p *pod, now time.Time) error {
 		m.a.kernelPath.release()
 		return err
 	}
-	err = c.fit(k.net)
+	err = c.fit(k.net, cfg)
 	if err == nil {
 		err = k.net.sweep() // what an earlier agent diverted to its listeners
 	}
@@ -705,6 +740,9 @@ func (m *manager) parkKernel(p *pod) {
 
 // kernelRecord is the file with the enterprise IDs that agents gave the kernel.
 func kernelRecord(dataDir string) string { return filepath.Join(dataDir, "kernel-eids.json") }
+
+// vethRecord is the file with what agents made for pods that have a veth.
+func vethRecord(dataDir string) string { return filepath.Join(dataDir, "kernel-veths.json") }
 
 // isSameNode tells whether an address is one of the node or of its pods.
 func (a *agent) isSameNode(addr netip.Addr) bool {

@@ -46,6 +46,8 @@ type fakeSMC struct {
 	overtaken                  bool // by another program
 	leads                      int  // how often it was asked to lead
 	leadErr                    error
+	keeps                      int // how often it was asked to keep what veths need
+	keepErr                    error
 	revoking                   fakeRevocations
 	witness                    fakeWitness
 }
@@ -94,7 +96,7 @@ func (s *fakeSMC) close() error {
 	return nil
 }
 
-func (s *fakeSMC) fit(n podNet) error {
+func (s *fakeSMC) fit(n podNet, _ kernelpath.PodConfig) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if _, ok := s.pods[n.id()]; ok { // of an earlier agent

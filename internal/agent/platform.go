@@ -54,7 +54,7 @@ func (p *platform) setDefaults(dataDir string) {
 		p.kernel = linuxKernel{}
 	}
 	if p.smc == nil {
-		p.smc = linuxSMC{kernelRecord(dataDir)}
+		p.smc = newLinuxSMC(dataDir)
 	}
 	if p.host == nil {
 		p.host = linuxHost{}

@@ -86,9 +86,16 @@ type Node struct {
 	// Pods are the opted-in pods of the node in a cluster; nil means that there
 	// is no cluster and Policies decide. See [FromObjects].
 	Pods map[PodName]PodConfig
+	KernelPath
+}
+
+// KernelPath says which pods their kernel can carry.
+type KernelPath struct {
 	// HostPods are pods in the node's own network that are opted in, by namespace and name: their kernel can
 	// carry their connections. No other pod in that network is touched. See [FromObjects].
 	HostPods []HostPod
+	// KernelVeth is for pods whose only interface is a veth, too. Their addresses are then among those of the node.
+	KernelVeth bool
 }
 
 // HostPod is a pod in the network of its node. It has no attachment, and is known by its cgroup.

@@ -210,6 +210,7 @@ func TestParse_errors(t *testing.T) {
 		{"metrics", minimal + "  metricsAddress: localhost\n", []string{"node.metricsAddress: \"localhost\""}},
 		{"metrics for who may, without a cluster", minimal + "  metricsAuth: true\n", []string{"node.metricsAuth: true, but there is no cluster to ask"}},
 		{"pods without a cluster", minimal + "  podsAsNode: true\n", []string{"node.podsAsNode: true, but there is no cluster"}},
+		{"the kernel's datapath", minimal + "  kernelPath: {veth: maybe, revoke: true}\n", []string{"node.kernelPath.veth: \"maybe\"", "node.kernelPath.revoke: unknown field"}},
 		{"a certificate that is not used", minimal + "  metricsTLS: /etc/x\n", []string{"node.metricsTLS: a certificate without metricsAuth"}},
 		{"durations", minimal + "  redirectTTL: 10\n  drainTimeout: -1s\n  answerPoll: 1ms\n", []string{"node.redirectTTL: \"10\"", "node.drainTimeout: \"-1s\"", "node.answerPoll: \"1ms\""}},
 		{"words", minimal + "  dialects: rfc\n  logLevel: loud\n  anyPrefix: maybe\n", []string{"node.dialects", "node.logLevel", "node.anyPrefix"}},

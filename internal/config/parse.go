@@ -136,7 +136,7 @@ func privateNetworks() []netip.Prefix {
 
 func (d *decoder) node(f field, n *Node) {
 	fs := d.mapping(f, "name", "devices", "devicesOfNode", "budgets", "rmbe", "sendBuffer", "versions", "eids", "dialects", "anyPrefix", "dataDir",
-		"apiSocket", "metricsAddress", "metricsAuth", "metricsTLS", "podsAsNode", "redirectTTL", "negativeCacheTTL", "drainTimeout", "answerPoll", "logLevel", "holdSYNs", "takeover", "hostPods", "defaultPeers", "wire", "cni", "devicePlugin", "dra")
+		"apiSocket", "metricsAddress", "metricsAuth", "metricsTLS", "podsAsNode", "redirectTTL", "negativeCacheTTL", "drainTimeout", "answerPoll", "logLevel", "holdSYNs", "takeover", "hostPods", "kernelPath", "defaultPeers", "wire", "cni", "devicePlugin", "dra")
 	n.Name = d.machine.Name
 	d.text(fs, "name", &n.Name)
 	if !validName(n.Name, "") && (n.Name != "" || !d.machine.Any) {
@@ -184,6 +184,9 @@ func (d *decoder) node(f field, n *Node) {
 	d.boolean(fs, "takeover", &n.Takeover)
 	if f, ok := fs.get("hostPods"); ok {
 		d.hostPods(f, n)
+	}
+	if f, ok := fs.get("kernelPath"); ok {
+		d.boolean(d.mapping(f, "veth"), "veth", &n.KernelVeth)
 	}
 	if f, ok := fs.get("defaultPeers"); ok {
 		n.DefaultPeers = d.defaultPeers(f)
@@ -670,7 +673,7 @@ func (d *decoder) exclusions(ps fields, p Policy) {
 }
 
 // Immutable returns the names of the settings in which next differs and that need a
-// restart. A reload takes over the others: policies, pods in the node's network, time limits and the log level.
+// restart. A reload takes over the others: policies, pods in the node's network, the kernel's datapath, time limits and the log level.
 func (n *Node) Immutable(next *Node) []string {
 	var out []string
 	diff := func(name string, differs bool) {

@@ -131,6 +131,7 @@ imagePullSecrets: []
 kernelPath:
   enabled: false
   revoke: true
+  veth: false
 metrics:
   auth: true
   tlsSecret: ""

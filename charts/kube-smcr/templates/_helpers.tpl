@@ -335,6 +335,9 @@ read, and the last one, which the others take, is not what selectors, the contro
       "otherResources" .otherResources) -}}
 {{- end -}}
 {{- end -}}
+{{- if and .Values.kernelPath.enabled .Values.kernelPath.veth -}}
+{{- $_ := set $node "kernelPath" (dict "veth" true) -}}
+{{- end -}}
 {{- if .Values.dra.enabled -}}
 {{- $dra := dict "enabled" true "kubeletDir" .Values.devicePlugin.kubeletDir -}}
 {{- with .Values.dra.ipam -}}{{- $_ := set $dra "ipam" . -}}{{- end -}}
