@@ -142,17 +142,22 @@ func (n *node) reconfigure(t *testing.T, policies string) {
 func (b *bed) startAgents(t *testing.T) {
 	t.Helper()
 	for _, n := range []*node{b.server, b.client} {
-		p, err := n.Start(context.WithoutCancel(t.Context()), "bash", "-c", "exec node-agent --config /run/kp.yaml >>/run/kp.log 2>&1")
-		if err != nil {
-			t.Fatal(err)
-		}
-		n.agent = p
+		n.startAgent(t)
 	}
 	for _, n := range []*node{b.server, b.client} {
 		n.awaitPod(t, "the pod is on its kernel's SMC-R", func(a agentapi.Attachment) bool {
-			return a.State == agentapi.StateReady && a.Datapath == "Kernel"
+			return a.Pod == "demo/"+n.pod && a.State == agentapi.StateReady && a.Datapath == "Kernel"
 		})
 	}
+}
+
+func (n *node) startAgent(t *testing.T) {
+	t.Helper()
+	p, err := n.Start(context.WithoutCancel(t.Context()), "bash", "-c", "exec node-agent --config /run/kp.yaml >>/run/kp.log 2>&1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.agent = p
 }
 
 // endAgent ends the agent by a signal.
@@ -287,13 +292,19 @@ func (b *bed) firstContact(t *testing.T) {
 func (b *bed) startRedis(t *testing.T) {
 	t.Helper()
 	for _, port := range []int{selected, clientOnly, unselected} {
-		b.server.sh(t, fmt.Sprintf(`
-			pid=/run/redis-%[2]s-%[1]d.pid
-			if [ -e $pid ]; then kill $(cat $pid); while %[3]sss -Hltn "sport = :%[1]d" | grep -q .; do sleep 0.1; done; fi
-			cd /tmp; %[4]s >/run/redis-%[2]s-%[1]d.log 2>&1 </dev/null & echo $! >$pid
-			for i in $(seq 100); do %[3]sss -Hltn "sport = :%[1]d" | grep -q . && exit 0; sleep 0.1; done; exit 1`,
-			port, b.server.pod, b.server.net(), b.server.in(fmt.Sprintf(`redis-server --port %d --bind 0.0.0.0 --save "" --protected-mode no`, port))))
+		b.server.startRedis(t, port)
 	}
+}
+
+// startRedis starts a redis in the pod, anew.
+func (n *node) startRedis(t *testing.T, port int) {
+	t.Helper()
+	n.sh(t, fmt.Sprintf(`
+		pid=/run/redis-%[2]s-%[1]d.pid
+		if [ -e $pid ]; then kill $(cat $pid); while %[3]sss -Hltn "sport = :%[1]d" | grep -q .; do sleep 0.1; done; fi
+		cd /tmp; %[4]s >/run/redis-%[2]s-%[1]d.log 2>&1 </dev/null & echo $! >$pid
+		for i in $(seq 100); do %[3]sss -Hltn "sport = :%[1]d" | grep -q . && exit 0; sleep 0.1; done; exit 1`,
+		port, n.pod, n.net(), n.in(fmt.Sprintf(`redis-server --port %d --bind 0.0.0.0 --save "" --protected-mode no`, port))))
 }
 
 // connect opens connections from the client's pod, and returns how many were on SMC-R at each end, by the

@@ -35,6 +35,7 @@ func TestKernelPath(t *testing.T) {
 	t.Run("faults", func(t *testing.T) { faults(t, l) })
 	t.Run("pods", func(t *testing.T) { pods(t, l) })
 	t.Run("hosts", func(t *testing.T) { hosts(t, l) })
+	t.Run("veths", func(t *testing.T) { veths(t, l) })
 }
 
 // program runs the tests of internal/kernelpath.
@@ -46,7 +47,7 @@ func program(t *testing.T, l *lab.Lab) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	out, err := l.Guest(0).Shell(ctx, fmt.Sprintf("cd /tmp && %s=1 %s=all %s -test.v 2>&1", testenv.InGuestEnv, testenv.RequireEnv, tests))
-	const least = 26
+	const least = 30
 	if n := strings.Count(out, "--- PASS: "); n < least && err == nil {
 		err = fmt.Errorf("%d tests passed, want %d or more", n, least)
 	}
