@@ -237,13 +237,10 @@ read, and the last one, which the others take, is not what selectors, the contro
 {{- fail (printf "agent.budgets.podMax.memory (%v) is not between those of agent.budgets.pod (%v) and agent.budgets.node (%v): it is the most that a policy may give to a pod." . $a.budgets.pod.memory $a.budgets.node.memory) -}}
 {{- end -}}
 {{- end -}}
-{{- range $key := list "rmbe" "sendBuffer" -}}
-{{- $sizes := list 16384 32768 65536 131072 262144 524288 -}}
-{{- if not (has (include "smcr.bytes" (get $a $key) | int) $sizes) -}}
-{{- fail (printf "agent.%s (%v) is not a power of two from 16KiB to 512KiB." $key (get $a $key)) -}}
-{{- end -}}
-{{- end -}}
 {{- $conn := mul 8 (add (include "smcr.bytes" $a.rmbe | int64) (include "smcr.bytes" $a.sendBuffer | int64)) -}}
+{{- if not $conn -}}
+{{- fail "agent.rmbe and agent.sendBuffer are both 0: connections on SMC-R have buffers, of a power of two from 16KiB to 512KiB." -}}
+{{- end -}}
 {{- if gt $conn $pod -}}
 {{- fail (printf "agent.budgets.pod.memory (%v) is less than the agent.rmbe and agent.sendBuffer of 8 connections, which are registered together: every connection would be plain TCP." $a.budgets.pod.memory) -}}
 {{- end -}}
