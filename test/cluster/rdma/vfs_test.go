@@ -349,6 +349,10 @@ func pluginExclusive(s *suite) {
 		s.onlyOn(p, v1alpha1.RedundancySingle, of[i])
 	}
 	s.grows(client, sum{}, 20)
+	s.verdict(s.running(client), s.running(server), agentapi.CodeOK) // by their first network, and their VFs all the same
+	for i, p := range []pod{server, client} {
+		s.onlyOn(p, v1alpha1.RedundancySingle, of[i])
+	}
 
 	pods, has := []pod{server}, []string{of[0][0].ParentDev}
 	for i := range vfsPerNode - 1 {
