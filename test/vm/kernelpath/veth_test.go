@@ -3,6 +3,7 @@
 package kernelpath
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"regexp"
@@ -21,6 +22,12 @@ import (
 // node's own; and with an address for itself, and a route to it. Another pod of the client's node is never a peer.
 func veths(t *testing.T, l *lab.Lab) {
 	build(t, l)
+	for i := range l.Guests() { // policies select the pods of other scenarios, too
+		_, err := l.Guest(i).Shell(t.Context(), "for ns in $(ls /run/netns); do kill $(ip netns pids $ns) || true; done; ip -all netns delete; rm -rf /run/smcr /sys/fs/bpf/kube-smcr")
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
 	b := &vethBed{bed: bed{newBridged(t, l.Guest(0), "db", "10.244.0.50"), newRouted(t, l.Guest(1), "app", "10.244.1.51")}}
 	b.beside = newRouted(t, l.Guest(1), "beside", "10.244.1.52")
 	b.odd = newRouted(t, l.Guest(1), "odd", l.Guest(1).Addr(0).String())
@@ -140,10 +147,19 @@ func (b *vethBed) notAsked(t *testing.T) {
 	b.server.awaitPod(t, "the pod is not fit", func(a agentapi.Attachment) bool {
 		return a.State == agentapi.StateFailed && strings.Contains(a.Detail, "kernelPath.veth")
 	})
+	b.awaitAsBefore(t)
 	b.server.endAgent(t, unix.SIGTERM)
-	if got := b.server.wiring(t); got != b.before[b.server] {
-		t.Errorf("the node has %s\nbefore it had %s", got, b.before[b.server])
-	}
+}
+
+// awaitAsBefore waits until the server's node is wired as before: its agent tidies after a pod shows what it became.
+func (b *vethBed) awaitAsBefore(t *testing.T) {
+	t.Helper()
+	b.server.eventually(t, "the node is as before", func() error {
+		if got := b.server.wiring(t); got != b.before[b.server] {
+			return fmt.Errorf("it has %s\nbefore it had %s", got, b.before[b.server])
+		}
+		return nil
+	})
 }
 
 // attached: with it connections are on SMC-R, from the first one on, and none of TCP breaks meanwhile.
@@ -301,14 +317,20 @@ func (b *vethBed) detached(t *testing.T) {
 	b.server.startRedis(t, selected)
 	b.server.startRedis(t, clientOnly)
 	for _, n := range []*node{b.client, b.server} {
-		n.awaitPod(t, "the pod is detached", func(a agentapi.Attachment) bool { return a.State == agentapi.StateIdle && a.Datapath == "" })
+		n.awaitPod(t, "the pod is detached", func(a agentapi.Attachment) bool {
+			return a.Pod == "demo/"+n.pod && a.State == agentapi.StateIdle && a.Datapath == ""
+		})
+	}
+	b.awaitAsBefore(t)
+	b.client.eventually(t, "nothing of the veths is left", func() error {
+		out := b.client.sh(t, "ip -o address; ip -o link; ip route show table all; kernelsmc pnet list; ls /run/smcr; nsenter --net=/run/netns/app kernelsmc pnet list")
+		if regexp.MustCompile(`kube-smcr-veth|peer|KUBESMCR|proto 226|kernel-veths`).MatchString(out) {
+			return errors.New(out)
+		}
+		return nil
+	})
+	for _, n := range []*node{b.client, b.server} {
 		n.endAgent(t, unix.SIGTERM)
 	}
 	stop(t)
-	if got := b.server.wiring(t); got != b.before[b.server] {
-		t.Errorf("the node has %s\nbefore it had %s", got, b.before[b.server])
-	}
-	if out := b.client.sh(t, "ip -o address; ip -o link; ip route show table all; kernelsmc pnet list; ls /run/smcr; nsenter --net=/run/netns/app kernelsmc pnet list"); regexp.MustCompile(`kube-smcr-veth|peer|KUBESMCR|proto 226|kernel-veths`).MatchString(out) {
-		t.Errorf("the client's node has %s", out)
-	}
 }
