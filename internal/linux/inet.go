@@ -32,12 +32,7 @@ func VethsWith(ns *NetNS, addrs []netip.Addr) (found []NamedAddr, err error) {
 	if err != nil {
 		return nil, err
 	}
-	err = ns.Do(func() error {
-		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
-		if err != nil {
-			return err
-		}
-		defer h.Close()
+	err = withHandle(ns, func(h *netlink.Handle) error {
 		links, err := listFew(unix.RTM_GETLINK, unix.AF_UNSPEC, unix.SizeofIfInfomsg, h.LinkList)
 		for _, l := range links {
 			name := l.Attrs().Name
@@ -136,15 +131,4 @@ func RemoveInet(ns *NetNS, index int, a Inet) error {
 
 func peerAddr(a Inet) *netlink.Addr {
 	return &netlink.Addr{IPNet: hostNet(a.Local), Peer: ipNet(a.Net), Broadcast: net.IPv4zero, Flags: unix.IFA_F_NOPREFIXROUTE}
-}
-
-func withHandle(ns *NetNS, f func(*netlink.Handle) error) error {
-	return ns.Do(func() error {
-		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
-		if err != nil {
-			return err
-		}
-		defer h.Close()
-		return f(h)
-	})
 }

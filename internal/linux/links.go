@@ -37,15 +37,22 @@ func RetryDump[T any](list func() ([]T, error)) (out []T, err error) {
 	return out, err
 }
 
+// withHandle calls f with a route netlink handle of ns.
+func withHandle(ns *NetNS, f func(*netlink.Handle) error) error {
+	return ns.Do(func() error {
+		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+		if err != nil {
+			return fmt.Errorf("open route netlink: %w", err)
+		}
+		defer h.Close()
+		return f(h)
+	})
+}
+
 // ParentsElsewhere returns the indexes of the interfaces in other namespaces that interfaces of ns
 // are the children of, as those of macvlan and ipvlan are.
 func ParentsElsewhere(ns *NetNS) (indexes []int, err error) {
-	err = ns.Do(func() error {
-		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
-		if err != nil {
-			return err
-		}
-		defer h.Close()
+	err = withHandle(ns, func(h *netlink.Handle) error {
 		links, err := listFew(unix.RTM_GETLINK, unix.AF_UNSPEC, unix.SizeofIfInfomsg, h.LinkList)
 		for _, l := range links {
 			switch a := l.Attrs(); l.(type) {

@@ -64,16 +64,7 @@ func unless(skip *bool, f func() error) func() error {
 
 // inNetlink returns a function that calls f with a route netlink handle of ns.
 func inNetlink(ns *NetNS, f func(*netlink.Handle) error) func() error {
-	return func() error {
-		return ns.Do(func() error {
-			h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
-			if err != nil {
-				return fmt.Errorf("open route netlink: %w", err)
-			}
-			defer h.Close()
-			return f(h)
-		})
-	}
+	return func() error { return withHandle(ns, f) }
 }
 
 func familyName(fam int) string {

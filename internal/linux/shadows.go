@@ -26,12 +26,7 @@ const shadowProtocol netlink.RouteProtocol = 0xe2
 // interface goes. It is down, and the addresses have the scope of the host: nobody chooses them, or
 // answers for them.
 func SetShadows(ns *NetNS, want []netip.Addr) error {
-	err := ns.Do(func() error {
-		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
-		if err != nil {
-			return err
-		}
-		defer h.Close()
+	err := withHandle(ns, func(h *netlink.Handle) error {
 		l, err := shadowLink(h, len(want) > 0)
 		if err == nil && l != nil {
 			err = setShadows(h, l, want)
