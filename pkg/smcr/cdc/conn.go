@@ -22,6 +22,13 @@ const (
 	// on (ours: seven), so that no question waits for the acknowledgement of
 	// earlier ones.
 	corkMessages = 12
+	// sendBytes is the payload of whole packets, of any path MTU from 1024 on, that leaves a software device in
+	// one datagram of 64 KiB (UDP_SEGMENT) with a message behind it. RNICs do not care.
+	sendBytes = 60 << 10
+	// streamBytes is how much has to be under way before some of what could go waits to fill datagrams.
+	streamBytes = 2 * sendBytes
+	// packetBytes is a multiple of all path MTUs.
+	packetBytes = 4 << 10
 	// patientMessages is how many messages may be on their way before it is
 	// worth while to hear of their delivery at once: more than a dialogue has.
 	patientMessages = 4
@@ -327,12 +334,13 @@ func (c *Conn) sendable() uint32 {
 	if n == uint32(c.send.unsent()) && c.waitsForCompany(n) {
 		return 0
 	}
-	return c.untilWrap(n)
+	return c.wholeSends(c.untilWrap(n))
 }
 
-// untilWrap cuts a long write at the end of the RMBE, if most of the write is before that. What
-// is behind goes with the next one, which begins the RMBE. Else one WRITE of a few bytes would go with
-// every round of a stream that began with a short message, as in an RMBE of 512 KiB:
+// untilWrap cuts a long write at the end of the RMBE, if the RMBE ends within a packet. What is behind
+// goes with the next write, which begins the RMBE, and from then on the RMBE ends with a packet. Else
+// two WRITEs with short packets would go with every round of a stream that began with a short
+// message, as in an RMBE of 512 KiB:
 //
 //	8 bytes, then 256 KiB each      8..256K+8   256K+8..512K and 0..8   8..256K+8   ...
 //	cut                             8..256K+8   256K+8..512K            0..256K     256K..512K
@@ -340,10 +348,23 @@ func (c *Conn) untilWrap(n uint32) uint32 {
 	if n < corkBytes {
 		return n
 	}
-	if before := c.send.ring.Spans(c.send.sent, n)[0].Len; before >= n/2 {
+	if before := c.send.ring.Spans(c.send.sent, n)[0].Len; before%packetBytes != 0 {
 		return before
 	}
 	return n
+}
+
+// wholeSends cuts a write in the midst of a stream so that it fills the datagrams in which it leaves, each up
+// to the last one, which has room for the message behind it. The rest goes with what the application writes next,
+// or when there is no longer so much under way that the peer has enough to do until then. As of writes of 64 KiB:
+//
+//	64 KiB each      60 KiB, and 4 KiB and the message      60 KiB, and 4 KiB and the message      ...
+//	whole sends      60 KiB and the message      60 KiB and the message      ...
+func (c *Conn) wholeSends(n uint32) uint32 {
+	if c.send.sent-c.send.delivered() < streamBytes || c.urgentOut.next != 0 || c.end.wantsEnd() {
+		return n
+	}
+	return n - n%sendBytes
 }
 
 // waitsForCompany reports whether n bytes, all there are, could travel with more (§4.5.2).

@@ -262,19 +262,19 @@ func TestSection4_5_2_Cork(t *testing.T) {
 	next(5)
 }
 
-// A long write ends where the RMBE does if there is little behind, which goes with what follows. A short
-// write does not, nor one with most of it behind.
+// A long write ends where the RMBE does if that is within a packet: what follows begins the RMBE, and then it
+// ends with a packet. A short write does not.
 func TestConn_cutsAtTheWrap(t *testing.T) {
 	const size = 512 << 10
 	for _, c := range []struct{ from, n, want uint64 }{
 		{8, 256 << 10, 256 << 10}, // no wrap
 		{size - 100<<10, 100 << 10, 100 << 10},
-		{size - 100<<10, 100<<10 + 8, 100 << 10},
-		{size - 100<<10, 200 << 10, 100 << 10},
-		{size - 100<<10, 200<<10 + 2, 200<<10 + 2},
+		{size - 100<<10, 200 << 10, 200 << 10},
+		{size - 100<<10, 100<<10 + 8, 100<<10 + 8},
+		{size - 100<<10 + 8, 200 << 10, 100<<10 - 8},
+		{size - 100<<10 - 8, 100<<10 + 9, 100<<10 + 8},
 		{size - 60, 64<<10 - 1, 64<<10 - 1},
-		{size - 40<<10, 64<<10 - 1, 64<<10 - 1},
-		{size - 40<<10, 64 << 10, 40 << 10},
+		{size - 60, 64 << 10, 60},
 	} {
 		s := newSide(t, cdc.Ring{Size: size})
 		s.c = cdc.NewConn(cdc.Config{Local: s.local, SendBuffer: size})
@@ -294,6 +294,74 @@ func TestConn_cutsAtTheWrap(t *testing.T) {
 		if tr, _ := s.c.Next(); uint64(tr.Len) != c.want {
 			t.Errorf("%d bytes from %d on: a message tells of %d, want %d", c.n, c.from, tr.Len, c.want)
 		}
+	}
+}
+
+// In the midst of a stream a write fills datagrams, and the rest waits for more, for less under way, or for
+// what has the application wait. Before and after that, everything goes.
+func TestConn_wholeSends(t *testing.T) {
+	const (
+		size = 2 << 20
+		send = 60 << 10
+	)
+	begin := func() *side {
+		s := newSide(t, cdc.Ring{Size: size})
+		s.c = cdc.NewConn(cdc.Config{Local: s.local, SendBuffer: size})
+		s.c.Activate(s.peer, testPeerToken)
+		return s
+	}
+	next := func(s *side, want uint64) {
+		t.Helper()
+		got := uint64(0)
+		if s.c.Pending() {
+			tr, _ := s.c.Next()
+			got = uint64(tr.Len)
+		}
+		if got != want {
+			t.Fatalf("a message tells of %d bytes, want %d", got, want)
+		}
+	}
+	stream := func() *side { // with 4 KiB that wait, and 188 KiB under way
+		s := begin()
+		for _, want := range []uint64{64 << 10, 64 << 10, send} {
+			s.write(64 << 10)
+			next(s, want)
+			next(s, 0)
+		}
+		return s
+	}
+
+	s := stream()
+	s.write(64 << 10)
+	next(s, send) // and 8 KiB wait
+	s.write(1)
+	next(s, 0)
+	s.write(300 << 10)
+	next(s, 4*send) // of 256 KiB at most
+	next(s, send)
+	next(s, 0)
+
+	s = stream()
+	s.c.HandleSent()
+	next(s, 0)
+	s.c.HandleSent() // 60 KiB are under way
+	next(s, 4<<10)
+
+	s = stream()
+	s.cons = 128 << 10 // the peer has read that, which is as good as delivered
+	if err := s.receive(0); err != nil {
+		t.Fatal(err)
+	}
+	next(s, 4<<10)
+
+	for _, end := range []func(*side){
+		func(s *side) { s.c.Shutdown() },
+		func(s *side) { s.c.Close() },
+		func(s *side) { s.c.Urgent(s.c.Produced()) },
+	} {
+		s := stream()
+		end(s)
+		next(s, 4<<10)
 	}
 }
 
