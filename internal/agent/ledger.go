@@ -275,6 +275,13 @@ func (a *account) Take(bytes int) bool { return a.take(memory, bytes) == "" }
 // Give implements smcr.MemoryAccount.
 func (a *account) Give(bytes int) { a.give(memory, bytes) }
 
+// Left implements smcr.MemoryAccount.
+func (a *account) Left() int {
+	a.ledger.mu.Lock()
+	defer a.ledger.mu.Unlock()
+	return a.room(memory)
+}
+
 // memoryRefusals is how often memory was refused, and the budget that was full the last time.
 func (a *account) memoryRefusals() (n uint64, full string) { return a.ledger.memoryRefusals(a) }
 

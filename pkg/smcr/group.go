@@ -45,6 +45,8 @@ type group struct {
 	timer   int       // the group's place in groupTable.timers, from 1 on; 0: none
 	mem     memory
 	rmbs    map[linkgroup.RMBID]*region
+	// How large the rings of connections are.
+	rmbeSizes, sendSizes ringSizes
 
 	// Who waits for set-up and RMB events. setup has room for all events of
 	// one set-up.
@@ -94,6 +96,8 @@ func (s *Stack) newGroup(with *contact) (_ *group, err error) {
 	if err != nil {
 		return nil, err
 	}
+	g.rmbeSizes, g.sendSizes = ringSizes{s.cfg.RMBESizeBytes, s.cfg.RMBESizeBytes}, ringSizes{s.cfg.SendBufferBytes, s.cfg.SendBufferBytes}
+	g.growRings(first.slots.canDiscard())
 	g.lg = linkgroup.New(g.config())
 	g.lg.AddFirstLink(first.local)
 	s.groups.add(g)

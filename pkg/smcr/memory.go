@@ -26,6 +26,8 @@ type MemoryAccount interface {
 	Take(bytes int) bool
 	// Give takes a charge back.
 	Give(bytes int)
+	// Left is how many bytes there are, some of which others may take first.
+	Left() int
 }
 
 // account is what a stack has registered and may register. It is guarded by the
@@ -57,6 +59,15 @@ func (a *account) take(n int) error {
 	}
 	a.bytes += n
 	return nil
+}
+
+// left is how many bytes more may be registered.
+func (a *account) left() int {
+	n := a.budget - a.bytes
+	if a.outer != nil {
+		n = min(n, a.outer.Left())
+	}
+	return n
 }
 
 func (a *account) give(n int) {

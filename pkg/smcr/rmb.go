@@ -11,7 +11,7 @@ import (
 
 // firstRMBEs is how many connections the first RMB of a link group has room for; each
 // further one has as many elements as there are by then, up to Config.RMBEsPerRMB. All elements
-// of an RMB have the same size: see ringBytes.
+// of an RMB have the same size: see ringSizes.
 const firstRMBEs = 2
 
 // nextRMBEs is how many elements the next RMB is to have.
@@ -43,7 +43,16 @@ func (g *group) addRMB(size, elements int) (linkgroup.RMBID, error) {
 
 // openConn gives a connection its send buffer and its RMBE.
 func (g *group) openConn() (*linkgroup.Conn, *sendBuffer, error) {
-	buf, err := g.mem.takeSend(ringBytes(g.s.cfg.SendBufferBytes, g.lg.Conns()))
+	lc, buf, err := g.takeRings()
+	if isShort(err) && g.shrinkRings() {
+		g.mem.trim() // it may have been a send buffer for which there was memory
+		lc, buf, err = g.takeRings()
+	}
+	return lc, buf, err
+}
+
+func (g *group) takeRings() (*linkgroup.Conn, *sendBuffer, error) {
+	buf, err := g.mem.takeSend(g.sendSizes.of(g.lg.Conns()))
 	if err != nil {
 		return nil, nil, err
 	}
@@ -58,8 +67,7 @@ func (g *group) openConn() (*linkgroup.Conn, *sendBuffer, error) {
 // takeRMBE gives a connection its RMBE, with a new RMB if need be or, if there is no more memory, one of another
 // size that is free.
 func (g *group) takeRMBE(sendBuffer uint32) (*linkgroup.Conn, error) {
-	most := g.s.cfg.RMBESizeBytes
-	size := ringBytes(most, g.lg.Conns())
+	size := g.rmbeSizes.of(g.lg.Conns())
 	lc, err := g.lg.OpenConn(uint32(size), sendBuffer)
 	if !errors.Is(err, linkgroup.ErrNeedRMB) {
 		return lc, err
@@ -70,7 +78,8 @@ func (g *group) takeRMBE(sendBuffer uint32) (*linkgroup.Conn, error) {
 	if err == nil {
 		return g.lg.OpenConn(uint32(size), sendBuffer)
 	}
-	for other := most; isShort(err) && other >= min(most, smallRing); other /= 2 {
+	most := g.rmbeSizes.configured
+	for other := max(most, largeRing); isShort(err) && other >= min(most, smallRing); other /= 2 {
 		if lc, err := g.lg.OpenConn(uint32(other), sendBuffer); err == nil {
 			return lc, nil
 		}
@@ -109,7 +118,7 @@ func (g *group) prepareRMB() {
 func (g *group) missingRMBE(next int) (size int, missing bool) {
 	conns, free := g.lg.Conns(), 0
 	for n := conns; n < conns+next; n++ {
-		if is := ringBytes(g.s.cfg.RMBESizeBytes, n); is != size {
+		if is := g.rmbeSizes.of(n); is != size {
 			size, free = is, g.lg.FreeRMBEs(uint32(is))
 		}
 		if free--; free < 0 {

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/soft/softtest"
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/linkgroup"
@@ -111,7 +112,7 @@ func TestGroup_setupNeedsNoLLC(t *testing.T) {
 // data again into the RMBE of a connection that has ended. No other connection gets this RMBE for a while,
 // and the RMBE is zeroed before.
 func TestGroup_holdsRMBEsAfterLoss(t *testing.T) {
-	_, s, p := multiPair(t, softtest.NewFabric(t, 1), smcr.VersionsBoth, twoClients, twoServers)
+	_, s, p := multiPair(t, softtest.NewFabric(t, 1), smcr.VersionsV1, twoClients, twoServers) // whose first RMBEs have one size
 	first, firstPeer := p.dial(t)
 	waitGroup(t, p.client, "SYMMETRIC", 2)
 	waitGroup(t, p.server, "SYMMETRIC", 2)
@@ -207,6 +208,66 @@ func TestGroup_ringsBecomeSmaller(t *testing.T) {
 		}
 	}
 }
+
+// On devices in software the first connections of a link group of version 2 have larger rings than the RFC's largest, if the
+// configured ones are that large and there is plenty of memory.
+func TestGroup_ringsBecomeLarger(t *testing.T) {
+	const kib = 1 << 10
+	for _, tt := range []struct {
+		name     string
+		edit     func(*smcr.Config)
+		versions smcr.VersionSet
+		rmbe     []int // KiB, by connection
+		send     []int
+	}{
+		{"plenty", func(*smcr.Config) {}, smcr.VersionsBoth, []int{2048, 2048, 1024, 1024, 512, 512, 512, 512, 256}, []int{2048, 2048, 1024, 1024, 512, 512, 512, 512, 256}},
+		{"version 1", func(*smcr.Config) {}, smcr.VersionsV1, []int{512, 512}, []int{512, 512}},
+		{"smaller ones are configured", func(c *smcr.Config) { c.RMBESizeBytes, c.SendBufferBytes = 256*kib, 512*kib }, smcr.VersionsBoth, []int{256, 256, 256}, []int{2048, 2048, 1024}},
+		{"little memory", func(c *smcr.Config) { c.MemoryBytes = 384*kib*kib - 1 }, smcr.VersionsBoth, []int{512, 512}, []int{512, 512}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			p := newSoftPair(t, rdma.MTU4096, tt.edit, versions(tt.versions), func(c *smcr.Config) { c.LinksPerGroup = 1 })
+			for n := range tt.rmbe {
+				a, b := p.dial(t)
+				defer func() { _, _ = a.Close(), b.Close() }()
+				exchange(t, a, b)
+				for _, c := range []*smcr.Conn{a, b} {
+					if i := c.Info(); i.RMBE != tt.rmbe[n]*kib || i.PeerRMBE != tt.rmbe[n]*kib || i.SendBuffer != tt.send[n]*kib {
+						t.Errorf("connection %d: RMBEs of %d and %d bytes, send buffer of %d, want %d and %d KiB", n, i.RMBE, i.PeerRMBE, i.SendBuffer, tt.rmbe[n], tt.send[n])
+					}
+				}
+			}
+		})
+	}
+}
+
+// Who shares an account in which there is no room for the largest rings gets others, and is not declined.
+func TestGroup_ringsOfAFullAccount(t *testing.T) {
+	p := newSoftPair(t, rdma.MTU4096, func(c *smcr.Config) { c.LinksPerGroup, c.Account = 1, &hopefulAccount{3 << 20} })
+	a, b := p.dial(t)
+	defer func() { _, _ = a.Close(), b.Close() }()
+	exchange(t, a, b)
+	for _, c := range []*smcr.Conn{a, b} {
+		if i := c.Info(); i.Mode != smcr.ModeSMCR || i.RMBE != 512<<10 {
+			t.Errorf("%v with an RMBE of %d bytes", i.Mode, i.RMBE)
+		}
+	}
+}
+
+// hopefulAccount has so many bytes, and tells of more, as one from which others take meanwhile.
+type hopefulAccount struct{ has int }
+
+func (a *hopefulAccount) Take(n int) bool {
+	if n > a.has {
+		return false
+	}
+	a.has -= n
+	return true
+}
+
+func (a *hopefulAccount) Give(n int) { a.has += n }
+
+func (a *hopefulAccount) Left() int { return 1 << 30 }
 
 // A connection for whose rings there is no memory gets rings of another size that are free.
 func TestGroup_ringsOfAnotherSize(t *testing.T) {

@@ -319,7 +319,7 @@ func churn(t *testing.T, pairs []*pair, n, parallel, maxBytes int) {
 		waitFor(t, "connections gone", func() bool { return p.client.Stats().Conns == 0 && p.server.Stats().Conns == 0 })
 		_ = p.l.Close()
 		for _, s := range []*smcr.Stack{p.client, p.server} {
-			if st := s.Stats(); st.MemoryBytes > uint64(st.Groups)*(16<<20) {
+			if st := s.Stats(); st.MemoryBytes > uint64(st.Groups)*(32<<20) {
 				t.Errorf("memory does not follow the load: %+v", st)
 			}
 		}

@@ -336,7 +336,7 @@ func TestRMBESize(t *testing.T) {
 	for _, tt := range []struct {
 		bytes int
 		want  RMBESize
-	}{{0, 0}, {1, 0}, {16 << 10, 0}, {16<<10 + 1, 1}, {64 << 10, 2}, {512 << 10, 5}, {1 << 30, 5}} {
+	}{{0, 0}, {1, 0}, {16 << 10, 0}, {16<<10 + 1, 1}, {64 << 10, 2}, {512 << 10, 5}, {2 << 20, 7}, {512 << 20, 15}, {1 << 30, 15}} {
 		if got := RMBESizeFor(tt.bytes); got != tt.want {
 			t.Errorf("RMBESizeFor(%d) = %d, want %d", tt.bytes, got, tt.want)
 		}

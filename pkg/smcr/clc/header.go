@@ -267,13 +267,14 @@ func trimBlanks(b []byte) []byte {
 // RFC 7609 A.2.3: 16 KiB shifted left by it.
 type RMBESize uint8
 
-// RMBE sizes. RFC 7609 A.2.3 ends at 512 KiB and so do we; Linux can announce
+// RMBE sizes. RFC 7609 A.2.3, which has version 1, ends at 512 KiB. Linux can announce
 // up to 512 MiB, and the codec takes all sixteen.
 const (
-	MinRMBESize  RMBESize = 0
-	MaxRMBESize  RMBESize = 5
-	rmbeSizeMask          = 0x0f
-	minRMBEBytes          = 16 << 10
+	MinRMBESize   RMBESize = 0
+	MaxRMBESizeV1 RMBESize = 5
+	MaxRMBESize   RMBESize = 15
+	rmbeSizeMask           = 0x0f
+	minRMBEBytes           = 16 << 10
 )
 
 // RMBESizeFor returns the smallest size of at least n bytes, but never more
