@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"runtime"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -43,18 +44,19 @@ type udpWire struct {
 	senders  chan *udpSender // free ones
 
 	// owned by the receiver
-	rxRing  []byte // rxBatch buffers outside the Go heap
-	rxHdr   [rxBatch]mmsghdr
-	rxIov   [rxBatch]unix.Iovec
-	rxName  [rxBatch]unix.RawSockaddrInet6 // also holds an IPv4 one
-	rxCtl   [rxBatch][cmsgRoom]byte
-	rxMsgs  [rxBatch]Message
-	rxUsed  int // messages whose headers the last call changed
-	rxErr   error
-	rxCalls uint // of recvmmsg
-	rxTake  func([]Message)
-	rxIdle  func() bool
-	rxFn    func(fd uintptr) bool
+	rxRing   []byte // rxBatch buffers outside the Go heap
+	rxHdr    [rxBatch]mmsghdr
+	rxIov    [rxBatch]unix.Iovec
+	rxName   [rxBatch]unix.RawSockaddrInet6 // also holds an IPv4 one
+	rxCtl    [rxBatch][cmsgRoom]byte
+	rxMsgs   [rxBatch]Message
+	rxUsed   int // messages whose headers the last call changed
+	rxErr    error
+	rxStream stream
+	rxCalls  uint // of recvmmsg
+	rxTake   func([]Message)
+	rxIdle   func() bool
+	rxFn     func(fd uintptr) bool
 }
 
 // flows is the number of flows: see flowOf.
@@ -355,12 +357,26 @@ func (w *udpWire) receive(fd uintptr) bool {
 			m.SegmentBytes = segmentSize(w.rxCtl[i][:w.rxHdr[i].hdr.Controllen])
 		}
 		if n > 0 {
+			w.rxStream.arrived(time.Now(), bytesOf(w.rxMsgs[:n]))
 			w.rxTake(w.rxMsgs[:n])
 		}
-		if n < rxBatch && !w.rxIdle() {
+		if n == rxBatch || w.rxIdle() {
+			continue
+		}
+		if !w.rxStream.goesOn(time.Now()) {
 			return false
 		}
+		runtime.Gosched() // to those who read what came
 	}
+}
+
+// bytesOf is how much arrived.
+func bytesOf(msgs []Message) int {
+	n := 0
+	for i := range msgs {
+		n += len(msgs[i].Data)
+	}
+	return n
 }
 
 // quietCalls: of so many system calls one is ordinary, and the Go scheduler
