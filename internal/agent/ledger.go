@@ -275,11 +275,12 @@ func (a *account) Take(bytes int) bool { return a.take(memory, bytes) == "" }
 // Give implements smcr.MemoryAccount.
 func (a *account) Give(bytes int) { a.give(memory, bytes) }
 
-// Left implements smcr.MemoryAccount.
-func (a *account) Left() int {
-	a.ledger.mu.Lock()
-	defer a.ledger.mu.Unlock()
-	return a.room(memory)
+// Spare implements smcr.MemoryAccount: what is left of a quarter of the budgets of pod and node.
+func (a *account) Spare() int {
+	l := a.ledger
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return min(a.room(memory), a.limit[memory]/growthShare-a.used[memory], l.limit[memory]/growthShare-l.used[memory])
 }
 
 // memoryRefusals is how often memory was refused, and the budget that was full the last time.

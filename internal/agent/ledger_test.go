@@ -590,3 +590,28 @@ func TestFitFiles(t *testing.T) {
 		})
 	}
 }
+
+// Rings may be larger than configured while less than a quarter of the memory of the pod and of the node is in use.
+func TestAccount_Spare(t *testing.T) {
+	l := newLedger(config.Budget{MemoryBytes: 400})
+	pods := []*account{l.open(config.Budget{MemoryBytes: 200}), l.open(config.Budget{MemoryBytes: 400})}
+	for i, step := range []struct {
+		pod, take  int
+		want, also int // what the two pods have
+	}{
+		{0, 0, 50, 100},
+		{0, 20, 30, 80},
+		{1, 60, 20, 20},
+		{0, 20, 0, 0},
+		{1, -60, 10, 60},
+	} {
+		if step.take > 0 && !pods[step.pod].Take(step.take) {
+			t.Fatalf("step %d: refused", i)
+		} else if step.take < 0 {
+			pods[step.pod].Give(-step.take)
+		}
+		if got, also := pods[0].Spare(), pods[1].Spare(); got != step.want || also != step.also {
+			t.Errorf("step %d: %d and %d to spare, want %d and %d", i, got, also, step.want, step.also)
+		}
+	}
+}

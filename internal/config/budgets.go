@@ -75,9 +75,14 @@ type Room struct {
 // little of the memory, too, which is not counted here.
 func (n *Node) RoomOf(b Budget) Room {
 	most := min(b.Conns, b.SocketBytes/ConnSocketBytes)
+	peers := b.MemoryBytes
+	if n.RMBEBytes == maxBufferBytes && n.SendBufferBytes == maxBufferBytes {
+		// On devices in software first connections have four times as much, of a quarter of the memory.
+		peers = peers/4*3 + peers/4/4
+	}
 	return Room{
 		Conns: min(most, b.MemoryBytes/(n.RMBEBytes+n.SendBufferBytes)),
-		Peers: min(most, b.MemoryBytes/(2*n.RMBEBytes+n.SendBufferBytes)),
+		Peers: min(most, peers/(2*n.RMBEBytes+n.SendBufferBytes)),
 	}
 }
 

@@ -773,18 +773,20 @@ func TestParse_sizes(t *testing.T) {
 }
 
 func TestNode_RoomOf(t *testing.T) {
-	n := &Node{RMBEBytes: 512 << 10, SendBufferBytes: 512 << 10}
+	n, small := &Node{RMBEBytes: 512 << 10, SendBufferBytes: 512 << 10}, &Node{RMBEBytes: 256 << 10, SendBufferBytes: 512 << 10}
 	for _, tt := range []struct {
 		name string
+		n    *Node
 		b    Budget
 		want Room
 	}{
-		{"memory", Budget{MemoryBytes: 1 << 30, Conns: 65536, SocketBytes: 1 << 30}, Room{1024, 682}},
-		{"sockets", Budget{MemoryBytes: 1 << 30, Conns: 65536, SocketBytes: 128 << 20}, Room{512, 512}},
-		{"connections", Budget{MemoryBytes: 1 << 30, Conns: 700, SocketBytes: 1 << 30}, Room{700, 682}},
-		{"none", Budget{}, Room{}},
+		{"memory", n, Budget{MemoryBytes: 1 << 30, Conns: 65536, SocketBytes: 1 << 30}, Room{1024, 554}},
+		{"sockets", n, Budget{MemoryBytes: 1 << 30, Conns: 65536, SocketBytes: 128 << 20}, Room{512, 512}},
+		{"connections", n, Budget{MemoryBytes: 1 << 30, Conns: 700, SocketBytes: 1 << 30}, Room{700, 554}},
+		{"smaller buffers", small, Budget{MemoryBytes: 1 << 30, Conns: 65536, SocketBytes: 1 << 30}, Room{1365, 1024}},
+		{"none", n, Budget{}, Room{}},
 	} {
-		if got := n.RoomOf(tt.b); got != tt.want {
+		if got := tt.n.RoomOf(tt.b); got != tt.want {
 			t.Errorf("%s: %+v, want %+v", tt.name, got, tt.want)
 		}
 	}

@@ -76,7 +76,9 @@ type Config struct {
 	// RMBESizeBytes is the receive buffer of a connection, 16 KiB to 512 KiB,
 	// a power of two. Default 512 KiB. Of a link group's connections the first 8 have
 	// buffers of the configured sizes, the next 8 half as large ones, and further ones
-	// a quarter; none is smaller for that than 128 KiB.
+	// a quarter; none is smaller for that than 128 KiB. Where the devices are in software, the peer
+	// speaks version 2, and 512 KiB are configured, the first two have 2 MiB and the next two 1 MiB while
+	// less than a quarter of MemoryBytes is in use.
 	RMBESizeBytes int
 	// SendBufferBytes is the send buffer of a connection, a power of two.
 	// Default: RMBESizeBytes.

@@ -26,8 +26,8 @@ type MemoryAccount interface {
 	Take(bytes int) bool
 	// Give takes a charge back.
 	Give(bytes int)
-	// Left is how many bytes there are, some of which others may take first.
-	Left() int
+	// Spare is how many bytes may be used for what only makes connections faster.
+	Spare() int
 }
 
 // account is what a stack has registered and may register. It is guarded by the
@@ -61,11 +61,11 @@ func (a *account) take(n int) error {
 	return nil
 }
 
-// left is how many bytes more may be registered.
-func (a *account) left() int {
-	n := a.budget - a.bytes
+// spare is how many bytes may be used for what only makes connections faster.
+func (a *account) spare() int {
+	n := a.budget/growthShare - a.bytes
 	if a.outer != nil {
-		n = min(n, a.outer.Left())
+		n = min(n, a.outer.Spare())
 	}
 	return n
 }

@@ -186,7 +186,7 @@ func (a *testAccount) Take(n int) bool {
 
 func (a *testAccount) Give(n int) { a.left += n }
 
-func (a *testAccount) Left() int { return a.left }
+func (a *testAccount) Spare() int { return a.left }
 
 // The time of one does not depend on how many there are.
 func BenchmarkMemory_sendBuffers(b *testing.B) {

@@ -32,8 +32,8 @@ const (
 	// largeRing is the size of the largest rings, in bytes. RFC 7609 A.2.3 ends at 512 KiB.
 	largeRing = 2 << 20
 
-	// plentyRings is how many connections with the largest rings there has to be memory for, so that some get them.
-	plentyRings = 96
+	// growthShare is the part of the budgets that may be in use while rings grow.
+	growthShare = 4
 )
 
 // ringSizes are those of one kind of rings of a link group: configured, and the largest, which is that or a
@@ -55,9 +55,10 @@ func (r ringSizes) of(conns int) int {
 //   - both sides speak version 2. Linux, which has up to 512 MiB, takes them, and so do we; peers of version 1
 //     are told what RFC 7609 has
 //   - the configured sizes are the RFC's largest: who has chosen smaller ones has a reason
-//   - there is plenty of memory, so that a pod with many peers has hardly fewer connections for it
+//   - with an RMB and a send buffer of that size less than a quarter of the budgets is in use: three quarters stay for
+//     connections as they are configured, however many peers a pod has
 func (g *group) growRings(unpinned bool) {
-	if !unpinned || g.version < clc.V2 || g.s.account.left() < plentyRings*2*largeRing {
+	if !unpinned || g.version < clc.V2 || !g.mayGrow() {
 		return
 	}
 	for _, r := range []*ringSizes{&g.rmbeSizes, &g.sendSizes} {
@@ -67,7 +68,9 @@ func (g *group) growRings(unpinned bool) {
 	}
 }
 
-// shrinkRings has no more rings grow, as memory is short. It reports whether some did until now.
+func (g *group) mayGrow() bool { return g.s.account.spare() >= (firstRMBEs+1)*largeRing }
+
+// shrinkRings has no more rings grow. It reports whether some did until now.
 func (g *group) shrinkRings() bool {
 	grew := g.rmbeSizes.largest > g.rmbeSizes.configured || g.sendSizes.largest > g.sendSizes.configured
 	g.rmbeSizes.largest, g.sendSizes.largest = g.rmbeSizes.configured, g.sendSizes.configured

@@ -43,6 +43,9 @@ func (g *group) addRMB(size, elements int) (linkgroup.RMBID, error) {
 
 // openConn gives a connection its send buffer and its RMBE.
 func (g *group) openConn() (*linkgroup.Conn, *sendBuffer, error) {
+	if !g.mayGrow() {
+		g.shrinkRings()
+	}
 	lc, buf, err := g.takeRings()
 	if isShort(err) && g.shrinkRings() {
 		g.mem.trim() // it may have been a send buffer for which there was memory

@@ -223,7 +223,8 @@ func TestGroup_ringsBecomeLarger(t *testing.T) {
 		{"plenty", func(*smcr.Config) {}, smcr.VersionsBoth, []int{2048, 2048, 1024, 1024, 512, 512, 512, 512, 256}, []int{2048, 2048, 1024, 1024, 512, 512, 512, 512, 256}},
 		{"version 1", func(*smcr.Config) {}, smcr.VersionsV1, []int{512, 512}, []int{512, 512}},
 		{"smaller ones are configured", func(c *smcr.Config) { c.RMBESizeBytes, c.SendBufferBytes = 256*kib, 512*kib }, smcr.VersionsBoth, []int{256, 256, 256}, []int{2048, 2048, 1024}},
-		{"little memory", func(c *smcr.Config) { c.MemoryBytes = 384*kib*kib - 1 }, smcr.VersionsBoth, []int{512, 512}, []int{512, 512}},
+		{"a quarter in use", func(c *smcr.Config) { c.MemoryBytes = 64 * kib * kib }, smcr.VersionsBoth, []int{2048, 2048, 512, 512}, []int{2048, 2048, 512, 512}},
+		{"little memory", func(c *smcr.Config) { c.MemoryBytes = 24 * kib * kib }, smcr.VersionsBoth, []int{512, 512}, []int{512, 512}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			p := newSoftPair(t, rdma.MTU4096, tt.edit, versions(tt.versions), func(c *smcr.Config) { c.LinksPerGroup = 1 })
@@ -267,7 +268,7 @@ func (a *hopefulAccount) Take(n int) bool {
 
 func (a *hopefulAccount) Give(n int) { a.has += n }
 
-func (a *hopefulAccount) Left() int { return 1 << 30 }
+func (a *hopefulAccount) Spare() int { return 1 << 30 }
 
 // A connection for whose rings there is no memory gets rings of another size that are free.
 func TestGroup_ringsOfAnotherSize(t *testing.T) {

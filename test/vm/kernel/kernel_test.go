@@ -5,6 +5,7 @@ package kernel
 import (
 	"flag"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -106,6 +107,11 @@ func (b *bed) testScripts(t *testing.T, r role) {
 	got.wantSMCR(t, p, conns*len(scripts))
 	if n := got.firstContacts(); n != 1 {
 		t.Errorf("%d first contacts, want 1: all connections go through one link group", n)
+	}
+	// Linux writes into larger RMBEs than RFC 7609 has.
+	const largest = 2 << 20
+	if large := slices.ContainsFunc(got.ours.Conns, func(c report.Conn) bool { return c.Engine.RMBE == largest }); large != strings.HasPrefix(b.device, "soft:") {
+		t.Errorf("there are connections with an RMBE of %d bytes: %v, on %s", largest, large, b.device)
 	}
 	side, server := 1, got.theirs
 	if r == engineServes {
