@@ -27,6 +27,9 @@ const (
 	sendBytes = 60 << 10
 	// streamBytes is how much has to be under way before some of what could go waits to fill datagrams.
 	streamBytes = 2 * sendBytes
+	// streamMessages is how many messages that has to be: with fewer a device in software may wait for an answer
+	// before it acknowledges them, and what waits would wait for that.
+	streamMessages = 2
 	// packetBytes is a multiple of all path MTUs.
 	packetBytes = 4 << 10
 	// patientMessages is how many messages may be on their way before it is
@@ -361,7 +364,7 @@ func (c *Conn) untilWrap(n uint32) uint32 {
 //	64 KiB each      60 KiB, and 4 KiB and the message      60 KiB, and 4 KiB and the message      ...
 //	whole sends      60 KiB and the message      60 KiB and the message      ...
 func (c *Conn) wholeSends(n uint32) uint32 {
-	if c.send.sent-c.send.delivered() < streamBytes || c.urgentOut.next != 0 || c.end.wantsEnd() {
+	if c.send.sent-c.send.delivered() < streamBytes || c.sentMsgs.told.size < streamMessages || c.urgentOut.next != 0 || c.end.wantsEnd() {
 		return n
 	}
 	return n - n%sendBytes

@@ -341,6 +341,12 @@ func TestConn_wholeSends(t *testing.T) {
 	next(s, send)
 	next(s, 0)
 
+	s = begin() // one message, which the peer may be slow to acknowledge
+	s.write(256 << 10)
+	next(s, 256<<10)
+	s.write(100)
+	next(s, 100)
+
 	s = stream()
 	s.c.HandleSent()
 	next(s, 0)
