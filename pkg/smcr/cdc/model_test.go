@@ -3,6 +3,7 @@
 package cdc_test
 
 import (
+	"cmp"
 	"errors"
 	"math/rand/v2"
 	"testing"
@@ -34,11 +35,11 @@ type end struct {
 // streamByte is the byte of a stream at a position.
 func streamByte(key byte, pos uint64) byte { return byte(pos*167+pos>>8) ^ key }
 
-func newEnds(rng *rand.Rand, origin uint32) (a, b *end) {
-	size := func() uint32 { return origin + 1 + rng.Uint32N(3000) }
+func newEnds(rng *rand.Rand, origin, scale uint32) (a, b *end) {
+	size := func() uint32 { return origin + 1 + rng.Uint32N(3000*scale) }
 	a, b = &end{name: "a", key: 1}, &end{name: "b", key: 2}
 	for _, e := range []*end{a, b} {
-		e.sendRing = cdc.Ring{Size: 1 + rng.Uint32N(5000)}
+		e.sendRing = cdc.Ring{Size: 1 + rng.Uint32N(5000*scale)}
 		e.rmbeRing = cdc.Ring{Origin: origin, Size: size()}
 		e.send = make([]byte, e.sendRing.Size)
 		e.rmbe = make([]byte, e.rmbeRing.Size)
@@ -184,16 +185,34 @@ func (e *end) complete() {
 // Two connections, queues that keep order, and everything else at random:
 // no byte is lost, changed or written over, and when both sides go on reading
 // everything arrives.
-func TestModel_streams(t *testing.T) { model(t, 200, false, func(*end) {}) }
+func TestModel_streams(t *testing.T) { model(t, modelled{rounds: 200}, func(*end) {}) }
+
+// The same with so much under way that writes fill datagrams, and the rest of them waits.
+func TestModel_longStreams(t *testing.T) {
+	model(t, modelled{rounds: 4, steps: 500, scale: 200}, func(*end) {})
+	model(t, modelled{rounds: 4, steps: 500, scale: 200, failovers: true}, func(*end) {})
+}
 
 // The same with links lost at any moment, in each direction apart; only then
 // may bytes that the peer has read be written again, and only those of the
 // same stream positions.
-func TestSection4_6_2_ModelFailover(t *testing.T) { model(t, 200, true, func(*end) {}) }
+func TestSection4_6_2_ModelFailover(t *testing.T) {
+	model(t, modelled{rounds: 200, failovers: true}, func(*end) {})
+}
 
-// model plays so many pairs of connections; after is called after each step of an end.
-func model(t *testing.T, rounds int, failovers bool, after func(*end)) {
+// modelled is what a model plays: so many pairs of connections, for so many steps (0: 2000), with links that are lost or
+// not, and with rings and writes so many times as large as usual (0: once).
+type modelled struct {
+	rounds, steps int
+	scale         uint32
+	failovers     bool
+}
+
+// model plays that; after is called after each step of an end.
+func model(t *testing.T, m modelled, after func(*end)) {
 	t.Helper()
+	steps, scale := cmp.Or(m.steps, 2000), cmp.Or(m.scale, 1)
+	some := uint64(4000 * scale) // bytes of a write, or a read, at most
 	seed := rand.Uint64()
 	rng := rand.New(rand.NewPCG(seed, 0))
 	defer func() {
@@ -201,13 +220,13 @@ func model(t *testing.T, rounds int, failovers bool, after func(*end)) {
 			t.Logf("seed %d", seed)
 		}
 	}()
-	for range rounds {
+	for range m.rounds {
 		origin := cdc.OriginLinux
 		if rng.IntN(2) == 0 {
 			origin = cdc.OriginRFC
 		}
-		a, b := newEnds(rng, origin)
-		for range 2000 {
+		a, b := newEnds(rng, origin, scale)
+		for range steps {
 			e, p := a, b
 			if rng.IntN(2) == 0 {
 				e, p = b, a
@@ -215,12 +234,12 @@ func model(t *testing.T, rounds int, failovers bool, after func(*end)) {
 			switch rng.IntN(8) {
 			case 0:
 				if rng.IntN(8) == 0 {
-					e.writeUrgent(1 + rng.Uint64N(4000))
+					e.writeUrgent(1 + rng.Uint64N(some))
 				} else {
-					e.write(rng.Uint64N(4000))
+					e.write(rng.Uint64N(some))
 				}
 			case 1:
-				e.read(t, rng.Uint64N(4000), p)
+				e.read(t, rng.Uint64N(some), p)
 			case 2, 3:
 				e.transmit(t, p)
 			case 4:
@@ -243,18 +262,18 @@ func model(t *testing.T, rounds int, failovers bool, after func(*end)) {
 				}
 			case 7:
 				e.arriveLate(t, p)
-				if failovers && rng.IntN(10) == 0 {
+				if m.failovers && rng.IntN(10) == 0 {
 					e.failover(t, rng, p)
 				}
 			}
 			after(e)
 			after(p)
 		}
-		runUntilQuiet(t, a, b, rng, failovers)
+		runUntilQuiet(t, a, b, rng, m.failovers)
 		for _, e := range []*end{a, b} {
 			e.c.Shutdown()
 		}
-		runUntilQuiet(t, a, b, rng, failovers)
+		runUntilQuiet(t, a, b, rng, m.failovers)
 		for _, e := range []*end{a, b} {
 			if !e.c.PeerIsDone() {
 				t.Fatalf("%s: the peer is not done, state %v", e.name, e.c.State())
@@ -263,7 +282,7 @@ func model(t *testing.T, rounds int, failovers bool, after func(*end)) {
 				t.Fatalf("%s: close gives events %b", e.name, ev)
 			}
 		}
-		runUntilQuiet(t, a, b, rng, failovers)
+		runUntilQuiet(t, a, b, rng, m.failovers)
 		for _, e := range []*end{a, b} {
 			if e.c.State() != cdc.Closed || !e.c.PeerReleased() || e.c.WasAborted() || e.c.InFlight() != 0 {
 				t.Fatalf("%s: state %v, %d in flight", e.name, e.c.State(), e.c.InFlight())
@@ -328,7 +347,7 @@ func modelEnds(t *testing.T, rounds int, after func(*end)) {
 		}
 	}()
 	for range rounds {
-		a, b := newEnds(rng, cdc.OriginRFC)
+		a, b := newEnds(rng, cdc.OriginRFC, 1)
 		for range 50 + rng.IntN(200) {
 			e, p := a, b
 			if rng.IntN(2) == 0 {

@@ -50,8 +50,8 @@ func TestSnapshot_model(t *testing.T) {
 		steps++
 		moved(t, &e.c, steps%64 == 0)
 	}
-	model(t, 50, false, move)
-	model(t, 50, true, move)
+	model(t, modelled{rounds: 50}, move)
+	model(t, modelled{rounds: 50, failovers: true}, move)
 	modelEnds(t, 500, move)
 }
 
