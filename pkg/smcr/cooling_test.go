@@ -5,7 +5,11 @@ package smcr_test
 import (
 	"bytes"
 	"io"
+	"os"
 	"testing"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
@@ -103,6 +107,40 @@ func TestStack_wipesWhatCameLast(t *testing.T) {
 	c, d := p.dial(t) // by then the memory may be its
 	waitFor(t, "wiped buffers", func() bool { return isEmpty(rmbe) && isEmpty(buf) })
 	send(t, c, d, []byte("hello"))
+}
+
+// pages is how many pages of these bytes are there.
+func pages(t *testing.T, b []byte) int {
+	t.Helper()
+	there := make([]byte, len(b)/os.Getpagesize())
+	if _, _, errno := unix.Syscall(unix.SYS_MINCORE, uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)), uintptr(unsafe.Pointer(&there[0]))); errno != 0 {
+		t.Fatalf("mincore: %v", errno)
+	}
+	n := 0
+	for _, v := range there {
+		n += int(v & 1)
+	}
+	return n
+}
+
+// After a reset all of the RMBE has to be wiped, whatever the peer has announced. It takes no page for that, of
+// which a large one has many.
+func TestStack_wipesAfterReset(t *testing.T) {
+	p := newSoftPair(t, rdma.MTU1024)
+	first, firstPeer := p.dial(t) // keeps the link group
+	defer func() { _, _ = first.Close(), firstPeer.Close() }()
+	a, b := p.dial(t)
+	rmbe := smcr.RMBE(b)
+	if _, err := a.Write(bytes.Repeat([]byte{1}, 10_000)); err != nil {
+		t.Fatal(err)
+	}
+	waitFor(t, "bytes that nobody reads", func() bool { return pages(t, rmbe) > 2 })
+	_ = a.Abort()
+	_ = b.Close()
+	waitFor(t, "an RMBE without pages", func() bool { return pages(t, rmbe) == 0 })
+	if !isEmpty(rmbe) {
+		t.Error("the next connection finds bytes of this one")
+	}
 }
 
 // It happens by itself, of more connections than are looked at in one turn.

@@ -72,7 +72,7 @@ func (c *Conn) wipeAndRelease() {
 	// The next connection must not see the bytes of this one. After a reset there may be
 	// some that the peer wrote and never announced.
 	if c.streams.has(flagReset) {
-		c.recv.wipeAll()
+		c.wipeRMBE()
 	} else {
 		c.recv.wipe(c.streams.peerProduced.Load())
 	}
@@ -81,6 +81,19 @@ func (c *Conn) wipeAndRelease() {
 	s.lock()
 	defer s.unlock()
 	c.release()
+}
+
+// wipeRMBE clears all of the RMBE. To give its pages back does that, too, and takes no time for those
+// that nobody has touched, which are most of a large one's.
+func (c *Conn) wipeRMBE() {
+	s, r := c.stack, c.recv.region
+	s.lock()
+	n := len(c.recv.rmbe)
+	given := r.canDiscard() && r.discard(c.recv.element*n, n)
+	s.unlock()
+	if !given {
+		c.recv.wipeAll()
+	}
 }
 
 // release gives the memory back; the caller holds the turn.
