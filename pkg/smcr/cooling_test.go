@@ -4,12 +4,12 @@ package smcr_test
 
 import (
 	"bytes"
+	"encoding/binary"
+	"fmt"
 	"io"
 	"os"
+	"slices"
 	"testing"
-	"unsafe"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
@@ -109,16 +109,29 @@ func TestStack_wipesWhatCameLast(t *testing.T) {
 	send(t, c, d, []byte("hello"))
 }
 
-// pages is how many pages of these bytes are there.
+// pages is how many pages of these bytes are in memory, by proc_pid_pagemap(5).
 func pages(t *testing.T, b []byte) int {
 	t.Helper()
-	there := make([]byte, len(b)/os.Getpagesize())
-	if _, _, errno := unix.Syscall(unix.SYS_MINCORE, uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)), uintptr(unsafe.Pointer(&there[0]))); errno != 0 {
-		t.Fatalf("mincore: %v", errno)
+	var addr int64
+	if _, err := fmt.Sscanf(fmt.Sprintf("%p", b), "0x%x", &addr); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.Open("/proc/self/pagemap")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = f.Close() }()
+	const entry, present = 8, 1 << 63
+	page := os.Getpagesize()
+	entries := make([]byte, len(b)/page*entry)
+	if _, err := f.ReadAt(entries, addr/int64(page)*entry); err != nil {
+		t.Fatal(err)
 	}
 	n := 0
-	for _, v := range there {
-		n += int(v & 1)
+	for e := range slices.Chunk(entries, entry) {
+		if binary.NativeEndian.Uint64(e)&present != 0 {
+			n++
+		}
 	}
 	return n
 }
