@@ -100,6 +100,7 @@ func (n *node) wiring(t *testing.T) string {
 	out := n.sh(t, fmt.Sprintf(`ip -o -4 address; ip -o link; ip rule; ip -4 route show table all; nft list tables; kernelsmc pnet list; ls /run/smcr | grep -v -e sock -e lock
 		nsenter --net=/run/netns/%s sh -c 'ip -o -4 address; ip rule; ip -4 route show table all; kernelsmc pnet list'`, n.pod))
 	out = regexp.MustCompile(`(valid_lft|preferred_lft) \S+`).ReplaceAllString(out, "")
+	out = strings.ReplaceAll(out, "state UNKNOWN", "state UP") // a new bridge's, until the kernel has looked at its ports
 	return regexp.MustCompile(` +\n`).ReplaceAllString(out, "\n")
 }
 
