@@ -13,8 +13,8 @@
 //
 // # Who owns what
 //
-// A device has one receive goroutine, which waits in the network poller, one
-// for timers, one for the link state, and one goroutine per open context
+// A device has one receive goroutine, which waits in the network poller (in the midst of a
+// stream it looks for more before that), one for timers, one for the link state, and one goroutine per open context
 // that delivers events. Each queue pair has an owner at every moment: the receiver, or
 // who posts and finds it free, and then transmits. Posting never blocks.
 //
