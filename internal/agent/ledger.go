@@ -11,6 +11,7 @@ import (
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
 	"github.com/smcr-io/kube-smcr/internal/config"
 	"github.com/smcr-io/kube-smcr/internal/invariant"
+	"github.com/smcr-io/kube-smcr/pkg/smcr"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/linkgroup"
 )
 
@@ -280,7 +281,7 @@ func (a *account) Spare() int {
 	l := a.ledger
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return min(a.room(memory), a.limit[memory]/growthShare-a.used[memory], l.limit[memory]/growthShare-l.used[memory])
+	return min(a.room(memory), a.limit[memory]/smcr.GrowthShare-a.used[memory], l.limit[memory]/smcr.GrowthShare-l.used[memory])
 }
 
 // memoryRefusals is how often memory was refused, and the budget that was full the last time.

@@ -169,10 +169,6 @@ const (
 	netBufferLeast   = 128 << 10
 	plentyShare      = 16
 
-	// growthShare is the part of a budget's memory that may be in use while rings are larger than
-	// configured, as package smcr has it.
-	growthShare = 4
-
 	// The budget of a stack that the pods of a namespace share is that of sharedPods pods. Each pod
 	// still keeps to its own budget.
 	sharedPods = 8

@@ -26,7 +26,8 @@ type MemoryAccount interface {
 	Take(bytes int) bool
 	// Give takes a charge back.
 	Give(bytes int)
-	// Spare is how many bytes may be used for what only makes connections faster.
+	// Spare is how many bytes may be used for what only makes connections faster: what is left of the
+	// part [GrowthShare] of the account.
 	Spare() int
 }
 
@@ -63,7 +64,7 @@ func (a *account) take(n int) error {
 
 // spare is how many bytes may be used for what only makes connections faster.
 func (a *account) spare() int {
-	n := a.budget/growthShare - a.bytes
+	n := a.budget/GrowthShare - a.bytes
 	if a.outer != nil {
 		n = min(n, a.outer.Spare())
 	}

@@ -103,7 +103,7 @@ func TestMemory_budget(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			m := newTestMemory(t, tc.budget*size)
-			outer := &testAccount{left: tc.outer * size}
+			outer := &TestAccount{Left: tc.outer * size}
 			m.s.account.outer = outer
 			var taken []*sendBuffer
 			for i := range tc.want { // also the last ones, when there is no room for as many again
@@ -122,8 +122,8 @@ func TestMemory_budget(t *testing.T) {
 				}
 			}
 			m.trim()
-			if outer.left != tc.outer*size {
-				t.Errorf("%d bytes were not given back", tc.outer*size-outer.left)
+			if outer.Left != tc.outer*size {
+				t.Errorf("%d bytes were not given back", tc.outer*size-outer.Left)
 			}
 		})
 	}
@@ -173,20 +173,20 @@ func TestMemory_otherSize(t *testing.T) {
 	}
 }
 
-// testAccount is an account with so many bytes left.
-type testAccount struct{ left int }
+// TestAccount is an account with so many bytes left.
+type TestAccount struct{ Left int }
 
-func (a *testAccount) Take(n int) bool {
-	if n > a.left {
+func (a *TestAccount) Take(n int) bool {
+	if n > a.Left {
 		return false
 	}
-	a.left -= n
+	a.Left -= n
 	return true
 }
 
-func (a *testAccount) Give(n int) { a.left += n }
+func (a *TestAccount) Give(n int) { a.Left += n }
 
-func (a *testAccount) Spare() int { return a.left }
+func (a *TestAccount) Spare() int { return a.Left }
 
 // The time of one does not depend on how many there are.
 func BenchmarkMemory_sendBuffers(b *testing.B) {

@@ -32,8 +32,8 @@ const (
 	// largeRing is the size of the largest rings, in bytes. RFC 7609 A.2.3 ends at 512 KiB.
 	largeRing = 2 << 20
 
-	// growthShare is the part of the budgets that may be in use while rings grow.
-	growthShare = 4
+	// GrowthShare is the part of a budget that may be in use while rings are larger than configured.
+	GrowthShare = 4
 )
 
 // ringSizes are those of one kind of rings of a link group: configured, and the largest, which is that or a

@@ -244,7 +244,7 @@ func TestGroup_ringsBecomeLarger(t *testing.T) {
 
 // Who shares an account in which there is no room for the largest rings gets others, and is not declined.
 func TestGroup_ringsOfAFullAccount(t *testing.T) {
-	p := newSoftPair(t, rdma.MTU4096, func(c *smcr.Config) { c.LinksPerGroup, c.Account = 1, &hopefulAccount{3 << 20} })
+	p := newSoftPair(t, rdma.MTU4096, func(c *smcr.Config) { c.LinksPerGroup, c.Account = 1, &hopefulAccount{smcr.TestAccount{Left: 3 << 20}} })
 	a, b := p.dial(t)
 	defer func() { _, _ = a.Close(), b.Close() }()
 	exchange(t, a, b)
@@ -255,18 +255,8 @@ func TestGroup_ringsOfAFullAccount(t *testing.T) {
 	}
 }
 
-// hopefulAccount has so many bytes, and tells of more, as one from which others take meanwhile.
-type hopefulAccount struct{ has int }
-
-func (a *hopefulAccount) Take(n int) bool {
-	if n > a.has {
-		return false
-	}
-	a.has -= n
-	return true
-}
-
-func (a *hopefulAccount) Give(n int) { a.has += n }
+// hopefulAccount tells of more than it has, as one from which others take meanwhile.
+type hopefulAccount struct{ smcr.TestAccount }
 
 func (a *hopefulAccount) Spare() int { return 1 << 30 }
 
