@@ -225,10 +225,6 @@ func (n *Node) Reset(ctx context.Context) error {
 	return nil
 }
 
-// goEnv has the programs of nodes collect garbage less often: an emulated processor is dear, and
-// memory is not.
-const goEnv = "GOGC=400"
-
 // serve starts a service, with as many open files as systems allow it. It ends with the guest. Pods
 // come first: beside a kubelet in the root cgroup, each of whose threads weighs twice what all pods
 // do together, agents are so late that connections give SMC-R up.
@@ -239,7 +235,7 @@ echo +cpu >/sys/fs/cgroup/cgroup.subtree_control
 echo 15 >$services/cpu.weight
 echo $$ >$services/cgroup.procs
 ulimit -n 1048576; log=$1; shift; exec setsid -f "$@" </dev/null >>"/var/log/$log.log" 2>&1`
-	args := append([]string{"env", "PATH=" + machine.Path, "HOME=/root", goEnv}, s.Env...)
+	args := append([]string{"env", "PATH=" + machine.Path, "HOME=/root", machine.SeldomGC}, s.Env...)
 	args = append(args, "sh", "-c", script, "sh", s.Name)
 	_, err := n.Guest.Run(ctx, append(args, s.Args...)...)
 	return err

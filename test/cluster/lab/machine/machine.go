@@ -42,8 +42,12 @@ type Bind struct{ From, To string }
 type Service struct {
 	Name string
 	Args []string
-	Env  []string // besides PATH and HOME
+	Env  []string // besides PATH, HOME and SeldomGC
 }
+
+// SeldomGC has the programs of Kubernetes, all written in Go, collect garbage less often: tests
+// lack processors more than memory.
+const SeldomGC = "GOGC=400"
 
 // Path is where a machine looks for programs; tools is a Bind that the lab
 // makes.
@@ -104,7 +108,7 @@ func Start(program string, spec Spec) (*Machine, error) {
 		return nil, errors.Join(fmt.Errorf("start machine %s: %w", spec.Name, err), ours.Close(), theirs.Close())
 	}
 	cmd := exec.Command(program, firstStage)
-	cmd.Env = []string{specEnv + "=" + string(text), "PATH=" + Path, "HOME=/root"}
+	cmd.Env = []string{specEnv + "=" + string(text), "PATH=" + Path, "HOME=/root", SeldomGC}
 	cmd.ExtraFiles = []*os.File{theirs} // becomes controlFD
 	cmd.Stdout, cmd.Stderr = boot, boot
 	cmd.SysProcAttr = &syscall.SysProcAttr{
