@@ -5,6 +5,7 @@ package smcr_test
 import (
 	"bytes"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -260,34 +261,55 @@ type hopefulAccount struct{ smcr.TestAccount }
 
 func (a *hopefulAccount) Spare() int { return 1 << 30 }
 
-// A connection for whose rings there is no memory gets rings of another size that are free.
+// A connection for whose rings there is no memory gets rings of another size that are free: what its device would give
+// the first connections of a link group, too.
 func TestGroup_ringsOfAnotherSize(t *testing.T) {
-	p := newPair(t, func(c *smcr.Config) { c.LinksPerGroup, c.MemoryBytes = 1, 12<<20 })
-	var conns [][2]*smcr.Conn
-	dial := func() {
-		t.Helper()
-		a, b := p.dial(t)
-		exchange(t, a, b)
-		conns = append(conns, [2]*smcr.Conn{a, b})
-	}
-	for p.client.Stats().MemoryBytes < 12<<20-2*(128<<10) || p.server.Stats().MemoryBytes < 12<<20-2*(128<<10) {
-		dial()
-	}
-	t.Logf("%d connections", len(conns))
-	for _, c := range conns[:2] { // with large rings
-		_, _ = c[0].Close(), c[1].Close()
-	}
-	waitFor(t, "the end of two connections", func() bool {
-		return p.client.Stats().Conns == len(conns)-2 && p.server.Stats().Conns == len(conns)-2
-	})
-	conns = conns[2:]
-	for range 2 {
-		dial()
-	}
-	if i := conns[len(conns)-1][0].Info(); i.RMBE < 256<<10 {
-		t.Errorf("RMBE of %d bytes, want one of those that became free", i.RMBE)
-	}
-	for _, c := range conns {
-		_, _ = c[0].Close(), c[1].Close()
+	for _, tt := range []struct {
+		name   string
+		pair   func(t *testing.T, budget int) *pair
+		budget int
+		ends   int // so many of the first connections
+		want   int // RMBE
+	}{
+		{"RNIC", func(t *testing.T, budget int) *pair {
+			return newPair(t, func(c *smcr.Config) { c.LinksPerGroup, c.MemoryBytes = 1, budget })
+		}, 12 << 20, 2, 512 << 10},
+		{"software", func(t *testing.T, budget int) *pair {
+			return newSoftPair(t, rdma.MTU4096, func(c *smcr.Config) { c.LinksPerGroup, c.MemoryBytes = 1, budget })
+		}, 64 << 20, 1, 2 << 20},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			p := tt.pair(t, tt.budget)
+			var conns [][2]*smcr.Conn
+			dial := func() int {
+				t.Helper()
+				a, b := p.dial(t)
+				exchange(t, a, b)
+				conns = append(conns, [2]*smcr.Conn{a, b})
+				return a.Info().RMBE
+			}
+			full := uint64(tt.budget - 2*(128<<10))
+			for p.client.Stats().MemoryBytes < full || p.server.Stats().MemoryBytes < full {
+				dial()
+			}
+			t.Logf("%d connections", len(conns))
+			for _, c := range conns[:tt.ends] {
+				_, _ = c[0].Close(), c[1].Close()
+			}
+			waitFor(t, "the end of the first connections", func() bool {
+				return p.client.Stats().Conns == len(conns)-tt.ends && p.server.Stats().Conns == len(conns)-tt.ends
+			})
+			conns = conns[tt.ends:]
+			var got []int
+			for range 2 {
+				got = append(got, dial())
+			}
+			if !slices.Contains(got, tt.want) {
+				t.Errorf("RMBEs of %d bytes, want one of %d that became free", got, tt.want)
+			}
+			for _, c := range conns {
+				_, _ = c[0].Close(), c[1].Close()
+			}
+		})
 	}
 }
