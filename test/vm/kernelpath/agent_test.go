@@ -283,7 +283,9 @@ func (b *bed) firstContact(t *testing.T) {
 		}
 		return err
 	})
-	if _, err := s.Stop(); err != nil {
+	// The server says of its connections that one failed if a rendezvous took too long: that one was dialed again.
+	var failed *lab.ExitError
+	if _, err := s.Stop(); err != nil && !errors.As(err, &failed) {
 		t.Fatal(err)
 	}
 }
