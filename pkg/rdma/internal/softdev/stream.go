@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package soft
+package softdev
 
 import "time"
 
@@ -9,23 +9,23 @@ const (
 	// look for its answers.
 	streamBytes = 16 << 10
 	// streamPause is how much time there is at most between two arrivals of a stream. With
-	// datagrams of 64 KiB it is one of 5 Gbit/s: a slower one lets the processor sleep.
+	// 64 KiB each time it is one of 5 Gbit/s: a slower one lets the processor sleep.
 	streamPause = 100 * time.Microsecond
 	// streamPoll is how long the receiver looks for what follows in a stream.
 	streamPoll = 50 * time.Microsecond
 )
 
-// stream tells when bulk data arrives without a pause. Its receiver is as fast as its sender or faster, and would
-// sleep after each datagram. To look for the next one takes less than to sleep: the processor goes idle, the sender
-// has to wake it for each datagram, which takes the sender longer than the datagram does, and so the receiver sleeps
+// Stream tells when bulk data arrives without a pause. Its receiver is as fast as its sender or faster, and would
+// sleep after each piece of it. To look for the next one takes less than to sleep: the processor goes idle, the sender
+// has to wake it for each piece, which takes the sender longer than the piece does, and so the receiver sleeps
 // all the more. While it looks it yields to the goroutines that read what came.
-type stream struct {
+type Stream struct {
 	last  time.Time // when something of that size arrived
 	until time.Time // look until then; zero: sleep
 }
 
-// arrived takes note of n bytes that arrived.
-func (s *stream) arrived(now time.Time, n int) {
+// Arrived takes note of n bytes that arrived.
+func (s *Stream) Arrived(now time.Time, n int) {
 	if n < streamBytes {
 		return
 	}
@@ -36,8 +36,8 @@ func (s *stream) arrived(now time.Time, n int) {
 	s.last = now
 }
 
-// goesOn reports whether more of the stream may arrive in a moment.
-func (s *stream) goesOn(now time.Time) bool {
+// GoesOn reports whether more of the stream may arrive in a moment.
+func (s *Stream) GoesOn(now time.Time) bool {
 	if now.After(s.until) {
 		s.until = time.Time{}
 	}

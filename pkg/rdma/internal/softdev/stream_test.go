@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package soft
+package softdev
 
 import (
 	"testing"
@@ -11,7 +11,7 @@ import (
 // it sleeps.
 func TestStream(t *testing.T) {
 	const us = time.Microsecond
-	var s stream
+	var s Stream
 	now := time.Now()
 	for i, step := range []struct {
 		after time.Duration
@@ -28,9 +28,9 @@ func TestStream(t *testing.T) {
 		{60 * us, 44, 0},
 	} {
 		now = now.Add(step.after)
-		s.arrived(now, step.bytes)
+		s.Arrived(now, step.bytes)
 		look, later := time.Duration(0), s
-		for look < time.Millisecond && later.goesOn(now.Add(look)) {
+		for look < time.Millisecond && later.GoesOn(now.Add(look)) {
 			look += us
 		}
 		if look != step.look && look != step.look+us {
