@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"runtime"
 	"slices"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -36,6 +37,7 @@ var (
 type device struct {
 	base *softdev.Device
 	host *tcpqp.Host
+	wrap func(*vitcp.QP) tcpqp.Stream // nil: nothing does
 }
 
 // vi is a queue pair of the device.
@@ -71,8 +73,11 @@ func (d *device) newQP(c softdev.QPConfig) (softdev.Carrier, error) {
 	if err != nil {
 		return nil, err
 	}
-	q := &vi{m: m}
-	q.Init(d.host, m)
+	q, stream := &vi{m: m}, tcpqp.Stream(m)
+	if d.wrap != nil {
+		stream = d.wrap(m)
+	}
+	q.Init(d.host, stream)
 	return q, nil
 }
 
@@ -206,6 +211,54 @@ func TestReceive_doesNotWait(t *testing.T) {
 		_ = b.Close() // ends the call
 		t.Error("the queue pair, or all of the program, waits in a system call")
 		<-done
+	}
+}
+
+// looked drops what comes, and counts how often the reader has looked since something came.
+type looked struct {
+	*vitcp.QP
+	mem   []byte
+	since atomic.Int32
+	most  atomic.Int32
+}
+
+func (l *looked) RxBuffers(dst [][]byte) [][]byte {
+	l.most.Store(max(l.most.Load(), l.since.Add(1)))
+	return append(dst, l.mem)
+}
+
+func (l *looked) HandleRx(time.Time, int) error {
+	l.since.Store(0)
+	return nil
+}
+
+// TestReceive_looksOn: in the midst of a stream the reader looks again and again before it sleeps.
+func TestReceive_looksOn(t *testing.T) {
+	d := openDevice(t)
+	l := &looked{mem: make([]byte, 64<<10)}
+	d.wrap = func(q *vitcp.QP) tcpqp.Stream {
+		l.QP = q
+		return l
+	}
+	x := rdmatest.NewEnd(t, d, rdmatest.Options{})
+	x.Init(t)
+	a, b := tcpPair(t)
+	defer func() { _ = b.Close() }()
+	q := x.QP.(*vi)
+	q.Lock()
+	terms := vitcp.Terms{Attr: vitcp.Attr{Reliable: true, MaxTransfer: vitcp.DefaultMaxTransfer}}
+	if err := errors.Join(q.m.Start(time.Now(), terms), q.Attach(a)); err != nil {
+		t.Fatal(err)
+	}
+	q.Unlock()
+	const patience = 10 * time.Second // on a machine that is slow at each step
+	for end := time.Now().Add(patience); l.most.Load() < 5; {
+		if time.Now().After(end) {
+			t.Fatalf("it looked %d times", l.most.Load())
+		}
+		if _, err := b.Write(make([]byte, 32<<10)); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 
