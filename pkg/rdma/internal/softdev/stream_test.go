@@ -27,7 +27,9 @@ func TestStream(t *testing.T) {
 		{10 * us, 44, 40 * us}, // which changes nothing
 		{60 * us, 44, 0},
 	} {
-		now = now.Add(step.after)
+		for end := now.Add(step.after); now.Before(end); now = now.Add(us) {
+			s.GoesOn(now)
+		}
 		s.Arrived(now, step.bytes)
 		look, later := time.Duration(0), s
 		for look < time.Millisecond && later.GoesOn(now.Add(look)) {
@@ -36,5 +38,28 @@ func TestStream(t *testing.T) {
 		if look != step.look && look != step.look+us {
 			t.Errorf("step %d: looks for %v, want %v", i, look, step.look)
 		}
+	}
+}
+
+// In a stream without end the receiver sleeps again and again: who waits for another socket on the same processor has
+// its turn.
+func TestStream_turns(t *testing.T) {
+	var s Stream
+	now := time.Now()
+	slept, looked := now, 0
+	for range 1000 {
+		now = now.Add(20 * time.Microsecond)
+		s.Arrived(now, 60<<10)
+		if s.GoesOn(now) {
+			looked++
+			if d := now.Sub(slept); d > 250*time.Microsecond {
+				t.Fatalf("it looks for %v", d)
+			}
+			continue
+		}
+		slept = now
+	}
+	if looked < 800 {
+		t.Errorf("it sleeps after %d of 1000 arrivals", 1000-looked)
 	}
 }
