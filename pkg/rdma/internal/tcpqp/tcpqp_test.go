@@ -156,19 +156,26 @@ func connect(t testing.TB, x, y *rdmatest.End) {
 	start(qy, b, postedY, postedX)
 }
 
+// attach starts the queue pair of an end on a connection, by itself.
+func attach(t *testing.T, x *rdmatest.End, c *net.TCPConn) *vi {
+	t.Helper()
+	x.Init(t)
+	q := x.QP.(*vi)
+	q.Lock()
+	defer q.Unlock()
+	terms := vitcp.Terms{Attr: vitcp.Attr{Reliable: true, MaxTransfer: vitcp.DefaultMaxTransfer}}
+	if err := errors.Join(q.m.Start(time.Now(), terms), q.Attach(c)); err != nil {
+		t.Fatal(err)
+	}
+	return q
+}
+
 // TestDrop_resets: a connection that its protocol gives up ends by a reset, and not as if all were said.
 func TestDrop_resets(t *testing.T) {
 	x := rdmatest.NewEnd(t, openDevice(t), rdmatest.Options{})
-	x.Init(t)
 	a, b := tcpPair(t)
 	defer func() { _ = b.Close() }()
-	q := x.QP.(*vi)
-	q.Lock()
-	terms := vitcp.Terms{Attr: vitcp.Attr{Reliable: true, MaxTransfer: vitcp.DefaultMaxTransfer}}
-	if err := errors.Join(q.m.Start(time.Now(), terms), q.Attach(a)); err != nil {
-		t.Fatal(err)
-	}
-	q.Unlock()
+	attach(t, x, a)
 	if _, err := b.Write([]byte("this is not VI/TCP: 24 bytes")); err != nil {
 		t.Fatal(err)
 	}
@@ -183,19 +190,12 @@ func TestDrop_resets(t *testing.T) {
 // the garbage collector waits in a system call then.
 func TestReceive_doesNotWait(t *testing.T) {
 	x := rdmatest.NewEnd(t, openDevice(t), rdmatest.Options{})
-	x.Init(t)
 	a, b := tcpPair(t)
 	defer func() { _ = b.Close() }()
 	if err := tcpqp.OnDescriptor(a, func(fd int) error { return syscall.SetNonblock(fd, false) }); err != nil {
 		t.Fatal(err)
 	}
-	q := x.QP.(*vi)
-	q.Lock()
-	terms := vitcp.Terms{Attr: vitcp.Attr{Reliable: true, MaxTransfer: vitcp.DefaultMaxTransfer}}
-	if err := errors.Join(q.m.Start(time.Now(), terms), q.Attach(a)); err != nil {
-		t.Fatal(err)
-	}
-	q.Unlock()
+	q := attach(t, x, a)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -240,17 +240,9 @@ func TestReceive_looksOn(t *testing.T) {
 		l.QP = q
 		return l
 	}
-	x := rdmatest.NewEnd(t, d, rdmatest.Options{})
-	x.Init(t)
 	a, b := tcpPair(t)
 	defer func() { _ = b.Close() }()
-	q := x.QP.(*vi)
-	q.Lock()
-	terms := vitcp.Terms{Attr: vitcp.Attr{Reliable: true, MaxTransfer: vitcp.DefaultMaxTransfer}}
-	if err := errors.Join(q.m.Start(time.Now(), terms), q.Attach(a)); err != nil {
-		t.Fatal(err)
-	}
-	q.Unlock()
+	attach(t, rdmatest.NewEnd(t, d, rdmatest.Options{}), a)
 	const patience = 10 * time.Second // on a machine that is slow at each step
 	for end := time.Now().Add(patience); l.most.Load() < 5; {
 		if time.Now().After(end) {
