@@ -39,7 +39,7 @@ func TestUDPWire_looksForMore(t *testing.T) {
 		if time.Now().After(end) {
 			t.Fatalf("it looked %d times", most.Load())
 		}
-		if _, err := from.Write(make([]byte, 32<<10)); err != nil {
+		if _, err := from.Write(make([]byte, streamBytes)); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -17,8 +17,6 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/smcr-io/kube-smcr/pkg/rdma/internal/softdev"
 )
 
 // mmsghdr is struct mmsghdr of sendmmsg(2).
@@ -54,7 +52,7 @@ type udpWire struct {
 	rxMsgs   [rxBatch]Message
 	rxUsed   int // messages whose headers the last call changed
 	rxErr    error
-	rxStream softdev.Stream
+	rxStream stream
 	rxCalls  uint // of recvmmsg
 	rxTake   func([]Message)
 	rxIdle   func() bool
@@ -359,13 +357,13 @@ func (w *udpWire) receive(fd uintptr) bool {
 			m.SegmentBytes = segmentSize(w.rxCtl[i][:w.rxHdr[i].hdr.Controllen])
 		}
 		if n > 0 {
-			w.rxStream.Arrived(time.Now(), bytesOf(w.rxMsgs[:n]))
+			w.rxStream.arrived(time.Now(), bytesOf(w.rxMsgs[:n]))
 			w.rxTake(w.rxMsgs[:n])
 		}
 		if n == rxBatch || w.rxIdle() {
 			continue
 		}
-		if !w.rxStream.GoesOn(time.Now()) {
+		if !w.rxStream.goesOn(time.Now()) {
 			return false
 		}
 		runtime.Gosched() // to those who read what came

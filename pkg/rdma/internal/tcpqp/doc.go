@@ -14,7 +14,7 @@
 // Each connection has one goroutine that waits in the network poller. Awake it owns the queue
 // pair, makes one recvmsg that does not wait, steps, and lets go. Who posts and finds the queue
 // pair free transmits with one sendmsg in its own goroutine; while the socket is full, a
-// second goroutine waits for room. In a stream the reader looks for more for a moment before it waits.
+// second goroutine waits for room.
 //
 //	poster                     reader                       writer
 //	Lock or ring               waits for bytes

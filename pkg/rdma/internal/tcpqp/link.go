@@ -6,14 +6,12 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"runtime"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
-	"github.com/smcr-io/kube-smcr/pkg/rdma/internal/softdev"
 )
 
 // link is a connection of a queue pair. It is closed, or given back, only after it was let
@@ -23,8 +21,6 @@ type link struct {
 	conn *net.TCPConn
 	raw  syscall.RawConn
 	fd   int
-
-	rxStream softdev.Stream // the reader's
 
 	// The queue pair's owner has these.
 	writing bool  // the writer was started
@@ -80,13 +76,9 @@ func (l *link) read(q *QP) {
 			case rxOver:
 				return true
 			case rxWait:
-				if poller.Idle() {
-					continue
-				}
-				if !l.rxStream.GoesOn(time.Now()) {
+				if !poller.Idle() {
 					return false
 				}
-				runtime.Gosched() // to those who take what came
 			}
 		}
 	}) // an error says that it was let go

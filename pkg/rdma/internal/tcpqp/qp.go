@@ -260,7 +260,6 @@ func (q *QP) receive(l *link) received {
 		l.rxEnded = true
 		q.stream.HandleEnd(now, l.txErr)
 	default:
-		l.rxStream.Arrived(now, n)
 		_ = q.stream.HandleRx(now, n) // an error ends the queue pair, whose event tells of the error
 	}
 	q.Step(now)

@@ -8,7 +8,6 @@ import (
 	"net/netip"
 	"runtime"
 	"slices"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -37,7 +36,6 @@ var (
 type device struct {
 	base *softdev.Device
 	host *tcpqp.Host
-	wrap func(*vitcp.QP) tcpqp.Stream // nil: nothing does
 }
 
 // vi is a queue pair of the device.
@@ -73,11 +71,8 @@ func (d *device) newQP(c softdev.QPConfig) (softdev.Carrier, error) {
 	if err != nil {
 		return nil, err
 	}
-	q, stream := &vi{m: m}, tcpqp.Stream(m)
-	if d.wrap != nil {
-		stream = d.wrap(m)
-	}
-	q.Init(d.host, stream)
+	q := &vi{m: m}
+	q.Init(d.host, m)
 	return q, nil
 }
 
@@ -156,26 +151,19 @@ func connect(t testing.TB, x, y *rdmatest.End) {
 	start(qy, b, postedY, postedX)
 }
 
-// attach starts the queue pair of an end on a connection, by itself.
-func attach(t *testing.T, x *rdmatest.End, c *net.TCPConn) *vi {
-	t.Helper()
-	x.Init(t)
-	q := x.QP.(*vi)
-	q.Lock()
-	defer q.Unlock()
-	terms := vitcp.Terms{Attr: vitcp.Attr{Reliable: true, MaxTransfer: vitcp.DefaultMaxTransfer}}
-	if err := errors.Join(q.m.Start(time.Now(), terms), q.Attach(c)); err != nil {
-		t.Fatal(err)
-	}
-	return q
-}
-
 // TestDrop_resets: a connection that its protocol gives up ends by a reset, and not as if all were said.
 func TestDrop_resets(t *testing.T) {
 	x := rdmatest.NewEnd(t, openDevice(t), rdmatest.Options{})
+	x.Init(t)
 	a, b := tcpPair(t)
 	defer func() { _ = b.Close() }()
-	attach(t, x, a)
+	q := x.QP.(*vi)
+	q.Lock()
+	terms := vitcp.Terms{Attr: vitcp.Attr{Reliable: true, MaxTransfer: vitcp.DefaultMaxTransfer}}
+	if err := errors.Join(q.m.Start(time.Now(), terms), q.Attach(a)); err != nil {
+		t.Fatal(err)
+	}
+	q.Unlock()
 	if _, err := b.Write([]byte("this is not VI/TCP: 24 bytes")); err != nil {
 		t.Fatal(err)
 	}
@@ -190,12 +178,19 @@ func TestDrop_resets(t *testing.T) {
 // the garbage collector waits in a system call then.
 func TestReceive_doesNotWait(t *testing.T) {
 	x := rdmatest.NewEnd(t, openDevice(t), rdmatest.Options{})
+	x.Init(t)
 	a, b := tcpPair(t)
 	defer func() { _ = b.Close() }()
 	if err := tcpqp.OnDescriptor(a, func(fd int) error { return syscall.SetNonblock(fd, false) }); err != nil {
 		t.Fatal(err)
 	}
-	q := attach(t, x, a)
+	q := x.QP.(*vi)
+	q.Lock()
+	terms := vitcp.Terms{Attr: vitcp.Attr{Reliable: true, MaxTransfer: vitcp.DefaultMaxTransfer}}
+	if err := errors.Join(q.m.Start(time.Now(), terms), q.Attach(a)); err != nil {
+		t.Fatal(err)
+	}
+	q.Unlock()
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -211,46 +206,6 @@ func TestReceive_doesNotWait(t *testing.T) {
 		_ = b.Close() // ends the call
 		t.Error("the queue pair, or all of the program, waits in a system call")
 		<-done
-	}
-}
-
-// looked drops what comes, and counts how often the reader has looked since something came.
-type looked struct {
-	*vitcp.QP
-	mem   []byte
-	since atomic.Int32
-	most  atomic.Int32
-}
-
-func (l *looked) RxBuffers(dst [][]byte) [][]byte {
-	l.most.Store(max(l.most.Load(), l.since.Add(1)))
-	return append(dst, l.mem)
-}
-
-func (l *looked) HandleRx(time.Time, int) error {
-	l.since.Store(0)
-	return nil
-}
-
-// TestReceive_looksOn: in the midst of a stream the reader looks again and again before it sleeps.
-func TestReceive_looksOn(t *testing.T) {
-	d := openDevice(t)
-	l := &looked{mem: make([]byte, 64<<10)}
-	d.wrap = func(q *vitcp.QP) tcpqp.Stream {
-		l.QP = q
-		return l
-	}
-	a, b := tcpPair(t)
-	defer func() { _ = b.Close() }()
-	attach(t, rdmatest.NewEnd(t, d, rdmatest.Options{}), a)
-	const patience = 10 * time.Second // on a machine that is slow at each step
-	for end := time.Now().Add(patience); l.most.Load() < 5; {
-		if time.Now().After(end) {
-			t.Fatalf("it looked %d times", l.most.Load())
-		}
-		if _, err := b.Write(make([]byte, 32<<10)); err != nil {
-			t.Fatal(err)
-		}
 	}
 }
 

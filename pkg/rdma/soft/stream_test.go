@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package softdev
+package soft
 
 import (
 	"testing"
@@ -11,7 +11,7 @@ import (
 // it sleeps.
 func TestStream(t *testing.T) {
 	const us = time.Microsecond
-	var s Stream
+	var s stream
 	now := time.Now()
 	for i, step := range []struct {
 		after time.Duration
@@ -28,11 +28,11 @@ func TestStream(t *testing.T) {
 		{60 * us, 44, 0},
 	} {
 		for end := now.Add(step.after); now.Before(end); now = now.Add(us) {
-			s.GoesOn(now)
+			s.goesOn(now)
 		}
-		s.Arrived(now, step.bytes)
+		s.arrived(now, step.bytes)
 		look, later := time.Duration(0), s
-		for look < time.Millisecond && later.GoesOn(now.Add(look)) {
+		for look < time.Millisecond && later.goesOn(now.Add(look)) {
 			look += us
 		}
 		if look != step.look && look != step.look+us {
@@ -44,13 +44,13 @@ func TestStream(t *testing.T) {
 // In a stream without end the receiver sleeps again and again: who waits for another socket on the same processor has
 // its turn.
 func TestStream_turns(t *testing.T) {
-	var s Stream
+	var s stream
 	now := time.Now()
 	slept, looked := now, 0
 	for range 1000 {
 		now = now.Add(20 * time.Microsecond)
-		s.Arrived(now, 60<<10)
-		if s.GoesOn(now) {
+		s.arrived(now, 60<<10)
+		if s.goesOn(now) {
 			looked++
 			if d := now.Sub(slept); d > 250*time.Microsecond {
 				t.Fatalf("it looks for %v", d)
