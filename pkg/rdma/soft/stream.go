@@ -14,7 +14,7 @@ const (
 	// streamPoll is how long the receiver looks for what follows in a stream.
 	streamPoll = 50 * time.Microsecond
 	// streamTurn is how long the receiver looks in a stream without any sleep.
-	streamTurn = 200 * time.Microsecond
+	streamTurn = 500 * time.Microsecond
 )
 
 // stream tells when bulk data arrives without a pause. Its receiver is as fast as its sender or faster, and would

@@ -52,7 +52,7 @@ func TestStream_turns(t *testing.T) {
 		s.arrived(now, 60<<10)
 		if s.goesOn(now) {
 			looked++
-			if d := now.Sub(slept); d > 250*time.Microsecond {
+			if d := now.Sub(slept); d > streamTurn+streamPoll {
 				t.Fatalf("it looks for %v", d)
 			}
 			continue
