@@ -19,6 +19,7 @@ func TestParseFlags(t *testing.T) {
 		{"one group", "-groups micro -rounds 1 -time 100ms -o json", ""},
 		{"unknown group", "-groups conn,sctp", `unknown group "sctp"`},
 		{"too many RNICs", "-rnics 9", "want -rounds from 1 to 1000, -time from 1ms to 10s, -rnics from 1 to 8, and no arguments"},
+		{"TCP's congestion control", "-congestion bbr", ""},
 		{"argument", "conn", "no arguments"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -38,6 +38,7 @@ const firstContacts = 10
 // server's worker, and a stack in each.
 type pair struct {
 	mtu          int
+	congestion   string // TCP's congestion control
 	maxConns     int    // 0, or how many connections with small buffers each stack will have
 	stacks       int    // on the device of each side; 0: one
 	firstContact bool   // with a path for it
@@ -47,10 +48,13 @@ type pair struct {
 	spaces         []*space
 }
 
+// pair returns the bed of links with this MTU.
+func (b *bench) pair(mtu int) pair { return pair{mtu: mtu, congestion: b.Report.Congestion} }
+
 // SetUp implements engine.Bed.
 func (p *pair) SetUp(context.Context) ([]engine.Path, error) {
 	for _, name := range []string{"client", "server"} {
-		s, err := newSpace(name)
+		s, err := newSpace(name, p.congestion)
 		if err != nil {
 			return nil, err
 		}
@@ -139,8 +143,9 @@ func (b *bench) conn(ctx context.Context) error {
 }
 
 func (b *bench) connMTU(ctx context.Context, mtu int) error {
-	p := &pair{mtu: mtu, profiles: b.profiles("conn", mtu)}
-	return b.Compare(ctx, fmt.Sprintf("smcr.Conn, MTU %d", mtu), p, b.connJobs(mtu))
+	p := b.pair(mtu)
+	p.profiles = b.profiles("conn", mtu)
+	return b.Compare(ctx, fmt.Sprintf("smcr.Conn, MTU %d", mtu), &p, b.connJobs(mtu))
 }
 
 func (b *bench) connJobs(mtu int) []engine.Job {

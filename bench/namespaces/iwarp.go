@@ -87,7 +87,8 @@ func (b *bench) iwarp(ctx context.Context) error {
 	for _, mtu := range []int{1500, 9000} {
 		prefix := fmt.Sprintf("MTU %d: ", mtu)
 		jobs := []engine.Job{b.RoundTrip(group, prefix, pathTCP), b.iwarpStream(group, prefix)}
-		bed := &iwarpPair{pair{mtu: mtu, profiles: b.profiles("iwarp", mtu)}}
+		bed := &iwarpPair{b.pair(mtu)}
+		bed.profiles = b.profiles("iwarp", mtu)
 		if err := b.Compare(ctx, fmt.Sprintf("iWARP, MTU %d", mtu), bed, jobs); err != nil {
 			return fmt.Errorf("MTU %d: %w", mtu, err)
 		}

@@ -50,10 +50,11 @@ const readyTimeout = 20 * time.Second
 // pods is a bed: a client and a server in two pods on two nodes, with an agent on
 // each node and haproxies beside. The workers know nothing of SMC-R.
 type pods struct {
-	rnics int
-	node  string // YAML for the agents' settings
-	held  bool   // the agents hold SYNs
-	log   func(format string, args ...any)
+	rnics      int
+	congestion string // TCP's congestion control
+	node       string // YAML for the agents' settings
+	held       bool   // the agents hold SYNs
+	log        func(format string, args ...any)
 
 	dir            string
 	lab            *lab.Lab
@@ -67,12 +68,14 @@ type pods struct {
 
 // pods returns the bed. node is YAML for the agents' settings.
 func (b *bench) pods(node string) *pods {
-	return &pods{rnics: b.rnics, node: "  holdSYNs: false\n" + node, log: b.Logf}
+	return &pods{rnics: b.rnics, congestion: b.Report.Congestion, node: "  holdSYNs: false\n" + node, log: b.Logf}
 }
 
 // heldPods returns the bed with agents that hold SYNs. node is as above.
 func (b *bench) heldPods(node string) *pods {
-	return &pods{rnics: b.rnics, node: node, held: true, log: b.Logf}
+	p := b.pods("")
+	p.node, p.held = node, true
+	return p
 }
 
 // SetUp implements engine.Bed. The agents' log goes with the error if it fails.
@@ -88,7 +91,7 @@ func (p *pods) SetUp(ctx context.Context) (_ []engine.Path, err error) {
 	if _, err := lab.Sweep(); err != nil { // of others: it does not hinder this one
 		p.log("remove what runs that were killed left: %v", err)
 	}
-	if p.lab, err = lab.New(lab.Config{PluginDirs: []string{p.dir, pluginDir}, RNICs: p.rnics}); err != nil {
+	if p.lab, err = lab.New(lab.Config{PluginDirs: []string{p.dir, pluginDir}, RNICs: p.rnics, TCPCongestion: p.congestion}); err != nil {
 		return nil, err
 	}
 	for i, name := range []string{"client", "server"} {

@@ -11,6 +11,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/smcr-io/kube-smcr/test/netns/lab"
 )
 
 // space is a network namespace without a name. Nothing but a file of this
@@ -21,9 +23,9 @@ type space struct {
 	file *os.File
 }
 
-// newSpace makes a namespace. Only the main goroutine may call it, which owns
+// newSpace makes a namespace in which TCP has this congestion control. Only the main goroutine may call it, which owns
 // the main thread.
-func newSpace(name string) (*space, error) {
+func newSpace(name, congestion string) (*space, error) {
 	home, err := os.Open("/proc/thread-self/ns/net")
 	if err != nil {
 		return nil, fmt.Errorf("open own network namespace: %w", err)
@@ -33,6 +35,7 @@ func newSpace(name string) (*space, error) {
 		return nil, fmt.Errorf("make network namespace %s (root is needed): %w", name, err)
 	}
 	f, err := os.Open("/proc/thread-self/ns/net")
+	err = errors.Join(err, lab.SetTCPCongestion(congestion))
 	if err = errors.Join(err, unix.Setns(int(home.Fd()), unix.CLONE_NEWNET)); err != nil {
 		return nil, fmt.Errorf("make network namespace %s: %w", name, err)
 	}

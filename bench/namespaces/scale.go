@@ -132,8 +132,9 @@ func (s *levels) SetUp(ctx context.Context) ([]engine.Path, error) {
 			return nil, err
 		}
 		s.b.Logf("open connections: %v", c)
-		p := &pair{mtu: 9000, maxConns: c.each(), stacks: c.stacks, profiles: s.b.profiles("scale", c.conns)}
-		l := &level{pair: p, conns: c.conns, name: c.String()}
+		p := s.b.pair(9000)
+		p.maxConns, p.stacks, p.profiles = c.each(), c.stacks, s.b.profiles("scale", c.conns)
+		l := &level{pair: &p, conns: c.conns, name: c.String()}
 		s.all = append(s.all, l)
 		if err := l.fill(ctx); err != nil {
 			return nil, fmt.Errorf("%s: %w", l.name, err)

@@ -93,7 +93,8 @@ func (b *bench) sdp(ctx context.Context) error {
 			b.sdpStream(group, prefix, "64 KiB", 64<<10),
 			b.sdpStream(group, prefix, "1 MiB", 1<<20, sdpTargets()...),
 		}
-		bed := &sdpPair{pair{mtu: mtu, profiles: b.profiles("sdp", mtu)}}
+		bed := &sdpPair{b.pair(mtu)}
+		bed.profiles = b.profiles("sdp", mtu)
 		if err := b.Compare(ctx, fmt.Sprintf("SDP, MTU %d", mtu), bed, jobs); err != nil {
 			return fmt.Errorf("MTU %d: %w", mtu, err)
 		}

@@ -14,7 +14,9 @@ import (
 // setup measures the opening of connections.
 func (b *bench) setup(ctx context.Context) error {
 	jobs := b.setupJobs("opening connections over one veth pair", pathTCP, nil, connRate())
-	if err := b.Compare(ctx, "opening connections", &pair{mtu: 9000, firstContact: true}, jobs); err != nil {
+	p := b.pair(9000)
+	p.firstContact = true
+	if err := b.Compare(ctx, "opening connections", &p, jobs); err != nil {
 		return fmt.Errorf("opening connections: %w", err)
 	}
 	jobs = b.setupJobs("opening connections between two pods", pathTCP, nil, podsRate())

@@ -17,7 +17,9 @@ const sweepPart = 4
 // sweep measures writes and messages of many sizes, and many connections: it is for plots.
 func (b *bench) sweep(ctx context.Context) error {
 	jobs := b.sweepJobs("conn", "smcr.Conn over software RoCEv2, MTU 9000")
-	if err := b.Compare(ctx, "sweep of smcr.Conn", &pair{mtu: 9000, profiles: b.profiles("sweep", 9000)}, jobs); err != nil {
+	p := b.pair(9000)
+	p.profiles = b.profiles("sweep", 9000)
+	if err := b.Compare(ctx, "sweep of smcr.Conn", &p, jobs); err != nil {
 		return err
 	}
 	jobs = b.sweepJobs("path", "unmodified programs in two pods, MTU 9000")

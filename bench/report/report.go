@@ -18,17 +18,19 @@ import (
 
 // Report is the outcome of a run.
 type Report struct {
-	CPU      string  `json:"cpu"`
-	Cores    int     `json:"cores"`
-	MaxProcs int     `json:"gomaxprocs"`
-	Kernel   string  `json:"kernel"`
-	Go       string  `json:"go"`
-	Note     string  `json:"note,omitempty"` // what else a reader should know
-	Rounds   int     `json:"rounds"`
-	Seconds  float64 `json:"secondsPerMeasurement"`
-	Cases    []*Case `json:"cases"`
-	Charts   []Chart `json:"charts,omitempty"`
-	Micro    []Micro `json:"micro,omitempty"`
+	CPU      string `json:"cpu"`
+	Cores    int    `json:"cores"`
+	MaxProcs int    `json:"gomaxprocs"`
+	Kernel   string `json:"kernel"`
+	Go       string `json:"go"`
+	// Congestion is TCP's congestion control; empty if nobody chose one.
+	Congestion string  `json:"tcpCongestion,omitempty"`
+	Note       string  `json:"note,omitempty"` // what else a reader should know
+	Rounds     int     `json:"rounds"`
+	Seconds    float64 `json:"secondsPerMeasurement"`
+	Cases      []*Case `json:"cases"`
+	Charts     []Chart `json:"charts,omitempty"`
+	Micro      []Micro `json:"micro,omitempty"`
 }
 
 // Case is one measurement over several paths. Series have one value per round,
@@ -250,8 +252,12 @@ func Read(file string) (*Report, error) {
 
 // WriteTable prints the report for eyes.
 func (r *Report) WriteTable(w io.Writer) error {
-	fmt.Fprintf(w, "%s, %d cores, GOMAXPROCS %d, Linux %s, %s; %d rounds of %.1f s\n",
-		r.CPU, r.Cores, r.MaxProcs, r.Kernel, r.Go, r.Rounds, r.Seconds)
+	congestion := ""
+	if r.Congestion != "" {
+		congestion = ", TCP with " + r.Congestion
+	}
+	fmt.Fprintf(w, "%s, %d cores, GOMAXPROCS %d, Linux %s, %s%s; %d rounds of %.1f s\n",
+		r.CPU, r.Cores, r.MaxProcs, r.Kernel, r.Go, congestion, r.Rounds, r.Seconds)
 	if r.Note != "" {
 		fmt.Fprintln(w, r.Note)
 	}

@@ -157,7 +157,7 @@ func TestReport_WriteTable(t *testing.T) {
 	}
 	c.Judge()
 	r := &Report{
-		CPU: "some CPU", Cores: 2, MaxProcs: 2, Kernel: "6.1", Go: "go1.26", Rounds: 3, Seconds: 0.4,
+		CPU: "some CPU", Cores: 2, MaxProcs: 2, Kernel: "6.1", Go: "go1.26", Congestion: "cubic", Rounds: 3, Seconds: 0.4,
 		Cases: []*Case{c},
 		Micro: []Micro{
 			{Package: "cdc", Name: "Parse", Nanos: 3.25, Judged: true, NoAllocs: true},
@@ -173,7 +173,7 @@ func TestReport_WriteTable(t *testing.T) {
 		got = append(got, strings.Join(strings.Fields(line), " "))
 	}
 	want := []string{
-		"some CPU, 2 cores, GOMAXPROCS 2, Linux 6.1, go1.26; 3 rounds of 0.4 s",
+		"some CPU, 2 cores, GOMAXPROCS 2, Linux 6.1, go1.26, TCP with cubic; 3 rounds of 0.4 s",
 		"",
 		"group",
 		"measurement path median unit ratio to TCP cost of the path target",

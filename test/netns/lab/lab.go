@@ -46,6 +46,9 @@ type Config struct {
 	// Kubernetes does; the nodes are routers between them. Otherwise all pods
 	// share a subnet.
 	Routed bool
+	// TCPCongestion is TCP's congestion control in all namespaces, like "cubic"; if empty, the one that
+	// the machine gives to new ones.
+	TCPCongestion string
 	// PluginDirs are searched for CNI plugins, the first one first. Needed for
 	// pods only.
 	PluginDirs []string
@@ -254,12 +257,27 @@ func (l *Lab) makeNS(name string) (*linux.NetNS, error) {
 	}
 	ns, err := linux.OpenNetNS(filepath.Join(nsDir, l.nsName(name)))
 	if err == nil {
-		err = ns.Do(func() error { return setUp("lo") })
+		err = ns.Do(func() error { return errors.Join(SetTCPCongestion(l.cfg.TCPCongestion), setUp("lo")) })
 	}
 	if err != nil {
 		return nil, errors.Join(err, l.removeNS(name, ns))
 	}
 	return ns, nil
+}
+
+// SetTCPCongestion sets TCP's congestion control for the sockets that will be made in the namespace of
+// the calling thread. An empty name changes nothing.
+func SetTCPCongestion(name string) error {
+	const dir = "/proc/sys/net/ipv4/"
+	if name == "" {
+		return nil
+	}
+	err := os.WriteFile(dir+"tcp_congestion_control", []byte(name), 0)
+	if err == nil {
+		return nil
+	}
+	there, rerr := os.ReadFile(dir + "tcp_available_congestion_control")
+	return errors.Join(fmt.Errorf("make %q TCP's congestion control, of which this machine has %q: %w", name, strings.TrimSpace(string(there)), err), rerr)
 }
 
 func (l *Lab) removeNS(name string, ns *linux.NetNS) error {

@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
 
+	"github.com/smcr-io/kube-smcr/internal/linux"
 	"github.com/smcr-io/kube-smcr/internal/testenv"
 )
 
@@ -208,6 +209,24 @@ func TestPod_StartTrusted(t *testing.T) {
 
 // TestLab_makeNS: a process lives on when namespaces are made after its start. The
 // kernel ends it with the thread that started it.
+func TestLab_congestion(t *testing.T) {
+	// Reno is in every kernel. The machine's may be it, too: then this says less.
+	l := newLabWith(t, Config{TCPCongestion: "reno"})
+	p, err := l.Nodes[1].AddPod(t.Context(), PodConfig{Name: "pod", WithoutSMCR: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, ns := range map[string]*linux.NetNS{"node": l.Nodes[0].NS, "pod": p.NS} {
+		if got, err := linux.Sysctl(ns, "net/ipv4/tcp_congestion_control"); err != nil || got != "reno" {
+			t.Errorf("%s: %q, %v", name, got, err)
+		}
+	}
+	_, err = New(Config{TCPCongestion: "carrier-pigeon"})
+	if err == nil || !strings.Contains(err.Error(), `"carrier-pigeon"`) || !strings.Contains(err.Error(), "reno") {
+		t.Errorf("error %v, want what is not there, and what is", err)
+	}
+}
+
 func TestLab_makeNS(t *testing.T) {
 	l := newLab(t)
 	const threads = 20
