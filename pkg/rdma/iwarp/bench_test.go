@@ -145,22 +145,3 @@ func BenchmarkFrame(b *testing.B) {
 		}
 	}
 }
-
-// BenchmarkSum computes CRCs of memory that is in the processor's second cache, and of memory that is in none.
-func BenchmarkSum(b *testing.B) {
-	for _, total := range []int{256 << 10, 128 << 20} {
-		b.Run(fmt.Sprintf("KiB=%d", total>>10), func(b *testing.B) {
-			mem := make([]byte, total)
-			fill(mem, 1)
-			var s summer
-			const piece = MaxOwnULPDU - taggedLen
-			b.SetBytes(piece)
-			for at := 0; b.Loop(); at += piece {
-				if at+piece > total {
-					at = 0
-				}
-				s.update(0, mem[at:at+piece])
-			}
-		})
-	}
-}

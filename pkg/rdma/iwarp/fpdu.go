@@ -5,7 +5,8 @@ package iwarp
 import (
 	"encoding/binary"
 	"errors"
-	"hash/crc32"
+
+	"github.com/smcr-io/kube-smcr/pkg/rdma/internal/widecrc"
 )
 
 // Parts of an FPDU (RFC 5044 §4.1).
@@ -18,43 +19,8 @@ const (
 	markerSpacing = 512 // from one marker to the next, the marker included
 )
 
-// castagnoli is the polynomial of CRC32C.
-var castagnoli = makeCastagnoli()
-
-func makeCastagnoli() *crc32.Table { return crc32.MakeTable(crc32.Castagnoli) }
-
-// summer computes CRCs of registered memory, which the processor has in no cache, mostly. CRCs of three parts
-// of a block are computed at once, which is faster than memory is, and too irregular for the processor to
-// look ahead. So the next block is asked for while one is summed.
-type summer struct {
-	seen byte // of what was asked for: nothing depends on it, but it has to be read
-}
-
-const (
-	sumBlock  = 4 << 10 // fits the first cache together with the next one
-	cacheLine = 64
-)
-
-// update adds p to a CRC.
-func (s *summer) update(crc uint32, p []byte) uint32 {
-	for len(p) > sumBlock {
-		s.ask(p[sumBlock:min(len(p), 2*sumBlock)])
-		crc = crc32.Update(crc, castagnoli, p[:sumBlock])
-		p = p[sumBlock:]
-	}
-	return crc32.Update(crc, castagnoli, p)
-}
-
-// ask reads a byte of each cache line, eight at a time, so that they are under way together.
-func (s *summer) ask(p []byte) {
-	var x byte
-	for ; len(p) >= 8*cacheLine; p = p[8*cacheLine:] {
-		b := (*[8 * cacheLine]byte)(p)
-		x ^= b[0] ^ b[cacheLine] ^ b[2*cacheLine] ^ b[3*cacheLine]
-		x ^= b[4*cacheLine] ^ b[5*cacheLine] ^ b[6*cacheLine] ^ b[7*cacheLine]
-	}
-	s.seen = x
-}
+// crc32c returns the CRC of an FPDU.
+func crc32c(b []byte) uint32 { return widecrc.Castagnoli.Update(0, b) }
 
 // padLen returns how many bytes of pad follow a ULPDU: FPDUs are multiples of four.
 func padLen(ulpdu int) int { return -(lengthLen + ulpdu) & 3 }
@@ -138,7 +104,7 @@ func (f *Framing) Append(b []byte, ulpdu ...[]byte) []byte {
 	b = f.mark(b, begin)
 	var crc uint32
 	if f.CRC {
-		crc = crc32.Checksum(b[first:], castagnoli)
+		crc = crc32c(b[first:])
 	}
 	b = binary.LittleEndian.AppendUint32(b, crc)
 	f.pos = (f.pos + crcLen) % markerSpacing
@@ -162,7 +128,7 @@ func (f *Framing) Next(b []byte) (ulpdu []byte, n int, err error) {
 	if len(b) < n+crcLen {
 		return nil, 0, ErrIncomplete
 	}
-	if f.CRC && crc32.Checksum(b[:n], castagnoli) != binary.LittleEndian.Uint32(b[n:]) {
+	if f.CRC && crc32c(b[:n]) != binary.LittleEndian.Uint32(b[n:]) {
 		return nil, 0, CodeCRC
 	}
 	out := b[begin:n]

@@ -5,7 +5,6 @@ package iwarp
 import (
 	"encoding/binary"
 	"errors"
-	"hash/crc32"
 	"math"
 	"time"
 
@@ -263,7 +262,7 @@ func (q *QP) handleFPDU() bool {
 		}
 		return false
 	}
-	if end := total - crcLen; r.crc && crc32.Checksum(b[:end], castagnoli) != binary.LittleEndian.Uint32(b[end:]) {
+	if end := total - crcLen; r.crc && crc32c(b[:end]) != binary.LittleEndian.Uint32(b[end:]) {
 		q.terminate(CodeCRC, nil, 0)
 		return false
 	}

@@ -4,11 +4,11 @@ package iwarp
 
 import (
 	"encoding/binary"
-	"hash/crc32"
 	"time"
 
 	"github.com/smcr-io/kube-smcr/internal/invariant"
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/rdma/internal/widecrc"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/internal/wq"
 )
 
@@ -59,7 +59,6 @@ type sender struct {
 	offered    int // bytes of all segments
 	arena      []byte
 	owns       int // segments in the arena
-	sums       summer
 
 	msg   message
 	inRow int // responses since the last local request
@@ -446,11 +445,11 @@ func (t *sender) seal(s *segment, ulpdu int) {
 	pad := padLen(ulpdu)
 	s.tailLen = pad + crcLen
 	if t.framing.CRC {
-		crc := crc32.Update(0, castagnoli, s.head[:s.headLen])
+		crc := crc32c(s.head[:s.headLen])
 		for _, p := range s.data[:s.pieces] {
-			crc = t.sums.update(crc, p)
+			crc = widecrc.Castagnoli.Update(crc, p)
 		}
-		crc = crc32.Update(crc, castagnoli, s.tail[:pad])
+		crc = widecrc.Castagnoli.Update(crc, s.tail[:pad])
 		binary.LittleEndian.PutUint32(s.tail[pad:], crc)
 	}
 	s.total = fpduLen(ulpdu)

@@ -6,6 +6,8 @@ import (
 	"encoding/binary"
 	"hash/crc32"
 	"net/netip"
+
+	"github.com/smcr-io/kube-smcr/pkg/rdma/internal/widecrc"
 )
 
 // Addresses are the addresses and UDP ports that the ICRC of a packet covers: both IPv4 or
@@ -106,7 +108,7 @@ func look(t *[2][256]uint32, v int) uint32 {
 
 // Begin returns the CRC over the headers of a packet whose UDP payload, ICRC
 // included, is n bytes. ipID is ignored for IPv6. Continue with [AddHeader],
-// crc32.Update over the payload and pad, and append the result in little
+// widecrc.IEEE over the payload and pad, and append the result in little
 // endian order.
 func (c *ICRC) Begin(ipID uint16, n int) uint32 {
 	t := icrcTable
@@ -160,7 +162,7 @@ func (c *ICRC) Sum(ipID uint16, hdr []byte, payload [][]byte, pad int) uint32 {
 	}
 	crc := AddHeader(c.Begin(ipID, n), hdr)
 	for _, p := range payload {
-		crc = crc32.Update(crc, crc32.IEEETable, p)
+		crc = widecrc.IEEE.Update(crc, p)
 	}
 	return addZeros(crc, pad)
 }
@@ -169,7 +171,7 @@ func (c *ICRC) Sum(ipID uint16, hdr []byte, payload [][]byte, pad int) uint32 {
 func (c *ICRC) SumTx(ipID uint16, t *TxPacket) uint32 {
 	crc := AddHeader(c.Begin(ipID, t.UDPLen()), t.Hdr[:t.HdrLen])
 	for i := range t.Segs {
-		crc = crc32.Update(crc, crc32.IEEETable, t.Payload[i])
+		crc = widecrc.IEEE.Update(crc, t.Payload[i])
 	}
 	return addZeros(crc, t.Pad)
 }
@@ -196,13 +198,13 @@ func (c *ICRC) Check(b []byte, idHint uint16) bool {
 		return false
 	}
 	end := len(b) - ICRCLen
-	// crc32 takes 16 bytes at a time, and a few that are left over at the end cost as much as
+	// 16 bytes are taken at a time, and a few that are left over at the end cost as much as
 	// half a kilobyte. So what goes by tables is as long as leaves a multiple of 16.
 	head := end & 15 &^ 3
 	if head < bthLen {
 		head += 16
 	}
-	crc := crc32.Update(AddHeader(c.Begin(idHint, len(b)), b[:head]), crc32.IEEETable, b[head:end])
+	crc := widecrc.IEEE.Update(AddHeader(c.Begin(idHint, len(b)), b[:head]), b[head:end])
 	diff := crc ^ binary.LittleEndian.Uint32(b[end:])
 	if diff == 0 {
 		return true

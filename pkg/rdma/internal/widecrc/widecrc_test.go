@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package widecrc
+
+import (
+	"fmt"
+	"hash/crc32"
+	"math/rand/v2"
+	"testing"
+)
+
+// polynomials are the tables under test with those of the library that they are compared with.
+var polynomials = []struct {
+	name  string
+	table *Table
+	other *crc32.Table
+}{
+	{"IEEE", IEEE, crc32.IEEETable},
+	{"Castagnoli", Castagnoli, crc32.MakeTable(crc32.Castagnoli)},
+}
+
+func TestTable_Update(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	buf := make([]byte, 5000)
+	for i := range buf {
+		buf[i] = byte(r.Uint32())
+	}
+	for _, p := range polynomials {
+		t.Run(p.name, func(t *testing.T) {
+			for n := range len(buf) - 64 {
+				b, crc := buf[n%61:][:n], r.Uint32()
+				if got, want := p.table.Update(crc, b), crc32.Update(crc, p.other, b); got != want {
+					t.Fatalf("%d bytes: %#x, want %#x", n, got, want)
+				}
+			}
+		})
+	}
+}
+
+// The factors for CRC-32, but for 256 bytes, are in the paper that the package names.
+func TestFolds(t *testing.T) {
+	want := folds{
+		by64: [2]uint64{0x154442bd4, 0x1c6e41596}, by16: [2]uint64{0x1751997d0, 0x0ccaa009e}, by4: [2]uint64{0x163cd6124},
+		barrett: [2]uint64{0x1db710641, 0x1f7011641},
+	}
+	got := newFolds(crc32.IEEE)
+	got.by256 = [2]uint64{}
+	if got != want {
+		t.Errorf("%#x, want %#x", got, want)
+	}
+}
+
+func TestTable_Update_allocatesNothing(t *testing.T) {
+	b := make([]byte, 4096)
+	if n := testing.AllocsPerRun(10, func() { IEEE.Update(0, b) }); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+func FuzzUpdate(f *testing.F) {
+	f.Add(uint32(0), []byte("a message"))
+	f.Add(^uint32(0), make([]byte, 600))
+	f.Fuzz(func(t *testing.T, crc uint32, b []byte) {
+		for _, p := range polynomials {
+			if got, want := p.table.Update(crc, b), crc32.Update(crc, p.other, b); got != want {
+				t.Errorf("%s, %d bytes: %#x, want %#x", p.name, len(b), got, want)
+			}
+		}
+	})
+}
+
+func BenchmarkUpdate(b *testing.B) {
+	for _, p := range polynomials {
+		for _, n := range []int{64, 256, 512, 1448, 4096, 64 << 10, 1 << 20} {
+			buf := make([]byte, n)
+			b.Run(fmt.Sprintf("%s/%d", p.name, n), func(b *testing.B) {
+				b.SetBytes(int64(n))
+				for b.Loop() {
+					p.table.Update(0, buf)
+				}
+			})
+			b.Run(fmt.Sprintf("%s/%d/library", p.name, n), func(b *testing.B) {
+				b.SetBytes(int64(n))
+				for b.Loop() {
+					crc32.Update(0, p.other, buf)
+				}
+			})
+		}
+	}
+}
