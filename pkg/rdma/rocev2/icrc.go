@@ -142,11 +142,14 @@ func makeSlices() *[8][256]uint32 {
 func AddHeader(crc uint32, hdr []byte) uint32 {
 	t := slices
 	// Byte 4 has FECN, BECN and reserved bits, which are variant.
-	r := ^crc ^ binary.LittleEndian.Uint32(hdr)
-	w := binary.LittleEndian.Uint32(hdr[4:]) | 0xff
-	r = t[7][byte(r)] ^ t[6][byte(r>>8)] ^ t[5][byte(r>>16)] ^ t[4][r>>24] ^
-		t[3][byte(w)] ^ t[2][byte(w>>8)] ^ t[1][byte(w>>16)] ^ t[0][w>>24]
-	for hdr = hdr[8:]; len(hdr) >= 4; hdr = hdr[4:] {
+	r, mask := ^crc, uint32(0xff)
+	for ; len(hdr) >= 8; hdr, mask = hdr[8:], 0 {
+		r ^= binary.LittleEndian.Uint32(hdr)
+		w := binary.LittleEndian.Uint32(hdr[4:]) | mask
+		r = t[7][byte(r)] ^ t[6][byte(r>>8)] ^ t[5][byte(r>>16)] ^ t[4][r>>24] ^
+			t[3][byte(w)] ^ t[2][byte(w>>8)] ^ t[1][byte(w>>16)] ^ t[0][w>>24]
+	}
+	if len(hdr) >= 4 {
 		r ^= binary.LittleEndian.Uint32(hdr)
 		r = t[3][byte(r)] ^ t[2][byte(r>>8)] ^ t[1][byte(r>>16)] ^ t[0][r>>24]
 	}

@@ -1,20 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include "textflag.h"
+#include "go_asm.h"
 
-// FOLD multiplies acc, whose lanes have 16 bytes each, by the factors and adds next to it: the low quadword of a
-// lane by the first one, the high one by the second.
+// MULTIPLY multiplies acc, whose lanes have 16 bytes each, by the factors: the low quadword of a lane by the first
+// one, the high one by the second. The sum of the two products is tmp + acc.
+#define MULTIPLY(acc, factors, tmp) \
+	VPCLMULQDQ $0x00, factors, acc, tmp \
+	VPCLMULQDQ $0x11, factors, acc, acc
+
+// FOLD folds acc over next, which may be memory.
 #define FOLD(acc, next, factors, tmp) \
-	VPCLMULQDQ $0x00, factors, acc, tmp \
-	VPCLMULQDQ $0x11, factors, acc, acc \
+	MULTIPLY(acc, factors, tmp) \
 	VPTERNLOGQ $0x96, next, tmp, acc
-
-// FOLDX is FOLD for one lane, with next in a register.
-#define FOLDX(acc, next, factors, tmp) \
-	VPCLMULQDQ $0x00, factors, acc, tmp \
-	VPCLMULQDQ $0x11, factors, acc, acc \
-	VPXOR tmp, next, next \
-	VPXOR acc, next, next
 
 // func fold(p *byte, n int, register uint32, f *folds) uint32
 TEXT ·fold(SB), NOSPLIT, $0-36
@@ -23,17 +21,17 @@ TEXT ·fold(SB), NOSPLIT, $0-36
 	MOVL register+16(FP), AX
 	MOVQ f+24(FP), DX
 
-	VBROADCASTI64X2 0(DX), Z8   // by 256
-	VBROADCASTI64X2 16(DX), Z9  // by 64
-	VMOVDQU 32(DX), X10         // by 16
+	VBROADCASTI64X2 folds_by256(DX), Z8
+	VBROADCASTI64X2 folds_by64(DX), Z9
+	VMOVDQU         folds_by16(DX), X10
 
-	VMOVD AX, X4
-	VPXORQ 0(SI), Z4, Z0
+	VMOVD     AX, X4
+	VPXORQ    0(SI), Z4, Z0
 	VMOVDQU64 64(SI), Z1
 	VMOVDQU64 128(SI), Z2
 	VMOVDQU64 192(SI), Z3
-	ADDQ $256, SI
-	SUBQ $256, CX
+	ADDQ      $256, SI
+	SUBQ      $256, CX
 
 	// 256 bytes at a time, so that four multiplications are under way.
 by256:
@@ -49,9 +47,14 @@ by256:
 
 	// The four become one.
 one:
-	FOLD(Z0, Z1, Z9, Z4)
-	FOLD(Z0, Z2, Z9, Z4)
-	FOLD(Z0, Z3, Z9, Z4)
+	VBROADCASTI64X2 folds_by192(DX), Z5
+	VBROADCASTI64X2 folds_by128(DX), Z6
+	MULTIPLY(Z0, Z5, Z4)
+	MULTIPLY(Z1, Z6, Z5)
+	MULTIPLY(Z2, Z9, Z6)
+	VPTERNLOGQ $0x96, Z4, Z3, Z0
+	VPTERNLOGQ $0x96, Z5, Z6, Z1
+	VPTERNLOGQ $0x96, Z1, Z2, Z0
 
 by64:
 	CMPQ CX, $64
@@ -61,50 +64,45 @@ by64:
 	SUBQ $64, CX
 	JMP  by64
 
-	// Its four lanes become one.
+	// Its four lanes become one: three are multiplied, each by factors of its own, and the last one is added.
 lanes:
-	VEXTRACTI64X2 $1, Z0, X1
-	VEXTRACTI64X2 $2, Z0, X2
 	VEXTRACTI64X2 $3, Z0, X3
-	FOLDX(X0, X1, X10, X4)
-	FOLDX(X1, X2, X10, X4)
-	FOLDX(X2, X3, X10, X4)
+	VMOVDQU64     folds_lanes(DX), Z1
+	MULTIPLY(Z0, Z1, Z2)
+	VPXORQ        Z2, Z0, Z0
+	VEXTRACTI64X4 $1, Z0, Y1
+	VPXOR         Y1, Y0, Y0
+	VEXTRACTI128  $1, Y0, X1
+	VPTERNLOGQ    $0x96, X0, X1, X3
 
 by16:
 	CMPQ CX, $16
 	JB   done
-	VMOVDQU 0(SI), X1
-	FOLDX(X3, X1, X10, X4)
-	VMOVDQA X1, X3
+	FOLD(X3, 0(SI), X10, X1)
 	ADDQ $16, SI
 	SUBQ $16, CX
 	JMP  by16
 
 	// The first eight of the last 16 bytes go over the others, and the first four of these.
 done:
+	VPXOR      X5, X5, X5
 	VPCLMULQDQ $0x10, X10, X3, X1
-	VPSRLDQ $8, X3, X3
-	VPXOR X1, X3, X3
-	VMOVQ X3, AX
-	MOVL AX, AX
-	VMOVQ AX, X1
-	VPCLMULQDQ $0x00, 48(DX), X1, X1
-	VPSRLDQ $4, X3, X3
-	VPXOR X1, X3, X3
+	VPSRLDQ    $8, X3, X3
+	VPXOR      X1, X3, X3
+	VPBLENDD   $1, X3, X5, X1
+	VPCLMULQDQ $0x00, folds_by4(DX), X1, X1
+	VPSRLDQ    $4, X3, X3
+	VPXOR      X1, X3, X3
 
 	// Barrett: the quotient's low 32 bits times P have the same low 32 bits as what is left, and the
 	// remainder is above them.
-	VMOVDQU 64(DX), X10
-	VMOVQ X3, AX
-	MOVL AX, AX
-	VMOVQ AX, X1
+	VMOVDQU    folds_barrett(DX), X10
+	VPBLENDD   $1, X3, X5, X1
 	VPCLMULQDQ $0x10, X10, X1, X1
-	VMOVQ X1, AX
-	MOVL AX, AX
-	VMOVQ AX, X1
+	VPBLENDD   $1, X1, X5, X1
 	VPCLMULQDQ $0x00, X10, X1, X1
-	VPXOR X1, X3, X3
-	VPEXTRD $1, X3, AX
-	MOVL AX, ret+32(FP)
+	VPXOR      X1, X3, X3
+	VPEXTRD    $1, X3, AX
+	MOVL       AX, ret+32(FP)
 	VZEROUPPER
 	RET

@@ -41,14 +41,17 @@ const step = 16
 // folds are x^n mod P for the distances over which is folded. Each has two factors: one for the eight bytes
 // that come first and so have 64 bits more to go, and one for the eight behind them.
 type folds struct {
-	by256, by64, by16 [2]uint64
-	by4               [2]uint64 // the first one only
-	barrett           [2]uint64 // P, and the quotient of x^64 and P
+	by256, by192, by128, by64, by16 [2]uint64
+	lanes                           [4][2]uint64 // over 48, 32 and 16 bytes; the last one is not multiplied
+	by4                             [2]uint64    // the first one only
+	barrett                         [2]uint64    // P, and the quotient of x^64 and P
 }
 
 func newFolds(polynomial uint32) folds {
+	by := func(n int) [2]uint64 { return distance(polynomial, n) }
 	return folds{
-		by256: distance(polynomial, 256), by64: distance(polynomial, 64), by16: distance(polynomial, 16),
+		by256: by(256), by192: by(192), by128: by(128), by64: by(64), by16: by(16),
+		lanes:   [4][2]uint64{by(48), by(32), by(16)},
 		by4:     [2]uint64{uint64(power(polynomial, 64)) << 1},
 		barrett: barrett(polynomial),
 	}
