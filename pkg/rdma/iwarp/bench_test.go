@@ -90,6 +90,27 @@ func TestQP_allocatesNothing(t *testing.T) {
 	}
 }
 
+// TestQP_offers: so many bytes go to TCP at a time.
+func TestQP_offers(t *testing.T) {
+	for _, tt := range []struct {
+		crc    bool
+		enough int
+	}{{true, maxSummed}, {false, maxOffered}} {
+		c := newCarrier(t, Startup{NoCRC: !tt.crc, MaxULPDU: MaxOwnULPDU})
+		write := rdma.SendWR{Op: rdma.OpWrite, RKey: c.b.mr.rkey, RemoteAddr: c.b.mr.addr, SGL: []rdma.SGE{c.a.mr.sge(0, testRegion)}}
+		if _, err := c.a.q.PostSend(c.now, []rdma.SendWR{write, write}); err != nil {
+			t.Fatal(err)
+		}
+		n := 0
+		for _, p := range c.a.q.TxBuffers(c.now, nil) {
+			n += len(p)
+		}
+		if n < tt.enough || n >= tt.enough+fpduLen(MaxOwnULPDU) {
+			t.Errorf("CRC %t: %d bytes are offered, want %d and at most an FPDU more", tt.crc, n, tt.enough)
+		}
+	}
+}
+
 // BenchmarkWrite moves 1 MiB from memory to memory: framing, copies between the queue
 // pairs' buffers in place of TCP's, checking and placing.
 func BenchmarkWrite(b *testing.B) { benchMove(b, rdma.OpWrite) }

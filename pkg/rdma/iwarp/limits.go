@@ -70,11 +70,12 @@ const (
 	maxShorts = 4
 
 	// maxSegments is the number of FPDUs that are offered to TCP at a time, and
-	// maxOffered the number of bytes after which no further one is added: what was read
-	// for its CRC is in the processor's cache when TCP copies it, and nobody waits for
-	// the processor that does for longer than some 50 us.
+	// maxOffered the number of bytes after which no further one is added: nobody waits for
+	// the processor that copies them for longer than some 100 us. With CRCs it is
+	// maxSummed: what was read for its CRC is in the processor's cache when TCP copies it.
 	maxSegments = 128
-	maxOffered  = 512 << 10
+	maxOffered  = 1 << 20
+	maxSummed   = 512 << 10
 
 	// arenaLen is the memory for FPDUs that are copied before they are sent: one of
 	// the longest, with its markers. The first READ response makes it copiedLen, so that

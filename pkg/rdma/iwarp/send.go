@@ -316,7 +316,11 @@ func (q *QP) taken(s *segment) {
 
 // build frames as much as is worth offering to TCP at a time.
 func (q *QP) build() {
-	for q.phase == PhaseOpen && !q.start.gated && q.tx.tail-q.tx.head < maxSegments && q.tx.offered < maxOffered {
+	enough := maxOffered
+	if q.tx.framing.CRC {
+		enough = maxSummed
+	}
+	for q.phase == PhaseOpen && !q.start.gated && q.tx.tail-q.tx.head < maxSegments && q.tx.offered < enough {
 		if !q.buildNext() {
 			return
 		}
