@@ -37,7 +37,7 @@ func newSpace(name, congestion string) (*space, error) {
 	f, err := os.Open("/proc/thread-self/ns/net")
 	err = errors.Join(err, lab.SetTCPCongestion(congestion))
 	if err = errors.Join(err, unix.Setns(int(home.Fd()), unix.CLONE_NEWNET)); err != nil {
-		return nil, fmt.Errorf("make network namespace %s: %w", name, err)
+		return nil, errors.Join(fmt.Errorf("make network namespace %s: %w", name, err), f.Close())
 	}
 	s := &space{name, f}
 	return s, s.configure(func(h *netlink.Handle) error { return s.up(h, "lo") })

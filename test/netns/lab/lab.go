@@ -276,6 +276,9 @@ func SetTCPCongestion(name string) error {
 	if err == nil {
 		return nil
 	}
+	if errors.Is(err, os.ErrPermission) { // only the first namespace may have what not everybody may choose
+		return fmt.Errorf("make %q TCP's congestion control of a namespace (add it to the sysctl net.ipv4.tcp_allowed_congestion_control): %w", name, err)
+	}
 	there, rerr := os.ReadFile(dir + "tcp_available_congestion_control")
 	return errors.Join(fmt.Errorf("make %q TCP's congestion control, of which this machine has %q: %w", name, strings.TrimSpace(string(there)), err), rerr)
 }

@@ -207,8 +207,6 @@ func TestPod_StartTrusted(t *testing.T) {
 	}))
 }
 
-// TestLab_makeNS: a process lives on when namespaces are made after its start. The
-// kernel ends it with the thread that started it.
 func TestLab_congestion(t *testing.T) {
 	// Reno is in every kernel. The machine's may be it, too: then this says less.
 	l := newLabWith(t, Config{TCPCongestion: "reno"})
@@ -227,6 +225,8 @@ func TestLab_congestion(t *testing.T) {
 	}
 }
 
+// TestLab_makeNS: a process lives on when namespaces are made after its start. The
+// kernel ends it with the thread that started it.
 func TestLab_makeNS(t *testing.T) {
 	l := newLab(t)
 	const threads = 20
