@@ -108,8 +108,8 @@ func look(t *[2][256]uint32, v int) uint32 {
 
 // Begin returns the CRC over the headers of a packet whose UDP payload, ICRC
 // included, is n bytes. ipID is ignored for IPv6. Continue with [AddHeader],
-// widecrc.IEEE over the payload and pad, and append the result in little
-// endian order.
+// crc32.Update over the payload and pad, or what is as fast as that in here, and append
+// the result in little endian order.
 func (c *ICRC) Begin(ipID uint16, n int) uint32 {
 	t := icrcTable
 	udp := n + udpHeaderLen
@@ -122,7 +122,7 @@ func (c *ICRC) Begin(ipID uint16, n int) uint32 {
 
 // slices[k] is what a byte adds to the register k bytes later: tables for
 // taking eight or four bytes at once, because a header's bytes one after
-// another would cost as much as a kilobyte of payload. A constant table.
+// another would cost more than a kilobyte of payload. A constant table.
 var slices = makeSlices()
 
 func makeSlices() *[8][256]uint32 {
@@ -201,8 +201,8 @@ func (c *ICRC) Check(b []byte, idHint uint16) bool {
 		return false
 	}
 	end := len(b) - ICRCLen
-	// 16 bytes are taken at a time, and a few that are left over at the end cost as much as
-	// half a kilobyte. So what goes by tables is as long as leaves a multiple of 16.
+	// 16 bytes are the least that is taken at a time, and a few that are left over at the end cost
+	// as much as half a kilobyte. So what goes by tables is as long as leaves a multiple of 16.
 	head := end & 15 &^ 3
 	if head < bthLen {
 		head += 16

@@ -12,7 +12,7 @@ import (
 var leastFolded = makeLeastFolded()
 
 func makeLeastFolded() int {
-	if x := &cpu.X86; x.HasAVX512F && x.HasAVX512DQ && x.HasAVX512VL && x.HasAVX512VPCLMULQDQ {
+	if x := &cpu.X86; x.HasPCLMULQDQ && x.HasAVX2 && x.HasAVX512F && x.HasAVX512DQ && x.HasAVX512VL && x.HasAVX512VPCLMULQDQ {
 		return foldedBytes
 	}
 	return math.MaxInt // the processor cannot, or the system keeps no such registers

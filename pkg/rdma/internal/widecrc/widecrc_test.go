@@ -5,6 +5,7 @@ package widecrc
 import (
 	"fmt"
 	"hash/crc32"
+	"math"
 	"math/rand/v2"
 	"testing"
 )
@@ -20,6 +21,9 @@ var polynomials = []struct {
 }
 
 func TestTable_Update(t *testing.T) {
+	if leastFolded == math.MaxInt {
+		t.Log("this processor does not fold: the test compares hash/crc32 with itself")
+	}
 	r := rand.New(rand.NewPCG(1, 2))
 	buf := make([]byte, 5000)
 	for i := range buf {
