@@ -94,11 +94,7 @@ func (c *chart) add(measured *report.Case) {
 // note says how the values were measured. What a distribution calls its kernel is too long.
 func note(r *report.Report) string {
 	kernel, _, _ := strings.Cut(r.Kernel, "-")
-	congestion := ""
-	if r.Congestion != "" {
-		congestion = ", TCP with " + r.Congestion
-	}
-	return fmt.Sprintf("%s, %d cores, Linux %s, %s%s; medians of %d rounds, whiskers from minimum to maximum", r.CPU, r.Cores, kernel, r.Go, congestion, r.Rounds)
+	return fmt.Sprintf("%s, %d cores, %s; medians of %d rounds, whiskers from minimum to maximum", r.CPU, r.Cores, r.Software(kernel), r.Rounds)
 }
 
 // places are those of the X axis.

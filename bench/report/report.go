@@ -250,14 +250,20 @@ func Read(file string) (*Report, error) {
 	return r, nil
 }
 
+// Software says on what the measured programs ran: the kernel's release, which the caller may have made shorter, Go and, if
+// somebody chose one, TCP's congestion control.
+func (r *Report) Software(kernel string) string {
+	s := fmt.Sprintf("Linux %s, %s", kernel, r.Go)
+	if r.Congestion != "" {
+		s += ", TCP with " + r.Congestion
+	}
+	return s
+}
+
 // WriteTable prints the report for eyes.
 func (r *Report) WriteTable(w io.Writer) error {
-	congestion := ""
-	if r.Congestion != "" {
-		congestion = ", TCP with " + r.Congestion
-	}
-	fmt.Fprintf(w, "%s, %d cores, GOMAXPROCS %d, Linux %s, %s%s; %d rounds of %.1f s\n",
-		r.CPU, r.Cores, r.MaxProcs, r.Kernel, r.Go, congestion, r.Rounds, r.Seconds)
+	fmt.Fprintf(w, "%s, %d cores, GOMAXPROCS %d, %s; %d rounds of %.1f s\n",
+		r.CPU, r.Cores, r.MaxProcs, r.Software(r.Kernel), r.Rounds, r.Seconds)
 	if r.Note != "" {
 		fmt.Fprintln(w, r.Note)
 	}
