@@ -3,12 +3,16 @@
 package main
 
 import (
+	"errors"
+	"os"
+	"runtime"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/smcr-io/kube-smcr/bench/report"
+	"github.com/smcr-io/kube-smcr/internal/testenv"
 )
 
 func TestParseFlags(t *testing.T) {
@@ -36,6 +40,38 @@ func TestParseFlags_congestion(t *testing.T) {
 		s, err := parseFlags(strings.Fields(args))
 		if err != nil || s.congestion != want {
 			t.Errorf("%q: %q, %v, want %q", args, s.congestion, err, want)
+		}
+	}
+}
+
+// A namespace has the congestion control that is said, whatever the machine has.
+func TestNewSpace(t *testing.T) {
+	testenv.Need(t, testenv.Root, testenv.NetAdmin)
+	for _, tt := range []struct{ congestion, err string }{{"reno", ""}, {"carrier-pigeon", "carrier-pigeon"}} {
+		done := make(chan struct{})
+		var got []byte
+		var err error
+		go func() {
+			defer close(done)
+			runtime.LockOSThread() // never unlocked: the thread ends with this goroutine
+			var s *space
+			if s, err = newSpace("test", tt.congestion); err != nil {
+				return
+			}
+			err = errors.Join(s.do(func() (err error) {
+				got, err = os.ReadFile("/proc/sys/net/ipv4/tcp_congestion_control")
+				return err
+			}), s.close())
+		}()
+		<-done
+		if tt.err != "" {
+			if err == nil || !strings.Contains(err.Error(), tt.err) {
+				t.Errorf("%s: error %v", tt.congestion, err)
+			}
+			continue
+		}
+		if err != nil || strings.TrimSpace(string(got)) != tt.congestion {
+			t.Errorf("%s: %q, %v", tt.congestion, got, err)
 		}
 	}
 }
