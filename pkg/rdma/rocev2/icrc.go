@@ -107,9 +107,9 @@ func look(t *[2][256]uint32, v int) uint32 {
 }
 
 // Begin returns the CRC over the headers of a packet whose UDP payload, ICRC
-// included, is n bytes. ipID is ignored for IPv6. Continue with [AddHeader],
-// crc32.Update over the payload and pad, or what is as fast as that in here, and append
-// the result in little endian order.
+// included, is n bytes. ipID is ignored for IPv6. Continue with [AddHeader] and
+// the CRC-32 of payload and pad (crc32.Update), and append the result in little endian
+// order.
 func (c *ICRC) Begin(ipID uint16, n int) uint32 {
 	t := icrcTable
 	udp := n + udpHeaderLen
@@ -202,7 +202,7 @@ func (c *ICRC) Check(b []byte, idHint uint16) bool {
 	}
 	end := len(b) - ICRCLen
 	// 16 bytes are the least that is taken at a time, and a few that are left over at the end cost
-	// as much as half a kilobyte. So what goes by tables is as long as leaves a multiple of 16.
+	// as much as a kilobyte may. So what goes by tables is as long as leaves a multiple of 16.
 	head := end & 15 &^ 3
 	if head < bthLen {
 		head += 16
