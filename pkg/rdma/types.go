@@ -94,6 +94,11 @@ const (
 	LocalWrite Access = 1 << iota
 	RemoteWrite
 	RemoteRead
+	// StableRead promises, of a region with RemoteRead, that nothing changes its bytes while a peer reads them: a
+	// transfer whose end the peer tells, for example. Software iWARP need not copy a READ's response then
+	// to make its CRC. If the promise is broken the peer finds a wrong CRC, and the connection ends. Other providers
+	// take no notice.
+	StableRead
 )
 
 // GIDType tells how packets of a GID travel.

@@ -113,17 +113,21 @@ func TestQP_offers(t *testing.T) {
 
 // BenchmarkWrite moves 1 MiB from memory to memory: framing, copies between the queue
 // pairs' buffers in place of TCP's, checking and placing.
-func BenchmarkWrite(b *testing.B) { benchMove(b, rdma.OpWrite) }
+func BenchmarkWrite(b *testing.B) { benchMove(b, rdma.OpWrite, 0) }
 
 // BenchmarkRead is the same with the bytes in responses, which with CRC are copied first.
-func BenchmarkRead(b *testing.B) { benchMove(b, rdma.OpRead) }
+func BenchmarkRead(b *testing.B) { benchMove(b, rdma.OpRead, 0) }
 
-func benchMove(b *testing.B, op rdma.Opcode) {
+// BenchmarkRead_stable is the same without that copy.
+func BenchmarkRead_stable(b *testing.B) { benchMove(b, rdma.OpRead, rdma.StableRead) }
+
+func benchMove(b *testing.B, op rdma.Opcode, more rdma.Access) {
 	b.Helper()
 	for _, max := range []int{1442, MaxOwnULPDU} {
 		for _, crc := range []bool{true, false} {
 			b.Run(fmt.Sprintf("ULPDU=%d/CRC=%t", max, crc), func(b *testing.B) {
 				c := newCarrier(b, Startup{NoCRC: !crc, MaxULPDU: max})
+				c.b.mr.access |= more
 				wrs := []rdma.SendWR{{Op: op, RKey: c.b.mr.rkey, RemoteAddr: c.b.mr.addr, SGL: []rdma.SGE{c.a.mr.sge(0, testRegion)}}}
 				b.SetBytes(testRegion)
 				b.ReportAllocs()

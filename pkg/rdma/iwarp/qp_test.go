@@ -210,6 +210,38 @@ func TestQP_readsWaitForTheirTurn(t *testing.T) {
 	}
 }
 
+// TestQP_readOfChangingMemory changes what a READ reads, when its response is framed and before TCP takes it.
+// What is framed has the right CRC, unless the owner promised that it does not change.
+func TestQP_readOfChangingMemory(t *testing.T) {
+	for _, tt := range []struct {
+		access rdma.Access
+		want   string
+	}{
+		{allAccess, "1 RDMA_READ success 5000"},
+		{allAccess | rdma.StableRead, "1 RDMA_READ work request flushed"},
+	} {
+		p := newTwoSides(t, nil)
+		p.connect(Startup{}, Startup{})
+		source := p.b.mem.add(5000, tt.access)
+		fill(source.buf, 9)
+		want := bytes.Clone(source.buf)
+		p.a.send(p.now, rdma.SendWR{
+			ID: 1, Op: rdma.OpRead, Flags: rdma.SendSignaled, RKey: source.rkey, RemoteAddr: source.addr, SGL: []rdma.SGE{p.a.mr.sge(0, 5000)},
+		})
+		p.pass(p.a, p.b, 1<<20)
+		p.b.q.TxBuffers(p.now, nil)
+		source.buf[4000]++
+		p.runUntilQuiet()
+		wantWCs(t, p.a, tt.want)
+		if tt.access&rdma.StableRead != 0 {
+			wantEnd(t, p.a, CodeCRC, true)
+			wantEnd(t, p.b, CodeCRC, false)
+		} else if !bytes.Equal(p.a.mr.buf[:5000], want) {
+			t.Error("the READ brought what the memory was later")
+		}
+	}
+}
+
 // TestQP_gate is RFC 5044 §7.1.2: a responder sends nothing before the first FPDU.
 func TestQP_gate(t *testing.T) {
 	for _, p2p := range []bool{false, true} {

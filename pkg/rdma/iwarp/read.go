@@ -109,12 +109,16 @@ func (t *sender) newSink(r *rand.Rand) rdma.RKey {
 }
 
 // buildResponse frames the next segment of the oldest READ response. With CRC its bytes
-// are copied: their owner may change them meanwhile.
+// are copied, unless their owner promised not to change them meanwhile.
 func (q *QP) buildResponse() bool {
 	t := &q.tx
 	r := t.reads.toServe()
 	if !t.msg.resolved {
-		b, code := q.source(r)
+		b, code := q.source(r, rdma.RemoteRead|rdma.StableRead)
+		t.msg.copied = t.framing.CRC && r.Size > 0 && code == CodeAccess
+		if code == CodeAccess {
+			b, code = q.source(r, rdma.RemoteRead)
+		}
 		if code != CodeLocal {
 			q.terminate(code, nil, 0)
 			return false
@@ -124,7 +128,7 @@ func (q *QP) buildResponse() bool {
 	h := Header{Tagged: true, Op: OpReadResponse, STag: r.SinkSTag, TO: r.SinkTO + uint64(t.msg.off)}
 	s := t.next()
 	s.response, s.index = true, t.reads.framed
-	if !t.frame(s, &h, t.framing.CRC && t.msg.length > 0) {
+	if !t.frame(s, &h) {
 		return false
 	}
 	if s.last {
@@ -134,9 +138,9 @@ func (q *QP) buildResponse() bool {
 	return true
 }
 
-// source finds what a READ of the peer reads; the code is CodeLocal if nothing is wrong. A
-// READ of nothing is not checked (RFC 5040 §5.2.1).
-func (q *QP) source(r *ReadRequest) ([]byte, Code) {
+// source finds what a READ of the peer reads, in a region with these rights; the code is CodeLocal if nothing is
+// wrong. A READ of nothing is not checked (RFC 5040 §5.2.1).
+func (q *QP) source(r *ReadRequest, access rdma.Access) ([]byte, Code) {
 	if r.Size == 0 {
 		return nil, CodeLocal
 	}
@@ -146,7 +150,7 @@ func (q *QP) source(r *ReadRequest) ([]byte, Code) {
 	if q.access&rdma.RemoteRead == 0 {
 		return nil, CodeAccess
 	}
-	b, st := q.cfg.Memory.Remote(r.SourceSTag, r.SourceTO, r.Size, rdma.RemoteRead)
+	b, st := q.cfg.Memory.Remote(r.SourceSTag, r.SourceTO, r.Size, access)
 	switch st {
 	case rdma.StatusSuccess:
 		return b, CodeLocal
@@ -161,7 +165,7 @@ func (q *QP) source(r *ReadRequest) ([]byte, Code) {
 
 // remoteAgain resolves the memory of a response that is offered to TCP.
 func (q *QP) remoteAgain(s *segment, bufs *[MaxSGE][]byte) (int, bool) {
-	b, code := q.source(&q.tx.reads.served.entries[s.index%MaxReads])
+	b, code := q.source(&q.tx.reads.served.entries[s.index%MaxReads], rdma.RemoteRead)
 	bufs[0] = b
 	return 1, code == CodeLocal
 }

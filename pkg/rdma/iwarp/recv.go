@@ -541,7 +541,7 @@ func (q *QP) handleReadRequest(h *Header, payload []byte) error {
 	if q.tx.reads.served.size() >= r.ird {
 		return CodeNoBuffer
 	}
-	if _, code := q.source(&req); code != CodeLocal {
+	if _, code := q.source(&req, rdma.RemoteRead); code != CodeLocal {
 		return code
 	}
 	r.msn[queueReadRequest]++

@@ -39,6 +39,7 @@ type message struct {
 	active   bool
 	response bool
 	resolved bool
+	copied   bool   // before it is framed
 	off      uint32 // what is framed
 	length   uint32
 	bufs     [MaxSGE][]byte
@@ -373,7 +374,7 @@ func (q *QP) buildRequest() bool {
 	}
 	s := t.next()
 	s.request, s.index = true, t.queue.cur
-	if !t.frame(s, &h, false) {
+	if !t.frame(s, &h) {
 		return false
 	}
 	if s.last {
@@ -414,7 +415,7 @@ func (q *QP) resolve(w *sendWQE, index uint32) bool {
 
 // frame makes the next segment of the message, with a header that says where it begins. It
 // reports whether there was room.
-func (t *sender) frame(s *segment, h *Header, copied bool) bool {
+func (t *sender) frame(s *segment, h *Header) bool {
 	m := &t.msg
 	s.off = m.off
 	s.n = min(m.length-m.off, uint32(t.maxULPDU-h.Len()))
@@ -422,7 +423,7 @@ func (t *sender) frame(s *segment, h *Header, copied bool) bool {
 	h.Last = s.last
 	s.pieces = gather(&s.data, m.bufs[:m.nbufs], s.off, s.n)
 	ulpdu := h.Len() + int(s.n)
-	if copied || t.framing.Markers {
+	if m.copied || t.framing.Markers {
 		if cap(t.arena) < copiedLen && t.owns == 0 {
 			t.arena = make([]byte, 0, copiedLen)
 		}

@@ -87,6 +87,9 @@ const simPart = 256 << 10
 func (s *sim) run() {
 	for _, x := range []*side{s.a, s.b} {
 		fill(x.mr.buf[:simPart], byte(len(x.name)))
+		if s.rnd.IntN(2) == 0 {
+			x.mr.access |= rdma.StableRead
+		}
 		s.postRecvs(x)
 	}
 	// Without CRC damage can go unseen.

@@ -172,7 +172,9 @@ func RegMR(of Part, closed bool, off, length int, access rdma.Access) (Part, err
 }
 
 // ValidAccess reports whether a region may have these rights: a peer may write
-// only what is locally writable (IBTA 10.6.3.1).
+// only what is locally writable (IBTA 10.6.3.1), and what it reads is stable only if it may read.
 func ValidAccess(a rdma.Access) bool {
-	return a&^(rdma.LocalWrite|rdma.RemoteWrite|rdma.RemoteRead) == 0 && a&(rdma.RemoteWrite|rdma.LocalWrite) != rdma.RemoteWrite
+	return a&^(rdma.LocalWrite|rdma.RemoteWrite|rdma.RemoteRead|rdma.StableRead) == 0 &&
+		a&(rdma.RemoteWrite|rdma.LocalWrite) != rdma.RemoteWrite &&
+		a&(rdma.StableRead|rdma.RemoteRead) != rdma.StableRead
 }

@@ -93,7 +93,8 @@ func TestPart(t *testing.T) {
 func TestValidAccess(t *testing.T) {
 	for a, want := range map[rdma.Access]bool{
 		0: true, rdma.LocalWrite: true, rdma.RemoteRead: true, rdma.RemoteWrite | rdma.LocalWrite: true,
-		rdma.RemoteWrite: false, rdma.RemoteWrite | rdma.RemoteRead: false, 8: false,
+		rdma.RemoteWrite: false, rdma.RemoteWrite | rdma.RemoteRead: false,
+		rdma.StableRead | rdma.RemoteRead: true, rdma.StableRead: false, rdma.StableRead | rdma.LocalWrite: false, 16: false,
 	} {
 		if got := ValidAccess(a); got != want {
 			t.Errorf("access %#x: %v, want %v", a, got, want)
