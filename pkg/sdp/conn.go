@@ -477,7 +477,7 @@ var _ socket.Memory = memory{}
 // AdvertiseStream implements [socket.Memory].
 func (m memory) AdvertiseStream(pos uint64, n uint32) (rdma.RKey, uint64, error) {
 	t := m.c.writes.at(pos)
-	return m.advertise(t, t.off+int(pos-t.start), int(n), rdma.RemoteRead)
+	return m.advertise(t, t.off+int(pos-t.start), int(n), rdma.RemoteRead|rdma.StableRead)
 }
 
 // AdvertiseRead implements [socket.Memory].
