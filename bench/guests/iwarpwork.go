@@ -11,6 +11,7 @@ import (
 
 	"github.com/smcr-io/kube-smcr/bench/iwarpload"
 	"github.com/smcr-io/kube-smcr/bench/load"
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/softiwarp"
 )
 
@@ -62,7 +63,7 @@ func (w *workload) serveIWARP(addr string) error {
 // answerIWARP is the server of a connection of softiwarp. The client says whether there are CRCs, and how
 // long FPDUs may be.
 func (w *workload) answerIWARP(r *softiwarp.Request) (err error) {
-	e, err := iwarpload.NewEnd(w.softiwarp)
+	e, err := iwarpload.NewEnd(w.softiwarp, rdma.StableRead)
 	if err != nil {
 		return err
 	}
@@ -89,7 +90,7 @@ func (w *workload) loadIWARP(ctx context.Context, req request) (r load.Result, e
 		}
 		return w.siw.load(ctx, req.Load, f, to)
 	}
-	e, err := iwarpload.NewEnd(w.softiwarp)
+	e, err := iwarpload.NewEnd(w.softiwarp, rdma.StableRead)
 	if err != nil {
 		return r, err
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/smcr-io/kube-smcr/bench/iwarpload"
 	"github.com/smcr-io/kube-smcr/bench/load"
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/cm"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/verbs"
 )
@@ -65,7 +66,7 @@ func (k *kernel) serve(port uint16) error {
 
 // answer is the server of a client.
 func (k *kernel) answer(r cm.Request) (err error) {
-	e, err := iwarpload.NewEnd(k.dev)
+	e, err := iwarpload.NewEnd(k.dev, rdma.StableRead)
 	if err != nil {
 		return errors.Join(err, r.Reject(nil))
 	}
@@ -88,7 +89,7 @@ func (k *kernel) load(ctx context.Context, l load.Load, f iwarpForm, to netip.Ad
 	if err := os.WriteFile("/sys/module/siw/parameters/"+crcParameter, []byte(crc), 0); err != nil {
 		return r, fmt.Errorf("have siw ask for CRCs: %w", err)
 	}
-	e, err := iwarpload.NewEnd(k.dev)
+	e, err := iwarpload.NewEnd(k.dev, rdma.StableRead)
 	if err != nil {
 		return r, err
 	}

@@ -5,9 +5,9 @@
 // region, or SENDs, each of which is answered; round trips are SENDs. Who connects the queue pairs is the user's
 // business.
 //
-//	e, err := iwarpload.NewEnd(dev)                // both; then e.QP is connected, with the server's e.Region() as private data
-//	err = e.Answer()                               // the server
-//	result, err := e.Load(l, rdma.OpWrite, region) // the client
+//	e, err := iwarpload.NewEnd(dev, rdma.StableRead) // both; then e.QP is connected, with the server's e.Region() as private data
+//	err = e.Answer()                                 // the server
+//	result, err := e.Load(l, rdma.OpWrite, region)   // the client
 //
 // # Who owns what
 //

@@ -45,8 +45,8 @@ type End struct {
 	sent   int
 }
 
-// NewEnd makes an end on a device.
-func NewEnd(d rdma.Device) (e *End, err error) {
+// NewEnd makes an end on a device. Its region has all rights, and more: [rdma.StableRead] or nothing.
+func NewEnd(d rdma.Device, more rdma.Access) (e *End, err error) {
 	e = &End{inline: d.Attr().MaxInline > 0}
 	if e.Context, err = d.Open(); err != nil {
 		return nil, err
@@ -57,7 +57,7 @@ func NewEnd(d rdma.Device) (e *End, err error) {
 		e.cq, err = e.CreateCQ(4 * queue)
 	}
 	if err == nil {
-		e.mr, err = pd.AllocMR(regionBytes, access)
+		e.mr, err = pd.AllocMR(regionBytes, access|more)
 	}
 	if err == nil {
 		e.QP, err = pd.CreateQP(rdma.QPConfig{SendCQ: e.cq, RecvCQ: e.cq, MaxSendWR: queue, MaxRecvWR: queue})

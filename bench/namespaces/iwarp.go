@@ -18,10 +18,12 @@ import (
 const portIWARP = 7003
 
 // Paths of group iwarp. Streams are WRITEs, or READs where the name says so, from region to
-// region, or SENDs; round trips are SENDs. FPDUs are as long as they can be, or have TCP's segment each.
+// region, or SENDs; round trips are SENDs. What is read stays as it is, as its owner promises, unless the name says otherwise.
+// FPDUs are as long as they can be, or have TCP's segment each.
 const (
 	pathIWARP          = "iWARP"
 	pathIWARPRead      = "iWARP, READ"
+	pathIWARPReadOther = "iWARP, READ of what may change"
 	pathIWARPSend      = "iWARP, SEND"
 	pathIWARPNoCRC     = "iWARP, no CRC"
 	pathIWARPReadNoCRC = "iWARP, READ, no CRC"
@@ -29,8 +31,7 @@ const (
 )
 
 // What software iWARP has to reach of TCP's throughput with messages of 1 MiB: CRCs read each
-// byte twice, a READ's response is copied before its CRC is made, and an FPDU per segment costs the more, the
-// shorter it is.
+// byte twice, and an FPDU per segment costs the more, the shorter it is.
 const (
 	limitIWARP        = 0.9
 	limitIWARPNoCRC   = 1.0
@@ -49,7 +50,7 @@ func (p *iwarpPair) SetUp(ctx context.Context) ([]engine.Path, error) {
 	paths := p.paths(p.ways()...)
 	for i := range paths {
 		switch paths[i].Name {
-		case pathIWARPRead, pathIWARPSend, pathIWARPReadNoCRC, pathIWARPSegment:
+		case pathIWARPRead, pathIWARPReadOther, pathIWARPSend, pathIWARPReadNoCRC, pathIWARPSegment:
 			paths[i].Can = func(l load.Load) bool { return l.Kind == load.Stream } // round trips are as on the others
 		}
 	}
@@ -68,6 +69,7 @@ func (p *iwarpPair) ways() []*way {
 	}{
 		{pathIWARP, iwarpForm{MaxULPDU: iwarp.MaxOwnULPDU, Op: rdma.OpWrite}},
 		{pathIWARPRead, iwarpForm{MaxULPDU: iwarp.MaxOwnULPDU, Op: rdma.OpRead}},
+		{pathIWARPReadOther, iwarpForm{MaxULPDU: iwarp.MaxOwnULPDU, Op: rdma.OpRead, Changing: true}},
 		{pathIWARPSend, iwarpForm{MaxULPDU: iwarp.MaxOwnULPDU, Op: rdma.OpSend}},
 		{pathIWARPNoCRC, iwarpForm{MaxULPDU: iwarp.MaxOwnULPDU, Op: rdma.OpWrite, NoCRC: true}},
 		{pathIWARPReadNoCRC, iwarpForm{MaxULPDU: iwarp.MaxOwnULPDU, Op: rdma.OpRead, NoCRC: true}},

@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"net/netip"
 
 	"github.com/smcr-io/kube-smcr/bench/iwarpload"
@@ -18,7 +19,25 @@ import (
 type iwarpForm struct {
 	MaxULPDU int         `json:"maxULPDU,omitempty"` // 0: what fits TCP's segments
 	NoCRC    bool        `json:"noCRC,omitempty"`
-	Op       rdma.Opcode `json:"op"` // of streams
+	Op       rdma.Opcode `json:"op"`                 // of streams
+	Changing bool        `json:"changing,omitempty"` // the server does not promise that what is read stays as it is
+}
+
+// ask is what the client tells the server: how long FPDUs may be, and the region's rights beside all others.
+func (f *iwarpForm) ask() []byte {
+	more := rdma.StableRead
+	if f.Changing {
+		more = 0
+	}
+	return append(binary.BigEndian.AppendUint16(nil, uint16(f.MaxULPDU)), byte(more))
+}
+
+// asked takes ask's bytes apart.
+func asked(pd []byte) (maxULPDU int, more rdma.Access, err error) {
+	if len(pd) != 3 {
+		return 0, 0, fmt.Errorf("client asks by %d bytes, want 3", len(pd))
+	}
+	return int(binary.BigEndian.Uint16(pd)), rdma.Access(pd[2]), nil
 }
 
 // openIWARP opens the device of this worker.
@@ -55,16 +74,17 @@ func (w *workload) serveIWARP(addr string) error {
 
 // answerIWARP tells the client of a region that it may write and read, and sends every message back.
 func (w *workload) answerIWARP(r *softiwarp.Request) (err error) {
-	e, err := iwarpload.NewEnd(w.iwarp)
+	maxULPDU, more, err := asked(r.PrivateData())
+	if err != nil {
+		return err
+	}
+	e, err := iwarpload.NewEnd(w.iwarp, more)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, e.Close()) }()
-	// The client says whether there are CRCs, and how long FPDUs may be.
-	o := softiwarp.ConnectOptions{PrivateData: e.Region(), NoCRC: true}
-	if pd := r.PrivateData(); len(pd) == 2 {
-		o.MaxULPDU = int(binary.BigEndian.Uint16(pd))
-	}
+	// The client says, too, whether there are CRCs.
+	o := softiwarp.ConnectOptions{PrivateData: e.Region(), NoCRC: true, MaxULPDU: maxULPDU}
 	ctx, cancel := context.WithTimeout(context.Background(), dialTimeout)
 	defer cancel()
 	if err := r.Accept(ctx, e.QP, o); err != nil {
@@ -75,7 +95,7 @@ func (w *workload) answerIWARP(r *softiwarp.Request) (err error) {
 
 // loadIWARP makes a load on a connection of its own.
 func (w *workload) loadIWARP(ctx context.Context, req request) (r load.Result, err error) {
-	e, err := iwarpload.NewEnd(w.iwarp)
+	e, err := iwarpload.NewEnd(w.iwarp, rdma.StableRead)
 	if err != nil {
 		return r, err
 	}
@@ -84,7 +104,7 @@ func (w *workload) loadIWARP(ctx context.Context, req request) (r load.Result, e
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
 	region, err := w.iwarp.Dial(ctx, e.QP, req.Addr, softiwarp.ConnectOptions{
-		NoCRC: f.NoCRC, MaxULPDU: f.MaxULPDU, PrivateData: binary.BigEndian.AppendUint16(nil, uint16(f.MaxULPDU)),
+		NoCRC: f.NoCRC, MaxULPDU: f.MaxULPDU, PrivateData: f.ask(),
 	})
 	if err != nil {
 		return r, err
