@@ -12,16 +12,15 @@ import (
 var leastFolded = makeLeastFolded()
 
 func makeLeastFolded() int {
-	if x := &cpu.X86; x.HasPCLMULQDQ && x.HasAVX2 && x.HasAVX512F && x.HasAVX512DQ && x.HasAVX512VL && x.HasAVX512VPCLMULQDQ {
+	if x := &cpu.X86; x.HasSSE42 && x.HasPCLMULQDQ && x.HasAVX2 && x.HasAVX512F && x.HasAVX512DQ && x.HasAVX512VL && x.HasAVX512VPCLMULQDQ {
 		return foldedBytes
 	}
 	return math.MaxInt // the processor cannot, or the system keeps no such registers
 }
 
-// foldedBytes is the shortest that fold takes.
-const foldedBytes = 256
-
-// fold returns the register after the n bytes at p. n is a multiple of step, and at least foldedBytes.
+// fold returns the register after the n bytes at p. n is a multiple of step, and at least foldedBytes. For CRC-32C so
+// many chunks of chunkBytes, which begin foldedBytes behind p, may be shared with the processor's instruction for
+// it; there are foldedBytes behind them.
 //
 //go:noescape
-func fold(p *byte, n int, register uint32, f *folds) uint32
+func fold(p *byte, n int, register uint32, f *folds, chunks int) uint32

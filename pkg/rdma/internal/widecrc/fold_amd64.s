@@ -14,8 +14,29 @@
 	MULTIPLY(acc, factors, tmp) \
 	VPTERNLOGQ $0x96, next, tmp, acc
 
-// func fold(p *byte, n int, register uint32, f *folds) uint32
-TEXT ·fold(SB), NOSPLIT, $0-36
+// STREAMS takes eight bytes of each of three streams, the first of which is at BX, into registers of CRC-32C.
+#define STREAMS(at) \
+	CRC32Q (at)(BX), AX \
+	CRC32Q (at+const_streamBytes)(BX), R8 \
+	CRC32Q (at+2*const_streamBytes)(BX), R9
+
+// SHARED folds the four accumulators over the 256 bytes at SI, and has the instruction take 40 bytes of each stream
+// meanwhile.
+#define SHARED(factors) \
+	FOLD(Z0, 0(SI), factors, Z4) \
+	STREAMS(0) \
+	FOLD(Z1, 64(SI), factors, Z5) \
+	STREAMS(8) \
+	FOLD(Z2, 128(SI), factors, Z6) \
+	STREAMS(16) \
+	FOLD(Z3, 192(SI), factors, Z7) \
+	STREAMS(24) \
+	STREAMS(32) \
+	ADDQ $256, SI \
+	ADDQ $40, BX
+
+// func fold(p *byte, n int, register uint32, f *folds, chunks int) uint32
+TEXT ·fold(SB), NOSPLIT, $0-44
 	MOVQ p+0(FP), SI
 	MOVQ n+8(FP), CX
 	MOVL register+16(FP), AX
@@ -23,8 +44,6 @@ TEXT ·fold(SB), NOSPLIT, $0-36
 
 	VBROADCASTI64X2 folds_by256(DX), Z8
 	VBROADCASTI64X2 folds_by64(DX), Z9
-	VMOVDQU         folds_by16(DX), X10
-
 	VMOVD     AX, X4
 	VPXORQ    0(SI), Z4, Z0
 	VMOVDQU64 64(SI), Z1
@@ -32,6 +51,53 @@ TEXT ·fold(SB), NOSPLIT, $0-36
 	VMOVDQU64 192(SI), Z3
 	ADDQ      $256, SI
 	SUBQ      $256, CX
+
+	MOVQ  chunks+32(FP), DI
+	TESTQ DI, DI
+	JZ    by256
+
+	// A chunk is bytes that are folded, and three streams behind them:
+	//
+	//	[256 bytes before] [folded: 8 x 256] [stream] [stream] [stream] [256 bytes behind]
+	//
+	// Folding goes on behind the streams: the first distance there is longer by them (Z10). The streams'
+	// registers are multiplied for the distance from the end of their stream to there, and added (Z11).
+	VMOVDQA64 Z8, Z10
+	VPXORQ    Z11, Z11, Z11
+
+chunk:
+	LEAQ   (const_chunkFolds*const_foldedBytes)(SI), BX
+	XORL   AX, AX
+	XORL   R8, R8
+	XORL   R9, R9
+	SHARED(Z10)
+	VPXORQ Z11, Z0, Z0
+	MOVQ   $(const_chunkFolds-1), R10
+
+shared:
+	SHARED(Z8)
+	DECQ R10
+	JNZ  shared
+
+	VBROADCASTI64X2 folds_byStreams(DX), Z10
+	VMOVQ           AX, X11
+	VPCLMULQDQ      $0x00, folds_byStream2(DX), X11, X11
+	VMOVQ           R8, X12
+	VPCLMULQDQ      $0x00, folds_byStream(DX), X12, X12
+	VMOVQ           R9, X13
+	VPTERNLOGQ      $0x96, X12, X13, X11
+	ADDQ            $(3*const_streamBytes), SI
+	SUBQ            $const_chunkBytes, CX
+	DECQ            DI
+	JNZ             chunk
+
+	FOLD(Z0, 0(SI), Z10, Z4)
+	FOLD(Z1, 64(SI), Z10, Z5)
+	FOLD(Z2, 128(SI), Z10, Z6)
+	FOLD(Z3, 192(SI), Z10, Z7)
+	VPXORQ Z11, Z0, Z0
+	ADDQ   $256, SI
+	SUBQ   $256, CX
 
 	// 256 bytes at a time, so that four multiplications are under way.
 by256:
@@ -74,6 +140,7 @@ lanes:
 	VPXOR         Y1, Y0, Y0
 	VEXTRACTI128  $1, Y0, X1
 	VPTERNLOGQ    $0x96, X0, X1, X3
+	VMOVDQU       folds_by16(DX), X10
 
 by16:
 	CMPQ CX, $16
@@ -103,6 +170,6 @@ done:
 	VPCLMULQDQ $0x00, X10, X1, X1
 	VPXOR      X1, X3, X3
 	VPEXTRD    $1, X3, AX
-	MOVL       AX, ret+32(FP)
+	MOVL       AX, ret+40(FP)
 	VZEROUPPER
 	RET

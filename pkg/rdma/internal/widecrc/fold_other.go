@@ -13,7 +13,7 @@ import (
 // leastFolded: no message is folded.
 const leastFolded = math.MaxInt
 
-func fold(*byte, int, uint32, *folds) uint32 {
+func fold(*byte, int, uint32, *folds, int) uint32 {
 	invariant.Must(false, "this processor does not fold")
 	return 0
 }

@@ -31,17 +31,32 @@ func (t *Table) Update(crc uint32, p []byte) uint32 {
 	if len(p) < leastFolded {
 		return crc32.Update(crc, t.short, p)
 	}
-	n := len(p) &^ (step - 1)
-	return crc32.Update(^fold(&p[0], n, ^crc, &t.folds), t.short, p[n:])
+	n, chunks := len(p)&^(step-1), 0
+	if t == Castagnoli {
+		chunks = max(0, n-2*foldedBytes) / chunkBytes
+	}
+	return crc32.Update(^fold(&p[0], n, ^crc, &t.folds, chunks), t.short, p[n:])
 }
 
-// step: what is folded is a multiple of so many bytes.
-const step = 16
+const (
+	// foldedBytes is the shortest that is folded, and how far at a time.
+	foldedBytes = 256
+	// step: what is folded is a multiple of so many bytes.
+	step = 16
+
+	// A chunk is bytes that are folded, and three streams behind them for the instruction, which takes 40 bytes of each
+	// while 256 are folded.
+	chunkFolds  = 8
+	streamBytes = chunkFolds * 40
+	chunkBytes  = chunkFolds*foldedBytes + 3*streamBytes
+)
 
 // folds are x^n mod P for the distances over which is folded. Each has two factors: one for the eight bytes
 // that come first and so have 64 bits more to go, and one for the eight behind them.
 type folds struct {
 	by256, by192, by128, by64, by16 [2]uint64
+	byStreams                       [2]uint64    // over 256 bytes and three streams
+	byStream2, byStream             [2]uint64    // over two streams, and one
 	lanes                           [4][2]uint64 // over 48, 32 and 16 bytes; the last one is not multiplied
 	by4                             [2]uint64    // the first one only
 	barrett                         [2]uint64    // P, and the quotient of x^64 and P
@@ -51,6 +66,7 @@ func newFolds(polynomial uint32) folds {
 	by := func(n int) [2]uint64 { return distance(polynomial, n) }
 	return folds{
 		by256: by(256), by192: by(192), by128: by(128), by64: by(64), by16: by(16),
+		byStreams: by(foldedBytes + 3*streamBytes), byStream2: by(2 * streamBytes), byStream: by(streamBytes),
 		lanes:   [4][2]uint64{by(48), by(32), by(16)},
 		by4:     [2]uint64{uint64(power(polynomial, 64)) << 1},
 		barrett: barrett(polynomial),
