@@ -24,11 +24,11 @@
 //
 // A [QP] belongs to whoever holds the device's queue pair and is not safe for
 // concurrent use. What it sends is registered memory as it is, but that bytes
-// of a READ response with a CRC are copied first: their owner may change them while they
-// are sent, and the CRC would be wrong. It may promise not to ([rdma.StableRead]). What it receives is checked in a
-// buffer and then copied to its place; without CRC, TCP's bytes land in their
-// place at once, where a header that was checked has sent them. Nothing is
-// allocated after [QP.Start].
+// of a READ response with a CRC are copied first: their owner may change them
+// while they are sent, and the CRC would be wrong. Who promises not to
+// ([rdma.StableRead]) spares that copy. What it receives is checked in a
+// buffer, an FPDU at a time, and then copied to its place. Nothing is
+// allocated after [QP.Start], but a larger buffer for a stream that fills it.
 //
 // # How to use it
 //

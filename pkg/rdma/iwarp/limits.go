@@ -58,17 +58,6 @@ const (
 	rxBufferLen    = 2 * (1 << 16)
 	maxRxBufferLen = 512 << 10
 
-	// lookAhead is how many bytes behind a payload that lands in its place are read
-	// with it: pad, CRC and the header of the next FPDU.
-	lookAhead = 64
-
-	// directMin is the shortest payload of an FPDU for whose sake the next header is
-	// read alone, so that the payload behind it can land in its place. It ends with maxShorts
-	// FPDUs in a row that have less: the last one of a message is short, and so may be the
-	// message that tells of it, but many short ones are better read together.
-	directMin = 4 << 10
-	maxShorts = 4
-
 	// maxSegments is the number of FPDUs that are offered to TCP at a time, and
 	// maxOffered the number of bytes after which no further one is added: nobody waits for
 	// the processor that copies them for longer than some 100 us. With CRCs it is

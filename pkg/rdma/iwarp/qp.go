@@ -73,7 +73,6 @@ func (p Phase) String() string {
 type Stats struct {
 	TxFPDUs, TxBytes uint64 // bytes: payload
 	RxFPDUs, RxBytes uint64
-	RxDirect         uint64 // bytes that TCP put into their place itself
 }
 
 // QP is one queue pair on one stream. It is not safe for concurrent use; whoever holds the
@@ -312,7 +311,6 @@ func (q *QP) HandleTimeout(now time.Time) {
 // was not done yet is resolved anew; a queue pair that has promised the peer bytes that it
 // has not any more fails.
 func (q *QP) ForgetMemory() {
-	q.rx.forgetMemory()
 	q.forgetSends()
 }
 

@@ -17,8 +17,8 @@ import (
 //	        r              w
 //	[.......FPDU FPDU FPD..........]  buf: read from the stream, in part processed
 //
-// A long payload without CRC goes to its place at once: then direct says how much of it is
-// still to come, and pad and CRC come into buf.
+// Also what has no CRC comes through buf: to read each header by itself, so that the payload behind it lands in its
+// place, is a system call per FPDU, which costs more than to copy the FPDU.
 type receiver struct {
 	buf  []byte
 	r, w int
@@ -34,22 +34,6 @@ type receiver struct {
 	op  Opcode            // of that, if it is not its first segment
 
 	ird int
-
-	narrow bool // payloads are long: read what is between them alone
-	shorts int  // FPDUs since the last long one
-	direct direct
-}
-
-// direct is an FPDU whose payload goes to its place from the stream.
-type direct struct {
-	active bool
-	stale  bool // the place is to be found again
-	h      Header
-	head   [untaggedLen]byte // as it came
-	n      int               // bytes of payload
-	left   int               // of them to come
-	skip   int               // bytes of pad and CRC
-	place  [2][]byte         // for what is left
 }
 
 func (r *receiver) begin() {
@@ -63,9 +47,7 @@ func (r *receiver) begin() {
 
 // stop drops what was received and not processed.
 func (r *receiver) stop() {
-	r.r, r.w = 0, 0
-	r.direct = direct{}
-	r.narrow, r.shorts, r.filled = false, 0, false
+	r.r, r.w, r.filled = 0, 0, false
 }
 
 func (r *receiver) clear() {
@@ -76,12 +58,7 @@ func (r *receiver) clear() {
 func (r *receiver) recv(i uint32) *recvWQE { return &r.ring[i&uint32(len(r.ring)-1)] }
 
 // isBetween reports whether the stream stands between two FPDUs.
-func (r *receiver) isBetween() bool { return r.r == r.w && !r.direct.active }
-
-func (r *receiver) forgetMemory() {
-	r.direct.place = [2][]byte{}
-	r.direct.stale = r.direct.active
-}
+func (r *receiver) isBetween() bool { return r.r == r.w }
 
 // RxBuffers appends to dst where the next bytes of the stream go, in order. It is
 // followed by HandleRx, and by no other method but PostRecv in between. During start-up there is room for
@@ -97,14 +74,6 @@ func (q *QP) RxBuffers(dst [][]byte) [][]byte {
 			return append(dst, r.buf[r.w:r.w+n])
 		}
 	}
-	if r.direct.stale {
-		q.findPlace()
-	}
-	for _, p := range r.direct.place {
-		if len(p) > 0 {
-			dst = append(dst, p)
-		}
-	}
 	if r.filled {
 		r.grow()
 	}
@@ -114,44 +83,10 @@ func (q *QP) RxBuffers(dst [][]byte) [][]byte {
 		r.w = copy(r.buf, r.buf[r.r:r.w])
 		r.r = 0
 	}
-	free := r.narrowed(r.buf[r.w:])
-	if len(free) == 0 {
+	if r.w == len(r.buf) {
 		return dst // in ASKED, with a peer that does not wait for the Reply
 	}
-	return append(dst, free)
-}
-
-// narrowed cuts what is free in buf where a long payload may come next: then a short FPDU that has begun is
-// read, or pad and CRC, and the header behind it.
-func (r *receiver) narrowed(free []byte) []byte {
-	if !r.narrow && !r.direct.active {
-		return free
-	}
-	b, want := r.buf[r.r:r.w], lookAhead
-	if !r.direct.active && len(b) >= lengthLen {
-		if n := int(binary.BigEndian.Uint16(b)); !isLong(n) {
-			want += fpduLen(n)
-		}
-	}
-	if len(b) >= want {
-		return free // a long FPDU that does not go to its place at once
-	}
-	return free[:want-len(b)]
-}
-
-// isLong reports whether a ULPDU's payload is worth a read of its own.
-func isLong(ulpdu int) bool { return ulpdu >= untaggedLen+directMin }
-
-// passed says that the ULPDU of an FPDU was handled.
-func (r *receiver) passed(ulpdu int) {
-	switch {
-	case r.crc:
-	case isLong(ulpdu):
-		r.narrow, r.shorts = true, 0
-	case r.narrow:
-		r.shorts++
-		r.narrow = r.shorts < maxShorts
-	}
+	return append(dst, r.buf[r.w:])
 }
 
 // grow makes room for more per read.
@@ -175,38 +110,9 @@ func (r *receiver) frameLeft(reply bool) int {
 	return n - len(b)
 }
 
-// findPlace finds the place of a payload again after memory was forgotten.
-func (q *QP) findPlace() {
-	d := &q.rx.direct
-	place, err := q.target(&d.h, d.n)
-	if err != nil {
-		q.refuseSegment(err, d.head[:d.h.Len()], d.h.Len()+d.n)
-		return
-	}
-	d.place, d.stale = place, false
-	d.advance(d.n - d.left)
-}
-
-// advance takes n bytes off the place.
-func (d *direct) advance(n int) {
-	for i := range d.place {
-		k := min(n, len(d.place[i]))
-		d.place[i] = d.place[i][k:]
-		n -= k
-	}
-}
-
 // HandleRx says that the next n bytes of the stream were put where RxBuffers said. An error
 // says that the stream ended: there may be a Terminate to be sent.
 func (q *QP) HandleRx(now time.Time, n int) error {
-	d := &q.rx.direct
-	if d.active {
-		k := min(n, d.left)
-		d.advance(k)
-		d.left -= k
-		n -= k
-		q.stats.RxDirect += uint64(k)
-	}
 	q.rx.w += n
 	invariant.Must(q.rx.w <= len(q.rx.buf), "iwarp: more bytes received than there was room for")
 	q.rx.filled = q.phase == PhaseOpen && n > 0 && q.rx.w == len(q.rx.buf)
@@ -243,9 +149,6 @@ func (q *QP) process() {
 // handleFPDU handles the next FPDU, and reports whether there was a whole one.
 func (q *QP) handleFPDU() bool {
 	r := &q.rx
-	if r.direct.active {
-		return q.endDirect()
-	}
 	b := r.buf[r.r:r.w]
 	if len(b) < lengthLen {
 		return false
@@ -257,9 +160,6 @@ func (q *QP) handleFPDU() bool {
 		return false
 	}
 	if len(b) < total {
-		if !r.crc && isLong(n) && len(b) >= lengthLen+untaggedLen {
-			return q.beginDirect(b, n)
-		}
 		return false
 	}
 	if end := total - crcLen; r.crc && crc32c(b[:end]) != binary.LittleEndian.Uint32(b[end:]) {
@@ -277,7 +177,6 @@ func (q *QP) handleFPDU() bool {
 		return false
 	}
 	r.r += total
-	r.passed(n)
 	return true
 }
 
@@ -302,54 +201,6 @@ func (q *QP) handleSegment(h *Header, payload []byte) error {
 	k := copy(place[0], payload)
 	copy(place[1], payload[k:])
 	return q.deliver(h, len(payload))
-}
-
-// beginDirect begins an FPDU whose payload goes to its place from the stream.
-func (q *QP) beginDirect(b []byte, n int) bool {
-	r := &q.rx
-	d := direct{active: true}
-	err := d.h.Parse(b[lengthLen : lengthLen+untaggedLen])
-	head := d.h.Len()
-	if err == nil && (d.h.Op == OpReadRequest || d.h.Op == OpTerminate) {
-		return false // it is whole in a moment
-	}
-	d.n = n - head
-	if err == nil {
-		d.place, err = q.target(&d.h, d.n)
-	}
-	if err != nil {
-		q.refuseSegment(err, b[lengthLen:], n)
-		return false
-	}
-	copy(d.head[:], b[lengthLen:])
-	here := b[lengthLen+head:]
-	here = here[:min(len(here), d.n)]
-	k := copy(d.place[0], here)
-	copy(d.place[1], here[k:])
-	d.advance(len(here))
-	d.left = d.n - len(here)
-	d.skip = padLen(n) + crcLen
-	r.r += lengthLen + head + len(here)
-	r.direct = d
-	return q.endDirect()
-}
-
-// endDirect delivers the segment if its payload is in its place and pad and CRC came.
-func (q *QP) endDirect() bool {
-	r := &q.rx
-	d := &r.direct
-	if d.left > 0 || r.w-r.r < d.skip {
-		return false
-	}
-	r.r += d.skip
-	r.passed(d.h.Len() + d.n)
-	h, n, head := d.h, d.n, d.head
-	*d = direct{}
-	if err := q.deliver(&h, n); err != nil {
-		q.refuseSegment(err, head[:h.Len()], h.Len()+n)
-		return false
-	}
-	return true
 }
 
 // errLocal says that a segment failed for a reason of ours, which a work request tells.
