@@ -56,7 +56,7 @@ const (
 	// doubles until it has maxRxBufferLen: with more per read the reader sleeps, and is woken, less
 	// often.
 	rxBufferLen    = 2 * (1 << 16)
-	maxRxBufferLen = 512 << 10
+	maxRxBufferLen = 256 << 10
 
 	// maxSegments is the number of FPDUs that are offered to TCP at a time, and
 	// maxOffered the number of bytes after which no further one is added: nobody waits for
