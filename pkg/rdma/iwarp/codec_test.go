@@ -135,6 +135,7 @@ func TestMULPDU(t *testing.T) {
 		{"tiny, markers", 88, true, MinULPDU},
 		{"loopback", 65483, false, 65474},
 		{"longer than FPDUs", 1 << 20, false, MaxOwnULPDU},
+		{"longer than FPDUs, markers", 1 << 20, true, MaxMarkedULPDU},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

@@ -30,13 +30,13 @@ func fpduLen(ulpdu int) int { return lengthLen + ulpdu + padLen(ulpdu) + crcLen 
 
 // MULPDU returns the length of the longest ULPDU whose FPDU fits into a TCP segment of
 // emss bytes, with its markers, if any (RFC 5044 §4.5), within [MinULPDU] and
-// [MaxOwnULPDU].
+// [MaxOwnULPDU] or, with markers, [MaxMarkedULPDU].
 func MULPDU(emss int, markers bool) int {
-	n := emss - (fpduOverhead + emss%4)
+	n, most := emss-(fpduOverhead+emss%4), MaxOwnULPDU
 	if markers {
-		n -= markerLen * ((emss + markerSpacing - 1) / markerSpacing)
+		n, most = n-markerLen*((emss+markerSpacing-1)/markerSpacing), MaxMarkedULPDU
 	}
-	return min(max(n, MinULPDU), MaxOwnULPDU)
+	return min(max(n, MinULPDU), most)
 }
 
 // Errors of FPDUs.

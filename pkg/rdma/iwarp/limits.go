@@ -20,6 +20,10 @@ const (
 	// multiple of four, so that the FPDU needs no pad.
 	MaxOwnULPDU = 65530
 
+	// MaxMarkedULPDU is the longest ULPDU that we send with markers: the last of them tells by 16 bits how far
+	// behind the FPDU's beginning it is (RFC 5044 §4.3).
+	MaxMarkedULPDU = 64768
+
 	// MinULPDU is what MPA offers to DDP however small TCP's segments are
 	// (RFC 5044 §4.5).
 	MinULPDU = 128

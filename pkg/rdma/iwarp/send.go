@@ -418,7 +418,11 @@ func (q *QP) resolve(w *sendWQE, index uint32) bool {
 func (t *sender) frame(s *segment, h *Header) bool {
 	m := &t.msg
 	s.off = m.off
-	s.n = min(m.length-m.off, uint32(t.maxULPDU-h.Len()))
+	longest := t.maxULPDU
+	if t.framing.Markers {
+		longest = min(longest, MaxMarkedULPDU)
+	}
+	s.n = min(m.length-m.off, uint32(longest-h.Len()))
 	s.last = s.off+s.n == m.length
 	h.Last = s.last
 	s.pieces = gather(&s.data, m.bufs[:m.nbufs], s.off, s.n)
