@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 )
@@ -114,6 +115,45 @@ func TestQP_markers(t *testing.T) {
 	}
 }
 
+// TestQP_fullOfMarkers: with markers all is copied before it is sent. WRITEs of many lengths fill the memory for that
+// nearly or wholly, and READs behind them wait for their turn.
+func TestQP_fullOfMarkers(t *testing.T) {
+	const fill = 4 * (MaxMarkedULPDU - taggedLen) // of payload, in four FPDUs
+	now := time.Unix(1000, 0)
+	for n := 1; n < 5000; n += 10 {
+		a := newSideOf(t, "a", fill+5000, nil)
+		if err := a.q.Start(now, Startup{MaxULPDU: MaxOwnULPDU}); err != nil {
+			t.Fatal(err)
+		}
+		a.transmit(now, 1<<20)
+		a.sent = a.sent[:0]
+		reply := Frame{Reply: true, CRC: true, Markers: true, Rev: Rev2, IsEnhanced: true, Enhanced: Enhanced{IRD: 16, ORD: 16}}
+		if err := a.feed(now, reply.Append(nil)); err != nil {
+			t.Fatal(err)
+		}
+		a.send(now, rdma.SendWR{ID: 1, Op: rdma.OpWrite, SGL: []rdma.SGE{a.mr.sge(0, fill+n)}, Flags: rdma.SendSignaled})
+		read := rdma.SendWR{Op: rdma.OpRead, SGL: []rdma.SGE{a.mr.sge(0, 4)}}
+		a.send(now, read, read, read)
+		for a.transmit(now, 100_000) > 0 {
+		}
+		rx := Framing{CRC: true, Markers: true}
+		reads := 0
+		for b := a.sent; len(b) > 0; {
+			u, size, err := rx.Next(b)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if Opcode(u[1]&rdmapOpMask) == OpReadRequest {
+				reads++
+			}
+			b = b[size:]
+		}
+		if reads != 3 {
+			t.Fatalf("%d READs behind %d bytes", reads, fill+n)
+		}
+	}
+}
+
 // TestQP_sendForms sends the four forms of SEND.
 func TestQP_sendForms(t *testing.T) {
 	p := newTwoSides(t, nil)
@@ -188,6 +228,39 @@ func TestQP_readOfChangingMemory(t *testing.T) {
 		} else if !bytes.Equal(p.a.mr.buf[:5000], want) {
 			t.Error("the READ brought what the memory was later")
 		}
+	}
+}
+
+// TestQP_terminateBehindResponses has a queue pair end when the memory for what is copied is full of responses, of
+// which TCP took all but the last byte: there is room for a Terminate behind that.
+func TestQP_terminateBehindResponses(t *testing.T) {
+	for _, ulpdu := range []int{MinULPDU, 172, 444, 1408, 1442, 1496, MaxOwnULPDU} {
+		p := newTwoSides(t, nil)
+		p.connect(Startup{MaxULPDU: ulpdu}, Startup{MaxULPDU: ulpdu})
+		for i := range uint64(4) {
+			p.a.send(p.now, rdma.SendWR{
+				ID: i, Op: rdma.OpRead, Flags: rdma.SendSignaled, RKey: p.b.mr.rkey, RemoteAddr: p.b.mr.addr, SGL: []rdma.SGE{p.a.mr.sge(0, testRegion)},
+			})
+		}
+		p.pass(p.a, p.b, 1<<20)
+		total := 0
+		for {
+			offered := 0
+			for _, b := range p.b.q.TxBuffers(p.now, nil) {
+				offered += len(b)
+			}
+			if offered <= 1 {
+				break
+			}
+			total += p.b.transmit(p.now, offered-1)
+		}
+		if total < copiedLen/2 {
+			t.Fatalf("ULPDU %d: the memory is full with %d bytes", ulpdu, total)
+		}
+		_ = p.b.feed(p.now, new(Framing{CRC: true}).Append(nil, tagged(OpWrite, 0x777, 0, true, 4)))
+		wantEnd(t, p.b, CodeTaggedSTag, true)
+		p.runUntilQuiet()
+		wantEnd(t, p.a, CodeTaggedSTag, false)
 	}
 }
 

@@ -56,9 +56,12 @@ func (r *readRing) requestsToServe() int { return int(r.served.tail - r.framed) 
 // toServe is the oldest of them.
 func (r *readRing) toServe() *ReadRequest { return &r.served.entries[r.framed%MaxReads] }
 
-// buildRead frames a READ request.
-func (q *QP) buildRead(w *sendWQE) {
+// buildRead frames a READ request, and reports whether there was room.
+func (q *QP) buildRead(w *sendWQE) bool {
 	t := &q.tx
+	if t.framing.Markers && !t.hasRoom(untaggedLen+readRequestLen) {
+		return false
+	}
 	r := ReadRequest{SinkSTag: q.tx.newSink(q.cfg.Rand), Size: w.length, SourceSTag: w.rkey, SourceTO: w.addr}
 	t.reads.requests.push(outstanding{sink: r.SinkSTag, size: r.Size, msn: t.msn[queueReadRequest], index: t.queue.cur})
 	s := t.next()
@@ -66,6 +69,7 @@ func (q *QP) buildRead(w *sendWQE) {
 	q.tx.pushRead(&r, s)
 	t.msg = message{}
 	t.queue.cur++
+	return true
 }
 
 // emptyRead sends an RTR (RFC 6581 §9.2): a READ of nothing.

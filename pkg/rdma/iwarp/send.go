@@ -362,8 +362,7 @@ func (q *QP) buildRequest() bool {
 		return false // those before it complete first
 	}
 	if w.op == rdma.OpRead {
-		q.buildRead(w)
-		return true
+		return q.buildRead(w)
 	}
 	h := Header{Tagged: w.op == rdma.OpWrite, Op: OpWrite, STag: w.rkey, TO: w.addr + uint64(t.msg.off)}
 	if w.op == rdma.OpSend {
@@ -431,7 +430,7 @@ func (t *sender) frame(s *segment, h *Header) bool {
 		if cap(t.arena) < copiedLen && t.owns == 0 {
 			t.arena = make([]byte, 0, copiedLen)
 		}
-		if cap(t.arena)-len(t.arena) < fpduLen(ulpdu)+markerLen*(fpduLen(ulpdu)/markerSpacing+2) {
+		if !t.hasRoom(ulpdu) {
 			return false
 		}
 		var parts [1 + MaxSGE][]byte
@@ -447,6 +446,12 @@ func (t *sender) frame(s *segment, h *Header) bool {
 	}
 	m.off += s.n
 	return true
+}
+
+// hasRoom reports whether the arena takes one more FPDU, and a Terminate behind it.
+func (t *sender) hasRoom(ulpdu int) bool {
+	n := fpduLen(ulpdu) + fpduLen(untaggedLen+maxTerminateLen)
+	return cap(t.arena)-len(t.arena) >= n+markerLen*(n/markerSpacing+2)
 }
 
 // seal adds pad and CRC to a segment of registered memory, and offers it.
