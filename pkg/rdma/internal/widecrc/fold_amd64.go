@@ -24,3 +24,8 @@ func makeLeastFolded() int {
 //
 //go:noescape
 func fold(p *byte, n int, register uint32, f *folds, chunks int) uint32
+
+// foldCopy does the same and copies the bytes, which do not overlap their copy.
+//
+//go:noescape
+func foldCopy(p *byte, n int, register uint32, f *folds, chunks int, to *byte) uint32

@@ -17,3 +17,8 @@ func fold(*byte, int, uint32, *folds, int) uint32 {
 	invariant.Must(false, "this processor does not fold")
 	return 0
 }
+
+func foldCopy(*byte, int, uint32, *folds, int, *byte) uint32 {
+	invariant.Must(false, "this processor does not fold")
+	return 0
+}

@@ -31,11 +31,31 @@ func (t *Table) Update(crc uint32, p []byte) uint32 {
 	if len(p) < leastFolded {
 		return crc32.Update(crc, t.short, p)
 	}
-	n, chunks := len(p)&^(step-1), 0
-	if t == Castagnoli {
-		chunks = max(0, n-2*foldedBytes) / chunkBytes
-	}
+	n, chunks := t.share(len(p))
 	return crc32.Update(^fold(&p[0], n, ^crc, &t.folds, chunks), t.short, p[n:])
+}
+
+// Copy copies p to dst, which is as long and somewhere else, and returns what Update returns. Both together take two
+// thirds of the time of one after the other.
+func (t *Table) Copy(crc uint32, dst, p []byte) uint32 {
+	if len(p) < leastFolded {
+		copy(dst, p)
+		return crc32.Update(crc, t.short, p)
+	}
+	n, chunks := t.share(len(p))
+	_ = dst[n-1]
+	crc = ^foldCopy(&p[0], n, ^crc, &t.folds, chunks, &dst[0])
+	copy(dst[n:], p[n:])
+	return crc32.Update(crc, t.short, p[n:])
+}
+
+// share returns how many of n bytes are folded, and how many chunks of these the processor's instruction shares.
+func (t *Table) share(n int) (folded, chunks int) {
+	folded = n &^ (step - 1)
+	if t == Castagnoli {
+		chunks = max(0, folded-2*foldedBytes) / chunkBytes
+	}
+	return folded, chunks
 }
 
 const (

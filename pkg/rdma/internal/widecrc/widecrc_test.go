@@ -3,6 +3,7 @@
 package widecrc
 
 import (
+	"bytes"
 	"fmt"
 	"hash/crc32"
 	"math"
@@ -20,7 +21,7 @@ var polynomials = []struct {
 	{"Castagnoli", Castagnoli, crc32.MakeTable(crc32.Castagnoli)},
 }
 
-func TestTable_Update(t *testing.T) {
+func TestTable(t *testing.T) {
 	if leastFolded == math.MaxInt {
 		t.Log("this processor does not fold: the test compares hash/crc32 with itself")
 	}
@@ -33,8 +34,18 @@ func TestTable_Update(t *testing.T) {
 		t.Run(p.name, func(t *testing.T) {
 			for n := range len(buf) - 64 {
 				b, crc := buf[n%61:][:n], r.Uint32()
-				if got, want := p.table.Update(crc, b), crc32.Update(crc, p.other, b); got != want {
+				want := crc32.Update(crc, p.other, b)
+				if got := p.table.Update(crc, b); got != want {
 					t.Fatalf("%d bytes: %#x, want %#x", n, got, want)
+				}
+				guarded := bytes.Repeat([]byte{0xee}, 70+n)
+				dst := guarded[n%31+1:][:n]
+				if got := p.table.Copy(crc, dst, b); got != want || !bytes.Equal(dst, b) {
+					t.Fatalf("copy of %d bytes: %#x, want %#x, or other bytes", n, got, want)
+				}
+				clear(dst)
+				if bytes.Count(guarded, []byte{0xee}) != 70 {
+					t.Fatalf("copy of %d bytes wrote beside them", n)
 				}
 			}
 		})
@@ -55,9 +66,9 @@ func TestFolds(t *testing.T) {
 	}
 }
 
-func TestTable_Update_allocatesNothing(t *testing.T) {
-	b := make([]byte, 4096)
-	if n := testing.AllocsPerRun(10, func() { IEEE.Update(0, b) }); n != 0 {
+func TestTable_allocatesNothing(t *testing.T) {
+	b, dst := make([]byte, 4096), make([]byte, 4096)
+	if n := testing.AllocsPerRun(10, func() { IEEE.Copy(IEEE.Update(0, b), dst, b) }); n != 0 {
 		t.Errorf("%v allocations", n)
 	}
 }
@@ -67,8 +78,13 @@ func FuzzUpdate(f *testing.F) {
 	f.Add(^uint32(0), make([]byte, 600))
 	f.Fuzz(func(t *testing.T, crc uint32, b []byte) {
 		for _, p := range polynomials {
-			if got, want := p.table.Update(crc, b), crc32.Update(crc, p.other, b); got != want {
+			want := crc32.Update(crc, p.other, b)
+			if got := p.table.Update(crc, b); got != want {
 				t.Errorf("%s, %d bytes: %#x, want %#x", p.name, len(b), got, want)
+			}
+			dst := make([]byte, len(b))
+			if got := p.table.Copy(crc, dst, b); got != want || !bytes.Equal(dst, b) {
+				t.Errorf("%s, copy of %d bytes: %#x, want %#x, or other bytes", p.name, len(b), got, want)
 			}
 		}
 	})
@@ -91,5 +107,26 @@ func BenchmarkUpdate(b *testing.B) {
 				}
 			})
 		}
+	}
+}
+
+// BenchmarkCopy copies 1 MiB from one place of 256 KiB, as software iWARP does from its buffer.
+func BenchmarkCopy(b *testing.B) {
+	from, to := make([]byte, 256<<10), make([]byte, 1<<20)
+	for _, how := range []struct {
+		name string
+		move func(dst, p []byte)
+	}{
+		{"at once", func(dst, p []byte) { Castagnoli.Copy(0, dst, p) }},
+		{"one after the other", func(dst, p []byte) { Castagnoli.Update(0, p); copy(dst, p) }},
+	} {
+		b.Run(how.name, func(b *testing.B) {
+			b.SetBytes(int64(len(to)))
+			for b.Loop() {
+				for off := 0; off < len(to); off += 64 << 10 {
+					how.move(to[off:][:64<<10], from[off%len(from):][:64<<10])
+				}
+			}
+		})
 	}
 }
