@@ -420,6 +420,21 @@ func TestQP_localErrors(t *testing.T) {
 			t.Errorf("told %+v", term)
 		}
 	})
+	t.Run("response", func(t *testing.T) {
+		r := newErrorRig(t, true)
+		_ = r.feed(r.now, new(Framing{}).Append(nil, tagged(OpWrite, 1, 0, true, 0)))
+		sink := r.mem.add(64, allAccess)
+		r.send(r.now, rdma.SendWR{ID: 7, Op: rdma.OpRead, Flags: rdma.SendSignaled, SGL: []rdma.SGE{sink.sge(0, 8)}})
+		r.transmit(r.now, 1<<20)
+		key := r.q.tx.reads.requests.at(0).sink
+		sink.gone = true
+		_ = r.feed(r.now, new(Framing{}).Append(nil, tagged(OpReadResponse, key, 0, true, 8)))
+		wantWCs(t, r.side, "7 RDMA_READ local protection error", "100 RECV work request flushed", "101 RECV work request flushed")
+		r.transmit(r.now, 1<<20)
+		if term := terminateOf(t, r.sent, false); term == nil || term.Code != CodeLocal {
+			t.Errorf("told %+v", term)
+		}
+	})
 }
 
 // TestQP_regionCloses closes a region under what is sent of it.

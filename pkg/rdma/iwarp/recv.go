@@ -275,7 +275,6 @@ func (q *QP) targetResponse(h *Header, n int) ([]byte, error) {
 	b, st := q.cfg.Memory.Local(q.tx.queue.at(e.index).sgl[0], true)
 	if st != rdma.StatusSuccess {
 		q.failSend(e.index, st, rdma.EventQPFatal, errLocalMemory)
-		q.tx.sayTerminate(&Terminate{Code: CodeLocal})
 		return nil, errLocal
 	}
 	return b[e.got : int(e.got)+n], nil
