@@ -5,6 +5,7 @@ package iwarp
 import (
 	"encoding/binary"
 	"errors"
+	"slices"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma/internal/widecrc"
 )
@@ -92,6 +93,9 @@ func (f *Framing) Append(b []byte, ulpdu ...[]byte) []byte {
 	for _, p := range ulpdu {
 		n += len(p)
 	}
+	if f.CRC && !f.Markers {
+		return appendSummed(b, n, ulpdu)
+	}
 	first := len(b)
 	b = f.mark(b, first)
 	begin := len(b)
@@ -109,6 +113,21 @@ func (f *Framing) Append(b []byte, ulpdu ...[]byte) []byte {
 	b = binary.LittleEndian.AppendUint32(b, crc)
 	f.pos = (f.pos + crcLen) % markerSpacing
 	return b
+}
+
+// appendSummed is Append with a CRC and without markers: it sums what it copies. n is the ULPDU's length.
+func appendSummed(b []byte, n int, ulpdu [][]byte) []byte {
+	begin := len(b)
+	b = append(slices.Grow(b, fpduLen(n)), byte(n>>8), byte(n))
+	crc := crc32c(b[begin:])
+	for _, p := range ulpdu {
+		at := len(b)
+		b = b[:at+len(p)]
+		crc = widecrc.Castagnoli.Copy(crc, b[at:], p)
+	}
+	pad := b[len(b) : len(b)+padLen(n)]
+	clear(pad)
+	return binary.LittleEndian.AppendUint32(b[:len(b)+len(pad)], widecrc.Castagnoli.Update(crc, pad))
 }
 
 // Next takes the first FPDU off b: it returns the ULPDU and how many bytes of b the FPDU
