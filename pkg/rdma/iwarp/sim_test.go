@@ -372,9 +372,9 @@ func FuzzQP(f *testing.F) {
 			step := script[int(i)%len(script)]
 			if step&1 != 0 {
 				ops := []rdma.Opcode{rdma.OpSend, rdma.OpWrite, rdma.OpRead}
-				w := rdma.SendWR{ID: i, Op: ops[step%3], Flags: rdma.SendSignaled, SGL: []rdma.SGE{r.mr.sge(100, int(step)*50)}}
+				w := rdma.SendWR{ID: 1000 + i, Op: ops[step%3], Flags: rdma.SendSignaled, SGL: []rdma.SGE{r.mr.sge(100, int(step)*50)}}
 				if n, _ := r.q.PostSend(r.now, []rdma.SendWR{w}); n == 1 {
-					posted[i] = true
+					posted[w.ID] = true
 				}
 			}
 			if step&2 != 0 {
