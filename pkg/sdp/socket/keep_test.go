@@ -77,3 +77,49 @@ func TestSection9_5_6_UrgentBytes(t *testing.T) {
 		t.Errorf("%d out-of-band bytes were taken", n)
 	}
 }
+
+// TestSection10_6_Held has the peer change the size of receive buffers twice, while the program reads nothing and what
+// it reads later is moved to private memory in between: as many messages wait as there is room for, and no more.
+func TestSection10_6_Held(t *testing.T) {
+	l := newLone(t, Config{ZcopyBytes: NoZcopy, RecvBuffers: 8, RecvBytes: 200, MinRecvBytes: 100, MaxRecvBytes: 400, Keep: true})
+	seq := uint32(0)
+	most := 0
+	take := func(m bsdh.Message) {
+		if l.s.State() != StateOpen || len(l.h.posted) == 0 {
+			return
+		}
+		i := l.h.posted[0]
+		l.h.posted = l.h.posted[1:]
+		m.Seq, m.Bufs = seq, 100
+		seq++
+		l.h.buffers[i] = m.Append(nil, bsdh.LayoutFigures)
+		_ = l.s.HandleRecv(l.h.w.now, i, l.h.buffers[i], nil) // the state tells
+		for _, o := range l.s.Poll(nil) {
+			l.h.do(o)
+		}
+		most = max(most, l.s.snk.held.n)
+	}
+	urgent := func(sizes ...int) {
+		for _, n := range sizes {
+			take(bsdh.Message{MID: bsdh.Data, Flags: bsdh.OOBPresent, Payload: make([]byte, n)})
+		}
+	}
+	urgent(1, 1, 1, 1, 1, 1, 1, 1)
+	take(bsdh.Message{MID: bsdh.ChRcvBuf, Bytes: 400})
+	urgent(184, 184, 184, 184, 184, 184, 184, 184)
+	urgent(384, 384, 384, 1, 1, 200, 200, 1)
+	take(bsdh.Message{MID: bsdh.ChRcvBuf, Bytes: 200})
+	urgent(1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1)
+	if most < 3*8 || most > 4*8 {
+		t.Errorf("up to %d messages waited", most)
+	}
+	if l.s.State() != StateOpen {
+		t.Fatalf("in %v", l.s.State())
+	}
+	for range most {
+		l.h.read(400, false, false) // each ends behind an out-of-band byte
+	}
+	if v := l.s.Snapshot(); v.RecvBytes != 200 || v.Held != 0 {
+		t.Errorf("when all is read: %v", v)
+	}
+}

@@ -64,6 +64,9 @@ func (s *Socket) handleMessage(now time.Time, buffer int, b []byte, inv *rdma.RK
 		return err
 	}
 	if n > 0 {
+		if s.snk.adv == 0 && s.snk.held.isFull() {
+			return violation(NoCredit, "%v while %d messages wait", m.MID, s.snk.held.n)
+		}
 		s.takePayload(heldPayload{buffer, len(b) - int(n), n, m.Flags&bsdh.OOBPresent != 0})
 	} else {
 		s.recycle(buffer)

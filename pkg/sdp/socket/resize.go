@@ -74,6 +74,9 @@ func (s *Socket) stepResize() bool {
 	r := &s.size
 	switch {
 	case r.request > 0 && r.old == 0:
+		if s.snk.held.n > 2*s.cfg.RecvBuffers {
+			return false // the program has so much to read that what two sets of receive buffers take has no room behind it
+		}
 		s.resize()
 		return true
 	case r.ackDue:
