@@ -180,6 +180,44 @@ func TestQP_localErrors(t *testing.T) {
 	}
 }
 
+// A message whose memory went away ends where there is room for one more segment only. The response behind it waits: as much of
+// it as its header promises has no room.
+func TestTransmitError_withoutRoom(t *testing.T) {
+	d := newDuo(t, duoConfig{bytes: 400_000})
+	shown := d.x.mem.add(4096, allAccess)
+	d.run()
+	d.x.send(d, rdma.SendWR{ID: 1, Op: rdma.OpWrite, SGL: []rdma.SGE{d.x.mr.sge(0, 150_000)}, RemoteAddr: d.y.mr.addr, RKey: d.y.mr.rkey})
+	for left := 65_535; left > 0; { // the first segment
+		b := d.x.TxBuffers(d.now, nil)[0]
+		b = b[:min(len(b), left)]
+		left -= len(b)
+		d.x.HandleTx(d.now, len(b))
+	}
+	d.y.send(d, rdma.SendWR{ID: 2, Op: rdma.OpRead, SGL: []rdma.SGE{d.y.mr.sge(0, shortBytes)}, RemoteAddr: shown.addr, RKey: shown.rkey})
+	request := d.y.TxBuffers(d.now, nil)[0]
+	if err := d.x.HandleRx(d.now, copy(d.x.RxBuffers(nil)[0], request)); err != nil {
+		t.Fatal(err)
+	}
+	d.x.mr.gone = true
+	d.x.ForgetMemory()
+	tx := &d.x.tx
+	begin := len(tx.stage) - (HeaderLen + RDMALen + shortBytes)
+	tx.from, tx.to, tx.responseNext = begin-1, begin, false
+	d.x.fill(d.now)
+	segments := 0
+	at := begin
+	for ; at < tx.to; segments++ {
+		h, err := ParseHeader(tx.stage[at : at+HeaderLen])
+		if err != nil {
+			t.Fatal(err)
+		}
+		at += int(h.Length)
+	}
+	if segments != 1 || at != tx.to || d.x.rsp.reads.isEmpty() {
+		t.Errorf("%d segments of %d bytes, of which %d are there", segments, at-begin, tx.to-begin)
+	}
+}
+
 // §2.2.2.2.5: memory goes away when a part of the message has left. What can be padded is, and flagged;
 // where the last header has left already, the connection is cut. Nothing of it counts as received.
 func TestSection2_2_2_2_5_TransmitError(t *testing.T) {

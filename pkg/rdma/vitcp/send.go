@@ -269,7 +269,7 @@ func (q *QP) stageRequest(now time.Time) bool {
 			return false
 		}
 		q.abortRequest(now, typ, w)
-		return false
+		return true
 	}
 	if r.offset == 0 {
 		if w.takesReceive() {
