@@ -18,7 +18,8 @@ var ErrBusy = errors.New("sdp: buffer is in use")
 // its own. A Buffer belongs to its stack, and any connection of that may use it, also several at a time.
 //
 // What a transfer has is the connection's until the transfer is over: the program must not write to a part
-// that is being sent, nor touch one that is being filled.
+// that is being sent, nor touch one that is being filled. On software iWARP a write into what is being sent can
+// end the connection, by a wrong CRC ([rdma.StableRead]).
 type Buffer struct {
 	size int
 

@@ -21,8 +21,8 @@
 //	Read           out of a receive buffer
 //	ReadBuffer     nothing, as WriteBuffer
 //
-// On a device in software an RDMA READ is a copy into the kernel and one out, as TCP has them: what this package does not copy, that
-// device still does. Without a copy of any processor is only what an RNIC moves.
+// On a device in software an RDMA READ is a copy into the kernel and one out, as TCP has them, and one to its place: what this package
+// does not copy, that device still does. Without a copy of any processor is only what an RNIC moves.
 //
 // # Who owns what
 //

@@ -28,7 +28,7 @@
 // while they are sent, and the CRC would be wrong. Who promises not to
 // ([rdma.StableRead]) spares that copy. What it receives is checked in a
 // buffer, an FPDU at a time, and then copied to its place. Nothing is
-// allocated after [QP.Start], but a larger buffer for a stream that fills it.
+// allocated after [QP.Start], but once a larger buffer for a stream that fills it, and one for FPDUs that are copied.
 //
 // # How to use it
 //

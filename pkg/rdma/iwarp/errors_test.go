@@ -479,7 +479,7 @@ func TestQP_regionCloses(t *testing.T) {
 	}
 }
 
-// TestQP_sinkCloses closes a region under a payload that comes from the stream.
+// TestQP_sinkCloses closes a region while an FPDU for it is there in part: nothing is placed before all of it is.
 func TestQP_sinkCloses(t *testing.T) {
 	for _, gone := range []bool{false, true} {
 		r := newErrorRig(t, true)

@@ -71,7 +71,7 @@ const (
 	maxSummed   = 512 << 10
 
 	// arenaLen is the memory for FPDUs that are copied before they are sent: one of
-	// the longest, with its markers. The first READ response makes it copiedLen, so that
+	// the longest, with its markers, and a Terminate. The first one that is copied makes it copiedLen, so that
 	// several are offered at a time.
 	arenaLen  = 1<<16 + 1<<10
 	copiedLen = 4 * arenaLen

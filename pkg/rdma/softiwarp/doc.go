@@ -55,7 +55,8 @@
 // A SEND or WRITE that succeeded says that its memory is free again, and nothing of the peer
 // (DeviceAttr.PeerCompletes is false): a message that must be known to have come is answered, or
 // followed by a READ. There is no immediate data and there are no atomics. A READ or WRITE costs
-// one copy into the kernel and one out, as TCP does, and the CRC reads each byte once more.
+// one copy into the kernel and one out, as TCP does, and one from the device's buffer to the place; the CRC
+// reads each byte once more on both sides.
 //
 // Nothing is authenticated and nothing is encrypted: who can put bytes into the TCP connection can
 // do what the queue pair's peer can do. Keys and addresses of regions are random, see
