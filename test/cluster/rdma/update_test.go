@@ -21,8 +21,7 @@ import (
 func update(s *suite) {
 	server, client := s.pair(load)
 	_, holder := s.pair(hold)
-	held, err := s.last(holder)
-	s.must(err)
+	held := s.grows(holder, sum{}, 1)
 	s.must(product.TagNextOn(s.Context(), s.plain))
 	for _, n := range s.hw {
 		s.must(product.TagNextOn(s.Context(), n))
