@@ -21,13 +21,13 @@ const portIWARP = 7003
 // region, or SENDs; round trips are SENDs. What is read stays as it is, as its owner promises, unless the name says otherwise.
 // FPDUs are as long as they can be, or have TCP's segment each.
 const (
-	pathIWARP          = "iWARP"
-	pathIWARPRead      = "iWARP, READ"
-	pathIWARPReadOther = "iWARP, READ of what may change"
-	pathIWARPSend      = "iWARP, SEND"
-	pathIWARPNoCRC     = "iWARP, no CRC"
-	pathIWARPReadNoCRC = "iWARP, READ, no CRC"
-	pathIWARPSegment   = "iWARP, FPDU per segment"
+	pathIWARP             = "iWARP"
+	pathIWARPRead         = "iWARP, READ"
+	pathIWARPReadChanging = "iWARP, READ of what may change"
+	pathIWARPSend         = "iWARP, SEND"
+	pathIWARPNoCRC        = "iWARP, no CRC"
+	pathIWARPReadNoCRC    = "iWARP, READ, no CRC"
+	pathIWARPSegment      = "iWARP, FPDU per segment"
 )
 
 // What software iWARP has to reach of TCP's throughput with messages of 1 MiB: CRCs read each
@@ -50,7 +50,7 @@ func (p *iwarpPair) SetUp(ctx context.Context) ([]engine.Path, error) {
 	paths := p.paths(p.ways()...)
 	for i := range paths {
 		switch paths[i].Name {
-		case pathIWARPRead, pathIWARPReadOther, pathIWARPSend, pathIWARPReadNoCRC, pathIWARPSegment:
+		case pathIWARPRead, pathIWARPReadChanging, pathIWARPSend, pathIWARPReadNoCRC, pathIWARPSegment:
 			paths[i].Can = func(l load.Load) bool { return l.Kind == load.Stream } // round trips are as on the others
 		}
 	}
@@ -69,7 +69,7 @@ func (p *iwarpPair) ways() []*way {
 	}{
 		{pathIWARP, iwarpForm{MaxULPDU: iwarp.MaxOwnULPDU, Op: rdma.OpWrite}},
 		{pathIWARPRead, iwarpForm{MaxULPDU: iwarp.MaxOwnULPDU, Op: rdma.OpRead}},
-		{pathIWARPReadOther, iwarpForm{MaxULPDU: iwarp.MaxOwnULPDU, Op: rdma.OpRead, Changing: true}},
+		{pathIWARPReadChanging, iwarpForm{MaxULPDU: iwarp.MaxOwnULPDU, Op: rdma.OpRead, Changing: true}},
 		{pathIWARPSend, iwarpForm{MaxULPDU: iwarp.MaxOwnULPDU, Op: rdma.OpSend}},
 		{pathIWARPNoCRC, iwarpForm{MaxULPDU: iwarp.MaxOwnULPDU, Op: rdma.OpWrite, NoCRC: true}},
 		{pathIWARPReadNoCRC, iwarpForm{MaxULPDU: iwarp.MaxOwnULPDU, Op: rdma.OpRead, NoCRC: true}},
