@@ -3,6 +3,7 @@
 package socket
 
 import (
+	"errors"
 	"testing"
 
 	"github.com/smcr-io/kube-smcr/pkg/sdp/bsdh"
@@ -121,5 +122,20 @@ func TestSection10_6_Held(t *testing.T) {
 	}
 	if v := l.s.Snapshot(); v.RecvBytes != 200 || v.Held != 0 {
 		t.Errorf("when all is read: %v", v)
+	}
+}
+
+// A message for which there is no place in line ends the connection, and nothing else.
+func TestSocket_lineIsFull(t *testing.T) {
+	l := newLone(t, Config{ZcopyBytes: NoZcopy, RecvBuffers: 8, RecvBytes: 200})
+	for held := &l.s.snk.held; !held.isFull(); {
+		held.push(heldPayload{Kept, 0, 1, true})
+	}
+	m := bsdh.Message{MID: bsdh.Data, Payload: []byte{1}, Bufs: 100}
+	i := l.h.posted[0]
+	l.h.buffers[i] = m.Append(nil, bsdh.LayoutFigures)
+	var v *ViolationError
+	if err := l.s.HandleRecv(l.h.w.now, i, l.h.buffers[i], nil); !errors.As(err, &v) || v.Violation != NoCredit {
+		t.Errorf("error %v, want %v", err, NoCredit)
 	}
 }
