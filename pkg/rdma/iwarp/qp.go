@@ -258,7 +258,7 @@ func (q *QP) endOpen(now time.Time, err error) {
 		q.fail(rdma.EventDisconnected, ErrEnded)
 		q.setDeadline(now)
 	default:
-		q.terminate(CodeMarker, nil, 0)
+		q.terminate(CodeMarker, nil)
 		q.setDeadline(now)
 	}
 }

@@ -124,7 +124,7 @@ func (q *QP) buildResponse() bool {
 			b, code = q.source(r, rdma.RemoteRead)
 		}
 		if code != CodeLocal {
-			q.terminate(code, nil, 0)
+			q.terminate(code, nil)
 			return false
 		}
 		t.msg.bufs[0], t.msg.nbufs, t.msg.resolved = b, 1, true

@@ -156,14 +156,14 @@ func (q *QP) handleFPDU() bool {
 	n := int(binary.BigEndian.Uint16(b))
 	total := fpduLen(n)
 	if n < taggedLen {
-		q.terminate(CodeMarker, nil, 0)
+		q.terminate(CodeMarker, nil)
 		return false
 	}
 	if len(b) < total {
 		return false
 	}
 	if end := total - crcLen; r.crc && crc32c(b[:end]) != binary.LittleEndian.Uint32(b[end:]) {
-		q.terminate(CodeCRC, nil, 0)
+		q.terminate(CodeCRC, nil)
 		return false
 	}
 	ulpdu := b[lengthLen : lengthLen+n]
@@ -173,7 +173,7 @@ func (q *QP) handleFPDU() bool {
 		err = q.handleSegment(&h, ulpdu[h.Len():])
 	}
 	if err != nil {
-		q.refuseSegment(err, ulpdu, n)
+		q.refuseSegment(err, ulpdu)
 		return false
 	}
 	r.r += total
@@ -207,10 +207,10 @@ func (q *QP) handleSegment(h *Header, payload []byte) error {
 var errLocal = errors.New("local error")
 
 // refuseSegment ends the queue pair because of a segment.
-func (q *QP) refuseSegment(err error, seg []byte, n int) {
+func (q *QP) refuseSegment(err error, seg []byte) {
 	var code Code
 	if errors.As(err, &code) {
-		q.terminate(code, seg, n)
+		q.terminate(code, seg)
 		return
 	}
 	q.fail(rdma.EventQPFatal, errLocalMemory)

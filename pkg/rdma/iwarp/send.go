@@ -207,11 +207,11 @@ func (t *sender) sayTerminate(term *Terminate) {
 }
 
 // terminate fails the queue pair because of what the peer sent, and says so. seg is the
-// segment to blame, or its beginning, and n its length.
-func (q *QP) terminate(code Code, seg []byte, n int) {
+// segment to blame, if any.
+func (q *QP) terminate(code Code, seg []byte) {
 	term := Terminate{Code: code}
 	if code.hasHeader() && len(seg) >= terminatedLen(seg) {
-		term.HasLength, term.Length = true, uint16(n)
+		term.HasLength, term.Length = true, uint16(len(seg))
 		k := terminatedLen(seg)
 		term.Header = append([]byte(nil), seg[:k]...)
 		if Opcode(seg[1]&rdmapOpMask) == OpReadRequest && len(seg) >= k+readRequestLen {
