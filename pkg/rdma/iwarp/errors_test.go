@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"testing"
 	"time"
 
@@ -476,6 +477,31 @@ func TestQP_regionCloses(t *testing.T) {
 				wantEnd(t, p.b, CodeMarker, true)
 			}
 		})
+	}
+}
+
+// TestQP_stableSourceCloses closes a region under a READ's response that is not copied. What TCP has not begun is not
+// sent, and what it has begun ends the stream there.
+func TestQP_stableSourceCloses(t *testing.T) {
+	for _, taken := range []int{0, 500} {
+		p := newTwoSides(t, nil)
+		source := p.b.mem.add(4096, allAccess|rdma.StableRead)
+		p.connect(Startup{}, Startup{})
+		p.a.send(p.now, rdma.SendWR{ID: 1, Op: rdma.OpRead, Flags: rdma.SendSignaled, RKey: source.rkey, RemoteAddr: source.addr, SGL: []rdma.SGE{p.a.mr.sge(0, 1400)}})
+		p.pass(p.a, p.b, 1<<20)
+		fill(source.buf, 7)
+		p.b.transmit(p.now, taken)
+		source.gone = true
+		p.b.q.ForgetMemory()
+		clear(source.all) // whatever it is now, it is not sent
+		p.runUntilQuiet()
+		wantEnd(t, p.b, CodeReadSTag, true)
+		if bytes.ContainsFunc(p.a.mr.buf[:1400], func(r rune) bool { return r != 0 }) {
+			t.Errorf("%d bytes taken: some were placed", taken)
+		}
+		if got := p.a.takeWCs(); !strings.HasPrefix(got, "1 RDMA_READ ") || strings.Contains(got, "success") {
+			t.Errorf("%d bytes taken: completed %q", taken, got)
+		}
 	}
 }
 

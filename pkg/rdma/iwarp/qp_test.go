@@ -63,19 +63,26 @@ func TestQP_operations(t *testing.T) {
 	}
 }
 
-// TestQP_markers: the peer asks for markers; it is a Framing in the hands of the test.
-func TestQP_markers(t *testing.T) {
-	a := newSide(t, "a", nil)
-	now := newTwoSides(t, nil).now
-	if err := a.q.Start(now, Startup{}); err != nil {
+// newMarkingSide is a side with a region of a size whose peer asks for markers and CRCs. The peer is a Framing in the
+// hands of the test.
+func newMarkingSide(t *testing.T, now time.Time, size int, ask Startup) *side {
+	t.Helper()
+	s := newSideOf(t, "a", size, nil)
+	if err := s.q.Start(now, ask); err != nil {
 		t.Fatal(err)
 	}
-	a.transmit(now, 1<<20)
-	a.sent = a.sent[:0]
+	s.transmit(now, 1<<20)
+	s.sent = s.sent[:0]
 	reply := Frame{Reply: true, CRC: true, Markers: true, Rev: Rev2, IsEnhanced: true, Enhanced: Enhanced{IRD: 16, ORD: 16}}
-	if err := a.feed(now, reply.Append(nil)); err != nil {
+	if err := s.feed(now, reply.Append(nil)); err != nil {
 		t.Fatal(err)
 	}
+	return s
+}
+
+func TestQP_markers(t *testing.T) {
+	now := time.Unix(1000, 0)
+	a := newMarkingSide(t, now, testRegion, Startup{})
 	fill(a.mr.buf[:9000], 3)
 	a.send(now, rdma.SendWR{ID: 1, Op: rdma.OpWrite, SGL: []rdma.SGE{a.mr.sge(0, 9000)}, Flags: rdma.SendSignaled})
 	a.send(now, rdma.SendWR{ID: 2, Op: rdma.OpSend, SGL: []rdma.SGE{a.mr.sge(0, 700)}})
@@ -121,16 +128,7 @@ func TestQP_fullOfMarkers(t *testing.T) {
 	const fill = 4 * (MaxMarkedULPDU - taggedLen) // of payload, in four FPDUs
 	now := time.Unix(1000, 0)
 	for n := 1; n < 5000; n += 10 {
-		a := newSideOf(t, "a", fill+5000, nil)
-		if err := a.q.Start(now, Startup{MaxULPDU: MaxOwnULPDU}); err != nil {
-			t.Fatal(err)
-		}
-		a.transmit(now, 1<<20)
-		a.sent = a.sent[:0]
-		reply := Frame{Reply: true, CRC: true, Markers: true, Rev: Rev2, IsEnhanced: true, Enhanced: Enhanced{IRD: 16, ORD: 16}}
-		if err := a.feed(now, reply.Append(nil)); err != nil {
-			t.Fatal(err)
-		}
+		a := newMarkingSide(t, now, fill+5000, Startup{MaxULPDU: MaxOwnULPDU})
 		a.send(now, rdma.SendWR{ID: 1, Op: rdma.OpWrite, SGL: []rdma.SGE{a.mr.sge(0, fill+n)}, Flags: rdma.SendSignaled})
 		read := rdma.SendWR{Op: rdma.OpRead, SGL: []rdma.SGE{a.mr.sge(0, 4)}}
 		a.send(now, read, read, read)
