@@ -5,8 +5,10 @@ package soft
 import (
 	"errors"
 	"fmt"
+	"math/bits"
 	"net/netip"
 	"path/filepath"
+	"runtime"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/rocev2"
@@ -27,8 +29,13 @@ type Config struct {
 	// of the calling thread. The device closes it.
 	Wire Wire
 	// SocketBufferBytes is what the socket's buffers should hold in each
-	// direction; 0: 16 MiB. Without CAP_NET_ADMIN the system's limits apply.
+	// direction, and those of all receivers behind the first one together; 0: 16 MiB. Without CAP_NET_ADMIN
+	// the system's limits apply.
 	SocketBufferBytes int
+	// Receivers is the number of receiving sockets, each with a goroutine: 1, 2 or 4. The
+	// kernel spreads queue pairs over them. 0: as many as the program has processors (GOMAXPROCS),
+	// or the number below that. With an address of IPv6, and while two devices share it, there is one.
+	Receivers int
 	// NoSegmentation sends and receives every packet by itself, as on a
 	// kernel without UDP_SEGMENT and UDP_GRO.
 	NoSegmentation bool
@@ -77,6 +84,9 @@ func (c Config) Validate() error {
 	if c.SocketBufferBytes < 0 {
 		bad("socket buffer of %d bytes", c.SocketBufferBytes)
 	}
+	if c.Receivers < 0 || c.Receivers > maxReceivers || c.Receivers&(c.Receivers-1) != 0 {
+		bad("%d receivers are not 1, 2 or 4", c.Receivers)
+	}
 	if c.WindowPackets < 0 || c.WindowPackets > rocev2.MaxWindow {
 		bad("window of %d packets is not in 0 to %d", c.WindowPackets, rocev2.MaxWindow)
 	}
@@ -92,6 +102,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.SocketBufferBytes == 0 {
 		c.SocketBufferBytes = defaultSocketBufferBytes
+	}
+	if c.Receivers == 0 {
+		c.Receivers = 1 << (bits.Len(uint(min(runtime.GOMAXPROCS(0), maxReceivers))) - 1)
 	}
 	return c
 }

@@ -63,7 +63,10 @@ func Open(cfg Config) (*Device, error) {
 	}
 	d.link.Store(&state)
 	d.base = softdev.New(softdev.Config{Device: d, NewQP: d.newQP, DrawQPN: d.drawQPN})
-	d.wg.Go(d.receiveLoop)
+	d.startReceiver(wire.Receive)
+	if s, ok := wire.(Spreader); ok {
+		s.Spread(d.startReceiver)
+	}
 	if d.watcher != nil {
 		d.wg.Go(d.followLink)
 	}

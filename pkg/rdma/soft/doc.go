@@ -13,9 +13,10 @@
 //
 // # Who owns what
 //
-// A device has one receive goroutine, which waits in the network poller (in the midst of a
-// stream it looks for more before that), one for timers, one for the link state, and one goroutine per open context
-// that delivers events. Each queue pair has an owner at every moment: the receiver, or
+// A device has a receive goroutine for each of its receiving sockets, of which there are up to four
+// ([Config.Receivers]), and the kernel spreads queue pairs over them: see spread for how. It waits in the network
+// poller (in the midst of a stream it looks for more before that). There is one for timers, one for the link state, and one goroutine per open context
+// that delivers events. Each queue pair has an owner at every moment: a receiver, or
 // who posts and finds it free, and then transmits. Posting never blocks.
 //
 // # What peers can guess
@@ -85,9 +86,9 @@
 // # Limitations
 //
 // Traffic class, flow label and hop limit of a path are not used: a socket
-// serves many queue pairs. The UDP source port is one of two of the device, by
-// the topmost bit of the destination's queue pair number, so that equal-cost
-// routing hardly spreads the queue pairs of two devices. There is
+// serves many queue pairs. The UDP source port is one of eight of the device, by
+// the topmost bit and the lowest two of the destination's queue pair number: more ways than
+// that equal-cost routing does not find between two devices. A device with an address of IPv6 has one receiver. There is
 // no congestion control beyond the window of packets in flight. The IPv4
 // identification that the ICRC covers is not visible to a socket; see
 // [rocev2.ICRC] for what that means. Linux only.

@@ -23,6 +23,12 @@ const (
 	rxBatch       = 16
 	rxBufferBytes = 1 << 16
 
+	// maxReceivers is the number of receiving sockets of a device, at most: a power of two.
+	maxReceivers = 4
+	// foldTimeout is how long a device that gets company waits until its further receivers
+	// have taken what there is.
+	foldTimeout = 50 * time.Millisecond
+
 	// defaultSocketBufferBytes holds several windows of several queue pairs.
 	// The kernel counts about twice the bytes of small datagrams.
 	defaultSocketBufferBytes = 16 << 20

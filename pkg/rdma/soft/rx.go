@@ -27,7 +27,7 @@ const ackDelay = time.Millisecond
 // receiveRetry is the pause after a receive call that failed.
 const receiveRetry = 10 * time.Millisecond
 
-// receiver is the state of a device's receive goroutine.
+// receiver is the state of a receive goroutine.
 type receiver struct {
 	dev    *Device
 	now    time.Time
@@ -47,18 +47,23 @@ type peerICRC struct {
 	icrc rocev2.ICRC
 }
 
-func (d *Device) receiveLoop() {
+func (d *Device) startReceiver(receive Receive) {
+	d.wg.Go(func() { d.receiveLoop(receive) })
+}
+
+// receiveLoop receives until the device is closed, or only this receiver.
+func (d *Device) receiveLoop(receive Receive) {
 	r := &receiver{dev: d, poller: d.base.Poller()}
 	take, idle := r.take, r.poller.Idle
 	for {
-		err := d.wire.Receive(take, idle)
+		err := receive(take, idle)
 		select {
 		case <-d.done:
 			return
 		default:
 		}
 		if errors.Is(err, net.ErrClosed) {
-			return // the wire was closed by somebody else
+			return // it is not needed any more, or the wire was closed by somebody else
 		}
 		d.stats.rxErrors.Add(1)
 		select { // it may last, and must not cost a processor

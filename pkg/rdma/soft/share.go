@@ -9,7 +9,6 @@ import (
 	"net"
 	"os"
 	"sync"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -28,13 +27,17 @@ const generationBit rdma.QPN = 1 << 23
 // flowOf is the number of the sending socket for packets to a queue pair. The
 // packets of one flow, as NICs and kernels see it, may arrive merged, and what
 // is merged has one receiver: so a flow must not mix packets for two devices
-// that share an address.
+// that share an address, or for two receivers of one device.
 func flowOf(dest rdma.QPN) uint8 {
+	f := uint8(dest & receiverBits)
 	if dest&generationBit != 0 {
-		return 1
+		f += maxReceivers
 	}
-	return 0
+	return f
 }
+
+// flows is the number of flows.
+const flows = 2 * maxReceivers
 
 // share is a device's part in sharing an address and port with one other
 // device, of this process or another one: the sockets of both are bound with
@@ -63,7 +66,7 @@ func flowOf(dest rdma.QPN) uint8 {
 // off the network namespace.
 type share struct {
 	generation uint8
-	raw        syscall.RawConn // of the UDP socket, once it is there
+	w          *udpWire
 	place      *place
 	token      *net.UnixListener // nil: no generation was taken
 	older      *net.UnixConn     // of the other device's token; nil if alone
@@ -79,9 +82,9 @@ type share struct {
 // join takes the first generation that is free and waits until the other
 // device, if there is one, is prepared. The caller binds its UDP socket and calls
 // start.
-func join(cfg Config, scope uint32) (_ *share, err error) {
-	s := &share{alone: make(chan struct{}), done: make(chan struct{})}
-	if s.place, err = enterPlace(cfg, scope); err != nil {
+func join(cfg Config, w *udpWire) (_ *share, err error) {
+	s := &share{w: w, alone: make(chan struct{}), done: make(chan struct{})}
+	if s.place, err = enterPlace(cfg, w.scope); err != nil {
 		return nil, fmt.Errorf("share %v: %w", cfg.Addr, err)
 	}
 	defer func() {
@@ -133,8 +136,7 @@ func (s *share) joinOlder(cfg Config) error {
 }
 
 // start is called when the UDP socket is bound.
-func (s *share) start(raw syscall.RawConn) error {
-	s.raw = raw
+func (s *share) start() error {
 	if s.older == nil {
 		if err := s.command(); err != nil {
 			return err
@@ -166,17 +168,14 @@ func (s *share) outlive() {
 
 // command puts our program in force, and lets nobody else in.
 func (s *share) command() error {
-	var err error
-	cerr := s.raw.Control(func(fd uintptr) {
-		p := program(s.generation)
-		err = unix.SetsockoptSockFprog(int(fd), unix.SOL_SOCKET, unix.SO_ATTACH_REUSEPORT_CBPF,
-			&unix.SockFprog{Len: uint16(len(p)), Filter: &p[0]})
-	})
-	if err = errors.Join(cerr, err); err != nil {
-		return fmt.Errorf("attach the program that picks a device by queue pair: %w", os.NewSyscallError("setsockopt", err))
+	err := attach(s.w.in.raw, program(s.generation))
+	if err != nil {
+		return fmt.Errorf("pick a device by queue pair: %w", err)
 	}
 	s.mu.Lock()
-	err = s.admits(false)
+	if err = reusePort(s.w.in.raw, false); err == nil && !s.closed {
+		s.w.spread.left()
+	}
 	s.mu.Unlock()
 	if err != nil {
 		return err
@@ -185,25 +184,13 @@ func (s *share) command() error {
 	return nil
 }
 
-// admits says whether the kernel lets another socket of our user bind to the port. The
-// caller has mu.
-func (s *share) admits(others bool) error {
-	n := 0
-	if others {
-		n = 1
-	}
-	var err error
-	cerr := s.raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEPORT, n) })
-	return errors.Join(cerr, os.NewSyscallError("setsockopt SO_REUSEPORT", err))
-}
-
 // program returns 0 for packets of a generation, else 1. It sees the payload
 // of UDP, where the base transport header has the destination queue pair in
 // bytes 5 to 7.
-func program(generation uint8) [4]unix.SockFilter {
+func program(generation uint8) []unix.SockFilter {
 	const firstQPNByte, topBit = 5, 0x80
 	own := uint32(generation)
-	return [4]unix.SockFilter{
+	return []unix.SockFilter{
 		{Code: unix.BPF_LD | unix.BPF_B | unix.BPF_ABS, K: firstQPNByte},
 		{Code: unix.BPF_JMP | unix.BPF_JSET | unix.BPF_K, K: topBit, Jf: 1},
 		{Code: unix.BPF_RET | unix.BPF_K, K: 1 - own}, // generation 1
@@ -236,7 +223,10 @@ func (s *share) welcome() {
 func (s *share) admit(c *net.UnixConn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closed || s.admits(true) != nil { // closed: the younger one finds out
+	if s.closed { // the younger one finds out
+		return
+	}
+	if s.w.spread.company(); reusePort(s.w.in.raw, true) != nil {
 		return
 	}
 	s.wg.Go(func() {
@@ -246,7 +236,7 @@ func (s *share) admit(c *net.UnixConn) {
 		if s.guest == c && !s.closed {
 			_ = c.Close()
 			s.guest = nil
-			_ = s.admits(false) // but if our own socket is closed
+			_ = reusePort(s.w.in.raw, false) // but if our own socket is closed
 		}
 	})
 	_, _ = c.Write([]byte{s.generation}) // it may have given up

@@ -28,7 +28,7 @@ import (
 )
 
 func shared(addr netip.Addr, name string) soft.Config {
-	return soft.Config{Name: name, Addr: addr, Port: testPort, Share: true}
+	return soft.Config{Name: name, Addr: addr, Port: testPort, Share: true, Receivers: 4}
 }
 
 // stream sends from x and back from y until stop is closed, a few times at
@@ -134,6 +134,33 @@ func settle(t *testing.T, d *soft.Device) {
 
 // pause lets traffic run for a moment.
 func pause(d time.Duration) { <-time.After(d) }
+
+// TestShare_receivers: a device receives by several sockets while it is alone, but not again after it had company.
+func TestShare_receivers(t *testing.T) {
+	await := func(when string, d *soft.Device, want int) {
+		t.Helper()
+		for end := time.Now().Add(10 * time.Second); d.Stats().Receivers != want; pause(time.Millisecond) { // polls the device
+			if time.Now().After(end) {
+				t.Fatalf("%s: %s has %d receivers, want %d", when, d.Name(), d.Stats().Receivers, want)
+			}
+		}
+	}
+	first := openUDP(t, shared(loopA, "first"))
+	await("alone", first, 4)
+	second := openUDP(t, shared(loopA, "second"))
+	await("two", first, 1)
+	await("two", second, 1)
+	if err := second.Close(); err != nil {
+		t.Fatal(err)
+	}
+	third := openUDP(t, shared(loopA, "third"))
+	await("two", third, 1)
+	if err := first.Close(); err != nil {
+		t.Fatal(err)
+	}
+	await("the older one is gone", third, 4)
+	await("one receiver", openUDP(t, soft.Config{Name: "one", Addr: loopB, Port: testPort, Receivers: 1}), 1)
+}
 
 func TestShare_generations(t *testing.T) {
 	peer := openUDP(t, soft.Config{Name: "peer", Addr: loopB, Port: testPort})

@@ -30,6 +30,7 @@ type Stats struct {
 	RxOtherDevice uint64 // dropped: for the device that shares our address
 	RxWrongSource uint64 // dropped: not from the queue pair's peer
 	RxErrors      uint64 // receive calls that failed
+	Receivers     int    // receiving sockets now, see [Config.Receivers]
 	TxPackets     uint64
 	TxWaits       uint64 // the wire was full
 	TxErrors      uint64 // messages that the wire refused
@@ -38,6 +39,10 @@ type Stats struct {
 // Stats returns the counters now.
 func (d *Device) Stats() Stats {
 	s := &d.stats
+	receivers := 1
+	if w, ok := d.wire.(Spreader); ok {
+		receivers = w.Receivers()
+	}
 	return Stats{
 		RxPackets:     s.rx[rxPackets].Load(),
 		RxBadICRC:     s.rx[rxBadICRC].Load(),
@@ -46,6 +51,7 @@ func (d *Device) Stats() Stats {
 		RxOtherDevice: s.rx[rxOtherDevice].Load(),
 		RxWrongSource: s.rx[rxWrongSource].Load(),
 		RxErrors:      s.rxErrors.Load(),
+		Receivers:     receivers,
 		TxPackets:     s.txPackets.Load(),
 		TxWaits:       s.txWaits.Load(),
 		TxErrors:      s.txErrors.Load(),

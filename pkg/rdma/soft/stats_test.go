@@ -22,7 +22,7 @@ func TestDevice_Stats(t *testing.T) {
 	s.txWaits.Store(9)
 	s.txErrors.Store(10)
 	want := Stats{
-		RxPackets: 1, RxBadICRC: 2, RxMalformed: 3, RxUnknownQP: 4, RxOtherDevice: 5, RxWrongSource: 6, RxErrors: 7,
+		RxPackets: 1, RxBadICRC: 2, RxMalformed: 3, RxUnknownQP: 4, RxOtherDevice: 5, RxWrongSource: 6, RxErrors: 7, Receivers: 1,
 		TxPackets: 8, TxWaits: 9, TxErrors: 10,
 	}
 	if diff := cmp.Diff(want, d.Stats()); diff != "" {

@@ -10,7 +10,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"runtime"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -29,12 +28,12 @@ type mmsghdr struct {
 // cmsgRoom is the room for one control message of a 4-byte value.
 const cmsgRoom = 24
 
-// udpWire is a UDP socket to receive and one to send for each flow. The others
+// udpWire is UDP sockets to receive, of which there may be one or several, and one to send for each flow. The latter
 // are not in the network poller: there, each datagram that leaves would wake a
 // thread, because the poller also watches for room to send.
 type udpWire struct {
-	conn     *net.UDPConn
-	raw      syscall.RawConn
+	in       *inSocket // the first one, and the only one beside another device
+	spread   spread    // further ones
 	outs     [flows]outSocket
 	share    *share // nil: the address is the device's alone
 	link     *linkWatch
@@ -42,25 +41,7 @@ type udpWire struct {
 	v6       bool
 	segments atomic.Int32
 	senders  chan *udpSender // free ones
-
-	// owned by the receiver
-	rxRing   []byte // rxBatch buffers outside the Go heap
-	rxHdr    [rxBatch]mmsghdr
-	rxIov    [rxBatch]unix.Iovec
-	rxName   [rxBatch]unix.RawSockaddrInet6 // also holds an IPv4 one
-	rxCtl    [rxBatch][cmsgRoom]byte
-	rxMsgs   [rxBatch]Message
-	rxUsed   int // messages whose headers the last call changed
-	rxErr    error
-	rxStream stream
-	rxCalls  uint // of recvmmsg
-	rxTake   func([]Message)
-	rxIdle   func() bool
-	rxFn     func(fd uintptr) bool
 }
-
-// flows is the number of flows: see flowOf.
-const flows = 2
 
 // outSocket sends one flow, from a port of its own.
 type outSocket struct {
@@ -73,6 +54,7 @@ var (
 	_ Wire        = (*udpWire)(nil)
 	_ LinkWatcher = (*udpWire)(nil)
 	_ PortSender  = (*udpWire)(nil)
+	_ Spreader    = (*udpWire)(nil)
 )
 
 // openUDP opens the socket and the link watch in the current namespace.
@@ -94,55 +76,36 @@ func openUDP(cfg Config) (_ *udpWire, err error) {
 	if cfg.scoped() && w.scope == 0 {
 		return nil, fmt.Errorf("interface %s does not have the address %v", cfg.Addr.Zone(), cfg.Addr.WithZone(""))
 	}
+	defer func() {
+		if err != nil {
+			_ = errors.Join(w.unbind(), w.closeOuts())
+		}
+	}()
+	if err := w.spread.prepare(w, cfg); err != nil {
+		return nil, err
+	}
 	if err := w.bind(network, cfg); err != nil {
 		return nil, err
 	}
-	defer func() {
-		if err != nil {
-			_ = w.unbind()
-		}
-	}()
-	var optErr error
-	if err := w.raw.Control(func(fd uintptr) { optErr = w.options(int(fd), cfg) }); err != nil {
-		return nil, fmt.Errorf("set socket options: %w", err)
-	}
-	if optErr != nil {
-		return nil, optErr
-	}
-	defer func() {
-		if err != nil {
-			_ = w.closeOuts()
-		}
-	}()
 	for i := range w.outs {
 		if w.outs[i], err = w.openOut(cfg); err != nil {
 			return nil, err
 		}
 	}
-	w.rxRing, err = unix.Mmap(-1, 0, rxBatch*rxBufferBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
-	if err != nil {
-		return nil, fmt.Errorf("map receive buffers: %w", err)
-	}
-	w.rxFn = w.receive
 	link.start()
 	return w, nil
 }
 
-// bind opens the receiving socket.
+// bind opens the first receiving socket.
 func (w *udpWire) bind(network string, cfg Config) (err error) {
 	local := netip.AddrPortFrom(cfg.Addr, cfg.Port)
 	var lc net.ListenConfig
 	if cfg.Share {
-		if w.share, err = join(cfg, w.scope); err != nil {
+		if w.share, err = join(cfg, w); err != nil {
 			return err
 		}
-		lc.Control = reusePort
+		lc.Control = func(_, _ string, c syscall.RawConn) error { return reusePort(c, true) }
 	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, w.unbind())
-		}
-	}()
 	listen := func() (net.PacketConn, error) {
 		if w.share != nil && w.share.older == nil {
 			// Nobody agreed to share. Whoever has the port all the same, as a device of
@@ -164,32 +127,29 @@ func (w *udpWire) bind(network string, cfg Config) (err error) {
 	if err != nil {
 		return fmt.Errorf("bind the RoCEv2 socket (is another RDMA device or rxe using %v?): %w", local, err)
 	}
-	w.conn = conn.(*net.UDPConn)
-	if w.raw, err = w.conn.SyscallConn(); err != nil {
-		return fmt.Errorf("get the socket: %w", err)
+	if w.in, err = newInSocket(conn.(*net.UDPConn), w.v6); err != nil {
+		return errors.Join(err, conn.Close())
+	}
+	var optErr error
+	if err := w.in.raw.Control(func(fd uintptr) { optErr = w.options(int(fd), cfg) }); err != nil || optErr != nil {
+		return errors.Join(err, optErr)
 	}
 	if w.share != nil {
-		return w.share.start(w.raw)
+		return w.share.start()
 	}
 	return nil
 }
 
-// unbind undoes bind. The address is given back before the generation.
+// unbind closes the receiving sockets. The address is given back before the generation.
 func (w *udpWire) unbind() error {
-	var errs []error
-	if w.conn != nil {
-		errs = append(errs, w.conn.Close())
+	errs := []error{w.spread.close()}
+	if w.in != nil {
+		errs = append(errs, w.in.conn.Close())
 	}
 	if w.share != nil {
 		errs = append(errs, w.share.close())
 	}
 	return errors.Join(errs...)
-}
-
-func reusePort(_, _ string, c syscall.RawConn) error {
-	var err error
-	cerr := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEPORT, 1) })
-	return errors.Join(cerr, os.NewSyscallError("setsockopt SO_REUSEPORT", err))
 }
 
 // openOut opens a sending socket, on a port of its own: RoCEv2 lets senders
@@ -211,7 +171,7 @@ func (w *udpWire) openOut(cfg Config) (o outSocket, err error) {
 			err = errors.Join(err, o.file.Close())
 		}
 	}()
-	if err := unix.Bind(fd, w.sendAddr(cfg.Addr)); err != nil {
+	if err := unix.Bind(fd, w.local(cfg.Addr, 0)); err != nil {
 		return o, fmt.Errorf("bind the sending socket to %v: %w", cfg.Addr, err)
 	}
 	name, err := unix.Getsockname(fd)
@@ -241,12 +201,12 @@ func (w *udpWire) closeOuts() error {
 	return errors.Join(errs...)
 }
 
-// sendAddr is the local address with a port of the kernel's choice.
-func (w *udpWire) sendAddr(a netip.Addr) unix.Sockaddr {
+// local is the local address, with a port of the kernel's choice if that is 0.
+func (w *udpWire) local(a netip.Addr, port uint16) unix.Sockaddr {
 	if w.v6 {
-		return &unix.SockaddrInet6{Addr: a.As16(), ZoneId: w.scope}
+		return &unix.SockaddrInet6{Addr: a.As16(), ZoneId: w.scope, Port: int(port)}
 	}
-	return &unix.SockaddrInet4{Addr: a.As4()}
+	return &unix.SockaddrInet4{Addr: a.As4(), Port: int(port)}
 }
 
 // SourcePort implements [PortSender].
@@ -304,139 +264,21 @@ func (w *udpWire) LinkChanged() <-chan struct{} { return w.link.changed }
 // Close implements [Wire].
 func (w *udpWire) Close() error {
 	err := errors.Join(w.unbind(), w.closeOuts(), w.link.close())
-	// The receiver is in Receive or about to find the socket closed: the read
+	// A receiver is in Receive or about to find its socket closed: the read
 	// lock of the connection makes sure that it is out.
 	return err
 }
 
-// release unmaps the receive buffers; nobody is in Receive any more.
-func (w *udpWire) release() {
-	if w.rxRing != nil {
-		_ = unix.Munmap(w.rxRing)
-		w.rxRing = nil
-	}
-}
-
 // Receive implements [Wire].
 func (w *udpWire) Receive(take func([]Message), idle func() bool) error {
-	for i := range w.rxHdr {
-		w.rxIov[i].Base = &w.rxRing[i*rxBufferBytes]
-		w.rxIov[i].SetLen(rxBufferBytes)
-		h := &w.rxHdr[i].hdr
-		h.Name = (*byte)(unsafe.Pointer(&w.rxName[i]))
-		h.Iov = &w.rxIov[i]
-		h.SetIovlen(1)
-		h.Control = &w.rxCtl[i][0]
-	}
-	w.rxTake, w.rxIdle, w.rxUsed = take, idle, rxBatch
-	err := w.raw.Read(w.rxFn)
-	if err != nil {
-		w.release()
-	} else {
-		err = w.rxErr
-	}
-	return fmt.Errorf("receive: %w", err)
+	return w.in.receive(take, idle)
 }
 
-// receive is called by the network poller's loop whenever something may have
-// arrived. It stays in this loop: a batch that is not full has emptied the
-// socket, and what comes later is noticed, so that no call is needed to find it
-// empty. True ends the loop with rxErr.
-func (w *udpWire) receive(fd uintptr) bool {
-	for {
-		n, errno := w.recvmmsg(fd)
-		if errno != 0 && errno != unix.EAGAIN {
-			w.rxErr = os.NewSyscallError("recvmmsg", errno)
-			return true
-		}
-		for i := range n {
-			m := &w.rxMsgs[i]
-			off := i * rxBufferBytes
-			m.Data = w.rxRing[off : off+int(w.rxHdr[i].n)]
-			m.Peer = w.sender(&w.rxName[i])
-			m.SegmentBytes = segmentSize(w.rxCtl[i][:w.rxHdr[i].hdr.Controllen])
-		}
-		if n > 0 {
-			w.rxStream.arrived(time.Now(), bytesOf(w.rxMsgs[:n]))
-			w.rxTake(w.rxMsgs[:n])
-		}
-		if n == rxBatch || w.rxIdle() {
-			continue
-		}
-		if !w.rxStream.goesOn(time.Now()) {
-			return false
-		}
-		runtime.Gosched() // to those who read what came
-	}
-}
+// Spread implements [Spreader].
+func (w *udpWire) Spread(start func(Receive)) { w.spread.begin(start) }
 
-// bytesOf is how much arrived.
-func bytesOf(msgs []Message) int {
-	n := 0
-	for i := range msgs {
-		n += len(msgs[i].Data)
-	}
-	return n
-}
-
-// quietCalls: of so many system calls one is ordinary, and the Go scheduler
-// does not see the others. None of them waits. A call that it sees wakes its
-// monitor thread if the process was idle before, which is before every message
-// of a dialogue: two context switches for nothing. But a process that goes on
-// working needs the monitor at times: it polls the network and preempts.
-const quietCalls = 1024
-
-func (w *udpWire) recvmmsg(fd uintptr) (int, syscall.Errno) {
-	for i := range w.rxUsed { // the kernel wrote what it used
-		h := &w.rxHdr[i].hdr
-		h.Namelen = unix.SizeofSockaddrInet6
-		h.SetControllen(cmsgRoom)
-	}
-	for {
-		call := unix.RawSyscall6
-		if w.rxCalls++; w.rxCalls%quietCalls == 0 {
-			call = unix.Syscall6
-		}
-		n, _, errno := call(unix.SYS_RECVMMSG, fd, uintptr(unsafe.Pointer(&w.rxHdr[0])), rxBatch, unix.MSG_DONTWAIT, 0, 0)
-		if errno == unix.EINTR {
-			continue
-		}
-		w.rxUsed = 0
-		if errno == 0 {
-			w.rxUsed = int(n)
-		}
-		return w.rxUsed, errno
-	}
-}
-
-// sender returns the sender's address.
-func (w *udpWire) sender(n *unix.RawSockaddrInet6) netip.AddrPort {
-	if w.v6 {
-		return netip.AddrPortFrom(netip.AddrFrom16(n.Addr), swap16(n.Port))
-	}
-	n4 := (*unix.RawSockaddrInet4)(unsafe.Pointer(n))
-	return netip.AddrPortFrom(netip.AddrFrom4(n4.Addr), swap16(n4.Port))
-}
-
-// swap16 turns a port in network order, read as native, into its number.
-func swap16(p uint16) uint16 {
-	var b [2]byte
-	binary.NativeEndian.PutUint16(b[:], p)
-	return binary.BigEndian.Uint16(b[:])
-}
-
-// segmentSize finds the UDP_GRO value among control messages; 0 if none.
-func segmentSize(ctl []byte) int {
-	const hdr = unix.SizeofCmsghdr
-	if len(ctl) < hdr+4 {
-		return 0
-	}
-	c := (*unix.Cmsghdr)(unsafe.Pointer(unsafe.SliceData(ctl)))
-	if c.Level != unix.SOL_UDP || c.Type != unix.UDP_GRO {
-		return 0
-	}
-	return int(int32(binary.NativeEndian.Uint32(ctl[hdr:])))
-}
+// Receivers implements [Spreader].
+func (w *udpWire) Receivers() int { return int(w.spread.receivers.Load()) }
 
 // udpSender is the system call's view of messages.
 type udpSender struct {

@@ -44,36 +44,8 @@ func TestUDPWire_sockaddr(t *testing.T) {
 		if w.v6 && n.Scope_id != c.scope {
 			t.Errorf("%s: scope %d, want %d", c.to, n.Scope_id, c.scope)
 		}
-		if got := w.sender(&n); got != to {
+		if got := (&inSocket{v6: w.v6}).sender(&n); got != to {
 			t.Errorf("%s: read as %v", c.to, got)
-		}
-	}
-}
-
-// control is a control message of four bytes.
-func control(level, kind int32, value uint32, length int) []byte {
-	b := make([]byte, cmsgRoom)
-	c := (*unix.Cmsghdr)(unsafe.Pointer(&b[0]))
-	c.Level, c.Type = level, kind
-	c.SetLen(unix.CmsgLen(4))
-	binary.NativeEndian.PutUint32(b[unix.SizeofCmsghdr:], value)
-	return b[:length]
-}
-
-func TestSegmentSize(t *testing.T) {
-	for name, c := range map[string]struct {
-		ctl  []byte
-		want int
-	}{
-		"none":            {nil, 0},
-		"cut":             {control(unix.SOL_UDP, unix.UDP_GRO, 1000, unix.SizeofCmsghdr+3), 0},
-		"of another kind": {control(unix.SOL_UDP, unix.UDP_SEGMENT, 1000, cmsgRoom), 0},
-		"of another one":  {control(unix.SOL_IP, unix.UDP_GRO, 1000, cmsgRoom), 0},
-		"segments":        {control(unix.SOL_UDP, unix.UDP_GRO, 1000, cmsgRoom), 1000},
-		"just so long":    {control(unix.SOL_UDP, unix.UDP_GRO, 65507, unix.SizeofCmsghdr+4), 65507},
-	} {
-		if got := segmentSize(c.ctl); got != c.want {
-			t.Errorf("%s: %d, want %d", name, got, c.want)
 		}
 	}
 }
@@ -150,7 +122,7 @@ func openLoop(t *testing.T, addr string, plain bool) *udpWire {
 		if err := w.Close(); err != nil {
 			t.Error(err)
 		}
-		w.release()
+		w.in.release()
 	})
 	return w
 }
@@ -196,7 +168,7 @@ func TestUDPWire(t *testing.T) {
 			want := append(bytes.Clone(data[:30]), data...)
 			idle := func() bool {
 				if looks++; total >= flows*len(want) || looks > 10_000 {
-					_ = b.conn.SetReadDeadline(time.Unix(1, 0))
+					_ = b.in.conn.SetReadDeadline(time.Unix(1, 0))
 					return false
 				}
 				return true

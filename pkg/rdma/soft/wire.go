@@ -37,7 +37,7 @@ type Wire interface {
 type Message struct {
 	Peer         netip.AddrPort
 	SegmentBytes int      // 0: one datagram
-	Flow         uint8    // to send: 0 or 1; all messages of a call have the same
+	Flow         uint8    // to send: 0 to 7; all messages of a call have the same
 	Bufs         [][]byte // to send: gathered
 	Data         []byte   // received
 }
@@ -48,6 +48,18 @@ type LinkWatcher interface {
 	Link() LinkState
 	// LinkChanged has a token after Link changed.
 	LinkChanged() <-chan struct{}
+}
+
+// Receive is [Wire.Receive], or the same of a further receiver.
+type Receive = func(take func(msgs []Message), idle func() bool) error
+
+// Spreader is a [Wire] that may have further receivers, at once or later: it gives
+// each to start, which does not wait. Each is called by a goroutine of its own, and
+// returns [net.ErrClosed] when that is no longer needed. After Close there are no more.
+type Spreader interface {
+	Spread(start func(Receive))
+	// Receivers is how many receive now.
+	Receivers() int
 }
 
 // PortSender is a [Wire] whose datagrams have other source ports than the

@@ -3,11 +3,15 @@
 package soft
 
 import (
+	"encoding/binary"
 	"net"
 	"net/netip"
 	"sync/atomic"
 	"testing"
 	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
 )
 
 // In the midst of a stream the receiver looks for more before it sleeps: whoever it asks then is asked more than once.
@@ -41,6 +45,34 @@ func TestUDPWire_looksForMore(t *testing.T) {
 		}
 		if _, err := from.Write(make([]byte, streamBytes)); err != nil {
 			t.Fatal(err)
+		}
+	}
+}
+
+// control is a control message of four bytes.
+func control(level, kind int32, value uint32, length int) []byte {
+	b := make([]byte, cmsgRoom)
+	c := (*unix.Cmsghdr)(unsafe.Pointer(&b[0]))
+	c.Level, c.Type = level, kind
+	c.SetLen(unix.CmsgLen(4))
+	binary.NativeEndian.PutUint32(b[unix.SizeofCmsghdr:], value)
+	return b[:length]
+}
+
+func TestSegmentSize(t *testing.T) {
+	for name, c := range map[string]struct {
+		ctl  []byte
+		want int
+	}{
+		"none":            {nil, 0},
+		"cut":             {control(unix.SOL_UDP, unix.UDP_GRO, 1000, unix.SizeofCmsghdr+3), 0},
+		"of another kind": {control(unix.SOL_UDP, unix.UDP_SEGMENT, 1000, cmsgRoom), 0},
+		"of another one":  {control(unix.SOL_IP, unix.UDP_GRO, 1000, cmsgRoom), 0},
+		"segments":        {control(unix.SOL_UDP, unix.UDP_GRO, 1000, cmsgRoom), 1000},
+		"just so long":    {control(unix.SOL_UDP, unix.UDP_GRO, 65507, unix.SizeofCmsghdr+4), 65507},
+	} {
+		if got := segmentSize(c.ctl); got != c.want {
+			t.Errorf("%s: %d, want %d", name, got, c.want)
 		}
 	}
 }
