@@ -137,11 +137,14 @@ func (p *pair) Close() error {
 	return errors.Join(errs...)
 }
 
-// worker is this program in a guest.
+// worker is this program in a guest, or in this machine's place among the guests.
 type worker struct {
-	guest *lab.Guest
-	p     *lab.Process
-	out   *bufio.Reader
+	guest  *lab.Guest // nil: this machine
+	where  string
+	in     io.WriteCloser
+	out    *bufio.Reader
+	wait   func() error
+	stderr io.Reader
 }
 
 // startOnSIW starts guests with siw, whose module has parameters, and a worker in each, with an environment; it opens there what an operation says.
@@ -177,32 +180,32 @@ func startWorker(ctx context.Context, g *lab.Guest, env []string, command ...str
 	if err != nil {
 		return nil, err
 	}
-	return &worker{guest: g, p: p, out: bufio.NewReader(p.Stdout)}, nil
+	return &worker{guest: g, where: g.Name(), in: p.Stdin, out: bufio.NewReader(p.Stdout), wait: p.Wait, stderr: p.Stderr}, nil
 }
 
 // call runs one request in the worker.
 func (w *worker) call(req request) (response, error) {
-	resp, err := engine.Ask[request, state](w.p.Stdin, w.out, req)
+	resp, err := engine.Ask[request, state](w.in, w.out, req)
 	var gone *engine.GoneError
 	if errors.As(err, &gone) {
 		err = errors.Join(err, w.lastWords())
 	}
 	if err != nil {
-		err = fmt.Errorf("worker of %s: %s: %w", w.guest.Name(), req.Op, err)
+		err = fmt.Errorf("worker of %s: %s: %w", w.where, req.Op, err)
 	}
 	return resp, err
 }
 
 // close ends the worker by ending its input.
 func (w *worker) close() error {
-	_ = w.p.Stdin.Close() // it may have ended
+	_ = w.in.Close() // it may have ended
 	return w.lastWords()
 }
 
 // lastWords waits for the end of the worker and says how that was.
 func (w *worker) lastWords() error {
-	err := w.p.Wait()
-	text, _ := io.ReadAll(w.p.Stderr)
+	err := w.wait()
+	text, _ := io.ReadAll(w.stderr)
 	if s := strings.TrimSpace(string(text)); s != "" {
 		err = errors.Join(err, errors.New(s))
 	}

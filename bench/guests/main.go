@@ -78,13 +78,13 @@ type settings struct {
 	vm     string
 }
 
-var allGroups = []string{"smcr", "iwarp", "sdp-siw", "sdp-roce", "transparent"}
+var allGroups = []string{"smcr", "iwarp", "sdp-siw", "sdp-roce", "transparent", "receivers"}
 
 func parseFlags(args []string) (settings, error) {
 	var s settings
 	f := flag.NewFlagSet("bench-vm", flag.ContinueOnError)
 	output := s.Define(f, 500*time.Millisecond, "the workers")
-	groups := f.String("groups", "smcr", "what to measure: smcr, iwarp, sdp-siw, sdp-roce, transparent, or several, separated by commas")
+	groups := f.String("groups", "smcr", "what to measure: smcr, iwarp, sdp-siw, sdp-roce, transparent, receivers, or several, separated by commas")
 	f.StringVar(&s.paths, "paths", "", "measure only these paths, separated by commas")
 	f.StringVar(&s.vm, "vm", "", "use the guests of this name, see go run ./tools/vm up, instead of new ones")
 	if err := f.Parse(args); err != nil {
@@ -124,6 +124,8 @@ func run(ctx context.Context, args []string) error {
 			bed, jobs = &rocePair{p}, s.roceJobs()
 		case "transparent":
 			bed, jobs = &podPair{pair: p}, s.transparentJobs()
+		case "receivers":
+			bed, jobs = &ceiling{log: e.Log}, s.ceilingJobs()
 		}
 		groups = append(groups, engine.Group{Name: name, Measure: func(ctx context.Context) error { return e.Compare(ctx, name, bed, jobs) }})
 	}

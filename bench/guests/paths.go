@@ -140,7 +140,7 @@ func (w *way) Check(_ context.Context, _ load.Load, r load.Result) error {
 // guests share with this machine.
 func (w *way) profile(job int) (end func() error, err error) {
 	workers := []*worker{w.client, w.server}
-	name := func(peer *worker) string { return fmt.Sprintf("%d-%s.pprof", job, peer.guest.Name()) }
+	name := func(peer *worker) string { return fmt.Sprintf("%d-%s.pprof", job, peer.where) }
 	end = func() error {
 		var errs []error
 		for _, peer := range workers {

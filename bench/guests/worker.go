@@ -18,6 +18,7 @@ import (
 	"github.com/smcr-io/kube-smcr/bench/engine"
 	"github.com/smcr-io/kube-smcr/bench/load"
 	"github.com/smcr-io/kube-smcr/bench/sdpload"
+	"github.com/smcr-io/kube-smcr/bench/softload"
 	"github.com/smcr-io/kube-smcr/internal/smcnl"
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/softiwarp"
@@ -36,6 +37,10 @@ type request struct {
 	Load  load.Load   `json:"load"`
 	IWARP iwarpForm   `json:"iwarp,omitzero"`
 	Way   sdpload.Way `json:"way,omitempty"` // of opLoadRoCE
+
+	// Receivers and Stacks are for opOpenSoft.
+	Receivers int `json:"receivers,omitempty"`
+	Stacks    int `json:"stacks,omitempty"`
 }
 
 type operation string
@@ -54,6 +59,8 @@ const (
 	opServeIWARP operation = "serve iwarp" // on both
 	opLoadIWARP  operation = "load iwarp"
 
+	opOpenSoft operation = "open soft" // a software device at the address Addr, with stacks
+
 	opOpenSDP operation = "open sdp on siw" // at the address Addr
 
 	opOpenRoCE  operation = "open sdp on roce" // on the device of opOpen
@@ -67,6 +74,7 @@ type stack string
 const (
 	stackTCP    stack = "tcp"
 	stackEngine stack = "engine" // pkg/smcr over pkg/rdma/verbs
+	stackSoft   stack = "soft"   // pkg/smcr over pkg/rdma/soft
 	stackKernel stack = "kernel" // AF_SMC
 )
 
@@ -81,6 +89,8 @@ type state struct {
 	KernelTCP  uint64 `json:"kernelTCP"`
 	// GIDIndex is of the device that the engine uses.
 	GIDIndex int `json:"gidIndex"`
+	// Receivers are those of the software device.
+	Receivers int `json:"receivers,omitempty"`
 	// Agent is what an agent says.
 	Agent agentState `json:"agent,omitzero"`
 }
@@ -90,6 +100,7 @@ type workload struct {
 	device *verbs.Device
 	option *synopt.Option
 	engine *smcr.Stack
+	soft   *softload.End
 	opened engine.Opened
 
 	softiwarp *softiwarp.Device
@@ -110,6 +121,9 @@ func (w *workload) do(req request) (resp response, err error) {
 	switch req.Op {
 	case opOpen:
 		return resp, w.open(req.Addr)
+	case opOpenSoft:
+		w.soft, err = softload.Open(softload.Config{Addr: req.Addr, Receivers: req.Receivers, Stacks: req.Stacks}, w.opened.Add)
+		return resp, err
 	case opServe:
 		return resp, w.serve(ctx, req)
 	case opLoad:
@@ -179,6 +193,12 @@ func (w *workload) serve(ctx context.Context, req request) error {
 	var l net.Listener
 	var err error
 	switch req.Stack {
+	case stackSoft:
+		all, err := w.soft.Listen(ctx, req.Addr)
+		for _, l := range all {
+			w.opened.Serve(l)
+		}
+		return err
 	case stackEngine:
 		l, err = smcr.Listen(ctx, w.engine, "tcp", req.Addr)
 	case stackKernel:
@@ -202,6 +222,8 @@ func (w *workload) serve(ctx context.Context, req request) error {
 func (w *workload) dialer(req request) load.DialFunc {
 	return func(ctx context.Context) (c net.Conn, _ func() error, err error) {
 		switch req.Stack {
+		case stackSoft:
+			c, err = w.soft.Dial(ctx, req.Addr)
 		case stackEngine:
 			c, err = (&smcr.Dialer{Stack: w.engine, Require: true}).DialContext(ctx, "tcp", req.Addr)
 		case stackKernel:
@@ -219,6 +241,10 @@ func (w *workload) state() (state, error) {
 	var s state
 	if w.device != nil {
 		s.GIDIndex = w.device.GIDs()[0].Index
+	}
+	if w.soft != nil {
+		s.Receivers = w.soft.Receivers()
+		return s, nil
 	}
 	k, err := smcnl.ReadCounters()
 	s.KernelSMCR = k.ClientV1 + k.ClientV2 + k.ServerV1 + k.ServerV2

@@ -8,21 +8,16 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"net/netip"
-	"os"
 	"runtime"
 	"runtime/debug"
-	"sync/atomic"
 	"time"
 
 	"github.com/smcr-io/kube-smcr/bench/engine"
 	"github.com/smcr-io/kube-smcr/bench/load"
-	"github.com/smcr-io/kube-smcr/pkg/rdma"
-	"github.com/smcr-io/kube-smcr/pkg/rdma/soft"
+	"github.com/smcr-io/kube-smcr/bench/softload"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/softiwarp"
 	"github.com/smcr-io/kube-smcr/pkg/sdp"
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
-	"github.com/smcr-io/kube-smcr/pkg/smcr/synopt"
 )
 
 // request is what the main process asks of a worker, one JSON value per line.
@@ -78,14 +73,10 @@ type state struct {
 
 // workload is what a worker has open.
 type workload struct {
-	device   *soft.Device
-	option   *synopt.Option
-	stacks   []*smcr.Stack
-	dials    atomic.Uint64 // by stacks
-	maxConns int
-	iwarp    *softiwarp.Device
-	sdp      map[bool]*sdp.Stack // without CRCs, and with them
-	opened   engine.Opened
+	soft   *softload.End
+	iwarp  *softiwarp.Device
+	sdp    map[bool]*sdp.Stack // without CRCs, and with them
+	opened engine.Opened
 }
 
 // runWorker obeys requests until the input ends.
@@ -98,8 +89,7 @@ func (w *workload) do(req request) (resp response, err error) {
 	ctx := context.Background()
 	switch req.Op {
 	case opOpenStack:
-		w.maxConns = req.MaxConns
-		return resp, w.openStacks(req.Addr, max(req.Stacks, 1))
+		return resp, w.openStacks(req)
 	case opServe:
 		return resp, w.serve(ctx, req)
 	case opOpenIWARP:
@@ -133,47 +123,15 @@ func (w *workload) do(req request) (resp response, err error) {
 	return resp, fmt.Errorf("unknown operation %q", req.Op)
 }
 
-func (w *workload) openStacks(addr string, stacks int) error {
-	a, err := netip.ParseAddr(addr)
-	if err != nil {
-		return err
-	}
-	if w.device, err = soft.Open(soft.Config{Name: "bench", Addr: a}); err != nil {
-		return err
-	}
-	w.opened.Add(w.device.Close)
-	// The option program sees all sockets of the cgroup: a mark per process
-	// keeps the two sides apart.
-	mark := uint32(0x5b000000 | os.Getpid()&0xffffff)
-	if w.option, err = synopt.Open(synopt.Config{Mark: mark}); err != nil {
-		return err
-	}
-	w.opened.Add(w.option.Close)
-	for range stacks {
-		s, err := smcr.NewStack(w.config())
-		if err != nil {
-			return err
+func (w *workload) openStacks(req request) (err error) {
+	w.soft, err = softload.Open(softload.Config{Addr: req.Addr, Stacks: req.Stacks, Stack: func(c *smcr.Config) {
+		if req.MaxConns > 0 {
+			c.MaxConns = req.MaxConns
+			c.RMBESizeBytes = smallBuffer
+			c.MemoryBytes = 4 * smallBuffer * req.MaxConns // twice what the buffers take
 		}
-		w.opened.Add(s.Close)
-		w.stacks = append(w.stacks, s)
-	}
-	return nil
-}
-
-// stackAddr is where the i-th stack of a server listens, whose first one has addr.
-func stackAddr(addr string, i int) (string, error) {
-	a, err := netip.ParseAddrPort(addr)
-	return netip.AddrPortFrom(a.Addr(), a.Port()+uint16(i)).String(), err
-}
-
-func (w *workload) config() smcr.Config {
-	c := smcr.Config{Devices: []rdma.Device{w.device}, Option: w.option}
-	if w.maxConns > 0 {
-		c.MaxConns = w.maxConns
-		c.RMBESizeBytes = smallBuffer
-		c.MemoryBytes = 4 * smallBuffer * w.maxConns // twice what the buffers take
-	}
-	return c
+	}}, w.opened.Add)
+	return err
 }
 
 // smallBuffer is the size of RMBEs and send buffers where there are many.
@@ -185,7 +143,10 @@ func (w *workload) state() state {
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	s := state{HeapBytes: int64(m.HeapAlloc + m.StackInuse), Goroutines: int64(runtime.NumGoroutine())}
-	for _, stack := range w.stacks {
+	if w.soft == nil {
+		return s
+	}
+	for _, stack := range w.soft.Stacks() {
 		st := stack.Stats()
 		s.RegisteredBytes += int64(st.MemoryBytes)
 		s.Conns += int64(st.Conns)
@@ -206,18 +167,11 @@ func (w *workload) serve(ctx context.Context, req request) error {
 		w.opened.Serve(l)
 		return nil
 	}
-	for i, s := range w.stacks {
-		addr, err := stackAddr(req.Addr, i)
-		if err != nil {
-			return err
-		}
-		l, err := smcr.Listen(ctx, s, "tcp", addr)
-		if err != nil {
-			return err
-		}
+	all, err := w.soft.Listen(ctx, req.Addr)
+	for _, l := range all {
 		w.opened.Serve(l)
 	}
-	return nil
+	return err
 }
 
 // dialTimeout is far above what any rendezvous takes.
@@ -226,25 +180,10 @@ const dialTimeout = 10 * time.Second
 func (w *workload) dialer(req request) load.DialFunc {
 	switch {
 	case req.FirstContact:
-		return func(ctx context.Context) (net.Conn, func() error, error) {
-			s, err := smcr.NewStack(w.config())
-			if err != nil {
-				return nil, nil, err
-			}
-			c, err := dialStack(ctx, s, req.Addr)
-			if err != nil {
-				return nil, nil, errors.Join(err, s.Close())
-			}
-			return c, s.Close, nil
-		}
+		return func(ctx context.Context) (net.Conn, func() error, error) { return w.soft.DialAlone(ctx, req.Addr) }
 	case req.SMCR:
 		return func(ctx context.Context) (net.Conn, func() error, error) {
-			i := int(w.dials.Add(1) % uint64(len(w.stacks))) // one after the other
-			addr, err := stackAddr(req.Addr, i)
-			if err != nil {
-				return nil, nil, err
-			}
-			c, err := dialStack(ctx, w.stacks[i], addr)
+			c, err := w.soft.Dial(ctx, req.Addr)
 			return c, nil, err
 		}
 	}
@@ -254,10 +193,4 @@ func (w *workload) dialer(req request) load.DialFunc {
 		c, err := engine.DialTCP(ctx, req.Addr)
 		return c, nil, err
 	}
-}
-
-func dialStack(ctx context.Context, s *smcr.Stack, addr string) (net.Conn, error) {
-	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
-	defer cancel()
-	return (&smcr.Dialer{Stack: s, Require: true}).DialContext(ctx, "tcp", addr)
 }
