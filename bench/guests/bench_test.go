@@ -19,8 +19,9 @@ func TestParseFlags(t *testing.T) {
 	}{
 		{"defaults", "", ""},
 		{"some", "-rounds 1 -time 100ms -o json -vm x", ""},
-		{"all groups", "-groups iwarp,smcr,sdp-siw,sdp-roce,transparent", ""},
-		{"unknown group", "-groups roce", `unknown group "roce", there are smcr, iwarp, sdp-siw, sdp-roce, transparent`},
+		{"all groups", "-groups iwarp,smcr,sdp-siw,sdp-roce,transparent,receivers", ""},
+		{"unknown group", "-groups roce", `unknown group "roce", there are smcr, iwarp, sdp-siw, sdp-roce, transparent, receivers`},
+		{"guests of another group", "-groups receivers -vm x", "group receivers starts guests of its own"},
 		{"no round", "-rounds 0", "want -rounds from 1 to 1000, -time from 1ms to 10s, and no arguments"},
 		{"argument", "conn", "no arguments"},
 	} {
@@ -153,5 +154,16 @@ func TestTargets(t *testing.T) {
 	want = append(want, "opening connections: smcr.Conn 1 of kernel SMC-R")
 	if d := cmp.Diff(want, got); d != "" {
 		t.Error(d)
+	}
+}
+
+func TestIsWanted(t *testing.T) {
+	for _, tt := range []struct {
+		only, name string
+		want       bool
+	}{{"", "TCP", true}, {"TCP", "TCP", true}, {"smcr.Conn,TCP", "TCP", true}, {"smcr.Conn", "TCP", false}, {"TCP 2", "TCP", false}} {
+		if got := isWanted(tt.only, tt.name); got != tt.want {
+			t.Errorf("%q among %q: %v", tt.name, tt.only, got)
+		}
 	}
 }

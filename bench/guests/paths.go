@@ -78,8 +78,13 @@ func (p *pair) wanted(all []engine.Path) []engine.Path {
 		all[i].StartCost = func(load.Load) bool { return true }
 	}
 	return slices.DeleteFunc(all, func(path engine.Path) bool {
-		return p.only != "" && !slices.Contains(strings.Split(p.only, ","), path.Name)
+		return !isWanted(p.only, path.Name)
 	})
+}
+
+// isWanted reports whether a path is among those that are asked for, separated by commas; "" is all.
+func isWanted(only, name string) bool {
+	return only == "" || slices.Contains(strings.Split(only, ","), name)
 }
 
 // way is the [engine.Peers] of the workers: the same load over one of their stacks.

@@ -23,42 +23,47 @@ import (
 // Names of the paths of group receivers.
 const (
 	pathOne         = "1 processor"
-	pathTwoOneRecv  = "2 processors, 1 receiver"
-	pathTwoTwoRecvs = "2 processors, 2 receivers"
+	pathTwoOneRecv  = "2 processors 1 receiver"
+	pathTwoTwoRecvs = "2 processors 2 receivers"
 )
 
-// ceilingStacks is the number of pods of the node, each with a queue pair to its own peer.
-const ceilingStacks = 8
+// ofOneProcessor is what a node that receives has to reach with two processors of what it has with one.
+const ofOneProcessor = 1.2
 
-// ceilingPort is that of the server of the first stack.
+// ceilingPods is the number of pods of each node. Each has a queue pair to its own peer.
+const ceilingPods = 8
+
+// ceilingPort is that of the first pod's server.
 const ceilingPort = 7100
 
 // ceilingJobs are those of the group.
 func (s *settings) ceilingJobs() []engine.Job {
-	const group = "a guest that receives"
-	targets := []report.Target{{Path: pathTwoTwoRecvs, Against: pathOne, Limit: 1.2}}
-	stream := engine.Job{
-		Load: load.Load{Kind: load.Stream, SizeBytes: 64 << 10, Conns: ceilingStacks, Duration: s.Duration},
-		Figures: []engine.Figure{{
-			Case: &report.Case{Group: group, Name: "streams of 64 KiB writes from 8 pods to 8", Unit: "MiB/s", Base: pathOne, Targets: targets},
-			Of:   func(r load.Result) float64 { return float64(r.Bytes) / (1 << 20) / r.Elapsed.Seconds() },
-		}},
-		Per: engine.Amount{Name: "MiB", Of: func(r load.Result) float64 { return float64(r.Bytes) / (1 << 20) }},
+	const group = "a guest that receives for 8 pods"
+	figure := func(name, unit string, of engine.Metric) []engine.Figure {
+		return []engine.Figure{{Case: &report.Case{
+			Group: group, Name: name, Unit: unit, Base: pathOne,
+			Targets: []report.Target{{Path: pathTwoTwoRecvs, Against: pathOne, Limit: ofOneProcessor}},
+		}, Of: of}}
 	}
-	echo := engine.Job{
-		Load: load.Load{Kind: load.Echo, SizeBytes: 64, Conns: ceilingStacks, Duration: s.Duration},
-		Figures: []engine.Figure{{
-			Case: &report.Case{Group: group, Name: "round trips of 64 B of 8 pods to 8", Unit: "1/s", Base: pathOne, Targets: targets},
-			Of:   engine.OpsPerSecond,
-		}},
-		Per: engine.Amount{Name: "round trip", Of: engine.Ops},
+	mib := func(r load.Result) float64 { return float64(r.Bytes) / (1 << 20) }
+	return []engine.Job{
+		{
+			Load:    load.Load{Kind: load.Stream, SizeBytes: 64 << 10, Conns: ceilingPods, Duration: s.Duration},
+			Figures: figure("stream of 64 KiB writes to each", "MiB/s", func(r load.Result) float64 { return mib(r) / r.Elapsed.Seconds() }),
+			Per:     engine.Amount{Name: "MiB", Of: mib},
+		},
+		{
+			Load:    load.Load{Kind: load.Echo, SizeBytes: 64, Conns: 8 * ceilingPods, Duration: s.Duration},
+			Figures: figure("round trips of 64 B on 8 connections to each", "1/s", engine.OpsPerSecond),
+			Per:     engine.Amount{Name: "round trip", Of: engine.Ops},
+		},
 	}
-	return []engine.Job{stream, echo}
 }
 
 // ceiling is a bed: nodes that receive are guests, and who sends is this machine, which is so much faster than
 // an emulated processor that the guest is what limits.
 type ceiling struct {
+	only  string // the names of the paths that are asked for; "" for all
 	log   io.Writer
 	nodes []*receiving
 }
@@ -79,6 +84,9 @@ func (c *ceiling) SetUp(ctx context.Context) ([]engine.Path, error) {
 		name                  string
 		processors, receivers int
 	}{{pathOne, 1, 1}, {pathTwoOneRecv, 2, 1}, {pathTwoTwoRecvs, 2, 2}} {
+		if !isWanted(c.only, f.name) {
+			continue
+		}
 		n := &receiving{processors: f.processors, receivers: f.receivers}
 		c.nodes = append(c.nodes, n)
 		if err := n.up(ctx, fmt.Sprintf("bench-%d-%d", os.Getpid(), len(c.nodes)), c.log); err != nil {
@@ -117,7 +125,7 @@ func (n *receiving) up(ctx context.Context, name string, log io.Writer) (err err
 		at        netip.Addr
 		receivers int
 	}{{n.server, g.Addr(0), n.receivers}, {n.client, n.host.Addr(), 1}} {
-		if _, err := open.w.call(request{Op: opOpenSoft, Addr: open.at.String(), Receivers: open.receivers, Stacks: ceilingStacks}); err != nil {
+		if _, err := open.w.call(request{Op: opOpenSoft, Addr: open.at.String(), Receivers: open.receivers, Stacks: ceilingPods}); err != nil {
 			return err
 		}
 	}
@@ -132,7 +140,7 @@ func (n *receiving) addr() string {
 // startHere starts a worker in this machine's place among the guests.
 func startHere(h *lab.Host) (*worker, error) {
 	cmd := exec.Command("/proc/self/exe", engine.WorkerArg)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // it ends with its input
 	stderr := new(bytes.Buffer)
 	cmd.Stderr = stderr
 	in, err := cmd.StdinPipe()
