@@ -82,10 +82,13 @@ func (a *delayedACK) stop() {
 // several questions. But a peer may also wait for the completion of its sends
 // before it goes on. So ACKs are kept back on trial. If the peer is silent until
 // the timer sends one, and then goes on at once, it has waited: ACKs go along
-// with each answer again for a while, longer each time.
+// with each answer again for a while, longer each time. But if it has gone on without them many times before, either it
+// rarely waits, or it was silent for another reason, as a program that got no processor, and went on at once by chance: then
+// the while is a short one.
 type patience struct {
 	lazy    bool
 	kept    int       // packets of the ACK without which an answer last went; 0: none did
+	goesOn  int       // how often the peer went on without an ACK since it was last found to wait
 	suspect time.Time // when the timer sent an ACK after such silence; zero: nothing to judge
 	eager   int       // ACKs that went with answers since the last trial
 	pause   int       // how many have to before the next one
@@ -102,6 +105,9 @@ const (
 	// costs the peer one delay.
 	minPause = 64
 	maxPause = 1 << 14
+	// enoughGoesOn is how often a peer goes on without an ACK until what that saved, for each some 10 us, is more than a
+	// trial in vain costs.
+	enoughGoesOn = 512
 )
 
 func (p *patience) delay(d time.Duration) time.Duration {
@@ -137,9 +143,15 @@ func (p *patience) expired(now time.Time, pkts int) {
 func (p *patience) received(now time.Time, d time.Duration) {
 	switch {
 	case p.suspect.IsZero():
+		if p.kept != 0 {
+			p.goesOn++
+		}
 	case now.Sub(p.suspect) < d:
-		p.lazy, p.eager = false, 0
 		p.pause = min(2*max(p.pause, minPause), maxPause)
+		if p.goesOn >= enoughGoesOn {
+			p.pause = 0
+		}
+		p.lazy, p.eager, p.goesOn = false, 0, 0
 	default: // it had nothing to say
 		p.pause = 0
 	}

@@ -95,3 +95,53 @@ func TestDelayedACK_trial(t *testing.T) {
 		t.Errorf("another trial after %d answers, want %d at least", again, 2*minPause)
 	}
 }
+
+// A peer that has gone on without ACKs many times is not taken for one that waits for them because it was
+// silent once, and went on at once by chance when the timer had sent one.
+func TestDelayedACK_silenceByChance(t *testing.T) {
+	const d = time.Millisecond
+	now := time.Unix(100, 0)
+	var a delayedACK
+	question := func() (kept bool) {
+		now = now.Add(d / 10)
+		a.due = true
+		a.received(now, d, 64, true, false)
+		if kept = a.keep(); !kept {
+			a.sent()
+		}
+		return kept
+	}
+	silence := func() {
+		if !question() {
+			question() // the one before had as many packets as an ACK may stand for
+		}
+		now = now.Add(keptDelays * d)
+		if a.expire(now); !a.isUrgent() {
+			t.Fatal("a kept ACK waits for ever")
+		}
+		a.sent()
+	}
+	until := func(want bool) (n int) {
+		for n = 1; question() != want; n++ {
+			if n > maxPause {
+				t.Fatal("it never changes")
+			}
+		}
+		return n
+	}
+	until(true)
+	for range 3 { // peers that wait are tried more and more rarely
+		silence()
+		until(true)
+	}
+	if a.patience.pause <= 2*minPause {
+		t.Fatalf("a pause of %d after three trials in vain", a.patience.pause)
+	}
+	for range 2 * enoughGoesOn {
+		question()
+	}
+	silence()
+	if n := until(true); n > minPause+2 {
+		t.Errorf("the next trial is %d answers later, want %d", n, minPause)
+	}
+}
