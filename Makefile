@@ -175,7 +175,7 @@ bench: deps build ## Compare with TCP and with haproxy; table and JSON.
 	$(GO) run ./bench/namespaces $(ARGS)
 
 .PHONY: bench-vm
-bench-vm: deps vm-image ## Compare with raw verbs, the kernel's SMC-R, rsockets and TCP in guests; table and JSON (ARGS='-groups iwarp': iWARP with siw; '-groups sdp-roce': SDP with READs and rsockets; '-groups transparent': unmodified programs on the kernel's SMC-R, agents and relays).
+bench-vm: deps vm-image ## Compare with raw verbs, the kernel's SMC-R, rsockets and TCP in guests; table and JSON (ARGS='-groups iwarp': iWARP with siw; '-groups sdp-roce': SDP with READs and rsockets; '-groups transparent': unmodified programs on the kernel's SMC-R, agents and relays; '-groups receivers': a node that receives with one and two processors).
 	@mkdir -p out
 	$(GO) run ./bench/guests -json-file out/bench-vm.json $(ARGS)
 
