@@ -34,7 +34,7 @@ func (a *delayedACK) isUrgent() bool { return a.due && a.urgent }
 // received takes a packet into account after which an ACK is due, of n bytes. It may wait for d; 0:
 // not at all. asksForWindow says that the packet asks for an ACK and is full.
 func (a *delayedACK) received(now time.Time, d time.Duration, n int, send, asksForWindow bool) {
-	a.patience.received(now, d)
+	a.patience.received(now, d, a.pkts)
 	a.pkts++
 	a.bytes += n
 	if send {
@@ -88,7 +88,7 @@ func (a *delayedACK) stop() {
 type patience struct {
 	lazy    bool
 	kept    int       // packets of the ACK without which an answer last went; 0: none did
-	goesOn  int       // how often the peer went on without an ACK since it was last found to wait
+	goesOn  int       // how often the peer went on after an answer without an ACK since it was last found to wait
 	suspect time.Time // when the timer sent an ACK after such silence; zero: nothing to judge
 	eager   int       // ACKs that went with answers since the last trial
 	pause   int       // how many have to before the next one
@@ -139,11 +139,11 @@ func (p *patience) expired(now time.Time, pkts int) {
 	}
 }
 
-// received judges a trial by the next packet.
-func (p *patience) received(now time.Time, d time.Duration) {
+// received judges a trial by the next packet, before which an ACK for pkts packets was due.
+func (p *patience) received(now time.Time, d time.Duration, pkts int) {
 	switch {
 	case p.suspect.IsZero():
-		if p.kept != 0 {
+		if p.kept != 0 && p.kept == pkts { // the first one since the answer
 			p.goesOn++
 		}
 	case now.Sub(p.suspect) < d:

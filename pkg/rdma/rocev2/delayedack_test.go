@@ -99,6 +99,18 @@ func TestDelayedACK_trial(t *testing.T) {
 // A peer that has gone on without ACKs many times is not taken for one that waits for them because it was
 // silent once, and went on at once by chance when the timer had sent one.
 func TestDelayedACK_silenceByChance(t *testing.T) {
+	// A question of many packets is one, however many these are.
+	var many patience
+	many.lazy = true
+	for n := range 10 {
+		if n == 1 {
+			many.keep(1)
+		}
+		many.received(time.Unix(100, 0), time.Millisecond, n)
+	}
+	if many.goesOn != 1 {
+		t.Errorf("ten packets are %d questions after an answer", many.goesOn)
+	}
 	const d = time.Millisecond
 	now := time.Unix(100, 0)
 	var a delayedACK

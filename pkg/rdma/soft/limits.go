@@ -25,6 +25,8 @@ const (
 
 	// maxReceivers is the number of receiving sockets of a device, at most: a power of two.
 	maxReceivers = 4
+	// leftDelay is how long a device waits for all of another one to be gone whose process was killed.
+	leftDelay = 2 * time.Second
 	// foldTimeout is how long a device that gets company waits until its further receivers
 	// have taken what there is.
 	foldTimeout = 50 * time.Millisecond

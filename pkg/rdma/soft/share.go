@@ -141,6 +141,7 @@ func (s *share) start() error {
 		if err := s.command(); err != nil {
 			return err
 		}
+		s.w.spread.left()
 	} else {
 		s.wg.Add(1)
 		go s.outlive()
@@ -164,6 +165,18 @@ func (s *share) outlive() {
 	// An error means that the socket is closed. Without the program in force a
 	// third device cannot come, and all else is right.
 	_ = s.command()
+	// What ended is the connection. The sockets of a process that was killed end at about that time, before or
+	// after, and its UDP socket has to be gone before there are more of ours.
+	select {
+	case <-time.After(leftDelay):
+	case <-s.done:
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.guest == nil {
+		s.w.spread.left()
+	}
 }
 
 // command puts our program in force, and lets nobody else in.
@@ -173,9 +186,7 @@ func (s *share) command() error {
 		return fmt.Errorf("pick a device by queue pair: %w", err)
 	}
 	s.mu.Lock()
-	if err = reusePort(s.w.in.raw, false); err == nil && !s.closed {
-		s.w.spread.left()
-	}
+	err = reusePort(s.w.in.raw, false)
 	s.mu.Unlock()
 	if err != nil {
 		return err
@@ -226,7 +237,9 @@ func (s *share) admit(c *net.UnixConn) {
 	if s.closed { // the younger one finds out
 		return
 	}
-	if s.w.spread.company(); reusePort(s.w.in.raw, true) != nil {
+	if err := s.w.spread.company(); err != nil || reusePort(s.w.in.raw, true) != nil {
+		_ = c.Close() // it finds out, too
+		s.guest = nil
 		return
 	}
 	s.wg.Go(func() {

@@ -153,6 +153,8 @@ func TestShare_receivers(t *testing.T) {
 	if err := second.Close(); err != nil {
 		t.Fatal(err)
 	}
+	pause(50 * time.Millisecond)
+	await("alone again", first, 1)
 	third := openUDP(t, shared(loopA, "third"))
 	await("two", third, 1)
 	if err := first.Close(); err != nil {
@@ -467,6 +469,30 @@ func files(t *testing.T, dir string) (names []string) {
 		names = append(names, e.Name())
 	}
 	return names
+}
+
+// TestShare_killedOlder: a device receives with several sockets when the older one's process was killed, and all of its
+// queue pairs have a receiver.
+func TestShare_killedOlder(t *testing.T) {
+	cfg := shared(loopA, "younger")
+	cfg.Dir = t.TempDir()
+	privately(t, cfg.Dir)
+	p, end := holder(t, cfg.Dir)
+	d := openUDP(t, cfg)
+	if err := p.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	end()
+	for end := time.Now().Add(20 * time.Second); d.Stats().Receivers != 4; pause(10 * time.Millisecond) { // polls the device
+		if time.Now().After(end) {
+			t.Fatalf("%d receivers", d.Stats().Receivers)
+		}
+	}
+	peer := openUDP(t, soft.Config{Name: "peer", Addr: loopB, Port: testPort})
+	for range 24 { // of each receiver some
+		talk(t, d, peer)()
+	}
+	strays(t, d, peer)
 }
 
 // TestShare_directory: the directory is its user's alone, and may have any path.

@@ -49,6 +49,8 @@ const receiverBits rdma.QPN = maxReceivers - 1
 //
 //	first socket (0), socket 1, socket 2, socket 3, guard
 //
+// Until the guard is there, some ten system calls long, another socket of our user could join.
+//
 // With IPv6 the kernel asks the one that was bound first, and what it is asked for could not be given back to a device
 // that gets company. So a device with an address of IPv6 has one receiver.
 type spread struct {
@@ -127,7 +129,7 @@ func (s *spread) grow() {
 	n := len(s.spare)
 	if s.open() != nil {
 		ins := s.ins
-		s.fold()
+		_ = s.fold()             // it has nothing more to try
 		for _, in := range ins { // nobody receives
 			in.release()
 		}
@@ -218,22 +220,30 @@ func (s *spread) tryPort() error {
 }
 
 // company says that another device joins the address, as soon as this returns.
-func (s *spread) company() {
+// An error means that it must not.
+func (s *spread) company() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.alone = false
-	s.fold()
+	return s.fold()
 }
 
 // fold goes back to the first socket. What the others have is received before, unless that takes longer than
 // foldTimeout: what is lost then peers send again.
-func (s *spread) fold() {
+//
+// An error means that the kernel still spreads packets over places that others might get.
+func (s *spread) fold() error {
+	var err error
 	if s.w.share != nil {
-		_ = attach(s.w.in.raw, program(s.w.share.generation)) // else the kernel spreads over those that are left
+		err = attach(s.w.in.raw, program(s.w.share.generation))
 	}
-	for end := time.Now().Add(foldTimeout); s.pending() && time.Now().Before(end); time.Sleep(joinPoll) {
+	// A processor may be about to give a packet to the socket that the program before picked.
+	for end := time.Now().Add(foldTimeout); len(s.ins) > 0 && time.Now().Before(end); {
+		if time.Sleep(joinPoll); !s.pending() {
+			break
+		}
 	}
-	_ = errors.Join(reusePort(s.w.in.raw, false), s.shut())
+	return errors.Join(err, reusePort(s.w.in.raw, false), s.shut())
 }
 
 // pending reports whether a further socket has packets that nobody has received.
@@ -253,6 +263,9 @@ func (s *spread) close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.start = nil
+	if len(s.ins) > 0 {
+		_ = reusePort(s.w.in.raw, false) // while the others go
+	}
 	return s.shut()
 }
 
@@ -265,11 +278,11 @@ func (s *spread) shut() error {
 	if s.probe != nil {
 		errs = append(errs, s.probe.Close())
 	}
-	if s.guard != nil {
-		errs = append(errs, s.guard.Close())
-	}
 	for _, in := range s.ins {
 		errs = append(errs, in.conn.Close())
+	}
+	if s.guard != nil { // the last one
+		errs = append(errs, s.guard.Close())
 	}
 	s.spare, s.probe, s.guard, s.ins = nil, nil, nil, nil
 	s.receivers.Store(1)

@@ -136,10 +136,10 @@ func TestSpread_fails(t *testing.T) {
 		"a socket cannot be bound":          func(s *spread) error { return s.spare[1].Close() },
 		"the guard cannot":                  func(s *spread) error { return s.spare[3].Close() },
 		"it is not known who may come":      func(s *spread) error { return s.probe.Close() },
-		"somebody else would be let in too": func(s *spread) error { s.cfg.Port = 0; return nil }, // any port: one that is free
+		"somebody else would be let in too": func(s *spread) error { s.cfg.Port = 0; return nil }, // at any port: at one that is free
 	} {
 		t.Run(name, func(t *testing.T) {
-			cfg := Config{Addr: netip.MustParseAddr("127.92.0.2"), Port: loopPort, SocketBufferBytes: 1 << 20, Receivers: 4}
+			cfg := Config{Addr: netip.MustParseAddr("127.92.0.2"), Port: loopPort, SocketBufferBytes: 1 << 20, Receivers: 4, Share: true, Dir: t.TempDir() + "/shared"}
 			w, err := openUDP(cfg)
 			if err != nil {
 				t.Fatal(err)

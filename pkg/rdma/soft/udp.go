@@ -79,6 +79,9 @@ func openUDP(cfg Config) (_ *udpWire, err error) {
 	defer func() {
 		if err != nil {
 			_ = errors.Join(w.unbind(), w.closeOuts())
+			if w.in != nil {
+				w.in.release() // nobody receives
+			}
 		}
 	}()
 	if err := w.spread.prepare(w, cfg); err != nil {
