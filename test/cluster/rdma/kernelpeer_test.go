@@ -54,7 +54,7 @@ func (s *suite) kernelClient(n *guest.Node, server pod) {
 	}
 	s.agentHas(server, agentapi.Inbound, func(c agentapi.Conn) bool { return c.Source.Addr() == n.Address() })
 	c.grows(s, now, 20)
-	c.stop()
+	c.stop(s)
 }
 
 // kernelServer lets a pod hold a connection to a program of a node.
@@ -79,7 +79,7 @@ func (s *suite) kernelServer(n *guest.Node, address netip.Addr, from pod) {
 		s.Errorf("%s: the kernel of %s has no connection on SMC-R as server: %+v", at, n.Name, d)
 	}
 	s.delete(caller)
-	p.stop()
+	p.stop(s)
 }
 
 // agentHas waits until the agent of a pod's node shows a connection of the pod on SMC-R.

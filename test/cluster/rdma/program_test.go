@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -31,8 +32,9 @@ func (s *suite) counters(n *guest.Node) smcnl.Counters {
 
 // A program is the command traffic on a node, outside of pods, with sockets of the kernel's SMC.
 type program struct {
-	p    *lab.Process
-	name string
+	p     *lab.Process
+	name  string
+	hangs bool // it does not end
 
 	mu   sync.Mutex
 	text bytes.Buffer // guarded by mu
@@ -47,7 +49,7 @@ func (s *suite) program(n *guest.Node, args ...string) *program {
 	p.p, err = n.Guest.Start(context.WithoutCancel(s.Context()), append(append([]string{"traffic"}, args...), "--smc")...)
 	s.must(err)
 	go func() { _ = p.p.Stream(nil, p, p) }() // ends with the program
-	s.Cleanup(p.stop)
+	s.Cleanup(func() { p.stop(s) })
 	return p
 }
 
@@ -89,9 +91,24 @@ func (p *program) grows(s *suite, before sum, n int) sum {
 	return now
 }
 
-// stop ends the program.
-func (p *program) stop() {
-	if p.p.Signal(unix.SIGTERM) == nil {
+// programEnd is how long a program may take to end: its kernel closes its sockets, which waits for what is sent.
+const programEnd = 90 * time.Second
+
+// stop ends the program. One that hangs in its kernel fails the test, and goes with its guest.
+func (p *program) stop(s *suite) {
+	s.Helper()
+	if p.hangs || p.p.Signal(unix.SIGTERM) != nil {
+		return
+	}
+	ended := make(chan struct{})
+	go func() {
 		_ = p.p.Wait() // ended by us
+		close(ended)
+	}()
+	select {
+	case <-ended:
+	case <-time.After(programEnd):
+		p.hangs = true
+		s.Fatalf("%s has not ended %v after SIGTERM", p.name, programEnd)
 	}
 }
