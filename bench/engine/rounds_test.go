@@ -5,6 +5,7 @@ package engine
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -203,6 +204,21 @@ func TestEngine_Compare_interrupted(t *testing.T) {
 				t.Error(d)
 			}
 		})
+	}
+}
+
+// The load of a profile is longer than a measurement, but no longer than the longest one.
+func TestEngine_Compare_longProfile(t *testing.T) {
+	e, b := fakeEngine(t, 1), &fakeBed{}
+	e.Profile = "dir"
+	b.add(Path{Name: "a", Profile: func(int) (func() error, error) { return func() error { return nil }, nil }}, &fakePeers{ops: 10})
+	job := e.fakeJob("opening", "a")
+	job.Load.Duration = maxDuration - time.Second
+	if err := e.Compare(t.Context(), "test", b, []Job{job}); err != nil {
+		t.Fatal(err)
+	}
+	if want := fmt.Sprint("run a c ", maxDuration); !slices.Contains(b.did, want) {
+		t.Errorf("%q is not among %q", want, b.did)
 	}
 }
 

@@ -157,6 +157,25 @@ func TestTargets(t *testing.T) {
 	}
 }
 
+// Each figure of group receivers is held to what was set.
+func TestCeilingTargets(t *testing.T) {
+	var got []string
+	for _, j := range (&settings{}).ceilingJobs() {
+		for _, f := range j.Figures {
+			for _, target := range f.Case.Targets {
+				got = append(got, fmt.Sprintf("%s: %s %g of %s", f.Case.Name, target.Path, target.Limit, target.Against))
+			}
+		}
+	}
+	want := []string{
+		"stream of 64 KiB writes to each: 2 processors 2 receivers 1.2 of 1 processor",
+		"round trips of 64 B on 8 connections to each: 2 processors 2 receivers 1.2 of 1 processor",
+	}
+	if d := cmp.Diff(want, got); d != "" {
+		t.Error(d)
+	}
+}
+
 func TestIsWanted(t *testing.T) {
 	for _, tt := range []struct {
 		only, name string

@@ -47,12 +47,12 @@
 //
 // # Who owns what
 //
-// The main process starts the guests and in each of them itself as a worker. Both
-// end with it, unless the guests were there before (-vm).
+// The main process starts the guests and in each of them itself as a worker, for group receivers also one on this machine
+// for each guest. All end with it, unless the guests were there before (-vm).
 //
 // # Limitations
 //
-// The guests have one processor each, and it is emulated (TCG): absolute figures
+// The guests have one processor each, but for two of group receivers, and it is emulated (TCG): absolute figures
 // mean nothing, and those who need many system calls or atomic instructions pay
 // more for them than on a real processor. What a tool needs to start, as far as
 // processor time goes, is measured beforehand and taken off; the tools' round

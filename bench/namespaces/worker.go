@@ -10,7 +10,6 @@ import (
 	"net"
 	"runtime"
 	"runtime/debug"
-	"time"
 
 	"github.com/smcr-io/kube-smcr/bench/engine"
 	"github.com/smcr-io/kube-smcr/bench/load"
@@ -174,8 +173,8 @@ func (w *workload) serve(ctx context.Context, req request) error {
 	return err
 }
 
-// dialTimeout is far above what any rendezvous takes.
-const dialTimeout = 10 * time.Second
+// dialTimeout is for connections of all kinds.
+const dialTimeout = softload.DialTimeout
 
 func (w *workload) dialer(req request) load.DialFunc {
 	switch {

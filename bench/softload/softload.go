@@ -17,8 +17,8 @@ import (
 	"github.com/smcr-io/kube-smcr/pkg/smcr/synopt"
 )
 
-// dialTimeout is far above what any rendezvous takes.
-const dialTimeout = 10 * time.Second
+// DialTimeout is far above what any rendezvous takes.
+const DialTimeout = 10 * time.Second
 
 // Config says how an end is to be.
 type Config struct {
@@ -126,7 +126,7 @@ func (e *End) DialAlone(ctx context.Context, addr string) (c net.Conn, end func(
 }
 
 func dial(ctx context.Context, s *smcr.Stack, addr string) (net.Conn, error) {
-	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+	ctx, cancel := context.WithTimeout(ctx, DialTimeout)
 	defer cancel()
 	return (&smcr.Dialer{Stack: s, Require: true}).DialContext(ctx, "tcp", addr)
 }
