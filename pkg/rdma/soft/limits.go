@@ -39,8 +39,8 @@ const (
 	// to a payload, rounded as verbs do when they derive a path MTU.
 	packetOverhead = 40 + 8 + rocev2.MaxHeaderLen + rocev2.ICRCLen
 
-	// peerCache is the number of peers whose ICRC state the receiver keeps
-	// at hand; more peers than that only cost time.
+	// peerCache is the number of peers' addresses and ports whose ICRC state a receiver keeps
+	// at hand; more than that only cost time.
 	peerCache = 1 << peerBits
 	peerBits  = 10
 

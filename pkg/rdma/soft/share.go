@@ -58,9 +58,12 @@ const flows = 2 * maxReceivers
 // that only their user can enter: see place. Whoever locked a generation has it, for as
 // long as it lives.
 //
+// All of that is about two sockets: a device that is alone may have further ones, and closes
+// them before another one joins, see spread.
+//
 // Who shares says so in its socket's SO_REUSEPORT, and the kernel then lets every
 // process of the user bind to the port. A device that is alone shares with nobody and
-// has the option off; it is on from the moment that a younger device asks until one of
+// has the option off, or a guard that has; it is on from the moment that a younger device asks until one of
 // the two is left. What joins in between without having asked, which a program of the
 // same user can, gets packets of a generation or is none of the two: keep such programs
 // off the network namespace.

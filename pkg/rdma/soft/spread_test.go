@@ -185,6 +185,51 @@ func TestSpread_fails(t *testing.T) {
 	}
 }
 
+// A device goes back to its first socket also when a receiver does not get to what came. That it cannot is an error.
+func TestSpread_foldsAnyway(t *testing.T) {
+	cfg := Config{
+		Addr: netip.MustParseAddr("127.92.0.3"), Port: loopPort, SocketBufferBytes: 1 << 20, Receivers: 2, Share: true, Dir: t.TempDir() + "/shared",
+	}
+	w, err := openUDP(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		_ = w.Close() // its first socket is closed
+		w.in.release()
+	}()
+	started := 0
+	w.Spread(func(Receive) { started++ }) // and never comes to receive
+	ins := w.spread.ins
+	if started != 1 || len(ins) != 1 {
+		t.Fatalf("%d receivers start, of %d sockets", started, len(ins))
+	}
+	defer ins[0].release()
+	m := Message{Peer: netip.AddrPortFrom(cfg.Addr, cfg.Port), Flow: 1, Bufs: [][]byte{{7: 1, 11: 0}}}
+	if _, err := w.Send([]Message{m}); err != nil {
+		t.Fatal(err)
+	}
+	if !w.spread.pending() {
+		t.Error("the packet is not seen")
+	}
+	begin := time.Now()
+	if err := w.spread.company(); err != nil {
+		t.Error(err)
+	}
+	if took := time.Since(begin); took < foldTimeout || took > foldTimeout+10*time.Second {
+		t.Errorf("it took %v, want %v", took, foldTimeout)
+	}
+	if n := w.Receivers(); n != 1 {
+		t.Errorf("%d receivers", n)
+	}
+	if err := w.in.conn.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.spread.company(); err == nil {
+		t.Error("another device may come although the program is not in force")
+	}
+}
+
 // reusing binds to a device's port with SO_REUSEPORT.
 func reusing(t *testing.T, cfg Config) (net.PacketConn, error) {
 	l := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error { return reusePort(c, true) }}
