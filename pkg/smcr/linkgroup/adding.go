@@ -263,6 +263,11 @@ func (a *adding) end(g *Group, now time.Time, added bool) {
 	g.growth.reset()
 	g.links.balance(&g.conns)
 	g.side.added(g, now)
+	if g.Redundancy() == AsymmetricPeer {
+		// We have an RNIC for a better link. The peer may have got another one, too, and missed it: Linux heeds no
+		// port that comes up while a link is added.
+		g.growth.schedule(g, now)
+	}
 }
 
 // abandon gives the new link up and tells the peer, which may wait longer

@@ -79,11 +79,13 @@ func (c *client) groupEnds(*Group) {}
 // abandonedEnd: another RNIC of ours may do better (C.7.1).
 func (c *client) abandonedEnd(g *Group, now time.Time) { g.growth.schedule(g, now) }
 
-// handleRequestAddLink takes the server's answer that we get no link.
-func (c *client) handleRequestAddLink(g *Group, _ *link, m llc.RequestAddLink) {
+// handleRequestAddLink takes the server's answer that we get no link now.
+func (c *client) handleRequestAddLink(g *Group, now time.Time, _ *link, m llc.RequestAddLink) {
 	if !m.Response || g.state != Active || !c.dropSpare(g) {
 		g.Discarded++
+		return
 	}
+	g.growth.schedule(g, now)
 }
 
 // handleAddLink takes the server's request.
@@ -208,9 +210,6 @@ func (c *client) retry(g *Group) {
 
 // addIfUseful: a client offers no links.
 func (c *client) addIfUseful(*Group) bool { return false }
-
-// mayRetry: if the group lacks an RNIC of the server, the server knows when it has one.
-func (c *client) mayRetry(r Redundancy) bool { return r != AsymmetricPeer }
 
 // dropSpare gives up the queue pair of our hint.
 func (c *client) dropSpare(g *Group) bool {

@@ -260,7 +260,7 @@ func (s *server) confirmNew(g *Group, now time.Time, l *link) {
 // LINK, or the request sent back without GIDs when none will come.
 
 // handleRequestAddLink takes REQUEST ADD LINK.
-func (s *server) handleRequestAddLink(g *Group, from *link, m llc.RequestAddLink) {
+func (s *server) handleRequestAddLink(g *Group, _ time.Time, from *link, m llc.RequestAddLink) {
 	switch {
 	case m.Response || g.state != Active:
 		g.Discarded++
@@ -315,8 +315,6 @@ func (s *server) retry(g *Group) {
 		s.reject(g)
 	}
 }
-
-func (s *server) mayRetry(Redundancy) bool { return true }
 
 func (s *server) dropSpare(*Group) bool { return false }
 

@@ -84,8 +84,7 @@ func (h *growth) reset() { h.wait, h.at = 0, time.Time{} }
 
 // schedule sets the timer if the group can gain by another link.
 func (h *growth) schedule(g *Group, now time.Time) {
-	r := g.Redundancy()
-	if g.state != Active || g.maxLinks < 2 || h.isForbidden() || r == Symmetric || !g.side.mayRetry(r) {
+	if g.state != Active || g.maxLinks < 2 || h.isForbidden() || g.Redundancy() == Symmetric {
 		return
 	}
 	h.later(now)

@@ -123,7 +123,7 @@ func (g *Group) handleLLC(now time.Time, l *link, m llc.Message) error {
 			g.peerKeys.handleDeleteV2(g, l, m)
 		}
 	case llc.RequestAddLink:
-		g.side.handleRequestAddLink(g, l, m)
+		g.side.handleRequestAddLink(g, now, l, m)
 	case llc.TestLink:
 		return l.handleTest(g, now, m)
 	}

@@ -34,7 +34,7 @@ type setupSide interface {
 type addSide interface {
 	handleAddLink(g *Group, now time.Time, from *link, m llc.AddLink) error
 	handleContinuation(g *Group, now time.Time, from *link, m llc.AddLinkContinuation) error
-	handleRequestAddLink(g *Group, from *link, m llc.RequestAddLink)
+	handleRequestAddLink(g *Group, now time.Time, from *link, m llc.RequestAddLink)
 	// addIfUseful puts the exchange in line if this side starts it and the group gains by
 	// it; begin starts it over a link when its turn has come.
 	addIfUseful(g *Group) bool
@@ -44,10 +44,8 @@ type addSide interface {
 	notOffered(g *Group, now time.Time)
 	// wished: the shell has a queue pair for a link of which the peer is still to hear.
 	wished(g *Group, now time.Time, l *link)
-	// retry tries to get another link once more. mayRetry reports whether this side can do
-	// something about what the group lacks.
+	// retry tries to get another link once more.
 	retry(g *Group)
-	mayRetry(r Redundancy) bool
 	// declined ends the exchange when a link is given up that the peer has not been told
 	// of; false: the peer waits for nothing.
 	declined(g *Group, now time.Time) bool

@@ -35,7 +35,7 @@ func TestSide_wrongDirection(t *testing.T) {
 			if err := g.side.handleContinuation(g, now, l, llc.AddLinkContinuation{Header: llc.Header{Response: role == Client}}); err != nil {
 				t.Errorf("ADD LINK CONTINUATION: %v", err)
 			}
-			g.side.handleRequestAddLink(g, l, llc.RequestAddLink{Header: llc.Header{Response: role == Server}})
+			g.side.handleRequestAddLink(g, now, l, llc.RequestAddLink{Header: llc.Header{Response: role == Server}})
 			if g.Discarded != 2 {
 				t.Errorf("%d messages were discarded, want 2", g.Discarded)
 			}

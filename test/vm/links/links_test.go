@@ -7,12 +7,23 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/smcr-io/kube-smcr/test/vm/lab"
 	"github.com/smcr-io/kube-smcr/test/vm/peer/drive"
 	"github.com/smcr-io/kube-smcr/test/vm/peer/report"
+)
+
+// What nft matches in packets: the opcode of the BTH, behind 8 bytes of UDP, and the type of the
+// LLC message, behind the BTH, in version 2.
+const (
+	bthOpcode       = "@th,64,8"
+	bthAck, bthSend = 0x11, 0x04
+
+	llcType                                      = "@th,160,8"
+	llcAddLink, llcDeleteLink, llcRequestAddLink = 0x22, 0x24, 0x25
 )
 
 // setUpTimeout is for building, modules and devices.
@@ -38,6 +49,9 @@ const (
 	lostAnswers = 3
 	lostTime    = 2 * time.Second
 )
+
+// refusedTime is for two tries to get another link: after one second and after two more.
+const refusedTime = 15 * time.Second
 
 func TestLinks(t *testing.T) {
 	l := lab.ForTest(t, lab.Config{})
@@ -70,6 +84,7 @@ func (b *bed) testProvider(t *testing.T, p provider) {
 		test  func(t *testing.T, e role)
 	}{
 		{"asymmetric", ours, both, func(t *testing.T, e role) { b.testAsymmetric(t, e, one) }},
+		{"refused", ours, both, func(t *testing.T, e role) { b.testRefused(t, e, two) }},
 		{"cut", every, both, func(t *testing.T, e role) { b.testCut(t, e, two) }},
 		{"blackhole", every, both, func(t *testing.T, e role) { b.testBlackhole(t, e, two) }},
 		{"weEndTheGroup", ours, []role{serves}, func(t *testing.T, _ role) { b.testIdleGroup(t, two) }},
@@ -117,6 +132,56 @@ func (b *bed) testAsymmetric(t *testing.T, e role, devices string) {
 	r.awaitOurs("ASYMMETRIC LOCAL")
 	r.awaitGroup("ASYMMETRIC PEER", "rxe0", "rxe1")
 	r.wantStall(quietStall)(r.enough())
+}
+
+// The kernel's side has one device, ours two. We try again and again to get a link that does
+// not share the kernel's, since Linux may have missed that it has another one; it refuses,
+// and goes on. When it has got one, there is such a link.
+func (b *bed) testRefused(t *testing.T, e role, devices string) {
+	r, restore := b.startWithOne(t, plan{engine: e, devices: devices})
+	_, err := b.kernel.Shell(t.Context(), fmt.Sprintf("nft 'add table inet asked; add chain inet asked in { type filter hook input priority 0; };"+
+		" add rule inet asked in udp dport 4791 %s %#x %s { %#x, %#x } counter'", bthOpcode, bthSend, llcType, llcAddLink, llcRequestAddLink))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if _, err := b.kernel.Run(context.Background(), "nft", "delete", "table", "inet", "asked"); err != nil {
+			t.Error(err)
+		}
+	})
+	for end := time.Now().Add(refusedTime); counted(t, b.kernel, "asked") < 2; {
+		if time.Now().After(end) {
+			t.Fatalf("in %v the kernel was not asked twice for another link", refusedTime)
+		}
+		time.Sleep(100 * time.Millisecond) // polls what the kernel was asked
+	}
+	r.note("the kernel has been asked twice")
+	r.awaitGroup("ASYMMETRIC LOCAL", "rxe0", "rxe0")
+	restore()
+	r.note("rxe1 is back")
+	r.awaitOurs("ASYMMETRIC PEER", "SYMMETRIC")
+	r.awaitGroup("SYMMETRIC", "rxe0", "rxe1")
+	r.wantStall(quietStall)(r.enough())
+}
+
+// startWithOne is start where the kernel has one device, and ours more: the links share the
+// kernel's. restore gives the kernel its other device back.
+func (b *bed) startWithOne(t *testing.T, p plan) (r *round, restore func()) {
+	ctx, cancel := context.WithTimeout(t.Context(), changeTimeout)
+	defer cancel()
+	if err := b.kernel.RemoveRXE(ctx, 1); err != nil {
+		t.Fatal(err)
+	}
+	restore = sync.OnceFunc(func() {
+		if err := b.kernel.AddRXE(context.Background(), 1); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(restore)
+	r = b.start(t, p)
+	r.awaitOurs("ASYMMETRIC PEER")
+	r.awaitGroup("ASYMMETRIC LOCAL", "rxe0", "rxe0")
+	return r, restore
 }
 
 // Both sides have two devices: there are two links that share none. A NIC of one
@@ -192,18 +257,21 @@ func (b *bed) testBlackhole(t *testing.T, e role, devices string) {
 // what is sent after a link was given up get lost too; but not long: maybe nothing is sent.
 func (b *bed) awaitDropped(t *testing.T, of *lab.Guest) {
 	t.Helper()
-	dropped := func() (n int) {
-		out, err := of.Run(t.Context(), "nft", "list", "chain", "inet", "blackhole", "in")
-		_, counter, _ := strings.Cut(out, "counter packets ")
-		if _, err2 := fmt.Sscan(counter, &n); err != nil || err2 != nil {
-			t.Fatalf("the blackhole is %q: %v, %v", out, err, err2)
-		}
-		return n
-	}
-	enough := dropped() + lostAnswers
-	for end := time.Now().Add(lostTime); dropped() < enough && time.Now().Before(end); {
+	enough := counted(t, of, "blackhole") + lostAnswers
+	for end := time.Now().Add(lostTime); counted(t, of, "blackhole") < enough && time.Now().Before(end); {
 		time.Sleep(50 * time.Millisecond) // polls the packets that were dropped
 	}
+}
+
+// counted is how many packets a guest's chain "in" of a table has counted.
+func counted(t *testing.T, of *lab.Guest, table string) (n int) {
+	t.Helper()
+	out, err := of.Run(t.Context(), "nft", "list", "chain", "inet", table, "in")
+	_, counter, _ := strings.Cut(out, "counter packets ")
+	if _, err2 := fmt.Sscan(counter, &n); err != nil || err2 != nil {
+		t.Fatalf("the chain of %s is %q: %v, %v", table, out, err, err2)
+	}
+	return n
 }
 
 // The kernel's side has one device, ours two: the links share the kernel's. What we ask
@@ -211,23 +279,7 @@ func (b *bed) awaitDropped(t *testing.T, of *lab.Guest) {
 // the link up, the kernel hears of that late, and what it goes on to send until then
 // may not end the other link.
 func (b *bed) testGivenUp(t *testing.T, e role, devices string) {
-	ctx, cancel := context.WithTimeout(t.Context(), changeTimeout)
-	defer cancel()
-	if err := b.kernel.RemoveRXE(ctx, 1); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := b.kernel.AddRXE(context.Background(), 1); err != nil {
-			t.Error(err)
-		}
-	})
-	r := b.start(t, plan{engine: e, devices: devices, do: "drip:every=2ms:for=80s"})
-	r.awaitOurs("ASYMMETRIC PEER")
-	r.awaitGroup("ASYMMETRIC LOCAL", "rxe0", "rxe0")
-	const (
-		opcode, ack, send = "@th,64,8", 0x11, 0x04 // of the BTH, behind 8 bytes of UDP
-		llcType, del      = "@th,160,8", 0x24      // of the LLC message, behind the BTH
-	)
+	r, _ := b.startWithOne(t, plan{engine: e, devices: devices, do: "drip:every=2ms:for=80s"})
 	shell := func(script string) {
 		t.Helper()
 		if _, err := b.kernel.Shell(context.Background(), script); err != nil {
@@ -240,8 +292,8 @@ func (b *bed) testGivenUp(t *testing.T, e role, devices string) {
 		return fmt.Sprintf("; add rule inet deaf in ip saddr %v udp dport 4791 ", b.engine.Addr(of)) + fmt.Sprintf(format, args...)
 	}
 	shell("nft 'add table inet deaf; add chain inet deaf in { type filter hook input priority 0; }" +
-		rule(0, "%s != %#x drop", opcode, ack) +
-		rule(1, "%s %#x %s %#x limit rate 1/minute burst 1 packets drop", opcode, send, llcType, del) + "'")
+		rule(0, "%s != %#x drop", bthOpcode, bthAck) +
+		rule(1, "%s %#x %s %#x limit rate 1/minute burst 1 packets drop", bthOpcode, bthSend, llcType, llcDeleteLink) + "'")
 	r.note("the kernel does not hear our requests on the first link")
 	r.awaitOurs("ASYMMETRIC PEER", "SINGLE")
 	end()
