@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -59,6 +60,50 @@ func TestMonitoringUsesMetricsThatExist(t *testing.T) {
 			base := strings.TrimSuffix(strings.TrimSuffix(strings.TrimSuffix(m, "_bucket"), "_sum"), "_count")
 			if !slices.Contains(exist, m) && !slices.Contains(exist, base) {
 				t.Errorf("the %s use %s, which no program has; there are %s", name, m, strings.Join(exist, ", "))
+			}
+		}
+	}
+}
+
+// TestMonitoring_labels: alerts and dashboard select series that every target has, such as up, by labels that the
+// chart's ServiceMonitors give. A container declares the port, or discovery does not name it: the agent declares none.
+func TestMonitoring_labels(t *testing.T) {
+	rendered := template(t, "--set", "monitoring.serviceMonitor.enabled=true,monitoring.prometheusRule.enabled=true,monitoring.dashboard.enabled=true")
+	given := map[string]bool{"namespace": true, "pod": true}
+	var containers []string
+	for _, o := range objects(t, rendered) {
+		if o.GetKind() != "ServiceMonitor" {
+			continue
+		}
+		endpoints, _, err := unstructured.NestedSlice(o.Object, "spec", "endpoints")
+		if err != nil || len(endpoints) != 1 {
+			t.Fatalf("%s: endpoints %v, %v", o.GetName(), endpoints, err)
+		}
+		relabelings, _, err := unstructured.NestedSlice(endpoints[0].(map[string]any), "relabelings")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range relabelings {
+			r := r.(map[string]any)
+			given[r["targetLabel"].(string)] = true
+			if r["targetLabel"] == "container" && r["sourceLabels"] == nil {
+				containers = append(containers, r["replacement"].(string))
+			}
+		}
+	}
+	for _, c := range find[*appsv1.Deployment](t, rendered, "-controller").Spec.Template.Spec.Containers {
+		if len(c.Ports) > 0 {
+			containers = append(containers, c.Name)
+		}
+	}
+	selectors := regexp.MustCompile(`\b(?:up|process_[a-z_]+)\{([^}]*)\}`).FindAllStringSubmatch(strings.ReplaceAll(rendered, `\"`, `"`), -1)
+	if len(selectors) < 4 {
+		t.Fatalf("alerts and dashboard have %d selectors that this test finds", len(selectors))
+	}
+	for _, s := range selectors {
+		for _, m := range regexp.MustCompile(`([a-z_]+)=~?"([^"]*)"`).FindAllStringSubmatch(s[1], -1) {
+			if !given[m[1]] || m[1] == "container" && !slices.Contains(containers, m[2]) {
+				t.Errorf("%s selects by the label %s, which no target has so: they have %v, and the containers %v", s[0], m[1], given, containers)
 			}
 		}
 	}
