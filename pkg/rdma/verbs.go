@@ -138,6 +138,10 @@ type CQ interface {
 	// returned: the provider looks then for what came before. Set it before the
 	// first Arm.
 	OnNotify(f func())
+	// Resize gives the queue room for depth completions at least, DeviceAttr.MaxCQE
+	// at most, while it is in use; what is in it stays, and room that it has, too. An
+	// error leaves the queue as it was: ErrNotSupported where the device cannot do it.
+	Resize(depth int) error
 	Close() error
 }
 

@@ -55,6 +55,19 @@ func LookForAnswer(c *Conn) bool {
 	return got
 }
 
+// FailLinks has all queue pairs of a stack fail while nobody empties its completion queues, and says how many there were.
+func FailLinks(s *Stack) (n int, err error) {
+	s.lock()
+	defer s.unlock()
+	for _, r := range s.devices.list {
+		for _, l := range r.links {
+			n++
+			err = errors.Join(err, l.qp.Modify(rdma.QPAttr{State: rdma.QPError}))
+		}
+	}
+	return n, err
+}
+
 // Look has a parker look at its directions once, if it does not do so by itself.
 func Look(p *Parker) { p.look() }
 

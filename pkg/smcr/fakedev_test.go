@@ -159,6 +159,7 @@ func (q *fakeCQ) Arm(bool) error {
 
 func (q *fakeCQ) OnNotify(f func())       { q.call = f }
 func (q *fakeCQ) Notify() <-chan struct{} { return q.notify }
+func (q *fakeCQ) Resize(int) error        { return nil }
 func (q *fakeCQ) Close() error            { return nil }
 
 type fakeQP struct {

@@ -31,6 +31,9 @@ const (
 // linkSlots is how many slots a link has: first those that receive.
 const linkSlots = linkgroup.RecvDepth + linkgroup.SendBudget
 
+// sendRequests is how many requests a link's send queue takes. All of them complete when the link is lost.
+const sendRequests = linkgroup.SendDepth + 8
+
 // link is a link of a link group on a device. A link owns the queue pair, the message slots
 // and the long messages on their way out, until close; its group owns all other memory that
 // work requests name. The group has the link until it is given up, and then lingering has it,
@@ -106,9 +109,12 @@ func (g *group) newLink(index linkgroup.LinkIndex, r *rnic) (_ *link, err error)
 	if err = l.charge(); err != nil {
 		return nil, err
 	}
+	if err = r.makeRoom(); err != nil {
+		return nil, err
+	}
 	if l.qp, err = l.in.pd.CreateQP(rdma.QPConfig{
 		SendCQ: r.sends.CQ, RecvCQ: r.recvs.CQ,
-		MaxSendWR: linkgroup.SendDepth + 8, MaxRecvWR: linkgroup.RecvDepth, MaxSGE: 2,
+		MaxSendWR: sendRequests, MaxRecvWR: linkgroup.RecvDepth, MaxSGE: 2,
 	}); err != nil {
 		return nil, fmt.Errorf("create queue pair: %w", err)
 	}

@@ -3,12 +3,7 @@
 package smcr
 
 import (
-	"net/netip"
 	"testing"
-
-	"github.com/smcr-io/kube-smcr/pkg/rdma"
-	"github.com/smcr-io/kube-smcr/pkg/rdma/soft"
-	"github.com/smcr-io/kube-smcr/pkg/rdma/soft/softtest"
 )
 
 func TestRingSizes(t *testing.T) {
@@ -39,24 +34,6 @@ func TestRingSizes(t *testing.T) {
 		}
 		if least := LeastConnBytes(tt.configured, 16<<10) - 16<<10; r.of(1<<20) != least {
 			t.Errorf("of %d bytes: at least %d", tt.configured, least)
-		}
-	}
-}
-
-// A stack with room for many connections with small rings makes no larger queues than one for as many with large ones: the
-// queues are there for each device of each pod, used or not.
-func TestCompletionQueueDepth(t *testing.T) {
-	d := softtest.NewFabric(t, 1).Open(t, soft.Config{Name: "q", Addr: netip.MustParseAddr("192.0.2.1"), MTU: rdma.MTU4096})
-	cfg := Config{MemoryBytes: 512 << 20, RMBESizeBytes: 512 << 10, SendBufferBytes: 512 << 10}
-	for _, tt := range []struct{ conns, slots, want int }{
-		{80, 64, (16 + 10) * 64},
-		{512, 64, (16 + 64) * 64},
-		{2048, 64, (16 + 64) * 64},
-		{512, 1 << 30, d.Attr().MaxCQE},
-	} {
-		cfg.MaxConns = tt.conns
-		if got := completionQueueDepth(cfg, d, tt.slots); got != tt.want {
-			t.Errorf("%d connections, %d slots: %d, want %d", tt.conns, tt.slots, got, tt.want)
 		}
 	}
 }

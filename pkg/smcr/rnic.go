@@ -41,11 +41,20 @@ type rnic struct {
 // completions is a completion queue with what is taken out of it.
 type completions struct {
 	rdma.CQ
+	slots  int // requests of a link that may complete in it before it is emptied
+	links  int // for which it has room
 	wcs    [64]rdma.WC
 	taking bool        // the completions in wcs are being dealt with
 	look   bool        // there may be something in the queue
 	called atomic.Bool // the queue called: there is something in the queue
 }
+
+// Completion queues begin with room for firstLinks links. Of leftLinks that were closed
+// they may still have something.
+const (
+	firstLinks = 32
+	leftLinks  = 16
+)
 
 // sweepInterval is how long completed SENDs that nobody waits for may be
 // overlooked: a quarter of linkgroup.StallTimeout, which the pace of SENDs is compared
@@ -76,7 +85,7 @@ func (s *Stack) openRNIC(index int, d rdma.Device) (_ *rnic, err error) {
 	if err = r.openQueue(&r.recvs, linkgroup.RecvDepth); err != nil {
 		return nil, err
 	}
-	if err = r.openQueue(&r.sends, linkgroup.SendBudget); err != nil {
+	if err = r.openQueue(&r.sends, sendRequests); err != nil {
 		return nil, err
 	}
 	if p, ok := r.ctx.(rdma.IdlePoller); ok && s.cfg.AnswerPoll > 0 {
@@ -90,7 +99,8 @@ func (s *Stack) openRNIC(index int, d rdma.Device) (_ *rnic, err error) {
 // queue calls in whatever goroutine found the completions, and that goroutine does the
 // work.
 func (r *rnic) openQueue(q *completions, slots int) (err error) {
-	if q.CQ, err = r.ctx.CreateCQ(completionQueueDepth(r.s.cfg, r.dev, slots)); err != nil {
+	q.slots, q.links = slots, min(firstLinks, r.dev.Attr().MaxCQE/slots)
+	if q.CQ, err = r.ctx.CreateCQ(q.links * slots); err != nil {
 		return err
 	}
 	q.OnNotify(func() {
@@ -98,6 +108,30 @@ func (r *rnic) openQueue(q *completions, slots int) (err error) {
 		r.s.marks.ready.Store(true)
 		r.s.kick()
 	})
+	return nil
+}
+
+// makeRoom gives the completion queues room for another link. Peers decide how many links there are and what
+// arrives on each, and nobody may be there to empty a queue meanwhile; if it overran, all links would end. Queues
+// take memory, which a device may want for all of their room at once: so that is doubled when it is needed.
+func (r *rnic) makeRoom() error {
+	for _, q := range [...]*completions{&r.sends, &r.recvs} {
+		need := len(r.links) + 1
+		if need+leftLinks <= q.links {
+			continue
+		}
+		links := min(max(need+leftLinks, 2*q.links), r.dev.Attr().MaxCQE/q.slots)
+		switch {
+		case links < need:
+			return &queuePairError{r}
+		case links <= q.links:
+			continue // the device's queues have no more room
+		}
+		if err := q.Resize(links * q.slots); err != nil {
+			return fmt.Errorf("%w: %w", &queuePairError{r}, err)
+		}
+		q.links = links
+	}
 	return nil
 }
 

@@ -3,6 +3,7 @@
 package smcr_test
 
 import (
+	"net/netip"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -55,6 +56,33 @@ func (q dyingCQ) Poll(wcs []rdma.WC) (int, error) {
 		return 0, rdma.ErrCQOverrun
 	}
 	return q.CQ.Poll(wcs)
+}
+
+// Of more link groups than a stack has room for connections, idle ones that peers left, all queue pairs fail at once, as
+// when the peers' node does. What completes then has room, and does not end the use of the device.
+func TestStack_manyLinksFailAtOnce(t *testing.T) {
+	const groups = 150
+	p := newSoftPair(t, rdma.MTU1024, func(c *smcr.Config) {
+		c.MaxConns, c.RMBESizeBytes, c.SendBufferBytes, c.RMBEsPerRMB = 8, 16<<10, 16<<10, 1
+	})
+	reach := func(i int) {
+		p.dialFrom = netip.AddrFrom4([4]byte{127, 1, 1, byte(i)}) // a TCP address is a peer
+		a, b := p.dial(t)
+		if a.Mode() != smcr.ModeSMCR {
+			t.Fatalf("connection %d is on %v: %v", i, a.Mode(), a.Reason())
+		}
+		exchange(t, a, b)
+		_, _ = a.Close(), b.Close()
+		waitFor(t, "end of the connection", func() bool { return p.server.Stats().Conns+p.client.Stats().Conns == 0 })
+	}
+	for i := range groups {
+		reach(i)
+	}
+	if n, err := smcr.FailLinks(p.server); n != groups || err != nil {
+		t.Fatalf("%d links failed, want %d: %v", n, groups, err)
+	}
+	waitFor(t, "end of the groups", func() bool { return p.server.Stats().Groups == 0 })
+	reach(groups)
 }
 
 func TestStack_deadCompletionQueue(t *testing.T) {

@@ -11,8 +11,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"github.com/smcr-io/kube-smcr/pkg/rdma"
 )
 
 // Stack is one SMC-R instance (RFC 7609 A.2.1). A Stack owns the opened devices with their
@@ -111,13 +109,6 @@ func NewStack(cfg Config) (*Stack, error) {
 	s.wg.Go(s.tcpWatch.run)
 	s.wg.Go(s.run)
 	return s, nil
-}
-
-// completionQueueDepth allows for the groups that so many connections make if each has eight of them, as far as there is
-// memory for rings of the configured sizes, and for some more; each group has so many slots.
-func completionQueueDepth(cfg Config, d rdma.Device, slots int) int {
-	groups := 16 + min(cfg.MaxConns, cfg.MemoryBytes/(cfg.RMBESizeBytes+cfg.SendBufferBytes))/8
-	return min(groups*slots, d.Attr().MaxCQE)
 }
 
 // Close resets what is left, waits for the stack's goroutines, for calls under

@@ -15,6 +15,7 @@ import (
 // queueCases are about completion queues.
 var queueCases = []Case{
 	{"Overrun", testOverrun},
+	{"Resize", testResize},
 	{"Notify", testNotify},
 	{"NotifySolicited", testNotifySolicited},
 	{"NotifyNeverLost", testNotifyNeverLost},
@@ -41,6 +42,43 @@ func testOverrun(t *testing.T, net Net) {
 	}
 	if s := x.QP.State(); s != rdma.QPError {
 		t.Errorf("state %v, want ERR", s)
+	}
+}
+
+// testResize gives a queue more room while completions wait in it: they stay, and those that come then overrun nothing.
+func testResize(t *testing.T, net Net) {
+	const few, many = 4, 256
+	x, y := net.Pair(t, Options{CQDepth: few, SendWR: many + 1, RecvWR: 64})
+	post := func(from, to uint64) {
+		for i := from; i < to; i++ {
+			if _, err := x.QP.PostSend([]rdma.SendWR{x.Write(i, y, 0, 8)}); err != nil {
+				t.Fatalf("post: %v", err)
+			}
+		}
+	}
+	post(0, few)
+	err := x.SendCQ.Resize(many + 1)
+	if at := x.Dev.Attr(); at.Provider == "verbs" && at.Stream && errors.Is(err, rdma.ErrNotSupported) {
+		t.Logf("resize: %v", err) // siw of Linux
+		return
+	}
+	if err != nil {
+		t.Fatalf("resize: %v", err)
+	}
+	if err := x.SendCQ.Resize(few); err != nil {
+		t.Errorf("less room than there is: %v", err)
+	}
+	post(few, many)
+	y.Recv(t, 0, 0, 8)
+	x.Send(t, rdma.SendWR{ID: many, Op: rdma.OpSend, Flags: rdma.SendSignaled, SGL: []rdma.SGE{x.SGE(0, 8)}})
+	AwaitOne(t, y.RecvCQ, 0, rdma.StatusSuccess) // the WRITEs are through
+	for i := range uint64(many + 1) {
+		AwaitOne(t, x.SendCQ, i, rdma.StatusSuccess)
+	}
+	for _, depth := range []int{0, -1, x.Ctx.Device().Attr().MaxCQE + 1} {
+		if err := x.SendCQ.Resize(depth); !errors.Is(err, rdma.ErrInvalid) {
+			t.Errorf("resize to %d: %v, want ErrInvalid", depth, err)
+		}
 	}
 }
 

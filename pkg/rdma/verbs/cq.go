@@ -39,6 +39,7 @@ type cq struct {
 
 	mu      sync.Mutex
 	ibv     *ibvCQ    // nil: closed
+	depth   int       // that the device was asked for
 	calling bool      // the user is being told; Arm waits for the end of that
 	asked   arming    // by Arm meanwhile
 	untaken bool      // there may be an event in the channel
@@ -81,6 +82,7 @@ func (c *deviceContext) CreateCQ(depth int) (rdma.CQ, error) {
 	c.tabMu.Unlock()
 	err := c.dev.before("create_cq")
 	if err == nil {
+		q.depth = depth
 		q.ibv, err = ibvCreateCQ(c.handle, depth, q.id)
 	}
 	if err != nil {
@@ -230,6 +232,30 @@ func (c *cq) Notify() <-chan struct{} { return c.notify }
 
 // OnNotify implements [rdma.CQ].
 func (c *cq) OnNotify(f func()) { c.call.Store(&f) }
+
+// Resize implements [rdma.CQ].
+func (c *cq) Resize(depth int) error {
+	if depth <= 0 || depth > c.ctx.dev.limits.cqe {
+		return fmt.Errorf("resize completion queue to %d entries (device limit %d): %w", depth, c.ctx.dev.limits.cqe, rdma.ErrInvalid)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case c.ibv == nil:
+		return fmt.Errorf("resize completion queue: %w", rdma.ErrClosed)
+	case depth <= c.depth:
+		return nil
+	}
+	err := c.ctx.dev.before("resize_cq")
+	if err == nil {
+		err = c.ibv.resize(depth)
+	}
+	if err != nil {
+		return fmt.Errorf("resize completion queue to %d entries: %w", depth, verbError(err))
+	}
+	c.depth = depth
+	return nil
+}
 
 func (c *cq) token() {
 	select {

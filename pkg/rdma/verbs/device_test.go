@@ -340,6 +340,7 @@ func TestDevice_limits(t *testing.T) {
 		{"open", func(*rdmatest.End) error { _, err := d.Open(); return err }},
 		{"alloc_pd", func(e *rdmatest.End) error { _, err := e.Ctx.AllocPD(); return err }},
 		{"create_cq", func(e *rdmatest.End) error { _, err := e.Ctx.CreateCQ(10); return err }},
+		{"resize_cq", func(e *rdmatest.End) error { return e.SendCQ.Resize(5000) }},
 		{"reg_mr", func(e *rdmatest.End) error { _, err := e.PD.AllocMR(4096, rdma.LocalWrite); return err }},
 		{"reg_mr", func(e *rdmatest.End) error { _, err := e.PD.RegMR(e.MR, 0, 0, rdma.LocalWrite); return err }},
 		{"create_qp", func(e *rdmatest.End) error {

@@ -239,6 +239,9 @@ func (q *ibvCQ) free() error {
 	return err
 }
 
+// resize gives the queue room for so many completions.
+func (q *ibvCQ) resize(depth int) error { return errnoOf(C.ibv_resize_cq(q.c.cq, C.int(depth))) }
+
 func (q *ibvCQ) fd() int { return int(q.c.channel.fd) }
 
 // poll takes up to n completions to wcs; a negative number is an error.

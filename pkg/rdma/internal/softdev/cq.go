@@ -104,6 +104,20 @@ func (c *cq) Notify() <-chan struct{} { return c.notify }
 // OnNotify implements [rdma.CQ].
 func (c *cq) OnNotify(f func()) { c.call = f }
 
+// Resize implements [rdma.CQ]. The ring grows when it is full.
+func (c *cq) Resize(depth int) error {
+	if depth <= 0 || depth > MaxCQE {
+		return fmt.Errorf("resize completion queue to %d entries: %w", depth, rdma.ErrInvalid)
+	}
+	if c.closed.Load() {
+		return fmt.Errorf("resize completion queue: %w", rdma.ErrClosed)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.depth = max(c.depth, ringSize(depth))
+	return nil
+}
+
 // Close implements [rdma.CQ].
 func (c *cq) Close() error {
 	c.ctx.mu.Lock()
