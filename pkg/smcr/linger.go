@@ -42,8 +42,8 @@ const (
 	// refuseDelay is how long what comes over a lost link is not refused then, unless
 	// the peer has said that it knows: longer than a busy peer takes to take DELETE LINK.
 	refuseDelay = 2 * time.Second
-	// maxLingering bounds the queue pairs of which nobody has any use: the
-	// oldest go before their time.
+	// maxLingering bounds the queue pairs of which nobody has any use: some
+	// go before their time (lingering.makePlace says which).
 	maxLingering = 256
 )
 

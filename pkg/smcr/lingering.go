@@ -3,7 +3,9 @@
 package smcr
 
 import (
+	"cmp"
 	"iter"
+	"net/netip"
 	"slices"
 	"time"
 )
@@ -12,19 +14,45 @@ import (
 // (linger.go says why). They own their queue pairs until their time is over, others need
 // the place, or the stack ends. They are guarded by the stack's turn.
 type lingering struct {
-	links []*link       // the oldest first
+	links []*link
 	heard chan struct{} // has a token when Close shall look again whether it must wait for a peer
 }
 
 func (t *lingering) init() { t.heard = make(chan struct{}, 1) }
 
-// add keeps a link until the time that it says. The oldest one makes place for it.
+// add keeps a link until the time that it says. Another one makes place for it.
 func (t *lingering) add(l *link) {
 	t.links = append(t.links, l)
 	if len(t.links) > maxLingering {
-		t.links[0].close()
-		t.links = slices.Delete(t.links, 0, 1)
+		t.makePlace(func(*link) bool { return true })
 	}
+}
+
+// makePlace closes one of the links that are of use, if there is one: of those to the address with most
+// of them, so that no peer takes the place of others, the one whose time is over first. A link of a dead group
+// stays for a second, and that of a living one, to which much of a peer may have to be refused, for minutes.
+func (t *lingering) makePlace(use func(l *link) bool) bool {
+	of := map[netip.Addr]int{}
+	for _, l := range t.links {
+		if use(l) {
+			of[l.g.addr]++
+		}
+	}
+	at := -1
+	for i, l := range t.links {
+		if !use(l) {
+			continue
+		}
+		if at < 0 || cmp.Or(cmp.Compare(of[t.links[at].g.addr], of[l.g.addr]), l.until.Compare(t.links[at].until)) < 0 {
+			at = i
+		}
+	}
+	if at < 0 {
+		return false
+	}
+	t.links[at].close()
+	t.links = slices.Delete(t.links, at, at+1)
+	return true
 }
 
 // of are the links that a group gave up.
@@ -63,16 +91,9 @@ func (t *lingering) closeIf(over func(l *link) bool) {
 	})
 }
 
-// closeOldest closes the link on a device that lingers for the longest time, if there is
-// one.
-func (t *lingering) closeOldest(r *rnic) bool {
-	i := slices.IndexFunc(t.links, func(l *link) bool { return l.rnic == r })
-	if i < 0 {
-		return false
-	}
-	t.links[i].close()
-	t.links = slices.Delete(t.links, i, i+1)
-	return true
+// makePlaceOn closes a link on a device, if there is one.
+func (t *lingering) makePlaceOn(r *rnic) bool {
+	return t.makePlace(func(l *link) bool { return l.rnic == r })
 }
 
 // nextDue is when the time of the first link is over; false: there is none.

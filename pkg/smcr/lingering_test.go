@@ -3,6 +3,7 @@
 package smcr
 
 import (
+	"net/netip"
 	"slices"
 	"testing"
 	"time"
@@ -60,22 +61,32 @@ func TestLingering_closesInOrder(t *testing.T) {
 	check("before the time", 4)
 	l.expire(start.Add(time.Second))
 	check("in time", 3, "b")
-	if !l.closeOldest(a) {
+	if !l.makePlaceOn(a) {
 		t.Error("no link on a")
 	}
-	check("the oldest on a", 2, "a")
-	if until := l.links[0].until; !until.Equal(start.Add(2 * time.Second)) {
-		t.Errorf("the older one is left: until %v", until)
+	check("the first on a", 2, "a")
+	if until := l.links[0].until; !until.Equal(start.Add(3 * time.Second)) {
+		t.Errorf("the one that is due first is left: the other one is due at %v", until)
 	}
 	l.closeOn(b)
 	check("all on b", 1, "b")
-	if l.closeOldest(b) {
+	if l.makePlaceOn(b) {
 		t.Error("closed a link on b, where none is")
 	}
 	for range maxLingering {
 		add(g, b, time.Minute)
 	}
 	check("one too many", maxLingering, "a")
+	victim := &group{s: s, contact: contact{addr: netip.MustParseAddr("192.0.2.9")}}
+	add(victim, a, time.Second)
+	check("one of those of which are most", maxLingering, "b")
+	for range 2 * maxLingering {
+		add(g, b, time.Hour)
+	}
+	closed.take()
+	if n := 0; len(l.links) != maxLingering || !slices.ContainsFunc(l.links, func(x *link) bool { n++; return x.g == victim }) {
+		t.Errorf("of %d links that linger the victim's is none: others took its place", n)
+	}
 	l.closeAll()
 	if got := closed.take(); len(got) != maxLingering || len(l.links) != 0 {
 		t.Errorf("the end: closed %d, %d left", len(got), len(l.links))

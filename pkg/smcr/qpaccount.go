@@ -56,10 +56,10 @@ func (l *link) charge() error {
 }
 
 // takeQP takes a queue pair of a device from the account. Links that linger make place for
-// it, the oldest first.
+// it.
 func (s *Stack) takeQP(r *rnic) bool {
 	for !s.cfg.QueuePairs.TakeQP(r.dev.Name()) {
-		if !s.lingering.closeOldest(r) {
+		if !s.lingering.makePlaceOn(r) {
 			return false
 		}
 	}
