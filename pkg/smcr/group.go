@@ -39,6 +39,7 @@ type group struct {
 	idle        *list.Element      // the group's place among the idle groups; nil: it is not idle
 	doubts      int                // how often somebody said that the peer does not have the group
 	doubted     time.Time          // when somebody said so last; see doubt
+	abandoned   int                // connections that have a client's half-open place; see Conn.abandon
 
 	touched bool      // the group is in groupTable.touched
 	due     time.Time // when the stack looks at the group's timers

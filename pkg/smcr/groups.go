@@ -108,6 +108,7 @@ func (t *groupTable) expire(now time.Time) {
 	for i, g := range t.expired {
 		if due, ok := g.lg.NextTimeout(); ok && !now.Before(due) {
 			g.lg.HandleTimeout(now)
+			g.endAbandoned(now)
 			g.flush(now)
 		} else {
 			g.schedule()

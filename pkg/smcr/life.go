@@ -7,6 +7,8 @@ import (
 	"net/netip"
 	"sync/atomic"
 	"time"
+
+	"github.com/smcr-io/kube-smcr/pkg/smcr/linkgroup"
 )
 
 // life is how long a connection and its memory last. With SMC-R the memory outlives Close:
@@ -23,8 +25,35 @@ type life struct {
 	opened  bool // the rendezvous has handed the connection over
 	keepTCP bool // the TCP connection outlives this one: it falls back
 	// halfOpen is the address whose place a connection has that was given up before its
-	// Confirm; not valid: none.
+	// Confirm, and until is how long; not valid: none.
 	halfOpen netip.Addr
+	until    time.Time
+}
+
+// abandon has a connection whose client owes its Confirm keep the client's place: the client may
+// know of its RMBE, which is not free. It has the place for as long as the group waits for the client's word
+// (becomeZombie in package linkgroup); then the RMBE is one of those of the group, of which each has so many.
+func (c *Conn) abandon(now time.Time, addr netip.Addr) {
+	c.life.halfOpen, c.life.until = addr, now.Add(linkgroup.ZombieGrace)
+	c.group.abandoned++
+}
+
+// endAbandoned gives the place back.
+func (c *Conn) endAbandoned() {
+	if c.life.halfOpen.IsValid() {
+		c.stack.halfOpen.leave(c.life.halfOpen)
+		c.life.halfOpen = netip.Addr{}
+		c.group.abandoned--
+	}
+}
+
+// endAbandoned gives the places of connections back that had them for long enough.
+func (g *group) endAbandoned(now time.Time) {
+	for i := 0; g.abandoned > 0 && i < len(g.shells); i++ {
+		if c := g.shells[i]; c != nil && !now.Before(c.life.until) {
+			c.endAbandoned()
+		}
+	}
 }
 
 // begin counts the application and the group as users.
@@ -103,9 +132,7 @@ func (c *Conn) release() {
 		return
 	}
 	delete(s.conns, c)
-	if c.life.halfOpen.IsValid() {
-		s.halfOpen.leave(c.life.halfOpen)
-	}
+	c.endAbandoned()
 	s.tcpWatch.remove(c)
 	s.dialogue.forget(c)
 	defer s.checkEmpty()

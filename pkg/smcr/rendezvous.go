@@ -486,13 +486,15 @@ func (r *rendezvous) discard(peerDeclined bool) {
 	s := r.s
 	s.lock()
 	if r.conn != nil {
-		if r.halfOpen { // what the peer may know of is not free yet: see becomeZombie
-			r.halfOpen, r.conn.life.halfOpen = false, r.with.addr
+		now := time.Now()
+		if r.halfOpen {
+			r.halfOpen = false
+			r.conn.abandon(now, r.with.addr)
 		}
 		r.conn.life.keepTCP = true
 		r.conn.life.closed.Store(true)
-		r.conn.lc.Abandon(time.Now(), peerDeclined || !r.named)
-		r.group.flush(time.Now())
+		r.conn.lc.Abandon(now, peerDeclined || !r.named)
+		r.group.flush(now)
 	}
 	if r.first && r.group != nil {
 		r.group.abandon()
