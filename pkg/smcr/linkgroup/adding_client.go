@@ -49,7 +49,12 @@ func (c *client) handleConfirmNew(g *Group, now time.Time, l *link, m llc.Confir
 
 func (c *client) added(*Group, time.Time) {}
 
-func (c *client) notAdded(*Group, time.Time) {}
+// notAdded: the server's offer was no better than what there is, and our hint may have been answered by it.
+func (c *client) notAdded(g *Group, now time.Time) {
+	if g.Redundancy() == AsymmetricPeer && g.growth.at.IsZero() {
+		g.growth.schedule(g, now)
+	}
+}
 
 func (c *client) ended(*Group) {}
 

@@ -66,3 +66,42 @@ func TestClient_rejects(t *testing.T) {
 		})
 	}
 }
+
+// Where the links share the server's RNIC, the client asks for a better one again and again: also if its timer fires while
+// the server offers a link, or what the server offers for its hint is no better.
+func TestClient_asksAgain(t *testing.T) {
+	now := time.Unix(1, 0)
+	server := Endpoint{GID: rdma.GID{15: 7}, QPN: 7, MTU: rdma.MTU1024}
+	offer := llc.AddLink{Link: 3, MTU: server.MTU, GID: server.GID, QPN: 8}
+	g, l := formed(Client)
+	l.peer = server
+	second := g.links.free()
+	g.links.becomeWanted(second)
+	g.links.becomeForming(second, Endpoint{RNIC: 1})
+	second.id, second.peer = 2, server
+	g.adding.becomeWanted(now, l)
+	g.adding.confirmed(g, now, second)
+	if r := g.Redundancy(); r != AsymmetricPeer || !g.growth.at.Equal(now.Add(AddLinkRetryMin)) {
+		t.Fatalf("the group is %v, and asks at %v", r, g.growth.at)
+	}
+	if err := g.side.handleAddLink(g, now, l, offer); err != nil || !g.adding.isUnderWay() {
+		t.Fatalf("under way: %v, %v", g.adding.step, err)
+	}
+	now = g.growth.at
+	if g.growth.expired(g, now); !g.growth.at.Equal(now.Add(AddLinkRetryMin)) {
+		t.Errorf("while a link is offered: asks again at %v", g.growth.at)
+	}
+	g.NoLink(now, g.adding.link)
+	if g.adding.isUnderWay() || g.growth.at.IsZero() {
+		t.Fatalf("when that is refused: %v, asks again at %v", g.adding.step, g.growth.at)
+	}
+	g.out.list = nil
+	g.growth.expired(g, g.growth.at)
+	if len(g.out.list) != 1 || !g.OfferLink(now, g.out.list[0].Link, Endpoint{RNIC: 1}) || !g.growth.at.IsZero() {
+		t.Fatalf("asks with %v, again at %v", g.out.list, g.growth.at)
+	}
+	offer.Link = 4 // for the hint, and over the same RNIC of the server
+	if err := g.side.handleAddLink(g, now, l, offer); err != nil || g.adding.isUnderWay() || g.growth.at.IsZero() {
+		t.Errorf("when the answer is no better: %v, asks again at %v, %v", g.adding.step, g.growth.at, err)
+	}
+}

@@ -98,8 +98,8 @@ func (h *growth) retry(g *Group) {
 
 // expired is what the timer means.
 func (h *growth) expired(g *Group, now time.Time) {
-	if g.requests.has(exchangeAskDelete) {
-		h.postpone(now) // the server may still count with the link that was lost
+	if g.adding.isUnderWay() || g.requests.has(exchangeAskDelete) {
+		h.postpone(now) // what is under way may end without a link; or the server may still count with the one that was lost
 		return
 	}
 	h.retry(g)
