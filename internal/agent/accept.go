@@ -61,9 +61,10 @@ func (px *proxy) accept(set *listenerSet, i int) {
 	a.loop()
 }
 
-// loop accepts connections until the listener is closed, or the diversion has ended and none came
-// for drainAccept. It comes round at least renewalsPerTTL times in a redirection's TTL, as heartbeat
-// expects.
+// loop accepts connections until the listener is closed, or the diversion has ended: then none may
+// have come for drainAccept or, since a program in the pod may connect to the port for as long as it
+// likes, drainLimit is over. The loop comes round at least renewalsPerTTL times in a redirection's
+// TTL, as heartbeat expects.
 //
 //	0 ms    the loop waits for connections, until 1,000 ms
 //	990 ms  the proxy begins to drain; the rule that diverts is still there
@@ -74,13 +75,20 @@ func (px *proxy) accept(set *listenerSet, i int) {
 func (a *acceptor) loop() {
 	px := a.proxy
 	a.noteProgress()
+	var end time.Time
 	for {
-		wait, closing := px.renewEvery(), px.closing.Load()
+		now, closing := time.Now(), px.closing.Load()
+		next := now.Add(px.renewEvery())
 		if closing {
-			wait = drainAccept
+			if end.IsZero() {
+				end = now.Add(drainLimit)
+			}
+			if next = now.Add(drainAccept); next.After(end) {
+				next = end
+			}
 		}
 		// SetDeadline fails only for a listener that was closed, and then Accept fails, too.
-		_ = a.listener.SetDeadline(time.Now().Add(wait))
+		_ = a.listener.SetDeadline(next)
 		c, err := a.listener.AcceptTCP()
 		switch {
 		case err == nil:

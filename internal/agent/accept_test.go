@@ -303,6 +303,28 @@ func TestAcceptor_loop(t *testing.T) {
 		t.Errorf("%d of 3 connections of the backlog were accepted", len(h.got))
 	}
 	must(t, h.set.close())
+
+	h, port, loop = begin()
+	h.set.dst = func(*net.TCPConn) (netip.AddrPort, error) { return netip.AddrPort{}, linux.ErrNotRedirected }
+	ended := make(chan struct{})
+	go func() {
+		loop()
+		close(ended)
+	}()
+	for began, connecting := time.Now(), true; connecting; { // a program in the pod that connects to the port itself
+		if c, err := b.reach(port); err == nil { // it is reset at once, or there is no listener any more
+			defer c.Close()
+		}
+		select {
+		case <-ended:
+			connecting = false
+		case <-time.After(drainAccept / 5):
+			if time.Since(began) > 10*drainLimit {
+				t.Fatal("the loop goes on for as long as somebody connects")
+			}
+		}
+	}
+	must(t, h.set.close())
 	p.px.sessionTasks.Wait()
 }
 

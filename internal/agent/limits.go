@@ -109,6 +109,8 @@ const (
 	// drainAccept is how long an accept loop takes connections from the listener's backlog after
 	// the diversion ended.
 	drainAccept = 50 * time.Millisecond
+	// drainLimit is how long it does so at most, whatever comes.
+	drainLimit = time.Second
 
 	// dialTimeout ends dials to destinations: a little more than Linux's
 	// default of six SYN retransmissions, 127 s, so the kernel's own answer
