@@ -140,9 +140,10 @@ func (px *proxy) limitBuffers(c *net.TCPConn, bufferBytes int) {
 	}
 }
 
-// relayTCP relays a session on plain TCP, or resets it if a policy requires SMC-R.
+// relayTCP relays a session on plain TCP, or resets it if a policy requires SMC-R: one that did when the session
+// began, or does now.
 func (px *proxy) relayTCP(s *session, c peerConn, tcp *net.TCPConn, why fallback) {
-	if s.decision.Required {
+	if s.decision.Required || px.agent.node.Load().Decide(s.pod, s.peer()).Required {
 		px.refuse(s, c, why)
 		return
 	}
@@ -156,6 +157,7 @@ func (px *proxy) relayTCP(s *session, c peerConn, tcp *net.TCPConn, why fallback
 	if why.code == agentapi.CodeNoPolicy {
 		why.detail = s.decision.Reason.String()
 	}
+	px.enforcePolicy(s)
 	px.record(s, smcr.ModeTCP.String(), why)
 	px.agent.metrics.opened(s.dir, smcr.ModeTCP)
 	px.agent.metrics.fallback(why.code)

@@ -326,6 +326,29 @@ func TestProxy_abortedMeanwhile(t *testing.T) {
 	}
 }
 
+// TestProxy_requiredMeanwhile: a session whose policy comes to require SMC-R while it is connected does not become
+// a relay on plain TCP.
+func TestProxy_requiredMeanwhile(t *testing.T) {
+	for _, inbound := range []bool{false, true} {
+		b := newAbleBare(t, "  negativeCacheTTL: 0s\n", preferAll)
+		p := b.proxy("a")
+		p.app = b.server()
+		b.stack.set(smcr.ModeTCP, clc.ReasonPeerNoSMC, nil)
+		p.px.stack = hookedStack{b.stack, func() {
+			b.put("", requireAll)
+			p.px.enforcePolicies() // it may still become SMC-R
+		}}
+		way, dst := p.px.outbound, p.app
+		if inbound {
+			way, dst = p.px.inbound, netip.MustParseAddrPort("127.0.0.1:80")
+		}
+		far, done := p.carry(t, way, dst)
+		wantReset(t, far)
+		<-done
+		b.wantEnded(agentapi.ModeReset, agentapi.CodeRequired, "")
+	}
+}
+
 // TestProxy_abortedRendezvousBypass: the destination of a rendezvous that broke because the session
 // ended is tried again.
 func TestProxy_abortedRendezvousBypass(t *testing.T) {

@@ -306,15 +306,26 @@ func (px *proxy) update(atts []cni.Attachment) (err error) {
 
 // enforcePolicies resets the sessions that the policies in force do not allow.
 func (px *proxy) enforcePolicies() {
-	n := px.agent.node.Load()
 	for _, s := range px.agent.sessions.list(px) {
-		was, is := s.decision, n.Decide(s.pod, s.peer())
-		mode := s.modeNow()
-		switch {
-		case was.Accelerate && !is.Accelerate && mode != smcr.ModeTCP.String(),
-			is.Required && mode == smcr.ModeTCP.String():
-			s.abort(px.agent.changeCode(s.pod))
-		}
+		px.enforcePolicy(s)
+	}
+}
+
+// enforcePolicy resets a session if the policies in force do not allow it, by its mode. A session that
+// connects may become SMC-R or TCP. So the session looks by itself when its mode is known, too:
+//
+//	session                    enforcePolicies
+//	setPeerConn: mode is TCP   the policies require SMC-R
+//	enforcePolicy              enforcePolicy
+//
+// Whichever comes first, the other one finds what it has to find.
+func (px *proxy) enforcePolicy(s *session) {
+	was, is := s.decision, px.agent.node.Load().Decide(s.pod, s.peer())
+	mode := s.modeNow()
+	switch {
+	case was.Accelerate && !is.Accelerate && mode != smcr.ModeTCP.String(),
+		is.Required && mode == smcr.ModeTCP.String():
+		s.abort(px.agent.changeCode(s.pod))
 	}
 }
 

@@ -191,6 +191,7 @@ func (px *proxy) register(ctx context.Context, app *net.TCPConn, s *session) (_ 
 	s.users.Store(1)
 	px.decide(s)
 	px.agent.sessions.add(s)
+	px.enforcePolicy(s) // policies that changed since decide have not found the session
 	if ctx.Err() != nil {
 		// proxy.abort first ends the proxy's life, and then lists its sessions:
 		//
