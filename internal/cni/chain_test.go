@@ -5,7 +5,9 @@ package cni
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"os"
 	"path/filepath"
@@ -17,13 +19,14 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/smcr-io/kube-smcr/internal/devices/claims"
+	"github.com/smcr-io/kube-smcr/internal/devices/deviceinfo"
 	"github.com/smcr-io/kube-smcr/internal/devices/vf"
 	"github.com/smcr-io/kube-smcr/internal/records"
 )
 
 // before is a plugin that runs before smcr-cni. Its result has an interface, which it did not make.
 const before = `case "$CNI_COMMAND" in
-ADD) cat >/dev/null; echo '{"cniVersion":"1.1.0","interfaces":[{"name":"br0"},{"name":"eth0","sandbox":"'$CNI_NETNS'"}],"ips":[{"interface":1,"address":"10.99.9.2/24"}]}';;
+ADD) cat >/dev/null; echo '{"cniVersion":"1.1.0","interfaces":[{"name":"br0"},{"name":"eth0","sandbox":"'$CNI_NETNS'"}],"ips":[{"interface":1,"address":"10.99.9.2/24","gateway":"10.99.9.1"}],"routes":[{"dst":"10.99.9.1/32"}]}';;
 *) cat >/dev/null;;
 esac
 `
@@ -245,7 +248,8 @@ func TestDeviceInfo(t *testing.T) {
 			if tt.rdma[0] == "mlx5_7" { // a device whose RDMA device the host does not see
 				run.host.hideRDMA = true
 			}
-			file := filepath.Join(t.TempDir(), "cni", "x-device.json")
+			file := filepath.Join(deviceinfo.CNIDir, fmt.Sprintf("kube-smcr-test-%x-device.json", rand.Uint64()))
+			t.Cleanup(func() { must(t, deviceinfo.Remove(file)) })
 			if tt.file != "" {
 				must(t, os.MkdirAll(filepath.Dir(file), 0o755))
 				must(t, os.WriteFile(file, []byte(tt.file), 0o600))

@@ -19,6 +19,16 @@ import (
 // DefaultDir is where device plugins put their files (section 4.1).
 const DefaultDir = "/var/run/k8s.cni.cncf.io/devinfo/dp"
 
+// CNIDir is where plugins put the files that runtimes name (section 4.2). Whoever may write a network's
+// configuration may name a file: one elsewhere would be any file of the node.
+const CNIDir = "/var/run/k8s.cni.cncf.io/devinfo/cni"
+
+// IsOfCNI reports whether path is a file in CNIDir, under one of its names.
+func IsOfCNI(path string) bool {
+	dir := filepath.Dir(filepath.Clean(path))
+	return dir == CNIDir || "/var"+dir == CNIDir
+}
+
 // version is the version of the specification that files are written in.
 const version = "1.1.0"
 

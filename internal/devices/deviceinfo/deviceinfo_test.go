@@ -92,3 +92,24 @@ func TestRemoveOthers(t *testing.T) {
 		t.Errorf("files (-want +got)\n%s", diff)
 	}
 }
+
+func TestIsOfCNI(t *testing.T) {
+	for path, want := range map[string]bool{
+		CNIDir + "/x-device.json":                        true,
+		"/run/k8s.cni.cncf.io/devinfo/cni/x-device.json": true,
+		"/var/run/k8s.cni.cncf.io/devinfo/cni//a/../x":   true,
+		CNIDir:                          false,
+		CNIDir + "/.":                   false,
+		CNIDir + "/..":                  false,
+		CNIDir + "/../dp/x-device.json": false,
+		CNIDir + "/a/x-device.json":     false,
+		"/etc/kubernetes/kubelet.conf":  false,
+		"var/run/k8s.cni.cncf.io/devinfo/cni/x.json":    false,
+		"/srv/run/k8s.cni.cncf.io/devinfo/cni/x-device": false,
+		"": false,
+	} {
+		if got := IsOfCNI(path); got != want {
+			t.Errorf("%q: %t, want %t", path, got, want)
+		}
+	}
+}
