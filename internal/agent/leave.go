@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
+	"github.com/smcr-io/kube-smcr/internal/cni"
 	"github.com/smcr-io/kube-smcr/internal/linux"
 )
 
@@ -33,7 +34,7 @@ func (a *agent) leave(ctx context.Context) error {
 		a.manager.put(key, nil)
 	}
 	err := a.drainFor(ctx, proxies, min(leaveDrain, a.node.Load().DrainTimeout), nil)
-	return errors.Join(err, a.sweepAll(), a.kernelPath.remove(), a.store.RemoveAll(), a.wire.remove(), a.wire.closeHandedOver(), a.cfg.host.sweepWire())
+	return errors.Join(err, a.sweepAll(), a.kernelPath.remove(), cni.RemoveAll(a.cfg.Node.DataDir), a.wire.remove(), a.wire.closeHandedOver(), a.cfg.host.sweepWire())
 }
 
 // end ends the agent: its connections may end until DrainTimeout, and new ones go directly. A

@@ -52,32 +52,26 @@ func (p Plugin) checkWired(c NetConf, a Attachment, args *skel.CmdArgs) error {
 		if err != nil {
 			return types.NewError(CodeWiring, "device "+d.ID+" is not as ADD left it", err.Error())
 		}
-		ips, err := ipsOf(res, d.IfName)
-		if err == nil {
-			err = linux.CheckInterfaceIPs(ns, d.IfName, ips)
-		}
-		if err != nil {
+		if err := linux.CheckInterfaceIPs(ns, d.IfName, d.ipsIn(res)); err != nil {
 			return types.NewError(CodeWiring, "interface "+d.IfName+" is not as ADD left it", err.Error())
 		}
 	}
 	return nil
 }
 
-// ipsOf are the addresses that a result gives to an interface, and all routes of the
-// result: it does not say which interface a route is for.
-func ipsOf(r *types100.Result, ifName string) (linux.InterfaceIPs, error) {
-	ips, err := interfaceIPs(r)
-	if err != nil {
-		return linux.InterfaceIPs{}, err
-	}
-	own := ips.Addresses[:0]
-	for n, p := range ips.Addresses {
-		if i := r.IPs[n].Interface; i != nil && *i >= 0 && *i < len(r.Interfaces) && r.Interfaces[*i].Name == ifName {
-			own = append(own, p)
+// ipsIn are the addresses that a result gives to the device's interface, and the routes that ADD made through it.
+// Other routes of the result are those of other plugins.
+func (d AttachedDevice) ipsIn(r *types100.Result) (ips linux.InterfaceIPs) {
+	for _, ip := range r.IPs {
+		p, ok := prefixOf(ip.Address)
+		if i := ip.Interface; ok && i != nil && *i >= 0 && *i < len(r.Interfaces) && r.Interfaces[*i].Name == d.IfName {
+			ips.Addresses = append(ips.Addresses, p)
 		}
 	}
-	ips.Addresses = own
-	return ips, nil
+	for _, r := range d.Routes {
+		ips.Routes = append(ips.Routes, linux.InterfaceRoute{Dst: r.Dst, Gateway: r.Gateway, Priority: r.Priority, Table: r.Table})
+	}
+	return ips
 }
 
 // gcWired takes back the devices of this network whose attachment is not valid,

@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -23,22 +24,27 @@ import (
 	"github.com/smcr-io/kube-smcr/internal/records"
 )
 
-// pool is an IPAM plugin that notes each call with the pool that its configuration names, and what it is given.
+// pool is an IPAM plugin that notes each call with the pool that its configuration names, and what it is given. Its
+// route leaves the gateway out, and its DEL fails while there is a file "away".
 const pool = `in=$(cat)
 dir=$(dirname "$0")
 echo "$in" > "$dir/in.$CNI_COMMAND"
 echo "$CNI_COMMAND $CNI_CONTAINERID $CNI_IFNAME $(echo "$in" | sed -n 's/.*"pool":"\([a-z]*\)".*/\1/p')" >> "$dir/calls"
-[ "$CNI_COMMAND" != ADD ] || echo '{"cniVersion":"1.1.0","ips":[{"address":"10.97.2.2/24"}]}'
+[ "$CNI_COMMAND" != ADD ] || echo '{"cniVersion":"1.1.0","ips":[{"address":"10.97.2.2/24","gateway":"10.97.2.1"}],"routes":[{"dst":"10.50.0.0/16"}]}'
+if [ "$CNI_COMMAND" = DEL ] && [ -e "$dir/away" ]; then echo '{"cniVersion":"1.1.0","code":11,"msg":"no way to the pool"}'; exit 1; fi
 `
 
 // claimNode is a node whose network has smcr-cni with this IPAM behind another plugin, with a pod that claimed a VF.
-func claimNode(t *testing.T, ipam string) (n *node, run *runHere, ipamDir string, relist func(ipam string)) {
+func claimNode(t *testing.T, version, ipam string) (n *node, run *runHere, ipamDir string, relist func(ipam string)) {
 	t.Helper()
-	ipamDir = scriptIPAM(t, "ks-ipam", pool)
-	list := func(ipam string) string {
-		return `{"cniVersion":"1.1.0","name":"podnet","plugins":[{"type":"ks-before"},{"type":"smcr-cni","dataDir":"$DATA"` + ipam + `}]}`
+	in := func(script string) string { // the results of 0.3.1 say the version of an address
+		return strings.NewReplacer(`"cniVersion":"1.1.0"`, `"cniVersion":"`+version+`"`, `"address":`, `"version":"4","address":`).Replace(script)
 	}
-	n, run = newWiringNode(t, []string{scriptIPAM(t, "ks-before", before), ipamDir}, list(ipam))
+	ipamDir = scriptIPAM(t, "ks-ipam", in(pool))
+	list := func(ipam string) string {
+		return `{"cniVersion":"` + version + `","name":"podnet","plugins":[{"type":"ks-before"},{"type":"smcr-cni","dataDir":"$DATA"` + ipam + `}]}`
+	}
+	n, run = newWiringNode(t, []string{scriptIPAM(t, "ks-before", in(before)), ipamDir}, list(ipam))
 	must(t, claims.NewStore(n.data).Write(claims.Claim{
 		Namespace: "shop", Name: "nic", UID: "c-1", Pods: []records.Pod{{Namespace: "shop", Name: "cart-0", UID: "u1"}},
 		Devices: []claims.Device{{ID: "0000:41:10.1", Request: "nic", Pool: "n1", Name: "a"}},
@@ -64,7 +70,7 @@ func TestWire_ipamChanges(t *testing.T) {
 		{name: "the record is lost", before: blue, after: blue, lose: true, calls: "ADD c1 smcr0 blue\nCHECK c1 smcr0 blue\nDEL c1 smcr0 blue\n"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			n, run, ipamDir, relist := claimNode(t, tt.before)
+			n, run, ipamDir, relist := claimNode(t, "1.1.0", tt.before)
 			rt := runtimeConf("c1", newNS(t))
 			n.add(t, rt)
 			relist(tt.after)
@@ -85,10 +91,51 @@ func TestWire_ipamChanges(t *testing.T) {
 	}
 }
 
+// An IPAM plugin that cannot take an address back gets it at the next DEL, although that one finds no record, no device,
+// and in old versions no result of ADD; and although the network has another IPAM plugin by then.
+func TestWire_ipamAway(t *testing.T) {
+	needWiring(t)
+	blue := `,"ipam":{"type":"ks-ipam","pool":"blue"}`
+	for _, tt := range []struct{ name, version, after string }{
+		{"version 0.3.1", "0.3.1", blue},
+		{"another pool", "1.1.0", `,"ipam":{"type":"ks-ipam","pool":"green"}`},
+		{"no IPAM plugin any more", "1.1.0", ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			n, run, ipamDir, relist := claimNode(t, tt.version, blue)
+			rt := runtimeConf("c1", newNS(t))
+			n.add(t, rt)
+			relist(tt.after)
+			away := filepath.Join(ipamDir, "away")
+			must(t, os.WriteFile(away, nil, 0o600))
+			for range 2 {
+				if err := n.ns.Do(func() error { return n.cni.DelNetworkList(t.Context(), n.list, rt) }); err == nil {
+					t.Error("DEL says that an address was given back that was not")
+				}
+				run.host.home(t) // all the same
+			}
+			must(t, os.Remove(away))
+			for range 2 {
+				n.do(t, func(ctx context.Context) error { return n.cni.DelNetworkList(ctx, n.list, rt) })
+			}
+			calls, err := os.ReadFile(filepath.Join(ipamDir, "calls"))
+			must(t, err)
+			want := "ADD c1 smcr0 blue\n" + strings.Repeat("DEL c1 smcr0 blue\n", 3)
+			// Without a record and a result the interface is the one that the call is about.
+			if got := regexp.MustCompile(`DEL c1 eth0 .*\n`).ReplaceAllString(string(calls), ""); got != want {
+				t.Errorf("calls of the IPAM plugin %q, want %q", got, want)
+			}
+			if as, junk, err := owing(n.data).List(); len(as)+len(junk) != 0 || err != nil {
+				t.Errorf("left: %v, %v, %v", as, junk, err)
+			}
+		})
+	}
+}
+
 // The runtime's list of valid attachments has eth0 alone: GC must not give back the address of the VF beside it.
 func TestWire_gcOfClaims(t *testing.T) {
 	needWiring(t)
-	n, run, ipamDir, _ := claimNode(t, `,"ipam":{"type":"ks-ipam","pool":"blue"}`)
+	n, run, ipamDir, _ := claimNode(t, "1.1.0", `,"ipam":{"type":"ks-ipam","pool":"blue"}`)
 	n.add(t, runtimeConf("c1", newNS(t)))
 	valid := func(attachments ...types.GCAttachment) (out []types.GCAttachment) {
 		t.Helper()
@@ -165,5 +212,31 @@ func TestClaimed_names(t *testing.T) {
 	}
 	if diff := cmp.Diff([]string{"a smcr1", "b smcr0", "c smcr2", "d smcr4", "e smcr3"}, got); diff != "" {
 		t.Errorf("interfaces (-want +got):\n%s", diff)
+	}
+}
+
+// TestCheck_withoutRecord: a pod without a record is on plain TCP, which is as ADD may have left it: unless
+// the network says "required", or a device is in the pod, for which there was a record.
+func TestCheck_withoutRecord(t *testing.T) {
+	owned := testVF(0)
+	owned.State, owned.Owner = vf.StatePod, &vf.Owner{ContainerID: "c1", IfName: "eth0"}
+	for _, tt := range []struct {
+		name, conf string
+		devices    map[string]vf.Device
+		want       uint
+	}{
+		{"plain TCP", "", nil, 0},
+		{"required", `,"required":true`, nil, CodeRecord},
+		{"with a device", "", map[string]vf.Device{"a": owned}, CodeRecord},
+	} {
+		pod := newNS(t)
+		p := Plugin{Host: func(string) Host { return &fakeHost{devices: tt.devices} }, Stderr: io.Discard}
+		err := p.check(&skel.CmdArgs{ContainerID: "c1", IfName: "eth0", Netns: pod.Path(), StdinData: []byte(
+			`{"cniVersion":"1.1.0","name":"podnet","type":"smcr-cni","dataDir":"` + t.TempDir() + `"` + tt.conf +
+				`,"prevResult":{"cniVersion":"1.1.0","interfaces":[{"name":"eth0","sandbox":"` + pod.Path() + `"}],"ips":[{"interface":0,"address":"10.0.0.2/24"}]}}`)})
+		var ce *types.Error
+		if errors.As(err, &ce); ce != nil && ce.Code != tt.want || ce == nil && (err != nil || tt.want != 0) {
+			t.Errorf("%s: CHECK: %v, want code %d", tt.name, err, tt.want)
+		}
 	}
 }

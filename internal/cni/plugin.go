@@ -213,8 +213,7 @@ func (p Plugin) del(args *skel.CmdArgs) error {
 		defer unlock()
 	}
 	store := c.store()
-	a, rerr := store.Get(args.ContainerID, args.IfName)
-	errs := []error{p.delIPAM(c, args, a, rerr)}
+	errs := []error{p.delIPAM(c, args)}
 	if err := store.Delete(args.ContainerID, args.IfName); err != nil {
 		errs = append(errs, storeError(err))
 	}
@@ -245,9 +244,32 @@ func firstError(errs []error) error {
 }
 
 // delIPAM gives back the addresses of all interfaces that the record names, to the plugin
-// that gave them. rerr is why there is no record: then they are those of the interface that
-// the call is about, and of the devices that the host says the attachment has.
-func (p Plugin) delIPAM(c NetConf, args *skel.CmdArgs, a Attachment, rerr error) error {
+// that gave them. Without a record they are those of the interface that
+// the call is about, and of the devices that the host says the attachment has. After a failure what the record
+// says of them is kept for the next DEL.
+func (p Plugin) delIPAM(c NetConf, args *skel.CmdArgs) error {
+	a, rerr := c.store().Get(args.ContainerID, args.IfName)
+	owing := owing(c.DataDir)
+	if rerr != nil {
+		if was, err := owing.Get(args.ContainerID, args.IfName); err == nil {
+			a, rerr = was, nil
+		}
+	}
+	err := p.giveBack(c, args, a, rerr)
+	var kerr error
+	if err != nil && rerr == nil {
+		kerr = owing.Write(a)
+	} else {
+		kerr = owing.Delete(args.ContainerID, args.IfName)
+	}
+	if kerr != nil {
+		p.tell("DEL: what addresses the pod had: %v", kerr)
+	}
+	return err
+}
+
+// giveBack gives the addresses of an attachment back; rerr is why there is no record of it.
+func (p Plugin) giveBack(c NetConf, args *skel.CmdArgs, a Attachment, rerr error) error {
 	var names []string
 	for _, d := range a.wired() {
 		if a.hasAddresses(d) {
@@ -317,8 +339,16 @@ func (p Plugin) delDevices(c NetConf, args *skel.CmdArgs) error {
 	return nil
 }
 
+// hasDevices reports whether the host has devices in the pod for the attachment: ADD has then written a record.
+func (p Plugin) hasDevices(c NetConf, args *skel.CmdArgs) (bool, error) {
+	all, err := p.host(c).Devices()
+	return slices.ContainsFunc(all, func(d vf.Device) bool {
+		return d.Owner != nil && d.Owner.Is(args.ContainerID, args.IfName)
+	}), err
+}
+
 // check compares the record with what the runtime says, and the device, its
-// interface and addresses with what ADD left.
+// interface and addresses with what ADD left. A pod that ADD started without a record is as ADD left it.
 func (p Plugin) check(args *skel.CmdArgs) error {
 	c, want, err := p.attachment(args)
 	if err != nil {
@@ -328,6 +358,12 @@ func (p Plugin) check(args *skel.CmdArgs) error {
 		return err
 	}
 	got, err := c.store().Get(args.ContainerID, args.IfName)
+	if errors.Is(err, ErrNoAttachment) && !c.Required {
+		if has, herr := p.hasDevices(c, args); !has && herr == nil {
+			p.tell("CHECK: no record, so this pod stays on plain TCP: ADD went on without it, or it was removed")
+			return nil
+		}
+	}
 	if err != nil {
 		return types.NewError(CodeRecord, "attachment record", err.Error())
 	}
@@ -363,7 +399,8 @@ func (p Plugin) gc(args *skel.CmdArgs) error {
 		return slices.Contains(c.valid, types.GCAttachment{ContainerID: containerID, IfName: ifName})
 	}
 	var errs []error
-	if err := c.store().CollectGarbage(c.Name, valid); err != nil {
+	// The IPAM plugin's own GC gives back what DEL could not.
+	if err := errors.Join(c.store().CollectGarbage(c.Name, valid), owing(c.DataDir).CollectGarbage(c.Name, valid)); err != nil {
 		errs = append(errs, storeError(err))
 	}
 	_ = p.notifyAgent(c, Event{Verb: "GC"}) // the error is on stderr

@@ -62,11 +62,21 @@ type AttachedDevice struct {
 	// "chained" for one that another plugin wired, or that pods share.
 	Mode string `json:"mode"`
 	// IfName is the name of the interface in the pod that this plugin made, MAC
-	// its address, and IPs those of the network layer with the length of their
-	// prefix.
-	IfName string         `json:"ifName,omitempty"`
-	MAC    string         `json:"mac,omitempty"`
-	IPs    []netip.Prefix `json:"ips,omitempty"`
+	// its address, IPs those of the network layer with the length of their
+	// prefix, and Routes those through it.
+	IfName string          `json:"ifName,omitempty"`
+	MAC    string          `json:"mac,omitempty"`
+	IPs    []netip.Prefix  `json:"ips,omitempty"`
+	Routes []AttachedRoute `json:"routes,omitempty"`
+}
+
+// AttachedRoute is a route that ADD made: a result does not say which interface a route is for, nor
+// the gateway that an IPAM plugin left out.
+type AttachedRoute struct {
+	Dst      netip.Prefix `json:"dst"`
+	Gateway  netip.Addr   `json:"gw,omitzero"` // zero: the hosts of Dst are on the link
+	Priority int          `json:"priority,omitempty"`
+	Table    *int         `json:"table,omitempty"`
 }
 
 // modeChained is the mode of a device that this plugin did not wire.
@@ -151,6 +161,14 @@ type Store struct {
 // NewStore returns the store of a data directory. The directory need not exist.
 func NewStore(dataDir string) Store {
 	return Store{records.Dir{Path: filepath.Join(dataDir, "attachments"), MaxBytes: maxRecordBytes, MaxFiles: maxRecords}}
+}
+
+// owing returns the store of attachments that have ended, and whose addresses the IPAM plugin has not taken back:
+// the next DEL needs their names, and what the network's IPAM plugin was.
+func owing(dataDir string) Store {
+	s := NewStore(dataDir)
+	s.dir.Path = filepath.Join(dataDir, "owing")
+	return s
 }
 
 // Dir is the directory of the records, for those who watch it. A record appears by a
@@ -266,9 +284,9 @@ func (s Store) CollectGarbage(network string, valid func(containerID, ifName str
 	return errors.Join(append(errs, s.dir.RemoveStale())...)
 }
 
-// RemoveAll removes all records, and the directory.
-func (s Store) RemoveAll() error {
-	if err := s.dir.RemoveAll(); err != nil {
+// RemoveAll removes all records of a data directory, and their directories.
+func RemoveAll(dataDir string) error {
+	if err := errors.Join(NewStore(dataDir).dir.RemoveAll(), owing(dataDir).dir.RemoveAll()); err != nil {
 		return fmt.Errorf("remove attachment records: %w", err)
 	}
 	return nil

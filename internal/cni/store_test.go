@@ -31,7 +31,10 @@ func must(t testing.TB, err error) {
 	}
 }
 
-var equalPrefixes = cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })
+var equalPrefixes = cmp.Options{
+	cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }),
+	cmp.Comparer(func(a, b netip.Addr) bool { return a == b }),
+}
 
 func testAttachment(id, ifName string) Attachment {
 	return Attachment{

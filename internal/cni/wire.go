@@ -279,6 +279,10 @@ func (w *wiring) record(one ifRequest, wired vf.Wiring, res *types100.Result) {
 	for _, r := range wired.RDMA {
 		d.RDMA = append(d.RDMA, r.Name)
 	}
+	ips, _ := interfaceIPs(res) // setIPs has seen an error
+	for _, r := range ips.Routes {
+		d.Routes = append(d.Routes, AttachedRoute{Dst: r.Dst, Gateway: r.Gateway, Priority: r.Priority, Table: r.Table})
+	}
 	made := &types100.Interface{Name: one.ifName, Mac: wired.MAC, Mtu: wired.MTU, Sandbox: w.args.Netns}
 	if wired.Mode == vf.ModeIPVlan {
 		w.res.Interfaces = append(w.res.Interfaces, &types100.Interface{Name: dev.NetDev, Mac: wired.MAC, PciID: dev.PCI})

@@ -98,6 +98,10 @@ func TestWire_alone(t *testing.T) {
 				ID: "0000:41:10.1", PCI: "0000:41:10.1", RDMA: []string{"rocep65s0v1"}, NetDev: "ens1v1", PF: "ens1", PFPCI: "0000:41:00.0",
 				VF: 1, NUMANode: 1, Rail: 1, Mode: "move", IfName: "eth0", MAC: a.Devices[0].MAC,
 				IPs: []netip.Prefix{netip.MustParsePrefix("10.97.1.2/24"), netip.MustParsePrefix("fd97::2/64")},
+				Routes: []AttachedRoute{
+					{Dst: netip.MustParsePrefix("0.0.0.0/0"), Gateway: netip.MustParseAddr("10.97.1.1")},
+					{Dst: netip.MustParsePrefix("10.96.0.0/16"), Gateway: netip.MustParseAddr("10.97.1.9")},
+				},
 			}}
 			if _, err := net.ParseMAC(want[0].MAC); err != nil {
 				t.Errorf("MAC: %v", err)
