@@ -11,6 +11,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -125,6 +126,7 @@ Exit codes: 0 done, 1 error, 2 wrong usage, 3 no agent runs there,
 		newNodes(o, "status", "What the agents do, and what keeps connections off SMC-R", cli.PrintStatus, nil, nil),
 		newNodes(o, "links", "Link groups and their links", cli.PrintLinks, keepLinks, nil),
 		newNodes(o, "conns", "Connections that the agents carry now", cli.PrintConns, keepConns, nil),
+		newNodes(o, "attachments", "Attached pods, and destinations that are not diverted for a while", cli.PrintAttachments, keepAttachments, nil),
 		newNodes(o, "preflight", "What nodes have and lack for SMC-R", printPreflight, nil, failed),
 		newExplain(o),
 		newLeave(o),
@@ -215,6 +217,12 @@ func keepConns(c *agentapi.Conns, pod string) {
 		}
 	}
 	c.Conns = kept
+}
+
+// keepAttachments drops what is not of the pod.
+func keepAttachments(a *agentapi.Attachments, pod string) {
+	a.Attachments = slices.DeleteFunc(a.Attachments, func(x agentapi.Attachment) bool { return x.Pod != pod })
+	a.Bypasses = slices.DeleteFunc(a.Bypasses, func(x agentapi.Bypass) bool { return x.Pod != pod })
 }
 
 // preflight is the part of smcrctl preflight's output that is shown here. It is a type of

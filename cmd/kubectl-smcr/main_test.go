@@ -5,8 +5,11 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -25,9 +28,11 @@ func server() *kubectltest.Server {
 	web := `{"metadata":{"namespace":"shop","name":"web-0","annotations":{"smcr.io/enabled":"true"}},"spec":{"nodeName":"node-a"},
 		"status":{"phase":"Running","podIP":"10.1.0.5"}}`
 	answers := map[string]string{
-		"status":    `{"node":"node-a","version":"v1","accelerating":true}`,
-		"links":     `{"linkGroups":[{"id":1,"pod":"shop/web-0","state":"ACTIVE"},{"id":2,"pod":"shop/other","state":"ACTIVE"}]}`,
-		"conns":     `{"conns":[{"id":1,"pod":"shop/web-0","mode":"SMC-R"},{"id":2,"pod":"shop/other","mode":"TCP"}]}`,
+		"status": `{"node":"node-a","version":"v1","accelerating":true}`,
+		"links":  `{"linkGroups":[{"id":1,"pod":"shop/web-0","state":"ACTIVE"},{"id":2,"pod":"shop/other","state":"ACTIVE"}]}`,
+		"conns":  `{"conns":[{"id":1,"pod":"shop/web-0","mode":"SMC-R"},{"id":2,"pod":"shop/other","mode":"TCP"}]}`,
+		"attachments": `{"attachments":[{"pod":"shop/web-0","state":"ready","netns":"/run/netns/a"},{"pod":"shop/other","state":"failed"}],
+			"bypasses":[{"pod":"shop/web-0","destination":"192.0.2.7:80"},{"pod":"shop/other","destination":"192.0.2.8:80"}]}`,
 		"preflight": `{"worst":"FAIL","checks":[{"name":"kernel","result":"FAIL","detail":"old","means":"no SMC-R","advice":"update"}]}`,
 	}
 	return &kubectltest.Server{
@@ -66,6 +71,8 @@ func TestCommands(t *testing.T) {
 		{name: "links of a pod", args: "links --pod web-0", out: "shop/web-0", not: "shop/other"},
 		{name: "conns of a pod", args: "conns --pod shop/web-0", out: "shop/web-0", not: "shop/other"},
 		{name: "conns of a node", args: "conns --node node-a", out: "shop/other"},
+		{name: "attachments", args: "attachments", out: "shop/other"},
+		{name: "attachments of a pod", args: "attachments --pod web-0", out: "shop/web-0", not: "shop/other"},
 		{name: "preflight", args: "preflight", code: exitNot, out: "-> update"},
 		{name: "on SMC-R", args: "explain web-0 203.0.113.9:443", out: "carried by SMC-R"},
 		{name: "not on SMC-R", args: "explain web-0 203.0.113.9:80", code: exitNot, out: "NO_POLICY"},
@@ -130,5 +137,35 @@ func TestConnect(t *testing.T) {
 				t.Errorf("code %d, want %d\n%s", code, tt.code, errOut.String())
 			}
 		})
+	}
+}
+
+// TestDocumentedCommands: what documents and messages tell people to run, this program has.
+func TestDocumentedCommands(t *testing.T) {
+	root, known := newRoot(&options{}), map[string]bool{}
+	for _, c := range root.Commands() {
+		known[c.Name()] = true
+	}
+	named := regexp.MustCompile(`kubectl smcr ([a-z]+)`)
+	found := 0
+	for _, dir := range []string{"../../README.md", "../../docs", "../../charts", "../../internal", "../../api", "../../cmd"} {
+		err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+			if err != nil || d.IsDir() || strings.HasSuffix(path, "_test.go") {
+				return err
+			}
+			text, err := os.ReadFile(path)
+			for _, m := range named.FindAllStringSubmatch(string(text), -1) {
+				if found++; !known[m[1]] && !slices.Contains([]string{"asks", "look", "print"}, m[1]) {
+					t.Errorf("%s names %q, which is no command", path, m[0])
+				}
+			}
+			return err
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	if found < 20 {
+		t.Errorf("only %d commands are named", found)
 	}
 }

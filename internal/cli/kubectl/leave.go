@@ -26,12 +26,18 @@ func (c *Cluster) Leave(ctx context.Context, node string) error {
 	}
 	for {
 		clean, err := c.clean(ctx, node)
-		if err == nil && clean {
+		switch {
+		case err == nil && clean:
 			return nil
+		case apierrors.IsForbidden(err):
+			return fmt.Errorf("node %s has the label, and its agent leaves it; whether it is clean you may not see: %w", node, err)
 		}
 		select {
 		case <-ctx.Done():
 			if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+				if err != nil && !errors.Is(err, context.DeadlineExceeded) {
+					return fmt.Errorf("node %s has the label; whether it is clean is not known: %w", node, err)
+				}
 				return fmt.Errorf("node %s is not clean yet: its SMCRNode does not say so, or its agent has not ended: does one run there that can leave? kubectl get pods -A -o wide -l %s", node, agentLabels)
 			}
 			return ctx.Err()
@@ -60,18 +66,18 @@ func (c *Cluster) label(ctx context.Context, node, value string) error {
 func (c *Cluster) clean(ctx context.Context, node string) (bool, error) {
 	gv := v1alpha1.GroupVersion()
 	text, err := c.client.Discovery().RESTClient().Get().AbsPath("apis", gv.Group, gv.Version, "smcrnodes", node).Do(ctx).Raw()
-	if apierrors.IsNotFound(err) {
-		return true, nil
-	}
-	if err != nil {
-		return false, err
-	}
-	var n v1alpha1.SMCRNode
-	if err := json.Unmarshal(text, &n); err != nil {
+	switch {
+	case apierrors.IsNotFound(err):
+	case err != nil:
 		return false, fmt.Errorf("read SMCRNode %s: %w", node, err)
-	}
-	if !meta.IsStatusConditionTrue(n.Status.Conditions, v1alpha1.ConditionUninstalled) {
-		return false, nil
+	default:
+		var n v1alpha1.SMCRNode
+		if err := json.Unmarshal(text, &n); err != nil {
+			return false, fmt.Errorf("read SMCRNode %s: %w", node, err)
+		}
+		if !meta.IsStatusConditionTrue(n.Status.Conditions, v1alpha1.ConditionUninstalled) {
+			return false, nil
+		}
 	}
 	agents, err := c.agents(ctx, node)
 	return len(agents) == 0, err

@@ -49,6 +49,7 @@ func TestLeave(t *testing.T) {
 		{"left", map[string]string{smcr: gone}, true},
 		{"an agent that does not answer", map[string]string{smcr: `{"metadata":{"name":"node-a"}}`}, false},
 		{"an agent that is about to end", map[string]string{smcr: gone, pod: agentOn("node-a")}, false},
+		{"an agent that has said nothing yet", map[string]string{pod: agentOn("node-a")}, false},
 		{"the agent of another node", map[string]string{smcr: gone, pod: agentOn("node-b")}, true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -61,6 +62,16 @@ func TestLeave(t *testing.T) {
 				t.Errorf("%v, want that it is clean: %v", err, tt.clean)
 			}
 		})
+	}
+}
+
+// TestLeave_forbidden: who may not see whether a node is clean is told so at once, and not after a while that it is not.
+func TestLeave_forbidden(t *testing.T) {
+	const smcr = "/apis/smcr.io/v1alpha1/smcrnodes/node-a"
+	c := newCluster(t, &kubectltest.Server{Objects: map[string]string{"/api/v1/nodes/node-a": `{"metadata":{"name":"node-a"}}`}, Forbidden: []string{smcr}})
+	err := c.Leave(t.Context(), "node-a")
+	if err == nil || !strings.Contains(err.Error(), "you may not see") || !strings.Contains(err.Error(), "read SMCRNode node-a") {
+		t.Errorf("%v, want that the SMCRNode may not be read", err)
 	}
 }
 
