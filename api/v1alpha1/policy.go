@@ -340,7 +340,8 @@ type PolicyBudget struct {
 	// memory is how much memory may be registered for RMBs and send buffers, in
 	// bytes: at least 1Mi, and if buffers has rmbe and send, at least 8 times both
 	// together, as memory is registered for 8 connections at a time. With 512Ki each,
-	// for example, that is 8Mi. Left out: the agents' setting, by default 512Mi.
+	// for example, that is 8Mi. Left out: the agents' setting, 256Mi
+	// by the chart (budgets.pod).
 	// +optional
 	// +kubebuilder:validation:XValidation:rule="string(self).matches('^[+-]?([0-9]{1,19}([.][0-9]{0,9})?|[.][0-9]{1,9})([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]{1,2})?$')",message="not an amount of memory: want bytes, such as 64Mi, 1.5Gi or 1e9, without spaces"
 	// +kubebuilder:validation:XValidation:rule="!string(self).matches('^[+-]?([0-9]{1,19}([.][0-9]{0,9})?|[.][0-9]{1,9})([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]{1,2})?$') || quantity(string(self)).compareTo(quantity('1Mi')) >= 0",message="memory is less than 1Mi, which is no room for a connection: give at least 8 times buffers.rmbe and buffers.send together"

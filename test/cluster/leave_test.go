@@ -142,6 +142,10 @@ func prune(c *cluster) {
 	if out, err := commands.CombinedOutput(); err != nil {
 		c.Fatalf("what docs/gitops.md says of what may be left: %v\n%s", err, out)
 	}
+	leases, err := c.p.Lab.Command(c.Context(), "kubectl", "get", "lease", "-n", product.Namespace, "-o", "name").Output()
+	if err != nil || len(leases) > 0 {
+		c.Errorf("Leases that are left: %s, %v", leases, err)
+	}
 	nothing()
 }
 
