@@ -14,6 +14,7 @@ type Deadline struct {
 	timer *time.Timer
 	over  chan struct{} // closed when the deadline has passed
 	past  atomic.Bool   // the same, to be had without the lock
+	ended bool          // by Stop
 }
 
 // Init makes a deadline that never passes, until it is set.
@@ -23,6 +24,9 @@ func (d *Deadline) Init() { d.over = make(chan struct{}) }
 func (d *Deadline) Set(t time.Time) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if d.ended {
+		return
+	}
 	if d.timer != nil && !d.timer.Stop() {
 		<-d.over // the timer fired: wait until it has closed the channel
 	}
@@ -47,10 +51,12 @@ func (d *Deadline) Set(t time.Time) {
 	})
 }
 
-// Stop lets go of the timer, which would keep the connection in memory.
+// Stop ends the use of the deadline: it is what it is from now on, and Set does nothing. Stop lets go of the timer, which
+// would keep the connection in memory.
 func (d *Deadline) Stop() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	d.ended = true
 	if d.timer != nil {
 		d.timer.Stop()
 	}

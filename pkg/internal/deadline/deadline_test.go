@@ -53,5 +53,10 @@ func TestDeadline(t *testing.T) {
 		d.Stop()
 		<-time.After(2 * time.Second)
 		check("stopped", false)
+		d.Set(time.Now().Add(time.Second)) // by somebody who has not heard of the end
+		d.Set(time.Time{})
+		d.Stop()
+		<-time.After(2 * time.Second)
+		check("set when it was stopped", false)
 	})
 }
