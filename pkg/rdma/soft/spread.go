@@ -279,7 +279,7 @@ func (s *spread) shut() error {
 		errs = append(errs, s.probe.Close())
 	}
 	for _, in := range s.ins {
-		errs = append(errs, in.conn.Close())
+		errs = append(errs, in.close())
 	}
 	if s.guard != nil { // the last one
 		errs = append(errs, s.guard.Close())

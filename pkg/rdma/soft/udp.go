@@ -147,7 +147,7 @@ func (w *udpWire) bind(network string, cfg Config) (err error) {
 func (w *udpWire) unbind() error {
 	errs := []error{w.spread.close()}
 	if w.in != nil {
-		errs = append(errs, w.in.conn.Close())
+		errs = append(errs, w.in.close())
 	}
 	if w.share != nil {
 		errs = append(errs, w.share.close())
@@ -190,8 +190,25 @@ func (w *udpWire) openOut(cfg Config) (o outSocket, err error) {
 	if err := w.options(fd, cfg); err != nil {
 		return o, err
 	}
+	if err := sendOnly(fd); err != nil {
+		return o, err
+	}
 	o.raw, err = o.file.SyscallConn()
 	return o, err
+}
+
+// sendOnly has the kernel drop what comes to a socket that nobody reads: peers know the port, and what they sent there
+// would stay until the device is closed.
+func sendOnly(fd int) error {
+	drop := []unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K}} // of each packet 0 bytes are taken
+	err := unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: uint16(len(drop)), Filter: &drop[0]})
+	if err == nil {
+		err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, 0)
+	}
+	if err != nil {
+		return fmt.Errorf("refuse packets to the sending socket: %w", err)
+	}
+	return nil
 }
 
 func (w *udpWire) closeOuts() error {

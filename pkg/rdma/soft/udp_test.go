@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
+	"net"
 	"net/netip"
 	"testing"
 	"time"
@@ -216,5 +217,32 @@ func TestUDPWire_portInUse(t *testing.T) {
 	cfg := Config{Addr: netip.MustParseAddr("127.91.0.3"), Port: loopPort, SocketBufferBytes: 1 << 16}
 	if w, err := openUDP(cfg); !errors.Is(err, unix.EADDRINUSE) {
 		t.Errorf("opened %v, %v", w, err)
+	}
+}
+
+// Peers know the ports of sending sockets. What they send there is dropped, and takes no memory.
+func TestUDPWire_sendersTakeNothing(t *testing.T) {
+	cfg := Config{Addr: netip.MustParseAddr("127.93.0.1"), Port: 14795, SocketBufferBytes: 1 << 20}
+	w, err := openUDP(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = w.Close() }()
+	for f := range uint8(flows) {
+		c, err := net.Dial("udp4", netip.AddrPortFrom(cfg.Addr, w.SourcePort(f)).String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 100 {
+			if _, err := c.Write(make([]byte, 1000)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		_ = c.Close()
+		var queued int
+		cerr := w.outs[f].raw.Control(func(fd uintptr) { queued, err = unix.IoctlGetInt(int(fd), unix.SIOCINQ) })
+		if cerr != nil || err != nil || queued != 0 {
+			t.Errorf("flow %d: %d bytes wait for nobody: %v, %v", f, queued, cerr, err)
+		}
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"runtime"
+	"sync/atomic"
 	"syscall"
 	"time"
 	"unsafe"
@@ -18,9 +19,10 @@ import (
 
 // inSocket is a receiving socket, bound, and what its receiver owns.
 type inSocket struct {
-	conn *net.UDPConn
-	raw  syscall.RawConn
-	v6   bool
+	conn   *net.UDPConn
+	raw    syscall.RawConn
+	v6     bool
+	closed atomic.Bool // by close
 
 	ring   []byte // rxBatch buffers outside the Go heap
 	hdr    [rxBatch]mmsghdr
@@ -70,12 +72,19 @@ func (in *inSocket) receive(take func([]Message), idle func() bool) error {
 	}
 	in.take, in.idle, in.used = take, idle, rxBatch
 	err := in.raw.Read(in.read)
-	if err != nil {
+	if err != nil || in.closed.Load() {
 		in.release()
-	} else {
+	}
+	if err == nil {
 		err = in.err
 	}
 	return fmt.Errorf("receive: %w", err)
+}
+
+// close ends receive, also while packets come so fast that it finds no end of them, and closes the socket.
+func (in *inSocket) close() error {
+	in.closed.Store(true)
+	return in.conn.Close()
 }
 
 // read is called by the network poller's loop whenever something may have
@@ -84,6 +93,10 @@ func (in *inSocket) receive(take func([]Message), idle func() bool) error {
 // empty. True ends the loop with err.
 func (in *inSocket) read(fd uintptr) bool {
 	for {
+		if in.closed.Load() {
+			in.err = net.ErrClosed
+			return true
+		}
 		n, errno := in.recvmmsg(fd)
 		if errno != 0 && errno != unix.EAGAIN {
 			in.err = os.NewSyscallError("recvmmsg", errno)

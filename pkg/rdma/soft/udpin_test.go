@@ -4,8 +4,10 @@ package soft
 
 import (
 	"encoding/binary"
+	"errors"
 	"net"
 	"net/netip"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -73,6 +75,34 @@ func TestSegmentSize(t *testing.T) {
 	} {
 		if got := segmentSize(c.ctl); got != c.want {
 			t.Errorf("%s: %d, want %d", name, got, c.want)
+		}
+	}
+}
+
+// A receiver that always finds more ends when its wire is closed.
+func TestUDPWire_closesInAFlood(t *testing.T) {
+	w, err := openUDP(Config{Addr: netip.MustParseAddr("127.93.0.1"), Port: 14794, SocketBufferBytes: 1 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	looking, ended, closed := make(chan struct{}), make(chan error, 1), make(chan error, 1)
+	var once sync.Once
+	go func() {
+		ended <- w.Receive(func([]Message) {}, func() bool {
+			once.Do(func() { close(looking) })
+			return true
+		})
+	}()
+	<-looking
+	go func() { closed <- w.Close() }()
+	for _, c := range []chan error{closed, ended} {
+		select {
+		case err := <-c:
+			if c == closed && err != nil || c == ended && !errors.Is(err, net.ErrClosed) {
+				t.Errorf("%v", err)
+			}
+		case <-time.After(10 * time.Second):
+			t.Fatal("the receiver goes on")
 		}
 	}
 }
