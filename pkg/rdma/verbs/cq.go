@@ -30,6 +30,7 @@ type cq struct {
 	over   atomic.Bool
 	users  atomic.Int32  // queue pairs, one for each direction
 	done   chan struct{} // wait ended
+	freed  chan struct{} // the device's queue is gone
 
 	closing bool // guarded by the context's mu
 
@@ -75,7 +76,7 @@ func (c *deviceContext) CreateCQ(depth int) (rdma.CQ, error) {
 	if c.closed {
 		return nil, fmt.Errorf("create completion queue: %w", rdma.ErrClosed)
 	}
-	q := &cq{ctx: c, yields: runtime.GOMAXPROCS(0) == 1, notify: make(chan struct{}, 1), done: make(chan struct{})}
+	q := &cq{ctx: c, yields: runtime.GOMAXPROCS(0) == 1, notify: make(chan struct{}, 1), done: make(chan struct{}), freed: make(chan struct{})}
 	c.tabMu.Lock()
 	c.nextCQ++
 	q.id = c.nextCQ
@@ -412,13 +413,17 @@ func (c *cq) Close() error {
 	c.ibv = nil
 	c.mu.Unlock()
 	if ibv == nil {
-		return nil // somebody else's call did it
+		<-c.freed // somebody else's call does it
+		return nil
 	}
+	c.token() // whoever waits sees the end
+	err := ibv.free()
+	// From now on the context may be closed: its end finds the queue until then, and waits.
 	x.tabMu.Lock()
 	delete(x.cqs, c.id)
 	x.tabMu.Unlock()
-	c.token() // whoever waits sees the end
-	if err := ibv.free(); err != nil && !isGone(err) {
+	close(c.freed)
+	if err != nil && !isGone(err) {
 		return fmt.Errorf("close completion queue: %w", verbError(err))
 	}
 	return nil
