@@ -28,24 +28,34 @@ func (t *lingering) add(l *link) {
 	}
 }
 
-// makePlace closes one of the links that are of use, if there is one: of those to the address with most
-// of them, so that no peer takes the place of others, the one whose time is over first. A link of a dead group
-// stays for a second, and that of a living one, to which much of a peer may have to be refused, for minutes.
-func (t *lingering) makePlace(use func(l *link) bool) bool {
+// makePlace closes one of the links that may go, if there is one: of those to the address with most of them, so that no peer
+// takes the place of others. Of these, one that carries its group's last words goes only if all do, as it has its place for less
+// than a second; and then the one whose time is over first.
+func (t *lingering) makePlace(mayGo func(l *link) bool) bool {
 	of := map[netip.Addr]int{}
 	for _, l := range t.links {
-		if use(l) {
+		if mayGo(l) {
 			of[l.g.addr]++
 		}
 	}
+	last := func(l *link) int {
+		if l.orderly {
+			return 1
+		}
+		return 0
+	}
 	at := -1
 	for i, l := range t.links {
-		if !use(l) {
+		if !mayGo(l) {
 			continue
 		}
-		if at < 0 || cmp.Or(cmp.Compare(of[t.links[at].g.addr], of[l.g.addr]), l.until.Compare(t.links[at].until)) < 0 {
-			at = i
+		if at >= 0 {
+			was := t.links[at]
+			if cmp.Or(cmp.Compare(of[was.g.addr], of[l.g.addr]), cmp.Compare(last(l), last(was)), l.until.Compare(was.until)) >= 0 {
+				continue
+			}
 		}
+		at = i
 	}
 	if at < 0 {
 		return false

@@ -87,6 +87,16 @@ func TestLingering_closesInOrder(t *testing.T) {
 	if n := 0; len(l.links) != maxLingering || !slices.ContainsFunc(l.links, func(x *link) bool { n++; return x.g == victim }) {
 		t.Errorf("of %d links that linger the victim's is none: others took its place", n)
 	}
+	if l.closeAll(); len(closed.take()) != maxLingering {
+		t.Error("not all were closed")
+	}
+	add(g, b, 2*time.Minute)
+	add(g, a, time.Second)
+	l.links[1].orderly = true // it carries last words
+	for range maxLingering - 1 {
+		add(g, b, time.Minute)
+	}
+	check("not the one with last words", maxLingering, "b")
 	l.closeAll()
 	if got := closed.take(); len(got) != maxLingering || len(l.links) != 0 {
 		t.Errorf("the end: closed %d, %d left", len(got), len(l.links))

@@ -98,10 +98,26 @@ func (s *Stack) openRNIC(index int, d rdma.Device) (_ *rnic, err error) {
 // openQueue makes a completion queue with room for slots requests of each link. The
 // queue calls in whatever goroutine found the completions, and that goroutine does the
 // work.
+//
+// Peers decide how many links there are and what arrives on each, and nobody may be there to empty a queue meanwhile; if
+// it overran, all links would end. Queues take memory, which a device may want for all of their room at once: so they grow with
+// the links, or have room for one link of each connection where the device cannot change them.
 func (r *rnic) openQueue(q *completions, slots int) (err error) {
-	q.slots, q.links = slots, min(firstLinks, r.dev.Attr().MaxCQE/slots)
-	if q.CQ, err = r.ctx.CreateCQ(q.links * slots); err != nil {
+	q.slots = slots
+	open := func(links int) (err error) {
+		q.links = r.mostLinks(q, links)
+		q.CQ, err = r.ctx.CreateCQ(q.links * slots)
 		return err
+	}
+	if err := open(firstLinks / 2); err != nil {
+		return err
+	}
+	if err := q.grow(r.mostLinks(q, firstLinks)); errors.Is(err, rdma.ErrNotSupported) {
+		cfg := &r.s.cfg
+		err = errors.Join(q.Close(), open(leftLinks+min(cfg.MaxConns, cfg.MemoryBytes/(cfg.RMBESizeBytes+cfg.SendBufferBytes))))
+		if err != nil {
+			return err
+		}
 	}
 	q.OnNotify(func() {
 		q.called.Store(true)
@@ -111,26 +127,32 @@ func (r *rnic) openQueue(q *completions, slots int) (err error) {
 	return nil
 }
 
-// makeRoom gives the completion queues room for another link. Peers decide how many links there are and what
-// arrives on each, and nobody may be there to empty a queue meanwhile; if it overran, all links would end. Queues
-// take memory, which a device may want for all of their room at once: so that is doubled when it is needed.
+// mostLinks is for how many links, links at most, the device's queues can have room.
+func (r *rnic) mostLinks(q *completions, links int) int { return min(links, r.dev.Attr().MaxCQE/q.slots) }
+
+// grow gives the queue room for so many links.
+func (q *completions) grow(links int) error {
+	err := q.Resize(links * q.slots)
+	if err == nil {
+		q.links = links
+	}
+	return err
+}
+
+// makeRoom gives the completion queues room for another link. Links that linger make place for it if a queue cannot grow.
 func (r *rnic) makeRoom() error {
 	for _, q := range [...]*completions{&r.sends, &r.recvs} {
-		need := len(r.links) + 1
-		if need+leftLinks <= q.links {
-			continue
+		var err error
+		if need := len(r.links) + 1; need+leftLinks > q.links {
+			if links := r.mostLinks(q, max(need+leftLinks, 2*q.links)); links > q.links {
+				err = q.grow(links)
+			}
 		}
-		links := min(max(need+leftLinks, 2*q.links), r.dev.Attr().MaxCQE/q.slots)
-		switch {
-		case links < need:
-			return &queuePairError{r}
-		case links <= q.links:
-			continue // the device's queues have no more room
+		for len(r.links) >= q.links {
+			if !r.s.lingering.makePlaceOn(r) {
+				return fmt.Errorf("completion queues of %s have room for %d links: %w", r.dev.Name(), q.links, errors.Join(err, rdma.ErrNoResources))
+			}
 		}
-		if err := q.Resize(links * q.slots); err != nil {
-			return fmt.Errorf("%w: %w", &queuePairError{r}, err)
-		}
-		q.links = links
 	}
 	return nil
 }

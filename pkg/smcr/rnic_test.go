@@ -3,6 +3,7 @@
 package smcr_test
 
 import (
+	"fmt"
 	"net/netip"
 	"sync/atomic"
 	"testing"
@@ -12,11 +13,21 @@ import (
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
 )
 
-// dyingDevice is a fake device whose completion queue fails from some moment
-// on, as one that overran, or whose device was closed, does.
+// dyingDevice is a device whose completion queue fails from some moment
+// on, as one that overran, or whose device was closed, does; or whose queues have little room, or cannot be changed.
 type dyingDevice struct {
 	rdma.Device
-	dead atomic.Bool
+	dead  atomic.Bool
+	most  int // of completions in a queue, if not 0
+	stiff bool
+}
+
+func (d *dyingDevice) Attr() rdma.DeviceAttr {
+	a := d.Device.Attr()
+	if d.most != 0 {
+		a.MaxCQE = d.most
+	}
+	return a
 }
 
 func (d *dyingDevice) Open() (rdma.Context, error) {
@@ -51,6 +62,16 @@ type dyingCQ struct {
 	d *dyingDevice
 }
 
+func (q dyingCQ) Resize(n int) error {
+	if q.d.stiff {
+		return fmt.Errorf("resize: %w", rdma.ErrNotSupported)
+	}
+	if n > q.d.Attr().MaxCQE {
+		return fmt.Errorf("resize: %w", rdma.ErrInvalid)
+	}
+	return q.CQ.Resize(n)
+}
+
 func (q dyingCQ) Poll(wcs []rdma.WC) (int, error) {
 	if q.d.dead.Load() {
 		return 0, rdma.ErrCQOverrun
@@ -59,30 +80,46 @@ func (q dyingCQ) Poll(wcs []rdma.WC) (int, error) {
 }
 
 // Of more link groups than a stack has room for connections, idle ones that peers left, all queue pairs fail at once, as
-// when the peers' node does. What completes then has room, and does not end the use of the device.
+// when the peers' node does. What completes then has room, and does not end the use of the device. Where queues cannot have
+// room for more links, there are no more.
 func TestStack_manyLinksFailAtOnce(t *testing.T) {
-	const groups = 150
-	p := newSoftPair(t, rdma.MTU1024, func(c *smcr.Config) {
-		c.MaxConns, c.RMBESizeBytes, c.SendBufferBytes, c.RMBEsPerRMB = 8, 16<<10, 16<<10, 1
-	})
-	reach := func(i int) {
-		p.dialFrom = netip.AddrFrom4([4]byte{127, 1, 1, byte(i)}) // a TCP address is a peer
-		a, b := p.dial(t)
-		if a.Mode() != smcr.ModeSMCR {
-			t.Fatalf("connection %d is on %v: %v", i, a.Mode(), a.Reason())
-		}
-		exchange(t, a, b)
-		_, _ = a.Close(), b.Close()
-		waitFor(t, "end of the connection", func() bool { return p.server.Stats().Conns+p.client.Stats().Conns == 0 })
+	for _, tt := range []struct {
+		name          string
+		device        *dyingDevice
+		groups, links int // that are asked for, and that there can be: one less than there is room for, as a client is offered a second one
+	}{
+		{"queues that grow", &dyingDevice{}, 150, 150},
+		{"queues that cannot be changed", &dyingDevice{stiff: true}, 40, 23},
+		{"small queues", &dyingDevice{most: 20 * 128}, 40, 19},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			small := func(c *smcr.Config) {
+				c.MaxConns, c.RMBESizeBytes, c.SendBufferBytes, c.RMBEsPerRMB = 8, 16<<10, 16<<10, 1
+			}
+			d := tt.device
+			d.Device = openSoft(t, "127.92.0.2", rdma.MTU1024)
+			p := &pair{client: newStack(t, openSoft(t, "127.92.0.1", rdma.MTU1024), small), server: newStack(t, d, small)}
+			p.listen(t)
+			reach := func(i int) smcr.Mode {
+				p.dialFrom = netip.AddrFrom4([4]byte{127, 1, 1, byte(i)}) // a TCP address is a peer
+				a, b := p.dial(t)
+				exchange(t, a, b)
+				_, _ = a.Close(), b.Close()
+				waitFor(t, "end of the connection", func() bool { return p.server.Stats().Conns+p.client.Stats().Conns == 0 })
+				return a.Mode()
+			}
+			for i := range tt.groups {
+				if mode := reach(i); mode != smcr.ModeSMCR && i < tt.links {
+					t.Fatalf("connection %d is on %v", i, mode)
+				}
+			}
+			if n, err := smcr.FailLinks(p.server); n > tt.links || n < tt.links/2 || err != nil {
+				t.Fatalf("%d links failed, want %d or a few less: %v", n, tt.links, err)
+			}
+			waitFor(t, "end of the groups", func() bool { return p.server.Stats().Groups == 0 })
+			waitFor(t, "SMC-R again: the device is in use", func() bool { return reach(tt.groups) == smcr.ModeSMCR })
+		})
 	}
-	for i := range groups {
-		reach(i)
-	}
-	if n, err := smcr.FailLinks(p.server); n != groups || err != nil {
-		t.Fatalf("%d links failed, want %d: %v", n, groups, err)
-	}
-	waitFor(t, "end of the groups", func() bool { return p.server.Stats().Groups == 0 })
-	reach(groups)
 }
 
 func TestStack_deadCompletionQueue(t *testing.T) {
