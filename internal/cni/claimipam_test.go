@@ -96,10 +96,15 @@ func TestWire_ipamChanges(t *testing.T) {
 func TestWire_ipamAway(t *testing.T) {
 	needWiring(t)
 	blue := `,"ipam":{"type":"ks-ipam","pool":"blue"}`
-	for _, tt := range []struct{ name, version, after string }{
-		{"version 0.3.1", "0.3.1", blue},
-		{"another pool", "1.1.0", `,"ipam":{"type":"ks-ipam","pool":"green"}`},
-		{"no IPAM plugin any more", "1.1.0", ""},
+	for _, tt := range []struct {
+		name, version, after string
+		gc                   bool
+	}{
+		{"version 0.3.1", "0.3.1", blue, false},
+		{"another pool", "1.1.0", `,"ipam":{"type":"ks-ipam","pool":"green"}`, false},
+		{"no IPAM plugin any more", "1.1.0", "", false},
+		{"another pool, by GC", "1.1.0", `,"ipam":{"type":"ks-ipam","pool":"green"}`, true},
+		{"no IPAM plugin any more, by GC", "1.1.0", "", true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			n, run, ipamDir, relist := claimNode(t, tt.version, blue)
@@ -115,6 +120,9 @@ func TestWire_ipamAway(t *testing.T) {
 				run.host.home(t) // all the same
 			}
 			must(t, os.Remove(away))
+			if tt.gc { // the runtime has given the pod up
+				n.do(t, func(ctx context.Context) error { return n.cni.GCNetworkList(ctx, n.list, &libcni.GCArgs{ValidAttachments: []types.GCAttachment{}}) })
+			}
 			for range 2 {
 				n.do(t, func(ctx context.Context) error { return n.cni.DelNetworkList(ctx, n.list, rt) })
 			}
@@ -122,7 +130,7 @@ func TestWire_ipamAway(t *testing.T) {
 			must(t, err)
 			want := "ADD c1 smcr0 blue\n" + strings.Repeat("DEL c1 smcr0 blue\n", 3)
 			// Without a record and a result the interface is the one that the call is about.
-			if got := regexp.MustCompile(`DEL c1 eth0 .*\n`).ReplaceAllString(string(calls), ""); got != want {
+			if got := regexp.MustCompile(`(DEL c1 eth0|GC) .*\n`).ReplaceAllString(string(calls), ""); got != want {
 				t.Errorf("calls of the IPAM plugin %q, want %q", got, want)
 			}
 			if as, junk, err := owing(n.data).List(); len(as)+len(junk) != 0 || err != nil {
@@ -238,5 +246,25 @@ func TestCheck_withoutRecord(t *testing.T) {
 		if errors.As(err, &ce); ce != nil && ce.Code != tt.want || ce == nil && (err != nil || tt.want != 0) {
 			t.Errorf("%s: CHECK: %v, want code %d", tt.name, err, tt.want)
 		}
+	}
+}
+
+// TestDeviceInfoElsewhere: a device-info file is in the directory for them, and any other file of the node is left alone.
+func TestDeviceInfoElsewhere(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "kubelet.conf")
+	must(t, os.WriteFile(file, []byte("x"), 0o600))
+	var said strings.Builder
+	p := Plugin{Host: func(string) Host { return &fakeHost{} }, Stderr: &said}
+	args := &skel.CmdArgs{ContainerID: "c1", IfName: "eth0", Netns: newNS(t).Path(), StdinData: []byte(
+		`{"cniVersion":"0.3.1","name":"x","type":"smcr-cni","dataDir":"` + t.TempDir() + `","runtimeConfig":{"CNIDeviceInfoFile":"` + file + `"}}`)}
+	var ce *types.Error
+	if err := p.add(args); !errors.As(err, &ce) || !strings.Contains(ce.Msg, "CNIDeviceInfoFile") {
+		t.Errorf("ADD: %v", err)
+	}
+	if err := p.del(args); err != nil || !strings.Contains(said.String(), "leaves the device-info file") {
+		t.Errorf("DEL: %v, said %q", err, said.String())
+	}
+	if _, err := os.Stat(file); err != nil {
+		t.Errorf("the file is gone: %v", err)
 	}
 }

@@ -7,10 +7,10 @@ import (
 	"encoding/json"
 	"errors"
 	"net"
+	"path/filepath"
 	"slices"
 	"strings"
 
-	"github.com/smcr-io/kube-smcr/internal/devices/deviceinfo"
 	"github.com/smcr-io/kube-smcr/internal/devices/vf"
 )
 
@@ -224,8 +224,8 @@ func (c DeviceConf) validate() error {
 			return confError("requiredSettings", "has %q; what a driver may lack are spoofchk, trust, min_tx_rate, max_tx_rate and link_state", name)
 		}
 	}
-	if f := c.RuntimeConfig.CNIDeviceInfoFile; f != "" && !deviceinfo.IsOfCNI(f) {
-		return confError("runtimeConfig.CNIDeviceInfoFile", "%q is not a file in %s", f, deviceinfo.CNIDir)
+	if f := c.RuntimeConfig.CNIDeviceInfoFile; f != "" && !filepath.IsAbs(f) {
+		return confError("runtimeConfig.CNIDeviceInfoFile", "%q is not an absolute path", f)
 	}
 	return c.checkDeviceID()
 }

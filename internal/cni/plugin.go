@@ -116,6 +116,9 @@ func (p Plugin) attachment(args *skel.CmdArgs) (NetConf, Attachment, error) {
 	if err != nil {
 		return NetConf{}, Attachment{}, err
 	}
+	if f := c.RuntimeConfig.CNIDeviceInfoFile; f != "" && !deviceinfo.IsOfCNI(f) {
+		return NetConf{}, Attachment{}, confError("runtimeConfig.CNIDeviceInfoFile", "%q is not a file in %s", f, deviceinfo.CNIDir)
+	}
 	if err := checkKey(args.ContainerID, args.IfName); err != nil {
 		return NetConf{}, Attachment{}, envError("CNI_CONTAINERID", "%v", err)
 	}
@@ -223,7 +226,9 @@ func (p Plugin) del(args *skel.CmdArgs) error {
 	}
 	_ = p.notifyAgent(c, Event{Verb: "DEL", ContainerID: args.ContainerID, IfName: args.IfName}) // the error is on stderr
 	errs = append(errs, p.delDevices(c, args))
-	if err := deviceinfo.Remove(c.RuntimeConfig.CNIDeviceInfoFile); err != nil {
+	if f := c.RuntimeConfig.CNIDeviceInfoFile; f != "" && !deviceinfo.IsOfCNI(f) {
+		p.tell("DEL leaves the device-info file %s alone, which is not in %s", f, deviceinfo.CNIDir)
+	} else if err := deviceinfo.Remove(f); err != nil {
 		p.tell("DEL: %v", err)
 	}
 	return firstError(errs)
@@ -249,23 +254,44 @@ func firstError(errs []error) error {
 // says of them is kept for the next DEL.
 func (p Plugin) delIPAM(c NetConf, args *skel.CmdArgs) error {
 	a, rerr := c.store().Get(args.ContainerID, args.IfName)
-	owing := owing(c.DataDir)
-	if rerr != nil {
+	owing, recorded := owing(c.DataDir), rerr == nil
+	if !recorded {
 		if was, err := owing.Get(args.ContainerID, args.IfName); err == nil {
 			a, rerr = was, nil
 		}
 	}
 	err := p.giveBack(c, args, a, rerr)
 	var kerr error
-	if err != nil && rerr == nil {
-		kerr = owing.Write(a)
-	} else {
+	switch {
+	case err == nil:
 		kerr = owing.Delete(args.ContainerID, args.IfName)
+	case recorded:
+		kerr = c.store().dir.MoveTo(owing.dir, a.FileName())
 	}
 	if kerr != nil {
 		p.tell("DEL: what addresses the pod had: %v", kerr)
 	}
 	return err
+}
+
+// gcOwing gives back the addresses of attachments that are not valid, which DEL could not.
+func (p Plugin) gcOwing(c NetConf, args *skel.CmdArgs, valid func(containerID, ifName string) bool) error {
+	owing := owing(c.DataDir)
+	all, _, err := owing.List()
+	errs := []error{err, owing.dir.RemoveStale()}
+	for _, a := range all {
+		if a.Network != c.Name || valid(a.ContainerID, a.IfName) {
+			continue
+		}
+		one := *args
+		one.ContainerID, one.IfName, one.Netns = a.ContainerID, a.IfName, ""
+		if err := p.giveBack(c, &one, a, nil); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		errs = append(errs, owing.Delete(a.ContainerID, a.IfName))
+	}
+	return firstError(errs)
 }
 
 // giveBack gives the addresses of an attachment back; rerr is why there is no record of it.
@@ -399,10 +425,10 @@ func (p Plugin) gc(args *skel.CmdArgs) error {
 		return slices.Contains(c.valid, types.GCAttachment{ContainerID: containerID, IfName: ifName})
 	}
 	var errs []error
-	// The IPAM plugin's own GC gives back what DEL could not.
-	if err := errors.Join(c.store().CollectGarbage(c.Name, valid), owing(c.DataDir).CollectGarbage(c.Name, valid)); err != nil {
+	if err := c.store().CollectGarbage(c.Name, valid); err != nil {
 		errs = append(errs, storeError(err))
 	}
+	errs = append(errs, p.gcOwing(c, args, valid))
 	_ = p.notifyAgent(c, Event{Verb: "GC"}) // the error is on stderr
 	return firstError(append(errs, p.gcWired(c, args, valid)))
 }

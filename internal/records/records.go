@@ -60,6 +60,18 @@ func (d Dir) Remove(name string) error {
 	return files.SyncDir(d.Path)
 }
 
+// MoveTo moves a record to another directory of the same file system, which takes no room for its text.
+func (d Dir) MoveTo(o Dir, name string) error {
+	err := o.Make()
+	if err == nil {
+		err = os.Rename(filepath.Join(d.Path, name), filepath.Join(o.Path, name))
+	}
+	if err != nil {
+		return err
+	}
+	return errors.Join(files.SyncDir(o.Path), files.SyncDir(d.Path))
+}
+
 // Read returns the text of a record. The error is fs.ErrNotExist if there is none.
 func (d Dir) Read(name string) ([]byte, error) {
 	// The open must not block on a pipe, nor follow a symbolic link.
