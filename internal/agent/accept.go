@@ -63,7 +63,7 @@ func (px *proxy) accept(set *listenerSet, i int) {
 
 // loop accepts connections until the listener is closed, or the diversion has ended: then none may
 // have come for drainAccept or, since a program in the pod may connect to the port for as long as it
-// likes, drainLimit is over. The loop comes round at least renewalsPerTTL times in a redirection's
+// likes, none that was diverted for drainLimit. The loop comes round at least renewalsPerTTL times in a redirection's
 // TTL, as heartbeat expects.
 //
 //	0 ms    the loop waits for connections, until 1,000 ms
@@ -93,8 +93,12 @@ func (a *acceptor) loop() {
 		switch {
 		case err == nil:
 			a.noteProgress()
-			if !a.admit(c) {
+			diverted, goOn := a.admit(c)
+			if !goOn {
 				return
+			}
+			if diverted {
+				end = time.Time{}
 			}
 		case errors.Is(err, os.ErrDeadlineExceeded):
 			a.noteProgress()
@@ -117,14 +121,19 @@ func (a *acceptor) noteProgress() { a.progress.Store(int64(time.Since(a.proxy.ag
 // admit starts the session of an accepted connection, once the pod has a pending reservation for
 // it. A connection that was not diverted is reset at once: a program in the pod connected to the
 // agent's port, so its "original destination" is that port, and the agent would dial itself without
-// end. admit returns false to end the loop.
-func (a *acceptor) admit(c *net.TCPConn) bool {
-	px := a.proxy
+// end. goOn is false to end the loop.
+func (a *acceptor) admit(c *net.TCPConn) (diverted, goOn bool) {
 	dst, err := a.set.dst(c)
 	if err != nil {
-		px.resetUndiverted(a.set, c, err)
-		return true
+		a.proxy.resetUndiverted(a.set, c, err)
+		return false, true
 	}
+	return true, a.admitDiverted(c, dst)
+}
+
+// admitDiverted is admit for a connection that was diverted on its way to dst.
+func (a *acceptor) admitDiverted(c *net.TCPConn, dst netip.AddrPort) (goOn bool) {
+	px := a.proxy
 	// If the agent is killed while the connection waits, the application must get a reset and not
 	// an orderly end.
 	if err := resetOnClose(c); err != nil {

@@ -235,7 +235,7 @@ func TestAcceptor_admit(t *testing.T) {
 			h := p.acceptor(agentapi.Outbound, tt.err)
 			h.fullSince = time.Now()
 			near, far := loopback(t)
-			if !h.admit(near) {
+			if _, goOn := h.admit(near); !goOn {
 				t.Error("the accept loop ends")
 			}
 			wantReset(t, far) // by handle, if the connection was diverted
@@ -455,7 +455,7 @@ func TestAcceptor_fullForLong(t *testing.T) {
 		begin := time.Now()
 		for range 3 {
 			near, far := loopback(t)
-			if !h.admit(near) {
+			if _, goOn := h.admit(near); !goOn {
 				t.Error("the loop ends")
 			}
 			wantReset(t, far)
