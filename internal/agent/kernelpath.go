@@ -98,7 +98,11 @@ func (s linuxSMC) remove() error {
 	if !s.pinned() {
 		return nil
 	}
-	return errors.Join(kernelpath.Unpin(kernelpath.Dir), inNodesNet(sweepCgroups), s.veths.Remove(), kernelpath.RemoveUEIDs(s.record))
+	err := errors.Join(kernelpath.Unpin(kernelpath.Dir), inNodesNet(sweepCgroups), s.veths.Remove())
+	if err != nil {
+		return err // the record stays, by which the rest is found
+	}
+	return kernelpath.RemoveUEIDs(s.record)
 }
 
 // inNodesNet calls f with the node's network.
@@ -274,6 +278,7 @@ type kernelPath struct {
 	chooser   chooser    // nil until a pod wants it
 	pods      int        // that use it
 	looked    bool       // for what an earlier agent left
+	lookAt    time.Time  // when that is done again, because it could not be taken away
 	local     []netip.Addr
 	localTime time.Time           // when local was read
 	led, kept time.Time           // when the chooser was last asked to lead, and to keep
@@ -320,13 +325,14 @@ func (k *kernelPath) release() {
 }
 
 // tidy takes everything from the node when no pod uses it. It is called at the end of a round, when all
-// pods have been looked at, but perhaps for those that an earlier agent left in the node's network: until these are, it takes nothing.
+// pods have been looked at, but perhaps for those that an earlier agent left in the node's network, and those for which that failed:
+// until these are, it takes nothing.
 func (k *kernelPath) tidy() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	settled := k.a.manager.hosts.settled.Load()
+	settled := k.a.manager.hosts.settled.Load() && !k.a.manager.mayBeChosen()
 	unused := settled && k.chooser != nil && k.pods == 0
-	if settled && !k.looked {
+	if settled && !k.looked && !time.Now().Before(k.lookAt) {
 		k.looked = true
 		unused = unused || k.chooser == nil && k.a.cfg.smc.pinned()
 	}
@@ -340,7 +346,8 @@ func (k *kernelPath) tidy() {
 		return
 	}
 	if err := k.removeLocked(); err != nil {
-		k.a.cfg.Log.Warn("the kernel's SMC-R is not used by any pod; its program and enterprise IDs not taken away", "err", err)
+		k.looked, k.lookAt = false, time.Now().Add(retryMost)
+		k.a.cfg.Log.Warn("the kernel's SMC-R is not used by any pod; its program and enterprise IDs not taken away, which is tried again", "err", err)
 	}
 }
 
@@ -430,6 +437,17 @@ func (m *manager) chosen() (nets []podNet, done func(), err error) {
 		}
 	}
 	return nets, done, nil
+}
+
+// mayBeChosen reports whether an earlier agent may have attached a pod that this one could not look at yet. A pod that
+// is to be on its kernel's SMC-R only where that is available is this agent's then.
+func (m *manager) mayBeChosen() bool {
+	for _, p := range m.snapshot() {
+		if p.kernel == nil && !p.noKernel && p.unavailable == nil && !isLost(p.atts) {
+			return true
+		}
+	}
+	return false
 }
 
 // close leaves everything at work. What is open then is of now: a successor may take it away, and make it anew.

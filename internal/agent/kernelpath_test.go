@@ -36,6 +36,7 @@ type fakeSMC struct {
 	removed int
 
 	openErr, fitErr, attachErr error
+	removeErr                  error
 	sockets                    map[uint64]bool // by inode: namespaces with sockets of SMC
 	pods                       map[uint64]kernelpath.PodConfig
 	attached                   int // how often
@@ -82,9 +83,11 @@ func (s *fakeSMC) pinned() bool {
 func (s *fakeSMC) remove() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.pins = false
 	s.removed++
-	return nil
+	if s.removeErr == nil {
+		s.pins = false
+	}
+	return s.removeErr
 }
 
 func (s *fakeSMC) addresses() ([]netip.Addr, error) {
@@ -240,6 +243,49 @@ func TestKernelPath_podComesAndGoes(t *testing.T) {
 			t.Errorf("the last pod went: %+v", s)
 		}
 	})
+}
+
+// A pod that an earlier agent attached stays attached while this one cannot look at it: nothing is taken from the node.
+func TestKernelPath_leftAndNotAttached(t *testing.T) {
+	b, s := newKernelBench(t, kernelAll)
+	s.pins, s.pods[1], s.attachErr = true, kernelpath.PodConfig{}, errors.New("no memory")
+	b.attach("a", 1)
+	b.start()
+	b.sync()
+	if a := b.attachment("a"); a.State != agentapi.StateFailed {
+		t.Errorf("attachment %+v", a)
+	}
+	s.change(func() {
+		if _, is := s.pods[1]; !is || !s.pins || s.removed != 0 {
+			t.Errorf("what an earlier agent attached is gone: %+v", s)
+		}
+		s.attachErr = nil
+	})
+	eventually(t, func() string {
+		b.sync()
+		if a := b.attachment("a"); a.State != agentapi.StateReady || a.Datapath != "Kernel" {
+			return fmt.Sprintf("attachment %+v", a)
+		}
+		return ""
+	})
+}
+
+// What could not be taken from the node when the last pod went is tried again later.
+func TestKernelPath_removedLater(t *testing.T) {
+	b, s := newKernelBench(t, kernelAll)
+	a := newBare(t, b).a
+	a.manager.hosts.settled.Store(true)
+	k := &a.kernelPath
+	k.chooser = s
+	s.opened, s.pins, s.removeErr = 1, true, errors.New("netlink: no memory")
+	for i, want := range []int{1, 1, 2, 2} {
+		if i == 2 {
+			k.lookAt, s.removeErr = time.Now(), nil
+		}
+		if k.tidy(); s.removed != want || s.pins != (i < 2) {
+			t.Errorf("step %d: %d tries, want %d; something is left: %t", i, s.removed, want, s.pins)
+		}
+	}
 }
 
 // Another program on the hook is overtaken, which the log says, and looked for once in a while only.

@@ -24,6 +24,7 @@ type revoker interface {
 // revoked is how far a pod's connections on its kernel's SMC-R are in line with the pod's filter.
 type revoked struct {
 	until   time.Time // they are looked at in each round until then, and as long as some are unsettled
+	lookAt  time.Time // when they are looked at next after that, until a handshake that began before is over
 	retryAt time.Time // when some could not be ended, after a pause that doubles
 	pause   time.Duration
 	// unsettled and allowed are what the last look found.
@@ -37,7 +38,8 @@ type revoked struct {
 // some to end.
 func (m *manager) revokeAgain(p *pod, f linux.OptionFilterConfig, now time.Time) {
 	r := p.kernel.revoked
-	if r.problem != "" && now.Before(r.retryAt) || r.problem == "" && !r.unsettled && now.After(r.until) {
+	settled := !r.unsettled && now.After(r.until) && (now.Before(r.lookAt) || now.After(r.until.Add(handshakeLife)))
+	if r.problem != "" && now.Before(r.retryAt) || r.problem == "" && settled {
 		return
 	}
 	m.revoke(p, f, now)
@@ -50,6 +52,7 @@ func (m *manager) revoke(p *pod, f linux.OptionFilterConfig, now time.Time) {
 	if k.revoked.until.IsZero() {
 		k.revoked.until = now.Add(revokeFor)
 	}
+	k.revoked.lookAt = now.Add(leaveEvery)
 	found, err := m.a.kernelPath.get().revoke(k.net, f, k.revoked.allowed)
 	k.revoked.unsettled, k.revoked.allowed, k.revoked.problem = found.Unsettled, found.Allowed, ""
 	if err != nil {

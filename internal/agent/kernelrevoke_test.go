@@ -142,7 +142,9 @@ func TestManager_revokeAgain(t *testing.T) {
 		want bool
 	}{
 		{"shortly after the change", revoked{until: now.Add(time.Second)}, true},
-		{"long after it", revoked{until: now.Add(-time.Second)}, false},
+		{"long after it", revoked{until: now.Add(-time.Hour), lookAt: now.Add(-time.Hour)}, false},
+		{"a handshake may be under way", revoked{until: now.Add(-time.Second), lookAt: now}, true},
+		{"just looked for one", revoked{until: now.Add(-time.Second), lookAt: now.Add(time.Second)}, false},
 		{"a rendezvous is under way", revoked{until: now.Add(-time.Second), unsettled: true}, true},
 		{"a failure, a moment ago", revoked{until: now.Add(time.Second), problem: "no", retryAt: now.Add(time.Second)}, false},
 		{"a failure, and it is time", revoked{until: now.Add(-time.Second), problem: "no", retryAt: now.Add(-time.Second)}, true},

@@ -66,6 +66,9 @@ const (
 	// revokeFor is how long a pod's connections are looked at after its filter changed: a SYN that passed
 	// the one before may still become a connection on SMC-R. Linux gives a rendezvous up after 6 s.
 	revokeFor = 10 * time.Second
+	// handshakeLife is how long they are looked at now and then after that: Linux repeats its answer to a
+	// SYN for 63 s (tcp_synack_retries is 5), and only when the peer has acknowledged that the rendezvous begins.
+	handshakeLife = 70 * time.Second
 
 	// handoverTTL is how long diversions to the listeners of an agent that handed over stay in
 	// force. The successor replaces them pod by pod, in some ten milliseconds each.
@@ -109,7 +112,7 @@ const (
 	// drainAccept is how long an accept loop takes connections from the listener's backlog after
 	// the diversion ended.
 	drainAccept = 50 * time.Millisecond
-	// drainLimit is how long it does so at most, whatever comes.
+	// drainLimit is how long it does so at most while only connections come that were not diverted.
 	drainLimit = time.Second
 
 	// dialTimeout ends dials to destinations: a little more than Linux's
