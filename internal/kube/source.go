@@ -148,10 +148,13 @@ func (s *Source) Run(ctx context.Context) {
 		if unsaved == nil {
 			return
 		}
+		saved = time.Now()
 		if err := s.save(*unsaved); err != nil {
-			s.complain.say("objects not saved: an agent that starts while the API server is away would not have them", err, time.Now())
+			s.complain.say(notSaved, err, saved)
+			timer.Reset(saveEvery)
+			return
 		}
-		unsaved, saved = nil, time.Now()
+		unsaved = nil
 	}
 	defer save()
 	for {
@@ -532,6 +535,9 @@ func annotation(m map[string]string, key string) *string {
 	}
 	return nil
 }
+
+// notSaved is the complaint when the objects could not be written.
+const notSaved = "objects not saved, which is tried again: an agent that starts while the API server is away would not have them"
 
 // complaints logs an error that comes again and again only every complainEvery.
 type complaints struct {
