@@ -29,10 +29,16 @@ type policies struct {
 	recorder events.EventRecorder
 }
 
+// sameSpec reports whether two states are of one policy and want the same. After a watch broke, one event may tell of a policy
+// that was deleted and made anew under its name.
+func sameSpec(old, now *v1alpha1.SMCRPolicy) bool {
+	return old.UID == now.UID && old.Generation == now.Generation
+}
+
 func (r *policies) setUp(mgr ctrl.Manager) error {
 	return ctrl.NewControllerManagedBy(mgr).Named("policies").WithOptions(options(1)).
 		Watches(&v1alpha1.SMCRPolicy{}, mark(coalesce, func(old, now *v1alpha1.SMCRPolicy) []types.NamespacedName {
-			if old != nil && now != nil && old.Generation == now.Generation {
+			if old != nil && now != nil && sameSpec(old, now) {
 				return nil // only the status changed, which this controller writes
 			}
 			return key(either(old, now).Namespace)

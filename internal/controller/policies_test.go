@@ -14,6 +14,7 @@ import (
 	eventsv1 "k8s.io/api/events/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/smcr-io/kube-smcr/api/v1alpha1"
 )
@@ -199,4 +200,13 @@ func TestPolicies_oneRNIC(t *testing.T) {
 	update(w, smcr, func(n *v1alpha1.SMCRNode) { n.Status.DeviceSummary = "1/2" })
 	w.eventually("a second RNIC that is down", is(reasonNotRedundant))
 	w.eventually("there is an event", func() error { return w.hasEvent("SMCRPolicy", p.Name, reasonNotRedundant) })
+}
+
+func TestSameSpec(t *testing.T) {
+	is := func(uid types.UID, generation int64) *v1alpha1.SMCRPolicy {
+		return &v1alpha1.SMCRPolicy{ObjectMeta: metav1.ObjectMeta{UID: uid, Generation: generation}}
+	}
+	if !sameSpec(is("a", 1), is("a", 1)) || sameSpec(is("a", 1), is("a", 2)) || sameSpec(is("a", 1), is("b", 1)) {
+		t.Error("a policy is known by its UID, and what it wants by its generation")
+	}
 }
