@@ -71,6 +71,27 @@ func (b *Buffer) Close() error {
 	return errors.Join(errs...)
 }
 
+// isClosed reports whether Close was called.
+func (b *Buffer) isClosed() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.mr == nil
+}
+
+// forgetClosed forgets Buffers that were closed, if there are many: Buffer.Close has no connection's turn.
+func (e *endpoint) forgetClosed() {
+	const few = 16
+	if len(e.buffers) < max(e.tidyAt, few) {
+		return
+	}
+	for b := range e.buffers {
+		if b.isClosed() {
+			delete(e.buffers, b)
+		}
+	}
+	e.tidyAt = 2 * len(e.buffers)
+}
+
 // take begins a transfer of n bytes at off, and returns the buffer's region in a connection's domain.
 func (b *Buffer) take(c *Conn, off, n int) (rdma.MR, error) {
 	b.mu.Lock()

@@ -212,6 +212,30 @@ func TestBuffer_mixed(t *testing.T) {
 	})
 }
 
+// A connection that lasts does not remember Buffers that were used once and closed.
+func TestBuffer_closedIsForgotten(t *testing.T) {
+	eachTransport(t, func(t *testing.T, open func(testing.TB, string) rdma.Device) {
+		a, b := newPair(t, open).dial(t)
+		done := make(chan error, 1)
+		go func() {
+			_, err := io.Copy(io.Discard, b)
+			done <- err
+		}()
+		for range 200 {
+			if _, err := a.ReadFrom(bytes.NewReader(make([]byte, 10))); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if n := sdp.BuffersOf(a); n > 40 {
+			t.Errorf("of 200 and more Buffers %d are remembered", n)
+		}
+		if err := errors.Join(a.Close(), <-done); err != nil {
+			t.Error(err)
+		}
+		_ = b.Close()
+	})
+}
+
 // failingWriter fails.
 type failingWriter struct{ err error }
 

@@ -87,6 +87,41 @@ func TestConn_closedBehindItsDeadline(t *testing.T) {
 	})
 }
 
+// A connection that was closed while writes wait for a peer that does not read can be aborted, and the writes end.
+func TestConn_abortedBehindClose(t *testing.T) {
+	eachTransport(t, func(t *testing.T, open func(testing.TB, string) rdma.Device) {
+		a, b := newPair(t, open).dial(t)
+		wrote := make(chan error, 1)
+		go func() {
+			for {
+				if _, err := a.Write(make([]byte, 1<<20)); err != nil {
+					wrote <- err
+					return
+				}
+			}
+		}()
+		<-time.After(200 * time.Millisecond) // polls nothing: the peer's buffers get full, or a buffer is offered
+		if err := errors.Join(a.CloseWrite(), a.Close()); err != nil {
+			t.Fatal(err)
+		}
+		if err := a.Abort(); err != nil {
+			t.Errorf("abort: %v", err)
+		}
+		select {
+		case err := <-wrote:
+			if !errors.Is(err, net.ErrClosed) {
+				t.Errorf("write: %v", err)
+			}
+		case <-time.After(5 * time.Second):
+			t.Error("a write goes on for ever")
+		}
+		if err := a.Abort(); !errors.Is(err, net.ErrClosed) {
+			t.Errorf("abort once more: %v", err)
+		}
+		_ = b.Close()
+	})
+}
+
 // random is n bytes that follow from a seed.
 func random(seed uint64, n int) []byte {
 	rng := rand.New(rand.NewPCG(seed, 1))

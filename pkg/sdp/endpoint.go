@@ -51,7 +51,8 @@ type endpoint struct {
 	recvs []rdma.RecvWR // to be posted
 
 	keys    map[rdma.RKey]rdma.MR // advertised
-	buffers map[*Buffer]struct{}  // that have a region in the domain
+	buffers map[*Buffer]struct{}  // that have a region in the domain, and some that are closed
+	tidyAt  int                   // how many there are when those that are closed are forgotten
 	dead    bool                  // the queue pair takes nothing more
 }
 

@@ -20,3 +20,10 @@ var AwaitPeer = awaitPeer
 func (c *Conn) ComeBack(ctx context.Context, port uint16) (*net.TCPConn, error) {
 	return c.comeBack(ctx, port)
 }
+
+// BuffersOf is how many Buffers a connection remembers.
+func BuffersOf(c *Conn) int {
+	c.lock()
+	defer c.unlock()
+	return len(c.ep.buffers)
+}

@@ -85,6 +85,11 @@ func (c *Conn) answer(ctx context.Context) error {
 
 // open makes the endpoint.
 func (c *Conn) open() error {
+	c.lock() // Stack.Close may abort
+	defer c.unlock()
+	if c.life.over {
+		return net.ErrClosed
+	}
 	if err := c.ep.open(c.stack.ctx, &c.stack.cfg); err != nil {
 		return err
 	}

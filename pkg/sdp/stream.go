@@ -304,13 +304,13 @@ func (c *Conn) ResizePeer(n int) error {
 // something that was not read, or comes later, the connection is reset. Reads and writes that wait end with net.ErrClosed.
 func (c *Conn) Close() error { return c.close(false) }
 
-// Abort resets the connection.
+// Abort resets the connection, also one that was closed and still sends what was written.
 func (c *Conn) Abort() error { return c.close(true) }
 
 func (c *Conn) close(abort bool) error {
 	c.lock()
 	defer c.unlock()
-	if c.life.closed {
+	if c.life.closed && (!abort || c.life.over) {
 		return c.opError("close", net.ErrClosed)
 	}
 	now := time.Now()

@@ -171,6 +171,7 @@ func (c *Conn) start(d direction, t *transfer) error {
 func (c *Conn) begin(d direction, t *transfer) (err error) {
 	l := c.of(d)
 	if t.buf != nil {
+		c.ep.forgetClosed()
 		if t.region, err = t.buf.take(c, t.off, len(t.p)); err != nil {
 			return err
 		}

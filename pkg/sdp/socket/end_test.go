@@ -308,6 +308,31 @@ func TestCloseTimeout(t *testing.T) {
 	}
 }
 
+// A peer that takes nothing, or no more, does not keep a connection that was closed: also where Writes are in line before the end of
+// the stream.
+func TestCloseTimeout_notSent(t *testing.T) {
+	w, a, _ := pair(t, Config{ZcopyBytes: NoZcopy}, Config{ZcopyBytes: NoZcopy})
+	for range 3 {
+		a.write(200_000, false, false) // more than the peer has buffers for
+	}
+	a.run()
+	settle(t, w)
+	a.s.Shutdown(w.now)
+	a.s.Close(w.now)
+	a.run()
+	settle(t, w)
+	at, ok := a.s.NextTimeout()
+	if !ok || at.Sub(w.now) != lingerTimeout {
+		t.Fatalf("timeout in %v, %t", at.Sub(w.now), ok)
+	}
+	w.gone, w.now = true, at
+	w.expire()
+	settle(t, w)
+	if !errors.Is(a.endErr, ErrLinger) {
+		t.Errorf("ended with %v", a.endErr)
+	}
+}
+
 // A peer that never says what became of a buffer does not keep it: the connection ends, and the buffer comes back.
 func TestCancelTimeout(t *testing.T) {
 	for name, begin := range map[string]func(w *world, a, b *host){
