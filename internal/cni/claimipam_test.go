@@ -121,7 +121,9 @@ func TestWire_ipamAway(t *testing.T) {
 			}
 			must(t, os.Remove(away))
 			if tt.gc { // the runtime has given the pod up
-				n.do(t, func(ctx context.Context) error { return n.cni.GCNetworkList(ctx, n.list, &libcni.GCArgs{ValidAttachments: []types.GCAttachment{}}) })
+				n.do(t, func(ctx context.Context) error {
+					return n.cni.GCNetworkList(ctx, n.list, &libcni.GCArgs{ValidAttachments: []types.GCAttachment{}})
+				})
 			}
 			for range 2 {
 				n.do(t, func(ctx context.Context) error { return n.cni.DelNetworkList(ctx, n.list, rt) })

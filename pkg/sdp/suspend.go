@@ -204,7 +204,11 @@ func (c *Conn) goTo(ctx context.Context, m *bsdh.Message) error {
 	// Not before: what follows may be posted by whoever has the turn then.
 	c.lock()
 	defer c.unlock()
-	return c.m.HandleHello(time.Now(), b)
+	err = c.m.HandleHello(time.Now(), b)
+	if err == nil && c.ep.qp.State() == rdma.QPError {
+		c.down(nil) // the peer has gone again; until now the machine took that for the end of the old connection
+	}
+	return err
 }
 
 // endLink ends the connection of TCP and the queue pair in order: SuspCommAck is to arrive.

@@ -128,7 +128,9 @@ func (r *rnic) openQueue(q *completions, slots int) (err error) {
 }
 
 // mostLinks is for how many links, links at most, the device's queues can have room.
-func (r *rnic) mostLinks(q *completions, links int) int { return min(links, r.dev.Attr().MaxCQE/q.slots) }
+func (r *rnic) mostLinks(q *completions, links int) int {
+	return min(links, r.dev.Attr().MaxCQE/q.slots)
+}
 
 // grow gives the queue room for so many links.
 func (q *completions) grow(links int) error {

@@ -49,7 +49,7 @@ func (s *Socket) takeDisConn() {
 // DisConns crossed. Who closed first waits for the other, and for what was written before, a while. Nothing of ours may be under way then.
 func (s *Socket) settleEnd(now time.Time) {
 	e := &s.end
-	if s.state == StateOpen && e.closed && !(e.finSent && s.snk.done) && s.deadline.IsZero() {
+	if s.state == StateOpen && e.closed && (!e.finSent || !s.snk.done) && s.deadline.IsZero() {
 		s.deadline = now.Add(lingerTimeout)
 	}
 	if s.state != StateOpen || !e.finSent || !s.snk.done || s.snk.again || s.susp.isActive() || s.sends.done < s.sends.posted {
