@@ -279,6 +279,8 @@ type kernelPath struct {
 	pods      int        // that use it
 	looked    bool       // for what an earlier agent left
 	lookAt    time.Time  // when that is done again, because it could not be taken away
+	began     bool       // inherited is known
+	inherited bool       // an earlier agent left pods attached, perhaps, of which not all have been looked at
 	local     []netip.Addr
 	localTime time.Time           // when local was read
 	led, kept time.Time           // when the chooser was last asked to lead, and to keep
@@ -296,6 +298,7 @@ func (k *kernelPath) acquire() (chooser, error) {
 		k.pods++
 		return k.chooser, nil
 	}
+	k.beginLocked()
 	var eids []string
 	for _, id := range k.a.node.Load().EIDs {
 		eids = append(eids, id.String())
@@ -309,6 +312,13 @@ func (k *kernelPath) acquire() (chooser, error) {
 		k.a.cfg.Log.Warn("connections of pods on the kernel's SMC-R that fall back to TCP are explained only while they are open", "err", err)
 	}
 	return c, nil
+}
+
+// beginLocked looks whether an earlier agent left something, before this one makes anything.
+func (k *kernelPath) beginLocked() {
+	if !k.began {
+		k.began, k.inherited = true, k.a.cfg.smc.pinned()
+	}
 }
 
 // get returns the chooser of a pod that acquired it.
@@ -330,7 +340,12 @@ func (k *kernelPath) release() {
 func (k *kernelPath) tidy() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	settled := k.a.manager.hosts.settled.Load() && !k.a.manager.mayBeChosen()
+	k.beginLocked()
+	settled := k.a.manager.hosts.settled.Load()
+	if k.inherited && settled {
+		settled = !k.a.manager.mayBeChosen()
+		k.inherited = !settled
+	}
 	unused := settled && k.chooser != nil && k.pods == 0
 	if settled && !k.looked && !time.Now().Before(k.lookAt) {
 		k.looked = true
@@ -440,7 +455,8 @@ func (m *manager) chosen() (nets []podNet, done func(), err error) {
 }
 
 // mayBeChosen reports whether an earlier agent may have attached a pod that this one could not look at yet. A pod that
-// is to be on its kernel's SMC-R only where that is available is this agent's then.
+// is to be on its kernel's SMC-R only where that is available is this agent's then. A pod that can not be attached keeps
+// what an earlier agent left for as long as that lasts.
 func (m *manager) mayBeChosen() bool {
 	for _, p := range m.snapshot() {
 		if p.kernel == nil && !p.noKernel && p.unavailable == nil && !isLost(p.atts) {
@@ -454,7 +470,7 @@ func (m *manager) mayBeChosen() bool {
 func (k *kernelPath) close() error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.looked = false
+	k.looked, k.began = false, false
 	return k.closeLocked()
 }
 
