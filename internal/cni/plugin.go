@@ -216,9 +216,12 @@ func (p Plugin) del(args *skel.CmdArgs) error {
 		defer unlock()
 	}
 	store := c.store()
-	errs := []error{p.delIPAM(c, args)}
-	if err := store.Delete(args.ContainerID, args.IfName); err != nil {
-		errs = append(errs, storeError(err))
+	kept, err := p.delIPAM(c, args)
+	errs := []error{err}
+	if !kept {
+		if err := store.Delete(args.ContainerID, args.IfName); err != nil {
+			errs = append(errs, storeError(err))
+		}
 	}
 	vf.Step("record removed")
 	if err := store.dir.RemoveStale(); err != nil {
@@ -251,8 +254,8 @@ func firstError(errs []error) error {
 // delIPAM gives back the addresses of all interfaces that the record names, to the plugin
 // that gave them. Without a record they are those of the interface that
 // the call is about, and of the devices that the host says the attachment has. After a failure what the record
-// says of them is kept for the next DEL.
-func (p Plugin) delIPAM(c NetConf, args *skel.CmdArgs) error {
+// says of them is kept for the next DEL; kept says that it could not be kept elsewhere, so that the record has to stay.
+func (p Plugin) delIPAM(c NetConf, args *skel.CmdArgs) (kept bool, err error) {
 	a, rerr := c.store().Get(args.ContainerID, args.IfName)
 	owing, recorded := owing(c.DataDir), rerr == nil
 	if !recorded {
@@ -260,18 +263,19 @@ func (p Plugin) delIPAM(c NetConf, args *skel.CmdArgs) error {
 			a, rerr = was, nil
 		}
 	}
-	err := p.giveBack(c, args, a, rerr)
+	err = p.giveBack(c, args, a, rerr)
 	var kerr error
 	switch {
 	case err == nil:
 		kerr = owing.Delete(args.ContainerID, args.IfName)
 	case recorded:
 		kerr = c.store().dir.MoveTo(owing.dir, a.FileName())
+		kept = kerr != nil
 	}
 	if kerr != nil {
 		p.tell("DEL: what addresses the pod had: %v", kerr)
 	}
-	return err
+	return kept, err
 }
 
 // gcOwing gives back the addresses of attachments that are not valid, which DEL could not.
@@ -285,8 +289,8 @@ func (p Plugin) gcOwing(c NetConf, args *skel.CmdArgs, valid func(containerID, i
 		}
 		one := *args
 		one.ContainerID, one.IfName, one.Netns = a.ContainerID, a.IfName, ""
-		if err := p.giveBack(c, &one, a, nil); err != nil {
-			errs = append(errs, err)
+		if err := p.giveBack(c, &one, a, nil); err != nil { // the plugin may be gone for good
+			p.tell("GC: addresses of container %s are not given back, and are tried again: %v", a.ContainerID, err)
 			continue
 		}
 		errs = append(errs, owing.Delete(a.ContainerID, a.IfName))
