@@ -114,6 +114,9 @@ func (l *adapterLink) connect(ctx context.Context, e *endpoint, hello []byte) er
 	l.c.local = net.TCPAddrFromAddrPort(conn.Local) // nobody has the connection yet
 	l.c.lock()
 	defer l.c.unlock()
+	if l.c.life.over { // by Stack.Close, and the memory is gone
+		return net.ErrClosed
+	}
 	return e.sendBegin()
 }
 

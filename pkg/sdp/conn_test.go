@@ -122,6 +122,41 @@ func TestConn_abortedBehindClose(t *testing.T) {
 	})
 }
 
+// What was written before Close arrives, and the end of the stream, although the stack is closed behind it.
+func TestStack_closedBehindConns(t *testing.T) {
+	eachTransport(t, func(t *testing.T, open func(testing.TB, string) rdma.Device) {
+		d := open(t, clientAddr)
+		cfg := sdp.Config{Device: d}
+		if a, ok := d.(asAdapter); ok {
+			cfg.Device, cfg.HelloInRequest = a.Device, true
+		}
+		own, err := sdp.NewStack(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p := &pair{client: own, server: newStack(t, open(t, serverAddr))}
+		p.listenOn(t)
+		a, b := p.dial(t)
+		const size = 100_000
+		if _, err := a.Write(make([]byte, size)); err != nil {
+			t.Fatal(err)
+		}
+		if err := a.Close(); err != nil {
+			t.Fatal(err)
+		}
+		closed := make(chan error, 1)
+		go func() { closed <- own.Close() }()
+		got, err := io.ReadAll(b)
+		if err != nil || len(got) != size {
+			t.Errorf("%d bytes arrived, want %d: %v", len(got), size, err)
+		}
+		_ = b.Close()
+		if err := <-closed; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // random is n bytes that follow from a seed.
 func random(seed uint64, n int) []byte {
 	rng := rand.New(rand.NewPCG(seed, 1))

@@ -58,11 +58,16 @@ func (s *Stack) establish(ctx context.Context, c *Conn) (_ *Conn, err error) {
 
 // hello connects as the connecting peer.
 func (c *Conn) hello(ctx context.Context) error {
-	out := c.m.Poll(nil)[0] // OutHello, which is all that a new machine wants
+	c.lock()
+	outs := c.m.Poll(nil) // OutHello, which is all that a new machine wants
+	c.unlock()
+	if len(outs) == 0 {
+		return net.ErrClosed // Stack.Close was quicker
+	}
 	if err := c.open(); err != nil {
 		return err
 	}
-	return c.link.connect(ctx, &c.ep, out.Message.Append(nil, c.stack.cfg.Layout))
+	return c.link.connect(ctx, &c.ep, outs[0].Message.Append(nil, c.stack.cfg.Layout))
 }
 
 // answer connects as the accepting peer.

@@ -45,7 +45,8 @@ func NewStack(cfg Config) (*Stack, error) {
 	return s, nil
 }
 
-// Close aborts the connections, waits for their ends, and closes the context with all Buffers.
+// Close aborts the connections that are not closed, waits for the ends of all, for which those that are closed have up to 10 seconds, and
+// closes the context with all Buffers.
 func (s *Stack) Close() error {
 	s.mu.Lock()
 	s.closed = true
@@ -55,7 +56,7 @@ func (s *Stack) Close() error {
 	}
 	s.mu.Unlock()
 	for _, c := range conns {
-		_ = c.Abort() // it may be closed
+		c.abortUnlessClosed()
 	}
 	s.wg.Wait()
 	err := s.ctx.Close()

@@ -329,6 +329,16 @@ func (c *Conn) close(abort bool) error {
 	return nil
 }
 
+// abortUnlessClosed is Abort for a connection whose program has not closed it: what was written before Close goes.
+func (c *Conn) abortUnlessClosed() {
+	c.lock()
+	closed := c.life.closed
+	c.unlock()
+	if !closed {
+		_ = c.Abort() // its program may be quicker, and close it
+	}
+}
+
 // CloseWrite ends our stream behind all that was written; the peer's goes on.
 func (c *Conn) CloseWrite() error {
 	c.lock()
