@@ -24,13 +24,14 @@ type QueuePairAccount interface {
 // errQueuePairs means that the account has no queue pair for a link.
 var errQueuePairs = errors.New("smcr: the stack has its share of the device's queue pairs")
 
-// queuePairError is errQueuePairs of a device.
-type queuePairError struct{ rnic *rnic }
-
-func (e *queuePairError) Error() string {
-	return fmt.Sprintf("%v: %s", errQueuePairs, e.rnic.dev.Name())
+// queuePairError is why there is no queue pair for a link over a device: errQueuePairs, or what the device lacks.
+type queuePairError struct {
+	rnic *rnic
+	err  error
 }
-func (e *queuePairError) Unwrap() error { return errQueuePairs }
+
+func (e *queuePairError) Error() string { return fmt.Sprintf("%v: %s", e.err, e.rnic.dev.Name()) }
+func (e *queuePairError) Unwrap() error { return e.err }
 
 // charge takes a link's queue pair from the account.
 //
@@ -43,12 +44,12 @@ func (l *link) charge() error {
 		return nil
 	}
 	if !s.takeQP(l.rnic) {
-		return &queuePairError{l.rnic}
+		return &queuePairError{l.rnic, errQueuePairs}
 	}
 	l.charged = true
 	if l.g.lg == nil && l.g.role == linkgroup.Server {
 		if !s.takeQP(l.rnic) {
-			return &queuePairError{l.rnic}
+			return &queuePairError{l.rnic, errQueuePairs}
 		}
 		s.cfg.QueuePairs.GiveQP(l.rnic.dev.Name())
 	}

@@ -152,7 +152,7 @@ func (r *rnic) makeRoom() error {
 		}
 		for len(r.links) >= q.links {
 			if !r.s.lingering.makePlaceOn(r) {
-				return fmt.Errorf("completion queues of %s have room for %d links: %w", r.dev.Name(), q.links, errors.Join(err, rdma.ErrNoResources))
+				return &queuePairError{r, fmt.Errorf("completion queues have room for %d links: %w", q.links, errors.Join(err, rdma.ErrNoResources))}
 			}
 		}
 	}
