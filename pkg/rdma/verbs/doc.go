@@ -77,7 +77,8 @@
 // What comes right behind its Reply it sees when more comes: who connects to it and waits for an answer to its first message sends
 // something again (pkg/sdp does). It sends no message of its own first, which the peer may wait for, unless it was built for that.
 //
-// A completion queue has all its entries from the start, where the software device's
-// grows: whether a device can resize one (ibv_resize_cq), and with completions in it,
-// depends on the driver, and an overrun ends every queue pair of the queue.
+// A completion queue has all its room from the start, where the software device's
+// grows as it fills. Whether Resize can change it (ibv_resize_cq) depends on the driver: with
+// one that cannot, pkg/smcr makes queues with room for a link of each connection. An overrun ends
+// every queue pair of the queue.
 package verbs

@@ -296,15 +296,21 @@ func TestCloseTimeout(t *testing.T) {
 	b.s.Close(w.now)
 	b.run()
 	settle(t, w)
-	at, ok := b.s.NextTimeout()
+	endsByLinger(t, w, b)
+}
+
+// endsByLinger lets the time after Close pass for one side, while nothing of the other one arrives.
+func endsByLinger(t *testing.T, w *world, h *host) {
+	t.Helper()
+	at, ok := h.s.NextTimeout()
 	if !ok || at.Sub(w.now) != lingerTimeout {
 		t.Fatalf("timeout in %v, %t", at.Sub(w.now), ok)
 	}
 	w.gone, w.now = true, at
 	w.expire()
 	settle(t, w)
-	if !errors.Is(b.endErr, ErrLinger) {
-		t.Errorf("ended with %v", b.endErr)
+	if !errors.Is(h.endErr, ErrLinger) {
+		t.Errorf("ended with %v", h.endErr)
 	}
 }
 
@@ -321,16 +327,7 @@ func TestCloseTimeout_notSent(t *testing.T) {
 	a.s.Close(w.now)
 	a.run()
 	settle(t, w)
-	at, ok := a.s.NextTimeout()
-	if !ok || at.Sub(w.now) != lingerTimeout {
-		t.Fatalf("timeout in %v, %t", at.Sub(w.now), ok)
-	}
-	w.gone, w.now = true, at
-	w.expire()
-	settle(t, w)
-	if !errors.Is(a.endErr, ErrLinger) {
-		t.Errorf("ended with %v", a.endErr)
-	}
+	endsByLinger(t, w, a)
 }
 
 // A peer that never says what became of a buffer does not keep it: the connection ends, and the buffer comes back.
