@@ -24,8 +24,8 @@ import (
 // the link only when none is left: over soft RoCE never, with all of the link group
 // waiting behind it, if nobody answers. So the queue pair goes to ERR, in which a
 // provider that can refuses what comes. To Linux a refusal is an error of its device,
-// and if all links of the group are on that one, the end of the group: then nothing is
-// refused before the peer knows that the link is gone.
+// and if all links that it has of the group are on that one, the end of the group: then
+// nothing is refused before the peer knows that the link is gone.
 const (
 	// lingerTime allows for the peer's answer from a machine that is slow, and for some
 	// losses of it with the ACK timeout that Linux and we use.
@@ -64,7 +64,7 @@ func (g *group) endLink(now time.Time, l *link) {
 	case dead && !l.broken && l.complete >= l.wrote: // the queue pair acknowledges, and carries last words
 		l.orderly = true
 	default:
-		if !l.refuse(now, dead || g.heardDelete.Equal(now) || !g.sharesPeerRNIC(l)) {
+		if !l.refuse(now, dead || g.heardDelete.Equal(now) || !g.lg.EndsOnlyAt(l.peer)) {
 			l.drainAndClose(now)
 			return
 		}
@@ -104,14 +104,6 @@ func (l *link) refuse(now time.Time, known bool) bool {
 		l.g.s.wg.Go(func() { l.g.s.haveRefused(r, mayRefuse) })
 	}
 	return true
-}
-
-// sharesPeerRNIC reports whether all links of the group end at the peer's RNIC where a lost
-// one did.
-func (g *group) sharesPeerRNIC(lost *link) bool {
-	return !slices.ContainsFunc(g.links[:], func(l *link) bool {
-		return l != nil && l != lost && (l.peer.GID != lost.peer.GID || l.peer.MAC != lost.peer.MAC)
-	})
 }
 
 // heardOfLinks notes a DELETE LINK of the peer: the peer knows which links were given up.

@@ -430,6 +430,26 @@ func TestGroup_lostLinkRefusesLater(t *testing.T) {
 	}
 }
 
+// A link that we only ask for is none at the peer: all that the peer has end at one of its RNICs.
+func TestGroup_lostLinkRefusesLaterWhileWeAsk(t *testing.T) {
+	p, first := silentPair(t)
+	a, b := p.twoLinks(t, "ASYMMETRIC PEER")
+	links := p.client.LinkGroups()[0].Links
+	for _, l := range links {
+		p.fabric.qp(l.PeerQPN).silence()
+	}
+	if asking := waitGroup(t, p.client, "ASYMMETRIC PEER", 3).Links[2]; asking.State != "FORMING" {
+		t.Fatalf("we ask with %+v", asking)
+	}
+	start := time.Now()
+	smcr.LoseLink(p.client, links[0].LocalQPN)
+	<-first.asked
+	if d := time.Since(start); d < smcr.RefuseDelay {
+		t.Errorf("it was told to refuse after %v", d)
+	}
+	_, _ = a.Close(), b.Close()
+}
+
 // A peer with another RNIC loses no group by a refusal.
 func TestGroup_lostLinkRefusesAtOnce(t *testing.T) {
 	p, first := silentPair(t)

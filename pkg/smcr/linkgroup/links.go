@@ -55,6 +55,17 @@ func (g *Group) Links() []LinkInfo {
 	return infos
 }
 
+// EndsOnlyAt reports whether all ACTIVE links end at the peer's RNIC that an endpoint
+// belongs to. A link that is being added counts for nothing: the peer may not have it yet.
+func (g *Group) EndsOnlyAt(peer Endpoint) bool {
+	for i := range g.links.at {
+		if l := &g.links.at[i]; l.state == linkActive && (l.peer.GID != peer.GID || l.peer.MAC != peer.MAC) {
+			return false
+		}
+	}
+	return true
+}
+
 // Redundancy tells how many RNICs a group can lose (RFC 7609 §2.2.1).
 type Redundancy uint8
 
