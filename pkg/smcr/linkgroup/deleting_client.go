@@ -83,8 +83,13 @@ func (c *client) handleDeleteSecond(g *Group, now time.Time, from *link, m llc.D
 func (c *client) deleted(*Group, llc.LinkID) {}
 
 // lost: a Linux server adds another link by itself when the last but one is lost, and otherwise
-// only if the client asks for it.
-func (c *client) lost(g *Group, now time.Time) { g.growth.schedule(g, now) }
+// only if the client asks for it. What the client has asked for before may have been lost with the
+// link, and the RNIC that the spare link is on may be that of the link that is left: the answer
+// finds a better one.
+func (c *client) lost(g *Group, now time.Time) {
+	c.dropSpare(g)
+	g.growth.schedule(g, now)
+}
 
 // answersOrders: a client answers all that the server wants.
 func (c *client) answersOrders() bool { return true }

@@ -3,9 +3,11 @@
 package linkgroup
 
 import (
+	"errors"
 	"testing"
 	"time"
 
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/llc"
 )
 
@@ -129,5 +131,38 @@ func TestClient_secondLinkFailed(t *testing.T) {
 	g.leaveLink(now, l, ErrStalled)
 	if g.growth.at.IsZero() {
 		t.Error("a client that has lost a link asks for no other one")
+	}
+}
+
+// A client asks for a link over its second RNIC when it loses the link over its first: the link
+// that the server adds then is to be over the first.
+func TestClient_lostWhileItAsks(t *testing.T) {
+	now := time.Unix(1, 0)
+	server := Endpoint{GID: rdma.GID{15: 7}, QPN: 7, MTU: rdma.MTU1024}
+	g, l := formed(Client)
+	l.peer = server
+	second := g.links.free()
+	g.links.becomeWanted(second)
+	g.links.becomeForming(second, Endpoint{RNIC: 1})
+	second.id, second.peer = 2, server
+	g.adding.becomeWanted(now, l)
+	g.adding.confirmed(g, now, second)
+	now = g.growth.at
+	g.out.list = nil
+	g.growth.expired(g, now)
+	spare := &g.links.at[g.out.list[0].Link]
+	if !g.OfferLink(now, spare.index, Endpoint{RNIC: 1}) || !g.side.spareIn(spare.place()) {
+		t.Fatalf("asks with %v", spare.state)
+	}
+	g.HandleLinkFailure(now, l.index, errors.New("cut"))
+	if spare.state != linkDown || g.side.spareIn(spare.place()) {
+		t.Fatalf("the spare link is %v", spare.state)
+	}
+	g.out.list = nil
+	if err := g.side.handleAddLink(g, now, second, llc.AddLink{Link: 3, MTU: server.MTU, GID: server.GID, QPN: 8}); err != nil {
+		t.Fatal(err)
+	}
+	if !g.OfferLink(now, g.adding.link, Endpoint{RNIC: 0}) || g.adding.step != addWaitCont {
+		t.Errorf("the server's link over the first RNIC: %v", g.adding.step)
 	}
 }
