@@ -21,4 +21,5 @@ var (
 	ErrRTR = errors.New("iwarp: no common RTR message with the peer")
 
 	errLocalMemory = errors.New("memory of a work request is not registered, or not any more")
+	errNoReads     = errors.New("RDMA READ, of which the peer serves none, or none was to be asked (ORD 0)")
 )

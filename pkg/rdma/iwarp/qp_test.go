@@ -197,6 +197,35 @@ func TestQP_readsWaitForTheirTurn(t *testing.T) {
 	}
 }
 
+// TestQP_readWithoutTurn has a READ where the peer serves none: it fails when what is before it is done,
+// in place of waiting for ever.
+func TestQP_readWithoutTurn(t *testing.T) {
+	for _, tc := range []struct {
+		name   string
+		ours   Startup
+		theirs Startup
+	}{
+		{"peer serves none", Startup{IRD: 1, ORD: 9}, Startup{ORD: 1, Exact: true}},
+		{"none was to be asked", Startup{IRD: 1, ORD: 0, Exact: true}, Startup{IRD: 2, ORD: 1}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			p := newTwoSides(t, nil)
+			p.connect(tc.ours, tc.theirs)
+			if r, _ := p.a.q.Request(); r.ORD != 0 {
+				t.Fatalf("ORD %d", r.ORD)
+			}
+			p.b.recv(rdma.RecvWR{ID: 50, SGE: p.b.mr.sge(0, 100)})
+			p.a.send(p.now,
+				rdma.SendWR{ID: 1, Flags: rdma.SendSignaled, SGL: []rdma.SGE{p.a.mr.sge(0, 10)}},
+				rdma.SendWR{ID: 2, Op: rdma.OpRead, RKey: p.b.mr.rkey, RemoteAddr: p.b.mr.addr, SGL: []rdma.SGE{p.a.mr.sge(0, 10)}},
+				rdma.SendWR{ID: 3})
+			p.runUntilQuiet()
+			wantWCs(t, p.a, "1 SEND success 10", "2 RDMA_READ local QP operation error", "3 SEND work request flushed")
+			wantEnd(t, p.b, CodeLocal, false)
+		})
+	}
+}
+
 // TestQP_readOfChangingMemory changes what a READ reads, when its response is framed and before TCP takes it.
 // What is framed has the right CRC, unless the owner promised that it does not change.
 func TestQP_readOfChangingMemory(t *testing.T) {

@@ -261,10 +261,11 @@ func (q *QP) HasTx() bool {
 	return q.tx.msg.active || local || response || q.draining
 }
 
-// ready reports whether a local request, or a response to a READ, can begin.
+// ready reports whether a local request, or a response to a READ, can begin. A READ waits for its
+// turn, but to no purpose where the peer serves none: it fails.
 func (t *sender) ready() (local, response bool) {
 	local = t.queue.cur != t.queue.tail
-	if local && t.queue.at(t.queue.cur).op == rdma.OpRead && t.reads.requests.size() >= t.ord {
+	if local && t.queue.at(t.queue.cur).op == rdma.OpRead && t.ord > 0 && t.reads.requests.size() >= t.ord {
 		local = false
 	}
 	return local, t.reads.requestsToServe() > 0
@@ -355,11 +356,13 @@ func (q *QP) buildNext() bool {
 func (q *QP) buildRequest() bool {
 	t := &q.tx
 	w := t.queue.at(t.queue.cur)
-	if !t.msg.resolved && !q.resolve(w, t.queue.cur) {
-		if t.queue.head == t.queue.cur {
-			q.sayLocal(t.queue.cur)
+	if !t.msg.resolved {
+		if st, err := q.resolve(w, t.queue.cur); st != rdma.StatusSuccess {
+			if t.queue.head == t.queue.cur {
+				q.sayLocal(t.queue.cur, st, err)
+			}
+			return false // those before it complete first
 		}
-		return false // those before it complete first
 	}
 	if w.op == rdma.OpRead {
 		return q.buildRead(w)
@@ -387,13 +390,17 @@ func (q *QP) buildRequest() bool {
 }
 
 // sayLocal fails the queue pair because of a work request of its program.
-func (q *QP) sayLocal(index uint32) {
-	q.failSend(index, rdma.StatusLocalProtect, rdma.EventQPFatal, errLocalMemory)
+func (q *QP) sayLocal(index uint32, st rdma.Status, err error) {
+	q.failSend(index, st, rdma.EventQPFatal, err)
 	q.tx.sayTerminate(&Terminate{Code: CodeLocal})
 }
 
-// resolve finds the memory of the work request that is the message.
-func (q *QP) resolve(w *sendWQE, index uint32) bool {
+// resolve finds the memory of the work request that is the message. Its status and the error are
+// those that the work request fails with.
+func (q *QP) resolve(w *sendWQE, index uint32) (rdma.Status, error) {
+	if w.op == rdma.OpRead && q.tx.ord == 0 {
+		return rdma.StatusLocalQP, errNoReads
+	}
 	m := &q.tx.msg
 	m.nbufs = 0
 	if w.flags&rdma.SendInline != 0 {
@@ -402,14 +409,14 @@ func (q *QP) resolve(w *sendWQE, index uint32) bool {
 		for i := range w.sges {
 			b, st := q.cfg.Memory.Local(w.sgl[i], w.op == rdma.OpRead)
 			if st != rdma.StatusSuccess {
-				return false
+				return rdma.StatusLocalProtect, errLocalMemory
 			}
 			m.bufs[i] = b
 			m.nbufs++
 		}
 	}
 	m.resolved = true
-	return true
+	return rdma.StatusSuccess, nil
 }
 
 // frame makes the next segment of the message, with a header that says where it begins. It

@@ -31,7 +31,8 @@ type ConnectOptions struct {
 	NoCRC bool
 	// ReadsServed and ReadsAsked are IRD and ORD: how many RDMA READs of the peer are served at
 	// a time, and how many may wait for the peer. Start-up fits them to the peer's, unless
-	// they are Exact: then it fails. Both 0 and not Exact: the default.
+	// they are Exact: then it fails. Both 0 and not Exact: the default. Where none may wait, a READ
+	// fails with [rdma.StatusLocalQP].
 	ReadsServed, ReadsAsked int
 	Exact                   bool
 	// Rev is the revision of MPA that an initiator asks for; 0: the second. [Device.Dial]
