@@ -287,13 +287,14 @@ func (t *task) lookPF(h *netlink.Handle) error {
 	if w.Device.PF == "" {
 		return fmt.Errorf("PF %s: %w: bind it to its driver", w.Device.PFPCI, ErrUnbound)
 	}
-	pf, err := find(h, w.Device.PF)
+	pf, err := t.findPF(h)
 	if err != nil {
 		return err
 	}
 	if pf == nil {
 		return fmt.Errorf("PF %s: %w: it is not in the host's network namespace", w.Device.PF, ErrNotFound)
 	}
+	w.Device.PF = pf.Attrs().Name
 	if !isUp(pf) {
 		return fmt.Errorf("PF %s: %w: ip link set %s up", w.Device.PF, ErrPFDown, w.Device.PF)
 	}

@@ -53,6 +53,21 @@ func search(h *netlink.Handle, right func(netlink.Link) bool) (netlink.Link, err
 	return nil, nil
 }
 
+// isOf reports whether an interface of the calling thread's namespace is of a device, such as a PCI
+// function. Linux says so with the interface since 5.14, and before that to ethtool only.
+func isOf(a *netlink.LinkAttrs, device string) bool {
+	if a.ParentDev != "" {
+		return a.ParentDev == device
+	}
+	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return false
+	}
+	defer func() { _ = unix.Close(s) }()
+	info, err := unix.IoctlGetEthtoolDrvinfo(s, a.Name)
+	return err == nil && unix.ByteSliceToString(info.Bus_info[:]) == device
+}
+
 // moveLink moves an interface into another namespace and renames it in one message, so that
 // it does not matter if the old name is in use in the new namespace.
 func moveLink(l netlink.Link, name string, to *linux.NetNS) error {

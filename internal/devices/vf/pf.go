@@ -5,6 +5,7 @@ package vf
 import (
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 
 	"github.com/vishvananda/netlink"
@@ -19,8 +20,8 @@ func (t *task) findPF(h *netlink.Handle) (netlink.Link, error) {
 		return find(h, d.PF)
 	}
 	names := t.h.sys().list(busPCI, d.PFPCI, "net")
-	if slices.Contains(names, d.PF) {
-		return find(h, d.PF)
+	if i := slices.Index(names, d.PF); i > 0 {
+		names = slices.Concat([]string{d.PF}, slices.Delete(names, i, i+1))
 	}
 	var first netlink.Link
 	for _, name := range names { // a PF may have further interfaces, which know no VFs
@@ -33,6 +34,21 @@ func (t *task) findPF(h *netlink.Handle) (netlink.Link, error) {
 		}
 	}
 	return first, nil
+}
+
+// representor matches phys_port_name of an interface that stands for a VF or SF of a PF in mode
+// switchdev, such as "pf0vf3" or "c1pf0sf88". That of the PF's own port is "p0", or there is none.
+var representor = regexp.MustCompile(`^(c\d+)?pf\d+`)
+
+// ownNetDev is the interface of a PCI function's own port, "" if the function has none.
+func (s sysfs) ownNetDev(pci string) string {
+	names := s.list(busPCI, pci, "net")
+	for _, name := range names {
+		if !representor.MatchString(s.text(classNet, name, "phys_port_name")) {
+			return name
+		}
+	}
+	return ""
 }
 
 // withoutPF is the error if the PF's interface is not in the host and settings are to be

@@ -62,3 +62,24 @@ func TestDetach_renamedPF(t *testing.T) {
 		})
 	}
 }
+
+// TestSysfs_ownNetDev: a PF in mode switchdev has interfaces that stand for its VFs, whose names may come before that of
+// its own port.
+func TestSysfs_ownNetDev(t *testing.T) {
+	const pci = "0000:41:00.0"
+	s := sysfs(t.TempDir())
+	for name, port := range map[string]string{"eth0": "pf0vf0", "eth1": "c1pf0sf88", "uplink0": "p0"} {
+		must(t, os.MkdirAll(s.path(busPCI, pci, "net", name), 0o755))
+		write(t, s.path(classNet, name, "phys_port_name"), port)
+	}
+	if got := s.ownNetDev(pci); got != "uplink0" {
+		t.Errorf("the PF's own interface is %q", got)
+	}
+	must(t, os.Remove(s.path(classNet, "uplink0", "phys_port_name"))) // as drivers without representors
+	if got := s.ownNetDev(pci); got != "uplink0" {
+		t.Errorf("without phys_port_name: %q", got)
+	}
+	if got := s.ownNetDev("0000:41:00.1"); got != "" {
+		t.Errorf("a function without interface has %q", got)
+	}
+}

@@ -157,7 +157,8 @@ func (h Host) markedDevice(ns *linux.NetNS, id string) (*journal, error) {
 	return found, errors.Join(err, home.Close())
 }
 
-// fromAlias makes a journal from an interface's alias, nil if the alias is not ours.
+// fromAlias makes a journal from the alias of an interface in the calling thread's namespace, nil
+// if the alias is not ours.
 func (h Host) fromAlias(a *netlink.LinkAttrs) *journal {
 	w, ok := parseAlias(a.Alias)
 	if !ok {
@@ -165,16 +166,14 @@ func (h Host) fromAlias(a *netlink.LinkAttrs) *journal {
 	}
 	w.Device.NetDev = w.Original.Name
 	if pciAddress.MatchString(w.Device.ID) {
-		if a.ParentDev != w.Device.ID {
+		if !isOf(a, w.Device.ID) {
 			return nil
 		}
 		w.Device.PCI = w.Device.ID
 		s := h.sys()
 		if pf := s.link(busPCI, w.Device.PCI, "physfn"); pf != "" {
 			w.Device.PFPCI, w.Device.VF = pf, s.vfIndex(pf, w.Device.PCI)
-			if names := s.list(busPCI, pf, "net"); len(names) > 0 {
-				w.Device.PF = names[0]
-			}
+			w.Device.PF = s.ownNetDev(pf)
 		}
 	}
 	return &journal{Wiring: w, marked: true}
@@ -421,12 +420,12 @@ func (t *task) returnRDMA() error {
 
 // ours tells whether an interface is that of the task's device. A pod can change name, MAC and
 // alias, but not the device of hardware that the interface is of. An interface of software
-// has none, and no kernel brings it back.
+// has none, and no kernel brings it back. The calling thread is in the interface's namespace.
 func (t *task) ours(l netlink.Link) bool {
 	a, w := l.Attrs(), t.w()
 	switch {
 	case w.Device.PCI != "":
-		return a.ParentDev == w.Device.PCI
+		return isOf(a, w.Device.PCI)
 	case w.Original.Parent != "":
 		return a.ParentDev == w.Original.Parent
 	}

@@ -213,8 +213,7 @@ func (h Host) PFs() ([]PF, error) {
 			NUMANode: s.number(-1, busPCI, pci, "numa_node"), PCIeRoot: s.pcieRoot(pci),
 			Rail: len(pfs), State: StateUnbound,
 		}
-		if names := s.list(busPCI, pci, "net"); len(names) > 0 {
-			pf.NetDev = names[0]
+		if pf.NetDev = s.ownNetDev(pci); pf.NetDev != "" {
 			pf.State = s.netState(pf.NetDev)
 		}
 		pfs = append(pfs, pf)
@@ -341,8 +340,7 @@ func (h Host) function(pci string, pfs []PF, soft map[string][]string) Device {
 		}
 	}
 	d.Rail = h.rail(d.Rail, d.ID)
-	if names := s.list(busPCI, pci, "net"); len(names) > 0 {
-		d.NetDev = names[0]
+	if d.NetDev = s.ownNetDev(pci); d.NetDev != "" {
 		d.MAC, d.State = s.text(classNet, d.NetDev, "address"), s.netState(d.NetDev)
 		if of := soft[d.NetDev]; len(d.RDMA) == 0 && len(of) > 0 {
 			d.RDMA, d.SoftRDMA = of, s.softKind(of[0])
