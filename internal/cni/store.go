@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"path/filepath"
 	"slices"
+	"syscall"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/utils"
@@ -251,7 +252,8 @@ func (s Store) read(name string) (Attachment, error) {
 
 // List returns all records, in the order of their file names, and a JunkError for each
 // file that is no record. A missing directory counts as empty. err is about the directory
-// itself; the records that could be read are returned with it.
+// itself, or says that nothing can be read just now: a record that was not read says nothing about its
+// pod then. The records that could be read are returned with err.
 func (s Store) List() (as []Attachment, junk []*JunkError, err error) {
 	names, err := s.dir.Names()
 	if err != nil {
@@ -264,11 +266,18 @@ func (s Store) List() (as []Attachment, junk []*JunkError, err error) {
 		case rerr == nil:
 			as = append(as, a)
 		case errors.Is(rerr, fs.ErrNotExist): // deleted in the meantime
+		case isShortage(rerr):
+			return as, junk, fmt.Errorf("list attachments: %w", rerr)
 		case errors.As(rerr, &je):
 			junk = append(junk, je)
 		}
 	}
 	return as, junk, err
+}
+
+// isShortage reports whether an error is about what the process, or the machine, is short of.
+func isShortage(err error) bool {
+	return errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) || errors.Is(err, syscall.ENOMEM)
 }
 
 // CollectGarbage removes the records of a network whose key is not valid, and
