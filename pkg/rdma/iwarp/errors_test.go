@@ -56,7 +56,11 @@ func newErrorRigOf(tb testing.TB, s Startup, size int) *errorRig {
 // terminateOf finds the Terminate at the end of what was sent.
 func terminateOf(tb testing.TB, b []byte, crc bool) *Terminate {
 	tb.Helper()
-	f := Framing{CRC: crc}
+	return terminateIn(tb, Framing{CRC: crc}, b)
+}
+
+func terminateIn(tb testing.TB, f Framing, b []byte) *Terminate {
+	tb.Helper()
 	for len(b) > 0 {
 		u, n, err := f.Next(b)
 		if err != nil {

@@ -136,7 +136,7 @@ func (q *QP) Stats() Stats { return q.stats }
 
 // Modify moves the queue pair to RESET, INIT or ERR. Start and what follows moves it to
 // RTS. What had not been sent when it goes to ERR makes a Terminate that tells the peer
-// so.
+// so, unless nothing may be sent yet.
 func (q *QP) Modify(now time.Time, a rdma.QPAttr) error {
 	from := q.state
 	switch {
@@ -144,7 +144,7 @@ func (q *QP) Modify(now time.Time, a rdma.QPAttr) error {
 		q.becomeReset()
 		return nil
 	case a.State == rdma.QPError && from != rdma.QPReset:
-		lost := q.phase == PhaseOpen && !q.tx.isDone()
+		lost := q.phase == PhaseOpen && !q.start.gated && !q.tx.isDone()
 		q.becomeError()
 		if lost {
 			q.tx.sayTerminate(&Terminate{Code: CodeLocal})

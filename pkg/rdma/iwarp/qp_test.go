@@ -313,6 +313,23 @@ func TestQP_gate(t *testing.T) {
 	}
 }
 
+// TestQP_gateToTheEnd: a responder that ends before the initiator has sent anything says nothing either.
+func TestQP_gateToTheEnd(t *testing.T) {
+	p := newTwoSides(t, nil)
+	p.connect(Startup{}, Startup{})
+	p.b.send(p.now, rdma.SendWR{ID: 3, Flags: rdma.SendInline | rdma.SendSignaled, Inline: []byte("first")})
+	p.runUntilQuiet()
+	p.b.sent = nil
+	if err := p.b.q.Modify(p.now, rdma.QPAttr{State: rdma.QPError}); err != nil {
+		t.Fatal(err)
+	}
+	p.b.transmit(p.now, 1<<20)
+	if len(p.b.sent) > 0 || !p.b.q.TxEnded() {
+		t.Errorf("sent %x, our half ended %t", p.b.sent, p.b.q.TxEnded())
+	}
+	wantWCs(t, p.b, "3 SEND work request flushed")
+}
+
 // TestQP_nudge: an empty WRITE goes to a peer when nothing else does, and means nothing to it.
 func TestQP_nudge(t *testing.T) {
 	p := newTwoSides(t, nil)

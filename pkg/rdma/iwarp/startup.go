@@ -157,7 +157,7 @@ func (q *QP) failStart(err error) {
 
 // refuse is failStart that tells the peer why.
 func (q *QP) refuse(code Code, err error) {
-	q.tx.framing.CRC = !q.start.NoCRC || q.start.peer.CRC
+	q.tx.framing = Framing{CRC: !q.start.NoCRC || q.start.peer.CRC, Markers: q.start.peer.Markers}
 	q.failStart(fmt.Errorf("queue pair %v: %w", q.cfg.Num, err))
 	q.tx.sayTerminate(&Terminate{Code: code})
 }

@@ -83,6 +83,8 @@ func TestInitiator_replies(t *testing.T) {
 		{"revision 1", Startup{}, Frame{Rev: 1}, ErrRevision, 0, 0, 0, 0},
 		{"revision 1 to 1", Startup{Rev: 1}, Frame{Rev: 1}, nil, 0, 16, 16, OpTerminate},
 		{"not enhanced", Startup{}, Frame{Rev: 2}, ErrPrivateData, CodeStartup, 0, 0, 0},
+		{"no common RTR, markers", Startup{PeerToPeer: true}, Frame{Markers: true, Rev: 2, IsEnhanced: true, Enhanced: p2p(false, false)}, ErrRTR, CodeRTR, 0, 0, 0},
+		{"fewer READs than demanded, markers", Startup{IRD: 4, ORD: 4, Exact: true}, Frame{Markers: true, Rev: 2, IsEnhanced: true, Enhanced: Enhanced{IRD: 3, ORD: 2}}, ErrReads, CodeIRD, 0, 0, 0},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			a := newSide(t, "a", nil)
@@ -131,7 +133,7 @@ func TestInitiator_replies(t *testing.T) {
 				}
 				return
 			}
-			if term := terminateOf(t, a.sent, crc); (term != nil) != (tc.tell != 0) || term != nil && term.Code != tc.tell {
+			if term := terminateIn(t, Framing{CRC: crc, Markers: tc.reply.Markers}, a.sent); (term != nil) != (tc.tell != 0) || term != nil && term.Code != tc.tell {
 				t.Errorf("told %+v, want %v", term, tc.tell)
 			}
 			if err := a.q.Start(now, Startup{Rev: 1}); err != nil {

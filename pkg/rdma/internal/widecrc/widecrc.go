@@ -40,13 +40,13 @@ func (t *Table) Update(crc uint32, p []byte) uint32 {
 func (t *Table) Copy(crc uint32, dst, p []byte) uint32 {
 	if len(p) < leastFolded {
 		copy(dst, p)
-		return crc32.Update(crc, t.short, p)
+		return crc32.Update(crc, t.short, dst[:len(p)])
 	}
 	n, chunks := t.share(len(p))
 	_ = dst[n-1]
 	crc = ^foldCopy(&p[0], n, ^crc, &t.folds, chunks, &dst[0])
 	copy(dst[n:], p[n:])
-	return crc32.Update(crc, t.short, p[n:])
+	return crc32.Update(crc, t.short, dst[n:len(p)])
 }
 
 // share returns how many of n bytes are folded, and how many chunks of these the processor's instruction shares.

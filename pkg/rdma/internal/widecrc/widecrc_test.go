@@ -73,6 +73,21 @@ func TestTable_allocatesNothing(t *testing.T) {
 	}
 }
 
+// TestTable_copyOfWhatChanges: the CRC is that of the copy, whatever becomes of the original meanwhile. Here the copy is over
+// the original's end.
+func TestTable_copyOfWhatChanges(t *testing.T) {
+	for n := 2; n < foldedBytes; n++ {
+		b := make([]byte, n+1)
+		for i := range b {
+			b[i] = byte(i * 7)
+		}
+		dst := b[1:]
+		if got, want := Castagnoli.Copy(0, dst, b[:n]), Castagnoli.Update(0, dst); got != want {
+			t.Errorf("%d bytes: %#x, the copy has %#x", n, got, want)
+		}
+	}
+}
+
 func FuzzUpdate(f *testing.F) {
 	f.Add(uint32(0), []byte("a message"))
 	f.Add(^uint32(0), make([]byte, 600))
