@@ -69,14 +69,22 @@ func (g *Group) drained(l *link) {
 }
 
 // drainExpired stops waiting for connections that do not leave the link.
-func (g *Group) drainExpired(l *link) {
+func (g *Group) drainExpired(now time.Time, l *link) {
 	m := l.deletion
-	g.dropLink(l, nil)
+	g.leaveLink(now, l, nil)
 	g.side.dropped(g, m)
 }
 
-// undrain keeps a link that was to be deleted, because it is the last one now.
+// undrain keeps a link that was to be deleted in order, because it is the last one now: what the
+// operator wanted has not come about. The peer may have been told over the link that was lost, and
+// then closes the link that is kept: TEST LINK, or the queue pair, tells.
 func (g *Group) undrain() {
+	if l := g.links.other(nil); l != nil && g.links.other(l) == nil && l.state == linkActive {
+		if g.requests.cancelDeletion(l.id) {
+			g.growth.allow()
+		}
+		return
+	}
 	for i := range g.links.at {
 		if g.links.at[i].state == linkActive {
 			return
@@ -88,7 +96,7 @@ func (g *Group) undrain() {
 			continue
 		}
 		g.links.becomeKept(l)
-		g.growth.allow() // what the operator wanted has not come about
+		g.growth.allow()
 		g.requests.cancelDeletion(l.id)
 	}
 }

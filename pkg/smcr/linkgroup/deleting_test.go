@@ -104,3 +104,48 @@ func TestEnding(t *testing.T) {
 		}
 	}
 }
+
+// A link is being deleted in order, and the other one is lost meanwhile: the link is kept, at the server, which has told
+// the client over the one that was lost, and at the client, which has asked for it.
+func TestGroup_keepsTheLastLink(t *testing.T) {
+	now := time.Unix(1, 0)
+	for _, role := range []Role{Server, Client} {
+		g, l, second := pair(role)
+		opened(t, g)
+		g.DeleteLink(now, second.index, llc.DeleteOperator)
+		g.Poll(now, nil)
+		if x := g.requests.current(); x == nil || x.deletion.Link != second.id || g.requests.via != l.place() {
+			t.Fatalf("%v: under way: %+v", role, x)
+		}
+		g.HandleLinkFailure(now, l.index, errors.New("cut"))
+		g.Poll(now, nil)
+		if g.State() != Active || second.state != linkActive || g.requests.deletes(second.id) || g.growth.isForbidden() {
+			t.Errorf("%v: group is %v, link is %v, deleted: %t, no other one may be added: %t",
+				role, g.State(), second.state, g.requests.deletes(second.id), g.growth.isForbidden())
+		}
+	}
+}
+
+// The exchange that adds a link ends with the link that carries it, also where that one is deleted in order and too slow:
+// the other link is not to blame.
+func TestGroup_drainExpiredEndsAdding(t *testing.T) {
+	now := time.Unix(1, 0)
+	g, l, second := pair(Server)
+	writing(t, g, l)
+	third := g.links.free()
+	g.links.becomeForming(third, Endpoint{RNIC: 2})
+	g.adding.becomeWanted(now, l)
+	g.adding.link = third.index
+	g.adding.becomeWaiting(now, addWaitReply, ExchangeTimeout)
+	g.DeleteLink(now, l.index, llc.DeleteOperator)
+	if l.state != linkDraining {
+		t.Fatalf("link is %v", l.state)
+	}
+	g.HandleTimeout(l.drainBy)
+	if l.state != linkDown || g.adding.isUnderWay() {
+		t.Fatalf("link is %v, another one is added: %v", l.state, g.adding.step)
+	}
+	if g.State() != Active || second.state != linkActive {
+		t.Errorf("group is %v, the other link %v", g.State(), second.state)
+	}
+}

@@ -72,9 +72,9 @@ func (g *Group) leaveLink(now time.Time, l *link, err error) {
 func (g *Group) dropLink(l *link, err error) {
 	g.closeLink(l)
 	g.adding.linkLost(l, g.links.other(l))
+	g.requests.linkLost(l)
 	g.undrain()
 	g.links.classify()
-	g.requests.linkLost(l)
 	for _, c := range g.conns.list {
 		if c == nil {
 			continue

@@ -402,7 +402,7 @@ func (g *Group) linkTimeouts(now time.Time, due func(time.Time) bool) {
 	for i := range g.links.at {
 		l := &g.links.at[i]
 		if due(l.drainBy) {
-			g.drainExpired(l)
+			g.drainExpired(now, l)
 		}
 		if g.links.testFailed(l, g.cfg.TestLinkInterval, g.tester(now)) {
 			g.loseLink(now, l, llc.DeleteLostPath, FaultLink, ErrTestLink)

@@ -179,14 +179,16 @@ func (q *requests) hasten(id llc.LinkID) {
 	}
 }
 
-// cancelDeletion takes the server's deletion of a link out of the line if it has not begun.
-func (q *requests) cancelDeletion(id llc.LinkID) {
+// cancelDeletion takes the deletion of a link that is in order out of the line if it has not begun,
+// and reports whether it was there.
+func (q *requests) cancelDeletion(id llc.LinkID) bool {
 	for i := range q.line {
-		if x := &q.line[i]; x.kind == exchangeDeleteLink && x.deletion.Link == id && (i > 0 || !q.sent) {
+		if x := &q.line[i]; x.kind.deletes() && x.deletion.Link == id && !isUrgent(x.deletion) && (i > 0 || !q.sent) {
 			q.line = slices.Delete(q.line, i, i+1)
-			return
+			return true
 		}
 	}
+	return false
 }
 
 // delays reports whether something comes before the deletion of a link.

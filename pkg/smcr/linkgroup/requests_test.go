@@ -86,19 +86,23 @@ func TestRequests_hasten(t *testing.T) {
 // deletion leaves the line unless it is under way.
 func TestRequests_endDeletion(t *testing.T) {
 	q := &requests{}
-	q.add(deletion(7))
-	q.add(deletion(8))
+	for id := llc.LinkID(7); id < 9; id++ {
+		q.add(exchange{kind: exchangeDeleteLink, deletion: llc.DeleteLink{Link: id, Orderly: true}})
+	}
+	q.add(deletion(9))
 	q.begin(time.Unix(1, 0), &link{})
-	q.cancelDeletion(7)
-	if !q.is(exchangeDeleteLink) || !q.deletes(7) {
+	if q.cancelDeletion(7) || !q.is(exchangeDeleteLink) || !q.deletes(7) {
 		t.Error("the deletion under way was cancelled")
 	}
-	q.cancelDeletion(8)
-	if q.deletes(8) {
+	if !q.cancelDeletion(8) || q.deletes(8) {
 		t.Error("the waiting deletion was not cancelled")
+	}
+	if q.cancelDeletion(9) || !q.deletes(9) {
+		t.Error("the deletion of a link that is lost was cancelled")
 	}
 	q.endDeletion(7)
 	q.endDeletion(7)
+	q.endDeletion(9)
 	if q.current() != nil || len(q.line) != 0 {
 		t.Errorf("left: %v", q.order())
 	}
