@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/cdc"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/llc"
 )
 
@@ -147,5 +148,25 @@ func TestGroup_drainExpiredEndsAdding(t *testing.T) {
 	}
 	if g.State() != Active || second.state != linkActive {
 		t.Errorf("group is %v, the other link %v", g.State(), second.state)
+	}
+}
+
+// A connection that leaves a link in order for one on which the peer has not told the key of its buffer is reset: it would
+// write there with another key, and the peer would end the link.
+func TestConn_arrivesWithoutKey(t *testing.T) {
+	now := time.Unix(1, 0)
+	g, l, n := pair(Server)
+	c := writing(t, g, n)
+	c.peerRMB.known = 1 << n.index
+	c.Produce(100)
+	g.DeleteLink(now, n.index, llc.DeleteOperator)
+	c.handleSent()
+	if c.link != l.place() || c.data.State() == cdc.Active {
+		t.Fatalf("the connection is %v on link %v", c.data.State(), c.link)
+	}
+	for _, o := range g.Poll(now, nil) {
+		if o.Kind == OutWrite {
+			t.Errorf("writes over link %d", o.Link)
+		}
 	}
 }

@@ -174,11 +174,15 @@ func (c *Conn) stay() {
 	c.enqueue()
 }
 
-// arrive finishes a move in order.
+// arrive finishes a move in order. A connection that cannot write over the new link, because the
+// peer has not told its buffer's key there, is reset.
 func (c *Conn) arrive() {
 	old := c.at(c.link)
 	c.link, c.target = c.target, noPlace
 	c.rename()
+	if !c.canUse(c.at(c.link)) {
+		c.raise(c.data.Abort())
+	}
 	c.g.drained(old)
 }
 
