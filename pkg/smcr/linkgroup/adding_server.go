@@ -194,11 +194,12 @@ func (s *server) handleAddLinkReply(g *Group, now time.Time, from *link, m llc.A
 	case g.adding.step != addWaitReply || from.place() != g.adding.via:
 		return g.adding.handleStrayReply(g, now)
 	}
-	if m.Link != l.id && !m.Reject {
-		if g.state == Active {
-			g.Discarded++ // answers one that we have given up
-			return nil
-		}
+	switch {
+	case m.Link == l.id || m.Reject && (m.Link == 0 || g.state != Active):
+	case g.state == Active:
+		g.Discarded++ // answers one that we have given up
+		return nil
+	default:
 		return fmt.Errorf("%w: ADD LINK response for link %d, expected %d", ErrProtocol, m.Link, l.id)
 	}
 	if m.Reject {

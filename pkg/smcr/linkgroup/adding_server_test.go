@@ -38,6 +38,15 @@ func TestServer_rejected(t *testing.T) {
 	}
 }
 
+// The late refusal of a link that the server has given up says nothing about the one that the server offers now.
+func TestServer_rejectedLate(t *testing.T) {
+	g, l, n := offering(t)
+	m := llc.AddLink{Header: llc.Header{Response: true}, Link: n.id + 1, Reject: true}
+	if err := g.side.handleAddLink(g, time.Unix(1, 0), l, m); err != nil || g.adding.step != addWaitReply || g.Discarded != 1 {
+		t.Errorf("%v: %v, link is %v", err, g.adding.step, n.state)
+	}
+}
+
 // C.7.1: DELETE LINK for a parallel link goes over another link.
 func TestServer_parallel(t *testing.T) {
 	g, l, n := offering(t)
