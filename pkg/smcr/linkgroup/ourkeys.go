@@ -112,9 +112,9 @@ func (a *announcement) hasOutrun(g *Group) bool {
 	return g.adding.step > addWantEndpoint || g.adding.isUnderWay() && g.adding.via != g.requests.via
 }
 
-// sendDelete takes RMBs back, several at once if more wait for it (A.3.7).
+// sendDelete takes RMBs back.
 func (a *announcement) sendDelete(g *Group, via *link) {
-	via.send(g.deleteRKeys(&g.keys, via, g.requests.joinDeletes(g.maxDelete()).rmbs))
+	via.send(g.deleteRKeys(&g.keys, via, g.requests.current().rmbs))
 }
 
 func (a *announcement) handleDeleteReply(g *Group, keys []rdma.RKey) {

@@ -4,7 +4,9 @@ package linkgroup
 
 import (
 	"testing"
+	"time"
 
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/llc"
 )
 
@@ -76,5 +78,31 @@ func TestAnnouncement_continues(t *testing.T) {
 		if l := &table.at[i]; l != via && told[l.id] != uint64(i) {
 			t.Errorf("link %d has address %d", l.id, told[l.id])
 		}
+	}
+}
+
+// What joins the line while the peer has not answered DELETE RKEY is not in the message that is sent again: the answer may
+// be to the first one, of which the peer has forgotten the RMBs.
+func TestDeleteRKey_again(t *testing.T) {
+	now := time.Unix(1, 0)
+	g, l := formed(Server)
+	var rmbs [2]*rmb
+	for i := range rmbs {
+		id, err := g.AddRMB(16<<10, 1, []RToken{{RKey: rdma.RKey(10 + i)}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		rmbs[i] = g.keys.rmb(id)
+		rmbs[i].becomeDeleting()
+		g.requests.add(exchange{kind: exchangeDeleteRKey, rmbs: []RMBID{id}})
+		g.requests.start(g, now)
+	}
+	g.HandleTimeout(g.requests.resend)
+	if n := len(sentOn(t, l)); n != 2 {
+		t.Fatalf("sent %d times", n)
+	}
+	g.ourKeys.handleDeleteReply(g, []rdma.RKey{10})
+	if rmbs[0].state == rmbDeleting || g.keys.rmb(rmbs[1].id) != rmbs[1] {
+		t.Errorf("RMBs are %v and %v", rmbs[0].state, rmbs[1].state)
 	}
 }

@@ -196,16 +196,16 @@ func (q *requests) delays(id llc.LinkID) bool {
 	return q.sent || (len(q.line) > 0 && q.line[0].deletion.Link != id)
 }
 
-// joinDeletes makes the DELETE RKEY under way include those that wait directly behind it,
-// as far as one message goes (A.3.7).
-func (q *requests) joinDeletes(most int) *exchange {
+// joinDeletes makes the DELETE RKEY that begins include those that wait directly behind it,
+// as far as one message goes (A.3.7). Once it is sent nothing joins it: an answer may be to what was
+// sent first, and says nothing of what was sent again.
+func (q *requests) joinDeletes(most int) {
 	x, rest := &q.line[0], q.line[1:]
 	for len(rest) > 0 && rest[0].kind == exchangeDeleteRKey && len(x.rmbs)+len(rest[0].rmbs) <= most {
 		x.rmbs = append(x.rmbs, rest[0].rmbs...)
 		rest = rest[1:]
 	}
 	q.line = append(q.line[:1], rest...)
-	return &q.line[0]
 }
 
 // nextTimeout is when something is to be done about the first one.
@@ -242,7 +242,10 @@ func (q *requests) start(g *Group, now time.Time) {
 			g.side.begin(g, now, via, x.fresh)
 		case exchangeDeleteLink:
 			g.side.sendDelete(g, now)
-		case exchangeConfirmRKey, exchangeDeleteRKey, exchangeAskDelete:
+		case exchangeDeleteRKey:
+			q.joinDeletes(g.maxDelete())
+			q.sendRepeatedly(g, now, ResendInterval)
+		case exchangeConfirmRKey, exchangeAskDelete:
 			q.sendRepeatedly(g, now, ResendInterval)
 		case exchangeDeleteAll:
 			q.sendRepeatedly(g, now, DeleteAllInterval)

@@ -135,7 +135,8 @@ func TestRequests_joinDeletes(t *testing.T) {
 	q.add(confirmExchange(9))
 	q.add(exchange{kind: exchangeDeleteRKey, rmbs: []RMBID{10}})
 	q.begin(time.Unix(1, 0), &link{})
-	if d := cmp.Diff([]RMBID{0, 1, 2}, q.joinDeletes(3).rmbs); d != "" {
+	q.joinDeletes(3)
+	if d := cmp.Diff([]RMBID{0, 1, 2}, q.current().rmbs); d != "" {
 		t.Error(d)
 	}
 	want := []string{"under way: DELETE RKEY", "DELETE RKEY", "CONFIRM RKEY", "DELETE RKEY"}
