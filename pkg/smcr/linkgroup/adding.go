@@ -311,7 +311,9 @@ func (a *adding) expired(g *Group, now time.Time) {
 	case addWantEndpoint:
 		g.NoLink(now, a.link)
 	case addWaitReply, addWaitCont:
-		if g.state == Forming {
+		// A Linux server that cannot ready the new link after our yes says nothing, and goes on with one.
+		silent := g.dialect == llc.DialectLinux && a.step == addWaitCont
+		if g.state == Forming && !silent {
 			g.fail(FaultAddLinkTimeout, nil)
 			return
 		}
@@ -319,8 +321,8 @@ func (a *adding) expired(g *Group, now time.Time) {
 		// Linux that drops what comes at the wrong time.
 		alive := g.dialect == llc.DialectLinux && via.heard.After(a.since)
 		a.abandon(g, now, llc.DeleteLostPath, false)
-		if !alive {
-			g.loseLink(now, via, llc.DeleteLostPath, FaultLink, fmt.Errorf("%w: ADD LINK", ErrExchangeTimeout))
+		if !alive && g.state == Active {
+			g.doubt(now, via, fmt.Errorf("%w: ADD LINK", ErrExchangeTimeout))
 		}
 	case addWaitConfirm:
 		a.abandon(g, now, llc.DeleteLostPath, false)

@@ -70,6 +70,9 @@ func (c *client) addDeleted(g *Group, now time.Time, from *link, m llc.DeleteLin
 	m.Response = true
 	from.send(m)
 	g.adding.end(g, now, false)
+	if g.growth.at.IsZero() {
+		g.growth.schedule(g, now) // a Linux server does not try again by itself
+	}
 }
 
 // handleDeleteSecond: both sides agree that there is no second link.

@@ -56,6 +56,21 @@ func (g *Group) loseLink(now time.Time, l *link, why llc.DeleteReason, f SetupFa
 	}
 }
 
+// doubt is what the missing answer to an exchange says of the link that carried it: the link has
+// failed. But Linux drops some messages, and gives some exchanges up without a word; and with the last
+// link all connections end. So that one is asked by TEST LINK first, and fails if it does not answer
+// in [LastLinkTimeout]. doubt reports whether the link is kept.
+func (g *Group) doubt(now time.Time, l *link, err error) (kept bool) {
+	if g.dialect != llc.DialectLinux || g.links.other(l) != nil {
+		g.loseLink(now, l, llc.DeleteLostPath, FaultLink, err)
+		return false
+	}
+	if l.testSent.IsZero() {
+		g.tester(now).test(l)
+	}
+	return true
+}
+
 // leaveLink is dropLink, with the end of the exchange that the link carried, if
 // that adds another one.
 func (g *Group) leaveLink(now time.Time, l *link, err error) {

@@ -327,11 +327,9 @@ func (q *requests) expired(g *Group, now time.Time) {
 		q.expiry = now.Add(ExchangeTimeout)
 		return
 	}
-	if g.dialect == llc.DialectLinux && via.heard.After(q.began) {
+	if g.dialect == llc.DialectLinux && via.heard.After(q.began) || g.doubt(now, via, fmt.Errorf("%w: %v", ErrExchangeTimeout, x.kind)) {
 		q.giveUp(g, now, x)
-		return
 	}
-	g.loseLink(now, via, llc.DeleteLostPath, FaultLink, fmt.Errorf("%w: %v", ErrExchangeTimeout, x.kind))
 }
 
 // giveUp ends an exchange that the peer does not answer although it is there.

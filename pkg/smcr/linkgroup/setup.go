@@ -233,6 +233,7 @@ func (s *setup) handleData(g *Group, now time.Time) error {
 func (c *client) dataInSetup(g *Group, now time.Time) bool {
 	g.adding.drop(g)
 	g.becomeActive(now)
+	g.growth.schedule(g, now)
 	return true
 }
 
