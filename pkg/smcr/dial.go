@@ -18,8 +18,9 @@ import (
 // Dialer opens connections over a stack.
 type Dialer struct {
 	Stack *Stack
-	// Dialer opens the TCP connection. Its Control is called before the
-	// option's; its KeepAlive applies to the TCP connection.
+	// Dialer opens the TCP connection. Its ControlContext, or Control if that is nil, is called
+	// before the option's; its KeepAlive applies to the TCP connection. Its Timeout and Deadline
+	// are for both, the TCP connection and the rendezvous.
 	Dialer net.Dialer
 	// Require makes a connection that cannot be SMC-R fail with a
 	// *FallbackError instead of being TCP.
@@ -47,15 +48,27 @@ func (d *Dialer) DialContext(ctx context.Context, network, address string) (net.
 	nd := d.Dialer
 	nd.SetMultipathTCP(false)
 	if opt := d.Stack.cfg.Option; opt != nil {
-		before := nd.Control
-		nd.Control = func(network, address string, c syscall.RawConn) error {
-			if before != nil {
-				if err := before(network, address, c); err != nil {
-					return err
-				}
+		nd.ControlContext = func(ctx context.Context, network, address string, c syscall.RawConn) (err error) {
+			switch {
+			case d.Dialer.ControlContext != nil:
+				err = d.Dialer.ControlContext(ctx, network, address, c)
+			case d.Dialer.Control != nil:
+				err = d.Dialer.Control(network, address, c)
+			}
+			if err != nil {
+				return err
 			}
 			return opt.ControlDial(network, address, c)
 		}
+	}
+	end := nd.Deadline
+	if t := time.Now().Add(nd.Timeout); nd.Timeout > 0 && (end.IsZero() || t.Before(end)) {
+		end = t
+	}
+	if !end.IsZero() {
+		limited, cancel := context.WithDeadline(ctx, end)
+		defer cancel()
+		ctx = limited
 	}
 	nc, err := nd.DialContext(ctx, network, address)
 	if err != nil {

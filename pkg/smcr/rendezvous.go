@@ -478,7 +478,18 @@ func (r *rendezvous) abort(err error) error {
 		r.reading = false
 	}
 	r.discard(false)
-	return &net.OpError{Op: "rendezvous", Net: "tcp", Source: r.tcp.LocalAddr(), Addr: r.tcp.RemoteAddr(), Err: err}
+	return &net.OpError{Op: "rendezvous", Net: "tcp", Source: r.tcp.LocalAddr(), Addr: r.tcp.RemoteAddr(), Err: rendezvousError{err}}
+}
+
+// rendezvousError is why a rendezvous ended its connection. It is a timeout if one is behind it, as
+// that of a context: [net.OpError] asks nothing that is further below.
+type rendezvousError struct{ error }
+
+func (e rendezvousError) Unwrap() error { return e.error }
+
+func (e rendezvousError) Timeout() bool {
+	var t interface{ Timeout() bool }
+	return errors.As(e.error, &t) && t.Timeout()
 }
 
 // discard gives back what the rendezvous took.
