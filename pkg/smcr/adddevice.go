@@ -15,7 +15,7 @@ import (
 
 // AddDevice gives the stack a device that was not there when the stack was made, or
 // that is there again: the device takes the place of the one of the same name, which
-// must be gone. Link groups get another link over the device as if its port had come
+// must be gone, or that of another one that is gone where there is no free one. Link groups get another link over the device as if its port had come
 // up. Nothing happens if the stack has the device already.
 func (s *Stack) AddDevice(d rdma.Device) error {
 	s.lock()
@@ -30,10 +30,13 @@ func (s *Stack) AddDevice(d rdma.Device) error {
 			return nil
 		}
 		return fmt.Errorf("add device %s: another one of this name is in use: %w", d.Name(), rdma.ErrBusy)
-	case at < 0 && len(s.devices.list) >= linkgroup.MaxRNICs:
-		return fmt.Errorf("add device %s: the stack has %d already, which is the most it can use", d.Name(), linkgroup.MaxRNICs)
-	case at < 0:
+	case at < 0 && len(s.devices.list) < linkgroup.MaxRNICs:
 		at = len(s.devices.list)
+	case at < 0:
+		at = slices.IndexFunc(s.devices.list, func(r *rnic) bool { return r.dead })
+	}
+	if at < 0 {
+		return fmt.Errorf("add device %s: the stack has %d already, which is the most it can use", d.Name(), linkgroup.MaxRNICs)
 	}
 	r, err := s.openRNIC(at, d)
 	if err != nil {
@@ -83,7 +86,7 @@ func (s *Stack) moveIn(r *rnic) error {
 	for i := range moves {
 		moves[i].do()
 	}
-	s.devices.closeRetired()
+	s.closeRetired()
 	return nil
 }
 

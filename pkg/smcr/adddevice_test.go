@@ -16,6 +16,7 @@ import (
 	"github.com/smcr-io/kube-smcr/pkg/rdma/soft/softtest"
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/linkgroup"
 )
 
 // open opens a device under the name of the device that newSoftPeer opened before.
@@ -155,6 +156,25 @@ func TestStack_RemoveDevice(t *testing.T) {
 		waitGroup(t, p.client, "SYMMETRIC", 2)
 		waitGroup(t, p.server, "SYMMETRIC", 2)
 		exchange(t, a, b)
+	}
+	_, _ = a.Close(), b.Close()
+}
+
+// A stack outlives more devices than it can have at a time, whatever their names.
+func TestStack_AddDevice_names(t *testing.T) {
+	f := newFakeFabric()
+	p := &pair{fabric: f, client: newStack(t, f.device("c", 1)), server: newStack(t, f.device("s", 2))}
+	p.listen(t)
+	a, b := p.dial(t)
+	for i := range 3 * linkgroup.MaxRNICs {
+		name := fmt.Sprintf("c%d", i)
+		if err := p.client.AddDevice(f.device(name, byte(20+i))); err != nil {
+			t.Fatal(err)
+		}
+		waitGroup(t, p.client, "ASYMMETRIC PEER", 2)
+		exchange(t, a, b)
+		p.client.RemoveDevice(name)
+		waitGroup(t, p.client, "SINGLE", 1)
 	}
 	_, _ = a.Close(), b.Close()
 }

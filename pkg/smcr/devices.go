@@ -46,11 +46,27 @@ func (d *devices) put(r *rnic) {
 	d.list = list
 }
 
-// closeRetired closes the devices that are gone and that nothing needs any more: programs
-// may still read what came last.
-func (d *devices) closeRetired() {
-	if len(d.retired) > 0 {
-		d.retired = slices.DeleteFunc(d.retired, func(r *rnic) bool { return r.domains == 0 && r.ctx.Close() == nil })
+// takeRetired takes those of the devices that are gone out of the table that nothing needs any more:
+// programs may still read what came last over the others.
+func (d *devices) takeRetired() (free []*rnic) {
+	d.retired = slices.DeleteFunc(d.retired, func(r *rnic) bool {
+		if r.domains > 0 {
+			return false
+		}
+		free = append(free, r)
+		return true
+	})
+	return free
+}
+
+// closeRetired closes devices that are gone, without the turn, which the caller holds: Close may wait
+// until a device has found out the way to a peer. A stack that closes closes them with the others.
+func (s *Stack) closeRetired() {
+	if s.closed {
+		return
+	}
+	for _, r := range s.devices.takeRetired() {
+		s.wg.Go(func() { _ = r.ctx.Close() }) // nobody is left to hear of an error
 	}
 }
 

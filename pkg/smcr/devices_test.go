@@ -144,19 +144,15 @@ func TestDevices_retire(t *testing.T) {
 	if before[0] != old {
 		t.Error("a list that somebody reads has changed")
 	}
-	ctx := old.ctx.(*tableContext)
-	d.closeRetired()
-	if ctx.closed != 0 {
+	if free := d.takeRetired(); len(free) > 0 {
 		t.Error("closed while memory is registered with it")
 	}
 	old.domains = 0
-	d.closeRetired()
-	d.closeRetired()
-	if ctx.closed != 1 || len(d.retired) != 0 {
-		t.Errorf("closed %d times, %d are left", ctx.closed, len(d.retired))
+	if free := d.takeRetired(); len(free) != 1 || free[0] != old || len(d.takeRetired()) != 0 {
+		t.Errorf("to be closed: %v; %d are left", free, len(d.retired))
 	}
-	if err := d.close(); err != nil || ctx.closed != 1 {
-		t.Errorf("the end: %v; the retired device was closed %d times", err, ctx.closed)
+	if err := d.close(); err != nil || old.ctx.(*tableContext).closed != 0 {
+		t.Errorf("the end: %v; a device that is not in the table any more was closed", err)
 	}
 	for _, r := range []*rnic{next, other} {
 		if n := r.ctx.(*tableContext).closed; n != 1 {

@@ -197,6 +197,7 @@ func (g *group) do(now time.Time, o *linkgroup.Output) {
 	case linkgroup.OutCloseLink:
 		l.post(now)
 		g.endLink(now, l)
+		g.doLater(now)
 	case linkgroup.OutEvent:
 	}
 }

@@ -143,6 +143,7 @@ func (l *link) drainAndClose(now time.Time) {
 
 // close destroys the queue pair; afterwards the peer cannot write through it.
 func (l *link) close() {
+	l.stopResolving()
 	if l.qp != nil {
 		l.forgetSends()
 		delete(l.rnic.links, l.qp.Num())

@@ -93,7 +93,7 @@ func (d *domain) unref() {
 	}
 	_ = d.pd.Close() // nothing is in the domain any more
 	if d.rnic.domains--; d.rnic.domains == 0 {
-		d.of.s.devices.closeRetired()
+		d.of.s.closeRetired()
 	}
 	if at := &d.of.domains[d.rnic.index]; *at == d {
 		*at = nil

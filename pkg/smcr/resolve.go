@@ -42,28 +42,40 @@ func (g *group) waits(l *link, o *linkgroup.Output) bool {
 	return o.Kind == linkgroup.OutSend && o.Conn == nil && g.lg.State() < linkgroup.Draining
 }
 
-// resolved goes on with what waited.
+// resolved goes on with the link, unless that was closed meanwhile, and with what waited.
 func (l *link) resolved(peer linkgroup.Endpoint, err error) {
 	now, g := time.Now(), l.g
-	l.resolving = false
-	g.resolving--
-	if l.qp != nil && g.links[l.index] == l { // it was not closed meanwhile
+	if l.resolving {
+		l.stopResolving()
 		if err == nil {
 			err = l.toRTR(now, peer)
 		}
 		l.check(now, "queue pair to RTR", err)
 	}
-	later := g.later
-	g.later = nil
-	for i := range later {
-		g.do(now, &later[i])
-	}
+	g.doLater(now)
 	for _, l := range g.links {
 		if l != nil {
 			l.post(now)
 		}
 	}
 	g.flush(now)
+}
+
+// stopResolving notes that the link waits for the way to its peer no more.
+func (l *link) stopResolving() {
+	if l.resolving {
+		l.resolving = false
+		l.g.resolving--
+	}
+}
+
+// doLater does what waited for the way to a peer. What has to wait for another one waits again.
+func (g *group) doLater(now time.Time) {
+	later := g.later
+	g.later = nil
+	for i := range later {
+		g.do(now, &later[i])
+	}
 }
 
 // path is how packets get to a peer's RNIC.

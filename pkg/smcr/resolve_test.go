@@ -136,6 +136,42 @@ func TestStack_closeWhileResolving(t *testing.T) {
 	}
 }
 
+// TestGroup_removedWhileResolving: a device goes while the way of a link over it is found out. What the group's other link
+// has to say does not wait for that any more.
+func TestGroup_removedWhileResolving(t *testing.T) {
+	f := newFakeFabric()
+	server := f.device("s", 2)
+	answers := make(chan error, 100)
+	gone := &slowDevice{
+		Device: f.device("c2", 11), asked: make(chan rdma.GID, cap(answers)),
+		slow: map[rdma.GID]chan error{server.GIDs()[0].GID: answers},
+	}
+	p := &pair{fabric: f, client: newStack(t, f.device("c", 1)), server: newStack(t, server)}
+	p.listen(t)
+	a, b := p.dial(t)
+	exchange(t, a, b)
+	if err := p.client.AddDevice(gone); err != nil {
+		t.Fatal(err)
+	}
+	<-gone.asked
+	p.client.RemoveDevice("c2")
+	var conns []net.Conn
+	for range 40 { // more than an RMB has room for: the peer is told of another one
+		c, d := p.dial(t)
+		exchange(t, c, d)
+		conns = append(conns, c, d)
+		if m := c.Info().Mode; m != smcr.ModeSMCR {
+			t.Errorf("connection %d is %v", len(conns)/2, m)
+		}
+	}
+	for range cap(answers) {
+		answers <- nil
+	}
+	for _, c := range append(conns, a, b) {
+		_ = c.Close()
+	}
+}
+
 // TestGroup_slowPath: while the way of a second link is found out, the first one
 // carries the group's connections; without it the group has one link.
 func TestGroup_slowPath(t *testing.T) {
