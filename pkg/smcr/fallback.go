@@ -34,13 +34,26 @@ func (f *fallback) read(tcp *net.TCPConn, p []byte) (int, error) {
 		return 0, err
 	}
 	if len(f.early) > 0 {
+		defer f.mu.Unlock()
+		if err := mayRead(tcp); err != nil {
+			return 0, err
+		}
 		n := copy(p, f.early)
 		f.early = f.early[n:]
-		f.mu.Unlock()
 		return n, nil
 	}
 	f.mu.Unlock()
 	return tcp.Read(p)
+}
+
+// mayRead is the error of a read that needs nothing of TCP: that of a connection that is closed, or
+// whose deadline has passed.
+func mayRead(tcp *net.TCPConn) error {
+	raw, err := tcp.SyscallConn()
+	if err != nil {
+		return err
+	}
+	return raw.Read(func(uintptr) bool { return true })
 }
 
 // dropCrossing removes the peer's Decline where it crossed with ours: the Decline is
@@ -86,6 +99,9 @@ func (f *fallback) writeEarly(tcp *net.TCPConn, w io.Writer) (int64, error) {
 			return -1, nil
 		}
 		return 0, err
+	}
+	if len(f.early) == 0 {
+		return 0, nil
 	}
 	n, err := w.Write(f.early)
 	f.early = f.early[n:]

@@ -7,7 +7,9 @@ import (
 	"errors"
 	"io"
 	"net"
+	"os"
 	"testing"
+	"time"
 
 	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
 )
@@ -62,6 +64,39 @@ func TestFallback_givesTheProgramsBytes(t *testing.T) {
 		}
 	}
 }
+
+// What came before the fallback is read as what comes after it: not behind the deadline, nor from a closed
+// connection.
+func TestFallback_readsAsTCP(t *testing.T) {
+	c := peerSends(t, "later")
+	f := fallback{early: []byte("early")}
+	b := make([]byte, 2)
+	if err := c.SetReadDeadline(time.Unix(1, 0)); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := f.read(c, b); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("behind the deadline: %d, %v", n, err)
+	}
+	if err := c.SetReadDeadline(time.Time{}); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := f.read(c, b); err != nil || string(b[:n]) != "ea" {
+		t.Errorf("%q, %v", b[:n], err)
+	}
+	_ = c.Close()
+	if n, err := f.read(c, b); !errors.Is(err, net.ErrClosed) {
+		t.Errorf("closed: %d, %v", n, err)
+	}
+	written := 0
+	w := writeFunc(func(p []byte) (int, error) { written++; return len(p), nil })
+	if _, err := (&fallback{}).writeEarly(c, w); err != nil || written > 0 {
+		t.Errorf("nothing came early: %v, written %d times", err, written)
+	}
+}
+
+type writeFunc func(p []byte) (int, error)
+
+func (f writeFunc) Write(p []byte) (int, error) { return f(p) }
 
 type readFunc func(p []byte) (int, error)
 

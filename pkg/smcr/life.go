@@ -183,6 +183,7 @@ func (c *Conn) end(abort bool) error {
 		}
 		return err
 	}
+	c.streams.end() // a Write that is under way has its bytes before the end, or an error
 	s := c.stack
 	s.lock()
 	c.sync()

@@ -108,9 +108,9 @@ func (c *Conn) Read(p []byte) (int, error) {
 	}
 	n := copy(p, b)
 	c.consume(n)
-	if n < len(p) && n > 0 && c.urgent.mark.Load() <= c.streams.consumed.Load() {
-		if b, err = c.peek(false); err == nil && len(b) > 0 { // the part that wrapped
-			m := copy(p[n:], b)
+	if n < len(p) && n > 0 {
+		if b, err = c.peek(false); err == nil { // the part that wrapped
+			m := copy(p[n:], c.beforeMark(b))
 			c.consume(m)
 			n += m
 		}

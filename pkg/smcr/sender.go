@@ -83,7 +83,7 @@ func (c *Conn) Write(p []byte) (int, error) {
 		}
 		n := copy(b, p[done:])
 		if !c.commit(n) {
-			return done, c.opError("write", syscall.EPIPE)
+			return done, c.opError("write", c.whyEnded())
 		}
 		if done += n; done == len(p) {
 			return done, nil
@@ -124,8 +124,16 @@ func (c *Conn) reserve(n int, wait bool) ([]byte, error) {
 	}
 }
 
+// whyEnded is why nothing more can be written after the end of our stream.
+func (c *Conn) whyEnded() error {
+	if c.life.closed.Load() {
+		return net.ErrClosed
+	}
+	return syscall.EPIPE
+}
+
 // commit gives n bytes of the send buffer to the network; false if CloseWrite
-// came first.
+// or Close came first.
 func (c *Conn) commit(n int) bool {
 	if n <= 0 {
 		return true
@@ -163,7 +171,7 @@ func (c *Conn) ReadFrom(r io.Reader) (int64, error) {
 		}
 		n, err := r.Read(b)
 		if !c.commit(n) {
-			return total, c.opError("write", syscall.EPIPE)
+			return total, c.opError("write", c.whyEnded())
 		}
 		total += int64(n)
 		if errors.Is(err, io.EOF) {

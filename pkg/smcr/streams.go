@@ -48,7 +48,7 @@ func (s *streams) has(flags uint32) bool { return s.flags.Load()&flags != 0 }
 // written is the position up to which the application wrote.
 func (s *streams) written() uint64 { return s.produced.Load() &^ endOfStream }
 
-// produce moves the end of our stream on by n bytes; false: CloseWrite came first.
+// produce moves the end of our stream on by n bytes; false: CloseWrite or Close came first.
 // The caller is the only writer.
 func (s *streams) produce(n int) bool {
 	pos := s.written()

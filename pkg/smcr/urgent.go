@@ -94,6 +94,15 @@ func (c *Conn) next() ([]byte, error) {
 	}
 }
 
+// beforeMark returns the part of the unread bytes b, which peek gave, that is before the urgent byte.
+func (c *Conn) beforeMark(b []byte) []byte {
+	pos, mark := c.streams.consumed.Load(), c.urgent.mark.Load()
+	if mark <= pos {
+		return b
+	}
+	return b[:min(mark-1-pos, uint64(len(b)))]
+}
+
 // WriteUrgent writes p, whose last byte is urgent. An earlier urgent byte of which the peer has
 // not heard yet becomes an ordinary one.
 func (c *Conn) WriteUrgent(p []byte) (int, error) {
@@ -121,7 +130,7 @@ func (c *Conn) WriteUrgent(p []byte) (int, error) {
 	}
 	b[0] = p[last]
 	if !c.commitUrgent() {
-		return n, c.opError("write", syscall.EPIPE)
+		return n, c.opError("write", c.whyEnded())
 	}
 	return n + 1, nil
 }
