@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -101,12 +102,14 @@ func (v *namespaceView) countPods(all map[*policy]*sums) (ofPod map[string][]*po
 	return ofPod, sets
 }
 
-// claimed says whether a pod is opted in by a ResourceClaim. The pod's agent knows that,
-// not the controller: a pod without the annotation smcr.io/enabled has a status from its
-// agent only if it is opted in by its namespace, or by a claim.
+// claimed says whether a pod is opted in by a ResourceClaim. Whether the claim is for an RDMA
+// device the pod's agent knows, not the controller: a pod without the annotation
+// smcr.io/enabled has a status from its agent only if it is opted in by its namespace, or by a
+// claim. A status without a claim is nobody's: it was copied into a template, for example.
 func claimed(pod *corev1.Pod) bool {
 	_, says := pod.Annotations[v1alpha1.AnnotationEnabled]
-	return !says && pod.Annotations[v1alpha1.AnnotationStatus] != ""
+	claims := len(pod.Spec.ResourceClaims) > 0 || pod.Status.ExtendedResourceClaimStatus != nil
+	return !says && claims && pod.Annotations[v1alpha1.AnnotationStatus] != ""
 }
 
 func (s *sums) countPod(pod *corev1.Pod, enabled, agentGone bool) {
@@ -136,14 +139,27 @@ func (s *sums) countPod(pod *corev1.Pod, enabled, agentGone bool) {
 	}
 }
 
-// podStatus reads the annotation that the pod's agent writes.
+// unknownReason stands for a reason that is missing, or that no agent can have written.
+const unknownReason = "UNKNOWN"
+
+// reasonCode is what the codes of agents look like: NO_OPTION, or 0x03050000 for a diagnosis of
+// a peer that has no name.
+var reasonCode = regexp.MustCompile(`^([A-Z][A-Z0-9_]{0,31}|0x[0-9a-f]{8})$`)
+
+// podStatus reads the annotation that the pod's agent writes. All who may write to the pod may
+// write the annotation, too: of its text only what agents write goes on into statuses, messages
+// and metrics. The API server would refuse a message of 40 KB, and with it the whole status of
+// the policy.
 func podStatus(pod *corev1.Pod) (word, reason string) {
 	word, reason, _ = strings.Cut(strings.TrimSuffix(pod.Annotations[v1alpha1.AnnotationStatus], v1alpha1.PodStatusOlder), ":")
 	switch word {
 	case v1alpha1.PodStatusEnabled:
 		return word, ""
 	case v1alpha1.PodStatusFallback, v1alpha1.PodStatusRefused:
-		return word, cmp.Or(strings.TrimSpace(reason), "UNKNOWN")
+		if reason = strings.TrimSpace(reason); !reasonCode.MatchString(reason) {
+			reason = unknownReason
+		}
+		return word, reason
 	}
 	return v1alpha1.PodStatusPending, ""
 }

@@ -74,16 +74,28 @@ func TestAggregate(t *testing.T) {
 		{
 			name: "opted in by a claim, on which only agents report", view: namespaceView{
 				annotations: map[string]string{v1alpha1.AnnotationEnabled: "false"}, pods: []corev1.Pod{
-					pod("claims", func(p *corev1.Pod) { p.Annotations[v1alpha1.AnnotationStatus] = "Enabled" }),
-					pod("fails", func(p *corev1.Pod) { p.Annotations[v1alpha1.AnnotationStatus] = "Fallback: POD_DEVICE" }),
-					pod("claims, and is out", func(p *corev1.Pod) {
-						p.Annotations[v1alpha1.AnnotationEnabled], p.Annotations[v1alpha1.AnnotationStatus] = "false", "Enabled"
-					}),
+					pod("claims", claims("Enabled")),
+					pod("fails", claims("Fallback: POD_DEVICE")),
+					pod("claims, and is out", claims("Enabled"), func(p *corev1.Pod) { p.Annotations[v1alpha1.AnnotationEnabled] = "false" }),
 					pod("claims none"),
 				},
 			},
 			pods: v1alpha1.PolicyPods{Matched: 4, OptedIn: 2, Accelerated: 1, Fallback: 1},
 			want: map[string]string{"Ready": "False PodsFallback", "Degraded": "True PodsFallback"}, says: "1 of 2 opted-in pods on plain TCP: POD_DEVICE (1)",
+		},
+		{
+			name: "a status that was copied into the template of pods that are not opted in", view: namespaceView{pods: []corev1.Pod{
+				pod("a", func(p *corev1.Pod) { p.Annotations[v1alpha1.AnnotationStatus] = "Enabled" }),
+			}},
+			pods: v1alpha1.PolicyPods{Matched: 1}, want: map[string]string{"Ready": "False NotOptedIn"},
+		},
+		{
+			name: "a status that is no agent's", view: namespaceView{pods: []corev1.Pod{
+				pod("a", optedIn("Fallback: "+strings.Repeat("X", 40<<10))), pod("b", optedIn("Fallback: \xff")), pod("c", optedIn("Fallback: 0x03050000")),
+				pod("d", optedIn("enabled")),
+			}},
+			pods: v1alpha1.PolicyPods{Matched: 4, OptedIn: 4, Fallback: 3, Pending: 1},
+			want: map[string]string{"Ready": "False PodsFallback", "Degraded": "True PodsFallback"}, says: "3 of 4 opted-in pods on plain TCP: UNKNOWN (2), 0x03050000 (1)\n",
 		},
 		{
 			name: "junk means off", view: namespaceView{annotations: map[string]string{v1alpha1.AnnotationEnabled: "true"}, pods: []corev1.Pod{

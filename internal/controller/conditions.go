@@ -36,7 +36,11 @@ const (
 	reasonNoConflict  = "NoConflict"
 )
 
+// condition makes a condition whose message is not longer than the API server accepts.
 func condition(kind string, status metav1.ConditionStatus, reason, message string) metav1.Condition {
+	if len(message) > maxMessage {
+		message = strings.ToValidUTF8(message[:maxMessage], "")
+	}
 	return metav1.Condition{Type: kind, Status: status, Reason: reason, Message: message}
 }
 

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -166,5 +167,13 @@ func TestListReasons(t *testing.T) {
 	}
 	if got, want := listReasons(n), "R6 (7), R5 (6), R4 (5), R3 (4), R2 (3)"; got != want {
 		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+// A message is as long as the API server accepts, and no letter is cut in two.
+func TestCondition_fits(t *testing.T) {
+	got := condition("Accepted", metav1.ConditionFalse, "Invalid", "x"+strings.Repeat("ü", maxMessage)).Message
+	if len(got) != maxMessage-1 || !utf8.ValidString(got) {
+		t.Errorf("the message has %d bytes, valid: %t", len(got), utf8.ValidString(got))
 	}
 }

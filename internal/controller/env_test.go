@@ -191,6 +191,14 @@ func optedIn(status string) func(*corev1.Pod) {
 	}
 }
 
+// claims makes a pod that has a ResourceClaim, and the status that its agent wrote therefore.
+func claims(status string) func(*corev1.Pod) {
+	return func(p *corev1.Pod) {
+		p.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "nic"}}
+		p.Annotations[v1alpha1.AnnotationStatus] = status
+	}
+}
+
 func labelled(kv ...string) func(*corev1.Pod) {
 	return func(p *corev1.Pod) {
 		for i := 0; i < len(kv); i += 2 {

@@ -64,6 +64,9 @@ const (
 	// maxInstance is the longest reporting instance that the API server accepts.
 	maxInstance = 128
 
+	// maxMessage is the longest message of a condition that the API server accepts.
+	maxMessage = 32768
+
 	// maxNames is how many names a condition's message lists.
 	maxNames = 5
 

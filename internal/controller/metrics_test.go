@@ -41,6 +41,7 @@ func TestMetrics(t *testing.T) {
 		newPod("shop", "enabled", "n", "10.0.0.1"), newPod("shop", "fallback", "n", "10.0.0.2"), newPod("shop", "out", "n", "10.0.0.3"),
 		newPod("shop", "host", "n", "192.0.2.1"), newPod("other", "none", "n", "10.0.0.4"),
 		newPod("other", "claims", "n", "10.0.0.5"), newPod("shop", "host-kernel", "n", "192.0.2.1"), newPod("shop", "host-asks", "n", "192.0.2.1"),
+		newPod("other", "copied", "n", "10.0.0.6"), newPod("shop", "junk", "n", "10.0.0.7"),
 	}
 	optedIn("Enabled")(pods[0])
 	optedIn("Fallback: NO_OPTION")(pods[1])
@@ -49,8 +50,10 @@ func TestMetrics(t *testing.T) {
 		pods[i].Spec.HostNetwork = true
 	}
 	optedIn(v1alpha1.PodStatusKernel)(pods[6])
-	optedIn("")(pods[7])                                                   // and its policies do not
-	pods[5].Annotations[v1alpha1.AnnotationStatus] = "Fallback: NO_DEVICE" // of its agent, which knows of the claim
+	optedIn("")(pods[7])                                       // and its policies do not
+	claims("Fallback: NO_DEVICE")(pods[5])                     // of its agent, which knows of the claim
+	pods[8].Annotations[v1alpha1.AnnotationStatus] = "Enabled" // of nobody: the pod has no claim
+	optedIn("Fallback: \xff")(pods[9])                         // of nobody
 	down := newLink("b", "n", "shop", "x")
 	down.Status.State, down.Status.Redundancy = v1alpha1.LinkDown, v1alpha1.RedundancyNone
 	b := fake.NewClientBuilder().WithScheme(scheme).WithObjects(
@@ -90,6 +93,7 @@ kube_smcr_controller_nodes{accelerating="Unknown",agent_alive="Unknown"} 1
 kube_smcr_controller_pods{reason="",status="Enabled"} 2
 kube_smcr_controller_pods{reason="NO_DEVICE",status="Fallback"} 1
 kube_smcr_controller_pods{reason="NO_OPTION",status="Fallback"} 1
+kube_smcr_controller_pods{reason="UNKNOWN",status="Fallback"} 1
 `)
 }
 

@@ -137,9 +137,7 @@ func (r *nodes) withoutAgent(ctx context.Context, pod *corev1.Pod, clean bool) (
 		}
 		return is, nil
 	}
-	_, says := pod.Annotations[v1alpha1.AnnotationEnabled]
-	claims := len(pod.Spec.ResourceClaims) > 0 || pod.Status.ExtendedResourceClaimStatus != nil
-	if was != "" && !says && claims {
+	if claimed(pod) {
 		return is, nil
 	}
 	var ns corev1.Namespace
