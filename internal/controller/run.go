@@ -98,10 +98,7 @@ func Run(ctx context.Context, api *rest.Config, c Config) error {
 	if err := c.Validate(); err != nil {
 		return err
 	}
-	api = rest.CopyConfig(api)
-	if api.QPS == 0 {
-		api.QPS, api.Burst = apiQPS, apiBurst
-	}
+	api = paced(api)
 	s := &service{config: c, metrics: newMetrics(c.Log)}
 	stop, err := s.serve(api)
 	if err != nil {
@@ -124,6 +121,16 @@ func Run(ctx context.Context, api *rest.Config, c Config) error {
 		}
 		pause = min(2*pause, maxRestart)
 	}
+}
+
+// paced is the connection with apiQPS and apiBurst, unless it has a rate of its own. The
+// default of the client library is 5 a second.
+func paced(api *rest.Config) *rest.Config {
+	api = rest.CopyConfig(api)
+	if api.QPS == 0 {
+		api.QPS, api.Burst = apiQPS, apiBurst
+	}
+	return api
 }
 
 // service is the part of a controller that goes on when a manager ends and the next one

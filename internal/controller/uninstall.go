@@ -10,6 +10,7 @@ import (
 	"slices"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -33,6 +34,12 @@ const (
 	leaderGone = 11 * time.Second
 	// podsAtOnce is how many pods are read at a time.
 	podsAtOnce = 500
+	// writesAtOnce is how many objects are written at a time: one after the other, 1000 nodes
+	// would hear for half a minute that they are to be left.
+	writesAtOnce = 16
+	// cleanTimeout is how long pods are cleaned: by apiQPS 15,000 of them. The deadline of the
+	// hook's Job has as much on top of the time for the agents, and 45 s for the rest.
+	cleanTimeout = 75 * time.Second
 )
 
 // NotClean says what is left on a node that no agent cleaned, and what to do.
@@ -65,7 +72,7 @@ func Uninstall(ctx context.Context, api *rest.Config, c UninstallConfig) (left [
 	if err != nil {
 		return nil, err
 	}
-	cl, err := client.New(api, client.Options{Scheme: scheme})
+	cl, err := client.New(paced(api), client.Options{Scheme: scheme})
 	if err != nil {
 		return nil, fmt.Errorf("connect to the API server: %w", err)
 	}
@@ -110,14 +117,27 @@ type uninstall struct {
 	alone  map[string]time.Time // since when nodes have no pod of an agent
 }
 
+// each calls f for all numbers below n, for some at a time, and returns its first error.
+func each(n int, f func(i int) error) error {
+	var g errgroup.Group
+	g.SetLimit(writesAtOnce)
+	for i := range n {
+		g.Go(func() error { return f(i) })
+	}
+	return g.Wait()
+}
+
 // tellOf makes an event about each Node that is not clean.
 func (u *uninstall) tellOf(ctx context.Context, left []string) {
-	for _, name := range left {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	err := each(len(left), func(i int) error {
 		// Without a UID, as kubelet's own events about its Node.
-		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name)}}
-		if err := tell(ctx, u.client, node, reasonNotClean, NotClean); err != nil {
-			u.config.Log.Warn("event not made", "node", name, "err", err)
-		}
+		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: left[i], UID: types.UID(left[i])}}
+		return tell(ctx, u.client, node, reasonNotClean, NotClean)
+	})
+	if err != nil {
+		u.config.Log.Warn("not every node that is not clean has an event", "nodes", len(left), "err", err)
 	}
 }
 
@@ -149,41 +169,52 @@ func (u *uninstall) seizeLease(ctx context.Context, lasting time.Duration) (bool
 }
 
 // agents tells the agents to leave and waits for them. It returns the nodes whose
-// SMCRNode does not have the condition Uninstalled in the end.
+// SMCRNode does not have the condition Uninstalled in the end: after the deadline it looks once
+// more, because agents go on to leave while others are told.
 func (u *uninstall) agents(ctx context.Context) (left []string, err error) {
 	deadline := time.Now().Add(u.config.Timeout)
 	for {
-		var waiting, dead []string
+		late := !time.Now().Before(deadline)
+		var n unclean
 		err := retry(ctx, u.config.Log, func() (err error) {
-			waiting, dead, err = u.tellAgents(ctx)
+			n, err = u.look(ctx)
 			return err
 		})
 		if err != nil {
-			return nil, fmt.Errorf("tell the agents: %w", err)
+			return nil, fmt.Errorf("find out which nodes are clean: %w", err)
 		}
-		if len(waiting) == 0 || time.Now().After(deadline) {
-			return append(dead, waiting...), nil
+		if late || len(n.waiting) == 0 && len(n.untold) == 0 {
+			return append(n.dead, n.waiting...), nil
 		}
-		u.config.Log.Info("waiting for agents", "nodes", len(waiting), "dead", len(dead))
+		if err := u.tellAgents(ctx, n.untold, deadline); err != nil {
+			return nil, err
+		}
+		u.config.Log.Info("waiting for agents", "nodes", len(n.waiting), "dead", len(n.dead))
 		select {
 		case <-ctx.Done():
 			return nil, ctx.Err()
-		case <-time.After(coalesce):
+		case <-time.After(min(coalesce, time.Until(deadline))):
 		}
 	}
 }
 
-// tellAgents adds the annotation that tells agents to uninstall to the SMCRNodes that do
-// not have it, and returns the nodes that are not clean yet: those whose agent is to be
-// waited for, and those that are not ready or have no agent, so that nobody there can clean up.
-func (u *uninstall) tellAgents(ctx context.Context) (waiting, dead []string, err error) {
+// unclean are nodes that are not clean yet: those whose agent is to be waited for, and those that
+// are not ready or have no agent, so that nobody there can clean up. untold are the
+// SMCRNodes of both without the annotation that tells agents to uninstall.
+type unclean struct {
+	waiting, dead []string
+	untold        []*v1alpha1.SMCRNode
+}
+
+// look finds out which nodes are not clean.
+func (u *uninstall) look(ctx context.Context) (out unclean, err error) {
 	var smcrs v1alpha1.SMCRNodeList
 	if err := u.client.List(ctx, &smcrs); err != nil {
-		return nil, nil, ignoreNoKind(err)
+		return out, ignoreNoKind(err)
 	}
 	var all corev1.NodeList
 	if err := u.client.List(ctx, &all); err != nil {
-		return nil, nil, err
+		return out, err
 	}
 	ready := map[string]bool{}
 	for i := range all.Items {
@@ -191,9 +222,8 @@ func (u *uninstall) tellAgents(ctx context.Context) (waiting, dead []string, err
 	}
 	agents, err := u.agentNodes(ctx)
 	if err != nil {
-		return nil, nil, err
+		return out, err
 	}
-	patch := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:"true"}}}`, v1alpha1.AnnotationUninstall)
 	for i := range smcrs.Items {
 		n := &smcrs.Items[i]
 		if !u.own.hasAgent(n.Status.AgentPod) || meta.IsStatusConditionTrue(n.Status.Conditions, v1alpha1.ConditionUninstalled) {
@@ -204,18 +234,37 @@ func (u *uninstall) tellAgents(ctx context.Context) (waiting, dead []string, err
 			continue // the node is gone
 		}
 		if n.Annotations[v1alpha1.AnnotationUninstall] != "true" {
-			err := u.client.Patch(ctx, n, client.RawPatch(types.MergePatchType, patch), client.FieldOwner(v1alpha1.ManagerController))
-			if client.IgnoreNotFound(err) != nil {
-				return nil, nil, err
-			}
+			out.untold = append(out.untold, n)
 		}
 		if isReady && !u.deserted(n.Name, agents, time.Now()) {
-			waiting = append(waiting, n.Name)
+			out.waiting = append(out.waiting, n.Name)
 		} else {
-			dead = append(dead, n.Name)
+			out.dead = append(out.dead, n.Name)
 		}
 	}
-	return waiting, dead, nil
+	return out, nil
+}
+
+// tellAgents adds the annotation that tells agents to uninstall, until the deadline. Whoever
+// could not be told is told by the next call; the error is one that no further call mends.
+func (u *uninstall) tellAgents(ctx context.Context, untold []*v1alpha1.SMCRNode, deadline time.Time) error {
+	ctx, cancel := context.WithDeadline(ctx, deadline)
+	defer cancel()
+	patch := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:"true"}}}`, v1alpha1.AnnotationUninstall)
+	err := each(len(untold), func(i int) error {
+		if !time.Now().Before(deadline) {
+			return nil
+		}
+		err := u.client.Patch(ctx, untold[i], client.RawPatch(types.MergePatchType, patch), client.FieldOwner(v1alpha1.ManagerController))
+		return client.IgnoreNotFound(err)
+	})
+	if permanent(err) {
+		return fmt.Errorf("tell the agents: %w", err)
+	}
+	if err != nil {
+		u.config.Log.Info("not all agents were told; tried again", "err", err)
+	}
+	return nil
 }
 
 // agentNodes are the nodes that have a pod of an agent.
@@ -262,7 +311,7 @@ func (u *uninstall) patience() time.Duration {
 // because there is none on their node. Pods of nodes that an agent of another installation
 // manages keep it. An annotation that stays does not hold up the uninstallation.
 func (u *uninstall) cleanPods(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	ctx, cancel := context.WithTimeout(ctx, cleanTimeout)
 	defer cancel()
 	err := retry(ctx, u.config.Log, func() error {
 		var nodes v1alpha1.SMCRNodeList
@@ -279,11 +328,10 @@ func (u *uninstall) cleanPods(ctx context.Context) {
 			if err := u.client.List(ctx, &pods, client.Limit(podsAtOnce), client.Continue(next)); err != nil {
 				return errors.Join(append(errs, err)...)
 			}
-			for i := range pods.Items {
-				if p := &pods.Items[i]; p.Annotations[v1alpha1.AnnotationStatus] != "" && !theirs[p.Spec.NodeName] {
-					errs = append(errs, writePodStatus(ctx, u.client, p, ""))
-				}
-			}
+			own := slices.DeleteFunc(pods.Items, func(p corev1.Pod) bool {
+				return p.Annotations[v1alpha1.AnnotationStatus] == "" || theirs[p.Spec.NodeName]
+			})
+			errs = append(errs, each(len(own), func(i int) error { return writePodStatus(ctx, u.client, &own[i], "") }))
 			if next = pods.Continue; next == "" {
 				return errors.Join(errs...)
 			}

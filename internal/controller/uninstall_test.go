@@ -3,10 +3,14 @@
 package controller
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -14,7 +18,10 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/smcr-io/kube-smcr/api/v1alpha1"
 )
@@ -97,6 +104,100 @@ func TestUninstall(t *testing.T) {
 	})
 	// The next installation is not to wait for the lease of this one.
 	w.releaseLease()
+}
+
+// slowCluster is an uninstallation of 40 nodes, whose API server takes a second for each write. An agent
+// leaves its node clean when it is told, even if the answer to who told it is late.
+func slowCluster(t *testing.T, timeout time.Duration) (u *uninstall, writes *atomic.Int32) {
+	t.Helper()
+	scheme, err := NewScheme()
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := fake.NewClientBuilder().WithScheme(scheme)
+	for i := range 40 {
+		name := fmt.Sprintf("n%02d", i)
+		pod := newPod("shop", "p-"+name, name, "")
+		optedIn("Enabled")(pod)
+		b.WithObjects(newNode(name), newAgent(name), newSMCRNode(name), pod)
+	}
+	writes = new(atomic.Int32)
+	b.WithInterceptorFuncs(interceptor.Funcs{
+		Patch: func(ctx context.Context, c client.WithWatch, obj client.Object, p client.Patch, o ...client.PatchOption) error {
+			<-time.After(time.Second)
+			if err := c.Patch(ctx, obj, p, o...); err != nil {
+				return err
+			}
+			n := obj.(*v1alpha1.SMCRNode)
+			meta.SetStatusCondition(&n.Status.Conditions, metav1.Condition{Type: v1alpha1.ConditionUninstalled, Status: metav1.ConditionTrue, Reason: "Clean"})
+			return c.Update(ctx, n)
+		},
+		Create: func(ctx context.Context, _ client.WithWatch, _ client.Object, _ ...client.CreateOption) error {
+			return slowly(ctx, writes)
+		},
+		SubResourceApply: func(ctx context.Context, _ client.Client, _ string, _ runtime.ApplyConfiguration, _ ...client.SubResourceApplyOption) error {
+			return slowly(ctx, writes)
+		},
+	})
+	c := UninstallConfig{Namespace: system, Timeout: timeout, Log: slog.New(slog.DiscardHandler)}
+	return &uninstall{client: b.Build(), config: c, own: installation{namespace: system}, alone: map[string]time.Time{}}, writes
+}
+
+// slowly counts a write that takes a second.
+func slowly(ctx context.Context, writes *atomic.Int32) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(time.Second):
+		writes.Add(1)
+		return nil
+	}
+}
+
+// Agents are told several at a time, none after the deadline, and only those count as left that did not
+// leave their node clean while others were told.
+func TestUninstall_slowAPIServer(t *testing.T) {
+	for _, tt := range []struct {
+		timeout time.Duration
+		left    int
+	}{
+		{time.Minute, 0},
+		{2500 * time.Millisecond, 0}, // the last ones have been told, and the answers come after the deadline
+		{1500 * time.Millisecond, 40 - 2*writesAtOnce},
+	} {
+		t.Run(tt.timeout.String(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				u, _ := slowCluster(t, tt.timeout)
+				began := time.Now()
+				left, err := u.agents(t.Context())
+				if err != nil || len(left) != tt.left {
+					t.Errorf("%d nodes are left (%v), want %d", len(left), err, tt.left)
+				}
+				if took := time.Since(began); took > 5*time.Second {
+					t.Errorf("it took %v", took)
+				}
+			})
+		})
+	}
+}
+
+// Pods are cleaned and nodes told of several at a time.
+func TestUninstall_manyWrites(t *testing.T) {
+	for name, work := range map[string]func(context.Context, *uninstall){
+		"pods":  func(ctx context.Context, u *uninstall) { u.cleanPods(ctx) },
+		"nodes": func(ctx context.Context, u *uninstall) { u.tellOf(ctx, make([]string, 40)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				u, writes := slowCluster(t, time.Minute)
+				began := time.Now()
+				work(t.Context(), u)
+				if took := time.Since(began); took > 5*time.Second || writes.Load() != 40 {
+					t.Errorf("%d writes of 40 in %v", writes.Load(), took)
+				}
+			})
+		})
+	}
 }
 
 // Without definitions, agents and controllers there is nothing to do.
