@@ -19,6 +19,7 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"github.com/smcr-io/kube-smcr/api/v1alpha1"
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
 	"github.com/smcr-io/kube-smcr/internal/cli"
 	"github.com/smcr-io/kube-smcr/internal/cli/kubectl"
@@ -199,10 +200,13 @@ func newNodes[T any](o *options, verb, short string, table func(io.Writer, T) er
 	return cmd
 }
 
+// keepLinks drops the link groups that the pod has no part in. It shares those of its namespace
+// (NAMESPACE/*), and those of its node's kernel with all pods there.
 func keepLinks(l *agentapi.Links, pod string) {
 	kept := []agentapi.LinkGroup{}
+	namespace, _, _ := strings.Cut(pod, "/")
 	for _, g := range l.LinkGroups {
-		if g.Pod == pod {
+		if g.Pod == pod || g.Pod == namespace+"/*" || g.Datapath == string(v1alpha1.DatapathKernel) {
 			kept = append(kept, g)
 		}
 	}

@@ -29,8 +29,9 @@ func server() *kubectltest.Server {
 		"status":{"phase":"Running","podIP":"10.1.0.5"}}`
 	answers := map[string]string{
 		"status": `{"node":"node-a","version":"v1","accelerating":true}`,
-		"links":  `{"linkGroups":[{"id":1,"pod":"shop/web-0","state":"ACTIVE"},{"id":2,"pod":"shop/other","state":"ACTIVE"}]}`,
-		"conns":  `{"conns":[{"id":1,"pod":"shop/web-0","mode":"SMC-R"},{"id":2,"pod":"shop/other","mode":"TCP"}]}`,
+		"links": `{"linkGroups":[{"id":1,"pod":"shop/web-0","state":"ACTIVE"},{"id":2,"pod":"shop/other","state":"ACTIVE"},
+			{"id":3,"pod":"shop/*","state":"ACTIVE"},{"id":4,"pod":"bank/*","state":"ACTIVE"},{"id":5,"pod":"","datapath":"Kernel","state":"ACTIVE"}]}`,
+		"conns": `{"conns":[{"id":1,"pod":"shop/web-0","mode":"SMC-R"},{"id":2,"pod":"shop/other","mode":"TCP"}]}`,
 		"attachments": `{"attachments":[{"pod":"shop/web-0","state":"ready","netns":"/run/netns/a"},{"pod":"shop/other","state":"failed"}],
 			"bypasses":[{"pod":"shop/web-0","destination":"192.0.2.7:80"},{"pod":"shop/other","destination":"192.0.2.8:80"}]}`,
 		"preflight": `{"worst":"FAIL","checks":[{"name":"kernel","result":"FAIL","detail":"old","means":"no SMC-R","advice":"update"}]}`,
@@ -69,6 +70,8 @@ func TestCommands(t *testing.T) {
 		{name: "status as JSON", args: "status -o json", out: `"node": "node-a"`, isJSON: true},
 		{name: "links", args: "links", out: "shop/other"},
 		{name: "links of a pod", args: "links --pod web-0", out: "shop/web-0", not: "shop/other"},
+		{name: "links that a pod shares with its namespace", args: "links --pod web-0", out: "shop/*", not: "bank/*"},
+		{name: "links of a pod's node's kernel", args: "links --pod web-0 -o json", out: `"datapath": "Kernel"`, isJSON: true},
 		{name: "conns of a pod", args: "conns --pod shop/web-0", out: "shop/web-0", not: "shop/other"},
 		{name: "conns of a node", args: "conns --node node-a", out: "shop/other"},
 		{name: "attachments", args: "attachments", out: "shop/other"},
