@@ -225,6 +225,11 @@ func TestExplain(t *testing.T) {
 			dest: "10.1.0.30:5432, [fd00:1::30]:5432 (pod shop/db-0)", peers: []string{"shop/db-0 node-a"},
 		},
 		{
+			name: "second addresses of pods", src: "fd00:1::30", dst: "[fd00:1::31]:5432", verdict: "on SMC-R",
+			dest: "[fd00:1::31]:5432 (pod shop/db-1)", peers: []string{"shop/db-1 node-b"},
+			asked: []string{"kube-smcr/agent-a: explain shop/db-0 [fd00:1::31]:5432 -o json", "kube-smcr/agent-b: explain fd00:1::30 [fd00:1::31]:5432 -o json"},
+		},
+		{
 			name: "a Deployment to a StatefulSet", src: "deploy/web", dst: "sts/db:5432", verdict: "on SMC-R",
 			dest:  "10.1.0.30:5432, [fd00:1::30]:5432, 10.1.0.31:5432, [fd00:1::31]:5432 (statefulset shop/db)",
 			peers: []string{"shop/db-0 node-a", "shop/db-1 node-b"}, notes: []string{"db-0 is one of 2 pods of deployment shop/web"},
@@ -560,5 +565,21 @@ func TestLimited(t *testing.T) {
 	}
 	if l.b.String() != "abcde" || !l.cut {
 		t.Errorf("%q, cut %v", l.b.String(), l.cut)
+	}
+}
+
+// The second address of a pod is found on whatever page of the cluster's pods the pod is.
+func TestExplain_manyPods(t *testing.T) {
+	m := objects()
+	for i := range listLimit {
+		name := fmt.Sprintf("many-%03d", i)
+		m["/api/v1/namespaces/dull/pods/"+name] = fmt.Sprintf(`{"metadata":{"namespace":"dull","name":%q},"status":{"phase":"Running","podIP":"10.9.0.1"}}`, name)
+	}
+	var asked []string
+	c := newCluster(t, &kubectltest.Server{Objects: m, Exec: agents(t, &asked)})
+	a, err := c.Explain(t.Context(), "fd00:1::31", "203.0.113.9:443")
+	must(t, err)
+	if a.Source.Pod != "shop/db-1" {
+		t.Errorf("the source is %+v", a.Source)
 	}
 }

@@ -216,26 +216,42 @@ func (c *Cluster) PodNode(ctx context.Context, name string) (pod, node string, e
 }
 
 // podByIP looks for the pod that has an address. It is nil if there is none. ofNode says that pods in their
-// node's network have it: it is the node's.
+// node's network have it: it is the node's. The API server finds pods by their first address only, so for the
+// second one of a pod of two families all pods are read.
 func (c *Cluster) podByIP(ctx context.Context, ip netip.Addr) (pod *corev1.Pod, ofNode bool, err error) {
-	opts := metav1.ListOptions{FieldSelector: "status.podIP=" + ip.String(), Limit: listLimit}
-	pods, err := c.client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, opts)
-	if err != nil {
-		return nil, false, fmt.Errorf("look for the pod of %s: %w", ip, err)
-	}
-	for i := range pods.Items {
-		p := &pods.Items[i]
-		// The address of an ended pod may be another pod's now, and pods in the node's
-		// network all have the node's address.
-		switch {
-		case p.Status.Phase != corev1.PodRunning || !slices.Contains(podIPs(p), ip):
-		case p.Spec.HostNetwork:
-			ofNode = true
-		default:
-			return p, false, nil
+	for _, selector := range []string{"status.podIP=" + ip.String(), ""} {
+		pod, ofNode, err = c.podWith(ctx, ip, selector)
+		if pod != nil || ofNode || err != nil {
+			return pod, ofNode, err
 		}
 	}
-	return nil, ofNode, nil
+	return nil, false, nil
+}
+
+// podWith is podByIP among the pods that the field selector selects.
+func (c *Cluster) podWith(ctx context.Context, ip netip.Addr, selector string) (pod *corev1.Pod, ofNode bool, err error) {
+	opts := metav1.ListOptions{FieldSelector: selector, Limit: listLimit}
+	for {
+		pods, err := c.client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, opts)
+		if err != nil {
+			return nil, false, fmt.Errorf("look for the pod of %s: %w", ip, err)
+		}
+		for i := range pods.Items {
+			p := &pods.Items[i]
+			// The address of an ended pod may be another pod's now, and pods in the node's
+			// network all have the node's address.
+			switch {
+			case p.Status.Phase != corev1.PodRunning || !slices.Contains(podIPs(p), ip):
+			case p.Spec.HostNetwork:
+				ofNode = true
+			default:
+				return p, false, nil
+			}
+		}
+		if opts.Continue = pods.Continue; opts.Continue == "" {
+			return nil, ofNode, nil
+		}
+	}
 }
 
 func podIPs(p *corev1.Pod) (out []netip.Addr) {
@@ -473,20 +489,22 @@ func (c *Cluster) resolveAddress(ctx context.Context, ip netip.Addr, port string
 		return target{}, err
 	}
 	t := target{kind: "Address", addrs: []netip.AddrPort{netip.AddrPortFrom(ip, n)}}
-	// If the user may not list pods, the address alone is the target.
-	p, ofNode, perr := c.podByIP(ctx, ip)
-	if p != nil {
-		t.kind, t.name = "Pod", p.Namespace+"/"+p.Name
-		t.peers = []peer{{p, t.addrs[0]}}
-		return t, nil
-	}
-	if ofNode {
-		t.note = fmt.Sprintf("%s is the address of a node: name the pod that listens there, as pod/NAME:%s, and it is asked about, too", ip, port)
-	}
+	// If the user may not list Services and pods, the address alone is the target. Services come
+	// first, of which there are fewer.
 	s, serr := c.serviceByIP(ctx, ip)
 	if s != nil {
 		t.kind, t.name = "Service", s.Namespace+"/"+s.Name
 		t.peers, t.note = c.endpoints(ctx, s, port)
+		return t, nil
+	}
+	p, ofNode, perr := c.podByIP(ctx, ip)
+	switch {
+	case p != nil:
+		t.kind, t.name = "Pod", p.Namespace+"/"+p.Name
+		t.peers = []peer{{p, t.addrs[0]}}
+		return t, nil
+	case ofNode:
+		t.note = fmt.Sprintf("%s is the address of a node: name the pod that listens there, as pod/NAME:%s, and it is asked about, too", ip, port)
 	}
 	if err := errors.Join(perr, serr); err != nil {
 		t.note = strings.ReplaceAll(err.Error(), "\n", "; ")

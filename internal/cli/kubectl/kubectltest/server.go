@@ -10,6 +10,7 @@ import (
 	"net/http/httptest"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -68,10 +69,22 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if items, ok := s.list(path, r.URL.Query()); ok {
-		_, _ = fmt.Fprintf(w, `{"items":[%s]}`, strings.Join(items, ","))
+		items, next := page(items, r.URL.Query())
+		_, _ = fmt.Fprintf(w, `{"metadata":{"continue":%q},"items":[%s]}`, next, strings.Join(items, ","))
 		return
 	}
 	refuse(w, http.StatusNotFound, metav1.StatusReasonNotFound, path+" not found")
+}
+
+// page returns the part of a list that is asked for, and what to ask for next.
+func page(items []string, q url.Values) (part []string, next string) {
+	slices.Sort(items)
+	from, _ := strconv.Atoi(q.Get("continue"))
+	limit, _ := strconv.Atoi(q.Get("limit"))
+	if end := from + limit; limit > 0 && end < len(items) {
+		return items[from:end], strconv.Itoa(end)
+	}
+	return items[from:], ""
 }
 
 // list returns the objects of a collection: /api/v1/pods is that of all
