@@ -250,6 +250,14 @@ func TestUpdateOfTheAgent(t *testing.T) {
 	}
 }
 
+// A share of the nodes at a time may be updated.
+func TestUpdateOfAShare(t *testing.T) {
+	ds := find[*appsv1.DaemonSet](t, template(t, "--set", "agent.update.maxSurge=10%"), "-agent")
+	if got := ds.Spec.UpdateStrategy.RollingUpdate.MaxSurge.String(); got != "10%" {
+		t.Errorf("maxSurge is %s, want 10%%", got)
+	}
+}
+
 // GOMEMLIMIT comes from the part of the container's memory that the node's budgets leave.
 func TestMemoryOfTheAgent(t *testing.T) {
 	ds := find[*appsv1.DaemonSet](t, template(t, "--set", "agent.resources.memory=3Gi", "--set", "agent.budgets.node.memory=2GiB"), "-agent")
@@ -286,6 +294,11 @@ func TestCRDsAreThoseOfTheRepository(t *testing.T) {
 	hook := find[*batchv1.Job](t, template(t), "-crds")
 	if got := hook.Annotations["helm.sh/hook"]; got != "pre-install,pre-upgrade" {
 		t.Errorf("the Job with the CRDs runs at %q", got)
+	}
+	// An older release's CRDs would lack fields that objects have; its settings may be wrong for the cluster by now.
+	check := find[*batchv1.Job](t, template(t), "-check")
+	if got := check.Annotations["helm.sh/hook"]; got != "pre-install,pre-upgrade,pre-rollback" {
+		t.Errorf("the Job that checks the settings runs at %q", got)
 	}
 	for _, file := range want {
 		source, err := os.ReadFile(file)
