@@ -192,10 +192,15 @@ func (r *nodes) state(n *v1alpha1.SMCRNode, node *corev1.Node, pods []corev1.Pod
 		r.found(n.Name)
 		return &state, again
 	}
-	if was := meta.FindStatusCondition(n.Status.Conditions, v1alpha1.ConditionAgentAlive); v == unproved && was != nil {
-		return was, again // what the controller before this one found
-	}
 	byPods := podState(node, pods)
+	if was := meta.FindStatusCondition(n.Status.Conditions, v1alpha1.ConditionAgentAlive); v == unproved && was != nil {
+		// What the controller before this one found holds. But an agent with a pod that is ready may have come
+		// back since: its next renewal is waited for, before its links and its pods' statuses are taken for old.
+		if was.Status != metav1.ConditionTrue && byPods.Status == metav1.ConditionTrue {
+			return nil, again
+		}
+		return was, again
+	}
 	if wait := r.grace(n, byPods); wait > 0 {
 		return nil, wait
 	}

@@ -3,6 +3,7 @@
 package controller
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"testing"
@@ -13,7 +14,13 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/smcr-io/kube-smcr/api/v1alpha1"
 )
@@ -111,4 +118,51 @@ func TestStartupTaint(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// A controller that starts to lead finds an agent that counts as gone, has a pod that is ready, and a Lease
+// that was seen once: it came back while nobody led. Nothing is taken from it until its Lease says more.
+func TestReconcile_agentCameBackUnseen(t *testing.T) {
+	scheme, err := NewScheme()
+	if err != nil {
+		t.Fatal(err)
+	}
+	pod := newPod("shop", "web", "n", "")
+	optedIn(v1alpha1.PodStatusEnabled)(pod)
+	smcr := judged("n", reasonAgentSilent)
+	smcr.UID = "u"
+	var wrote []string
+	of := func(client.Object) []string { return []string{"n"} }
+	c := fake.NewClientBuilder().WithScheme(scheme).WithObjects(
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}, newNode("n"), newAgent("n"), smcr, newLink("l", "n", "shop", "web"), pod).
+		WithIndex(&corev1.Pod{}, indexPodNode, of).WithIndex(&v1alpha1.SMCRLink{}, indexLinkNode, of).
+		WithIndex(&corev1.Pod{}, indexAgentNode, func(o client.Object) []string {
+			if o.GetNamespace() == system {
+				return []string{"n"}
+			}
+			return nil
+		}).
+		WithInterceptorFuncs(interceptor.Funcs{
+			Delete: func(_ context.Context, _ client.WithWatch, o client.Object, _ ...client.DeleteOption) error {
+				wrote = append(wrote, "delete "+o.GetName())
+				return nil
+			},
+			Apply: func(context.Context, client.WithWatch, runtime.ApplyConfiguration, ...client.ApplyOption) error {
+				wrote = append(wrote, "condition")
+				return nil
+			},
+			SubResourceApply: func(context.Context, client.Client, string, runtime.ApplyConfiguration, ...client.SubResourceApplyOption) error {
+				wrote = append(wrote, "pod")
+				return nil
+			},
+		}).Build()
+	r := nodes{client: c, recorder: events.NewFakeRecorder(9), leases: newLeases(), missing: map[string]time.Time{}}
+	began := time.Now()
+	for i, want := range [][]string{nil, {"condition"}} {
+		r.leases.saw("n", "n", began.Add(time.Duration(i)*time.Second))
+		again, err := r.Reconcile(t.Context(), reconcile.Request{NamespacedName: types.NamespacedName{Name: "n"}})
+		if err != nil || !cmp.Equal(want, wrote) || again.RequeueAfter == 0 {
+			t.Errorf("after renewal %d it wrote %v, want %v; again after %v, %v", i+1, wrote, want, again.RequeueAfter, err)
+		}
+	}
 }
