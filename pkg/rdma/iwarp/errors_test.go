@@ -466,7 +466,7 @@ func TestQP_regionCloses(t *testing.T) {
 			} else {
 				p.a.mr.gone = true
 			}
-			p.a.q.ForgetMemory()
+			p.a.q.ForgetMemory(p.now)
 			if tc.mine {
 				clear(mr.all) // whatever it is now, it is not sent
 			}
@@ -496,7 +496,7 @@ func TestQP_stableSourceCloses(t *testing.T) {
 		fill(source.buf, 7)
 		p.b.transmit(p.now, taken)
 		source.gone = true
-		p.b.q.ForgetMemory()
+		p.b.q.ForgetMemory(p.now)
 		clear(source.all) // whatever it is now, it is not sent
 		p.runUntilQuiet()
 		wantEnd(t, p.b, CodeReadSTag, true)
@@ -522,7 +522,7 @@ func TestQP_sinkCloses(t *testing.T) {
 			t.Fatal(err)
 		}
 		mr.gone = gone
-		r.q.ForgetMemory()
+		r.q.ForgetMemory(r.now)
 		_ = r.feed(r.now, b[9000:])
 		r.transmit(r.now, 1<<20)
 		term := terminateOf(t, r.sent, false)

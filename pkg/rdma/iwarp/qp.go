@@ -310,8 +310,10 @@ func (q *QP) HandleTimeout(now time.Time) {
 // calls it after a region is taken out of the table and before the region is unmapped. What
 // was not done yet is resolved anew; a queue pair that has promised the peer bytes that it
 // has not any more fails.
-func (q *QP) ForgetMemory() {
-	q.forgetSends()
+func (q *QP) ForgetMemory(now time.Time) {
+	if q.forgetSends(); q.deadline.IsZero() {
+		q.setDeadline(now)
+	}
 }
 
 // PollWC moves completions to dst, in order, and returns how many.

@@ -359,7 +359,7 @@ func (q *QP) deliverSend(h *Header) error {
 		if !q.cfg.Memory.Invalidate(h.STag) {
 			return CodeInvalidate
 		}
-		q.ForgetMemory()
+		q.forgetSends() // HandleRx bounds what follows from it
 		if q.state != rdma.QPRTS {
 			return nil
 		}

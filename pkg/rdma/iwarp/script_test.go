@@ -123,7 +123,7 @@ func (l *ladder) command(t *testing.T, d *datadriven.TestData, s, peer *side) {
 		err = s.q.Modify(l.now, rdma.QPAttr{State: rdma.QPReset})
 	case "forget":
 		s.mr.gone = true
-		s.q.ForgetMemory()
+		s.q.ForgetMemory(l.now)
 	case "raw":
 		l.seen[s].stream = append(l.seen[s].stream, unhex(t, d.Input)...)
 		err = peer.feed(l.now, unhex(t, d.Input))

@@ -141,7 +141,7 @@ func (s *sim) move() bool {
 			b = b[:s.rnd.IntN(len(b)+1)]
 		case "region":
 			from.mr.gone = true
-			from.q.ForgetMemory()
+			from.q.ForgetMemory(s.now)
 		}
 	}
 	if len(b) > 0 {
@@ -381,7 +381,7 @@ func FuzzQP(f *testing.F) {
 				r.transmit(r.now, int(step))
 			}
 			if step&4 != 0 {
-				r.q.ForgetMemory()
+				r.q.ForgetMemory(r.now)
 			}
 			n := min(len(in), 1+int(step)*int(step))
 			_ = r.feed(r.now, in[:n])

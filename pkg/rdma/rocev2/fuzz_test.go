@@ -102,7 +102,7 @@ func (z *fuzzed) record(flags byte, raw []byte) {
 		}
 	}
 	if flags&8 != 0 {
-		z.q.ForgetMemory()
+		z.q.ForgetMemory(time.Time{})
 	}
 	if z.pkt.Parse(raw) == nil {
 		if flags&64 == 0 {

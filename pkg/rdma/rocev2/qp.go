@@ -235,7 +235,7 @@ func (q *QP) fail(kind rdma.EventKind, err error) {
 // ForgetMemory drops the memory that the machine has resolved. The owner of
 // the memory calls ForgetMemory after a region is taken out of the table and before
 // the region is unmapped; what was not done yet is resolved, and refused, anew.
-func (q *QP) ForgetMemory() {
+func (q *QP) ForgetMemory(time.Time) {
 	q.req.forgetMemory()
 	q.rsp.forgetMemory()
 }

@@ -429,7 +429,7 @@ func TestRequester_badReadResponses(t *testing.T) {
 	}
 	b.in(ReadRespFirst, 0, resp(256))
 	b.mr.gone = true
-	b.q.ForgetMemory()
+	b.q.ForgetMemory(time.Time{})
 	b.in(ReadRespMiddle, 1, resp(256))
 	b.wantWC("1 RDMA_READ local protection error")
 	b.wantState(rdma.QPError)

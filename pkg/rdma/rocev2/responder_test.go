@@ -225,7 +225,7 @@ func TestResponder_refuses(t *testing.T) {
 		}}}, op, []string{"100 RECV local protection error"}},
 		{gone, []step{{WriteFirst, wr(0, 512, 256)}, {WriteLast, func(b *bench) func(*Packet) {
 			b.mr.gone = true
-			b.q.ForgetMemory()
+			b.q.ForgetMemory(time.Time{})
 			return data(256, 'X')
 		}}}, access, []string{"100 RECV work request flushed"}},
 	}
@@ -384,7 +384,7 @@ func TestResponder_regionGoneBeforeResponses(t *testing.T) {
 	b := newBench(t, nil)
 	b.in(ReadRequest, 0, readReq(b, 0, 8))
 	b.mr.gone = true
-	b.q.ForgetMemory()
+	b.q.ForgetMemory(time.Time{})
 	b.wantOut("Acknowledge 0 [NAK remote access error msn 1]")
 	b.wantState(rdma.QPError)
 }

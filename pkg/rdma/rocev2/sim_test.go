@@ -242,7 +242,7 @@ func (s *sim) work(i int) {
 		}
 	}
 	if s.rng.IntN(50) == 0 {
-		n.q.ForgetMemory()
+		n.q.ForgetMemory(time.Time{})
 	}
 	var tx [5]TxPacket
 	for k := len(tx); k == len(tx); {

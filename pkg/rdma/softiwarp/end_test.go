@@ -38,3 +38,49 @@ func TestDevice_AwaitEnd(t *testing.T) {
 		t.Errorf("queue pair is closed: %v", err)
 	}
 }
+
+// TestMR_closedUnderWrite: a region is closed under WRITEs to a peer that takes nothing more. The program hears at once that
+// they have failed, and the connection ends although the peer neither reads nor says anything.
+func TestMR_closedUnderWrite(t *testing.T) {
+	x, _, a, _ := ends(t)
+	ca, cb := tcpPair(t)
+	connected := make(chan error, 1)
+	go func() {
+		_, err := a.Connect(within(t), x.QP, ca, softiwarp.ConnectOptions{Streamed: true}) // it sends at once
+		connected <- err
+	}()
+	f := readFrame(t, cb)
+	f.Reply, f.PrivateData = true, nil
+	if _, err := cb.Write(f.Append(nil)); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-connected; err != nil {
+		t.Fatal(err)
+	}
+	const writes, size = 16, 8 << 20 // more than all buffers of TCP
+	mr, err := x.PD.AllocMR(size, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range writes {
+		wr := rdma.SendWR{Op: rdma.OpWrite, Flags: rdma.SendSignaled, SGL: []rdma.SGE{{Addr: mr.Addr(), Length: size, LKey: mr.LKey()}}}
+		if _, err := x.QP.PostSend([]rdma.SendWR{wr}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	<-time.After(50 * time.Millisecond) // polls nothing: whoever waits for room in the socket has looked once
+	if err := mr.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if st := x.QP.State(); st != rdma.QPError {
+		t.Fatalf("the queue pair is in %v", st)
+	}
+	var wcs [writes + 1]rdma.WC
+	n, err := x.SendCQ.Poll(wcs[:])
+	if err != nil || n != writes || wcs[n-1].Status != rdma.StatusFlushed {
+		t.Errorf("%d completions, %v: %v", n, err, wcs[:n])
+	}
+	if err := a.AwaitEnd(within(t), x.QP); err != nil {
+		t.Errorf("the connection goes on: %v", err)
+	}
+}

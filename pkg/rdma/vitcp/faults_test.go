@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 )
@@ -199,7 +200,7 @@ func TestTransmitError_withoutRoom(t *testing.T) {
 		t.Fatal(err)
 	}
 	d.x.mr.gone = true
-	d.x.ForgetMemory()
+	d.x.ForgetMemory(time.Time{})
 	tx := &d.x.tx
 	begin := len(tx.stage) - (HeaderLen + RDMALen + shortBytes)
 	tx.from, tx.to, tx.responseNext = begin-1, begin, false
@@ -255,7 +256,7 @@ func TestSection2_2_2_2_5_TransmitError(t *testing.T) {
 				}
 			}
 			src.mr.gone = true
-			src.ForgetMemory()
+			src.ForgetMemory(time.Time{})
 			dst.mr.access = allAccess
 			d.run()
 			name := fmt.Sprintf("%v after %d bytes", op, taken)
@@ -305,7 +306,7 @@ func TestQP_regionClosesUnderReceiver(t *testing.T) {
 		}
 		after := bytes.Clone(dst.mr.buf)
 		dst.mr.gone = true
-		dst.ForgetMemory()
+		dst.ForgetMemory(time.Time{})
 		d.run()
 		if !bytes.Equal(after, dst.mr.buf) {
 			t.Errorf("%v: memory changed after its region was closed", op)

@@ -114,7 +114,7 @@ func (z *fuzzed) record(flags byte, raw []byte) {
 		}
 	}
 	if flags&8 != 0 {
-		z.q.ForgetMemory()
+		z.q.ForgetMemory(time.Time{})
 	}
 	b := append([]byte(nil), raw...)
 	if flags&64 != 0 && len(b) >= HeaderLen {
@@ -138,7 +138,7 @@ func (z *fuzzed) record(flags byte, raw []byte) {
 	}
 	if flags&0xa0 == 0xa0 {
 		z.mr.gone = true
-		z.q.ForgetMemory()
+		z.q.ForgetMemory(time.Time{})
 	}
 	z.transmit(int(flags))
 	z.check()

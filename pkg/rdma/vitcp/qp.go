@@ -376,7 +376,7 @@ func (q *QP) failUpTo(now time.Time, n uint32, s rdma.Status, err error) {
 // ForgetMemory drops the memory that the machine has resolved. The owner of
 // the memory calls ForgetMemory after a region is taken out of the table and before
 // the region is unmapped; what was not done yet is resolved, and refused, anew.
-func (q *QP) ForgetMemory() {
+func (q *QP) ForgetMemory(time.Time) {
 	q.tx.forget()
 	q.rx.forget()
 }

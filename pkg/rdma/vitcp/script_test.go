@@ -95,7 +95,7 @@ func (s *dataScript) run() string {
 		s.transmit(int(s.id(0)))
 	case "close-region":
 		s.mr.gone = true
-		s.q.ForgetMemory()
+		s.q.ForgetMemory(time.Time{})
 	case "disconnect":
 		s.say(s.q.Disconnect(s.now))
 	case "fin":

@@ -148,7 +148,7 @@ func simulate(t *testing.T, seed uint64) (messages int, cut bool) {
 		case k == 7:
 			s.deaf = !s.deaf
 		case k == 8:
-			s.ForgetMemory()
+			s.ForgetMemory(time.Time{})
 		default:
 			m.now = m.now.Add(time.Duration(rng.IntN(2000)) * time.Microsecond)
 			s.HandleTimeout(m.now)

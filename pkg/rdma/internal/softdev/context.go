@@ -19,6 +19,9 @@ type deviceContext struct {
 	idle   atomic.Pointer[func() bool]
 	asking atomic.Bool // a receiver calls idle
 
+	shutOnce sync.Once
+	shutErr  error
+
 	mu     sync.Mutex // guards what follows and the sets of the PDs
 	pds    map[*pd]struct{}
 	cqs    map[*cq]struct{}
@@ -118,23 +121,20 @@ func (c *deviceContext) owned() (qps []*QP, mrs []*mr, pds []*pd) {
 }
 
 // shut ends everything but the mappings of the memory, which the context's
-// user may be reading: they end with Close.
+// user may be reading: they end with Close. Whoever comes second waits.
 func (c *deviceContext) shut() error {
+	c.shutOnce.Do(func() { c.shutErr = c.doShut() })
+	return c.shutErr
+}
+
+func (c *deviceContext) doShut() error {
 	c.mu.Lock()
-	if c.closed {
-		c.mu.Unlock()
-		return nil
-	}
 	c.closed = true
 	c.mu.Unlock()
 	qps, mrs, _ := c.owned()
 
 	var first error
-	keep := func(err error) {
-		if first == nil {
-			first = err
-		}
-	}
+	keep := func(err error) { first = cmp.Or(first, err) }
 	for _, q := range qps {
 		keep(q.carrier.Close())
 	}

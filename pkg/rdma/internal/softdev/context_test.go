@@ -5,6 +5,7 @@ package softdev
 import (
 	"errors"
 	"testing"
+	"time"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 )
@@ -98,6 +99,38 @@ func TestContext_Close(t *testing.T) {
 	}
 }
 
+// A user that closes its context because the device is being closed waits for that: nothing of the user's is called
+// afterwards, and nothing is in use any more.
+func TestContext_closeDuringDeviceClose(t *testing.T) {
+	c := silent(t)
+	o := c.objects(t)
+	if err := o.mr.Close(); err != nil { // which waits for the owners of queue pairs in any case
+		t.Fatal(err)
+	}
+	q := o.qp.(*silentQP)
+	q.Lock()
+	gone := make(chan struct{})
+	go func() {
+		c.dev.Close()
+		close(gone)
+	}()
+	if ev := <-c.Events(); ev.Kind != rdma.EventDeviceFatal {
+		t.Errorf("event %v", ev)
+	}
+	closed := make(chan error, 1)
+	go func() { closed <- c.Close() }()
+	select {
+	case err := <-closed:
+		t.Errorf("closed while a queue pair is in use: %v", err)
+	case <-time.After(50 * time.Millisecond):
+		q.Unlock()
+		if err := <-closed; err != nil {
+			t.Error(err)
+		}
+	}
+	<-gone
+}
+
 // shut leaves the memory mapped, because the user may be reading it, but takes the peers' access away.
 func TestContext_shutKeepsMemory(t *testing.T) {
 	c := silent(t)
@@ -106,6 +139,9 @@ func TestContext_shutKeepsMemory(t *testing.T) {
 		t.Error("the device is not closed once")
 	}
 	o.mr.Bytes()[0] = 1 // would fault
+	if _, err := o.pd.AllocMR(4096, 0); !errors.Is(err, rdma.ErrClosed) {
+		t.Errorf("a region of a device that is closed: %v", err)
+	}
 	if c.dev.lkeys.used+c.dev.rkeys.used != 0 || c.dev.qps.used != 0 {
 		t.Errorf("%d and %d keys, %d queue pairs are left", c.dev.lkeys.used, c.dev.rkeys.used, c.dev.qps.used)
 	}

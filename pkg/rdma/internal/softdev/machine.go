@@ -31,7 +31,7 @@ type Machine interface {
 	HandleTimeout(now time.Time)
 	// ForgetMemory drops all memory that was resolved: a region is closing. What was not
 	// done yet is resolved, and refused, anew.
-	ForgetMemory()
+	ForgetMemory(now time.Time)
 }
 
 // Carrier is a provider's queue pair: a [QP] that it embeds, the protocol, and the way to

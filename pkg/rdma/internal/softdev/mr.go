@@ -8,6 +8,7 @@ import (
 	"math/bits"
 	"slices"
 	"sync/atomic"
+	"time"
 
 	"github.com/smcr-io/kube-smcr/internal/invariant"
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
@@ -86,7 +87,7 @@ func (p *pd) addMR(m *mr) error {
 	c, d := p.ctx, p.ctx.dev
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if p.closed {
+	if p.closed || c.closed {
 		return fmt.Errorf("allocate memory region: protection domain: %w", rdma.ErrClosed)
 	}
 	d.mu.Lock()
@@ -163,7 +164,7 @@ func (m *mr) deregister() {
 	// once. A queue pair made since then starts after the region was gone.
 	for _, q := range p.queuePairs() {
 		q.Lock()
-		q.forgetMemory()
+		q.forgetMemory(time.Now())
 		q.Unlock()
 	}
 }

@@ -356,10 +356,15 @@ func (q *QP) deliver() (completed bool) {
 	return completed
 }
 
-// forgetMemory drops every reference to registered memory.
-func (q *QP) forgetMemory() {
-	if !q.dead {
-		q.carrier.ForgetMemory()
-		q.m.ForgetMemory()
+// forgetMemory drops every reference to registered memory. If the machine fails for want of it,
+// the user is told: nobody else may come by to do so.
+func (q *QP) forgetMemory(now time.Time) {
+	if q.dead {
+		return
+	}
+	q.carrier.ForgetMemory()
+	before := q.m.State()
+	if q.m.ForgetMemory(now); q.m.State() != before {
+		q.Step(now)
 	}
 }
