@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -58,6 +59,10 @@ func (k addrKey) bitsFor(a netip.Addr) int {
 
 // netlinkBuffer holds the largest dump message of the kernel.
 const netlinkBuffer = 64 << 10
+
+// lookAgainAfter is the pause after a look at all links and addresses that failed: so many may change
+// that the socket overruns meanwhile.
+const lookAgainAfter = 100 * time.Millisecond
 
 // watchLink opens the socket and reads the state of all links and addresses.
 func watchLink(addr netip.Addr) (*linkWatch, error) {
@@ -108,18 +113,21 @@ func (w *linkWatch) close() error {
 func (w *linkWatch) loop() {
 	defer w.wg.Done()
 	buf := make([]byte, netlinkBuffer)
+	lost := false // notifications were: everything has to be looked at again
 	for {
 		n, err := w.file.Read(buf)
 		switch {
 		case err == nil:
 			_, _ = w.parse(buf[:n])
-		case errors.Is(err, unix.ENOBUFS):
-			// Notifications were lost: look at everything again.
-			if w.dump() != nil {
-				return
-			}
+		case errors.Is(err, unix.ENOBUFS), errors.Is(err, os.ErrDeadlineExceeded):
+			lost = true
 		default:
 			return
+		}
+		if lost {
+			if lost = w.lookAgain() != nil; lost {
+				continue // what was known stands until then
+			}
 		}
 		if s := w.compute(); s != w.get() {
 			w.state.Store(&s)
@@ -129,6 +137,18 @@ func (w *linkWatch) loop() {
 			}
 		}
 	}
+}
+
+// lookAgain is dump; after an error the next read of the socket ends soon.
+func (w *linkWatch) lookAgain() error {
+	_ = w.file.SetReadDeadline(time.Time{}) // an error is that of a closed file, which a read has, too
+	links, addrs := w.links, w.addrs
+	err := w.dump()
+	if err != nil {
+		w.links, w.addrs = links, addrs
+		_ = w.file.SetReadDeadline(time.Now().Add(lookAgainAfter))
+	}
+	return err
 }
 
 // dump reads all links and addresses anew.
