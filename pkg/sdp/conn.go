@@ -248,6 +248,9 @@ func (c *Conn) do(o *socket.Output) {
 	case socket.OutEstablished:
 		c.establish(o)
 	case socket.OutSend:
+		if c.ep.dead { // perhaps without memory for messages: there was too little to make the endpoint
+			break
+		}
 		b := o.Message.AppendHeaders(c.ep.slot(), c.stack.cfg.Layout, int(o.Len))
 		b = c.writes.copyStream(b, o.Pos, o.Len)
 		c.info.MessagesSent++
@@ -310,15 +313,16 @@ func (c *Conn) do(o *socket.Output) {
 	}
 }
 
-// establish says that data may flow, for the first time or after a suspension.
+// establish says that data may flow, for the first time or after a suspension. A connection that was given up while it was set up
+// is nobody's.
 func (c *Conn) establish(o *socket.Output) {
 	c.info.established(o)
 	if c.life.established {
 		c.arrived()
 		return
 	}
-	c.life.established = true
-	if c.ep.begins != beginsWaiting {
+	c.life.established = !c.life.closed
+	if c.stands() {
 		c.tellReady()
 	}
 }
@@ -363,7 +367,7 @@ func (c *Conn) tearDown() {
 		c.life.err = err
 	}
 	c.free()
-	tell := c.life.established && c.stack.cfg.Hooks.Ended != nil
+	tell := c.stands() && c.stack.cfg.Hooks.Ended != nil
 	why := c.life.err
 	c.unlock()
 	if tell {

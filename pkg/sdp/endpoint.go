@@ -71,6 +71,7 @@ func (e *endpoint) open(ctx rdma.Context, cfg *Config) (err error) {
 	e.keys, e.buffers = make(map[rdma.RKey]rdma.MR), make(map[*Buffer]struct{})
 	defer func() {
 		if err != nil {
+			e.dead = true
 			err = errors.Join(fmt.Errorf("make queue pair: %w", err), e.closeQP(), e.closeMemory(nil))
 		}
 	}()

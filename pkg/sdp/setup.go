@@ -60,11 +60,9 @@ func (s *Stack) establish(ctx context.Context, c *Conn) (_ *Conn, err error) {
 func (c *Conn) hello(ctx context.Context) error {
 	c.lock()
 	outs := c.m.Poll(nil) // OutHello, which is all that a new machine wants
+	err := c.open()
 	c.unlock()
-	if len(outs) == 0 {
-		return net.ErrClosed // Stack.Close was quicker
-	}
-	if err := c.open(); err != nil {
+	if err != nil {
 		return err
 	}
 	return c.link.connect(ctx, &c.ep, outs[0].Message.Append(nil, c.stack.cfg.Layout))
@@ -76,23 +74,20 @@ func (c *Conn) answer(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("read Hello: %w", err)
 	}
-	c.lock()
-	err = c.m.HandleHello(time.Now(), b)
+	c.lock() // in one turn: the HelloAck, which the machine now has, needs the endpoint
+	if err = c.m.HandleHello(time.Now(), b); err == nil {
+		err = c.open()
+	}
 	c.unlock()
 	if err != nil {
-		return err
-	}
-	if err := c.open(); err != nil {
 		return err
 	}
 	return c.link.accept(ctx, &c.ep)
 }
 
-// open makes the endpoint.
+// open makes the endpoint. The caller has the turn.
 func (c *Conn) open() error {
-	c.lock() // Stack.Close may abort
-	defer c.unlock()
-	if c.life.over {
+	if c.life.over { // Stack.Close was quicker
 		return net.ErrClosed
 	}
 	if err := c.ep.open(c.stack.ctx, &c.stack.cfg); err != nil {
@@ -118,15 +113,19 @@ func (c *Conn) await(ctx context.Context) error {
 	}
 	c.lock()
 	defer c.unlock()
-	switch established := c.life.established && c.ep.begins != beginsWaiting; {
-	case !established && c.life.err != nil:
+	switch {
+	case c.stands():
+	case c.life.err != nil:
 		return c.life.err
-	case !established:
+	default:
 		return rdma.ErrClosed
 	}
 	c.ep.begins = beginsWithout
 	return nil
 }
+
+// stands reports whether the connection is, or was, one that somebody has. The caller has the turn.
+func (c *Conn) stands() bool { return c.life.established && c.ep.begins != beginsWaiting }
 
 // abandon ends a connection that was not established.
 func (c *Conn) abandon(err error) {
