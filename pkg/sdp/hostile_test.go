@@ -160,6 +160,24 @@ func (p *hostilePeer) connect(addr string) {
 	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(hostileAddr)}}
 	c, err := d.DialContext(ctx, "tcp", addr)
 	p.must(err)
+	p.queuePair()
+	hello := bsdh.Message{MID: bsdh.Hello, Bufs: hostileRecvs, Setup: hostileSetup}
+	s, err := p.h.dev.NewSSP(c.(*net.TCPConn), softiwarp.SSPOptions{QP: p.qp, Last: hello.Append(nil, bsdh.LayoutFigures)})
+	p.must(err)
+	r, err := s.Request(ctx)
+	p.must(err)
+	p.must(r.Accept(ctx, nil, softiwarp.ConnectOptions{NoPeerToPeer: true}))
+	p.waits("HelloAck", func() bool { return p.answers[bsdh.HelloAck] > 0 })
+}
+
+// hostileSetup is what hostile peers say of themselves.
+var hostileSetup = bsdh.Setup{
+	Major: 1, Minor: 1, MaxAdverts: 4, RecvBytes: victimBytes, WantRecvBytes: victimBytes, IRD: 4, ORD: 4,
+}
+
+// queuePair makes one with all receive buffers.
+func (p *hostilePeer) queuePair() {
+	var err error
 	p.cq, err = p.h.ctx.CreateCQ(hostileRecvs + hostileSends)
 	p.must(err)
 	p.qp, err = p.h.pd.CreateQP(rdma.QPConfig{SendCQ: p.cq, RecvCQ: p.cq, MaxSendWR: hostileSends, MaxRecvWR: hostileRecvs, MaxSGE: 1})
@@ -168,15 +186,33 @@ func (p *hostilePeer) connect(addr string) {
 	for i := range hostileRecvs {
 		p.post(i)
 	}
-	hello := bsdh.Message{MID: bsdh.Hello, Bufs: hostileRecvs, Setup: bsdh.Setup{
-		Major: 1, Minor: 1, MaxAdverts: 4, RecvBytes: victimBytes, WantRecvBytes: victimBytes, IRD: 4, ORD: 4,
-	}}
-	s, err := p.h.dev.NewSSP(c.(*net.TCPConn), softiwarp.SSPOptions{QP: p.qp, Last: hello.Append(nil, bsdh.LayoutFigures)})
+}
+
+// suspends has the victim follow to another connection.
+func (p *hostilePeer) suspends() {
+	p.t.Helper()
+	ctx, cancel := context.WithTimeout(p.t.Context(), hostilePatience)
+	defer cancel()
+	n, err := net.Listen("tcp", net.JoinHostPort(hostileAddr, "0"))
 	p.must(err)
-	r, err := s.Request(ctx)
+	l := n.(*net.TCPListener)
+	p.says(bsdh.Message{MID: bsdh.SuspComm, Port: uint16(l.Addr().(*net.TCPAddr).Port)})
+	p.waits("SuspCommAck", func() bool { return p.answers[bsdh.SuspCommAck] > 0 })
+	p.answers[bsdh.SuspCommAck] = 0
+	_ = p.h.dev.Disconnect(p.qp) // the victim may have
+	p.must(errors.Join(p.qp.Close(), p.cq.Close()))
+	p.must(l.SetDeadline(time.Now().Add(hostilePatience)))
+	c, err := l.AcceptTCP()
+	p.must(errors.Join(err, l.Close()))
+	_, err = io.ReadFull(c, make([]byte, bsdh.HelloLen))
 	p.must(err)
-	p.must(r.Accept(ctx, nil, softiwarp.ConnectOptions{NoPeerToPeer: true}))
-	p.waits("HelloAck", func() bool { return p.answers[bsdh.HelloAck] > 0 })
+	p.queuePair()
+	_, err = p.h.dev.Connect(ctx, p.qp, c, softiwarp.ConnectOptions{NoPeerToPeer: true, Streamed: true})
+	p.must(err)
+	p.seq, p.ack, p.ended = 0, 0, false
+	ack := bsdh.Message{MID: bsdh.HelloAck, Bufs: hostileRecvs, Setup: hostileSetup}
+	ack.Setup.WantRecvBytes = 0
+	p.sends(ack.Append(nil, bsdh.LayoutFigures), nil)
 }
 
 // post posts a receive buffer.
@@ -624,4 +660,31 @@ func TestConn_keysOfOthers(t *testing.T) {
 		}
 		v.released(t)
 	})
+}
+
+// A peer whose stream has ended, and that says nothing of it on the connection to which it has moved, does not keep a stack from its end
+// when the program has closed the connection.
+func TestStack_closesDespiteSilence(t *testing.T) {
+	b := newHostileBed(t)
+	p, v := b.attack(t)
+	p.says(bsdh.Message{MID: bsdh.DisConn})
+	if _, err := v.conn.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
+		t.Errorf("read to %v", err)
+	}
+	p.suspends()
+	p.waits("the victim has moved", func() bool { return v.conn.Info().Moves == 1 })
+	p.must(v.conn.Close())
+	p.waits("DisConn", func() bool { return p.answers[bsdh.DisConn] > 0 })
+	v.released(t)
+	closed := make(chan error, 1)
+	go func() { closed <- b.server.Close() }()
+	select {
+	case err := <-closed:
+		p.must(err)
+	case <-time.After(12 * time.Second):
+		t.Error("the stack is not closed")
+	}
+	if why := p.gone(v); !errors.Is(why, socket.ErrLinger) {
+		t.Errorf("ended with %v", why)
+	}
 }

@@ -18,8 +18,19 @@ type ending struct {
 	second   bool   // the peer's DisConn came before ours went
 	crossed  bool   // the peer's DisConn did not know ours
 
+	closeBy time.Time // when a closed socket ends at the latest; zero: it is not closed
+
 	abortSent bool
 	abortAt   uint64 // place of AbortConn in the send queue
+}
+
+// limit is when a state ends at the latest that has a deadline, or zero. Nothing that the peer does, such as to move again and again, gives a
+// socket more time that its program has closed.
+func (e *ending) limit(st State, deadline time.Time) time.Time {
+	if by := e.closeBy; !by.IsZero() && st != StateAbort && st != StateClosed && (deadline.IsZero() || by.Before(deadline)) {
+		return by
+	}
+	return deadline
 }
 
 // stepDisConn ends our stream when every byte before is with the peer (§8.2.1).
@@ -49,9 +60,6 @@ func (s *Socket) takeDisConn() {
 // DisConns crossed. Who closed first waits for the other, and for what was written before, a while. Nothing of ours may be under way then.
 func (s *Socket) settleEnd(now time.Time) {
 	e := &s.end
-	if s.state == StateOpen && e.closed && (!e.finSent || !s.snk.done) && s.deadline.IsZero() {
-		s.deadline = now.Add(lingerTimeout)
-	}
 	if s.state != StateOpen || !e.finSent || !s.snk.done || s.snk.again || s.susp.isActive() || s.sends.done < s.sends.posted {
 		return
 	}

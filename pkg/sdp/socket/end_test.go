@@ -330,6 +330,77 @@ func TestCloseTimeout_notSent(t *testing.T) {
 	endsByLinger(t, w, a)
 }
 
+// helloAck sets the connection up that a lone socket has moved to.
+func (l *lone) helloAck() {
+	l.t.Helper()
+	m := bsdh.Message{MID: bsdh.HelloAck, Bufs: 9, Setup: bsdh.Setup{MaxAdverts: 1, Major: 1, Minor: 1, RecvBytes: 900, IRD: 1, ORD: 1}}
+	if err := l.s.HandleRecv(l.h.w.now, 0, m.Append(nil, bsdh.LayoutFigures), nil); err != nil {
+		l.t.Fatal(err)
+	}
+	l.next = 0
+	l.rest()
+}
+
+// rest has all completed that a lone socket does.
+func (l *lone) rest() {
+	for l.h.run(); l.h.complete(); {
+	}
+}
+
+// moves has a lone socket follow its peer to another connection.
+func (l *lone) moves() {
+	l.t.Helper()
+	l.mustSend(bsdh.Message{MID: bsdh.SuspComm, Port: 4711})
+	l.rest()
+	if l.s.State() != StateHello {
+		l.t.Fatalf("%v: %v", l.s.State(), l.s.Err())
+	}
+	l.helloAck()
+}
+
+// ends lets time pass for a lone socket that was closed at begin: it ends behind the time that a closed one has, and that of AbortConn.
+func (l *lone) ends(begin time.Time) {
+	l.t.Helper()
+	for l.s.State() != StateClosed {
+		at, ok := l.s.NextTimeout()
+		if !ok || at.After(begin.Add(lingerTimeout+abortTimeout)) {
+			l.t.Fatalf("%v, next timeout %v after Close, %t", l.s.State(), at.Sub(begin), ok)
+		}
+		l.h.w.now = at
+		l.s.HandleTimeout(at)
+		l.rest()
+	}
+	if !errors.Is(l.s.Err(), ErrLinger) {
+		l.t.Errorf("ended with %v", l.s.Err())
+	}
+}
+
+// A peer whose stream has ended, and that tells nothing of it on the connection to which it has moved, does not keep a socket that is closed.
+func TestCloseTimeout_movedPeer(t *testing.T) {
+	l := newLone(t, suspendable)
+	l.mustSend(bsdh.Message{MID: bsdh.DisConn})
+	l.moves()
+	l.s.Close(l.h.w.now)
+	l.rest()
+	l.ends(l.h.w.now)
+}
+
+// Nor does one that moves again and again, or that moves and does not come back.
+func TestCloseTimeout_movingPeer(t *testing.T) {
+	for _, back := range []bool{true, false} {
+		l := newLone(t, suspendable)
+		begin := l.h.w.now
+		l.s.Close(begin)
+		l.rest()
+		l.h.w.now = begin.Add(lingerTimeout * 9 / 10)
+		if l.moves(); !back {
+			l.mustSend(bsdh.Message{MID: bsdh.SuspComm, Port: 4711})
+			l.rest()
+		}
+		l.ends(begin)
+	}
+}
+
 // A peer that never says what became of a buffer does not keep it: the connection ends, and the buffer comes back.
 func TestCancelTimeout(t *testing.T) {
 	for name, begin := range map[string]func(w *world, a, b *host){

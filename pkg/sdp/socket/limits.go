@@ -80,8 +80,8 @@ const (
 	updateDelay    = 10 * time.Millisecond
 	maxUpdateDelay = 200 * time.Millisecond
 
-	// lingerTimeout bounds the wait of the peer that closed first for the end of the connection, and, when the
-	// program has closed the socket, for the peer's DisConn.
+	// lingerTimeout bounds the wait of the peer that closed first for the end of the connection, and all that a socket does
+	// that its program has closed, to other connections and back: only AbortConn comes behind.
 	lingerTimeout = 10 * time.Second
 
 	// DefaultSuspendTimeout bounds the way from SuspComm to the Hello on the next connection.

@@ -192,8 +192,11 @@ func (s *Socket) dispatch(now time.Time, m *bsdh.Message, inv *rdma.RKey) error 
 		}
 		s.peer.recvBytes = m.Bytes
 	case bsdh.SuspComm:
-		s.deadline = now.Add(s.cfg.SuspendTimeout)
-		return s.susp.take(m, &s.cfg)
+		err := s.susp.take(m, &s.cfg)
+		if s.susp.due { // not one that crossed ours and is disregarded
+			s.deadline = now.Add(s.cfg.SuspendTimeout)
+		}
+		return err
 	case bsdh.SuspCommAck:
 		if !s.susp.sent {
 			return violation(UnexpectedMessage, "unexpected %v", m.MID)

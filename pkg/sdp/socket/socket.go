@@ -182,7 +182,7 @@ func (s *Socket) Close(now time.Time) {
 	if s.end.closed || s.state == StateClosed {
 		return
 	}
-	s.end.closed, s.end.shutdown = true, true
+	s.end.closed, s.end.shutdown, s.end.closeBy = true, true, now.Add(lingerTimeout)
 	if !s.snk.held.isEmpty() || !s.snk.srcs.isEmpty() || s.snk.owed > 0 {
 		s.abort(now, ErrAborted)
 	}
@@ -261,7 +261,7 @@ func (s *Socket) HandleDown(err error) {
 // NextTimeout returns when HandleTimeout is due. What could not be sent then anyhow is not waited for: credit, or room in
 // the send queue, comes with an input.
 func (s *Socket) NextTimeout() (time.Time, bool) {
-	at := s.deadline
+	at := s.end.limit(s.state, s.deadline)
 	earlier := func(t time.Time) {
 		if !t.IsZero() && (at.IsZero() || t.Before(at)) {
 			at = t
@@ -285,22 +285,19 @@ func (s *Socket) NextTimeout() (time.Time, bool) {
 
 // HandleTimeout does what is due at now.
 func (s *Socket) HandleTimeout(now time.Time) {
-	if d := s.deadline; !d.IsZero() && !now.Before(d) {
+	if d := s.end.limit(s.state, s.deadline); !d.IsZero() && !now.Before(d) {
 		s.deadline = time.Time{}
-		switch s.state {
-		case StateHello:
-			s.abort(now, ErrSetupTimeout)
-		case StateAbort:
+		switch {
+		case s.state == StateAbort:
 			s.close(OutReset, s.err)
-		case StateLinger:
+		case s.state == StateLinger:
 			s.close(OutClose, nil)
-		case StateOpen: // after Close, or SuspComm
-			err := ErrLinger
-			if s.susp.isActive() {
-				err = ErrSuspend
-			}
-			s.abort(now, err)
-		case StateClosed:
+		case d.Equal(s.end.closeBy):
+			s.abort(now, ErrLinger)
+		case s.state == StateHello:
+			s.abort(now, ErrSetupTimeout)
+		default:
+			s.abort(now, ErrSuspend)
 		}
 	}
 	if at := s.cancels.at; s.state == StateOpen && !at.IsZero() && !now.Before(at) {

@@ -227,6 +227,21 @@ func TestSection13_Timeout(t *testing.T) {
 	}
 }
 
+// A peer's SuspComm that crosses ours, and is disregarded, gives it no more time to answer.
+func TestSection13_1_2_DisregardedTimeout(t *testing.T) {
+	l := newLone(t, suspendable)
+	l.h.suspend(t)
+	begin := l.h.w.now
+	for range 3 {
+		l.h.w.now = l.h.w.now.Add(DefaultSuspendTimeout / 4)
+		l.mustSend(bsdh.Message{MID: bsdh.SuspComm, Port: 4711})
+		l.h.run()
+	}
+	if at, ok := l.s.NextTimeout(); !ok || at.Sub(begin) != DefaultSuspendTimeout {
+		t.Errorf("timeout %v after SuspComm, %t", at.Sub(begin), ok)
+	}
+}
+
 func TestSection13_Violations(t *testing.T) {
 	comm := bsdh.Message{MID: bsdh.SuspComm, Port: 80}
 	for name, c := range map[string]struct {
