@@ -47,7 +47,7 @@ func (t *transfer) end(o *socket.Output) {
 // transfers are the reads, or the writes, of a connection, oldest first.
 type transfers struct {
 	list     []*transfer
-	places   chan struct{} // one taken by each that waits
+	places   chan struct{} // one taken by each that is not over, or that waits to begin
 	deadline deadline.Deadline
 	spare    chan *transfer // to be used again
 	// canceling is closed when a cancellation is over, for which new ones wait; nil: there is none.
@@ -98,6 +98,7 @@ func (l *transfers) at(pos uint64) *transfer {
 func (l *transfers) end(o *socket.Output) {
 	t := l.find(o.ID)
 	l.remove(t)
+	<-l.places // not by Wait: who starts may be the one that will wait, for many
 	t.end(o)
 	if len(l.list) == 0 && l.canceling != nil {
 		close(l.canceling)
@@ -217,7 +218,6 @@ func (c *Conn) wait(d direction, t *transfer) {
 		c.unlock()
 		<-t.over
 	}
-	<-l.places
 }
 
 // cancel ends all transfers of a direction; the caller has the turn.
