@@ -42,6 +42,8 @@
 //     adverts back when it comes.
 //   - RdmaWrCompl is posted right behind its RDMA WRITE and not after that has completed (§9.3): the queue pair keeps
 //     their order. The program's memory waits for the completion. RdmaRdCompl waits for that of the RDMA READ.
+//   - RdmaWrCompl of 0 bytes gives an advert back unused, if no other one is behind it, and breaks the protocol else: the peer
+//     would fill the next one first.
 //   - After SendSm nothing is advertised until the bytes that it asked for have come: SinkAvail would cross them, be
 //     stale, and yet make us ignore adverts that the peer thinks are alive (§11.3).
 //   - A SinkAvail that arrives between ModeChange to Combined and its acknowledgement is compared with the count of

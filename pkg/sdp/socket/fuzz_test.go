@@ -192,8 +192,8 @@ func (p *fuzzPeer) message(e fuzzEvent, arg int) (m bsdh.Message, inv *rdma.RKey
 		m.MID, ok = bsdh.SendSm, !o.srcs.isEmpty()
 	case fuzzWrCompl:
 		if m.MID, ok = bsdh.RdmaWrCompl, k.adv > 0 && !k.done; ok {
-			r := k.reads.at(0)
-			if m.Bytes = min(n*2, r.Len); n&1 > 0 {
+			r, least := k.reads.at(0), uint32(min(k.adv-1, 1)) // nothing at all only into the last one
+			if m.Bytes = min(max(n*2, least), r.Len); n&1 > 0 {
 				inv = &r.key
 			}
 		}

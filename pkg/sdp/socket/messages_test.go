@@ -707,3 +707,31 @@ func TestSection10_5_RefusedWithTwoCredits(t *testing.T) {
 		t.Errorf("%+v, want Data without payload", o)
 	}
 }
+
+// RdmaWrCompl of nothing leaves the only Read that is advertised before those that are not: what comes is the first one's, and it is advertised
+// again.
+func TestSection9_3_WritesNothing(t *testing.T) {
+	l := newLone(t, rdmaMoves)
+	l.pipeline(false, true)
+	l.read(Read{ID: 1, Len: 5000, Direct: true})
+	first := l.only().Message.Advert.Key
+	l.read(Read{ID: 2, Len: 50})
+	l.mustSend(bsdh.Message{MID: bsdh.RdmaWrCompl})
+	if _, ok := l.h.keys[first]; ok {
+		t.Error("the key that the peer has used is alive")
+	}
+	if o := l.only(); o.Message.MID != bsdh.SinkAvail || o.Message.Advert.Len != 5000 || o.Message.Advert.Key == first {
+		t.Errorf("output %+v, want that the Read is advertised again", o)
+	}
+	l.mustSend(bsdh.Message{MID: bsdh.RdmaWrCompl, Bytes: 4000})
+	l.mustSend(bsdh.Message{MID: bsdh.Data, Payload: make([]byte, 50)})
+	var over []uint64
+	for _, o := range l.s.Poll(nil) {
+		if o.Kind == OutRead {
+			over = append(over, o.ID)
+		}
+	}
+	if len(over) != 2 || over[0] != 1 || over[1] != 2 {
+		t.Errorf("Reads %v are over, want 1 and 2", over)
+	}
+}

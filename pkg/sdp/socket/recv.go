@@ -220,7 +220,8 @@ func (s *Socket) takeSrc(now time.Time, m *bsdh.Message) error {
 }
 
 // takeWritten takes an RdmaWrCompl (§9.3), which is about the oldest buffer that we advertised. One of 0 bytes gives
-// nothing to the program, for which that would be the end: its buffer waits again, behind the others.
+// nothing to the program, for which that would be the end: its buffer waits again. If another one is advertised, the peer fills that next, and
+// the bytes of the stream would be in other Reads than those of their order.
 func (s *Socket) takeWritten(n uint32, inv *rdma.RKey) error {
 	k := &s.snk
 	if k.adv == 0 {
@@ -232,23 +233,16 @@ func (s *Socket) takeWritten(n uint32, inv *rdma.RKey) error {
 		return violation(BeyondAdvert, "RdmaWrCompl of %d bytes, advertised were %d", n, r.Len)
 	case inv != nil && *inv != r.key:
 		return violation(WrongKey, "RdmaWrCompl invalidates key %#x, advertised was %#x", *inv, r.key)
+	case n == 0 && k.adv > 1:
+		return violation(UnexpectedMessage, "RdmaWrCompl of 0 bytes while %d buffers are advertised", k.adv)
 	}
-	done := k.popAdvert(s.cfg.Memory)
-	if n > 0 {
-		s.out.put(Output{Kind: OutRead, ID: done.ID, Len: n})
+	if n == 0 {
+		k.endAdverts(s.cfg.Memory) // it is the only one
 		return nil
 	}
-	k.requeue(done)
+	done := k.popAdvert(s.cfg.Memory)
+	s.out.put(Output{Kind: OutRead, ID: done.ID, Len: n})
 	return nil
-}
-
-// requeue puts a Read behind those that are advertised.
-func (k *sink) requeue(r pendingRead) {
-	k.reads.push(r)
-	for i := k.reads.n - 1; i > k.adv; i-- {
-		a, b := k.reads.at(i-1), k.reads.at(i)
-		*a, *b = *b, *a
-	}
 }
 
 // takeMode takes a ModeChange (§12). There are four: three of the sender of a stream, and from Buffered to Combined

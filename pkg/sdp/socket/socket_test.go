@@ -181,6 +181,10 @@ func TestViolations(t *testing.T) {
 		l.pipeline(false, true)
 		l.read(Read{ID: 1, Len: 5000, Direct: true})
 	}
+	offersTwo := func(l *lone) {
+		offers(l)
+		l.read(Read{ID: 2, Len: 5000, Direct: true})
+	}
 	asks := func(l *lone) {
 		if err := l.s.ResizePeer(l.h.w.now, 200); err != nil {
 			t.Fatal(err)
@@ -194,6 +198,7 @@ func TestViolations(t *testing.T) {
 		inv    *rdma.RKey
 	}{
 		"RdmaWrCompl beyond the buffer":  {want: BeyondAdvert, do: offers, m: bsdh.Message{MID: bsdh.RdmaWrCompl, Bytes: 5001}},
+		"RdmaWrCompl of nothing":         {want: UnexpectedMessage, do: offersTwo, m: bsdh.Message{MID: bsdh.RdmaWrCompl}},
 		"RdmaWrCompl with another key":   {want: WrongKey, do: offers, m: bsdh.Message{MID: bsdh.RdmaWrCompl, Bytes: 5000}, inv: &key},
 		"ChRcvBufAck of another size":    {want: BadSize, do: asks, m: bsdh.Message{MID: bsdh.ChRcvBufAck, Bytes: 100}},
 		"Hello":                          {want: UnexpectedMessage, m: bsdh.Message{MID: bsdh.Hello}},
