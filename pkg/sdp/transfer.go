@@ -220,19 +220,16 @@ func (c *Conn) wait(d direction, t *transfer) {
 	}
 }
 
-// cancel ends all transfers of a direction; the caller has the turn.
+// cancel ends all transfers of a direction; the caller has the turn. New ones wait for that only if the machine does it, and not where
+// they end with the connection.
 func (c *Conn) cancel(d direction) {
 	l := c.of(d)
-	if len(l.list) == 0 {
-		return
-	}
-	if l.canceling == nil {
-		l.canceling = make(chan struct{})
-	}
+	cancel := c.m.CancelReads
 	if d == writing {
-		c.m.CancelWrites(time.Now())
-	} else {
-		c.m.CancelReads(time.Now())
+		cancel = c.m.CancelWrites
+	}
+	if cancel(time.Now()) && l.canceling == nil {
+		l.canceling = make(chan struct{})
 	}
 }
 

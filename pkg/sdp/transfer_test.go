@@ -3,12 +3,15 @@
 package sdp_test
 
 import (
+	"bytes"
 	"errors"
 	"io"
 	"net"
+	"os"
 	"testing"
 	"time"
 
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/sdp"
 )
 
@@ -88,4 +91,58 @@ func TestTransfer_closeWhileStarting(t *testing.T) {
 		}
 	}
 	_ = b.Close()
+}
+
+// A Write that waits behind CloseWrite ends by its deadline, or by Close, as another one does, and the end of the stream goes behind what the
+// peer has of it.
+func TestConn_canceledBehindCloseWrite(t *testing.T) {
+	eachTransport(t, func(t *testing.T, open func(testing.TB, string) rdma.Device) {
+		p := newPair(t, open)
+		data := random(14, 8<<20) // more than there is room for
+		for _, tc := range []struct {
+			name string
+			ends func(c *sdp.Conn) error
+			want error
+		}{
+			{"deadline", func(c *sdp.Conn) error { return c.SetWriteDeadline(time.Now().Add(50 * time.Millisecond)) }, os.ErrDeadlineExceeded},
+			{"Close", (*sdp.Conn).Close, net.ErrClosed},
+		} {
+			for _, direct := range []bool{false, true} {
+				a, b := p.dial(t)
+				buf := newBuffer(t, p.client, len(data))
+				copy(buf.Bytes(), data)
+				type result struct {
+					n   int
+					err error
+				}
+				written := make(chan result, 1)
+				go func() {
+					write := a.Write
+					if direct {
+						write = func([]byte) (int, error) { return a.WriteBuffer(buf, 0, len(data)) }
+					}
+					n, err := write(data)
+					written <- result{n, err}
+				}()
+				got := make([]byte, 1)
+				_ = b.SetReadDeadline(time.Now().Add(10 * time.Second)) // it has no error
+				if _, err := io.ReadFull(b, got); err != nil {          // the Write has begun
+					t.Fatal(err)
+				}
+				if err := errors.Join(a.CloseWrite(), tc.ends(a)); err != nil {
+					t.Error(err)
+				}
+				begin := time.Now()
+				r := within(t, "the Write ends", written)
+				if d := time.Since(begin); !errors.Is(r.err, tc.want) || r.n == 0 || r.n >= len(data) || d > 5*time.Second {
+					t.Errorf("%s, direct %t: wrote %d bytes in %v: %v", tc.name, direct, r.n, d, r.err)
+				}
+				rest, err := io.ReadAll(b)
+				if got = append(got, rest...); err != nil || !bytes.Equal(got, data[:r.n]) {
+					t.Errorf("%s, direct %t: read %d bytes of %d, or others: %v", tc.name, direct, len(got), r.n, err)
+				}
+				_, _ = a.Close(), b.Close()
+			}
+		}
+	})
 }

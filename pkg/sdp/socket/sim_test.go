@@ -232,11 +232,9 @@ func (w *world) do(o simOp) {
 	case opRead:
 		h.read(o.n, o.direct, o.more)
 	case opCancelWrites:
-		if !h.s.end.shutdown {
-			for p := range h.marks {
-				if p >= h.s.src.next {
-					delete(h.marks, p) // may be taken back; what is sent all the same is not looked for
-				}
+		for p := range h.marks {
+			if p >= h.s.src.next {
+				delete(h.marks, p) // may be taken back; what is sent all the same is not looked for
 			}
 		}
 		h.s.CancelWrites(w.now)

@@ -145,21 +145,25 @@ func (s *Socket) mayRead() bool {
 	return !errors.Is(s.err, ErrAborted)
 }
 
-// CancelWrites ends all Writes as soon as it is known which bytes of them the peer has. What was not sent is
-// not part of the stream.
-func (s *Socket) CancelWrites(now time.Time) {
-	if s.state <= StateOpen && !s.src.writes.isEmpty() && !s.end.shutdown {
-		s.src.cancel.wanted = true
-		s.flush(now)
+// CancelWrites ends all Writes as soon as it is known which bytes of them the peer has, and reports whether there are any to be ended. What was
+// not sent is not part of the stream, whose end, behind Shutdown, comes earlier then.
+func (s *Socket) CancelWrites(now time.Time) bool {
+	if s.state > StateOpen || s.src.writes.isEmpty() {
+		return false
 	}
+	s.src.cancel.wanted = true
+	s.flush(now)
+	return true
 }
 
-// CancelReads ends all Reads as soon as it is sure that the peer writes to none of them.
-func (s *Socket) CancelReads(now time.Time) {
-	if s.state <= StateOpen && !s.snk.reads.isEmpty() {
-		s.snk.cancel.wanted = true
-		s.flush(now)
+// CancelReads ends all Reads as soon as it is sure that the peer writes to none of them, and reports whether there are any to be ended.
+func (s *Socket) CancelReads(now time.Time) bool {
+	if s.state > StateOpen || s.snk.reads.isEmpty() {
+		return false
 	}
+	s.snk.cancel.wanted = true
+	s.flush(now)
+	return true
 }
 
 // PreferMode asks for a mode of our stream, which is entered as soon as that may be. What peers ask for, and do

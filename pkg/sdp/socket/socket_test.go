@@ -430,6 +430,38 @@ func TestSection9_5_4_CancelWrites(t *testing.T) {
 	}
 }
 
+// Writes behind which the stream ends are canceled as others are: what the peer has, or is owed, goes, and the end of the stream right behind.
+func TestSection8_2_CancelWritesBehindShutdown(t *testing.T) {
+	for _, direct := range []bool{false, true} {
+		cfg := Config{ZcopyBytes: 1000, RecvBuffers: 8, RecvBytes: 900}
+		w, a, b := pair(t, cfg, cfg)
+		for range 3 {
+			a.write(50_000, direct, false)
+		}
+		a.s.Shutdown(w.now)
+		a.run()
+		settle(t, w)
+		if !a.s.CancelWrites(w.now) {
+			t.Fatalf("direct %t: nothing to be canceled: %v", direct, a.s.Snapshot())
+		}
+		a.run()
+		settle(t, w)
+		if len(a.keys)+len(a.writes) > 0 {
+			t.Errorf("direct %t: keys %v, Writes %v", direct, a.keys, a.writes)
+		}
+		for !b.eof && len(b.order) < 100 {
+			b.read(1000, false, false)
+			settle(t, w)
+		}
+		if got := b.received; !b.eof || got == 0 || got >= 50_000 || got != a.s.Snapshot().Produced {
+			t.Errorf("direct %t: %d bytes, end of the stream %t: %v", direct, got, b.eof, a.s.Snapshot())
+		}
+		if a.s.CancelWrites(w.now) {
+			t.Errorf("direct %t: canceled again", direct)
+		}
+	}
+}
+
 func TestSection9_5_5_CancelReads(t *testing.T) {
 	w, a, b := pair(t, Config{ZcopyBytes: 1000, RecvBytes: 900}, Config{ZcopyBytes: 1000, RecvBytes: 900})
 	a.s.PreferMode(w.now, bsdh.Pipelined)
