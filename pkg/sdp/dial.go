@@ -263,7 +263,7 @@ func (l *Listener) pause() {
 
 // begin has a connection set up, or refuses it.
 func (l *Listener) begin(remote net.Addr, refuse func(), setUp func() (*Conn, error)) {
-	peer := addrOf(remote)
+	peer := peerOf(remote)
 	if l.admit(peer) {
 		l.wg.Go(func() { l.serve(remote, peer, setUp) })
 		return
@@ -314,7 +314,13 @@ func (l *Listener) refused(remote net.Addr, err error) {
 	}
 }
 
-func addrOf(remote net.Addr) netip.Addr {
-	a, _ := netip.ParseAddrPort(remote.String()) // it is one
-	return a.Addr().Unmap().WithZone("")
+// peerOf is by what the places of a peer are counted. Who has one address of IPv6 has the network of it, and is one peer by all of them.
+func peerOf(remote net.Addr) netip.Addr {
+	at, _ := netip.ParseAddrPort(remote.String()) // it is one
+	a := at.Addr().Unmap().WithZone("")
+	if a.Is6() {
+		const network = 64
+		a = netip.PrefixFrom(a, network).Masked().Addr()
+	}
+	return a
 }

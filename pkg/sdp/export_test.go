@@ -16,6 +16,9 @@ func NewSoftAdapter(d *softiwarp.Device) cm.Device { return &softAdapter{Device:
 // AwaitPeer is what a suspended connection waits with.
 var AwaitPeer = awaitPeer
 
+// PeerOf is by what a listener counts the places of a peer.
+var PeerOf = peerOf
+
 // ComeBack is what answers a peer that has moved.
 func (c *Conn) ComeBack(ctx context.Context, port uint16) (*net.TCPConn, error) {
 	return c.comeBack(ctx, port)

@@ -49,7 +49,7 @@ const (
 	maxNudges  = 16
 
 	// maxSettingUp bounds the connections of one [Listener] that are being set up, and those of one
-	// address: who connects and says nothing has a place until SetupTimeout.
+	// address, or network of IPv6: who connects and says nothing has a place until SetupTimeout.
 	maxSettingUp        = 256
 	maxSettingUpPerPeer = 64
 
