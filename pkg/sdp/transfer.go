@@ -48,6 +48,7 @@ func (t *transfer) end(o *socket.Output) {
 type transfers struct {
 	list     []*transfer
 	places   chan struct{} // one taken by each that is not over, or that waits to begin
+	urgents  chan struct{} // and one of these, of writes with out-of-band data
 	deadline deadline.Deadline
 	spare    chan *transfer // to be used again
 	// canceling is closed when a cancellation is over, for which new ones wait; nil: there is none.
@@ -56,6 +57,7 @@ type transfers struct {
 
 func (l *transfers) init() {
 	l.list, l.places = make([]*transfer, 0, maxWaiting), make(chan struct{}, maxWaiting)
+	l.urgents = make(chan struct{}, socket.MaxUrgent)
 	l.spare = make(chan *transfer, maxWaiting)
 	l.deadline.Init()
 }
@@ -98,11 +100,38 @@ func (l *transfers) at(pos uint64) *transfer {
 func (l *transfers) end(o *socket.Output) {
 	t := l.find(o.ID)
 	l.remove(t)
-	<-l.places // not by Wait: who starts may be the one that will wait, for many
+	l.release(t) // not by Wait: who starts may be the one that will wait, for many
 	t.end(o)
 	if len(l.list) == 0 && l.canceling != nil {
 		close(l.canceling)
 		l.canceling = nil
+	}
+}
+
+// place takes the places of a transfer that is to begin.
+func (l *transfers) place(t *transfer) error {
+	places := []chan struct{}{l.places}
+	if t.urgent {
+		places = append(places, l.urgents)
+	}
+	for i, p := range places {
+		select {
+		case p <- struct{}{}:
+		case <-l.deadline.Wait():
+			for _, p := range places[:i] {
+				<-p
+			}
+			return errTimeout
+		}
+	}
+	return nil
+}
+
+// release gives the places of a transfer back.
+func (l *transfers) release(t *transfer) {
+	<-l.places
+	if t.urgent {
+		<-l.urgents
 	}
 }
 
@@ -140,12 +169,10 @@ func (c *Conn) of(d direction) *transfers {
 // start gives a transfer to the machine. It waits for a place, and for the end of a cancellation.
 func (c *Conn) start(d direction, t *transfer) error {
 	l := c.of(d)
-	select {
-	case l.places <- struct{}{}:
-	case <-l.deadline.Wait():
+	if err := l.place(t); err != nil {
 		c.lock()
 		defer c.unlock()
-		return cmp.Or(c.mayStart(l), errTimeout) // a closed connection is closed, whatever its deadline was
+		return cmp.Or(c.mayStart(l), err) // a closed connection is closed, whatever its deadline was
 	}
 	for {
 		c.lock()
@@ -158,7 +185,7 @@ func (c *Conn) start(d direction, t *transfer) error {
 		}
 		c.unlock()
 		if err != nil {
-			<-l.places
+			l.release(t)
 			return err
 		}
 		if canceling == nil {

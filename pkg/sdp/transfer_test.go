@@ -146,3 +146,33 @@ func TestConn_canceledBehindCloseWrite(t *testing.T) {
 		}
 	})
 }
+
+// More out-of-band bytes than the machine has room for wait for those before them, as long as the deadline lets them.
+func TestConn_manyUrgentWrites(t *testing.T) {
+	const many, size = 40, 64 << 10 // more than there may be, with more than there is room for
+	a, b := newPair(t, openIWARP).dial(t)
+	if err := errors.Join(a.SetWriteDeadline(time.Now().Add(20*time.Second)), b.SetReadDeadline(time.Now().Add(20*time.Second))); err != nil {
+		t.Fatal(err)
+	}
+	b.SetUrgentInline(true)
+	written := make(chan error, many)
+	for range many {
+		go func() {
+			_, err := a.WriteUrgent(make([]byte, size))
+			written <- err
+		}()
+	}
+	got := 0
+	for p := make([]byte, size); got < many*size; {
+		n, err := b.Read(p)
+		if got += n; err != nil {
+			t.Fatalf("read %d bytes: %v", got, err)
+		}
+	}
+	for range many {
+		if err := within(t, "all writes end", written); err != nil {
+			t.Error(err)
+		}
+	}
+	_, _ = a.Close(), b.Close()
+}
