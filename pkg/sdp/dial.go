@@ -32,8 +32,9 @@ type Dialer struct {
 	Require bool
 }
 
-// Dial connects to a service: an address as in [net.Dial], of a host and a port. With a Mapper the connection may be plain TCP to that very
-// address; then it is a *net.TCPConn, and the path says why. Else it is a *Conn.
+// Dial connects to a service: an address as in [net.Dial], of a host and a port. Of a host with several addresses those are tried, one after the
+// other, that are of the family of LocalAddr, or of the adapter. With a Mapper the connection may be plain TCP to that very address; then it
+// is a *net.TCPConn, and the path says why. Else it is a *Conn.
 func (d *Dialer) Dial(ctx context.Context, address string) (net.Conn, portmapper.Path, error) {
 	if d.Stack.adapter != nil {
 		return d.dialAdapter(ctx, address)
@@ -53,11 +54,17 @@ func (d *Dialer) Dial(ctx context.Context, address string) (net.Conn, portmapper
 		to, _ := netip.ParseAddrPort(tcp.RemoteAddr().String()) // it is one
 		return d.client(ctx, tcp, portmapper.Path{Addr: to, Mapped: true})
 	}
-	service, err := d.resolve(ctx, address)
+	var from netip.Addr
+	if a, ok := d.Dialer.LocalAddr.(*net.TCPAddr); ok {
+		from = a.AddrPort().Addr()
+	}
+	services, err := d.resolve(ctx, address, from)
 	if err != nil {
 		return nil, portmapper.Path{}, fmt.Errorf("dial %s: %w", address, err)
 	}
-	tcp, path, err := d.Mapper.Dial(ctx, &d.Dialer, service)
+	tcp, path, err := tryEach(ctx, services, func(to netip.AddrPort) (*net.TCPConn, portmapper.Path, error) {
+		return d.Mapper.Dial(ctx, &d.Dialer, to)
+	})
 	switch {
 	case err != nil:
 		return nil, path, err
@@ -75,16 +82,32 @@ func (d *Dialer) dialAdapter(ctx context.Context, address string) (net.Conn, por
 	if d.Mapper != nil {
 		return nil, portmapper.Path{}, fmt.Errorf("dial %s: the adapter chooses the port that a Mapper would have to name: %w", address, rdma.ErrNotSupported)
 	}
-	to, err := d.resolve(ctx, address)
+	services, err := d.resolve(ctx, address, d.Stack.deviceAddr())
 	if err != nil {
 		return nil, portmapper.Path{}, fmt.Errorf("dial %s: %w", address, err)
 	}
-	path := portmapper.Path{Addr: to, Mapped: true}
-	c, err := d.Stack.dialAdapter(ctx, to)
+	c, path, err := tryEach(ctx, services, func(to netip.AddrPort) (*Conn, portmapper.Path, error) {
+		c, err := d.Stack.dialAdapter(ctx, to)
+		return c, portmapper.Path{Addr: to, Mapped: true}, err
+	})
 	if err != nil {
 		return nil, path, err
 	}
 	return c, path, nil
+}
+
+// tryEach connects to the first of the addresses of a service that can be reached.
+func tryEach[C any](ctx context.Context, services []netip.AddrPort, dial func(netip.AddrPort) (C, portmapper.Path, error)) (c C, path portmapper.Path, err error) {
+	var errs []error
+	for _, to := range services {
+		if c, path, err = dial(to); err == nil {
+			return c, path, nil
+		}
+		if errs = append(errs, err); ctx.Err() != nil {
+			break
+		}
+	}
+	return c, path, errors.Join(errs...)
 }
 
 func (d *Dialer) client(ctx context.Context, tcp *net.TCPConn, path portmapper.Path) (net.Conn, portmapper.Path, error) {
@@ -95,11 +118,12 @@ func (d *Dialer) client(ctx context.Context, tcp *net.TCPConn, path portmapper.P
 	return c, path, nil
 }
 
-// resolve finds the address of a service: the first that the name has.
-func (d *Dialer) resolve(ctx context.Context, address string) (netip.AddrPort, error) {
+// resolve finds the addresses of a service that can be reached from an address: those of its family. One that says nothing of a family is
+// no address, or the unspecified one.
+func (d *Dialer) resolve(ctx context.Context, address string, from netip.Addr) ([]netip.AddrPort, error) {
 	host, port, err := net.SplitHostPort(address)
 	if err != nil {
-		return netip.AddrPort{}, err
+		return nil, err
 	}
 	r := d.Dialer.Resolver
 	if r == nil {
@@ -107,13 +131,23 @@ func (d *Dialer) resolve(ctx context.Context, address string) (netip.AddrPort, e
 	}
 	p, err := r.LookupPort(ctx, "tcp", port)
 	if err != nil {
-		return netip.AddrPort{}, err
+		return nil, err
 	}
 	addrs, err := r.LookupNetIP(ctx, "ip", host)
 	if err != nil {
-		return netip.AddrPort{}, err
+		return nil, err
 	}
-	return netip.AddrPortFrom(addrs[0].Unmap(), uint16(p)), nil
+	from = from.Unmap()
+	var services []netip.AddrPort
+	for _, a := range addrs {
+		if a = a.Unmap(); !from.IsValid() || from.IsUnspecified() || a.Is4() == from.Is4() {
+			services = append(services, netip.AddrPortFrom(a, uint16(p)))
+		}
+	}
+	if len(services) == 0 {
+		return nil, fmt.Errorf("no address of %s can be reached from %v, only %v: %w", host, from, addrs, rdma.ErrInvalid)
+	}
+	return services, nil
 }
 
 // Listener listens for SDP connections. It implements net.Listener.

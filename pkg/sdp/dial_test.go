@@ -3,11 +3,17 @@
 package sdp_test
 
 import (
+	"context"
+	"encoding/binary"
 	"errors"
+	"io"
 	"net"
 	"net/netip"
+	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/net/dns/dnsmessage"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/sdp"
@@ -124,4 +130,78 @@ func TestListener_peers(t *testing.T) {
 			t.Errorf("%s is %v, %s is %v, want one peer: %t", tc.a, x, tc.b, y, tc.one)
 		}
 	}
+}
+
+// resolver says that every name has some addresses.
+func resolver(addrs ...string) *net.Resolver {
+	return &net.Resolver{PreferGo: true, Dial: func(context.Context, string, string) (net.Conn, error) {
+		asks, answers := net.Pipe() // no datagrams: each message behind its length
+		go func() {
+			defer func() { _ = answers.Close() }()
+			var n [2]byte
+			if _, err := io.ReadFull(answers, n[:]); err != nil {
+				return
+			}
+			b := make([]byte, binary.BigEndian.Uint16(n[:]))
+			var m dnsmessage.Message
+			if _, err := io.ReadFull(answers, b); err != nil || m.Unpack(b) != nil {
+				return
+			}
+			m.Response, m.Authoritative, m.Additionals = true, true, nil
+			q := m.Questions[0]
+			for _, s := range addrs {
+				h := dnsmessage.ResourceHeader{Name: q.Name, Type: q.Type, Class: q.Class}
+				switch a := netip.MustParseAddr(s); {
+				case a.Is4() && q.Type == dnsmessage.TypeA:
+					m.Answers = append(m.Answers, dnsmessage.Resource{Header: h, Body: &dnsmessage.AResource{A: a.As4()}})
+				case a.Is6() && q.Type == dnsmessage.TypeAAAA:
+					m.Answers = append(m.Answers, dnsmessage.Resource{Header: h, Body: &dnsmessage.AAAAResource{AAAA: a.As16()}})
+				}
+			}
+			if b, err := m.AppendPack(make([]byte, 2)); err == nil {
+				binary.BigEndian.PutUint16(b, uint16(len(b)-2))
+				_, _ = answers.Write(b) // who asks may be gone
+			}
+		}()
+		return asks, nil
+	}}
+}
+
+// A name may have addresses that cannot be reached from the device, and some at which nobody listens.
+func TestDialer_addresses(t *testing.T) {
+	p := newPair(t, openAdapter)
+	_, port, err := net.SplitHostPort(p.l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := p.dialer()
+	d.Dialer.Resolver = resolver("::1", "127.93.0.8", serverAddr, "127.93.0.9")
+	c, path, err := d.Dial(limited(t), net.JoinHostPort("service.example.", port))
+	if err != nil || path.Addr.Addr().String() != serverAddr {
+		t.Fatalf("%v: %v", path, err)
+	}
+	_ = c.Close()
+	d.Dialer.Resolver = resolver("::1")
+	if _, _, err := d.Dial(limited(t), net.JoinHostPort("service.example.", port)); !errors.Is(err, rdma.ErrInvalid) {
+		t.Errorf("a name with no address of the device's family: %v", err)
+	}
+	d.Dialer.Resolver = resolver("127.93.0.8", "127.93.0.9")
+	if _, _, err := d.Dial(limited(t), net.JoinHostPort("service.example.", port)); !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Errorf("a name at whose addresses nobody listens: %v", err)
+	}
+	plain := sdp.Dialer{Stack: newStack(t, openIWARP(t, clientAddr)), Dialer: d.Dialer}
+	if plain.Mapper, err = portmapper.NewClient(portmapper.ClientConfig{}); err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("tcp", net.JoinHostPort(serverAddr, "0"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	_, port, _ = net.SplitHostPort(l.Addr().String()) // it has one
+	plain.Dialer.Resolver = resolver("::1", "127.93.0.8", serverAddr)
+	if c, path, err = plain.Dial(limited(t), net.JoinHostPort("service.example.", port)); err != nil || path.Mapped || path.Addr.Addr().String() != serverAddr {
+		t.Fatalf("by a mapper: %v: %v", path, err)
+	}
+	_ = c.Close()
 }
