@@ -48,7 +48,7 @@
 // SDP has one path and one queue pair per connection: with the loss of the path the connection is lost. Nothing is authenticated, and
 // nothing is encrypted. A connection that is suspended goes on in the same process, on the same stack, between the same addresses, and its
 // next connection of TCP belongs to the network namespace of the process. A peer that has a Buffer advertised
-// decides when a transfer of it ends, for up to 5 s behind a deadline; then the connection ends. Out-of-band bytes are to be had in their order only. On
+// decides when a transfer of it ends: behind a deadline it has 5 s, and again with each part that moves; then the connection ends. Out-of-band bytes are to be had in their order only. On
 // adapters that make their own connections of TCP there are no suspension, no [Stack.Client] and no [Stack.Server], and a port mapper is
 // asked by the kernel, if by anybody.
 package sdp

@@ -447,6 +447,46 @@ func TestCancelTimeout(t *testing.T) {
 	}
 }
 
+// A peer that must be sent what it has refused to read by RDMA, and whose program reads that slowly, keeps its connection: each step of it gives
+// it time. What moves in the other direction gives it none.
+func TestCancelTimeout_slowReader(t *testing.T) {
+	for _, reads := range []bool{true, false} {
+		cfg := Config{ZcopyBytes: 1000, RecvBuffers: 8, RecvBytes: 900}
+		w, a, b := pair(t, cfg, cfg)
+		a.write(50_000, true, false)
+		settle(t, w)
+		for range 2 { // the first one has what goes with the offer
+			b.read(900, false, false)
+			settle(t, w)
+		}
+		if a.s.Snapshot().Forced == 0 {
+			t.Fatalf("nothing was refused: %v", a.s.Snapshot())
+		}
+		a.s.CancelWrites(w.now)
+		a.run()
+		settle(t, w)
+		begin := w.now
+		w.gone = !reads
+		for w.now.Before(begin.Add(20*cancelTimeout)) && len(a.writes) > 0 {
+			w.now = w.now.Add(cancelTimeout / 5)
+			w.expire()
+			if reads {
+				b.read(900, false, false)
+			}
+			a.read(10, false, false)
+			b.write(10, false, false)
+			settle(t, w)
+		}
+		passed := w.now.Sub(begin)
+		if reads && (a.ended || passed < 2*cancelTimeout || a.s.Snapshot().Produced != 50_000) {
+			t.Errorf("ended %t with %v after %v: %v", a.ended, a.endErr, passed, a.s.Snapshot())
+		}
+		if !reads && (!errors.Is(a.endErr, ErrStalled) || passed > 2*cancelTimeout) {
+			t.Errorf("nobody reads: ended with %v after %v: %v", a.endErr, passed, a.s.Snapshot())
+		}
+	}
+}
+
 // That a DisConn completed does not say that it arrived: a connection that is lost then is not ended in order.
 func TestSection8_2_1_LostDisConn(t *testing.T) {
 	w, a, b := pair(t, Config{ZcopyBytes: NoZcopy}, Config{ZcopyBytes: NoZcopy, SendDepth: 2})

@@ -19,7 +19,8 @@ func (s *Socket) flush(now time.Time) {
 	if s.state == StateOpen && s.susp.answered && s.sends.done == s.sends.posted {
 		s.suspend()
 	}
-	s.cancels.update(now, s.src.cancel.wanted || s.snk.cancel.wanted)
+	p, waits := canceled(&s.src, &s.snk)
+	s.cancels.update(now, p, waits)
 }
 
 // step posts one thing, and reports whether it did.

@@ -87,7 +87,7 @@ const (
 	// DefaultSuspendTimeout bounds the way from SuspComm to the Hello on the next connection.
 	DefaultSuspendTimeout = 10 * time.Second
 
-	// cancelTimeout bounds how long a peer may keep a buffer that is canceled: as long as its program may
+	// cancelTimeout bounds how long a peer may keep a buffer that is canceled without that anything comes of it: as long as its program may
 	// take to read what is offered, and no longer than who waits for the buffer bears.
 	cancelTimeout = 5 * time.Second
 

@@ -87,15 +87,37 @@ type revocation struct {
 }
 
 // cancelTimer bounds the wait of CancelWrites and CancelReads: a peer that never says what became of a buffer would keep it,
-// and whoever waits for the end of its Write or Read, for ever.
-type cancelTimer struct{ at time.Time } // when the peer is given up; zero: nobody waits
+// and whoever waits for the end of its Write or Read, for ever. A peer whose program reads what it has to be sent, however slowly, is not
+// such a one: each step begins the time anew.
+type cancelTimer struct {
+	at   time.Time // when the peer is given up; zero: nobody waits
+	seen progress
+}
 
-func (t *cancelTimer) update(now time.Time, waits bool) {
+// progress is how far what is canceled has come. Of the other direction it has nothing: what moves there brings no buffer back.
+type progress struct {
+	next          uint64 // of our stream
+	srcs, writing int    // adverts and RDMA WRITEs of ours
+	adv, reading  int    // adverts and RDMA READs for the peer's
+}
+
+// canceled is the progress of what is canceled; false: nothing is.
+func canceled(o *source, k *sink) (p progress, waits bool) {
+	if o.cancel.wanted {
+		p.next, p.srcs, p.writing = o.next, o.srcs.n, o.flight.n
+	}
+	if k.cancel.wanted {
+		p.adv, p.reading = k.adv, k.flight.n
+	}
+	return p, o.cancel.wanted || k.cancel.wanted
+}
+
+func (t *cancelTimer) update(now time.Time, p progress, waits bool) {
 	switch {
 	case !waits:
-		t.at = time.Time{}
-	case t.at.IsZero():
-		t.at = now.Add(cancelTimeout)
+		*t = cancelTimer{}
+	case t.at.IsZero() || t.seen != p:
+		t.at, t.seen = now.Add(cancelTimeout), p
 	}
 }
 
