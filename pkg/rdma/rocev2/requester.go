@@ -530,8 +530,9 @@ func (q *QP) HandleTimeout(now time.Time) {
 	}
 	if r.probe.due(now) {
 		q.stats.Probes++
-		at := r.ack.at         // a probe is not a retry: the ACK timer runs on
-		skip := r.reads.n == 0 // the count of READs would not survive a skip
+		at := r.ack.at // a probe is not a retry: the ACK timer runs on
+		// The count of READs would not survive a skip, and what is being sent again, but for a probe, is lost.
+		skip := r.reads.n == 0 && (r.win.nxt == r.win.max || r.recovery.probing != 0)
 		r.goBack(r.win.una)
 		r.ack.at = at
 		r.recovery.single = true

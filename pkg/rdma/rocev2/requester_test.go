@@ -367,6 +367,26 @@ func TestRequester_probeOfSlowPeer(t *testing.T) {
 	b.wantWC("3 SEND success 1", "4 SEND success 600", "5 SEND success 1")
 }
 
+// TestRequester_probeAmidRepetition: what the peer has said that it misses is sent again, whatever a probe on the way
+// is answered with.
+func TestRequester_probeAmidRepetition(t *testing.T) {
+	b := newBench(t, nil)
+	b.send(b.wr(1, rdma.OpSend, 1))
+	b.out()
+	b.in(Acknowledge, 0, ackPacket)
+	b.send(b.wr(2, rdma.OpSend, 600), b.wr(3, rdma.OpSend, 600))
+	b.out()
+	b.in(Acknowledge, 1, func(p *Packet) { p.AETH.Syndrome = SyndromeNAK(NAKSequence) })
+	var one [1]TxPacket
+	if n := b.q.PollTx(b.now, one[:]); n != 1 { // the wire is full then
+		t.Fatal("nothing is sent again")
+	}
+	b.expire()
+	b.wantOut("SEND First 1 256 bytes A")
+	b.in(Acknowledge, 2, ackPacket) // the peer had that, too
+	b.wantOut("SEND Last 3 88 bytes A", "SEND First 4 256 bytes", "SEND Middle 5 256 bytes", "SEND Last 6 88 bytes A")
+}
+
 func resp(n int) func(*Packet) {
 	return func(p *Packet) { ackPacket(p); p.Payload = []byte(strings.Repeat("r", n)) }
 }

@@ -65,6 +65,7 @@ type readOp struct {
 	key    rdma.RKey
 	buf    []byte
 	ready  bool
+	again  bool // a request that was served, and came once more
 }
 
 // responder is the receiving half of a queue pair.
@@ -90,9 +91,17 @@ type responder struct {
 	// In ERR: requests go without an answer; one did.
 	silent, unanswered bool
 
+	refusal refusal // waits for the responses to the READs before it
+
 	gap    uint64           // highest PSN that came too early
 	reads  [MaxReads]readOp // by PSN
 	nreads int
+}
+
+// refusal is a NAK that ends the queue pair, with the reason.
+type refusal struct {
+	code NAKCode
+	err  error // nil: there is none
 }
 
 func (r *responder) at(i uint32) *recvWQE { return &r.ring[i&uint32(len(r.ring)-1)] }
@@ -103,7 +112,7 @@ func (r *responder) stop() {
 	r.msg = msgNone
 	r.ack.stop()
 	r.forgetMemory()
-	r.nreads = 0
+	r.nreads, r.refusal = 0, refusal{}
 }
 
 func (r *responder) forgetMemory() {
@@ -118,6 +127,8 @@ func (q *QP) handleRequest(p *Packet, info opInfo) {
 	r := &q.rsp
 	psn := near(r.psn, p.BTH.PSN)
 	switch {
+	case psn >= r.psn && r.refusal.err != nil:
+		return // behind what ends the queue pair
 	case psn > r.psn:
 		// IBTA 9.7.5.2.6: one NAK until the expected packet comes; behind an
 		// RNR NAK none at all.
@@ -174,8 +185,23 @@ func (q *QP) handleRequest(p *Packet, info opInfo) {
 
 func (r *responder) countMessage() { r.msn = (r.msn + 1) & msnMask }
 
-// refuse answers a request with a NAK that ends the queue pair.
+// refuse answers a request with a NAK that ends the queue pair, behind the responses to the READs
+// that came before:
+//
+//	peer                              responder
+//	  READ, WRITE with a wrong key -->
+//	                                <-- response, NAK
+//
+// Without the response the peer would repeat the READ, to a queue pair in ERR, until it gives up.
 func (q *QP) refuse(c NAKCode, err error) {
+	if r := &q.rsp; r.nreads > 0 {
+		r.refusal = refusal{c, err}
+		return
+	}
+	q.refuseNow(c, err)
+}
+
+func (q *QP) refuseNow(c NAKCode, err error) {
 	q.rsp.nak, q.rsp.nakSyn = nakPending, SyndromeNAK(c)
 	q.fail(rdma.EventQPFatal, fmt.Errorf("queue pair %v from %v, NAK %v: %w", q.cfg.Num, q.attr.DestQPN, c, err))
 }
@@ -385,7 +411,7 @@ func (q *QP) handleWrite(p *Packet, info opInfo) bool {
 func (q *QP) handleRead(p *Packet) bool {
 	r := &q.rsp
 	n := p.RETH.Length
-	if r.msg != msgNone || n > MaxMessage || r.nreads >= int(q.attr.ReadsServed) {
+	if r.msg != msgNone || n > MaxMessage || r.outstanding() >= int(q.attr.ReadsServed) {
 		q.refuse(NAKInvalidRequest, errRequest)
 		return false
 	}
@@ -398,10 +424,33 @@ func (q *QP) handleRead(p *Packet) bool {
 	r.countMessage()
 	q.stats.RxMessages++
 	op.msn = r.msn
+	r.makeRoom()
 	r.reads[r.nreads] = op
 	r.nreads++
 	r.psn += op.n
 	return true
+}
+
+// outstanding is the number of READs whose response the peer awaits. It may have had that to a request that came
+// again.
+func (r *responder) outstanding() (n int) {
+	for i := range r.reads[:r.nreads] {
+		if !r.reads[i].again {
+			n++
+		}
+	}
+	return n
+}
+
+// makeRoom drops the response to a request that came again if there are too many. The peer asks for it once
+// more if it needs it.
+func (r *responder) makeRoom() {
+	for i := 0; r.nreads == MaxReads; i++ {
+		if r.reads[i].again {
+			copy(r.reads[i:], r.reads[i+1:])
+			r.nreads--
+		}
+	}
 }
 
 // readOpOf resolves a READ request.
@@ -455,9 +504,11 @@ func (q *QP) handleDuplicate(p *Packet, psn uint64) {
 		i++
 	}
 	if i < r.nreads && r.reads[i].psn < psn+n {
+		op.again = r.reads[i].again
 		r.reads[i] = op
 		return
 	}
+	op.again = true
 	if r.nreads == MaxReads {
 		q.stats.Bad++
 		return
@@ -477,7 +528,7 @@ func (q *QP) pollResponses(dst []TxPacket) int {
 		if !op.ready && !q.resolveRead(op) {
 			// The region went away after the request was accepted.
 			r.psn = op.psn + op.next
-			q.refuse(NAKRemoteAccess, errGone)
+			q.refuseNow(NAKRemoteAccess, errGone)
 			break
 		}
 		for n < len(dst) && op.next < op.n {
@@ -490,6 +541,9 @@ func (q *QP) pollResponses(dst []TxPacket) int {
 		r.nreads--
 		copy(r.reads[:], r.reads[1:r.nreads+1])
 		r.reads[r.nreads] = readOp{}
+	}
+	if x := r.refusal; x.err != nil {
+		q.refuseNow(x.code, x.err)
 	}
 	if n == len(dst) {
 		return n

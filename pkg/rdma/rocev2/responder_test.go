@@ -376,8 +376,58 @@ func TestResponder_tooManyReads(t *testing.T) {
 	for i := range MaxReads + 1 {
 		b.in(ReadRequest, i, readReq(b, 0, 8))
 	}
-	b.wantOut("Acknowledge 16 [NAK invalid request msn 16]")
+	var want []string
+	for i := range MaxReads {
+		want = append(want, fmt.Sprintf("RDMA READ response Only %d [ACK credit 31 msn %d] 8 bytes", i, i+1))
+	}
+	b.wantOut(append(want, "Acknowledge 16 [NAK invalid request msn 16]")...)
 	b.wantState(rdma.QPError)
+}
+
+// A READ that came before a request that ends the queue pair is answered, and what comes behind that is dropped.
+func TestResponder_readBeforeRefusal(t *testing.T) {
+	b := newBench(t, nil)
+	b.in(ReadRequest, 0, readReq(b, 0, 512))
+	wrong := b.write(0, 8, 8, 'w')
+	b.in(WriteOnly, 2, func(p *Packet) { wrong(p); p.RETH.RKey++ })
+	b.in(WriteOnly, 3, b.write(16, 8, 8, 'w'))
+	b.in(WriteOnly, 5, b.write(16, 8, 8, 'w'))
+	b.wantOut(
+		"RDMA READ response First 0 [ACK credit 31 msn 1] 256 bytes",
+		"RDMA READ response Last 1 [ACK credit 31 msn 1] 256 bytes",
+		"Acknowledge 2 [NAK remote access error msn 1]",
+	)
+	b.wantState(rdma.QPError)
+	if b.mr.buf[16] == 'w' {
+		t.Error("a WRITE behind the refused one was placed")
+	}
+}
+
+// A READ that comes again, because the peer has not seen the response yet, does not count against those that it may have
+// outstanding: it sees that response, and asks for the next.
+func TestResponder_readsAgain(t *testing.T) {
+	b := newBench(t, func(_ *QPConfig, a *rdma.QPAttr) { a.ReadsServed = 1 })
+	b.in(ReadRequest, 0, readReq(b, 0, 8))
+	b.wantOut("RDMA READ response Only 0 [ACK credit 31 msn 1] 8 bytes")
+	b.in(ReadRequest, 0, readReq(b, 0, 8))
+	b.in(ReadRequest, 1, readReq(b, 0, 8))
+	b.wantOut(
+		"RDMA READ response Only 0 [ACK credit 31 msn 1] 8 bytes",
+		"RDMA READ response Only 1 [ACK credit 31 msn 2] 8 bytes",
+	)
+	b = newBench(t, nil)
+	for i := range MaxReads {
+		b.in(ReadRequest, i, readReq(b, 0, 8))
+	}
+	b.out()
+	for i := range MaxReads {
+		b.in(ReadRequest, i, readReq(b, 0, 8))
+	}
+	b.in(ReadRequest, MaxReads, readReq(b, 0, 8))
+	out := b.out()
+	if want := fmt.Sprintf("RDMA READ response Only %d [ACK credit 31 msn %d] 8 bytes", MaxReads, MaxReads+1); len(out) != MaxReads || out[MaxReads-1] != want {
+		t.Errorf("answered with %q", out)
+	}
 }
 
 func TestResponder_regionGoneBeforeResponses(t *testing.T) {
@@ -571,6 +621,7 @@ func TestResponder_readsServed(t *testing.T) {
 		t.Fatalf("state %v after two READs", s)
 	}
 	b.in(ReadRequest, 2, read)
+	b.out()
 	if s := b.q.State(); s != rdma.QPError {
 		t.Errorf("state %v after the third READ, want ERR", s)
 	}
