@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -401,6 +402,69 @@ func TestDriver_noConsumableCapacity(t *testing.T) {
 			t.Error(err)
 		}
 	}
+}
+
+// TestDriver_slotsStay: after a restart of the agent the slots stay what they are, and claims that are allocated by them are
+// prepared, also before anything was published. Once the API server knows consumable capacity there are none any more.
+func TestDriver_slotsStay(t *testing.T) {
+	b := newBench(t)
+	var mu sync.Mutex
+	var shared []string // published as devices that nobody else may have
+	old := true
+	react := func(a k8stesting.Action) (bool, runtime.Object, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		o := a.(interface{ GetObject() runtime.Object }).GetObject().(*resourceapi.ResourceSlice)
+		dry := false
+		if c, ok := a.(k8stesting.CreateActionImpl); ok {
+			dry = len(c.CreateOptions.DryRun) > 0
+		}
+		for i := range o.Spec.Devices {
+			x := &o.Spec.Devices[i]
+			if old && !dry && x.AllowMultipleAllocations != nil {
+				shared = append(shared, x.Name)
+			}
+			if old {
+				x.AllowMultipleAllocations, x.Capacity = nil, nil
+			}
+		}
+		return dry, o, nil
+	}
+	b.client.PrependReactor("create", "resourceslices", react)
+	b.client.PrependReactor("update", "resourceslices", react)
+	published := func(want int) func() string {
+		return func() string {
+			if got := b.slices(); len(got) != want {
+				return fmt.Sprintf("%d devices", len(got))
+			}
+			return ""
+		}
+	}
+	stop := b.run(b.driver("agent-1"))
+	first := b.register()
+	b.eventually("slots", published(3*MaxSharers+2))
+	stop()
+	mu.Lock()
+	shared = nil
+	mu.Unlock()
+
+	stop = b.run(b.driver("agent-2"))
+	k := b.register(first)
+	if _, err := k.prepare(b.claim("claim", []string{"pod-1"}, "soft0-slot-07")); err != nil {
+		t.Error(err)
+	}
+	b.inv.set(devices()[1:])
+	b.eventually("slots of what is left", published(2*MaxSharers+2))
+	mu.Lock()
+	if len(shared) > 0 {
+		t.Errorf("published in place of slots: %v", shared)
+	}
+	old = false
+	mu.Unlock()
+	stop()
+
+	b.run(b.driver("agent-3"))
+	b.eventually("shared devices", published(4))
 }
 
 // TestRun_kubeletComesLate: the driver waits for kubelet's directories, and goes

@@ -16,6 +16,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 
 	"github.com/smcr-io/kube-smcr/internal/devices/claims"
+	"github.com/smcr-io/kube-smcr/internal/devices/inventory"
 	"github.com/smcr-io/kube-smcr/internal/devices/vf"
 	"github.com/smcr-io/kube-smcr/internal/records"
 )
@@ -118,8 +119,10 @@ func (d *Driver) deviceOf(ctx context.Context, late <-chan struct{}, c *resource
 		}
 		return x, nil
 	}
-	x, ok := d.published().ids[r.Device]
+	x, ok := d.allocated(r.Device)
 	switch {
+	case !ok && !d.cfg.Inventory.Looked():
+		return claims.Device{}, fmt.Errorf("device %s: the agent has just started and has not looked for devices yet: kubelet tries again", r.Device)
 	case r.Pool != d.cfg.Node:
 		return claims.Device{}, fmt.Errorf("device %s is of pool %s, not of this node: allocate the claim again", r.Device, r.Pool)
 	case !ok:
@@ -131,6 +134,18 @@ func (d *Driver) deviceOf(ctx context.Context, late <-chan struct{}, c *resource
 	}
 	out.IfName = p.InterfaceName
 	return out, d.exclusive(ctx, late, c, r.Device, x.ID)
+}
+
+// allocated is the device of a name that claims are allocated by. While it turns out that the API server
+// knows no consumable capacity, shared devices have names of both forms.
+func (d *Driver) allocated(name string) (inventory.Device, bool) {
+	list := d.cfg.Inventory.Devices()
+	for _, slots := range []bool{false, true} {
+		if x, ok := publish(list, slots).ids[name]; ok {
+			return x, true
+		}
+	}
+	return inventory.Device{}, false
 }
 
 // exclusive makes sure that no other claim or pod has a device. The scheduler does so too,

@@ -8,7 +8,13 @@ import (
 	"fmt"
 	"slices"
 
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
+
+	"github.com/smcr-io/kube-smcr/internal/devices/inventory"
+	"github.com/smcr-io/kube-smcr/internal/devices/vf"
 )
 
 // publish keeps the slices in line with the inventory, until ctx ends or an error.
@@ -32,6 +38,11 @@ func (d *Driver) publish(ctx context.Context) error {
 		if !d.cfg.Inventory.Looked() {
 			continue // the inventory is empty because Run has not looked yet
 		}
+		if controller == nil {
+			if err := d.learnSlots(ctx); err != nil {
+				return fmt.Errorf("publish devices: %w", err)
+			}
+		}
 		resources := d.published().resources(d.cfg.Node)
 		if controller != nil {
 			controller.Update(&resources)
@@ -48,6 +59,40 @@ func (d *Driver) publish(ctx context.Context) error {
 			return fmt.Errorf("publish devices: %w", err)
 		}
 	}
+}
+
+// learnSlots finds out whether shared devices have to be published as slots, where an earlier agent of
+// the node did so. To publish them in the other form first would take slots away that claims are
+// allocated, until the API server has refused that form.
+func (d *Driver) learnSlots(ctx context.Context) error {
+	api := d.cfg.Client.ResourceV1().ResourceSlices()
+	selector := fields.Set{resourceapi.ResourceSliceSelectorDriver: DriverName, resourceapi.ResourceSliceSelectorNodeName: d.cfg.Node}
+	stored, err := api.List(ctx, metav1.ListOptions{FieldSelector: selector.String()})
+	if err != nil {
+		return fmt.Errorf("list the slices of an earlier agent: %w", err)
+	}
+	if !slices.ContainsFunc(stored.Items, func(s resourceapi.ResourceSlice) bool {
+		return s.Spec.NodeName != nil && *s.Spec.NodeName == d.cfg.Node && s.Spec.Driver == DriverName && slices.ContainsFunc(s.Spec.Devices, isSlot)
+	}) {
+		return nil
+	}
+	// The API server may have been upgraded since.
+	device := publish([]inventory.Device{{Device: vf.Device{ID: "trial"}, Kind: inventory.KindSoftware}}, false).devices
+	trial, err := api.Create(ctx, &resourceapi.ResourceSlice{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "smcr-trial-"},
+		Spec: resourceapi.ResourceSliceSpec{
+			Driver: DriverName, NodeName: &d.cfg.Node, Pool: resourceapi.ResourcePool{Name: d.cfg.Node, Generation: 1, ResourceSliceCount: 1}, Devices: device,
+		},
+	}, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+	if err != nil {
+		d.cfg.Log.Warn("not known whether the API server supports consumable capacity; shared devices stay slots", "err", err)
+	}
+	if err != nil || !slices.ContainsFunc(trial.Spec.Devices, func(x resourceapi.Device) bool { return x.AllowMultipleAllocations != nil }) {
+		d.mu.Lock()
+		d.slots = true
+		d.mu.Unlock()
+	}
+	return nil
 }
 
 // published is the present inventory as devices of the API.

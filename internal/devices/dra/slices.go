@@ -74,13 +74,18 @@ func publish(list []inventory.Device, slots bool) published {
 			})
 		default:
 			for n := range min(MaxSharers, left) {
-				p.add(fmt.Sprintf("%s-slot-%02d", name, n), d, resourceapi.Device{Attributes: attrs})
+				p.add(fmt.Sprintf("%s%s%02d", name, slotInfix, n), d, resourceapi.Device{Attributes: attrs})
 			}
 			left -= min(MaxSharers, left)
 		}
 	}
 	return p
 }
+
+// slotInfix is in the names of slots: soft0-slot-07.
+const slotInfix = "-slot-"
+
+func isSlot(d resourceapi.Device) bool { return strings.Contains(d.Name, slotInfix) }
 
 func (p published) has(name string) bool {
 	_, ok := p.ids[name]
