@@ -141,8 +141,9 @@ func run(args []string, stdout, stderr io.Writer) int {
 // keep is the process of keepQueues. The agent gives it one end of a socket as descriptor 3.
 func keep(stderr io.Writer) int {
 	signal.Ignore(syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP) // it ends after the agent, which a SIGTERM only drains
-	if err := linux.KeepQueues(os.NewFile(3, "agent")); err != nil {
-		fmt.Fprintf(stderr, "node-agent: %v\n", err)
+	report := func(err error) { fmt.Fprintf(stderr, "node-agent: %v\n", err) }
+	if err := linux.KeepQueues(os.NewFile(3, "agent"), report); err != nil {
+		report(err)
 		return exitError
 	}
 	return 0

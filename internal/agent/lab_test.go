@@ -50,7 +50,7 @@ func TestMain(m *testing.M) {
 		os.Exit(child(file))
 	}
 	if os.Getenv(keeperEnv) != "" {
-		if err := linux.KeepQueues(os.NewFile(3, "agent")); err != nil {
+		if err := linux.KeepQueues(os.NewFile(3, "agent"), func(err error) { fmt.Fprintln(os.Stderr, err) }); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}

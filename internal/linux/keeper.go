@@ -3,9 +3,12 @@
 package linux
 
 import (
+	"bufio"
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"strconv"
@@ -106,9 +109,11 @@ type keptMark struct {
 // waits. The keeper needs no sign of life from the agent: it reads the kernel's own list,
 // which has the number of the last packet of each queue.
 //
-// It returns when the agent's end of the socket is closed. The process has nothing
-// else to do: it should be small, and not be stopped together with the agent.
-func KeepQueues(socket *os.File) error {
+// It returns when the agent's end of the socket is closed, and only then drains the queues: one
+// that is drained while the agent serves it holds nothing any more. report gets what is wrong with
+// a single queue. The process has nothing else to do: it should be small, and not be stopped
+// together with the agent.
+func KeepQueues(socket *os.File, report func(error)) error {
 	c, err := net.FileConn(socket)
 	if err = errors.Join(err, socket.Close()); err != nil {
 		return fmt.Errorf("keep queues: %w", err)
@@ -116,8 +121,8 @@ func KeepQueues(socket *os.File) error {
 	conn := c.(*net.UnixConn)
 	queues := map[uint32]*kept{}
 	defer func() {
-		for number := range queues {
-			forget(queues, number)
+		for _, k := range queues {
+			k.close()
 		}
 		_ = conn.Close()
 	}()
@@ -129,18 +134,23 @@ func KeepQueues(socket *os.File) error {
 		n, oobn, _, _, err := conn.ReadMsgUnix(buf, oob)
 		switch {
 		case errors.Is(err, os.ErrDeadlineExceeded):
-		case err != nil || n == 0: // the agent is gone
+		case n == 0 && (err == nil || errors.Is(err, io.EOF)): // the agent is gone
+			for _, k := range queues {
+				k.drain()
+			}
 			return nil
+		case err != nil: // the agent lives, and has its queues
+			return fmt.Errorf("keep queues: %w", err)
 		default:
-			if err := obey(queues, buf[:n], oob[:oobn]); err != nil {
-				return err
+			if err := obey(queues, buf[:n], oob[:oobn]); err != nil { // one queue's business: the others stay kept
+				report(err)
 			}
 		}
 		now := time.Now()
-		for number, k := range queues {
-			if err := k.release(now); err != nil { // the namespace's end, or a socket that is none
-				forget(queues, number)
-			}
+		for _, k := range queues {
+			// After an error the queue stays the agent's, which may serve it: it is looked at again. To drain it would end
+			// the hold of a pod for want of memory for one message.
+			_ = k.release(now)
 		}
 	}
 }
@@ -168,16 +178,13 @@ func obey(queues map[uint32]*kept, b, oob []byte) error {
 		for _, fd := range fds {
 			unix.Close(fd)
 		}
-		return fmt.Errorf("keep queues: message of %d bytes with %d descriptors", len(b), len(fds))
+		return fmt.Errorf("a queue is not kept: message of %d bytes with %d descriptors: perhaps the keeper may not open more files (ulimit -n)", len(b), len(fds))
 	}
 }
 
-// forget lets all packets of a queue go, and gives up the queue.
-func forget(queues map[uint32]*kept, number uint32) {
-	k := queues[number]
-	delete(queues, number)
+// drain lets all packets go, and all that come until the queue is closed.
+func (k *kept) drain() {
 	_, _ = unix.Write(k.socket, appendDrain(nil, k.queue)) // after an error there is nothing to be done
-	k.close()
 }
 
 func (k *kept) close() {
@@ -222,22 +229,29 @@ func (k *kept) release(now time.Time) error {
 }
 
 // look reads the line of the queue: its number, who has it, how many wait, ..., and as the
-// eighth the number of the last packet.
+// eighth the number of the last packet. A pod's programs can bind queues, too, and many.
 func (k *kept) look() (waiting int, last uint32, err error) {
-	var buf [4096]byte
-	n, _ := k.list.ReadAt(buf[:], 0) // after an error the queue is not in the list
-	return parseQueueList(string(buf[:n]), k.queue)
+	return parseQueueList(io.NewSectionReader(k.list, 0, queueListBytes), k.queue)
 }
 
-func parseQueueList(list string, queue uint16) (waiting int, last uint32, err error) {
-	for line := range strings.Lines(list) {
-		f := strings.Fields(line)
-		if len(f) < 8 || f[0] != strconv.Itoa(int(queue)) {
+// parseQueueList reads no further than the line.
+func parseQueueList(list io.Reader, queue uint16) (waiting int, last uint32, err error) {
+	number := strconv.AppendUint(nil, uint64(queue), 10)
+	lines := bufio.NewScanner(list)
+	for lines.Scan() {
+		if !bytes.HasPrefix(bytes.TrimLeft(lines.Bytes(), " "), number) {
+			continue
+		}
+		f := strings.Fields(lines.Text())
+		if len(f) < 8 || f[0] != string(number) {
 			continue
 		}
 		waiting, err = strconv.Atoi(f[2])
 		id, ierr := strconv.ParseUint(f[7], 10, 32)
 		return waiting, uint32(id), errors.Join(err, ierr)
+	}
+	if err := lines.Err(); err != nil {
+		return 0, 0, fmt.Errorf("look at queue %d: %w", queue, err)
 	}
 	return 0, 0, fmt.Errorf("queue %d is not in the list", queue)
 }

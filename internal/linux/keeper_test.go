@@ -4,7 +4,9 @@ package linux
 
 import (
 	"bufio"
+	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -35,7 +37,7 @@ func playRole(role string) {
 	err := func() error {
 		switch role {
 		case roleKeeper:
-			return KeepQueues(os.NewFile(3, "keeper"))
+			return KeepQueues(os.NewFile(3, "keeper"), func(err error) { fmt.Fprintln(os.Stderr, role, err) })
 		case roleSearcher:
 			return searchAsNobody()
 		case roleHeadless, rolePrivate:
@@ -147,7 +149,7 @@ func queueLine(t testing.TB, ns *NetNS) (waiting int, last uint32) {
 	mustDo(t, ns.Do(func() error {
 		b, err := os.ReadFile(queueList)
 		if err == nil {
-			waiting, last, err = parseQueueList(string(b), testQueue)
+			waiting, last, err = parseQueueList(bytes.NewReader(b), testQueue)
 		}
 		return err
 	}))
@@ -302,9 +304,66 @@ func TestParseQueueList(t *testing.T) {
 		last    uint32
 		ok      bool
 	}{{5, 1, 7, true}, {7609, 12, 1<<32 - 1, true}, {6, 0, 0, false}} {
-		waiting, last, err := parseQueueList(list, c.queue)
+		waiting, last, err := parseQueueList(strings.NewReader(list), c.queue)
 		if waiting != c.waiting || last != c.last || (err == nil) != c.ok {
 			t.Errorf("queue %d: %d wait up to %d, %v; want %d up to %d", c.queue, waiting, last, err, c.waiting, c.last)
+		}
+	}
+}
+
+// startKeeper starts a keeper of no queue.
+func startKeeper(t *testing.T) *Keeper {
+	t.Helper()
+	k, child, err := NewKeeper()
+	mustDo(t, err)
+	c := roleCommand(roleKeeper)
+	c.ExtraFiles = []*os.File{child}
+	err = c.Start()
+	mustDo(t, errors.Join(err, child.Close()))
+	t.Cleanup(func() { mustDo(t, errors.Join(k.Close(), c.Wait())) })
+	return k
+}
+
+// queueOf binds a queue, and a rule would find room in it.
+func queueOf(t *testing.T, ns *NetNS, number uint16) *Queue {
+	t.Helper()
+	q, err := OpenQueue(ns, QueueConfig{Number: number})
+	mustDo(t, err)
+	t.Cleanup(func() { mustDo(t, q.Close()) })
+	return q
+}
+
+// TestKeeper_liveAgent: what goes wrong with one queue, or with one message, takes no room from the queues of an
+// agent that lives, and no packet waits for longer than with a keeper: a pod's program binds so many queues that the
+// list is long, messages come without their descriptors (the keeper could not open more files) and
+// with a socket that is none.
+func TestKeeper_liveAgent(t *testing.T) {
+	f := families[0]
+	h := newHeld(t, f)
+	k := startKeeper(t)
+	for n := range uint16(120) { // lines of 65 bytes each, in the kernel's first bucket
+		_ = queueOf(t, h.pod, n<<8|n&15)
+	}
+	h.serve(t, HolderConfig{Ask: never, Table: synqueue.Config{Deadline: time.Hour}}, QueueConfig{})
+	_, err := k.Keep(h.pod, h.queue)
+	mustDo(t, err)
+	for _, m := range [][]byte{{keeperAdd, 0, 0, 0, 9, 0, 9}, {9}, {keeperRemove, 0, 0, 0, 99}} {
+		_, err := k.conn.Write(m)
+		mustDo(t, err)
+	}
+	null, err := os.Open(os.DevNull)
+	mustDo(t, err)
+	defer null.Close()
+	fds := unix.UnixRights(int(null.Fd()), int(null.Fd()))
+	for _, m := range [][]byte{{keeperAdd, 0, 0, 0, 10, 0, 9}, {keeperRemove, 0, 0, 0, 11}} {
+		_, _, err := k.conn.WriteMsgUnix(m, fds, nil)
+		mustDo(t, err)
+	}
+	h.install(t, testHoldConfig(t, f))
+	for range 2 {
+		const least = KeeperPatience / 2 // a drained queue would hold it for no time at all
+		for _, c := range h.connects(t, 3, 0)() {
+			c.check(t, "server", 0, least, time.Second+slack/2)
 		}
 	}
 }

@@ -146,4 +146,7 @@ const (
 	// keeperInterval is the time between two looks of the keeper at the queues, and so how
 	// exactly it knows for how long a packet has waited.
 	keeperInterval = 100 * time.Millisecond
+	// queueListBytes bounds what the keeper reads of a list of queues: 16,000 lines. A pod's program that binds
+	// more than that loses what the keeper does for its own pod only.
+	queueListBytes = 1 << 20
 )
