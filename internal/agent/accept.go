@@ -142,7 +142,7 @@ func (a *acceptor) admitDiverted(c *net.TCPConn, dst netip.AddrPort) (goOn bool)
 		return true
 	}
 	s := &session{dir: a.set.dir, src: addrPort(c.RemoteAddr()), dst: dst, app: c}
-	if s.dir == agentapi.Outbound && px.hold.deliver(synqueue.Conn{Src: s.src, Dst: s.dst}, c) {
+	if s.dir == agentapi.Outbound && px.hold.Load().deliver(synqueue.Conn{Src: s.src, Dst: s.dst}, c) {
 		return true
 	}
 	rv, freed := a.reserve(s)

@@ -56,7 +56,8 @@ type fakePod struct {
 	sweeps    int
 	// optionSweeps counts removals of the filter of the kernel's SMC-R.
 	optionSweeps int
-	failStep     string // "listen" or "install"
+	failStep     string                 // "listen" or "install"
+	queue        func() (holder, error) // makes holders of SYNs; nil: there are none
 	// gate, if given, is called with the name of each step of a set-up.
 	gate func(step string)
 
@@ -231,7 +232,12 @@ func (p *fakePod) listen(ctx context.Context, _ linux.Control, _ uint16) ([]*net
 	return []*net.TCPListener{l.(*net.TCPListener)}, port, nil
 }
 
-func (p *fakePod) hold(linux.HolderConfig) (holder, error) { return nil, errors.New("no queues") }
+func (p *fakePod) hold(linux.HolderConfig) (holder, error) {
+	if p.queue == nil {
+		return nil, errors.New("no queues")
+	}
+	return p.queue()
+}
 
 func (p *fakePod) install(cfg linux.RedirectConfig) (redirect, error) {
 	p.enter("install")

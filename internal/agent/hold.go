@@ -50,8 +50,11 @@ type holder interface {
 
 // holding is how a proxy holds its pod's SYNs.
 type holding struct {
-	hold   *hold                  // nil: SYNs are not held
+	hold   atomic.Pointer[hold]   // nil: SYNs are not held
 	unheld atomic.Pointer[string] // why not, or not any more, although the agent holds those of pods
+
+	repairAt    time.Time     // the hold is not opened again before; of the pod's job
+	repairPause time.Duration // between the last two tries
 }
 
 // hold holds the SYNs of one pod.
@@ -107,17 +110,52 @@ func (px *proxy) openHold() error {
 		Ask: func(_ *linux.Holder, c synqueue.Conn, held bool) { h.ask(c, held) },
 	})
 	if err != nil {
+		px.hold.Store(nil)
 		const what = "SYNs not held: connect() of the pod's programs succeeds before their destination answers"
-		px.log.Warn(what, "err", err)
-		px.noteUnheld(what, err)
+		before := px.whyUnheld()
+		if px.noteUnheld(what, err); px.whyUnheld() != before { // the same error comes back with each try
+			px.log.Warn(what, "err", err)
+		}
 		return nil
 	}
 	if err := px.agent.holds.keeper.add(h.holder); err != nil {
 		px.log.Warn("queue not kept: what it holds waits for a second if the agent is killed", "err", err)
 	}
-	px.hold = h
+	px.hold.Store(h)
+	px.unheld.Store(nil)
 	px.agent.holds.opened(h)
 	return nil
+}
+
+// repairHold opens the pod's hold again if its queue ended by itself (no memory for a verdict is enough),
+// or could not be bound. What is required to be on SMC-R depends on it: the table sends its SYNs to the
+// queue still, and drops what comes out without a verdict, so that connect() would wait for nobody. What
+// goes on is none of it: sessions stay, and the table is changed in place. If there is no queue, the table
+// diverts without one, as in a pod that never had one.
+func (px *proxy) repairHold(now time.Time) {
+	old := px.hold.Load()
+	if !px.agent.holds.on || old != nil && !old.hasEnded() || now.Before(px.repairAt) {
+		return
+	}
+	if now.Sub(px.repairAt) > retryMost { // it was good for long
+		px.repairPause = 0
+	}
+	px.repairPause = min(max(2*px.repairPause, retryFirst), retryMost)
+	px.repairAt = now.Add(px.repairPause)
+	if err := px.openHold(); err != nil {
+		px.log.Warn("SYNs not held", "err", err)
+	}
+	if h := px.hold.Load(); h != nil {
+		h.start()
+		px.log.Info("SYNs are held again")
+	}
+	if err := px.updateTable(); err != nil {
+		px.log.Warn("redirection not updated; the old one stays in force until that works", "err", err)
+		px.tableStale.Store(true) // the manager's next round tries again
+	}
+	if err := old.close(); err != nil {
+		px.log.Debug("queue that ended not closed in order", "err", err)
+	}
 }
 
 // noteUnheld keeps for the API why the pod's SYNs are not held.
@@ -147,6 +185,16 @@ func (h *hold) start() {
 			h.px.noteUnheld(what, err)
 		}
 	}()
+}
+
+// hasEnded tells whether the queue is served no more.
+func (h *hold) hasEnded() bool {
+	select {
+	case <-h.ended:
+		return true
+	default:
+		return false
+	}
 }
 
 // close lets go what is held, and unbinds the queue. h may be nil.

@@ -299,6 +299,7 @@ func (m *manager) step(ctx context.Context, p pod, atts []cni.Attachment, now ti
 		m.stopPod(&p, m.a.changeCode(podOf(atts[0])))
 		p.becomeIdle()
 	case p.proxy != nil:
+		p.proxy.repairHold(now)
 		if changed || p.proxy.tableStale.Load() {
 			m.update(&p)
 		}

@@ -145,7 +145,7 @@ func (m *manager) addNewDevices(p *pod) {
 		p.proxy.log.Debug("negative cache not emptied; its entries end by themselves", "err", err)
 		return
 	}
-	p.proxy.hold.forget()
+	p.proxy.hold.Load().forget()
 	m.a.bypasses.forget(podOf(p.atts[0]).String())
 }
 

@@ -106,7 +106,7 @@ func (a *agent) startProxy(ctx context.Context, n podNet, atts []cni.Attachment,
 			return err
 		}, Undo: func() error { return px.in.close() }},
 		undo.Step{Name: "look for other redirectors", Do: px.findRedirectors},
-		undo.Step{Name: "hold SYNs", Do: px.openHold, Undo: func() error { return px.hold.close() }},
+		undo.Step{Name: "hold SYNs", Do: px.openHold, Undo: func() error { return px.hold.Load().close() }},
 		undo.Step{Name: "install redirection", Do: func() (err error) {
 			cfg := px.redirectConfig()
 			px.policies = a.node.Load().PoliciesFor(podOf(atts[0]))
@@ -129,8 +129,8 @@ func (a *agent) startProxy(ctx context.Context, n podNet, atts []cni.Attachment,
 			px.tasks.Go(func() { px.accept(d, i) })
 		}
 	}
-	if px.hold != nil {
-		px.hold.start()
+	if h := px.hold.Load(); h != nil {
+		h.start()
 	}
 	px.tasks.Go(px.heartbeat)
 	px.tasks.Go(px.watchBudget)
@@ -236,8 +236,8 @@ func (px *proxy) redirectConfig() linux.RedirectConfig {
 		Mark: markWire, AppMark: markApp, PlainMark: markPlain,
 		OutboundPort: px.out.port, InboundPort: px.in.port, FailOpenTTL: n.RedirectTTL, Untracked: px.surroundings.Load().plain,
 	}
-	if px.hold != nil {
-		cfg.Hold = &linux.HoldConfig{Queue: px.hold.holder.Number(), Form: px.agent.holds.form, Marks: holdMarks}
+	if h := px.hold.Load(); h != nil {
+		cfg.Hold = &linux.HoldConfig{Queue: h.holder.Number(), Form: px.agent.holds.form, Marks: holdMarks}
 	}
 	mesh := px.meshed().code != ""
 	for _, att := range *px.atts.Load() {
@@ -293,7 +293,7 @@ func (px *proxy) update(atts []cni.Attachment) (err error) {
 		if err := px.redirect.Forget(); err != nil {
 			return err
 		}
-		px.hold.forget()
+		px.hold.Load().forget()
 		px.agent.bypasses.forget(pod.String())
 		px.policies = now
 	}
@@ -464,7 +464,7 @@ func (px *proxy) drain(ctx context.Context) {
 
 // closeHold lets go what is held.
 func (px *proxy) closeHold() {
-	if err := px.hold.close(); err != nil {
+	if err := px.hold.Load().close(); err != nil {
 		px.log.Warn("queue of held SYNs not closed in order", "err", err)
 	}
 }

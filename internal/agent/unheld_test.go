@@ -7,7 +7,9 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/smcr-io/kube-smcr/internal/agentapi"
 	"github.com/smcr-io/kube-smcr/internal/linux"
 )
 
@@ -68,4 +70,97 @@ func TestHold_unheld(t *testing.T) {
 			}
 		})
 	}
+}
+
+// numberedHolder is a holder with a queue of its own, which ends with an error when broken is closed.
+type numberedHolder struct {
+	holder
+	number uint16
+	broken chan struct{}
+	closed bool
+}
+
+func (h *numberedHolder) Run(ctx context.Context) error {
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-h.broken:
+		return errors.New("no buffer space available")
+	}
+}
+
+func (h *numberedHolder) Number() uint16 { return h.number }
+
+func (h *numberedHolder) Counters() linux.HolderCounters {
+	return linux.HolderCounters{NotSYN: uint64(h.number)}
+}
+
+func (h *numberedHolder) Close() error {
+	h.closed = true
+	return nil
+}
+
+// TestHold_repaired: when a pod's queue ends by itself, the manager's rounds open another one with pauses between the
+// tries, and the table gets its number. While there is none the table diverts without. The pod's proxy and
+// its sessions stay.
+func TestHold_repaired(t *testing.T) {
+	b := newAbleBare(t, "", "policies:\n- {name: must, mode: Required}\n")
+	b.a.holds.enable(b.a)
+	b.a.holds.on = true
+	p := b.proxy("a")
+	px := p.px
+	var made []*numberedHolder
+	var fail error
+	p.queue = func() (holder, error) {
+		if fail != nil {
+			return nil, fail
+		}
+		made = append(made, &numberedHolder{number: uint16(len(made)) + 1, broken: make(chan struct{})})
+		return made[len(made)-1], nil
+	}
+	must(t, px.openHold())
+	px.hold.Load().start()
+	must(t, px.updateTable())
+	now := time.Now()
+	pod := b.manage(px, nil)
+	round := func(after time.Duration, queue uint16) {
+		t.Helper()
+		now = now.Add(after)
+		next := b.a.manager.step(t.Context(), *pod, pod.atts, now, false)
+		pod = &next
+		got := uint16(0)
+		if h := p.redir.cfg.Hold; h != nil {
+			got = h.Queue
+		}
+		if pod.proxy != px || got != queue {
+			t.Errorf("the table holds SYNs in queue %d, want %d of the same proxy", got, queue)
+		}
+	}
+	end := func() {
+		h := px.hold.Load()
+		close(h.holder.(*numberedHolder).broken)
+		<-h.ended
+	}
+	session, _, leave := px.register(px.life, nil, &session{dir: agentapi.Outbound})
+	defer leave()
+	round(time.Second, 1) // nothing happened
+	end()
+	round(time.Second, 2)
+	if !made[0].closed || made[1].closed || px.whyUnheld() != "" {
+		t.Errorf("the first one is closed: %v, the second: %v; %q", made[0].closed, made[1].closed, px.whyUnheld())
+	}
+	end()
+	round(retryFirst/2, 2) // not so soon
+	fail = errors.New("no queues")
+	round(retryFirst, 0)
+	if px.whyUnheld() == "" || !made[1].closed {
+		t.Errorf("%q, the second one is closed: %v", px.whyUnheld(), made[1].closed)
+	}
+	fail = nil
+	round(retryFirst, 0)
+	round(2*retryFirst, 3)
+	if session.endedBy() != "" || len(made) != 3 || b.a.holds.counters().NotSYN != 6 {
+		t.Errorf("session ended by %q, %d queues, counted %d", session.endedBy(), len(made), b.a.holds.counters().NotSYN)
+	}
+	must(t, px.hold.Load().close())
 }
