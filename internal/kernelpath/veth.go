@@ -302,23 +302,27 @@ func (v *Veths) Keep() error {
 	if err != nil || len(rec.Pods) == 0 {
 		return err
 	}
-	return inHost(func(host *linux.NetNS) error {
-		for cookie, p := range maps.Clone(rec.Pods) {
-			ns, err := openPod(cookie, p)
-			if ns != nil {
-				err = ns.Close()
-			} else if err == nil {
-				err = v.drop(host, nil, cookie, &rec)
-			}
-			if err != nil {
-				return err
-			}
+	return inHost(func(host *linux.NetNS) error { return v.keep(host, &rec) })
+}
+
+// keep is Keep for the record as it was read.
+func (v *Veths) keep(host *linux.NetNS, rec *vethRecord) error {
+	var errs []error // what is wrong with one pod is not to keep the others from their RNIC
+	for cookie, p := range maps.Clone(rec.Pods) {
+		ns, err := openPod(cookie, p)
+		if ns != nil {
+			err = ns.Close()
+		} else if err == nil {
+			err = v.drop(host, nil, cookie, rec)
 		}
-		if len(rec.Pods) == 0 {
-			return nil
+		if err != nil {
+			errs = append(errs, fmt.Errorf("look for the pod of %s: %w", p.NetNS, err))
 		}
-		return v.apply(host, &rec)
-	})
+	}
+	if len(rec.Pods) > 0 {
+		errs = append(errs, v.apply(host, rec))
+	}
+	return errors.Join(errs...)
 }
 
 // Remove takes everything away, and the record.

@@ -9,12 +9,17 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/smcr-io/kube-smcr/internal/linux"
+	"github.com/smcr-io/kube-smcr/internal/testenv"
 )
 
 func inet(local, net string) linux.Inet {
@@ -199,4 +204,28 @@ func routesTo(t *testing.T, host *linux.NetNS, a netip.Addr) (out []string) {
 		t.Fatal(err)
 	}
 	return out
+}
+
+// A pod that cannot be looked at does not keep the node from getting what its pods need, and is not taken for gone.
+func TestVeths_keepOthers(t *testing.T) {
+	testenv.Need(t, testenv.Root, testenv.NetAdmin)
+	host, _ := scratch(t)
+	err := host.Do(func() error { // so that the attempt is seen, with a kernel that has no SMC, too
+		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: linux.ShadowLink}, PeerName: "other"})
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	rec := vethRecord{Pods: map[uint64]vethPod{1: {NetNS: filepath.Join(file, "a"), Veths: []linux.NamedAddr{{Name: "eth0", Addr: netip.MustParseAddr("10.9.0.2")}}}}}
+	err = NewVeths(file+".json").keep(host, &rec)
+	if !errors.Is(err, unix.ENOTDIR) || len(rec.Pods) != 1 {
+		t.Errorf("%v; %v; want that the pod is left, and why it cannot be looked at", err, rec.Pods)
+	}
+	if !strings.Contains(fmt.Sprint(err), "of kind veth, which is somebody else's") {
+		t.Errorf("%v; want that the pods' addresses were to be there", err)
+	}
 }
