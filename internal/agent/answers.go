@@ -344,16 +344,21 @@ func (a *agent) lookup(addr netip.Addr) (attached, bool) {
 	})
 }
 
-func (a *agent) find(match func(cni.Attachment) bool) (attached, bool) {
+// find finds the first attachment that matches, one of a pod that is gone only if there is no other.
+func (a *agent) find(match func(cni.Attachment) bool) (found attached, ok bool) {
 	pods := a.manager.snapshot()
 	for _, key := range slices.Sorted(maps.Keys(pods)) {
 		for _, att := range pods[key].atts {
-			if match(att) {
+			if !match(att) {
+				continue
+			}
+			if !pods[key].isGone() {
 				return attached{att, pods[key]}, true
 			}
+			found, ok = attached{att, pods[key]}, true
 		}
 	}
-	return attached{}, false
+	return found, ok
 }
 
 // Explain says what happens to connections from a source to a destination, and why. The source is

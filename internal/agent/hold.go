@@ -559,8 +559,9 @@ func (hs *holds) isLocal(from netip.AddrPort) bool {
 	return true
 }
 
-// attached reports whether a pod on this node has an address.
+// attached reports whether a pod on this node has an address. A record that its CNI DEL left is of no pod: its address may be
+// that of a pod on another node by now.
 func (a *agent) attached(addr netip.Addr) bool {
-	_, ok := a.lookup(addr)
-	return ok
+	p, ok := a.lookup(addr)
+	return ok && !p.pod.isGone()
 }

@@ -493,7 +493,7 @@ func (k *kernelPath) remove() error {
 func (k *kernelPath) removeLocked() error { return errors.Join(k.closeLocked(), k.a.cfg.smc.remove()) }
 
 // sameNode are the addresses with which pods of this node have no connections on SMC-R: those of the node
-// and of its pods.
+// and of its pods. Of those that are gone a record may be left, and a pod on another node may have the address.
 func (k *kernelPath) sameNode(now time.Time) ([]netip.Addr, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -506,7 +506,9 @@ func (k *kernelPath) sameNode(now time.Time) ([]netip.Addr, error) {
 	}
 	out := slices.Clone(k.local)
 	for _, p := range k.a.manager.snapshot() {
-		out = append(out, p.addresses()...)
+		if !p.isGone() {
+			out = append(out, p.addresses()...)
+		}
 	}
 	slices.SortFunc(out, netip.Addr.Compare)
 	return slices.Compact(out), nil
@@ -646,12 +648,9 @@ func (m *manager) tryKernel(p *pod, now time.Time) error {
 // openKernelPod opens a pod's namespace.
 func (m *manager) openKernelPod(p *pod) (kernelPod, error) {
 	att := p.atts[0]
-	n, err := m.a.cfg.kernel.open(att.NetNS)
+	n, err := m.openNet(att)
 	if err != nil {
-		return kernelPod{}, unseen(att.NetNS, err)
-	}
-	if id := att.NetNSID; id != 0 && id != n.id() {
-		return kernelPod{}, errors.Join(fmt.Errorf("%s is another namespace now: %w", att.NetNS, linux.ErrGone), n.close())
+		return kernelPod{}, err
 	}
 	return kernelPod{net: n, log: m.a.cfg.Log.With("pod", podOf(att).String(), "netns", att.NetNS)}, nil
 }

@@ -401,6 +401,20 @@ func TestKernelPath_sameNode(t *testing.T) {
 		}
 		return ""
 	})
+	// A record that its CNI DEL left is of no pod, and its address may be another node's pod's by now.
+	left := netip.MustParsePrefix("192.0.2.5/24")
+	must(t, b.store.Write(cni.Attachment{
+		ContainerID: "c", IfName: "eth0", NetNS: "/netns/c", NetNSID: 3, Network: "n",
+		Pod: records.Pod{Namespace: "test", Name: "c"}, IPs: []netip.Prefix{left},
+	}))
+	b.sync()
+	eventually(t, func() string {
+		b.sync()
+		if cfg, _ := s.pod(1); b.attachment("c").State != agentapi.StateFailed || slices.Contains(cfg.Filter.Never, left.Addr()) {
+			return "the address of a pod that is gone is never on SMC-R"
+		}
+		return ""
+	})
 	var times int
 	s.change(func() { times = s.attached })
 	b.sync()

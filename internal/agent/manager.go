@@ -304,7 +304,7 @@ func (m *manager) step(ctx context.Context, p pod, atts []cni.Attachment, now ti
 			m.update(&p)
 		}
 	case p.state == podFailed && !changed && now.Before(p.retryAt):
-	case want || !p.swept:
+	case want || !p.swept || m.idleIsGone(&p, now):
 		m.setUp(ctx, &p, want, now)
 	default:
 		p.becomeIdle()
@@ -369,12 +369,9 @@ func (m *manager) setUp(ctx context.Context, p *pod, want bool, now time.Time) {
 // an earlier agent left there.
 func (m *manager) startPod(ctx context.Context, p *pod, want bool) (*proxy, error) {
 	atts := p.atts
-	n, err := m.a.cfg.kernel.open(atts[0].NetNS)
+	n, err := m.openNet(atts[0])
 	if err != nil {
-		return nil, unseen(atts[0].NetNS, err)
-	}
-	if id := atts[0].NetNSID; id != 0 && id != n.id() {
-		return nil, errors.Join(fmt.Errorf("%s is another namespace now: %w", atts[0].NetNS, linux.ErrGone), n.close())
+		return nil, err
 	}
 	if !want {
 		return nil, errors.Join(n.sweep(), n.close())
@@ -389,6 +386,32 @@ func (m *manager) startPod(ctx context.Context, p *pod, want bool) (*proxy, erro
 	}
 	p.openCount, p.addErr = count, ""
 	return px, nil
+}
+
+// openNet opens a pod's namespace.
+func (m *manager) openNet(att cni.Attachment) (podNet, error) {
+	n, err := m.a.cfg.kernel.open(att.NetNS)
+	if err != nil {
+		return nil, unseen(att.NetNS, err)
+	}
+	if id := att.NetNSID; id != 0 && id != n.id() {
+		return nil, errors.Join(fmt.Errorf("%s is another namespace now: %w", att.NetNS, linux.ErrGone), n.close())
+	}
+	return n, nil
+}
+
+// idleIsGone looks now and then whether an idle pod's namespace is still there: nothing else would tell if its CNI DEL did
+// not come.
+func (m *manager) idleIsGone(p *pod, now time.Time) bool {
+	if p.state == podIdle && now.Before(p.retryAt) {
+		return false
+	}
+	p.retryAt = now.Add(retryMost)
+	n, err := m.openNet(p.atts[0])
+	if err == nil {
+		err = n.close()
+	}
+	return errors.Is(err, linux.ErrGone)
 }
 
 // stopPod stops a pod's proxy, if it has one, and gives the pod's own devices back.

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
 	"github.com/smcr-io/kube-smcr/internal/cni"
@@ -222,4 +223,51 @@ func TestManager_manyAtOnce(t *testing.T) {
 	if s := b.status(); s.Pods.Attached != 0 || s.NodeBudget.ConnsUsed != 0 {
 		t.Errorf("%+v", s)
 	}
+}
+
+// TestManager_gone: an idle pod that is gone without its CNI DEL is found out, and from then on its address is that of no
+// pod of the node: a pod on another node may have it. If another record has the address, that one counts.
+func TestManager_gone(t *testing.T) {
+	b := newAbleBare(t, "", "")
+	b.a.holds.enable(b.a)
+	b.a.holds.on = true
+	b.kernel.add("/netns/left", 1)
+	atts := []cni.Attachment{attachmentOf("left", "192.0.2.7/24")}
+	addr, now := atts[0].IPs[0].Addr(), time.Now()
+	p := &pod{set: b.a.rnics.Node()}
+	round := func(after time.Duration, force bool, want string, attached bool) {
+		t.Helper()
+		now = now.Add(after)
+		next := b.a.manager.step(t.Context(), *p, atts, now, force)
+		p = &next
+		b.a.manager.put(atts[0].NetNS, p)
+		if p.state.String() != want || b.a.attached(addr) != attached {
+			t.Errorf("state %q, has its address: %v; want %q, %v", p.state, b.a.attached(addr), want, attached)
+		}
+	}
+	round(0, false, agentapi.StateIdle, true)
+	round(time.Second, false, agentapi.StateIdle, true)
+	b.kernel.change(func() { delete(b.kernel.pods, "/netns/left") })
+	round(time.Second, true, agentapi.StateIdle, true) // not looked at again yet
+	round(retryMost, false, agentapi.StateFailed, false)
+	round(0, true, agentapi.StateFailed, false)
+	round(retryMost, false, agentapi.StateFailed, false)
+
+	b.put("", preferAll)
+	px := b.proxy("client").px
+	b.manage(px, nil)
+	ask := func() agentapi.Code {
+		return value(View{b.a}.Explain("127.0.0.1", addr.String()+":80"))(t).Code
+	}
+	if code := ask(); code != agentapi.CodeUnseen {
+		t.Errorf("a connection to the address is %s, want %s", code, agentapi.CodeUnseen)
+	}
+	b.manage(px, func(p *pod) { p.atts = []cni.Attachment{attachmentOf("other", addr.String()+"/24")} })
+	if code := ask(); code != agentapi.CodeSameNode {
+		t.Errorf("a connection to another pod with the address is %s, want %s", code, agentapi.CodeSameNode)
+	}
+
+	b.put("", "")
+	b.kernel.add("/netns/left", 1)
+	round(retryMost, false, agentapi.StateIdle, true)
 }

@@ -3,11 +3,13 @@
 package agent
 
 import (
+	"errors"
 	"time"
 
 	"github.com/smcr-io/kube-smcr/internal/agent/rnics"
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
 	"github.com/smcr-io/kube-smcr/internal/cni"
+	"github.com/smcr-io/kube-smcr/internal/linux"
 )
 
 // podState is what the agent has done for a pod.
@@ -71,6 +73,12 @@ type pod struct {
 
 	retryAt time.Time
 	pause   time.Duration
+}
+
+// isGone tells whether the pod's namespace was not there when it was last opened. A proxy's, and that of a pod on
+// its kernel's SMC-R, is looked at in each round.
+func (p *pod) isGone() bool {
+	return p.proxy == nil && p.kernel == nil && errors.Is(p.err, linux.ErrGone)
 }
 
 // becomeNew is the state after the end of a proxy. swept says that nothing of the proxy, or of an
