@@ -129,7 +129,7 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	cfg.setDefaults(cfg.Node.DataDir)
 	a := &agent{
 		cfg: cfg, started: time.Now(), store: cni.NewStore(cfg.Node.DataDir),
-		proxies: proxies{all: map[*proxy]struct{}{}}, sessions: sessions{all: map[uint64]*session{}},
+		proxies:   proxies{all: map[*proxy]struct{}{}},
 		decisions: newDecisions(), bypasses: bypasses{all: map[bypassKey]agentapi.Bypass{}},
 	}
 	budget, few := fitFiles(cfg.Node.NodeBudget, cfg.files())

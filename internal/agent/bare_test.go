@@ -35,7 +35,7 @@ func newBare(t testing.TB, b *bench) *bare {
 	cfg.setDefaults(cfg.Node.DataDir)
 	a := &agent{
 		cfg: cfg, started: time.Now(), store: b.store, ledger: newLedger(cfg.Node.NodeBudget),
-		proxies: proxies{all: map[*proxy]struct{}{}}, sessions: sessions{all: map[uint64]*session{}},
+		proxies:   proxies{all: map[*proxy]struct{}{}},
 		decisions: newDecisions(), bypasses: bypasses{all: map[bypassKey]agentapi.Bypass{}},
 	}
 	a.manager.init(a)

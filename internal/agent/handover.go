@@ -117,7 +117,7 @@ func (a *agent) giveUpNode(h *handover, api *apiServer) {
 		// If it matters, the successor fails, and says why.
 		a.cfg.Log.Warn("not everything was given up for the successor", "err", err)
 	}
-	a.cfg.Log.Info("node handed over; carrying on what is carried", "conns", len(a.sessions.list(nil)))
+	a.cfg.Log.Info("node handed over; carrying on what is carried", "conns", a.sessions.count(nil))
 	h.done <- nil
 }
 
@@ -204,7 +204,7 @@ func (a *agent) standBy(ctx context.Context) (*apiServer, error) {
 		select {
 		case <-ctx.Done():
 			a.awaitSuccessor(ctx, succ)
-			a.cfg.Log.Info("draining", "conns", len(a.sessions.list(nil)), "timeout", a.node.Load().DrainTimeout)
+			a.cfg.Log.Info("draining", "conns", a.sessions.count(nil), "timeout", a.node.Load().DrainTimeout)
 			err := a.drainFor(ctx, a.legacies.take(), a.node.Load().DrainTimeout, nil)
 			return nil, errors.Join(err, a.wire.endStandby(succ.wire(ctx)))
 		case <-a.cfg.Leave:

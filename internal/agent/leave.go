@@ -21,7 +21,7 @@ import (
 // the tables, rules and routes are removed in all pods that have a record, whether they were served
 // or not, and then the records. The API's socket stays, since the API still answers.
 func (a *agent) leave(ctx context.Context) error {
-	a.cfg.Log.Info("leaving the node clean", "conns", len(a.sessions.list(nil)))
+	a.cfg.Log.Info("leaving the node clean", "conns", a.sessions.count(nil))
 	proxies := a.legacies.take()
 	for key, p := range a.manager.snapshot() {
 		if p.proxy != nil {

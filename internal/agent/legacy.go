@@ -65,7 +65,7 @@ func (ls *legacies) closeListeners(now time.Time) {
 func (ls *legacies) stopFinished(now time.Time) {
 	kept := ls.proxies[:0]
 	for _, l := range ls.proxies {
-		idle := now.After(l.until) && len(l.agent.sessions.list(l.proxy)) == 0
+		idle := now.After(l.until) && l.agent.sessions.count(l.proxy) == 0
 		if gone := l.net.gone(); !gone && !idle {
 			kept = append(kept, l)
 			continue

@@ -275,7 +275,7 @@ func (m *manager) step(ctx context.Context, p pod, atts []cni.Attachment, now ti
 		p.becomeNew(false)
 		changed = true
 	}
-	if p.unavailable != nil && !reflect.DeepEqual(p.atts, atts) && (p.proxy == nil || len(m.a.sessions.list(p.proxy)) == 0) {
+	if p.unavailable != nil && !reflect.DeepEqual(p.atts, atts) && (p.proxy == nil || m.a.sessions.count(p.proxy) == 0) {
 		p.unavailable = nil // the interface of a further network comes after the first one, and before the pod's programs: look again
 	}
 	p.atts = atts

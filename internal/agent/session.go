@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -148,39 +149,72 @@ func (s *session) info() agentapi.Conn {
 	return c
 }
 
-// sessions are the live sessions of the agent, those on plain TCP included.
+// sessions are the live sessions of the agent, those on plain TCP included. Each connection of the node takes its lock: what
+// is asked for one proxy is not to look at the sessions of all.
 type sessions struct {
 	mu   sync.Mutex // guards what is below
 	last uint64
-	all  map[uint64]*session
+	n    int
+	of   map[*proxy]map[uint64]*session // by ID; a proxy has an entry while it has a session
 }
 
 func (ss *sessions) add(s *session) {
 	ss.mu.Lock()
 	defer ss.mu.Unlock()
+	if ss.of == nil {
+		ss.of = map[*proxy]map[uint64]*session{}
+	}
+	if ss.of[s.proxy] == nil {
+		ss.of[s.proxy] = map[uint64]*session{}
+	}
 	ss.last++
+	ss.n++
 	s.id = ss.last
-	ss.all[s.id] = s
+	ss.of[s.proxy][s.id] = s
 }
 
+// remove may be called for a session that was not added.
 func (ss *sessions) remove(s *session) {
 	ss.mu.Lock()
 	defer ss.mu.Unlock()
-	delete(ss.all, s.id)
+	own := ss.of[s.proxy]
+	if own[s.id] != s {
+		return
+	}
+	ss.n--
+	if delete(own, s.id); len(own) == 0 {
+		delete(ss.of, s.proxy)
+	}
 }
 
 // list returns the live sessions of a proxy, or all if that is nil, the oldest first.
 func (ss *sessions) list(px *proxy) []*session {
-	ss.mu.Lock()
-	defer ss.mu.Unlock()
-	out := make([]*session, 0, len(ss.all))
-	for _, s := range ss.all {
-		if px == nil || s.proxy == px {
-			out = append(out, s)
-		}
-	}
+	out := ss.copy(px)
 	slices.SortFunc(out, func(a, b *session) int { return cmp.Compare(a.id, b.id) })
 	return out
+}
+
+func (ss *sessions) copy(px *proxy) []*session {
+	ss.mu.Lock()
+	defer ss.mu.Unlock()
+	if px != nil {
+		return slices.AppendSeq(make([]*session, 0, len(ss.of[px])), maps.Values(ss.of[px]))
+	}
+	out := make([]*session, 0, ss.n)
+	for _, own := range ss.of {
+		out = slices.AppendSeq(out, maps.Values(own))
+	}
+	return out
+}
+
+// count is how many list returns.
+func (ss *sessions) count(px *proxy) int {
+	ss.mu.Lock()
+	defer ss.mu.Unlock()
+	if px == nil {
+		return ss.n
+	}
+	return len(ss.of[px])
 }
 
 // register makes s a live session. The caller calls end, which ends the session if nothing is

@@ -57,7 +57,7 @@ func TestSession_abort(t *testing.T) {
 
 // TestSessions_list: sessions are listed from the oldest on, those of one proxy or all.
 func TestSessions_list(t *testing.T) {
-	ss := sessions{all: map[uint64]*session{}}
+	var ss sessions
 	a, b := &proxy{}, &proxy{}
 	var all []*session
 	for i := range 20 {
@@ -69,6 +69,7 @@ func TestSessions_list(t *testing.T) {
 		all = append(all, s)
 	}
 	ss.remove(all[3])
+	ss.remove(all[3]) // once more
 	ids := func(of *proxy) (out []uint64) {
 		for _, s := range ss.list(of) {
 			out = append(out, s.id)
@@ -87,6 +88,31 @@ func TestSessions_list(t *testing.T) {
 		if d := cmp.Diff(tt.want, ids(tt.of)); d != "" {
 			t.Errorf("%s (-want +got):\n%s", tt.name, d)
 		}
+		if n := ss.count(tt.of); n != len(tt.want) {
+			t.Errorf("%s: %d are counted, want %d", tt.name, n, len(tt.want))
+		}
+	}
+	for _, s := range all {
+		ss.remove(s)
+	}
+	if len(ss.of) != 0 || ss.count(nil) != 0 || len(ss.list(nil)) != 0 {
+		t.Errorf("after all are gone: %v, %d counted", ss.of, ss.count(nil))
+	}
+}
+
+// BenchmarkSessions_list lists the sessions of one pod of 250 with 200 sessions each.
+func BenchmarkSessions_list(b *testing.B) {
+	var ss sessions
+	var pods [250]proxy
+	for i := range pods {
+		for range 200 {
+			ss.add(&session{proxy: &pods[i]})
+		}
+	}
+	for b.Loop() {
+		if n := len(ss.list(&pods[7])); n != 200 {
+			b.Fatalf("%d sessions", n)
+		}
 	}
 }
 
@@ -103,11 +129,11 @@ func TestProxy_register(t *testing.T) {
 	if i := s.info(); i.Mode != agentapi.ModeConnecting || i.Pod != "test/a" || i.Policy != "all" || i.ID != 1 || ctx.Err() != nil {
 		t.Errorf("session %+v, context %v", i, ctx.Err())
 	}
-	if len(b.a.sessions.list(p.px)) != 1 {
+	if b.a.sessions.count(p.px) != 1 {
 		t.Error("the session is not listed")
 	}
 	end()
-	if len(b.a.sessions.list(p.px)) != 0 || ctx.Err() == nil {
+	if b.a.sessions.count(p.px) != 0 || ctx.Err() == nil {
 		t.Errorf("after its end the session is listed, or its context has not ended: %v", ctx.Err())
 	}
 	wantLive(t, far)
