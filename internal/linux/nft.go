@@ -202,6 +202,17 @@ func (r *ruleset) dropTable() {
 	r.conn.DelTable(r.table)
 }
 
+// beginTable begins a table: in place, with the chains and sets that are there, or as a new one.
+func (r *ruleset) beginTable(inPlace bool) {
+	if r.inPlace = inPlace; !inPlace {
+		r.dropTable()
+	}
+	r.conn.AddTable(r.table)
+	if inPlace {
+		r.conn.FlushTable(r.table) // the rules only
+	}
+}
+
 // content is what a table depends on besides its configuration.
 type content struct {
 	bypass map[netip.AddrPort]time.Duration
@@ -218,13 +229,7 @@ type content struct {
 
 // build puts the whole table for cfg into the transaction.
 func (r *ruleset) build(cfg RedirectConfig, c content) {
-	if r.inPlace = c.inPlace; r.inPlace {
-		r.conn.AddTable(r.table)
-		r.conn.FlushTable(r.table) // the rules only
-	} else {
-		r.dropTable()
-		r.conn.AddTable(r.table)
-	}
+	r.beginTable(c.inPlace)
 	r.set(foundSet(r.table), foundElements(c.found))
 
 	s := sets{

@@ -85,17 +85,23 @@ func optionTableOf(cgroup uint64) string { return fmt.Sprintf("%s-%d", optionTab
 
 // FilterOption takes the SMC-R option from the SYNs of a place that cfg does not select, in both
 // directions: these connections are TCP, as if the other side had no SMC-R. The first call makes
-// the table inet kube-smcr-option, of a cgroup inet kube-smcr-option-ID, and later ones replace it, as a whole. It filters until
+// the table inet kube-smcr-option, of a cgroup inet kube-smcr-option-ID, and later ones replace what is in it, as a whole. In
+// place, since a base chain that is taken away takes with it what other programs hold in queues. It filters until
 // [SweepOptionFilter], also without an agent. Connections that exist are not touched.
 func FilterOption(at Place, cfg OptionFilterConfig) error {
 	if err := cfg.Validate(); err != nil {
 		return fmt.Errorf("filter the SMC-R option of %s: %w", at, err)
 	}
-	err := commitOption(at, func(rs *ruleset) {
-		rs.dropTable()
-		rs.conn.AddTable(rs.table)
-		rs.addOptionFilter(cfg, at.Cgroup)
-	})
+	put := func(inPlace bool) error {
+		return commitOption(at, func(rs *ruleset) {
+			rs.beginTable(inPlace)
+			rs.addOptionFilter(cfg, at.Cgroup)
+		})
+	}
+	err := put(true)
+	if err != nil { // the table of another version may have other chains
+		err = put(false)
+	}
 	if err != nil {
 		if perr := probeOptionFilter(at.Cgroup); perr != nil {
 			err = errors.Join(perr, err)

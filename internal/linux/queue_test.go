@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -139,6 +140,45 @@ func TestHold_update(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestQueue_updates: what a program holds stays when the tables change that are ours in its namespace: on the node these are
+// packets of firewalls.
+func TestQueue_updates(t *testing.T) {
+	h := newHeld(t, families[0])
+	wire := func(last byte) WireConfig {
+		cfg := WireConfig{Own: []netip.Addr{families[0].pod}, Interfaces: []string{"eth0"}}
+		for i := range byte(20) {
+			a := netip.AddrFrom4([4]byte{10, 99, last, i + 1})
+			cfg.Nodes, cfg.Peers = append(cfg.Nodes, a), append(cfg.Peers, netip.PrefixFrom(a, 25+int(i)%8))
+		}
+		return cfg
+	}
+	filter, err := InstallWireFilter(h.pod, wire(1))
+	mustDo(t, err)
+	option := func(last byte) OptionFilterConfig {
+		to := netip.AddrFrom4([4]byte{10, 99, last, 0})
+		return OptionFilterConfig{Peers: []OutboundRule{{Prefix: netip.PrefixFrom(to, 24), Ports: []PortRange{{80, 90}}}}, Never: []netip.Addr{to.Next()}}
+	}
+	mustDo(t, FilterOption(In(h.pod), option(1)))
+	const wait = 500 * time.Millisecond // TCP would repeat the SYN after a second
+	h.serve(t, HolderConfig{Ask: askAfter(wait, synqueue.Divert), Table: synqueue.Config{Deadline: waitLimit}}, QueueConfig{})
+	h.install(t, testHoldConfig(t, families[0]))
+	results := h.connects(t, 1, 0)
+	for _, last := range []byte{1, 2, 3, 3} {
+		mustDo(t, errors.Join(filter.Update(wire(last)), FilterOption(In(h.pod), option(last))))
+	}
+	if waiting, _ := queueLine(t, h.pod); waiting != 1 {
+		t.Errorf("%d packets wait, want the one that was held", waiting)
+	}
+	results()[0].check(t, "agent", 0, wait, wait+slack)
+	for _, table := range []string{wireTableName, optionTableName} {
+		text := nft(t, h.pod, "list table inet "+table)
+		if !strings.Contains(text, "10.99.3.") || strings.Contains(text, "10.99.1.") || strings.Contains(text, "10.99.2.") {
+			t.Errorf("after the updates there is\n%s", text)
+		}
+	}
+	mustDo(t, errors.Join(filter.Remove(), SweepOptionFilter(In(h.pod))))
 }
 
 // startConnects starts n connections that do not block, the i-th one to to(i).

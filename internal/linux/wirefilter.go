@@ -46,10 +46,10 @@ func InstallWireFilter(ns *NetNS, cfg WireConfig) (*WireFilter, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("filter RoCE packets in %s: %w", ns, err), conn.CloseLasting())
 	}
-	if err := f.replaceLocked(cfg); err != nil {
+	if err := f.replaceLocked(cfg, false); err != nil {
 		if perr := ProbeWireRoutes(); perr != nil {
 			f.lacks = perr
-			err = f.replaceLocked(cfg)
+			err = f.replaceLocked(cfg, false)
 		}
 		if err != nil {
 			return nil, errors.Join(fmt.Errorf("filter RoCE packets in %s: %w", ns, explainWire(err)), f.closeLocked())
@@ -66,15 +66,16 @@ func explainWire(err error) error {
 	return errors.Join(ProbeWire(), err)
 }
 
-// replaceLocked replaces the table in one transaction: there is no moment without rules,
-// and after an error the old rules are unchanged. The counters keep their values.
-func (f *WireFilter) replaceLocked(cfg WireConfig) error {
+// replaceLocked replaces the table, or in place what is in it, in one transaction: there is no moment without rules,
+// and after an error the old rules are unchanged. The counters keep their values. If a base chain is taken away, for an
+// instant only, the kernel drops all packets that any program of the node holds in a queue (a firewall, an intrusion
+// detection).
+func (f *WireFilter) replaceLocked(cfg WireConfig, inPlace bool) error {
 	if err := cfg.Validate(); err != nil {
 		return err
 	}
 	rs := &ruleset{conn: f.conn, table: wireTable()}
-	rs.dropTable()
-	rs.conn.AddTable(rs.table)
+	rs.beginTable(inPlace)
 	rs.addWire(renderWire(cfg, f.lacks == nil), f.drops)
 	if err := rs.commit(); err != nil {
 		return err
@@ -125,6 +126,9 @@ func wireTable() *nftables.Table {
 // addWire puts rendered rules into the transaction.
 func (r *ruleset) addWire(w wireRules, drops WireDrops) {
 	for why, n := range drops {
+		if r.inPlace { // they are there, and count on
+			break
+		}
 		r.conn.AddObj(&nftables.CounterObj{Table: r.table, Name: WireReason(why).String(), Packets: n})
 	}
 	for i := range w.sets {
@@ -148,10 +152,17 @@ func (f *WireFilter) Update(cfg WireConfig) error {
 	if f.closed {
 		return fmt.Errorf("filter RoCE packets in %s: %w", f.ns, ErrClosed)
 	}
-	if _, err := f.dropsLocked(); err != nil && !errors.Is(err, ErrNoTable) {
+	_, err := f.dropsLocked()
+	if err != nil && !errors.Is(err, ErrNoTable) {
 		return fmt.Errorf("filter RoCE packets in %s: %w", f.ns, err)
 	}
-	if err := f.replaceLocked(cfg); err != nil {
+	if err == nil {
+		err = f.replaceLocked(cfg, true)
+	}
+	if err != nil { // there is none, or another one
+		err = f.replaceLocked(cfg, false)
+	}
+	if err != nil {
 		return fmt.Errorf("filter RoCE packets in %s: %w", f.ns, err)
 	}
 	return nil

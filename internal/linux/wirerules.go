@@ -175,7 +175,7 @@ type wireChain struct {
 // that the kernel can look up the route back to a source.
 func renderWire(cfg WireConfig, routes bool) wireRules {
 	var w wireRules
-	own, nodes, peers := w.addresses(setOwn, cfg.Own), w.addresses(setNodes, without(cfg.Nodes, cfg.Own)), w.networks(setPeers, cfg.Peers)
+	own, nodes, peers := w.addresses(setOwn, maxWireOwn, cfg.Own), w.addresses(setNodes, maxWireNodes, without(cfg.Nodes, cfg.Own)), w.networks(setPeers, cfg.Peers)
 	interfaces := w.interfaces(cfg.Interfaces)
 	families := []bool{true, false}
 
@@ -255,8 +255,8 @@ func (w *wireRules) chain(c nftables.Chain, rules ...[]expr.Any) {
 	w.chains = append(w.chains, wireChain{c, rules})
 }
 
-// addresses are the two sets of a list: IPv4, IPv6.
-func (w *wireRules) addresses(name string, all []netip.Addr) (out [2]*nftables.Set) {
+// addresses are the two sets of a list of no more than most: IPv4, IPv6.
+func (w *wireRules) addresses(name string, most uint32, all []netip.Addr) (out [2]*nftables.Set) {
 	for i, is4 := range []bool{true, false} {
 		var elems []nftables.SetElement
 		for _, a := range sorted(all) {
@@ -264,8 +264,9 @@ func (w *wireRules) addresses(name string, all []netip.Addr) (out [2]*nftables.S
 				elems = append(elems, nftables.SetElement{Key: a.AsSlice()})
 			}
 		}
-		// The kernel takes a quicker kind of set if it knows the size.
-		out[i] = w.add(nftables.Set{Name: ofFamily(name, is4), KeyType: addressType(is4), Size: uint32(max(1, len(elems)))}, elems)
+		// The kernel takes a quicker kind of set if it knows the size, which stays when the set is changed in place. Until the end
+		// of that transaction the old elements need room, too.
+		out[i] = w.add(nftables.Set{Name: ofFamily(name, is4), KeyType: addressType(is4), Size: 2 * most}, elems)
 	}
 	return out
 }
