@@ -180,13 +180,16 @@ func (q *requests) hasten(id llc.LinkID) {
 }
 
 // cancelDeletion takes the deletion of a link that is in order out of the line if it has not begun,
-// and reports whether it was there.
+// and reports whether it was there. What a client has asked for is taken back, too: the server, which
+// may have lost the same link and keeps this one, would take the question, sent again, for the end of the
+// group.
 func (q *requests) cancelDeletion(id llc.LinkID) bool {
 	for i := range q.line {
-		if x := &q.line[i]; x.kind.deletes() && x.deletion.Link == id && !isUrgent(x.deletion) && (i > 0 || !q.sent) {
-			q.line = slices.Delete(q.line, i, i+1)
-			return true
+		x := &q.line[i]
+		if begun := i == 0 && q.sent; !x.kind.deletes() || x.deletion.Link != id || isUrgent(x.deletion) || begun && x.kind != exchangeAskDelete {
+			continue
 		}
+		return q.endDeletion(id)
 	}
 	return false
 }
