@@ -83,6 +83,7 @@ func (s *Stack) moveIn(r *rnic) error {
 		s.lingering.closeOn(s.devices.list[at])
 	}
 	s.devices.put(r)
+	s.preferred.forget(r.index)
 	for i := range moves {
 		moves[i].do()
 	}

@@ -103,6 +103,9 @@ func (f *fallback) writeEarly(tcp *net.TCPConn, w io.Writer) (int64, error) {
 	if len(f.early) == 0 {
 		return 0, nil
 	}
+	if err := mayRead(tcp); err != nil {
+		return 0, err
+	}
 	n, err := w.Write(f.early)
 	f.early = f.early[n:]
 	return int64(n), err

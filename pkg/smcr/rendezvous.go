@@ -285,6 +285,13 @@ func (r *rendezvous) do(ctx context.Context, o *clc.Output) (_ *Conn, done bool,
 	return nil, false, nil
 }
 
+// declineUnless is decline, unless the rendezvous is to end with its connection, which run sees to.
+func (r *rendezvous) declineUnless(ctx context.Context, err error) {
+	if ctx.Err() == nil && !errors.Is(err, errStackClosed) {
+		r.decline(err)
+	}
+}
+
 // decline gives up SMC-R for a reason of ours.
 func (r *rendezvous) decline(err error) {
 	reason, outOfSync := declineReason(err)

@@ -4,7 +4,6 @@ package smcr
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"time"
@@ -47,9 +46,7 @@ func (s *Stack) Client(ctx context.Context, tcp *net.TCPConn) (*Conn, error) {
 // accept answers an Accept, at the client.
 func (r *rendezvous) accept(ctx context.Context, a *clc.Accept) {
 	if err := r.prepareConfirm(ctx, a); err != nil {
-		if ctx.Err() == nil && !errors.Is(err, errStackClosed) { // else run ends the connection
-			r.decline(err)
-		}
+		r.declineUnless(ctx, err)
 		return
 	}
 	r.s.lock()

@@ -47,11 +47,11 @@ func (s *Stack) ServerDecline(ctx context.Context, tcp *net.TCPConn, reason clc.
 func (r *rendezvous) propose(ctx context.Context, p *clc.Proposal) {
 	// The client waits as long as we would, and resets its connection then: so it has
 	// to have an answer before.
-	ctx, stop := context.WithTimeoutCause(ctx, min(r.s.cfg.MessageTimeout, clc.DefaultMessageTimeout)*2/3, errSlow)
+	soon, stop := context.WithTimeoutCause(ctx, min(r.s.cfg.MessageTimeout, clc.DefaultMessageTimeout)*2/3, errSlow)
 	defer stop()
-	a, err := r.prepareAccept(ctx, p)
+	a, err := r.prepareAccept(soon, p)
 	if err != nil {
-		r.decline(err)
+		r.declineUnless(ctx, err)
 		return
 	}
 	r.named = true

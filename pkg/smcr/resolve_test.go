@@ -147,6 +147,7 @@ func TestGroup_removedWhileResolving(t *testing.T) {
 		slow: map[rdma.GID]chan error{server.GIDs()[0].GID: answers},
 	}
 	p := &pair{fabric: f, client: newStack(t, f.device("c", 1)), server: newStack(t, server)}
+	t.Cleanup(func() { close(answers) }) // before the stacks', which wait for what was asked
 	p.listen(t)
 	a, b := p.dial(t)
 	exchange(t, a, b)
@@ -163,9 +164,6 @@ func TestGroup_removedWhileResolving(t *testing.T) {
 		if m := c.Info().Mode; m != smcr.ModeSMCR {
 			t.Errorf("connection %d is %v", len(conns)/2, m)
 		}
-	}
-	for range cap(answers) {
-		answers <- nil
 	}
 	for _, c := range append(conns, a, b) {
 		_ = c.Close()

@@ -276,10 +276,14 @@ func (r *rnic) handleEvent(now time.Time, ev rdma.AsyncEvent) {
 		}
 	case rdma.EventDeviceFatal:
 		r.fail(now, ev.Err)
-	case rdma.EventPortActive, rdma.EventPortDown:
-		r.s.portChanged(now, r, ev.Kind == rdma.EventPortActive)
-	case rdma.EventGIDChange:
-		r.readGIDs(now)
+	case rdma.EventPortActive, rdma.EventPortDown, rdma.EventGIDChange:
+		switch {
+		case r.dead: // another device may have the number now
+		case ev.Kind == rdma.EventGIDChange:
+			r.readGIDs(now)
+		default:
+			r.s.portChanged(now, r, ev.Kind == rdma.EventPortActive)
+		}
 	}
 }
 

@@ -5,6 +5,7 @@ package smcr
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net/netip"
 	"time"
 
@@ -109,6 +110,11 @@ func (p preferred) set(peer netip.Addr, device uint8) {
 		}
 	}
 	p[peer] = device
+}
+
+// forget forgets a device whose number another one has now: it may be in another subnet.
+func (p preferred) forget(device uint8) {
+	maps.DeleteFunc(p, func(_ netip.Addr, d uint8) bool { return d == device })
 }
 
 // any reports whether a device has a route.
