@@ -101,7 +101,8 @@ type responder struct {
 // refusal is a NAK that ends the queue pair, with the reason.
 type refusal struct {
 	code NAKCode
-	err  error // nil: there is none
+	err  error       // nil: there is none
+	recv rdma.Status // of the receive that fails with it; StatusSuccess: none
 }
 
 func (r *responder) at(i uint32) *recvWQE { return &r.ring[i&uint32(len(r.ring)-1)] }
@@ -194,11 +195,20 @@ func (r *responder) countMessage() { r.msn = (r.msn + 1) & msnMask }
 //
 // Without the response the peer would repeat the READ, to a queue pair in ERR, until it gives up.
 func (q *QP) refuse(c NAKCode, err error) {
-	if r := &q.rsp; r.nreads > 0 {
-		r.refusal = refusal{c, err}
+	q.refuseWith(refusal{code: c, err: err})
+}
+
+func (q *QP) refuseWith(x refusal) {
+	r := &q.rsp
+	if r.nreads > 0 {
+		r.refusal = x
 		return
 	}
-	q.refuseNow(c, err)
+	if x.recv != rdma.StatusSuccess {
+		q.completeRecv(rdma.WC{ID: r.at(r.head).id, Status: x.recv, Op: rdma.OpRecv})
+		r.head++
+	}
+	q.refuseNow(x.code, x.err)
 }
 
 func (q *QP) refuseNow(c NAKCode, err error) {
@@ -338,10 +348,7 @@ func (q *QP) received(p *Packet, info opInfo, op rdma.Opcode) {
 // failRecv completes the receive buffer of the SEND with an error and ends
 // the queue pair.
 func (q *QP) failRecv(s rdma.Status, c NAKCode, err error) {
-	r := &q.rsp
-	q.completeRecv(rdma.WC{ID: r.at(r.head).id, Status: s, Op: rdma.OpRecv})
-	r.head++
-	q.refuse(c, err)
+	q.refuseWith(refusal{c, err, s})
 }
 
 // handleWrite takes the expected packet, of an RDMA WRITE. Nothing is written
@@ -543,7 +550,7 @@ func (q *QP) pollResponses(dst []TxPacket) int {
 		r.reads[r.nreads] = readOp{}
 	}
 	if x := r.refusal; x.err != nil {
-		q.refuseNow(x.code, x.err)
+		q.refuseWith(x)
 	}
 	if n == len(dst) {
 		return n

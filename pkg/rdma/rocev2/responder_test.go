@@ -403,6 +403,19 @@ func TestResponder_readBeforeRefusal(t *testing.T) {
 	}
 }
 
+// A receive that such a request fails completes when the queue pair fails, and not before.
+func TestResponder_readBeforeFailedReceive(t *testing.T) {
+	b := newBench(t, nil)
+	b.recv(8)
+	b.in(ReadRequest, 0, readReq(b, 0, 8))
+	b.in(SendOnly, 1, func(p *Packet) { p.Payload = make([]byte, 9) })
+	b.wantWC()
+	b.wantState(rdma.QPRTS)
+	b.wantOut("RDMA READ response Only 0 [ACK credit 31 msn 1] 8 bytes", "Acknowledge 1 [NAK invalid request msn 1]")
+	b.wantWC("100 RECV local length error")
+	b.wantState(rdma.QPError)
+}
+
 // A READ that comes again, because the peer has not seen the response yet, does not count against those that it may have
 // outstanding: it sees that response, and asks for the next.
 func TestResponder_readsAgain(t *testing.T) {

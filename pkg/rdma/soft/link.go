@@ -113,21 +113,17 @@ func (w *linkWatch) close() error {
 func (w *linkWatch) loop() {
 	defer w.wg.Done()
 	buf := make([]byte, netlinkBuffer)
-	lost := false // notifications were: everything has to be looked at again
+	lost := false // notifications were: everything is looked at again when the deadline has passed
 	for {
 		n, err := w.file.Read(buf)
 		switch {
 		case err == nil:
 			_, _ = w.parse(buf[:n])
+		case lost && errors.Is(err, unix.ENOBUFS):
 		case errors.Is(err, unix.ENOBUFS), errors.Is(err, os.ErrDeadlineExceeded):
-			lost = true
+			lost = w.lookAgain() != nil
 		default:
 			return
-		}
-		if lost {
-			if lost = w.lookAgain() != nil; lost {
-				continue // what was known stands until then
-			}
 		}
 		if s := w.compute(); s != w.get() {
 			w.state.Store(&s)
@@ -139,7 +135,7 @@ func (w *linkWatch) loop() {
 	}
 }
 
-// lookAgain is dump; after an error the next read of the socket ends soon.
+// lookAgain is dump. After an error what was known stands, and the socket has a read deadline for the next try.
 func (w *linkWatch) lookAgain() error {
 	_ = w.file.SetReadDeadline(time.Time{}) // an error is that of a closed file, which a read has, too
 	links, addrs := w.links, w.addrs

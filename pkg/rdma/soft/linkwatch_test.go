@@ -31,6 +31,9 @@ func TestLinkWatch_looksAgain(t *testing.T) {
 	if err := w.file.SetReadDeadline(time.Unix(1, 0)); err != nil { // stands for an overrun
 		t.Fatal(err)
 	}
+	if err := kernel.SetReadDeadline(time.Now().Add(10 * time.Second)); err != nil { // rather than wait for ever
+		t.Fatal(err)
+	}
 	w.start()
 	defer func() { _ = w.close() }()
 
