@@ -217,7 +217,7 @@ func (c *Conn) peerGone(err error) {
 
 // down is peerGone for who has the turn.
 func (c *Conn) down(err error) {
-	if !c.ep.dead {
+	if !c.ep.dead && c.ep.cq != nil { // one that waits for Hello has no endpoint
 		c.drain() // what came before counts
 	}
 	c.fail(err)

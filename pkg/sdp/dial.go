@@ -107,6 +107,9 @@ func tryEach[C any](ctx context.Context, services []netip.AddrPort, dial func(ne
 			break
 		}
 	}
+	if len(errs) == 1 {
+		return c, path, errs[0] // as it is: callers look for a net.Error
+	}
 	return c, path, errors.Join(errs...)
 }
 

@@ -73,6 +73,7 @@ func (e *endpoint) open(ctx rdma.Context, cfg *Config) (err error) {
 		if err != nil {
 			e.dead = true
 			err = errors.Join(fmt.Errorf("make queue pair: %w", err), e.closeQP(), e.closeMemory(nil))
+			e.qp, e.cq = nil, nil // their number may be another connection's soon
 		}
 	}()
 	if e.pd, err = ctx.AllocPD(); err != nil {

@@ -681,7 +681,7 @@ func TestStack_closesDespiteSilence(t *testing.T) {
 	select {
 	case err := <-closed:
 		p.must(err)
-	case <-time.After(12 * time.Second):
+	case <-time.After(20 * time.Second):
 		t.Error("the stack is not closed")
 	}
 	if why := p.gone(v); !errors.Is(why, socket.ErrLinger) {

@@ -5,6 +5,7 @@ package sdp_test
 import (
 	"context"
 	"errors"
+	"io"
 	"net"
 	"net/netip"
 	"sync/atomic"
@@ -176,6 +177,33 @@ func TestListener_shortages(t *testing.T) {
 				a.serves(t)
 			}
 		})
+	}
+}
+
+// A device that goes while connections wait for their Hello, which have nothing of the device yet, ends them.
+func TestStack_deviceGoesDuringSetUp(t *testing.T) {
+	device := openRoCE(t, serverAddr)
+	a := newAccepting(t, openRoCE(t, clientAddr), device)
+	c, err := net.Dial("tcp", a.l.Addr().String()) // says nothing
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for ctx := limited(t); len(a.server.Conns()) == 0 && ctx.Err() == nil; {
+		<-tick.C
+	}
+	if err := device.(io.Closer).Close(); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case err := <-a.refused:
+		if errors.Is(err, socket.ErrSetupTimeout) {
+			t.Error(err)
+		}
+	case <-time.After(5 * time.Second):
+		t.Error("the connection is not refused")
 	}
 }
 

@@ -45,8 +45,8 @@ func NewStack(cfg Config) (*Stack, error) {
 	return s, nil
 }
 
-// Close aborts the connections that are not closed, waits for the ends of all, for which those that are closed have up to 10 seconds
-// whatever their peers do, and closes the context with all Buffers.
+// Close aborts the connections that are not closed, waits for the ends of all, for which those that are closed have up to 10 seconds,
+// and 2 for their last words, whatever their peers do, and closes the context with all Buffers.
 func (s *Stack) Close() error {
 	s.mu.Lock()
 	s.closed = true

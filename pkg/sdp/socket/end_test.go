@@ -487,6 +487,45 @@ func TestCancelTimeout_slowReader(t *testing.T) {
 	}
 }
 
+// Reads that come and are canceled, too, are no progress of a canceled Write: a program that reads by Buffer, with a
+// deadline each, does not keep the Write of another one waiting.
+func TestCancelTimeout_otherDirection(t *testing.T) {
+	cfg := Config{ZcopyBytes: 1000, RecvBuffers: 8, RecvBytes: 900}
+	w, a, b := pair(t, cfg, cfg)
+	for _, h := range []*host{a, b} { // both streams may be written to adverts
+		h.s.PreferMode(w.now, bsdh.Pipelined)
+		h.run()
+	}
+	settle(t, w)
+	a.write(50_000, true, false)
+	settle(t, w)
+	for range 2 {
+		b.read(900, false, false)
+		settle(t, w)
+	}
+	if a.s.Snapshot().Forced == 0 {
+		t.Fatalf("nothing was refused: %v", a.s.Snapshot())
+	}
+	a.s.CancelWrites(w.now)
+	a.run()
+	settle(t, w)
+	begin := w.now
+	for w.now.Before(begin.Add(4*cancelTimeout)) && !a.ended {
+		a.read(5000, true, false)
+		settle(t, w)
+		w.now = w.now.Add(cancelTimeout / 5)
+		if w.expire(); a.ended {
+			break
+		}
+		a.s.CancelReads(w.now)
+		a.run()
+		settle(t, w)
+	}
+	if passed := w.now.Sub(begin); !errors.Is(a.endErr, ErrStalled) || passed > 2*cancelTimeout {
+		t.Errorf("ended with %v after %v: %v", a.endErr, passed, a.s.Snapshot())
+	}
+}
+
 // That a DisConn completed does not say that it arrived: a connection that is lost then is not ended in order.
 func TestSection8_2_1_LostDisConn(t *testing.T) {
 	w, a, b := pair(t, Config{ZcopyBytes: NoZcopy}, Config{ZcopyBytes: NoZcopy, SendDepth: 2})

@@ -19,8 +19,8 @@ func (s *Socket) flush(now time.Time) {
 	if s.state == StateOpen && s.susp.answered && s.sends.done == s.sends.posted {
 		s.suspend()
 	}
-	p, waits := canceled(&s.src, &s.snk)
-	s.cancels.update(now, p, waits)
+	s.src.stalls.update(now, s.src.progress(), s.src.cancel.wanted)
+	s.snk.stalls.update(now, s.snk.progress(), s.snk.cancel.wanted)
 }
 
 // step posts one thing, and reports whether it did.

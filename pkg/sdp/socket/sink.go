@@ -70,6 +70,7 @@ type sink struct {
 	flight      fifo[uint32] // bytes of each RDMA READ under way, oldest first
 	stop        bool         // SrcAvailCancel came: read no more
 	cancel      revocation
+	stalls      cancelTimer
 	done        bool // DisConn came
 	again       bool // on a connection before this one: it comes again
 }

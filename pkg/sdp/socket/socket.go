@@ -49,7 +49,6 @@ type Socket struct {
 	out     outbox
 
 	deadline time.Time // of the state
-	cancels  cancelTimer
 }
 
 // peerTerms is what the peer said of itself.
@@ -272,7 +271,8 @@ func (s *Socket) NextTimeout() (time.Time, bool) {
 		}
 	}
 	if s.state == StateOpen {
-		earlier(s.cancels.at)
+		earlier(s.src.stalls.at)
+		earlier(s.snk.stalls.at)
 	}
 	if s.state == StateOpen && s.maySend(false) && !s.susp.isActive() {
 		earlier(s.credits.updateAt)
@@ -304,7 +304,7 @@ func (s *Socket) HandleTimeout(now time.Time) {
 			s.abort(now, ErrSuspend)
 		}
 	}
-	if at := s.cancels.at; s.state == StateOpen && !at.IsZero() && !now.Before(at) {
+	if s.state == StateOpen && (s.src.stalls.isDue(now) || s.snk.stalls.isDue(now)) {
 		s.abort(now, ErrStalled)
 	}
 	s.flush(now)

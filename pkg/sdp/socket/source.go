@@ -64,6 +64,7 @@ type source struct {
 	patience  time.Time    // until when the peer's next buffer is waited for; zero: it is not
 	ackDue    bool         // SinkCancelAck is due
 	cancel    revocation
+	stalls    cancelTimer
 	urgent    urgentQueue
 
 	reads    int // adverts in a row that the peer has read
@@ -86,31 +87,28 @@ type revocation struct {
 	seq    uint32
 }
 
-// cancelTimer bounds the wait of CancelWrites and CancelReads: a peer that never says what became of a buffer would keep it,
-// and whoever waits for the end of its Write or Read, for ever. A peer whose program reads what it has to be sent, however slowly, is not
-// such a one: each step begins the time anew.
+// cancelTimer bounds the wait of CancelWrites, or of CancelReads: a peer that never says what became of a buffer would keep
+// it, and whoever waits for the end of its Write or Read, for ever. A peer whose program reads what it has to be sent, however
+// slowly, is not such a one: each step begins the time anew. What moves in the other direction brings no buffer back.
 type cancelTimer struct {
 	at   time.Time // when the peer is given up; zero: nobody waits
 	seen progress
 }
 
-// progress is how far what is canceled has come. Of the other direction it has nothing: what moves there brings no buffer back.
+// progress is how far what is canceled has come.
 type progress struct {
-	next          uint64 // of our stream
-	srcs, writing int    // adverts and RDMA WRITEs of ours
-	adv, reading  int    // adverts and RDMA READs for the peer's
+	pos     uint64 // of our stream
+	adverts int
+	moving  int // RDMA WRITEs or READs
 }
 
-// canceled is the progress of what is canceled; false: nothing is.
-func canceled(o *source, k *sink) (p progress, waits bool) {
-	if o.cancel.wanted {
-		p.next, p.srcs, p.writing = o.next, o.srcs.n, o.flight.n
-	}
-	if k.cancel.wanted {
-		p.adv, p.reading = k.adv, k.flight.n
-	}
-	return p, o.cancel.wanted || k.cancel.wanted
-}
+// progress is that of Writes: what was sent, what the peer still has adverts of, and what goes to its adverts.
+func (o *source) progress() progress { return progress{o.next, o.srcs.n, o.flight.n} }
+
+// progress is that of Reads: our adverts, and what is read of the peer's.
+func (k *sink) progress() progress { return progress{0, k.adv, k.flight.n} }
+
+func (t *cancelTimer) isDue(now time.Time) bool { return !t.at.IsZero() && !now.Before(t.at) }
 
 func (t *cancelTimer) update(now time.Time, p progress, waits bool) {
 	switch {
