@@ -92,9 +92,9 @@ func wayOf(c synqueue.Conn) way { return way{c.Src.Addr(), c.Dst} }
 
 // openHold binds a queue in the pod's namespace. If that is not possible, the pod's connections are
 // diverted before it is known where they can go.
-func (px *proxy) openHold() error {
+func (px *proxy) openHold() {
 	if !px.agent.holds.on {
-		return nil
+		return
 	}
 	h := &hold{px: px, ended: make(chan struct{}), arrivals: map[way][]*arrival{}}
 	var err error
@@ -116,7 +116,7 @@ func (px *proxy) openHold() error {
 		if px.noteUnheld(what, err); px.whyUnheld() != before { // the same error comes back with each try
 			px.log.Warn(what, "err", err)
 		}
-		return nil
+		return
 	}
 	if err := px.agent.holds.keeper.add(h.holder); err != nil {
 		px.log.Warn("queue not kept: what it holds waits for a second if the agent is killed", "err", err)
@@ -124,7 +124,6 @@ func (px *proxy) openHold() error {
 	px.hold.Store(h)
 	px.unheld.Store(nil)
 	px.agent.holds.opened(h)
-	return nil
 }
 
 // repairHold opens the pod's hold again if its queue ended by itself (no memory for a verdict is enough),
@@ -142,9 +141,7 @@ func (px *proxy) repairHold(now time.Time) {
 	}
 	px.repairPause = min(max(2*px.repairPause, retryFirst), retryMost)
 	px.repairAt = now.Add(px.repairPause)
-	if err := px.openHold(); err != nil {
-		px.log.Warn("SYNs not held", "err", err)
-	}
+	px.openHold()
 	if h := px.hold.Load(); h != nil {
 		h.start()
 		px.log.Info("SYNs are held again")
@@ -167,10 +164,14 @@ func (px *proxy) noteUnheld(what string, err error) {
 // whyUnheld is why the pod's SYNs are not held although the agent holds those of pods; "" if they
 // are. The proxy may be nil.
 func (px *proxy) whyUnheld() string {
-	if px == nil || px.unheld.Load() == nil {
+	if px == nil {
 		return ""
 	}
-	return *px.unheld.Load()
+	why := px.unheld.Load() // the pod's job may open the hold again meanwhile
+	if why == nil {
+		return ""
+	}
+	return *why
 }
 
 // start serves the queue.
@@ -180,7 +181,7 @@ func (h *hold) start() {
 	go func() {
 		defer close(h.ended)
 		if err := h.holder.Run(ctx); err != nil && ctx.Err() == nil {
-			const what = "SYNs not held any more: the pod's new connections go directly"
+			const what = "SYNs not held until the queue is opened again: the pod's new connections go directly, and are dropped where SMC-R is required"
 			h.px.log.Error(what, "err", err)
 			h.px.noteUnheld(what, err)
 		}

@@ -304,10 +304,15 @@ func (m *manager) step(ctx context.Context, p pod, atts []cni.Attachment, now ti
 			m.update(&p)
 		}
 	case p.state == podFailed && !changed && now.Before(p.retryAt):
-	case want || !p.swept || m.idleIsGone(&p, now):
+	case want || !p.swept:
 		m.setUp(ctx, &p, want, now)
 	default:
+		var was error
+		if p.isGone() {
+			was = p.err
+		}
 		p.becomeIdle()
+		p.err = m.whyGone(&p, was, now)
 	}
 	if p.proxy != nil {
 		m.addNewDevices(&p)
@@ -351,6 +356,9 @@ func (m *manager) setUp(ctx context.Context, p *pod, want bool, now time.Time) {
 	switch {
 	case errors.Is(err, errDetached):
 		p.becomeNew(true) // the removal of the pod follows
+	case !want && errors.Is(err, linux.ErrGone):
+		p.becomeIdle() // nothing of an earlier agent is left
+		p.err, p.retryAt = err, now.Add(retryMost)
 	case err != nil:
 		m.a.metrics.podErrors.Inc()
 		if p.state != podFailed {
@@ -400,18 +408,22 @@ func (m *manager) openNet(att cni.Attachment) (podNet, error) {
 	return n, nil
 }
 
-// idleIsGone looks now and then whether an idle pod's namespace is still there: nothing else would tell if its CNI DEL did
-// not come.
-func (m *manager) idleIsGone(p *pod, now time.Time) bool {
-	if p.state == podIdle && now.Before(p.retryAt) {
-		return false
+// whyGone looks now and then whether an idle pod's namespace is still there: nothing else would tell if its CNI DEL did
+// not come. It returns an ErrGone if it is not; was is what it returned last.
+func (m *manager) whyGone(p *pod, was error, now time.Time) error {
+	if now.Before(p.retryAt) {
+		return was
 	}
 	p.retryAt = now.Add(retryMost)
 	n, err := m.openNet(p.atts[0])
-	if err == nil {
-		err = n.close()
+	switch {
+	case err == nil:
+		_ = n.close() // it was only looked at
+		return nil
+	case errors.Is(err, linux.ErrGone):
+		return err
 	}
-	return errors.Is(err, linux.ErrGone)
+	return was // not known: there may be no descriptor left for it
 }
 
 // stopPod stops a pod's proxy, if it has one, and gives the pod's own devices back.

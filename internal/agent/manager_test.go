@@ -249,9 +249,11 @@ func TestManager_gone(t *testing.T) {
 	round(time.Second, false, agentapi.StateIdle, true)
 	b.kernel.change(func() { delete(b.kernel.pods, "/netns/left") })
 	round(time.Second, true, agentapi.StateIdle, true) // not looked at again yet
-	round(retryMost, false, agentapi.StateFailed, false)
-	round(0, true, agentapi.StateFailed, false)
-	round(retryMost, false, agentapi.StateFailed, false)
+	round(retryMost, false, agentapi.StateIdle, false)
+	round(0, true, agentapi.StateIdle, false)
+	round(retryMost, false, agentapi.StateIdle, false)
+	p.swept = false // as after a restart: nothing is to be swept there
+	round(0, true, agentapi.StateIdle, false)
 
 	b.put("", preferAll)
 	px := b.proxy("client").px

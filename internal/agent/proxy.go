@@ -106,7 +106,7 @@ func (a *agent) startProxy(ctx context.Context, n podNet, atts []cni.Attachment,
 			return err
 		}, Undo: func() error { return px.in.close() }},
 		undo.Step{Name: "look for other redirectors", Do: px.findRedirectors},
-		undo.Step{Name: "hold SYNs", Do: px.openHold, Undo: func() error { return px.hold.Load().close() }},
+		undo.Step{Name: "hold SYNs", Do: func() error { px.openHold(); return nil }, Undo: func() error { return px.hold.Load().close() }},
 		undo.Step{Name: "install redirection", Do: func() (err error) {
 			cfg := px.redirectConfig()
 			px.policies = a.node.Load().PoliciesFor(podOf(atts[0]))
