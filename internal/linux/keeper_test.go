@@ -363,7 +363,7 @@ func TestKeeper_liveAgent(t *testing.T) {
 	for range 2 {
 		const least = KeeperPatience / 2 // a drained queue would hold it for no time at all
 		for _, c := range h.connects(t, 3, 0)() {
-			c.check(t, "server", 0, least, time.Second+slack/2)
+			c.check(t, "server", 0, least, KeeperPatience+2*slack)
 		}
 	}
 }

@@ -161,8 +161,14 @@ func TestQueue_updates(t *testing.T) {
 		return OptionFilterConfig{Peers: []OutboundRule{{Prefix: netip.PrefixFrom(to, 24), Ports: []PortRange{{80, 90}}}}, Never: []netip.Addr{to.Next()}}
 	}
 	mustDo(t, FilterOption(In(h.pod), option(1)))
-	const wait = 500 * time.Millisecond // TCP would repeat the SYN after a second
-	h.serve(t, HolderConfig{Ask: askAfter(wait, synqueue.Divert), Table: synqueue.Config{Deadline: waitLimit}}, QueueConfig{})
+	looked := make(chan struct{})
+	answer := func(h *Holder, c synqueue.Conn, _ bool) {
+		go func() {
+			<-looked
+			_, _ = h.Answer(c, synqueue.Divert, synqueue.Finding{})
+		}()
+	}
+	h.serve(t, HolderConfig{Ask: answer, Table: synqueue.Config{Deadline: waitLimit}}, QueueConfig{})
 	h.install(t, testHoldConfig(t, families[0]))
 	results := h.connects(t, 1, 0)
 	for _, last := range []byte{1, 2, 3, 3} {
@@ -171,7 +177,8 @@ func TestQueue_updates(t *testing.T) {
 	if waiting, _ := queueLine(t, h.pod); waiting != 1 {
 		t.Errorf("%d packets wait, want the one that was held", waiting)
 	}
-	results()[0].check(t, "agent", 0, wait, wait+slack)
+	close(looked)
+	results()[0].check(t, "agent", 0, 0, waitLimit)
 	for _, table := range []string{wireTableName, optionTableName} {
 		text := nft(t, h.pod, "list table inet "+table)
 		if !strings.Contains(text, "10.99.3.") || strings.Contains(text, "10.99.1.") || strings.Contains(text, "10.99.2.") {
