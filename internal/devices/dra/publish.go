@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -26,6 +27,8 @@ func (d *Driver) publish(ctx context.Context) error {
 	defer stop()
 	var controller *resourceslice.Controller
 	defer func() { controller.Stop() }()
+	var again <-chan time.Time
+	said := ""
 	for {
 		select {
 		case <-ctx.Done():
@@ -34,13 +37,20 @@ func (d *Driver) publish(ctx context.Context) error {
 			return err
 		case <-changed:
 		case <-d.republish:
+		case <-again:
 		}
 		if !d.cfg.Inventory.Looked() {
 			continue // the inventory is empty because Run has not looked yet
 		}
 		if controller == nil {
 			if err := d.learnSlots(ctx); err != nil {
-				return fmt.Errorf("publish devices: %w", err)
+				// kubelet is served meanwhile: what was prepared is given back without the API server.
+				if text := err.Error(); text != said { // log the same error once
+					said = text
+					d.cfg.Log.Warn("devices not published yet; tried again every few seconds", "err", err)
+				}
+				again = time.After(restartPause)
+				continue
 			}
 		}
 		resources := d.published().resources(d.cfg.Node)
