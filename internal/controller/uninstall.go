@@ -173,8 +173,11 @@ func (u *uninstall) seizeLease(ctx context.Context, lasting time.Duration) (bool
 // more, because agents go on to leave while others are told.
 func (u *uninstall) agents(ctx context.Context) (left []string, err error) {
 	deadline := time.Now().Add(u.config.Timeout)
-	for {
-		late := !time.Now().Before(deadline)
+	for first := true; ; first = false {
+		late, told := !first && !time.Now().Before(deadline), deadline
+		if first && u.config.Timeout <= 0 {
+			told = time.Now().Add(callTimeout) // without time to wait for them, agents are told all the same
+		}
 		var n unclean
 		err := retry(ctx, u.config.Log, func() (err error) {
 			n, err = u.look(ctx)
@@ -186,7 +189,7 @@ func (u *uninstall) agents(ctx context.Context) (left []string, err error) {
 		if late || len(n.waiting) == 0 && len(n.untold) == 0 {
 			return append(n.dead, n.waiting...), nil
 		}
-		if err := u.tellAgents(ctx, n.untold, deadline); err != nil {
+		if err := u.tellAgents(ctx, n.untold, told); err != nil {
 			return nil, err
 		}
 		u.config.Log.Info("waiting for agents", "nodes", len(n.waiting), "dead", len(n.dead))
