@@ -89,8 +89,9 @@ func aliveSet(t *nftables.Table) *nftables.Set {
 	return &nftables.Set{Table: t, Name: setAlive, KeyType: nftables.TypeInetProto, HasTimeout: true}
 }
 
+// caughtSet has room for the element that has expired and is still to be collected, besides the one.
 func caughtSet(t *nftables.Table) *nftables.Set {
-	return &nftables.Set{Table: t, Name: setCaught, KeyType: nftables.TypeInetProto, HasTimeout: true, Dynamic: true, Size: 1}
+	return &nftables.Set{Table: t, Name: setCaught, KeyType: nftables.TypeInetProto, HasTimeout: true, Dynamic: true, Size: 2}
 }
 
 func marksSet(t *nftables.Table) *nftables.Set {
@@ -310,11 +311,12 @@ func outboundChain() nftables.Chain {
 }
 
 // outbound diverts the application's connections to selected destinations to the agent's
-// listener.
+// listener. Only a SYN is diverted: connection tracking may see a connection that exists for the first time,
+// because the table is new, and another packet of it would meet a listener that resets it.
 func (r *ruleset) outbound(cfg RedirectConfig, s *sets) {
 	to := r.chain(nftables.Chain{Name: chainOutboundTo})
 	out := r.chain(outboundChain())
-	r.rule(out, append(s.outbound(cfg), goTo(to))...)
+	r.rule(out, append(s.outbound(cfg), synOnly(), goTo(to))...)
 	r.whenCaught(to, cfg, s)
 	for i, is4 := range bothFamilies {
 		r.rule(to, s.selected(i, is4), []expr.Any{

@@ -301,6 +301,25 @@ func TestRedirect_updateKeepsConnections(t *testing.T) {
 	}
 }
 
+// TestRedirect_keepsOlderConnections: connections that the pod has when the table comes go on, whoever opened them: their
+// next packet is the first one that connection tracking sees.
+func TestRedirect_keepsOlderConnections(t *testing.T) {
+	for _, f := range families {
+		t.Run(f.name, func(t *testing.T) {
+			pod, peer := newPair(t)
+			answer(t, listen(t, pod, marked, f.loopback, testOutPort), "agent")
+			server := listen(t, peer, nil, f.peer, 0)
+			dst := server.Addr().(*net.TCPAddr).AddrPort()
+			app, remote := mustDial(t, pod, nil, dst), mustAccept(t, server)
+			own := listen(t, pod, nil, f.pod, 0)
+			client, accepted := mustDial(t, peer, nil, own.Addr().(*net.TCPAddr).AddrPort()), mustAccept(t, own)
+			install(t, pod, testConfig(f))
+			exchange(t, app, remote)
+			exchange(t, accepted, client)
+		})
+	}
+}
+
 func TestRedirect_repairsTable(t *testing.T) {
 	f := families[0]
 	pod, r, dst := outbound(t, f, nil)
