@@ -292,11 +292,14 @@ func (q *queue) refused(k key, now time.Time) (pause time.Duration) {
 }
 
 // unsure notes that a write failed in a way that leaves open whether the object was
-// written.
+// written. The others come first then: the error may be of this one only, as that of a webhook for its
+// namespace is.
 func (q *queue) unsure(k key, now time.Time) {
 	if e := q.entries[k]; e != nil {
-		e.wrote = target{present: true}
+		e.wrote, e.dirtySince = target{present: true}, time.Time{}
 		e.touch(now)
+		e.pause = min(max(2*e.pause, objectFirst), awayMost)
+		e.notBefore = now.Add(q.jittered(e.pause))
 	}
 }
 
