@@ -120,6 +120,34 @@ func TestGuard_remembers(t *testing.T) {
 	}
 }
 
+// TestGuard_withoutAPIServer: who was allowed lately reads the metrics while the API server does not answer, and nobody
+// else.
+func TestGuard_withoutAPIServer(t *testing.T) {
+	c := newClock()
+	c.get("Bearer prometheus")
+	c.err = errors.New("no route to host")
+	for _, tt := range []struct {
+		after time.Duration
+		token string
+		want  int
+	}{
+		{allowedFor, "prometheus", http.StatusOK},
+		{unreviewedFor - time.Second, "prometheus", http.StatusOK},
+		{0, "somebody", http.StatusServiceUnavailable},
+		{time.Second, "prometheus", http.StatusServiceUnavailable},
+	} {
+		c.at = c.at.Add(tt.after)
+		if w := c.get("Bearer " + tt.token); w.Code != tt.want {
+			t.Errorf("%s: status %d, want %d", tt.token, w.Code, tt.want)
+		}
+	}
+	c.err = nil
+	c.users["prometheus"] = false
+	if w := c.get("Bearer prometheus"); w.Code != http.StatusForbidden {
+		t.Errorf("status %d when the API server says no again", w.Code)
+	}
+}
+
 // TestAttack_metricsTokens: junk tokens do not reach the API server without end,
 // take no memory, and do not keep Prometheus out.
 func TestAttack_metricsTokens(t *testing.T) {

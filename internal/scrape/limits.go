@@ -9,6 +9,10 @@ const (
 	// at the usual interval. A right that is taken away ends after this time.
 	allowedFor = time.Minute
 
+	// unreviewedFor is how much longer it is allowed while the API server does not answer, so that metrics and alerts
+	// tell of that. A right that is taken away meanwhile ends when the API server answers again.
+	unreviewedFor = time.Hour
+
 	// rememberedFor is how long a token that was allowed is reviewed again without being
 	// counted among the unknown ones; maxRemembered bounds these tokens. A cluster has a
 	// few Prometheuses, each with a new token every hour.
