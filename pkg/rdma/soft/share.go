@@ -218,7 +218,12 @@ func (s *share) welcome() {
 	for {
 		c, err := s.token.AcceptUnix()
 		if err != nil {
-			return
+			select {
+			case <-s.done: // it is closed before the token is
+				return
+			case <-time.After(receiveRetry): // there may be no descriptor left for a moment
+			}
+			continue
 		}
 		if !ownUser(c) || !s.seat(c) {
 			_ = c.Close() // nothing is lost

@@ -4,6 +4,7 @@ package soft
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -72,11 +73,14 @@ func (in *inSocket) receive(take func([]Message), idle func() bool) error {
 	}
 	in.take, in.idle, in.used = take, idle, rxBatch
 	err := in.raw.Read(in.read)
-	if err != nil || in.closed.Load() {
-		in.release()
-	}
 	if err == nil {
 		err = in.err
+	}
+	if in.closed.Load() {
+		err = net.ErrClosed // whatever it was: there is no next time
+	}
+	if errors.Is(err, net.ErrClosed) {
+		in.release()
 	}
 	return fmt.Errorf("receive: %w", err)
 }

@@ -193,6 +193,7 @@ func (q *qp) answered(ctx context.Context) ([]byte, error) {
 	}
 	e.Tainted = e.Reason != Rejected
 	_, wait := q.Detach() // of taken, which is still there: no queue pair in INIT lets it go
+	q.tell()
 	q.Unlock()
 	wait()
 	e.Socket = taken.GiveBack()

@@ -21,14 +21,26 @@ func TestDevice_AwaitEnd(t *testing.T) {
 	if err := d.AwaitEnd(soon, x.QP); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("connection stands: %v", err)
 	}
+	later, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	others := make(chan error, 2)
+	for range cap(others) { // who gives up does not make the others wait for ever
+		go func() { others <- d.AwaitEnd(later, x.QP) }()
+	}
+	if err := d.AwaitEnd(soon, x.QP); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("connection stands: %v", err)
+	}
 	if err := d.Disconnect(x.QP); err != nil {
 		t.Fatal(err)
 	}
-	later, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-	defer cancel()
 	for range 2 { // also one that has ended before
 		if err := d.AwaitEnd(later, x.QP); err != nil {
 			t.Error(err)
+		}
+	}
+	for range cap(others) {
+		if err := <-others; err != nil {
+			t.Errorf("one of several who wait: %v", err)
 		}
 	}
 	if err := x.QP.Close(); err != nil {

@@ -27,6 +27,7 @@ type qp struct {
 	before   uint64        // FPDUs that a responder has received on former connections
 	wait     chan struct{} // closed when decided says so; nil: nobody waits
 	decided  func() bool
+	over     chan struct{} // closed when there is no connection any more; nil: nobody waits for that
 
 	nudge nudge
 }
@@ -115,11 +116,15 @@ func (q *qp) Drop() {
 	q.tell()
 }
 
-// tell wakes who waits for the end of start-up.
+// tell wakes who waits for the end of start-up, or of the connection.
 func (q *qp) tell() {
 	if q.wait != nil && (q.Dead() || q.decided()) {
 		close(q.wait)
 		q.wait, q.decided = nil, nil
+	}
+	if q.over != nil && (q.Dead() || !q.Attached()) {
+		close(q.over)
+		q.over = nil
 	}
 }
 
@@ -191,18 +196,18 @@ func (d *Device) AwaitEnd(ctx context.Context, r rdma.QP) error {
 		q.Unlock()
 		return fmt.Errorf("await end of queue pair %v, which is being connected: %w", q.Num(), rdma.ErrState)
 	}
-	done := q.await(func() bool { return !q.Attached() })
+	if q.over == nil {
+		q.over = make(chan struct{})
+	}
+	over := q.over
 	q.tell()
 	q.Unlock()
 	select {
-	case <-done:
+	case <-over:
 		return nil
 	case <-ctx.Done():
+		return fmt.Errorf("await end of queue pair %v: %w", q.Num(), context.Cause(ctx))
 	}
-	q.Lock()
-	q.wait, q.decided = nil, nil
-	q.Unlock()
-	return fmt.Errorf("await end of queue pair %v: %w", q.Num(), context.Cause(ctx))
 }
 
 // QPStats returns the protocol's counters of a queue pair of this device.

@@ -189,6 +189,8 @@ func (m *manager) close() error {
 	}
 	err := m.w.close()
 	m.wg.Wait()
+	m.mu.Lock() // whoever has had an answer reads it with mu held
+	defer m.mu.Unlock()
 	return errors.Join(err, unix.Munmap(m.page))
 }
 

@@ -27,6 +27,8 @@ type region struct {
 	access rdma.Access
 	gone   bool
 	all    []byte
+
+	written int // bytes that peers were let write
 }
 
 func (r *region) sge(off, n int) rdma.SGE {
@@ -88,6 +90,9 @@ func (m *testMemory) Remote(k rdma.RKey, addr uint64, n uint32, acc rdma.Access)
 			return nil, rdma.StatusRemoteAccess
 		}
 		if b, ok := r.at(addr, n); ok {
+			if acc&rdma.RemoteWrite != 0 {
+				r.written += int(n)
+			}
 			return b, rdma.StatusSuccess
 		}
 		return nil, rdma.StatusRemoteOp

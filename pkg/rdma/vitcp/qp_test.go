@@ -71,6 +71,24 @@ func TestQP_shortSegments(t *testing.T) {
 	}
 }
 
+// A region counts each Write of the peer once and as a whole, in however many segments and pieces it comes
+// ([rdma.WriteCounter]).
+func TestQP_countsWrites(t *testing.T) {
+	for _, c := range []duoConfig{{}, {segment: 600}, {segment: 600, piece: 1}} {
+		d := newDuo(t, c)
+		want := 0
+		for i, n := range []int{100, 5000, 0} {
+			d.x.send(d, rdma.SendWR{
+				ID: uint64(i), Op: rdma.OpWrite, SGL: []rdma.SGE{d.x.mr.sge(0, n)}, RemoteAddr: d.y.mr.addr, RKey: d.y.mr.rkey,
+			})
+			d.run()
+			if want += n; d.y.mr.written != want {
+				t.Errorf("%+v: of %d bytes %d are counted, want %d", c, n, d.y.mr.written, want)
+			}
+		}
+	}
+}
+
 func TestSection3_2_1_Writes(t *testing.T) {
 	for _, n := range sizes {
 		d := newDuo(t, duoConfig{recvs: 1})

@@ -206,7 +206,13 @@ func (q *QP) writeBegins(now time.Time) error {
 	if !q.terms.RDMAWrite || q.attr.Access&rdma.RemoteWrite == 0 {
 		return q.refuse(now, h.Message, ErrorMemory, CauseRight)
 	}
-	if st := q.remote(r, rdma.RemoteWrite); st != rdma.StatusSuccess {
+	st := rdma.StatusSuccess
+	if h.Offset == 0 { // the first segment: the message is counted with it
+		st = q.remote(r, rdma.RemoteWrite)
+	} else {
+		_, st = q.writable(r)
+	}
+	if st != rdma.StatusSuccess {
 		return q.refuse(now, h.Message, ErrorMemory, causeOf(st))
 	}
 	if h.Flags&(FlagEnd|FlagImmediate) == FlagEnd|FlagImmediate && q.rsp.head == q.rsp.tail {
@@ -222,6 +228,15 @@ func (q *QP) remote(r *RDMA, acc rdma.Access) rdma.Status {
 	}
 	_, st := q.cfg.Memory.Remote(r.Handle, r.Addr, r.Length, acc)
 	return st
+}
+
+// writable is the memory of a Write that was counted before ([rdma.WriteCounter]). Of no bytes Remote counts nothing,
+// and without the right to write neither: so the first call asks for the right, and the second for the range.
+func (q *QP) writable(r *RDMA) ([]byte, rdma.Status) {
+	if _, st := q.cfg.Memory.Remote(r.Handle, r.Addr, 0, rdma.RemoteWrite); st != rdma.StatusSuccess {
+		return nil, st
+	}
+	return q.cfg.Memory.Remote(r.Handle, r.Addr, r.Length, 0)
 }
 
 // readBegins checks a Read Request and keeps it.
@@ -279,7 +294,7 @@ func (q *QP) target() rdma.Status {
 		st = q.receiveMemory(off, end)
 	case TypeWrite:
 		var b []byte
-		if b, st = q.cfg.Memory.Remote(r.r.Handle, r.r.Addr, r.r.Length, rdma.RemoteWrite); st == rdma.StatusSuccess {
+		if b, st = q.writable(&r.r); st == rdma.StatusSuccess {
 			r.to[0] = b[off:end]
 		}
 	case TypeReadResponse:
