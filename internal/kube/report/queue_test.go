@@ -3,12 +3,17 @@
 package report
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/smcr-io/kube-smcr/internal/agentapi"
 )
 
 func TestNotable(t *testing.T) {
@@ -85,4 +90,31 @@ func TestQueue_spacing(t *testing.T) {
 	if e != nil || again.Sub(now) > objectPause || again.Before(now) {
 		t.Errorf("the last change is due at %v", again)
 	}
+}
+
+// TestReporter_oneBroken: one object whose write the API server answers with an error of its own, as for a webhook that
+// does not answer in its namespace, holds up no other for long.
+func TestReporter_oneBroken(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		srv, src := newFakeServer(), &source{snap: healthy()}
+		broken := apierrors.NewInternalError(errors.New("failed calling webhook"))
+		srv.refuse[key{kind: kindPod, namespace: "shop", name: "bad"}] = broken
+		for _, name := range []string{"bad", "web", "worse"} {
+			src.snap.Verdicts = append(src.snap.Verdicts, verdict(name))
+			src.snap.Attachments = append(src.snap.Attachments, attachment("shop/"+name, agentapi.StateReady))
+		}
+		srv.refuse[key{kind: kindPod, namespace: "shop", name: "worse"}] = broken
+		start(t, srv, src)
+		pass(2 * time.Minute)
+		if srv.pod("web") != "Enabled" || srv.pod("bad") != "" {
+			t.Errorf("pods have %q and %q", srv.pod("web"), srv.pod("bad"))
+		}
+		srv.mu.Lock()
+		clear(srv.refuse)
+		srv.mu.Unlock()
+		pass(awayMost + callTimeout + collectEvery)
+		if srv.pod("bad") != "Enabled" || srv.pod("worse") != "Enabled" {
+			t.Errorf("pods have %q and %q", srv.pod("bad"), srv.pod("worse"))
+		}
+	})
 }

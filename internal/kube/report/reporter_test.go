@@ -5,7 +5,6 @@ package report
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -611,33 +610,6 @@ func TestReporter_refusal(t *testing.T) {
 		}
 		if n := srv.count("refuse"); n < 5 || n > 20 {
 			t.Errorf("asked %d times in an hour", n)
-		}
-	})
-}
-
-// TestReporter_oneBroken: one object whose write the API server answers with an error of its own, as for a webhook that
-// does not answer in its namespace, holds up no other for long.
-func TestReporter_oneBroken(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		srv, src := newFakeServer(), &source{snap: healthy()}
-		broken := apierrors.NewInternalError(errors.New("failed calling webhook"))
-		srv.refuse[key{kind: kindPod, namespace: "shop", name: "bad"}] = broken
-		for _, name := range []string{"bad", "web", "worse"} {
-			src.snap.Verdicts = append(src.snap.Verdicts, verdict(name))
-			src.snap.Attachments = append(src.snap.Attachments, attachment("shop/"+name, agentapi.StateReady))
-		}
-		srv.refuse[key{kind: kindPod, namespace: "shop", name: "worse"}] = broken
-		start(t, srv, src)
-		pass(2 * time.Minute)
-		if srv.pod("web") != "Enabled" || srv.pod("bad") != "" {
-			t.Errorf("pods have %q and %q", srv.pod("web"), srv.pod("bad"))
-		}
-		srv.mu.Lock()
-		clear(srv.refuse)
-		srv.mu.Unlock()
-		pass(awayMost + callTimeout + collectEvery)
-		if srv.pod("bad") != "Enabled" || srv.pod("worse") != "Enabled" {
-			t.Errorf("pods have %q and %q", srv.pod("bad"), srv.pod("worse"))
 		}
 	})
 }

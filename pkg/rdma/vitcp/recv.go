@@ -206,7 +206,7 @@ func (q *QP) writeBegins(now time.Time) error {
 	if !q.terms.RDMAWrite || q.attr.Access&rdma.RemoteWrite == 0 {
 		return q.refuse(now, h.Message, ErrorMemory, CauseRight)
 	}
-	st := rdma.StatusSuccess
+	var st rdma.Status
 	if h.Offset == 0 { // the first segment: the message is counted with it
 		st = q.remote(r, rdma.RemoteWrite)
 	} else {
