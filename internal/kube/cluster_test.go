@@ -297,10 +297,14 @@ func TestRunAgent_reread(t *testing.T) {
 	if here := (config.Pod{Namespace: p.Namespace, Name: p.Name, UID: string(p.UID)}); c.Gone(here) || !c.Gone(config.Pod{Namespace: p.Namespace, Name: "b"}) {
 		t.Error("the agent does not learn which pods there are")
 	}
+	file := filepath.Join(w.dir, "node-agent.yaml")
+	before, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
 	write := func(more string) {
 		t.Helper()
-		text := "node:\n  devices: [{soft: {address: node}}]\n" + more
-		if err := os.WriteFile(filepath.Join(w.dir, "node-agent.yaml"), []byte(text), 0o600); err != nil {
+		if err := os.WriteFile(file, append(bytes.Clone(before), more...), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		reread <- struct{}{}

@@ -394,15 +394,22 @@ func (s *Source) Lacks() (objects string, why error) {
 // Reconsider makes the configuration anew, because an answer of Config.Claimed changed.
 func (s *Source) Reconsider() { poke(s.dirty) }
 
-// Rebase reads the base configuration again.
+// Rebase reads the base configuration again. One that takes a restart of the agent is not taken over: the agent
+// would refuse all that is made with it, and with that every later change of the cluster.
 func (s *Source) Rebase() error {
 	base, err := s.cfg.Base()
 	if err != nil {
 		return err
 	}
 	s.mu.Lock()
-	s.base = base
+	fixed := s.base.Immutable(base)
+	if len(fixed) == 0 {
+		s.base = base
+	}
 	s.mu.Unlock()
+	if len(fixed) > 0 {
+		return fmt.Errorf("the configuration changes %v, which takes a restart of the agent; the old one stays in force", fixed)
+	}
 	poke(s.dirty)
 	return nil
 }

@@ -541,6 +541,15 @@ func TestSource_changed(t *testing.T) {
 	if err := s.Rebase(); err == nil {
 		t.Error("a bad file was taken over")
 	}
+
+	// One that takes a restart is refused: the agent would refuse what is made with it, also of the cluster's changes.
+	if err := os.WriteFile(filepath.Join(w.dir, "node-agent.yaml"), []byte("node:\n  devices: [{soft: {address: node}}]\n  rmbe: 16KiB\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Rebase(); err == nil || !strings.Contains(err.Error(), "node.rmbe") {
+		t.Errorf("a file that takes a restart: %v", err)
+	}
+	w.wait(s, p, "default peers still", config.Decision{Policy: "p", Reason: config.ReasonPeer})
 }
 
 // TestSource_serverAway: the last configuration stays, and what was missed is
