@@ -417,8 +417,13 @@ func (m *manager) whyGone(p *pod, was error, now time.Time) error {
 	p.retryAt = now.Add(retryMost)
 	n, err := m.openNet(p.atts[0])
 	switch {
-	case err == nil:
+	case err == nil && was == nil:
 		_ = n.close() // it was only looked at
+		return nil
+	case err == nil: // it was out of sight, with what an earlier agent left there
+		if err := errors.Join(n.sweep(), n.close()); err != nil {
+			return errors.Join(was, err)
+		}
 		return nil
 	case errors.Is(err, linux.ErrGone):
 		return err

@@ -269,7 +269,12 @@ func TestManager_gone(t *testing.T) {
 		t.Errorf("a connection to another pod with the address is %s, want %s", code, agentapi.CodeSameNode)
 	}
 
+	// It was out of sight only, with what an earlier agent left there.
 	b.put("", "")
-	b.kernel.add("/netns/left", 1)
+	seen := b.kernel.add("/netns/left", 1)
 	round(retryMost, false, agentapi.StateIdle, true)
+	round(retryMost, false, agentapi.StateIdle, true)
+	if seen.sweeps != 1 {
+		t.Errorf("swept %d times, want once", seen.sweeps)
+	}
 }
