@@ -447,25 +447,31 @@ func TestCancelTimeout(t *testing.T) {
 	}
 }
 
+// cancelRefused has a cancel a Write of 50,000 bytes that b has refused to read by RDMA, and returns when that was.
+func cancelRefused(t *testing.T, w *world, a, b *host) time.Time {
+	t.Helper()
+	a.write(50_000, true, false)
+	settle(t, w)
+	for range 2 { // the first one has what goes with the offer
+		b.read(900, false, false)
+		settle(t, w)
+	}
+	if a.s.Snapshot().Forced == 0 {
+		t.Fatalf("nothing was refused: %v", a.s.Snapshot())
+	}
+	a.s.CancelWrites(w.now)
+	a.run()
+	settle(t, w)
+	return w.now
+}
+
 // A peer that must be sent what it has refused to read by RDMA, and whose program reads that slowly, keeps its connection: each step of it gives
 // it time. What moves in the other direction gives it none.
 func TestCancelTimeout_slowReader(t *testing.T) {
 	for _, reads := range []bool{true, false} {
 		cfg := Config{ZcopyBytes: 1000, RecvBuffers: 8, RecvBytes: 900}
 		w, a, b := pair(t, cfg, cfg)
-		a.write(50_000, true, false)
-		settle(t, w)
-		for range 2 { // the first one has what goes with the offer
-			b.read(900, false, false)
-			settle(t, w)
-		}
-		if a.s.Snapshot().Forced == 0 {
-			t.Fatalf("nothing was refused: %v", a.s.Snapshot())
-		}
-		a.s.CancelWrites(w.now)
-		a.run()
-		settle(t, w)
-		begin := w.now
+		begin := cancelRefused(t, w, a, b)
 		w.gone = !reads
 		for w.now.Before(begin.Add(20*cancelTimeout)) && len(a.writes) > 0 {
 			w.now = w.now.Add(cancelTimeout / 5)
@@ -497,19 +503,7 @@ func TestCancelTimeout_otherDirection(t *testing.T) {
 		h.run()
 	}
 	settle(t, w)
-	a.write(50_000, true, false)
-	settle(t, w)
-	for range 2 {
-		b.read(900, false, false)
-		settle(t, w)
-	}
-	if a.s.Snapshot().Forced == 0 {
-		t.Fatalf("nothing was refused: %v", a.s.Snapshot())
-	}
-	a.s.CancelWrites(w.now)
-	a.run()
-	settle(t, w)
-	begin := w.now
+	begin := cancelRefused(t, w, a, b)
 	for w.now.Before(begin.Add(4*cancelTimeout)) && !a.ended {
 		a.read(5000, true, false)
 		settle(t, w)
