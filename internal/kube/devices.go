@@ -112,6 +112,8 @@ func unfit(d *inventory.Device) string {
 		return fmt.Sprintf("it is %s, or the port of its PF %s is down", d.State, d.PF)
 	case !d.Up:
 		return "its port is down"
+	case d.Kind == inventory.KindVF && len(d.RDMA) == 0 && d.State != vf.StatePod: // in a pod it may be out of sight
+		return "it has no RDMA device: RDMA of its driver is not loaded, or is not enabled for VFs"
 	case d.Shared() && d.Owner != nil:
 		return fmt.Sprintf("pod %s/%s has it for itself", d.Owner.Pod.Namespace, d.Owner.Pod.Name)
 	}

@@ -44,6 +44,11 @@ func TestOffered(t *testing.T) {
 		{Kind: inventory.KindVF, Up: true, Device: virtual("0000:01:10.2", 1, vf.StatePod, owner)},
 		{Kind: inventory.KindVF, Device: virtual("0000:01:10.4", 2, vf.StateVFIO, nil)},
 	}
+	for n, state := range []vf.State{vf.StateDown, vf.StatePod} {
+		d := virtual("0000:01:11."+string(rune('0'+n)), 3+n, state, nil)
+		d.RDMA = nil
+		all = append(all, inventory.Device{Kind: inventory.KindVF, Up: true, Device: d})
+	}
 	want := []deviceplugin.Device{
 		{ID: "eth1", NUMANode: -1, Rail: ownRail, RDMA: "rxe_eth1"},
 		{ID: "eth2", NUMANode: -1, Rail: ownRail + 1, Why: "pod shop/db-0 has it for itself"},
@@ -52,6 +57,8 @@ func TestOffered(t *testing.T) {
 		{ID: "0000:01:10.0", VF: true, NUMANode: 1, PF: "0000:01:00.0", RDMA: "mlx5_2"},
 		{ID: "0000:01:10.2", VF: true, NUMANode: 1, PF: "0000:01:00.0", RDMA: "mlx5_3"},
 		{ID: "0000:01:10.4", VF: true, NUMANode: 1, PF: "0000:01:00.0", RDMA: "mlx5_4", Why: "it is vfio, or the port of its PF pf0 is down"},
+		{ID: "0000:01:11.0", VF: true, NUMANode: 1, PF: "0000:01:00.0", Why: "it has no RDMA device: RDMA of its driver is not loaded, or is not enabled for VFs"},
+		{ID: "0000:01:11.1", VF: true, NUMANode: 1, PF: "0000:01:00.0"},
 	}
 	if diff := cmp.Diff(want, offered(all)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
