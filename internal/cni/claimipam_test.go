@@ -6,8 +6,10 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -171,6 +173,47 @@ func TestWire_gcOfClaims(t *testing.T) {
 		t.Errorf("attachments that are valid to the IPAM plugin when the pod is gone (-want +got):\n%s", diff)
 	}
 	run.host.home(t)
+}
+
+// A pod gets as many claimed VFs as a record may have, by which CHECK and DEL know them. With more, ADD fails and takes
+// all of them back: with a record that nobody can read their addresses would be lost.
+func TestWire_manyClaims(t *testing.T) {
+	needWiring(t)
+	for _, tt := range []struct {
+		name string
+		vfs  int
+	}{{"more than a network has", 17}, {"most", maxDevices}, {"too many", maxDevices + 1}} {
+		t.Run(tt.name, func(t *testing.T) {
+			n, run, ipamDir, _ := claimNode(t, "1.1.0", `,"ipam":{"type":"ks-ipam","pool":"blue"}`)
+			var more []vf.Device
+			claim := claims.Claim{Namespace: "shop", Name: "nic", UID: "c-1", Pods: []records.Pod{{Namespace: "shop", Name: "cart-0", UID: "u1"}}}
+			for i := range tt.vfs {
+				if i >= len(run.host.devices) {
+					more = append(more, testVF(i))
+				}
+				claim.Devices = append(claim.Devices, claims.Device{ID: testVF(i).ID})
+			}
+			maps.Copy(run.host.devices, newFakeHost(t, n.ns, more...).devices)
+			must(t, claims.NewStore(n.data).Write(claim))
+			rt := runtimeConf("c1", newNS(t))
+			if tt.vfs > maxDevices {
+				addFails(t, n, run, rt, types.ErrIOFailure, fmt.Sprintf("%d devices, at most %d are allowed", tt.vfs, maxDevices))
+			} else {
+				n.add(t, rt)
+				if a, err := n.store.Get("c1", "eth0"); err != nil || len(a.Devices) != tt.vfs {
+					t.Errorf("record with %d devices, %v", len(a.Devices), err)
+				}
+				n.do(t, func(ctx context.Context) error { return n.cni.CheckNetworkList(ctx, n.list, rt) })
+				n.do(t, func(ctx context.Context) error { return n.cni.DelNetworkList(ctx, n.list, rt) })
+				run.host.home(t)
+			}
+			calls, err := os.ReadFile(filepath.Join(ipamDir, "calls"))
+			must(t, err)
+			if add, del := strings.Count(string(calls), "ADD"), strings.Count(string(calls), "DEL"); add != tt.vfs || del != tt.vfs {
+				t.Errorf("the IPAM plugin gave %d addresses, and got %d back", add, del)
+			}
+		})
+	}
 }
 
 // An attachment whose record is lost gives back the addresses of all interfaces that the host, or the runtime by

@@ -2,12 +2,17 @@
 
 package cni
 
-import "time"
+import (
+	"time"
+
+	"github.com/smcr-io/kube-smcr/internal/devices/claims"
+)
 
 const (
-	// maxRecordBytes bounds a record that is read: those that are written
-	// have a few hundred bytes, with maxIPs addresses a few thousand.
-	maxRecordBytes = 64 << 10
+	// maxRecordBytes bounds a record: most have a few hundred bytes, with maxIPs addresses a
+	// few thousand, and one with maxDevices devices that have maxIPs addresses each, and with
+	// the longest configuration of an IPAM plugin, which becomes longer by its lines, 200 KiB.
+	maxRecordBytes = 256 << 10
 	// maxIPAMBytes bounds the configuration of an IPAM plugin that a record has: those that
 	// the agent writes are no longer, and others have some hundred bytes.
 	maxIPAMBytes = 16 << 10
@@ -16,9 +21,9 @@ const (
 	maxRecords = 8192
 	// maxIPs bounds the addresses of one interface.
 	maxIPs = 64
-	// maxDevices bounds the devices of one interface: it has one, and a bond
-	// of all ports of a server has eight.
-	maxDevices = 16
+	// maxDevices bounds the devices of one record: the network's one, and those that the pod
+	// claimed.
+	maxDevices = 1 + claims.MaxDevices
 	// maxDeviceID bounds the name of a device: a PCI address has 12 bytes, an
 	// interface's name 15.
 	maxDeviceID = 64

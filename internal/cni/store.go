@@ -135,22 +135,30 @@ func ParseAttachment(b []byte) (Attachment, error) {
 	if err := json.Unmarshal(b, &a); err != nil {
 		return Attachment{}, fmt.Errorf("parse record: %w", err)
 	}
-	switch {
-	case a.SchemaVersion != SchemaVersion:
-		return Attachment{}, fmt.Errorf("record has schema version %d, this program knows %d", a.SchemaVersion, SchemaVersion)
-	case a.NetNS == "":
-		return Attachment{}, errors.New("record has no netns")
-	case len(a.IPs) > maxIPs:
-		return Attachment{}, fmt.Errorf("record has %d addresses, at most %d are allowed", len(a.IPs), maxIPs)
-	case len(a.Devices) > maxDevices:
-		return Attachment{}, fmt.Errorf("record has %d devices, at most %d are allowed", len(a.Devices), maxDevices)
-	case slices.ContainsFunc(a.Devices, func(d AttachedDevice) bool { return len(d.IPs) > maxIPs }):
-		return Attachment{}, fmt.Errorf("record has a device with more than %d addresses", maxIPs)
-	}
-	if err := checkKey(a.ContainerID, a.IfName); err != nil {
-		return Attachment{}, fmt.Errorf("parse record: %w", err)
+	if err := a.validate(); err != nil {
+		return Attachment{}, err
 	}
 	return a, nil
+}
+
+// validate refuses what no record is: a reader does not take it, so that it must not be written either.
+func (a *Attachment) validate() error {
+	switch {
+	case a.SchemaVersion != SchemaVersion:
+		return fmt.Errorf("record has schema version %d, this program knows %d", a.SchemaVersion, SchemaVersion)
+	case a.NetNS == "":
+		return errors.New("record has no netns")
+	case len(a.IPs) > maxIPs:
+		return fmt.Errorf("record has %d addresses, at most %d are allowed", len(a.IPs), maxIPs)
+	case len(a.Devices) > maxDevices:
+		return fmt.Errorf("record has %d devices, at most %d are allowed", len(a.Devices), maxDevices)
+	case slices.ContainsFunc(a.Devices, func(d AttachedDevice) bool { return len(d.IPs) > maxIPs }):
+		return fmt.Errorf("record has a device with more than %d addresses", maxIPs)
+	}
+	if err := checkKey(a.ContainerID, a.IfName); err != nil {
+		return fmt.Errorf("record: %w", err)
+	}
+	return nil
 }
 
 // Store is a directory of records. It has no state of its own: several
@@ -186,10 +194,10 @@ func (s Store) MakeDir() error {
 
 // Write writes the record of an attachment in one step: after an error, or a crash at any
 // moment, the previous record is there unchanged, or none. Write refuses to replace the
-// record of another attachment.
+// record of another attachment, and a record that no reader would take.
 func (s Store) Write(a Attachment) error {
 	a.SchemaVersion = SchemaVersion
-	if err := checkKey(a.ContainerID, a.IfName); err != nil {
+	if err := a.validate(); err != nil {
 		return fmt.Errorf("write attachment: %w", err)
 	}
 	if old, err := s.read(a.FileName()); err == nil && (old.ContainerID != a.ContainerID || old.IfName != a.IfName) {

@@ -3,12 +3,14 @@
 package cni
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -77,6 +79,43 @@ func TestStore_roundTrip(t *testing.T) {
 	}
 	if _, err := s.Get("../c2", "net1"); !errors.Is(err, ErrNoAttachment) {
 		t.Errorf("get of a path: %v, want ErrNoAttachment", err)
+	}
+}
+
+// TestStore_writeWhatCanBeRead: what a reader refuses is not written, and the record before stays.
+func TestStore_writeWhatCanBeRead(t *testing.T) {
+	ip := netip.MustParsePrefix("10.1.2.3/24")
+	for _, tt := range []struct {
+		name, want string
+		change     func(a *Attachment)
+	}{
+		{"no namespace", "no netns", func(a *Attachment) { a.NetNS = "" }},
+		{"addresses", "65 addresses, at most 64", func(a *Attachment) { a.IPs = slices.Repeat([]netip.Prefix{ip}, maxIPs+1) }},
+		{"devices", "devices, at most 33", func(a *Attachment) { a.Devices = make([]AttachedDevice, maxDevices+1) }},
+		{"addresses of a device", "more than 64 addresses", func(a *Attachment) {
+			a.Devices = []AttachedDevice{{IPs: slices.Repeat([]netip.Prefix{ip}, maxIPs+1)}}
+		}},
+		{"routes", "at most 262144 are allowed", func(a *Attachment) {
+			a.Devices = []AttachedDevice{{Routes: slices.Repeat([]AttachedRoute{{Dst: ip}}, 10000)}}
+		}},
+		{"IPAM that is longer with its lines", "at most 262144 are allowed", func(a *Attachment) {
+			a.IPAM = json.RawMessage(strings.Repeat("[", 1000) + strings.Repeat("]", 1000))
+		}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s, a := NewStore(t.TempDir()), testAttachment("c1", "eth0")
+			must(t, s.Write(a))
+			bad := a
+			tt.change(&bad)
+			if err := s.Write(bad); err == nil || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("write: %v, want %q", err, tt.want)
+			}
+			got, err := s.Get("c1", "eth0")
+			must(t, err)
+			if diff := cmp.Diff(a, got, equalPrefixes); diff != "" {
+				t.Error(diff)
+			}
+		})
 	}
 }
 
@@ -230,6 +269,9 @@ func FuzzParseAttachment(f *testing.F) {
 		a, err := ParseAttachment(b)
 		if err != nil {
 			return
+		}
+		if text, err := json.MarshalIndent(a, "", "  "); err == nil && len(text) >= maxRecordBytes {
+			return // it became longer by its lines
 		}
 		s := NewStore(t.TempDir())
 		if err := s.Write(a); err != nil {

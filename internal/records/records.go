@@ -21,7 +21,7 @@ import (
 // Dir is a directory of records. It need not exist.
 type Dir struct {
 	Path string
-	// MaxBytes bounds the size of a file that is read, MaxFiles the number of files that
+	// MaxBytes bounds the size of a file, MaxFiles the number of files that
 	// are listed: a directory that was filled by accident must not fill memory.
 	MaxBytes, MaxFiles int
 }
@@ -32,16 +32,20 @@ const tempPattern = ".tmp-*"
 // Make makes the directory if it is missing.
 func (d Dir) Make() error { return os.MkdirAll(d.Path, 0o700) }
 
-// Write writes v as the record of a name.
+// Write writes v as the record of a name. It refuses a text that [Dir.Read] would refuse.
 func (d Dir) Write(name string, v any) error {
 	b, err := json.MarshalIndent(v, "", "  ")
 	if err != nil {
 		return err
 	}
+	b = append(b, '\n')
+	if len(b) > d.MaxBytes {
+		return fmt.Errorf("record has %d bytes, at most %d are allowed", len(b), d.MaxBytes)
+	}
 	if err := d.Make(); err != nil {
 		return err
 	}
-	temp, err := files.WriteLockedTemp(d.Path, tempPattern, bytes.NewReader(append(b, '\n')))
+	temp, err := files.WriteLockedTemp(d.Path, tempPattern, bytes.NewReader(b))
 	if err != nil {
 		return err
 	}

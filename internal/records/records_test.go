@@ -97,6 +97,25 @@ func TestDir_Read(t *testing.T) {
 	}
 }
 
+// TestDir_writeTooLong: what could not be read is not written, and the record before stays.
+func TestDir_writeTooLong(t *testing.T) {
+	d := newDir(filepath.Join(t.TempDir(), "records"))
+	text := strings.Repeat("x", d.MaxBytes-len(`""`)-len("\n"))
+	if err := d.Write("a", text+"x"); err == nil || !strings.Contains(err.Error(), "has 1025 bytes, at most 1024 are allowed") {
+		t.Errorf("error %v", err)
+	}
+	must(t, d.Write("a", text))
+	if err := d.Write("a", text+"x"); err == nil {
+		t.Error("no error")
+	}
+	if got := d.text(t, "a"); len(got) != d.MaxBytes {
+		t.Errorf("record of %d bytes", len(got))
+	}
+	if diff := cmp.Diff([]string{"a"}, d.files(t)); diff != "" {
+		t.Errorf("files (-want +got)\n%s", diff)
+	}
+}
+
 func TestDir_tooMany(t *testing.T) {
 	d := newDir(t.TempDir())
 	for i := range d.MaxFiles + 2 {

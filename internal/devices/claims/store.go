@@ -56,6 +56,16 @@ func (c Claim) Of(podUID string) bool {
 	return slices.ContainsFunc(c.Pods, func(p records.Pod) bool { return p.UID == podUID })
 }
 
+// Own counts the devices that the claim's pod has for itself.
+func (c Claim) Own() (n int) {
+	for _, d := range c.Devices {
+		if !d.Shared {
+			n++
+		}
+	}
+	return n
+}
+
 // ErrNoClaim is the error of [Store.Get] for a claim that is not prepared.
 var ErrNoClaim = errors.New("claim is not prepared")
 

@@ -213,6 +213,13 @@ func TestPrepare(t *testing.T) {
 				b.Fatal(err)
 			}
 		}},
+		{name: "more than a pod may have", devices: []string{function}, err: "pod ns/pod-1 would have 33 devices for itself, at most 32 are allowed", change: func(b *bench, _ *resourceapi.ResourceClaim) {
+			hasDevices(b, "pod-1", claims.MaxDevices, 0)
+		}},
+		{name: "as many as a pod may have", devices: []string{function, "soft0"}, want: []string{"0000:41:10.0=", "soft0="}, change: func(b *bench, _ *resourceapi.ResourceClaim) {
+			hasDevices(b, "pod-1", claims.MaxDevices-1, 5)
+			hasDevices(b, "pod-2", 5, 0)
+		}},
 		{name: "disk is full", devices: []string{"soft0"}, err: "write claim ns/web: mkdir", change: func(b *bench, _ *resourceapi.ResourceClaim) {
 			if err := os.WriteFile(filepath.Join(b.dir, "run"), nil, 0o600); err != nil {
 				b.Fatal(err)
@@ -253,6 +260,18 @@ func TestPrepare(t *testing.T) {
 				t.Errorf("record: %v (-want +got)\n%s", err, diff)
 			}
 		})
+	}
+}
+
+// hasDevices writes the record of a claim of a pod, with devices for itself and shared ones.
+func hasDevices(b *bench, pod string, own, shared int) {
+	b.Helper()
+	c := claims.Claim{Namespace: "ns", Name: "of-" + pod, UID: "uid-of-" + pod, Pods: []records.Pod{{Namespace: "ns", Name: pod, UID: "uid-" + pod}}}
+	for i := range own + shared {
+		c.Devices = append(c.Devices, claims.Device{ID: fmt.Sprintf("%s/%d", pod, i), Shared: i >= own})
+	}
+	if err := b.driver("").store.Write(c); err != nil {
+		b.Fatal(err)
 	}
 }
 

@@ -69,6 +69,11 @@ func (d *Driver) prepare(ctx context.Context, late <-chan struct{}, c *resourcea
 		}
 		record.Devices = append(record.Devices, x)
 	}
+	if before.UID == "" {
+		if err := d.fits(record); err != nil {
+			return nil, err
+		}
+	}
 	if err := d.store.Write(record); err != nil {
 		return nil, err
 	}
@@ -78,6 +83,27 @@ func (d *Driver) prepare(ctx context.Context, late <-chan struct{}, c *resourcea
 	}
 	d.cfg.Log.Info("claim prepared", "claim", record.String(), "devices", ids)
 	return out, nil
+}
+
+// fits refuses a claim with which a pod would have more devices for itself than the CNI plugin
+// gives one.
+func (d *Driver) fits(c claims.Claim) error {
+	if c.Own() == 0 {
+		return nil
+	}
+	all, _ := d.store.List() // exclusive logs what cannot be read
+	for _, pod := range c.Pods {
+		n := c.Own()
+		for _, o := range all {
+			if o.UID != c.UID && o.Of(pod.UID) {
+				n += o.Own()
+			}
+		}
+		if n > claims.MaxDevices {
+			return fmt.Errorf("pod %s/%s would have %d devices for itself, at most %d are allowed: let it claim fewer", pod.Namespace, pod.Name, n, claims.MaxDevices)
+		}
+	}
+	return nil
 }
 
 // afterAll is now, or after the times of all claims that are prepared, whichever is later: their
