@@ -5,6 +5,7 @@ package cni
 import (
 	"context"
 	"fmt"
+	"net"
 	"slices"
 	"strings"
 
@@ -47,7 +48,7 @@ func (p Plugin) checkWired(c NetConf, a Attachment, args *skel.CmdArgs) error {
 		}
 		wiring, err := p.host(c).Wiring(args.ContainerID, args.IfName, d.ID)
 		if err == nil {
-			err = p.host(c).Check(ctx, wiring)
+			err = p.host(c).Check(ctx, behindUs(wiring, res))
 		}
 		if err != nil {
 			return types.NewError(CodeWiring, "device "+d.ID+" is not as ADD left it", err.Error())
@@ -57,6 +58,22 @@ func (p Plugin) checkWired(c NetConf, a Attachment, args *skel.CmdArgs) error {
 		}
 	}
 	return nil
+}
+
+// behindUs is a wiring as a plugin behind this one in the chain may have left it. A new MAC address is in the
+// result. A new MTU may not be, as tuning does not put one there: so only one that the network asked for counts.
+func behindUs(w vf.Wiring, r *types100.Result) vf.Wiring {
+	if w.Settings.MTU == nil {
+		w.MTU = 0
+	}
+	i := slices.IndexFunc(r.Interfaces, func(it *types100.Interface) bool { return it.Name == w.IfName && it.Sandbox != "" })
+	if i < 0 {
+		return w
+	}
+	if mac, err := net.ParseMAC(r.Interfaces[i].Mac); err == nil && mac.String() != w.MAC {
+		w.MAC, w.Settings.MAC = mac.String(), nil // the PF may say either
+	}
+	return w
 }
 
 // ipsIn are the addresses that a result gives to the device's interface, and the routes that ADD made through it.

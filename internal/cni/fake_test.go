@@ -181,7 +181,29 @@ func (h *fakeHost) Wiring(containerID, ifName, device string) (vf.Wiring, error)
 	return vf.Wiring{}, fs.ErrNotExist
 }
 
-func (h *fakeHost) Check(context.Context, vf.Wiring) error { return h.checks }
+func (h *fakeHost) Check(_ context.Context, w vf.Wiring) error {
+	if h.checks != nil {
+		return h.checks
+	}
+	pod, err := linux.OpenNetNS(w.Owner.NetNS)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = pod.Close() }()
+	return pod.Do(func() error {
+		l, err := net.InterfaceByName(w.IfName)
+		if err != nil {
+			return err
+		}
+		if mac := l.HardwareAddr.String(); mac != w.MAC {
+			return &vf.PropertyError{Device: w.Device.ID, Property: "mac", Got: mac, Want: w.MAC}
+		}
+		if w.MTU != 0 && l.MTU != w.MTU {
+			return &vf.PropertyError{Device: w.Device.ID, Property: "mtu", Got: fmt.Sprint(l.MTU), Want: fmt.Sprint(w.MTU)}
+		}
+		return nil
+	})
+}
 
 func (h *fakeHost) Detach(ctx context.Context, d vf.Detachment) error {
 	return h.Collect(ctx, func(o vf.Owner) bool { return !o.Is(d.ContainerID, d.IfName) })

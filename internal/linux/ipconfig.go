@@ -84,7 +84,8 @@ func SetInterfaceIPs(ns *NetNS, ifName string, c InterfaceIPs) error {
 }
 
 // CheckInterfaceIPs returns an error about the first address that the interface does not
-// have or cannot use, or the first route that its namespace does not have.
+// have or cannot use, or the first route that its namespace does not have. A route for which no
+// table was named may be in any one: others, as the CNI plugins sbr and vrf do, move an interface's routes to another table.
 func CheckInterfaceIPs(ns *NetNS, ifName string, c InterfaceIPs) error {
 	return inNetlink(ns, func(h *netlink.Handle) error {
 		l, err := h.LinkByName(ifName)
@@ -95,7 +96,7 @@ func CheckInterfaceIPs(ns *NetNS, ifName string, c InterfaceIPs) error {
 			return err
 		}
 		for _, r := range c.Routes {
-			if ok, err := hasRoute(h, r); err != nil || !ok {
+			if ok, err := hasRoute(h, l, r); err != nil || !ok {
 				return errors.Join(err, fmt.Errorf("route %v through %s is missing", r, ifName))
 			}
 		}
@@ -125,8 +126,8 @@ func checkAddresses(h *netlink.Handle, l netlink.Link, want []netip.Prefix) erro
 	return nil
 }
 
-func hasRoute(h *netlink.Handle, want InterfaceRoute) (bool, error) {
-	filter, mask := &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE
+func hasRoute(h *netlink.Handle, l netlink.Link, want InterfaceRoute) (bool, error) {
+	filter, mask := &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE // all tables
 	if want.Table != nil {
 		filter.Table = *want.Table
 	}
@@ -141,8 +142,16 @@ func hasRoute(h *netlink.Handle, want InterfaceRoute) (bool, error) {
 		if want.Priority != 0 && r.Priority != want.Priority {
 			return false
 		}
+		if want.Table == nil && r.Table != unix.RT_TABLE_MAIN && (r.Table == unix.RT_TABLE_LOCAL || !isThrough(r, l.Attrs().Index)) {
+			return false
+		}
 		return dstOf(r) == want.Dst.Masked() && gatewayIs(r, want.Gateway)
 	}), nil
+}
+
+// isThrough tells whether a route leads through the interface with an index.
+func isThrough(r netlink.Route, link int) bool {
+	return r.LinkIndex == link || slices.ContainsFunc(r.MultiPath, func(n *netlink.NexthopInfo) bool { return n.LinkIndex == link })
 }
 
 // dstOf is the destination of a route; the kernel leaves out that of a default

@@ -51,7 +51,8 @@ func TestSetInterfaceIPs(t *testing.T) {
 		{"no gateway", "route ::/0 through eth0 is missing", func(c *InterfaceIPs) { c.Routes[1].Gateway = netip.Addr{} }},
 		{"metric", "route 10.97.0.0/16 via 10.98.1.1 metric 51", func(c *InterfaceIPs) { c.Routes[2].Priority = 51 }},
 		{"destination", "route 10.90.0.0/16 through", func(c *InterfaceIPs) { c.Routes[3].Dst = netip.MustParsePrefix("10.90.0.0/16") }},
-		{"table", "route 10.95.0.0/16 via 10.98.1.1 through", func(c *InterfaceIPs) { c.Routes[4].Table = nil }},
+		{"table", "route 10.95.0.0/16 via 10.98.1.1 table 101 through", func(c *InterfaceIPs) { *c.Routes[4].Table = 101 }},
+		{"local route", "route 10.98.1.2/32 through", func(c *InterfaceIPs) { c.Routes[3].Dst = netip.MustParsePrefix("10.98.1.2/32") }},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			c := podIPs()
@@ -61,6 +62,14 @@ func TestSetInterfaceIPs(t *testing.T) {
 			}
 		})
 	}
+	t.Run("moved to another table", func(t *testing.T) {
+		c := podIPs()
+		c.Routes[4].Table = nil
+		mustDo(t, CheckInterfaceIPs(pod, "eth0", c))
+		if err := CheckInterfaceIPs(pod, "lo", InterfaceIPs{Routes: c.Routes[4:]}); err == nil || !strings.Contains(err.Error(), "through lo is missing") {
+			t.Errorf("the route of another interface: %v", err)
+		}
+	})
 	t.Run("no such interface", func(t *testing.T) {
 		for _, err := range []error{SetInterfaceIPs(pod, "eth9", c), CheckInterfaceIPs(pod, "eth9", c)} {
 			if err == nil || !strings.Contains(err.Error(), "find interface eth9") {

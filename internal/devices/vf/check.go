@@ -3,6 +3,7 @@
 package vf
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -44,7 +45,7 @@ func (h Host) Wiring(containerID, ifName, device string) (Wiring, error) {
 }
 
 // Check compares a wiring with the state of the machine. The error is a *PropertyError for
-// the first property that differs.
+// the first property that differs. An MTU of 0 is any.
 func (h Host) Check(ctx context.Context, w Wiring) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -132,7 +133,7 @@ func (c *checker) inPod() error {
 			same(c, "interface "+c.w.IfName+" in the pod", yes(its, "of the device", "of something else"), "of the device"),
 			same(c, "state", yes(isUp(l), "up", "down"), "up"),
 			same(c, "mac", l.Attrs().HardwareAddr.String(), c.w.MAC),
-			same(c, "mtu", l.Attrs().MTU, c.w.MTU),
+			same(c, "mtu", l.Attrs().MTU, cmp.Or(c.w.MTU, l.Attrs().MTU)),
 		)
 	})
 }
