@@ -175,6 +175,23 @@ func TestWire_gcOfClaims(t *testing.T) {
 	run.host.home(t)
 }
 
+// A second ADD of a pod whose claimed VF is there already is refused: the record that DEL needs to give the address back stays.
+func TestWire_claimsAgain(t *testing.T) {
+	needWiring(t)
+	n, run, ipamDir, _ := claimNode(t, "1.1.0", `,"ipam":{"type":"ks-ipam","pool":"blue"}`)
+	rt := runtimeConf("c1", newNS(t))
+	n.add(t, rt)
+	addAgain(t, n, rt)
+	n.do(t, func(ctx context.Context) error { return n.cni.CheckNetworkList(ctx, n.list, rt) })
+	n.do(t, func(ctx context.Context) error { return n.cni.DelNetworkList(ctx, n.list, rt) })
+	run.host.home(t)
+	calls, err := os.ReadFile(filepath.Join(ipamDir, "calls"))
+	must(t, err)
+	if diff := cmp.Diff("ADD c1 smcr0 blue\nCHECK c1 smcr0 blue\nDEL c1 smcr0 blue\n", string(calls)); diff != "" {
+		t.Errorf("calls of the IPAM plugin (-want +got):\n%s", diff)
+	}
+}
+
 // A pod gets as many claimed VFs as a record may have, by which CHECK and DEL know them. With more, ADD fails and takes
 // all of them back: with a record that nobody can read their addresses would be lost.
 func TestWire_manyClaims(t *testing.T) {

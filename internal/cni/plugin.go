@@ -87,6 +87,9 @@ func (p Plugin) add(args *skel.CmdArgs) error {
 	if requests := p.claimed(c, a); len(requests) > 0 {
 		return p.wire(c, a, args, requests...)
 	}
+	if err := c.isNew(args); err != nil {
+		return err
+	}
 	a.Created = p.Now().UTC()
 	store := c.store()
 	if err := store.Write(a); err != nil {
