@@ -24,7 +24,8 @@ const (
 	// streamGrace is how long a plugin waits for kubelet's ListAndWatch before it
 	// registers again.
 	streamGrace = 2 * time.Second
-	// complainEvery is how often a registration that does not work is logged.
+	// complainEvery is how often a registration, or another thing that is tried again, is
+	// logged while it does not work.
 	complainEvery = time.Minute
 	// stopTimeout is how long a plugin that ends waits for the calls that it is answering.
 	stopTimeout = time.Second

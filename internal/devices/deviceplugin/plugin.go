@@ -45,7 +45,10 @@ type Config struct {
 type Plugin struct {
 	cfg       Config
 	resources []*resource
-	said      string // the error that was logged last; owned by the loop of Run
+	said      string // the error that was logged last; owned by the loop of Run, as what follows
+	// informed are the devices that the device information files are about; nil: the files have to be written.
+	informed []Device
+	warned   time.Time // when it was last logged that they are not written; zero: they are
 }
 
 // New makes a plugin.
@@ -86,6 +89,7 @@ func (p *Plugin) Run(ctx context.Context) {
 		if err := deviceinfo.RemoveOthers(p.cfg.InfoDir, ResourceVF, func(string) bool { return false }); err != nil {
 			p.cfg.Log.Warn("device information files not removed", "err", err)
 		}
+		p.informed = nil
 	}
 }
 
@@ -118,29 +122,35 @@ func (p *Plugin) update() {
 	for _, r := range p.resources {
 		o := newOffer(all, r.name == ResourceVF, p.cfg.Slots)
 		if r.name == ResourceVF && p.cfg.InfoDir != "" {
-			p.writeInfos(r.offered(), o)
+			p.writeInfos(o.devices)
 		}
 		r.publish(o)
 	}
 }
 
-// writeInfos brings the device information files in line with the VFs.
-func (p *Plugin) writeInfos(old, now offer) {
-	if old.devices != nil && old.equal(now) {
+// writeInfos brings the device information files in line with the VFs. After an error it writes all of them at the next call.
+func (p *Plugin) writeInfos(now []Device) {
+	if p.informed != nil && slices.Equal(p.informed, now) {
 		return
 	}
 	var errs []error
-	for _, d := range now.devices {
-		if !slices.Contains(old.devices, d) {
+	for _, d := range now {
+		if !slices.Contains(p.informed, d) {
 			errs = append(errs, deviceinfo.Write(deviceinfo.Path(p.cfg.InfoDir, ResourceVF, d.ID), deviceinfo.PCI{Address: d.ID, PF: d.PF, RDMA: d.RDMA}))
 		}
 	}
 	errs = append(errs, deviceinfo.RemoveOthers(p.cfg.InfoDir, ResourceVF, func(id string) bool {
-		return slices.ContainsFunc(now.devices, func(d Device) bool { return d.ID == id })
+		return slices.ContainsFunc(now, func(d Device) bool { return d.ID == id })
 	}))
 	if err := errors.Join(errs...); err != nil {
-		p.cfg.Log.Warn("device information not written; Multus does not show the devices in the pods' network status", "err", err)
+		p.informed = nil
+		if time.Since(p.warned) >= complainEvery {
+			p.warned = time.Now()
+			p.cfg.Log.Warn("device information not written, tried again; Multus does not show the devices in the pods' network status", "err", err)
+		}
+		return
 	}
+	p.informed, p.warned = append([]Device{}, now...), time.Time{}
 }
 
 // lock waits until no other plugin has the lock. The kernel releases the lock when the

@@ -5,8 +5,10 @@ package deviceplugin
 import (
 	"errors"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -230,6 +232,64 @@ func TestPlugin_info(t *testing.T) {
 	stop()
 	if diff := cmp.Diff([]string{others}, files()); diff != "" {
 		t.Errorf("files at the end (-want +got):\n%s", diff)
+	}
+}
+
+// TestPlugin_infoLater: device information files that could not be written are, as soon as they can be. Meanwhile the
+// log says so once.
+func TestPlugin_infoLater(t *testing.T) {
+	k := newKubelet(t)
+	p, _ := k.plugin(1, vf("0000:01:10.0", 0, -1))
+	var log strings.Builder
+	p.cfg.Log = slog.New(slog.NewTextHandler(&log, nil))
+	dir := filepath.Dir(p.cfg.InfoDir)
+	p.cfg.InfoDir = filepath.Join(dir, "file", "info")
+	if err := os.WriteFile(filepath.Join(dir, "file"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		p.update()
+	}
+	if n := strings.Count(log.String(), "device information not written"); n != 1 {
+		t.Errorf("logged %d times", n)
+	}
+	if err := os.Remove(filepath.Join(dir, "file")); err != nil {
+		t.Fatal(err)
+	}
+	p.update()
+	name := filepath.Join(p.cfg.InfoDir, "smcr.io-roce_vf-0000:01:10.0-device.json")
+	before, err := os.Stat(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.update()
+	if after, err := os.Stat(name); err != nil || !os.SameFile(before, after) {
+		t.Errorf("a file that was right is written again: %v", err)
+	}
+}
+
+// TestPlugin_infoAgain: an agent that offers the devices again, as after a hand-over that did not come about, writes the files again.
+func TestPlugin_infoAgain(t *testing.T) {
+	k := newKubelet(t)
+	p, _ := k.plugin(1, vf("0000:01:10.0", 0, -1))
+	k.start()
+	name := filepath.Join(p.cfg.InfoDir, "smcr.io-roce_vf-0000:01:10.0-device.json")
+	for range 2 {
+		stop := run(t, p)
+		k.awaits(ResourceVF, 1, 1)
+		if _, err := os.Stat(name); err != nil {
+			t.Error(err)
+		}
+		stop()
+		if _, err := os.Stat(name); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("the file is left: %v", err)
+		}
+		eventually(t, func() error {
+			if h, _ := k.healthy(ResourceVF); h >= 0 {
+				return errors.New("kubelet still has the plugin")
+			}
+			return nil
+		})
 	}
 }
 

@@ -67,11 +67,6 @@ func (r *resource) publish(o offer) {
 	}
 }
 
-func (r *resource) offered() offer {
-	o, _ := r.now()
-	return o
-}
-
 // now returns the offer, and a channel that is closed when there is another one.
 func (r *resource) now() (o offer, changed <-chan struct{}) {
 	r.mu.Lock()
