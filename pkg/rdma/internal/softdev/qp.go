@@ -249,11 +249,18 @@ func (q *QP) Unlock() {
 // what came before anything is sent: a protocol may tell its peer only of those. The caller
 // owns the queue pair, which is not dead.
 func (q *QP) Step(now time.Time) {
+	q.drain(now)
 	for {
-		q.drain(now)
 		came := q.complete()
 		q.carrier.Transmit(now)
-		if left := q.deliver(); !came && !left || q.sends.empty() && q.recvs.empty() {
+		left := q.deliver()
+		if q.sends.empty() && q.recvs.empty() {
+			break
+		}
+		// A send that is not signaled leaves its place in the machine without a completion.
+		head := q.sends.head.Load()
+		q.drain(now)
+		if moved := q.sends.head.Load() != head; !moved && !came && !left {
 			break
 		}
 	}

@@ -245,6 +245,70 @@ func TestQP_TakeRecvs(t *testing.T) {
 	}
 }
 
+// narrowQP is a queue pair with two places for sends. They leave them without a completion when its wire takes them.
+type narrowQP struct {
+	silentQP
+	taken, sent int
+	full        bool // the wire is
+}
+
+// narrowMachine is its protocol.
+type narrowMachine struct {
+	Machine
+	q *narrowQP
+}
+
+func (q *narrowQP) Machine() Machine { return narrowMachine{q.m, q} }
+
+func (q *narrowQP) Transmit(time.Time) {
+	if !q.full {
+		q.taken, q.sent = 0, q.sent+q.taken
+	}
+}
+
+func (m narrowMachine) PostSend(_ time.Time, wrs []rdma.SendWR) (int, error) {
+	n := min(len(wrs), 2-m.q.taken)
+	m.q.taken += n
+	if n < len(wrs) {
+		return n, rdma.ErrQueueFull
+	}
+	return n, nil
+}
+
+// Sends that are not signaled make room without a completion, when the wire takes them: those that wait in the ring are sent,
+// too.
+func TestQP_Step_unsignaled(t *testing.T) {
+	d := &silentDevice{}
+	d.Device = New(Config{Device: d, NewQP: func(c QPConfig) (Carrier, error) {
+		s, err := newSilentQP(c)
+		return &narrowQP{silentQP: silentQP{m: s.(*silentQP).m}, full: true}, err
+	}})
+	defer d.Close()
+	c, err := d.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = c.Close() }()
+	q := c.(*deviceContext).objects(t).qp.(*narrowQP)
+	for _, a := range []rdma.QPAttr{{State: rdma.QPInit}, rtr("192.0.2.2"), {State: rdma.QPRTS, Timeout: 14, RetryCount: 7}} {
+		if err := q.Modify(a); err != nil {
+			t.Fatal(err)
+		}
+	}
+	q.Lock()
+	defer q.Unlock()
+	if n, err := q.PostSend(make([]rdma.SendWR, 4)); n != 4 || err != nil { // all into the ring
+		t.Fatalf("posted %d, %v", n, err)
+	}
+	if q.Step(time.Now()); q.Drained() || q.taken != 2 {
+		t.Fatalf("%d of 4 sends have a place, want 2", q.taken)
+	}
+	q.full = false
+	if q.Step(time.Now()); !q.Drained() || q.sent != 4 {
+		t.Errorf("%d of 4 sends are sent, the ring is empty: %t", q.sent, q.Drained())
+	}
+}
+
 // Each receive and send comes back once, in its order, when the queue pair fails, also
 // those that wait in the rings. One queue of completions has room for all.
 func TestQP_errorFlushesRings(t *testing.T) {
