@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -519,7 +520,8 @@ func TestAccept_gate(t *testing.T) {
 	rdmatest.AwaitOne(t, x.RecvCQ, 1, rdma.StatusSuccess)
 }
 
-// TestDisconnect: what was posted arrives before the end, and the peer sees an end in order.
+// TestDisconnect: what was posted arrives before the end, and the peer sees an end in order. The next connection of the
+// queue pair goes on.
 func TestDisconnect(t *testing.T) {
 	x, y, a, _ := ends(t)
 	connect(t, x, y, softiwarp.ConnectOptions{}, softiwarp.ConnectOptions{})
@@ -534,5 +536,74 @@ func TestDisconnect(t *testing.T) {
 	rdmatest.AwaitEvent(t, y.Ctx, rdma.EventDisconnected)
 	if err := a.Disconnect(y.QP); err == nil {
 		t.Error("a queue pair of another device is disconnected")
+	}
+	for _, e := range []*rdmatest.End{x, y} {
+		if err := e.QP.Modify(rdma.QPAttr{State: rdma.QPReset}); err != nil {
+			t.Fatal(err)
+		}
+		e.Init(t)
+	}
+	connect(t, x, y, softiwarp.ConnectOptions{}, softiwarp.ConnectOptions{})
+	y.Recv(t, 3, 0, 64)
+	x.Send(t, rdma.SendWR{ID: 4, Op: rdma.OpSend, Flags: rdma.SendSignaled, SGL: []rdma.SGE{x.SGE(0, 10)}})
+	rdmatest.AwaitOne(t, y.RecvCQ, 3, rdma.StatusSuccess)
+	if s := x.QP.State(); s != rdma.QPRTS {
+		t.Errorf("connected again, and in %v", s)
+	}
+}
+
+// TestDisconnect_full: what was posted is sent before the end, also what the queue pair had no place for yet.
+func TestDisconnect_full(t *testing.T) {
+	x, _, a, _ := ends(t)
+	ca, cb := tcpPair(t)
+	connected := make(chan error, 1)
+	go func() {
+		_, err := a.Connect(within(t), x.QP, ca, softiwarp.ConnectOptions{Streamed: true}) // it sends at once
+		connected <- err
+	}()
+	f := readFrame(t, cb)
+	f.Reply, f.PrivateData = true, nil
+	if _, err := cb.Write(f.Append(nil)); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-connected; err != nil {
+		t.Fatal(err)
+	}
+	const places, size = 64, 32 << 20 // more than all buffers of TCP
+	mr, err := x.PD.AllocMR(size, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	post := func(n, size int) {
+		t.Helper()
+		wr := rdma.SendWR{Op: rdma.OpWrite, Flags: rdma.SendSignaled, SGL: []rdma.SGE{{Addr: mr.Addr(), Length: uint32(size), LKey: mr.LKey()}}}
+		for range n {
+			if _, err := x.QP.PostSend([]rdma.SendWR{wr}); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	owned := x.QP.(sync.Locker)
+	post(1, size)
+	for _, n := range []int{places - 1, 4} {
+		owned.Lock() // what is posted meanwhile waits for the owner, who has no place for the last four
+		post(n, 8)
+		owned.Unlock()
+	}
+	if err := a.Disconnect(x.QP); err != nil {
+		t.Fatal(err)
+	}
+	_ = cb.SetReadDeadline(time.Now().Add(patience))
+	if n, err := io.Copy(io.Discard, cb); n < size || err != nil {
+		t.Errorf("the peer reads %d bytes, %v", n, err)
+	}
+	_ = cb.Close()
+	for i, w := range rdmatest.Await(t, x.SendCQ, places+4) {
+		if w.Status != rdma.StatusSuccess {
+			t.Fatalf("request %d of %d: %v", i+1, places+4, w.Status)
+		}
+	}
+	if err := a.AwaitEnd(within(t), x.QP); err != nil {
+		t.Error(err)
 	}
 }

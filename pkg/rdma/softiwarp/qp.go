@@ -25,6 +25,7 @@ type qp struct {
 	streamed bool          // an initiator's ConnectOptions.Streamed
 	taken    tcpqp.Taken   // the connection of an initiator
 	before   uint64        // FPDUs that a responder has received on former connections
+	leaving  bool          // Disconnect was here: what was posted before is still sent
 	wait     chan struct{} // closed when decided says so; nil: nobody waits
 	decided  func() bool
 	over     chan struct{} // closed when there is no connection any more; nil: nobody waits for that
@@ -77,6 +78,9 @@ func (q *qp) Transmit(now time.Time) {
 		}
 	}
 	q.nudgePeer(now)
+	if q.leaving && q.m.State() == rdma.QPRTS && q.Drained() {
+		_ = q.m.Disconnect(now) // allowed from there
+	}
 	q.QP.Transmit(now)
 	q.tell()
 }
@@ -113,6 +117,7 @@ func (q *qp) Retry() time.Time {
 func (q *qp) Drop() {
 	q.QP.Drop()
 	q.nudge.at = time.Time{}
+	q.leaving = false
 	q.tell()
 }
 
@@ -174,12 +179,11 @@ func (d *Device) Disconnect(r rdma.QP) error {
 	if q.Dead() {
 		return fmt.Errorf("disconnect queue pair %v: %w", q.Num(), rdma.ErrClosed)
 	}
-	now := time.Now()
-	q.Step(now) // what was posted before
-	if err := q.m.Disconnect(now); err != nil {
-		return err
+	if s := q.m.State(); s != rdma.QPRTS {
+		return fmt.Errorf("disconnect queue pair %v in %v: %w", q.Num(), s, rdma.ErrState)
 	}
-	q.Step(now)
+	q.leaving = true
+	q.Step(time.Now())
 	return nil
 }
 
