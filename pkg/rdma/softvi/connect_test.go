@@ -635,6 +635,53 @@ func TestDisconnect_impatient(t *testing.T) {
 	}
 }
 
+// TestDisconnect_lost: a connection that ends before what was posted was sent, and acknowledged, has not ended as
+// Disconnect promises.
+func TestDisconnect_lost(t *testing.T) {
+	is := func(want error) func(error) bool { return func(err error) bool { return errors.Is(err, want) } }
+	modify := func(s rdma.QPState) func(x, _ *rdmatest.End) error {
+		return func(x, _ *rdmatest.End) error { return x.QP.Modify(rdma.QPAttr{State: s}) }
+	}
+	for name, c := range map[string]struct {
+		do   func(x, y *rdmatest.End) error
+		want func(error) bool
+		send rdma.Status // success: it does not complete
+	}{
+		"peer closes": {func(_, y *rdmatest.End) error { return y.QP.Close() }, is(vitcp.ErrPeerClosed), rdma.StatusFlushed},
+		"peer disconnects": {
+			func(_, y *rdmatest.End) error { return device(y).Disconnect(within(t), y.QP) },
+			is(vitcp.ErrPeerClosed), rdma.StatusFlushed,
+		},
+		"peer refuses": {
+			func(_, y *rdmatest.End) error {
+				_, err := y.QP.PostRecv([]rdma.RecvWR{{SGE: y.SGE(0, 5)}})
+				return err
+			},
+			func(err error) bool { return errors.As(err, new(*vitcp.RemoteError)) }, rdma.StatusRemoteInvalid,
+		},
+		"error": {modify(rdma.QPError), is(rdma.ErrState), rdma.StatusFlushed},
+		"reset": {modify(rdma.QPReset), is(rdma.ErrState), rdma.StatusSuccess},
+	} {
+		x, y, a, _ := ends(t)
+		connect(t, x, y, softvi.Options{}, softvi.Options{})
+		x.Send(t, rdma.SendWR{ID: 2, Op: rdma.OpSend, Flags: rdma.SendSignaled, SGL: []rdma.SGE{x.SGE(0, 10)}})
+		ended := make(chan error, 1)
+		go func() { ended <- a.Disconnect(context.Background(), x.QP) }()
+		for _, err := x.QP.PostSend(nil); err == nil; _, err = x.QP.PostSend(nil) {
+			time.Sleep(time.Millisecond) // polls the queue pair, which takes nothing when it disconnects
+		}
+		if err := c.do(x, y); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if err := <-ended; !c.want(err) {
+			t.Errorf("%s: disconnect: %v", name, err)
+		}
+		if c.send != rdma.StatusSuccess {
+			rdmatest.AwaitOne(t, x.SendCQ, 2, c.send)
+		}
+	}
+}
+
 func TestConfig(t *testing.T) {
 	for name, c := range map[string]softvi.Config{
 		"no name":          {Addr: loopA},

@@ -169,7 +169,9 @@ func (q *qp) begin(c *net.TCPConn, t *vitcp.Terms, o *Options) (Terms, error) {
 // beginning on.
 //
 // If the context ends first, the connection ends at once: what was not done is flushed, and the
-// error says so. ErrState says that the queue pair is not connected, or not any more.
+// error says so. So does that of a connection that came to another end meanwhile: it is
+// [vitcp.ErrPeerClosed] if the peer closed TCP before all was done. ErrState says that the queue pair
+// is not connected, or not any more.
 func (d *Device) Disconnect(ctx context.Context, r rdma.QP) error {
 	q, err := d.find(r)
 	if err != nil {
@@ -193,6 +195,10 @@ func (d *Device) Disconnect(ctx context.Context, r rdma.QP) error {
 		_ = q.m.Modify(now, rdma.QPAttr{State: rdma.QPError}) // allowed from there
 		q.Step(now)
 		return fmt.Errorf("disconnect queue pair %v, whose peer did not take all that was posted: %w", q.Num(), context.Cause(ctx))
+	case q.m.State() != rdma.QPError:
+		return fmt.Errorf("disconnect queue pair %v, which was reset: %w", q.Num(), rdma.ErrState)
+	case q.m.Err() != nil:
+		return fmt.Errorf("disconnect: %w", q.m.Err())
 	}
 	return nil
 }

@@ -97,6 +97,7 @@ type ending struct {
 	peerFIN  bool
 	reset    bool
 	deadline time.Time // of our last words, and the peer's
+	err      error     // why it was not in order
 }
 
 // NewQP makes a queue pair in state RESET. It makes all the memory that the
@@ -128,6 +129,9 @@ func (q *QP) State() rdma.QPState { return q.attr.State }
 // Terms returns what the connection was established with.
 func (q *QP) Terms() Terms { return q.terms }
 
+// Err returns why the connection did not end in order, nil if it did, or goes on.
+func (q *QP) Err() error { return q.end.err }
+
 // Stats returns the counters.
 func (q *QP) Stats() Stats { return q.stats }
 
@@ -148,6 +152,9 @@ func (q *QP) Modify(now time.Time, a rdma.QPAttr) error {
 	case a.State == rdma.QPError && from != rdma.QPReset:
 		q.becomeError(now)
 		q.rsp.report = report{}
+		if from == rdma.QPRTS {
+			q.end.err = fmt.Errorf("queue pair %v was moved to %v: %w", q.cfg.Num, rdma.QPError, rdma.ErrState)
+		}
 		return nil
 	case a.State == rdma.QPInit && (from == rdma.QPReset || from == rdma.QPInit):
 		q.attr.State, q.attr.Access = rdma.QPInit, a.Access
@@ -331,7 +338,8 @@ func (q *QP) fail(now time.Time, kind rdma.EventKind, err error) {
 		return
 	}
 	q.becomeError(now)
-	q.events.Push(rdma.AsyncEvent{Kind: kind, QPN: q.cfg.Num, Err: fmt.Errorf("queue pair %v: %w", q.cfg.Num, err)})
+	q.end.err = fmt.Errorf("queue pair %v: %w", q.cfg.Num, err)
+	q.events.Push(rdma.AsyncEvent{Kind: kind, QPN: q.cfg.Num, Err: q.end.err})
 }
 
 // protocolError ends a connection whose stream means nothing any more, and returns err.
