@@ -682,6 +682,21 @@ func TestDisconnect_lost(t *testing.T) {
 	}
 }
 
+// TestQP_Close_acknowledges: a message that the program has is acknowledged, although the program closes the queue pair
+// at once.
+func TestQP_Close_acknowledges(t *testing.T) {
+	x, y, _, _ := ends(t)
+	connect(t, x, y, softvi.Options{}, softvi.Options{})
+	y.Recv(t, 1, 0, 64)
+	x.Send(t, rdma.SendWR{ID: 2, Op: rdma.OpSend, Flags: rdma.SendSignaled, SGL: []rdma.SGE{x.SGE(0, 10)}})
+	rdmatest.AwaitOne(t, y.RecvCQ, 1, rdma.StatusSuccess)
+	if err := y.QP.Close(); err != nil {
+		t.Error(err)
+	}
+	rdmatest.AwaitOne(t, x.SendCQ, 2, rdma.StatusSuccess)
+	rdmatest.AwaitEvent(t, x.Ctx, rdma.EventDisconnected)
+}
+
 func TestConfig(t *testing.T) {
 	for name, c := range map[string]softvi.Config{
 		"no name":          {Addr: loopA},

@@ -415,6 +415,42 @@ func TestQP_modifyToError(t *testing.T) {
 	}
 }
 
+// TestQP_lastACK: what the program was told of is acknowledged although the program, or a request of its own, ends the
+// connection before the acknowledgement is due; what it was not told of is not.
+func TestQP_lastACK(t *testing.T) {
+	end := func(d *duo) {
+		if err := d.y.Modify(d.now, rdma.QPAttr{State: rdma.QPError}); err != nil {
+			t.Error(err)
+		}
+	}
+	for name, c := range map[string]struct {
+		end  func(d *duo)
+		mute bool // the completion is not polled
+		want rdma.Status
+	}{
+		"to ERR": {end: end},
+		"unregistered memory": {end: func(d *duo) {
+			d.y.send(d, rdma.SendWR{ID: 2, Op: rdma.OpSend, SGL: []rdma.SGE{{Length: 1}}})
+		}},
+		"not told": {end: end, mute: true, want: rdma.StatusFlushed},
+	} {
+		d := newDuo(t, duoConfig{recvs: 1})
+		d.y.mute = c.mute
+		d.x.send(d, rdma.SendWR{ID: 1, Op: rdma.OpSend, Flags: rdma.SendSignaled, SGL: []rdma.SGE{d.x.mr.sge(0, 10)}})
+		d.runFor(DefaultACKDelay / 2)
+		if len(d.x.wcs) != 0 || d.y.State() != rdma.QPRTS || d.y.Stats().RxMessages != 1 {
+			t.Fatalf("%s: completed %+v, peer in %v with %+v", name, d.x.wcs, d.y.State(), d.y.Stats())
+		}
+		c.end(d)
+		d.y.mute = false
+		d.run()
+		if got := d.x.take(); len(got) == 0 || got[0].ID != 1 || got[0].Status != c.want {
+			t.Errorf("%s: completions %+v, want %v", name, got, c.want)
+		}
+		d.wantEvent(d.x, name, rdma.EventDisconnected, ErrPeerClosed)
+	}
+}
+
 // A peer that takes nothing more must not keep the connection.
 func TestQP_lastWordsAreBounded(t *testing.T) {
 	d := newDuo(t, duoConfig{})

@@ -150,6 +150,7 @@ func (q *QP) Modify(now time.Time, a rdma.QPAttr) error {
 		q.becomeReset()
 		return nil
 	case a.State == rdma.QPError && from != rdma.QPReset:
+		q.stageLastACK()
 		q.becomeError(now)
 		q.rsp.report = report{}
 		if from == rdma.QPRTS {

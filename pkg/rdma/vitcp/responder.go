@@ -94,11 +94,26 @@ func (q *QP) stageNews(now time.Time) {
 	few := r.unused() < max(1, q.cfg.MaxRecvWR/creditFraction)
 	switch {
 	case acks && (r.ackNow || q.end.asked || after(r.ackable, r.ackTold) >= ackAfter), posted && (r.ackNow || few):
-		q.stage(TypeNOP, FlagEnd, 0, 0, q.req.queue.cur-1, RDMA{}, 0)
-		q.stats.NOPs++
+		q.stageNOP()
 	case r.ackAt.IsZero() && !r.ackNow:
 		r.ackAt = now.Add(q.cfg.ACKDelay)
 	}
+}
+
+// stageLastACK stages the acknowledgement that still waits for company when our program, or a request of
+// its own, ends the connection: the peer would not learn any more that its messages were received. What was
+// not ackable when something was sent last does not become so: its completion may be lost in an overrun.
+func (q *QP) stageLastACK() {
+	r := &q.rsp
+	due := q.attr.State == rdma.QPRTS && q.terms.Reliable && r.ackable != r.ackTold
+	if due && !r.report.due && !q.end.fin && q.tx.hasRoom() {
+		q.stageNOP()
+	}
+}
+
+func (q *QP) stageNOP() {
+	q.stage(TypeNOP, FlagEnd, 0, 0, q.req.queue.cur-1, RDMA{}, 0)
+	q.stats.NOPs++
 }
 
 // stageReport stages the last thing that the peer hears of us.

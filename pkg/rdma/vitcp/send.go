@@ -444,6 +444,7 @@ func (q *QP) retire(now time.Time) {
 	}
 	q.completeDone()
 	if s := &q.req.queue; s.head == s.cur && !s.isEmpty() && s.at(s.cur).status != rdma.StatusSuccess {
+		q.stageLastACK()
 		q.failSend(now, s.at(s.cur).status, errMemory)
 	}
 }
