@@ -181,7 +181,7 @@ func TestStack_AddDevice_names(t *testing.T) {
 
 func TestStack_AddDevice_refused(t *testing.T) {
 	f := softtest.NewFabric(t, 1)
-	p := newSoftPeer(t, f, smcr.VersionsBoth, oneClient...)
+	p := newSoftPeer(t, f, smcr.VersionsBoth, oneClient)
 	twin := f.Open(t, soft.Config{Name: p.devices[0].Name(), Addr: netip.MustParseAddr("192.0.2.9")})
 	if err := p.AddDevice(twin); !errors.Is(err, rdma.ErrBusy) {
 		t.Errorf("a twin: %v, want %v", err, rdma.ErrBusy)

@@ -185,11 +185,7 @@ func (g *group) do(now time.Time, o *linkgroup.Output) {
 	case linkgroup.OutWrite:
 		l.write(o)
 	case linkgroup.OutSend:
-		if o.Long != nil {
-			l.sendLong(now, o)
-		} else {
-			l.send(o)
-		}
+		l.send(o)
 	case linkgroup.OutReceive:
 		l.receive(now, *o.Peer)
 	case linkgroup.OutTransmit:

@@ -28,14 +28,22 @@ const (
 	spillBytes = llc.MaxSizeV2 - llc.Size
 )
 
+// Behind the spills is the room of the long message that is on its way out: the machine has no more than one
+// on a link. The link has that room from the start, so that no message is lost for want of memory: the link
+// over which the message is to go may be the only one.
+const (
+	longOff   = linkSlots*slotBytes + spills*spillBytes
+	longBytes = linkgroup.MaxMessage
+)
+
 // linkSlots is how many slots a link has: first those that receive.
 const linkSlots = linkgroup.RecvDepth + linkgroup.SendBudget
 
 // sendRequests is how many requests a link's send queue takes. All of them complete when the link is lost.
 const sendRequests = linkgroup.SendDepth + 8
 
-// link is a link of a link group on a device. A link owns the queue pair, the message slots
-// and the long messages on their way out, until close; its group owns all other memory that
+// link is a link of a link group on a device. A link owns the queue pair and the memory of
+// messages, until close; its group owns all other memory that
 // work requests name. The group has the link until it is given up, and then lingering has it,
 // until its time is over. A link is guarded by the stack's turn.
 type link struct {
@@ -51,9 +59,7 @@ type link struct {
 	slots    *region // on the link's device only
 	nextSend int
 	spill    bool // there is room for long messages
-	// Long messages on their way out, and counts of the messages sent and
-	// completed, which tell when they have arrived.
-	long           []longSend
+	// Counts of the messages sent and completed.
 	sent, complete uint64
 	wrote          uint64 // number of the message behind the last RDMA WRITE
 	awaited        bool   // somebody waits to hear that the messages have arrived
@@ -98,7 +104,7 @@ func (g *group) newLink(index linkgroup.LinkIndex, r *rnic) (_ *link, err error)
 	}()
 	size := linkSlots * slotBytes
 	if l.spill = g.version >= clc.V2; l.spill {
-		size += spills * spillBytes
+		size = longOff + longBytes
 	}
 	if l.slots, err = g.mem.registerOn(size, rdma.LocalWrite, r); err != nil {
 		return nil, err
@@ -158,10 +164,6 @@ func (l *link) close() {
 		_ = l.slots.close() // nothing uses it any more
 		l.slots = nil
 	}
-	for _, m := range l.long {
-		_ = m.region.close() // likewise
-	}
-	l.long = nil
 	if l.in != nil {
 		l.in.unref()
 		l.in = nil
@@ -248,9 +250,6 @@ func (l *link) completed() {
 	}
 	l.complete++
 	l.rnic.inflight--
-	if len(l.long) > 0 {
-		l.freeLong()
-	}
 }
 
 // sending counts a SEND that is about to leave.
@@ -362,49 +361,23 @@ func (l *link) write(o *linkgroup.Output) {
 	})
 }
 
-// longSend is a message that is too long for a slot, in memory of its own.
-type longSend struct {
-	region *region
-	number uint64 // of the message, among all of the link
-}
-
-// sendLong is send for the few messages of version 2 that no slot has room for.
-func (l *link) sendLong(now time.Time, o *linkgroup.Output) {
-	r, err := l.g.mem.registerOn(len(o.Long), rdma.LocalWrite, l.rnic)
-	if err != nil {
-		l.fail(now, fmt.Errorf("send LLC message of %d bytes: %w", len(o.Long), err))
-		return
-	}
-	copy(r.mem, o.Long)
-	sge := r.sge(l.rnic, 0)
-	sge.Length = uint32(len(o.Long))
-	l.sges = append(l.sges, sge)
-	l.wrs = append(l.wrs, rdma.SendWR{
-		ID: o.ID, Op: rdma.OpSend, Flags: rdma.SendSignaled | rdma.SendSolicited,
-		SGL: l.sges[len(l.sges)-1 : len(l.sges) : len(l.sges)],
-	})
-	l.sending()
-	l.long = append(l.long, longSend{r, l.sent})
-}
-
-// freeLong gives back the memory of long messages that have arrived:
-// completions come in order.
-func (l *link) freeLong() {
-	for len(l.long) > 0 && l.long[0].number <= l.complete {
-		_ = l.long[0].region.close() // nothing uses it any more
-		l.long = l.long[1:]
-	}
-}
-
-// send copies a message to the next send slot. Slots are used in turn, and
+// send copies a message to the next send slot, or to the room of the long one. Slots are used in turn, and
 // completions come in order, so a slot is free again when the machine's send
 // budget allows the next message.
 func (l *link) send(o *linkgroup.Output) {
 	l.sending()
-	slot := linkgroup.RecvDepth + l.nextSend
-	l.nextSend = (l.nextSend + 1) % linkgroup.SendBudget
-	copy(l.slots.mem[slot*slotBytes:], o.Msg[:])
-	l.sges = append(l.sges, l.slot(slot))
+	var sge rdma.SGE
+	if o.Long != nil {
+		invariant.Must(l.spill && len(o.Long) <= longBytes, "LLC message without room")
+		sge = l.slots.sge(l.rnic, longOff)
+		sge.Length = uint32(copy(l.slots.mem[longOff:], o.Long))
+	} else {
+		slot := linkgroup.RecvDepth + l.nextSend
+		l.nextSend = (l.nextSend + 1) % linkgroup.SendBudget
+		copy(l.slots.mem[slot*slotBytes:], o.Msg[:])
+		sge = l.slot(slot)
+	}
+	l.sges = append(l.sges, sge)
 	l.wrs = append(l.wrs, rdma.SendWR{
 		ID: o.ID, Op: rdma.OpSend, Flags: rdma.SendSignaled | rdma.SendSolicited,
 		SGL: l.sges[len(l.sges)-1 : len(l.sges) : len(l.sges)],

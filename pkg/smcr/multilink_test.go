@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -24,25 +25,25 @@ type softPeer struct {
 	devices []*soft.Device
 }
 
-func newSoftPeer(tb testing.TB, f *softtest.Fabric, v smcr.VersionSet, addrs ...string) *softPeer {
+func newSoftPeer(tb testing.TB, f *softtest.Fabric, v smcr.VersionSet, addrs []string, edit ...func(*smcr.Config)) *softPeer {
 	tb.Helper()
 	p := &softPeer{}
 	for _, a := range addrs {
 		p.devices = append(p.devices, f.Open(tb, soft.Config{Name: "soft-" + a, Addr: netip.MustParseAddr(a), MTU: rdma.MTU4096}))
 	}
-	p.Stack = newStack(tb, p.devices[0], versions(v), func(c *smcr.Config) {
+	p.Stack = newStack(tb, p.devices[0], append(edit, versions(v), func(c *smcr.Config) {
 		c.Devices = nil
 		for _, d := range p.devices {
 			c.Devices = append(c.Devices, d)
 		}
-	})
+	})...)
 	return p
 }
 
 // multiPair is two such peers and a listener.
 func multiPair(tb testing.TB, f *softtest.Fabric, v smcr.VersionSet, client, server []string) (c, s *softPeer, p *pair) {
 	tb.Helper()
-	c, s = newSoftPeer(tb, f, v, client...), newSoftPeer(tb, f, v, server...)
+	c, s = newSoftPeer(tb, f, v, client), newSoftPeer(tb, f, v, server)
 	p = &pair{client: c.Stack, server: s.Stack}
 	p.listen(tb)
 	return c, s, p
@@ -263,6 +264,52 @@ func testCuts(t *testing.T, v smcr.VersionSet) {
 			if worst > tc.gap {
 				t.Errorf("a round took %v, want at most %v", worst, tc.gap)
 			}
+			_, _ = a.Close(), b.Close()
+		})
+	}
+}
+
+// fullAccount has no bytes left for small things once it is full, but for large ones.
+type fullAccount struct {
+	smcr.TestAccount
+	full atomic.Bool
+}
+
+func (a *fullAccount) Take(n int) bool { return (n >= 4096 || !a.full.Load()) && a.TestAccount.Take(n) }
+
+// The messages about another link take no memory of their own: where that is used up, the link over which they go, which is
+// the only one, and its connections stay.
+func TestGroup_addsLinkWithoutMemory(t *testing.T) {
+	for side, name := range []string{"client", "server"} {
+		t.Run(name, func(t *testing.T) {
+			f, full := softtest.NewFabric(t, 1), &fullAccount{TestAccount: smcr.TestAccount{Left: 1 << 30}}
+			var stacks [2]*smcr.Stack
+			for i, addrs := range [][]string{twoClients, twoServers} {
+				stacks[i] = newSoftPeer(t, f, smcr.VersionsV2, addrs, func(c *smcr.Config) {
+					if i == side {
+						c.Account = full
+					}
+				}).Stack
+			}
+			p := &pair{client: stacks[0], server: stacks[1]}
+			p.listen(t)
+			set := func(up bool) {
+				for _, addr := range []string{twoClients[1], twoServers[1]} {
+					f.SetLink(netip.MustParseAddr(addr), up)
+				}
+			}
+			a, b := p.dial(t)
+			waitGroup(t, p.client, "SYMMETRIC", 2)
+			waitGroup(t, p.server, "SYMMETRIC", 2)
+			set(false)
+			waitGroup(t, p.client, "SINGLE", 1)
+			waitGroup(t, p.server, "SINGLE", 1)
+			exchange(t, a, b)
+			full.full.Store(true)
+			set(true)
+			waitGroup(t, p.client, "SYMMETRIC", 2)
+			waitGroup(t, p.server, "SYMMETRIC", 2)
+			exchange(t, a, b)
 			_, _ = a.Close(), b.Close()
 		})
 	}

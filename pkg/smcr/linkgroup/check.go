@@ -71,6 +71,9 @@ func checkLink(g *Group, l *link) error {
 	if l.inflight < 0 || l.inflight > SendBudget {
 		return fmt.Errorf("link %d: %d SENDs under way", l.index, l.inflight)
 	}
+	if l.untilLong < 0 || l.untilLong > l.inflight {
+		return fmt.Errorf("link %d: a long message is SEND %d of %d under way", l.index, l.untilLong, l.inflight)
+	}
 	return nil
 }
 

@@ -31,6 +31,7 @@ func TestCheck(t *testing.T) {
 		"RMB 1 is not registered with RNIC 1 of link 1":  func(g *Group, _ *link, _ *Conn) { g.keys.rmbs[0].registered = 1 },
 		"link 1: -1 SENDs under way":                     func(_ *Group, l *link, _ *Conn) { l.inflight = -1 },
 		"link 1: 41 SENDs under way":                     func(_ *Group, l *link, _ *Conn) { l.inflight = SendBudget + 1 },
+		"link 1: a long message is SEND 2 of 1":          func(_ *Group, l *link, _ *Conn) { l.untilLong = 2 },
 		"spare link 1 is ACTIVE":                         func(g *Group, l *link, _ *Conn) { g.side = &client{spare: l.place()} },
 		"link 1 counts 2 connections, there are 1":       func(_ *Group, l *link, _ *Conn) { l.conns++ },
 		"link 0 counts 1 connections that await":         func(g *Group, _ *link, _ *Conn) { g.links.at[0].awaiting++ },

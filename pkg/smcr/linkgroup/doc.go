@@ -85,7 +85,8 @@
 //     Output.Long when they are more than Output.Msg has room for, and HandleRecv
 //     gets exactly what the completion's byte count says. CDC messages and most
 //     LLC messages have 44 bytes in either version; of the longer ones each side
-//     has one under way at a time.
+//     has one under way at a time. Each link waits for its completion before the next,
+//     so room for one of MaxMessage bytes is enough.
 //   - It sends to Endpoint.NextHop of the peer's half that OutReceive has. Where a
 //     router is between the two sides, the shell sets Endpoint.Router in the half
 //     given to ConnectPeer, and in our own half with OfferLink; ADD LINK

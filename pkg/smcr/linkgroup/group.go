@@ -430,7 +430,7 @@ func (g *Group) HandleSent(now time.Time, index LinkIndex, id uint64) {
 	if l.state <= linkWanted {
 		return // it was closed meanwhile: what was under way counts as lost
 	}
-	l.inflight--
+	l.completed()
 	if l.isStuck(now) {
 		g.afterLoss.heard(now, g.keys.rmbs)
 	}

@@ -19,6 +19,8 @@ const (
 	MaxRTokens = 255
 	// MaxRMBs bounds our own RMBs, because the peer remembers no more.
 	MaxRMBs = 255
+	// MaxMessage is the longest message of ours: ADD LINK of version 2 with all our RMBs.
+	MaxMessage = 72 + 16*MaxRMBs
 	// SendBudget is how many SENDs may be unacknowledged on a link: Linux
 	// posts 48 receive buffers and answers a 49th with RNR NAK.
 	SendBudget = 40

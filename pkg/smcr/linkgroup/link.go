@@ -19,10 +19,11 @@ type link struct {
 	state       linkState
 	born        uint64    // order in which links became ACTIVE
 	asymmetric  bool      // shares an RNIC of one side with another link; see classify
-	queue       []message // LLC messages that wait for the send budget
+	queue       []message // LLC messages that wait for room, see maySend
 	ready       connQueue // connections that write over this link and have something to send
 	conns       int       // connections that write over this link, or are about to
 	inflight    int       // SENDs that have not completed
+	untilLong   int       // how many of these end with the long LLC message among them; 0: none is long
 	awaiting    int       // connections that depend on hearing of that at once
 	health
 	drainBy    time.Time      // DRAINING: when connections that still use it fail over
@@ -110,10 +111,19 @@ func (l *link) send(m llc.Message) {
 	l.queue = append(l.queue, q)
 }
 
-// pump turns waiting LLC messages into SENDs as far as the budget goes, and counts them.
+// maySend reports whether there is room for the next LLC message: in the send budget and, for a long one, in
+// the one place that the shell has for it.
+func (l *link) maySend() bool {
+	return l.inflight < SendBudget && (l.untilLong == 0 || l.queue[0].long == nil)
+}
+
+// pump turns waiting LLC messages into SENDs as far as there is room, and counts them.
 func (l *link) pump(out *outbox) (sent uint64) {
-	for len(l.queue) > 0 && l.inflight < SendBudget {
+	for len(l.queue) > 0 && l.maySend() {
 		l.inflight++
+		if l.queue[0].long != nil {
+			l.untilLong = l.inflight
+		}
 		out.put(Output{Kind: OutSend, Link: l.index, Msg: l.queue[0].short, Long: l.queue[0].long})
 		l.queue[0] = message{}
 		l.queue = l.queue[1:]
@@ -124,8 +134,14 @@ func (l *link) pump(out *outbox) (sent uint64) {
 
 // isIdle reports whether the link has nothing that can go out now.
 func (l *link) isIdle(carriesData bool) bool {
-	return (len(l.queue) == 0 || l.inflight >= SendBudget) &&
+	return (len(l.queue) == 0 || !l.maySend()) &&
 		(l.ready.empty() || !carriesData || l.inflight >= SendBudget-llcReserve)
+}
+
+// completed counts a SEND that has completed: they do in their order.
+func (l *link) completed() {
+	l.inflight--
+	l.untilLong = max(l.untilLong-1, 0)
 }
 
 // isSending reports whether messages are under way, or wait.

@@ -49,6 +49,31 @@ func TestLink_pump(t *testing.T) {
 	}
 }
 
+// The shell has room for one long LLC message: the next one, and what is behind it, leave when the first has
+// completed. All that left before it completes before it.
+func TestLink_pumpOneLong(t *testing.T) {
+	l := &link{state: linkActive, inflight: 2}
+	long := llc.DeleteRKeyV2{Header: llc.Header{Version: llc.Version2}, RKeys: make([]rdma.RKey, llc.ShortDeleteRKeysV2+1)}
+	for _, m := range []llc.Message{llc.TestLink{}, long, llc.TestLink{}, long, llc.TestLink{}, long} {
+		l.send(m)
+	}
+	var out outbox
+	for _, want := range []struct{ completed, sent, inflight int }{{0, 3, 5}, {3, 0, 2}, {1, 2, 3}, {1, 0, 2}, {1, 1, 2}, {2, 0, 0}} {
+		for range want.completed {
+			if !l.isIdle(true) {
+				t.Error("not idle while a long message is under way")
+			}
+			l.completed()
+		}
+		if n := l.pump(&out); int(n) != want.sent || l.inflight != want.inflight {
+			t.Errorf("after %d more completions %d messages went, %d are under way, want %+v", want.completed, n, l.inflight, want)
+		}
+	}
+	if len(l.queue) > 0 || l.untilLong != 0 {
+		t.Errorf("%d messages wait, %d until the long one", len(l.queue), l.untilLong)
+	}
+}
+
 // A link has something to do if an LLC message or a connection waits, and the budget
 // allows it: data leave room for LLC messages.
 func TestLink_isIdle(t *testing.T) {

@@ -442,7 +442,7 @@ func (t *linkTable) becomeDown(l *link) {
 	for !l.ready.empty() {
 		l.ready.pop()
 	}
-	l.inflight = 0
+	l.inflight, l.untilLong = 0, 0
 	l.drainBy = time.Time{}
 	l.reset()
 }

@@ -58,9 +58,11 @@ type Output struct {
 	RemoteAddr uint64
 	RKey       rdma.RKey
 
-	ID   uint64 // OutSend
-	Msg  [llc.Size]byte
-	Long []byte // OutSend of an LLC message of version 2 that is longer than Msg
+	ID  uint64 // OutSend
+	Msg [llc.Size]byte
+	// Long is an LLC message of version 2 that is longer than Msg, and no longer than MaxMessage (OutSend). The next one of
+	// the link comes when this one has completed.
+	Long []byte
 
 	RMB    RMBID      // RMB events
 	Events cdc.Events // EventConn

@@ -166,9 +166,10 @@ func (r *restorer) link(i LinkIndex, s *LinkSnapshot) link {
 	r.require(s.State <= uint8(linkDraining), errUnknown, at+".State", i)
 	r.require(s.Born <= r.s.Links.Births, errRange, at+".Born", i)
 	r.require(s.Inflight >= 0 && s.Inflight <= SendBudget, errRange, at+".Inflight", i)
+	r.require(s.UntilLong >= 0 && s.UntilLong <= s.Inflight, errRange, at+".UntilLong", i)
 	r.require(len(s.Queue) <= maxRestoredQueue, errTooMany, at+".Queue", i)
 	l := link{
-		index: i, id: s.ID, state: linkState(s.State), peerUserID: s.PeerUserID, born: s.Born, inflight: s.Inflight,
+		index: i, id: s.ID, state: linkState(s.State), peerUserID: s.PeerUserID, born: s.Born, inflight: s.Inflight, untilLong: s.UntilLong,
 		local: r.endpoint(s.Local, at+".Local", i), peer: r.endpoint(s.Peer, at+".Peer", i),
 		drainBy: r.time(s.DrainBy, at+".DrainBy", i), deletion: s.Deletion, sent: s.Sent, recv: s.Recv,
 		health: r.health(i, &s.Health),
@@ -177,7 +178,7 @@ func (r *restorer) link(i LinkIndex, s *LinkSnapshot) link {
 		if r.err != nil {
 			return l
 		}
-		long := r.g.isV2() && len(b) > llc.Size && len(b) <= llc.MaxSizeV2
+		long := r.g.isV2() && len(b) > llc.Size && len(b) <= MaxMessage
 		r.require(len(b) == llc.Size || long, errRange, at+".Queue[%d]", i, k)
 		var m message
 		if long {

@@ -270,6 +270,7 @@ func TestRestore_refuses(t *testing.T) {
 		"Links.At[1].Local.RNIC":       func(s *linkgroup.Snapshot) { s.Links.At[1].Local.RNIC = linkgroup.MaxRNICs },
 		"Links.At[0].Born":             func(s *linkgroup.Snapshot) { s.Links.Births = 0 },
 		"Links.At[0].Inflight":         func(s *linkgroup.Snapshot) { s.Links.At[0].Inflight = linkgroup.SendBudget + 1 },
+		"Links.At[0].UntilLong":        func(s *linkgroup.Snapshot) { s.Links.At[0].UntilLong = s.Links.At[0].Inflight + 1 },
 		"Links.At[0].Queue[0]":         func(s *linkgroup.Snapshot) { s.Links.At[0].Queue = [][]byte{{1}} },
 		"Links.At[0].Ready[0]":         func(s *linkgroup.Snapshot) { s.Links.At[0].Ready = []int{7} },
 		"Links.At[0].Ready[1]":         func(s *linkgroup.Snapshot) { s.Links.At[0].Ready = []int{0, 0} },

@@ -13,7 +13,7 @@ import (
 // SnapshotVersion is the version of a [Snapshot] that this package writes, and the only one
 // that it reads. A field that comes, goes or changes its meaning needs another version, and so
 // does a state that gets another number.
-const SnapshotVersion = 2
+const SnapshotVersion = 3
 
 // Snapshot is all that a [Group] knows, as a plain value: it can be encoded, also as JSON,
 // and given to another process. It has no pointers; its parts name each other by numbers:
@@ -112,6 +112,7 @@ type LinkSnapshot struct {
 	Queue       [][]byte // LLC messages that wait
 	Ready       []int    // connections that have something to send, by slot
 	Inflight    int
+	UntilLong   int
 	Health      HealthSnapshot
 	DrainBy     Instant
 	Deletion    llc.DeleteLink

@@ -104,7 +104,7 @@ func (t *linkTable) snapshot(now time.Time, conns *connTable) LinksSnapshot {
 		l := &t.at[i]
 		s.At[i] = LinkSnapshot{
 			ID: l.id, State: uint8(l.state), Local: l.local, Peer: l.peer, PeerUserID: l.peerUserID, Born: l.born,
-			Inflight: l.inflight, Health: l.healthSnapshot(now), DrainBy: instant(now, l.drainBy), Deletion: l.deletion,
+			Inflight: l.inflight, UntilLong: l.untilLong, Health: l.healthSnapshot(now), DrainBy: instant(now, l.drainBy), Deletion: l.deletion,
 			Sent: l.sent, Recv: l.recv,
 		}
 		for _, m := range l.queue {

@@ -60,8 +60,8 @@ func TestGroup_deletesRKeysTogether(t *testing.T) {
 // The first contact of a full group and the largest message that a group of ours
 // can say.
 func TestGroup_longestMessage(t *testing.T) {
-	if n := 72 + 16*linkgroup.MaxRMBs; n > llc.MaxSizeV2 {
-		t.Errorf("ADD LINK with all RMBs has %d bytes, a peer takes %d", n, llc.MaxSizeV2)
+	if linkgroup.MaxMessage > llc.MaxSizeV2 {
+		t.Errorf("ADD LINK with all RMBs has %d bytes, a peer takes %d", linkgroup.MaxMessage, llc.MaxSizeV2)
 	}
 	r := newRigOf(t, 2, linkgroup.Config{Role: linkgroup.Server, Version: 2, Release: 1}, true)
 	r.elements = 1
@@ -79,6 +79,9 @@ func TestGroup_longestMessage(t *testing.T) {
 	}
 	r.recv(llc.RequestAddLink{GIDs: []rdma.GID{peerEndOn(1).GID}})
 	r.poll()
+	if n := len(r.sent[len(r.sent)-1]); n != linkgroup.MaxMessage {
+		t.Errorf("ADD LINK with all RMBs has %d bytes, want %d", n, linkgroup.MaxMessage)
+	}
 	got, err := llc.ParseAddLink(llc.DialectLinux, r.sent[len(r.sent)-1])
 	if err != nil || len(got.Ext.Pairs) != linkgroup.MaxRMBs {
 		t.Fatalf("sent %d pairs, want %d: %v", len(got.Ext.Pairs), linkgroup.MaxRMBs, err)
