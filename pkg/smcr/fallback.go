@@ -8,6 +8,8 @@ import (
 	"net"
 	"sync"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
 )
 
@@ -56,8 +58,30 @@ func mayRead(tcp *net.TCPConn) error {
 	return raw.Read(func(uintptr) bool { return true })
 }
 
+// readToMark is tcp.Read, but returns 0 where the next byte is an urgent one.
+func readToMark(tcp *net.TCPConn, b []byte) (int, error) {
+	s := newSocket(tcp)
+	if s == nil {
+		return 0, net.ErrClosed
+	}
+	at, read := false, s.readFn
+	s.readFn = func(fd uintptr) bool {
+		// As in pump.once: what is there now, and is not at the mark, is an ordinary byte.
+		has := s.look(fd)
+		if has&unix.POLLPRI != 0 {
+			at, _ = atMark(int(fd)) // fails for nothing that is TCP
+		}
+		return at || has != 0 && read(fd)
+	}
+	n, err := s.Read(b)
+	if at {
+		return 0, nil
+	}
+	return n, err
+}
+
 // dropCrossing removes the peer's Decline where it crossed with ours: the Decline is
-// the first thing to arrive, or does not come at all. The caller holds mu.
+// the first thing to arrive, or does not come at all. No byte of it is urgent. The caller holds mu.
 func (f *fallback) dropCrossing(tcp *net.TCPConn) error {
 	for f.mayCross {
 		n, undecided := clc.CrossingDecline(f.early)
@@ -67,7 +91,11 @@ func (f *fallback) dropCrossing(tcp *net.TCPConn) error {
 			return nil
 		}
 		var b [64]byte
-		m, err := tcp.Read(b[:])
+		m, err := readToMark(tcp, b[:])
+		if m == 0 && err == nil {
+			f.mayCross = false
+			return nil
+		}
 		f.early = append(f.early, b[:m]...)
 		if err != nil {
 			f.mayCross = !errors.Is(err, io.EOF)

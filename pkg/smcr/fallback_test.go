@@ -94,6 +94,65 @@ func TestFallback_readsAsTCP(t *testing.T) {
 	}
 }
 
+// After a fallback an urgent byte goes on as such, also where it is the first thing that comes, or follows what could
+// have become a Decline; and before anything follows it.
+func TestFallback_urgentByteFirst(t *testing.T) {
+	decline := string(clc.Decline{Version: clc.V1, Reason: clc.ReasonMem}.Append(nil))
+	for name, tc := range map[string]struct{ early, before, want string }{
+		"first":                       {"", "", ""},
+		"behind a Decline":            {"", decline, ""},
+		"behind a beginning of one":   {"", decline[:3], decline[:3]},
+		"behind one that was early":   {decline[:3], "", decline[:3]},
+		"behind ordinary bytes":       {"", "abc", "abc"},
+		"behind a Decline and others": {decline[:10], decline[10:] + "abc", "abc"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			peer, tcp := tcpEnds(t)
+			w, program := tcpEnds(t)
+			if _, err := io.WriteString(peer, tc.before); err != nil {
+				t.Fatal(err)
+			}
+			c := newTCPConn(nil, tcp, Info{}, []byte(tc.early), true)
+			ended := make(chan error, 1)
+			go func() { _, err := c.RelayTo(w); ended <- err }()
+			<-time.After(20 * time.Millisecond) // most often RelayTo waits by then
+			sendUrgent(t, peer)
+			p := newTCPConn(nil, program, Info{}, nil, false)
+			if err := errors.Join(p.SetUrgentInline(true), p.SetReadDeadline(time.Now().Add(10*time.Second))); err != nil {
+				t.Fatal(err)
+			}
+			got := make([]byte, len(tc.want))
+			if _, err := io.ReadFull(p, got); err != nil || string(got) != tc.want {
+				t.Errorf("first %q, %v, want %q", got, err, tc.want)
+			}
+			deadline := time.Now().Add(10 * time.Second)
+			for pending := false; !pending && time.Now().Before(deadline); <-time.After(time.Millisecond) { // polls for the urgent byte
+				pending, _ = p.UrgentPending()
+			}
+			at, err := p.AtMark()
+			if _, err := io.WriteString(peer, "x"); err != nil {
+				t.Fatal(err)
+			}
+			rest := make([]byte, 2)
+			if _, rerr := io.ReadFull(p, rest); !at || errors.Join(err, rerr) != nil || string(rest) != "!x" {
+				t.Errorf("then %q, at the mark %t, %v, %v", rest, at, err, rerr)
+			}
+			_ = peer.Close()
+			if err := <-ended; err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// sendUrgent sends an urgent byte.
+func sendUrgent(t *testing.T, c *net.TCPConn) {
+	t.Helper()
+	if n, err := newSocket(c).WriteUrgent([]byte("!")); n != 1 || err != nil {
+		t.Fatalf("sent %d urgent bytes, %v", n, err)
+	}
+}
+
 type writeFunc func(p []byte) (int, error)
 
 func (f writeFunc) Write(p []byte) (int, error) { return f(p) }
@@ -105,23 +164,10 @@ func (f readFunc) Read(p []byte) (int, error) { return f(p) }
 // peerSends returns a TCP connection whose peer has sent something and ended its stream.
 func peerSends(t *testing.T, s string) *net.TCPConn {
 	t.Helper()
-	l, err := net.Listen("tcp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	c, err := net.Dial("tcp4", l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = c.Close() })
-	peer, err := l.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, err = io.WriteString(peer, s)
+	peer, c := tcpEnds(t)
+	_, err := io.WriteString(peer, s)
 	if err = errors.Join(err, peer.Close()); err != nil {
 		t.Fatal(err)
 	}
-	return c.(*net.TCPConn)
+	return c
 }

@@ -546,9 +546,12 @@ func (f *tcpRelay) begin(d *Direction) error {
 		return true
 	}
 	to.stall = f.stalls
-	if f.early != nil { // it may wait for the source, and cannot be prodded
+	if f.early == nil {
+		return nil
+	}
+	if f.earlyErr = f.becomeInline(); f.earlyErr == nil { // early may read
 		var n int64
-		n, f.earlyErr = f.early()
+		n, f.earlyErr = f.early() // it may wait for the source, and cannot be prodded
 		f.total, f.ended = max(n, 0), n < 0
 	}
 	return nil
