@@ -139,6 +139,16 @@ func (f *fallback) writeEarly(tcp *net.TCPConn, w io.Writer) (int64, error) {
 	return int64(n), err
 }
 
+// hasEarly reports whether bytes that were read before come first. While a Read looks for the rest there is nothing to
+// read, or that Read gets it.
+func (f *fallback) hasEarly() bool {
+	if !f.mu.TryLock() {
+		return false
+	}
+	defer f.mu.Unlock()
+	return len(f.early) > 0
+}
+
 // isOver reports whether all that comes is in the TCP connection. It is not while a
 // Read looks for the rest, which may wait: isOver does not wait for it.
 func (f *fallback) isOver() bool {

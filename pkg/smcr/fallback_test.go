@@ -145,6 +145,48 @@ func TestFallback_urgentByteFirst(t *testing.T) {
 	}
 }
 
+// The mark is behind all bytes that were read before the application reads them, in the rendezvous or in search of a
+// Decline, and Read ends there.
+func TestFallback_markBehindEarlyBytes(t *testing.T) {
+	decline := string(clc.Decline{Version: clc.V1, Reason: clc.ReasonMem}.Append(nil))
+	for name, tc := range map[string]struct {
+		early, then string
+		mayCross    bool
+	}{
+		"read in the rendezvous":    {"ab", "", false},
+		"read behind a Decline":     {"", decline + "ab", true},
+		"read in search of one":     {"", "ab", true},
+		"read in place of a second": {decline + "a", "b", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			peer, tcp := tcpEnds(t)
+			c := newTCPConn(nil, tcp, Info{}, []byte(tc.early), tc.mayCross)
+			if err := errors.Join(c.SetUrgentInline(true), c.SetReadDeadline(time.Now().Add(10*time.Second))); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := io.WriteString(peer, tc.then); err != nil {
+				t.Fatal(err)
+			}
+			sendUrgent(t, peer)
+			for pending := false; !pending; <-time.After(time.Millisecond) { // polls for the urgent byte
+				var err error
+				if pending, err = c.UrgentPending(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			b := make([]byte, 1)
+			for i, want := range "ab!" {
+				if at, err := c.AtMark(); at != (i == 2) || err != nil {
+					t.Errorf("before %q: at the mark %t, %v", want, at, err)
+				}
+				if n, err := c.Read(b); n != 1 || err != nil || rune(b[0]) != want {
+					t.Errorf("read %q, %v, want %q", b[:n], err, want)
+				}
+			}
+		})
+	}
+}
+
 // sendUrgent sends an urgent byte.
 func sendUrgent(t *testing.T, c *net.TCPConn) {
 	t.Helper()

@@ -229,7 +229,7 @@ func (c *Conn) AtMark() (bool, error) {
 		at, err = atMark(fd)
 		return err
 	})
-	return at, err
+	return at && !c.fallback.hasEarly(), err
 }
 
 // UrgentPending reports that the peer has announced or sent urgent data that
