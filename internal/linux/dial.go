@@ -57,7 +57,7 @@ func dialFrom(ctx context.Context, ns *NetNS, client netip.Addr, mark uint32, ds
 	if client.Is4() != dst.Addr().Is4() {
 		return nil, fmt.Errorf("client %v and application %v are of different address families", client, dst)
 	}
-	if client.IsLinkLocalUnicast() {
+	if client.Is6() && client.IsLinkLocalUnicast() { // of IPv4 it can, like any other
 		return nil, fmt.Errorf("client address %v is link-local: it cannot be taken on loopback", client)
 	}
 	for range portTries {

@@ -341,7 +341,9 @@ func (r *ruleset) whenCaught(to *nftables.Chain, cfg RedirectConfig, s *sets) {
 
 // inbound hands SYNs with the option to the agent's transparent listener, except SYNs to
 // the listener's own port: a program of the pod may listen on the same port of another
-// address. So a connection to that port was never diverted.
+// address. So a connection to that port was never diverted. A client at a link-local IPv6
+// address goes to the application, to which the agent could not connect under that
+// address, see DialFrom.
 func (r *ruleset) inbound(cfg RedirectConfig, s *sets) {
 	to := r.chain(nftables.Chain{Name: chainInboundTo})
 	in := r.chain(nftables.Chain{
@@ -357,6 +359,7 @@ func (r *ruleset) inbound(cfg RedirectConfig, s *sets) {
 		match = append(match, lookup(regA, s.ports, false))
 	}
 	r.rule(in, append(match, goTo(to))...)
+	r.rule(to, fromLinkLocal(), counted(expr.VerdictReturn))
 	for i, is4 := range bothFamilies {
 		if s.except[i] != nil {
 			r.rule(to, loadSource(is4), lookup(reg32Base, s.except[i], false), loadPort(regA), lookup(regA, s.always, true), counted(expr.VerdictReturn))

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -90,6 +91,28 @@ func TestRedirect_inboundOnlyWithOption(t *testing.T) {
 			want(t, served(t, in.peer, nil, in.dst), "agent")
 			in.wire.addOption(false)
 			want(t, served(t, in.peer, nil, in.dst), "app")
+		})
+	}
+}
+
+// TestRedirect_inboundLinkLocal: the agent could not connect to the application under a client's link-local
+// IPv6 address, so the client has the application's own connection. Under one of IPv4 it can.
+func TestRedirect_inboundLinkLocal(t *testing.T) {
+	for i, c := range []struct{ client, want string }{{"169.254.1.1", "agent"}, {"fe80::99", "app"}} {
+		t.Run(families[i].name, func(t *testing.T) {
+			in := newInbound(t, families[i], nil)
+			in.answer(t)
+			in.wire.addOption(true)
+			client := netip.MustParseAddr(c.client)
+			for ns, a := range map[*NetNS]netip.Addr{in.peer: client, in.pod: client.Next()} {
+				mustDo(t, inNetlink(ns, func(h *netlink.Handle) error { return upWith(h, "eth0", netip.PrefixFrom(a, families[i].bits)) })())
+			}
+			from := func(_, _ string, raw syscall.RawConn) error {
+				return errors.Join(
+					withFD(raw, func(fd int) error { return unix.BindToDevice(fd, "eth0") }), // the zone
+					boundTo(netip.AddrPortFrom(client, 0))("", "", raw))
+			}
+			want(t, served(t, in.peer, from, in.dst), c.want)
 		})
 	}
 }
@@ -311,6 +334,20 @@ func TestDialFrom_avoidsTheClientsConnections(t *testing.T) {
 			_, err := io.ReadAll(conn)
 			mustDo(t, err)
 		})
+	}
+}
+
+// TestDialFrom_linkLocal: a client's link-local address of IPv4 is taken like any other.
+func TestDialFrom_linkLocal(t *testing.T) {
+	pod, _ := newPair(t)
+	install(t, pod, testConfig(families[0]))
+	app := listen(t, pod, nil, families[0].pod, 0)
+	client := netip.MustParseAddr("169.254.1.1")
+	c, err := DialFrom(timeout(t, waitLimit), pod, client, testAppMark, addrOf(app))
+	mustDo(t, err)
+	defer func() { _ = c.Close() }()
+	if got := mustAccept(t, app).RemoteAddr().(*net.TCPAddr).AddrPort().Addr(); got != client {
+		t.Errorf("the application sees client %v, want %v", got, client)
 	}
 }
 
