@@ -104,10 +104,11 @@ func (b *bare) proxy(name string) *barePod {
 	pod := podOf(atts[0])
 	px := &proxy{
 		agent: b.a, net: p.fakePod, settings: b.a.node.Load().SettingsFor(pod), set: b.a.rnics.Node(), log: b.a.cfg.Log,
-		stack: b.stack, redirect: p.redir, budgetUsed: make(chan struct{}, 1), policies: b.a.node.Load().PoliciesFor(pod),
+		stack: b.stack, redirect: p.redir, budgetUsed: make(chan struct{}, 1),
 		out: &listenerSet{dir: agentapi.Outbound, port: 1}, in: &listenerSet{dir: agentapi.Inbound, port: 2},
 	}
 	px.atts.Store(&atts)
+	px.policies = px.policiesNow()
 	px.life, px.kill = context.WithCancel(context.Background())
 	b.t.Cleanup(px.kill)
 	px.surroundings.Store(&surroundings{})

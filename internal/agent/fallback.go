@@ -129,8 +129,8 @@ func (px *proxy) bypassFor(s *session, code agentapi.Code, passing bool) time.Du
 	if code == agentapi.CodeMesh {
 		ttl = max(ttl, leastMeshBypass)
 	}
-	if ttl < time.Millisecond || s.decision.Required || n.Decide(s.pod, s.peer()).Required {
-		return 0 // s.decision may be old: the policy may have changed since
+	if ttl < time.Millisecond || s.decision.Required || px.requires(s.peer()) {
+		return 0 // s.decision may be old, and the cache counts for the pod's other interfaces, too
 	}
 	if err := px.redirect.Bypass(s.dst, ttl); err != nil {
 		px.log.Debug("destination not remembered", "peer", s.dst, "err", err) // all that this costs is one more rendezvous

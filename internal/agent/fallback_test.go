@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
+	"github.com/smcr-io/kube-smcr/internal/cni"
 	"github.com/smcr-io/kube-smcr/internal/config"
 	"github.com/smcr-io/kube-smcr/internal/linux"
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
@@ -231,6 +232,22 @@ func TestProxy_bypass(t *testing.T) {
 				t.Errorf("shown: %+v, want %s for %v", shown, tt.code, tt.want)
 			}
 		})
+	}
+}
+
+// TestProxy_bypassOfOneInterface: the negative cache is for all of a pod's interfaces, so none of them may leave a
+// destination alone to which another one requires SMC-R.
+func TestProxy_bypassOfOneInterface(t *testing.T) {
+	b := newAbleBare(t, "  negativeCacheTTL: 100s\n",
+		"policies:\n- {name: a, pods: {interfaces: [eth0]}}\n- {name: b, pods: {interfaces: [net1]}, ports: [80], mode: Required}\n")
+	p := b.proxy("a")
+	second := attachmentOf("a", "192.0.2.4/24")
+	second.IfName = "net1"
+	p.px.atts.Store(&[]cni.Attachment{(*p.px.atts.Load())[0], second})
+	for dst, want := range map[string]bool{"192.0.2.9:80": false, "192.0.2.9:81": true} {
+		if got := p.px.bypass(p.outboundTo(dst), agentapi.CodeOf(clc.ReasonPeerNoSMC), false); got != want {
+			t.Errorf("%s left alone: %t, want %t", dst, got, want)
+		}
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/netip"
 	"reflect"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -44,7 +45,7 @@ type proxy struct {
 	redirect    redirect
 	tableMu     sync.Mutex                           // held during changes of the table
 	tableConfig atomic.Pointer[linux.RedirectConfig] // the table as installed
-	policies    []config.Policy                      // of the last update; owned by the pod's job
+	policies    [][]config.Policy                    // of each attachment, at the last update; owned by the pod's job
 	holding
 	surroundings   atomic.Pointer[surroundings]
 	tableStale     atomic.Bool            // the surroundings changed, or an update failed: update again
@@ -109,7 +110,7 @@ func (a *agent) startProxy(ctx context.Context, n podNet, atts []cni.Attachment,
 		undo.Step{Name: "hold SYNs", Do: func() error { px.openHold(); return nil }, Undo: func() error { return px.hold.Load().close() }},
 		undo.Step{Name: "install redirection", Do: func() (err error) {
 			cfg := px.redirectConfig()
-			px.policies = a.node.Load().PoliciesFor(podOf(atts[0]))
+			px.policies = px.policiesNow()
 			px.tableConfig.Store(&cfg)
 			px.redirect, err = n.install(cfg)
 			return err
@@ -287,14 +288,13 @@ func (px *proxy) update(atts []cni.Attachment) (err error) {
 			px.tableStale.Store(true) // the manager's next round tries again
 		}
 	}()
-	pod := podOf(atts[0])
-	if now := px.agent.node.Load().PoliciesFor(pod); !reflect.DeepEqual(now, px.policies) {
+	if now := px.policiesNow(); !reflect.DeepEqual(now, px.policies) {
 		// A destination in the negative cache may be one that must be on SMC-R now.
 		if err := px.redirect.Forget(); err != nil {
 			return err
 		}
 		px.hold.Load().forget()
-		px.agent.bypasses.forget(pod.String())
+		px.agent.bypasses.forget(podOf(atts[0]).String())
 		px.policies = now
 	}
 	if err := px.updateTable(); err != nil {
@@ -302,6 +302,21 @@ func (px *proxy) update(atts []cni.Attachment) (err error) {
 	}
 	px.enforcePolicies()
 	return nil
+}
+
+// policiesNow are the policies in force, of each attachment.
+func (px *proxy) policiesNow() (out [][]config.Policy) {
+	n := px.agent.node.Load()
+	for _, att := range *px.atts.Load() {
+		out = append(out, n.PoliciesFor(podOf(att)))
+	}
+	return out
+}
+
+// requires reports whether the policies in force require SMC-R to peer, from any interface of the pod.
+func (px *proxy) requires(peer netip.AddrPort) bool {
+	n := px.agent.node.Load()
+	return slices.ContainsFunc(*px.atts.Load(), func(att cni.Attachment) bool { return n.Decide(podOf(att), peer).Required })
 }
 
 // enforcePolicies resets the sessions that the policies in force do not allow.

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -443,6 +444,36 @@ func TestProxy_update(t *testing.T) {
 		t.Error("a destination is still left alone under other policies")
 	}
 	step("nothing changed since", 1, 1, false)
+}
+
+// TestProxy_updateOfOneInterface: which destinations are left alone is forgotten when the policies of any of the pod's
+// interfaces change, also because the interface came after the pod's proxy.
+func TestProxy_updateOfOneInterface(t *testing.T) {
+	const eth0, net1, required = "- {name: a, pods: {interfaces: [eth0]}}\n", "- {name: b, pods: {interfaces: [net1]}", ", mode: Required}\n"
+	b := newAbleBare(t, "", "policies:\n"+eth0+net1+required)
+	p := b.proxy("a")
+	atts := *p.px.atts.Load()
+	update := func(name string, forgot int) {
+		t.Helper()
+		must(t, p.px.update(atts))
+		if p.redir.forgot != forgot {
+			t.Errorf("%s: forgot %d times, want %d", name, p.redir.forgot, forgot)
+		}
+	}
+	update("nothing changed", 0)
+	second := attachmentOf("a", "192.0.2.4/24")
+	second.IfName = "net1"
+	atts = append(slices.Clone(atts), second)
+	update("another interface", 1)
+	b.put("", "policies:\n"+eth0+net1+"}\n")
+	update("its policy requires SMC-R no more", 2)
+	p.px.bypass(p.outboundTo("10.9.0.5:80"), agentapi.CodeOf(clc.ReasonPeerNoSMC), false)
+	b.put("", "policies:\n"+eth0+net1+required)
+	update("it does again", 3)
+	if e := b.a.bypasses.list(time.Now()); len(e) > 0 {
+		t.Errorf("left alone: %+v", e)
+	}
+	update("nothing changed since", 3)
 }
 
 // beating is a pod with a TTL of 3 s and two accept loops for each direction, which only a test moves.
