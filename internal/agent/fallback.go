@@ -40,7 +40,7 @@ type shortage struct {
 
 func (px *proxy) shortage() shortage {
 	n, full := px.memory.memoryRefusals()
-	return shortage{memory: n, queuePairs: px.memory.queuePairRefusals(), device: px.deviceRefusals.Load(), full: full}
+	return shortage{memory: n, queuePairs: px.memory.queuePairRefusals(), device: px.memory.deviceRefused.Load(), full: full}
 }
 
 // fallbackOf says why a rendezvous ended with TCP. The stack declines with MEM for several reasons:

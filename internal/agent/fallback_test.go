@@ -85,7 +85,7 @@ func TestProxy_fallbackOf(t *testing.T) {
 		for px.memory.TakeQP("soft0") {
 		}
 	}
-	lackDevice := func(px *proxy) { px.deviceRefusals.Add(1) }
+	lackDevice := func(px *proxy) { px.memory.deviceRefused.Add(1) }
 	both := func(fs ...func(*proxy)) func(*proxy) {
 		return func(px *proxy) {
 			for _, f := range fs {

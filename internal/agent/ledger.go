@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
 	"github.com/smcr-io/kube-smcr/internal/config"
@@ -72,8 +73,9 @@ type ledger struct {
 // account is one pod's part of the ledger. Pods that share a stack also share an account for its
 // memory and queue pairs, which has the shares of all of them.
 type account struct {
-	ledger *ledger
-	limit  amounts // fixed
+	ledger        *ledger
+	limit         amounts       // fixed
+	deviceRefused atomic.Uint64 // how often a device refused what a connection on the account's stack needs
 
 	// guarded by ledger.mu:
 	used, share amounts

@@ -47,12 +47,11 @@ type proxy struct {
 	tableConfig atomic.Pointer[linux.RedirectConfig] // the table as installed
 	policies    [][]config.Policy                    // of each attachment, at the last update; owned by the pod's job
 	holding
-	surroundings   atomic.Pointer[surroundings]
-	tableStale     atomic.Bool            // the surroundings changed, or an update failed: update again
-	pausing        atomic.Pointer[pause]  // nil: no pause
-	greedy         atomic.Pointer[greedy] // nil: there was no greedy client yet
-	budgetUsed     chan struct{}          // wakes watchBudget
-	deviceRefusals atomic.Uint64          // of connections, since a device lacked resources
+	surroundings atomic.Pointer[surroundings]
+	tableStale   atomic.Bool            // the surroundings changed, or an update failed: update again
+	pausing      atomic.Pointer[pause]  // nil: no pause
+	greedy       atomic.Pointer[greedy] // nil: there was no greedy client yet
+	budgetUsed   chan struct{}          // wakes watchBudget
 
 	// kill ends life, and with life the goroutines. draining ends the renewal of the diversion;
 	// closing, once nothing is diverted any more, the accept loops, when their backlogs are empty.
@@ -202,7 +201,7 @@ func (px *proxy) stackConfig(memory *account) smcr.Config {
 		RMBESizeBytes: s.RMBEBytes, SendBufferBytes: s.SendBufferBytes, RMBEsPerRMB: max(1, min(region, config.ConnsPerRegion)),
 		MemoryBytes: max(1, budget.MemoryBytes), Account: memory, QueuePairs: memory, MaxConns: max(1, min(budget.Conns, fit)), AnyPrefix: n.AnyPrefix,
 		Versions: smcr.VersionSet(s.Versions), EIDs: n.EIDs, Hostname: n.Name, Route: px.route,
-		Hooks: smcr.Hooks{Malformed: px.noteMalformed, Failed: px.noteFailed, Trespass: px.noteTrespass},
+		Hooks: px.stackHooks(memory),
 	}
 	if cfg.AnswerPoll = n.AnswerPoll; cfg.AnswerPoll == 0 {
 		cfg.AnswerPoll = -1

@@ -4,11 +4,13 @@ package agent
 
 import (
 	"errors"
+	"log/slog"
 	"net/netip"
 	"sync"
 	"time"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/smcr"
 )
 
 // refusals keep the last error of a device that had no resources: memory that may not be locked, or
@@ -43,31 +45,47 @@ func (r *refusals) recent(now time.Time) string {
 	return "an RDMA device refuses what connections need, which are plain TCP therefore: " + r.text
 }
 
+// stackHooks are what a stack calls. A stack that pods share may outlive the proxy that made it.
+type stackHooks struct {
+	agent  *agent
+	log    *slog.Logger // with the pod or, if pods share the stack, NAMESPACE/*
+	memory *account     // of the stack's memory
+}
+
+// stackHooks are the hooks of the proxy's stack, the account of whose memory is memory.
+func (px *proxy) stackHooks(memory *account) smcr.Hooks {
+	h := stackHooks{px.agent, px.log, memory}
+	if px.sharesStack() {
+		h.log = px.agent.cfg.Log.With("pod", podOf((*px.atts.Load())[0]).Namespace+"/*")
+	}
+	return smcr.Hooks{Malformed: h.noteMalformed, Failed: h.noteFailed, Trespass: h.noteTrespass}
+}
+
 // noteMalformed is the hook for messages of peers that the stack did not understand.
-func (px *proxy) noteMalformed(where string, err error) {
-	px.agent.metrics.malformed.Inc()
-	px.log.Debug("message not understood", "where", where, "err", err)
+func (h stackHooks) noteMalformed(where string, err error) {
+	h.agent.metrics.malformed.Inc()
+	h.log.Debug("message not understood", "where", where, "err", err)
 }
 
 // noteFailed is the hook for what fails in the stack without a peer's fault.
-func (px *proxy) noteFailed(what string, err error) {
+func (h stackHooks) noteFailed(what string, err error) {
 	if !errors.Is(err, rdma.ErrNoResources) {
-		px.agent.metrics.failures.Inc()
-		px.log.Debug("failed in the SMC-R stack", "where", what, "err", err)
+		h.agent.metrics.failures.Inc()
+		h.log.Debug("failed in the SMC-R stack", "where", what, "err", err)
 		return
 	}
-	px.deviceRefusals.Add(1)
-	px.agent.metrics.deviceRefusals.Inc()
-	if px.agent.refusals.note(err, time.Now()) {
-		px.log.Warn("RDMA device refuses what a connection needs; it is plain TCP", "err", err)
+	h.memory.deviceRefused.Add(1)
+	h.agent.metrics.deviceRefusals.Inc()
+	if h.agent.refusals.note(err, time.Now()) {
+		h.log.Warn("RDMA device refuses what a connection needs; it is plain TCP", "err", err)
 	}
 }
 
 // noteTrespass is the hook for a peer that asked for memory that is not its own: it has a bug, or
 // tries out keys.
-func (px *proxy) noteTrespass(peer netip.Addr, err error) {
-	px.agent.metrics.trespasses.Inc()
-	if ok, dropped := px.agent.logLimit.allow(time.Now()); ok {
-		px.log.Warn("a peer asked for memory that is not its own; if it goes on, it gets no link group for a minute", "peer", peer, "err", err, "leftOut", dropped)
+func (h stackHooks) noteTrespass(peer netip.Addr, err error) {
+	h.agent.metrics.trespasses.Inc()
+	if ok, dropped := h.agent.logLimit.allow(time.Now()); ok {
+		h.log.Warn("a peer asked for memory that is not its own; if it goes on, it gets no link group for a minute", "peer", peer, "err", err, "leftOut", dropped)
 	}
 }

@@ -4,8 +4,14 @@ package agent
 
 import (
 	"errors"
+	"strings"
 	"testing"
 	"time"
+
+	"github.com/smcr-io/kube-smcr/internal/agentapi"
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/smcr"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
 )
 
 func TestRefusals(t *testing.T) {
@@ -30,5 +36,34 @@ func TestRefusals(t *testing.T) {
 	}
 	if r.recent(at(2*refusalShown)) == "" || r.recent(at(4*refusalShown)) != "" {
 		t.Error("a refusal is not shown, or for ever")
+	}
+}
+
+// TestStackHooks_shared: what a device refuses is counted for all pods that share the stack, and said of their namespace: the pod
+// for which the stack was made may be gone.
+func TestStackHooks_shared(t *testing.T) {
+	s := newSharing(t)
+	var hooks smcr.Hooks
+	s.a.cfg.newStack = func(c smcr.Config) (stack, error) {
+		hooks = c.Hooks
+		return &fakeStack{}, nil
+	}
+	first, second := s.pod("x", "first", nil), s.pod("x", "second", nil)
+	s.open(first)
+	s.open(second)
+	before := second.shortage()
+	hooks.Failed("set up link group", rdma.ErrNoResources)
+	mem := fallback{code: agentapi.CodeOf(clc.ReasonMem)}
+	if got := second.fallbackOf(smcr.Info{Reason: clc.ReasonMem}, before); got != mem {
+		t.Errorf("%+v, want %+v", got, mem)
+	}
+	if log := s.log.String(); !strings.Contains(log, "pod=x/*") || strings.Contains(log, "first") {
+		t.Errorf("log: %s", log)
+	}
+	alone := s.pod("x", "alone", func(px *proxy) { px.settings.Shared = false })
+	s.open(alone)
+	hooks.Failed("set up link group", rdma.ErrNoResources)
+	if got := alone.shortage().device; got != 1 {
+		t.Errorf("a pod with a stack of its own has %d refusals, want 1", got)
 	}
 }
