@@ -175,13 +175,18 @@ func (px *proxy) relayPlain(s *session, tcp *net.TCPConn, why fallback) {
 // refuse resets a session that a policy requires to be on SMC-R. Who saw the reset finds its reason: it
 // is recorded before.
 func (px *proxy) refuse(s *session, c peerConn, why fallback) {
-	px.record(s, agentapi.ModeReset, fallback{agentapi.CodeRequired, why.peerDeclined, string(why.code) + ": " + why.code.Text()})
+	px.recordRequired(s, why)
 	px.agent.metrics.fallback(why.code)
 	px.agent.metrics.reset(agentapi.CodeRequired)
 	if c != nil {
 		_ = c.Abort() // an error says no more than that the connection is broken already
 	}
 	reset(s.app)
+}
+
+// recordRequired records that a session is required to be on SMC-R, and why it is not.
+func (px *proxy) recordRequired(s *session, why fallback) {
+	px.record(s, agentapi.ModeReset, fallback{agentapi.CodeRequired, why.peerDeclined, string(why.code) + ": " + why.code.Text()})
 }
 
 // resetAborted resets a session that was aborted during the rendezvous.

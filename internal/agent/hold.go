@@ -65,8 +65,9 @@ type hold struct {
 	ended  chan struct{}      // closed when run returns
 	once   sync.Once          // of close
 
-	mu       sync.Mutex // guards what is below
-	arrivals map[way][]*arrival
+	mu         sync.Mutex // guards what is below
+	arrivals   map[way][]*arrival
+	shortSince time.Time // the last SYNs found no pending place since then; zero: the last one did
 }
 
 // arrival is the wait of a session for the application's connection, whose SYN was diverted.
@@ -249,8 +250,8 @@ func (h *hold) decide(c synqueue.Conn, held bool) {
 	px.notifyBudget()
 	s, ctx, end := px.register(px.life, nil, &session{dir: agentapi.Outbound, src: c.Src, dst: c.Dst, reservation: rv})
 	defer end()
-	if rv == nil {
-		h.leave(s, fallback{code: agentapi.CodeBudgetPending}, synqueue.Drop, rememberPassing)
+	if d := h.withoutPlace(rv == nil, time.Now()); rv == nil {
+		h.leave(s, fallback{code: agentapi.CodeBudgetPending}, d, rememberPassing)
 		return
 	}
 	why := px.admitSMCR(s)
@@ -275,6 +276,22 @@ func (h *hold) decide(c synqueue.Conn, held bool) {
 	}
 }
 
+// withoutPlace is what becomes of a SYN that finds no pending place, if SMC-R is required: TCP is to repeat it, until none
+// was there for pendingPatience.
+func (h *hold) withoutPlace(none bool, now time.Time) synqueue.Decision {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	switch {
+	case !none:
+		h.shortSince = time.Time{}
+	case h.shortSince.IsZero():
+		h.shortSince = now
+	case now.Sub(h.shortSince) >= pendingPatience:
+		return synqueue.Reset
+	}
+	return synqueue.Drop
+}
+
 // speaking is the finding about a destination that speaks SMC-R.
 var speaking = synqueue.Finding{Speaks: true, For: speaksFor}
 
@@ -295,8 +312,12 @@ const (
 func (h *hold) leave(s *session, why fallback, d synqueue.Decision, r remember) {
 	px, f := h.px, synqueue.Finding{}
 	if s.decision.Required {
-		if d != synqueue.Drop {
+		switch {
+		case d != synqueue.Drop:
 			px.refuse(s, nil, why)
+		case why.code != agentapi.CodeConnect: // it waits for TCP to repeat the SYN, perhaps in vain
+			px.recordRequired(s, why)
+			px.agent.metrics.pendingWaits.Inc()
 		}
 	} else {
 		if why.code == agentapi.CodeNoPolicy {

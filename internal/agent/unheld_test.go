@@ -5,12 +5,18 @@ package agent
 import (
 	"context"
 	"errors"
+	"net/netip"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
 	"github.com/smcr-io/kube-smcr/internal/linux"
+	"github.com/smcr-io/kube-smcr/internal/synqueue"
 )
 
 // endingHolder is a holder whose queue breaks, or that serves its queue until it is told to end.
@@ -68,6 +74,69 @@ func TestHold_unheld(t *testing.T) {
 			if got := strings.Join(v.Status().Problems, "\n"); strings.Contains(got, "SYNs are not held") != (tt.want != "") {
 				t.Errorf("problems %q", got)
 			}
+		})
+	}
+}
+
+// answeringHolder keeps the verdicts.
+type answeringHolder struct {
+	holder
+	answers []synqueue.Decision
+}
+
+func (h *answeringHolder) Answer(_ synqueue.Conn, d synqueue.Decision, _ synqueue.Finding) (bool, error) {
+	h.answers = append(h.answers, d)
+	return true, nil
+}
+
+// TestHold_withoutPlace: a SYN for which there is no pending place goes on, and if SMC-R is required, TCP is to repeat it until
+// there was none for pendingPatience; then it is refused. Explain says why from the beginning.
+func TestHold_withoutPlace(t *testing.T) {
+	const drop, refuse, pass = synqueue.Drop, synqueue.Reset, synqueue.Pass
+	for _, tt := range []struct {
+		name, policies string
+		want           []synqueue.Decision // at once, after most of the patience, after it, and when a place came and went in between
+		code           agentapi.Code
+		waits          float64
+		fallbacks      uint64
+		resets         uint64
+	}{
+		{"required", requireAll, []synqueue.Decision{drop, drop, refuse, drop}, agentapi.CodeRequired, 3, 1, 1},
+		{"preferred", preferAll, []synqueue.Decision{pass, pass, pass, pass}, agentapi.CodeBudgetPending, 0, 4, 0},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newAbleBare(t, fullPod, tt.policies)
+				p := b.proxy("a")
+				one := p.fill(t)
+				answers := &answeringHolder{}
+				h := &hold{px: p.px, holder: answers, arrivals: map[way][]*arrival{}}
+				c := synqueue.Conn{Src: netip.MustParseAddrPort("127.0.0.1:40000"), Dst: netip.MustParseAddrPort("192.0.2.9:80")}
+				ask := func() {
+					h.decide(c, true)
+					if d := b.decided(); d.Reason != tt.code || tt.code == agentapi.CodeRequired && !strings.HasPrefix(d.Detail, "BUDGET_PENDING: ") {
+						t.Errorf("after %d verdicts: decision %+v", len(answers.answers), d)
+					}
+				}
+				ask()
+				<-time.After(pendingPatience - time.Millisecond)
+				ask()
+				<-time.After(time.Millisecond)
+				ask()
+				one.release()
+				h.withoutPlace(false, time.Now())
+				p.reservation(t)
+				ask()
+				if d := cmp.Diff(tt.want, answers.answers); d != "" {
+					t.Errorf("verdicts (-want +got):\n%s", d)
+				}
+				if got := testutil.ToFloat64(b.a.metrics.pendingWaits); got != tt.waits {
+					t.Errorf("%v waits counted, want %v", got, tt.waits)
+				}
+				if got := b.a.metrics.sum(); got.reasons[agentapi.CodeBudgetPending] != tt.fallbacks || got.resets != tt.resets {
+					t.Errorf("metrics %+v, want %d fallbacks and %d resets", got, tt.fallbacks, tt.resets)
+				}
+			})
 		})
 	}
 }
