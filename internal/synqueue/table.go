@@ -190,7 +190,7 @@ func (t *Table) HandleSYN(now time.Time, id uint32, s SYN, late Decision) {
 		if h.conn.Dst != s.Dst {
 			continue
 		}
-		toDestination, asking = toDestination+1, asking || h.asked
+		toDestination, asking = toDestination+1, asking || h.asked && h.late == late
 		if h.conn.Src != s.Src {
 			continue
 		}
@@ -252,11 +252,12 @@ func (t *Table) hold(now time.Time, id uint32, s SYN, late Decision, asked bool)
 // application's connection went another way.
 //
 // SYNs to the same destination that waited for this answer are asked for themselves if the
-// destination speaks SMC-R, and otherwise go the same way.
+// destination speaks SMC-R, and otherwise go the same way. Those of which only one may be plain TCP
+// do not wait for the same answer: policies may require SMC-R of one of the pod's interfaces only.
 func (t *Table) Answer(now time.Time, c Conn, d Decision, f Finding) (wasHeld bool) {
 	t.questions = max(0, t.questions-1)
 	t.learn(now, c.Dst, f)
-	speaks := f.Speaks && f.For > 0
+	speaks, late := f.Speaks && f.For > 0, t.lateOf(c)
 	left := t.held[:0]
 	for i := range t.held {
 		h := t.held[i]
@@ -269,6 +270,7 @@ func (t *Table) Answer(now time.Time, c Conn, d Decision, f Finding) (wasHeld bo
 		case speaks:
 			h.asked = true
 			t.ask(Ask, h.conn)
+		case h.late != late:
 		default:
 			t.decide(now, h.id, h.conn, h.seq, d)
 			continue
@@ -280,6 +282,21 @@ func (t *Table) Answer(now time.Time, c Conn, d Decision, f Finding) (wasHeld bo
 		t.refuseDropped(c, d)
 	}
 	return wasHeld
+}
+
+// lateOf is what became of the SYN of c at its deadline, or would become of it.
+func (t *Table) lateOf(c Conn) Decision {
+	for i := range t.held {
+		if h := &t.held[i]; h.conn == c {
+			return h.late
+		}
+	}
+	for i := range t.known {
+		if k := &t.known[i]; k.conn == c && k.decision == Drop {
+			return Drop
+		}
+	}
+	return Pass
 }
 
 // refuseDropped remembers a refusal that came when the SYN was dropped already, for when TCP repeats

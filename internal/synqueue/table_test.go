@@ -82,6 +82,31 @@ func TestTable_answer(t *testing.T) {
 	}
 }
 
+// TestTable_answerOfOneInterface: an answer for a connection that may be plain TCP is none for one that must be on SMC-R, to the
+// same destination from another interface, and the other way round; late, too.
+func TestTable_answerOfOneInterface(t *testing.T) {
+	tb := NewTable(Config{})
+	tb.HandleSYN(at(0), 1, syn(40001, 80, 11), Pass)
+	tb.HandleSYN(at(1), 2, syn(40002, 80, 12), Drop)
+	tb.HandleSYN(at(2), 3, syn(40003, 80, 13), Pass)
+	tb.HandleSYN(at(3), 4, syn(40004, 80, 14), Drop)
+	want(t, poll(tb, at(3)), "ask 40001 to 80, ask 40002 to 80")
+	tb.Answer(at(4), conn(40001, 80), Pass, plain)
+	want(t, poll(tb, at(4)), "1 pass, 3 pass")
+	tb.Answer(at(5), conn(40002, 80), Reset, Finding{})
+	want(t, poll(tb, at(5)), "2 reset, 4 reset")
+	tb.Forget()
+	tb.HandleSYN(at(1000), 5, syn(40005, 80, 15), Drop)
+	tb.HandleSYN(at(1100), 6, syn(40006, 80, 16), Pass)
+	tb.HandleSYN(at(1200), 7, syn(40007, 80, 17), Drop)
+	want(t, poll(tb, at(1200)), "ask 40005 to 80, ask 40006 to 80")
+	want(t, poll(tb, at(1650)), "5 drop")
+	tb.Answer(at(1651), conn(40005, 80), Reset, Finding{})
+	want(t, poll(tb, at(1651)), "7 reset")
+	tb.Answer(at(1652), conn(40006, 80), Divert, speaks)
+	want(t, poll(tb, at(1652)), "6 divert")
+}
+
 // TestTable_speaks: each connection to a destination that speaks SMC-R is asked for itself, those
 // that waited, too.
 func TestTable_speaks(t *testing.T) {
