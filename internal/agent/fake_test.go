@@ -244,6 +244,9 @@ func (p *fakePod) install(cfg linux.RedirectConfig) (redirect, error) {
 	if p.failStep == "install" {
 		return nil, errors.New("no nftables")
 	}
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
 	r := &fakeRedirect{cfg: cfg}
 	p.k.change(func() { p.redir = r })
 	return r, nil
@@ -305,6 +308,9 @@ func (r *fakeRedirect) Update(cfg linux.RedirectConfig) error {
 	defer r.mu.Unlock()
 	if err := r.updErr; err != nil {
 		r.updErr = nil
+		return err
+	}
+	if err := cfg.Validate(); err != nil {
 		return err
 	}
 	r.cfg, r.renewErr = cfg, nil

@@ -530,13 +530,11 @@ func (m *manager) kernelConfig(atts []cni.Attachment, now time.Time) (cfg kernel
 	if n.Versions == config.VersionsV1 {
 		return cfg, errors.New("the kernel's SMC-R uses version 2, and node.versions is v1")
 	}
-	for _, att := range atts {
-		sel, err := n.Exactly(podOf(att))
-		if err != nil {
-			return cfg, err
-		}
-		cfg.Filter.Peers = append(cfg.Filter.Peers, outboundRules(sel)...)
+	sel, err := n.Exactly(podsOf(atts)...)
+	if err != nil {
+		return cfg, err
 	}
+	cfg.Filter.Peers = outboundRules(sel)
 	s := n.SettingsFor(podOf(atts[0]))
 	cfg.SendBufferBytes, cfg.RMBEBytes = s.SendBufferBytes, s.RMBEBytes
 	cfg.Veth = n.KernelVeth

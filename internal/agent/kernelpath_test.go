@@ -111,8 +111,8 @@ func (s *fakeSMC) fit(n podNet, _ kernelpath.PodConfig) error {
 func (s *fakeSMC) attach(n podNet, cfg kernelpath.PodConfig) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.attachErr != nil {
-		return s.attachErr
+	if err := cmp.Or(s.attachErr, cfg.Filter.Validate()); err != nil {
+		return err
 	}
 	s.pods[n.id()] = cfg
 	s.attached++

@@ -175,13 +175,13 @@ func (px *proxy) restoreTable() error {
 
 // divertInbound adds the ports whose SYNs with the option are diverted. In a pause these are only
 // the ports for which a policy requires SMC-R, and these hold for greedy clients, too.
-func (px *proxy) divertInbound(cfg *linux.RedirectConfig, n *config.Node, pod config.Pod) {
-	required, allRequired := n.InboundPortsRequired(pod)
+func (px *proxy) divertInbound(cfg *linux.RedirectConfig, n *config.Node, pods []config.Pod) {
+	required, allRequired := n.InboundPortsRequired(pods...)
 	ports, all := required, allRequired
 	if px.paused() == agentapi.CodeOK {
-		ports, all = n.InboundPorts(pod)
+		ports, all = n.InboundPorts(pods...)
 	}
-	cfg.InboundAll = cfg.InboundAll || all
+	cfg.InboundAll = all
 	cfg.Inbound = append(cfg.Inbound, portRanges(ports)...)
 	cfg.InboundAlways = append(cfg.InboundAlways, portRanges(required)...)
 	if allRequired {
@@ -191,9 +191,9 @@ func (px *proxy) divertInbound(cfg *linux.RedirectConfig, n *config.Node, pod co
 
 // selections are the destinations that are diverted in a pod. In a pause, or with another
 // redirector, these are only the destinations for which a policy requires SMC-R.
-func (px *proxy) selections(n *config.Node, pod config.Pod) []config.Selection {
+func (px *proxy) selections(n *config.Node, pods []config.Pod) []config.Selection {
 	if px.paused() != agentapi.CodeOK || px.meshed().code != "" {
-		return n.OutboundRequired(pod)
+		return n.OutboundRequired(pods...)
 	}
-	return n.Outbound(pod)
+	return n.Outbound(pods...)
 }

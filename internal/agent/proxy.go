@@ -240,19 +240,16 @@ func (px *proxy) redirectConfig() linux.RedirectConfig {
 		cfg.Hold = &linux.HoldConfig{Queue: h.holder.Number(), Form: px.agent.holds.form, Marks: holdMarks}
 	}
 	mesh := px.meshed().code != ""
-	for _, att := range *px.atts.Load() {
-		pod := podOf(att)
-		if must := n.OutboundRequired(pod); len(must) > 0 && mesh {
-			cfg.WhenCaught = linux.CaughtDivert
-		} else if len(must) > 0 {
-			cfg.WhenCaught = linux.CaughtDrop // until the look at others' rules says more
-			cfg.Required = append(cfg.Required, outboundRules(must)...)
-		}
-		cfg.Outbound = append(cfg.Outbound, outboundRules(px.selections(n, pod))...)
-		if px.agent.option == nil || px.mismatch() != config.MismatchNone || mesh {
-			continue // a SYN-ACK could not answer the option, or must not
-		}
-		px.divertInbound(&cfg, n, pod)
+	pods := podsOf(*px.atts.Load())
+	if must := n.OutboundRequired(pods...); len(must) > 0 && mesh {
+		cfg.WhenCaught = linux.CaughtDivert
+	} else if len(must) > 0 {
+		cfg.WhenCaught = linux.CaughtDrop // until the look at others' rules says more
+		cfg.Required = outboundRules(must)
+	}
+	cfg.Outbound = outboundRules(px.selections(n, pods))
+	if px.agent.option != nil && px.mismatch() == config.MismatchNone && !mesh { // else a SYN-ACK could not answer the option, or must not
+		px.divertInbound(&cfg, n, pods)
 	}
 	if cfg.InboundExcept = px.greedySources(); len(cfg.InboundExcept) == 0 {
 		cfg.InboundAlways = nil // InboundAlways only makes exceptions from InboundExcept
@@ -363,6 +360,15 @@ func podOf(att cni.Attachment) config.Pod {
 		p.Name = att.ContainerID // outside Kubernetes
 	}
 	return p
+}
+
+// podsOf is the pod of the attachments, once for each.
+func podsOf(atts []cni.Attachment) []config.Pod {
+	out := make([]config.Pod, len(atts))
+	for i, att := range atts {
+		out[i] = podOf(att)
+	}
+	return out
 }
 
 // sleep waits for d and returns true, or returns false when the proxy ends.

@@ -296,6 +296,50 @@ func TestProxy_openAccount(t *testing.T) {
 	}
 }
 
+// A pod with two interfaces has one table, and one filter, for which the policies of both are one set: what a policy selects is there
+// once, however many interfaces the policy is for, and fits.
+func TestProxy_furtherInterface(t *testing.T) {
+	var peers, ports []string
+	for i := range 200 {
+		peers = append(peers, fmt.Sprintf("198.51.%d.%d/32", i/100, 2*(i%100)))
+		ports = append(ports, fmt.Sprint(1000+2*i))
+	}
+	many := "peers: {cidrs: [" + strings.Join(peers, ", ") + "]}"
+	for _, tt := range []struct {
+		policy, datapath            string
+		outbound, required, inbound int
+	}{
+		{many, "Agent", 200, 0, 0},
+		{many + ", mode: Required", "Agent", 200, 200, 0},
+		{many + ", ports: [80, 90]", "Agent", 200, 0, 2},
+		{"ports: [" + strings.Join(ports, ", ") + "]", "Agent", 2, 0, 200},
+		{many, "Kernel", 200, 0, 0},
+		{many + ", ports: [80, 90]", "Kernel", 200, 0, 0},
+	} {
+		b, s := newKernelBench(t, "policies:\n- {name: p, datapath: "+tt.datapath+", "+tt.policy+"}\n")
+		p := b.attach("a", 1)
+		second := attachmentOf("a")
+		second.IfName, second.NetNSID, second.Network = "net1", 1, "m"
+		must(t, b.store.Write(second))
+		b.start()
+		if a := b.attachment("a"); a.State != agentapi.StateReady {
+			t.Errorf("%.40s: attachment %+v", tt.policy, a)
+			continue
+		}
+		if cfg, _ := s.pod(1); tt.datapath == "Kernel" {
+			if len(cfg.Filter.Peers) != tt.outbound {
+				t.Errorf("%s: %d rules of the filter, want %d", tt.policy, len(cfg.Filter.Peers), tt.outbound)
+			}
+			continue
+		}
+		p.redir.look(func() {
+			if c := p.redir.cfg; len(c.Outbound) != tt.outbound || len(c.Required) != tt.required || len(c.Inbound) != tt.inbound {
+				t.Errorf("%.40s: %d rules, %d required, %d port ranges; want %d, %d, %d", tt.policy, len(c.Outbound), len(c.Required), len(c.Inbound), tt.outbound, tt.required, tt.inbound)
+			}
+		})
+	}
+}
+
 // TestProxy_redirectConfig: what is diverted in a pod.
 func TestProxy_redirectConfig(t *testing.T) {
 	all := []linux.OutboundRule{{Prefix: netip.MustParsePrefix("0.0.0.0/0")}, {Prefix: netip.MustParsePrefix("::/0")}}

@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"fmt"
 	"net/netip"
+	"reflect"
 	"slices"
 )
 
@@ -17,7 +18,8 @@ type Selection struct {
 	Exclude bool
 }
 
-// Outbound returns the destinations that are to be diverted for the pod.
+// Outbound returns the destinations that are to be diverted for a pod, which is given once for each of its
+// interfaces, as these have one redirection.
 //
 // An exclusion is for all selections. So exclusions are returned only if a single policy
 // selects the pod. With two policies, for example 10.0.0.0/8 except 10.1.0.0/16, and
@@ -26,22 +28,34 @@ type Selection struct {
 //
 // If the exact set would be too large for a redirection, a larger set of destinations is
 // returned. For each diverted connection [Node.Decide] decides exactly.
-func (n *Node) Outbound(pod Pod) []Selection { return outbound(n.PoliciesFor(pod)) }
+func (n *Node) Outbound(pods ...Pod) []Selection { return outbound(n.policiesFor(pods)) }
+
+// policiesFor returns the policies that select one of the pods, each once.
+func (n *Node) policiesFor(pods []Pod) (out []Policy) {
+	for _, pod := range pods {
+		for _, p := range n.PoliciesFor(pod) {
+			if !slices.ContainsFunc(out, func(q Policy) bool { return reflect.DeepEqual(p, q) }) {
+				out = append(out, p)
+			}
+		}
+	}
+	return out
+}
 
 // OutboundRequired returns the destinations of policies with mode Required. They are the
 // ones to divert when SMC-R is not possible: their connections must be reset, while all
 // others go directly. As with Outbound, the set may be larger than the policies select.
-func (n *Node) OutboundRequired(pod Pod) []Selection {
-	return outbound(required(n.PoliciesFor(pod)))
+func (n *Node) OutboundRequired(pods ...Pod) []Selection {
+	return outbound(required(n.policiesFor(pods)))
 }
 
 // Exactly returns the peers of the pod, with the ports of the service, on whichever side that is: what
 // Outbound returns, unless the exact set is too large, which is an error. It is for the pod's kernel,
 // which asks nobody to decide exactly.
-func (n *Node) Exactly(pod Pod) ([]Selection, error) {
-	sel := exact(n.PoliciesFor(pod))
+func (n *Node) Exactly(pods ...Pod) ([]Selection, error) {
+	sel := exact(n.policiesFor(pods))
 	if !fits(sel) {
-		return nil, fmt.Errorf("the policies of %v select more networks and ports than its kernel can be told: use fewer, wider ones", pod)
+		return nil, fmt.Errorf("the policies of %v select more networks and ports than its kernel can be told: use fewer, wider ones", pods[0])
 	}
 	return sel, nil
 }
@@ -182,14 +196,14 @@ func joined(ps []netip.Prefix) []netip.Prefix {
 
 // InboundPorts returns the ports of the pod whose SYNs with the option are to
 // be diverted, or all.
-func (n *Node) InboundPorts(pod Pod) (ports []PortRange, all bool) {
-	return inboundPorts(n.PoliciesFor(pod))
+func (n *Node) InboundPorts(pods ...Pod) (ports []PortRange, all bool) {
+	return inboundPorts(n.policiesFor(pods))
 }
 
 // InboundPortsRequired returns the ports of policies with mode Required, which are the ones
 // to divert when SMC-R is not possible.
-func (n *Node) InboundPortsRequired(pod Pod) (ports []PortRange, all bool) {
-	return inboundPorts(required(n.PoliciesFor(pod)))
+func (n *Node) InboundPortsRequired(pods ...Pod) (ports []PortRange, all bool) {
+	return inboundPorts(required(n.policiesFor(pods)))
 }
 
 // required returns the policies with mode Required.
