@@ -9,9 +9,11 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
 	"github.com/smcr-io/kube-smcr/internal/cni"
+	"github.com/smcr-io/kube-smcr/internal/kernelpath"
 	"github.com/smcr-io/kube-smcr/internal/records"
 	"github.com/smcr-io/kube-smcr/internal/smcnl"
 )
@@ -73,6 +75,65 @@ func TestKernelPath_notAvailable(t *testing.T) {
 				t.Errorf("attachment of the next agent %+v", a)
 			}
 		})
+	}
+}
+
+// A pod that fits, and cannot be attached, beside one that is: it has one proxy, once and for all, and that begins when what an earlier
+// agent left of it in the kernel is gone.
+func TestKernelPath_notAttached(t *testing.T) {
+	b, s := newKernelBench(t, kernelPreferred)
+	var a *agent
+	b.cfg.Observe = func(v View) { a = v.a }
+	b.attach("other", 2)
+	b.start()
+	s.change(func() {
+		s.attachErr = errors.New("missing attach")
+		s.pods[3], s.sockets[3] = kernelpath.PodConfig{}, true
+	})
+	p, q := b.attach("a", 1), b.attach("b", 3)
+	onAgent := func(name string, p *fakePod) (r *fakeRedirect) {
+		t.Helper()
+		b.sync()
+		if a := b.attachment(name); a.State != agentapi.StateReady || a.Datapath != "" || !strings.Contains(a.NotKernel, "missing attach") {
+			t.Errorf("attachment %+v", a)
+		}
+		p.k.change(func() {
+			if r = p.redir; len(p.ports) != 2 { // outbound and inbound
+				t.Errorf("%s: %d listeners were opened", name, len(p.ports))
+			}
+		})
+		return r
+	}
+	first := onAgent("a", p)
+	for range 2 {
+		if onAgent("a", p) != first {
+			t.Error("another proxy took the pod over")
+		}
+		if a := b.attachment("b"); a.Reason != agentapi.CodeOldSockets {
+			t.Errorf("attachment of a pod with sockets of SMC %+v", a)
+		}
+	}
+	s.change(func() { s.sockets[3] = false })
+	if onAgent("b", q) != onAgent("b", q) {
+		t.Error("another proxy took the pod over that had sockets of SMC")
+	}
+	if n := len(a.proxies.list()); n != 2 || b.kernel.handles() != 3 {
+		t.Errorf("%d proxies and %d handles, want 2, and those of 3 pods", n, b.kernel.handles())
+	}
+	if o := b.attachment("other"); o.Datapath != "Kernel" {
+		t.Errorf("attachment of the other pod %+v", o)
+	}
+}
+
+// A pod with a proxy of which it is not known that nothing of it is in the kernel loses the proxy first.
+func TestManager_stepKernelWithProxy(t *testing.T) {
+	bench, s := newKernelBench(t, preferAll)
+	s.pins = true
+	b := newBare(t, bench)
+	p := b.proxy("a")
+	left := pod{atts: *p.px.atts.Load(), state: podReady, proxy: p.px, set: b.a.rnics.Node()}
+	if done := b.a.manager.stepKernel(&left, false, time.Now()); done || left.proxy != nil || !left.noKernel || len(b.a.proxies.list()) != 0 || b.kernel.handles() != 0 {
+		t.Errorf("done %t, left %+v, %d handles", done, left, b.kernel.handles())
 	}
 }
 

@@ -567,24 +567,28 @@ func (m *manager) stepKernel(p *pod, changed bool, now time.Time) bool {
 		if p.state == podFailed && !changed && now.Before(p.retryAt) {
 			return true
 		}
-		if err := m.attachKernel(p, now); err != nil {
-			if optional && p.kernel == nil {
-				m.becomeUnavailable(p, err, now)
-				return false
-			}
+		err := m.attachKernel(p, now)
+		if err == nil {
+			return true
+		}
+		if !optional || p.kernel != nil {
 			m.a.metrics.podErrors.Inc()
 			if p.state != podFailed {
 				m.a.cfg.Log.Warn("pod not set up for its kernel's SMC-R; its connections go directly, and it is tried again", "pod", podOf(p.atts[0]).String(), "netns", p.atts[0].NetNS, "err", err)
 			}
 			p.becomeFailed(err, now)
+			return true
 		}
-		return true
+		m.becomeUnavailable(p, err, now) // the agent's, when what an earlier one left of it in the kernel is gone
 	case p.kernel == nil && (p.noKernel || !m.a.cfg.smc.pinned()):
 		p.noKernel = true // nor did an earlier agent choose it
 		return false
 	case p.kernel != nil && p.kernel.leaving && !changed && now.Before(p.retryAt):
 		m.revokeAgain(p, linux.OptionFilterConfig{}, now)
 		return true
+	}
+	if p.proxy != nil {
+		m.stopForRestart(p, m.a.changeCode(podOf(p.atts[0]))) // a pod is never with both
 	}
 	if left, err := m.detachKernel(p, now); left || err != nil {
 		p.becomeLeaving(err, now)
@@ -601,7 +605,7 @@ func (m *manager) stepKernel(p *pod, changed bool, now time.Time) bool {
 func (m *manager) kernelAvailable(p *pod, now time.Time) bool {
 	switch {
 	case p.kernel != nil:
-		return true
+		return !p.kernel.leaving || p.unavailable == nil // else the agent's, when its sockets of SMC are gone
 	case p.unavailable != nil && (p.proxy != nil || now.Before(p.lookAgain)):
 		return false
 	}
