@@ -71,7 +71,7 @@ type hostPods struct {
 	cgroups podCgroups // nil until there is such a pod
 	known   map[string]*hostPod
 	looked  bool // for what an earlier agent left
-	blind   bool // there is no datapath that could be asked
+	blind   bool // there is no datapath that could be asked, nor one out of sight
 	// leftovers are what an earlier agent left, by the path, until it is known whose they are.
 	leftovers map[string]cni.Attachment
 	settled   atomic.Bool // nothing of an earlier agent is left of which that is not known
@@ -246,7 +246,7 @@ func (h *hostPods) left() error {
 		return nil
 	}
 	c, err := h.m.a.kernelPath.acquire()
-	h.blind = err != nil
+	h.blind = err != nil && !noPins(err)
 	if err != nil {
 		return err
 	}

@@ -28,6 +28,8 @@ type kernelSMC interface {
 	open(eids []string) (chooser, error)
 	// pinned tells whether an agent with this data directory put the program to work.
 	pinned() bool
+	// mayHave tells whether an agent may have left something of it in a pod, without the program.
+	mayHave(n podNet) (bool, error)
 	// remove takes away what open left.
 	remove() error
 	// addresses are those of the node.
@@ -236,8 +238,7 @@ func (*linuxChooser) filtered(n podNet) (bool, error) {
 	if at.Cgroup == nil {
 		return true, nil
 	}
-	all, err := linux.OptionFilters(at.NetNS)
-	return slices.Contains(all, at.Cgroup.ID()), err
+	return linux.OptionFiltered(at)
 }
 
 func (l *linuxChooser) forget(x kernelpath.Choice) error {
@@ -717,7 +718,7 @@ func (m *manager) attachKernel(p *pod, now time.Time) error {
 func (m *manager) detachKernel(p *pod, now time.Time) (left bool, err error) {
 	if p.kernel == nil { // an earlier agent may have attached it, with the node's buffers
 		if _, err := m.a.kernelPath.acquire(); err != nil {
-			return false, err
+			return false, m.untouched(p, err)
 		}
 		k, err := m.openKernelPod(p)
 		if err != nil {

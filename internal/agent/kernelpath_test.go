@@ -36,6 +36,7 @@ type fakeSMC struct {
 	removed int
 
 	openErr, fitErr, attachErr error
+	mayHaveErr                 error
 	removeErr                  error
 	sockets                    map[uint64]bool // by inode: namespaces with sockets of SMC
 	pods                       map[uint64]kernelpath.PodConfig

@@ -121,12 +121,8 @@ func SweepOptionFilter(at Place) error {
 
 // OptionFilters are the cgroups of which FilterOption made tables in a namespace, by their IDs, also of those that are gone.
 func OptionFilters(ns *NetNS) (cgroups []uint64, err error) {
-	conn, err := openNFT(ns)
+	tables, err := inetTables(ns)
 	if err != nil {
-		return nil, fmt.Errorf("list filters of the SMC-R option: %w", err)
-	}
-	tables, err := conn.ListTablesOfFamily(nftables.TableFamilyINet)
-	if err := errors.Join(err, conn.CloseLasting()); err != nil {
 		return nil, fmt.Errorf("list filters of the SMC-R option of %s: %w", ns, err)
 	}
 	for _, t := range tables {
@@ -136,6 +132,26 @@ func OptionFilters(ns *NetNS) (cgroups []uint64, err error) {
 		}
 	}
 	return cgroups, nil
+}
+
+// OptionFiltered tells whether a place has the table of FilterOption.
+func OptionFiltered(at Place) (bool, error) {
+	tables, err := inetTables(at.NetNS)
+	if err != nil {
+		return false, fmt.Errorf("look for the filter of the SMC-R option of %s: %w", at, err)
+	}
+	name := optionTable(at.Cgroup).Name
+	return slices.ContainsFunc(tables, func(t *nftables.Table) bool { return t.Name == name }), nil
+}
+
+// inetTables lists the tables of both families of a namespace.
+func inetTables(ns *NetNS) ([]*nftables.Table, error) {
+	conn, err := openNFT(ns)
+	if err != nil {
+		return nil, err
+	}
+	tables, err := conn.ListTablesOfFamily(nftables.TableFamilyINet)
+	return tables, errors.Join(err, conn.CloseLasting())
 }
 
 // SweepOptionFilters removes the tables of some cgroups from a namespace, which may be gone. It is no error if there are none.

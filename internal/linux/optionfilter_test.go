@@ -11,6 +11,8 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/google/nftables"
+
 	"github.com/smcr-io/kube-smcr/internal/testenv"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/synopt"
 )
@@ -130,6 +132,29 @@ func TestFilterOption_largest(t *testing.T) {
 	}
 	mustDo(t, FilterOption(In(ns), cfg))
 	mustDo(t, SweepOptionFilter(In(ns)))
+}
+
+// A pod has the filter from the first one to the end of it, whatever else there is.
+func TestOptionFiltered(t *testing.T) {
+	ns := newNS(t)
+	expect := func(want bool) {
+		t.Helper()
+		if got, err := OptionFiltered(In(ns)); got != want || err != nil {
+			t.Errorf("filtered %t, %v, want %t", got, err, want)
+		}
+	}
+	conn, err := openNFT(ns)
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn.AddTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: optionTableOf(7)})
+	conn.AddTable(&nftables.Table{Family: nftables.TableFamilyIPv4, Name: optionTableName})
+	mustDo(t, errors.Join(conn.Flush(), conn.CloseLasting()))
+	expect(false)
+	mustDo(t, FilterOption(In(ns), OptionFilterConfig{}))
+	expect(true)
+	mustDo(t, SweepOptionFilter(In(ns)))
+	expect(false)
 }
 
 func TestOptionFilterConfig_Validate(t *testing.T) {

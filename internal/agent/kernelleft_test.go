@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"errors"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/smcr-io/kube-smcr/internal/agentapi"
+	"github.com/smcr-io/kube-smcr/internal/kernelpath"
+	"github.com/smcr-io/kube-smcr/internal/linux"
+)
+
+func (s *fakeSMC) mayHave(n podNet) (bool, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_, is := s.pods[n.id()]
+	return is, s.mayHaveErr
+}
+
+// Where the datapath was switched off while its record is still there, pods that it never had are the agent's. One that it has stays as it
+// is, says why, and leaves it when that can be done; until then nothing is taken from the node.
+func TestKernelPath_switchedOff(t *testing.T) {
+	for _, policies := range []string{preferAll, kernelPreferred} {
+		b, s := newKernelBench(t, policies)
+		s.pins, s.openErr = true, &kernelpath.MissingError{Missing: kernelpath.NoPins, Err: os.ErrNotExist}
+		s.pods[2] = kernelpath.PodConfig{}
+		p, chosen := b.attach("a", 1), b.attach("b", 2)
+		b.start()
+		for range 2 {
+			b.sync()
+			if a := b.attachment("a"); a.State != agentapi.StateReady || a.Datapath != "" || a.Detail != "" {
+				t.Errorf("attachment %+v", a)
+			}
+			if a := b.attachment("b"); a.State != agentapi.StateIdle || !strings.Contains(a.Detail, "an earlier agent put it: ") || !strings.Contains(a.Detail, "NoPins") {
+				t.Errorf("attachment of a pod that is chosen %+v", a)
+			}
+			b.kernel.change(func() {
+				if chosen.redir != nil || len(p.ports) != 2 || b.kernel.opened != 1 {
+					t.Errorf("redirection %v of a pod that is chosen, %d listeners of the other one, %d handles", chosen.redir, len(p.ports), b.kernel.opened)
+				}
+			})
+		}
+		must(t, b.store.Delete("b", "eth0"))
+		b.sync()
+		s.change(func() {
+			if !s.pins || s.removed != 0 {
+				t.Error("the record is gone, while the program may be at work")
+			}
+		})
+		b.record("b", 2)
+		s.change(func() { s.openErr = nil })
+		b.policies(preferAll)
+		if _, is := s.pod(2); is || b.attachment("b").State != agentapi.StateReady {
+			t.Errorf("chosen %t, attachment %+v", is, b.attachment("b"))
+		}
+	}
+}
+
+// A pod that cannot be looked at stays as it is, too.
+func TestKernelPath_switchedOffUnseen(t *testing.T) {
+	b, s := newKernelBench(t, preferAll)
+	s.pins, s.openErr, s.mayHaveErr = true, errors.New("no program"), errors.New("no nftables")
+	b.attach("a", 1)
+	b.start()
+	if a := b.attachment("a"); a.State != agentapi.StateIdle || !strings.Contains(a.Detail, "no program") || !strings.Contains(a.Detail, "no nftables") || b.kernel.handles() != 0 {
+		t.Errorf("attachment %+v, %d handles", a, b.kernel.handles())
+	}
+}
+
+// The filter of the option in a pod says that an agent put it on its kernel's SMC-R.
+func TestLinuxSMC_mayHave(t *testing.T) {
+	ns := newSpace(t).ns
+	for _, want := range []bool{false, true, false} {
+		if want {
+			must(t, linux.FilterOption(linux.In(ns), linux.OptionFilterConfig{}))
+		}
+		if got, err := (linuxSMC{}).mayHave(linuxNet{ns}); got != want || err != nil {
+			t.Errorf("%t, %v, want %t", got, err, want)
+		}
+		must(t, linux.SweepOptionFilter(linux.In(ns)))
+	}
+}
