@@ -26,16 +26,26 @@ import (
 // metric is the sum of a metric of the node's agent over all labels.
 func (n *testNode) metric(t testing.TB, name string) int {
 	t.Helper()
+	sum := 0
+	for _, v := range n.series(t, name) {
+		sum += v
+	}
+	return sum
+}
+
+// series are the values of a metric of the node's agent, by their labels: name="value",name="value".
+func (n *testNode) series(t testing.TB, name string) map[string]int {
+	t.Helper()
 	c := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(context.Context, string, string) (net.Conn, error) {
 		return net.Dial("unix", n.node.APISocket)
 	}}}
 	resp := value(c.Get("http://agent" + agentapi.PathMetrics))(t)
 	defer resp.Body.Close()
-	sum := 0
-	for _, m := range regexp.MustCompile(`(?m)^kube_smcr_`+name+`(?:\{.*\})? ([0-9.e+]+)$`).FindAllStringSubmatch(string(value(io.ReadAll(resp.Body))(t)), -1) {
-		sum += int(value(strconv.ParseFloat(m[1], 64))(t))
+	out := map[string]int{}
+	for _, m := range regexp.MustCompile(`(?m)^kube_smcr_`+name+`(?:\{(.*)\})? ([0-9.e+]+)$`).FindAllStringSubmatch(string(value(io.ReadAll(resp.Body))(t)), -1) {
+		out[m[1]] = int(value(strconv.ParseFloat(m[2], 64))(t))
 	}
-	return sum
+	return out
 }
 
 // listeners are the ports on loopback of a pod on which somebody listens.

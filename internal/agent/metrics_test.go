@@ -3,9 +3,15 @@
 package agent
 
 import (
+	"encoding/json"
+	"os"
+	"regexp"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+	"sigs.k8s.io/yaml"
 
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
@@ -71,4 +77,107 @@ func TestGauges_linkGroups(t *testing.T) {
 	if n := g.linkGroups(); n != 5 {
 		t.Errorf("%d link groups", n)
 	}
+}
+
+// TestMetrics_plainTCP: the alert and the panel about the share of plain TCP see a connection whose SYN was held, and
+// which was let go because its destination has no SMC-R. No agent carried it. They do not see one that failed.
+func TestMetrics_plainTCP(t *testing.T) {
+	l := newHoldLab(t, preferAll)
+	l.a.start(t)
+	serve(t, l.b.pod.listen(t, podB+":80"), says("server"))
+	if r := l.a.pod.try(t, attempt{dst: podB + ":80"}); r.errno != 0 {
+		t.Fatal(r)
+	}
+	if r := l.a.pod.try(t, attempt{dst: podB + ":81"}); r.errno != unix.ECONNREFUSED {
+		t.Fatal(r)
+	}
+	for name, expr := range map[string]string{"alert": alertExpr(t, "SMCRFallbackHigh"), "panel": panelExpr(t, "Share on SMC-R")} {
+		plain := map[string]bool{}
+		for _, m := range regexp.MustCompile(`rate\(kube_smcr_([a-z_]+(?:\{[^}]*\})?)`).FindAllStringSubmatch(expr, -1) {
+			if !strings.Contains(m[1], `mode="SMC-R"`) {
+				plain[m[1]] = true
+			}
+		}
+		n := 0
+		for selector := range plain {
+			n += l.a.selected(t, selector)
+		}
+		if n != 1 {
+			t.Errorf("the %s sees %d connections that were plain TCP, want 1: %s", name, n, expr)
+		}
+	}
+}
+
+// selected is the sum of the series of the node's agent that a selector of PromQL selects. The agent does not give the
+// label node, Prometheus does.
+func (n *testNode) selected(t testing.TB, selector string) int {
+	t.Helper()
+	name, matchers, _ := strings.Cut(strings.TrimSuffix(selector, "}"), "{")
+	sum := 0
+	for labels, v := range n.series(t, name) {
+		ok := true
+		for _, m := range regexp.MustCompile(`([a-z_]+)(=~|!~|!=|=)"([^"]*)"`).FindAllStringSubmatch(matchers, -1) {
+			has := regexp.MustCompile(`\b` + m[1] + `="([^"]*)"`).FindStringSubmatch(labels)
+			switch {
+			case m[1] == "node":
+			case has == nil:
+				t.Fatalf("%s{%s} has no label %s", name, labels, m[1])
+			case strings.HasSuffix(m[2], "~"):
+				ok = ok && regexp.MustCompile(`^(?:`+m[3]+`)$`).MatchString(has[1]) == (m[2] == "=~")
+			default:
+				ok = ok && (m[3] == has[1]) == (m[2] == "=")
+			}
+		}
+		if ok {
+			sum += v
+		}
+	}
+	return sum
+}
+
+// alertExpr is the expression of an alert of the chart.
+func alertExpr(t testing.TB, name string) string {
+	t.Helper()
+	for _, doc := range strings.Split(string(value(os.ReadFile("../../test/chart/testdata/everything.golden.yaml"))(t)), "\n---\n") {
+		var rules struct {
+			Kind string
+			Spec struct {
+				Groups []struct {
+					Rules []struct{ Alert, Expr string }
+				}
+			}
+		}
+		if !strings.Contains(doc, "kind: PrometheusRule\n") {
+			continue
+		}
+		must(t, yaml.Unmarshal([]byte(doc), &rules))
+		for _, g := range rules.Spec.Groups {
+			for _, r := range g.Rules {
+				if r.Alert == name {
+					return r.Expr
+				}
+			}
+		}
+	}
+	t.Fatalf("no alert %s", name)
+	return ""
+}
+
+// panelExpr is the expression of a panel of the chart's dashboard.
+func panelExpr(t testing.TB, title string) string {
+	t.Helper()
+	var dashboard struct {
+		Panels []struct {
+			Title   string
+			Targets []struct{ Expr string }
+		}
+	}
+	must(t, json.Unmarshal(value(os.ReadFile("../../charts/kube-smcr/files/dashboard.json"))(t), &dashboard))
+	for _, p := range dashboard.Panels {
+		if p.Title == title {
+			return p.Targets[0].Expr
+		}
+	}
+	t.Fatalf("no panel %q", title)
+	return ""
 }
