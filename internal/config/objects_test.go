@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/netip"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -13,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
 
 	"github.com/smcr-io/kube-smcr/api/v1alpha1"
 )
@@ -616,4 +618,52 @@ func FuzzFromObjects(f *testing.F) {
 			t.Fatalf("%d pods in the node's network, %d of them opted in", len(n.HostPods), hosts)
 		}
 	})
+}
+
+// TestFromObjects_sample: with all policies of the sample in force, the destinations that its words say are left alone
+// are, and their neighbours are not.
+func TestFromObjects_sample(t *testing.T) {
+	text, err := os.ReadFile("../../config/samples/policy.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var o Objects
+	except := map[string][]netip.Prefix{} // by namespace, of policies for all of its pods
+	for _, doc := range strings.Split(string(text), "\n---\n")[1:] {
+		var p v1alpha1.SMCRPolicy
+		if err := yaml.UnmarshalStrict([]byte(doc), &p); err != nil {
+			t.Fatal(err)
+		}
+		o.Policies = append(o.Policies, p)
+		if p.Spec.Peers != nil && len(p.Spec.PodSelector.MatchLabels)+len(p.Spec.PodSelector.MatchExpressions) == 0 {
+			prefixes, err := prefixesOf("except", p.Spec.Peers.Except)
+			if err != nil {
+				t.Fatal(err)
+			}
+			except[p.Namespace] = append(except[p.Namespace], prefixes...)
+		}
+	}
+	for _, namespace := range []string{"shop", "billing"} {
+		o.Pods = append(o.Pods, PodObject{Namespace: namespace, Name: "p", UID: "u", Enabled: ptr("true")})
+	}
+	n, _, bad := FromObjects(clusterBase(t, ""), o)
+	if len(bad) > 0 || len(except) == 0 {
+		t.Fatalf("policies that are refused: %v; exceptions %v", bad, except)
+	}
+	decide := func(namespace, peer string) Decision {
+		return n.Decide(Pod{Namespace: namespace, Name: "p", UID: "u"}, netip.MustParseAddrPort(peer))
+	}
+	for namespace, prefixes := range except {
+		for _, e := range prefixes {
+			if d := decide(namespace, netip.AddrPortFrom(e.Addr().Next(), 443).String()); d.Reason != ReasonExcluded {
+				t.Errorf("%s is excepted in namespace %s, and the decision is %+v", e, namespace, d)
+			}
+		}
+		if d := decide(namespace, "10.1.2.3:443"); !d.Accelerate {
+			t.Errorf("a peer of namespace %s that is not excepted: %+v", namespace, d)
+		}
+		if d := decide(namespace, "169.254.169.254:80"); d.Accelerate {
+			t.Errorf("the metadata service, of namespace %s: %+v", namespace, d)
+		}
+	}
 }
