@@ -4,6 +4,7 @@ package config
 
 import (
 	"os"
+	"regexp"
 	"strings"
 	"testing"
 )
@@ -44,5 +45,24 @@ func TestNode_Immutable_documented(t *testing.T) {
 	}
 	if n := strings.Count(known, ", "); n < 25 {
 		t.Errorf("node has %d fields that this test finds", n)
+	}
+}
+
+// TestParse_sampleHasAllFields: each field that the parser knows is in the sample, if only in a comment.
+func TestParse_sampleHasAllFields(t *testing.T) {
+	sample := read(t, "../../config/samples/node-agent.yaml")
+	n := 0
+	for _, file := range []string{"parse.go", "budgets.go", "hostpods.go"} {
+		for _, list := range regexp.MustCompile(`d\.mapping\(([^)]*)\)`).FindAllStringSubmatch(read(t, file), -1) {
+			for _, key := range regexp.MustCompile(`"([A-Za-z]+)"`).FindAllStringSubmatch(list[1], -1) {
+				n++
+				if !regexp.MustCompile(`\b`+key[1]+`: `).MatchString(sample) && !strings.Contains(sample, key[1]+":\n") {
+					t.Errorf("%s: the sample has no field %s", file, key[1])
+				}
+			}
+		}
+	}
+	if n < 70 {
+		t.Errorf("the parser has %d fields that this test finds", n)
 	}
 }
