@@ -78,3 +78,35 @@ func TestReferenceHasEveryField(t *testing.T) {
 		t.Errorf("only %d fields in the definitions: this test looks at the wrong place", seen)
 	}
 }
+
+// TestColumns_documented: where the manual tells of a column of an object that only -o wide shows, it says so, and of
+// no other one.
+func TestColumns_documented(t *testing.T) {
+	text, err := os.ReadFile("../../docs/operations.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"smcrnodes", "smcrlinks"} {
+		_, table, found := strings.Cut(string(text), "| `"+name+"` | meaning |\n")
+		table, _, _ = strings.Cut(table, "\n\n")
+		data, err := crd.Files().ReadFile("smcr.io_" + name + ".yaml")
+		if err != nil || !found {
+			t.Fatalf("the manual has a table of %s: %v; definition: %v", name, found, err)
+		}
+		var def apiextensionsv1.CustomResourceDefinition
+		if err := yaml.Unmarshal(data, &def); err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range def.Spec.Versions[0].AdditionalPrinterColumns {
+			for row := range strings.Lines(table) {
+				head, _, _ := strings.Cut(strings.TrimPrefix(row, "| "), " | ")
+				if !strings.Contains(head, "`"+strings.ToUpper(c.Name)+"`") {
+					continue
+				}
+				if wide := strings.Contains(head, "-o wide"); wide != (c.Priority > 0) {
+					t.Errorf("%s: column %s has priority %d, and the manual says that it needs -o wide: %v", name, c.Name, c.Priority, wide)
+				}
+			}
+		}
+	}
+}
