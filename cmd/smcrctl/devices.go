@@ -4,6 +4,8 @@ package main
 
 import (
 	"cmp"
+	"context"
+	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -32,15 +34,27 @@ for themselves (VFs, for example) and have. SMC-R needs RoCE.`,
 			}
 			c := agentapi.NewClient(o.socket)
 			defer c.Close()
-			if s, err := c.Status(cmd.Context()); err == nil {
-				inv.Agent, inv.Verbs = s.Devices, preflight.VerbsOf(s)
-			}
-			if l, err := c.Devices(cmd.Context()); err == nil {
-				inv.ForPods = l.Devices
+			if err := askAgent(cmd.Context(), c, &inv); err != nil && !errors.Is(err, agentapi.ErrNotRunning) {
+				inv.Problem = err.Error()
 			}
 			return cli.Show(o.out, o.output, inv, printDevices)
 		},
 	}
+}
+
+// askAgent enters what the agent and pods use.
+func askAgent(ctx context.Context, c *agentapi.Client, inv *preflight.Inventory) error {
+	s, err := c.Status(ctx)
+	if err != nil {
+		return err
+	}
+	inv.Agent, inv.Verbs = s.Devices, preflight.VerbsOf(s)
+	l, err := c.Devices(ctx)
+	if err != nil {
+		return err
+	}
+	inv.ForPods, inv.Problem = l.Devices, l.Problem
+	return nil
 }
 
 func printDevices(w io.Writer, inv preflight.Inventory) error {
@@ -73,6 +87,9 @@ func printDevices(w io.Writer, inv preflight.Inventory) error {
 	rows = append(rows, podDevices(inv.ForPods)...)
 	if !inv.Verbs.Built {
 		rows = append(rows, "", inv.Verbs.Detail)
+	}
+	if inv.Problem != "" {
+		rows = append(rows, "", "problem: "+inv.Problem)
 	}
 	return cli.Table(w, rows...)
 }

@@ -48,7 +48,7 @@ func fakeAgent(t *testing.T) string {
 			},
 		}, {ID: 2, Pod: "shop/web", Role: "server", State: "ACTIVE", Dialect: "linux", Version: 2, EID: "SHOP.EXAMPLE", Opened: now}}},
 		agentapi.PathConns: agentapi.Conns{Conns: []agentapi.Conn{conn}},
-		agentapi.PathDevices: agentapi.Devices{Devices: []agentapi.PodDevice{
+		agentapi.PathDevices: agentapi.Devices{Problem: "look for VFs: permission denied", Devices: []agentapi.PodDevice{
 			{ID: "0000:01:10.2", PF: "eth1", VF: 1, Interface: "net1", RDMA: []string{"mlx5_2"}, NUMANode: 1, Rail: 0, State: agentapi.DevicePod, Pods: []string{"shop/web"}, Used: &agentapi.Device{Address: "192.0.2.8"}},
 			{ID: "eth4", VF: -1, NUMANode: -1, Rail: -1, State: agentapi.DeviceUp},
 		}},
@@ -81,12 +81,18 @@ func fakeAgent(t *testing.T) string {
 			write(w, agentapi.Problem{Error: "want ADDRESS:PORT"})
 		}
 	})
-	socket := filepath.Join(t.TempDir(), "s")
+	return serve(t, mux)
+}
+
+// serve answers with h on a Unix socket.
+func serve(t *testing.T, h http.Handler) (socket string) {
+	t.Helper()
+	socket = filepath.Join(t.TempDir(), "s")
 	l, err := net.Listen("unix", socket)
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &http.Server{Handler: mux, ReadHeaderTimeout: time.Second}
+	s := &http.Server{Handler: h, ReadHeaderTimeout: time.Second}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -116,8 +122,8 @@ func TestCommands(t *testing.T) {
 		{"explain no", []string{"explain", "shop/web", "192.0.2.9:80"}, exitNot, []string{"plain TCP", "what to do", "run the agent there", "the peer: ", "Required: "}},
 		{"explain junk", []string{"explain", "shop/web", "x"}, exitError, []string{"refused: want ADDRESS:PORT"}},
 		{"explain with one argument", []string{"explain", "x"}, exitUsage, []string{"accepts 2 arg(s)", "see smcrctl explain --help"}},
-		{"devices", []string{"devices"}, 0, []string{"USED BY THE AGENT", "soft0", "192.0.2.1", "FOR PODS", "0000:01:10.2", "shop/web", "mlx5_2", "192.0.2.8", "hardware verbs are not in this build of the agent"}},
-		{"devices json", []string{"devices", "-o", "json"}, 0, []string{`"devices": [`, `"built": false`, `"name": "soft1"`, `"forPods": [`, `"pods": [`}},
+		{"devices", []string{"devices"}, 0, []string{"USED BY THE AGENT", "soft0", "192.0.2.1", "FOR PODS", "0000:01:10.2", "shop/web", "mlx5_2", "192.0.2.8", "hardware verbs are not in this build of the agent", "problem: look for VFs: permission denied"}},
+		{"devices json", []string{"devices", "-o", "json"}, 0, []string{`"devices": [`, `"built": false`, `"name": "soft1"`, `"forPods": [`, `"pods": [`, `"problem": "look for VFs: permission denied"`}},
 		{"unknown command", []string{"stat"}, exitUsage, []string{"unknown command"}},
 		{"unknown flag", []string{"status", "--sock", "x"}, exitUsage, []string{"unknown flag"}},
 		{"unknown output", []string{"status", "-o", "yaml"}, exitUsage, []string{"want table or json"}},
@@ -145,6 +151,19 @@ func TestCommands(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestDevices_agentRefuses: what the kernel has is listed, and why not what the agent has. That no agent runs is no problem.
+func TestDevices_agentRefuses(t *testing.T) {
+	for socket, want := range map[string]bool{serve(t, http.NotFoundHandler()): true, filepath.Join(t.TempDir(), "none"): false} {
+		var stdout, stderr bytes.Buffer
+		if code := run(t.Context(), []string{"--socket", socket, "devices"}, &stdout, &stderr); code != 0 {
+			t.Fatalf("exit code %d: %s", code, stderr.String())
+		}
+		if strings.Contains(stdout.String(), "problem: ") != want {
+			t.Errorf("a problem is told: %v, want %v\n%s", !want, want, stdout.String())
+		}
 	}
 }
 

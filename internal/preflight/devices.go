@@ -28,6 +28,8 @@ type Inventory struct {
 	Agent []agentapi.Device `json:"agent,omitempty"`
 	// ForPods are the devices that pods can have; nil if the agent does not run.
 	ForPods []agentapi.PodDevice `json:"forPods,omitempty"`
+	// Problem is why devices may be missing from ForPods, or why the agent did not answer.
+	Problem string `json:"problem,omitempty"`
 }
 
 // Verbs says whether a program has hardware verbs.
