@@ -583,3 +583,22 @@ func TestExplain_manyPods(t *testing.T) {
 		t.Errorf("the source is %+v", a.Source)
 	}
 }
+
+// The pods of a Job that run are found behind any number of those that ended, and on every page of the list.
+func TestPodsOf_manyPods(t *testing.T) {
+	m := objects()
+	m["/apis/batch/v1/namespaces/shop/jobs/many"] = `{"metadata":{"namespace":"shop","name":"many"},"spec":{"selector":{"matchLabels":{"job":"many"}}}}`
+	for i := range 2*listLimit + 1 {
+		phase := "Succeeded"
+		if i >= listLimit {
+			phase = "Running"
+		}
+		name := fmt.Sprintf("many-%04d", i)
+		m["/api/v1/namespaces/shop/pods/"+name] = fmt.Sprintf(`{"metadata":{"namespace":"shop","name":%q,"labels":{"job":"many"}},"status":{"phase":%q}}`, name, phase)
+	}
+	pods, err := newCluster(t, &kubectltest.Server{Objects: m}).podsOf(t.Context(), ref{"shop", "many"}, kindJob)
+	must(t, err)
+	if len(pods) != listLimit+1 {
+		t.Errorf("%d pods run, want %d", len(pods), listLimit+1)
+	}
+}

@@ -414,11 +414,19 @@ func (c *Cluster) podsOf(ctx context.Context, r ref, kind string) ([]corev1.Pod,
 	if err != nil {
 		return nil, fmt.Errorf("get %s %s: %w", kind, r, err)
 	}
-	list, err := c.client.CoreV1().Pods(r.namespace).List(ctx, metav1.ListOptions{LabelSelector: selector, Limit: listLimit})
-	if err != nil {
-		return nil, fmt.Errorf("list the pods of %s %s: %w", kind, r, err)
+	var pods []corev1.Pod
+	opts := metav1.ListOptions{LabelSelector: selector, FieldSelector: "status.phase=" + string(corev1.PodRunning), Limit: listLimit}
+	for {
+		list, err := c.client.CoreV1().Pods(r.namespace).List(ctx, opts)
+		if err != nil {
+			return nil, fmt.Errorf("list the pods of %s %s: %w", kind, r, err)
+		}
+		pods = append(pods, list.Items...)
+		if opts.Continue = list.Continue; opts.Continue == "" {
+			break
+		}
 	}
-	pods := slices.DeleteFunc(list.Items, func(p corev1.Pod) bool { return p.Status.Phase != corev1.PodRunning || p.DeletionTimestamp != nil })
+	pods = slices.DeleteFunc(pods, func(p corev1.Pod) bool { return p.Status.Phase != corev1.PodRunning || p.DeletionTimestamp != nil })
 	slices.SortFunc(pods, func(a, b corev1.Pod) int { return strings.Compare(a.Name, b.Name) })
 	return pods, nil
 }

@@ -110,13 +110,14 @@ func (s *Server) list(path string, q url.Values) (items []string, ok bool) {
 			} `json:"spec"`
 			Status struct {
 				PodIP string `json:"podIP"`
+				Phase string `json:"phase"`
 			} `json:"status"`
 		}
 		if !inOne && !inAll || json.Unmarshal([]byte(text), &o) != nil || !sel.Matches(labels.Set(o.Metadata.Labels)) {
 			continue
 		}
 		field, want, _ := strings.Cut(q.Get("fieldSelector"), "=")
-		if field == "spec.nodeName" && o.Spec.NodeName != want || field == "status.podIP" && o.Status.PodIP != want {
+		if has, known := map[string]string{"spec.nodeName": o.Spec.NodeName, "status.podIP": o.Status.PodIP, "status.phase": o.Status.Phase}[field]; known && has != want {
 			continue
 		}
 		items = append(items, text)
