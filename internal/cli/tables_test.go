@@ -147,7 +147,7 @@ ignored: x.json: not JSON
 		{"explanation", func(w io.Writer, now time.Time) error {
 			return PrintExplanation(w, agentapi.Explanation{
 				Verdict: "plain TCP", Code: "PEERNOSMC", Advice: "install it there", Pod: "shop/web", Policy: "db", Required: true,
-				Problem: "a pod is not seen", Bypassed: &agentapi.Bypass{Until: now.UTC()},
+				Problem: "a pod is not seen", Bypassed: &agentapi.Bypass{Until: now.Add(time.Minute).UTC()},
 				Live: []agentapi.Conn{conn(now)},
 				Recent: []agentapi.Decision{
 					{Direction: "outbound", Mode: "TCP", Reason: "PEERNOSMC", Detail: "seen", Count: 2, Last: now.Add(-time.Minute)},
@@ -155,14 +155,14 @@ ignored: x.json: not JSON
 				},
 			})
 		}, `
-verdict             plain TCP
-reason              PEERNOSMC
-what to do          install it there
-pod                 shop/web
-policy              db
-mode                Required: connections without SMC-R are reset
-problem             a pod is not seen
-not diverted until  00:00:00
+verdict           plain TCP
+reason            PEERNOSMC
+what to do        install it there
+pod               shop/web
+policy            db
+mode              Required: connections without SMC-R are reset
+problem           a pod is not seen
+not diverted for  1m0s
 
 ID  POD       DATAPATH  DIRECTION  SOURCE           DESTINATION     MODE   REASON  GROUP  STATE   SENT     RECEIVED  AGE
 3   shop/web  Agent     outbound   192.0.2.5:40000  192.0.2.7:6379  SMC-R  -       1/2    ACTIVE  5.0 MiB  12 B      3h0m
