@@ -429,6 +429,16 @@ func isNotConfirmed(code agentapi.Code) bool {
 	return code == agentapi.Code(clc.ReasonTimeoutCL.String()) || code == agentapi.Code(clc.ReasonTimeoutAL.String())
 }
 
+// onSMCR is how many of some connections are on SMC-R; others are plain TCP, or being set up.
+func onSMCR(conns []agentapi.Conn) (n int) {
+	for i := range conns {
+		if conns[i].Mode == smcr.ModeSMCR.String() {
+			n++
+		}
+	}
+	return n
+}
+
 // connsNow counts connections that are there, for people.
 func connsNow(n int) string {
 	if n == 1 {
@@ -482,8 +492,8 @@ func (a *agent) verdict(e *agentapi.Explanation, src attached, isOurs bool, sour
 		say(agentapi.Code(mismatch.Code()), "plain TCP: %s", mismatch)
 	case pod.pod.state == podFailed:
 		say(agentapi.CodePodFailed, "plain TCP: the pod could not be set up: %v", pod.pod.err)
-	case slices.ContainsFunc(e.Live, func(c agentapi.Conn) bool { return c.Mode == smcr.ModeSMCR.String() }):
-		say(agentapi.CodeOK, "on SMC-R: %s", connsNow(len(e.Live)))
+	case onSMCR(e.Live) > 0:
+		say(agentapi.CodeOK, "on SMC-R: %s", connsNow(onSMCR(e.Live)))
 	case e.Bypassed != nil:
 		left := time.Until(e.Bypassed.Until).Round(time.Second)
 		say(e.Bypassed.Reason, "plain TCP, not diverted for another %v: %s", left, e.Bypassed.Reason.Text())

@@ -104,6 +104,22 @@ func TestView_explain(t *testing.T) {
 	}
 }
 
+// TestView_explainCounts: the verdict counts the connections that are on SMC-R, and not those beside them that are plain
+// TCP or being set up.
+func TestView_explainCounts(t *testing.T) {
+	const dst = "192.0.2.9:80"
+	b := newAbleBare(t, "", preferAll)
+	p := b.proxy("a")
+	b.manage(p.px, nil)
+	p.live(t, dst) // connecting
+	p.live(t, dst).setPeerConn(counted{}, "TCP", agentapi.CodeBudgetConns)
+	p.live(t, dst).setPeerConn(counted{}, "SMC-R", "")
+	e := value(View{b.a}.Explain("test/a", dst))(t)
+	if len(e.Live) != 3 || e.Verdict != "on SMC-R: 1 connection now" {
+		t.Errorf("%d connections, %q", len(e.Live), e.Verdict)
+	}
+}
+
 // TestView_explainDropped: where a link was not confirmed, the answer tells of packets that the agent's own filter
 // dropped, of a peer that it does not know, perhaps; and only there.
 func TestView_explainDropped(t *testing.T) {
