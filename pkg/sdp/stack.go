@@ -24,7 +24,9 @@ type Stack struct {
 	mu     sync.Mutex // guards what follows
 	conns  map[*Conn]struct{}
 	qps    map[rdma.QPN]*Conn
+	copies int // calls of ReadFrom and WriteTo, whose Buffers others read and write
 	closed bool
+	left   bool // Close has left the context to the last of the copies
 }
 
 // NewStack opens the device. The device stays the caller's, and is to be closed after the stack.
@@ -46,7 +48,8 @@ func NewStack(cfg Config) (*Stack, error) {
 }
 
 // Close aborts the connections that are not closed, waits for the ends of all, for which those that are closed have up to 10 seconds,
-// and 2 for their last words, whatever their peers do, and closes the context with all Buffers.
+// and 2 for their last words, whatever their peers do, and closes the context with all Buffers. It does not wait for a [Conn.ReadFrom] or [Conn.WriteTo] whose
+// reader or writer still has a Buffer: the last of these closes the context, when it returns.
 func (s *Stack) Close() error {
 	s.mu.Lock()
 	s.closed = true
@@ -59,9 +62,41 @@ func (s *Stack) Close() error {
 		c.abortUnlessClosed()
 	}
 	s.wg.Wait()
+	s.mu.Lock()
+	s.left = s.copies > 0
+	left := s.left
+	s.mu.Unlock()
+	if left {
+		return nil
+	}
+	return s.closeContext()
+}
+
+func (s *Stack) closeContext() error {
 	err := s.ctx.Close()
 	s.events.Wait()
 	return err
+}
+
+// beginCopy keeps the context, and so the memory of Buffers, until endCopy. It reports false if the stack is closed.
+func (s *Stack) beginCopy() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return false
+	}
+	s.copies++
+	return true
+}
+
+func (s *Stack) endCopy() {
+	s.mu.Lock()
+	s.copies--
+	last := s.left && s.copies == 0
+	s.mu.Unlock()
+	if last {
+		_ = s.closeContext() // Close has returned
+	}
 }
 
 // Conns returns the connections that are not closed, or not over.

@@ -43,7 +43,7 @@ func (c *Conn) read(p []byte, buf *Buffer, off int, fill bool) (int, error) {
 func (c *Conn) finishRead(t *transfer) (n int, over bool, err error) {
 	c.wait(reading, t)
 	n = t.n
-	if n > 0 && t.urgent && c.urgent.take(t.p[n-1]) {
+	if n > 0 && t.urgent && c.urgent.take(t.last) {
 		n--
 	}
 	eof, canceled, moved := t.eof, t.canceled, t.n
@@ -177,6 +177,10 @@ func (x *Transfer) Wait() (int, error) {
 
 // ReadFrom implements [io.ReaderFrom]: it sends what r has until its end, by two Buffers in turn, so that a long stream is not copied.
 func (c *Conn) ReadFrom(r io.Reader) (sent int64, err error) {
+	if !c.stack.beginCopy() {
+		return 0, c.opError("write", net.ErrClosed)
+	}
+	defer c.stack.endCopy()
 	var bufs [2]*Buffer
 	var under [2]*Transfer
 	wait := func(i int) {
@@ -221,6 +225,10 @@ func (c *Conn) ReadFrom(r io.Reader) (sent int64, err error) {
 // WriteTo implements [io.WriterTo]: it gives w what arrives until the end of the stream, by two Buffers in turn, so that a long stream is not
 // copied, and one is filled while w has the other. After an error of w, what was under way is lost.
 func (c *Conn) WriteTo(w io.Writer) (got int64, err error) {
+	if !c.stack.beginCopy() {
+		return 0, c.opError("read", net.ErrClosed)
+	}
+	defer c.stack.endCopy()
 	var bufs [2]*Buffer
 	var under [2]*transfer
 	defer func() {

@@ -24,6 +24,7 @@ type transfer struct {
 
 	fill   bool // of a read: it is over when it is full
 	urgent bool // its last byte is out-of-band data
+	last   byte // that byte, of a read that is over: the memory may be gone with the stack
 
 	n                     int // bytes moved, once it is over
 	eof, canceled, isOver bool
@@ -38,6 +39,9 @@ func (t *transfer) sge(off uint64, n uint32) rdma.SGE {
 // end says that a transfer is over: its memory is the program's.
 func (t *transfer) end(o *socket.Output) {
 	t.n, t.eof, t.urgent, t.canceled, t.isOver = int(o.Len), o.EOF, o.Urgent, o.Canceled, true
+	if t.urgent && t.n > 0 {
+		t.last = t.p[t.n-1]
+	}
 	if t.buf != nil {
 		t.buf.giveBack()
 	}
