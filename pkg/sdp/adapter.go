@@ -31,11 +31,15 @@ import (
 //	       ---- one byte, 0 ----------------------------->
 //	       <--- HelloAck, the first SEND -----------------
 type adapterLink struct {
-	c   *Conn
-	dev cm.Device
-	o   cm.Options
-	to  netip.AddrPort // of a connecting peer
-	req cm.Request     // of an accepting peer; nil when it was accepted
+	c     *Conn
+	dev   cm.Device
+	o     cm.Options
+	to    netip.AddrPort // of a connecting peer
+	asked []byte         // an accepting peer's request says so
+
+	// req is what an accepting peer has to answer, nil once somebody does. The connection's turn guards it: who sets the connection up
+	// accepts, and others may end it meanwhile.
+	req cm.Request
 }
 
 // beginning says what a connection of an adapter does before its first message of SDP.
@@ -64,24 +68,24 @@ func adapterOf(cfg *Config) cm.Device {
 func (s *Stack) dialAdapter(ctx context.Context, to netip.AddrPort) (*Conn, error) {
 	local := net.TCPAddrFromAddrPort(netip.AddrPortFrom(s.deviceAddr(), 0))
 	c, err := s.newConnOn(socket.Connecting, local, net.TCPAddrFromAddrPort(to), func(c *Conn) (link, error) {
+		c.ep.begins = beginsSending // before others can have the connection
 		return &adapterLink{c: c, dev: s.adapter, o: s.reads(), to: to}, nil
 	})
 	if err != nil {
 		return nil, fmt.Errorf("set up SDP with %v: %w", to, err)
 	}
-	c.ep.begins = beginsSending
 	return s.establish(ctx, c)
 }
 
 // answerAdapter accepts a request.
 func (s *Stack) answerAdapter(ctx context.Context, r cm.Request) (*Conn, error) {
 	c, err := s.newConnOn(socket.Accepting, r.LocalAddr(), r.RemoteAddr(), func(c *Conn) (link, error) {
-		return &adapterLink{c: c, dev: s.adapter, o: s.reads(), req: r}, nil
+		c.ep.begins = beginsWaiting // before others can have the connection
+		return &adapterLink{c: c, dev: s.adapter, o: s.reads(), asked: r.PrivateData(), req: r}, nil
 	})
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("set up SDP with %v: %w", r.RemoteAddr(), err), r.Reject(nil))
 	}
-	c.ep.begins = beginsWaiting
 	return s.establish(ctx, c)
 }
 
@@ -97,7 +101,7 @@ func (s *Stack) reads() cm.Options {
 func (*adapterLink) name() string { return "iWARP" }
 
 func (l *adapterLink) readHello(context.Context) ([]byte, error) {
-	b := l.req.PrivateData()
+	b := l.asked
 	if len(b) < bsdh.HelloLen { // behind it may be what some adapters fill private data up with
 		return nil, fmt.Errorf("request with %d bytes of private data, want %d: %w", len(b), bsdh.HelloLen, socket.ErrProtocol)
 	}
@@ -121,9 +125,20 @@ func (l *adapterLink) connect(ctx context.Context, e *endpoint, hello []byte) er
 }
 
 func (l *adapterLink) accept(ctx context.Context, e *endpoint) error {
+	l.c.lock()
+	r := l.take()
+	l.c.unlock()
+	if r == nil {
+		return net.ErrClosed
+	}
+	return r.Accept(ctx, e.qp, l.o)
+}
+
+// take returns the request to who answers it, nil if somebody has. The caller has the turn.
+func (l *adapterLink) take() cm.Request {
 	r := l.req
 	l.req = nil
-	return r.Accept(ctx, e.qp, l.o)
+	return r
 }
 
 func (l *adapterLink) close(ctx context.Context, e *endpoint) {
@@ -132,9 +147,8 @@ func (l *adapterLink) close(ctx context.Context, e *endpoint) {
 }
 
 func (l *adapterLink) reset(e *endpoint) {
-	if l.req != nil {
-		_ = l.req.Reject(nil) // the peer may be gone
-		l.req = nil
+	if r := l.take(); r != nil {
+		_ = r.Reject(nil) // the peer may be gone
 	}
 	if e.qp != nil {
 		_ = e.qp.Modify(rdma.QPAttr{State: rdma.QPError}) // allowed from everywhere

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"sync"
 	"testing"
 	"time"
 
@@ -362,4 +363,36 @@ func TestStack_adapterOpensConnections(t *testing.T) {
 		t.Errorf("from %v to %v, and at the other end from %v to %v", a.LocalAddr(), a.RemoteAddr(), b.LocalAddr(), b.RemoteAddr())
 	}
 	_, _ = a.Close(), b.Close()
+}
+
+// Connections of an adapter that are ended while they are set up: by whom their requests are answered is decided once.
+func TestStack_endsRequests(t *testing.T) {
+	p := newPair(t, openAdapter, func(c *sdp.Config) { c.Hooks.Refused = func(net.Addr, error) {} })
+	over := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			select {
+			case <-over:
+				return
+			default:
+			}
+			for _, c := range p.server.Conns() {
+				_ = c.Abort() // it may have ended
+			}
+		}
+	})
+	var dials sync.WaitGroup
+	for range 4 {
+		dials.Go(func() {
+			for range 30 {
+				if c, _, err := p.dialer().Dial(limited(t), p.l.Addr().String()); err == nil {
+					_ = c.(*sdp.Conn).Abort() // it may have ended
+				}
+			}
+		})
+	}
+	dials.Wait()
+	close(over)
+	wg.Wait()
 }
