@@ -16,6 +16,9 @@ func NewSoftAdapter(d *softiwarp.Device) cm.Device { return &softAdapter{Device:
 // AwaitPeer is what a suspended connection waits with.
 var AwaitPeer = awaitPeer
 
+// GiveUp is what a dialer does that has waited long enough.
+var GiveUp = giveUp
+
 // PeerOf is by what a listener counts the places of a peer.
 var PeerOf = peerOf
 

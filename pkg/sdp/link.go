@@ -75,12 +75,33 @@ func (l *iwarpLink) connect(ctx context.Context, e *endpoint, hello []byte) erro
 	}
 	r, err := s.Request(ctx)
 	if err != nil {
-		if c, _ := s.Close(); c != nil {
-			_ = c.Close()
-		}
+		giveUp(ctx, s)
 		return fmt.Errorf("peer does not answer Hello: %w", err)
 	}
-	return r.Accept(ctx, nil, l.o)
+	if err = r.Accept(ctx, nil, l.o); err != nil {
+		reject(r)
+	}
+	return err
+}
+
+// giveUp ends the connection of who has waited long enough.
+func giveUp(ctx context.Context, s *softiwarp.SSP) {
+	c, err := s.Close()
+	switch {
+	case c != nil:
+		_ = c.Close()
+	case err == nil: // the request has come meanwhile, and has the connection
+		if r, err := s.Request(context.WithoutCancel(ctx)); err == nil {
+			reject(r)
+		}
+	}
+}
+
+// reject ends the connection of a request, unless Accept has done so.
+func reject(r *softiwarp.Request) {
+	if c, _ := r.Reject(nil); c != nil {
+		_ = c.Close()
+	}
 }
 
 func (l *iwarpLink) accept(ctx context.Context, e *endpoint) error {
