@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/smcr-io/kube-smcr/pkg/internal/peers"
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/cm"
 	"github.com/smcr-io/kube-smcr/pkg/sdp/portmapper"
@@ -163,10 +164,8 @@ type Listener struct {
 	ctx    context.Context //nolint:containedctx // of the goroutines that set connections up, until Close
 	cancel context.CancelFunc
 	places chan struct{}
+	peers  *peers.Places
 	wg     sync.WaitGroup
-
-	mu    sync.Mutex // guards what follows
-	peers map[netip.Addr]int
 }
 
 var _ net.Listener = (*Listener)(nil)
@@ -196,7 +195,7 @@ func Listen(ctx context.Context, s *Stack, network, address string) (*Listener, 
 
 func (s *Stack) newListener(addr net.Addr) *Listener {
 	l := &Listener{
-		stack: s, addr: addr, conns: make(chan *Conn, backlog), places: make(chan struct{}, maxSettingUp), peers: make(map[netip.Addr]int),
+		stack: s, addr: addr, conns: make(chan *Conn, backlog), places: make(chan struct{}, maxSettingUp), peers: peers.New(maxSettingUpPerPeer),
 	}
 	l.ctx, l.cancel = context.WithCancel(context.Background())
 	return l
@@ -300,8 +299,8 @@ func (l *Listener) pause() {
 
 // begin has a connection set up, or refuses it.
 func (l *Listener) begin(remote net.Addr, refuse func(), setUp func() (*Conn, error)) {
-	peer := peerOf(remote)
-	if l.admit(peer) {
+	peer := peers.Of(remote)
+	if l.peers.Take(peer) {
 		l.wg.Go(func() { l.serve(remote, peer, setUp) })
 		return
 	}
@@ -310,29 +309,12 @@ func (l *Listener) begin(remote net.Addr, refuse func(), setUp func() (*Conn, er
 	<-l.places
 }
 
-// admit takes a place for a peer, of which one has a part only.
-func (l *Listener) admit(peer netip.Addr) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.peers[peer] >= maxSettingUpPerPeer {
-		return false
-	}
-	l.peers[peer]++
-	return true
-}
-
-func (l *Listener) done(peer netip.Addr) {
-	l.mu.Lock()
-	if l.peers[peer]--; l.peers[peer] == 0 {
-		delete(l.peers, peer)
-	}
-	l.mu.Unlock()
-	<-l.places
-}
-
 // serve sets a connection up.
 func (l *Listener) serve(remote net.Addr, peer netip.Addr, setUp func() (*Conn, error)) {
-	defer l.done(peer)
+	defer func() {
+		l.peers.GiveBack(peer)
+		<-l.places
+	}()
 	c, err := setUp()
 	if err != nil {
 		l.refused(remote, err)
@@ -349,15 +331,4 @@ func (l *Listener) refused(remote net.Addr, err error) {
 	if f := l.stack.cfg.Hooks.Refused; f != nil && l.ctx.Err() == nil {
 		f(remote, err)
 	}
-}
-
-// peerOf is by what the places of a peer are counted. Who has one address of IPv6 has the network of it, and is one peer by all of them.
-func peerOf(remote net.Addr) netip.Addr {
-	at, _ := netip.ParseAddrPort(remote.String()) // it is one
-	a := at.Addr().Unmap().WithZone("")
-	if a.Is6() {
-		const network = 64
-		a = netip.PrefixFrom(a, network).Masked().Addr()
-	}
-	return a
 }

@@ -112,26 +112,6 @@ func TestListener_boundsSilentPeers(t *testing.T) {
 	_, _ = a.Close(), b.Close()
 }
 
-// All addresses of a network of IPv6 are one peer, and so are the forms of an address of IPv4.
-func TestListener_peers(t *testing.T) {
-	for _, tc := range []struct {
-		a, b string
-		one  bool
-	}{
-		{"192.0.2.1:1", "192.0.2.1:2", true},
-		{"192.0.2.1:1", "192.0.2.2:1", false},
-		{"192.0.2.1:1", "[::ffff:192.0.2.1]:1", true},
-		{"[2001:db8:0:1::1]:1", "[2001:db8:0:1:ffff::2]:2", true},
-		{"[2001:db8:0:1::1]:1", "[2001:db8:0:2::1]:1", false},
-		{"[fe80::1%a]:1", "[fe80::2%a]:1", true},
-	} {
-		of := func(s string) netip.Addr { return sdp.PeerOf(net.TCPAddrFromAddrPort(netip.MustParseAddrPort(s))) }
-		if x, y := of(tc.a), of(tc.b); (x == y) != tc.one {
-			t.Errorf("%s is %v, %s is %v, want one peer: %t", tc.a, x, tc.b, y, tc.one)
-		}
-	}
-}
-
 // resolver says that every name has some addresses.
 func resolver(addrs ...string) *net.Resolver {
 	return &net.Resolver{PreferGo: true, Dial: func(context.Context, string, string) (net.Conn, error) {

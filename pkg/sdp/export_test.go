@@ -19,9 +19,6 @@ var AwaitPeer = awaitPeer
 // GiveUp is what a dialer does that has waited long enough.
 var GiveUp = giveUp
 
-// PeerOf is by what a listener counts the places of a peer.
-var PeerOf = peerOf
-
 // ComeBack is what answers a peer that has moved.
 func (c *Conn) ComeBack(ctx context.Context, port uint16) (*net.TCPConn, error) {
 	return c.comeBack(ctx, port)
