@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"os"
 	"syscall"
 	"testing"
 	"time"
@@ -109,6 +110,31 @@ func TestListener_boundsSilentPeers(t *testing.T) {
 		t.Error("none was refused")
 	}
 	a, b := p.dial(t)
+	_, _ = a.Close(), b.Close()
+}
+
+// So it is where Hello goes in the request: who never sends one has some of the places of the device's listener.
+func TestListener_boundsSilentCallers(t *testing.T) {
+	p := newPair(t, openAdapter)
+	silent := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 93, 0, 5)}}
+	var last net.Conn
+	for range 300 { // more than there are places
+		c, err := silent.DialContext(t.Context(), "tcp", p.l.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = c.Close() }()
+		last = c
+	}
+	begin := time.Now()
+	_ = last.SetReadDeadline(begin.Add(3 * time.Second)) // before the first ones have had their time
+	if n, err := last.Read(make([]byte, 1)); n != 0 || errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("a connection too many stays: %d bytes, %v", n, err)
+	}
+	a, b := p.dial(t)
+	if d := time.Since(begin); d > 3*time.Second {
+		t.Errorf("another peer has waited for %v", d)
+	}
 	_, _ = a.Close(), b.Close()
 }
 

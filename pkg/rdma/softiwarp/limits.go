@@ -14,8 +14,10 @@ const (
 	// request waits for an answer: each costs a descriptor and 2 KiB.
 	maxPending = 4096
 
-	// maxListening bounds those of one [Listener]. Beyond it new ones wait in the kernel.
-	maxListening = 256
+	// maxListening bounds those of one [Listener]. Beyond it new ones wait in the kernel. maxListeningPerPeer bounds those of one
+	// address, or network of IPv6: who connects and says nothing has a place until requestTimeout. Beyond it they are closed.
+	maxListening        = 256
+	maxListeningPerPeer = maxListening / 4
 
 	// maxLast bounds the last message of the streaming mode, in bytes: a socket's buffers
 	// have room for it.

@@ -9,16 +9,19 @@ import (
 	"sync"
 	"time"
 
+	"github.com/smcr-io/kube-smcr/pkg/internal/peers"
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/internal/tcpqp"
 )
 
-// Listener listens for connections whose first bytes are an MPA Request.
+// Listener listens for connections whose first bytes are an MPA Request. It has 256 places for those whose request nobody has yet, 64
+// of which are for one address, or network of IPv6: what comes from there beyond them is closed.
 type Listener struct {
 	dev      *Device
 	tcp      *net.TCPListener
 	requests chan *Request
 	places   chan struct{} // one taken by each connection whose request was not given away
+	peers    *peers.Places // and one of the peer's
 	done     <-chan struct{}
 	cancel   context.CancelFunc // closes done
 	once     sync.Once
@@ -48,7 +51,8 @@ func (d *Device) Listen(addr string) (*Listener, error) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	l := &Listener{
-		dev: d, tcp: t, requests: make(chan *Request), places: make(chan struct{}, maxListening), done: ctx.Done(), cancel: cancel,
+		dev: d, tcp: t, requests: make(chan *Request), done: ctx.Done(), cancel: cancel,
+		places: make(chan struct{}, maxListening), peers: peers.New(maxListeningPerPeer),
 	}
 	l.wg.Add(1) // before Close can wait
 	if err := d.track(l, func() { l.loop(ctx) }); err != nil {
@@ -106,14 +110,23 @@ func (l *Listener) loop(ctx context.Context) {
 			}
 			continue
 		}
-		l.wg.Go(func() { l.serve(ctx, c) })
+		peer := peers.Of(c.RemoteAddr())
+		if !l.peers.Take(peer) {
+			_ = c.Close()
+			<-l.places
+			continue
+		}
+		l.wg.Go(func() {
+			l.serve(ctx, c)
+			l.peers.GiveBack(peer)
+			<-l.places
+		})
 	}
 }
 
 // serve waits for the request of a connection, and gives it away. A connection that begins with
 // something else is closed.
 func (l *Listener) serve(ctx context.Context, c *net.TCPConn) {
-	defer func() { <-l.places }()
 	s := l.dev.newPoint(nil)
 	s.listener = true
 	if err := s.start(nil, func() (tcpqp.Taken, error) { return tcpqp.Taken{TCPConn: c, NoDelay: true}, nil }); err != nil {
