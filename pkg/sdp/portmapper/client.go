@@ -3,6 +3,7 @@
 package portmapper
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/binary"
@@ -80,8 +81,8 @@ type ClientConfig struct {
 	// for each of the next ones. 0: portmap.DefaultTries and portmap.DefaultTimeout.
 	Tries   int
 	Timeout time.Duration
-	// SilentFor is how long a port mapper that did not answer is left alone; 0: [DefaultSilentFor],
-	// negative: it is always asked.
+	// SilentFor is how long a port mapper that did not answer is left alone, and by Dial an SDP address at which nobody did; 0:
+	// [DefaultSilentFor], negative: they are always asked.
 	SilentFor time.Duration
 	// MaxLookups bounds the questions that wait; 0: [DefaultMaxLookups].
 	MaxLookups int
@@ -115,6 +116,7 @@ type Client struct {
 	mu      sync.Mutex
 	kept    *portmap.Expiring[question, netip.AddrPort]
 	silent  *portmap.Expiring[netip.AddrPort, struct{}] // port mappers
+	mute    *portmap.Expiring[netip.AddrPort, struct{}] // SDP addresses
 	handles map[uint64]struct{}                         // of the questions that wait
 	stats   ClientStats
 }
@@ -145,8 +147,8 @@ func NewClient(c ClientConfig) (*Client, error) {
 	}
 	return &Client{
 		cfg: c, kept: portmap.NewExpiring[question, netip.AddrPort](maxKept), silent: portmap.NewExpiring[netip.AddrPort, struct{}](maxSilent),
-		handles: make(map[uint64]struct{}),
-		stats:   ClientStats{NotMapped: make(map[Reason]uint64), Discarded: make(map[portmap.Verdict]uint64)},
+		mute: portmap.NewExpiring[netip.AddrPort, struct{}](maxSilent), handles: make(map[uint64]struct{}),
+		stats: ClientStats{NotMapped: make(map[Reason]uint64), Discarded: make(map[portmap.Verdict]uint64)},
 	}, nil
 }
 
@@ -169,6 +171,12 @@ func (c *Client) Stats() ClientStats {
 // connects soon. The question comes from that address, unless it is another host's. If there is none, the error is a [*LookupError], and the caller connects to
 // the service itself, without SDP.
 func (c *Client) Lookup(ctx context.Context, service, cp netip.AddrPort) (netip.AddrPort, error) {
+	return c.lookup(ctx, service, cp, false)
+}
+
+// lookup is Lookup. A context that ends for errShare is no answer in the time that there was; enough says that this says something of
+// the port mapper, and is to be remembered.
+func (c *Client) lookup(ctx context.Context, service, cp netip.AddrPort, enough bool) (netip.AddrPort, error) {
 	service, cp = unmap(service), unmap(cp)
 	if !isHost(service) || !isHost(cp) || service.Addr().Is4() != cp.Addr().Is4() {
 		return netip.AddrPort{}, fmt.Errorf("look up the SDP address of %v for %v: %w", service, cp, ErrAddress)
@@ -183,6 +191,10 @@ func (c *Client) Lookup(ctx context.Context, service, cp netip.AddrPort) (netip.
 	if reason == 0 {
 		sdp, reason, err = c.ask(ctx, q, cp, to)
 	}
+	silent := reason == NoAnswer
+	if reason == GivenUp && errors.Is(err, errShare) {
+		reason, silent = NoAnswer, enough
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if reason == 0 {
@@ -190,7 +202,7 @@ func (c *Client) Lookup(ctx context.Context, service, cp netip.AddrPort) (netip.
 		return sdp, nil
 	}
 	c.stats.NotMapped[reason]++
-	if reason == NoAnswer && c.cfg.SilentFor > 0 {
+	if silent && c.cfg.SilentFor > 0 {
 		c.silent.Put(to, struct{}{}, time.Now().Add(c.cfg.SilentFor))
 	}
 	return netip.AddrPort{}, &LookupError{Service: service, Reason: reason, Err: err}
@@ -220,6 +232,27 @@ func (c *Client) recall(q question, to netip.AddrPort) (sdp netip.AddrPort, know
 		return sdp, false, Silent
 	}
 	return sdp, false, 0
+}
+
+// firstTimeout is how long the first answer may take.
+func (c *Client) firstTimeout() time.Duration { return cmp.Or(c.cfg.Timeout, portmap.DefaultTimeout) }
+
+// isMute reports whether an SDP address is to be left alone.
+func (c *Client) isMute(sdp netip.AddrPort) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	_, mute := c.mute.Get(time.Now(), sdp)
+	return mute
+}
+
+// mutes remembers that nobody has answered at an SDP address.
+func (c *Client) mutes(sdp netip.AddrPort) {
+	if c.cfg.SilentFor <= 0 {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.mute.Put(sdp, struct{}{}, time.Now().Add(c.cfg.SilentFor))
 }
 
 // forget drops an answer that did not keep what it said.

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -34,6 +35,10 @@ func (p Path) String() string {
 //
 // d may be nil. Its LocalAddr says from where, as ever; the port is taken before the port mapper is
 // asked, which is told of it.
+//
+// Where the context has a deadline, the question has half of the time that is left, and a connection to the SDP address half of what is
+// left then, at most: who says nothing to either does not keep the service itself from being reached. A port mapper or an SDP address
+// that had time to answer is left alone for a while then ([ClientConfig].SilentFor).
 func (c *Client) Dial(ctx context.Context, d *net.Dialer, service netip.AddrPort) (*net.TCPConn, Path, error) {
 	service = unmap(service)
 	if !isHost(service) {
@@ -50,13 +55,11 @@ func (c *Client) Dial(ctx context.Context, d *net.Dialer, service netip.AddrPort
 	defer release()
 
 	path := Path{Addr: service}
-	sdp, err := c.Lookup(ctx, service, cp)
+	sdp, err := c.lookupInTime(ctx, service, cp)
 	var why *LookupError
 	switch {
 	case err == nil:
-		soon, cancel := context.WithTimeout(ctx, connectTimeout)
-		conn, err := dialTCP(soon, &dialer, sdp)
-		cancel()
+		conn, err := c.dialSDP(ctx, &dialer, sdp)
 		if err == nil {
 			return conn, Path{Addr: sdp, Mapped: true}, nil
 		}
@@ -73,6 +76,50 @@ func (c *Client) Dial(ctx context.Context, d *net.Dialer, service netip.AddrPort
 	}
 	conn, err := dialTCP(ctx, &dialer, service)
 	return conn, path, err
+}
+
+// errShare is that of what had a part of a context's time only.
+var errShare = errors.New("portmapper: no answer in half of the time that was left")
+
+// half is half of the time that a context has left; ok is false if it has no deadline.
+func half(ctx context.Context) (d time.Duration, ok bool) {
+	at, ok := ctx.Deadline()
+	return time.Until(at) / 2, ok
+}
+
+// lookupInTime is Lookup that leaves half of the time to what comes behind it. A port mapper is silent if it did not answer the second of
+// two questions either.
+func (c *Client) lookupInTime(ctx context.Context, service, cp netip.AddrPort) (netip.AddrPort, error) {
+	share, ok := half(ctx)
+	if !ok {
+		return c.Lookup(ctx, service, cp)
+	}
+	soon, cancel := context.WithTimeoutCause(ctx, share, errShare)
+	defer cancel()
+	return c.lookup(soon, service, cp, share >= c.firstTimeout()*3/2)
+}
+
+// errMute is that of an SDP address that was not tried.
+var errMute = errors.New("portmapper: nobody answered at the SDP address a moment ago")
+
+// dialSDP connects to an SDP address. One at which nobody has answered is left alone for a while.
+func (c *Client) dialSDP(ctx context.Context, d *net.Dialer, sdp netip.AddrPort) (*net.TCPConn, error) {
+	if c.isMute(sdp) {
+		return nil, fmt.Errorf("dial %v: %w", sdp, errMute)
+	}
+	share := connectTimeout
+	if d, ok := half(ctx); ok {
+		share = min(share, d)
+	}
+	soon, cancel := context.WithTimeout(ctx, share)
+	defer cancel()
+	begin := time.Now()
+	conn, err := dialTCP(soon, d, sdp)
+	var timeout net.Error
+	if errors.As(err, &timeout) && timeout.Timeout() && time.Since(begin) >= muteAfter {
+		c.mutes(sdp)
+	}
+	return conn, err
 }
 
 // takePort takes a port of TCP for connections of a dialer to a service, which then begin there, until it

@@ -136,6 +136,99 @@ func TestSection7_5_1_Fallback(t *testing.T) {
 	plain(c, portmapper.Silent)
 }
 
+// TestDial_inTime: who says nothing to questions, and drops them, takes half of a dialer's time at most, and that once.
+func TestDial_inTime(t *testing.T) {
+	l, conventional := tcp(t)
+	silent := newScript(t, func(int, portmap.Message) [][]byte { return nil })
+	dialsIn := func(c *portmapper.Client, d time.Duration, want portmapper.Reason) {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(t.Context(), d)
+		defer cancel()
+		conn, path, err := c.Dial(ctx, nil, conventional)
+		if err != nil {
+			t.Fatalf("%v: %v", path, err)
+		}
+		if path.Mapped || path.Reason != want || path.Addr != conventional {
+			t.Errorf("%v, want TCP to %v: %v", path, conventional, want)
+		}
+		_ = conn.Close()
+		if peer, err := l.AcceptTCP(); err == nil {
+			_ = peer.Close()
+		}
+	}
+	c := newClient(t, silent.port(), portmapper.ClientConfig{})
+	dialsIn(c, 200*time.Millisecond, portmapper.NoAnswer) // no time for two questions: that says nothing of the port mapper
+	dialsIn(c, time.Second, portmapper.NoAnswer)
+	dialsIn(c, time.Second, portmapper.Silent)
+
+	asked := make(chan struct{}, 10)
+	silent = newScript(t, func(int, portmap.Message) [][]byte { asked <- struct{}{}; return nil })
+	c = newClient(t, silent.port(), portmapper.ClientConfig{})
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	go func() {
+		<-asked
+		cancel()
+	}()
+	if _, path, err := c.Dial(ctx, nil, conventional); err == nil || path.Reason != portmapper.GivenUp {
+		t.Errorf("canceled: %v, %v", path, err)
+	}
+	if st := c.Stats(); st.NotMapped[portmapper.GivenUp] != 1 || st.NotMapped[portmapper.NoAnswer] != 0 {
+		t.Errorf("what the caller has canceled counts as silence: %+v", st)
+	}
+}
+
+// full listens at an address that drops every SYN: nobody accepts, and there is no room for one more.
+func full(t *testing.T) netip.AddrPort {
+	t.Helper()
+	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = syscall.Close(fd) })
+	if err := errors.Join(syscall.Bind(fd, &syscall.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}), syscall.Listen(fd, 0)); err != nil {
+		t.Fatal(err)
+	}
+	sa, err := syscall.Getsockname(fd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := netip.AddrPortFrom(loopback.Addr(), uint16(sa.(*syscall.SockaddrInet4).Port))
+	for range 10 {
+		c, err := net.DialTimeout("tcp", at.String(), 300*time.Millisecond)
+		if err != nil {
+			return at
+		}
+		t.Cleanup(func() { _ = c.Close() })
+	}
+	t.Fatal("there is always room")
+	return at
+}
+
+// TestDial_mute: a firewall that lets questions pass, and no connection to the SDP address, takes half of a dialer's time at most, and that
+// once.
+func TestDial_mute(t *testing.T) {
+	l, conventional := tcp(t)
+	s := listen(t, loopback, portmapper.ServerConfig{})
+	mapped(t, s, conventional, full(t))
+	c := newClient(t, s.Addr().Port(), portmapper.ClientConfig{})
+	for _, most := range []time.Duration{2500 * time.Millisecond, time.Second} {
+		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+		begin := time.Now()
+		conn, path, err := c.Dial(ctx, nil, conventional)
+		cancel()
+		if err != nil {
+			t.Fatalf("%v: %v", path, err)
+		}
+		if d := time.Since(begin); d > most || path.Mapped || path.Reason != portmapper.Refused || path.Err == nil {
+			t.Errorf("after %v: %v, %v, want TCP after %v at most", d, path, path.Err, most)
+		}
+		_ = conn.Close()
+		if peer, err := l.AcceptTCP(); err == nil {
+			_ = peer.Close()
+		}
+	}
+}
+
 // TestDial_errors: what cannot be dialed at all.
 func TestDial_errors(t *testing.T) {
 	s := listen(t, loopback, portmapper.ServerConfig{})

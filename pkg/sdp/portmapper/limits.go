@@ -13,7 +13,7 @@ const (
 	// as destinations without SMC-R are left alone.
 	DefaultSilentFor = time.Minute
 
-	// maxKept bounds the answers that a client keeps, and maxSilent the port mappers that it
+	// maxKept bounds the answers that a client keeps, and maxSilent the port mappers, and the SDP addresses, that it
 	// leaves alone: 200 bytes each. The oldest go.
 	maxKept   = 4096
 	maxSilent = 4096
@@ -22,6 +22,9 @@ const (
 	// conventional one's turn: a firewall may drop what it does not know. The kernel sends three
 	// SYNs in it.
 	connectTimeout = 5 * time.Second
+
+	// muteAfter is how long nobody must have answered at an SDP address before it is left alone: the kernel has sent a second SYN.
+	muteAfter = time.Second + 100*time.Millisecond
 
 	// readBytes is what is read of a datagram: a message, and iwpmd's longer one.
 	readBytes = 64
