@@ -138,7 +138,8 @@ func leftStatus(id *identity, s *Snapshot) v1alpha1.SMCRNodeStatus {
 }
 
 // podDevices are the devices that pods can have for themselves, and how many of
-// them pods have.
+// them pods have. If there is no room for all, free ones are left out first: the
+// other nodes take packets only of addresses that stand here.
 func podDevices(all []agentapi.PodDevice) (out []v1alpha1.NodePodDevice, summary string) {
 	if len(all) == 0 {
 		return nil, ""
@@ -148,9 +149,12 @@ func podDevices(all []agentapi.PodDevice) (out []v1alpha1.NodePodDevice, summary
 		if len(d.Pods) > 0 {
 			taken++
 		}
-		if len(out) == maxPodDevices {
-			continue
-		}
+	}
+	named := all
+	if len(all) > maxPodDevices {
+		named = slices.SortedStableFunc(slices.Values(all), func(a, b agentapi.PodDevice) int { return cmp.Compare(keepRank(a), keepRank(b)) })[:maxPodDevices]
+	}
+	for _, d := range named {
 		nd := v1alpha1.NodePodDevice{
 			ID: d.ID, PF: d.PF, Interface: d.Interface, RDMA: strings.Join(d.RDMA, ","), State: podDeviceState(d.State), Pod: strings.Join(d.Pods, ","),
 		}
@@ -171,6 +175,17 @@ func podDevices(all []agentapi.PodDevice) (out []v1alpha1.NodePodDevice, summary
 		out = append(out, nd)
 	}
 	return out, fmt.Sprintf("%d/%d", taken, len(all))
+}
+
+// keepRank is the lower, the more an SMCRNode needs the device: one with an address, then one that a pod has.
+func keepRank(d agentapi.PodDevice) int {
+	switch {
+	case d.Used != nil && d.Used.Address != "":
+		return 0
+	case d.Used != nil || len(d.Pods) > 0:
+		return 1
+	}
+	return 2
 }
 
 func podDeviceState(state string) v1alpha1.PodDeviceState {

@@ -157,6 +157,37 @@ func TestNodeStatus_podDevices(t *testing.T) {
 	}
 }
 
+// TestNodeStatus_podDevicesWithAddress: an SMCRNode without room for all devices has those that pods use, and
+// of these first the ones with an address: the other nodes would drop the packets of an address that is left out.
+func TestNodeStatus_podDevicesWithAddress(t *testing.T) {
+	s := healthy()
+	for i := range 2 * maxPodDevices {
+		s.PodDevices = append(s.PodDevices, agentapi.PodDevice{ID: fmt.Sprintf("free%03d", i)})
+	}
+	s.PodDevices = append(s.PodDevices,
+		agentapi.PodDevice{ID: "idle", Pods: []string{"shop/a"}},
+		agentapi.PodDevice{ID: "used0", Pods: []string{"shop/b"}, Used: &agentapi.Device{Address: "192.0.2.1"}},
+		agentapi.PodDevice{ID: "used1", Pods: []string{"shop/c"}, Used: &agentapi.Device{Address: "192.0.2.2"}},
+	)
+	got := nodeStatus(&identity{node: node}, &s, true)
+	if got.PodDeviceSummary != "3/515" || len(got.PodDevices) != maxPodDevices {
+		t.Fatalf("%d devices, %s", len(got.PodDevices), got.PodDeviceSummary)
+	}
+	var ids []string
+	for _, d := range got.PodDevices[:5] {
+		ids = append(ids, d.ID)
+	}
+	if want := []string{"used0", "used1", "idle", "free000", "free001"}; !slices.Equal(ids, want) {
+		t.Errorf("the first devices are %q, want %q", ids, want)
+	}
+	if a := got.PodDevices[1].Address; a != "192.0.2.2" {
+		t.Errorf("address %q", a)
+	}
+	if d := s.PodDevices[0].ID; d != "free000" {
+		t.Errorf("the snapshot's devices were sorted: %s is first", d)
+	}
+}
+
 // TestNodeStatus_room: the SMCRNode says how many connections the budgets have room for.
 func TestNodeStatus_room(t *testing.T) {
 	s := healthy()
