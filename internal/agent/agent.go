@@ -298,12 +298,12 @@ func (a *agent) reload() {
 		}
 	}
 	if err != nil {
-		a.metrics.reloads.WithLabelValues("refused").Inc()
+		a.metrics.reloads.WithLabelValues(reloadRefused).Inc()
 		a.cfg.Log.Error("configuration not taken over; the old one stays in force", "err", err)
 		return
 	}
 	a.adopt(n)
-	a.metrics.reloads.WithLabelValues("done").Inc()
+	a.metrics.reloads.WithLabelValues(reloadDone).Inc()
 	if n.InCluster() { // in a cluster every change of a pod is a reload
 		a.cfg.Log.Debug("configuration taken over", "pods", len(n.Pods))
 		return

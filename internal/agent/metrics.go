@@ -94,6 +94,12 @@ func redundancyLabel(s string) string {
 
 const namespace = "kube_smcr"
 
+// Values of the label "result" of reloads.
+const (
+	reloadDone    = "done"
+	reloadRefused = "refused"
+)
+
 func newMetrics(look func() gauges) *metrics {
 	counter := func(name, help string) prometheus.Counter {
 		return prometheus.NewCounter(prometheus.CounterOpts{Namespace: namespace, Name: name, Help: help})
@@ -126,11 +132,24 @@ func newMetrics(look func() gauges) *metrics {
 		pendingWaits:   counter("pending_waits_total", "Connections that waited because the pod had all its pending places in use."),
 		totals:         totals{reasons: map[agentapi.Code]uint64{}},
 	}
+	m.begin()
 	m.sums = sums{look: look, sum: m.sum}
 	m.registry.MustRegister(m.conns, m.fallbacks, m.resets, m.ended, m.setup, m.malformed, m.failures, m.trespasses, m.acceptErrors, m.undiverted, m.renewErrors,
 		m.podErrors, m.apiDenied, m.reloads, m.deviceChanges, m.deviceRefusals, m.pauses, m.pendingWaits, &m.sums,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
+}
+
+// begin makes the series that alerts ask for their increase: one that begins with its first event does not
+// increase by it.
+func (m *metrics) begin() {
+	for _, d := range []agentapi.Direction{agentapi.Outbound, agentapi.Inbound} {
+		for _, mode := range []smcr.Mode{smcr.ModeSMCR, smcr.ModeTCP} {
+			m.conns.WithLabelValues(string(d), mode.String())
+		}
+	}
+	m.reloads.WithLabelValues(reloadDone)
+	m.reloads.WithLabelValues(reloadRefused)
 }
 
 func (m *metrics) opened(d agentapi.Direction, mode smcr.Mode) {

@@ -16,3 +16,7 @@ func (v View) Decisions() []agentapi.Decision { return v.a.decisions.list() }
 
 // Applied is the configuration of the last round that was done; nil before the first.
 func (v View) Applied() *config.Node { return v.a.manager.applied.Load() }
+
+// CountRefused counts, among the reloads, a changed configuration that the caller did not hand to the agent,
+// because the agent would refuse it.
+func (v View) CountRefused() { v.a.metrics.reloads.WithLabelValues(reloadRefused).Inc() }

@@ -3,6 +3,7 @@
 package agent
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
@@ -33,4 +34,28 @@ func TestView(t *testing.T) {
 	if ds := v.Decisions(); len(ds) != 2 || ds[0].Dest.Port() != 81 {
 		t.Errorf("decisions %+v", ds)
 	}
+}
+
+// TestView_countRefused: what the caller refuses for the agent is among the agent's reloads. The series of both
+// results are there from the start, and so are those of connections: Prometheus sees no increase in a series
+// that begins.
+func TestView_countRefused(t *testing.T) {
+	b := newBench(t, "", preferAll)
+	var view View
+	b.cfg.Observe = func(v View) { view = v }
+	b.start()
+	expect := func(when string, want ...string) {
+		t.Helper()
+		text := value(b.client.Metrics(t.Context()))(t)
+		for _, line := range want {
+			if !strings.Contains(text, "\nkube_smcr_"+line+"\n") {
+				t.Errorf("%s: no %s", when, line)
+			}
+		}
+	}
+	expect("at the start", `reloads_total{result="refused"} 0`, `reloads_total{result="done"} 0`,
+		`connections_total{direction="inbound",mode="SMC-R"} 0`, `connections_total{direction="inbound",mode="TCP"} 0`,
+		`connections_total{direction="outbound",mode="SMC-R"} 0`, `connections_total{direction="outbound",mode="TCP"} 0`)
+	view.CountRefused()
+	expect("after one", `reloads_total{result="refused"} 1`, `reloads_total{result="done"} 0`)
 }

@@ -396,6 +396,9 @@ func (c *cluster) reread(ctx context.Context) {
 		case <-c.cfg.Reread:
 			if err := c.source.Rebase(); err != nil {
 				c.cfg.Log.Error("configuration not taken over; the old one stays in force", "err", err)
+				if v := c.view.Load(); v != nil { // nil: nobody can read the agent's metrics yet
+					v.CountRefused()
+				}
 			}
 		}
 	}

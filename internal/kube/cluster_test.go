@@ -336,3 +336,40 @@ func TestRunAgent_reread(t *testing.T) {
 		t.Errorf("decided %+v", d)
 	}
 }
+
+// TestRunAgent_rereadRefused: a changed setting that takes a restart is refused before the agent sees it, and
+// is among the agent's refused reloads.
+func TestRunAgent_rereadRefused(t *testing.T) {
+	testenv.Need(t, testenv.Root, testenv.NetAdmin, testenv.Nftables)
+	w := newWorld(t)
+	cfg := w.clusterConfig()
+	reread := make(chan struct{})
+	cfg.Reread, cfg.run = reread, agent.Run
+	w.runAgent(cfg)
+	api := agentapi.NewClient(filepath.Join(w.dir, "a.sock"))
+	defer api.Close()
+	refused := func(want int) {
+		t.Helper()
+		within(t, slowly, func() string {
+			text, err := api.Metrics(t.Context())
+			if line := fmt.Sprintf("kube_smcr_reloads_total{result=\"refused\"} %d\n", want); err != nil || !strings.Contains(text, line) {
+				return fmt.Sprintf("no %q in the metrics, %v", line, err)
+			}
+			return ""
+		})
+	}
+	refused(0)
+	file := filepath.Join(w.dir, "node-agent.yaml")
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, append(text, "  rmbe: 256KiB\n"...), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	reread <- struct{}{}
+	refused(1)
+	if !w.log.has("node.rmbe") {
+		t.Error("the refused field is not in the log")
+	}
+}
