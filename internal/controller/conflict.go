@@ -4,6 +4,7 @@ package controller
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -82,7 +83,7 @@ func differences(a, b *v1alpha1.SMCRPolicySpec) string {
 		}
 	}
 	differ("datapath", a.Datapath != b.Datapath)
-	differ("mode", a.Mode != b.Mode && portsIntersect(a.Ports, b.Ports))
+	differ("mode", a.Mode != b.Mode && portsIntersect(a.Ports, b.Ports) && mayShareAPeer(a.Peers, b.Peers))
 	differ("buffers", !equality.Semantic.DeepEqual(a.Buffers, b.Buffers))
 	differ("budget", !equality.Semantic.DeepEqual(a.Budget, b.Budget))
 	differ("linkRedundancy", a.LinkRedundancy != b.LinkRedundancy)
@@ -123,6 +124,42 @@ func portsIntersect(a, b []v1alpha1.PolicyPort) bool {
 		}
 	}
 	return false
+}
+
+// mayShareAPeer says whether an address may be a peer of both. It says yes where it cannot know: of selectors and the
+// agents' default peers, and where only several networks of except together leave nothing.
+func mayShareAPeer(a, b *v1alpha1.PolicyPeers) bool {
+	if a == nil || b == nil || len(a.CIDRs) == 0 || len(b.CIDRs) == 0 || len(a.Selectors) > 0 || len(b.Selectors) > 0 {
+		return true
+	}
+	except := append(prefixes(a.Except), prefixes(b.Except)...)
+	others := prefixes(b.CIDRs)
+	for _, x := range prefixes(a.CIDRs) {
+		for _, y := range others {
+			if !x.Overlaps(y) {
+				continue
+			}
+			both := x // of two networks that overlap the smaller one is in the other
+			if y.Bits() > x.Bits() {
+				both = y
+			}
+			if !slices.ContainsFunc(except, func(e netip.Prefix) bool { return e.Overlaps(both) && e.Bits() <= both.Bits() }) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// prefixes are the networks of a policy without a mistake, see compile.
+func prefixes(cidrs []v1alpha1.CIDR) []netip.Prefix {
+	var out []netip.Prefix
+	for _, c := range cidrs {
+		if p, err := netip.ParsePrefix(string(c)); err == nil {
+			out = append(out, p)
+		}
+	}
+	return out
 }
 
 // conflictMessage names the conflicting policies, the fields in which they differ, and

@@ -25,6 +25,18 @@ func TestFindConflicts(t *testing.T) {
 		s.Datapath, s.Isolation = v1alpha1.DatapathKernel, v1alpha1.IsolationNode
 	}
 	required := func(s *v1alpha1.SMCRPolicySpec) { s.Mode = v1alpha1.ModeRequired }
+	to := func(cidrs ...v1alpha1.CIDR) edit {
+		return func(s *v1alpha1.SMCRPolicySpec) { s.Peers = &v1alpha1.PolicyPeers{CIDRs: cidrs} }
+	}
+	except := func(cidrs ...v1alpha1.CIDR) edit {
+		return func(s *v1alpha1.SMCRPolicySpec) {
+			if s.Peers == nil {
+				s.Peers = &v1alpha1.PolicyPeers{}
+			}
+			s.Peers.Except = cidrs
+		}
+	}
+	pods := func(s *v1alpha1.SMCRPolicySpec) { s.Peers.Selectors = []v1alpha1.PeerSelector{{}} }
 	for _, tt := range []struct {
 		name string
 		a, b []edit
@@ -35,6 +47,14 @@ func TestFindConflicts(t *testing.T) {
 		{name: "another mode of other ports", a: []edit{port(80, 80)}, b: []edit{required, port(81, 90)}},
 		{name: "another mode of some of the ports", a: []edit{port(80, 85)}, b: []edit{required, port(81, 90)}, want: "mode"},
 		{name: "another mode of one of all ports", b: []edit{required, port(81, 90)}, want: "mode"},
+		{name: "another mode for other peers", a: []edit{to("10.1.0.0/16", "fd00::/8")}, b: []edit{required, to("10.2.0.0/16", "10.3.0.0/16")}},
+		{name: "another mode for some of the peers", a: []edit{to("10.1.0.0/16", "fd00::/8")}, b: []edit{required, to("192.0.2.0/24", "fd00::1/128")}, want: "mode"},
+		{name: "another mode for peers that the first one excepts", a: []edit{to("10.0.0.0/8"), except("10.2.0.0/15")}, b: []edit{required, to("10.2.0.0/16")}},
+		{name: "another mode for peers that the second one excepts", a: []edit{to("10.2.0.0/16")}, b: []edit{required, to("10.0.0.0/8"), except("10.2.0.0/16")}},
+		{name: "another mode for peers of which some are excepted", a: []edit{to("10.0.0.0/8"), except("10.2.1.0/24")}, b: []edit{required, to("10.2.0.0/16")}, want: "mode"},
+		{name: "another mode for the default peers", a: []edit{to("192.0.2.0/24")}, b: []edit{required}, want: "mode"},
+		{name: "another mode for the default peers but some", a: []edit{to("192.0.2.0/24")}, b: []edit{required, except("192.0.2.0/24")}, want: "mode"},
+		{name: "another mode for peers of selectors", a: []edit{to("10.1.0.0/16")}, b: []edit{required, to("10.2.0.0/16"), pods}, want: "mode"},
 		{name: "another priority", a: []edit{func(s *v1alpha1.SMCRPolicySpec) { s.Priority = 1 }}, b: []edit{required}},
 		{name: "another datapath", a: []edit{kernel}, b: nil, want: "datapath, isolation"},
 		{name: "other pods", a: []edit{selecting("x")}, b: []edit{required, selecting("web")}},
