@@ -58,11 +58,25 @@ func (r *peers) setUp(mgr ctrl.Manager) error {
 			}
 			return append(r.lookingWith(now.Name, old.Labels), r.lookingWith(now.Name, now.Labels)...)
 		})).
-		Watches(&v1alpha1.SMCRPeerSlice{}, mark(coalesce, func(old, now *v1alpha1.SMCRPeerSlice) []types.NamespacedName {
-			s := either(old, now)
-			return []types.NamespacedName{{Namespace: s.Namespace, Name: s.Policy}}
-		})).
+		Watches(&v1alpha1.SMCRPeerSlice{}, mark(coalesce, ownersOf)).
 		Complete(r)
+}
+
+// ownersOf returns the keys of the policies that a slice is of, and was of: whoever changes a slice may change what it
+// says of that, too.
+func ownersOf(old, now *v1alpha1.SMCRPeerSlice) []types.NamespacedName {
+	var out []types.NamespacedName
+	for _, s := range []*v1alpha1.SMCRPeerSlice{old, now} {
+		if s == nil {
+			continue
+		}
+		for _, name := range []string{s.Policy, s.Labels[v1alpha1.LabelPolicy]} {
+			if k := (types.NamespacedName{Namespace: s.Namespace, Name: name}); name != "" && !slices.Contains(out, k) {
+				out = append(out, k)
+			}
+		}
+	}
+	return out
 }
 
 // keep brings compiled in line with an event of a policy, and returns the policy's key.

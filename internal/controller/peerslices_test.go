@@ -95,6 +95,13 @@ func TestPeerSlices(t *testing.T) {
 	if err := w.get(&l.Items[0]); err != nil || l.Items[0].Labels[v1alpha1.LabelPolicy] != p.Name {
 		t.Errorf("the slice has the labels %v, %v", l.Items[0].Labels, err)
 	}
+	update(w, &l.Items[0], func(s *v1alpha1.SMCRPeerSlice) { s.Policy = "nobody" })
+	w.eventually("a slice of another policy", func() error {
+		if err := w.get(&l.Items[0]); err != nil || l.Items[0].Policy != p.Name {
+			return fmt.Errorf("the slice is of policy %s, %w", l.Items[0].Policy, err)
+		}
+		return nil
+	})
 	if err := w.Delete(t.Context(), &l.Items[0]); err != nil {
 		t.Fatal(err)
 	}
@@ -103,6 +110,40 @@ func TestPeerSlices(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.eventually("a deleted policy has no slices", has())
+}
+
+// TestOwnersOf: an event of a slice concerns each policy that the slice named, in its field or its label, before or after.
+func TestOwnersOf(t *testing.T) {
+	slice := func(policy, label string) *v1alpha1.SMCRPeerSlice {
+		s := &v1alpha1.SMCRPeerSlice{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "s"}, Policy: policy}
+		if label != "" {
+			s.Labels = map[string]string{v1alpha1.LabelPolicy: label}
+		}
+		return s
+	}
+	for _, tt := range []struct {
+		name     string
+		old, now *v1alpha1.SMCRPeerSlice
+		want     []string
+	}{
+		{"new", nil, slice("a", "a"), []string{"a"}},
+		{"gone", slice("a", "a"), nil, []string{"a"}},
+		{"another field", slice("a", "a"), slice("b", "a"), []string{"a", "b"}},
+		{"other field and label", slice("a", "a"), slice("b", "c"), []string{"a", "b", "c"}},
+		{"no label and no field any more", slice("a", "b"), slice("", ""), []string{"a", "b"}},
+		{"wrong before the controller began", nil, slice("b", "a"), []string{"b", "a"}},
+	} {
+		var got []string
+		for _, k := range ownersOf(tt.old, tt.now) {
+			if k.Namespace != "shop" {
+				t.Errorf("%s: %v", tt.name, k)
+			}
+			got = append(got, k.Name)
+		}
+		if d := cmp.Diff(tt.want, got); d != "" {
+			t.Errorf("%s (-want +got):\n%s", tt.name, d)
+		}
+	}
 }
 
 func TestPeerSlices_ofOtherNamespaces(t *testing.T) {
