@@ -48,20 +48,24 @@ func (r *nodes) watchInstallation(b *ctrl.Builder) *ctrl.Builder {
 			return out
 		}))
 	}
-	return b.Watches(&corev1.Namespace{}, mark(coalesce, func(old, now *corev1.Namespace) []types.NamespacedName {
-		if old == nil || now == nil || old.Annotations[v1alpha1.AnnotationEnabled] == now.Annotations[v1alpha1.AnnotationEnabled] {
-			return nil
-		}
-		var pods corev1.PodList
-		if err := r.client.List(context.Background(), &pods, client.InNamespace(now.Name)); err != nil {
-			return nil // as above
-		}
-		var out []types.NamespacedName
-		for i := range pods.Items {
-			out = append(out, key(pods.Items[i].Spec.NodeName)...)
-		}
-		return out
-	}))
+	return b.Watches(&corev1.Namespace{}, mark(coalesce, r.ofPodsIn))
+}
+
+// ofPodsIn returns the nodes of a namespace's pods when it is opted in or out, and when it is new: its pods may have had
+// their events before it was known, and withoutAgent then let them be.
+func (r *nodes) ofPodsIn(old, now *corev1.Namespace) []types.NamespacedName {
+	if now == nil || old != nil && old.Annotations[v1alpha1.AnnotationEnabled] == now.Annotations[v1alpha1.AnnotationEnabled] {
+		return nil
+	}
+	var pods corev1.PodList
+	if err := r.client.List(context.Background(), &pods, client.InNamespace(now.Name)); err != nil {
+		return nil // the cache is being stopped, and so is the queue
+	}
+	var out []types.NamespacedName
+	for i := range pods.Items {
+		out = append(out, key(pods.Items[i].Spec.NodeName)...)
+	}
+	return out
 }
 
 // installed says whether the DaemonSet of the agents is there.

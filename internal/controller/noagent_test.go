@@ -257,3 +257,21 @@ func TestNeverAnAgent(t *testing.T) {
 	}
 	w.eventually("it is uninstalled", func() error { return errors.Join(says("")(), w.says(claims, ""), w.says(host, "")) })
 }
+
+// TestNodes_podsBeforeTheirNamespace: nobody can say whether a pod is opted in before its namespace is known. The
+// namespace's event leads to the pod's node then.
+func TestNodes_podsBeforeTheirNamespace(t *testing.T) {
+	r := &nodes{client: lagging{node: "n1"}}
+	pod := newPod("new", "p", "n1", "10.0.0.1")
+	pod.Annotations = map[string]string{v1alpha1.AnnotationEnabled: "true"}
+	if got, err := r.withoutAgent(t.Context(), pod, false); got != "" || err != nil {
+		t.Fatalf("status %q, %v of a pod whose namespace is not known", got, err)
+	}
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "new"}}
+	if got := r.ofPodsIn(nil, ns); len(got) != 1 || got[0].Name != "n1" {
+		t.Errorf("nodes %v of a new namespace", got)
+	}
+	if got := append(r.ofPodsIn(ns, ns.DeepCopy()), r.ofPodsIn(ns, nil)...); len(got) != 0 {
+		t.Errorf("nodes %v of a namespace that did not change, and of one that is gone", got)
+	}
+}

@@ -49,15 +49,7 @@ func (r *peers) setUp(mgr ctrl.Manager) error {
 			}
 			return r.lookingAt(either(old, now).Namespace)
 		})).
-		Watches(&corev1.Namespace{}, mark(coalesce, func(old, now *corev1.Namespace) []types.NamespacedName {
-			switch {
-			case old == nil || now == nil:
-				return nil // its pods have events of their own
-			case maps.Equal(old.Labels, now.Labels):
-				return nil
-			}
-			return append(r.lookingWith(now.Name, old.Labels), r.lookingWith(now.Name, now.Labels)...)
-		})).
+		Watches(&corev1.Namespace{}, mark(coalesce, r.lookingAtChanged)).
 		Watches(&v1alpha1.SMCRPeerSlice{}, mark(coalesce, ownersOf)).
 		Complete(r)
 }
@@ -77,6 +69,20 @@ func ownersOf(old, now *v1alpha1.SMCRPeerSlice) []types.NamespacedName {
 		}
 	}
 	return out
+}
+
+// lookingAtChanged returns the keys of the policies whose peers an event of a namespace may change. Pods of a namespace
+// that is gone have events of their own; those of a new one may have had theirs before it was known, see lookingAt.
+func (r *peers) lookingAtChanged(old, now *corev1.Namespace) []types.NamespacedName {
+	switch {
+	case now == nil:
+		return nil
+	case old == nil:
+		return r.lookingWith(now.Name, now.Labels)
+	case maps.Equal(old.Labels, now.Labels):
+		return nil
+	}
+	return append(r.lookingWith(now.Name, old.Labels), r.lookingWith(now.Name, now.Labels)...)
 }
 
 // keep brings compiled in line with an event of a policy, and returns the policy's key.
@@ -107,7 +113,7 @@ func (r *peers) lookingAt(namespace string) []types.NamespacedName {
 	}
 	var ns corev1.Namespace
 	if err := r.client.Get(context.Background(), types.NamespacedName{Name: namespace}, &ns); err != nil {
-		return nil // the namespace is gone; the events of its pods came before
+		return nil // the namespace is gone, and the events of its pods came before; or it is not known yet, see lookingAtChanged
 	}
 	return r.lookingWith(namespace, ns.Labels)
 }

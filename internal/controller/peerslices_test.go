@@ -3,13 +3,16 @@
 package controller
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/smcr-io/kube-smcr/api/v1alpha1"
@@ -143,6 +146,44 @@ func TestOwnersOf(t *testing.T) {
 		if d := cmp.Diff(tt.want, got); d != "" {
 			t.Errorf("%s (-want +got):\n%s", tt.name, d)
 		}
+	}
+}
+
+// lagging is a cache that has pods of a node, and no namespace yet.
+type lagging struct {
+	client.Client // nil: nothing else is asked
+	node          string
+}
+
+func (lagging) Get(_ context.Context, k client.ObjectKey, _ client.Object, _ ...client.GetOption) error {
+	return apierrors.NewNotFound(corev1.Resource("namespaces"), k.Name)
+}
+
+func (l lagging) List(_ context.Context, list client.ObjectList, _ ...client.ListOption) error {
+	list.(*corev1.PodList).Items = []corev1.Pod{{Spec: corev1.PodSpec{NodeName: l.node}}}
+	return nil
+}
+
+// TestPeers_podsBeforeTheirNamespace: a pod's event that comes before its namespace is known leads to no policy, so that
+// of the namespace has to.
+func TestPeers_podsBeforeTheirNamespace(t *testing.T) {
+	p := compile(newPolicy("shop", "clients", func(s *v1alpha1.SMCRPolicySpec) {
+		s.Peers = &v1alpha1.PolicyPeers{Selectors: []v1alpha1.PeerSelector{{
+			NamespaceSelector: &v1alpha1.LabelSelector{MatchLabels: map[string]v1alpha1.LabelValue{"team": "x"}},
+		}}}
+	}))
+	want := []types.NamespacedName{client.ObjectKeyFromObject(p.obj)}
+	r := &peers{client: lagging{}, compiled: map[types.NamespacedName]*policy{want[0]: p}}
+	if got := r.lookingAt("new"); len(got) != 0 {
+		t.Fatalf("%v of a pod whose namespace is not known", got)
+	}
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "new", Labels: map[string]string{"team": "x"}}}
+	if d := cmp.Diff(want, r.lookingAtChanged(nil, ns)); d != "" {
+		t.Errorf("of the new namespace (-want +got):\n%s", d)
+	}
+	other := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "other"}}
+	if got := append(r.lookingAtChanged(nil, other), r.lookingAtChanged(ns, nil)...); len(got) != 0 {
+		t.Errorf("%v of a namespace without peers, and of one that is gone", got)
 	}
 }
 
