@@ -145,6 +145,17 @@ func (v View) Links() agentapi.Links {
 	return out
 }
 
+// LostLinks are the link groups of all pods that were lost in the last seconds. No link of theirs is left.
+func (v View) LostLinks() []agentapi.LinkGroup {
+	var out []agentapi.LinkGroup
+	v.a.eachStack(func(u stackUse) {
+		for _, g := range u.stack.LostGroups() {
+			out = append(out, v.a.linkGroup(&u, g))
+		}
+	})
+	return out
+}
+
 func (a *agent) linkGroup(u *stackUse, g smcr.GroupInfo) agentapi.LinkGroup {
 	out := agentapi.LinkGroup{
 		ID: g.ID, Pod: u.pod, Role: g.Role.String(), PeerID: fmt.Sprint(g.PeerID), State: g.State, Dialect: g.Dialect, Redundancy: g.Redundancy,

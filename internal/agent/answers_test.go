@@ -322,9 +322,23 @@ func TestView_statusCounts(t *testing.T) {
 type groupStack struct {
 	*fakeStack
 	groups []smcr.GroupInfo
+	lost   []smcr.GroupInfo
 }
 
 func (s groupStack) LinkGroups() []smcr.GroupInfo { return s.groups }
+func (s groupStack) LostGroups() []smcr.GroupInfo { return s.lost }
+
+// TestView_lostLinks: link groups that were lost are told of with their reason, and are not among the present ones.
+func TestView_lostLinks(t *testing.T) {
+	b := newAbleBare(t, "", preferAll)
+	b.proxy("a").px.stack = groupStack{b.stack, nil, []smcr.GroupInfo{{ID: 3, State: "DEAD", Err: errors.New("no path")}}}
+	if got := (View{b.a}).LostLinks(); len(got) != 1 || got[0].Pod != "test/a" || got[0].ID != 3 || got[0].State != "DEAD" || got[0].Error != "no path" {
+		t.Errorf("lost %+v", got)
+	}
+	if got := (View{b.a}).Links().LinkGroups; len(got) != 0 {
+		t.Errorf("present %+v", got)
+	}
+}
 
 // TestView_links: link groups come in the order of their pods and numbers, with all that the stack
 // says of them.
@@ -337,7 +351,7 @@ func TestView_links(t *testing.T) {
 		Links: []smcr.LinkInfo{{ID: 1, State: "UP", Device: "soft0", LocalGID: gid, PeerGID: gid, LocalQPN: 6, PeerQPN: 7, MTU: rdma.MTU1024, UserID: 8, Conns: 9, BytesSent: 10, BytesRecv: 11}},
 	}
 	for name, groups := range map[string][]smcr.GroupInfo{"b": {{ID: 1}}, "a": {full, {ID: 2}}} {
-		b.proxy(name).px.stack = groupStack{b.stack, groups}
+		b.proxy(name).px.stack = groupStack{b.stack, groups, nil}
 	}
 	got := View{b.a}.Links().LinkGroups
 	var order []string

@@ -420,6 +420,7 @@ func (s *fakeStack) server(ctx context.Context, tcp *net.TCPConn, decline clc.Re
 }
 
 func (s *fakeStack) LinkGroups() []smcr.GroupInfo { return []smcr.GroupInfo{{ID: 7, Err: io.EOF}} }
+func (s *fakeStack) LostGroups() []smcr.GroupInfo { return nil }
 
 func (s *fakeStack) Stats() smcr.Stats {
 	s.mu.Lock()

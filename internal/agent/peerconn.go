@@ -28,6 +28,7 @@ type peerConn interface {
 type stack interface {
 	rendezvous
 	LinkGroups() []smcr.GroupInfo
+	LostGroups() []smcr.GroupInfo
 	Stats() smcr.Stats
 	AddDevice(d rdma.Device) error
 	RemoveDevice(name string)
@@ -55,6 +56,7 @@ func (noStack) server(_ context.Context, tcp *net.TCPConn, _ clc.Reason) (peerCo
 }
 
 func (noStack) LinkGroups() []smcr.GroupInfo { return nil }
+func (noStack) LostGroups() []smcr.GroupInfo { return nil }
 func (noStack) Stats() smcr.Stats            { return smcr.Stats{} }
 func (noStack) AddDevice(rdma.Device) error  { return nil }
 func (noStack) RemoveDevice(string)          {}

@@ -379,6 +379,7 @@ func (c *cluster) snapshot() report.Snapshot {
 		return s
 	}
 	s.Status, s.Links, s.Attachments, s.Decisions = v.Status(), v.Links().LinkGroups, v.Attachments().Attachments, v.Decisions()
+	s.Links = append(s.Links, v.LostLinks()...)
 	s.PodDevices, s.Nodes = v.Devices().Devices, c.source.peerNodes()
 	node, _ := c.source.Load() // Load never fails
 	c.contact()                // nobody may ask before the API server goes away

@@ -206,3 +206,22 @@ func Prefers(s *Stack, peer netip.Addr) uint8 {
 	defer s.unlock()
 	return s.preferred[peer]
 }
+
+// MaxLost is how many lost link groups a stack knows.
+const MaxLost = maxLost
+
+// AgeLost makes the lost link groups of a stack as old as they may become.
+func AgeLost(s *Stack) {
+	s.lock()
+	defer s.unlock()
+	for i := range s.groups.lost {
+		s.groups.lost[i].at = s.groups.lost[i].at.Add(-lostFor)
+	}
+}
+
+// AddLost makes a stack know another lost link group.
+func AddLost(s *Stack, info GroupInfo) {
+	s.lock()
+	defer s.unlock()
+	s.groups.lost.add(time.Now(), info)
+}

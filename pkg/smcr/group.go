@@ -352,6 +352,7 @@ func (g *group) remove() {
 	g.noteIdle()
 	g.changed()
 	g.s.groups.remove(g)
+	g.s.groups.lost.note(g)
 	g.s.counters.past.countGroup(g)
 	for id, ws := range g.rmbWait {
 		for _, w := range ws {

@@ -19,6 +19,7 @@ type groupTable struct {
 	byID    map[uint32]*group
 	byParty map[party][]*group
 	timers  timers
+	lost    lostGroups
 	idle    list.List // of groups, see noteIdle
 	touched []*group  // those that have something to do, see flushTouched
 	expired []*group  // those whose timers are being seen to

@@ -83,6 +83,15 @@ func linkStatus(node string, g *agentapi.LinkGroup, policy string, nodes map[net
 	return out
 }
 
+// keepLinks gives a link group that was lost, and has no links any more, those that it had before: they say which path broke.
+func keepLinks(is, was *v1alpha1.SMCRLinkStatus) {
+	for _, l := range was.Links {
+		l.State = v1alpha1.LinkDown
+		is.Links = append(is.Links, l)
+	}
+	is.Peer, is.Devices, is.PCIAddresses, is.GIDs, is.QPNs, is.MTUBytes = was.Peer, was.Devices, was.PCIAddresses, was.GIDs, was.QPNs, was.MTUBytes
+}
+
 // peerNode is the node that has the peer's device of every link of a group, or "". The
 // addresses decide, which the peer answers at, and not the name that the peer gives itself.
 func peerNode(links []v1alpha1.LinkStatus, nodes map[netip.Addr]string) string {

@@ -227,6 +227,9 @@ func (p *planner) planLink(name string, status v1alpha1.SMCRLinkStatus, now time
 		was = &linkPlan{status: status}
 		p.links[name] = was
 	}
+	if len(status.Links) == 0 {
+		keepLinks(&status, &was.status)
+	}
 	status.CountedAt = metav1.Time{Time: now.Truncate(secondOfAPI)}
 	stamp(status.Conditions, was.status.Conditions, now)
 	about := corev1.ObjectReference{APIVersion: v1alpha1.GroupVersion().String(), Kind: "SMCRLink", Name: name, UID: p.uids[name]}

@@ -86,6 +86,42 @@ func TestPlanner_plan(t *testing.T) {
 }
 
 // If a node has more link groups than it may have SMCRLinks, the oldest link groups have one each.
+// TestPlanner_lostLink: of a link group that was lost there is an event, and for a while an SMCRLink that is Down and says
+// why, and what it was on. Then it goes.
+func TestPlanner_lostLink(t *testing.T) {
+	p, s := newTestPlanner(), healthy()
+	g := group("shop/web", 1, 1)
+	s.Links, s.Verdicts = []agentapi.LinkGroup{g}, []config.Verdict{verdict("web")}
+	p.plan(&s, began())
+	name := linkName(node, &g)
+	before := p.links[name].status
+	lost := g
+	lost.State, lost.Error, lost.Links = "DEAD", "link failed: retries exceeded", nil
+	s.Links = []agentapi.LinkGroup{lost}
+	p.plan(&s, began().Add(time.Second))
+	at := slices.IndexFunc(p.news.waiting, func(e event) bool { return e.reason == eventLinkDown })
+	if at < 0 {
+		t.Fatalf("events %q", news(p))
+	}
+	if want := "the link group of pod shop/web with " + before.Peer + " is lost: link failed: retries exceeded"; p.news.waiting[at].note != want {
+		t.Errorf("told %q, want %q", p.news.waiting[at].note, want)
+	}
+	is := p.links[name].status
+	if is.State != v1alpha1.LinkDown || is.LastError != lost.Error || is.Conditions[0].Reason != reasonLost || is.Redundancy != v1alpha1.RedundancyNone {
+		t.Errorf("%+v", is)
+	}
+	if is.Devices != before.Devices || is.GIDs != before.GIDs || len(is.Links) != 1 || is.Links[0].State != v1alpha1.LinkDown || before.Links[0].State != v1alpha1.LinkActive {
+		t.Errorf("links %+v, before %+v", is, before)
+	}
+	n := len(p.news.waiting)
+	p.plan(&s, began().Add(2*time.Second))
+	s.Links = nil
+	p.plan(&s, began().Add(3*time.Second))
+	if got := wanted(p); slices.Contains(got, "SMCRLink "+name) || len(p.news.waiting) != n {
+		t.Errorf("wanted %q, events %q", got, news(p))
+	}
+}
+
 func TestPlanner_plansTheOldestLinks(t *testing.T) {
 	p, s := newTestPlanner(), healthy()
 	ofKernel := agentapi.LinkGroup{ID: 768, Datapath: "Kernel"}
