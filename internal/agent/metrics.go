@@ -148,6 +148,7 @@ func (m *metrics) begin() {
 			m.conns.WithLabelValues(string(d), mode.String())
 		}
 	}
+	m.resets.WithLabelValues(string(agentapi.CodeGroupLost))
 	m.reloads.WithLabelValues(reloadDone)
 	m.reloads.WithLabelValues(reloadRefused)
 }

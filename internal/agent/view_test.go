@@ -53,7 +53,7 @@ func TestView_countRefused(t *testing.T) {
 			}
 		}
 	}
-	expect("at the start", `reloads_total{result="refused"} 0`, `reloads_total{result="done"} 0`,
+	expect("at the start", `reloads_total{result="refused"} 0`, `reloads_total{result="done"} 0`, `resets_total{reason="LINK_GROUP"} 0`,
 		`connections_total{direction="inbound",mode="SMC-R"} 0`, `connections_total{direction="inbound",mode="TCP"} 0`,
 		`connections_total{direction="outbound",mode="SMC-R"} 0`, `connections_total{direction="outbound",mode="TCP"} 0`)
 	view.CountRefused()
