@@ -67,7 +67,8 @@ type hold struct {
 
 	mu         sync.Mutex // guards what is below
 	arrivals   map[way][]*arrival
-	shortSince time.Time // the last SYNs found no pending place since then; zero: the last one did
+	shortSince time.Time // the last SYNs found no pending place since then
+	shortLast  time.Time // until then; zero: the last one did
 }
 
 // arrival is the wait of a session for the application's connection, whose SYN was diverted.
@@ -276,17 +277,20 @@ func (h *hold) decide(c synqueue.Conn, held bool) {
 	}
 }
 
-// withoutPlace is what becomes of a SYN that finds no pending place, if SMC-R is required: TCP is to repeat it, until none
-// was there for pendingPatience.
+// withoutPlace is what becomes of a SYN that finds no pending place, if SMC-R is required: TCP is to repeat it, as it does
+// after a second, until none was there for pendingPatience. A shortage that no SYN met for twice as long may have ended meanwhile.
 func (h *hold) withoutPlace(none bool, now time.Time) synqueue.Decision {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	switch {
-	case !none:
-		h.shortSince = time.Time{}
-	case h.shortSince.IsZero():
+	if !none {
+		h.shortLast = time.Time{}
+		return synqueue.Drop
+	}
+	if now.Sub(h.shortLast) >= 2*pendingPatience {
 		h.shortSince = now
-	case now.Sub(h.shortSince) >= pendingPatience:
+	}
+	h.shortLast = now
+	if now.Sub(h.shortSince) >= pendingPatience {
 		return synqueue.Reset
 	}
 	return synqueue.Drop

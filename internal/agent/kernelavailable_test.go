@@ -114,7 +114,7 @@ func TestKernelPath_notAttached(t *testing.T) {
 		}
 	}
 	s.change(func() { s.sockets[3] = false })
-	if onAgent("b", q) != onAgent("b", q) {
+	if first := onAgent("b", q); onAgent("b", q) != first {
 		t.Error("another proxy took the pod over that had sockets of SMC")
 	}
 	if n := len(a.proxies.list()); n != 2 || b.kernel.handles() != 3 {

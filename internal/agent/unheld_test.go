@@ -95,14 +95,14 @@ func TestHold_withoutPlace(t *testing.T) {
 	const drop, refuse, pass = synqueue.Drop, synqueue.Reset, synqueue.Pass
 	for _, tt := range []struct {
 		name, policies string
-		want           []synqueue.Decision // at once, after most of the patience, after it, and when a place came and went in between
+		want           []synqueue.Decision // at once, after most of the patience, after it, long after, and when a place came and went in between
 		code           agentapi.Code
 		waits          float64
 		fallbacks      uint64
 		resets         uint64
 	}{
-		{"required", requireAll, []synqueue.Decision{drop, drop, refuse, drop}, agentapi.CodeRequired, 3, 1, 1},
-		{"preferred", preferAll, []synqueue.Decision{pass, pass, pass, pass}, agentapi.CodeBudgetPending, 0, 4, 0},
+		{"required", requireAll, []synqueue.Decision{drop, drop, refuse, drop, drop}, agentapi.CodeRequired, 4, 1, 1},
+		{"preferred", preferAll, []synqueue.Decision{pass, pass, pass, pass, pass}, agentapi.CodeBudgetPending, 0, 5, 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -123,6 +123,9 @@ func TestHold_withoutPlace(t *testing.T) {
 				ask()
 				<-time.After(time.Millisecond)
 				ask()
+				<-time.After(2 * pendingPatience)
+				ask()
+				<-time.After(pendingPatience)
 				one.release()
 				h.withoutPlace(false, time.Now())
 				p.reservation(t)
