@@ -126,12 +126,11 @@ func (p Plugin) wire(c NetConf, a Attachment, args *skel.CmdArgs, requests ...if
 
 // isNew refuses a second ADD of an attachment that has devices: only the record of the first one has what DEL must give back.
 func (c NetConf) isNew(args *skel.CmdArgs) error {
-	got, err := c.store().Get(args.ContainerID, args.IfName)
-	if err != nil || len(got.wired()) == 0 {
-		return nil
+	if got, err := c.store().Get(args.ContainerID, args.IfName); err == nil && len(got.wired()) > 0 {
+		return types.NewError(CodeDeviceBusy, "the attachment exists already: call DEL before another ADD",
+			fmt.Sprintf("interface %s of container %s has device %s", args.IfName, args.ContainerID, got.wired()[0].ID))
 	}
-	return types.NewError(CodeDeviceBusy, "the attachment exists already: call DEL before another ADD",
-		fmt.Sprintf("interface %s of container %s has device %s", args.IfName, args.ContainerID, got.wired()[0].ID))
+	return nil
 }
 
 // back takes all steps back after err, and returns err together with the errors of
