@@ -4,6 +4,7 @@ package linkgroup
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/smcr-io/kube-smcr/pkg/smcr/llc"
 )
@@ -50,6 +51,12 @@ func check(g *Group) error {
 		}
 		if err := checkConn(g, c); err != nil {
 			return err
+		}
+	}
+	for _, r := range g.keys.rmbs {
+		held := slices.ContainsFunc(r.elements, func(e element) bool { return e.held })
+		if r.state == rmbForgotten && (held || r.usedCount == 0) {
+			return fmt.Errorf("RMB %d, which the peer has forgotten, has %d elements out of use, held back: %t", r.id, r.usedCount, held)
 		}
 	}
 	d := derive(g)

@@ -44,6 +44,10 @@ func TestCheck(t *testing.T) {
 		"is on link 1 and awaits its SENDs on 0":         func(_ *Group, _ *link, c *Conn) { c.data.Shutdown() },
 		"is on link 2, DOWN, and wants to 2, DOWN":       func(g *Group, _ *link, c *Conn) { c.link = g.links.at[2].place() },
 		"is on link 1, ACTIVE, and wants to 2, DOWN":     func(g *Group, _ *link, c *Conn) { c.target = g.links.at[2].place() },
+		"RMB 1, which the peer has forgotten, has 1": func(g *Group, _ *link, _ *Conn) {
+			g.keys.rmbs[0].becomeForgotten()
+			g.keys.rmbs[0].elements[0].becomeHeld()
+		},
 		"none of which is ACTIVE": func(g *Group, l *link, _ *Conn) {
 			g.links.at[0].state, l.state = linkForming, linkDraining
 		},

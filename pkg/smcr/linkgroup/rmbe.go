@@ -3,6 +3,7 @@
 package linkgroup
 
 import (
+	"slices"
 	"time"
 
 	"github.com/smcr-io/kube-smcr/internal/invariant"
@@ -103,6 +104,9 @@ func (h *holdBack) heard(now time.Time, rmbs []*rmb) {
 }
 
 func (r *rmb) holdFreed(now time.Time) {
+	if r.state == rmbForgotten {
+		return // the peer does not write there any more
+	}
 	for i := range r.elements {
 		e := &r.elements[i]
 		if e.isFree() && !e.freed.IsZero() && now.Before(e.freed.Add(RMBEHold)) {
@@ -120,7 +124,7 @@ func (h *holdBack) expired(g *Group, now time.Time) {
 		return
 	}
 	h.until = time.Time{}
-	for _, r := range g.keys.rmbs {
+	for _, r := range slices.Clone(g.keys.rmbs) { // drop may take them out of it
 		r.freeHeld()
 		g.keys.drop(g, r)
 	}

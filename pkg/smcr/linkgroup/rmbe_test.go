@@ -65,3 +65,42 @@ func TestRMB_forgotten(t *testing.T) {
 		t.Error("an element of a forgotten RMB is given")
 	}
 }
+
+// Nor is one held back that was given back shortly before the peer forgot the RMB, when a link is lost: the RMB would outlive its last
+// connection, and go amid the look at all of them when the time is over.
+func TestHoldBack_forgotten(t *testing.T) {
+	now := time.Unix(1, 0)
+	g, _ := formed(Server)
+	g.keys = *keysOf(t, 2)
+	r := g.keys.rmbs[0]
+	first, _ := r.take()
+	second, _ := r.take()
+	r.give(now, first, false)
+	r.becomeForgotten()
+	g.afterLoss.begin(now, g.keys.rmbs)
+	if r.usedCount != 1 {
+		t.Errorf("%d elements are out of use", r.usedCount)
+	}
+	r.give(now, second, g.afterLoss.holds(now))
+	g.keys.drop(g, r)
+	if g.keys.rmb(r.id) != nil {
+		t.Error("the RMB is still there")
+	}
+	g.afterLoss.expired(g, now.Add(RMBEHold))
+}
+
+// An RMB that was held back only goes when that is over, and those behind it stay.
+func TestHoldBack_expired(t *testing.T) {
+	now := time.Unix(1, 0)
+	g, _ := formed(Server)
+	g.keys = *keysOf(t, 3)
+	for _, r := range g.keys.rmbs[:2] {
+		i, _ := r.take()
+		r.give(now, i, true)
+		r.state = rmbForgotten
+	}
+	g.afterLoss.expired(g, now.Add(RMBEHold))
+	if n := len(g.keys.rmbs); n != 1 || g.keys.rmbs[0].id != 3 {
+		t.Errorf("%d RMBs are left, want the third one", n)
+	}
+}
