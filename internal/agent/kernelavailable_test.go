@@ -125,6 +125,29 @@ func TestKernelPath_notAttached(t *testing.T) {
 	}
 }
 
+// A pod that an earlier agent attached, that this one cannot attach and that has sockets of SMC, is looked at again until these are gone:
+// what kept it away may be over.
+func TestManager_stepKernelAgain(t *testing.T) {
+	bench, s := newKernelBench(t, kernelPreferred)
+	s.pins, s.attachErr = true, errors.New("missing attach")
+	s.pods[1], s.sockets[1] = kernelpath.PodConfig{}, true
+	b := newBare(t, bench)
+	b.kernel.add("/netns/a", 1)
+	p, now := &pod{atts: []cni.Attachment{attachmentOf("a", "192.0.2.1/24")}, set: b.a.rnics.Node()}, time.Now()
+	step := func(after time.Duration, unavailable bool) {
+		t.Helper()
+		now = now.Add(after)
+		if done := b.a.manager.stepKernel(p, false, now); !done || p.kernel == nil || p.kernel.leaving != unavailable || (p.unavailable != nil) != unavailable {
+			t.Errorf("done %t, pod %+v", done, p)
+		}
+	}
+	step(0, true)
+	s.change(func() { s.attachErr = nil })
+	step(retryMost/2, true)
+	step(retryMost/2, false)
+	step(0, false)
+}
+
 // A pod with a proxy of which it is not known that nothing of it is in the kernel loses the proxy first.
 func TestManager_stepKernelWithProxy(t *testing.T) {
 	bench, s := newKernelBench(t, preferAll)

@@ -32,7 +32,7 @@ func (m *manager) untouched(p *pod, why error) error {
 		return errors.Join(why, err)
 	}
 	if has {
-		return fmt.Errorf("pod not taken off its kernel's SMC-R, on which an earlier agent put it: %w", why)
+		return fmt.Errorf("pod not taken off its kernel's SMC-R, on which an earlier agent may have put it: %w", why)
 	}
 	return nil
 }

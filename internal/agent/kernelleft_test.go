@@ -34,7 +34,7 @@ func TestKernelPath_switchedOff(t *testing.T) {
 			if a := b.attachment("a"); a.State != agentapi.StateReady || a.Datapath != "" || a.Detail != "" {
 				t.Errorf("attachment %+v", a)
 			}
-			if a := b.attachment("b"); a.State != agentapi.StateIdle || !strings.Contains(a.Detail, "an earlier agent put it: ") || !strings.Contains(a.Detail, "NoPins") {
+			if a := b.attachment("b"); a.State != agentapi.StateIdle || !strings.Contains(a.Detail, "an earlier agent may have put it: ") || !strings.Contains(a.Detail, "NoPins") {
 				t.Errorf("attachment of a pod that is chosen %+v", a)
 			}
 			b.kernel.change(func() {
@@ -55,6 +55,21 @@ func TestKernelPath_switchedOff(t *testing.T) {
 		b.policies(preferAll)
 		if _, is := s.pod(2); is || b.attachment("b").State != agentapi.StateReady {
 			t.Errorf("chosen %t, attachment %+v", is, b.attachment("b"))
+		}
+	}
+}
+
+// Where the policy wants the kernel's and nothing else, a pod that is on it says so.
+func TestKernelPath_switchedOffAll(t *testing.T) {
+	b, s := newKernelBench(t, kernelAll)
+	s.pins, s.openErr = true, &kernelpath.MissingError{Missing: kernelpath.NoPins, Err: os.ErrNotExist}
+	s.pods[2] = kernelpath.PodConfig{}
+	b.attach("a", 1)
+	b.attach("b", 2)
+	b.start()
+	for name, chosen := range map[string]bool{"a": false, "b": true} {
+		if a := b.attachment(name); a.State != agentapi.StateFailed || strings.Contains(a.Detail, "an earlier agent may have put it: ") != chosen || !strings.Contains(a.Detail, "NoPins") {
+			t.Errorf("attachment %+v", a)
 		}
 	}
 }

@@ -3,6 +3,7 @@
 package agent
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -570,14 +571,11 @@ func (m *manager) stepKernel(p *pod, changed bool, now time.Time) bool {
 		}
 		err := m.attachKernel(p, now)
 		if err == nil {
+			p.unavailable = nil
 			return true
 		}
-		if !optional || p.kernel != nil {
-			m.a.metrics.podErrors.Inc()
-			if p.state != podFailed {
-				m.a.cfg.Log.Warn("pod not set up for its kernel's SMC-R; its connections go directly, and it is tried again", "pod", podOf(p.atts[0]).String(), "netns", p.atts[0].NetNS, "err", err)
-			}
-			p.becomeFailed(err, now)
+		if !optional || p.kernel != nil && !p.kernel.leaving {
+			m.notAttached(p, err, now)
 			return true
 		}
 		m.becomeUnavailable(p, err, now) // the agent's, when what an earlier one left of it in the kernel is gone
@@ -600,13 +598,26 @@ func (m *manager) stepKernel(p *pod, changed bool, now time.Time) bool {
 	return false
 }
 
+// notAttached notes why a pod is not on its kernel's SMC-R as its policy wants it.
+func (m *manager) notAttached(p *pod, err error, now time.Time) {
+	if p.kernel == nil && noPins(err) { // an earlier agent's program may be at work
+		err = cmp.Or(m.untouched(p, err), err)
+	}
+	m.a.metrics.podErrors.Inc()
+	if p.state != podFailed {
+		m.a.cfg.Log.Warn("pod not set up for its kernel's SMC-R; it is tried again", "pod", podOf(p.atts[0]).String(), "netns", p.atts[0].NetNS, "err", err)
+	}
+	p.becomeFailed(err, now)
+}
+
 // kernelAvailable tells whether a pod whose policy wants the kernel's SMC-R where it is available is to be on
 // it. What was found first stands for as long as the agent carries the pod, since to leave the agent ends its
 // connections; and for as long as the kernel does.
 func (m *manager) kernelAvailable(p *pod, now time.Time) bool {
 	switch {
 	case p.kernel != nil:
-		return !p.kernel.leaving || p.unavailable == nil // else the agent's, when its sockets of SMC are gone
+		// One that leaves it, because it could not be attached, is looked at again until its sockets of SMC are gone. Then it is the agent's.
+		return !p.kernel.leaving || p.unavailable == nil || !now.Before(p.lookAgain)
 	case p.unavailable != nil && (p.proxy != nil || now.Before(p.lookAgain)):
 		return false
 	}
