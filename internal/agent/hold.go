@@ -251,7 +251,11 @@ func (h *hold) decide(c synqueue.Conn, held bool) {
 	px.notifyBudget()
 	s, ctx, end := px.register(px.life, nil, &session{dir: agentapi.Outbound, src: c.Src, dst: c.Dst, reservation: rv})
 	defer end()
-	if d := h.withoutPlace(rv == nil, time.Now()); rv == nil {
+	d := synqueue.Drop
+	if rv != nil || s.decision.Required { // others are let go at once, and do not come again
+		d = h.withoutPlace(rv == nil, time.Now())
+	}
+	if rv == nil {
 		h.leave(s, fallback{code: agentapi.CodeBudgetPending}, d, rememberPassing)
 		return
 	}

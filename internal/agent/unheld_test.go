@@ -133,6 +133,9 @@ func TestHold_withoutPlace(t *testing.T) {
 				if d := cmp.Diff(tt.want, answers.answers); d != "" {
 					t.Errorf("verdicts (-want +got):\n%s", d)
 				}
+				if isNoted := !h.shortLast.IsZero(); isNoted != (tt.code == agentapi.CodeRequired) {
+					t.Errorf("a shortage is noted: %t", isNoted)
+				}
 				if got := testutil.ToFloat64(b.a.metrics.pendingWaits); got != tt.waits {
 					t.Errorf("%v waits counted, want %v", got, tt.waits)
 				}
