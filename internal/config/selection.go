@@ -32,9 +32,12 @@ func (n *Node) Outbound(pods ...Pod) []Selection { return outbound(n.policiesFor
 
 // policiesFor returns the policies that select one of the pods, each once.
 func (n *Node) policiesFor(pods []Pod) (out []Policy) {
+	if len(pods) == 1 {
+		return n.PoliciesFor(pods[0])
+	}
 	for _, pod := range pods {
 		for _, p := range n.PoliciesFor(pod) {
-			if !slices.ContainsFunc(out, func(q Policy) bool { return reflect.DeepEqual(p, q) }) {
+			if !slices.ContainsFunc(out, func(q Policy) bool { return p.Name == q.Name && reflect.DeepEqual(p, q) }) {
 				out = append(out, p)
 			}
 		}
