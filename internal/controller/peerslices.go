@@ -71,18 +71,19 @@ func ownersOf(old, now *v1alpha1.SMCRPeerSlice) []types.NamespacedName {
 	return out
 }
 
-// lookingAtChanged returns the keys of the policies whose peers an event of a namespace may change. Pods of a namespace
-// that is gone have events of their own; those of a new one may have had theirs before it was known, see lookingAt.
+// lookingAtChanged returns the keys of the policies whose peers an event of a namespace may change. Pods of one that is new, or
+// gone, may have had their events before it was known, or after it was forgotten, see lookingAt.
 func (r *peers) lookingAtChanged(old, now *corev1.Namespace) []types.NamespacedName {
-	switch {
-	case now == nil:
-		return nil
-	case old == nil:
-		return r.lookingWith(now.Name, now.Labels)
-	case maps.Equal(old.Labels, now.Labels):
+	if old != nil && now != nil && maps.Equal(old.Labels, now.Labels) {
 		return nil
 	}
-	return append(r.lookingWith(now.Name, old.Labels), r.lookingWith(now.Name, now.Labels)...)
+	var out []types.NamespacedName
+	for _, ns := range []*corev1.Namespace{old, now} {
+		if ns != nil {
+			out = append(out, r.lookingWith(ns.Name, ns.Labels)...)
+		}
+	}
+	return out
 }
 
 // keep brings compiled in line with an event of a policy, and returns the policy's key.
@@ -113,7 +114,7 @@ func (r *peers) lookingAt(namespace string) []types.NamespacedName {
 	}
 	var ns corev1.Namespace
 	if err := r.client.Get(context.Background(), types.NamespacedName{Name: namespace}, &ns); err != nil {
-		return nil // the namespace is gone, and the events of its pods came before; or it is not known yet, see lookingAtChanged
+		return nil // the namespace is gone, or is not known yet: its own event leads to the policies, see lookingAtChanged
 	}
 	return r.lookingWith(namespace, ns.Labels)
 }

@@ -181,9 +181,12 @@ func TestPeers_podsBeforeTheirNamespace(t *testing.T) {
 	if d := cmp.Diff(want, r.lookingAtChanged(nil, ns)); d != "" {
 		t.Errorf("of the new namespace (-want +got):\n%s", d)
 	}
+	if d := cmp.Diff(want, r.lookingAtChanged(ns, nil)); d != "" { // before the last event of its pods
+		t.Errorf("of the namespace that is gone (-want +got):\n%s", d)
+	}
 	other := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "other"}}
-	if got := append(r.lookingAtChanged(nil, other), r.lookingAtChanged(ns, nil)...); len(got) != 0 {
-		t.Errorf("%v of a namespace without peers, and of one that is gone", got)
+	if got := append(r.lookingAtChanged(nil, other), r.lookingAtChanged(ns, ns)...); len(got) != 0 {
+		t.Errorf("%v of a namespace without peers, and of one that is as it was", got)
 	}
 }
 
