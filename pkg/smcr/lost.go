@@ -11,9 +11,9 @@ import (
 )
 
 const (
-	// lostFor is how long a stack knows a link group that was lost: whoever looks every few
-	// seconds sees it.
-	lostFor = 10 * time.Second
+	// lostFor is how long a stack knows a link group that was lost. Whoever looks between two calls of an
+	// API server sees it, though each may take 10 s.
+	lostFor = 30 * time.Second
 	// maxLost bounds them. Of more, the latest are known.
 	maxLost = 64
 )
