@@ -246,8 +246,8 @@ type PolicyPeers struct {
 
 	// except are networks that are no peers though they are in cidrs or contain a
 	// selected pod. With cidrs 10.0.0.0/8 and except 10.1.0.0/16, for example,
-	// 10.1.2.3 is no peer, and 10.2.3.4 is one. They are none of this policy's only:
-	// another one that selects the pod may select them. At most 64.
+	// 10.1.2.3 is no peer, and 10.2.3.4 is one. They are excepted from this policy only:
+	// another one that selects the pod may still have them as peers. At most 64.
 	// +optional
 	// +listType=set
 	// +kubebuilder:validation:MinItems=1
