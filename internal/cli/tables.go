@@ -280,7 +280,7 @@ func PrintExplanation(w io.Writer, e agentapi.Explanation) error {
 	}
 	add("problem", e.Problem)
 	if e.Bypassed != nil {
-		add("not diverted for", time.Until(e.Bypassed.Until).Round(time.Second).String())
+		add("not diverted until", e.Bypassed.Until.Local().Format("15:04:05 MST"))
 	}
 	if err := Table(w, rows...); err != nil {
 		return err

@@ -42,6 +42,7 @@ func conn(now time.Time) agentapi.Conn {
 }
 
 func TestPrint(t *testing.T) {
+	until := time.Date(2000, 1, 1, 0, 1, 0, 0, time.UTC).Local().Format("15:04:05 MST") // a minute after synctest's beginning
 	for _, tt := range []struct {
 		name  string
 		print func(w io.Writer, now time.Time) error
@@ -155,14 +156,14 @@ ignored: x.json: not JSON
 				},
 			})
 		}, `
-verdict           plain TCP
-reason            PEERNOSMC
-what to do        install it there
-pod               shop/web
-policy            db
-mode              Required: connections without SMC-R are reset
-problem           a pod is not seen
-not diverted for  1m0s
+verdict             plain TCP
+reason              PEERNOSMC
+what to do          install it there
+pod                 shop/web
+policy              db
+mode                Required: connections without SMC-R are reset
+problem             a pod is not seen
+not diverted until  ` + until + `
 
 ID  POD       DATAPATH  DIRECTION  SOURCE           DESTINATION     MODE   REASON  GROUP  STATE   SENT     RECEIVED  AGE
 3   shop/web  Agent     outbound   192.0.2.5:40000  192.0.2.7:6379  SMC-R  -       1/2    ACTIVE  5.0 MiB  12 B      3h0m
