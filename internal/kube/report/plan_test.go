@@ -85,7 +85,6 @@ func TestPlanner_plan(t *testing.T) {
 	}
 }
 
-// If a node has more link groups than it may have SMCRLinks, the oldest link groups have one each.
 // TestPlanner_lostLink: of a link group that was lost there is an event, and for a while an SMCRLink that is Down and says
 // why, and what it was on. Then it goes.
 func TestPlanner_lostLink(t *testing.T) {
@@ -122,6 +121,7 @@ func TestPlanner_lostLink(t *testing.T) {
 	}
 }
 
+// If a node has more link groups than it may have SMCRLinks, the oldest link groups have one each.
 func TestPlanner_plansTheOldestLinks(t *testing.T) {
 	p, s := newTestPlanner(), healthy()
 	ofKernel := agentapi.LinkGroup{ID: 768, Datapath: "Kernel"}
