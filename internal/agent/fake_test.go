@@ -54,6 +54,7 @@ type fakePod struct {
 	othersErr error // of a look at foreign
 	looks     int   // at foreign
 	sweeps    int
+	ends      int // of the diversion, by endDiversion
 	// optionSweeps counts removals of the filter of the kernel's SMC-R.
 	optionSweeps int
 	failStep     string                 // "listen" or "install"
@@ -205,6 +206,11 @@ func (p *fakePod) netInterface(index int) (verbs.Interface, error) {
 
 func (p *fakePod) sweep() error {
 	p.k.change(func() { p.sweeps++ })
+	return nil
+}
+
+func (p *fakePod) endDiversion() error {
+	p.k.change(func() { p.ends++ })
 	return nil
 }
 

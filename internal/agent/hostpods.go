@@ -293,6 +293,7 @@ type cgroupNet struct {
 func (n cgroupNet) id() uint64         { return n.group.ID() }
 func (n cgroupNet) gone() bool         { return n.group.Gone() }
 func (cgroupNet) sweep() error         { return nil } // the agent diverts nothing there, and its other tables are the node's
+func (cgroupNet) endDiversion() error  { return nil }
 func (n cgroupNet) sweepOption() error { return linux.SweepOptionFilter(placeOf(n)) }
 func (n cgroupNet) close() error       { return errors.Join(n.linuxNet.close(), n.all.Close()) }
 

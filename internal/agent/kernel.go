@@ -29,8 +29,10 @@ type podNet interface {
 	id() uint64
 	gone() bool
 	// sweep removes what the agent's own redirection left, and sweepOption the filter of the kernel's.
+	// endDiversion ends the agent's own redirection of new connections, and leaves what those that are open need.
 	sweep() error
 	sweepOption() error
+	endDiversion() error
 	close() error
 	// route asks how packets from src to dst leave the namespace.
 	route(src, dst netip.Addr) (clc.Route, error)
@@ -89,6 +91,7 @@ type linuxNet struct{ ns *linux.NetNS }
 func (n linuxNet) id() uint64                    { return n.ns.ID() }
 func (n linuxNet) gone() bool                    { return n.ns.Gone() }
 func (n linuxNet) sweep() error                  { return linux.Sweep(n.ns) }
+func (n linuxNet) endDiversion() error           { return linux.EndDiversion(n.ns) }
 func (n linuxNet) sweepOption() error            { return linux.SweepOptionFilter(placeOf(n)) }
 func (n linuxNet) others() (linux.Others, error) { return linux.FindOthers(n.ns) }
 

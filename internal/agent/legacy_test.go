@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
+	"github.com/smcr-io/kube-smcr/internal/config"
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 )
 
@@ -251,4 +252,43 @@ func TestHandover_policyChange(t *testing.T) {
 	b.configure("  takeover: true\n", "policies:\n- {name: p, ports: [9]}\n")
 	b.reload <- struct{}{}
 	wantReset(t, c)
+}
+
+// TestHandover_unable: a successor for which SMC-R is not possible ends the diversion of new connections, and
+// leaves in the pods what those need that the old agent carries on, until no policy selects the pod any more.
+func TestHandover_unable(t *testing.T) {
+	b := newHandoverBench(t, "old")
+	p, q := b.attach("a", 1), b.attach("b", 2)
+	p.dst = b.server()
+	b.start()
+	c := b.dial(p, 0)
+	pingOnce(t, c)
+	before := p.redir
+	b.cfg.Stay = true
+	b.cfg.openDevice = func(string, config.Device, bool) (rdma.Device, func() error, error) {
+		return nil, nil, errors.New("UDP port 4791 is taken")
+	}
+	next := b.successor("new")
+	for range 2 {
+		next.sync()
+		pingOnce(t, c)
+	}
+	if s := next.status(); s.Accelerating || s.Pods.Failed != 0 {
+		t.Errorf("the successor: %+v", s)
+	}
+	seen := func() (out [4]int) {
+		b.kernel.change(func() { out = [4]int{p.ends, p.sweeps, q.ends, q.sweeps} })
+		return out
+	}
+	if got, want := seen(), [4]int{1, 0, 1, 0}; got != want || p.redir != before {
+		t.Errorf("diversion ended and pod swept, of both pods: %v times, want %v; another table: %t", got, want, p.redir != before)
+	}
+	b.configure("  takeover: true\n", "policies:\n- {name: p, pods: {names: [a]}}\n")
+	next.reload <- struct{}{}
+	next.sync()
+	next.sync()
+	pingOnce(t, c)
+	if got, want := seen(), [4]int{1, 0, 1, 1}; got != want {
+		t.Errorf("no policy selects the second pod: %v times, want %v", got, want)
+	}
 }

@@ -304,7 +304,7 @@ func (m *manager) step(ctx context.Context, p pod, atts []cni.Attachment, now ti
 			m.update(&p)
 		}
 	case p.state == podFailed && !changed && now.Before(p.retryAt):
-	case want || !p.swept:
+	case want || m.mustClear(&p):
 		m.setUp(ctx, &p, want, now)
 	default:
 		var was error
@@ -350,14 +350,15 @@ func (m *manager) update(p *pod) {
 	}
 }
 
-// setUp starts a pod's proxy or, if none is wanted, removes what an earlier agent left in the pod.
+// setUp starts a pod's proxy or, if none is wanted, clears the pod.
 func (m *manager) setUp(ctx context.Context, p *pod, want bool, now time.Time) {
 	px, err := m.startPod(ctx, p, want)
 	switch {
 	case errors.Is(err, errDetached):
 		p.becomeNew(true) // the removal of the pod follows
 	case !want && errors.Is(err, linux.ErrGone):
-		p.becomeIdle() // nothing of an earlier agent is left
+		p.becomeIdle()
+		p.swept = true // nothing of an earlier agent is left
 		p.err, p.retryAt = err, now.Add(retryMost)
 	case err != nil:
 		m.a.metrics.podErrors.Inc()
@@ -373,8 +374,7 @@ func (m *manager) setUp(ctx context.Context, p *pod, want bool, now time.Time) {
 	}
 }
 
-// startPod opens the pod's namespace and starts a proxy in it or, if none is wanted, removes what
-// an earlier agent left there.
+// startPod opens the pod's namespace and starts a proxy in it or, if none is wanted, clears it.
 func (m *manager) startPod(ctx context.Context, p *pod, want bool) (*proxy, error) {
 	atts := p.atts
 	n, err := m.openNet(atts[0])
@@ -382,7 +382,7 @@ func (m *manager) startPod(ctx context.Context, p *pod, want bool) (*proxy, erro
 		return nil, err
 	}
 	if !want {
-		return nil, errors.Join(n.sweep(), n.close())
+		return nil, errors.Join(m.clear(p, n), n.close())
 	}
 	_, count := p.set.Usable()
 	px, err := m.a.startProxy(ctx, n, atts, p.set)
@@ -394,6 +394,27 @@ func (m *manager) startPod(ctx context.Context, p *pod, want bool) (*proxy, erro
 	}
 	p.openCount, p.addErr = count, ""
 	return px, nil
+}
+
+// clear removes what an earlier agent left in a pod's namespace, which resets the connections that an agent that handed
+// over carries on. If a policy selects the pod, they are to go on, though SMC-R is not possible at the moment: then the
+// diversion ends, and the rest stays until there is a proxy, or no policy selects the pod any more.
+func (m *manager) clear(p *pod, n podNet) error {
+	if m.a.selects(p.atts) {
+		err := n.endDiversion()
+		p.swept, p.quiet = false, err == nil
+		return err
+	}
+	if err := n.sweep(); err != nil {
+		return err
+	}
+	p.swept = true
+	return nil
+}
+
+// mustClear reports whether clear has something to do in a pod without a proxy.
+func (m *manager) mustClear(p *pod) bool {
+	return !p.swept && !(p.quiet && m.a.selects(p.atts))
 }
 
 // openNet opens a pod's namespace.
@@ -421,7 +442,7 @@ func (m *manager) whyGone(p *pod, was error, now time.Time) error {
 		_ = n.close() // it was only looked at
 		return nil
 	case err == nil: // it was out of sight, with what an earlier agent left there
-		if err := errors.Join(n.sweep(), n.close()); err != nil {
+		if err := errors.Join(m.clear(p, n), n.close()); err != nil {
 			return errors.Join(was, err)
 		}
 		return nil
@@ -531,6 +552,12 @@ func (a *agent) diverts(atts []cni.Attachment, own, able bool) bool {
 		}
 	}
 	return false
+}
+
+// selects reports whether a policy selects a pod.
+func (a *agent) selects(atts []cni.Attachment) bool {
+	n := a.node.Load()
+	return slices.ContainsFunc(atts, func(att cni.Attachment) bool { return len(n.PoliciesFor(podOf(att))) > 0 })
 }
 
 // replaced reports whether another namespace is now at the path of a pod's.

@@ -21,7 +21,7 @@ import (
 //	 |     |      |  | namespace changed:         | as a new pod
 //	 |     +------+  v                            v
 //	 |   tried again new                    ready or failed
-//	 +--> idle: not wanted, and what an earlier agent left is removed
+//	 +--> idle: not wanted, and what an earlier agent left is removed, or diverts nothing
 //
 // With datapath Kernel a pod is in kernel where it is else in ready. From there it becomes new, or idle
 // as long as it has sockets of SMC. With datapath KernelIfAvailable it is so, too, or unavailable is set.
@@ -67,6 +67,9 @@ type pod struct {
 	// proxy, they are the proxy's.
 	set   *rnics.Set
 	swept bool // nothing of an earlier agent is in the namespace
+	// quiet is that what an earlier agent left there diverts nothing. It is of use to connections that this agent
+	// carries on.
+	quiet bool
 
 	openCount uint64 // Set.Usable's count when the stack got its devices
 	addErr    string // why the stack did not get all devices; "" if it did
@@ -84,12 +87,12 @@ func (p *pod) isGone() bool {
 // becomeNew is the state after the end of a proxy. swept says that nothing of the proxy, or of an
 // earlier agent, is left in the namespace.
 func (p *pod) becomeNew(swept bool) {
-	p.proxy, p.kernel, p.state, p.swept = nil, nil, podNew, swept
+	p.proxy, p.kernel, p.state, p.swept, p.quiet = nil, nil, podNew, swept, false
 }
 
-// becomeIdle means that nothing is diverted, and nothing of the agent is in the namespace.
+// becomeIdle means that nothing is diverted, and nothing of this agent is in the namespace.
 func (p *pod) becomeIdle() {
-	p.proxy, p.state, p.err, p.pause, p.swept = nil, podIdle, nil, 0, true
+	p.proxy, p.state, p.err, p.pause = nil, podIdle, nil, 0
 }
 
 // becomeReady gives the pod its proxy.

@@ -32,7 +32,7 @@ func TestPod_retries(t *testing.T) {
 	} {
 		q := p
 		becomes(&q)
-		if q.state.String() != name || q.err != nil || !q.swept || (q.proxy != nil) != (name == agentapi.StateReady) {
+		if q.state.String() != name || q.err != nil || q.swept != (name == agentapi.StateReady) || (q.proxy != nil) != (name == agentapi.StateReady) {
 			t.Errorf("%s: %+v", name, q)
 		}
 		if q.becomeFailed(broken, now); q.retryAt.Sub(now) != retryFirst || q.proxy != nil {
@@ -45,8 +45,8 @@ func TestPod_retries(t *testing.T) {
 // namespace.
 func TestPod_becomeNew(t *testing.T) {
 	for _, swept := range []bool{true, false} {
-		p := pod{state: podReady, proxy: &proxy{}, pause: 8 * time.Second, swept: !swept}
-		if p.becomeNew(swept); p.state != podNew || p.proxy != nil || p.swept != swept || p.pause != 8*time.Second {
+		p := pod{state: podReady, proxy: &proxy{}, pause: 8 * time.Second, swept: !swept, quiet: true}
+		if p.becomeNew(swept); p.quiet || p.state != podNew || p.proxy != nil || p.swept != swept || p.pause != 8*time.Second {
 			t.Errorf("swept %t: %+v", swept, p)
 		}
 	}

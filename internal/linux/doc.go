@@ -89,7 +89,8 @@
 // The kernel resets redirected connections when the last nat chain of a
 // namespace is deleted, even for an instant, and breaks them when the last rule that needs
 // connection tracking is deleted. So [Redirect.Update] changes the table in one
-// transaction, [Redirect.Remove] only empties "alive", and only [Sweep] deletes the table.
+// transaction, [Redirect.Remove] and [EndDiversion] only empty "alive", and only [Sweep]
+// deletes the table.
 //
 // # The wire
 //

@@ -292,15 +292,20 @@ func (r *Redirect) Remove() error {
 	if r.closed {
 		return nil
 	}
-	r.conn.FlushSet(aliveSet(kubeTable()))
-	err := r.conn.Flush()
-	if errors.Is(err, unix.ENOENT) {
-		err = nil // there is no table, and so no diversion
-	}
+	err := endDiversion(r.conn)
 	if err != nil {
 		err = fmt.Errorf("remove redirection from %s: %w", r.ns, err)
 	}
 	return errors.Join(err, r.closeLocked())
+}
+
+// endDiversion empties the set "alive". It is no error if there is none.
+func endDiversion(conn *nftables.Conn) error {
+	conn.FlushSet(aliveSet(kubeTable()))
+	if err := conn.Flush(); !errors.Is(err, unix.ENOENT) {
+		return err
+	}
+	return nil
 }
 
 // Release closes r and leaves everything in the namespace as it is, for a successor. The
@@ -338,6 +343,20 @@ func dropTable(conn *nftables.Conn) error {
 	return rs.commit()
 }
 
+// EndDiversion ends the diversion of new connections by an agent, dead or alive, in ns. As
+// [Redirect.Remove] does, it leaves the rest, for connections that were diverted and are
+// still open.
+func EndDiversion(ns *NetNS) error {
+	conn, err := openNFT(ns)
+	if err != nil {
+		return fmt.Errorf("end diversion: %w", err)
+	}
+	if err := errors.Join(endDiversion(conn), conn.CloseLasting()); err != nil {
+		return fmt.Errorf("end diversion in %s: %w", ns, err)
+	}
+	return nil
+}
+
 // Sweep removes everything that an agent, dead or alive, put into ns, and restores the
 // sysctls. The kernel resets connections that were diverted and are still open. A
 // namespace in which no agent put anything is left as it is.
@@ -363,8 +382,7 @@ func sweep(ns *NetNS, conn *nftables.Conn) error {
 		return err
 	}
 	// First end the diversion. The record is deleted last, with the table.
-	conn.FlushSet(aliveSet(kubeTable()))
-	if err := conn.Flush(); err != nil && !errors.Is(err, unix.ENOENT) {
+	if err := endDiversion(conn); err != nil {
 		return err
 	}
 	if err := errors.Join(sweepRouting(ns), restoreAll(ns, found)); err != nil {

@@ -301,6 +301,30 @@ func TestRedirect_updateKeepsConnections(t *testing.T) {
 	}
 }
 
+// TestEndDiversion: what an agent diverts is over, and connections that it diverted go on. Where there is no agent's
+// table, nothing changes.
+func TestEndDiversion(t *testing.T) {
+	for _, f := range families {
+		t.Run(f.name, func(t *testing.T) {
+			pod, peer := newPair(t)
+			mustDo(t, EndDiversion(pod))
+			wantClean(t, pod)
+			agent := listen(t, pod, marked, f.loopback, testOutPort)
+			server := listen(t, peer, nil, f.peer, 0)
+			r := install(t, pod, testConfig(f))
+			dst := server.Addr().(*net.TCPAddr).AddrPort()
+			app := mustDial(t, pod, nil, dst)
+			carried := mustAccept(t, agent)
+			mustDo(t, r.Release(time.Minute))
+			mustDo(t, EndDiversion(pod))
+			exchange(t, app, carried)
+			exchange(t, mustDial(t, pod, nil, dst), mustAccept(t, server))
+			mustDo(t, EndDiversion(pod)) // once more
+			exchange(t, carried, app)
+		})
+	}
+}
+
 // TestRedirect_keepsOlderConnections: connections that the pod has when the table comes go on, whoever opened them: their
 // next packet is the first one that connection tracking sees.
 func TestRedirect_keepsOlderConnections(t *testing.T) {
