@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"os"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -31,7 +32,7 @@ type fallback struct {
 // read gives first what was read from the TCP connection before the fallback.
 func (f *fallback) read(tcp *net.TCPConn, p []byte) (int, error) {
 	f.mu.Lock()
-	if err := f.dropCrossing(tcp); err != nil {
+	if err := f.dropCrossing(waiting(tcp)); err != nil {
 		f.mu.Unlock()
 		return 0, err
 	}
@@ -58,6 +59,14 @@ func mayRead(tcp *net.TCPConn) error {
 	return raw.Read(func(uintptr) bool { return true })
 }
 
+// markReader reads from a TCP connection, but returns 0 where the next byte is an urgent one.
+type markReader func(b []byte) (int, error)
+
+// waiting is the markReader that waits as tcp.Read does.
+func waiting(tcp *net.TCPConn) markReader {
+	return func(b []byte) (int, error) { return readToMark(tcp, b) }
+}
+
 // readToMark is tcp.Read, but returns 0 where the next byte is an urgent one.
 func readToMark(tcp *net.TCPConn, b []byte) (int, error) {
 	s := newSocket(tcp)
@@ -80,9 +89,27 @@ func readToMark(tcp *net.TCPConn, b []byte) (int, error) {
 	return n, err
 }
 
+// takeToMark is readToMark that does not wait, whatever the deadline is. EAGAIN says that there is no byte: the end of the stream, or
+// an error, is a Read's to find.
+func takeToMark(fd int, b []byte) (int, error) {
+	// As in readToMark: a byte that is there now, and is not at the mark, is an ordinary one.
+	has, err := unix.IoctlGetInt(fd, unix.SIOCINQ)
+	if err != nil {
+		return 0, os.NewSyscallError("ioctl SIOCINQ", err)
+	}
+	if at, err := atMark(fd); at || err != nil {
+		return 0, err
+	}
+	if has == 0 {
+		return 0, unix.EAGAIN
+	}
+	n, _, err := unix.Recvfrom(fd, b, unix.MSG_DONTWAIT)
+	return max(n, 0), err
+}
+
 // dropCrossing removes the peer's Decline where it crossed with ours: the Decline is
 // the first thing to arrive, or does not come at all. No byte of it is urgent. The caller holds mu.
-func (f *fallback) dropCrossing(tcp *net.TCPConn) error {
+func (f *fallback) dropCrossing(read markReader) error {
 	for f.mayCross {
 		n, undecided := clc.CrossingDecline(f.early)
 		if !undecided {
@@ -91,7 +118,7 @@ func (f *fallback) dropCrossing(tcp *net.TCPConn) error {
 			return nil
 		}
 		var b [64]byte
-		m, err := readToMark(tcp, b[:])
+		m, err := read(b[:])
 		if m == 0 && err == nil {
 			f.mayCross = false
 			return nil
@@ -122,7 +149,7 @@ func (f *fallback) writeTo(tcp *net.TCPConn, w io.Writer) (int64, error) {
 func (f *fallback) writeEarly(tcp *net.TCPConn, w io.Writer) (int64, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if err := f.dropCrossing(tcp); err != nil {
+	if err := f.dropCrossing(waiting(tcp)); err != nil {
 		if errors.Is(err, io.EOF) {
 			return -1, nil
 		}
@@ -139,14 +166,21 @@ func (f *fallback) writeEarly(tcp *net.TCPConn, w io.Writer) (int64, error) {
 	return int64(n), err
 }
 
-// hasEarly reports whether bytes that were read before come first. While a Read looks for the rest there is nothing to
-// read, or that Read gets it.
-func (f *fallback) hasEarly() bool {
+// atMark reports whether the next byte of the application's stream is the urgent one: not one of the peer's Decline, which it removes
+// if all of it is there, nor one that was read before. While a Read looks for these there is nothing to read, or that Read gets it.
+func (f *fallback) atMark(fd int) (bool, error) {
 	if !f.mu.TryLock() {
-		return false
+		return atMark(fd)
 	}
 	defer f.mu.Unlock()
-	return len(f.early) > 0
+	err := f.dropCrossing(func(b []byte) (int, error) { return takeToMark(fd, b) })
+	if err != nil && !errors.Is(err, unix.EAGAIN) {
+		return false, err
+	}
+	if len(f.early) > 0 {
+		return false, nil
+	}
+	return atMark(fd)
 }
 
 // isOver reports whether all that comes is in the TCP connection. It is not while a

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
 )
 
@@ -152,11 +154,17 @@ func TestFallback_markBehindEarlyBytes(t *testing.T) {
 	for name, tc := range map[string]struct {
 		early, then string
 		mayCross    bool
+		before      string // what the application gets before the mark
 	}{
-		"read in the rendezvous":    {"ab", "", false},
-		"read behind a Decline":     {"", decline + "ab", true},
-		"read in search of one":     {"", "ab", true},
-		"read in place of a second": {decline + "a", "b", true},
+		"read in the rendezvous":        {"ab", "", false, "ab"},
+		"read behind a Decline":         {"", decline + "ab", true, "ab"},
+		"read in search of one":         {"", "ab", true, "ab"},
+		"read in place of a second":     {decline + "a", "b", true, "ab"},
+		"a beginning of a Decline":      {decline[:2], decline[2:4], true, decline[:4]},
+		"nothing":                       {"", "", true, ""},
+		"a Decline":                     {"", decline, true, ""},
+		"a Decline that was early":      {decline, "", true, ""},
+		"half of a Decline, and a half": {decline[:10], decline[10:], true, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			peer, tcp := tcpEnds(t)
@@ -168,22 +176,54 @@ func TestFallback_markBehindEarlyBytes(t *testing.T) {
 				t.Fatal(err)
 			}
 			sendUrgent(t, peer)
-			for pending := false; !pending; <-time.After(time.Millisecond) { // polls for the urgent byte
-				var err error
-				if pending, err = c.UrgentPending(); err != nil {
-					t.Fatal(err)
+			if _, err := io.WriteString(peer, "x"); err != nil {
+				t.Fatal(err)
+			}
+			awaitBytes(t, tcp, len(tc.then)+len("!x"))
+			// A deadline that has passed is for Read only.
+			if err := c.SetReadDeadline(time.Unix(1, 0)); err != nil {
+				t.Fatal(err)
+			}
+			at, err := c.AtMark()
+			if want := tc.before == ""; at != want || err != nil {
+				t.Errorf("at the mark %t, %v, want %t", at, err, want)
+			}
+			if err := c.SetReadDeadline(time.Now().Add(10 * time.Second)); err != nil {
+				t.Fatal(err)
+			}
+			var got []byte
+			for b := make([]byte, 100); !at && err == nil; at, err = c.AtMark() {
+				n, rerr := c.Read(b)
+				got, err = append(got, b[:n]...), rerr
+				if err != nil {
+					break
 				}
 			}
-			b := make([]byte, 1)
-			for i, want := range "ab!" {
-				if at, err := c.AtMark(); at != (i == 2) || err != nil {
-					t.Errorf("before %q: at the mark %t, %v", want, at, err)
-				}
-				if n, err := c.Read(b); n != 1 || err != nil || rune(b[0]) != want {
-					t.Errorf("read %q, %v, want %q", b[:n], err, want)
-				}
+			if string(got) != tc.before || err != nil {
+				t.Errorf("before the mark %q, %v, want %q", got, err, tc.before)
+			}
+			rest := make([]byte, 2)
+			if _, err := io.ReadFull(c, rest); err != nil || string(rest) != "!x" {
+				t.Errorf("at the mark %q, %v", rest, err)
 			}
 		})
+	}
+}
+
+// awaitBytes waits until a TCP connection, which has urgent bytes in line, can give n bytes.
+func awaitBytes(t *testing.T, c *net.TCPConn, n int) {
+	t.Helper()
+	raw, err := c.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	has, deadline := 0, time.Now().Add(10*time.Second)
+	for ; has < n && err == nil && time.Now().Before(deadline); <-time.After(time.Millisecond) { // polls for the bytes
+		cerr := raw.Control(func(fd uintptr) { has, err = unix.IoctlGetInt(int(fd), unix.SIOCINQ) })
+		err = errors.Join(err, cerr)
+	}
+	if has != n || err != nil {
+		t.Fatalf("%d bytes came, %v, want %d", has, err, n)
 	}
 }
 

@@ -226,10 +226,10 @@ func (c *Conn) AtMark() (bool, error) {
 	}
 	at := false
 	err := c.controlTCP("read", func(fd int) (err error) {
-		at, err = atMark(fd)
+		at, err = c.fallback.atMark(fd)
 		return err
 	})
-	return at && !c.fallback.hasEarly(), err
+	return at, err
 }
 
 // UrgentPending reports that the peer has announced or sent urgent data that
