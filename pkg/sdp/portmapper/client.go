@@ -81,8 +81,8 @@ type ClientConfig struct {
 	// for each of the next ones. 0: portmap.DefaultTries and portmap.DefaultTimeout.
 	Tries   int
 	Timeout time.Duration
-	// SilentFor is how long a port mapper that did not answer is left alone, and by Dial an SDP address at which nobody did; 0:
-	// [DefaultSilentFor], negative: they are always asked.
+	// SilentFor is how long a port mapper that did not answer is left alone, and by Dial an SDP address at which nobody did, unless they
+	// answered somebody else meanwhile; 0: [DefaultSilentFor], negative: they are always asked.
 	SilentFor time.Duration
 	// MaxLookups bounds the questions that wait; 0: [DefaultMaxLookups].
 	MaxLookups int
@@ -115,11 +115,19 @@ type Client struct {
 
 	mu      sync.Mutex
 	kept    *portmap.Expiring[question, netip.AddrPort]
-	silent  *portmap.Expiring[netip.AddrPort, struct{}] // port mappers
-	mute    *portmap.Expiring[netip.AddrPort, struct{}] // SDP addresses
-	handles map[uint64]struct{}                         // of the questions that wait
+	asked   *outcomes           // of port mappers
+	tried   *outcomes           // of SDP addresses
+	handles map[uint64]struct{} // of the questions that wait
 	stats   ClientStats
 }
+
+// outcome is what came of the last question to a port mapper, or of the last connection to an SDP address.
+type outcome struct {
+	silent bool // nobody answered
+	at     time.Time
+}
+
+type outcomes = portmap.Expiring[netip.AddrPort, outcome]
 
 // ClientStats count what a client has asked and heard.
 type ClientStats struct {
@@ -146,8 +154,8 @@ func NewClient(c ClientConfig) (*Client, error) {
 		c.SilentFor = DefaultSilentFor
 	}
 	return &Client{
-		cfg: c, kept: portmap.NewExpiring[question, netip.AddrPort](maxKept), silent: portmap.NewExpiring[netip.AddrPort, struct{}](maxSilent),
-		mute: portmap.NewExpiring[netip.AddrPort, struct{}](maxSilent), handles: make(map[uint64]struct{}),
+		cfg: c, kept: portmap.NewExpiring[question, netip.AddrPort](maxKept), asked: portmap.NewExpiring[netip.AddrPort, outcome](maxOutcomes),
+		tried: portmap.NewExpiring[netip.AddrPort, outcome](maxOutcomes), handles: make(map[uint64]struct{}),
 		stats: ClientStats{NotMapped: make(map[Reason]uint64), Discarded: make(map[portmap.Verdict]uint64)},
 	}, nil
 }
@@ -188,12 +196,16 @@ func (c *Client) lookup(ctx context.Context, service, cp netip.AddrPort, enough 
 		return sdp, nil
 	}
 	var err error
+	began := time.Now()
 	if reason == 0 {
 		sdp, reason, err = c.ask(ctx, q, cp, to)
 	}
 	silent := reason == NoAnswer
 	if reason == GivenUp && errors.Is(err, errShare) {
 		reason, silent = NoAnswer, enough
+	}
+	if silent || reason == 0 || reason == Denied {
+		c.note(c.asked, to, began, silent)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -202,9 +214,6 @@ func (c *Client) lookup(ctx context.Context, service, cp netip.AddrPort, enough 
 		return sdp, nil
 	}
 	c.stats.NotMapped[reason]++
-	if silent && c.cfg.SilentFor > 0 {
-		c.silent.Put(to, struct{}{}, time.Now().Add(c.cfg.SilentFor))
-	}
 	return netip.AddrPort{}, &LookupError{Service: service, Reason: reason, Err: err}
 }
 
@@ -228,7 +237,7 @@ func (c *Client) recall(q question, to netip.AddrPort) (sdp netip.AddrPort, know
 		c.stats.FromCache++
 		return sdp, true, 0
 	}
-	if _, silent := c.silent.Get(now, to); silent {
+	if o, _ := c.asked.Get(now, to); o.silent {
 		return sdp, false, Silent
 	}
 	return sdp, false, 0
@@ -241,18 +250,22 @@ func (c *Client) firstTimeout() time.Duration { return cmp.Or(c.cfg.Timeout, por
 func (c *Client) isMute(sdp netip.AddrPort) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	_, mute := c.mute.Get(time.Now(), sdp)
-	return mute
+	o, _ := c.tried.Get(time.Now(), sdp)
+	return o.silent
 }
 
-// mutes remembers that nobody has answered at an SDP address.
-func (c *Client) mutes(sdp netip.AddrPort) {
+// note remembers what came of what began at a time. That nobody answered says nothing of whom has answered somebody else since.
+func (c *Client) note(in *outcomes, of netip.AddrPort, began time.Time, silent bool) {
 	if c.cfg.SilentFor <= 0 {
 		return
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.mute.Put(sdp, struct{}{}, time.Now().Add(c.cfg.SilentFor))
+	now := time.Now()
+	if last, ok := in.Get(now, of); silent && ok && !last.silent && !last.at.Before(began) {
+		return
+	}
+	in.Put(of, outcome{silent, now}, now.Add(c.cfg.SilentFor))
 }
 
 // forget drops an answer that did not keep what it said.

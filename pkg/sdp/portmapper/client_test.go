@@ -128,6 +128,40 @@ func TestSection7_5_1_NoAnswer(t *testing.T) {
 	}
 }
 
+// TestClient_silentForOne: a port mapper that says nothing to one question, and answers another one meanwhile, is not left alone.
+func TestClient_silentForOne(t *testing.T) {
+	for _, typ := range []portmap.Type{portmap.Accept, portmap.Deny} {
+		asked := make(chan struct{}, 10)
+		s := newScript(t, func(_ int, m portmap.Message) [][]byte {
+			switch {
+			case m.Type != portmap.Request:
+				return nil
+			case m.AP == service:
+				asked <- struct{}{}
+				return nil
+			}
+			return [][]byte{as(typ, m, sdp)}
+		})
+		c := newClient(t, s.port(), portmapper.ClientConfig{Tries: 2, Timeout: 300 * time.Millisecond})
+		first := make(chan error, 1)
+		go func() {
+			_, err := c.Lookup(limited(t), service, cp)
+			first <- err
+		}()
+		<-asked
+		_, err := c.Lookup(limited(t), netip.AddrPortFrom(service.Addr(), 1), cp)
+		var e *portmapper.LookupError
+		if denied := errors.As(err, &e) && e.Reason == portmapper.Denied; denied != (typ == portmap.Deny) || !denied && err != nil {
+			t.Errorf("%v: %v", typ, err)
+		}
+		if err := <-first; !errors.As(err, &e) || e.Reason != portmapper.NoAnswer {
+			t.Errorf("the first one: %v", err)
+		}
+		fails(t, c, portmapper.NoAnswer)
+		fails(t, c, portmapper.Silent)
+	}
+}
+
 // TestLookup_unreachable: a host without a port mapper says so, and nobody waits.
 func TestLookup_unreachable(t *testing.T) {
 	gone := listen(t, loopback, portmapper.ServerConfig{})

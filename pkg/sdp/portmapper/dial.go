@@ -38,7 +38,7 @@ func (p Path) String() string {
 //
 // Where the context has a deadline, the question has half of the time that is left, and a connection to the SDP address half of what is
 // left then, at most: who says nothing to either does not keep the service itself from being reached. A port mapper or an SDP address
-// that had time to answer is left alone for a while then ([ClientConfig].SilentFor).
+// that had time to answer is left alone for a while then ([ClientConfig].SilentFor), but not if it answered another one meanwhile.
 func (c *Client) Dial(ctx context.Context, d *net.Dialer, service netip.AddrPort) (*net.TCPConn, Path, error) {
 	service = unmap(service)
 	if !isHost(service) {
@@ -116,8 +116,9 @@ func (c *Client) dialSDP(ctx context.Context, d *net.Dialer, sdp netip.AddrPort)
 	begin := time.Now()
 	conn, err := dialTCP(soon, d, sdp)
 	var timeout net.Error
-	if errors.As(err, &timeout) && timeout.Timeout() && time.Since(begin) >= muteAfter {
-		c.mutes(sdp)
+	mute := errors.As(err, &timeout) && timeout.Timeout() && time.Since(begin) >= muteAfter
+	if err == nil || mute {
+		c.note(c.tried, sdp, begin, mute)
 	}
 	return conn, err
 }

@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/smcr-io/kube-smcr/pkg/sdp/portmap"
 	"github.com/smcr-io/kube-smcr/pkg/sdp/portmapper"
 )
@@ -226,6 +228,52 @@ func TestDial_mute(t *testing.T) {
 		if peer, err := l.AcceptTCP(); err == nil {
 			_ = peer.Close()
 		}
+	}
+}
+
+// TestDial_muteForOne: where one connection to an SDP address times out and another one stands meanwhile, the address is not left alone.
+func TestDial_muteForOne(t *testing.T) {
+	_, conventional := tcp(t)
+	l, at := tcp(t)
+	s := listen(t, loopback, portmapper.ServerConfig{})
+	mapped(t, s, conventional, at)
+	c := newClient(t, s.Addr().Port(), portmapper.ClientConfig{})
+	began, ended := make(chan struct{}), make(chan portmapper.Path, 1)
+	go func() {
+		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+		defer cancel()
+		conn, path, err := c.Dial(ctx, &net.Dialer{Control: deaf(at, began)}, conventional)
+		if err == nil {
+			_ = conn.Close()
+		}
+		ended <- path
+	}()
+	<-began
+	if path, _ := dials(t, c, nil, conventional, l); !path.Mapped {
+		t.Errorf("while another one waits: %v", path)
+	}
+	var timeout net.Error
+	if path := <-ended; path.Reason != portmapper.Refused || !errors.As(path.Err, &timeout) || !timeout.Timeout() {
+		t.Errorf("the other one: %v, %v; want that it timed out", path, path.Err)
+	}
+	if path, _ := dials(t, c, nil, conventional, l); !path.Mapped {
+		t.Errorf("behind it: %v", path)
+	}
+}
+
+// deaf has a socket hear nothing that comes from an address, and tells when it is about to connect there.
+func deaf(at netip.AddrPort, began chan<- struct{}) func(string, string, syscall.RawConn) error {
+	return func(_, address string, r syscall.RawConn) error {
+		if address != at.String() {
+			return nil
+		}
+		defer close(began)
+		none := unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K}
+		var err error
+		cerr := r.Control(func(fd uintptr) {
+			err = unix.SetsockoptSockFprog(int(fd), unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: 1, Filter: &none})
+		})
+		return errors.Join(cerr, err)
 	}
 }
 

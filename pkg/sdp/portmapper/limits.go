@@ -13,10 +13,10 @@ const (
 	// as destinations without SMC-R are left alone.
 	DefaultSilentFor = time.Minute
 
-	// maxKept bounds the answers that a client keeps, and maxSilent the port mappers, and the SDP addresses, that it
-	// leaves alone: 200 bytes each. The oldest go.
-	maxKept   = 4096
-	maxSilent = 4096
+	// maxKept bounds the answers that a client keeps, and maxOutcomes the port mappers, and the SDP addresses, of which it
+	// knows whether they answered last: 200 bytes each. The oldest go.
+	maxKept     = 4096
+	maxOutcomes = 4096
 
 	// connectTimeout bounds how long a connection to an SDP address may take, before it is the
 	// conventional one's turn: a firewall may drop what it does not know. The kernel sends three
