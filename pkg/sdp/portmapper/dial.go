@@ -66,8 +66,10 @@ func (c *Client) Dial(ctx context.Context, d *net.Dialer, service netip.AddrPort
 		if ctx.Err() != nil {
 			return nil, path, err
 		}
-		// §7.5.1: a reset says what a PMDeny would have; so does an address that is out of reach.
-		c.forget(question{service, cp.Addr()})
+		// §7.5.1: a reset says what a PMDeny would have; so does an address that is out of reach. One that was not tried says nothing.
+		if !errors.Is(err, errMute) {
+			c.forget(question{service, cp.Addr()})
+		}
 		path.Reason, path.Err = Refused, err
 	case errors.As(err, &why):
 		path.Reason, path.Err = why.Reason, why.Err

@@ -207,13 +207,13 @@ func full(t *testing.T) netip.AddrPort {
 }
 
 // TestDial_mute: a firewall that lets questions pass, and no connection to the SDP address, takes half of a dialer's time at most, and that
-// once.
+// once. An answer that may be kept stays while its address is left alone.
 func TestDial_mute(t *testing.T) {
 	l, conventional := tcp(t)
-	s := listen(t, loopback, portmapper.ServerConfig{})
+	s := listen(t, loopback, portmapper.ServerConfig{CacheTime: time.Minute})
 	mapped(t, s, conventional, full(t))
 	c := newClient(t, s.Addr().Port(), portmapper.ClientConfig{})
-	for _, most := range []time.Duration{2500 * time.Millisecond, time.Second} {
+	for _, most := range []time.Duration{2500 * time.Millisecond, time.Second, time.Second} {
 		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
 		begin := time.Now()
 		conn, path, err := c.Dial(ctx, nil, conventional)
@@ -228,6 +228,9 @@ func TestDial_mute(t *testing.T) {
 		if peer, err := l.AcceptTCP(); err == nil {
 			_ = peer.Close()
 		}
+	}
+	if st := s.Stats(); st.Accepted != 2 {
+		t.Errorf("%d questions were answered, want those of the dial that found out, and of the next one", st.Accepted)
 	}
 }
 
