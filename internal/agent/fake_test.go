@@ -200,8 +200,8 @@ func (p *fakePod) route(netip.Addr, netip.Addr) (clc.Route, error) {
 	return clc.Route{Found: true, Gateway: true}, nil
 }
 
-func (p *fakePod) netInterface(index int) (verbs.Interface, error) {
-	return verbs.Interface{}, fmt.Errorf("no interface %d", index)
+func (p *fakePod) netInterfaces([]int) (map[int]verbs.Interface, error) {
+	return nil, nil
 }
 
 func (p *fakePod) sweep() error {

@@ -38,8 +38,8 @@ type podNet interface {
 	route(src, dst netip.Addr) (clc.Route, error)
 	// others looks for other programs' rules in the namespace.
 	others() (linux.Others, error)
-	// netInterface finds a network interface by its index.
-	netInterface(index int) (verbs.Interface, error)
+	// netInterfaces finds network interfaces by their indexes, and bounds what it reads.
+	netInterfaces(indexes []int) (map[int]verbs.Interface, error)
 	sockets
 }
 
@@ -103,12 +103,15 @@ func (n linuxNet) route(src, dst netip.Addr) (r clc.Route, err error) {
 	return r, err
 }
 
-func (n linuxNet) netInterface(index int) (i verbs.Interface, err error) {
-	err = n.ns.Do(func() error {
-		i, err = verbs.InterfaceByIndex(index)
-		return err
-	})
-	return i, err
+func (n linuxNet) netInterfaces(indexes []int) (map[int]verbs.Interface, error) {
+	found, err := linux.InterfacesByIndex(n.ns, indexes)
+	all := make(map[int]verbs.Interface, len(found))
+	for _, i := range found {
+		v := verbs.Interface{Name: i.Name, Addrs: i.Addrs}
+		copy(v.MAC[:], i.MAC)
+		all[i.Index] = v
+	}
+	return all, err
 }
 func (n linuxNet) close() error { return n.ns.Close() }
 

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -17,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/smcr-io/kube-smcr/internal/linux"
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
 )
 
 // TestLinuxKernel_gone: for a namespace that is not there, the kernel returns an interface that equals nil, and
@@ -54,8 +56,9 @@ func TestLinuxNet_inside(t *testing.T) {
 		}
 		return err
 	})
-	if i, err := n.netInterface(index); err != nil || i.Name != "inpod0" {
-		t.Errorf("interface %d: %+v, %v", index, i, err)
+	all, err := n.netInterfaces([]int{index, index + 1000})
+	if i := all[index]; err != nil || len(all) != 1 || i.Name != "inpod0" || i.MAC == (rdma.MAC{}) || !slices.Contains(i.Addrs, netip.MustParsePrefix("10.99.0.1/24")) {
+		t.Errorf("interface %d: %+v, %v", index, all, err)
 	}
 	if r, err := n.route(netip.MustParseAddr("10.99.0.1"), netip.MustParseAddr("10.99.0.2")); err != nil || !r.Found || r.Gateway {
 		t.Errorf("route %+v, %v", r, err)

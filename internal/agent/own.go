@@ -103,7 +103,9 @@ func (m *manager) releaseDevices(p *pod) {
 // deviceNet makes a pod's namespace an rnics.Namespace.
 type deviceNet struct{ podNet }
 
-func (n deviceNet) Interface(index int) (verbs.Interface, error) { return n.netInterface(index) }
+func (n deviceNet) Interfaces(indexes []int) (map[int]verbs.Interface, error) {
+	return n.netInterfaces(indexes)
+}
 func (n deviceNet) Route(src, dst netip.Addr) (clc.Route, error) { return n.route(src, dst) }
 func (n deviceNet) Close() error                                 { return n.close() }
 

@@ -62,6 +62,11 @@ func dump(family int, request uint16, body []byte, left *allowance, f func(body 
 		return os.NewSyscallError("socket", err)
 	}
 	defer unix.Close(fd)
+	return dumpFrom(fd, request, body, left, f)
+}
+
+// dumpFrom is dump with a socket of the caller's, on which nothing else was asked.
+func dumpFrom(fd int, request uint16, body []byte, left *allowance, f func(body []byte) (more bool, err error)) error {
 	if err := unix.Sendto(fd, appendDumpRequest(nil, request, body), 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
 		return os.NewSyscallError("send", err)
 	}

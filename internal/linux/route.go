@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"slices"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -23,20 +22,21 @@ type Route struct {
 }
 
 // Elsewhere reports whether the way leads through another interface than that which has the
-// address src, in the namespace of the calling thread.
+// address src, in the namespace of the calling thread. The error is [ErrTooMuch] if that interface has more
+// addresses than are read.
 func (r Route) Elsewhere(src netip.Addr) (bool, error) {
 	if r.Link == 0 {
 		return false, nil
 	}
-	link, err := netlink.LinkByIndex(r.Link)
+	own := false
+	err := eachAddress(r.Link, newAllowance(), func(p netip.Prefix) bool {
+		own = p.Addr() == src.Unmap()
+		return !own
+	})
 	if err != nil {
-		return false, fmt.Errorf("interface %d of a route from %v: %w", r.Link, src, err)
+		return false, fmt.Errorf("addresses of interface %d of a route from %v: %w", r.Link, src, err)
 	}
-	own, err := netlink.AddrList(link, familyOf(src))
-	if err != nil {
-		return false, fmt.Errorf("addresses of %s: %w", link.Attrs().Name, err)
-	}
-	return !slices.ContainsFunc(own, func(a netlink.Addr) bool { return a.IP.Equal(src.AsSlice()) }), nil
+	return !own, nil
 }
 
 // RouteTo asks the kernel, in the namespace of the calling thread, how packets from the

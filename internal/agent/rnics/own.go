@@ -22,8 +22,8 @@ import (
 
 // A Namespace is the network namespace of a pod.
 type Namespace interface {
-	// Interface looks a network interface up by its index.
-	Interface(index int) (verbs.Interface, error)
+	// Interfaces looks network interfaces up by their indexes, and leaves out those that are not there.
+	Interfaces(indexes []int) (map[int]verbs.Interface, error)
 	// Route asks how src reaches dst.
 	Route(src, dst netip.Addr) (clc.Route, error)
 	Close() error
@@ -145,7 +145,7 @@ func OpenOwn(d *Own, in Namespace) (rdma.Device, func() error, error) {
 		if in == nil {
 			return nil, nil, errors.New("its interface is in the pod, whose network namespace cannot be opened")
 		}
-		cfg.NetDev, cfg.Interface = d.IfName, in.Interface
+		cfg.NetDev, cfg.Interfaces = d.IfName, in.Interfaces
 	}
 	dev, err := verbs.Open(cfg)
 	if err != nil {

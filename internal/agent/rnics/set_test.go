@@ -22,9 +22,9 @@ import (
 // fakeNet is a pod's namespace.
 type fakeNet struct{ closed int }
 
-func (*fakeNet) Interface(int) (verbs.Interface, error)          { return verbs.Interface{}, nil }
-func (*fakeNet) Route(netip.Addr, netip.Addr) (clc.Route, error) { return clc.Route{}, nil }
-func (n *fakeNet) Close() error                                  { n.closed++; return nil }
+func (*fakeNet) Interfaces([]int) (map[int]verbs.Interface, error) { return nil, nil }
+func (*fakeNet) Route(netip.Addr, netip.Addr) (clc.Route, error)   { return clc.Route{}, nil }
+func (n *fakeNet) Close() error                                    { n.closed++; return nil }
 
 // TestSet_Update: devices that stay are not opened again. A device that goes is taken from the user before the
 // device is closed.

@@ -28,11 +28,11 @@ type Config struct {
 	// NetDev is the network interface whose GID is used, where others have GIDs
 	// at the port too: VLANs, and ipvlan children in pods. "": any.
 	NetDev string
-	// Interface looks up the network interface of a GID by its index. It is
-	// called again when the port changes. nil: [InterfaceByIndex], which is
-	// right for devices whose interface is in the network namespace of the
-	// process.
-	Interface func(index int) (Interface, error)
+	// Interfaces looks up the network interfaces of GIDs by their indexes, and
+	// leaves out those that are not there. It is called once more when the port
+	// changes. nil: [InterfacesByIndex], which is right for devices whose
+	// interface is in the network namespace of the process.
+	Interfaces func(indexes []int) (map[int]Interface, error)
 }
 
 // Validate reports all that is wrong with c.

@@ -29,7 +29,7 @@ type Device struct {
 	soft   bool        // it is the kernel's soft RoCE
 	siw    bool        // it is the kernel's software iWARP
 	is     rdma.Device // what its contexts say they are of; itself, if nil
-	lookUp func(index int) (Interface, error)
+	lookUp func(indexes []int) (map[int]Interface, error)
 
 	handle ibvContext // for queries and the port's events; owned by watch while it runs, nil after lost
 	node   os.FileInfo
@@ -62,9 +62,9 @@ func Open(cfg Config) (*Device, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, wrap(fmt.Errorf("%w: %w", rdma.ErrInvalid, err))
 	}
-	d := &Device{name: cfg.Name, lookUp: cfg.Interface, contexts: make(map[*deviceContext]struct{})}
+	d := &Device{name: cfg.Name, lookUp: cfg.Interfaces, contexts: make(map[*deviceContext]struct{})}
 	if d.lookUp == nil {
-		d.lookUp = InterfaceByIndex
+		d.lookUp = InterfacesByIndex
 	}
 	var err error
 	if d.handle, err = ibvOpen(cfg.Name); err != nil {
@@ -227,7 +227,9 @@ func (d *Device) query() (*portNow, error) {
 	if err != nil {
 		return nil, fmt.Errorf("query GIDs of port %d: %w", d.port, verbError(err))
 	}
-	describeRows(gids, interfaces, d.lookUp)
+	if err := describeRows(gids, interfaces, d.lookUp); err != nil {
+		return nil, fmt.Errorf("port %d: %w", d.port, err)
+	}
 	return &portNow{attr: p.attr, gids: gids}, nil
 }
 

@@ -72,11 +72,10 @@ func TestChooseGID(t *testing.T) {
 // whose GID must not be taken for one of ours.
 func TestDescribeRows(t *testing.T) {
 	mac := rdma.MAC{2, 0, 0, 0, 0, 1}
-	lookUp := func(index int) (Interface, error) {
-		if index != 2 {
-			return Interface{}, errors.New("no such interface")
-		}
-		return Interface{Name: "eth2", MAC: mac, Addrs: []netip.Prefix{netip.MustParsePrefix("10.0.0.1/24"), netip.MustParsePrefix("fd00::1/128")}}, nil
+	var asked [][]int
+	lookUp := func(indexes []int) (map[int]Interface, error) {
+		asked = append(asked, indexes)
+		return map[int]Interface{2: {Name: "eth2", MAC: mac, Addrs: []netip.Prefix{netip.MustParsePrefix("10.0.0.1/24"), netip.MustParsePrefix("fd00::1/128")}}}, nil
 	}
 	gid := func(addr string) rdma.GIDEntry {
 		return rdma.GIDEntry{GID: rdma.GIDFromAddr(netip.MustParseAddr(addr)), Type: rdma.GIDTypeRoCEv2}
@@ -87,8 +86,17 @@ func TestDescribeRows(t *testing.T) {
 		want[i].NetDev, want[i].MAC = "eth2", mac
 	}
 	want[1].PrefixBits = 24
-	describeRows(got, []int{2, 2, 2, 2, 5}, lookUp)
+	if err := describeRows(got, []int{2, 2, 2, 2, 5}, lookUp); err != nil {
+		t.Error(err)
+	}
+	if diff := cmp.Diff([][]int{{2, 5}}, asked); diff != "" {
+		t.Errorf("look-ups, of which there is one for all rows (-want +got):\n%s", diff)
+	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("GIDs (-want +got):\n%s", diff)
+	}
+	tooMuch := errors.New("too many addresses")
+	if err := describeRows(got, []int{2, 2, 2, 2, 5}, func([]int) (map[int]Interface, error) { return nil, tooMuch }); !errors.Is(err, tooMuch) {
+		t.Errorf("an interface that cannot be looked up: %v", err)
 	}
 }

@@ -37,7 +37,7 @@ func OpenIWARP(cfg IWARPConfig) (*IWARP, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, wrap(fmt.Errorf("%w: %w", rdma.ErrInvalid, err))
 	}
-	d := &Device{name: cfg.Name, lookUp: InterfaceByIndex, contexts: make(map[*deviceContext]struct{})}
+	d := &Device{name: cfg.Name, lookUp: InterfacesByIndex, contexts: make(map[*deviceContext]struct{})}
 	w := &IWARP{Device: d, addr: cfg.Addr}
 	d.is = w
 	var err error

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 )
@@ -17,14 +18,17 @@ type Interface struct {
 	Addrs []netip.Prefix
 }
 
-// InterfaceByIndex looks an interface up in the network namespace of the
-// calling thread.
-func InterfaceByIndex(index int) (Interface, error) {
-	i, err := net.InterfaceByIndex(index)
-	if err != nil {
-		return Interface{}, fmt.Errorf("network interface %d: %w", index, err)
+// InterfacesByIndex looks interfaces up in the network namespace of the calling
+// thread, and leaves out those that are not there. It reads the whole lists of
+// that namespace, however long they are.
+func InterfacesByIndex(indexes []int) (map[int]Interface, error) {
+	all := make(map[int]Interface, len(indexes))
+	for _, index := range indexes {
+		if i, err := net.InterfaceByIndex(index); err == nil {
+			all[index] = interfaceOf(i)
+		}
 	}
-	return interfaceOf(i), nil
+	return all, nil
 }
 
 func lookUpNet(name string) Interface {
@@ -80,18 +84,21 @@ func (n *Interface) has(g rdma.GIDEntry) bool {
 }
 
 // describeRows fills in what the network interfaces of GIDs, of which indexes
-// has the numbers, tell.
-func describeRows(gids []rdma.GIDEntry, indexes []int, lookUp func(int) (Interface, error)) {
-	known := map[int]Interface{}
+// has the numbers, tell. An interface that lookUp leaves out is in another
+// network namespace, or gone.
+func describeRows(gids []rdma.GIDEntry, indexes []int, lookUp func([]int) (map[int]Interface, error)) error {
+	each := slices.Clone(indexes)
+	slices.Sort(each)
+	known, err := lookUp(slices.Compact(each))
+	if err != nil {
+		return fmt.Errorf("look up network interfaces: %w", err)
+	}
 	for i := range gids {
-		n, ok := known[indexes[i]]
-		if !ok {
-			n, _ = lookUp(indexes[i]) // it is in another network namespace, or gone
-			known[indexes[i]] = n
-		}
+		n := known[indexes[i]]
 		if g := &gids[i]; n.has(*g) {
 			g.NetDev = n.Name
 			n.describe(g)
 		}
 	}
+	return nil
 }
