@@ -154,18 +154,21 @@ func OpenOwn(d *Own, in Namespace) (rdma.Device, func() error, error) {
 	return dev, dev.Close, nil
 }
 
-// rdmaName finds the device's name among the RDMA devices of the host; "" if it is not there.
+// rdmaName finds the device's name among the RDMA devices of the host; "" if it is not there. The PCI address counts before the
+// names of the record: after its driver was loaded again, another function may have such a name.
 func (d *Own) rdmaName(all []verbs.Info, inPod bool) string {
-	for _, name := range d.RDMA {
-		if slices.ContainsFunc(all, func(i verbs.Info) bool { return i.Name == name }) {
-			return name
-		}
-	}
-	for _, i := range all {
-		hardware := d.PCI != "" && i.PCI == d.PCI
-		software := i.PCI == "" && d.NetDev != "" && !inPod && slices.ContainsFunc(i.Ports, func(p verbs.PortInfo) bool { return p.NetDev == d.NetDev })
-		if hardware || software {
-			return i.Name
+	recorded := func(i verbs.Info) bool { return slices.Contains(d.RDMA, i.Name) }
+	function := func(i verbs.Info) bool { return d.PCI != "" && i.PCI == d.PCI }
+	software := func(i verbs.Info) bool { return i.PCI == "" }
+	onNetDev := func(p verbs.PortInfo) bool { return d.NetDev != "" && !inPod && p.NetDev == d.NetDev }
+	for _, is := range []func(i verbs.Info) bool{
+		func(i verbs.Info) bool { return function(i) && recorded(i) },
+		function,
+		func(i verbs.Info) bool { return recorded(i) && (d.PCI == "" || software(i)) }, // of a VF without RDMA of its own, say
+		func(i verbs.Info) bool { return software(i) && slices.ContainsFunc(i.Ports, onNetDev) },
+	} {
+		if n := slices.IndexFunc(all, is); n >= 0 {
+			return all[n].Name
 		}
 	}
 	return ""

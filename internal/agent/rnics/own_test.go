@@ -17,6 +17,8 @@ func TestOwn_rdmaName(t *testing.T) {
 	all := []verbs.Info{
 		{Name: "mlx5_0", PCI: "0000:01:00.0", Ports: port("eth1")},
 		{Name: "mlx5_9", PCI: "0000:01:10.2", Ports: port("eth3")},
+		{Name: "mlx5_7", PCI: "0000:01:00.1"},
+		{Name: "mlx5_8", PCI: "0000:01:00.1"},
 		{Name: "rxe7", Ports: port("eth1")},
 	}
 	for _, tt := range []struct {
@@ -27,6 +29,10 @@ func TestOwn_rdmaName(t *testing.T) {
 	}{
 		{"by its name", Own{RDMA: []string{"gone", "mlx5_9"}}, false, "mlx5_9"},
 		{"renamed function", Own{RDMA: []string{"mlx5_2"}, PCI: "0000:01:10.2", NetDev: "eth3"}, true, "mlx5_9"},
+		{"another function has its name", Own{RDMA: []string{"mlx5_0"}, PCI: "0000:01:10.2", NetDev: "eth3"}, true, "mlx5_9"},
+		{"only another function has its name", Own{RDMA: []string{"mlx5_0"}, PCI: "0000:01:10.4"}, true, ""},
+		{"software of a function", Own{RDMA: []string{"rxe7"}, PCI: "0000:01:10.4"}, true, "rxe7"},
+		{"one of two of a function", Own{RDMA: []string{"mlx5_8"}, PCI: "0000:01:00.1"}, false, "mlx5_8"},
 		{"renamed software", Own{RDMA: []string{"rxe0"}, NetDev: "eth1"}, false, "rxe7"},
 		{"software of another interface of that name", Own{RDMA: []string{"rxe0"}, NetDev: "eth1"}, true, ""},
 		{"gone", Own{RDMA: []string{"mlx5_4"}, PCI: "0000:01:10.4", NetDev: "eth5"}, false, ""},
