@@ -111,7 +111,7 @@ func testPartOfRegion(t *testing.T, net Net) {
 		part := y.part(t, off, length, all)
 		w := w
 		w.SGL, w.RKey, w.RemoteAddr = []rdma.SGE{x.SGE(0, length)}, part.RKey(), at-m.Addr()+part.Addr()
-		remoteFault(t, name, x, y, w)
+		remoteFault(t, name, x, y, part, w)
 	}
 }
 
@@ -133,18 +133,20 @@ func testPartOfRegionRights(t *testing.T, net Net) {
 		}
 		x, y := net.Pair(t, Options{MRBytes: 8192})
 		m := y.part(t, 100, 100, c.access)
+		addr, key, named := m.Addr(), m.RKey(), m
 		if c.closed {
 			if err := m.Close(); err != nil {
 				t.Fatal(err)
 			}
+			named = y.MR // which has its bytes
 		}
 		good := x.Write(1, y, 100, 100)
 		x.Send(t, good)
 		AwaitOne(t, x.SendCQ, 1, rdma.StatusSuccess)
 		x.awaitArrival(t, y)
 		w := x.Write(2, y, 0, 50)
-		w.Op, w.RemoteAddr, w.RKey = c.op, m.Addr(), m.RKey()
-		remoteFault(t, c.name, x, y, w)
+		w.Op, w.RemoteAddr, w.RKey = c.op, addr, key
+		remoteFault(t, c.name, x, y, named, w)
 	}
 }
 
@@ -169,7 +171,7 @@ func testSendInvalidate(t *testing.T, net Net) {
 	}
 	AwaitOne(t, x.SendCQ, 2, rdma.StatusSuccess)
 	m.Bytes()[0]++ // the memory is there, and ours
-	remoteFault(t, "invalidated key", x, y, w)
+	remoteFault(t, "invalidated key", x, y, m, w)
 	if err := m.Close(); err != nil {
 		t.Error(err)
 	}
