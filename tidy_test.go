@@ -96,7 +96,7 @@ func repository(t *testing.T) []*file {
 		switch {
 		case err != nil:
 			return err
-		case d.IsDir() && slices.Contains([]string{".git", "bin", "out"}, name):
+		case d.IsDir() && foreign(name):
 			return fs.SkipDir
 		case !d.Type().IsRegular():
 			return nil
@@ -120,6 +120,12 @@ func repository(t *testing.T) []*file {
 	return files
 }
 
+// foreign says whether a directory holds what is not of the repository: programs that were built, caches.
+func foreign(dir string) bool {
+	hidden := strings.HasPrefix(path.Base(filepath.ToSlash(dir)), ".")
+	return slices.Contains([]string{"bin", "out"}, dir) || hidden && !slices.Contains([]string{".", ".ci", ".github"}, dir)
+}
+
 // sources are the Go files outside testdata.
 func sources(t *testing.T) []*file {
 	t.Helper()
@@ -130,6 +136,22 @@ func sources(t *testing.T) []*file {
 		}
 	}
 	return files
+}
+
+func TestRepository(t *testing.T) {
+	t.Chdir(t.TempDir())
+	for _, name := range []string{"a/b.go", ".ci/run", ".github/c.yml", ".cache/d.go", "a/.cache/e.go", "bin/f", "out/g", "a/out/h", ".i"} {
+		if err := errors.Join(os.MkdirAll(path.Dir(name), 0o700), os.WriteFile(name, nil, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var got []string
+	for _, f := range repository(t) {
+		got = append(got, f.name)
+	}
+	if want := []string{".ci/run", ".github/c.yml", ".i", "a/b.go", "a/out/h"}; !slices.Equal(got, want) {
+		t.Errorf("files of the repository: %q, want %q", got, want)
+	}
 }
 
 func TestEveryFileNamesItsLicense(t *testing.T) {
@@ -417,7 +439,7 @@ func TestEveryCorpusHasFiles(t *testing.T) {
 		if err != nil || !d.IsDir() {
 			return err
 		}
-		if name == ".git" {
+		if foreign(name) {
 			return fs.SkipDir
 		}
 		if !strings.Contains("/"+filepath.ToSlash(name)+"/", "/testdata/") {

@@ -24,11 +24,15 @@ func TestWorkflows(t *testing.T) {
 		t.Fatalf("list the workflows: %d of them, %v", len(files), err)
 	}
 	targets, script := regexp.MustCompile(`\bmake ([a-z0-9-]+)`), regexp.MustCompile(`(?m)^(tools/\S+|\.ci/\S+)`)
+	notAbsolute := regexp.MustCompile(`\bKUBE_SMCR_CACHE: +[^/\s].*`)
 	pinned := regexp.MustCompile(`^[\w-]+/[\w/-]+@[0-9a-f]{40}$`)
 	for _, file := range files {
 		text, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)
+		}
+		if m := notAbsolute.Find(text); m != nil {
+			t.Errorf("%s: %s: not an absolute path, so perhaps in the checkout, of which tests read every file", file, m)
 		}
 		var workflow struct {
 			Permissions map[string]string
