@@ -34,6 +34,9 @@ import (
 // of that pod, which is a machine without an agent.
 const attackerEnv = "KUBE_SMCR_TEST_ATTACKER"
 
+// attackSaid comes before the name of what an attacker begins, each time.
+const attackSaid = "attack: "
+
 // ground is what an attacker is told, as JSON.
 type ground struct {
 	Seed uint64
@@ -85,6 +88,7 @@ func attack(text string) error {
 		return err
 	}
 	if v.Spin {
+		fmt.Fprintf(os.Stderr, "%sspin\n", attackSaid)
 		for ctx.Err() == nil {
 			runtime.Gosched() // to nobody
 		}
@@ -127,7 +131,7 @@ func (v *villain) mix(ctx context.Context, rnd *rand.Rand) {
 	var wg sync.WaitGroup
 	for range 1 + rnd.IntN(3) {
 		name, seed := names[rnd.IntN(len(names))], rnd.Uint64()
-		fmt.Fprintf(os.Stderr, "attack: %s\n", name)
+		fmt.Fprintf(os.Stderr, "%s%s\n", attackSaid, name)
 		wg.Go(func() { all[name](ctx, rand.New(rand.NewPCG(seed, 3))) })
 	}
 	wg.Wait()

@@ -3,7 +3,6 @@
 package agent
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -19,12 +18,15 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/smcr-io/kube-smcr/internal/agentapi"
 )
 
 var (
@@ -140,6 +142,7 @@ func TestAttack_anything(t *testing.T) {
 	stop := calm.start(t)
 	before := p99(visit(2 * time.Second))
 	stop()
+	calmly := decided(l.b.status(t))
 	stop = g.start(t)
 	during := visit(*attackFor)
 	stop()
@@ -158,7 +161,27 @@ func TestAttack_anything(t *testing.T) {
 		return ""
 	})
 	s := l.b.status(t)
+	if decided(s)-calmly <= uint64(len(during)) && len(s.Reasons) == 0 {
+		t.Errorf("nothing was seen of the attack: %+v, %d connections of another pod", s.Conns, len(during))
+	}
 	t.Logf("%v; %d connections on SMC-R, %d on TCP, %d reset, reasons %v", watch, s.Conns.TotalSMCR, s.Conns.TotalTCP, s.Conns.Reset, s.Reasons)
+}
+
+// decided is how many connections an agent decided about.
+func decided(s agentapi.Status) uint64 { return s.Conns.TotalSMCR + s.Conns.TotalTCP + s.Conns.Reset }
+
+// TestGround: an attacker that cannot attack, or stops, is an error.
+func TestGround(t *testing.T) {
+	space := newSpace(t)
+	g := ground{Pod: space.path, Peer: space.path, Host: space.path, RoCE: netip.MustParseAddr("10.77.0.9")} // which no interface has
+	if _, err := g.launch(t); err == nil || !strings.Contains(err.Error(), "10.77.0.9") {
+		t.Errorf("without a RoCE address: %v, want an error that names it", err)
+	}
+	g.Spin = true
+	end := value(g.launch(t))(t)
+	if err := end(); err != nil {
+		t.Errorf("one that spins: %v", err)
+	}
 }
 
 func p99(ds []time.Duration) time.Duration {
@@ -222,13 +245,60 @@ func (w *watch) String() string {
 		w.top.files, w.base.files, w.top.goroutines, w.base.goroutines, w.top.registered>>20, w.top.resident>>20, w.base.resident>>20)
 }
 
-// start starts an attacker on one processor. stop ends it.
+// start starts an attacker and waits until it attacks. stop ends it: one that has ended by itself is an error.
 func (g ground) start(t testing.TB) (stop func()) {
 	t.Helper()
+	end := value(g.launch(t))(t)
+	stop = sync.OnceFunc(func() {
+		if err := end(); err != nil {
+			t.Errorf("attacker: %v", err)
+		}
+	})
+	t.Cleanup(stop)
+	return stop
+}
+
+// launch starts an attacker on one processor and waits until it attacks. end returns an error if it has ended before.
+func (g ground) launch(t testing.TB) (end func() error, err error) {
+	t.Helper()
+	said := value(os.CreateTemp(t.TempDir(), "attacker"))(t)
+	defer said.Close()
 	cmd := exec.Command(value(os.Executable())(t))
 	cmd.Env = append(os.Environ(), attackerEnv+"="+string(value(json.Marshal(g))(t)), "GOMAXPROCS=1")
-	var told bytes.Buffer
-	cmd.Stderr = &told
+	cmd.Stderr = said
+	must(t, startOnOneProcessor(cmd))
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	text := func() string { return string(value(os.ReadFile(said.Name()))(t)) }
+	early := func(err error) error { return fmt.Errorf("it ended by itself: %v\n%s", err, text()) }
+	for began := time.Now(); !strings.Contains(text(), attackSaid); <-time.After(time.Millisecond) {
+		select {
+		case err := <-ended:
+			return nil, early(err)
+		default:
+		}
+		if time.Since(began) > waitLimit {
+			_ = cmd.Process.Kill()
+			return nil, fmt.Errorf("it does not attack after %v: %v", waitLimit, <-ended)
+		}
+	}
+	return func() error {
+		select {
+		case err := <-ended:
+			return early(err)
+		default:
+		}
+		_ = cmd.Process.Signal(syscall.SIGTERM)
+		timer := time.AfterFunc(waitLimit, func() { _ = cmd.Process.Kill() })
+		defer timer.Stop()
+		err := <-ended
+		t.Logf("attacker: %v\n%s", err, text())
+		return err
+	}, nil
+}
+
+// startOnOneProcessor starts a program on the first processor that this one may use.
+func startOnOneProcessor(cmd *exec.Cmd) error {
 	done := make(chan error)
 	go func() { // a process begins on the processors of its thread, which ends here
 		runtime.LockOSThread()
@@ -245,21 +315,7 @@ func (g ground) start(t testing.TB) (stop func()) {
 		}
 		done <- errors.Join(err, cmd.Start())
 	}()
-	must(t, <-done)
-	ended := false
-	stop = func() {
-		if ended {
-			return
-		}
-		ended = true
-		_ = cmd.Process.Signal(syscall.SIGTERM)
-		timer := time.AfterFunc(waitLimit, func() { _ = cmd.Process.Kill() })
-		err := cmd.Wait()
-		timer.Stop()
-		t.Logf("attacker: %v\n%s", err, told.String())
-	}
-	t.Cleanup(stop)
-	return stop
+	return <-done
 }
 
 // limitMemory makes a control group with a limit of memory, and returns what
