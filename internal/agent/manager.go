@@ -414,7 +414,7 @@ func (m *manager) clear(p *pod, n podNet) error {
 
 // mustClear reports whether clear has something to do in a pod without a proxy.
 func (m *manager) mustClear(p *pod) bool {
-	return !p.swept && !(p.quiet && m.a.selects(p.atts))
+	return !p.swept && (!p.quiet || !m.a.selects(p.atts))
 }
 
 // openNet opens a pod's namespace.
