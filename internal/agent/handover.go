@@ -213,7 +213,7 @@ func (a *agent) standBy(ctx context.Context) (*apiServer, error) {
 			a.reload()
 			a.legacies.enforcePolicies()
 		case now := <-tick.C:
-			if succ.served(ctx, now) {
+			if succ.served(ctx, now, a.legacies.divertedUntil()) {
 				a.legacies.closeListeners(now)
 			}
 			a.legacies.stopFinished(now)
@@ -261,14 +261,14 @@ func (a *agent) resume(ctx context.Context, l *nodeLock) *apiServer {
 func (a *agent) awaitSuccessor(ctx context.Context, succ *successor) {
 	ctx, cancel := a.hurried(context.WithoutCancel(ctx), time.Until(a.legacies.divertedUntil()))
 	defer cancel()
-	for !succ.served(ctx, time.Now()) && sleep(ctx, pollEvery/10) {
+	for !succ.served(ctx, time.Now(), a.legacies.divertedUntil()) && sleep(ctx, pollEvery/10) {
 	}
 }
 
 // successor is what an agent that stands by knows of its successor.
 type successor struct {
 	client *agentapi.Client
-	synced time.Time // when the successor said first that it is; zero: not yet
+	synced time.Time // when first it was and had no failed pods, or the diversions had expired; zero: not yet
 }
 
 func (a *agent) watchSuccessor() *successor {
@@ -279,12 +279,12 @@ func (s *successor) close() { s.client.Close() }
 
 // served reports whether the successor serves all pods, and has for listenerLinger. Connections
 // that were diverted here just before have arrived by then, even if a packet of their handshake was
-// lost once.
-func (s *successor) served(ctx context.Context, now time.Time) bool {
+// lost once. A pod that the successor could not set up is diverted here until the time until.
+func (s *successor) served(ctx context.Context, now, until time.Time) bool {
 	if s.synced.IsZero() {
 		ctx, cancel := context.WithTimeout(ctx, pollEvery)
 		defer cancel()
-		if st, err := s.client.Status(ctx); err != nil || !st.Synced {
+		if st, err := s.client.Status(ctx); err != nil || !st.Synced || st.Pods.Failed > 0 && !now.After(until) {
 			return false
 		}
 		s.synced = now

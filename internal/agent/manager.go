@@ -145,7 +145,7 @@ func (m *manager) run(ctx context.Context) *handover {
 		case <-tick.C:
 			m.reconcile(ctx, false)
 			m.a.wire.reconcile(time.Now(), false)
-			if m.synced.Load() { // the new listeners are there: close those of the earlier proxies
+			if m.succeeds(time.Now()) {
 				m.a.legacies.closeListeners(time.Now())
 			}
 			m.a.legacies.stopFinished(time.Now())
@@ -161,6 +161,20 @@ func (m *manager) run(ctx context.Context) *handover {
 			m.a.legacies.enforcePolicies()
 		}
 	}
+}
+
+// succeeds reports whether nothing is diverted to the listeners of earlier proxies any more: each pod has its new table,
+// or the earlier ones have expired. A pod whose set-up failed has the earlier one.
+func (m *manager) succeeds(now time.Time) bool {
+	if !m.synced.Load() {
+		return false
+	}
+	for _, p := range m.snapshot() {
+		if p.state == podFailed {
+			return now.After(m.a.legacies.divertedUntil())
+		}
+	}
+	return true
 }
 
 // podWait is the work of a round for one pod: when it is done, and for which containers.

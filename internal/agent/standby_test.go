@@ -248,3 +248,68 @@ func TestHandover_twoAtOnce(t *testing.T) {
 		return ""
 	})
 }
+
+// TestHandover_podFails: while the successor cannot set a pod up, the pod's table diverts to the old agent, which goes on
+// to accept.
+func TestHandover_podFails(t *testing.T) {
+	t.Parallel() // the test mostly waits
+	b := newHandoverBench(t, "old")
+	p := b.attach("a", 1)
+	p.dst = b.server()
+	b.start()
+	p.failStep = "install"
+	next := b.successor("new")
+	<-time.After(listenerLinger + 3*pollEvery)
+	if s := next.status(); s.Pods.Failed != 1 {
+		t.Fatalf("the successor: %+v", s)
+	}
+	pingOnce(t, b.dial(p, 0))
+}
+
+// TestSuccessor_served: a successor with a pod that it could not set up serves all pods once nothing is diverted to the
+// agent before it any more.
+func TestSuccessor_served(t *testing.T) {
+	now := time.Now()
+	until := now.Add(handoverTTL)
+	for _, tt := range []struct {
+		name, failStep string
+		after          time.Duration // from when on it may be served, before listenerLinger
+	}{
+		{"all pods", "", 0},
+		{"a pod fails", "install", handoverTTL + 1},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			b := newBench(t, "", preferAll)
+			b.attach("a", 1).failStep = tt.failStep
+			b.start()
+			s := successor{client: b.client}
+			for _, at := range []time.Duration{0, handoverTTL, handoverTTL + 1, handoverTTL + listenerLinger, handoverTTL + 1 + listenerLinger} {
+				if got, want := s.served(t.Context(), now.Add(at), until), at >= tt.after+listenerLinger; got != want {
+					t.Errorf("after %v: served %t, want %t", at, got, want)
+				}
+			}
+		})
+	}
+}
+
+// TestManager_succeeds: when an agent that manages the node again has taken the place of its earlier proxies.
+func TestManager_succeeds(t *testing.T) {
+	b := newAbleBare(t, "", preferAll)
+	now := time.Now()
+	b.a.legacies.add(b.proxy("a").px, now)
+	until := b.a.legacies.divertedUntil()
+	m := &b.a.manager
+	want := func(what string, at time.Time, want bool) {
+		t.Helper()
+		if got := m.succeeds(at); got != want {
+			t.Errorf("%s: %t", what, got)
+		}
+	}
+	want("no round was done", until.Add(1), false)
+	m.synced.Store(true)
+	m.put("/netns/a", &pod{state: podReady})
+	want("all pods are set up", now, true)
+	m.put("/netns/b", &pod{state: podFailed})
+	want("a pod failed", until, false)
+	want("a pod failed, and nothing is diverted any more", until.Add(1), true)
+}
