@@ -29,10 +29,11 @@ type legacy struct {
 
 // add releases a proxy and keeps it.
 func (ls *legacies) add(px *proxy, now time.Time) {
-	if err := px.release(handoverTTL); err != nil {
+	lasting := max(handoverTTL, px.tableConfig.Load().FailOpenTTL) // at least its own TTL, for which it lasts if the release fails
+	if err := px.release(lasting); err != nil {
 		px.log.Warn("diversion not held for the successor", "err", err)
 	}
-	ls.proxies = append(ls.proxies, legacy{proxy: px, until: now.Add(handoverTTL)})
+	ls.proxies = append(ls.proxies, legacy{proxy: px, until: now.Add(lasting)})
 }
 
 // divertedUntil is when the last diversion to one of their listeners ends.

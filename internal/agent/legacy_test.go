@@ -46,6 +46,25 @@ func TestLegacies_add(t *testing.T) {
 	}
 }
 
+// TestLegacies_addLongTTL: where node.redirectTTL is longer than handoverTTL, the table diverts for that long.
+func TestLegacies_addLongTTL(t *testing.T) {
+	b := newAbleBare(t, "", preferAll)
+	b.a.cfg.Node.RedirectTTL = 3 * handoverTTL
+	p, q := b.proxy("a"), b.proxy("b")
+	q.px.redirect = failingRelease{q.redir} // it diverts on
+	for _, px := range []*proxy{p.px, q.px} {
+		now := time.Unix(1000, 0)
+		var ls legacies
+		ls.add(px, now)
+		if got := ls.divertedUntil().Sub(now); got != 3*handoverTTL {
+			t.Errorf("diverted for %v, want %v", got, 3*handoverTTL)
+		}
+	}
+	if p.redir.held != 3*handoverTTL {
+		t.Errorf("held for %v, want %v", p.redir.held, 3*handoverTTL)
+	}
+}
+
 // TestLegacies_closeListeners: once nothing is diverted to them, all listeners are closed, once, and
 // nothing is diverted any more.
 func TestLegacies_closeListeners(t *testing.T) {

@@ -71,7 +71,7 @@ const (
 	handshakeLife = 70 * time.Second
 
 	// handoverTTL is how long diversions to the listeners of an agent that handed over stay in
-	// force. The successor replaces them pod by pod, in some ten milliseconds each.
+	// force, or for node.redirectTTL if that is longer. The successor replaces them pod by pod, in some ten milliseconds each.
 	handoverTTL = 10 * time.Second
 	// successorPatience is how long nobody may manage the node before the agent that handed over
 	// does so again. It is less than handoverTTL, so that the diversions still hold, and long
