@@ -103,9 +103,12 @@ const (
 	// before the first program of the pod runs.
 	untrackAfter = 30 * time.Second
 
-	// renewalsPerTTL is how often a redirection is renewed within its TTL: two renewals may be
+	// renewalsPerTTL is how often a redirection is renewed within its TTL at least: two renewals may be
 	// missed before new connections go directly.
 	renewalsPerTTL = 3
+	// renewMost is the time between two renewals at most, also with a long TTL: for so long heartbeat and
+	// the accept loops do not see that the proxy closes its listeners, and one goroutine closes those of all.
+	renewMost = time.Second
 	// acceptPause is the pause after Accept failed for want of descriptors or memory. It is no
 	// progress of the accept loop, so if the failure lasts, the diversion ends.
 	acceptPause = 20 * time.Millisecond

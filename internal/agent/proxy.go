@@ -375,7 +375,9 @@ func podsOf(atts []cni.Attachment) []config.Pod {
 func (px *proxy) sleep(d time.Duration) bool { return sleep(px.life, d) }
 
 // renewEvery is the time between two renewals of the diversion.
-func (px *proxy) renewEvery() time.Duration { return px.agent.node.Load().RedirectTTL / renewalsPerTTL }
+func (px *proxy) renewEvery() time.Duration {
+	return min(px.agent.node.Load().RedirectTTL/renewalsPerTTL, renewMost)
+}
 
 // heartbeat renews the diversion while the pod is really served: all accept loops came round within
 // the last TTL, and the stack answers. If any part of the agent hangs, nothing is renewed, and

@@ -147,6 +147,21 @@ func TestProxy_ends(t *testing.T) {
 	}
 }
 
+// TestProxy_closeListenersLongTTL: with a long node.redirectTTL, too, listeners close soon.
+func TestProxy_closeListenersLongTTL(t *testing.T) {
+	b := newAbleBare(t, "", preferAll)
+	b.a.cfg.Node.RedirectTTL = time.Minute
+	p := b.kernel.add("/netns/a", 1)
+	b.kernel.change(func() { b.kernel.opened++ })
+	px := value(b.a.startProxy(t.Context(), p, []cni.Attachment{attachmentOf("a")}, b.a.rnics.Node()))(t)
+	began := time.Now()
+	px.closeListeners()
+	if took := time.Since(began); took > 5*renewMost {
+		t.Errorf("closed after %v", took)
+	}
+	must(t, px.stop(agentapi.CodeDraining, false))
+}
+
 // TestProxy_drain: a proxy that drains diverts nothing, waits for its sessions, and resets those
 // that are left when its time is over. After a handover the table is another agent's.
 func TestProxy_drain(t *testing.T) {

@@ -81,7 +81,7 @@
 //
 // Every rule that diverts first looks into the set "alive", which has one element that
 // expires after [RedirectConfig.FailOpenTTL]. The agent renews the element
-// ([Redirect.Renew]) about three times per period. An agent that was killed, hangs or was
+// ([Redirect.Renew]) at least three times per period. An agent that was killed, hangs or was
 // stopped does not, and when the element has expired, new connections go directly to their
 // destination. With one element instead of a timeout on each destination, a renewal costs
 // the same for every policy.
