@@ -30,7 +30,8 @@ type engine struct {
 	regions map[linkgroup.RMBID]*region
 	byKey   map[keyOf]*region
 	conns   map[string]*engineConn
-	shells  []*engineConn // by the slot of the connection
+	ending  map[*engineConn]bool // whose RMBEs are still to be given back
+	shells  []*engineConn        // by the slot of the connection
 	refused map[linkgroup.RMBID]bool
 	revoked map[uint32]bool // RKeys of which the peer was told that they are gone
 	outs    []linkgroup.Output
@@ -50,7 +51,7 @@ const rmbeEyeCatcher = "\xd9\xd4\xc2\xc5"
 func newEngine(w *World, p *path, side int, role linkgroup.Role, terms clc.Selection, r *rnic) *engine {
 	e := &engine{
 		w: w, p: p, side: side, regions: map[linkgroup.RMBID]*region{}, byKey: map[keyOf]*region{},
-		conns: map[string]*engineConn{}, refused: map[linkgroup.RMBID]bool{}, revoked: map[uint32]bool{},
+		conns: map[string]*engineConn{}, ending: map[*engineConn]bool{}, refused: map[linkgroup.RMBID]bool{}, revoked: map[uint32]bool{},
 		sendBuf: w.cfg.SendBuffers[w.rng.IntN(len(w.cfg.SendBuffers))],
 		ep:      w.newEndpoint(r),
 	}

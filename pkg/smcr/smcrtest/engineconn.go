@@ -3,6 +3,8 @@
 package smcrtest
 
 import (
+	"fmt"
+	"hash/fnv"
 	"time"
 
 	"github.com/smcr-io/kube-smcr/pkg/smcr/cdc"
@@ -55,9 +57,39 @@ func (c *engineConn) releaseIfOver(now time.Time) {
 	if origin := c.e.origin(); origin > 0 && string(mem[:origin]) != rmbeEyeCatcher && c.e.g.State() == linkgroup.Active {
 		c.e.w.fault("eye catcher of %s is %x", c.name, mem[:origin])
 	}
-	clear(mem[c.e.origin():])
 	r.owners[l.Index-1], r.last[l.Index-1] = "", c.name
 	delete(c.e.conns, c.name)
+	d := c.releaseDelay()
+	if d == 0 {
+		c.release(now, mem)
+		return
+	}
+	c.e.ending[c] = true
+	c.e.w.after(d, func() {
+		if c.e.p.nodes[c.e.side] == node(c.e) { // no restart
+			c.release(c.e.p.clock(c.e.side), mem)
+		}
+	})
+}
+
+// releaseDelay is how long the shell takes to give the RMBE back: often another goroutine does it, which wipes the
+// RMBE first, and may wait for a processor. It is not drawn, so that a seed means what it did.
+func (c *engineConn) releaseDelay() time.Duration {
+	h := fnv.New64a()
+	_, _ = fmt.Fprint(h, c.e.w.cfg.Seed, c.e.side, c.name) // it does not fail
+	switch n := h.Sum64(); n % 8 {
+	case 0:
+		return time.Duration(1+(n>>8)%300) * time.Millisecond
+	case 1, 2, 3:
+		return time.Duration(1+(n>>8)%3000) * time.Microsecond
+	default:
+		return 0
+	}
+}
+
+func (c *engineConn) release(now time.Time, mem []byte) {
+	clear(mem[c.e.origin():])
+	delete(c.e.ending, c)
 	c.e.shells[c.lc.Slot()] = nil
 	c.e.touch()
 	c.lc.Release(now)

@@ -34,10 +34,16 @@ func (e *engine) handOver(now time.Time) {
 		e.w.fault("%v cannot be handed over: %w", e, err)
 		return
 	}
-	for _, c := range e.conns {
+	moves := func(c *engineConn) {
 		if e.g.ConnAt(c.lc.Slot()) == c.lc {
 			c.lc = g.ConnAt(c.lc.Slot())
 		}
+	}
+	for _, c := range e.conns {
+		moves(c)
+	}
+	for c := range e.ending {
+		moves(c)
 	}
 	e.g = g
 }
