@@ -13,7 +13,7 @@ import (
 const module = "github.com/smcr-io/kube-smcr"
 
 // apart are the packages that start clusters or guests, or take minutes.
-var apart = regexp.MustCompile(`^test/(cluster(/lab)?$|netns/apps$|vm/|scale$)`)
+var apart = regexp.MustCompile(`^test/(cluster(/lab|/rdma)?$|netns/apps$|vm/|scale$)`)
 
 // readBy is which package tests what files without a package of their own say, by
 // the beginning of their names.

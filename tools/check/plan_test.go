@@ -24,6 +24,7 @@ func TestPlan(t *testing.T) {
 	all := []pkg{
 		of("."), of("pkg/b", "pkg/a"), of("pkg/a"), of("cmd/c", "pkg/b"), of("pkg/lone"), of("test/chart"), of("test/cluster", "pkg/a"),
 		of("test/cluster/lab/image"), of("test/vm/lab", "pkg/a"), of("test/scale", "pkg/a"),
+		of("test/cluster/rdma", "pkg/a"),
 	}
 	for _, c := range []struct {
 		name  string
@@ -38,6 +39,7 @@ func TestPlan(t *testing.T) {
 		{"a document", []string{"README.md", "docs/STYLE.md"}, todo{}},
 		{"a package that is gone", []string{"pkg/gone/x.go"}, todo{}},
 		{"what starts clusters and guests", []string{"test/cluster/x_test.go", "test/vm/lab/lab.go", "test/scale/doc.go"}, todo{apart: []string{"test/cluster", "test/scale", "test/vm/lab"}}},
+		{"what starts a cluster of guests", []string{"test/cluster/rdma/x_test.go"}, todo{apart: []string{"test/cluster/rdma"}}},
 		{"beside these", []string{"test/cluster/lab/image/image.go"}, todo{changed: []string{"test/cluster/lab/image"}}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
