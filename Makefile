@@ -235,7 +235,7 @@ cluster-down: ## End that cluster, or what is left of it, and remove everything.
 CHECK_BASE ?= main
 
 .PHONY: check
-check: ## In two minutes: lint and test what differs from main, and what imports it, without clusters and guests (CHECK_BASE=main ARGS=-for=5m).
+check: deps ## In two minutes: lint and test what differs from main, and what imports it, without clusters and guests (CHECK_BASE=main ARGS=-for=5m).
 	@$(GO) run ./tools/check -base=$(CHECK_BASE) $(ARGS)
 
 # The linters follow the paths of cgo's output, which the build cache has from any
@@ -243,6 +243,7 @@ check: ## In two minutes: lint and test what differs from main, and what imports
 .PHONY: lint
 lint: export GOFLAGS =
 lint: ## Run golangci-lint, the import rules included, and actionlint.
+	@tools/deps.sh compile
 	$(GOTOOL) golangci-lint run $(ARGS)
 	$(GO) tool -modfile=tools/pinned/actionlint/go.mod actionlint
 

@@ -4,17 +4,20 @@
 # Installs the Debian or Ubuntu packages that a make target needs and that this
 # machine lacks. Says nothing when nothing is missing.
 #
-#   tools/deps.sh runtime    what the tests, the demo and the benchmark run
+#   tools/deps.sh compile    what compiling all packages needs
+#   tools/deps.sh runtime    what the tests, the demo and the benchmark run, too
 #   tools/deps.sh generate   what rebuilding generated files needs
 set -euo pipefail
 
 # One line per package: the command or file that shows it is there, what it is
 # for.
-runtime='
+compile='
 gcc                         gcc                        the race detector (cgo)
 libc6-dev                   /usr/include/stdlib.h      the race detector (cgo)
 libibverbs-dev              /usr/include/infiniband/verbs.h  RDMA devices of the kernel (cgo)
 ca-certificates             /etc/ssl/certs/ca-certificates.crt  downloads of Go modules
+'
+runtime=$compile'
 iproute2                    ip                         network namespaces of tests and demo
 ethtool                     ethtool                    tests: segmentation offload
 nftables                    nft                        inspection of redirect rules
@@ -48,10 +51,11 @@ linux-libc-dev              /usr/include/linux/bpf.h   headers of the eBPF progr
 '
 
 case "${1:-}" in
+compile) wanted=$compile ;;
 runtime) wanted=$runtime ;;
 generate) wanted=$generate ;;
 *)
-	echo "usage: $0 runtime|generate" >&2
+	echo "usage: $0 compile|runtime|generate" >&2
 	exit 2
 	;;
 esac

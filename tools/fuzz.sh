@@ -19,6 +19,9 @@ jobs=$(nproc)
 [ "$jobs" -le 4 ] || jobs=4
 cache=$("$go" env GOCACHE)/fuzz
 
+# A variable, since the error of a process substitution does not count.
+listed=$("$go" list -f '{{.ImportPath}}	{{.Dir}}	{{range .TestGoFiles}}{{.}} {{end}}{{range .XTestGoFiles}}{{.}} {{end}}' "$pattern")
+
 # Package, its directory and target of each "func FuzzX(f *testing.F)".
 packages=() targets=()
 while IFS=$'\t' read -r pkg dir files; do
@@ -30,7 +33,7 @@ while IFS=$'\t' read -r pkg dir files; do
 		done < <(sed -nE 's/^func (Fuzz[A-Za-z0-9_]*)\([a-z]+ \*testing\.F\).*/\1/p' "$dir/$file")
 	done
 	[ -z "$found" ] || packages+=("$pkg")
-done < <("$go" list -f '{{.ImportPath}}	{{.Dir}}	{{range .TestGoFiles}}{{.}} {{end}}{{range .XTestGoFiles}}{{.}} {{end}}' "$pattern")
+done <<<"$listed"
 
 if [ ${#targets[@]} -eq 0 ]; then
 	echo "fuzz: no target under $pattern" >&2

@@ -25,6 +25,7 @@ func TestWorkflows(t *testing.T) {
 	}
 	targets, script := regexp.MustCompile(`\bmake ([a-z0-9-]+)`), regexp.MustCompile(`(?m)^(tools/\S+|\.ci/\S+)`)
 	notAbsolute := regexp.MustCompile(`\bKUBE_SMCR_CACHE: +[^/\s].*`)
+	compiles := regexp.MustCompile(`(?m)^make (lint|vuln)`)
 	pinned := regexp.MustCompile(`^[\w-]+/[\w/-]+@[0-9a-f]{40}$`)
 	for _, file := range files {
 		text, err := os.ReadFile(file)
@@ -51,7 +52,9 @@ func TestWorkflows(t *testing.T) {
 			if job.TimeoutMinutes == 0 {
 				t.Errorf("%s: job %s has no timeout-minutes", file, name)
 			}
+			var runs []string
 			for _, step := range job.Steps {
+				runs = append(runs, step.Run)
 				if step.Uses != "" && !pinned.MatchString(step.Uses) {
 					t.Errorf("%s: %s is not named by its commit", file, step.Uses)
 				}
@@ -65,6 +68,10 @@ func TestWorkflows(t *testing.T) {
 						t.Errorf("%s: cannot run %s: %v", file, m, err)
 					}
 				}
+			}
+			// As the runner's user make installs nothing.
+			if all := strings.Join(runs, "\n"); compiles.MatchString(all) && !strings.Contains(all, "libibverbs-dev") {
+				t.Errorf("%s: job %s compiles all packages without libibverbs-dev", file, name)
 			}
 		}
 	}
